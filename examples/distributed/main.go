@@ -1,11 +1,11 @@
 // Command distributed has several processes, each with a GPU of its own, build one table of
-// vectors that all of them have. Each appends rows to its own part; after each round all gather
-// what is new, whatever lengths that has, at addresses that never move. In the end rank 0
-// searches the table for the row nearest to a query. Run it by itself, on the GPUs of one host:
+// vectors that all of them have. In each round each member appends rows to its own part, some
+// more and some fewer, and all gather what is new. No address changes. In the end rank 0
+// searches the table for the row nearest to a query. By itself, on the GPUs of one host:
 //
 //	distributed -n 2
 //
-// or on any number of hosts under what starts such groups, as torchrun does:
+// On any number of hosts, started by torchrun, mpirun or srun:
 //
 //	torchrun --nnodes 2 --nproc-per-node 8 --no-python distributed
 package main
@@ -37,7 +37,7 @@ type options struct {
 
 func main() {
 	var o options
-	flag.IntVar(&o.processes, "n", 2, "processes to start, if the environment names no group")
+	flag.IntVar(&o.processes, "n", 0, "processes to start on this host; 0: what started this process says how many there are")
 	flag.IntVar(&o.rounds, "rounds", 16, "rounds of appending and gathering")
 	flag.IntVar(&o.rows, "rows", 1000, "rows that rank 0 appends in each round; rank 1 appends twice as many, and so on")
 	flag.IntVar(&o.width, "width", 64, "numbers in a row")
@@ -45,15 +45,21 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	env, err := collective.FromEnvironment()
-	if err != nil {
-		err = start(ctx, o.processes)
-	} else {
-		err = member(ctx, os.Stdout, env, o)
-	}
-	if err != nil {
+	if err := run(ctx, o); err != nil {
 		log.Fatal(err)
 	}
+}
+
+// run is a member of the group that the environment names, or starts one of o.processes.
+func run(ctx context.Context, o options) error {
+	env, err := collective.FromEnvironment()
+	switch {
+	case err == nil:
+		return member(ctx, os.Stdout, env, o)
+	case o.processes > 0:
+		return start(ctx, o.processes)
+	}
+	return err
 }
 
 // start starts the processes of a group on this host, and waits for them. If one fails, the
@@ -137,11 +143,11 @@ func work(ctx context.Context, out io.Writer, g *collective.Group, o options) (e
 				return err
 			}
 		}
-		news := mine.Range().Len() - gathered
-		if _, err := g.AllGather(ctx, st, all, collective.Part(mine, gathered, news)); err != nil {
+		added := mine.Range().Len() - gathered
+		if _, err := g.AllGather(ctx, st, all, collective.Part(mine, gathered, added)); err != nil {
 			return err
 		}
-		gathered += news
+		gathered += added
 	}
 	if err := g.Sync(ctx, st); err != nil {
 		return err
@@ -159,7 +165,7 @@ func work(ctx context.Context, out io.Writer, g *collective.Group, o options) (e
 	return search(out, all, members, o)
 }
 
-// row is a row of numbers that tells where it comes from.
+// row makes a row that is another for each rank, round and i.
 func row(rank, round, i, width int) []float32 {
 	all := make([]float32, width)
 	for j := range all {
@@ -168,7 +174,7 @@ func row(rank, round, i, width int) []float32 {
 	return all
 }
 
-// search finds the row nearest to one that the last member has appended in the last round.
+// search prints the row nearest to one that the last member has appended in the last round.
 func search(out io.Writer, all *growable.Rows[float32], members int, o options) error {
 	query := row(members-1, o.rounds-1, o.rows*members/2, o.width)
 	type found struct {

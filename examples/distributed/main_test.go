@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable/collective/collectivetest"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // TestWork runs the members as goroutines of this process, on host memory.
@@ -26,9 +27,18 @@ func TestWork(t *testing.T) {
 	require.Empty(t, outs[1].String())
 }
 
-// TestWithoutAGPU: a program that starts processes says why they fail.
-func TestWithoutAGPU(t *testing.T) {
+// TestStartReturnsTheFailure of the processes: with a context that has ended none starts.
+func TestStartReturnsTheFailure(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.Error(t, start(ctx, 2))
+	require.ErrorIs(t, start(ctx, 2), context.Canceled)
+}
+
+// TestBadEnvironment: where mpirun does not say enough, no process starts a group of its own.
+func TestBadEnvironment(t *testing.T) {
+	for name, value := range map[string]string{"RANK": "", "PMI_RANK": "", "MASTER_ADDR": "", "CUVMM_GROUP_ADDRESS": "", "NCCL_COMM_ID": "",
+		"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"} {
+		t.Setenv(name, value)
+	}
+	require.ErrorIs(t, run(t.Context(), options{}), vmm.ErrInvalid)
 }
