@@ -21,8 +21,8 @@ import (
 // snippetPages are the documents whose Go is compiled as a reader would compile it: in
 // a module of its own.
 var snippetPages = []string{
-	"README.md", "docs/getting-started.md", "docs/embedding.md", "docs/kernels.md", "docs/others.md", "docs/pool.md",
-	"docs/store.md", "docs/vineyard.md",
+	"README.md", "docs/distributed.md", "docs/getting-started.md", "docs/embedding.md", "docs/kernels.md",
+	"docs/others.md", "docs/pool.md", "docs/store.md", "docs/vineyard.md",
 }
 
 // snippet is one block of Go in a document. It is a file, which may name itself in its
@@ -150,7 +150,7 @@ func (s *snippet) source() string {
 	for _, p := range []string{
 		"context", "errors", "fmt", "io", "os", "reflect", "time",
 		module + "/growable", module + "/shareable", module + "/vmm", module + "/vmm/driver", module + "/vmm/kernel",
-		module + "/vmm/pool", module + "/shareable/store",
+		module + "/vmm/pool", module + "/shareable/collective", module + "/shareable/store",
 	} {
 		if regexp.MustCompile(`\b` + path.Base(p) + `\.`).MatchString(s.code) {
 			imports += fmt.Sprintf("import %q\n", p)
