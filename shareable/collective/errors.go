@@ -10,17 +10,17 @@ import (
 )
 
 var (
-	// ErrPeerGone is for a member that has ended or cannot be reached. Which one, the text says
+	// ErrPeerGone is for another member that has ended or cannot be reached. The text names it
 	// where NCCL does.
 	ErrPeerGone = nccl.ErrPeerGone
-	// ErrFailed is for a failure of NCCL or of what it runs on. The group is of no more use.
+	// ErrFailed is for a failure of NCCL or of what it runs on. It ends the group.
 	ErrFailed = nccl.ErrFailed
-	// ErrMismatch is for members that do not make the same call.
+	// ErrMismatch is for members that do not make the same call. The group goes on.
 	ErrMismatch = errors.New("the members disagree")
-	// ErrPeerFailed is for a call that another member could not make: it has no memory, say.
-	// Nothing was moved, and the group goes on.
+	// ErrPeerFailed is for a call that another member could not make, for lack of memory, say.
+	// Lengths and bytes are as before, and the group goes on.
 	ErrPeerFailed = errors.New("another member failed")
-	// ErrAborted is for a group after Abort, or after a call of it has failed for good.
+	// ErrAborted is for a group after Abort, or after an error that has ended it.
 	ErrAborted = errors.New("the group was aborted")
 )
 

@@ -8,11 +8,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// ID is the identity of a group: 128 bytes that one member makes, with NewID, and all others
-// get by any channel.
+// ID is the identity of a group: 128 bytes that one member makes with NewID and sends to the
+// others, by any channel.
 type ID = nccl.ID
 
-// Kind is a kind of element, which reductions have to know.
+// Kind is the kind of elements that are reduced.
 type Kind = nccl.Kind
 
 // Kinds of element.
@@ -31,7 +31,7 @@ const (
 	Float8E5M2 = nccl.Float8E5M2 // from NCCL 2.24 on
 )
 
-// Reduction says what becomes of the elements that the members have at one place.
+// Reduction is how the elements that the members have at one index become one.
 type Reduction = nccl.Reduction
 
 // Reductions.
@@ -40,18 +40,18 @@ const (
 	Product = nccl.Product
 	Max     = nccl.Max
 	Min     = nccl.Min
-	Mean    = nccl.Mean
+	Mean    = nccl.Mean // the sum divided by the number of members; of integers rounded towards zero
 )
 
 // Options configures Join; its zero value takes the group from the environment.
 type Options struct {
 	// ID is the group's identity, the same for all members, and Size how many there are. Rank
 	// is this one's number, from 0 on. With a Size of 0 all three come from the environment:
-	// see Environment.
+	// see FromEnvironment.
 	ID         ID
 	Rank, Size int
-	// Timeout limits each wait for the other members, also that of Join and of Close; 0 is 10
-	// minutes. When it has passed, the group is aborted.
+	// Timeout limits each wait for the other members, those of Join and Close included; 0 is
+	// 10 minutes. When it has passed, the group is aborted.
 	Timeout time.Duration
 	// Library is the path of libnccl. If it is empty, it is looked for by its name and where
 	// Python's packages have it.
@@ -62,7 +62,7 @@ type Options struct {
 
 // hooks are for tests.
 type hooks struct {
-	anyWindow bool // windows are not refused, whatever memory they are of
+	anyWindow bool // windows over several chunks are not refused
 }
 
 const defaultTimeout = 10 * time.Minute
