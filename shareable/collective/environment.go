@@ -14,16 +14,17 @@ import (
 // Environment is what the environment says about the group that a process was started in.
 type Environment struct {
 	Rank, Size int
-	// LocalRank is the process's number on its host, which is the device to take.
+	// LocalRank is the process's number on its host, from 0 on: the ordinal of the device to open.
 	LocalRank int
-	// Address is host:port where rank 0 gives the group's identity to the others. It is empty
-	// if NCCL_COMM_ID is set, with which NCCL finds the others by itself.
+	// Address is host:port where rank 0 sends the group's identity to the others. It is empty in
+	// a group of one, and if NCCL_COMM_ID is set, with which NCCL finds the others by itself.
 	Address string
 	// Launcher is what started the process: torchrun, mpirun, srun.
 	Launcher string
 }
 
-// launcher is how a program that starts groups says so in the environment.
+// launcher is a program that starts groups: its name, the variables that it sets, and the
+// function that reads from them where rank 0 is.
 type launcher struct {
 	name              string
 	rank, size, local string
@@ -37,18 +38,20 @@ var launchers = []launcher{
 	{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", fromSlurm},
 }
 
-// addressVar names host:port of rank 0, over whatever a launcher says.
+// addressVar is the variable with host:port of rank 0, whatever the launcher.
 const addressVar = "CUVMM_GROUP_ADDRESS"
 
-// FromEnvironment reads what torchrun, mpirun (Open MPI, MPICH and those of its kind) or srun
-// has set, in this order, and the variables of none of them: RANK, WORLD_SIZE and LOCAL_RANK.
-// Rank 0 is reached at CUVMM_GROUP_ADDRESS, host:port, or else
+// FromEnvironment reads the variables of torchrun, mpirun (Open MPI, MPICH and what derives from
+// it) or srun, the first in this order whose rank and size are set. A program that starts
+// processes by itself sets those of torchrun: RANK, WORLD_SIZE and LOCAL_RANK. Without
+// LOCAL_RANK it is 0. Rank 0 is reached at CUVMM_GROUP_ADDRESS, host:port, or else
 //   - under torchrun at MASTER_ADDR, and the port after MASTER_PORT, which torchrun uses itself;
-//   - under mpirun at MASTER_ADDR too, or if all processes are on one host on that;
+//   - under mpirun at MASTER_ADDR, too, or without it on this host if all processes are there;
 //   - under srun at the first host of the step, and a port made of the job's and the step's
 //     numbers, from 20,000 on.
 //
-// If the environment says nothing of a group, it returns vmm.ErrInvalid.
+// If the environment names no group, or one of these variables has no valid value, it returns
+// vmm.ErrInvalid.
 func FromEnvironment() (Environment, error) { return fromEnvironment(os.Getenv) }
 
 func fromEnvironment(getenv func(string) string) (e Environment, err error) {
@@ -105,7 +108,7 @@ func (l launcher) read(getenv func(string) string) (e Environment, err error) {
 	return e, nil
 }
 
-// number is a variable that is a number, from 0 on.
+// number parses a variable that is a rank, a size or a port.
 func number(name, text string) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 0 || n > maxSize {
@@ -117,7 +120,7 @@ func number(name, text string) (int, error) {
 // maxSize is more members than any group has.
 const maxSize = 1 << 20
 
-// fromMaster is where torchrun says that rank 0 is.
+// fromMaster returns rank 0's host and port under torchrun.
 func fromMaster(getenv func(string) string) (host string, tcpPort int, err error) {
 	if host = getenv("MASTER_ADDR"); host == "" {
 		return "", 0, errors.New("MASTER_ADDR is not set")
@@ -126,7 +129,8 @@ func fromMaster(getenv func(string) string) (host string, tcpPort int, err error
 	return host, tcpPort + 1, err
 }
 
-// fromMPI is rank 0's host under an mpirun, which does not say it but if there is only one.
+// fromMPI returns rank 0's host and port under mpirun. It does not name the host of rank 0, so
+// without MASTER_ADDR all processes have to be on one host.
 func fromMPI(getenv func(string) string) (host string, tcpPort int, err error) {
 	if getenv("MASTER_ADDR") != "" {
 		return fromMaster(getenv)
@@ -139,7 +143,7 @@ func fromMPI(getenv func(string) string) (host string, tcpPort int, err error) {
 	return "", 0, errors.New("MASTER_ADDR is not set, and there are several hosts")
 }
 
-// fromSlurm is rank 0's host under srun.
+// fromSlurm returns rank 0's host and port under srun.
 func fromSlurm(getenv func(string) string) (host string, tcpPort int, err error) {
 	list := getenv("SLURM_STEP_NODELIST")
 	if list == "" {
@@ -156,10 +160,10 @@ const (
 	ports     = 10_000
 )
 
-// portOf is a number below ports for a job.
+// portOf returns a number below ports, the same for all processes of a job.
 func portOf(names ...string) int { return int(sumOf([]byte(strings.Join(names, "."))) % ports) }
 
-// firstHost is the first host of a list as Slurm writes it: a,b or n[01-04,07],m2.
+// firstHost returns the first host of a list as Slurm writes it: a,b or n[01-04,07],m2.
 func firstHost(list string) string {
 	prefix, rest, bracket := strings.Cut(list, "[")
 	if i := strings.IndexByte(prefix, ','); i >= 0 || !bracket {

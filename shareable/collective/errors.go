@@ -15,7 +15,8 @@ var (
 	ErrPeerGone = nccl.ErrPeerGone
 	// ErrFailed is for a failure of NCCL or of what it runs on. It ends the group.
 	ErrFailed = nccl.ErrFailed
-	// ErrMismatch is for members that do not make the same call. The group goes on.
+	// ErrMismatch is for members that do not make the same call: the group goes on. From Join it
+	// is for members that do not agree on the group.
 	ErrMismatch = errors.New("the members disagree")
 	// ErrPeerFailed is for a call that another member could not make, for lack of memory, say.
 	// Lengths and bytes are as before, and the group goes on.

@@ -12,8 +12,10 @@ import (
 	"time"
 )
 
-// The members meet over TCP: each sends hello to rank 0, which checks what all say, and replies
-// with the identity, or why there is none.
+// The members meet over TCP. Each sends a hello to rank 0. When all have, rank 0 replies with
+// the group's identity, or with why there is no group.
+
+// hello is what a member sends. Numbers are little-endian.
 type hello struct {
 	Magic      [8]byte
 	Rank, Size uint32
@@ -23,7 +25,7 @@ type hello struct {
 type reply struct {
 	Magic [8]byte
 	Code  uint32
-	Rank  uint32 // that the code is about
+	Rank  uint32 // of the member that Code is about
 	ID    ID
 }
 
@@ -37,7 +39,7 @@ const (
 var meetMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 'g', 'r', '1'}
 
 const (
-	meetTimeout = 10 * time.Second // for what a member sends once it is connected
+	meetTimeout = 10 * time.Second // for one hello or one reply on a connection
 	meetRetry   = 50 * time.Millisecond
 )
 
@@ -47,7 +49,8 @@ type arrival struct {
 	says hello
 }
 
-// giveID gives the other members the identity. Connections of strangers are closed.
+// giveID listens at address's port on all interfaces until all members have come, and sends them
+// the identity. Connections that send no hello are closed.
 func giveID(ctx context.Context, address string, size int, id ID) error {
 	_, tcpPort, err := net.SplitHostPort(address)
 	if err != nil {
@@ -94,7 +97,8 @@ func giveID(ctx context.Context, address string, size int, id ID) error {
 	return nil
 }
 
-// receive passes on who says hello, until l is closed. It ends with ctx.
+// receive accepts connections and sends those with a hello to arrivals, until l is closed or
+// ctx ends.
 func receive(ctx context.Context, l net.Listener, arrivals chan<- arrival, tasks *sync.WaitGroup) {
 	for {
 		c, err := l.Accept()
@@ -102,7 +106,7 @@ func receive(ctx context.Context, l net.Listener, arrivals chan<- arrival, tasks
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			select { // there are no descriptors just now
+			select { // accepting fails for a while, for lack of descriptors, say
 			case <-time.After(meetRetry):
 			case <-ctx.Done():
 			}
@@ -111,7 +115,7 @@ func receive(ctx context.Context, l net.Listener, arrivals chan<- arrival, tasks
 		tasks.Go(func() {
 			a := arrival{conn: c}
 			err := exchange(c, func() error {
-				// Set after the time limit, which it takes the place of.
+				// The end of ctx replaces the deadline that exchange has set before.
 				stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 				defer stop()
 				return binary.Read(c, binary.LittleEndian, &a.says)
@@ -128,7 +132,8 @@ func receive(ctx context.Context, l net.Listener, arrivals chan<- arrival, tasks
 	}
 }
 
-// admit makes the arrival a member. If it cannot be one there is no group, and all are told.
+// admit makes the arrival a member. If it cannot be one, there is no group, and admit sends that
+// to all that have come.
 func admit(members []net.Conn, a arrival) error {
 	code := meetGood
 	switch h := a.says; {
@@ -154,7 +159,7 @@ func send(c net.Conn, r reply) error {
 	return exchange(c, func() error { return binary.Write(c, binary.LittleEndian, r) })
 }
 
-// exchange limits the time of what f does with c.
+// exchange calls f, which sends or receives on c, with a deadline.
 func exchange(c net.Conn, f func() error) error {
 	if err := c.SetDeadline(time.Now().Add(meetTimeout)); err != nil {
 		return err
@@ -162,7 +167,7 @@ func exchange(c net.Conn, f func() error) error {
 	return f()
 }
 
-// takeID gets the identity from rank 0, which may start later than this member.
+// takeID asks rank 0 for the identity until it replies: it may start later than this member.
 func takeID(ctx context.Context, address string, rank, size int) (ID, error) {
 	for {
 		r, err := ask(ctx, address, hello{Magic: meetMagic, Rank: uint32(rank), Size: uint32(size)})
@@ -201,7 +206,7 @@ func ask(ctx context.Context, address string, h hello) (r reply, err error) {
 	return r, err
 }
 
-// meetError is why there is no group.
+// meetError is the error for a reply's code other than meetGood.
 func meetError(code uint32, rank int) error {
 	switch code {
 	case meetOtherSize:

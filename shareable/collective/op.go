@@ -8,7 +8,7 @@ import (
 )
 
 // Memory is memory of this process's device: a Range, a Vector, a View, a block of a pool, a
-// Part, a Span. It counts as it is when a call is made, up to its length.
+// Part, a Span. A call uses the bytes up to the length that it has when the call is made.
 type Memory interface {
 	MemoryArg(m *vmm.MemoryArg)
 }
@@ -37,7 +37,7 @@ func (p part) MemoryArg(m *vmm.MemoryArg) {
 	}
 	p.of.MemoryArg(m)
 	if m.Err() != nil || m.Addr == 0 {
-		return // which spanOf finds
+		return // spanOf returns the error
 	}
 	if p.off > m.Size || p.n > m.Size-p.off {
 		*m = vmm.MemoryArg{Span: vmm.Span{Addr: outside}}
@@ -46,10 +46,10 @@ func (p part) MemoryArg(m *vmm.MemoryArg) {
 	m.Addr, m.Size, m.Count, m.Stride = m.Addr+vmm.Ptr(p.off), p.n, p.n, 1
 }
 
-// outside is the address of a part that its memory does not have.
+// outside is the address of a part beyond the end of its memory.
 const outside = ^vmm.Ptr(0)
 
-// Op is one operation of Group.Do.
+// Op is one operation of Group.Do, which checks it and returns its errors.
 type Op struct {
 	op       nccl.Operation
 	dst, src Memory
@@ -64,7 +64,8 @@ func AllReduce(dst, src Memory, k Kind, r Reduction) Op {
 	return Op{op: nccl.AllReduce, dst: dst, src: src, kind: k, red: r}
 }
 
-// Reduce is AllReduce whose result only the member root gets; dst of the others may be nil.
+// Reduce sets dst of the member root to the reduction of all members' src. dst of the others may
+// be nil.
 func Reduce(root int, dst, src Memory, k Kind, r Reduction) Op {
 	return Op{op: nccl.Reduce, dst: dst, src: src, kind: k, red: r, peer: root}
 }
@@ -75,28 +76,27 @@ func Broadcast(root int, dst, src Memory) Op {
 	return Op{op: nccl.Broadcast, dst: dst, src: src, kind: Uint8, peer: root}
 }
 
-// AllGatherInto copies src of all members, which have the same length, to dst of each, one
-// after the other. dst has the length of all of them together. src may be the part of dst in
-// which it will be. Group.AllGather is for lengths that differ.
+// AllGatherInto copies src of all members, which have the same length, to dst of each, in the
+// order of their ranks. dst has the length of all of them together. src may be this member's
+// part of dst. Group.AllGather is for lengths that differ.
 func AllGatherInto(dst, src Memory) Op {
 	return Op{op: nccl.AllGather, dst: dst, src: src, kind: Uint8}
 }
 
 // ReduceScatter sets dst of the member of rank i to the i-th part of the reduction of all
-// members' src. src has the length of all dst together. dst may be the part of src that it is
-// the reduction of.
+// members' src. src has the length of all dst together. dst may be the i-th part of src.
 func ReduceScatter(dst, src Memory, k Kind, r Reduction) Op {
 	return Op{op: nccl.ReduceScatter, dst: dst, src: src, kind: k, red: r}
 }
 
-// Send sends src to the member to, which has to call Recv with as many bytes. If two members
-// send to each other, Send and Recv belong in one Group.Do.
+// Send sends src to the member of rank to, which has to call Recv with as many bytes. Two
+// members that send to each other need Send and Recv in one Group.Do, or both wait.
 func Send(src Memory, to int) Op { return Op{op: nccl.Send, src: src, kind: Uint8, peer: to} }
 
-// Recv fills dst with what the member from sends.
+// Recv fills dst with what the member of rank from sends.
 func Recv(dst Memory, from int) Op { return Op{op: nccl.Recv, dst: dst, kind: Uint8, peer: from} }
 
-// spanOf is where a memory is now, for reading or for writing.
+// spanOf returns the bytes that m has now, to be read or written.
 func spanOf(m Memory, a vmm.Access) (s vmm.Span, err error) {
 	if m == nil {
 		return s, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
@@ -107,7 +107,7 @@ func spanOf(m Memory, a vmm.Access) (s vmm.Span, err error) {
 	case err != nil:
 		return s, err
 	case arg.Addr == outside:
-		return s, fmt.Errorf("%w: a part that the memory does not have", vmm.ErrBounds)
+		return s, fmt.Errorf("%w: a part beyond the end of its memory", vmm.ErrBounds)
 	case arg.Addr == 0:
 		return s, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
 	case a == vmm.AccessReadWrite && arg.Access == vmm.AccessRead:
@@ -127,8 +127,8 @@ func layoutOf(m Memory) (vmm.Layout, bool) {
 	return vmm.Layout{}, false
 }
 
-// checkKind is nil if the elements of m can be of kind k. Numbers that Go has no type for are
-// held in unsigned ones.
+// checkKind returns an error if the elements of m cannot be of kind k. Unsigned integers can be
+// the floating-point numbers of their size for which Go has no type.
 func checkKind(m Memory, k Kind) error {
 	l, ok := layoutOf(m)
 	if !ok || l.Kind == vmm.ElemOpaque {
@@ -153,8 +153,8 @@ func overlap(a, b vmm.Span) bool {
 	return a.Addr < b.Addr+vmm.Ptr(b.Size) && b.Addr < a.Addr+vmm.Ptr(a.Size)
 }
 
-// prepare checks an operation and returns NCCL's call, and the spans that it uses. A count of
-// 0 is nothing to do.
+// prepare checks an operation and returns NCCL's call, and spans with what it uses appended. If
+// the call's Count is 0, there is nothing to do.
 func (x Op) prepare(rank, size int, spans []vmm.Span) (c nccl.Call, _ []vmm.Span, err error) {
 	if x.dst == nil && x.src == nil {
 		return c, spans, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
@@ -199,7 +199,7 @@ func (x Op) prepare(rank, size int, spans []vmm.Span) (c nccl.Call, _ []vmm.Span
 
 // count is how many elements the operation has, as NCCL counts them.
 func (x Op) count(rank, size int, dst, src vmm.Span, needsDst, needsSrc bool) (uint64, error) {
-	n, inPlace := src.Size, dst // where src may be, if not beside dst
+	n, inPlace := src.Size, dst // src may overlap dst only if it begins where inPlace does
 	wantDst := src.Size
 	switch x.op {
 	case nccl.AllGather:

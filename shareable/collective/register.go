@@ -14,19 +14,20 @@ import (
 // RegisterOptions configures Group.Register; its zero value is the default.
 type RegisterOptions struct {
 	// Window registers the memory as a symmetric window of NCCL, in which small calls take
-	// less time: all members have to call Register with it at the same time, with as many
-	// bytes, and to use the same offsets. The memory has to be one chunk that cannot grow, a
-	// Range of which Max is one chunk, made with RangeOptions.Share and ShareFD. Over several chunks NCCL accepts a window, and the next
-	// call in it loses the device of every member.
+	// less time. All members have to call Register with it at the same time, with as many
+	// bytes, and to use the same offsets in later calls. The memory has to be a Range whose
+	// Max is one chunk, mapped, and made with RangeOptions.Share and ShareFD. A window over
+	// several chunks is vmm.ErrInvalid: in NCCL the next call in it would lose the device of
+	// every member.
 	Window bool
 }
 
-// Registration is memory that a group knows. Safe for concurrent use. The caller can Close it;
-// the Close of the group does so as well.
+// Registration is memory that is registered with a group. Safe for concurrent use. The caller
+// may Close it; closing or aborting the group does so as well.
 type Registration struct {
 	g    *Group
-	stop func()    // ends watching; nil of a window
-	hold func()    // releases the memory of a window; nil else
+	stop func()    // ends the vmm.Watch; nil for a window
+	hold func()    // lets a window's memory be unmapped again; nil if this is none
 	once sync.Once // of end
 	err  error     // of end
 
@@ -36,16 +37,15 @@ type Registration struct {
 	failed error              // the first chunk that could not be registered
 }
 
-// Register makes memory known to the group, chunk by chunk, as long as it is open: chunks by
-// which the memory grows later are registered once they are mapped, and the registration of
-// each is undone before it is unmapped. None is registered twice. NCCL needs none of it; between
-// hosts it can read and write registered memory without a copy in between, and has not to
-// register it anew. Within a host it makes no difference, apart from windows.
+// Register registers the chunks of memory with NCCL, until the Registration is closed: those that
+// are mapped now, and those by which the memory grows later, each once. The registration of a
+// chunk ends before the chunk is unmapped, since registered memory keeps its pages. Calls work
+// without: between hosts NCCL can send from registered memory, and receive into it, without a
+// copy in between; within a host only windows make a difference.
 //
-// Memory that is registered keeps its pages. It returns vmm.ErrInvalid for what does not grow,
-// and vmm.ErrNotSupported for an NCCL before 2.19, or with Window before 2.27. If a chunk that
-// is mapped later cannot be registered, the memory is used without, and Registration.Err says
-// so.
+// It returns vmm.ErrInvalid for memory that does not grow, and vmm.ErrNotSupported for an NCCL
+// before 2.19, or with Window before 2.27. If a chunk that is mapped later cannot be registered,
+// calls use it all the same, and Registration.Err returns why.
 func (g *Group) Register(ctx context.Context, v Memory, o RegisterOptions) (*Registration, error) {
 	const name = "register"
 	if g == nil || g.dev == nil {
@@ -73,7 +73,7 @@ func (g *Group) Register(ctx context.Context, v Memory, o RegisterOptions) (*Reg
 	return r, nil
 }
 
-// watch registers the chunks that are there and those that come.
+// watch registers the chunks that are mapped now and later.
 func (r *Registration) watch(of *vmm.Range) (err error) {
 	r.stop, err = of.Watch(vmm.Watch{Mapped: r.mapped, Unmapping: r.unmapping})
 	if err != nil {
@@ -110,7 +110,7 @@ func (r *Registration) unmapping(s vmm.Segment) {
 	if !ok {
 		return
 	}
-	// An engine that was aborted has undone all of them.
+	// Aborting an engine undoes all its registrations.
 	err := r.g.finish(context.Background(), func() error { return r.g.e.Deregister(handle) })
 	if err == nil || errors.Is(err, ErrAborted) {
 		r.g.counters.deregistered.Add(1)
@@ -123,7 +123,7 @@ func (r *Registration) unmapping(s vmm.Segment) {
 	}
 }
 
-// window registers the only chunk of a range, which is held.
+// window registers the only chunk of a range, and keeps it mapped until end.
 func (r *Registration) window(ctx context.Context, of *vmm.Range) error {
 	all := of.Segments()
 	if (len(all) != 1 || all[0].Size != of.Max()) && !r.g.opts.hooks.anyWindow {
@@ -157,7 +157,8 @@ func (r *Registration) Chunks() int {
 	return len(r.chunks)
 }
 
-// Err is nil if all chunks are registered, else why the first of the others is not.
+// Err returns why the first chunk could not be registered, or its registration could not be
+// undone. It is nil if there is none.
 func (r *Registration) Err() error {
 	if r == nil || r.g == nil {
 		return nil
@@ -167,7 +168,8 @@ func (r *Registration) Err() error {
 	return r.failed
 }
 
-// Close undoes the registration of all chunks. Twice is fine, and so is a nil Registration.
+// Close undoes the registration of all chunks, and returns the errors of a window; those of
+// other chunks are in Err. Twice is fine, and so is a nil Registration.
 func (r *Registration) Close() error {
 	if r == nil || r.g == nil {
 		return nil
