@@ -10,21 +10,21 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// move is a call that appends to memory of the members what others have: first they tell each
-// other how much, then each grows what it appends to, in place, and then all of it is queued
-// as one.
-type move struct {
+// growCall is this member's part of a call that appends to memory of the members. It has three
+// steps: the members exchange how much each sends, each grows what it appends to, in place, and
+// each queues its part of the transfer.
+type growCall struct {
 	name string // the same for all members, and for no other call
-	root int    // where the call has one; the same for all members
+	root int    // if the call has one; the same for all members
 
 	dst     *vmm.Range // where this member appends
 	appends bool       // this member may get something
 	src     vmm.Span
-	source  *vmm.Range // that has src, if a range does
-	layout  uint64     // of the elements; 0 if it is not known
-	offsets []uint64
-	counts  []uint64 // bytes of src that go to each member, from its offset on
-	toAll   bool     // the root sends all of src to everyone
+	source  *vmm.Range // the range that src is in; nil if it is in none
+	layout  uint64     // layoutSum of the elements; 0 if it is not known
+	offsets []uint64   // in src, of what each member gets
+	counts  []uint64   // bytes of src that each member gets
+	toAll   bool       // all members get all of the root's src
 
 	free     uint64   // bytes that dst has beyond its length
 	releases []func() // of what is held mapped until all is queued
@@ -44,62 +44,66 @@ const (
 // saysWords is how many words a member tells: at least two counts.
 func saysWords(size int) int { return saysCounts + max(size, 2) }
 
-// AllGather appends src of all members to dst of each, in the order of their ranks, whatever
-// lengths they have. It returns those, in bytes. dst grows by them in place, a Range or what
-// has one, like a Vector; src may be dst's bytes themselves.
+// AllGather appends src of all members to dst of each, in the order of their ranks. The lengths
+// may differ; it returns them by rank, in bytes. dst is a Range or has one, as a Vector does, and
+// grows in place. src may be in the same Range.
 //
-// It waits until all members have told their lengths. The bytes are there when the stream has
-// run, the length at once. If one member cannot make the call, because it has no memory or was
-// passed what cannot be, then none does: that one returns why, the others ErrPeerFailed.
-// Lengths and bytes of dst are as before then, and the group goes on. Members that make another
-// call, or have elements of another kind, get ErrMismatch, all of them. What ends the group is
-// said at Do and Sync. While the stream is being captured it returns vmm.ErrCapturing. Until the
-// call returns, Clip, Sleep and Close of a Range that it uses, or of what has one, return
-// vmm.ErrBusy.
+// It waits until all members make the call. When it returns, dst has its new length; the bytes
+// are there once the stream has run.
+//
+// If one member cannot make the call, for lack of memory or because of its arguments, then none
+// does: that member returns its own error, the others ErrPeerFailed. If members make different
+// calls that grow memory, or have elements of different kinds, all return ErrMismatch. After
+// these errors lengths and bytes of dst are as before, and the group goes on. The errors that
+// end the group are those of Do and Sync. While the stream is being captured it returns
+// vmm.ErrCapturing.
+//
+// Until the call returns, Clip, Sleep and Close of a Range that it uses, or of what has one,
+// return vmm.ErrBusy, and no other goroutine may append to dst.
 func (g *Group) AllGather(ctx context.Context, st *vmm.Stream, dst, src Memory) (lengths []uint64, err error) {
-	return g.move(ctx, st, "gather all", func(m *move) {
-		m.to(dst)
-		m.from(src)
-		for i := range m.counts {
-			m.counts[i] = m.src.Size
+	return g.makeGrowCall(ctx, st, "gather all", func(c *growCall) {
+		c.appendTo(dst)
+		c.sendFrom(src)
+		for i := range c.counts {
+			c.counts[i] = c.src.Size
 		}
 	})
 }
 
 // Exchange sends counts[i] bytes of src to the member of rank i, one part after the other, and
-// appends what the others send to dst, in the order of their ranks. The counts add up to src.
-// It returns how much came from each, in bytes. What is said at AllGather holds.
+// appends what all members send to this one to dst, in the order of their ranks. The counts add
+// up to src. It returns the bytes received by rank. In all else it is as AllGather.
 func (g *Group) Exchange(ctx context.Context, st *vmm.Stream, dst, src Memory, counts []uint64) (received []uint64, err error) {
-	return g.move(ctx, st, "exchange", func(m *move) {
-		m.to(dst)
-		m.from(src)
-		m.split(counts)
+	return g.makeGrowCall(ctx, st, "exchange", func(c *growCall) {
+		c.appendTo(dst)
+		c.sendFrom(src)
+		c.split(counts)
 	})
 }
 
 // Gather appends src of all members to dst of the member root, in the order of their ranks.
-// dst of the others may be nil. It returns the lengths at the root, and nothing elsewhere.
-// What is said at AllGather holds.
+// dst of the others may be nil. At the root it returns the lengths by rank, in bytes, and at
+// the others zeros. In all else it is as AllGather.
 func (g *Group) Gather(ctx context.Context, st *vmm.Stream, root int, dst, src Memory) (lengths []uint64, err error) {
-	return g.move(ctx, st, "gather", func(m *move) {
-		if m.rooted(root); root == g.rank {
-			m.to(dst)
+	return g.makeGrowCall(ctx, st, "gather", func(c *growCall) {
+		if c.setRoot(root); root == g.rank {
+			c.appendTo(dst)
 		}
-		if m.from(src); m.err == nil {
-			m.counts[root] = m.src.Size
+		if c.sendFrom(src); c.err == nil {
+			c.counts[root] = c.src.Size
 		}
 	})
 }
 
 // Scatter sends counts[i] bytes of src of the member root to the member of rank i, which
-// appends them to dst. src and counts of the others may be nil. It returns how many bytes this
-// member got. What is said at AllGather holds.
+// appends them to dst. src and counts of the others may be nil. It returns the bytes received.
+// In all else it is as AllGather.
 func (g *Group) Scatter(ctx context.Context, st *vmm.Stream, root int, dst, src Memory, counts []uint64) (received uint64, err error) {
-	got, err := g.move(ctx, st, "scatter", func(m *move) {
-		m.rooted(root)
-		if m.to(dst); root == g.rank {
-			m.from(src)
-			m.split(counts)
+	got, err := g.makeGrowCall(ctx, st, "scatter", func(c *growCall) {
+		c.setRoot(root)
+		if c.appendTo(dst); root == g.rank {
+			c.sendFrom(src)
+			c.split(counts)
 		}
 	})
 	if err != nil {
@@ -109,15 +113,15 @@ func (g *Group) Scatter(ctx context.Context, st *vmm.Stream, root int, dst, src 
 }
 
 // AppendFrom appends src of the member root to dst of all members, the root's included. src of
-// the others may be nil. It returns how many bytes these are. What is said at AllGather holds.
+// the others may be nil. It returns the bytes received. In all else it is as AllGather.
 func (g *Group) AppendFrom(ctx context.Context, st *vmm.Stream, root int, dst, src Memory) (received uint64, err error) {
-	got, err := g.move(ctx, st, "append from", func(m *move) {
-		m.toAll = true
-		m.rooted(root)
-		if m.to(dst); root == g.rank {
-			m.from(src)
-			for i := range m.counts {
-				m.counts[i] = m.src.Size
+	got, err := g.makeGrowCall(ctx, st, "append from", func(c *growCall) {
+		c.toAll = true
+		c.setRoot(root)
+		if c.appendTo(dst); root == g.rank {
+			c.sendFrom(src)
+			for i := range c.counts {
+				c.counts[i] = c.src.Size
 			}
 		}
 	})
@@ -127,110 +131,110 @@ func (g *Group) AppendFrom(ctx context.Context, st *vmm.Stream, root int, dst, s
 	return got[root], nil
 }
 
-// rooted sets the root.
-func (m *move) rooted(root int) {
-	if m.root = root; root < 0 || root >= len(m.counts) {
-		m.fail(fmt.Errorf("%w: member %d of %d", vmm.ErrInvalid, root, len(m.counts)))
+// setRoot sets the root.
+func (c *growCall) setRoot(root int) {
+	if c.root = root; root < 0 || root >= len(c.counts) {
+		c.fail(fmt.Errorf("%w: member %d of %d", vmm.ErrInvalid, root, len(c.counts)))
 	}
 }
 
 // fail records why this member cannot make the call.
-func (m *move) fail(err error) {
-	if m.err == nil {
-		m.err = err
+func (c *growCall) fail(err error) {
+	if c.err == nil {
+		c.err = err
 	}
 }
 
-// to sets what is appended to.
-func (m *move) to(dst Memory) {
+// appendTo sets dst, and holds it mapped.
+func (c *growCall) appendTo(dst Memory) {
 	r, err := rangeOf(dst)
 	if err != nil {
-		m.fail(fmt.Errorf("what is appended to: %w", err))
+		c.fail(fmt.Errorf("what is appended to: %w", err))
 		return
 	}
-	m.dst, m.appends = r, true
-	m.elements(dst)
+	c.dst, c.appends = r, true
+	c.setLayout(dst)
 	for {
 		n := r.Cap()
-		err := m.hold(r, 0, n)
+		err := c.hold(r, 0, n)
 		if err == nil {
-			m.free = n - min(r.Len(), n)
+			c.free = n - min(r.Len(), n)
 			return
 		}
 		if n == r.Cap() { // else it was clipped meanwhile
-			m.fail(fmt.Errorf("what is appended to: %w", err))
+			c.fail(fmt.Errorf("what is appended to: %w", err))
 			return
 		}
 	}
 }
 
-// hold keeps memory mapped until release. What would unmap it returns vmm.ErrBusy.
-func (m *move) hold(r *vmm.Range, off, n uint64) error {
+// hold keeps memory mapped until release: calls that would unmap it return vmm.ErrBusy.
+func (c *growCall) hold(r *vmm.Range, off, n uint64) error {
 	release, err := r.Hold(off, n)
 	if err == nil {
-		m.releases = append(m.releases, release)
+		c.releases = append(c.releases, release)
 	}
 	return err
 }
 
-func (m *move) release() {
-	for _, f := range m.releases {
+func (c *growCall) release() {
+	for _, f := range c.releases {
 		f()
 	}
-	m.releases = nil
+	c.releases = nil
 }
 
-// from sets what is sent: all of it to no one yet.
-func (m *move) from(src Memory) {
+// sendFrom sets src, and holds it mapped. The caller sets counts.
+func (c *growCall) sendFrom(src Memory) {
 	s, err := spanOf(src, vmm.AccessRead)
 	if err != nil {
-		m.fail(fmt.Errorf("what is sent: %w", err))
+		c.fail(fmt.Errorf("what is sent: %w", err))
 		return
 	}
-	m.src = s
-	m.elements(src)
+	c.src = s
+	c.setLayout(src)
 	for p, ok := src.(part); ok; p, ok = src.(part) {
 		src = p.of
 	}
 	if r, err := rangeOf(src); err == nil {
-		m.source = r
-		if err := m.hold(r, uint64(s.Addr-r.Ptr()), s.Size); err != nil {
-			m.fail(fmt.Errorf("what is sent: %w", err))
+		c.source = r
+		if err := c.hold(r, uint64(s.Addr-r.Ptr()), s.Size); err != nil {
+			c.fail(fmt.Errorf("what is sent: %w", err))
 		}
 	}
 }
 
-// split sets what goes to each member.
-func (m *move) split(counts []uint64) {
+// split sets the parts of src that each member gets.
+func (c *growCall) split(counts []uint64) {
 	sum := uint64(0)
 	for i, n := range counts {
-		if i < len(m.counts) {
-			m.counts[i], m.offsets[i] = n, sum
+		if i < len(c.counts) {
+			c.counts[i], c.offsets[i] = n, sum
 		}
-		if sum += n; sum < n || n > m.src.Size {
-			sum = m.src.Size + 1
+		if sum += n; sum < n || n > c.src.Size {
+			sum = c.src.Size + 1
 			break
 		}
 	}
-	if m.err == nil && (len(counts) != len(m.counts) || sum != m.src.Size) {
-		m.fail(fmt.Errorf("%w: counts %v for %d members do not add up to %d bytes", vmm.ErrInvalid, counts, len(m.counts), m.src.Size))
+	if c.err == nil && (len(counts) != len(c.counts) || sum != c.src.Size) {
+		c.fail(fmt.Errorf("%w: counts %v for %d members do not add up to %d bytes", vmm.ErrInvalid, counts, len(c.counts), c.src.Size))
 	}
 }
 
-// elements notes what the elements of x are. Memory that says nothing fits all.
-func (m *move) elements(x Memory) {
+// setLayout sets the layout to that of x. Memory without one fits any.
+func (c *growCall) setLayout(x Memory) {
 	l, ok := layoutOf(x)
 	if !ok {
 		return
 	}
 	sum := layoutSum(l)
-	if m.layout != 0 && m.layout != sum {
-		m.fail(fmt.Errorf("%w: what is sent has other elements than what it is appended to: %v", vmm.ErrInvalid, l))
+	if c.layout != 0 && c.layout != sum {
+		c.fail(fmt.Errorf("%w: what is sent has other elements than what it is appended to: %v", vmm.ErrInvalid, l))
 	}
-	m.layout = sum
+	c.layout = sum
 }
 
-// rangeOf is the range that grows when something is appended to x.
+// rangeOf returns the range that grows when something is appended to x.
 func rangeOf(x Memory) (*vmm.Range, error) {
 	r, ok := x.(*vmm.Range)
 	if !ok {
@@ -244,9 +248,8 @@ func rangeOf(x Memory) (*vmm.Range, error) {
 	return r, err
 }
 
-// move makes the call that prepare describes, and returns the bytes that came from each
-// member.
-func (g *Group) move(ctx context.Context, st *vmm.Stream, name string, prepare func(*move)) (received []uint64, err error) {
+// makeGrowCall makes the call that prepare sets up, and returns the bytes received by rank.
+func (g *Group) makeGrowCall(ctx context.Context, st *vmm.Stream, name string, prepare func(*growCall)) (received []uint64, err error) {
 	if g == nil || g.dev == nil {
 		return nil, g.op(name, errNoGroup)
 	}
@@ -254,32 +257,33 @@ func (g *Group) move(ctx context.Context, st *vmm.Stream, name string, prepare f
 		return nil, g.op(name, err)
 	}
 	defer g.end()
-	m := &move{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
-	defer m.release()
-	if prepare(m); m.err == nil {
-		m.err = m.usable(st, g.dev)
+	c := &growCall{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
+	defer c.release()
+	if prepare(c); c.err == nil {
+		c.err = c.usable(st, g.dev)
 	}
-	received, err = g.moveAll(ctx, st, m)
+	received, err = g.runGrowCall(ctx, st, c)
 	return received, g.op(name, err)
 }
 
-// usable is nil if work on the stream would run now, and could use the memory that is there.
-func (m *move) usable(st *vmm.Stream, dev *vmm.Device) error {
+// usable returns an error if work on the stream could not run now, or not use the memory that is
+// mapped.
+func (c *growCall) usable(st *vmm.Stream, dev *vmm.Device) error {
 	if err := checkStream(st, dev); err != nil {
 		return err
 	}
 	if err := st.Usable(); err != nil {
 		return err
 	}
-	if m.source != nil && m.source.Access(dev) == vmm.AccessNone {
-		return fmt.Errorf("%w: %v cannot read memory of %v", vmm.ErrPermission, dev, m.source.Device())
+	if c.source != nil && c.source.Access(dev) == vmm.AccessNone {
+		return fmt.Errorf("%w: %v cannot read memory of %v", vmm.ErrPermission, dev, c.source.Device())
 	}
-	spans := []vmm.Span{m.src}
-	if m.appends {
-		if m.dst.Access(dev) != vmm.AccessReadWrite {
-			return fmt.Errorf("%w: %v cannot write to memory of %v", vmm.ErrPermission, dev, m.dst.Device())
+	spans := []vmm.Span{c.src}
+	if c.appends {
+		if c.dst.Access(dev) != vmm.AccessReadWrite {
+			return fmt.Errorf("%w: %v cannot write to memory of %v", vmm.ErrPermission, dev, c.dst.Device())
 		}
-		spans = append(spans, vmm.Span{Addr: m.dst.Ptr(), Size: m.dst.Cap(), Access: vmm.AccessReadWrite})
+		spans = append(spans, vmm.Span{Addr: c.dst.Ptr(), Size: c.dst.Cap(), Access: vmm.AccessReadWrite})
 	}
 	unlock, err := st.LockSpans(spans...)
 	if err == nil {
@@ -289,14 +293,14 @@ func (m *move) usable(st *vmm.Stream, dev *vmm.Device) error {
 }
 
 // grow makes n bytes more of memory to append to, which work on the stream can use.
-func (m *move) grow(st *vmm.Stream, dev *vmm.Device, n uint64) error {
+func (c *growCall) grow(st *vmm.Stream, dev *vmm.Device, n uint64) error {
 	for {
-		if err := m.dst.Grow(n); err != nil {
+		if err := c.dst.Grow(n); err != nil {
 			return err
 		}
-		err := m.hold(m.dst, m.dst.Len(), n)
+		err := c.hold(c.dst, c.dst.Len(), n)
 		if err == nil {
-			return m.usable(st, dev)
+			return c.usable(st, dev)
 		}
 		if !errors.Is(err, vmm.ErrBounds) { // else it was clipped meanwhile
 			return err
@@ -304,15 +308,16 @@ func (m *move) grow(st *vmm.Stream, dev *vmm.Device, n uint64) error {
 	}
 }
 
-func (g *Group) moveAll(ctx context.Context, st *vmm.Stream, m *move) (received []uint64, err error) {
-	told, err := g.tellCounts(ctx, m)
+func (g *Group) runGrowCall(ctx context.Context, st *vmm.Stream, c *growCall) (received []uint64, err error) {
+	told, err := g.tellCounts(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.agree(m, told); err != nil {
+	if err := g.checkSameCall(c, told); err != nil {
 		return nil, err
 	}
-	// Each knows whether one of them has to grow. Then they tell each other how it went.
+	// From the headers each member knows whether one of them has to grow. If so, all of them
+	// exchange results.
 	grow, mine := false, uint64(0)
 	received = make([]uint64, g.size)
 	for i := range told {
@@ -329,48 +334,49 @@ func (g *Group) moveAll(ctx context.Context, st *vmm.Stream, m *move) (received 
 		}
 	}
 	if grow {
-		if err := g.growAll(ctx, st, m, mine); err != nil {
+		if err := g.growAll(ctx, st, c, mine); err != nil {
 			return nil, err
 		}
 	}
-	if err := g.queueMove(ctx, st, m, m.end(), received); err != nil {
+	if err := g.queueTransfers(ctx, st, c, c.dstEnd(), received); err != nil {
 		return nil, err
 	}
 	if mine == 0 {
 		return received, nil
 	}
-	return received, m.dst.SetLen(m.dst.Len() + mine)
+	return received, c.dst.SetLen(c.dst.Len() + mine)
 }
 
-// end is where this member appends.
-func (m *move) end() vmm.Ptr {
-	if !m.appends {
+// dstEnd is the address at which this member appends; 0 if it does not.
+func (c *growCall) dstEnd() vmm.Ptr {
+	if !c.appends {
 		return 0
 	}
-	return m.dst.Ptr() + vmm.Ptr(m.dst.Len())
+	return c.dst.Ptr() + vmm.Ptr(c.dst.Len())
 }
 
 // tellCounts tells the others what this member sends.
-func (g *Group) tellCounts(ctx context.Context, m *move) ([][]uint64, error) {
+func (g *Group) tellCounts(ctx context.Context, c *growCall) ([][]uint64, error) {
 	words := make([]uint64, saysWords(g.size))
-	words[saysCall], words[saysLayout] = callSum(m.name, m.root), m.layout
-	if m.err != nil {
+	words[saysCall], words[saysLayout] = callSum(c.name, c.root), c.layout
+	if c.err != nil {
 		words[saysFailed] = 1
 	} else {
-		copy(words[saysCounts:], m.counts)
+		copy(words[saysCounts:], c.counts)
 	}
-	words[saysFree] = m.free
+	words[saysFree] = c.free
 	return g.tell(ctx, words...)
 }
 
-// agree is nil if all members can make the same call. It is the same for all of them.
-func (g *Group) agree(m *move, told [][]uint64) error {
+// checkSameCall returns an error if the members do not all make the same call, or one cannot make
+// it. It decides the same on all of them.
+func (g *Group) checkSameCall(c *growCall, told [][]uint64) error {
 	for i, w := range told {
 		if w[saysCall] != told[g.rank][saysCall] {
 			return fmt.Errorf("%w: rank %d makes another call, or has another root", ErrMismatch, i)
 		}
 	}
-	if err := allGood(m.err, told, saysFailed); err != nil {
+	if err := checkNoneFailed(c.err, told, saysFailed); err != nil {
 		return err
 	}
 	first := -1 // that has elements of a known kind
@@ -386,8 +392,8 @@ func (g *Group) agree(m *move, told [][]uint64) error {
 	return nil
 }
 
-// allGood is nil if no member has failed; own is this one's failure.
-func allGood(own error, told [][]uint64, word int) error {
+// checkNoneFailed returns an error if a member has failed: its own, or ErrPeerFailed.
+func checkNoneFailed(own error, told [][]uint64, word int) error {
 	if own != nil {
 		return own
 	}
@@ -399,18 +405,17 @@ func allGood(own error, told [][]uint64, word int) error {
 	return nil
 }
 
-// growAll has each member make room for what it gets, and tells the others whether that
-// worked.
-func (g *Group) growAll(ctx context.Context, st *vmm.Stream, m *move, bytes uint64) error {
+// growAll grows this member's dst, and exchanges with the others whether that worked.
+func (g *Group) growAll(ctx context.Context, st *vmm.Stream, c *growCall, bytes uint64) error {
 	var err error
 	if bytes > 0 {
-		err = m.grow(st, g.dev, bytes)
+		err = c.grow(st, g.dev, bytes)
 	}
 	return g.tellResult(ctx, err)
 }
 
-// tellResult tells the others whether this member has what the call needs. It is nil if all
-// have.
+// tellResult tells the others whether this member has the memory that the call needs. It is nil
+// if all have.
 func (g *Group) tellResult(ctx context.Context, err error) error {
 	failed := uint64(0)
 	if err != nil {
@@ -420,20 +425,20 @@ func (g *Group) tellResult(ctx context.Context, err error) error {
 	if lost != nil {
 		return errors.Join(lost, err)
 	}
-	return allGood(err, told, 0)
+	return checkNoneFailed(err, told, 0)
 }
 
-// queueMove queues what this member sends, and what it gets to memory from at on. Others wait
-// for that, so after an error there is no group any more.
-func (g *Group) queueMove(ctx context.Context, st *vmm.Stream, m *move, at vmm.Ptr, received []uint64) error {
+// queueTransfers queues what this member sends, and what it receives, to memory from at on. The
+// others wait for that, so an error ends the group.
+func (g *Group) queueTransfers(ctx context.Context, st *vmm.Stream, c *growCall, at vmm.Ptr, received []uint64) error {
 	write := func(n uint64) Memory { return Span{Addr: at, Size: n, Access: vmm.AccessReadWrite} }
 	var ops []Op
-	if m.toAll {
-		ops = append(ops, Broadcast(m.root, write(received[m.root]), Span(m.src)))
+	if c.toAll {
+		ops = append(ops, Broadcast(c.root, write(received[c.root]), Span(c.src)))
 	} else {
-		for i, n := range m.counts {
+		for i, n := range c.counts {
 			if n > 0 {
-				ops = append(ops, Send(Span{Addr: m.src.Addr + vmm.Ptr(m.offsets[i]), Size: n, Access: vmm.AccessRead}, i))
+				ops = append(ops, Send(Span{Addr: c.src.Addr + vmm.Ptr(c.offsets[i]), Size: n, Access: vmm.AccessRead}, i))
 			}
 		}
 		for i, n := range received {
@@ -449,12 +454,12 @@ func (g *Group) queueMove(ctx context.Context, st *vmm.Stream, m *move, at vmm.P
 	return nil
 }
 
-// callSum is a number for a call.
+// callSum is a number that tells calls apart.
 func callSum(name string, root int) uint64 {
 	return sumOf(binary.LittleEndian.AppendUint64([]byte(name), uint64(root)))
 }
 
-// layoutSum is a number for a layout, not 0.
+// layoutSum is a number that tells layouts apart. It is not 0.
 func layoutSum(l vmm.Layout) uint64 { return sumOf([]byte(fmt.Sprintf("%v %x", l, l.Hash))) | 1 }
 
 // sumOf is the FNV-1a sum of b, 64 bits.

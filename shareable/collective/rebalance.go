@@ -8,11 +8,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Rebalance moves the contents of v, a vector of which each member has a part, so that all
-// have as many elements, or one more in the lower ranks. Their order over all members stays.
-// v grows in place, or gets shorter; an element of a Range is a byte. It needs as much memory
-// again as v will have, and waits for the stream. After an error v is as before. What is said
-// at AllGather about members that fail or disagree holds.
+// Rebalance moves elements between the members until all have as many, the lower ranks one more
+// if need be. v is this member's part of a vector over all members, in the order of their ranks;
+// the elements keep their order in it. v grows in place, or gets shorter. An element of a Range
+// is a byte.
+//
+// While it runs it needs as much memory again as v will have. It waits for the stream, and its
+// errors are those of AllGather: after one v is as before.
 func (g *Group) Rebalance(ctx context.Context, st *vmm.Stream, v Memory) error {
 	const name = "rebalance"
 	if g == nil || g.dev == nil {
@@ -22,14 +24,14 @@ func (g *Group) Rebalance(ctx context.Context, st *vmm.Stream, v Memory) error {
 		return g.op(name, err)
 	}
 	defer g.end()
-	m := &move{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
-	defer m.release()
-	m.to(v)
-	m.from(v)
-	if m.err == nil {
-		m.err = m.usable(st, g.dev)
+	c := &growCall{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
+	defer c.release()
+	c.appendTo(v)
+	c.sendFrom(v)
+	if c.err == nil {
+		c.err = c.usable(st, g.dev)
 	}
-	return g.op(name, g.rebalance(ctx, st, m, unitOf(v)))
+	return g.op(name, g.rebalance(ctx, st, c, unitOf(v)))
 }
 
 // unitOf is the bytes from one element of v to the next.
@@ -41,14 +43,14 @@ func unitOf(v Memory) uint64 {
 	return max(arg.Stride, 1)
 }
 
-func (g *Group) rebalance(ctx context.Context, st *vmm.Stream, m *move, unit uint64) (err error) {
-	// The first two counts are not yet how much goes to whom.
-	m.counts = []uint64{m.src.Size / unit, unit}
-	told, err := g.tellCounts(ctx, m)
+func (g *Group) rebalance(ctx context.Context, st *vmm.Stream, c *growCall, unit uint64) (err error) {
+	// In this header the counts are the elements that this member has, and an element's size.
+	c.counts = []uint64{c.src.Size / unit, unit}
+	told, err := g.tellCounts(ctx, c)
 	if err != nil {
 		return err
 	}
-	if err := g.agree(m, told); err != nil {
+	if err := g.checkSameCall(c, told); err != nil {
 		return err
 	}
 	var total uint64
@@ -61,22 +63,22 @@ func (g *Group) rebalance(ctx context.Context, st *vmm.Stream, m *move, unit uin
 		}
 	}
 	sends, received := shares(have, g.rank)
-	m.counts = make([]uint64, g.size)
+	c.counts = make([]uint64, g.size)
 	at, mine := uint64(0), uint64(0)
 	for i := range sends {
-		m.counts[i], m.offsets[i] = sends[i]*unit, at
-		at += m.counts[i]
+		c.counts[i], c.offsets[i] = sends[i]*unit, at
+		at += c.counts[i]
 		received[i] *= unit
 		mine += received[i]
 	}
 	if isEven(have) {
 		return nil // all members see the same
 	}
-	next, err := g.makeRoom(ctx, st, m, mine)
+	next, err := g.growForRebalance(ctx, st, c, mine)
 	if err != nil {
 		return errors.Join(err, next.Close())
 	}
-	err = g.moveInto(ctx, st, m, next, received)
+	err = g.replaceContents(ctx, st, c, next, received)
 	return errors.Join(err, next.Close())
 }
 
@@ -94,7 +96,7 @@ func isEven(have []uint64) bool {
 	return true
 }
 
-// share is how many of total elements the member i of n gets.
+// share is how many of total elements the member of rank i of n has in the end.
 func share(total uint64, i, n int) uint64 {
 	s := total / uint64(n)
 	if uint64(i) < total%uint64(n) {
@@ -103,8 +105,8 @@ func share(total uint64, i, n int) uint64 {
 	return s
 }
 
-// shares is how many elements the member of that rank sends to each, and gets from each, if
-// the members have so many.
+// shares returns how many elements the member of that rank sends to each member, and receives
+// from each. have is how many each has.
 func shares(have []uint64, rank int) (sends, received []uint64) {
 	n := len(have)
 	total := uint64(0)
@@ -135,23 +137,23 @@ func shares(have []uint64, rank int) (sends, received []uint64) {
 // between is the distance from a to b, 0 if b is not after a.
 func between(a, b uint64) uint64 { return b - min(a, b) }
 
-// makeRoom makes memory for what this member gets, and has v grow to as much. All members
-// return an error if one of them has no memory.
-func (g *Group) makeRoom(ctx context.Context, st *vmm.Stream, m *move, bytes uint64) (next *vmm.Range, err error) {
+// growForRebalance makes memory for what this member receives, and grows v to hold that much. All
+// members return an error if one of them has no memory.
+func (g *Group) growForRebalance(ctx context.Context, st *vmm.Stream, c *growCall, bytes uint64) (next *vmm.Range, err error) {
 	if bytes > 0 {
 		if next, err = g.dev.NewRange(vmm.RangeOptions{Max: bytes}); err == nil {
 			err = next.Grow(bytes)
 		}
-		if now := m.dst.Len(); err == nil && bytes > now {
-			err = m.grow(st, g.dev, bytes-now)
+		if now := c.dst.Len(); err == nil && bytes > now {
+			err = c.grow(st, g.dev, bytes-now)
 		}
 	}
 	return next, g.tellResult(ctx, err)
 }
 
-// moveInto moves this member's share to next, and when it is there to v.
-func (g *Group) moveInto(ctx context.Context, st *vmm.Stream, m *move, next *vmm.Range, received []uint64) error {
-	if err := g.queueMove(ctx, st, m, next.Ptr(), received); err != nil {
+// replaceContents receives this member's share in next, and then copies it to v.
+func (g *Group) replaceContents(ctx context.Context, st *vmm.Stream, c *growCall, next *vmm.Range, received []uint64) error {
+	if err := g.queueTransfers(ctx, st, c, next.Ptr(), received); err != nil {
 		return err
 	}
 	if err := g.sync(ctx, st); err != nil {
@@ -162,10 +164,10 @@ func (g *Group) moveInto(ctx context.Context, st *vmm.Stream, m *move, next *vmm
 		n += x
 	}
 	if n > 0 {
-		if err := st.Copy(m.dst.Ptr(), next.Ptr(), n); err != nil {
+		if err := st.Copy(c.dst.Ptr(), next.Ptr(), n); err != nil {
 			return err
 		}
 	}
-	m.release()
-	return m.dst.SetLen(n)
+	c.release()
+	return c.dst.SetLen(n)
 }
