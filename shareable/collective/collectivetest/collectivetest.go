@@ -1,15 +1,15 @@
-// Package collectivetest gives tests of applications groups to make calls in. The members are
-// in the test's own process, each with a device on host memory. It needs neither a GPU nor
-// NCCL, and is for tests alone:
+// Package collectivetest makes groups for the tests of applications. The members are in the
+// test's own process, each with a device on host memory, and mostly each in a goroutine. It
+// needs neither a GPU nor NCCL, and is for tests alone:
 //
 //	for _, g := range collectivetest.Groups(t, 4) {
 //		wg.Go(func() { train(g) }) // each with g.Device()
 //	}
 //
-// It is stricter than NCCL. Members that make calls which do not match, and those that wait
-// for each other for ever, get collective.ErrFailed with both calls in the text, at once. The
+// It is stricter than NCCL. Members whose calls of Do do not match, and those that wait for each
+// other for ever, get collective.ErrFailed with both calls in the text, at once. The
 // test fails if memory is registered twice, or is unmapped while it is registered, or if
-// registrations are left. Graphs cannot have calls of a group: Group.Do returns
+// registrations are left. Graphs are not supported: Group.Do returns
 // vmm.ErrNotSupported on a stream that is being captured.
 //
 // Host memory is a device on Linux only. Elsewhere the test is skipped, see package vmmtest.
@@ -38,9 +38,8 @@ type Options struct {
 
 const defaultTimeout = 30 * time.Second
 
-// Groups makes a group of n members and returns each one's end of it, by rank. Each has a
-// device of a host driver of its own, with which vmmtest.Device is. At the end of the test the
-// groups are closed and then the devices.
+// Groups makes a group of n members, 1 to 64, and returns them by rank. Each has a device of its
+// own, from vmmtest.Device. At the end of the test it closes the members, and then the devices.
 func Groups(tb testing.TB, n int) []*collective.Group {
 	tb.Helper()
 	devs := make([]*vmm.Device, n)
@@ -50,8 +49,7 @@ func Groups(tb testing.TB, n int) []*collective.Group {
 	return GroupsOn(tb, devs...)
 }
 
-// GroupsOn is Groups with these devices, one for each member. The same one may be there more
-// than once.
+// GroupsOn is Groups with these devices, one for each member. Members may have the same device.
 func GroupsOn(tb testing.TB, devs ...*vmm.Device) []*collective.Group {
 	tb.Helper()
 	return New(tb, Options{}, devs...)
@@ -117,7 +115,7 @@ func endAll(groups []*collective.Group) error {
 	return errors.Join(errs...)
 }
 
-// Kill ends this member as SIGKILL would end its process, also what it has queued on streams:
-// the others learn of it, or do not, as Options.Silent says. The memory and the device of the
-// member can still be used, to check them.
+// Kill ends this member as SIGKILL would end its process, with what it has queued on streams. The
+// others learn of it unless Options.Silent is set. The test can still use the member's device and
+// memory, to check them.
 func Kill(g *collective.Group) error { return g.Abort() }

@@ -11,8 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/collective/collectivetest"
 )
 
-// TestVectors: members that have more and fewer elements collect those of all.
-func TestVectors(t *testing.T) {
+// TestAllGatherOfVectors: members that have more and fewer elements collect those of all.
+func TestAllGatherOfVectors(t *testing.T) {
 	var wg sync.WaitGroup
 	for _, g := range collectivetest.Groups(t, 3) {
 		wg.Go(func() {

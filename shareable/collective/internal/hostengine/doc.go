@@ -1,6 +1,6 @@
 // Package hostengine is an engine for groups whose members are goroutines of one process,
-// each with a device of the host driver. It is for tests, and as strict as NCCL is or
-// stricter: members that disagree, or wait for each other, are told so at once.
+// each with a device of the host driver. It is for tests, and stricter than NCCL: members that
+// disagree, or wait for each other for ever, get an error at once.
 //
 // Each Run queues one kernel, a Go function. When it runs, it joins the transfers of its
 // calls: the k-th collective operation of each member is one transfer, and so are the k-th
@@ -15,8 +15,8 @@
 //	members wait for each other                  nccl.ErrFailed, and both calls
 //
 // Kernels that cannot be done wait until their member is aborted: if they ended, the stream
-// would look as if the calls had been made. With Options.Silent the first two say nothing, as
-// NCCL over NVLink does.
+// would look as if the calls had been made. With Options.Silent the first two are not reported,
+// as with NCCL over NVLink.
 //
 // Lock order: World.mu alone. No call of a driver is made while it is held.
 package hostengine

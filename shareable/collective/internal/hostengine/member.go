@@ -12,7 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Member is one member's end of a World. What the contract of an engine forbids it reports.
+// Member is one member's end of a World. It reports calls that engine.Engine does not allow.
 type Member struct {
 	// Immutable.
 	w        *World
@@ -27,20 +27,20 @@ type Member struct {
 	aborted chan struct{}
 
 	// Guarded by World.mu.
-	ended       bool // aborted is closed
-	closing     bool
-	freed       bool
-	runs        map[uint64]*run // queued and not done, by number
-	lastRun     uint64
-	last        chan struct{} // closed when the run that was queued last is done
-	waits       []*transfer   // of the run that waits for other members
-	collectives uint64        // joined so far
-	sent        map[int]uint64
-	received    map[int]uint64
-	known       map[uint64]registration
-	lastHandle  uint64
-	windows     int     // registered so far
-	window      *window // whose registration is under way
+	ended         bool // aborted is closed
+	closing       bool
+	freed         bool
+	runs          map[uint64]*run // queued and not done, by number
+	lastRun       uint64
+	last          chan struct{} // closed when the run that was queued last is done
+	waits         []*transfer   // of the run that waits for other members
+	collectives   uint64        // joined so far
+	sent          map[int]uint64
+	received      map[int]uint64
+	registrations map[uint64]registration
+	lastHandle    uint64
+	windows       int     // registered so far
+	window        *window // whose registration is under way
 }
 
 var _ engine.Engine = (*Member)(nil)
@@ -70,7 +70,7 @@ func (m *Member) load() (err error) {
 	return nil
 }
 
-// begin begins a call other than Abort, and reports what must not be.
+// begin begins a call other than Abort, and reports one that is not allowed now.
 func (m *Member) begin(name string) {
 	if !m.calling.CompareAndSwap(false, true) {
 		m.w.opts.Report("rank %d: %s while another call is made", m.rank, name)
@@ -107,7 +107,7 @@ func (m *Member) Run(st driver.Stream, memory []driver.Span, calls []nccl.Call) 
 			r.calls = append(r.calls, c)
 		}
 	}
-	m.checkKnown(memory)
+	m.checkRegistrations(memory)
 	if capturing, err := m.streams.Capturing(st); err != nil || capturing {
 		if err == nil {
 			err = fmt.Errorf("%w: the stream is being captured", vmm.ErrNotSupported)
@@ -136,7 +136,7 @@ func (m *Member) Run(st driver.Stream, memory []driver.Span, calls []nccl.Call) 
 	return err
 }
 
-// errLocked is why the member can make no calls, if it has ended. Requires World.mu.
+// errLocked returns why the member can make no more calls; nil if it can. Requires World.mu.
 func (m *Member) errLocked() error {
 	if m.ended {
 		return errEnded
@@ -161,7 +161,7 @@ func (m *Member) check(c nccl.Call, memory []driver.Span) error {
 	return nil
 }
 
-// extents are the memory that a call reads and writes.
+// extents returns the memory that a call reads and the memory that it writes.
 func (m *Member) extents(c nccl.Call) (src, dst driver.Span) {
 	n, size := c.Count*c.Kind.Size(), uint64(len(m.w.members))
 	src = driver.Span{Addr: driver.Ptr(c.Src), Size: n, Access: driver.AccessRead}
@@ -216,8 +216,8 @@ func (m *Member) wait(done <-chan struct{}) bool {
 	}
 }
 
-// transfer joins the transfers of a run, and returns when they are done or the member must
-// not wait for them any more.
+// transfer joins the transfers of a run, and returns when they are done, or when the member was
+// aborted.
 func (m *Member) transfer(r *run) {
 	w := m.w
 	sides := make([]side, len(r.calls))
@@ -248,7 +248,7 @@ func (m *Member) transfer(r *run) {
 		t := w.joinLocked(m, s)
 		if all = append(all, t); t.missing == 0 && w.err == nil {
 			t.running = true
-			t.forget()
+			t.remove()
 			ready = append(ready, t)
 		}
 	}
@@ -268,14 +268,14 @@ func (m *Member) transfer(r *run) {
 	if failed { // a stream that went on would look as if the calls had been made
 		<-m.aborted
 	}
-	m.leave(all)
+	m.withdraw(all)
 }
 
 // runTransfer does the work of a transfer that has all its sides.
 func (m *Member) runTransfer(t *transfer) {
-	whole := false
+	finished := false
 	defer func() {
-		if !whole { // it panics: the memory of a side cannot be used, and this device is lost
+		if !finished { // it panics: the memory of a side cannot be used, and this device is lost
 			m.w.mu.Lock()
 			m.w.failLocked("rank %d: fault in %v", m.rank, t.text(m.rank))
 			m.w.mu.Unlock()
@@ -283,12 +283,12 @@ func (m *Member) runTransfer(t *transfer) {
 		close(t.done)
 	}()
 	t.run()
-	whole = true
+	finished = true
 }
 
-// leave takes the member out of transfers that do not run. It waits for those that do, since
+// withdraw takes the member out of transfers that do not run. It waits for those that do, since
 // they use its memory.
-func (m *Member) leave(all []*transfer) {
+func (m *Member) withdraw(all []*transfer) {
 	m.w.mu.Lock()
 	m.waits = nil
 	var running []*transfer
@@ -310,7 +310,7 @@ func (m *Member) leave(all []*transfer) {
 	}
 }
 
-// Progress says whether what was begun is done, and whether the group can go on.
+// Progress returns nil if what was begun is done and no member is known to be gone.
 func (m *Member) Progress() error {
 	m.begin("Progress")
 	defer m.end()
@@ -332,10 +332,10 @@ func (m *Member) Progress() error {
 	return m.windowProgressLocked()
 }
 
-// allLocked reports whether all members are here and is is true of them. Requires mu.
-func (w *World) allLocked(is func(*Member) bool) bool {
+// allLocked reports whether all members have joined and f is true of each. Requires mu.
+func (w *World) allLocked(f func(*Member) bool) bool {
 	for _, m := range w.members {
-		if m == nil || !is(m) {
+		if m == nil || !f(m) {
 			return false
 		}
 	}
@@ -356,8 +356,8 @@ func (m *Member) Close() error {
 	return nccl.ErrInProgress
 }
 
-// Abort ends this member: its kernels end, those that do the work of others included once that
-// is done. It waits for none of them. Twice is fine.
+// Abort ends this member: its kernels end, those that do the work of others once that is done. It
+// does not wait for them. Twice is fine.
 func (m *Member) Abort() error {
 	m.w.mu.Lock()
 	defer m.w.mu.Unlock()
@@ -379,7 +379,7 @@ func (m *Member) Free() error {
 	defer m.end()
 	w := m.w
 	w.mu.Lock()
-	for _, r := range m.known {
+	for _, r := range m.registrations {
 		if m.ended {
 			break
 		}
@@ -388,7 +388,7 @@ func (m *Member) Free() error {
 	if !m.ended && w.err == nil && !w.allLocked(func(x *Member) bool { return x.closing }) {
 		w.opts.Report("rank %d: Free without Abort, or before Close was done", m.rank)
 	}
-	m.known, m.freed = nil, true
+	m.registrations, m.freed = nil, true
 	w.mu.Unlock()
 	return m.launcher.UnloadModule(m.module)
 }

@@ -23,7 +23,7 @@ type window struct {
 	complete bool
 }
 
-// Register makes memory known. All of it must be mapped, and none be registered.
+// Register registers memory, which must be mapped and not registered.
 func (m *Member) Register(p vmm.Ptr, n uint64) (handle uint64, err error) {
 	m.begin("Register")
 	defer m.end()
@@ -42,14 +42,14 @@ func (m *Member) register(p vmm.Ptr, n uint64, window int) (handle uint64, err e
 	if err := m.errLocked(); err != nil {
 		return 0, err
 	}
-	for _, r := range m.known {
+	for _, r := range m.registrations {
 		if (r.window > 0) == (window > 0) && r.overlaps(p, n) {
 			m.w.opts.Report("rank %d: %d bytes at %v are registered, of which %d bytes at %v are already", m.rank, n, p, r.n, r.p)
 			return 0, fmt.Errorf("%w: registered already", vmm.ErrInvalid)
 		}
 	}
 	m.lastHandle++
-	m.known[m.lastHandle] = registration{p, n, window}
+	m.registrations[m.lastHandle] = registration{p, n, window}
 	return m.lastHandle, nil
 }
 
@@ -70,19 +70,19 @@ func (m *Member) deregister(name string, handle uint64, window bool) error {
 	defer m.end()
 	m.w.mu.Lock()
 	defer m.w.mu.Unlock()
-	if r, ok := m.known[handle]; !ok || r.window > 0 != window {
+	if r, ok := m.registrations[handle]; !ok || r.window > 0 != window {
 		m.w.opts.Report("rank %d: %s of %d, which is not registered", m.rank, name, handle)
 		return fmt.Errorf("%w: %d is not registered", vmm.ErrInvalid, handle)
 	}
-	delete(m.known, handle)
+	delete(m.registrations, handle)
 	return nil
 }
 
-// checkKnown reports registered memory that a call uses and that is not mapped any more.
-func (m *Member) checkKnown(memory []driver.Span) {
+// checkRegistrations reports memory that a call uses and that was unmapped while registered.
+func (m *Member) checkRegistrations(memory []driver.Span) {
 	m.w.mu.Lock()
 	var used []registration
-	for _, r := range m.known {
+	for _, r := range m.registrations {
 		for _, s := range memory {
 			if s.Size > 0 && r.overlaps(s.Addr, s.Size) {
 				used = append(used, r)
@@ -98,7 +98,7 @@ func (m *Member) checkKnown(memory []driver.Span) {
 	}
 }
 
-// RegisterWindow makes memory known that is registered at all members.
+// RegisterWindow registers a window, which is done once all members have registered theirs.
 func (m *Member) RegisterWindow(p vmm.Ptr, n uint64, handle *uint64) error {
 	m.begin("RegisterWindow")
 	defer m.end()
@@ -139,10 +139,11 @@ func (m *Member) windowProgressLocked() error {
 	return nil
 }
 
-// windowsLocked are the windows that src and dst of a call are in. Requires World.mu.
+// windowsLocked returns the numbers of the windows that src and dst of a call are in; 0 for none.
+// Requires World.mu.
 func (m *Member) windowsLocked(c nccl.Call) (numbers [2]int) {
 	src, dst := m.extents(c)
-	for _, r := range m.known {
+	for _, r := range m.registrations {
 		for i, s := range []driver.Span{src, dst} {
 			if r.window > 0 && s.Size > 0 && s.Addr >= r.p && s.Addr+driver.Ptr(s.Size) <= r.p+vmm.Ptr(r.n) {
 				numbers[i] = r.window

@@ -15,7 +15,7 @@ type transfer struct {
 	between [2]int // ranks of a message
 	running bool
 	done    chan struct{} // closed when it has run
-	forget  func()        // removes it from the world; requires World.mu
+	remove  func()        // removes it from the world; requires World.mu
 }
 
 // side is one member's part of a transfer.

@@ -16,11 +16,10 @@ const MaxMembers = 64
 
 // Options configures a World.
 type Options struct {
-	// Silent: of members that have ended the others learn nothing, as with NCCL where no
-	// network is between them.
+	// Silent: the other members do not learn of one that has ended, as with NCCL over NVLink.
 	Silent bool
-	// Report is called with what the members do wrong, as testing.TB.Errorf. It must be safe
-	// for concurrent use.
+	// Report is called with what the members do wrong, as testing.TB.Errorf is; nil: nothing
+	// is reported. It must be safe for concurrent use.
 	Report func(format string, args ...any)
 }
 
@@ -68,9 +67,9 @@ func (w *World) Join(rank int, dev *vmm.Device) (*Member, error) {
 	}
 	m := &Member{
 		w: w, rank: rank, streams: raw, aborted: make(chan struct{}), last: make(chan struct{}),
-		runs: map[uint64]*run{}, known: map[uint64]registration{}, sent: map[int]uint64{}, received: map[int]uint64{},
+		runs: map[uint64]*run{}, registrations: map[uint64]registration{}, sent: map[int]uint64{}, received: map[int]uint64{},
 	}
-	close(m.last) // there is nothing that the first run waits for
+	close(m.last) // the first run waits for no other
 	var launches, views bool
 	m.launcher, launches = raw.(driver.Launcher)
 	m.view, views = dev.Driver().(driver.HostViewer)
@@ -127,7 +126,7 @@ func (w *World) findLocked(m *Member, c nccl.Call) (t *transfer, at int) {
 			t = newTransfer(len(w.members))
 			w.collectives[m.collectives] = t
 			number := m.collectives
-			t.forget = func() { delete(w.collectives, number) }
+			t.remove = func() { delete(w.collectives, number) }
 		}
 		m.collectives++
 		return t, m.rank
@@ -142,7 +141,7 @@ func (w *World) findLocked(m *Member, c nccl.Call) (t *transfer, at int) {
 		t = newTransfer(2)
 		t.message, t.between = true, [2]int{key.from, key.to}
 		w.messages[key] = t
-		t.forget = func() { delete(w.messages, key) }
+		t.remove = func() { delete(w.messages, key) }
 	}
 	return t, at
 }
@@ -194,7 +193,8 @@ func (w *World) checkCycleLocked(m *Member) {
 	}
 }
 
-// goneLocked is an error if a member is known to be gone that m needs. Requires mu.
+// goneLocked returns an error if a member was aborted, or one that m waits for has closed.
+// Requires mu.
 func (w *World) goneLocked(m *Member) error {
 	if w.opts.Silent {
 		return nil

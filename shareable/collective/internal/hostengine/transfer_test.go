@@ -15,8 +15,8 @@ import (
 // pattern is n bytes that belong to a rank.
 func pattern(rank, n int) []byte { return bytes.Repeat([]byte{byte(1 + rank)}, n) }
 
-// TestMoves: broadcasts from each root and gathers, beside each other and in place.
-func TestMoves(t *testing.T) {
+// TestBroadcastsAndGathers: broadcasts from each root and gathers, beside each other and in place.
+func TestBroadcastsAndGathers(t *testing.T) {
 	const n = 1000
 	for size := 1; size <= 5; size++ {
 		ranks := group(t, size, Options{})
@@ -53,9 +53,9 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-// TestMessages: groups of sends and receives between all members and themselves, each in an
+// TestSendAndRecv: groups of them between all members and themselves, each in an
 // order of its own.
-func TestMessages(t *testing.T) {
+func TestSendAndRecv(t *testing.T) {
 	const size, n = 5, 64
 	ranks := group(t, size, Options{})
 	for round := range 20 {
@@ -86,9 +86,9 @@ func TestMessages(t *testing.T) {
 	end(t, ranks)
 }
 
-// TestMessagesNeedOnlyTheirMembers: others need not call anything, and messages arrive in the
+// TestSendAndRecvNeedOnlyTheirMembers: others need not call anything, and messages arrive in the
 // order in which they were sent.
-func TestMessagesNeedOnlyTheirMembers(t *testing.T) {
+func TestSendAndRecvNeedOnlyTheirMembers(t *testing.T) {
 	ranks := group(t, 3, Options{})
 	for i := range 3 {
 		ranks[0].put(uint64(i), []byte{byte(10 + i)})

@@ -238,8 +238,8 @@ func TestClipWhileACallWaits(t *testing.T) {
 	}
 }
 
-// TestSpansThatEndNowhere are refused.
-func TestSpansThatEndNowhere(t *testing.T) {
+// TestSpansWithoutAnEnd are refused.
+func TestSpansWithoutAnEnd(t *testing.T) {
 	g := collectivetest.Groups(t, 1)[0]
 	st, r := newStream(t, g.Device()), newRange(t, g.Device(), 64)
 	for _, n := range []uint64{1 << 63, ^uint64(0), ^uint64(0) - uint64(r.Ptr()) + 1, 1 << 62} {
@@ -258,8 +258,8 @@ func TestSpansThatEndNowhere(t *testing.T) {
 	require.NoError(t, two.Err())
 }
 
-// TestTypedNil: nil pointers of each kind are refused.
-func TestTypedNil(t *testing.T) {
+// TestNilPointers: nil pointers of each kind are refused.
+func TestNilPointers(t *testing.T) {
 	g := collectivetest.Groups(t, 1)[0]
 	st, r := newStream(t, g.Device()), newRange(t, g.Device(), 64)
 	for _, m := range []collective.Memory{
@@ -302,9 +302,9 @@ func TestTypedNil(t *testing.T) {
 	require.EqualValues(t, 64, r.Len())
 }
 
-// TestTellingFails: the driver fails while the members tell each other what they have. Then this
+// TestDriverFailsWhileMembersAgree: the driver fails while the members tell each other what they have. Then this
 // member has no group any more, or the next call of one would be the last call of the other.
-func TestTellingFails(t *testing.T) {
+func TestDriverFailsWhileMembersAgree(t *testing.T) {
 	for _, from := range []string{"Launch", "Create"} { // of what is told first, and after growth
 		t.Run(from, func(t *testing.T) {
 			var armed, fails atomic.Bool
