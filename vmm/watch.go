@@ -9,17 +9,16 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
-// Watch is two functions that follow which chunks are mapped, for memory that is registered
-// with another library: RDMA, NCCL. Such a registration keeps the pages of a chunk that is
-// unmapped, and the library goes on using them, until the registration is taken back. One of
-// the two may be nil.
+// Watch is two functions that are called when chunks are mapped and unmapped, for memory that
+// is registered with another library: RDMA, NCCL. A registration keeps the pages of a chunk
+// that is unmapped, and the library goes on using them, until the registration ends. One of the
+// two may be nil.
 //
-// Calls come one at a time for one Reservation, from any goroutine. Both functions run while
-// the package holds the lock under which the reservation's memory is mapped and unmapped, and
-// the locks of the call they run in: of Append and Grow those of Len and Cap, of Clip, Sleep
-// and Close those that keep the others away; where memory had run out, or the device's
-// goroutine unmaps, those behind which other ranges of the device wait. So they have to be
-// quick, and must not
+// The calls for one Reservation come one at a time, from any goroutine. Both functions run with
+// locks held: the one under which the reservation's memory is mapped and unmapped, and those of
+// the call that does it, as Append, Grow, Clip, Sleep or Close. Other calls for the same range
+// wait meanwhile. If memory had run out, or if the device's goroutine unmaps, other ranges of
+// the device wait, too. So they have to be quick, and must not
 //
 //   - call methods of the same Range or Reservation, of the pool, Vector or View that it is in, or
 //     the function that stops the Watch: it would wait for itself
@@ -30,31 +29,30 @@ import (
 // The methods of the Segment may be called, and Export and Close of its Chunk.
 type Watch struct {
 	// Mapped is called for a chunk that is mapped, and accessible to all that have a grant:
-	// before Segments lists it, and before the call returns that has mapped it.
+	// before Segments lists it, and before the call that has mapped it returns.
 	Mapped func(Segment)
 
-	// Unmapping is called for a chunk that is about to be unmapped: once no work uses it that
-	// the unmap waits for, and before the driver is asked. What a network card does with it is
-	// not waited for; Unmapping has to end that. If the driver then refuses, the chunk stays
-	// mapped, and Mapped is called again.
+	// Unmapping is called for a chunk that is about to be unmapped, after the work that the
+	// unmap waits for. Transfers of a network card are not waited for: Unmapping has to end
+	// them. If the driver then refuses to unmap, Mapped is called again.
 	Unmapping func(Segment)
 }
 
 // Watch calls w.Mapped for each chunk that is mapped now, in the order of the addresses, and
 // returns. From then on it calls w.Mapped for each chunk that is mapped, by growth, Map, Wake,
 // and a Sleep that is undone, and w.Unmapping for each that is unmapped, by whatever call, by
-// the device's goroutine, and when the device is lost. Calls for one chunk alternate, and
-// Mapped comes first. Memory that retires is mapped until it is unmapped: growth that takes
-// it back calls neither. A chunk whose mapping was undone before it was shown to anyone is
-// not seen.
+// the device's goroutine, and when the device is lost. The calls for one chunk alternate, and
+// Mapped comes first. For memory that retires, w.Unmapping is called when it is unmapped; if
+// growth takes it back before, neither is. Neither is called for a chunk whose mapping is undone
+// in the call that mapped it.
 //
-// stop ends the Watch: it calls w.Unmapping for what is still mapped, which stays mapped, so
-// that nothing is left registered. It does not wait for work that uses the memory. Calling
-// stop again does nothing. A Close that succeeds has called w.Unmapping for everything; stop
-// then has nothing to do.
+// stop ends the Watch: it calls w.Unmapping for each chunk that is still mapped, so that nothing
+// is left registered; the chunks stay mapped. It does not wait for work that uses them. Calling
+// it again does nothing, nor does calling it after a Close, which has called w.Unmapping for
+// everything.
 //
-// Several watches may run at once. A Watch without functions is ErrInvalid; a range that
-// sleeps returns ErrAsleep, while a Watch that runs goes on over Sleep and Wake.
+// Several watches may run at once. A Watch without functions is ErrInvalid, a range that sleeps
+// ErrAsleep, one that is closed ErrClosed. A Watch goes on over Sleep and Wake.
 func (r *Reservation) Watch(w Watch) (stop func(), err error) {
 	stop, err = r.watch(&w)
 	return stop, r.fail("watch", 0, 0, err)
@@ -94,8 +92,8 @@ func (w *Watch) unmapping(all []Segment) {
 	}
 }
 
-// watchedLocked is what watches have been told of the slots [i, j): all but those that an
-// undo has left without access. It needs r.mappingMu.
+// watchedLocked returns the chunks in the slots [i, j) for which Mapped was called: all but those
+// that an undo has left without access. It needs r.mappingMu.
 func (r *Reservation) watchedLocked(i, j int) (all []Segment) {
 	invariants.Held(&r.mappingMu)
 	r.mu.Lock()
@@ -113,8 +111,8 @@ func (r *Reservation) segment(off uint64, m *memory) Segment {
 	return Segment{r.ptr + Ptr(off), m.size, m.prop.Location, m, r.dev}
 }
 
-// watchMappedLocked tells the watches of ms, mapped from off on with access, for which the
-// caller inserts accessible slots next. It needs r.mappingMu.
+// watchMappedLocked calls Mapped for ms, which are mapped from off on, with access. The caller
+// inserts accessible slots for them next. It needs r.mappingMu.
 func (r *Reservation) watchMappedLocked(off uint64, ms []*memory) {
 	invariants.Held(&r.mappingMu)
 	if len(r.watches) == 0 {
@@ -130,27 +128,27 @@ func (r *Reservation) watchMappedLocked(off uint64, ms []*memory) {
 	}
 }
 
-// unmapSlotsLocked unmaps the slots [i, j), which lie side by side, on the driver, and tells
-// the watches before. The caller takes the slots out. It needs r.mappingMu.
+// unmapSlotsLocked calls Unmapping for the slots [i, j), which lie side by side, and unmaps them
+// on the driver. The caller takes the slots out. It needs r.mappingMu.
 func (r *Reservation) unmapSlotsLocked(i, j int) error {
 	invariants.Held(&r.mappingMu)
 	var all []Segment
 	if len(r.watches) > 0 {
 		all = r.watchedLocked(i, j)
 	}
-	tell := func() {
+	unmapping := func() {
 		for _, w := range r.watches {
 			w.unmapping(all)
 		}
 	}
 	hooks := &r.dev.state.parent.hooks
 	if !hooks.noUnmapping && !hooks.lateUnmapping {
-		tell()
+		unmapping()
 	}
 	off := r.table[i].Off
 	err := r.dev.drv.Unmap(r.ptr+Ptr(off), r.table[j-1].End()-off)
 	if hooks.lateUnmapping {
-		tell()
+		unmapping()
 	}
 	if err != nil {
 		for _, w := range r.watches {

@@ -185,8 +185,9 @@ func TestWatchOfALostDevice(t *testing.T) {
 	require.Empty(t, r.have)
 }
 
-// TestWatchControls: the tests see an Unmapping that comes after the unmap, or not at all.
-func TestWatchControls(t *testing.T) {
+// TestRegistryFindsWrongUnmapping: the registry of these tests finds an Unmapping that comes after
+// the unmap, and one that does not come.
+func TestRegistryFindsWrongUnmapping(t *testing.T) {
 	for name, set := range map[string]func(*vmm.Device, bool){
 		"none": vmm.SetNoUnmapping, "late": vmm.SetLateUnmapping,
 	} {
@@ -211,8 +212,8 @@ func TestWatchControls(t *testing.T) {
 	}
 }
 
-// TestRandomWatchControls: the random program sees both, too.
-func TestRandomWatchControls(t *testing.T) {
+// TestRandomOpsFindWrongUnmapping: the random program finds both, too.
+func TestRandomOpsFindWrongUnmapping(t *testing.T) {
 	for name, set := range map[string]func(*vmm.Device, bool){
 		"none": vmm.SetNoUnmapping, "late": vmm.SetLateUnmapping,
 	} {
@@ -227,8 +228,8 @@ func TestRandomWatchControls(t *testing.T) {
 	}
 }
 
-// TestWatchAtOnce: watches come and go while a range grows, is clipped, sleeps and closes.
-func TestWatchAtOnce(t *testing.T) {
+// TestWatchConcurrently: watches come and go while a range grows, is clipped, sleeps and closes.
+func TestWatchConcurrently(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	d.SetReleaseThreshold(8 * page)
@@ -301,8 +302,8 @@ func TestWatchAtOnce(t *testing.T) {
 	w.end()
 }
 
-// TestWatchExports: Mapped exports the chunk, which the reservation could not meanwhile.
-func TestWatchExports(t *testing.T) {
+// TestMappedExports: Mapped can export its chunk, though the reservation's methods would wait.
+func TestMappedExports(t *testing.T) {
 	w, x := exporting(t)
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: 2 * page, Share: vmm.ShareFD})
 	require.NoError(t, err)

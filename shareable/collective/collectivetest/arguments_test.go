@@ -238,8 +238,8 @@ func TestClipWhileACallWaits(t *testing.T) {
 	}
 }
 
-// TestSpansWithoutAnEnd are refused.
-func TestSpansWithoutAnEnd(t *testing.T) {
+// TestSpansThatAreTooLong are refused.
+func TestSpansThatAreTooLong(t *testing.T) {
 	g := collectivetest.Groups(t, 1)[0]
 	st, r := newStream(t, g.Device()), newRange(t, g.Device(), 64)
 	for _, n := range []uint64{1 << 63, ^uint64(0), ^uint64(0) - uint64(r.Ptr()) + 1, 1 << 62} {
@@ -302,8 +302,8 @@ func TestNilPointers(t *testing.T) {
 	require.EqualValues(t, 64, r.Len())
 }
 
-// TestDriverFailsWhileMembersAgree: the driver fails while the members tell each other what they have. Then this
-// member has no group any more, or the next call of one would be the last call of the other.
+// TestDriverFailsWhileMembersAgree: the driver fails while the members exchange what they send. That
+// ends the group of this member: else its next call would meet the others' last one.
 func TestDriverFailsWhileMembersAgree(t *testing.T) {
 	for _, from := range []string{"Launch", "Create"} { // of what is told first, and after growth
 		t.Run(from, func(t *testing.T) {
