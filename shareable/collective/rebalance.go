@@ -140,6 +140,9 @@ func between(a, b uint64) uint64 { return b - min(a, b) }
 func (g *Group) makeRoom(ctx context.Context, st *vmm.Stream, m *move, bytes uint64) (next *vmm.Range, err error) {
 	if bytes > 0 {
 		if next, err = g.dev.NewRange(vmm.RangeOptions{Max: bytes}); err == nil {
+			err = next.UsedBy(st) // its Close waits for no other stream
+		}
+		if err == nil {
 			err = next.Grow(bytes)
 		}
 		if now := m.dst.Len(); err == nil && bytes > now {

@@ -43,7 +43,7 @@ type Registration struct {
 // register it anew. Within a host it makes no difference, apart from windows.
 //
 // Memory that is registered keeps its pages. It returns vmm.ErrInvalid for what does not grow,
-// and vmm.ErrNotSupported for an NCCL before 2.19, or with Window before 2.27. If a chunk that
+// vmm.ErrPermission for memory that the group's device cannot read, and vmm.ErrNotSupported for an NCCL before 2.19, or with Window before 2.27. If a chunk that
 // is mapped later cannot be registered, the memory is used without, and Registration.Err says
 // so.
 func (g *Group) Register(ctx context.Context, v Memory, o RegisterOptions) (*Registration, error) {
@@ -57,12 +57,14 @@ func (g *Group) Register(ctx context.Context, v Memory, o RegisterOptions) (*Reg
 	defer g.end()
 	r := &Registration{g: g, chunks: map[vmm.Ptr]uint64{}}
 	of, err := rangeOf(v)
-	if err == nil {
-		if o.Window {
-			err = r.window(ctx, of)
-		} else {
-			err = r.watch(of)
-		}
+	switch {
+	case err != nil:
+	case of.Access(g.dev) == vmm.AccessNone:
+		err = fmt.Errorf("%w: %v cannot read memory of %v", vmm.ErrPermission, g.dev, of.Device())
+	case o.Window:
+		err = r.window(ctx, of)
+	default:
+		err = r.watch(of)
 	}
 	if err != nil {
 		return nil, g.op(name, errors.Join(err, r.end()))
@@ -132,7 +134,7 @@ func (r *Registration) window(ctx context.Context, of *vmm.Range) error {
 	if of.Options().Share&vmm.ShareFD == 0 {
 		return fmt.Errorf("%w: a window needs memory that can be exported, made with RangeOptions.Share and ShareFD", vmm.ErrInvalid)
 	}
-	hold, err := of.Hold(0, of.Len())
+	hold, err := of.Hold(0, of.Cap())
 	if err != nil {
 		return err
 	}
@@ -172,10 +174,12 @@ func (r *Registration) Close() error {
 	if r == nil || r.g == nil {
 		return nil
 	}
+	err := r.end()
+	// Not before: until then Close of the group waits for it.
 	r.g.mu.Lock()
 	delete(r.g.regs, r)
 	r.g.mu.Unlock()
-	return r.g.op("undo a registration", r.end())
+	return r.g.op("undo a registration", err)
 }
 
 // end undoes the registration of all chunks, once.
