@@ -22,6 +22,7 @@ type move struct {
 	src     vmm.Span
 	source  *vmm.Range // that has src, if a range does
 	layout  uint64     // of the elements; 0 if it is not known
+	unit    uint64     // bytes from one element to the next
 	offsets []uint64
 	counts  []uint64 // bytes of src that go to each member, from its offset on
 	toAll   bool     // the root sends all of src to everyone
@@ -50,8 +51,8 @@ func saysWords(size int) int { return saysCounts + max(size, 2) }
 //
 // It waits until all members have told their lengths. The bytes are there when the stream has
 // run, the length at once. If one member cannot make the call, because it has no memory or was
-// passed what cannot be, then none does: that one returns why, the others ErrPeerFailed.
-// Lengths and bytes of dst are as before then, and the group goes on. Members that make another
+// passed what cannot be, a part of an element say, then none does: that one returns why, the
+// others ErrPeerFailed. Lengths and bytes of dst are as before then, and the group goes on. Members that make another
 // call, or have elements of another kind, get ErrMismatch, all of them. What ends the group is
 // said at Do and Sync. While the stream is being captured it returns vmm.ErrCapturing. Until the
 // call returns, Clip, Sleep and Close of a Range that it uses, or of what has one, return
@@ -228,6 +229,25 @@ func (m *move) elements(x Memory) {
 		m.fail(fmt.Errorf("%w: what is sent has other elements than what it is appended to: %v", vmm.ErrInvalid, l))
 	}
 	m.layout = sum
+	for p, ok := x.(part); ok; p, ok = x.(part) {
+		x = p.of
+	}
+	m.unit = unitOf(x)
+}
+
+// checkWhole fails the call if it would tear elements.
+func (m *move) checkWhole() {
+	if m.err != nil || m.unit < 2 {
+		return
+	}
+	for i, n := range m.counts {
+		if n%m.unit != 0 {
+			m.fail(fmt.Errorf("%w: %d bytes for member %d, of elements of %d bytes", vmm.ErrInvalid, n, i, m.unit))
+		}
+	}
+	if m.appends && m.dst.Len()%m.unit != 0 {
+		m.fail(fmt.Errorf("%w: what is appended to has %d bytes, of elements of %d", vmm.ErrInvalid, m.dst.Len(), m.unit))
+	}
 }
 
 // rangeOf is the range that grows when something is appended to x.
@@ -256,7 +276,8 @@ func (g *Group) move(ctx context.Context, st *vmm.Stream, name string, prepare f
 	defer g.end()
 	m := &move{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
 	defer m.release()
-	if prepare(m); m.err == nil {
+	prepare(m)
+	if m.checkWhole(); m.err == nil {
 		m.err = m.usable(st, g.dev)
 	}
 	received, err = g.moveAll(ctx, st, m)

@@ -26,7 +26,7 @@ func (g *Group) Rebalance(ctx context.Context, st *vmm.Stream, v Memory) error {
 	defer m.release()
 	m.to(v)
 	m.from(v)
-	if m.err == nil {
+	if m.checkWhole(); m.err == nil {
 		m.err = m.usable(st, g.dev)
 	}
 	return g.op(name, g.rebalance(ctx, st, m, unitOf(v)))

@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +17,9 @@ type RegisterOptions struct {
 	// Window registers the memory as a symmetric window of NCCL, in which small calls take
 	// less time: all members have to call Register with it at the same time, with as many
 	// bytes, and to use the same offsets. The memory has to be one chunk that cannot grow, a
-	// Range of which Max is one chunk, made with RangeOptions.Share and ShareFD. Over several chunks NCCL accepts a window, and the next
-	// call in it loses the device of every member.
+	// Range of which Max is one chunk, made with RangeOptions.Share and ShareFD. While it is
+	// registered, SetLen to less, Clip, Sleep and Close of it return vmm.ErrBusy. Over several
+	// chunks NCCL accepts a window, and the next call in it loses the device of every member.
 	Window bool
 }
 
@@ -87,10 +89,14 @@ func (r *Registration) watch(of *vmm.Range) (err error) {
 // mapped registers a chunk.
 func (r *Registration) mapped(s vmm.Segment) {
 	var handle uint64
+	var failed error
 	err := r.g.finish(context.Background(), func() (err error) {
-		handle, err = r.g.e.Register(s.Addr, s.Size)
+		if handle, err = r.g.e.Register(s.Addr, s.Size); errors.Is(err, ErrFailed) {
+			failed, err = err, nil // the group goes on; if it cannot, its next call says so
+		}
 		return err
 	})
+	err = cmp.Or(failed, err)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {
