@@ -56,7 +56,7 @@ func FromEnvironment() (Environment, error) { return fromEnvironment(os.Getenv) 
 
 func fromEnvironment(getenv func(string) string) (e Environment, err error) {
 	for _, l := range launchers {
-		if getenv(l.rank) == "" || getenv(l.size) == "" {
+		if getenv(l.rank) == "" || getenv(l.size) == "" || l.isSlurms(getenv) {
 			continue
 		}
 		if e, err = l.read(getenv); err != nil {
@@ -65,6 +65,13 @@ func fromEnvironment(getenv func(string) string) (e Environment, err error) {
 		return e, nil
 	}
 	return e, fmt.Errorf("%w: the environment names no group: RANK and WORLD_SIZE are not set, nor are mpirun's variables or srun's", vmm.ErrInvalid)
+}
+
+// isSlurms reports whether srun has set these variables, as it does with --mpi=pmi2, beside its
+// own, which say more.
+func (l launcher) isSlurms(getenv func(string) string) bool {
+	return l.rank == "PMI_RANK" && getenv(l.local) == "" &&
+		getenv(l.rank) == getenv("SLURM_PROCID") && getenv(l.size) == getenv("SLURM_STEP_NUM_TASKS")
 }
 
 func (l launcher) read(getenv func(string) string) (e Environment, err error) {
@@ -163,7 +170,8 @@ const (
 // portOf returns a number below ports, the same for all processes of a job.
 func portOf(names ...string) int { return int(sumOf([]byte(strings.Join(names, "."))) % ports) }
 
-// firstHost returns the first host of a list as Slurm writes it: a,b or n[01-04,07],m2.
+// firstHost returns the first host of a list as Slurm writes it: a,b or n[01-04,07],m2 or
+// r[1-2]n[1-9].
 func firstHost(list string) string {
 	prefix, rest, bracket := strings.Cut(list, "[")
 	if i := strings.IndexByte(prefix, ','); i >= 0 || !bracket {
@@ -178,6 +186,5 @@ func firstHost(list string) string {
 	if end < 0 {
 		end = len(numbers)
 	}
-	suffix, _, _ := strings.Cut(after, ",")
-	return prefix + numbers[:end] + suffix
+	return firstHost(prefix + numbers[:end] + after) // which may have more brackets
 }

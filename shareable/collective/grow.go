@@ -22,6 +22,7 @@ type growCall struct {
 	src     vmm.Span
 	source  *vmm.Range // the range that src is in; nil if it is in none
 	layout  uint64     // layoutSum of the elements; 0 if it is not known
+	unit    uint64     // bytes from one element to the next
 	offsets []uint64   // in src, of what each member gets
 	counts  []uint64   // bytes of src that each member gets
 	toAll   bool       // all members get all of the root's src
@@ -51,8 +52,8 @@ func saysWords(size int) int { return saysCounts + max(size, 2) }
 // It waits until all members make the call. When it returns, dst has its new length; the bytes
 // are there once the stream has run.
 //
-// If one member cannot make the call, for lack of memory or because of its arguments, then none
-// does: that member returns its own error, the others ErrPeerFailed. If members make different
+// If one member cannot make the call, for lack of memory, or because its arguments would tear an
+// element, say, then none does: that member returns its own error, the others ErrPeerFailed. If members make different
 // calls that grow memory, or have elements of different kinds, all return ErrMismatch. After
 // these errors lengths and bytes of dst are as before, and the group goes on. The errors that
 // end the group are those of Do and Sync. While the stream is being captured it returns
@@ -232,6 +233,25 @@ func (c *growCall) setLayout(x Memory) {
 		c.fail(fmt.Errorf("%w: what is sent has other elements than what it is appended to: %v", vmm.ErrInvalid, l))
 	}
 	c.layout = sum
+	for p, ok := x.(part); ok; p, ok = x.(part) {
+		x = p.of
+	}
+	c.unit = unitOf(x)
+}
+
+// checkWhole fails the call if it would tear elements.
+func (c *growCall) checkWhole() {
+	if c.err != nil || c.unit < 2 {
+		return
+	}
+	for i, n := range c.counts {
+		if n%c.unit != 0 {
+			c.fail(fmt.Errorf("%w: %d bytes for member %d, of elements of %d bytes", vmm.ErrInvalid, n, i, c.unit))
+		}
+	}
+	if c.appends && c.dst.Len()%c.unit != 0 {
+		c.fail(fmt.Errorf("%w: what is appended to has %d bytes, of elements of %d", vmm.ErrInvalid, c.dst.Len(), c.unit))
+	}
 }
 
 // rangeOf returns the range that grows when something is appended to x.
@@ -259,7 +279,8 @@ func (g *Group) makeGrowCall(ctx context.Context, st *vmm.Stream, name string, p
 	defer g.end()
 	c := &growCall{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
 	defer c.release()
-	if prepare(c); c.err == nil {
+	prepare(c)
+	if c.checkWhole(); c.err == nil {
 		c.err = c.usable(st, g.dev)
 	}
 	received, err = g.runGrowCall(ctx, st, c)

@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -41,12 +42,35 @@ var meetMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 'g', 'r', '1'}
 const (
 	meetTimeout = 10 * time.Second // for one hello or one reply on a connection
 	meetRetry   = 50 * time.Millisecond
+	meetGone    = 500 * time.Millisecond // until the end of a member is seen that was started anew
 )
 
 // arrival is a member that has said hello.
 type arrival struct {
 	conn net.Conn
 	says hello
+	gone chan struct{} // closed when the member has closed conn, or has ended
+}
+
+// isThere reports whether a member has said hello, and has not ended since.
+func (a *arrival) isThere() bool {
+	if a.conn == nil {
+		return false
+	}
+	select {
+	case <-a.gone:
+		return false
+	default:
+		return true
+	}
+}
+
+// forget closes the connection, if there is one.
+func (a *arrival) forget() {
+	if a.conn != nil {
+		_ = a.conn.Close()
+	}
+	*a = arrival{}
 }
 
 // giveID listens at address's port on all interfaces until all members have come, and sends them
@@ -65,18 +89,26 @@ func giveID(ctx context.Context, address string, size int, id ID) error {
 	arrivals := make(chan arrival)
 	var tasks sync.WaitGroup
 	tasks.Go(func() { receive(sub, l, arrivals, &tasks) })
-	members := make([]net.Conn, size)
+	members := make([]arrival, size)
 	defer func() {
 		cancel()
 		_ = l.Close()
-		for _, c := range members {
-			if c != nil {
-				_ = c.Close()
-			}
+		for i := range members {
+			members[i].forget()
 		}
 		tasks.Wait()
 	}()
-	for missing := size - 1; missing > 0; missing-- {
+	for {
+		missing := 0
+		for i := range members[1:] {
+			if m := &members[1+i]; !m.isThere() { // one that has ended may come again
+				m.forget()
+				missing++
+			}
+		}
+		if missing == 0 {
+			break
+		}
 		select {
 		case a := <-arrivals:
 			if err := admit(members, a); err != nil {
@@ -86,12 +118,9 @@ func giveID(ctx context.Context, address string, size int, id ID) error {
 			return fmt.Errorf("%d of %d members are missing: %w", missing, size, ctx.Err())
 		}
 	}
-	for rank, m := range members {
-		if m == nil {
-			continue
-		}
-		if err := send(m, reply{Magic: meetMagic, ID: id}); err != nil {
-			return fmt.Errorf("%w: rank %d: %w", ErrPeerGone, rank, err)
+	for rank, m := range members[1:] {
+		if err := send(m.conn, reply{Magic: meetMagic, ID: id}); err != nil {
+			return fmt.Errorf("%w: rank %d: %w", ErrPeerGone, 1+rank, err)
 		}
 	}
 	return nil
@@ -113,17 +142,18 @@ func receive(ctx context.Context, l net.Listener, arrivals chan<- arrival, tasks
 			continue
 		}
 		tasks.Go(func() {
-			a := arrival{conn: c}
+			a := arrival{conn: c, gone: make(chan struct{})}
 			err := exchange(c, func() error {
 				// The end of ctx replaces the deadline that exchange has set before.
 				stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 				defer stop()
 				return binary.Read(c, binary.LittleEndian, &a.says)
 			})
-			if err == nil && a.says.Magic == meetMagic {
+			if err == nil && a.says.Magic == meetMagic && c.SetDeadline(time.Time{}) == nil {
 				select {
 				case arrivals <- a:
-					return
+					_, _ = io.Copy(io.Discard, c) // a member says no more, and waits
+					close(a.gone)
 				case <-ctx.Done():
 				}
 			}
@@ -132,27 +162,47 @@ func receive(ctx context.Context, l net.Listener, arrivals chan<- arrival, tasks
 	}
 }
 
-// admit makes the arrival a member. If it cannot be one, there is no group, and admit sends that
-// to all that have come.
-func admit(members []net.Conn, a arrival) error {
+// admit makes the arrival a member, in place of one that has ended. If it cannot be one, there is
+// no group, and admit sends that to all that have come.
+func admit(members []arrival, a arrival) error {
 	code := meetGood
 	switch h := a.says; {
 	case h.Size != uint32(len(members)):
 		code = meetOtherSize
-	case h.Rank == 0 || h.Rank >= h.Size || members[h.Rank] != nil:
+	case h.Rank == 0 || h.Rank >= h.Size || !oneEnds(&members[h.Rank], &a):
 		code = meetTwice
 	}
 	if code == meetGood {
-		members[a.says.Rank] = a.conn
+		if a.isThere() {
+			members[a.says.Rank], a = a, members[a.says.Rank]
+		}
+		a.forget()
 		return nil
 	}
-	for _, m := range append(slices.Clone(members), a.conn) {
-		if m != nil {
-			_ = send(m, reply{Magic: meetMagic, Code: code, Rank: a.says.Rank})
+	for _, m := range append(slices.Clone(members), a) {
+		if m.conn != nil {
+			_ = send(m.conn, reply{Magic: meetMagic, Code: code, Rank: a.says.Rank})
 		}
 	}
-	_ = a.conn.Close()
+	a.forget()
 	return meetError(code, int(a.says.Rank))
+}
+
+// oneEnds reports whether one of two of the same rank is not there. It waits a little for that:
+// who comes in place of another may be seen before the other's end.
+func oneEnds(a, b *arrival) bool {
+	if !a.isThere() || !b.isThere() {
+		return true
+	}
+	t := time.NewTimer(meetGone)
+	defer t.Stop()
+	select {
+	case <-a.gone:
+	case <-b.gone:
+	case <-t.C:
+		return false
+	}
+	return true
 }
 
 func send(c net.Conn, r reply) error {
@@ -169,16 +219,18 @@ func exchange(c net.Conn, f func() error) error {
 
 // takeID asks rank 0 for the identity until it replies: it may start later than this member.
 func takeID(ctx context.Context, address string, rank, size int) (ID, error) {
+	var last error // of asking
 	for {
 		r, err := ask(ctx, address, hello{Magic: meetMagic, Rank: uint32(rank), Size: uint32(size)})
 		switch {
-		case err == nil && r.Magic == meetMagic && r.Code != meetGood:
+		case err == nil && r.Code != meetGood:
 			return ID{}, meetError(r.Code, int(r.Rank))
-		case err == nil && r.Magic == meetMagic:
+		case err == nil:
 			return r.ID, nil
-		case ctx.Err() != nil:
-			return ID{}, fmt.Errorf("rank 0 at %s: %w", address, errors.Join(ctx.Err(), err))
+		case ctx.Err() != nil: // of which err may come
+			return ID{}, fmt.Errorf("rank 0 at %s: %w: %w", address, ctx.Err(), cmp.Or(last, err))
 		}
+		last = err
 		select {
 		case <-time.After(meetRetry):
 		case <-ctx.Done():
@@ -202,6 +254,9 @@ func ask(ctx context.Context, address string, h hello) (r reply, err error) {
 	err = binary.Read(c, binary.LittleEndian, &r)
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = fmt.Errorf("no reply: %w", err)
+	}
+	if err == nil && r.Magic != meetMagic {
+		err = fmt.Errorf("%w: another program replies", ErrMismatch)
 	}
 	return r, err
 }

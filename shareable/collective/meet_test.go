@@ -40,6 +40,8 @@ func TestFromEnvironment(t *testing.T) {
 		"no local rank":        {env: with(torchrun, "LOCAL_RANK", ""), want: Environment{Rank: 3, Size: 8, Address: "n1:29501", Launcher: "torchrun"}},
 		"alone":                {env: map[string]string{"RANK": "0", "WORLD_SIZE": "1"}, want: Environment{Size: 1, Launcher: "torchrun"}},
 		"srun":                 {env: slurm, want: Environment{Rank: 5, Size: 16, LocalRank: 5, Address: "gpu03:" + strconv.Itoa(firstPort+portOf("17", "0")), Launcher: "srun"}},
+		"srun --mpi=pmi2":      {env: with(slurm, "PMI_RANK", "5", "PMI_SIZE", "16"), want: Environment{Rank: 5, Size: 16, LocalRank: 5, Address: "gpu03:" + strconv.Itoa(firstPort+portOf("17", "0")), Launcher: "srun"}},
+		"mpirun within srun":   {env: with(slurm, "PMI_RANK", "9", "PMI_SIZE", "32", "MPI_LOCALRANKID", "1", "MASTER_ADDR", "h", "MASTER_PORT", "9"), want: Environment{Rank: 9, Size: 32, LocalRank: 1, Address: "h:10", Launcher: "mpirun"}},
 		"mpirun with a master": {env: map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "9"}, want: Environment{Rank: 1, Size: 4, Address: "h:10", Launcher: "mpirun"}},
 		"mpirun on many hosts": {env: map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, err: "several hosts"},
 		"nothing":              {env: nil, err: "names no group"},
@@ -70,7 +72,7 @@ func TestFromEnvironment(t *testing.T) {
 
 func TestFirstHost(t *testing.T) {
 	for list, want := range map[string]string{
-		"a": "a", "a,b": "a", "n[01-04,07],m2": "n01", "n[3,5]": "n3", "n[7]": "n7", "a,n[1-2]": "a", "r[1-2]n1": "r1n1", "n[1": "", "": "",
+		"a": "a", "a,b": "a", "n[01-04,07],m2": "n01", "n[3,5]": "n3", "n[7]": "n7", "a,n[1-2]": "a", "r[1-2]n1": "r1n1", "r[1-2]n[3-4]s,x": "r1n3s", "n[1": "", "": "",
 	} {
 		require.Equal(t, want, firstHost(list), list)
 	}

@@ -28,7 +28,7 @@ func (g *Group) Rebalance(ctx context.Context, st *vmm.Stream, v Memory) error {
 	defer c.release()
 	c.appendTo(v)
 	c.sendFrom(v)
-	if c.err == nil {
+	if c.checkWhole(); c.err == nil {
 		c.err = c.usable(st, g.dev)
 	}
 	return g.op(name, g.rebalance(ctx, st, c, unitOf(v)))
@@ -142,6 +142,9 @@ func between(a, b uint64) uint64 { return b - min(a, b) }
 func (g *Group) growForRebalance(ctx context.Context, st *vmm.Stream, c *growCall, bytes uint64) (next *vmm.Range, err error) {
 	if bytes > 0 {
 		if next, err = g.dev.NewRange(vmm.RangeOptions{Max: bytes}); err == nil {
+			err = next.UsedBy(st) // its Close waits for no other stream
+		}
+		if err == nil {
 			err = next.Grow(bytes)
 		}
 		if now := c.dst.Len(); err == nil && bytes > now {

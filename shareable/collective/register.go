@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,9 +17,10 @@ type RegisterOptions struct {
 	// Window registers the memory as a symmetric window of NCCL, in which small calls take
 	// less time. All members have to call Register with it at the same time, with as many
 	// bytes, and to use the same offsets in later calls. The memory has to be a Range whose
-	// Max is one chunk, mapped, and made with RangeOptions.Share and ShareFD. A window over
-	// several chunks is vmm.ErrInvalid: in NCCL the next call in it would lose the device of
-	// every member.
+	// Max is one chunk, mapped, and made with RangeOptions.Share and ShareFD. While it is
+	// registered, SetLen to less, Clip, Sleep and Close of it return vmm.ErrBusy. A window
+	// over several chunks is vmm.ErrInvalid: in NCCL the next call in it would lose the
+	// device of every member.
 	Window bool
 }
 
@@ -43,8 +45,9 @@ type Registration struct {
 // without: between hosts NCCL can send from registered memory, and receive into it, without a
 // copy in between; within a host only windows make a difference.
 //
-// It returns vmm.ErrInvalid for memory that does not grow, and vmm.ErrNotSupported for an NCCL
-// before 2.19, or with Window before 2.27. If a chunk that is mapped later cannot be registered,
+// It returns vmm.ErrInvalid for memory that does not grow, vmm.ErrPermission for memory that the
+// group's device cannot read, and vmm.ErrNotSupported for an NCCL before 2.19, or with Window
+// before 2.27. If a chunk that is mapped later cannot be registered,
 // calls use it all the same, and Registration.Err returns why.
 func (g *Group) Register(ctx context.Context, v Memory, o RegisterOptions) (*Registration, error) {
 	const name = "register"
@@ -57,12 +60,14 @@ func (g *Group) Register(ctx context.Context, v Memory, o RegisterOptions) (*Reg
 	defer g.end()
 	r := &Registration{g: g, chunks: map[vmm.Ptr]uint64{}}
 	of, err := rangeOf(v)
-	if err == nil {
-		if o.Window {
-			err = r.window(ctx, of)
-		} else {
-			err = r.watch(of)
-		}
+	switch {
+	case err != nil:
+	case of.Access(g.dev) == vmm.AccessNone:
+		err = fmt.Errorf("%w: %v cannot read memory of %v", vmm.ErrPermission, g.dev, of.Device())
+	case o.Window:
+		err = r.window(ctx, of)
+	default:
+		err = r.watch(of)
 	}
 	if err != nil {
 		return nil, g.op(name, errors.Join(err, r.end()))
@@ -85,10 +90,14 @@ func (r *Registration) watch(of *vmm.Range) (err error) {
 // mapped registers a chunk.
 func (r *Registration) mapped(s vmm.Segment) {
 	var handle uint64
+	var failed error
 	err := r.g.finish(context.Background(), func() (err error) {
-		handle, err = r.g.e.Register(s.Addr, s.Size)
+		if handle, err = r.g.e.Register(s.Addr, s.Size); errors.Is(err, ErrFailed) {
+			failed, err = err, nil // the group goes on; if it cannot, its next call says so
+		}
 		return err
 	})
+	err = cmp.Or(failed, err)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {
@@ -132,7 +141,7 @@ func (r *Registration) window(ctx context.Context, of *vmm.Range) error {
 	if of.Options().Share&vmm.ShareFD == 0 {
 		return fmt.Errorf("%w: a window needs memory that can be exported, made with RangeOptions.Share and ShareFD", vmm.ErrInvalid)
 	}
-	hold, err := of.Hold(0, of.Len())
+	hold, err := of.Hold(0, of.Cap())
 	if err != nil {
 		return err
 	}
@@ -174,10 +183,12 @@ func (r *Registration) Close() error {
 	if r == nil || r.g == nil {
 		return nil
 	}
+	err := r.end()
+	// Not before: until then Close of the group waits for it.
 	r.g.mu.Lock()
 	delete(r.g.regs, r)
 	r.g.mu.Unlock()
-	return r.g.op("undo a registration", r.end())
+	return r.g.op("undo a registration", err)
 }
 
 // end undoes the registration of all chunks, once.

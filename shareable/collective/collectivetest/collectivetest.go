@@ -69,7 +69,7 @@ func New(tb testing.TB, o Options, devs ...*vmm.Device) []*collective.Group {
 	members := make([]*hostengine.Member, 0, len(devs))
 	tb.Cleanup(func() {
 		tb.Helper()
-		if err := endAll(groups); err != nil {
+		if err := endAll(groups, len(groups) < len(devs)); err != nil {
 			tb.Errorf("at the end of the test: %v", err)
 		}
 		for rank, m := range members {
@@ -93,10 +93,9 @@ func New(tb testing.TB, o Options, devs ...*vmm.Device) []*collective.Group {
 	return groups
 }
 
-// endAll closes the groups, or aborts them if one was: then Close of the others cannot end
-// well.
-func endAll(groups []*collective.Group) error {
-	aborted := false
+// endAll closes the groups. It aborts them if one was, or some were not made: then Close of the
+// others cannot end well.
+func endAll(groups []*collective.Group, aborted bool) error {
 	for _, g := range groups {
 		aborted = aborted || errors.Is(g.Err(), collective.ErrAborted)
 	}

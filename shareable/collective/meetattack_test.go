@@ -1,0 +1,92 @@
+package collective
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// greet connects to rank 0, once that listens, and says hello. The caller must close it.
+func greet(t *testing.T, address string, says any) net.Conn {
+	t.Helper()
+	var c net.Conn
+	require.Eventually(t, func() (ok bool) {
+		var d net.Dialer
+		var err error
+		c, err = d.DialContext(t.Context(), "tcp", address)
+		return err == nil
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, binary.Write(c, binary.LittleEndian, says))
+	return c
+}
+
+// greetAndEnd is a member that ends after it has said hello. It returns when rank 0 has seen that.
+func greetAndEnd(t *testing.T, address string, says any) {
+	t.Helper()
+	c := greet(t, address, says)
+	require.NoError(t, c.(*net.TCPConn).CloseWrite())
+	_, _ = io.Copy(io.Discard, c)
+	require.NoError(t, c.Close())
+}
+
+// TestMeetAgain: a member that has said hello and ended counts no more, and one that is started in
+// its place is no second one.
+func TestMeetAgain(t *testing.T) {
+	for range 5 {
+		address := freeAddress(t)
+		given := make(chan error, 1)
+		go func() { given <- giveID(t.Context(), address, 3, ID{7}) }()
+		for range 3 {
+			greetAndEnd(t, address, hello{Magic: meetMagic, Rank: 2, Size: 3})
+		}
+		taken := make(chan met, 2)
+		for _, rank := range []int{1, 2} {
+			go func() {
+				id, err := takeID(t.Context(), address, rank, 3)
+				taken <- met{id, err}
+			}()
+		}
+		require.NoError(t, <-given)
+		require.Equal(t, met{id: ID{7}}, <-taken)
+		require.Equal(t, met{id: ID{7}}, <-taken)
+	}
+}
+
+// TestMeetWithoutWhoHasEnded: no group is made with a member that has ended.
+func TestMeetWithoutWhoHasEnded(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	address := freeAddress(t)
+	given := make(chan error, 1)
+	go func() { given <- giveID(ctx, address, 3, ID{7}) }()
+	greetAndEnd(t, address, hello{Magic: meetMagic, Rank: 2, Size: 3})
+	_, err := takeID(ctx, address, 1, 3)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	err = <-given
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "1 of 3 members are missing")
+}
+
+// TestMeetAtAnotherProgram: the error says so when something else listens where rank 0 should.
+func TestMeetAtAnotherProgram(t *testing.T) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	go func() {
+		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+			_, _ = c.Write(make([]byte, 1000))
+			_ = c.Close()
+		}
+	}()
+	_, err = takeID(ctx, l.Addr().String(), 1, 3)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "another program")
+}
