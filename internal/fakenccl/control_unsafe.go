@@ -149,5 +149,6 @@ func (c *control) Live() Live {
 		Comms:         int(C.call_live(&c.f, 0)),
 		Registrations: int(C.call_live(&c.f, 1)),
 		Windows:       int(C.call_live(&c.f, 2)),
+		Waiting:       int(C.call_live(&c.f, 3)),
 	}
 }

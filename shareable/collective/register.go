@@ -85,7 +85,7 @@ func (r *Registration) watch(of *vmm.Range) (err error) {
 // mapped registers a chunk.
 func (r *Registration) mapped(s vmm.Segment) {
 	var handle uint64
-	err := r.g.finish(context.Background(), func() (err error) {
+	err := r.g.call(context.Background(), func() (err error) {
 		handle, err = r.g.e.Register(s.Addr, s.Size)
 		return err
 	})
@@ -111,7 +111,7 @@ func (r *Registration) unmapping(s vmm.Segment) {
 		return
 	}
 	// An engine that was aborted has undone all of them.
-	err := r.g.finish(context.Background(), func() error { return r.g.e.Deregister(handle) })
+	err := r.g.call(context.Background(), func() error { return r.g.e.Deregister(handle) })
 	if err == nil || errors.Is(err, ErrAborted) {
 		r.g.counters.deregistered.Add(1)
 		return
@@ -138,7 +138,10 @@ func (r *Registration) window(ctx context.Context, of *vmm.Range) error {
 	}
 	r.hold = hold
 	var handle uint64
-	err = r.g.finish(ctx, func() error { return r.g.e.RegisterWindow(all[0].Addr, of.Cap(), &handle) })
+	err = r.g.call(ctx, func() (err error) {
+		handle, err = r.g.e.RegisterWindow(all[0].Addr, of.Cap())
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -189,7 +192,7 @@ func (r *Registration) end() error {
 		clear(r.chunks)
 		r.mu.Unlock()
 		for _, p := range slices.Sorted(maps.Keys(windows)) {
-			err := r.g.finish(context.Background(), func() error { return r.g.e.DeregisterWindow(windows[p]) })
+			err := r.g.call(context.Background(), func() error { return r.g.e.DeregisterWindow(windows[p]) })
 			if err == nil || errors.Is(err, ErrAborted) {
 				r.g.counters.deregistered.Add(1)
 			} else {
