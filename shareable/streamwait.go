@@ -79,12 +79,12 @@ func (v *View) WaitOn(s *vmm.Stream, n uint64) error {
 		return err
 	}
 	x.n, x.idle = n, false
-	if err := p.memOps.WaitValue(s.Raw(), x.p, 1, 8); err != nil {
+	if err := p.memOps.WaitValue(s.Queue(), x.p, 1, 8); err != nil {
 		x.idle = true
 		return err
 	}
 	// If this fails, the two words are never used again, which is no error.
-	_ = p.memOps.WriteValue(s.Raw(), x.p+8, 1, 8)
+	_ = p.memOps.WriteValue(s.Queue(), x.p+8, 1, 8)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	// Len may have moved since it was checked above, and nothing would notify.

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 
@@ -156,30 +156,53 @@ func unlockAll(locked []lockedSpan) {
 // device, else ErrBounds; a span in which UsedBy has named other streams is ErrInvalid; one
 // whose access is being changed is ErrBusy, and of a range that sleeps ErrAsleep. Memory
 // that no reservation knows is left to the driver. If the stream is being captured, the
-// graph remembers the spans. unlock must be called once, soon: a Clip, an Unmap or a Close
-// of any part of the reservation may be waiting for it.
+// graph remembers the spans. The stream is held, too, as Hold does. unlock must be called once,
+// soon: a Clip, an Unmap or a Close of any part of the reservation, or a Close of the stream, may be
+// waiting for it.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
-	var locked []lockedSpan
+	l := &spansLock{s: s}
+	l.locked = l.few[:0]
 	// The stream is kept open until all are locked: the spans are checked for it.
 	err = s.with(func(o *openDevice) (err error) {
-		var memory []LaunchMemory
 		for _, x := range spans {
-			if x.Size > 0 {
-				memory = append(memory, LaunchMemory{MemoryArg: MemoryArg{Span: x}})
+			if x.Size == 0 {
+				continue
 			}
-		}
-		if locked, err = s.lockForKernel(nil, memory); err != nil {
-			return err
+			l.checked.Span = x
+			one, err := s.lockMemory(&l.checked)
+			if err != nil {
+				unlockAll(l.locked)
+				return err
+			}
+			l.locked = append(l.locked, one)
 		}
 		if err = s.remember(o, nil, spans...); err != nil {
-			unlockAll(locked)
+			unlockAll(l.locked)
+			return err
 		}
-		return err
+		s.holds.Add(1)
+		return nil
 	})
 	if err != nil {
 		return nil, s.fail("lock spans", 0, 0, err)
 	}
-	return sync.OnceFunc(func() { unlockAll(locked) }), nil
+	return l.unlock, nil
+}
+
+// spansLock is what LockSpans has locked, in one allocation for a few spans.
+type spansLock struct {
+	s       *Stream
+	locked  []lockedSpan
+	few     [4]lockedSpan
+	checked LaunchMemory
+	done    atomic.Bool
+}
+
+func (l *spansLock) unlock() {
+	if !l.done.Swap(true) {
+		unlockAll(l.locked)
+		l.s.holds.Done()
+	}
 }
 
 // checkSpan is nil if the device may use the span on that stream, as far as r knows.

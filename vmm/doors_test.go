@@ -94,6 +94,23 @@ func TestLockSpansKeepsMemory(t *testing.T) {
 }
 
 // TestLockSpansRefuses what a kernel could not use until unlock, and has locked nothing
+// TestLockSpansHoldsTheStream: its Close waits for unlock, also of no spans.
+func TestLockSpansHoldsTheStream(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		s := stream(t, w.devs[0])
+		require.Equal(t, s.Raw(), s.Queue())
+		unlock, err := s.LockSpans()
+		require.NoError(t, err)
+		closed := begun(s.Close)
+		pass(time.Second)
+		require.Empty(t, closed)
+		unlock()
+		unlock()
+		require.NoError(t, <-closed)
+		require.Zero(t, (*vmm.Stream)(nil).Queue())
+	})
+}
+
 // then.
 func TestLockSpansRefuses(t *testing.T) {
 	w := newWorld(t, 2)

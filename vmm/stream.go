@@ -321,7 +321,16 @@ func (s *Stream) runsWork(o *openDevice) error {
 	return err
 }
 
-// Raw is the driver's handle, a CUstream on CUDA.
+// Queue is where this package queues the stream's work, for calls of the program's own: Raw, or 0
+// for a thread's own default stream, see Device.WrapStream.
+func (s *Stream) Queue() driver.Stream {
+	if s == nil || s.dev == nil {
+		return 0
+	}
+	return s.queue
+}
+
+// Raw is the driver's handle, a CUstream on CUDA, as NewStream made it or WrapStream got it.
 func (s *Stream) Raw() driver.Stream {
 	if s == nil || s.dev == nil {
 		return 0

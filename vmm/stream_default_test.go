@@ -21,6 +21,7 @@ func TestDefaultStreamsAreFenced(t *testing.T) {
 			require.NoError(t, g.Grow(4*page))
 			s := d.WrapStream(handle)
 			require.Equal(t, driver.Stream(handle), s.Raw())
+			require.Zero(t, s.Queue(), "the legacy stream: the caller's thread changes")
 			require.NoError(t, g.UsedBy(s))
 			var open func()
 			work := func() { open = work(t, d, driver.Stream(handle), g.Ptr()+vmm.Ptr(2*page)) }

@@ -5,8 +5,6 @@ package nccl
 /*
 #cgo noescape cuvmm_nccl_run
 #cgo nocallback cuvmm_nccl_run
-#cgo noescape cuvmm_nccl_progress
-#cgo nocallback cuvmm_nccl_progress
 #include "shims.h"
 */
 import "C"
@@ -34,21 +32,23 @@ var (
 	_ = [1]struct{}{}[unsafe.Offsetof(Call{}.Count)-unsafe.Offsetof(C.struct_cuvmm_nccl_call{}.count)]
 )
 
-// Comm is one member's communicator. After Abort, or a Destroy that has ended it, all its
+// Comm is one member's end of a group. After Abort, or a Destroy that has ended it, all its
 // methods return driver.ErrClosed; so do those of a nil Comm.
 //
-// All methods may be called at any time. The lock lets one call be in NCCL at a time, so
-// Abort, which frees the communicator, does not free it under another call: it waits for the
-// one that is in NCCL. That one returns soon, because what waits for other members runs in a
-// thread of NCCL's. Calls that come after Abort are refused.
+// All methods may be called at any time. One call is in NCCL at a time, and what waits for other
+// members blocks there: RegisterWindow, Finalize, the first Run, in which members connect, and one
+// that finds the stream full. Abort ends that call, which then returns an error, and waits for it.
 type Comm struct {
 	lib  *Library
 	with func(func() error) error
 
 	ending atomic.Bool // Abort has been called
-	mu     sync.Mutex
-	c      *C.struct_cuvmm_nccl_comm // nil once it has ended
-	window *uint64                   // gets the handle when RegisterWindow is done
+
+	// mu is held during all calls but the first part of Abort, which ends what waits with it.
+	// parentMu comes after it, and is held during calls with the parent, which do not wait.
+	mu, parentMu sync.Mutex
+	c            *C.struct_cuvmm_nccl_comm // nil once it has ended; set with both held
+	finalized    bool                      // guarded by mu
 
 	// What run runs. They are kept here because a new function for each Run would be
 	// allocated.
@@ -58,13 +58,14 @@ type Comm struct {
 }
 
 // Join begins to join a group of size members, of which this one is rank. It returns at
-// once; Comm.Progress is ErrInProgress until all members have joined. Each member has the
-// device of the CUDA context that is current.
+// once. Comm.Progress is to be called until it is no longer ErrInProgress: all members have
+// joined then, and until then all other calls but Abort and Destroy are ErrInProgress. Each
+// member has the device of the CUDA context that is current.
 //
 // with runs a function with that context current on the calling thread, as Do of a
-// driver.Device does; nil: the function is called as it is. All later calls to NCCL but
-// Progress go through it too, because NCCL changes the thread's device. If it does not run
-// the function, its error is the call's, but Abort goes on without it.
+// driver.Device does; nil: the function is called as it is. All later calls to NCCL go through
+// it too, because NCCL changes the thread's device. If it does not run the function, its error
+// is the call's, but Abort goes on without it.
 //
 // The caller must end the Comm, with Destroy or Abort.
 func (l *Library) Join(id ID, rank, size int, with func(func() error) error) (*Comm, error) {
@@ -89,8 +90,8 @@ func (l *Library) Join(id ID, rank, size int, with func(func() error) error) (*C
 		return failure(&c.c.out)
 	})
 	if err != nil && !errors.Is(err, ErrInProgress) {
-		if c.c.comm != nil {
-			C.cuvmm_nccl_abort(&l.api, c.c)
+		if c.c.parent != nil {
+			C.cuvmm_nccl_abort_parent(&l.api, c.c)
 		}
 		c.free()
 		return nil, err
@@ -98,10 +99,12 @@ func (l *Library) Join(id ID, rank, size int, with func(func() error) error) (*C
 	return c, nil
 }
 
-// free frees what is left once the communicator has ended.
+// free frees what is left once both communicators have ended. Requires mu.
 func (c *Comm) free() {
+	c.parentMu.Lock()
+	defer c.parentMu.Unlock()
 	C.cuvmm_nccl_free(c.c)
-	c.c, c.window = nil, nil
+	c.c = nil
 }
 
 // begin begins a call. The caller calls c.mu.Unlock unless there is an error.
@@ -117,9 +120,21 @@ func (c *Comm) begin(call string) error {
 	return nil
 }
 
+// beginJoined is begin for a group that stands.
+func (c *Comm) beginJoined(call string) error {
+	if err := c.begin(call); err != nil {
+		return err
+	}
+	if c.c.joined == 0 {
+		c.mu.Unlock()
+		return ErrInProgress
+	}
+	return nil
+}
+
 // do makes a call with the context current.
 func (c *Comm) do(call string, f func()) error {
-	if err := c.begin(call); err != nil {
+	if err := c.beginJoined(call); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
@@ -129,35 +144,33 @@ func (c *Comm) do(call string, f func()) error {
 	})
 }
 
-// Progress is nil if all that was begun is done, ErrInProgress if it is not, and else the
-// error that something has failed with. It does not wait. After a failure the Comm is of no
-// more use: end it with Abort.
+// Progress is ErrInProgress while not all members have joined. Later it is nil, or the error
+// that something has failed with. It does not wait for other members. After a failure the Comm is
+// of no more use: end it with Abort.
 func (c *Comm) Progress() error {
-	if err := c.begin("ncclCommGetAsyncError"); err != nil {
+	const call = "ncclCommGetAsyncError"
+	if err := c.begin(call); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
-	C.cuvmm_nccl_progress(&c.lib.api, c.c)
-	err := failure(&c.c.out)
-	if err == nil {
-		c.windowDone()
-	}
-	return err
+	return c.progress(call)
 }
 
-// windowDone hands the handle of a window to whoever has asked for it.
-//
-// Safety: only the number of NCCL's pointer is used.
-func (c *Comm) windowDone() {
-	if c.window != nil {
-		*c.window = uint64(uintptr(unsafe.Pointer(c.c.window)))
-		c.window = nil
+// progress is Progress. Requires mu.
+func (c *Comm) progress(call string) error {
+	c.parentMu.Lock()
+	defer c.parentMu.Unlock()
+	if c.c.parent == nil {
+		return closed(call) // it is being aborted
 	}
+	return c.with(func() error {
+		C.cuvmm_nccl_progress(&c.lib.api, c.c)
+		return failure(&c.c.out)
+	})
 }
 
-// Run queues calls on a stream, several as one group. It returns nil or ErrInProgress; then
-// Progress says when they are queued. Up to 16 calls allocate nothing. After an error the
-// Comm is of no more use, as after one of Progress.
+// Run queues calls on a stream, several as one group. Up to 16 calls allocate nothing. After an
+// error that is not driver.ErrInvalid the Comm is of no more use, as after one of Progress.
 //
 // Safety: calls has no pointers, and is copied to C's memory.
 func (c *Comm) Run(stream driver.Stream, calls []Call) error {
@@ -166,7 +179,7 @@ func (c *Comm) Run(stream driver.Stream, calls []Call) error {
 			return &driver.CallError{Call: o.String(), Kind: driver.ErrInvalid, Err: fmt.Errorf("call %d is no operation", i)}
 		}
 	}
-	if err := c.begin("ncclGroupStart"); err != nil {
+	if err := c.beginJoined("ncclGroupStart"); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
@@ -207,24 +220,20 @@ func (c *Comm) Deregister(handle uint64) error {
 }
 
 // RegisterWindow makes a symmetric window of n bytes at p. All members have to call it, with
-// as many bytes. If it returns ErrInProgress, it is done when Progress is nil. Then, and not
-// before, handle is set; to 0 where NCCL makes no window. A library before 2.27 is
-// driver.ErrNotSupported.
-func (c *Comm) RegisterWindow(p, n uint64, handle *uint64) error {
+// as many bytes, and it waits for them. Where NCCL makes no window, handle is 0. A library
+// before 2.27 is driver.ErrNotSupported.
+//
+// Safety: only the number of NCCL's pointer is used.
+func (c *Comm) RegisterWindow(p, n uint64) (handle uint64, err error) {
 	const call = "ncclCommWindowRegister"
 	if err := c.need(call, "2.27", func(l *Library) bool { return l.api.window != nil && l.api.dewindow != nil }); err != nil {
-		return err
+		return 0, err
 	}
-	return c.do(call, func() {
+	err = c.do(call, func() {
 		C.cuvmm_nccl_register_window(&c.lib.api, c.c, C.uint64_t(p), C.uint64_t(n))
-		switch Status(c.c.out.r) {
-		case success:
-			c.window = handle
-			c.windowDone()
-		case statusProgress:
-			c.window = handle
-		}
+		handle = uint64(uintptr(unsafe.Pointer(c.c.window)))
 	})
+	return handle, err
 }
 
 // DeregisterWindow undoes RegisterWindow.
@@ -247,56 +256,92 @@ func (c *Comm) need(call, since string, has func(*Library) bool) error {
 	return nil
 }
 
-// Finalize waits for all that is queued, in all members: each of them has to call it. It is
-// done when Progress is nil. Then comes Destroy.
+// Finalize waits for all that is queued. Then comes Destroy.
 func (c *Comm) Finalize() error {
-	return c.do("ncclCommFinalize", func() { C.cuvmm_nccl_finalize(&c.lib.api, c.c) })
+	return c.do("ncclCommFinalize", c.finalize)
 }
 
-// Destroy ends the Comm. While something is in progress it returns ErrInProgress and does
-// nothing. One that has failed is aborted, and the error is its failure.
+// finalize is Finalize, with the context current. Requires mu.
+func (c *Comm) finalize() {
+	C.cuvmm_nccl_finalize(&c.lib.api, c.c)
+	c.finalized = true
+}
+
+// Destroy ends the Comm, after Finalize, which it calls if that was not done. While the Comm joins
+// it returns ErrInProgress and does nothing. One that has failed is aborted, and the error is its
+// failure.
 func (c *Comm) Destroy() error {
 	if err := c.begin("ncclCommDestroy"); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
 	err := c.with(func() error {
+		c.c.out.r = C.ncclResult_t(success)
+		if c.c.joined != 0 && !c.finalized {
+			c.finalize()
+		}
+		c.parentMu.Lock()
+		defer c.parentMu.Unlock()
 		C.cuvmm_nccl_destroy(&c.lib.api, c.c)
 		return failure(&c.c.out)
 	})
-	if c.c.comm == nil {
+	if c.c.parent == nil && c.c.child == nil {
 		c.free()
 	}
 	return err
 }
 
 // Abort ends the Comm, and stops what it has queued on streams. Other members do not hear of
-// it. It may be called while another call runs, for which it waits.
+// it. It may be called while another call runs, which it ends, and for which it waits.
 func (c *Comm) Abort() error {
-	const call = "ncclCommAbort"
-	if c == nil {
-		return closed(call)
+	if c == nil || c.lib == nil {
+		return closed("ncclCommAbort")
 	}
 	c.ending.Store(true)
+	err := c.anyway(c.abortParent)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.c == nil {
-		return closed(call)
+		return closed("ncclCommAbort")
 	}
-	ran := false
-	abort := func() error {
-		ran = true
-		C.cuvmm_nccl_abort(&c.lib.api, c.c)
-		return failure(&c.c.out)
-	}
-	err := c.with(abort)
-	if !ran {
-		err = abort()
-	}
-	if Status(c.c.out.r) != success {
-		c.c, c.window = nil, nil // NCCL may still write to C's part, which stays
+	if err = errors.Join(err, c.anyway(c.abortChild)); err != nil {
+		c.parentMu.Lock()
+		defer c.parentMu.Unlock()
+		c.c = nil // NCCL may still write to C's part, which stays
 		return err
 	}
 	c.free()
+	return nil
+}
+
+// anyway runs f with the context current, or without it if it must be.
+func (c *Comm) anyway(f func() error) error {
+	ran := false
+	err := c.with(func() error {
+		ran = true
+		return f()
+	})
+	if !ran {
+		return f()
+	}
 	return err
+}
+
+func (c *Comm) abortParent() error {
+	c.parentMu.Lock()
+	defer c.parentMu.Unlock()
+	if c.c == nil || c.c.parent == nil {
+		return nil
+	}
+	C.cuvmm_nccl_abort_parent(&c.lib.api, c.c)
+	return failure(&c.c.ended)
+}
+
+// abortChild requires mu.
+func (c *Comm) abortChild() error {
+	if c.c.child == nil {
+		return nil
+	}
+	C.cuvmm_nccl_abort_child(&c.lib.api, c.c)
+	return failure(&c.c.out)
 }

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -97,27 +97,28 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-func TestInProgress(t *testing.T) {
+func TestJoining(t *testing.T) {
 	l, fake := onFake(t)
 	id, err := l.NewID()
 	require.NoError(t, err)
 	first, err := l.Join(id, 0, 2, nil)
 	require.NoError(t, err)
-	require.ErrorIs(t, first.Progress(), nccl.ErrInProgress, "the other has not joined")
-	require.ErrorIs(t, first.Destroy(), nccl.ErrInProgress)
-	second, err := l.Join(id, 1, 2, nil)
-	require.NoError(t, err)
-	require.NoError(t, first.Progress())
-	require.NoError(t, second.Progress())
 	_, p := memory(t, make([]float32, 4)...)
 	calls := []nccl.Call{{Operation: nccl.AllReduce, Kind: nccl.Float32, Src: p, Dst: p, Count: 4}}
-	const polls = 100_000 // more than Run itself makes
-	fake.Polls(polls)
-	require.ErrorIs(t, first.Run(0, calls), nccl.ErrInProgress)
-	require.ErrorIs(t, second.Run(0, calls), nccl.ErrInProgress)
-	require.ErrorIs(t, first.Progress(), nccl.ErrInProgress)
-	require.NoError(t, done(first, nccl.ErrInProgress))
+	waits := func() {
+		t.Helper()
+		require.ErrorIs(t, first.Progress(), nccl.ErrInProgress)
+		require.ErrorIs(t, first.Run(0, calls), nccl.ErrInProgress)
+		require.ErrorIs(t, first.Finalize(), nccl.ErrInProgress)
+		require.ErrorIs(t, first.Destroy(), nccl.ErrInProgress)
+	}
+	waits()
+	second, err := l.Join(id, 1, 2, nil)
+	require.NoError(t, err)
+	waits() // the other one has not split
+	fake.Polls(3)
 	require.NoError(t, done(second, nccl.ErrInProgress))
+	require.NoError(t, done(first, nccl.ErrInProgress))
 	leave(t, []*nccl.Comm{first, second})
 }
 
@@ -127,28 +128,22 @@ func TestRegister(t *testing.T) {
 	h, err := comms[0].Register(0x1000, 64)
 	require.NoError(t, err)
 	require.NotZero(t, h)
-	require.Equal(t, fakenccl.Live{Comms: 2, Registrations: 1}, fake.Live())
+	require.Equal(t, fakenccl.Live{Comms: 4, Registrations: 1}, fake.Live())
 	require.NoError(t, comms[0].Deregister(h))
 
-	fake.Polls(2)
 	windows := make([]uint64, 2)
-	require.ErrorIs(t, comms[0].RegisterWindow(0x1000, 64, &windows[0]), nccl.ErrInProgress)
-	for range 5 {
-		require.ErrorIs(t, comms[0].Progress(), nccl.ErrInProgress)
-	}
-	require.Zero(t, windows[0])
-	require.ErrorIs(t, comms[1].RegisterWindow(0x2000, 64, &windows[1]), nccl.ErrInProgress)
-	for i, c := range comms {
-		require.NoError(t, done(c, nccl.ErrInProgress))
-		require.NotZero(t, windows[i])
-	}
+	each(t, comms, func(rank int, c *nccl.Comm) (err error) {
+		windows[rank], err = c.RegisterWindow(0x1000*uint64(rank+1), 64)
+		return err
+	})
 	require.Contains(t, fake.Log(), "ncclCommWindowRegister rank=0 p=0x1000 size=64 flags=1\n")
-	require.Equal(t, fakenccl.Live{Comms: 2, Windows: 2}, fake.Live())
+	require.Equal(t, fakenccl.Live{Comms: 4, Windows: 2}, fake.Live())
 	for i, c := range comms {
+		require.NotZero(t, windows[i])
 		require.NoError(t, c.DeregisterWindow(windows[i]))
 	}
-	none := uint64(1)
-	require.NoError(t, comms[0].RegisterWindow(0, 0, &none), "it is done at once")
+	none, err := comms[0].RegisterWindow(0, 0)
+	require.NoError(t, err, "it is done at once")
 	require.Zero(t, none)
 	leave(t, comms)
 }
@@ -160,9 +155,9 @@ func TestEnded(t *testing.T) {
 	require.NoError(t, comms[1].Destroy())
 	for _, c := range append(comms, nil, &nccl.Comm{}) {
 		_, err := c.Register(1, 1)
+		_, windowErr := c.RegisterWindow(1, 1)
 		for _, err := range []error{
-			err, c.Progress(), c.Run(0, nil), c.Deregister(1), c.RegisterWindow(1, 1, new(uint64)),
-			c.DeregisterWindow(1), c.Finalize(), c.Destroy(), c.Abort(),
+			err, windowErr, c.Progress(), c.Run(0, nil), c.Deregister(1), c.DeregisterWindow(1), c.Finalize(), c.Destroy(), c.Abort(),
 		} {
 			isOnly(t, err, driver.ErrClosed)
 		}
@@ -205,10 +200,9 @@ func calls(t *testing.T) map[string]func(c *nccl.Comm) error {
 			for _, o := range ops {
 				list = append(list, nccl.Call{Operation: o, Kind: nccl.Int64, Src: p, Dst: p, Count: 1})
 			}
-			return done(c, c.Run(0, list))
+			return c.Run(0, list)
 		}
 	}
-	window := uint64(0)
 	return map[string]func(c *nccl.Comm) error{
 		"ncclAllReduce":         of(nccl.AllReduce),
 		"ncclReduce":            of(nccl.Reduce),
@@ -224,10 +218,13 @@ func calls(t *testing.T) map[string]func(c *nccl.Comm) error {
 			_, err := c.Register(p, 8)
 			return err
 		},
-		"ncclCommDeregister":       func(c *nccl.Comm) error { return c.Deregister(0) },
-		"ncclCommWindowRegister":   func(c *nccl.Comm) error { return done(c, c.RegisterWindow(p, 8, &window)) },
+		"ncclCommDeregister": func(c *nccl.Comm) error { return c.Deregister(0) },
+		"ncclCommWindowRegister": func(c *nccl.Comm) error {
+			_, err := c.RegisterWindow(p, 8)
+			return err
+		},
 		"ncclCommWindowDeregister": func(c *nccl.Comm) error { return c.DeregisterWindow(0) },
-		"ncclCommFinalize":         func(c *nccl.Comm) error { return done(c, c.Finalize()) },
+		"ncclCommFinalize":         func(c *nccl.Comm) error { return c.Finalize() },
 		"ncclCommDestroy":          func(c *nccl.Comm) error { return c.Destroy() },
 	}
 }
@@ -258,17 +255,29 @@ func TestFaults(t *testing.T) {
 		fake.Fail("ncclCommInitRankConfig", 1, code)
 		_, err = l.Join(id, 0, 1, nil)
 		isOnly(t, err, kind)
+		c, err := l.Join(id, 0, 1, nil)
+		require.NoError(t, err)
+		fake.Fail("ncclCommSplit", 1, code)
+		isOnly(t, c.Progress(), kind)
+		require.NoError(t, c.Abort())
 		fake.Fail("ncclGetUniqueId", 1, code)
 		_, err = l.NewID()
 		isOnly(t, err, kind)
-		c := join(t, l, 1)[0]
-		fake.Fail("ncclCommAbort", 1, code)
-		isOnly(t, c.Abort(), kind)
-		isOnly(t, c.Abort(), driver.ErrClosed)
-		require.Equal(t, 1, fake.Live().Comms)
-		violations := fake.Violations()
-		require.Empty(t, violations)
-		fake.Reset()
+		for k := 1; k <= 2; k++ { // of the parent, and of its child
+			c := join(t, l, 1)[0]
+			fake.Fail("ncclCommAbort", k, code)
+			isOnly(t, c.Abort(), kind)
+			isOnly(t, c.Abort(), driver.ErrClosed)
+			require.Equal(t, 1, fake.Live().Comms)
+			violations := fake.Violations()
+			require.Empty(t, violations)
+			fake.Reset()
+		}
+		c = join(t, l, 1)[0]
+		fake.Fail("ncclCommDestroy", 2, code)
+		isOnly(t, c.Destroy(), kind)
+		require.Equal(t, 1, fake.Live().Comms, "the parent")
+		require.NoError(t, c.Abort())
 	}
 }
 
@@ -289,48 +298,91 @@ func TestPeerGone(t *testing.T) {
 	require.NoError(t, comms[2].Abort())
 
 	comms = join(t, l, 2)
-	require.ErrorIs(t, comms[0].Run(0, calls), nccl.ErrInProgress)
-	require.ErrorIs(t, comms[0].Progress(), nccl.ErrInProgress)
+	ran := make(chan error, 1)
+	go func() { ran <- comms[0].Run(0, calls) }()
+	waiting(t, fake, 1)
 	require.Equal(t, 1, fake.Kill(1, 0))
-	require.NoError(t, comms[0].Progress(), "nothing tells it")
-	require.ErrorIs(t, comms[1].Progress(), nccl.ErrInProgress)
+	require.NoError(t, <-ran, "nothing tells it")
+	require.NoError(t, comms[0].Progress())
 	require.NoError(t, comms[0].Abort())
 	require.NoError(t, comms[1].Abort())
 }
 
-// Abort comes while other goroutines make calls, which return.
+// waiting waits until n calls wait for other members.
+func waiting(t *testing.T, fake *fakenccl.Library, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return fake.Live().Waiting == n }, 10*time.Second, time.Millisecond)
+}
+
+// Abort ends a call that waits for another member, and is not called under it: the fake finds
+// that. Calls that come after it are refused.
 func TestAbortDuringCalls(t *testing.T) {
 	l, fake := onFake(t)
-	for range 50 {
-		comms := join(t, l, 2)
-		fake.Polls(-1)
-		_, p := memory(t, make([]int8, 1)...)
-		calls := []nccl.Call{{Operation: nccl.AllReduce, Src: p, Dst: p, Count: 1}}
-		var wg sync.WaitGroup
-		started := make(chan struct{}, 4)
-		for _, c := range comms {
-			require.ErrorIs(t, c.Run(0, calls), nccl.ErrInProgress)
+	_, p := memory(t, make([]int8, 1)...)
+	run := []nccl.Call{{Operation: nccl.AllReduce, Src: p, Dst: p, Count: 1}}
+	for name, call := range map[string]func(c *nccl.Comm) error{
+		"Run":      func(c *nccl.Comm) error { return c.Run(0, run) },
+		"Finalize": func(c *nccl.Comm) error { return c.Finalize() },
+		"Destroy":  func(c *nccl.Comm) error { return c.Destroy() },
+		"RegisterWindow": func(c *nccl.Comm) error {
+			_, err := c.RegisterWindow(p, 1)
+			return err
+		},
+	} {
+		for range 20 {
+			comms := join(t, l, 2)
+			ended := make(chan error, 3)
+			go func() { ended <- call(comms[0]) }()
+			waiting(t, fake, 1)
 			for range 2 {
-				wg.Go(func() {
-					err := c.Progress()
-					started <- struct{}{}
-					if err = done(c, err); !errors.Is(err, driver.ErrClosed) {
-						t.Error(err)
-					}
-				})
+				go func() { ended <- comms[0].Progress() }()
 			}
+			if err := comms[0].Abort(); name != "Destroy" || !errors.Is(err, driver.ErrClosed) {
+				require.NoError(t, err, name)
+			}
+			var closed, failed int
+			for range cap(ended) {
+				switch err := <-ended; {
+				case errors.Is(err, driver.ErrClosed):
+					closed++
+				case errors.Is(err, nccl.ErrFailed):
+					failed++
+				default:
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			require.Equal(t, []int{2, 1}, []int{closed, failed}, name)
+			require.NoError(t, comms[1].Abort())
+			require.Zero(t, fake.Live())
 		}
-		<-started
-		for _, c := range comms {
-			require.NoError(t, c.Abort())
-		}
-		wg.Wait()
-		fake.Polls(0)
 	}
 	require.Empty(t, fake.Violations())
 }
 
-// All calls but Progress are made with the context current.
+// A member that is still joining can be aborted at each step, during Progress too.
+func TestAbortWhileJoining(t *testing.T) {
+	l, fake := onFake(t)
+	for steps := range 4 {
+		fake.Polls(2)
+		id, err := l.NewID()
+		require.NoError(t, err)
+		c, err := l.Join(id, 0, 1, nil)
+		require.NoError(t, err)
+		for range steps {
+			err = c.Progress()
+		}
+		require.Equal(t, steps < 3, steps == 0 || errors.Is(err, nccl.ErrInProgress), "%d: %v", steps, err)
+		ended := make(chan error, 1)
+		go func() { ended <- done(c, nccl.ErrInProgress) }()
+		require.NoError(t, c.Abort())
+		if err := <-ended; err != nil {
+			isOnly(t, err, driver.ErrClosed)
+		}
+		require.Zero(t, fake.Live())
+	}
+}
+
+// All calls are made with the context current.
 func TestWith(t *testing.T) {
 	l, fake := onFake(t)
 	id, err := l.NewID()
@@ -346,10 +398,10 @@ func TestWith(t *testing.T) {
 	c, err := l.Join(id, 0, 1, with)
 	require.NoError(t, err)
 	require.NoError(t, c.Progress())
-	require.Equal(t, 1, within)
+	require.Equal(t, 2, within)
 	names := calls(t)
 	for name, call := range names {
-		if name != "ncclCommDestroy" && name != "ncclCommFinalize" && name != "ncclCommGetAsyncError" {
+		if name != "ncclCommDestroy" && name != "ncclCommFinalize" {
 			before := within
 			require.NoError(t, call(c))
 			require.Equal(t, before+1, within, name)
@@ -357,9 +409,7 @@ func TestWith(t *testing.T) {
 	}
 	lost = errors.New("the device is lost")
 	for name, call := range names {
-		if name != "ncclCommGetAsyncError" {
-			require.Equal(t, lost, call(c), name)
-		}
+		require.Equal(t, lost, call(c), name)
 	}
 	require.NoError(t, c.Abort(), "without the context")
 	_, err = l.Join(id, 0, 1, with)
@@ -376,7 +426,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 		calls[i] = nccl.Call{Operation: nccl.AllReduce, Src: p, Dst: p, Count: 1}
 	}
 	require.Zero(t, testing.AllocsPerRun(20, func() {
-		if err := done(c, c.Run(0, calls)); err != nil {
+		if err := c.Run(0, calls); err != nil {
 			t.Error(err)
 		}
 	}))
@@ -388,7 +438,8 @@ func TestOldVersions(t *testing.T) {
 	require.Equal(t, 21800, l.Version())
 	c := join(t, l, 1)[0]
 	_, err := c.Register(8, 8)
-	for _, err := range []error{err, c.Deregister(1), c.RegisterWindow(8, 8, new(uint64)), c.DeregisterWindow(1)} {
+	_, windowErr := c.RegisterWindow(8, 8)
+	for _, err := range []error{err, windowErr, c.Deregister(1), c.DeregisterWindow(1)} {
 		isOnly(t, err, driver.ErrNotSupported)
 		require.ErrorContains(t, err, "NCCL 2.18.0 does not have it")
 	}
@@ -398,6 +449,7 @@ func TestOldVersions(t *testing.T) {
 	_, err = c.Register(8, 8)
 	require.NoError(t, err)
 	require.True(t, strings.HasPrefix(l.String(), "2.19"))
-	isOnly(t, c.RegisterWindow(8, 8, new(uint64)), driver.ErrNotSupported)
+	_, err = c.RegisterWindow(8, 8)
+	isOnly(t, err, driver.ErrNotSupported)
 	leave(t, []*nccl.Comm{c})
 }

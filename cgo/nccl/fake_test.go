@@ -28,7 +28,7 @@ func onFake(tb testing.TB, flags ...string) (*nccl.Library, *fakenccl.Library) {
 	return l, fake
 }
 
-// done polls until nothing is in progress.
+// done asks until nothing is in progress.
 func done(c *nccl.Comm, err error) error {
 	for errors.Is(err, nccl.ErrInProgress) {
 		runtime.Gosched()
@@ -47,9 +47,7 @@ func join(tb testing.TB, l *nccl.Library, size int) []*nccl.Comm {
 		comms[rank], err = l.Join(id, rank, size, nil)
 		require.NoError(tb, err)
 	}
-	for _, c := range comms {
-		require.NoError(tb, done(c, nccl.ErrInProgress))
-	}
+	each(tb, comms, func(_ int, c *nccl.Comm) error { return done(c, nccl.ErrInProgress) })
 	return comms
 }
 
@@ -58,7 +56,7 @@ func all(comms []*nccl.Comm, f func(rank int, c *nccl.Comm) error) []error {
 	errs := make([]error, len(comms))
 	var wg sync.WaitGroup
 	for rank, c := range comms {
-		wg.Go(func() { errs[rank] = done(c, f(rank, c)) })
+		wg.Go(func() { errs[rank] = f(rank, c) })
 	}
 	wg.Wait()
 	return errs

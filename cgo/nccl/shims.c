@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static const struct {
 	const char *name;
@@ -50,11 +49,11 @@ int cuvmm_nccl_reserve(struct cuvmm_nccl_comm *c, size_t n) {
 
 // record notes the outcome of a call. NCCL's last error is one text for the whole process:
 // it is read at once, and its end is not trusted.
-static ncclResult_t record(const struct cuvmm_nccl_api *api, ncclComm_t comm, struct cuvmm_nccl_outcome *out, const char *call, ncclResult_t r) {
+static ncclResult_t record(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_outcome *out, const char *call, ncclResult_t r) {
 	out->r = r;
 	if (r == ncclSuccess || r == ncclInProgress)
 		return r;
-	const char *last = api->last_error(comm);
+	const char *last = api->last_error(NULL);
 	out->call = call;
 	out->text = api->error_string(r);
 	size_t n = last == NULL ? 0 : strnlen(last, sizeof out->last - 1);
@@ -64,56 +63,62 @@ static ncclResult_t record(const struct cuvmm_nccl_api *api, ncclComm_t comm, st
 	return r;
 }
 
-#define RECORD(call, r) record(api, c->comm, &c->out, call, r)
+#define RECORD(call, r) record(api, &c->out, call, r)
 
 void cuvmm_nccl_version(const struct cuvmm_nccl_api *api, int *version, struct cuvmm_nccl_outcome *out) {
-	record(api, NULL, out, "ncclGetVersion", api->version(version));
+	record(api, out, "ncclGetVersion", api->version(version));
 }
 
 void cuvmm_nccl_unique_id(const struct cuvmm_nccl_api *api, void *id, struct cuvmm_nccl_outcome *out) {
-	record(api, NULL, out, "ncclGetUniqueId", api->unique_id(id));
+	record(api, out, "ncclGetUniqueId", api->unique_id(id));
+}
+
+static ncclConfig_t config(int blocking) {
+	ncclConfig_t c = NCCL_CONFIG_INITIALIZER;
+	c.blocking = blocking;
+	c.splitShare = 1;
+	return c;
 }
 
 void cuvmm_nccl_join(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, const void *id, int rank, int size) {
-	ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+	ncclConfig_t with = config(0);
 	ncclUniqueId unique;
-	config.blocking = 0;
 	memcpy(&unique, id, sizeof unique);
-	ncclResult_t r = RECORD("ncclCommInitRankConfig", api->init(&c->comm, size, unique, rank, &config));
-	if (r != ncclSuccess && r != ncclInProgress && c->comm != NULL) {
-		api->abort(c->comm);
-		c->comm = NULL;
+	c->rank = rank;
+	ncclResult_t r = RECORD("ncclCommInitRankConfig", api->init(&c->parent, size, unique, rank, &with));
+	if (r != ncclSuccess && r != ncclInProgress && c->parent != NULL) {
+		api->abort(c->parent);
+		c->parent = NULL;
 	}
 }
 
 // state is what has become of what the communicator has begun.
-static ncclResult_t state(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
-	ncclResult_t now = ncclSuccess, r = api->async_error(c->comm, &now);
+static ncclResult_t state(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, ncclComm_t of) {
+	ncclResult_t now = ncclSuccess, r = api->async_error(of, &now);
 	return RECORD("ncclCommGetAsyncError", r != ncclSuccess ? r : now);
 }
 
-// begun is for calls that return success before they are done.
-static void begun(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
-	if (c->out.r == ncclSuccess)
-		state(api, c);
+// split makes the child of all members in the same order. The parent is in progress until it is
+// there.
+static ncclResult_t split(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	ncclConfig_t with = config(1);
+	ncclResult_t r = RECORD("ncclCommSplit", api->split(c->parent, 0, c->rank, &c->child, &with));
+	if (r == ncclSuccess || r == ncclInProgress) {
+		c->splitting = 1;
+		r = state(api, c, c->parent);
+	}
+	return r;
 }
 
-void cuvmm_nccl_progress(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) { state(api, c); }
-
-static long long now(void) {
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
-
-// settle asks for a while whether what was begun is done: NCCL queues in a thread that it makes
-// for that, and mostly has done so before Go would ask.
-static void settle(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
-	const long long spin = 200 * 1000; // ns
-	if (c->out.r != ncclInProgress)
+void cuvmm_nccl_progress(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	if (c->joined) {
+		state(api, c, c->child);
 		return;
-	for (long long from = now(); c->out.r == ncclInProgress && now() - from < spin;)
-		state(api, c);
+	}
+	ncclResult_t r = state(api, c, c->parent);
+	if (r == ncclSuccess && !c->splitting)
+		r = split(api, c);
+	c->joined = r == ncclSuccess;
 }
 
 static void *address(uint64_t p) { return (void *)(uintptr_t)p; }
@@ -125,80 +130,88 @@ static ncclResult_t queue(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_co
 	void *dst = address(a->dst);
 	switch (a->operation) {
 	case 0:
-		return RECORD("ncclAllReduce", api->all_reduce(src, dst, a->count, a->kind, a->reduction, c->comm, s));
+		return RECORD("ncclAllReduce", api->all_reduce(src, dst, a->count, a->kind, a->reduction, c->child, s));
 	case 1:
-		return RECORD("ncclReduce", api->reduce(src, dst, a->count, a->kind, a->reduction, peer, c->comm, s));
+		return RECORD("ncclReduce", api->reduce(src, dst, a->count, a->kind, a->reduction, peer, c->child, s));
 	case 2:
-		return RECORD("ncclBroadcast", api->broadcast(src, dst, a->count, a->kind, peer, c->comm, s));
+		return RECORD("ncclBroadcast", api->broadcast(src, dst, a->count, a->kind, peer, c->child, s));
 	case 3:
-		return RECORD("ncclAllGather", api->all_gather(src, dst, a->count, a->kind, c->comm, s));
+		return RECORD("ncclAllGather", api->all_gather(src, dst, a->count, a->kind, c->child, s));
 	case 4:
-		return RECORD("ncclReduceScatter", api->reduce_scatter(src, dst, a->count, a->kind, a->reduction, c->comm, s));
+		return RECORD("ncclReduceScatter", api->reduce_scatter(src, dst, a->count, a->kind, a->reduction, c->child, s));
 	case 5:
-		return RECORD("ncclSend", api->send(src, a->count, a->kind, peer, c->comm, s));
+		return RECORD("ncclSend", api->send(src, a->count, a->kind, peer, c->child, s));
 	}
-	return RECORD("ncclRecv", api->recv(dst, a->count, a->kind, peer, c->comm, s));
+	return RECORD("ncclRecv", api->recv(dst, a->count, a->kind, peer, c->child, s));
 }
 
 void cuvmm_nccl_run(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, size_t n, uintptr_t stream) {
 	cudaStream_t s = (cudaStream_t)stream;
 	if (n == 1) {
 		queue(api, c, c->calls, s);
-		settle(api, c);
 		return;
 	}
 	ncclResult_t r = RECORD("ncclGroupStart", api->group_start());
 	if (r != ncclSuccess)
 		return;
-	for (size_t i = 0; i < n && (r == ncclSuccess || r == ncclInProgress); i++)
+	for (size_t i = 0; i < n && r == ncclSuccess; i++)
 		r = queue(api, c, &c->calls[i], s);
 	// The group is the thread's, so it ends here in any case. The first failure counts.
 	ncclResult_t end = api->group_end();
-	if (r == ncclSuccess || r == ncclInProgress)
+	if (r == ncclSuccess)
 		RECORD("ncclGroupEnd", end);
-	settle(api, c);
 }
 
 void cuvmm_nccl_register(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, uint64_t p, uint64_t n) {
 	c->handle = NULL;
-	RECORD("ncclCommRegister", api->reg(c->comm, address(p), n, &c->handle));
+	RECORD("ncclCommRegister", api->reg(c->child, address(p), n, &c->handle));
 }
 
 void cuvmm_nccl_deregister(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, uint64_t handle) {
-	RECORD("ncclCommDeregister", api->dereg(c->comm, address(handle)));
+	RECORD("ncclCommDeregister", api->dereg(c->child, address(handle)));
 }
 
 void cuvmm_nccl_register_window(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, uint64_t p, uint64_t n) {
 	c->window = NULL;
-	RECORD("ncclCommWindowRegister", api->window(c->comm, address(p), n, &c->window, NCCL_WIN_COLL_SYMMETRIC));
-	begun(api, c);
+	RECORD("ncclCommWindowRegister", api->window(c->child, address(p), n, &c->window, NCCL_WIN_COLL_SYMMETRIC));
 }
 
 void cuvmm_nccl_deregister_window(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, uint64_t handle) {
-	RECORD("ncclCommWindowDeregister", api->dewindow(c->comm, address(handle)));
-	begun(api, c);
+	RECORD("ncclCommWindowDeregister", api->dewindow(c->child, address(handle)));
 }
 
 void cuvmm_nccl_finalize(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
-	RECORD("ncclCommFinalize", api->finalize(c->comm));
+	RECORD("ncclCommFinalize", api->finalize(c->child));
 }
 
 void cuvmm_nccl_destroy(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
-	// ncclCommDestroy of what is in progress or has failed returns with the thread inside a
-	// group, which the thread's later calls would become part of.
-	ncclResult_t r = state(api, c);
+	ncclResult_t r = c->out.r;
+	if (r == ncclSuccess && c->parent != NULL)
+		r = state(api, c, c->joined ? c->child : c->parent);
+	if (r == ncclSuccess && !c->joined)
+		r = c->out.r = ncclInProgress;
 	if (r == ncclInProgress)
 		return;
-	if (r != ncclSuccess) {
-		if (api->abort(c->comm) == ncclSuccess)
-			c->comm = NULL;
+	if (r == ncclSuccess && c->parent != NULL) {
+		if (RECORD("ncclCommDestroy", api->destroy(c->child)) != ncclSuccess)
+			return;
+		c->child = NULL;
+		if (RECORD("ncclCommDestroy", api->destroy(c->parent)) == ncclSuccess)
+			c->parent = NULL;
 		return;
 	}
-	if (RECORD("ncclCommDestroy", api->destroy(c->comm)) == ncclSuccess)
-		c->comm = NULL;
+	if (c->parent != NULL && api->abort(c->parent) == ncclSuccess)
+		c->parent = NULL;
+	if (c->child != NULL && api->abort(c->child) == ncclSuccess)
+		c->child = NULL;
 }
 
-void cuvmm_nccl_abort(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
-	RECORD("ncclCommAbort", api->abort(c->comm));
-	c->comm = NULL;
+void cuvmm_nccl_abort_parent(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	if (record(api, &c->ended, "ncclCommAbort", api->abort(c->parent)) == ncclSuccess)
+		c->parent = NULL;
+}
+
+void cuvmm_nccl_abort_child(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
+	if (RECORD("ncclCommAbort", api->abort(c->child)) == ncclSuccess)
+		c->child = NULL;
 }

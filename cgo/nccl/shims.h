@@ -33,12 +33,19 @@ struct cuvmm_nccl_call {
 	uint64_t src, dst, count;
 };
 
-// cuvmm_nccl_comm is a communicator, and what its calls read and write.
+// cuvmm_nccl_comm is a member's two communicators, and what their calls read and write.
+//
+// The parent joins the group, and does not block. Its child does all else, in calls that block:
+// NCCL queues the calls of one that does not block in a thread that it makes for each, which
+// takes 40 us. The two share resources, the flag that aborts among them: so aborting the parent
+// ends a call that waits in the child, and frees nothing of what that call uses.
 struct cuvmm_nccl_comm {
-	ncclComm_t comm;
-	struct cuvmm_nccl_outcome out; // of the last call
-	void *handle;                  // of the last Register
-	ncclWindow_t window;           // of the last RegisterWindow, once it is done
+	ncclComm_t parent, child;        // NULL: it has ended. The child is NULL before it is there, too
+	int rank, splitting, joined;     // how far the join is
+	struct cuvmm_nccl_outcome out;   // of the last call
+	struct cuvmm_nccl_outcome ended; // of ending the parent, which may be during another call
+	void *handle;                    // of the last Register
+	ncclWindow_t window;             // of the last RegisterWindow
 	size_t capacity;
 	struct cuvmm_nccl_call *calls; // of Run, so many as capacity
 };
@@ -54,7 +61,9 @@ int cuvmm_nccl_reserve(struct cuvmm_nccl_comm *c, size_t n);
 void cuvmm_nccl_version(const struct cuvmm_nccl_api *api, int *version, struct cuvmm_nccl_outcome *out);
 void cuvmm_nccl_unique_id(const struct cuvmm_nccl_api *api, void *id, struct cuvmm_nccl_outcome *out);
 
-// cuvmm_nccl_join leaves no communicator after a failure.
+// cuvmm_nccl_join begins to join, and leaves no communicator after a failure. Then
+// cuvmm_nccl_progress does the next step if the one before is done, as long as its outcome is
+// ncclInProgress. In a group that stands it is what the child knows of its failure.
 void cuvmm_nccl_join(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, const void *id, int rank, int size);
 void cuvmm_nccl_progress(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c);
 void cuvmm_nccl_run(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, size_t n, uintptr_t stream);
@@ -64,9 +73,12 @@ void cuvmm_nccl_register_window(const struct cuvmm_nccl_api *api, struct cuvmm_n
 void cuvmm_nccl_deregister_window(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, uint64_t handle);
 void cuvmm_nccl_finalize(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c);
 
-// cuvmm_nccl_destroy ends the communicator unless it is in progress. One that has failed is
-// aborted, and the outcome is its failure. comm is NULL afterwards if it has ended.
+// cuvmm_nccl_destroy ends both, unless the member is still joining. What has failed, which
+// out.r may say already, is aborted, and the outcome is its failure. Of the others,
+// cuvmm_nccl_abort_parent may be called during another call, which it ends. A communicator is
+// NULL once it has ended.
 void cuvmm_nccl_destroy(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c);
-void cuvmm_nccl_abort(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c);
+void cuvmm_nccl_abort_parent(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c);
+void cuvmm_nccl_abort_child(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c);
 
 #endif

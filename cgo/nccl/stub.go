@@ -54,8 +54,8 @@ func (*Comm) Register(uint64, uint64) (uint64, error) { return 0, unsupported("n
 func (*Comm) Deregister(uint64) error { return unsupported("ncclCommDeregister") }
 
 // RegisterWindow returns an error that Is driver.ErrNotSupported.
-func (*Comm) RegisterWindow(uint64, uint64, *uint64) error {
-	return unsupported("ncclCommWindowRegister")
+func (*Comm) RegisterWindow(uint64, uint64) (uint64, error) {
+	return 0, unsupported("ncclCommWindowRegister")
 }
 
 // DeregisterWindow returns an error that Is driver.ErrNotSupported.

@@ -92,6 +92,7 @@ typedef struct {
 	REQUIRED(ncclResult_t, version, "ncclGetVersion", (int *version)) \
 	REQUIRED(ncclResult_t, unique_id, "ncclGetUniqueId", (ncclUniqueId *id)) \
 	REQUIRED(ncclResult_t, init, "ncclCommInitRankConfig", (ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config)) \
+	REQUIRED(ncclResult_t, split, "ncclCommSplit", (ncclComm_t comm, int color, int key, ncclComm_t *child, ncclConfig_t *config)) \
 	REQUIRED(ncclResult_t, finalize, "ncclCommFinalize", (ncclComm_t comm)) \
 	REQUIRED(ncclResult_t, destroy, "ncclCommDestroy", (ncclComm_t comm)) \
 	REQUIRED(ncclResult_t, abort, "ncclCommAbort", (ncclComm_t comm)) \

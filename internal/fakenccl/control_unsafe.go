@@ -39,5 +39,8 @@ func (l *Library) Log() string { return fakelib.Text(unsafe.Pointer(C.call_log(l
 // Live counts what exists.
 func (l *Library) Live() Live {
 	f := l.Function("live")
-	return Live{Comms: int(C.call_live(f, 0)), Registrations: int(C.call_live(f, 1)), Windows: int(C.call_live(f, 2))}
+	return Live{
+		Comms: int(C.call_live(f, 0)), Registrations: int(C.call_live(f, 1)),
+		Windows: int(C.call_live(f, 2)), Waiting: int(C.call_live(f, 3)),
+	}
 }

@@ -1,8 +1,9 @@
 // Package fakenccl builds a libnccl for members in one process, for tests of the binding and
 // of what is made of it: which calls are made, what each error leads to, and what is ended.
 // Memory is the process's own, and streams are only logged: an operation runs when all
-// members have queued it, and each member is in progress until then. So when nothing is in
-// progress any more, the data is there. NCCL's own streams run later.
+// members have called it, and the calls return then, with the data there. NCCL's own streams run
+// later. The binding's rules are held, too: all calls are those of a child that blocks, of a
+// parent that does not.
 //
 // The library is C, in lib. A test opens it as the binding opens NVIDIA's, and controls
 // it through [Library].
@@ -22,8 +23,9 @@ import (
 
 var source = fakelib.Source{Name: "fakenccl", Binding: "nccl", File: "libnccl.so.2"}
 
-// Live counts what exists in a Library.
-type Live struct{ Comms, Registrations, Windows int }
+// Live counts what exists in a Library: communicators, two for each member that has joined, what
+// they have, and calls that wait for other members.
+type Live struct{ Comms, Registrations, Windows, Waiting int }
 
 // Library is a loaded fake NCCL.
 type Library struct{ *fakelib.Library }

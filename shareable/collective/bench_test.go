@@ -18,10 +18,10 @@ type idle struct{}
 var _ engine.Engine = idle{}
 
 func (idle) Run(driver.Stream, []driver.Span, []nccl.Call) error { return nil }
-func (idle) Progress() error                                     { return nil }
+func (idle) Err() error                                          { return nil }
 func (idle) Register(vmm.Ptr, uint64) (uint64, error)            { return 1, nil }
 func (idle) Deregister(uint64) error                             { return nil }
-func (idle) RegisterWindow(_ vmm.Ptr, _ uint64, h *uint64) error { *h = 1; return nil }
+func (idle) RegisterWindow(vmm.Ptr, uint64) (uint64, error)      { return 1, nil }
 func (idle) DeregisterWindow(uint64) error                       { return nil }
 func (idle) Close() error                                        { return nil }
 func (idle) Abort() error                                        { return nil }

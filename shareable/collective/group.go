@@ -47,6 +47,7 @@ type Group struct {
 	regs   map[*Registration]struct{}
 
 	aborted  chan struct{} // closed when the engine is aborted
+	waits    waits
 	counters counters
 }
 
@@ -76,6 +77,7 @@ func newGroup(dev *vmm.Device, e engine.Engine, o Options) (*Group, error) {
 		dev: dev, rank: o.Rank, size: o.Size, opts: o, e: e, stop: make(chan struct{}), aborted: make(chan struct{}),
 		calling: make(chan struct{}, 1), regs: map[*Registration]struct{}{},
 	}
+	g.waits.g = g
 	if err := g.makeNotes(); err != nil {
 		return nil, errors.Join(fmt.Errorf("join a group: %w", err), g.Abort())
 	}
@@ -163,6 +165,11 @@ func (g *Group) begin(ctx context.Context) error {
 		return err
 	}
 	select {
+	case g.calling <- struct{}{}: // a third of what a select of all three takes
+		return nil
+	default:
+	}
+	select {
 	case g.calling <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
@@ -223,13 +230,8 @@ func (g *Group) do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
 		return err
 	}
 	defer unlock()
-	queue, _, release, err := st.Hold()
-	if err != nil {
-		return err
-	}
-	defer release()
 	g.counters.calls.Add(uint64(len(g.calls)))
-	return g.finish(ctx, func() error { return g.e.Run(queue, g.spans, g.calls) })
+	return g.call(ctx, func() error { return g.e.Run(st.Queue(), g.spans, g.calls) })
 }
 
 // checkStream is nil for a stream of the device.
@@ -248,73 +250,21 @@ func sameDevice(a, b *vmm.Device) bool {
 	return a == b || a.Driver() == b.Driver() && a.Info().Ordinal == b.Info().Ordinal
 }
 
-// finish makes a call of the engine and waits until it is done. An error that is not the
+// call makes a call of the engine, which may wait for other members. An error that is not the
 // caller's mistake ends the group.
-func (g *Group) finish(ctx context.Context, call func() error) error {
+func (g *Group) call(ctx context.Context, f func() error) error {
 	g.engineMu.Lock()
 	defer g.engineMu.Unlock()
-	select {
-	case <-g.stop: // the engine is of no more use
-		return g.Err()
-	default:
+	if err := g.stopped(); err != nil { // the engine is of no more use
+		return err
 	}
-	err := call()
-	if errors.Is(err, nccl.ErrInProgress) {
-		err = g.progress(ctx)
-	}
+	w := g.waits.begin(ctx)
+	err := f()
+	g.waits.end(w)
 	if err == nil || errors.Is(err, vmm.ErrInvalid) || errors.Is(err, vmm.ErrNotSupported) {
 		return err
 	}
 	return g.fail(err)
-}
-
-// progress asks the engine until what it has begun is done. Requires engineMu.
-func (g *Group) progress(ctx context.Context) error {
-	p := g.pause()
-	for {
-		if err := g.e.Progress(); !errors.Is(err, nccl.ErrInProgress) {
-			return err
-		}
-		if err := p.next(ctx); err != nil {
-			return err
-		}
-	}
-}
-
-// pause is the time between two questions: none at first, since most replies are there
-// within microseconds.
-type pause struct {
-	g     *Group
-	begun time.Time
-}
-
-func (g *Group) pause() pause { return pause{g: g, begun: time.Now()} }
-
-const (
-	spin     = 100 * time.Microsecond
-	maxPause = time.Millisecond
-)
-
-// next waits a little. It returns why waiting is over.
-func (p *pause) next(ctx context.Context) error {
-	waited := time.Since(p.begun)
-	if waited < spin {
-		runtime.Gosched()
-		return ctx.Err()
-	}
-	if waited >= p.g.opts.Timeout {
-		return p.g.errLate()
-	}
-	t := time.NewTimer(min(waited/8, maxPause, p.g.opts.Timeout-waited))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-p.g.stop:
-		return p.g.Err()
-	}
 }
 
 // fail ends the group because of err, unless it has ended before, and returns why it has.
@@ -407,7 +357,7 @@ func (g *Group) Close() error {
 	for _, r := range regs {
 		err = errors.Join(err, r.end())
 	}
-	if failed := g.finish(context.Background(), g.e.Close); failed != nil {
+	if failed := g.call(context.Background(), g.e.Close); failed != nil {
 		err = errors.Join(err, failed)
 	}
 	g.end()
@@ -428,8 +378,8 @@ func (g *Group) Sync(ctx context.Context, st *vmm.Stream) error {
 	return g.op("sync", g.sync(ctx, st))
 }
 
-// checkPause is how often the engine is asked while a stream works.
-const checkPause = 20 * time.Millisecond
+// spin is how long Sync asks a stream before it sleeps.
+const spin = 100 * time.Microsecond
 
 func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if err := g.Err(); err != nil {
@@ -437,6 +387,9 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	}
 	if err := checkStream(st, g.dev); err != nil {
 		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return g.fail(err)
 	}
 	for begun := time.Now(); time.Since(begun) < spin; runtime.Gosched() {
 		if done, err := st.Done(); done || err != nil {
@@ -452,8 +405,13 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 		return err
 	}
 	defer release()
-	// Not Stream.Sync, which sleeps until an event: waking up takes longer than many a call.
-	if err := g.watched(ctx, func() error { return raw.SyncStream(queue) }); err != nil {
+	w := g.waits.begin(ctx)
+	err = raw.SyncStream(queue) // not Stream.Sync, which sleeps until an event and wakes up late
+	g.waits.end(w)
+	if err := g.stopped(); err != nil {
+		return err
+	}
+	if err != nil {
 		return err
 	}
 	_, err = st.Done() // which tells the stream so
@@ -469,68 +427,4 @@ func (g *Group) stopped() error {
 	default:
 		return nil
 	}
-}
-
-// watched makes a call that waits for a stream. It aborts the group, which frees the stream, when
-// ctx ends, when Options.Timeout is over, and when the engine knows that another member is gone.
-// Timers do that, and no goroutine is woken afterwards, which would take longer than many a call.
-func (g *Group) watched(ctx context.Context, call func() error) error {
-	w := &wait{g: g, failed: make(chan struct{})}
-	stop := context.AfterFunc(ctx, func() { w.fail(ctx.Err()) })
-	late := time.AfterFunc(g.opts.Timeout, func() { w.fail(g.errLate()) })
-	w.timer = time.AfterFunc(time.Hour, w.check)
-	w.timer.Reset(checkPause)
-	err := call()
-	stop()
-	late.Stop()
-	w.timer.Stop()
-	if w.over.Swap(true) {
-		<-w.failed
-		return w.err
-	}
-	return cmp.Or(g.stopped(), err)
-}
-
-// wait is a wait for a stream.
-type wait struct {
-	g      *Group
-	timer  *time.Timer   // of check
-	over   atomic.Bool   // whoever sets it decides how the wait has ended
-	failed chan struct{} // closed when err is set
-	err    error
-}
-
-// fail aborts the group, if the wait is not over.
-func (w *wait) fail(err error) {
-	if !w.over.Swap(true) {
-		w.err = w.g.fail(err)
-		close(w.failed)
-	}
-}
-
-// check asks the engine, and does so again in a while.
-func (w *wait) check() {
-	if w.over.Load() {
-		return
-	}
-	if err := w.g.check(); err != nil {
-		w.fail(err)
-		return
-	}
-	w.timer.Reset(checkPause)
-}
-
-// check asks the engine whether another member is gone, unless a call asks it now.
-func (g *Group) check() error {
-	if !g.engineMu.TryLock() {
-		return nil
-	}
-	defer g.engineMu.Unlock()
-	if err := g.Err(); err != nil {
-		return err
-	}
-	if err := g.e.Progress(); !errors.Is(err, nccl.ErrInProgress) {
-		return err
-	}
-	return nil
 }

@@ -28,8 +28,8 @@ func NewID(path string) (ID, error) {
 // collectivetest has groups without. What the members do not agree on is ErrMismatch where
 // the identity comes from the environment. A rank that is named twice is ErrMismatch
 // there, too; else, as a member that does not come, it is os.ErrDeadlineExceeded or
-// ErrFailed. NCCL_COMM_BLOCKING=1 in the environment is vmm.ErrInvalid. The caller must Close
-// or Abort the Group.
+// ErrFailed. NCCL_COMM_BLOCKING or NCCL_COMM_SPLIT_SHARE_RESOURCES in the environment is
+// vmm.ErrInvalid. The caller must Close or Abort the Group.
 func Join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 	g, err := join(ctx, dev, o)
 	if err != nil {
@@ -46,8 +46,10 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	if os.Getenv(blockingVar) == "1" {
-		return nil, fmt.Errorf("%w: with %s=1 no time limit could end a call of NCCL", vmm.ErrInvalid, blockingVar)
+	for _, name := range overrides {
+		if os.Getenv(name) != "" {
+			return nil, fmt.Errorf("%w: with %s set no time limit could end a call of NCCL", vmm.ErrInvalid, name)
+		}
 	}
 	limited, cancel := context.WithTimeout(ctx, o.Timeout)
 	defer cancel()
@@ -60,22 +62,16 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 			return nil, lateOr(ctx, err)
 		}
 	}
-	e, err := startNCCL(lib, dev, o)
+	e, err := joinNCCL(limited, lib, dev, o)
 	if err != nil {
-		return nil, err
+		return nil, lateOr(ctx, err)
 	}
-	g, err := newGroup(dev, e, o)
-	if err != nil {
-		return nil, err
-	}
-	if err := g.finish(limited, e.Progress); err != nil {
-		return nil, errors.Join(lateOr(ctx, err), g.Abort())
-	}
-	return g, nil
+	return newGroup(dev, e, o)
 }
 
-// blockingVar has NCCL make all communicators blocking, whatever a program asks for.
-const blockingVar = "NCCL_COMM_BLOCKING"
+// overrides are variables with which NCCL makes other communicators than a program asks for: the
+// two of a member have to differ in whether they block, and to share what aborts them.
+var overrides = []string{"NCCL_COMM_BLOCKING", "NCCL_COMM_SPLIT_SHARE_RESOURCES"}
 
 // lateOr is err, or the error for a wait that took too long if it was not ctx that ended.
 func lateOr(ctx context.Context, err error) error {

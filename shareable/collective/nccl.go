@@ -1,8 +1,10 @@
 package collective
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
@@ -18,8 +20,8 @@ type ncclEngine struct {
 
 var _ engine.Engine = ncclEngine{}
 
-// startNCCL begins to join a group, which stands once Progress is nil.
-func startNCCL(lib *nccl.Library, dev *vmm.Device, o Options) (engine.Engine, error) {
+// joinNCCL joins a group, and returns once it stands.
+func joinNCCL(ctx context.Context, lib *nccl.Library, dev *vmm.Device, o Options) (engine.Engine, error) {
 	if dev.Driver().Name() != "cuda" {
 		return nil, fmt.Errorf("%w: NCCL moves memory of CUDA's devices, not of %v", vmm.ErrNotSupported, dev)
 	}
@@ -28,7 +30,29 @@ func startNCCL(lib *nccl.Library, dev *vmm.Device, o Options) (engine.Engine, er
 		return nil, err
 	}
 	c, err := lib.Join(o.ID, o.Rank, o.Size, raw.Do)
-	return ncclEngine{c, lib}, err
+	if err != nil {
+		return nil, err
+	}
+	if err := standing(ctx, c); err != nil {
+		return nil, errors.Join(err, c.Abort())
+	}
+	return ncclEngine{c, lib}, nil
+}
+
+// standing waits until all members have joined, which takes a third of a second or more.
+func standing(ctx context.Context, c *nccl.Comm) error {
+	pause := time.NewTicker(time.Millisecond)
+	defer pause.Stop()
+	for {
+		if err := c.Progress(); !errors.Is(err, nccl.ErrInProgress) {
+			return err
+		}
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // Run needs no memory: it is mapped, and NCCL takes addresses.
@@ -40,9 +64,11 @@ func (e ncclEngine) Register(p vmm.Ptr, n uint64) (handle uint64, err error) {
 	return e.Comm.Register(uint64(p), n)
 }
 
-func (e ncclEngine) RegisterWindow(p vmm.Ptr, n uint64, handle *uint64) error {
-	return e.Comm.RegisterWindow(uint64(p), n, handle)
+func (e ncclEngine) RegisterWindow(p vmm.Ptr, n uint64) (handle uint64, err error) {
+	return e.Comm.RegisterWindow(uint64(p), n)
 }
+
+func (e ncclEngine) Err() error { return e.Progress() }
 
 func (e ncclEngine) Close() error { return e.Finalize() }
 

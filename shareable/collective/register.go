@@ -91,7 +91,7 @@ func (r *Registration) watch(of *vmm.Range) (err error) {
 func (r *Registration) mapped(s vmm.Segment) {
 	var handle uint64
 	var failed error
-	err := r.g.finish(context.Background(), func() (err error) {
+	err := r.g.call(context.Background(), func() (err error) {
 		if handle, err = r.g.e.Register(s.Addr, s.Size); errors.Is(err, ErrFailed) {
 			failed, err = err, nil // the group goes on; if it cannot, its next call says so
 		}
@@ -120,7 +120,7 @@ func (r *Registration) unmapping(s vmm.Segment) {
 		return
 	}
 	// Aborting an engine undoes all its registrations.
-	err := r.g.finish(context.Background(), func() error { return r.g.e.Deregister(handle) })
+	err := r.g.call(context.Background(), func() error { return r.g.e.Deregister(handle) })
 	if err == nil || errors.Is(err, ErrAborted) {
 		r.g.counters.deregistered.Add(1)
 		return
@@ -147,7 +147,10 @@ func (r *Registration) window(ctx context.Context, of *vmm.Range) error {
 	}
 	r.hold = hold
 	var handle uint64
-	err = r.g.finish(ctx, func() error { return r.g.e.RegisterWindow(all[0].Addr, of.Cap(), &handle) })
+	err = r.g.call(ctx, func() (err error) {
+		handle, err = r.g.e.RegisterWindow(all[0].Addr, of.Cap())
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -202,7 +205,7 @@ func (r *Registration) end() error {
 		clear(r.chunks)
 		r.mu.Unlock()
 		for _, p := range slices.Sorted(maps.Keys(windows)) {
-			err := r.g.finish(context.Background(), func() error { return r.g.e.DeregisterWindow(windows[p]) })
+			err := r.g.call(context.Background(), func() error { return r.g.e.DeregisterWindow(windows[p]) })
 			if err == nil || errors.Is(err, ErrAborted) {
 				r.g.counters.deregistered.Add(1)
 			} else {

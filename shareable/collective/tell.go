@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 
@@ -32,11 +33,11 @@ func (g *Group) exchangeWords(ctx context.Context, words []uint64) ([][]uint64, 
 	if err := g.do(ctx, g.own, AllGatherInto(all, mine)); err != nil {
 		return nil, err
 	}
-	if err := g.sync(ctx, g.own); err != nil {
-		return nil, err
-	}
 	b = b[:cap(b)]
-	if err := g.own.CopyOut(b, g.notes.Ptr()); err != nil {
+	w := g.waits.begin(ctx)
+	err := g.own.CopyOut(b, g.notes.Ptr()) // which waits for the stream
+	g.waits.end(w)
+	if err := cmp.Or(g.stopped(), err); err != nil {
 		return nil, err
 	}
 	told := make([][]uint64, g.size)

@@ -71,6 +71,8 @@ void end_comm(ncclComm_t c) {
 	// After ncclCommFinalize no other member waits for this one.
 	c->group->ended |= !c->finalized;
 	end_group(c->group);
+	if (--c->family->members == 0)
+		free(c->family);
 	free(c);
 }
 
@@ -82,53 +84,88 @@ static bool lives(ncclComm_t comm) {
 	return false;
 }
 
-static void check_config(const ncclConfig_t *c) {
+static bool good_config(const ncclConfig_t *c, int blocking) {
+	if (c == NULL || c->size < 48 || c->magic != 0xcafebeef) {
+		violate("no config");
+		return false;
+	}
 	const ncclConfig_t unset = NCCL_CONFIG_INITIALIZER;
 	ncclConfig_t others = *c;
 	others.blocking = INT_MIN;
-	if (c->blocking != 0)
+	if (c->blocking != blocking)
 		violate("blocking is %d", c->blocking);
-	if (c->version < 21700 || c->splitShare != unset.splitShare || memcmp(&c->cgaClusterSize, &unset.cgaClusterSize, 12) != 0)
+	if (c->splitShare != 1)
+		violate("splitShare is %d", c->splitShare);
+	if (c->version < 21700 || memcmp(&c->cgaClusterSize, &unset.cgaClusterSize, 12) != 0)
 		violate("a config that is not initialised");
 	if (c->size > sizeof *c || (c->size == sizeof *c && others.nvlinkCentricSched != INT_MIN))
 		violate("a config of %zu bytes", c->size);
+	return true;
 }
 
-static struct group *find_group(ncclUniqueId id, int size) {
+static struct group *find_group(ncclUniqueId id, int generation, int size) {
 	for (struct group *g = groups; g != NULL; g = g->next)
-		if (memcmp(&g->id, &id, sizeof id) == 0)
+		if (g->generation == generation && memcmp(&g->id, &id, sizeof id) == 0)
 			return g;
 	struct group *g = calloc(1, sizeof *g);
 	if (g == NULL)
 		abort();
-	*g = (struct group){.next = groups, .id = id, .size = size};
+	*g = (struct group){.next = groups, .id = id, .generation = generation, .size = size};
 	return groups = g;
 }
 
 static ncclResult_t now(ncclComm_t c);
 
+// add_comm makes the communicator of a rank that has none.
+static ncclComm_t add_comm(struct group *g, int rank, struct family *family) {
+	ncclComm_t c = calloc(1, sizeof *c);
+	if (c == NULL)
+		abort();
+	*c = (struct ncclComm){.next = comms, .group = g, .rank = rank, .family = family};
+	comms = g->members[rank] = c;
+	family->members++;
+	g->joined++;
+	return c;
+}
+
 ncclResult_t fk_init(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
 	ENTER(init);
-	if (comm == NULL || config == NULL || config->size < 48 || config->magic != 0xcafebeef) {
-		violate("a NULL, or no config");
+	if (comm == NULL || !good_config(config, 0))
 		return ncclInvalidArgument;
-	}
-	check_config(config);
 	*comm = NULL;
 	if (size < 1 || size > MAX_RANKS || rank < 0 || rank >= size)
 		return wrong("invalid rank requested");
-	struct group *g = find_group(id, size);
+	struct group *g = find_group(id, 0, size);
 	if (g->size != size || g->members[rank] != NULL) {
 		end_group(g);
 		return wrong("another member has this rank, or another size");
 	}
-	ncclComm_t c = calloc(1, sizeof *c);
-	if (c == NULL)
+	struct family *family = calloc(1, sizeof *family);
+	if (family == NULL)
 		abort();
-	*c = (struct ncclComm){.next = comms, .group = g, .rank = rank, .polls = planned_polls};
-	comms = *comm = g->members[rank] = c;
-	g->joined++;
+	*comm = add_comm(g, rank, family);
+	(*comm)->polls = planned_polls;
 	note("rank=%d size=%d", rank, size);
+	return now(*comm);
+}
+
+static ncclResult_t ready(ncclComm_t c);
+
+ncclResult_t fk_split(ncclComm_t c, int color, int key, ncclComm_t *child, ncclConfig_t *config) {
+	ENTER(split);
+	ncclResult_t r = ready(c);
+	if (r != ncclSuccess)
+		return r;
+	if (c->blocking || child == NULL || color != 0 || key != c->rank || !good_config(config, 1)) {
+		violate("a child of rank %d with color %d and key %d", c->rank, color, key);
+		return ncclInvalidArgument;
+	}
+	*child = NULL;
+	c->child = add_comm(find_group(c->group->id, c->group->generation + 1, c->group->size), c->rank, c->family);
+	c->child->blocking = true;
+	c->child_out = child;
+	c->polls = planned_polls;
+	note("rank=%d", c->rank);
 	return now(c);
 }
 
@@ -142,10 +179,34 @@ static ncclResult_t now(ncclComm_t c) {
 		return c->error;
 	if (c->killed || c->polls != 0 || g->joined < g->size || c->ops != NULL || c->window != NULL)
 		return ncclInProgress;
+	if (c->child != NULL) {
+		if (c->child->group->joined < g->size)
+			return ncclInProgress;
+		*c->child_out = c->child;
+		c->child = NULL;
+	}
 	for (int i = 0; c->finalized && !g->ended && i < g->size; i++)
 		if (g->members[i] != NULL && !g->members[i]->finalized)
 			return ncclInProgress;
 	return ncclSuccess;
+}
+
+// done is what a call returns that has begun something: at once, or once that is done if the
+// communicator blocks.
+static ncclResult_t done(ncclComm_t c) {
+	c->polls = c->blocking ? 0 : planned_polls;
+	ncclResult_t r = now(c);
+	c->inside++;
+	while (c->blocking && r == ncclInProgress) {
+		if (c->family->aborted)
+			r = ncclInternalError;
+		else
+			wait_for_others();
+		if (r == ncclInProgress)
+			r = now(c);
+	}
+	c->inside--;
+	return r;
 }
 
 ncclResult_t fk_async_error(ncclComm_t c, ncclResult_t *error) {
@@ -181,8 +242,7 @@ ncclResult_t fk_finalize(ncclComm_t c) {
 	}
 	note("rank=%d", c->rank);
 	c->finalized = true;
-	c->polls = planned_polls;
-	return now(c);
+	return done(c);
 }
 
 ncclResult_t fk_destroy(ncclComm_t c) {
@@ -201,7 +261,12 @@ ncclResult_t fk_abort(ncclComm_t c) {
 	ENTER(abort);
 	if (!lives(c))
 		return ncclInvalidArgument;
+	if (c->inside > 0)
+		violate("rank %d: a call is made", c->rank);
 	note("rank=%d", c->rank);
+	c->family->aborted = true;
+	if (c->child != NULL)
+		*c->child_out = c->child; // as NCCL does where a split fails
 	c->finalized = false;
 	end_comm(c);
 	return ncclSuccess;
@@ -254,9 +319,7 @@ ncclResult_t fk_window(ncclComm_t c, void *p, size_t size, ncclWindow_t *window,
 		return ncclSuccess; // and no window, as NCCL
 	c->window = window;
 	c->window_size = size;
-	c->polls = planned_polls;
-	r = now(c);
-	return r == ncclSuccess ? ncclInProgress : r;
+	return done(c);
 }
 
 ncclResult_t fk_dewindow(ncclComm_t c, ncclWindow_t window) {
@@ -304,8 +367,10 @@ static __thread int depth;
 static __thread ncclResult_t group_error;
 static __thread struct op *kept, **kept_end;
 
+// close_group ends a group of the thread's, and runs what was kept if it was the outermost.
 static ncclResult_t close_group(void) {
 	ncclResult_t r = group_error;
+	ncclComm_t of = NULL;
 	if (--depth > 0)
 		return ncclSuccess;
 	while (kept != NULL) {
@@ -320,11 +385,10 @@ static ncclResult_t close_group(void) {
 		while (*at != NULL)
 			at = &(*at)->next;
 		*at = o;
-		o->comm->polls = planned_polls;
-		r = ncclInProgress;
+		of = o->comm;
 	}
 	group_error = ncclSuccess;
-	return r;
+	return of == NULL ? r : done(of);
 }
 
 static void open_group(void) {
@@ -354,6 +418,8 @@ static ncclResult_t check(const struct op *o) {
 	ncclResult_t r = ready(o->comm);
 	if (r != ncclSuccess)
 		return r;
+	if (!o->comm->blocking)
+		violate("rank %d: a call of the parent", o->comm->rank);
 	bool peered = o->symbol == SYM_reduce || o->symbol == SYM_broadcast || o->symbol >= FIRST_P2P;
 	bool src = o->symbol != SYM_recv && (o->symbol != SYM_broadcast || o->peer == o->comm->rank);
 	bool dst = o->symbol != SYM_send && (o->symbol != SYM_reduce || o->peer == o->comm->rank);
@@ -374,8 +440,6 @@ static ncclResult_t queue(const struct call *call, struct op o) {
 	open_group();
 	if (r != ncclSuccess) {
 		group_error = r;
-		if (!call->refused && r != ncclInProgress && lives(o.comm))
-			o.comm->error = r; // it is not blocking, so it keeps the error
 	} else {
 		struct op *copy = malloc(sizeof o);
 		if (copy == NULL)
@@ -386,9 +450,7 @@ static ncclResult_t queue(const struct call *call, struct op o) {
 		note("rank=%d src=%p dst=%p count=%zu type=%d red=%d peer=%d stream=%p", o.comm->rank, (const void *)o.src, (void *)o.dst, o.count, o.type, o.red, o.peer, (void *)o.stream);
 	}
 	ncclResult_t end = close_group();
-	if (r != ncclSuccess || !alone)
-		return r;
-	return end == ncclInProgress ? now(o.comm) : end;
+	return r != ncclSuccess || !alone ? r : end;
 }
 
 #define OP(field, ...) \

@@ -16,8 +16,9 @@ int fake_fail(const char *symbol, int k, int code);
 // -1: no such symbol.
 long long fake_calls(const char *symbol);
 
-// fake_polls makes all that is begun from now on stay in progress for n polls, and with -1
-// for ever. Without it, n is 0: what waits for no other member is done at once.
+// fake_polls makes all that communicators begin from now on that do not block stay in progress
+// for n polls, and with -1 for ever. Without it, n is 0: what waits for no other member is done
+// at once.
 void fake_polls(int n);
 
 // fake_kill ends a rank of every group, as if its process had ended. The others have that
@@ -30,7 +31,8 @@ int fake_kill(int rank, int code);
 char *fake_violations(void);
 char *fake_log(void);
 
-// fake_live counts what exists: 0 communicators, 1 registrations, 2 windows.
+// fake_live counts what exists: 0 communicators, children included, 1 registrations, 2 windows,
+// 3 calls that wait for other members.
 int fake_live(int what);
 
 #pragma GCC visibility pop

@@ -57,24 +57,34 @@ struct reg {
 	bool window;
 };
 
-// group is the communicators of one unique ID.
+// group is the communicators of one unique ID, or the children of those.
 struct group {
 	struct group *next;
 	ncclUniqueId id;
+	int generation; // of the children: 0 for those that were not split from others
 	int size, joined;
 	ncclComm_t members[MAX_RANKS]; // NULL: has not joined yet, or has ended
 	bool ended;                    // a member has ended or was killed
 };
 
+// family is what a communicator shares with its children.
+struct family {
+	int members;
+	bool aborted;
+};
+
 struct ncclComm {
 	ncclComm_t next;
 	struct group *group;
+	struct family *family;
 	int rank, polls;
-	bool killed, finalized;
+	bool blocking, killed, finalized;
+	int inside; // calls that wait in it
 	ncclResult_t error;
 	struct op *ops;
 	struct reg *regs;
-	ncclWindow_t *window; // to be written when all members have registered theirs
+	ncclComm_t child, *child_out; // to be written when all members have split
+	ncclWindow_t *window;         // to be written when all members have registered theirs
 	size_t window_size;
 };
 
@@ -87,6 +97,9 @@ struct call {
 
 struct call enter(int symbol);
 void leave(struct call *c);
+
+// wait_for_others gives the lock to other calls until one of them has left.
+void wait_for_others(void);
 
 #define LOCKED(field) __attribute__((cleanup(leave))) struct call call = enter(SYM_##field)
 #define ENTER(field) \

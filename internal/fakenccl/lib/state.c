@@ -13,6 +13,7 @@ int planned_polls;
 char last_error[256];
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t left = PTHREAD_COND_INITIALIZER;
 static long long calls[SYM_COUNT];
 static struct {
 	int left; // calls until the failure, 0: none is planned
@@ -73,7 +74,14 @@ struct call enter(int symbol) {
 
 void leave(struct call *c) {
 	(void)c;
+	pthread_cond_broadcast(&left);
 	pthread_mutex_unlock(&lock);
+}
+
+void wait_for_others(void) {
+	int symbol = running;
+	pthread_cond_wait(&left, &lock);
+	running = symbol;
 }
 
 static int find(const char *symbol) {
@@ -143,13 +151,14 @@ int fake_kill(int rank, int code) {
 		if (c->rank == rank && !c->killed) {
 			c->killed = true;
 			c->group->ended = true;
-			n++;
+			n += c->group->generation == 0;
 			for (int i = 0; code != 0 && i < c->group->size; i++)
 				if (i != rank && c->group->members[i] != NULL)
 					c->group->members[i]->error = code;
 		}
 	if (n > 0)
 		snprintf(last_error, sizeof last_error, "rank %d is gone", rank);
+	pthread_cond_broadcast(&left);
 	pthread_mutex_unlock(&lock);
 	return n;
 }
@@ -169,6 +178,7 @@ int fake_live(int what) {
 	pthread_mutex_lock(&lock);
 	for (ncclComm_t c = comms; c != NULL; c = c->next) {
 		n += what == 0;
+		n += what == 3 ? c->inside : 0;
 		for (struct reg *r = c->regs; r != NULL; r = r->next)
 			n += what == (r->window ? 2 : 1);
 	}

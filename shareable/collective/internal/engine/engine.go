@@ -8,29 +8,28 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Engine is one member's end of a group. A Group makes one call at a time, Abort apart. A call
-// that goes on after it returns has returned nccl.ErrInProgress; then the Group calls only
-// Progress, until that returns something else.
+// Engine is one member's end of a group that stands. A Group makes one call at a time, Abort
+// apart. Calls that need other members wait for them; Abort ends the wait. After an error that is
+// neither vmm.ErrInvalid nor vmm.ErrNotSupported the group can only be aborted.
 type Engine interface {
 	// Run queues the calls on the stream, as one group of NCCL's: none waits for another to
 	// end. memory is all that they use. It stays mapped until they have run.
 	Run(st driver.Stream, memory []driver.Span, calls []nccl.Call) error
-	// Progress does not wait. It is nil if the last call is done, which for Run means queued,
-	// and no member is known to be gone. After any error but nccl.ErrInProgress the group can
-	// only be aborted.
-	Progress() error
+	// Err does not wait. It is nil as long as nothing has failed, and no member is known to be
+	// gone.
+	Err() error
 	// Register registers a chunk of n bytes at p, and Deregister undoes that.
 	Register(p vmm.Ptr, n uint64) (handle uint64, err error)
 	Deregister(handle uint64) error
 	// RegisterWindow is Register for a symmetric window. All members have to call it, with as
-	// many bytes, and use the same offsets in calls. handle is set once it is done.
-	RegisterWindow(p vmm.Ptr, n uint64, handle *uint64) error
+	// many bytes, and use the same offsets in calls.
+	RegisterWindow(p vmm.Ptr, n uint64) (handle uint64, err error)
 	DeregisterWindow(handle uint64) error
 	// Close ends the group. All members have to call it, after the same calls. Free follows
-	// once it is done, or after Abort.
+	// after it, or after Abort.
 	Close() error
 	// Abort ends this member's part at once, with what is queued on streams. It tells the others
-	// nothing. It may be called while another call runs, which then returns.
+	// nothing. It may be called while another call waits, which then returns.
 	Abort() error
 	// Free releases what the engine has. No other call runs then, or follows.
 	Free() error

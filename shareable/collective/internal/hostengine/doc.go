@@ -8,7 +8,7 @@
 // of all; the others wait for it. As with NCCL, what one member queues runs one after the
 // other, on whatever streams.
 //
-//	what happens                                 Progress of the others
+//	what happens                                 Err of the others
 //	a member is aborted                          nccl.ErrPeerGone, and its rank
 //	a member has closed and others wait for it   nccl.ErrPeerGone, and its rank
 //	members disagree                             nccl.ErrFailed, and both calls

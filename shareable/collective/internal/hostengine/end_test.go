@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -55,7 +56,7 @@ func TestMembersThatDisagree(t *testing.T) {
 			require.NoError(t, ranks[1].queue(c.b))
 			require.ErrorIs(t, ranks[0].sync(), nccl.ErrFailed)
 			for _, r := range ranks {
-				err := r.Progress()
+				err := r.Err()
 				require.ErrorIs(t, err, nccl.ErrFailed)
 				require.ErrorContains(t, err, "rank 0")
 				require.ErrorContains(t, err, "rank 1")
@@ -82,7 +83,7 @@ func TestMembersThatWaitInACircle(t *testing.T) {
 	for _, r := range ranks[:3] {
 		require.ErrorIs(t, r.sync(), nccl.ErrFailed)
 	}
-	require.ErrorIs(t, ranks[3].Progress(), nccl.ErrFailed)
+	require.ErrorIs(t, ranks[3].Err(), nccl.ErrFailed)
 }
 
 // TestAbort: the others learn who has ended, their kernels wait until they abort too, and the
@@ -91,17 +92,17 @@ func TestAbort(t *testing.T) {
 	ranks := group(t, 3, Options{})
 	for _, r := range ranks[:2] {
 		require.NoError(t, r.queue(sum(4)))
-		require.NoError(t, r.Progress())
+		require.NoError(t, r.Err())
 	}
 	require.NoError(t, ranks[1].Abort())
 	require.NoError(t, ranks[1].Abort())
 	require.NoError(t, ranks[1].st.Sync())
-	require.ErrorIs(t, ranks[1].Progress(), nccl.ErrFailed)
+	require.ErrorIs(t, ranks[1].Err(), nccl.ErrFailed)
 	require.ErrorIs(t, ranks[1].queue(sum(4)), nccl.ErrFailed)
 	require.ErrorIs(t, ranks[1].Close(), nccl.ErrFailed)
 	require.NoError(t, ranks[1].Free())
 	for _, r := range []*rank{ranks[0], ranks[2]} {
-		err := r.Progress()
+		err := r.Err()
 		require.ErrorIs(t, err, nccl.ErrPeerGone)
 		require.ErrorContains(t, err, "rank 1")
 	}
@@ -120,21 +121,18 @@ func TestSilent(t *testing.T) {
 	ranks := group(t, 2, Options{Silent: true})
 	require.NoError(t, ranks[0].queue(sum(4)))
 	require.NoError(t, ranks[1].Abort())
-	require.NoError(t, ranks[0].Progress())
-	require.ErrorIs(t, ranks[0].Close(), nccl.ErrInProgress)
-	for range 100 {
-		require.ErrorIs(t, ranks[0].Progress(), nccl.ErrInProgress)
-	}
+	require.NoError(t, ranks[0].Err())
+	closed := ranks[0].closing(t)
 	require.NoError(t, ranks[0].Abort())
+	require.ErrorIs(t, <-closed, nccl.ErrFailed, "it waits until then")
 	require.NoError(t, ranks[0].st.Sync())
 }
 
 // TestClose: a member that has closed is gone for those that wait for it, and for no others.
 func TestClose(t *testing.T) {
 	ranks := group(t, 3, Options{})
-	require.ErrorIs(t, ranks[0].Close(), nccl.ErrInProgress)
-	require.ErrorIs(t, ranks[0].Progress(), nccl.ErrInProgress)
-	require.NoError(t, ranks[1].Progress(), "it waits for no one")
+	closed := ranks[0].closing(t)
+	require.NoError(t, ranks[1].Err(), "it waits for no one")
 	require.NoError(t, ranks[1].queue(send(2, 1)))
 	require.NoError(t, ranks[2].queue(recv(1, 1)))
 	require.NoError(t, ranks[1].sync())
@@ -144,19 +142,32 @@ func TestClose(t *testing.T) {
 	require.ErrorIs(t, err, nccl.ErrPeerGone)
 	require.ErrorContains(t, err, "rank 0")
 	require.NoError(t, ranks[1].Abort())
-	require.ErrorIs(t, ranks[0].Progress(), nccl.ErrPeerGone)
+	require.ErrorIs(t, <-closed, nccl.ErrPeerGone)
+}
+
+// closing begins Close, and returns once the others know.
+func (r *rank) closing(t *testing.T) <-chan error {
+	t.Helper()
+	closed := make(chan error, 1)
+	go func() { closed <- r.Close() }()
+	require.Eventually(t, func() bool {
+		r.w.mu.Lock()
+		defer r.w.mu.Unlock()
+		return r.Member.closing
+	}, 10*time.Second, time.Millisecond)
+	return closed
 }
 
 // TestCloseWaitsForWhatIsQueued.
 func TestCloseWaitsForWhatIsQueued(t *testing.T) {
 	ranks := group(t, 2, Options{})
 	require.NoError(t, ranks[0].queue(send(1, 1)))
-	require.ErrorIs(t, ranks[0].Close(), nccl.ErrInProgress)
+	closed := ranks[0].closing(t)
 	require.NoError(t, ranks[1].queue(recv(0, 1)))
 	require.NoError(t, ranks[1].sync(), "what was queued before Close is not gone")
-	require.ErrorIs(t, ranks[1].Close(), nccl.ErrInProgress)
+	require.NoError(t, ranks[1].Close())
+	require.NoError(t, <-closed)
 	for _, r := range ranks {
-		require.NoError(t, r.progress())
 		require.NoError(t, r.Free())
 	}
 }
@@ -314,5 +325,5 @@ func TestFaultInATransfer(t *testing.T) {
 		ranks[0].runTransfer(tr)
 	}()
 	<-tr.done
-	require.ErrorContains(t, ranks[1].Progress(), "fault in ReduceScatter")
+	require.ErrorContains(t, ranks[1].Err(), "fault in ReduceScatter")
 }

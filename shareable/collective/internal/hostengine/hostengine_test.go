@@ -113,17 +113,7 @@ func (r *rank) sync() error {
 		if err != nil || done {
 			return err
 		}
-		if err := r.Progress(); err != nil && !errors.Is(err, nccl.ErrInProgress) {
-			return err
-		}
-		runtime.Gosched()
-	}
-}
-
-// progress waits until what was begun is done or fails.
-func (r *rank) progress() error {
-	for {
-		if err := r.Progress(); !errors.Is(err, nccl.ErrInProgress) {
+		if err := r.Err(); err != nil {
 			return err
 		}
 		runtime.Gosched()
@@ -160,11 +150,7 @@ func end(t testing.TB, ranks []*rank) {
 	t.Helper()
 	errs := make([]error, len(ranks))
 	together(ranks, func(r *rank) {
-		err := r.Close()
-		if errors.Is(err, nccl.ErrInProgress) {
-			err = r.progress()
-		}
-		errs[r.rank] = errors.Join(err, r.Free())
+		errs[r.rank] = errors.Join(r.Close(), r.Free())
 	})
 	require.NoError(t, errors.Join(errs...))
 }

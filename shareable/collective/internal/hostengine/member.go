@@ -40,7 +40,7 @@ type Member struct {
 	registrations map[uint64]registration
 	lastHandle    uint64
 	windows       int     // registered so far
-	window        *window // whose registration is under way
+	window        *window // for which RegisterWindow waits
 }
 
 var _ engine.Engine = (*Member)(nil)
@@ -83,11 +83,8 @@ func (m *Member) begin(name string) {
 	if m.ended || m.w.err != nil {
 		return
 	}
-	if m.closing && name != "Progress" && name != "Free" {
+	if m.closing && name != "Err" && name != "Free" {
 		m.w.opts.Report("rank %d: %s after Close", m.rank, name)
-	}
-	if m.window != nil && name != "Progress" && name != "Free" {
-		m.w.opts.Report("rank %d: %s while a window is being registered", m.rank, name)
 	}
 }
 
@@ -203,6 +200,7 @@ func (m *Member) runKernel(l *driver.Launch) error {
 	defer w.mu.Unlock()
 	delete(m.runs, r.number)
 	close(r.done)
+	w.changed.Broadcast()
 	return nil
 }
 
@@ -255,6 +253,7 @@ func (m *Member) transfer(r *run) {
 	if m.waits = all; w.err == nil {
 		w.checkCycleLocked(m)
 	}
+	w.changed.Broadcast()
 	failed := w.err != nil
 	w.mu.Unlock()
 	for _, t := range ready {
@@ -310,26 +309,32 @@ func (m *Member) withdraw(all []*transfer) {
 	}
 }
 
-// Progress returns nil if what was begun is done and no member is known to be gone.
-func (m *Member) Progress() error {
-	m.begin("Progress")
+// Err is nil while the group can go on.
+func (m *Member) Err() error {
+	m.begin("Err")
 	defer m.end()
-	w := m.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	m.w.mu.Lock()
+	defer m.w.mu.Unlock()
 	if err := m.errLocked(); err != nil {
 		return err
 	}
-	if m.closing && w.allLocked(func(x *Member) bool { return x.closing }) && len(m.runs) == 0 {
-		return nil
+	return m.w.goneLocked(m)
+}
+
+// untilLocked waits until done is true, or the group cannot go on. Requires World.mu.
+func (m *Member) untilLocked(done func() bool) error {
+	for {
+		if err := m.errLocked(); err != nil {
+			return err
+		}
+		if done() {
+			return nil
+		}
+		if err := m.w.goneLocked(m); err != nil {
+			return err
+		}
+		m.w.changed.Wait()
 	}
-	if err := w.goneLocked(m); err != nil {
-		return err
-	}
-	if m.closing {
-		return nccl.ErrInProgress
-	}
-	return m.windowProgressLocked()
 }
 
 // allLocked reports whether all members have joined and f is true of each. Requires mu.
@@ -342,18 +347,18 @@ func (w *World) allLocked(f func(*Member) bool) bool {
 	return true
 }
 
-// Close ends the group. It is done when all members have called it and this one's calls have
-// run.
+// Close waits until all members have called it and this one's calls have run.
 func (m *Member) Close() error {
 	m.begin("Close")
 	defer m.end()
-	m.w.mu.Lock()
-	defer m.w.mu.Unlock()
-	if err := m.errLocked(); err != nil {
-		return err
-	}
+	w := m.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	m.closing = true
-	return nccl.ErrInProgress
+	w.changed.Broadcast()
+	return m.untilLocked(func() bool {
+		return w.allLocked(func(x *Member) bool { return x.closing }) && len(m.runs) == 0
+	})
 }
 
 // Abort ends this member: its kernels end, those that do the work of others once that is done. It
@@ -369,6 +374,7 @@ func (m *Member) Abort() error {
 	if m.w.gone < 0 {
 		m.w.gone = m.rank
 	}
+	m.w.changed.Broadcast()
 	return nil
 }
 

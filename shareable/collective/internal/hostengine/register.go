@@ -17,10 +17,9 @@ type registration struct {
 
 // window is a window that the members register, each its own memory.
 type window struct {
-	n        uint64
-	rank     int // the member that came first
-	missing  int
-	complete bool
+	n       uint64
+	rank    int // the member that came first
+	missing int
 }
 
 // Register registers memory, which must be mapped and not registered.
@@ -98,45 +97,33 @@ func (m *Member) checkRegistrations(memory []driver.Span) {
 	}
 }
 
-// RegisterWindow registers a window, which is done once all members have registered theirs.
-func (m *Member) RegisterWindow(p vmm.Ptr, n uint64, handle *uint64) error {
+// RegisterWindow registers a window, and waits until all members have registered theirs.
+func (m *Member) RegisterWindow(p vmm.Ptr, n uint64) (handle uint64, err error) {
 	m.begin("RegisterWindow")
 	defer m.end()
-	registered, err := m.register(p, n, m.nextWindow())
-	if err != nil {
-		return err
-	}
-	*handle = registered
 	w := m.w
 	w.mu.Lock()
+	number := m.windows + 1
+	w.mu.Unlock()
+	if handle, err = m.register(p, n, number); err != nil {
+		return 0, err
+	}
+	w.mu.Lock()
 	defer w.mu.Unlock()
-	m.windows++
-	if len(w.windows) < m.windows {
+	m.windows = number
+	if len(w.windows) < number {
 		w.windows = append(w.windows, &window{n: n, rank: m.rank, missing: len(w.members)})
 	}
-	m.window = w.windows[m.windows-1]
-	if m.window.n != n {
-		w.failLocked("rank %d registers a window of %d bytes, rank %d one of %d", m.window.rank, m.window.n, m.rank, n)
-		return w.err
+	x := w.windows[number-1]
+	if x.n != n {
+		w.failLocked("rank %d registers a window of %d bytes, rank %d one of %d", x.rank, x.n, m.rank, n)
+		return 0, w.err
 	}
-	m.window.missing--
-	m.window.complete = m.window.missing == 0
-	return m.windowProgressLocked()
-}
-
-func (m *Member) nextWindow() int {
-	m.w.mu.Lock()
-	defer m.w.mu.Unlock()
-	return m.windows + 1
-}
-
-// windowProgressLocked is nil if no registration of a window is under way. Requires World.mu.
-func (m *Member) windowProgressLocked() error {
-	if m.window != nil && !m.window.complete {
-		return nccl.ErrInProgress
-	}
-	m.window = nil
-	return nil
+	m.window = x
+	defer func() { m.window = nil }()
+	x.missing--
+	w.changed.Broadcast()
+	return handle, m.untilLocked(func() bool { return x.missing == 0 })
 }
 
 // windowsLocked returns the numbers of the windows that src and dst of a call are in; 0 for none.

@@ -2,6 +2,7 @@ package hostengine
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -88,13 +89,14 @@ func TestWindows(t *testing.T) {
 	var seen reports
 	ranks := group(t, 2, Options{Report: seen.add})
 	handles := make([]uint64, 2)
-	require.ErrorIs(t, ranks[0].RegisterWindow(ranks[0].mem.Ptr(), 4096, &handles[0]), nccl.ErrInProgress)
-	require.ErrorIs(t, ranks[0].Progress(), nccl.ErrInProgress)
+	together(ranks, func(r *rank) {
+		var err error
+		if handles[r.rank], err = r.RegisterWindow(r.mem.Ptr(), 4096); err != nil {
+			t.Errorf("rank %d: %v", r.rank, err)
+		}
+	})
 	_, err := ranks[0].Register(ranks[0].mem.Ptr(), 4096)
 	require.NoError(t, err, "beside a window")
-	require.Contains(t, seen.take()[0], "while a window is being registered")
-	require.NoError(t, ranks[1].RegisterWindow(ranks[1].mem.Ptr(), 4096, &handles[1]))
-	require.NoError(t, ranks[0].Progress())
 	c := nccl.Call{Operation: nccl.AllReduce, Kind: nccl.Uint8, Count: 16}
 	for _, r := range ranks {
 		require.NoError(t, r.queue(c))
@@ -120,15 +122,38 @@ func TestWindows(t *testing.T) {
 // TestWindowsThatDiffer and members that do not come.
 func TestWindowsThatDiffer(t *testing.T) {
 	ranks := group(t, 2, Options{Report: new(reports).add})
-	var h uint64
-	require.ErrorIs(t, ranks[0].RegisterWindow(ranks[0].mem.Ptr(), 4096, &h), nccl.ErrInProgress)
-	require.ErrorIs(t, ranks[1].RegisterWindow(ranks[1].mem.Ptr(), 8192, &h), nccl.ErrFailed)
-	require.ErrorContains(t, ranks[0].Progress(), "rank 0 registers a window of 4096 bytes, rank 1 one of 8192")
+	first := ranks[0].registering(t)
+	_, err := ranks[1].RegisterWindow(ranks[1].mem.Ptr(), 8192)
+	require.ErrorIs(t, err, nccl.ErrFailed)
+	require.ErrorContains(t, <-first, "rank 0 registers a window of 4096 bytes, rank 1 one of 8192")
 
 	ranks = group(t, 2, Options{Report: new(reports).add})
-	require.ErrorIs(t, ranks[0].RegisterWindow(ranks[0].mem.Ptr(), 4096, &h), nccl.ErrInProgress)
-	require.ErrorIs(t, ranks[1].Close(), nccl.ErrInProgress)
-	require.ErrorIs(t, ranks[0].Progress(), nccl.ErrPeerGone)
+	first = ranks[0].registering(t)
+	closed := ranks[1].closing(t)
+	require.ErrorIs(t, <-first, nccl.ErrPeerGone)
+	require.NoError(t, ranks[0].Abort())
+	require.ErrorIs(t, <-closed, nccl.ErrPeerGone)
+
+	ranks = group(t, 2, Options{Report: new(reports).add})
+	first = ranks[0].registering(t)
+	require.NoError(t, ranks[0].Abort())
+	require.ErrorIs(t, <-first, nccl.ErrFailed)
+}
+
+// registering begins to register a window, and returns once the others know.
+func (r *rank) registering(t *testing.T) <-chan error {
+	t.Helper()
+	registered := make(chan error, 1)
+	go func() {
+		_, err := r.RegisterWindow(r.mem.Ptr(), 4096)
+		registered <- err
+	}()
+	require.Eventually(t, func() bool {
+		r.w.mu.Lock()
+		defer r.w.mu.Unlock()
+		return len(r.w.windows) > 0
+	}, 10*time.Second, time.Millisecond)
+	return registered
 }
 
 // TestCallsAtOnce are reported.
@@ -136,9 +161,9 @@ func TestCallsAtOnce(t *testing.T) {
 	var seen reports
 	r := group(t, 1, Options{Report: seen.add})[0]
 	r.begin("Run")
-	require.NoError(t, r.Progress())
-	require.Contains(t, seen.take()[0], "Progress while another call is made")
-	require.ErrorIs(t, r.Close(), nccl.ErrInProgress)
+	require.NoError(t, r.Err())
+	require.Contains(t, seen.take()[0], "Err while another call is made")
+	require.NoError(t, r.Close())
 	require.NoError(t, r.queue())
 	require.Contains(t, seen.take()[0], "Run after Close")
 }

@@ -28,6 +28,7 @@ type World struct {
 	opts Options
 
 	mu          sync.Mutex
+	changed     sync.Cond // on mu: of anything that a call waits for
 	members     []*Member // nil: not yet here
 	collectives map[uint64]*transfer
 	messages    map[message]*transfer
@@ -50,10 +51,12 @@ func NewWorld(size int, o Options) (*World, error) {
 	if o.Report == nil {
 		o.Report = func(string, ...any) {}
 	}
-	return &World{
+	w := &World{
 		opts: o, members: make([]*Member, size), gone: -1,
 		collectives: map[uint64]*transfer{}, messages: map[message]*transfer{},
-	}, nil
+	}
+	w.changed.L = &w.mu
+	return w, nil
 }
 
 // Join makes the member of that rank, with memory of dev. The caller must Free it.
@@ -95,6 +98,7 @@ func (w *World) Join(rank int, dev *vmm.Device) (*Member, error) {
 func (w *World) failLocked(format string, args ...any) {
 	if w.err == nil {
 		w.err = fmt.Errorf("%w: "+format, slices.Concat([]any{nccl.ErrFailed}, args)...)
+		w.changed.Broadcast()
 	}
 }
 
@@ -213,7 +217,7 @@ func (w *World) goneLocked(m *Member) error {
 			}
 		}
 	}
-	if m.window != nil && !m.window.complete {
+	if m.window != nil && m.window.missing > 0 {
 		for rank := range w.members {
 			if hasEnded(rank) {
 				return fmt.Errorf("%w: rank %d has closed", nccl.ErrPeerGone, rank)

@@ -1,0 +1,100 @@
+package collective
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// waits are the calls of a group that other members can keep waiting, in the engine or for a
+// stream. A timer looks after them, and aborts the group, which ends all, when a context has ended,
+// when Options.Timeout is over, and when the engine knows that another member is gone.
+//
+// One timer does so for all, and only so often, because most calls take microseconds: a timer and
+// a context.AfterFunc for each would take longer than many a call.
+type waits struct {
+	g *Group
+
+	mu      sync.Mutex
+	all     []*wait
+	timer   *time.Timer
+	running bool // the timer
+}
+
+type wait struct {
+	ctx   context.Context //nolint:containedctx // it is that of a call that is being made
+	begun time.Time
+}
+
+// lookPause is the time between two looks, by which a wait can be longer than it should.
+const lookPause = 20 * time.Millisecond
+
+func (ws *waits) begin(ctx context.Context) *wait {
+	w := &wait{ctx: ctx, begun: time.Now()}
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.all = append(ws.all, w)
+	switch {
+	case ws.running:
+	case ws.timer == nil:
+		ws.timer = time.AfterFunc(lookPause, ws.look)
+	default:
+		ws.timer.Reset(lookPause)
+	}
+	ws.running = true
+	return w
+}
+
+func (ws *waits) end(w *wait) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	i := slices.Index(ws.all, w)
+	ws.all = slices.Delete(ws.all, i, i+1)
+}
+
+// look looks at all, and comes again in a while if there are any.
+func (ws *waits) look() {
+	ws.mu.Lock()
+	if len(ws.all) == 0 {
+		ws.running = false
+		ws.mu.Unlock()
+		return
+	}
+	err := ws.overLocked()
+	ws.mu.Unlock()
+	if err == nil {
+		err = ws.g.check()
+	}
+	if err != nil {
+		_ = ws.g.fail(err)
+		return // the group is of no more use
+	}
+	ws.timer.Reset(lookPause)
+}
+
+// overLocked is why one of them must not wait longer. Requires mu.
+func (ws *waits) overLocked() error {
+	for _, w := range ws.all {
+		if err := w.ctx.Err(); err != nil {
+			return err
+		}
+		if time.Since(w.begun) >= ws.g.opts.Timeout {
+			return ws.g.errLate()
+		}
+	}
+	return nil
+}
+
+// check asks the engine whether another member is gone, unless a call is in it, which then fails
+// by itself.
+func (g *Group) check() error {
+	if !g.engineMu.TryLock() {
+		return nil
+	}
+	defer g.engineMu.Unlock()
+	if err := g.stopped(); err != nil {
+		return err
+	}
+	return g.e.Err()
+}
