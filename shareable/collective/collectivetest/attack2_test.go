@@ -103,7 +103,7 @@ type slow struct {
 
 func (e *slow) Deregister(handle uint64) error {
 	e.begun()
-	time.Sleep(2 * time.Millisecond)
+	<-time.After(2 * time.Millisecond)
 	return e.Member.Deregister(handle)
 }
 
