@@ -59,7 +59,7 @@ func TestMeetAgain(t *testing.T) {
 
 // TestMeetWithoutWhoHasEnded: no group is made with a member that has ended.
 func TestMeetWithoutWhoHasEnded(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	address := freeAddress(t)
 	given := make(chan error, 1)

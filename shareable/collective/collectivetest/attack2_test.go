@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -103,7 +104,7 @@ type slow struct {
 
 func (e *slow) Deregister(handle uint64) error {
 	e.begun()
-	time.Sleep(2 * time.Millisecond)
+	<-time.After(2 * time.Millisecond)
 	return e.Member.Deregister(handle)
 }
 
@@ -219,4 +220,21 @@ func TestElementsAreNotTorn(t *testing.T) {
 		return err
 	})
 	check("Rebalance", func(i int, g *collective.Group) error { return g.Rebalance(t.Context(), sts[i], vs[i]) })
+}
+
+// ending is a test that ends when it is told to, and at Fatal.
+type ending struct{ recorder }
+
+func (e *ending) Fatal(...any) { runtime.Goexit() }
+
+// TestGroupsThatCannotBeMade: the members that were made wait for no others at the end of the test.
+func TestGroupsThatCannotBeMade(t *testing.T) {
+	closed, err := vmm.Open("host:0")
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	dev, r := vmmtest.Device(t), &ending{recorder{TB: t}}
+	var wg sync.WaitGroup
+	wg.Go(func() { collectivetest.New(r, collectivetest.Options{Timeout: time.Hour}, dev, closed) })
+	wg.Wait()
+	require.Empty(t, r.end())
 }
