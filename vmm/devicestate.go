@@ -327,8 +327,9 @@ func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
 // instance, retains it; the last one to release it closes the driver's device then.
 type openDevice struct {
 	driver.Device
-	state *deviceState
-	stage staging
+	state       *deviceState
+	stage       staging
+	pinnedCache pinnedCache
 
 	mirrors atomic.Uint64 // bytes of pinned memory that mirrors have
 
@@ -397,6 +398,9 @@ func (o *openDevice) close() error {
 // o any more. It can be called again.
 func (o *openDevice) finish() error {
 	if err := o.stage.close(); err != nil {
+		return err
+	}
+	if err := o.pinnedCache.close(o); err != nil {
 		return err
 	}
 	for len(o.events) > 0 {
@@ -567,5 +571,7 @@ func (o *openDevice) syncOwn() error {
 	return err
 }
 
-// pinned is how many bytes of host memory copies and mirrors of the device have pinned.
-func (o *openDevice) pinned() uint64 { return o.stage.pinned() + o.mirrors.Load() }
+// pinned is how many bytes of host memory are pinned for the device: for copies, mirrors and Pinned.
+func (o *openDevice) pinned() uint64 {
+	return o.stage.pinned() + o.mirrors.Load() + o.pinnedCache.bytes()
+}

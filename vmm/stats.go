@@ -144,7 +144,7 @@ type Stats struct {
 	Retiring    uint64 `json:"retiring"`    // given up; the work that may use it has not ended
 	Quarantined uint64 `json:"quarantined"` // could not be undone or given back; Trim, growth out of memory and Close try again
 	Asleep      uint64 `json:"asleep"`      // below Len of a Range that sleeps
-	Pinned      uint64 `json:"pinned"`      // host memory for staging and of Mirrors, of all Devices on this one
+	Pinned      uint64 `json:"pinned"`      // host memory for staging, of Mirrors and of Pinned, of all Devices on this one
 
 	PeakReserved  uint64 `json:"peak_reserved"`
 	PeakCommitted uint64 `json:"peak_committed"`

@@ -186,7 +186,7 @@ func (c *Comm) Run(stream driver.Stream, calls []Call) error {
 	if len(calls) == 0 {
 		return nil
 	}
-	if C.cuvmm_nccl_reserve(c.c, C.size_t(len(calls))) != 0 {
+	if len(calls) > int(c.c.capacity) && C.cuvmm_nccl_reserve(c.c, C.size_t(len(calls))) != 0 {
 		return &driver.CallError{Call: "ncclGroupStart", Kind: driver.ErrOutOfMemory}
 	}
 	copy(unsafe.Slice((*Call)(unsafe.Pointer(c.c.calls)), len(calls)), calls)

@@ -30,23 +30,25 @@ type Group struct {
 	calling chan struct{}
 
 	// Of the call that is made.
-	own   *vmm.Stream // for what the members tell each other
-	notes *vmm.Range  // what they tell
-	calls []nccl.Call
-	spans []vmm.Span
+	ownStream *vmm.Stream // for words that the members exchange
+	scratch   *vmm.Pinned // the words
+	calls     []nccl.Call
+	spans     []vmm.Span
+	arg       vmm.MemoryArg // for Op.prepare
 
-	// engineMu is held for each use of e, also by what registers memory that grows. Its
-	// holder waits for the other members at most.
+	// engineMu is held for each call of e but Abort, also by registrations while memory grows. A
+	// holder waits for other members, and for nothing else.
 	engineMu sync.Mutex
 	e        engine.Engine
 
 	// Guarded by mu.
 	mu     sync.Mutex // no other lock is taken while it is held
-	failed error      // why the group is of no more use
+	failed error      // why the group cannot be used any more
 	closed bool
 	regs   map[*Registration]struct{}
 
 	aborted  chan struct{} // closed when the engine is aborted
+	abortErr error         // of that
 	waits    waits
 	counters counters
 }
@@ -55,7 +57,7 @@ type counters struct{ calls, registered, deregistered atomic.Uint64 }
 
 // Stats counts what a Group has done.
 type Stats struct {
-	Calls        uint64 `json:"calls"`        // of NCCL, those of the group's own included
+	Calls        uint64 `json:"calls"`        // NCCL's operations, those that exchange lengths included
 	Registered   uint64 `json:"registered"`   // chunks registered so far
 	Deregistered uint64 `json:"deregistered"` // chunks of which that was undone
 }
@@ -78,7 +80,7 @@ func newGroup(dev *vmm.Device, e engine.Engine, o Options) (*Group, error) {
 		calling: make(chan struct{}, 1), regs: map[*Registration]struct{}{},
 	}
 	g.waits.g = g
-	if err := g.makeNotes(); err != nil {
+	if err := g.makeScratch(); err != nil {
 		return nil, errors.Join(fmt.Errorf("join a group: %w", err), g.Abort())
 	}
 	return g, nil
@@ -186,16 +188,16 @@ func (g *Group) begin(ctx context.Context) error {
 func (g *Group) end() { <-g.calling }
 
 // Do queues operations on a stream of the group's device, as one: none waits for another to
-// end. They run once all members that take part have queued theirs, and it returns before
-// that. The memory they use is not unmapped before, and no access to it is taken away; what
-// wants to do so later waits for them, as for any work. On a stream that is being captured
-// they become part of the graph.
+// end. They run once all members that take part have queued theirs, and Do returns before that.
+// Whatever unmaps the memory or takes access away waits for them, as for any work. On a stream
+// that is being captured they become part of the graph. The first call takes longer, because the
+// members connect; so does one that finds the stream full.
 //
-// What cannot be is refused before anything is queued: vmm.ErrInvalid, vmm.ErrBounds,
-// vmm.ErrPermission, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy as for Function.Launch. All
-// other errors end the group: ErrPeerGone, ErrFailed, os.ErrDeadlineExceeded after
-// Options.Timeout, and the error of a context that has ended before the operations were
-// queued, which is seldom but for the first, when the members connect.
+// Arguments that cannot be used are refused before anything is queued: vmm.ErrInvalid,
+// vmm.ErrBounds, vmm.ErrPermission, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy as for
+// Function.Launch; so is a context that has ended. All other errors end the group: ErrPeerGone,
+// ErrFailed, os.ErrDeadlineExceeded after Options.Timeout, and the error of a context that ends
+// before the operations are queued.
 func (g *Group) Do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
 	if g == nil || g.dev == nil {
 		return g.op("do", errNoGroup)
@@ -214,7 +216,7 @@ func (g *Group) do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
 	}
 	g.calls, g.spans = g.calls[:0], g.spans[:0]
 	for i := range ops {
-		c, spans, err := ops[i].prepare(g.rank, g.size, g.spans)
+		c, spans, err := ops[i].prepare(g.rank, g.size, g.spans, &g.arg)
 		if err != nil {
 			return fmt.Errorf("%v: %w", ops[i].op, err)
 		}
@@ -267,7 +269,8 @@ func (g *Group) call(ctx context.Context, f func() error) error {
 	return g.fail(err)
 }
 
-// fail ends the group because of err, unless it has ended before, and returns why it has.
+// fail ends the group with err as the reason, and begins to abort the engine. If the group has
+// ended already, it returns the first reason.
 func (g *Group) fail(err error) error {
 	g.mu.Lock()
 	first, ended := g.failed == nil && !g.closed, g.failed != nil
@@ -280,22 +283,21 @@ func (g *Group) fail(err error) error {
 	g.mu.Unlock()
 	switch {
 	case ended: // err is what came of that
-		<-g.aborted
 		return g.Err()
 	case !first: // it was closed
 		return err
 	}
-	defer close(g.aborted)
-	if failed := g.e.Abort(); failed != nil {
-		return fmt.Errorf("%w; and aborting the group: %w", err, failed)
-	}
+	go func() { // it takes up to a second, and what waits is free before its end
+		g.abortErr = g.e.Abort()
+		close(g.aborted)
+	}()
 	return err
 }
 
 // Abort ends this member's part of the group at once, and what the group has queued on
-// streams; the bytes that it would have written are undefined. Other calls return ErrAborted. It
-// can take half a second. The other members notice it as the end of this process: soon, or when
-// their time is over. Twice is fine, and so is a nil Group.
+// streams; the bytes that it would have written are undefined. It takes up to a second. Other calls
+// return ErrAborted. Other members get ErrPeerGone, or reach their Timeout. Twice is fine, and so is
+// a nil Group.
 func (g *Group) Abort() error {
 	if g == nil || g.dev == nil {
 		return nil
@@ -310,12 +312,17 @@ func (g *Group) Abort() error {
 	return g.op("abort", g.free())
 }
 
-// free gives back what the group has, once it has ended. Twice is fine.
+// free releases what the group has, once it has ended. Twice is fine.
 func (g *Group) free() error {
 	g.calling <- struct{}{} // calls return soon: they wait for no other member any more
 	defer g.end()
+	return g.freeCalling()
+}
+
+// freeCalling is free for a caller of begin.
+func (g *Group) freeCalling() error {
 	g.mu.Lock()
-	was := g.closed
+	was, failed := g.closed, g.failed != nil
 	g.closed = true
 	regs := g.regs
 	g.regs = nil
@@ -324,18 +331,23 @@ func (g *Group) free() error {
 		return nil
 	}
 	var err error
+	if failed {
+		<-g.aborted // the engine is not freed before
+		err = g.abortErr
+	}
 	for r := range regs {
 		err = errors.Join(err, r.end())
 	}
-	err = errors.Join(err, g.notes.Close(), g.own.Close())
+	err = errors.Join(err, g.ownStream.Close(), g.scratch.Close())
 	g.engineMu.Lock()
 	defer g.engineMu.Unlock()
 	return errors.Join(err, g.e.Free())
 }
 
-// Close ends the group once the other members call Close, too, and what it has queued has
-// run. If they do not, it aborts the group after Options.Timeout. Twice is fine, and so is a nil
-// Group.
+// Close ends the group, and its registrations, once what it has queued has run and the other
+// members call Close, too. If they do not, it aborts the group after Options.Timeout and returns
+// os.ErrDeadlineExceeded or ErrPeerGone. Streams that the group was used with are closed after it.
+// Twice is fine, and so is a nil Group.
 func (g *Group) Close() error {
 	if g == nil || g.dev == nil {
 		return nil
@@ -347,6 +359,7 @@ func (g *Group) Close() error {
 	case err != nil: // it was aborted, or is
 		return g.op("close", g.free())
 	}
+	defer g.end() // not before the group is closed: no other call comes in between
 	// Registrations end first: the engine needs to be whole for that.
 	g.mu.Lock()
 	regs := make([]*Registration, 0, len(g.regs))
@@ -360,14 +373,13 @@ func (g *Group) Close() error {
 	if failed := g.call(context.Background(), g.e.Close); failed != nil {
 		err = errors.Join(err, failed)
 	}
-	g.end()
-	return g.op("close", errors.Join(err, g.free()))
+	return g.op("close", errors.Join(err, g.freeCalling()))
 }
 
-// Sync waits until the stream has done what it was told so far. It returns ErrPeerGone,
-// ErrFailed or os.ErrDeadlineExceeded if that will not be, because another member is gone or
-// makes other calls, and the error of a context that ends first. In each of these cases the
-// group is aborted, since NCCL can take nothing back, and the stream is free.
+// Sync waits until the work that is queued on the stream has run. If another member is gone or
+// makes other calls, it aborts the group, which frees the stream, and returns ErrPeerGone,
+// ErrFailed, os.ErrDeadlineExceeded, or the error of a context that has ended: NCCL can take
+// nothing back.
 func (g *Group) Sync(ctx context.Context, st *vmm.Stream) error {
 	if g == nil || g.dev == nil {
 		return g.op("sync", errNoGroup)
@@ -414,7 +426,7 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if err != nil {
 		return err
 	}
-	_, err = st.Done() // which tells the stream so
+	_, err = st.Done() // so that the stream knows
 	return err
 }
 

@@ -35,15 +35,15 @@ type growCall struct {
 
 // Words of what a member tells, before the counts.
 const (
-	saysCall   = iota // the call and its root
-	saysLayout        // of the elements; 0: any
-	saysFree          // bytes that it can append without growing
-	saysFailed        // it cannot make the call
-	saysCounts
+	headerCall   = iota // the call and its root
+	headerLayout        // of the elements; 0: any
+	headerFree          // bytes that it can append without growing
+	headerFailed        // it cannot make the call
+	headerCounts
 )
 
-// saysWords is how many words a member tells: at least two counts.
-func saysWords(size int) int { return saysCounts + max(size, 2) }
+// headerWords is how many words a member tells: at least two counts.
+func headerWords(size int) int { return headerCounts + max(size, 2) }
 
 // AllGather appends src of all members to dst of each, in the order of their ranks. The lengths
 // may differ; it returns them by rank, in bytes. dst is a Range or has one, as a Vector does, and
@@ -187,7 +187,7 @@ func (c *growCall) release() {
 
 // sendFrom sets src, and holds it mapped. The caller sets counts.
 func (c *growCall) sendFrom(src Memory) {
-	s, err := spanOf(src, vmm.AccessRead)
+	s, err := spanOf(src, vmm.AccessRead, new(vmm.MemoryArg))
 	if err != nil {
 		c.fail(fmt.Errorf("what is sent: %w", err))
 		return
@@ -264,7 +264,7 @@ func rangeOf(x Memory) (*vmm.Range, error) {
 		}
 		r = has.Range()
 	}
-	_, err := spanOf(r, vmm.AccessReadWrite)
+	_, err := spanOf(r, vmm.AccessReadWrite, new(vmm.MemoryArg))
 	return r, err
 }
 
@@ -330,26 +330,26 @@ func (c *growCall) grow(st *vmm.Stream, dev *vmm.Device, n uint64) error {
 }
 
 func (g *Group) runGrowCall(ctx context.Context, st *vmm.Stream, c *growCall) (received []uint64, err error) {
-	told, err := g.tellCounts(ctx, c)
+	headers, err := g.exchangeHeaders(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.checkSameCall(c, told); err != nil {
+	if err := g.checkSameCall(c, headers); err != nil {
 		return nil, err
 	}
 	// From the headers each member knows whether one of them has to grow. If so, all of them
 	// exchange results.
 	grow, mine := false, uint64(0)
 	received = make([]uint64, g.size)
-	for i := range told {
+	for i := range headers {
 		total := uint64(0)
-		for j := range told {
-			n := told[j][saysCounts+i]
+		for j := range headers {
+			n := headers[j][headerCounts+i]
 			if total += n; i == g.rank {
 				received[j] = n
 			}
 		}
-		grow = grow || total > told[i][saysFree]
+		grow = grow || total > headers[i][headerFree]
 		if i == g.rank {
 			mine = total
 		}
@@ -376,37 +376,37 @@ func (c *growCall) dstEnd() vmm.Ptr {
 	return c.dst.Ptr() + vmm.Ptr(c.dst.Len())
 }
 
-// tellCounts tells the others what this member sends.
-func (g *Group) tellCounts(ctx context.Context, c *growCall) ([][]uint64, error) {
-	words := make([]uint64, saysWords(g.size))
-	words[saysCall], words[saysLayout] = callSum(c.name, c.root), c.layout
+// exchangeHeaders tells the others what this member sends.
+func (g *Group) exchangeHeaders(ctx context.Context, c *growCall) ([][]uint64, error) {
+	words := make([]uint64, headerWords(g.size))
+	words[headerCall], words[headerLayout] = callSum(c.name, c.root), c.layout
 	if c.err != nil {
-		words[saysFailed] = 1
+		words[headerFailed] = 1
 	} else {
-		copy(words[saysCounts:], c.counts)
+		copy(words[headerCounts:], c.counts)
 	}
-	words[saysFree] = c.free
-	return g.tell(ctx, words...)
+	words[headerFree] = c.free
+	return g.allGatherWords(ctx, words...)
 }
 
 // checkSameCall returns an error if the members do not all make the same call, or one cannot make
 // it. It decides the same on all of them.
-func (g *Group) checkSameCall(c *growCall, told [][]uint64) error {
-	for i, w := range told {
-		if w[saysCall] != told[g.rank][saysCall] {
+func (g *Group) checkSameCall(c *growCall, headers [][]uint64) error {
+	for i, w := range headers {
+		if w[headerCall] != headers[g.rank][headerCall] {
 			return fmt.Errorf("%w: rank %d makes another call, or has another root", ErrMismatch, i)
 		}
 	}
-	if err := checkNoneFailed(c.err, told, saysFailed); err != nil {
+	if err := checkNoneFailed(c.err, headers, headerFailed); err != nil {
 		return err
 	}
 	first := -1 // that has elements of a known kind
-	for i, w := range told {
+	for i, w := range headers {
 		switch {
-		case w[saysLayout] == 0:
+		case w[headerLayout] == 0:
 		case first < 0:
 			first = i
-		case w[saysLayout] != told[first][saysLayout]:
+		case w[headerLayout] != headers[first][headerLayout]:
 			return fmt.Errorf("%w: ranks %d and %d have elements of different kinds", ErrMismatch, first, i)
 		}
 	}
@@ -414,11 +414,11 @@ func (g *Group) checkSameCall(c *growCall, told [][]uint64) error {
 }
 
 // checkNoneFailed returns an error if a member has failed: its own, or ErrPeerFailed.
-func checkNoneFailed(own error, told [][]uint64, word int) error {
+func checkNoneFailed(own error, headers [][]uint64, word int) error {
 	if own != nil {
 		return own
 	}
-	for i, w := range told {
+	for i, w := range headers {
 		if w[word] != 0 {
 			return fmt.Errorf("%w: rank %d", ErrPeerFailed, i)
 		}
@@ -432,21 +432,21 @@ func (g *Group) growAll(ctx context.Context, st *vmm.Stream, c *growCall, bytes 
 	if bytes > 0 {
 		err = c.grow(st, g.dev, bytes)
 	}
-	return g.tellResult(ctx, err)
+	return g.exchangeResults(ctx, err)
 }
 
-// tellResult tells the others whether this member has the memory that the call needs. It is nil
+// exchangeResults tells the others whether this member has the memory that the call needs. It is nil
 // if all have.
-func (g *Group) tellResult(ctx context.Context, err error) error {
+func (g *Group) exchangeResults(ctx context.Context, err error) error {
 	failed := uint64(0)
 	if err != nil {
 		failed = 1
 	}
-	told, lost := g.tell(ctx, failed)
+	headers, lost := g.allGatherWords(ctx, failed)
 	if lost != nil {
 		return errors.Join(lost, err)
 	}
-	return checkNoneFailed(err, told, 0)
+	return checkNoneFailed(err, headers, 0)
 }
 
 // queueTransfers queues what this member sends, and what it receives, to memory from at on. The

@@ -96,13 +96,13 @@ func Send(src Memory, to int) Op { return Op{op: nccl.Send, src: src, kind: Uint
 // Recv fills dst with what the member of rank from sends.
 func Recv(dst Memory, from int) Op { return Op{op: nccl.Recv, dst: dst, kind: Uint8, peer: from} }
 
-// spanOf returns the bytes that m has now, to be read or written.
-func spanOf(m Memory, a vmm.Access) (s vmm.Span, err error) {
+// spanOf returns the bytes that m has now, to be read or written. What arg had is lost.
+func spanOf(m Memory, a vmm.Access, arg *vmm.MemoryArg) (s vmm.Span, err error) {
 	if m == nil {
 		return s, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
 	}
-	var arg vmm.MemoryArg
-	m.MemoryArg(&arg)
+	*arg = vmm.MemoryArg{}
+	m.MemoryArg(arg)
 	switch err := arg.Err(); {
 	case err != nil:
 		return s, err
@@ -154,8 +154,8 @@ func overlap(a, b vmm.Span) bool {
 }
 
 // prepare checks an operation and returns NCCL's call, and spans with what it uses appended. If
-// the call's Count is 0, there is nothing to do.
-func (x Op) prepare(rank, size int, spans []vmm.Span) (c nccl.Call, _ []vmm.Span, err error) {
+// the call's Count is 0, there is nothing to do. What arg had is lost.
+func (x *Op) prepare(rank, size int, spans []vmm.Span, arg *vmm.MemoryArg) (c nccl.Call, _ []vmm.Span, err error) {
 	if x.dst == nil && x.src == nil {
 		return c, spans, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
 	}
@@ -167,12 +167,12 @@ func (x Op) prepare(rank, size int, spans []vmm.Span) (c nccl.Call, _ []vmm.Span
 	needsDst := x.op != nccl.Send && (x.op != nccl.Reduce || isRoot) && (x.op != nccl.Broadcast || !isRoot || x.dst != nil)
 	var dst, src vmm.Span
 	if needsSrc {
-		if src, err = spanOf(x.src, vmm.AccessRead); err != nil {
+		if src, err = spanOf(x.src, vmm.AccessRead, arg); err != nil {
 			return c, spans, fmt.Errorf("what is sent: %w", err)
 		}
 	}
 	if needsDst {
-		if dst, err = spanOf(x.dst, vmm.AccessReadWrite); err != nil {
+		if dst, err = spanOf(x.dst, vmm.AccessReadWrite, arg); err != nil {
 			return c, spans, fmt.Errorf("what is received: %w", err)
 		}
 	}
@@ -198,7 +198,7 @@ func (x Op) prepare(rank, size int, spans []vmm.Span) (c nccl.Call, _ []vmm.Span
 }
 
 // count is how many elements the operation has, as NCCL counts them.
-func (x Op) count(rank, size int, dst, src vmm.Span, needsDst, needsSrc bool) (uint64, error) {
+func (x *Op) count(rank, size int, dst, src vmm.Span, needsDst, needsSrc bool) (uint64, error) {
 	n, inPlace := src.Size, dst // src may overlap dst only if it begins where inPlace does
 	wantDst := src.Size
 	switch x.op {

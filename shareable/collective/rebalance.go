@@ -46,20 +46,20 @@ func unitOf(v Memory) uint64 {
 func (g *Group) rebalance(ctx context.Context, st *vmm.Stream, c *growCall, unit uint64) (err error) {
 	// In this header the counts are the elements that this member has, and an element's size.
 	c.counts = []uint64{c.src.Size / unit, unit}
-	told, err := g.tellCounts(ctx, c)
+	headers, err := g.exchangeHeaders(ctx, c)
 	if err != nil {
 		return err
 	}
-	if err := g.checkSameCall(c, told); err != nil {
+	if err := g.checkSameCall(c, headers); err != nil {
 		return err
 	}
 	var total uint64
 	have := make([]uint64, g.size) // elements
-	for i, w := range told {
-		have[i] = w[saysCounts]
+	for i, w := range headers {
+		have[i] = w[headerCounts]
 		total += have[i]
-		if w[saysCounts+1] != unit {
-			return fmt.Errorf("%w: elements of %d bytes at rank %d, of %d at rank %d", ErrMismatch, unit, g.rank, w[saysCounts+1], i)
+		if w[headerCounts+1] != unit {
+			return fmt.Errorf("%w: elements of %d bytes at rank %d, of %d at rank %d", ErrMismatch, unit, g.rank, w[headerCounts+1], i)
 		}
 	}
 	sends, received := shares(have, g.rank)
@@ -151,7 +151,7 @@ func (g *Group) growForRebalance(ctx context.Context, st *vmm.Stream, c *growCal
 			err = c.grow(st, g.dev, bytes-now)
 		}
 	}
-	return next, g.tellResult(ctx, err)
+	return next, g.exchangeResults(ctx, err)
 }
 
 // replaceContents receives this member's share in next, and then copies it to v.

@@ -119,10 +119,8 @@ func (r *Registration) unmapping(s vmm.Segment) {
 	if !ok {
 		return
 	}
-	// Aborting an engine undoes all its registrations.
-	err := r.g.call(context.Background(), func() error { return r.g.e.Deregister(handle) })
-	if err == nil || errors.Is(err, ErrAborted) {
-		r.g.counters.deregistered.Add(1)
+	err := r.g.deregister(func() error { return r.g.e.Deregister(handle) })
+	if err == nil {
 		return
 	}
 	r.mu.Lock()
@@ -130,6 +128,19 @@ func (r *Registration) unmapping(s vmm.Segment) {
 	if r.failed == nil {
 		r.failed = fmt.Errorf("undo the registration of %d bytes at %v: %w", s.Size, s.Addr, err)
 	}
+}
+
+// deregister calls f, which undoes a registration. That of an engine that is aborted undoes all.
+func (g *Group) deregister(f func() error) error {
+	err := g.call(context.Background(), f)
+	if errors.Is(err, ErrAborted) {
+		<-g.aborted
+		err = nil
+	}
+	if err == nil {
+		g.counters.deregistered.Add(1)
+	}
+	return err
 }
 
 // window registers the only chunk of a range, and keeps it mapped until end.
@@ -205,12 +216,7 @@ func (r *Registration) end() error {
 		clear(r.chunks)
 		r.mu.Unlock()
 		for _, p := range slices.Sorted(maps.Keys(windows)) {
-			err := r.g.call(context.Background(), func() error { return r.g.e.DeregisterWindow(windows[p]) })
-			if err == nil || errors.Is(err, ErrAborted) {
-				r.g.counters.deregistered.Add(1)
-			} else {
-				r.err = errors.Join(r.err, err)
-			}
+			r.err = errors.Join(r.err, r.g.deregister(func() error { return r.g.e.DeregisterWindow(windows[p]) }))
 		}
 		if r.hold != nil {
 			r.hold()

@@ -23,15 +23,15 @@ type waits struct {
 }
 
 type wait struct {
-	ctx   context.Context //nolint:containedctx // it is that of a call that is being made
-	begun time.Time
+	ctx  context.Context //nolint:containedctx // it is that of a call that is being made
+	seen time.Time       // by the first look: most waits are over before one
 }
 
 // lookPause is the time between two looks, by which a wait can be longer than it should.
 const lookPause = 20 * time.Millisecond
 
 func (ws *waits) begin(ctx context.Context) *wait {
-	w := &wait{ctx: ctx, begun: time.Now()}
+	w := &wait{ctx: ctx}
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	ws.all = append(ws.all, w)
@@ -49,8 +49,10 @@ func (ws *waits) begin(ctx context.Context) *wait {
 func (ws *waits) end(w *wait) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	i := slices.Index(ws.all, w)
-	ws.all = slices.Delete(ws.all, i, i+1)
+	last := len(ws.all) - 1
+	ws.all[slices.Index(ws.all, w)] = ws.all[last]
+	ws.all[last] = nil
+	ws.all = ws.all[:last]
 }
 
 // look looks at all, and comes again in a while if there are any.
@@ -75,11 +77,15 @@ func (ws *waits) look() {
 
 // overLocked is why one of them must not wait longer. Requires mu.
 func (ws *waits) overLocked() error {
+	now := time.Now()
 	for _, w := range ws.all {
 		if err := w.ctx.Err(); err != nil {
 			return err
 		}
-		if time.Since(w.begun) >= ws.g.opts.Timeout {
+		if w.seen.IsZero() {
+			w.seen = now
+		}
+		if now.Sub(w.seen) >= ws.g.opts.Timeout {
 			return ws.g.errLate()
 		}
 	}

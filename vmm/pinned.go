@@ -1,0 +1,152 @@
+package vmm
+
+import (
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Pinned is page-locked host memory that kernels and copies of the device can use, too: for a few
+// words that a program and its kernels exchange, which takes less time than to copy them. Safe for
+// concurrent use; its bytes are what their users make of them. The caller must Close it.
+type Pinned struct {
+	dev    *Device
+	on     *openDevice
+	n      uint64
+	block  pinnedBlock
+	closed atomic.Bool
+}
+
+// pinnedBlock is memory as the driver has allocated it.
+type pinnedBlock struct {
+	p     Ptr
+	bytes []byte
+}
+
+// pinnedCache is the memory of Pinned that were closed, by size. Freeing page-locked memory waits
+// for all work of the device, and so perhaps for another process: the next AllocPinned gets it, and
+// what is left is freed when the device closes.
+type pinnedCache struct {
+	mu   sync.Mutex // no other lock is taken while it is held
+	size uint64     // bytes allocated, free or not
+	free map[uint64][]pinnedBlock
+}
+
+// leastPinned is what the driver pins at least.
+const leastPinned = 4 << 10
+
+// AllocPinned allocates n bytes of page-locked host memory. What they contain is undefined. Without
+// page-locked memory it returns ErrNotSupported, for n of 0 ErrInvalid.
+func (d *Device) AllocPinned(n uint64) (*Pinned, error) {
+	x, err := d.allocPinned(n)
+	return x, d.fail("allocate pinned memory", 0, n, err)
+}
+
+func (d *Device) allocPinned(n uint64) (*Pinned, error) {
+	if err := d.live(); err != nil {
+		return nil, err
+	}
+	if n == 0 || n > 1<<62 {
+		return nil, fmt.Errorf("%w: %d bytes", ErrInvalid, n)
+	}
+	x := &Pinned{dev: d, n: n}
+	if err := d.track(x, "pinned memory of "+sizeText(n)); err != nil { // the device stays open now
+		return nil, err
+	}
+	var err error
+	if x.on, err = d.ensureOpen(); err == nil {
+		x.block, err = x.on.pinnedCache.take(x.on, pinnedSize(n))
+	}
+	if err != nil {
+		d.untrack(x)
+		return nil, err
+	}
+	return x, nil
+}
+
+// pinnedSize is the size of the memory for n bytes, a power of two.
+func pinnedSize(n uint64) uint64 { return max(leastPinned, uint64(1)<<bits.Len64(n-1)) }
+
+func (c *pinnedCache) take(o *openDevice, size uint64) (b pinnedBlock, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if all := c.free[size]; len(all) > 0 {
+		b = all[len(all)-1]
+		c.free[size] = all[:len(all)-1]
+		return b, nil
+	}
+	allocator, ok := o.Device.(driver.HostAllocator)
+	if !ok {
+		return b, fmt.Errorf("%w: pinned memory", ErrNotSupported)
+	}
+	if b.p, b.bytes, err = allocator.AllocHost(size); err == nil {
+		c.size += size
+	}
+	return b, err
+}
+
+// close frees what is left. It can be called again.
+func (c *pinnedCache) close(o *openDevice) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	allocator, _ := o.Device.(driver.HostAllocator)
+	for size, all := range c.free {
+		for len(all) > 0 {
+			if err := allocator.FreeHost(all[len(all)-1].p); err != nil && !lost(err) {
+				return err
+			}
+			all = all[:len(all)-1]
+			c.free[size] = all
+			c.size -= size
+		}
+	}
+	return nil
+}
+
+// bytes is how much is allocated.
+func (c *pinnedCache) bytes() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.size
+}
+
+// Ptr is the memory's address, for kernels and copies. After Close it is 0.
+func (x *Pinned) Ptr() Ptr {
+	if x == nil || x.dev == nil || x.closed.Load() {
+		return 0
+	}
+	return x.block.p
+}
+
+// Bytes is the memory as a slice, until Close. It is nil afterwards, and once the device is lost or
+// was reset, which frees the memory: so ask for it before each use.
+func (x *Pinned) Bytes() []byte {
+	if x == nil || x.dev == nil || x.closed.Load() || x.on.checkAlive() != nil {
+		return nil
+	}
+	return x.block.bytes[:x.n:x.n]
+}
+
+// Close gives the memory back. No work may use it any more, and no slice of it. Twice is fine, and
+// so is a nil Pinned.
+func (x *Pinned) Close() error {
+	if x == nil || x.dev == nil || x.closed.Swap(true) {
+		return nil
+	}
+	x.on.pinnedCache.put(x.block)
+	x.dev.untrack(x)
+	return nil
+}
+
+func (c *pinnedCache) put(b pinnedBlock) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.free == nil {
+		c.free = map[uint64][]pinnedBlock{}
+	}
+	size := uint64(len(b.bytes))
+	c.free[size] = append(c.free[size], b)
+}
