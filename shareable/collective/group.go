@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
@@ -390,9 +388,6 @@ func (g *Group) Sync(ctx context.Context, st *vmm.Stream) error {
 	return g.op("sync", g.sync(ctx, st))
 }
 
-// spin is how long Sync asks a stream before it sleeps.
-const spin = 100 * time.Microsecond
-
 func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if err := g.Err(); err != nil {
 		return err
@@ -403,31 +398,22 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if err := ctx.Err(); err != nil {
 		return g.fail(err)
 	}
-	for begun := time.Now(); time.Since(begun) < spin; runtime.Gosched() {
-		if done, err := st.Done(); done || err != nil {
-			return cmp.Or(err, g.stopped())
-		}
-	}
 	raw, err := g.dev.Raw()
 	if err != nil {
 		return err
 	}
-	queue, _, release, err := st.Hold() // a Close of the stream waits
+	queue, capturing, release, err := st.Hold() // a Close of the stream waits
 	if err != nil {
 		return err
 	}
 	defer release()
+	if capturing {
+		return fmt.Errorf("%w: what is queued on the stream becomes part of a graph", vmm.ErrCapturing)
+	}
 	w := g.waits.begin(ctx)
-	err = raw.SyncStream(queue) // not Stream.Sync, which sleeps until an event and wakes up late
+	err = raw.SyncStream(queue) // not Stream.Sync: that waits for an event, and wakes up later
 	g.waits.end(w)
-	if err := g.stopped(); err != nil {
-		return err
-	}
-	if err != nil {
-		return err
-	}
-	_, err = st.Done() // so that the stream knows
-	return err
+	return cmp.Or(g.stopped(), err)
 }
 
 // stopped is nil unless the group was aborted: then what was queued has ended, and may have

@@ -30,6 +30,7 @@ const roleVar = "VMM_TEST_MEMBER"
 
 var roles = map[string]func(m *process) error{
 	"figures": playFigures, "rounds": playRounds, "victim": playVictim, "survivor": playSurvivor, "window": playWindow,
+	"graphs": playGraphs,
 }
 
 func TestMain(m *testing.M) {

@@ -312,7 +312,7 @@ func TestDriverFailsWhileMembersAgree(t *testing.T) {
 				if armed.Load() && c.Name == from {
 					fails.Store(true)
 				}
-				if fails.Load() && c.Name == "StreamDone" {
+				if fails.Load() && c.Name == "SyncStream" {
 					armed.Store(false)
 					fails.Store(false)
 					return vmm.ErrOutOfMemory
