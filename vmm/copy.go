@@ -122,23 +122,26 @@ func (d *Device) lockAccessible(on *Stream, r *Reservation, x Span) (lockedSpan,
 	if err != nil || r == nil {
 		return l, err
 	}
-	if r.inDoubtFor(d.state) {
-		err = fmt.Errorf("%w: an undo has failed, and what %v may access is in doubt until the next Grant or Revoke", ErrBusy, d)
-	} else if have := r.Access(d); x.Access > have {
-		err = fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, d, have, r.ptr, x.Access)
-	}
-	if err != nil {
+	if err := r.checkGranted(x.Access, d); err != nil {
 		l.unlock()
 		return lockedSpan{}, err
 	}
 	return l, nil
 }
 
-// inDoubtFor says whether the driver may give the device other access than the grants say.
-func (r *Reservation) inDoubtFor(d *deviceState) bool {
+// checkGranted is nil if the device has that access, and the driver surely knows.
+func (r *Reservation) checkGranted(a Access, d *Device) error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Contains(r.accessInDoubt, d)
+	have := r.granted(d)
+	inDoubt := slices.Contains(r.accessInDoubt, d.state)
+	r.mu.Unlock()
+	switch {
+	case inDoubt:
+		return fmt.Errorf("%w: an undo has failed, and what %v may access is in doubt until the next Grant or Revoke", ErrBusy, d)
+	case a > have:
+		return fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, d, have, r.ptr, a)
+	}
+	return nil
 }
 
 // unlockAll undoes lockForKernel.
