@@ -33,6 +33,7 @@ enum { UINT8 = 1, FLOAT32 = 7, SUM = 0 };
 	F(comm_init_config, "ncclCommInitRankConfig", (comm_t *, int, id_t_, int, void *)) \
 	F(async_error, "ncclCommGetAsyncError", (comm_t, int *)) \
 	F(comm_destroy, "ncclCommDestroy", (comm_t)) \
+	F(comm_abort, "ncclCommAbort", (comm_t)) \
 	F(all_reduce, "ncclAllReduce", (const void *, void *, size_t, int, int, comm_t, stream_t)) \
 	F(all_gather, "ncclAllGather", (const void *, void *, size_t, int, comm_t, stream_t)) \
 	F(send, "ncclSend", (const void *, size_t, int, int, comm_t, stream_t)) \
@@ -152,16 +153,36 @@ nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nc
 	return t;
 }
 
-nccloop_took nccloop_close(struct nccloop *l) {
-	TRY(l, set_current, l->ctx);
-	TRY(l, stream_sync, l->stream);
-	TRY(l, comm_destroy, l->comm);
+static nccloop_took release(struct nccloop *l) {
 	TRY(l, free, l->a);
 	TRY(l, free, l->b);
 	TRY(l, stream_destroy, l->stream);
 	TRY(l, release, l->dev);
 	free(l);
 	return (nccloop_took){0};
+}
+
+nccloop_took nccloop_close(struct nccloop *l) {
+	TRY(l, set_current, l->ctx);
+	TRY(l, stream_sync, l->stream);
+	TRY(l, comm_destroy, l->comm);
+	return release(l);
+}
+
+nccloop_took nccloop_begin(struct nccloop *l) {
+	TRY(l, set_current, l->ctx);
+	int r = l->all_reduce((const void *)l->a, (void *)l->b, 1, FLOAT32, SUM, l->comm, l->stream);
+	return r == 0 || r == IN_PROGRESS ? (nccloop_took){0} : (nccloop_took){.call = "ncclAllReduce", .r = r};
+}
+
+nccloop_took nccloop_abort(struct nccloop *l) {
+	TRY(l, set_current, l->ctx);
+	int r = l->comm_abort(l->comm);
+	if (r != 0)
+		return (nccloop_took){.call = "ncclCommAbort", .r = r};
+	TRY(l, stream_sync, l->stream);
+	l->comm = NULL;
+	return release(l);
 }
 
 void nccloop_use(struct nccloop *l, unsigned long long a, unsigned long long b) {

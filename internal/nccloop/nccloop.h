@@ -21,6 +21,10 @@ nccloop_took nccloop_id(const char *nccl, char id[128]);
 // each call is followed by asking whether it is done.
 nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, int blocking, size_t bytes);
 nccloop_took nccloop_close(struct nccloop *l);
+// nccloop_begin makes one call and does not wait for it, and nccloop_abort ends a group that has
+// lost a member, with the call.
+nccloop_took nccloop_begin(struct nccloop *l);
+nccloop_took nccloop_abort(struct nccloop *l);
 // nccloop_use has the calls use other memory than the buffers; with 0 the buffers again.
 void nccloop_use(struct nccloop *l, unsigned long long a, unsigned long long b);
 // nccloop_run makes n calls and waits for them. bytes has how many each rank sends; only the

@@ -78,6 +78,22 @@ func (l *Loop) Close() error {
 	return err
 }
 
+// Begin makes one small call and does not wait for it.
+func (l *Loop) Begin() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_, err := timed(C.nccloop_begin(l.c))
+	return err
+}
+
+// Abort leaves a group that has lost a member, and ends the call that was begun.
+func (l *Loop) Abort() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_, err := timed(C.nccloop_abort(l.c))
+	return err
+}
+
 // Run makes n calls and waits for them; bytes has what each rank sends.
 func (l *Loop) Run(op Op, bytes []uint64, n int) (time.Duration, error) {
 	runtime.LockOSThread()

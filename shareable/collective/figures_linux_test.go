@@ -93,13 +93,15 @@ type figures struct {
 	size        uint64
 }
 
+// The libraries of the C program.
+const cudaName, ncclName = "libcuda.so.1", "libnccl.so.2"
+
 // openLoop has the C program's members meet over the group.
 func (f *figures) openLoop(blocking bool) (*nccloop.Loop, error) {
-	const lib = "libnccl.so.2"
 	var id [128]byte
 	if f.g.Rank() == 0 {
 		var err error
-		if id, err = nccloop.NewID(lib); err != nil {
+		if id, err = nccloop.NewID(ncclName); err != nil {
 			return nil, err
 		}
 	}
@@ -116,7 +118,7 @@ func (f *figures) openLoop(blocking bool) (*nccloop.Loop, error) {
 			binary.LittleEndian.PutUint64(id[at+8*i:], w)
 		}
 	}
-	return nccloop.Open("libcuda.so.1", lib, f.dev.Info().Ordinal, id, f.g.Rank(), f.g.Size(), blocking, 2*f.size)
+	return nccloop.Open(cudaName, ncclName, f.dev.Info().Ordinal, id, f.g.Rank(), f.g.Size(), blocking, 2*f.size)
 }
 
 func (f *figures) open() (err error) {

@@ -81,11 +81,19 @@ func TestFirstHost(t *testing.T) {
 // freeAddress is an address at which nothing listens now.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	var lc net.ListenConfig
-	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	address, err := ownAddress(t.Context())
 	require.NoError(t, err)
-	defer func() { require.NoError(t, l.Close()) }()
-	return l.Addr().String()
+	return address
+}
+
+// ownAddress is an address that is free now.
+func ownAddress(ctx context.Context) (string, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
 }
 
 // met is what meeting came to, by rank.

@@ -30,7 +30,7 @@ const roleVar = "VMM_TEST_MEMBER"
 
 var roles = map[string]func(m *process) error{
 	"figures": playFigures, "rounds": playRounds, "victim": playVictim, "survivor": playSurvivor, "window": playWindow,
-	"graphs": playGraphs,
+	"graphs": playGraphs, "victim in C": playVictimInC,
 }
 
 func TestMain(m *testing.M) {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/nccloop"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -131,6 +132,9 @@ func playSurvivor(m *process) error {
 	if err := s.closing(); err != nil {
 		return err
 	}
+	if err := s.baseline(); err != nil {
+		return err
+	}
 	for _, moment := range []string{"before", "within", "after"} {
 		var most time.Duration
 		kinds := map[string]int{}
@@ -194,6 +198,78 @@ func (s *survivor) closing() error {
 	return errors.Join(err, os.Unsetenv("MEMBER_CLOSES"))
 }
 
+// baseline says what descriptors NCCL itself leaves: a C program does what round does.
+func (s *survivor) baseline() error {
+	for _, moment := range []string{"before", "after"} {
+		before, err := openFiles()
+		if err != nil {
+			return err
+		}
+		for range times() {
+			if err := s.abortInC(moment); err != nil {
+				return fmt.Errorf("the C program, killed %s a call: %w", moment, err)
+			}
+		}
+		now, err := openFiles()
+		if err != nil {
+			return err
+		}
+		fmt.Printf("the C program, killed %s a call: %d times; descriptors more: %v\n", moment, times(), more(before, now))
+	}
+	return nil
+}
+
+// abortInC makes a group of the C program's, has the other member killed, and aborts.
+func (s *survivor) abortInC(moment string) error {
+	address, err := ownAddress(s.ctx)
+	if err != nil {
+		return err
+	}
+	victim, err := startMember("victim in C", 1, 2, address)
+	if err != nil {
+		return err
+	}
+	defer victim.kill()
+	id, err := nccloop.NewID(ncclName)
+	if err != nil {
+		return err
+	}
+	if err := giveID(s.ctx, address, 2, id); err != nil {
+		return err
+	}
+	l, err := nccloop.Open(cudaName, ncclName, s.dev.Info().Ordinal, id, 0, 2, false, 1<<20)
+	if err != nil {
+		return err
+	}
+	if moment == "after" {
+		if _, err := l.Run(nccloop.AllReduce, []uint64{8, 8}, 1); err != nil {
+			return err
+		}
+	}
+	if err := victim.expect("joined"); err != nil {
+		return err
+	}
+	victim.kill()
+	return errors.Join(l.Begin(), l.Abort())
+}
+
+// playVictimInC is the C program's member that is killed.
+func playVictimInC(m *process) error {
+	id, err := takeID(m.ctx, os.Getenv(addressVar), 1, 2)
+	if err != nil {
+		return err
+	}
+	l, err := nccloop.Open(cudaName, ncclName, m.dev.Info().Ordinal, id, 1, 2, false, 1<<20)
+	if err != nil {
+		return err
+	}
+	if err := l.Begin(); err != nil { // the other one makes the call, too, or kills this one before
+		return err
+	}
+	fmt.Println("joined")
+	select {}
+}
+
 // join makes a group with a new process. What was a free address can be taken by then.
 func (s *survivor) join() (victim *member, g *Group, err error) {
 	for range 5 {
@@ -205,13 +281,11 @@ func (s *survivor) join() (victim *member, g *Group, err error) {
 }
 
 func (s *survivor) joinOnce() (*member, *Group, error) {
-	var lc net.ListenConfig
-	l, err := lc.Listen(s.ctx, "tcp", "127.0.0.1:0")
+	address, err := ownAddress(s.ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	address := l.Addr().String()
-	if err := errors.Join(l.Close(), os.Setenv(addressVar, address)); err != nil {
+	if err := os.Setenv(addressVar, address); err != nil {
 		return nil, nil, err
 	}
 	victim, err := startMember("victim", 1, 2, address)
