@@ -22,7 +22,7 @@ var _ engine.Engine = ncclEngine{}
 
 // joinNCCL joins a group, and returns once it stands.
 func joinNCCL(ctx context.Context, lib *nccl.Library, dev *vmm.Device, o Options) (engine.Engine, error) {
-	if dev.Driver().Name() != "cuda" {
+	if dev.Driver().Name() != "cuda" && !o.hooks.anyDevice {
 		return nil, fmt.Errorf("%w: NCCL moves memory of CUDA's devices, not of %v", vmm.ErrNotSupported, dev)
 	}
 	raw, err := dev.Raw()
@@ -72,12 +72,16 @@ func (e ncclEngine) Err() error { return e.Progress() }
 
 func (e ncclEngine) Close() error { return e.Finalize() }
 
-// Free ends the communicator, unless it was aborted.
+// Free ends the communicators, unless they were aborted.
 func (e ncclEngine) Free() error {
-	if err := e.Destroy(); !errors.Is(err, vmm.ErrClosed) {
-		return err
+	err := e.Destroy()
+	if err == nil || errors.Is(err, vmm.ErrClosed) {
+		return nil
 	}
-	return nil
+	if failed := e.Comm.Abort(); !errors.Is(failed, vmm.ErrClosed) { // else Destroy has aborted it
+		err = errors.Join(err, failed)
+	}
+	return err
 }
 
 func (e ncclEngine) Name() string { return "NCCL " + e.lib.String() }

@@ -63,6 +63,7 @@ type Options struct {
 // hooks are for tests.
 type hooks struct {
 	anyWindow bool // windows over several chunks are not refused
+	anyDevice bool // NCCL gets memory of any device: for a fake NCCL, which takes the host's
 }
 
 const defaultTimeout = 10 * time.Minute

@@ -1,0 +1,230 @@
+//go:build cgo && linux
+
+package collective
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/internal/fakenccl"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// fakeNCCL is a fake NCCL of the test's own. It must violate no rule of NCCL's, and leave nothing.
+func fakeNCCL(t *testing.T) (path string, fake *fakenccl.Library) {
+	t.Helper()
+	path = fakenccl.Build(t)
+	fake = fakenccl.Open(t, path)
+	t.Cleanup(fake.Clean)
+	return path, fake
+}
+
+// joinAll makes a group of members with these devices, through the binding.
+func joinAll(t *testing.T, path string, limit time.Duration, devs ...*vmm.Device) ([]*Group, []error) {
+	t.Helper()
+	id, err := NewID(path)
+	require.NoError(t, err)
+	groups, errs := make([]*Group, len(devs)), make([]error, len(devs))
+	var wg sync.WaitGroup
+	for rank, dev := range devs {
+		wg.Go(func() {
+			groups[rank], errs[rank] = Join(t.Context(), dev, Options{
+				ID: id, Rank: rank, Size: len(devs), Library: path, Timeout: limit, hooks: hooks{anyDevice: true},
+			})
+		})
+	}
+	wg.Wait()
+	return groups, errs
+}
+
+func devices(t *testing.T, n int) (devs []*vmm.Device) {
+	t.Helper()
+	for range n {
+		devs = append(devs, vmmtest.Device(t))
+	}
+	return devs
+}
+
+// ownBytes is what a member has.
+func ownBytes(rank int) []byte { return bytes.Repeat([]byte{byte(rank + 1)}, 100*(rank+1)) }
+
+// gatherOnce is a member's whole life: it gathers what all have into memory that grows and is
+// registered, sums, and closes.
+func gatherOnce(ctx context.Context, g *Group) (err error) {
+	st, err := g.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	all, mine := &growable.Vector[byte]{}, &growable.Vector[byte]{}
+	defer func() { err = errors.Join(err, g.Abort(), all.Close(), mine.Close(), st.Close()) }()
+	for _, v := range []**growable.Vector[byte]{&all, &mine} {
+		if *v, err = growable.New[byte](g.Device(), growable.Options{}); err != nil {
+			return err
+		}
+	}
+	if err := mine.Append(ownBytes(g.Rank())...); err != nil {
+		return err
+	}
+	reg, err := g.Register(ctx, all, RegisterOptions{})
+	if err != nil {
+		return err
+	}
+	if _, err := g.AllGather(ctx, st, all, mine); err != nil {
+		return err
+	}
+	if err := g.Do(ctx, st, AllReduce(Part(all, 0, 100), Part(all, 0, 100), Uint8, Sum)); err != nil {
+		return err
+	}
+	if err := g.Sync(ctx, st); err != nil {
+		return err
+	}
+	got := make([]byte, all.Len())
+	if _, err := all.ReadAt(got, 0); err != nil {
+		return err
+	}
+	var want []byte
+	for rank := range g.Size() {
+		want = append(want, ownBytes(rank)...)
+	}
+	copy(want, bytes.Repeat([]byte{byte(g.Size())}, 100))
+	if !bytes.Equal(got, want) {
+		return fmt.Errorf("%v instead of %v", got, want)
+	}
+	return errors.Join(reg.Close(), reg.Err(), g.Close())
+}
+
+// together runs f for each member at once.
+func together(groups []*Group, f func(*Group) error) []error {
+	errs := make([]error, len(groups))
+	var wg sync.WaitGroup
+	for i, g := range groups {
+		wg.Go(func() { errs[i] = f(g) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// TestThroughTheBinding: a group's life on cgo/nccl.
+func TestThroughTheBinding(t *testing.T) {
+	path, fake := fakeNCCL(t)
+	groups, errs := joinAll(t, path, time.Minute, devices(t, 3)...)
+	require.NoError(t, errors.Join(errs...))
+	require.Equal(t, "NCCL 2.28.9", groups[0].Engine())
+	errs = together(groups, func(g *Group) error { return gatherOnce(t.Context(), g) })
+	require.NoError(t, errors.Join(errs...))
+	s := groups[1].Stats()
+	require.Equal(t, s.Registered, s.Deregistered)
+	require.NotZero(t, s.Registered)
+	require.Zero(t, fake.Live())
+}
+
+// TestCallsThatBlockEnd: a call that waits in NCCL for a member that does not come ends with its
+// context, with the time limit, and with Abort, and the device goes on.
+func TestCallsThatBlockEnd(t *testing.T) {
+	path, fake := fakeNCCL(t)
+	for name, c := range map[string]struct {
+		limit time.Duration
+		end   func(g *Group, cancel func())
+		want  error
+	}{
+		"context": {time.Hour, func(_ *Group, cancel func()) { cancel() }, context.Canceled},
+		"limit":   {100 * time.Millisecond, func(*Group, func()) {}, os.ErrDeadlineExceeded},
+		"Abort":   {time.Hour, func(g *Group, _ func()) { _ = g.Abort() }, ErrAborted},
+		"Close":   {100 * time.Millisecond, func(g *Group, _ func()) { _ = g.Close() }, os.ErrDeadlineExceeded},
+	} {
+		for what, call := range map[string]func(ctx context.Context, g *Group, st *vmm.Stream, r *vmm.Range) error{
+			"Do": func(ctx context.Context, g *Group, st *vmm.Stream, r *vmm.Range) error {
+				return g.Do(ctx, st, AllReduce(r, r, Uint8, Sum))
+			},
+			"AllGather": func(ctx context.Context, g *Group, st *vmm.Stream, r *vmm.Range) error {
+				_, err := g.AllGather(ctx, st, r, r)
+				return err
+			},
+		} {
+			t.Run(name+"/"+what, func(t *testing.T) {
+				groups, errs := joinAll(t, path, c.limit, devices(t, 2)...)
+				require.NoError(t, errors.Join(errs...))
+				g := groups[0]
+				st, err := g.Device().NewStream()
+				require.NoError(t, err)
+				r, err := g.Device().NewRange(vmm.RangeOptions{})
+				require.NoError(t, err)
+				require.NoError(t, r.Append(ownBytes(0)))
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				ended := begun(func() error { return call(ctx, g, st, r) })
+				require.Eventually(t, func() bool { return fake.Live().Waiting == 1 }, 10*time.Second, time.Millisecond)
+				c.end(g, cancel)
+				require.ErrorIs(t, <-ended, c.want)
+				require.ErrorIs(t, g.Err(), ErrAborted)
+				require.EqualValues(t, 100, r.Len())
+				require.NoError(t, errors.Join(groups[0].Abort(), groups[1].Abort(), r.Close(), st.Close()))
+				require.Zero(t, fake.Live())
+			})
+		}
+	}
+}
+
+// begun runs f in a goroutine.
+func begun(f func() error) <-chan error {
+	ended := make(chan error, 1)
+	go func() { ended <- f() }()
+	return ended
+}
+
+// TestEachCallOfNCCLFails: whichever call fails, and whenever, all members get an error, and
+// nothing is left.
+func TestEachCallOfNCCLFails(t *testing.T) {
+	path, fake := fakeNCCL(t)
+	devs := devices(t, 2)
+	live := func() []error {
+		groups, errs := joinAll(t, path, 200*time.Millisecond, devs...)
+		if errors.Join(errs...) != nil {
+			for _, g := range groups {
+				errs = append(errs, g.Abort())
+			}
+			return errs
+		}
+		return together(groups, func(g *Group) error { return gatherOnce(t.Context(), g) })
+	}
+	require.NoError(t, errors.Join(live()...))
+	for _, symbol := range []string{
+		"ncclCommInitRankConfig", "ncclCommSplit", "ncclCommGetAsyncError", "ncclCommRegister", "ncclCommDeregister",
+		"ncclAllGather", "ncclSend", "ncclRecv", "ncclGroupStart", "ncclGroupEnd", "ncclAllReduce",
+		"ncclCommFinalize", "ncclCommDestroy",
+	} {
+		for _, code := range []int{2, 6} {
+			failed := 0
+			for k := 1; k <= 6; k++ {
+				before := fake.Calls(symbol)
+				fake.Fail(symbol, k, code)
+				errs := live()
+				if fake.Calls(symbol)-before < k {
+					fake.Fail(symbol, 1<<30, 0) // it came not so far
+					require.NoError(t, errors.Join(errs...), symbol)
+					break
+				}
+				failed++
+				if symbol != "ncclCommRegister" { // the memory is used all the same
+					require.Error(t, errors.Join(errs...), "%s, the %d-th call", symbol, k)
+				}
+				for _, err := range errs {
+					require.NotErrorIs(t, err, vmm.ErrBusy, "%s, the %d-th call", symbol, k)
+				}
+				require.Zero(t, fake.Live(), "%s, the %d-th call, %d", symbol, k, code)
+			}
+			require.NotZero(t, failed, symbol)
+		}
+	}
+	require.NoError(t, errors.Join(live()...))
+}
