@@ -39,8 +39,8 @@ var (
 // members blocks there: RegisterWindow, Finalize, the first Run, in which members connect, and one
 // that finds the stream full. Abort ends that call, which then returns an error, and waits for it.
 type Comm struct {
-	lib  *Library
-	with func(func() error) error
+	lib       *Library
+	inContext func(func() error) error
 
 	ending atomic.Bool // Abort has been called
 
@@ -50,8 +50,8 @@ type Comm struct {
 	c            *C.struct_cuvmm_nccl_comm // nil once it has ended; set with both held
 	finalized    bool                      // guarded by mu
 
-	// What run runs. They are kept here because a new function for each Run would be
-	// allocated.
+	// run is the function that Run passes to inContext, made once because a new one for each Run
+	// would be allocated; count and stream are its arguments.
 	run    func() error
 	count  int
 	stream driver.Stream
@@ -62,21 +62,21 @@ type Comm struct {
 // joined then, and until then all other calls but Abort and Destroy are ErrInProgress. Each
 // member has the device of the CUDA context that is current.
 //
-// with runs a function with that context current on the calling thread, as Do of a
-// driver.Device does; nil: the function is called as it is. All later calls to NCCL go through
-// it too, because NCCL changes the thread's device. If it does not run the function, its error
-// is the call's, but Abort goes on without it.
+// inContext calls a function with that context current on the calling thread, as Do of a
+// driver.Device does; nil: the function is called as it is. All later calls of NCCL go through
+// it too, because NCCL changes the thread's device. If it returns without calling the function, its
+// error is the call's, but Abort then calls NCCL without the context.
 //
 // The caller must end the Comm, with Destroy or Abort.
-func (l *Library) Join(id ID, rank, size int, with func(func() error) error) (*Comm, error) {
+func (l *Library) Join(id ID, rank, size int, inContext func(func() error) error) (*Comm, error) {
 	const call = "ncclCommInitRankConfig"
 	if rank != int(int32(rank)) || size != int(int32(size)) { //nolint:gosec // that is what is checked
 		return nil, &driver.CallError{Call: call, Kind: driver.ErrInvalid, Err: fmt.Errorf("rank %d of %d", rank, size)}
 	}
-	if with == nil {
-		with = func(f func() error) error { return f() }
+	if inContext == nil {
+		inContext = func(f func() error) error { return f() }
 	}
-	c := &Comm{lib: l, with: with, c: C.cuvmm_nccl_new()}
+	c := &Comm{lib: l, inContext: inContext, c: C.cuvmm_nccl_new()}
 	if c.c == nil {
 		return nil, &driver.CallError{Call: call, Kind: driver.ErrOutOfMemory}
 	}
@@ -84,7 +84,7 @@ func (l *Library) Join(id ID, rank, size int, with func(func() error) error) (*C
 		C.cuvmm_nccl_run(&l.api, c.c, C.size_t(c.count), C.uintptr_t(c.stream))
 		return failure(&c.c.out)
 	}
-	err := with(func() error {
+	err := inContext(func() error {
 		// Safety: C copies the ID.
 		C.cuvmm_nccl_join(&l.api, c.c, unsafe.Pointer(&id), C.int(rank), C.int(size))
 		return failure(&c.c.out)
@@ -138,15 +138,15 @@ func (c *Comm) do(call string, f func()) error {
 		return err
 	}
 	defer c.mu.Unlock()
-	return c.with(func() error {
+	return c.inContext(func() error {
 		f()
 		return failure(&c.c.out)
 	})
 }
 
 // Progress is ErrInProgress while not all members have joined. Later it is nil, or the error
-// that something has failed with. It does not wait for other members. After a failure the Comm is
-// of no more use: end it with Abort.
+// that something has failed with. It does not wait for other members. After a failure the Comm
+// cannot be used any more: end it with Abort.
 func (c *Comm) Progress() error {
 	const call = "ncclCommGetAsyncError"
 	if err := c.begin(call); err != nil {
@@ -163,14 +163,14 @@ func (c *Comm) progress(call string) error {
 	if c.c.parent == nil {
 		return closed(call) // it is being aborted
 	}
-	return c.with(func() error {
+	return c.inContext(func() error {
 		C.cuvmm_nccl_progress(&c.lib.api, c.c)
 		return failure(&c.c.out)
 	})
 }
 
 // Run queues calls on a stream, several as one group. Up to 16 calls allocate nothing. After an
-// error that is not driver.ErrInvalid the Comm is of no more use, as after one of Progress.
+// error that is not driver.ErrInvalid the Comm cannot be used any more, as after one of Progress.
 //
 // Safety: calls has no pointers, and is copied to C's memory.
 func (c *Comm) Run(stream driver.Stream, calls []Call) error {
@@ -191,16 +191,16 @@ func (c *Comm) Run(stream driver.Stream, calls []Call) error {
 	}
 	copy(unsafe.Slice((*Call)(unsafe.Pointer(c.c.calls)), len(calls)), calls)
 	c.count, c.stream = len(calls), stream
-	return c.with(c.run)
+	return c.inContext(c.run)
 }
 
-// Register makes n bytes at p known to NCCL. Where NCCL makes nothing of it, handle is 0. A
-// library before 2.19 is driver.ErrNotSupported.
+// Register registers n bytes at p with NCCL. If NCCL has no use for that, handle is 0, and Deregister
+// of it does nothing. A library before 2.19 is driver.ErrNotSupported.
 //
 // Safety: only numbers of NCCL's pointers are used.
 func (c *Comm) Register(p, n uint64) (handle uint64, err error) {
 	const call = "ncclCommRegister"
-	if err := c.need(call, "2.19", func(l *Library) bool { return l.api.reg != nil && l.api.dereg != nil }); err != nil {
+	if err := c.checkSymbol(call, "2.19", func(l *Library) bool { return l.api.reg != nil && l.api.dereg != nil }); err != nil {
 		return 0, err
 	}
 	err = c.do(call, func() {
@@ -213,7 +213,7 @@ func (c *Comm) Register(p, n uint64) (handle uint64, err error) {
 // Deregister undoes Register.
 func (c *Comm) Deregister(handle uint64) error {
 	const call = "ncclCommDeregister"
-	if err := c.need(call, "2.19", func(l *Library) bool { return l.api.dereg != nil }); err != nil {
+	if err := c.checkSymbol(call, "2.19", func(l *Library) bool { return l.api.dereg != nil }); err != nil {
 		return err
 	}
 	return c.do(call, func() { C.cuvmm_nccl_deregister(&c.lib.api, c.c, C.uint64_t(handle)) })
@@ -226,7 +226,7 @@ func (c *Comm) Deregister(handle uint64) error {
 // Safety: only the number of NCCL's pointer is used.
 func (c *Comm) RegisterWindow(p, n uint64) (handle uint64, err error) {
 	const call = "ncclCommWindowRegister"
-	if err := c.need(call, "2.27", func(l *Library) bool { return l.api.window != nil && l.api.dewindow != nil }); err != nil {
+	if err := c.checkSymbol(call, "2.27", func(l *Library) bool { return l.api.window != nil && l.api.dewindow != nil }); err != nil {
 		return 0, err
 	}
 	err = c.do(call, func() {
@@ -239,14 +239,14 @@ func (c *Comm) RegisterWindow(p, n uint64) (handle uint64, err error) {
 // DeregisterWindow undoes RegisterWindow.
 func (c *Comm) DeregisterWindow(handle uint64) error {
 	const call = "ncclCommWindowDeregister"
-	if err := c.need(call, "2.27", func(l *Library) bool { return l.api.dewindow != nil }); err != nil {
+	if err := c.checkSymbol(call, "2.27", func(l *Library) bool { return l.api.dewindow != nil }); err != nil {
 		return err
 	}
 	return c.do(call, func() { C.cuvmm_nccl_deregister_window(&c.lib.api, c.c, C.uint64_t(handle)) })
 }
 
-// need is an error if the library has no such function.
-func (c *Comm) need(call, since string, has func(*Library) bool) error {
+// checkSymbol is an error if the library has no such function.
+func (c *Comm) checkSymbol(call, since string, has func(*Library) bool) error {
 	if c == nil || c.lib == nil {
 		return closed(call)
 	}
@@ -275,7 +275,7 @@ func (c *Comm) Destroy() error {
 		return err
 	}
 	defer c.mu.Unlock()
-	err := c.with(func() error {
+	err := c.inContext(func() error {
 		c.c.out.r = C.ncclResult_t(success)
 		if c.c.joined != 0 && !c.finalized {
 			c.finalize()
@@ -291,8 +291,8 @@ func (c *Comm) Destroy() error {
 	return err
 }
 
-// Abort ends the Comm, and stops what it has queued on streams. Other members do not hear of
-// it. It may be called while another call runs, which it ends, and for which it waits.
+// Abort ends the Comm, and stops what it has queued on streams. It tells other members nothing. It
+// may be called while another call runs, which it ends, and for which it waits.
 func (c *Comm) Abort() error {
 	if c == nil || c.lib == nil {
 		return closed("ncclCommAbort")
@@ -317,7 +317,7 @@ func (c *Comm) Abort() error {
 // anyway runs f with the context current, or without it if it must be.
 func (c *Comm) anyway(f func() error) error {
 	ran := false
-	err := c.with(func() error {
+	err := c.inContext(func() error {
 		ran = true
 		return f()
 	})

@@ -188,7 +188,7 @@ func (n named) Error() string { return n.text }
 // Unwrap lets errors.As find the Status.
 func (n named) Unwrap() error { return n.Status }
 
-// failure is what an outcome means to Go: nil, ErrInProgress, or the error of the call that
+// failure is the error of an outcome: nil, ErrInProgress, or a *driver.CallError of the call that
 // failed.
 func failure(out *C.struct_cuvmm_nccl_outcome) error {
 	s := Status(out.r)

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// ID is a group's identity, an ncclUniqueId: what all its members have from one of them.
+// ID is a group's identity, an ncclUniqueId: made by one member and sent to all others.
 type ID [128]byte
 
 // Kind is a kind of element, an ncclDataType_t.
@@ -116,7 +116,7 @@ var (
 	ErrInProgress = errors.New("in progress")
 	// ErrPeerGone is for a member that has ended, or that cannot be reached any more.
 	ErrPeerGone = errors.New("a member of the group is gone")
-	// ErrFailed is for a failure of NCCL's or of the system's. The communicator is of no
-	// more use.
+	// ErrFailed is for a failure of NCCL's or of the system's. The communicator cannot be used
+	// any more.
 	ErrFailed = errors.New("the communication failed")
 )

@@ -14,8 +14,7 @@ type Library struct{}
 // Comm is one member's communicator. This build has none.
 type Comm struct{}
 
-// unsupported is a variable, so that no one who compiles this reasons that callers always
-// fail.
+// unsupported is a variable, so that compilers and vet do not see that every call fails.
 var unsupported = func(call string) error {
 	return &driver.CallError{
 		Call: call,

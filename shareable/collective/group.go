@@ -158,25 +158,21 @@ func (g *Group) begin(ctx context.Context) error {
 	if ctx == nil {
 		return errNoContext
 	}
-	if err := g.Err(); err != nil {
-		return err
-	}
 	if err := ctx.Err(); err != nil {
-		return err
+		return cmp.Or(g.Err(), err)
 	}
 	select {
 	case g.calling <- struct{}{}: // a third of what a select of all three takes
-		return nil
 	default:
+		select {
+		case g.calling <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-g.stop:
+			return g.Err()
+		}
 	}
-	select {
-	case g.calling <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-g.stop:
-		return g.Err()
-	}
-	if err := g.Err(); err != nil {
+	if err := g.Err(); err != nil { // it has ended meanwhile
 		g.end()
 		return err
 	}
@@ -255,7 +251,7 @@ func sameDevice(a, b *vmm.Device) bool {
 func (g *Group) call(ctx context.Context, f func() error) error {
 	g.engineMu.Lock()
 	defer g.engineMu.Unlock()
-	if err := g.stopped(); err != nil { // the engine is of no more use
+	if err := g.stopped(); err != nil { // the engine cannot be used any more
 		return err
 	}
 	w := g.waits.begin(ctx)

@@ -10,9 +10,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// NewID makes the identity of a new group. One member calls it, and the others get it by any
-// channel; the processes of a torchrun, mpirun or srun need none. path is Options.Library. The
-// process that has called it has to be one of the members: NCCL listens there for the others.
+// NewID returns the identity of a new group, which the caller sends to the other members by any
+// channel; the processes of a torchrun, mpirun or srun need none. NCCL listens for the others in this
+// process, so it has to be a member. path is Options.Library. Without NCCL it returns
+// vmm.ErrNotSupported.
 func NewID(path string) (ID, error) {
 	lib, err := nccl.Open(path)
 	if err != nil {
@@ -22,14 +23,16 @@ func NewID(path string) (ID, error) {
 }
 
 // Join makes this process a member of a group, for memory of dev, and returns once all members
-// are there. Each device can have one member of a group.
+// are there. Each device can have one member of a group. Join does not choose the device: with
+// Options.Size 0 open that of FromEnvironment's LocalRank. The errors are
 //
-// Without NCCL, or on a device that is no GPU of CUDA, it returns vmm.ErrNotSupported; package
-// collectivetest has groups without. What the members do not agree on is ErrMismatch where
-// the identity comes from the environment. A rank that is named twice is ErrMismatch
-// there, too; else, as a member that does not come, it is os.ErrDeadlineExceeded or
-// ErrFailed. NCCL_COMM_BLOCKING or NCCL_COMM_SPLIT_SHARE_RESOURCES in the environment is
-// vmm.ErrInvalid. The caller must Close or Abort the Group.
+//	vmm.ErrNotSupported      there is no NCCL, or dev is no GPU of CUDA; collectivetest has groups without
+//	vmm.ErrInvalid           the options, or NCCL_COMM_BLOCKING or NCCL_COMM_SPLIT_SHARE_RESOURCES is set
+//	ErrMismatch              members that came by the environment differ in the size, or two have one rank
+//	os.ErrDeadlineExceeded   a member did not come within Options.Timeout
+//	ErrFailed                NCCL cannot reach the others; two have one rank and an identity of Options.ID
+//
+// and that of a context that has ended. The caller must Close or Abort the Group.
 func Join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 	g, err := join(ctx, dev, o)
 	if err != nil {
@@ -58,13 +61,13 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 		return nil, err
 	}
 	if o.Size == 0 {
-		if o, err = o.meet(limited, lib.NewID); err != nil {
-			return nil, lateOr(ctx, err)
+		if o, err = o.fromEnvironment(limited, lib.NewID); err != nil {
+			return nil, deadlineError(ctx, err)
 		}
 	}
 	e, err := joinNCCL(limited, lib, dev, o)
 	if err != nil {
-		return nil, lateOr(ctx, err)
+		return nil, deadlineError(ctx, err)
 	}
 	return newGroup(dev, e, o)
 }
@@ -73,16 +76,16 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 // two of a member have to differ in whether they block, and to share what aborts them.
 var overrides = []string{"NCCL_COMM_BLOCKING", "NCCL_COMM_SPLIT_SHARE_RESOURCES"}
 
-// lateOr is err, or the error for a wait that took too long if it was not ctx that ended.
-func lateOr(ctx context.Context, err error) error {
+// deadlineError is err, or the error for a wait that took too long if it was not ctx that ended.
+func deadlineError(ctx context.Context, err error) error {
 	if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%w: not all members came: %w", os.ErrDeadlineExceeded, err)
 	}
 	return err
 }
 
-// meet takes the group from the environment. newID makes an identity.
-func (o Options) meet(ctx context.Context, newID func() (ID, error)) (Options, error) {
+// fromEnvironment takes the group from the environment. newID makes an identity.
+func (o Options) fromEnvironment(ctx context.Context, newID func() (ID, error)) (Options, error) {
 	env, err := FromEnvironment()
 	if err != nil {
 		return o, err

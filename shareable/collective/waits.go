@@ -70,7 +70,7 @@ func (ws *waits) look() {
 	}
 	if err != nil {
 		_ = ws.g.fail(err)
-		return // the group is of no more use
+		return // the group has ended
 	}
 	ws.timer.Reset(lookPause)
 }
