@@ -79,6 +79,7 @@ func TestEvictsNothingInVain(t *testing.T) {
 		require.Equal(t, []string{"o0", "o1", "o2", "o3"}, names(t, c))
 	}
 	require.NoError(t, b.Close())
+	require.Eventually(t, func() bool { i, err := c.Stat(t.Context(), "o3"); return err == nil && i.Readers == 0 }, inTime, step)
 	writer(t, c, "n", CreateOptions{Size: 4 * s.gran})
 	require.Equal(t, []string{"n"}, names(t, c))
 }
