@@ -104,7 +104,8 @@ func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) {
 }
 
 // Stats is the pool in numbers. UsedPeak may be too high: by up to 1 MiB for each stream, and by
-// as much for long blocks together.
+// as much for long blocks together. While other goroutines allocate and free, Used and Blocks may
+// count both a block that was freed meanwhile and the one that has its memory now.
 func (p *Pool) Stats() (Stats, error) {
 	if p == nil || p.res == nil {
 		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)
@@ -134,7 +135,7 @@ func (p *Pool) Stats() (Stats, error) {
 	s := p.stats
 	s.Reserved = uint64(p.chunks.Load()) * p.chunk  //nolint:gosec // not negative
 	s.ReservedPeak = uint64(p.chunksPeak) * p.chunk //nolint:gosec // not negative
-	s.Used = uint64(max(sum.used, 0))
+	s.Used = min(uint64(max(sum.used, 0)), s.Reserved)
 	s.UsedPeak = max(min(uint64(p.used.peak.Load()), s.ReservedPeak), s.Used) //nolint:gosec // not negative
 	s.Blocks = int(max(sum.blocks, 0))
 	s.Allocs, s.Frees = sum.allocs, sum.frees
