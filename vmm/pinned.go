@@ -58,6 +58,9 @@ func (d *Device) allocPinned(n uint64) (*Pinned, error) {
 	}
 	var err error
 	if x.on, err = d.ensureOpen(); err == nil {
+		err = x.on.checkAlive() // else what the cache has may be freed
+	}
+	if err == nil {
 		x.block, err = x.on.pinnedCache.take(x.on, pinnedSize(n))
 	}
 	if err != nil {

@@ -79,5 +79,7 @@ func TestPinnedAfterAReset(t *testing.T) {
 	require.NoError(t, drv.ResetContext(0))
 	require.Nil(t, x.Bytes())
 	require.NoError(t, x.Close())
+	_, err = w.devs[0].AllocPinned(8)
+	require.ErrorIs(t, err, vmm.ErrContextReset, "what was closed is not used again")
 	require.NoError(t, w.devs[0].Close())
 }

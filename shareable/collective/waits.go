@@ -99,7 +99,7 @@ func (g *Group) check() error {
 		return nil
 	}
 	defer g.engineMu.Unlock()
-	if err := g.stopped(); err != nil {
+	if err := g.Err(); err != nil { // it was closed: the engine may be freed
 		return err
 	}
 	return g.e.Err()
