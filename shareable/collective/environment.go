@@ -23,19 +23,41 @@ type Environment struct {
 	Launcher string
 }
 
-// launcher is a program that starts groups: its name, the variables that it sets, and the
-// function that reads from them where rank 0 is.
+// launcher is a program that starts groups: its name, the variables that it sets, those of them
+// that all processes of a job have in common and no other job has, and the function that reads
+// from them where rank 0 is.
 type launcher struct {
 	name              string
 	rank, size, local string
+	job               []string
 	address           func(getenv func(string) string) (host string, tcpPort int, err error)
 }
 
 var launchers = []launcher{
-	{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", fromMaster},
-	{"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", fromMPI},
-	{"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", fromMPI},
-	{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", fromSlurm},
+	{"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", []string{"TORCHELASTIC_RUN_ID", "MASTER_PORT"}, fromMaster},
+	{"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", []string{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, fromMPI},
+	{"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", nil, fromMPI},
+	{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", []string{"SLURM_JOB_ID", "SLURM_STEP_ID"}, fromSlurm},
+}
+
+// findLauncher returns what has started this process.
+func findLauncher(getenv func(string) string) (launcher, bool) {
+	for _, l := range launchers {
+		if getenv(l.rank) != "" && getenv(l.size) != "" && !l.isSlurms(getenv) {
+			return l, true
+		}
+	}
+	return launcher{}, false
+}
+
+// jobNumber is a number of this process's job: that of most others differs.
+func jobNumber(getenv func(string) string) uint64 {
+	l, _ := findLauncher(getenv)
+	text := l.name
+	for _, name := range l.job {
+		text += " " + strconv.Quote(getenv(name))
+	}
+	return sumOf([]byte(text))
 }
 
 // addressVar is the variable with host:port of rank 0, whatever the launcher.
@@ -55,16 +77,14 @@ const addressVar = "CUVMM_GROUP_ADDRESS"
 func FromEnvironment() (Environment, error) { return fromEnvironment(os.Getenv) }
 
 func fromEnvironment(getenv func(string) string) (e Environment, err error) {
-	for _, l := range launchers {
-		if getenv(l.rank) == "" || getenv(l.size) == "" || l.isSlurms(getenv) {
-			continue
-		}
-		if e, err = l.read(getenv); err != nil {
-			return e, fmt.Errorf("%w: the environment of %s: %w", vmm.ErrInvalid, l.name, err)
-		}
-		return e, nil
+	l, ok := findLauncher(getenv)
+	if !ok {
+		return e, fmt.Errorf("%w: the environment names no group: RANK and WORLD_SIZE are not set, nor are mpirun's variables or srun's", vmm.ErrInvalid)
 	}
-	return e, fmt.Errorf("%w: the environment names no group: RANK and WORLD_SIZE are not set, nor are mpirun's variables or srun's", vmm.ErrInvalid)
+	if e, err = l.read(getenv); err != nil {
+		return e, fmt.Errorf("%w: the environment of %s: %w", vmm.ErrInvalid, l.name, err)
+	}
+	return e, nil
 }
 
 // isSlurms reports whether srun has set these variables, as it does with --mpi=pmi2, beside its

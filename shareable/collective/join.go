@@ -96,12 +96,13 @@ func (o Options) fromEnvironment(ctx context.Context, newID func() (ID, error)) 
 			return o, err
 		}
 	}
+	m := meeting{address: env.Address, size: o.Size, job: jobNumber(os.Getenv)}
 	switch {
 	case env.Address == "":
 	case env.Rank == 0:
-		err = giveID(ctx, env.Address, o.Size, o.ID)
+		err = m.giveID(ctx, o.ID)
 	default:
-		o.ID, err = takeID(ctx, env.Address, o.Rank, o.Size)
+		o.ID, err = m.takeID(ctx, o.Rank)
 	}
 	return o, err
 }

@@ -16,9 +16,17 @@ import (
 // The members meet over TCP. Each sends a hello to rank 0. When all have, rank 0 replies with
 // the group's identity, or with why there is no group.
 
+// meeting is where the members of a group meet.
+type meeting struct {
+	address string // host:port of rank 0
+	size    int
+	job     uint64 // members of another job are sent away
+}
+
 // hello is what a member sends. Numbers are little-endian.
 type hello struct {
 	Magic      [8]byte
+	Job        uint64
 	Rank, Size uint32
 }
 
@@ -35,9 +43,10 @@ const (
 	meetGood uint32 = iota
 	meetOtherSize
 	meetTwice
+	meetOtherJob
 )
 
-var meetMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 'g', 'r', '1'}
+var meetMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 'g', 'r', '2'}
 
 const (
 	meetTimeout = 10 * time.Second // for one hello or one reply on a connection
@@ -73,10 +82,10 @@ func (a *arrival) forget() {
 	*a = arrival{}
 }
 
-// giveID listens at address's port on all interfaces until all members have come, and sends them
-// the identity. Connections that send no hello are closed.
-func giveID(ctx context.Context, address string, size int, id ID) error {
-	_, tcpPort, err := net.SplitHostPort(address)
+// giveID listens at the address's port on all interfaces until all members have come, and sends
+// them the identity. Connections that send no hello are closed.
+func (m meeting) giveID(ctx context.Context, id ID) error {
+	_, tcpPort, err := net.SplitHostPort(m.address)
 	if err != nil {
 		return err
 	}
@@ -89,7 +98,7 @@ func giveID(ctx context.Context, address string, size int, id ID) error {
 	arrivals := make(chan arrival)
 	var tasks sync.WaitGroup
 	tasks.Go(func() { receive(sub, l, arrivals, &tasks) })
-	members := make([]arrival, size)
+	members := make([]arrival, m.size)
 	defer func() {
 		cancel()
 		_ = l.Close()
@@ -101,8 +110,8 @@ func giveID(ctx context.Context, address string, size int, id ID) error {
 	for {
 		missing := 0
 		for i := range members[1:] {
-			if m := &members[1+i]; !m.isThere() { // one that has ended may come again
-				m.forget()
+			if x := &members[1+i]; !x.isThere() { // one that has ended may come again
+				x.forget()
 				missing++
 			}
 		}
@@ -111,15 +120,18 @@ func giveID(ctx context.Context, address string, size int, id ID) error {
 		}
 		select {
 		case a := <-arrivals:
-			if err := admit(members, a); err != nil {
+			if a.says.Job != m.job {
+				_ = send(a.conn, reply{Magic: meetMagic, Code: meetOtherJob, Rank: a.says.Rank})
+				a.forget()
+			} else if err := admit(members, a); err != nil {
 				return err
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d members are missing: %w", missing, size, ctx.Err())
+			return fmt.Errorf("%d of %d members are missing: %w", missing, m.size, ctx.Err())
 		}
 	}
-	for rank, m := range members[1:] {
-		if err := send(m.conn, reply{Magic: meetMagic, ID: id}); err != nil {
+	for rank, x := range members[1:] {
+		if err := send(x.conn, reply{Magic: meetMagic, ID: id}); err != nil {
 			return fmt.Errorf("%w: rank %d: %w", ErrPeerGone, 1+rank, err)
 		}
 	}
@@ -218,17 +230,17 @@ func exchange(c net.Conn, f func() error) error {
 }
 
 // takeID asks rank 0 for the identity until it replies: it may start later than this member.
-func takeID(ctx context.Context, address string, rank, size int) (ID, error) {
+func (m meeting) takeID(ctx context.Context, rank int) (ID, error) {
 	var last error // of asking
 	for {
-		r, err := ask(ctx, address, hello{Magic: meetMagic, Rank: uint32(rank), Size: uint32(size)})
+		r, err := ask(ctx, m.address, hello{Magic: meetMagic, Job: m.job, Rank: uint32(rank), Size: uint32(m.size)})
 		switch {
 		case err == nil && r.Code != meetGood:
 			return ID{}, meetError(r.Code, int(r.Rank))
 		case err == nil:
 			return r.ID, nil
 		case ctx.Err() != nil: // of which err may come
-			return ID{}, fmt.Errorf("rank 0 at %s: %w: %w", address, ctx.Err(), cmp.Or(last, err))
+			return ID{}, fmt.Errorf("rank 0 at %s: %w: %w", m.address, ctx.Err(), cmp.Or(last, err))
 		}
 		last = err
 		select {
@@ -268,6 +280,8 @@ func meetError(code uint32, rank int) error {
 		return fmt.Errorf("%w: rank %d says another number of members", ErrMismatch, rank)
 	case meetTwice:
 		return fmt.Errorf("%w: rank %d is there twice", ErrMismatch, rank)
+	case meetOtherJob:
+		return fmt.Errorf("%w: another job meets at the address of this one's rank 0", ErrMismatch)
 	}
 	return fmt.Errorf("%w: code %d of rank 0", ErrFailed, code)
 }

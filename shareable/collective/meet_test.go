@@ -113,10 +113,10 @@ func meetAll(t *testing.T, limit time.Duration, size int, members ...[2]int) []m
 		all[i] = make(chan met, 1)
 		go func() {
 			if m[0] == 0 {
-				all[i] <- met{ID{1}, giveID(ctx, address, size, ID{1})}
+				all[i] <- met{ID{1}, meeting{address: address, size: size}.giveID(ctx, ID{1})}
 				return
 			}
-			id, err := takeID(ctx, address, m[0], m[1])
+			id, err := meeting{address: address, size: m[1]}.takeID(ctx, m[0])
 			all[i] <- met{id, err}
 		}()
 	}
@@ -153,7 +153,7 @@ func TestMeet(t *testing.T) {
 func TestMeetStrangers(t *testing.T) {
 	address := freeAddress(t)
 	done := make(chan error, 1)
-	go func() { done <- giveID(t.Context(), address, 2, ID{7}) }()
+	go func() { done <- meeting{address: address, size: 2}.giveID(t.Context(), ID{7}) }()
 	for _, says := range []string{"", "GET / HTTP/1.1\r\n\r\n", "cuvmmgr2\x01\x00\x00\x00\x02\x00\x00\x00"} {
 		require.Eventually(t, func() bool {
 			var d net.Dialer
@@ -169,7 +169,7 @@ func TestMeetStrangers(t *testing.T) {
 	silent, err := d.DialContext(t.Context(), "tcp", address)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, silent.Close()) }()
-	id, err := takeID(t.Context(), address, 1, 2)
+	id, err := meeting{address: address, size: 2}.takeID(t.Context(), 1)
 	require.NoError(t, err)
 	require.Equal(t, ID{7}, id)
 	require.NoError(t, <-done)

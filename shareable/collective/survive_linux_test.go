@@ -233,7 +233,7 @@ func (s *survivor) abortInC(moment string) error {
 	if err != nil {
 		return err
 	}
-	if err := giveID(s.ctx, address, 2, id); err != nil {
+	if err := (meeting{address: address, size: 2}).giveID(s.ctx, id); err != nil {
 		return err
 	}
 	l, err := nccloop.Open(cudaName, ncclName, s.dev.Info().Ordinal, id, 0, 2, false, 1<<20)
@@ -254,7 +254,7 @@ func (s *survivor) abortInC(moment string) error {
 
 // playVictimInC is the C program's member that is killed.
 func playVictimInC(m *process) error {
-	id, err := takeID(m.ctx, os.Getenv(addressVar), 1, 2)
+	id, err := meeting{address: os.Getenv(addressVar), size: 2}.takeID(m.ctx, 1)
 	if err != nil {
 		return err
 	}

@@ -40,14 +40,14 @@ func TestMeetAgain(t *testing.T) {
 	for range 5 {
 		address := freeAddress(t)
 		given := make(chan error, 1)
-		go func() { given <- giveID(t.Context(), address, 3, ID{7}) }()
+		go func() { given <- meeting{address: address, size: 3}.giveID(t.Context(), ID{7}) }()
 		for range 3 {
 			greetAndEnd(t, address, hello{Magic: meetMagic, Rank: 2, Size: 3})
 		}
 		taken := make(chan met, 2)
 		for _, rank := range []int{1, 2} {
 			go func() {
-				id, err := takeID(t.Context(), address, rank, 3)
+				id, err := meeting{address: address, size: 3}.takeID(t.Context(), rank)
 				taken <- met{id, err}
 			}()
 		}
@@ -63,9 +63,9 @@ func TestMeetWithoutWhoHasEnded(t *testing.T) {
 	defer cancel()
 	address := freeAddress(t)
 	given := make(chan error, 1)
-	go func() { given <- giveID(ctx, address, 3, ID{7}) }()
+	go func() { given <- meeting{address: address, size: 3}.giveID(ctx, ID{7}) }()
 	greetAndEnd(t, address, hello{Magic: meetMagic, Rank: 2, Size: 3})
-	_, err := takeID(ctx, address, 1, 3)
+	_, err := meeting{address: address, size: 3}.takeID(ctx, 1)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	err = <-given
 	require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -86,7 +86,49 @@ func TestMeetAtAnotherProgram(t *testing.T) {
 			_ = c.Close()
 		}
 	}()
-	_, err = takeID(ctx, l.Addr().String(), 1, 3)
+	_, err = meeting{address: l.Addr().String(), size: 3}.takeID(ctx, 1)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "another program")
+}
+
+// TestMeetOtherJob: members of another job that come to this one's address are told so, and this
+// one's meet all the same.
+func TestMeetOtherJob(t *testing.T) {
+	address := freeAddress(t)
+	ours, theirs := meeting{address: address, size: 2, job: 1}, meeting{address: address, size: 2, job: 2}
+	given := make(chan error, 1)
+	go func() { given <- ours.giveID(t.Context(), ID{7}) }()
+	for range 3 {
+		_, err := theirs.takeID(t.Context(), 1)
+		require.ErrorIs(t, err, ErrMismatch)
+		require.ErrorContains(t, err, "another job")
+	}
+	id, err := ours.takeID(t.Context(), 1)
+	require.NoError(t, err)
+	require.Equal(t, ID{7}, id)
+	require.NoError(t, <-given)
+}
+
+// TestJobNumber: it is the same for all processes of a job, and no other job has it.
+func TestJobNumber(t *testing.T) {
+	for name, c := range map[string]struct{ one, same, other map[string]string }{
+		"torchrun": {
+			map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "SLURM_STEP_ID": "1"},
+			map[string]string{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "29500", "SLURM_STEP_ID": "2"},
+			map[string]string{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "29502"},
+		},
+		"srun": {
+			map[string]string{"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+			map[string]string{"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+			map[string]string{"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0"},
+		},
+		"mpirun": {
+			map[string]string{"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "a@1"},
+			map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "a@1"},
+			map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "b@1"},
+		},
+	} {
+		require.Equal(t, jobNumber(env(c.one)), jobNumber(env(c.same)), name)
+		require.NotEqual(t, jobNumber(env(c.one)), jobNumber(env(c.other)), name)
+	}
 }
