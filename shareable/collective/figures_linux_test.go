@@ -40,7 +40,7 @@ type contest struct {
 }
 
 func playFigures(m *process) (err error) {
-	// The communicator that a process makes first gathers up to 1 % slower than the next, in C as
+	// The communicator that a process makes first gathers a little slower than the next, in C as
 	// well: this group's is only for the identity of the C program's.
 	first, err := Join(m.ctx, m.dev, Options{Timeout: time.Minute})
 	if err != nil {
