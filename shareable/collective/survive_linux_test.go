@@ -205,7 +205,7 @@ func (s *survivor) baseline() error {
 			return err
 		}
 		for range times() {
-			if err := s.abortInC(moment); err != nil {
+			if err := again(func() error { return s.abortInC(moment) }); err != nil {
 				return fmt.Errorf("the C program, killed %s a call: %w", moment, err)
 			}
 		}
@@ -269,14 +269,20 @@ func playVictimInC(m *process) error {
 	select {}
 }
 
-// join makes a group with a new process. What was a free address can be taken by then.
+// join makes a group with a new process.
 func (s *survivor) join() (victim *member, g *Group, err error) {
+	err = again(func() (err error) { victim, g, err = s.joinOnce(); return err })
+	return victim, g, err
+}
+
+// again calls f anew if what was a free address has been taken by then.
+func again(f func() error) (err error) {
 	for range 5 {
-		if victim, g, err = s.joinOnce(); !errors.Is(err, syscall.EADDRINUSE) {
+		if err = f(); !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}
 	}
-	return victim, g, err
+	return err
 }
 
 func (s *survivor) joinOnce() (*member, *Group, error) {
