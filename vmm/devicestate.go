@@ -573,5 +573,5 @@ func (o *openDevice) syncOwn() error {
 
 // pinned is how many bytes of host memory are pinned for the device: for copies, mirrors and Pinned.
 func (o *openDevice) pinned() uint64 {
-	return o.stage.pinned() + o.mirrors.Load() + o.pinnedCache.bytes()
+	return o.stage.pinned() + o.mirrors.Load() + o.pinnedCache.size.Load()
 }

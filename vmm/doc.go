@@ -96,7 +96,7 @@ package vmm
 //	                  process.mu
 //	                    driverState.mu
 //	                      deviceState.mu, cache.mu, openDevice.mu
-//	                        staging.mu, captures.mu, counters.mu
+//	                        staging.mu, pinnedCache.mu, captures.mu, counters.mu
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
 // goroutine that takes a lock out of order panics. Of several ranges each kind is taken

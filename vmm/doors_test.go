@@ -3,6 +3,7 @@ package vmm_test
 import (
 	"errors"
 	"math"
+	"sync"
 	"testing"
 	"time"
 
@@ -93,7 +94,6 @@ func TestLockSpansKeepsMemory(t *testing.T) {
 	}
 }
 
-// TestLockSpansRefuses what a kernel could not use until unlock, and has locked nothing
 // TestLockSpansHoldsTheStream: its Close waits for unlock, also of no spans.
 func TestLockSpansHoldsTheStream(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
@@ -111,6 +111,7 @@ func TestLockSpansHoldsTheStream(t *testing.T) {
 	})
 }
 
+// TestLockSpansRefuses what a kernel could not use until unlock, and has locked nothing
 // then.
 func TestLockSpansRefuses(t *testing.T) {
 	w := newWorld(t, 2)
@@ -168,6 +169,56 @@ func TestLockSpansRefuses(t *testing.T) {
 	for _, x := range []interface{ Close() error }{g, r, asleep, named, granted, full, gone, s, other, theirs, late} {
 		require.NoError(t, x.Close())
 	}
+	w.end()
+}
+
+// TestLockSpansOfMany: after a bad one among many none is locked, unlock can be called by several
+// goroutines, and the stream can be closed meanwhile.
+func TestLockSpansOfMany(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	s := stream(t, d)
+	r := holed(t, w)
+	good := vmm.Span{Addr: r.Ptr(), Size: page, Access: vmm.AccessRead}
+	bad := vmm.Span{Addr: r.Ptr(), Size: 9 * page, Access: vmm.AccessRead}
+	for n := range 8 {
+		for at := -1; at < n; at++ {
+			spans := make([]vmm.Span, n)
+			for i := range spans {
+				spans[i] = good
+			}
+			if at >= 0 {
+				spans[at] = bad
+			}
+			unlock, err := s.LockSpans(spans...)
+			if at >= 0 {
+				require.ErrorIs(t, err, vmm.ErrBounds)
+				continue
+			}
+			require.NoError(t, err)
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(unlock)
+			}
+			wg.Wait()
+		}
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for {
+				unlock, err := s.LockSpans(good, good, good, good, good)
+				if err != nil {
+					return
+				}
+				go unlock()
+			}
+		})
+	}
+	require.NoError(t, s.Close())
+	wg.Wait()
+	require.NoError(t, r.Unmap(0, page))
+	require.NoError(t, r.Close())
 	w.end()
 }
 

@@ -30,15 +30,18 @@ type pinnedBlock struct {
 // for all work of the device, and so perhaps for another process: the next AllocPinned gets it, and
 // what is left is freed when the device closes.
 type pinnedCache struct {
-	mu   sync.Mutex // no other lock is taken while it is held
-	size uint64     // bytes allocated, free or not
+	size atomic.Uint64 // bytes allocated, free or not
+
+	mu   sync.Mutex // no other lock is taken, and no call of the driver made, while it is held
 	free map[uint64][]pinnedBlock
 }
 
 // leastPinned is what the driver pins at least.
 const leastPinned = 4 << 10
 
-// AllocPinned allocates n bytes of page-locked host memory. What they contain is undefined. Without
+// AllocPinned allocates n bytes of page-locked host memory, rounded up to a power of two and to 4 KiB
+// at least. What they contain is undefined. Memory of a Pinned that was closed is used again, and is
+// freed when the last Device on the device closes; Stats.Pinned counts it until then. Without
 // page-locked memory it returns ErrNotSupported, for n of 0 ErrInvalid.
 func (d *Device) AllocPinned(n uint64) (*Pinned, error) {
 	x, err := d.allocPinned(n)
@@ -74,11 +77,7 @@ func (d *Device) allocPinned(n uint64) (*Pinned, error) {
 func pinnedSize(n uint64) uint64 { return max(leastPinned, uint64(1)<<bits.Len64(n-1)) }
 
 func (c *pinnedCache) take(o *openDevice, size uint64) (b pinnedBlock, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if all := c.free[size]; len(all) > 0 {
-		b = all[len(all)-1]
-		c.free[size] = all[:len(all)-1]
+	if b = c.reuse(size); b.p != 0 {
 		return b, nil
 	}
 	allocator, ok := o.Device.(driver.HostAllocator)
@@ -86,15 +85,24 @@ func (c *pinnedCache) take(o *openDevice, size uint64) (b pinnedBlock, err error
 		return b, fmt.Errorf("%w: pinned memory", ErrNotSupported)
 	}
 	if b.p, b.bytes, err = allocator.AllocHost(size); err == nil {
-		c.size += size
+		c.size.Add(size)
 	}
 	return b, err
 }
 
-// close frees what is left. It can be called again.
-func (c *pinnedCache) close(o *openDevice) error {
+// reuse returns memory that was closed; none if there is none of the size.
+func (c *pinnedCache) reuse(size uint64) (b pinnedBlock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if all := c.free[size]; len(all) > 0 {
+		b = all[len(all)-1]
+		c.free[size] = all[:len(all)-1]
+	}
+	return b
+}
+
+// close frees what is left. It can be called again. Nothing else uses the cache meanwhile.
+func (c *pinnedCache) close(o *openDevice) error {
 	allocator, _ := o.Device.(driver.HostAllocator)
 	for size, all := range c.free {
 		for len(all) > 0 {
@@ -103,17 +111,10 @@ func (c *pinnedCache) close(o *openDevice) error {
 			}
 			all = all[:len(all)-1]
 			c.free[size] = all
-			c.size -= size
+			c.size.Add(-size)
 		}
 	}
 	return nil
-}
-
-// bytes is how much is allocated.
-func (c *pinnedCache) bytes() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.size
 }
 
 // Ptr is the memory's address, for kernels and copies. After Close it is 0.

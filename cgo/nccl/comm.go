@@ -129,6 +129,10 @@ func (c *Comm) beginJoined(call string) error {
 		c.mu.Unlock()
 		return ErrInProgress
 	}
+	if c.c.child == nil { // Destroy has ended it, but not the parent
+		c.mu.Unlock()
+		return closed(call)
+	}
 	return nil
 }
 
@@ -160,8 +164,8 @@ func (c *Comm) Progress() error {
 func (c *Comm) progress(call string) error {
 	c.parentMu.Lock()
 	defer c.parentMu.Unlock()
-	if c.c.parent == nil {
-		return closed(call) // it is being aborted
+	if c.c.parent == nil || c.c.joined != 0 && c.c.child == nil {
+		return closed(call) // it is being aborted, or Destroy has ended the child alone
 	}
 	return c.inContext(func() error {
 		C.cuvmm_nccl_progress(&c.lib.api, c.c)
@@ -275,6 +279,7 @@ func (c *Comm) Destroy() error {
 		return err
 	}
 	defer c.mu.Unlock()
+	ended := false
 	err := c.inContext(func() error {
 		c.c.out.r = C.ncclResult_t(success)
 		if c.c.joined != 0 && !c.finalized {
@@ -283,9 +288,10 @@ func (c *Comm) Destroy() error {
 		c.parentMu.Lock()
 		defer c.parentMu.Unlock()
 		C.cuvmm_nccl_destroy(&c.lib.api, c.c)
+		ended = c.c.parent == nil && c.c.child == nil
 		return failure(&c.c.out)
 	})
-	if c.c.parent == nil && c.c.child == nil {
+	if ended {
 		c.free()
 	}
 	return err

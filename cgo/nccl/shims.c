@@ -186,14 +186,15 @@ void cuvmm_nccl_finalize(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_com
 
 void cuvmm_nccl_destroy(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
 	ncclResult_t r = c->out.r;
-	if (r == ncclSuccess && c->parent != NULL)
+	int halfway = c->joined && c->child == NULL; // the last call has ended the child alone
+	if (r == ncclSuccess && c->parent != NULL && !halfway)
 		r = state(api, c, c->joined ? c->child : c->parent);
 	if (r == ncclSuccess && !c->joined)
 		r = c->out.r = ncclInProgress;
 	if (r == ncclInProgress)
 		return;
 	if (r == ncclSuccess && c->parent != NULL) {
-		if (RECORD("ncclCommDestroy", api->destroy(c->child)) != ncclSuccess)
+		if (!halfway && RECORD("ncclCommDestroy", api->destroy(c->child)) != ncclSuccess)
 			return;
 		c->child = NULL;
 		if (RECORD("ncclCommDestroy", api->destroy(c->parent)) == ncclSuccess)

@@ -296,13 +296,7 @@ func (g *Group) Abort() error {
 	if g == nil || g.dev == nil {
 		return nil
 	}
-	g.mu.Lock()
-	if g.closed {
-		g.mu.Unlock()
-		return nil
-	}
-	g.mu.Unlock()
-	_ = g.fail(ErrAborted)
+	_ = g.fail(ErrAborted) // nothing where Close is ending it: free waits for that
 	return g.op("abort", g.free())
 }
 

@@ -21,8 +21,13 @@ func (g *Group) allGatherWords(ctx context.Context, words ...uint64) ([][]uint64
 
 func (g *Group) exchangeWords(ctx context.Context, words []uint64) ([][]uint64, error) {
 	b := g.scratch.Bytes()
-	if b == nil {
-		return nil, fmt.Errorf("%w: %v", vmm.ErrDeviceLost, g.dev)
+	if b == nil { // the device is lost or was reset, and the stream's error says which
+		_, _, release, err := g.ownStream.Hold()
+		if err == nil {
+			release()
+			err = fmt.Errorf("%w: %v", vmm.ErrDeviceLost, g.dev)
+		}
+		return nil, err
 	}
 	n := uint64(len(words)) * 8
 	for i, w := range words {

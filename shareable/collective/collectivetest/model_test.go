@@ -208,7 +208,8 @@ func (m *model) kill(t *testing.T, peers []*peer) {
 		for n, s := range batch {
 			if i == victim && n == at {
 				if beside {
-					go func() { killed <- collectivetest.Kill(p.g) }()
+					g := p.g // soon that of the next group
+					go func() { killed <- collectivetest.Kill(g) }()
 				} else {
 					killed <- collectivetest.Kill(p.g)
 				}
