@@ -129,7 +129,7 @@ func (d *Device) lockAccessible(on *Stream, r *Reservation, x Span) (lockedSpan,
 	return l, nil
 }
 
-// checkGranted is nil if the device has that access, and the driver surely knows.
+// checkGranted is nil if the device has that access, and no failed undo leaves it in doubt.
 func (r *Reservation) checkGranted(a Access, d *Device) error {
 	r.mu.Lock()
 	have := r.granted(d)

@@ -321,8 +321,9 @@ func (s *Stream) runsWork(o *openDevice) error {
 	return err
 }
 
-// Queue is where this package queues the stream's work, for calls of the program's own: Raw, or 0
-// for a thread's own default stream, see Device.WrapStream.
+// Queue is the driver's handle of the stream on which this package queues work, as Hold returns it,
+// for calls of the program's own. It is Raw, but for the default streams, which are all treated as
+// the legacy one: see Device.WrapStream.
 func (s *Stream) Queue() driver.Stream {
 	if s == nil || s.dev == nil {
 		return 0

@@ -112,7 +112,7 @@ type Status int
 func (s Status) Error() string { return fmt.Sprintf("NCCL error %d", int(s)) }
 
 var (
-	// ErrInProgress is for what NCCL has begun and not done: ask Comm.Progress.
+	// ErrInProgress is for a Comm that not all members have joined yet: call Comm.Progress again.
 	ErrInProgress = errors.New("in progress")
 	// ErrPeerGone is for a member that has ended, or that cannot be reached any more.
 	ErrPeerGone = errors.New("a member of the group is gone")

@@ -92,14 +92,14 @@ void cuvmm_nccl_join(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c
 	}
 }
 
-// state is what has become of what the communicator has begun.
+// state records the asynchronous error of a communicator: ncclSuccess, ncclInProgress, or a failure.
 static ncclResult_t state(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, ncclComm_t of) {
 	ncclResult_t now = ncclSuccess, r = api->async_error(of, &now);
 	return RECORD("ncclCommGetAsyncError", r != ncclSuccess ? r : now);
 }
 
-// split makes the child of all members in the same order. The parent is in progress until it is
-// there.
+// split begins to make the child: all members, with the same ranks. The parent is in progress until
+// the child exists.
 static ncclResult_t split(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c) {
 	ncclConfig_t with = config(1);
 	ncclResult_t r = RECORD("ncclCommSplit", api->split(c->parent, 0, c->rank, &c->child, &with));
@@ -123,7 +123,7 @@ void cuvmm_nccl_progress(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_com
 
 static void *address(uint64_t p) { return (void *)(uintptr_t)p; }
 
-// queue makes one call. A peer that is no int is none of NCCL's either.
+// queue makes one call. A peer that does not fit an int becomes -1, which NCCL refuses.
 static ncclResult_t queue(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, const struct cuvmm_nccl_call *a, cudaStream_t s) {
 	int peer = a->peer < 0 || a->peer > INT_MAX ? -1 : (int)a->peer;
 	const void *src = address(a->src);

@@ -37,7 +37,7 @@ struct cuvmm_nccl_call {
 //
 // The parent joins the group, and does not block. Its child does all else, in calls that block:
 // NCCL queues the calls of one that does not block in a thread that it makes for each, which
-// takes 40 us. The two share resources, the flag that aborts among them: so aborting the parent
+// takes 40 to 50 us more. The two share resources, the flag that aborts among them: so aborting the parent
 // ends a call that waits in the child, and frees nothing of what that call uses.
 struct cuvmm_nccl_comm {
 	ncclComm_t parent, child;        // NULL: it has ended. The child is NULL before it is there, too

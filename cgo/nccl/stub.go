@@ -11,7 +11,7 @@ import (
 // Library is an open libnccl. This build can open none.
 type Library struct{}
 
-// Comm is one member's communicator. This build has none.
+// Comm is one member's end of a group. This build has none.
 type Comm struct{}
 
 // unsupported is a variable, so that compilers and vet do not see that every call fails.

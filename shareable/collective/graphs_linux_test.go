@@ -61,8 +61,5 @@ func playGraphs(m *process) error {
 			return fmt.Errorf("element %d is %v", i/4, b[i:i+4])
 		}
 	}
-	if err := g.Sync(m.ctx, st); err != nil {
-		return err
-	}
 	return errors.Join(exec.Close(), graph.Close(), g.Close(), v.Close(), st.Close())
 }

@@ -27,9 +27,10 @@ func NewID(path string) (ID, error) {
 // Options.Size 0 open that of FromEnvironment's LocalRank. The errors are
 //
 //	vmm.ErrNotSupported      there is no NCCL, or dev is no GPU of CUDA; collectivetest has groups without
-//	vmm.ErrInvalid           the options, or NCCL_COMM_BLOCKING or NCCL_COMM_SPLIT_SHARE_RESOURCES is set
-//	ErrMismatch              members that came by the environment differ in the size, or two have one rank
+//	vmm.ErrInvalid           the options, an environment that names no group, or NCCL_COMM_BLOCKING or NCCL_COMM_SPLIT_SHARE_RESOURCES is set
+//	ErrMismatch              members that came by the environment differ in the size or the job, or two have one rank
 //	os.ErrDeadlineExceeded   a member did not come within Options.Timeout
+//	ErrPeerGone              a member ended while rank 0 sent the identity
 //	ErrFailed                NCCL cannot reach the others; two have one rank and an identity of Options.ID
 //
 // and that of a context that has ended. The caller must Close or Abort the Group.

@@ -20,7 +20,7 @@ type ncclEngine struct {
 
 var _ engine.Engine = ncclEngine{}
 
-// joinNCCL joins a group, and returns once it stands.
+// joinNCCL joins a group, and returns once all members have.
 func joinNCCL(ctx context.Context, lib *nccl.Library, dev *vmm.Device, o Options) (engine.Engine, error) {
 	if dev.Driver().Name() != "cuda" && !o.hooks.anyDevice {
 		return nil, fmt.Errorf("%w: NCCL moves memory of CUDA's devices, not of %v", vmm.ErrNotSupported, dev)
@@ -33,14 +33,14 @@ func joinNCCL(ctx context.Context, lib *nccl.Library, dev *vmm.Device, o Options
 	if err != nil {
 		return nil, err
 	}
-	if err := standing(ctx, c); err != nil {
+	if err := waitJoined(ctx, c); err != nil {
 		return nil, errors.Join(err, c.Abort())
 	}
 	return ncclEngine{c, lib}, nil
 }
 
-// standing waits until all members have joined, which takes a third of a second or more.
-func standing(ctx context.Context, c *nccl.Comm) error {
+// waitJoined waits until all members have joined, which takes a third of a second or more.
+func waitJoined(ctx context.Context, c *nccl.Comm) error {
 	pause := time.NewTicker(time.Millisecond)
 	defer pause.Stop()
 	for {

@@ -14,7 +14,7 @@ import (
 // is a byte.
 //
 // While it runs it needs as much memory again as v will have. It waits for the stream, and its
-// errors are those of AllGather: after one v is as before.
+// errors are those of AllGather: after one that does not end the group v is as before.
 func (g *Group) Rebalance(ctx context.Context, st *vmm.Stream, v Memory) error {
 	const name = "rebalance"
 	if g == nil || g.dev == nil {
@@ -168,9 +168,12 @@ func (g *Group) replaceContents(ctx context.Context, st *vmm.Stream, c *growCall
 	}
 	if n > 0 {
 		if err := st.Copy(c.dst.Ptr(), next.Ptr(), n); err != nil {
-			return err
+			return g.fail(err)
 		}
 	}
 	c.release()
-	return c.dst.SetLen(n)
+	if err := c.dst.SetLen(n); err != nil { // the others have their new elements
+		return g.fail(err)
+	}
+	return nil
 }

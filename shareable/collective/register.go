@@ -133,9 +133,11 @@ func (r *Registration) unmapping(s vmm.Segment) {
 // deregister calls f, which undoes a registration. That of an engine that is aborted undoes all.
 func (g *Group) deregister(f func() error) error {
 	err := g.call(context.Background(), f)
-	if errors.Is(err, ErrAborted) {
+	if err != nil && g.stopped() != nil { // also if it is f that has ended the group
 		<-g.aborted
-		err = nil
+		if errors.Is(err, ErrAborted) {
+			err = nil
+		}
 	}
 	if err == nil {
 		g.counters.deregistered.Add(1)
@@ -163,6 +165,9 @@ func (r *Registration) window(ctx context.Context, of *vmm.Range) error {
 		return err
 	})
 	if err != nil {
+		if r.g.stopped() != nil {
+			<-r.g.aborted // until then NCCL may have the memory
+		}
 		return err
 	}
 	r.g.counters.registered.Add(1)

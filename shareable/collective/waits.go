@@ -11,8 +11,8 @@ import (
 // stream. A timer looks after them, and aborts the group, which ends all, when a context has ended,
 // when Options.Timeout is over, and when the engine knows that another member is gone.
 //
-// One timer does so for all, and only so often, because most calls take microseconds: a timer and
-// a context.AfterFunc for each would take longer than many a call.
+// One timer looks at all waits every 20 ms: a timer and a context.AfterFunc for each call would take
+// more than a third of the time of a small call.
 type waits struct {
 	g *Group
 
@@ -24,10 +24,11 @@ type waits struct {
 
 type wait struct {
 	ctx  context.Context //nolint:containedctx // it is that of a call that is being made
-	seen time.Time       // by the first look: most waits are over before one
+	seen time.Time       // when the timer saw it first; zero before that
 }
 
-// lookPause is the time between two looks, by which a wait can be longer than it should.
+// lookPause is the time between two looks. A wait ends up to one of them after its context, and up
+// to two after Options.Timeout.
 const lookPause = 20 * time.Millisecond
 
 func (ws *waits) begin(ctx context.Context) *wait {

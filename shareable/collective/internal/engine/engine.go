@@ -8,7 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Engine is one member's end of a group that stands. A Group makes one call at a time, Abort
+// Engine is one member's end of a group that all members have joined. A Group makes one call at a time, Abort
 // apart. Calls that need other members wait for them; Abort ends the wait. After an error that is
 // neither vmm.ErrInvalid nor vmm.ErrNotSupported the group can only be aborted.
 type Engine interface {
