@@ -288,6 +288,9 @@ func (t *takeover) resume(r *Resumed, state []byte) error {
 			o.mu.Unlock()
 		}
 		for _, ses := range sessions {
+			for _, a := range ses.all() { // what it has sent meanwhile was not read
+				a.restartClocks()
+			}
 			go s.runSession(ses) //nolint:errcheck // it is logged
 		}
 	}
