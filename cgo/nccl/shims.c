@@ -85,11 +85,7 @@ void cuvmm_nccl_join(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c
 	ncclUniqueId unique;
 	memcpy(&unique, id, sizeof unique);
 	c->rank = rank;
-	ncclResult_t r = RECORD("ncclCommInitRankConfig", api->init(&c->parent, size, unique, rank, &with));
-	if (r != ncclSuccess && r != ncclInProgress && c->parent != NULL) {
-		api->abort(c->parent);
-		c->parent = NULL;
-	}
+	RECORD("ncclCommInitRankConfig", api->init(&c->parent, size, unique, rank, &with));
 }
 
 // state records the asynchronous error of a communicator: ncclSuccess, ncclInProgress, or a failure.

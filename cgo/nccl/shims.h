@@ -61,7 +61,7 @@ int cuvmm_nccl_reserve(struct cuvmm_nccl_comm *c, size_t n);
 void cuvmm_nccl_version(const struct cuvmm_nccl_api *api, int *version, struct cuvmm_nccl_outcome *out);
 void cuvmm_nccl_unique_id(const struct cuvmm_nccl_api *api, void *id, struct cuvmm_nccl_outcome *out);
 
-// cuvmm_nccl_join begins to join, and leaves no communicator after a failure. Then
+// cuvmm_nccl_join begins to join. After a failure there may be a parent, to be aborted. Else
 // cuvmm_nccl_progress does the next step if the one before is done, as long as its outcome is
 // ncclInProgress. In a group that stands it is what the child knows of its failure.
 void cuvmm_nccl_join(const struct cuvmm_nccl_api *api, struct cuvmm_nccl_comm *c, const void *id, int rank, int size);
