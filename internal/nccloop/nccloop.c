@@ -29,8 +29,8 @@ enum { UINT8 = 1, FLOAT32 = 7, SUM = 0 };
 
 #define NCCL_CALLS(F) \
 	F(unique_id, "ncclGetUniqueId", (id_t_ *)) \
-	F(comm_init, "ncclCommInitRank", (comm_t *, int, id_t_, int)) \
-	F(comm_init_config, "ncclCommInitRankConfig", (comm_t *, int, id_t_, int, void *)) \
+	F(comm_init, "ncclCommInitRankConfig", (comm_t *, int, id_t_, int, void *)) \
+	F(comm_split, "ncclCommSplit", (comm_t, int, int, comm_t *, void *)) \
 	F(async_error, "ncclCommGetAsyncError", (comm_t, int *)) \
 	F(comm_destroy, "ncclCommDestroy", (comm_t)) \
 	F(comm_abort, "ncclCommAbort", (comm_t)) \
@@ -46,10 +46,11 @@ struct nccloop {
 #define FIELD(name, symbol, params) int(*name) params;
 	CUDA_CALLS(FIELD)
 	NCCL_CALLS(FIELD)
-	int dev, rank, size, blocking;
+	int dev, rank, size;
+	enum nccloop_way way;
 	void *ctx;
 	stream_t stream;
-	comm_t comm;
+	comm_t comm, parent; // parent: of a child
 	ptr_t a, b;
 	ptr_t from, to; // used instead of a and b; 0: they are
 };
@@ -120,29 +121,32 @@ static nccloop_took start(struct nccloop *l, const char id[128], size_t bytes) {
 	TRY(l, alloc, &l->b, bytes);
 	id_t_ with;
 	memcpy(with.bytes, id, sizeof with.bytes);
-	if (l->blocking) {
-		TRY(l, comm_init, &l->comm, l->size, with, l->rank);
-		return (nccloop_took){0};
-	}
 	struct { // ncclConfig_t as of 2.18
 		size_t size;
 		unsigned int magic, version;
 		int blocking, cluster, min, max;
 		const char *net;
 		int share;
-	} config = {sizeof config, 0xcafebeef, 21801, 0, INT_MIN, INT_MIN, INT_MIN, NULL, INT_MIN};
-	TRY(l, comm_init_config, &l->comm, l->size, with, l->rank, &config);
+	} config = {sizeof config, 0xcafebeef, 21801, l->way == NCCLOOP_BLOCKING, INT_MIN, INT_MIN, INT_MIN, NULL, l->way == NCCLOOP_CHILD ? 1 : INT_MIN};
+	TRY(l, comm_init, &l->comm, l->size, with, l->rank, &config);
+	if (l->way != NCCLOOP_CHILD)
+		return (nccloop_took){0};
+	l->parent = l->comm;
+	config.blocking = 1;
+	comm_t child = NULL;
+	TRY(l, comm_split, l->parent, 0, l->rank, &child, &config); // what is asked is the parent
+	l->comm = child;
 	return (nccloop_took){0};
 }
 
-nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, int blocking, size_t bytes) {
+nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, enum nccloop_way way, size_t bytes) {
 	struct nccloop *l = calloc(1, sizeof *l);
 	if (l == NULL)
 		return (nccloop_took){.call = "calloc", .r = -1};
 	l->dev = dev;
 	l->rank = rank;
 	l->size = size;
-	l->blocking = blocking;
+	l->way = way;
 	nccloop_took t = load(l, cuda, nccl);
 	if (t.call == NULL)
 		t = start(l, id, bytes);
@@ -166,6 +170,8 @@ nccloop_took nccloop_close(struct nccloop *l) {
 	TRY(l, set_current, l->ctx);
 	TRY(l, stream_sync, l->stream);
 	TRY(l, comm_destroy, l->comm);
+	if (l->parent != NULL)
+		TRY(l, comm_destroy, l->parent);
 	return release(l);
 }
 

@@ -14,12 +14,16 @@ typedef struct {
 	int r;
 } nccloop_took;
 
+// nccloop_way is the kind of communicator: one that blocks; one that does not, where each call is
+// followed by asking whether it is done; and one that blocks, which was split off one that does not,
+// and shares its resources.
+enum nccloop_way { NCCLOOP_BLOCKING, NCCLOOP_NONBLOCKING, NCCLOOP_CHILD };
+
 enum nccloop_op { NCCLOOP_ALL_REDUCE, NCCLOOP_ALL_GATHER, NCCLOOP_SEND_RECV, NCCLOOP_GATHER_UNEQUAL };
 
 nccloop_took nccloop_id(const char *nccl, char id[128]);
-// nccloop_open makes a communicator and two buffers of that many bytes. If it does not block,
-// each call is followed by asking whether it is done.
-nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, int blocking, size_t bytes);
+// nccloop_open makes a communicator and two buffers of that many bytes.
+nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nccl, int dev, const char id[128], int rank, int size, enum nccloop_way way, size_t bytes);
 nccloop_took nccloop_close(struct nccloop *l);
 // nccloop_begin makes one call and does not wait for it, and nccloop_abort ends a group that has
 // lost a member, with the call.

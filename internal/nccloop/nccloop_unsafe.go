@@ -31,6 +31,16 @@ const (
 	GatherUnequal Op = C.NCCLOOP_GATHER_UNEQUAL
 )
 
+// Way is the kind of communicator that a loop's calls are made with.
+type Way uint32
+
+// Kinds of communicator.
+const (
+	Blocking    Way = C.NCCLOOP_BLOCKING
+	Nonblocking Way = C.NCCLOOP_NONBLOCKING // each call is asked for until it is done
+	Child       Way = C.NCCLOOP_CHILD       // blocks, and shares the resources of a parent that does not
+)
+
 // Loop is one member of a group.
 type Loop struct{ c *C.struct_nccloop }
 
@@ -51,22 +61,17 @@ func NewID(nccl string) (id [128]byte, err error) {
 	return id, err
 }
 
-// Open joins a group and makes two buffers of so many bytes. If the communicator does not
-// block, each call is asked for until it is done. The caller must Close it.
+// Open joins a group and makes two buffers of so many bytes. The caller must Close it.
 //
 // Safety: C keeps none of what it is passed.
-func Open(cuda, nccl string, dev int, id [128]byte, rank, size int, blocking bool, bytes uint64) (*Loop, error) {
+func Open(cuda, nccl string, dev int, id [128]byte, rank, size int, way Way, bytes uint64) (*Loop, error) {
 	a, b := C.CString(cuda), C.CString(nccl)
 	defer C.free(unsafe.Pointer(a))
 	defer C.free(unsafe.Pointer(b))
 	runtime.LockOSThread() // the context is the thread's
 	defer runtime.UnlockOSThread()
-	blocks := C.int(0)
-	if blocking {
-		blocks = 1
-	}
 	l := &Loop{}
-	_, err := timed(C.nccloop_open(&l.c, a, b, C.int(dev), (*C.char)(unsafe.Pointer(&id[0])), C.int(rank), C.int(size), blocks, C.size_t(bytes)))
+	_, err := timed(C.nccloop_open(&l.c, a, b, C.int(dev), (*C.char)(unsafe.Pointer(&id[0])), C.int(rank), C.int(size), uint32(way), C.size_t(bytes)))
 	return l, err
 }
 

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/cgo/nccl"
 	"github.com/cuvmm/cuvmm/internal/nccloop"
 	"github.com/cuvmm/cuvmm/internal/versus"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -50,7 +49,7 @@ func playFigures(m *process) (err error) {
 	if testShort() {
 		f.n, f.rounds, f.size = 2, 5, 128<<20
 	}
-	if f.loop, err = f.openLoop(true); err != nil {
+	if f.loop, err = f.openLoop(nccloop.Blocking); err != nil {
 		return err
 	}
 	if err := first.Close(); err != nil {
@@ -61,7 +60,7 @@ func playFigures(m *process) (err error) {
 		return err
 	}
 	f.g = g
-	if f.nonblocking, err = f.openLoop(false); err != nil {
+	if f.nonblocking, err = f.openLoop(nccloop.Nonblocking); err != nil {
 		return err
 	}
 	if err := f.open(); err != nil {
@@ -74,9 +73,6 @@ func playFigures(m *process) (err error) {
 		if err := f.compare(c); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
-	}
-	if err := f.overhead(); err != nil {
-		return err
 	}
 	return errors.Join(f.loop.Close(), f.nonblocking.Close(), g.Close(), f.src.Close(), f.dst.Close(), f.st.Close())
 }
@@ -97,7 +93,7 @@ type figures struct {
 const cudaName, ncclName = "libcuda.so.1", "libnccl.so.2"
 
 // openLoop has the C program's members meet over the group.
-func (f *figures) openLoop(blocking bool) (*nccloop.Loop, error) {
+func (f *figures) openLoop(way nccloop.Way) (*nccloop.Loop, error) {
 	var id [128]byte
 	if f.g.Rank() == 0 {
 		var err error
@@ -118,7 +114,7 @@ func (f *figures) openLoop(blocking bool) (*nccloop.Loop, error) {
 			binary.LittleEndian.PutUint64(id[at+8*i:], w)
 		}
 	}
-	return nccloop.Open(cudaName, ncclName, f.dev.Info().Ordinal, id, f.g.Rank(), f.g.Size(), blocking, 2*f.size)
+	return nccloop.Open(cudaName, ncclName, f.dev.Info().Ordinal, id, f.g.Rank(), f.g.Size(), way, 2*f.size)
 }
 
 func (f *figures) open() (err error) {
@@ -218,107 +214,5 @@ func (f *figures) compare(c contest) (failed error) {
 	a, b := versus.Median(took[0]), versus.Median(took[1])
 	fmt.Printf("%s, %d MiB: %.1f GB/s, C %.1f: %.3f [%.3f, %.3f], target %.2f: %s; C that does not block %.1f, and on our memory %.1f\n",
 		c.name, c.bytes>>20, gb(a), gb(b), b/a, low, high, c.target, versus.Verdict(low >= c.target), gb(versus.Median(took[2])), gb(versus.Median(took[3])))
-	return nil
-}
-
-// overhead measures the time to queue a small call, beside the same calls from C, and those of
-// a communicator that does not block.
-func (f *figures) overhead() (failed error) {
-	small := []uint64{8, 8}
-	const n = 200
-	a, b := Part(f.dst, 0, 8), Part(f.src, 0, 8)
-	if err := f.dst.SetLen(8); err != nil {
-		return err
-	}
-	fromC := func(l *nccloop.Loop) func() time.Duration {
-		return func() time.Duration {
-			d, err := l.Queue(nccloop.AllReduce, small, n)
-			failed = errors.Join(failed, err)
-			return d / n
-		}
-	}
-	took := versus.Rounds(3*f.rounds, func() time.Duration {
-		begun := time.Now()
-		for range n {
-			failed = errors.Join(failed, f.g.Do(f.ctx, f.st, AllReduce(a, b, Float32, Sum)))
-		}
-		d := time.Since(begun)
-		failed = errors.Join(failed, f.g.Sync(f.ctx, f.st))
-		return d / n
-	}, fromC(f.loop))
-	slow := versus.Rounds(f.rounds, fromC(f.nonblocking))
-	if failed == nil && f.g.Rank() == 0 {
-		ours, theirs, nonblocking := versus.Median(took[0]), versus.Median(took[1]), versus.Median(slow[0])
-		fmt.Printf("queueing a call: %.0f ns, from C %.0f: %+.0f ns, target 1000: %s; from C with a communicator that does not block %.0f\n", ours, theirs, ours-theirs, versus.Verdict(ours-theirs <= 1000), nonblocking)
-	}
-	if failed == nil {
-		failed = f.parts()
-	}
-	return failed
-}
-
-// parts logs what the parts of a call take.
-func (f *figures) parts() error {
-	raw, err := f.dev.Raw()
-	if err != nil {
-		return err
-	}
-	span := vmm.Span{Addr: f.src.Ptr(), Size: 8, Access: vmm.AccessRead}
-	small := f.dst.Ptr()
-	b := make([]byte, 64)
-	text := ""
-	call := nccl.Call{Operation: nccl.AllReduce, Kind: Float32, Src: uint64(span.Addr), Dst: uint64(small), Count: 2}
-	run := func() error {
-		return f.g.call(f.ctx, func() error { return f.g.e.Run(f.st.Queue(), nil, []nccl.Call{call}) })
-	}
-	for _, p := range []struct {
-		name string
-		call func() error
-	}{
-		{"LockSpans", func() error {
-			unlock, err := f.st.LockSpans(span)
-			if err == nil {
-				unlock()
-			}
-			return err
-		}},
-		{"Hold", func() error {
-			_, _, release, err := f.st.Hold()
-			if err == nil {
-				release()
-			}
-			return err
-		}},
-		{"Device.Do", func() error { return raw.Do(func() error { return nil }) }},
-		{"Err", f.g.e.Err},
-		{"Run", run},
-		{"Run in a Device.Do", func() error { return raw.Do(run) }},
-		{"CopyIn", func() error { return f.st.CopyIn(small, b) }},
-		{"CopyOut", func() error { return f.st.CopyOut(b, small) }},
-		{"Stream.Sync", f.st.Sync},
-		{"Group.Sync", func() error { return f.g.Sync(f.ctx, f.st) }},
-		{"AllReduce and Group.Sync", func() error {
-			return errors.Join(f.g.Do(f.ctx, f.st, AllReduce(Part(f.dst, 0, 8), Part(f.src, 0, 8), Float32, Sum)), f.g.Sync(f.ctx, f.st))
-		}},
-		{"allGatherWords", func() error { _, err := f.g.allGatherWords(f.ctx, 1, 2); return err }},
-	} {
-		const n = 200
-		took := make([]float64, n)
-		for i := range n {
-			begun := time.Now()
-			if err := p.call(); err != nil {
-				return fmt.Errorf("%s: %w", p.name, err)
-			}
-			took[i] = float64(time.Since(begun))
-		}
-		sum := 0.0
-		for _, x := range took {
-			sum += x
-		}
-		text += fmt.Sprintf("%s %.1f us (mean %.1f), ", p.name, versus.Median(took)/1e3, sum/n/1e3)
-	}
-	if f.g.Rank() == 0 {
-		fmt.Println(text)
-	}
 	return nil
 }

@@ -29,7 +29,7 @@ import (
 const roleVar = "VMM_TEST_MEMBER"
 
 var roles = map[string]func(m *process) error{
-	"figures": playFigures, "rounds": playRounds, "victim": playVictim, "survivor": playSurvivor, "window": playWindow,
+	"figures": playFigures, "calls": playCalls, "rounds": playRounds, "victim": playVictim, "survivor": playSurvivor, "window": playWindow,
 	"graphs": playGraphs, "victim in C": playVictimInC,
 }
 

@@ -236,7 +236,7 @@ func (s *survivor) abortInC(moment string) error {
 	if err := (meeting{address: address, size: 2}).giveID(s.ctx, id); err != nil {
 		return err
 	}
-	l, err := nccloop.Open(cudaName, ncclName, s.dev.Info().Ordinal, id, 0, 2, false, 1<<20)
+	l, err := nccloop.Open(cudaName, ncclName, s.dev.Info().Ordinal, id, 0, 2, nccloop.Nonblocking, 1<<20)
 	if err != nil {
 		return err
 	}
@@ -258,7 +258,7 @@ func playVictimInC(m *process) error {
 	if err != nil {
 		return err
 	}
-	l, err := nccloop.Open(cudaName, ncclName, m.dev.Info().Ordinal, id, 1, 2, false, 1<<20)
+	l, err := nccloop.Open(cudaName, ncclName, m.dev.Info().Ordinal, id, 1, 2, nccloop.Nonblocking, 1<<20)
 	if err != nil {
 		return err
 	}
