@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -30,7 +29,7 @@ var errParked = errors.New("parked")
 var errMoved = errors.New("another process goes on with the connection")
 
 // park stops accepting, and all sessions but one. It returns when they have stopped. If
-// they take longer than timeout, it resumes them and returns os.ErrDeadlineExceeded.
+// they take longer than timeout, it resumes them and returns vmm.ErrBusy.
 func (s *Server) park(timeout time.Duration, but *session) error {
 	p := &parking{decided: make(chan struct{}), all: make(chan struct{}), running: 1} // this call
 	s.mu.Lock()
@@ -59,7 +58,7 @@ func (s *Server) park(timeout time.Duration, but *session) error {
 		return nil
 	case <-time.After(timeout):
 		s.decide(false)
-		return fmt.Errorf("%w: connections have not stopped within %v", os.ErrDeadlineExceeded, timeout)
+		return fmt.Errorf("%w: connections have not stopped within %v", vmm.ErrBusy, timeout)
 	}
 }
 
