@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -103,63 +104,66 @@ func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) {
 	return p.res.Access(d), nil
 }
 
-// Stats is the pool in numbers. UsedPeak may be too high: by up to 1 MiB for each stream, and by
-// as much for long blocks together. While other goroutines allocate and free, Used and Blocks may
-// count both a block that was freed meanwhile and the one that has its memory now.
+// Stats is the pool in numbers, as they were at one moment. UsedPeak may be too high: by up to
+// 1 MiB for each stream, and by as much for long blocks together.
 func (p *Pool) Stats() (Stats, error) {
 	if p == nil || p.res == nil {
 		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)
 	}
 	p.releaseKept(p.list()...) // so that Pending and LargestFree include it
-	var sum counts
-	add := func(c *counts) {
-		sum.blocks += c.blocks
-		sum.used += c.used
-		sum.allocs += c.allocs
-		sum.frees += c.frees
-	}
-	// A stream that is forgotten meanwhile keeps its counts: it is not among the past ones yet.
-	p.mu.Lock()
-	add(&p.past)
-	add(&p.long)
-	all := p.all
-	p.mu.Unlock()
-	for _, st := range all {
-		st.mu.Lock()
-		add(&st.counts)
+	locked := p.lockAll()
+	sum := p.past
+	sum.add(p.long)
+	for _, st := range locked {
+		sum.add(st.counts)
 		st.mu.Unlock()
 	}
-	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.updateIdleLocked()
 	s := p.stats
-	s.Reserved = uint64(p.chunks.Load()) * p.chunk  //nolint:gosec // not negative
-	s.ReservedPeak = uint64(p.chunksPeak) * p.chunk //nolint:gosec // not negative
-	s.Used = min(uint64(max(sum.used, 0)), s.Reserved)
-	s.UsedPeak = max(min(uint64(p.used.peak.Load()), s.ReservedPeak), s.Used) //nolint:gosec // not negative
-	s.Blocks = int(max(sum.blocks, 0))
-	s.Allocs, s.Frees = sum.allocs, sum.frees
+	s.Reserved = uint64(p.chunks.Load()) * p.chunk               //nolint:gosec // not negative
+	s.ReservedPeak = uint64(p.chunksPeak) * p.chunk              //nolint:gosec // not negative
+	s.Used = uint64(sum.used)                                    //nolint:gosec // not negative
+	s.UsedPeak = min(uint64(p.used.peak.Load()), s.ReservedPeak) //nolint:gosec // not negative
+	s.Blocks, s.Allocs, s.Frees = int(sum.blocks), sum.allocs, sum.frees
 	s.Pending = p.pendingLocked()
 	s.LargestFree = p.largestLocked()
 	return s, nil
 }
 
-// ResetPeaks sets the peaks to what there is now; UsedPeak with the same inexactness as Stats.
+// lockAll locks all streams and the pool, so that nothing is counted. The caller unlocks them.
+func (p *Pool) lockAll() (streams []*stream) {
+	for {
+		streams = p.list()
+		for _, st := range streams { // the older ones first
+			st.mu.Lock()
+		}
+		if p.mu.Lock(); slices.Equal(streams, p.all) {
+			return streams
+		}
+		p.mu.Unlock()
+		for _, st := range streams {
+			st.mu.Unlock()
+		}
+	}
+}
+
+// ResetPeaks sets the peaks to what there is now.
 func (p *Pool) ResetPeaks() error {
 	if err := p.live(); err != nil {
 		return p.fail("reset peaks", 0, 0, err)
 	}
-	// What is charged in advance is not used.
-	for _, st := range p.list() {
-		st.mu.Lock()
-		st.counts.settle(p)
-		st.mu.Unlock()
-	}
-	p.mu.Lock()
+	locked := p.lockAll()
 	defer p.mu.Unlock()
+	for _, st := range locked {
+		st.counts.settle(p) // what is charged in advance is not used
+	}
 	p.long.settle(p)
 	p.chunksPeak = p.chunks.Load()
 	p.used.peak.Store(p.used.now.Load())
+	for _, st := range locked {
+		st.mu.Unlock()
+	}
 	return nil
 }
 

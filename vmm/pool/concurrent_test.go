@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -81,8 +82,8 @@ func meddling(w *world, p *pool.Pool, s *vmm.Stream) []func(rnd *rand.Rand) erro
 		},
 		func(*rand.Rand) error {
 			st, err := p.Stats()
-			if err == nil && (st.Reserved > 16*mib || st.Used > 17*mib || st.Blocks < 1) {
-				err = errors.New("impossible statistics")
+			if err == nil && (st.Reserved > 16*mib || st.Used > st.Reserved || st.UsedPeak < st.Used || st.Blocks < 1 || uint64(st.Blocks) != st.Allocs-st.Frees) {
+				err = fmt.Errorf("impossible statistics: %+v", st)
 			}
 			return err
 		},

@@ -51,7 +51,7 @@ package pool
 //
 //	Pool.closeMu           Close alone
 //	  extras.mu            with Options.Trace or SampleStacks, for the whole of a free
-//	    stream.mu          a stream's slabs, and its remote blocks; of two the older stream's first
+//	    stream.mu          a stream's slabs, and its remote blocks; of several the older first
 //	      Pool.mu          extents, free lists, holes, chunks, the list of streams
 //	        locks of package vmm
 //

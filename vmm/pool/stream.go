@@ -73,6 +73,14 @@ func (c *counts) count(p *Pool, blocks int64, size uint64) {
 	}
 }
 
+func (c *counts) add(o counts) {
+	c.blocks += o.blocks
+	c.used += o.used
+	c.charged += o.charged
+	c.allocs += o.allocs
+	c.frees += o.frees
+}
+
 // settle makes what is charged what is used.
 func (c *counts) settle(p *Pool) {
 	p.used.add(c.used - c.charged)
@@ -178,12 +186,8 @@ func (p *Pool) forgetLocked(st *stream) {
 	}
 	st.gone = true
 	p.setStreamsLocked(slices.DeleteFunc(slices.Clone(p.all), func(x *stream) bool { return x == st }))
-	p.past.blocks += st.blocks
-	p.past.used += st.used
-	p.past.charged += st.used
-	p.used.add(st.used - st.charged) // what was charged in advance
-	p.past.allocs += st.allocs
-	p.past.frees += st.frees
+	st.settle(p) // what was charged in advance
+	p.past.add(st.counts)
 	p.streams.Delete(st.s)
 	p.first.CompareAndSwap(st, nil)
 	p.dropFencesLocked(st)
