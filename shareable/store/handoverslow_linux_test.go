@@ -203,7 +203,7 @@ func TestTakeOverDuringForcedDelete(t *testing.T) {
 
 	dev := vmmtest.Device(t)
 	next := make(chan *Server, 1)
-	clients := s.Stats().Clients
+	accepted := s.Stats().Conns.Accepted
 	go func() {
 		s, err := TakeOver(within(t), dev, s.Path(), Options{})
 		if err != nil {
@@ -211,7 +211,7 @@ func TestTakeOverDuringForcedDelete(t *testing.T) {
 		}
 		next <- s
 	}()
-	require.Eventually(t, func() bool { return s.Stats().Clients > clients }, inTime, step)
+	require.Eventually(t, func() bool { return s.Stats().Conns.Accepted > accepted }, inTime, step)
 	<-time.After(50 * time.Millisecond) // for the connections to stop, if they do
 	ack(retire.Generation)
 	require.NoError(t, <-deleted)

@@ -118,13 +118,14 @@ func (p *tap) cut() {
 	}
 }
 
-// close ends the tap.
-func (p *tap) close() {
+// close ends the tap. It returns how many connections to the server there were.
+func (p *tap) close() uint64 {
 	p.cut()
 	p.passed.Wait()
 	for _, c := range p.conns {
 		_ = c.Close()
 	}
+	return uint64(len(p.conns) / 2)
 }
 
 func processFDs(t *testing.T) int {
@@ -213,6 +214,7 @@ func everyStep(t *testing.T, stall bool, want []error, act func(*tap, context.Ca
 	before := processFDs(t)
 	for step := 1; ; step++ {
 		ctx, cancel := context.WithCancel(t.Context())
+		accepted := s.Stats().Conns.Accepted
 		p := &tap{s: s, left: step, stall: stall}
 		p.act = act(p, cancel)
 		o := ClientOptions{}
@@ -228,7 +230,8 @@ func everyStep(t *testing.T, stall bool, want []error, act func(*tap, context.Ca
 		reached := p.left <= 0
 		p.mu.Unlock()
 		cancel()
-		p.close()
+		accepted += p.close()
+		require.Eventually(t, func() bool { return s.Stats().Conns.Accepted == accepted }, inTime, time.Millisecond)
 		if err != nil {
 			known := false
 			for _, w := range want {
