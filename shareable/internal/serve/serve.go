@@ -50,7 +50,7 @@ type Server interface {
 	// Listen makes the server's socket, as shareable.Listen does.
 	Listen(path string) error
 	// Park stops accepting, and all connections but one, between two frames. If that takes
-	// longer than timeout they go on, and it returns os.ErrDeadlineExceeded. Decide ends it:
+	// longer than timeout they go on, and it returns vmm.ErrBusy. Decide ends it:
 	// with moved, another process has everything, and nothing here is shut down; else the
 	// connections go on.
 	Park(timeout time.Duration, but Conn) error
