@@ -102,8 +102,9 @@ func looked() { pass(4 * time.Millisecond) }
 
 // begun runs f and gives it time to get as far as it can, locks included.
 func begun(f func() error) <-chan error {
-	done := make(chan error, 1)
-	go func() { done <- f() }()
+	done, runs := make(chan error, 1), make(chan struct{})
+	go func() { close(runs); done <- f() }()
+	<-runs
 	for range 200 {
 		runtime.Gosched()
 	}

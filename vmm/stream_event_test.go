@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
@@ -73,14 +74,18 @@ func TestEventsThatTime(t *testing.T) {
 // TestAnEventClosesUnderAWait: the wait goes on, and the event is freed when it ends.
 func TestAnEventClosesUnderAWait(t *testing.T) {
 	w := newWorld(t, 1)
+	h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "SyncEvent" })
 	d := w.devs[0]
 	s := stream(t, d)
 	e, err := d.NewEvent(vmm.EventBlocking)
 	require.NoError(t, err)
 	open := gate(t, d, s.Raw())
 	require.NoError(t, e.Record(s))
+	h.armed.Store(true)
 	waited := begun(e.Sync)
+	<-h.reached
 	require.NoError(t, e.Close())
+	h.let()
 	w.refuse("FreeEvent", 1, errInjected)
 	open()
 	require.NoError(t, <-waited)
