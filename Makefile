@@ -2,7 +2,7 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test soak race asan bench benchmarks-doc fuzz cover lint wasm arrow abi-check kernels gpu-bundle gpu-test
+.PHONY: help build test thorough soak race asan bench benchmarks-doc fuzz cover lint wasm arrow abi-check kernels gpu-bundle gpu-test
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -13,9 +13,12 @@ build: ## compile everything, and the commands into bin/
 	go build ./...
 	go build -ldflags "-X main.commit=$(commit)" -o bin/ ./cmd/...
 
-test: ## vet and test
+test: ## vet, and the quick suite: every rule, fault and model, in short runs
 	go vet ./...
-	go test ./...
+	go test -short ./...
+
+thorough: ## every test, at full length
+	go test -timeout 20m ./...
 
 wasm: ## vet and test examples/wasm, a module of its own
 	go -C examples/wasm vet ./...
@@ -25,11 +28,12 @@ arrow: ## vet and test examples/arrow, a module of its own
 	go -C examples/arrow vet ./...
 	go -C examples/arrow test ./...
 
-soak: ## the same tests, longer (VMM_SOAK=1)
+soak: ## every test, and for long those that can run for long (VMM_SOAK=1)
 	VMM_SOAK=1 go test -tags invariants -count=1 -timeout 60m ./...
 
+# Not for vmmbench, which runs code whose own tests are here, and the documents.
 race: ## test under the race detector, with internal/invariants on
-	go test -race -tags invariants ./...
+	go test -race -tags invariants $$(go list ./... | grep -v -e cmd/vmmbench$$ -e internal/repochecks)
 
 # A loaded libcuda stays, and the leak detector does not see what Go alone
 # points to. What leaks in the driver, the tests count.
@@ -50,7 +54,7 @@ cover: ## coverage of all packages by all tests, into cover.out
 	go tool cover -func cover.out | tail -n 1
 
 # The second run sees what is built where there is neither Linux nor cgo.
-lint: tools/bin/golangci-lint ## golangci-lint, with the walls between packages
+lint: tools/bin/golangci-lint ## golangci-lint, also for which package may import which
 	tools/bin/golangci-lint run ./...
 	GOOS=darwin CGO_ENABLED=0 tools/bin/golangci-lint run ./...
 	cd examples/wasm && ../../tools/bin/golangci-lint run ./...

@@ -59,6 +59,15 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 	return n
 }
 
+// length is how long each rate runs.
+func length(t *testing.T) time.Duration {
+	t.Helper()
+	if n := number(t, "VMM_FAIL_SECONDS", 0); n > 0 {
+		return time.Duration(n) * time.Second
+	}
+	return testgate.Effort(300*time.Millisecond, 2*time.Second, 30*time.Second)
+}
+
 // forgetful is a driver whose devices skip a copy now and then.
 type forgetful struct{ driver.Driver }
 
@@ -96,10 +105,6 @@ func TestWrongBytesAreFound(t *testing.T) {
 }
 
 func randomFailures(t *testing.T, real string, rate uint32) {
-	short := uint64(2)
-	if os.Getenv("VMM_SOAK") != "" {
-		short = 30
-	}
 	seed := number(t, "VMM_FAIL_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("VMM_FAIL_SEED=%d", seed)
 	fail := failcuda.New(t, failcuda.Options{Real: real, Seed: seed})
@@ -109,7 +114,7 @@ func randomFailures(t *testing.T, real string, rate uint32) {
 	require.NoError(t, err)
 	o := randomops.Options{
 		Driver: drv, Devices: []int{0}, Granule: granule, Seed: seed,
-		For: time.Duration(number(t, "VMM_FAIL_SECONDS", short)) * time.Second,
+		For: length(t),
 	}
 	if len(all) > 1 {
 		o.Devices = []int{0, 1}

@@ -15,7 +15,6 @@
 package fakecuda
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
@@ -50,28 +49,30 @@ const (
 // Library is a loaded fake driver.
 type Library struct{ *fakelib.Library }
 
-// Flags of Build.
-const (
-	Stub      = "-DFAKE_INIT=34"   // cuInit says that this is a stub library
-	Broken    = "-DFAKE_INIT=999"  // cuInit fails
-	NoDevices = "-DFAKE_DEVICES=0" // cuInit finds nothing
-	Fabric    = "-DFAKE_FABRIC=1"  // memory can be shared by fabric handles
-)
+// Init makes cuInit return a code.
+func Init(code int) fakelib.Change { return fakelib.Set("init", code) }
 
-// Version is the flag of Build for an older driver, as cuDriverGetVersion numbers it.
-// What that one did not have must not be asked of it.
-func Version(n int) string { return fmt.Sprintf("-DFAKE_VERSION=%d", n) }
+// Fabric lets memory be shared by fabric handles.
+func Fabric() fakelib.Change { return fakelib.Set("fabric", 1) }
 
-// Missing is the flag of Build that leaves a symbol out. The symbol is named by its
-// field in cgo/cuda/symbols.h, like "mem_map".
-func Missing(field string) string { return "-DFAKE_MISSING_" + field }
+// Version is for an older driver, as cuDriverGetVersion numbers it. What that one did not have
+// must not be asked of it.
+func Version(n int) fakelib.Change { return fakelib.Set("version", n) }
 
-// Build compiles the fake driver and returns the library's path. Each call makes a new file, which
-// is a library of its own when it is loaded. The process compiles once for each set of flags.
-// Without a C compiler the test is skipped.
-func Build(tb testing.TB, flags ...string) string {
+// Node makes n the only NUMA node with memory.
+func Node(n int) fakelib.Change { return fakelib.Set("node", n) }
+
+// NUMA makes n the devices' own node. If it is less than -1, the driver does not know of such.
+func NUMA(n int) fakelib.Change { return fakelib.Set("numa_id", n) }
+
+// Missing leaves symbols out, like "cuMemMap".
+func Missing(symbols ...string) fakelib.Change { return fakelib.Missing(symbols...) }
+
+// Build returns the path of a fake driver with these changes. Each call makes a new file, which
+// is a library of its own when it is loaded. Without a C compiler the test is skipped.
+func Build(tb testing.TB, changes ...fakelib.Change) string {
 	tb.Helper()
-	return source.Build(tb, flags...)
+	return source.Build(tb, changes...)
 }
 
 // Open loads the library at path until the test ends. The binding, opening the same

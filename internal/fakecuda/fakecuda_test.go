@@ -29,20 +29,26 @@ func TestExports(t *testing.T) {
 	called := names(t, "../../cgo/cuda/symbols.h")
 	require.ElementsMatch(t, append(called, names(t, "lib/fake.h")...), driver)
 	require.ElementsMatch(t, []string{"fake_reset", "fake_configure", "fake_fail", "fake_calls",
-		"fake_last", "fake_violations", "fake_live", "fake_lose", "fake_link", "fake_pause", "fake_paused", "fake_foreign", "fake_end"}, control)
+		"fake_last", "fake_violations", "fake_live", "fake_lose", "fake_link", "fake_pause", "fake_paused", "fake_foreign", "fake_end",
+		"fake_init", "fake_version", "fake_fabric", "fake_node", "fake_numa_id"}, control)
 }
 
 func TestMissing(t *testing.T) {
-	driver, _ := fakelib.Exports(t, Build(t, Missing("mem_map"), Missing("mem_unmap")))
+	driver, _ := fakelib.Exports(t, Build(t, Missing("cuMemMap", "cuMemUnmap")))
 	require.NotContains(t, driver, "cuMemMap")
 	require.NotContains(t, driver, "cuMemUnmap")
 	require.Contains(t, driver, "cuMemCreate")
 }
 
-// Each flag must compile.
-func TestFlags(t *testing.T) {
-	for _, flag := range []string{Stub, Broken, NoDevices} {
-		Build(t, flag)
+// A change that the library cannot have is an error, not a library without it.
+func TestChangesAreMade(t *testing.T) {
+	for _, c := range []fakelib.Change{Missing("cuMemNap"), fakelib.Set("initial", 1)} {
+		_, err := source.Copy(t, c)
+		require.Error(t, err)
+	}
+	for _, c := range []fakelib.Change{Init(34), Fabric(), Version(12080), Node(3), NUMA(-2)} {
+		_, err := source.Copy(t, c)
+		require.NoError(t, err)
 	}
 }
 

@@ -15,7 +15,6 @@
 package fakenccl
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/internal/fakelib"
@@ -30,29 +29,27 @@ type Live struct{ Comms, Registrations, Windows, Waiting int }
 // Library is a loaded fake NCCL.
 type Library struct{ *fakelib.Library }
 
-// Missing is the flag of Build that leaves a symbol out. The symbol is named by its
-// field in cgo/nccl/symbols.h, like "reg".
-func Missing(field string) string { return "-DFAKE_MISSING_" + field }
+// Missing leaves symbols out, like "ncclCommRegister".
+func Missing(symbols ...string) fakelib.Change { return fakelib.Missing(symbols...) }
 
-// Version is the flags of Build that set the version, which is 22809 otherwise, and leave
-// out what that version does not have.
-func Version(code int) []string {
-	flags := []string{fmt.Sprintf("-DFAKE_VERSION=%d", code)}
+// Version sets the version, which is 22809 otherwise, and leaves out what that version does not
+// have.
+func Version(code int) []fakelib.Change {
+	changes := []fakelib.Change{fakelib.Set("version", code)}
 	if code < 21900 {
-		flags = append(flags, Missing("reg"), Missing("dereg"))
+		changes = append(changes, Missing("ncclCommRegister", "ncclCommDeregister"))
 	}
 	if code < 22700 {
-		flags = append(flags, Missing("window"), Missing("dewindow"))
+		changes = append(changes, Missing("ncclCommWindowRegister", "ncclCommWindowDeregister"))
 	}
-	return flags
+	return changes
 }
 
-// Build compiles the fake NCCL and returns the library's path. Each call makes a new file, which
-// is a library of its own when it is loaded. The process compiles once for each set of flags.
-// Without a C compiler the test is skipped.
-func Build(tb testing.TB, flags ...string) string {
+// Build returns the path of a fake NCCL with these changes. Each call makes a new file, which
+// is a library of its own when it is loaded. Without a C compiler the test is skipped.
+func Build(tb testing.TB, changes ...fakelib.Change) string {
 	tb.Helper()
-	return source.Build(tb, flags...)
+	return source.Build(tb, changes...)
 }
 
 // Open loads the library at path until the test ends. The binding, opening the same

@@ -21,7 +21,7 @@ func TestExports(t *testing.T) {
 	library, control := fakelib.Exports(t, Build(t))
 	require.ElementsMatch(t, called, library)
 	require.ElementsMatch(t, []string{
-		"fake_reset", "fake_fail", "fake_calls", "fake_polls", "fake_kill", "fake_violations", "fake_log", "fake_live",
+		"fake_reset", "fake_fail", "fake_calls", "fake_polls", "fake_kill", "fake_violations", "fake_log", "fake_version", "fake_live",
 	}, control)
 	library, _ = fakelib.Exports(t, Build(t, Version(21800)...))
 	require.NotContains(t, library, "ncclCommRegister")

@@ -13,7 +13,6 @@
 package fakenvrtc
 
 import (
-	"fmt"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/internal/fakelib"
@@ -24,21 +23,19 @@ var source = fakelib.Source{Name: "fakenvrtc", Binding: "nvrtc", File: "libnvrtc
 // Library is a loaded fake compiler.
 type Library struct{ *fakelib.Library }
 
-// Missing is the flag of Build that leaves a symbol out. The symbol is named by its
-// field in cgo/nvrtc/symbols.h, like "cubin".
-func Missing(field string) string { return "-DFAKE_MISSING_" + field }
+// Missing leaves symbols out, like "nvrtcGetCUBIN".
+func Missing(symbols ...string) fakelib.Change { return fakelib.Missing(symbols...) }
 
-// Version is the flags of Build that set the version, which is 12.4 otherwise.
-func Version(major, minor int) []string {
-	return []string{fmt.Sprintf("-DFAKE_MAJOR=%d", major), fmt.Sprintf("-DFAKE_MINOR=%d", minor)}
+// Version sets the version, which is 12.4 otherwise.
+func Version(major, minor int) []fakelib.Change {
+	return []fakelib.Change{fakelib.Set("major", major), fakelib.Set("minor", minor)}
 }
 
-// Build compiles the fake compiler and returns the library's path. Each call makes a new file, which
-// is a library of its own when it is loaded. The process compiles once for each set of flags.
-// Without a C compiler the test is skipped.
-func Build(tb testing.TB, flags ...string) string {
+// Build returns the path of a fake compiler with these changes. Each call makes a new file, which
+// is a library of its own when it is loaded. Without a C compiler the test is skipped.
+func Build(tb testing.TB, changes ...fakelib.Change) string {
 	tb.Helper()
-	return source.Build(tb, flags...)
+	return source.Build(tb, changes...)
 }
 
 // Open loads the library at path until the test ends. The binding, opening the same

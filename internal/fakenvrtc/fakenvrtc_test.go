@@ -20,11 +20,11 @@ func TestExports(t *testing.T) {
 	require.NotEmpty(t, called)
 	compiler, control := fakelib.Exports(t, Build(t))
 	require.ElementsMatch(t, called, compiler)
-	require.ElementsMatch(t, []string{"fake_reset", "fake_fail", "fake_calls", "fake_violations", "fake_live"}, control)
+	require.ElementsMatch(t, []string{"fake_reset", "fake_fail", "fake_calls", "fake_violations", "fake_live", "fake_major", "fake_minor"}, control)
 }
 
 func TestMissing(t *testing.T) {
-	compiler, _ := fakelib.Exports(t, Build(t, Missing("cubin"), Missing("archs")))
+	compiler, _ := fakelib.Exports(t, Build(t, Missing("nvrtcGetCUBIN", "nvrtcGetSupportedArchs")))
 	require.NotContains(t, compiler, "nvrtcGetCUBIN")
 	require.NotContains(t, compiler, "nvrtcGetSupportedArchs")
 	require.Contains(t, compiler, "nvrtcGetCUBINSize")

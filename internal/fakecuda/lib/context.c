@@ -72,7 +72,7 @@ CUresult cu_ctx_pop(CUcontext *ctx) {
 
 CUresult cu_driver_version(int *version) {
 	ENTER(driver_version, "%s", "");
-	*version = FAKE_VERSION;
+	*version = fake_version;
 	return CUDA_SUCCESS;
 }
 
@@ -179,9 +179,9 @@ CUresult cu_device_memory(size_t *bytes, CUdevice dev) {
 
 // since is for what drivers have since a version.
 static CUresult since(int version) {
-	if (FAKE_VERSION >= version)
+	if (fake_version >= version)
 		return CUDA_SUCCESS;
-	violate("a driver of version %d does not know it", FAKE_VERSION);
+	violate("a driver of version %d does not know it", fake_version);
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -218,8 +218,8 @@ CUresult cu_device_attribute(int *value, CUdevice_attribute attribute, CUdevice 
 		*value = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR | CU_MEM_HANDLE_TYPE_FABRIC;
 		return since(11030);
 	case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
-		*value = FAKE_NUMA_ID;
-		return FAKE_NUMA_ID < -1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; // an old driver does not know the attribute
+		*value = fake_numa_id;
+		return fake_numa_id < -1 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; // an old driver does not know the attribute
 	}
 	violate("attribute %d is not known here", attribute);
 	return CUDA_ERROR_INVALID_VALUE;

@@ -52,7 +52,7 @@ static size_t spans_in(CUdeviceptr p, size_t size) {
 
 CUresult cu_mem_range_handle(void *handle, CUdeviceptr p, size_t size, CUmemRangeHandleType type, unsigned long long flags) {
 	ENTER(mem_range_handle, "p=%#llx size=%zu type=%d flags=%llu", p, size, type, flags);
-	bool known = flags == 0 || (flags == CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE && FAKE_VERSION >= 12080);
+	bool known = flags == 0 || (flags == CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE && fake_version >= 12080);
 	if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || !known) {
 		violate("type is %d, flags are %llu", type, flags);
 		return CUDA_ERROR_INVALID_VALUE;

@@ -13,31 +13,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifndef FAKE_INIT
-#define FAKE_INIT CUDA_SUCCESS // what cuInit returns
-#endif
-#ifndef FAKE_DEVICES
-#define FAKE_DEVICES 2
-#endif
-#ifndef FAKE_BYTES
-#define FAKE_BYTES (1ull << 30) // of each device
-#endif
+// What a test sets otherwise in its copy of the library, before it loads that.
+#pragma GCC visibility push(protected)
+extern volatile int fake_init;    // what cuInit returns
+extern volatile int fake_version; // of the driver: what is newer must not be asked of it
+extern volatile int fake_fabric;  // whether there are fabric handles
+extern volatile int fake_node;    // the only NUMA node with memory
+extern volatile int fake_numa_id; // the devices' own node; less than -1: the driver does not know of such
+#pragma GCC visibility pop
 
-#ifndef FAKE_FABRIC
-#define FAKE_FABRIC 0 // whether there are fabric handles
-#endif
-
-#ifndef FAKE_NODE
-#define FAKE_NODE 0 // the only NUMA node with memory
-#endif
-#ifndef FAKE_NUMA_ID
-#define FAKE_NUMA_ID FAKE_NODE // the devices' own node; less than -1: the driver does not know of such
-#endif
-
-#ifndef FAKE_VERSION
-#define FAKE_VERSION 13000 // of the driver: what is newer must not be asked of it
-#endif
-
+#define DEVICES 2
+#define BYTES (1ull << 30) // of each device
 #define GRANULE (2ull << 20)
 #define ADDRESSES (1ull << 47) // no reservation is as large as this
 #define MAX_DEVICES 16
@@ -68,15 +54,6 @@
 #define OTHER_SYMBOLS(OTHER) \
 	OTHER(primary_reset, "cuDevicePrimaryCtxReset_v2", (CUdevice dev))
 
-// -DFAKE_MISSING_mem_map leaves cuMemMap out: where it is defined CAT makes HIDDEN_1,
-// else a word without meaning, and SECOND picks.
-#define CAT(a, b) CAT_(a, b)
-#define CAT_(a, b) a##b
-#define SECOND(...) SECOND_(__VA_ARGS__)
-#define SECOND_(first, second, ...) second
-#define HIDDEN_1 0, "fake_no_"
-#define PREFIX(field) SECOND(CAT(HIDDEN_, FAKE_MISSING_##field), "", 0)
-
 #define INDEX(field, symbol, params) SYM_##field,
 #define INDEX_OLD(field, symbol) SYM_##field,
 enum {
@@ -91,7 +68,7 @@ enum {
 // The driver's functions. The compiler holds each to its entry in symbols.h,
 // and the label gives it the exported name that stands there.
 #pragma GCC visibility push(default)
-#define DECLARE(field, symbol, params) CUresult cu_##field params __asm__(PREFIX(field) symbol);
+#define DECLARE(field, symbol, params) CUresult cu_##field params __asm__(symbol);
 CUVMM_SYMBOLS(DECLARE, DECLARE)
 OTHER_SYMBOLS(DECLARE)
 #undef DECLARE

@@ -153,7 +153,7 @@ static CUresult proper(const CUmemAllocationProp *p) {
 	case CU_MEM_LOCATION_TYPE_DEVICE:
 		return known_device(p->location.id);
 	case CU_MEM_LOCATION_TYPE_HOST_NUMA: // one node
-		return p->location.id == FAKE_NODE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+		return p->location.id == fake_node ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 	}
 	return CUDA_ERROR_INVALID_VALUE;
 }
@@ -192,7 +192,7 @@ CUresult cu_mem_create(CUmemGenericAllocationHandle *handle, size_t size, const 
 	}
 	if (size == 0 || size % GRANULE != 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	if ((share & CU_MEM_HANDLE_TYPE_FABRIC) && !FAKE_FABRIC)
+	if ((share & CU_MEM_HANDLE_TYPE_FABRIC) && !fake_fabric)
 		return CUDA_ERROR_NOT_PERMITTED;
 	if (size >= ADDRESSES)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -247,7 +247,7 @@ static void fabric_name(CUmemFabricHandle *name, const struct chunk *c) {
 
 // import_fabric finds the chunk of a name.
 static CUresult import_fabric(CUmemGenericAllocationHandle *handle, const CUmemFabricHandle *name) {
-	if (!FAKE_FABRIC)
+	if (!fake_fabric)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	for (struct chunk *c = fake.chunks; c != NULL; c = c->next) {
 		CUmemFabricHandle own;

@@ -142,7 +142,7 @@ static void describe(char *text, size_t n, const CUmemPoolProps *p) {
 
 // proper checks what a pool is to be made with.
 static CUresult proper(const CUmemPoolProps *p) {
-	bool zero = p->win32SecurityAttributes == NULL && p->usage == 0 && (p->maxSize == 0 || FAKE_VERSION >= 12020);
+	bool zero = p->win32SecurityAttributes == NULL && p->usage == 0 && (p->maxSize == 0 || fake_version >= 12020);
 	for (size_t i = 0; i < sizeof p->reserved; i++)
 		zero = zero && p->reserved[i] == 0;
 	if (!zero || p->allocType != CU_MEM_ALLOCATION_TYPE_PINNED || p->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
@@ -150,11 +150,11 @@ static CUresult proper(const CUmemPoolProps *p) {
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	TRY(known_device(p->location.id));
-	if (p->handleTypes != CU_MEM_HANDLE_TYPE_NONE && FAKE_VERSION < 11030) {
-		violate("a driver of version %d shares no pool", FAKE_VERSION);
+	if (p->handleTypes != CU_MEM_HANDLE_TYPE_NONE && fake_version < 11030) {
+		violate("a driver of version %d shares no pool", fake_version);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	return (p->handleTypes & CU_MEM_HANDLE_TYPE_FABRIC) && !FAKE_FABRIC ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
+	return (p->handleTypes & CU_MEM_HANDLE_TYPE_FABRIC) && !fake_fabric ? CUDA_ERROR_NOT_PERMITTED : CUDA_SUCCESS;
 }
 
 CUresult cu_pool_create(CUmemoryPool *pool, const CUmemPoolProps *props) {

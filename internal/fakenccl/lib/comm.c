@@ -5,9 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+__attribute__((section(".data"))) volatile int fake_version = 22809;
+
 ncclResult_t fk_version(int *version) {
 	ENTER(version);
-	*version = FAKE_VERSION;
+	*version = fake_version;
 	return ncclSuccess;
 }
 

@@ -10,15 +10,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#ifndef FAKE_MAJOR
-#define FAKE_MAJOR 12
-#endif
-#ifndef FAKE_MINOR
-#define FAKE_MINOR 4
-#endif
-#ifndef FAKE_ARCHS
-#define FAKE_ARCHS 75, 80, 90
-#endif
+// What a test sets otherwise in its copy of the library, before it loads that.
+#pragma GCC visibility push(protected)
+extern volatile int fake_major, fake_minor;
+#pragma GCC visibility pop
 
 enum {
 	INVALID_INPUT = 3,
@@ -30,15 +25,6 @@ enum {
 	NAME_NOT_VALID = 10,
 };
 
-// -DFAKE_MISSING_cubin leaves nvrtcGetCUBIN out: where it is defined CAT makes HIDDEN_1,
-// else a word without meaning, and SECOND picks.
-#define CAT(a, b) CAT_(a, b)
-#define CAT_(a, b) a##b
-#define SECOND(...) SECOND_(__VA_ARGS__)
-#define SECOND_(first, second, ...) second
-#define HIDDEN_1 0, "fake_no_"
-#define PREFIX(field) SECOND(CAT(HIDDEN_, FAKE_MISSING_##field), "", 0)
-
 enum {
 #define INDEX(result, field, symbol, params) SYM_##field,
 	CUVMM_NVRTC_SYMBOLS(INDEX)
@@ -49,7 +35,7 @@ enum {
 // NVRTC's functions. The compiler holds each to its entry in symbols.h, and the label
 // gives it the exported name that stands there.
 #pragma GCC visibility push(default)
-#define DECLARE(result, field, symbol, params) result rtc_##field params __asm__(PREFIX(field) symbol);
+#define DECLARE(result, field, symbol, params) result rtc_##field params __asm__(symbol);
 CUVMM_NVRTC_SYMBOLS(DECLARE)
 #undef DECLARE
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-package walls
+package repochecks
 
 import (
 	"go/ast"

@@ -1,4 +1,4 @@
-package walls
+package repochecks
 
 import (
 	"bufio"
@@ -11,7 +11,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -42,57 +44,53 @@ var prints = regexp.MustCompile(`(?m)// prints (.*)$`)
 
 // Programs in the documents must compile, and run as they say.
 func TestSnippets(t *testing.T) {
-	var all []snippet
-	for _, doc := range snippetPages {
-		found, err := snippetsIn(doc, readDoc(t, doc))
-		require.NoError(t, err)
-		all = append(all, found...)
-	}
-	require.NotEmpty(t, all)
-	for _, s := range all {
+	m := readersModule(t)
+	for _, s := range m.snippets {
 		formatted, err := format.Source([]byte(s.code))
 		require.NoError(t, err, "%s:%d", s.doc, s.line)
 		require.Equal(t, string(formatted), s.code, "%s:%d is not as gofmt writes it", s.doc, s.line)
 	}
-	app := makeApp(t, all)
-	goIn(t, app, "vet", "./...")
+	goIn(t, m.dir, append([]string{"vet"}, m.packages()...)...)
 	if runtime.GOOS != "linux" {
 		t.Skip("running them needs the host driver, which is for Linux")
 	}
-	bin := filepath.Join(app, "bin") + string(filepath.Separator)
-	goIn(t, app, "build", "-o", bin, "./...")
-	for _, s := range all {
-		program := filepath.Join(bin, path.Base(path.Dir(s.file)))
+	program := filepath.Join(t.TempDir(), "programs")
+	goIn(t, m.dir, "build", "-o", program, "./"+allPrograms)
+	for _, s := range m.snippets {
 		switch {
-		case !strings.Contains(s.code, "package main"):
+		case !s.isProgram():
 		case s.file == "owner/main.go": // runs beside the reader
 		case s.file == "reader/main.go":
-			t.Run(s.file, func(t *testing.T) { follow(t, filepath.Join(bin, "owner"), program, s) })
+			t.Run(s.file, func(t *testing.T) { follow(t, program, s) })
 		default:
 			t.Run(s.file, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
-				out, err := exec.CommandContext(ctx, program).Output()
+				out, err := exec.CommandContext(ctx, program, path.Dir(s.file)).Output()
 				require.NoError(t, err)
 				printsWhatItSays(t, s, string(out))
 			})
 		}
 	}
-	t.Run("test", func(t *testing.T) { goIn(t, app, "test", "./...") })
+	for _, s := range m.snippets {
+		if strings.HasSuffix(s.file, "_test.go") {
+			t.Run(s.file, func(t *testing.T) { goIn(t, m.dir, "test", "-vet=off", "./"+path.Dir(s.file)) })
+		}
+	}
 }
 
-// The same check must refuse what does not compile, and name its line.
+// wrongDocs are documents that the same check must refuse, and what it says then.
+var wrongDocs = map[string]string{
+	"Text.\n\n```go\n// bad/main.go\npackage main\n\nfunc main() { vmm.Open() }\n```\n": ":7: undefined: vmm",
+	"```go\nfunc open() (*vmm.Device, error) { return vmm.Open() }\n```\n":              ":2: not enough arguments in call to vmm.Open",
+	"```go\nfunc first(v *growable.Vector[int64]) { v.Nothing() }\n```\n":               ":2: v.Nothing undefined",
+}
+
+// What does not compile is refused, with its line.
 func TestSnippetsAreCompiled(t *testing.T) {
-	for _, test := range []struct{ doc, want string }{
-		{"Text.\n\n```go\n// bad/main.go\npackage main\n\nfunc main() { vmm.Open() }\n```\n", "DOC.md:7: undefined: vmm"},
-		{"```go\nfunc open() (*vmm.Device, error) { return vmm.Open() }\n```\n", "DOC.md:2: not enough arguments in call to vmm.Open"},
-		{"```go\nfunc first(v *growable.Vector[int64]) { v.Nothing() }\n```\n", "DOC.md:2: v.Nothing undefined"},
-	} {
-		found, err := snippetsIn("DOC.md", test.doc)
-		require.NoError(t, err)
-		out, err := goCommand(t, makeApp(t, found), "vet", "./...").CombinedOutput()
-		require.Error(t, err)
-		require.Contains(t, string(out), test.want)
+	out := readersModule(t).vetOfWrong
+	for doc, want := range wrongDocs {
+		require.Contains(t, out, wrongDoc(doc)+want)
 	}
 	for _, doc := range []string{"```go\nfunc f() {}\n", "```Go\nfunc f() {}\n```\n", "```go\n```go\n```\n"} {
 		_, err := snippetsIn("DOC.md", doc)
@@ -159,26 +157,107 @@ func (s *snippet) source() string {
 	return "package snippet\n" + imports + line + s.code
 }
 
-// makeApp is the module of a reader who has followed the documents: its own files, and
-// this module in place of the newest release.
-func makeApp(t *testing.T, all []snippet) (dir string) {
+// isProgram reports whether the snippet has a main of its own.
+func (s *snippet) isProgram() bool { return strings.Contains(s.code, "package main") }
+
+// allPrograms is the folder of the one program that runs all snippets which are programs, and
+// wrong that of what must not compile or be copied.
+const (
+	allPrograms = "all"
+	wrong       = "wrong"
+)
+
+// userModule is the module of a reader who has followed the documents: its own files, and
+// this module in place of the newest release. Its programs are one, which takes the name of the
+// folder of one of them, so that they are linked once.
+type userModule struct {
+	dir        string
+	snippets   []snippet
+	vetOfWrong string // what vet says of what is wrong
+}
+
+// packages are the folders of all that must compile.
+func (m *userModule) packages() []string {
+	all := []string{"./" + allPrograms}
+	for _, s := range m.snippets {
+		if !s.isProgram() {
+			all = append(all, "./"+path.Dir(s.file))
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// The module is made for the first test that asks for it, and stays until the last has ended.
+var made struct {
+	sync.Once
+	userModule
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if made.dir != "" {
+		_ = os.RemoveAll(made.dir)
+	}
+	os.Exit(code)
+}
+
+func readersModule(t *testing.T) *userModule {
 	t.Helper()
-	dir = t.TempDir()
+	made.Do(func() {
+		for _, doc := range snippetPages {
+			found, err := snippetsIn(doc, readDoc(t, doc))
+			require.NoError(t, err)
+			made.snippets = append(made.snippets, found...)
+		}
+		require.NotEmpty(t, made.snippets)
+		var err error
+		made.dir, err = os.MkdirTemp("", "cuvmm-reader") //nolint:usetesting // several tests use it
+		require.NoError(t, err)
+		made.write(t)
+		out, err := goCommand(t, made.dir, "vet", "./"+wrong+"/...").CombinedOutput()
+		require.Error(t, err, "vet has something to say")
+		made.vetOfWrong = string(out)
+	})
+	require.NotEmpty(t, made.vetOfWrong, "the module could not be made")
+	return &made.userModule
+}
+
+// wrongDoc is the name of a document that must be refused.
+func wrongDoc(text string) string { return fmt.Sprintf("DOC%d.md", len(text)) }
+
+func (m *userModule) write(t *testing.T) {
 	write := func(name, text string) {
-		file := filepath.Join(dir, filepath.FromSlash(name))
+		file := filepath.Join(m.dir, filepath.FromSlash(name))
 		require.NoError(t, os.MkdirAll(filepath.Dir(file), 0o700))
 		require.NoFileExists(t, file)
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	}
-	for _, s := range all {
+	imports, cases := "", ""
+	for _, s := range m.snippets {
+		if s.isProgram() {
+			// A package that a program can import and call.
+			name := path.Dir(s.file)
+			s.code = strings.Replace(s.code, "package main\n", "package "+name+"\n", 1)
+			s.code = strings.Replace(s.code, "\nfunc main() {", "\nfunc Main() {", 1)
+			imports += fmt.Sprintf("import %q\n", "example.com/app/"+name)
+			cases += fmt.Sprintf("\tcase %q:\n\t\t%s.Main()\n", name, name)
+		}
 		write(s.file, s.source())
 	}
+	write(allPrograms+"/main.go", "package main\n\nimport \"os\"\n"+imports+
+		"\nfunc main() {\n\tswitch os.Args[1] {\n"+cases+"\tdefault:\n\t\tos.Exit(2)\n\t}\n}\n")
+	for text := range wrongDocs {
+		found, err := snippetsIn(wrongDoc(text), text)
+		require.NoError(t, err)
+		write(fmt.Sprintf("%s/doc%d/main.go", wrong, len(text)), found[0].source())
+	}
+	write(wrong+"/copies/copies.go", copies)
 	// What this module requires is known, so nothing has to be looked up.
 	mod := strings.Replace(readDoc(t, "go.mod"), "module "+module, "module example.com/app", 1)
 	mod += fmt.Sprintf("\nrequire %s v0.0.0\n\nreplace %s => %s\n", module, module, root(t))
 	write("go.mod", mod)
 	write("go.sum", readDoc(t, "go.sum"))
-	return dir
 }
 
 // goCommand is the go command in dir. It reaches no network.
@@ -211,11 +290,11 @@ func printsWhatItSays(t *testing.T, s snippet, out string) {
 
 // follow runs the owner, and beside it the reader, whose output is compared. The owner
 // is interrupted at the end, and must end without an error.
-func follow(t *testing.T, owner, reader string, s snippet) {
+func follow(t *testing.T, program string, s snippet) {
 	env := append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir())
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	o := exec.CommandContext(ctx, owner)
+	o := exec.CommandContext(ctx, program, "owner")
 	o.Env, o.Stderr = env, os.Stderr
 	o.Cancel = func() error { return o.Process.Signal(os.Interrupt) }
 	stdout, err := o.StdoutPipe()
@@ -224,7 +303,7 @@ func follow(t *testing.T, owner, reader string, s snippet) {
 	lines := bufio.NewScanner(stdout)
 	require.True(t, lines.Scan(), "the owner ended early") // it has published
 
-	r := exec.CommandContext(ctx, reader)
+	r := exec.CommandContext(ctx, program, "reader")
 	r.Env, r.Stderr = env, os.Stderr
 	out, err := r.Output()
 	cancel()

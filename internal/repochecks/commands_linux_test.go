@@ -1,0 +1,213 @@
+package repochecks
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
+)
+
+// ours is where readers get this module from.
+const ours = "https://" + module
+
+// stay are the commands of the documents that run until they are interrupted, with the words after
+// which the next command may come.
+var stay = map[string]string{
+	"go run ./owner": "publishing at",
+	"go run " + module + "/cmd/vmmstored@latest": "vmmstored: ",
+}
+
+// notHere are commands that a reader runs and this test does not, and why.
+var notHere = map[string]string{"make test": "this test is part of it"}
+
+// TestCommandsWork runs README.md and getting-started.md: it saves their files and runs their
+// commands, in the order in which a reader does, word by word. The module comes from a repository
+// with the files of this folder.
+func TestCommandsWork(t *testing.T) {
+	testgate.Long(t)
+	env := readersEnv(t)
+	for doc, first := range map[string]string{"README.md": "main.go", "docs/getting-started.md": ""} {
+		t.Run(doc, func(t *testing.T) {
+			t.Parallel()
+			r := &reader{t: t, env: env, dir: t.TempDir()}
+			steps, err := stepsIn(doc, readDoc(t, doc))
+			require.NoError(t, err)
+			if first != "" {
+				steps[0].file.file = first
+			}
+			for _, s := range steps {
+				require.NoError(t, r.take(s), "%s:%d", doc, s.line)
+			}
+			require.NotZero(t, r.ran)
+		})
+	}
+}
+
+// Commands that do not work are found: without go mod tidy there are no sums, because the
+// module's own folder has no package.
+func TestCommandsThatFailAreFound(t *testing.T) {
+	testgate.Long(t)
+	r := &reader{t: t, env: readersEnv(t), dir: t.TempDir()}
+	steps, err := stepsIn("README.md", readDoc(t, "README.md"))
+	require.NoError(t, err)
+	steps[0].file.file = "main.go"
+	require.NoError(t, r.take(steps[0]))
+	for _, line := range []string{"go mod init example.com/app", "go get " + module} {
+		require.NoError(t, r.take(step{commands: []string{line}}))
+	}
+	require.ErrorContains(t, r.take(step{commands: []string{"go run ."}}), "missing go.sum entry")
+
+	r = &reader{t: t, env: r.env, dir: t.TempDir()}
+	require.NoError(t, r.take(step{commands: []string{"go mod init example.com/app"}}))
+	require.Error(t, r.take(step{commands: []string{"go run " + module + "/cmd/vmmstored"}}))
+}
+
+// step is a file that a reader saves, or commands that are run.
+type step struct {
+	line     int
+	file     snippet
+	commands []string
+}
+
+// stepsIn are the blocks of Go and the indented blocks of a document.
+func stepsIn(doc, text string) (steps []step, err error) {
+	files, err := snippetsIn(doc, text)
+	if err != nil {
+		return nil, err
+	}
+	blank, fenced, last := true, false, 0
+	for n, line := range strings.Split(text, "\n") {
+		command, indented := strings.CutPrefix(line, "    ")
+		switch {
+		case strings.HasPrefix(line, "```"):
+			fenced = !fenced
+			if fenced {
+				steps = append(steps, step{line: n + 1, file: files[0]})
+				files = files[1:]
+			}
+		case !fenced && indented && (blank || last == n-1):
+			if last != n-1 {
+				steps = append(steps, step{line: n + 1})
+			}
+			last = n
+			command, _, _ = strings.Cut(command, "    #")
+			s := &steps[len(steps)-1]
+			s.commands = append(s.commands, strings.TrimSpace(command))
+		}
+		blank = line == ""
+	}
+	return steps, nil
+}
+
+// reader follows a document.
+type reader struct {
+	t   *testing.T
+	env []string
+	dir string // where the reader is
+	ran int
+}
+
+// take saves the step's file or runs its commands.
+func (r *reader) take(s step) error {
+	if s.file.code != "" {
+		file := filepath.Join(r.dir, filepath.FromSlash(s.file.file))
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			return err
+		}
+		return os.WriteFile(file, []byte(s.file.code), 0o600)
+	}
+	for _, line := range s.commands {
+		if err := r.run(line); err != nil {
+			return fmt.Errorf("%s: %w", line, err)
+		}
+	}
+	return nil
+}
+
+// run runs a command line, and stays in the folder into which that goes.
+func (r *reader) run(line string) error {
+	if _, not := notHere[line]; not {
+		return nil
+	}
+	r.ran++
+	if until, stays := stay[line]; stays {
+		return r.start(line, until)
+	}
+	ctx, cancel := context.WithTimeout(r.t.Context(), 5*patience)
+	defer cancel()
+	where := filepath.Join(r.t.TempDir(), "where")
+	cmd := exec.CommandContext(ctx, "sh", "-ec", line+"\npwd >"+where)
+	cmd.Dir, cmd.Env = r.dir, r.env
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	dir, err := os.ReadFile(where)
+	r.dir = strings.TrimSpace(string(dir))
+	return err
+}
+
+// start runs a command until the test ends, and returns when it has said a word.
+func (r *reader) start(line, word string) error {
+	cmd := exec.Command("sh", "-c", "exec "+line)
+	cmd.Dir, cmd.Env = r.dir, r.env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // go run does not pass on what it is sent
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	cmd.Stderr = cmd.Stdout
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	read := make(chan struct{})
+	r.t.Cleanup(func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
+		<-read
+		_ = cmd.Wait() // go run says that it was interrupted
+	})
+	said, lines := "", bufio.NewScanner(out)
+	for lines.Scan() {
+		said += lines.Text() + "\n"
+		if strings.Contains(lines.Text(), word) {
+			go func() {
+				defer close(read)
+				_, _ = io.Copy(io.Discard, out)
+			}()
+			return nil
+		}
+	}
+	close(read)
+	return fmt.Errorf("it has ended: %s", said)
+}
+
+// readersEnv is the environment of a reader, for whom the module comes from a repository with the
+// files of this folder. What else it needs comes from this machine's module cache where it can,
+// and the cache into which this module goes lasts as long as the test.
+func readersEnv(t *testing.T) []string {
+	t.Helper()
+	repo := t.TempDir()
+	script := `git -C "$1" ls-files -coz --exclude-standard | (cd "$1" && xargs -0 sh -c 'for f; do if [ -e "$f" ]; then echo "$f"; fi; done' sh) |
+		tar -C "$1" -cf - -T - | tar -xf -
+		git init -q -b main . && git add -A && git -c user.name=test -c user.email=test@example.com commit -qm test`
+	cmd := exec.CommandContext(t.Context(), "sh", "-ec", script, "sh", root(t))
+	cmd.Dir = repo
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	had, err := exec.CommandContext(t.Context(), "go", "env", "GOMODCACHE", "GOPROXY").Output()
+	require.NoError(t, err)
+	cache, proxy, _ := strings.Cut(strings.TrimSpace(string(had)), "\n")
+	return append(os.Environ(),
+		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=url.file://"+repo+".insteadOf", "GIT_CONFIG_VALUE_0="+ours,
+		"GOPRIVATE="+module, "GONOSUMDB=*", "GOPROXY=file://"+cache+"/cache/download,"+proxy,
+		"GOMODCACHE="+t.TempDir(), "GOFLAGS=-modcacherw", "GOWORK=off", "XDG_RUNTIME_DIR="+t.TempDir())
+}
