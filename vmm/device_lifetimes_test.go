@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -131,11 +132,7 @@ func TestWhatClosesLate(t *testing.T) {
 
 // TestStreamsMadeWhileADeviceCloses are freed, or never made.
 func TestStreamsMadeWhileADeviceCloses(t *testing.T) {
-	rounds := 200
-	if testing.Short() {
-		rounds = 20
-	}
-	for range rounds {
+	for range testgate.Effort(20, 200, 200) {
 		drv := drivertest.Inject(host.New(host.Config{Granularity: 4096}), nil)
 		d, err := vmm.OpenDriver(drv, 0)
 		require.NoError(t, err)

@@ -14,6 +14,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
+// stagedBlock makes as many pieces of a page of the host as of a GPU's, each a place for a fault.
+const stagedBlock = page*3/4 - 72
+
 // mirrorKinds are the ways in which the bytes of a mirror get to the device and back.
 var mirrorKinds = []struct {
 	name    string
@@ -21,7 +24,7 @@ var mirrorKinds = []struct {
 	pinned  uint64
 }{
 	{"pageable", nil, 0},
-	{"staged", &vmm.Staging{Block: 3000, Lanes: 2}, 0},
+	{"staged", &vmm.Staging{Block: stagedBlock, Lanes: 2}, 0},
 	{"pinned", nil, 1 << 30},
 	{"beyond the budget", nil, page},
 }
@@ -439,7 +442,7 @@ func TestMirrorOfALostDevice(t *testing.T) {
 // TestMirrorsAtOnce: marks and flushes of one mirror, and others beside it.
 func TestMirrorsAtOnce(t *testing.T) {
 	w := newWorld(t, 1)
-	vmm.SetStaging(w.devs[0], &vmm.Staging{Block: 3000, Lanes: 2})
+	vmm.SetStaging(w.devs[0], &vmm.Staging{Block: stagedBlock, Lanes: 2})
 	d := w.devs[0]
 	const each, goroutines = 40, 4
 	g := ranged(t, w, goroutines*page)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -13,17 +12,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // TestModel runs random operations on a Range, on a Reservation and on plain Go slices
-// beside them, and wants the same results: 100,000 in all, with VMM_SOAK ten times as many.
+// beside them, and wants the same results: 100,000 in all, a fifth of that in the quick suite
+// and ten times as many in a soak.
 // At the end everything is released.
 func TestModel(t *testing.T) {
-	steps := 1000
-	if os.Getenv("VMM_SOAK") != "" {
-		steps *= 10
-	}
+	steps := testgate.Effort(1000, 1000, 10000) // of 100 programs, or 20: rapid has fewer with -short
 	var done atomic.Int64
 	rapid.Check(t, func(rt *rapid.T) {
 		m := newModel(t, rt)
@@ -40,7 +38,7 @@ func TestModel(t *testing.T) {
 		m.finish()
 	})
 	if !t.Failed() {
-		require.GreaterOrEqual(t, done.Load(), int64(100_000))
+		require.GreaterOrEqual(t, done.Load(), int64(testgate.Effort(20, 100, 100)*steps))
 	}
 }
 

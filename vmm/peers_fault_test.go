@@ -2,11 +2,11 @@ package vmm_test
 
 import (
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
@@ -111,7 +111,7 @@ func steps() []step {
 
 // peerChunks is how many chunks there are when faults are injected.
 func peerChunks(c int) bool {
-	return c <= 8 || c%16 == 0 || c == 100 || os.Getenv("VMM_SOAK") != ""
+	return c <= 8 || c%16 == 0 || c == 100 || testgate.Soak()
 }
 
 // TestPeerFaultAtEveryCall fails each call of enabling, adding, narrowing and revoking, for

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/randomops"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
@@ -28,17 +29,19 @@ var failing = map[string]bool{
 	"Capturing": true, "AllocHost": true, "CanAccessPeer": true, "MemInfo": true,
 }
 
+// atRandom is how long a random program runs, and in a soak. VMM_RANDOM_SECONDS says otherwise.
+func atRandom(soak time.Duration) time.Duration {
+	if n, err := strconv.Atoi(os.Getenv("VMM_RANDOM_SECONDS")); err == nil {
+		return time.Duration(n) * time.Second
+	}
+	return testgate.Effort(300*time.Millisecond, 2*time.Second, soak)
+}
+
 // TestEverythingAtOnce: devices open and close while ranges of others are checked against
 // what was written to them, and driver calls fail at random, in percent.
 // VMM_RANDOM_SECONDS is how long each rate runs, VMM_RANDOM_SEED the first seed.
 func TestEverythingAtOnce(t *testing.T) {
-	seconds, seed := 2, uint64(time.Now().UnixNano())
-	if os.Getenv("VMM_SOAK") != "" {
-		seconds = 200
-	}
-	if n, err := strconv.Atoi(os.Getenv("VMM_RANDOM_SECONDS")); err == nil {
-		seconds = n
-	}
+	seed := uint64(time.Now().UnixNano())
 	if n, err := strconv.ParseUint(os.Getenv("VMM_RANDOM_SEED"), 0, 64); err == nil {
 		seed = n
 	}
@@ -46,7 +49,7 @@ func TestEverythingAtOnce(t *testing.T) {
 		t.Run(fmt.Sprintf("failing=%d%%", percent), func(t *testing.T) {
 			t.Logf("VMM_RANDOM_SEED=%d", seed)
 			var drv driver.Driver = host.New(host.Config{Devices: 3, Memory: 4096 * page, Granularity: page})
-			o := randomops.Options{Devices: []int{0, 1}, Guests: []int{2, 2}, Granule: page, Meddlers: 6, Seed: seed, For: time.Duration(seconds) * time.Second}
+			o := randomops.Options{Devices: []int{0, 1}, Guests: []int{2, 2}, Granule: page, Meddlers: 6, Seed: seed, For: atRandom(200 * time.Second)}
 			slack := uint64(0)
 			if onCUDA {
 				drv = cudaDriver(t, 2)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
@@ -392,7 +393,11 @@ func TestReclaimedMemoryLeavesNothing(t *testing.T) {
 	require.NoError(t, g.UsedBy(s))
 	open := gate(t, w.devs[0], s.Raw())
 	before := w.made("NewEvent")
-	for range 5000 {
+	rounds := testgate.Effort(500, 5000, 5000)
+	if onCUDA { // behind a stream that waits, the driver has room for 1,020 entries; the next blocks the context
+		rounds = 400
+	}
+	for range rounds {
 		require.NoError(t, g.Append(pattern(page, 1)))
 		require.NoError(t, g.SetLen(page))
 		require.NoError(t, g.Clip())

@@ -2,13 +2,13 @@ package pool_test
 
 import (
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
@@ -23,12 +23,9 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// TestLongModel runs it by random numbers, for longer: VMM_SOAK for minutes.
+// TestLongModel runs it by random numbers, for longer: for minutes in a soak.
 func TestLongModel(t *testing.T) {
-	seeds, steps := 6, 400
-	if os.Getenv("VMM_SOAK") != "" {
-		seeds, steps = 300, 3000
-	}
+	seeds, steps := testgate.Effort(2, 6, 300), testgate.Effort(400, 400, 3000)
 	first := uint64(time.Now().UnixNano())
 	for i := range seeds {
 		seed := first + uint64(i)
@@ -44,10 +41,7 @@ func TestLongModel(t *testing.T) {
 
 // TestRandomFaults: of the driver's calls some fail, and nothing is lost.
 func TestRandomFaults(t *testing.T) {
-	seeds, steps := 12, 250
-	if os.Getenv("VMM_SOAK") != "" {
-		seeds, steps = 1000, 1000
-	}
+	seeds, steps := testgate.Effort(4, 12, 1000), testgate.Effort(250, 250, 1000)
 	first := uint64(time.Now().UnixNano())
 	for i := range seeds {
 		seed := first + uint64(i)

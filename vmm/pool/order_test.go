@@ -327,12 +327,7 @@ func (r *runner) resize(i int) {
 }
 
 // rounds is how many rounds a stress runs.
-func rounds(usual int) int {
-	if os.Getenv("VMM_SOAK") != "" {
-		return 100 * usual
-	}
-	return usual
-}
+func rounds(usual int) int { return testgate.Effort(max(usual/4, 1), usual, 100*usual) }
 
 // TestStreamOrder: whatever the policies, no stream ever finds in its block what other work
 // has written there.

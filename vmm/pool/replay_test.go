@@ -91,7 +91,7 @@ func (c contender) opened(t testing.TB, dev *vmm.Device, streams int) (pool.Allo
 
 // seeds is how many traces of a kind are replayed.
 func seeds() int {
-	if onCUDA || os.Getenv("VMM_SOAK") != "" {
+	if onCUDA || testgate.Soak() {
 		return 20
 	}
 	return 1

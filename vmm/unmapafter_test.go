@@ -3,9 +3,7 @@ package vmm_test
 import (
 	"errors"
 	"math/rand/v2"
-	"os"
 	"runtime"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -369,14 +367,10 @@ func TestUnmapAfterOfAStreamThatUsedByLeftOut(t *testing.T) {
 	}
 }
 
-// TestDoorsAtOnce: launches, pools, ranges that sleep and grow and streams that come and
+// TestNoWorkLosesItsMemory: launches, pools, ranges that sleep and grow and streams that come and
 // go, all on the same memory. No work loses its memory, and none of it is left at the
 // end. VMM_RANDOM_SECONDS is how long it runs.
-func TestDoorsAtOnce(t *testing.T) {
-	seconds := 2
-	if n, err := strconv.Atoi(os.Getenv("VMM_RANDOM_SECONDS")); err == nil {
-		seconds = n
-	}
+func TestNoWorkLosesItsMemory(t *testing.T) {
 	w := worldWith(t, 2, func(drivertest.Call) {
 		if rand.IntN(4) == 0 { // so that others come between two calls
 			runtime.Gosched()
@@ -542,7 +536,7 @@ func TestDoorsAtOnce(t *testing.T) {
 			}
 		})
 	}
-	<-time.After(time.Duration(seconds) * time.Second)
+	<-time.After(atRandom(2 * time.Second))
 	late := time.Now().Add(time.Minute)
 	for i := range worked { // each has come through at least once
 		for worked[i].Load() == 0 && !t.Failed() {
