@@ -54,6 +54,7 @@ func roomyOwner(t *testing.T, o Options) (*Server, *Publication, *vmm.Range) {
 
 // TestCloseBesideABlockedWrite: Server.Close waits for no reader that does not read.
 func TestCloseBesideABlockedWrite(t *testing.T) {
+	t.Parallel()
 	s, p, g := roomyOwner(t, Options{RequestTimeout: time.Hour, AckTimeout: time.Hour})
 	blockWrite(t, s, p, g)
 	within(t, "Close", func() { require.NoError(t, s.Close()) })
@@ -62,6 +63,7 @@ func TestCloseBesideABlockedWrite(t *testing.T) {
 // TestRetireBesideABlockedWrite: AckTimeout counts for a frame that is not taken as for
 // one that is not acknowledged.
 func TestRetireBesideABlockedWrite(t *testing.T) {
+	t.Parallel()
 	s, p, g := roomyOwner(t, Options{RequestTimeout: time.Hour, AckTimeout: 300 * time.Millisecond})
 	blockWrite(t, s, p, g)
 	within(t, "Retire", func() { require.NoError(t, p.Retire(t.Context(), smallChunk)) })

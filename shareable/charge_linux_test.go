@@ -111,10 +111,12 @@ func replace(t *testing.T, p *Publication, g *vmm.Range, data []byte) {
 // TestReplacedMemoryCounts: what a reader keeps of memory that was taken back counts
 // against the limit of its user, also after it has disconnected, until it is free.
 func TestReplacedMemoryCounts(t *testing.T) {
+	t.Parallel()
 	const size, limit, most = 2 * mib, 6 * mib, 20
 	data := pattern(0, size)
 	for name, stays := range map[string]bool{"one connection": true, "one each time": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s, p, g := smallOwner(t, Options{MaxBytesPerUID: limit, AckTimeout: time.Second}, mib/2, 8*mib)
 			require.NoError(t, g.Append(data))
 			require.NoError(t, p.Flush(t.Context()))
@@ -150,6 +152,7 @@ func TestReplacedMemoryCounts(t *testing.T) {
 // TestReplacedMemoryIsGivenUp: a reader that gives memory up when it is told is never cut
 // off, however often all of it is replaced, at a limit that is just enough.
 func TestReplacedMemoryIsGivenUp(t *testing.T) {
+	t.Parallel()
 	const size, cycles = 2 * mib, 100
 	data := pattern(0, size)
 	s, p, g := smallOwner(t, Options{MaxBytesPerUID: size}, mib/2, 8*mib)

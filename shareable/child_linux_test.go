@@ -33,10 +33,7 @@ const roleVar = "SHAREABLE_TEST_ROLE"
 
 const patience = 30 * time.Second // for anything that has to happen
 
-var (
-	withCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
-	soaking  = os.Getenv("VMM_SOAK") != ""
-)
+var withCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
 
 // child is another process that is told what to do in lines.
 type child struct {
@@ -317,7 +314,7 @@ func waitFor(v *View, n uint64) error {
 	return v.Wait(ctx, n)
 }
 
-// processFDs counts this process's descriptors.
+// processFDs counts this process's descriptors, so a test that calls it is not parallel.
 func processFDs() (int, error) {
 	l, err := os.ReadDir("/proc/self/fd")
 	return len(l), err

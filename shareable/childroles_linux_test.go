@@ -52,6 +52,13 @@ func playOwner(p *part) {
 		case "sent": // replies when as many frames of chunks have gone out
 			for s.Stats().Frames < n {
 				<-time.After(200 * time.Microsecond)
+				// While a frame is not acknowledged, a chunk is sent only if it has been exported.
+				// Nothing wakes the writer when it has.
+				s.mu.Lock()
+				for ses := range s.sessions {
+					ses.wakeWriter()
+				}
+				s.mu.Unlock()
 			}
 			p.say("sent")
 		case "retire":
@@ -115,9 +122,10 @@ func playReader(p *part) {
 	p.say("ready")
 	for {
 		switch verb, n := p.next(); verb {
-		case "attach":
+		case "attach": // n is AttachOptions.Timeout in milliseconds, 0 the default
 			var err error
-			v, err = Attach(context.Background(), p.args[0], "x", dev, AttachOptions{MaxChunks: crashMax / crashChunk})
+			o := AttachOptions{MaxChunks: crashMax / crashChunk, Timeout: time.Duration(n) * time.Millisecond}
+			v, err = Attach(context.Background(), p.args[0], "x", dev, o)
 			p.answer("attached", err)
 		case "wait":
 			p.answer("there", waitFor(v, n))

@@ -116,6 +116,7 @@ func (s *scriptedStore) heard() {
 func nothing(wire.Frame) error { return nil }
 
 func TestClientCalls(t *testing.T) {
+	t.Parallel()
 	s := newScriptedStore(t)
 	require.Equal(t, [16]byte{9}, s.client.Hello().Instance)
 	require.NoError(t, s.client.Err())
@@ -147,6 +148,7 @@ func TestClientCalls(t *testing.T) {
 
 // Replies may come in any order.
 func TestClientCallsAtOnce(t *testing.T) {
+	t.Parallel()
 	s := newScriptedStore(t)
 	const n = 50
 	var all sync.WaitGroup
@@ -178,6 +180,7 @@ func TestClientCallsAtOnce(t *testing.T) {
 
 // A call whose context ends leaves nothing: its reply is dropped with its descriptors.
 func TestClientCallGivesUp(t *testing.T) {
+	t.Parallel()
 	s := newScriptedStore(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	called := false
@@ -214,6 +217,7 @@ func soonClosed(t *testing.T, s *scriptedStore) {
 
 // A reply that is being handled counts, whatever becomes of the context.
 func TestClientCallWaitsForDone(t *testing.T) {
+	t.Parallel()
 	s := newScriptedStore(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	begun, finish := make(chan struct{}), make(chan struct{})
@@ -236,6 +240,7 @@ func TestClientCallWaitsForDone(t *testing.T) {
 }
 
 func TestClientWrongReply(t *testing.T) {
+	t.Parallel()
 	s := newScriptedStore(t)
 	other := s.call(t.Context(), nothing)
 	s.next()
@@ -283,6 +288,7 @@ func TestClientEnds(t *testing.T) {
 
 // What the owner has sent before it closed counts, also if a call notices the close first.
 func TestClientHearsWhyItIsRefused(t *testing.T) {
+	t.Parallel()
 	for name, send := range map[string]bool{"Call": false, "Send": true} {
 		t.Run(name, func(t *testing.T) {
 			s := newScriptedStore(t)
@@ -332,6 +338,7 @@ func TestClientLosesDescriptors(t *testing.T) {
 }
 
 func TestDialRefuses(t *testing.T) {
+	t.Parallel()
 	dev := pageDevice(t)
 	path := socketAt(t)
 	_, err := Dial(t.Context(), path, dev, AttachOptions{}, nil)

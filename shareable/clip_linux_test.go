@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -44,6 +45,7 @@ func hookedOwner(t *testing.T, o Options, share vmm.Share, onExport func(g *vmm.
 // TestClipDuringExport: the range gives a chunk up just before it is exported for a
 // reader. The reader stays, and follows.
 func TestClipDuringExport(t *testing.T) {
+	t.Parallel()
 	for name, share := range map[string]vmm.Share{"writable": vmm.ShareFD, "read only": vmm.ShareFD | vmm.ShareReadOnly} {
 		for when, keep := range map[string]int{"ahead": 0, "for the reader": -1} {
 			t.Run(name+" "+when, func(t *testing.T) {
@@ -73,10 +75,8 @@ func TestClipDuringExport(t *testing.T) {
 
 // TestClipStorm is the same without a hook, as fast as it goes.
 func TestClipStorm(t *testing.T) {
-	cycles := 400
-	if testing.Short() {
-		cycles = 100
-	}
+	t.Parallel()
+	cycles := testgate.Effort(100, 400, 400)
 	for name, share := range map[string]vmm.Share{"writable": vmm.ShareFD, "read only": vmm.ShareFD | vmm.ShareReadOnly} {
 		t.Run(name, func(t *testing.T) {
 			dev := vmmtest.Device(t)
@@ -113,6 +113,7 @@ func TestClipStorm(t *testing.T) {
 // TestExportFails: an export that fails for a while costs the reader nothing. One that
 // fails for good ends the connection, and says so.
 func TestExportFails(t *testing.T) {
+	t.Parallel()
 	refusals := errors.New("no descriptors")
 	t.Run("for a while", func(t *testing.T) {
 		var fails atomic.Int64

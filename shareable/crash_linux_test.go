@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -27,24 +28,30 @@ func TestCrashMatrix(t *testing.T) {
 	for _, row := range []struct {
 		event string
 		run   func(*testing.T)
+		alone bool // it counts what the process has, or how long that has run
 	}{
-		{"reader killed", readerKilled},
-		{"owner killed while live", ownerKilled},
-		{"owner killed with frames unread", ownerKilledUnread},
-		{"owner killed anywhere", ownerKilledAnywhere},
-		{"owner killed with writes queued", ownerKilledQueued},
-		{"reader stopped", readerStopped},
-		{"reader stopped too long", readerStoppedTooLong},
-		{"owner restarts", ownerRestarts},
-		{"owner frees while a reader copies", ownerFrees},
-		{"fd limit at the reader", fdLimit},
+		{"reader killed", readerKilled, true},
+		{"owner killed while live", ownerKilled, false},
+		{"owner killed with frames unread", ownerKilledUnread, false},
+		{"owner killed anywhere", ownerKilledAnywhere, true},
+		{"owner killed with writes queued", ownerKilledQueued, false},
+		{"reader stopped", readerStopped, false},
+		{"reader stopped too long", readerStoppedTooLong, false},
+		{"owner restarts", ownerRestarts, false},
+		{"owner frees while a reader copies", ownerFrees, false},
+		{"fd limit at the reader", fdLimit, false},
 	} {
-		t.Run(row.event, row.run)
+		t.Run(row.event, func(t *testing.T) {
+			if !row.alone && !withCUDA {
+				t.Parallel()
+			}
+			row.run(t)
+		})
 	}
 }
 
 // Negative controls: what the rows rely on sees what they look for.
-func TestCrashMatrixSees(t *testing.T) {
+func TestCrashMatrixControls(t *testing.T) {
 	s, _, g := owning(t, Options{})
 	require.NoError(t, appendWave(g, 0, 3*mib))
 	v := joined(t, s.Path(), crashDevice(t), AttachOptions{})
@@ -238,10 +245,7 @@ func ownerKilledUnread(t *testing.T) {
 // The owner appends, grows, publishes and takes back without end and is killed
 // somewhere in there.
 func ownerKilledAnywhere(t *testing.T) {
-	kills := 30
-	if soaking {
-		kills = 1000
-	}
+	kills := testgate.Effort(6, 30, 1000)
 	dev := crashDevice(t)
 	at := socketAt(t)
 	path := func(i int) string { return at + strconv.Itoa(i) }
@@ -294,7 +298,7 @@ func ownerKilledAnywhere(t *testing.T) {
 	}
 	require.NotZero(t, bytes)
 	// All of these still have a dead owner's memory. None of them may be busy.
-	const span = 300 * time.Millisecond
+	span := testgate.Effort[time.Duration](150, 300, 300) * time.Millisecond
 	before := cpuTime(t)
 	<-time.After(span)
 	used := cpuTime(t) - before
@@ -373,7 +377,7 @@ func queuedBytes(t *testing.T, s *Server) []int {
 }
 
 func readerStoppedTooLong(t *testing.T) {
-	s, p, g := owning(t, Options{AckTimeout: 300 * time.Millisecond})
+	s, p, g := owning(t, Options{AckTimeout: 600 * time.Millisecond})
 	still, moves := reader(t, s), reader(t, s)
 	require.NoError(t, appendWave(g, 0, 9*mib))
 	reads(t, still, 9*mib)
@@ -423,7 +427,8 @@ func ownerFrees(t *testing.T) {
 	path := socketAt(t)
 	owner := spawn(t, "owner", path)
 	owner.expect("ready")
-	const stays, times = 3 * mib, 20
+	const stays = 3 * mib
+	times := testgate.Effort[uint64](6, 20, 20)
 	n := grownBy(t, owner, 12*mib)
 	dev := crashDevice(t)
 	v := joined(t, path, dev, AttachOptions{})
@@ -443,7 +448,7 @@ func ownerFrees(t *testing.T) {
 	var good atomic.Int64
 	done := make(chan error, 1)
 	go func() { done <- copyAll(ctx, v, stays, times, &good) }()
-	for i := range uint64(times) {
+	for i := range times {
 		before := good.Load()
 		owner.tell("retire", stays)
 		owner.expect("retired")
@@ -547,7 +552,7 @@ func fdLimit(t *testing.T) {
 	require.NoError(t, p.Retire(t.Context(), 0))
 	require.NoError(t, g.Clip())
 	require.NoError(t, p.Flush(t.Context()))
-	none.tell("attach")
+	none.tell("attach", 600)
 	require.Equal(t, "ok", none.expect("attached"))
 	none.tell("few", 0)
 	require.Equal(t, "ok", none.expect("few"))

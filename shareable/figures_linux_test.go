@@ -24,9 +24,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// world is a device of the driver that the tests are to run on, opened as a
+// deviceNumber is a device of the driver that the tests are to run on, opened as a
 // program would.
-func world(t *testing.T, n int) *vmm.Device {
+func deviceNumber(t *testing.T, n int) *vmm.Device {
 	t.Helper()
 	name := os.Getenv("VMM_TEST_DRIVER")
 	if name == "" {
@@ -116,7 +116,7 @@ func TestFollower(t *testing.T) {
 	}
 	n, err := strconv.Atoi(os.Getenv(followerEnv + "_DEVICE"))
 	require.NoError(t, err)
-	dev := world(t, n)
+	dev := deviceNumber(t, n)
 	v, err := Attach(t.Context(), path, "x", dev, AttachOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, v.Close()) }()
@@ -207,7 +207,7 @@ func copied(t *testing.T, dev *vmm.Device, src vmm.Ptr, n uint64, times int) tim
 // published is a range of a device of the machine's, published as "x".
 func published(t *testing.T, o vmm.RangeOptions) (*Server, *Publication, *vmm.Range) {
 	t.Helper()
-	dev := world(t, 0)
+	dev := deviceNumber(t, 0)
 	o.Share = vmm.ShareFD
 	g, err := dev.NewRange(o)
 	require.NoError(t, err)
@@ -252,7 +252,7 @@ func TestPublishedUntilReadable(t *testing.T) {
 			name = "with growth ahead"
 		}
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
-			chunk, rounds := gpu(64<<20, 2<<20), int(gpu(200, 20))
+			chunk, rounds := gpu(64<<20, 2<<20), int(gpu(200, testgate.Effort[uint64](5, 20, 20)))
 			o := vmm.RangeOptions{Max: chunk * uint64(rounds+8), Chunk: chunk}
 			if ahead {
 				o.GrowAhead = 4 * chunk
@@ -285,13 +285,13 @@ func TestPublishedUntilReadable(t *testing.T) {
 // TestReadersBandwidth measures copies by a reader beside those by the owner of
 // the same memory, by turns.
 func TestReadersBandwidth(t *testing.T) {
-	size, loops := gpu(1<<30, 8<<20), int(gpu(16, 1))
+	size, loops := gpu(1<<30, testgate.Effort[uint64](2<<20, 8<<20, 8<<20)), int(gpu(16, 1))
 	s, _, g := published(t, vmm.RangeOptions{Max: size, Chunk: gpu(64<<20, 2<<20)})
 	require.NoError(t, g.Grow(size))
 	require.NoError(t, g.SetLen(size))
 	f := follow(t, s.Path(), 0)
 	f.number("sum %d %d", uint64(1), 0) // waits until something is mapped
-	const pairs = 20
+	pairs := testgate.Effort(5, 20, 20)
 	var ours, theirs []float64
 	for i := range pairs + 1 {
 		theirs = append(theirs, float64(copied(t, g.Device(), g.Ptr(), size, loops)))
@@ -309,12 +309,13 @@ func TestReadersBandwidth(t *testing.T) {
 // TestReaderOnAnotherDevice: every chunk that comes is open to the reader's
 // device, which is not the owner's.
 func TestReaderOnAnotherDevice(t *testing.T) {
-	world(t, 1)
+	deviceNumber(t, 1)
 	s, _, g := published(t, vmm.RangeOptions{Max: 64 << 20, Chunk: 2 << 20})
 	f := follow(t, s.Path(), 1)
-	for n := 0; n < 20<<20; n += 3 << 20 {
+	size := testgate.Effort(10<<20, 20<<20, 20<<20)
+	for n := 0; n < size; n += 3 << 20 {
 		require.NoError(t, g.Append(pattern(n, 3<<20)))
 		require.Zero(t, f.number("sum %d %d", n+3<<20, 0))
 	}
-	require.Positive(t, f.number("copy %d %d", 18<<20, 2))
+	require.Positive(t, f.number("copy %d %d", size-2<<20, 2))
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -15,14 +14,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// slowFiles are descriptors whose last close waits a minute, or until finish: TCP
-// connections that wait for the other side to take their data. A signal ends one of these
-// waits, and Go's runtime may send one, so there are several.
+// slowFiles are slowSockets: a signal ends the wait of one, and Go's runtime may send one, so
+// there are several.
 func slowFiles(t *testing.T) (fds []int, finish func()) {
 	t.Helper()
 	var all []func()
 	for range 4 {
-		fd, end := slowFile(t)
+		fd, end := slowSocket(t)
 		fds, all = append(fds, fd), append(all, end)
 	}
 	return fds, func() {
@@ -40,80 +38,10 @@ func closeAll(t *testing.T, fds []int) {
 	}
 }
 
-func slowFile(t *testing.T) (fd int, finish func()) {
-	t.Helper()
-	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	require.NoError(t, err)
-	near, err := net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr))
-	require.NoError(t, err)
-	far, err := l.AcceptTCP()
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	for { // until the buffers of both sides are full
-		require.NoError(t, near.SetWriteDeadline(time.Now().Add(5*time.Millisecond)))
-		if _, err := near.Write(make([]byte, 1<<20)); err != nil {
-			break
-		}
-	}
-	f, err := near.File()
-	require.NoError(t, err)
-	require.NoError(t, near.Close()) // not the last one
-	fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	require.NoError(t, err)
-	const wait = 13 // the socket option, as two integers: on, and seconds
-	require.NoError(t, unix.SetsockoptString(fd, unix.SOL_SOCKET, wait, "\x01\x00\x00\x00\x3c\x00\x00\x00"))
-	require.NoError(t, f.Close())
-	finish = func() { _ = far.Close() } // with data unread, which resets the connection
-	t.Cleanup(finish)
-	return fd, finish
-}
-
 // takingFDs has descriptors arrive at the server, as they do before Linux 6.16.
 func takingFDs(o Options) Options {
 	o.hooks.takeFDs = true
 	return o
-}
-
-// returns fails the test unless f returns in time.
-func returns(t *testing.T, what string, f func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f()
-	}()
-	select {
-	case <-done:
-	case <-time.After(inTime):
-		require.FailNow(t, what+" does not return")
-	}
-}
-
-// TestSlowFileControl: closing a socket in which a slow file lies unread waits, and so
-// does taking that packet without its descriptors.
-func TestSlowFileControl(t *testing.T) {
-	for name, drop := range map[string]func(fd int){
-		"close": func(int) {},
-		"read":  func(fd int) { _, _, _, _, _ = unix.Recvmsg(fd, make([]byte, 10), nil, 0) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-			require.NoError(t, err)
-			slow, finish := slowFiles(t)
-			require.NoError(t, sendRaw(fds[0], []byte{1}, unix.UnixRights(slow...)))
-			closeAll(t, slow)
-			closed := make(chan struct{})
-			go func() {
-				drop(fds[1])
-				_ = unix.Close(fds[1])
-				close(closed)
-			}()
-			require.Never(t, func() bool { return isClosed(closed) }, 200*time.Millisecond, 50*time.Millisecond)
-			finish()
-			<-closed
-			require.NoError(t, unix.Close(fds[0]))
-		})
-	}
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -199,12 +127,16 @@ func TestForeignDescriptors(t *testing.T) {
 			}
 
 			finish := attack()
-			returns(t, "Retire", func() { require.NoError(t, p.Retire(t.Context(), 1<<20)) })
+			within(t, "Retire", func() { require.NoError(t, p.Retire(t.Context(), 1<<20)) })
 			soon(t, "the reader is forgotten", func() bool { return p.Readers() == 0 })
 			// The connection counts against the limits for as long as it is being closed.
 			soon(t, "it is connected", func() bool { return s.Stats().Conns == 1 })
-			require.Never(t, func() bool { return s.Stats().Conns == 0 }, 100*time.Millisecond, 10*time.Millisecond)
-			honest(t, s.Path(), dev, pattern(0, 1<<20), AttachOptions{})
+			v := attached(t, s, AttachOptions{})
+			wait(t, v, 1<<20)
+			require.Equal(t, pattern(0, 1<<20), read(t, v, 1<<20))
+			require.Equal(t, 2, s.Stats().Conns)
+			require.NoError(t, v.Close())
+			soon(t, "the other reader has gone", func() bool { return s.Stats().Conns == 1 })
 			finish()
 			soon(t, "the connection is closed", func() bool { return s.Stats().Conns == 0 })
 			before := countResources(t, g.Device())
@@ -214,7 +146,7 @@ func TestForeignDescriptors(t *testing.T) {
 
 			// Close does not wait either.
 			finish = attack()
-			returns(t, "Close", func() { require.NoError(t, s.Close()) })
+			within(t, "Close", func() { require.NoError(t, s.Close()) })
 			finish()
 			soon(t, "the connection is closed", func() bool { return s.Stats().Conns == 0 })
 		})
@@ -245,14 +177,14 @@ func TestForeignDescriptorsOfStrangers(t *testing.T) {
 				e := rawConn(t, path)
 				require.Equal(t, wire.CodePermission, e.last())
 				e.close()
-				returns(t, "Close", func() { require.NoError(t, s.Close()) })
+				within(t, "Close", func() { require.NoError(t, s.Close()) })
 			} else {
 				s.mu.Lock()
 				s.closed = true
 				s.mu.Unlock()
 				s.tasks.Go(s.acceptLoop)
 				close(s.stop)
-				returns(t, "Close", func() { require.NoError(t, s.socket.Close()); s.tasks.Wait() })
+				within(t, "Close", func() { require.NoError(t, s.socket.Close()); s.tasks.Wait() })
 			}
 			for _, f := range finish {
 				f()
@@ -268,7 +200,7 @@ func TestForeignDescriptorsByHand(t *testing.T) {
 		s, _, _ := stage(t, Options{}, PublishOptions{})
 		near, far := pair(t)
 		finish := slowPacket(t, far)
-		returns(t, "ServeConn", func() { require.Error(t, s.ServeConn(near)) })
+		within(t, "ServeConn", func() { require.Error(t, s.ServeConn(near)) })
 		finish()
 		soon(t, "the connection is closed", func() bool { return s.Stats().Conns == 0 })
 	})
@@ -276,7 +208,7 @@ func TestForeignDescriptorsByHand(t *testing.T) {
 		_, _, g := stage(t, Options{}, PublishOptions{})
 		near, far := pair(t)
 		finish := slowPacket(t, far)
-		returns(t, "Send", func() { require.Error(t, Send(t.Context(), near, g)) })
+		within(t, "Send", func() { require.Error(t, Send(t.Context(), near, g)) })
 		finish()
 	})
 	t.Run("Send without an end", func(t *testing.T) {
@@ -285,7 +217,7 @@ func TestForeignDescriptorsByHand(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		finish := slowPacket(t, far)
 		cancel()
-		returns(t, "Send", func() { require.Error(t, Send(ctx, near, g)) })
+		within(t, "Send", func() { require.Error(t, Send(ctx, near, g)) })
 		finish()
 	})
 }
@@ -293,6 +225,7 @@ func TestForeignDescriptorsByHand(t *testing.T) {
 // TestDescriptorsAreRefused: where the kernel can, it refuses them to their sender, who
 // keeps the connection.
 func TestDescriptorsAreRefused(t *testing.T) {
+	t.Parallel()
 	list := wire.List{}.Append(nil)
 	frame := func(e *hostileClient) []byte {
 		h := e.header(wire.TypeList, list)
@@ -338,6 +271,7 @@ func slowPacket(t *testing.T, c *net.UnixConn) (finish func()) {
 // TestLocksStay: a lock of this process on a file is not lost when another process
 // passes a descriptor of that file, which a close in this process would do.
 func TestLocksStay(t *testing.T) {
+	t.Parallel()
 	name := filepath.Join(t.TempDir(), "database")
 	require.NoError(t, os.WriteFile(name, []byte("x"), 0o600))
 	f, err := os.OpenFile(name, os.O_RDWR, 0)

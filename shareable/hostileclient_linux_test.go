@@ -20,7 +20,8 @@ import (
 // inTime is how long anything here may take.
 const inTime = 15 * time.Second
 
-// resources is what this process has, without what Go's runtime maps for itself.
+// resources is what this process has, without what Go's runtime maps for itself. A test that
+// counts it is not parallel.
 type resources struct {
 	fds, maps int
 	free      uint64
@@ -465,6 +466,7 @@ func TestHostileClients(t *testing.T) {
 // TestVersionIsAnswered: a peer of another version gets to know why it is
 // turned away.
 func TestVersionIsAnswered(t *testing.T) {
+	t.Parallel()
 	s, _, _ := stage(t, Options{}, PublishOptions{})
 	e := rawConn(t, s.Path())
 	b := wire.Hello{Backend: wire.BackendHost}.Append(nil)

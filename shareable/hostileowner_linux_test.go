@@ -306,6 +306,11 @@ func TestHostileChunks(t *testing.T) {
 		"another OBJECT, with a page": frame(wire.TypeObject, wire.Object{ID: 8, Max: piecesize, State: 1, Access: 1, Name: "x"}.Append(nil), 1, 1),
 		"an fd on a PUBLISH":          frame(wire.TypePublish, wire.Publish{Object: 7}.Append(nil), 1, 1),
 		"another HELLO":               frame(wire.TypeHello, wire.Hello{Backend: 1}.Append(nil), 0, 0),
+		"a LIST":                      frame(wire.TypeList, wire.List{}.Append(nil), 0, 0),
+		"a PUBLISH not asked for":     frame(wire.TypePublish, wire.Publish{Object: 7, Length: 2 * piecesize, Generation: 3}.Append(nil), 0, 0),
+		"half a PUBLISH":              frame(wire.TypePublish, []byte("abc"), 0, 0),
+		"half a DELETED":              frame(wire.TypeDeleted, []byte{1}, 0, 0),
+		"DELETED of another":          frame(wire.TypeDeleted, wire.Deleted{Object: 8}.Append(nil), 0, 0),
 		"an ATTACH":                   frame(wire.TypeAttach, wire.Attach{Access: 1, Name: "x"}.Append(nil), 0, 0),
 		"an ACK":                      frame(wire.TypeAck, wire.Ack{Object: 7}.Append(nil), 0, 0),
 		"a DONE":                      frame(wire.TypeDone, nil, 0, 0),
@@ -324,6 +329,12 @@ func TestHostileChunks(t *testing.T) {
 			k.send(wire.TypeError, 0, wire.Error{Code: 5}.Append(nil))
 			k.after(2)
 		}, vmm.ErrLimit},
+		"an ERROR of CLOSED": {func(_ *testing.T, k *hostileOwner) {
+			k.send(wire.TypeError, 0, wire.Error{Code: wire.CodeClosed}.Append(nil))
+		}, ErrOwnerGone},
+		"DELETED": {func(_ *testing.T, k *hostileOwner) {
+			k.send(wire.TypeDeleted, 0, wire.Deleted{Object: 7}.Append(nil))
+		}, ErrOwnerGone},
 		"RETIRE in the middle":               retires(4, 4096),
 		"RETIRE in the middle of the second": retires(4, piecesize+piecesize/2),
 		"RETIRE beyond the maximum":          retires(4, 33*piecesize),
@@ -331,6 +342,10 @@ func TestHostileChunks(t *testing.T) {
 		"RETIRE for an old generation":       retires(2, 0),
 		"RETIRE of another": {func(_ *testing.T, k *hostileOwner) {
 			k.send(wire.TypeRetire, 0, wire.Retire{Object: 8, Generation: 4}.Append(nil))
+		}, ErrProtocol},
+		"RETIRE of what is sealed": {func(_ *testing.T, k *hostileOwner) {
+			k.send(wire.TypeSealed, 0, wire.Sealed{Object: 7, Length: piecesize}.Append(nil))
+			k.send(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: 4, Capacity: piecesize}.Append(nil))
 		}, ErrProtocol},
 		"SEALED beyond the maximum":       seals(7, 33*piecesize),
 		"SEALED of another":               seals(8, piecesize),
@@ -351,8 +366,10 @@ func TestHostileChunks(t *testing.T) {
 				v := viewOfTwoChunks(t, k, far, dev, AttachOptions{})
 				c.do(t, k)
 				require.ErrorIs(t, waitDetached(t, v), c.want)
+				require.ErrorIs(t, v.Wait(t.Context(), v.Max()), c.want)
 				require.Equal(t, uint64(piecesize), v.Len())
 				require.Equal(t, uint64(2*piecesize), v.Cap())
+				require.Len(t, v.Segments(), 2)
 				require.Equal(t, make([]byte, 10), read(t, v, 10))
 				closeView(t, v)
 			})
@@ -391,6 +408,7 @@ func seals(object, n uint64) (h struct {
 // TestHostileQuota: an owner cannot charge a reader with more than it allows,
 // neither in one chunk nor in many.
 func TestHostileQuota(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	k, far := newHostileOwner(t)
 	k.o.Max = 4 << 30
@@ -454,6 +472,7 @@ func TestHostilePages(t *testing.T) {
 		"may shrink":       made(pageBytes, firmPage&^unix.F_SEAL_SHRINK, -1, 0),
 		"may grow":         made(pageBytes, firmPage&^unix.F_SEAL_GROW, -1, 0),
 		"empty":            made(0, firmPage, -1, 0),
+		"zeros":            func(t *testing.T) int { return memory(t, pageBytes, firmPage) },
 		"too short":        made(pageBytes-1, firmPage, -1, 0),
 		"too long":         made(2*pageBytes, firmPage, -1, 0),
 		"another magic":    made(pageBytes, firmPage, atMagic, 'X'),

@@ -10,6 +10,7 @@ import (
 )
 
 func TestPublishLayout(t *testing.T) {
+	t.Parallel()
 	rows := vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{3, 5}, Pitch: 64, Hash: [32]byte{7}}
 	s, p, g := stage(t, Options{}, PublishOptions{Layout: rows})
 	rows.Shape[0] = 9 // the caller's again
@@ -32,6 +33,7 @@ func TestPublishLayout(t *testing.T) {
 
 // The numbers on the wire are those of package vmm.
 func TestKindsAgree(t *testing.T) {
+	t.Parallel()
 	for kind, number := range map[vmm.ElemKind]uint32{
 		vmm.ElemOpaque: wire.KindOpaque, vmm.ElemInt: wire.KindInt, vmm.ElemUint: wire.KindUint,
 		vmm.ElemFloat: wire.KindFloat, vmm.ElemComplex: wire.KindComplex, vmm.ElemBool: wire.KindBool,

@@ -65,6 +65,7 @@ func TestLeasePageTampered(t *testing.T) {
 // After MAPPED neither the writer nor anybody else can map the page for writing, or change
 // the file.
 func TestLeasePageIsSealed(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(4)
 	fd, err := x.LeasePage()
@@ -91,6 +92,7 @@ func TestLeasePageIsSealed(t *testing.T) {
 // Whatever a writer stores, readers see no more than is mapped, and it costs them nothing but
 // what this writer could have shown them.
 func TestWriterLies(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(8)
 	x.grow(2)
@@ -132,6 +134,7 @@ func TestWriterLies(t *testing.T) {
 
 // The words that never change are the writer's as well. Readers keep their connection.
 func TestWriterWrecksItsPage(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(8)
 	x.grow(2)

@@ -14,6 +14,7 @@ import (
 // TestParkLate: a connection that does not stop in time costs the takeover, which can be tried
 // again, and nothing else.
 func TestParkLate(t *testing.T) {
+	t.Parallel()
 	s, err := Listen(vmmtest.Device(t), t.TempDir()+"/s.sock", Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
@@ -29,6 +30,7 @@ func TestParkLate(t *testing.T) {
 // TestParkAgain: connections that go on after one takeover stop for the next, however soon
 // that comes.
 func TestParkAgain(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	s, err := Listen(dev, t.TempDir()+"/s.sock", Options{})
 	require.NoError(t, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/internal/versus"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -52,9 +53,12 @@ func busy(t *testing.T, st *vmm.Stream) bool {
 
 // The owner dies while a stream here waits for what it would have published.
 func TestNoStreamWaitsForAnotherProcess(t *testing.T) {
-	times := 100
-	if testing.Short() || withCUDA && !soaking {
-		times = 20
+	if !withCUDA { // a GPU's context has the streams of all tests
+		t.Parallel()
+	}
+	times := testgate.Effort(10, 100, 100)
+	if withCUDA && !testgate.Soak() {
+		times = min(times, 20)
 	}
 	dev := crashDevice(t)
 	st, rests := restful(t, dev)
@@ -89,6 +93,7 @@ func TestNoStreamWaitsForAnotherProcess(t *testing.T) {
 // Negative control: a stream that waits for a word in the other process's memory
 // waits on when that process is dead.
 func TestStreamThatWaitsForAnotherProcess(t *testing.T) {
+	t.Parallel()
 	if withCUDA {
 		t.Skip("needs the host driver: a GPU's context would hang with the stream")
 	}
@@ -130,11 +135,9 @@ func smallOwner(t *testing.T, o Options, chunk, size uint64) (*Server, *Publicat
 // Four processes with 25 readers each see nothing but prefixes of what the
 // owner writes.
 func TestManyProcesses(t *testing.T) {
+	t.Parallel()
 	const processes, readers, chunk = 4, 25, 64 << 10
-	publishes := 10_000
-	if testing.Short() {
-		publishes = 2000
-	}
+	publishes := testgate.Effort(500, 10_000, 10_000)
 	var files unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
 	chunks := min(200, (files.Cur-300)/readers) // each view's keeps a descriptor
@@ -169,10 +172,7 @@ func TestManyProcesses(t *testing.T) {
 // Of ten readers in processes of their own one stands still. The owner does not
 // notice, and what is kept for that one is bounded.
 func TestStoppedReader(t *testing.T) {
-	rounds, appends := 6, 200
-	if soaking {
-		rounds, appends = 40, 1000
-	}
+	rounds, appends := testgate.Effort(6, 6, 40), testgate.Effort(100, 200, 1000)
 	const readers, step = 10, 512
 	size := uint64(2*(rounds+1)*appends*step+1<<20) &^ 0xffff
 	s, p, g := smallOwner(t, Options{AckTimeout: time.Hour, RequestTimeout: time.Hour}, 64<<10, size)
@@ -215,7 +215,7 @@ func TestStoppedReader(t *testing.T) {
 	t.Logf("p99 of an append until it is published: %v with one of %d readers stopped, %v without, ratio %.2f to %.2f; at most %d bytes wait for a reader",
 		time.Duration(versus.Median(took[0])), readers, time.Duration(versus.Median(took[1])), low, high, most)
 	require.LessOrEqual(t, most, 64<<10)
-	if soaking {
+	if testgate.Soak() {
 		require.LessOrEqual(t, low, 1.1)
 	}
 	require.NoError(t, appendWave(g, 0, size-g.Len()))
@@ -224,7 +224,7 @@ func TestStoppedReader(t *testing.T) {
 	}
 }
 
-// ends is what could be left open.
+// ends is what this process could have left open. A test that counts it is not parallel.
 type ends struct {
 	fds, goroutines, maps, kept int
 	committed, charged          uint64
@@ -250,10 +250,7 @@ func tally(t *testing.T, s *Server, dev *vmm.Device) ends {
 // Connections are made and their processes killed, at whatever stage they are.
 func TestConnectAndKill(t *testing.T) {
 	const each = 50
-	cycles := uint64(200)
-	if soaking {
-		cycles = 10_000
-	}
+	cycles := testgate.Effort[uint64](200, 200, 10_000)
 	s, _, g := owning(t, Options{MaxConns: 4 * each, MaxConnsPerUID: 4 * each})
 	require.NoError(t, appendWave(g, 0, 9*mib))
 	batch := func(seed int, c *child) {

@@ -55,6 +55,7 @@ func TestDescribeAfterClose(t *testing.T) {
 
 // TestSendsAfterClose: chunks are about to be sent, and then the object is closed.
 func TestSendsAfterClose(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
@@ -101,6 +102,7 @@ func blockedStream(t *testing.T, dev *vmm.Device) (*vmm.Stream, func()) {
 // TestBlockedStream: what waits for a stream gives up with its context, and with
 // Close.
 func TestBlockedStream(t *testing.T) {
+	t.Parallel()
 	_, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
@@ -121,7 +123,7 @@ func TestBlockedStream(t *testing.T) {
 		select {
 		case err := <-done:
 			require.ErrorIs(t, err, context.DeadlineExceeded, what)
-		case <-time.After(time.Second):
+		case <-time.After(inTime):
 			t.Errorf("%s does not give up", what)
 		}
 		cancel()
@@ -136,13 +138,14 @@ func TestBlockedStream(t *testing.T) {
 	case err := <-closed:
 		require.NoError(t, err)
 		require.ErrorIs(t, <-flushed, vmm.ErrClosed)
-	case <-time.After(time.Second):
+	case <-time.After(inTime):
 		t.Error("Close waits for the stream")
 	}
 }
 
 // TestRetireGivenUp: a reader that does not acknowledge in time.
 func TestRetireGivenUp(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 5<<20)))
 	r := attachPlain(t, s.Path(), "x")
@@ -151,7 +154,7 @@ func TestRetireGivenUp(t *testing.T) {
 	defer cancel()
 	require.ErrorIs(t, p.Retire(ctx, 1<<20), context.DeadlineExceeded)
 	require.Equal(t, uint64(5<<20), g.Len())
-	require.Eventually(t, func() bool { return p.Len() == 5<<20 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Len() == 5<<20 }, inTime, time.Millisecond)
 	for r.step() != wire.TypeRetire {
 	}
 	require.Equal(t, pattern(0, 5<<20), r.until(5<<20))
@@ -170,6 +173,7 @@ func TestRetireGivenUp(t *testing.T) {
 // TestLengthBackAndForth: a length that was written once, went back, and came
 // again with bytes that are still to come.
 func TestLengthBackAndForth(t *testing.T) {
+	t.Parallel()
 	_, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Grow(4<<20))
 	old, fresh := bytes.Repeat([]byte{1}, 64<<10), bytes.Repeat([]byte{2}, 64<<10)
@@ -201,6 +205,7 @@ func TestLengthBackAndForth(t *testing.T) {
 // TestSealThenClose: what was sealed is known to be, however soon the object is
 // taken back.
 func TestSealThenClose(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
@@ -232,6 +237,7 @@ func TestSealThenClose(t *testing.T) {
 
 // TestSealThenServerClose is the same where the connection ends too.
 func TestSealThenServerClose(t *testing.T) {
+	t.Parallel()
 	for range 50 {
 		s, p, g := stage(t, Options{}, PublishOptions{})
 		require.NoError(t, g.Append(pattern(0, 100)))
@@ -239,7 +245,7 @@ func TestSealThenServerClose(t *testing.T) {
 		wait(t, v, 100)
 		require.NoError(t, p.Seal(t.Context(), SealOptions{}))
 		require.NoError(t, s.Close())
-		require.Eventually(t, func() bool { return v.Sealed() || v.Err() != nil }, time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return v.Sealed() || v.Err() != nil }, inTime, time.Millisecond)
 		require.NoError(t, v.Err())
 	}
 }
@@ -247,13 +253,15 @@ func TestSealThenServerClose(t *testing.T) {
 // TestResyncOwesNothing: a reader that has everything says how many descriptors
 // it takes in a frame, and is not cut off for it.
 func TestResyncOwesNothing(t *testing.T) {
-	s, _, g := stage(t, Options{AckTimeout: 300 * time.Millisecond}, PublishOptions{})
+	t.Parallel()
+	const limit = time.Second
+	s, _, g := stage(t, Options{AckTimeout: limit}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	r := attachPlain(t, s.Path(), "x")
 	require.Equal(t, pattern(0, 100), r.until(100))
 	m := wire.Resync{Object: r.o.ID, Next: r.tracker.LastID() + 1, Batch: 1}
 	require.NoError(t, r.c.Write(wire.TypeResync, 0, 0, m.Append(nil)))
-	<-time.After(500 * time.Millisecond)
+	<-time.After(limit + limit/4)
 	require.NoError(t, g.Append(pattern(100, 9<<20)))
 	require.Equal(t, pattern(0, 100+9<<20), r.until(100+9<<20))
 }
@@ -261,6 +269,7 @@ func TestResyncOwesNothing(t *testing.T) {
 // TestUnsentOwesNothing: a chunk goes before it is sent; until the publication
 // has seen it the reader has nothing to acknowledge.
 func TestUnsentOwesNothing(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	require.NoError(t, p.Flush(t.Context()))
@@ -278,6 +287,7 @@ func TestUnsentOwesNothing(t *testing.T) {
 
 // TestCloseTwiceAtOnce: both return when it is closed.
 func TestCloseTwiceAtOnce(t *testing.T) {
+	t.Parallel()
 	_, p, _ := stage(t, Options{}, PublishOptions{})
 	p.exclusive <- struct{}{}
 	closed := make(chan error, 2)
@@ -297,6 +307,7 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 // TestPublishAfterDuringRetireAndSeal: a length that is accepted is published, so none is
 // accepted while another one is being decided.
 func TestPublishAfterDuringRetireAndSeal(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 4<<20)))
 	require.NoError(t, p.Flush(t.Context()))
@@ -335,6 +346,7 @@ func TestPublishAfterDuringRetireAndSeal(t *testing.T) {
 
 // TestClipBelowAQueuedLength: the memory of a length that was accepted stays.
 func TestClipBelowAQueuedLength(t *testing.T) {
+	t.Parallel()
 	_, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Grow(4<<20))
 	st, open := blockedStream(t, g.Device())
@@ -359,6 +371,7 @@ func TestClipBelowAQueuedLength(t *testing.T) {
 // TestQueuedAfterAFailure: what was queued behind work that failed does not
 // become readable.
 func TestQueuedAfterAFailure(t *testing.T) {
+	t.Parallel()
 	_, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Grow(4<<20))
 	st, open := blockedStream(t, g.Device())
@@ -373,12 +386,13 @@ func TestQueuedAfterAFailure(t *testing.T) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return !p.pendingRunning
-	}, time.Second, time.Millisecond)
+	}, inTime, time.Millisecond)
 	require.Zero(t, g.Len())
 	require.ErrorIs(t, p.Err(), vmm.ErrDeviceLost)
 }
 
 func TestNoPublication(t *testing.T) {
+	t.Parallel()
 	var p *Publication
 	var s *Server
 	require.ErrorIs(t, p.PublishAfter(1, nil), vmm.ErrInvalid)
@@ -401,6 +415,7 @@ func TestNoPublication(t *testing.T) {
 
 // TestToken: both sides take what the other's documentation says.
 func TestToken(t *testing.T) {
+	t.Parallel()
 	for _, token := range [][]byte{nil, {}, []byte("short"), make([]byte, tokenSize)} {
 		s, _, g := stage(t, Options{Token: token}, PublishOptions{})
 		v, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{Token: token})
@@ -409,8 +424,9 @@ func TestToken(t *testing.T) {
 	}
 }
 
-// TestTurnedAway: the owner closes while this side still asks.
-func TestTurnedAway(t *testing.T) {
+// TestRefusalArrivesBeforeTheEnd: the owner closes while this side still asks.
+func TestRefusalArrivesBeforeTheEnd(t *testing.T) {
+	t.Parallel()
 	s, _, g := stage(t, Options{Token: make([]byte, tokenSize), Logger: slog.New(slog.DiscardHandler)}, PublishOptions{})
 	for i := range 300 {
 		_, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{})
@@ -420,6 +436,7 @@ func TestTurnedAway(t *testing.T) {
 
 // TestReadAckGivesUp: the context has ended just before the deadline is set anew.
 func TestReadAckGivesUp(t *testing.T) {
+	t.Parallel()
 	s, p, _ := stage(t, Options{}, PublishOptions{})
 	ses, _ := served(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -429,7 +446,7 @@ func TestReadAckGivesUp(t *testing.T) {
 	select {
 	case err := <-done:
 		require.ErrorIs(t, err, context.Canceled)
-	case <-time.After(time.Second):
+	case <-time.After(inTime):
 		t.Error("it waits for the reader")
 		require.NoError(t, ses.conn.Close())
 		require.Error(t, <-done)
@@ -438,6 +455,7 @@ func TestReadAckGivesUp(t *testing.T) {
 
 // TestSealGivenUp: what could not be sealed can be written as before.
 func TestSealGivenUp(t *testing.T) {
+	t.Parallel()
 	_, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 60<<20)))
 	require.NoError(t, p.Flush(t.Context()))
@@ -451,6 +469,7 @@ func TestSealGivenUp(t *testing.T) {
 // TestPublicationThatFails: a publication that cannot go on says so to its
 // readers, after what they lack.
 func TestPublicationThatFails(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	v := attached(t, s, AttachOptions{})
 	require.NoError(t, g.Append(pattern(0, 5<<20)))
@@ -464,16 +483,18 @@ func TestPublicationThatFails(t *testing.T) {
 
 // TestIdleAfterDetach: who has nothing any more has to ask for something.
 func TestIdleAfterDetach(t *testing.T) {
-	s, p, _ := stage(t, Options{RequestTimeout: 100 * time.Millisecond}, PublishOptions{})
+	t.Parallel()
+	s, p, _ := stage(t, Options{RequestTimeout: time.Second}, PublishOptions{})
 	attachPlain(t, s.Path(), "x")
 	require.Equal(t, 1, s.Stats().Conns)
 	require.NoError(t, p.Close())
-	require.Eventually(t, func() bool { return s.Stats().Conns == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return s.Stats().Conns == 0 }, inTime, time.Millisecond)
 }
 
 // TestKeptDescriptorsMakeRoom: those that are kept for later go before a chunk
 // cannot be sent.
 func TestKeptDescriptorsMakeRoom(t *testing.T) {
+	t.Parallel()
 	few := false
 	dev := vmmtest.Device(t, func(c drivertest.Call) error {
 		if c.Name == "Export" && few {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -41,6 +42,7 @@ func attached(t *testing.T, s *Server, o AttachOptions) *View {
 }
 
 func TestViewFollows(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{Meta: []byte("rows")})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	v := attached(t, s, AttachOptions{})
@@ -66,17 +68,18 @@ func TestViewFollows(t *testing.T) {
 	require.Equal(t, append(pattern(0, 3<<20), pattern(9, 4<<20)...), read(t, v, 7<<20))
 
 	require.NoError(t, p.Seal(t.Context(), SealOptions{Digest: true}))
-	require.Eventually(t, v.Sealed, 5*time.Second, time.Millisecond)
+	require.Eventually(t, v.Sealed, inTime, time.Millisecond)
 	sum, ok := v.Digest()
 	require.True(t, ok)
 	require.Equal(t, sha256.Sum256(read(t, v, 7<<20)), sum)
 	require.ErrorIs(t, v.Wait(t.Context(), 7<<20+1), ErrSealed)
 	require.NoError(t, p.Close())
 	require.NoError(t, s.Close())
-	require.Eventually(t, func() bool { return v.Len() == 7<<20 && v.Err() == nil }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return v.Len() == 7<<20 && v.Err() == nil }, inTime, time.Millisecond)
 }
 
 func TestViewOutlivesItsOwner(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 5<<20)))
 	v := attached(t, s, AttachOptions{})
@@ -90,6 +93,7 @@ func TestViewOutlivesItsOwner(t *testing.T) {
 }
 
 func TestWaitOnAnOwner(t *testing.T) {
+	t.Parallel()
 	s, _, g := stage(t, Options{}, PublishOptions{})
 	v := attached(t, s, AttachOptions{})
 	st, err := v.Device().NewStream()
@@ -116,6 +120,7 @@ func TestWaitOnAnOwner(t *testing.T) {
 }
 
 func TestSendAndReceive(t *testing.T) {
+	t.Parallel()
 	_, _, g := stage(t, Options{}, PublishOptions{})
 	want := pattern(0, 23<<20)
 	require.NoError(t, g.Append(want))
@@ -135,6 +140,7 @@ func TestSendAndReceive(t *testing.T) {
 }
 
 func TestManyReaders(t *testing.T) {
+	t.Parallel()
 	s, _, g := stage(t, Options{}, PublishOptions{})
 	views := make([]*View, 8)
 	for i := range views {
@@ -142,7 +148,7 @@ func TestManyReaders(t *testing.T) {
 	}
 	const step = 777_777
 	n := 0
-	for range 40 {
+	for range testgate.Effort(10, 40, 40) {
 		require.NoError(t, g.Append(pattern(n, step)))
 		n += step
 	}
@@ -153,6 +159,7 @@ func TestManyReaders(t *testing.T) {
 }
 
 func TestPublishBadInput(t *testing.T) {
+	t.Parallel()
 	s, _, g := stage(t, Options{MaxObjects: 2}, PublishOptions{})
 	for _, name := range []string{"", "a b", "..", "x/../y", string(make([]byte, 300))} {
 		_, err := s.Publish(name, g, PublishOptions{})
@@ -188,6 +195,7 @@ func TestPublishBadInput(t *testing.T) {
 }
 
 func TestList(t *testing.T) {
+	t.Parallel()
 	s, x, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 77)))
 	want := []Listing{{Name: "x", Len: 77}}
@@ -213,6 +221,7 @@ func TestList(t *testing.T) {
 }
 
 func TestViewAsTensor(t *testing.T) {
+	t.Parallel()
 	s, _, g := stage(t, Options{}, PublishOptions{Layout: vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{5}, Pitch: 20}})
 	require.NoError(t, g.Append(pattern(0, 3*20+7))) // a row is on its way
 	v := attached(t, s, AttachOptions{})
@@ -251,6 +260,7 @@ func (r *registrar) cover() uint64 {
 // TestRegistrations: every chunk that can be read is among Segments, never the
 // first alone, and Generation says when what was registered is of no use.
 func TestRegistrations(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	v := attached(t, s, AttachOptions{})
 	r := &registrar{v: v}
@@ -268,7 +278,7 @@ func TestRegistrations(t *testing.T) {
 	// again; then it unmaps them when it hears of Clip.
 	require.Eventually(t, func() bool {
 		return r.cover() >= v.Len() && r.generation > 0 && len(r.known) < many
-	}, 10*time.Second, time.Millisecond)
+	}, inTime, time.Millisecond)
 	require.NoError(t, g.Append(pattern(1, 9<<20)))
 	wait(t, v, 12<<20)
 	require.GreaterOrEqual(t, r.cover(), v.Len())
@@ -277,6 +287,7 @@ func TestRegistrations(t *testing.T) {
 // TestReaderThatWrites: where both sides have said so, a reader's bytes are the
 // owner's, in every chunk, also after growth.
 func TestReaderThatWrites(t *testing.T) {
+	t.Parallel()
 	s, _, g := stage(t, Options{}, PublishOptions{Write: true})
 	v := attached(t, s, AttachOptions{Write: true})
 	reads := attached(t, s, AttachOptions{})

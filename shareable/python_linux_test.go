@@ -10,7 +10,9 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
@@ -26,10 +29,24 @@ import (
 // python skips the test where there is no python3 that has the modules.
 func python(t *testing.T, modules string) {
 	t.Helper()
-	const least = "import sys; sys.exit(sys.version_info < (3, 9));"
-	if out, err := exec.CommandContext(t.Context(), "python3", "-c", least+modules).CombinedOutput(); err != nil {
-		t.Skipf("needs python3, 3.9 at least, that runs %q: %v\n%s", modules, err, out)
+	err := plainPython()
+	if modules != "" {
+		err = runsPython(modules)
 	}
+	if err != nil {
+		t.Skip(err)
+	}
+}
+
+// plainPython asks once for all tests.
+var plainPython = sync.OnceValue(func() error { return runsPython("") })
+
+func runsPython(modules string) error {
+	const least = "import sys; sys.exit(sys.version_info < (3, 9));"
+	if out, err := exec.Command("python3", "-c", least+modules).CombinedOutput(); err != nil {
+		return fmt.Errorf("needs python3, 3.9 at least, that runs %q: %w\n%s", modules, err, out)
+	}
+	return nil
 }
 
 // program is a run of examples/python/follow.py.
@@ -43,7 +60,11 @@ type program struct {
 func startPython(t *testing.T, shell string, args ...string) *program {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	args = append([]string{"-c", shell, "sh", "python3", "-B", "../examples/python/follow.py"}, args...)
+	options := "-BS" // the standard library alone
+	if slices.Contains(args, "--torch") || slices.Contains(args, "--cupy") {
+		options = "-B"
+	}
+	args = append([]string{"-c", shell, "sh", "python3", options, "../examples/python/follow.py"}, args...)
 	f := &program{t: t, cmd: exec.CommandContext(ctx, "sh", args...)}
 	out, err := f.cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -119,6 +140,7 @@ func (b *table) grow(n int) string {
 }
 
 func TestPythonFollows(t *testing.T) {
+	t.Parallel()
 	for _, d := range vmmtest.Drivers() {
 		libraries := []string{""}
 		if d.Name == "cuda" {
@@ -145,8 +167,8 @@ func pythonFollows(t *testing.T, b *table, args []string) {
 	f := startPython(t, `exec "$@"`, append(args, b.s.Path(), "rows")...)
 	f.says(first)
 	kept := b.sum
-	f.says(b.grow(200_000)) // over chunks
-	f.says(b.grow(1_000_000))
+	f.says(b.grow(testgate.Effort(70_000, 200_000, 200_000))) // over chunks
+	f.says(b.grow(testgate.Effort(70_000, 1_000_000, 1_000_000)))
 
 	require.NoError(t, b.p.Retire(t.Context(), 1000*32))
 	b.n, b.sum = 1000, kept
@@ -158,12 +180,13 @@ func pythonFollows(t *testing.T, b *table, args []string) {
 	f.says("retire to 131072") // what is beyond the end goes
 	f.says(fmt.Sprintf("sealed at %d", b.n))
 	f.exits(0)
-	require.Eventually(t, func() bool { return b.p.Readers() == 0 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return b.p.Readers() == 0 }, inTime, time.Millisecond)
 	require.Zero(t, b.s.Stats().Violations)
 }
 
 // Every eighth byte of a row is data, the rest padding.
 func TestPythonPaddedRows(t *testing.T) {
+	t.Parallel()
 	python(t, "")
 	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Pitch: 32})
 	b.grow(5) // the first of each row: 0, 3, 1, 4, 2
@@ -173,6 +196,7 @@ func TestPythonPaddedRows(t *testing.T) {
 }
 
 func TestPythonTellsBytes(t *testing.T) {
+	t.Parallel()
 	python(t, "")
 	b := newTable(t, vmmtest.Device(t), vmm.Layout{})
 	require.NoError(t, b.r.Append([]byte{1, 2, 250}))
@@ -184,8 +208,10 @@ func TestPythonTellsBytes(t *testing.T) {
 }
 
 func TestPythonWithFewDescriptors(t *testing.T) {
+	t.Parallel()
 	python(t, "")
-	const rows, pitch = 50, 2 << 20 // one number in each chunk
+	const pitch = 2 << 20 // one number in each chunk
+	rows := testgate.Effort(30, 50, 50)
 	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.ElemUint, Bits: 16, Size: 2, Pitch: pitch})
 	data := make([]byte, rows*pitch)
 	for i := range rows {
@@ -203,6 +229,7 @@ func TestPythonWithFewDescriptors(t *testing.T) {
 
 // An owner that ends says nothing.
 func TestPythonSeesTheOwnerGo(t *testing.T) {
+	t.Parallel()
 	python(t, "")
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -257,6 +284,7 @@ func TestPythonSeesTheOwnerGo(t *testing.T) {
 }
 
 func TestPythonRefusesWhatIsNoMemory(t *testing.T) {
+	t.Parallel()
 	python(t, "")
 	var out strings.Builder
 	const check = `
@@ -270,7 +298,7 @@ for fd, size in (os.memfd_create("m"), 4096), (os.open("/dev/zero", os.O_RDONLY)
     except r.ProtocolError:
         pass
 `
-	cmd := exec.CommandContext(t.Context(), "python3", "-B", "-c", check)
+	cmd := exec.CommandContext(t.Context(), "python3", "-BS", "-c", check)
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Run(), out.String())
 	require.Empty(t, out.String())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -30,6 +31,7 @@ func again(o uint64) []byte { return wire.Resync{Object: o, Batch: wire.MaxFDs}.
 // TestUnreadFrames: whatever a reader does that does not read, at most two frames of
 // chunks lie in its connection. When it reads, it gets all of them.
 func TestUnreadFrames(t *testing.T) {
+	t.Parallel()
 	const chunks = 256
 	attach := func(e *hostileClient, name string) {
 		require.NoError(e.t, e.send(wire.TypeAttach, wire.Attach{Access: wire.AccessRead, Name: name}.Append(nil)))
@@ -37,14 +39,14 @@ func TestUnreadFrames(t *testing.T) {
 	for name, do := range map[string]func(t *testing.T, e *hostileClient, p *Publication){
 		"RESYNC": func(t *testing.T, e *hostileClient, p *Publication) {
 			attach(e, "x")
-			for range 60 {
+			for range testgate.Effort(20, 60, 60) {
 				require.NoError(t, e.send(wire.TypeResync, again(p.id)))
 				<-time.After(2 * time.Millisecond)
 			}
 		},
 		"ACK": func(t *testing.T, e *hostileClient, p *Publication) {
 			attach(e, "x")
-			for range 60 {
+			for range testgate.Effort(20, 60, 60) {
 				p.mu.Lock()
 				var last uint64
 				for a := range p.attachments {
@@ -114,6 +116,7 @@ func TestUnreadFrames(t *testing.T) {
 // TestRetireOneGenerationAtATime: a reader that acknowledges each generation at the last
 // moment keeps no Retire waiting for longer than twice its time.
 func TestRetireOneGenerationAtATime(t *testing.T) {
+	t.Parallel()
 	const limit, generations = 300 * time.Millisecond, 20
 	s, p, g := smallOwnerOf(t, 4, Options{AckTimeout: limit})
 	e := rawConn(t, s.Path())
@@ -151,7 +154,9 @@ func TestRetireOneGenerationAtATime(t *testing.T) {
 // TestStreamOfGenerations: a reader that takes its time for each of them is not cut off,
 // and has one RETIRE to apply at a time.
 func TestStreamOfGenerations(t *testing.T) {
-	s, p, g := smallOwnerOf(t, 4, Options{AckTimeout: 2 * time.Second})
+	t.Parallel()
+	const limit, generations = time.Second, 15
+	s, p, g := smallOwnerOf(t, 4, Options{AckTimeout: limit})
 	r := attachPlain(t, s.Path(), "x")
 	r.until(4 * smallChunk)
 	r.lazy = true
@@ -162,15 +167,15 @@ func TestStreamOfGenerations(t *testing.T) {
 				stopped <- err
 				return
 			}
-			<-time.After(time.Millisecond)
+			<-time.After(limit / 200)
 		}
 		stopped <- nil
 	}()
-	for range 15 {
+	for range generations {
 		for r.step() != wire.TypeRetire {
 		}
 		applied := r.tracker.Generation()
-		<-time.After(200 * time.Millisecond)
+		<-time.After(limit / 10) // less than the limit, and for all of them together more
 		p.mu.Lock()
 		for a := range p.attachments {
 			require.Equal(t, applied, a.sentGeneration)
@@ -190,6 +195,7 @@ func TestStreamOfGenerations(t *testing.T) {
 // TestOldAcknowledgements: to ask again for chunks that are acknowledged, and to
 // acknowledge them again, wins a reader no time for those that are not.
 func TestOldAcknowledgements(t *testing.T) {
+	t.Parallel()
 	s, p, _ := smallOwnerOf(t, 128, Options{AckTimeout: 300 * time.Millisecond})
 	e := rawConn(t, s.Path())
 	e.hello()
@@ -214,6 +220,7 @@ func TestOldAcknowledgements(t *testing.T) {
 // TestChunksThatWaitForOthers: chunks may have to wait until the reader reads those of
 // another object. It then has its whole time for them.
 func TestChunksThatWaitForOthers(t *testing.T) {
+	t.Parallel()
 	s, x, _ := smallOwnerOf(t, wire.MaxFDs, Options{AckTimeout: time.Hour})
 	r, err := x.r.Device().NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Chunk: smallChunk, Max: 2 * smallChunk})
 	require.NoError(t, err)
@@ -256,7 +263,8 @@ func TestChunksThatWaitForOthers(t *testing.T) {
 
 // TestSendIsBounded: a receiver cannot keep Send waiting by what it says.
 func TestSendIsBounded(t *testing.T) {
-	const limit = time.Second
+	t.Parallel()
+	const limit = 200 * time.Millisecond
 	_, _, g := smallOwnerOf(t, 200, Options{})
 	type receiver struct {
 		*wire.Conn
@@ -301,14 +309,19 @@ func TestSendIsBounded(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			a, b := pair(t)
 			conn, err := wire.NewConn(b)
 			require.NoError(t, err)
 			r := receiver{Conn: conn, t: t}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*limit)
 			defer cancel()
+			o := Options{AckTimeout: limit}
+			if c.works {
+				o.AckTimeout = inTime
+			}
 			sent := make(chan error, 1)
-			go func() { sent <- send(ctx, a, g, Options{AckTimeout: limit}) }()
+			go func() { sent <- send(ctx, a, g, o) }()
 			require.NoError(t, r.Write(wire.TypeHello, 0, 0, wire.Hello{Backend: 1}.Append(nil)))
 			for _, of := range []wire.Type{wire.TypeHello, wire.TypeObject} {
 				f, err := r.Read()
@@ -358,6 +371,7 @@ func TestSendIsBounded(t *testing.T) {
 // TestNothingAfterDone: no frame of the object follows the reply to DETACH, also if
 // chunks were being exported meanwhile.
 func TestNothingAfterDone(t *testing.T) {
+	t.Parallel()
 	exports, goOn := make(chan struct{}, 100), make(chan struct{})
 	s, _, g := hookedOwner(t, Options{KeepFDs: -1}, vmm.ShareFD, func(*vmm.Range) error {
 		exports <- struct{}{}

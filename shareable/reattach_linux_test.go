@@ -12,6 +12,7 @@ import (
 
 // TestReattach: an owner that is killed and started again, twice.
 func TestReattach(t *testing.T) {
+	t.Parallel()
 	path := socketAt(t)
 	owner := spawn(t, "owner", path)
 	owner.expect("ready")
@@ -61,6 +62,7 @@ func TestReattach(t *testing.T) {
 // TestReattachAsBefore: with the options of the first time, whatever the caller has
 // written to its slices since.
 func TestReattachAsBefore(t *testing.T) {
+	t.Parallel()
 	o := Options{Token: []byte("secret")}
 	s, p, g := stage(t, o, PublishOptions{Write: true})
 	require.NoError(t, g.Append(pattern(0, 100)))
@@ -86,6 +88,7 @@ func TestReattachAsBefore(t *testing.T) {
 }
 
 func TestReattachWithoutAPath(t *testing.T) {
+	t.Parallel()
 	_, _, err := Reattach(t.Context(), nil)
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 

@@ -3,9 +3,7 @@ package shareable
 import (
 	"context"
 	"net"
-	"os"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -40,6 +38,7 @@ func sending(t *testing.T, chunks uint64) (*scriptedOwner, *net.UnixConn) {
 }
 
 func TestReceive(t *testing.T) {
+	t.Parallel()
 	s, far := sending(t, 3)
 	v, err := receiving(t, s, far, AttachOptions{}, func() {
 		s.hello()
@@ -80,51 +79,8 @@ func TestReceive(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestReceiveRefuses(t *testing.T) {
-	for _, test := range []struct {
-		name string
-		do   func(*scriptedOwner)
-		want error
-	}{
-		{"not sealed", func(s *scriptedOwner) {
-			s.obj.State = wire.StateLive
-			s.write(wire.TypeObject, 0, s.obj.Append(nil))
-		}, ErrProtocol},
-		{"less than it says", func(s *scriptedOwner) {
-			s.write(wire.TypeObject, 0, s.obj.Append(nil))
-			s.chunks(0, 1)
-			s.ack()
-			s.write(wire.TypeDone, 0, nil)
-		}, ErrProtocol},
-		{"taken back", func(s *scriptedOwner) {
-			s.write(wire.TypeObject, 0, s.obj.Append(nil))
-			s.chunks(0, 3)
-			s.ack()
-			s.write(wire.TypeRetire, 0, wire.Retire{Object: 7, Generation: 2}.Append(nil))
-		}, ErrProtocol},
-		{"gone half way", func(s *scriptedOwner) {
-			s.write(wire.TypeObject, 0, s.obj.Append(nil))
-			s.chunks(0, 1)
-			s.ack()
-			_ = s.c.Close()
-		}, ErrOwnerGone},
-		{"silence", func(s *scriptedOwner) {
-			s.write(wire.TypeObject, 0, s.obj.Append(nil))
-		}, os.ErrDeadlineExceeded},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s, far := sending(t, 3)
-			v, err := receiving(t, s, far, AttachOptions{Timeout: 100 * time.Millisecond}, func() {
-				s.hello()
-				test.do(s)
-			})
-			require.ErrorIs(t, err, test.want)
-			require.Nil(t, v)
-		})
-	}
-}
-
 func TestReceiveArguments(t *testing.T) {
+	t.Parallel()
 	_, err := Receive(t.Context(), nil, pageDevice(t), AttachOptions{})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	a, _ := pair(t)

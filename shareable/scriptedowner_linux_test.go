@@ -261,7 +261,7 @@ func ended(t *testing.T, v *View) error {
 	return err
 }
 
-// openFDs counts this process's descriptors.
+// openFDs counts this process's descriptors, so a test that calls it is not parallel.
 func openFDs(t *testing.T) int {
 	t.Helper()
 	settled(t)

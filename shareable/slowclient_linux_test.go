@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"strconv"
@@ -40,15 +41,19 @@ func (e *hostileClient) chatter(every time.Duration, of wire.Type, body []byte) 
 // TestSlowClients: who does not do in time what it has to is cut off, in a
 // bounded time, and keeps no other client waiting.
 func TestSlowClients(t *testing.T) {
+	t.Parallel()
 	const short = 100 * time.Millisecond
 	stat := wire.Stat{Name: "none"}.Append(nil)
+	// Only the limit that is exceeded is short.
+	hello, request, ack := Options{HandshakeTimeout: short}, Options{RequestTimeout: short}, Options{AckTimeout: 3 * short}
 	for _, c := range []struct {
 		name string
+		o    Options
 		do   func(*testing.T, *hostileClient, *Publication)
 	}{
-		{"says nothing", func(*testing.T, *hostileClient, *Publication) {}},
-		{"says HELLO and nothing more", func(_ *testing.T, e *hostileClient, _ *Publication) { e.hello() }},
-		{"skipped frames before HELLO", func(t *testing.T, e *hostileClient, _ *Publication) {
+		{"says nothing", hello, func(*testing.T, *hostileClient, *Publication) {}},
+		{"says HELLO and nothing more", request, func(_ *testing.T, e *hostileClient, _ *Publication) { e.hello() }},
+		{"skipped frames before HELLO", hello, func(t *testing.T, e *hostileClient, _ *Publication) {
 			tick := time.NewTicker(short / 50)
 			defer tick.Stop()
 			for {
@@ -60,20 +65,25 @@ func TestSlowClients(t *testing.T) {
 				<-tick.C
 			}
 		}},
-		{"never acknowledges", func(_ *testing.T, e *hostileClient, _ *Publication) { e.hello(); e.attach("x") }},
-		{"acknowledges nothing, often", func(_ *testing.T, e *hostileClient, _ *Publication) {
+		{"never acknowledges", ack, func(_ *testing.T, e *hostileClient, _ *Publication) { e.hello(); e.attach("x") }},
+		{"reads all and never acknowledges", ack, func(_ *testing.T, e *hostileClient, _ *Publication) {
+			e.hello()
+			e.attach("x")
+			e.last()
+		}},
+		{"acknowledges nothing, often", ack, func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			o := e.attach("x")
 			<-e.chatter(short/5, wire.TypeAck, wire.Ack{Object: o.ID}.Append(nil))
 		}},
-		{"asks again and again for the same", func(_ *testing.T, e *hostileClient, _ *Publication) {
+		{"asks again and again for the same", ack, func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			o := e.attach("x")
 			ended := e.chatter(short/5, wire.TypeResync, wire.Resync{Object: o.ID, Batch: 1}.Append(nil))
 			e.last()
 			<-ended
 		}},
-		{"never unmaps", func(t *testing.T, e *hostileClient, p *Publication) {
+		{"never unmaps", ack, func(t *testing.T, e *hostileClient, p *Publication) {
 			e.hello()
 			o := e.attach("x")
 			p.mu.Lock()
@@ -92,17 +102,17 @@ func TestSlowClients(t *testing.T) {
 			e.last()
 			<-ended
 		}},
-		{"never reads what it asks for", func(_ *testing.T, e *hostileClient, _ *Publication) {
+		{"never reads what it asks for", request, func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			for e.send(wire.TypeList, wire.List{}.Append(nil)) == nil {
 			}
 		}},
-		{"never reads that there is no such thing", func(_ *testing.T, e *hostileClient, _ *Publication) {
+		{"never reads that there is no such thing", request, func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			for e.send(wire.TypeStat, stat) == nil {
 			}
 		}},
-		{"never reads that it is attached already", func(_ *testing.T, e *hostileClient, _ *Publication) {
+		{"never reads that it is attached already", ack, func(_ *testing.T, e *hostileClient, _ *Publication) {
 			e.hello()
 			e.attach("x")
 			for e.send(wire.TypeAttach, wire.Attach{Access: 1, Name: "x"}.Append(nil)) == nil {
@@ -111,7 +121,11 @@ func TestSlowClients(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			o := Options{HandshakeTimeout: short, RequestTimeout: short, AckTimeout: 3 * short, Rate: 1 << 30}
+			o := c.o
+			o.Rate = 1 << 30
+			for _, limit := range []*time.Duration{&o.HandshakeTimeout, &o.RequestTimeout, &o.AckTimeout} {
+				*limit = cmp.Or(*limit, time.Hour)
+			}
 			s, p, g := stage(t, o, PublishOptions{})
 			require.NoError(t, g.Append(pattern(0, 5<<20)))
 			require.NoError(t, p.Flush(t.Context()))
@@ -195,6 +209,7 @@ func TestAbruptEnds(t *testing.T) {
 // TestAdmission: who may not come in is turned away before it is heard, and
 // told why.
 func TestAdmission(t *testing.T) {
+	t.Parallel()
 	t.Run("another user", func(t *testing.T) {
 		s, _, _ := stage(t, Options{UIDs: []uint32{uint32(os.Getuid()) + 1}}, PublishOptions{})
 		e := rawConn(t, s.Path())
@@ -257,6 +272,7 @@ func full(t *testing.T, s *Server, g *vmm.Range, n int) {
 // TestBytesPerUID: memory that a user has handles of is bounded, over all its
 // connections, and given back when they end.
 func TestBytesPerUID(t *testing.T) {
+	t.Parallel()
 	s, _, g := stage(t, Options{MaxBytesPerUID: 10 << 20}, PublishOptions{})
 	want := pattern(0, 8<<20)
 	require.NoError(t, g.Append(want))
@@ -282,6 +298,7 @@ func TestBytesPerUID(t *testing.T) {
 // TestSendAfterClose: chunks that were about to be sent as their object was
 // closed leave no descriptor behind, which would keep their memory.
 func TestSendAfterClose(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 5<<20)))
 	require.NoError(t, p.Flush(t.Context()))
@@ -309,6 +326,7 @@ func TestSendAfterClose(t *testing.T) {
 // TestReadersCannotWrite: a descriptor of memory that is shared for reading
 // gives no way to write, whatever is done with it; one of other memory does.
 func TestReadersCannotWrite(t *testing.T) {
+	t.Parallel()
 	for name, share := range map[string]vmm.Share{"safe": vmm.ShareFD | vmm.ShareReadOnly, "control": vmm.ShareFD} {
 		t.Run(name, func(t *testing.T) {
 			dev := vmmtest.Device(t)

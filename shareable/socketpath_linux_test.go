@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -21,6 +22,7 @@ import (
 // TestListenReplacesNothing: what is at the path and is not a socket stays as it is. The
 // socket of a server that is gone is replaced.
 func TestListenReplacesNothing(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -59,6 +61,7 @@ func TestListenReplacesNothing(t *testing.T) {
 // TestListenDirectories: a directory in which another user could replace the socket is
 // refused.
 func TestListenDirectories(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	for _, c := range []struct {
 		mode fs.FileMode
@@ -92,7 +95,7 @@ func TestListenDirectories(t *testing.T) {
 }
 
 // TestSocketMode: at no time is there a socket that another user may connect to, under
-// any name, whatever the umask.
+// any name, whatever the umask, which is the process's: the test is not parallel.
 func TestSocketMode(t *testing.T) {
 	dir := t.TempDir()
 	defer unix.Umask(unix.Umask(0))
@@ -119,7 +122,7 @@ func TestSocketMode(t *testing.T) {
 		}
 		watched <- seen
 	}()
-	for i := range 2000 {
+	for i := range testgate.Effort(300, 2000, 2000) {
 		l, err := listen(filepath.Join(dir, "s"+strconv.Itoa(i%3)), hooks{})
 		require.NoError(t, err)
 		require.NoError(t, l.Close())
@@ -137,6 +140,7 @@ func TestSocketMode(t *testing.T) {
 // TestLockFileRemoved: someone removes the lock file, and a second server takes the path.
 // The end of the first one leaves the second's socket alone.
 func TestLockFileRemoved(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	path := filepath.Join(t.TempDir(), "s")
 	first, err := Listen(dev, path, Options{})
@@ -160,6 +164,7 @@ func TestLockFileRemoved(t *testing.T) {
 
 // TestAbstractNameAgain: after Close the name is free.
 func TestAbstractNameAgain(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	name := "@cuvmm-test-" + strconv.Itoa(os.Getpid())
 	for range 20 {
@@ -174,6 +179,7 @@ func TestAbstractNameAgain(t *testing.T) {
 // TestConnectWaits: as many connections wait for the server as the system lets wait. To
 // connect waits for room, and no longer than it may.
 func TestConnectWaits(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)

@@ -88,6 +88,7 @@ func (w *spans) view(o AttachOptions) *View {
 }
 
 func TestSpan(t *testing.T) {
+	t.Parallel()
 	w := newSpans(t, Options{})
 	p := w.publish(PublishOptions{Write: true, Meta: []byte("m")})
 	require.Equal(t, "x", p.Name())
@@ -123,6 +124,7 @@ func TestSpan(t *testing.T) {
 }
 
 func TestSpanStays(t *testing.T) {
+	t.Parallel()
 	w := newSpans(t, Options{})
 	p := w.publish(PublishOptions{})
 	for _, page := range []uint64{1, 3, 4} {
@@ -152,6 +154,7 @@ func TestSpanStays(t *testing.T) {
 }
 
 func TestSpanEnds(t *testing.T) {
+	t.Parallel()
 	w := newSpans(t, Options{})
 	p := w.publish(PublishOptions{})
 	v := w.view(AttachOptions{})
@@ -176,6 +179,7 @@ func TestSpanEnds(t *testing.T) {
 }
 
 func TestSpanRefused(t *testing.T) {
+	t.Parallel()
 	w := newSpans(t, Options{MaxObjects: 2})
 	w.mapChunk(8*spanPage, spanPage, vmm.ShareFD)
 	w.mapChunk(9*spanPage, spanPage, 0)
@@ -221,6 +225,7 @@ func TestSpanRefused(t *testing.T) {
 }
 
 func TestSpanZeroValues(t *testing.T) {
+	t.Parallel()
 	for _, p := range []*Span{nil, {}} {
 		require.Zero(t, p.Name())
 		require.Zero(t, p.Len())
@@ -232,6 +237,7 @@ func TestSpanZeroValues(t *testing.T) {
 }
 
 func TestSpanExportFails(t *testing.T) {
+	t.Parallel()
 	fails := 0
 	w := newSpans(t, Options{}, func(c drivertest.Call) error {
 		if c.Name != "Export" {
@@ -256,6 +262,7 @@ func TestSpanExportFails(t *testing.T) {
 
 // A reader that may map less than the object has gets no byte in front of it.
 func TestSpanBeyondAQuota(t *testing.T) {
+	t.Parallel()
 	w := newSpans(t, Options{})
 	w.publish(PublishOptions{})
 	v := w.view(AttachOptions{MaxBytes: spanPage})
@@ -268,6 +275,7 @@ func TestSpanBeyondAQuota(t *testing.T) {
 }
 
 func TestPythonReadsSpan(t *testing.T) {
+	t.Parallel()
 	python(t, "")
 	w := newSpans(t, Options{})
 	row := []byte{0, 0, 128, 63} // 1.0
@@ -283,6 +291,7 @@ func TestPythonReadsSpan(t *testing.T) {
 }
 
 func TestInstanceAt(t *testing.T) {
+	t.Parallel()
 	w := newSpans(t, Options{Token: []byte("secret")})
 	got, err := InstanceAt(t.Context(), w.s.Path(), w.dev, AttachOptions{Token: []byte("secret")})
 	require.NoError(t, err)

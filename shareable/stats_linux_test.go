@@ -16,6 +16,7 @@ import (
 
 // TestStatsAsJSON: the names are those of package vmm's style.
 func TestStatsAsJSON(t *testing.T) {
+	t.Parallel()
 	b, err := json.Marshal(Stats{Conns: 1, Published: 2, KeptFDs: 3, Accepted: 4, Refused: 5, Violations: 6, TimedOut: 7, Frames: 8, Resyncs: 9})
 	require.NoError(t, err)
 	require.JSONEq(t, `{"conns":1,"published":2,"kept_fds":3,"accepted":4,"refused":5,"violations":6,"timed_out":7,"frames":8,"resyncs":9}`, string(b))
@@ -70,6 +71,7 @@ func TestListCost(t *testing.T) {
 
 // TestListAfterRemoval: publications are listed by id, whichever of them have gone.
 func TestListAfterRemoval(t *testing.T) {
+	t.Parallel()
 	s := manyObjects(t, 20)
 	all := s.listed(0, 100)
 	for i, p := range all {

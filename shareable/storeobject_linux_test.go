@@ -18,6 +18,7 @@ import (
 )
 
 func TestStoreObjectGrows(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(80)
 	v := s.attach(AttachOptions{Unsealed: true})
@@ -52,6 +53,7 @@ func TestStoreObjectGrows(t *testing.T) {
 }
 
 func TestStoreObjectAddChunkRefuses(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(2)
 	add := func(size uint64) error {
@@ -75,6 +77,7 @@ func TestStoreObjectAddChunkRefuses(t *testing.T) {
 // What a writer stores after its lease counts for nothing, and the next one goes on where it
 // was.
 func TestStoreObjectNextWriter(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(4)
 	x.grow(2)
@@ -142,6 +145,7 @@ func TestStoreObjectEndsLeaseWithoutDescriptors(t *testing.T) {
 }
 
 func TestStoreObjectSealed(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(4)
 	x.grow(4)
@@ -190,6 +194,7 @@ func TestStoreObjectSealed(t *testing.T) {
 
 // TestStoreObjectReplyChunks: a writer gets all memory, MaxFDs at a time.
 func TestStoreObjectReplyChunks(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(80)
 	x.grow(70)
@@ -307,6 +312,7 @@ func (s *sink) Refuse(uint32, error) error { return nil }
 func (s *sink) Close(error)                {}
 
 func TestStoreObjectRetire(t *testing.T) {
+	t.Parallel()
 	for name, sealed := range map[string]bool{"live": false, "sealed": true} {
 		t.Run(name, func(t *testing.T) {
 			s := newSmallStore(t, Options{})
@@ -337,6 +343,7 @@ func TestStoreObjectRetire(t *testing.T) {
 
 // A reader that attaches to a sealed object, and hears of its end before it has all of it.
 func TestStoreObjectRetireBesideAttach(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(2)
 	x.grow(2)
@@ -362,6 +369,7 @@ func TestStoreObjectRetireBesideAttach(t *testing.T) {
 
 // A reader that does not acknowledge is disconnected when the time is over, and no other.
 func TestStoreObjectRetireDisconnects(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(4)
 	x.grow(2)
@@ -428,6 +436,7 @@ func TestStoreObjectCloseWithReaders(t *testing.T) {
 }
 
 func TestStoreObjectListed(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	list := func() []Listing {
 		all, err := List(t.Context(), s.srv.Path(), s.dev, AttachOptions{})
@@ -451,6 +460,7 @@ func TestStoreObjectListed(t *testing.T) {
 }
 
 func TestStoreObjectCallsReaders(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{})
 	x := s.object(4)
 	v := s.attach(AttachOptions{Unsealed: true})
@@ -464,6 +474,7 @@ func TestStoreObjectCallsReaders(t *testing.T) {
 }
 
 func TestIDName(t *testing.T) {
+	t.Parallel()
 	for _, id := range []uint64{0, 7, math.MaxUint64} {
 		got, ok := ParseIDName(IDName(id))
 		require.True(t, ok)

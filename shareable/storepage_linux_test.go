@@ -78,6 +78,7 @@ func TestViewLosesAPage(t *testing.T) {
 }
 
 func TestViewRefusesPages(t *testing.T) {
+	t.Parallel()
 	for name, do := range map[string]func(*testing.T, *scriptedOwner){
 		"of another object": func(_ *testing.T, s *scriptedOwner) { s.sendPage(8, s.anotherPage(0)) },
 		"without seals":     func(t *testing.T, s *scriptedOwner) { s.sendPage(7, memory(t, pageBytes, 0)) },
@@ -108,6 +109,7 @@ func TestViewRefusesPages(t *testing.T) {
 
 // The length of another page counts from where the last page was, whatever it shows.
 func TestViewPageNeverGoesBack(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{Unsealed: true})
 	s.grow(1)
@@ -188,6 +190,7 @@ func TestPageWaitsForADescriptor(t *testing.T) {
 // What a store has given up counts for no user: the store counts its memory itself, and the
 // driver knows it by no segment.
 func TestStoreObjectCountsOnce(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{MaxBytesPerUID: 8 * smallChunk})
 	for range 5 {
 		x := s.object(4)
@@ -210,6 +213,7 @@ func TestStoreObjectCountsOnce(t *testing.T) {
 
 // The limit on bytes of a user counts for a store's objects as for ranges.
 func TestStoreObjectLimitsBytes(t *testing.T) {
+	t.Parallel()
 	s := newSmallStore(t, Options{MaxBytesPerUID: smallChunk})
 	x := s.object(4)
 	x.grow(2)

@@ -16,6 +16,7 @@ import (
 // The reader in Python follows an object of a store from one writer to the next, and to its
 // end by force.
 func TestPythonFollowsAStore(t *testing.T) {
+	t.Parallel()
 	python(t, "import mmap")
 	s := newSmallStore(t, Options{})
 	x := s.object(4)
@@ -43,7 +44,7 @@ with Reader(sys.argv[1], "x", unsealed=True) as r:
         r.step(60)
     print("deleted", r.length(), r.end, flush=True)
 `
-	cmd := exec.CommandContext(ctx, "python3", "-B", "-c", script, s.srv.Path())
+	cmd := exec.CommandContext(ctx, "python3", "-BS", "-c", script, s.srv.Path())
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	cmd.Stderr = t.Output()

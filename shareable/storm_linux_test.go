@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -151,13 +152,7 @@ func readsOn(v *View) *honestReader {
 func TestStorm(t *testing.T) {
 	for name, takes := range map[string]bool{"descriptors arrive": true, "descriptors are refused": false} {
 		t.Run(name, func(t *testing.T) {
-			length := 3 * time.Second
-			switch {
-			case soaking:
-				length = 75 * time.Second
-			case testing.Short():
-				length = time.Second
-			}
+			length := testgate.Effort[time.Duration](300, 3000, 75_000) * time.Millisecond
 			o := Options{AckTimeout: patience, RequestTimeout: patience, MaxConns: 64, MaxConnsPerUID: 64}
 			o.hooks.takeFDs = takes
 			storm(t, o, length)

@@ -44,6 +44,7 @@ func first(t *testing.T, g *vmm.Range) byte {
 }
 
 func TestWaitOn(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(2)
@@ -65,6 +66,7 @@ func TestWaitOn(t *testing.T) {
 }
 
 func TestWaitOnUsesItsWordsAgain(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 1)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)
@@ -82,6 +84,7 @@ func TestWaitOnUsesItsWordsAgain(t *testing.T) {
 }
 
 func TestWaitOnOwnerGone(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	stream, err := v.Device().NewStream()
@@ -96,6 +99,7 @@ func TestWaitOnOwnerGone(t *testing.T) {
 }
 
 func TestWaitOnSealed(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	stream, err := v.Device().NewStream()
@@ -110,6 +114,7 @@ func TestWaitOnSealed(t *testing.T) {
 }
 
 func TestWaitOnClose(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	stream, err := v.Device().NewStream()
@@ -125,6 +130,7 @@ func TestWaitOnClose(t *testing.T) {
 // TestWaitOnRetire: unmapping waits for the stream, which waits for bytes that
 // come only after the unmapping.
 func TestWaitOnRetire(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{Timeout: time.Minute})
 	s.grow(2)
@@ -142,6 +148,7 @@ func TestWaitOnRetire(t *testing.T) {
 
 // TestWaitOnRetireBehind: what the stream waits for stays, so it may still come.
 func TestWaitOnRetireBehind(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{Timeout: time.Minute})
 	s.grow(2)
@@ -162,8 +169,9 @@ func TestWaitOnRetireBehind(t *testing.T) {
 
 // TestViewRetireUnderWork: work that does not end costs the owner, not this side.
 func TestViewRetireUnderWork(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
-	v := viewed(t, s, far, AttachOptions{Timeout: 50 * time.Millisecond})
+	v := viewed(t, s, far, AttachOptions{Timeout: 300 * time.Millisecond})
 	s.grow(2)
 	s.chunks(0, 2)
 	s.ack()
@@ -178,6 +186,7 @@ func TestViewRetireUnderWork(t *testing.T) {
 
 // TestViewRetireInCapture: it is unmapped when the capture is over.
 func TestViewRetireInCapture(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{Timeout: time.Minute})
 	s.grow(2)
@@ -217,6 +226,7 @@ func gate(t *testing.T, dev *vmm.Device) (s *vmm.Stream, open func()) {
 }
 
 func TestViewCloseContext(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)

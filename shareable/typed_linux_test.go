@@ -16,6 +16,7 @@ import (
 // TestTypedReaders: rows that one process appends are rows in the other, whatever their
 // pitch, without a layout by hand.
 func TestTypedReaders(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	rows, err := growable.NewRows[float32](dev, 3, growable.RowsOptions{
 		Pitch: 16, MaxRows: 1 << 20, Range: vmm.RangeOptions{Share: vmm.ShareFD, Chunk: 2 << 20},

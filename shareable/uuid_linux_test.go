@@ -29,6 +29,7 @@ func (d renamed) Devices() ([]driver.Info, error) {
 // TestUUIDIsNoReasonToRefuse: a process can use memory of a device that it does
 // not see, so neither end asks that both UUIDs be the same.
 func TestUUIDIsNoReasonToRefuse(t *testing.T) {
+	t.Parallel()
 	device := func(uuid byte) *vmm.Device {
 		d, err := vmm.OpenDriver(renamed{host.New(host.Config{}), [16]byte{uuid}}, 0)
 		require.NoError(t, err)

@@ -37,6 +37,7 @@ func changes(t *testing.T, v *View, what string, f func()) {
 // TestViewChanged: each change closes the channel, and the next one is another. Once
 // nothing more can come it is closed already.
 func TestViewChanged(t *testing.T) {
+	t.Parallel()
 	require.True(t, isChanged((*View)(nil).Changed()))
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
@@ -77,6 +78,7 @@ func TestViewChanged(t *testing.T) {
 
 // TestViewStats: they count what has happened, under names of their own in JSON.
 func TestViewStats(t *testing.T) {
+	t.Parallel()
 	require.Zero(t, (*View)(nil).Stats())
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
@@ -105,6 +107,7 @@ func TestViewStats(t *testing.T) {
 
 // TestViewMax: it is what can be mapped here, and nothing waits for more.
 func TestViewMax(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ limit, max uint64 }{{0, 4}, {100, 4}, {3, 3}, {1, 1}} {
 		s, far := newScriptedOwner(t, 4)
 		v := viewed(t, s, far, AttachOptions{MaxBytes: c.limit * s.gran})
@@ -155,6 +158,7 @@ func TestMaxChunks(t *testing.T) {
 // TestNoServerListens: where there is no server, the error says so, and of what path; it is
 // ErrOwnerGone all the same.
 func TestNoServerListens(t *testing.T) {
+	t.Parallel()
 	path := t.TempDir() + "/none.sock"
 	dev := pageDevice(t)
 	for name, try := range map[string]func() error{

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,7 +37,8 @@ func slowSocket(t *testing.T) (fd int, release func()) {
 	require.NoError(t, unix.Connect(fd, at))
 	peer, _, err := unix.Accept4(l, unix.SOCK_CLOEXEC)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = unix.Close(peer) })
+	release = sync.OnceFunc(func() { _ = unix.Shutdown(peer, unix.SHUT_RDWR); _ = unix.Close(peer) })
+	t.Cleanup(release)
 	require.NoError(t, unix.SetNonblock(fd, true))
 	for b := make([]byte, 64<<10); ; {
 		if _, err := unix.Write(fd, b); err != nil {
@@ -47,28 +49,51 @@ func slowSocket(t *testing.T) (fd int, release func()) {
 	require.NoError(t, unix.SetNonblock(fd, false))
 	const wait = 13 // the option of socket(7) for that; its value is two integers: on, and 600 seconds
 	require.NoError(t, unix.SetsockoptString(fd, unix.SOL_SOCKET, wait, "\x01\x00\x00\x00\x58\x02\x00\x00"))
-	return fd, func() { _ = unix.Shutdown(peer, unix.SHUT_RDWR); _ = unix.Close(peer) }
+	return fd, release
 }
 
-// TestSlowSocket is the control: the last close of such a socket waits. A signal ends the
-// wait, also one of the runtime's, so it may take more than one.
+// TestSlowSocket is the control: the last close of such a socket waits, and so do the close of
+// another socket in which it lies unread and a read there that takes no descriptors. A signal
+// ends the wait, also one of the runtime's, so it may take more than one try.
+//
+// It is not parallel: the more the process does, the more signals there are.
 func TestSlowSocket(t *testing.T) {
-	soon(t, "a close waits", func() bool {
-		fd, release := slowSocket(t)
-		closed := make(chan struct{})
-		go func() {
-			_ = unix.Close(fd)
-			close(closed)
-		}()
-		select {
-		case <-closed:
-			return false
-		case <-time.After(100 * time.Millisecond):
-		}
-		release()
-		<-closed
-		return true
-	})
+	for name, c := range map[string]struct {
+		unread bool // it lies unread in a socket
+		do     func(fd int)
+	}{
+		"close":           {do: func(int) {}},
+		"close unread":    {unread: true, do: func(int) {}},
+		"read without it": {unread: true, do: func(fd int) { _, _, _, _, _ = unix.Recvmsg(fd, make([]byte, 10), nil, 0) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			soon(t, "it waits", func() bool {
+				fd, release := slowSocket(t)
+				if c.unread {
+					ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+					require.NoError(t, err)
+					defer unix.Close(ends[0]) //nolint:errcheck // in a test
+					require.NoError(t, sendRaw(ends[0], []byte{1}, unix.UnixRights(fd)))
+					require.NoError(t, unix.Close(fd))
+					fd = ends[1]
+				}
+				closed := make(chan struct{})
+				go func() {
+					c.do(fd)
+					_ = unix.Close(fd)
+					close(closed)
+				}()
+				select {
+				case <-closed:
+					return false
+				case <-time.After(50 * time.Millisecond):
+				}
+				release()
+				<-closed
+				return true
+			})
+		})
+	}
 }
 
 // within runs f, which must return in time.
@@ -103,7 +128,8 @@ func left() int {
 	return leftBehind.n
 }
 
-// settled waits until every connection that has ended is closed.
+// settled waits until every connection of this process that has ended is closed. A parallel test
+// might never see that.
 func settled(t *testing.T) {
 	t.Helper()
 	soon(t, "connections that have ended are closed", func() bool { return left() == 0 })
@@ -402,6 +428,7 @@ func TestLeftBehind(t *testing.T) {
 // TestAttachLeavesWork: an Attach that is given up returns once the driver's calls have,
 // and leaves nothing of the device open.
 func TestAttachLeavesWork(t *testing.T) {
+	t.Parallel()
 	begun, goOn := make(chan struct{}), make(chan struct{})
 	dev := pageDevice(t, func(c drivertest.Call) error {
 		if c.Name == "Reserve" {

@@ -2,7 +2,6 @@ package shareable
 
 import (
 	"context"
-	"encoding/binary"
 	"os"
 	"runtime"
 	"slices"
@@ -22,160 +21,6 @@ import (
 // connection and the wake socket.
 const viewFDs = 2
 
-func TestAttachRefusesPages(t *testing.T) {
-	good := func(fd int) { // a page with the right words
-		b := make([]byte, pageBytes)
-		binary.LittleEndian.PutUint32(b[atMagic:], pageMagic)
-		binary.LittleEndian.PutUint32(b[atVersion:], pageVersion)
-		copy(b[atInstance:], []byte{1, 2, 3})
-		binary.LittleEndian.PutUint64(b[atObject:], 7)
-		_, err := unix.Pwrite(fd, b, 0)
-		require.NoError(t, err)
-	}
-	word := func(off int, v byte) func(int) {
-		return func(fd int) {
-			good(fd)
-			_, err := unix.Pwrite(fd, []byte{v}, int64(off))
-			require.NoError(t, err)
-		}
-	}
-	sealed := func(n int64, seals int, fill func(int)) func() int {
-		return func() int {
-			fd := memfd(t, n, 0)
-			fill(fd)
-			_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
-			require.NoError(t, err)
-			return fd
-		}
-	}
-	for name, page := range map[string]func() int{
-		"none": nil,
-		"/dev/zero": func() int {
-			fd, err := unix.Open("/dev/zero", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			require.NoError(t, err)
-			return fd
-		},
-		"a file": func() int {
-			name := t.TempDir() + "/page"
-			require.NoError(t, os.WriteFile(name, make([]byte, pageBytes), 0o600))
-			fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-			require.NoError(t, err)
-			return fd
-		},
-		"unsealed":        sealed(pageBytes, 0, good),
-		"may be written":  sealed(pageBytes, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW, good),
-		"may shrink":      sealed(pageBytes, unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_GROW, good),
-		"too small":       sealed(pageBytes/2, allSeals, func(int) {}),
-		"too large":       sealed(2*pageBytes, allSeals, good),
-		"empty":           sealed(pageBytes, allSeals, func(int) {}),
-		"other version":   sealed(pageBytes, allSeals, word(atVersion, 2)),
-		"other object":    sealed(pageBytes, allSeals, word(atObject, 8)),
-		"other instance":  sealed(pageBytes, allSeals, word(atInstance+9, 1)),
-		"one more of all": sealed(pageBytes, allSeals, word(atMagic, 1)),
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, far := newScriptedOwner(t, 2)
-			before := openFDs(t)
-			dev := pageDevice(t)
-			got := make(chan error, 1)
-			go func() {
-				_, err := AttachConn(context.Background(), far, scriptName, dev, AttachOptions{Timeout: scriptWait})
-				got <- err
-			}()
-			s.hello()
-			f := s.expect(wire.TypeAttach)
-			if page == nil {
-				s.write(wire.TypeObject, f.Request, s.obj.Append(nil))
-			} else {
-				fd := page()
-				s.write(wire.TypeObject, f.Request, s.obj.Append(nil), fd, s.wake.reader)
-				require.NoError(t, unix.Close(fd))
-			}
-			require.ErrorIs(t, <-got, ErrProtocol)
-			staysOpen(t, before-1) // the reader's end is closed, and nothing else open
-		})
-	}
-}
-
-func TestViewRefusesChunks(t *testing.T) {
-	other := func(t *testing.T, s *scriptedOwner, fd int) {
-		c := wire.Chunks{Object: 7, Generation: 1, Records: []wire.Chunk{{ID: 3, Offset: 2 * s.gran, Size: s.gran}}}
-		s.send(c, []int{fd})
-	}
-	change := func(f func(*scriptedOwner, *wire.Chunks)) func(*testing.T, *scriptedOwner) {
-		return func(_ *testing.T, s *scriptedOwner) {
-			c, fds := s.records(2, 2)
-			f(s, &c)
-			s.send(c, fds)
-		}
-	}
-	for name, test := range map[string]struct {
-		do   func(*testing.T, *scriptedOwner)
-		want error
-	}{
-		"another object":     {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Object++ }), ErrProtocol},
-		"another generation": {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Generation++ }), ErrProtocol},
-		"a gap":              {change(func(s *scriptedOwner, c *wire.Chunks) { c.Records[1].Offset += s.gran }), ErrProtocol},
-		"an overlap":         {change(func(s *scriptedOwner, c *wire.Chunks) { c.Records[0].Offset -= s.gran }), ErrProtocol},
-		"an id again":        {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Records[1].ID = c.Records[0].ID }), ErrProtocol},
-		"an endless size":    {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Records[1].Size = 1 << 63 }), ErrProtocol},
-		"no size":            {change(func(_ *scriptedOwner, c *wire.Chunks) { c.Records[1].Size = 0 }), ErrProtocol},
-		"half a page":        {change(func(s *scriptedOwner, c *wire.Chunks) { c.Records[1].Size = s.gran / 2 }), ErrProtocol},
-		"more than there is": {change(func(s *scriptedOwner, c *wire.Chunks) { c.Records[1].Size *= 2 }), vmm.ErrInvalid},
-		"/dev/zero": {func(t *testing.T, s *scriptedOwner) {
-			fd, err := unix.Open("/dev/zero", unix.O_RDWR|unix.O_CLOEXEC, 0)
-			require.NoError(t, err)
-			other(t, s, fd)
-		}, vmm.ErrInvalid},
-		"unsealed": {func(t *testing.T, s *scriptedOwner) { other(t, s, memfd(t, int64(s.gran), 0)) }, vmm.ErrInvalid},
-		"may shrink": {func(t *testing.T, s *scriptedOwner) {
-			other(t, s, memfd(t, int64(s.gran), unix.F_SEAL_GROW))
-		}, vmm.ErrInvalid},
-		"smaller than it says": {func(t *testing.T, s *scriptedOwner) { other(t, s, memfd(t, int64(s.gran)/2, allSeals)) }, vmm.ErrInvalid},
-		"larger than it says":  {func(t *testing.T, s *scriptedOwner) { other(t, s, memfd(t, int64(s.gran)*2, allSeals)) }, vmm.ErrInvalid},
-		"a request": {func(_ *testing.T, s *scriptedOwner) {
-			s.write(wire.TypeList, 1, wire.List{}.Append(nil))
-		}, ErrProtocol},
-		"a retire of now":     {retiring(1, 0), ErrProtocol},
-		"a retire of half":    {retiring(2, 10), ErrProtocol},
-		"a retire beyond max": {retiring(2, 1<<40), ErrProtocol},
-		"a seal beyond max":   {sealing(1 << 40), ErrProtocol},
-		"a retire of what is sealed": {func(t *testing.T, s *scriptedOwner) {
-			sealing(s.gran)(t, s)
-			retiring(2, s.gran)(t, s)
-		}, ErrProtocol},
-		"a publish that was not asked for": {func(_ *testing.T, s *scriptedOwner) {
-			s.write(wire.TypePublish, 0, wire.Publish{Object: 7, Length: 2 * s.gran, Generation: 1}.Append(nil))
-		}, ErrProtocol},
-		"a publish of three bytes": {func(_ *testing.T, s *scriptedOwner) { s.write(wire.TypePublish, 0, []byte("abc")) }, ErrProtocol},
-		"done":                     {func(_ *testing.T, s *scriptedOwner) { s.write(wire.TypeDone, 0, nil) }, ErrProtocol},
-		"noise":                    {func(_ *testing.T, s *scriptedOwner) { _, _ = s.raw.Write([]byte("noise")) }, ErrProtocol},
-		"an error of its own":      {refusing(wire.CodeLimit), vmm.ErrLimit},
-		"closed by it":             {refusing(wire.CodeClosed), ErrOwnerGone},
-		"closing, it says so":      {closed, ErrOwnerGone},
-		"half a frame":             {func(_ *testing.T, s *scriptedOwner) { s.write(wire.TypeDeleted, 0, []byte{1}) }, ErrProtocol},
-		"deleted":                  {deleting(7), ErrOwnerGone},
-		"another is deleted":       {deleting(8), ErrProtocol},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, far := newScriptedOwner(t, 6)
-			v := viewed(t, s, far, AttachOptions{})
-			s.grow(4)
-			s.chunks(0, 2)
-			s.ack()
-			s.done(s.gran)
-			before := openFDs(t)
-			test.do(t, s)
-			s.gone()
-			require.ErrorIs(t, ended(t, v), test.want)
-			require.ErrorIs(t, v.Err(), test.want)
-			require.Equal(t, s.gran, v.Len())
-			require.Len(t, v.Segments(), 2)
-			staysOpen(t, before-viewFDs) // the reader's end is closed, and nothing else open
-		})
-	}
-}
-
 func retiring(generation, capacity uint64) func(*testing.T, *scriptedOwner) {
 	return func(_ *testing.T, s *scriptedOwner) {
 		r := wire.Retire{Object: 7, Generation: generation, Capacity: capacity}
@@ -187,22 +32,6 @@ func sealing(n uint64) func(*testing.T, *scriptedOwner) {
 	return func(_ *testing.T, s *scriptedOwner) {
 		s.write(wire.TypeSealed, 0, wire.Sealed{Object: 7, Length: n}.Append(nil))
 	}
-}
-
-func refusing(code uint32) func(*testing.T, *scriptedOwner) {
-	return func(_ *testing.T, s *scriptedOwner) {
-		s.write(wire.TypeError, 0, wire.Error{Code: code, Text: "why"}.Append(nil))
-	}
-}
-
-func deleting(object uint64) func(*testing.T, *scriptedOwner) {
-	return func(_ *testing.T, s *scriptedOwner) {
-		s.write(wire.TypeDeleted, 0, wire.Deleted{Object: object}.Append(nil))
-	}
-}
-
-func closed(_ *testing.T, s *scriptedOwner) {
-	s.write(wire.TypeClosing, 0, wire.Closing{Reason: "bye"}.Append(nil))
 }
 
 // TestViewStepsFail: whichever step of a frame fails, nothing of it stays.
@@ -234,39 +63,8 @@ func TestViewStepsFail(t *testing.T) {
 	}
 }
 
-func TestViewPageLies(t *testing.T) {
-	s, far := newScriptedOwner(t, 4)
-	v := viewed(t, s, far, AttachOptions{})
-	s.grow(1)
-	s.chunks(0, 1)
-	s.ack()
-	s.done(1 << 63)
-	require.Equal(t, s.gran, v.Len())
-	s.generation(1 << 63)
-	s.done(5)
-	require.Equal(t, s.gran, v.Len())
-	b, err := v.Host()
-	require.NoError(t, err)
-	require.Len(t, b, int(s.gran))
-}
-
-// TestViewDoesNotSpin: an owner that wakes without end costs little time.
-func TestViewDoesNotSpin(t *testing.T) {
-	s, far := newScriptedOwner(t, 4)
-	v := viewed(t, s, far, AttachOptions{})
-	ctx, cancel := context.WithCancel(t.Context())
-	got := make(chan error, 1)
-	go func() { got <- v.Wait(ctx, 1) }()
-	looks := v.counts.wakes.Load()
-	for end := time.Now().Add(100 * time.Millisecond); time.Now().Before(end); {
-		s.notify()
-	}
-	require.Less(t, v.counts.wakes.Load()-looks, uint64(2*watchIdle+400))
-	cancel()
-	require.ErrorIs(t, <-got, context.Canceled)
-}
-
-// leaveFDs lowers the limit on descriptors until n more can be opened.
+// leaveFDs lowers the limit on descriptors until n more can be opened. That is the process's
+// limit, so the test is not parallel.
 func leaveFDs(t *testing.T, n int) (restore func()) {
 	t.Helper()
 	var old unix.Rlimit
@@ -394,6 +192,7 @@ func TestViewImportNeedsDescriptors(t *testing.T) {
 
 // TestViewResyncIgnored: an owner that sends on and on is let go of.
 func TestViewResyncIgnored(t *testing.T) {
+	t.Parallel()
 	const n = 8
 	s, far := newScriptedOwner(t, n)
 	v := viewedOn(t, s, far, AttachOptions{}, pageDevice(t, drivertest.FailNth("Import", 2, vmm.ErrLimit)))
@@ -440,7 +239,8 @@ func TestViewShortForAMoment(t *testing.T) {
 // open.
 func TestViewNoDescriptors(t *testing.T) {
 	s, far := newScriptedOwner(t, 2)
-	v := viewed(t, s, far, AttachOptions{Timeout: 50 * time.Millisecond})
+	const limit = 100 * time.Millisecond
+	v := viewed(t, s, far, AttachOptions{Timeout: limit})
 	s.grow(2)
 	before := openFDs(t)
 	c, fds := s.records(0, 2)
@@ -462,7 +262,7 @@ func TestViewNoDescriptors(t *testing.T) {
 	}
 	took := time.Since(begun)
 	restore()
-	require.Greater(t, took, 50*time.Millisecond)
+	require.Greater(t, took, limit)
 	require.Less(t, asked, 10, "the pauses grow")
 	for _, fd := range fds {
 		require.NoError(t, unix.Close(fd))

@@ -13,6 +13,7 @@ import (
 // TestViewOfSealed: a View of an object that is sealed already knows the length before the
 // memory comes, and WaitSealed returns once it has the memory and the digest.
 func TestViewOfSealed(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	s.grow(2)
 	s.obj.State, s.obj.Length = wire.StateSealed, s.gran+1
@@ -44,6 +45,7 @@ func TestViewOfSealed(t *testing.T) {
 
 // TestWaitSealedOfAnOwner: the owner ends before it seals.
 func TestWaitSealedOfAnOwner(t *testing.T) {
+	t.Parallel()
 	s, far := newScriptedOwner(t, 4)
 	v := viewed(t, s, far, AttachOptions{})
 	s.grow(1)

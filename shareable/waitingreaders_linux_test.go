@@ -14,6 +14,7 @@ import (
 	"golang.org/x/exp/stats"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
@@ -81,10 +82,8 @@ func cpuSeconds(t *testing.T, pid int) float64 {
 // TestManyWaitingReaders measures what readers that wait cost the owner, how late the
 // last of them is, and what they use while nothing happens.
 func TestManyWaitingReaders(t *testing.T) {
-	crowd, rounds, rest := 40, 50, 200*time.Millisecond
-	if soaking {
-		crowd, rounds, rest = 1000, 300, 10*time.Second
-	}
+	crowd, rounds := testgate.Effort(16, 40, 1000), testgate.Effort(10, 50, 300)
+	rest := testgate.Effort(50*time.Millisecond, 200*time.Millisecond, 10*time.Second)
 	dev := crashDevice(t)
 	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: 2 << 20, Chunk: 2 << 20})
 	require.NoError(t, err)
@@ -112,7 +111,7 @@ func TestManyWaitingReaders(t *testing.T) {
 	}
 	require.NoError(t, g.Append([]byte{1}))
 	alone := appends()
-	const processes = 8
+	processes := testgate.Effort(2, 8, 8)
 	all := make([]*child, processes)
 	for i := range all {
 		all[i] = spawn(t, "waiters", s.Path(), strconv.Itoa(crowd/processes))

@@ -39,6 +39,7 @@ func pending(t *testing.T, s *wakeSender) int {
 // TestWakeSocket: a wake that comes before the wait is not lost, many are one, and
 // they need not be read.
 func TestWakeSocket(t *testing.T) {
+	t.Parallel()
 	s, r := wakes(t)
 	s.send()
 	require.True(t, r.wait())
@@ -63,6 +64,7 @@ func TestWakeSocket(t *testing.T) {
 // TestWakeSocketOneWay: the reader can put nothing into the owner's end, where the owner
 // would have to close it, and cannot make the owner wait.
 func TestWakeSocketOneWay(t *testing.T) {
+	t.Parallel()
 	s, _ := wakes(t)
 	require.ErrorIs(t, unix.Sendto(s.reader, []byte{1}, unix.MSG_NOSIGNAL, nil), unix.EPIPE)
 	require.ErrorIs(t, sendRaw(s.reader, []byte{1}, unix.UnixRights(nulls(t, 1)...)), unix.EPIPE)
@@ -75,6 +77,7 @@ func TestWakeSocketOneWay(t *testing.T) {
 // TestWakeSocketMadeBlocking: an owner that changes the flags of the end that it passed
 // cannot keep a wait from ending.
 func TestWakeSocketMadeBlocking(t *testing.T) {
+	t.Parallel()
 	s, r := wakes(t)
 	require.NoError(t, unix.SetNonblock(s.reader, false))
 	waiting := make(chan bool, 1)
@@ -88,6 +91,7 @@ func TestWakeSocketMadeBlocking(t *testing.T) {
 
 // TestSendApart: a change that comes while the last one is being sent is sent, too.
 func TestSendApart(t *testing.T) {
+	t.Parallel()
 	s, r := wakes(t)
 	for range 200 {
 		s.sendApart()
@@ -115,6 +119,7 @@ func TestSendApart(t *testing.T) {
 // TestSlowReaderApart: a reader whose wakes are slow is woken all the same, and by
 // another goroutine than the others are.
 func TestSlowReaderApart(t *testing.T) {
+	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})
 	require.NoError(t, g.Append(pattern(0, 10)))
 	v := attached(t, s, AttachOptions{})
@@ -158,6 +163,7 @@ func TestSlowReaderApart(t *testing.T) {
 // TestOneWakeSocketForAConnection: it wakes for each object that the connection has, and
 // for none that it has detached from.
 func TestOneWakeSocketForAConnection(t *testing.T) {
+	t.Parallel()
 	s, x, g := stage(t, Options{}, PublishOptions{})
 	h, err := g.Device().NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: 8 << 20, Chunk: 2 << 20})
 	require.NoError(t, err)

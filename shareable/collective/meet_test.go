@@ -128,29 +128,36 @@ func meetAll(t *testing.T, limit time.Duration, size int, members ...[2]int) []m
 }
 
 func TestMeet(t *testing.T) {
-	for _, m := range meetAll(t, time.Minute, 4, [2]int{3, 4}, [2]int{1, 4}, [2]int{0, 4}, [2]int{2, 4}) {
-		require.NoError(t, m.err)
-		require.Equal(t, ID{1}, m.id)
-	}
-	for name, got := range map[string][]met{
-		"twice":          meetAll(t, 5*time.Second, 3, [2]int{0, 3}, [2]int{1, 3}, [2]int{1, 3}),
-		"another size":   meetAll(t, 5*time.Second, 3, [2]int{0, 3}, [2]int{1, 4}),
-		"rank too large": meetAll(t, 5*time.Second, 3, [2]int{0, 3}, [2]int{3, 3}),
+	t.Parallel()
+	const soon, late = 300 * time.Millisecond, time.Minute
+	for name, c := range map[string]struct {
+		limit   time.Duration
+		size    int
+		members [][2]int
+		want    error
+	}{
+		"all":            {late, 4, [][2]int{{3, 4}, {1, 4}, {0, 4}, {2, 4}}, nil},
+		"twice":          {late, 3, [][2]int{{0, 3}, {1, 3}, {1, 3}}, ErrMismatch},
+		"another size":   {late, 3, [][2]int{{0, 3}, {1, 4}}, ErrMismatch},
+		"rank too large": {late, 3, [][2]int{{0, 3}, {3, 3}}, ErrMismatch},
+		"one is missing": {soon, 3, [][2]int{{0, 3}, {1, 3}}, context.DeadlineExceeded},
+		"without rank 0": {soon, 3, [][2]int{{1, 3}}, context.DeadlineExceeded},
 	} {
-		for _, m := range got {
-			require.ErrorIs(t, m.err, ErrMismatch, name)
-		}
-	}
-	for _, m := range meetAll(t, 300*time.Millisecond, 3, [2]int{0, 3}, [2]int{1, 3}) {
-		require.ErrorIs(t, m.err, context.DeadlineExceeded)
-	}
-	for _, m := range meetAll(t, 300*time.Millisecond, 3, [2]int{1, 3}) {
-		require.ErrorIs(t, m.err, context.DeadlineExceeded)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, m := range meetAll(t, c.limit, c.size, c.members...) {
+				require.ErrorIs(t, m.err, c.want)
+				if c.want == nil {
+					require.Equal(t, ID{1}, m.id)
+				}
+			}
+		})
 	}
 }
 
 // TestMeetStrangers: what connects and is no member keeps no one out.
 func TestMeetStrangers(t *testing.T) {
+	t.Parallel()
 	address := freeAddress(t)
 	done := make(chan error, 1)
 	go func() { done <- meeting{address: address, size: 2}.giveID(t.Context(), ID{7}) }()

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/nccloop"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -42,7 +43,7 @@ func TestKilledMembers(t *testing.T) {
 
 // times is how often a member is killed at each moment.
 func times() int {
-	if os.Getenv("VMM_SOAK") != "" {
+	if testgate.Soak() { // a child knows of no other effort
 		return 20
 	}
 	return 3

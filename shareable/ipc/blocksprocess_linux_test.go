@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -201,7 +202,7 @@ func TestBlocksOfTwoProcesses(t *testing.T) {
 		tasks.Go(func() { x.churn(1, stop) })
 		require.Equal(t, "churns", c.does("churn", 2))
 		sizes := []uint64{1, 300, 50_000, mib, 5 * mib}
-		for round := range 30 {
+		for round := range testgate.Effort(10, 30, 30) {
 			n, v := sizes[round%len(sizes)], byte(round*4+1)
 			// Ours, there.
 			ours := x.export(n, v)

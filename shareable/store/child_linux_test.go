@@ -31,10 +31,7 @@ import (
 // variable partVar says what such a process is. With VMM_TEST_DRIVER=cuda they run on a GPU.
 const partVar = "STORE_TEST_PART"
 
-var (
-	withCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
-	soaking  = os.Getenv("VMM_SOAK") != ""
-)
+var withCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
 
 // testDevice is a device of the driver that the tests of this file run on.
 func testDevice(t *testing.T) *vmm.Device {

@@ -76,8 +76,9 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestLife: create, write, seal, get by name and by ID, delete, over a socket and in process.
-func TestLife(t *testing.T) {
+// TestObjectFromCreateToDelete: create, write, seal, get by name and by ID, delete, over a socket and in process.
+func TestObjectFromCreateToDelete(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	dev := vmmtest.Device(t)
 	inside, err := s.Connect(t.Context(), dev, ClientOptions{})
@@ -147,6 +148,7 @@ func TestLife(t *testing.T) {
 
 // TestRefusals: what the arguments and the state of an object do not allow.
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	ctx := t.Context()
@@ -238,6 +240,7 @@ func TestRefusals(t *testing.T) {
 
 // TestIDs: an ID is a text and back.
 func TestIDs(t *testing.T) {
+	t.Parallel()
 	id := ID{Instance: [16]byte{1, 15: 0xff}, Number: 12}
 	require.Equal(t, "@12:010000000000000000000000000000ff", id.String())
 	b, err := id.MarshalText()
@@ -249,6 +252,7 @@ func TestIDs(t *testing.T) {
 
 // TestGrowing: a growable object, and a Buffer of it that follows.
 func TestGrowing(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, c, "g", CreateOptions{Size: 64 << 20, Growable: true})
@@ -275,6 +279,7 @@ func TestGrowing(t *testing.T) {
 
 // TestGrowAhead: memory is mapped before it is needed.
 func TestGrowAhead(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, c, "g", CreateOptions{Size: 64 << 20, Growable: true, Durable: true, GrowAhead: 4 << 20})
@@ -293,6 +298,7 @@ func TestGrowAhead(t *testing.T) {
 
 // TestVector: a Vector on a Writer's range publishes, and a Reader on a Buffer follows it.
 func TestVector(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	layout, err := growable.LayoutOf[float32]()
@@ -335,6 +341,7 @@ func TestVector(t *testing.T) {
 
 // TestUnsafeWrite: a Buffer that was asked for writing, of an object that is not sealed.
 func TestUnsafeWrite(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, c, "u", CreateOptions{Size: 1000})
@@ -358,6 +365,7 @@ func TestUnsafeWrite(t *testing.T) {
 
 // TestListing: List, Stat, Link, Unlink and Stats.
 func TestListing(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	ctx := t.Context()
@@ -403,6 +411,7 @@ func TestListing(t *testing.T) {
 
 // TestAbort: of an object that was aborted nothing is left, and those who wait for it know.
 func TestAbort(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, c, "a", CreateOptions{Size: 1000, Durable: true})
@@ -421,6 +430,7 @@ func TestAbort(t *testing.T) {
 // TestClientsZeroValues: no method of a nil pointer, or of a zero value, panics, and those that
 // return an error return one, but for closing what was never open.
 func TestClientsZeroValues(t *testing.T) {
+	t.Parallel()
 	for _, zero := range []any{&Client{}, (*Client)(nil), &Writer{}, (*Writer)(nil), &Buffer{}, (*Buffer)(nil), (*Server)(nil), &Server{}} {
 		v := reflect.ValueOf(zero)
 		for i := range v.NumMethod() {

@@ -200,6 +200,7 @@ func TestKilledWithWorkQueued(t *testing.T) {
 
 // TestWaitExit: a process that runs is not waited for, and one that has ended is not missed.
 func TestWaitExit(t *testing.T) {
+	t.Parallel()
 	p := spawn(t, "memory")
 	p.expect("free")
 	require.False(t, isExiting(os.Getpid()))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 )
 
@@ -26,10 +27,7 @@ func TestDurableVectors(t *testing.T) {
 }
 
 func durable(t *testing.T, mode, end string) {
-	times := 10
-	if soaking {
-		times = 100
-	}
+	times := testgate.Effort(4, 10, 100)
 	path := socketAt(t)
 	daemon := spawn(t, "daemon", path, "listen")
 	daemon.expect("ready")

@@ -45,6 +45,7 @@ func names(t *testing.T, c *Client) (all []string) {
 // TestEvictsTheOldest: room is made by what was used least recently, and neither by what a
 // client has mapped nor by what is not sealed.
 func TestEvictsTheOldest(t *testing.T) {
+	t.Parallel()
 	for name, o := range map[string]Options{"bytes": {}, "objects": {MaxObjects: 3}} {
 		t.Run(name, func(t *testing.T) {
 			s, c := evicting(t, 3, o)
@@ -71,6 +72,7 @@ func TestEvictsTheOldest(t *testing.T) {
 
 // TestEvictsNothingInVain: an object that has no room whatever is evicted costs none.
 func TestEvictsNothingInVain(t *testing.T) {
+	t.Parallel()
 	s, c := evicting(t, 4, Options{})
 	b := got(t, c, "o3", GetOptions{})
 	for _, size := range []uint64{4 * s.gran, 5 * s.gran, 1 << 40} {
@@ -86,6 +88,7 @@ func TestEvictsNothingInVain(t *testing.T) {
 
 // TestEvictsOwn: where one user's limit is reached, objects of that user make room.
 func TestEvictsOwn(t *testing.T) {
+	t.Parallel()
 	s, c := evicting(t, 3, Options{MaxBytesPerUID: 3})
 	s.mu.Lock()
 	e := s.byName["o0"]
@@ -104,6 +107,7 @@ func TestEvictsOwn(t *testing.T) {
 // TestGrowsToTheLimit: a growing object gets the last chunk below a limit, too, though its
 // memory would double otherwise.
 func TestGrowsToTheLimit(t *testing.T) {
+	t.Parallel()
 	gran, err := granularity(vmmtest.Device(t))
 	require.NoError(t, err)
 	s := listening(t, Options{MaxBytes: 3 * gran})

@@ -165,10 +165,7 @@ func TestFigureGet(t *testing.T) {
 		require.NoError(t, drv.Release(h))
 		return took
 	}
-	rounds := int(onCard(200, 50))
-	if soak() {
-		rounds = 200
-	}
+	rounds := int(onCard(200, testgate.Effort[uint64](10, 50, 200)))
 	took := versus.Rounds(rounds, ours, theirs, emptyTrip(t))
 	get, bare := report(t, "get of 1 GiB", took[0]), report(t, "import, map and set access", took[1])
 	trip := report(t, "an empty round trip", took[2])
@@ -190,14 +187,14 @@ func plainTo(t *testing.T, path string, dev *vmm.Device) plainClient {
 	return plainClient{t, dev, c}
 }
 
-// TestFigureList measures List of 1,000 objects.
+// TestFigureList measures List of many objects.
 func TestFigureList(t *testing.T) {
 	dev, name := measured(t)
 	d := startDaemon(t, name)
 	c, err := Connect(t.Context(), d.path, dev, ClientOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
-	const objects = 1000
+	objects := testgate.Effort(100, 1000, 1000)
 	size := onCard(2<<20, 4096)
 	begun := time.Now()
 	for i := range objects {
@@ -206,23 +203,23 @@ func TestFigureList(t *testing.T) {
 		require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
 		require.NoError(t, w.Close())
 	}
-	t.Logf("%d objects of %d KiB made and sealed, one after the other: %.1f us each", objects, size>>10, float64(time.Since(begun))/1e3/objects)
+	t.Logf("%d objects of %d KiB made and sealed, one after the other: %.1f us each", objects, size>>10, float64(time.Since(begun))/1e3/float64(objects))
 	var took []float64
-	for range 50 {
+	for range testgate.Effort(5, 50, 50) {
 		begun := time.Now()
 		all, err := c.List(t.Context(), ListOptions{})
 		took = append(took, float64(time.Since(begun)))
 		require.NoError(t, err)
 		require.Len(t, all, objects)
 	}
-	report(t, "list of 1,000 objects (target: 5,000 us)", took)
+	report(t, fmt.Sprintf("list of %d objects (target of 1,000: 5,000 us)", objects), took)
 }
 
 // TestFigureMirror measures a mirror's first use, and later ones beside the driver's copies
 // of pinned memory, by turns.
 func TestFigureMirror(t *testing.T) {
 	dev, _ := measured(t)
-	size := onCard(1<<30, 64<<20)
+	size := onCard(1<<30, testgate.Effort[uint64](8<<20, 64<<20, 64<<20))
 	g, err := dev.NewRange(vmm.RangeOptions{Max: size})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, g.Close()) }()
@@ -259,7 +256,7 @@ func TestFigureMirror(t *testing.T) {
 		{"to the host", m.Refresh, func() error { return raw.CopyOut(pinned, g.Ptr()) }},
 		{"to the device", m.Flush, func() error { return raw.CopyIn(g.Ptr(), pinned) }},
 	} {
-		took := versus.Rounds(20, timed(way.ours), timed(way.theirs))
+		took := versus.Rounds(testgate.Effort(5, 20, 20), timed(way.ours), timed(way.theirs))
 		low, high := versus.Interval(took[1], took[0])
 		t.Logf("%s: mirror %.1f GB/s, pinned copy %.1f GB/s; %.3f to %.3f of it (target: 0.8)",
 			way.name, gbs(versus.Median(took[0])), gbs(versus.Median(took[1])), low, high)

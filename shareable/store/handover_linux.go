@@ -360,7 +360,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	// After DONE the other store does not go on. If its process has ended without a reply,
 	// no other process has what this one has.
 	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, ignore)
-	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other)) {
+	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other, cmp.Or(o.hooks.exitTime, handoverTime))) {
 		s.objects.Abandon()
 		return nil, errors.Join(err, s.Close())
 	}
@@ -368,9 +368,9 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	return s, nil
 }
 
-// hasEnded reports whether a process has ended, or does so soon.
-func hasEnded(pidfd int) bool {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(handoverTime/time.Millisecond))
+// hasEnded reports whether a process has ended, or does so in time.
+func hasEnded(pidfd int, limit time.Duration) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(limit/time.Millisecond))
 	return err == nil && n > 0
 }
 

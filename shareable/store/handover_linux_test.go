@@ -17,6 +17,7 @@ import (
 // TestTakeOver: a writer, a reader that is attached, requests that wait and events go on in
 // another server, on the same connections.
 func TestTakeOver(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	w, r := connected(t, s), connected(t, s)
 	dev := vmmtest.Device(t)
@@ -70,6 +71,7 @@ func TestTakeOver(t *testing.T) {
 
 // TestWatchAfterFailedTakeOver: events go on after a takeover that has failed.
 func TestWatchAfterFailedTakeOver(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	events, err := c.Watch(within(t), "")

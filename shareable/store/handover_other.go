@@ -5,6 +5,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -23,4 +24,6 @@ func (s *Server) decide(*handover, bool) bool           { return false }
 func TakeOver(context.Context, *vmm.Device, string, Options) (*Server, error) { return nil, errLinux }
 
 // These are of a takeover alone.
-var _ = func(o Options) (func(), func()) { return o.hooks.beforeTaken, o.hooks.earlyState }
+var _ = func(o Options) (func(), func(), time.Duration) {
+	return o.hooks.beforeTaken, o.hooks.earlyState, o.hooks.exitTime
+}

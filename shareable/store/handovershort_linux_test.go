@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -73,7 +74,7 @@ func TestSuccessorWithoutDescriptors(t *testing.T) {
 	next := spawn(t, "short", s.Path())
 	next.expect("ready")
 	fails := 0
-	for free := 1; ; free++ {
+	for free := 1; ; free += testgate.Effort(5, 1, 1) {
 		how := next.ask("try", free)
 		require.NoError(t, w.Append(waveAt(w.Len(), 100)))
 		require.NoError(t, w.Flush(within(t)))

@@ -11,18 +11,30 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
+// overdue has a store that waits for its successor go on, as it does after handoverTime.
+func overdue(t *testing.T, s *Server) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	require.NotNil(t, s.handing)
+	s.handing.timer.Reset(0)
+}
+
 // TestHandoverCostsNoTime: a reader that owes an acknowledgement is not cut off for the time
 // in which its connection stood still, whichever of the two servers goes on.
 func TestHandoverCostsNoTime(t *testing.T) {
-	const limit = time.Second
+	t.Parallel()
+	const limit = 500 * time.Millisecond
 	for _, ends := range []string{"cancelled", "taken"} {
 		t.Run(ends, func(t *testing.T) {
+			t.Parallel()
 			s := listening(t, Options{Timeout: limit})
 			w := writer(t, clientOf(t, s), "k", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
 			require.NoError(t, w.Append([]byte("x")))
@@ -72,6 +84,7 @@ func TestHandoverCostsNoTime(t *testing.T) {
 // TestTakeOverDespiteSlowWatcher: a client that does not read its events holds up no other
 // client's requests during a takeover.
 func TestTakeOverDespiteSlowWatcher(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{Timeout: 2 * inTime})
 	c := clientOf(t, s)
 	over := make(chan struct{})
@@ -104,6 +117,7 @@ func TestTakeOverDespiteSlowWatcher(t *testing.T) {
 	dev, done := vmmtest.Device(t), make(chan error, 1)
 	go func() { _, err := TakeOver(t.Context(), dev, s.Path(), Options{}); done <- err }()
 	require.Eventually(t, paused, inTime, step)
+	overdue(t, s)
 	_, err = c.List(t.Context(), ListOptions{})
 	require.NoError(t, err)
 	err = <-done
@@ -115,19 +129,21 @@ func TestTakeOverDespiteSlowWatcher(t *testing.T) {
 // TestSlowSuccessor: the time for which connections stop is no client's fault, so none is
 // cut off for it, whether the successor is there in the end or not.
 func TestSlowSuccessor(t *testing.T) {
+	t.Parallel()
 	for _, ends := range []string{"killed", "has"} {
 		t.Run(ends, func(t *testing.T) {
+			t.Parallel()
 			const limit = time.Second
 			path := socketAt(t)
 			d := spawn(t, "daemon", path, "listen", limit.String())
 			d.expect("ready")
 			all := stormOn(t, path)
-			for range 3 {
+			for range testgate.Effort(1, 3, 3) {
 				goesOn(all, 10)
 				next := spawn(t, "daemon", path, "halting", limit.String())
 				next.expect("go")
 				next.expect("has")
-				<-time.After(2 * limit)
+				<-time.After(limit + limit/4)
 				if ends == "killed" {
 					next.kill()
 					continue
@@ -148,6 +164,8 @@ func TestSlowSuccessor(t *testing.T) {
 // TestHungSuccessor: a successor that does not go on costs clients a wait that is shorter than
 // their time limit.
 func TestHungSuccessor(t *testing.T) {
+	t.Parallel()
+	require.Less(t, handoverTime, defaultTimeout)
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, c, "k", CreateOptions{Size: 1 << 20, Durable: true})
@@ -157,6 +175,7 @@ func TestHungSuccessor(t *testing.T) {
 	over := make(chan error, 1)
 	go func() { _, err := TakeOver(t.Context(), dev, s.Path(), o); over <- err }()
 	<-stands
+	overdue(t, s)
 	_, err := c.List(t.Context(), ListOptions{})
 	close(goesOn)
 	require.NoError(t, err)
@@ -169,6 +188,7 @@ func TestHungSuccessor(t *testing.T) {
 // TestTakeOverDuringForcedDelete: a takeover waits for readers that are to unmap an object,
 // and for none that it keeps from saying so.
 func TestTakeOverDuringForcedDelete(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	sealed(t, c, "k", waveAt(0, 1000))
@@ -225,6 +245,7 @@ func TestTakeOverDuringForcedDelete(t *testing.T) {
 // TestCloseDuringHandover: a store that is closed meanwhile is closed, and the successor has
 // nothing, whether it goes on or not.
 func TestCloseDuringHandover(t *testing.T) {
+	t.Parallel()
 	for _, cancelled := range []bool{true, false} {
 		s := listening(t, Options{})
 		c := clientOf(t, s)
@@ -232,6 +253,7 @@ func TestCloseDuringHandover(t *testing.T) {
 		closed := make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		o := Options{}
+		o.hooks.exitTime = 50 * time.Millisecond
 		o.hooks.beforeTaken = func() {
 			go func() { closed <- s.Close() }()
 			require.Eventually(t, func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.closed }, inTime, step)

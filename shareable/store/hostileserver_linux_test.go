@@ -114,6 +114,7 @@ func (h *hostileServer) reply(c *wire.Conn, f wire.Frame) {
 
 // TestHostileServer: what a server sends to a Writer is checked, and nothing of it is left.
 func TestHostileServer(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		lie    func(h *hostileServer)
 		create error // of Create, else of Append
@@ -163,9 +164,10 @@ func TestHostileServer(t *testing.T) {
 
 // TestSilentServer: each wait has an end.
 func TestSilentServer(t *testing.T) {
+	t.Parallel()
 	h := newHostileServer(t)
 	h.mapped = 0
-	client, err := newClient(t.Context(), "", h.dial, vmmtest.Device(t), ClientOptions{Timeout: 100 * time.Millisecond})
+	client, err := newClient(t.Context(), "", h.dial, vmmtest.Device(t), ClientOptions{Timeout: 300 * time.Millisecond})
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), inTime)
 	defer cancel()
@@ -177,6 +179,7 @@ func TestSilentServer(t *testing.T) {
 
 // TestNoGranularity: a server that says 0 is refused, or its objects are.
 func TestNoGranularity(t *testing.T) {
+	t.Parallel()
 	h := newHostileServer(t)
 	h.granularity = 0
 	client, err := newClient(t.Context(), "", h.dial, vmmtest.Device(t), ClientOptions{})

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"flag"
+	"log"
 	"os"
 	"testing"
 	"time"
@@ -17,6 +19,9 @@ const (
 func TestMain(m *testing.M) {
 	if role := os.Getenv(partVar); role != "" {
 		play(role)
+	}
+	if err := flag.Set("test.parallel", "4"); err != nil { // they wait more than they compute
+		log.Fatal(err)
 	}
 	goleak.VerifyTestMain(m)
 }

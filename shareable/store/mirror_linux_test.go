@@ -13,6 +13,7 @@ import (
 // TestMirrorOfASealedBuffer: a mirror of a Buffer that could be written does not write after the
 // seal, which its digest is of.
 func TestMirrorOfASealedBuffer(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	s, err := NewServer(dev, Options{})
 	require.NoError(t, err)

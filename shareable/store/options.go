@@ -42,7 +42,8 @@ type Options struct {
 
 // hooks are for tests only.
 type hooks struct {
-	beforeTaken func() // called by TakeOver when it has everything, and the other store can go on
+	beforeTaken func()        // called by TakeOver when it has everything, and the other store can go on
+	exitTime    time.Duration // how long TakeOver waits for the other process to end; 0 is handoverTime
 
 	// Negative controls.
 	earlyState func() // called while connections go on after the state of a handover was taken

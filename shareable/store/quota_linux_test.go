@@ -19,6 +19,7 @@ import (
 // TestQuotaCountsUntilTheLastReader: memory of an object that is deleted counts while a
 // reader has it.
 func TestQuotaCountsUntilTheLastReader(t *testing.T) {
+	t.Parallel()
 	for _, o := range []Options{{MaxBytes: 4 << 20}, {MaxBytesPerUID: 4 << 20}} {
 		s := listening(t, o)
 		c := clientOf(t, s)
@@ -89,6 +90,7 @@ func evicts(t *testing.T, s *Server, c *Client) {
 // TestEvict: sealed objects that no client has go when a limit or the device's memory is
 // reached, the least recently used first.
 func TestEvict(t *testing.T) {
+	t.Parallel()
 	for name, o := range map[string]Options{
 		"bytes": {MaxBytes: 4 << 20}, "bytes of a user": {MaxBytesPerUID: 5 << 20}, "objects": {MaxObjects: 2},
 	} {
@@ -113,6 +115,7 @@ func TestEvict(t *testing.T) {
 // TestEvictPassesOverReaders: those that have an object are asked again when one is to go, so
 // that one that has just come loses nothing.
 func TestEvictPassesOverReaders(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{Evict: true, MaxObjects: 20})
 	c := clientOf(t, s)
 	var kept []*Buffer

@@ -15,6 +15,7 @@ import (
 
 // TestWaitsUnderEveryName: an object that goes ends the waits under all its names.
 func TestWaitsUnderEveryName(t *testing.T) {
+	t.Parallel()
 	ends := map[string]func(*Client, *Writer) error{
 		"abort":  func(_ *Client, w *Writer) error { return w.Abort(t.Context()) },
 		"close":  func(_ *Client, w *Writer) error { return w.Close() },
@@ -38,6 +39,7 @@ func TestWaitsUnderEveryName(t *testing.T) {
 // TestDeletedWhileItGrows: memory that was being created when its object went is given back
 // once.
 func TestDeletedWhileItGrows(t *testing.T) {
+	t.Parallel()
 	var once sync.Once
 	meanwhile := func() {}
 	dev := vmmtest.Device(t, func(c drivertest.Call) error {
@@ -62,6 +64,7 @@ func TestDeletedWhileItGrows(t *testing.T) {
 // TestLateLease: a lease that has ended before the client was told of it does nothing to the
 // next client's.
 func TestLateLease(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	create := wire.Create{Name: "d", Size: 1 << 20, Flags: wire.StoreDurable}
 	first := connected(t, s)
@@ -91,6 +94,7 @@ func TestLateLease(t *testing.T) {
 
 // TestNoWritesAfterTheSeal: also through a Buffer that could write before.
 func TestNoWritesAfterTheSeal(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, c, "u", CreateOptions{Size: 1000})
@@ -107,6 +111,7 @@ func TestNoWritesAfterTheSeal(t *testing.T) {
 
 // TestSealAfterATakeover frees the memory that holds no byte, as before one.
 func TestSealAfterATakeover(t *testing.T) {
+	t.Parallel()
 	old := listening(t, Options{})
 	w := connected(t, old)
 	m, err := w.leaseWith(wire.TypeCreate, wire.Create{Name: "g", Size: 16 << 20, Flags: wire.StoreGrowable}.Append(nil))
@@ -128,6 +133,7 @@ func TestSealAfterATakeover(t *testing.T) {
 
 // TestNoWaitForAnID that has gone: no other object gets it.
 func TestNoWaitForAnID(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	id := sealed(t, c, "x", []byte("x"))

@@ -22,12 +22,10 @@ import (
 	"golang.org/x/exp/stats"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 )
-
-// soak reports whether the tests are to be long.
-func soak() bool { return os.Getenv("VMM_SOAK") != "" }
 
 // smallPages is a device whose objects have a page of the system each.
 func smallPages(t *testing.T) *vmm.Device {
@@ -222,11 +220,9 @@ func TestScale(t *testing.T) {
 	var limit unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	// On the host memory costs two descriptors: the driver keeps one, to see when it is free.
-	objects, clients, rounds := int(min(limit.Cur, 20_000))*8/10/2, 2000, 20
-	if !soak() {
-		objects, clients, rounds = objects/10, clients/10, 2
-	}
-	const atOnce, calls = 4, 200
+	objects := int(min(limit.Cur, 20_000)) * 8 / 10 / 2 / testgate.Effort(40, 10, 1)
+	clients, rounds, calls := testgate.Effort(50, 200, 2000), testgate.Effort(1, 2, 20), testgate.Effort(100, 200, 200)
+	const atOnce = 4
 	dev := smallPages(t)
 	empty, full := startDaemon(t, smallDevice), startDaemon(t, smallDevice)
 	few := empty.clients(dev, atOnce, atOnce)

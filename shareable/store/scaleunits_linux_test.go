@@ -22,6 +22,7 @@ func (saysHello) Hello() wire.Hello { return wire.Hello{} }
 // TestDeletedBeforeItsWriterKnows: an object has its name before its writer gets the reply,
 // so another client can delete it by then.
 func TestDeletedBeforeItsWriterKnows(t *testing.T) {
+	t.Parallel()
 	w := &Writer{c: &Client{}, conn: saysHello{}}
 	err := w.takeObject(wire.Frame{Payload: wire.Object{ID: 1, Max: 4096, State: wire.StateClosed, Access: wire.AccessReadWrite, Name: "x"}.Append(nil)})
 	require.ErrorIs(t, err, shareable.ErrNotFound)
@@ -31,6 +32,7 @@ func TestDeletedBeforeItsWriterKnows(t *testing.T) {
 // TestCountsOnceWhileItGrows: memory that was being made for an object counts no more once the
 // object is deleted, and not less than nothing.
 func TestCountsOnceWhileItGrows(t *testing.T) {
+	t.Parallel()
 	var other plainClient
 	var armed atomic.Bool
 	dev := vmmtest.Device(t, func(c drivertest.Call) error {

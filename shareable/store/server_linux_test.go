@@ -109,6 +109,7 @@ func bytesOf(n int) []byte {
 
 // TestRequests: the requests of an object's whole life, each by its frame.
 func TestRequests(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	w := connected(t, s)
 	data := bytesOf(100_000)
@@ -127,6 +128,7 @@ func TestRequests(t *testing.T) {
 	require.NoError(t, early.Wait(t.Context(), 50_000))
 
 	require.NoError(t, w.ask(wire.TypeSeal, wire.Seal{Object: m.ID, Length: 100_000}.Append(nil)))
+	require.NoError(t, w.Call(t.Context(), wire.TypeWait, wire.Wait{Name: "a/b"}.Append(nil), wire.TypeObject, ignore), "it is sealed")
 	v, err := shareable.Attach(t.Context(), s.Path(), "a/b", dev, shareable.AttachOptions{})
 	require.NoError(t, err)
 	require.NoError(t, v.Wait(t.Context(), 100_000))

@@ -20,11 +20,19 @@ func hasSpare(c *Client) bool {
 	return c.spare != nil && !c.isMaking
 }
 
+// sparesFor sets how long a connection stays ready for the next Get, for clients that the test
+// makes from here on. The test must not be parallel: this is for the whole process.
+func sparesFor(t *testing.T, d time.Duration) {
+	t.Helper()
+	was := spareTime
+	spareTime = d
+	t.Cleanup(func() { spareTime = was })
+}
+
 // TestGetAhead: the connection that a client has ready for the next Get serves any Get, and
 // one to a server that has ended costs nothing but another try.
 func TestGetAhead(t *testing.T) {
-	defer func(was time.Duration) { spareTime = was }(spareTime)
-	spareTime = time.Hour
+	sparesFor(t, time.Hour)
 	dev := vmmtest.Device(t)
 	path := filepath.Join(t.TempDir(), "s.sock")
 	data := bytesOf(10_000)
@@ -86,6 +94,7 @@ func TestGetAhead(t *testing.T) {
 
 // TestGetAheadEnds: a server has a client's connection for the next Get for a moment only.
 func TestGetAheadEnds(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	s, err := Listen(dev, filepath.Join(t.TempDir(), "s.sock"), Options{})
 	require.NoError(t, err)
@@ -99,6 +108,7 @@ func TestGetAheadEnds(t *testing.T) {
 
 // TestGetAheadOfClose: a client that is closed while it makes the connection leaves none.
 func TestGetAheadOfClose(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	s, err := Listen(dev, filepath.Join(t.TempDir(), "s.sock"), Options{})
 	require.NoError(t, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
@@ -128,12 +129,15 @@ func (p *tap) close() uint64 {
 	return uint64(len(p.conns) / 2)
 }
 
+// processFDs counts this process's descriptors, so a test that calls it is not parallel.
 func processFDs(t *testing.T) int {
 	t.Helper()
 	l, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
 	return len(l)
 }
+
+var everythingsBytes = sync.OnceValue(func() []byte { return bytesOf(5 << 20) })
 
 // everything makes each request of a client, and closes all that it has made. It returns the
 // first error.
@@ -144,7 +148,7 @@ func everything(ctx context.Context, c *Client) (err error) {
 		}
 		return e == nil
 	}
-	data := bytesOf(5 << 20)
+	data := everythingsBytes()
 	events, e := c.Watch(ctx, "")
 	if note(e) {
 		defer func() {
@@ -201,7 +205,8 @@ func everything(ctx context.Context, c *Client) (err error) {
 }
 
 // everyStep does everything once for each frame, with what act makes at that frame, and
-// checks that each error is one of want and that nothing is left.
+// checks that each error is one of want and that nothing is left. The quick suite takes every
+// third frame.
 func everyStep(t *testing.T, stall bool, want []error, act func(*tap, context.CancelFunc) func()) {
 	t.Helper()
 	dev := vmmtest.Device(t)
@@ -212,14 +217,15 @@ func everyStep(t *testing.T, stall bool, want []error, act func(*tap, context.Ca
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, direct.Close()) })
 	before := processFDs(t)
-	for step := 1; ; step++ {
+	limit := testgate.Effort[time.Duration](20, 50, 100) * time.Millisecond // of what no context ends
+	for step := 1; ; {
 		ctx, cancel := context.WithCancel(t.Context())
 		accepted := s.Stats().Conns.Accepted
 		p := &tap{s: s, left: step, stall: stall}
 		p.act = act(p, cancel)
 		o := ClientOptions{}
 		if stall {
-			o.Timeout = 100 * time.Millisecond // of what no context ends
+			o.Timeout = limit
 		}
 		c, err := newClient(ctx, "", p.dial, dev, o)
 		if err == nil {
@@ -242,13 +248,14 @@ func everyStep(t *testing.T, stall bool, want []error, act func(*tap, context.Ca
 		nothingLeft(t, s, direct)
 		if !reached {
 			if stall && errors.Is(err, os.ErrDeadlineExceeded) { // the machine is busy: once more
-				step--
+				limit *= 2
 				continue
 			}
 			require.NoError(t, err)
-			t.Logf("%d frames", step-1)
+			t.Logf("fewer than %d frames", step)
 			break
 		}
+		step += testgate.Effort(3, 1, 1)
 	}
 	require.Eventually(t, func() bool { return processFDs(t) <= before }, inTime, step)
 }

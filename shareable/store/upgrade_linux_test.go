@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 )
 
@@ -137,7 +138,7 @@ func (x *waiting) survived(t *testing.T) {
 	require.NoError(t, x.c.Delete(t.Context(), "held/later", DeleteOptions{}))
 }
 
-// TestUpgrades: ten daemons take over from each other, under 8 writers and 32 readers that
+// TestUpgrades: daemons take over from each other, under 8 writers and 32 readers that
 // never pause. No call of any has an error. The last daemon uses what the first did.
 func TestUpgrades(t *testing.T) {
 	path := socketAt(t)
@@ -146,7 +147,7 @@ func TestUpgrades(t *testing.T) {
 	all := stormOn(t, path)
 	x := waitingOn(t, d)
 	goesOn(all, 20)
-	for i := range 10 {
+	for i := range testgate.Effort(3, 10, 10) {
 		next := spawn(t, "daemon", path, "takeover")
 		next.expect("go")
 		next.expect("ready")
@@ -175,7 +176,7 @@ func TestSuccessorKilled(t *testing.T) {
 	before := useOf(t, d)
 	all := stormOn(t, path)
 	x := waitingOn(t, d)
-	for i := range 20 {
+	for i := 0; i < 20; i += testgate.Effort(4, 1, 1) {
 		next := spawn(t, "daemon", path, "halting")
 		next.expect("go")
 		killedAt(next, i)

@@ -23,6 +23,7 @@ import (
 
 // TestLeases: one Writer at a time. The next is refused, or waits, as it asks.
 func TestLeases(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, c, "d", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
@@ -59,6 +60,7 @@ func TestLeases(t *testing.T) {
 // TestManyWriters: many Writers append to one object, each for a while, and nothing of any
 // is lost.
 func TestManyWriters(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, c, "m", CreateOptions{Size: 1 << 22, Growable: true, Durable: true})
@@ -92,6 +94,7 @@ func TestManyWriters(t *testing.T) {
 
 // TestNotDurable: an object whose Writer is closed before Seal has gone.
 func TestNotDurable(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, c, "n", CreateOptions{Size: 1000})
@@ -105,6 +108,7 @@ func TestNotDurable(t *testing.T) {
 
 // TestCloseOrder: the Client may be closed before what it has made.
 func TestCloseOrder(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c, err := Connect(t.Context(), s.Path(), vmmtest.Device(t), ClientOptions{})
 	require.NoError(t, err)
@@ -128,6 +132,7 @@ func TestCloseOrder(t *testing.T) {
 
 // TestCloseEndsCalls: Close of the Client ends the calls that wait.
 func TestCloseEndsCalls(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	w := writer(t, clientOf(t, s), "c", CreateOptions{Size: 1000, Durable: true})
@@ -152,6 +157,7 @@ func TestCloseEndsCalls(t *testing.T) {
 
 // TestDeletedUnderWriter: a Writer whose object is deleted learns it and can be closed.
 func TestDeletedUnderWriter(t *testing.T) {
+	t.Parallel()
 	for _, force := range []bool{false, true} {
 		t.Run(fmt.Sprint(force), func(t *testing.T) {
 			s := listening(t, Options{})
@@ -172,6 +178,7 @@ func TestDeletedUnderWriter(t *testing.T) {
 
 // TestForcedDelete: readers of an object that is deleted by force unmap it, and know.
 func TestForcedDelete(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	sealed(t, c, "f", bytesOf(100_000))
@@ -186,6 +193,7 @@ func TestForcedDelete(t *testing.T) {
 
 // TestGetWaits: Get returns once an object is sealed, all of several.
 func TestGetWaits(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	var names []string
@@ -219,6 +227,7 @@ func TestGetWaits(t *testing.T) {
 
 // TestWatching: the events of an object's life, until the context ends.
 func TestWatching(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -262,6 +271,7 @@ func TestWatching(t *testing.T) {
 // TestRestart: the server ends and another takes its place. Views of the first say that they
 // are orphaned, and requests go to the second.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	dev := vmmtest.Device(t)
 	path := filepath.Join(t.TempDir(), "s.sock")
 	s, err := Listen(dev, path, Options{})
@@ -311,6 +321,7 @@ func TestRestart(t *testing.T) {
 // TestLostDevice: a Writer whose device is lost says so, and what it has published stays for
 // the next.
 func TestLostDevice(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	var lost atomic.Bool
 	dev := vmmtest.Device(t, func(c drivertest.Call) error {
@@ -346,6 +357,7 @@ func TestLostDevice(t *testing.T) {
 
 // TestClientOptions: the token, and the limit of a client on what it maps.
 func TestClientOptions(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{Token: []byte("secret")})
 	dev := vmmtest.Device(t)
 	for range 20 { // whether the refusal comes before the first request or after it
@@ -373,7 +385,7 @@ func TestClientOptions(t *testing.T) {
 	require.NoError(t, w.Close())
 	_, err = small.Append(t.Context(), "g", AppendOptions{})
 	require.ErrorIs(t, err, vmm.ErrLimit)
-	require.Eventually(t, func() bool { return s.Stats().Leases == 0 }, inTime, step)
+	waitUnleased(t, s, "g")
 
 	v := writer(t, small, "v", CreateOptions{Growable: true})
 	require.EqualValues(t, 4<<20, v.Max())
@@ -388,8 +400,9 @@ func TestClientOptions(t *testing.T) {
 	require.EqualValues(t, 2<<20, tiny.Max()) // the least there is
 }
 
-// TestEmpty: an object can be sealed without a byte.
-func TestEmpty(t *testing.T) {
+// TestSealEmptyObject: an object can be sealed without a byte.
+func TestSealEmptyObject(t *testing.T) {
+	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
 	for name, o := range map[string]CreateOptions{"fixed": {Size: 1}, "growable": {Growable: true}} {

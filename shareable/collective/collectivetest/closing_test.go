@@ -60,6 +60,7 @@ func (e *aborting) Free() error {
 
 // TestCloseDuringAbort: the engine is not freed while Abort of it runs.
 func TestCloseDuringAbort(t *testing.T) {
+	t.Parallel()
 	var e *aborting
 	g := onEngine(t, func(m *hostengine.Member) engine.Engine {
 		e = &aborting{Member: m, begun: make(chan struct{}), freed: make(chan struct{})}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable/collective"
 	"github.com/cuvmm/cuvmm/shareable/collective/collectivetest"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
@@ -37,31 +38,36 @@ func (e *freeing) Free() error {
 // TestAbortDuringClose: neither Abort nor Close returns before the group has given all back, also
 // where another call does that: the device can be closed next.
 func TestAbortDuringClose(t *testing.T) {
+	t.Parallel()
 	type end = func(*collective.Group) error
-	for _, of := range [][2]end{
-		{(*collective.Group).Close, (*collective.Group).Abort},
-		{(*collective.Group).Abort, (*collective.Group).Abort},
-		{(*collective.Group).Abort, (*collective.Group).Close},
+	for name, of := range map[string][2]end{
+		"Abort during Close": {(*collective.Group).Close, (*collective.Group).Abort},
+		"Abort during Abort": {(*collective.Group).Abort, (*collective.Group).Abort},
+		"Close during Abort": {(*collective.Group).Abort, (*collective.Group).Close},
 	} {
-		var e *freeing
-		g := onEngine(t, func(m *hostengine.Member) engine.Engine {
-			e = &freeing{Member: m, begun: make(chan struct{}), returned: make(chan struct{})}
-			return e
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var e *freeing
+			g := onEngine(t, func(m *hostengine.Member) engine.Engine {
+				e = &freeing{Member: m, begun: make(chan struct{}), returned: make(chan struct{})}
+				return e
+			})
+			done := make(chan error)
+			go func() { done <- of[0](g) }()
+			<-e.begun
+			require.NoError(t, of[1](g))
+			close(e.returned)
+			require.NoError(t, <-done)
+			require.False(t, e.early, "returned before Free of the engine")
 		})
-		done := make(chan error)
-		go func() { done <- of[0](g) }()
-		<-e.begun
-		require.NoError(t, of[1](g))
-		close(e.returned)
-		require.NoError(t, <-done)
-		require.False(t, e.early, "returned before Free of the engine")
 	}
 }
 
 // TestEverythingAtOnce: each member makes all calls at once, and ends meanwhile. All return, and
 // give all back.
 func TestEverythingAtOnce(t *testing.T) {
-	for round := range 40 {
+	t.Parallel()
+	for round := range testgate.Effort(20, 40, 40) {
 		devs := []*vmm.Device{vmmtest.Device(t), vmmtest.Device(t)}
 		groups := collectivetest.New(t, collectivetest.Options{Timeout: 300 * time.Millisecond, Silent: round%2 == 0}, devs...)
 		var wg sync.WaitGroup

@@ -110,56 +110,59 @@ func TestKillAtEachStep(t *testing.T) {
 		"AppendFrom": func(m member) error { _, err := m.AppendFrom(m.ctx, m.st, 1, m.dst, m.src); return err },
 		"Rebalance":  func(m member) error { return m.Rebalance(m.ctx, m.st, m.dst) },
 	} {
-		devs := []*vmm.Device{vmmtest.Device(t), vmmtest.Device(t), vmmtest.Device(t)}
-		for step, again := 1, true; again; step++ {
-			w, err := hostengine.NewWorld(len(devs), hostengine.Options{Report: t.Errorf})
-			require.NoError(t, err)
-			var members []member
-			var groups []*collective.Group
-			var victim *killed
-			for i, dev := range devs {
-				m, err := w.Join(i, dev)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			devs := []*vmm.Device{vmmtest.Device(t), vmmtest.Device(t), vmmtest.Device(t)}
+			for step, again := 1, true; again; step++ {
+				w, err := hostengine.NewWorld(len(devs), hostengine.Options{Report: t.Errorf})
 				require.NoError(t, err)
-				e := engine.Engine(m)
-				if i == 1 {
-					victim = &killed{Member: m, aborted: make(chan struct{})}
-					e = victim
-				}
-				g, err := collective.NewGroup(dev, i, len(devs), e, collective.Options{Timeout: time.Minute})
-				require.NoError(t, err)
-				groups = append(groups, g)
-				members = append(members, member{g, t.Context(), newStream(t, dev), newRange(t, dev, 100+100*i), newRange(t, dev, 3*part)})
-				_, err = g.Register(t.Context(), members[i].dst, collective.RegisterOptions{})
-				require.NoError(t, err)
-			}
-			var wg sync.WaitGroup
-			victim.left = step
-			again = false
-			victim.kill = func() {
-				again = true
-				wg.Go(func() { _ = collectivetest.Kill(groups[1]) })
-			}
-			errs := all(groups, func(i int, g *collective.Group) error {
-				was := members[i].dst.Len()
-				if err := call(members[i]); err != nil {
-					if now := members[i].dst.Len(); now != was {
-						t.Errorf("%s, step %d: rank %d had %d bytes, and has %d", name, step, i, was, now)
+				var members []member
+				var groups []*collective.Group
+				var victim *killed
+				for i, dev := range devs {
+					m, err := w.Join(i, dev)
+					require.NoError(t, err)
+					e := engine.Engine(m)
+					if i == 1 {
+						victim = &killed{Member: m, aborted: make(chan struct{})}
+						e = victim
 					}
-					return err
+					g, err := collective.NewGroup(dev, i, len(devs), e, collective.Options{Timeout: time.Minute})
+					require.NoError(t, err)
+					groups = append(groups, g)
+					members = append(members, member{g, t.Context(), newStream(t, dev), newRange(t, dev, 100+100*i), newRange(t, dev, 3*part)})
+					_, err = g.Register(t.Context(), members[i].dst, collective.RegisterOptions{})
+					require.NoError(t, err)
 				}
-				return g.Sync(t.Context(), members[i].st)
-			})
-			wg.Wait()
-			for i, err := range errs {
-				if again {
-					require.Error(t, err, "%s, step %d, rank %d", name, step, i)
-				} else {
-					require.NoError(t, err, "%s, step %d, rank %d", name, step, i)
+				var wg sync.WaitGroup
+				victim.left = step
+				again = false
+				victim.kill = func() {
+					again = true
+					wg.Go(func() { _ = collectivetest.Kill(groups[1]) })
 				}
-				require.NoError(t, groups[i].Abort())
-				require.Equal(t, groups[i].Stats().Registered, groups[i].Stats().Deregistered)
-				require.NoError(t, errors.Join(members[i].dst.Close(), members[i].src.Close(), members[i].st.Close()))
+				errs := all(groups, func(i int, g *collective.Group) error {
+					was := members[i].dst.Len()
+					if err := call(members[i]); err != nil {
+						if now := members[i].dst.Len(); now != was {
+							t.Errorf("%s, step %d: rank %d had %d bytes, and has %d", name, step, i, was, now)
+						}
+						return err
+					}
+					return g.Sync(t.Context(), members[i].st)
+				})
+				wg.Wait()
+				for i, err := range errs {
+					if again {
+						require.Error(t, err, "%s, step %d, rank %d", name, step, i)
+					} else {
+						require.NoError(t, err, "%s, step %d, rank %d", name, step, i)
+					}
+					require.NoError(t, groups[i].Abort())
+					require.Equal(t, groups[i].Stats().Registered, groups[i].Stats().Deregistered)
+					require.NoError(t, errors.Join(members[i].dst.Close(), members[i].src.Close(), members[i].st.Close()))
+				}
 			}
-		}
+		})
 	}
 }

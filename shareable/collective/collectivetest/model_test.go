@@ -6,14 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"slices"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable/collective"
 	"github.com/cuvmm/cuvmm/shareable/collective/collectivetest"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -54,15 +53,14 @@ type step struct {
 
 // TestModel: random calls of all members do what they do to plain slices.
 func TestModel(t *testing.T) {
-	steps := 100_000
-	switch {
-	case os.Getenv("VMM_SOAK") != "":
-		steps = 2_000_000
-	case testing.Short() || invariants.Enabled:
-		steps = 5_000
+	t.Parallel()
+	steps := testgate.Effort(5_000, 100_000, 2_000_000)
+	if invariants.Enabled && !testgate.Soak() {
+		steps = min(steps, 5_000)
 	}
 	for size := 1; size <= 5; size++ {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			t.Parallel()
 			runModel(t, size, steps/5, rand.New(rand.NewPCG(18, uint64(size))))
 		})
 	}
@@ -288,10 +286,11 @@ func (m *model) local() step {
 			added[i] = append(added[i], byte(m.random.Uint32()))
 		}
 		m.y[i] = append(m.y[i], added[i]...)
+		written[i] = make([]byte, 0, fixedSize)
 		for range fixedSize / 8 {
 			written[i] = binary.LittleEndian.AppendUint64(written[i], m.random.Uint64())
 		}
-		m.f[i] = slices.Clone(written[i])
+		copy(m.f[i], written[i])
 	}
 	return step{name: "local", do: func(p *peer) error {
 		i := p.g.Rank()

@@ -175,11 +175,7 @@ func TestCloseWaitsForWhatIsQueued(t *testing.T) {
 // TestAbortAtAnyPoint: members that are aborted while all make calls leave every stream free
 // and no goroutine.
 func TestAbortAtAnyPoint(t *testing.T) {
-	rounds := 300
-	if testing.Short() {
-		rounds = 30
-	}
-	for round := range rounds {
+	for round := range testgate.Effort(30, 300, 300) {
 		random := rand.New(rand.NewPCG(uint64(round), 1))
 		size := 2 + round%4
 		ranks := group(t, size, Options{})

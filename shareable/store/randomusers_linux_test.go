@@ -20,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -311,7 +312,7 @@ func (u *user) run(ctx context.Context, n int) error {
 	return u.c.Close()
 }
 
-// userVar tells a process of TestSoak what to do.
+// userVar tells a process of TestRandomUsers what to do.
 const userVar = "STORE_TEST_USER"
 
 // TestUserProcess is a user in a process of its own, which is killed. In any other process it
@@ -364,13 +365,10 @@ func killedUser(path string, seed uint64, n int) error {
 	return nil
 }
 
-// TestSoak: users make random requests of a daemon, lose their connections and are killed.
+// TestRandomUsers: users make random requests of a daemon, lose their connections and are killed.
 // Every byte that one reads is right, and afterwards the daemon has what it had before.
-func TestSoak(t *testing.T) {
-	users, requests, processes := 16, 100, 2
-	if soak() {
-		users, requests, processes = 64, 1000, 8
-	}
+func TestRandomUsers(t *testing.T) {
+	users, requests, processes := testgate.Effort(8, 16, 64), testgate.Effort(50, 100, 1000), testgate.Effort(1, 2, 8)
 	d := startDaemon(t, smallDevice)
 	dev := smallPages(t)
 	before := d.usage()
