@@ -129,7 +129,7 @@ name: within the device, and from and to pinned memory.`,
   vmmbench bw --host staging,pinned --chunk 0,2M,64M --format json -o bw.txt`,
 	})
 	f := c.Flags()
-	m.add(f, 15, 4*time.Second)
+	m.add(f, a.settings, 15, 4*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	p.flags(f)
@@ -260,7 +260,7 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 	if p.control {
 		g.addControls()
 	}
-	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), w.direction == d2d && checksOnDevice(dev)
+	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), w.direction == d2d && dev.checksItself()
 	if w.direction != d2d {
 		g.memory = payload // the contenders share the host's end
 	}

@@ -33,14 +33,15 @@ func TestCompletionOfValues(t *testing.T) {
 func TestHintsNameTheCommand(t *testing.T) {
 	for line, want := range map[string]string{
 		"grow --foo":          "see vmmbench grow --help",
-		"bw --size 0":         "see vmmbench bw --help",
+		"bw --size 65T":       "see vmmbench bw --help",
 		"--foo":               "see vmmbench --help",
 		"completion bash x":   "see vmmbench completion bash --help",
 		"compare only-one":    "see vmmbench compare --help",
 		"ops --device banana": "see vmmbench ops --help",
 	} {
-		code, _, stderr := bench(t, strings.Fields(line)...)
+		code, out, stderr := bench(t, strings.Fields(line)...)
 		require.Equal(t, report.ExitUsage, code, line)
+		require.Empty(t, out, line)
 		require.True(t, strings.HasSuffix(strings.TrimSpace(stderr), want), stderr)
 	}
 }

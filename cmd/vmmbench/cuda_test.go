@@ -11,30 +11,43 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// What the host does not have, the fake CUDA driver has: a pool, and memory that
-// the CPU cannot address.
-func TestOnFakeCUDA(t *testing.T) {
-	setChecksOnDevice(t, false)                                 // its kernels do nothing
-	path := fakecuda.Build(t, fakecuda.Missing("wait_value32")) // its streams cannot be held back
+// fakeDriver is the fake CUDA driver with some small devices. Its streams cannot be held back,
+// and its kernels do nothing.
+func fakeDriver(t *testing.T, devices int) (*fakecuda.Library, driver.Driver) {
+	t.Helper()
+	path := fakecuda.Build(t, fakecuda.Missing("cuStreamWaitValue32_v2", "cuFuncGetParamInfo"))
 	fake := fakecuda.Open(t, path)
-	fake.Configure(1, 512<<20)
+	fake.Configure(devices, 128<<20)
 	drv, err := cuda.Load(path)
 	require.NoError(t, err)
 	t.Cleanup(fake.Clean)
+	return fake, drv
+}
+
+// What the host does not have, the fake CUDA driver has: a pool, and memory that
+// the CPU cannot address.
+func TestCommandsOnFakeCUDA(t *testing.T) {
+	t.Parallel()
+	_, drv := fakeDriver(t, 1)
 	dev := openDriver(t, drv, 0)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
 
 	ops := newOpsPlan()
-	ops.busy = counts{0, 1}
+	ops.sizes = size.List{2 << 20, 32 << 20}
+	ops.busy = testgate.Effort(counts{0}, counts{0, 1}, counts{0, 1})
 	copies := newBWPlan()
-	copies.hosts.values, copies.sizes, copies.steps = copies.hosts.of, size.List{16 << 20}, size.List{0, 1 << 20}
+	copies.hosts.values, copies.sizes, copies.steps = copies.hosts.of, size.List{4 << 20}, size.List{0, 1 << 20}
 	growths := newGrowPlan()
-	growths.targets, growths.step, growths.busy = size.List{16 << 20}, growStep{bytes: 2 << 20}, counts{0, 1}
+	growths.targets, growths.step = size.List{8 << 20}, growStep{bytes: 2 << 20}
+	growths.busy = testgate.Effort(counts{1}, counts{0, 1}, counts{0, 1})
 	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
 	for name, plan := range map[string]plan{"ops": ops, "bw": copies, "grow": growths} {
 		s := newRunner()
+		s.flags.samples = 1
 		s.run(t.Context(), t, dev, plan)
 		require.NotEmpty(t, s.report.Cases)
 		for _, c := range s.report.Cases {
@@ -46,13 +59,8 @@ func TestOnFakeCUDA(t *testing.T) {
 // The fake driver tells plain memory with peer access from that without, and
 // mapped memory from both.
 func TestP2POnFakeCUDA(t *testing.T) {
-	setChecksOnDevice(t, false)
-	path := fakecuda.Build(t, fakecuda.Missing("wait_value32"))
-	fake := fakecuda.Open(t, path)
-	fake.Configure(2, 512<<20)
-	drv, err := cuda.Load(path)
-	require.NoError(t, err)
-	t.Cleanup(fake.Clean)
+	t.Parallel()
+	fake, drv := fakeDriver(t, 2)
 	s := p2pOn(t, drv, noPeer, legacyPeer, memVMM)
 	require.NotEmpty(t, s.report.Cases)
 	for _, c := range s.report.Cases {
@@ -63,29 +71,21 @@ func TestP2POnFakeCUDA(t *testing.T) {
 
 // The fake driver's kernels do nothing, and that is noticed.
 func TestKernelsOfFakeCUDA(t *testing.T) {
-	path := fakecuda.Build(t, fakecuda.Missing("function_param"))
-	fake := fakecuda.Open(t, path)
-	fake.Configure(1, 512<<20)
-	drv, err := cuda.Load(path)
-	require.NoError(t, err)
-	t.Cleanup(fake.Clean)
+	_, drv := fakeDriver(t, 1)
 	dev := openDriver(t, drv, 0)
+	dev.settings = userSettings()
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
-	_, err = dev.ownKernels()
+	_, err := dev.ownKernels()
 	require.ErrorIs(t, err, errWrongKernels)
 }
 
 // The plan and the topology on CUDA: what the fake driver connects by NVLink, by PCIe and
 // not at all.
 func TestPlanAndTopologyOnFakeCUDA(t *testing.T) {
-	path := fakecuda.Build(t)
-	fake := fakecuda.Open(t, path)
-	fake.Configure(3, 512<<20)
+	t.Parallel()
+	fake, drv := fakeDriver(t, 3)
 	fake.Link(0, 1, fakecuda.PCIe)
 	fake.Link(2, 0, fakecuda.NoPath)
-	drv, err := cuda.Load(path)
-	require.NoError(t, err)
-	t.Cleanup(fake.Clean)
 	devs := opened(t, drv, 0, 1, 2)
 
 	plan, rows := planOn(t, devs)

@@ -12,8 +12,9 @@ import (
 // library does not make for others.
 type device struct {
 	*vmm.Device
-	raw     driver.Device
-	kernels *kernels
+	raw      driver.Device
+	kernels  *kernels
+	settings *settings
 }
 
 // Close closes the device and frees its kernels.
@@ -27,7 +28,7 @@ func (e noDeviceError) Unwrap() error { return e.err }
 
 // openDevice opens a device. The error is a usageError if the name is not valid, and a
 // noDeviceError if this machine does not have the device.
-func openDevice(name string) (device, error) {
+func openDevice(set *settings, name string) (device, error) {
 	dev, err := vmm.Open(name)
 	switch {
 	case errors.Is(err, vmm.ErrInvalid):
@@ -37,23 +38,26 @@ func openDevice(name string) (device, error) {
 	case err != nil:
 		return device{}, err
 	}
-	d, err := withRaw(dev)
+	d, err := withRaw(set, dev)
 	if err != nil {
 		return device{}, errors.Join(err, dev.Close())
 	}
 	return d, nil
 }
 
-func withRaw(dev *vmm.Device) (device, error) {
+func withRaw(set *settings, dev *vmm.Device) (device, error) {
 	raw, err := dev.Raw()
-	return device{dev, raw, &kernels{dev: dev}}, err
+	return device{dev, raw, &kernels{dev: dev}, set}, err
 }
 
+// checksItself reports whether the device fills and compares its memory by kernels.
+func (d device) checksItself() bool { return d.settings.checksOnDevice(d) }
+
 // openDevices opens all or none.
-func openDevices(names []string) ([]device, error) {
+func openDevices(set *settings, names []string) ([]device, error) {
 	var list []device
 	for _, name := range names {
-		dev, err := openDevice(name)
+		dev, err := openDevice(set, name)
 		if err != nil {
 			return nil, errors.Join(err, closeDevices(list))
 		}

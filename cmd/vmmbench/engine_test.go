@@ -18,7 +18,7 @@ import (
 )
 
 func TestCopiesByEngine(t *testing.T) {
-	args := []string{"bw", "--device", "host", "--size", "1M", "--direction", "h2d,d2h,d2d,both", "--host", "pageable,pinned",
+	args := []string{"bw", "--device", "host", "--size", "64K", "--direction", "h2d,d2h,d2d,both", "--host", "pageable,pinned",
 		"--engine", "ce,sm", "--streams", "1,3", "--call", "async,sync", "--samples", "2", "--progress", "off", "--format", "json"}
 	code, out, stderr := bench(t, args...)
 	require.Equal(t, report.ExitPassed, code, stderr)
@@ -41,19 +41,19 @@ func TestCopiesByEngine(t *testing.T) {
 	for _, way := range []string{"h2d/pinned", "d2h/pinned", "d2d/none"} {
 		for _, how := range []string{"", "/sync", "/streams-3"} {
 			for _, mem := range []string{"vmm", "mmap"} {
-				require.Equal(t, 1, passed[way+"/sm"+how+"/1MiB/"+mem], "%s %v", way, passed)
+				require.Equal(t, 1, passed[way+"/sm"+how+"/64KiB/"+mem], "%s %v", way, passed)
 			}
 		}
 	}
-	require.Equal(t, 2, passed["both/pinned/sm/1MiB/vmm"]+passed["both/pinned/sm/streams-3/1MiB/vmm"])
-	require.Zero(t, passed["h2d/pageable/sm/1MiB/vmm"])
+	require.Equal(t, 2, passed["both/pinned/sm/64KiB/vmm"]+passed["both/pinned/sm/streams-3/64KiB/vmm"])
+	require.Zero(t, passed["h2d/pageable/sm/64KiB/vmm"])
 
-	code, out, _ = bench(t, append(args, "--engine", "sm", "--corrupt", "1048575", "--verify", "edges")...)
+	code, out, _ = bench(t, append(args, "--engine", "sm", "--corrupt", "65535", "--verify", "edges")...)
 	require.Equal(t, report.ExitMismatch, code)
 	for _, c := range parse(t, out).Cases {
 		if c.Status != report.Waived {
 			require.Equal(t, report.Failed, c.Status, c.ID)
-			require.Equal(t, uint64(1<<20-1), c.Verify.FirstBad.Offset, c.ID)
+			require.Equal(t, uint64(64<<10-1), c.Verify.FirstBad.Offset, c.ID)
 		}
 	}
 }
@@ -88,7 +88,7 @@ func TestEngineThatCopies(t *testing.T) {
 }
 
 func TestP2PByEngine(t *testing.T) {
-	args := []string{"p2p", "--device", "host", "--size", "4,1M", "--grants", "0", "--samples", "2", "--progress", "off"}
+	args := []string{"p2p", "--device", "host", "--size", "4,64K", "--grants", "0", "--samples", "2", "--progress", "off"}
 	code, out, stderr := bench(t, append(args, "--engine", "ce,sm", "--format", "json")...)
 	require.Equal(t, report.ExitPassed, code, stderr)
 	require.NoError(t, conforms(t, strictSchema(t, ""), []byte(out)))
@@ -110,8 +110,8 @@ func TestP2PByEngine(t *testing.T) {
 	}
 
 	_, out, _ = bench(t, append(args, "--engine", "ce,sm")...)
-	require.Contains(t, out, "write 1MiB vmm, GB/s")
-	require.Contains(t, out, "write sm 1MiB vmm, GB/s")
+	require.Contains(t, out, "write 64KiB vmm, GB/s")
+	require.Contains(t, out, "write sm 64KiB vmm, GB/s")
 
 	code, _, stderr = bench(t, append(args, "--engine", "sm", "--mem", "none")...)
 	require.Equal(t, report.ExitUsage, code)
@@ -121,6 +121,7 @@ func TestP2PByEngine(t *testing.T) {
 // A kernel that copies from or to a peer runs on the device that reads or writes, with peer
 // access on where it is needed.
 func TestP2PBySMGivesBack(t *testing.T) {
+	t.Parallel()
 	for n := 1; n <= 12; n++ {
 		var hook func(drivertest.Call) error
 		var failed atomic.Bool

@@ -61,7 +61,7 @@ func (g group) estimate(m *measureFlags, pattern float64) time.Duration {
 	}
 	samples := min(time.Duration(min(m.samples, g.samples))*block, m.maxTime)
 	samples = max(samples, time.Duration(g.minSamples)*block)
-	warm := max(time.Duration(len(g.tasks))*m.warmTime, block)
+	warm := max(time.Duration(len(g.tasks))*m.settings.warmTime, block)
 	if m.verify != verify.Off {
 		samples += block // the one that is checked
 	}

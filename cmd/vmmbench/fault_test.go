@@ -1,48 +1,17 @@
 package main
 
 import (
-	"context"
-	"io"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
-	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
-
-// hookedDevice is a small host device with a hook before each of its calls.
-func hookedDevice(t *testing.T, hook func(drivertest.Call) error) device {
-	t.Helper()
-	drv := host.New(host.Config{Devices: 1, Memory: 1 << 30})
-	dev := openDriver(t, drivertest.Inject(drv, hook), 0)
-	t.Cleanup(func() { require.NoError(t, dev.Close(), "nothing may be left open") })
-	return dev
-}
-
-// run measures on a device what is planned for it.
-func (r *runner) run(ctx context.Context, t *testing.T, dev device, p plan) {
-	t.Helper()
-	groups, err := p.groups([]device{dev}, r.flags.seed)
-	require.NoError(t, err)
-	r.measureGroups(ctx, groups)
-}
-
-func newRunner() *runner {
-	return &runner{
-		app: &app{stdout: io.Discard, stderr: io.Discard}, to: &outputFlags{format: report.JSON},
-		flags: &measureFlags{
-			samples: 2, maxTime: time.Minute, verify: verify.Full, margin: 0.02, corrupt: -1,
-			progress: choice{value: "off"},
-		},
-		report: report.New(report.Run{}, report.Host{}),
-	}
-}
 
 // One contender that cannot be made or breaks down leaves the others alone,
 // and gives back what it had.
@@ -72,9 +41,11 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 	}
 }
 
-func TestGrowthThatBreaksOff(t *testing.T) {
+// A growth that fails at its second step leaves the others alone.
+func TestFailedGrowthLeavesTheOther(t *testing.T) {
+	t.Parallel()
 	plan := newGrowPlan()
-	plan.targets, plan.step = []uint64{8 << 20}, growStep{bytes: 2 << 20}
+	plan.targets, plan.step = []uint64{6 << 20}, growStep{bytes: 2 << 20}
 	plan.mems.values = []string{growVMM, growPlain}
 	plan.writes.values = []string{upload} // so that no source is made first
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
@@ -99,7 +70,7 @@ func TestGateThatTimesOut(t *testing.T) {
 	s, err := timer.time(t.Context(), 1, func(driver.Stream) error { return nil })
 	require.NoError(t, err)
 	require.Equal(t, "gated", timer.flag)
-	require.Less(t, s.NS, float64(time.Second))
+	require.Less(t, s.NS, float64(timer.gate.timeout))
 
 	timer.gate.timeout = time.Millisecond
 	_, err = timer.time(t.Context(), 1, dev.raw.SyncStream)
@@ -108,4 +79,33 @@ func TestGateThatTimesOut(t *testing.T) {
 	require.Nil(t, timer.gate, "it is not tried again")
 	_, err = timer.time(t.Context(), 1, dev.raw.SyncStream)
 	require.NoError(t, err)
+}
+
+// What is odd about the samples of a case is in its flags.
+func TestFlagsOfSamples(t *testing.T) {
+	times := func(n int, growth float64) (list []measure.Sample) {
+		ns := 1000.0
+		for range n {
+			list = append(list, measure.Sample{NS: ns})
+			ns *= growth
+		}
+		return list
+	}
+	for name, c := range map[string]struct {
+		samples []measure.Sample
+		loops   int
+		want    []string
+	}{
+		"nothing":     {times(40, 1), 100, nil},
+		"few samples": {times(3, 1), 100, []string{"few-samples"}},
+		"as many repetitions as may be, and still short": {times(40, 1), 128, []string{"short-samples"}},
+		"each takes longer than the one before it":       {times(40, 1.01), 100, []string{"correlated", "noisy", "drift"}},
+	} {
+		s := newRunner()
+		s.flags.minTime = time.Millisecond
+		outcome := measure.Outcome{Samples: c.samples, Loops: c.loops}
+		got := report.Case{Samples: outcome.Times()}
+		s.summarize(group{maxLoops: 128}, &got, outcome)
+		require.Equal(t, c.want, got.Flags, name)
+	}
 }

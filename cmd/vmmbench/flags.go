@@ -63,11 +63,11 @@ func (o *outputFlags) reject(why string, formats ...report.Format) error {
 // measureFlags are the flags of the commands that measure.
 type measureFlags struct {
 	outputFlags
+	settings         *settings
 	device           string
 	samples          int
 	minTime, maxTime time.Duration
-	warmTime         time.Duration // of each contender, before its first sample
-	rounds           int           // how often contenders that keep their memory make it, each time at other addresses
+	rounds           int // how often contenders that keep their memory make it, each time at other addresses
 	seed             uint64
 	order            choice
 	verify           verify.Mode
@@ -80,8 +80,8 @@ type measureFlags struct {
 	corrupt          int64
 }
 
-func (m *measureFlags) add(f *pflag.FlagSet, samples int, maxTime time.Duration) {
-	m.warmTime, m.rounds = 50*time.Millisecond, 10
+func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime time.Duration) {
+	m.settings, m.rounds = set, 10
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
 	m.margin = 0.02
@@ -110,7 +110,7 @@ func (m *measureFlags) addVerify(f *pflag.FlagSet) {
 
 // addMinTime adds the flag for work that can be repeated within a sample.
 func (m *measureFlags) addMinTime(f *pflag.FlagSet) {
-	f.DurationVar(&m.minTime, "min-time", time.Millisecond, "repeat a copy within a sample until it takes this long")
+	f.DurationVar(&m.minTime, "min-time", m.settings.minTime, "repeat a copy within a sample until it takes this long")
 }
 
 func (m *measureFlags) check() error {

@@ -8,13 +8,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-const (
-	// gateTimeout is how long a gate stays shut. If a stream's queue is full,
-	// the driver blocks the caller, and only an open gate lets the queue drain.
-	gateTimeout = 2 * time.Second
-	// gatedLoops bounds what is queued behind a gate.
-	gatedLoops = 128
-)
+// gatedLoops bounds what is queued behind a gate.
+const gatedLoops = 128
 
 // gateSupport returns what a gate needs. ok is false where a stream cannot wait
 // for a word of memory.

@@ -102,7 +102,7 @@ GPU's driver clears it afterwards, so there is a pause after each sample.`,
 	})
 	// A growth takes longer than a copy, so there are fewer samples and more time.
 	f := c.Flags()
-	m.add(f, 7, 15*time.Second)
+	m.add(f, a.settings, 7, 15*time.Second)
 	m.addVerify(f)
 	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -295,7 +295,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 	if write == onDevice {
 		g.fill = target
 	}
-	g.deviceChecks = checksOnDevice(dev)
+	g.deviceChecks = dev.checksItself()
 	if onHost(dev) {
 		g.memory = hostMemory(target, write)
 	}

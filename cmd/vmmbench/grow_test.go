@@ -24,7 +24,7 @@ func TestGrowUnderLoad(t *testing.T) {
 	}, ids)
 }
 
-func TestGrowthAheadOfGrow(t *testing.T) {
+func TestDefaultOfAhead(t *testing.T) {
 	p := newGrowPlan()
 	p.step.bytes = 1 << 20
 	require.Zero(t, p.options(growVMM, 1<<30, 0).GrowAhead)

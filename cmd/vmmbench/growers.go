@@ -195,7 +195,8 @@ func keptFactory(dev device, o vmm.RangeOptions) (func() (grower, error), func()
 		own.SetReleaseThreshold(old)
 		return errors.Join(err, own.Close())
 	}
-	return func() (grower, error) { return newGrowingRange(device{own, dev.raw, dev.kernels}, o) }, undo, nil
+	dev.Device = own
+	return func() (grower, error) { return newGrowingRange(dev, o) }, undo, nil
 }
 
 func (g *growingRange) append(p piece) error {

@@ -51,7 +51,7 @@ func (r *runner) describeDevices(which string) error {
 	var cases []report.Case
 	var links *vmm.Links // of the first driver that is not the host's
 	for _, name := range names {
-		dev, err := openDevice(name)
+		dev, err := openDevice(r.app.settings, name)
 		if err == nil {
 			d := describeDevice(dev)
 			if links == nil && !onHost(dev) {

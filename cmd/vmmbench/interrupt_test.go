@@ -18,8 +18,10 @@ import (
 // and no other of its kind is made.
 func TestInterruptWithinASample(t *testing.T) {
 	growths := newGrowPlan()
-	growths.targets, growths.step = []uint64{32 << 20}, growStep{bytes: 1 << 20}
+	growths.targets, growths.step = []uint64{32 << 10}, growStep{bytes: 1 << 10}
 	growths.mems.values = []string{growPlain}
+	blocks := *growths // its data are several blocks of verify
+	blocks.targets, blocks.step = []uint64{8 << 20}, growStep{bytes: 4 << 20}
 	copies := newBWPlan()
 	copies.sizes = []uint64{8 << 20}
 	copies.mems.values = []string{memPlain}
@@ -38,7 +40,7 @@ func TestInterruptWithinASample(t *testing.T) {
 		{"in the first sample of a growth", "AllocPlain", 32 + 3, growths, 0},
 		{"in the second sample of a growth", "AllocPlain", 64 + 3, growths, 1},
 		{"while a growth is verified", "AllocPlain", 96 + 3, growths, 2},
-		{"while a growth is read back", "CopyOut", 3, growths, 2},
+		{"while a growth is read back", "CopyOut", 3, &blocks, 2},
 		{"while a buffer is filled", "CopyIn", 3, copies, 2},
 		{"in the warm-up of a copy", "CopyOut", 1, copies, 0},
 		{"while a copy is verified", "CopyOut", 4, copies, 2},

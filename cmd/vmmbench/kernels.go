@@ -24,10 +24,6 @@ type kernels struct {
 	stream *vmm.Stream
 }
 
-// checksOnDevice says whether a device is to fill and compare its memory by kernels. Memory
-// of the host is compared where it is, by all processors. Tests replace it.
-var checksOnDevice = func(dev device) bool { return !onHost(dev) }
-
 // load returns the kernels. Its error is ErrNotSupported where the device runs none.
 func (k *kernels) load() (*kernel.Builtins, error) {
 	k.mu.Lock()
@@ -154,7 +150,7 @@ func loadKernels(devs []device) {
 // ownKernels returns the kernels that fill and compare the device's memory, nil if it is
 // copied to the host for that: it is the host's, or the device runs no kernels.
 func (d device) ownKernels() (*kernels, error) {
-	if d.kernels == nil || !checksOnDevice(d) {
+	if d.kernels == nil || !d.checksItself() {
 		return nil, nil
 	}
 	switch _, err := d.kernels.load(); {

@@ -11,38 +11,19 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// kernelsEnv says that a process of a test checks by kernels.
-const kernelsEnv = "VMMBENCH_TEST_KERNELS"
-
-// checkByKernels has the host's devices fill and check by kernels, as GPUs do, also those of
-// processes that the test starts.
-func checkByKernels(t *testing.T) {
+// kernelDevice is a hookedDevice that fills and checks by kernels.
+func kernelDevice(t *testing.T, hook func(drivertest.Call) error) device {
 	t.Helper()
-	setChecksOnDevice(t, true)
-	t.Setenv(kernelsEnv, "yes")
-}
-
-func setChecksOnDevice(t *testing.T, to bool) {
-	t.Helper()
-	was := checksOnDevice
-	t.Cleanup(func() { checksOnDevice = was })
-	checksOnDevice = func(device) bool { return to }
-}
-
-// bothWays runs a test with checks by the host, and by the device.
-func bothWays(t *testing.T, test func(*testing.T)) {
-	t.Helper()
-	t.Run("host", test)
-	t.Run("device", func(t *testing.T) {
-		checkByKernels(t)
-		test(t)
-	})
+	dev := hookedDevice(t, hook)
+	dev.settings = kernelSettings()
+	return dev
 }
 
 // ends frees a buffer at the end of the test.
@@ -55,6 +36,7 @@ func ends(t *testing.T, b *buffer, err error) *buffer {
 
 // Whatever is wrong with memory, the device says of it what the host says.
 func TestDeviceChecksAsTheHost(t *testing.T) {
+	t.Parallel()
 	const chunk, total = 2 << 20, 3*2<<20 + 4099
 	p := verify.Pattern{Seed: 7}
 	write := func(b *buffer, off uint64, data []byte) error { return b.dev.raw.CopyIn(b.ptr+driver.Ptr(off), data) }
@@ -77,9 +59,8 @@ func TestDeviceChecksAsTheHost(t *testing.T) {
 	for _, off := range []int64{0, 1, 7, 8, 4095, 4096, chunk - 4097, chunk - 4096, chunk - 1, chunk, 3*chunk - 1, 3 * chunk, total - 4096, total - 3, total - 1} {
 		damage["byte "+size.Format(uint64(off))] = func(_ *testing.T, b *buffer) error { return b.flip(off) }
 	}
-	checkByKernels(t)
-	dev := hookedDevice(t, nil)
-	for _, kind := range []string{memVMM, memPlain} {
+	dev := kernelDevice(t, nil)
+	for _, kind := range testgate.Effort([]string{memVMM}, []string{memVMM, memPlain}, []string{memVMM, memPlain}) {
 		b, err := deviceBuffer(dev, kind, shape{size: total, chunk: chunk})
 		ends(t, b, err)
 		for what, harm := range damage {
@@ -101,14 +82,13 @@ func TestDeviceChecksAsTheHost(t *testing.T) {
 
 // No byte is copied to the host that need not be, and the report says so.
 func TestReportSaysWhoChecked(t *testing.T) {
-	checkByKernels(t)
 	for _, args := range [][]string{
-		{"bw", "--size", "1M", "--direction", "h2d,d2h,d2d"},
-		{"grow", "--size", "4M", "--step", "1M", "--mem", "vmm,ahead,kept,whole,plain,double"},
-		{"grow", "--size", "4M", "--step", "1M", "--mem", "vmm,kept,plain", "--write", "upload"},
+		{"bw", "--size", "256K", "--direction", "h2d,d2h,d2d"},
+		{"grow", "--size", "256K", "--step", "64K", "--mem", "vmm,ahead,kept,whole,plain,double"},
+		{"grow", "--size", "256K", "--step", "64K", "--mem", "vmm,kept,plain", "--write", "upload"},
 		{"p2p", "--size", "4,64K", "--grants", "0"},
 	} {
-		code, out, stderr := bench(t, append(args, "--device", "host", "--samples", "1", "--progress", "off", "--format", "json")...)
+		code, out, stderr := benchWith(t, kernelSettings(), append(args, "--device", "host", "--samples", "1", "--progress", "off", "--format", "json")...)
 		require.Equal(t, report.ExitPassed, code, stderr)
 		for _, c := range parse(t, out).Cases {
 			want := c.Bytes
@@ -123,9 +103,8 @@ func TestReportSaysWhoChecked(t *testing.T) {
 
 // A device without kernels is checked by the host.
 func TestDeviceWithoutKernels(t *testing.T) {
-	checkByKernels(t)
 	for _, call := range []string{"LoadModule", "Launch"} {
-		dev := hookedDevice(t, func(c drivertest.Call) error {
+		dev := kernelDevice(t, func(c drivertest.Call) error {
 			if c.Name == call {
 				return vmm.ErrNotSupported
 			}
@@ -151,11 +130,10 @@ func TestDeviceWithoutKernels(t *testing.T) {
 // Kernels that cannot be loaded, and such that fail, end a case with their error, and nothing
 // stays behind.
 func TestKernelsThatFail(t *testing.T) {
-	checkByKernels(t)
 	broken := errors.New("broken")
 	for _, call := range []string{"LoadModule", "Function", "NewStream", "Create", "Launch", "CopyIn", "CopyOut"} {
 		var hook func(drivertest.Call) error
-		dev := hookedDevice(t, func(c drivertest.Call) error {
+		dev := kernelDevice(t, func(c drivertest.Call) error {
 			if hook == nil {
 				return nil
 			}
@@ -173,7 +151,7 @@ func TestKernelsThatFail(t *testing.T) {
 		require.ErrorIs(t, err, broken)
 	}
 	for n := 5; n <= 8; n++ { // behind those that make sure that the kernels work
-		dev := hookedDevice(t, drivertest.FailNth("Launch", n, broken))
+		dev := kernelDevice(t, drivertest.FailNth("Launch", n, broken))
 		p := newBWPlan()
 		p.directions.values, p.mems.values, p.sizes, p.engines.values = []string{d2d}, []string{memVMM}, size.List{1 << 20}, []string{engineSM}
 		s := newRunner()
@@ -236,8 +214,7 @@ func otherSeed(all map[string]driver.HostKernel) {
 
 // Kernels that do nothing, or not what the host does, are not used: each case that needs
 // them ends with an error.
-func TestKernelsThatLie(t *testing.T) {
-	checkByKernels(t)
+func TestWrongKernelsAreNotUsed(t *testing.T) {
 	for name, lie := range map[string]func(map[string]driver.HostKernel){
 		"fills nothing":       idle("cuvmm_fill_pattern"),
 		"finds nothing":       idle("cuvmm_verify_pattern"),
@@ -246,6 +223,7 @@ func TestKernelsThatLie(t *testing.T) {
 		"has its own pattern": otherSeed,
 	} {
 		dev := openDriver(t, &lyingDriver{host.New(host.Config{Devices: 1, Memory: 1 << 30}), lie}, 0)
+		dev.settings = kernelSettings()
 		p := newBWPlan()
 		p.directions.values, p.sizes = []string{d2d}, size.List{1 << 20}
 		s := newRunner()
@@ -258,10 +236,9 @@ func TestKernelsThatLie(t *testing.T) {
 
 // A signal ends a check by the device at the next part.
 func TestInterruptWhileTheDeviceChecks(t *testing.T) {
-	checkByKernels(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var launches atomic.Int64
-	dev := hookedDevice(t, func(c drivertest.Call) error {
+	dev := kernelDevice(t, func(c drivertest.Call) error {
 		if c.Name == "Launch" && launches.Add(1) == 8 {
 			cancel()
 		}
@@ -279,8 +256,7 @@ func TestInterruptWhileTheDeviceChecks(t *testing.T) {
 
 // The tour leaves out only what would take the host too long.
 func TestTourChecksAllOnTheDevice(t *testing.T) {
-	edges := func() (all, onlyEdges int) {
-		dev := hookedDevice(t, nil)
+	edges := func(dev device) (all, onlyEdges int) {
 		groups, err := (&tour{sizes: size.List{2 << 30}, growths: 1}).groups([]device{dev}, 1)
 		require.NoError(t, err)
 		for _, g := range groups {
@@ -292,11 +268,10 @@ func TestTourChecksAllOnTheDevice(t *testing.T) {
 		}
 		return all, onlyEdges
 	}
-	all, onlyEdges := edges()
+	all, onlyEdges := edges(hookedDevice(t, nil))
 	require.Zero(t, all)
 	require.NotZero(t, onlyEdges)
-	checkByKernels(t)
-	all, onlyEdges = edges()
+	all, onlyEdges = edges(kernelDevice(t, nil))
 	require.Equal(t, 2, all, "copies within the device, and growth")
 	require.NotZero(t, onlyEdges, "copies to the host")
 }

@@ -14,41 +14,6 @@
 // writes what it has measured, and marks it.
 package main
 
-import (
-	"context"
-	"errors"
-	"os"
-	"os/signal"
-	"syscall"
-)
+import "os"
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), endSignals...)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process at once
-	if len(pipeSignals) > 0 {
-		// Stdout may be a pipe to head. While this is on, writes to it fail instead of ending
-		// the process, so the files are still written.
-		signal.Notify(make(chan os.Signal, 1), pipeSignals...)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	code := run(ctx, os.Args[1:], pipeOut{os.Stdout, cancel}, os.Stderr)
-	cancel()
-	stop()
-	os.Exit(code)
-}
-
-// pipeOut is stdout. It ends the run when it is read no more. The signal alone would
-// not do: it also comes when a process that reads for share has ended.
-type pipeOut struct {
-	*os.File
-	end func()
-}
-
-// Write implements io.Writer.
-func (p pipeOut) Write(b []byte) (int, error) {
-	n, err := p.File.Write(b)
-	if errors.Is(err, syscall.EPIPE) {
-		p.end()
-	}
-	return n, err
-}
+func main() { os.Exit(process(userSettings(), os.Args[1:])) }

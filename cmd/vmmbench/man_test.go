@@ -5,35 +5,72 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/man"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 )
 
-// tools/man writes a page for each command, which names the command and its flags. What is
-// hidden stays hidden.
+// commandsOf are the commands of vmmbench, as its user has them.
+func commandsOf() *cobra.Command { return (&app{settings: userSettings()}).commands() }
+
+// There is a page for each command, which names the command and its flags. What is hidden
+// stays hidden.
 func TestManPages(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "man")
+	require.NoError(t, man.Write(dir, commandsOf(), "vmmbench 1.2"))
+	pages := map[string]bool{}
+	for name, text := range pagesIn(t, dir) {
+		pages[name] = true
+		require.Contains(t, text, "vmmbench 1.2")
+	}
+	root := commandsOf()
+	require.NotEmpty(t, root.Commands())
+	checkPages(t, dir, root, pages)
+	require.Empty(t, pages, "pages of no command")
+}
+
+// pagesIn returns the texts of the pages in a folder.
+func pagesIn(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	pages := map[string]string{}
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, f := range files {
+		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		require.NoError(t, err)
+		pages[f.Name()] = string(text)
+	}
+	return pages
+}
+
+// tools/man writes those pages, with the version of what it builds.
+func TestManScript(t *testing.T) {
+	testgate.Long(t)
+	t.Parallel()
 	for _, tool := range []string{"go", "bash", "../../tools/man"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("needs %s", tool)
 		}
 	}
-	dir := filepath.Join(t.TempDir(), "man")
-	out, err := exec.CommandContext(t.Context(), "../../tools/man", dir).CombinedOutput()
+	dir := t.TempDir()
+	byScript, direct := filepath.Join(dir, "script", "man"), filepath.Join(dir, "direct")
+	out, err := exec.CommandContext(t.Context(), "../../tools/man", byScript).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	pages := map[string]bool{}
-	files, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	for _, f := range files {
-		pages[f.Name()] = true
+	pages := pagesIn(t, byScript)
+	version := regexp.MustCompile(`(?m)^\.TH .* "vmmbench ([^"]*)"`).FindStringSubmatch(pages["vmmbench.1"])
+	require.NotNil(t, version)
+	if commit, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output(); err == nil {
+		require.Equal(t, strings.TrimSpace(string(commit)), version[1])
 	}
-	root := (&app{}).commands()
-	require.NotEmpty(t, root.Commands())
-	checkPages(t, dir, root, pages)
-	require.Empty(t, pages, "pages of no command")
+	require.NoError(t, man.Write(direct, commandsOf(), "vmmbench "+version[1]))
+	require.Equal(t, pagesIn(t, direct), pages)
 }
 
 // checkPages removes the pages of c and its commands from pages.

@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -40,8 +38,7 @@ func (r *runner) measureGroup(ctx context.Context, g group) {
 
 // measureTasks completes the cases. It returns an error that concerns all of them.
 func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case) (err error) {
-	// The next group needs the memory of this one.
-	defer debug.FreeOSMemory()
+	defer r.app.settings.freeMemory()
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("not started: %w", err)
 	}
@@ -80,7 +77,7 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	}
 	c := measure.Config{
 		Samples: min(r.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: r.flags.minTime, MaxTime: r.flags.maxTime, MaxLoops: g.maxLoops,
-		WarmTime: r.flags.warmTime, Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: time.Now,
+		WarmTime: r.flags.settings.warmTime, Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: r.flags.settings.now,
 	}
 	if g.keepsMemory {
 		c.Rounds = r.flags.rounds

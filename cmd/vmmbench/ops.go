@@ -91,7 +91,7 @@ one call or one growth. Nothing is written, so nothing is verified.`,
 	})
 	// Nothing is written: there is no --verify, and a call is not repeated in a sample.
 	f := c.Flags()
-	m.add(f, 100, 5*time.Second)
+	m.add(f, a.settings, 100, 5*time.Second)
 	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)

@@ -65,6 +65,7 @@ func opsPlanOf(ops ...string) *opsPlan {
 // Whichever call fails, the case says so, the others go on, and all that was
 // taken goes back.
 func TestOpsThatFailGiveBack(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ call, op string }{
 		{"Reserve", opMap}, {"Create", opMap}, {"Map", opSetAccess}, {"SetAccess", opUnmap},
 		{"Create", opExport}, {"Export", opExport}, {"Import", opExport},
@@ -138,6 +139,7 @@ func TestBusyStreams(t *testing.T) {
 }
 
 func TestBusyStreamThatFails(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		call string
 		n    int

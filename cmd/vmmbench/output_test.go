@@ -26,7 +26,7 @@ func TestErrorAtTheEndKeepsTheReport(t *testing.T) {
 		{report.Interrupted, report.ExitInterrupted},
 	} {
 		var out, complaints bytes.Buffer
-		a := &app{stdout: &out, stderr: &complaints}
+		a := &app{settings: testSettings(), stdout: &out, stderr: &complaints}
 		err := a.withReport("bw", &outputFlags{format: report.JSON}, func(s *runner) error {
 			require.NoError(t, s.start())
 			s.add([]report.Case{{ID: "x", Status: c.status, Samples: []float64{1, 2, 3}}}, nil)
@@ -72,17 +72,25 @@ func TestRunThatCannotStartLeavesTheLastReport(t *testing.T) {
 	for _, file := range files {
 		require.NoError(t, os.WriteFile(file, []byte("last"), 0o600))
 	}
-	for _, args := range [][]string{
-		{"--device", "gpu"}, {"--samples", "0", "--device", "host"}, {"grow", "--step", "7", "--device", "host"},
-		{"bw", "--size", "0", "--device", "host"}, {"info", "--device", "gpu"},
-		{"bw", "--device", "host", "-o", filepath.Join(dir, "no", "such", "dir.json")},
-		{"bw", "--device", "host", "-o", "out.xml"},
+	for _, c := range []struct {
+		code int
+		args []string
+	}{
+		{report.ExitUsage, []string{"--device", "gpu"}},
+		{report.ExitUsage, []string{"--samples", "0", "--device", "host"}},
+		{report.ExitUsage, []string{"grow", "--step", "7", "--device", "host"}},
+		{report.ExitUsage, []string{"bw", "--size", "0", "--device", "host"}},
+		{report.ExitUsage, []string{"info", "--device", "gpu"}},
+		{report.ExitError, []string{"bw", "--device", "host", "-o", filepath.Join(dir, "no", "such", "dir.json")}},
+		{report.ExitUsage, []string{"bw", "--device", "host", "-o", "out.xml"}},
 	} {
+		args := c.args
 		for _, file := range files {
 			args = append(args, "-o", file)
 		}
-		code, out, _ := bench(t, args...)
-		require.Contains(t, []int{report.ExitUsage, report.ExitError}, code, args)
+		code, out, stderr := bench(t, args...)
+		require.Equal(t, c.code, code, args)
+		require.Contains(t, stderr, "vmmbench:", args)
 		require.Empty(t, out, args)
 		for _, file := range files {
 			text, err := os.ReadFile(file)

@@ -96,7 +96,7 @@ can: EnablePeers grants all or nothing.`,
   vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
 	})
 	f := c.Flags()
-	m.add(f, 15, time.Second)
+	m.add(f, a.settings, 15, time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	// The help prints DefValue, so it has to follow the smaller margin.
@@ -305,7 +305,7 @@ func (p *peerPair) group(mems []string, seed uint64) group {
 			open: func(ctx context.Context) (contender, error) { return p.contender(ctx, kind) },
 		})
 	}
-	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), checksOnDevice(from)
+	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), from.checksItself()
 	if onHost(from) {
 		g.memory = 2 * payload * uint64(len(g.tasks))
 	}

@@ -13,14 +13,14 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
-	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
 func TestP2P(t *testing.T) {
-	code, out, progress := bench(t, "p2p", "--device", "host:0,host:1,host:2", "--size", "4,2M", "--grants", "1,3",
+	code, out, progress := bench(t, "p2p", "--device", "host:0,host:1,host:2", "--size", "4,64K", "--grants", "1,3",
 		"--samples", "7", "--min-time", "50us", "--format", "json")
 	require.Equal(t, report.ExitPassed, code, progress)
 	r := parse(t, out)
@@ -66,11 +66,11 @@ func TestP2P(t *testing.T) {
 }
 
 func TestP2PAsTableHasMatrices(t *testing.T) {
-	code, out, _ := bench(t, "p2p", "--device", "host", "--size", "1M", "--direction", "write", "--grants", "0",
+	code, out, _ := bench(t, "p2p", "--device", "host", "--size", "64K", "--direction", "write", "--grants", "0",
 		"--samples", "1", "--progress", "off")
 	require.Equal(t, report.ExitPassed, code)
 	for _, kind := range []string{"none", "enable", "vmm"} {
-		require.Regexp(t, "write 1MiB "+kind+`, GB/s.*\n from \\ to  host:0`, out)
+		require.Regexp(t, "write 64KiB "+kind+`, GB/s.*\n from \\ to  host:0`, out)
 	}
 }
 
@@ -103,28 +103,18 @@ func TestP2PDevices(t *testing.T) {
 	require.Contains(t, string(parse(t, out).Cases[0].Reason), "a pair takes two")
 }
 
-func TestP2PFindsAWrongByte(t *testing.T) { bothWays(t, p2pFindsAWrongByte) }
+func TestP2PFindsAWrongByte(t *testing.T) { byHostAndDevice(t, p2pFindsAWrongByte) }
 
-func p2pFindsAWrongByte(t *testing.T) {
-	args := []string{"p2p", "--device", "host", "--engine", "ce,sm", "--size", "4M", "--grants", "0", "--samples", "1", "--progress", "off", "--format", "json"}
-	code, out, _ := bench(t, append(args, "--corrupt", "2097153")...)
+func p2pFindsAWrongByte(t *testing.T, set *settings) {
+	args := []string{"p2p", "--device", "host", "--engine", "ce,sm", "--size", "64K", "--grants", "0", "--samples", "1", "--progress", "off", "--format", "json"}
+	code, out, _ := benchWith(t, set, append(args, "--corrupt", "32769")...)
 	require.Equal(t, report.ExitMismatch, code)
 	r := parse(t, out)
 	require.Len(t, r.Cases, 2*3*(3+2))
 	for _, c := range r.Cases {
 		require.Equal(t, report.Failed, c.Status, c.ID)
-		require.Equal(t, uint64(2097153), c.Verify.FirstBad.Offset)
+		require.Equal(t, uint64(32769), c.Verify.FirstBad.Offset)
 	}
-}
-
-// openDriver opens a device of a driver. The caller closes it.
-func openDriver(t *testing.T, drv driver.Driver, ordinal int) device {
-	t.Helper()
-	dev, err := vmm.OpenDriver(drv, ordinal)
-	require.NoError(t, err)
-	d, err := withRaw(dev)
-	require.NoError(t, err)
-	return d
 }
 
 // p2pOn measures a short plan on two devices of a driver.
@@ -217,9 +207,10 @@ func TestP2PWithoutAPath(t *testing.T) {
 
 // Whichever call fails, all that was taken goes back, peer access too.
 func TestP2PThatFailsGivesBack(t *testing.T) {
+	t.Parallel()
 	broken := errors.New("broken")
 	for _, call := range []string{"AllocPlain", "Create", "Map", "SetAccess", "CopyIn", "Fill", "NewStream", "NewEvent", "EnablePeer", "DisablePeer", "Copy", "CopyOut"} {
-		for _, n := range []int{1, 2, 3, 5} {
+		for _, n := range testgate.Effort([]int{1, 3}, []int{1, 2, 3, 5}, []int{1, 2, 3, 5}) {
 			var hook func(drivertest.Call) error
 			drv := drivertest.Inject(host.New(host.Config{Devices: 2, Memory: 1 << 30}), func(c drivertest.Call) error {
 				if hook == nil || slices.Contains([]string{"Unmap", "Release"}, c.Name) {
@@ -253,7 +244,7 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 		return c.(*peerCopier)
 	}
 	c := contender()
-	require.Equal(t, peerGateTimeout, c.timer.gate.timeout)
+	require.Equal(t, a.settings.peerGateTimeout, c.timer.gate.timeout)
 	_, err := c.measure(t.Context(), 1)
 	require.NoError(t, err)
 	require.Empty(t, pair.gateTimedOut)

@@ -29,7 +29,7 @@ func (a *app) planPeers(m *measureFlags) error {
 		if err != nil {
 			return err
 		}
-		devs, err := openDevices(names)
+		devs, err := openDevices(a.settings, names)
 		if err == nil {
 			err = errors.Join(r.plan(devs), closeDevices(devs))
 		}

@@ -168,10 +168,3 @@ func TestP2PPlanUsage(t *testing.T) {
 		require.NotContains(t, out, "nofile", c.args)
 	}
 }
-
-func TestVersion(t *testing.T) {
-	code, out, stderr := bench(t, "--version")
-	require.Equal(t, report.ExitPassed, code)
-	require.Empty(t, stderr)
-	require.Regexp(t, `^vmmbench .+ go1\S+ \w+/\w+\n$`, out)
-}

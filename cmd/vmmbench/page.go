@@ -33,7 +33,7 @@ Or write one report in the format of another suffix: .txt, .json, .ndjson, .csv,
 	output := c.Flags().StringP("output", "o", "", "the file, with the suffix .html, or that of another format")
 	only := c.Flags().StringSlice("only", nil, "take the cases whose names begin so, as grow or grow/1GiB")
 	c.RunE = func(c *cobra.Command, files []string) error {
-		stop := endAtSignal(c.Context())
+		stop := a.endAtSignal(c.Context())
 		defer stop()
 		suffix := filepath.Ext(*output)
 		html := suffix == ".html" || suffix == ".htm"

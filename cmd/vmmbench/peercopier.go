@@ -4,17 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
-
-// peerGateTimeout is gateTimeout for copies between devices. Copies through the
-// host may wait for the gate, and with gateTimeout all pairs would take long.
-const peerGateTimeout = 250 * time.Millisecond
 
 // peerPair is a device that copies, and one whose memory it reaches.
 type peerPair struct {
@@ -70,7 +65,7 @@ func (p *peerPair) contender(ctx context.Context, kind string) (_ contender, err
 		return nil, err
 	}
 	if c.timer.gate != nil {
-		c.timer.gate.timeout = peerGateTimeout
+		c.timer.gate.timeout = p.from.settings.peerGateTimeout
 	} else {
 		c.timer.flag, c.timer.byDevice = ungated, true
 	}

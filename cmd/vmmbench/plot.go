@@ -22,13 +22,10 @@ const (
 	formatPNG = "png"
 )
 
-// exitNow ends the process. Tests replace it.
-var exitNow = os.Exit
-
 // endAtSignal has the first signal end the process, until stop is called: who draws has
 // nothing to complete.
-func endAtSignal(ctx context.Context) (stop func() bool) {
-	return context.AfterFunc(ctx, func() { exitNow(report.ExitInterrupted) })
+func (a *app) endAtSignal(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() { a.settings.exit(report.ExitInterrupted) })
 }
 
 func (a *app) plot() *cobra.Command {
@@ -66,7 +63,7 @@ of the files go to stdout. What no picture can show is left out, and named on st
 	f.Var(&theme, "theme", "colors for light or dark pages")
 	f.Var(&format, "format", "format of pictures in a folder")
 	c.RunE = func(c *cobra.Command, files []string) error {
-		stop := endAtSignal(c.Context())
+		stop := a.endAtSignal(c.Context())
 		defer stop()
 		// A single file has its format in its name.
 		single := pictureFormat(output)

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -25,6 +24,7 @@ func measured(t *testing.T) string {
 }
 
 func TestPlot(t *testing.T) {
+	t.Parallel()
 	file, dir := measured(t), filepath.Join(t.TempDir(), "new", "folder")
 	code, out, stderr := bench(t, "plot", file, "-o", dir)
 	require.Equal(t, report.ExitPassed, code, stderr)
@@ -73,6 +73,7 @@ func TestReport(t *testing.T) {
 
 // A report can be written in each format later on, and some cases of it.
 func TestReportFormats(t *testing.T) {
+	t.Parallel()
 	file, dir := measured(t), t.TempDir()
 	for suffix, want := range map[string]string{
 		"md": "| vmm |", "txt": "vmm", "csv": "grow/1MiB/vmm", "bench": "mem=vmm", "ndjson": `{"comparison":`, "json": `"comparisons": [`,
@@ -111,20 +112,14 @@ func TestReportFormats(t *testing.T) {
 // The first signal ends what draws: there is nothing to complete.
 func TestSignalEndsDrawing(t *testing.T) {
 	file, dir := measured(t), t.TempDir()
-	was := exitNow
-	t.Cleanup(func() { exitNow = was })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, args := range [][]string{{"plot", file, "-o", dir}, {"report", file, "-o", filepath.Join(dir, "x.html")}} {
 		codes := make(chan int, 1)
-		exitNow = func(code int) { codes <- code }
-		run(ctx, args, io.Discard, io.Discard)
-		select {
-		case code := <-codes:
-			require.Equal(t, report.ExitInterrupted, code)
-		case <-time.After(30 * time.Second):
-			require.Fail(t, "the signal has no effect", args)
-		}
+		set := testSettings()
+		set.exit = func(code int) { codes <- code }
+		run(ctx, set, args, io.Discard, io.Discard)
+		require.Equal(t, report.ExitInterrupted, <-codes, args)
 	}
 }
 

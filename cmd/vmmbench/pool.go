@@ -83,10 +83,10 @@ and nothing is written, so nothing is verified.`,
   vmmbench pool --trace training --threshold 0,8G --reuse none`,
 	})
 	f := c.Flags()
-	m.add(f, 100, 10*time.Second)
+	m.add(f, a.settings, 100, 10*time.Second)
 	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		m.minTime = time.Millisecond // of many pairs
+		m.minTime = m.settings.minTime // of many pairs
 		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
 	}
 	return c

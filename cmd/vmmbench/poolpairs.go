@@ -57,7 +57,7 @@ func (o poolOptions) pairs(kind, name string) (contender, error) {
 	if p.stream, err = o.dev.NewStream(); err != nil {
 		return nil, errors.Join(err, p.pool.Close())
 	}
-	if err := p.run(2 * pairDraws); err != nil {
+	if err := p.run(o.dev.settings.warmPairs); err != nil {
 		return nil, errors.Join(err, p.close())
 	}
 	return p, nil

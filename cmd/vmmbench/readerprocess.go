@@ -12,8 +12,8 @@ import (
 )
 
 // replyTimeout is how long a request may take, and a process to start. It is more than a
-// reader waits by itself. Tests replace it.
-var replyTimeout = readerTimeout + 10*time.Second
+// reader waits by itself.
+const replyTimeout = readerTimeout + 10*time.Second
 
 // endTimeout is how long a process may take to end.
 const endTimeout = 10 * time.Second
@@ -21,12 +21,13 @@ const endTimeout = 10 * time.Second
 // readerProcess is a process that reads. Once it has ended, or was killed because it does
 // not reply, all requests to it fail at once with the same error.
 type readerProcess struct {
-	cmd    *exec.Cmd
-	in     *os.File // its stdin
-	out    *os.File // its stdout
-	decode *json.Decoder
-	exited chan struct{} // closed when it has ended
-	stop   func() bool   // stops the watch over the context of the run
+	settings *settings
+	cmd      *exec.Cmd
+	in       *os.File // its stdin
+	out      *os.File // its stdout
+	decode   *json.Decoder
+	exited   chan struct{} // closed when it has ended
+	stop     func() bool   // stops the watch over the context of the run
 
 	mu  sync.Mutex
 	why error // why it takes no requests any more; guarded by mu
@@ -34,7 +35,7 @@ type readerProcess struct {
 
 // startReader starts a process that reads what a server on path has published. It is killed
 // when ctx is done.
-func startReader(ctx context.Context, device, path string) (p *readerProcess, err error) {
+func startReader(ctx context.Context, set *settings, device, path string) (p *readerProcess, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -47,9 +48,9 @@ func startReader(ctx context.Context, device, path string) (p *readerProcess, er
 	if err != nil {
 		return nil, errors.Join(err, stdin.Close(), in.Close())
 	}
-	argv, env := readerArgs(readerCommand, "--device", device, "--socket", path)
+	argv, env := set.readerArgs(readerCommand, "--device", device, "--socket", path)
 	p = &readerProcess{
-		cmd: exec.CommandContext(context.WithoutCancel(ctx), self, argv...), in: in, out: out,
+		settings: set, cmd: exec.CommandContext(context.WithoutCancel(ctx), self, argv...), in: in, out: out,
 		decode: json.NewDecoder(out), exited: make(chan struct{}),
 	}
 	p.cmd.Env, p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = append(os.Environ(), env...), stdin, stdout, os.Stderr
@@ -116,11 +117,11 @@ func (p *readerProcess) hasExited() bool {
 
 // try does what needs the process: it writes to its stdin or reads from its stdout.
 func (p *readerProcess) try(do func() error) error {
-	late := time.AfterFunc(replyTimeout, func() {
+	stop := p.settings.afterReplyTimeout(p, func() {
 		p.end(fmt.Errorf("a process that reads does not reply: nothing came for %v", replyTimeout))
 	})
 	err := do()
-	late.Stop()
+	stop()
 	if err == nil {
 		return nil
 	}

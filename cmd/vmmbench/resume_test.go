@@ -21,7 +21,7 @@ func TestResume(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "run.ndjson")
 	args := []string{"bw", "--device", "host", "--size", "64K,256K", "--direction", "h2d,d2d", "--samples", "7", "-o", file, "--resume", file, "--format", "json"}
 	var out bytes.Buffer
-	code := run(ctx, append(args, "--progress", "plain"), &out, &interrupter{n: 3, cancel: cancel})
+	code := run(ctx, testSettings(), append(args, "--progress", "plain"), &out, &interrupter{n: 3, cancel: cancel})
 	require.Equal(t, report.ExitInterrupted, code)
 	first := parse(t, out.String())
 	cancel()

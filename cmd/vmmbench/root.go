@@ -19,14 +19,15 @@ func (e usageError) Unwrap() error { return e.err }
 
 // app has what all commands share: where to write, and the exit code.
 type app struct {
+	settings       *settings
 	args           []string
 	stdout, stderr io.Writer
 	code           int
 }
 
 // run is the program without its process: tests call it.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	a := &app{args: args, stdout: stdout, stderr: stderr}
+func run(ctx context.Context, set *settings, args []string, stdout, stderr io.Writer) int {
+	a := &app{settings: set, args: args, stdout: stdout, stderr: stderr}
 	root := a.commands()
 	root.SetArgs(args)
 	root.SetOut(stdout)

@@ -38,7 +38,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	if err := m.check(); err != nil {
 		return err
 	}
-	devs, err := openDevices(names)
+	devs, err := openDevices(a.settings, names)
 	defer func() { err = errors.Join(err, closeDevices(devs)) }()
 	// A report is written also if there is no such device: its only case is waived.
 	absent, err := a.waivedCase(m.device, err)

@@ -121,7 +121,7 @@ func TestOutputsConformToTheSchema(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	var partial bytes.Buffer
-	code := run(ctx, append([]string{"--size", "64K", "--format", "json", "--progress", "plain"}, "--device", "host", "--samples", "3"),
+	code := run(ctx, testSettings(), append([]string{"--size", "64K", "--format", "json", "--progress", "plain"}, "--device", "host", "--samples", "3"),
 		&partial, &interrupter{n: 3, cancel: cancel})
 	require.Equal(t, report.ExitInterrupted, code)
 	require.NoError(t, conforms(t, whole, partial.Bytes()), "interrupted")

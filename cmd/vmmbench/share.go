@@ -74,7 +74,7 @@ View.Wait. Every byte is compared in each reader, or less by --verify.`,
   vmmbench share --op attach --size 1G --chunk 2M,64M --readers 1,4`,
 	})
 	f := c.Flags()
-	m.add(f, 100, 10*time.Second)
+	m.add(f, a.settings, 100, 10*time.Second)
 	m.addVerify(f)
 	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -107,7 +107,7 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		samples: math.MaxInt, maxLoops: 1, memory: 2 * n * uint64(len(p.ops.values)),
 	}
 	s := &sharing{dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
-	g.setup, g.fill, g.deviceChecks = s.setup, n*uint64(len(p.ops.values)), checksOnDevice(dev)
+	g.setup, g.fill, g.deviceChecks = s.setup, n*uint64(len(p.ops.values)), dev.checksItself()
 	for _, op := range p.ops.values {
 		// The payload is what is new to a reader.
 		bytes := n
@@ -184,7 +184,7 @@ func (s *sharing) setup(ctx context.Context) (undo func() error, err error) {
 	}
 	// A reader is told where the server listens, so it starts after it.
 	for range s.readers {
-		p, err := startReader(ctx, s.dev.Info().Open, s.server.Path())
+		p, err := startReader(ctx, s.dev.settings, s.dev.Info().Open, s.server.Path())
 		if err != nil {
 			return nil, errors.Join(err, undo())
 		}

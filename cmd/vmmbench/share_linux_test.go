@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -10,20 +9,12 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
-// readersAreTests has the processes that read run this test's program.
-func readersAreTests(t *testing.T) {
-	t.Helper()
-	was := readerArgs
-	t.Cleanup(func() { readerArgs = was })
-	readerArgs = testReader
-}
+func TestShare(t *testing.T) { byHostAndDevice(t, sharesWithReaders) }
 
-func TestShare(t *testing.T) { bothWays(t, sharesWithReaders) }
-
-func sharesWithReaders(t *testing.T) {
-	readersAreTests(t)
-	args := []string{"share", "--device", "host", "--size", "5M", "--chunk", "2M", "--readers", "2", "--format", "json", "--progress", "off"}
-	code, out, stderr := bench(t, append(args, "--samples", "70")...) // more than one range has room for
+func sharesWithReaders(t *testing.T, set *settings) {
+	t.Parallel()
+	args := []string{"share", "--device", "host?page=64K", "--size", "160K", "--chunk", "64K", "--readers", "2", "--format", "json", "--progress", "off"}
+	code, out, stderr := benchWith(t, set, append(args, "--samples", "70")...) // more than one range has room for
 	require.Equal(t, report.ExitPassed, code, stderr)
 	require.NoError(t, conforms(t, strictSchema(t, ""), []byte(out)))
 	r := parse(t, out)
@@ -36,20 +27,20 @@ func sharesWithReaders(t *testing.T) {
 			require.GreaterOrEqual(t, c.Stats.ReaderFDs, 3, "a descriptor for each chunk of the host's")
 			fallthrough
 		case opGrowth, opAppend:
-			require.Equal(t, uint64(2*5<<20), c.Verify.Bytes, "%s: every byte, by each reader", c.ID)
-			if os.Getenv(kernelsEnv) != "" {
+			require.Equal(t, uint64(2*160<<10), c.Verify.Bytes, "%s: every byte, by each reader", c.ID)
+			if set.checksOnDevice(device{}) {
 				require.Equal(t, c.Verify.Bytes, c.Verify.ByDevice, "%s: by the reader's device", c.ID)
 			}
 		}
 	}
 
-	code, out, _ = bench(t, append(args, "--samples", "1", "--corrupt", "3145729")...)
+	code, out, _ = benchWith(t, set, append(args, "--samples", "1", "--corrupt", "98305")...)
 	require.Equal(t, report.ExitMismatch, code)
 	for _, c := range parse(t, out).Cases {
 		if c.Axes["op"] == opWake {
 			continue
 		}
-		require.Equal(t, uint64(3145729), c.Verify.FirstBad.Offset, c.ID)
+		require.Equal(t, uint64(98305), c.Verify.FirstBad.Offset, c.ID)
 		require.Equal(t, 1, c.Verify.FirstBad.Chunk)
 		require.Equal(t, uint64(2), c.Verify.Errors, "one for each reader")
 	}
@@ -57,13 +48,13 @@ func sharesWithReaders(t *testing.T) {
 
 // If a reader cannot start, its reason is that of every case of the group.
 func TestShareWithoutReaders(t *testing.T) {
-	readersAreTests(t)
-	whole := readerArgs
-	readerArgs = func(args ...string) (argv, env []string) {
-		argv, env = whole(args...)
+	t.Parallel()
+	set := testSettings()
+	set.readerArgs = func(args ...string) (argv, env []string) {
+		argv, env = testReader(args...)
 		return argv, []string{strings.Replace(env[0], "--device host:0", "--device host:99", 1)}
 	}
-	code, out, _ := bench(t, "share", "--device", "host", "--samples", "1", "--readers", "1", "--chunk", "2M", "--format", "json", "--progress", "off")
+	code, out, _ := benchWith(t, set, "share", "--device", "host", "--size", "2M", "--samples", "1", "--readers", "1", "--chunk", "2M", "--format", "json", "--progress", "off")
 	require.Equal(t, report.ExitError, code)
 	for _, c := range parse(t, out).Cases {
 		require.Contains(t, string(c.Reason), "host:99")

@@ -48,17 +48,13 @@ type readerReply struct {
 // readerCommand is the name of the hidden command that a reader runs.
 const readerCommand = "share-reader"
 
-// readerArgs returns the arguments and the additional environment of a reader. Tests
-// replace it, since their program has other arguments.
-var readerArgs = func(args ...string) (argv, env []string) { return args, nil }
-
 // shareReader is the command of a process that reads.
 func (a *app) shareReader() *cobra.Command {
 	c := command(&cobra.Command{Use: readerCommand, Hidden: true, Short: "Read what share has published"})
 	device := c.Flags().String("device", "", "the device")
 	socket := c.Flags().String("socket", "", "the server")
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		dev, err := openDevice(*device)
+		dev, err := openDevice(a.settings, *device)
 		out := json.NewEncoder(a.stdout)
 		if err != nil {
 			return out.Encode(readerReply{Error: err.Error()})

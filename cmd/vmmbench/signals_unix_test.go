@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -17,7 +18,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
-const mainEnv = "VMMBENCH_TEST_MAIN"
+// timeOver is the signal that ends the time of --max-time in such a process.
+const timeOver = syscall.SIGUSR1
 
 // TestMainProcess is vmmbench's own process, and nothing in any other.
 func TestMainProcess(t *testing.T) {
@@ -25,21 +27,23 @@ func TestMainProcess(t *testing.T) {
 	if args == "" {
 		t.Skip("is run by other tests")
 	}
-	os.Args = append([]string{"vmmbench"}, strings.Fields(args)...)
-	readerArgs = testReader
+	set := testSettings()
 	if os.Getenv(kernelsEnv) != "" {
-		checksOnDevice = func(device) bool { return true }
+		set = kernelSettings()
 	}
-	main()
+	var clock testClock
+	set.now = clock.now
+	over := make(chan os.Signal, 1)
+	signal.Notify(over, timeOver)
+	go func() {
+		<-over
+		clock.over.Store(true)
+	}()
+	os.Exit(process(set, strings.Fields(args)))
 }
 
-// testReader has a process that reads run this test's program.
-func testReader(args ...string) (argv, env []string) {
-	return []string{"-test.run=^TestMainProcess$"}, []string{mainEnv + "=" + strings.Join(args, " ")}
-}
-
-// process is vmmbench with these arguments, without a report on stdout.
-func process(t *testing.T, args string) *exec.Cmd {
+// mainProcess is vmmbench with these arguments, without a report on stdout.
+func mainProcess(t *testing.T, args string) *exec.Cmd {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -62,8 +66,9 @@ func readReport(t *testing.T, file string) (r report.Report) {
 func TestClosedPipe(t *testing.T) {
 	for format, want := range map[string]int{"table": report.ExitError, "ndjson": report.ExitInterrupted} {
 		t.Run(format, func(t *testing.T) {
+			t.Parallel()
 			file := filepath.Join(t.TempDir(), "a.json")
-			cmd := process(t, "bw --device host --size 64K --samples 6 --mem vmm,plain --host pinned --direction d2d --format "+format+" -o "+file)
+			cmd := mainProcess(t, "bw --device host --size 64K --samples 6 --mem vmm,plain --host pinned --direction d2d --format "+format+" -o "+file)
 			r, w, err := os.Pipe()
 			require.NoError(t, err)
 			require.NoError(t, r.Close())
@@ -83,9 +88,10 @@ func TestClosedPipe(t *testing.T) {
 func TestSignals(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
 			dir := t.TempDir()
 			whole, lines := filepath.Join(dir, "a.json"), filepath.Join(dir, "a.ndjson")
-			cmd := process(t, "bw --device host --size 4K:64M:x2 --samples 1000 --max-time 1h --min-time 10ms -o "+whole+" -o "+lines)
+			cmd := mainProcess(t, "bw --device host --size 4K:64M:x2 --samples 1000 --max-time 1h --min-time 10ms -o "+whole+" -o "+lines)
 			require.NoError(t, cmd.Start())
 			var b []byte
 			require.Eventually(t, func() bool {

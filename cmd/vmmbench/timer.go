@@ -84,7 +84,7 @@ func newTimer(dev device, n int, gateable bool) (t *timer, err error) {
 	if !gateable || !ok {
 		return t, nil
 	}
-	g := &gate{memOps: ops, timeout: gateTimeout}
+	g := &gate{memOps: ops, timeout: dev.settings.gateTimeout}
 	if g.ptr, g.word, err = alloc.AllocHost(8); err != nil {
 		return t, err
 	}

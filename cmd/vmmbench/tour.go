@@ -95,7 +95,7 @@ Exit status: 0 all passed, 1 a case could not be run or a report could not be wr
   vmmbench --preset full -o full.json`,
 	})
 	f := c.Flags()
-	m.add(f, 15, 2*time.Second)
+	m.add(f, a.settings, 15, 2*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	f.Var(&which, "preset", "what to measure")

@@ -49,9 +49,10 @@ func exchange(a, b, n uint64) func(driver.Device, driver.Ptr, uint64) error {
 }
 
 // Whatever goes wrong with a copy is found, at its exact place.
-func TestWrongCopiesAreFound(t *testing.T) { bothWays(t, wrongCopiesAreFound) }
+func TestWrongCopiesAreFound(t *testing.T) { byHostAndDevice(t, wrongCopiesAreFound) }
 
-func wrongCopiesAreFound(t *testing.T) {
+func wrongCopiesAreFound(t *testing.T, set *settings) {
+	t.Parallel()
 	const mib = 1 << 20
 	for _, c := range []struct {
 		what  string
@@ -67,7 +68,7 @@ func wrongCopiesAreFound(t *testing.T) {
 		}, 8*mib - 1, 0},
 	} {
 		dev := hookedDevice(t, nil)
-		dev.raw = wrongDevice{dev.raw, c.harm}
+		dev.settings, dev.raw = set, wrongDevice{dev.raw, c.harm}
 		copies := newBWPlan()
 		copies.directions.values, copies.mems.values = []string{d2d}, []string{memVMM}
 		copies.sizes, copies.chunks = size.List{8 * mib}, size.List{2 * mib}

@@ -4,13 +4,14 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/internal/testgate"
 )
 
 // clock is a clock that only work moves.
@@ -34,10 +35,7 @@ func config(c *clock) Config {
 // From the clock to the verdict, with contenders that are slower by a known part.
 func TestVerdictsOfAScriptedClock(t *testing.T) {
 	const spread = 0.003
-	seeds := 40
-	if os.Getenv("VMM_SOAK") != "" {
-		seeds = 1000
-	}
+	seeds := testgate.Effort(40, 40, 1000)
 	for _, c := range []struct {
 		slowdown float64
 		want     stat.Verdict

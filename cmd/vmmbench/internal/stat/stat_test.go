@@ -3,10 +3,11 @@ package stat
 import (
 	"math"
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
 )
 
 func TestSummarize(t *testing.T) {
@@ -134,10 +135,7 @@ func (t tally) of(v Verdict) float64 { return float64(t.verdict[v]) / float64(t.
 
 func simulate(t *testing.T, s simulation, n int, slow float64) tally {
 	t.Helper()
-	c := tally{seeds: 1000, verdict: map[Verdict]int{}}
-	if os.Getenv("VMM_SOAK") != "" {
-		c.seeds = 20_000
-	}
+	c := tally{seeds: testgate.Effort(1000, 1000, 20_000), verdict: map[Verdict]int{}}
 	for seed := range uint64(c.seeds) {
 		a, b := s(rand.New(rand.NewPCG(seed, 1)), n, slow)
 		e, err := Ratio(a, b)
