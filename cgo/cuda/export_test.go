@@ -81,7 +81,7 @@ func TestSupportsDMABuf(t *testing.T) {
 	isOnly(t, d.Supports(0, driver.FeatureDMABuf), driver.ErrOutOfMemory, "which settles nothing")
 	require.NoError(t, v.Close())
 
-	old, _ := onFake(t, fakecuda.Missing("mem_range_handle"))
+	old, _ := onFake(t, fakecuda.Missing("cuMemGetHandleForAddressRange"))
 	isOnly(t, old.Supports(0, driver.FeatureDMABuf), driver.ErrNotSupported)
 	_, err = old.ExportRange(mapOne(t, old), granule, 0)
 	isOnly(t, err, driver.ErrNotSupported)
@@ -123,7 +123,7 @@ func TestNoFabric(t *testing.T) {
 }
 
 func TestFabricArguments(t *testing.T) {
-	d, fake := onFake(t, fakecuda.Fabric)
+	d, fake := onFake(t, fakecuda.Fabric())
 	require.NoError(t, d.Supports(0, driver.FeatureShareFabric))
 	prop := driver.Prop{Location: onDevice(0), Share: driver.ShareFabric}
 	h, err := d.Create(granule, prop)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/fakelib"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
@@ -20,9 +21,9 @@ const fakeCode = "// params fill_bytes 8 8 4\n.entry fill_bytes(\n.entry empty(\
 
 // onFake is the binding on a fake driver of its own. The test must violate no rule of
 // it and free everything.
-func onFake(tb testing.TB, flags ...string) (*cuda.Driver, *fakecuda.Library) {
+func onFake(tb testing.TB, changes ...fakelib.Change) (*cuda.Driver, *fakecuda.Library) {
 	tb.Helper()
-	path := fakecuda.Build(tb, flags...)
+	path := fakecuda.Build(tb, changes...)
 	fake := fakecuda.Open(tb, path)
 	d, err := cuda.Load(path)
 	require.NoError(tb, err)
@@ -50,7 +51,7 @@ func onDevice(n int) driver.Location { return driver.Location{Kind: driver.Locat
 func TestConformanceOnFake(t *testing.T) {
 	t.Run("Memory", func(t *testing.T) {
 		drivertest.Memory(t, func(tb testing.TB) driver.Driver {
-			path := fakecuda.Build(tb, fakecuda.Fabric)
+			path := fakecuda.Build(tb, fakecuda.Fabric())
 			fake := fakecuda.Open(tb, path)
 			fake.Configure(3, gib)
 			fake.Link(1, 2, fakecuda.NoPath)
@@ -63,7 +64,7 @@ func TestConformanceOnFake(t *testing.T) {
 	})
 	t.Run("Async", func(t *testing.T) {
 		drivertest.Async(t, func(tb testing.TB) driver.Driver {
-			path := fakecuda.Build(tb, fakecuda.Missing("wait_value32"), fakecuda.Missing("ipc_open_mem"), fakecuda.Missing("pool_export"))
+			path := fakecuda.Build(tb, fakecuda.Missing("cuStreamWaitValue32_v2", "cuIpcOpenMemHandle_v2", "cuMemPoolExportToShareableHandle"))
 			fake := fakecuda.Open(tb, path)
 			d, err := cuda.Load(path)
 			require.NoError(tb, err)

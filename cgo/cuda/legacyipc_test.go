@@ -177,11 +177,7 @@ func TestOpenMemAfterReset(t *testing.T) {
 
 // A driver without one of the symbols has no such call.
 func TestLegacyIPCSymbols(t *testing.T) {
-	var flags []string
-	for _, field := range []string{"ipc_get_mem", "ipc_open_mem", "ipc_close_mem", "ipc_get_event", "ipc_open_event"} {
-		flags = append(flags, fakecuda.Missing(field))
-	}
-	d, _ := onFake(t, flags...)
+	d, _ := onFake(t, fakecuda.Missing("cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuIpcGetEventHandle", "cuIpcOpenEventHandle"))
 	v := openOn(t, d, 0)
 	e, err := v.NewEvent(driver.EventInterprocess)
 	require.NoError(t, err)
@@ -354,8 +350,7 @@ func TestImportPoolRefuses(t *testing.T) {
 	isOnly(t, err, driver.ErrInvalid)
 	require.Equal(t, 1, fake.Calls("cuMemPoolImportFromShareableHandle"), "only a device's descriptor comes that far")
 
-	flags := []string{fakecuda.Missing("pool_export"), fakecuda.Missing("pool_import"), fakecuda.Missing("pool_export_pointer"), fakecuda.Missing("pool_import_pointer")}
-	d, _ := onFake(t, flags...)
+	d, _ := onFake(t, fakecuda.Missing("cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle", "cuMemPoolExportPointer", "cuMemPoolImportPointer"))
 	old := openOn(t, d, 0)
 	isOnly(t, d.Supports(0, driver.FeaturePoolShareFD), driver.ErrNotSupported)
 	f, err := os.Open(os.DevNull)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/fakelib"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -110,20 +111,20 @@ func TestLoadRubbish(t *testing.T) {
 
 func TestLoadFails(t *testing.T) {
 	for name, c := range map[string]struct {
-		flag   string
+		change fakelib.Change
 		kind   error
 		result cuda.Result
 	}{
-		"a stub library":            {fakecuda.Stub, driver.ErrNoDriver, 34},
-		"a driver that fails":       {fakecuda.Broken, nil, 999},
-		"no devices":                {fakecuda.NoDevices, driver.ErrNoDevice, 100},
-		"a fabric that starts":      {"-DFAKE_INIT=802", driver.ErrUnavailable, 802},
-		"an exclusive device":       {"-DFAKE_INIT=46", driver.ErrUnavailable, 46},
-		"a process that ends":       {"-DFAKE_INIT=4", driver.ErrClosed, 4},
-		"a driver and card at odds": {"-DFAKE_INIT=803", nil, 803},
+		"a stub library":            {fakecuda.Init(34), driver.ErrNoDriver, 34},
+		"a driver that fails":       {fakecuda.Init(999), nil, 999},
+		"no devices":                {fakecuda.Init(100), driver.ErrNoDevice, 100},
+		"a fabric that starts":      {fakecuda.Init(802), driver.ErrUnavailable, 802},
+		"an exclusive device":       {fakecuda.Init(46), driver.ErrUnavailable, 46},
+		"a process that ends":       {fakecuda.Init(4), driver.ErrClosed, 4},
+		"a driver and card at odds": {fakecuda.Init(803), nil, 803},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := cuda.Load(fakecuda.Build(t, c.flag))
+			_, err := cuda.Load(fakecuda.Build(t, c.change))
 			isOnly(t, err, c.kind)
 			var r cuda.Result
 			require.ErrorAs(t, err, &r)
@@ -134,8 +135,8 @@ func TestLoadFails(t *testing.T) {
 }
 
 func TestLoadTooOld(t *testing.T) {
-	for field, symbol := range map[string]string{"mem_map": "cuMemMap", "ctx_push": "cuCtxPushCurrent_v2", "init": "cuInit"} {
-		_, err := cuda.Load(fakecuda.Build(t, fakecuda.Missing(field)))
+	for _, symbol := range []string{"cuMemMap", "cuCtxPushCurrent_v2", "cuInit"} {
+		_, err := cuda.Load(fakecuda.Build(t, fakecuda.Missing(symbol)))
 		isOnly(t, err, driver.ErrNotSupported)
 		require.ErrorContains(t, err, symbol)
 		require.ErrorContains(t, err, "too old")
@@ -144,8 +145,8 @@ func TestLoadTooOld(t *testing.T) {
 
 // Without an optional symbol only the call that needs it fails.
 func TestLoadOld(t *testing.T) {
-	d, fake := onFake(t, fakecuda.Missing("device_uuid_mig"), fakecuda.Missing("pool_alloc"), fakecuda.Missing("pool_free"),
-		fakecuda.Missing("pool_set"), fakecuda.Missing("wait_value32"), fakecuda.Missing("write_value64"), fakecuda.Missing("device_p2p"))
+	d, fake := onFake(t, fakecuda.Missing("cuDeviceGetUuid_v2", "cuMemAllocAsync", "cuMemFreeAsync",
+		"cuMemPoolSetAttribute", "cuStreamWaitValue32_v2", "cuStreamWriteValue64_v2", "cuDeviceGetP2PAttribute"))
 	all, err := d.Devices()
 	require.NoError(t, err)
 	require.Equal(t, "fake-cuda-uuid-\x01", string(all[1].UUID[:]))

@@ -307,8 +307,8 @@ func TestKernelsDuringCapture(t *testing.T) {
 
 // Without an optional symbol only the call that needs it fails.
 func TestKernelsOld(t *testing.T) {
-	d, _ := onFake(t, fakecuda.Missing("launch_ex"), fakecuda.Missing("function_param"), fakecuda.Missing("stream_capture_info"),
-		fakecuda.Missing("graph_instantiate"), fakecuda.Missing("graph_update"))
+	d, _ := onFake(t, fakecuda.Missing("cuLaunchKernelEx", "cuFuncGetParamInfo", "cuStreamGetCaptureInfo",
+		"cuGraphInstantiateWithFlags", "cuGraphExecUpdate"))
 	v := openOn(t, d, 0)
 	m, _, err := v.LoadModule(driver.Code{Image: []byte(fakeCode)})
 	require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/fakelib"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -60,13 +61,9 @@ func TestPoolVersions(t *testing.T) {
 
 // A driver without one of the symbols has no such call.
 func TestPoolSymbols(t *testing.T) {
-	pools := []string{"pool_default", "pool_current", "pool_set_current", "pool_create", "pool_destroy", "pool_alloc_from",
-		"pool_trim", "pool_get", "pool_set", "pool_get_access", "pool_set_access", "copy_peer", "stream_ctx"}
-	var flags []string
-	for _, field := range pools {
-		flags = append(flags, fakecuda.Missing(field))
-	}
-	d, _ := onFake(t, flags...)
+	d, _ := onFake(t, fakecuda.Missing("cuDeviceGetDefaultMemPool", "cuDeviceGetMemPool", "cuDeviceSetMemPool", "cuMemPoolCreate", "cuMemPoolDestroy",
+		"cuMemAllocFromPoolAsync", "cuMemPoolTrimTo", "cuMemPoolGetAttribute", "cuMemPoolSetAttribute",
+		"cuMemPoolGetAccess", "cuMemPoolSetAccess", "cuMemcpyPeerAsync", "cuStreamGetCtx"))
 	v := openOn(t, d, 0)
 	isOnly(t, d.Supports(0, driver.FeaturePools), driver.ErrNotSupported)
 	isOnly(t, d.Supports(0, driver.FeaturePoolShareFD), driver.ErrNotSupported)
@@ -91,14 +88,14 @@ func TestPoolSymbols(t *testing.T) {
 // The attribute promises fabric handles that creating a pool refuses.
 func TestPoolShares(t *testing.T) {
 	for _, c := range []struct {
-		flags  []string
-		ways   driver.Share
-		fabric error
+		changes []fakelib.Change
+		ways    driver.Share
+		fabric  error
 	}{
 		{nil, driver.ShareFD, driver.ErrNotSupported},
-		{[]string{fakecuda.Fabric}, driver.ShareFD | driver.ShareFabric, nil},
+		{[]fakelib.Change{fakecuda.Fabric()}, driver.ShareFD | driver.ShareFabric, nil},
 	} {
-		d, fake := onFake(t, c.flags...)
+		d, fake := onFake(t, c.changes...)
 		v := openOn(t, d, 0)
 		ways, err := v.PoolShares()
 		require.NoError(t, err)

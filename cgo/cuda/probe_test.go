@@ -16,19 +16,19 @@ import (
 
 // The device's own node is tried, not node 0, which need not have memory.
 func TestSupportsHostNUMA(t *testing.T) {
-	d, fake := onFake(t, "-DFAKE_NODE=3")
+	d, fake := onFake(t, fakecuda.Node(3), fakecuda.NUMA(3))
 	require.NoError(t, d.Supports(0, driver.FeatureHostNUMA))
 	require.Contains(t, fake.Last("cuMemCreate"), "location=3:3")
 	fake.Fail("cuMemCreate", 1, 2)
 	isOnly(t, d.Supports(0, driver.FeatureHostNUMA), driver.ErrOutOfMemory, "which settles nothing")
 
-	d, _ = onFake(t, "-DFAKE_NODE=3", "-DFAKE_NUMA_ID=2")
+	d, _ = onFake(t, fakecuda.Node(3), fakecuda.NUMA(2))
 	isOnly(t, d.Supports(0, driver.FeatureHostNUMA), driver.ErrNotSupported, "its node has none")
 
 	nodes := cuda.OnlineNodes("/sys/devices/system/node/online")
-	d, _ = onFake(t, "-DFAKE_NUMA_ID=-2") // only node 0, and a driver that does not name a device's node
+	d, _ = onFake(t, fakecuda.NUMA(-2)) // only node 0, and a driver that does not name a device's node
 	require.NoError(t, d.Supports(0, driver.FeatureHostNUMA))
-	d, fake = onFake(t, "-DFAKE_NODE=77", "-DFAKE_NUMA_ID=-1")
+	d, fake = onFake(t, fakecuda.Node(77), fakecuda.NUMA(-1))
 	before := fake.Calls("cuMemGetAllocationGranularity")
 	isOnly(t, d.Supports(0, driver.FeatureHostNUMA), driver.ErrNotSupported, "no node that is online")
 	require.Equal(t, len(nodes), fake.Calls("cuMemGetAllocationGranularity")-before, "each was tried")
@@ -65,6 +65,6 @@ func TestSupportsLegacyIPC(t *testing.T) {
 	require.Equal(t, before, fake.Live())
 	require.NoError(t, v.Close())
 
-	old, _ := onFake(t, fakecuda.Missing("ipc_get_mem"))
+	old, _ := onFake(t, fakecuda.Missing("cuIpcGetMemHandle"))
 	isOnly(t, old.Supports(0, driver.FeatureLegacyIPC), driver.ErrNotSupported)
 }

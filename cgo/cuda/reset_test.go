@@ -12,13 +12,14 @@ import (
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/cgo/internal/second"
 	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/fakelib"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // onReset is the binding on a fake driver whose contexts another library resets.
-func onReset(t *testing.T, flags ...string) (d *cuda.Driver, fake *fakecuda.Library, reset func(dev int)) {
+func onReset(t *testing.T, changes ...fakelib.Change) (d *cuda.Driver, fake *fakecuda.Library, reset func(dev int)) {
 	t.Helper()
-	path := fakecuda.Build(t, flags...)
+	path := fakecuda.Build(t, changes...)
 	fake = fakecuda.Open(t, path)
 	d, err := cuda.Load(path)
 	require.NoError(t, err)
@@ -279,7 +280,7 @@ func TestResetDriver(t *testing.T) {
 
 // Without context ids only a result shows the reset.
 func TestResetWithoutIDs(t *testing.T) {
-	d, fake, reset := onReset(t, fakecuda.Missing("ctx_id"))
+	d, fake, reset := onReset(t, fakecuda.Missing("cuCtxGetId"))
 	x := makeThings(t, d)
 	reset(0)
 	isOnly(t, x.v.Sync(), driver.ErrContextReset)

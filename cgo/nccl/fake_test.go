@@ -12,15 +12,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
+	"github.com/cuvmm/cuvmm/internal/fakelib"
 	"github.com/cuvmm/cuvmm/internal/fakenccl"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // onFake is the binding on a fake NCCL of its own. The test must violate no rule of it and
 // end all that it begins.
-func onFake(tb testing.TB, flags ...string) (*nccl.Library, *fakenccl.Library) {
+func onFake(tb testing.TB, changes ...fakelib.Change) (*nccl.Library, *fakenccl.Library) {
 	tb.Helper()
-	path := fakenccl.Build(tb, flags...)
+	path := fakenccl.Build(tb, changes...)
 	fake := fakenccl.Open(tb, path)
 	l, err := nccl.Open(path)
 	require.NoError(tb, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/nvrtc"
+	"github.com/cuvmm/cuvmm/internal/fakelib"
 	"github.com/cuvmm/cuvmm/internal/fakenvrtc"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -19,9 +20,9 @@ const source = "template <typename T> __global__ void scale(T *p) {}\n"
 
 // onFake is the binding on a fake compiler of its own. The test must violate no rule of
 // it and destroy every program.
-func onFake(tb testing.TB, flags ...string) (*nvrtc.Compiler, *fakenvrtc.Library) {
+func onFake(tb testing.TB, changes ...fakelib.Change) (*nvrtc.Compiler, *fakenvrtc.Library) {
 	tb.Helper()
-	path := fakenvrtc.Build(tb, flags...)
+	path := fakenvrtc.Build(tb, changes...)
 	fake := fakenvrtc.Open(tb, path)
 	c, err := nvrtc.Open(path)
 	require.NoError(tb, err)

@@ -19,7 +19,7 @@ import (
 func TestOpenFirst(t *testing.T) {
 	rubbish := filepath.Join(t.TempDir(), "libnvrtc.so.12")
 	require.NoError(t, os.WriteFile(rubbish, []byte("no library"), 0o600))
-	old := fakenvrtc.Build(t, fakenvrtc.Missing("archs"))
+	old := fakenvrtc.Build(t, fakenvrtc.Missing("nvrtcGetSupportedArchs"))
 	candidates := []string{"libnvrtc-not-here.so.13", "/nowhere/libnvrtc.so.12", rubbish, old}
 	_, err := openFirst(candidates)
 	require.ErrorIs(t, err, driver.ErrNotSupported)

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
 )
 
 // What NVIDIA's header of CUDA 13.0 says: tools/abi-check -o writes it.
@@ -73,6 +75,7 @@ func TestAllIsPrinted(t *testing.T) {
 
 // The tool must see what is not as in NVIDIA's header. This one is made of ours.
 func TestTool(t *testing.T) {
+	testgate.Long(t)
 	compiler(t)
 	if _, err := exec.LookPath("bash"); err != nil {
 		t.Skip("needs bash")

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
 )
 
 func read(t *testing.T, path string) string {
@@ -40,6 +42,7 @@ func TestAllIsPrinted(t *testing.T) {
 
 // The tool must see what is not as in NVIDIA's header. This one is made of ours.
 func TestTool(t *testing.T) {
+	testgate.Long(t)
 	if runtime.GOOS != "linux" {
 		t.Skip("the layouts are those of Linux")
 	}
