@@ -31,9 +31,9 @@ arrow: ## vet and test examples/arrow, a module of its own
 soak: ## every test, and for long those that can run for long (VMM_SOAK=1)
 	VMM_SOAK=1 go test -tags invariants -count=1 -timeout 60m ./...
 
-# Not for vmmbench, which runs code whose own tests are here, and the documents.
-race: ## test under the race detector, with internal/invariants on
-	go test -race -tags invariants $$(go list ./... | grep -v -e cmd/vmmbench$$ -e internal/repochecks)
+# In short runs: thorough has the length. Not for vmmbench, which runs code whose own tests are here, and the documents.
+race: ## the quick suite under the race detector, with internal/invariants on
+	go test -race -short -tags invariants $$(go list ./... | grep -v -e cmd/vmmbench$$ -e internal/repochecks)
 
 # A loaded libcuda stays, and the leak detector does not see what Go alone
 # points to. What leaks in the driver, the tests count.
