@@ -102,12 +102,12 @@ func (f importFrom) Import(path string) (*types.Package, error) {
 // run on.
 func TestOtherSystems(t *testing.T) {
 	testgate.Long(t)
-	for _, system := range []string{
+	for _, target := range []string{
 		"windows/amd64", "darwin/arm64", "freebsd/amd64", "js/wasm", "wasip1/wasm", "linux/arm64", "linux/386",
 	} {
-		t.Run(system, func(t *testing.T) {
+		t.Run(target, func(t *testing.T) {
 			t.Parallel()
-			goos, goarch, _ := strings.Cut(system, "/")
+			goos, goarch, _ := strings.Cut(target, "/")
 			require.Empty(t, typeCheck(t, "../..", goos, goarch))
 		})
 	}
