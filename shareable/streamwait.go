@@ -64,9 +64,13 @@ func (v *View) WaitOn(s *vmm.Stream, n uint64) error {
 	if v == nil || s == nil {
 		return fmt.Errorf("%w: no view, or no stream", vmm.ErrInvalid)
 	}
-	// An empty copy checks that the stream is open and is not being captured.
-	if err := s.CopyIn(0, nil); err != nil {
+	queue, capturing, release, err := s.Hold() // no capture begins meanwhile
+	if err != nil {
 		return err
+	}
+	defer release()
+	if capturing {
+		return vmm.ErrCapturing
 	}
 	p := &v.waits
 	p.mu.Lock()
@@ -79,12 +83,12 @@ func (v *View) WaitOn(s *vmm.Stream, n uint64) error {
 		return err
 	}
 	x.n, x.idle = n, false
-	if err := p.memOps.WaitValue(s.Queue(), x.p, 1, 8); err != nil {
+	if err := p.memOps.WaitValue(queue, x.p, 1, 8); err != nil {
 		x.idle = true
 		return err
 	}
 	// If this fails, the two words are never used again, which is no error.
-	_ = p.memOps.WriteValue(s.Queue(), x.p+8, 1, 8)
+	_ = p.memOps.WriteValue(queue, x.p+8, 1, 8)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	// Len may have moved since it was checked above, and nothing would notify.

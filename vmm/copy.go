@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // lockedSpan is a reservation that a call touches: its memory is not unmapped, and no
@@ -253,7 +254,7 @@ func (s *Stream) borrowLane(dev Span) (st *staging, l *lane, err error) {
 		if dev.Addr+Ptr(dev.Size) < dev.Addr {
 			return fmt.Errorf("%w: the addresses overflow", ErrBounds)
 		}
-		if err := o.notCapturing(s.queue); err != nil {
+		if err := o.NotCapturing(&s.order); err != nil {
 			return err
 		}
 		return o.checkAlive()
@@ -261,7 +262,7 @@ func (s *Stream) borrowLane(dev Span) (st *staging, l *lane, err error) {
 	if err != nil || dev.Size == 0 {
 		return nil, nil, err
 	}
-	if l, err = st.borrow(s.queue); err != nil || l != nil {
+	if l, err = st.borrow(s.order.Queue); err != nil || l != nil {
 		return st, l, err
 	}
 	// What the stream may not use is refused before the wait.
@@ -284,9 +285,9 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	}
 	defer st.putBack(l)
 	// A block is filled while the copy out of the other one runs.
-	for k := l.firstBlock(s.queue); len(src) > 0; k ^= 1 {
+	for k := l.firstBlock(s.order.Queue); len(src) > 0; k ^= 1 {
 		b := &l.blocks[k]
-		if b.mustWait(s.queue) {
+		if b.mustWait(s.order.Queue) {
 			if err := st.ready(b); err != nil {
 				return queued, err
 			}
@@ -311,7 +312,7 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 		return s.dev.CopyOut(dst, src)
 	}
 	defer st.putBack(l)
-	return st.drain(l, l.firstBlock(s.queue), func(b *block) ([]byte, error) {
+	return st.drain(l, l.firstBlock(s.order.Queue), func(b *block) ([]byte, error) {
 		n := min(uint64(len(dst)), st.size())
 		if n == 0 {
 			return nil, nil
@@ -332,15 +333,23 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 	var eventMissing bool
 	err := s.with(func(o *openDevice) error {
+		// Asked, and copied, and recorded while BeginCapture and a wait for an event of a
+		// capture are kept off: else the copy would become part of a graph.
+		if err := o.NotCapturing(&s.order); err != nil {
+			return err
+		}
 		p, err := s.dev.lockSpans(s, dev)
 		if err != nil {
 			return err
 		}
 		defer p.unlock()
-		if err := o.Copy(dst, src, dev.Size, s.queue); err != nil {
+		if err := o.Room(&s.order); err != nil {
 			return err
 		}
-		err = l.record(o, b, s.queue)
+		if err := o.Copy(dst, src, dev.Size, s.order.Queue); err != nil {
+			return err
+		}
+		err = l.record(o.Device, b, s.order.Queue)
 		eventMissing = err != nil
 		return err
 	})
@@ -359,7 +368,7 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 	b.busy, b.used = false, 0
 	// A wrapped stream of another context runs the copy, and refuses only this context's
 	// event. The copy has run by now.
-	if s.wrapped && errors.Is(err, ErrInvalid) {
+	if s.order.Wrapped && errors.Is(err, ErrInvalid) {
 		return nil
 	}
 	return err
@@ -479,7 +488,7 @@ func (s *Stream) Copy2D(dst, src PitchedPtr, width, count uint64) error {
 		if err := s.remember(o, nil, write, read); err != nil {
 			return err
 		}
-		return copyRows(o.Device, rows.At(dst, width), rows.At(src, width), width*count, s.queue)
+		return copyRows(o.Device, rows.At(dst, width), rows.At(src, width), width*count, s.queued())
 	}))
 }
 
@@ -499,7 +508,7 @@ func (d *Device) pitch(rowBytes uint64) (uint64, error) {
 	if rowBytes == 0 {
 		return 0, fmt.Errorf("%w: rows of 0 bytes", ErrInvalid)
 	}
-	if c, ok := o.Device.(driver.Copier2D); ok {
+	if c, ok := order.As[driver.Copier2D](o.Device); ok {
 		if n, err := c.Pitch(rowBytes); !errors.Is(err, ErrNotSupported) {
 			return n, err
 		}
@@ -514,7 +523,7 @@ func (o *openDevice) copyInNow(dst rows.Rows, src []byte) error {
 	if dst.IsFlat() {
 		return o.CopyIn(dst.Ptr, src)
 	}
-	if c, ok := o.Device.(driver.Copier2D); ok {
+	if c, ok := order.As[driver.Copier2D](o.Device); ok {
 		if err := c.CopyIn2D(dst.Pitched(), src, dst.Width); !errors.Is(err, ErrNotSupported) {
 			return err
 		}
@@ -528,7 +537,7 @@ func (o *openDevice) copyOutNow(dst []byte, src rows.Rows) error {
 	if src.IsFlat() {
 		return o.CopyOut(dst, src.Ptr)
 	}
-	if c, ok := o.Device.(driver.Copier2D); ok {
+	if c, ok := order.As[driver.Copier2D](o.Device); ok {
 		if err := c.CopyOut2D(dst, src.Pitched(), src.Width); !errors.Is(err, ErrNotSupported) {
 			return err
 		}
@@ -538,13 +547,13 @@ func (o *openDevice) copyOutNow(dst []byte, src rows.Rows) error {
 
 // copyRows queues a copy of n bytes between rows of one width, or flat memory. After an
 // error some of it may be queued.
-func copyRows(raw driver.Device, dst, src rows.Rows, n uint64, queue driver.Stream) error {
+func copyRows(raw *order.Device, dst, src rows.Rows, n uint64, queue driver.Stream) error {
 	if dst, src = dst.First(n), src.First(n); dst.IsFlat() && src.IsFlat() {
 		return raw.Copy(dst.Ptr, src.Ptr, n, queue)
 	}
 	width := max(dst.Width, src.Width) // one side may be flat
 	dst, src = dst.OfWidth(width), src.OfWidth(width)
-	if c, ok := raw.(driver.Copier2D); ok {
+	if c, ok := order.As[driver.Copier2D](raw); ok {
 		err := c.Copy2D(dst.Pitched(), src.Pitched(), width, n/width, queue)
 		if !errors.Is(err, ErrNotSupported) {
 			return err

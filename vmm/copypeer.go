@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // CopyPeer queues a copy of n bytes from memory of one device to memory of another, neither of
@@ -23,7 +24,7 @@ func (s *Stream) CopyPeer(dst Ptr, to *Device, src Ptr, from *Device, n uint64) 
 				return fmt.Errorf("%w: %v is of another driver than the stream", ErrInvalid, d)
 			}
 		}
-		c, ok := o.Device.(driver.PeerCopier)
+		c, ok := order.As[driver.PeerCopier](o.Device)
 		if !ok {
 			return fmt.Errorf("%w: copies between devices without access", ErrNotSupported)
 		}
@@ -42,7 +43,7 @@ func (s *Stream) CopyPeer(dst Ptr, to *Device, src Ptr, from *Device, n uint64) 
 			return err
 		}
 		defer read.unlock()
-		return c.CopyPeer(dst, to.state.n, src, from.state.n, n, s.queue)
+		return c.CopyPeer(dst, to.state.n, src, from.state.n, n, s.queued())
 	}))
 }
 

@@ -138,7 +138,7 @@ func (d *Device) Raw() (driver.Device, error) {
 	if err != nil {
 		return nil, d.fail("open context", 0, 0, err)
 	}
-	return o.Device, nil
+	return o.Raw(), nil
 }
 
 // Supports returns nil, ErrNotSupported, or an error that settles nothing. It
@@ -163,12 +163,9 @@ func (d *Device) MemInfo() (free, total uint64, err error) {
 // Sync waits for all work of the device's context. While a stream of it is
 // being captured it returns ErrCapturing and leaves the capture alone.
 func (d *Device) Sync() error {
-	o, err := d.ensureOpen()
+	_, err := d.ensureOpen()
 	if err == nil {
-		err = d.state.notCapturing()
-	}
-	if err == nil {
-		err = d.state.sync(o)
+		err = d.state.sync()
 	}
 	if err == nil {
 		d.state.parent.runSyncHooks()

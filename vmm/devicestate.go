@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // What Devices share, from the outside in:
@@ -84,6 +85,7 @@ type driverState struct {
 	drv      driver.Driver
 	hooks    testHooks
 	legacy   legacyPairs
+	world    *order.World
 	captures captures
 	onSync   syncHooks
 
@@ -100,6 +102,7 @@ type deviceState struct {
 	// Immutable.
 	parent *driverState
 	n      int // the ordinal
+	gate   *order.Gate
 
 	// Atomic.
 	openDevice    atomic.Pointer[openDevice] // nil before the first need
@@ -116,8 +119,9 @@ type deviceState struct {
 	created       uint64
 	pressureHooks []*pressureHook
 
-	streamsMu lock.RWMutex // shared while the driver is asked about them, so that none is freed
-	streams   []*Stream    // that this package knows: made here, or by WrapStream
+	streamsMu lock.RWMutex    // shared while the driver is asked about them, so that none is freed
+	streams   []*Stream       // that this package knows: made here, or by WrapStream
+	orders    []*order.Stream // theirs
 }
 
 // acquireState makes d a user of the state of device n.
@@ -126,11 +130,11 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	defer process.mu.Unlock()
 	parent := process.drivers[drv]
 	if parent == nil {
-		parent = &driverState{drv: drv, states: map[int]*deviceState{}}
+		parent = &driverState{drv: drv, world: order.NewWorld(), states: map[int]*deviceState{}}
 		parent.legacy.pairs = map[[2]int]*legacyPair{}
 		parent.mu.At(lock.Driver, 0)
 		parent.legacy.mu.At(lock.LegacyPairs, 0)
-		parent.captures.mu.At(lock.Captures, 0)
+		parent.captures.mu.At(lock.CaptureUses, 0)
 		process.drivers[drv] = parent
 	}
 	parent.devicesOpen++ // before process.mu is released, so that the last Close sees it
@@ -148,7 +152,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 }
 
 func newDeviceState(parent *driverState, n int) *deviceState {
-	s := &deviceState{parent: parent, n: n}
+	s := &deviceState{parent: parent, n: n, gate: parent.world.NewGate(n)}
 	key := uint64(n) // devices are locked by ordinal, if more than one is
 	s.closeMu.At(lock.DeviceClose, key)
 	s.pressureMu.At(lock.Pressure, key)
@@ -183,9 +187,9 @@ func (s *deviceState) closeDevice(d *Device) error {
 	if o == nil {
 		return nil
 	}
-	err := o.close()
+	err := o.Close()
 	if err != nil {
-		d.refusedCalls.add(o.close) // it may be half closed: it is not used again
+		d.refusedCalls.add(o.Close) // it may be half closed: it is not used again
 	}
 	return err
 }
@@ -224,8 +228,8 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &openDevice{Device: raw, state: s}
-	o.mu.At(lock.OpenDevice, 0)
+	o := &openDevice{state: s}
+	o.Device = order.NewDevice(raw, s.gate, o.freePinned, s.parent.refusedCloses.add)
 	o.stage.device, o.stage.hooks = o, &s.parent.hooks.staging
 	o.stage.mu.At(lock.Staging, 0)
 	s.openDevice.Store(o)
@@ -236,7 +240,7 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 func (s *deviceState) addStream(st *Stream) {
 	s.streamsMu.Lock()
 	defer s.streamsMu.Unlock()
-	s.streams = append(s.streams, st)
+	s.streams, s.orders = append(s.streams, st), append(s.orders, &st.order)
 }
 
 // removeStream undoes addStream.
@@ -244,31 +248,94 @@ func (s *deviceState) removeStream(st *Stream) {
 	s.streamsMu.Lock()
 	defer s.streamsMu.Unlock()
 	s.streams = slices.DeleteFunc(s.streams, func(e *Stream) bool { return e == st })
+	s.orders = slices.DeleteFunc(s.orders, func(e *order.Stream) bool { return e == &st.order })
+}
+
+// retained is the driver's device, retained, if it is open or other libraries have streams
+// here; else nil.
+func (s *deviceState) retained() (*openDevice, error) {
+	o := s.openDevice.Load()
+	if o == nil {
+		s.streamsMu.RLock()
+		some := len(s.streams) > 0
+		s.streamsMu.RUnlock()
+		var err error
+		if some {
+			o, err = s.ensureOpen()
+		}
+		if o == nil {
+			return nil, err
+		}
+	}
+	if !o.Retain() {
+		return nil, nil //nolint:nilnil // it is closing: nothing runs any more
+	}
+	return o, nil
 }
 
 // notCapturing is ErrCapturing if a stream that is known here is being captured,
-// or one that the driver knows to wait for the legacy stream.
+// or one that the driver knows to wait for the legacy stream. It is for calls that a capture
+// does not allow, and that hurt none if one begins meanwhile.
 func (s *deviceState) notCapturing() error {
-	s.streamsMu.RLock()
-	defer s.streamsMu.RUnlock()
-	o := s.openDevice.Load()
-	if o == nil && len(s.streams) > 0 { // of another library
-		var err error
-		if o, err = s.ensureOpen(); err != nil {
-			return err
-		}
-	}
-	if o == nil || !o.retain() {
-		return nil
-	}
-	defer o.release()
-	if err := o.notCapturing(0); err != nil {
+	o, err := s.retained()
+	if o == nil {
 		return err
 	}
+	defer o.Release()
+	s.streamsMu.RLock()
+	defer s.streamsMu.RUnlock()
+	return o.NoneCaptured(s.orders)
+}
+
+// contextWait is a wait, that has begun, for all work that a device's context had.
+type contextWait struct {
+	dev    *deviceState
+	f      order.Fence
+	theirs bool // another library's context, which this process may not have opened
+}
+
+// beginWait begins a wait for all work of the device's context, or returns ErrCapturing.
+func (s *deviceState) beginWait() (contextWait, error) {
+	o, err := s.retained()
+	if o == nil {
+		return contextWait{dev: s, theirs: err == nil && s.openDevice.Load() == nil}, err
+	}
+	defer o.Release()
+	release := s.gate.Quiet()
+	defer release()
+	s.streamsMu.RLock() // so that none is freed
+	defer s.streamsMu.RUnlock()
+	f, err := o.ContextFence(s.orders)
+	return contextWait{dev: s, f: f}, err
+}
+
+// wait waits, once.
+func (w contextWait) wait() error {
+	if w.theirs {
+		return w.dev.gate.Shared(func() error { return w.dev.parent.drv.SyncIfActive(w.dev.n) })
+	}
+	return w.f.SyncAndFree()
+}
+
+// sync waits for all work of the device's context.
+func (s *deviceState) sync() error {
+	s.streamsMu.RLock()
+	ends := make([]order.Point, 0, len(s.streams))
 	for _, st := range s.streams {
-		if err := o.notCapturing(st.queue); err != nil {
-			return err
+		if st.order.InContext() {
+			ends = append(ends, st.order.NextPoint())
 		}
+	}
+	s.streamsMu.RUnlock()
+	w, err := s.beginWait()
+	if err == nil {
+		err = w.wait()
+	}
+	if err != nil {
+		return err
+	}
+	for _, p := range ends {
+		p.Finish()
 	}
 	return nil
 }
@@ -321,32 +388,16 @@ func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
 	return r, uint64(p - r.ptr), true
 }
 
-// openDevice is a driver's device from the first need of it to the Close of the
-// last Device on it, with what ends with it: events and the pinned memory of
-// copies. Each use that may outlast that Close, a wait for one of its events for
-// instance, retains it; the last one to release it closes the driver's device then.
+// openDevice is a driver's device from the first need of it to the Close of the last Device
+// on it, with what ends with it: events and the pinned memory of copies.
 type openDevice struct {
-	driver.Device
+	*order.Device
 	state       *deviceState
 	stage       staging
 	pinnedCache pinnedCache
 
 	mirrors atomic.Uint64 // bytes of pinned memory that mirrors have
-
-	uses atomic.Int64 // a count, and the two bits below
-
-	mu     lock.Mutex
-	events []driver.Event // made, and free to use
 }
-
-// The bits of openDevice.uses.
-const (
-	// The last Device closes: it cannot be retained any more.
-	closingBit = 1 << 62
-	// finish has begun. A retain that comes too late is released at once, and must not begin
-	// it again.
-	finishingBit = closingBit >> 1
-)
 
 // checkAlive is an error if the device is lost or was reset. Then pinned memory may be freed
 // already and must not be touched.
@@ -357,60 +408,12 @@ func (o *openDevice) checkAlive() error {
 	return nil
 }
 
-// retain keeps the driver's device open until release; false if it is closing. Then all that
-// this package has queued on it has ended.
-func (o *openDevice) retain() bool {
-	if o.uses.Add(1)&closingBit == 0 {
-		return true
-	}
-	o.release()
-	return false
-}
-
-// release undoes retain. The last release after close has begun leaves closingBit alone in
-// uses: it then calls finish.
-func (o *openDevice) release() {
-	if o.uses.Add(-1) != closingBit || !o.uses.CompareAndSwap(closingBit, closingBit|finishingBit) {
-		return
-	}
-	if o.finish() != nil { // the next Device.Close tries again, and says so
-		o.state.parent.refusedCloses.add(o.finish)
-	}
-}
-
-// close closes the driver's device, or leaves that to the last use. After an error o cannot
-// be used any more, and close can be called again.
-func (o *openDevice) close() error {
-	// It retains o itself, so that no release finishes before it knows whether it is alone.
-	o.uses.Add(closingBit + 1)
-	if !o.uses.CompareAndSwap(closingBit+1, closingBit|finishingBit) {
-		o.release()
-		return nil
-	}
-	err := o.finish()
-	if err != nil { // neither bit, as before: the next close sets them again
-		o.uses.Add(-closingBit - finishingBit)
-	}
-	return err
-}
-
-// finish frees pinned memory and events and closes the driver's device. Nothing uses
-// o any more. It can be called again.
-func (o *openDevice) finish() error {
+// freePinned frees pinned memory, before the driver's device closes. It can be called again.
+func (o *openDevice) freePinned() error {
 	if err := o.stage.close(); err != nil {
 		return err
 	}
-	if err := o.pinnedCache.close(o); err != nil {
-		return err
-	}
-	for len(o.events) > 0 {
-		last := len(o.events) - 1
-		if err := o.FreeEvent(o.events[last]); err != nil {
-			return err
-		}
-		o.events = o.events[:last]
-	}
-	return o.Device.Close()
+	return o.pinnedCache.close(o)
 }
 
 // refusedCalls are calls by which something is released, and which the driver refused. They
@@ -441,106 +444,6 @@ func (r *refusedCalls) retry() (failed error) {
 	return failed
 }
 
-// Fence is an event recorded at the end of a stream's work, as Record returns it, for
-// programs that need many. Its event is one of the device's pool: it costs no allocation,
-// does not record where it was made, and is not listed as open. When the Device closes, its work has
-// ended. The zero Fence is done. Safe for concurrent use, up to Free.
-type Fence struct {
-	on *openDevice // whose event it is, retained; nil if there is nothing to wait for
-	e  driver.Event
-	at point // none for the library's own streams
-}
-
-// recordFence records an event at the end of a stream, where at says; the zero one if o is
-// closing, since then nothing is left to wait for. The caller must free it.
-func (o *openDevice) recordFence(queue driver.Stream, at point) (Fence, error) {
-	if !o.retain() {
-		return Fence{}, nil
-	}
-	// A pooled event first: making one is a driver call.
-	f := Fence{on: o, at: at}
-	o.mu.Lock()
-	if last := len(o.events) - 1; last >= 0 {
-		f.e, o.events = o.events[last], o.events[:last]
-	}
-	o.mu.Unlock()
-	if f.e == 0 {
-		var err error
-		if f.e, err = o.NewEvent(EventBlocking); err != nil {
-			o.release()
-			return Fence{}, err
-		}
-	}
-	if err := o.Record(f.e, queue); err != nil {
-		f.Free()
-		return Fence{}, err
-	}
-	return f, nil
-}
-
-// Free gives the Fence up. It must be called once.
-func (f Fence) Free() {
-	if f.on == nil {
-		return
-	}
-	f.on.mu.Lock()
-	f.on.events = append(f.on.events, f.e)
-	f.on.mu.Unlock()
-	f.on.release()
-}
-
-// Sync waits until the work has ended.
-func (f Fence) Sync() error {
-	if f.on == nil {
-		return nil
-	}
-	err := f.sync()
-	if err == nil {
-		f.on.state.parent.runSyncHooks()
-	}
-	return err
-}
-
-// sync is Sync without the functions of OnSync.
-func (f Fence) sync() error {
-	if f.on == nil {
-		return nil
-	}
-	err := f.on.SyncEvent(f.e)
-	if err == nil {
-		f.at.finish()
-	}
-	return err
-}
-
-// waitAndFree waits for the work, asleep, and frees the event.
-func (f Fence) waitAndFree() error {
-	defer f.Free()
-	return f.sync()
-}
-
-// Done says whether the work has ended, by itself or with its device, without waiting.
-func (f Fence) Done() (bool, error) {
-	if f.on == nil {
-		return true, nil
-	}
-	done, err := f.on.Done(f.e)
-	switch {
-	case err != nil && lost(err):
-		return true, nil
-	case err == nil && done:
-		f.at.finish()
-	}
-	return done, err
-}
-
-// freeFences frees events.
-func freeFences(all []Fence) {
-	for _, f := range all {
-		f.Free()
-	}
-}
-
 // legacyPairs is the pairs of a driver's devices whose peer access to cudaMalloc memory this
 // process has enabled; see EnableLegacyPeers.
 type legacyPairs struct {
@@ -556,17 +459,17 @@ type legacyPair struct {
 
 // syncOwn waits for the library's own streams on the device.
 func (o *openDevice) syncOwn() error {
-	f, err := o.recordFence(o.CopyStream(), point{})
+	f, err := o.QueueFence(o.CopyStream())
 	if err == nil {
-		err = f.waitAndFree()
+		err = f.SyncAndFree()
 	}
-	if err != nil && !lost(err) && o.retain() { // an event cannot tell, so the stream has to
+	if err != nil && !lost(err) && o.Retain() { // an event cannot tell, so the stream has to
 		err = o.SyncStream(o.CopyStream())
-		o.release()
+		o.Release()
 	}
-	if err == nil && o.retain() {
+	if err == nil && o.Retain() {
 		err = o.stage.syncMaybeBusy()
-		o.release()
+		o.Release()
 	}
 	return err
 }

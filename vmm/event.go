@@ -6,21 +6,23 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // Event is a point in a stream. Safe for concurrent use. The caller must Close it.
 type Event struct {
 	dev    *Device
-	f      Fence
-	pooled bool // goes back to the device's free events
-	shared bool // other processes may record it, so its place is never known
+	on     *openDevice
+	e      driver.Event
+	f      order.Fence // whose event it is, if it goes back to the device's pool
+	shared bool        // other processes may record it, so its place is never known
 
 	mu        lock.Mutex
 	users     int // calls under way; the event is not used again before they end
 	closed    bool
-	at        point // where it stands; none while it is being recorded
-	recording int   // calls of Record under way
-	contested bool  // some of them overlap, so that the last one is not known
+	at        order.Point // where it stands; none while it is being recorded
+	recording int         // calls of Record under way
+	contested bool        // some of them overlap, so that the last one is not known
 }
 
 // makeEvent lists an event as open, first, so that the device stays open, and fills it.
@@ -44,8 +46,8 @@ func (d *Device) makeEvent(fill func(*Event) error) (*Event, error) {
 func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 	e, err := d.makeEvent(func(e *Event) (err error) {
 		e.shared = flags&EventInterprocess != 0
-		if e.f.on, err = d.ensureOpen(); err == nil {
-			e.f.e, err = e.f.on.NewEvent(flags)
+		if e.on, err = d.ensureOpen(); err == nil {
+			e.e, err = e.on.NewEvent(flags)
 		}
 		return err
 	})
@@ -57,9 +59,9 @@ func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 // the driver has no such handles it is ErrNotSupported. The handle keeps nothing alive.
 func (e *Event) IPCHandle() (h IPCHandle, err error) {
 	err = e.with(func() error {
-		ipc, err := e.f.on.legacyIPC()
+		ipc, err := e.on.legacyIPC()
 		if err == nil {
-			h, err = ipc.EventHandle(e.f.e)
+			h, err = ipc.EventHandle(e.e)
 		}
 		return err
 	})
@@ -76,12 +78,12 @@ func (e *Event) IPCHandle() (h IPCHandle, err error) {
 func (d *Device) OpenEvent(h IPCHandle) (*Event, error) {
 	e, err := d.makeEvent(func(e *Event) (err error) {
 		e.shared = true
-		if e.f.on, err = d.ensureOpen(); err != nil {
+		if e.on, err = d.ensureOpen(); err != nil {
 			return err
 		}
-		ipc, err := e.f.on.legacyIPC()
+		ipc, err := e.on.legacyIPC()
 		if err == nil {
-			e.f.e, err = ipc.OpenEvent(h)
+			e.e, err = ipc.OpenEvent(h)
 		}
 		return err
 	})
@@ -90,7 +92,7 @@ func (d *Device) OpenEvent(h IPCHandle) (*Event, error) {
 
 // legacyIPC is the driver's device as one that has handles for other processes.
 func (o *openDevice) legacyIPC() (driver.LegacyIPC, error) {
-	if ipc, ok := o.Device.(driver.LegacyIPC); ok {
+	if ipc, ok := order.As[driver.LegacyIPC](o.Device); ok {
 		return ipc, nil
 	}
 	return nil, fmt.Errorf("%w: handles for other processes", ErrNotSupported)
@@ -104,11 +106,9 @@ func (e *Event) Record(s *Stream) error {
 			if err := e.sameDriver(o); err != nil {
 				return err
 			}
-			at := s.pointOn(o)
-			e.beginRecord()
-			err := o.Record(e.f.e, s.queue)
+			at, err := o.RecordEvent(e.e, &s.order, e.beginRecord)
 			if err != nil {
-				at = point{}
+				at = order.Point{}
 			}
 			e.endRecord(at)
 			return err
@@ -120,7 +120,7 @@ func (e *Event) Record(s *Stream) error {
 func (e *Event) beginRecord() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.at = point{}
+	e.at = order.Point{}
 	e.recording++
 	e.contested = e.contested || e.recording > 1
 }
@@ -128,7 +128,7 @@ func (e *Event) beginRecord() {
 // endRecord notes where the event stands now. Of several calls that overlapped it is not known
 // which one the driver took last, so then its place stays unknown; so does that of an event
 // that another process may record.
-func (e *Event) endRecord(at point) {
+func (e *Event) endRecord(at order.Point) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.contested && !e.shared {
@@ -140,7 +140,7 @@ func (e *Event) endRecord(at point) {
 }
 
 // point is where the event stands; none while it is being recorded.
-func (e *Event) point() point {
+func (e *Event) point() order.Point {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.at
@@ -148,9 +148,9 @@ func (e *Event) point() point {
 
 // unmoved is at if the event has stood there ever since point returned it, and so for the
 // whole of a driver's call in between; else none.
-func (e *Event) unmoved(at point) point {
+func (e *Event) unmoved(at order.Point) order.Point {
 	if e.point() != at {
-		return point{}
+		return order.Point{}
 	}
 	return at
 }
@@ -158,7 +158,7 @@ func (e *Event) unmoved(at point) point {
 // sameDriver refuses the event to another driver, which would take its number for
 // one of its own.
 func (e *Event) sameDriver(o *openDevice) error {
-	if e.f.on.state.parent != o.state.parent {
+	if e.on.state.parent != o.state.parent {
 		return fmt.Errorf("%w: the event is of another driver", ErrInvalid)
 	}
 	return nil
@@ -192,9 +192,9 @@ func (e *Event) release() {
 
 // free gives up an event that is closed and not in use.
 func (e *Event) free() error {
-	if e.pooled {
+	if !e.f.IsZero() {
 		e.f.Free()
-	} else if err := e.f.on.FreeEvent(e.f.e); err != nil {
+	} else if err := e.on.FreeEvent(e.e); err != nil {
 		return err
 	}
 	e.dev.untrack(e)
@@ -212,8 +212,8 @@ func (e *Event) fail(op string, err error) error {
 func (e *Event) Done() (done bool, err error) {
 	err = e.with(func() (err error) {
 		at := e.point()
-		if done, err = e.f.on.Done(e.f.e); done && err == nil {
-			e.unmoved(at).finish()
+		if done, err = e.on.Done(e.e); done && err == nil {
+			e.unmoved(at).Finish()
 		}
 		return err
 	})
@@ -224,14 +224,14 @@ func (e *Event) Done() (done bool, err error) {
 func (e *Event) Sync() error {
 	err := e.with(func() error {
 		at := e.point()
-		err := e.f.on.SyncEvent(e.f.e)
+		err := e.on.SyncEvent(e.e)
 		if err == nil {
-			e.unmoved(at).finish()
+			e.unmoved(at).Finish()
 		}
 		return err
 	})
 	if err == nil {
-		e.f.on.state.parent.runSyncHooks()
+		e.on.state.parent.runSyncHooks()
 	}
 	return e.fail("wait for event", err)
 }
@@ -241,10 +241,10 @@ func (e *Event) Sync() error {
 func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
 	err = e.with(func() error {
 		return from.with(func() (err error) {
-			if err := from.sameDriver(e.f.on); err != nil {
+			if err := from.sameDriver(e.on); err != nil {
 				return err
 			}
-			took, err = e.f.on.Elapsed(from.f.e, e.f.e)
+			took, err = e.on.Elapsed(from.e, e.e)
 			return err
 		})
 	})

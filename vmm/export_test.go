@@ -92,7 +92,7 @@ func Working(d *Device) (running bool, wanted int) {
 func PretendPrivate(s Segment) { s.mem.cacheable.Store(true) }
 
 // SetForeign makes the library take the stream for one of another context.
-func SetForeign(s *Stream, wrapped bool) { s.wrapped = wrapped }
+func SetForeign(s *Stream, wrapped bool) { s.order.Wrapped = wrapped }
 
 // HostCopy says how many bytes of host memory the range has for its contents.
 func HostCopy(g *Range) int {
@@ -131,3 +131,7 @@ func AtRest(m Memory, f func(mapped map[Ptr]uint64)) {
 	}
 	f(all)
 }
+
+// SetGateOff lets calls meet that end the process on a card: the negative control of the tests
+// of captures. Before the device's first use.
+func SetGateOff(d *Device, off bool) { d.state.parent.world.Off = off }

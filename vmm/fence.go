@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
@@ -129,67 +130,82 @@ func (r *Reservation) waitForWork() error {
 }
 
 // recordFences records an event after the work that the streams, and the library's
-// own streams on the devices, have now. enough is false if events cannot tell when
+// own streams on the devices, have now. Of a stream in a capture that BeginCapture has begun
+// it is recorded at the capture's end. enough is false if events cannot tell when
 // all of it has ended: for streams that take none of ours, as those of other contexts,
 // and for copies of ours that could not be waited for.
-func recordFences(owner *deviceState, devs []*deviceState, streams []*Stream) (fences []Fence, enough bool, failed error) {
-	// All are asked before the first event is recorded, so that a refusal changes nothing.
-	for _, s := range streams {
-		if err := s.notCapturing(); err != nil {
-			return nil, false, err
-		}
-	}
+func recordFences(owner *deviceState, devs []*deviceState, streams []*Stream) (fences []order.Fence, enough bool, failed error) {
 	enough = true
-	add := func(dev *deviceState, f Fence, err error) {
+	add := func(dev *deviceState, f order.Fence, err error) {
 		switch {
-		case err == nil && f.on != nil:
+		case err == nil && !f.IsZero():
 			fences = append(fences, f)
+		case errors.Is(err, ErrCapturing): // by another library
+			failed = err
 		case err != nil && !(lost(err) && dev != owner): // a peer that is lost runs nothing any more
 			enough = false
 		}
 	}
-	for _, s := range streams {
-		f, err := s.recordFence()
-		add(s.dev.state, f, err)
+	for i := 0; i < len(streams) && failed == nil; i++ {
+		f, err := streams[i].lateFence()
+		add(streams[i].dev.state, f, err)
 	}
-	for _, dev := range devs {
+	for i := 0; i < len(devs) && failed == nil; i++ {
+		dev := devs[i]
 		if o := dev.openDevice.Load(); o != nil {
-			f, err := o.recordFence(o.CopyStream(), point{})
+			f, err := o.QueueFence(o.CopyStream())
 			add(dev, f, err)
 			enough = enough && o.stage.maybeBusy.Load() == 0
 		}
 	}
-	if !enough {
+	if failed != nil || !enough {
 		freeFences(fences)
-		return nil, false, nil
+		return nil, false, failed
 	}
 	return fences, true, nil
 }
 
 // waitDevices waits for the whole context of each device, whoever queued the work.
 func waitDevices(owner *deviceState, devs []*deviceState) error {
-	for _, dev := range devs {
-		if err := dev.notCapturing(); err != nil {
-			return err
-		}
-	}
 	var w waitResult
+	var buf [8]contextWait
+	waits := buf[:0]
+	// All begin before the first one waits: one that a capture refuses waits for nothing.
 	for _, dev := range devs {
-		w.add(owner, dev, dev.parent.drv.SyncIfActive(dev.n))
+		one, err := dev.beginWait()
+		if errors.Is(err, ErrCapturing) {
+			for _, begun := range waits {
+				begun.f.Free()
+			}
+			return fmt.Errorf("wait for device %d: %w", dev.n, err)
+		}
+		if errors.Is(err, ErrContextReset) { // another library may have made the context anew
+			one, err = contextWait{dev: dev, theirs: true}, nil
+		}
+		if err == nil {
+			waits = append(waits, one)
+		}
+		w.add(owner, dev, err)
+	}
+	for _, one := range waits {
+		w.add(owner, one.dev, one.wait())
 	}
 	return w.err
 }
 
 // waitStreams waits for the streams and for the library's own on each device.
 func waitStreams(owner *deviceState, devs []*deviceState, streams []*Stream) error {
-	for _, s := range streams {
-		if err := s.notCapturing(); err != nil {
-			return err
+	var w waitResult
+	fences := make([]order.Fence, len(streams))
+	errs := make([]error, len(streams))
+	for i, s := range streams {
+		if fences[i], errs[i] = s.fence(); errors.Is(errs[i], ErrCapturing) {
+			freeFences(fences[:i])
+			return errs[i]
 		}
 	}
-	var w waitResult
-	for _, s := range streams {
-		w.add(owner, s.dev.state, s.sync())
+	for i, s := range streams {
+		w.add(owner, s.dev.state, s.syncFence(fences[i], errs[i]))
 	}
 	for _, dev := range devs {
 		if o := dev.openDevice.Load(); o != nil {
@@ -256,7 +272,7 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 type appendTail struct {
 	s    *Stream
 	upTo uint64
-	f    Fence
+	f    order.Fence
 	err  error
 }
 
@@ -270,13 +286,8 @@ func (r *Reservation) waitAppends(seq uint64) error {
 		}
 	}
 	r.mu.Unlock()
-	// All are asked before the first event is recorded, and all events are recorded
-	// before the first wait, so that appends which come later are not waited for.
-	for i := range tails {
-		if err := tails[i].s.notCapturing(); err != nil {
-			return err
-		}
-	}
+	// All events are recorded before the first wait, so that appends which come later are not
+	// waited for.
 	for i := range tails {
 		t := &tails[i]
 		t.f, t.err = t.s.recordEnd()
@@ -291,33 +302,6 @@ func (r *Reservation) waitAppends(seq uint64) error {
 		}
 	}
 	return failed
-}
-
-// Fence records an event after the work that the stream has now. The caller must Free the Fence. While the stream
-// is being captured it returns ErrCapturing.
-func (s *Stream) Fence() (f Fence, err error) {
-	if err = s.notCapturing(); err == nil {
-		f, err = s.recordFence()
-	}
-	return f, s.fail("record fence", 0, 0, err)
-}
-
-// WaitFence makes later work of the stream wait for the fence, of any device of the
-// same driver. Stream.After counts it.
-func (s *Stream) WaitFence(f Fence) error {
-	return s.fail("wait for fence", 0, 0, s.with(func(o *openDevice) error {
-		switch {
-		case f.on == nil:
-			return nil
-		case f.on.state.parent != o.state.parent:
-			return fmt.Errorf("%w: the fence is of another driver", ErrInvalid)
-		}
-		err := o.Wait(s.queue, f.e)
-		if err == nil {
-			s.waited(o, f.at)
-		}
-		return err
-	}))
 }
 
 // inFlight counts the library's own copies of a reservation's memory that are
@@ -422,7 +406,11 @@ func (r *Reservation) close(lenMu sync.Locker) error {
 	r.mu.Lock()
 	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
 	r.mu.Unlock()
-	if used { // else there is nothing that work could be using
+	switch {
+	// No copy is under way any more, so what a capture uses is known.
+	case r.dev.state.parent.captures.uses(r):
+		err = fmt.Errorf("%w: its graph uses the memory", ErrCapturing)
+	case used: // else there is nothing that work could be using
 		err = r.waitForWork()
 	}
 	switch {

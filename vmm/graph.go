@@ -3,18 +3,15 @@ package vmm
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
-	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
-// captures are the captures that BeginCapture has begun on any device of a driver.
+// captures is what the captures use that BeginCapture has begun on any device of a driver.
 type captures struct {
-	active atomic.Int32 // their number: without any, queueing work need not ask the driver
-
 	mu   lock.Mutex
 	byID map[uint64]*captured
 }
@@ -51,32 +48,19 @@ type capturedSpan struct {
 // does whatever would have to wait for the stream. Growth goes on.
 func (s *Stream) BeginCapture() error {
 	return s.fail("begin capture", 0, 0, s.withAlone(func(o *openDevice) error {
-		g, ok := o.Device.(graphDevice)
-		if !ok {
-			return fmt.Errorf("%w: graphs", ErrNotSupported)
+		if s.held.Load() > 0 {
+			return errHeld
 		}
-		if err := g.BeginCapture(s.queue, driver.CaptureRelaxed); err != nil {
-			return err
+		id, err := o.Begin(&s.order)
+		if err == nil {
+			s.dev.state.parent.captures.begin(id, s.dev.state)
+			s.captureID = id
 		}
-		id, err := g.CaptureID(s.queue)
-		if err != nil {
-			graph, undo := g.EndCapture(s.queue)
-			if undo == nil {
-				undo = g.FreeGraph(graph)
-			} else {
-				s.captureID.Store(noID) // it goes on: EndCapture can end it
-			}
-			return also(err, "and ending the capture", undo)
-		}
-		s.dev.state.parent.captures.begin(id, s.dev.state)
-		s.captureID.Store(id)
-		return nil
+		return err
 	}))
 }
 
-// noID stands for a capture that BeginCapture could neither name nor end, and has failed for:
-// its graph remembers nothing.
-const noID = math.MaxUint64
+var errHeld = fmt.Errorf("%w: the stream is held", ErrBusy)
 
 func (all *captures) begin(id uint64, on *deviceState) {
 	all.mu.Lock()
@@ -85,11 +69,6 @@ func (all *captures) begin(id uint64, on *deviceState) {
 		all.byID = map[uint64]*captured{}
 	}
 	all.byID[id] = &captured{on: on}
-	all.countLocked()
-}
-
-func (all *captures) countLocked() {
-	all.active.Store(int32(len(all.byID))) //nolint:gosec // one for each stream at most
 }
 
 // end undoes begin and returns what was remembered since.
@@ -100,7 +79,6 @@ func (all *captures) end(id uint64) (c captured) {
 		c = *known
 	}
 	delete(all.byID, id)
-	all.countLocked()
 	return c
 }
 
@@ -108,14 +86,10 @@ func (all *captures) end(id uint64) (c captured) {
 // being captured by BeginCapture.
 func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	all := &s.dev.state.parent.captures
-	if all.active.Load() == 0 {
+	if !s.dev.state.parent.world.Capturing() {
 		return nil
 	}
-	g, ok := o.Device.(driver.Grapher)
-	if !ok {
-		return nil
-	}
-	id, err := g.CaptureID(s.queue)
+	id, err := o.CaptureID(&s.order)
 	if err != nil || id == 0 {
 		return err
 	}
@@ -161,26 +135,25 @@ func (s *Stream) EndCapture() (*Graph, error) {
 }
 
 func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
-	id := s.captureID.Load()
-	raw, ok := o.Device.(graphDevice)
-	if !ok || id == 0 {
+	if !s.order.Began() {
 		return nil, fmt.Errorf("%w: BeginCapture has not begun a capture on this stream", ErrInvalid)
 	}
+	if s.held.Load() > 0 {
+		return nil, errHeld
+	}
+	raw, _ := order.As[graphs](o.Device)
 	graph = &Graph{dev: s.dev, raw: raw}
 	graph.mu.At(lock.Graph, 0)
 	if err := s.dev.track(graph, "graph"); err != nil { // first, so that the device does not close meanwhile
 		return nil, err
 	}
-	if graph.handle, err = raw.EndCapture(s.queue); err != nil {
-		s.dev.untrack(graph)
-		// A capture that goes on can be ended again.
-		if capturing, again := raw.Capturing(s.queue); capturing || again != nil && !lost(again) {
-			return nil, err
-		}
+	var goesOn bool
+	graph.handle, goesOn, err = o.End(&s.order)
+	if !goesOn { // else it can be ended again
+		graph.uses = s.endUses()
 	}
-	s.captureID.CompareAndSwap(id, 0)
-	graph.uses = s.dev.state.parent.captures.end(id)
 	if err != nil {
+		s.dev.untrack(graph)
 		return nil, err
 	}
 	return graph, nil
@@ -191,7 +164,7 @@ func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
 // Safe for concurrent use. The caller must Close it.
 type Graph struct {
 	dev  *Device
-	raw  graphDevice
+	raw  graphs
 	uses captured // immutable
 
 	mu     lock.Mutex // held across driver calls: CUDA locks no graph itself
@@ -199,10 +172,33 @@ type Graph struct {
 	closed bool
 }
 
-// graphDevice is a driver's device with graphs.
-type graphDevice interface {
-	driver.Device
-	driver.Grapher
+// graphs is what a driver's device does with graphs.
+type graphs interface {
+	FreeGraph(driver.Graph) error
+	Instantiate(driver.Graph) (driver.GraphExec, error)
+	FreeGraphExec(driver.GraphExec) error
+	UpdateGraphExec(driver.GraphExec, driver.Graph) error
+	LaunchGraph(driver.GraphExec, driver.Stream) error
+}
+
+// endUses is what the capture that BeginCapture began on the stream uses; it has ended, or is
+// lost. The stream's lock is held.
+func (s *Stream) endUses() captured {
+	id := s.captureID
+	s.captureID = 0
+	return s.dev.state.parent.captures.end(id)
+}
+
+// uses says whether the work of a capture uses memory of r.
+func (all *captures) uses(r *Reservation) bool {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	for _, c := range all.byID {
+		if slices.ContainsFunc(c.memory, func(x capturedSpan) bool { return x.r == r }) {
+			return true
+		}
+	}
+	return false
 }
 
 // Instantiate makes the graph executable. The caller must Close the GraphExec.
@@ -254,7 +250,7 @@ func (g *Graph) Close() error {
 // other. Safe for concurrent use. The caller must Close it.
 type GraphExec struct {
 	dev *Device
-	raw graphDevice
+	raw graphs
 
 	mu     lock.Mutex // held across driver calls: CUDA locks no graph itself
 	handle driver.GraphExec
@@ -285,8 +281,8 @@ func (x *GraphExec) Launch(s *Stream) error {
 			return fmt.Errorf("%w: the graph is of %v, the stream of %v", ErrInvalid, x.dev, s.dev)
 		}
 		// Captured, this graph would become part of another one, which does not know its memory.
-		if o.state.parent.captures.active.Load() > 0 {
-			if err := o.notCapturing(s.queue); err != nil {
+		if s.order.MayBeCaptured() {
+			if err := o.NotCapturing(&s.order); err != nil {
 				return err
 			}
 		}
@@ -295,7 +291,7 @@ func (x *GraphExec) Launch(s *Stream) error {
 			return err
 		}
 		defer unlock()
-		return x.raw.LaunchGraph(x.handle, s.queue)
+		return x.raw.LaunchGraph(x.handle, s.queued())
 	}))
 }
 

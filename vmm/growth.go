@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/sizes"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -207,7 +208,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 		r.mu.Unlock()
 		return off
 	}
-	var fences []Fence
+	var fences []order.Fence
 	var taken uint64
 	for _, s := range r.table.In(off, need) {
 		// Accessible above Cap: its unmapping failed, or the fill when it was mapped.
@@ -287,9 +288,9 @@ const aheadLeaves = 16
 func (g *Range) affordable(have, goal uint64) uint64 {
 	d := g.r.dev
 	spare := d.state.limitLeft(aheadLeaves)
-	if o := d.state.openDevice.Load(); o != nil && o.retain() {
+	if o := d.state.openDevice.Load(); o != nil && o.Retain() {
 		free, total, err := o.MemInfo()
-		o.release()
+		o.Release()
 		if err == nil {
 			spare = min(spare, free-min(free, total/aheadLeaves))
 		}

@@ -80,7 +80,7 @@ func (f *fault) hook(c drivertest.Call) error {
 		return nil
 	}
 	f.seen = append(f.seen, c.Name)
-	if c.Name == "SyncIfActive" || c.Name == "SyncEvent" || c.Name == "Done" {
+	if c.Name == "SyncIfActive" || c.Name == "RecordContext" || c.Name == "SyncEvent" || c.Name == "Done" {
 		f.waits[c.Dev] = true
 	}
 	if slices.Contains(f.at, len(f.seen)) {

@@ -150,6 +150,8 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("%w: offset %d", ErrBounds, off)
 	}
+	// The length first: work that is queued for what is appended later is not waited for.
+	have := g.len.Load()
 	// Before the copy is counted: this wait must not hold up those that wait for copies.
 	if err := g.r.waitForWork(); err != nil {
 		return 0, err
@@ -159,7 +161,7 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 		return 0, err
 	}
 	defer g.r.copies.end(epoch)
-	n, eof := rows.Below(len(p), off, g.len.Load(), width, pitch)
+	n, eof := rows.Below(len(p), off, min(have, g.len.Load()), width, pitch)
 	if n > 0 {
 		if err := o.copyOut(p[:n], rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}); err != nil {
 			return 0, err

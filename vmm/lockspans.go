@@ -33,7 +33,7 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 			unlockAll(l.locked)
 			return err
 		}
-		s.holds.Add(1)
+		s.hold()
 		return nil
 	})
 	if err != nil {
@@ -54,6 +54,6 @@ type spansLock struct {
 func (l *spansLock) unlock() {
 	if !l.done.Swap(true) {
 		unlockAll(l.locked)
-		l.s.holds.Done()
+		l.s.unhold()
 	}
 }

@@ -224,7 +224,7 @@ func TestLockSpansOfMany(t *testing.T) {
 
 // TestLockSpansWhileAccessChanges: the access that goes is refused, the other is not.
 func TestLockSpansWhileAccessChanges(t *testing.T) {
-	s := stopAt(t, 2, "SyncIfActive", 1)
+	s := stopAt(t, 2, "SyncIfActive|RecordContext", 1)
 	g := ranged(t, s.world, page)
 	require.NoError(t, g.Grant(vmm.AccessReadWrite, s.devs[1]))
 	theirs := stream(t, s.devs[1])
@@ -466,7 +466,6 @@ func TestFenceDuringACapture(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrCapturing)
 	require.Equal(t, vmm.Fence{}, f)
 	end()
-	require.Zero(t, w.made("NewEvent"))
 	require.NoError(t, s.Close())
 	w.end()
 }

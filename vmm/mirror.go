@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 )
 
@@ -167,7 +168,7 @@ func (m *Mirror) allocate(n, maxPinned uint64) (err error) {
 		return err
 	}
 	var ok bool
-	if m.allocator, ok = m.on.Device.(driver.HostAllocator); !ok {
+	if m.allocator, ok = order.As[driver.HostAllocator](m.on.Device); !ok {
 		return fmt.Errorf("%w: pinned memory", ErrNotSupported)
 	}
 	if err = m.on.state.notCapturing(); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // Module is code that is loaded on a device: kernels, found by their names. Package kernel
@@ -54,7 +55,7 @@ func (m *Module) load(c Code) (log string, err error) {
 		return "", err
 	}
 	var ok bool
-	if m.raw, ok = m.on.Device.(driver.Launcher); !ok {
+	if m.raw, ok = order.As[driver.Launcher](m.on.Device); !ok {
 		return "", fmt.Errorf("%w: kernels", ErrNotSupported)
 	}
 	m.handle, log, err = m.raw.LoadModule(c)
@@ -325,6 +326,6 @@ func (f *Function) Launch(s *Stream, l *Launch, memory []LaunchMemory) error {
 		if err := s.remember(o, f.m, l.Memory...); err != nil {
 			return err
 		}
-		return f.m.raw.Launch(f.handle, l, s.queue)
+		return f.m.raw.Launch(f.handle, l, s.queued())
 	}))
 }

@@ -34,7 +34,7 @@ func TestOnSync(t *testing.T) {
 	w.refuse("SyncEvent", 2, errInjected)
 	require.ErrorIs(t, e.Sync(), errInjected)
 	require.ErrorIs(t, f.Sync(), errInjected)
-	w.refuse("Sync", 1, errInjected)
+	w.refuse("RecordContext", 1, errInjected)
 	require.ErrorIs(t, d.Sync(), errInjected)
 	require.NoError(t, s.BeginCapture())
 	require.ErrorIs(t, s.Sync(), vmm.ErrCapturing)

@@ -297,12 +297,14 @@ func TestEventWhileItIsRecorded(t *testing.T) {
 	require.NoError(t, err)
 	before := slow.Point()
 	require.NoError(t, e.Record(slow))
+	var waited <-chan error
 	drv.call = func() {
 		drv.call = nil
-		require.NoError(t, later.Wait(e))
+		waited = begun(func() error { return later.Wait(e) })
 		require.NoError(t, e.Sync())
 	}
 	require.NoError(t, e.Record(idle))
+	require.NoError(t, <-waited)
 	require.Zero(t, later.After(slow))
 	require.LessOrEqual(t, slow.Finished(), before)
 	open()

@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // Memory is what EnablePeers gives devices access to: a Range, a Reservation, or something
@@ -407,7 +408,7 @@ func legacyDevice(d *Device) (driver.LegacyPeers, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, ok := o.Device.(driver.LegacyPeers)
+	p, ok := order.As[driver.LegacyPeers](o.Device)
 	if !ok {
 		return nil, fmt.Errorf("%w: the driver has no peer access to cuMemAlloc memory", ErrNotSupported)
 	}

@@ -27,6 +27,7 @@ type pairDevice struct {
 	driver.HostAllocator
 	driver.StreamMemOps
 	driver.Grapher
+	driver.ContextRecorder
 	d *pairDriver
 	n int
 }
@@ -60,7 +61,14 @@ func (d *pairDriver) Open(dev int) (driver.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pairDevice{v, v.(driver.HostAllocator), v.(driver.StreamMemOps), v.(driver.Grapher), d, dev}, nil
+	return &pairDevice{v, v.(driver.HostAllocator), v.(driver.StreamMemOps), v.(driver.Grapher), v.(driver.ContextRecorder), d, dev}, nil
+}
+
+func (v *pairDevice) SyncEvent(e driver.Event) error {
+	if err := v.d.call("SyncEvent", v.n); err != nil {
+		return err
+	}
+	return v.Device.SyncEvent(e)
 }
 
 func (v *pairDevice) EnablePeer(to int) error  { return v.set("EnablePeer", to, true) }

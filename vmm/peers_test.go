@@ -454,7 +454,7 @@ func TestEnablePeersTogether(t *testing.T) {
 	}
 	var n atomic.Int32
 	w.before = func(call drivertest.Call) error {
-		if (call.Name == "SetAccess" || call.Name == "SyncIfActive") && n.Add(1)%7 == 0 {
+		if (call.Name == "SetAccess" || call.Name == "RecordContext") && n.Add(1)%7 == 0 {
 			return errInjected
 		}
 		return nil

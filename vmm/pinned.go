@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // Pinned is page-locked host memory that kernels and copies of the device can use, too: for a few
@@ -80,7 +81,7 @@ func (c *pinnedCache) take(o *openDevice, size uint64) (b pinnedBlock, err error
 	if b = c.reuse(size); b.p != 0 {
 		return b, nil
 	}
-	allocator, ok := o.Device.(driver.HostAllocator)
+	allocator, ok := order.As[driver.HostAllocator](o.Device)
 	if !ok {
 		return b, fmt.Errorf("%w: pinned memory", ErrNotSupported)
 	}
@@ -103,7 +104,7 @@ func (c *pinnedCache) reuse(size uint64) (b pinnedBlock) {
 
 // close frees what is left. It can be called again. Nothing else uses the cache meanwhile.
 func (c *pinnedCache) close(o *openDevice) error {
-	allocator, _ := o.Device.(driver.HostAllocator)
+	allocator, _ := order.As[driver.HostAllocator](o.Device)
 	for size, all := range c.free {
 		for len(all) > 0 {
 			if err := allocator.FreeHost(all[len(all)-1].p); err != nil && !lost(err) {

@@ -24,7 +24,7 @@ import (
 // mistake of the caller.
 var failing = map[string]bool{
 	"Create": true, "Map": true, "SetAccess": true, "Unmap": true, "Release": true, "Reserve": true, "Free": true,
-	"SyncEvent": true, "Record": true, "NewEvent": true, "FreeEvent": true, "Done": true, "SyncIfActive": true,
+	"SyncEvent": true, "Record": true, "NewEvent": true, "FreeEvent": true, "Done": true, "SyncIfActive": true, "RecordContext": true,
 	"CopyIn": true, "CopyOut": true, "Copy": true, "Fill": true, "NewStream": true, "FreeStream": true,
 	"Capturing": true, "AllocHost": true, "CanAccessPeer": true, "MemInfo": true,
 }

@@ -183,7 +183,7 @@ func TestASleepingRange(t *testing.T) {
 		w.arm()
 		require.ErrorIs(t, call(), vmm.ErrAsleep, name)
 		for _, made := range w.disarm() {
-			require.Contains(t, []string{"CanAccessPeer", "Supports", "Capturing", "SyncIfActive"}, made, "%s asks the driver at most", name)
+			require.Contains(t, []string{"CanAccessPeer", "Supports", "Capturing", "SyncEvent", "RecordContext"}, made, "%s asks the driver at most", name)
 		}
 	}
 	require.NoError(t, other.Append(b), "the other one of the set is awake")
@@ -378,7 +378,7 @@ func TestCloseWaitsForACopyOfWake(t *testing.T) {
 	g := ranged(t, w, 3*page)
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	w.refuse("CopyIn", 1, errInjected)
-	w.refuse("SyncIfActive", 1, errInjected)
+	w.refuse("RecordContext", 1, errInjected)
 	require.ErrorIs(t, vmm.Wake(g), errInjected)
 	require.EqualValues(t, 3*page, d.Stats().Quarantined)
 	w.arm()

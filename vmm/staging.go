@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // Eight copiers with blocks of 4 MiB reach 0.87 to 0.91 of a pinned copy's speed
@@ -246,7 +247,7 @@ func (st *staging) run(at rows.Rows, n uint64, fewest int, work func(*lane, next
 }
 
 // queueCopy copies between the block and the device on the lane's own stream.
-func (l *lane) queueCopy(raw driver.Device, b *block, dst, src rows.Rows, n uint64) error {
+func (l *lane) queueCopy(raw *order.Device, b *block, dst, src rows.Rows, n uint64) error {
 	if err := copyRows(raw, dst, src, n, l.queue); err != nil {
 		// Of several rows some may be queued, after which no event was recorded.
 		l.eventMissing = l.eventMissing || !dst.IsFlat() || !src.IsFlat()
@@ -256,7 +257,7 @@ func (l *lane) queueCopy(raw driver.Device, b *block, dst, src rows.Rows, n uint
 }
 
 // record makes the block busy until what is on the stream now has ended.
-func (l *lane) record(raw driver.Device, b *block, queue driver.Stream) error {
+func (l *lane) record(raw *order.Device, b *block, queue driver.Stream) error {
 	if err := raw.Record(b.event, queue); err != nil {
 		l.eventMissing = true
 		return err
@@ -278,7 +279,7 @@ func (st *staging) ready(b *block) error {
 
 // sync waits for all that the lane has on its own stream: for its events, else for the
 // stream. If neither works the lane may be busy for good.
-func (l *lane) sync(raw driver.Device) (err error) {
+func (l *lane) sync(raw *order.Device) (err error) {
 	for i := range l.blocks {
 		if b := &l.blocks[i]; b.busy && !l.eventMissing {
 			if err = raw.SyncEvent(b.event); err != nil {
@@ -383,10 +384,10 @@ func (st *staging) worthStaging(at Ptr) bool {
 // newLane makes one more lane; nil if it cannot. If allocation fails, no more lanes are
 // made. During a capture, which it would destroy, it is not tried.
 func (st *staging) newLane() *lane {
-	if !st.device.retain() {
+	if !st.device.Retain() {
 		return nil // it would not be freed any more
 	}
-	defer st.device.release()
+	defer st.device.Release()
 	st.mu.Lock()
 	if st.noMore != nil || len(st.idle)+len(st.unusable)+st.inUse >= st.limit() {
 		st.mu.Unlock()
@@ -414,9 +415,9 @@ func (st *staging) newLane() *lane {
 }
 
 // makeLane makes a lane. With an error it returns what has been made so far.
-func makeLane(raw driver.Device, size uint64) (*lane, error) {
+func makeLane(raw *order.Device, size uint64) (*lane, error) {
 	l := &lane{}
-	allocator, ok := raw.(driver.HostAllocator)
+	allocator, ok := order.As[driver.HostAllocator](raw)
 	if !ok {
 		return l, fmt.Errorf("%w: pinned memory", ErrNotSupported)
 	}
@@ -534,7 +535,7 @@ func (st *staging) close() error {
 }
 
 // free gives back what the lane still has, and can be called again.
-func (l *lane) free(raw driver.Device) error {
+func (l *lane) free(raw *order.Device) error {
 	released := func(err error) bool { return err == nil || errors.Is(err, ErrDeviceLost) }
 	// The work first: pinned memory is freed only once no copy uses it.
 	if l.queue != 0 {
@@ -556,7 +557,7 @@ func (l *lane) free(raw driver.Device) error {
 			}
 			b.event = 0
 		}
-		if allocator, ok := raw.(driver.HostAllocator); ok && b.p != 0 {
+		if allocator, ok := order.As[driver.HostAllocator](raw); ok && b.p != 0 {
 			if err := allocator.FreeHost(b.p); !released(err) {
 				return err
 			}
@@ -564,7 +565,7 @@ func (l *lane) free(raw driver.Device) error {
 		}
 	}
 	if l.queue != 0 {
-		if err := raw.FreeStream(l.queue); err != nil {
+		if err := raw.FreeQueue(l.queue); err != nil {
 			return err
 		}
 		l.queue = 0

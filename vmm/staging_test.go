@@ -397,7 +397,7 @@ func TestGrantOfLessWaitsForAnAppendUnderWay(t *testing.T) {
 // TestAppendIsRefusedWhileItsAccessIsReduced: the fence of a Grant of less does not wait
 // for staging's streams.
 func TestAppendIsRefusedWhileItsAccessIsReduced(t *testing.T) {
-	s := stopAt(t, 1, "SyncIfActive", 0)
+	s := stopAt(t, 1, "SyncIfActive|RecordContext", 0)
 	g, _ := noisy(t, s.world, 3*edge)
 	granted := make(chan error, 1)
 	go func() { granted <- g.Grant(vmm.AccessRead, s.devs[0]) }()

@@ -8,27 +8,27 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // Stream is a queue of work on one device. Safe for concurrent use. The caller
 // must Close it.
 type Stream struct {
 	// Immutable.
-	dev     *Device
-	queue   driver.Stream // where work is queued; see WrapStream
-	handle  driver.Stream // as NewStream made it, or its owner
-	wrapped bool
+	dev    *Device
+	handle driver.Stream // as NewStream made it, or its owner
 
-	order     order         // what is known of what comes before its work
-	captureID atomic.Uint64 // of the capture that BeginCapture began; 0: none
+	order order.Stream // the driver's stream, and what is known of it
 
 	closeMu lock.Mutex     // Close alone takes it
 	holds   sync.WaitGroup // Holds that have not been released
+	held    atomic.Int64   // their number
 
-	mu      lock.RWMutex // shared by calls that need queue and handle to stay valid
-	closing atomic.Bool  // no new work; changes with mu held
-	freed   bool         // its work has ended: it was waited for
-	lost    error        // or lost with the device, and this is the error
+	mu        lock.RWMutex // shared by calls that need queue and handle to stay valid
+	captureID uint64       // of the capture that BeginCapture began; 0: none
+	closing   atomic.Bool  // no new work; changes with mu held
+	freed     bool         // its work has ended: it was waited for
+	lost      error        // or lost with the device, and this is the error
 
 	// Guarded by dev.mu.
 	waitedForBy map[*Reservation]struct{} // whose work includes the stream's: waitForWork waits for it; nil once it is freed
@@ -37,7 +37,9 @@ type Stream struct {
 // newStream is a Stream without a handle yet.
 func newStream(d *Device) *Stream {
 	s := &Stream{dev: d, waitedForBy: map[*Reservation]struct{}{}}
-	s.order.id = streamCount.Add(1)
+	if d != nil && d.state != nil {
+		s.order.Init(d.state.gate, s)
+	}
 	s.closeMu.At(lock.StreamClose, 0)
 	s.mu.At(lock.Stream, 0)
 	return s
@@ -54,7 +56,7 @@ func (d *Device) NewStream() (*Stream, error) {
 // Stream.
 func (d *Device) NewStreamPriority(priority int) (*Stream, error) {
 	return d.makeStream(func(o *openDevice) (driver.Stream, error) {
-		p, ok := o.Device.(driver.StreamPriorities)
+		p, ok := order.As[driver.StreamPriorities](o.Device)
 		if !ok {
 			return 0, fmt.Errorf("%w: streams with priorities", ErrNotSupported)
 		}
@@ -68,7 +70,7 @@ func (d *Device) NewStreamPriority(priority int) (*Stream, error) {
 func (d *Device) StreamPriorities() (least, greatest int, err error) {
 	o, err := d.ensureOpen()
 	if err == nil {
-		if p, ok := o.Device.(driver.StreamPriorities); ok {
+		if p, ok := order.As[driver.StreamPriorities](o.Device); ok {
 			least, greatest, err = p.Priorities()
 		}
 		if errors.Is(err, ErrNotSupported) {
@@ -86,13 +88,13 @@ func (d *Device) makeStream(open func(*openDevice) (driver.Stream, error)) (*Str
 	}
 	o, err := d.ensureOpen()
 	if err == nil {
-		s.queue, err = open(o)
+		s.handle, err = open(o)
 	}
 	if err != nil {
 		d.untrack(s)
 		return nil, d.fail("make stream", 0, 0, err)
 	}
-	s.handle = s.queue
+	s.order.Queue = s.handle
 	d.state.addStream(s)
 	return s, nil
 }
@@ -107,14 +109,14 @@ func (d *Device) makeStream(open func(*openDevice) (driver.Stream, error)) (*Str
 // which work of every thread's own waits for and is waited for by.
 func (d *Device) WrapStream(handle uintptr) *Stream {
 	s := newStream(d)
-	s.queue, s.handle, s.wrapped = driver.Stream(handle), driver.Stream(handle), true
-	if handle <= perThread {
-		s.queue = 0
+	s.handle, s.order.Wrapped = driver.Stream(handle), true
+	if handle > perThread { // else work is queued on the legacy stream
+		s.order.Queue = s.handle
 	}
 	if err := d.track(s, "wrapped stream"); err != nil {
 		s.freed = true
 		s.closing.Store(true)
-		s.order.end()
+		s.order.End()
 		return s
 	}
 	d.state.addStream(s)
@@ -127,7 +129,7 @@ const perThread = 2
 // with runs f with the stream kept from being freed.
 func (s *Stream) with(f func(o *openDevice) error) error {
 	if s == nil || s.dev == nil {
-		return fmt.Errorf("%w: no stream", ErrInvalid)
+		return errNoStream
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -146,7 +148,7 @@ func (s *Stream) with(f func(o *openDevice) error) error {
 // may change.
 func (s *Stream) withAlone(f func(o *openDevice) error) error {
 	if s == nil || s.dev == nil {
-		return fmt.Errorf("%w: no stream", ErrInvalid)
+		return errNoStream
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,19 +167,31 @@ var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 // Hold keeps the stream from being closed until release, for the time of a call of the
 // program's own that queues work on it: handle is the driver's, a CUstream on CUDA.
 // capturing says whether the stream is being captured into a graph, so that the call
-// is recorded and does not run. A Close waits for release, which must be called once
-// and soon.
+// is recorded and does not run; until release it is, or is not: BeginCapture and EndCapture
+// return ErrBusy. A Close waits for release, which must be called once and soon.
 func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
-		if capturing, err = o.Capturing(s.queue); err == nil {
-			s.holds.Add(1)
+		if capturing, err = o.Capturing(s.order.Queue); err == nil {
+			s.hold()
 		}
 		return err
 	})
 	if err != nil {
 		return 0, false, nil, s.fail("hold stream", 0, 0, err)
 	}
-	return s.queue, capturing, sync.OnceFunc(s.holds.Done), nil
+	return s.order.Queue, capturing, sync.OnceFunc(s.unhold), nil
+}
+
+// hold keeps the stream from being closed, and captures of it from beginning and ending, until
+// unhold. It needs s.mu, shared.
+func (s *Stream) hold() {
+	s.holds.Add(1)
+	s.held.Add(1)
+}
+
+func (s *Stream) unhold() {
+	s.held.Add(-1)
+	s.holds.Done()
 }
 
 func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
@@ -201,8 +215,14 @@ func (s *Stream) Copy(dst, src Ptr, n uint64) error {
 		if err := s.remember(o, nil, write, read); err != nil {
 			return err
 		}
-		return o.Copy(dst, src, n, s.queue)
+		return o.Copy(dst, src, n, s.queued())
 	}))
+}
+
+// queued is the driver's stream, for one more piece of work.
+func (s *Stream) queued() driver.Stream {
+	s.order.Queued()
+	return s.order.Queue
 }
 
 // Fill queues n elements of width bytes (1, 2 or 4), each set to pattern.
@@ -221,7 +241,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 		if err := s.remember(o, nil, write); err != nil {
 			return err
 		}
-		return o.Fill(dst, pattern, width, n, s.queue)
+		return o.Fill(dst, pattern, width, n, s.queued())
 	}))
 }
 
@@ -230,9 +250,8 @@ func (s *Stream) Record() (*Event, error) {
 	var e *Event
 	err := s.with(func(o *openDevice) (err error) {
 		e, err = s.dev.makeEvent(func(e *Event) (err error) {
-			e.pooled = true
-			e.f, err = s.recordFenceOn(o)
-			e.at, e.f.at = e.f.at, point{} // since Event.Record moves it
+			e.f, err = o.NewEventAt(&s.order)
+			e.on, e.e, e.at = o, e.f.Event(), e.f.Place()
 			return err
 		})
 		return err
@@ -242,22 +261,21 @@ func (s *Stream) Record() (*Event, error) {
 
 // Wait makes later work of the stream wait for the event. Stream.After counts it.
 func (s *Stream) Wait(e *Event) error {
-	with := s.with
-	if s != nil && s.dev != nil && s.dev.state.parent.captures.active.Load() > 0 {
-		with = s.withAlone // the stream may become part of a capture
-	}
-	return s.fail("wait for event", 0, 0, with(func(o *openDevice) error {
-		return e.with(func() error {
-			if err := e.sameDriver(o); err != nil {
+	return s.fail("wait for event", 0, 0, e.with(func() error {
+		var again bool
+		wait := func(alone bool) func(*openDevice) error {
+			return func(o *openDevice) (err error) {
+				if err = e.sameDriver(o); err == nil {
+					again, err = o.Wait(&s.order, e.e, e.on.state.gate, e.point, alone)
+				}
 				return err
 			}
-			at := e.point()
-			if err := o.Wait(s.queue, e.f.e); err != nil {
-				return err
-			}
-			s.waited(o, e.unmoved(at))
-			return nil
-		})
+		}
+		err := s.with(wait(false))
+		if again && err == nil { // the stream may become part of a capture
+			err = s.withAlone(wait(true))
+		}
+		return err
 	}))
 }
 
@@ -266,10 +284,7 @@ func (s *Stream) Wait(e *Event) error {
 // alone.
 func (s *Stream) Done() (done bool, err error) {
 	err = s.with(func(o *openDevice) (err error) {
-		at := s.nextPoint()
-		if done, err = o.StreamDone(s.queue); done && err == nil {
-			at.finish()
-		}
+		done, err = o.StreamDone(&s.order)
 		return err
 	})
 	return done, s.fail("query stream", 0, 0, err)
@@ -278,7 +293,7 @@ func (s *Stream) Done() (done bool, err error) {
 // Sync waits for the stream. While it is being captured it returns ErrCapturing
 // and leaves the capture alone.
 func (s *Stream) Sync() error {
-	err := s.with(func(o *openDevice) error { return o.notCapturing(s.queue) })
+	err := s.with(func(*openDevice) error { return nil })
 	if err == nil {
 		err = s.sync()
 	}
@@ -302,7 +317,7 @@ func (s *Stream) Device() *Device {
 // package knows of: while one that BeginCapture began is under way, and for a stream of
 // WrapStream, or one that waited for an event of a capture.
 func (s *Stream) Usable() error {
-	if s != nil && s.dev != nil && !s.closing.Load() && !s.mayBeCaptured() {
+	if s != nil && s.dev != nil && !s.closing.Load() && !s.order.MayBeCaptured() {
 		return nil
 	}
 	return s.fail("use stream", 0, 0, s.with(s.runsWork))
@@ -311,10 +326,10 @@ func (s *Stream) Usable() error {
 // runsWork is nil if what is queued on the stream now runs, as far as the driver has to be
 // asked: for ErrCapturing.
 func (s *Stream) runsWork(o *openDevice) error {
-	if !s.mayBeCaptured() {
+	if !s.order.MayBeCaptured() {
 		return nil
 	}
-	capturing, err := o.Capturing(s.queue)
+	capturing, err := o.Capturing(s.order.Queue)
 	if err == nil && capturing {
 		err = fmt.Errorf("%w: what is queued on the stream becomes part of a graph", ErrCapturing)
 	}
@@ -328,7 +343,7 @@ func (s *Stream) Queue() driver.Stream {
 	if s == nil || s.dev == nil {
 		return 0
 	}
-	return s.queue
+	return s.order.Queue
 }
 
 // Raw is the driver's handle, a CUstream on CUDA, as NewStream made it or WrapStream got it.
@@ -356,10 +371,7 @@ func (s *Stream) close() error {
 		return nil
 	}
 	s.holds.Wait() // what they queue is waited for next
-	lostErr := s.notCapturing()
-	if lostErr == nil {
-		lostErr = s.sync()
-	}
+	lostErr := s.sync()
 	if lostErr != nil && !lost(lostErr) {
 		s.setClosing(false)
 		return lostErr
@@ -399,84 +411,95 @@ func (s *Stream) free(lostErr error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.dev.state.removeStream(s)
-	if !s.wrapped {
-		o, err := s.dev.state.ensureOpen()
-		if err == nil {
-			err = o.FreeStream(s.queue)
-		}
-		if err != nil {
-			s.dev.state.addStream(s)
-			return err
-		}
+	o, err := s.dev.state.ensureOpen()
+	if err == nil {
+		err = o.Free(&s.order)
 	}
+	if err != nil {
+		s.dev.state.addStream(s)
+		return err
+	}
+	s.endUses() // of a capture that was lost
 	s.freed, s.lost = true, lostErr
-	s.order.end()
 	return nil
 }
 
-// recordFence records an event after the work that the stream has now; the zero one if the
-// stream is freed, its work waited for.
-func (s *Stream) recordFence() (Fence, error) {
+// onEnd calls f, which records an event at the stream's end; not if the stream is freed, its
+// work waited for: then the fence is the zero one.
+func (s *Stream) onEnd(f func(*openDevice, *order.Stream) (order.Fence, error)) (order.Fence, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.freed {
-		return Fence{}, nil
+		return order.Fence{}, nil
 	}
 	o, err := s.dev.state.ensureOpen()
 	if err != nil {
-		return Fence{}, err
+		return order.Fence{}, err
 	}
-	return s.recordFenceOn(o)
+	return f(o, &s.order)
 }
 
-// recordEnd is recordFence, and the error if the stream's work was lost.
-func (s *Stream) recordEnd() (Fence, error) {
-	m, err := s.recordFence()
-	if err == nil && m.on == nil {
+// fence is at the end of the work that the stream has now; ErrCapturing while it is being
+// captured.
+func (s *Stream) fence() (order.Fence, error) {
+	return s.onEnd(func(o *openDevice, st *order.Stream) (order.Fence, error) { return o.Fence(st) })
+}
+
+// lateFence is fence, or the event that is recorded when the capture ends.
+func (s *Stream) lateFence() (order.Fence, error) {
+	return s.onEnd(func(o *openDevice, st *order.Stream) (order.Fence, error) { return o.LateFence(st) })
+}
+
+// recordEnd is fence, and the error if the stream's work was lost.
+func (s *Stream) recordEnd() (order.Fence, error) {
+	f, err := s.fence()
+	if err == nil && f.IsZero() {
 		s.mu.RLock()
 		defer s.mu.RUnlock()
 		err = s.lost
 	}
-	return m, err
+	return f, err
 }
 
 // sync waits for what is queued on the stream now.
 func (s *Stream) sync() error {
-	m, err := s.recordFence()
-	return s.syncFence(m, err)
+	f, err := s.fence()
+	return s.syncFence(f, err)
 }
 
-// syncFence waits for what was queued on the stream when recordFence returned m and
-// err. If no event could be recorded, as for a stream of another context, it waits for
-// the stream itself. The caller has asked whether it is being captured.
-func (s *Stream) syncFence(m Fence, err error) error {
+// syncFence waits for what was queued on the stream when fence returned f and err. If no event
+// could be recorded, as for a stream of another context, it waits for the stream itself.
+func (s *Stream) syncFence(f order.Fence, err error) error {
 	if err == nil {
-		err = m.waitAndFree()
+		err = f.SyncAndFree()
 	}
-	if err == nil || lost(err) {
+	if err == nil || lost(err) || errors.Is(err, ErrCapturing) {
 		return err
 	}
-	s.mu.RLock() // a wait, but one that Close would begin too
+	s.mu.RLock() // a wait, but one that Close would begin too; it keeps BeginCapture off
 	defer s.mu.RUnlock()
 	if s.freed {
 		return s.lost
 	}
-	at := s.nextPoint()
+	at := s.order.NextPoint()
 	o, again := s.dev.state.ensureOpen()
 	if again == nil {
-		again = o.SyncStream(s.queue)
+		again = o.NotCapturing(&s.order)
+	}
+	if again == nil {
+		again = o.SyncStream(s.order.Queue)
 	}
 	if again != nil {
 		return also(err, "and waiting for the stream itself", again)
 	}
-	at.finish()
+	at.Finish()
 	return nil
 }
 
 // notCapturing is ErrCapturing while the stream is being captured.
 func (s *Stream) notCapturing() error {
 	if s == nil || s.dev == nil {
-		return fmt.Errorf("%w: no stream", ErrInvalid)
+		return errNoStream
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -487,27 +510,64 @@ func (s *Stream) notCapturing() error {
 	if err != nil {
 		return err
 	}
-	return o.notCapturing(s.queue)
+	return o.NotCapturing(&s.order)
 }
 
-// notCapturing is ErrCapturing while the driver's stream is being captured.
-func (o *openDevice) notCapturing(queue driver.Stream) error {
-	capturing, err := o.Capturing(queue)
-	switch {
-	case err == nil && capturing:
-		return errCapturing
-	case err != nil && lost(err):
-		return nil // its captures are lost with it
+var errNoStream = fmt.Errorf("%w: no stream", ErrInvalid)
+
+// Point is the number of the last event that this package has begun to record on the stream.
+// Work that was queued before Point returned p is covered by every event with a number
+// above p. Numbers only rise. Some stand for no event, but for a question whether the
+// stream's work has ended.
+//
+// Point, After and Finished say which work is known to come before which. They cost no driver
+// call and take no lock. What counts is what goes through this package: Record, Wait, Fence
+// and WaitFence of a Stream, Record of an Event, and the calls that wait for those or ask
+// about them. Events that other libraries record do not count, nor those made with
+// EventInterprocess, which other processes may record, nor do waits that the program makes on
+// Raw handles. Two Streams that wrap one handle are two.
+//
+// Events that are recorded while the stream is captured do not count, nor do waits made then. A
+// capture that BeginCapture has not begun is noticed on streams of WrapStream, and on those
+// that join it by waiting for an event of this package.
+func (s *Stream) Point() uint64 {
+	if s == nil {
+		return 0
 	}
-	return err
+	return s.order.Point()
 }
 
-var errCapturing = fmt.Errorf("%w: waiting would destroy the capture", ErrCapturing)
+// After is the highest number of an event of the other stream that all work queued on this one
+// from now on comes after; 0 if there is none, or the other stream is closed. A wait for an
+// event counts, and so do the waits of that event's stream before it was recorded. Of
+// the stream itself it is Point. See Point for what is seen.
+func (s *Stream) After(other *Stream) uint64 {
+	if s == nil || other == nil {
+		return 0
+	}
+	return s.order.After(&other.order)
+}
+
+// Finished is the number of an event of the stream, such that the work before it is known to
+// have ended: all work that was queued before Point returned a smaller number. It is
+// math.MaxUint64 once the stream is closed.
+//
+// It rises when Stream.Sync or Event.Sync or Fence.Sync succeeds, or Done of one of them
+// returns true, also for what that work comes after, and when Device.Sync succeeds. For a
+// stream of WrapStream, Device.Sync counts once an event was recorded on it: that shows that
+// the stream is of the device's context. ErrDeviceLost raises nothing: the work of a lost
+// device counts as ended when its streams are closed.
+func (s *Stream) Finished() uint64 {
+	if s == nil {
+		return 0
+	}
+	return s.order.Finished()
+}
 
 // usable is nil if the stream is open and of this driver.
 func (s *Stream) usable(parent *driverState) error {
 	if s == nil || s.dev == nil {
-		return fmt.Errorf("%w: no stream", ErrInvalid)
+		return errNoStream
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()

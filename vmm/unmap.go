@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
@@ -27,7 +28,7 @@ type retirement struct {
 	off, size uint64
 	left      int       // slots that no growth has taken back
 	streams   []*Stream // that UnmapAfter named
-	fences    []Fence
+	fences    []order.Fence
 	sweeping  bool // a goroutine has its fences; growth may still take slots back
 }
 
@@ -241,7 +242,7 @@ func (r *Reservation) retireLocked(i, j int) *retirement {
 
 // unretireLocked makes a slot that was given up accessible again. If it was the last one
 // of its retirement, that is forgotten, and its fences are appended. It needs r.mu.
-func (r *Reservation) unretireLocked(s *slot, fences []Fence) []Fence {
+func (r *Reservation) unretireLocked(s *slot, fences []order.Fence) []order.Fence {
 	invariants.Held(&r.mu)
 	t := s.Retired
 	s.State, s.Retired = slots.Accessible, nil
@@ -363,9 +364,9 @@ func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*
 func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed error) {
 	invariants.Held(&r.dev.sweepMu)
 	// No fence of a retirement covers a fill that came after it.
-	if o := r.dev.state.openDevice.Load(); o != nil && o.stage.maybeBusy.Load() > 0 && o.retain() {
+	if o := r.dev.state.openDevice.Load(); o != nil && o.stage.maybeBusy.Load() > 0 && o.Retain() {
 		err := o.stage.syncMaybeBusy()
-		o.release()
+		o.Release()
 		if err != nil && !lost(err) {
 			return false, err
 		}
@@ -395,7 +396,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 		finished, err := true, error(nil)
 		for len(t.fences) > 0 && finished && err == nil {
 			if !waited {
-				finished, err = t.fences[0].Done()
+				finished, err = r.fenceDone(&t.fences[0])
 			}
 			if finished && err == nil {
 				t.fences[0].Free()
@@ -433,6 +434,29 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 			}
 		}
 	}
+}
+
+// fenceDone says whether the work before a fence has ended. A fence that cannot tell, since its
+// event is part of another library's capture, or none could be recorded, is replaced by one
+// that is at the stream's end now.
+func (r *Reservation) fenceDone(f *order.Fence) (bool, error) {
+	done, err := f.Done()
+	if err == nil {
+		return done, nil
+	}
+	var again order.Fence
+	var failed error
+	if s, ok := f.Of().(*Stream); ok {
+		again, failed = s.fence()
+	} else {
+		again, failed = f.On().QueueFence(f.On().CopyStream())
+	}
+	if failed != nil {
+		return false, err
+	}
+	f.Free()
+	*f = again
+	return false, nil
 }
 
 // unmapEarlier unmaps what r has left to the device's goroutine. The caller has waited

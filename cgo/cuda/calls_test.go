@@ -170,6 +170,7 @@ func (x *things) calls() []call {
 		{"FreeEvent", "cuEventDestroy_v2", f("event=%#x", uint64(e)), func() error { return v.FreeEvent(e) }, false},
 		{"SyncEvent", "cuEventSynchronize", f("event=%#x", uint64(e)), func() error { return v.SyncEvent(e) }, false},
 		{"SyncEvent", "cuThreadExchangeStreamCaptureMode", "mode=0", func() error { return v.SyncEvent(e) }, false},
+		{"RecordContext", "cuCtxRecordEvent", f("event=%#x", uint64(e)), func() error { return v.RecordContext(e) }, false},
 		{"Record", "cuEventRecord", f("event=%#x stream=%#x", uint64(e), uint64(s)), func() error { return v.Record(e, s) }, false},
 		{"Wait", "cuStreamWaitEvent", f("stream=%#x event=%#x flags=0", uint64(s), uint64(e)), func() error { return v.Wait(s, e) }, false},
 		{"Done", "cuEventQuery", f("event=%#x", uint64(e)), func() error { _, err := v.Done(e); return err }, false},

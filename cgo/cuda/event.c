@@ -24,6 +24,15 @@ CUresult cuvmm_event_record(cuvmm_lib api, cuvmm_ctx ctx, CUevent e, CUstream s)
 	return r != CUDA_SUCCESS ? r : cuvmm_pop(api, api->event_record(e, s));
 }
 
+// cuvmm_ctx_record refuses while a stream of the context is being captured, and destroys the
+// capture.
+CUresult cuvmm_ctx_record(cuvmm_lib api, cuvmm_ctx ctx, CUevent e) {
+	if (api->ctx_record_event == NULL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	CUresult r = cuvmm_push(api, ctx);
+	return r != CUDA_SUCCESS ? r : cuvmm_pop(api, api->ctx_record_event(ctx.ctx, e));
+}
+
 CUresult cuvmm_event_wait(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUevent e) {
 	CUresult r = cuvmm_push(api, ctx);
 	return r != CUDA_SUCCESS ? r : cuvmm_pop(api, api->stream_wait_event(s, e, 0));

@@ -60,6 +60,14 @@ func (v *Device) Record(e driver.Event, s driver.Stream) error {
 	})
 }
 
+// RecordContext records the event after all work that the context has now, whichever library
+// has queued it. Before CUDA 12.5 it returns ErrNotSupported.
+func (v *Device) RecordContext(e driver.Event) error {
+	return v.onEvent("cuCtxRecordEvent", e, func() C.CUresult {
+		return C.cuvmm_ctx_record(v.d.api, v.ctx, event(e))
+	})
+}
+
 // Wait makes later work of the stream wait for the event.
 func (v *Device) Wait(s driver.Stream, e driver.Event) error {
 	return v.onEventAndStream("cuStreamWaitEvent", e, s, func() C.CUresult {

@@ -235,6 +235,7 @@ cuvmm_value cuvmm_stream_create_priority(cuvmm_lib api, cuvmm_ctx ctx, int prior
 // In event.c.
 cuvmm_value cuvmm_event_create(cuvmm_lib api, cuvmm_ctx ctx, unsigned int flags);
 CUresult cuvmm_event_destroy(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
+CUresult cuvmm_ctx_record(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);
 CUresult cuvmm_event_record(cuvmm_lib api, cuvmm_ctx ctx, CUevent e, CUstream s);
 CUresult cuvmm_event_wait(cuvmm_lib api, cuvmm_ctx ctx, CUstream s, CUevent e);
 CUresult cuvmm_event_sync(cuvmm_lib api, cuvmm_ctx ctx, CUevent e);

@@ -31,6 +31,7 @@
 	REQUIRED(ctx_pop, "cuCtxPopCurrent_v2", (CUcontext *ctx)) \
 	OPTIONAL(ctx_id, "cuCtxGetId", (CUcontext ctx, unsigned long long *id)) \
 	REQUIRED(ctx_sync, "cuCtxSynchronize", (void)) \
+	OPTIONAL(ctx_record_event, "cuCtxRecordEvent", (CUcontext ctx, CUevent event)) \
 	REQUIRED(ctx_enable_peer, "cuCtxEnablePeerAccess", (CUcontext peer, unsigned int flags)) \
 	REQUIRED(ctx_disable_peer, "cuCtxDisablePeerAccess", (CUcontext peer)) \
 	REQUIRED(mem_info, "cuMemGetInfo_v2", (size_t *free, size_t *total)) \

@@ -323,6 +323,29 @@ CUresult cu_event_record(CUevent event, CUstream stream) {
 	return CUDA_SUCCESS;
 }
 
+// cu_ctx_record_event destroys captures and refuses, as a wait for the context does.
+CUresult cu_ctx_record_event(CUcontext ctx, CUevent event) {
+	ENTER(ctx_record_event, "event=%p", (void *)event);
+	struct device *dev;
+	struct event *e;
+	CUresult r = CUDA_SUCCESS;
+	TRY(context(&dev));
+	TRY(event_of(event, &e));
+	if ((struct device *)ctx != dev || e->device != dev)
+		return CUDA_ERROR_INVALID_HANDLE;
+	for (struct stream *s = fake.streams; s != NULL; s = s->next)
+		if (s->device == dev && s->epoch == dev->epoch) {
+			CUresult destroyed = destroy_capture(s);
+			if (r == CUDA_SUCCESS)
+				r = destroyed;
+		}
+	TRY(r);
+	e->captured = false;
+	e->recorded = true;
+	clock_gettime(CLOCK_MONOTONIC, &e->at);
+	return CUDA_SUCCESS;
+}
+
 CUresult cu_stream_wait_event(CUstream stream, CUevent event, unsigned int flags) {
 	ENTER(stream_wait_event, "stream=%p event=%p flags=%u", (void *)stream, (void *)event, flags);
 	struct device *dev;

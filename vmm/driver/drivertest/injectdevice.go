@@ -21,6 +21,7 @@ var (
 	_ driver.Device           = (*device)(nil)
 	_ driver.Allocator        = (*device)(nil)
 	_ driver.HostAllocator    = (*device)(nil)
+	_ driver.ContextRecorder  = (*device)(nil)
 	_ driver.Grapher          = (*device)(nil)
 	_ driver.Launcher         = (*device)(nil)
 	_ driver.StreamMemOps     = (*device)(nil)
@@ -111,6 +112,10 @@ func (v *device) SyncEvent(e driver.Event) error {
 
 func (v *device) Record(e driver.Event, s driver.Stream) error {
 	return v.call("Record", 0, func() error { return v.inner.Record(e, s) })
+}
+
+func (v *device) RecordContext(e driver.Event) error {
+	return ask(v, "RecordContext", 0, func(r driver.ContextRecorder) error { return r.RecordContext(e) })
 }
 
 func (v *device) Wait(s driver.Stream, e driver.Event) error {

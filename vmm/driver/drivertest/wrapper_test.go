@@ -38,6 +38,7 @@ var (
 
 		"StreamPriorities": reflect.TypeFor[driver.StreamPriorities](),
 		"Pooler":           reflect.TypeFor[driver.Pooler](),
+		"ContextRecorder":  reflect.TypeFor[driver.ContextRecorder](),
 		"PeerCopier":       reflect.TypeFor[driver.PeerCopier](),
 		"LegacyIPC":        reflect.TypeFor[driver.LegacyIPC](),
 		"PoolSharer":       reflect.TypeFor[driver.PoolSharer](),

@@ -115,26 +115,66 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 			return err
 		}
 		x.orderDefaults()
-		// An op of its own in the stream, unless the stream has nothing to wait for.
-		r := &record{}
-		r.run = func(*context) bool {
-			r.at = time.Now()
-			return true
-		}
-		ev.last, ev.capture, ev.after = r, nil, nil
-		if s := ev.shared; s != nil {
-			n := s.begin()
-			s.uses++
-			r.atEnd = func() { s.markEnded(n); s.release() }
-		}
-		if len(x.lastOps()) == 0 {
-			r.run(v.context)
-			r.end()
-			return nil
-		}
-		x.push(&r.op)
+		x.record(ev, nil)
 		return nil
 	})
+}
+
+// record records the event after the work of the stream, and after what is pending elsewhere:
+// with an op of its own, unless there is nothing to wait for. The caller holds workMu.
+func (s *stream) record(ev *event, pending []<-chan struct{}) {
+	r := &record{}
+	r.run = func(c *context) bool {
+		whole := len(pending) == 0 || waitFor(pending...).run(c)
+		r.at = time.Now()
+		return whole
+	}
+	ev.last, ev.capture, ev.after = r, nil, nil
+	if x := ev.shared; x != nil {
+		n := x.begin()
+		x.uses++
+		r.atEnd = func() { x.markEnded(n); x.release() }
+	}
+	if len(s.lastOps()) == 0 && len(pending) == 0 {
+		r.run(s.context)
+		r.end()
+		return
+	}
+	s.push(&r.op)
+}
+
+// RecordContext records the event after all work that the context's streams have now. As a wait
+// for the context does, it destroys captures and returns ErrCapturing.
+func (v *device) RecordContext(e driver.Event) error {
+	const verb = "RecordContext"
+	if err := v.checkOpen(verb); err != nil {
+		return err
+	}
+	c := v.context
+	c.d.workMu.Lock()
+	defer c.d.workMu.Unlock()
+	if c.stopped() {
+		return c.stoppedError(verb)
+	}
+	ev, err := c.d.event(verb, e)
+	if err != nil {
+		return err
+	}
+	if ev.context != c {
+		return refuse(verb, driver.ErrInvalid, "event %d is of another device", e)
+	}
+	if err := c.destroyCaptures(verb, true); err != nil {
+		return err
+	}
+	var pending []<-chan struct{}
+	for _, o := range c.pendingOps() {
+		if done := o.pending(); done != nil {
+			pending = append(pending, done)
+		}
+	}
+	// In a stream that is there for this record alone.
+	(&stream{context: c}).record(ev, pending)
+	return nil
 }
 
 // Wait makes later work of the stream wait for the event's last record. If that is in a

@@ -29,6 +29,8 @@ const (
 	Module
 	Streams
 	Open
+	StreamRoom
+	Gate
 	Event
 	Reservation
 	Device
@@ -38,6 +40,7 @@ const (
 	Cache
 	OpenDevice
 	Staging
+	CaptureUses
 	Captures
 	Counters
 )

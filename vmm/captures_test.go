@@ -1,0 +1,354 @@
+package vmm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+)
+
+// number is an environment variable that is a number, or what it is otherwise.
+func number(name string, otherwise int) int {
+	if n, err := strconv.Atoi(os.Getenv(name)); err == nil {
+		return n
+	}
+	return otherwise
+}
+
+// capturer is one goroutine of TestCapturesBesideEverything.
+type capturer struct {
+	d        *vmm.Device
+	r        *rand.Rand
+	g        *vmm.Range // its streams work on it
+	s, other *vmm.Stream
+	counts   *captureCounts
+}
+
+// captureCounts is what all goroutines did.
+type captureCounts struct{ captured, clipped, refused, failed atomic.Int64 }
+
+// expected passes over errors that a call may return beside captures, or that were injected.
+func (c *capturer) expected(err error) error {
+	switch {
+	case errors.Is(err, errInjected):
+		c.counts.failed.Add(1)
+	case errors.Is(err, vmm.ErrCapturing), errors.Is(err, vmm.ErrBusy):
+		c.counts.refused.Add(1)
+	default:
+		return err
+	}
+	return nil
+}
+
+// newRange replaces the goroutine's range.
+func (c *capturer) newRange() error {
+	g, err := c.d.NewRange(vmm.RangeOptions{Max: 64 * page, Zero: c.r.IntN(2) == 0})
+	if err != nil {
+		return err
+	}
+	if c.r.IntN(2) == 0 {
+		err = g.UsedBy(c.s, c.other)
+	}
+	c.g = g
+	return err
+}
+
+// capture captures fills of the range, on two streams, launches them and looks at the bytes.
+func (c *capturer) capture() error {
+	if err := c.g.Grow(2 * page); err != nil {
+		return err
+	}
+	value := byte(c.r.Uint32())
+	if err := c.s.BeginCapture(); err != nil {
+		return err
+	}
+	err := func() error {
+		if err := c.s.Fill(c.g.Ptr(), uint32(value), 1, page); err != nil {
+			return err
+		}
+		fork, err := c.s.Record()
+		if err != nil {
+			return err
+		}
+		defer fork.Close() //nolint:errcheck // the device says so when it closes
+		if err := c.other.Wait(fork); err != nil {
+			return err
+		}
+		filled := c.other.Fill(c.g.Ptr()+vmm.Ptr(page), uint32(value), 1, page)
+		join, err := c.other.Record()
+		for err != nil { // injected: else the capture would have a stream too many
+			join, err = c.other.Record()
+		}
+		defer join.Close() //nolint:errcheck // as above
+		for err = c.s.Wait(join); err != nil; err = c.s.Wait(join) {
+			if !errors.Is(err, errInjected) {
+				return err
+			}
+		}
+		return filled
+	}()
+	graph, end := c.s.EndCapture()
+	for errors.Is(end, errInjected) {
+		graph, end = c.s.EndCapture()
+	}
+	if end != nil {
+		return fmt.Errorf("a capture was destroyed: %w", end)
+	}
+	c.counts.captured.Add(1)
+	defer graph.Close() //nolint:errcheck // as above
+	if err != nil {
+		return err
+	}
+	x, err := graph.Instantiate()
+	if err != nil {
+		return err
+	}
+	defer x.Close() //nolint:errcheck // as above
+	if err := x.Launch(c.s); err != nil {
+		return err
+	}
+	got := make([]byte, 2*page)
+	if err := c.s.CopyOut(got, c.g.Ptr()); err != nil {
+		return err
+	}
+	for i, b := range got {
+		if b != value {
+			return fmt.Errorf("byte %d is %d instead of %d", i, b, value)
+		}
+	}
+	return nil
+}
+
+// step does one thing.
+func (c *capturer) step() error {
+	switch c.r.IntN(10) {
+	case 0, 1, 2:
+		return c.capture()
+	case 3:
+		if err := c.g.Append(make([]byte, c.r.IntN(4*page))); err != nil {
+			return err
+		}
+		err := errors.Join(c.g.SetLen(0), c.g.Clip())
+		c.counts.clipped.Add(1)
+		return err
+	case 4:
+		return c.d.Sync()
+	case 5:
+		_, err := c.g.ReadAt(make([]byte, min(page, c.g.Len())), 0)
+		return err
+	case 6:
+		return c.g.AppendOn(c.s, make([]byte, c.r.IntN(page)))
+	case 7:
+		s, err := c.d.NewStream()
+		if err != nil {
+			return err
+		}
+		err = s.Fill(c.g.Ptr(), 1, 1, 0)
+		if _, done := s.Done(); err == nil {
+			err = done
+		}
+		for again := s.Close(); again != nil; again = s.Close() {
+			if c.expected(again) != nil {
+				return again
+			}
+		}
+		return err
+	case 8:
+		if err := c.g.Close(); err != nil {
+			return err
+		}
+		return c.newRange()
+	default:
+		return c.s.Sync()
+	}
+}
+
+// TestCapturesBesideEverything: no capture is destroyed by what other goroutines do meanwhile,
+// and no byte is wrong. VMM_CAPTURE_SECONDS is how long it runs, with VMM_CAPTURE_GOROUTINES;
+// VMM_CAPTURE_FAILING of 1000 calls fail.
+func TestCapturesBesideEverything(t *testing.T) {
+	seconds := number("VMM_CAPTURE_SECONDS", testgate.Effort(1, 3, 60))
+	failing := number("VMM_CAPTURE_FAILING", 0)
+	w := newWorld(t, 1)
+	var armed atomic.Bool
+	w.before = func(call drivertest.Call) error {
+		if armed.Load() && refusable[call.Name] && rand.IntN(1000) < failing {
+			return errInjected
+		}
+		return nil
+	}
+	d := w.devs[0]
+	vmm.SetGateOff(d, os.Getenv("VMM_CAPTURE_GATE") == "off")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(seconds)*time.Second)
+	defer cancel()
+	var counts captureCounts
+	var all sync.WaitGroup
+	errs := make(chan error, 64)
+	var cs []*capturer
+	for i := range number("VMM_CAPTURE_GOROUTINES", 8) {
+		c := &capturer{d: d, r: rand.New(rand.NewPCG(uint64(i), uint64(time.Now().UnixNano()))), counts: &counts}
+		c.s, c.other = stream(t, d), stream(t, d)
+		require.NoError(t, c.newRange())
+		cs = append(cs, c)
+	}
+	armed.Store(true)
+	for _, c := range cs {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if err := c.expected(c.step()); err != nil {
+					errs <- err
+					cancel()
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	armed.Store(false)
+	close(errs)
+	for err := range errs {
+		t.Error(err)
+	}
+	t.Logf("%d captures, %d clips, %d calls refused, %d failed in %d s", counts.captured.Load(), counts.clipped.Load(),
+		counts.refused.Load(), counts.failed.Load(), seconds)
+	if t.Failed() {
+		return
+	}
+	for _, c := range cs {
+		require.NoError(t, c.g.Close())
+		require.NoError(t, c.s.Close())
+		require.NoError(t, c.other.Close())
+	}
+	w.end()
+}
+
+// refusable are the calls that TestCapturesBesideEverything may have refused.
+var refusable = map[string]bool{
+	"Create": true, "Map": true, "SetAccess": true, "Record": true, "RecordContext": true, "NewEvent": true, "SyncEvent": true,
+	"Copy": true, "Fill": true, "BeginCapture": true, "EndCapture": true, "Instantiate": true, "LaunchGraph": true, "Wait": true,
+}
+
+// TestCapturesWithoutGates is the negative control of the test above: without the gates
+// captures are destroyed, or the process dies.
+func TestCapturesWithoutGates(t *testing.T) {
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	child := exec.CommandContext(t.Context(), exe, "-test.run=^TestCapturesBesideEverything$", "-test.v", "-test.timeout=15s") // it may hang, too
+	child.Env = append(os.Environ(), "VMM_CAPTURE_GATE=off", "VMM_CAPTURE_SECONDS=10", "VMM_CAPTURE_FAILING=0")
+	out, err := child.CombinedOutput()
+	require.Error(t, err, "%s", out)
+	t.Logf("%v: %.300s", err, out)
+}
+
+// TestClipWhileItsStreamIsCaptured: memory that named streams use is unmapped when their
+// capture ends, whichever others go on.
+func TestClipWhileItsStreamIsCaptured(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	s, other := stream(t, d), stream(t, d)
+	g := ranged(t, w, 4*page)
+	require.NoError(t, g.UsedBy(s))
+	require.NoError(t, other.BeginCapture())
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, g.SetLen(0))
+	require.NoError(t, g.Clip())
+	require.NotZero(t, g.Stats().Retiring, "what the stream had may not have run")
+	graph, err := s.EndCapture()
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return g.Stats().Retiring == 0 }, 10*time.Second, time.Millisecond)
+	require.NoError(t, graph.Close())
+	graph, err = other.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, graph.Close())
+	require.NoError(t, g.Close())
+	require.NoError(t, errors.Join(s.Close(), other.Close()))
+	w.end()
+}
+
+// TestHeldStreamIsNotCaptured: between Hold and its release no capture begins or ends.
+func TestHeldStreamIsNotCaptured(t *testing.T) {
+	w := newWorld(t, 1)
+	s := stream(t, w.devs[0])
+	_, capturing, release, err := s.Hold()
+	require.NoError(t, err)
+	require.False(t, capturing)
+	require.ErrorIs(t, s.BeginCapture(), vmm.ErrBusy)
+	release()
+	require.NoError(t, s.BeginCapture())
+	_, capturing, release, err = s.Hold()
+	require.NoError(t, err)
+	require.True(t, capturing)
+	_, err = s.EndCapture()
+	require.ErrorIs(t, err, vmm.ErrBusy)
+	release()
+	graph, err := s.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, graph.Close())
+	require.NoError(t, s.Close())
+	w.end()
+}
+
+// TestCloseOfWhatACaptureUses is refused until the capture ends.
+func TestCloseOfWhatACaptureUses(t *testing.T) {
+	w := newWorld(t, 1)
+	s, other := stream(t, w.devs[0]), stream(t, w.devs[0])
+	g := ranged(t, w, page)
+	require.NoError(t, g.UsedBy(s, other))
+	require.NoError(t, s.BeginCapture())
+	require.NoError(t, s.Fill(g.Ptr(), 1, 1, page))
+	require.ErrorIs(t, g.Close(), vmm.ErrCapturing)
+	require.ErrorIs(t, s.CopyIn(g.Ptr(), make([]byte, 10)), vmm.ErrCapturing, "its bytes would never arrive")
+	graph, err := s.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+	require.NoError(t, graph.Close())
+	require.NoError(t, errors.Join(s.Close(), other.Close()))
+	w.end()
+}
+
+// TestRoomBehindAHeldStream: copies of the library's own wait before the driver's queue is
+// full, and others go on meanwhile.
+func TestRoomBehindAHeldStream(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	held, s := stream(t, d), stream(t, d)
+	g := ranged(t, w, page)
+	open := gated(t, held)
+	require.NoError(t, g.UsedBy(held))
+	var appended atomic.Int64
+	done := begun(func() error {
+		for range 2000 {
+			if err := g.AppendOn(held, []byte{1}); err != nil {
+				return err
+			}
+			appended.Add(1)
+		}
+		return nil
+	})
+	require.Eventually(t, func() bool { return appended.Load() > 50 }, 10*time.Second, time.Millisecond)
+	for range 20 {
+		require.NoError(t, s.BeginCapture())
+		graph, err := s.EndCapture()
+		require.NoError(t, err)
+		require.NoError(t, graph.Close())
+	}
+	require.Less(t, appended.Load(), int64(120))
+	open()
+	require.NoError(t, <-done)
+	require.NoError(t, g.Close())
+	require.NoError(t, errors.Join(held.Close(), s.Close()))
+	w.end()
+}

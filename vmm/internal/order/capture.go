@@ -1,0 +1,266 @@
+package order
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// capture is one that Begin has begun.
+type capture struct {
+	id      uint64 // 0 if the driver could not name it
+	origin  *Stream
+	gates   []*Gate   // of the devices of its streams, sorted; grows with World.mu held
+	streams []*Stream // that are in it, the origin first; changes with their gates alone
+}
+
+// ErrWaitDestroys is what is returned instead of a wait.
+var ErrWaitDestroys = fmt.Errorf("%w: waiting would destroy the capture", driver.ErrCapturing)
+
+// errNoGraphs is for drivers without.
+var errNoGraphs = fmt.Errorf("%w: graphs", driver.ErrNotSupported)
+
+// Begin begins a capture of the stream, in CUDA's relaxed mode, and returns the driver's number
+// of it, 0 if the driver can neither name the capture nor end it: then it goes on, and the
+// error says so. The caller keeps other calls off the stream.
+func (d *Device) Begin(s *Stream) (id uint64, err error) {
+	raw, ok := d.raw.(driver.Grapher)
+	if !ok {
+		return 0, errNoGraphs
+	}
+	d.gate.awaitTurn()
+	unlock := alone([]*Gate{d.gate})
+	defer unlock()
+	if err := raw.BeginCapture(s.Queue, driver.CaptureRelaxed); err != nil {
+		return 0, err
+	}
+	id, err = raw.CaptureID(s.Queue)
+	if err != nil {
+		graph, undo := raw.EndCapture(s.Queue)
+		if undo == nil {
+			return 0, errors.Join(err, raw.FreeGraph(graph))
+		}
+		err = errors.Join(err, fmt.Errorf("and ending the capture: %w", undo))
+	}
+	d.gate.world.add(&capture{id: id, origin: s, gates: []*Gate{d.gate}})
+	return id, err
+}
+
+func (w *World) add(c *capture) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if c.id != 0 {
+		w.byID[c.id] = c
+	}
+	c.origin.in.Store(c)
+	c.streams = append(c.streams, c.origin)
+	c.gates[0].open.Add(1)
+	w.open.Add(1)
+}
+
+// join notes that the stream is in the capture with that number. Its gate is had alone.
+func (w *World) join(id uint64, s *Stream, g *Gate) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.byID[id]
+	if c == nil || slices.Contains(c.streams, s) {
+		return
+	}
+	s.in.Store(c)
+	c.streams = append(c.streams, s)
+	if !slices.Contains(c.gates, g) {
+		c.gates = sorted(append(slices.Clone(c.gates), g)...)
+		g.open.Add(1)
+	}
+}
+
+// allGates has all gates of the capture that Begin has begun on the stream until unlock; nil
+// if there is none.
+func (d *Device) allGates(s *Stream) (c *capture, unlock func()) {
+	w := d.gate.world
+	of := func() (*capture, []*Gate) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if c := s.in.Load(); c != nil && c.origin == s {
+			return c, c.gates
+		}
+		return nil, nil
+	}
+	c, gates := of()
+	for c != nil {
+		unlock := alone(gates)
+		now, more := of()
+		if now == c && len(more) == len(gates) {
+			return c, unlock
+		}
+		unlock() // a stream of another device has joined it
+		c, gates = now, more
+	}
+	return nil, nil
+}
+
+// Began says whether Begin has begun a capture on the stream that has not ended.
+func (s *Stream) Began() bool {
+	c := s.in.Load()
+	return c != nil && c.origin == s
+}
+
+// CaptureID is the driver's number of the capture that the stream is in; 0 if it is in none.
+func (d *Device) CaptureID(s *Stream) (uint64, error) {
+	if raw, ok := d.raw.(driver.Grapher); ok {
+		return raw.CaptureID(s.Queue)
+	}
+	return 0, nil
+}
+
+// End ends the capture that Begin has begun on the stream. goesOn says that the error has left
+// the capture as it is. The caller keeps other calls off the stream.
+func (d *Device) End(s *Stream) (graph driver.Graph, goesOn bool, err error) {
+	raw, ok := d.raw.(driver.Grapher)
+	if !ok {
+		return 0, false, errNoGraphs
+	}
+	c, unlock := d.allGates(s)
+	if c == nil {
+		return 0, false, fmt.Errorf("%w: BeginCapture has not begun a capture on this stream", driver.ErrInvalid)
+	}
+	defer unlock()
+	graph, err = raw.EndCapture(s.Queue)
+	if err != nil {
+		capturing, again := d.raw.Capturing(s.Queue)
+		if capturing || again != nil && !lost(again) {
+			return 0, true, err
+		}
+	}
+	d.gate.world.remove(c)
+	return graph, false, err
+}
+
+// forget notes that the stream ends, whose capture, if it is in one, was lost with its context.
+func (d *Device) forget(s *Stream) {
+	c, unlock := d.allGates(s)
+	if c == nil {
+		return
+	}
+	defer unlock()
+	d.gate.world.remove(c)
+}
+
+// remove undoes add and join, and gives the fences that wait for the capture's end their
+// events. The capture's gates are had alone.
+func (w *World) remove(c *capture) {
+	w.mu.Lock()
+	delete(w.byID, c.id)
+	for _, g := range c.gates {
+		g.open.Add(-1)
+	}
+	w.open.Add(-1)
+	for _, s := range c.streams {
+		s.in.Store(nil)
+	}
+	w.mu.Unlock()
+	for _, s := range c.streams {
+		s.recordLate()
+	}
+	for _, g := range c.gates {
+		g.wake()
+	}
+}
+
+// Wait makes later work of the stream wait for an event of the device that from is the Gate of.
+// stands says where the event stands, and is called at any time. A stream that waits for an
+// event of a capture joins it. If that may be, and the caller does not keep other calls off
+// the stream, which isAlone says, again is true, and nothing was done.
+func (d *Device) Wait(s *Stream, e driver.Event, from *Gate, stands func() Point, isAlone bool) (again bool, err error) {
+	if at := stands(); at.of != nil {
+		both := d.with(from)
+		both.share()
+		// To be recorded in a capture, an event loses its Point first and needs the gate alone.
+		if stands() == at {
+			defer both.unshare()
+			counts, err := d.wait(s, e, at)
+			if counts && stands() == at {
+				s.waited(at)
+			}
+			return false, err
+		}
+		both.unshare()
+	}
+	if !isAlone {
+		return true, nil
+	}
+	unlock := alone(sorted(d.gate, from))
+	defer unlock()
+	at := stands()
+	counts, err := d.wait(s, e, at)
+	if counts && stands() == at {
+		s.waited(at)
+	}
+	return false, err
+}
+
+// wait is Wait with the gates taken. counts says that the stream's later work now comes after
+// the event, and not a capture's.
+func (d *Device) wait(s *Stream, e driver.Event, at Point) (counts bool, err error) {
+	if err := d.raw.Wait(s.Queue, e); err != nil {
+		return false, err
+	}
+	if at.of != nil && !s.mayBeCaptured() {
+		return true, nil
+	}
+	if !s.captured(d) {
+		return true, nil
+	}
+	s.joined.Store(true)
+	if raw, ok := d.raw.(driver.Grapher); ok {
+		if id, err := raw.CaptureID(s.Queue); err == nil {
+			d.gate.world.join(id, s, d.gate)
+		}
+	}
+	return false, nil
+}
+
+// WaitFence makes later work of the stream wait for the fence.
+func (d *Device) WaitFence(s *Stream, f Fence) error {
+	if f.on == nil {
+		return nil
+	}
+	both := d.with(f.on.gate)
+	both.share()
+	defer both.unshare()
+	counts, err := d.wait(s, f.e, f.at)
+	if counts {
+		s.waited(f.at)
+	}
+	return err
+}
+
+// gates are one or two, the lower one first.
+type gates struct{ low, high *Gate }
+
+// with is the device's gate and another one.
+func (d *Device) with(other *Gate) gates {
+	switch {
+	case d.gate == other:
+		return gates{low: other}
+	case d.gate.n < other.n:
+		return gates{d.gate, other}
+	}
+	return gates{other, d.gate}
+}
+
+func (g gates) share() {
+	g.low.share()
+	if g.high != nil {
+		g.high.share()
+	}
+}
+
+func (g gates) unshare() {
+	if g.high != nil {
+		g.high.unshare()
+	}
+	g.low.unshare()
+}

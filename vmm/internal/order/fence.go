@@ -1,0 +1,296 @@
+package order
+
+import (
+	"errors"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Fence is an event of the device's pool, recorded at the end of some work. The zero one stands
+// for work that has ended. Safe for concurrent use, up to Free.
+type Fence struct {
+	on   *Device // whose event it is, retained; nil if there is nothing to wait for
+	e    driver.Event
+	at   Point // none for queues that belong to no Stream
+	late *late // of LateFence, of a stream that was being captured
+}
+
+// late is an event that is recorded when the capture of its stream ends.
+type late struct {
+	mu    sync.Mutex // nothing is locked while it is held
+	f     Fence      // once has is true
+	has   bool
+	freed bool
+	err   error // why it will have none
+}
+
+// newFence takes an event out of the pool, or makes one; the zero one if the device is closing.
+func (d *Device) newFence() (Fence, error) {
+	if !d.Retain() {
+		return Fence{}, nil
+	}
+	f := Fence{on: d}
+	d.mu.Lock()
+	if last := len(d.events) - 1; last >= 0 {
+		f.e, d.events = d.events[last], d.events[:last]
+	}
+	d.mu.Unlock()
+	if f.e == 0 {
+		var err error
+		if f.e, err = d.NewEvent(driver.EventBlocking); err != nil {
+			d.Release()
+			return Fence{}, err
+		}
+	}
+	return f, nil
+}
+
+// fence is a fence that record records an event for, which shares the gate.
+func (d *Device) fence(record func(driver.Event) (Point, error)) (Fence, error) {
+	f, err := d.newFence()
+	if err != nil || f.on == nil {
+		return Fence{}, err
+	}
+	d.gate.share()
+	f.at, err = record(f.e)
+	d.gate.unshare()
+	return f.recorded(err)
+}
+
+// recorded is the fence, or the zero one if it could not be recorded.
+func (f Fence) recorded(err error) (Fence, error) {
+	if err != nil {
+		f.Free()
+		return Fence{}, err
+	}
+	return f, nil
+}
+
+// Fence is at the end of the stream's work; ErrCapturing while the stream is being captured.
+// The caller must Free it, and keeps the stream from being freed.
+func (d *Device) Fence(s *Stream) (Fence, error) {
+	f, err := d.newFence()
+	if err != nil || f.on == nil {
+		return Fence{}, err
+	}
+	d.gate.share()
+	if err = d.notCapturing(s.Queue); err == nil {
+		f.at = s.nextPoint()
+		err = d.record(f.e, s)
+	}
+	d.gate.unshare()
+	return f.recorded(err)
+}
+
+// record records an event on a stream. The gate is shared.
+func (d *Device) record(e driver.Event, s *Stream) error {
+	err := d.raw.Record(e, s.Queue)
+	if err == nil && s.Wrapped {
+		s.context.Store(true) // a stream of another context would have refused it
+	}
+	return err
+}
+
+// LateFence is Fence; but while the stream is in a capture that Begin has begun, the event is
+// recorded when that ends.
+func (d *Device) LateFence(s *Stream) (Fence, error) {
+	f, err := d.Fence(s)
+	if !errors.Is(err, driver.ErrCapturing) {
+		return f, err
+	}
+	d.gate.share()
+	defer d.gate.unshare()
+	if s.in.Load() == nil {
+		return Fence{}, err
+	}
+	l := &late{}
+	s.lateMu.Lock()
+	defer s.lateMu.Unlock()
+	s.late = append(s.late, lateOn{d, l})
+	return Fence{on: d, late: l, at: Point{of: s}}, nil
+}
+
+// lateOn is a fence that waits for the capture's end.
+type lateOn struct {
+	d *Device
+	l *late
+}
+
+// recordLate gives the fences that wait for the capture's end their events. The gate is had
+// alone. What cannot be recorded is left to Fence.Done.
+func (s *Stream) recordLate() {
+	s.lateMu.Lock()
+	all := s.late
+	s.late = nil
+	s.lateMu.Unlock()
+	for _, x := range all {
+		f, err := x.d.newFence()
+		if err == nil && f.on != nil {
+			f.at = s.nextPoint()
+			if err = x.d.record(f.e, s); err != nil {
+				f.Free()
+			}
+		}
+		x.l.settle(f, err)
+	}
+}
+
+// settle gives a late fence its event.
+func (l *late) settle(f Fence, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case err != nil:
+		l.err = err
+	case l.freed:
+		f.Free()
+	default:
+		l.f, l.has = f, true
+	}
+}
+
+// QueueFence is at the end of the work of a queue that is never captured.
+func (d *Device) QueueFence(queue driver.Stream) (Fence, error) {
+	return d.fence(func(e driver.Event) (Point, error) { return Point{}, d.raw.Record(e, queue) })
+}
+
+// ContextFence is at the end of all work of the context; ErrCapturing while a stream of it is
+// being captured, as far as NoneCaptured tells. Where the driver cannot record such an event it
+// waits, and the Fence is the zero one.
+func (d *Device) ContextFence(streams []*Stream) (Fence, error) {
+	waited := false
+	f, err := d.fence(func(e driver.Event) (Point, error) {
+		if err := d.NoneCaptured(streams); err != nil {
+			return Point{}, err
+		}
+		err := error(driver.ErrNotSupported)
+		if c, ok := d.raw.(driver.ContextRecorder); ok {
+			err = c.RecordContext(e)
+		}
+		if errors.Is(err, driver.ErrNotSupported) {
+			waited = true
+			err = d.raw.Sync()
+		}
+		return Point{}, err
+	})
+	if err == nil && waited {
+		f.Free()
+		f = Fence{}
+	}
+	return f, err
+}
+
+// RecordEvent is for a call that records an event of the program's own anew on the stream:
+// begin is called just before, when the event must not have a place any more. It returns the
+// event's place: none if the stream is being captured, since then the event does not tell what
+// has run.
+func (d *Device) RecordEvent(e driver.Event, s *Stream, begin func()) (at Point, err error) {
+	d.gate.share()
+	capturing := s.mayBeCaptured() && s.captured(d)
+	if !capturing {
+		defer d.gate.unshare()
+		at = s.nextPoint()
+		begin()
+		return at, d.record(e, s)
+	}
+	// The event becomes one of the capture, which a stream must not wait for unawares.
+	d.gate.unshare()
+	unlock := alone([]*Gate{d.gate})
+	defer unlock()
+	begin()
+	return Point{}, d.record(e, s)
+}
+
+// NewEventAt is a Fence at the end of the stream's work, also while it is being captured: then
+// it is an event of the capture, without a place.
+func (d *Device) NewEventAt(s *Stream) (Fence, error) {
+	return d.fence(func(e driver.Event) (at Point, err error) {
+		if !s.mayBeCaptured() || !s.captured(d) {
+			at = s.nextPoint()
+		}
+		return at, d.record(e, s)
+	})
+}
+
+// IsZero says whether there is nothing to wait for.
+func (f Fence) IsZero() bool { return f.on == nil }
+
+// On is the device of the fence, nil for the zero one.
+func (f Fence) On() *Device { return f.on }
+
+// Event is the fence's event, 0 if there is nothing to wait for.
+func (f Fence) Event() driver.Event { return f.e }
+
+// Of is the Owner of the Stream that the fence is at the end of, nil if it is of no Stream.
+func (f Fence) Of() any {
+	if f.at.of == nil {
+		return nil
+	}
+	return f.at.of.Owner
+}
+
+// Place is where the fence stands.
+func (f Fence) Place() Point { return f.at }
+
+// Free gives the Fence up. It must be called once.
+func (f Fence) Free() {
+	if f.on == nil {
+		return
+	}
+	if l := f.late; l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.freed = true
+		if l.has {
+			l.f.Free()
+		}
+		return
+	}
+	f.on.mu.Lock()
+	f.on.events = append(f.on.events, f.e)
+	f.on.mu.Unlock()
+	f.on.Release()
+}
+
+// Sync waits for the work. It is not for a LateFence.
+func (f Fence) Sync() error {
+	if f.on == nil {
+		return nil
+	}
+	err := f.on.SyncEvent(f.e)
+	if err == nil {
+		f.at.Finish()
+	}
+	return err
+}
+
+// SyncAndFree is Sync and Free.
+func (f Fence) SyncAndFree() error {
+	defer f.Free()
+	return f.Sync()
+}
+
+// Done says whether the work has ended, by itself or with its device.
+func (f Fence) Done() (bool, error) {
+	if f.on == nil {
+		return true, nil
+	}
+	if l := f.late; l != nil {
+		l.mu.Lock()
+		now, has, err := l.f, l.has, l.err
+		l.mu.Unlock()
+		if !has || err != nil {
+			return false, err
+		}
+		return now.Done()
+	}
+	done, err := f.on.Done(f.e)
+	switch {
+	case err != nil && lost(err):
+		return true, nil
+	case err == nil && done:
+		f.at.Finish()
+	}
+	return done, err
+}

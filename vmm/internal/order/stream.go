@@ -1,0 +1,224 @@
+package order
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+)
+
+// What is known, without asking the driver, of which work comes before which.
+//
+// Each event that this package records on a stream has a number there. The number is taken
+// before the driver is asked to record. So the event covers all work that was queued before a
+// smaller number was read. An event also keeps what its stream came after at the time. A stream
+// that waits for the event takes both over. Once the event is known to be reached, all of that
+// work has ended.
+
+// Stream is what is known of a stream's work, of what comes before it, and of its captures.
+// It must not be copied.
+type Stream struct {
+	// Immutable.
+	id      uint64 // lists are sorted by it
+	Queue   driver.Stream
+	Wrapped bool // another library's
+	Owner   any  // the Stream that programs have
+	gate    *Gate
+
+	points   atomic.Uint64          // numbers that were taken
+	finished atomic.Uint64          // see Stream.Finished
+	after    atomic.Pointer[afters] // what later work comes after; replaced, never changed
+	joined   atomic.Bool            // a capture, by a wait for an event of it
+	context  atomic.Bool            // of a wrapped stream: it takes events of the device's context
+
+	in atomic.Pointer[capture] // that Begin has begun; changes with its gates alone
+
+	lateMu sync.Mutex // nothing is locked while it is held
+	late   []lateOn   // that wait for the capture's end
+
+	queued  atomic.Uint64 // pieces of work that this process's calls have queued
+	roomMu  lock.Mutex
+	marks   []mark // events between them, the first one first
+	reached uint64 // of queued: how many are known to have run
+}
+
+var streamCount atomic.Uint64 // for their ids
+
+// Init readies a Stream of the gate's device. Queue and Wrapped are set before the first use.
+func (s *Stream) Init(gate *Gate, owner any) {
+	s.id = streamCount.Add(1)
+	s.gate, s.Owner = gate, owner
+	s.roomMu.At(lock.StreamRoom, 0)
+}
+
+// end notes that all work of the stream has ended, and that there will be no more.
+func (s *Stream) end() {
+	s.finished.Store(math.MaxUint64)
+	s.after.Store(nil)
+}
+
+// ended says whether end was called.
+func (s *Stream) ended() bool { return s.finished.Load() == math.MaxUint64 }
+
+// finish raises finished to n.
+func (s *Stream) finish(n uint64) {
+	for {
+		was := s.finished.Load()
+		if was >= n || s.finished.CompareAndSwap(was, n) {
+			return
+		}
+	}
+}
+
+// Point is where an event stands: after the work that a stream had, and after what that came
+// after. The zero point is none: of an event that was never recorded, or during a capture.
+type Point struct {
+	of    *Stream
+	n     uint64
+	after *afters
+}
+
+// Finish notes that the event there is reached.
+func (p Point) Finish() {
+	if p.of == nil {
+		return
+	}
+	p.of.finish(p.n)
+	for _, a := range p.after.list() {
+		a.of.finish(a.n)
+	}
+}
+
+// after is an event of a stream, by its number.
+type after struct {
+	of *Stream
+	n  uint64
+}
+
+// afters is the last event of each stream that some work comes after, by the streams' ids.
+// Immutable.
+type afters []after
+
+// list is the events, of a nil pointer none.
+func (a *afters) list() afters {
+	if a == nil {
+		return nil
+	}
+	return *a
+}
+
+// number is the event of stream s, 0 if there is none.
+func (a afters) number(s *Stream) uint64 {
+	i, ok := slices.BinarySearchFunc(a, s.id, func(x after, id uint64) int { return cmp.Compare(x.of.id, id) })
+	if !ok {
+		return 0
+	}
+	return a[i].n
+}
+
+// Point is the number of the last event that was begun to be recorded.
+func (s *Stream) Point() uint64 {
+	return s.points.Load()
+}
+
+// After is the highest number of an event of the other stream that all later work on this one
+// comes after.
+func (s *Stream) After(other *Stream) uint64 {
+	if s == other {
+		return s.Point()
+	}
+	return s.after.Load().list().number(other)
+}
+
+// Finished is the number of an event such that the work before it is known to have ended.
+func (s *Stream) Finished() uint64 {
+	return s.finished.Load()
+}
+
+// nextPoint is the end of the stream's work, for a call that is about to cover it: the caller
+// asks the driver after it. The stream is not being captured.
+func (s *Stream) nextPoint() Point {
+	return Point{s, s.points.Add(1), s.after.Load()}
+}
+
+// waited notes that the stream waits for an event at p: later work comes after it.
+func (s *Stream) waited(p Point) {
+	if p.of == nil {
+		return
+	}
+	for {
+		was := s.after.Load()
+		next := s.withAfter(was.list(), p)
+		if next == nil || s.after.CompareAndSwap(was, next) {
+			return
+		}
+	}
+}
+
+// withAfter is a list with what p comes after; nil if that tells nothing new.
+func (s *Stream) withAfter(was afters, p Point) *afters {
+	own := after{p.of, p.n}
+	news := func(a after) bool { return a.of != s && !a.of.ended() && was.number(a.of) < a.n }
+	if !news(own) && !slices.ContainsFunc(p.after.list(), news) {
+		return nil
+	}
+	all := s.merge(s.merge(was, p.after.list()), afters{own})
+	return &all
+}
+
+// merge is the events of both lists, of each stream the last one, without s itself and streams
+// that are closed.
+func (s *Stream) merge(a, b afters) afters {
+	if len(b) == 0 {
+		return a
+	}
+	all := make(afters, 0, len(a)+len(b))
+	for len(a)+len(b) > 0 {
+		var next after
+		switch {
+		case len(b) == 0 || len(a) > 0 && a[0].of.id < b[0].of.id:
+			next, a = a[0], a[1:]
+		case len(a) == 0 || b[0].of.id < a[0].of.id:
+			next, b = b[0], b[1:]
+		default:
+			next = after{a[0].of, max(a[0].n, b[0].n)}
+			a, b = a[1:], b[1:]
+		}
+		if next.of != s && !next.of.ended() {
+			all = append(all, next)
+		}
+	}
+	return all
+}
+
+// mayBeCaptured says whether the driver has to be asked if the stream is being captured. The
+// gate is shared, or the answer may change at once.
+func (s *Stream) mayBeCaptured() bool {
+	return s.Wrapped || s.joined.Load() || s.gate.open.Load() > 0
+}
+
+// MayBeCaptured says whether the driver has to be asked if the stream is being captured. Unless
+// the caller keeps BeginCapture off the stream, the answer may change at once.
+func (s *Stream) MayBeCaptured() bool { return s.mayBeCaptured() }
+
+// captured asks the driver; in doubt it is true.
+func (s *Stream) captured(d *Device) bool {
+	capturing, err := d.raw.Capturing(s.Queue)
+	return capturing || err != nil
+}
+
+// InContext says whether an event of the device's context is known to cover the stream.
+func (s *Stream) InContext() bool {
+	return !s.Wrapped || s.Queue == 0 || s.context.Load()
+}
+
+// End notes that the stream has no work and will have none.
+func (s *Stream) End() { s.end() }
+
+// NextPoint is the end of the stream's work, for a call that is about to cover it: the caller
+// asks the driver after it. The stream is not being captured.
+func (s *Stream) NextPoint() Point { return s.nextPoint() }
