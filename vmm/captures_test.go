@@ -167,10 +167,19 @@ func (c *capturer) step() error {
 		}
 		return err
 	case 8:
-		if err := c.g.Close(); err != nil {
+		err := c.g.Close()
+		for failed := errors.Is(err, errInjected); failed && err != nil; err = c.g.Close() {
+			if again := c.expected(err); again != nil { // it is closing: nothing but Close works
+				return again
+			}
+		}
+		if err != nil {
 			return err
 		}
-		return c.newRange()
+		for err = c.newRange(); errors.Is(err, errInjected); err = c.newRange() {
+			c.counts.failed.Add(1)
+		}
+		return err
 	default:
 		return c.s.Sync()
 	}
@@ -338,14 +347,14 @@ func TestRoomBehindAHeldStream(t *testing.T) {
 		}
 		return nil
 	})
-	require.Eventually(t, func() bool { return appended.Load() > 50 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return appended.Load() > 20 }, 10*time.Second, time.Millisecond)
 	for range 20 {
 		require.NoError(t, s.BeginCapture())
 		graph, err := s.EndCapture()
 		require.NoError(t, err)
 		require.NoError(t, graph.Close())
 	}
-	require.Less(t, appended.Load(), int64(120))
+	require.Less(t, appended.Load(), int64(40))
 	open()
 	require.NoError(t, <-done)
 	require.NoError(t, g.Close())

@@ -91,12 +91,14 @@ package vmm
 //	          Module.mu
 //	          deviceState.streamsMu
 //	            deviceState.openMu         the driver opens its device
+//	              order.Stream.roomMu      copies that wait for room in a stream
+//	                order.Gate             captures begin, are joined or end
 //	              Event.mu, Reservation.mu
 //	                Device.mu
 //	                  process.mu
 //	                    driverState.mu
 //	                      deviceState.mu, cache.mu, openDevice.mu
-//	                        staging.mu, pinnedCache.mu, captures.mu, counters.mu
+//	                        staging.mu, pinnedCache.mu, captures.mu, World.mu, counters.mu
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
 // goroutine that takes a lock out of order panics. Of several ranges each kind is taken
@@ -107,6 +109,7 @@ package vmm
 //	lenMu, capMu, mappingMu   with RangeOptions.Zero, for work that may still write and
 //	                    for the fill: Grow, SetLen downwards, Append that grows
 //	Stream.mu           for reading, if no event could be recorded
+//	roomMu              with Stream.mu for reading, by copies behind a stream that is held
 //	Module.closeMu      by Close, for work that may run the module's kernels
 //
 // None is held across a callback, apart from those of Watch: they run with mappingMu, and with

@@ -101,13 +101,13 @@ func TestSmallStreamCopiesShareABlock(t *testing.T) {
 	s := stream(t, w.devs[0])
 	open := gate(t, w.devs[0], s.Raw())
 	want := noise(edge, 4)
-	for i := range 100 { // none of them waits for the gate
+	for i := range 30 { // none of them waits for the gate
 		require.NoError(t, s.CopyIn(g.Ptr()+vmm.Ptr(10*i), want[10*i:10*i+10]))
 	}
 	open()
-	got := make([]byte, edge)
+	got := make([]byte, 300)
 	require.NoError(t, s.CopyOut(got, g.Ptr()))
-	require.Equal(t, want, got)
+	require.Equal(t, want[:300], got)
 	require.NoError(t, s.Close())
 	require.NoError(t, g.Close())
 	w.end()
