@@ -139,11 +139,6 @@ func (d *Device) Record(e driver.Event, queue driver.Stream) error {
 // BeginCapture off, and which is not being captured.
 func (d *Device) SyncStream(queue driver.Stream) error { return d.raw.SyncStream(queue) }
 
-// SyncNow waits for the context where no event can stand for its work.
-func (d *Device) SyncNow() error {
-	return d.gate.Shared(d.raw.Sync)
-}
-
 // FreeQueue frees a stream that belongs to no Stream.
 func (d *Device) FreeQueue(queue driver.Stream) error {
 	return d.gate.Shared(func() error { return d.raw.FreeStream(queue) })
