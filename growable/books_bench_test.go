@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/nulldriver"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -28,7 +29,9 @@ func TestSlicesCostNoAllocation(t *testing.T) {
 	}
 	require.Zero(t, allocations(func() error { return v.Append(s...) }))
 	require.Zero(t, allocations(func() error { _, err := v.WriteAt(s, 1); return err }))
-	require.Zero(t, allocations(func() error { _, err := v.ReadAt(s, 1); return err }))
+	if !invariants.Enabled { // make race: the locks that check their order allocate
+		require.Zero(t, allocations(func() error { _, err := v.ReadAt(s, 1); return err }))
+	}
 	require.Zero(t, allocations(func() error { return w.Append(7) }))
 	require.EqualValues(t, 1, allocations(func() error { return v.Append(7) }), "the documentation says so")
 	require.NoError(t, v.Close())
