@@ -1,7 +1,9 @@
 package vmm_test
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -18,6 +20,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
 // number is an environment variable that is a number, or what it is otherwise.
@@ -33,12 +36,15 @@ type capturer struct {
 	d        *vmm.Device
 	r        *rand.Rand
 	g        *vmm.Range // its streams work on it
+	zero     bool       // the range's option
 	s, other *vmm.Stream
+	p        *pool.Pool    // of all goroutines
+	add      *vmm.Function // adds to the words of a page
 	counts   *captureCounts
 }
 
 // captureCounts is what all goroutines did.
-type captureCounts struct{ captured, clipped, refused, failed atomic.Int64 }
+type captureCounts struct{ captured, clipped, slept, blocks, refused, failed atomic.Int64 }
 
 // expected passes over errors that a call may return beside captures, or that were injected.
 func (c *capturer) expected(err error) error {
@@ -55,7 +61,8 @@ func (c *capturer) expected(err error) error {
 
 // newRange replaces the goroutine's range.
 func (c *capturer) newRange() error {
-	g, err := c.d.NewRange(vmm.RangeOptions{Max: 64 * page, Zero: c.r.IntN(2) == 0})
+	c.zero = c.r.IntN(2) == 0
+	g, err := c.d.NewRange(vmm.RangeOptions{Max: 64 * page, Zero: c.zero})
 	if err != nil {
 		return err
 	}
@@ -132,9 +139,142 @@ func (c *capturer) capture() error {
 	return nil
 }
 
+// block has a kernel write to a block of the pool, reads it in another stream, and frees it there.
+func (c *capturer) block() error {
+	b, err := c.p.Alloc(c.s, page)
+	if err != nil {
+		return err
+	}
+	freedOn := c.s
+	defer func() {
+		for again := c.p.Free(freedOn, b); again != nil; again = c.p.Free(freedOn, b) {
+			if c.expected(again) != nil {
+				panic(again)
+			}
+		}
+	}()
+	value := c.r.Uint32N(1 << 24)
+	if err := c.s.Fill(b.Ptr(), 0x01010101, 4, page/4); err != nil {
+		return err
+	}
+	var arg vmm.MemoryArg
+	b.MemoryArg(&arg)
+	l := addLaunch(b.Ptr(), value)
+	if err := c.add.Launch(c.s, l, []vmm.LaunchMemory{{MemoryArg: arg}}); err != nil {
+		return err
+	}
+	written, err := c.s.Record()
+	if err != nil {
+		return err
+	}
+	defer written.Close() //nolint:errcheck // the device says so when it closes
+	if err := c.other.Wait(written); err != nil {
+		return err
+	}
+	freedOn = c.other
+	got := make([]byte, page)
+	if err := c.other.CopyOut(got, b.Ptr()); err != nil {
+		return err
+	}
+	for i := 0; i < page; i += 4 {
+		if is := binary.NativeEndian.Uint32(got[i:]); is != value+0x01010101 {
+			return fmt.Errorf("word %d of a block is %#x instead of %#x", i/4, is, value+0x01010101)
+		}
+	}
+	c.counts.blocks.Add(1)
+	return nil
+}
+
+// sleep has the range sleep and wake, and looks at its bytes.
+func (c *capturer) sleep() error {
+	value := byte(c.r.Uint32())
+	if err := c.s.Sync(); err != nil { // an AppendOn from before a SetLen would write here
+		return err
+	}
+	if err := c.g.Append(bytes.Repeat([]byte{value}, 100)); err != nil {
+		return err
+	}
+	at := c.g.Len() - 100
+	if err := vmm.Sleep(vmm.SleepKeep, c.g); err != nil {
+		return err
+	}
+	c.counts.slept.Add(1)
+	for err := vmm.Wake(c.g); err != nil; err = vmm.Wake(c.g) {
+		if c.expected(err) != nil {
+			return err
+		}
+	}
+	got := make([]byte, 100)
+	if _, err := c.g.ReadAt(got, int64(at)); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, bytes.Repeat([]byte{value}, 100)) {
+		return errors.New("a range that slept has other bytes")
+	}
+	return nil
+}
+
+// shrink takes half of the range away, which a Zero one fills with zeros, and looks at them.
+func (c *capturer) shrink() error {
+	if err := c.g.Append(bytes.Repeat([]byte{7}, 2*page)); err != nil {
+		return err
+	}
+	half := c.g.Len() / 2
+	if err := c.g.SetLen(half); err != nil {
+		return err
+	}
+	if !c.zero {
+		return nil
+	}
+	if err := c.g.SetLen(half + page/2); err != nil {
+		return err
+	}
+	got := make([]byte, page/2)
+	if _, err := c.g.ReadAt(got, int64(half)); err != nil {
+		return err
+	}
+	for _, b := range got {
+		if b != 0 {
+			return errors.New("what was taken away and given back is no zero")
+		}
+	}
+	return nil
+}
+
+// reopen opens the device once more, works on it, and closes it.
+func (c *capturer) reopen() error {
+	d, err := vmm.OpenDriver(c.d.Driver(), c.d.Info().Ordinal)
+	if err != nil {
+		return err
+	}
+	g, err := d.NewRange(vmm.RangeOptions{Max: page})
+	if err == nil {
+		err = g.Append([]byte{1})
+	}
+	for again := g.Close(); again != nil; again = g.Close() {
+		if c.expected(again) != nil {
+			return again
+		}
+	}
+	for again := d.Close(); again != nil; again = d.Close() {
+		if c.expected(again) != nil {
+			return again
+		}
+	}
+	return err
+}
+
 // step does one thing.
 func (c *capturer) step() error {
-	switch c.r.IntN(10) {
+	switch c.r.IntN(14) {
+	case 10:
+		return c.block()
+	case 11:
+		return c.sleep()
+	case 12:
+		return c.shrink()
+	case 13:
+		return c.reopen()
 	case 0, 1, 2:
 		return c.capture()
 	case 3:
@@ -206,9 +346,15 @@ func TestCapturesBesideEverything(t *testing.T) {
 	var counts captureCounts
 	var all sync.WaitGroup
 	errs := make(chan error, 64)
+	p, err := pool.New(d, pool.Options{})
+	require.NoError(t, err)
+	m, _, err := d.LoadModule(addCode())
+	require.NoError(t, err)
+	add, err := m.Function("add")
+	require.NoError(t, err)
 	var cs []*capturer
 	for i := range number("VMM_CAPTURE_GOROUTINES", 8) {
-		c := &capturer{d: d, r: rand.New(rand.NewPCG(uint64(i), uint64(time.Now().UnixNano()))), counts: &counts}
+		c := &capturer{d: d, r: rand.New(rand.NewPCG(uint64(i), uint64(time.Now().UnixNano()))), p: p, add: add, counts: &counts}
 		c.s, c.other = stream(t, d), stream(t, d)
 		require.NoError(t, c.newRange())
 		cs = append(cs, c)
@@ -231,8 +377,8 @@ func TestCapturesBesideEverything(t *testing.T) {
 	for err := range errs {
 		t.Error(err)
 	}
-	t.Logf("%d captures, %d clips, %d calls refused, %d failed in %d s", counts.captured.Load(), counts.clipped.Load(),
-		counts.refused.Load(), counts.failed.Load(), seconds)
+	t.Logf("%d captures, %d clips, %d sleeps, %d blocks; %d calls refused, %d failed in %d s", counts.captured.Load(), counts.clipped.Load(),
+		counts.slept.Load(), counts.blocks.Load(), counts.refused.Load(), counts.failed.Load(), seconds)
 	if t.Failed() {
 		return
 	}
@@ -241,6 +387,8 @@ func TestCapturesBesideEverything(t *testing.T) {
 		require.NoError(t, c.s.Close())
 		require.NoError(t, c.other.Close())
 	}
+	require.NoError(t, p.Close())
+	require.NoError(t, m.Close())
 	w.end()
 }
 

@@ -349,7 +349,7 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 		if err := o.Copy(dst, src, dev.Size, s.order.Queue); err != nil {
 			return err
 		}
-		err = l.record(o.Device, b, s.order.Queue)
+		err = l.recorded(b, s.order.Queue, o.Record(b.event, &s.order))
 		eventMissing = err != nil
 		return err
 	})

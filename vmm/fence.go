@@ -290,7 +290,12 @@ func (r *Reservation) waitAppends(seq uint64) error {
 	// waited for.
 	for i := range tails {
 		t := &tails[i]
-		t.f, t.err = t.s.recordEnd()
+		if t.f, t.err = t.s.recordEnd(); errors.Is(t.err, ErrCapturing) {
+			for _, recorded := range tails[:i] {
+				recorded.f.Free()
+			}
+			return fmt.Errorf("wait for a stream of %v: %w", t.s.dev, t.err)
+		}
 	}
 	var failed error
 	for _, t := range tails {

@@ -253,14 +253,15 @@ func (l *lane) queueCopy(raw *order.Device, b *block, dst, src rows.Rows, n uint
 		l.eventMissing = l.eventMissing || !dst.IsFlat() || !src.IsFlat()
 		return err
 	}
-	return l.record(raw, b, l.queue)
+	return l.recorded(b, l.queue, raw.RecordQueue(b.event, l.queue))
 }
 
-// record makes the block busy until what is on the stream now has ended.
-func (l *lane) record(raw *order.Device, b *block, queue driver.Stream) error {
-	if err := raw.Record(b.event, queue); err != nil {
+// recorded makes the block busy until its event is reached, which was recorded on the stream,
+// unless that failed.
+func (l *lane) recorded(b *block, queue driver.Stream, failed error) error {
+	if failed != nil {
 		l.eventMissing = true
-		return err
+		return failed
 	}
 	b.busy, b.on = true, queue
 	return nil

@@ -251,7 +251,7 @@ func (s *Stream) Record() (*Event, error) {
 	err := s.with(func(o *openDevice) (err error) {
 		e, err = s.dev.makeEvent(func(e *Event) (err error) {
 			e.f, err = o.NewEventAt(&s.order)
-			e.on, e.e, e.at = o, e.f.Event(), e.f.Place()
+			e.on, e.e, e.at = o, e.f.Event(), e.f.Point()
 			return err
 		})
 		return err

@@ -396,7 +396,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 		finished, err := true, error(nil)
 		for len(t.fences) > 0 && finished && err == nil {
 			if !waited {
-				finished, err = r.fenceDone(&t.fences[0])
+				finished, err = fenceDone(&t.fences[0])
 			}
 			if finished && err == nil {
 				t.fences[0].Free()
@@ -439,7 +439,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 // fenceDone says whether the work before a fence has ended. A fence that cannot tell, since its
 // event is part of another library's capture, or none could be recorded, is replaced by one
 // that is at the stream's end now.
-func (r *Reservation) fenceDone(f *order.Fence) (bool, error) {
+func fenceDone(f *order.Fence) (bool, error) {
 	done, err := f.Done()
 	if err == nil {
 		return done, nil

@@ -23,6 +23,9 @@ type context struct {
 	stopCh  chan struct{}        // closed when nothing may run any more: lost, reset or ended
 	reset   atomic.Bool          // see ResetContext
 
+	meetings meetings    // of calls for all of it
+	captured atomic.Bool // a stream of it was, once; only with -tags invariants
+
 	modules   map[driver.Module]*module
 	functions map[driver.Function]*function
 	graphs    map[driver.Graph][]node
@@ -118,6 +121,12 @@ func (c *context) wait(verb string, ops []*op) error {
 
 // sync waits for all work of a device's context, if it has one.
 func (d *Driver) sync(verb string, u *deviceState) error {
+	d.workMu.Lock()
+	c := u.context
+	d.workMu.Unlock()
+	if c != nil {
+		defer c.looksAt(verb, &c.meetings)()
+	}
 	if err := d.waitForAll(verb, u); err != nil {
 		return err
 	}

@@ -96,6 +96,7 @@ func (d *Driver) event(verb string, e driver.Event) (*event, error) {
 // Record records the event after the work that the stream has now.
 func (v *device) Record(e driver.Event, s driver.Stream) error {
 	const verb = "Record"
+	defer v.looks(verb, s)()
 	return v.onStream(verb, s, func(x *stream) error {
 		ev, err := v.context.d.event(verb, e)
 		if err != nil {
@@ -151,6 +152,7 @@ func (v *device) RecordContext(e driver.Event) error {
 		return err
 	}
 	c := v.context
+	defer c.looksAt(verb, &c.meetings)()
 	c.d.workMu.Lock()
 	defer c.d.workMu.Unlock()
 	if c.stopped() {
@@ -182,6 +184,7 @@ func (v *device) RecordContext(e driver.Event) error {
 // outside the capture.
 func (v *device) Wait(s driver.Stream, e driver.Event) error {
 	const verb = "Wait"
+	defer v.changes(verb, s, e)()
 	return v.onStream(verb, s, func(x *stream) error {
 		ev, err := v.context.d.event(verb, e)
 		if err != nil {

@@ -15,6 +15,8 @@ type stream struct {
 	inline  []*op   // synchronous copies that run in their callers' goroutines
 	capture *capture
 	after   []int // the captured work that its next captured work comes after
+
+	meetings meetings
 }
 
 // work is what an op does. A graph keeps it, and each launch makes ops of it.
@@ -216,6 +218,7 @@ func (v *device) FreeStream(s driver.Stream) error {
 	if v.closed.Load() {
 		return v.closedError(verb)
 	}
+	defer v.looks(verb, s)()
 	c := v.context
 	c.d.workMu.Lock()
 	defer c.d.workMu.Unlock()

@@ -60,7 +60,7 @@ func (w *World) add(c *capture) {
 	w.open.Add(1)
 }
 
-// join notes that the stream is in the capture with that number. Its gate is had alone.
+// join notes that the stream is in the capture with that number. Its gate is held alone.
 func (w *World) join(id uint64, s *Stream, g *Gate) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -149,7 +149,7 @@ func (d *Device) forget(s *Stream) {
 }
 
 // remove undoes add and join, and gives the fences that wait for the capture's end their
-// events. The capture's gates are had alone.
+// events. The capture's gates are held alone.
 func (w *World) remove(c *capture) {
 	w.mu.Lock()
 	delete(w.byID, c.id)
@@ -180,11 +180,7 @@ func (d *Device) Wait(s *Stream, e driver.Event, from *Gate, stands func() Point
 		// To be recorded in a capture, an event loses its Point first and needs the gate alone.
 		if stands() == at {
 			defer both.unshare()
-			counts, err := d.wait(s, e, at)
-			if counts && stands() == at {
-				s.waited(at)
-			}
-			return false, err
+			return false, d.waitAt(s, e, at, stands)
 		}
 		both.unshare()
 	}
@@ -194,24 +190,33 @@ func (d *Device) Wait(s *Stream, e driver.Event, from *Gate, stands func() Point
 	unlock := alone(sorted(d.gate, from))
 	defer unlock()
 	at := stands()
-	counts, err := d.wait(s, e, at)
-	if counts && stands() == at {
-		s.waited(at)
-	}
-	return false, err
-}
-
-// wait is Wait with the gates taken. counts says that the stream's later work now comes after
-// the event, and not a capture's.
-func (d *Device) wait(s *Stream, e driver.Event, at Point) (counts bool, err error) {
 	if err := d.raw.Wait(s.Queue, e); err != nil {
 		return false, err
 	}
-	if at.of != nil && !s.mayBeCaptured() {
-		return true, nil
+	if !d.noteJoin(s) && stands() == at {
+		s.waited(at)
 	}
+	return false, nil
+}
+
+// waitAt makes later work of the stream wait for an event that is of no capture, and which the
+// driver therefore refuses to a stream that is being captured. It stood there when the caller
+// looked. The gates are shared.
+func (d *Device) waitAt(s *Stream, e driver.Event, at Point, stands func() Point) error {
+	if err := d.raw.Wait(s.Queue, e); err != nil {
+		return err
+	}
+	if stands() == at { // else it has been recorded anew meanwhile
+		s.waited(at)
+	}
+	return nil
+}
+
+// noteJoin notes the capture that the stream may have joined by a wait, and says whether it has.
+// The gate is held alone.
+func (d *Device) noteJoin(s *Stream) bool {
 	if !s.captured(d) {
-		return true, nil
+		return false
 	}
 	s.joined.Store(true)
 	if raw, ok := d.raw.(driver.Grapher); ok {
@@ -219,7 +224,7 @@ func (d *Device) wait(s *Stream, e driver.Event, at Point) (counts bool, err err
 			d.gate.world.join(id, s, d.gate)
 		}
 	}
-	return false, nil
+	return true
 }
 
 // WaitFence makes later work of the stream wait for the fence.
@@ -230,11 +235,7 @@ func (d *Device) WaitFence(s *Stream, f Fence) error {
 	both := d.with(f.on.gate)
 	both.share()
 	defer both.unshare()
-	counts, err := d.wait(s, f.e, f.at)
-	if counts {
-		s.waited(f.at)
-	}
-	return err
+	return d.waitAt(s, f.e, f.at, f.Point)
 }
 
 // gates are one or two, the lower one first.

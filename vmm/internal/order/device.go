@@ -128,8 +128,15 @@ func (d *Device) finish() error {
 }
 
 // Record records an event on a stream of which the caller knows that it is not being captured,
-// and of which it keeps BeginCapture off.
-func (d *Device) Record(e driver.Event, queue driver.Stream) error {
+// and of which it keeps BeginCapture off; ErrCapturing if another library has begun meanwhile.
+func (d *Device) Record(e driver.Event, s *Stream) error {
+	d.gate.share()
+	defer d.gate.unshare()
+	return d.recordWork(e, s)
+}
+
+// RecordQueue records an event on a queue that is never captured.
+func (d *Device) RecordQueue(e driver.Event, queue driver.Stream) error {
 	d.gate.share()
 	defer d.gate.unshare()
 	return d.raw.Record(e, queue)
@@ -154,7 +161,7 @@ func (d *Device) Free(s *Stream) error {
 	}
 	d.forget(s)
 	s.freeMarks()
-	s.end()
+	s.End()
 	return nil
 }
 
@@ -191,7 +198,7 @@ func (d *Device) NoneCaptured(streams []*Stream) error {
 
 // StreamDone says whether the stream has done all that it was told so far.
 func (d *Device) StreamDone(s *Stream) (done bool, err error) {
-	at := s.nextPoint()
+	at := s.NextPoint()
 	err = d.gate.Shared(func() (err error) {
 		done, err = d.raw.StreamDone(s.Queue)
 		return err

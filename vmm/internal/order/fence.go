@@ -2,6 +2,7 @@ package order
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -55,11 +56,6 @@ func (d *Device) fence(record func(driver.Event) (Point, error)) (Fence, error) 
 	d.gate.share()
 	f.at, err = record(f.e)
 	d.gate.unshare()
-	return f.recorded(err)
-}
-
-// recorded is the fence, or the zero one if it could not be recorded.
-func (f Fence) recorded(err error) (Fence, error) {
 	if err != nil {
 		f.Free()
 		return Fence{}, err
@@ -70,17 +66,31 @@ func (f Fence) recorded(err error) (Fence, error) {
 // Fence is at the end of the stream's work; ErrCapturing while the stream is being captured.
 // The caller must Free it, and keeps the stream from being freed.
 func (d *Device) Fence(s *Stream) (Fence, error) {
-	f, err := d.newFence()
-	if err != nil || f.on == nil {
-		return Fence{}, err
+	return d.fence(func(e driver.Event) (Point, error) {
+		if err := d.notCapturing(s.Queue); err != nil {
+			return Point{}, err
+		}
+		at := s.NextPoint()
+		return at, d.recordWork(e, s)
+	})
+}
+
+// recordWork records an event on a stream that the caller knows not to be in a capture. Another
+// library may begin one of a wrapped stream at any time: if the event has become part of it, it
+// returns ErrCapturing. The gate is shared.
+func (d *Device) recordWork(e driver.Event, s *Stream) error {
+	err := d.record(e, s)
+	if err != nil || !s.Wrapped {
+		return err
 	}
-	d.gate.share()
-	if err = d.notCapturing(s.Queue); err == nil {
-		f.at = s.nextPoint()
-		err = d.record(f.e, s)
+	_, err = d.raw.Done(e)
+	switch {
+	case err == nil, lost(err):
+		return nil
+	case errors.Is(err, driver.ErrCapturing), errors.Is(err, driver.ErrInvalid):
+		return fmt.Errorf("%w: by another library, meanwhile", driver.ErrCapturing)
 	}
-	d.gate.unshare()
-	return f.recorded(err)
+	return err
 }
 
 // record records an event on a stream. The gate is shared.
@@ -117,7 +127,7 @@ type lateOn struct {
 	l *late
 }
 
-// recordLate gives the fences that wait for the capture's end their events. The gate is had
+// recordLate gives the fences that wait for the capture's end their events. The gate is held
 // alone. What cannot be recorded is left to Fence.Done.
 func (s *Stream) recordLate() {
 	s.lateMu.Lock()
@@ -127,8 +137,8 @@ func (s *Stream) recordLate() {
 	for _, x := range all {
 		f, err := x.d.newFence()
 		if err == nil && f.on != nil {
-			f.at = s.nextPoint()
-			if err = x.d.record(f.e, s); err != nil {
+			f.at = s.NextPoint()
+			if err = x.d.recordWork(f.e, s); err != nil {
 				f.Free()
 			}
 		}
@@ -182,15 +192,15 @@ func (d *Device) ContextFence(streams []*Stream) (Fence, error) {
 }
 
 // RecordEvent is for a call that records an event of the program's own anew on the stream:
-// begin is called just before, when the event must not have a place any more. It returns the
-// event's place: none if the stream is being captured, since then the event does not tell what
+// begin is called just before, when the event must not have a Point any more. It returns the
+// event's Point: none if the stream is being captured, since then the event does not tell what
 // has run.
 func (d *Device) RecordEvent(e driver.Event, s *Stream, begin func()) (at Point, err error) {
 	d.gate.share()
-	capturing := s.mayBeCaptured() && s.captured(d)
+	capturing := s.MayBeCaptured() && s.captured(d)
 	if !capturing {
 		defer d.gate.unshare()
-		at = s.nextPoint()
+		at = s.NextPoint()
 		begin()
 		return at, d.record(e, s)
 	}
@@ -203,11 +213,11 @@ func (d *Device) RecordEvent(e driver.Event, s *Stream, begin func()) (at Point,
 }
 
 // NewEventAt is a Fence at the end of the stream's work, also while it is being captured: then
-// it is an event of the capture, without a place.
+// it is an event of the capture, without a Point.
 func (d *Device) NewEventAt(s *Stream) (Fence, error) {
 	return d.fence(func(e driver.Event) (at Point, err error) {
-		if !s.mayBeCaptured() || !s.captured(d) {
-			at = s.nextPoint()
+		if !s.MayBeCaptured() || !s.captured(d) {
+			at = s.NextPoint()
 		}
 		return at, d.record(e, s)
 	})
@@ -230,8 +240,8 @@ func (f Fence) Of() any {
 	return f.at.of.Owner
 }
 
-// Place is where the fence stands.
-func (f Fence) Place() Point { return f.at }
+// Point is where the fence stands.
+func (f Fence) Point() Point { return f.at }
 
 // Free gives the Fence up. It must be called once.
 func (f Fence) Free() {

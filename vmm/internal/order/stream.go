@@ -55,13 +55,13 @@ func (s *Stream) Init(gate *Gate, owner any) {
 	s.roomMu.At(lock.StreamRoom, 0)
 }
 
-// end notes that all work of the stream has ended, and that there will be no more.
-func (s *Stream) end() {
+// End notes that all work of the stream has ended, and that there will be no more.
+func (s *Stream) End() {
 	s.finished.Store(math.MaxUint64)
 	s.after.Store(nil)
 }
 
-// ended says whether end was called.
+// ended says whether End was called.
 func (s *Stream) ended() bool { return s.finished.Load() == math.MaxUint64 }
 
 // finish raises finished to n.
@@ -139,9 +139,9 @@ func (s *Stream) Finished() uint64 {
 	return s.finished.Load()
 }
 
-// nextPoint is the end of the stream's work, for a call that is about to cover it: the caller
+// NextPoint is the end of the stream's work, for a call that is about to cover it: the caller
 // asks the driver after it. The stream is not being captured.
-func (s *Stream) nextPoint() Point {
+func (s *Stream) NextPoint() Point {
 	return Point{s, s.points.Add(1), s.after.Load()}
 }
 
@@ -195,15 +195,12 @@ func (s *Stream) merge(a, b afters) afters {
 	return all
 }
 
-// mayBeCaptured says whether the driver has to be asked if the stream is being captured. The
-// gate is shared, or the answer may change at once.
-func (s *Stream) mayBeCaptured() bool {
+// MayBeCaptured says whether the driver has to be asked if the stream is being captured. Unless
+// the gate is shared, or the caller keeps BeginCapture off the stream, the answer may change at
+// once.
+func (s *Stream) MayBeCaptured() bool {
 	return s.Wrapped || s.joined.Load() || s.gate.open.Load() > 0
 }
-
-// MayBeCaptured says whether the driver has to be asked if the stream is being captured. Unless
-// the caller keeps BeginCapture off the stream, the answer may change at once.
-func (s *Stream) MayBeCaptured() bool { return s.mayBeCaptured() }
 
 // captured asks the driver; in doubt it is true.
 func (s *Stream) captured(d *Device) bool {
@@ -215,10 +212,3 @@ func (s *Stream) captured(d *Device) bool {
 func (s *Stream) InContext() bool {
 	return !s.Wrapped || s.Queue == 0 || s.context.Load()
 }
-
-// End notes that the stream has no work and will have none.
-func (s *Stream) End() { s.end() }
-
-// NextPoint is the end of the stream's work, for a call that is about to cover it: the caller
-// asks the driver after it. The stream is not being captured.
-func (s *Stream) NextPoint() Point { return s.nextPoint() }
