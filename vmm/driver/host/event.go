@@ -96,7 +96,8 @@ func (d *Driver) event(verb string, e driver.Event) (*event, error) {
 // Record records the event after the work that the stream has now.
 func (v *device) Record(e driver.Event, s driver.Stream) error {
 	const verb = "Record"
-	defer v.looks(verb, s)()
+	end := v.looks(verb, s)
+	defer end()
 	return v.onStream(verb, s, func(x *stream) error {
 		ev, err := v.context.d.event(verb, e)
 		if err != nil {
@@ -152,7 +153,8 @@ func (v *device) RecordContext(e driver.Event) error {
 		return err
 	}
 	c := v.context
-	defer c.looksAt(verb, &c.meetings)()
+	end := c.looksAt(verb, &c.meetings)
+	defer end()
 	c.d.workMu.Lock()
 	defer c.d.workMu.Unlock()
 	if c.stopped() {
@@ -184,7 +186,8 @@ func (v *device) RecordContext(e driver.Event) error {
 // outside the capture.
 func (v *device) Wait(s driver.Stream, e driver.Event) error {
 	const verb = "Wait"
-	defer v.changes(verb, s, e)()
+	end := v.changes(verb, s, e)
+	defer end()
 	return v.onStream(verb, s, func(x *stream) error {
 		ev, err := v.context.d.event(verb, e)
 		if err != nil {

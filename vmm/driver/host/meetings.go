@@ -61,7 +61,7 @@ func (v *device) changes(verb string, s driver.Stream, e driver.Event) (end func
 		m.changing.Add(1)
 		m.check(verb, m.looking.Load())
 	}
-	time.Sleep(rand.N(time.Millisecond))
+	time.Sleep(rand.N(time.Millisecond)) //nolint:forbidigo // only in builds of our own tests: the call takes that long
 	return func() {
 		for _, m := range all {
 			m.changing.Add(-1)
@@ -101,7 +101,7 @@ func (c *context) looksAt(verb string, m *meetings) (end func()) {
 	m.looking.Add(1)
 	m.check(verb, m.changing.Load())
 	if c.captured.Load() {
-		time.Sleep(rand.N(100 * time.Microsecond))
+		time.Sleep(rand.N(100 * time.Microsecond)) //nolint:forbidigo // as above
 	}
 	return func() { m.looking.Add(-1) }
 }

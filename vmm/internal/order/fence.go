@@ -83,12 +83,17 @@ func (d *Device) recordWork(e driver.Event, s *Stream) error {
 	if err != nil || !s.Wrapped {
 		return err
 	}
-	_, err = d.raw.Done(e)
+	// The stream first: a query of an event in a capture that is open destroys it.
+	capturing, err := d.raw.Capturing(s.Queue)
+	if err == nil && !capturing {
+		_, err = d.raw.Done(e)
+		capturing = errors.Is(err, driver.ErrInvalid) // of one that has ended
+	}
 	switch {
-	case err == nil, lost(err):
-		return nil
-	case errors.Is(err, driver.ErrCapturing), errors.Is(err, driver.ErrInvalid):
+	case capturing:
 		return fmt.Errorf("%w: by another library, meanwhile", driver.ErrCapturing)
+	case err != nil && lost(err):
+		return nil
 	}
 	return err
 }
