@@ -20,14 +20,6 @@ import (
 
 // What meets a capture here was begun before it, or goes on beside it.
 
-// endedCapture ends the stream's capture and closes its graph.
-func endedCapture(t *testing.T, s *vmm.Stream) {
-	t.Helper()
-	graph, err := s.EndCapture()
-	require.NoError(t, err)
-	require.NoError(t, graph.Close())
-}
-
 // once is a hook that calls f at the first call of that name.
 func once(name string, f func()) func(drivertest.Call) error {
 	var done atomic.Bool
@@ -76,10 +68,7 @@ func TestCopyThatAForeignCaptureTakes(t *testing.T) {
 		w := newWorld(t, 1)
 		d := w.devs[0]
 		own := stream(t, d)
-		dev := w.inner.(interface {
-			Open(n int) (driver.Device, error)
-		})
-		theirs, err := dev.Open(0)
+		theirs, err := w.inner.Open(0)
 		require.NoError(t, err)
 		graphs := theirs.(driver.Grapher)
 		s := d.WrapStream(uintptr(own.Raw()))
@@ -407,7 +396,7 @@ func TestCapturesThatOverlapHoldNoMemory(t *testing.T) {
 			require.NoError(t, g.Clip())
 			require.NotZero(t, g.Stats().Retiring)
 		}
-		endedCapture(t, s)
+		finishCapture(t, s)
 		if s == all[0] {
 			require.Eventually(t, func() bool { return g.Stats().Retiring == 0 }, 10*time.Second, time.Millisecond)
 			require.NoError(t, g.Append(make([]byte, page)))
@@ -415,7 +404,7 @@ func TestCapturesThatOverlapHoldNoMemory(t *testing.T) {
 		require.NoError(t, s.BeginCapture())
 	}
 	for _, s := range all {
-		endedCapture(t, s)
+		finishCapture(t, s)
 		require.NoError(t, s.Close())
 	}
 	require.NoError(t, g.Close())
@@ -475,7 +464,7 @@ func TestStreamOfAnotherDeviceJoinsACapture(t *testing.T) {
 	join, err := branch.Record()
 	require.NoError(t, err)
 	require.NoError(t, origin.Wait(join))
-	endedCapture(t, origin)
+	finishCapture(t, origin)
 	require.NoError(t, errors.Join(w.devs[0].Sync(), w.devs[1].Sync(), fork.Close(), join.Close(), origin.Close(), branch.Close()))
 	w.end()
 }

@@ -410,6 +410,14 @@ func TestCapturesWithoutGates(t *testing.T) {
 	t.Logf("%v: %.300s", err, out)
 }
 
+// finishCapture ends the stream's capture and closes its graph.
+func finishCapture(t *testing.T, s *vmm.Stream) {
+	t.Helper()
+	graph, err := s.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, graph.Close())
+}
+
 // TestClipWhileItsStreamIsCaptured: memory that named streams use is unmapped when their
 // capture ends, whichever others go on.
 func TestClipWhileItsStreamIsCaptured(t *testing.T) {
@@ -427,9 +435,7 @@ func TestClipWhileItsStreamIsCaptured(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return g.Stats().Retiring == 0 }, 10*time.Second, time.Millisecond)
 	require.NoError(t, graph.Close())
-	graph, err = other.EndCapture()
-	require.NoError(t, err)
-	require.NoError(t, graph.Close())
+	finishCapture(t, other)
 	require.NoError(t, g.Close())
 	require.NoError(t, errors.Join(s.Close(), other.Close()))
 	w.end()
@@ -451,9 +457,7 @@ func TestHeldStreamIsNotCaptured(t *testing.T) {
 	_, err = s.EndCapture()
 	require.ErrorIs(t, err, vmm.ErrBusy)
 	release()
-	graph, err := s.EndCapture()
-	require.NoError(t, err)
-	require.NoError(t, graph.Close())
+	finishCapture(t, s)
 	require.NoError(t, s.Close())
 	w.end()
 }
@@ -498,9 +502,7 @@ func TestRoomBehindAHeldStream(t *testing.T) {
 	require.Eventually(t, func() bool { return appended.Load() > 20 }, 10*time.Second, time.Millisecond)
 	for range 20 {
 		require.NoError(t, s.BeginCapture())
-		graph, err := s.EndCapture()
-		require.NoError(t, err)
-		require.NoError(t, graph.Close())
+		finishCapture(t, s)
 	}
 	require.Less(t, appended.Load(), int64(40))
 	open()

@@ -120,8 +120,7 @@ type deviceState struct {
 	pressureHooks []*pressureHook
 
 	streamsMu lock.RWMutex    // shared while the driver is asked about them, so that none is freed
-	streams   []*Stream       // that this package knows: made here, or by WrapStream
-	orders    []*order.Stream // theirs
+	streams   []*order.Stream // of the Streams that this package knows: made here, or by WrapStream
 }
 
 // acquireState makes d a user of the state of device n.
@@ -240,15 +239,14 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 func (s *deviceState) addStream(st *Stream) {
 	s.streamsMu.Lock()
 	defer s.streamsMu.Unlock()
-	s.streams, s.orders = append(s.streams, st), append(s.orders, &st.order)
+	s.streams = append(s.streams, &st.order)
 }
 
 // removeStream undoes addStream.
 func (s *deviceState) removeStream(st *Stream) {
 	s.streamsMu.Lock()
 	defer s.streamsMu.Unlock()
-	s.streams = slices.DeleteFunc(s.streams, func(e *Stream) bool { return e == st })
-	s.orders = slices.DeleteFunc(s.orders, func(e *order.Stream) bool { return e == &st.order })
+	s.streams = slices.DeleteFunc(s.streams, func(e *order.Stream) bool { return e == &st.order })
 }
 
 // retained is the driver's device, retained, if it is open or other libraries have streams
@@ -284,7 +282,7 @@ func (s *deviceState) notCapturing() error {
 	defer o.Release()
 	s.streamsMu.RLock()
 	defer s.streamsMu.RUnlock()
-	return o.NoneCaptured(s.orders)
+	return o.NoneCaptured(s.streams)
 }
 
 // contextWait is a wait, that has begun, for all work that a device's context had.
@@ -305,7 +303,7 @@ func (s *deviceState) beginWait() (contextWait, error) {
 	defer release()
 	s.streamsMu.RLock() // so that none is freed
 	defer s.streamsMu.RUnlock()
-	f, err := o.ContextFence(s.orders)
+	f, err := o.ContextFence(s.streams)
 	return contextWait{dev: s, f: f}, err
 }
 
@@ -322,8 +320,8 @@ func (s *deviceState) sync() error {
 	s.streamsMu.RLock()
 	ends := make([]order.Point, 0, len(s.streams))
 	for _, st := range s.streams {
-		if st.order.InContext() {
-			ends = append(ends, st.order.NextPoint())
+		if st.InContext() {
+			ends = append(ends, st.NextPoint())
 		}
 	}
 	s.streamsMu.RUnlock()

@@ -144,8 +144,10 @@ func (s *deviceState) lockEachStream() {
 	all := slices.Clone(s.streams)
 	s.streamsMu.RUnlock()
 	for _, x := range all {
-		x.mu.Lock()
-		x.mu.Unlock() //nolint:staticcheck // there is nothing to do in between
+		if st, ok := x.Owner.(*Stream); ok {
+			st.mu.Lock()
+			st.mu.Unlock() //nolint:staticcheck // there is nothing to do in between
+		}
 	}
 }
 

@@ -24,39 +24,33 @@ type meetings struct {
 	looking  atomic.Int32 // at where the work ends
 }
 
-// changes is called when a call begins that changes whether the streams are being captured, and
-// when it ends.
+// changes is called when a call begins that changes whether streams are being captured; what it
+// returns is called when it ends. A wait is given its event, and joins the capture that has it.
 func (v *device) changes(verb string, s driver.Stream, e driver.Event) (end func()) {
 	if !invariants.Enabled || v.closed.Load() {
 		return func() {}
 	}
 	c := v.context
 	c.d.workMu.Lock()
-	var streams []*stream
 	x, err := c.stream(verb, s)
-	if err == nil {
-		streams = append(streams, x)
-	}
-	// A wait joins a capture only if its event is of one.
-	of, joins := x.captureOf(err), true
-	if ev := c.d.events[e]; e != 0 {
-		joins = ev != nil && ev.capture != nil && !ev.capture.ended
-		if joins {
-			of = ev.capture
-		}
-	}
-	if joins && of != nil {
-		streams = append(streams, of.streams...)
-	}
-	c.d.workMu.Unlock()
-	if !joins {
+	ev := c.d.events[e]
+	joins := ev != nil && ev.capture != nil && !ev.capture.ended
+	if err != nil || e != 0 && !joins {
+		c.d.workMu.Unlock()
 		return func() {}
 	}
-	c.captured.Store(true)
-	all := []*meetings{&c.meetings}
-	for _, x := range streams {
-		all = append(all, &x.meetings)
+	all := []*meetings{&c.meetings, &x.meetings}
+	of := x.capture
+	if joins {
+		of = ev.capture
 	}
+	if of != nil {
+		for _, o := range of.streams {
+			all = append(all, &o.meetings)
+		}
+	}
+	c.d.workMu.Unlock()
+	c.captured.Store(true)
 	for _, m := range all {
 		m.changing.Add(1)
 		m.check(verb, m.looking.Load())
@@ -69,16 +63,8 @@ func (v *device) changes(verb string, s driver.Stream, e driver.Event) (end func
 	}
 }
 
-// captureOf is the stream's capture; nil if finding the stream failed.
-func (s *stream) captureOf(failed error) *capture {
-	if failed != nil {
-		return nil
-	}
-	return s.capture
-}
-
-// looks is called when a call begins that looks at the end of the stream's work, and when it
-// ends.
+// looks is called when a call begins that looks at the end of the stream's work; what it returns
+// is called when it ends.
 func (v *device) looks(verb string, s driver.Stream) (end func()) {
 	if !invariants.Enabled || v.closed.Load() {
 		return func() {}

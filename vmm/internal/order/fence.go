@@ -83,7 +83,7 @@ func (d *Device) recordWork(e driver.Event, s *Stream) error {
 	if err != nil || !s.Wrapped {
 		return err
 	}
-	// The stream first: a query of an event in a capture that is open destroys it.
+	// The stream first: a query of an event in a capture that is open may destroy it.
 	capturing, err := d.raw.Capturing(s.Queue)
 	if err == nil && !capturing {
 		_, err = d.raw.Done(e)

@@ -7,7 +7,8 @@
 // is being captured (docs/driver-notes.md). So each device has a Gate. A call that changes which
 // streams are being captured has the Gate alone; one that looks at the end of a stream or of the
 // context shares it, and asks under it. Nothing waits for work under a Gate, where the driver
-// can record an event for a whole context: what waits, waits for the event.
+// can record an event for a whole context: what waits, waits for the event. A record behind a
+// stream whose queue is full does block, and begins with it.
 //
 // A capture that another library begins takes no Gate. Its calls can meet any of ours.
 package order
