@@ -174,7 +174,8 @@ func (d *Device) Sync() error {
 }
 
 // Do runs f on a locked thread with the device's context current, for the
-// caller's own calls into CUDA.
+// caller's own calls into CUDA. A capture that f begins or ends must not meet waits
+// and records of this package: docs/kernels.md says which, and how to keep them apart.
 func (d *Device) Do(f func() error) error {
 	o, err := d.ensureOpen()
 	if err != nil {

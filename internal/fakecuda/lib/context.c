@@ -18,6 +18,10 @@ void fresh_thread(unsigned int generation) {
 	restore_mode();
 }
 
+struct device *current(void) {
+	return stack.depth == 0 ? NULL : stack.at[stack.depth - 1];
+}
+
 CUresult known_device(CUdevice dev) {
 	return dev >= 0 && dev < fake.devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }

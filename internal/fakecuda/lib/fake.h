@@ -234,6 +234,26 @@ void leave(struct call *);
 	if (call.refused) \
 	return call.code
 
+// Calls that must not run beside each other: one that changes whether a stream is being captured,
+// and one that looks at where the work of that stream, or of its context, ends. On a card the
+// process dies. MEETS comes before ENTER, so that a call is under way while fake_pause holds it
+// back or another one has the lock.
+enum meeting_kind { CHANGES, LOOKS, LOOKS_AT_CONTEXT };
+
+struct meeting {
+	struct meeting *next;
+	enum meeting_kind kind;
+	struct device *device; // whose context is current, or NULL
+	CUstream stream;
+};
+
+void meet(struct meeting *m, int symbol, enum meeting_kind kind, CUstream stream);
+void part(struct meeting *m);
+
+#define MEETS(field, kind, stream) \
+	__attribute__((cleanup(part))) struct meeting meeting; \
+	meet(&meeting, SYM_##field, kind, stream)
+
 // TRY makes the function return r unless it is CUDA_SUCCESS.
 #define TRY(r) \
 	do { \
@@ -249,6 +269,9 @@ void violate(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // context is the device whose context is current; an error where there is none,
 // or where the process is lost.
 CUresult context(struct device **out);
+
+// current is that device, or NULL, for a call that does not hold the lock yet.
+struct device *current(void);
 
 // fresh_thread clears what this thread has from before the last reset.
 void fresh_thread(unsigned int generation);

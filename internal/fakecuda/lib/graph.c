@@ -50,6 +50,7 @@ static CUresult add_nodes(struct node **list, const struct node *from) {
 }
 
 CUresult cu_stream_begin_capture(CUstream stream, CUstreamCaptureMode wanted) {
+	MEETS(stream_begin_capture, CHANGES, stream);
 	ENTER(stream_begin_capture, "stream=%p mode=%d", (void *)stream, wanted);
 	struct device *dev;
 	struct stream *s;
@@ -80,6 +81,7 @@ CUresult cu_stream_capture_info(CUstream stream, CUstreamCaptureStatus *status, 
 }
 
 CUresult cu_stream_end_capture(CUstream stream, CUgraph *graph) {
+	MEETS(stream_end_capture, CHANGES, stream);
 	ENTER(stream_end_capture, "stream=%p", (void *)stream);
 	struct device *dev;
 	struct stream *s;

@@ -114,6 +114,41 @@ void leave(struct call *c) {
 	pthread_mutex_unlock(&lock);
 }
 
+static pthread_mutex_t meetings = PTHREAD_MUTEX_INITIALIZER;
+static struct meeting *under_way;
+
+static bool must_not_meet(const struct meeting *a, const struct meeting *b) {
+	if (a->device != b->device || (a->kind == CHANGES) == (b->kind == CHANGES))
+		return false;
+	return a->kind == LOOKS_AT_CONTEXT || b->kind == LOOKS_AT_CONTEXT || a->stream == b->stream;
+}
+
+void meet(struct meeting *m, int symbol, enum meeting_kind kind, CUstream stream) {
+	bool met = false;
+	*m = (struct meeting){.kind = kind, .device = current(), .stream = stream};
+	pthread_mutex_lock(&meetings);
+	for (struct meeting *o = under_way; o != NULL; o = o->next)
+		met = met || must_not_meet(m, o);
+	m->next = under_way;
+	under_way = m;
+	pthread_mutex_unlock(&meetings);
+	if (!met)
+		return;
+	pthread_mutex_lock(&lock);
+	running = symbol;
+	violate("meets a call that must not run beside it: on a card the process dies");
+	pthread_mutex_unlock(&lock);
+}
+
+void part(struct meeting *m) {
+	pthread_mutex_lock(&meetings);
+	struct meeting **at = &under_way;
+	while (*at != m)
+		at = &(*at)->next;
+	*at = m->next;
+	pthread_mutex_unlock(&meetings);
+}
+
 CUresult cu_init(unsigned int flags) {
 	ENTER(init, "flags=%u", flags);
 	if (flags != 0) {

@@ -125,6 +125,7 @@ static CUresult destroy_capture(struct stream *s) {
 }
 
 CUresult cu_ctx_sync(void) {
+	MEETS(ctx_sync, LOOKS_AT_CONTEXT, NULL);
 	ENTER(ctx_sync, "%s", "");
 	struct device *dev;
 	CUresult r = CUDA_SUCCESS;
@@ -176,6 +177,7 @@ CUresult cu_stream_priorities(int *least, int *greatest) {
 }
 
 CUresult cu_stream_destroy(CUstream stream) {
+	MEETS(stream_destroy, LOOKS, stream);
 	ENTER(stream_destroy, "stream=%p", (void *)stream);
 	struct device *dev;
 	struct stream *s;
@@ -225,6 +227,7 @@ CUresult cu_stream_ctx(CUstream stream, CUcontext *ctx) {
 }
 
 CUresult cu_stream_query(CUstream stream) {
+	MEETS(stream_query, LOOKS, stream);
 	ENTER(stream_query, "stream=%p", (void *)stream);
 	struct device *dev;
 	struct stream *s;
@@ -308,6 +311,7 @@ CUresult cu_event_destroy(CUevent event) {
 }
 
 CUresult cu_event_record(CUevent event, CUstream stream) {
+	MEETS(event_record, LOOKS, stream);
 	ENTER(event_record, "event=%p stream=%p", (void *)event, (void *)stream);
 	struct device *dev;
 	struct event *e;
@@ -325,6 +329,7 @@ CUresult cu_event_record(CUevent event, CUstream stream) {
 
 // cu_ctx_record_event destroys captures and refuses, as a wait for the context does.
 CUresult cu_ctx_record_event(CUcontext ctx, CUevent event) {
+	MEETS(ctx_record_event, LOOKS_AT_CONTEXT, NULL);
 	ENTER(ctx_record_event, "event=%p", (void *)event);
 	struct device *dev;
 	struct event *e;
