@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -128,6 +129,7 @@ func mutants() map[string]mutant {
 		"a stream waits for no event":        device("event-wait", func(f full) driver.Device { return &noWait{f} }),
 		"a capture survives a wait":          device("capture-sync", func(f full) driver.Device { return &endAny{f} }),
 		"a copy destroys a capture":          device("capture-spared", func(f full) driver.Device { return &syncCopy{f} }),
+		"a record ends all captures":         device("capture-apart", func(f full) driver.Device { return &recordEnds{full: f} }),
 		"0 is like any other stream":         device("stream-thread", func(f full) driver.Device { return &legacyAside{f, f.CopyStream()} }),
 		"asking for a stream ends a capture": device("capture-done", func(f full) driver.Device { return &doneEnds{f} }),
 		"a stream is always done":            device("stream-done", func(f full) driver.Device { return &doneEnds{f} }),
@@ -360,6 +362,30 @@ type endAny struct{ full }
 func (d *endAny) EndCapture(s driver.Stream) (driver.Graph, error) {
 	g, err := d.full.EndCapture(s)
 	return g, pass(err, driver.ErrInvalid)
+}
+
+// recordEnds destroys a capture beside which an event is recorded.
+type recordEnds struct {
+	full
+	records, begun atomic.Int64
+}
+
+func (d *recordEnds) Record(e driver.Event, s driver.Stream) error {
+	d.records.Add(1)
+	return d.full.Record(e, s)
+}
+
+func (d *recordEnds) BeginCapture(s driver.Stream, m driver.CaptureMode) error {
+	d.begun.Store(d.records.Load())
+	return d.full.BeginCapture(s, m)
+}
+
+func (d *recordEnds) EndCapture(s driver.Stream) (driver.Graph, error) {
+	g, err := d.full.EndCapture(s)
+	if err == nil && d.records.Load() > d.begun.Load() {
+		return 0, errors.Join(driver.ErrInvalid, d.FreeGraph(g))
+	}
+	return g, err
 }
 
 type syncCopy struct{ full }

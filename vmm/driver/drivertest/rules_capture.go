@@ -3,6 +3,8 @@ package drivertest
 import (
 	"errors"
 	"runtime"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -13,6 +15,7 @@ func captureRules() []Rule {
 		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: captureSync},
 		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: captureSpared},
 		{Name: "capture-beside", Says: "making and freeing streams, events and pinned memory, and opening and closing a device, destroy no capture of another goroutine", Source: measured, run: captureBeside},
+		{Name: "capture-apart", Says: "records and queries of a stream, and waits for it and its events, destroy no capture of another stream that another goroutine begins and ends", Source: measured, run: captureApart},
 		{Name: "capture-legacy", Says: "while a thread's stream is captured, Capturing of the legacy stream returns ErrCapturing and the capture goes on", Source: measured, run: captureLegacy},
 		{Name: "capture-done", Says: "StreamDone of a capturing stream returns ErrCapturing and the capture goes on, as it does after StreamDone of another stream", Source: seam, run: captureDone},
 		{Name: "capture-only", Says: "captured work does not run", Source: guide, run: captureOnly},
@@ -173,6 +176,53 @@ func captureBeside(c *check) {
 		}
 		c.survives(d, s)
 	}
+}
+
+func captureApart(c *check) {
+	d := c.dev(0)
+	i := as[driver.Grapher](c, d)
+	s, other := c.stream(d), c.stream(d)
+	e := c.event(d, 0)
+	var rounds atomic.Int64
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	end := sync.OnceFunc(func() { close(stop) })
+	defer end()
+	look := func() error {
+		if err := d.Record(e, other); err != nil {
+			return err
+		}
+		if _, err := d.Done(e); err != nil {
+			return err
+		}
+		if _, err := d.StreamDone(other); err != nil {
+			return err
+		}
+		return errors.Join(d.SyncEvent(e), d.SyncStream(other))
+	}
+	go func() {
+		for {
+			select {
+			case <-stop:
+				ended <- nil
+				return
+			default:
+			}
+			if err := look(); err != nil {
+				ended <- err
+				return
+			}
+			rounds.Add(1)
+		}
+	}()
+	for range 50 {
+		c.optional(i.BeginCapture(s, driver.CaptureRelaxed), "Grapher")
+		for from := rounds.Load(); rounds.Load() < from+2 && len(ended) == 0; {
+			runtime.Gosched()
+		}
+		c.survives(d, s)
+	}
+	end()
+	c.must(<-ended, "look at another stream beside captures")
 }
 
 func captureLegacy(c *check) {
