@@ -376,8 +376,8 @@ func TestAFillThatRunsInRetiredMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	g, s, done := givenUp(t, w)
-	done()
 	vmm.SetNoWorker(d, true)
+	done()
 	open := gatedFill(t, w)
 	require.ErrorIs(t, g.Grow(2*page), driver.ErrInvalid)
 	swept := make(chan error, 1)
