@@ -403,7 +403,9 @@ var refusable = map[string]bool{
 func TestCapturesWithoutGates(t *testing.T) {
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	child := exec.CommandContext(t.Context(), exe, "-test.run=^TestCapturesBesideEverything$", "-test.v", "-test.timeout=15s") // it may hang, too
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // it may hang, too
+	defer cancel()
+	child := exec.CommandContext(ctx, exe, "-test.run=^TestCapturesBesideEverything$", "-test.v", "-test.timeout=15s")
 	child.Env = append(os.Environ(), "VMM_CAPTURE_GATE=off", "VMM_CAPTURE_SECONDS=10", "VMM_CAPTURE_FAILING=0")
 	out, err := child.CombinedOutput()
 	require.Error(t, err, "%s", out)
