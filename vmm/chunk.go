@@ -21,7 +21,7 @@ type Chunk struct {
 // Create takes size bytes of physical memory, a multiple of the granularity.
 // Prop.Location's zero value is this device. The caller must Close the Chunk.
 func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
-	err = d.retryUnderPressure(func() (err error) {
+	err = d.withMemory(func() (err error) {
 		if err = d.live(); err != nil {
 			return err
 		}

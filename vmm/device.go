@@ -241,36 +241,6 @@ func (d *Device) untrack(thing any) {
 	delete(d.unclosed, thing)
 }
 
-// runPressureHooks says whether a function of OnPressure released something for an operation
-// that has failed with err; what another goroutine's call has released meanwhile
-// counts. The caller holds no lock, and tries again if so.
-func (d *Device) runPressureHooks(err error) (released bool) {
-	if !errors.Is(err, ErrOutOfMemory) {
-		return false
-	}
-	s := d.state
-	seen := s.released.Load()
-	s.mu.Lock()
-	all := slices.Clone(s.pressureHooks)
-	s.mu.Unlock()
-	for _, h := range all {
-		if s.beginPressureHook(h) { // else one that was called before has removed it
-			released = h.f(err) || released
-			h.running.Done()
-		}
-	}
-	return released || s.released.Load() != seen
-}
-
-// retryUnderPressure runs op, again each time that OnPressure has released something for it.
-func (d *Device) retryUnderPressure(op func() error) error {
-	err := op()
-	for err != nil && d.runPressureHooks(err) {
-		err = op()
-	}
-	return err
-}
-
 // runDetached runs f in a goroutine of its own and waits for it, but no longer than until
 // ctx is done. f then runs on: Device.Close waits for it. If ctx cannot be done, f runs in
 // the caller.

@@ -71,11 +71,12 @@ func giveAddresses(size uint64) {
 // testHooks are set by tests only, before the first use: each turns one guard off, or
 // a path on that is otherwise seldom taken.
 type testHooks struct {
-	noWait      bool // no wait for work before memory is taken away
-	noGrantLock bool // EnablePeers, Sleep and Wake do not lock the grants of their ranges
-	noWorker    bool // no device goroutine is started
-	noNameCheck bool // work on streams that UsedBy has not named is let through
-	staging     stagingHooks
+	noWait          bool // no wait for work before memory is taken away
+	noGrantLock     bool // EnablePeers, Sleep and Wake do not lock the grants of their ranges
+	noWorker        bool // no device goroutine is started
+	noPressureGuard bool // functions of OnPressure call functions of OnPressure
+	noNameCheck     bool // work on streams that UsedBy has not named is let through
+	staging         stagingHooks
 
 	noUnmapping, lateUnmapping bool // Watch.Unmapping is not called, or after the unmap
 }
@@ -109,9 +110,10 @@ type deviceState struct {
 	released      atomic.Uint64              // bytes of memory that went back to the driver, ever
 	pressureUntil atomic.Int64               // no growth ahead until then, in Unix nanoseconds
 
-	closeMu    lock.Mutex // Device.Close alone takes it, and holds it across waits
-	pressureMu lock.Mutex // one goroutine at a time looks for memory to release
-	openMu     lock.Mutex // held while openDevice changes, and while the driver opens its device
+	closeMu      lock.Mutex    // Device.Close alone takes it, and holds it across waits
+	pressureMu   lock.Mutex    // one goroutine at a time looks for memory to release
+	pressureTurn chan struct{} // has room for the one operation that calls functions of OnPressure
+	openMu       lock.Mutex    // held while openDevice changes, and while the driver opens its device
 
 	mu            lock.Mutex
 	devices       []*Device
@@ -151,7 +153,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 }
 
 func newDeviceState(parent *driverState, n int) *deviceState {
-	s := &deviceState{parent: parent, n: n, gate: parent.world.NewGate(n)}
+	s := &deviceState{parent: parent, n: n, gate: parent.world.NewGate(n), pressureTurn: make(chan struct{}, 1)}
 	key := uint64(n) // devices are locked by ordinal, if more than one is
 	s.closeMu.At(lock.DeviceClose, key)
 	s.pressureMu.At(lock.Pressure, key)

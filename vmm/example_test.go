@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"slices"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -135,4 +137,65 @@ func ExampleSleep() {
 	// Output:
 	// 0 true
 	// weights true <nil>
+}
+
+// Ranges that do not fit together: when memory runs out, the one that was used longest ago sleeps.
+func ExampleDevice_OnPressure() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+	dev.SetLimit(5 << 20)
+
+	var mu sync.Mutex
+	var used []*vmm.Range // those that are awake, the last used at the end
+	stop := dev.OnPressure(func(error) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(used) == 0 {
+			return false
+		}
+		oldest := used[0]
+		used = used[1:]
+		return vmm.Sleep(vmm.SleepKeep, oldest) == nil
+	})
+	defer stop()
+	// use wakes the range, appends to it, and lets it sleep from then on. No lock is held while
+	// the range may need memory: the function takes it.
+	use := func(g *vmm.Range, b []byte) error {
+		mu.Lock()
+		used = slices.DeleteFunc(used, func(u *vmm.Range) bool { return u == g })
+		mu.Unlock()
+		err := vmm.Wake(g)
+		if err == nil {
+			err = g.Append(b)
+		}
+		mu.Lock()
+		used = append(used, g)
+		mu.Unlock()
+		return err
+	}
+
+	var all []*vmm.Range
+	for range 3 {
+		g, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 30, Chunk: 2 << 20})
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer g.Close()
+		all = append(all, g)
+	}
+	for _, i := range []int{0, 1, 0, 2} {
+		if err := use(all[i], make([]byte, 1<<20)); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for i, g := range all {
+		fmt.Println(i, g.Len()>>20, g.Stats().Committed>>20)
+	}
+	// Output:
+	// 0 2 2
+	// 1 1 0
+	// 2 1 2
 }

@@ -13,6 +13,10 @@ func SetNoWait(d *Device, off bool) { d.state.parent.hooks.noWait = off }
 // negative control of the test that no other call changes them meanwhile.
 func SetNoGrantLock(d *Device, off bool) { d.state.parent.hooks.noGrantLock = off }
 
+// SetNoPressureGuard has functions of OnPressure called for what they need memory for themselves:
+// the negative control of the test that they are not.
+func SetNoPressureGuard(d *Device, off bool) { d.state.parent.hooks.noPressureGuard = off }
+
 // SetNoWorker keeps the background goroutine of the driver's devices from starting. Drain
 // does its work on retired memory, if the time for it has come.
 func SetNoWorker(d *Device, off bool) { d.state.parent.hooks.noWorker = off }

@@ -125,6 +125,9 @@ func (g *Range) mapMoreLocked(have, need uint64, purpose purpose) error {
 	if g.supply != nil {
 		return &lackingMemory{off: have, least: least, need: need}
 	}
+	if err := r.dev.state.tooLarge(have + least); err != nil {
+		return err
+	}
 	want := least
 	if purpose == forCaller { // growth ahead takes what is affordable and no more
 		want = sizes.Growth(least, have, r.size-have, r.gran, g.opts.Chunk)

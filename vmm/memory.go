@@ -1,13 +1,9 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 	"math"
-	"slices"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -48,6 +44,9 @@ const (
 // create makes memory with one reference. Prop's location is resolved already.
 func (d *Device) create(size uint64, p Prop, purpose purpose) (m *memory, err error) {
 	s := d.state
+	if err := s.tooLarge(size); err != nil {
+		return nil, err
+	}
 	err = s.retryAfterRelease(purpose, func() error {
 		// The limit first: what it refuses costs no driver call.
 		if err := s.charge(size); err != nil {
@@ -264,86 +263,6 @@ func (d *Device) trim(keep uint64) error {
 	return also(err, "and", releaseAll(out))
 }
 
-// OnPressure has f called when memory of the device runs out, before ErrOutOfMemory is
-// returned by a Create, Alloc, Map, Grow, Append, AppendOn or Wake. f releases what its
-// program can do without, a pool's free blocks for one, and returns whether it released
-// anything; if so, the operation is tried again. The package's own unused memory goes
-// first. f is called by the goroutine that needs memory, by several at once, and with
-// no lock of this package held. It must return false once it has nothing to release, and
-// must not panic. stop removes f, and returns when no call of f is running, so f must not
-// call it. On a nil or closed device f is never called.
-func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
-	if d.live() != nil || f == nil {
-		return func() {}
-	}
-	h := &pressureHook{dev: d, f: f}
-	s := d.state
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pressureHooks = append(s.pressureHooks, h)
-	return func() {
-		s.mu.Lock()
-		s.pressureHooks = slices.DeleteFunc(s.pressureHooks, func(e *pressureHook) bool { return e == h })
-		s.mu.Unlock()
-		h.running.Wait()
-	}
-}
-
-// beginPressureHook counts a call of h, unless it has been removed.
-func (s *deviceState) beginPressureHook(h *pressureHook) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !slices.Contains(s.pressureHooks, h) {
-		return false
-	}
-	h.running.Add(1)
-	return true
-}
-
-// pressureHook is one function of OnPressure.
-type pressureHook struct {
-	dev     *Device
-	f       func(need error) bool
-	running sync.WaitGroup
-}
-
-// retryAfterRelease calls f. If f fails with ErrOutOfMemory and a caller waits for
-// the memory, it has memory released and calls f again. It stops when no memory was
-// released since the last try; another goroutine's release counts.
-func (s *deviceState) retryAfterRelease(purpose purpose, f func() error) error {
-	for {
-		seen := s.released.Load()
-		err := f()
-		if purpose != forCaller || !errors.Is(err, ErrOutOfMemory) || !s.releaseForOthers(seen) {
-			return err
-		}
-	}
-}
-
-// afterFailure is how long growth ahead pauses after it found less memory than it wanted. A growth that needs the memory tries for itself.
-const afterFailure = 100 * time.Millisecond
-
-// releaseForOthers has all Devices on this one release what they can do without,
-// and says whether any memory was released since seen was read.
-func (s *deviceState) releaseForOthers(seen uint64) bool {
-	s.pressureUntil.Store(time.Now().Add(afterFailure).UnixNano())
-	s.pressureMu.Lock() // what another goroutine is about to release counts
-	defer s.pressureMu.Unlock()
-	s.mu.Lock()
-	devs := slices.Clone(s.devices)
-	s.mu.Unlock()
-	for _, d := range devs {
-		if s.released.Load() == seen {
-			d.trim(0) //nolint:errcheck // what the driver refuses is counted as quarantined
-		}
-	}
-	return s.released.Load() != seen
-}
-
-// underPressure says whether a caller has just run out of the device's memory: what
-// is released meanwhile is for such callers.
-func (s *deviceState) underPressure() bool { return time.Now().UnixNano() < s.pressureUntil.Load() }
-
 // SetLimit bounds how many bytes of memory this process creates on the device,
 // whatever the number of Devices opened on it; 0, the default, is no bound. It
 // returns the old limit. What would go beyond it is ErrOutOfMemory, after cached
@@ -375,6 +294,16 @@ func (s *deviceState) limitLeft(parts uint64) uint64 {
 	}
 	most := s.limit - s.limit/parts
 	return most - min(most, s.created)
+}
+
+// tooLarge is an error if so much memory is beyond the limit, whatever else is released.
+func (s *deviceState) tooLarge(size uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.limit > 0 && size > s.limit {
+		return fmt.Errorf("%w: this process's limit is %s", errTooLarge, sizeText(s.limit))
+	}
+	return nil
 }
 
 // charge counts memory that is about to be created against the limit.

@@ -98,14 +98,17 @@ func callSyncHook(h *syncHook) {
 	h.f()
 }
 
-// inSyncHook says whether a function of OnSync has called this one. It looks at the stack,
-// which takes microseconds, so it is asked only while one runs.
-func inSyncHook() bool {
+// inSyncHook says whether a function of OnSync has called this one.
+func inSyncHook() bool { return calledBy("callSyncHook") }
+
+// calledBy says whether a function of this package is on the goroutine's stack. That takes
+// microseconds.
+func calledBy(name string) bool {
 	var pcs [32]uintptr
 	for skip := 0; ; {
 		n := runtime.Callers(skip, pcs[:])
 		for _, pc := range pcs[:n] {
-			if f := runtime.FuncForPC(pc - 1); f != nil && strings.HasSuffix(f.Name(), "/vmm.callSyncHook") {
+			if f := runtime.FuncForPC(pc - 1); f != nil && strings.HasSuffix(f.Name(), "/vmm."+name) {
 				return true
 			}
 		}

@@ -1,7 +1,8 @@
 package vmm_test
 
 import (
-	"sync"
+	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -70,9 +71,15 @@ func hungry() map[string]func(t *testing.T, w *world, g *vmm.Range) (do func() e
 // spent leaves no memory on the device: two pages are the hog's.
 func spent(t *testing.T, w *world) (hog *vmm.Chunk) {
 	t.Helper()
-	d := w.devs[0]
+	return spentOn(t, w.devs[0])
+}
+
+func spentOn(t *testing.T, d *vmm.Device) (hog *vmm.Chunk) {
+	t.Helper()
 	d.SetLimit(d.Stats().Committed + 2*page)
-	return chunk(t, w, 2*page)
+	hog, err := d.Create(2*page, vmm.Prop{})
+	require.NoError(t, err)
+	return hog
 }
 
 // TestPressure: an operation that runs out of memory asks once, and tries again if
@@ -161,6 +168,7 @@ func TestPressureComesLast(t *testing.T) {
 func TestPressureStops(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]
+		held := chunk(t, w.world, page)
 		hog := spent(t, w.world)
 		entered, let := make(chan struct{}), make(chan struct{})
 		stop := d.OnPressure(func(error) bool {
@@ -186,42 +194,195 @@ func TestPressureStops(t *testing.T) {
 		_, err := d.Create(3*page, vmm.Prop{})
 		require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 		require.Equal(t, 2, other)
+		require.NoError(t, held.Close())
 		(*vmm.Device)(nil).OnPressure(func(error) bool { panic("of no device") })()
 		d.OnPressure(nil)()
 	})
 }
 
-// TestPressureOfSeveral that need memory at once: none waits for another's call, and
-// what one of them has released is for all.
+// TestPressureOfSeveral that need memory at once: functions run one at a time, and what one of
+// them has released is for all.
 func TestPressureOfSeveral(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		hog := spent(t, w.world)
+		calls, let := 0, make(chan struct{})
+		stop := d.OnPressure(func(error) bool {
+			calls++ // the race detector says whether two run at once
+			<-let
+			return calls == 1 && hog.Close() == nil
+		})
+		var made [2]*vmm.Chunk
+		var all []<-chan error
+		for i := range made {
+			all = append(all, begun(func() (err error) {
+				made[i], err = d.Create(page, vmm.Prop{})
+				return err
+			}))
+		}
+		pass(time.Second) // all are out of memory
+		close(let)
+		for i, err := range all {
+			require.NoError(t, <-err)
+			require.NoError(t, made[i].Close())
+		}
+		require.Equal(t, 1, calls)
+		stop()
+	})
+}
+
+// TestPressureOfTheImpossible: what is larger than the limit fails at once, whatever others release
+// meanwhile.
+func TestPressureOfTheImpossible(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	hog := spent(t, w)
-	var inside sync.WaitGroup
-	inside.Add(2)
-	var once sync.Once
-	stop := d.OnPressure(func(error) (released bool) {
-		inside.Done()
-		inside.Wait()
-		once.Do(func() { released = hog.Close() == nil })
-		return released
-	})
-	var made [2]*vmm.Chunk
-	var all sync.WaitGroup
-	for i := range made {
-		all.Go(func() {
-			var err error
-			if made[i], err = d.Create(page, vmm.Prop{}); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-	stop()
-	for _, c := range made {
-		require.NoError(t, c.Close())
-	}
+	d.SetLimit(4 * page)
+	calls := 0
+	stop := d.OnPressure(func(error) bool { calls++; return true })
+	defer stop()
+	_, err := d.Create(5*page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	g := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Chunk: page})
+	require.ErrorIs(t, g.Grow(5*page), vmm.ErrOutOfMemory)
+	require.Zero(t, calls)
+	require.NoError(t, g.Close())
 	w.end()
+}
+
+// TestPressureOfOthersCounts: what others release while the functions run has the operation tried
+// again once, and does not keep it for ever.
+func TestPressureOfOthersCounts(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetLimit(4 * page)
+	held := chunk(t, w, 2*page)
+	calls := 0
+	stop := d.OnPressure(func(error) bool {
+		calls++
+		c, err := d.Create(page, vmm.Prop{})
+		require.NoError(t, err)
+		require.NoError(t, c.Close()) // as another goroutine may
+		return false
+	})
+	defer stop()
+	_, err := d.Create(3*page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Equal(t, 2, calls)
+	require.NoError(t, held.Close())
+	w.end()
+}
+
+// TestPressureEnds: who waits for functions that take long ends after a while, also the one that
+// calls them.
+func TestPressureEnds(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		hog := spent(t, w.world)
+		calls := 0
+		stop := d.OnPressure(func(error) bool {
+			calls++
+			pass(4 * time.Second)
+			return true // and it has released nothing
+		})
+		var all []<-chan error
+		for range 3 {
+			all = append(all, begun(func() error {
+				_, err := d.Create(page, vmm.Prop{})
+				return err
+			}))
+		}
+		began := time.Now()
+		for _, err := range all {
+			require.ErrorIs(t, <-err, vmm.ErrOutOfMemory)
+		}
+		require.LessOrEqual(t, time.Since(began), 16*time.Second)
+		require.Greater(t, calls, 1)
+		stop()
+		require.NoError(t, hog.Close())
+	})
+}
+
+// needy has the functions of two devices need each other's memory, and one also memory of its own.
+func needy(t *testing.T, w *world) (depth *atomic.Int64) {
+	t.Helper()
+	depth = new(atomic.Int64)
+	for _, d := range w.devs {
+		hog := spentOn(t, d)
+		t.Cleanup(func() { require.NoError(t, hog.Close()) })
+		stop := d.OnPressure(func(error) bool {
+			if depth.Add(1) > 100 {
+				return false
+			}
+			for _, short := range w.devs {
+				_, err := short.Create(page, vmm.Prop{})
+				require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+			}
+			return false
+		})
+		t.Cleanup(stop)
+	}
+	return depth
+}
+
+// TestPressureDoesNotNest: functions that need memory themselves, also of each other's device.
+func TestPressureDoesNotNest(t *testing.T) {
+	w := newWorld(t, 2)
+	depth := needy(t, w)
+	var all []<-chan error
+	for _, d := range w.devs {
+		all = append(all, begun(func() error {
+			_, err := d.Create(page, vmm.Prop{})
+			return err
+		}))
+	}
+	for _, err := range all {
+		require.ErrorIs(t, <-err, vmm.ErrOutOfMemory)
+	}
+	require.LessOrEqual(t, depth.Load(), int64(4), "each of the two, and each once more since the other has run")
+}
+
+// TestPressureNestsWithoutGuard is the negative control: without the guard the operations stand
+// until their time is up.
+func TestPressureNestsWithoutGuard(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		vmm.SetNoPressureGuard(d, true)
+		hog := spent(t, w.world)
+		stop := d.OnPressure(func(error) bool {
+			_, err := d.Create(page, vmm.Prop{})
+			require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+			return false
+		})
+		began := time.Now()
+		_, err := d.Create(page, vmm.Prop{})
+		require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+		require.GreaterOrEqual(t, time.Since(began), 10*time.Second)
+		stop()
+		require.NoError(t, hog.Close())
+	})
+}
+
+// TestPressureSleepsWhatGrows: a function puts a range to sleep whose growth waits for it.
+func TestPressureSleepsWhatGrows(t *testing.T) {
+	bubble(t, 1, func(t *testing.T, w *paced) {
+		d := w.devs[0]
+		g, h := ranged(t, w.world, page), ranged(t, w.world, page)
+		hog := spent(t, w.world)
+		let := make(chan struct{})
+		stop := d.OnPressure(func(error) bool {
+			<-let
+			return vmm.Sleep(vmm.SleepKeep, g) == nil
+		})
+		first := begun(func() error { return h.Append(make([]byte, page)) })
+		pass(time.Second)
+		second := begun(func() error { return g.Append(make([]byte, page)) })
+		pass(time.Second)
+		close(let)
+		require.NoError(t, <-first)
+		require.ErrorIs(t, <-second, vmm.ErrAsleep)
+		stop()
+		require.NoError(t, errors.Join(hog.Close(), g.Close(), h.Close()))
+	})
 }
 
 // TestPressureOfTheDeviceThatIsShort: others are not asked, also where one Wake is for

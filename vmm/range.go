@@ -167,7 +167,7 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 // fails, everything is given back. The caller must Close the Range.
 func (d *Device) Alloc(size uint64) (*Range, error) {
 	var g *Range
-	err := d.retryUnderPressure(func() (err error) {
+	err := d.withMemory(func() (err error) {
 		g, err = d.alloc(size)
 		return err
 	})
@@ -276,17 +276,22 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 		return g.fail(op, 0, size, g.live())
 	}
 	at, err := g.append(p, size, width, pitch)
-	for err != nil {
-		again, why := g.obtain(err)
-		if err = why; !again {
-			break
-		}
-		at, err = g.append(p, size, width, pitch)
+	if err != nil && lacksMemory(err) {
+		at, err = g.appendWithMemory(p, size, width, pitch)
 	}
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
 	}
 	return g.fail(op, at, size, err)
+}
+
+// appendWithMemory is append that waits for memory. It is apart since its closure allocates.
+func (g *Range) appendWithMemory(p []byte, size, width, pitch uint64) (at uint64, err error) {
+	err = g.retryWithMemory(func() (err error) {
+		at, err = g.append(p, size, width, pitch)
+		return err
+	})
+	return at, err
 }
 
 // append returns also where the bytes were to go.

@@ -40,11 +40,7 @@ func Sleep(mode SleepMode, ranges ...*Range) error {
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	failedDev, err := wake(ranges)
-	for failedDev != nil && failedDev.runPressureHooks(err) {
-		failedDev, err = wake(ranges)
-	}
-	return failFirst("wake", ranges, err)
+	return failFirst("wake", ranges, withMemory(func() (*Device, error) { return wake(ranges) }))
 }
 
 // failFirst wraps err for op on several ranges.

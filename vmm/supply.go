@@ -72,7 +72,7 @@ func (s *supply) stop() {
 }
 
 // lackingMemory is the error of a growth that needs its Supplier, which is called without the
-// locks of the growth. The caller of the growth gets the memory by obtain and tries again.
+// locks of the growth. The caller of the growth gets the memory by supplyFor and tries again.
 type lackingMemory struct{ off, least, need uint64 }
 
 func (*lackingMemory) Error() string { return "memory of the Supplier is lacking" }
@@ -81,30 +81,27 @@ func (*lackingMemory) Error() string { return "memory of the Supplier is lacking
 // belongs there no longer.
 var errMoved = errors.New("the range's memory ends elsewhere")
 
-// obtain has the memory provided for lack of which an operation has failed with err: by the
-// Supplier, or by functions of OnPressure. It says whether to try again; if not, it returns
-// the operation's error. The caller holds no lock.
-func (g *Range) obtain(err error) (again bool, _ error) {
+// lacksMemory says whether retryWithMemory may help.
+func lacksMemory(err error) bool {
 	var lack *lackingMemory
-	if errors.As(err, &lack) {
-		if err = g.supplyFor(lack); err == nil || errors.Is(err, errMoved) {
-			return true, nil
-		}
-	}
-	return g.r.dev.runPressureHooks(err), err
+	return errors.Is(err, ErrOutOfMemory) || errors.As(err, &lack)
 }
 
-// retryWithMemory runs op, again each time that obtain has provided memory for it.
+// retryWithMemory runs op, again each time that the Supplier has provided the memory that it
+// lacked, or functions of OnPressure have released some. The caller holds no lock.
 func (g *Range) retryWithMemory(op func() error) error {
-	err := op()
-	for err != nil {
-		again, why := g.obtain(err)
-		if err = why; !again {
-			break
+	return g.r.dev.withMemory(func() error {
+		for {
+			err := op()
+			var lack *lackingMemory
+			if !errors.As(err, &lack) {
+				return err
+			}
+			if err = g.supplyFor(lack); err != nil && !errors.Is(err, errMoved) {
+				return err
+			}
 		}
-		err = op()
-	}
-	return err
+	})
 }
 
 // supplyFor has the Supplier provide what a caller's growth lacks.
