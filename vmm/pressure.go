@@ -93,11 +93,9 @@ var errTooLarge = fmt.Errorf("%w: more than there can be", ErrOutOfMemory)
 // withMemory runs op, and again each time that memory may have been released for it. With its
 // error op returns the Device that it is short of memory of. The caller holds no lock.
 func withMemory(op func() (short *Device, err error)) error {
-	var t ticket
+	t := newTicket()
 	for {
-		t.seen = pressure.rounds.Load()
-		d, err := op()
-		if !errors.Is(err, ErrOutOfMemory) || errors.Is(err, errTooLarge) || !t.relieve(d.state, err) {
+		if d, err := op(); err == nil || !t.again(d, err) {
 			return err
 		}
 	}
@@ -115,7 +113,20 @@ type ticket struct {
 	excused bool      // it was tried again because of what others released
 }
 
-// relieve says whether the operation is to be tried again.
+// newTicket begins the first try of an operation.
+func newTicket() ticket { return ticket{seen: pressure.rounds.Load()} }
+
+// again says whether an operation that has failed with err, short of memory of d, is to be tried
+// again, and begins that try. The caller holds no lock.
+func (t *ticket) again(d *Device, err error) bool {
+	if !errors.Is(err, ErrOutOfMemory) || errors.Is(err, errTooLarge) || !t.relieve(d.state, err) {
+		return false
+	}
+	t.seen = pressure.rounds.Load()
+	return true
+}
+
+// relieve says whether memory may have been released since the last try began.
 func (t *ticket) relieve(s *deviceState, err error) bool {
 	s.mu.Lock()
 	any := len(s.pressureHooks) > 0

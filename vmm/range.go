@@ -275,23 +275,19 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 	if g == nil || g.r == nil {
 		return g.fail(op, 0, size, g.live())
 	}
+	t := newTicket()
 	at, err := g.append(p, size, width, pitch)
-	if err != nil && lacksMemory(err) {
-		at, err = g.appendWithMemory(p, size, width, pitch)
+	for err != nil { // retryWithMemory would take a closure, which is an allocation
+		again, why := g.obtain(&t, err)
+		if err = why; !again {
+			break
+		}
+		at, err = g.append(p, size, width, pitch)
 	}
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
 	}
 	return g.fail(op, at, size, err)
-}
-
-// appendWithMemory is append that waits for memory. It is apart since its closure allocates.
-func (g *Range) appendWithMemory(p []byte, size, width, pitch uint64) (at uint64, err error) {
-	err = g.retryWithMemory(func() (err error) {
-		at, err = g.append(p, size, width, pitch)
-		return err
-	})
-	return at, err
 }
 
 // append returns also where the bytes were to go.

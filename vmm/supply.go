@@ -81,27 +81,31 @@ func (*lackingMemory) Error() string { return "memory of the Supplier is lacking
 // belongs there no longer.
 var errMoved = errors.New("the range's memory ends elsewhere")
 
-// lacksMemory says whether retryWithMemory may help.
-func lacksMemory(err error) bool {
+// obtain says whether an operation that has failed with err is to be tried again, since the
+// Supplier has provided the memory that it lacked, or t that some may have been released. If
+// not, it returns the operation's error. The caller holds no lock.
+func (g *Range) obtain(t *ticket, err error) (again bool, _ error) {
 	var lack *lackingMemory
-	return errors.Is(err, ErrOutOfMemory) || errors.As(err, &lack)
+	if errors.As(err, &lack) {
+		if err = g.supplyFor(lack); err == nil || errors.Is(err, errMoved) {
+			return true, nil
+		}
+	}
+	return t.again(g.r.dev, err), err
 }
 
-// retryWithMemory runs op, again each time that the Supplier has provided the memory that it
-// lacked, or functions of OnPressure have released some. The caller holds no lock.
+// retryWithMemory runs op, again each time that obtain says so.
 func (g *Range) retryWithMemory(op func() error) error {
-	return g.r.dev.withMemory(func() error {
-		for {
-			err := op()
-			var lack *lackingMemory
-			if !errors.As(err, &lack) {
-				return err
-			}
-			if err = g.supplyFor(lack); err != nil && !errors.Is(err, errMoved) {
-				return err
-			}
+	t := newTicket()
+	err := op()
+	for err != nil {
+		again, why := g.obtain(&t, err)
+		if err = why; !again {
+			break
 		}
-	})
+		err = op()
+	}
+	return err
 }
 
 // supplyFor has the Supplier provide what a caller's growth lacks.
