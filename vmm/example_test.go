@@ -178,12 +178,16 @@ func ExampleDevice_OnPressure() {
 	}
 
 	var all []*vmm.Range
+	defer func() {
+		for _, g := range all {
+			g.Close()
+		}
+	}()
 	for range 3 {
 		g, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 30, Chunk: 2 << 20})
 		if err != nil {
 			log.Fatal(err)
 		}
-		defer g.Close()
 		all = append(all, g)
 	}
 	for _, i := range []int{0, 1, 0, 2} {
