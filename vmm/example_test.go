@@ -180,7 +180,7 @@ func ExampleDevice_OnPressure() {
 	var all []*vmm.Range
 	defer func() {
 		for _, g := range all {
-			g.Close()
+			_ = g.Close()
 		}
 	}()
 	for range 3 {
