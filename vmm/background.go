@@ -77,13 +77,16 @@ func (d *Device) runWorker() {
 		runtime.Gosched()
 		// Growth first: an append may be about to need it, and no caller waits for what
 		// retires.
-		for g := d.nextGrowth(); g != nil; g = d.nextGrowth() {
+		for _, g := range d.takeGrowths() {
 			d.logFailure(g.growAhead())
 			pollInterval, lastProgress = minPollInterval, time.Now()
 		}
 		if !awake.Before(nextSweep) {
 			sweepInterval = min(2*sweepInterval, maxSweepInterval)
-			progress, err := sweepRetired(d)
+			progress, err := false, d.state.syncFills()
+			if err == nil {
+				progress, err = sweepRetired(d, true)
+			}
 			if progress {
 				sweepInterval, lastProgress = minSweepInterval, time.Now()
 			}
@@ -125,17 +128,13 @@ func (d *Device) logFailure(err error) {
 	}
 }
 
-// nextGrowth is the next range to grow, or nil.
-func (d *Device) nextGrowth() *Range {
+// takeGrowths takes the ranges to grow off the queue.
+func (d *Device) takeGrowths() []*Range {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	w := &d.worker
-	if len(w.queue) == 0 {
-		return nil
-	}
-	g := w.queue[0]
-	w.queue = append(w.queue[:0], w.queue[1:]...)
-	return g
+	all := d.worker.queue
+	d.worker.queue = nil
+	return all
 }
 
 // stopIfIdle ends the goroutine if nothing is left to do; unless idle, only once

@@ -36,7 +36,6 @@ type Device struct {
 	counters counters
 	cache    cache
 	workTime atomic.Int64 // nanoseconds of the goroutine's work
-	sweepMu  lock.Mutex   // held while retirements come to their end
 	logger   atomic.Pointer[slog.Logger]
 
 	mu            lock.Mutex
@@ -67,7 +66,6 @@ func newDevice(drv driver.Driver, info Info) *Device {
 		retiring: map[*Reservation]struct{}{},
 	}
 	key := deviceCount.Add(1)
-	d.sweepMu.At(lock.Sweep, key)
 	d.mu.At(lock.Device, key)
 	d.cache.mu.At(lock.Cache, key)
 	d.counters.mu.At(lock.Counters, key)

@@ -80,7 +80,7 @@ package vmm
 //	      Range.lenMu        changes of Len
 //	        Range.capMu      changes of Cap
 //	          deviceState.pressureMu    one goroutine looks for memory to release
-//	            Device.sweepMu          retirements come to their end
+//	            Reservation.sweepMu     retirements come to their end
 //	              Reservation.mappingMu the driver's calls that map, unmap, set access
 //	                Reservation.mu
 //	      legacy.mu, legacyPairs.mu   EnableLegacyPeers and its end; the counts of pairs
@@ -101,13 +101,14 @@ package vmm
 //	                        staging.mu, pinnedCache.mu, captures.mu, World.mu, counters.mu
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
-// goroutine that takes a lock out of order panics. Of several ranges each kind is taken
-// in the order in which the ranges were made. These are held across a wait for the device:
+// goroutine that takes a lock out of order panics, and so does one that begins a wait with a lock
+// that is not listed here. Of several ranges each kind is taken in the order in which the ranges
+// were made. These are held across a wait for the device:
 //
 //	closeMu of all kinds, grantMu, legacy.mu, Mirror.mu
 //	lenMu               by Append and AppendOn, for their own bytes
-//	lenMu, capMu, mappingMu   with RangeOptions.Zero, for work that may still write and
-//	                    for the fill: Grow, SetLen downwards, Append that grows
+//	lenMu, capMu, mappingMu   with RangeOptions.Zero, for the fill alone, which no other work
+//	                    comes before
 //	Stream.mu           for reading, if no event could be recorded
 //	roomMu              with Stream.mu for reading, by copies behind a stream that is held
 //	Module.closeMu      by Close, for work that may run the module's kernels
@@ -115,6 +116,10 @@ package vmm
 // None is held across a callback, apart from those of Watch: they run with mappingMu, and with
 // what its holder has, from closeMu to sweepMu. Reservation.mu and what comes after it are not held even
 // across a driver call, apart from staging.mu, which asks events.
+//
+// Whatever must wait for work or copies marks what it takes (a retirement, unfilled bytes), gives
+// up all other locks, waits, and looks again. The device's goroutine, for which all ranges of
+// the device wait, only tries the locks of a range.
 //
 // The library's own copies take no lock: they are counted (inFlight). Whatever takes
 // memory away marks it first and then waits for the copies that began before.

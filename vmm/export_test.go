@@ -23,7 +23,10 @@ func SetNoWorker(d *Device, off bool) { d.state.parent.hooks.noWorker = off }
 
 // Drain unmaps retired memory that waits no longer.
 func Drain(d *Device) error {
-	_, err := sweepRetired(d)
+	err := d.state.syncFills()
+	if err == nil {
+		_, err = sweepRetired(d, false)
+	}
 	return err
 }
 
@@ -139,3 +142,14 @@ func AtRest(m Memory, f func(mapped map[Ptr]uint64)) {
 // SetGateOff lets calls meet that end the process on a card: the negative control of the tests
 // of captures. Before the device's first use.
 func SetGateOff(d *Device, off bool) { d.state.parent.world.Off = off }
+
+// WaitWithLock waits for the range's work with a lock that must not be held meanwhile: the
+// negative control of the check.
+func WaitWithLock(g *Range) error {
+	g.capMu.Lock()
+	defer g.capMu.Unlock()
+	return g.r.waitForWork()
+}
+
+// LockKey is the place of the range's locks among those of other ranges.
+func LockKey(g *Range) uint64 { return g.r.id }

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -167,6 +168,7 @@ func recordFences(owner *deviceState, devs []*deviceState, streams []*Stream) (f
 
 // waitDevices waits for the whole context of each device, whoever queued the work.
 func waitDevices(owner *deviceState, devs []*deviceState) error {
+	lock.Waits()
 	var w waitResult
 	var buf [8]contextWait
 	waits := buf[:0]
@@ -195,6 +197,7 @@ func waitDevices(owner *deviceState, devs []*deviceState) error {
 
 // waitStreams waits for the streams and for the library's own on each device.
 func waitStreams(owner *deviceState, devs []*deviceState, streams []*Stream) error {
+	lock.Waits()
 	var w waitResult
 	fences := make([]order.Fence, len(streams))
 	errs := make([]error, len(streams))
@@ -278,6 +281,7 @@ type appendTail struct {
 
 // waitAppends waits until the AppendOns up to the one numbered seq have run.
 func (r *Reservation) waitAppends(seq uint64) error {
+	lock.Waits()
 	var tails []appendTail
 	r.mu.Lock()
 	for s, span := range r.pendingAppends {
@@ -349,6 +353,7 @@ func (c *inFlight) end(epoch uint64) {
 
 // wait waits for the copies that began before it, and for no other.
 func (c *inFlight) wait() {
+	lock.Waits()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended == nil {

@@ -49,9 +49,12 @@ func (g *Range) ensure(need uint64) error {
 	if err := g.r.live(); err != nil {
 		return err // a Close has overtaken the caller; it shall find no new memory
 	}
-	d := g.r.dev
-	d.counters.count(1, &d.counters.Growths, &g.r.counters.Growths)
-	return g.growLocked(need, forCaller)
+	err := g.growLocked(need, forCaller)
+	if !errors.Is(err, errNotQuiet) { // else it comes again
+		d := g.r.dev
+		d.counters.count(1, &d.counters.Growths, &g.r.counters.Growths)
+	}
+	return err
 }
 
 // growLocked brings Cap to at least need. It needs g.capMu.
@@ -60,12 +63,10 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 	for {
 		have := g.cap.Load()
 		if g.r.zeroed != zeroNone {
-			unlock, err := g.zeroReclaimableLocked(have, need)
-			if err != nil {
+			var err error
+			if have, err = g.reclaimZeroedLocked(have, need); err != nil {
 				return err
 			}
-			have = reclaim(g.r, have, need)
-			unlock()
 		} else {
 			have = reclaim(g.r, have, need)
 		}
@@ -84,28 +85,6 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 			return err
 		}
 	}
-}
-
-// zeroReclaimableLocked fills with zeros what reclaim would take back, as long as it still
-// retires: if that fails nothing has changed. Until unlock is called no one unmaps it. It
-// needs g.capMu.
-func (g *Range) zeroReclaimableLocked(have, need uint64) (unlock func(), err error) {
-	invariants.Held(&g.capMu)
-	r := g.r
-	if reclaimable(r, have, need) == have {
-		return func() {}, nil
-	}
-	// Work from before it retired may still write to it, and so may copies of ours.
-	if err := r.waitForWork(); err != nil {
-		return nil, err
-	}
-	r.copies.wait()
-	r.mappingMu.Lock()
-	if _, err := r.zero(have, reclaimable(r, have, need)-have); err != nil {
-		r.mappingMu.Unlock()
-		return nil, err
-	}
-	return r.mappingMu.Unlock, nil
 }
 
 // mapMoreLocked is the part of growLocked that needs memory. It raises Cap by what it maps.
@@ -236,9 +215,12 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 // growAhead is what the device's goroutine does for a range in its queue.
 // It returns an error if the range has less than it should, for the first time in a row.
 func (g *Range) growAhead() error {
-	g.aheadWanted.Store(growNotWanted) // before looking, so that no change goes unseen
-	g.capMu.Lock()
+	if !g.capMu.TryLock() { // other ranges are not to wait for whoever has it
+		g.r.dev.queueGrowth(g)
+		return nil
+	}
 	defer g.capMu.Unlock()
+	g.aheadWanted.Store(growNotWanted) // before looking, so that no change goes unseen
 	end, have := g.len.Load(), g.cap.Load()
 	goal := end + min(g.opts.GrowAhead, g.r.size-end)
 	if goal <= have || g.r.live() != nil || g.r.dev.state.underPressure() {
@@ -339,85 +321,4 @@ func (g *Range) requestGrowAhead() {
 	if need == growNow {
 		g.r.dev.worker.kick()
 	}
-}
-
-// unfilled is what a failed append has left where a range promises zeros, and what could not
-// be filled since: the next change of Len fills it first. It is empty if end is 0.
-type unfilled struct{ off, end uint64 }
-
-// zeroFailed fills with zeros, in a range that promises them, where an append has failed
-// with err and may have written a part. It needs g.lenMu.
-func (g *Range) zeroFailed(at, n uint64, err error) error {
-	if g.r.zeroed == zeroNone {
-		return err
-	}
-	if g.unfilled.end == 0 {
-		g.unfilled.off = at
-	}
-	g.unfilled = unfilled{min(at, g.unfilled.off), max(at+n, g.unfilled.end)}
-	return also(err, "and filling with zeros", g.fillLocked())
-}
-
-// fillLocked fills what is unfilled. It needs g.lenMu.
-func (g *Range) fillLocked() error {
-	invariants.Held(&g.lenMu)
-	u := g.unfilled
-	if u.end == 0 {
-		return nil
-	}
-	if err := g.r.waitForWork(); err != nil {
-		return err
-	}
-	_, epoch, err := g.beginCopy()
-	if err != nil {
-		return err
-	}
-	defer g.r.copies.end(epoch)
-	// What a Clip takes is filled when it comes back. It lowers Cap before it waits for
-	// copies, so what lies below stays mapped.
-	if end := min(u.end, g.cap.Load()); end > u.off {
-		if _, err := g.r.zero(u.off, end-u.off); err != nil {
-			return err
-		}
-	}
-	g.unfilled = unfilled{}
-	return nil
-}
-
-// zeroMemory fills memory that is mapped from off on with zeros, and waits for that. If
-// that fails, mayStillFill says whether the fill may still run. It needs r.mappingMu.
-func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (mayStillFill bool, err error) {
-	from := off // of a stretch to fill, which ends at off
-	for _, m := range ms {
-		if which == zeroRecycled && !m.recycled {
-			if mayStillFill, err = r.zero(from, off-from); err != nil {
-				return mayStillFill, err
-			}
-			from = off + m.size
-		}
-		off += m.size
-	}
-	return r.zero(from, off-from)
-}
-
-// zero fills n bytes from off on with zeros, and waits for that. If that fails, mayStillFill
-// says whether the fill may still run.
-func (r *Reservation) zero(off, n uint64) (mayStillFill bool, err error) {
-	if n == 0 {
-		return false, nil
-	}
-	o, err := r.dev.state.ensureOpen()
-	if err != nil {
-		return false, err
-	}
-	s := o.CopyStream()
-	if err := o.Fill(r.ptr+Ptr(off), 0, 1, n, s); err != nil {
-		return false, err
-	}
-	if err = o.SyncStream(s); err != nil && !lost(err) {
-		if mayStillFill = o.SyncStream(s) != nil; mayStillFill {
-			o.stage.noteFill()
-		}
-	}
-	return mayStillFill, err
 }

@@ -34,6 +34,9 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 		at, err = g.appendOn(s, p)
 		return err
 	})
+	if err != nil {
+		err = g.fillAfter(err)
+	}
 	g.requestGrowAhead()
 	return g.fail("append", at, uint64(len(p)), err)
 }
@@ -70,7 +73,8 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 				r.mu.Unlock()
 			}
 		}
-		return at, g.zeroFailed(at, uint64(len(p)), err)
+		g.leaveUnfilledLocked(at, at+uint64(len(p)), false)
+		return at, leftUnfilled{err}
 	}
 	// Both under r.mu: WaitWritten sees the length only with its append.
 	r.mu.Lock()

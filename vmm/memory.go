@@ -244,7 +244,8 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	}
 	before := d.counters.read(&d.counters.freedBytes)
 	err = d.refusedCalls.retry() // it may wait, so not within trim
-	d.state.pressureMu.Lock()    // a growth out of memory waits for what is about to go
+	err = also(err, "and", d.state.syncFills())
+	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
 	err = also(err, "and", d.trim(keep))
 	return d.counters.read(&d.counters.freedBytes) - before, d.fail("trim", 0, keep, err)
@@ -252,7 +253,10 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 
 // trim is the part of Trim that waits for no work.
 func (d *Device) trim(keep uint64) error {
-	_, err := sweepRetired(d)
+	var err error
+	if !d.state.mayFill() { // a fence covers no fill that came after it
+		_, err = sweepRetired(d, false)
+	}
 	if d.counters.read(&d.counters.quarantined.now) > 0 {
 		err = also(err, "and", repairAll(d))
 	}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // When memory of a device runs out, what the package itself can do without goes first, under the
@@ -128,6 +130,7 @@ func (t *ticket) again(d *Device, err error) bool {
 
 // relieve says whether memory may have been released since the last try began.
 func (t *ticket) relieve(s *deviceState, err error) bool {
+	lock.Waits()
 	s.mu.Lock()
 	any := len(s.pressureHooks) > 0
 	s.mu.Unlock()

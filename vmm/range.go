@@ -39,7 +39,7 @@ type Range struct {
 	aheadWanted atomic.Int32              // what it wants of the device's goroutine
 	aheadPause  atomic.Pointer[time.Time] // not before this
 
-	unfilled unfilled // guarded by lenMu
+	unfilled *unfilled // nil if all is filled; guarded by lenMu
 
 	waitSlot chan struct{} // taken by the one WaitWritten that waits
 
@@ -284,6 +284,9 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 		}
 		at, err = g.append(p, size, width, pitch)
 	}
+	if err != nil {
+		err = g.fillAfter(err)
+	}
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
 	}
@@ -319,7 +322,8 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 		return at, err
 	}
 	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(at), Width: width, Pitch: pitch}, p); err != nil {
-		return at, g.zeroFailed(at, size, err)
+		g.leaveUnfilledLocked(at, at+size, false)
+		return at, leftUnfilled{err}
 	}
 	// Len last: whoever sees it may read the bytes.
 	g.publishLenLocked(end)
@@ -367,39 +371,10 @@ func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.fail("set length", 0, n, g.live())
 	}
-	err := g.setLen(n)
+	err := g.retryWithMemory(func() error { return g.setLen(n) })
 	// Without the locks of setLen: those that wait for the length take them.
 	g.requestGrowAhead()
 	return g.fail("set length", 0, n, err)
-}
-
-func (g *Range) setLen(n uint64) error {
-	g.lenMu.Lock()
-	defer g.lenMu.Unlock()
-	old := g.len.Load()
-	if err := g.fillLocked(); err != nil {
-		return err
-	}
-	if n >= old || g.r.zeroed == zeroNone {
-		return g.setLenLocked(n)
-	}
-	if err := g.r.waitForWork(); err != nil {
-		return err
-	}
-	if err := g.setLenLocked(n); err != nil {
-		return err
-	}
-	// What is dropped is filled after Len has moved, so that no reader sees the zeros, and
-	// after the writes that had looked at Len before. What a Clip gives up meanwhile is
-	// filled when it comes back.
-	g.r.copies.wait()
-	g.r.mappingMu.Lock()
-	defer g.r.mappingMu.Unlock()
-	_, err := g.r.zero(n, max(n, min(old, g.cap.Load()))-n)
-	if err != nil && g.cap.Load() >= old {
-		g.publishLenLocked(old)
-	}
-	return err
 }
 
 // setLenLocked moves Len. It needs g.lenMu.

@@ -42,7 +42,8 @@ type Reservation struct {
 	// mappingMu and mu held, so one of the two is enough to read them. The states of slots
 	// change with mu alone.
 	mappingMu lock.Mutex
-	watches   []*Watch // guarded by mappingMu
+	sweepMu   lock.Mutex // held while retirements that are left to the device's goroutine end
+	watches   []*Watch   // guarded by mappingMu
 
 	// Atomic: read without a lock.
 	phase         atomic.Uint32 // changes with mu held
@@ -133,6 +134,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	r.closeMu.At(lock.ReservationClose, r.id)
 	r.grantMu.At(lock.Grants, r.id)
 	r.mappingMu.At(lock.Mapping, r.id)
+	r.sweepMu.At(lock.Sweep, r.id)
 	r.mu.At(lock.Reservation, r.id)
 	own := AccessReadWrite
 	if o.ReadOnly {

@@ -147,10 +147,19 @@ func (s *sleeper) undo() error {
 	return err
 }
 
-// quiesce lets nothing use the range any more and retires all of it; no copy of ours
-// is under way when it returns. Appends under way end first; later ones are told that
+// quiesce lets nothing use the range any more and retires all of it. Then it waits for the
+// copies of ours that are under way. Appends under way end first; later ones are told that
 // the range sleeps, and wait for nothing.
 func (s *sleeper) quiesce() error {
+	if err := s.retireAll(); err != nil {
+		return err
+	}
+	s.r.copies.wait()
+	return nil
+}
+
+// retireAll marks the range as asleep, and all of its memory as retiring.
+func (s *sleeper) retireAll() error {
 	g, r := s.Range, s.r
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
@@ -160,6 +169,7 @@ func (s *sleeper) quiesce() error {
 	defer r.mappingMu.Unlock()
 	// All locks at once: no append, growth or unmap is half done when it sleeps.
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	err := r.live()
 	if err == nil && len(r.holds) > 0 {
 		err = fmt.Errorf("%w: bytes are held", ErrBusy)
@@ -168,14 +178,11 @@ func (s *sleeper) quiesce() error {
 		err = r.quarantineErrLocked(r.size)
 	}
 	if err != nil {
-		r.mu.Unlock()
 		return err
 	}
 	r.phase.Store(phaseAsleep)
 	s.retired, s.capacity = r.retireLocked(0, len(r.table)), g.cap.Load()
 	g.cap.Store(0)
-	r.mu.Unlock()
-	r.copies.wait()
 	return nil
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // Supplier gives a Range its memory, in place of Device.Create: memory that another process
@@ -81,10 +83,14 @@ func (*lackingMemory) Error() string { return "memory of the Supplier is lacking
 // belongs there no longer.
 var errMoved = errors.New("the range's memory ends elsewhere")
 
-// obtain says whether an operation that has failed with err is to be tried again, since the
-// Supplier has provided the memory that it lacked, or t that some may have been released. If
-// not, it returns the operation's error. The caller holds no lock.
+// obtain says whether an operation that has failed with err is to be tried again, since the work
+// that it waits for has ended, the Supplier has provided the memory that it lacked, or t says
+// that some may have been released. If not, it returns the operation's error. The caller holds no lock.
 func (g *Range) obtain(t *ticket, err error) (again bool, _ error) {
+	if errors.Is(err, errNotQuiet) {
+		err = g.waitQuiet()
+		return err == nil, err
+	}
 	var lack *lackingMemory
 	if errors.As(err, &lack) {
 		if err = g.supplyFor(lack); err == nil || errors.Is(err, errMoved) {
@@ -152,6 +158,7 @@ func (g *Range) supplyTo(need uint64, purpose purpose) error {
 	if lack == nil {
 		return err
 	}
+	lock.Waits()
 	chunks, err := g.supply.from.Chunks(g.supply.closed, lack.off, lack.least)
 	if dead := g.r.live(); dead != nil {
 		err = dead // rather than that ctx was done

@@ -30,6 +30,8 @@ type retirement struct {
 	streams   []*Stream // that UnmapAfter named
 	fences    []order.Fence
 	sweeping  bool // a goroutine has its fences; growth may still take slots back
+	queued    bool // it is left to the device's goroutine: the library's own copies have ended
+	quiet     bool // nothing uses it any more: growth may fill it with zeros
 }
 
 // Unmap takes away the whole chunks that fill [off, off+size), after waiting
@@ -290,6 +292,12 @@ func (r *Reservation) waitAndUnmap(t *retirement, wait func() error) error {
 func (r *Reservation) unmapRetired(t *retirement) error {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
+	return r.unmapRetiredLocked(t)
+}
+
+// unmapRetiredLocked is unmapRetired with r.mappingMu held.
+func (r *Reservation) unmapRetiredLocked(t *retirement) error {
+	invariants.Held(&r.mappingMu)
 	// First it is claimed: from here on no growth takes it back. Growth takes from the
 	// front only, so what is left is one run.
 	var i, j int
@@ -343,7 +351,7 @@ func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*
 	r.mu.Lock()
 	queued := t.left > 0 // else a growth was faster
 	if queued {
-		t.fences = fences
+		t.fences, t.queued = fences, true
 		r.retirements = append(r.retirements, t)
 		r.dev.mu.Lock()
 		r.dev.retiring[r] = struct{}{}
@@ -359,18 +367,11 @@ func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*
 
 // unmapFinishedLocked unmaps the retirements whose work has ended. In a range it does so in
 // order: so there is never a hole between its capacity and the end of what retires. waited
-// says that the caller has waited for all of that work. What fails is still retiring: a
-// growth can take it back, and Close releases it. It needs d.sweepMu.
-func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed error) {
-	invariants.Held(&r.dev.sweepMu)
-	// No fence of a retirement covers a fill that came after it.
-	if o := r.dev.state.openDevice.Load(); o != nil && o.stage.maybeBusy.Load() > 0 && o.Retain() {
-		err := o.stage.syncMaybeBusy()
-		o.Release()
-		if err != nil && !lost(err) {
-			return false, err
-		}
-	}
+// says that the caller has waited for all of that work. What lockMapping cannot lock is left
+// for the next time. What fails is still retiring: a growth can take it back, and Close
+// releases it. It needs r.sweepMu.
+func (r *Reservation) unmapFinishedLocked(waited bool, lockMapping func() bool) (progress bool, failed error) {
+	invariants.Held(&r.sweepMu)
 	var busy [][]*Stream // a retirement that waits for one of these lists is not done either
 	for i := 0; ; {
 		r.mu.Lock()
@@ -403,10 +404,11 @@ func (r *Reservation) unmapFinishedLocked(waited bool) (progress bool, failed er
 				t.fences = t.fences[1:]
 			}
 		}
-		if finished && err == nil {
-			err = r.unmapRetired(t)
+		if finished = finished && err == nil && lockMapping(); finished {
+			err = r.unmapRetiredLocked(t)
+			r.mappingMu.Unlock()
+			finished = err == nil
 		}
-		finished = finished && err == nil
 
 		r.mu.Lock()
 		t.sweeping = false
@@ -462,22 +464,40 @@ func fenceDone(f *order.Fence) (bool, error) {
 // unmapEarlier unmaps what r has left to the device's goroutine. The caller has waited
 // for its work.
 func (r *Reservation) unmapEarlier() error {
-	r.dev.sweepMu.Lock()
-	defer r.dev.sweepMu.Unlock()
-	_, err := r.unmapFinishedLocked(true)
+	if err := r.dev.state.syncFills(); err != nil {
+		return err
+	}
+	r.sweepMu.Lock()
+	defer r.sweepMu.Unlock()
+	_, err := r.unmapFinishedLocked(true, r.lockMapping)
 	return err
 }
 
+// lockMapping takes mappingMu.
+func (r *Reservation) lockMapping() bool {
+	r.mappingMu.Lock()
+	return true
+}
+
 // sweepRetired unmaps what has retired and is not in use any more, and says whether
-// there was any.
-func sweepRetired(d *Device) (progress bool, failed error) {
-	d.sweepMu.Lock()
-	defer d.sweepMu.Unlock()
+// there was any. With try it leaves out what others have locked: the device's goroutine, for
+// which all other ranges wait, comes again.
+func sweepRetired(d *Device, try bool) (progress bool, failed error) {
 	d.mu.Lock()
 	all := slices.Collect(maps.Keys(d.retiring))
 	d.mu.Unlock()
 	for _, r := range all {
-		some, err := r.unmapFinishedLocked(false)
+		lockMapping := r.lockMapping
+		if try {
+			if !r.sweepMu.TryLock() {
+				continue
+			}
+			lockMapping = r.mappingMu.TryLock
+		} else {
+			r.sweepMu.Lock()
+		}
+		some, err := r.unmapFinishedLocked(false, lockMapping)
+		r.sweepMu.Unlock()
 		progress = progress || some
 		if err != nil {
 			failed = also(failed, "and", err)

@@ -23,7 +23,6 @@ func TestInversion(t *testing.T) {
 	if !lock.Ordered {
 		t.Skip("needs the race detector: make race")
 	}
-	lock.CheckAll()
 	for name, c := range map[string]struct {
 		levels [2]lock.Level
 		keys   [2]uint64
@@ -64,4 +63,23 @@ func TestInversion(t *testing.T) {
 		m.Lock()
 		defer m.Unlock()
 	})
+}
+
+// TestWaits: a wait beside a lock that must not be held is caught.
+func TestWaits(t *testing.T) {
+	if !lock.Ordered {
+		t.Skip("needs the race detector: make race")
+	}
+	for level, fine := range map[lock.Level]bool{lock.ReservationClose: true, lock.Grants: true, lock.Len: false, lock.Mapping: false, lock.Reservation: false} {
+		var m lock.Mutex
+		m.At(level, 1)
+		m.Lock()
+		if fine {
+			require.NotPanics(t, lock.Waits)
+		} else {
+			require.Panics(t, lock.Waits)
+		}
+		m.Unlock()
+		require.NotPanics(t, lock.Waits)
+	}
 }

@@ -1,0 +1,373 @@
+package vmm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+)
+
+// What waits for a device, for copies or for a Supplier holds up nothing that needs other memory.
+
+// returns fails the test if f does not return.
+func returns(t *testing.T, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Errorf("it waits:\n%s", stacks())
+	}
+}
+
+func stacks() string {
+	buf := make([]byte, 1<<20)
+	return string(buf[:runtime.Stack(buf, true)])
+}
+
+// parked calls f in a goroutine and returns when that waits for something. What it returns
+// waits for f, and is its error.
+func parked(f func() error) (end func() error) {
+	done := make(chan error, 1)
+	go runParked(f, done)
+	for twice := 0; twice < 2; runtime.Gosched() {
+		waits := len(done) > 0 || slices.ContainsFunc(strings.Split(stacks(), "\n\n"), func(g string) bool {
+			head, _, _ := strings.Cut(g, "\n")
+			return strings.Contains(g, "vmm_test.runParked(") && !strings.Contains(head, "[run")
+		})
+		if twice++; !waits {
+			twice = 0
+		}
+	}
+	return func() error { return <-done }
+}
+
+func runParked(f func() error, done chan<- error) { done <- f() }
+
+// heldUp is an operation on a range that waits until open is called.
+type heldUp struct {
+	opts vmm.RangeOptions
+	hold func(t *testing.T, g *vmm.Range, s *vmm.Stream) (open func(), op func() error)
+}
+
+// behindWork holds op behind work of the stream.
+func behindWork(op func(g *vmm.Range) error) func(*testing.T, *vmm.Range, *vmm.Stream) (func(), func() error) {
+	return func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+		return gate(t, g.Device(), s.Raw()), func() error { return op(g) }
+	}
+}
+
+// behindSpans holds op behind LockSpans, and lets memory of the range retire before.
+func behindSpans(op func(g *vmm.Range) error) func(*testing.T, *vmm.Range, *vmm.Stream) (func(), func() error) {
+	return func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+		open := gate(t, g.Device(), s.Raw())
+		require.NoError(t, g.SetLen(page))
+		require.NoError(t, g.Clip())
+		require.NoError(t, g.Grow(page))
+		other := stream(t, g.Device())
+		require.NoError(t, g.UsedBy(other))
+		unlock, err := other.LockSpans(vmm.Span{Addr: g.Ptr(), Size: page, Access: vmm.AccessReadWrite})
+		require.NoError(t, err)
+		open() // what has retired can be unmapped
+		return func() { unlock(); require.NoError(t, other.Close()) }, func() error { return op(g) }
+	}
+}
+
+func clipTo(n uint64) func(g *vmm.Range) error {
+	return func(g *vmm.Range) error { return errors.Join(g.SetLen(n), g.Clip()) }
+}
+
+// sleepAndWake lets the range be used on after it.
+func sleepAndWake(g *vmm.Range) error { return errors.Join(vmm.Sleep(vmm.SleepKeep, g), vmm.Wake(g)) }
+
+var heldUps = map[string]heldUp{
+	"Sleep behind work":   {hold: behindWork(sleepAndWake)},
+	"Sleep behind a copy": {hold: behindSpans(sleepAndWake)},
+	"Clip behind a copy":  {hold: behindSpans(clipTo(0))},
+	"Close behind work":   {hold: behindWork((*vmm.Range).Close)},
+	"Close behind a copy": {hold: behindSpans((*vmm.Range).Close)},
+	"SetLen with Zero":    {opts: vmm.RangeOptions{Zero: true}, hold: behindWork(func(g *vmm.Range) error { return g.SetLen(page) })},
+	"ReadAt behind work":  {hold: behindWork(func(g *vmm.Range) error { _, err := g.ReadAt(make([]byte, 1), 0); return err })},
+	"Trim behind work":    {hold: behindWork(func(g *vmm.Range) error { _, err := g.Device().Trim(0); return errors.Join(err, g.Device().Sync()) })},
+	"Grow with Zero": {
+		opts: vmm.RangeOptions{Zero: true},
+		hold: func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+			require.NoError(t, g.SetLen(page))
+			open := gate(t, g.Device(), s.Raw())
+			require.NoError(t, g.Clip())
+			return open, func() error { return g.Grow(6 * page) }
+		},
+	},
+	"Grow ahead with Zero": {
+		opts: vmm.RangeOptions{Zero: true, GrowAhead: 64 * page, MaxChunk: page},
+		hold: func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+			require.NoError(t, g.SetLen(page/2))
+			require.NoError(t, g.Grow(64*page))
+			open := gate(t, g.Device(), s.Raw())
+			require.NoError(t, g.Clip())
+			end := parked(func() error { return g.Grow(64 * page) })
+			return open, func() error {
+				return errors.Join(g.Append(make([]byte, page/4)), end()) // which asks for growth ahead
+			}
+		},
+	},
+	"a Supplier": {
+		opts: vmm.RangeOptions{Supplier: &slowSupplier{}},
+		hold: func(t *testing.T, g *vmm.Range, _ *vmm.Stream) (func(), func() error) {
+			supplyMu.Lock()
+			return supplyMu.Unlock, func() error { return g.Grow(16 * page) }
+		},
+	},
+	"EnablePeers": {hold: func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+		d, err := vmm.OpenDriver(g.Device().Driver(), 1)
+		require.NoError(t, err)
+		require.NoError(t, g.Grant(vmm.AccessReadWrite, d))
+		open := gate(t, g.Device(), s.Raw())
+		return open, func() error {
+			return errors.Join(vmm.EnablePeers(vmm.AccessRead, []*vmm.Device{g.Device(), d}, g), g.Grant(vmm.AccessReadWrite, g.Device()), g.Revoke(d), d.Close())
+		}
+	}},
+	"Revoke": {hold: func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+		d, err := vmm.OpenDriver(g.Device().Driver(), 1)
+		require.NoError(t, err)
+		require.NoError(t, g.Grant(vmm.AccessReadWrite, d))
+		open := gate(t, g.Device(), s.Raw())
+		return open, func() error { return errors.Join(g.Revoke(d), d.Close()) }
+	}},
+}
+
+// slowSupplier makes chunks once it can lock supplyMu.
+type slowSupplier struct{ d *vmm.Device }
+
+var supplyMu sync.Mutex
+
+func (s *slowSupplier) Chunks(_ context.Context, _, need uint64) ([]*vmm.Chunk, error) {
+	supplyMu.Lock()
+	defer supplyMu.Unlock()
+	c, err := s.d.Create(need, vmm.Prop{})
+	return []*vmm.Chunk{c}, err
+}
+
+// everything uses all that other memory of the device has to offer. It names each step before.
+func everything(d *vmm.Device, s *vmm.Stream, step func(string)) error {
+	step("Device.Stats")
+	d.Stats()
+	d.Report()
+	step("Device.Create")
+	c, err := d.Create(page, vmm.Prop{})
+	if err != nil {
+		return err
+	}
+	err = c.Close()
+	for _, opts := range []vmm.RangeOptions{{Max: 64 * page, Chunk: page}, {Max: 64 * page, Chunk: page, Zero: true}, {Max: 64 * page, GrowAhead: 4 * page}} {
+		step("NewRange")
+		g, failed := d.NewRange(opts)
+		if failed != nil {
+			return failed
+		}
+		steps := []struct {
+			name string
+			do   func() error
+		}{
+			{"UsedBy", func() error { return g.UsedBy(s) }},
+			{"Append", func() error { return g.Append(make([]byte, 5*page)) }},
+			{"AppendOn", func() error { return g.AppendOn(s, make([]byte, page)) }},
+			{"ReadAt", func() error { _, err := g.ReadAt(make([]byte, page), 0); return err }},
+			{"SetLen", func() error { return g.SetLen(page) }},
+			{"Clip", g.Clip},
+			{"Grow", func() error { return g.Grow(7 * page) }},
+			{"Clip", g.Clip},
+			{"its unmap", func() error {
+				for g.Stats().Retiring > 0 {
+					runtime.Gosched()
+				}
+				return nil
+			}},
+			{"Sleep", func() error { return vmm.Sleep(vmm.SleepKeep, g) }},
+			{"Wake", func() error { return vmm.Wake(g) }},
+			{"Close", g.Close},
+		}
+		for _, x := range steps {
+			step(x.name)
+			if failed := x.do(); failed != nil {
+				err = errors.Join(err, fmt.Errorf("%s: %w", x.name, failed))
+			}
+		}
+	}
+	step("Trim")
+	_, failed := d.Trim(0)
+	return errors.Join(err, failed)
+}
+
+// TestNothingWaitsForOthers: while one operation on a range waits, all operations on another
+// range, of another Device on the same card and of another card return.
+func TestNothingWaitsForOthers(t *testing.T) {
+	for name, h := range heldUps {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 2)
+			d := w.devs[0]
+			second, err := vmm.OpenDriver(d.Driver(), 0)
+			require.NoError(t, err)
+			s := stream(t, d)
+			h.opts.Max = 256 * page
+			if h.opts.Supplier != nil {
+				h.opts.Supplier = &slowSupplier{d}
+			} else if h.opts.GrowAhead == 0 {
+				h.opts.Chunk = page
+			}
+			g, err := d.NewRange(h.opts)
+			require.NoError(t, err)
+			require.NoError(t, g.UsedBy(s))
+			require.NoError(t, g.Append(make([]byte, 8*page)))
+			open, op := h.hold(t, g, s)
+			others := []*vmm.Device{d, second, w.devs[1]}
+			streams := []*vmm.Stream{stream(t, d), stream(t, second), stream(t, w.devs[1])}
+			end := parked(op)
+			done := make(chan error, len(others))
+			var at [3]atomic.Value
+			for i, o := range others {
+				go func() { done <- everything(o, streams[i], func(s string) { at[i].Store(s) }) }()
+			}
+			for range others {
+				select {
+				case err := <-done:
+					require.NoError(t, err)
+				case <-time.After(10 * time.Second):
+					t.Errorf("beside %s there wait %v, on another range, Device and card:\n%s", name, at, stacks())
+				}
+			}
+			open()
+			if t.Failed() {
+				return
+			}
+			require.NoError(t, end())
+			require.NoError(t, g.Close())
+			for _, s := range append(streams, s) {
+				require.NoError(t, s.Close())
+			}
+			require.NoError(t, second.Close())
+			w.end()
+		})
+	}
+}
+
+// TestCloseBesideASweep: a Close does not wait for the unmapping of another range's memory.
+func TestCloseBesideASweep(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	s := stream(t, d)
+	g, other := ranged(t, w, 8*page), ranged(t, w, page)
+	require.NoError(t, g.UsedBy(s))
+	require.NoError(t, g.SetLen(0))
+	in, out := make(chan struct{}), make(chan struct{})
+	w.before = once("Unmap", func() { close(in); <-out })
+	require.NoError(t, g.Clip())
+	<-in
+	returns(t, func() { require.NoError(t, other.Close()) })
+	close(out)
+	require.NoError(t, g.Close())
+	require.NoError(t, s.Close())
+	w.end()
+}
+
+// TestLockedSpansBesideAnotherClose: a goroutine that has locked spans closes another range, while
+// the range of the spans falls asleep and has memory that is to be unmapped.
+func TestLockedSpansBesideAnotherClose(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	s, locker := stream(t, d), stream(t, d)
+	g, other := ranged(t, w, 8*page), ranged(t, w, page)
+	require.NoError(t, g.UsedBy(s, locker))
+	open := gate(t, d, s.Raw())
+	require.NoError(t, g.SetLen(page))
+	require.NoError(t, g.Clip())
+	unlock, err := locker.LockSpans(vmm.Span{Addr: g.Ptr(), Size: page, Access: vmm.AccessReadWrite})
+	require.NoError(t, err)
+	slept := parked(func() error { return vmm.Sleep(vmm.SleepKeep, g) })
+	open()
+	for g.Stats().Retiring > 0 && d.Stats().Retiring > page { // the goroutine has come by
+		runtime.Gosched()
+	}
+	returns(t, func() { require.NoError(t, other.Close()) })
+	unlock()
+	require.NoError(t, slept())
+	require.NoError(t, errors.Join(g.Close(), s.Close(), locker.Close()))
+	w.end()
+}
+
+// TestZeroAppendBesideOwnSpans: an append to a range with Zero takes back what retires without
+// waiting for spans that its own goroutine has locked.
+func TestZeroAppendBesideOwnSpans(t *testing.T) {
+	for _, zero := range []bool{false, true} {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		s := stream(t, d)
+		g, err := d.NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: zero})
+		require.NoError(t, err)
+		require.NoError(t, g.UsedBy(s))
+		require.NoError(t, g.Append(make([]byte, 8*page)))
+		require.NoError(t, g.SetLen(page))
+		open := gate(t, d, s.Raw())
+		require.NoError(t, g.Clip())
+		unlock, err := s.LockSpans(vmm.Span{Addr: g.Ptr(), Size: page, Access: vmm.AccessReadWrite})
+		require.NoError(t, err)
+		open()
+		returns(t, func() { require.NoError(t, g.Append(make([]byte, 4*page))) })
+		unlock()
+		require.NoError(t, errors.Join(g.Close(), s.Close()))
+		w.end()
+	}
+}
+
+// TestSetLenThatCannotFill leaves the length, and appends fill before they write.
+func TestSetLenThatCannotFill(t *testing.T) {
+	w := newWorld(t, 1)
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	require.NoError(t, err)
+	require.NoError(t, g.Append(pattern(4*page, 1)))
+	w.before = func(c drivertest.Call) error {
+		if c.Name == "Fill" {
+			return errInjected
+		}
+		return nil
+	}
+	require.ErrorIs(t, g.SetLen(page), errInjected)
+	require.EqualValues(t, 4*page, g.Len())
+	w.before = nil
+	require.NoError(t, g.SetLen(page))
+	require.NoError(t, g.SetLen(4*page))
+	got := make([]byte, 3*page)
+	_, err = g.ReadAt(got, page)
+	require.NoError(t, err)
+	require.Equal(t, make([]byte, 3*page), got)
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestWaitsWithALock: the check of what is held across a wait finds a deliberate violation.
+func TestWaitsWithALock(t *testing.T) {
+	if !lock.Ordered {
+		t.Skip("needs the race detector: make race")
+	}
+	w := newWorld(t, 1)
+	g := ranged(t, w, page)
+	require.PanicsWithValue(t, fmt.Sprintf("lock: a wait while level %d, key %d is held", lock.Cap, vmm.LockKey(g)), func() { _ = vmm.WaitWithLock(g) })
+	require.NoError(t, g.Close())
+	w.end()
+}
