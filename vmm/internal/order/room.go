@@ -31,9 +31,9 @@ func (s *Stream) Queued() { s.queued.Add(1) }
 // outside of what blocks the context, and counts it. The stream is not being captured, and the
 // caller keeps it so.
 func (d *Device) Room(s *Stream) error {
-	n := s.queued.Add(1)
 	s.roomMu.Lock()
 	defer s.roomMu.Unlock()
+	n := s.queued.Add(1) // with the lock: reached is never beyond it
 	if n-s.reached <= markEvery {
 		return nil
 	}
