@@ -70,6 +70,7 @@ func (d *Device) runWorker() {
 	sweepInterval, pollInterval := minSweepInterval, minPollInterval
 	awake := time.Now() // since when: what is counted as work
 	nextSweep, lastProgress := awake.Add(sweepInterval), awake
+	var growths []*Range
 	logged := "" // the text of the last failure of a sweep
 	for {
 		// A growth takes long, and whoever has been made ready last runs first on a thread.
@@ -77,7 +78,8 @@ func (d *Device) runWorker() {
 		runtime.Gosched()
 		// Growth first: an append may be about to need it, and no caller waits for what
 		// retires.
-		for _, g := range d.takeGrowths() {
+		growths = d.takeGrowths(growths)
+		for _, g := range growths {
 			d.logFailure(g.growAhead())
 			pollInterval, lastProgress = minPollInterval, time.Now()
 		}
@@ -128,12 +130,13 @@ func (d *Device) logFailure(err error) {
 	}
 }
 
-// takeGrowths takes the ranges to grow off the queue.
-func (d *Device) takeGrowths() []*Range {
+// takeGrowths takes the ranges to grow off the queue, which goes on in the memory of spare.
+func (d *Device) takeGrowths(spare []*Range) []*Range {
+	clear(spare)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := d.worker.queue
-	d.worker.queue = nil
+	d.worker.queue = spare[:0]
 	return all
 }
 

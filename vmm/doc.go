@@ -75,7 +75,7 @@ package vmm
 //
 //	Mirror.mu                copies between a Mirror and the memory that it mirrors
 //	deviceState.closeMu      Device.Close alone
-//	  Reservation.closeMu    Close, Clip, Sleep and Wake
+//	  Reservation.closeMu    Close, Clip, Sleep and Wake; SetLen downwards with Zero
 //	    Reservation.grantMu  Close, Sleep and Wake; Grant, Revoke and EnablePeers
 //	      Range.lenMu        changes of Len
 //	        Range.capMu      changes of Cap

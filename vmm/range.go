@@ -365,8 +365,8 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 // SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it,
 // ErrBusy below a Hold. Moved up it shows what the memory contains: bytes that a kernel
 // wrote, zeros with RangeOptions.Zero, else anything. Moved down it drops bytes and keeps
-// the memory (see Clip); with Zero it first waits for work, and returns ErrCapturing
-// during a capture. If it cannot fill them, Len stays, and they may be zeros.
+// the memory (see Clip); with Zero it then waits for work and fills them. If it cannot, as
+// during a capture (ErrCapturing), Len moves back, and they may be zeros.
 func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.fail("set length", 0, n, g.live())

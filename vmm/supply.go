@@ -85,7 +85,8 @@ var errMoved = errors.New("the range's memory ends elsewhere")
 
 // obtain says whether an operation that has failed with err is to be tried again, since the work
 // that it waits for has ended, the Supplier has provided the memory that it lacked, or t says
-// that some may have been released. If not, it returns the operation's error. The caller holds no lock.
+// that some may have been released. If not, it returns the operation's error. The caller holds
+// no lock.
 func (g *Range) obtain(t *ticket, err error) (again bool, _ error) {
 	if errors.Is(err, errNotQuiet) {
 		err = g.waitQuiet()

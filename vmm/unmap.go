@@ -30,7 +30,6 @@ type retirement struct {
 	streams   []*Stream // that UnmapAfter named
 	fences    []order.Fence
 	sweeping  bool // a goroutine has its fences; growth may still take slots back
-	queued    bool // it is left to the device's goroutine: the library's own copies have ended
 	quiet     bool // nothing uses it any more: growth may fill it with zeros
 }
 
@@ -351,7 +350,7 @@ func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*
 	r.mu.Lock()
 	queued := t.left > 0 // else a growth was faster
 	if queued {
-		t.fences, t.queued = fences, true
+		t.fences = fences
 		r.retirements = append(r.retirements, t)
 		r.dev.mu.Lock()
 		r.dev.retiring[r] = struct{}{}

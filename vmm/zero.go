@@ -62,7 +62,8 @@ func (g *Range) waitQuiet() error {
 	for _, s := range r.table {
 		if t := s.Retired; t != nil && !slices.Contains(retired, t) {
 			retired = append(retired, t)
-			copies = copies || !t.queued
+			// What is left to the device's goroutine has been waited for.
+			copies = copies || !slices.Contains(r.retirements, t)
 		}
 	}
 	r.mu.Unlock()
@@ -117,8 +118,8 @@ func (g *Range) setLen(n uint64) error {
 		g.r.closeMu.Lock()
 		defer g.r.closeMu.Unlock()
 	}
-	old, err := g.moveLen(n)
-	if err != nil || !fills {
+	dropped, err := g.moveLen(n)
+	if err != nil || !fills || dropped == nil {
 		return err
 	}
 	// What is dropped is filled after Len has moved, so that no reader sees the zeros, and
@@ -129,27 +130,27 @@ func (g *Range) setLen(n uint64) error {
 	}
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
-	if g.unfilled == nil {
+	if g.unfilled != dropped { // an append has filled it, and may have moved Len
 		return nil
 	}
 	g.unfilled = nil
-	g.publishLenLocked(old)
+	g.publishLenLocked(dropped.end)
 	return err
 }
 
-// moveLen moves Len, and returns what it was. What it drops is unfilled.
-func (g *Range) moveLen(n uint64) (old uint64, err error) {
+// moveLen moves Len, and returns what it has dropped and is unfilled; nil if that is nothing.
+func (g *Range) moveLen(n uint64) (dropped *unfilled, err error) {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
-	old = g.len.Load()
+	old := g.len.Load()
 	if err := g.fillLocked(); err != nil {
-		return old, err
+		return nil, err
 	}
 	if err := g.setLenLocked(n); err != nil {
-		return old, err
+		return nil, err
 	}
 	g.leaveUnfilledLocked(n, max(n, old), true)
-	return old, nil
+	return g.unfilled, nil
 }
 
 // fill fills what is unfilled. The caller holds neither lenMu nor what comes after it.

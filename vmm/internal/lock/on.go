@@ -109,8 +109,8 @@ func (m *rwMutex) RUnlock() {
 	m.mu.RUnlock()
 }
 
-// free are the levels that may be held across a wait.
-var free = []Level{0, DeviceClose, ReservationClose, Grants, LegacyPeers, LegacyPairs, ModuleClose, Graph, GraphExec, StreamClose, Stream, StreamRoom}
+// heldInWaits are the levels that may be held across a wait.
+var heldInWaits = []Level{0, DeviceClose, ReservationClose, Grants, LegacyPeers, LegacyPairs, ModuleClose, Graph, GraphExec, StreamClose, Stream, StreamRoom}
 
 // Waits says that the caller is about to wait for a device, for copies or for a function of the
 // program's: where the order is checked, it panics if a lock is held that must not be meanwhile.
@@ -119,7 +119,7 @@ func Waits() {
 	held.Lock()
 	defer held.Unlock()
 	for _, h := range held.by[by] {
-		if !slices.Contains(free, h.level) {
+		if !slices.Contains(heldInWaits, h.level) {
 			panic(fmt.Sprintf("lock: a wait while level %d, key %d is held", h.level, h.key))
 		}
 	}
