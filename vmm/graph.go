@@ -45,7 +45,8 @@ type capturedSpan struct {
 // threads.
 //
 // Copies between pageable host memory and the device return ErrCapturing meanwhile, and so
-// does whatever would have to wait for the stream. Growth goes on.
+// does whatever would have to wait for the stream. Growth goes on. While the stream is held (Hold)
+// it returns ErrBusy.
 func (s *Stream) BeginCapture() error {
 	return s.fail("begin capture", 0, 0, s.withAlone(func(o *openDevice) error {
 		if s.held.Load() > 0 {
@@ -123,8 +124,8 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 
 // EndCapture ends the capture that BeginCapture began on this stream, and returns the
 // graph of its work. If a wait has destroyed the capture, or if a stream that joined it was
-// not waited for, it returns ErrInvalid, and the capture has ended. The caller must Close
-// the Graph.
+// not waited for, it returns ErrInvalid, and the capture has ended. While the stream is held
+// (Hold) it returns ErrBusy, and the capture goes on. The caller must Close the Graph.
 func (s *Stream) EndCapture() (*Graph, error) {
 	var graph *Graph
 	err := s.withAlone(func(o *openDevice) (err error) {
@@ -281,10 +282,8 @@ func (x *GraphExec) Launch(s *Stream) error {
 			return fmt.Errorf("%w: the graph is of %v, the stream of %v", ErrInvalid, x.dev, s.dev)
 		}
 		// Captured, this graph would become part of another one, which does not know its memory.
-		if s.order.MayBeCaptured() {
-			if err := o.NotCapturing(&s.order); err != nil {
-				return err
-			}
+		if err := s.runsWork(o); err != nil {
+			return err
 		}
 		unlock, err := x.lockUses(s)
 		if err != nil {

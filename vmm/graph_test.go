@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"errors"
+	"io"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -312,7 +313,49 @@ func TestBeginCaptureUndone(t *testing.T) {
 	graph, err := s.EndCapture()
 	require.NoError(t, err)
 	require.NoError(t, graph.Close())
+
+	// Or the next BeginCapture ends it, or Close.
+	fail := func(s *vmm.Stream) {
+		w.refuse("CaptureID", 1, errInjected)
+		w.refuse("EndCapture", 1, errInjected)
+		require.ErrorContains(t, s.BeginCapture(), "and ending the capture")
+	}
+	fail(s)
+	require.NoError(t, s.BeginCapture())
+	graph, err = s.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, graph.Close())
+	fail(s)
 	require.NoError(t, s.Close())
+	w.end()
+}
+
+// TestWaitOfAHeldStream: a held stream joins no capture.
+func TestWaitOfAHeldStream(t *testing.T) {
+	w := newWorld(t, 1)
+	origin, s := stream(t, w.devs[0]), stream(t, w.devs[0])
+	before, err := origin.Record()
+	require.NoError(t, err)
+	require.NoError(t, origin.BeginCapture())
+	fork, err := origin.Record()
+	require.NoError(t, err)
+	_, capturing, release, err := s.Hold()
+	require.NoError(t, err)
+	require.False(t, capturing)
+	require.ErrorIs(t, s.Wait(fork), vmm.ErrBusy)
+	require.NoError(t, s.Wait(before), "is of no capture")
+	require.NoError(t, s.Sync(), "it has joined none")
+	release()
+	require.NoError(t, s.Wait(fork))
+	require.ErrorIs(t, s.Sync(), vmm.ErrCapturing)
+	join, err := s.Record()
+	require.NoError(t, err)
+	require.NoError(t, origin.Wait(join))
+	graph, err := origin.EndCapture()
+	require.NoError(t, err)
+	for _, c := range []io.Closer{graph, before, fork, join, origin, s} {
+		require.NoError(t, c.Close())
+	}
 	w.end()
 }
 

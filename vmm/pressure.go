@@ -23,7 +23,7 @@ const pressureTime = 10 * time.Second
 
 // pressure is the process's functions of OnPressure.
 var pressure struct {
-	rounds  atomic.Uint64 // in which an operation has called all functions of its device
+	rounds  atomic.Uint64 // in which an operation has called all functions of a device
 	running atomic.Int32  // calls
 }
 
@@ -148,15 +148,15 @@ func (t *ticket) relieve(s *deviceState, err error) bool {
 		return false
 	}
 	defer func() { <-s.pressureTurn }()
-	if pressure.rounds.Load() != t.seen {
-		return true
-	}
 	if !time.Now().Before(t.until) {
 		return false
 	}
+	if s.pressureRound > t.seen {
+		return true
+	}
 	before := s.released.Load()
 	released := s.runPressureHooks(err)
-	pressure.rounds.Add(1)
+	s.pressureRound = pressure.rounds.Add(1)
 	if released {
 		return true
 	}

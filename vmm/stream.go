@@ -168,7 +168,8 @@ var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 // program's own that queues work on it: handle is the driver's, a CUstream on CUDA.
 // capturing says whether the stream is being captured into a graph, so that the call
 // is recorded and does not run; until release it is, or is not: BeginCapture and EndCapture
-// return ErrBusy. A Close waits for release, which must be called once and soon.
+// return ErrBusy, and so does a Wait by which the stream might join a capture. A Close waits for
+// release, which must be called once and soon.
 func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
 		if capturing, err = o.Capturing(s.order.Queue); err == nil {
@@ -259,15 +260,21 @@ func (s *Stream) Record() (*Event, error) {
 	return e, s.fail("record event", 0, 0, err)
 }
 
-// Wait makes later work of the stream wait for the event. Stream.After counts it.
+// Wait makes later work of the stream wait for the event. Stream.After counts it. A stream that
+// waits for an event of a capture becomes part of it; while the stream is held (Hold) and a
+// capture is open it returns ErrBusy for an event that may be of one.
 func (s *Stream) Wait(e *Event) error {
 	return s.fail("wait for event", 0, 0, e.with(func() error {
 		var again bool
 		wait := func(alone bool) func(*openDevice) error {
 			return func(o *openDevice) (err error) {
-				if err = e.sameDriver(o); err == nil {
-					again, err = o.Wait(&s.order, e.e, e.on.state.gate, e.point, alone)
+				if err = e.sameDriver(o); err != nil {
+					return err
 				}
+				if alone && s.held.Load() > 0 && s.dev.state.parent.world.Capturing() {
+					return errHeld
+				}
+				again, err = o.Wait(&s.order, e.e, e.on.state.gate, e.point, alone)
 				return err
 			}
 		}
@@ -371,7 +378,10 @@ func (s *Stream) close() error {
 		return nil
 	}
 	s.holds.Wait() // what they queue is waited for next
-	lostErr := s.sync()
+	lostErr := s.endNameless()
+	if lostErr == nil {
+		lostErr = s.sync()
+	}
 	if lostErr != nil && !lost(lostErr) {
 		s.setClosing(false)
 		return lostErr
@@ -397,6 +407,17 @@ func (s *Stream) close() error {
 	}
 	s.dev.untrack(s)
 	return lostErr
+}
+
+// endNameless ends a capture that a BeginCapture which failed has left.
+func (s *Stream) endNameless() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o, err := s.dev.state.ensureOpen()
+	if err != nil {
+		return err
+	}
+	return o.EndNameless(&s.order)
 }
 
 // setClosing lets no new work in, or lets it in again; false if it was so.

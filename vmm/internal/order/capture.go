@@ -16,19 +16,23 @@ type capture struct {
 	streams []*Stream // that are in it, the origin first; changes with their gates alone
 }
 
-// ErrWaitDestroys is what is returned instead of a wait.
-var ErrWaitDestroys = fmt.Errorf("%w: waiting would destroy the capture", driver.ErrCapturing)
+// errWaitDestroys is what is returned instead of a wait.
+var errWaitDestroys = fmt.Errorf("%w: waiting would destroy the capture", driver.ErrCapturing)
 
 // errNoGraphs is for drivers without.
 var errNoGraphs = fmt.Errorf("%w: graphs", driver.ErrNotSupported)
 
 // Begin begins a capture of the stream, in CUDA's relaxed mode, and returns the driver's number
 // of it, 0 if the driver can neither name the capture nor end it: then it goes on, and the
-// error says so. The caller keeps other calls off the stream.
+// error says so, until End, EndNameless or the next Begin ends it. The caller keeps other calls
+// off the stream.
 func (d *Device) Begin(s *Stream) (id uint64, err error) {
 	raw, ok := d.raw.(driver.Grapher)
 	if !ok {
 		return 0, errNoGraphs
+	}
+	if err := d.EndNameless(s); err != nil {
+		return 0, err
 	}
 	d.gate.awaitTurn()
 	unlock := alone([]*Gate{d.gate})
@@ -136,6 +140,25 @@ func (d *Device) End(s *Stream) (graph driver.Graph, goesOn bool, err error) {
 	}
 	d.gate.world.remove(c)
 	return graph, false, err
+}
+
+// EndNameless ends the capture of the stream that a Begin which failed has left, if there is
+// one. The caller keeps other calls off the stream.
+func (d *Device) EndNameless(s *Stream) error {
+	if c := s.in.Load(); c == nil || c.origin != s || c.id != 0 {
+		return nil
+	}
+	graph, goesOn, err := d.End(s)
+	if goesOn || err != nil && lost(err) {
+		return err
+	}
+	if err == nil {
+		raw, _ := d.raw.(driver.Grapher)
+		if free := func() error { return raw.FreeGraph(graph) }; free() != nil {
+			d.refused(free)
+		}
+	}
+	return nil
 }
 
 // forget notes that the stream ends, whose capture, if it is in one, was lost with its context.

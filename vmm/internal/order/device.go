@@ -159,9 +159,9 @@ func (d *Device) Free(s *Stream) error {
 			return err
 		}
 	}
+	s.End() // first: no event is recorded on it any more
 	d.forget(s)
 	s.freeMarks()
-	s.End()
 	return nil
 }
 
@@ -172,7 +172,7 @@ func (d *Device) notCapturing(queue driver.Stream) error {
 	capturing, err := d.raw.Capturing(queue)
 	switch {
 	case err == nil && capturing:
-		return ErrWaitDestroys
+		return errWaitDestroys
 	case err != nil && lost(err):
 		return nil // its captures are lost with it
 	}
@@ -183,7 +183,7 @@ func (d *Device) notCapturing(queue driver.Stream) error {
 // one that the driver knows to wait for the legacy stream.
 func (d *Device) NoneCaptured(streams []*Stream) error {
 	if d.gate.open.Load() > 0 {
-		return ErrWaitDestroys
+		return errWaitDestroys
 	}
 	if err := d.notCapturing(0); err != nil {
 		return err

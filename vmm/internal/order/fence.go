@@ -1,6 +1,7 @@
 package order
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -110,14 +111,26 @@ func (d *Device) record(e driver.Event, s *Stream) error {
 // LateFence is Fence; but while the stream is in a capture that Begin has begun, the event is
 // recorded when that ends.
 func (d *Device) LateFence(s *Stream) (Fence, error) {
-	f, err := d.Fence(s)
-	if !errors.Is(err, driver.ErrCapturing) {
-		return f, err
+	for {
+		f, err := d.Fence(s)
+		if errors.Is(err, driver.ErrCapturing) {
+			f, err = d.fenceAfterCapture(s)
+		}
+		if !errors.Is(err, errNotInCapture) {
+			return f, err
+		}
 	}
+}
+
+// errNotInCapture is of a capture that has ended meanwhile.
+var errNotInCapture = errors.New("the stream is in no capture")
+
+// fenceAfterCapture is a fence whose event is recorded when the stream's capture ends.
+func (d *Device) fenceAfterCapture(s *Stream) (Fence, error) {
 	d.gate.share()
 	defer d.gate.unshare()
 	if s.in.Load() == nil {
-		return Fence{}, err
+		return Fence{}, cmp.Or(d.notCapturing(s.Queue), errNotInCapture)
 	}
 	l := &late{}
 	s.lateMu.Lock()
@@ -140,6 +153,10 @@ func (s *Stream) recordLate() {
 	s.late = nil
 	s.lateMu.Unlock()
 	for _, x := range all {
+		if s.ended() {
+			x.l.settle(Fence{}, nil)
+			continue
+		}
 		f, err := x.d.newFence()
 		if err == nil && f.on != nil {
 			f.at = s.NextPoint()
@@ -154,14 +171,11 @@ func (s *Stream) recordLate() {
 // settle gives a late fence its event.
 func (l *late) settle(f Fence, err error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case err != nil:
-		l.err = err
-	case l.freed:
+	freed := l.freed
+	l.f, l.has, l.err = f, err == nil, err
+	l.mu.Unlock()
+	if freed && err == nil {
 		f.Free()
-	default:
-		l.f, l.has = f, true
 	}
 }
 
@@ -255,9 +269,10 @@ func (f Fence) Free() {
 	}
 	if l := f.late; l != nil {
 		l.mu.Lock()
-		defer l.mu.Unlock()
 		l.freed = true
-		if l.has {
+		has := l.has
+		l.mu.Unlock()
+		if has {
 			l.f.Free()
 		}
 		return
