@@ -219,6 +219,9 @@ func appendSeq[T any](c *counted, width int, add func(...T) error, seq iter.Seq[
 // memoryArg sets m to the whole items as an argument of a kernel; to nothing where the
 // source is no memory of package vmm.
 func (c *counted) memoryArg(m *vmm.MemoryArg) {
+	if m == nil {
+		return
+	}
 	if c != nil {
 		if src, ok := c.src.(interface{ MemoryArg(m *vmm.MemoryArg) }); ok {
 			src.MemoryArg(m)

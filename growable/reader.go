@@ -190,6 +190,9 @@ func host[T any](c *counted) ([]T, error) {
 // MemoryArg sets m to the elements up to Len as an argument of a kernel
 // that only reads them, for package kernel.
 func (r *Reader[T]) MemoryArg(m *vmm.MemoryArg) {
+	if m == nil {
+		return
+	}
 	r.base().memoryArg(m)
 	m.Access = vmm.AccessRead
 }

@@ -240,6 +240,9 @@ func (r *RowsReader[T]) Host() ([]T, error) {
 // MemoryArg sets m to the rows up to Len, with what is between them, as an argument of a kernel
 // that only reads them, for package kernel.
 func (r *RowsReader[T]) MemoryArg(m *vmm.MemoryArg) {
+	if m == nil {
+		return
+	}
 	r.base().memoryArg(m)
 	m.Access = vmm.AccessRead
 }

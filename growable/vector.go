@@ -222,6 +222,9 @@ func (v *Vector[T]) CloseContext(ctx context.Context) error { return v.Range().C
 
 // MemoryArg sets m to the elements up to Len as an argument of a kernel, for package kernel.
 func (v *Vector[T]) MemoryArg(m *vmm.MemoryArg) {
+	if m == nil {
+		return
+	}
 	if v == nil {
 		*m = vmm.MemoryArg{}
 		return

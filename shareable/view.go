@@ -482,6 +482,9 @@ func (v *View) Stats() ViewStats {
 // MemoryArg sets m to the bytes up to Len as an argument of a kernel, for package kernel. A
 // kernel may read them; if it writes, the view must have been attached so.
 func (v *View) MemoryArg(m *vmm.MemoryArg) {
+	if m == nil {
+		return
+	}
 	if v == nil || v.dev == nil {
 		*m = vmm.MemoryArg{}
 		return

@@ -3,6 +3,7 @@ package vmm
 import (
 	"log/slog"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -13,9 +14,11 @@ import (
 // sparse: what has to be done at all it does in few, large steps, since mapping
 // without a pause takes bandwidth from running copies.
 type worker struct {
-	running bool          // under Device.mu
-	queue   []*Range      // to grow ahead of need, each once; under Device.mu
-	kicked  chan struct{} // wakes it
+	running  bool          // under Device.mu
+	queue    []*Range      // to grow ahead of need, each once; under Device.mu
+	failures []error       // to log; under Device.mu
+	kicked   chan struct{} // wakes it
+	logging  atomic.Bool   // it is in the logger's handler
 }
 
 // The sweep interval: how often what has retired is looked at. A growth that comes before
@@ -99,6 +102,7 @@ func (d *Device) runWorker() {
 			}
 			nextSweep = time.Now().Add(sweepInterval)
 		}
+		d.logFailures()
 		d.workTime.Add(int64(time.Since(awake)))
 		if d.stopIfIdle(time.Since(lastProgress) >= idleTimeout) {
 			return
@@ -115,20 +119,55 @@ func (d *Device) runWorker() {
 
 // SetLogger has the failures logged that no caller is told of: those of growth ahead, and
 // of unmapping what a Clip or an UnmapAfter has left to the device's goroutine. Both are
-// tried again. The logger's handler may call the device; a slow one delays its goroutine.
-// With nil, the default, nothing is logged.
+// tried again. The logger's handler is called by the device's goroutine, with no lock held, and
+// may call and close the device and what is open on it; a slow one delays that goroutine. With
+// nil, the default, nothing is logged.
 func (d *Device) SetLogger(l *slog.Logger) {
 	if d != nil {
 		d.logger.Store(l)
 	}
 }
 
-// logFailure logs err, if there is one. The caller holds no lock.
-func (d *Device) logFailure(err error) {
-	if l := d.logger.Load(); l != nil && err != nil {
-		l.Warn("the device's goroutine", "device", d.name, "error", err)
+// reportFailure has the goroutine log a failure of another one that no caller is told of.
+func (d *Device) reportFailure(err error) {
+	if d.logger.Load() == nil || err == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.worker.failures = append(d.worker.failures, err)
+	d.startWorkerLocked()
+}
+
+// logFailures logs what was reported.
+func (d *Device) logFailures() {
+	d.mu.Lock()
+	all := d.worker.failures
+	d.worker.failures = nil
+	d.mu.Unlock()
+	for _, err := range all {
+		d.logFailure(err)
 	}
 }
+
+// logFailure logs err, if there is one. The caller is the device's goroutine and holds no lock.
+func (d *Device) logFailure(err error) {
+	if l := d.logger.Load(); l != nil && err != nil {
+		d.worker.logging.Store(true)
+		callLogger(l, d.name, err)
+		d.worker.logging.Store(false)
+	}
+}
+
+// callLogger is a frame that inLogger finds.
+//
+//go:noinline
+func callLogger(l *slog.Logger, device string, err error) {
+	l.Warn("the device's goroutine", "device", device, "error", err)
+}
+
+// inLogger says whether the logger's handler, in the device's goroutine, has called this.
+func (w *worker) inLogger() bool { return w.logging.Load() && calledBy("callLogger") }
 
 // takeGrowths takes the ranges to grow off the queue, which goes on in the memory of spare.
 func (d *Device) takeGrowths(spare []*Range) []*Range {
@@ -145,7 +184,7 @@ func (d *Device) takeGrowths(spare []*Range) []*Range {
 func (d *Device) stopIfIdle(idle bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.worker.queue) > 0 || len(d.retiring) > 0 || !idle && len(d.unclosed) > 0 {
+	if len(d.worker.queue) > 0 || len(d.worker.failures) > 0 || len(d.retiring) > 0 || !idle && len(d.unclosed) > 0 {
 		return false
 	}
 	d.worker.running = false

@@ -3,13 +3,11 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"slices"
-
-	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 )
 
 // lockedSpan is a reservation that a call touches: its memory is not unmapped, and no
@@ -109,40 +107,11 @@ func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
 	if r != nil {
 		namings = r.namings.Load()
 	}
-	l, err := s.dev.lockAccessible(s, r, x)
+	l, err := s.dev.lockReservation(s, r, x)
 	if err == nil && m.in != nil {
 		m.checkedOn, m.checkedEpoch, m.checkedNamings = s, l.epoch, namings
 	}
 	return l, err
-}
-
-// lockAccessible is lockReservation for kernels: it checks the device's access, too. Copies
-// need no such check: the driver refuses them, but lets a kernel run until it faults.
-func (d *Device) lockAccessible(on *Stream, r *Reservation, x Span) (lockedSpan, error) {
-	l, err := d.lockReservation(on, r, x)
-	if err != nil || r == nil {
-		return l, err
-	}
-	if err := r.checkGranted(x.Access, d); err != nil {
-		l.unlock()
-		return lockedSpan{}, err
-	}
-	return l, nil
-}
-
-// checkGranted is nil if the device has that access, and no failed undo leaves it in doubt.
-func (r *Reservation) checkGranted(a Access, d *Device) error {
-	r.mu.Lock()
-	have := r.granted(d)
-	inDoubt := slices.Contains(r.accessInDoubt, d.state)
-	r.mu.Unlock()
-	switch {
-	case inDoubt:
-		return fmt.Errorf("%w: an undo has failed, and what %v may access is in doubt until the next Grant or Revoke", ErrBusy, d)
-	case a > have:
-		return fmt.Errorf("%w: %v has access %v to %v, not %v", ErrBounds, d, have, r.ptr, a)
-	}
-	return nil
 }
 
 // unlockAll undoes lockForKernel.
@@ -152,20 +121,16 @@ func unlockAll(locked []lockedSpan) {
 	}
 }
 
-// checkSpan is nil if the device may use the span on that stream, as far as r knows.
-// The caller has begun a copy.
+// checkSpan is nil if copies and kernels of the device may use the span on that stream, as far
+// as r knows. The caller has begun a copy.
 func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
 		return err
 	}
-	// Access that is being changed counts as taken away: a copy that begins now might outlast
-	// it.
-	for _, b := range r.copyBans {
-		if b.deviceState == by && s.Access > b.left {
-			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
-		}
+	if err := r.checkGrantedLocked(s.Access, by); err != nil {
+		return err
 	}
 	if err := r.checkStreamLocked(on); err != nil {
 		return err
@@ -177,6 +142,29 @@ func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 	}
 	if have := r.table.Accessible(off, end); have < end {
 		return fmt.Errorf("%w: %v is not mapped, or given up", ErrBounds, r.ptr+Ptr(have))
+	}
+	return nil
+}
+
+// checkGrantedLocked is nil if the device has that access, and will have it when what begins now
+// ends. It needs r.mu.
+func (r *Reservation) checkGrantedLocked(a Access, by *deviceState) error {
+	invariants.Held(&r.mu)
+	if r.dev.state.parent.hooks.noAccessCheck {
+		return nil
+	}
+	have := r.granted(by)
+	if a > have {
+		return fmt.Errorf("%w: device %d has access %v to %v, not %v", ErrPermission, by.n, have, r.ptr, a)
+	}
+	for _, b := range r.bans {
+		switch {
+		case b.deviceState != by:
+		case b.inDoubt != nil:
+			return fmt.Errorf("%w: what device %d may access is in doubt until the next Grant, Revoke or Trim: %w", ErrBusy, by.n, b.inDoubt)
+		case a > b.left:
+			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
+		}
 	}
 	return nil
 }

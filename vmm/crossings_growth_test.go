@@ -169,7 +169,7 @@ func growthScenes() map[string]func(t *testing.T, w *world) error {
 			require.ErrorIs(t, w.devs[1].Close(), vmm.ErrBusy, "the grant stands")
 			require.NoError(t, vmm.Wake(g))
 			require.NoError(t, w.devs[1].CopyOut(make([]byte, 2*page), g.Ptr()))
-			require.ErrorIs(t, w.devs[1].CopyIn(g.Ptr(), b), vmm.ErrInvalid)
+			require.ErrorIs(t, w.devs[1].CopyIn(g.Ptr(), b), vmm.ErrPermission)
 			require.NoError(t, g.Close())
 			return err
 		},

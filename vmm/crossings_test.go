@@ -360,7 +360,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Append(pattern(3*page, 1)))
 			for _, s := range g.Segments() {
 				require.NoError(t, w.devs[1].CopyOut(make([]byte, s.Size), s.Addr))
-				require.ErrorIs(t, w.devs[1].CopyIn(s.Addr, []byte{1}), vmm.ErrInvalid)
+				require.ErrorIs(t, w.devs[1].CopyIn(s.Addr, []byte{1}), vmm.ErrPermission)
 			}
 			return g.Close()
 		},

@@ -243,9 +243,6 @@ func (d *Device) untrack(thing any) {
 // ctx is done. f then runs on: Device.Close waits for it. If ctx cannot be done, f runs in
 // the caller.
 func (d *Device) runDetached(ctx context.Context, f func() error) error {
-	if ctx == nil {
-		return fmt.Errorf("%w: no context", ErrInvalid)
-	}
 	if ctx.Done() == nil {
 		return f()
 	}
@@ -374,7 +371,7 @@ func (d *Device) stopWorker() error {
 		if err := d.checkUnusedLocked(); err != nil {
 			return err
 		}
-		if !d.worker.running {
+		if !d.worker.running || d.worker.inLogger() { // it ends by itself, after the handler
 			return nil
 		}
 		d.worker.kick()

@@ -76,6 +76,7 @@ type testHooks struct {
 	noWorker        bool // no device goroutine is started
 	noPressureGuard bool // functions of OnPressure call functions of OnPressure
 	noNameCheck     bool // work on streams that UsedBy has not named is let through
+	noAccessCheck   bool // so is work of devices whose access is in doubt or changing
 	staging         stagingHooks
 
 	noUnmapping, lateUnmapping bool // Watch.Unmapping is not called, or after the unmap

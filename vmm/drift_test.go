@@ -55,7 +55,7 @@ func cycle(t testing.TB, w *world) {
 	got := make([]byte, page)
 	require.NoError(t, peer.CopyOut(got, r.Ptr()))
 	require.Equal(t, pattern(page, 2), got)
-	require.ErrorIs(t, peer.CopyIn(r.Ptr(), got), vmm.ErrInvalid, "read-only")
+	require.ErrorIs(t, peer.CopyIn(r.Ptr(), got), vmm.ErrPermission, "read-only")
 	require.NoError(t, in.Close())
 	require.NoError(t, c.Close())
 	require.NoError(t, r.Close())

@@ -14,7 +14,7 @@ var (
 	ErrAddressSpace = driver.ErrAddressSpace // no more addresses, see SetAddressLimit
 	ErrNotSupported = driver.ErrNotSupported // the device or the system cannot do this
 	ErrInvalid      = driver.ErrInvalid      // an argument breaks a rule; nothing has changed
-	ErrPermission   = driver.ErrPermission   // the system refuses
+	ErrPermission   = driver.ErrPermission   // the system refuses, or the device has less access to the memory
 	ErrClosed       = driver.ErrClosed       // used after Close
 	ErrNoDriver     = driver.ErrNoDriver     // not installed; the text says what was looked for
 	ErrNoDevice     = driver.ErrNoDevice     // the driver is there, this device is not

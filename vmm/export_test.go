@@ -9,6 +9,10 @@ import (
 // tests of waits.
 func SetNoWait(d *Device, off bool) { d.state.parent.hooks.noWait = off }
 
+// SetNoAccessCheck lets work use memory whatever access its device has: the negative control of
+// the test of access in doubt.
+func SetNoAccessCheck(d *Device, off bool) { d.state.parent.hooks.noAccessCheck = off }
+
 // SetNoGrantLock makes EnablePeers, Sleep and Wake not lock the grants of their ranges: the
 // negative control of the test that no other call changes them meanwhile.
 func SetNoGrantLock(d *Device, off bool) { d.state.parent.hooks.noGrantLock = off }

@@ -54,7 +54,7 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 
 // setWaitsForLocked computes waitsFor anew: the devices that waitForWork waits for, so that
 // it takes no lock to find them; nil after UsedBy. It needs r.mu, and is called after each
-// change of the grants, of accessInDoubt and of copiers, and after UsedBy.
+// change of the grants, of access in doubt and of copiers, and after UsedBy.
 func (r *Reservation) setWaitsForLocked() {
 	invariants.Held(&r.mu)
 	if r.namedStreams != nil {
@@ -68,7 +68,11 @@ func (r *Reservation) setWaitsForLocked() {
 // mayAccessLocked appends the devices whose work may use the memory. It needs r.mu.
 func (r *Reservation) mayAccessLocked(devs []*deviceState) []*deviceState {
 	invariants.Held(&r.mu)
-	devs = append(devs, r.accessInDoubt...)
+	for _, b := range r.bans {
+		if b.inDoubt != nil && !slices.Contains(devs, b.deviceState) {
+			devs = append(devs, b.deviceState)
+		}
+	}
 	for _, d := range r.copiers {
 		if !slices.Contains(devs, d) {
 			devs = append(devs, d)
@@ -376,7 +380,8 @@ func (c *inFlight) wait() {
 func (r *Reservation) Close() error { return r.CloseContext(context.Background()) }
 
 // CloseContext is Close that stops waiting when ctx is done and returns its
-// error. The close goes on by itself; Device.Close waits for it.
+// error. The close goes on by itself; Device.Close waits for it. There is one at a time: another
+// CloseContext waits for it first.
 func (r *Reservation) CloseContext(ctx context.Context) error {
 	if r == nil || r.dev == nil {
 		return nil
@@ -389,14 +394,33 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 
 // closeContext runs closeAll, of the reservation or of its range, for CloseContext.
 func (r *Reservation) closeContext(ctx context.Context, closeAll func() error) error {
-	if ctx != nil {
-		r.closesRunning.Add(1)
+	if ctx == nil {
+		return r.fail("close", 0, r.size, errNoContext)
 	}
+	detached := ctx.Done() != nil
+	if detached {
+		select {
+		case r.closeSlot <- struct{}{}:
+		default: // one is under way, whatever becomes of ctx
+			select {
+			case r.closeSlot <- struct{}{}:
+			case <-ctx.Done():
+				return r.fail("close", 0, r.size, ctx.Err())
+			}
+		}
+	}
+	r.closesRunning.Add(1)
 	return r.fail("close", 0, r.size, r.dev.runDetached(ctx, func() error {
-		defer r.closesRunning.Add(-1)
-		return closeAll()
+		err := closeAll()
+		r.closesRunning.Add(-1)
+		if detached {
+			<-r.closeSlot
+		}
+		return err
 	}))
 }
+
+var errNoContext = fmt.Errorf("%w: no context", ErrInvalid)
 
 // close closes a user's reservation, or the one inside a range, whose lenMu it takes so that
 // no Append is half done.

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
@@ -59,4 +60,76 @@ func (s *Stream) WaitFence(f Fence) error {
 		}
 		return o.WaitFence(&s.order, f.f)
 	}))
+}
+
+// onEnd calls f, which records an event at the stream's end; not if the stream is freed, its
+// work waited for: then the fence is the zero one.
+func (s *Stream) onEnd(f func(*openDevice, *order.Stream) (order.Fence, error)) (order.Fence, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.freed {
+		return order.Fence{}, nil
+	}
+	o, err := s.dev.state.ensureOpen()
+	if err != nil {
+		return order.Fence{}, err
+	}
+	return f(o, &s.order)
+}
+
+// fence is at the end of the work that the stream has now; ErrCapturing while it is being
+// captured.
+func (s *Stream) fence() (order.Fence, error) {
+	return s.onEnd(func(o *openDevice, st *order.Stream) (order.Fence, error) { return o.Fence(st) })
+}
+
+// lateFence is fence, or the event that is recorded when the capture ends.
+func (s *Stream) lateFence() (order.Fence, error) {
+	return s.onEnd(func(o *openDevice, st *order.Stream) (order.Fence, error) { return o.LateFence(st) })
+}
+
+// recordEnd is fence, and the error if the stream's work was lost.
+func (s *Stream) recordEnd() (order.Fence, error) {
+	f, err := s.fence()
+	if err == nil && f.IsZero() {
+		s.mu.RLock()
+		defer s.mu.RUnlock()
+		err = s.lost
+	}
+	return f, err
+}
+
+// sync waits for what is queued on the stream now.
+func (s *Stream) sync() error {
+	f, err := s.fence()
+	return s.syncFence(f, err)
+}
+
+// syncFence waits for what was queued on the stream when fence returned f and err. If no event
+// could be recorded, as for a stream of another context, it waits for the stream itself.
+func (s *Stream) syncFence(f order.Fence, err error) error {
+	if err == nil {
+		err = f.SyncAndFree()
+	}
+	if err == nil || lost(err) || errors.Is(err, ErrCapturing) {
+		return err
+	}
+	s.mu.RLock() // a wait, but one that Close would begin too; it keeps BeginCapture off
+	defer s.mu.RUnlock()
+	if s.freed {
+		return s.lost
+	}
+	at := s.order.NextPoint()
+	o, again := s.dev.state.ensureOpen()
+	if again == nil {
+		again = o.NotCapturing(&s.order)
+	}
+	if again == nil {
+		again = o.SyncStream(s.order.Queue)
+	}
+	if again != nil {
+		return also(err, "and waiting for the stream itself", again)
+	}
+	at.Finish()
+	return nil
 }

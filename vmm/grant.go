@@ -8,7 +8,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
-	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
 // grant is what one device may do with all of a reservation, now and later.
@@ -27,6 +26,11 @@ type grantKey struct{ r *Reservation }
 // as a *PairError. Giving less than before takes access away, and so waits as
 // Unmap does; given less, the owner cannot write either. It completes or changes
 // nothing. While a grant stands, Close of the device granted returns ErrBusy.
+//
+// If a step fails and its undo fails too, the driver may have either access. Stats counts the
+// memory as quarantined then, and copies and launches of those devices that would use it return
+// ErrBusy, until the next Grant, Revoke, EnablePeers or Trim has set the access anew, after
+// waiting as Unmap does.
 func (r *Reservation) Grant(a Access, devs ...*Device) error {
 	if r == nil || r.dev == nil || a != AccessRead && a != AccessReadWrite {
 		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
@@ -56,7 +60,7 @@ func (r *Reservation) Access(d *Device) Access {
 	if r.phase.Load() == phaseClosed {
 		return AccessNone
 	}
-	return r.granted(d)
+	return r.granted(d.state)
 }
 
 // setGrants sets the access of devs to a.
@@ -131,12 +135,15 @@ func checkPath(from, to *Device) error {
 // grantOf is what d's ordinal has, and with which Device; none if there is no grant.
 // It needs r.grantMu, r.mappingMu or r.mu.
 func (r *Reservation) grantOf(d *Device) grant {
-	for _, g := range r.grants {
-		if g.dev.state == d.state {
-			return g
-		}
+	if i := r.grantIndex(d.state); i >= 0 {
+		return r.grants[i]
 	}
 	return grant{dev: d}
+}
+
+// grantIndex is where the device's grant is, -1 if it has none. It needs what grantOf needs.
+func (r *Reservation) grantIndex(d *deviceState) int {
+	return slices.IndexFunc(r.grants, func(g grant) bool { return g.dev.state == d })
 }
 
 // lockEach takes one lock of each reservation, in the order of their ids.
@@ -162,40 +169,42 @@ func lockGrants(all []*Reservation) (unlock func()) {
 }
 
 // granted is what the device may do now. It needs what grantOf needs.
-func (r *Reservation) granted(d *Device) Access { return r.grantOf(d).access }
-
-// copyBan refuses new copies of this package by a device that need more than
-// left of its access.
-type copyBan struct {
-	*deviceState
-	left Access
+func (r *Reservation) granted(d *deviceState) Access {
+	if i := r.grantIndex(d); i >= 0 {
+		return r.grants[i].access
+	}
+	return AccessNone
 }
 
-// banCopies refuses copies by d that need more than left. Those that began before
-// may still be under way.
-func (r *Reservation) banCopies(d *Device, left Access) *copyBan {
-	b := &copyBan{d.state, left}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.copyBans = append(r.copyBans, b)
-	r.copyBanCount.Store(int32(len(r.copyBans)))
+// ban refuses new copies and launches of this package by a device. Those that began before may
+// still be under way.
+type ban struct {
+	*deviceState
+	left    Access // what stays allowed
+	inDoubt error  // why the driver may have other access than the grant; then nothing is allowed
+}
+
+// banLocked adds a ban. It needs r.mu.
+func (r *Reservation) banLocked(b *ban) *ban {
+	invariants.Held(&r.mu)
+	r.bans = append(r.bans, b)
+	r.banCount.Store(int32(len(r.bans)))
 	return b
 }
 
-// allowCopies undoes banCopies.
-func (r *Reservation) allowCopies(bans []*copyBan) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.copyBans = slices.DeleteFunc(r.copyBans, func(b *copyBan) bool { return slices.Contains(bans, b) })
-	r.copyBanCount.Store(int32(len(r.copyBans)))
+// allowLocked removes the bans that match. It needs r.mu.
+func (r *Reservation) allowLocked(match func(*ban) bool) {
+	invariants.Held(&r.mu)
+	r.bans = slices.DeleteFunc(r.bans, match)
+	r.banCount.Store(int32(len(r.bans)))
 }
 
 // accessChange is access that was set and may still be undone, exactly: r.grantMu is
 // held until finish or undo, so no access has been set since.
 type accessChange struct {
 	r      *Reservation
-	before []grant    // of the devices that it is about
-	bans   []*copyBan // keep copies of ours from access that comes or goes
+	before []grant // of the devices that it is about
+	bans   []*ban  // keep what begins from access that comes or goes
 }
 
 // changeAccessLocked sets the access of devs, which are eligible, to a: first it waits
@@ -209,19 +218,20 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 	}
 	c := &accessChange{r: r}
 	var after []grant
-	losing := false
+	r.mu.Lock()
+	losing := r.anyInDoubtLocked()
 	for _, d := range devs {
 		before := r.grantOf(d)
 		c.before = append(c.before, before)
-		c.bans = append(c.bans, r.banCopies(d, min(a, before.access)))
+		c.bans = append(c.bans, r.banLocked(&ban{deviceState: d.state, left: min(a, before.access)}))
 		after = append(after, grant{dev: d, access: a})
 		losing = losing || a < before.access
 	}
+	r.mu.Unlock()
 	// Nothing is told to the driver before the work of those that lose access has ended.
 	var err error
 	if losing {
-		r.copies.wait()
-		err = r.waitForWork()
+		err = r.waitForUsers()
 	}
 	if err == nil {
 		err = r.setAccess(after)
@@ -233,21 +243,39 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 	return c, nil
 }
 
+// waitForUsers waits for what uses the memory, in this package and on the devices.
+func (r *Reservation) waitForUsers() error {
+	r.copies.wait()
+	return r.waitForWork()
+}
+
 // finish makes a change final, or what is left of it after an undo: devices that have
 // no access may close.
 func (c *accessChange) finish() {
 	for _, g := range c.before {
-		if c.r.granted(g.dev) == AccessNone {
+		if c.r.granted(g.dev.state) == AccessNone {
 			g.dev.untrack(grantKey{c.r})
 		}
 	}
-	c.r.allowCopies(c.bans)
+	c.r.mu.Lock()
+	defer c.r.mu.Unlock()
+	c.r.allowLocked(func(b *ban) bool { return slices.Contains(c.bans, b) })
 }
 
 // undo sets the access back, without a wait for work: no caller has been told of
-// what was given, and no copy of ours has used it.
+// what was given, and nothing of ours has used it. If the driver refuses, the grants are as
+// before all the same, and its access is in doubt.
 func (c *accessChange) undo() error {
-	err := c.r.setAccess(c.before)
+	r := c.r
+	r.mappingMu.Lock()
+	err := r.setAccessLocked(c.before)
+	if err != nil {
+		r.mu.Lock()
+		r.recordGrantsLocked(c.before)
+		r.doubtLocked(0, len(r.table), c.before, err)
+		r.mu.Unlock()
+	}
+	r.mappingMu.Unlock()
 	c.finish()
 	return err
 }
@@ -270,7 +298,7 @@ func (r *Reservation) setAccessLocked(to []grant) error {
 	}
 	// Listed first, so that no device closes while it has access.
 	for _, g := range to {
-		if g.access == AccessNone || r.granted(g.dev) != AccessNone {
+		if g.access == AccessNone || r.granted(g.dev.state) != AccessNone {
 			continue
 		}
 		if err := g.dev.track(grantKey{r}, "grant"); err != nil {
@@ -298,14 +326,16 @@ func (r *Reservation) accessCallsLocked(to []grant) (after, before []driver.Gran
 	invariants.Held(&r.mappingMu)
 	unsure := r.anyInDoubt()
 	if unsure {
-		for _, p := range r.accessInDoubt {
-			out := driver.Grant{To: Location{Kind: LocationDevice, ID: p.n}, Access: AccessNone}
-			after, before = append(after, out), append(before, out)
+		for _, b := range r.bans {
+			if b.inDoubt != nil {
+				out := driver.Grant{To: Location{Kind: LocationDevice, ID: b.n}, Access: AccessNone}
+				after, before = append(after, out), append(before, out)
+			}
 		}
 		after, before = append(after, r.driverGrants...), append(before, r.driverGrants...)
 	}
 	for _, g := range to {
-		if now := r.granted(g.dev); now != g.access || unsure {
+		if now := r.granted(g.dev.state); now != g.access || unsure {
 			after = append(after, driver.Grant{To: g.dev.location, Access: g.access}) // the last one for a device counts
 			before = append(before, driver.Grant{To: g.dev.location, Access: now})
 		}
@@ -313,25 +343,7 @@ func (r *Reservation) accessCallsLocked(to []grant) (after, before []driver.Gran
 	return after, before
 }
 
-// anyInDoubt says whether the driver may have other access than the grants.
-func (r *Reservation) anyInDoubt() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.accessInDoubt) > 0 || r.anyQuarantinedLocked() &&
-		slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped && s.Quarantined != nil })
-}
-
-// noneInDoubtLocked notes that the driver agrees with the grants again. It needs r.mu.
-func (r *Reservation) noneInDoubtLocked() {
-	invariants.Held(&r.mu)
-	r.accessInDoubt = nil
-	r.setWaitsForLocked()
-	for i := 0; r.anyQuarantinedLocked() && i < len(r.table); i++ {
-		if s := &r.table[i]; s.State != slots.Mapped {
-			r.unquarantineLocked(s)
-		}
-	}
-}
+func (b *ban) isInDoubt() bool { return b.inDoubt != nil }
 
 // runCount is how many calls of setRunAccessLocked all of it takes.
 func (r *Reservation) runCount() (n int) {
@@ -349,8 +361,7 @@ func (r *Reservation) setRunAccessLocked(i, j int, who []driver.Grant) error {
 }
 
 // restoreAccessLocked undoes SetAccess on the first n slots, the failed run included, which
-// may be half done. If that fails too the slots are quarantined, and the devices of to are
-// waited for as if they still had access. It needs r.mappingMu.
+// may be half done. If that fails too, the access of to is in doubt. It needs r.mappingMu.
 func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []grant, cause error) error {
 	invariants.Held(&r.mappingMu)
 	for i, j := range r.table.Runs() {
@@ -361,19 +372,9 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 		if err == nil {
 			continue
 		}
-		// Now the driver may have either access there: both are assumed.
 		cause = also(cause, "and setting access back", err)
 		r.mu.Lock()
-		for k := i; k < j; k++ {
-			r.quarantineLocked(&r.table[k], cause)
-		}
-		for _, g := range to {
-			if !slices.Contains(r.accessInDoubt, g.dev.state) {
-				r.accessInDoubt = append(r.accessInDoubt, g.dev.state)
-			}
-		}
-		r.setWaitsForLocked()
-		r.namings.Add(1)
+		r.doubtLocked(i, j, to, cause)
 		r.mu.Unlock()
 	}
 	return cause

@@ -306,7 +306,7 @@ func (x *GraphExec) lockUses(s *Stream) (unlock func(), err error) {
 	}
 	for _, u := range x.uses.memory {
 		span := Span{Addr: u.span.Addr, Size: max(u.span.Size, 1), Access: u.span.Access}
-		l, err := s.dev.lockAccessible(s, u.r, span)
+		l, err := s.dev.lockReservation(s, u.r, span)
 		if err != nil {
 			unlock()
 			return nil, fmt.Errorf("memory that the graph uses: %w", err)

@@ -378,7 +378,7 @@ func TestGraphAccess(t *testing.T) {
 		func() error { return g.Revoke(peer) },
 	} {
 		require.NoError(t, take())
-		require.ErrorIs(t, x.Launch(s), vmm.ErrBounds)
+		require.ErrorIs(t, x.Launch(s), vmm.ErrPermission)
 	}
 	require.NoError(t, g.Grant(vmm.AccessReadWrite, peer))
 	require.NoError(t, x.Launch(s))

@@ -5,9 +5,10 @@ import "sync/atomic"
 // LockSpans keeps spans from being unmapped, and access to them from being taken away,
 // for the time of one call of the program's own that queues work on the stream; a kernel
 // that Function.Launch queues needs none. What takes the memory away waits for unlock, and
-// then for the work as always. All of a span must be mapped and accessible to the stream's
-// device, else ErrBounds; a span in which UsedBy has named other streams is ErrInvalid; one
-// whose access is being changed is ErrBusy, and of a range that sleeps ErrAsleep. Memory
+// then for the work as always. All of a span must be mapped, else ErrBounds, and
+// accessible to the stream's device, else ErrPermission; a span in which UsedBy has named other
+// streams is ErrInvalid; one whose access is being changed or in doubt is ErrBusy, and of a range
+// that sleeps ErrAsleep. Memory
 // that no reservation knows is left to the driver. If the stream is being captured, the
 // graph remembers the spans. The stream is held, too, as Hold does. unlock must be called once,
 // soon: a Clip, an Unmap or a Close of any part of the reservation, or a Close of the stream, may be

@@ -148,8 +148,8 @@ func TestLockSpansRefuses(t *testing.T) {
 		{"another stream", s, vmm.Span{Addr: named.Ptr(), Size: 1, Access: read}, vmm.ErrInvalid},
 		{"the owner writes", s, vmm.Span{Addr: granted.Ptr(), Size: 1, Access: write}, nil},
 		{"a peer reads", theirs, vmm.Span{Addr: granted.Ptr(), Size: 1, Access: read}, nil},
-		{"a peer writes", theirs, vmm.Span{Addr: granted.Ptr(), Size: 1, Access: write}, vmm.ErrBounds},
-		{"a peer without a grant", theirs, vmm.Span{Addr: g.Ptr(), Size: 1, Access: read}, vmm.ErrBounds},
+		{"a peer writes", theirs, vmm.Span{Addr: granted.Ptr(), Size: 1, Access: write}, vmm.ErrPermission},
+		{"a peer without a grant", theirs, vmm.Span{Addr: g.Ptr(), Size: 1, Access: read}, vmm.ErrPermission},
 		{"a closed stream", closed, vmm.Span{Addr: g.Ptr(), Size: 1, Access: read}, vmm.ErrClosed},
 		{"no stream", nil, vmm.Span{Addr: g.Ptr(), Size: 1, Access: read}, vmm.ErrInvalid},
 	} {
@@ -239,7 +239,7 @@ func TestLockSpansWhileAccessChanges(t *testing.T) {
 	s.let()
 	require.NoError(t, <-narrowed)
 	_, err = theirs.LockSpans(vmm.Span{Addr: g.Ptr(), Size: 1, Access: vmm.AccessReadWrite})
-	require.ErrorIs(t, err, vmm.ErrBounds)
+	require.ErrorIs(t, err, vmm.ErrPermission)
 	require.NoError(t, theirs.Close())
 	require.NoError(t, g.Close())
 	s.end()

@@ -235,9 +235,9 @@ func (d *Device) evictLocked(keep uint64) (out []*memory) {
 }
 
 // Trim unmaps retired memory whose work has ended, offers the driver once more what
-// it refused (see Stats.Quarantined), and releases cached memory, the oldest first,
-// until at most keep bytes of it are left. It returns how many bytes of the device's
-// memory went back to the driver meanwhile.
+// it refused (see Stats.Quarantined), after a wait for work where that is access, and releases
+// cached memory, the oldest first, until at most keep bytes of it are left. It returns how many
+// bytes of the device's memory went back to the driver meanwhile.
 func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.live(); err != nil {
 		return 0, d.fail("trim", 0, keep, err)
@@ -245,6 +245,9 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	before := d.counters.read(&d.counters.freedBytes)
 	err = d.refusedCalls.retry() // it may wait, so not within trim
 	err = also(err, "and", d.state.syncFills())
+	for _, r := range d.openReservations() {
+		err = also(err, "and", r.repair())
+	}
 	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
 	err = also(err, "and", d.trim(keep))
@@ -258,7 +261,9 @@ func (d *Device) trim(keep uint64) error {
 		_, err = sweepRetired(d, false)
 	}
 	if d.counters.read(&d.counters.quarantined.now) > 0 {
-		err = also(err, "and", repairAll(d))
+		for _, r := range d.openReservations() {
+			err = also(err, "and", r.unmapNeverAccessible())
+		}
 	}
 	err = also(err, "and", d.releaseRefused())
 	d.cache.mu.Lock()

@@ -337,12 +337,12 @@ func (m *model) touch() {
 		if err := peer.CopyOut(b, p); a >= vmm.AccessRead {
 			require.NoError(m, err)
 		} else {
-			require.ErrorIs(m, err, vmm.ErrInvalid)
+			require.ErrorIs(m, err, vmm.ErrPermission)
 		}
 		if err := peer.CopyIn(p, b); a >= vmm.AccessReadWrite {
 			require.NoError(m, err)
 		} else {
-			require.ErrorIs(m, err, vmm.ErrInvalid)
+			require.ErrorIs(m, err, vmm.ErrPermission)
 		}
 	}
 	for _, s := range m.g.Segments() {

@@ -223,7 +223,7 @@ func (f *Function) with(op string, call func(driver.Launcher) error) error {
 
 // MemoryArg is memory as an argument of a kernel: where it is, what the kernel does with
 // it, and how many items lie there. Methods of this name set one, which is faster than
-// returning it.
+// returning it, and leave a nil one alone.
 type MemoryArg struct {
 	Span
 	Count  uint64 // bytes, elements or rows, as Len counts them
@@ -235,6 +235,9 @@ type MemoryArg struct {
 // Err says why the memory of a Range or a Reservation cannot be used: it is closed, or
 // asleep.
 func (m *MemoryArg) Err() error {
+	if m == nil {
+		return fmt.Errorf("%w: no memory", ErrInvalid)
+	}
 	if m.in == nil {
 		return nil
 	}
@@ -253,8 +256,11 @@ type LaunchMemory struct {
 }
 
 // Set sets the memory to m, and says whether that is a change. What was checked is then
-// forgotten.
+// forgotten. Nil is no memory, which launches refuse.
 func (l *LaunchMemory) Set(m *MemoryArg) bool {
+	if m == nil {
+		m = &MemoryArg{}
+	}
 	// By fields: a comparison of the whole would wait for them to be in memory.
 	if l.Addr == m.Addr && l.Size == m.Size && l.Access == m.Access && l.Count == m.Count && l.Stride == m.Stride && l.in == m.in {
 		return false
@@ -265,6 +271,9 @@ func (l *LaunchMemory) Set(m *MemoryArg) bool {
 
 // MemoryArg sets m to the range as an argument of a kernel: its bytes up to Len.
 func (g *Range) MemoryArg(m *MemoryArg) {
+	if m == nil {
+		return
+	}
 	if g == nil || g.r == nil {
 		*m = MemoryArg{}
 		return
@@ -275,6 +284,9 @@ func (g *Range) MemoryArg(m *MemoryArg) {
 // MemoryArg sets m to n bytes from off on as an argument of a kernel, which writes them
 // unless the reservation is read-only.
 func (r *Reservation) MemoryArg(m *MemoryArg, off, n uint64) {
+	if m == nil {
+		return
+	}
 	if r == nil || r.dev == nil {
 		*m = MemoryArg{}
 		return
@@ -291,11 +303,11 @@ func (r *Reservation) MemoryArg(m *MemoryArg, off, n uint64) {
 //
 // memory is what the kernel uses. Until the kernel is queued none of it is unmapped, and
 // no access to it is taken away; what does so later waits for the kernel as for any work.
-// All of it must be mapped and accessible to the device, else ErrBounds; memory in which
-// UsedBy has named other streams is ErrInvalid, whose access is being changed ErrBusy, of
-// a range that sleeps ErrAsleep, of a closed one ErrClosed. Of 0 bytes at an address only
-// the first byte is checked, and of 0 bytes of a Range nothing. Memory in no reservation
-// is left to the driver. A kernel that touches what is not there loses the device: all
+// All of it must be mapped, else ErrBounds, and accessible to the device, else ErrPermission;
+// memory in which UsedBy has named other streams is ErrInvalid, whose access is being changed or
+// in doubt ErrBusy, of a range that sleeps ErrAsleep, of a closed one ErrClosed. Of 0 bytes at an
+// address only the first byte is checked, and of 0 bytes of a Range nothing. Memory in no
+// reservation is left to the driver. A kernel that touches what is not there loses the device: all
 // devices of the process, until it ends.
 //
 // What is beyond a limit of the device or the kernel returns ErrInvalid, a launch attribute

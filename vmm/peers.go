@@ -171,10 +171,10 @@ func planMemory(m Memory, r *Reservation, a Access, devs []*Device, reach func(f
 	mp.Chunks, mp.Bytes = len(r.table), r.committedLocked()
 	for i := range mp.Devices {
 		d := &mp.Devices[i]
-		d.From = r.granted(d.Device)
+		d.From = r.granted(d.Device.state)
 		if d.Err == nil && (d.From != a || unsure) {
 			mp.Calls = r.runCount()
-			mp.Waits = mp.Waits || d.From > a
+			mp.Waits = mp.Waits || d.From > a || unsure
 		}
 	}
 	return mp
@@ -219,7 +219,8 @@ func (p *Plan) Err() error {
 // plan may be old: what was granted or grew since is as good as done, and if
 // anything cannot be done any more nothing is, and the error is what Err of a
 // new plan would be. If a step fails, what a device could do before comes back,
-// without a wait for work, since no caller has been told of the grant. Until Apply
+// without a wait for work, since no caller has been told of the grant; if the driver refuses
+// that, too, see Grant. Until Apply
 // returns, Grant, Revoke, Close, Sleep and Wake of this memory wait. Applying a plan
 // twice is fine.
 func (p *Plan) Apply() error {

@@ -122,7 +122,7 @@ func TestPeersLater(t *testing.T) {
 	const r, rw = vmm.AccessRead, vmm.AccessReadWrite
 	both(r, w.devs[2])
 	w.allows(g, map[int]vmm.Access{0: rw, 2: r})
-	require.ErrorIs(t, w.devs[2].CopyIn(g.Ptr(), []byte{1}), vmm.ErrInvalid, "it may not write")
+	require.ErrorIs(t, w.devs[2].CopyIn(g.Ptr(), []byte{1}), vmm.ErrPermission, "it may not write")
 	require.NoError(t, w.devs[2].CopyOut(make([]byte, 4096), g.Ptr()))
 	both(rw, w.devs[2], w.devs[3])
 	w.allows(g, map[int]vmm.Access{0: rw, 2: rw, 3: rw})
@@ -186,8 +186,8 @@ func TestAfterARevoke(t *testing.T) {
 	}
 	open()
 	require.NoError(t, <-revoked)
-	require.ErrorIs(t, w.devs[1].CopyOut(make([]byte, page), g.Ptr()), vmm.ErrInvalid)
-	require.ErrorIs(t, s.Fill(g.Ptr(), 1, 1, page), vmm.ErrInvalid)
+	require.ErrorIs(t, w.devs[1].CopyOut(make([]byte, page), g.Ptr()), vmm.ErrPermission)
+	require.ErrorIs(t, s.Fill(g.Ptr(), 1, 1, page), vmm.ErrPermission)
 	for i, d := range w.devs {
 		require.NoError(t, d.Sync(), "device %d is healthy", i)
 	}
@@ -506,7 +506,7 @@ func TestUndoUnderACopy(t *testing.T) {
 	}
 	require.ErrorIs(t, vmm.EnablePeers(vmm.AccessRead, w.devs[1:], g, h), errInjected)
 	w.before = nil
-	require.ErrorIs(t, s.Copy(own.Ptr(), g.Ptr(), 4096), vmm.ErrInvalid)
+	require.ErrorIs(t, s.Copy(own.Ptr(), g.Ptr(), 4096), vmm.ErrPermission)
 	require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs[1:], g, h))
 	require.NoError(t, s.Copy(own.Ptr(), g.Ptr(), 4096))
 	open()

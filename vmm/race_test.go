@@ -106,7 +106,7 @@ func TestNoCopyBeginsDuringARevoke(t *testing.T) {
 	require.NoError(t, s.devs[0].CopyIn(g.Ptr(), []byte{1}))
 	s.let()
 	require.NoError(t, <-revoked)
-	require.ErrorIs(t, s.devs[1].CopyIn(g.Ptr(), []byte{1}), vmm.ErrInvalid)
+	require.ErrorIs(t, s.devs[1].CopyIn(g.Ptr(), []byte{1}), vmm.ErrPermission)
 	require.NoError(t, g.Close())
 	s.end()
 }

@@ -348,7 +348,7 @@ func (g *Range) beginCopy() (o *openDevice, epoch uint64, err error) {
 // the caller has begun ends: whatever takes memory of a range away lowers Cap before
 // it waits for copies.
 func (g *Range) writable(at, n uint64) error {
-	if g.r.copyBanCount.Load() == 0 && at+n <= g.cap.Load() {
+	if g.r.banCount.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
 	return g.r.checkSpan(Span{Addr: g.r.ptr + Ptr(at), Size: n, Access: AccessReadWrite}, g.r.dev.state, nil)

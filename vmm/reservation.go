@@ -46,9 +46,10 @@ type Reservation struct {
 	watches   []*Watch   // guarded by mappingMu
 
 	// Atomic: read without a lock.
-	phase         atomic.Uint32 // changes with mu held
-	closesRunning atomic.Int32
-	copyBanCount  atomic.Int32                   // length of copyBans
+	phase         atomic.Uint32                  // changes with mu held
+	closesRunning atomic.Int32                   // or about to run
+	closeSlot     chan struct{}                  // taken by the close whose caller may stop waiting
+	banCount      atomic.Int32                   // length of bans
 	namings       atomic.Uint64                  // calls of UsedBy, and undos that failed: launches check anew
 	waitsFor      atomic.Pointer[[]*deviceState] // see setWaitsForLocked
 	generation    atomic.Uint64
@@ -59,9 +60,8 @@ type Reservation struct {
 	table          slots.Table[*memory, *retirement]
 	grants         []grant                // the owner first
 	driverGrants   []driver.Grant         // the same, as the driver wants it
-	accessInDoubt  []*deviceState         // may still have access: taking it away failed
+	bans           []*ban                 // of devices whose access is being changed, or is in doubt
 	copiers        []*deviceState         // have queued CopyPeer
-	copyBans       []*copyBan             // devices whose access is being changed
 	namedStreams   map[*Stream]struct{}   // by UsedBy; nil before its first call
 	appendSeq      uint64                 // counts AppendOns
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
@@ -128,7 +128,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	if inRange {
 		kind = "range"
 	}
-	r := &Reservation{dev: d, kind: kind, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, owner: o.Owner, id: reservationCount.Add(1)}
+	r := &Reservation{dev: d, kind: kind, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, owner: o.Owner, id: reservationCount.Add(1), closeSlot: make(chan struct{}, 1)}
 	r.generation.Store(r.id << 32)                          // so that no two reservations have the same, at one address or not
 	r.table = make(slots.Table[*memory, *retirement], 0, 4) // so that the first growth allocates its chunk and nothing else
 	r.closeMu.At(lock.ReservationClose, r.id)
@@ -419,47 +419,10 @@ func (r *Reservation) removeSlotsLocked(i, j int, removed []*memory) []*memory {
 	return removed
 }
 
-// quarantineLocked marks a slot where an undo failed. From now on growth past it
-// returns cause. It needs r.mu.
-func (r *Reservation) quarantineLocked(s *slot, cause error) {
-	invariants.Held(&r.mu)
-	if s.Quarantined == nil {
-		r.dev.counters.add(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
-	}
-	s.Quarantined = cause
-}
-
-// unquarantineLocked undoes quarantineLocked. It needs r.mu.
-func (r *Reservation) unquarantineLocked(s *slot) {
-	invariants.Held(&r.mu)
-	if s.Quarantined != nil {
-		r.dev.counters.sub(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
-	}
-	s.Quarantined = nil
-}
-
-// anyQuarantinedLocked says whether a slot is quarantined. It needs r.mu.
-func (r *Reservation) anyQuarantinedLocked() bool {
-	invariants.Held(&r.mu)
-	return r.counters.quarantined.now > 0
-}
-
 // committedLocked is how many bytes are mapped. It needs r.mu.
 func (r *Reservation) committedLocked() uint64 {
 	invariants.Held(&r.mu)
 	return r.counters.committed.now
-}
-
-// quarantineErrLocked is the error of a quarantined slot that begins at most at off,
-// nil if there is none. It needs r.mu.
-func (r *Reservation) quarantineErrLocked(off uint64) error {
-	invariants.Held(&r.mu)
-	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
-		if s := &r.table[i]; s.Off <= off && s.Quarantined != nil {
-			return fmt.Errorf("quarantined: %w", s.Quarantined)
-		}
-	}
-	return nil
 }
 
 // checkInvariantsLocked panics if the table is not consistent; only with -tags

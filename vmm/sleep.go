@@ -319,7 +319,7 @@ func wake(ranges []*Range) (failedDev *Device, err error) {
 // restore gives a sleeping range memory and contents. If it fails the range has
 // none, and sleeps on.
 func (s *sleeper) restore() error {
-	if err := s.unmapQuarantined(); err != nil {
+	if err := s.r.unmapQuarantined(); err != nil {
 		return err
 	}
 	err := s.createMemory()
@@ -384,24 +384,6 @@ func (s *sleeper) mapMemory() error {
 		}
 		return err
 	})
-}
-
-// unmapQuarantined unmaps what an earlier undo could not.
-func (s *sleeper) unmapQuarantined() error {
-	r := s.r
-	r.mu.Lock()
-	cause := r.quarantineErrLocked(r.size)
-	r.mu.Unlock()
-	if cause == nil {
-		return nil
-	}
-	if err := r.waitForWork(); err != nil && !lost(err) {
-		return also(cause, "and waiting to unmap it", err)
-	}
-	r.mappingMu.Lock()
-	defer r.mappingMu.Unlock()
-	_, err := r.unmapRunsLocked(func(*slot) bool { return true })
-	return err
 }
 
 // load copies the contents back.

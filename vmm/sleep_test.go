@@ -515,7 +515,7 @@ func TestWakeOfWhatItsOwnerMayOnlyRead(t *testing.T) {
 			require.NoError(t, vmm.Wake(g))
 		}
 		require.Equal(t, before, w.contents(g))
-		require.ErrorIs(t, d.CopyIn(g.Ptr(), []byte{1}), vmm.ErrInvalid)
+		require.ErrorIs(t, d.CopyIn(g.Ptr(), []byte{1}), vmm.ErrPermission)
 		require.NoError(t, g.Grant(vmm.AccessReadWrite, d))
 		require.NoError(t, d.CopyIn(g.Ptr(), []byte{1}))
 		require.NoError(t, g.Close())

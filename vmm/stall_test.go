@@ -371,3 +371,31 @@ func TestWaitsWithALock(t *testing.T) {
 	require.NoError(t, g.Close())
 	w.end()
 }
+
+// TestCloseContextJoinsTheCloseUnderWay: those that give up leave one goroutine, not one each.
+func TestCloseContextJoinsTheCloseUnderWay(t *testing.T) {
+	w := newWorld(t, 1)
+	l := newLender(t, w.devs[0])
+	l.share = false
+	asked, let := make(chan struct{}), make(chan struct{})
+	l.set(func(context.Context) error {
+		close(asked)
+		<-let
+		return errInjected
+	}, nil)
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Supplier: l})
+	grown := make(chan error, 1)
+	go func() { grown <- g.Grow(page) }()
+	<-asked
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	before := runtime.NumGoroutine()
+	for range 1000 {
+		require.ErrorIs(t, g.CloseContext(ctx), context.Canceled)
+	}
+	require.LessOrEqual(t, runtime.NumGoroutine(), before+1)
+	close(let)
+	require.Error(t, <-grown)
+	require.NoError(t, g.Close())
+	w.end()
+}

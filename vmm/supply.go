@@ -146,7 +146,7 @@ func (g *Range) startSupplyAhead(have, goal uint64) {
 			return
 		}
 		if !errors.Is(err, errMoved) {
-			g.r.dev.logFailure(g.endGrowAhead(have, goal, err))
+			g.r.dev.reportFailure(g.endGrowAhead(have, goal, err))
 		}
 		g.requestGrowAhead()
 	}()

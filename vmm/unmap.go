@@ -505,41 +505,6 @@ func sweepRetired(d *Device, try bool) (progress bool, failed error) {
 	return progress, failed
 }
 
-// repairAll repairs the device's open reservations.
-func repairAll(d *Device) (failed error) {
-	var all []*Reservation
-	d.mu.Lock()
-	for thing := range d.unclosed {
-		if r, ok := thing.(*Reservation); ok {
-			all = append(all, r)
-		}
-	}
-	d.mu.Unlock()
-	for _, r := range all {
-		failed = also(failed, "and", r.repair())
-	}
-	return failed
-}
-
-// repair unmaps memory that was mapped but never accessible, and sets access again
-// if the driver may not agree with the grants. It waits for no work: the former was
-// never usable, and the latter takes nothing away.
-func (r *Reservation) repair() error {
-	r.mappingMu.Lock()
-	defer r.mappingMu.Unlock()
-	r.mu.Lock()
-	bad := r.live() == nil && r.counters.quarantined.now > 0
-	r.mu.Unlock()
-	if !bad {
-		return nil
-	}
-	_, failed := r.unmapRunsLocked(func(s *slot) bool { return s.State == slots.Mapped })
-	if r.anyInDoubt() {
-		failed = also(failed, "and", r.setAccessLocked(nil))
-	}
-	return failed
-}
-
 // unmapRunsLocked unmaps the slots that match, run by run, and releases the memory that
 // was there. A run that the driver does not unmap is quarantined, and failed says why;
 // refused is the error for memory that it did not take back, which is counted as

@@ -267,7 +267,7 @@ func (o *owner) grant() {
 	got := make([]byte, len(o.want))
 	err := o.peer.CopyOut(got, o.p)
 	if o.Meddlers > 0 && err != nil { // its access may be gone by now
-		o.refused("read from a peer", err, vmm.ErrInvalid, vmm.ErrBounds, vmm.ErrAsleep, vmm.ErrBusy)
+		o.refused("read from a peer", err, vmm.ErrPermission, vmm.ErrBounds, vmm.ErrAsleep, vmm.ErrBusy)
 	} else if !o.refused("read from a peer", err) {
 		o.compare("the peer", got)
 	}

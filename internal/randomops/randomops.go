@@ -298,7 +298,7 @@ func (r *run) guestReads(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 	}
 	// The owner may shrink, put to sleep or close the range meanwhile.
 	err := d.CopyOut(make([]byte, 1+random.IntN(100)), g.Ptr())
-	r.refused("a guest's read", err, vmm.ErrBounds, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy, vmm.ErrInvalid)
+	r.refused("a guest's read", err, vmm.ErrBounds, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy, vmm.ErrPermission)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for ctx.Err() == nil { // a range that sleeps keeps its grants

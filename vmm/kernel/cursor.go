@@ -87,6 +87,9 @@ func (c *Cursor) Close() error {
 
 // MemoryArg sets m to the cursor's words.
 func (c *Cursor) MemoryArg(m *vmm.MemoryArg) {
+	if m == nil {
+		return
+	}
 	if c == nil {
 		*m = vmm.MemoryArg{}
 		return

@@ -19,6 +19,9 @@ func (b Block) Size() uint64 { return b.size }
 
 // MemoryArg sets m to the block as an argument of a kernel.
 func (b Block) MemoryArg(m *vmm.MemoryArg) {
+	if m == nil {
+		return
+	}
 	if b.in == nil || b.size == 0 {
 		*m = vmm.MemoryArg{}
 		return

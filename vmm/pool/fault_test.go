@@ -180,6 +180,9 @@ func failing(t *testing.T, do func(x *scene) error, at ...int) (after int) {
 		require.ErrorIs(t, err, errInjected, note...)
 	}
 	x.check(t, note...)
+	if err != nil {
+		x.open() // access that is in doubt is set again after a wait
+	}
 	if err != nil && do(x) != nil {
 		// Only addresses where the driver has refused to map, or to take back, are in doubt.
 		require.True(t, slices.ContainsFunc(names, func(n string) bool {

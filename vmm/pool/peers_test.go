@@ -32,7 +32,7 @@ func TestGrant(t *testing.T) {
 		got := make([]byte, 1)
 		require.NoError(t, owner.CopyOut(got, b.Ptr()+vmm.Ptr(n-1)))
 		require.EqualValues(t, 7, got[0])
-		require.ErrorIs(t, other.CopyOut(got, b.Ptr()), vmm.ErrInvalid)
+		require.ErrorIs(t, other.CopyOut(got, b.Ptr()), vmm.ErrPermission)
 		require.NoError(t, p.Free(theirs, b))
 		_, err = p.Alloc(others, n)
 		require.ErrorIs(t, err, vmm.ErrInvalid)
