@@ -100,8 +100,7 @@ func (h *handshake) run(ctx context.Context, f func() error, next func()) (*View
 // result is the View, unless there is an error: then there is none.
 func (h *handshake) result(err error) (*View, error) {
 	if err != nil {
-		_ = h.view.Close() // nothing uses it
-		return nil, err
+		return nil, h.dev.Discard(err, h.view.Close)
 	}
 	return h.view, nil
 }

@@ -222,6 +222,18 @@ func (d *Device) KeepOpen(kind string) (release func(), err error) {
 	return func() { d.untrack(thing) }, nil
 }
 
+// Discard is for constructors, also of packages beside this one, that fail with cause: it closes
+// what they have made, and returns cause, with what refused that. Trim and Close of the device try
+// again then.
+func (d *Device) Discard(cause error, close func() error) error {
+	undo := close()
+	if undo == nil || d == nil || d.state == nil {
+		return also(cause, "and giving back what was made", undo)
+	}
+	d.refusedCalls.add(close)
+	return also(cause, "and giving back what was made", undo)
+}
+
 // rename changes the kind under which Close and Report name a thing that is tracked.
 func (d *Device) rename(thing any, kind string) {
 	d.mu.Lock()

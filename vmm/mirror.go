@@ -103,12 +103,8 @@ func (d *Device) newMirror(p Ptr, n uint64, o MirrorOptions) (*Mirror, error) {
 		return m, nil
 	}
 	// The caller gets no Mirror, so what cannot be given back now is the device's.
-	if undo := m.giveBack(); undo != nil {
-		err = also(err, "and giving it back", undo)
-		d.rename(m, "what a failed NewMirror could not give back")
-		d.refusedCalls.add(m.giveBack)
-	}
-	return nil, err
+	d.rename(m, "what a failed NewMirror could not give back")
+	return nil, d.Discard(err, m.giveBack)
 }
 
 // hold keeps the memory mapped, and checks that it is and that the device may access it.

@@ -189,12 +189,8 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 		return g, nil
 	}
 	// The caller gets no Range, so what cannot be given back now is the device's.
-	if undo := g.close(); undo != nil {
-		err = also(err, "and giving it back", undo)
-		d.rename(g.r, "what a failed Alloc could not give back")
-		d.refusedCalls.add(g.close)
-	}
-	return nil, err
+	d.rename(g.r, "what a failed Alloc could not give back")
+	return nil, d.Discard(err, g.close)
 }
 
 // Ptr is the first address. It stays the same until Close.

@@ -327,7 +327,7 @@ func (g *Group) freeCalling() error {
 	for r := range regs {
 		err = errors.Join(err, r.end())
 	}
-	err = errors.Join(err, g.ownStream.Close(), g.scratch.Close())
+	err = errors.Join(err, g.dev.Discard(nil, g.ownStream.Close), g.dev.Discard(nil, g.scratch.Close))
 	g.engineMu.Lock()
 	defer g.engineMu.Unlock()
 	return errors.Join(err, g.e.Free())

@@ -50,8 +50,7 @@ func LoadBuiltins(dev *vmm.Device) (*Builtins, error) {
 	}
 	b := &Builtins{mod: mod, funcs: map[string]*Func{}, free: make(chan uint64, scratchSlots)}
 	if err := b.prepare(dev); err != nil {
-		_, _ = b.Close(), b.Close() // once more, if it was refused; the first error counts
-		return nil, fmt.Errorf("load built-in kernels: %w", err)
+		return nil, fmt.Errorf("load built-in kernels: %w", dev.Discard(err, b.Close))
 	}
 	return b, nil
 }

@@ -72,10 +72,7 @@ func newDriver(dev *vmm.Device, o Options) (*DriverPool, error) {
 		err = p.setReuse(ReuseAll &^ o.NoReuse)
 	}
 	if err != nil {
-		if again := p.calls.DestroyPool(p.pool); again != nil {
-			err = fmt.Errorf("%w, and destroying the pool: %w", err, again)
-		}
-		return nil, err
+		return nil, dev.Discard(err, p.Close)
 	}
 	return p, nil
 }

@@ -44,7 +44,8 @@ func (d *Device) Begin(s *Stream) (id uint64, err error) {
 	if err != nil {
 		graph, undo := raw.EndCapture(s.Queue)
 		if undo == nil {
-			return 0, errors.Join(err, raw.FreeGraph(graph))
+			d.freeGraph(raw, graph)
+			return 0, err
 		}
 		err = errors.Join(err, fmt.Errorf("and ending the capture: %w", undo))
 	}
@@ -154,11 +155,16 @@ func (d *Device) EndNameless(s *Stream) error {
 	}
 	if err == nil {
 		raw, _ := d.raw.(driver.Grapher)
-		if free := func() error { return raw.FreeGraph(graph) }; free() != nil {
-			d.refused(free)
-		}
+		d.freeGraph(raw, graph)
 	}
 	return nil
+}
+
+// freeGraph frees the graph of a capture that no one wants, now or when the driver lets it.
+func (d *Device) freeGraph(raw driver.Grapher, graph driver.Graph) {
+	if free := func() error { return raw.FreeGraph(graph) }; free() != nil {
+		d.refused(free)
+	}
 }
 
 // forget notes that the stream ends, whose capture, if it is in one, was lost with its context.
