@@ -450,9 +450,6 @@ func TestCaptureForksAndEndsElsewhere(t *testing.T) {
 // TestStreamOfAnotherDeviceJoinsACapture: it does no work there, and until the end neither
 // device is waited for.
 func TestStreamOfAnotherDeviceJoinsACapture(t *testing.T) {
-	if onCUDA {
-		t.Skip("needs two devices")
-	}
 	w := newWorld(t, 2)
 	origin, branch := stream(t, w.devs[0]), stream(t, w.devs[1])
 	require.NoError(t, origin.BeginCapture())

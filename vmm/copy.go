@@ -320,7 +320,8 @@ func (s *Stream) copyOut(dst []byte, src Ptr) error {
 // context takes no event of this one and is waited for instead.
 func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 	var eventMissing bool
-	err := s.with(func(o *openDevice) error {
+	var wait func() error
+	queue := func(o *openDevice) (err error) {
 		// Asked, and copied, and recorded while BeginCapture and a wait for an event of a
 		// capture are kept off: else the copy would become part of a graph.
 		if err := o.NotCapturing(&s.order); err != nil {
@@ -331,7 +332,7 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 			return err
 		}
 		defer p.unlock()
-		if err := o.Room(&s.order); err != nil {
+		if wait, err = o.Room(&s.order); wait != nil || err != nil {
 			return err
 		}
 		if err := o.Copy(dst, src, dev.Size, s.order.Queue); err != nil {
@@ -340,7 +341,13 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 		err = l.recorded(b, s.order.Queue, o.Record(b.event, &s.order))
 		eventMissing = err != nil
 		return err
-	})
+	}
+	err := s.with(queue)
+	for wait != nil && err == nil { // without locks of the stream and the memory
+		if err = wait(); err == nil {
+			err = s.with(queue)
+		}
+	}
 	if !eventMissing {
 		return err
 	}

@@ -189,6 +189,20 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			s, err := w.devs[0].NewStream()
 			require.NoError(t, err)
 			require.NoError(t, g.UsedBy(s))
+			require.NoError(t, s.BeginCapture())
+			result := g.Clip()
+			require.NotZero(t, g.Stats().Retiring, "until the capture ends")
+			finishCapture(t, s)
+			require.NoError(t, s.Close())
+			require.NoError(t, g.Close())
+			return result
+		},
+		"Clip x named stream captured elsewhere": func(t *testing.T, w *world) error {
+			g := ranged(t, w, 2*page)
+			require.NoError(t, g.Grow(3*page))
+			s, err := w.devs[0].NewStream()
+			require.NoError(t, err)
+			require.NoError(t, g.UsedBy(s))
 			end := captured(t, w, s)
 			capacity := g.Cap()
 			result := g.Clip()

@@ -226,11 +226,13 @@ func (d *Device) KeepOpen(kind string) (release func(), err error) {
 // what they have made, and returns cause, with what refused that. Trim and Close of the device try
 // again then.
 func (d *Device) Discard(cause error, close func() error) error {
-	undo := close()
-	if undo == nil || d == nil || d.state == nil {
-		return also(cause, "and giving back what was made", undo)
+	var undo error
+	if close != nil {
+		undo = close()
 	}
-	d.refusedCalls.add(close)
+	if undo != nil && d != nil && d.state != nil {
+		d.refusedCalls.add(close)
+	}
 	return also(cause, "and giving back what was made", undo)
 }
 

@@ -374,7 +374,7 @@ func (c *inFlight) wait() {
 // Close waits for work that may use the memory, unmaps it and frees the
 // addresses. A held reservation, and one inside a Range, returns ErrBusy and
 // stays as it is; so does, with ErrCapturing, one that a captured stream may
-// use. If the device is lost, everything is given back all the same and the
+// use, of which other calls may return ErrClosed until that is known. If the device is lost, everything is given back all the same and the
 // error returned. On any other failure nothing but Close works any more; call
 // it again. Twice is fine, and so is a nil Reservation.
 func (r *Reservation) Close() error { return r.CloseContext(context.Background()) }

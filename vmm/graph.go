@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -49,19 +50,23 @@ type capturedSpan struct {
 // it returns ErrBusy.
 func (s *Stream) BeginCapture() error {
 	return s.fail("begin capture", 0, 0, s.withAlone(func(o *openDevice) error {
-		if s.held.Load() > 0 {
-			return errHeld
-		}
 		id, err := o.Begin(&s.order)
 		if err == nil {
+			s.endUses() // of a capture that has ended without EndCapture
 			s.dev.state.parent.captures.begin(id, s.dev.state)
 			s.captureID = id
 		}
-		return err
+		return busyIfHeld(err)
 	}))
 }
 
-var errHeld = fmt.Errorf("%w: the stream is held", ErrBusy)
+// busyIfHeld is the error of this package for one of package order.
+func busyIfHeld(err error) error {
+	if errors.Is(err, order.ErrHeld) {
+		return fmt.Errorf("%w: %w", ErrBusy, err)
+	}
+	return err
+}
 
 func (all *captures) begin(id uint64, on *deviceState) {
 	all.mu.Lock()
@@ -124,8 +129,9 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 
 // EndCapture ends the capture that BeginCapture began on this stream, and returns the
 // graph of its work. If a wait has destroyed the capture, or if a stream that joined it was
-// not waited for, it returns ErrInvalid, and the capture has ended. While the stream is held
-// (Hold) it returns ErrBusy, and the capture goes on. The caller must Close the Graph.
+// not waited for, it returns ErrInvalid, and the capture has ended. While the stream, or one that
+// has joined it, is held (Hold) it returns ErrBusy, and the capture goes on. The caller must Close
+// the Graph.
 func (s *Stream) EndCapture() (*Graph, error) {
 	var graph *Graph
 	err := s.withAlone(func(o *openDevice) (err error) {
@@ -138,9 +144,6 @@ func (s *Stream) EndCapture() (*Graph, error) {
 func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
 	if !s.order.Began() {
 		return nil, fmt.Errorf("%w: BeginCapture has not begun a capture on this stream", ErrInvalid)
-	}
-	if s.held.Load() > 0 {
-		return nil, errHeld
 	}
 	raw, _ := order.As[graphs](o.Device)
 	graph = &Graph{dev: s.dev, raw: raw}
@@ -155,7 +158,7 @@ func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
 	}
 	if err != nil {
 		s.dev.untrack(graph)
-		return nil, err
+		return nil, busyIfHeld(err)
 	}
 	return graph, nil
 }

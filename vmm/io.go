@@ -154,24 +154,40 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("%w: offset %d", ErrBounds, off)
 	}
-	// The length first: work that is queued for what is appended later is not waited for.
-	have := g.len.Load()
-	// Before the copy is counted: this wait must not hold up those that wait for copies.
-	if err := g.r.waitForWork(); err != nil {
-		return 0, err
-	}
-	o, epoch, err := g.beginCopy()
-	if err != nil {
-		return 0, err
-	}
-	defer g.r.copies.end(epoch)
-	n, eof := rows.Below(len(p), off, min(have, g.len.Load()), width, pitch)
-	if n > 0 {
-		if err := o.copyOut(p[:n], rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}); err != nil {
+	for {
+		// The length first: work that is queued for what is appended later is not waited for.
+		drops, have := g.drops.Load(), g.len.Load()
+		// Before the copy is counted: this wait must not hold up those that wait for copies.
+		if err := g.r.waitForWork(); err != nil {
 			return 0, err
 		}
+		o, epoch, err := g.beginCopy()
+		if err != nil {
+			return 0, err
+		}
+		n, eof, err := g.readBelow(o, drops, have, p, off, width, pitch)
+		g.r.copies.end(epoch)
+		if !errors.Is(err, errDropped) {
+			return n, cmp.Or(err, eof)
+		}
 	}
-	return n, eof
+}
+
+// errDropped is that Len has moved down: what has come since may not have arrived.
+var errDropped = errors.New("bytes were dropped")
+
+// readBelow reads rows below a length whose work was waited for, as far as they are there still.
+func (g *Range) readBelow(o *openDevice, drops, have uint64, p []byte, off int64, width, pitch uint64) (n int, eof, err error) {
+	now := g.len.Load()
+	if g.drops.Load() != drops {
+		return 0, nil, errDropped
+	}
+	if n, eof = rows.Below(len(p), off, min(have, now), width, pitch); n > 0 {
+		if err = o.copyOut(p[:n], rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}); err != nil {
+			return 0, nil, err
+		}
+	}
+	return n, eof, nil
 }
 
 // WriteAt replaces bytes from off on. All of them must lie below Len, else it

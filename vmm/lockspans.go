@@ -34,8 +34,10 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 			unlockAll(l.locked)
 			return err
 		}
-		s.hold()
-		return nil
+		if _, err = s.hold(o); err != nil {
+			unlockAll(l.locked)
+		}
+		return err
 	})
 	if err != nil {
 		return nil, s.fail("lock spans", 0, 0, err)

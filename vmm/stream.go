@@ -22,7 +22,6 @@ type Stream struct {
 
 	closeMu lock.Mutex     // Close alone takes it
 	holds   sync.WaitGroup // Holds that have not been released
-	held    atomic.Int64   // their number
 
 	mu        lock.RWMutex // shared by calls that need queue and handle to stay valid
 	captureID uint64       // of the capture that BeginCapture began; 0: none
@@ -168,13 +167,12 @@ var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 // program's own that queues work on it: handle is the driver's, a CUstream on CUDA.
 // capturing says whether the stream is being captured into a graph, so that the call
 // is recorded and does not run; until release it is, or is not: BeginCapture and EndCapture
-// return ErrBusy, and so does a Wait by which the stream might join a capture. A Close waits for
-// release, which must be called once and soon.
+// return ErrBusy, also EndCapture of the stream whose capture this one has joined, and so does a
+// Wait by which the stream might join a capture. A Close waits for release, which must be called
+// once and soon.
 func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
-		if capturing, err = o.Capturing(s.order.Queue); err == nil {
-			s.hold()
-		}
+		capturing, err = s.hold(o)
 		return err
 	})
 	if err != nil {
@@ -185,13 +183,15 @@ func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), e
 
 // hold keeps the stream from being closed, and captures of it from beginning and ending, until
 // unhold. It needs s.mu, shared.
-func (s *Stream) hold() {
-	s.holds.Add(1)
-	s.held.Add(1)
+func (s *Stream) hold(o *openDevice) (capturing bool, err error) {
+	if capturing, err = o.Hold(&s.order); err == nil {
+		s.holds.Add(1)
+	}
+	return capturing, err
 }
 
 func (s *Stream) unhold() {
-	s.held.Add(-1)
+	s.order.Unhold()
 	s.holds.Done()
 }
 
@@ -271,11 +271,8 @@ func (s *Stream) Wait(e *Event) error {
 				if err = e.sameDriver(o); err != nil {
 					return err
 				}
-				if alone && s.held.Load() > 0 && s.dev.state.parent.world.Capturing() {
-					return errHeld
-				}
 				again, err = o.Wait(&s.order, e.e, e.on.state.gate, e.point, alone)
-				return err
+				return busyIfHeld(err)
 			}
 		}
 		err := s.with(wait(false))
@@ -374,20 +371,17 @@ func (s *Stream) Close() error {
 func (s *Stream) close() error {
 	s.closeMu.Lock()
 	defer s.closeMu.Unlock()
-	if !s.setClosing(true) {
-		return nil
+	if goesOn, err := s.beginClose(); !goesOn {
+		return err
 	}
 	s.holds.Wait() // what they queue is waited for next
-	lostErr := s.endNameless()
-	if lostErr == nil {
-		lostErr = s.sync()
-	}
+	lostErr := s.sync()
 	if lostErr != nil && !lost(lostErr) {
-		s.setClosing(false)
+		s.reopen()
 		return lostErr
 	}
 	if err := s.free(lostErr); err != nil {
-		s.setClosing(false)
+		s.reopen()
 		return err
 	}
 	// Freed before it is forgotten: until then reservations wait for its work.
@@ -409,22 +403,33 @@ func (s *Stream) close() error {
 	return lostErr
 }
 
-// endNameless ends a capture that a BeginCapture which failed has left.
-func (s *Stream) endNameless() error {
+// beginClose lets no new work in, unless the stream is being captured; goesOn is false if there is
+// nothing more to do.
+func (s *Stream) beginClose() (goesOn bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	o, err := s.dev.state.ensureOpen()
-	if err != nil {
-		return err
+	if s.closing.Load() {
+		return false, nil
 	}
-	return o.EndNameless(&s.order)
+	o, err := s.dev.state.ensureOpen()
+	if err == nil {
+		err = o.EndLeft(&s.order)
+	}
+	if err == nil {
+		err = o.NotCapturing(&s.order)
+	}
+	if err != nil && !lost(err) {
+		return false, err
+	}
+	s.closing.Store(true)
+	return true, nil
 }
 
-// setClosing lets no new work in, or lets it in again; false if it was so.
-func (s *Stream) setClosing(to bool) bool {
+// reopen undoes beginClose.
+func (s *Stream) reopen() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.closing.Swap(to) != to
+	s.closing.Store(false)
 }
 
 // free gives the stream back, one of another library's excepted.

@@ -19,24 +19,33 @@ type capture struct {
 // errWaitDestroys is what is returned instead of a wait.
 var errWaitDestroys = fmt.Errorf("%w: waiting would destroy the capture", driver.ErrCapturing)
 
+// ErrHeld is of a stream whose captures must not begin or end now.
+var ErrHeld = errors.New("the stream is held")
+
 // errNoGraphs is for drivers without.
 var errNoGraphs = fmt.Errorf("%w: graphs", driver.ErrNotSupported)
 
 // Begin begins a capture of the stream, in CUDA's relaxed mode, and returns the driver's number
 // of it, 0 if the driver can neither name the capture nor end it: then it goes on, and the
-// error says so, until End, EndNameless or the next Begin ends it. The caller keeps other calls
-// off the stream.
+// error says so, until End, EndLeft or the next Begin ends it. While the stream is held it returns
+// ErrHeld. The caller keeps other calls off the stream.
 func (d *Device) Begin(s *Stream) (id uint64, err error) {
 	raw, ok := d.raw.(driver.Grapher)
 	if !ok {
 		return 0, errNoGraphs
 	}
-	if err := d.EndNameless(s); err != nil {
+	if err := d.EndLeft(s); err != nil {
 		return 0, err
 	}
 	d.gate.awaitTurn()
 	unlock := alone([]*Gate{d.gate})
 	defer unlock()
+	switch {
+	case s.held.Load() > 0:
+		return 0, ErrHeld
+	case s.in.Load() != nil: // the driver would be asked without the gates of all of that capture
+		return 0, fmt.Errorf("%w: the stream is being captured", driver.ErrInvalid)
+	}
 	if err := raw.BeginCapture(s.Queue, driver.CaptureRelaxed); err != nil {
 		return 0, err
 	}
@@ -56,28 +65,52 @@ func (d *Device) Begin(s *Stream) (id uint64, err error) {
 func (w *World) add(c *capture) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if c.id != 0 {
-		w.byID[c.id] = c
-	}
+	w.captures = append(w.captures, c)
 	c.origin.in.Store(c)
 	c.streams = append(c.streams, c.origin)
 	c.gates[0].open.Add(1)
 	w.open.Add(1)
 }
 
-// join notes that the stream is in the capture with that number. Its gate is held alone.
+// join notes that the stream is in the capture with that number; 0 if the driver did not say. Then
+// it may be in any. The gates of all captures are held alone.
 func (w *World) join(id uint64, s *Stream, g *Gate) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	c := w.byID[id]
-	if c == nil || slices.Contains(c.streams, s) {
-		return
+	for _, c := range w.captures {
+		if id != 0 && c.id != id || slices.Contains(c.streams, s) {
+			continue
+		}
+		if id != 0 {
+			s.in.Store(c)
+			c.streams = append(c.streams, s)
+		}
+		if !slices.Contains(c.gates, g) {
+			c.gates = sorted(append(slices.Clone(c.gates), g)...)
+			g.open.Add(1)
+		}
 	}
-	s.in.Store(c)
-	c.streams = append(c.streams, s)
-	if !slices.Contains(c.gates, g) {
-		c.gates = sorted(append(slices.Clone(c.gates), g)...)
-		g.open.Add(1)
+}
+
+// aloneWithCaptures has the gates alone, and those of all captures, until unlock.
+func (w *World) aloneWithCaptures(gates ...*Gate) (unlock func()) {
+	all := func() []*Gate {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		found := slices.Clone(gates)
+		for _, c := range w.captures {
+			found = append(found, c.gates...)
+		}
+		return sorted(found...)
+	}
+	for have := all(); ; {
+		unlock := alone(have)
+		now := all()
+		if !slices.ContainsFunc(now, func(g *Gate) bool { return !slices.Contains(have, g) }) {
+			return unlock
+		}
+		unlock() // a capture has begun on another device, or was joined by one
+		have = now
 	}
 }
 
@@ -121,7 +154,8 @@ func (d *Device) CaptureID(s *Stream) (uint64, error) {
 }
 
 // End ends the capture that Begin has begun on the stream. goesOn says that the error has left
-// the capture as it is. The caller keeps other calls off the stream.
+// the capture as it is: ErrHeld while one of its streams is held, for one. The caller keeps other
+// calls off the stream.
 func (d *Device) End(s *Stream) (graph driver.Graph, goesOn bool, err error) {
 	raw, ok := d.raw.(driver.Grapher)
 	if !ok {
@@ -132,6 +166,9 @@ func (d *Device) End(s *Stream) (graph driver.Graph, goesOn bool, err error) {
 		return 0, false, fmt.Errorf("%w: BeginCapture has not begun a capture on this stream", driver.ErrInvalid)
 	}
 	defer unlock()
+	if slices.ContainsFunc(c.streams, func(x *Stream) bool { return x.held.Load() > 0 }) {
+		return 0, true, ErrHeld
+	}
 	graph, err = raw.EndCapture(s.Queue)
 	if err != nil {
 		capturing, again := d.raw.Capturing(s.Queue)
@@ -143,12 +180,22 @@ func (d *Device) End(s *Stream) (graph driver.Graph, goesOn bool, err error) {
 	return graph, false, err
 }
 
-// EndNameless ends the capture of the stream that a Begin which failed has left, if there is
-// one. The caller keeps other calls off the stream.
-func (d *Device) EndNameless(s *Stream) error {
-	if c := s.in.Load(); c == nil || c.origin != s || c.id != 0 {
+// EndLeft ends what is left of a capture of the stream: one that a Begin which failed has left, or
+// one that has ended without End. The caller keeps other calls off the stream.
+func (d *Device) EndLeft(s *Stream) error {
+	c, unlock := d.allGates(s)
+	switch {
+	case c == nil:
 		return nil
+	case c.id != 0:
+		defer unlock()
+		capturing, err := d.raw.Capturing(s.Queue)
+		if err == nil && !capturing {
+			d.gate.world.remove(c)
+		}
+		return err
 	}
+	unlock()
 	graph, goesOn, err := d.End(s)
 	if goesOn || err != nil && lost(err) {
 		return err
@@ -181,7 +228,7 @@ func (d *Device) forget(s *Stream) {
 // events. The capture's gates are held alone.
 func (w *World) remove(c *capture) {
 	w.mu.Lock()
-	delete(w.byID, c.id)
+	w.captures = slices.DeleteFunc(w.captures, func(x *capture) bool { return x == c })
 	for _, g := range c.gates {
 		g.open.Add(-1)
 	}
@@ -201,7 +248,8 @@ func (w *World) remove(c *capture) {
 // Wait makes later work of the stream wait for an event of the device that from is the Gate of.
 // stands says where the event stands, and is called at any time. A stream that waits for an
 // event of a capture joins it. If that may be, and the caller does not keep other calls off
-// the stream, which isAlone says, again is true, and nothing was done.
+// the stream, which isAlone says, again is true, and nothing was done; and if the stream is held,
+// it returns ErrHeld.
 func (d *Device) Wait(s *Stream, e driver.Event, from *Gate, stands func() Point, isAlone bool) (again bool, err error) {
 	if at := stands(); at.of != nil {
 		both := d.with(from)
@@ -216,8 +264,12 @@ func (d *Device) Wait(s *Stream, e driver.Event, from *Gate, stands func() Point
 	if !isAlone {
 		return true, nil
 	}
-	unlock := alone(sorted(d.gate, from))
+	world := d.gate.world
+	unlock := world.aloneWithCaptures(d.gate, from)
 	defer unlock()
+	if s.held.Load() > 0 && world.Capturing() {
+		return false, ErrHeld
+	}
 	at := stands()
 	if err := d.raw.Wait(s.Queue, e); err != nil {
 		return false, err
@@ -242,16 +294,18 @@ func (d *Device) waitAt(s *Stream, e driver.Event, at Point, stands func() Point
 }
 
 // noteJoin notes the capture that the stream may have joined by a wait, and says whether it has.
-// The gate is held alone.
+// The gates of all captures are held alone.
 func (d *Device) noteJoin(s *Stream) bool {
 	if !s.captured(d) {
 		return false
 	}
 	s.joined.Store(true)
 	if raw, ok := d.raw.(driver.Grapher); ok {
-		if id, err := raw.CaptureID(s.Queue); err == nil {
-			d.gate.world.join(id, s, d.gate)
+		id, err := raw.CaptureID(s.Queue)
+		if err != nil {
+			id = 0
 		}
+		d.gate.world.join(id, s, d.gate)
 	}
 	return true
 }

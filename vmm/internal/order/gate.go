@@ -48,13 +48,13 @@ type World struct {
 
 	open atomic.Int32
 
-	mu   lock.Mutex
-	byID map[uint64]*capture
+	mu       lock.Mutex
+	captures []*capture // that Begin has begun
 }
 
 // NewWorld is the World of a driver.
 func NewWorld() *World {
-	w := &World{byID: map[uint64]*capture{}}
+	w := &World{}
 	w.mu.At(lock.Captures, 0)
 	return w
 }

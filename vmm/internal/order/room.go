@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // CUDA queues about a thousand pieces of work for a stream, of copies from pinned memory fewer: on
@@ -27,38 +28,54 @@ type mark struct {
 // Queued counts a piece of work that a call queues on the stream.
 func (s *Stream) Queued() { s.queued.Add(1) }
 
-// Room waits until the stream has room for one more copy of the library's own, for events and
-// outside of what blocks the context, and counts it. The stream is not being captured, and the
-// caller keeps it so.
-func (d *Device) Room(s *Stream) error {
+// Room counts one more copy of the library's own, if the stream has room for it. If not, the caller
+// calls wait, with none of the stream's locks, and tries again. The stream is not being captured,
+// and the caller keeps it so.
+func (d *Device) Room(s *Stream) (wait func() error, err error) {
 	s.roomMu.Lock()
 	defer s.roomMu.Unlock()
-	n := s.queued.Add(1) // with the lock: reached is never beyond it
-	if n-s.reached <= markEvery {
-		return nil
-	}
-	if len(s.marks) == 0 || n-s.marks[len(s.marks)-1].n > markEvery {
-		f, err := d.Fence(s)
-		if s.Wrapped && errors.Is(err, driver.ErrInvalid) {
-			return nil // a stream of another context: each copy is waited for
-		}
-		if err != nil {
-			return err
-		}
-		s.marks = append(s.marks, mark{n - 1, f})
-	}
-	for len(s.marks) > 0 {
-		m := s.marks[0]
-		if n-s.reached > roomOf {
-			if err := m.f.Sync(); err != nil {
-				return err
+	n := s.queued.Load() + 1
+	if n-s.reached > markEvery {
+		if len(s.marks) == 0 || n-s.marks[len(s.marks)-1].n > markEvery {
+			f, err := d.Fence(s)
+			if s.Wrapped && errors.Is(err, driver.ErrInvalid) {
+				return nil, nil // a stream of another context: each copy is waited for
 			}
-		} else if done, err := m.f.Done(); err != nil || !done {
-			return err
+			if err != nil {
+				return nil, err
+			}
+			s.marks = append(s.marks, mark{n - 1, f})
 		}
-		m.f.Free()
-		s.reached, s.marks = m.n, s.marks[1:]
+		for len(s.marks) > 0 {
+			m := s.marks[0]
+			if done, err := m.f.Done(); err != nil {
+				return nil, err
+			} else if !done {
+				break
+			}
+			s.marks = s.marks[1:]
+			m.f.Free()
+			s.reached = max(s.reached, m.n)
+		}
+		if n-s.reached > roomOf && len(s.marks) > 0 {
+			m := s.marks[0]
+			s.marks = s.marks[1:] // who waits for it has it
+			return func() error { return s.await(m) }, nil
+		}
 	}
+	s.queued.Add(1)
+	return nil, nil
+}
+
+// await waits for a mark.
+func (s *Stream) await(m mark) error {
+	lock.Waits()
+	if err := m.f.SyncAndFree(); err != nil {
+		return err
+	}
+	s.roomMu.Lock()
+	defer s.roomMu.Unlock()
+	s.reached = max(s.reached, m.n)
 	return nil
 }
 

@@ -35,7 +35,8 @@ type Stream struct {
 	joined   atomic.Bool            // a capture, by a wait for an event of it
 	context  atomic.Bool            // of a wrapped stream: it takes events of the device's context
 
-	in atomic.Pointer[capture] // that Begin has begun; changes with its gates alone
+	in   atomic.Pointer[capture] // that Begin has begun; changes with its gates alone
+	held atomic.Int64            // captures of it neither begin nor end; grows with the gate shared
 
 	lateMu sync.Mutex // nothing is locked while it is held
 	late   []lateOn   // that wait for the capture's end
@@ -207,6 +208,20 @@ func (s *Stream) captured(d *Device) bool {
 	capturing, err := d.raw.Capturing(s.Queue)
 	return capturing || err != nil
 }
+
+// Hold keeps captures of the stream from beginning and ending until Unhold, and says whether it is
+// being captured.
+func (d *Device) Hold(s *Stream) (capturing bool, err error) {
+	d.gate.share()
+	defer d.gate.unshare()
+	if capturing, err = d.raw.Capturing(s.Queue); err == nil {
+		s.held.Add(1)
+	}
+	return capturing, err
+}
+
+// Unhold undoes Hold.
+func (s *Stream) Unhold() { s.held.Add(-1) }
 
 // InContext says whether an event of the device's context is known to cover the stream.
 func (s *Stream) InContext() bool {
