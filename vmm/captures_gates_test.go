@@ -227,10 +227,10 @@ func TestReadWhileLenComesBack(t *testing.T) {
 			require.NoError(t, g.UsedBy(s))
 			require.NoError(t, g.Append(bytes.Repeat([]byte{1}, page)))
 			require.NoError(t, s.Sync())
-			var open func()
+			opens := make(chan func(), 1)
 			w.before = once("SyncEvent", func() {
 				require.NoError(t, g.SetLen(0))
-				open = gate(t, d, s.Raw())
+				opens <- gate(t, d, s.Raw())
 				require.NoError(t, g.AppendOn(s, bytes.Repeat([]byte{2}, page)))
 			})
 			var got []byte
@@ -238,7 +238,7 @@ func TestReadWhileLenComesBack(t *testing.T) {
 				got, err = read(g)
 				return err
 			})
-			open()
+			(<-opens)()
 			require.NoError(t, end())
 			require.Equal(t, bytes.Repeat([]byte{2}, page), got)
 			require.NoError(t, errors.Join(s.Close(), g.Close()))

@@ -110,7 +110,6 @@ package vmm
 //	lenMu, capMu, mappingMu   with RangeOptions.Zero, for the fill alone, which no other work
 //	                    comes before
 //	Stream.mu           for reading, if no event could be recorded
-//	roomMu              with Stream.mu for reading, by copies behind a stream that is held
 //	Module.closeMu      by Close, for work that may run the module's kernels
 //
 // None is held across a callback, apart from those of Watch: they run with mappingMu, and with

@@ -4,7 +4,6 @@ import (
 	"errors"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // CUDA queues about a thousand pieces of work for a stream, of copies from pinned memory fewer: on
@@ -69,7 +68,6 @@ func (d *Device) Room(s *Stream) (wait func() error, err error) {
 
 // await waits for a mark.
 func (s *Stream) await(m mark) error {
-	lock.Waits()
 	if err := m.f.SyncAndFree(); err != nil {
 		return err
 	}
