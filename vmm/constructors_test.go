@@ -6,7 +6,6 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/growable"
 	"github.com/cuvmm/cuvmm/internal/testgate"
@@ -122,14 +121,10 @@ func constructAndClose(t *testing.T, name string, until bool, at []int) (calls [
 		}
 		t.Errorf("calls from %v on fail, and the constructor with %v: closing %s: %v", at[:min(2, len(at))], err, what, refused)
 	}
-	_, left := s.Done()
-	if errors.Is(left, errInjected) {
-		_, left = s.Done()
-	}
-	if errors.Is(left, vmm.ErrCapturing) { // an EndCapture that failed has left it
-		graph, err := s.EndCapture()
-		require.NoError(t, err)
-		closes("the graph", graph)
+	for range 4 { // an EndCapture that failed may have left a capture
+		if graph, err := s.EndCapture(); err == nil {
+			closes("the graph", graph)
+		}
 	}
 	if x != nil && !reflect.ValueOf(x).IsZero() {
 		closes("what was made", x)
