@@ -53,7 +53,7 @@ type Device struct {
 // openedAt is what kind of object is open and where it was made.
 type openedAt struct {
 	kind string
-	made [8]uintptr
+	made callers
 }
 
 func newDevice(drv driver.Driver, info Info) *Device {
