@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -91,8 +92,31 @@ func peerError(e wire.Error) error {
 	case wire.CodeInternal:
 		kind = errRefused
 	}
-	return fmt.Errorf("%w: the owner says %q", kind, strings.TrimPrefix(e.Text, kind.Error()+": "))
+	return &ownerError{kind, e.Text}
 }
+
+// ownerError is an error of a kind in the owner's words.
+type ownerError struct {
+	kind error
+	text string
+}
+
+// Error has the kind once: the owner's text often begins with it, or is nothing else.
+func (e *ownerError) Error() string {
+	kind := e.kind.Error()
+	switch text := strings.TrimPrefix(e.text, kind+": "); {
+	case text != "" && text != kind && strings.Contains(text, kind):
+		return fmt.Sprintf("the owner says %q", text)
+	case text != "" && text != kind:
+		return fmt.Sprintf("%s: the owner says %q", kind, text)
+	}
+	if slices.Contains([]error{ErrNotFound, ErrOwnerGone, ErrSealed, ErrNotSealed, ErrAborted}, e.kind) {
+		return kind // which no one else could tell
+	}
+	return kind + ": the owner says so"
+}
+
+func (e *ownerError) Unwrap() error { return e.kind }
 
 var errRefused = errors.New("refused")
 

@@ -25,7 +25,9 @@ type Publication struct {
 	object // the range's chunks and lengths, as readers get them
 
 	// Immutable.
-	r *vmm.Range
+	r         *vmm.Range
+	heldAs    string // what the range says of the published bytes
+	pendingAs string // and of those of PublishAfter
 
 	// Safe for concurrent use.
 	tasks        sync.WaitGroup
@@ -92,12 +94,13 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 		return nil, err
 	}
 	// A hold of 0 bytes keeps the range from being closed.
-	release, err := r.Hold(0, 0)
+	heldAs := heldFor(name)
+	release, err := r.HoldFor(heldAs, 0, 0)
 	if err != nil {
 		return nil, err
 	}
 	p := &Publication{
-		r: r, release: release,
+		r: r, heldAs: heldAs, pendingAs: "about to be " + heldAs, release: release,
 		exclusive: make(chan struct{}, 1), exportWanted: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
 	}
 	p.init(s)
@@ -110,6 +113,9 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	p.gaveUp = func(seg vmm.Segment) bool { return !slices.Contains(r.Segments(), seg) }
 	return p, nil
 }
+
+// heldFor is what a range or a reservation says of the bytes of an object.
+func heldFor(name string) string { return fmt.Sprintf("published as %q", name) }
 
 // register lets readers find an object, and calls start before anything can close it.
 func (s *Server) register(o *object, start func()) error {
@@ -281,7 +287,7 @@ func (p *Publication) holdLenExclusive() (uint64, error) {
 		if n <= p.held {
 			return n, nil
 		}
-		release, err := p.r.Hold(0, n)
+		release, err := p.r.HoldFor(p.heldAs, 0, n)
 		switch back := p.r.Len() < n; {
 		case err == nil && back: // before the hold, which does not count then
 			release()

@@ -43,7 +43,7 @@ func (p *Publication) addPending(n uint64, event *vmm.Event) (err error) {
 		return err
 	}
 	// A Clip would take the memory away before Len counts it.
-	release, err := p.r.Hold(0, n)
+	release, err := p.r.HoldFor(p.pendingAs, 0, n)
 	if err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func (p *Publication) retireExclusive(ctx context.Context, n uint64) error {
 	}
 	// The new hold is taken before the old one is released: at no time are the
 	// bytes below n without one.
-	release, err := p.r.Hold(0, n)
+	release, err := p.r.HoldFor(p.heldAs, 0, n)
 	if err != nil {
 		return err
 	}

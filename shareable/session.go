@@ -356,7 +356,7 @@ func (ses *session) stat(f wire.Frame) error {
 	}
 	o := ses.srv.findObject(q.Name)
 	if o == nil {
-		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
+		return ses.refuse(f.Request, wire.CodeNotFound, ErrNotFound.Error())
 	}
 	o.mu.Lock()
 	desc := o.describeLocked(q.Name, wire.AccessRead)
@@ -372,7 +372,7 @@ func (ses *session) attach(f wire.Frame) error {
 	o := ses.srv.findObject(q.Name)
 	switch {
 	case o == nil:
-		return ses.refuse(f.Request, wire.CodeNotFound, "no object of that name")
+		return ses.refuse(f.Request, wire.CodeNotFound, ErrNotFound.Error())
 	case q.Access == wire.AccessReadWrite && !o.write:
 		return ses.refuse(f.Request, wire.CodePermission, "the object is published for reading only")
 	}

@@ -51,7 +51,7 @@ func (s *Server) publishSpan(name string, res *vmm.Reservation, off, n uint64, o
 	if err != nil {
 		return nil, err
 	}
-	release, err := res.Hold(off, n)
+	release, err := res.HoldFor(heldFor(name), off, n)
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,7 @@ type Device struct {
 // openedAt is what kind of object is open and where it was made.
 type openedAt struct {
 	kind string
-	made [8]uintptr
+	made callers
 }
 
 func newDevice(drv driver.Driver, info Info) *Device {
@@ -397,12 +397,17 @@ func (d *Device) stopWorker() error {
 // few if there are many. d.mu is held.
 func (d *Device) openNamesLocked() []string {
 	invariants.Held(&d.mu)
-	const most = 8
 	var all []string
 	for thing, o := range d.unclosed {
 		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.caller()))
 	}
 	slices.Sort(all)
+	return firstFew(all)
+}
+
+// firstFew is all of a list for an error, or its first few and how many more there are.
+func firstFew(all []string) []string {
+	const most = 8
 	if n := len(all); n > most {
 		all = append(all[:most], fmt.Sprintf("and %d more", n-most))
 	}

@@ -472,8 +472,8 @@ func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 	if was == phaseClosed {
 		return nil, was, nil
 	}
-	if len(r.holds) > 0 {
-		return nil, was, fmt.Errorf("%w: bytes of it are held", ErrBusy)
+	if err := r.checkAllHoldsLocked(); err != nil {
+		return nil, was, err
 	}
 	r.phase.Store(phaseClosing)
 	return r.retireLocked(0, len(r.table)), was, nil

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -414,8 +416,18 @@ func (g *Range) publishLenLocked(n uint64) {
 
 // Hold makes the n bytes from off on, which must be within Cap, stay: until release
 // is called, whatever would drop or unmap some of them returns ErrBusy: SetLen downwards
-// below their end, Clip, Sleep and Close. Calling release again does nothing.
+// below their end, Clip, Sleep and Close. The error says where Hold was called. Calling release
+// again does nothing.
 func (g *Range) Hold(off, n uint64) (release func(), err error) {
+	return g.hold(off, n, heldHere("a hold"))
+}
+
+// HoldFor is Reservation.HoldFor, with the bounds of Hold.
+func (g *Range) HoldFor(what string, off, n uint64) (release func(), err error) {
+	return g.hold(off, n, &hold{what: what})
+}
+
+func (g *Range) hold(off, n uint64, h *hold) (release func(), err error) {
 	if g == nil || g.r == nil {
 		return nil, g.fail("hold", off, n, g.live())
 	}
@@ -424,8 +436,25 @@ func (g *Range) Hold(off, n uint64) (release func(), err error) {
 	if have := g.cap.Load(); (off+n < n || off+n > have) && g.live() == nil {
 		return nil, g.fail("hold", off, n, fmt.Errorf("%w: the capacity is %d", ErrBounds, have))
 	}
-	release, err = g.r.hold(off, n)
+	release, err = g.r.addHold(off, n, h)
 	return release, g.fail("hold", off, n, err)
+}
+
+// heldBy is ErrBusy if one of holds counts, and names those that do, the first few if there are many.
+func heldBy(holds []*hold, counts func(*hold) bool) error {
+	var all []string
+	for _, h := range holds {
+		if !counts(h) {
+			continue
+		}
+		if s := h.String(); !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: held: %s", ErrBusy, strings.Join(firstFew(all), "; "))
 }
 
 // Grant is Reservation.Grant.

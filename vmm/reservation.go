@@ -3,6 +3,7 @@ package vmm
 import (
 	"fmt"
 	"math/bits"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -442,18 +443,55 @@ func (r *Reservation) checkInvariantsLocked() {
 }
 
 // hold is a span that must stay mapped.
-type hold struct{ off, end uint64 }
+type hold struct {
+	off, end uint64
+	what     string
+	made     callers // only of what has no name of its own
+}
+
+// String is what the hold is for, as errors name it.
+func (h *hold) String() string {
+	s := h.what
+	if h.made[0] != 0 {
+		s += " made at " + h.made.String()
+	}
+	if h.end > 0 {
+		s += fmt.Sprintf(" [%#x, %#x)", h.off, h.end)
+	}
+	return s
+}
 
 // Hold makes the n bytes from off on stay: until release is called, unmapping any of
-// them and Close return ErrBusy. Calling release again does nothing.
+// them and Close return ErrBusy, which says where Hold was called. Calling release again does
+// nothing.
 func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
 	if err = r.notInRange(); err == nil {
-		release, err = r.hold(off, n)
+		release, err = r.addHold(off, n, heldHere("a hold"))
 	}
 	return release, r.fail("hold", off, n, err)
 }
 
+// HoldFor is Hold for packages beside this one: errors say what it is for, such as `published as "x"`.
+func (r *Reservation) HoldFor(what string, off, n uint64) (release func(), err error) {
+	if err = r.notInRange(); err == nil {
+		release, err = r.addHold(off, n, &hold{what: what})
+	}
+	return release, r.fail("hold", off, n, err)
+}
+
+// hold is Hold for a Mirror.
 func (r *Reservation) hold(off, n uint64) (release func(), err error) {
+	return r.addHold(off, n, heldHere("a mirror"))
+}
+
+// heldHere is a hold that its callers name.
+func heldHere(what string) *hold {
+	h := &hold{what: what}
+	runtime.Callers(2, h.made[:])
+	return h
+}
+
+func (r *Reservation) addHold(off, n uint64, h *hold) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.live(); err != nil {
@@ -463,9 +501,8 @@ func (r *Reservation) hold(off, n uint64) (release func(), err error) {
 		return nil, r.outOfBounds(off, n)
 	}
 	// What retires may be unmapped at any moment, so it cannot be held any more.
-	h := &hold{off, off + n}
-	if n == 0 {
-		h = &hold{} // in front of all bytes: it keeps Close away and nothing else
+	if n > 0 { // else it is in front of all bytes: it keeps Close away and nothing else
+		h.off, h.end = off, off+n
 	}
 	for _, s := range r.table.In(h.off, h.end) {
 		if s.State >= slots.Retiring {
@@ -483,12 +520,13 @@ func (r *Reservation) hold(off, n uint64) (release func(), err error) {
 // checkHoldsLocked is ErrBusy if bytes of [off, end) are held. It needs r.mu.
 func (r *Reservation) checkHoldsLocked(off, end uint64) error {
 	invariants.Held(&r.mu)
-	for _, h := range r.holds {
-		if h.off < end && off < h.end {
-			return fmt.Errorf("%w: [%#x, %#x) is held", ErrBusy, h.off, h.end)
-		}
-	}
-	return nil
+	return heldBy(r.holds, func(h *hold) bool { return h.off < end && off < h.end })
+}
+
+// checkAllHoldsLocked is ErrBusy if anything is held, if only the reservation itself. It needs r.mu.
+func (r *Reservation) checkAllHoldsLocked() error {
+	invariants.Held(&r.mu)
+	return heldBy(r.holds, func(*hold) bool { return true })
 }
 
 // Generation is another number, a higher one, each time mapped bytes were lost or

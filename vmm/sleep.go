@@ -171,8 +171,8 @@ func (s *sleeper) retireAll() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	err := r.live()
-	if err == nil && len(r.holds) > 0 {
-		err = fmt.Errorf("%w: bytes are held", ErrBusy)
+	if err == nil {
+		err = r.checkAllHoldsLocked()
 	}
 	if err == nil {
 		err = r.quarantineErrLocked(r.size)

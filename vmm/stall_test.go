@@ -63,29 +63,30 @@ func runParked(f func() error, done chan<- error) { done <- f() }
 // heldUp is an operation on a range that waits until open is called.
 type heldUp struct {
 	opts vmm.RangeOptions
-	hold func(t *testing.T, g *vmm.Range, s *vmm.Stream) (open func(), op func() error)
+	hold func(w *world, g *vmm.Range, s *vmm.Stream) (open func(), op func() error)
 }
 
 // behindWork holds op behind work of the stream.
-func behindWork(op func(g *vmm.Range) error) func(*testing.T, *vmm.Range, *vmm.Stream) (func(), func() error) {
-	return func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
-		return gate(t, g.Device(), s.Raw()), func() error { return op(g) }
+func behindWork(op func(g *vmm.Range) error) func(*world, *vmm.Range, *vmm.Stream) (func(), func() error) {
+	return func(w *world, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+		return gate(w.t, g.Device(), s.Raw()), func() error { return op(g) }
 	}
 }
 
 // behindSpans holds op behind LockSpans, and lets memory of the range retire before.
-func behindSpans(op func(g *vmm.Range) error) func(*testing.T, *vmm.Range, *vmm.Stream) (func(), func() error) {
-	return func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
-		open := gate(t, g.Device(), s.Raw())
-		require.NoError(t, g.SetLen(page))
-		require.NoError(t, g.Clip())
-		require.NoError(t, g.Grow(page))
-		other := stream(t, g.Device())
-		require.NoError(t, g.UsedBy(other))
+func behindSpans(op func(g *vmm.Range) error) func(*world, *vmm.Range, *vmm.Stream) (func(), func() error) {
+	return func(w *world, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+		open := gate(w.t, g.Device(), s.Raw())
+		require.NoError(w.t, g.SetLen(page))
+		require.NoError(w.t, g.Clip())
+		require.NoError(w.t, g.Grow(page))
+		other, err := g.Device().NewStream()
+		require.NoError(w.t, err)
+		require.NoError(w.t, g.UsedBy(other))
 		unlock, err := other.LockSpans(vmm.Span{Addr: g.Ptr(), Size: page, Access: vmm.AccessReadWrite})
-		require.NoError(t, err)
+		require.NoError(w.t, err)
 		open() // what has retired can be unmapped
-		return func() { unlock(); require.NoError(t, other.Close()) }, func() error { return op(g) }
+		return func() { unlock(); require.NoError(w.t, other.Close()) }, func() error { return op(g) }
 	}
 }
 
@@ -100,6 +101,25 @@ var heldUps = map[string]heldUp{
 	"Sleep behind work":   {hold: behindWork(sleepAndWake)},
 	"Sleep behind a copy": {hold: behindSpans(sleepAndWake)},
 	"Clip behind a copy":  {hold: behindSpans(clipTo(0))},
+	"Clip without UsedBy": {hold: func(w *world, _ *vmm.Range, s *vmm.Stream) (func(), func() error) {
+		unused := ranged(w.t, w, 8*page)
+		open := gate(w.t, s.Device(), s.Raw())
+		return open, func() error { return errors.Join(unused.SetLen(page), unused.Clip(), unused.Close()) }
+	}},
+	"Trim of access in doubt": {hold: func(w *world, _ *vmm.Range, _ *vmm.Stream) (func(), func() error) {
+		// Of Devices of its own: each Trim of a Device mends what it has.
+		d, r := doubted(w)
+		peer, err := vmm.OpenDriver(w.drv, 1)
+		require.NoError(w.t, err)
+		require.ErrorIs(w.t, r.Grant(vmm.AccessReadWrite, peer), errInjected)
+		w.before = nil
+		s, err := peer.NewStream()
+		require.NoError(w.t, err)
+		return gate(w.t, peer, s.Raw()), func() error {
+			_, err := d.Trim(0)
+			return errors.Join(err, r.Close(), s.Close(), d.Close(), peer.Close())
+		}
+	}},
 	"Close behind work":   {hold: behindWork((*vmm.Range).Close)},
 	"Close behind a copy": {hold: behindSpans((*vmm.Range).Close)},
 	"SetLen with Zero":    {opts: vmm.RangeOptions{Zero: true}, hold: behindWork(func(g *vmm.Range) error { return g.SetLen(page) })},
@@ -107,20 +127,20 @@ var heldUps = map[string]heldUp{
 	"Sync behind work":    {hold: behindWork(func(g *vmm.Range) error { return g.Device().Sync() })},
 	"Grow with Zero": {
 		opts: vmm.RangeOptions{Zero: true},
-		hold: func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
-			require.NoError(t, g.SetLen(page))
-			open := gate(t, g.Device(), s.Raw())
-			require.NoError(t, g.Clip())
+		hold: func(w *world, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+			require.NoError(w.t, g.SetLen(page))
+			open := gate(w.t, g.Device(), s.Raw())
+			require.NoError(w.t, g.Clip())
 			return open, func() error { return g.Grow(6 * page) }
 		},
 	},
 	"Grow ahead with Zero": {
 		opts: vmm.RangeOptions{Zero: true, GrowAhead: 64 * page, MaxChunk: page},
-		hold: func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
-			require.NoError(t, g.SetLen(page/2))
-			require.NoError(t, g.Grow(64*page))
-			open := gate(t, g.Device(), s.Raw())
-			require.NoError(t, g.Clip())
+		hold: func(w *world, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+			require.NoError(w.t, g.SetLen(page/2))
+			require.NoError(w.t, g.Grow(64*page))
+			open := gate(w.t, g.Device(), s.Raw())
+			require.NoError(w.t, g.Clip())
 			end := parked(func() error { return g.Grow(64 * page) })
 			return open, func() error {
 				return errors.Join(g.Append(make([]byte, page/4)), end()) // which asks for growth ahead
@@ -129,27 +149,70 @@ var heldUps = map[string]heldUp{
 	},
 	"a Supplier": {
 		opts: vmm.RangeOptions{Supplier: &slowSupplier{}},
-		hold: func(t *testing.T, g *vmm.Range, _ *vmm.Stream) (func(), func() error) {
+		hold: func(_ *world, g *vmm.Range, _ *vmm.Stream) (func(), func() error) {
 			supplyMu.Lock()
 			return supplyMu.Unlock, func() error { return g.Grow(16 * page) }
 		},
 	},
-	"EnablePeers": {hold: func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+	"EnablePeers": {hold: func(w *world, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
 		d, err := vmm.OpenDriver(g.Device().Driver(), 1)
-		require.NoError(t, err)
-		require.NoError(t, g.Grant(vmm.AccessReadWrite, d))
-		open := gate(t, g.Device(), s.Raw())
+		require.NoError(w.t, err)
+		require.NoError(w.t, g.Grant(vmm.AccessReadWrite, d))
+		open := gate(w.t, g.Device(), s.Raw())
 		return open, func() error {
 			return errors.Join(vmm.EnablePeers(vmm.AccessRead, []*vmm.Device{g.Device(), d}, g), g.Grant(vmm.AccessReadWrite, g.Device()), g.Revoke(d), d.Close())
 		}
 	}},
-	"Revoke": {hold: func(t *testing.T, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
+	"Revoke": {hold: func(w *world, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
 		d, err := vmm.OpenDriver(g.Device().Driver(), 1)
-		require.NoError(t, err)
-		require.NoError(t, g.Grant(vmm.AccessReadWrite, d))
-		open := gate(t, g.Device(), s.Raw())
+		require.NoError(w.t, err)
+		require.NoError(w.t, g.Grant(vmm.AccessReadWrite, d))
+		open := gate(w.t, g.Device(), s.Raw())
 		return open, func() error { return errors.Join(g.Revoke(d), d.Close()) }
 	}},
+}
+
+// doubted is a reservation in two stretches, of a Device of its own. A Grant fails after the first
+// one, and so does its undo, until w.before is nil.
+func doubted(w *world) (*vmm.Device, *vmm.Reservation) {
+	w.t.Helper()
+	d, err := vmm.OpenDriver(w.drv, 0)
+	require.NoError(w.t, err)
+	r, err := d.Reserve(16*page, vmm.ReserveOptions{})
+	require.NoError(w.t, err)
+	for _, off := range []uint64{0, 8 * page} {
+		c, err := d.Create(page, vmm.Prop{})
+		require.NoError(w.t, err)
+		require.NoError(w.t, r.Map(off, c))
+		require.NoError(w.t, c.Close())
+	}
+	seen := 0
+	w.before = func(c drivertest.Call) error {
+		if c.Name == "SetAccess" {
+			if seen++; seen > 1 {
+				return errInjected
+			}
+		}
+		return nil
+	}
+	return d, r
+}
+
+// heldRange is a range for h, of the first device, in use by s.
+func heldRange(w *world, h heldUp, s *vmm.Stream) *vmm.Range {
+	w.t.Helper()
+	d := w.devs[0]
+	h.opts.Max = 256 * page
+	if h.opts.Supplier != nil {
+		h.opts.Supplier = &slowSupplier{d}
+	} else if h.opts.GrowAhead == 0 {
+		h.opts.Chunk = page
+	}
+	g, err := d.NewRange(h.opts)
+	require.NoError(w.t, err)
+	require.NoError(w.t, g.UsedBy(s))
+	require.NoError(w.t, g.Append(make([]byte, 8*page)))
+	return g
 }
 
 // slowSupplier makes chunks once it can lock supplyMu.
@@ -225,17 +288,8 @@ func TestNothingWaitsForOthers(t *testing.T) {
 			second, err := vmm.OpenDriver(d.Driver(), 0)
 			require.NoError(t, err)
 			s := stream(t, d)
-			h.opts.Max = 256 * page
-			if h.opts.Supplier != nil {
-				h.opts.Supplier = &slowSupplier{d}
-			} else if h.opts.GrowAhead == 0 {
-				h.opts.Chunk = page
-			}
-			g, err := d.NewRange(h.opts)
-			require.NoError(t, err)
-			require.NoError(t, g.UsedBy(s))
-			require.NoError(t, g.Append(make([]byte, 8*page)))
-			open, op := h.hold(t, g, s)
+			g := heldRange(w, h, s)
+			open, op := h.hold(w, g, s)
 			others := []*vmm.Device{d, second, w.devs[1]}
 			streams := []*vmm.Stream{stream(t, d), stream(t, second), stream(t, w.devs[1])}
 			end := parked(op)
@@ -252,6 +306,7 @@ func TestNothingWaitsForOthers(t *testing.T) {
 					t.Errorf("beside %s there wait %v, on another range, Device and card:\n%s", name, at, stacks())
 				}
 			}
+			require.Contains(t, stacks(), "vmm_test.runParked(", "it was held all the time")
 			open()
 			if t.Failed() {
 				return

@@ -345,20 +345,48 @@ func describe(thing any, kind string) string {
 	return kind
 }
 
-// caller is the first line outside this module's own packages, the caller's.
-func (o openedAt) caller() string {
-	n := slices.Index(o.made[:], 0)
+// caller is the line of the program that made it.
+func (o openedAt) caller() string { return o.made.String() }
+
+// callers is the innermost callers of a function of this package, as runtime.Callers has them.
+type callers [8]uintptr
+
+// String is the first line outside this module, the program's. If all of them are inside, it is the
+// outermost one that is known.
+func (c *callers) String() (at string) {
+	n := slices.Index(c[:], 0)
 	if n < 0 {
-		n = len(o.made)
+		n = len(c)
 	}
-	frames := runtime.CallersFrames(o.made[:n])
+	frames := runtime.CallersFrames(c[:n])
 	for {
 		f, more := frames.Next()
-		ours := strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/vmm.") ||
-			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/growable.") ||
-			strings.HasPrefix(f.Function, "github.com/cuvmm/cuvmm/shareable/ipc.")
-		if !ours || strings.HasSuffix(f.File, "_test.go") || !more {
-			return fmt.Sprintf("%s:%d", f.File, f.Line)
+		pkg := packageOf(f.Function)
+		outside := pkg != "runtime" && pkg != "sync" // they only call what others gave them
+		if outside {
+			at = fmt.Sprintf("%s:%d", f.File, f.Line)
+		}
+		if !more || outside && !ourCode(pkg, f.File) {
+			return at
 		}
 	}
+}
+
+const modulePath = "github.com/cuvmm/cuvmm"
+
+// ourCode says whether a function is the library's. Tests, commands and examples are programs that
+// use it.
+func ourCode(pkg, file string) bool {
+	sub, ok := strings.CutPrefix(pkg+"/", modulePath+"/")
+	return ok && !strings.HasSuffix(pkg, "_test") && !strings.HasSuffix(file, "_test.go") &&
+		!strings.HasPrefix(sub, "cmd/") && !strings.HasPrefix(sub, "examples/")
+}
+
+// packageOf is the import path of a function's package.
+func packageOf(function string) string {
+	i := strings.LastIndexByte(function, '/') + 1
+	if j := strings.IndexByte(function[i:], '.'); j >= 0 {
+		return function[:i+j]
+	}
+	return function
 }

@@ -171,7 +171,7 @@ func (c *growCall) appendTo(dst Memory) {
 
 // hold keeps memory mapped until release: calls that would unmap it return vmm.ErrBusy.
 func (c *growCall) hold(r *vmm.Range, off, n uint64) error {
-	release, err := r.Hold(off, n)
+	release, err := r.HoldFor("a collective call", off, n)
 	if err == nil {
 		c.releases = append(c.releases, release)
 	}

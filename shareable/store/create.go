@@ -255,7 +255,7 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 		return err
 	}
 	// The hold keeps the range from being closed, and what readers have from being cut off.
-	if w.release, err = r.Hold(0, w.obj.Length); err != nil {
+	if w.release, err = r.HoldFor(w.heldAs, 0, w.obj.Length); err != nil {
 		return err
 	}
 	w.held = w.obj.Length

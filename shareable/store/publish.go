@@ -79,7 +79,7 @@ func (w *Writer) holdLenExclusive() error {
 		if n <= w.held {
 			return nil
 		}
-		release, err := w.r.Hold(0, n)
+		release, err := w.r.HoldFor(w.heldAs, 0, n)
 		switch back := w.r.Len() < n; {
 		case err == nil && back: // before the hold, which does not count then
 			release()

@@ -32,6 +32,7 @@ type Writer struct {
 	c       *Client
 	conn    serve.Client
 	name    string
+	heldAs  string // what the range says of the bytes that readers have
 	ahead   uint64 // bytes
 	durable bool
 	created bool   // by this Writer
@@ -67,7 +68,7 @@ type Writer struct {
 
 // newWriter makes a Writer that is not open.
 func (c *Client) newWriter(name string, ahead uint64) *Writer {
-	w := &Writer{c: c, name: name, ahead: ahead, wrote: make(chan struct{}, 1), exclusive: make(chan struct{}, 1)}
+	w := &Writer{c: c, name: name, heldAs: fmt.Sprintf("writing object %q", name), ahead: ahead, wrote: make(chan struct{}, 1), exclusive: make(chan struct{}, 1)}
 	w.memory = &writerMemory{w: w}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w

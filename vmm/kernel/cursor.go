@@ -213,7 +213,7 @@ func (c *Cursor) fail(err error) error { return fmt.Errorf("append from the devi
 func (c *Cursor) holdAll() (size uint64, release func(), err error) {
 	for {
 		size = c.dst.Cap()
-		release, err = c.dst.Hold(0, size)
+		release, err = c.dst.HoldFor("kernels that append", 0, size)
 		if !errors.Is(err, vmm.ErrBounds) { // else it was clipped in between
 			return size, release, err
 		}
