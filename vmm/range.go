@@ -167,9 +167,12 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 // fails, everything is given back. The caller must Close the Range.
 func (d *Device) Alloc(size uint64) (*Range, error) {
 	var g *Range
-	err := d.withMemory(func() (err error) {
+	err := withMemory(func() (short *deviceState, err error) {
+		if err = d.live(); err != nil {
+			return nil, err
+		}
 		g, err = d.alloc(size)
-		return err
+		return d.state, err
 	})
 	return g, d.fail("allocate", 0, size, err)
 }
@@ -273,15 +276,11 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 	}
 	t := newTicket()
 	at, err := g.append(p, size, width, pitch)
-	for err != nil { // retryWithMemory would take a closure, which is an allocation
-		again, why := g.obtain(&t, err)
-		if err = why; !again {
-			break
-		}
-		at, err = g.append(p, size, width, pitch)
-	}
 	if err != nil {
-		err = g.fillAfter(err)
+		err = g.fillAfter(g.retry(&t, err, func() (err error) {
+			at, err = g.append(p, size, width, pitch)
+			return err
+		}))
 	}
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
