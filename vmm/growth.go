@@ -24,7 +24,7 @@ import (
 // Grow makes room for n more bytes beyond Len. It completes or changes nothing,
 // except that what was retiring may be back in Cap; beyond Max it returns
 // ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
-// wrote.
+// wrote. With RangeOptions.Zero it may wait for an unlock: see LockSpans.
 func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)

@@ -177,7 +177,7 @@ type cache struct {
 // CreateOrReuse. Like sql.DB.SetMaxIdleConns it can be changed at any time; it returns the old
 // value. The default is 0: nothing is cached. Cached memory is released when memory runs out,
 // by Trim and by Close. Memory that is shareable, for RDMA, imported, or on another device is
-// never cached, and Create and Alloc never take cached memory.
+// never cached, and Create and Alloc never take cached memory. It waits for the driver as Trim does.
 func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 	if d == nil || d.state == nil {
 		return 0
@@ -263,7 +263,8 @@ func (d *Device) evictLocked(keep uint64) (out []*memory) {
 // Trim unmaps retired memory whose work has ended, offers the driver once more what
 // it refused (see Stats.Quarantined), after a wait for work where that is access, and releases
 // cached memory, the oldest first, until at most keep bytes of it are left. It returns how many
-// bytes of the device's memory went back to the driver meanwhile.
+// bytes of the device's memory went back to the driver meanwhile. Another Trim, SetReleaseThreshold
+// and what runs out of memory on that GPU wait until the driver has taken all of it back.
 func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.live(); err != nil {
 		return 0, d.fail("trim", 0, keep, err)

@@ -36,10 +36,14 @@ var pressure struct {
 // first. f must return false once it has nothing to release, and must not panic.
 //
 // f is called by the goroutine that needs memory, with no lock of this package held. Of
-// a device's functions one runs at a time. Who needs memory meanwhile waits, for ten seconds
-// in all, and tries again. f may use this package, but what it needs memory for itself, of
-// any device, fails with ErrOutOfMemory and calls no function. It must not wait for
-// operations of other goroutines that may need memory: they wait for it.
+// a device's functions one runs at a time, and what they release is kept for the operation
+// that they are called for until it has succeeded or failed. Who needs memory of the device
+// meanwhile, also if it is free, waits for that, for ten seconds in all, and takes what is free then;
+// growth ahead does without. f may use this package, but what it needs memory for itself, of
+// any device, fails with ErrOutOfMemory if none is free and calls no function. It must not wait for
+// operations of other goroutines that may need memory: they wait for it. Nor must it wait for
+// what the goroutine that calls it holds: an operation that needs memory, called between LockSpans
+// and unlock, may call an f whose Clip or Close of that memory waits for this unlock.
 //
 // stop removes f, and returns when no call of f is running, so f must not call it. On a nil
 // or closed device f is never called.

@@ -266,7 +266,7 @@ func (g *Range) live() error {
 // Append writes p after the last byte and moves Len. It has finished when it
 // returns: p may be reused, and later readers see the data. A failed Append
 // leaves Len and contents as they were; capacity gained is kept. Beyond Max it
-// returns ErrFull.
+// returns ErrFull. With RangeOptions.Zero it may wait for an unlock: see LockSpans.
 func (g *Range) Append(p []byte) error { return g.appendRows("append", p, uint64(len(p)), 1, 1) }
 
 // appendRows is Append of rows that take size bytes with their padding.
@@ -360,8 +360,8 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 // SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it,
 // ErrBusy below a Hold. Moved up it shows what the memory contains: bytes that a kernel
 // wrote, zeros with RangeOptions.Zero, else anything. Moved down it drops bytes and keeps
-// the memory (see Clip); with Zero it then waits for work and fills them. If it cannot, as
-// during a capture (ErrCapturing), Len moves back, and they may be zeros.
+// the memory (see Clip); with Zero it then waits for work, and for an unlock of LockSpans, and fills
+// them. If it cannot, as during a capture (ErrCapturing), Len moves back, and they may be zeros.
 func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.fail("set length", 0, n, g.live())
