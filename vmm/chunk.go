@@ -21,15 +21,15 @@ type Chunk struct {
 // Create takes size bytes of physical memory, a multiple of the granularity.
 // Prop.Location's zero value is this device. The caller must Close the Chunk.
 func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
-	err = d.withMemory(func() (err error) {
+	err = withMemory(func() (short *deviceState, err error) {
 		if err = d.live(); err != nil {
-			return err
+			return nil, err
 		}
-		m, err := d.create(size, d.resolve(p), forCaller)
+		m, short, err := d.create(size, d.resolve(p), forCaller)
 		if err == nil {
 			c, err = d.chunk(m)
 		}
-		return err
+		return short, err
 	})
 	return c, d.fail("create chunk", 0, size, err)
 }

@@ -113,10 +113,8 @@ type deviceState struct {
 
 	closeMu      lock.Mutex    // Device.Close alone takes it, and holds it across waits
 	pressureMu   lock.Mutex    // one goroutine at a time looks for memory to release
-	pressureTurn chan struct{} // has room for the one operation that calls functions of OnPressure
-	// pressureRound is the last of pressure.rounds that was this device's; changes with pressureTurn.
-	pressureRound uint64
-	openMu        lock.Mutex // held while openDevice changes, and while the driver opens its device
+	pressureTurn chan struct{} // has room for the one operation that memory is released for
+	openMu       lock.Mutex    // held while openDevice changes, and while the driver opens its device
 
 	mu            lock.Mutex
 	devices       []*Device

@@ -24,7 +24,7 @@ import (
 // Grow makes room for n more bytes beyond Len. It completes or changes nothing,
 // except that what was retiring may be back in Cap; beyond Max it returns
 // ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
-// wrote.
+// wrote. With RangeOptions.Zero it may wait for an unlock: see LockSpans.
 func (g *Range) Grow(n uint64) error {
 	if err := g.live(); err != nil {
 		return g.fail("grow", 0, n, err)
@@ -143,10 +143,25 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 		left -= m.size
 	}
 	hits := uint64(len(batch))
+	var charged uint64
+	if purpose == forCaller && left > 0 { // at once, so that what is beyond the limit creates nothing
+		for size := range sizes.Chunks(left, g.opts.MaxChunk, g.opts.Chunk) {
+			charged += size
+		}
+		if err := d.state.charge(charged, purpose); err != nil {
+			return 0, err
+		}
+		defer func() { d.state.discharge(charged) }() // of what was not created
+	}
 	var createErr error
 	for size := range sizes.Chunks(left, g.opts.MaxChunk, g.opts.Chunk) {
 		var m *memory
-		if m, createErr = d.create(size, p, purpose); createErr != nil {
+		if purpose == forGrowAhead {
+			m, _, createErr = d.create(size, p, purpose)
+		} else if m, createErr = d.createCharged(size, p, purpose); createErr == nil {
+			charged -= size
+		}
+		if createErr != nil {
 			break
 		}
 		batch = append(batch, m)

@@ -11,8 +11,12 @@ import "sync/atomic"
 // that sleeps ErrAsleep. Memory
 // that no reservation knows is left to the driver. If the stream is being captured, the
 // graph remembers the spans. The stream is held, too, as Hold does. unlock must be called once,
-// soon: a Clip, an Unmap or a Close of any part of the reservation, or a Close of the stream, may be
-// waiting for it.
+// soon: a Clip, a Sleep, an Unmap or a Close of any part of the reservation, or a Close of the stream,
+// may be waiting for it; and of a range with RangeOptions.Zero a SetLen downwards, and what comes
+// after it or after such a Clip: SetLen, Append, AppendOn and Grow, which fill first what was given up.
+// So the goroutine that has locked spans of such a range must not grow it or move its length before
+// unlock, if others may shrink it meanwhile; nor call what needs memory, if a function of OnPressure
+// takes away memory of the spans.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	l := &spansLock{s: s}
 	l.locked = l.few[:0]

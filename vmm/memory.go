@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -41,20 +42,27 @@ const (
 	forGrowAhead purpose = false // no caller waits: what is affordable, and never at others' cost
 )
 
-// create makes memory with one reference. Prop's location is resolved already.
-func (d *Device) create(size uint64, p Prop, purpose purpose) (m *memory, err error) {
-	s := d.state
-	if err := s.tooLarge(size); err != nil {
-		return nil, err
+// create makes memory with one reference. Prop's location is resolved already. With its error it
+// returns the device that is short of memory.
+func (d *Device) create(size uint64, p Prop, purpose purpose) (m *memory, short *deviceState, err error) {
+	if err := d.state.charge(size, purpose); err != nil {
+		return nil, d.state, err
 	}
-	err = s.retryAfterRelease(purpose, func() error {
-		// The limit first: what it refuses costs no driver call.
-		if err := s.charge(size); err != nil {
+	if m, err = d.createCharged(size, p, purpose); err != nil {
+		d.state.discharge(size)
+	}
+	return m, d.state.home(p), err
+}
+
+// createCharged is create of memory that counts against the limit already.
+func (d *Device) createCharged(size uint64, p Prop, purpose purpose) (m *memory, err error) {
+	home := d.state.home(p)
+	err = home.retryAfterRelease(purpose, func() error {
+		if err := home.mayCreate(); err != nil {
 			return err
 		}
 		h, err := d.drv.Create(size, p)
 		if err != nil {
-			s.discharge(size)
 			return err
 		}
 		m = d.adopt(h, size, p)
@@ -65,6 +73,16 @@ func (d *Device) create(size uint64, p Prop, purpose purpose) (m *memory, err er
 		return nil
 	})
 	return m, err
+}
+
+// home is the device whose memory it is: another one if the location says so and it is open here.
+func (s *deviceState) home(p Prop) *deviceState {
+	if p.Location.Kind != LocationDevice || p.Location.ID == s.n {
+		return s
+	}
+	s.parent.mu.RLock()
+	defer s.parent.mu.RUnlock()
+	return cmp.Or(s.parent.states[p.Location.ID], s)
 }
 
 // adopt counts a handle that the driver has returned as the device's memory.
@@ -91,7 +109,11 @@ func (m *memory) retain() bool {
 // release takes a reference away. After the last one the memory is cached, or goes
 // back to the driver.
 func (m *memory) release() error {
-	if m.refs.Add(-1) > 0 || m.dev.cacheMemory(m) {
+	if m.refs.Add(-1) > 0 {
+		return nil
+	}
+	if m.dev.cacheMemory(m) {
+		pressure.freed.Add(1)
 		return nil
 	}
 	return m.free()
@@ -123,7 +145,8 @@ func (m *memory) free() error {
 	if m.created {
 		d.state.discharge(m.size)
 	}
-	d.state.released.Add(m.size)
+	d.state.home(m.prop).released.Add(m.size)
+	pressure.freed.Add(1)
 	return nil
 }
 
@@ -154,7 +177,7 @@ type cache struct {
 // CreateOrReuse. Like sql.DB.SetMaxIdleConns it can be changed at any time; it returns the old
 // value. The default is 0: nothing is cached. Cached memory is released when memory runs out,
 // by Trim and by Close. Memory that is shareable, for RDMA, imported, or on another device is
-// never cached, and Create and Alloc never take cached memory.
+// never cached, and Create and Alloc never take cached memory. It waits for the driver as Trim does.
 func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 	if d == nil || d.state == nil {
 		return 0
@@ -196,8 +219,11 @@ func (d *Device) cacheMemory(m *memory) bool {
 }
 
 // takeCached returns the largest cached memory with property p from least to most
-// bytes, with one reference; nil if there is none.
+// bytes, with one reference; nil if there is none, or if it is for who has the turn.
 func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
+	if d.state.mayCreate() != nil {
+		return nil
+	}
 	c := &d.cache
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,7 +263,8 @@ func (d *Device) evictLocked(keep uint64) (out []*memory) {
 // Trim unmaps retired memory whose work has ended, offers the driver once more what
 // it refused (see Stats.Quarantined), after a wait for work where that is access, and releases
 // cached memory, the oldest first, until at most keep bytes of it are left. It returns how many
-// bytes of the device's memory went back to the driver meanwhile.
+// bytes of the device's memory went back to the driver meanwhile. Another Trim, SetReleaseThreshold
+// and what runs out of memory on that GPU wait until the driver has taken all of it back.
 func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.live(); err != nil {
 		return 0, d.fail("trim", 0, keep, err)
@@ -315,15 +342,23 @@ func (s *deviceState) tooLarge(size uint64) error {
 	return nil
 }
 
-// charge counts memory that is about to be created against the limit.
-func (s *deviceState) charge(size uint64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if left := s.limit - min(s.limit, s.created); s.limit > 0 && size > left {
-		return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, sizeText(left), sizeText(s.limit))
+// charge counts memory that is about to be created against the limit, all or nothing.
+func (s *deviceState) charge(size uint64, purpose purpose) error {
+	if err := s.tooLarge(size); err != nil {
+		return err
 	}
-	s.created += size
-	return nil
+	return s.retryAfterRelease(purpose, func() error {
+		if err := s.mayCreate(); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if left := s.limit - min(s.limit, s.created); s.limit > 0 && size > left {
+			return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, sizeText(left), sizeText(s.limit))
+		}
+		s.created += size
+		return nil
+	})
 }
 
 // discharge undoes charge.

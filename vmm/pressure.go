@@ -13,18 +13,20 @@ import (
 
 // When memory of a device runs out, what the package itself can do without goes first, under the
 // locks of the operation that needs it (retryAfterRelease). If that does not help, the operation
-// fails, gives up all its locks, and is tried again after functions of OnPressure have released
-// something (withMemory). They run one at a time. An operation that had to wait for those of
-// another one is tried again before it calls them itself, since what they released is for all.
+// fails, gives up all its locks, and waits for the device's turn (withMemory). It keeps the turn
+// over functions of OnPressure and its further tries, until it has succeeded or nothing more is
+// released for it. Meanwhile nothing else is created on the device (mayCreate): what else needs
+// memory gives up its locks, too, and waits for the turn. Who had to wait tries again before it
+// calls functions. A goroutine has one turn at a time, and waits for nothing else while it has it.
 
 // pressureTime bounds how long an operation that lacks memory waits for functions of OnPressure,
 // those that it calls itself included.
 const pressureTime = 10 * time.Second
 
-// pressure is the process's functions of OnPressure.
+// pressure is the process's.
 var pressure struct {
-	rounds  atomic.Uint64 // in which an operation has called all functions of a device
-	running atomic.Int32  // calls
+	letThrough atomic.Int32  // goroutines that run letThrough
+	freed      atomic.Uint64 // pieces of memory that were released or cached, ever
 }
 
 // OnPressure has f called when memory of the device runs out, before ErrOutOfMemory is
@@ -34,10 +36,14 @@ var pressure struct {
 // first. f must return false once it has nothing to release, and must not panic.
 //
 // f is called by the goroutine that needs memory, with no lock of this package held. Of
-// a device's functions one runs at a time. Who needs memory meanwhile waits, for ten seconds
-// in all, and tries again. f may use this package, but what it needs memory for itself, of
-// any device, fails with ErrOutOfMemory and calls no function. It must not wait for
-// operations of other goroutines that may need memory: they wait for it.
+// a device's functions one runs at a time, and what they release is kept for the operation
+// that they are called for until it has succeeded or failed. Who needs memory of the device
+// meanwhile, also if it is free, waits for that, for ten seconds in all, and takes what is free then;
+// growth ahead does without. f may use this package, but what it needs memory for itself, of
+// any device, fails with ErrOutOfMemory if none is free and calls no function. It must not wait for
+// operations of other goroutines that may need memory: they wait for it. Nor must it wait for
+// what the goroutine that calls it holds: an operation that needs memory, called between LockSpans
+// and unlock, may call an f whose Clip or Close of that memory waits for this unlock.
 //
 // stop removes f, and returns when no call of f is running, so f must not call it. On a nil
 // or closed device f is never called.
@@ -76,93 +82,174 @@ func (s *deviceState) beginPressureHook(h *pressureHook) bool {
 	return true
 }
 
-// callPressureHook is a frame that inPressureHook finds.
-//
-//go:noinline
 func callPressureHook(h *pressureHook, err error) (released bool) {
-	pressure.running.Add(1)
-	defer pressure.running.Add(-1)
 	defer h.running.Done()
 	return h.f(err)
 }
 
-// inPressureHook says whether a function of OnPressure has called this one.
-func inPressureHook() bool { return pressure.running.Load() > 0 && calledBy("callPressureHook") }
-
 // errTooLarge is an ErrOutOfMemory that no release can help.
 var errTooLarge = fmt.Errorf("%w: more than there can be", ErrOutOfMemory)
 
-// withMemory runs op, and again each time that memory may have been released for it. With its
-// error op returns the Device that it is short of memory of. The caller holds no lock.
-func withMemory(op func() (short *Device, err error)) error {
-	t := newTicket()
-	for {
-		if d, err := op(); err == nil || !t.again(d, err) {
-			return err
-		}
-	}
+// errTurnTaken is that what is free is for the operation that has the turn.
+var errTurnTaken = fmt.Errorf("%w: memory is being released for another operation", ErrOutOfMemory)
+
+// lacksMemory says whether a release may help an operation that has failed with err.
+func lacksMemory(err error) bool {
+	return errors.Is(err, ErrOutOfMemory) && !errors.Is(err, errTooLarge)
 }
 
-// withMemory is withMemory for an operation that needs memory of this Device.
-func (d *Device) withMemory(op func() error) error {
-	return withMemory(func() (*Device, error) { return d, op() })
+// mayCreate is errTurnTaken while another goroutine has the turn.
+func (s *deviceState) mayCreate() error {
+	if len(s.pressureTurn) > 0 && !isLetThrough() {
+		return errTurnTaken
+	}
+	return nil
+}
+
+// isLetThrough says whether the goroutine has a turn, or has waited for one in vain.
+func isLetThrough() bool { return pressure.letThrough.Load() > 0 && calledBy("letThrough") }
+
+// withMemory runs op, and again each time that memory may have been released for it. With its
+// error op returns the device that it is short of memory of. The caller holds no lock.
+func withMemory(op func() (short *deviceState, err error)) error {
+	t := newTicket()
+	short, err := op()
+	return t.again(nil, short, err, op)
 }
 
 // ticket is what an operation that is short of memory has done to find some.
 type ticket struct {
-	seen    uint64    // rounds that had ended when its last try began
-	until   time.Time // when it stops; zero before its first wait
-	excused bool      // it was tried again because of what others released
+	freed uint64       // pressure.freed when its last try began
+	dev   *deviceState // whose turn it had last; nil before the first
+	inUse uint64       // of dev's memory, when its last try began
+	until time.Time    // when it stops; zero before its first wait
+	last  bool         // it has waited for a turn in vain
 }
 
 // newTicket begins the first try of an operation.
-func newTicket() ticket { return ticket{seen: pressure.rounds.Load()} }
+func newTicket() ticket { return ticket{freed: pressure.freed.Load()} }
 
-// again says whether an operation that has failed with err, short of memory of d, is to be tried
-// again, and begins that try. The caller holds no lock.
-func (t *ticket) again(d *Device, err error) bool {
-	if !errors.Is(err, ErrOutOfMemory) || errors.Is(err, errTooLarge) || !t.relieve(d.state, err) {
-		return false
+// try tries the operation again.
+func (t *ticket) try(op func() (*deviceState, error)) (short *deviceState, err error) {
+	t.freed = pressure.freed.Load()
+	if t.dev != nil {
+		t.inUse = t.dev.inUse()
 	}
-	t.seen = pressure.rounds.Load()
-	return true
+	return op()
 }
 
-// relieve says whether memory may have been released since the last try began.
-func (t *ticket) relieve(s *deviceState, err error) bool {
+// again tries op again until that succeeds or is in vain, and returns its error. It has failed
+// with err, short of memory of a device; of what g, if it is not nil, waits for without a turn.
+// The caller holds no lock.
+func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*deviceState, error)) error {
+	for err != nil {
+		if g != nil {
+			var ended bool
+			if ended, err = g.obtain(err); ended {
+				if t.last {
+					short, err, _ = letThrough(t, nil, nil, false, op)
+				} else {
+					short, err = t.try(op)
+				}
+				continue
+			}
+			short = g.r.dev.state
+		}
+		if t.last || !lacksMemory(err) || !t.mayWait(short, err) {
+			return err
+		}
+		var more, waited bool
+		if waited, t.last = t.takeTurn(short); t.last {
+			short, err, _ = letThrough(t, nil, nil, false, op)
+		} else if short, err, more = letThrough(t, short, err, waited, op); !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// mayWait says whether there are functions to wait for.
+func (t *ticket) mayWait(s *deviceState, err error) bool {
 	lock.Waits()
 	s.mu.Lock()
 	any := len(s.pressureHooks) > 0
 	s.mu.Unlock()
-	if !any || inPressureHook() && !s.parent.hooks.noPressureGuard {
-		return false
-	}
+	return (any || errors.Is(err, errTurnTaken)) && (s.parent.hooks.noPressureGuard || !isLetThrough())
+}
+
+// takeTurn waits for the turn.
+func (t *ticket) takeTurn(s *deviceState) (waited, inVain bool) {
 	if t.until.IsZero() {
 		t.until = time.Now().Add(pressureTime)
+	}
+	select {
+	case s.pressureTurn <- struct{}{}:
+		return false, false
+	default:
 	}
 	left := time.NewTimer(time.Until(t.until))
 	defer left.Stop()
 	select {
 	case s.pressureTurn <- struct{}{}:
+		return true, false
 	case <-left.C:
-		return false
+		return true, true
+	}
+}
+
+// letThrough is a frame that isLetThrough finds. With s it has the turn, and gives it back: it
+// calls functions of OnPressure and tries op until no release can help, more is false then, or
+// until something else than memory of s is lacking. Without s it tries once.
+//
+//go:noinline
+func letThrough(t *ticket, s *deviceState, err error, waited bool, op func() (*deviceState, error)) (short *deviceState, _ error, more bool) {
+	pressure.letThrough.Add(1)
+	defer pressure.letThrough.Add(-1)
+	if s == nil {
+		short, err = t.try(op)
+		return short, err, true
 	}
 	defer func() { <-s.pressureTurn }()
-	if !time.Now().Before(t.until) {
-		return false
+	if !waited && !errors.Is(err, errTurnTaken) && !t.isFreed(s) && !t.relieve(s, err) {
+		return s, err, false
 	}
-	if s.pressureRound > t.seen {
-		return true
+	t.dev = s
+	for {
+		short, err = t.try(op)
+		if !lacksMemory(err) || short != s {
+			return short, err, true
+		}
+		if !time.Now().Before(t.until) || !t.relieve(s, err) {
+			return s, err, false
+		}
 	}
-	before := s.released.Load()
-	released := s.runPressureHooks(err)
-	s.pressureRound = pressure.rounds.Add(1)
-	if released {
-		return true
+}
+
+// relieve calls the functions of OnPressure, and says whether memory may have been released since
+// the last try began.
+func (t *ticket) relieve(s *deviceState, err error) bool {
+	return s.runPressureHooks(err) || t.isFreed(s)
+}
+
+// isFreed says whether there may be more memory than when the last try began. With the turn that
+// shows in what is in use, since others create none. Before, they may have created what they have
+// released since.
+func (t *ticket) isFreed(s *deviceState) bool {
+	if t.dev != s {
+		return pressure.freed.Load() != t.freed
 	}
-	byOthers := s.released.Load() != before && !t.excused
-	t.excused = true
-	return byOthers
+	return s.inUse() < t.inUse
+}
+
+// inUse is how many bytes this process has created and neither released nor cached.
+func (s *deviceState) inUse() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.created
+	for _, d := range s.devices {
+		n -= d.counters.read(&d.counters.cached.now)
+	}
+	return n
 }
 
 // runPressureHooks says whether a function of OnPressure released something for an operation
@@ -190,7 +277,7 @@ func (s *deviceState) retryAfterRelease(purpose purpose, f func() error) error {
 	for try := 1; ; try++ {
 		seen := s.released.Load()
 		err := f()
-		if purpose != forCaller || !errors.Is(err, ErrOutOfMemory) || errors.Is(err, errTooLarge) || try == releaseTries || !s.releaseForOthers(seen) {
+		if purpose != forCaller || !lacksMemory(err) || errors.Is(err, errTurnTaken) || try == releaseTries || !s.releaseForOthers(seen) {
 			return err
 		}
 	}

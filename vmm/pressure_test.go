@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"errors"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
 // hungry is the operations that take two pages of memory. The range has one page, or
@@ -426,6 +428,156 @@ func TestPressureEndsWithItsDevice(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.Equal(t, 1, asked)
 	stop()
+	require.NoError(t, hog.Close())
+	w.end()
+}
+
+// TestPressureKeepsWhatItFrees: functions that release little at a time do so for the request that
+// asked them, and not for smaller ones that come meanwhile. These get theirs after it.
+func TestPressureKeepsWhatItFrees(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetLimit(d.Stats().Committed + 4*page)
+	var mu sync.Mutex
+	var idle []*vmm.Chunk // least recently used first
+	small := func() error {
+		c, err := d.Create(page, vmm.Prop{})
+		mu.Lock()
+		defer mu.Unlock()
+		idle = append(idle, c)
+		return err
+	}
+	for range 4 {
+		require.NoError(t, small())
+	}
+	calls := 0
+	var under atomic.Bool
+	var end func() error
+	stop := d.OnPressure(func(error) bool {
+		mu.Lock()
+		if calls++; calls > 100 || len(idle) == 0 {
+			mu.Unlock()
+			return false
+		}
+		c := idle[0]
+		idle = idle[1:]
+		mu.Unlock()
+		require.NoError(t, c.Close())
+		if under.CompareAndSwap(false, true) {
+			end = parked(func() error {
+				defer under.Store(false)
+				return small()
+			})
+		}
+		return true
+	})
+	c, err := d.Create(3*page, vmm.Prop{})
+	require.NoError(t, err)
+	require.NoError(t, end())
+	require.Equal(t, 4, calls, "three, and one for the small one")
+	stop()
+	require.NoError(t, c.Close())
+	for _, c := range idle {
+		require.NoError(t, c.Close())
+	}
+	w.end()
+}
+
+// TestPressureSeesWhatWasFreedBefore the functions are called: what others release while a growth
+// that has failed undoes its steps.
+func TestPressureSeesWhatWasFreedBefore(t *testing.T) {
+	w := worldOn(t, 1, host.Config{Devices: 1, Memory: 8 * page, Granularity: page})
+	d := w.devs[0]
+	c := chunk(t, w, 6*page)
+	calls := 0
+	stop := d.OnPressure(func(error) bool { calls++; return false })
+	g := newRange(t, d, vmm.RangeOptions{Max: 4 * page, Chunk: page})
+	w.before = once("Release", func() {
+		closed := make(chan error, 1)
+		go func() { closed <- c.Close() }()
+		require.NoError(t, <-closed)
+	})
+	require.NoError(t, g.Grow(4*page))
+	require.Zero(t, calls)
+	stop()
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestGrowthBeyondTheLimitCreatesNothing that others would miss meanwhile.
+func TestGrowthBeyondTheLimitCreatesNothing(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetLimit(d.Stats().Committed + 4*page)
+	c := chunk(t, w, 2*page)
+	g := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Chunk: page})
+	w.arm()
+	require.ErrorIs(t, g.Grow(3*page), vmm.ErrOutOfMemory)
+	require.NotContains(t, w.disarm(), "Create")
+	require.NoError(t, g.Grow(2*page))
+	require.ErrorIs(t, g.Grow(3*page), vmm.ErrOutOfMemory)
+	require.NoError(t, c.Close())
+	require.NoError(t, g.Grow(4*page))
+	require.NoError(t, g.Close())
+	other := newRange(t, d, vmm.RangeOptions{Max: 8 * page, Chunk: page})
+	w.arm(2)
+	require.ErrorIs(t, other.Grow(4*page), errInjected)
+	w.disarm()
+	require.NoError(t, other.Grow(4*page), "what a failed growth was charged is given back")
+	require.NoError(t, other.Close())
+	w.end()
+}
+
+// TestPressureOfAnImpossibleWake: the sum of its ranges is beyond the limit.
+func TestPressureOfAnImpossibleWake(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g, h := ranged(t, w, 2*page), ranged(t, w, 2*page)
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g, h))
+	d.SetLimit(d.Stats().Committed + 3*page)
+	calls := 0
+	stop := d.OnPressure(func(error) bool { calls++; return calls < 10 })
+	require.ErrorIs(t, vmm.Wake(g, h), vmm.ErrOutOfMemory)
+	require.Zero(t, calls)
+	require.NoError(t, vmm.Wake(h))
+	stop()
+	require.NoError(t, errors.Join(g.Close(), h.Close()))
+	w.end()
+}
+
+// TestPressureElsewhere: memory that is to live on another device is that device's, and what is
+// asked to release some is what has it there.
+func TestPressureElsewhere(t *testing.T) {
+	w := worldOn(t, 2, host.Config{Devices: 2, Memory: 4 * page, Granularity: page})
+	d, peer := w.devs[0], w.devs[1]
+	there := vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: 1}}
+	create := func() {
+		c, err := d.Create(2*page, there)
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+	peer.SetReleaseThreshold(4 * page)
+	c, err := peer.Create(4*page, vmm.Prop{})
+	require.NoError(t, err)
+	require.NoError(t, c.Close()) // into the cache
+	create()
+	peer.SetReleaseThreshold(0)
+	c, err = peer.Create(4*page, vmm.Prop{})
+	require.NoError(t, err)
+	calls, callsPeer := 0, 0
+	stop := d.OnPressure(func(error) bool { calls++; return false })
+	stopPeer := peer.OnPressure(func(error) bool { callsPeer++; return c.Close() == nil })
+	create()
+	require.Zero(t, calls)
+	require.Equal(t, 1, callsPeer)
+	d.SetLimit(page * 3)
+	hog := chunk(t, w, 2*page)
+	_, err = d.Create(2*page, there)
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Equal(t, 1, calls, "the limit is that of the device that creates it")
+	require.Equal(t, 1, callsPeer)
+	stop()
+	stopPeer()
 	require.NoError(t, hog.Close())
 	w.end()
 }

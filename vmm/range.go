@@ -170,9 +170,12 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 // fails, everything is given back. The caller must Close the Range.
 func (d *Device) Alloc(size uint64) (*Range, error) {
 	var g *Range
-	err := d.withMemory(func() (err error) {
+	err := withMemory(func() (short *deviceState, err error) {
+		if err = d.live(); err != nil {
+			return nil, err
+		}
 		g, err = d.alloc(size)
-		return err
+		return d.state, err
 	})
 	return g, d.fail("allocate", 0, size, err)
 }
@@ -266,7 +269,7 @@ func (g *Range) live() error {
 // Append writes p after the last byte and moves Len. It has finished when it
 // returns: p may be reused, and later readers see the data. A failed Append
 // leaves Len and contents as they were; capacity gained is kept. Beyond Max it
-// returns ErrFull.
+// returns ErrFull. With RangeOptions.Zero it may wait for an unlock: see LockSpans.
 func (g *Range) Append(p []byte) error { return g.appendRows("append", p, uint64(len(p)), 1, 1) }
 
 // appendRows is Append of rows that take size bytes with their padding.
@@ -276,15 +279,11 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 	}
 	t := newTicket()
 	at, err := g.append(p, size, width, pitch)
-	for err != nil { // retryWithMemory would take a closure, which is an allocation
-		again, why := g.obtain(&t, err)
-		if err = why; !again {
-			break
-		}
-		at, err = g.append(p, size, width, pitch)
-	}
 	if err != nil {
-		err = g.fillAfter(err)
+		err = g.fillAfter(g.retry(&t, err, func() (err error) {
+			at, err = g.append(p, size, width, pitch)
+			return err
+		}))
 	}
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
@@ -364,8 +363,8 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 // SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it,
 // ErrBusy below a Hold. Moved up it shows what the memory contains: bytes that a kernel
 // wrote, zeros with RangeOptions.Zero, else anything. Moved down it drops bytes and keeps
-// the memory (see Clip); with Zero it then waits for work and fills them. If it cannot, as
-// during a capture (ErrCapturing), Len moves back, and they may be zeros.
+// the memory (see Clip); with Zero it then waits for work, and for an unlock of LockSpans, and fills
+// them. If it cannot, as during a capture (ErrCapturing), Len moves back, and they may be zeros.
 func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.fail("set length", 0, n, g.live())

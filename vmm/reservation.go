@@ -269,7 +269,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 		held = append(held, m)
 		size += m.size
 	}
-	return r.fail("map", off, size, r.dev.withMemory(func() error { return r.mapChunks(off, held, forCaller) }))
+	return r.fail("map", off, size, withMemory(func() (*deviceState, error) { return r.dev.state, r.mapChunks(off, held, forCaller) }))
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes its own reference.

@@ -40,7 +40,7 @@ func Sleep(mode SleepMode, ranges ...*Range) error {
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	return failFirst("wake", ranges, withMemory(func() (*Device, error) { return wake(ranges) }))
+	return failFirst("wake", ranges, withMemory(func() (*deviceState, error) { return wake(ranges) }))
 }
 
 // failFirst wraps err for op on several ranges.
@@ -288,12 +288,23 @@ func (s *sleeper) releaseMemory() {
 }
 
 // wake returns also the device whose range could not be woken.
-func wake(ranges []*Range) (failedDev *Device, err error) {
+func wake(ranges []*Range) (failedDev *deviceState, err error) {
 	unlock, err := lockRanges(ranges)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
+	needs := map[*deviceState]uint64{}
+	for _, g := range ranges {
+		if s := g.r.dev.state; errors.Is(g.r.live(), ErrAsleep) {
+			for _, size := range g.sleptChunks {
+				needs[s] += size
+			}
+			if err := s.tooLarge(needs[s]); err != nil {
+				return s, err
+			}
+		}
+	}
 	var all []*sleeper
 	for _, g := range ranges {
 		err := g.r.live()
@@ -306,7 +317,7 @@ func wake(ranges []*Range) (failedDev *Device, err error) {
 		}
 		if err != nil {
 			rollback := func(s *sleeper) error { return s.rollback(nil) } // its copy has ended
-			return g.r.dev, undoAll(err, "and", all, rollback)
+			return g.r.dev.state, undoAll(err, "and", all, rollback)
 		}
 		all = append(all, s)
 	}
@@ -347,7 +358,7 @@ func (s *sleeper) createMemory() error {
 		}
 		if m == nil {
 			var err error
-			if m, err = d.create(size, p, forCaller); err != nil {
+			if m, _, err = d.create(size, p, forCaller); err != nil {
 				return err
 			}
 		}

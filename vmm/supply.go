@@ -84,35 +84,36 @@ func (*lackingMemory) Error() string { return "memory of the Supplier is lacking
 var errMoved = errors.New("the range's memory ends elsewhere")
 
 // obtain says whether an operation that has failed with err is to be tried again, since the work
-// that it waits for has ended, the Supplier has provided the memory that it lacked, or t says
-// that some may have been released. If not, it returns the operation's error. The caller holds
-// no lock.
-func (g *Range) obtain(t *ticket, err error) (again bool, _ error) {
+// that it waits for has ended, or the Supplier has provided the memory that it lacked. If not, it
+// returns the operation's error. The caller holds no lock.
+func (g *Range) obtain(err error) (again bool, _ error) {
 	if errors.Is(err, errNotQuiet) {
 		err = g.waitQuiet()
 		return err == nil, err
 	}
 	var lack *lackingMemory
 	if errors.As(err, &lack) {
-		if err = g.supplyFor(lack); err == nil || errors.Is(err, errMoved) {
-			return true, nil
-		}
+		err = g.supplyFor(lack)
+		return err == nil || errors.Is(err, errMoved), err
 	}
-	return t.again(g.r.dev, err), err
+	return false, err
 }
 
-// retryWithMemory runs op, again each time that obtain says so.
+// retryWithMemory runs op, again each time that obtain says so or memory may have been released
+// for it.
 func (g *Range) retryWithMemory(op func() error) error {
 	t := newTicket()
 	err := op()
-	for err != nil {
-		again, why := g.obtain(&t, err)
-		if err = why; !again {
-			break
-		}
-		err = op()
+	if err == nil {
+		return nil
 	}
-	return err
+	return g.retry(&t, err, op)
+}
+
+// retry is retryWithMemory of an operation that has failed with err.
+func (g *Range) retry(t *ticket, err error, op func() error) error {
+	s := g.r.dev.state
+	return t.again(g, s, err, func() (*deviceState, error) { return s, op() })
 }
 
 // supplyFor has the Supplier provide what a caller's growth lacks.
