@@ -114,6 +114,7 @@ type deviceState struct {
 	closeMu      lock.Mutex    // Device.Close alone takes it, and holds it across waits
 	pressureMu   lock.Mutex    // one goroutine at a time looks for memory to release
 	pressureTurn chan struct{} // has room for the one operation that memory is released for
+	turn         atomic.Uint64 // its number; 0: it has its memory
 	openMu       lock.Mutex    // held while openDevice changes, and while the driver opens its device
 
 	mu            lock.Mutex

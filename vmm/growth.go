@@ -54,6 +54,9 @@ func (g *Range) ensure(need uint64) error {
 		d := g.r.dev
 		d.counters.count(1, &d.counters.Growths, &g.r.counters.Growths)
 	}
+	if err == nil {
+		g.r.dev.state.hasMemory()
+	}
 	return err
 }
 

@@ -131,3 +131,30 @@ func TestPressureWhoseFunctionIsRemoved(t *testing.T) {
 	require.NoError(t, errors.Join(small(), stopped(), hog.Close()))
 	w.end()
 }
+
+// TestPressureOfAnAppendThatCopies: once it has its memory, others get theirs.
+func TestPressureOfAnAppendThatCopies(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetLimit(3 * page)
+	hog := chunk(t, w, 2*page)
+	g := newRange(t, d, vmm.RangeOptions{Max: 4 * page, Chunk: 2 * page})
+	stop := d.OnPressure(func(error) bool { return hog.Close() == nil })
+	copies, let := make(chan struct{}), make(chan struct{})
+	w.before = once("CopyIn", func() {
+		close(copies)
+		<-let
+	})
+	appended := begun(func() error { return g.Append(make([]byte, page)) })
+	<-copies
+	returns(t, func() {
+		c, err := d.Create(page, vmm.Prop{})
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	})
+	close(let)
+	require.NoError(t, <-appended)
+	stop()
+	require.NoError(t, g.Close())
+	w.end()
+}
