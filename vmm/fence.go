@@ -436,7 +436,7 @@ func (r *Reservation) close(lenMu sync.Locker) error {
 		return err
 	}
 	// The library's own copies first: they may still queue work, which is waited for next.
-	r.copies.wait()
+	r.waitForCopies(0, r.size)
 	r.mu.Lock()
 	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
 	r.mu.Unlock()

@@ -245,7 +245,7 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 
 // waitForUsers waits for what uses the memory, in this package and on the devices.
 func (r *Reservation) waitForUsers() error {
-	r.copies.wait()
+	r.waitForCopies(0, r.size)
 	return r.waitForWork()
 }
 

@@ -1,6 +1,9 @@
 package vmm
 
-import "sync/atomic"
+import (
+	"slices"
+	"sync/atomic"
+)
 
 // LockSpans keeps spans from being unmapped, and access to them from being taken away,
 // for the time of one call of the program's own that queues work on the stream; a kernel
@@ -8,15 +11,14 @@ import "sync/atomic"
 // then for the work as always. All of a span must be mapped, else ErrBounds, and
 // accessible to the stream's device, else ErrPermission; a span in which UsedBy has named other
 // streams is ErrInvalid; one whose access is being changed or in doubt is ErrBusy, and of a range
-// that sleeps ErrAsleep. Memory
-// that no reservation knows is left to the driver. If the stream is being captured, the
-// graph remembers the spans. The stream is held, too, as Hold does. unlock must be called once,
-// soon: a Clip, a Sleep, an Unmap or a Close of any part of the reservation, or a Close of the stream,
-// may be waiting for it; and of a range with RangeOptions.Zero a SetLen downwards, and what comes
-// after it or after such a Clip: SetLen, Append, AppendOn and Grow, which fill first what was given up.
-// So the goroutine that has locked spans of such a range must not grow it or move its length before
-// unlock, if others may shrink it meanwhile; nor call what needs memory, if a function of OnPressure
-// takes away memory of the spans.
+// that sleeps ErrAsleep. Memory that no reservation knows is left to the driver. If the stream is
+// being captured, the graph remembers the spans. The stream is held, too, as Hold does.
+//
+// unlock must be called once, soon: what takes memory of the spans away waits for it, and so do
+// Close, Sleep, a change of access, and Close of the stream; and in a range with RangeOptions.Zero
+// a SetLen that drops bytes of the spans, and then whatever moves Len or grows, since that fills
+// first what was dropped. So before unlock the goroutine must make none of these calls, nor one
+// that needs memory, if a function of OnPressure takes away memory of the spans.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	l := &spansLock{s: s}
 	l.locked = l.few[:0]
@@ -29,21 +31,20 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 			l.checked.Span = x
 			one, err := s.lockMemory(&l.checked)
 			if err != nil {
-				unlockAll(l.locked)
 				return err
 			}
-			l.locked = append(l.locked, one)
+			if one.r != nil {
+				l.locked = append(l.locked, one.r.lockSpan(x))
+			}
+			one.unlock() // it counted as a copy up to here
 		}
-		if err = s.remember(o, nil, spans...); err != nil {
-			unlockAll(l.locked)
-			return err
-		}
-		if _, err = s.hold(o); err != nil {
-			unlockAll(l.locked)
+		if err = s.remember(o, nil, spans...); err == nil {
+			_, err = s.hold(o)
 		}
 		return err
 	})
 	if err != nil {
+		l.unlockSpans()
 		return nil, s.fail("lock spans", 0, 0, err)
 	}
 	return l.unlock, nil
@@ -52,15 +53,80 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 // spansLock is what LockSpans has locked, in one allocation for a few spans.
 type spansLock struct {
 	s       *Stream
-	locked  []lockedSpan
-	few     [4]lockedSpan
+	locked  []heldSpan
+	few     [4]heldSpan
 	checked LaunchMemory
 	done    atomic.Bool
 }
 
 func (l *spansLock) unlock() {
 	if !l.done.Swap(true) {
-		unlockAll(l.locked)
+		l.unlockSpans()
 		l.s.unhold()
 	}
+}
+
+func (l *spansLock) unlockSpans() {
+	for _, x := range l.locked {
+		x.r.unlockSpan(x.n)
+	}
+}
+
+// heldSpan is a span of LockSpans in a reservation, which numbers them.
+type heldSpan struct {
+	r *Reservation
+	n uint64
+
+	off, end uint64
+}
+
+// spanLocks are the spans of a reservation that LockSpans has locked.
+type spanLocks struct {
+	last     uint64 // the number of the last one
+	all      []heldSpan
+	unlocked chan struct{} // closed at the next unlock; nil if no one waits
+}
+
+// lockSpan notes a span, which is checked: what takes it away waits for unlockSpan.
+func (r *Reservation) lockSpan(x Span) heldSpan {
+	off := uint64(x.Addr - r.ptr)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := &r.spans
+	l.last++
+	held := heldSpan{r: r, n: l.last, off: off, end: off + x.Size}
+	l.all = append(l.all, held)
+	return held
+}
+
+func (r *Reservation) unlockSpan(n uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := &r.spans
+	l.all = slices.DeleteFunc(l.all, func(x heldSpan) bool { return x.n == n })
+	if l.unlocked != nil {
+		close(l.unlocked)
+		l.unlocked = nil
+	}
+}
+
+// waitForCopies waits for the library's own copies that are under way, and until the spans are
+// unlocked that overlap size bytes from off on. The caller has marked what it takes away.
+func (r *Reservation) waitForCopies(off, size uint64) {
+	r.copies.wait()
+	r.mu.Lock()
+	for last := r.spans.last; r.spans.overlap(off, off+size, last); r.mu.Lock() {
+		if r.spans.unlocked == nil {
+			r.spans.unlocked = make(chan struct{})
+		}
+		unlocked := r.spans.unlocked
+		r.mu.Unlock()
+		<-unlocked
+	}
+	r.mu.Unlock()
+}
+
+// overlap says whether one of the spans up to number last overlaps [off, end).
+func (l *spanLocks) overlap(off, end, last uint64) bool {
+	return slices.ContainsFunc(l.all, func(x heldSpan) bool { return x.n <= last && x.off < end && off < x.end })
 }

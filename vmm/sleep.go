@@ -154,7 +154,7 @@ func (s *sleeper) quiesce() error {
 	if err := s.retireAll(); err != nil {
 		return err
 	}
-	s.r.copies.wait()
+	s.r.waitForCopies(0, s.r.size)
 	return nil
 }
 

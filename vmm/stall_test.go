@@ -454,3 +454,41 @@ func TestCloseContextJoinsTheCloseUnderWay(t *testing.T) {
 	require.NoError(t, g.Close())
 	w.end()
 }
+
+// TestLockSpansHoldUpWhatTouchesThem alone: not a Clip, a SetLen and an Append beyond them, also of
+// a range that promises zeros, and not their own goroutine; but what is theirs, until unlock.
+func TestLockSpansHoldUpWhatTouchesThem(t *testing.T) {
+	for _, zero := range []bool{false, true} {
+		t.Run(fmt.Sprintf("zero=%v", zero), func(t *testing.T) {
+			w := newWorld(t, 1)
+			d := w.devs[0]
+			s := stream(t, d)
+			g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: zero})
+			require.NoError(t, g.Append(pattern(8*page, 7)))
+			require.NoError(t, g.SetLen(4*page))
+			lock := func(off uint64) func() {
+				unlock, err := s.LockSpans(vmm.Span{Addr: g.Ptr() + vmm.Ptr(off), Size: page, Access: vmm.AccessRead})
+				require.NoError(t, err)
+				return unlock
+			}
+			unlock := lock(0)
+			returns(t, func() {
+				clipped := begun(func() error { return errors.Join(g.SetLen(3*page), g.Clip()) })
+				require.NoError(t, g.Append(pattern(page, 8)))
+				require.NoError(t, <-clipped)
+				require.NoError(t, errors.Join(g.SetLen(2*page), g.Grow(8*page), g.Append(pattern(page, 9))))
+			})
+			unlock()
+
+			unlock = lock(page) // a part of what goes
+			clip := func() error { return errors.Join(g.SetLen(0), g.Clip()) }
+			end := parked(clip)
+			require.NotZero(t, g.Stats().Committed)
+			unlock()
+			require.NoError(t, end())
+			require.Zero(t, g.Stats().Committed)
+			require.NoError(t, errors.Join(s.Close(), g.Close()))
+			w.end()
+		})
+	}
+}

@@ -13,7 +13,7 @@ import (
 // Memory is unmapped in these steps. What retire did, unretire undoes, up to unmapRetired:
 //
 //	retire         its slots are given up: no new use begins
-//	copies.wait    the library's own copies that use it end
+//	waitForCopies  the library's own copies end, and LockSpans of it
 //	waitForWork    the work of devices ends, or an event is recorded after it
 //	unmapRetired   one driver call; then each chunk is cached or released
 //
@@ -42,7 +42,7 @@ func (r *Reservation) Unmap(off, size uint64) error {
 	}
 	t, err := r.retire(off, size)
 	if err == nil {
-		r.copies.wait()
+		r.waitForCopies(off, size)
 		err = r.waitAndUnmap(t, r.waitForWork)
 	}
 	return r.fail("unmap", off, size, err)
@@ -57,7 +57,7 @@ func (r *Reservation) UnmapNow(off, size uint64) error {
 	}
 	t, err := r.retire(off, size)
 	if err == nil {
-		r.copies.wait()
+		r.waitForCopies(off, size)
 		err = r.waitAndUnmap(t, r.waitForOwnCopies)
 	}
 	return r.fail("unmap now", off, size, err)
@@ -95,7 +95,7 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	}
 	// The streams stand for all work but the library's own copies, which UsedBy does not
 	// name either.
-	r.copies.wait()
+	r.waitForCopies(off, size)
 	r.mu.Lock()
 	devs := r.mayAccessLocked(nil)
 	r.mu.Unlock()
@@ -124,7 +124,7 @@ func (g *Range) Clip() error {
 		return g.fail("clip", g.len.Load(), 0, err)
 	}
 	if t != nil {
-		r.copies.wait()
+		r.waitForCopies(t.off, t.size)
 		// Without UsedBy any work of a device may use the memory: no event covers that.
 		if r.waitsFor.Load() != nil || r.dev.state.parent.hooks.noWait {
 			err = r.waitAndUnmap(t, r.waitForWork)

@@ -53,9 +53,13 @@ func (r *Reservation) quiet(off, end uint64) bool {
 // is to be filled: to what retires, and to what is unfilled. The caller holds no lock.
 func (g *Range) waitQuiet() error {
 	r := g.r
+	// What copies that have looked at Len or Cap before may still write to.
+	var copied []Span // by offset
 	g.lenMu.Lock()
 	u := g.unfilled
-	copies := u != nil && u.dropped
+	if u != nil && u.dropped {
+		copied = append(copied, Span{Addr: Ptr(u.off), Size: u.end - u.off})
+	}
 	g.lenMu.Unlock()
 	var retired []*retirement
 	r.mu.Lock()
@@ -63,12 +67,14 @@ func (g *Range) waitQuiet() error {
 		if t := s.Retired; t != nil && !slices.Contains(retired, t) {
 			retired = append(retired, t)
 			// What is left to the device's goroutine has been waited for.
-			copies = copies || !slices.Contains(r.retirements, t)
+			if !slices.Contains(r.retirements, t) {
+				copied = append(copied, Span{Addr: Ptr(t.off), Size: t.size})
+			}
 		}
 	}
 	r.mu.Unlock()
-	if copies { // first: they may still queue work
-		r.copies.wait()
+	for _, x := range copied { // first: they may still queue work
+		r.waitForCopies(uint64(x.Addr), x.Size)
 	}
 	if err := r.waitForWork(); err != nil {
 		return err
