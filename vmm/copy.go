@@ -161,7 +161,7 @@ func (r *Reservation) checkGrantedLocked(a Access, by *deviceState) error {
 		switch {
 		case b.deviceState != by:
 		case b.inDoubt != nil:
-			return fmt.Errorf("%w: what device %d may access is in doubt until the next Grant, Revoke or Trim: %w", ErrBusy, by.n, b.inDoubt)
+			return fmt.Errorf("%w: what device %d may access is in doubt until the next Grant, Revoke, EnablePeers or Trim: %w", ErrBusy, by.n, b.inDoubt)
 		case a > b.left:
 			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
 		}

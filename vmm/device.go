@@ -222,9 +222,9 @@ func (d *Device) KeepOpen(kind string) (release func(), err error) {
 	return func() { d.untrack(thing) }, nil
 }
 
-// Discard is for constructors, also of packages beside this one, that fail with cause: it closes
-// what they have made, and returns cause, with what refused that. Trim and Close of the device try
-// again then.
+// Discard closes what no caller will close, as a constructor does that fails with cause. It returns
+// cause, with the error of close if that fails; Trim and Close of the device then try again. It is
+// for packages beside this one, too.
 func (d *Device) Discard(cause error, close func() error) error {
 	var undo error
 	if close != nil {

@@ -76,7 +76,7 @@ type testHooks struct {
 	noWorker        bool // no device goroutine is started
 	noPressureGuard bool // functions of OnPressure call functions of OnPressure
 	noNameCheck     bool // work on streams that UsedBy has not named is let through
-	noAccessCheck   bool // so is work of devices whose access is in doubt or changing
+	noAccessCheck   bool // so is work of devices with too little access, or access in doubt or changing
 	staging         stagingHooks
 
 	noUnmapping, lateUnmapping bool // Watch.Unmapping is not called, or after the unmap
@@ -114,7 +114,6 @@ type deviceState struct {
 	closeMu      lock.Mutex    // Device.Close alone takes it, and holds it across waits
 	pressureMu   lock.Mutex    // one goroutine at a time looks for memory to release
 	pressureTurn chan struct{} // has room for the one operation that memory is released for
-	turn         atomic.Uint64 // its number; 0: it has its memory
 	openMu       lock.Mutex    // held while openDevice changes, and while the driver opens its device
 
 	mu            lock.Mutex

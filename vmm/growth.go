@@ -54,11 +54,19 @@ func (g *Range) ensure(need uint64) error {
 		d := g.r.dev
 		d.counters.count(1, &d.counters.Growths, &g.r.counters.Growths)
 	}
-	if err == nil {
-		g.r.dev.state.hasMemory()
+	if lacksMemory(err) {
+		return growthLacks{err, need}
 	}
 	return err
 }
+
+// growthLacks is an ErrOutOfMemory of a growth to need.
+type growthLacks struct {
+	error
+	need uint64
+}
+
+func (e growthLacks) Unwrap() error { return e.error }
 
 // growLocked brings Cap to at least need. It needs g.capMu.
 func (g *Range) growLocked(need uint64, purpose purpose) error {
@@ -154,7 +162,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 		if err := d.state.charge(charged, purpose); err != nil {
 			return 0, err
 		}
-		defer func() { d.state.discharge(charged) }() // of what was not created
+		defer func() { d.state.uncharge(charged) }()
 	}
 	var createErr error
 	for size := range sizes.Chunks(left, g.opts.MaxChunk, g.opts.Chunk) {

@@ -49,7 +49,7 @@ func (d *Device) create(size uint64, p Prop, purpose purpose) (m *memory, short 
 		return nil, d.state, err
 	}
 	if m, err = d.createCharged(size, p, purpose); err != nil {
-		d.state.discharge(size)
+		d.state.uncharge(size)
 	}
 	return m, d.state.home(p), err
 }
@@ -359,6 +359,14 @@ func (s *deviceState) charge(size uint64, purpose purpose) error {
 		s.created += size
 		return nil
 	})
+}
+
+// uncharge undoes charge of what was not created after all: others may have it.
+func (s *deviceState) uncharge(size uint64) {
+	if size > 0 {
+		s.discharge(size)
+		pressure.freed.Add(1)
+	}
 }
 
 // discharge undoes charge.

@@ -14,8 +14,9 @@ import (
 // When memory of a device runs out, what the package itself can do without goes first, under the
 // locks of the operation that needs it (retryAfterRelease). If that does not help, the operation
 // fails, gives up all its locks, and waits for the device's turn (withMemory). It keeps the turn
-// over functions of OnPressure and its further tries, until it has its memory or nothing more is
-// released for it. Meanwhile nothing else is created on the device (mayCreate): what else needs
+// over functions of OnPressure and its further tries, until it has succeeded or nothing more is
+// released for it. A range only grows in its turn: what it does with the memory comes after, and may
+// take long. Meanwhile nothing else is created on the device (mayCreate): what else needs
 // memory gives up its locks, too, and waits for the turn. Who had to wait tries again before it
 // calls functions. A goroutine has one turn at a time, and waits for nothing else while it has it.
 
@@ -27,7 +28,6 @@ const pressureTime = 10 * time.Second
 var pressure struct {
 	letThrough atomic.Int32  // goroutines that run letThrough
 	freed      atomic.Uint64 // pieces of memory that were released or cached, ever
-	turns      atomic.Uint64 // that were taken, ever
 }
 
 // OnPressure has f called when memory of the device runs out, before ErrOutOfMemory is
@@ -99,7 +99,8 @@ func lacksMemory(err error) bool {
 	return errors.Is(err, ErrOutOfMemory) && !errors.Is(err, errTooLarge)
 }
 
-// mayCreate is errTurnTaken while another goroutine has the turn.
+// mayCreate is errTurnTaken while another goroutine has the turn, unless this one has a turn or its
+// last try.
 func (s *deviceState) mayCreate() error {
 	if len(s.pressureTurn) > 0 && !isLetThrough() {
 		return errTurnTaken
@@ -162,8 +163,18 @@ func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*devi
 		var more, waited bool
 		if waited, t.last = t.takeTurn(short); t.last {
 			short, err, _ = letThrough(t, nil, nil, false, op)
-		} else if short, err, more = letThrough(t, short, err, waited, op); !more {
+			continue
+		}
+		var lack growthLacks
+		inTurn := op
+		if g != nil && errors.As(err, &lack) {
+			inTurn = func() (*deviceState, error) { return g.r.dev.state, g.ensure(lack.need) }
+		}
+		if short, err, more = letThrough(t, short, err, waited, inTurn); !more {
 			return err
+		}
+		if err == nil && lack.need > 0 { // it has its memory
+			short, err = t.try(op)
 		}
 	}
 	return nil
@@ -210,36 +221,19 @@ func letThrough(t *ticket, s *deviceState, err error, waited bool, op func() (*d
 		short, err = t.try(op)
 		return short, err, true
 	}
-	turn := pressure.turns.Add(1)
-	s.turn.Store(turn)
-	defer s.endTurn(turn)
+	defer func() { <-s.pressureTurn }()
 	if !waited && !errors.Is(err, errTurnTaken) && !t.isFreed(s) && !t.relieve(s, err) {
 		return s, err, false
 	}
 	t.dev = s
 	for {
 		short, err = t.try(op)
-		if !lacksMemory(err) || short != s || s.turn.Load() != turn {
+		if !lacksMemory(err) || short != s {
 			return short, err, true
 		}
 		if !time.Now().Before(t.until) || !t.relieve(s, err) {
 			return s, err, false
 		}
-	}
-}
-
-// endTurn gives a turn back that has not ended.
-func (s *deviceState) endTurn(turn uint64) {
-	if s.turn.CompareAndSwap(turn, 0) {
-		<-s.pressureTurn
-	}
-}
-
-// hasMemory notes that an operation has the memory that it needs: what it still does, copies for
-// one, may take long, and no one waits for that.
-func (s *deviceState) hasMemory() {
-	if turn := s.turn.Load(); turn != 0 && isLetThrough() {
-		s.endTurn(turn)
 	}
 }
 

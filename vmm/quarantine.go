@@ -129,14 +129,17 @@ func (r *Reservation) unmapNeverAccessible() error {
 // left: the driver agrees with the grants again, and a sleeping range has no memory. What is under
 // way with the grants, or with sleep, does so itself.
 func (r *Reservation) repair() error {
-	if !r.closeMu.TryLock() {
+	if !errors.Is(r.live(), ErrAsleep) {
 		return r.settleAccess()
 	}
-	defer r.closeMu.Unlock()
-	if errors.Is(r.live(), ErrAsleep) {
-		return r.unmapQuarantined()
+	if !r.closeMu.TryLock() {
+		return nil
 	}
-	return r.settleAccess()
+	defer r.closeMu.Unlock()
+	if !errors.Is(r.live(), ErrAsleep) {
+		return nil
+	}
+	return r.unmapQuarantined()
 }
 
 // settleAccess has the driver agree with the grants again.

@@ -81,9 +81,9 @@ func (w *World) join(id uint64, s *Stream, g *Gate) {
 		if id != 0 && c.id != id || slices.Contains(c.streams, s) {
 			continue
 		}
+		c.streams = append(c.streams, s)
 		if id != 0 {
 			s.in.Store(c)
-			c.streams = append(c.streams, s)
 		}
 		if !slices.Contains(c.gates, g) {
 			c.gates = sorted(append(slices.Clone(c.gates), g)...)
