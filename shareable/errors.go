@@ -111,7 +111,7 @@ func (e *ownerError) Error() string {
 		return fmt.Sprintf("%s: the owner says %q", kind, text)
 	}
 	if slices.Contains([]error{ErrNotFound, ErrOwnerGone, ErrSealed, ErrNotSealed, ErrAborted}, e.kind) {
-		return kind // which no one else could tell
+		return kind // only the owner can know it
 	}
 	return kind + ": the owner says so"
 }

@@ -197,7 +197,7 @@ func crossingScenes() map[string]func(t *testing.T, w *world) error {
 			require.NoError(t, g.Close())
 			return result
 		},
-		"Clip x named stream captured elsewhere": func(t *testing.T, w *world) error {
+		"Clip x named stream captured by another library": func(t *testing.T, w *world) error {
 			g := ranged(t, w, 2*page)
 			require.NoError(t, g.Grow(3*page))
 			s, err := w.devs[0].NewStream()

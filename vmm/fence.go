@@ -371,12 +371,12 @@ func (c *inFlight) wait() {
 	}
 }
 
-// Close waits for work that may use the memory, unmaps it and frees the
-// addresses. A held reservation, and one inside a Range, returns ErrBusy and
-// stays as it is; so does, with ErrCapturing, one that a captured stream may
-// use, of which other calls may return ErrClosed until that is known. If the device is lost, everything is given back all the same and the
-// error returned. On any other failure nothing but Close works any more; call
-// it again. Twice is fine, and so is a nil Reservation.
+// Close waits for work that may use the memory, unmaps it and frees the addresses. A held
+// reservation, and one inside a Range, returns ErrBusy and stays as it is; so does, with
+// ErrCapturing, one that a captured stream may use, of which other calls may return ErrClosed until
+// that is known. If the device is lost, everything is given back all the same and the error
+// returned. On any other failure nothing but Close works any more; call it again. Twice is fine,
+// and so is a nil Reservation.
 func (r *Reservation) Close() error { return r.CloseContext(context.Background()) }
 
 // CloseContext is Close that stops waiting when ctx is done and returns its
@@ -401,7 +401,7 @@ func (r *Reservation) closeContext(ctx context.Context, closeAll func() error) e
 	if detached {
 		select {
 		case r.closeSlot <- struct{}{}:
-		default: // one is under way, whatever becomes of ctx
+		default: // another close is running
 			select {
 			case r.closeSlot <- struct{}{}:
 			case <-ctx.Done():

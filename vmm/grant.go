@@ -287,9 +287,8 @@ func (r *Reservation) setAccess(to []grant) error {
 	return r.setAccessLocked(to)
 }
 
-// setAccessLocked sets access: on the driver, then in the grants. It needs r.mappingMu,
-// and r.grantMu if there is a grant to change. It may list devices that stay without
-// access, until finish.
+// setAccessLocked sets access: on the driver, then in the grants. It needs r.mappingMu
+// and r.grantMu. It may list devices that stay without access, until finish.
 func (r *Reservation) setAccessLocked(to []grant) error {
 	invariants.Held(&r.mappingMu)
 	after, before := r.accessCallsLocked(to)
@@ -312,7 +311,7 @@ func (r *Reservation) setAccessLocked(to []grant) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(to) > 0 { // without r.grantMu nothing may change
+	if len(to) > 0 {
 		r.recordGrantsLocked(to)
 	}
 	r.noneInDoubtLocked()

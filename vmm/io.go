@@ -352,7 +352,7 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	if ctx == nil {
-		return 0, fmt.Errorf("%w: no context", ErrInvalid)
+		return 0, errNoContext
 	}
 	// Under r.mu: a length that is seen has its append among those pending.
 	r := g.r

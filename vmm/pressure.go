@@ -295,7 +295,8 @@ func (s *deviceState) retryAfterRelease(purpose purpose, f func() error) error {
 	}
 }
 
-// afterFailure is how long growth ahead pauses after it found less memory than it wanted. A growth that needs the memory tries for itself.
+// afterFailure is how long growth ahead pauses after it found less memory than it wanted. A growth
+// that needs the memory tries for itself.
 const afterFailure = 100 * time.Millisecond
 
 // releaseForOthers has all Devices on this one release what they can do without,

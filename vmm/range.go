@@ -405,7 +405,7 @@ func (g *Range) publishLenLocked(n uint64) {
 	case n > old:
 		c.add(n-old, &c.used, &r.counters.used)
 	case n < old:
-		g.drops.Add(1) // after the Swap: who reads it first and sees no change has seen n
+		g.drops.Add(1) // after the Swap: a reader that reads it first, and sees no change, has seen n
 		c.sub(old-n, &c.used, &r.counters.used)
 	default:
 		return

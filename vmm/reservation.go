@@ -485,7 +485,7 @@ func (r *Reservation) hold(off, n uint64) (release func(), err error) {
 	return r.addHold(off, n, heldHere("a mirror"))
 }
 
-// heldHere is a hold that its callers name.
+// heldHere is a hold named by the line that made it.
 func heldHere(what string) *hold {
 	h := &hold{what: what}
 	runtime.Callers(2, h.made[:])

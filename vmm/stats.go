@@ -351,7 +351,7 @@ func (o openedAt) caller() string { return o.made.String() }
 // callers is the innermost callers of a function of this package, as runtime.Callers has them.
 type callers [8]uintptr
 
-// String is the first line outside this module, the program's. If all of them are inside, it is the
+// String is the first line outside the library, the program's. If all of them are inside, it is the
 // outermost one that is known.
 func (c *callers) String() (at string) {
 	n := slices.Index(c[:], 0)

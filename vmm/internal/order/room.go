@@ -58,7 +58,7 @@ func (d *Device) Room(s *Stream) (wait func() error, err error) {
 		}
 		if n-s.reached > roomOf && len(s.marks) > 0 {
 			m := s.marks[0]
-			s.marks = s.marks[1:] // who waits for it has it
+			s.marks = s.marks[1:] // the caller that waits owns it
 			return func() error { return s.await(m) }, nil
 		}
 	}
