@@ -99,7 +99,7 @@ func TestDevicesReachEachOther(t *testing.T) {
 	got := make([]byte, 5)
 	require.NoError(t, devs[2].CopyOut(got, x.Ptr()))
 	require.Equal(t, "hello", string(got))
-	require.ErrorIs(t, devs[1].CopyOut(got, x.Ptr()), vmm.ErrInvalid)
+	require.ErrorIs(t, devs[1].CopyOut(got, x.Ptr()), vmm.ErrPermission)
 }
 
 func TestDrivers(t *testing.T) {
