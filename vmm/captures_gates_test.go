@@ -3,6 +3,7 @@ package vmm_test
 import (
 	"bytes"
 	"errors"
+	"io"
 	"sync/atomic"
 	"testing"
 
@@ -198,8 +199,8 @@ func TestCopyWithoutRoomHoldsUpNoOne(t *testing.T) {
 	w.end()
 }
 
-// TestReadWhileLenComesBack: while a read waits, its bytes are dropped and as many are queued: it
-// waits for those, too.
+// TestReadWhileLenComesBack: while a read waits, some bytes are dropped and as many are queued. It
+// reads none of these, and does not wait for them.
 func TestReadWhileLenComesBack(t *testing.T) {
 	reads := map[string]func(g *vmm.Range) ([]byte, error){
 		"ReadAt": func(g *vmm.Range) ([]byte, error) {
@@ -229,18 +230,16 @@ func TestReadWhileLenComesBack(t *testing.T) {
 			require.NoError(t, s.Sync())
 			opens := make(chan func(), 1)
 			w.before = once("SyncEvent", func() {
-				require.NoError(t, g.SetLen(0))
+				require.NoError(t, g.SetLen(page/2))
 				opens <- gate(t, d, s.Raw())
-				require.NoError(t, g.AppendOn(s, bytes.Repeat([]byte{2}, page)))
+				require.NoError(t, g.AppendOn(s, bytes.Repeat([]byte{2}, page/2)))
 			})
-			var got []byte
-			end := parked(func() (err error) {
-				got, err = read(g)
-				return err
-			})
+			got, err := read(g)
+			if !errors.Is(err, io.EOF) {
+				require.NoError(t, err)
+			}
 			(<-opens)()
-			require.NoError(t, end())
-			require.Equal(t, bytes.Repeat([]byte{2}, page), got)
+			require.Equal(t, bytes.Repeat([]byte{1}, page/2), got)
 			require.NoError(t, errors.Join(s.Close(), g.Close()))
 			w.end()
 		})

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/bits"
-
-	"github.com/cuvmm/cuvmm/vmm/internal/rows"
+	"slices"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/prefix"
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 )
 
 // ReadFrom and WriteTo move this much at once, ReadFrom as much only from a
@@ -137,8 +139,8 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 }
 
 // ReadAt copies bytes from off on to p. It waits first for work that may write
-// them, as Unmap does, and so returns ErrCapturing during a capture. Past Len
-// it returns io.EOF.
+// them, as Unmap does, and so returns ErrCapturing during a capture. Past Len, as
+// low as it was at any moment of the call, it returns io.EOF.
 func (g *Range) ReadAt(p []byte, off int64) (int, error) {
 	n, err := g.readAt(p, off, 1, 1)
 	if errors.Is(err, io.EOF) {
@@ -154,40 +156,73 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("%w: offset %d", ErrBounds, off)
 	}
-	for {
-		// The length first: work that is queued for what is appended later is not waited for.
-		drops, have := g.drops.Load(), g.len.Load()
-		// Before the copy is counted: this wait must not hold up those that wait for copies.
-		if err := g.r.waitForWork(); err != nil {
+	// The length first: work that is queued for what is appended later is not waited for. Of what
+	// comes back after Len has moved down meanwhile nothing is read: it may not have arrived.
+	lowest := g.lows.begin()
+	defer g.lows.end(lowest)
+	have := g.len.Load()
+	// Before the copy is counted: this wait must not hold up those that wait for copies.
+	if err := g.r.waitForWork(); err != nil {
+		return 0, err
+	}
+	o, epoch, err := g.beginCopy()
+	if err != nil {
+		return 0, err
+	}
+	defer g.r.copies.end(epoch)
+	now := g.len.Load()
+	n, eof := rows.Below(len(p), off, min(have, now, g.lows.of(lowest)), width, pitch)
+	if n > 0 {
+		if err := o.copyOut(p[:n], rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}); err != nil {
 			return 0, err
-		}
-		o, epoch, err := g.beginCopy()
-		if err != nil {
-			return 0, err
-		}
-		n, eof, err := g.readBelow(o, drops, have, p, off, width, pitch)
-		g.r.copies.end(epoch)
-		if !errors.Is(err, errDropped) {
-			return n, cmp.Or(err, eof)
 		}
 	}
+	return n, eof
 }
 
-// errDropped is that Len has moved down: what has come since may not have arrived.
-var errDropped = errors.New("bytes were dropped")
+// lows are the lowest lengths of a range since each of the reads began that are under way.
+type lows struct {
+	mu    sync.Mutex // nothing is locked while it is held
+	all   []*uint64
+	spare []*uint64
+}
 
-// readBelow reads rows below a length whose work was waited for, as far as they are there still.
-func (g *Range) readBelow(o *openDevice, drops, have uint64, p []byte, off int64, width, pitch uint64) (n int, eof, err error) {
-	now := g.len.Load()
-	if g.drops.Load() != drops {
-		return 0, nil, errDropped
+// begin notes lengths from now on, until end.
+func (l *lows) begin() (lowest *uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if last := len(l.spare) - 1; last >= 0 {
+		lowest, l.spare = l.spare[last], l.spare[:last]
+	} else {
+		lowest = new(uint64)
 	}
-	if n, eof = rows.Below(len(p), off, min(have, now), width, pitch); n > 0 {
-		if err = o.copyOut(p[:n], rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}); err != nil {
-			return 0, nil, err
-		}
+	*lowest = math.MaxUint64
+	l.all = append(l.all, lowest)
+	return lowest
+}
+
+func (l *lows) end(lowest *uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i := slices.Index(l.all, lowest)
+	l.all = slices.Delete(l.all, i, i+1)
+	l.spare = append(l.spare, lowest)
+}
+
+// of is the lowest length so far that a read has noted.
+func (l *lows) of(lowest *uint64) uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return *lowest
+}
+
+// lower notes that Len has moved down to n.
+func (l *lows) lower(n uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, lowest := range l.all {
+		*lowest = min(*lowest, n)
 	}
-	return n, eof, nil
 }
 
 // WriteAt replaces bytes from off on. All of them must lie below Len, else it

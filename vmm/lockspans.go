@@ -15,7 +15,7 @@ import (
 // being captured, the graph remembers the spans. The stream is held, too, as Hold does.
 //
 // unlock must be called once, soon: what takes memory of the spans away waits for it, and so do
-// Close, Sleep, a change of access, and Close of the stream; and in a range with RangeOptions.Zero
+// Close, Sleep, a change of access, a Trim that mends access (see Grant), and Close of the stream; and in a range with RangeOptions.Zero
 // a SetLen that drops bytes of the spans, and then whatever moves Len or grows, since that fills
 // first what was dropped. So before unlock the goroutine must make none of these calls, nor one
 // that needs memory, if a function of OnPressure takes away memory of the spans.

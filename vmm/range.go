@@ -34,7 +34,7 @@ type Range struct {
 	lenMu    lock.Mutex // orders changes of Len
 	capMu    lock.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
-	drops    atomic.Uint64 // how often Len has moved down
+	lows     lows // of reads that are under way
 
 	supply *supply // nil without RangeOptions.Supplier
 
@@ -405,7 +405,7 @@ func (g *Range) publishLenLocked(n uint64) {
 	case n > old:
 		c.add(n-old, &c.used, &r.counters.used)
 	case n < old:
-		g.drops.Add(1) // after the Swap: a reader that reads it first, and sees no change, has seen n
+		g.lows.lower(n) // before anything is appended: that needs g.lenMu
 		c.sub(old-n, &c.used, &r.counters.used)
 	default:
 		return
