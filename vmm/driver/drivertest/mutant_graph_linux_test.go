@@ -100,6 +100,7 @@ func (d *waitsToFree) FreeGraphExec(x driver.GraphExec) error {
 type manyExecs struct {
 	full
 	graph driver.Graph
+	first driver.Stream // of the first launch
 }
 
 func (d *manyExecs) Instantiate(g driver.Graph) (driver.GraphExec, error) {
@@ -109,7 +110,13 @@ func (d *manyExecs) Instantiate(g driver.Graph) (driver.GraphExec, error) {
 
 func (d *manyExecs) LaunchGraph(_ driver.GraphExec, s driver.Stream) error {
 	x, err := d.full.Instantiate(d.graph)
-	return errors.Join(err, d.full.LaunchGraph(x, s))
+	err = errors.Join(err, d.full.LaunchGraph(x, s))
+	if d.first == 0 {
+		d.first = s
+	} else if s != d.first { // it has run by the time that the rule looks
+		err = errors.Join(err, d.SyncStream(s))
+	}
+	return err
 }
 
 type runsCapturedKernels struct{ full }
