@@ -21,7 +21,7 @@ func TestMadeAtNamesTheProgram(t *testing.T) {
 	for name, makes := range map[string]func(d *vmm.Device) (io.Closer, error){
 		"LoadBuiltins": func(d *vmm.Device) (io.Closer, error) { return kernel.LoadBuiltins(d) },
 		"growable.New": func(d *vmm.Device) (io.Closer, error) { return growable.New[uint32](d, growable.Options{}) },
-		"pool.New":     func(d *vmm.Device) (io.Closer, error) { return pool.New(d, pool.Options{Max: 1 << 20}) },
+		"pool.New":     func(d *vmm.Device) (io.Closer, error) { return pool.New(d, pool.Options{}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := openToLose(t)
