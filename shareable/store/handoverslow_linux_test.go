@@ -133,7 +133,7 @@ func TestSlowSuccessor(t *testing.T) {
 	for _, ends := range []string{"killed", "has"} {
 		t.Run(ends, func(t *testing.T) {
 			t.Parallel()
-			const limit = time.Second
+			const limit = 2 * time.Second
 			path := socketAt(t)
 			d := spawn(t, "daemon", path, "listen", limit.String())
 			d.expect("ready")
