@@ -14,11 +14,12 @@ import (
 // that sleeps ErrAsleep. Memory that no reservation knows is left to the driver. If the stream is
 // being captured, the graph remembers the spans. The stream is held, too, as Hold does.
 //
-// unlock must be called once, soon: what takes memory of the spans away waits for it, and so do
-// Close, Sleep, a change of access, a Trim that mends access (see Grant), and Close of the stream; and in a range with RangeOptions.Zero
-// a SetLen that drops bytes of the spans, and then whatever moves Len or grows, since that fills
-// first what was dropped. So before unlock the goroutine must make none of these calls, nor one
-// that needs memory, if a function of OnPressure takes away memory of the spans.
+// unlock must be called once, soon. What takes memory of the spans away waits for it. So do Close,
+// Sleep, a change of access, a Trim that mends access (see Grant), and Close of the stream. In a
+// range with RangeOptions.Zero, so does a SetLen that drops bytes of the spans, and then whatever
+// moves Len or grows, since that first fills what was dropped. Before unlock the goroutine must make
+// none of these calls, nor one that needs memory if a function of OnPressure takes away memory of
+// the spans.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	l := &spansLock{s: s}
 	l.locked = l.few[:0]
@@ -53,8 +54,8 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 // spansLock is what LockSpans has locked, in one allocation for a few spans.
 type spansLock struct {
 	s       *Stream
-	locked  []heldSpan
-	few     [4]heldSpan
+	locked  []userSpan
+	few     [4]userSpan
 	checked LaunchMemory
 	done    atomic.Bool
 }
@@ -72,29 +73,29 @@ func (l *spansLock) unlockSpans() {
 	}
 }
 
-// heldSpan is a span of LockSpans in a reservation, which numbers them.
-type heldSpan struct {
+// userSpan is a span of LockSpans in a reservation, which numbers them.
+type userSpan struct {
 	r *Reservation
 	n uint64
 
 	off, end uint64
 }
 
-// spanLocks are the spans of a reservation that LockSpans has locked.
-type spanLocks struct {
+// userSpans are the spans of a reservation that LockSpans has locked.
+type userSpans struct {
 	last     uint64 // the number of the last one
-	all      []heldSpan
+	all      []userSpan
 	unlocked chan struct{} // closed at the next unlock; nil if no one waits
 }
 
 // lockSpan notes a span, which is checked: what takes it away waits for unlockSpan.
-func (r *Reservation) lockSpan(x Span) heldSpan {
+func (r *Reservation) lockSpan(x Span) userSpan {
 	off := uint64(x.Addr - r.ptr)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l := &r.spans
 	l.last++
-	held := heldSpan{r: r, n: l.last, off: off, end: off + x.Size}
+	held := userSpan{r: r, n: l.last, off: off, end: off + x.Size}
 	l.all = append(l.all, held)
 	return held
 }
@@ -103,7 +104,7 @@ func (r *Reservation) unlockSpan(n uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l := &r.spans
-	l.all = slices.DeleteFunc(l.all, func(x heldSpan) bool { return x.n == n })
+	l.all = slices.DeleteFunc(l.all, func(x userSpan) bool { return x.n == n })
 	if l.unlocked != nil {
 		close(l.unlocked)
 		l.unlocked = nil
@@ -127,6 +128,6 @@ func (r *Reservation) waitForCopies(off, size uint64) {
 }
 
 // overlap says whether one of the spans up to number last overlaps [off, end).
-func (l *spanLocks) overlap(off, end, last uint64) bool {
-	return slices.ContainsFunc(l.all, func(x heldSpan) bool { return x.n <= last && x.off < end && off < x.end })
+func (l *userSpans) overlap(off, end, last uint64) bool {
+	return slices.ContainsFunc(l.all, func(x userSpan) bool { return x.n <= last && x.off < end && off < x.end })
 }

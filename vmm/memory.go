@@ -219,7 +219,7 @@ func (d *Device) cacheMemory(m *memory) bool {
 }
 
 // takeCached returns the largest cached memory with property p from least to most
-// bytes, with one reference; nil if there is none, or if it is for who has the turn.
+// bytes, with one reference; nil if there is none, or if another operation has the turn.
 func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 	if d.state.mayCreate() != nil {
 		return nil

@@ -16,9 +16,10 @@ import (
 // fails, gives up all its locks, and waits for the device's turn (withMemory). It keeps the turn
 // over functions of OnPressure and its further tries, until it has succeeded or nothing more is
 // released for it. A range only grows in its turn: what it does with the memory comes after, and may
-// take long. Meanwhile nothing else is created on the device (mayCreate): what else needs
-// memory gives up its locks, too, and waits for the turn. Who had to wait tries again before it
-// calls functions. A goroutine has one turn at a time, and waits for nothing else while it has it.
+// take long; but a Wake copies in it. Meanwhile nothing else is created on the device (mayCreate):
+// what else needs memory gives up its locks, too, and waits for the turn. An operation that had to
+// wait tries again before it calls functions. A goroutine has one turn at a time, and gives it up
+// before it waits for work or for a Supplier.
 
 // pressureTime bounds how long an operation that lacks memory waits for functions of OnPressure,
 // those that it calls itself included.
@@ -38,9 +39,9 @@ var pressure struct {
 //
 // f is called by the goroutine that needs memory, with no lock of this package held. Of
 // a device's functions one runs at a time, and what they release is kept for the operation
-// that they are called for until it has succeeded or failed. Who needs memory of the device
-// meanwhile, also if it is free, waits for that, for ten seconds in all, and takes what is free then;
-// growth ahead does without. f may use this package, but what it needs memory for itself, of
+// that they are called for until it has succeeded or failed. An operation that needs memory
+// of the device meanwhile waits for that, even if some is free, but for no more than ten seconds in
+// all; then it takes what is free. Growth ahead does not wait. f may use this package, but what it needs memory for itself, of
 // any device, fails with ErrOutOfMemory if none is free and calls no function. It must not wait for
 // operations of other goroutines that may need memory: they wait for it. Nor must it wait for
 // what the goroutine that calls it holds: an operation that needs memory, called between LockSpans

@@ -68,7 +68,7 @@ type Reservation struct {
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
 	retirements    []*retirement          // left to the device's goroutine, in order
 	holds          []*hold
-	spans          spanLocks
+	spans          userSpans
 	counters       rangeCounters // also under the device's counters.mu
 }
 
