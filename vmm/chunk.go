@@ -49,6 +49,25 @@ func (d *Device) CreateOrReuse(size uint64, p Prop) (*Chunk, error) {
 	return d.Create(size, p)
 }
 
+// TryCreate is CreateOrReuse that takes what is free, and does not wait for more: it calls no
+// function of OnPressure and has no cache released. While memory is being released for another
+// operation it returns ErrOutOfMemory, too. The caller must Close the Chunk.
+func (d *Device) TryCreate(size uint64, p Prop) (c *Chunk, err error) {
+	if err := d.live(); err != nil {
+		return nil, d.fail("try to create chunk", 0, size, err)
+	}
+	m := d.takeCached(d.resolve(p), size, size)
+	if m != nil {
+		d.counters.count(1, &d.counters.Hits)
+	} else {
+		m, _, err = d.create(size, d.resolve(p), forGrowAhead)
+	}
+	if err == nil {
+		c, err = d.chunk(m)
+	}
+	return c, d.fail("try to create chunk", 0, size, err)
+}
+
 // resolve replaces LocationOwner by this device.
 func (d *Device) resolve(p Prop) Prop {
 	if p.Location.Kind == LocationOwner {

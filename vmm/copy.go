@@ -98,6 +98,8 @@ func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
 		r = s.dev.state.parent.find(x.Addr)
 	}
 	switch {
+	case m.refused != nil:
+		return lockedSpan{}, m.refused
 	case x.Addr == 0:
 		return lockedSpan{}, fmt.Errorf("%w: no memory", ErrInvalid)
 	case x.Addr+Ptr(x.Size) < x.Addr:

@@ -229,14 +229,21 @@ type MemoryArg struct {
 	Count  uint64 // bytes, elements or rows, as Len counts them
 	Stride uint64 // bytes from one of them to the next
 
-	in *Reservation // nil: it is found by its address
+	in      *Reservation // nil: it is found by its address
+	refused error        // see Refuse
 }
 
-// Err says why the memory of a Range or a Reservation cannot be used: it is closed, or
-// asleep.
+// Refuse sets m to memory that cannot be used: what needs it returns err.
+func (m *MemoryArg) Refuse(err error) { *m = MemoryArg{refused: err} }
+
+// Err says why the memory cannot be used: as Refuse has set it, or because the Range or the
+// Reservation is closed, or asleep.
 func (m *MemoryArg) Err() error {
 	if m == nil {
 		return fmt.Errorf("%w: no memory", ErrInvalid)
+	}
+	if m.refused != nil {
+		return m.refused
 	}
 	if m.in == nil {
 		return nil
@@ -262,7 +269,7 @@ func (l *LaunchMemory) Set(m *MemoryArg) bool {
 		m = &MemoryArg{}
 	}
 	// By fields: a comparison of the whole would wait for them to be in memory.
-	if l.Addr == m.Addr && l.Size == m.Size && l.Access == m.Access && l.Count == m.Count && l.Stride == m.Stride && l.in == m.in {
+	if l.Addr == m.Addr && l.Size == m.Size && l.Access == m.Access && l.Count == m.Count && l.Stride == m.Stride && l.in == m.in && l.refused == m.refused {
 		return false
 	}
 	*l = LaunchMemory{MemoryArg: *m}
@@ -291,7 +298,7 @@ func (r *Reservation) MemoryArg(m *MemoryArg, off, n uint64) {
 		*m = MemoryArg{}
 		return
 	}
-	m.Access = AccessReadWrite
+	m.Access, m.refused = AccessReadWrite, nil
 	if r.readOnly {
 		m.Access = AccessRead
 	}

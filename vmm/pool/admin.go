@@ -110,16 +110,16 @@ func (p *Pool) Stats() (Stats, error) {
 	if p == nil || p.res == nil {
 		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)
 	}
-	p.releaseKept(p.list()...) // so that Pending and LargestFree include it
 	locked := p.lockAll()
-	sum := p.past
-	sum.add(p.long)
 	for _, st := range locked {
-		sum.add(st.counts)
+		p.freeKeptLocked(st) // so that Pending and LargestFree include it
+	}
+	p.updateIdleLocked()
+	sum := p.sumLocked(locked)
+	for _, st := range locked {
 		st.mu.Unlock()
 	}
 	defer p.mu.Unlock()
-	p.updateIdleLocked()
 	s := p.stats
 	s.Reserved = uint64(p.chunks.Load()) * p.chunk               //nolint:gosec // not negative
 	s.ReservedPeak = uint64(p.chunksPeak) * p.chunk              //nolint:gosec // not negative
@@ -127,8 +127,19 @@ func (p *Pool) Stats() (Stats, error) {
 	s.UsedPeak = min(uint64(p.used.peak.Load()), s.ReservedPeak) //nolint:gosec // not negative
 	s.Blocks, s.Allocs, s.Frees = int(sum.blocks), sum.allocs, sum.frees
 	s.Pending = p.pendingLocked()
+	s.InSlabs = p.slabBytes - (s.Used - sum.pages)
 	s.LargestFree = p.largestLocked()
 	return s, nil
+}
+
+// sumLocked is what all streams count together. Their mu is held.
+func (p *Pool) sumLocked(streams []*stream) counts {
+	sum := p.past
+	sum.add(p.long)
+	for _, st := range streams {
+		sum.add(st.counts)
+	}
+	return sum
 }
 
 // lockAll locks all streams and the pool, so that nothing is counted. The caller unlocks them.

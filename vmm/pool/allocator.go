@@ -82,7 +82,8 @@ type Stats struct {
 	Blocks      int    // how many are allocated, without those of 0 bytes
 	Allocs      uint64 // ever, without those of 0 bytes
 	Frees       uint64 // ever
-	Pending     uint64 // freed in streams whose work is not known to have ended, without free blocks of slabs
+	Pending     uint64 // freed in streams whose work is not known to have ended, without InSlabs
+	InSlabs     uint64 // free in slabs, for blocks of up to 64 KiB
 	LargestFree uint64 // the longest run of free memory, idle or pending; up to an eighth too low
 	Created     uint64 // new memory, ever; also what came from the device's cache
 	Remapped    uint64 // moved from idle chunks to where blocks needed it, ever

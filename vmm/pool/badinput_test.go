@@ -456,7 +456,7 @@ func TestExhaustion(t *testing.T) {
 	_, err := p.Alloc(other, 5*chunk)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	isOpError(t, p, err)
-	for _, part := range []string{"holds 524288", "131072 are idle", "131072 freed", "longest run is 131072"} {
+	for _, part := range []string{"holds 524288", "262144 in blocks", "131072 idle", "131072 freed in stream", "131072 in the longest free run"} {
 		require.ErrorContains(t, err, part)
 	}
 	require.NoError(t, pool.Check(p))

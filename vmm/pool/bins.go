@@ -77,12 +77,12 @@ func (b *bins) largest() (size uint64) {
 }
 
 // find returns an extent of at least size bytes and a stamp below before, from the lowest bin
-// in which it sees one. It looks at the first most extents of each bin, and takes the lowest
+// in which it sees one. It looks at the first scanMost extents of each bin, and takes the lowest
 // address of those that fit, so that high addresses empty out.
-func (b *bins) find(size, before uint64, most int) (best *extent) {
+func (b *bins) find(size, before uint64) (best *extent) {
 	for i := b.from(binOf(size / pageSize)); i >= 0 && best == nil; i = b.from(i + 1) {
 		n := 0
-		for e := b.heads[i]; e != nil && n < most; e = e.binNext {
+		for e := b.heads[i]; e != nil && n < scanMost; e = e.binNext {
 			n++
 			if e.size >= size && e.stamp < before && (best == nil || e.off < best.off) {
 				best = e
@@ -90,4 +90,33 @@ func (b *bins) find(size, before uint64, most int) (best *extent) {
 		}
 	}
 	return best
+}
+
+// beforeHole returns the longest extent of less than size bytes behind which lies a hole that is long
+// enough for the chunks that are missing. It looks at the first scanMost extents of each bin.
+func (b *bins) beforeHole(size, chunk uint64) (best *extent) {
+	for i := b.upTo(binOf(size / pageSize)); i >= 0 && best == nil; i = b.upTo(i - 1) {
+		n := 0
+		for e := b.heads[i]; e != nil && n < scanMost; e = e.binNext {
+			n++
+			if e.size >= size || e.next == nil || e.next.kind != kindHole || best != nil && e.size <= best.size {
+				continue
+			}
+			if (size-e.size+chunk-1)/chunk*chunk <= e.next.size {
+				best = e
+			}
+		}
+	}
+	return best
+}
+
+// upTo returns the last bin up to i that is not empty; -1 if there is none.
+func (b *bins) upTo(i int) int {
+	for w := i >> 6; i >= 0; w-- {
+		if word := b.used[w] & (1<<(i&63+1) - 1); word != 0 {
+			return w<<6 + bits.Len64(word) - 1
+		}
+		i = w<<6 - 1
+	}
+	return -1
 }

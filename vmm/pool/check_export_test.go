@@ -32,6 +32,8 @@ type checker struct {
 	blocks int64
 	used   uint64
 	bad    int
+
+	slabUsed, slabBytes uint64
 }
 
 func (c *checker) check(ok bool, format string, args ...any) {
@@ -58,13 +60,19 @@ func (c *checker) regions() {
 			c.check(e.owner.ext == e && e.owner.pool == c.p, "%s has another owner", e.text())
 			c.extent(e)
 			if e.kind == kindHole {
-				c.check(holes < len(r.holes) && r.holes[holes] == e, "%s is not in the list of holes", e.text())
+				c.check(e.bin == binOf(e.size/pageSize) && e.list == nil, "%s is in bin %d", e.text(), e.bin)
 				c.check(prev == nil || prev.kind != kindHole, "%s lies behind a hole", e.text())
 				holes++
 			}
 			at = e.end()
 		}
-		c.check(holes == len(r.holes), "region %d: %d holes, %d in the list", i, holes, len(r.holes))
+		for bin := range r.holes.heads {
+			for e := r.holes.heads[bin]; e != nil; e = e.binNext {
+				c.check(e.kind == kindHole && e.region == r && e.bin == bin, "%s is in the bins of holes", e.text())
+				holes--
+			}
+		}
+		c.check(holes == 0, "region %d: %d holes more than in the bins", i, holes)
 	}
 	c.check(at == uint64(len(c.p.slots))*c.p.chunk, "the extents end at %#x", at)
 	c.check(c.bad == c.p.bad, "%d bad extents, %d are counted", c.bad, c.p.bad)
@@ -120,6 +128,7 @@ func (c *checker) slab(e *extent) {
 		c.owners[at/pageSize] = o
 	}
 	c.slabs[sl] = false
+	c.slabBytes += sl.bytes()
 	free := map[uint16]bool{}
 	for _, i := range sl.free {
 		c.check(!free[i] && int(i) < sl.begun && sl.seqs[i].Load() == 0, "%s: block %d is not free", e.text(), i)
@@ -130,6 +139,7 @@ func (c *checker) slab(e *extent) {
 			c.check(i < sl.begun, "%s: block %d was never begun", e.text(), i)
 			c.blocks++
 			c.used += sl.size
+			c.slabUsed += sl.size
 		}
 	}
 }
@@ -205,7 +215,7 @@ func (c *checker) streams() {
 		defer st.mu.Unlock() //nolint:revive // all of them are held to the end
 		c.check(!st.gone || c.p.closed.Load(), "a stream that is gone is in the list")
 		for class := range st.classes {
-			for _, f := range st.classes[class].remote {
+			for _, f := range st.classes[class].remote.list() {
 				waiting[f.sl]++
 				all++
 				c.check(f.sl.class == class && f.sl.seqs[f.i].Load() == 0, "a block that waits is allocated")
@@ -270,6 +280,7 @@ func (c *checker) sums() {
 		s.blocks += x.blocks
 		s.used += x.used
 		s.charged += x.charged
+		s.pages += x.pages
 		s.allocs += x.allocs
 		s.frees += x.frees
 	}
@@ -285,7 +296,8 @@ func (c *checker) sums() {
 	}
 	c.check(int64(chunks) == c.p.chunks.Load() && chunks <= c.p.most, "%d chunks of %d, %d are counted", chunks, c.p.most, c.p.chunks.Load())
 	c.check(c.p.chunks.Load() <= c.p.chunksPeak, "the peak is %d", c.p.chunksPeak)
-	c.check(c.p.underWay == 0 && c.p.several.Load() == (len(c.p.all) > 1), "%d calls, %d streams", c.p.underWay, len(c.p.all))
+	c.check(s.pages+c.slabUsed == c.used && c.p.slabBytes == c.slabBytes, "%d bytes of pages are counted, and %d of slabs", s.pages, c.p.slabBytes)
+	c.check(c.p.underWay == 0 && c.p.moving == 0 && c.p.several.Load() == (len(c.p.all) > 1), "%d calls, %d streams", c.p.underWay, len(c.p.all))
 	known := map[any]bool{}
 	c.p.streams.Range(func(_, st any) bool { known[st] = true; return true })
 	for _, st := range c.p.all {

@@ -3,41 +3,52 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // site is addresses where memory is about to be mapped.
 type site struct {
-	before *extent   // free memory in front of the hole, with which the block begins; nil: none
-	list   *freeList // from which before was taken
-	hole   *extent   // taken out of the holes, of whole chunks
+	before *extent // free memory in front of the hole, with which the block begins; nil: none
+	hole   *extent // taken out of the holes, of whole chunks
 	chunks int
 }
 
 var errMustCreate = errors.New("idle chunks are not enough")
 
-// growLocked maps memory for size bytes: chunks that are idle elsewhere, then, if create is
-// set, new ones, else it returns errMustCreate. It completes or changes nothing. It releases
-// p.mu meanwhile.
-func (p *Pool) growLocked(st *stream, size uint64, r *region, create bool) (*extent, error) {
-	s, ok := p.anySiteLocked(st, size, r)
+// mapping is how chunks come to a site: spare and idle ones always.
+type mapping struct {
+	runs   []*extent // taken for it
+	after  *stream   // whose work may use those that are by it, and is waited for; nil: none are
+	create bool      // new chunks may be created
+}
+
+// growLocked maps memory for w: chunks that are idle elsewhere, then, if create is set, new
+// ones, else it returns errMustCreate. It completes or changes nothing. It releases p.mu
+// meanwhile.
+func (p *Pool) growLocked(st *stream, w want, create bool) (*extent, error) {
+	s, ok := p.anySiteLocked(st, w.size, w.r)
 	if !ok && p.bad > 0 {
 		p.mu.Unlock()
 		p.repair()
 		p.mu.Lock()
-		s, ok = p.anySiteLocked(st, size, r)
+		s, ok = p.anySiteLocked(st, w.size, w.r)
 	}
 	if !ok {
 		return nil, fmt.Errorf("%w: %d bytes of addresses are taken or in pieces too short; see Options.Addresses", vmm.ErrOutOfMemory, p.res.Size())
 	}
-	if err := p.mapLocked(s, create); err != nil {
+	return p.mapForLocked(s, w.size, mapping{create: create})
+}
+
+// mapForLocked maps memory at a site, and returns its first size bytes. The rest is idle.
+func (p *Pool) mapForLocked(s site, size uint64, m mapping) (*extent, error) {
+	if err := p.mapLocked(s, m); err != nil {
 		return nil, err
 	}
 	e := s.hole
 	if s.before != nil {
 		e = s.before
-		e.by = s.list.st
 		p.joinLocked(e)
 	}
 	e.kind = kindBusy
@@ -60,19 +71,13 @@ func (p *Pool) anySiteLocked(st *stream, size uint64, r *region) (s site, ok boo
 // siteLocked finds and takes the addresses of r where the fewest chunks have to be mapped: a
 // hole, with the free memory in front of it that st may use.
 func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) {
-	for _, h := range r.holes {
-		before := uint64(0)
-		if x := h.prev; x != nil && x.kind == kindFree && (x.list == &st.free || x.list == &p.idle) {
-			before = x.size
-		}
-		if before >= size {
-			continue // long enough without new memory: the search looks at a bounded number
-		}
-		k := int((size - before + p.chunk - 1) / p.chunk)                   //nolint:gosec // not above the slots
-		if uint64(k)*p.chunk <= h.size && (s.hole == nil || k < s.chunks) { //nolint:gosec // not negative
-			s = site{hole: h, chunks: k}
-			if before > 0 {
-				s.before = h.prev
+	whole := (size + p.chunk - 1) / p.chunk
+	s = site{hole: r.holes.find(whole*p.chunk, math.MaxUint64), chunks: int(whole)} //nolint:gosec // not above the slots
+	for _, h := range []*freeList{&st.free, &p.idle} {
+		if e := h.bins[r.index].beforeHole(size, p.chunk); e != nil {
+			k := int((size - e.size + p.chunk - 1) / p.chunk) //nolint:gosec // not above the slots
+			if s.before == nil && k <= s.chunks || s.hole == nil || k < s.chunks {
+				s = site{before: e, hole: e.next, chunks: k}
 			}
 		}
 	}
@@ -80,8 +85,7 @@ func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) 
 		return s, false
 	}
 	if s.before != nil {
-		s.list = s.before.list
-		s.list.remove(s.before)
+		s.before = p.takeLocked(s.before, s.before.size)
 		s.before.kind = kindBusy
 	}
 	s.hole = p.takeHoleLocked(s.hole, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
@@ -90,7 +94,7 @@ func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) 
 
 // takeHoleLocked takes the first size bytes of a hole, which are then busy.
 func (p *Pool) takeHoleLocked(h *extent, size uint64) *extent {
-	p.forgetHoleLocked(h)
+	h.region.holes.remove(h)
 	if h.size > size {
 		f := p.cutFrontLocked(h, size)
 		f.kind = kindBusy
@@ -101,26 +105,36 @@ func (p *Pool) takeHoleLocked(h *extent, size uint64) *extent {
 	return h
 }
 
-// mapLocked maps memory at a site: spare chunks, then idle ones, which move, then, if mayCreate
-// is set, new ones. If that fails no memory is mapped there, and the site is given back. It
-// releases p.mu meanwhile.
-func (p *Pool) mapLocked(s site, mayCreate bool) error {
+// mapLocked maps memory at a site: spare chunks, then idle ones, which move, then what m says.
+// If that fails no memory is mapped there, and the site is given back. It releases p.mu meanwhile,
+// and counts as moving as long as it does not wait for memory or for work.
+func (p *Pool) mapLocked(s site, m mapping) error {
 	have := p.takeSpareLocked(s.chunks)
-	moved := p.takeIdleLocked(s.chunks - len(have))
-	create := s.chunks - len(have)
+	create, moved := s.chunks-len(have), m.runs
 	for _, e := range moved {
 		create -= int(e.size / p.chunk) //nolint:gosec // not above the slots
 	}
+	for _, e := range p.takeIdleLocked(create) {
+		moved = append(moved, e)
+		create -= int(e.size / p.chunk) //nolint:gosec // not above the slots
+	}
 	err, refused := errMustCreate, false
-	if create == 0 || mayCreate {
+	if create == 0 || m.create {
 		err = p.chargeLocked(create)
 	}
+	if err == nil && m.after != nil {
+		err = p.awaitLocked(m.after, moved)
+		if err != nil {
+			p.chunks.Add(int64(-create))
+		}
+	}
 	if err == nil {
+		p.moving++
 		p.mu.Unlock()
 		have, err = p.unmap(have, moved)
 		if more := s.chunks - len(have) - create; more > 0 && errors.Is(err, vmm.ErrBusy) {
 			// A Hold keeps some of them mapped: new ones take their place.
-			create, err = p.chargeMore(create, more, mayCreate)
+			create, err = p.chargeMore(create, more, m.create)
 		}
 		var created int
 		if err == nil {
@@ -131,6 +145,7 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 			refused = err != nil && !errors.Is(err, vmm.ErrOutOfMemory) && !errors.Is(err, vmm.ErrClosed)
 		}
 		p.mu.Lock()
+		p.movedLocked()
 		p.chunks.Add(int64(created - create)) // less what was not created after all
 		p.chunksPeak = max(p.chunksPeak, p.chunks.Load())
 		p.stats.Created += uint64(created) * p.chunk //nolint:gosec // not negative
@@ -148,11 +163,38 @@ func (p *Pool) mapLocked(s site, mayCreate bool) error {
 	return err
 }
 
+// awaitLocked waits for the work of st, which may use the runs that are by it. They are idle then.
+// It releases p.mu meanwhile.
+func (p *Pool) awaitLocked(st *stream, runs []*extent) error {
+	p.mu.Unlock()
+	f, err := st.s.Fence()
+	if err == nil {
+		err = f.Sync()
+		f.Free()
+	}
+	p.mu.Lock()
+	for _, e := range runs {
+		if err == nil && e.by == st {
+			e.by = nil
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("%w: wait for stream %#x: %w", vmm.ErrOutOfMemory, st.s.Raw(), err)
+	}
+	return nil
+}
+
+// movedLocked ends what p.moving counts: what the call took is in the lists again, or another's.
+func (p *Pool) movedLocked() {
+	p.moving--
+	p.moved.Broadcast()
+}
+
 // undoSiteLocked gives a site back. If the driver has refused to map there, it would refuse
 // again: the addresses become bad, and are not used before TrimTo, or before there are no others.
 func (p *Pool) undoSiteLocked(s site, refused bool) {
 	if s.before != nil {
-		p.freeLocked(s.before, s.list.st, s.before.stamp) // the stream may have been closed meanwhile
+		p.freeLocked(s.before, s.before.by, s.before.stamp) // the stream may have been closed meanwhile
 	}
 	if !refused {
 		p.addHoleLocked(s.hole)
@@ -186,45 +228,57 @@ func (p *Pool) takeSpareLocked(n int) []*vmm.Chunk {
 func (p *Pool) takeIdleLocked(n int) (out []*extent) {
 	for i := range p.regions {
 		b := &p.idle.bins[i]
-		for bin := b.from(binOf(p.chunk / pageSize)); bin >= 0 && n > 0; {
-			e := b.heads[bin]
-			for e != nil && p.wholeChunks(e) == 0 {
-				e = e.binNext
+		for bin := b.from(binOf(p.chunk / pageSize)); bin >= 0 && n > 0; bin = b.from(bin + 1) {
+			var next *extent
+			for e := b.heads[bin]; e != nil && n > 0; e = next {
+				next = e.binNext
+				if m := min(n, p.wholeChunks(e.off, e.end())); m > 0 {
+					off := e.end()/p.chunk*p.chunk - uint64(m)*p.chunk                  //nolint:gosec // not negative
+					out = append(out, p.takeSpanLocked(nil, e, off, uint64(m)*p.chunk)) //nolint:gosec // not negative
+					n -= m
+				}
 			}
-			if e == nil {
-				bin = b.from(bin + 1)
-				continue
-			}
-			m := min(n, p.wholeChunks(e))
-			out = append(out, p.takeChunksLocked(e, m))
-			n -= m
-			bin = b.from(bin) // which may be empty by now
 		}
 	}
 	return out
 }
 
-// wholeChunks is how many chunks lie within an extent.
-func (p *Pool) wholeChunks(e *extent) int {
-	first, last := (e.off+p.chunk-1)/p.chunk, e.end()/p.chunk
+// wholeChunks is how many chunks lie within addresses.
+func (p *Pool) wholeChunks(off, end uint64) int {
+	first, last := (off+p.chunk-1)/p.chunk, end/p.chunk
 	return int(max(first, last) - first) //nolint:gosec // not above the slots
 }
 
-// takeChunksLocked takes the last n whole chunks of an idle extent.
-func (p *Pool) takeChunksLocked(e *extent, n int) *extent {
-	p.idle.remove(e)
-	end := e.end() / p.chunk * p.chunk
-	off := end - uint64(n)*p.chunk //nolint:gosec // not negative
-	if off > e.off {
-		p.idle.add(p.cutFrontLocked(e, off-e.off))
+// takeSpanLocked takes size bytes from off on out of free neighbours, of any lists, of which e is
+// the first or lies before. What is taken is busy, and by st unless all of it is idle: st comes
+// after the work that may use it.
+func (p *Pool) takeSpanLocked(st *stream, e *extent, off, size uint64) (span *extent) {
+	for e.end() <= off {
+		e = e.next
 	}
-	if e.end() > end {
-		run := p.cutFrontLocked(e, end-e.off)
-		p.idle.add(e)
-		e = run
+	if e.off < off {
+		h := e.list
+		h.add(p.cutFrontLocked(e, off-e.off))
 	}
-	e.kind = kindBusy
-	return e
+	pending := false
+	for end := off + size; span == nil || span.end() < end; {
+		if span != nil {
+			e = span.next
+		}
+		pending = pending || e.list != &p.idle
+		piece := p.takeLocked(e, min(e.size, end-e.off))
+		piece.kind = kindBusy
+		if span == nil {
+			span = piece
+		} else {
+			p.joinLocked(span)
+		}
+	}
+	span.by = nil
+	if pending {
+		span.by, span.stamp = st, st.s.Point()
+	}
+	return span
 }
 
 // chargeMore counts more chunks that are about to be created, and returns how many they are
@@ -241,11 +295,26 @@ func (p *Pool) chargeMore(create, more int, mayCreate bool) (int, error) {
 	return create + more, nil
 }
 
-// create adds new chunks to have until there are n, and counts them.
+// create adds new chunks to have until there are n, and counts them. While it waits for memory,
+// for which other calls may have to release some, the call does not count as moving.
 func (p *Pool) create(have []*vmm.Chunk, n int) (all []*vmm.Chunk, created int, err error) {
+	if n > 1 && len(have) < n { // of which releases cannot help
+		if limit := p.dev.Stats().Limit; limit > 0 && uint64(n)*p.chunk > limit { //nolint:gosec // not negative
+			return have, 0, fmt.Errorf("%w: the device's limit is %d bytes", vmm.ErrOutOfMemory, limit)
+		}
+	}
 	for err == nil && len(have) < n {
-		var c *vmm.Chunk
-		if c, err = p.dev.CreateOrReuse(p.chunk, p.prop); err == nil {
+		c, again := p.dev.TryCreate(p.chunk, p.prop)
+		if errors.Is(again, vmm.ErrOutOfMemory) {
+			p.mu.Lock()
+			p.movedLocked()
+			p.mu.Unlock()
+			c, again = p.dev.CreateOrReuse(p.chunk, p.prop)
+			p.mu.Lock()
+			p.moving++
+			p.mu.Unlock()
+		}
+		if err = again; err == nil {
 			have = append(have, c)
 			created++
 		}
@@ -277,12 +346,12 @@ func (p *Pool) putRunsLocked(runs []*extent) (unmapped uint64) {
 	for _, e := range runs {
 		if p.slots[e.off/p.chunk].chunk == nil {
 			unmapped += e.size
+			e.by = nil
 			e.region.mapped -= e.size
 			p.addHoleLocked(e)
 			continue
 		}
-		e.stamp = 0
-		p.addFreeLocked(e, &p.idle)
+		p.freeLocked(e, e.by, e.stamp)
 	}
 	return unmapped
 }

@@ -24,10 +24,6 @@ func (p *Pool) close() error {
 	if p.stops == nil {
 		return p.extras.close()
 	}
-	// First without shutting: a Close that is refused disturbs no other call.
-	if err := p.checkUnused(); err != nil {
-		return err
-	}
 	if err := p.shut(); err != nil {
 		return err
 	}
@@ -69,42 +65,41 @@ func (p *Pool) close() error {
 	return p.extras.close()
 }
 
-// checkUnused returns ErrBusy if a block is allocated. Beside other calls it may be wrong.
-func (p *Pool) checkUnused() error {
-	p.mu.Lock()
-	// A stream that is forgotten meanwhile keeps its counts: it is not among the past ones yet.
-	all, blocks := p.list(), p.long.blocks+p.past.blocks
-	p.mu.Unlock()
-	for _, st := range all {
-		st.mu.Lock()
-		blocks += st.blocks
-		st.mu.Unlock()
+// shut lets no call in any more. While a block is allocated it returns ErrBusy, and has changed
+// nothing.
+func (p *Pool) shut() error {
+	for {
+		streams := p.lockAll()
+		blocks := p.long.blocks + p.past.blocks
+		for _, st := range streams {
+			blocks += st.blocks
+		}
+		closing := blocks == 0 && p.underWay == 0
+		if closing {
+			p.closed.Store(true) // no stream is added, and no memory moves, from here on
+		}
+		for _, st := range streams {
+			st.gone = closing
+			st.mu.Unlock()
+		}
+		if !closing && blocks == 0 {
+			p.noneUnderWay.Wait()
+		}
+		p.mu.Unlock()
+		switch {
+		case closing:
+			return nil
+		case blocks != 0:
+			return fmt.Errorf("%w: %d blocks are allocated", vmm.ErrBusy, blocks)
+		}
 	}
-	if blocks == 0 {
-		return nil
-	}
-	return fmt.Errorf("%w: %d blocks are allocated", vmm.ErrBusy, blocks)
 }
 
-// shut lets no call in any more. If a block is allocated it lets calls in again, and returns
-// ErrBusy.
-func (p *Pool) shut() error {
-	p.mu.Lock()
-	p.closed.Store(true) // no stream is added, and no memory moves, from here on
-	for p.underWay > 0 {
-		p.noneUnderWay.Wait()
-	}
-	p.mu.Unlock()
-	for _, st := range p.list() {
-		st.mu.Lock()
-		st.gone = true
-		st.mu.Unlock()
-	}
-	err := p.checkUnused()
-	if err != nil {
-		p.reopen()
-	}
-	return err
+// openAgain waits for a Close under way, and says whether the pool has stayed open after all.
+func (p *Pool) openAgain() bool {
+	p.closeMu.Lock()
+	defer p.closeMu.Unlock()
+	return !p.closed.Load()
 }
 
 // reopen undoes shut.

@@ -29,7 +29,7 @@ type owner struct {
 // Pool.mu guards it.
 type extent struct {
 	owner      owner
-	seq        atomic.Uint64 // of the Block, and heldBit; 0 if there is none
+	seq        atomic.Uint64 // of the Block, and bits above numberBits; 0 if there is none
 	kind       kind
 	region     *region
 	off, size  uint64
@@ -124,6 +124,6 @@ const regionCount = 3
 type region struct {
 	index  int
 	first  *extent
-	holes  []*extent // by address
-	mapped uint64    // bytes
+	holes  bins
+	mapped uint64 // bytes
 }

@@ -70,7 +70,7 @@ func (p *Pool) Find(at vmm.Ptr) (Block, bool) {
 	if e == nil || !e.has(off) {
 		return Block{}, false
 	}
-	return Block{ptr: p.base + vmm.Ptr(e.off), size: e.size, in: &e.owner, seq: e.seq.Load() &^ heldBit}, true
+	return Block{ptr: p.base + vmm.Ptr(e.off), size: e.size, in: &e.owner, seq: e.seq.Load() & numberBits}, true
 }
 
 // has says whether an extent is a block that is allocated and has a byte at off.
@@ -84,7 +84,7 @@ func (sl *slab) block(at vmm.Ptr) (Block, bool) {
 	if i >= len(sl.seqs) {
 		return Block{}, false
 	}
-	seq := sl.seqs[i].Load() &^ heldBit
+	seq := sl.seqs[i].Load() & numberBits
 	if seq == 0 {
 		return Block{}, false
 	}

@@ -1,9 +1,6 @@
 package pool
 
-import (
-	"math"
-	"slices"
-)
+import "math"
 
 // newExtentLocked returns an extent that is in no list. Extents are used again, so that a
 // pool at work allocates none.
@@ -98,42 +95,17 @@ func (p *Pool) addFreeLocked(e *extent, h *freeList) {
 // addHoleLocked makes an extent without a list a hole, joined with its neighbours.
 func (p *Pool) addHoleLocked(e *extent) {
 	e.kind, e.list, e.stamp = kindHole, nil, 0
-	r := e.region
+	holes := &e.region.holes
 	if x := e.next; x != nil && x.kind == kindHole {
-		p.forgetHoleLocked(x)
+		holes.remove(x)
 		p.joinLocked(e)
 	}
 	if x := e.prev; x != nil && x.kind == kindHole {
-		x.size += e.size
-		x.next = e.next
-		if e.next != nil {
-			e.next.prev = x
-		}
-		p.dropLocked(e)
-		return
+		holes.remove(x)
+		e = x
+		p.joinLocked(e)
 	}
-	i, _ := r.hole(e.off)
-	r.holes = slices.Insert(r.holes, i, e)
-}
-
-// forgetHoleLocked takes a hole out of its region's list.
-func (p *Pool) forgetHoleLocked(e *extent) {
-	if i, ok := e.region.hole(e.off); ok {
-		e.region.holes = slices.Delete(e.region.holes, i, i+1)
-	}
-}
-
-// hole finds the hole at off, or where it belongs.
-func (r *region) hole(off uint64) (int, bool) {
-	return slices.BinarySearchFunc(r.holes, off, func(e *extent, off uint64) int {
-		switch {
-		case e.off < off:
-			return -1
-		case e.off > off:
-			return 1
-		}
-		return 0
-	})
+	holes.insert(e, binOf(e.size/pageSize))
 }
 
 // regionOf is where blocks of size bytes lie.
@@ -150,50 +122,25 @@ func (p *Pool) regionOf(size uint64) *region {
 // findLocked looks for size bytes that st may have without a driver call: what was freed in
 // st, then what is idle, then, if follow is set, what was freed in streams for which st waits.
 func (p *Pool) findLocked(st *stream, size uint64, r *region, follow bool) *extent {
-	return p.findAmongLocked(st, size, r, follow, scanMost)
-}
-
-// findAnywhereLocked is findLocked that looks at all extents of all regions.
-func (p *Pool) findAnywhereLocked(st *stream, size uint64, follow bool) *extent {
-	for i := range p.regions {
-		if e := p.findAmongLocked(st, size, &p.regions[i], follow, math.MaxInt); e != nil {
-			return e
-		}
-	}
-	return nil
-}
-
-// findAmongLocked is findLocked that looks at so many extents of a bin.
-func (p *Pool) findAmongLocked(st *stream, size uint64, r *region, follow bool, most int) *extent {
-	if e := st.free.bins[r.index].find(size, math.MaxUint64, most); e != nil {
+	if e := st.free.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}
 	p.updateIdleLocked()
-	if e := p.idle.bins[r.index].find(size, math.MaxUint64, most); e != nil {
+	if e := p.idle.bins[r.index].find(size, math.MaxUint64); e != nil {
 		return p.takeLocked(e, size)
 	}
 	if !follow && !p.hooks.noOrder {
 		return nil
 	}
 	for _, t := range p.all {
-		before := p.orderedLocked(st, t)
-		if t == st || before == 0 || t.free.newest == nil {
+		if t == st || t.free.newest == nil {
 			continue
 		}
-		if e := t.free.bins[r.index].find(size, before, most); e != nil {
+		if e := t.free.bins[r.index].find(size, p.reach(st, t, follow)); e != nil {
 			return p.takeLocked(e, size)
 		}
 	}
 	return nil
-}
-
-// orderedLocked returns the stamp before which everything that was freed in t precedes the
-// work of st from now on.
-func (p *Pool) orderedLocked(st, t *stream) uint64 {
-	if p.hooks.noOrder {
-		return math.MaxUint64
-	}
-	return st.s.After(t.s)
 }
 
 // updateIdleLocked makes idle what was freed in streams whose work is known to have ended since.
@@ -211,35 +158,29 @@ func (p *Pool) updateIdleLocked() {
 	}
 }
 
-// joinFreeLocked joins neighbours that st may have, whatever their stamps and lists: they
-// become free memory of st. Only a search that found nothing does so: idle memory that is
-// joined is not idle any more.
-func (p *Pool) joinFreeLocked(st *stream) {
-	p.scratch = p.scratch[:0]
-	for e := st.free.oldest; e != nil; e = e.newer {
-		p.scratch = append(p.scratch, e)
-	}
+// takeJoinedLocked takes size bytes of r from neighbours that were freed in st at different points,
+// or are idle.
+func (p *Pool) takeJoinedLocked(st *stream, size uint64, r *region) *extent {
 	mine := func(x *extent) bool {
 		return x != nil && x.kind == kindFree && (x.list == &st.free || x.list == &p.idle)
 	}
-	for _, e := range p.scratch {
-		// One that was joined with another is in no list any more.
-		if e.list != &st.free || !mine(e.next) && !mine(e.prev) {
-			continue
+	for e := st.free.oldest; e != nil; e = e.newer {
+		first := e
+		if x := e.prev; mine(x) && x.list == &p.idle { // whose neighbour before is not idle
+			first = x
 		}
-		st.free.remove(e)
-		for mine(e.next) {
-			e.next.list.remove(e.next)
-			p.joinLocked(e)
+		if e.region != r || mine(first.prev) {
+			continue // the run begins with another one
 		}
-		for mine(e.prev) {
-			e = e.prev
-			e.list.remove(e)
-			p.joinLocked(e)
+		var sum uint64
+		for x := first; mine(x) && sum < size; x = x.next {
+			sum += x.size
 		}
-		st.free.add(e)
+		if sum >= size {
+			return p.takeSpanLocked(st, first, first.off, size)
+		}
 	}
-	clear(p.scratch)
+	return nil
 }
 
 // freeLocked frees an extent: into the list of st, whose work up to stamp may use it; as idle

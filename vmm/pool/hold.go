@@ -12,6 +12,12 @@ import (
 // block. So a call that frees finds another number than the block's, and costs no more for it.
 const heldBit = 1 << 63
 
+// resizingBit is set there while Resize is at work, so that no other call that frees finds it.
+const resizingBit = 1 << 62
+
+// numberBits are the number itself.
+const numberBits = resizingBit - 1
+
 // holds is how often blocks are held, by where the pool keeps their numbers.
 type holds struct {
 	mu sync.Mutex // no other lock is taken while it is held
@@ -61,9 +67,6 @@ func (p *Pool) addHold(b Block) (release func(), err error) {
 	default:
 		number = &b.in.ext.seq
 	}
-	if b.seq&heldBit != 0 {
-		return nil, fmt.Errorf("%w: the pool has had too many streams to hold blocks", vmm.ErrLimit)
-	}
 	h := &p.holds
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,8 +89,11 @@ func (p *Pool) addHold(b Block) (release func(), err error) {
 
 // notAllocated is why a block's number, where the pool keeps it, is another one.
 func notAllocated(number *atomic.Uint64, seq uint64) error {
-	if number.Load() == seq|heldBit {
+	switch number.Load() {
+	case seq | heldBit:
 		return fmt.Errorf("%w: the block is held", vmm.ErrBusy)
+	case seq | resizingBit:
+		return fmt.Errorf("%w: the block is being resized", vmm.ErrBusy)
 	}
 	return ErrDoubleFree
 }

@@ -21,11 +21,11 @@ func (p *Pool) keep(st *stream, e *extent, seq uint64) error {
 		st.mu.Unlock()
 		return notAllocated(&e.seq, seq)
 	}
-	old := st.kept
+	p.freeKept(st)
 	st.kept = kept{e, st.s.Point()}
 	st.count(-1, e.size)
+	st.pages -= e.size
 	st.mu.Unlock()
-	p.freeKept(st, old)
 	return nil
 }
 
@@ -37,40 +37,46 @@ func (p *Pool) allocKept(st *stream, size, n uint64) (Block, error) {
 		return Block{}, st.goneErr()
 	}
 	k := st.kept
-	st.kept = kept{}
 	if k.ext == nil || k.ext.size != size {
+		p.freeKept(st)
 		st.mu.Unlock()
-		p.freeKept(st, k)
 		return Block{}, nil
 	}
+	st.kept = kept{}
 	e := k.ext
 	e.by, e.stamp = st, k.stamp // work before the block's own may still use the memory
-	st.seq++
-	e.seq.Store(st.seq)
+	seq := st.nextSeq()
+	e.seq.Store(seq)
 	st.count(1, size)
-	b := Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: st.seq}
+	st.pages += size
+	b := Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: seq}
 	st.mu.Unlock()
 	return b, nil
 }
 
-// freeKept makes what st has kept its free memory.
-func (p *Pool) freeKept(st *stream, k kept) {
-	if k.ext == nil {
-		return
+// freeKept makes what st has kept its free memory. It needs st.mu: so that whoever has all locks
+// sees all memory.
+func (p *Pool) freeKept(st *stream) {
+	if st.kept.ext != nil {
+		p.mu.Lock()
+		p.freeKeptLocked(st)
+		p.mu.Unlock()
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.setOwnersLocked(k.ext, nil)
-	p.freeLocked(k.ext, st, k.stamp)
+}
+
+func (p *Pool) freeKeptLocked(st *stream) {
+	k := st.kept
+	if st.kept = (kept{}); k.ext != nil {
+		p.setOwnersLocked(k.ext, nil)
+		p.freeLocked(k.ext, st, k.stamp)
+	}
 }
 
 // releaseKept makes what streams keep their free memory.
 func (p *Pool) releaseKept(streams ...*stream) {
 	for _, st := range streams {
 		st.mu.Lock()
-		k := st.kept
-		st.kept = kept{}
+		p.freeKept(st)
 		st.mu.Unlock()
-		p.freeKept(st, k)
 	}
 }

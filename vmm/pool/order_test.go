@@ -90,7 +90,7 @@ func newStress(t *testing.T, devs []int, seed uint64) *stress {
 	}
 	// Where the pool waits for work, the gates in front of that must open.
 	x.w.watch(func(c drivertest.Call) error {
-		if c.Name == "SyncEvent" && calledBy("(*Pool).waitLocked") {
+		if c.Name == "SyncEvent" && calledBy("(*Pool).awaitLocked") {
 			x.open()
 		}
 		return nil

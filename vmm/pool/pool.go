@@ -38,15 +38,18 @@ type Pool struct {
 	reuse     atomic.Uint32
 	threshold atomic.Uint64
 	listed    atomic.Pointer[[]*stream] // all, for reading without mu
-	waiting   atomic.Int32              // calls of Alloc that wait for streams
+	waiting   atomic.Int32              // calls of Alloc that found no memory at first
 	several   atomic.Bool               // there is more than one stream
 	chunks    atomic.Int64              // chunks that it holds, mapped or not
+	lastSlabs []atomic.Pointer[slab]    // of each class the one that was made last
 	slots     []slot                    // the addresses by chunks
 
 	_       [64]byte // what changes often is apart from what calls only read
 	used    gauge
 	holds   holds
-	remotes atomic.Int64 // how many remoteBlocks the streams have
+	remotes atomic.Int64  // how many remote blocks the streams have
+	leased  atomic.Uint64 // the last of leases
+	leases  sync.Map      // *stream by the numbers of its blocks; see leaseSize
 	_       [64]byte
 
 	mu           sync.Mutex // not held when memory is created, mapped, unmapped or released
@@ -55,15 +58,17 @@ type Pool struct {
 	all          []*stream
 	streamIDs    uint64
 	unused       *extent
-	scratch      []*extent
 	spare        []*vmm.Chunk // chunks that are not mapped: a call that failed has left them
 	bad          int          // extents of kindBad
 	underWay     int          // calls that release mu in the middle; Close waits for them
 	noneUnderWay sync.Cond    // on mu: underWay is 0
+	moving       int          // calls that hold memory which no other call sees: they map it or give it back
+	moved        sync.Cond    // on mu: moving has become less
 	chunksPeak   int64
 	longSeq      uint64 // Block.seq of the last long block
 	long         counts // of long blocks
 	past         counts // of streams that are forgotten
+	slabBytes    uint64 // of all slabs
 	stats        Stats  // Created, Remapped, Released and Waits alone
 }
 
@@ -78,6 +83,7 @@ type slot struct {
 type hooks struct {
 	noOrder   bool // what was freed in any stream is reused at once
 	noPacking bool // the next slab to allocate from is the one in which a block was freed last
+	noLending bool // free blocks of a slab are its home's alone
 }
 
 // gauge is a number and the most that it has been.
@@ -128,7 +134,8 @@ func newPool(dev *vmm.Device, o Options) (*Pool, error) {
 		onOOM:      o.OnOOM,
 	}
 	p.none.pool = p
-	p.noneUnderWay.L = &p.mu
+	p.noneUnderWay.L, p.moved.L = &p.mu, &p.mu
+	p.lastSlabs = make([]atomic.Pointer[slab], len(p.classes.sizes))
 	p.extras = newExtras(o)
 	p.reuse.Store(uint32(ReuseAll &^ o.NoReuse))
 	p.threshold.Store(o.ReleaseThreshold)
@@ -217,6 +224,9 @@ func (p *Pool) layOut() {
 // long the longest run is.
 func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	st, err := p.stream(s)
+	for errors.Is(err, errClosed) && p.openAgain() {
+		st, err = p.stream(s)
+	}
 	if err == nil {
 		if n-1 < p.classes.most && p.extras == nil {
 			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
@@ -224,7 +234,11 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 			}
 		}
 		var b Block
-		if b, err = p.alloc(st, n); err == nil {
+		b, err = p.alloc(st, n)
+		for errors.Is(err, errClosed) && p.openAgain() {
+			b, err = p.alloc(st, n)
+		}
+		if err == nil {
 			p.extras.allocated(st, b)
 			return b, nil
 		}
@@ -288,14 +302,16 @@ func (p *Pool) freeNow(b Block) error {
 		return p.freeInSlabNow(b.in.slab, b)
 	case b.in.ext == nil:
 		return nil // of 0 bytes
-	case !b.in.ext.seq.CompareAndSwap(b.seq, 0):
-		return notAllocated(&b.in.ext.seq, b.seq)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := b.in.ext
+	if !e.seq.CompareAndSwap(b.seq, 0) {
+		return notAllocated(&e.seq, b.seq)
+	}
 	p.setOwnersLocked(e, nil)
 	p.long.count(p, -1, e.size)
+	p.long.pages -= e.size
 	p.freeLocked(e, e.by, e.stamp) // idle, unless earlier work may still use it
 	return nil
 }

@@ -54,9 +54,9 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 	stamp := st.s.Point()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// Without its number no other call finds the block meanwhile.
+	// No other call frees, holds or resizes the block meanwhile.
 	e := b.in.ext
-	if !e.seq.CompareAndSwap(b.seq, 0) {
+	if !e.seq.CompareAndSwap(b.seq, b.seq|resizingBit) {
 		return notAllocated(&e.seq, b.seq)
 	}
 	defer e.seq.Store(b.seq)
@@ -73,6 +73,7 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 	}
 	by := int64(size) - int64(was) //nolint:gosec // far below 2^63
 	p.long.used += by
+	p.long.pages += uint64(by) //nolint:gosec // a share of it, which may be negative
 	p.long.charged += by
 	p.used.add(by)
 	return nil
@@ -123,7 +124,7 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 	if s.chunks > 0 {
 		s.hole = p.takeHoleLocked(next, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
 		p.underWay++
-		err := p.mapLocked(s, true)
+		err := p.mapLocked(s, mapping{create: true})
 		p.doneLocked()
 		if err != nil {
 			for _, t := range all {
@@ -159,5 +160,5 @@ func (p *Pool) mayTakeLocked(x *extent, st *stream) bool {
 	case x.list == &st.free || x.list == &p.idle:
 		return true
 	}
-	return p.allows(ReuseFollowEvents) && x.stamp < p.orderedLocked(st, x.list.st)
+	return x.stamp < p.reach(st, x.list.st, p.allows(ReuseFollowEvents))
 }

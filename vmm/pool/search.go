@@ -8,6 +8,14 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
+// want is what an Alloc looks for.
+type want struct {
+	n     uint64  // bytes that were asked for; 0: pages for a slab, for which there is another way
+	size  uint64  // bytes of the pages
+	r     *region // where they lie best
+	class int     // of a block that may lie in a slab; -1: none
+}
+
 // alloc is Alloc for what allocSmall does not find.
 func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	switch {
@@ -20,43 +28,50 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	case n > uint64(p.most)*p.chunk: //nolint:gosec // not negative
 		return Block{}, fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
 	}
-	return p.allocPages(st, n)
+	return p.allocPages(st, n, -1)
 }
 
-// allocPages allocates a block that is in no slab.
-func (p *Pool) allocPages(st *stream, n uint64) (Block, error) {
+// allocPages allocates a block that is in no slab; or in one, if class is not -1 and there are no
+// pages.
+func (p *Pool) allocPages(st *stream, n uint64, class int) (Block, error) {
 	size := (n + p.unit - 1) &^ (p.unit - 1)
 	if b, err := p.allocKept(st, size, n); err != nil || b.in != nil {
 		return b, err
 	}
-	r := p.regionOf(size)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, err := p.takeExtentLocked(st, size, r, n)
-	if err != nil {
-		return Block{}, err
+	f, err := p.takeLockedFor(st, want{n: n, size: size, r: p.regionOf(size), class: class})
+	if err != nil || f.block.in != nil {
+		return f.block, err
 	}
+	e := f.pages
 	p.longSeq++
 	e.kind = kindBlock
 	e.usedBy(st)
 	e.seq.Store(p.longSeq)
 	p.setOwnersLocked(e, &e.owner)
 	p.long.count(p, 1, size)
+	p.long.pages += size
 	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: p.longSeq}, nil
 }
 
-// takeExtentLocked takes size bytes for st, which has asked for a block of asked bytes. If
-// asked is 0 it neither waits nor calls OnOOM: there is another way.
-func (p *Pool) takeExtentLocked(st *stream, size uint64, r *region, asked uint64) (*extent, error) {
+// found is what a search has found: pages, which are in no list any more, or a block of a slab.
+type found struct {
+	pages *extent
+	block Block
+}
+
+// takeLockedFor takes memory for st.
+func (p *Pool) takeLockedFor(st *stream, w want) (found, error) {
 	if p.closed.Load() {
-		return nil, errClosed
+		return found{}, errClosed
 	}
-	if e := p.findLocked(st, size, r, p.allows(ReuseFollowEvents)); e != nil {
-		return e, nil
+	if e := p.findLocked(st, w.size, w.r, p.allows(ReuseFollowEvents)); e != nil {
+		return found{pages: e}, nil
 	}
 	p.underWay++
 	defer p.doneLocked()
-	return p.findSlowlyLocked(st, size, r, asked)
+	return p.findSlowlyLocked(st, w)
 }
 
 // doneLocked ends a call that p.underWay counts.
@@ -66,69 +81,72 @@ func (p *Pool) doneLocked() {
 	}
 }
 
-// findSlowlyLocked finds size bytes for st, in the order that Alloc documents. It releases
-// p.mu meanwhile.
-func (p *Pool) findSlowlyLocked(st *stream, size uint64, r *region, asked uint64) (*extent, error) {
+// findSlowlyLocked finds memory for st, in the order that Alloc documents. It releases p.mu
+// meanwhile.
+func (p *Pool) findSlowlyLocked(st *stream, w want) (f found, err error) {
+	hungry := false
 	for {
-		p.mu.Unlock()
-		p.releaseKept(p.list()...)
-		p.mu.Lock()
-		if e := p.searchLocked(st, size, r); e != nil {
-			return e, nil
+		if f.pages, err = p.findOrCreateLocked(st, w); err == nil || w.n == 0 || !errors.Is(err, vmm.ErrOutOfMemory) {
+			return f, err
 		}
-		// New memory comes last. Before it come idle chunks elsewhere, slabs without blocks that
-		// the streams keep, and free memory where blocks of other sizes lie.
-		e, err := p.growLocked(st, size, r, p.tightLocked(r))
-		if errors.Is(err, errMustCreate) || errors.Is(err, vmm.ErrOutOfMemory) {
-			p.mu.Unlock()
-			p.releaseUnusedSlabs(p.allows(ReuseOpportunistic))
-			p.mu.Lock()
-			if e = p.searchLocked(st, size, r); e != nil {
-				return e, nil
-			}
-			e, err = p.growLocked(st, size, r, false)
+		if !hungry {
+			hungry = true // from now on a Sync gives nothing back
+			p.waiting.Add(1)
+			defer p.waiting.Add(-1)
 		}
-		for i := 1; i < regionCount && errors.Is(err, errMustCreate); i++ {
-			if e = p.findLocked(st, size, &p.regions[(r.index+i)%regionCount], p.allows(ReuseFollowEvents)); e != nil {
-				return e, nil
-			}
-		}
-		if errors.Is(err, errMustCreate) {
-			e, err = p.growLocked(st, size, r, true)
-		}
-		if err == nil || asked == 0 || !errors.Is(err, vmm.ErrOutOfMemory) {
-			return e, err
-		}
-		if e := p.findAnywhereLocked(st, size, p.allows(ReuseFollowEvents)); e != nil {
-			return e, nil
-		}
-		if p.allows(ReuseInternalDependencies) {
-			if e := p.waitLocked(st, size, r); e != nil {
-				return e, nil
-			}
-		}
-		if p.onOOM == nil {
-			return nil, p.exhaustedLocked(err)
+		f, again, reasons := p.lookAtAllLocked(st, w)
+		switch {
+		case f.pages != nil || f.block.in != nil:
+			return f, nil
+		case p.closed.Load():
+			return f, errClosed
+		case again:
+			continue
+		case p.onOOM == nil:
+			return f, p.exhausted(err, reasons)
 		}
 		p.doneLocked() // the function may close the pool, which waits for calls under way
 		p.mu.Unlock()
-		retry := p.onOOM(st.s, asked)
+		retry := p.onOOM(st.s, w.n)
 		p.mu.Lock()
 		p.underWay++
 		if p.closed.Load() {
-			return nil, errClosed
+			return f, errClosed
 		}
 		if !retry {
-			return nil, p.exhaustedLocked(err)
+			return f, p.exhausted(err, reasons)
 		}
 	}
 }
 
-// exhaustedLocked adds to an ErrOutOfMemory what is free.
-func (p *Pool) exhaustedLocked(err error) error {
-	free, pending := p.idle.total(), p.pendingLocked()
-	return fmt.Errorf("%w (the pool holds %d bytes: %d are idle, %d freed in streams whose work is not known to have ended, the longest run is %d)",
-		err, uint64(p.chunks.Load())*p.chunk, free, pending, p.largestLocked()) //nolint:gosec // not negative
+// findOrCreateLocked is the search without a wait, which looks at one thing after the other and
+// holds up no other call. It releases p.mu meanwhile.
+func (p *Pool) findOrCreateLocked(st *stream, w want) (*extent, error) {
+	p.mu.Unlock()
+	p.releaseKept(p.list()...)
+	p.mu.Lock()
+	if e := p.searchLocked(st, w.size, w.r); e != nil {
+		return e, nil
+	}
+	// New memory comes last. Before it come idle chunks elsewhere, slabs without blocks that
+	// the streams keep, and free memory where blocks of other sizes lie.
+	e, err := p.growLocked(st, w, p.tightLocked(w.r))
+	if errors.Is(err, errMustCreate) || errors.Is(err, vmm.ErrOutOfMemory) {
+		p.gather(p.allows(ReuseOpportunistic))
+		if e = p.searchLocked(st, w.size, w.r); e != nil {
+			return e, nil
+		}
+		e, err = p.growLocked(st, w, false)
+	}
+	for i := 1; i < regionCount && errors.Is(err, errMustCreate); i++ {
+		if e = p.findLocked(st, w.size, &p.regions[(w.r.index+i)%regionCount], p.allows(ReuseFollowEvents)); e != nil {
+			return e, nil
+		}
+	}
+	if errors.Is(err, errMustCreate) {
+		e, err = p.growLocked(st, w, true)
+	}
+	return e, err
 }
 
 // tightLocked says whether so little is free where short blocks lie, less than 1/16 of what is
@@ -156,89 +174,18 @@ func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
 			return e
 		}
 	}
-	p.joinFreeLocked(st)
-	return p.findLocked(st, size, r, follow)
+	return p.takeJoinedLocked(st, size, r)
 }
 
-// waitLocked makes st wait for other streams, one after the other, until size bytes that were
-// freed in them are free for st. If that is not enough the caller waits until the streams' work
-// has ended, since only then chunks can move. It returns nil if even so there are not size
-// bytes. It releases p.mu meanwhile.
-func (p *Pool) waitLocked(st *stream, size uint64, r *region) *extent {
-	for _, t := range p.all {
-		// First a stream that has a run of this length: then one wait is enough.
-		if t != st && t.free.bins[r.index].find(size, math.MaxUint64, scanMost) != nil && p.followLocked(st, t) {
-			if e := p.findLocked(st, size, r, true); e != nil {
-				return e
-			}
-		}
+// reach is the stamp below which st may use what was freed in t: at once. Of st itself that is
+// everything, of others what is known to have ended and, if follow is set, what comes before st's
+// work from now on. All memory is decided on by it: pages, slabs, and blocks of slabs.
+func (p *Pool) reach(st, t *stream, follow bool) uint64 {
+	switch {
+	case t == st || p.hooks.noOrder:
+		return math.MaxUint64
+	case follow:
+		return max(t.s.Finished(), st.s.After(t.s))
 	}
-	for _, t := range p.all {
-		if t != st && t.free.newest != nil && p.followLocked(st, t) {
-			p.takeOverLocked(t, st)
-		}
-	}
-	p.joinFreeLocked(st)
-	if e := p.findAnywhereLocked(st, size, true); e != nil {
-		return e
-	}
-	// No run is long enough. The chunks of all streams are needed, and they cannot move before
-	// their work has ended.
-	var fences []vmm.Fence
-	for _, t := range p.all {
-		if t.free.newest == nil {
-			continue
-		}
-		if f, err := t.s.Fence(); err == nil {
-			fences = append(fences, f)
-		}
-	}
-	if len(fences) == 0 {
-		return nil
-	}
-	p.mu.Unlock()
-	p.waiting.Add(1)
-	for _, f := range fences {
-		_ = f.Sync() // one that fails leaves its memory as it is
-		f.Free()
-	}
-	p.waiting.Add(-1)
-	p.mu.Lock()
-	p.updateIdleLocked()
-	if e := p.findLocked(st, size, r, true); e != nil {
-		return e
-	}
-	e, err := p.growLocked(st, size, r, true)
-	if err != nil {
-		return nil
-	}
-	return e
-}
-
-// followLocked makes st wait for the work that may use what was freed in t; false if it cannot,
-// as while one of them is being captured.
-func (p *Pool) followLocked(st, t *stream) bool {
-	if st.s.After(t.s) > t.free.newest.stamp {
-		return true
-	}
-	f, err := t.s.Fence()
-	if err != nil {
-		return false
-	}
-	defer f.Free()
-	if st.s.WaitFence(f) != nil {
-		return false
-	}
-	p.stats.Waits++
-	return true
-}
-
-// takeOverLocked makes what was freed in t, for which st waits, free memory of st.
-func (p *Pool) takeOverLocked(t, st *stream) {
-	before, stamp := st.s.After(t.s), st.s.Point()
-	for e := t.free.oldest; e != nil && e.stamp < before; e = t.free.oldest {
-		t.free.remove(e)
-		e.stamp = stamp
-		st.free.add(e)
-	}
+	return t.s.Finished()
 }

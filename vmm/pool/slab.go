@@ -16,7 +16,7 @@ type slab struct {
 	size  uint64 // of a block
 	magic uint64 // see index
 	class int
-	seqs  []atomic.Uint64 // of each block, and heldBit; 0: free
+	seqs  []atomic.Uint64 // of each block, and bits above numberBits; 0: free
 
 	home atomic.Pointer[stream] // changes once that stream is closed
 
@@ -50,7 +50,7 @@ func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
 // 2^20 bytes.
 func (sl *slab) index(p vmm.Ptr) int { return int(uint64(p-sl.ptr) * sl.magic >> 40) } //nolint:gosec // below len(seqs)
 
-// inUse is how many blocks are allocated, or are remoteBlocks of other streams.
+// inUse is how many blocks are allocated, or remote.
 func (sl *slab) inUse() int { return sl.begun - len(sl.free) }
 
 // bytes is how long the slab is.
@@ -94,39 +94,17 @@ func (l *slabList) remove(sl *slab) {
 
 // ofClass is a stream's blocks of one size.
 type ofClass struct {
-	current *slab         // blocks come from it until it is full
-	partly  [4]slabList   // the others with free blocks, the fullest first, by quarters
-	empty   slabList      // without blocks
-	empties int           // their number
-	remote  []remoteBlock // of other streams' slabs, freed in this one; the newest last
+	current *slab       // blocks come from it until it is full
+	partly  [4]slabList // the others with free blocks, the fullest first, by quarters
+	empty   slabList    // without blocks
+	empties int         // their number
+	remote  remoteQueue // of other streams' slabs
+	used    bool        // a block was allocated
 }
 
 // keepEmpty is how many bytes of slabs without blocks a stream keeps for each size: their
 // number goes up and down as blocks come and go.
 const keepEmpty = 1 << 20
-
-// remoteBlock is a block that was freed in another stream than its slab's home. That stream may
-// have it again at once. The slab gets it back once the stream's work up to stamp has ended, or
-// the home waits for that work.
-type remoteBlock struct {
-	sl    *slab
-	i     int
-	stamp uint64
-}
-
-func (c *ofClass) addRemote(p *Pool, f remoteBlock) {
-	c.remote = append(c.remote, f)
-	p.remotes.Add(1)
-}
-
-// takeRemote takes the one that was freed last.
-func (c *ofClass) takeRemote(p *Pool) (sl *slab, i int) {
-	last := len(c.remote) - 1
-	f := c.remote[last]
-	c.remote = c.remote[:last]
-	p.remotes.Add(-1)
-	return f.sl, f.i
-}
 
 // quarter is which list of c.partly a slab with free blocks belongs to. The next slab to
 // allocate from is the fullest, so that those with few blocks empty out.

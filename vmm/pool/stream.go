@@ -20,10 +20,11 @@ type stream struct {
 	_ [64]byte // other streams' calls read what is above, and this one's write what is below
 
 	mu      sync.Mutex // comes before Pool.mu
-	seq     uint64     // of the last block; the upper bits are the stream's own
+	seq     uint64     // of the last block
 	classes []ofClass
 	slabs   int // how many slabs it is the home of
 	kept    kept
+	leases  []uint64
 	gone    bool // the stream is forgotten, or the pool is closed or about to be
 	counts
 
@@ -42,17 +43,18 @@ type fence struct {
 // it was allocated in, so a share may be negative.
 type counts struct {
 	blocks, used  int64
-	charged       int64 // of used, what Pool.used includes
+	charged       int64  // of used, what Pool.used includes
+	pages         uint64 // of used, what is in no slab; a share of it, as above
 	allocs, frees uint64
 }
 
-// slack is how much less than charged a stream may use.
+// slack is how much less than charged a stream may use, or two blocks if they are longer.
 const slack = 1 << 20
 
 // count counts blocks of a stream, whose mu is held. Pool.used changes only if used rises
 // beyond what is charged, or falls far below it. If there are several streams, each is charged
-// a little in advance: so they do not wait for each other, and the most that was ever used is
-// still known, give or take slack for each.
+// a little in advance, and a pair that frees and allocates moves nothing: so they do not wait for
+// each other, and the most that was ever used is still known, give or take slack for each.
 func (st *stream) count(blocks int64, size uint64) { st.counts.count(st.p, blocks, size) }
 
 func (c *counts) count(p *Pool, blocks int64, size uint64) {
@@ -64,9 +66,9 @@ func (c *counts) count(p *Pool, blocks int64, size uint64) {
 		c.used -= int64(size) //nolint:gosec // far below 2^63
 	}
 	c.blocks += blocks
-	if by := c.used - c.charged; by > 0 || by < -slack {
+	if by := c.used - c.charged; by > 0 || by < -max(slack, 2*int64(size)) { //nolint:gosec // far below 2^63
 		if p.several.Load() {
-			by += slack / 2
+			by += max(slack/2, int64(size)) //nolint:gosec // far below 2^63
 		}
 		c.charged += by
 		p.used.add(by)
@@ -77,6 +79,7 @@ func (c *counts) add(o counts) {
 	c.blocks += o.blocks
 	c.used += o.used
 	c.charged += o.charged
+	c.pages += o.pages
 	c.allocs += o.allocs
 	c.frees += o.frees
 }
@@ -108,9 +111,21 @@ func (p *Pool) stream(s *vmm.Stream) (*stream, error) {
 	return st, nil
 }
 
-// streamBits is how many of the lower bits of Block.seq count the blocks that a stream has
-// allocated; those above are the stream's number.
-const streamBits = 40
+// leaseSize is how many numbers of blocks a stream leases at once. Pool.leases has the stream by
+// number / leaseSize.
+const leaseSize = 1 << 30
+
+// nextSeq is the number of the next block that the stream allocates: no two blocks of a pool, ever,
+// have the same. It needs st.mu.
+func (st *stream) nextSeq() uint64 {
+	if st.seq++; st.seq%leaseSize == 0 {
+		lease := st.p.leased.Add(1)
+		st.p.leases.Store(lease, st)
+		st.leases = append(st.leases, lease)
+		st.seq = lease*leaseSize + 1
+	}
+	return st.seq
+}
 
 // goneErr is why a stream is gone.
 func (st *stream) goneErr() error {
@@ -140,7 +155,7 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 		return nil, errClosed
 	}
 	p.streamIDs++
-	st := &stream{s: s, p: p, number: p.streamIDs, seq: p.streamIDs << streamBits, classes: make([]ofClass, len(p.classes.sizes))}
+	st := &stream{s: s, p: p, number: p.streamIDs, seq: leaseSize - 1, classes: make([]ofClass, len(p.classes.sizes))}
 	st.free.st = st
 	st.peer = s.Device() != p.dev
 	p.setStreamsLocked(append(p.all[:len(p.all):len(p.all)], st))
@@ -156,27 +171,20 @@ func (st *stream) open() bool { return st.s.Finished() != math.MaxUint64 }
 
 // forgetClosed forgets closed streams of which nothing is left.
 func (p *Pool) forgetClosed() {
-	var closed []*stream
-	for _, st := range p.list() {
-		if !st.open() {
-			closed = append(closed, st)
-		}
+	if !slices.ContainsFunc(p.list(), func(st *stream) bool { return !st.open() }) {
+		return
 	}
-	for _, st := range closed {
-		for class := range st.classes {
-			p.returnRemote(st, class, nil)
-		}
-		p.releaseKept(st)
-		p.releaseEmpty(st)
-		st.mu.Lock()
-		p.mu.Lock()
-		p.updateIdleLocked()
-		if st.slabs == 0 && st.kept.ext == nil && st.free.newest == nil && !st.hasRemote() {
+	streams := p.lockAll()
+	p.gatherLocked(streams)
+	for _, st := range streams {
+		if !st.open() && st.slabs == 0 && !st.hasFree() {
 			p.forgetLocked(st)
 		}
-		p.mu.Unlock()
+	}
+	for _, st := range streams {
 		st.mu.Unlock()
 	}
+	p.mu.Unlock()
 }
 
 // forgetLocked takes a closed stream off the lists. Its counts stay. It needs st.mu, too.
@@ -190,17 +198,10 @@ func (p *Pool) forgetLocked(st *stream) {
 	p.past.add(st.counts)
 	p.streams.Delete(st.s)
 	p.first.CompareAndSwap(st, nil)
-	p.dropFencesLocked(st)
-}
-
-// hasRemote says whether the stream has remote blocks. It needs st.mu.
-func (st *stream) hasRemote() bool {
-	for i := range st.classes {
-		if len(st.classes[i].remote) > 0 {
-			return true
-		}
+	for _, lease := range st.leases {
+		p.leases.Delete(lease)
 	}
-	return false
+	p.dropFencesLocked(st)
 }
 
 // list is the streams as they are now. It takes no lock.

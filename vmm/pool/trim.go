@@ -26,20 +26,21 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 		p.doneLocked()
 		p.mu.Unlock()
 	}()
-	p.mu.Unlock()
-	p.releaseUnusedSlabs(ask)
-
-	p.mu.Lock()
+	p.gather(ask)
 	if ask {
 		p.queryStreamsLocked()
+		p.updateIdleLocked()
 	}
-	p.updateIdleLocked()
 	n := int(p.chunks.Load()) - int((keep+p.chunk-1)/p.chunk) //nolint:gosec // Max bounds both
 	if keep > uint64(p.most)*p.chunk || n <= 0 {              //nolint:gosec // not negative
 		return 0, nil
 	}
 	out := p.takeSpareLocked(n)
 	runs := p.takeIdleLocked(n - len(out))
+	if len(out)+len(runs) == 0 {
+		return 0, nil
+	}
+	p.moving++
 	p.mu.Unlock()
 
 	out, err = p.unmap(out, runs)
@@ -52,6 +53,7 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 	p.mu.Lock()
 	p.putRunsLocked(runs)
 	p.chunks.Add(-int64(len(out)))
+	p.movedLocked()
 	freed = uint64(len(out)) * p.chunk
 	p.stats.Released += freed
 	return freed, err

@@ -1,0 +1,343 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// lookAtAllLocked is the last attempt of an Alloc. It looks at all memory of the pool at one
+// moment, with all streams locked: at what st may have, then, if ReuseInternalDependencies is on,
+// at what it may have once it waits for other streams. If chunks have to move before their work
+// has ended it takes them first, so that no other call gets them, and waits then.
+//
+// again says that other calls were moving memory when it looked, and that it has waited for one
+// of them; else reasons say why there is none. It releases p.mu meanwhile.
+func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons []string) {
+	p.mu.Unlock()
+	if p.allows(ReuseOpportunistic) {
+		p.ask((*stream).newestSmall)
+	}
+	for _, create := range []bool{true, false} { // the second time without what the device has refused
+		l := look{Pool: p, st: st, want: w, follow: p.allows(ReuseFollowEvents), create: create, streams: p.lockAll()}
+		if !st.gone {
+			l.run()
+		}
+		reasons = l.reasons()
+		for _, t := range l.streams {
+			t.mu.Unlock()
+		}
+		f = l.found
+		if l.site.hole == nil {
+			break
+		}
+		var err error
+		if f.pages, err = p.mapForLocked(l.site, w.size, l.mapping); err == nil || !errors.Is(err, vmm.ErrOutOfMemory) {
+			break
+		}
+		p.mu.Unlock()
+	}
+	if f.pages == nil && f.block.in == nil && p.moving > 0 {
+		p.moved.Wait()
+		again = true
+	}
+	return f, again, reasons
+}
+
+// look is one lookAtAllLocked. Pool.mu and the mu of all streams are held.
+type look struct {
+	*Pool
+	want
+	st      *stream
+	follow  bool
+	create  bool // new chunks may be had
+	streams []*stream
+
+	found    found
+	site     site // where chunks have to be mapped
+	mapping  mapping
+	captured []string // why streams cannot be followed
+}
+
+func (l *look) run() {
+	l.gatherLocked(l.streams)
+	if l.take() || l.move(false) {
+		return
+	}
+	wait := l.allows(ReuseInternalDependencies)
+	if wait {
+		l.follow = true
+		// First a stream that has what is asked for: then one wait is enough.
+		for _, t := range l.streams {
+			if l.fits(t) && l.wait(t) && l.take() {
+				return
+			}
+		}
+		for _, t := range l.streams {
+			if t.hasFree() {
+				l.wait(t)
+			}
+		}
+		if l.take() {
+			return
+		}
+	}
+	for class := l.class + 1; l.class >= 0 && class < len(l.st.classes); class++ {
+		if l.takeBlock(class) {
+			return
+		}
+	}
+	if wait {
+		l.move(true)
+	}
+}
+
+// take takes what the stream may have as it is: a block of a slab, or pages.
+func (l *look) take() bool {
+	if l.class >= 0 && l.takeBlock(l.class) {
+		return true
+	}
+	l.releaseWholeSlabs()
+	var best *extent
+	var length uint64
+	l.eachRun(l.usable, func(first, _ *extent, size uint64) {
+		if size >= l.size && (best == nil || size < length) {
+			best, length = first, size
+		}
+	})
+	if best == nil {
+		return false
+	}
+	l.found.pages = l.takeSpanLocked(l.st, best, best.off, l.size)
+	return true
+}
+
+// usable says whether the stream may have a piece of free memory without a wait.
+func (l *look) usable(e *extent) bool {
+	return e.kind == kindFree && (e.list == &l.idle || e.stamp < l.reach(l.st, e.list.st, l.follow))
+}
+
+// isIdle says whether a piece of memory is idle.
+func (l *look) isIdle(e *extent) bool { return e.kind == kindFree && e.list == &l.idle }
+
+// eachRun calls f for each longest run of neighbours that all are as ok says: with the first of
+// them, what lies behind them, and how long they are.
+func (l *look) eachRun(ok func(*extent) bool, f func(first, next *extent, size uint64)) {
+	for i := range l.regions {
+		for e := l.regions[i].first; e != nil; {
+			if !ok(e) {
+				e = e.next
+				continue
+			}
+			first, size := e, uint64(0)
+			for ; e != nil && ok(e); e = e.next {
+				size += e.size
+			}
+			f(first, e, size)
+		}
+	}
+}
+
+// takeBlock takes a block of a class from a slab of any stream.
+func (l *look) takeBlock(class int) bool {
+	for _, t := range append([]*stream{l.st}, l.streams...) {
+		if t == l.st || l.lendLocked(t, l.st, class, l.reach(l.st, t, l.follow), lendMost) {
+			if l.found.block, _ = l.st.takeAtHand(class, l.n); l.found.block.in != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// releaseWholeSlabs makes pages of the slabs all of whose blocks are free, also of those whose
+// blocks were freed in several streams. While no stream may be made to wait it leaves blocks that
+// another one, in which they were freed, may have at once.
+func (l *look) releaseWholeSlabs() {
+	follow := l.follow && l.allows(ReuseInternalDependencies)
+	waiting := map[*slab]int{} // blocks that were freed elsewhere and that the stream may have
+	for _, t := range l.streams {
+		before := l.reach(l.st, t, follow)
+		for i := range t.classes {
+			for _, b := range t.classes[i].remote.list() {
+				if b.stamp < before {
+					waiting[b.sl]++
+				}
+			}
+		}
+	}
+	for sl, n := range waiting {
+		if home := sl.home.Load(); sl.inUse() != n || sl.stamp >= l.reach(l.st, home, follow) {
+			delete(waiting, sl)
+		}
+	}
+	if len(waiting) == 0 {
+		return
+	}
+	for _, t := range l.streams {
+		for i := range t.classes {
+			t.classes[i].remote.drop(l.Pool, func(b remoteBlock) bool { return waiting[b.sl] > 0 })
+		}
+	}
+	for sl := range waiting {
+		home := sl.home.Load()
+		home.classes[sl.class].forget(sl)
+		home.slabs--
+		sl.stamp = l.st.s.Point()
+		l.releaseSlabLocked(sl, l.st)
+	}
+}
+
+// fits says whether what was freed in a stream is enough by itself.
+func (l *look) fits(t *stream) bool {
+	if t == l.st {
+		return false
+	}
+	if l.class >= 0 && t.classes[l.class].hasFree() {
+		return true
+	}
+	for i := range t.free.bins {
+		if t.free.bins[i].find(l.size, math.MaxUint64) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// wait has the stream wait for t; false if that cannot be.
+func (l *look) wait(t *stream) bool {
+	newest, _ := t.newestSmall()
+	if t.free.newest != nil {
+		newest = max(newest, t.free.newest.stamp)
+	}
+	if t == l.st || l.reach(l.st, t, true) > newest {
+		return true
+	}
+	f, err := t.s.Fence()
+	if err == nil {
+		defer f.Free()
+		err = l.st.s.WaitFence(f)
+	}
+	if err != nil {
+		if text := fmt.Sprintf("stream %#x cannot be waited for: %v", t.s.Raw(), err); !slices.Contains(l.captured, text) {
+			l.captured = append(l.captured, text)
+		}
+		return false
+	}
+	l.stats.Waits++
+	return true
+}
+
+// move finds a site for chunks that are idle, or new, or, if wait is set, that the stream may use
+// without having ended, and takes them.
+func (l *look) move(wait bool) bool {
+	best := site{}
+	var before uint64
+	consider := func(hole, first *extent, size uint64) {
+		if size >= l.size {
+			return
+		}
+		k := int((l.size - size + l.chunk - 1) / l.chunk)                            //nolint:gosec // not above the slots
+		if uint64(k)*l.chunk <= hole.size && (best.hole == nil || k < best.chunks) { //nolint:gosec // not negative
+			best, before = site{before: first, hole: hole, chunks: k}, size
+		}
+	}
+	l.eachRun(func(e *extent) bool { return e.kind == kindHole }, func(hole, _ *extent, _ uint64) { consider(hole, nil, 0) })
+	l.eachRun(l.usable, func(first, next *extent, size uint64) {
+		if next != nil && next.kind == kindHole {
+			consider(next, first, size)
+		}
+	})
+	if best.hole == nil {
+		return false
+	}
+	ok := l.isIdle
+	if wait {
+		ok = l.usable
+	}
+	has := len(l.spare)
+	if l.create {
+		has += l.most - int(l.chunks.Load())
+	}
+	l.eachRun(ok, func(first, _ *extent, size uint64) {
+		if best.before == nil || first.off < best.before.off || first.off >= best.before.off+before {
+			has += l.wholeChunks(first.off, first.off+size)
+		}
+	})
+	if has < best.chunks {
+		return false
+	}
+	if best.before != nil {
+		best.before = l.takeSpanLocked(l.st, best.before, best.before.off, before)
+	}
+	best.hole = l.takeHoleLocked(best.hole, uint64(best.chunks)*l.chunk) //nolint:gosec // not negative
+	l.site, l.mapping = best, mapping{create: l.create}
+	left := best.chunks - len(l.spare)
+	left -= l.takeChunks(l.isIdle, left)
+	if wait && l.takeChunks(l.usable, left) > 0 {
+		l.mapping.after = l.st
+	}
+	return true
+}
+
+// takeChunks takes up to n whole chunks of the runs that are as ok says, and returns how many.
+func (l *look) takeChunks(ok func(*extent) bool, n int) (taken int) {
+	var runs []*extent
+	var sizes []uint64
+	l.eachRun(ok, func(first, _ *extent, size uint64) { runs, sizes = append(runs, first), append(sizes, size) })
+	for i, first := range runs {
+		off := (first.off + l.chunk - 1) / l.chunk * l.chunk
+		if m := min(n-taken, l.wholeChunks(first.off, first.off+sizes[i])); m > 0 {
+			l.mapping.runs = append(l.mapping.runs, l.takeSpanLocked(l.st, first, off, uint64(m)*l.chunk)) //nolint:gosec // not negative
+			taken += m
+		}
+	}
+	return taken
+}
+
+// reasons say where memory is that the stream does not get.
+func (l *look) reasons() (all []string) {
+	add := func(n uint64, text string, args ...any) {
+		if n > 0 {
+			all = append(all, fmt.Sprintf("%d "+text, append([]any{n}, args...)...))
+		}
+	}
+	sum := l.sumLocked(l.streams)
+	used := uint64(sum.used)                  //nolint:gosec // not negative
+	add(used, "in blocks")
+	add(l.slabBytes-(used-sum.pages), "free in slabs")
+	add(l.idle.total(), "idle")
+	const most = 4
+	type share struct {
+		t *stream
+		n uint64
+	}
+	var shares []share
+	for _, t := range l.streams {
+		if n := t.free.total(); n > 0 {
+			shares = append(shares, share{t, n})
+		}
+	}
+	slices.SortFunc(shares, func(a, b share) int { return int(int64(b.n) - int64(a.n)) }) //nolint:gosec // far below 2^63
+	var rest uint64
+	for i, s := range shares {
+		if i >= most {
+			rest += s.n
+			continue
+		}
+		add(s.n, "freed in stream %#x, whose work is not known to have ended", s.t.s.Raw())
+	}
+	add(rest, "freed in other such streams")
+	add(l.largestLocked(), "in the longest free run")
+	return append(all, l.captured...)
+}
+
+// exhausted adds to an ErrOutOfMemory where memory is.
+func (p *Pool) exhausted(err error, reasons []string) error {
+	held := uint64(p.chunks.Load()) * p.chunk //nolint:gosec // not negative
+	return fmt.Errorf("%w (the pool holds %d bytes: %s)", err, held, strings.Join(reasons, ", "))
+}
