@@ -41,7 +41,7 @@ func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons
 		}
 		p.mu.Unlock()
 	}
-	if f.pages == nil && f.block.in == nil && p.moving > 0 {
+	if f.pages == nil && f.block.in == nil && p.moving > 0 && !p.hooks.noWait {
 		p.moved.Wait()
 		again = true
 	}
@@ -145,7 +145,7 @@ func (l *look) eachRun(ok func(*extent) bool, f func(first, next *extent, size u
 // takeBlock takes a block of a class from a slab of any stream.
 func (l *look) takeBlock(class int) bool {
 	for _, t := range append([]*stream{l.st}, l.streams...) {
-		if t == l.st || l.lendLocked(t, l.st, class, l.reach(l.st, t, l.follow), lendMost) {
+		if t == l.st || l.lendLocked(t, l.st, class, l.follow, lendMost, false) {
 			if l.found.block, _ = l.st.takeAtHand(class, l.n); l.found.block.in != nil {
 				return true
 			}
@@ -233,17 +233,20 @@ func (l *look) wait(t *stream) bool {
 }
 
 // move finds a site for chunks that are idle, or new, or, if wait is set, that the stream may use
-// without having ended, and takes them.
+// without having ended, and takes them. Of all sites it takes one for which the fewest chunks are
+// needed, with those in front of the hole, which cannot move.
 func (l *look) move(wait bool) bool {
 	best := site{}
 	var before uint64
+	needed := 0
 	consider := func(hole, first *extent, size uint64) {
 		if size >= l.size {
 			return
 		}
-		k := int((l.size - size + l.chunk - 1) / l.chunk)                            //nolint:gosec // not above the slots
-		if uint64(k)*l.chunk <= hole.size && (best.hole == nil || k < best.chunks) { //nolint:gosec // not negative
-			best, before = site{before: first, hole: hole, chunks: k}, size
+		k := int((l.size - size + l.chunk - 1) / l.chunk) //nolint:gosec // not above the slots
+		all := k + l.wholeChunks(hole.off-size, hole.off)
+		if uint64(k)*l.chunk <= hole.size && (best.hole == nil || all < needed || all == needed && k < best.chunks) { //nolint:gosec // not negative
+			best, before, needed = site{before: first, hole: hole, chunks: k}, size, all
 		}
 	}
 	l.eachRun(func(e *extent) bool { return e.kind == kindHole }, func(hole, _ *extent, _ uint64) { consider(hole, nil, 0) })
@@ -307,7 +310,7 @@ func (l *look) reasons() (all []string) {
 		}
 	}
 	sum := l.sumLocked(l.streams)
-	used := uint64(sum.used)                  //nolint:gosec // not negative
+	used := uint64(sum.used) //nolint:gosec // not negative
 	add(used, "in blocks")
 	add(l.slabBytes-(used-sum.pages), "free in slabs")
 	add(l.idle.total(), "idle")

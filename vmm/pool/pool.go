@@ -84,6 +84,7 @@ type hooks struct {
 	noOrder   bool // what was freed in any stream is reused at once
 	noPacking bool // the next slab to allocate from is the one in which a block was freed last
 	noLending bool // free blocks of a slab are its home's alone
+	noWait    bool // an Alloc that finds nothing waits for no other call
 }
 
 // gauge is a number and the most that it has been.

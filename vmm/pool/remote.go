@@ -31,6 +31,17 @@ func (q *remoteQueue) push(p *Pool, b remoteBlock) {
 	p.remotes.Add(1)
 }
 
+// pushFirst adds one that is idle: its stamp is 0.
+func (q *remoteQueue) pushFirst(p *Pool, b remoteBlock) {
+	if q.head == 0 {
+		more := make([]remoteBlock, lendMost, lendMost+2*len(q.all))
+		q.all, q.head = append(more, q.all...), lendMost
+	}
+	q.head--
+	q.all[q.head] = b
+	p.remotes.Add(1)
+}
+
 // newest takes the one that came last, whose memory is likelier to be in a cache.
 func (q *remoteQueue) newest(p *Pool) remoteBlock {
 	last := len(q.all) - 1
@@ -74,48 +85,61 @@ func (q *remoteQueue) drop(p *Pool, f func(remoteBlock) bool) {
 // lendMost is how many blocks a stream gets at once that were another's.
 const lendMost = 16
 
-// lendLocked gives st up to most free blocks of a class that t has, remote ones or of its slabs, if
-// their stamps are below before, so that st may have them at once. It says whether there were any.
-// The mu of both streams are held.
-func (p *Pool) lendLocked(t, st *stream, class int, before uint64, most int) bool {
-	n := p.lendRemoteLocked(t, st, class, before, most)
-	if p.hooks.noLending {
-		return n > 0
-	}
-	c := &t.classes[class]
-	for n < most {
-		sl := c.takeOut(before)
-		if sl == nil {
-			break
-		}
-		for ; n < most && !sl.full(); n++ {
-			st.classes[class].remote.push(p, remoteBlock{sl, sl.take(), st.s.Point()})
-		}
-		c.putBack(p, sl)
-	}
-	return n > 0
-}
-
-// lendRemoteLocked is lendLocked of t's remote blocks alone. Those of st's own slabs return there.
-func (p *Pool) lendRemoteLocked(t, st *stream, class int, before uint64, most int) (n int) {
-	c := &st.classes[class]
-	for n < most {
-		b, ok := t.classes[class].remote.oldest(p, before)
+// lendLocked gives st up to most free blocks of a class that t has, remote ones or, unless remoteOnly
+// is set, of its slabs, which st may have as reach says. It says whether there were any. The mu of
+// both streams are held.
+func (p *Pool) lendLocked(t, st *stream, class int, follow bool, most int, remoteOnly bool) bool {
+	from, to := &t.classes[class], &st.classes[class]
+	idle, before := p.reach(nil, t, false), p.reach(st, t, follow)
+	lent := 0
+	for lent < most {
+		b, ok := from.remote.oldest(p, before)
 		if !ok {
 			break
 		}
-		n++
+		lent++
+		isIdle := b.stamp < idle
 		if b.sl.home.Load() != st {
-			c.remote.push(p, remoteBlock{b.sl, b.i, st.s.Point()})
-			continue
+			p.lendBlock(st, to, b.sl, b.i, isIdle)
+		} else {
+			if !isIdle {
+				b.sl.stamp = st.s.Point() // st comes after that work, others may not
+			}
+			if to.give(p, b.sl, b.i) != nil { // enough such are kept, but it is about to be used
+				to.putBack(p, b.sl)
+			}
 		}
-		b.sl.stamp = st.s.Point() // st comes after that work, others may not
-		if release := c.give(p, b.sl, b.i); release != nil {
-			c.empty.add(release) // it is about to be used
-			c.empties++
-		}
+		most = p.lendsMore(isIdle, most)
 	}
-	return n
+	for lent < most && !remoteOnly && !p.hooks.noLending {
+		sl := from.takeOut(before)
+		if sl == nil {
+			break
+		}
+		isIdle := sl.stamp < idle
+		for most = p.lendsMore(isIdle, most); lent < max(most, 1) && !sl.full(); lent++ {
+			p.lendBlock(st, to, sl, sl.take(), isIdle)
+		}
+		from.putBack(p, sl)
+	}
+	return lent > 0
+}
+
+// lendsMore is how many blocks may be lent: one, if t could not have those back that are not idle.
+func (p *Pool) lendsMore(isIdle bool, most int) int {
+	if isIdle || p.allows(ReuseInternalDependencies) {
+		return most
+	}
+	return min(most, 1)
+}
+
+// lendBlock makes a block a remote one of st. It stays idle if it is.
+func (p *Pool) lendBlock(st *stream, to *ofClass, sl *slab, i int, isIdle bool) {
+	if isIdle {
+		to.remote.pushFirst(p, remoteBlock{sl, i, 0})
+	} else {
+		to.remote.push(p, remoteBlock{sl, i, st.s.Point()})
+	}
 }
 
 // takeOut takes a slab with free blocks and a stamp below before out of the lists; nil if there is
@@ -167,11 +191,7 @@ func (p *Pool) lend(t, st *stream, class, most int, remoteOnly bool) bool {
 	if st.gone {
 		return false
 	}
-	before := p.reach(st, t, p.allows(ReuseFollowEvents))
-	if remoteOnly {
-		return p.lendRemoteLocked(t, st, class, before, most) > 0
-	}
-	return p.lendLocked(t, st, class, before, most)
+	return p.lendLocked(t, st, class, p.allows(ReuseFollowEvents), most, remoteOnly)
 }
 
 // lockBoth locks two streams: the older one first.
