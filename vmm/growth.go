@@ -257,7 +257,8 @@ func (g *Range) growAhead() error {
 
 // GrowAhead makes room for n more bytes beyond Len, or for fewer: it takes what is free, as
 // RangeOptions.GrowAhead does, for work that runs and may need it. It waits for nothing, has no one
-// release memory, and asks no Supplier.
+// release memory, and asks no Supplier. What the range has given up and is still Retiring it leaves
+// alone: earlier work may use that, and a growth has it back without a driver call.
 //
 // giveBack undoes it, but for the first keep bytes beyond Len. The chunks are unmapped when the
 // stream has done what it was told so far (see Stats.Retiring): the caller promises that no other
@@ -267,9 +268,10 @@ func (g *Range) GrowAhead(n uint64) (giveBack func(keep uint64, s *Stream)) {
 	if g.live() == nil && g.supply == nil && g.capMu.TryLock() {
 		defer g.capMu.Unlock()
 		have, goal := g.goalAheadLocked(n)
-		from = reclaimable(g.r, have, goal) // earlier work may use what comes back
-		g.r.dev.reportFailure(g.growAheadLocked(have, goal))
-		end = g.cap.Load()
+		if reclaimable(g.r, have, goal) == have {
+			g.r.dev.reportFailure(g.growAheadLocked(have, goal))
+			from, end = have, g.cap.Load()
+		}
 	}
 	return func(keep uint64, s *Stream) {
 		if from < end {

@@ -38,6 +38,7 @@ const (
 	wordReserved   = 0
 	wordWritten    = 1
 	wordUnfinished = 2
+	wordWrongSize  = 3
 
 	// In another cache line.
 	wordCapacity  = 16
@@ -46,8 +47,9 @@ const (
 	wordLimit     = 19
 	wordTodo      = 20
 	wordTodoCount = 21
+	wordElemSize  = 22
 
-	cursorWords = 22
+	cursorWords = 23
 )
 
 // listsAt is where the lists of items begin, behind the words.
@@ -279,6 +281,7 @@ func (c *Cursor) pass(s *vmm.Stream, launch func(uint64) error, whileRunning fun
 	put(wordData, uint64(c.dst.Ptr()))
 	put(wordItems, list(to))
 	put(wordLimit, c.items)
+	put(wordElemSize, c.elem)
 	if c.listed {
 		put(wordTodo, list(c.noted))
 		put(wordTodoCount, c.unfinished)
@@ -296,6 +299,9 @@ func (c *Cursor) pass(s *vmm.Stream, launch func(uint64) error, whileRunning fun
 	whileRunning()
 	if err := s.CopyOut(w[:], c.words.Ptr()); err != nil {
 		return res, err
+	}
+	if size := word(wordWrongSize); size != 0 {
+		return res, fmt.Errorf("%w: the kernel appends values of %d bytes to elements of %d", vmm.ErrInvalid, size, c.elem)
 	}
 	// A kernel that does not use the cursor as it should must not set a wrong length.
 	full := min(word(wordWritten), word(wordReserved))
