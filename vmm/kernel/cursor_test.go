@@ -284,7 +284,7 @@ func TestCursorTakesWhatIsFree(t *testing.T) {
 	other := vector[uint32](t, dev)
 	require.NoError(t, other.Grow(4*large))
 	asked := 0
-	defer dev.OnPressure(func(error) bool { asked++; return false })()
+	t.Cleanup(dev.OnPressure(func(error) bool { asked++; return false }))
 	defer dev.SetLimit(0)
 	dev.SetLimit(dev.Stats().Committed + 4*large) // the memory of one such Append: the next one is to have that of two
 	require.NoError(t, v.Truncate(v.Len()-100))

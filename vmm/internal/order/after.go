@@ -17,26 +17,26 @@ const leastWaits = 16
 
 // with is a and what an event at p comes after: a itself if that tells nothing new.
 func (a *afters) with(p Point) *afters {
-	var next afters
 	var had *events
+	var unswept int
 	if a != nil {
-		next, had = *a, a.events
+		had, unswept = a.events, a.unswept
 	}
+	all := had
 	if p.after != nil {
-		next.events = union(next.events, p.after.events)
-		next.unswept = max(next.unswept, p.after.unswept)
+		all, unswept = union(all, p.after.events), max(unswept, p.after.unswept)
 	}
-	if next.events.number(p.of) < p.n {
-		next.events = union(next.events, &events{id: p.of.id, of: p.of, n: p.n, count: 1})
+	if all.number(p.of) < p.n {
+		all = union(all, &events{id: p.of.id, of: p.of, n: p.n, count: 1})
 	}
-	if next.events == had {
+	if all == had {
 		return a
 	}
-	if next.unswept--; next.unswept < 0 { // so seldom that a wait costs no more for it
-		next.events = next.events.prune()
-		next.unswept = leastWaits + next.events.len()
+	if unswept--; unswept < 0 { // so seldom that a wait costs no more for it
+		all = all.prune()
+		unswept = leastWaits + all.len()
 	}
-	return &next
+	return &afters{all, unswept}
 }
 
 // events is a set of events, one of each stream, as a tree by the streams' ids (a Patricia tree):

@@ -103,9 +103,7 @@ func nodes(e *events, there map[*events]bool) {
 // TestAftersAreShared: of streams that each wait for the one before, each knows of all before it.
 // What they know takes memory for each stream, and not for each pair; and none once they are synced.
 func TestAftersAreShared(t *testing.T) {
-	const n = 4000
-	_, streams := opened(newDevice(), n)
-	held := func() int {
+	held := func(streams []*Stream) int {
 		there := map[*events]bool{}
 		for _, s := range streams {
 			if a := s.after.Load(); a != nil {
@@ -114,18 +112,23 @@ func TestAftersAreShared(t *testing.T) {
 		}
 		return len(there)
 	}
-	for i, s := range streams[1:] {
-		s.waited(streams[i].NextPoint())
+	made := map[int]int{}
+	for _, n := range []int{400, 4000} {
+		_, streams := opened(newDevice(), n)
+		for i, s := range streams[1:] {
+			s.waited(streams[i].NextPoint())
+		}
+		last := streams[n-1]
+		for _, s := range streams[:n-1] {
+			require.EqualValues(t, 1, last.After(s))
+		}
+		made[n] = held(streams)
+		for _, s := range streams {
+			s.NextPoint().Finish()
+		}
+		require.Zero(t, held(streams))
 	}
-	last := streams[n-1]
-	for _, s := range streams[:n-1] {
-		require.EqualValues(t, 1, last.After(s))
-	}
-	require.LessOrEqual(t, held(), 10*n)
-	for _, s := range streams {
-		s.NextPoint().Finish()
-	}
-	require.Zero(t, held())
+	require.LessOrEqual(t, made[4000], 15*made[400])
 }
 
 // TestReachedAreForgotten: a stream that waits for one short-lived stream after the other, and is
