@@ -355,6 +355,9 @@ func (c *inFlight) end(epoch uint64) {
 	}
 }
 
+// underWay reports whether there are any.
+func (c *inFlight) underWay() bool { return c.active[0].Load() != 0 || c.active[1].Load() != 0 }
+
 // wait waits for the copies that began before it, and for no other.
 func (c *inFlight) wait() {
 	lock.Waits()

@@ -20,13 +20,30 @@ type captures struct {
 // captured is what the work of a capture, or of the graph made of it, uses.
 type captured struct {
 	on      *deviceState // all of the work is of this device
-	memory  []capturedSpan
-	modules []*Module
+	memory  used[capturedSpan]
+	modules used[*Module]
+}
+
+// used is what work uses, each once, in the order of the first use.
+type used[T comparable] struct {
+	all  []T
+	seen map[T]struct{} // those in all, as long as more come
+}
+
+func (u *used[T]) add(x T) {
+	if _, seen := u.seen[x]; seen {
+		return
+	}
+	if u.seen == nil {
+		u.seen = map[T]struct{}{}
+	}
+	u.seen[x] = struct{}{}
+	u.all = append(u.all, x)
 }
 
 // loaded is nil while the modules are open.
 func (c *captured) loaded() error {
-	if slices.ContainsFunc(c.modules, func(m *Module) bool { return m.closed.Load() }) {
+	if slices.ContainsFunc(c.modules.all, func(m *Module) bool { return m.closed.Load() }) {
 		return errModuleClosed
 	}
 	return nil
@@ -83,6 +100,7 @@ func (all *captures) end(id uint64) (c captured) {
 	defer all.mu.Unlock()
 	if known := all.byID[id]; known != nil {
 		c = *known
+		c.memory.seen, c.modules.seen = nil, nil
 	}
 	delete(all.byID, id)
 	return c
@@ -117,12 +135,10 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 		return fmt.Errorf("%w: the capture is of device %d, and takes no work of another one", ErrInvalid, c.on.n)
 	}
 	for _, u := range uses {
-		if !slices.Contains(c.memory, u) {
-			c.memory = append(c.memory, u)
-		}
+		c.memory.add(u)
 	}
-	if m != nil && !slices.Contains(c.modules, m) {
-		c.modules = append(c.modules, m)
+	if m != nil {
+		c.modules.add(m)
 	}
 	return nil
 }
@@ -198,7 +214,7 @@ func (all *captures) uses(r *Reservation) bool {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	for _, c := range all.byID {
-		if slices.ContainsFunc(c.memory, func(x capturedSpan) bool { return x.r == r }) {
+		if slices.ContainsFunc(c.memory.all, func(x capturedSpan) bool { return x.r == r }) {
 			return true
 		}
 	}
@@ -307,7 +323,7 @@ func (x *GraphExec) lockUses(s *Stream) (unlock func(), err error) {
 	if err := x.uses.loaded(); err != nil {
 		return nil, err
 	}
-	for _, u := range x.uses.memory {
+	for _, u := range x.uses.memory.all {
 		span := Span{Addr: u.span.Addr, Size: max(u.span.Size, 1), Access: u.span.Access}
 		l, err := s.dev.lockReservation(s, u.r, span)
 		if err != nil {

@@ -247,18 +247,60 @@ func (g *Range) growAhead() error {
 	}
 	defer g.capMu.Unlock()
 	g.aheadWanted.Store(growNotWanted) // before looking, so that no change goes unseen
-	end, have := g.len.Load(), g.cap.Load()
-	goal := end + min(g.opts.GrowAhead, g.r.size-end)
-	if goal <= have || g.r.live() != nil || g.r.dev.state.underPressure() {
+	have, goal := g.goalAheadLocked(g.opts.GrowAhead)
+	if goal > have && g.supply != nil {
+		g.startSupplyAhead(have, goal)
 		return nil
+	}
+	return g.growAheadLocked(have, goal)
+}
+
+// GrowAhead makes room for n more bytes beyond Len, or for fewer: it takes what is free, as
+// RangeOptions.GrowAhead does, for work that runs and may need it. It waits for nothing, has no one
+// release memory, and asks no Supplier. What the range has given up and is still Retiring it leaves
+// alone: earlier work may use that, and a growth has it back without a driver call.
+//
+// giveBack undoes it, but for the first keep bytes beyond Len. The chunks are unmapped when the
+// stream has done what it was told so far (see Stats.Retiring): the caller promises that no other
+// work has used them. What is held, or was taken meanwhile by a growth, stays.
+func (g *Range) GrowAhead(n uint64) (giveBack func(keep uint64, s *Stream)) {
+	var from, end uint64
+	if g.live() == nil && g.supply == nil && g.capMu.TryLock() {
+		defer g.capMu.Unlock()
+		have, goal := g.goalAheadLocked(n)
+		if reclaimable(g.r, have, goal) == have {
+			g.r.dev.reportFailure(g.growAheadLocked(have, goal))
+			from, end = have, g.cap.Load()
+		}
+	}
+	return func(keep uint64, s *Stream) {
+		if from < end {
+			g.clipAhead(from, end, keep, s)
+		}
+	}
+}
+
+// goalAheadLocked is Cap, and how far growth ahead by n bytes beyond Len is to bring it: no further,
+// if others need the memory or a growth would have to wait. It needs g.capMu.
+func (g *Range) goalAheadLocked(n uint64) (have, goal uint64) {
+	invariants.Held(&g.capMu)
+	end, have := g.len.Load(), g.cap.Load()
+	goal = end + min(n, g.r.size-end)
+	if goal <= have || g.r.live() != nil || g.r.dev.state.underPressure() {
+		return have, have
 	}
 	// What a Clip gave up can be filled only after the work that used it. The other ranges
 	// of the device would wait for that, too; so the next append takes it back.
 	if g.r.zeroed != zeroNone && reclaimable(g.r, have, goal) > have {
-		return nil
+		return have, have
 	}
-	if g.supply != nil {
-		g.startSupplyAhead(have, goal)
+	return have, goal
+}
+
+// growAheadLocked brings Cap from have to goal, or as far as memory is free. Its error is as for
+// growAhead. It needs g.capMu.
+func (g *Range) growAheadLocked(have, goal uint64) error {
+	if goal == have {
 		return nil
 	}
 	within := g.affordable(have, goal)

@@ -112,3 +112,62 @@ func TestGrowthAheadOfALargeRangeLeavesSome(t *testing.T) {
 		require.NoError(t, a.Close())
 	})
 }
+
+// TestGrowAheadIsGivenBack: a GrowAhead that a caller makes takes what is free, and gives back what
+// it has mapped itself once the stream is done, but not what others count on.
+func TestGrowAheadIsGivenBack(t *testing.T) {
+	ofMemory(t, 64, func(t *testing.T, w *world) {
+		d := w.devs[0]
+		asked := 0
+		stop := d.OnPressure(func(error) bool { asked++; return false })
+		s, err := d.NewStream()
+		require.NoError(t, err)
+		g := newRange(t, d, vmm.RangeOptions{Max: 1024 * page, Chunk: page})
+		require.NoError(t, g.Append(pattern(4*page, 1)))
+		require.NoError(t, g.Grow(2*page))
+		giveBack := g.GrowAhead(100 * page)
+		require.EqualValues(t, 60*page, g.Cap(), "a sixteenth is left")
+		require.EqualValues(t, 1, g.Stats().GrowAheadFailures)
+
+		open := gate(t, d, s.Raw())
+		require.NoError(t, g.SetLen(8*page))
+		giveBack(2*page, s)
+		require.EqualValues(t, 10*page, g.Cap())
+		require.EqualValues(t, 50*page, g.Stats().Retiring, "the stream may use it")
+		looked()
+		pass(100 * time.Millisecond)
+		require.EqualValues(t, 50*page, g.Stats().Retiring)
+		open()
+		pass(100 * time.Millisecond)
+		require.Zero(t, g.Stats().Retiring)
+		require.EqualValues(t, 10*page, d.Stats().Committed)
+		giveBack(0, s)
+		require.EqualValues(t, 10*page, g.Cap(), "it has ended elsewhere since")
+
+		giveBack = g.GrowAhead(4 * page)
+		require.EqualValues(t, 12*page, g.Cap())
+		release, err := g.Hold(11*page, page)
+		require.NoError(t, err)
+		giveBack(0, s)
+		require.EqualValues(t, 12*page, g.Cap(), "held")
+		release()
+		giveBack(0, s)
+		require.EqualValues(t, 10*page, g.Cap(), "what was there before stays")
+
+		// Earlier work may use what is retiring, and a growth takes it back for nothing.
+		require.NoError(t, g.UsedBy(s))
+		open = gate(t, d, s.Raw())
+		require.NoError(t, g.Clip())
+		giveBack = g.GrowAhead(4 * page)
+		giveBack(0, s)
+		require.EqualValues(t, 8*page, g.Cap())
+		open()
+
+		require.Zero(t, asked)
+		require.NoError(t, g.Close())
+		g.GrowAhead(page)(0, s)
+		(*vmm.Range)(nil).GrowAhead(page)(0, s)
+		stop()
+		require.NoError(t, s.Close())
+	})
+}

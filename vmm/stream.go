@@ -493,8 +493,9 @@ func (s *Stream) Point() uint64 {
 
 // After is the highest number of an event of the other stream that all work queued on this one
 // from now on comes after; 0 if there is none, or the other stream is closed. A wait for an
-// event counts, and so do the waits of that event's stream before it was recorded. Of
-// the stream itself it is Point. See Point for what is seen.
+// event counts, and so do the waits of that event's stream before it was recorded. An event
+// whose work Finished of the other stream has counted as ended may be left out. So a caller that
+// needs both reads After first. Of the stream itself it is Point. See Point for what is seen.
 func (s *Stream) After(other *Stream) uint64 {
 	if s == nil || other == nil {
 		return 0

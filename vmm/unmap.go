@@ -119,7 +119,7 @@ func (g *Range) Clip() error {
 	r := g.r
 	r.closeMu.Lock() // not lenMu: an Append does not wait for a Clip
 	defer r.closeMu.Unlock()
-	t, err := g.retireTail()
+	t, err := g.retireTail(0)
 	if err != nil {
 		return g.fail("clip", g.len.Load(), 0, err)
 	}
@@ -143,9 +143,36 @@ func (g *Range) Clip() error {
 	return nil
 }
 
-// retireTail retires the chunks beyond Len and takes them off Cap; nil if there are
-// none.
-func (g *Range) retireTail() (*retirement, error) {
+// clipAhead clips what growth ahead has mapped in [from, end), but for keep bytes beyond Len. No work
+// but the stream's has used it.
+func (g *Range) clipAhead(from, end, keep uint64, s *Stream) {
+	r := g.r
+	if !r.closeMu.TryLock() { // a Clip may be waiting for work, and clips it itself
+		return
+	}
+	defer r.closeMu.Unlock()
+	if g.cap.Load() != end {
+		return
+	}
+	t, err := g.retireTail(max(from, g.len.Load()+keep))
+	if err != nil || t == nil {
+		return
+	}
+	r.mu.Lock()
+	devs := r.mayAccessLocked(nil)
+	inUse := r.copies.underWay() || r.spans.overlap(t.off, t.off+t.size, r.spans.last) // not waited for
+	r.mu.Unlock()
+	if inUse {
+		r.unretire(t)
+	}
+	if inUse || r.queueUnmap(t, devs, []*Stream{s}) != nil {
+		g.recountCap()
+	}
+}
+
+// retireTail retires the chunks beyond Len, and beyond keep, and takes them off Cap; nil if there
+// are none.
+func (g *Range) retireTail(keep uint64) (*retirement, error) {
 	r := g.r
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
@@ -155,7 +182,7 @@ func (g *Range) retireTail() (*retirement, error) {
 	r.mu.Lock()
 	end := max(was, r.table.Accessible(0, r.size)) // above Cap only after a failure
 	off := end
-	for i := len(r.table) - 1; i >= 0 && r.table[i].Off >= g.len.Load(); i-- {
+	for i := len(r.table) - 1; i >= 0 && r.table[i].Off >= max(keep, g.len.Load()); i-- {
 		off = min(off, r.table[i].Off)
 	}
 	r.mu.Unlock()

@@ -90,8 +90,26 @@ func newArg(v any) (a arg, err error) {
 	if why := notPlain(val.Type()); why != "" {
 		return a, fmt.Errorf("%w: %s", vmm.ErrInvalid, why)
 	}
-	a.pieces, a.align, a.bytes = 1, uint32(val.Type().Align()), bytesOf(val) //nolint:gosec // at most 8
+	a.pieces, a.align, a.bytes = 1, alignInC(val.Type()), bytesOf(val)
 	return a, nil
+}
+
+// alignInC is what an argument's offset is a multiple of. A complex number is CUDA's float2 or
+// double2, which are aligned to their size, unlike Go's.
+func alignInC(t reflect.Type) uint32 {
+	switch t.Kind() {
+	case reflect.Complex64, reflect.Complex128:
+		return uint32(t.Size()) //nolint:gosec // 8 or 16
+	case reflect.Array:
+		return alignInC(t.Elem())
+	case reflect.Struct:
+		most := uint32(1)
+		for i := range t.NumField() {
+			most = max(most, alignInC(t.Field(i).Type))
+		}
+		return most
+	}
+	return uint32(t.Align()) //nolint:gosec // at most 8
 }
 
 func access(read bool) vmm.Access {
@@ -141,9 +159,10 @@ func layOut(args []arg, params []vmm.Param, strides []uint64) (offs [][2]uint32,
 		// Without knowledge of the parameters a count lies behind its pointer, which is
 		// right for two parameters and for one struct.
 		if params == nil {
-			off := (size + a.align - 1) &^ (a.align - 1)
+			aligned := func(n uint32) uint32 { return (n + a.align - 1) &^ (a.align - 1) }
+			off := aligned(size)
 			offs[i] = [2]uint32{off, off + 8}
-			size = off + uint32(len(a.bytes)) //nolint:gosec // checked below
+			size = aligned(off + uint32(len(a.bytes))) //nolint:gosec // checked below
 			continue
 		}
 		left := params[next:]

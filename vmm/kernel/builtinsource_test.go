@@ -50,8 +50,8 @@ func TestSizesOfTheSource(t *testing.T) {
 func TestCursorOfTheSource(t *testing.T) {
 	text := source(t, "cuvmm_append.cuh")
 	want := map[string]int{
-		"reserved": reserved, "written": written, "unfinished": unfinished,
-		"capacity": capacity, "data": data, "items": items, "limit": limit, "todo": todo, "todo_count": todoCount,
+		"reserved": reserved, "written": written, "unfinished": unfinished, "wrong_size": wrongSize,
+		"capacity": capacity, "data": data, "items": items, "limit": limit, "todo": todo, "todo_count": todoCount, "elem_size": elemSize,
 	}
 	listed := map[string]int{}
 	for _, m := range regexp.MustCompile(`(?m)^//\t +(\d+)  (\w+) `).FindAllStringSubmatch(text, -1) {

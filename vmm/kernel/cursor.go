@@ -26,9 +26,10 @@ type Cursor struct {
 	words *vmm.Range
 
 	mu         sync.Mutex // held by Append to its end
-	unfinished uint64     // items that the last pass noted
+	unfinished uint64     // items of the last Append that are not done
 	items      uint64     // of the last Append: how long the two lists are
-	noted      uint64     // 0 or 1: which of the lists has the unfinished items
+	listed     bool       // a list has the unfinished items; else they are all
+	noted      uint64     // 0 or 1: which list
 	last       uint64     // elements that the last Append appended
 }
 
@@ -37,6 +38,7 @@ const (
 	wordReserved   = 0
 	wordWritten    = 1
 	wordUnfinished = 2
+	wordWrongSize  = 3
 
 	// In another cache line.
 	wordCapacity  = 16
@@ -45,8 +47,9 @@ const (
 	wordLimit     = 19
 	wordTodo      = 20
 	wordTodoCount = 21
+	wordElemSize  = 22
 
-	cursorWords = 22
+	cursorWords = 23
 )
 
 // listsAt is where the lists of items begin, behind the words.
@@ -113,19 +116,25 @@ func (x capacity) MemoryArg(m *vmm.MemoryArg) {
 //
 // Append returns how many elements were appended, and the range's length includes them. It
 // waits for the stream, and for no other. While the kernel runs, the range already grows for
-// the next Append, as if that would append as much as the last one. If the range cannot grow
-// any more, Append returns that error (vmm.ErrFull, vmm.ErrOutOfMemory), and what fitted has
-// been appended: Resume goes on with the rest once there is memory. During an Append, Clip,
-// Sleep and Close of the range return vmm.ErrBusy. launch must not call a method of the
-// cursor.
+// the next Append, as if that would append as much as the last one: out of free memory alone, see
+// vmm.Range.GrowAhead. At its end Append gives back what it took so, but for room for as many
+// elements as it has appended.
+//
+// If the range cannot grow any more, Append returns that error (vmm.ErrFull, vmm.ErrOutOfMemory),
+// and what fitted has been appended. After any error Resume goes on with the items that are
+// unfinished. An Append of other items forgets them; one of 0 items, which does nothing
+// otherwise, returns vmm.ErrInvalid instead.
+//
+// During an Append, Clip, Sleep and Close of the range return vmm.ErrBusy, and nothing else may use
+// its memory beyond Len. launch must not call a method of the cursor.
 func (c *Cursor) Append(s *vmm.Stream, items uint64, launch func(items uint64) error) (n uint64, err error) {
-	return c.run(s, items, launch)
+	return c.run(s, launch, func() error { return c.begin(items) })
 }
 
 // Resume goes on with the items that the last Append, or Resume, could not finish, and
 // returns how many elements it has appended itself.
 func (c *Cursor) Resume(s *vmm.Stream, launch func(items uint64) error) (n uint64, err error) {
-	return c.run(s, 0, launch)
+	return c.run(s, launch, func() error { return nil })
 }
 
 // Unfinished is how many items the last Append could not finish.
@@ -138,8 +147,31 @@ func (c *Cursor) Unfinished() uint64 {
 	return c.unfinished
 }
 
-// run is Append, or Resume where items is 0.
-func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n uint64, err error) {
+// begin makes all of the items unfinished, and room for two lists with a number for each.
+func (c *Cursor) begin(items uint64) error {
+	if items == 0 {
+		if c.unfinished > 0 {
+			return fmt.Errorf("%w: no items, and %d of the last Append are unfinished: Resume goes on with those", vmm.ErrInvalid, c.unfinished)
+		}
+		return nil
+	}
+	if most := (c.words.Max() - listsAt) / 16; items > most {
+		return fmt.Errorf("%w: %d items, more than %d", vmm.ErrInvalid, items, most)
+	}
+	if need := listsAt + 16*items; need > c.words.Cap() {
+		if err := c.words.Grow(need - c.words.Len()); err != nil {
+			return err
+		}
+	}
+	if err := c.words.SetLen(max(c.words.Len(), listsAt+16*items)); err != nil {
+		return err
+	}
+	c.items, c.unfinished, c.listed = items, items, false
+	return nil
+}
+
+// run does the items that are unfinished after begin.
+func (c *Cursor) run(s *vmm.Stream, launch func(uint64) error, begin func() error) (n uint64, err error) {
 	if c == nil || c.words == nil {
 		return 0, c.fail(fmt.Errorf("%w: no cursor", vmm.ErrInvalid))
 	}
@@ -148,43 +180,39 @@ func (c *Cursor) run(s *vmm.Stream, items uint64, launch func(uint64) error) (n 
 	if launch == nil {
 		return 0, c.fail(fmt.Errorf("%w: nothing to launch", vmm.ErrInvalid))
 	}
-	todo := items
-	if items == 0 {
-		if todo = c.unfinished; todo == 0 {
-			return 0, nil
-		}
-	} else {
-		// Room for two lists with a number for each item.
-		if items > (c.words.Max()-listsAt)/16 {
-			return 0, c.fail(fmt.Errorf("%w: %d items, more than %d", vmm.ErrInvalid, items, (c.words.Max()-listsAt)/16))
-		}
-		if need := listsAt + 16*items; need > c.words.Cap() {
-			if err := c.words.Grow(need - c.words.Len()); err != nil {
-				return 0, c.fail(err)
-			}
-		}
-		if err := c.words.SetLen(max(c.words.Len(), listsAt+16*items)); err != nil {
-			return 0, c.fail(err)
-		}
-		c.items, c.unfinished = items, 0
+	if err := begin(); err != nil {
+		return 0, c.fail(err)
+	}
+	if c.unfinished == 0 {
+		return 0, nil
 	}
 	// A range may have a length of any number of bytes.
 	first := c.dst.Len() / c.elem
 	if first*c.elem != c.dst.Len() {
 		return 0, c.fail(fmt.Errorf("%w: %d bytes are no whole number of elements of %d", vmm.ErrInvalid, c.dst.Len(), c.elem))
 	}
-	for pass := 0; ; pass++ {
-		res, err := c.pass(s, todo, items == 0 || pass > 0, launch)
+	var giveBack func(keep uint64, s *vmm.Stream) // of the growth ahead in the first pass
+	defer func() {
+		if giveBack != nil {
+			giveBack(n*c.elem, s)
+		}
+	}()
+	for {
+		res, err := c.pass(s, launch, func() {
+			if giveBack == nil { // for this Append and the next, as if each appended as much as the last one
+				giveBack = c.dst.GrowAhead(2 * c.last * c.elem)
+			}
+		})
 		n = res.written - first
 		if err != nil {
 			return n, c.fail(err)
 		}
-		if todo = res.unfinished; todo == 0 {
+		if c.unfinished == 0 {
 			c.last = n
 			return n, nil
 		}
 		if res.reserved <= res.written {
-			return n, c.fail(fmt.Errorf("%w: the kernel has noted %d items as unfinished, and everything did fit", vmm.ErrInvalid, todo))
+			return n, c.fail(fmt.Errorf("%w: the kernel has noted %d items as unfinished, and everything did fit", vmm.ErrInvalid, c.unfinished))
 		}
 		// All items have said what they need, so one growth is enough.
 		over, need := bits.Mul64(res.reserved-res.written, c.elem)
@@ -221,10 +249,10 @@ func (c *Cursor) holdAll() (size uint64, release func(), err error) {
 }
 
 // passed is the state of a cursor after a pass.
-type passed struct{ reserved, written, unfinished uint64 }
+type passed struct{ reserved, written uint64 }
 
-// pass launches todo items once: those of the list that has them, or all.
-func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint64) error) (res passed, err error) {
+// pass launches the unfinished items once, and calls whileRunning when they are queued.
+func (c *Cursor) pass(s *vmm.Stream, launch func(uint64) error, whileRunning func()) (res passed, err error) {
 	res.written = c.dst.Len() / c.elem
 	// Nothing that the kernel may write is clipped before Len includes it.
 	size, release, err := c.holdAll()
@@ -244,7 +272,7 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 	word := func(i int) uint64 { return binary.NativeEndian.Uint64(w[8*i:]) }
 	list := func(i uint64) uint64 { return uint64(c.words.Ptr()) + listsAt + 8*c.items*i }
 	var to uint64 // the list in which this pass notes items
-	if listed {   // the other one is read
+	if c.listed { // the other one is read
 		to = 1 - c.noted
 	}
 	put(wordReserved, res.written)
@@ -253,25 +281,27 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 	put(wordData, uint64(c.dst.Ptr()))
 	put(wordItems, list(to))
 	put(wordLimit, c.items)
-	if listed {
+	put(wordElemSize, c.elem)
+	if c.listed {
 		put(wordTodo, list(c.noted))
-		put(wordTodoCount, todo)
+		put(wordTodoCount, c.unfinished)
 	}
 	if err := s.CopyIn(c.words.Ptr(), w[:]); err != nil {
 		return res, err
 	}
-	if err := launch(todo); err != nil {
+	if err := launch(c.unfinished); err != nil {
 		return res, err
 	}
 	// A launch of somebody else's, later, finds no capacity: nothing would hold the memory.
 	if err := s.Fill(c.words.Ptr()+8*wordCapacity, 0, 4, 2); err != nil {
 		return res, err
 	}
-	// While the kernel runs: memory for this Append and the next, as if each appended as much
-	// as the last one. An error is not lost: the growth that needs the memory returns it.
-	_ = c.dst.Grow(2 * c.last * c.elem)
+	whileRunning()
 	if err := s.CopyOut(w[:], c.words.Ptr()); err != nil {
 		return res, err
+	}
+	if size := word(wordWrongSize); size != 0 {
+		return res, fmt.Errorf("%w: the kernel appends values of %d bytes to elements of %d", vmm.ErrInvalid, size, c.elem)
 	}
 	// A kernel that does not use the cursor as it should must not set a wrong length.
 	full := min(word(wordWritten), word(wordReserved))
@@ -289,7 +319,7 @@ func (c *Cursor) pass(s *vmm.Stream, todo uint64, listed bool, launch func(uint6
 	if err := c.dst.SetLen(full * c.elem); err != nil {
 		return res, err
 	}
-	c.noted = to
+	c.noted, c.listed = to, true
 	c.unfinished = word(wordUnfinished)
-	return passed{word(wordReserved), full, c.unfinished}, nil
+	return passed{word(wordReserved), full}, nil
 }

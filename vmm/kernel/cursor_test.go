@@ -4,12 +4,14 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/growable"
 	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
 
@@ -40,6 +42,28 @@ extern "C" __global__ void each(cuvmm::cursor *c, unsigned long long n, unsigned
 	if (item % by == 0 && !cuvmm::append(c, (unsigned)item))
 		cuvmm::note_unfinished(c, item);
 }
+extern "C" __global__ void wide(cuvmm::cursor *c, unsigned long long n, unsigned long long by)
+{
+	unsigned long long i = blockIdx.x * (unsigned long long)blockDim.x + threadIdx.x;
+	if (i < cuvmm::item_count(c, n) && !cuvmm::append(c, by))
+		cuvmm::note_unfinished(c, cuvmm::item(c, i));
+}
+template <class T> __device__ void tile(cuvmm::cursor *c, T value)
+{
+	typedef cuvmm::tile_appender<T, 256, 4> appender;
+	__shared__ typename appender::shared s;
+	T values[4] = {value, value, value, value};
+	if (!appender::append(c, s, values, ~0u) && threadIdx.x == 0)
+		cuvmm::note_unfinished(c, cuvmm::item(c, blockIdx.x));
+}
+extern "C" __global__ void tiles(cuvmm::cursor *c, unsigned long long n, unsigned long long by)
+{
+	tile(c, (unsigned)by);
+}
+extern "C" __global__ void wide_tiles(cuvmm::cursor *c, unsigned long long n, unsigned long long by)
+{
+	tile(c, by);
+}
 `
 
 func repeat(c *kernel.DeviceCursor, n, by uint64) {
@@ -59,9 +83,18 @@ func each(c *kernel.DeviceCursor, n, by uint64) {
 	}
 }
 
+// wide appends elements that are too large.
+func wide(c *kernel.DeviceCursor, n, by uint64) {
+	for i := range c.ItemCount(n) {
+		if !kernel.AppendTo(c, slices.Repeat([]uint64{by}, 1000)...) {
+			c.NoteUnfinished(c.Item(i))
+		}
+	}
+}
+
 func repeaters(t *testing.T, dev *vmm.Device) *kernel.Module {
 	t.Helper()
-	m, err := kernel.Load(dev, kernel.Code{CUDA: repeatCUDA, Host: kernel.Host{"repeat": repeat, "each": each}})
+	m, err := kernel.Load(dev, kernel.Code{CUDA: repeatCUDA, Host: kernel.Host{"repeat": repeat, "each": each, "wide": wide, "wide_tiles": wide}})
 	return ends(t, m, err)
 }
 
@@ -151,6 +184,181 @@ func TestCursorFull(t *testing.T) {
 	slices.Sort(first)
 	for i, x := range first {
 		require.EqualValues(t, i/by, x, "each item once")
+	}
+}
+
+// TestCursorResumes: items of an Append that failed, for whatever reason, are unfinished until
+// Resume has done them, and an Append of no items does not pass them over.
+func TestCursorResumes(t *testing.T) {
+	dev := open(t)
+	m, s := repeaters(t, dev), stream(t, dev)
+	v := vector[uint32](t, dev, 42)
+	c := cursor(t, v)
+	const n, by = 1000, 7
+	f := function(t, m, "repeat")
+	var passes []uint64
+	refused := errors.New("refused")
+	got, err := c.Append(s, n, func(uint64) error { return refused })
+	require.ErrorIs(t, err, refused)
+	require.Zero(t, got)
+	require.EqualValues(t, n, c.Unfinished())
+	_, err = c.Append(s, 0, launches(s, f, c, n, by, &passes))
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.ErrorContains(t, err, "Resume")
+	require.Empty(t, passes)
+	require.EqualValues(t, n, c.Unfinished())
+	got, err = c.Resume(s, launches(s, f, c, n, by, &passes))
+	require.NoError(t, err)
+	require.EqualValues(t, n*by, got)
+	require.EqualValues(t, n, passes[0], "all of them")
+	require.Zero(t, c.Unfinished())
+	got, err = c.Append(s, 0, launches(s, f, c, n, by, &passes))
+	require.NoError(t, err)
+	require.Zero(t, got)
+	for i, x := range sorted(contents(t, v)[1:]) {
+		require.EqualValues(t, i/by, x, "each item once")
+	}
+}
+
+// TestCursorChecksTheSize of what kernels append: it must be that of an element.
+func TestCursorChecksTheSize(t *testing.T) {
+	dev := open(t)
+	m, s := repeaters(t, dev), stream(t, dev)
+	for _, name := range []string{"wide", "wide_tiles"} {
+		v := vector[uint32](t, dev, 42)
+		require.NoError(t, v.Grow(1<<14))
+		require.NoError(t, v.SetLen(1<<14))
+		require.NoError(t, v.Truncate(1))
+		read := func() []uint32 {
+			all := make([]uint32, 1<<14)
+			require.NoError(t, v.SetLen(1<<14))
+			_, err := v.ReadAt(all, 0)
+			require.NoError(t, err)
+			require.NoError(t, v.Truncate(1))
+			return all
+		}
+		before := read()
+		c := cursor(t, v)
+		got, err := c.Append(s, 4, func(uint64) error {
+			return function(t, m, name).Launch(s, kernel.Config{Grid: vmm.Dim{X: 4}, Block: vmm.Dim{X: 256}}, c, uint64(4), uint64(7))
+		})
+		require.ErrorIs(t, err, vmm.ErrInvalid, name)
+		require.ErrorContains(t, err, "values of 8 bytes to elements of 4")
+		require.Zero(t, got)
+		require.Equal(t, 1, v.Len())
+		require.Equal(t, before, read(), "%s: nothing is written", name)
+	}
+}
+
+// TestCursorTilesOfFewValues: bits of keep that stand for no value append nothing.
+func TestCursorTilesOfFewValues(t *testing.T) {
+	dev := gpu(t)
+	m, s := repeaters(t, dev), stream(t, dev)
+	v := vector[uint32](t, dev)
+	c := cursor(t, v)
+	got, err := c.Append(s, 3, func(items uint64) error {
+		return function(t, m, "tiles").Launch(s, kernel.Over(256*items, 256), c, uint64(3), uint64(7))
+	})
+	require.NoError(t, err)
+	require.EqualValues(t, 3*1024, got)
+	require.Equal(t, slices.Repeat([]uint32{7}, 3*1024), contents(t, v))
+}
+
+// TestCursorTakesWhatIsFree: growth ahead asks no one for memory, and keeps what the next Append
+// needs if that is like the last one.
+func TestCursorTakesWhatIsFree(t *testing.T) {
+	dev := open(t)
+	m, s := repeaters(t, dev), stream(t, dev)
+	v := vector[uint32](t, dev)
+	c := cursor(t, v)
+	f := function(t, m, "repeat")
+	const large = 8 << 20 // elements
+	var passes []uint64
+	add := func(n, by uint64) {
+		t.Helper()
+		got, err := c.Append(s, n, launches(s, f, c, n, by, &passes))
+		require.NoError(t, err)
+		require.EqualValues(t, n*by, got)
+	}
+	add(large/1024, 1024)
+	other := vector[uint32](t, dev)
+	require.NoError(t, other.Grow(4*large))
+	asked := 0
+	t.Cleanup(dev.OnPressure(func(error) bool { asked++; return false }))
+	defer dev.SetLimit(0)
+	dev.SetLimit(dev.Stats().Committed + 4*large) // the memory of one such Append: the next one is to have that of two
+	require.NoError(t, v.Truncate(v.Len()-100))
+	before := v.Cap()
+	add(4, 1)
+	require.Zero(t, asked)
+	require.Equal(t, before, v.Cap(), "what was not used is given back")
+	require.Positive(t, dev.Stats().GrowAheadFailures, "it wanted more than was free")
+	for v.Range().Stats().Retiring > 0 { // the device's goroutine does it
+		time.Sleep(time.Millisecond) //nolint:forbidigo // the test of a GPU has no bubble
+	}
+	dev.SetLimit(0)
+	add(large/1024, 1024)
+	add(large/1024, 1024)
+	passes = nil
+	for range 3 {
+		add(large/1024, 1024)
+	}
+	require.Len(t, passes, 3, "the memory was there")
+	require.Zero(t, asked)
+}
+
+// TestCursorModel: items that append different numbers of elements, until memory runs out. No
+// element is lost, none is there twice, and there is no gap, also after a Resume that had no memory.
+func TestCursorModel(t *testing.T) {
+	const n = 500
+	dev, err := vmm.OpenDriver(host.New(host.Config{Memory: 8 << 20, Granularity: 64 << 10}), 0)
+	ends(t, dev, err)
+	count := func(item, round uint64) uint64 { return item * round % 97 }
+	m, err := kernel.Load(dev, kernel.Code{Host: kernel.Host{"several": func(c *kernel.DeviceCursor, round uint64) {
+		for i := range c.ItemCount(n) {
+			item := c.Item(i)
+			values := make([]uint64, count(item, round))
+			for j := range values {
+				values[j] = round<<32 | item<<16 | uint64(j)
+			}
+			if !kernel.AppendTo(c, values...) {
+				c.NoteUnfinished(item)
+			}
+		}
+	}}})
+	ends(t, m, err)
+	v, err := growable.New[uint64](dev, growable.Options{})
+	ends(t, v, err)
+	c, err := kernel.NewCursor(v)
+	ends(t, c, err)
+	s, f := stream(t, dev), function(t, m, "several")
+	want := map[uint64]bool{}
+	for round := uint64(1); ; round++ {
+		before := v.Len()
+		next := func(uint64) error { return f.Launch(s, kernel.Config{}, c, round) }
+		got, err := c.Append(s, n, next)
+		if err != nil {
+			require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+			require.Positive(t, c.Unfinished())
+			more, err := c.Resume(s, next)
+			require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+			require.Zero(t, more)
+		}
+		require.EqualValues(t, got, v.Len()-before)
+		for item := range uint64(n) {
+			for j := range count(item, round) {
+				want[round<<32|item<<16|j] = true
+			}
+		}
+		for _, x := range contents(t, v)[before:] {
+			require.True(t, want[x], "twice, or of no item")
+			delete(want, x)
+		}
+		if err != nil {
+			require.Greater(t, round, uint64(10))
+			return
+		}
+		require.Empty(t, want, "lost")
 	}
 }
 

@@ -8,21 +8,28 @@ type DeviceCursor struct {
 	Reserved   uint64 // elements asked for, those that did not fit included
 	Written    uint64 // where the first reservation began that did not fit
 	Unfinished uint64 // items noted
-	_          [13]uint64
+	WrongSize  uint64 // bytes of what was appended and is no element; 0: nothing
+	_          [12]uint64
 	Capacity   uint64  // elements that Data has memory for
 	Data       vmm.Ptr // the first element
 	Items      vmm.Ptr // numbers of the items noted, 8 bytes each
 	Limit      uint64  // how many there is memory for
 	Todo       vmm.Ptr // items of this launch; 0: all
 	TodoCount  uint64
+	ElemSize   uint64 // bytes of an element
 }
 
 // noCapacityCheck is the negative control of the tests.
 var noCapacityCheck bool
 
-// AppendTo appends elements, all or none: false says that they do not fit. It is append
-// and tile_appender of cuvmm_append.cuh.
+// AppendTo appends elements, all or none: false says that they do not fit, or that a T has not
+// the size of an element, which is an error of Append. It is append and tile_appender of
+// cuvmm_append.cuh.
 func AppendTo[T any](c *DeviceCursor, values ...T) bool {
+	if c.ElemSize != sizeOf[T]() {
+		c.WrongSize = sizeOf[T]()
+		return false
+	}
 	n := uint64(len(values))
 	if n == 0 {
 		return true

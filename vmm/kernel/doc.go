@@ -10,7 +10,7 @@
 //
 //	Go                                      C
 //	int8 ... uint64, float32, float64, bool the same; not int and uint, whose size differs
-//	complex64, complex128                   two floats, two doubles
+//	complex64, complex128                   float2, double2
 //	structs and arrays of these             the same struct, by value
 //	vmm.Ptr                                 a pointer
 //	a Memory: Range, Vector, Rows, View     a pointer and a 64-bit count, as two parameters

@@ -6,3 +6,19 @@ var PTXParams = ptxParams
 // SetNoCapacityCheck turns off the check of memory for what Go functions append: the negative
 // control of the test that it is needed.
 func SetNoCapacityCheck(off bool) { noCapacityCheck = off }
+
+// UncheckedOffsets is where arguments lie if the kernel's parameters are not known, and how long all
+// are.
+func UncheckedOffsets(values ...any) (offs []uint32, size uint32, err error) {
+	args := make([]arg, len(values))
+	for i, v := range values {
+		if args[i], err = newArg(v); err != nil {
+			return nil, 0, err
+		}
+	}
+	both, size, err := layOut(args, nil, nil)
+	for _, off := range both {
+		offs = append(offs, off[0])
+	}
+	return offs, size, err
+}

@@ -171,12 +171,14 @@ const (
 	reserved   = 0
 	written    = 1
 	unfinished = 2
+	wrongSize  = 3
 	capacity   = 16
 	data       = 17
 	items      = 18
 	limit      = 19
 	todo       = 20
 	todoCount  = 21
+	elemSize   = 22
 )
 
 // appended has launch append want, in any order, into memory that has too little room at
@@ -189,7 +191,7 @@ func appended[T kernel.Number](r raw, what string, want []T, tiles uint64, launc
 	for _, first := range []uint64{n, n / 2, 0} {
 		out := vector(t, r.dev, slices.Repeat([]T{poison}, len(want)+100)...)
 		lists := [2]*growable.Vector[uint64]{vector(t, r.dev, make([]uint64, tiles)...), vector(t, r.dev, make([]uint64, tiles)...)}
-		words := [22]uint64{capacity: first, data: uint64(out.Ptr()), limit: tiles}
+		words := [23]uint64{capacity: first, data: uint64(out.Ptr()), limit: tiles, elemSize: argOf(out).Stride}
 		length, todoItems := uint64(0), tiles
 		for pass := 0; ; pass++ {
 			words[items] = uint64(lists[pass%2].Ptr())
@@ -213,9 +215,9 @@ func appended[T kernel.Number](r raw, what string, want []T, tiles uint64, launc
 				break
 			}
 			todoItems = got[unfinished]
-			words = [22]uint64{
+			words = [23]uint64{
 				reserved: length, capacity: n, data: words[data], limit: tiles,
-				todo: uint64(lists[pass%2].Ptr()), todoCount: todoItems,
+				todo: uint64(lists[pass%2].Ptr()), todoCount: todoItems, elemSize: words[elemSize],
 			}
 			if pass == 0 {
 				words[capacity] = length + (n-length)/2
@@ -322,7 +324,7 @@ func TestBuiltinCompactNeedsItsCheck(t *testing.T) {
 		t.Cleanup(func() { kernel.SetNoCapacityCheck(false) })
 		out, src := vector(t, r.dev, make([]int32, 10)...), vector(t, r.dev, int32(1), 2, 3)
 		list := vector(t, r.dev, uint64(0))
-		c := vector(t, r.dev, []uint64{capacity: 2, data: uint64(out.Ptr()), items: uint64(list.Ptr()), limit: 1, todoCount: 0}...)
+		c := vector(t, r.dev, []uint64{capacity: 2, data: uint64(out.Ptr()), items: uint64(list.Ptr()), limit: 1, elemSize: 4}...)
 		r.run("cuvmm_compact_i32", 1, c.Ptr(), src.Ptr(), uint64(3), int32(0), uint32(kernel.Greater))
 		require.Equal(t, off, contents(t, out)[2] == 3, "the third of two")
 		require.Equal(t, off, contents(t, c)[unfinished] == 0)

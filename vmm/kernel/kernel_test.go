@@ -229,6 +229,33 @@ func TestPTXParams(t *testing.T) {
 	require.Nil(t, kernel.PTXParams([]byte("\x7fELF")))
 }
 
+// TestUncheckedOffsets: where a driver does not tell a kernel's parameters, arguments lie as in a
+// struct of CUDA's.
+func TestUncheckedOffsets(t *testing.T) {
+	type spectrum struct {
+		Peak complex64
+		Gain float32
+	}
+	for _, c := range []struct {
+		name string
+		args []any
+		want []uint32
+		size uint32
+	}{
+		{"numbers", []any{int8(1), int16(1), float32(1), float64(1), int8(1)}, []uint32{0, 2, 4, 8, 16}, 17},
+		{"a float2", []any{float32(1), complex64(1), float32(1)}, []uint32{0, 8, 16}, 20},
+		{"a double2", []any{float32(1), complex128(1), float32(1)}, []uint32{0, 16, 32}, 36},
+		{"an array of float2", []any{float32(1), [2]complex64{}, float32(1)}, []uint32{0, 8, 24}, 28},
+		{"a struct with a float2", []any{float32(1), spectrum{}, float32(1)}, []uint32{0, 8, 24}, 28},
+		{"a pointer", []any{float32(1), vmm.Ptr(0), complex64(1)}, []uint32{0, 8, 16}, 24},
+	} {
+		offs, size, err := kernel.UncheckedOffsets(c.args...)
+		require.NoError(t, err, c.name)
+		require.Equal(t, c.want, offs, c.name)
+		require.Equal(t, c.size, size, c.name)
+	}
+}
+
 // TestZeroValues return errors.
 func TestZeroValues(t *testing.T) {
 	dev := open(t)

@@ -1,9 +1,7 @@
 package order
 
 import (
-	"cmp"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -23,7 +21,7 @@ import (
 // It must not be copied.
 type Stream struct {
 	// Immutable.
-	id      uint64 // lists are sorted by it
+	id      uint64 // from 1 on
 	Queue   driver.Stream
 	Wrapped bool // another library's
 	Owner   any  // the Stream that programs have
@@ -89,36 +87,10 @@ func (p Point) Finish() {
 		return
 	}
 	p.of.finish(p.n)
-	for _, a := range p.after.list() {
-		a.of.finish(a.n)
+	if p.after != nil {
+		p.after.events.finish()
+		p.of.after.CompareAndSwap(p.after, nil) // it says nothing more
 	}
-}
-
-// after is an event of a stream, by its number.
-type after struct {
-	of *Stream
-	n  uint64
-}
-
-// afters is the last event of each stream that some work comes after, by the streams' ids.
-// Immutable.
-type afters []after
-
-// list is the events, of a nil pointer none.
-func (a *afters) list() afters {
-	if a == nil {
-		return nil
-	}
-	return *a
-}
-
-// number is the event of stream s, 0 if there is none.
-func (a afters) number(s *Stream) uint64 {
-	i, ok := slices.BinarySearchFunc(a, s.id, func(x after, id uint64) int { return cmp.Compare(x.of.id, id) })
-	if !ok {
-		return 0
-	}
-	return a[i].n
 }
 
 // Point is the number of the last event that was begun to be recorded.
@@ -127,12 +99,17 @@ func (s *Stream) Point() uint64 {
 }
 
 // After is the highest number of an event of the other stream that all later work on this one
-// comes after.
+// comes after. It may leave out an event that is known to be reached: Finished of the other stream
+// was as high before.
 func (s *Stream) After(other *Stream) uint64 {
 	if s == other {
 		return s.Point()
 	}
-	return s.after.Load().list().number(other)
+	a := s.after.Load()
+	if a == nil || other.ended() {
+		return 0
+	}
+	return a.events.number(other)
 }
 
 // Finished is the number of an event such that the work before it is known to have ended.
@@ -148,52 +125,16 @@ func (s *Stream) NextPoint() Point {
 
 // waited notes that the stream waits for an event at p: later work comes after it.
 func (s *Stream) waited(p Point) {
-	if p.of == nil {
+	if p.of == nil || p.of == s {
 		return
 	}
 	for {
 		was := s.after.Load()
-		next := s.withAfter(was.list(), p)
-		if next == nil || s.after.CompareAndSwap(was, next) {
+		next := was.with(p)
+		if next == was || s.after.CompareAndSwap(was, next) {
 			return
 		}
 	}
-}
-
-// withAfter is a list with what p comes after; nil if that tells nothing new.
-func (s *Stream) withAfter(was afters, p Point) *afters {
-	own := after{p.of, p.n}
-	news := func(a after) bool { return a.of != s && !a.of.ended() && was.number(a.of) < a.n }
-	if !news(own) && !slices.ContainsFunc(p.after.list(), news) {
-		return nil
-	}
-	all := s.merge(s.merge(was, p.after.list()), afters{own})
-	return &all
-}
-
-// merge is the events of both lists, of each stream the last one, without s itself and streams
-// that are closed.
-func (s *Stream) merge(a, b afters) afters {
-	if len(b) == 0 {
-		return a
-	}
-	all := make(afters, 0, len(a)+len(b))
-	for len(a)+len(b) > 0 {
-		var next after
-		switch {
-		case len(b) == 0 || len(a) > 0 && a[0].of.id < b[0].of.id:
-			next, a = a[0], a[1:]
-		case len(a) == 0 || b[0].of.id < a[0].of.id:
-			next, b = b[0], b[1:]
-		default:
-			next = after{a[0].of, max(a[0].n, b[0].n)}
-			a, b = a[1:], b[1:]
-		}
-		if next.of != s && !next.of.ended() {
-			all = append(all, next)
-		}
-	}
-	return all
 }
 
 // MayBeCaptured says whether the driver has to be asked if the stream is being captured. Unless

@@ -42,7 +42,7 @@ static void check(bool ok, const std::string &what)
 
 // Buffers of the whole run.
 constexpr u64 BIG = 1ull << 30;
-constexpr unsigned CURSORS = 8;
+constexpr unsigned CURSORS = 8, WIDE = 5; // from WIDE on, of elements of 64 bits
 static unsigned char *input, *output, *scratch; // scratch: 64 MiB
 static cuvmm::cursor *cursors;
 static unsigned multiprocessors;
@@ -192,6 +192,7 @@ static std::vector<T> appended(const std::string &what, u64 kept, u64 items, u64
 	CUDA(cudaMemset(out, 0xee, (kept + guard) * sizeof(T)));
 	cuvmm::cursor c = {};
 	c.data = out;
+	c.elem_size = sizeof(T);
 	c.items = lists;
 	c.limit = items;
 	c.capacity = capacity;
@@ -621,10 +622,13 @@ int main()
 	std::vector<u64> want = digested(input, n, half);
 	cuvmm::cursor c = {};
 	c.data = output;
+	c.elem_size = sizeof(u32);
 	c.capacity = n;
 	c.items = (u64 *)(scratch + (32 << 20));
 	c.limit = 1 << 20;
 	std::vector<cuvmm::cursor> fresh(CURSORS, c);
+	for (unsigned i = WIDE; i < CURSORS; i++)
+		fresh[i].elem_size = sizeof(u64);
 	u64 kept = want[0];
 
 	// Each writes to the same output. What the compactions leave there is looked at first.
@@ -658,9 +662,9 @@ int main()
 	list.push_back({"cuvmm_compact_u32, all kept", 2.0 * BIG, 5, [=](unsigned i) {
 			cuvmm_compact_u32<<<items, THREADS>>>(cursors + i, (u32 *)input, n, 0, 7);
 		}, {}});
-	list.push_back({"cuvmm_compact_u64, all kept", 2.0 * BIG, 5, [=](unsigned i) {
-			cuvmm_compact_u64<<<grid_of(n / 2, THREADS * COMPACT_64), THREADS>>>(cursors + i, (u64 *)input, n / 2,
-				0, 7);
+	list.push_back({"cuvmm_compact_u64, all kept", 2.0 * BIG, CURSORS - WIDE, [=](unsigned i) {
+			cuvmm_compact_u64<<<grid_of(n / 2, THREADS * COMPACT_64), THREADS>>>(cursors + WIDE + i, (u64 *)input,
+				n / 2, 0, 7);
 		}, {}});
 	list.push_back({"cuvmm_compact_u32, misaligned, half kept", 4.0 * (n + kept), 5, [=](unsigned i) {
 			cuvmm_compact_u32<<<items, THREADS>>>(cursors + i, (u32 *)input + 1, n - 1, 1u << 31, 1);

@@ -22,12 +22,14 @@ namespace cuvmm {
 //	     0  reserved    elements that were asked for, whether they fit or not
 //	     8  written     see below; only set where reserved > capacity
 //	    16  unfinished  work items that were noted as not done
+//	    24  wrong_size  bytes of a T that is not of the elements' size; 0: there was none
 //	   128  capacity    elements that data has room for
 //	   136  data        the elements
 //	   144  items       numbers of the work items that were noted
 //	   152  limit       numbers that items has room for
 //	   160  todo        work items of this launch; null: all of them
 //	   168  todo_count  how many todo holds
+//	   176  elem_size   bytes of an element
 //
 // Reservations follow each other without a gap, so the place numbered capacity lies in
 // at most one of them: the first that does not fit. Those before it fit and are written,
@@ -38,15 +40,17 @@ struct cursor {
 	unsigned long long reserved;
 	unsigned long long written;
 	unsigned long long unfinished;
-	unsigned long long unused[13];
+	unsigned long long wrong_size;
+	unsigned long long unused[12];
 	unsigned long long capacity;
 	void *data;
 	unsigned long long *items;
 	unsigned long long limit;
 	const unsigned long long *todo;
 	unsigned long long todo_count;
+	unsigned long long elem_size;
 };
-static_assert(sizeof(cursor) == 176, "package vmm/kernel knows this layout");
+static_assert(sizeof(cursor) == 184, "package vmm/kernel knows this layout");
 
 // full is what reserve returns where the elements do not fit.
 static const unsigned long long full = ~0ull;
@@ -63,6 +67,16 @@ __device__ __forceinline__ unsigned long long fitted(cursor *c, unsigned long lo
 	}
 #endif
 	return first;
+}
+
+// is_element returns whether T has the size of the cursor's elements. If not, it notes that, and
+// the host's Append returns an error.
+template <class T> __device__ __forceinline__ bool is_element(cursor *c)
+{
+	if (c->elem_size == sizeof(T))
+		return true;
+	c->wrong_size = sizeof(T);
+	return false;
 }
 
 // reserve reserves n > 0 places by one atomic addition and returns the first of them, or
@@ -106,10 +120,12 @@ template <class U> __device__ __forceinline__ U add_one(U *p)
 
 // append stores one element for each lane that calls it, at any place in any order. Any
 // lanes of a warp may call it, in divergent code too; those that come together ask for
-// their places at once. It returns false where these do not all fit, and then none of
-// them is written.
+// their places at once. It returns false where these do not all fit, or where T has not the
+// size of an element, and then none of them is written.
 template <class T> __device__ __forceinline__ bool append(cursor *c, const T &value)
 {
+	if (!is_element<T>(c))
+		return false;
 	peers w(c);
 	unsigned long long first = 0;
 	if (w.leader())
@@ -164,11 +180,14 @@ template <class T, int THREADS, int PER_THREAD> struct tile_appender {
 	};
 
 	// append must be called by all threads of the block, and returns the same to all. If
-	// the elements of the block do not all fit, it returns false and none is written. s may
-	// be used again at once.
+	// the elements of the block do not all fit, or if T has not the size of an element, it
+	// returns false and none is written. s may be used again at once.
 	static __device__ __forceinline__ bool append(cursor *c, shared &s, const T (&values)[PER_THREAD], unsigned keep)
 	{
+		if (!is_element<T>(c))
+			return false;
 		const unsigned all = 0xffffffffu;
+		keep &= all >> (32 - PER_THREAD); // there are no other values
 		unsigned below;
 		asm("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
 

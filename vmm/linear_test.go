@@ -1,0 +1,223 @@
+package vmm_test
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/nulldriver"
+	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+)
+
+// leastTime is the least time that f takes for n pieces of work, of several and without the garbage
+// collector, which has its own mind.
+func leastTime(n int, f func(n int) time.Duration) time.Duration {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	least := f(n)
+	for range 8 {
+		runtime.GC()
+		least = min(least, f(n))
+	}
+	return least
+}
+
+// requireLinear: 10 times the work takes at most 15 times the time. Quick runs, which may have much
+// beside them, allow for more.
+func requireLinear(t *testing.T, n int, f func(n int) time.Duration) {
+	t.Helper()
+	if lock.Ordered {
+		return // the race detector takes its own time
+	}
+	f(4 * n) // the heap has its size from here on
+	few, many := leastTime(n/10, f), leastTime(n, f)
+	t.Logf("%d: %v, %d: %v, %.1f times as long", n/10, few, n, many, float64(many)/float64(few))
+	require.LessOrEqual(t, many, few*testgate.Effort[time.Duration](30, 15, 15))
+}
+
+// capturing captures n fills of different memory, and returns how long that takes.
+func capturing(t testing.TB, s *vmm.Stream, p vmm.Ptr, n int) time.Duration {
+	start := time.Now()
+	require.NoError(t, s.BeginCapture())
+	for i := range n {
+		if err := s.Fill(p+vmm.Ptr(16*i), 1, 4, 4); err != nil {
+			require.NoError(t, err)
+		}
+	}
+	took := time.Since(start)
+	g, err := s.EndCapture()
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+	return took
+}
+
+// forCapture is a stream, and memory for n fills.
+func forCapture(t testing.TB, n int) (*vmm.Stream, vmm.Ptr) {
+	d, err := vmm.OpenDriver(newWorld(t, 1).inner, 0)
+	require.NoError(t, err)
+	g := newRange(t, d, vmm.RangeOptions{Max: 1 << 30})
+	require.NoError(t, g.Grow(uint64(16*n)))
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+		require.NoError(t, d.Close())
+	})
+	return s, g.Ptr()
+}
+
+// TestCapturingIsLinear in the number of spans that the captured work uses.
+func TestCapturingIsLinear(t *testing.T) {
+	s, p := forCapture(t, 80_000)
+	requireLinear(t, 20_000, func(n int) time.Duration { return capturing(t, s, p, n) })
+}
+
+func BenchmarkCapture(b *testing.B) {
+	for _, n := range []int{2_500, 20_000} {
+		b.Run(fmt.Sprintf("nodes=%d", n), func(b *testing.B) {
+			s, p := forCapture(b, n)
+			var took time.Duration
+			for b.Loop() {
+				took += capturing(b, s, p, n)
+			}
+			b.ReportMetric(float64(took.Nanoseconds())/float64(b.N*n), "ns/node")
+		})
+	}
+}
+
+// openStreams is n streams on a driver whose calls cost nothing.
+func openStreams(t testing.TB, n int) []*vmm.Stream {
+	d, err := vmm.OpenDriver(nulldriver.New(), 0)
+	require.NoError(t, err)
+	var all []*vmm.Stream
+	for range n {
+		s, err := d.NewStream()
+		require.NoError(t, err)
+		all = append(all, s)
+	}
+	return all
+}
+
+// waitInTurn has each stream wait for the one before, the first one for the last.
+func waitInTurn(t testing.TB, streams []*vmm.Stream) {
+	for i, s := range streams {
+		e, err := s.Record()
+		require.NoError(t, err)
+		require.NoError(t, streams[(i+1)%len(streams)].Wait(e))
+		require.NoError(t, e.Close())
+	}
+}
+
+func syncAll(t testing.TB, streams []*vmm.Stream) {
+	for _, s := range streams {
+		require.NoError(t, s.Sync())
+	}
+}
+
+// closeStreams closes the streams, and their device.
+func closeStreams(t testing.TB, streams []*vmm.Stream) {
+	for _, s := range slices.Backward(streams) {
+		require.NoError(t, s.Close())
+	}
+	require.NoError(t, streams[0].Device().Close())
+}
+
+// TestManyStreamsOrder: what is known of the order of streams that wait for each other takes time
+// and memory for each stream, and not for each pair; and hardly any memory once they are synced.
+func TestManyStreamsOrder(t *testing.T) {
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	for _, n := range []int{1000, 2000, 4000} {
+		streams := openStreams(t, n)
+		before := heap()
+		waitInTurn(t, streams)
+		waiting := heap()
+		syncAll(t, streams)
+		synced := heap()
+		t.Logf("%d streams: %d KiB as they wait, %d KiB once synced", n, int64(waiting-before)>>10, int64(synced-before)>>10)
+		require.LessOrEqual(t, int64(waiting-before), int64(n<<10))
+		require.LessOrEqual(t, int64(synced-before), int64(n<<9), "2 MiB for 4,000")
+		closeStreams(t, streams)
+	}
+	requireLinear(t, 4000, func(n int) time.Duration {
+		streams := openStreams(t, n)
+		start := time.Now()
+		waitInTurn(t, streams)
+		syncAll(t, streams)
+		took := time.Since(start)
+		closeStreams(t, streams)
+		return took
+	})
+}
+
+// BenchmarkWait has each of n streams wait for the one before, again and again, with what that
+// costs to keep the order known.
+func BenchmarkInTurn(b *testing.B) {
+	for _, n := range []int{400, 4000} {
+		b.Run(fmt.Sprintf("streams=%d", n), func(b *testing.B) {
+			var took time.Duration
+			for b.Loop() {
+				streams := openStreams(b, n)
+				start := time.Now()
+				waitInTurn(b, streams)
+				syncAll(b, streams)
+				took += time.Since(start)
+				closeStreams(b, streams)
+			}
+			b.ReportMetric(float64(took.Nanoseconds())/float64(b.N*n), "ns/stream")
+		})
+	}
+}
+
+func BenchmarkWait(b *testing.B) {
+	for _, n := range []int{2, 8, 64} {
+		b.Run(fmt.Sprintf("streams=%d", n), func(b *testing.B) {
+			streams := openStreams(b, n)
+			var events []*vmm.Event
+			for _, s := range streams {
+				e, err := s.Device().NewEvent(0)
+				require.NoError(b, err)
+				require.NoError(b, e.Record(s))
+				events = append(events, e)
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				e, next := events[i%n], streams[(i+1)%n]
+				if err := e.Record(streams[i%n]); err != nil {
+					b.Fatal(err)
+				}
+				if err := next.Wait(e); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkAfter looks up what a stream that waits for n others comes after.
+func BenchmarkAfter(b *testing.B) {
+	for _, n := range []int{2, 8, 64, 4096} {
+		b.Run(fmt.Sprintf("streams=%d", n), func(b *testing.B) {
+			streams := openStreams(b, n)
+			waitInTurn(b, streams)
+			last := streams[n-1]
+			for i := 0; b.Loop(); i++ {
+				if last.After(streams[i%(n-1)]) == 0 {
+					b.Fatal("it comes after all others")
+				}
+			}
+		})
+	}
+}
