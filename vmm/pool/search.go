@@ -123,7 +123,7 @@ func (p *Pool) findSlowlyLocked(st *stream, w want) (f found, err error) {
 // holds up no other call. It releases p.mu meanwhile.
 func (p *Pool) findOrCreateLocked(st *stream, w want) (*extent, error) {
 	p.mu.Unlock()
-	p.releaseKept(p.list()...)
+	p.releaseKept(st)
 	p.mu.Lock()
 	if e := p.searchLocked(st, w.size, w.r); e != nil {
 		return e, nil

@@ -65,19 +65,20 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 	}
 	e := f.pages
 	e.kind = kindSlab
-	sl := newSlab(p, e, class, st)
-	p.setOwnersLocked(e, &sl.owner)
-	p.slabBytes += sl.bytes()
 	p.mu.Unlock()
+	sl := newSlab(p, e, class, st)
 
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	p.mu.Lock()
+	p.setOwnersLocked(e, &sl.owner)
+	p.slabBytes += sl.bytes()
 	if st.gone {
-		p.mu.Lock()
-		defer p.mu.Unlock()
 		p.releaseSlabLocked(sl, st) // its memory may have been freed in st just now
+		p.mu.Unlock()
 		return Block{}, st.goneErr()
 	}
+	p.mu.Unlock()
 	st.slabs++
 	c := &st.classes[class]
 	i := sl.take()
@@ -228,6 +229,19 @@ func (p *Pool) gather(ask bool) {
 	p.mu.Unlock()
 	if ask && p.remotes.Load() > 0 {
 		p.ask((*stream).newestRemote)
+	}
+	if p.remotes.Load() == 0 { // each stream by itself, so that the others go on
+		for _, t := range p.list() {
+			t.mu.Lock()
+			p.mu.Lock()
+			p.freeKeptLocked(t)
+			p.releaseEmptyLocked(t)
+			p.mu.Unlock()
+			t.mu.Unlock()
+		}
+		p.mu.Lock()
+		p.updateIdleLocked()
+		return
 	}
 	streams := p.lockAll()
 	p.gatherLocked(streams)
