@@ -26,7 +26,7 @@
 //
 // A block that is freed in a stream is pending: work of that stream may still use it. Once a
 // call of package vmm has shown that this work has ended, the memory is idle. Free blocks of a
-// slab stay with the slab: the home has them again at once, in its order. A block of a slab that
+// slab stay with the slab while there is other memory: the home has them again at once, in its order. A block of a slab that
 // is freed in another stream is a remote block: that stream has it again at once, and the slab
 // once the stream's work has ended, or the home waits for it. The long block that a stream freed
 // last is kept for its next one of that size; whatever else looks for memory makes it pending

@@ -216,13 +216,13 @@ func (p *Pool) layOut() {
 //
 // Up to 3 it makes no call of the driver. At 5 and 7 it looks at memory of blocks of all
 // sizes, before only where blocks of about n bytes lie. At 7 it waits itself if chunks have to
-// move. A block of up to 64 KiB comes from its stream's slab of that size. If that is full it
-// comes from blocks of the slab that were freed in other streams (3, 4); only a new slab takes
-// memory as above.
+// move, or if other calls are moving some. A block of up to 64 KiB comes from its stream's slab of
+// that size. If that is full it comes from blocks of slabs that were freed in other streams (3,
+// 4); only a new slab takes memory as above. At 7 it comes from any slab.
 //
 // A closed stream is ErrClosed, one that is being captured ErrCapturing, and one of a device
-// without access ErrInvalid. The text of ErrOutOfMemory says how many bytes are free, and how
-// long the longest run is.
+// without access ErrInvalid. The text of ErrOutOfMemory says where the pool's memory is, and which
+// streams could not be waited for.
 func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	st, err := p.stream(s)
 	for errors.Is(err, errClosed) && p.openAgain() {
@@ -251,8 +251,9 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 // Free gives b up once the work that s has now has ended. Until then its memory is reused in s
 // only, or as Alloc says. A block that was freed before is ErrDoubleFree, one of another pool
 // ErrForeignBlock, one that HoldBlock holds ErrBusy. If Free fails the block is allocated as
-// before: after ErrClosed and ErrCapturing it can be freed in another stream, or by FreeNow. Several goroutines may free
-// different blocks at once; of two that free the same one, one returns ErrDoubleFree.
+// before: after ErrClosed and ErrCapturing it can be freed in another stream, or by FreeNow. Several
+// goroutines may free different blocks at once; of two that free the same one, one returns
+// ErrDoubleFree.
 func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	st, err := p.stream(s)
 	if err == nil {
