@@ -26,9 +26,10 @@
 //
 // A block that is freed in a stream is pending: work of that stream may still use it. Once a
 // call of package vmm has shown that this work has ended, the memory is idle. Free blocks of a
-// slab stay with the slab while there is other memory: the home has them again at once, in its order. A block of a slab that
-// is freed in another stream is a remote block: that stream has it again at once, and the slab
-// once the stream's work has ended, or the home waits for it. The long block that a stream freed
+// slab stay with the slab: the home has them again at once, in its order. If there is no other
+// memory they are lent to other streams. A block that is freed in another stream than its slab's
+// home, or lent, is a remote block: that stream has it again at once, and others, in the end the
+// slab, once the stream's work has ended or they come after it. The long block that a stream freed
 // last is kept for its next one of that size; whatever else looks for memory makes it pending
 // first.
 //
@@ -49,7 +50,7 @@ package pool
 
 // Lock order:
 //
-//	Pool.closeMu           Close alone
+//	Pool.closeMu           Close, and calls that wait for its outcome
 //	  extras.mu            with Options.Trace or SampleStacks, for the whole of a free
 //	    stream.mu          a stream's slabs, and its remote blocks; of several the older first
 //	      Pool.mu          extents, free lists, holes, chunks, the list of streams
