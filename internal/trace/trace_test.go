@@ -176,3 +176,17 @@ func TestCheckRefuses(t *testing.T) {
 		require.Error(t, tr.Check(), name)
 	}
 }
+
+func TestShorten(t *testing.T) {
+	for _, g := range Generators {
+		for _, n := range []int{0, 1, 1000, 1 << 30} {
+			tr := g.Make(5, gib)
+			all := slices.Clone(tr.Ops)
+			tr.Shorten(n)
+			n = min(n, len(all))
+			require.NoError(t, tr.Check())
+			require.Equal(t, all[:n], tr.Ops[:n])
+			require.Equal(t, Op{Kind: Sync}, tr.Ops[len(tr.Ops)-1])
+		}
+	}
+}
