@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -57,7 +58,7 @@ type lag struct {
 	own     *vmm.Stream
 	m       *kernel.Module
 	streams map[*vmm.Stream]*laggard
-	most    int // launches that were pending in one stream, at most
+	most    int // launches of one stream that may have been pending at once
 }
 
 // laggard is a stream. Behind too many launches the next would not return: a mark is after
@@ -149,18 +150,9 @@ func (l *lag) work(s *vmm.Stream, _ pool.Block) error {
 		}
 		x.marks, x.launches = append(x.marks, e), 0
 	}
-	for len(x.marks) > 0 {
-		done, err := x.marks[0].Done()
-		if err == nil && !done && len(x.marks) < lagMarks {
-			break
-		}
-		if err == nil {
-			err = x.marks[0].Sync()
-		}
-		if err == nil {
-			err = x.marks[0].Close()
-		}
-		if err != nil {
+	// Events are not asked before: the pool would learn of it.
+	if len(x.marks) == lagMarks {
+		if err := errors.Join(x.marks[0].Sync(), x.marks[0].Close()); err != nil {
 			return err
 		}
 		x.marks = x.marks[1:]
@@ -208,9 +200,9 @@ func lagCard(t *testing.T) (dev *vmm.Device, peak uint64) {
 // queued that ends so much later. The traces are the first part of those of TestReplay.
 func TestReplayLagging(t *testing.T) {
 	dev, peak := lagCard(t)
-	ops := testgate.Effort(3000, 10_000, 30_000)
+	ops := testgate.Effort(3000, 30_000, 100_000)
 	if onCUDA {
-		ops = 30_000
+		ops = 100_000
 	}
 	for _, g := range trace.Generators {
 		t.Run(g.Name, func(t *testing.T) {
@@ -218,7 +210,8 @@ func TestReplayLagging(t *testing.T) {
 			tr.Shorten(ops)
 			tr.Scale(peak)
 			require.NoError(t, tr.Check())
-			out := versus.NewTable("trace\tlag\tpool\tlive GiB\treserved GiB\tratio\tfailures\tmost pending\ttime")
+			t.Logf("%d operations", len(tr.Ops))
+			out := versus.NewTable("trace\tlag\tpool\tlive GiB\treserved GiB\tratio\tfailures\ttime")
 			defer out.Log(t)
 			for _, by := range []time.Duration{0, 100 * time.Microsecond, 10 * time.Millisecond} {
 				for _, c := range contenders() {
@@ -240,8 +233,8 @@ func TestReplayLagging(t *testing.T) {
 					require.NoError(t, err, "%s, %v behind, on %s", tr.Name, by, c.name)
 					l.close(t)
 					end()
-					out.Add("%s\t%v\t%s\t%.2f\t%.2f\t%.3f\t%d\t%d\t%v", g.Name, by, c.name, float64(r.Live)/(1<<30), float64(r.Reserved)/(1<<30),
-						r.Ratio(), r.Failures, l.most, r.Took.Round(time.Millisecond))
+					out.Add("%s\t%v\t%s\t%.2f\t%.2f\t%.3f\t%d\t%v", g.Name, by, c.name, float64(r.Live)/(1<<30), float64(r.Reserved)/(1<<30),
+						r.Ratio(), r.Failures, r.Took.Round(time.Millisecond))
 					require.Less(t, l.most, 500)
 					if c.name == "ours" && r.Failures > 0 {
 						t.Errorf("%s, %v behind: %d allocations failed", g.Name, by, r.Failures)
