@@ -78,7 +78,7 @@ func newLag(t *testing.T, dev *vmm.Device, by time.Duration) *lag {
 	l := &lag{dev: dev, by: by, began: time.Now(), streams: map[*vmm.Stream]*laggard{}}
 	began := l.began
 	code := kernel.Code{Host: kernel.Host{"until": func(_ kernel.Threads, end uint64) {
-		time.Sleep(time.Duration(end) - time.Since(began))
+		time.Sleep(time.Duration(end) - time.Since(began)) //nolint:forbidigo // that is the work
 	}}}
 	if onCUDA {
 		code.Image = []byte(untilPTX)
