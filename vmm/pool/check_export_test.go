@@ -219,7 +219,7 @@ func (c *checker) streams() {
 				waiting[f.sl]++
 				all++
 				c.check(f.sl.class == class && f.sl.seqs[f.i].Load() == 0, "a block that waits is allocated")
-				c.check(f.stamp <= st.s.Point() || !st.open(), "a block that waits for later work")
+				c.check(f.stamp <= st.point() || !st.open(), "a block that waits for later work")
 			}
 			c.slabsOf(st, class)
 		}

@@ -276,7 +276,7 @@ func (p *Pool) takeSpanLocked(st *stream, e *extent, off, size uint64) (span *ex
 	}
 	span.by = nil
 	if pending {
-		span.by, span.stamp = st, st.s.Point()
+		span.by, span.stamp = st, st.point()
 	}
 	return span
 }

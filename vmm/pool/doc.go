@@ -36,9 +36,9 @@
 //
 // # Stamps
 //
-// A stamp is vmm.Stream.Point when memory was freed in that stream. All work that may use the
-// memory has ended when Finished of the stream is above the stamp. Another stream comes after
-// that work when its After of the stream is above the stamp.
+// A stamp is vmm.Stream.Point, plus one, when memory was freed in that stream. All work that may use
+// the memory has ended when Finished of the stream, plus one, is above the stamp. Another stream comes
+// after that work when its After of the stream, plus one, is above the stamp. The stamp 0 is idle.
 //
 // # Concurrency
 //

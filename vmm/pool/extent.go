@@ -56,7 +56,7 @@ func (e *extent) end() uint64 { return e.off + e.size }
 // taken for st. Without such work it does nothing.
 func (e *extent) usedBy(st *stream) {
 	if e.by != nil {
-		e.by, e.stamp = st, st.s.Point()
+		e.by, e.stamp = st, st.point()
 	}
 }
 

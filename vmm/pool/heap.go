@@ -78,7 +78,7 @@ func (p *Pool) addFreeLocked(e *extent, h *freeList) {
 	apart := h.st != nil && p.several.Load()
 	var done uint64
 	if h.st != nil {
-		done = h.st.s.Finished()
+		done = h.st.finished()
 	}
 	if x := e.next; x != nil && x.list == h && x.stamp >= done && (!apart || x.stamp == e.stamp) {
 		h.remove(x)
@@ -149,7 +149,7 @@ func (p *Pool) updateIdleLocked() {
 		if t.free.oldest == nil {
 			continue
 		}
-		done := t.s.Finished()
+		done := t.finished()
 		for e := t.free.oldest; e != nil && e.stamp < done; e = t.free.oldest {
 			t.free.remove(e)
 			e.stamp = 0

@@ -22,7 +22,7 @@ func (p *Pool) keep(st *stream, e *extent, seq uint64) error {
 		return notAllocated(&e.seq, seq)
 	}
 	p.freeKept(st)
-	st.kept = kept{e, st.s.Point()}
+	st.kept = kept{e, st.point()}
 	st.count(-1, e.size)
 	st.pages -= e.size
 	st.mu.Unlock()

@@ -187,7 +187,7 @@ func (l *look) releaseWholeSlabs() {
 		home := sl.home.Load()
 		home.classes[sl.class].forget(sl)
 		home.slabs--
-		sl.stamp = l.st.s.Point()
+		sl.stamp = l.st.point()
 		l.releaseSlabLocked(sl, l.st)
 	}
 }

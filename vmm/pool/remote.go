@@ -103,7 +103,7 @@ func (p *Pool) lendLocked(t, st *stream, class int, follow bool, most int, remot
 			p.lendBlock(st, to, b.sl, b.i, isIdle)
 		} else {
 			if !isIdle {
-				b.sl.stamp = st.s.Point() // st comes after that work, others may not
+				b.sl.stamp = st.point() // st comes after that work, others may not
 			}
 			if to.give(p, b.sl, b.i) != nil { // enough such are kept, but it is about to be used
 				to.putBack(p, b.sl)
@@ -138,7 +138,7 @@ func (p *Pool) lendBlock(st *stream, to *ofClass, sl *slab, i int, isIdle bool) 
 	if isIdle {
 		to.remote.pushFirst(p, remoteBlock{sl, i, 0})
 	} else {
-		to.remote.push(p, remoteBlock{sl, i, st.s.Point()})
+		to.remote.push(p, remoteBlock{sl, i, st.point()})
 	}
 }
 

@@ -55,7 +55,7 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 	}
 	p.releaseKept(p.list()...) // it may lie behind the block
 	size := (n + p.unit - 1) &^ (p.unit - 1)
-	stamp := st.s.Point()
+	stamp := st.point()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	// No other call frees, holds or resizes the block meanwhile.
@@ -147,10 +147,10 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 		p.joinLocked(e)
 	}
 	if e.size > size {
-		p.shortenLocked(e, size, by, st.s.Point()) // what is left may come from any of them
+		p.shortenLocked(e, size, by, st.point()) // what is left may come from any of them
 	}
 	if by != nil {
-		e.by, e.stamp = by, st.s.Point()
+		e.by, e.stamp = by, st.point()
 	}
 	p.setOwnersLocked(e, &e.owner)
 	return nil

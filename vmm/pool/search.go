@@ -185,7 +185,8 @@ func (p *Pool) reach(st, t *stream, follow bool) uint64 {
 	case t == st || p.hooks.noOrder:
 		return math.MaxUint64
 	case follow:
-		return max(t.s.Finished(), st.s.After(t.s))
+		after := st.after(t) // first: it leaves out what has been shown to have ended by now
+		return max(after, t.finished())
 	}
-	return t.s.Finished()
+	return t.finished()
 }

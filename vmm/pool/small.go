@@ -132,11 +132,11 @@ func (st *stream) giveLocked(sl *slab, i int, inUse bool) {
 	st.count(-1, sl.size)
 	c := &st.classes[sl.class]
 	if sl.home.Load() != st {
-		c.remote.push(st.p, remoteBlock{sl, i, st.s.Point()})
+		c.remote.push(st.p, remoteBlock{sl, i, st.point()})
 		return
 	}
 	if inUse {
-		sl.stamp = st.s.Point()
+		sl.stamp = st.point()
 	}
 	if release := c.give(st.p, sl, i); release != nil {
 		st.slabs--

@@ -166,6 +166,23 @@ func (p *Pool) lookUp(s *vmm.Stream) (*stream, error) {
 	return st, nil
 }
 
+// Stamps are one above the numbers of package vmm, so that 0 is idle.
+
+// point is the stamp of what is freed in the stream now.
+func (st *stream) point() uint64 { return st.s.Point() + 1 }
+
+// finished is the stamp below which work is known to have ended.
+func (st *stream) finished() uint64 {
+	n := st.s.Finished()
+	if n == math.MaxUint64 {
+		return n
+	}
+	return n + 1
+}
+
+// after is the stamp below which the work of t comes before st's from now on.
+func (st *stream) after(t *stream) uint64 { return st.s.After(t.s) + 1 }
+
 // open says whether the stream was not closed yet.
 func (st *stream) open() bool { return st.s.Finished() != math.MaxUint64 }
 
@@ -223,7 +240,7 @@ func (p *Pool) setStreamsLocked(all []*stream) {
 // were freed.
 func (p *Pool) queryStreamsLocked() {
 	for _, t := range p.all {
-		if t.free.oldest != nil && t.free.oldest.stamp >= t.s.Finished() {
+		if t.free.oldest != nil && t.free.oldest.stamp >= t.finished() {
 			p.queryStreamLocked(t, t.free.newest.stamp)
 		}
 	}
@@ -237,7 +254,7 @@ func (p *Pool) queryStreamLocked(t *stream, newest uint64) {
 	if n := len(t.fences); n > 0 {
 		last = t.fences[n-1].after
 	}
-	if newest < t.s.Finished() {
+	if newest < t.finished() {
 		return
 	}
 	if done, err := t.s.Done(); done || err != nil {
@@ -270,7 +287,7 @@ func (p *Pool) fenceLocked(t *stream) {
 	if len(t.fences) == mostFences {
 		return
 	}
-	after := t.s.Point() + 1
+	after := t.point() + 1
 	if f, err := t.s.Fence(); err == nil {
 		t.fences = append(t.fences, fence{f, after})
 	}
