@@ -14,9 +14,9 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/internal/trace"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
-	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
 // Pairs of alloc and free, as --trace takes them beside the traces of package trace.

@@ -118,13 +118,13 @@ func parse(t *testing.T, b []byte) (all []traced) {
 	t.Helper()
 	lines := bufio.NewScanner(bytes.NewReader(b))
 	require.True(t, lines.Scan())
-	require.Equal(t, "Action,Pointer,Size,Stream", lines.Text())
+	require.Equal(t, "Thread,Time,Action,Pointer,Size,Stream", lines.Text())
 	for lines.Scan() {
 		var x traced
 		f := strings.Split(lines.Text(), ",")
-		require.Len(t, f, 4, lines.Text())
-		x.action = f[0]
-		_, err := fmt.Sscanf(f[1]+" "+f[2]+" "+f[3], "0x%x %d %d", &x.ptr, &x.size, &x.stream)
+		require.Len(t, f, 6, lines.Text())
+		x.action = f[2]
+		_, err := fmt.Sscanf(strings.Replace(f[3], "(nil)", "0", 1)+" "+f[4]+" "+f[5], "%v %d %v", &x.ptr, &x.size, &x.stream)
 		require.NoError(t, err, lines.Text())
 		all = append(all, x)
 	}

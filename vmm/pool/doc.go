@@ -51,7 +51,7 @@ package pool
 // Lock order:
 //
 //	Pool.closeMu           Close, and calls that wait for its outcome
-//	  extras.mu            with Options.Trace or SampleStacks, for the whole of a free
+//	  extras.mu            with Options.Trace or SampleStacks, for the whole of a free, and of a Resize to fewer bytes
 //	    stream.mu          a stream's slabs, and its remote blocks; of several the older first
 //	      Pool.mu          extents, free lists, holes, chunks, the list of streams
 //	        locks of package vmm

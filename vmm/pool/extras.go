@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -20,6 +21,7 @@ type extras struct {
 	traceErr error
 	left     uint64            // bytes until the next sample
 	samples  map[uint64]Sample // by the sequence number of the block
+	resized  map[uint64]uint64 // sizes, by the same
 }
 
 // Sample is a block that is allocated, and where.
@@ -33,17 +35,34 @@ func newExtras(o Options) *extras {
 	if o.Trace == nil && o.SampleStacks == 0 {
 		return nil
 	}
-	x := &extras{every: o.SampleStacks, trace: o.Trace, left: o.SampleStacks, samples: map[uint64]Sample{}}
-	x.line("Action,Pointer,Size,Stream\n")
+	x := &extras{every: o.SampleStacks, trace: o.Trace, left: o.SampleStacks, samples: map[uint64]Sample{}, resized: map[uint64]uint64{}}
+	x.write("Thread,Time,Action,Pointer,Size,Stream\n")
 	return x
 }
 
-// line writes to the trace, whose first error ends it.
-func (x *extras) line(format string, args ...any) {
+// write writes to the trace, whose first error ends it.
+func (x *extras) write(text string) {
 	if x.trace == nil || x.traceErr != nil {
 		return
 	}
-	_, x.traceErr = fmt.Fprintf(x.trace, format, args...)
+	_, x.traceErr = io.WriteString(x.trace, text)
+}
+
+// line writes what happened in the stream, nil for none, as RMM's logging_resource_adaptor
+// does. A stream is a pointer: RMM's replay takes a trace of its default stream only, but it
+// reads the hexadecimal number of any other as 0.
+func (x *extras) line(action string, ptr vmm.Ptr, size uint64, st *stream) {
+	if x.trace == nil {
+		return
+	}
+	at, on := "(nil)", "0"
+	if ptr != 0 {
+		at = fmt.Sprintf("%#x", uint64(ptr))
+	}
+	if st != nil && st.s.Raw() != 0 {
+		on = fmt.Sprintf("%#x", uint64(st.s.Raw()))
+	}
+	x.write(fmt.Sprintf("1,%s,%s,%s,%d,%s\n", time.Now().Format("15:04:05.000000"), action, at, size, on))
 }
 
 func (x *extras) allocated(st *stream, b Block) {
@@ -52,7 +71,7 @@ func (x *extras) allocated(st *stream, b Block) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.line("allocate,%#x,%d,%d\n", uint64(b.ptr), b.size, uint64(st.s.Raw()))
+	x.line("allocate", b.ptr, b.size, st)
 	if x.every == 0 || b.size == 0 {
 		return
 	}
@@ -72,7 +91,7 @@ func (x *extras) failed(st *stream, n uint64) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.line("allocate failure,0x0,%d,%d\n", n, uint64(st.s.Raw()))
+	x.line("allocate failure", 0, n, st)
 }
 
 // free runs f, which frees b in the stream, and notes it; st is nil for FreeNow. No other line
@@ -83,13 +102,41 @@ func (x *extras) free(st *stream, b Block, f func() error) error {
 	if err := f(); err != nil {
 		return err
 	}
-	var raw uint64
-	if st != nil {
-		raw = uint64(st.s.Raw())
-	}
-	x.line("free,%#x,%d,%d\n", uint64(b.ptr), b.size, raw)
+	x.line("free", b.ptr, x.sizeLocked(b), st)
 	delete(x.samples, b.seq)
+	delete(x.resized, b.seq)
 	return nil
+}
+
+// resize runs f, which makes b n bytes long, and notes it: the block is freed, and allocated
+// again where it lies. What a shorter block gives up is allocated by others in later lines. A
+// longer one takes what earlier lines freed, so f may run without the lock: it maps memory.
+func (x *extras) resize(st *stream, b Block, n uint64, f func() error) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	was := x.sizeLocked(b)
+	if n > was {
+		x.mu.Unlock()
+	}
+	err := f()
+	if n > was {
+		x.mu.Lock()
+	}
+	if err != nil || n == was {
+		return err
+	}
+	x.line("free", b.ptr, was, st)
+	x.line("allocate", b.ptr, n, st)
+	x.resized[b.seq] = n
+	return nil
+}
+
+// sizeLocked is the size of a block: b may have that from before a Resize.
+func (x *extras) sizeLocked(b Block) uint64 {
+	if n, ok := x.resized[b.seq]; ok {
+		return n
+	}
+	return b.size
 }
 
 // close returns the error of the trace.

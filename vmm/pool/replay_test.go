@@ -18,10 +18,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/nulldriver"
 	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/internal/trace"
 	"github.com/cuvmm/cuvmm/internal/versus"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
-	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
 // simulatedCard is the memory of a card that is nothing but numbers, of the size of an H200's.

@@ -3,7 +3,7 @@
 
     python3 record.py training.trace.gz
 
-The file is a trace as package vmm/pool/trace reads it. It needs PyTorch and a GPU with 24 GiB.
+The file is a trace in RMM's form, as package internal/trace reads it. It needs PyTorch and a GPU with 24 GiB.
 """
 
 import gzip
@@ -13,13 +13,8 @@ import sys
 import torch
 from torch import nn
 
-MARK = 12_347  # bytes of a block that stands for a wait; nothing else has this size
+HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 WIDTH, LAYERS, HEADS, WORDS, BATCH, STEPS = 1536, 8, 12, 32_000, 8, 32
-
-
-def wait():
-    torch.cuda.synchronize()
-    torch.empty(MARK, dtype=torch.uint8, device="cuda")
 
 
 class Model(nn.Module):
@@ -57,26 +52,26 @@ def train():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         print(f"step {step}: length {length}, loss {loss.item():.2f}", file=sys.stderr)
-        wait()
+        torch.cuda.synchronize()
 
 
 def convert(events):
     """Yields the lines of a trace. A block is freed when the program asks for it."""
-    live, streams, blocks = {}, {}, 0
-    number = lambda event: streams.setdefault(event["stream"], len(streams))
+    live, streams = {}, {}
     for event in events:
         action, addr, size = event["action"], event["addr"], event["size"]
-        if action == "alloc" and size == MARK:
-            yield "s"
-        elif action == "alloc" and size > 0:
-            live[addr] = (blocks, number(event))
-            blocks += 1
-            yield f"+ {size} {number(event)}"
+        stream = streams.setdefault(event["stream"], len(streams))
+        if action == "alloc" and size > 0:
+            live[addr] = (size, stream)
+            yield line("allocate", addr, size, stream)
         elif action == "free_requested" and addr in live:
-            block, _ = live.pop(addr)
-            yield f"- {block} {number(event)}"
-    for block, stream in sorted(live.values()):
-        yield f"- {block} {stream}"
+            yield line("free", addr, live.pop(addr)[0], stream)
+    for addr, (size, stream) in live.items():
+        yield line("free", addr, size, stream)
+
+
+def line(action, addr, size, stream):
+    return f"1,00:00:00.000000,{action},{addr:#x},{size},{f'{stream:#x}' if stream else 0}"
 
 
 def main():
@@ -86,7 +81,7 @@ def main():
     torch.cuda.memory._record_memory_history(context=None, max_entries=10_000_000)
     train()
     events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
-    lines = ["cuvmm pool trace 1", *convert(events)]
+    lines = [HEADER, *convert(events)]
     with open(sys.argv[1], "wb") as f, gzip.GzipFile("", "wb", 9, f, mtime=0) as z:
         z.write(("\n".join(lines) + "\n").encode())
     peak = torch.cuda.memory_stats()["allocated_bytes.all.peak"], torch.cuda.memory_stats()["reserved_bytes.all.peak"]

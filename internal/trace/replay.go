@@ -25,6 +25,9 @@ func (r Result) Ratio() float64 { return float64(r.Reserved) / float64(max(r.Liv
 type ReplayOptions struct {
 	// Overlaps checks that no two live blocks have a byte in common, which takes longer.
 	Overlaps bool
+	// Work is called after each allocation to queue what uses the block on its stream; nil:
+	// no work is queued, so streams are always idle. Its error ends the replay.
+	Work func(*vmm.Stream, pool.Block) error
 }
 
 // Replay runs the trace on an allocator that has no blocks, from one goroutine. It has
@@ -38,7 +41,7 @@ func (t *Trace) Replay(ctx context.Context, a pool.Allocator, streams []*vmm.Str
 	if err := a.ResetPeaks(); err != nil {
 		return Result{}, err
 	}
-	r := replay{Trace: t, a: a, streams: streams, blocks: make([]pool.Block, t.Blocks)}
+	r := replay{Trace: t, a: a, streams: streams, work: o.Work, blocks: make([]pool.Block, t.Blocks)}
 	if o.Overlaps {
 		r.cells = map[uint64][]uint32{}
 	}
@@ -64,6 +67,7 @@ type replay struct {
 	Result
 	a       pool.Allocator
 	streams []*vmm.Stream
+	work    func(*vmm.Stream, pool.Block) error
 	blocks  []pool.Block // by number; of size 0 where there was no memory
 	live    uint64
 	cells   map[uint64][]uint32 // the blocks that have a byte in each cell; nil: not checked
@@ -83,7 +87,10 @@ func (r *replay) op(op Op) error {
 		r.blocks[op.Block] = b
 		r.live += op.Size
 		r.Live = max(r.Live, r.live)
-		return r.enter(op.Block)
+		if err := r.enter(op.Block); err != nil || r.work == nil {
+			return err
+		}
+		return r.work(r.streams[op.Stream], b)
 	case Free:
 		b := r.blocks[op.Block]
 		if b.Size() == 0 {

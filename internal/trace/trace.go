@@ -3,7 +3,9 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
+	"slices"
 )
 
 // The bounds of a trace that is read.
@@ -119,6 +121,31 @@ func (t *Trace) Check() error {
 		return fmt.Errorf("%d streams and %d blocks, not %d and %d", c.streams, len(c.live), t.Streams, t.Blocks)
 	}
 	return nil
+}
+
+// Shorten leaves out what comes after the first n operations. What is allocated then is freed
+// in the streams that it was allocated in.
+func (t *Trace) Shorten(n int) {
+	if n >= len(t.Ops) {
+		return
+	}
+	t.Ops = slices.Clip(t.Ops[:n])
+	t.Blocks = 0
+	live := map[uint32]Op{}
+	for _, o := range t.Ops {
+		switch o.Kind {
+		case Alloc:
+			live[o.Block] = o
+			t.Blocks++
+		case Free:
+			delete(live, o.Block)
+		}
+	}
+	t.Ops = append(t.Ops, Op{Kind: Sync})
+	for _, id := range slices.Sorted(maps.Keys(live)) {
+		t.Ops = append(t.Ops, Op{Kind: Free, Stream: live[id].Stream, Block: id})
+	}
+	t.Ops = append(t.Ops, Op{Kind: Sync})
 }
 
 // Scale makes the peak what is asked for, or less by rounding: every size is multiplied.
