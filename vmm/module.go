@@ -233,8 +233,12 @@ type MemoryArg struct {
 	refused error        // see Refuse
 }
 
-// Refuse sets m to memory that cannot be used: what needs it returns err.
-func (m *MemoryArg) Refuse(err error) { *m = MemoryArg{refused: err} }
+// Refuse sets m to memory that cannot be used: what needs it returns err. It leaves a nil m alone.
+func (m *MemoryArg) Refuse(err error) {
+	if m != nil {
+		*m = MemoryArg{refused: err}
+	}
+}
 
 // Err says why the memory cannot be used: as Refuse has set it, or because the Range or the
 // Reservation is closed, or asleep.

@@ -418,7 +418,7 @@ func TestShortageFromOutside(t *testing.T) {
 	w.end()
 }
 
-// TestBeyondTheLimit: what no release can help asks nobody.
+// TestBeyondTheLimit: what no release can help asks no function.
 func TestBeyondTheLimit(t *testing.T) {
 	w := newWorld(t, 1, 64*mib)
 	d := w.devs[0]

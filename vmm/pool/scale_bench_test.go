@@ -13,11 +13,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// BenchmarkFreedBehind: what a pair costs whose blocks are freed in a stream that is held back, with so
+// BenchmarkFreedInAHeldStream: what a pair costs whose blocks are freed in a stream that is held back, with so
 // many that wait there already.
-func BenchmarkFreedBehind(b *testing.B) {
-	for _, behind := range []int{1_000, 100_000} {
-		b.Run(fmt.Sprint(behind), func(b *testing.B) {
+func BenchmarkFreedInAHeldStream(b *testing.B) {
+	for _, waiting := range []int{1_000, 100_000} {
+		b.Run(fmt.Sprint(waiting), func(b *testing.B) {
 			w := worldOf(b, 1, host.New(host.Config{Devices: 1, Memory: 8 << 30}))
 			g := w.gates(0)
 			p, from, to := w.pool(pool.Options{ReleaseThreshold: math.MaxUint64}), w.stream(0), w.stream(0)
@@ -31,7 +31,7 @@ func BenchmarkFreedBehind(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			for range behind {
+			for range waiting {
 				pair()
 			}
 			for b.Loop() {
