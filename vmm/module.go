@@ -273,7 +273,7 @@ func (l *LaunchMemory) Set(m *MemoryArg) bool {
 		m = &MemoryArg{}
 	}
 	// By fields: a comparison of the whole would wait for them to be in memory.
-	if l.Addr == m.Addr && l.Size == m.Size && l.Access == m.Access && l.Count == m.Count && l.Stride == m.Stride && l.in == m.in && l.refused == m.refused {
+	if l.Addr == m.Addr && l.Size == m.Size && l.Access == m.Access && l.Count == m.Count && l.Stride == m.Stride && l.in == m.in && l.refused == m.refused { //nolint:errorlint // whether it is a change
 		return false
 	}
 	*l = LaunchMemory{MemoryArg: *m}

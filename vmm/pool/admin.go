@@ -121,10 +121,10 @@ func (p *Pool) Stats() (Stats, error) {
 	}
 	defer p.mu.Unlock()
 	s := p.stats
-	s.Reserved = uint64(p.chunks.Load()) * p.chunk               //nolint:gosec // not negative
-	s.ReservedPeak = uint64(p.chunksPeak) * p.chunk              //nolint:gosec // not negative
-	s.Used = uint64(sum.used)                                    //nolint:gosec // not negative
-	s.UsedPeak = min(uint64(p.used.peak.Load()), s.ReservedPeak) //nolint:gosec // not negative
+	s.Reserved = uint64(p.chunks.Load()) * p.chunk                 //nolint:gosec // not negative
+	s.ReservedPeak = max(s.Reserved, uint64(p.chunksPeak)*p.chunk) //nolint:gosec // not negative
+	s.Used = uint64(sum.used)                                      //nolint:gosec // not negative
+	s.UsedPeak = min(uint64(p.used.peak.Load()), s.ReservedPeak)   //nolint:gosec // not negative
 	s.Blocks, s.Allocs, s.Frees = int(sum.blocks), sum.allocs, sum.frees
 	s.Pending = p.pendingLocked()
 	s.InSlabs = p.slabBytes - (s.Used - sum.pages)

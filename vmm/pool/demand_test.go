@@ -195,22 +195,54 @@ func (d *demand) fits(n uint64) bool {
 			chunks += whole(r)
 		}
 	}
-	for i, r := range runs {
-		if !r.hole {
-			continue
-		}
-		var before run
-		if i > 0 && runs[i-1].region == r.region && runs[i-1].off+runs[i-1].size == r.off {
-			before = runs[i-1]
-		}
-		for _, b := range []run{{}, before} {
-			k := (size - b.size + chunkSize - 1) / chunkSize
-			if k*chunkSize <= r.size && k+whole(b) <= chunks {
-				return true
+	long := false // there are addresses
+	site := func() bool {
+		for i, r := range runs {
+			if !r.hole {
+				continue
+			}
+			var before run
+			if i > 0 && runs[i-1].region == r.region && runs[i-1].off+runs[i-1].size == r.off {
+				before = runs[i-1]
+			}
+			for _, b := range []run{{}, before} {
+				k := (size - b.size + chunkSize - 1) / chunkSize
+				long = long || k*chunkSize <= r.size
+				if k*chunkSize <= r.size && k+whole(b) <= chunks {
+					return true
+				}
 			}
 		}
+		return false
 	}
-	return false
+	if site() {
+		return true
+	}
+	if long || chunks*chunkSize < size {
+		return false
+	}
+	// Without addresses all free chunks are unmapped.
+	var after []run
+	for _, r := range runs {
+		pieces := []run{r}
+		if n := whole(r); !r.hole && n > 0 {
+			at := (r.off + chunkSize - 1) / chunkSize * chunkSize
+			end := at + n*chunkSize
+			pieces = []run{{r.off, at - r.off, false, r.region}, {at, n * chunkSize, true, r.region}, {end, r.off + r.size - end, false, r.region}}
+		}
+		for _, x := range pieces {
+			if x.size == 0 {
+				continue
+			}
+			if last := len(after) - 1; last >= 0 && x.hole && after[last].hole && after[last].region == x.region && after[last].off+after[last].size == x.off {
+				after[last].size += x.size
+				continue
+			}
+			after = append(after, x)
+		}
+	}
+	runs = after
+	return site()
 }
 
 // runDemand runs goroutines, with a barrier now and then at which all streams are idle and the model

@@ -13,6 +13,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nulldriver"
 	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/kernel"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
@@ -430,6 +432,111 @@ func TestBeyondTheLimit(t *testing.T) {
 	_, err := p.Alloc(s, 16*mib)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.Zero(t, asked)
+	closeAll(t, s, p)
+	w.end()
+}
+
+// TestMovesThatFail: an Alloc whose chunks have to move fails as the driver says, and leaves the pool
+// as it was.
+func TestMovesThatFail(t *testing.T) {
+	for _, call := range []string{"Map", "SetAccess", "Unmap"} {
+		w := newWorld(t, 1, 16*mib)
+		p, s := w.pool(pool.Options{Max: 16 * chunk, ReleaseThreshold: math.MaxUint64}), w.stream(0)
+		var all []pool.Block
+		for range 8 {
+			all = append(all, alloc(t, p, s, 2*chunk))
+		}
+		for i := 0; i < 8; i += 2 {
+			require.NoError(t, p.Free(s, all[i]))
+		}
+		require.NoError(t, s.Sync())
+		w.watch(func(c drivertest.Call) error {
+			if c.Name == call {
+				return driver.ErrOutOfMemory
+			}
+			return nil
+		})
+		_, err := p.Alloc(s, 4*chunk)
+		require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+		w.watch(nil)
+		_, err = p.TrimTo(math.MaxUint64) // which repairs
+		require.NoError(t, err)
+		require.NoError(t, p.Free(s, alloc(t, p, s, 4*chunk)))
+		for i := 1; i < 8; i += 2 {
+			require.NoError(t, p.Free(s, all[i]))
+		}
+		require.NoError(t, pool.Check(p))
+		closeAll(t, s, p)
+		w.end()
+	}
+}
+
+// TestSlabsBesideEachOther: of a pool four streams need a slab each, and none fails while the others'
+// slabs are about to be made.
+func TestSlabsBesideEachOther(t *testing.T) {
+	w := newWorld(t, 1, 16*mib)
+	p := w.pool(pool.Options{Max: 8 * chunk})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			s, err := w.devs[0].NewStream()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for i := range testgate.Effort(10_000, 50_000, 500_000) {
+				b, err := p.Alloc(s, 64*kib)
+				if err == nil {
+					err = p.Free(s, b)
+				}
+				if err == nil && i%64 == 0 {
+					err = s.Sync()
+				}
+				if err != nil {
+					t.Error(err)
+					break
+				}
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	require.NoError(t, pool.Check(p))
+	closeAll(t, p)
+	w.end()
+}
+
+// TestScatteredAddresses: when all addresses are in pieces too short, free chunks between them go, and
+// the longest block there can be fits.
+func TestScatteredAddresses(t *testing.T) {
+	w := newWorld(t, 1, 16*mib)
+	p, s := w.pool(pool.Options{Max: 32 * chunk, ReleaseThreshold: math.MaxUint64}), w.stream(0)
+	rnd := newRand(4)
+	var live []pool.Block
+	for range 3000 {
+		if b, err := p.Alloc(s, (2+rnd.Uint64N(7))*chunk/2); err == nil && rnd.IntN(5) > 0 {
+			live = append(live, b)
+		} else if err == nil {
+			require.NoError(t, p.Free(s, b))
+		}
+		for len(live) > 0 && (len(live) > 8 || rnd.IntN(2) == 0) {
+			i := rnd.IntN(len(live))
+			require.NoError(t, p.Free(s, live[i]))
+			live[i] = live[len(live)-1]
+			live = live[:len(live)-1]
+		}
+		if rnd.IntN(20) == 0 {
+			require.NoError(t, s.Sync())
+		}
+	}
+	for _, b := range live {
+		require.NoError(t, p.Free(s, b))
+	}
+	require.NoError(t, s.Sync())
+	require.NoError(t, p.Free(s, alloc(t, p, s, 32*chunk)))
+	require.NoError(t, pool.Check(p))
 	closeAll(t, s, p)
 	w.end()
 }

@@ -32,11 +32,17 @@ func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons
 			t.mu.Unlock()
 		}
 		f = l.found
+		if l.unmaps {
+			if p.unmapLocked(l.mapping) {
+				return f, true, nil
+			}
+			break
+		}
 		if l.site.hole == nil {
 			break
 		}
 		var err error
-		if f.pages, err = p.mapForLocked(l.site, w.size, l.mapping); err == nil || !errors.Is(err, vmm.ErrOutOfMemory) {
+		if f.pages, err = p.mapForLocked(l.site, w.size, l.mapping); err == nil || !create || !errors.Is(err, vmm.ErrOutOfMemory) {
 			break
 		}
 		p.mu.Unlock()
@@ -59,13 +65,14 @@ type look struct {
 
 	found    found
 	site     site // where chunks have to be mapped
+	unmaps   bool // the chunks of mapping are only to be unmapped
 	mapping  mapping
 	captured []string // why streams cannot be followed
 }
 
 func (l *look) run() {
 	l.gatherLocked(l.streams)
-	if l.take() || l.move(false) {
+	if l.take() || l.move(false) || l.unmaps {
 		return
 	}
 	wait := l.allows(ReuseInternalDependencies)
@@ -255,9 +262,6 @@ func (l *look) move(wait bool) bool {
 			consider(next, first, size)
 		}
 	})
-	if best.hole == nil {
-		return false
-	}
 	ok := l.isIdle
 	if wait {
 		ok = l.usable
@@ -265,6 +269,10 @@ func (l *look) move(wait bool) bool {
 	has := len(l.spare)
 	if l.create {
 		has += l.most - int(l.chunks.Load())
+	}
+	if best.hole == nil {
+		l.makeRoom(ok, has)
+		return false
 	}
 	l.eachRun(ok, func(first, _ *extent, size uint64) {
 		if best.before == nil || first.off < best.before.off || first.off >= best.before.off+before {
@@ -285,6 +293,38 @@ func (l *look) move(wait bool) bool {
 		l.mapping.after = l.st
 	}
 	return true
+}
+
+// makeRoom takes all chunks that are as ok says, to unmap them, if there are enough with those that
+// the pool has otherwise: addresses between them become longer holes.
+func (l *look) makeRoom(ok func(*extent) bool, has int) {
+	mapped := 0
+	l.eachRun(ok, func(first, _ *extent, size uint64) { mapped += l.wholeChunks(first.off, first.off+size) })
+	if mapped == 0 || uint64(has+mapped)*l.chunk < l.size { //nolint:gosec // not negative
+		return
+	}
+	l.unmaps = true
+	l.takeChunks(ok, mapped)
+	if slices.ContainsFunc(l.mapping.runs, func(e *extent) bool { return e.by != nil }) {
+		l.mapping.after = l.st
+	}
+}
+
+// unmapLocked unmaps the chunks that makeRoom has taken, which are spare then, and says whether there
+// are any. It releases p.mu meanwhile.
+func (p *Pool) unmapLocked(m mapping) bool {
+	if m.after != nil && p.awaitLocked(m.after, m.runs) != nil {
+		p.putRunsLocked(m.runs)
+		return false
+	}
+	p.moving++
+	p.mu.Unlock()
+	out, _ := p.unmap(nil, m.runs) // what a Hold keeps mapped stays
+	p.mu.Lock()
+	p.putRunsLocked(m.runs)
+	p.spare = append(p.spare, out...)
+	p.movedLocked()
+	return len(out) > 0
 }
 
 // takeChunks takes up to n whole chunks of the runs that are as ok says, and returns how many.

@@ -187,7 +187,8 @@ func (c *ofClass) forget(sl *slab) {
 
 // lend is lendLocked for what st may have of t now; remoteOnly leaves t's slabs alone.
 func (p *Pool) lend(t, st *stream, class, most int, remoteOnly bool) bool {
-	defer lockBoth(t, st)()
+	unlock := lockBoth(t, st)
+	defer unlock()
 	if st.gone {
 		return false
 	}

@@ -84,16 +84,14 @@ func (p *Pool) doneLocked() {
 // findSlowlyLocked finds memory for st, in the order that Alloc documents. It releases p.mu
 // meanwhile.
 func (p *Pool) findSlowlyLocked(st *stream, w want) (f found, err error) {
-	hungry := false
+	hungry := int32(0) // 1: from now on a Sync gives nothing back
+	defer func() { p.waiting.Add(-hungry) }()
 	for {
 		if f.pages, err = p.findOrCreateLocked(st, w); err == nil || w.n == 0 || !errors.Is(err, vmm.ErrOutOfMemory) {
 			return f, err
 		}
-		if !hungry {
-			hungry = true // from now on a Sync gives nothing back
-			p.waiting.Add(1)
-			defer p.waiting.Add(-1)
-		}
+		p.waiting.Add(1 - hungry)
+		hungry = 1
 		f, again, reasons := p.lookAtAllLocked(st, w)
 		switch {
 		case f.pages != nil || f.block.in != nil:
@@ -112,6 +110,9 @@ func (p *Pool) findSlowlyLocked(st *stream, w want) (f found, err error) {
 		p.underWay++
 		if p.closed.Load() {
 			return f, errClosed
+		}
+		if gone := st.s.Usable(); gone != nil {
+			return f, gone
 		}
 		if !retry {
 			return f, p.exhausted(err, reasons)

@@ -65,6 +65,7 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 	}
 	e := f.pages
 	e.kind = kindSlab
+	p.moving++ // until its free blocks are in a list
 	p.mu.Unlock()
 	sl := newSlab(p, e, class, st)
 
@@ -75,10 +76,12 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 	p.slabBytes += sl.bytes()
 	if st.gone {
 		p.releaseSlabLocked(sl, st) // its memory may have been freed in st just now
-		p.mu.Unlock()
+	}
+	p.movedLocked()
+	p.mu.Unlock()
+	if st.gone {
 		return Block{}, st.goneErr()
 	}
-	p.mu.Unlock()
 	st.slabs++
 	c := &st.classes[class]
 	i := sl.take()
@@ -207,7 +210,8 @@ func (p *Pool) adopt(st *stream, class int) bool {
 }
 
 func (p *Pool) adoptFrom(t, st *stream, class int) bool {
-	defer lockBoth(t, st)() // st may be closed by now, too
+	unlock := lockBoth(t, st) // st may be closed by now, too
+	defer unlock()
 	if st.gone {
 		return false
 	}
