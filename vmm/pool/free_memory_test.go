@@ -511,32 +511,42 @@ func TestSlabsBesideEachOther(t *testing.T) {
 // TestScatteredAddresses: when all addresses are in pieces too short, free chunks between them go, and
 // the longest block there can be fits.
 func TestScatteredAddresses(t *testing.T) {
-	w := newWorld(t, 1, 16*mib)
-	p, s := w.pool(pool.Options{Max: 32 * chunk, ReleaseThreshold: math.MaxUint64}), w.stream(0)
-	rnd := newRand(4)
-	var live []pool.Block
-	for range 3000 {
-		if b, err := p.Alloc(s, (2+rnd.Uint64N(7))*chunk/2); err == nil && rnd.IntN(5) > 0 {
-			live = append(live, b)
-		} else if err == nil {
-			require.NoError(t, p.Free(s, b))
-		}
-		for len(live) > 0 && (len(live) > 8 || rnd.IntN(2) == 0) {
+	const most = 128 * chunk
+	for seed := range testgate.Effort[uint64](6, 12, 50) {
+		w := newWorld(t, 1, 64*mib)
+		p, g := w.pool(pool.Options{Max: most, ReleaseThreshold: math.MaxUint64}), w.gates(0)
+		s, rnd := w.stream(0), newRand(seed)
+		var live []pool.Block
+		used := uint64(0)
+		open := func() {}
+		w.watch(openAtWait(func() { open() }))
+		for range 3000 {
+			switch rnd.IntN(8) {
+			case 0:
+				open()
+				open = g.hold(s)
+			case 1:
+				open()
+			}
+			n := []uint64{2, 3, 4, 8}[rnd.IntN(4)] * chunk
+			if used+n <= most {
+				live, used = append(live, alloc(t, p, s, n)), used+n
+				continue
+			}
 			i := rnd.IntN(len(live))
+			used -= live[i].Size()
 			require.NoError(t, p.Free(s, live[i]))
 			live[i] = live[len(live)-1]
 			live = live[:len(live)-1]
 		}
-		if rnd.IntN(20) == 0 {
-			require.NoError(t, s.Sync())
+		open()
+		for _, b := range live {
+			require.NoError(t, p.Free(s, b))
 		}
+		require.NoError(t, s.Sync())
+		require.NoError(t, p.Free(s, alloc(t, p, s, most)))
+		require.NoError(t, pool.Check(p))
+		closeAll(t, s, p)
+		w.end()
 	}
-	for _, b := range live {
-		require.NoError(t, p.Free(s, b))
-	}
-	require.NoError(t, s.Sync())
-	require.NoError(t, p.Free(s, alloc(t, p, s, 32*chunk)))
-	require.NoError(t, pool.Check(p))
-	closeAll(t, s, p)
-	w.end()
 }
