@@ -129,6 +129,7 @@ func (c *checker) slab(e *extent) {
 	}
 	c.slabs[sl] = false
 	c.slabBytes += sl.bytes()
+	c.check(0 <= sl.idle && sl.idle <= len(sl.free), "%s: %d of %d free blocks are idle", e.text(), sl.idle, len(sl.free))
 	free := map[uint16]bool{}
 	for _, i := range sl.free {
 		c.check(!free[i] && int(i) < sl.begun && sl.seqs[i].Load() == 0, "%s: block %d is not free", e.text(), i)

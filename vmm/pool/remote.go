@@ -103,9 +103,9 @@ func (p *Pool) lendLocked(t, st *stream, class int, follow bool, most int, remot
 			p.lendBlock(st, to, b.sl, b.i, isIdle)
 		} else {
 			if !isIdle {
-				b.sl.stamp = st.point() // st comes after that work, others may not
+				b.sl.worked(st) // st comes after that work, others may not
 			}
-			if to.give(p, b.sl, b.i) != nil { // enough such are kept, but it is about to be used
+			if to.give(p, b.sl, b.i, isIdle) != nil { // enough such are kept, but it is about to be used
 				to.putBack(p, b.sl)
 			}
 		}
@@ -116,9 +116,11 @@ func (p *Pool) lendLocked(t, st *stream, class int, follow bool, most int, remot
 		if sl == nil {
 			break
 		}
-		isIdle := sl.stamp < idle
-		for most = p.lendsMore(isIdle, most); lent < max(most, 1) && !sl.full(); lent++ {
-			p.lendBlock(st, to, sl, sl.take(), isIdle)
+		for lent < most && sl.lends(before) {
+			i, stamp := sl.lend(before)
+			lent++
+			most = p.lendsMore(stamp < idle, most)
+			p.lendBlock(st, to, sl, i, stamp < idle)
 		}
 		from.putBack(p, sl)
 	}
@@ -145,13 +147,13 @@ func (p *Pool) lendBlock(st *stream, to *ofClass, sl *slab, i int, isIdle bool) 
 // takeOut takes a slab with free blocks and a stamp below before out of the lists; nil if there is
 // none.
 func (c *ofClass) takeOut(before uint64) *slab {
-	if sl := c.current; sl != nil && !sl.full() && sl.stamp < before {
+	if sl := c.current; sl != nil && sl.lends(before) {
 		c.current = nil
 		return sl
 	}
 	for _, l := range []*slabList{&c.partly[0], &c.partly[1], &c.partly[2], &c.partly[3], &c.empty} {
 		for sl := l.first; sl != nil; sl = sl.next {
-			if sl.stamp < before {
+			if sl.lends(before) {
 				c.forget(sl)
 				return sl
 			}

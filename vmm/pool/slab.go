@@ -23,11 +23,13 @@ type slab struct {
 	// Guarded by home's mu.
 	free       []uint16 // of the first begun blocks those that are free
 	begun      int      // how many blocks were ever allocated: the first ones
-	stamp      uint64   // home's Point when a block was freed in it last
+	idle       int      // so many of free, the first ones, were idle before that
+	stamp      uint64   // home's point when a block was freed in it last
+	unused     uint64   // the stamp of blocks that were never allocated
 	list       *slabList
 	prev, next *slab
 
-	_ [32]byte // so that no two slabs, of different streams, share a line of the cache
+	_ [16]byte // so that no two slabs, of different streams, share a line of the cache
 }
 
 func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
@@ -42,7 +44,7 @@ func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
 	sl.owner = owner{pool: p, slab: sl}
 	sl.home.Store(st)
 	e.usedBy(st)
-	sl.stamp = e.stamp
+	sl.stamp, sl.unused = e.stamp, e.stamp
 	return sl
 }
 
@@ -63,10 +65,43 @@ func (sl *slab) full() bool { return len(sl.free) == 0 && sl.begun == len(sl.seq
 func (sl *slab) take() (i int) {
 	if n := len(sl.free); n > 0 {
 		i, sl.free = int(sl.free[n-1]), sl.free[:n-1]
+		sl.idle = min(sl.idle, n-1)
 		return i
 	}
 	sl.begun++
 	return sl.begun - 1
+}
+
+// worked notes that a block is about to be freed in home, whose work may use it.
+func (sl *slab) worked(home *stream) {
+	if now := home.point(); now != sl.stamp {
+		if sl.stamp < home.finished() {
+			sl.idle = len(sl.free)
+		}
+		sl.stamp = now
+	}
+}
+
+// lends says whether there is a free block with a stamp below before.
+func (sl *slab) lends(before uint64) bool {
+	return sl.stamp < before && !sl.full() || sl.idle > 0 || sl.unused < before && sl.begun < len(sl.seqs)
+}
+
+// lend takes such a block, and returns its stamp too.
+func (sl *slab) lend(before uint64) (i int, stamp uint64) {
+	switch {
+	case sl.stamp < before:
+		return sl.take(), sl.stamp
+	case sl.idle > 0:
+		sl.idle--
+		last := len(sl.free) - 1
+		i = int(sl.free[sl.idle])
+		sl.free[sl.idle] = sl.free[last]
+		sl.free = sl.free[:last]
+		return i, 0
+	}
+	sl.begun++
+	return sl.begun - 1, sl.unused
 }
 
 // slabList is slabs with free blocks.
@@ -136,8 +171,12 @@ func (c *ofClass) next() *slab {
 // give gives block i back to its slab. It needs the mu of the slab's home. If the slab has no
 // block any more and enough such are kept, it returns the slab: it is in no list then, and the
 // caller releases it.
-func (c *ofClass) give(p *Pool, sl *slab, i int) (release *slab) {
+func (c *ofClass) give(p *Pool, sl *slab, i int, isIdle bool) (release *slab) {
 	sl.free = append(sl.free, uint16(i)) //nolint:gosec // below len(seqs)
+	if last := len(sl.free) - 1; isIdle {
+		sl.free[sl.idle], sl.free[last] = sl.free[last], sl.free[sl.idle]
+		sl.idle++
+	}
 	if sl == c.current {
 		return nil
 	}

@@ -140,9 +140,9 @@ func (st *stream) giveLocked(sl *slab, i int, inUse bool) {
 		return
 	}
 	if inUse {
-		sl.stamp = st.point()
+		sl.worked(st)
 	}
-	if release := c.give(st.p, sl, i); release != nil {
+	if release := c.give(st.p, sl, i, false); release != nil {
 		st.slabs--
 		st.p.mu.Lock()
 		st.p.releaseSlabLocked(release, st)
@@ -263,7 +263,7 @@ func (p *Pool) gatherLocked(streams []*stream) {
 		for class := range t.classes {
 			for b, ok := t.classes[class].remote.oldest(p, done); ok; b, ok = t.classes[class].remote.oldest(p, done) {
 				home := b.sl.home.Load()
-				if release := home.classes[class].give(p, b.sl, b.i); release != nil {
+				if release := home.classes[class].give(p, b.sl, b.i, true); release != nil {
 					home.slabs--
 					p.releaseSlabLocked(release, home)
 				}
