@@ -550,3 +550,40 @@ func TestScatteredAddresses(t *testing.T) {
 		w.end()
 	}
 }
+
+// TestIdleBlocksStayIdle: a block whose work is known to have ended goes to any stream at once, although
+// its neighbour in the slab was freed in a stream that is held back.
+func TestIdleBlocksStayIdle(t *testing.T) {
+	for _, reuse := range []pool.Reuse{0, pool.ReuseAll} {
+		for _, elsewhere := range []bool{false, true} { // it was freed in b, and is remote
+			w := newWorld(t, 1, 16*mib)
+			p, g := w.pool(pool.Options{Max: mib, NoReuse: pool.ReuseAll &^ reuse}), w.gates(0)
+			a, b := w.stream(0), w.stream(0)
+			all := fill(t, p, a, 4*kib)
+			require.NoError(t, a.Sync())
+			from := a
+			if elsewhere {
+				from = b
+			}
+			require.NoError(t, p.Free(from, all[0]))
+			require.NoError(t, from.Sync())
+			open := g.hold(a)
+			require.NoError(t, p.Free(a, all[1]))
+			_, err := p.Alloc(a, 64*kib) // in vain, after which the block is in its slab
+			require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+			require.Equal(t, all[0].Ptr(), alloc(t, p, b, 4*kib).Ptr())
+			require.Zero(t, statsOf(t, p).Waits)
+			require.NoError(t, pool.Check(p))
+			open()
+			require.NoError(t, a.Sync())
+			for _, x := range all[2:] {
+				require.NoError(t, p.Free(a, x))
+			}
+			x, ok := p.Find(all[0].Ptr())
+			require.True(t, ok)
+			require.NoError(t, p.Free(b, x))
+			closeAll(t, a, b, p)
+			w.end()
+		}
+	}
+}
