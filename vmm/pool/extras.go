@@ -109,18 +109,20 @@ func (x *extras) free(st *stream, b Block, f func() error) error {
 }
 
 // resize runs f, which makes b n bytes long, and notes it: the block is freed, and allocated
-// again where it lies. What a shorter block gives up is allocated by others in later lines. A
-// longer one takes what earlier lines freed, so f may run without the lock: it maps memory.
-func (x *extras) resize(st *stream, b Block, n uint64, f func() error) error {
+// again where it lies, with no other line between. What a shorter block gives up is allocated by
+// others in later lines, so f runs with the lock. A longer one takes what earlier lines freed, so
+// f runs without it: it may map memory, and functions of Device.OnPressure may free blocks.
+func (x *extras) resize(st *stream, b Block, n uint64, f func() error) (err error) {
+	x.mu.Lock()
+	was := x.sizeLocked(b)
+	x.mu.Unlock()
+	if n > was {
+		err = f()
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	was := x.sizeLocked(b)
-	if n > was {
-		x.mu.Unlock()
-	}
-	err := f()
-	if n > was {
-		x.mu.Lock()
+	if n <= was {
+		err = f()
 	}
 	if err != nil || n == was {
 		return err
