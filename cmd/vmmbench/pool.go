@@ -1,10 +1,16 @@
 package main
 
 import (
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -38,6 +44,7 @@ var reusePolicies = map[string]pool.Reuse{
 // poolPlan is what pool measures.
 type poolPlan struct {
 	traces     choices
+	files      []string // to replay instead
 	seeds      int
 	peak       size.One // 0: 60 % of the device's memory
 	thresholds size.List
@@ -57,6 +64,7 @@ func newPoolPlan() *poolPlan {
 
 func (p *poolPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.traces, "trace", "what is allocated and freed")
+	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Options.Trace or RMM writes them; .gz is decompressed")
 	f.IntVar(&p.seeds, "seeds", p.seeds, "how many traces of each kind")
 	f.Var(&p.peak, "peak", "the most bytes of a trace that are allocated at once (default 60 % of the device's memory)")
 	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range (default all)")
@@ -75,12 +83,13 @@ func (a *app) pool() *cobra.Command {
   training     steps of training, with batches of other lengths
   serving      requests whose keys and values grow
   adversarial  patterns that leave holes where the next blocks do not fit
-Of the last three a sample is a whole trace on a new pool; the peaks of what is allocated
-and of what the pool holds stand beside it. --seeds has several of each. No work is queued
-and nothing is written, so nothing is verified.`,
+Of the last three, and of --replay, a sample is a whole trace on a new pool; the peaks of
+what is allocated and of what the pool holds stand beside it. --seeds has several of each. No
+work is queued and nothing is written, so nothing is verified.`,
 		Example: `  vmmbench pool
   vmmbench pool --trace training,serving,adversarial --seeds 20 --samples 1
-  vmmbench pool --trace training --threshold 0,8G --reuse none`,
+  vmmbench pool --trace training --threshold 0,8G --reuse none
+  vmmbench pool --replay rmm_log.csv,training.trace.gz --samples 5`,
 	})
 	f := c.Flags()
 	m.add(f, a.settings, 100, 10*time.Second)
@@ -110,11 +119,24 @@ func (p *poolPlan) groups(devs []device, _ uint64) ([]group, error) {
 	if len(thresholds) == 0 {
 		thresholds = size.List{math.MaxUint64}
 	}
+	recorded := make([]*trace.Trace, len(p.files))
+	for i, file := range p.files {
+		var err error
+		if recorded[i], err = readTrace(file); err != nil {
+			return nil, usageError{fmt.Errorf("--replay: %w", err)}
+		}
+	}
 	var list []group
 	for _, threshold := range thresholds {
 		o := poolOptions{dev: dev, threshold: threshold, policies: p.reuse.String()}
 		for _, word := range p.reuse.values {
 			o.reuse |= reusePolicies[word]
+		}
+		for _, t := range recorded {
+			list = append(list, o.replay(t.Name, t.Name, "-", t.Peak(), func() *trace.Trace { return t }))
+		}
+		if len(recorded) > 0 {
+			continue
 		}
 		for _, name := range p.traces.values {
 			list = append(list, p.groupsOf(o, name, peak)...)
@@ -131,12 +153,8 @@ func (p *poolPlan) groupsOf(o poolOptions, name string, peak uint64) []group {
 		}
 		var list []group
 		for seed := range uint64(p.seeds) { //nolint:gosec // not below 1
-			made := &generated{generator: g, seed: seed, peak: peak}
-			one := o.group(fmt.Sprintf("pool/%s-%d/%s", name, seed, size.Format(peak)), unitMs, peak, report.Axes{
-				{Name: "trace", Value: name}, {Name: "seed", Value: seed}, {Name: "size", Value: peak},
-			}, func(kind string) (contender, error) { return o.replayer(kind, made) })
-			one.maxLoops = 1
-			list = append(list, one)
+			made := sync.OnceValue(func() *trace.Trace { return g.Make(seed, peak) })
+			list = append(list, o.replay(fmt.Sprintf("%s-%d", name, seed), name, seed, peak, made))
 		}
 		return list
 	}
@@ -144,18 +162,33 @@ func (p *poolPlan) groupsOf(o poolOptions, name string, peak uint64) []group {
 	return []group{o.group("pool/"+name, unitUs, 0, axes, func(kind string) (contender, error) { return o.pairs(kind, name) })}
 }
 
-// generated is a trace that is made when it is needed first.
-type generated struct {
-	generator  trace.Generator
-	seed, peak uint64
-	trace      *trace.Trace
+// replay has a group for a trace, which is made when it is needed first.
+func (o poolOptions) replay(id, name string, seed any, peak uint64, made func() *trace.Trace) group {
+	g := o.group(fmt.Sprintf("pool/%s/%s", id, size.Format(peak)), unitMs, peak, report.Axes{
+		{Name: "trace", Value: name}, {Name: "seed", Value: seed}, {Name: "size", Value: peak},
+	}, func(kind string) (contender, error) { return o.replayer(kind, made) })
+	g.maxLoops = 1
+	return g
 }
 
-func (g *generated) get() *trace.Trace {
-	if g.trace == nil {
-		g.trace = g.generator.Make(g.seed, g.peak)
+// readTrace reads a file in RMM's form, which may be compressed.
+func readTrace(file string) (*trace.Trace, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
 	}
-	return g.trace
+	defer f.Close()
+	var r io.Reader = f
+	if strings.HasSuffix(file, ".gz") {
+		if r, err = gzip.NewReader(f); err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	t, err := trace.Read(r, filepath.Base(file))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return t, nil
 }
 
 // poolOptions are how pools are made.
@@ -233,12 +266,12 @@ type replayer struct {
 	noData
 	o       poolOptions
 	kind    string
-	made    *generated
+	made    func() *trace.Trace
 	streams []*vmm.Stream
 	most    report.Pooled
 }
 
-func (o poolOptions) replayer(kind string, made *generated) (contender, error) {
+func (o poolOptions) replayer(kind string, made func() *trace.Trace) (contender, error) {
 	// So that what cannot be had here is found out at once.
 	a, err := o.pool(kind)
 	if err != nil {
@@ -247,7 +280,7 @@ func (o poolOptions) replayer(kind string, made *generated) (contender, error) {
 	if err := a.Close(); err != nil {
 		return nil, err
 	}
-	streams, err := o.streams(made.get().Streams)
+	streams, err := o.streams(made().Streams)
 	return &replayer{o: o, kind: kind, made: made, streams: streams}, err
 }
 
@@ -256,7 +289,7 @@ func (r *replayer) measure(ctx context.Context, _ int) (s measure.Sample, err er
 	if err != nil {
 		return s, err
 	}
-	result, err := r.made.get().Replay(ctx, a, r.streams, trace.ReplayOptions{})
+	result, err := r.made().Replay(ctx, a, r.streams, nil)
 	if err = errors.Join(err, r.o.dev.Sync(), a.Close()); err != nil {
 		return s, err
 	}

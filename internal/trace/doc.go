@@ -8,7 +8,6 @@
 //	1,12:00:00.000002,allocate failure,(nil),17179869184,0x5555aa00
 //	1,12:00:00.000003,free,0x7f0000000000,1024,0x5555aa00
 //
-// It says nothing of waits: a trace that is read has none, those that are made have.
-//
-// A trace frees every block exactly once.
+// It says nothing of waits: a trace that is read has none, those that are made have. A trace
+// frees every block exactly once.
 package trace

@@ -1,10 +1,13 @@
 package trace
 
 import (
-	"bufio"
+	"cmp"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -13,91 +16,72 @@ import (
 const header = "Thread,Time,Action,Pointer,Size,Stream"
 
 // Read reads what pool.Options.Trace or RMM wrote. Allocations that failed, and those of 0
-// bytes, are left out. Streams are numbered as they appear. A trace that it returns passes
-// Check.
+// bytes, are left out. Streams are numbered as they appear. Blocks that are left at the end are
+// freed in the streams that they were allocated in.
 func Read(r io.Reader, name string) (*Trace, error) {
-	s := bufio.NewScanner(r)
-	s.Buffer(nil, 256)
-	rd := reader{t: &Trace{Name: name}, live: map[uint64]block{}, streams: map[uint64]uint8{}}
-	for line := 1; s.Scan(); line++ {
-		if line == 1 {
-			if s.Text() != header {
-				return nil, fmt.Errorf("line 1 is not %q", header)
+	t := reader{Trace: Trace{Name: name}, live: map[uint64]Op{}, streams: map[uint64]uint8{}}
+	in := csv.NewReader(r)
+	in.FieldsPerRecord, in.ReuseRecord = strings.Count(header, ",")+1, true
+	for line := 0; ; line++ {
+		f, err := in.Read()
+		switch {
+		case errors.Is(err, io.EOF):
+			if len(t.Ops) == 0 {
+				return nil, errors.New("no operation")
 			}
-			continue
+			t.Streams = len(t.streams)
+			t.freeAll()
+			return &t.Trace, nil
+		case err != nil:
+			return nil, err
+		case line == 0 && strings.Join(f, ",") != header:
+			return nil, fmt.Errorf("line 1 is not %q", header)
+		case line > 0:
+			if err := t.line(f); err != nil {
+				return nil, fmt.Errorf("operation %d: %w", line, err)
+			}
 		}
-		if err := rd.line(s.Text()); err != nil {
-			return nil, fmt.Errorf("line %d: %w", line, err)
-		}
 	}
-	if err := s.Err(); err != nil {
-		return nil, err
-	}
-	if len(rd.t.Ops) == 0 {
-		return nil, errors.New("no operation")
-	}
-	rd.t.Streams, rd.t.Blocks = rd.c.streams, len(rd.c.live)
-	return rd.t, rd.c.end()
 }
 
 // reader makes a trace of lines.
 type reader struct {
-	t       *Trace
-	c       checker
-	live    map[uint64]block // by address
+	Trace
+	live    map[uint64]Op // allocations, by address
 	streams map[uint64]uint8
 }
 
-type block struct {
-	number uint32
-	size   uint64
-}
-
 // line adds one operation, or none.
-func (r *reader) line(text string) error {
-	f := strings.Split(text, ",")
-	if len(f) != 6 {
-		return fmt.Errorf("%d columns, not 6", len(f))
+func (r *reader) line(f []string) error {
+	action, at := f[2], strings.TrimPrefix(f[3], "0x")
+	if at == "(nil)" { // as C writes it
+		at = "0"
 	}
-	if _, err := strconv.ParseUint(f[0], 10, 64); err != nil {
-		return fmt.Errorf("thread: %w", err)
+	ptr, err := strconv.ParseUint(at, 16, 64)
+	size, errSize := strconv.ParseUint(f[4], 10, 64)
+	stream, errStream := strconv.ParseUint(f[5], 0, 64)
+	if err = cmp.Or(err, errSize, errStream); err != nil {
+		return err
 	}
-	ptr, err := parsePtr(f[3])
-	if err != nil {
-		return fmt.Errorf("pointer: %w", err)
-	}
-	size, err := strconv.ParseUint(f[4], 10, 64)
-	if err != nil {
-		return fmt.Errorf("size: %w", err)
-	}
-	stream, err := strconv.ParseUint(f[5], 0, 64)
-	if err != nil {
-		return fmt.Errorf("stream: %w", err)
-	}
-	o := Op{}
-	switch action := f[2]; {
+	b, ok := r.live[ptr]
+	switch {
 	case action == "allocate failure", size == 0 && (action == "allocate" || action == "free"):
 		return nil
-	case action == "allocate":
-		if b, ok := r.live[ptr]; ok {
-			return fmt.Errorf("%#x is block %d already", ptr, b.number)
-		}
-		o = Op{Kind: Alloc, Block: uint32(len(r.c.live)), Size: size}
-		r.live[ptr] = block{o.Block, size}
-	case action == "free":
-		b, ok := r.live[ptr]
-		if !ok || b.size != size {
-			return fmt.Errorf("no block of %d bytes is at %#x", size, ptr)
-		}
-		o = Op{Kind: Free, Block: b.number}
+	case action == "allocate" && ok:
+		return fmt.Errorf("%#x is block %d already", ptr, b.Block)
+	case action == "allocate" && size <= maxSize:
+		b = Op{Kind: Alloc, Block: uint32(r.Blocks), Size: size}
+		b.Stream, err = r.stream(stream)
+		r.live[ptr] = b
+		r.Blocks++
+	case action == "free" && ok && b.Size == size:
+		b.Kind, b.Size = Free, 0
+		b.Stream, err = r.stream(stream)
 		delete(r.live, ptr)
 	default:
-		return fmt.Errorf("%q is no action", action)
+		return fmt.Errorf("cannot %q %d bytes at %#x", action, size, ptr)
 	}
-	if o.Stream, err = r.stream(stream); err == nil {
-		err = r.c.op(o)
-	}
-	r.t.Ops = append(r.t.Ops, o)
+	r.Ops = append(r.Ops, b)
 	return err
 }
 
@@ -105,19 +89,18 @@ func (r *reader) line(text string) error {
 func (r *reader) stream(raw uint64) (uint8, error) {
 	n, ok := r.streams[raw]
 	if !ok {
-		if len(r.streams) == MaxStreams {
-			return 0, fmt.Errorf("more than %d streams", MaxStreams)
-		}
 		n = uint8(len(r.streams))
 		r.streams[raw] = n
+	}
+	if n >= maxStreams {
+		return 0, fmt.Errorf("more than %d streams", maxStreams)
 	}
 	return n, nil
 }
 
-// parsePtr reads what C writes for %p.
-func parsePtr(text string) (uint64, error) {
-	if text == "(nil)" {
-		return 0, nil
+// freeAll frees what is live, in the order of the allocations.
+func (r *reader) freeAll() {
+	for _, b := range slices.SortedFunc(maps.Values(r.live), func(a, b Op) int { return cmp.Compare(a.Block, b.Block) }) {
+		r.Ops = append(r.Ops, Op{Kind: Free, Stream: b.Stream, Block: b.Block})
 	}
-	return strconv.ParseUint(strings.TrimPrefix(text, "0x"), 16, 64)
 }

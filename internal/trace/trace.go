@@ -1,17 +1,11 @@
 package trace
 
-import (
-	"errors"
-	"fmt"
-	"maps"
-	"math/bits"
-	"slices"
-)
+import "math/bits"
 
 // The bounds of a trace that is read.
 const (
-	MaxStreams = 64
-	MaxSize    = 1 << 44 // of one block
+	maxStreams = 64
+	maxSize    = 1 << 44 // of one block
 )
 
 // Kind is what an operation does.
@@ -55,97 +49,6 @@ func (t *Trace) Peak() uint64 {
 		}
 	}
 	return peak
-}
-
-// checker finds the first operation that cannot be.
-type checker struct {
-	live    []bool // of each block so far
-	n       int    // of them are live
-	bytes   uint64 // so far, of all blocks
-	streams int
-}
-
-func (c *checker) op(o Op) error {
-	if o.Stream >= MaxStreams {
-		return fmt.Errorf("stream %d of %d", o.Stream, MaxStreams)
-	}
-	c.streams = max(c.streams, int(o.Stream)+1)
-	switch o.Kind {
-	case Alloc:
-		if o.Size == 0 || o.Size > MaxSize {
-			return fmt.Errorf("block of %d bytes", o.Size)
-		}
-		if int(o.Block) != len(c.live) {
-			return fmt.Errorf("block %d comes after %d", o.Block, len(c.live))
-		}
-		sum, carry := bits.Add64(c.bytes, o.Size, 0)
-		if carry != 0 {
-			return errors.New("the sizes overflow")
-		}
-		c.bytes = sum
-		c.live = append(c.live, true)
-		c.n++
-	case Free:
-		if int(o.Block) >= len(c.live) || !c.live[o.Block] {
-			return fmt.Errorf("block %d is not allocated", o.Block)
-		}
-		c.live[o.Block] = false
-		c.n--
-	case Sync:
-	default:
-		return fmt.Errorf("kind %d", o.Kind)
-	}
-	return nil
-}
-
-// end is whether everything was freed.
-func (c *checker) end() error {
-	if c.n > 0 {
-		return fmt.Errorf("%d blocks are never freed", c.n)
-	}
-	return nil
-}
-
-// Check is nil for a trace that frees every block exactly once.
-func (t *Trace) Check() error {
-	var c checker
-	for i, o := range t.Ops {
-		if err := c.op(o); err != nil {
-			return fmt.Errorf("operation %d: %w", i, err)
-		}
-	}
-	if err := c.end(); err != nil {
-		return err
-	}
-	if c.streams > t.Streams || len(c.live) != t.Blocks {
-		return fmt.Errorf("%d streams and %d blocks, not %d and %d", c.streams, len(c.live), t.Streams, t.Blocks)
-	}
-	return nil
-}
-
-// Shorten leaves out what comes after the first n operations. What is allocated then is freed
-// in the streams that it was allocated in.
-func (t *Trace) Shorten(n int) {
-	if n >= len(t.Ops) {
-		return
-	}
-	t.Ops = slices.Clip(t.Ops[:n])
-	t.Blocks = 0
-	live := map[uint32]Op{}
-	for _, o := range t.Ops {
-		switch o.Kind {
-		case Alloc:
-			live[o.Block] = o
-			t.Blocks++
-		case Free:
-			delete(live, o.Block)
-		}
-	}
-	t.Ops = append(t.Ops, Op{Kind: Sync})
-	for _, id := range slices.Sorted(maps.Keys(live)) {
-		t.Ops = append(t.Ops, Op{Kind: Free, Stream: live[id].Stream, Block: id})
-	}
-	t.Ops = append(t.Ops, Op{Kind: Sync})
 }
 
 // Scale makes the peak what is asked for, or less by rounding: every size is multiplied.

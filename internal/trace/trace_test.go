@@ -1,7 +1,9 @@
 package trace
 
 import (
+	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 	"testing"
@@ -16,13 +18,13 @@ func TestGenerators(t *testing.T) {
 		t.Run(g.Name, func(t *testing.T) {
 			for _, peak := range []uint64{gib, card / 10 * 6} {
 				tr := g.Make(7, peak)
-				require.NoError(t, tr.Check())
+				require.NoError(t, check(tr))
 				require.True(t, slices.Equal(tr.Ops, g.Make(7, peak).Ops), "the same seed makes another trace")
 				require.False(t, slices.Equal(tr.Ops, g.Make(8, peak).Ops), "another seed makes the same trace")
 				require.LessOrEqual(t, tr.Peak(), peak)
 				require.Greater(t, tr.Peak(), peak/100*99)
 
-				var least, most uint64 = MaxSize, 0
+				var least, most uint64 = maxSize, 0
 				syncs := 0
 				for _, o := range tr.Ops {
 					switch o.Kind {
@@ -109,33 +111,43 @@ func TestReadLeavesOut(t *testing.T) {
 	require.Equal(t, []int{2, 1}, []int{got.Streams, got.Blocks})
 }
 
+// What is left at the end is freed in the order in which it was allocated.
+func TestReadFreesTheRest(t *testing.T) {
+	got, err := Read(strings.NewReader(header+`
+1,t,allocate,0x30,7,0x5
+1,t,allocate,0x20,8,0x6
+1,t,allocate,0x10,9,0x5
+1,t,free,0x20,8,0x6
+`), "x")
+	require.NoError(t, err)
+	require.NoError(t, check(got))
+	require.Equal(t, []Op{{Kind: Free, Block: 0}, {Kind: Free, Block: 2}}, got.Ops[4:])
+}
+
 func TestReadRefuses(t *testing.T) {
 	const one = "\n1,t,allocate,0x10,8,0"
 	many := header
-	for i := range MaxStreams + 1 {
+	for i := range maxStreams + 1 {
 		many += fmt.Sprintf("\n1,t,allocate,%#x,8,%#x", 16*i, i)
 	}
 	for text, want := range map[string]string{
 		"":     "no operation",
 		header: "no operation",
 		"Action,Pointer,Size,Stream\nallocate,0x10,8,0\nfree,0x10,8,0\n": "line 1",
-		header + one: "never freed",
-		header + one + "\n1,t,free,0x10,8,0\n1,t,free,0x10,8,0": "line 4: no block of 8 bytes is at 0x10",
-		header + one + "\n1,t,free,0x10,9,0":                    "no block of 9 bytes is at 0x10",
-		header + one + one:                                      "0x10 is block 0 already",
-		header + "\n1,t,free,0x10,8,0":                          "no block of 8",
-		header + "\n1,t,allocate,0x10,17592186044417,0":         "17592186044417 bytes",
-		header + "\n1,t,allocate,0x10,-1,0":                     "size: ",
-		header + "\n1,t,allocate,0x10,8,default":                "stream: ",
-		header + "\n1,t,allocate,0xg,8,0":                       "pointer: ",
-		header + "\nx,t,allocate,0x10,8,0":                      "thread: ",
-		header + "\n1,t,sync,0x10,8,0":                          "\"sync\" is no action",
-		header + "\n1,t,sync,0x10,0,0":                          "\"sync\" is no action",
-		header + "\n1,t,allocate,0x10,8":                        "5 columns",
-		header + "\n":                                           "no operation",
-		header + "\n\n":                                         "1 columns",
-		header + "\n" + strings.Repeat("+", 300):                "too long",
-		many:                                                    "more than 64 streams",
+		header + one + "\n1,t,free,0x10,8,0\n1,t,free,0x10,8,0":          "operation 3: cannot \"free\" 8 bytes at 0x10",
+		header + one + "\n1,t,free,0x10,9,0":                             "cannot \"free\" 9 bytes at 0x10",
+		header + one + one:                                               "0x10 is block 0 already",
+		header + "\n1,t,free,0x10,8,0":                                   "cannot \"free\" 8 bytes",
+		header + "\n1,t,allocate,0x10,17592186044417,0":                  "17592186044417 bytes",
+		header + "\n1,t,allocate,0x10,-1,0":                              "\"-1\": invalid",
+		header + "\n1,t,allocate,0x10,8,default":                         "\"default\": invalid",
+		header + "\n1,t,allocate,0xg,8,0":                                "\"g\": invalid",
+		header + "\n1,t,sync,0x10,8,0":                                   "cannot \"sync\"",
+		header + "\n1,t,sync,0x10,0,0":                                   "cannot \"sync\"",
+		header + "\n1,t,allocate,0x10,8":                                 "wrong number of fields",
+		header + "\n":                                                    "no operation",
+		header + "\n" + strings.Repeat("+", 300):                         "wrong number of fields",
+		many:                                                             "more than 64 streams",
 	} {
 		_, err := Read(strings.NewReader(text), "")
 		require.ErrorContains(t, err, want, "%q", text)
@@ -150,12 +162,12 @@ func FuzzRead(f *testing.F) {
 		if err != nil {
 			return
 		}
-		require.NoError(t, tr.Check())
+		require.NoError(t, check(tr))
 		again, err := Read(strings.NewReader(written(tr)), "fuzz")
 		require.NoError(t, err)
 		require.Equal(t, tr, again)
 		tr.Scale(gib)
-		require.NoError(t, tr.Check())
+		require.NoError(t, check(tr))
 	})
 }
 
@@ -173,20 +185,72 @@ func TestCheckRefuses(t *testing.T) {
 		tr := *good
 		tr.Ops = append([]Op(nil), good.Ops...)
 		spoil(&tr)
-		require.Error(t, tr.Check(), name)
+		require.Error(t, check(&tr), name)
 	}
 }
 
-func TestShorten(t *testing.T) {
-	for _, g := range Generators {
-		for _, n := range []int{0, 1, 1000, 1 << 30} {
-			tr := g.Make(5, gib)
-			all := slices.Clone(tr.Ops)
-			tr.Shorten(n)
-			n = min(n, len(all))
-			require.NoError(t, tr.Check())
-			require.Equal(t, all[:n], tr.Ops[:n])
-			require.Equal(t, Op{Kind: Sync}, tr.Ops[len(tr.Ops)-1])
+// checker finds the first operation that cannot be.
+type checker struct {
+	live    []bool // of each block so far
+	n       int    // of them are live
+	bytes   uint64 // so far, of all blocks
+	streams int
+}
+
+func (c *checker) op(o Op) error {
+	if o.Stream >= maxStreams {
+		return fmt.Errorf("stream %d of %d", o.Stream, maxStreams)
+	}
+	c.streams = max(c.streams, int(o.Stream)+1)
+	switch o.Kind {
+	case Alloc:
+		if o.Size == 0 || o.Size > maxSize {
+			return fmt.Errorf("block of %d bytes", o.Size)
+		}
+		if int(o.Block) != len(c.live) {
+			return fmt.Errorf("block %d comes after %d", o.Block, len(c.live))
+		}
+		sum, carry := bits.Add64(c.bytes, o.Size, 0)
+		if carry != 0 {
+			return errors.New("the sizes overflow")
+		}
+		c.bytes = sum
+		c.live = append(c.live, true)
+		c.n++
+	case Free:
+		if int(o.Block) >= len(c.live) || !c.live[o.Block] {
+			return fmt.Errorf("block %d is not allocated", o.Block)
+		}
+		c.live[o.Block] = false
+		c.n--
+	case Sync:
+	default:
+		return fmt.Errorf("kind %d", o.Kind)
+	}
+	return nil
+}
+
+// end is whether everything was freed.
+func (c *checker) end() error {
+	if c.n > 0 {
+		return fmt.Errorf("%d blocks are never freed", c.n)
+	}
+	return nil
+}
+
+// check returns nil for a trace that frees every block exactly once.
+func check(t *Trace) error {
+	var c checker
+	for i, o := range t.Ops {
+		if err := c.op(o); err != nil {
+			return fmt.Errorf("operation %d: %w", i, err)
 		}
 	}
+	if err := c.end(); err != nil {
+		return err
+	}
+	if c.streams > t.Streams || len(c.live) != t.Blocks {
+		return fmt.Errorf("%d streams and %d blocks, not %d and %d", c.streams, len(c.live), t.Streams, t.Blocks)
+	}
+	return nil
 }

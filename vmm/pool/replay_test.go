@@ -118,7 +118,10 @@ func replayAll(t *testing.T, dev *vmm.Device, c contender, n int, make func(i in
 		if a == nil {
 			return all, false
 		}
-		r, err := tr.Replay(t.Context(), a, streams, trace.ReplayOptions{Overlaps: i == 0})
+		if i == 0 {
+			a = checkOverlaps(a)
+		}
+		r, err := tr.Replay(t.Context(), a, streams, nil)
 		require.NoError(t, err, "%s %d on %s", tr.Name, i, c.name)
 		end()
 		if i == 0 || r.Ratio() > all.worst.Ratio() {
@@ -241,7 +244,7 @@ func TestReplayFindsOverlaps(t *testing.T) {
 	require.NoError(t, err)
 	tr := trace.Generators[0].Make(1, 1<<30)
 	a, streams, end := contenders()[0].opened(t, dev, tr.Streams)
-	_, err = tr.Replay(t.Context(), &twice{Allocator: a}, streams, trace.ReplayOptions{Overlaps: true})
+	_, err = tr.Replay(t.Context(), checkOverlaps(&twice{Allocator: a}), streams, nil)
 	require.ErrorContains(t, err, "overlaps block")
 	end()
 	require.NoError(t, dev.Close())
@@ -255,7 +258,7 @@ func TestReplayGivenUp(t *testing.T) {
 	a, streams, end := contenders()[0].opened(t, dev, tr.Streams)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = tr.Replay(ctx, a, streams, trace.ReplayOptions{})
+	_, err = tr.Replay(ctx, a, streams, nil)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Zero(t, statsOfAny(t, a).Blocks)
 	end()
@@ -268,12 +271,12 @@ func TestReplayCountsFailures(t *testing.T) {
 	require.NoError(t, err)
 	tr := trace.Generators[0].Make(1, 3<<29)
 	a, streams, end := contenders()[0].opened(t, dev, tr.Streams)
-	r, err := tr.Replay(t.Context(), a, streams, trace.ReplayOptions{Overlaps: true})
+	r, err := tr.Replay(t.Context(), checkOverlaps(a), streams, nil)
 	require.NoError(t, err)
 	require.Positive(t, r.Failures)
 	require.LessOrEqual(t, r.Reserved, uint64(1<<30))
 	require.LessOrEqual(t, r.Live, r.Reserved)
-	_, err = tr.Replay(t.Context(), a, streams[1:], trace.ReplayOptions{})
+	_, err = tr.Replay(t.Context(), a, streams[1:], nil)
 	require.ErrorIs(t, err, vmm.ErrInvalid, "too few streams")
 	end()
 	require.NoError(t, dev.Close())

@@ -251,7 +251,7 @@ func TestTraceIsReadByRMM(t *testing.T) {
 	dev, err := vmm.OpenDriver(nulldriver.NewSized(8<<30), 0)
 	require.NoError(t, err)
 	a, others, end := contenders()[0].opened(t, dev, tr.Streams)
-	r, err := tr.Replay(t.Context(), a, others, trace.ReplayOptions{Overlaps: true})
+	r, err := tr.Replay(t.Context(), checkOverlaps(a), others, nil)
 	require.NoError(t, err)
 	require.Equal(t, got, r.Live)
 	require.Zero(t, r.Failures)
