@@ -39,7 +39,7 @@ type purpose bool
 
 const (
 	forCaller    purpose = true  // a caller waits: all or nothing, and others release what they can do without
-	forGrowAhead purpose = false // no caller waits: what is affordable, and never at others' cost
+	forGrowAhead purpose = false // nothing is waited for: what is affordable, and never at others' cost
 )
 
 // create makes memory with one reference. Prop's location is resolved already. With its error it

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -36,7 +37,7 @@ func (b Block) MemoryArg(m *vmm.MemoryArg) {
 		*m = vmm.MemoryArg{Span: vmm.Span{Addr: b.ptr, Size: b.size, Access: vmm.AccessReadWrite}, Count: b.size, Stride: 1}
 		return
 	}
-	if !b.isAllocated() {
+	if b.number().Load()&numberBits != b.seq {
 		m.Refuse(errFreed)
 		return
 	}
@@ -46,10 +47,13 @@ func (b Block) MemoryArg(m *vmm.MemoryArg) {
 // errFreed is what a launch returns whose argument was freed.
 var errFreed = fmt.Errorf("%w: the block was freed", vmm.ErrInvalid)
 
-// isAllocated says whether a block of a Pool was not freed yet.
-func (b Block) isAllocated() bool {
-	if sl := b.in.slab; sl != nil {
-		return sl.seqs[sl.index(b.ptr)].Load()&numberBits == b.seq
+// number is where the Pool keeps the block's number; nil for a block of 0 bytes.
+func (b Block) number() *atomic.Uint64 {
+	switch sl := b.in.slab; {
+	case sl != nil:
+		return &sl.seqs[sl.index(b.ptr)]
+	case b.in.ext != nil:
+		return &b.in.ext.seq
 	}
-	return b.in.ext.seq.Load()&numberBits == b.seq
+	return nil
 }

@@ -19,6 +19,39 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
+// pairsBeside has four goroutines, each with a stream, allocate and free a block at a time, n times, and
+// synchronise after every so many.
+func pairsBeside(t *testing.T, d *vmm.Device, p *pool.Pool, size uint64, n, every int) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			s, err := d.NewStream()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for i := range n {
+				b, err := p.Alloc(s, size)
+				if err == nil {
+					err = p.Free(s, b)
+				}
+				if err == nil && (i+1)%every == 0 {
+					err = s.Sync()
+				}
+				if err != nil {
+					t.Error(err)
+					break
+				}
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // TestPairsBesideEachOther: of a pool of a few chunks four goroutines need one block each, and none
 // fails while the others map chunks, or give them back because they synchronise.
 func TestPairsBesideEachOther(t *testing.T) {
@@ -38,33 +71,11 @@ func TestPairsBesideEachOther(t *testing.T) {
 			require.NoError(t, err)
 			p, err := pool.New(d, o.Options)
 			require.NoError(t, err)
-			var wg sync.WaitGroup
-			for range 4 {
-				wg.Go(func() {
-					s, err := d.NewStream()
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					for range testgate.Effort(1000, 5000, 100_000) {
-						b, err := p.Alloc(s, 256*kib)
-						if err == nil {
-							err = p.Free(s, b)
-						}
-						if err == nil && !o.noSync {
-							err = s.Sync()
-						}
-						if err != nil {
-							t.Error(err)
-							break
-						}
-					}
-					if err := s.Close(); err != nil {
-						t.Error(err)
-					}
-				})
+			every := 1
+			if o.noSync {
+				every = math.MaxInt
 			}
-			wg.Wait()
+			pairsBeside(t, d, p, 256*kib, testgate.Effort(1000, 5000, 100_000), every)
 			require.NoError(t, pool.Check(p))
 			closeAll(t, p, d)
 		})
@@ -476,33 +487,7 @@ func TestMovesThatFail(t *testing.T) {
 func TestSlabsBesideEachOther(t *testing.T) {
 	w := newWorld(t, 1, 16*mib)
 	p := w.pool(pool.Options{Max: 8 * chunk})
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			s, err := w.devs[0].NewStream()
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			for i := range testgate.Effort(10_000, 50_000, 500_000) {
-				b, err := p.Alloc(s, 64*kib)
-				if err == nil {
-					err = p.Free(s, b)
-				}
-				if err == nil && i%64 == 0 {
-					err = s.Sync()
-				}
-				if err != nil {
-					t.Error(err)
-					break
-				}
-			}
-			if err := s.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
+	pairsBeside(t, w.devs[0], p, 64*kib, testgate.Effort(10_000, 50_000, 500_000), 64)
 	require.NoError(t, pool.Check(p))
 	closeAll(t, p)
 	w.end()

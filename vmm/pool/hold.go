@@ -56,16 +56,12 @@ func (p *Pool) sizeOf(b Block) uint64 {
 }
 
 func (p *Pool) addHold(b Block) (release func(), err error) {
-	var number *atomic.Uint64
-	switch {
-	case b.in == nil || b.in.pool != p:
+	if b.in == nil || b.in.pool != p {
 		return nil, ErrForeignBlock
-	case b.in.slab != nil:
-		number = &b.in.slab.seqs[b.in.slab.index(b.ptr)]
-	case b.in.ext == nil:
+	}
+	number := b.number()
+	if number == nil {
 		return nil, fmt.Errorf("%w: a block of 0 bytes", vmm.ErrInvalid)
-	default:
-		number = &b.in.ext.seq
 	}
 	h := &p.holds
 	h.mu.Lock()

@@ -67,7 +67,7 @@ type look struct {
 	site     site // where chunks have to be mapped
 	unmaps   bool // the chunks of mapping are only to be unmapped
 	mapping  mapping
-	captured []string // why streams cannot be followed
+	refusals []string // why streams cannot be waited for
 }
 
 func (l *look) run() {
@@ -230,8 +230,8 @@ func (l *look) wait(t *stream) bool {
 		err = l.st.s.WaitFence(f)
 	}
 	if err != nil {
-		if text := fmt.Sprintf("stream %#x cannot be waited for: %v", t.s.Raw(), err); !slices.Contains(l.captured, text) {
-			l.captured = append(l.captured, text)
+		if text := fmt.Sprintf("stream %#x cannot be waited for: %v", t.s.Raw(), err); !slices.Contains(l.refusals, text) {
+			l.refusals = append(l.refusals, text)
 		}
 		return false
 	}
@@ -376,7 +376,7 @@ func (l *look) reasons() (all []string) {
 	}
 	add(rest, "freed in other such streams")
 	add(l.largestLocked(), "in the longest free run")
-	return append(all, l.captured...)
+	return append(all, l.refusals...)
 }
 
 // exhausted adds to an ErrOutOfMemory where memory is.

@@ -84,40 +84,53 @@ func (p *Pool) doneLocked() {
 // findSlowlyLocked finds memory for st, in the order that Alloc documents. It releases p.mu
 // meanwhile.
 func (p *Pool) findSlowlyLocked(st *stream, w want) (f found, err error) {
-	hungry := int32(0) // 1: from now on a Sync gives nothing back
-	defer func() { p.waiting.Add(-hungry) }()
-	for {
-		if f.pages, err = p.findOrCreateLocked(st, w); err == nil || w.n == 0 || !errors.Is(err, vmm.ErrOutOfMemory) {
-			return f, err
-		}
-		p.waiting.Add(1 - hungry)
-		hungry = 1
+	f.pages, err = p.findOrCreateLocked(st, w)
+	if w.n == 0 {
+		return f, err
+	}
+	p.waiting.Add(1) // from now on a Sync gives nothing back
+	defer p.waiting.Add(-1)
+	for errors.Is(err, vmm.ErrOutOfMemory) {
 		f, again, reasons := p.lookAtAllLocked(st, w)
 		switch {
 		case f.pages != nil || f.block.in != nil:
 			return f, nil
 		case p.closed.Load():
 			return f, errClosed
-		case again:
-			continue
-		case p.onOOM == nil:
-			return f, p.exhausted(err, reasons)
+		case !again:
+			if gone := p.askForMemoryLocked(st, w, p.exhausted(err, reasons)); gone != nil {
+				return f, gone
+			}
 		}
-		p.doneLocked() // the function may close the pool, which waits for calls under way
-		p.mu.Unlock()
-		retry := p.onOOM(st.s, w.n)
-		p.mu.Lock()
-		p.underWay++
-		if p.closed.Load() {
-			return f, errClosed
-		}
-		if gone := st.s.Usable(); gone != nil {
-			return f, gone
-		}
-		if !retry {
-			return f, p.exhausted(err, reasons)
+		f.pages, err = p.findOrCreateLocked(st, w)
+		if err == nil {
+			return f, nil
 		}
 	}
+	return f, err
+}
+
+// askForMemoryLocked calls Options.OnOOM, and returns nil if Alloc is to try again. If not it
+// returns err, or why there can be no more tries. It releases p.mu meanwhile.
+func (p *Pool) askForMemoryLocked(st *stream, w want, err error) error {
+	if p.onOOM == nil {
+		return err
+	}
+	p.doneLocked() // the function may close the pool, which waits for calls under way
+	p.mu.Unlock()
+	retry := p.onOOM(st.s, w.n)
+	p.mu.Lock()
+	p.underWay++
+	if p.closed.Load() {
+		return errClosed
+	}
+	if gone := st.s.Usable(); gone != nil {
+		return gone
+	}
+	if !retry {
+		return err
+	}
+	return nil
 }
 
 // findOrCreateLocked is the search without a wait, which looks at one thing after the other and
