@@ -80,7 +80,7 @@ func (d *Device) resolve(p Prop) Prop {
 func (d *Device) chunk(m *memory) (*Chunk, error) {
 	c := &Chunk{mem: m, dev: d}
 	if err := d.track(c, "chunk"); err != nil {
-		return nil, also(err, "and giving the memory back", m.release())
+		return nil, joinErr(err, "and giving the memory back", m.release())
 	}
 	return c, nil
 }
@@ -107,7 +107,7 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	}
 	m := d.adopt(h, size, p)
 	if m.prop.Location, err = d.drv.Location(h); err != nil {
-		return nil, also(err, "and giving the memory back", m.release())
+		return nil, joinErr(err, "and giving the memory back", m.release())
 	}
 	return d.chunk(m)
 }

@@ -359,7 +359,7 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 	// work of the stream.
 	if again := s.sync(); again != nil {
 		l.maybeBusy = true
-		return also(err, "and waiting for its stream", again)
+		return joinErr(err, "and waiting for its stream", again)
 	}
 	l.eventMissing = false
 	b.busy, b.used = false, 0

@@ -233,7 +233,7 @@ func (d *Device) Discard(cause error, close func() error) error {
 	if undo != nil && d != nil && d.state != nil {
 		d.refusedCalls.add(close)
 	}
-	return also(cause, "and giving back what was made", undo)
+	return joinErr(cause, "and giving back what was made", undo)
 }
 
 // rename changes the kind under which Close and Report name a thing that is tracked.
@@ -301,11 +301,11 @@ func (d *Device) close() error {
 	// What was refused comes first: until it is released it counts as open.
 	refused := d.refusedCalls.retry()
 	if err := d.stopWorker(); err != nil {
-		return also(refused, "and", err) // a refused close is why something is still open
+		return joinErr(refused, "and", err) // a refused close is why something is still open
 	}
 	// After the goroutine has ended: nothing more is cached.
-	err := also(refused, "and", d.trim(0))
-	err = also(err, "and", d.state.parent.refusedCloses.retry())
+	err := joinErr(refused, "and", d.trim(0))
+	err = joinErr(err, "and", d.state.parent.refusedCloses.retry())
 	if err != nil {
 		return err
 	}

@@ -438,7 +438,7 @@ func (r *refusedCalls) retry() (failed error) {
 	r.mu.Unlock()
 	for _, again := range all {
 		if err := again(); err != nil {
-			failed = also(failed, "and", err)
+			failed = joinErr(failed, "and", err)
 			r.add(again)
 		}
 	}

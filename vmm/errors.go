@@ -79,8 +79,8 @@ func (e *PairError) Error() string {
 // Unwrap returns Err.
 func (e *PairError) Unwrap() error { return e.Err }
 
-// also joins a second failure to the first in one line; either may be nil.
-func also(first error, doing string, second error) error {
+// joinErr joins a second failure to the first in one line; either may be nil.
+func joinErr(first error, doing string, second error) error {
 	switch {
 	case second == nil:
 		return first
@@ -94,7 +94,7 @@ func also(first error, doing string, second error) error {
 // err.
 func undoAll[T any](err error, doing string, done []T, undo func(T) error) error {
 	for _, d := range slices.Backward(done) {
-		err = also(err, doing, undo(d))
+		err = joinErr(err, doing, undo(d))
 	}
 	return err
 }

@@ -389,7 +389,7 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 	if r == nil || r.dev == nil {
 		return nil
 	}
-	if err := r.notInRange(); err != nil {
+	if err := r.checkNotOwnedByRange(); err != nil {
 		return r.fail("close", 0, r.size, err)
 	}
 	return r.closeContext(ctx, func() error { return r.close(new(sync.Mutex)) })
@@ -459,7 +459,7 @@ func (r *Reservation) close(lenMu sync.Locker) error {
 		defer r.mu.Unlock()
 		r.phase.Store(was)
 	case err == nil || errors.Is(err, ErrDeviceLost):
-		err = also(err, "and giving it back", r.teardown())
+		err = joinErr(err, "and giving it back", r.teardown())
 	}
 	return err
 }
@@ -489,9 +489,9 @@ func (r *Reservation) teardown() error {
 	refused, failed := r.unmapRunsLocked(func(*slot) bool { return true })
 	left := len(r.table)
 	r.mappingMu.Unlock()
-	failed = also(failed, "and", refused)
+	failed = joinErr(failed, "and", refused)
 	if left == 0 {
-		failed = also(failed, "and", r.finishClose())
+		failed = joinErr(failed, "and", r.finishClose())
 	}
 	return failed
 }

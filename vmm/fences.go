@@ -128,7 +128,7 @@ func (s *Stream) syncFence(f order.Fence, err error) error {
 		again = o.SyncStream(s.order.Queue)
 	}
 	if again != nil {
-		return also(err, "and waiting for the stream itself", again)
+		return joinErr(err, "and waiting for the stream itself", again)
 	}
 	at.Finish()
 	return nil

@@ -371,7 +371,7 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 		if err == nil {
 			continue
 		}
-		cause = also(cause, "and setting access back", err)
+		cause = joinErr(cause, "and setting access back", err)
 		r.mu.Lock()
 		r.doubtLocked(i, j, to, cause)
 		r.mu.Unlock()

@@ -69,7 +69,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	if err != nil {
 		if queued { // else it would run over what the next Append writes there
 			if again := s.sync(); again != nil {
-				err = also(err, "and waiting for its stream", again)
+				err = joinErr(err, "and waiting for its stream", again)
 				r.mu.Lock()
 				r.noteAppendLocked(s) // so waitForWork waits for it
 				r.mu.Unlock()

@@ -123,7 +123,7 @@ func (m *memory) release() error {
 func releaseAll(all []*memory) (failed error) {
 	for _, m := range all {
 		if err := m.release(); err != nil {
-			failed = also(failed, "and", err)
+			failed = joinErr(failed, "and", err)
 		}
 	}
 	return failed
@@ -158,7 +158,7 @@ func (d *Device) releaseRefused() (failed error) {
 	d.mu.Unlock()
 	for _, m := range all {
 		d.counters.sub(m.size, &d.counters.quarantined)
-		failed = also(failed, "and", m.free())
+		failed = joinErr(failed, "and", m.free())
 	}
 	return failed
 }
@@ -271,13 +271,13 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	}
 	before := d.counters.read(&d.counters.freedBytes)
 	err = d.refusedCalls.retry() // it may wait, so not within trim
-	err = also(err, "and", d.state.syncFills())
+	err = joinErr(err, "and", d.state.syncFills())
 	for _, r := range d.openReservations() {
-		err = also(err, "and", r.repair())
+		err = joinErr(err, "and", r.repair())
 	}
 	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
-	err = also(err, "and", d.trim(keep))
+	err = joinErr(err, "and", d.trim(keep))
 	return d.counters.read(&d.counters.freedBytes) - before, d.fail("trim", 0, keep, err)
 }
 
@@ -289,14 +289,14 @@ func (d *Device) trim(keep uint64) error {
 	}
 	if d.counters.read(&d.counters.quarantined.now) > 0 {
 		for _, r := range d.openReservations() {
-			err = also(err, "and", r.unmapNeverAccessible())
+			err = joinErr(err, "and", r.unmapNeverAccessible())
 		}
 	}
-	err = also(err, "and", d.releaseRefused())
+	err = joinErr(err, "and", d.releaseRefused())
 	d.cache.mu.Lock()
 	out := d.evictLocked(keep)
 	d.cache.mu.Unlock()
-	return also(err, "and", releaseAll(out))
+	return joinErr(err, "and", releaseAll(out))
 }
 
 // SetLimit bounds how many bytes of memory this process creates on the device,

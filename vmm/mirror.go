@@ -364,7 +364,7 @@ func (m *Mirror) close(op string, flush bool) (err error) {
 			return m.fail(op, err)
 		}
 	}
-	return m.fail(op, also(err, "and giving memory back", m.giveBack()))
+	return m.fail(op, joinErr(err, "and giving memory back", m.giveBack()))
 }
 
 // giveBack gives back what the mirror has, and can be called again. The caller has m.mu, or is

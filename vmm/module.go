@@ -127,7 +127,7 @@ func (m *Module) close() error {
 	err := waitDevices(m.dev.state, []*deviceState{m.dev.state})
 	if err == nil || lost(err) {
 		if failed := m.raw.UnloadModule(m.handle); !lost(failed) {
-			err = also(err, "and unloading it", failed)
+			err = joinErr(err, "and unloading it", failed)
 		}
 	}
 	if err != nil && !lost(err) {

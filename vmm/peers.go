@@ -202,12 +202,12 @@ func (p *Plan) Err() error {
 		mp := &p.Memory[i]
 		found := mp.Err
 		for _, d := range mp.Devices {
-			found = also(found, "and", d.Err)
+			found = joinErr(found, "and", d.Err)
 		}
 		if found != nil && first == nil {
 			first = mp.r
 		}
-		all = also(all, "and", found)
+		all = joinErr(all, "and", found)
 	}
 	if first == nil {
 		return nil
@@ -512,7 +512,7 @@ func (l *legacy) disable() error {
 	var failed error
 	l.left = slices.DeleteFunc(l.left, func(k legacyKey) bool {
 		err := k.removeUserLocked(false)
-		failed = also(failed, "and", err)
+		failed = joinErr(failed, "and", err)
 		return err == nil || lost(err)
 	})
 	return failed

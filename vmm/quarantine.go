@@ -167,7 +167,7 @@ func (r *Reservation) unmapQuarantined() error {
 		return nil
 	}
 	if err := r.waitForWork(); err != nil && !lost(err) {
-		return also(cause, "and waiting to unmap it", err)
+		return joinErr(cause, "and waiting to unmap it", err)
 	}
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()

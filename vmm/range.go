@@ -501,7 +501,7 @@ func (g *Range) close() error {
 	if !g.countClosed() {
 		return err
 	}
-	return also(err, "and giving host memory back", g.hostCopy.Free())
+	return joinErr(err, "and giving host memory back", g.hostCopy.Free())
 }
 
 // countClosed takes a range that is closed out of the counters; false if it is not.

@@ -154,7 +154,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 		return nil, err
 	}
 	if err := d.track(r, r.kind); err != nil {
-		err = also(err, "and freeing the addresses", d.drv.Free(r.ptr, rounded))
+		err = joinErr(err, "and freeing the addresses", d.drv.Free(r.ptr, rounded))
 		giveAddresses(rounded)
 		return nil, err
 	}
@@ -232,8 +232,8 @@ func (r *Reservation) live() error {
 
 var errReservationClosed = fmt.Errorf("%w: reservation", ErrClosed)
 
-// notInRange refuses callers that may not touch the reservation inside a Range.
-func (r *Reservation) notInRange() error {
+// checkNotOwnedByRange refuses callers that may not touch the reservation inside a Range.
+func (r *Reservation) checkNotOwnedByRange() error {
 	if r == nil || r.dev == nil {
 		return fmt.Errorf("%w: no reservation", ErrInvalid)
 	}
@@ -253,7 +253,7 @@ func (r *Reservation) outOfBounds(off, size uint64) error {
 // memory: the chunks may be closed afterwards. One chunk may be mapped several
 // times. Addresses that are in use are ErrInvalid, retiring ones ErrBusy.
 func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
-	if err := r.notInRange(); err != nil {
+	if err := r.checkNotOwnedByRange(); err != nil {
 		return r.fail("map", off, 0, err)
 	}
 	var buf [16]*memory
@@ -324,7 +324,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	}
 	// Undo: one call unmaps what has been mapped.
 	if again := drv.Unmap(r.ptr+Ptr(off), done); again != nil {
-		err = also(err, "and undoing the mapping", again)
+		err = joinErr(err, "and undoing the mapping", again)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)
@@ -466,7 +466,7 @@ func (h *hold) String() string {
 // them and Close return ErrBusy, which says where Hold was called. Calling release again does
 // nothing.
 func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
-	if err = r.notInRange(); err == nil {
+	if err = r.checkNotOwnedByRange(); err == nil {
 		release, err = r.addHold(off, n, heldHere("a hold"))
 	}
 	return release, r.fail("hold", off, n, err)
@@ -474,7 +474,7 @@ func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
 
 // HoldFor is Hold for packages beside this one: errors say what it is for, such as `published as "x"`.
 func (r *Reservation) HoldFor(what string, off, n uint64) (release func(), err error) {
-	if err = r.notInRange(); err == nil {
+	if err = r.checkNotOwnedByRange(); err == nil {
 		release, err = r.addHold(off, n, &hold{what: what})
 	}
 	return release, r.fail("hold", off, n, err)

@@ -342,7 +342,7 @@ func (s *sleeper) restore() error {
 		return err
 	}
 	if err := s.load(); err != nil {
-		return also(err, "and", s.rollback(s.r.waitForWork())) // the copy may be under way
+		return joinErr(err, "and", s.rollback(s.r.waitForWork())) // the copy may be under way
 	}
 	return nil
 }

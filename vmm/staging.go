@@ -291,7 +291,7 @@ func (l *lane) sync(raw *order.Device) (err error) {
 	if l.eventMissing {
 		if again := raw.SyncStream(l.queue); again != nil {
 			l.maybeBusy = true
-			return also(err, "and waiting for its stream", again)
+			return joinErr(err, "and waiting for its stream", again)
 		}
 		l.eventMissing = false
 	}

@@ -246,10 +246,10 @@ func (l *Links) measure(ctx context.Context, size uint64, pairs []Link) (err err
 	ends := map[int]*end{} // by ordinal
 	defer func() {
 		for _, e := range ends { // which ends the grants
-			err = also(err, "and", e.g.Close())
+			err = joinErr(err, "and", e.g.Close())
 		}
 		for _, e := range ends {
-			err = also(err, "and", e.close())
+			err = joinErr(err, "and", e.close())
 		}
 	}()
 	for _, i := range l.Devices {
@@ -337,9 +337,9 @@ func (e *end) admit(from *end) error {
 
 // close gives back all but the memory of what open took, as far as it came.
 func (e *end) close() error {
-	err := also(e.first.Close(), "and", e.last.Close())
-	err = also(err, "and", e.s.Close())
-	return also(err, "and", e.d.Close())
+	err := joinErr(e.first.Close(), "and", e.last.Close())
+	err = joinErr(err, "and", e.s.Close())
+	return joinErr(err, "and", e.d.Close())
 }
 
 // way is copies from one device's memory to another's.

@@ -37,7 +37,7 @@ type retirement struct {
 // for work that may use them (see the package comment). It completes or changes
 // nothing. A part of a chunk, or a hole, is ErrInvalid; held bytes are ErrBusy.
 func (r *Reservation) Unmap(off, size uint64) error {
-	if err := r.notInRange(); err != nil {
+	if err := r.checkNotOwnedByRange(); err != nil {
 		return r.fail("unmap", off, size, err)
 	}
 	t, err := r.retire(off, size)
@@ -52,7 +52,7 @@ func (r *Reservation) Unmap(off, size uint64) error {
 // device or stream, whatever UsedBy has named. It waits only for copies that the library
 // makes by itself, as for ReadAt or CopyIn of a Device, so it does not return ErrCapturing.
 func (r *Reservation) UnmapNow(off, size uint64) error {
-	if err := r.notInRange(); err != nil {
+	if err := r.checkNotOwnedByRange(); err != nil {
 		return r.fail("unmap now", off, size, err)
 	}
 	t, err := r.retire(off, size)
@@ -82,7 +82,7 @@ func (r *Reservation) waitForOwnCopies() error {
 // being captured it returns ErrCapturing and changes nothing. Until the chunks are
 // unmapped, Map at their addresses returns ErrBusy.
 func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
-	err := r.notInRange()
+	err := r.checkNotOwnedByRange()
 	for i := 0; err == nil && i < len(streams); i++ {
 		err = streams[i].usable(r.dev.state.parent)
 	}
@@ -453,7 +453,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool, lockMapping func() bool) 
 		case r.inRange: // none may be unmapped before this one
 			return progress, err
 		default: // those of a user's reservation have no order: the others are tried
-			failed = also(failed, "and", err)
+			failed = joinErr(failed, "and", err)
 			if err == nil {
 				busy = append(busy, t.streams)
 			}
@@ -526,7 +526,7 @@ func sweepRetired(d *Device, try bool) (progress bool, failed error) {
 		r.sweepMu.Unlock()
 		progress = progress || some
 		if err != nil {
-			failed = also(failed, "and", err)
+			failed = joinErr(failed, "and", err)
 		}
 	}
 	return progress, failed
@@ -557,7 +557,7 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed e
 		if err == nil {
 			removed = r.removeSlotsLocked(i, j, removed)
 		} else {
-			failed = also(failed, "and", err)
+			failed = joinErr(failed, "and", err)
 			for k := i; k < j; k++ {
 				r.quarantineLocked(&r.table[k], err)
 			}

@@ -212,7 +212,7 @@ func (g *Range) fillAfter(err error) error {
 	if !errors.As(err, &left) {
 		return err
 	}
-	return also(left.error, "and filling with zeros", g.fill())
+	return joinErr(left.error, "and filling with zeros", g.fill())
 }
 
 // mayFill says whether a fill may still run that could not be waited for.

@@ -40,8 +40,8 @@ func fail(dev *vmm.Device, op string, at vmm.Ptr, size uint64, err error) error 
 	return &vmm.OpError{Op: op, Device: dev.String(), Addr: at, Size: size, Err: err}
 }
 
-// also joins a second failure to the first in one line; either may be nil.
-func also(first error, second error) error {
+// joinErr joins a second failure to the first in one line; either may be nil.
+func joinErr(first error, second error) error {
 	switch {
 	case second == nil:
 		return first

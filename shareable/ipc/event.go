@@ -34,7 +34,7 @@ func openEvent(dev *vmm.Device, h Handle) (*vmm.Event, error) {
 	}
 	// The driver may open an event of a process that has ended meanwhile.
 	if gone := h.check(KindEvent); gone != nil {
-		return nil, also(gone, e.Close())
+		return nil, joinErr(gone, e.Close())
 	}
 	return e, nil
 }

@@ -124,7 +124,7 @@ func (b *ImportedBlock) free(s *vmm.Stream) error {
 	i.mu.Lock()
 	if b.freed {
 		i.mu.Unlock()
-		return also(ErrFreed, e.Close())
+		return joinErr(ErrFreed, e.Close())
 	}
 	b.freed = true
 	b.m.dropReachedLocked()

@@ -178,7 +178,7 @@ func (i *Importer) attach(ctx context.Context, t BlockToken) (*shareable.View, e
 		} else if err = v.Wait(ctx, t.Size()); err == nil {
 			return v, nil
 		}
-		err = also(err, v.Close())
+		err = joinErr(err, v.Close())
 	}
 	return nil, exporterGone(err)
 }

@@ -67,7 +67,7 @@ func importPool(dev *vmm.Device, fd int) (*Pool, error) {
 		return nil, err
 	}
 	if p.in, err = pool.WrapDriver(dev, p.raw); err != nil {
-		err = also(err, pools.DestroyPool(p.raw))
+		err = joinErr(err, pools.DestroyPool(p.raw))
 		p.keep()
 		return nil, err
 	}
