@@ -219,9 +219,9 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	dst = slices.Grow(dst, len(r.table))
-	for i := range r.table {
-		if s := &r.table[i]; s.State == slots.Accessible {
+	dst = slices.Grow(dst, r.table.Len())
+	for _, s := range r.table.All() {
+		if s.State == slots.Accessible {
 			dst = append(dst, r.segment(s.Off, s.Mem))
 		}
 	}

@@ -105,8 +105,8 @@ func (r *Reservation) usersNow(devs []*deviceState, streams []*Stream) ([]*devic
 			streams = append(streams, s)
 		}
 	}
-	for i := 0; !r.inRange && i < len(r.table); i++ { // a range has no UnmapAfter
-		if t := r.table[i].Retired; t != nil {
+	for i := 0; !r.inRange && i < r.table.Len(); i++ { // a range has no UnmapAfter
+		if t := r.table.At(i).Retired; t != nil {
 			for _, s := range t.streams {
 				if !slices.Contains(streams, s) {
 					streams = append(streams, s)
@@ -441,7 +441,7 @@ func (r *Reservation) close(lenMu sync.Locker) error {
 	// The library's own copies first: they may still queue work, which is waited for next.
 	r.waitForCopies(0, r.size)
 	r.mu.Lock()
-	used := slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped })
+	used := r.table.Any(func(s *slot) bool { return s.State != slots.Mapped })
 	r.mu.Unlock()
 	switch {
 	// No copy is under way any more, so what a capture uses is known.
@@ -479,7 +479,7 @@ func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 		return nil, was, err
 	}
 	r.phase.Store(phaseClosing)
-	return r.retireLocked(0, len(r.table)), was, nil
+	return r.retireLocked(0, r.table.Len()), was, nil
 }
 
 // teardown gives back whatever the driver will take. What it refuses stays
@@ -487,7 +487,7 @@ func (r *Reservation) beginClose() (t *retirement, was uint32, err error) {
 func (r *Reservation) teardown() error {
 	r.mappingMu.Lock()
 	refused, failed := r.unmapRunsLocked(func(*slot) bool { return true })
-	left := len(r.table)
+	left := r.table.Len()
 	r.mappingMu.Unlock()
 	failed = joinErr(failed, "and", refused)
 	if left == 0 {

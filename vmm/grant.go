@@ -272,7 +272,7 @@ func (c *accessChange) undo() error {
 	if err != nil {
 		r.mu.Lock()
 		r.recordGrantsLocked(c.before)
-		r.doubtLocked(0, len(r.table), c.before, err)
+		r.doubtLocked(0, r.table.Len(), c.before, err)
 		r.mu.Unlock()
 	}
 	r.mappingMu.Unlock()
@@ -355,8 +355,8 @@ func (r *Reservation) runCount() (n int) {
 // setRunAccessLocked sets the access of who to the slots [i, j), which lie side by side.
 func (r *Reservation) setRunAccessLocked(i, j int, who []driver.Grant) error {
 	invariants.Held(&r.mappingMu)
-	off := r.table[i].Off
-	return r.dev.drv.SetAccess(r.ptr+Ptr(off), r.table[j-1].End()-off, who)
+	off := r.table.At(i).Off
+	return r.dev.drv.SetAccess(r.ptr+Ptr(off), r.table.At(j-1).End()-off, who)
 }
 
 // restoreAccessLocked undoes SetAccess on the first n slots, the failed run included, which

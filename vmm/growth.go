@@ -194,7 +194,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 func reclaimable(r *Reservation, off, need uint64) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := len(r.table); n == 0 || r.table[n-1].Off < off || r.live() != nil {
+	if n := r.table.Len(); n == 0 || r.table.At(n-1).Off < off || r.live() != nil {
 		return off
 	}
 	for _, s := range r.table.In(off, need) {
@@ -211,8 +211,8 @@ func reclaimable(r *Reservation, off, need uint64) uint64 {
 // nothing is left is forgotten, its events free.
 func reclaim(r *Reservation, off, need uint64) uint64 {
 	r.mu.Lock()
-	n := len(r.table)
-	if n == 0 || r.table[n-1].Off < off || r.live() != nil { // nothing lies above off, mostly
+	n := r.table.Len()
+	if n == 0 || r.table.At(n-1).Off < off || r.live() != nil { // nothing lies above off, mostly
 		r.mu.Unlock()
 		return off
 	}

@@ -168,7 +168,7 @@ func planMemory(m Memory, r *Reservation, a Access, devs []*Device, reach func(f
 	unsure := r.anyInDoubt()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	mp.Chunks, mp.Bytes = len(r.table), r.committedLocked()
+	mp.Chunks, mp.Bytes = r.table.Len(), r.committedLocked()
 	for i := range mp.Devices {
 		d := &mp.Devices[i]
 		d.From = r.granted(d.Device.state)

@@ -47,8 +47,8 @@ func (r *Reservation) anyQuarantinedLocked() bool {
 // nil if there is none. It needs r.mu.
 func (r *Reservation) quarantineErrLocked(off uint64) error {
 	invariants.Held(&r.mu)
-	for i := 0; r.counters.quarantined.now > 0 && i < len(r.table); i++ {
-		if s := &r.table[i]; s.Off <= off && s.Quarantined != nil {
+	for i := 0; r.counters.quarantined.now > 0 && i < r.table.Len(); i++ {
+		if s := r.table.At(i); s.Off <= off && s.Quarantined != nil {
 			return fmt.Errorf("quarantined: %w", s.Quarantined)
 		}
 	}
@@ -66,7 +66,7 @@ func (r *Reservation) anyInDoubt() bool {
 func (r *Reservation) anyInDoubtLocked() bool {
 	invariants.Held(&r.mu)
 	return slices.ContainsFunc(r.bans, (*ban).isInDoubt) || r.anyQuarantinedLocked() &&
-		slices.ContainsFunc(r.table, func(s slot) bool { return s.State != slots.Mapped && s.Quarantined != nil })
+		r.table.Any(func(s *slot) bool { return s.State != slots.Mapped && s.Quarantined != nil })
 }
 
 // doubtLocked notes that the driver may have either access, on the slots [i, j), to the devices
@@ -74,8 +74,8 @@ func (r *Reservation) anyInDoubtLocked() bool {
 // succeeds. It needs r.mappingMu and r.mu.
 func (r *Reservation) doubtLocked(i, j int, to []grant, cause error) {
 	invariants.Held(&r.mu)
-	for k := i; k < j; k++ {
-		r.quarantineLocked(&r.table[k], cause)
+	for _, s := range r.table.Between(i, j) {
+		r.quarantineLocked(s, cause)
 	}
 	for _, g := range to {
 		if !slices.ContainsFunc(r.bans, func(b *ban) bool { return b.isInDoubt() && b.deviceState == g.dev.state }) {
@@ -91,8 +91,8 @@ func (r *Reservation) noneInDoubtLocked() {
 	invariants.Held(&r.mu)
 	r.allowLocked((*ban).isInDoubt)
 	r.setWaitsForLocked()
-	for i := 0; r.anyQuarantinedLocked() && i < len(r.table); i++ {
-		if s := &r.table[i]; s.State != slots.Mapped {
+	for i := 0; r.anyQuarantinedLocked() && i < r.table.Len(); i++ {
+		if s := r.table.At(i); s.State != slots.Mapped {
 			r.unquarantineLocked(s)
 		}
 	}

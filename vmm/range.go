@@ -537,7 +537,7 @@ func (g *Range) Stats() RangeStats {
 		Used:              used,
 		Retiring:          c.retiring.now,
 		Quarantined:       c.quarantined.now,
-		Chunks:            len(r.table),
+		Chunks:            r.table.Len(),
 		PeakCommitted:     c.committed.peak,
 		PeakUsed:          max(c.used.peak, used),
 		Hits:              c.Hits,

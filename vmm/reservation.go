@@ -131,8 +131,8 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 		kind = "range"
 	}
 	r := &Reservation{dev: d, kind: kind, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, owner: o.Owner, id: reservationCount.Add(1), closeSlot: make(chan struct{}, 1)}
-	r.generation.Store(r.id << 32)                          // so that no two reservations have the same, at one address or not
-	r.table = make(slots.Table[*memory, *retirement], 0, 4) // so that the first growth allocates its chunk and nothing else
+	r.generation.Store(r.id << 32)               // so that no two reservations have the same, at one address or not
+	r.table = slots.New[*memory, *retirement](4) // so that the first growth allocates its chunk and nothing else
 	r.closeMu.At(lock.ReservationClose, r.id)
 	r.grantMu.At(lock.Grants, r.id)
 	r.mappingMu.At(lock.Mapping, r.id)
@@ -360,8 +360,8 @@ func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64,
 		return 0, 0, r.outOfBounds(off, size)
 	}
 	i = r.table.Find(off)
-	if i < len(r.table) && r.table[i].Off < off+size {
-		s := &r.table[i]
+	if i < r.table.Len() && r.table.At(i).Off < off+size {
+		s := r.table.At(i)
 		switch {
 		case s.Quarantined != nil:
 			return 0, 0, fmt.Errorf("quarantined: %w", s.Quarantined)
@@ -379,13 +379,12 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 	invariants.Held(&r.mappingMu)
 	invariants.Held(&r.mu)
 	var size uint64
-	r.table = append(r.table, make(slots.Table[*memory, *retirement], len(ms))...)
-	copy(r.table[i+len(ms):], r.table[i:])
+	r.table.Insert(i, len(ms))
 	for n, m := range ms {
 		m.refs.Add(1) // the caller has one, so it was not 0
-		r.table[i+n] = slot{Off: off + size, Size: m.size, Mem: m, State: st}
+		*r.table.At(i + n) = slot{Off: off + size, Size: m.size, Mem: m, State: st}
 		if cause != nil {
-			r.quarantineLocked(&r.table[i+n], cause)
+			r.quarantineLocked(r.table.At(i+n), cause)
 		}
 		size += m.size
 	}
@@ -401,8 +400,7 @@ func (r *Reservation) removeSlotsLocked(i, j int, removed []*memory) []*memory {
 	invariants.Held(&r.mappingMu)
 	invariants.Held(&r.mu)
 	var size, retiring uint64
-	for k := i; k < j; k++ {
-		s := &r.table[k]
+	for _, s := range r.table.Between(i, j) {
 		if s.State >= slots.Retiring {
 			retiring += s.Size
 		}
@@ -413,7 +411,7 @@ func (r *Reservation) removeSlotsLocked(i, j int, removed []*memory) []*memory {
 		removed = append(removed, s.Mem)
 	}
 	r.dev.counters.unmapped(j-i, size, retiring, &r.counters)
-	r.table = slices.Delete(r.table, i, j)
+	r.table.Delete(i, j)
 	r.generation.Add(1) // what lay there is lost
 	if invariants.Enabled {
 		r.checkInvariantsLocked()
@@ -432,8 +430,8 @@ func (r *Reservation) committedLocked() uint64 {
 func (r *Reservation) checkInvariantsLocked() {
 	invariants.Held(&r.mu)
 	err := r.table.Check(r.size, r.gran)
-	for i := range r.table {
-		if r.table[i].Mem.refs.Load() < 1 {
+	for i, s := range r.table.All() {
+		if s.Mem.refs.Load() < 1 {
 			err = fmt.Errorf("slot %d has no reference to its memory", i)
 		}
 	}
@@ -587,8 +585,7 @@ func (r *Reservation) where() (p Ptr, size uint64) { return r.ptr, r.size }
 func (r *Reservation) mappings() (all []Mapping) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range r.table {
-		s := &r.table[i]
+	for _, s := range r.table.All() {
 		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String()}
 		if s.Quarantined != nil {
 			m.Quarantined = s.Quarantined.Error()

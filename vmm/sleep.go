@@ -181,7 +181,7 @@ func (s *sleeper) retireAll() error {
 		return err
 	}
 	r.phase.Store(phaseAsleep)
-	s.retired, s.capacity = r.retireLocked(0, len(r.table)), g.cap.Load()
+	s.retired, s.capacity = r.retireLocked(0, r.table.Len()), g.cap.Load()
 	g.cap.Store(0)
 	return nil
 }
@@ -221,7 +221,7 @@ func (s *sleeper) unmapAll() error {
 	r := s.r
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	n := len(r.table)
+	n := r.table.Len()
 	if n == 0 {
 		return nil
 	}

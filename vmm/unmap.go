@@ -182,8 +182,8 @@ func (g *Range) retireTail(keep uint64) (*retirement, error) {
 	r.mu.Lock()
 	end := max(was, r.table.Accessible(0, r.size)) // above Cap only after a failure
 	off := end
-	for i := len(r.table) - 1; i >= 0 && r.table[i].Off >= max(keep, g.len.Load()); i-- {
-		off = min(off, r.table[i].Off)
+	for i := r.table.Len() - 1; i >= 0 && r.table.At(i).Off >= max(keep, g.len.Load()); i-- {
+		off = min(off, r.table.At(i).Off)
 	}
 	r.mu.Unlock()
 	if off == end {
@@ -232,7 +232,7 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 		}
 	}
 	// Checked before the first slot changes: it completes or changes nothing.
-	for _, s := range r.table[i:j] {
+	for _, s := range r.table.Between(i, j) {
 		switch s.State {
 		case slots.Retiring, slots.Unmapping:
 			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
@@ -251,8 +251,7 @@ func (r *Reservation) retireLocked(i, j int) *retirement {
 	invariants.Held(&r.mu)
 	t := &retirement{}
 	var bytes uint64
-	for k := i; k < j; k++ {
-		s := &r.table[k]
+	for _, s := range r.table.Between(i, j) {
 		if s.State != slots.Accessible {
 			continue
 		}
@@ -347,8 +346,8 @@ func (r *Reservation) unmapRetiredLocked(t *retirement) error {
 	err := r.unmapSlotsLocked(i, j)
 	r.mu.Lock()
 	if err != nil {
-		for k := i; k < j; k++ {
-			r.table[k].State = slots.Retiring
+		for _, s := range r.table.Between(i, j) {
+			s.State = slots.Retiring
 		}
 		r.mu.Unlock()
 		return err
@@ -540,15 +539,15 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed e
 	invariants.Held(&r.mappingMu)
 	var removed []*memory
 	// From the end, so that taking slots out leaves those to come alone.
-	for j := len(r.table); j > 0; {
+	for j := r.table.Len(); j > 0; {
 		i := j - 1
 		r.mu.Lock() // which slots there are needs mappingMu; their states change with r.mu alone
-		if !match(&r.table[i]) {
+		if !match(r.table.At(i)) {
 			r.mu.Unlock()
 			j = i
 			continue
 		}
-		for i > 0 && match(&r.table[i-1]) && r.table[i-1].End() == r.table[i].Off {
+		for i > 0 && match(r.table.At(i-1)) && r.table.At(i-1).End() == r.table.At(i).Off {
 			i--
 		}
 		r.mu.Unlock()
@@ -558,8 +557,8 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed e
 			removed = r.removeSlotsLocked(i, j, removed)
 		} else {
 			failed = joinErr(failed, "and", err)
-			for k := i; k < j; k++ {
-				r.quarantineLocked(&r.table[k], err)
+			for _, s := range r.table.Between(i, j) {
+				r.quarantineLocked(s, err)
 			}
 		}
 		r.mu.Unlock()

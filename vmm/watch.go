@@ -70,13 +70,13 @@ func (r *Reservation) watch(w *Watch) (stop func(), err error) {
 	if err := r.live(); err != nil {
 		return nil, err
 	}
-	w.mapped(r.watchedLocked(0, len(r.table)))
+	w.mapped(r.watchedLocked(0, r.table.Len()))
 	r.watches = append(r.watches, w)
 	return sync.OnceFunc(func() {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
 		r.watches = slices.DeleteFunc(r.watches, func(o *Watch) bool { return o == w })
-		w.unmapping(r.watchedLocked(0, len(r.table)))
+		w.unmapping(r.watchedLocked(0, r.table.Len()))
 	}), nil
 }
 
@@ -98,8 +98,8 @@ func (r *Reservation) watchedLocked(i, j int) (all []Segment) {
 	invariants.Held(&r.mappingMu)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for k := range r.table[i:j] {
-		if s := &r.table[i+k]; s.State != slots.Mapped {
+	for _, s := range r.table.Between(i, j) {
+		if s.State != slots.Mapped {
 			all = append(all, r.segment(s.Off, s.Mem))
 		}
 	}
@@ -145,8 +145,8 @@ func (r *Reservation) unmapSlotsLocked(i, j int) error {
 	if !hooks.noUnmapping && !hooks.lateUnmapping {
 		unmapping()
 	}
-	off := r.table[i].Off
-	err := r.dev.drv.Unmap(r.ptr+Ptr(off), r.table[j-1].End()-off)
+	off := r.table.At(i).Off
+	err := r.dev.drv.Unmap(r.ptr+Ptr(off), r.table.At(j-1).End()-off)
 	if hooks.lateUnmapping {
 		unmapping()
 	}

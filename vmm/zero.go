@@ -63,7 +63,7 @@ func (g *Range) waitQuiet() error {
 	g.lenMu.Unlock()
 	var retired []*retirement
 	r.mu.Lock()
-	for _, s := range r.table {
+	for _, s := range r.table.All() {
 		if t := s.Retired; t != nil && !slices.Contains(retired, t) {
 			retired = append(retired, t)
 			// What is left to the device's goroutine has been waited for.
