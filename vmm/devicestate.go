@@ -84,12 +84,13 @@ type testHooks struct {
 
 // driverState is one driver and what this process has open on it.
 type driverState struct {
-	drv      driver.Driver
-	hooks    testHooks
-	legacy   legacyPairs
-	world    *order.World
-	captures captures
-	onSync   syncHooks
+	drv       driver.Driver
+	hooks     testHooks
+	legacy    legacyPairs
+	world     *order.World
+	captures  captures
+	onSync    syncHooks
+	undefined undefined
 
 	devicesOpen   int          // Devices; guarded by process.mu
 	refusedCloses refusedCalls // of an openDevice whose last use has ended; Device.Close tries again

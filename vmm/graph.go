@@ -22,6 +22,7 @@ type captured struct {
 	on      *deviceState // all of the work is of this device
 	memory  used[capturedSpan]
 	modules used[*Module]
+	around  []func(*Stream) func() // of OnGraphLaunch
 }
 
 // used is what work uses, each once, in the order of the first use.
@@ -141,6 +142,28 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 		c.modules.add(m)
 	}
 	return nil
+}
+
+// OnGraphLaunch has f called before each launch of the graph that the stream's capture becomes, and
+// what f returns after it, with the stream that it is launched on: for work around the launch, events
+// say, that cannot be part of the graph. f must not launch the graph. A stream that BeginCapture,
+// of it or of one that it has joined, does not capture is ErrInvalid.
+func (s *Stream) OnGraphLaunch(f func(on *Stream) (launched func())) error {
+	return s.fail("watch graph", 0, 0, s.with(func(o *openDevice) error {
+		id, err := o.CaptureID(&s.order)
+		if err != nil {
+			return err
+		}
+		all := &s.dev.state.parent.captures
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		c := all.byID[id]
+		if id == 0 || c == nil {
+			return fmt.Errorf("%w: BeginCapture has begun no capture of the stream", ErrInvalid)
+		}
+		c.around = append(c.around, f)
+		return nil
+	}))
 }
 
 // EndCapture ends the capture that BeginCapture began on this stream, and returns the
@@ -293,6 +316,9 @@ func (x *GraphExec) Launch(s *Stream) error {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	for _, f := range x.uses.around {
+		defer f(s)()
+	}
 	return s.fail("launch graph", 0, 0, s.with(func(o *openDevice) error {
 		switch {
 		case x.closed:

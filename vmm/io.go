@@ -173,7 +173,11 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	now := g.len.Load()
 	n, eof := rows.Below(len(p), off, min(have, now, g.lows.of(lowest)), width, pitch)
 	if n > 0 {
-		if err := o.copyOut(p[:n], rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}); err != nil {
+		at := g.r.ptr + Ptr(off)
+		if err := g.r.dev.state.parent.undefined.check(at, at+Ptr(uint64(n-1)/width*pitch+width)); err != nil {
+			return 0, err
+		}
+		if err := o.copyOut(p[:n], rows.Rows{Ptr: at, Width: width, Pitch: pitch}); err != nil {
 			return 0, err
 		}
 	}

@@ -406,6 +406,7 @@ func (g *Range) publishLenLocked(n uint64) {
 		c.add(n-old, &c.used, &r.counters.used)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu
+		r.dev.state.parent.undefined.remove(r.ptr+Ptr(n), r.ptr+Ptr(old))
 		c.sub(old-n, &c.used, &r.counters.used)
 	default:
 		return

@@ -303,6 +303,7 @@ func (s *Stream) Sync() error {
 	}
 	if err == nil {
 		s.dev.state.parent.runSyncHooks()
+		err = s.dev.state.parent.undefined.checkStream(s)
 	}
 	return s.fail("synchronise stream", 0, 0, err)
 }

@@ -255,7 +255,9 @@ func (p *DriverPool) FreeNow(b Block) error {
 func (p *DriverPool) free(b Block, call func() error) error {
 	err := p.enter()
 	if err == nil {
-		err = p.freeOpen(b, call)
+		if err = p.freeOpen(b, call); err == nil {
+			p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size})
+		}
 		p.leave()
 	}
 	return p.fail("free", b.ptr, b.size, err)

@@ -266,6 +266,7 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	if err != nil {
 		return p.fail("free", b.ptr, b.size, err)
 	}
+	p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size})
 	return nil
 }
 
@@ -292,6 +293,9 @@ func (p *Pool) FreeNow(b Block) error {
 		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
 	default:
 		err = p.freeNow(b)
+	}
+	if err == nil {
+		p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size})
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }

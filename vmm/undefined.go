@@ -1,0 +1,110 @@
+package vmm
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// MarkUndefined says that work of the stream which was to write the spans was stopped, as
+// when another process that took part has died, and that the bytes there are undefined. From now on
+// whatever only reads some of them returns err: ReadAt and its kin, copies, kernels, spans of
+// LockSpans with AccessRead. So does Sync of the stream. That ends for bytes which MarkWritten names,
+// which a SetLen drops, which are unmapped, or of a block of a pool that is freed. Work that may
+// write them is let through, so that it can write them again. Other processes do not learn of it.
+//
+// It waits for nothing. Whoever stops the work calls it before, so that no wait returns in between.
+// Spans of 0 bytes, a nil stream and a nil err mark nothing.
+func (s *Stream) MarkUndefined(err error, spans ...Span) {
+	if s == nil || s.dev == nil || err == nil {
+		return
+	}
+	all := s.dev.state.parent
+	for _, x := range spans {
+		if x.Size == 0 {
+			continue
+		}
+		all.undefined.add(undefinedSpan{x.Addr, x.Addr + Ptr(x.Size), s, err})
+		if r := all.find(x.Addr); r != nil {
+			r.namings.Add(1) // what was checked for a kernel is checked again
+		}
+	}
+}
+
+// MarkWritten says that the spans have been written, or need not be: see MarkUndefined. On a nil
+// device it does nothing.
+func (d *Device) MarkWritten(spans ...Span) {
+	if d == nil || d.state == nil {
+		return
+	}
+	for _, x := range spans {
+		d.state.parent.undefined.remove(x.Addr, x.Addr+Ptr(x.Size))
+	}
+}
+
+// undefined is the bytes of a driver's devices that MarkUndefined has named.
+type undefined struct {
+	count atomic.Int32 // of all: without any, nothing takes the lock
+
+	mu  sync.Mutex // nothing else is locked while it is held
+	all []undefinedSpan
+}
+
+type undefinedSpan struct {
+	from, end Ptr
+	stream    *Stream
+	err       error
+}
+
+func (u *undefined) add(x undefinedSpan) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.all = append(u.all, x)
+	u.count.Store(int32(len(u.all))) //nolint:gosec // a few
+}
+
+// remove forgets the bytes of [from, end), which may be in the middle of a span.
+func (u *undefined) remove(from, end Ptr) {
+	if u.count.Load() == 0 {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	var left []undefinedSpan
+	for _, x := range u.all {
+		before, after := x, x
+		before.end, after.from = min(x.end, from), max(x.from, end)
+		for _, part := range []undefinedSpan{before, after} {
+			if part.from < part.end {
+				left = append(left, part)
+			}
+		}
+	}
+	u.all = left
+	u.count.Store(int32(len(left))) //nolint:gosec // a few
+}
+
+// check is nil if all bytes of [from, end) are defined.
+func (u *undefined) check(from, end Ptr) error {
+	return u.first(func(x undefinedSpan) bool { return x.from < end && from < x.end })
+}
+
+// checkStream is nil if no bytes are undefined that work of the stream was to write.
+func (u *undefined) checkStream(s *Stream) error {
+	return u.first(func(x undefinedSpan) bool { return x.stream == s })
+}
+
+func (u *undefined) first(is func(undefinedSpan) bool) error {
+	if u.count.Load() == 0 {
+		return nil
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	i := slices.IndexFunc(u.all, is)
+	if i < 0 {
+		return nil
+	}
+	x := u.all[i]
+	return fmt.Errorf("the %d bytes at %v are undefined: %w", x.end-x.from, x.from, x.err)
+}

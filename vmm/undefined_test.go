@@ -1,0 +1,132 @@
+package vmm_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// TestUndefined: what only reads bytes that stopped work was to write fails, until they are
+// written again, dropped, or unmapped.
+func TestUndefined(t *testing.T) {
+	dev := vmmtest.Device(t)
+	s, other := newStream(t, dev), newStream(t, dev)
+	t.Cleanup(func() { require.NoError(t, errors.Join(s.Close(), other.Close())) })
+	stopped := errors.New("a member is gone")
+	filled := func(t *testing.T) *vmm.Range {
+		t.Helper()
+		g, err := dev.NewRange(vmm.RangeOptions{Max: 64 << 20})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, g.Close()) })
+		require.NoError(t, g.Append(make([]byte, 1000)))
+		return g
+	}
+	mark := func(t *testing.T) *vmm.Range {
+		t.Helper()
+		g := filled(t)
+		s.MarkUndefined(stopped, vmm.Span{Addr: g.Ptr() + 100, Size: 100}, vmm.Span{})
+		return g
+	}
+	b := make([]byte, 10)
+	read := func(g *vmm.Range, off int64) error { _, err := g.ReadAt(b, off); return err }
+
+	t.Run("reads", func(t *testing.T) {
+		g, to := mark(t), filled(t)
+		for name, err := range map[string]error{
+			"first":           read(g, 91),
+			"last":            read(g, 199),
+			"copy out":        dev.CopyOut(b, g.Ptr()+150),
+			"stream copy out": other.CopyOut(b, g.Ptr()+150),
+			"copy":            other.Copy(to.Ptr(), g.Ptr()+150, 10),
+			"sync":            s.Sync(),
+		} {
+			require.ErrorIs(t, err, stopped, name)
+		}
+		_, err := other.LockSpans(vmm.Span{Addr: g.Ptr() + 150, Size: 1, Access: vmm.AccessRead})
+		require.ErrorIs(t, err, stopped)
+		require.NoError(t, read(g, 90))
+		require.NoError(t, read(g, 200))
+		require.NoError(t, other.Sync())
+		require.NoError(t, other.Copy(g.Ptr()+150, to.Ptr(), 10), "it may be written again")
+
+		dev.MarkWritten(vmm.Span{Addr: g.Ptr() + 120, Size: 30})
+		require.NoError(t, read(g, 130))
+		require.ErrorIs(t, read(g, 115), stopped)
+		require.ErrorIs(t, read(g, 145), stopped)
+		require.ErrorIs(t, s.Sync(), stopped)
+		dev.MarkWritten(vmm.Span{Addr: g.Ptr(), Size: 1000})
+		require.NoError(t, read(g, 115))
+		require.NoError(t, s.Sync())
+	})
+	t.Run("dropped", func(t *testing.T) {
+		g := mark(t)
+		require.NoError(t, g.SetLen(150))
+		require.ErrorIs(t, read(g, 140), stopped)
+		require.NoError(t, g.Append(make([]byte, 50)))
+		require.NoError(t, read(g, 150))
+		require.NoError(t, g.SetLen(100))
+		require.NoError(t, s.Sync())
+	})
+	t.Run("unmapped", func(t *testing.T) {
+		g := mark(t)
+		require.NoError(t, g.Close())
+		require.NoError(t, s.Sync())
+	})
+	t.Run("nothing", func(t *testing.T) {
+		g := filled(t)
+		s.MarkUndefined(nil, vmm.Span{Addr: g.Ptr(), Size: 1})
+		(*vmm.Stream)(nil).MarkUndefined(stopped, vmm.Span{Addr: g.Ptr(), Size: 1})
+		(*vmm.Device)(nil).MarkWritten(vmm.Span{Addr: g.Ptr(), Size: 1})
+		require.NoError(t, s.Sync())
+	})
+}
+
+// TestOnGraphLaunch: a function is called around each launch, also of a graph that took over
+// another's work, and of none that was captured without it.
+func TestOnGraphLaunch(t *testing.T) {
+	dev := vmmtest.Device(t)
+	s, on := newStream(t, dev), newStream(t, dev)
+	t.Cleanup(func() { require.NoError(t, errors.Join(s.Close(), on.Close())) })
+	var calls []string
+	watch := func(of *vmm.Stream) func() {
+		require.Same(t, on, of)
+		e, err := of.Record()
+		require.NoError(t, err)
+		calls = append(calls, "before")
+		return func() {
+			require.NoError(t, e.Close())
+			calls = append(calls, "after")
+		}
+	}
+	require.ErrorIs(t, s.OnGraphLaunch(watch), vmm.ErrInvalid)
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 2 << 20})
+	require.NoError(t, err)
+	require.NoError(t, g.Append(make([]byte, 100)))
+	capture := func(watched bool) *vmm.GraphExec {
+		require.NoError(t, s.BeginCapture())
+		if watched {
+			require.NoError(t, s.OnGraphLaunch(watch))
+		}
+		require.NoError(t, s.Fill(g.Ptr(), 7, 1, 100))
+		graph, err := s.EndCapture()
+		require.NoError(t, err)
+		x, err := graph.Instantiate()
+		require.NoError(t, err)
+		if watched {
+			require.NoError(t, x.Update(graph))
+		}
+		require.NoError(t, graph.Close())
+		return x
+	}
+	watched, plain := capture(true), capture(false)
+	require.NoError(t, plain.Launch(on))
+	require.Empty(t, calls)
+	require.NoError(t, watched.Launch(on))
+	require.NoError(t, watched.Launch(on))
+	require.Equal(t, []string{"before", "after", "before", "after"}, calls)
+	require.NoError(t, errors.Join(on.Sync(), watched.Close(), plain.Close(), g.Close()))
+}
