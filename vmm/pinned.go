@@ -141,6 +141,7 @@ func (x *Pinned) Close() error {
 	if x == nil || x.dev == nil || x.closed.Swap(true) {
 		return nil
 	}
+	x.dev.MarkWritten(Span{Addr: x.block.p, Size: x.n})
 	x.on.pinnedCache.put(x.block)
 	x.dev.untrack(x)
 	return nil

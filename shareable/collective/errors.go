@@ -33,5 +33,5 @@ var (
 
 // errLate is for a wait that took as long as Options.Timeout.
 func (g *Group) errLate() error {
-	return fmt.Errorf("%w: not done within %v: a member is gone, or makes other calls", os.ErrDeadlineExceeded, g.opts.Timeout)
+	return fmt.Errorf("%w: not done within %v: a member is late, is gone unseen, or makes other calls", os.ErrDeadlineExceeded, g.opts.Timeout)
 }

@@ -228,7 +228,25 @@ func (g *Group) do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
 	}
 	defer unlock()
 	g.counters.calls.Add(uint64(len(g.calls)))
-	return g.call(ctx, func() error { return g.e.Run(st.Queue(), g.spans, g.calls) })
+	run := func() error { return g.e.Run(st.Queue(), g.spans, g.calls) }
+	if errors.Is(st.Usable(), vmm.ErrCapturing) { // it stays so: LockSpans holds the stream
+		if err := g.call(ctx, run); err != nil {
+			return err
+		}
+		return g.waits.inGraph(st, g.spans)
+	}
+	q, err := g.waits.queue(st, g.spans)
+	if err != nil {
+		return cmp.Or(g.stopped(), err)
+	}
+	if err := g.call(ctx, run); err != nil {
+		g.waits.isNotQueued(q)
+		return err
+	}
+	if err := g.waits.isQueued(q); err != nil {
+		return g.fail(err)
+	}
+	return nil
 }
 
 // checkStream is nil for a stream of the device.
@@ -255,7 +273,7 @@ func (g *Group) call(ctx context.Context, f func() error) error {
 	if err := g.stopped(); err != nil { // the engine cannot be used any more
 		return err
 	}
-	w := g.waits.begin(ctx)
+	w := g.waits.begin(ctx, true)
 	err := f()
 	g.waits.end(w)
 	if err == nil || errors.Is(err, vmm.ErrInvalid) || errors.Is(err, vmm.ErrNotSupported) {
@@ -282,6 +300,7 @@ func (g *Group) fail(err error) error {
 	case !first: // it was closed
 		return err
 	}
+	g.waits.stop(g.Err()) // before anything that waits for the calls returns
 	go func() { // it takes up to a second, and what waits is free before its end
 		g.abortErr = g.e.Abort()
 		close(g.aborted)
@@ -327,7 +346,8 @@ func (g *Group) freeCalling() error {
 	for r := range regs {
 		err = errors.Join(err, r.end())
 	}
-	err = errors.Join(err, g.dev.Discard(nil, g.ownStream.Close), g.dev.Discard(nil, g.scratch.Close))
+	discard := func(f func() error) error { return g.dev.Discard(nil, f) }
+	err = errors.Join(err, g.waits.free(discard), discard(g.ownStream.Close), discard(g.scratch.Close))
 	g.engineMu.Lock()
 	defer g.engineMu.Unlock()
 	return errors.Join(err, g.e.Free())
@@ -402,7 +422,7 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if capturing {
 		return fmt.Errorf("%w: what is queued on the stream becomes part of a graph", vmm.ErrCapturing)
 	}
-	w := g.waits.begin(ctx)
+	w := g.waits.begin(ctx, false)
 	err = raw.SyncStream(queue) // not Stream.Sync: that waits for an event, and wakes up later
 	g.waits.end(w)
 	return cmp.Or(g.stopped(), err)

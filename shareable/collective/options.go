@@ -50,8 +50,9 @@ type Options struct {
 	// see FromEnvironment.
 	ID         ID
 	Rank, Size int
-	// Timeout limits each wait for the other members, those of Join and Close included; 0 is
-	// 10 minutes. When it has passed, the group is aborted.
+	// Timeout limits each wait for the other members, those of Join and Close included, and each
+	// call of Do from the moment at which the stream has done what was queued before; 0 is 10 minutes.
+	// When it has passed, the group is aborted with os.ErrDeadlineExceeded.
 	Timeout time.Duration
 	// Library is the path of libnccl. If it is empty, it is looked for by its name and where
 	// Python's packages have it.

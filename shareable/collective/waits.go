@@ -2,40 +2,64 @@ package collective
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// waits are the calls of a group that other members can keep waiting, in the engine or for a
-// stream. A timer looks after them, and aborts the group, which ends all, when a context has ended,
-// when Options.Timeout is over, and when the engine knows that another member is gone.
+// waits are what other members can keep waiting: calls in the engine, waits for streams, and calls
+// that are queued on streams. A timer looks after them, and aborts the group, which ends all, when
+// a context has ended, when Options.Timeout is over, and when the engine knows that another member is
+// gone.
 //
-// One timer looks at all waits every 20 ms: a timer and a context.AfterFunc for each call would take
+// One timer looks at all of them every 20 ms: a timer and a context.AfterFunc for each call would take
 // more than a third of the time of a small call.
 type waits struct {
 	g *Group
 
-	mu      sync.Mutex
+	mu      sync.Mutex // the locks of streams and events come after it
 	all     []*wait
+	queued  []*queuedCall // in the order of their streams
+	idle    []*queuedCall // whose events can be recorded again
 	timer   *time.Timer
 	running bool // the timer
+	stopped bool // no call is queued any more
 }
 
 type wait struct {
-	ctx  context.Context //nolint:containedctx // it is that of a call that is being made
-	seen time.Time       // when the timer saw it first; zero before that
+	ctx     context.Context //nolint:containedctx // it is that of a call that is being made
+	limited bool            // by Options.Timeout: it is in the engine
+	seen    time.Time       // when the timer saw it first; zero before that
+}
+
+// queuedCall is a call that is queued on a stream. Its time begins with the call itself, and not
+// with what the program has queued before it.
+type queuedCall struct {
+	st         *vmm.Stream
+	writes     []vmm.Span
+	start, end *vmm.Event
+	whole      bool      // end is recorded
+	began      time.Time // when the timer saw that start is reached; zero before that
 }
 
 // lookPause is the time between two looks. A wait ends up to one of them after its context, and up
 // to two after Options.Timeout.
 const lookPause = 20 * time.Millisecond
 
-func (ws *waits) begin(ctx context.Context) *wait {
-	w := &wait{ctx: ctx}
+func (ws *waits) begin(ctx context.Context, limited bool) *wait {
+	w := &wait{ctx: ctx, limited: limited}
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	ws.all = append(ws.all, w)
+	ws.runLocked()
+	return w
+}
+
+// runLocked has the timer look. Requires mu.
+func (ws *waits) runLocked() {
 	switch {
 	case ws.running:
 	case ws.timer == nil:
@@ -44,7 +68,6 @@ func (ws *waits) begin(ctx context.Context) *wait {
 		ws.timer.Reset(lookPause)
 	}
 	ws.running = true
-	return w
 }
 
 func (ws *waits) end(w *wait) {
@@ -56,10 +79,77 @@ func (ws *waits) end(w *wait) {
 	ws.all = ws.all[:last]
 }
 
+// queue begins a call that is about to be queued on the stream. Then comes isQueued, or isNotQueued.
+func (ws *waits) queue(st *vmm.Stream, spans []vmm.Span) (q *queuedCall, err error) {
+	ws.mu.Lock()
+	if last := len(ws.idle) - 1; last >= 0 {
+		q, ws.idle = ws.idle[last], ws.idle[:last]
+	}
+	ws.mu.Unlock()
+	if q == nil {
+		q = &queuedCall{}
+		if q.start, err = ws.g.dev.NewEvent(vmm.EventBlocking); err == nil {
+			q.end, err = ws.g.dev.NewEvent(vmm.EventBlocking)
+		}
+	}
+	if q.st, q.whole, q.began = st, false, (time.Time{}); err == nil {
+		err = q.start.Record(st)
+	}
+	if err != nil {
+		return nil, errors.Join(err, q.close())
+	}
+	q.writes = written(q.writes[:0], spans)
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if ws.stopped {
+		return nil, errors.Join(ws.g.Err(), q.close())
+	}
+	ws.queued = append(ws.queued, q)
+	ws.runLocked()
+	return q, nil
+}
+
+// written appends the spans that are written to to.
+func written(to, spans []vmm.Span) []vmm.Span {
+	for _, s := range spans {
+		if s.Access == vmm.AccessReadWrite {
+			to = append(to, s)
+		}
+	}
+	return to
+}
+
+// isQueued notes that all of a call is queued.
+func (ws *waits) isQueued(q *queuedCall) error {
+	err := q.end.Record(q.st)
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	q.whole = err == nil
+	return err
+}
+
+// isNotQueued undoes queue.
+func (ws *waits) isNotQueued(q *queuedCall) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.queued = slices.DeleteFunc(ws.queued, func(x *queuedCall) bool { return x == q })
+	ws.idle = append(ws.idle, q)
+}
+
+// hasRun says whether the call has run.
+func (q *queuedCall) hasRun() (bool, error) {
+	if !q.whole {
+		return false, nil
+	}
+	return q.end.Done()
+}
+
+func (q *queuedCall) close() error { return errors.Join(q.start.Close(), q.end.Close()) }
+
 // look looks at all, and comes again in a while if there are any.
 func (ws *waits) look() {
 	ws.mu.Lock()
-	if len(ws.all) == 0 {
+	if len(ws.all)+len(ws.queued) == 0 {
 		ws.running = false
 		ws.mu.Unlock()
 		return
@@ -86,11 +176,80 @@ func (ws *waits) overLocked() error {
 		if w.seen.IsZero() {
 			w.seen = now
 		}
-		if now.Sub(w.seen) >= ws.g.opts.Timeout {
+		if w.limited && now.Sub(w.seen) >= ws.g.opts.Timeout {
 			return ws.g.errLate()
 		}
 	}
-	return nil
+	left := ws.queued[:0]
+	var behind []*vmm.Stream // of calls that have not run: those after them have not, either
+	var late error
+	for _, q := range ws.queued {
+		if !slices.Contains(behind, q.st) {
+			if ran, err := q.hasRun(); ran || err != nil { // of a device that is lost nothing more is to be known
+				ws.idle = append(ws.idle, q)
+				continue
+			}
+			behind = append(behind, q.st)
+			if q.began.IsZero() {
+				if began, err := q.start.Done(); err == nil && began {
+					q.began = now
+				}
+			} else if now.Sub(q.began) >= ws.g.opts.Timeout {
+				late = ws.g.errLate()
+			}
+		}
+		left = append(left, q)
+	}
+	clear(ws.queued[len(left):])
+	ws.queued = left
+	return late
+}
+
+// stop marks what the calls would have written that are queued and have not run: they are about to be
+// ended.
+func (ws *waits) stop(cause error) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.stopped = true
+	for _, q := range ws.queued {
+		if ran, err := q.hasRun(); !ran || err != nil {
+			q.st.MarkUndefined(cause, q.writes...)
+		}
+	}
+}
+
+// free frees the events. The group has ended.
+func (ws *waits) free(discard func(func() error) error) (err error) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.stopped = true
+	for _, q := range slices.Concat(ws.queued, ws.idle) {
+		err = errors.Join(err, discard(q.close))
+	}
+	ws.queued, ws.idle = nil, nil
+	return err
+}
+
+// inGraph has each launch of the graph that the stream's capture becomes counted as a call that is
+// queued. A capture that another library has begun is not known, so neither are its launches.
+func (ws *waits) inGraph(st *vmm.Stream, spans []vmm.Span) error {
+	spans = slices.Clone(spans)
+	err := st.OnGraphLaunch(func(on *vmm.Stream) func() {
+		q, err := ws.queue(on, spans)
+		if err != nil {
+			on.MarkUndefined(err, written(nil, spans)...) // it does not run as a call of the group
+			return func() {}
+		}
+		return func() {
+			if err := ws.isQueued(q); err != nil {
+				_ = ws.g.fail(err)
+			}
+		}
+	})
+	if errors.Is(err, vmm.ErrInvalid) {
+		return nil
+	}
+	return err
 }
 
 // check asks the engine whether another member is gone, unless a call is in it, which then fails

@@ -1,0 +1,109 @@
+package collectivetest_test
+
+import (
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/shareable/collective"
+	"github.com/cuvmm/cuvmm/shareable/collective/collectivetest"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// queuedAlone is two members, of which the first has queued a call that the other never makes.
+func queuedAlone(t *testing.T, o collectivetest.Options) (groups []*collective.Group, st *vmm.Stream, v *growable.Vector[uint64]) {
+	t.Helper()
+	groups = collectivetest.New(t, o, vmmtest.Device(t), vmmtest.Device(t))
+	g := groups[0]
+	st = newStream(t, g.Device())
+	v, err := growable.New[uint64](g.Device(), growable.Options{MaxLen: 1 << 20})
+	require.NoError(t, err)
+	require.NoError(t, v.Append(1, 2, 3))
+	require.NoError(t, g.Do(t.Context(), st, collective.AllReduce(v, v, collective.Uint64, collective.Sum)))
+	return groups, st, v
+}
+
+// TestQueuedCallsEnd: whatever waits for a call that is queued ends with the call, if another member
+// dies, and returns the error as long as the bytes are undefined.
+func TestQueuedCallsEnd(t *testing.T) {
+	buf := make([]uint64, 3)
+	for name, wait := range map[string]func(*collective.Group, *vmm.Stream, *growable.Vector[uint64]) error{
+		"Group.Sync": func(g *collective.Group, st *vmm.Stream, _ *growable.Vector[uint64]) error {
+			return g.Sync(t.Context(), st)
+		},
+		"Stream.Sync": func(_ *collective.Group, st *vmm.Stream, _ *growable.Vector[uint64]) error { return st.Sync() },
+		"Vector.ReadAt": func(_ *collective.Group, _ *vmm.Stream, v *growable.Vector[uint64]) error {
+			_, err := v.ReadAt(buf, 0)
+			return err
+		},
+	} {
+		for how, silent := range map[string]bool{"its end is seen": false, "its end is not seen": true} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				t.Parallel()
+				kind := collective.ErrPeerGone
+				o := collectivetest.Options{Silent: silent, Timeout: time.Minute}
+				if silent {
+					kind, o.Timeout = os.ErrDeadlineExceeded, 300*time.Millisecond
+				}
+				groups, st, v := queuedAlone(t, o)
+				require.NoError(t, collectivetest.Kill(groups[1]))
+				require.ErrorIs(t, wait(groups[0], st, v), kind)
+				require.ErrorIs(t, groups[0].Err(), kind)
+				require.NoError(t, groups[0].Abort())
+				require.ErrorIs(t, wait(groups[0], st, v), collective.ErrAborted, "the bytes are still undefined")
+				groups[0].Device().MarkWritten(vmm.Span{Addr: v.Range().Ptr(), Size: 24})
+				require.NoError(t, st.Sync())
+				_, err := v.ReadAt(buf, 0)
+				require.NoError(t, err)
+				require.NoError(t, errors.Join(v.Close(), st.Close()))
+			})
+		}
+	}
+}
+
+// TestOwnWorkIsNotTimed: a call that is queued behind work of the program's own has its whole time.
+// Its control is a member that is late by as much: there the time is over.
+func TestOwnWorkIsNotTimed(t *testing.T) {
+	const limit = 200 * time.Millisecond
+	for name, own := range map[string]bool{"own work": true, "another member": false} {
+		t.Run(name, func(t *testing.T) {
+			ps := peers(t, collectivetest.Options{Timeout: limit}, 2)
+			started, release := make(chan struct{}), make(chan struct{})
+			m, _, err := ps[0].dev.LoadModule(vmm.Code{Host: map[string]vmm.HostKernel{"wait": {Run: func(*vmm.Launch) error {
+				close(started)
+				<-release
+				return nil
+			}}}})
+			require.NoError(t, err)
+			f, err := m.Function("wait")
+			require.NoError(t, err)
+			if own {
+				require.NoError(t, f.Launch(ps[0].st, &vmm.Launch{}, nil))
+				<-started
+			}
+			require.NoError(t, ps[0].sum())
+			synced := make(chan error, 1)
+			go func() { synced <- ps[0].sync() }()
+			if own {
+				time.Sleep(5 * limit) // so that a limit that counts it is over
+				require.NoError(t, ps[0].g.Err())
+			} else {
+				require.ErrorIs(t, <-synced, os.ErrDeadlineExceeded)
+				require.NotErrorIs(t, ps[0].g.Err(), collective.ErrPeerGone)
+				synced <- nil
+			}
+			close(release)
+			if own {
+				require.NoError(t, ps[1].sum())
+				require.NoError(t, ps[1].sync())
+			}
+			require.NoError(t, <-synced)
+			require.NoError(t, m.Close())
+		})
+	}
+}
