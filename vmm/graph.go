@@ -316,9 +316,8 @@ func (x *GraphExec) Launch(s *Stream) error {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, f := range x.uses.around {
-		defer f(s)()
-	}
+	launched := x.announce(s)
+	defer launched()
 	return s.fail("launch graph", 0, 0, s.with(func(o *openDevice) error {
 		switch {
 		case x.closed:
@@ -337,6 +336,20 @@ func (x *GraphExec) Launch(s *Stream) error {
 		defer unlock()
 		return x.raw.LaunchGraph(x.handle, s.queued())
 	}))
+}
+
+// announce calls the functions of OnGraphLaunch before a launch on s, and what it returns calls what
+// they return. It needs x.mu.
+func (x *GraphExec) announce(s *Stream) (launched func()) {
+	var all []func()
+	for _, f := range x.uses.around {
+		all = append(all, f(s))
+	}
+	return func() {
+		for _, f := range all {
+			f()
+		}
+	}
 }
 
 // lockUses locks the memory that the graph uses, for a launch on s, whose lock is held.

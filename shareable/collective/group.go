@@ -301,7 +301,7 @@ func (g *Group) fail(err error) error {
 		return err
 	}
 	g.waits.stop(g.Err()) // before anything that waits for the calls returns
-	go func() { // it takes up to a second, and what waits is free before its end
+	go func() {           // it takes up to a second, and what waits is free before its end
 		g.abortErr = g.e.Abort()
 		close(g.aborted)
 	}()
