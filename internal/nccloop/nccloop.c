@@ -12,6 +12,7 @@ typedef struct {
 
 typedef void *comm_t;
 typedef void *stream_t;
+typedef void *event_t;
 typedef unsigned long long ptr_t;
 
 enum { UINT8 = 1, FLOAT32 = 7, SUM = 0 };
@@ -24,6 +25,9 @@ enum { UINT8 = 1, FLOAT32 = 7, SUM = 0 };
 	F(stream_create, "cuStreamCreate", (stream_t *, unsigned int)) \
 	F(stream_destroy, "cuStreamDestroy_v2", (stream_t)) \
 	F(stream_sync, "cuStreamSynchronize", (stream_t)) \
+	F(event_create, "cuEventCreate", (event_t *, unsigned int)) \
+	F(event_record, "cuEventRecord", (event_t, stream_t)) \
+	F(event_destroy, "cuEventDestroy_v2", (event_t)) \
 	F(alloc, "cuMemAlloc_v2", (ptr_t *, size_t)) \
 	F(free, "cuMemFree_v2", (ptr_t))
 
@@ -50,6 +54,8 @@ struct nccloop {
 	enum nccloop_way way;
 	void *ctx;
 	stream_t stream;
+	event_t before, after; // recorded around each call if watched
+	int watched;
 	comm_t comm, parent; // parent: of a child
 	ptr_t a, b;
 	ptr_t from, to; // used instead of a and b; 0: they are
@@ -117,6 +123,8 @@ static nccloop_took start(struct nccloop *l, const char id[128], size_t bytes) {
 	TRY(l, retain, &l->ctx, l->dev);
 	TRY(l, set_current, l->ctx);
 	TRY(l, stream_create, &l->stream, 1);
+	TRY(l, event_create, &l->before, 3); // blocking, without times
+	TRY(l, event_create, &l->after, 3);
 	TRY(l, alloc, &l->a, bytes);
 	TRY(l, alloc, &l->b, bytes);
 	id_t_ with;
@@ -160,6 +168,8 @@ nccloop_took nccloop_open(struct nccloop **out, const char *cuda, const char *nc
 static nccloop_took release(struct nccloop *l) {
 	TRY(l, free, l->a);
 	TRY(l, free, l->b);
+	TRY(l, event_destroy, l->before);
+	TRY(l, event_destroy, l->after);
 	TRY(l, stream_destroy, l->stream);
 	TRY(l, release, l->dev);
 	free(l);
@@ -196,6 +206,8 @@ void nccloop_use(struct nccloop *l, unsigned long long a, unsigned long long b) 
 	l->to = b;
 }
 
+void nccloop_watch(struct nccloop *l, int watched) { l->watched = watched; }
+
 static nccloop_took once(struct nccloop *l, enum nccloop_op op, const size_t *bytes) {
 	size_t n = bytes[l->rank];
 	const void *a = (const void *)(l->from != 0 ? l->from : l->a);
@@ -230,9 +242,13 @@ static nccloop_took run(struct nccloop *l, enum nccloop_op op, const size_t *byt
 	TRY(l, set_current, l->ctx);
 	long long from = now();
 	for (int i = 0; i < n; i++) {
+		if (l->watched)
+			TRY(l, event_record, l->before, l->stream);
 		nccloop_took t = once(l, op, bytes);
 		if (t.call != NULL)
 			return t;
+		if (l->watched)
+			TRY(l, event_record, l->after, l->stream);
 	}
 	long long to = now();
 	TRY(l, stream_sync, l->stream);

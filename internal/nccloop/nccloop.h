@@ -31,6 +31,8 @@ nccloop_took nccloop_begin(struct nccloop *l);
 nccloop_took nccloop_abort(struct nccloop *l);
 // nccloop_use has the calls use other memory than the buffers; with 0 the buffers again.
 void nccloop_use(struct nccloop *l, unsigned long long a, unsigned long long b);
+// nccloop_watch has an event recorded before and after each call, or not.
+void nccloop_watch(struct nccloop *l, int watched);
 // nccloop_run makes n calls and waits for them. bytes has how many each rank sends; only the
 // unequal gather looks at more than its own.
 nccloop_took nccloop_run(struct nccloop *l, enum nccloop_op op, const size_t *bytes, int n);

@@ -116,5 +116,14 @@ func (l *Loop) Queue(op Op, bytes []uint64, n int) (time.Duration, error) {
 // Use has the calls use other memory than the loop's own; of 0 its own again.
 func (l *Loop) Use(from, to uint64) { C.nccloop_use(l.c, C.ulonglong(from), C.ulonglong(to)) }
 
+// Watch has an event recorded before and after each call, or not.
+func (l *Loop) Watch(on bool) {
+	var watched C.int
+	if on {
+		watched = 1
+	}
+	C.nccloop_watch(l.c, watched)
+}
+
 // sizes is bytes for C, for one call. They have the same size, without pointers.
 func sizes(bytes []uint64) *C.size_t { return (*C.size_t)(unsafe.Pointer(&bytes[0])) }
