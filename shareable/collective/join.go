@@ -92,18 +92,20 @@ func (o Options) fromEnvironment(ctx context.Context, newID func() (ID, error)) 
 		return o, err
 	}
 	o.Rank, o.Size = env.Rank, env.Size
-	if env.Rank == 0 || env.Address == "" { // with NCCL_COMM_ID all make the same
-		if o.ID, err = newID(); err != nil {
-			return o, err
-		}
+	if env.Address == "" { // with NCCL_COMM_ID all make the same
+		o.ID, err = newID()
+		return o, err
 	}
-	m := meeting{address: env.Address, size: o.Size, job: jobNumber(os.Getenv)}
-	switch {
-	case env.Address == "":
-	case env.Rank == 0:
-		err = m.giveID(ctx, o.ID)
-	default:
-		o.ID, err = m.takeID(ctx, o.Rank)
+	secret, err := groupSecret(nil, os.Getenv)
+	if err != nil {
+		return o, err
 	}
-	return o, err
+	m := meeting{address: env.Address, size: o.Size, job: jobNumber(os.Getenv), secret: secret}
+	c, id, err := m.join(ctx, o.Rank, newID)
+	if err != nil {
+		return o, err
+	}
+	c.leave()
+	o.ID = id
+	return o, nil
 }

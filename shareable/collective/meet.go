@@ -3,285 +3,476 @@ package collective
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// The members meet over TCP. Each sends a hello to rank 0. When all have, rank 0 replies with
-// the group's identity, or with why there is no group.
-
-// meeting is where the members of a group meet.
+// meeting is where the members of a group meet: at rank 0, to which each connects. When all have
+// come, rank 0 sends them the group's identity and the addresses of all. The connections stay.
 type meeting struct {
 	address string // host:port of rank 0
 	size    int
 	job     uint64 // members of another job are sent away
+	secret  []byte
+
+	trusting bool          // for tests: takes any MAC
+	timeout  time.Duration // for tests: instead of meetTimeout
 }
-
-// hello is what a member sends. Numbers are little-endian.
-type hello struct {
-	Magic      [8]byte
-	Job        uint64
-	Rank, Size uint32
-}
-
-// reply is rank 0's. A Code other than 0 says why there is no group.
-type reply struct {
-	Magic [8]byte
-	Code  uint32
-	Rank  uint32 // of the member that Code is about
-	ID    ID
-}
-
-// Codes of a reply.
-const (
-	meetGood uint32 = iota
-	meetOtherSize
-	meetTwice
-	meetOtherJob
-)
-
-var meetMagic = [8]byte{'c', 'u', 'v', 'm', 'm', 'g', 'r', '2'}
 
 const (
-	meetTimeout = 10 * time.Second // for one hello or one reply on a connection
+	meetTimeout = 10 * time.Second // for one hello, and for the reply to one
 	meetRetry   = 50 * time.Millisecond
-	meetGone    = 500 * time.Millisecond // until the end of a member is seen that was started anew
+	pongTimeout = 2 * time.Second // of a member in whose place another one comes
+	maxUnknown  = 256             // connections that have not said a good hello
+	maxListed   = 8               // ranks or refusals in an error's text
 )
 
-// arrival is a member that has said hello.
-type arrival struct {
-	conn net.Conn
-	says hello
-	gone chan struct{} // closed when the member has closed conn, or has ended
-}
+// keepAlive has the end of another host seen after about a minute.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 4}
 
-// isThere reports whether a member has said hello, and has not ended since.
-func (a *arrival) isThere() bool {
-	if a.conn == nil {
-		return false
+// join returns once all members have come: the connections with them, and the identity that
+// newID has made for rank 0. It goes on until ctx ends. What is not a member of this meeting is
+// refused, and delays no one. The caller must leave the circle.
+func (m meeting) join(ctx context.Context, rank int, newID func() (ID, error)) (*circle, ID, error) {
+	if m.size == 1 {
+		id, err := newID()
+		return newCircle(m, 0, nil, nil, nil), id, err
 	}
-	select {
-	case <-a.gone:
-		return false
-	default:
-		return true
-	}
-}
-
-// forget closes the connection, if there is one.
-func (a *arrival) forget() {
-	if a.conn != nil {
-		_ = a.conn.Close()
-	}
-	*a = arrival{}
-}
-
-// giveID listens at the address's port on all interfaces until all members have come, and sends
-// them the identity. Connections that send no hello are closed.
-func (m meeting) giveID(ctx context.Context, id ID) error {
-	_, tcpPort, err := net.SplitHostPort(m.address)
+	own, err := m.listen(ctx, "0", rank)
 	if err != nil {
-		return err
+		return nil, ID{}, err
 	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("", tcpPort))
+	var c *circle
+	var id ID
+	if rank == 0 {
+		c, id, err = m.lead(ctx, own, newID)
+	} else {
+		c, id, err = m.follow(ctx, own, rank)
+	}
 	if err != nil {
-		return err
+		own.close()
 	}
-	sub, cancel := context.WithCancel(ctx)
-	arrivals := make(chan arrival)
-	var tasks sync.WaitGroup
-	tasks.Go(func() { receive(sub, l, arrivals, &tasks) })
-	members := make([]arrival, m.size)
-	defer func() {
-		cancel()
-		_ = l.Close()
-		for i := range members {
-			members[i].forget()
-		}
-		tasks.Wait()
-	}()
+	return c, id, err
+}
+
+// lead is join for rank 0. own is the listener that stays.
+func (m meeting) lead(ctx context.Context, own *acceptor, newID func() (ID, error)) (*circle, ID, error) {
+	id, err := newID()
+	if err != nil {
+		return nil, id, err
+	}
+	host, tcpPort, err := net.SplitHostPort(m.address)
+	if err != nil {
+		return nil, id, err
+	}
+	a, err := m.listen(ctx, tcpPort, 0)
+	if err != nil {
+		return nil, id, err
+	}
+	defer a.close()
+	a.begin(m.job, 0)
 	for {
-		missing := 0
-		for i := range members[1:] {
-			if x := &members[1+i]; !x.isThere() { // one that has ended may come again
-				x.forget()
-				missing++
-			}
-		}
-		if missing == 0 {
+		missing, changed := a.missing()
+		if len(missing) == 0 {
 			break
 		}
 		select {
-		case a := <-arrivals:
-			if a.says.Job != m.job {
-				_ = send(a.conn, reply{Magic: meetMagic, Code: meetOtherJob, Rank: a.says.Rank})
-				a.forget()
-			} else if err := admit(members, a); err != nil {
-				return err
-			}
+		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("%d of %d members are missing: %w", missing, m.size, ctx.Err())
+			return nil, id, fmt.Errorf("%d of %d members are missing: ranks %s%s: %w", len(missing), m.size, list(missing), a.refusals(), ctx.Err())
 		}
 	}
-	for rank, x := range members[1:] {
-		if err := send(x.conn, reply{Magic: meetMagic, ID: id}); err != nil {
-			return fmt.Errorf("%w: rank %d: %w", ErrPeerGone, 1+rank, err)
+	w := welcome{ID: id[:], Job: newNumber(), Generation: newNumber(), Addresses: make([]string, m.size)}
+	w.Addresses[0] = net.JoinHostPort(host, own.tcpPort())
+	links := a.take(nil)
+	for rank, l := range links {
+		w.Addresses[rank] = l.address
+		// A member that dialed this host by its loopback is on this host.
+		if h, p, err := net.SplitHostPort(l.address); err == nil && net.ParseIP(h).IsLoopback() {
+			w.Addresses[rank] = net.JoinHostPort(host, p)
 		}
 	}
-	return nil
+	own.begin(w.Job, w.Generation)
+	for rank, l := range links {
+		if err := l.write(frame{Type: frameWelcome, Welcome: &w}); err != nil {
+			for _, l := range links {
+				l.close()
+			}
+			return nil, id, fmt.Errorf("%w: rank %d: %w", ErrPeerGone, rank, err)
+		}
+	}
+	return newCircle(m, 0, own, w.Addresses, links), id, nil
 }
 
-// receive accepts connections and sends those with a hello to arrivals, until l is closed or
-// ctx ends.
-func receive(ctx context.Context, l net.Listener, arrivals chan<- arrival, tasks *sync.WaitGroup) {
+// follow is join for the others: rank 0 may start later, and what listens at its address until
+// then may be another program.
+func (m meeting) follow(ctx context.Context, own *acceptor, rank int) (*circle, ID, error) {
+	p, err := strconv.Atoi(own.tcpPort())
+	if err != nil {
+		return nil, ID{}, err
+	}
+	h := hello{Job: m.job, Rank: uint32(rank), Size: uint32(m.size), TCPPort: uint32(p)}
+	var last error
 	for {
-		c, err := l.Accept()
-		if err != nil {
-			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return
-			}
-			select { // accepting fails for a while, for lack of descriptors, say
-			case <-time.After(meetRetry):
-			case <-ctx.Done():
-			}
-			continue
+		l, err := m.call(ctx, dial, m.address, h, cmp.Or(m.timeout, meetTimeout))
+		var w *welcome
+		if err == nil {
+			w, err = l.await(ctx, m.size)
 		}
-		tasks.Go(func() {
-			a := arrival{conn: c, gone: make(chan struct{})}
-			err := exchange(c, func() error {
-				// The end of ctx replaces the deadline that exchange has set before.
-				stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-				defer stop()
-				return binary.Read(c, binary.LittleEndian, &a.says)
-			})
-			if err == nil && a.says.Magic == meetMagic && c.SetDeadline(time.Time{}) == nil {
-				select {
-				case arrivals <- a:
-					_, _ = io.Copy(io.Discard, c) // a member says no more, and waits
-					close(a.gone)
-				case <-ctx.Done():
-				}
-			}
-			_ = c.Close()
-		})
-	}
-}
-
-// admit makes the arrival a member, in place of one that has ended. If it cannot be one, there is
-// no group, and admit sends that to all that have come.
-func admit(members []arrival, a arrival) error {
-	code := meetGood
-	switch h := a.says; {
-	case h.Size != uint32(len(members)):
-		code = meetOtherSize
-	case h.Rank == 0 || h.Rank >= h.Size || !oneEnds(&members[h.Rank], &a):
-		code = meetTwice
-	}
-	if code == meetGood {
-		if a.isThere() {
-			members[a.says.Rank], a = a, members[a.says.Rank]
+		if err == nil {
+			own.begin(w.Job, w.Generation)
+			return newCircle(m, rank, own, w.Addresses, map[int]*link{0: l}), ID(w.ID), nil
 		}
-		a.forget()
-		return nil
-	}
-	for _, m := range append(slices.Clone(members), a) {
-		if m.conn != nil {
-			_ = send(m.conn, reply{Magic: meetMagic, Code: code, Rank: a.says.Rank})
+		var r refusal
+		if errors.As(err, &r) && r.code != codeElsewhere || errors.Is(err, vmm.ErrPermission) || errors.Is(err, vmm.ErrInvalid) {
+			return nil, ID{}, err
 		}
-	}
-	a.forget()
-	return meetError(code, int(a.says.Rank))
-}
-
-// oneEnds reports whether one of two of the same rank is not there. It waits a little for that:
-// who comes in place of another may be seen before the other's end.
-func oneEnds(a, b *arrival) bool {
-	if !a.isThere() || !b.isThere() {
-		return true
-	}
-	t := time.NewTimer(meetGone)
-	defer t.Stop()
-	select {
-	case <-a.gone:
-	case <-b.gone:
-	case <-t.C:
-		return false
-	}
-	return true
-}
-
-func send(c net.Conn, r reply) error {
-	return exchange(c, func() error { return binary.Write(c, binary.LittleEndian, r) })
-}
-
-// exchange calls f, which sends or receives on c, with a deadline.
-func exchange(c net.Conn, f func() error) error {
-	if err := c.SetDeadline(time.Now().Add(meetTimeout)); err != nil {
-		return err
-	}
-	return f()
-}
-
-// takeID asks rank 0 for the identity until it replies: it may start later than this member.
-func (m meeting) takeID(ctx context.Context, rank int) (ID, error) {
-	var last error // of asking
-	for {
-		r, err := ask(ctx, m.address, hello{Magic: meetMagic, Job: m.job, Rank: uint32(rank), Size: uint32(m.size)})
-		switch {
-		case err == nil && r.Code != meetGood:
-			return ID{}, meetError(r.Code, int(r.Rank))
-		case err == nil:
-			return r.ID, nil
-		case ctx.Err() != nil: // of which err may come
-			return ID{}, fmt.Errorf("rank 0 at %s: %w: %w", m.address, ctx.Err(), cmp.Or(last, err))
+		if ctx.Err() != nil { // of which err may come
+			return nil, ID{}, fmt.Errorf("rank 0 at %s: %w: %w", m.address, ctx.Err(), cmp.Or(last, err))
 		}
 		last = err
-		select {
-		case <-time.After(meetRetry):
-		case <-ctx.Done():
+		pause(ctx, meetRetry)
+	}
+}
+
+// await waits for the welcome.
+func (l *link) await(ctx context.Context, size int) (*welcome, error) {
+	select {
+	case f, ok := <-l.in:
+		switch {
+		case !ok:
+			return nil, errNoReply
+		case f.Type == frameRefused:
+			return nil, refusal{f.Code, f.Rank, f.Text}
+		case f.Type == frameWelcome && f.Welcome.fits(size):
+			return f.Welcome, nil
+		}
+		l.close()
+		return nil, errStranger
+	case <-ctx.Done():
+		l.close()
+		return nil, ctx.Err()
+	}
+}
+
+var errNoReply = errors.New("no reply: the connection was closed")
+
+func (w *welcome) fits(size int) bool {
+	return w != nil && len(w.ID) == len(ID{}) && len(w.Addresses) == size
+}
+
+// dialer connects to an address.
+type dialer func(ctx context.Context, address string) (net.Conn, error)
+
+func dial(ctx context.Context, address string) (net.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: keepAlive}
+	return d.DialContext(ctx, "tcp", address)
+}
+
+// call connects to a member and says hello. It returns once the member has admitted this one. The
+// link then reads until it ends.
+func (m meeting) call(ctx context.Context, dial dialer, address string, h hello, limit time.Duration) (*link, error) {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	conn, err := dial(limited, address)
+	if err != nil {
+		return nil, err
+	}
+	end, _ := limited.Deadline()
+	err = conn.SetDeadline(end)
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	var l *link
+	if err == nil {
+		l, err = m.introduce(conn, h)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	go l.run()
+	return l, nil
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// acceptor accepts the connections of the other members of a generation. Those that have said a
+// good hello are there until take.
+type acceptor struct {
+	meeting
+	listener net.Listener
+
+	mu         sync.Mutex
+	rank       int
+	ready      bool // false: what comes is to try again
+	following  bool // so no one can follow this member
+	closed     bool
+	generation uint64
+	past       []uint64              // generations before
+	conns      map[net.Conn]struct{} // that close closes
+	unknown    []net.Conn            // the oldest first
+	members    map[int]*link         // by rank
+	changed    chan struct{}         // closed at the next change of members
+	refused    []string              // the last ones
+}
+
+// listen starts to accept connections on all interfaces. The caller must close the acceptor.
+func (m meeting) listen(ctx context.Context, tcpPort string, rank int) (*acceptor, error) {
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("", tcpPort))
+	if err != nil {
+		return nil, err
+	}
+	a := &acceptor{meeting: m, listener: l, rank: rank, conns: map[net.Conn]struct{}{}, members: map[int]*link{}, changed: make(chan struct{})}
+	go a.accept()
+	return a, nil
+}
+
+// begin admits members with these numbers from now on.
+func (a *acceptor) begin(job, generation uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.job, a.generation, a.ready = job, generation, true
+}
+
+func (a *acceptor) tcpPort() string {
+	_, p, _ := net.SplitHostPort(a.listener.Addr().String()) // made by net
+	return p
+}
+
+func (a *acceptor) accept() {
+	for {
+		conn, err := a.listener.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			time.Sleep(meetRetry) // accepting fails for a while, for lack of descriptors, say
+			continue
+		}
+		a.mu.Lock()
+		if a.closed {
+			_ = conn.Close()
+		} else {
+			a.conns[conn] = struct{}{}
+			a.unknown = append(a.unknown, conn)
+			if len(a.unknown) > maxUnknown {
+				_ = a.unknown[0].Close()
+				a.unknown = a.unknown[1:]
+			}
+			go a.serve(conn, a.size)
+		}
+		a.mu.Unlock()
+	}
+}
+
+// serve has a connection from its greeting to its end.
+func (a *acceptor) serve(conn net.Conn, size int) {
+	defer func() {
+		_ = conn.Close()
+		a.mu.Lock()
+		delete(a.conns, conn)
+		a.changedLocked()
+		a.mu.Unlock()
+	}()
+	h, l, err := a.greet(conn, size)
+	a.mu.Lock()
+	a.unknown = slices.DeleteFunc(a.unknown, func(c net.Conn) bool { return c == conn })
+	a.mu.Unlock()
+	if l == nil {
+		return
+	}
+	var c code
+	switch {
+	case errors.Is(err, errMAC):
+		c = codeSecret
+	case errors.Is(err, errNoSecret):
+		c = codeNeedsSecret
+	case err != nil:
+		return
+	default:
+		c = a.admit(h, l)
+	}
+	if c != codeNone {
+		r := refusal{code: c, rank: int(h.Rank)}
+		l.refuse(r)
+		a.mu.Lock()
+		a.refused = append(a.refused, fmt.Sprintf("rank %d at %v: %v", h.Rank, conn.RemoteAddr(), r))
+		a.refused = a.refused[max(0, len(a.refused)-maxListed):]
+		a.mu.Unlock()
+	} else if h.Probe == 0 {
+		l.run()
+	}
+}
+
+// admit makes a connection a member's and tells it so, or returns why not. Of two of one rank it
+// is the second that is not a member, unless the first is silent: its host may have vanished.
+func (a *acceptor) admit(h hello, l *link) code {
+	for {
+		a.mu.Lock()
+		c := a.checkLocked(h)
+		old := a.members[int(h.Rank)]
+		if c == codeNone && (h.Probe != 0 || old == nil || old.hasEnded()) {
+			if l.write(frame{Type: frameAdmitted}) == nil && h.Probe == 0 {
+				l.address = net.JoinHostPort(hostOf(l.conn.RemoteAddr()), strconv.Itoa(int(h.TCPPort)))
+				a.members[int(h.Rank)] = l
+				a.changedLocked()
+			}
+			a.mu.Unlock()
+			return codeNone
+		}
+		a.mu.Unlock()
+		if c != codeNone {
+			return c
+		}
+		if old.isThere(pongTimeout) {
+			return codeTwice
+		}
+		old.close()
+		<-old.ended
+	}
+}
+
+func hostOf(a net.Addr) string {
+	h, _, _ := net.SplitHostPort(a.String()) // made by net
+	return h
+}
+
+func (a *acceptor) checkLocked(h hello) code {
+	switch {
+	case !a.ready || a.closed:
+		return codeElsewhere
+	case h.Job != a.job:
+		return codeOtherJob
+	case slices.Contains(a.past, h.Generation):
+		return codeLeftOut
+	case h.Generation != a.generation: // a later one, of which this member has not heard yet
+		return codeElsewhere
+	case h.Size != uint32(a.size):
+		return codeOtherSize
+	case h.Rank >= h.Size || int(h.Rank) == a.rank:
+		return codeRank
+	case h.Probe == 0 && a.following:
+		return codeElsewhere
+	}
+	return codeNone
+}
+
+func (a *acceptor) changedLocked() {
+	close(a.changed)
+	a.changed = make(chan struct{})
+}
+
+// missing returns the other ranks that are not there, and what is closed when that has changed.
+func (a *acceptor) missing() ([]int, <-chan struct{}) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var missing []int
+	for rank := range a.size {
+		if l := a.members[rank]; rank != a.rank && (l == nil || l.hasEnded()) {
+			missing = append(missing, rank)
 		}
 	}
+	return missing, a.changed
 }
 
-// ask connects to rank 0 and waits for its reply, which comes when all members have connected.
-func ask(ctx context.Context, address string, h hello) (r reply, err error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", address)
-	if err != nil {
-		return r, err
+// refusals is the text for an error that says who was refused.
+func (a *acceptor) refusals() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.refused) == 0 {
+		return ""
 	}
-	defer c.Close() //nolint:errcheck // everything was read
-	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	if err := binary.Write(c, binary.LittleEndian, h); err != nil {
-		return r, err
-	}
-	err = binary.Read(c, binary.LittleEndian, &r)
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		err = fmt.Errorf("no reply: %w", err)
-	}
-	if err == nil && r.Magic != meetMagic {
-		err = fmt.Errorf("%w: another program replies", ErrMismatch)
-	}
-	return r, err
+	return " (refused: " + strings.Join(a.refused, "; ") + ")"
 }
 
-// meetError is the error for a reply's code other than meetGood.
-func meetError(code uint32, rank int) error {
-	switch code {
-	case meetOtherSize:
-		return fmt.Errorf("%w: rank %d says another number of members", ErrMismatch, rank)
-	case meetTwice:
-		return fmt.Errorf("%w: rank %d is there twice", ErrMismatch, rank)
-	case meetOtherJob:
-		return fmt.Errorf("%w: another job meets at the address of this one's rank 0", ErrMismatch)
+// list is the text of a few ranks.
+func list(ranks []int) string {
+	text := fmt.Sprint(ranks[:min(len(ranks), maxListed)])
+	if len(ranks) > maxListed {
+		text += " and others"
 	}
-	return fmt.Errorf("%w: code %d of rank 0", ErrFailed, code)
+	return text
+}
+
+// take returns the members that are there, which close then leaves open, but for those that keep
+// does not name. keep may be nil, for all.
+func (a *acceptor) take(keep []int) map[int]*link {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	taken := map[int]*link{}
+	for rank, l := range a.members {
+		if keep != nil && !slices.Contains(keep, rank) {
+			l.close()
+			continue
+		}
+		delete(a.conns, l.conn)
+		taken[rank] = l
+	}
+	a.members = map[int]*link{}
+	return taken
+}
+
+// there returns the members that are there.
+func (a *acceptor) there() map[int]*link {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	there := map[int]*link{}
+	for rank, l := range a.members {
+		if !l.hasEnded() {
+			there[rank] = l
+		}
+	}
+	return there
+}
+
+// renew admits the members of another generation from now on.
+func (a *acceptor) renew(generation uint64, rank, size int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.members {
+		l.close()
+	}
+	a.members = map[int]*link{}
+	a.past = append(a.past, a.generation)
+	a.generation, a.rank, a.size, a.following = generation, rank, size, false
+	a.changedLocked()
+}
+
+// dismiss refuses those that are there, with r, and admits no one as long as following is set.
+func (a *acceptor) dismiss(r refusal, following bool) {
+	a.mu.Lock()
+	a.following = following
+	members := a.members
+	a.members = map[int]*link{}
+	a.mu.Unlock()
+	for _, l := range members {
+		l.refuse(r)
+	}
+}
+
+// close ends the listener and all connections that were not taken.
+func (a *acceptor) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.closed = true
+	_ = a.listener.Close()
+	for conn := range a.conns {
+		_ = conn.Close()
+	}
 }

@@ -2,9 +2,11 @@ package collective
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"sync/atomic"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -107,88 +110,310 @@ func ownAddress(ctx context.Context) (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// met is what meeting came to, by rank.
+// giveID is join for rank 0, of a member that leaves at once.
+func (m meeting) giveID(ctx context.Context, id ID) error {
+	c, _, err := m.join(ctx, 0, idOf(id))
+	if err == nil {
+		c.leave()
+	}
+	return err
+}
+
+// takeID is join for another member, that leaves at once.
+func (m meeting) takeID(ctx context.Context, rank int) (ID, error) {
+	c, id, err := m.join(ctx, rank, nil)
+	if err == nil {
+		c.leave()
+	}
+	return id, err
+}
+
+func idOf(id ID) func() (ID, error) { return func() (ID, error) { return id, nil } }
+
+// met is what meeting came to.
 type met struct {
 	id  ID
 	err error
 }
 
-// meet has members meet: those of the ranks, of which each says a size.
-func meetAll(t *testing.T, limit time.Duration, size int, members ...[2]int) []met {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	address := freeAddress(t)
-	all := make([]chan met, len(members))
-	for i, m := range members {
-		all[i] = make(chan met, 1)
-		go func() {
-			if m[0] == 0 {
-				all[i] <- met{ID{1}, meeting{address: address, size: size}.giveID(ctx, ID{1})}
-				return
-			}
-			id, err := meeting{address: address, size: m[1]}.takeID(ctx, m[0])
-			all[i] <- met{id, err}
-		}()
-	}
-	var got []met
-	for _, c := range all {
-		got = append(got, <-c)
-	}
-	return got
+// start has a member meet the others.
+func start(ctx context.Context, m meeting, rank int) <-chan met {
+	c := make(chan met, 1)
+	go func() {
+		if rank == 0 {
+			c <- met{ID{7}, m.giveID(ctx, ID{7})}
+			return
+		}
+		id, err := m.takeID(ctx, rank)
+		c <- met{id, err}
+	}()
+	return c
 }
 
 func TestMeet(t *testing.T) {
 	t.Parallel()
-	const soon, late = 300 * time.Millisecond, time.Minute
+	for _, size := range []int{1, 2, 4, 9} {
+		m := meeting{address: freeAddress(t), size: size, secret: []byte("s")}
+		var all []<-chan met
+		for i := range size {
+			all = append(all, start(t.Context(), m, size-1-i))
+		}
+		for _, c := range all {
+			require.Equal(t, met{id: ID{7}}, <-c)
+		}
+	}
+}
+
+// TestMeetRefuses: a member that does not fit is told why, and the others meet all the same.
+func TestMeetRefuses(t *testing.T) {
+	t.Parallel()
+	const ours = "our secret"
 	for name, c := range map[string]struct {
-		limit   time.Duration
-		size    int
-		members [][2]int
-		want    error
+		rank, size int
+		job        uint64
+		secret     string
+		want       error
+		text       string
 	}{
-		"all":            {late, 4, [][2]int{{3, 4}, {1, 4}, {0, 4}, {2, 4}}, nil},
-		"twice":          {late, 3, [][2]int{{0, 3}, {1, 3}, {1, 3}}, ErrMismatch},
-		"another size":   {late, 3, [][2]int{{0, 3}, {1, 4}}, ErrMismatch},
-		"rank too large": {late, 3, [][2]int{{0, 3}, {3, 3}}, ErrMismatch},
-		"one is missing": {soon, 3, [][2]int{{0, 3}, {1, 3}}, context.DeadlineExceeded},
-		"without rank 0": {soon, 3, [][2]int{{1, 3}}, context.DeadlineExceeded},
+		"another size":   {1, 4, 5, ours, ErrMismatch, "another number of members"},
+		"rank too large": {3, 3, 5, ours, ErrMismatch, "rank 3"},
+		"another job":    {1, 3, 6, ours, ErrMismatch, "another job"},
+		"another secret": {1, 3, 5, "guessed", vmm.ErrPermission, "Options.Secret"},
+		"no secret":      {1, 3, 5, "", vmm.ErrPermission, "Options.Secret"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			for _, m := range meetAll(t, c.limit, c.size, c.members...) {
-				require.ErrorIs(t, m.err, c.want)
-				if c.want == nil {
-					require.Equal(t, ID{1}, m.id)
-				}
+			m := meeting{address: freeAddress(t), size: 3, job: 5, secret: []byte(ours)}
+			all := []<-chan met{start(t.Context(), m, 0), start(t.Context(), m, 1)}
+			for range 3 {
+				stranger := <-start(t.Context(), meeting{address: m.address, size: c.size, job: c.job, secret: []byte(c.secret)}, c.rank)
+				require.ErrorIs(t, stranger.err, c.want)
+				require.ErrorContains(t, stranger.err, c.text)
+			}
+			all = append(all, start(t.Context(), m, 2))
+			for _, c := range all {
+				require.Equal(t, met{id: ID{7}}, <-c)
 			}
 		})
 	}
 }
 
+// TestMeetUnchecked: it is the HMAC that keeps a stranger out.
+func TestMeetUnchecked(t *testing.T) {
+	t.Parallel()
+	m := meeting{address: freeAddress(t), size: 2, secret: []byte("our secret"), trusting: true}
+	leader := start(t.Context(), m, 0)
+	m.secret = []byte("guessed")
+	require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 1))
+	require.Equal(t, met{id: ID{7}}, <-leader)
+}
+
+// TestMeetTwice: of two members of one rank that live the second is refused.
+func TestMeetTwice(t *testing.T) {
+	t.Parallel()
+	m := meeting{address: freeAddress(t), size: 3}
+	leader := start(t.Context(), m, 0)
+	one, two := start(t.Context(), m, 1), start(t.Context(), m, 1)
+	var second met
+	select {
+	case second = <-one:
+		one = two
+	case second = <-two:
+	}
+	require.ErrorIs(t, second.err, ErrMismatch)
+	require.ErrorContains(t, second.err, "rank 1 is there twice")
+	for _, c := range []<-chan met{start(t.Context(), m, 2), one, leader} {
+		require.Equal(t, met{id: ID{7}}, <-c)
+	}
+}
+
+// TestMeetMissing: the error says who did not come, and who was refused.
+func TestMeetMissing(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	m := meeting{address: freeAddress(t), size: 3}
+	leader, one := start(ctx, m, 0), start(ctx, m, 1)
+	other := m
+	other.size = 4
+	require.ErrorIs(t, (<-start(ctx, other, 2)).err, ErrMismatch)
+	cancel()
+	err := (<-leader).err
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "are missing: ranks [")
+	require.ErrorContains(t, err, "2]")
+	require.ErrorContains(t, err, "refused: rank 2 at 127.")
+	require.ErrorContains(t, err, "another number of members")
+	require.ErrorIs(t, (<-one).err, context.Canceled)
+}
+
 // TestMeetStrangers: what connects and is no member keeps no one out.
 func TestMeetStrangers(t *testing.T) {
 	t.Parallel()
-	address := freeAddress(t)
-	done := make(chan error, 1)
-	go func() { done <- meeting{address: address, size: 2}.giveID(t.Context(), ID{7}) }()
-	for _, says := range []string{"", "GET / HTTP/1.1\r\n\r\n", "cuvmmgr2\x01\x00\x00\x00\x02\x00\x00\x00"} {
-		require.Eventually(t, func() bool {
-			var d net.Dialer
-			c, err := d.DialContext(t.Context(), "tcp", address)
-			if err != nil {
-				return false
-			}
-			_, err = c.Write([]byte(says))
-			return c.Close() == nil && err == nil
-		}, 10*time.Second, 10*time.Millisecond)
+	m := meeting{address: freeAddress(t), size: 2, secret: []byte("s")}
+	leader := start(t.Context(), m, 0)
+	for _, says := range []string{"", "GET / HTTP/1.1\r\n\r\n", "cuvmmgr3\x01\x00\x00\x00\x02\x00\x00\x00"} {
+		c := connect(t, m.address)
+		_, err := c.Write([]byte(says))
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
 	}
-	var d net.Dialer // says nothing, and stays
-	silent, err := d.DialContext(t.Context(), "tcp", address)
-	require.NoError(t, err)
+	silent := connect(t, m.address) // says nothing, and stays
 	defer func() { require.NoError(t, silent.Close()) }()
-	id, err := meeting{address: address, size: 2}.takeID(t.Context(), 1)
+	require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 1))
+	require.Equal(t, met{id: ID{7}}, <-leader)
+}
+
+// TestMeetReplay: a hello that was good on one connection is refused on the next.
+func TestMeetReplay(t *testing.T) {
+	t.Parallel()
+	m := meeting{address: freeAddress(t), size: 2, secret: []byte("s")}
+	leader := start(t.Context(), m, 0)
+	var s signedHello
+	for i := range 2 {
+		c := connect(t, m.address)
+		var g greeting
+		require.NoError(t, binary.Read(c, binary.LittleEndian, &g))
+		if i == 0 {
+			s.Hello = hello{Magic: meetMagic, Rank: 1, Size: 2, Probe: 1, Nonce: newNonce()}
+			copy(s.MAC[:], helloMAC(m.secret, g.Nonce, s.Hello))
+		}
+		require.NoError(t, binary.Write(c, binary.LittleEndian, s))
+		l := newLink(c, m.secret, [2]nonce{g.Nonce, s.Hello.Nonce}, 2)
+		f, err := l.next()
+		require.NoError(t, err)
+		require.Equal(t, []int{frameAdmitted, frameRefused}[i], f.Type)
+		require.Equal(t, []code{codeNone, codeSecret}[i], f.Code)
+		l.close()
+	}
+	require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 1))
+	require.Equal(t, met{id: ID{7}}, <-leader)
+}
+
+// TestMeetManyIdle: connections that say nothing, more than are kept, delay no member.
+func TestMeetManyIdle(t *testing.T) {
+	m := meeting{address: freeAddress(t), size: 2}
+	leader := start(t.Context(), m, 0)
+	for range 3000 {
+		c := connect(t, m.address)
+		defer c.Close() //nolint:errcheck // most are closed by the other side
+	}
+	require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 1))
+	require.Equal(t, met{id: ID{7}}, <-leader)
+}
+
+// TestMeetSilentService: what listens at the address and says nothing is left after a while.
+func TestMeetSilentService(t *testing.T) {
+	t.Parallel()
+	m := meeting{address: freeAddress(t), size: 2, timeout: 200 * time.Millisecond}
+	var lc net.ListenConfig
+	l, err := lc.Listen(t.Context(), "tcp", m.address)
 	require.NoError(t, err)
-	require.Equal(t, ID{7}, id)
-	require.NoError(t, <-done)
+	member := start(t.Context(), m, 1)
+	silent, err := l.Accept()
+	require.NoError(t, err)
+	defer silent.Close() //nolint:errcheck // the member has closed it
+	require.NoError(t, l.Close())
+	require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 0))
+	require.Equal(t, met{id: ID{7}}, <-member)
+}
+
+// TestMeetVanished: a member whose host has vanished keeps its connection, and says nothing. The
+// one that is started anew is admitted.
+func TestMeetVanished(t *testing.T) {
+	t.Parallel()
+	m := meeting{address: freeAddress(t), size: 3}
+	leader := start(t.Context(), m, 0)
+	vanished := greet(t, m, hello{Rank: 2, Size: 3})
+	defer vanished.close()
+	again := start(t.Context(), m, 2)
+	_, err := vanished.next()
+	require.NoError(t, err) // the ping
+	_, err = vanished.next()
+	require.Error(t, err)
+	require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 1))
+	require.Equal(t, met{id: ID{7}}, <-again)
+	require.Equal(t, met{id: ID{7}}, <-leader)
+}
+
+// TestMeetEnds: after the end of the context nothing is left, whatever was going on.
+func TestMeetEnds(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	ctx, cancel := context.WithCancel(t.Context())
+	m := meeting{address: freeAddress(t), size: 4}
+	all := []<-chan met{start(ctx, m, 0), start(ctx, m, 1)}
+	vanished := greet(t, m, hello{Rank: 2, Size: 4})
+	idle := connect(t, m.address)
+	all = append(all, start(ctx, m, 2))
+	_, err := vanished.next() // the ping
+	require.NoError(t, err)
+	cancel()
+	for _, c := range all {
+		require.ErrorIs(t, (<-c).err, context.Canceled)
+	}
+	vanished.close()
+	require.NoError(t, idle.Close())
+}
+
+// elsewhereConn seems to come from another host.
+type elsewhereConn struct{ net.Conn }
+
+func (elsewhereConn) RemoteAddr() net.Addr {
+	return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 7}
+}
+
+// TestMeetOtherHost: without a secret no connection between hosts is used, from either side.
+func TestMeetOtherHost(t *testing.T) {
+	t.Parallel()
+	for _, secret := range []string{"", "s"} {
+		m := meeting{size: 2, secret: []byte(secret)}
+		a, err := m.listen(t.Context(), "0", 0)
+		require.NoError(t, err)
+		defer a.close()
+		a.begin(0, 0)
+		var lc net.ListenConfig
+		l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close() //nolint:errcheck // of no interest
+		dialed := connect(t, l.Addr().String())
+		accepted, err := l.Accept()
+		require.NoError(t, err)
+		go a.serve(elsewhereConn{accepted}, 2)
+		_, err = m.introduce(dialed, hello{Rank: 1, Size: 2})
+		_, errHere := m.introduce(elsewhereConn{connect(t, "127.0.0.1:"+a.tcpPort())}, hello{Rank: 1, Size: 2})
+		for _, err := range []error{err, errHere} {
+			if secret != "" {
+				require.NoError(t, err)
+				continue
+			}
+			require.ErrorIs(t, err, vmm.ErrInvalid)
+			require.ErrorContains(t, err, "Options.Secret and CUVMM_GROUP_SECRET_FILE")
+		}
+		require.NoError(t, dialed.Close())
+	}
+}
+
+func TestGroupSecret(t *testing.T) {
+	write := func(text string) string {
+		name := filepath.Join(t.TempDir(), "secret")
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+		return name
+	}
+	for name, c := range map[string]struct {
+		own  string
+		env  map[string]string
+		want string
+		err  error
+	}{
+		"none":          {},
+		"own":           {own: "o", env: map[string]string{secretVar: "v", secretFileVar: "/none"}, want: "o"},
+		"a file":        {env: map[string]string{secretVar: "v", secretFileVar: write("f\n")}, want: "f"},
+		"only one line": {env: map[string]string{secretFileVar: write("f\n\n")}, want: "f\n"},
+		"a variable":    {env: map[string]string{secretVar: "v"}, want: "v"},
+		"an empty file": {env: map[string]string{secretVar: "v", secretFileVar: write("\n")}, err: vmm.ErrInvalid},
+		"no file":       {env: map[string]string{secretVar: "v", secretFileVar: "/none"}, err: vmm.ErrInvalid},
+	} {
+		got, err := groupSecret([]byte(c.own), env(c.env))
+		require.ErrorIs(t, err, c.err, name)
+		require.Equal(t, c.want, string(got), name)
+	}
 }

@@ -3,7 +3,6 @@ package collective
 import (
 	"context"
 	"encoding/binary"
-	"io"
 	"net"
 	"testing"
 	"time"
@@ -11,27 +10,30 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// greet connects to rank 0, once that listens, and says hello. The caller must close it.
-func greet(t *testing.T, address string, says any) net.Conn {
+// connect connects to an address once something listens there. The caller must close it.
+func connect(t *testing.T, address string) (c net.Conn) {
 	t.Helper()
-	var c net.Conn
 	require.Eventually(t, func() (ok bool) {
-		var d net.Dialer
 		var err error
-		c, err = d.DialContext(t.Context(), "tcp", address)
+		c, err = dial(t.Context(), address)
 		return err == nil
 	}, 10*time.Second, time.Millisecond)
-	require.NoError(t, binary.Write(c, binary.LittleEndian, says))
 	return c
 }
 
-// greetAndEnd is a member that ends after it has said hello. It returns when rank 0 has seen that.
-func greetAndEnd(t *testing.T, address string, says any) {
+// greet is a member that is admitted at the meeting, and then says nothing more. The caller must
+// close it.
+func greet(t *testing.T, m meeting, h hello) (l *link) {
 	t.Helper()
-	c := greet(t, address, says)
-	require.NoError(t, c.(*net.TCPConn).CloseWrite())
-	_, _ = io.Copy(io.Discard, c)
-	require.NoError(t, c.Close())
+	require.Eventually(t, func() bool {
+		var err error
+		c := connect(t, m.address)
+		if l, err = m.introduce(c, h); err != nil {
+			_ = c.Close()
+		}
+		return err == nil
+	}, 10*time.Second, time.Millisecond)
+	return l
 }
 
 // TestMeetAgain: a member that has said hello and ended counts no more, and one that is started in
@@ -39,22 +41,15 @@ func greetAndEnd(t *testing.T, address string, says any) {
 func TestMeetAgain(t *testing.T) {
 	t.Parallel()
 	for range 5 {
-		address := freeAddress(t)
-		given := make(chan error, 1)
-		go func() { given <- meeting{address: address, size: 3}.giveID(t.Context(), ID{7}) }()
+		m := meeting{address: freeAddress(t), size: 3}
+		leader := start(t.Context(), m, 0)
 		for range 3 {
-			greetAndEnd(t, address, hello{Magic: meetMagic, Rank: 2, Size: 3})
+			greet(t, m, hello{Rank: 2, Size: 3}).close()
 		}
-		taken := make(chan met, 2)
-		for _, rank := range []int{1, 2} {
-			go func() {
-				id, err := meeting{address: address, size: 3}.takeID(t.Context(), rank)
-				taken <- met{id, err}
-			}()
-		}
-		require.NoError(t, <-given)
-		require.Equal(t, met{id: ID{7}}, <-taken)
-		require.Equal(t, met{id: ID{7}}, <-taken)
+		one, two := start(t.Context(), m, 1), start(t.Context(), m, 2)
+		require.Equal(t, met{id: ID{7}}, <-leader)
+		require.Equal(t, met{id: ID{7}}, <-one)
+		require.Equal(t, met{id: ID{7}}, <-two)
 	}
 }
 
@@ -63,15 +58,13 @@ func TestMeetWithoutWhoHasEnded(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	address := freeAddress(t)
-	given := make(chan error, 1)
-	go func() { given <- meeting{address: address, size: 3}.giveID(ctx, ID{7}) }()
-	greetAndEnd(t, address, hello{Magic: meetMagic, Rank: 2, Size: 3})
-	_, err := meeting{address: address, size: 3}.takeID(ctx, 1)
+	m := meeting{address: freeAddress(t), size: 3}
+	leader := start(ctx, m, 0)
+	greet(t, m, hello{Rank: 2, Size: 3}).close()
+	require.ErrorIs(t, (<-start(ctx, m, 1)).err, context.DeadlineExceeded)
+	err := (<-leader).err
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	err = <-given
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "1 of 3 members are missing")
+	require.ErrorContains(t, err, "of 3 members are missing")
 }
 
 // TestMeetAtAnotherProgram: the error says so when something else listens where rank 0 should.
@@ -92,33 +85,13 @@ func TestMeetAtAnotherProgram(t *testing.T) {
 			if asked == 2 { // the first reply has been read
 				cancel()
 			}
-			_, _ = io.ReadFull(c, make([]byte, binary.Size(hello{}))) // else the close would reset the reply
-			_, _ = c.Write(make([]byte, 1000))
+			_, _ = c.Write(make([]byte, binary.Size(greeting{})))
 			_ = c.Close()
 		}
 	}()
 	_, err = meeting{address: l.Addr().String(), size: 3}.takeID(ctx, 1)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "another program")
-}
-
-// TestMeetOtherJob: members of another job that come to this one's address are told so, and this
-// one's meet all the same.
-func TestMeetOtherJob(t *testing.T) {
-	t.Parallel()
-	address := freeAddress(t)
-	ours, theirs := meeting{address: address, size: 2, job: 1}, meeting{address: address, size: 2, job: 2}
-	given := make(chan error, 1)
-	go func() { given <- ours.giveID(t.Context(), ID{7}) }()
-	for range 3 {
-		_, err := theirs.takeID(t.Context(), 1)
-		require.ErrorIs(t, err, ErrMismatch)
-		require.ErrorContains(t, err, "another job")
-	}
-	id, err := ours.takeID(t.Context(), 1)
-	require.NoError(t, err)
-	require.Equal(t, ID{7}, id)
-	require.NoError(t, <-given)
 }
 
 // TestJobNumber: it is the same for all processes of a job, and no other job has it.

@@ -1,0 +1,119 @@
+package collective
+
+import (
+	"sync"
+	"time"
+)
+
+// circle is a member's connections to the others, once they have met: of rank 0 one to each, and
+// of the others one to rank 0. Rank 0 tells the others who has ended.
+type circle struct {
+	meeting
+	rank      int
+	own       *acceptor // nil in a circle of one
+	addresses []string  // at which the members listen
+	links     map[int]*link
+	dial      dialer // a variable for tests
+
+	mu      sync.Mutex
+	watcher func(rank int)
+	gone    map[int]bool
+	over    bool // the links are closed: what ends is no news
+	used    bool // nothing is left
+
+	// Of shrink, which runs once at a time.
+	shrinking sync.Mutex
+	dead      map[int]bool  // proven
+	limit     time.Duration // for reaching one member
+	promised  int           // the leader that this member has accepted, or -1
+}
+
+func newCircle(m meeting, rank int, own *acceptor, addresses []string, links map[int]*link) *circle {
+	c := &circle{meeting: m, rank: rank, own: own, addresses: addresses, links: links, dial: dial, gone: map[int]bool{}, dead: map[int]bool{}, promised: -1}
+	for rank, l := range links {
+		go c.receive(rank, l)
+	}
+	return c
+}
+
+// receive takes what the member of the rank says, until its connection ends.
+func (c *circle) receive(rank int, l *link) {
+	left := false
+	for f := range l.in {
+		switch f.Type {
+		case frameGone:
+			c.report(f.Rank)
+		case frameGoodbye:
+			left = true
+		}
+	}
+	if !left {
+		c.report(rank)
+	}
+}
+
+// report notes that a member has ended, and tells the others and the watcher.
+func (c *circle) report(rank int) {
+	c.mu.Lock()
+	if c.over || c.gone[rank] || rank < 0 || rank >= c.size || rank == c.rank {
+		c.mu.Unlock()
+		return
+	}
+	c.gone[rank] = true
+	watcher := c.watcher
+	c.mu.Unlock()
+	if c.rank == 0 {
+		for to, l := range c.links {
+			if to != rank {
+				_ = l.write(frame{Type: frameGone, Rank: rank}) // an error ends the link
+			}
+		}
+	}
+	if watcher != nil {
+		watcher(rank)
+	}
+}
+
+// watch has gone called, once for each, for members whose connection has closed without a goodbye,
+// now or before. It is called from other goroutines, and not for what ends after leave or hangUp;
+// a call that has begun may still run then. If rank 0 has ended, or has left, no more is heard of
+// the others.
+func (c *circle) watch(gone func(rank int)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watcher = gone
+	for rank := range c.gone {
+		go gone(rank)
+	}
+}
+
+// leave says goodbye and closes everything. The others do not count this member as gone.
+func (c *circle) leave() {
+	c.mu.Lock()
+	over, used := c.over, c.used
+	c.over, c.used = true, true
+	c.mu.Unlock()
+	if !over {
+		for _, l := range c.links {
+			_ = l.write(frame{Type: frameGoodbye}) // one that has ended needs none
+			l.close()
+		}
+	}
+	if !used && c.own != nil {
+		c.own.close()
+	}
+}
+
+// hangUp closes the connections as the end of this process would, so that the others learn of it
+// at once. The listener stays, for shrink.
+func (c *circle) hangUp() {
+	c.mu.Lock()
+	over := c.over
+	c.over = true
+	c.mu.Unlock()
+	if !over {
+		for _, l := range c.links {
+			l.close()
+		}
+	}
+}

@@ -1,0 +1,393 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+// circles has members meet, and returns what they have, by rank.
+func circles(t *testing.T, size int) []*circle {
+	t.Helper()
+	m := meeting{address: freeAddress(t), size: size, secret: []byte("s")}
+	all := make([]*circle, size)
+	done := make(chan error)
+	for rank := range size {
+		go func() {
+			var err error
+			all[rank], _, err = m.join(t.Context(), rank, idOf(ID{7}))
+			done <- err
+		}()
+	}
+	for range size {
+		require.NoError(t, <-done)
+	}
+	t.Cleanup(func() {
+		for _, c := range all {
+			c.leave()
+		}
+	})
+	return all
+}
+
+// die ends a member as the end of its process would.
+func (c *circle) die() {
+	c.hangUp()
+	c.leave()
+}
+
+// watched returns what a circle's watch reports.
+func watched(c *circle) <-chan int {
+	gone := make(chan int, 2*c.size)
+	c.watch(func(rank int) { gone <- rank })
+	return gone
+}
+
+// TestCircleGone: each member learns of each other one that has ended, and once.
+func TestCircleGone(t *testing.T) {
+	t.Parallel()
+	for _, late := range []bool{false, true} {
+		all := circles(t, 4)
+		var gone []<-chan int
+		if !late {
+			for _, c := range all {
+				gone = append(gone, watched(c))
+			}
+		}
+		all[1].die()
+		if late {
+			require.Eventually(t, func() bool {
+				all[3].mu.Lock()
+				defer all[3].mu.Unlock()
+				return all[3].gone[1]
+			}, 10*time.Second, time.Millisecond)
+			for _, c := range all {
+				gone = append(gone, watched(c))
+			}
+		}
+		for _, rank := range []int{0, 2, 3} {
+			require.Equal(t, 1, <-gone[rank])
+		}
+		all[3].hangUp()
+		for _, rank := range []int{0, 2} {
+			require.Equal(t, 3, <-gone[rank])
+		}
+		all[0].die()
+		require.Equal(t, 0, <-gone[2])
+		for _, c := range gone {
+			require.Empty(t, c)
+		}
+	}
+}
+
+// TestCircleLeave: a goodbye is no death.
+func TestCircleLeave(t *testing.T) {
+	t.Parallel()
+	all := circles(t, 4)
+	zero, three := watched(all[0]), watched(all[3])
+	all[1].leave()
+	all[1].leave()
+	<-all[0].links[1].ended
+	all[2].die()
+	require.Equal(t, 2, <-zero)
+	require.Equal(t, 2, <-three)
+	all[0].leave()
+	<-all[3].links[0].ended
+	require.Empty(t, zero)
+	require.Empty(t, three)
+}
+
+// TestCircleEnds: nothing is left of circles that were left.
+func TestCircleEnds(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	all := circles(t, 3)
+	all[2].die()
+	next := shrinkAll(t.Context(), all[:2])
+	for _, s := range next {
+		require.NoError(t, s.err)
+		s.next.leave()
+	}
+}
+
+// shrunk is what shrink has returned.
+type shrunk struct {
+	next      *circle
+	survivors []int
+	id        ID
+	err       error
+}
+
+// shrinkAll has members shrink, and returns what became of each.
+func shrinkAll(ctx context.Context, all []*circle) []shrunk {
+	got := make([]shrunk, len(all))
+	done := make(chan struct{})
+	for i, c := range all {
+		go func() {
+			s := &got[i]
+			s.next, s.survivors, s.id, s.err = c.shrink(ctx, idOf(ID{8, byte(c.rank)}))
+			done <- struct{}{}
+		}()
+	}
+	for range all {
+		<-done
+	}
+	return got
+}
+
+// without returns the circles but for those of the ranks.
+func without(all []*circle, ranks ...int) (rest []*circle) {
+	for rank, c := range all {
+		if !slices.Contains(ranks, rank) {
+			rest = append(rest, c)
+		}
+	}
+	return rest
+}
+
+// requireCircle: the members have one circle, and hear of each other's end.
+func requireCircle(t *testing.T, got []shrunk, survivors ...int) (all []*circle) {
+	t.Helper()
+	for i, s := range got {
+		require.NoError(t, s.err)
+		require.Equal(t, survivors, s.survivors)
+		require.Equal(t, ID{8, byte(survivors[0])}, s.id)
+		require.Equal(t, i, s.next.rank)
+		require.Equal(t, len(got), s.next.size)
+		t.Cleanup(s.next.leave)
+		all = append(all, s.next)
+	}
+	return all
+}
+
+func TestShrink(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		size int
+		dead []int
+	}{
+		{1, nil}, {2, nil}, {2, []int{0}}, {2, []int{1}}, {3, []int{0}}, {3, []int{1}}, {3, []int{2}}, {3, []int{0, 1}},
+		{3, []int{1, 2}}, {4, nil}, {5, []int{0, 3}}, {5, []int{0, 1, 2, 3}},
+	} {
+		t.Run(fmt.Sprintf("%v of %d", c.dead, c.size), func(t *testing.T) {
+			t.Parallel()
+			all := circles(t, c.size)
+			var survivors []int
+			for rank := range c.size {
+				if slices.Contains(c.dead, rank) {
+					all[rank].die()
+				} else {
+					survivors = append(survivors, rank)
+				}
+			}
+			for i, rank := range survivors { // and again, for what is made of them
+				survivors[i] = rank
+			}
+			next := requireCircle(t, shrinkAll(t.Context(), without(all, c.dead...)), survivors...)
+			if len(next) < 2 {
+				return
+			}
+			var gone []<-chan int
+			for _, c := range next[:len(next)-1] {
+				gone = append(gone, watched(c))
+			}
+			last := len(next) - 1
+			next[last].die()
+			for _, g := range gone {
+				require.Equal(t, last, <-g)
+			}
+		})
+	}
+}
+
+// TestShrinkAgain: one after the other ends, the first each time.
+func TestShrinkAgain(t *testing.T) {
+	t.Parallel()
+	all := circles(t, 5)
+	for len(all) > 1 {
+		all[0].die()
+		var survivors []int
+		for rank := 1; rank < len(all); rank++ {
+			survivors = append(survivors, rank)
+		}
+		all = requireCircle(t, shrinkAll(t.Context(), all[1:]), survivors...)
+	}
+}
+
+// waitFor waits until so many members wait at c.
+func waitFor(t *testing.T, c *circle, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return len(c.own.there()) == n }, 10*time.Second, time.Millisecond)
+}
+
+// TestShrinkLeaderDies: the others go on without a leader that ends before it has decided, also
+// if they have accepted it.
+func TestShrinkLeaderDies(t *testing.T) {
+	t.Parallel()
+	all := circles(t, 4)
+	got := make(chan []shrunk, 1)
+	go func() { got <- shrinkAll(t.Context(), all[1:]) }()
+	waitFor(t, all[0], 3)
+	all[0].die()
+	next := requireCircle(t, <-got, 1, 2, 3)
+
+	go func() { got <- shrinkAll(t.Context(), next[1:]) }()
+	_, _, _, err := next[0].shrink(t.Context(), func() (ID, error) {
+		require.Len(t, next[0].own.there(), 2)
+		for _, l := range next[0].own.there() {
+			l.close()
+		}
+		next[0].leave()
+		return ID{}, errors.New("dead")
+	})
+	require.ErrorContains(t, err, "dead")
+	requireCircle(t, <-got, 1, 2)
+}
+
+// TestShrinkNoID: if the leader cannot make an identity all have an error, and may try again.
+func TestShrinkNoID(t *testing.T) {
+	t.Parallel()
+	all := circles(t, 2)
+	got := make(chan []shrunk, 1)
+	go func() { got <- shrinkAll(t.Context(), all[1:]) }()
+	_, _, _, err := all[0].shrink(t.Context(), func() (ID, error) { return ID{}, errors.New("no identity") })
+	require.ErrorContains(t, err, "no identity")
+	err = (<-got)[0].err
+	require.ErrorIs(t, err, ErrFailed)
+	require.ErrorContains(t, err, "no identity")
+	requireCircle(t, shrinkAll(t.Context(), all), 0, 1)
+}
+
+// TestShrinkEnds: the end of the context ends shrink, and it may be called again.
+func TestShrinkEnds(t *testing.T) {
+	t.Parallel()
+	all := circles(t, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	got := make(chan []shrunk, 1)
+	go func() { got <- shrinkAll(ctx, all[1:2]) }()
+	waitFor(t, all[0], 1)
+	cancel()
+	require.ErrorIs(t, (<-got)[0].err, context.Canceled)
+	ctx, cancel = context.WithCancel(t.Context())
+	go func() { got <- shrinkAll(ctx, all[:2]) }()
+	waitFor(t, all[0], 1)
+	cancel()
+	for _, s := range <-got {
+		require.ErrorIs(t, s.err, context.Canceled)
+	}
+	requireCircle(t, shrinkAll(t.Context(), all), 0, 1, 2)
+	_, _, _, err := all[0].shrink(t.Context(), nil)
+	require.ErrorIs(t, err, errLeft)
+}
+
+// TestShrinkLeftOut: a member that lives and does not come is left out, and told so.
+func TestShrinkLeftOut(t *testing.T) {
+	t.Parallel()
+	for rank := range 3 {
+		all := circles(t, 3)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		rest := without(all, rank)
+		got := shrinkAll(ctx, rest)
+		cancel()
+		if rank == 0 { // which the others take for their leader
+			for _, s := range got {
+				require.ErrorIs(t, s.err, context.DeadlineExceeded)
+			}
+			continue
+		}
+		requireCircle(t, got, rest[0].rank, rest[1].rank)
+		_, _, _, err := all[rank].shrink(t.Context(), idOf(ID{9}))
+		require.ErrorIs(t, err, ErrPeerGone)
+		require.ErrorContains(t, err, "without this member")
+	}
+}
+
+// split has members reach only those of their side.
+func split(all []*circle, reaches func(from, to int) bool) {
+	for from, c := range all {
+		c.dial = func(ctx context.Context, address string) (net.Conn, error) {
+			if to := slices.Index(c.addresses, address); !reaches(from, to) {
+				return nil, fmt.Errorf("dial rank %d: %w", to, os.ErrDeadlineExceeded)
+			}
+			return dial(ctx, address)
+		}
+	}
+}
+
+// TestShrinkPartition: of the sides of a network that has split at most one goes on, in each way
+// to split four members.
+func TestShrinkPartition(t *testing.T) {
+	t.Parallel()
+	splits := 0
+	for n := range 4 * 4 * 4 * 4 {
+		side := []int{n % 4, n / 4 % 4, n / 16 % 4, n / 64}
+		if side[0] != 0 || side[1] > 1 || side[2] > max(side[0], side[1])+1 || side[3] > max(side[0], side[1], side[2])+1 {
+			continue // the same as another one
+		}
+		splits++
+		t.Run(fmt.Sprint(side), func(t *testing.T) {
+			t.Parallel()
+			all := circles(t, 4)
+			split(all, func(from, to int) bool { return side[from] == side[to] })
+			sides := map[int][]int{}
+			for rank, s := range side {
+				sides[s] = append(sides[s], rank)
+			}
+			for rank, s := range shrinkAll(t.Context(), all) {
+				ours := sides[side[rank]]
+				if len(ours) > 2 || len(ours) == 2 && ours[0] == 0 {
+					require.NoError(t, s.err)
+					require.Equal(t, ours, s.survivors)
+					t.Cleanup(s.next.leave)
+					continue
+				}
+				require.ErrorIs(t, s.err, ErrPeerGone)
+				require.ErrorContains(t, s.err, "not the larger part")
+			}
+		})
+	}
+	require.Equal(t, 15, splits)
+}
+
+// TestShrinkBrokenNetwork: whoever reaches whom, and whoever is dead, the members never make two
+// groups.
+func TestShrinkBrokenNetwork(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(40) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			r := rand.New(rand.NewPCG(seed, 32)) //nolint:gosec // the same each time
+			var blocked [5][5]bool
+			for from := range 5 {
+				for to := range 5 {
+					blocked[from][to] = r.IntN(10) < 3
+				}
+			}
+			all := circles(t, 5)
+			split(all, func(from, to int) bool { return !blocked[from][to] })
+			dead := r.IntN(10) // no one, if it is 5 or more
+			if dead < 5 {
+				all[dead].die()
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			groups := map[ID]int{}
+			for _, s := range shrinkAll(ctx, without(all, dead)) {
+				if s.err == nil {
+					groups[s.id]++
+					t.Cleanup(s.next.leave)
+				}
+			}
+			require.LessOrEqual(t, len(groups), 1, "%v", slices.Collect(maps.Keys(groups)))
+		})
+	}
+}
