@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,7 +16,15 @@ import (
 // idle is an engine that does nothing.
 type idle struct{}
 
-var _ engine.Engine = idle{}
+var (
+	_ engine.Engine = idle{}
+	_ engine.Maker  = idle{}
+)
+
+func (idle) NewID() (ID, error) { return ID{}, nil }
+func (idle) Join(context.Context, *vmm.Device, ID, int, int) (engine.Engine, error) {
+	return idle{}, nil
+}
 
 func (idle) Run(driver.Stream, []driver.Span, []nccl.Call) error { return nil }
 func (idle) Err() error                                          { return nil }
@@ -31,7 +40,7 @@ func (idle) Name() string                                        { return "idle"
 // BenchmarkDo is what a call takes apart from the engine.
 func BenchmarkDo(b *testing.B) {
 	dev := vmmtest.Device(b)
-	g, err := NewGroup(dev, 0, 1, idle{}, Options{})
+	g, err := JoinOn(b.Context(), dev, Options{Size: 1}, idle{}, nil)
 	require.NoError(b, err)
 	defer func() { require.NoError(b, g.Close()) }()
 	st, err := dev.NewStream()

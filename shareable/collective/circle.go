@@ -1,12 +1,15 @@
 package collective
 
 import (
+	"errors"
+	"fmt"
 	"sync"
 	"time"
 )
 
 // circle is a member's connections to the others, once they have met: of rank 0 one to each, and
-// of the others one to rank 0. Rank 0 tells the others who has ended.
+// of the others one to rank 0. Rank 0 tells the others who has ended. That of members that did not
+// meet is nil.
 type circle struct {
 	meeting
 	rank      int
@@ -16,10 +19,10 @@ type circle struct {
 	dial      dialer // a variable for tests
 
 	mu      sync.Mutex
-	watcher func(rank int)
-	gone    map[int]bool
-	over    bool // the links are closed: what ends is no news
-	used    bool // nothing is left
+	watcher func(why error)
+	gone    map[int]frame // of those that have ended, as the others are told
+	over    bool          // the links are closed: what ends is no news
+	used    bool          // nothing is left
 
 	// Of shrink, which runs once at a time.
 	shrinking sync.Mutex
@@ -29,7 +32,7 @@ type circle struct {
 }
 
 func newCircle(m meeting, rank int, own *acceptor, addresses []string, links map[int]*link) *circle {
-	c := &circle{meeting: m, rank: rank, own: own, addresses: addresses, links: links, dial: dial, gone: map[int]bool{}, dead: map[int]bool{}, promised: -1}
+	c := &circle{meeting: m, rank: rank, own: own, addresses: addresses, links: links, dial: dial, gone: map[int]frame{}, dead: map[int]bool{}, promised: -1}
 	for rank, l := range links {
 		go c.receive(rank, l)
 	}
@@ -42,53 +45,72 @@ func (c *circle) receive(rank int, l *link) {
 	for f := range l.in {
 		switch f.Type {
 		case frameGone:
-			c.report(f.Rank)
+			c.report(f)
 		case frameGoodbye:
 			left = true
 		}
 	}
 	if !left {
-		c.report(rank)
+		c.report(frame{Type: frameGone, Rank: rank})
 	}
 }
 
 // report notes that a member has ended, and tells the others and the watcher.
-func (c *circle) report(rank int) {
+func (c *circle) report(f frame) {
+	rank := f.Rank
 	c.mu.Lock()
-	if c.over || c.gone[rank] || rank < 0 || rank >= c.size || rank == c.rank {
+	if _, known := c.gone[rank]; c.over || known || rank < 0 || rank >= c.size || rank == c.rank {
 		c.mu.Unlock()
 		return
 	}
-	c.gone[rank] = true
+	c.gone[rank] = f
 	watcher := c.watcher
 	c.mu.Unlock()
 	if c.rank == 0 {
 		for to, l := range c.links {
 			if to != rank {
-				_ = l.write(frame{Type: frameGone, Rank: rank}) // an error ends the link
+				_ = l.write(f) // an error ends the link
 			}
 		}
 	}
 	if watcher != nil {
-		watcher(rank)
+		watcher(f.goneError())
 	}
 }
 
-// watch has gone called, once for each, for members whose connection has closed without a goodbye,
-// now or before. It is called from other goroutines, and not for what ends after leave or hangUp;
+// goneError is the error for the member that the frame is about: that of its group, if it has said why it
+// ended that.
+func (f frame) goneError() error {
+	switch {
+	case f.Text == "":
+		return fmt.Errorf("%w: rank %d", ErrPeerGone, f.Rank)
+	case f.Code == codeFailed:
+		return fmt.Errorf("%w: rank %d: %s", ErrFailed, f.Rank, f.Text)
+	}
+	return fmt.Errorf("%w: rank %d has ended the group: %s", ErrPeerGone, f.Rank, f.Text)
+}
+
+// watch has gone called, once for each, for members that have said that they end, or whose connection has
+// closed without a goodbye, now or before. It is called from other goroutines, and not for what ends after leave or hangUp;
 // a call that has begun may still run then. If rank 0 has ended, or has left, no more is heard of
 // the others.
-func (c *circle) watch(gone func(rank int)) {
+func (c *circle) watch(gone func(why error)) {
+	if c == nil {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watcher = gone
-	for rank := range c.gone {
-		go gone(rank)
+	for _, f := range c.gone {
+		go gone(f.goneError())
 	}
 }
 
 // leave says goodbye and closes everything. The others do not count this member as gone.
 func (c *circle) leave() {
+	if c == nil {
+		return
+	}
 	c.mu.Lock()
 	over, used := c.over, c.used
 	c.over, c.used = true, true
@@ -104,15 +126,24 @@ func (c *circle) leave() {
 	}
 }
 
-// hangUp closes the connections as the end of this process would, so that the others learn of it
-// at once. The listener stays, for shrink.
-func (c *circle) hangUp() {
+// hangUp closes the connections, so that the others learn at once that this member has ended, and
+// why if that is not nil. The listener stays, for shrink.
+func (c *circle) hangUp(why error) {
+	if c == nil {
+		return
+	}
 	c.mu.Lock()
 	over := c.over
 	c.over = true
 	c.mu.Unlock()
 	if !over {
 		for _, l := range c.links {
+			if f := (frame{Type: frameGone, Rank: c.rank}); why != nil {
+				if f.Text = why.Error(); errors.Is(why, ErrFailed) {
+					f.Code = codeFailed
+				}
+				_ = l.write(f) // an error ends the link
+			}
 			l.close()
 		}
 	}

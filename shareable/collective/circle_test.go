@@ -9,6 +9,8 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,14 +44,14 @@ func circles(t *testing.T, size int) []*circle {
 
 // die ends a member as the end of its process would.
 func (c *circle) die() {
-	c.hangUp()
+	c.hangUp(nil)
 	c.leave()
 }
 
 // watched returns what a circle's watch reports.
 func watched(c *circle) <-chan int {
 	gone := make(chan int, 2*c.size)
-	c.watch(func(rank int) { gone <- rank })
+	c.watch(func(why error) { gone <- rankIn(why) })
 	return gone
 }
 
@@ -69,7 +71,8 @@ func TestCircleGone(t *testing.T) {
 			require.Eventually(t, func() bool {
 				all[3].mu.Lock()
 				defer all[3].mu.Unlock()
-				return all[3].gone[1]
+				_, is := all[3].gone[1]
+				return is
 			}, 10*time.Second, time.Millisecond)
 			for _, c := range all {
 				gone = append(gone, watched(c))
@@ -78,7 +81,7 @@ func TestCircleGone(t *testing.T) {
 		for _, rank := range []int{0, 2, 3} {
 			require.Equal(t, 1, <-gone[rank])
 		}
-		all[3].hangUp()
+		all[3].hangUp(nil)
 		for _, rank := range []int{0, 2} {
 			require.Equal(t, 3, <-gone[rank])
 		}
@@ -390,4 +393,11 @@ func TestShrinkBrokenNetwork(t *testing.T) {
 			require.LessOrEqual(t, len(groups), 1, "%v", slices.Collect(maps.Keys(groups)))
 		})
 	}
+}
+
+// rankIn is the rank that an error of a member that is gone names.
+func rankIn(why error) (rank int) {
+	text := why.Error()
+	rank, _ = strconv.Atoi(text[strings.LastIndex(text, " ")+1:])
+	return rank
 }

@@ -21,6 +21,8 @@ type Group struct {
 	dev        *vmm.Device
 	rank, size int
 	opts       Options
+	of         engine.Maker
+	met        bool          // the members have connections with each other
 	stop       chan struct{} // closed by fail
 
 	// calling has an element while a call of the group is made. It comes before the locks of
@@ -45,6 +47,8 @@ type Group struct {
 	closed bool
 	regs   map[*Registration]struct{}
 
+	circle *circle // the connections with the other members; nil if they did not meet; Shrink sets it
+
 	aborted  chan struct{} // closed when the engine is aborted
 	abortErr error         // of that
 	waits    waits
@@ -60,27 +64,17 @@ type Stats struct {
 	Deregistered uint64 `json:"deregistered"` // chunks of which that was undone
 }
 
-// NewGroup is for package collectivetest: a group on another engine than NCCL. It takes e
-// over, also if it returns an error.
-func NewGroup(dev *vmm.Device, rank, size int, e engine.Engine, o Options) (*Group, error) {
-	o.Rank, o.Size = rank, size
-	o, err := o.resolve(dev)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("join a group: %w", err), e.Abort(), e.Free())
-	}
-	return newGroup(dev, e, o)
-}
-
-// newGroup takes e over. The options are resolved.
-func newGroup(dev *vmm.Device, e engine.Engine, o Options) (*Group, error) {
+// newGroup takes e and c over. The options are resolved.
+func newGroup(dev *vmm.Device, e engine.Engine, o Options, of engine.Maker, c *circle) (*Group, error) {
 	g := &Group{
-		dev: dev, rank: o.Rank, size: o.Size, opts: o, e: e, stop: make(chan struct{}), aborted: make(chan struct{}),
+		dev: dev, rank: o.Rank, size: o.Size, opts: o, e: e, of: of, circle: c, met: c != nil, stop: make(chan struct{}), aborted: make(chan struct{}),
 		calling: make(chan struct{}, 1), regs: map[*Registration]struct{}{},
 	}
 	g.waits.g = g
 	if err := g.makeScratch(); err != nil {
-		return nil, errors.Join(fmt.Errorf("join a group: %w", err), g.Abort())
+		return nil, errors.Join(err, g.Abort())
 	}
+	c.watch(func(why error) { _ = g.fail(why) })
 	return g, nil
 }
 
@@ -279,7 +273,7 @@ func (g *Group) call(ctx context.Context, f func() error) error {
 	if err == nil || errors.Is(err, vmm.ErrInvalid) || errors.Is(err, vmm.ErrNotSupported) {
 		return err
 	}
-	return g.fail(err)
+	return g.engineFailed(err)
 }
 
 // fail ends the group with err as the reason, and begins to abort the engine. If the group has
@@ -302,6 +296,7 @@ func (g *Group) fail(err error) error {
 	}
 	g.waits.stop(g.Err()) // before anything that waits for the calls returns
 	go func() {           // it takes up to a second, and what waits is free before its end
+		g.circle.hangUp(err)
 		g.abortErr = g.e.Abort()
 		close(g.aborted)
 	}()
@@ -348,6 +343,7 @@ func (g *Group) freeCalling() error {
 	}
 	discard := func(f func() error) error { return g.dev.Discard(nil, f) }
 	err = errors.Join(err, g.waits.free(discard), discard(g.ownStream.Close), discard(g.scratch.Close))
+	g.circle.leave()
 	g.engineMu.Lock()
 	defer g.engineMu.Unlock()
 	return errors.Join(err, g.e.Free())

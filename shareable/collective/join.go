@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
+	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -55,22 +57,70 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 			return nil, fmt.Errorf("%w: with %s set no time limit could end a call of NCCL", vmm.ErrInvalid, name)
 		}
 	}
-	limited, cancel := context.WithTimeout(ctx, o.Timeout)
-	defer cancel()
 	lib, err := nccl.Open(o.Library)
 	if err != nil {
 		return nil, err
 	}
+	var at *meeting
 	if o.Size == 0 {
-		if o, err = o.fromEnvironment(limited, lib.NewID); err != nil {
+		if at, err = o.fromEnvironment(); err == nil && at == nil {
+			o.ID, err = lib.NewID() // all make the same
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return joinOn(ctx, dev, o, ncclMaker{lib, o.hooks.anyDevice}, at)
+}
+
+// JoinOn is for package collectivetest: Join with o.Rank and o.Size on another engine than NCCL. If
+// at is not nil, all members meet where it listens, and it is that of rank 0, which takes it over. If
+// it is nil, they do not meet, and o.ID is the group's.
+func JoinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (*Group, error) {
+	o, err := o.resolve(dev)
+	if err != nil {
+		return nil, fmt.Errorf("join a group: %w", err)
+	}
+	var m *meeting
+	if at != nil {
+		m = &meeting{address: at.Addr().String(), size: o.Size, secret: o.Secret, open: at}
+	}
+	g, err := joinOn(ctx, dev, o, of, m)
+	if err != nil {
+		return nil, fmt.Errorf("join a group: %w", err)
+	}
+	return g, nil
+}
+
+// joinOn has the members meet, if at is not nil, and makes the group. The options are resolved.
+func joinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at *meeting) (*Group, error) {
+	limited, cancel := context.WithTimeout(ctx, o.Timeout)
+	defer cancel()
+	var c *circle
+	var err error
+	if at != nil {
+		if c, o.ID, err = at.join(limited, o.Rank, of.NewID); err != nil {
 			return nil, deadlineError(ctx, err)
 		}
 	}
-	e, err := joinNCCL(limited, lib, dev, o)
+	g, err := makeGroup(limited, dev, o, of, c)
 	if err != nil {
-		return nil, deadlineError(ctx, err)
+		c.leave()
 	}
-	return newGroup(dev, e, o)
+	return g, deadlineError(ctx, err)
+}
+
+// makeGroup makes the group of members that have met, if c is not nil. After an error they have hung up.
+func makeGroup(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, c *circle) (*Group, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	c.watch(cancel)
+	e, err := of.Join(ctx, dev, o.ID, o.Rank, o.Size)
+	if err != nil {
+		c.hangUp(err)
+		return nil, err
+	}
+	return newGroup(dev, e, o, of, c)
 }
 
 // overrides are variables with which NCCL makes other communicators than a program asks for: the
@@ -79,33 +129,24 @@ var overrides = []string{"NCCL_COMM_BLOCKING", "NCCL_COMM_SPLIT_SHARE_RESOURCES"
 
 // deadlineError is err, or the error for a wait that took too long if it was not ctx that ended.
 func deadlineError(ctx context.Context, err error) error {
-	if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%w: not all members came: %w", os.ErrDeadlineExceeded, err)
 	}
 	return err
 }
 
-// fromEnvironment takes the group from the environment. newID makes an identity.
-func (o Options) fromEnvironment(ctx context.Context, newID func() (ID, error)) (Options, error) {
+// fromEnvironment takes the group from the environment. With NCCL_COMM_ID the members do not meet.
+func (o *Options) fromEnvironment() (*meeting, error) {
 	env, err := FromEnvironment()
 	if err != nil {
-		return o, err
+		return nil, err
 	}
-	o.Rank, o.Size = env.Rank, env.Size
-	if env.Address == "" { // with NCCL_COMM_ID all make the same
-		o.ID, err = newID()
-		return o, err
+	if o.Rank, o.Size = env.Rank, env.Size; env.Address == "" && o.Size > 1 {
+		return nil, nil
 	}
-	secret, err := groupSecret(nil, os.Getenv)
+	secret, err := groupSecret(o.Secret, os.Getenv)
 	if err != nil {
-		return o, err
+		return nil, err
 	}
-	m := meeting{address: env.Address, size: o.Size, job: jobNumber(os.Getenv), secret: secret}
-	c, id, err := m.join(ctx, o.Rank, newID)
-	if err != nil {
-		return o, err
-	}
-	c.leave()
-	o.ID = id
-	return o, nil
+	return &meeting{address: env.Address, size: o.Size, job: jobNumber(os.Getenv), secret: secret}, nil
 }

@@ -23,6 +23,7 @@ type meeting struct {
 	job     uint64 // members of another job are sent away
 	secret  []byte
 
+	open     net.Listener  // for tests: rank 0's, at address; nil: rank 0 listens there
 	trusting bool          // for tests: takes any MAC
 	timeout  time.Duration // for tests: instead of meetTimeout
 }
@@ -43,6 +44,9 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interv
 // refused, and delays no one. The caller must leave the circle.
 func (m meeting) join(ctx context.Context, rank int, newID func() (ID, error)) (*circle, ID, error) {
 	if m.size == 1 {
+		if m.open != nil {
+			_ = m.open.Close()
+		}
 		id, err := newID()
 		return newCircle(m, 0, nil, nil, nil), id, err
 	}
@@ -73,8 +77,10 @@ func (m meeting) lead(ctx context.Context, own *acceptor, newID func() (ID, erro
 	if err != nil {
 		return nil, id, err
 	}
-	a, err := m.listen(ctx, tcpPort, 0)
-	if err != nil {
+	var a *acceptor
+	if m.open != nil {
+		a = m.acceptFrom(m.open, 0)
+	} else if a, err = m.listen(ctx, tcpPort, 0); err != nil {
 		return nil, id, err
 	}
 	defer a.close()
@@ -238,9 +244,13 @@ func (m meeting) listen(ctx context.Context, tcpPort string, rank int) (*accepto
 	if err != nil {
 		return nil, err
 	}
+	return m.acceptFrom(l, rank), nil
+}
+
+func (m meeting) acceptFrom(l net.Listener, rank int) *acceptor {
 	a := &acceptor{meeting: m, listener: l, rank: rank, conns: map[net.Conn]struct{}{}, members: map[int]*link{}, changed: make(chan struct{})}
 	go a.accept()
-	return a, nil
+	return a
 }
 
 // begin admits members with these numbers from now on.

@@ -20,23 +20,33 @@ type ncclEngine struct {
 
 var _ engine.Engine = ncclEngine{}
 
-// joinNCCL joins a group, and returns once all members have.
-func joinNCCL(ctx context.Context, lib *nccl.Library, dev *vmm.Device, o Options) (engine.Engine, error) {
-	if dev.Driver().Name() != "cuda" && !o.hooks.anyDevice {
+// ncclMaker is NCCL.
+type ncclMaker struct {
+	lib       *nccl.Library
+	anyDevice bool // see hooks
+}
+
+var _ engine.Maker = ncclMaker{}
+
+func (m ncclMaker) NewID() (ID, error) { return m.lib.NewID() }
+
+// Join joins a group, and returns once all members have.
+func (m ncclMaker) Join(ctx context.Context, dev *vmm.Device, id ID, rank, size int) (engine.Engine, error) {
+	if dev.Driver().Name() != "cuda" && !m.anyDevice {
 		return nil, fmt.Errorf("%w: NCCL moves memory of CUDA's devices, not of %v", vmm.ErrNotSupported, dev)
 	}
 	raw, err := dev.Raw()
 	if err != nil {
 		return nil, err
 	}
-	c, err := lib.Join(o.ID, o.Rank, o.Size, raw.Do)
+	c, err := m.lib.Join(id, rank, size, raw.Do)
 	if err != nil {
 		return nil, err
 	}
 	if err := waitJoined(ctx, c); err != nil {
 		return nil, errors.Join(err, c.Abort())
 	}
-	return ncclEngine{c, lib}, nil
+	return ncclEngine{c, m.lib}, nil
 }
 
 // waitJoined waits until all members have joined, which takes a third of a second or more.
@@ -50,7 +60,7 @@ func waitJoined(ctx context.Context, c *nccl.Comm) error {
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
-			return ctx.Err()
+			return context.Cause(ctx)
 		}
 	}
 }

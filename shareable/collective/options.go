@@ -54,6 +54,11 @@ type Options struct {
 	// call of Do from the moment at which the stream has done what was queued before; 0 is 10 minutes.
 	// When it has passed, the group is aborted with os.ErrDeadlineExceeded.
 	Timeout time.Duration
+	// Secret is what the members show each other that meet by the environment, the same for all.
+	// Without one it is the contents of the file that CUVMM_GROUP_SECRET_FILE names, or
+	// CUVMM_GROUP_SECRET. Members on several hosts need one. It keeps programs out that do not know it,
+	// and hides nothing from those that read what is sent.
+	Secret []byte
 	// Library is the path of libnccl. If it is empty, it is looked for by its name and where
 	// Python's packages have it.
 	Library string

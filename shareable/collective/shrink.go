@@ -56,7 +56,7 @@ var (
 func (c *circle) shrink(ctx context.Context, newID func() (ID, error)) (next *circle, survivors []int, id ID, err error) {
 	c.shrinking.Lock()
 	defer c.shrinking.Unlock()
-	c.hangUp()
+	c.hangUp(nil)
 	c.mu.Lock()
 	used := c.used
 	c.mu.Unlock()

@@ -160,7 +160,7 @@ func (ws *waits) look() {
 		err = ws.g.check()
 	}
 	if err != nil {
-		_ = ws.g.fail(err)
+		_ = ws.g.engineFailed(err)
 		return // the group has ended
 	}
 	ws.timer.Reset(lookPause)

@@ -17,6 +17,8 @@ package collectivetest
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"sync"
 	"testing"
 	"time"
@@ -31,8 +33,8 @@ import (
 type Options struct {
 	// Timeout is collective.Options.Timeout; 0 is 30 seconds.
 	Timeout time.Duration
-	// Silent: the other members do not learn of one that has ended, as with NCCL over NVLink.
-	// They wait until Timeout.
+	// Silent: the other members do not learn of one that has ended, as with NCCL over NVLink and
+	// collective.Options.ID. They wait until Timeout, and Shrink is not supported.
 	Silent bool
 }
 
@@ -58,46 +60,52 @@ func GroupsOn(tb testing.TB, devs ...*vmm.Device) []*collective.Group {
 // New is GroupsOn with options.
 func New(tb testing.TB, o Options, devs ...*vmm.Device) []*collective.Group {
 	tb.Helper()
-	w, err := hostengine.NewWorld(len(devs), hostengine.Options{Silent: o.Silent, Report: tb.Errorf})
-	if err != nil {
-		tb.Fatal(err)
-	}
 	if o.Timeout == 0 {
 		o.Timeout = defaultTimeout
 	}
-	groups := make([]*collective.Group, 0, len(devs))
-	members := make([]*hostengine.Member, 0, len(devs))
+	if n := len(devs); n < 1 || n > hostengine.MaxMembers {
+		tb.Fatal(fmt.Sprintf("a group of %d members; the most is %d", n, hostengine.MaxMembers))
+	}
+	worlds := &hostengine.Worlds{Options: hostengine.Options{Silent: o.Silent, Report: tb.Errorf}}
+	groups := make([]*collective.Group, len(devs))
+	errs := make([]error, len(devs))
 	tb.Cleanup(func() {
 		tb.Helper()
-		if err := endAll(groups, len(groups) < len(devs)); err != nil {
+		if err := endAll(groups); err != nil {
 			tb.Errorf("at the end of the test: %v", err)
 		}
-		for rank, m := range members {
+		for _, m := range worlds.Members() {
 			if !m.Freed() {
-				tb.Errorf("at the end of the test: rank %d of a group was not freed", rank)
+				tb.Errorf("at the end of the test: rank %d of a group was not freed", m.Rank())
 			}
 		}
 	})
+	var at net.Listener
+	if !o.Silent {
+		var err error
+		if at, err = (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:0"); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	var members sync.WaitGroup
 	for rank, dev := range devs {
-		m, err := w.Join(rank, dev)
-		if err != nil {
-			tb.Fatal(err)
-		}
-		members = append(members, m)
-		g, err := collective.NewGroup(dev, rank, len(devs), m, collective.Options{Timeout: o.Timeout})
-		if err != nil {
-			tb.Fatal(err)
-		}
-		groups = append(groups, g)
+		members.Go(func() {
+			groups[rank], errs[rank] = collective.JoinOn(tb.Context(), dev, collective.Options{Rank: rank, Size: len(devs), Timeout: o.Timeout}, worlds, at)
+		})
+	}
+	members.Wait()
+	if err := errors.Join(errs...); err != nil {
+		tb.Fatal(err)
 	}
 	return groups
 }
 
 // endAll closes the groups. It aborts them if one was, or some were not made: then Close of the
 // others cannot end well.
-func endAll(groups []*collective.Group, aborted bool) error {
+func endAll(groups []*collective.Group) error {
+	aborted := false
 	for _, g := range groups {
-		aborted = aborted || errors.Is(g.Err(), collective.ErrAborted)
+		aborted = aborted || g == nil || errors.Is(g.Err(), collective.ErrAborted)
 	}
 	errs := make([]error, len(groups))
 	var wg sync.WaitGroup
@@ -115,6 +123,6 @@ func endAll(groups []*collective.Group, aborted bool) error {
 }
 
 // Kill ends this member as SIGKILL would end its process, with what it has queued on streams. The
-// others learn of it unless Options.Silent is set. The test can still use the member's device and
+// others learn of it, and may Group.Shrink, unless Options.Silent is set. The test can still use the member's device and
 // memory, to check them.
 func Kill(g *collective.Group) error { return g.Abort() }

@@ -114,20 +114,18 @@ func TestKillAtEachStep(t *testing.T) {
 			t.Parallel()
 			devs := []*vmm.Device{vmmtest.Device(t), vmmtest.Device(t), vmmtest.Device(t)}
 			for step, again := 1, true; again; step++ {
-				w, err := hostengine.NewWorld(len(devs), hostengine.Options{Report: t.Errorf})
-				require.NoError(t, err)
 				var members []member
 				var groups []*collective.Group
 				var victim *killed
-				for i, dev := range devs {
-					m, err := w.Join(i, dev)
-					require.NoError(t, err)
-					e := engine.Engine(m)
-					if i == 1 {
-						victim = &killed{Member: m, aborted: make(chan struct{})}
-						e = victim
+				worlds := &hostengine.Worlds{Options: hostengine.Options{Report: t.Errorf}, Wrap: func(rank int, m *hostengine.Member) engine.Engine {
+					if rank != 1 {
+						return m
 					}
-					g, err := collective.NewGroup(dev, i, len(devs), e, collective.Options{Timeout: time.Minute})
+					victim = &killed{Member: m, aborted: make(chan struct{})}
+					return victim
+				}}
+				for i, dev := range devs {
+					g, err := collective.JoinOn(t.Context(), dev, collective.Options{Rank: i, Size: len(devs), Timeout: time.Minute}, worlds, nil)
 					require.NoError(t, err)
 					groups = append(groups, g)
 					members = append(members, member{g, t.Context(), newStream(t, dev), newRange(t, dev, 100+100*i), newRange(t, dev, 3*part)})

@@ -87,11 +87,8 @@ func TestRegisterMemoryOfAnotherDevice(t *testing.T) {
 func onEngine(t *testing.T, with func(*hostengine.Member) engine.Engine) *collective.Group {
 	t.Helper()
 	dev := vmmtest.Device(t)
-	w, err := hostengine.NewWorld(1, hostengine.Options{Report: t.Errorf})
-	require.NoError(t, err)
-	m, err := w.Join(0, dev)
-	require.NoError(t, err)
-	g, err := collective.NewGroup(dev, 0, 1, with(m), collective.Options{Timeout: time.Minute})
+	worlds := &hostengine.Worlds{Options: hostengine.Options{Report: t.Errorf}, Wrap: func(_ int, m *hostengine.Member) engine.Engine { return with(m) }}
+	g, err := collective.JoinOn(t.Context(), dev, collective.Options{Size: 1, Timeout: time.Minute}, worlds, nil)
 	require.NoError(t, err)
 	return g
 }

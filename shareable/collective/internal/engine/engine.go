@@ -3,10 +3,20 @@
 package engine
 
 import (
+	"context"
+
 	"github.com/cuvmm/cuvmm/cgo/nccl"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
+
+// Maker makes the engines of groups.
+type Maker interface {
+	// NewID makes the identity of a group that does not exist yet. The caller has to be a member.
+	NewID() (nccl.ID, error)
+	// Join makes this process a member of a group and returns once all members are there, or when ctx ends.
+	Join(ctx context.Context, dev *vmm.Device, id nccl.ID, rank, size int) (Engine, error)
+}
 
 // Engine is one member's end of a group that all members have joined. A Group makes one call at a time, Abort
 // apart. Calls that need other members wait for them; Abort ends the wait. After an error that is
