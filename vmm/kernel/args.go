@@ -112,6 +112,27 @@ func alignInC(t reflect.Type) uint32 {
 	return uint32(t.Align()) //nolint:gosec // at most 8
 }
 
+// sizeInC is a type's size with complex numbers aligned as in CUDA.
+func sizeInC(t reflect.Type) uintptr {
+	switch t.Kind() {
+	case reflect.Array:
+		return uintptr(t.Len()) * sizeInC(t.Elem())
+	case reflect.Struct:
+		n := uintptr(0)
+		for i := range t.NumField() {
+			f := t.Field(i).Type
+			n = roundUp(n, alignInC(f)) + sizeInC(f)
+		}
+		return roundUp(n, alignInC(t))
+	}
+	return t.Size()
+}
+
+func roundUp(n uintptr, align uint32) uintptr {
+	a := uintptr(align)
+	return (n + a - 1) / a * a
+}
+
 func access(read bool) vmm.Access {
 	if read {
 		return vmm.AccessRead
@@ -135,15 +156,24 @@ func notPlain(t reflect.Type) string {
 		if t.Size() == 0 {
 			return fmt.Sprintf("%v has no bytes", t)
 		}
+		if n := sizeInC(t.Elem()); t.Len() > 1 && n != t.Elem().Size() {
+			return fmt.Sprintf("%v has %d bytes, and in C %d: fill the gap with a field", t.Elem(), t.Elem().Size(), n)
+		}
 		return notPlain(t.Elem())
 	case reflect.Struct:
 		if t.Size() == 0 {
 			return fmt.Sprintf("%v has no bytes", t)
 		}
+		at := uintptr(0) // in C
 		for i := range t.NumField() {
-			if why := notPlain(t.Field(i).Type); why != "" {
-				return fmt.Sprintf("field %s of %v: %s", t.Field(i).Name, t, why)
+			f := t.Field(i)
+			if why := notPlain(f.Type); why != "" {
+				return fmt.Sprintf("field %s of %v: %s", f.Name, t, why)
 			}
+			if at = roundUp(at, alignInC(f.Type)); f.Offset != at {
+				return fmt.Sprintf("field %s of %v is at %d bytes, and in C at %d: fill the gap with a field", f.Name, t, f.Offset, at)
+			}
+			at += sizeInC(f.Type)
 		}
 		return ""
 	}

@@ -256,6 +256,34 @@ func TestUncheckedOffsets(t *testing.T) {
 	}
 }
 
+// TestOtherLayoutInC: a struct whose fields lie elsewhere in C than in Go is refused.
+func TestOtherLayoutInC(t *testing.T) {
+	type inner struct {
+		A complex64
+		B float32
+	}
+	for _, x := range []any{
+		struct {
+			A float32
+			B complex64
+		}{},
+		struct {
+			A inner
+			B float32
+		}{},
+		[2]inner{},
+	} {
+		_, _, err := kernel.UncheckedOffsets(x)
+		require.ErrorIs(t, err, vmm.ErrInvalid, "%T", x)
+		require.ErrorContains(t, err, "in C", "%T", x)
+	}
+	_, _, err := kernel.UncheckedOffsets(struct {
+		A, _ float32
+		B    complex64
+	}{}, [1]inner{})
+	require.NoError(t, err)
+}
+
 // TestZeroValues return errors.
 func TestZeroValues(t *testing.T) {
 	dev := open(t)

@@ -104,10 +104,10 @@ func (p *Pool) openAgain() bool {
 
 // reopen undoes shut.
 func (p *Pool) reopen() {
-	p.closed.Store(false)
 	for _, st := range p.list() {
 		st.mu.Lock()
 		st.gone = false
 		st.mu.Unlock()
 	}
+	p.closed.Store(false) // last: until then what finds a stream gone waits for this
 }

@@ -67,7 +67,7 @@ func (p *Pool) addHold(b Block) (release func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !number.CompareAndSwap(b.seq, b.seq|heldBit) && number.Load() != b.seq|heldBit {
-		return nil, ErrDoubleFree
+		return nil, notAllocated(number, b.seq)
 	}
 	if h.of == nil {
 		h.of = map[*atomic.Uint64]int{}

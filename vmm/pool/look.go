@@ -17,7 +17,7 @@ import (
 //
 // again says that other calls were moving memory when it looked, and that it has waited for one
 // of them; else reasons say why there is none. It releases p.mu meanwhile.
-func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons []string) {
+func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons []string, err error) {
 	p.mu.Unlock()
 	if p.allows(ReuseOpportunistic) {
 		p.ask((*stream).newestSmall)
@@ -33,25 +33,29 @@ func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons
 		}
 		f = l.found
 		if l.unmaps {
-			if p.unmapLocked(l.mapping) {
-				return f, true, nil
+			var some bool
+			if some, err = p.unmapLocked(l.mapping); some {
+				return f, true, nil, nil
 			}
 			break
 		}
 		if l.site.hole == nil {
 			break
 		}
-		var err error
 		if f.pages, err = p.mapForLocked(l.site, w.size, l.mapping); err == nil || !create || !errors.Is(err, vmm.ErrOutOfMemory) {
 			break
 		}
 		p.mu.Unlock()
 	}
-	if f.pages == nil && f.block.in == nil && p.moving > 0 && !p.hooks.noWait {
+	// What is held, or cannot be had, is as if it had not been found.
+	if errors.Is(err, vmm.ErrOutOfMemory) || errors.Is(err, vmm.ErrBusy) || errors.Is(err, errMustCreate) {
+		err = nil
+	}
+	if err == nil && f.pages == nil && f.block.in == nil && p.moving > 0 && !p.hooks.noWait {
 		p.moved.Wait()
 		again = true
 	}
-	return f, again, reasons
+	return f, again, reasons, err
 }
 
 // look is one lookAtAllLocked. Pool.mu and the mu of all streams are held.
@@ -312,19 +316,21 @@ func (l *look) makeRoom(ok func(*extent) bool, has int) {
 
 // unmapLocked unmaps the chunks that makeRoom has taken, which are spare then, and says whether there
 // are any. It releases p.mu meanwhile.
-func (p *Pool) unmapLocked(m mapping) bool {
-	if m.after != nil && p.awaitLocked(m.after, m.runs) != nil {
-		p.putRunsLocked(m.runs)
-		return false
+func (p *Pool) unmapLocked(m mapping) (some bool, err error) {
+	if m.after != nil {
+		if err := p.awaitLocked(m.after, m.runs); err != nil {
+			p.putRunsLocked(m.runs)
+			return false, err
+		}
 	}
 	p.moving++
 	p.mu.Unlock()
-	out, _ := p.unmap(nil, m.runs) // what a Hold keeps mapped stays
+	out, err := p.unmap(nil, m.runs) // what a Hold keeps mapped stays
 	p.mu.Lock()
 	p.putRunsLocked(m.runs)
 	p.spare = append(p.spare, out...)
 	p.movedLocked()
-	return len(out) > 0
+	return len(out) > 0, err
 }
 
 // takeChunks takes up to n whole chunks of the runs that are as ok says, and returns how many.

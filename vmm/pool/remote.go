@@ -229,6 +229,10 @@ func (p *Pool) remotesFor(st *stream, class int) bool {
 		}
 		if p.allows(ReuseOpportunistic) {
 			p.mu.Lock()
+			if p.closed.Load() { // nothing is recorded any more
+				p.mu.Unlock()
+				return false
+			}
 			p.queryStreamLocked(t, newest)
 			p.mu.Unlock()
 			if p.lend(t, st, class, lendMost, true) {

@@ -91,12 +91,14 @@ func (p *Pool) findSlowlyLocked(st *stream, w want) (f found, err error) {
 	p.waiting.Add(1) // from now on a Sync gives nothing back
 	defer p.waiting.Add(-1)
 	for errors.Is(err, vmm.ErrOutOfMemory) {
-		f, again, reasons := p.lookAtAllLocked(st, w)
+		f, again, reasons, failed := p.lookAtAllLocked(st, w)
 		switch {
 		case f.pages != nil || f.block.in != nil:
 			return f, nil
 		case p.closed.Load():
 			return f, errClosed
+		case failed != nil:
+			return f, failed
 		case !again:
 			if gone := p.askForMemoryLocked(st, w, p.exhausted(err, reasons)); gone != nil {
 				return f, gone

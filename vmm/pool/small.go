@@ -220,7 +220,7 @@ func (p *Pool) adoptFrom(t, st *stream, class int) bool {
 		return false
 	}
 	sl.home.Store(st)
-	sl.stamp = 0 // the work of a closed stream has ended
+	sl.stamp, sl.unused = 0, 0 // the work of a closed stream has ended
 	t.slabs--
 	st.slabs++
 	st.classes[class].putBack(p, sl)
