@@ -417,6 +417,27 @@ func TestWith(t *testing.T) {
 	require.Zero(t, fake.Live())
 }
 
+// TestFinalizeTwice: the second one, and Destroy after it, call NCCL no more. The fake would report
+// that as a violated rule.
+func TestFinalizeTwice(t *testing.T) {
+	l, fake := onFake(t)
+	comms := join(t, l, 2)
+	for range 3 {
+		each(t, comms, func(_ int, c *nccl.Comm) error { return c.Finalize() })
+	}
+	each(t, comms, func(_ int, c *nccl.Comm) error { return c.Destroy() })
+	require.Equal(t, 2, fake.Calls("ncclCommFinalize"))
+
+	c := join(t, l, 1)[0]
+	fake.Fail("ncclCommFinalize", 1, 3)
+	first := c.Finalize()
+	isOnly(t, first, nccl.ErrFailed)
+	require.Equal(t, first, c.Finalize())
+	require.Equal(t, 3, fake.Calls("ncclCommFinalize"))
+	require.NoError(t, c.Abort())
+	isOnly(t, c.Finalize(), driver.ErrClosed)
+}
+
 func TestRunAllocatesNothing(t *testing.T) {
 	l, _ := onFake(t)
 	c := join(t, l, 1)[0]

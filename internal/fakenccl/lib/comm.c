@@ -239,7 +239,7 @@ ncclResult_t fk_finalize(ncclComm_t c) {
 	if (r != ncclSuccess)
 		return r;
 	if (c->finalized) {
-		violate("twice");
+		violate("rank %d: finalized twice", c->rank);
 		return ncclInvalidArgument;
 	}
 	note("rank=%d", c->rank);
