@@ -297,15 +297,26 @@ func TestPeerGone(t *testing.T) {
 	require.NoError(t, comms[1].Abort())
 	require.NoError(t, comms[2].Abort())
 
-	comms = join(t, l, 2)
-	ran := make(chan error, 1)
-	go func() { ran <- comms[0].Run(0, calls) }()
-	waiting(t, fake, 1)
-	require.Equal(t, 1, fake.Kill(1, 0))
-	require.NoError(t, <-ran, "nothing tells it")
-	require.NoError(t, comms[0].Progress())
-	require.NoError(t, comms[0].Abort())
-	require.NoError(t, comms[1].Abort())
+	// Nothing tells the others: a call is queued if the members are connected, and else it waits.
+	for _, connected := range []bool{true, false} {
+		comms = join(t, l, 2)
+		if connected {
+			each(t, comms, func(_ int, c *nccl.Comm) error { return c.Run(0, calls) })
+		}
+		ran := make(chan error, 1)
+		go func() { ran <- comms[0].Run(0, calls) }()
+		waiting(t, fake, 1)
+		require.Equal(t, 1, fake.Kill(1, 0))
+		if connected {
+			require.NoError(t, <-ran)
+			require.NoError(t, comms[0].Progress())
+		}
+		require.NoError(t, comms[0].Abort())
+		if !connected {
+			isOnly(t, <-ran, nccl.ErrFailed)
+		}
+		require.NoError(t, comms[1].Abort())
+	}
 }
 
 // waiting waits until n calls wait for other members.
