@@ -148,11 +148,15 @@ func interrupted(call act, end func(*Group) error) act {
 	}
 }
 
-// then makes calls one after the other. All but the last must get these errors.
+// then makes two calls, one after the other. The first must get want; if that is nil, its error is
+// the act's.
 func then(first act, want error, next act) act {
 	return func(m *misuseMember) error {
-		if err := first(m); !errors.Is(err, want) {
-			return fmt.Errorf("%v, not %w", err, want)
+		switch err := first(m); {
+		case want == nil && err != nil:
+			return err
+		case !errors.Is(err, want):
+			return fmt.Errorf("%w, not %w", err, want)
 		}
 		return next(m)
 	}
