@@ -142,9 +142,7 @@ func interrupted(call act, end func(*Group) error) act {
 			m.untilWaiting(1)
 			return end(m.Group)
 		})
-		err := call(m)
-		<-done
-		return err
+		return errors.Join(call(m), <-done)
 	}
 }
 
