@@ -49,6 +49,7 @@ type Comm struct {
 	mu, parentMu sync.Mutex
 	c            *C.struct_cuvmm_nccl_comm // nil once it has ended; set with both held
 	finalized    bool                      // guarded by mu
+	finalizeErr  error                     // what came of that; guarded by mu
 
 	// run is the function that Run passes to inContext, made once because a new one for each Run
 	// would be allocated; count and stream are its arguments.
@@ -260,15 +261,24 @@ func (c *Comm) checkSymbol(call, since string, has func(*Library) bool) error {
 	return nil
 }
 
-// Finalize waits for all that is queued. Then comes Destroy.
+// Finalize waits for all that is queued. Then comes Destroy. NCCL does not say what its second call
+// does: a second Finalize makes none, and returns what the first one did.
 func (c *Comm) Finalize() error {
-	return c.do("ncclCommFinalize", c.finalize)
+	if err := c.beginJoined("ncclCommFinalize"); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	if c.finalized {
+		return c.finalizeErr
+	}
+	return c.inContext(c.finalize)
 }
 
-// finalize is Finalize, with the context current. Requires mu.
-func (c *Comm) finalize() {
+// finalize calls NCCL, with the context current. Requires mu.
+func (c *Comm) finalize() error {
 	C.cuvmm_nccl_finalize(&c.lib.api, c.c)
-	c.finalized = true
+	c.finalized, c.finalizeErr = true, failure(&c.c.out)
+	return c.finalizeErr
 }
 
 // Destroy ends the Comm, after Finalize, which it calls if that was not done. While the Comm joins
@@ -283,7 +293,7 @@ func (c *Comm) Destroy() error {
 	err := c.inContext(func() error {
 		c.c.out.r = C.ncclResult_t(success)
 		if c.c.joined != 0 && !c.finalized {
-			c.finalize()
+			_ = c.finalize() // C's part looks at the outcome
 		}
 		c.parentMu.Lock()
 		defer c.parentMu.Unlock()

@@ -297,15 +297,26 @@ func TestPeerGone(t *testing.T) {
 	require.NoError(t, comms[1].Abort())
 	require.NoError(t, comms[2].Abort())
 
-	comms = join(t, l, 2)
-	ran := make(chan error, 1)
-	go func() { ran <- comms[0].Run(0, calls) }()
-	waiting(t, fake, 1)
-	require.Equal(t, 1, fake.Kill(1, 0))
-	require.NoError(t, <-ran, "nothing tells it")
-	require.NoError(t, comms[0].Progress())
-	require.NoError(t, comms[0].Abort())
-	require.NoError(t, comms[1].Abort())
+	// Nothing tells the others: a call is queued if the members are connected, and else it waits.
+	for _, connected := range []bool{true, false} {
+		comms = join(t, l, 2)
+		if connected {
+			each(t, comms, func(_ int, c *nccl.Comm) error { return c.Run(0, calls) })
+		}
+		ran := make(chan error, 1)
+		go func() { ran <- comms[0].Run(0, calls) }()
+		waiting(t, fake, 1)
+		require.Equal(t, 1, fake.Kill(1, 0))
+		if connected {
+			require.NoError(t, <-ran)
+			require.NoError(t, comms[0].Progress())
+		}
+		require.NoError(t, comms[0].Abort())
+		if !connected {
+			isOnly(t, <-ran, nccl.ErrFailed)
+		}
+		require.NoError(t, comms[1].Abort())
+	}
 }
 
 // waiting waits until n calls wait for other members.
@@ -415,6 +426,27 @@ func TestWith(t *testing.T) {
 	_, err = l.Join(id, 0, 1, with)
 	require.Equal(t, lost, err)
 	require.Zero(t, fake.Live())
+}
+
+// TestFinalizeTwice: the second one, and Destroy after it, call NCCL no more. The fake would report
+// that as a violated rule.
+func TestFinalizeTwice(t *testing.T) {
+	l, fake := onFake(t)
+	comms := join(t, l, 2)
+	for range 3 {
+		each(t, comms, func(_ int, c *nccl.Comm) error { return c.Finalize() })
+	}
+	each(t, comms, func(_ int, c *nccl.Comm) error { return c.Destroy() })
+	require.Equal(t, 2, fake.Calls("ncclCommFinalize"))
+
+	c := join(t, l, 1)[0]
+	fake.Fail("ncclCommFinalize", 1, 3)
+	first := c.Finalize()
+	isOnly(t, first, nccl.ErrFailed)
+	require.Equal(t, first, c.Finalize())
+	require.Equal(t, 3, fake.Calls("ncclCommFinalize"))
+	require.NoError(t, c.Abort())
+	isOnly(t, c.Finalize(), driver.ErrClosed)
 }
 
 func TestRunAllocatesNothing(t *testing.T) {

@@ -25,8 +25,8 @@ import (
 func (l *Library) Polls(n int) { C.call_polls(l.Function("polls"), C.int(n)) }
 
 // Kill ends a rank of every group, as if its process had ended. The others get that
-// asynchronous error; with 0 they get none, and what they begin counts as queued. It returns
-// how many it has ended.
+// asynchronous error; with 0 they get none. Then what they begin counts as queued, if an operation
+// has run before; else it waits. It returns how many it has ended.
 func (l *Library) Kill(rank, code int) int {
 	return int(C.call_kill(l.Function("kill"), C.int(rank), C.int(code)))
 }

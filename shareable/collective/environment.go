@@ -14,7 +14,9 @@ import (
 // Environment is what the environment says about the group that a process was started in.
 type Environment struct {
 	Rank, Size int
-	// LocalRank is the process's number on its host, from 0 on: the ordinal of the device to open.
+	// LocalRank is the ordinal of the device to open: the process's number on its host, from 0 on,
+	// or 0 if the process has devices of its own. It has them if CUDA_VISIBLE_DEVICES lists one
+	// device or, under srun, as many as SLURM_GPUS_PER_TASK says.
 	LocalRank int
 	// Address is host:port where rank 0 sends the group's identity to the others. It is empty in
 	// a group of one, and if NCCL_COMM_ID is set, with which NCCL finds the others by itself.
@@ -111,6 +113,9 @@ func (l launcher) read(getenv func(string) string) (e Environment, err error) {
 	if e.Rank >= e.Size {
 		return e, fmt.Errorf("%s=%d, %s=%d", l.rank, e.Rank, l.size, e.Size)
 	}
+	if l.hasOwnDevices(getenv) {
+		e.LocalRank = 0
+	}
 	if getenv("NCCL_COMM_ID") != "" || e.Size == 1 {
 		return e, nil
 	}
@@ -133,6 +138,32 @@ func (l launcher) read(getenv func(string) string) (e Environment, err error) {
 	}
 	e.Address = net.JoinHostPort(host, strconv.Itoa(tcpPort))
 	return e, nil
+}
+
+// hasOwnDevices reports whether this process sees its own devices only, and not all that the
+// processes of its host share. CUDA counts the devices that a process sees from 0 on. srun shows a
+// task one device with --gpus-per-task=1 and with --gpu-bind=single:1, as do scripts under mpirun;
+// with --gpus-per-task=2 it shows two. A step with --gpu-bind=none keeps SLURM_GPUS_PER_TASK of its
+// job but sees all devices.
+func (l launcher) hasOwnDevices(getenv func(string) string) bool {
+	n := visibleDevices(getenv("CUDA_VISIBLE_DEVICES"))
+	if l.name != "srun" || n <= 1 {
+		return n == 1
+	}
+	perTask := getenv("SLURM_GPUS_PER_TASK") // 2 or a100:2
+	return perTask[strings.LastIndexByte(perTask, ':')+1:] == strconv.Itoa(n)
+}
+
+// visibleDevices is how many devices CUDA_VISIBLE_DEVICES lists: numbers or UUIDs, up to the first
+// that is none. If it is not set, all devices are visible, and the result is 0.
+func visibleDevices(list string) (n int) {
+	for name := range strings.SplitSeq(list, ",") {
+		if name = strings.TrimSpace(name); name == "" || name[0] == '-' || name == "NoDevFiles" {
+			break
+		}
+		n++
+	}
+	return n
 }
 
 // number parses a variable that is a rank, a size or a port.

@@ -82,9 +82,15 @@ func (g *Group) Exchange(ctx context.Context, st *vmm.Stream, dst, src Memory, c
 	})
 }
 
-// Gather appends src of all members to dst of the member root, in the order of their ranks.
-// dst of the others may be nil. At the root it returns the lengths by rank, in bytes, and at
-// the others zeros. In all else it is as AllGather.
+// Gather appends src of all members to dst of the member root, in the order of their ranks. It
+// returns the lengths by rank, in bytes. In all else it is as AllGather.
+//
+// At the other members dst is not used and may be nil, and the lengths are zeros. The call returns
+// there once all members have made it, the root has the memory, and src is queued to be sent. The
+// errors are those of AllGather: if the root cannot grow dst, ErrPeerFailed. A nil error does not
+// mean that the root has the bytes, and neither does one of a later Sync: that means that src has
+// been sent and may be changed. The root can still fail, and only its own Sync says that the bytes
+// are there.
 func (g *Group) Gather(ctx context.Context, st *vmm.Stream, root int, dst, src Memory) (lengths []uint64, err error) {
 	return g.makeGrowCall(ctx, st, "gather", func(c *growCall) {
 		if c.setRoot(root); root == g.rank {

@@ -29,7 +29,7 @@ func NewID(path string) (ID, error) {
 // Options.Size 0 open that of FromEnvironment's LocalRank. The errors are
 //
 //	vmm.ErrNotSupported      there is no NCCL, or dev is no GPU of CUDA; collectivetest has groups without
-//	vmm.ErrInvalid           the options, an environment that names no group, or NCCL_COMM_BLOCKING or NCCL_COMM_SPLIT_SHARE_RESOURCES is set
+//	vmm.ErrInvalid           the options, an environment that names no group, or NCCL_COMM_BLOCKING or NCCL_COMM_SPLIT_SHARE_RESOURCES is set, there or in a file of NCCL's
 //	ErrMismatch              members that came by the environment differ in the size or the job, or two have one rank
 //	os.ErrDeadlineExceeded   a member did not come within Options.Timeout
 //	ErrPeerGone              a member ended while rank 0 sent the identity
@@ -52,10 +52,8 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range overrides {
-		if os.Getenv(name) != "" {
-			return nil, fmt.Errorf("%w: with %s set no time limit could end a call of NCCL", vmm.ErrInvalid, name)
-		}
+	if err := checkOverrides(os.LookupEnv, confFiles(os.Getenv("NCCL_CONF_FILE"), homeDir(), confOfAllUsers)); err != nil {
+		return nil, err
 	}
 	lib, err := nccl.Open(o.Library)
 	if err != nil {
@@ -122,10 +120,6 @@ func makeGroup(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker,
 	}
 	return newGroup(dev, e, o, of, c)
 }
-
-// overrides are variables with which NCCL makes other communicators than a program asks for: the
-// two of a member have to differ in whether they block, and to share what aborts them.
-var overrides = []string{"NCCL_COMM_BLOCKING", "NCCL_COMM_SPLIT_SHARE_RESOURCES"}
 
 // deadlineError is err, or the error for a wait that took too long if it was not ctx that ended.
 func deadlineError(ctx context.Context, err error) error {

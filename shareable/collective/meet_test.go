@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -75,6 +76,47 @@ func TestFromEnvironment(t *testing.T) {
 	one, err := fromEnvironment(env(map[string]string{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}))
 	require.NoError(t, err)
 	require.Contains(t, one.Address, "127.0.0.1:")
+}
+
+// TestLocalRank: the device to open is one that the process sees.
+func TestLocalRank(t *testing.T) {
+	const visible, perTask = "CUDA_VISIBLE_DEVICES", "SLURM_GPUS_PER_TASK"
+	srun := map[string]string{"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "3", "SLURM_STEP_NODELIST": "n1"}
+	torchrun := map[string]string{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
+	mpirun := map[string]string{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+	for name, c := range map[string]struct {
+		base map[string]string
+		also []string
+		want int
+	}{
+		"srun":                                {srun, nil, 3},
+		"srun --gpus-per-node=4":              {srun, []string{visible, "0,1,2,3"}, 3},
+		"--gpus-per-task=1 in a cgroup":       {srun, []string{visible, "0", perTask, "1"}, 0},
+		"--gpus-per-task=1 without cgroups":   {srun, []string{visible, "3", perTask, "1"}, 0},
+		"--gpus-per-task=a100:1":              {srun, []string{visible, "0", perTask, "a100:1"}, 0},
+		"--gpu-bind=single:1":                 {srun, []string{visible, "3"}, 0},
+		"--gpus-per-task=2":                   {srun, []string{visible, "6,7", perTask, "2"}, 0},
+		"--gpus-per-task=h100:2":              {srun, []string{visible, "0,1", perTask, "h100:2"}, 0},
+		"--gpus-per-task=1 --gpu-bind=none":   {srun, []string{visible, "0,1,2,3", perTask, "1"}, 3},
+		"a MIG device":                        {srun, []string{visible, "MIG-b1c2"}, 0},
+		"no device":                           {srun, []string{visible, "NoDevFiles"}, 3},
+		"too few devices, of no task":         {srun, []string{visible, "0,1"}, 3},
+		"torchrun":                            {torchrun, nil, 3},
+		"torchrun, all devices":               {torchrun, []string{visible, "4,5,6,7"}, 3},
+		"torchrun, one device each":           {torchrun, []string{visible, "GPU-5ab1"}, 0},
+		"torchrun in srun --gpus-per-task=4":  {torchrun, []string{visible, "0,1,2,3", perTask, "4"}, 3},
+		"torchrun, a list that ends too soon": {torchrun, []string{visible, "2,-1,3"}, 0},
+		"mpirun":                              {mpirun, []string{visible, "0,1,2,3"}, 3},
+		"mpirun, one device each":             {mpirun, []string{visible, " 3 "}, 0},
+	} {
+		all := maps.Clone(c.base)
+		for i := 0; i < len(c.also); i += 2 {
+			all[c.also[i]] = c.also[i+1]
+		}
+		got, err := fromEnvironment(env(all))
+		require.NoError(t, err, name)
+		require.Equal(t, c.want, got.LocalRank, name)
+	}
 }
 
 func TestFirstHost(t *testing.T) {

@@ -104,17 +104,6 @@ func gatherOnce(ctx context.Context, g *Group) (err error) {
 	return errors.Join(reg.Close(), reg.Err(), g.Close())
 }
 
-// together runs f for each member at once.
-func together(groups []*Group, f func(*Group) error) []error {
-	errs := make([]error, len(groups))
-	var wg sync.WaitGroup
-	for i, g := range groups {
-		wg.Go(func() { errs[i] = f(g) })
-	}
-	wg.Wait()
-	return errs
-}
-
 // TestThroughTheBinding: a group's life on cgo/nccl.
 func TestThroughTheBinding(t *testing.T) {
 	t.Parallel()
@@ -128,62 +117,6 @@ func TestThroughTheBinding(t *testing.T) {
 	require.Equal(t, s.Registered, s.Deregistered)
 	require.NotZero(t, s.Registered)
 	require.Zero(t, fake.Live())
-}
-
-// TestCallsThatBlockEnd: a call that waits in NCCL for a member that does not come ends with its
-// context, with the time limit, and with Abort, and the device goes on.
-func TestCallsThatBlockEnd(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		limit time.Duration
-		end   func(g *Group, cancel func())
-		want  error
-	}{
-		"context": {time.Hour, func(_ *Group, cancel func()) { cancel() }, context.Canceled},
-		"limit":   {300 * time.Millisecond, func(*Group, func()) {}, os.ErrDeadlineExceeded},
-		"Abort":   {time.Hour, func(g *Group, _ func()) { _ = g.Abort() }, ErrAborted},
-		"Close":   {300 * time.Millisecond, func(g *Group, _ func()) { _ = g.Close() }, os.ErrDeadlineExceeded},
-	} {
-		for what, call := range map[string]func(ctx context.Context, g *Group, st *vmm.Stream, r *vmm.Range) error{
-			"Do": func(ctx context.Context, g *Group, st *vmm.Stream, r *vmm.Range) error {
-				return g.Do(ctx, st, AllReduce(r, r, Uint8, Sum))
-			},
-			"AllGather": func(ctx context.Context, g *Group, st *vmm.Stream, r *vmm.Range) error {
-				_, err := g.AllGather(ctx, st, r, r)
-				return err
-			},
-		} {
-			t.Run(name+"/"+what, func(t *testing.T) {
-				t.Parallel()
-				path, fake := fakeNCCL(t)
-				groups, errs := joinAll(t, path, c.limit, devices(t, 2)...)
-				require.NoError(t, errors.Join(errs...))
-				g := groups[0]
-				st, err := g.Device().NewStream()
-				require.NoError(t, err)
-				r, err := g.Device().NewRange(vmm.RangeOptions{})
-				require.NoError(t, err)
-				require.NoError(t, r.Append(ownBytes(0)))
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				ended := begun(func() error { return call(ctx, g, st, r) })
-				require.Eventually(t, func() bool { return fake.Live().Waiting == 1 }, 10*time.Second, time.Millisecond)
-				c.end(g, cancel)
-				require.ErrorIs(t, <-ended, c.want)
-				require.ErrorIs(t, g.Err(), ErrAborted)
-				require.EqualValues(t, 100, r.Len())
-				require.NoError(t, errors.Join(groups[0].Abort(), groups[1].Abort(), r.Close(), st.Close()))
-				require.Zero(t, fake.Live())
-			})
-		}
-	}
-}
-
-// begun runs f in a goroutine.
-func begun(f func() error) <-chan error {
-	ended := make(chan error, 1)
-	go func() { ended <- f() }()
-	return ended
 }
 
 // TestEachCallOfNCCLFails: whichever call fails, and whenever, all members get an error, and
@@ -242,4 +175,22 @@ func eachCallFails(t *testing.T, symbol string) {
 	}
 	limit = time.Minute
 	require.NoError(t, errors.Join(live()...))
+}
+
+// TestMisuseOnNCCL: members that die are told by NCCL, as over sockets; those that abort are not.
+func TestMisuseOnNCCL(t *testing.T) {
+	t.Parallel()
+	runMisuse(t, misuseEngine{
+		left: os.ErrDeadlineExceeded, blind: true,
+		group: func(t *testing.T, limit time.Duration, devs []*vmm.Device) misuseGroup {
+			path, fake := fakeNCCL(t)
+			groups, errs := joinAll(t, path, limit, devs...)
+			require.NoError(t, errors.Join(errs...))
+			const remoteError = 6 // ncclRemoteError
+			return misuseGroup{
+				groups: groups, kill: func(rank int) { fake.Kill(rank, remoteError) },
+				waiting: func() int { return fake.Live().Waiting },
+			}
+		},
+	})
 }

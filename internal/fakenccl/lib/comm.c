@@ -239,7 +239,7 @@ ncclResult_t fk_finalize(ncclComm_t c) {
 	if (r != ncclSuccess)
 		return r;
 	if (c->finalized) {
-		violate("twice");
+		violate("rank %d: finalized twice", c->rank);
 		return ncclInvalidArgument;
 	}
 	note("rank=%d", c->rank);
@@ -353,8 +353,9 @@ void settle_group(struct group *g) {
 		return;
 	make_windows(g);
 	run_ops(g);
-	// Nothing tells the others that a member has ended: for them it is queued.
-	for (int i = 0; g->ended && i < g->size; i++) {
+	// Nothing tells the others that a member has ended: what they begin is queued, or waits for a
+	// connection if there was none before.
+	for (int i = 0; g->ended && g->connected && i < g->size; i++) {
 		ncclComm_t c = g->members[i];
 		while (c != NULL && c->ops != NULL) {
 			struct op *next = c->ops->next;

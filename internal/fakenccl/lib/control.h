@@ -22,8 +22,8 @@ long long fake_calls(const char *symbol);
 void fake_polls(int n);
 
 // fake_kill ends a rank of every group, as if its process had ended. The others have that
-// asynchronous error from then on; with 0 they have none and what they begin is queued. It
-// returns how many it has ended.
+// asynchronous error from then on; with 0 they have none, and what they begin is queued, or waits if
+// no operation has run before. It returns how many it has ended.
 int fake_kill(int rank, int code);
 
 // fake_violations is what a correct program would not have done, and fake_log is the calls

@@ -129,6 +129,7 @@ static bool one(struct group *g) {
 	}
 	for (int i = 0; i < g->size; i++)
 		remove_op(ops[i]);
+	g->connected = true;
 	return true;
 }
 
@@ -152,9 +153,9 @@ static bool pair(struct group *g, int from, int to) {
 	put(recv->dst, send->src, send->count * size_of(send->type));
 	remove_op(send);
 	remove_op(recv);
+	g->connected = true;
 	return true;
 }
-
 
 void run_ops(struct group *g) {
 	for (int i = 0; i < g->size; i++)

@@ -55,6 +55,7 @@ struct group {
 	int size, joined;
 	ncclComm_t members[MAX_RANKS]; // NULL: has not joined yet, or has ended
 	bool ended;                    // a member has ended or was killed
+	bool connected;                // an operation has run
 };
 
 // family is what a communicator shares with its children.

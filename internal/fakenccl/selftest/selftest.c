@@ -105,6 +105,11 @@ int main(void) {
 	CHECK(fk_destroy(child[0]) == ncclInvalidUsage);
 	said("members make different calls");
 
+	begin(c, 1);
+	split(c, child, 1);
+	CHECK(fk_finalize(child[0]) == ncclSuccess && fk_finalize(child[0]) == ncclInvalidArgument);
+	said("rank 0: finalized twice");
+
 	// What waits ends with the parent, and not before.
 	begin(c, 2);
 	split(c, child, 2);
