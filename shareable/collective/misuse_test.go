@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -73,13 +74,13 @@ type misuse struct {
 
 // Kinds of error: one that depends on the engine, and one that depends on who is first.
 var (
-	errLeft = errors.New("a member has aborted or closed")
-	errAny  = errors.New("an error or none")
+	errEnded = errors.New("a member has aborted or closed")
+	errAny   = errors.New("an error or none")
 )
 
 // kind is the error of this engine.
 func (e misuseEngine) kind(want error) error {
-	if errors.Is(want, errLeft) {
+	if errors.Is(want, errEnded) {
 		return e.left
 	}
 	return want
@@ -175,6 +176,7 @@ func (c misuse) run(t *testing.T, e misuseEngine) {
 		require.NoError(t, m.Abort())
 	}
 	for _, m := range members {
+		m.Device().MarkWritten(vmm.Span{Size: math.MaxUint64})
 		require.NoError(t, errors.Join(m.st.Sync(), m.st.Close(), m.src.Close(), m.dst.Close(), m.fixed.Close(), m.full.Close()))
 	}
 }
@@ -266,12 +268,9 @@ func TestMisuseOnHostMemory(t *testing.T) {
 	e := misuseEngine{left: ErrPeerGone}
 	e.group = func(t *testing.T, limit time.Duration, devs []*vmm.Device) misuseGroup {
 		var groups []*Group
-		w, err := hostengine.NewWorld(len(devs), hostengine.Options{Report: t.Errorf})
-		require.NoError(t, err)
+		worlds := &hostengine.Worlds{Options: hostengine.Options{Report: t.Errorf}}
 		for rank, dev := range devs {
-			m, err := w.Join(rank, dev)
-			require.NoError(t, err)
-			g, err := NewGroup(dev, rank, len(devs), m, Options{Timeout: limit})
+			g, err := JoinOn(t.Context(), dev, Options{Rank: rank, Size: len(devs), Timeout: limit}, worlds, nil)
 			require.NoError(t, err)
 			groups = append(groups, g)
 		}

@@ -214,11 +214,11 @@ func misuses() map[string]misuse {
 		"nor to a call that grows":  {do: []act{gathers, comesNot}, want: []error{os.ErrDeadlineExceeded, nil}},
 
 		// Members that end while others wait for them, or while they wait themselves.
-		"one aborts":              {do: []act{aborts, adds}, want: []error{nil, errLeft}},
-		"one aborts, two sum":     {do: []act{aborts, adds, adds}, want: []error{nil, errLeft, errLeft}},
-		"one aborts, one gathers": {do: []act{aborts, gathers}, want: []error{nil, errLeft}},
-		"one closes":              {do: []act{closes, adds}, want: []error{errAny, errLeft}},
-		"one closes, one gathers": {do: []act{closes, gathers}, want: []error{errAny, errLeft}},
+		"one aborts":              {do: []act{aborts, adds}, want: []error{nil, errEnded}},
+		"one aborts, two sum":     {do: []act{aborts, adds, adds}, want: []error{nil, errEnded, errEnded}},
+		"one aborts, one gathers": {do: []act{aborts, gathers}, want: []error{nil, errEnded}},
+		"one closes":              {do: []act{closes, adds}, want: []error{errAny, errEnded}},
+		"one closes, one gathers": {do: []act{closes, gathers}, want: []error{errAny, errEnded}},
 		"Abort of what sums":      {do: []act{interrupted(adds, (*Group).Abort), comesNot}, want: []error{ErrAborted, nil}},
 		"Abort of what gathers":   {do: []act{interrupted(gathers, (*Group).Abort), comesNot}, want: []error{ErrAborted, nil}},
 		"Close of what adds":      {do: []act{interrupted(adds, (*Group).Close), comesNot}, want: []error{os.ErrDeadlineExceeded, nil}},

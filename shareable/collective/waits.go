@@ -181,15 +181,15 @@ func (ws *waits) overLocked() error {
 		}
 	}
 	left := ws.queued[:0]
-	var behind []*vmm.Stream // of calls that have not run: those after them have not, either
+	var notRun []*vmm.Stream // of calls that have not run: those after them have not, either
 	var late error
 	for _, q := range ws.queued {
-		if !slices.Contains(behind, q.st) {
+		if !slices.Contains(notRun, q.st) {
 			if ran, err := q.hasRun(); ran || err != nil { // of a device that is lost nothing more is to be known
 				ws.idle = append(ws.idle, q)
 				continue
 			}
-			behind = append(behind, q.st)
+			notRun = append(notRun, q.st)
 			if q.began.IsZero() {
 				if began, err := q.start.Done(); err == nil && began {
 					q.began = now
