@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
@@ -71,9 +72,14 @@ func (c *circle) report(rank int) {
 	c.mu.Unlock()
 	if c.rank == 0 {
 		for to, l := range c.links {
-			if to != rank {
-				_ = l.write(frame{Type: frameGone, Rank: rank}) // an error ends the link
+			if to == rank || l.write(frame{Type: frameGone, Rank: rank}) != nil {
+				continue
 			}
+			go func() { // keepalive does not see the end of a host that has not acknowledged this frame
+				if !l.isThere(context.Background(), goneTimeout) {
+					l.close()
+				}
+			}()
 		}
 	}
 	if watcher != nil {
@@ -158,6 +164,7 @@ type welcome struct {
 const (
 	maxFrame     = 1 << 20
 	writeTimeout = 10 * time.Second
+	goneTimeout  = time.Minute // of a member that was told of another one's end
 )
 
 // link is a connection on which the secret was shown.
@@ -268,8 +275,8 @@ func (l *link) run() {
 	}
 }
 
-// isThere reports whether the other side replies to a ping within the time.
-func (l *link) isThere(within time.Duration) bool {
+// isThere reports whether the other side replies to a ping within the time, and before ctx ends.
+func (l *link) isThere(ctx context.Context, within time.Duration) bool {
 	l.mu.Lock()
 	ponged := l.ponged
 	l.mu.Unlock()
@@ -282,6 +289,7 @@ func (l *link) isThere(within time.Duration) bool {
 	case <-ponged:
 		return true
 	case <-l.ended:
+	case <-ctx.Done():
 	case <-t.C:
 	}
 	return false

@@ -79,12 +79,10 @@ func (m meeting) lead(ctx context.Context, newID func() (ID, error)) (c *circle,
 			own.close()
 		}
 	}()
-	stop := context.AfterFunc(ctx, a.close) // which ends pings
-	defer stop()
 	a.begin(m.job, 0)
 	for {
 		missing, changed := a.missing()
-		if len(missing) == 0 && a.areThere() {
+		if len(missing) == 0 && a.areThere(ctx) {
 			break
 		}
 		select {
@@ -351,7 +349,7 @@ func (a *acceptor) admit(h hello, l *link) code {
 		if c != codeNone {
 			return c
 		}
-		if old.isThere(pongTimeout) {
+		if old.isThere(context.Background(), pongTimeout) {
 			return codeTwice
 		}
 		old.close()
@@ -452,22 +450,23 @@ func (a *acceptor) there() map[int]*link {
 	return there
 }
 
-// areThere reports whether all members that are there reply to a ping. It closes the connections
-// of the others.
-func (a *acceptor) areThere() bool {
+// areThere reports whether all members have come and reply to a ping. It closes the connections of
+// those that do not reply.
+func (a *acceptor) areThere(ctx context.Context) bool {
 	var tasks sync.WaitGroup
-	var silent atomic.Bool
+	var living atomic.Int32
 	for _, l := range a.there() {
 		tasks.Go(func() {
-			if !l.isThere(pongTimeout) {
-				silent.Store(true)
+			if l.isThere(ctx, pongTimeout) {
+				living.Add(1)
+			} else if ctx.Err() == nil {
 				l.close()
 				<-l.ended
 			}
 		})
 	}
 	tasks.Wait()
-	return !silent.Load()
+	return int(living.Load()) == a.meet.size-1
 }
 
 // renew admits the members of another generation from now on.

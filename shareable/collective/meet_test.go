@@ -1,10 +1,12 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -299,10 +301,15 @@ func TestMeetReplay(t *testing.T) {
 func TestMeetManyIdle(t *testing.T) {
 	m := meeting{address: freeAddress(t), size: 2}
 	leader := start(t.Context(), m, 0)
+	var first net.Conn
 	for range 3000 {
 		c := connect(t, m.address)
 		defer c.Close() //nolint:errcheck // most are closed by the other side
+		first = cmp.Or(first, c)
 	}
+	require.NoError(t, first.SetReadDeadline(time.Now().Add(meetTimeout/2))) // which idle ones have in any case
+	_, err := io.Copy(io.Discard, first)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 1))
 	require.Equal(t, met{id: ID{7}}, <-leader)
 }
