@@ -393,20 +393,22 @@ func TestShrinkBrokenNetwork(t *testing.T) {
 // the leader may count it, and go on.
 func TestShrinkAccepted(t *testing.T) {
 	t.Parallel()
-	for _, accepted := range []bool{false, true} {
-		all := circles(t, 3)
-		split(all, func(_, to int) bool { return to != 0 })
-		if accepted {
-			all[2].promised = 0
+	for leader := range 2 {
+		for _, accepted := range []bool{false, true} {
+			all := circles(t, 3)
+			split(all, func(_, to int) bool { return to != leader })
+			if accepted {
+				all[2].promised = leader
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			got := shrinkAll(ctx, without(all, leader))
+			cancel()
+			if !accepted {
+				requireCircle(t, got, 1-leader, 2)
+				continue
+			}
+			require.ErrorIs(t, got[0].err, ErrPeerGone)
+			require.ErrorIs(t, got[1].err, context.DeadlineExceeded)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		got := shrinkAll(ctx, all[1:])
-		cancel()
-		if !accepted {
-			requireCircle(t, got, 1, 2)
-			continue
-		}
-		require.ErrorIs(t, got[0].err, ErrPeerGone)
-		require.ErrorIs(t, got[1].err, context.DeadlineExceeded)
 	}
 }

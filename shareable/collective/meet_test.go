@@ -188,13 +188,14 @@ func TestMeetRefuses(t *testing.T) {
 		"another job":    {1, 3, 6, ours, ErrMismatch, "another job"},
 		"another secret": {1, 3, 5, "guessed", vmm.ErrPermission, "Options.Secret"},
 		"no secret":      {1, 3, 5, "", vmm.ErrPermission, "Options.Secret"},
+		"any reply":      {1, 3, 5, "guessed", vmm.ErrPermission, "another secret"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := meeting{address: freeAddress(t), size: 3, job: 5, secret: []byte(ours)}
 			all := []<-chan met{start(t.Context(), m, 0), start(t.Context(), m, 1)}
 			for range 3 {
-				stranger := <-start(t.Context(), meeting{address: m.address, size: c.size, job: c.job, secret: []byte(c.secret)}, c.rank)
+				stranger := <-start(t.Context(), meeting{address: m.address, size: c.size, job: c.job, secret: []byte(c.secret), trusting: name == "any reply"}, c.rank)
 				require.ErrorIs(t, stranger.err, c.want)
 				require.ErrorContains(t, stranger.err, c.text)
 			}

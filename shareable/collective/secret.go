@@ -223,7 +223,7 @@ func (r refusal) Error() string {
 	case codeRank:
 		return fmt.Sprintf("%v: no member but rank 0 can have rank %d", ErrMismatch, r.rank)
 	case codeSecret:
-		return "another secret"
+		return fmt.Sprintf("%v: another secret: see Options.Secret and %s", vmm.ErrPermission, secretFileVar)
 	case codeNeedsSecret:
 		return errNoSecret.Error()
 	case codeElsewhere:
