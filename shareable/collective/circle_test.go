@@ -192,9 +192,6 @@ func TestShrink(t *testing.T) {
 					survivors = append(survivors, rank)
 				}
 			}
-			for i, rank := range survivors { // and again, for what is made of them
-				survivors[i] = rank
-			}
 			next := requireCircle(t, shrinkAll(t.Context(), without(all, c.dead...)), survivors...)
 			if len(next) < 2 {
 				return
@@ -392,6 +389,30 @@ func TestShrinkBrokenNetwork(t *testing.T) {
 			}
 			require.LessOrEqual(t, len(groups), 1, "%v", slices.Collect(maps.Keys(groups)))
 		})
+	}
+}
+
+// TestShrinkAccepted: a member that has accepted a leader follows no other while that one may live:
+// the leader may count it, and go on.
+func TestShrinkAccepted(t *testing.T) {
+	t.Parallel()
+	for leader := range 2 {
+		for _, accepted := range []bool{false, true} {
+			all := circles(t, 3)
+			split(all, func(_, to int) bool { return to != leader })
+			if accepted {
+				all[2].promised = leader
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			got := shrinkAll(ctx, without(all, leader))
+			cancel()
+			if !accepted {
+				requireCircle(t, got, 1-leader, 2)
+				continue
+			}
+			require.ErrorIs(t, got[0].err, ErrPeerGone)
+			require.ErrorIs(t, got[1].err, context.DeadlineExceeded)
+		}
 	}
 }
 

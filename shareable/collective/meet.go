@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -40,37 +41,28 @@ const (
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 15 * time.Second, Count: 4}
 
 // join returns once all members have come: the connections with them, and the identity that
-// newID has made for rank 0. It goes on until ctx ends. What is not a member of this meeting is
-// refused, and delays no one. The caller must leave the circle.
+// newID has made for rank 0. It tries until ctx ends. A connection of no member of this meeting is
+// refused, and does not end the meeting. The caller must leave the circle.
 func (m meeting) join(ctx context.Context, rank int, newID func() (ID, error)) (*circle, ID, error) {
 	if m.size == 1 {
 		if m.open != nil {
 			_ = m.open.Close()
 		}
 		id, err := newID()
-		return newCircle(m, 0, nil, nil, nil), id, err
+		if err != nil {
+			return nil, id, err
+		}
+		return newCircle(m, 0, nil, nil, nil), id, nil
 	}
-	own, err := m.listen(ctx, "0", rank)
-	if err != nil {
-		return nil, ID{}, err
-	}
-	var c *circle
-	var id ID
 	if rank == 0 {
-		c, id, err = m.lead(ctx, own, newID)
-	} else {
-		c, id, err = m.follow(ctx, own, rank)
+		return m.lead(ctx, newID)
 	}
-	if err != nil {
-		own.close()
-	}
-	return c, id, err
+	return m.follow(ctx, rank)
 }
 
-// lead is join for rank 0. own is the listener that stays.
-func (m meeting) lead(ctx context.Context, own *acceptor, newID func() (ID, error)) (*circle, ID, error) {
-	id, err := newID()
-	if err != nil {
+// lead is join for rank 0. It listens at the address's port until all have come.
+func (m meeting) lead(ctx context.Context, newID func() (ID, error)) (c *circle, id ID, err error) {
+	if id, err = newID(); err != nil {
 		return nil, id, err
 	}
 	host, tcpPort, err := net.SplitHostPort(m.address)
@@ -84,10 +76,19 @@ func (m meeting) lead(ctx context.Context, own *acceptor, newID func() (ID, erro
 		return nil, id, err
 	}
 	defer a.close()
+	own, err := m.listen(ctx, "0", 0) // later, so that it does not get the meeting's number
+	if err != nil {
+		return nil, id, err
+	}
+	defer func() {
+		if err != nil {
+			own.close()
+		}
+	}()
 	a.begin(m.job, 0)
 	for {
 		missing, changed := a.missing()
-		if len(missing) == 0 {
+		if len(missing) == 0 && a.areThere(ctx) {
 			break
 		}
 		select {
@@ -120,11 +121,17 @@ func (m meeting) lead(ctx context.Context, own *acceptor, newID func() (ID, erro
 
 // follow is join for the others: rank 0 may start later, and what listens at its address until
 // then may be another program.
-func (m meeting) follow(ctx context.Context, own *acceptor, rank int) (*circle, ID, error) {
-	p, err := strconv.Atoi(own.tcpPort())
+func (m meeting) follow(ctx context.Context, rank int) (c *circle, id ID, err error) {
+	own, err := m.listen(ctx, "0", rank)
 	if err != nil {
-		return nil, ID{}, err
+		return nil, id, err
 	}
+	defer func() {
+		if err != nil {
+			own.close()
+		}
+	}()
+	p, _ := strconv.Atoi(own.tcpPort()) // made by net
 	h := hello{Job: m.job, Rank: uint32(rank), Size: uint32(m.size), TCPPort: uint32(p)}
 	var last error
 	for {
@@ -139,10 +146,10 @@ func (m meeting) follow(ctx context.Context, own *acceptor, rank int) (*circle, 
 		}
 		var r refusal
 		if errors.As(err, &r) && r.code != codeElsewhere || errors.Is(err, vmm.ErrPermission) || errors.Is(err, vmm.ErrInvalid) {
-			return nil, ID{}, err
+			return nil, id, err
 		}
 		if ctx.Err() != nil { // of which err may come
-			return nil, ID{}, fmt.Errorf("rank 0 at %s: %w: %w", m.address, ctx.Err(), cmp.Or(last, err))
+			return nil, id, fmt.Errorf("rank 0 at %s: %w: %w", m.address, ctx.Err(), cmp.Or(last, err))
 		}
 		last = err
 		pause(ctx, meetRetry)
@@ -183,8 +190,8 @@ func dial(ctx context.Context, address string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", address)
 }
 
-// call connects to a member and says hello. It returns once the member has admitted this one. The
-// link then reads until it ends.
+// call connects to a member and says hello. It returns once the member has admitted this one. A
+// goroutine then reads from the link until that ends.
 func (m meeting) call(ctx context.Context, dial dialer, address string, h hello, limit time.Duration) (*link, error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -220,11 +227,12 @@ func pause(ctx context.Context, d time.Duration) {
 // acceptor accepts the connections of the other members of a generation. Those that have said a
 // good hello are there until take.
 type acceptor struct {
-	meeting
+	meet     meeting
 	listener net.Listener
 
 	mu         sync.Mutex
-	rank       int
+	rank, size int
+	job        uint64
 	ready      bool // false: what comes is to try again
 	following  bool // so no one can follow this member
 	closed     bool
@@ -248,7 +256,7 @@ func (m meeting) listen(ctx context.Context, tcpPort string, rank int) (*accepto
 }
 
 func (m meeting) acceptFrom(l net.Listener, rank int) *acceptor {
-	a := &acceptor{meeting: m, listener: l, rank: rank, conns: map[net.Conn]struct{}{}, members: map[int]*link{}, changed: make(chan struct{})}
+	a := &acceptor{meet: m, listener: l, rank: rank, size: m.size, conns: map[net.Conn]struct{}{}, members: map[int]*link{}, changed: make(chan struct{})}
 	go a.accept()
 	return a
 }
@@ -300,7 +308,7 @@ func (a *acceptor) serve(conn net.Conn, size int) {
 		a.changedLocked()
 		a.mu.Unlock()
 	}()
-	h, l, err := a.greet(conn, size)
+	h, l, err := a.meet.greet(conn, size)
 	a.mu.Lock()
 	a.unknown = slices.DeleteFunc(a.unknown, func(c net.Conn) bool { return c == conn })
 	a.mu.Unlock()
@@ -330,8 +338,9 @@ func (a *acceptor) serve(conn net.Conn, size int) {
 	}
 }
 
-// admit makes a connection a member's and tells it so, or returns why not. Of two of one rank it
-// is the second that is not a member, unless the first is silent: its host may have vanished.
+// admit makes the connection that of a member and tells it so, or returns why not. Of two members of
+// one rank the second is refused, unless the first does not reply to a ping: its host may have
+// vanished.
 func (a *acceptor) admit(h hello, l *link) code {
 	for {
 		a.mu.Lock()
@@ -350,7 +359,7 @@ func (a *acceptor) admit(h hello, l *link) code {
 		if c != codeNone {
 			return c
 		}
-		if old.isThere(pongTimeout) {
+		if old.isThere(context.Background(), pongTimeout) {
 			return codeTwice
 		}
 		old.close()
@@ -449,6 +458,25 @@ func (a *acceptor) there() map[int]*link {
 		}
 	}
 	return there
+}
+
+// areThere reports whether all members have come and reply to a ping. It closes the connections of
+// those that do not reply.
+func (a *acceptor) areThere(ctx context.Context) bool {
+	var tasks sync.WaitGroup
+	var living atomic.Int32
+	for _, l := range a.there() {
+		tasks.Go(func() {
+			if l.isThere(ctx, pongTimeout) {
+				living.Add(1)
+			} else if ctx.Err() == nil {
+				l.close()
+				<-l.ended
+			}
+		})
+	}
+	tasks.Wait()
+	return int(living.Load()) == a.meet.size-1
 }
 
 // renew admits the members of another generation from now on.

@@ -1,9 +1,12 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"os"
@@ -135,21 +138,26 @@ func freeAddress(t *testing.T) string {
 	return address
 }
 
-var addresses atomic.Uint32 // that ownAddress has given
+var addresses atomic.Uint32 // that ownAddress has tried
 
-// ownAddress is an address that is free, and stays so: on Linux each has an IP of its own, from
-// which nothing connects to elsewhere.
+// ownAddress is an address that is free, and stays so: below the numbers that the kernel picks for
+// listeners, and on Linux each has an IP of its own.
 func ownAddress(ctx context.Context) (string, error) {
-	ip := "127.0.0.1"
-	if runtime.GOOS == "linux" {
-		ip = fmt.Sprintf("127.%d.%d.%d", os.Getpid()>>8&0xff, os.Getpid()&0xff, 2+addresses.Add(1)%250)
+	for range 10_000 {
+		n := int(addresses.Add(1))
+		ip := "127.0.0.1"
+		if runtime.GOOS == "linux" {
+			ip = fmt.Sprintf("127.%d.%d.%d", os.Getpid()>>8&0xff, os.Getpid()&0xff, 2+n%250)
+		}
+		var lc net.ListenConfig
+		l, err := lc.Listen(ctx, "tcp", fmt.Sprintf(":%d", 10_000+(os.Getpid()*101+n)%10_000))
+		if err != nil {
+			continue // another process has it
+		}
+		_, number, err := net.SplitHostPort(l.Addr().String())
+		return net.JoinHostPort(ip, number), errors.Join(err, l.Close())
 	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp", ip+":0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
+	return "", errors.New("no address is free")
 }
 
 // giveID is join for rank 0, of a member that leaves at once.
@@ -222,13 +230,14 @@ func TestMeetRefuses(t *testing.T) {
 		"another job":    {1, 3, 6, ours, ErrMismatch, "another job"},
 		"another secret": {1, 3, 5, "guessed", vmm.ErrPermission, "Options.Secret"},
 		"no secret":      {1, 3, 5, "", vmm.ErrPermission, "Options.Secret"},
+		"any reply":      {1, 3, 5, "guessed", vmm.ErrPermission, "another secret"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := meeting{address: freeAddress(t), size: 3, job: 5, secret: []byte(ours)}
 			all := []<-chan met{start(t.Context(), m, 0), start(t.Context(), m, 1)}
 			for range 3 {
-				stranger := <-start(t.Context(), meeting{address: m.address, size: c.size, job: c.job, secret: []byte(c.secret)}, c.rank)
+				stranger := <-start(t.Context(), meeting{address: m.address, size: c.size, job: c.job, secret: []byte(c.secret), trusting: name == "any reply"}, c.rank)
 				require.ErrorIs(t, stranger.err, c.want)
 				require.ErrorContains(t, stranger.err, c.text)
 			}
@@ -335,10 +344,15 @@ func TestMeetReplay(t *testing.T) {
 func TestMeetManyIdle(t *testing.T) {
 	m := meeting{address: freeAddress(t), size: 2}
 	leader := start(t.Context(), m, 0)
+	var first net.Conn
 	for range 3000 {
 		c := connect(t, m.address)
 		defer c.Close() //nolint:errcheck // most are closed by the other side
+		first = cmp.Or(first, c)
 	}
+	require.NoError(t, first.SetReadDeadline(time.Now().Add(meetTimeout/2))) // which idle ones have in any case
+	_, err := io.Copy(io.Discard, first)
+	require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 	require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 1))
 	require.Equal(t, met{id: ID{7}}, <-leader)
 }
@@ -360,21 +374,27 @@ func TestMeetSilentService(t *testing.T) {
 }
 
 // TestMeetVanished: a member whose host has vanished keeps its connection, and says nothing. The
-// one that is started anew is admitted.
+// group waits for the one that is started anew, which is admitted.
 func TestMeetVanished(t *testing.T) {
 	t.Parallel()
-	m := meeting{address: freeAddress(t), size: 3}
-	leader := start(t.Context(), m, 0)
-	vanished := greet(t, m, hello{Rank: 2, Size: 3})
-	defer vanished.close()
-	again := start(t.Context(), m, 2)
-	_, err := vanished.next()
-	require.NoError(t, err) // the ping
-	_, err = vanished.next()
-	require.Error(t, err)
-	require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 1))
-	require.Equal(t, met{id: ID{7}}, <-again)
-	require.Equal(t, met{id: ID{7}}, <-leader)
+	for name, first := range map[string]int{"its rank comes again": 2, "the last one comes": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := meeting{address: freeAddress(t), size: 3}
+			leader := start(t.Context(), m, 0)
+			vanished := greet(t, m, hello{Rank: 2, Size: 3})
+			defer vanished.conn.Close() //nolint:errcheck // closed already
+			one := start(t.Context(), m, first)
+			f, err := vanished.next()
+			require.NoError(t, err)
+			require.Equal(t, framePing, f.Type)
+			_, err = vanished.next()
+			require.Error(t, err)
+			require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 3-first))
+			require.Equal(t, met{id: ID{7}}, <-one)
+			require.Equal(t, met{id: ID{7}}, <-leader)
+		})
+	}
 }
 
 // TestMeetEnds: after the end of the context nothing is left, whatever was going on.
@@ -420,8 +440,8 @@ func TestMeetOtherHost(t *testing.T) {
 		accepted, err := l.Accept()
 		require.NoError(t, err)
 		go a.serve(elsewhereConn{accepted}, 2)
-		_, err = m.introduce(dialed, hello{Rank: 1, Size: 2})
-		_, errHere := m.introduce(elsewhereConn{connect(t, "127.0.0.1:"+a.tcpPort())}, hello{Rank: 1, Size: 2})
+		_, err = m.introduce(dialed, hello{Rank: 1, Size: 2, Probe: 1})
+		_, errHere := m.introduce(elsewhereConn{connect(t, "127.0.0.1:"+a.tcpPort())}, hello{Rank: 1, Size: 2, Probe: 1})
 		for _, err := range []error{err, errHere} {
 			if secret != "" {
 				require.NoError(t, err)

@@ -233,7 +233,7 @@ func (c *circle) leadShrink(ctx, patience context.Context, newID func() (ID, err
 			return nil, nil, err
 		}
 		absent, changed := c.own.missing()
-		for rank := range c.size { // who comes is not dead, whatever was found
+		for rank := range c.size { // a member that came is not dead, whatever a probe found
 			if !slices.Contains(absent, rank) {
 				delete(c.dead, rank)
 			}
@@ -351,7 +351,7 @@ func (c *circle) decide(ctx context.Context, absent []int, newID func() (ID, err
 	next := map[int]*link{}
 	for rank, l := range c.own.take(slices.Collect(maps.Keys(links))) {
 		next[slices.Index(w.Ranks, rank)] = l
-		_ = l.write(frame{Type: frameWelcome, Welcome: w}) // who misses it is gone from the next circle
+		_ = l.write(frame{Type: frameWelcome, Welcome: w}) // without it a member is gone from the next circle
 	}
 	return w, next, nil
 }
