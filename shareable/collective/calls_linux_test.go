@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -72,7 +73,19 @@ func (f *figures) overhead(loops []*nccloop.Loop) (failed error) {
 	ways := []struct {
 		name string
 		took func() (time.Duration, error)
-	}{{"Do", repeated(n, do)}}
+	}{
+		{"Do", repeated(n, do)},
+		{"C, with events around each call", func() (time.Duration, error) {
+			loops[0].Watch(true)
+			defer loops[0].Watch(false)
+			return loops[0].Queue(nccloop.AllReduce, []uint64{8, 8}, n)
+		}},
+		{"Do without events", func() (time.Duration, error) {
+			f.g.opts.hooks.noWatch = true
+			defer func() { f.g.opts.hooks.noWatch = false }()
+			return repeated(n, do)()
+		}},
+	}
 	for i, name := range []string{"C", "C, a communicator without a parent", "C, one that does not block"} {
 		ways = append(ways, struct {
 			name string
@@ -108,11 +121,20 @@ func (f *figures) overhead(loops []*nccloop.Loop) (failed error) {
 	if failed != nil || f.g.Rank() != 0 {
 		return failed
 	}
+	// The events must cost no more than in C: Do's ratio to C with events, over that without.
+	watched, plain := slices.Clone(took[0]), slices.Clone(took[2])
+	for i := range watched {
+		watched[i] /= took[1][i]
+		plain[i] /= took[3][i]
+	}
+	low, high := versus.Interval(watched, plain)
+	fmt.Printf("Do to C: %.2f with events, %.2f without; %.3f [%.3f, %.3f], target 1: %s\n", versus.Median(watched), versus.Median(plain),
+		versus.Median(watched)/versus.Median(plain), low, high, versus.Verdict(high <= 1))
 	for i, w := range ways {
 		m := versus.Median(took[i])
 		low, high := versus.Interval(took[0], took[i])
 		verdict := ""
-		if i == 1 {
+		if i == 3 {
 			verdict = ", target 1000: " + versus.Verdict((high-1)*m <= 1000)
 		}
 		fmt.Printf("%s: %.0f ns; Do takes %+.0f [%+.0f, %+.0f] more%s\n", w.name, m, versus.Median(took[0])-m, (low-1)*m, (high-1)*m, verdict)

@@ -229,6 +229,9 @@ func (g *Group) do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
 		}
 		return g.waits.inGraph(st, g.spans)
 	}
+	if g.opts.hooks.noWatch {
+		return g.call(ctx, run)
+	}
 	q, err := g.waits.queue(st, g.spans)
 	if err != nil {
 		return cmp.Or(g.stopped(), err)

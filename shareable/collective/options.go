@@ -69,6 +69,7 @@ type Options struct {
 // hooks are for tests.
 type hooks struct {
 	anyWindow bool // windows over several chunks are not refused
+	noWatch   bool // calls that are queued have no time
 	anyDevice bool // NCCL gets memory of any device: for a fake NCCL, which takes the host's
 }
 

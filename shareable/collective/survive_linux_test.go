@@ -135,7 +135,7 @@ func playSurvivor(m *process) error {
 	if err := s.baseline(); err != nil {
 		return err
 	}
-	for _, moment := range []string{"before", "within", "after"} {
+	for _, moment := range []string{"before", "within", "after", "queued"} {
 		var most time.Duration
 		kinds := map[string]int{}
 		for i := range times() {
@@ -340,7 +340,14 @@ func (s *survivor) round(moment string) (took time.Duration, err error) {
 		victim.kill()
 	}
 	for err == nil {
-		err = call(deadline)
+		if moment != "queued" {
+			err = call(deadline)
+		} else if err = g.Do(s.ctx, s.st, AllReduce(s.v, s.v, Uint32, Sum)); err == nil { // whatever waits for it ends
+			err = s.st.Sync()
+			if _, read := s.v.ReadAt(make([]byte, 1), 0); err != nil && read == nil {
+				return 0, fmt.Errorf("bytes were read that are undefined: %w", err)
+			}
+		}
 	}
 	took = time.Since(begun)
 	s.kind = "another"
@@ -355,11 +362,35 @@ func (s *survivor) round(moment string) (took time.Duration, err error) {
 	if again := g.Do(s.ctx, s.st, AllReduce(s.v, s.v, Uint32, Sum)); !errors.Is(again, ErrAborted) {
 		return took, fmt.Errorf("the group afterwards: %w", again)
 	}
-	return took, s.goOn()
+	s.dev.MarkWritten(vmm.Span{Addr: s.v.Ptr(), Size: s.v.Len()}) // what is summed does not matter
+	alone, err := g.Shrink(s.ctx)
+	if err != nil {
+		return took, err
+	}
+	return took, errors.Join(s.goOn(alone), alone.Close())
 }
 
-// goOn uses the device, and the stream that waited.
-func (s *survivor) goOn() error {
+// goOn uses the device, the stream that waited, and the group of one.
+func (s *survivor) goOn(g *Group) error {
+	at := s.v.Ptr()
+	for range 100 {
+		if err := s.v.SetLen(0); err != nil {
+			return err
+		}
+		n, err := g.AllGather(s.ctx, s.st, s.v, Part(s.v, 0, 0))
+		if err == nil {
+			err = g.Sync(s.ctx, s.st)
+		}
+		if err == nil && (len(n) != 1 || n[0] != 0 || g.Size() != 1) {
+			err = fmt.Errorf("%v were gathered by %d members", n, g.Size())
+		}
+		if err != nil {
+			return fmt.Errorf("alone: %w", err)
+		}
+	}
+	if err := errors.Join(s.v.Grow(big), s.v.SetLen(big)); err != nil || s.v.Ptr() != at {
+		return fmt.Errorf("at %v instead of %v: %w", s.v.Ptr(), at, err)
+	}
 	r, err := s.dev.NewRange(vmm.RangeOptions{})
 	if err != nil {
 		return err
