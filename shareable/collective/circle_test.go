@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -410,5 +411,51 @@ func TestShrinkAccepted(t *testing.T) {
 			require.ErrorIs(t, got[0].err, ErrPeerGone)
 			require.ErrorIs(t, got[1].err, context.DeadlineExceeded)
 		}
+	}
+}
+
+// tape is a connection of which the frames are recorded, or replayed.
+type tape struct {
+	net.Conn
+	bytes.Buffer
+}
+
+func (p *tape) Write(b []byte) (int, error)      { return p.Buffer.Write(b) }
+func (p *tape) Read(b []byte) (int, error)       { return p.Buffer.Read(b) }
+func (p *tape) Close() error                     { return nil }
+func (p *tape) SetWriteDeadline(time.Time) error { return nil }
+
+// TestFrameReplay: a frame is good once, in its direction, on its connection and unchanged.
+func TestFrameReplay(t *testing.T) {
+	nonces := [2]nonce{newNonce(), newNonce()}
+	record := &tape{}
+	require.NoError(t, newLink(record, []byte("s"), nonces, 2).write(frame{Type: frameGoodbye}))
+	text := record.Bytes()
+	for name, c := range map[string]struct {
+		plays    [][]byte
+		accepted bool
+		nonces   [2]nonce
+		secret   string
+		good     int
+	}{
+		"replayed":           {[][]byte{text, text}, true, nonces, "s", 1},
+		"sent back":          {[][]byte{text}, false, nonces, "s", 0},
+		"another connection": {[][]byte{text}, true, [2]nonce{nonces[0], newNonce()}, "s", 0},
+		"another secret":     {[][]byte{text}, true, nonces, "t", 0},
+		"changed":            {[][]byte{bytes.Replace(text, []byte("7"), []byte("8"), 1)}, true, nonces, "s", 0},
+	} {
+		p := &tape{}
+		for _, b := range c.plays {
+			p.Buffer.Write(b)
+		}
+		l := newLink(p, []byte(c.secret), c.nonces, 2)
+		l.accepted = c.accepted
+		for range c.good {
+			f, err := l.next()
+			require.NoError(t, err, name)
+			require.Equal(t, frameGoodbye, f.Type, name)
+		}
+		_, err := l.next()
+		require.ErrorIs(t, err, errMAC, name)
 	}
 }
