@@ -291,21 +291,24 @@ func TestShrinkEnds(t *testing.T) {
 func TestShrinkLeftOut(t *testing.T) {
 	t.Parallel()
 	for rank := range 3 {
-		all := circles(t, 3)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		rest := without(all, rank)
-		got := shrinkAll(ctx, rest)
-		cancel()
-		if rank == 0 { // which the others take for their leader
-			for _, s := range got {
-				require.ErrorIs(t, s.err, context.DeadlineExceeded)
+		t.Run(fmt.Sprint(rank), func(t *testing.T) {
+			t.Parallel()
+			all := circles(t, 3)
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			defer cancel()
+			rest := without(all, rank)
+			got := shrinkAll(ctx, rest)
+			if rank == 0 { // the others wait for it to lead
+				for _, s := range got {
+					require.ErrorIs(t, s.err, context.DeadlineExceeded)
+				}
+				return
 			}
-			continue
-		}
-		requireCircle(t, got, rest[0].rank, rest[1].rank)
-		_, _, _, err := all[rank].shrink(t.Context(), idOf(ID{9}))
-		require.ErrorIs(t, err, ErrPeerGone)
-		require.ErrorContains(t, err, "without this member")
+			requireCircle(t, got, rest[0].rank, rest[1].rank)
+			_, _, _, err := all[rank].shrink(t.Context(), idOf(ID{9}))
+			require.ErrorIs(t, err, ErrPeerGone)
+			require.ErrorContains(t, err, "without this member")
+		})
 	}
 }
 
@@ -394,23 +397,25 @@ func TestShrinkBrokenNetwork(t *testing.T) {
 // the leader may count it, and go on.
 func TestShrinkAccepted(t *testing.T) {
 	t.Parallel()
-	for leader := range 2 {
-		for _, accepted := range []bool{false, true} {
+	for i := range 4 {
+		leader, accepted := i%2, i/2 == 1
+		t.Run(fmt.Sprint(leader, accepted), func(t *testing.T) {
+			t.Parallel()
 			all := circles(t, 3)
 			split(all, func(_, to int) bool { return to != leader })
 			if accepted {
 				all[2].promised = leader
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			defer cancel()
 			got := shrinkAll(ctx, without(all, leader))
-			cancel()
 			if !accepted {
 				requireCircle(t, got, 1-leader, 2)
-				continue
+				return
 			}
 			require.ErrorIs(t, got[0].err, ErrPeerGone)
 			require.ErrorIs(t, got[1].err, context.DeadlineExceeded)
-		}
+		})
 	}
 }
 
