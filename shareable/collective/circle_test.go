@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -293,21 +294,24 @@ func TestShrinkEnds(t *testing.T) {
 func TestShrinkLeftOut(t *testing.T) {
 	t.Parallel()
 	for rank := range 3 {
-		all := circles(t, 3)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		rest := without(all, rank)
-		got := shrinkAll(ctx, rest)
-		cancel()
-		if rank == 0 { // which the others take for their leader
-			for _, s := range got {
-				require.ErrorIs(t, s.err, context.DeadlineExceeded)
+		t.Run(fmt.Sprint(rank), func(t *testing.T) {
+			t.Parallel()
+			all := circles(t, 3)
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			defer cancel()
+			rest := without(all, rank)
+			got := shrinkAll(ctx, rest)
+			if rank == 0 { // the others wait for it to lead
+				for _, s := range got {
+					require.ErrorIs(t, s.err, context.DeadlineExceeded)
+				}
+				return
 			}
-			continue
-		}
-		requireCircle(t, got, rest[0].rank, rest[1].rank)
-		_, _, _, err := all[rank].shrink(t.Context(), idOf(ID{9}))
-		require.ErrorIs(t, err, ErrPeerGone)
-		require.ErrorContains(t, err, "without this member")
+			requireCircle(t, got, rest[0].rank, rest[1].rank)
+			_, _, _, err := all[rank].shrink(t.Context(), idOf(ID{9}))
+			require.ErrorIs(t, err, ErrPeerGone)
+			require.ErrorContains(t, err, "without this member")
+		})
 	}
 }
 
@@ -365,7 +369,7 @@ func TestShrinkBrokenNetwork(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			r := rand.New(rand.NewPCG(seed, 32)) //nolint:gosec // the same each time
+			r := rand.New(rand.NewPCG(seed, 32))
 			var blocked [5][5]bool
 			for from := range 5 {
 				for to := range 5 {
@@ -396,23 +400,71 @@ func TestShrinkBrokenNetwork(t *testing.T) {
 // the leader may count it, and go on.
 func TestShrinkAccepted(t *testing.T) {
 	t.Parallel()
-	for leader := range 2 {
-		for _, accepted := range []bool{false, true} {
+	for i := range 4 {
+		leader, accepted := i%2, i/2 == 1
+		t.Run(fmt.Sprint(leader, accepted), func(t *testing.T) {
+			t.Parallel()
 			all := circles(t, 3)
 			split(all, func(_, to int) bool { return to != leader })
 			if accepted {
 				all[2].promised = leader
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+			defer cancel()
 			got := shrinkAll(ctx, without(all, leader))
-			cancel()
 			if !accepted {
 				requireCircle(t, got, 1-leader, 2)
-				continue
+				return
 			}
 			require.ErrorIs(t, got[0].err, ErrPeerGone)
 			require.ErrorIs(t, got[1].err, context.DeadlineExceeded)
+		})
+	}
+}
+
+// tape is a connection of which the frames are recorded, or replayed.
+type tape struct {
+	net.Conn
+	bytes.Buffer
+}
+
+func (p *tape) Write(b []byte) (int, error)      { return p.Buffer.Write(b) }
+func (p *tape) Read(b []byte) (int, error)       { return p.Buffer.Read(b) }
+func (p *tape) Close() error                     { return nil }
+func (p *tape) SetWriteDeadline(time.Time) error { return nil }
+
+// TestFrameReplay: a frame is good once, in its direction, on its connection and unchanged.
+func TestFrameReplay(t *testing.T) {
+	nonces := [2]nonce{newNonce(), newNonce()}
+	record := &tape{}
+	require.NoError(t, newLink(record, []byte("s"), nonces, 2).write(frame{Type: frameGoodbye}))
+	text := record.Bytes()
+	for name, c := range map[string]struct {
+		plays    [][]byte
+		accepted bool
+		nonces   [2]nonce
+		secret   string
+		good     int
+	}{
+		"replayed":           {[][]byte{text, text}, true, nonces, "s", 1},
+		"sent back":          {[][]byte{text}, false, nonces, "s", 0},
+		"another connection": {[][]byte{text}, true, [2]nonce{nonces[0], newNonce()}, "s", 0},
+		"another secret":     {[][]byte{text}, true, nonces, "t", 0},
+		"changed":            {[][]byte{bytes.Replace(text, []byte("7"), []byte("8"), 1)}, true, nonces, "s", 0},
+	} {
+		p := &tape{}
+		for _, b := range c.plays {
+			p.Buffer.Write(b)
 		}
+		l := newLink(p, []byte(c.secret), c.nonces, 2)
+		l.accepted = c.accepted
+		for range c.good {
+			f, err := l.next()
+			require.NoError(t, err, name)
+			require.Equal(t, frameGoodbye, f.Type, name)
+		}
+		_, err := l.next()
+		require.ErrorIs(t, err, errMAC, name)
 	}
 }
 

@@ -259,6 +259,19 @@ func TestMeetUnchecked(t *testing.T) {
 	require.Equal(t, met{id: ID{7}}, <-leader)
 }
 
+// TestMeetFalseRankZero: a member does not take a group from a program without the secret.
+func TestMeetFalseRankZero(t *testing.T) {
+	t.Parallel()
+	m := meeting{address: freeAddress(t), size: 2, secret: []byte("guessed"), trusting: true}
+	ctx, cancel := context.WithCancel(t.Context())
+	leader := start(ctx, m, 0)
+	got := <-start(ctx, meeting{address: m.address, size: 2, secret: []byte("our secret")}, 1)
+	require.ErrorIs(t, got.err, vmm.ErrPermission)
+	require.ErrorContains(t, got.err, "Options.Secret")
+	cancel()
+	<-leader
+}
+
 // TestMeetTwice: of two members of one rank that live the second is refused.
 func TestMeetTwice(t *testing.T) {
 	t.Parallel()

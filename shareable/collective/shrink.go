@@ -51,8 +51,12 @@ var (
 // connections for hosts that live, with a reset: then two sides may go on. Firewalls between the
 // members must drop packets, or let them pass.
 //
+// Before the leader decides, each member that has come accepts it, and from then on follows no
+// other leader until that one withdraws or is proven dead. So no member counts on two sides.
+//
 // For members that live and do not come the leader waits until three quarters of the time to the
-// deadline of ctx have passed, or until ctx ends without one; then they count as unreached.
+// deadline of ctx have passed; then they count as unreached. Without a deadline it waits until ctx
+// ends. One attempt to reach a member takes an eighth of the time, 5 seconds at most.
 func (c *circle) shrink(ctx context.Context, newID func() (ID, error)) (next *circle, survivors []int, id ID, err error) {
 	c.shrinking.Lock()
 	defer c.shrinking.Unlock()
