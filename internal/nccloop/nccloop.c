@@ -143,6 +143,11 @@ static nccloop_took start(struct nccloop *l, const char id[128], size_t bytes) {
 	config.blocking = 1;
 	comm_t child = NULL;
 	TRY(l, comm_split, l->parent, 0, l->rank, &child, &config); // what is asked is the parent
+	int state = IN_PROGRESS; // also where the call has said success
+	while (state == IN_PROGRESS)
+		TRY(l, async_error, l->parent, &state);
+	if (state != 0 || child == NULL)
+		return (nccloop_took){.call = "comm_split", .r = state};
 	l->comm = child;
 	return (nccloop_took){0};
 }
