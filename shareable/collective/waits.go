@@ -81,12 +81,7 @@ func (ws *waits) end(w *wait) {
 
 // queue begins a call that is about to be queued on the stream. Then comes isQueued, or isNotQueued.
 func (ws *waits) queue(st *vmm.Stream, spans []vmm.Span) (q *queuedCall, err error) {
-	ws.mu.Lock()
-	if last := len(ws.idle) - 1; last >= 0 {
-		q, ws.idle = ws.idle[last], ws.idle[:last]
-	}
-	ws.mu.Unlock()
-	if q == nil {
+	if q = ws.takeIdle(); q == nil {
 		q = &queuedCall{}
 		if q.start, err = ws.g.dev.NewEvent(vmm.EventBlocking); err == nil {
 			q.end, err = ws.g.dev.NewEvent(vmm.EventBlocking)
@@ -107,6 +102,22 @@ func (ws *waits) queue(st *vmm.Stream, spans []vmm.Span) (q *queuedCall, err err
 	ws.queued = append(ws.queued, q)
 	ws.runLocked()
 	return q, nil
+}
+
+// takeIdle takes a call that has run, if there is one, for its events: nil if there is none. To ask takes less time
+// than to make events.
+func (ws *waits) takeIdle() (q *queuedCall) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if last := len(ws.idle) - 1; last >= 0 {
+		q, ws.idle = ws.idle[last], ws.idle[:last]
+	} else if len(ws.queued) > 0 {
+		if ran, err := ws.queued[0].hasRun(); ran && err == nil {
+			q = ws.queued[0]
+			ws.queued = slices.Delete(ws.queued, 0, 1)
+		}
+	}
+	return q
 }
 
 // written appends the spans that are written to to.
