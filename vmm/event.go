@@ -15,6 +15,7 @@ type Event struct {
 	on     *openDevice
 	e      driver.Event
 	f      order.Fence // whose event it is, if it goes back to the device's pool
+	begin  func()      // beginRecord
 	shared bool        // other processes may record it, so its place is never known
 
 	mu        lock.Mutex
@@ -28,6 +29,7 @@ type Event struct {
 // makeEvent lists an event as open, first, so that the device stays open, and fills it.
 func (d *Device) makeEvent(fill func(*Event) error) (*Event, error) {
 	e := &Event{dev: d}
+	e.begin = e.beginRecord
 	e.mu.At(lock.Event, 0)
 	if err := d.track(e, "event"); err != nil {
 		return nil, err
@@ -101,19 +103,33 @@ func (o *openDevice) legacyIPC() (driver.LegacyIPC, error) {
 // Record records the event anew, after the work that the stream has now; calls that wait
 // for where it was go on waiting for that. The stream has to be of the event's device.
 func (e *Event) Record(s *Stream) error {
-	return e.fail("record event", e.with(func() error {
-		return s.with(func(o *openDevice) error {
-			if err := e.sameDriver(o); err != nil {
-				return err
-			}
-			at, err := o.RecordEvent(e.e, &s.order, e.beginRecord)
-			if err != nil {
-				at = order.Point{}
-			}
-			e.endRecord(at)
-			return err
-		})
-	}))
+	err := e.record(s)
+	if err != nil {
+		err = e.fail("record event", err)
+	}
+	return err
+}
+
+// record is Record. It is called around small calls, so it allocates no functions.
+func (e *Event) record(s *Stream) error {
+	if err := e.use(); err != nil {
+		return err
+	}
+	defer e.release()
+	o, err := s.use()
+	if err != nil {
+		return err
+	}
+	defer s.mu.RUnlock()
+	if err := e.sameDriver(o); err != nil {
+		return err
+	}
+	at, err := o.RecordEvent(e.e, &s.order, e.begin)
+	if err != nil {
+		at = order.Point{}
+	}
+	e.endRecord(at)
+	return err
 }
 
 // beginRecord forgets where the event stands: the driver is about to move it.
@@ -166,6 +182,15 @@ func (e *Event) sameDriver(o *openDevice) error {
 
 // with runs f, which may wait, with the event kept from being used again.
 func (e *Event) with(f func() error) error {
+	if err := e.use(); err != nil {
+		return err
+	}
+	defer e.release()
+	return f()
+}
+
+// use keeps the event from being used again until release.
+func (e *Event) use() error {
 	if e == nil || e.dev == nil {
 		return fmt.Errorf("%w: no event", ErrInvalid)
 	}
@@ -176,8 +201,7 @@ func (e *Event) with(f func() error) error {
 	}
 	e.users++
 	e.mu.Unlock()
-	defer e.release()
-	return f()
+	return nil
 }
 
 func (e *Event) release() {

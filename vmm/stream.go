@@ -127,20 +127,29 @@ const perThread = 2
 
 // with runs f with the stream kept from being freed.
 func (s *Stream) with(f func(o *openDevice) error) error {
-	if s == nil || s.dev == nil {
-		return errNoStream
-	}
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	if s.closing.Load() {
-		return errStreamClosed
-	}
-	// The stream is open, and so is its device.
-	o, err := s.dev.state.ensureOpen()
+	o, err := s.use()
 	if err != nil {
 		return err
 	}
+	defer s.mu.RUnlock()
 	return f(o)
+}
+
+// use keeps the stream from being freed until s.mu.RUnlock, unless there is an error.
+func (s *Stream) use() (o *openDevice, err error) {
+	if s == nil || s.dev == nil {
+		return nil, errNoStream
+	}
+	s.mu.RLock()
+	if s.closing.Load() {
+		err = errStreamClosed
+	} else { // the stream is open, and so is its device
+		o, err = s.dev.state.ensureOpen()
+	}
+	if err != nil {
+		s.mu.RUnlock()
+	}
+	return o, err
 }
 
 // withAlone is with, while no other call queues work on the stream: whether that is captured

@@ -280,7 +280,7 @@ func (a *acceptor) accept() {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			time.Sleep(meetRetry) // accepting fails for a while, for lack of descriptors, say
+			pause(context.Background(), meetRetry) // accepting fails for a while, for lack of descriptors, say
 			continue
 		}
 		a.mu.Lock()

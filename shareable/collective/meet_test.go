@@ -360,7 +360,7 @@ func TestMeetManyIdle(t *testing.T) {
 	var first net.Conn
 	for range 3000 {
 		c := connect(t, m.address)
-		defer c.Close() //nolint:errcheck // most are closed by the other side
+		t.Cleanup(func() { _ = c.Close() }) // most are closed by the other side
 		first = cmp.Or(first, c)
 	}
 	require.NoError(t, first.SetReadDeadline(time.Now().Add(meetTimeout/2))) // which idle ones have in any case
@@ -443,12 +443,12 @@ func TestMeetOtherHost(t *testing.T) {
 		m := meeting{size: 2, secret: []byte(secret)}
 		a, err := m.listen(t.Context(), "0", 0)
 		require.NoError(t, err)
-		defer a.close()
+		t.Cleanup(a.close)
 		a.begin(0, 0)
 		var lc net.ListenConfig
 		l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		defer l.Close() //nolint:errcheck // of no interest
+		t.Cleanup(func() { _ = l.Close() })
 		dialed := connect(t, l.Addr().String())
 		accepted, err := l.Accept()
 		require.NoError(t, err)

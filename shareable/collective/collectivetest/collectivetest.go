@@ -17,7 +17,6 @@ package collectivetest
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"sync"
 	"testing"
@@ -64,7 +63,7 @@ func New(tb testing.TB, o Options, devs ...*vmm.Device) []*collective.Group {
 		o.Timeout = defaultTimeout
 	}
 	if n := len(devs); n < 1 || n > hostengine.MaxMembers {
-		tb.Fatal(fmt.Sprintf("a group of %d members; the most is %d", n, hostengine.MaxMembers))
+		tb.Fatalf("a group of %d members; the most is %d", n, hostengine.MaxMembers)
 	}
 	worlds := &hostengine.Worlds{Options: hostengine.Options{Silent: o.Silent, Report: tb.Errorf}}
 	groups := make([]*collective.Group, len(devs))

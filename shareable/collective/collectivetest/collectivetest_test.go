@@ -323,7 +323,7 @@ type fatal struct {
 	why string
 }
 
-func (f *fatal) Fatal(args ...any) {
-	f.why = fmt.Sprint(args...)
+func (f *fatal) Fatalf(format string, args ...any) {
+	f.why = fmt.Sprintf(format, args...)
 	runtime.Goexit()
 }

@@ -30,6 +30,7 @@ type survivor struct {
 	st        *vmm.Stream
 	all, mine *growable.Vector[uint64]
 	want      []uint64 // what all has
+	at        vmm.Ptr  // where all was
 }
 
 func newSurvivor(t *testing.T, g *collective.Group) *survivor {
@@ -72,7 +73,7 @@ func goOn(t *testing.T, all []*survivor, ranks []int) {
 	var wg sync.WaitGroup
 	errs := make([]error, len(all))
 	for i, s := range all {
-		at := s.all.Range().Ptr()
+		s.at = s.all.Range().Ptr()
 		wg.Go(func() {
 			next, err := s.g.Shrink(t.Context())
 			if err != nil {
@@ -85,11 +86,11 @@ func goOn(t *testing.T, all []*survivor, ranks []int) {
 			}
 			errs[i] = err
 		})
-		defer func() { require.Equal(t, at, s.all.Range().Ptr(), "memory stays where it is") }()
 	}
 	wg.Wait()
 	require.NoError(t, errors.Join(errs...))
 	for i, s := range all {
+		require.Equal(t, s.at, s.all.Range().Ptr(), "memory stays where it is")
 		require.Equal(t, i, s.g.Rank())
 		require.Equal(t, len(all), s.g.Size())
 		got := make([]uint64, s.all.Len())
