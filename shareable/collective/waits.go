@@ -105,7 +105,7 @@ func (ws *waits) queue(st *vmm.Stream, spans []vmm.Span) (q *queuedCall, err err
 }
 
 // enough is how many calls are queued, at least, before one is asked whether it has run: that takes the driver
-// some time, so one answers for half of them.
+// some time, so from one it is known for half of them.
 const enough = 32
 
 // takeIdle takes a call that has run, if there is one, for its events: nil if there is none.
