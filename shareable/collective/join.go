@@ -29,10 +29,11 @@ func NewID(path string) (ID, error) {
 // Options.Size 0 open that of FromEnvironment's LocalRank. The errors are
 //
 //	vmm.ErrNotSupported      there is no NCCL, or dev is no GPU of CUDA; collectivetest has groups without
-//	vmm.ErrInvalid           the options, an environment that names no group, or NCCL_COMM_BLOCKING or NCCL_COMM_SPLIT_SHARE_RESOURCES is set, there or in a file of NCCL's
-//	ErrMismatch              members that came by the environment differ in the size or the job, or two have one rank
-//	os.ErrDeadlineExceeded   a member did not come within Options.Timeout
-//	ErrPeerGone              a member ended while rank 0 sent the identity
+//	vmm.ErrInvalid           the options, members on several hosts without a secret, an environment that names no group, or NCCL_COMM_BLOCKING or NCCL_COMM_SPLIT_SHARE_RESOURCES is set, there or in a file of NCCL's
+//	vmm.ErrPermission        this member, which came by the environment, has another secret than rank 0
+//	ErrMismatch              this member came by the environment and has another size or job than rank 0, or a rank that is taken
+//	os.ErrDeadlineExceeded   a member did not come within Options.Timeout; at rank 0 the text says who was refused, and why
+//	ErrPeerGone              a member ended while the others joined
 //	ErrFailed                NCCL cannot reach the others; two have one rank and an identity of Options.ID
 //
 // and that of a context that has ended. The caller must Close or Abort the Group.

@@ -313,6 +313,9 @@ func (a *acceptor) serve(conn net.Conn, size int) {
 	a.unknown = slices.DeleteFunc(a.unknown, func(c net.Conn) bool { return c == conn })
 	a.mu.Unlock()
 	if l == nil {
+		if len(a.meet.secret) == 0 && !isLocal(conn) { // a member hangs up as soon as it sees that
+			a.note(fmt.Sprintf("a connection from %v: %v", conn.RemoteAddr(), errNoSecret))
+		}
 		return
 	}
 	var c code
@@ -329,13 +332,18 @@ func (a *acceptor) serve(conn net.Conn, size int) {
 	if c != codeNone {
 		r := refusal{code: c, rank: int(h.Rank)}
 		l.refuse(r)
-		a.mu.Lock()
-		a.refused = append(a.refused, fmt.Sprintf("rank %d at %v: %v", h.Rank, conn.RemoteAddr(), r))
-		a.refused = a.refused[max(0, len(a.refused)-maxListed):]
-		a.mu.Unlock()
+		a.note(fmt.Sprintf("rank %d at %v: %v", h.Rank, conn.RemoteAddr(), r))
 	} else if h.Probe == 0 {
 		l.run()
 	}
+}
+
+// note keeps who was refused, for the error of those who wait.
+func (a *acceptor) note(text string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.refused = append(a.refused, text)
+	a.refused = a.refused[max(0, len(a.refused)-maxListed):]
 }
 
 // admit makes the connection that of a member and tells it so, or returns why not. Of two members of

@@ -462,6 +462,7 @@ func TestMeetOtherHost(t *testing.T) {
 			}
 			require.ErrorIs(t, err, vmm.ErrInvalid)
 			require.ErrorContains(t, err, "Options.Secret and CUVMM_GROUP_SECRET_FILE")
+			require.ErrorContains(t, errors.New(a.refusals()), "Options.Secret", "who waits is told, too")
 		}
 		require.NoError(t, dialed.Close())
 	}
