@@ -462,9 +462,16 @@ func TestMeetOtherHost(t *testing.T) {
 			}
 			require.ErrorIs(t, err, vmm.ErrInvalid)
 			require.ErrorContains(t, err, "Options.Secret and CUVMM_GROUP_SECRET_FILE")
-			require.ErrorContains(t, errors.New(a.refusals()), "Options.Secret", "who waits is told, too")
 		}
 		require.NoError(t, dialed.Close())
+		if secret == "" { // who waits is told, too, of members that have seen it themselves
+			silent := connect(t, l.Addr().String())
+			accepted, err := l.Accept()
+			require.NoError(t, err)
+			require.NoError(t, silent.Close())
+			a.serve(elsewhereConn{accepted}, 2)
+			require.Contains(t, a.refusals(), "a connection from 192.0.2.1:7: invalid argument: members on several hosts need a secret")
+		}
 	}
 }
 
