@@ -22,7 +22,7 @@ type captured struct {
 	on      *deviceState // all of the work is of this device
 	memory  used[capturedSpan]
 	modules used[*Module]
-	around  []func(*Stream) func() // of OnGraphLaunch
+	around  []func(*Stream) (func(), error) // of OnGraphLaunch
 }
 
 // used is what work uses, each once, in the order of the first use.
@@ -146,9 +146,9 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 
 // OnGraphLaunch has f called before each launch of the graph that the stream's capture becomes, and
 // what f returns after it, with the stream that it is launched on: for work around the launch, events
-// say, that cannot be part of the graph. f must not launch the graph. A stream that BeginCapture,
+// say, that cannot be part of the graph. If f returns an error, that is the launch's. f must not launch the graph. A stream that BeginCapture,
 // of it or of one that it has joined, does not capture is ErrInvalid.
-func (s *Stream) OnGraphLaunch(f func(on *Stream) (launched func())) error {
+func (s *Stream) OnGraphLaunch(f func(on *Stream) (launched func(), err error)) error {
 	return s.fail("watch graph", 0, 0, s.with(func(o *openDevice) error {
 		id, err := o.CaptureID(&s.order)
 		if err != nil {
@@ -316,8 +316,11 @@ func (x *GraphExec) Launch(s *Stream) error {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	launched := x.announce(s)
+	launched, err := x.announce(s)
 	defer launched()
+	if err != nil {
+		return s.fail("launch graph", 0, 0, err)
+	}
 	return s.fail("launch graph", 0, 0, s.with(func(o *openDevice) error {
 		switch {
 		case x.closed:
@@ -340,16 +343,20 @@ func (x *GraphExec) Launch(s *Stream) error {
 
 // announce calls the functions of OnGraphLaunch before a launch on s, and what it returns calls what
 // they return. It needs x.mu.
-func (x *GraphExec) announce(s *Stream) (launched func()) {
+func (x *GraphExec) announce(s *Stream) (launched func(), err error) {
 	var all []func()
-	for _, f := range x.uses.around {
-		all = append(all, f(s))
+	for _, around := range x.uses.around {
+		f, failed := around(s)
+		if err = failed; err != nil {
+			break
+		}
+		all = append(all, f)
 	}
 	return func() {
 		for _, f := range all {
 			f()
 		}
-	}
+	}, err
 }
 
 // lockUses locks the memory that the graph uses, for a launch on s, whose lock is held.

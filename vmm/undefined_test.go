@@ -92,7 +92,12 @@ func TestOnGraphLaunch(t *testing.T) {
 	s, on := newStream(t, dev), newStream(t, dev)
 	t.Cleanup(func() { require.NoError(t, errors.Join(s.Close(), on.Close())) })
 	var calls []string
-	watch := func(of *vmm.Stream) func() {
+	refused := errors.New("refused")
+	var refuse error
+	watch := func(of *vmm.Stream) (func(), error) {
+		if refuse != nil {
+			return nil, refuse
+		}
 		require.Same(t, on, of)
 		e, err := of.Record()
 		require.NoError(t, err)
@@ -100,7 +105,7 @@ func TestOnGraphLaunch(t *testing.T) {
 		return func() {
 			require.NoError(t, e.Close())
 			calls = append(calls, "after")
-		}
+		}, nil
 	}
 	require.ErrorIs(t, s.OnGraphLaunch(watch), vmm.ErrInvalid)
 	g, err := dev.NewRange(vmm.RangeOptions{Max: 2 << 20})
@@ -128,5 +133,8 @@ func TestOnGraphLaunch(t *testing.T) {
 	require.NoError(t, watched.Launch(on))
 	require.NoError(t, watched.Launch(on))
 	require.Equal(t, []string{"before", "after", "before", "after"}, calls)
+	refuse = refused
+	require.ErrorIs(t, watched.Launch(on), refused)
+	require.Len(t, calls, 4)
 	require.NoError(t, errors.Join(on.Sync(), watched.Close(), plain.Close(), g.Close()))
 }

@@ -254,17 +254,16 @@ func (ws *waits) free(discard func(func() error) error) (err error) {
 // queued. A capture that another library has begun is not known, so neither are its launches.
 func (ws *waits) inGraph(st *vmm.Stream, spans []vmm.Span) error {
 	spans = slices.Clone(spans)
-	err := st.OnGraphLaunch(func(on *vmm.Stream) func() {
+	err := st.OnGraphLaunch(func(on *vmm.Stream) (launched func(), err error) {
 		q, err := ws.queue(on, spans)
-		if err != nil {
-			on.MarkUndefined(err, written(nil, spans)...) // it does not run as a call of the group
-			return func() {}
+		if err != nil { // the group has ended, or the stream
+			return nil, err
 		}
 		return func() {
 			if err := ws.isQueued(q); err != nil {
 				_ = ws.g.fail(err)
 			}
-		}
+		}, nil
 	})
 	if errors.Is(err, vmm.ErrInvalid) {
 		return nil

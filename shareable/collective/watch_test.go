@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"errors"
 	"math"
 	"os"
 	"testing"
@@ -46,4 +47,45 @@ func TestWatchControl(t *testing.T) {
 		require.ErrorIs(t, st.Sync(), os.ErrDeadlineExceeded)
 	}
 	require.NoError(t, unwatched.Err())
+}
+
+// TestGraphsAreWatched: a call that was captured is watched in each launch of the graph, not at the
+// capture. After the end of the group the graph is not launched.
+func TestGraphsAreWatched(t *testing.T) {
+	t.Parallel()
+	dev := vmmtest.Device(t)
+	g, err := JoinOn(t.Context(), dev, Options{Size: 1, Timeout: time.Minute}, idle{}, nil)
+	require.NoError(t, err)
+	st, err := dev.NewStream()
+	require.NoError(t, err)
+	r, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 20})
+	require.NoError(t, err)
+	require.NoError(t, r.Append(make([]byte, 8)))
+	watched := func() (n uint64) {
+		g.waits.mu.Lock()
+		defer g.waits.mu.Unlock()
+		for _, q := range g.waits.queued {
+			for _, s := range q.writes {
+				n += s.Size
+			}
+		}
+		return n
+	}
+
+	require.NoError(t, st.BeginCapture())
+	require.NoError(t, g.Do(t.Context(), st, AllReduce(r, r, Uint32, Sum)))
+	graph, err := st.EndCapture()
+	require.NoError(t, err)
+	exec, err := graph.Instantiate()
+	require.NoError(t, err)
+	require.Zero(t, watched())
+	require.NoError(t, exec.Launch(st))
+	require.NoError(t, exec.Launch(st))
+	require.EqualValues(t, 16, watched())
+	require.NoError(t, st.Sync())
+	require.Eventually(t, func() bool { return watched() == 0 }, 10*time.Second, time.Millisecond, "they have run")
+
+	require.NoError(t, g.Abort())
+	require.ErrorIs(t, exec.Launch(st), ErrAborted)
+	require.NoError(t, errors.Join(st.Sync(), exec.Close(), graph.Close(), r.Close(), st.Close()))
 }
