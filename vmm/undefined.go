@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -12,7 +13,8 @@ import (
 // whatever only reads some of them returns err: ReadAt and its kin, copies, kernels, spans of
 // LockSpans with AccessRead. So does Sync of the stream. That ends for bytes which MarkWritten names,
 // which a SetLen drops, which are unmapped, or of a block of a pool that is freed. Work that may
-// write them is let through, so that it can write them again. Other processes do not learn of it.
+// write them is let through, so that it can write them again. Other processes do not learn of it, nor do
+// views of the memory at another address.
 //
 // It waits for nothing. Whoever stops the work calls it before, so that no wait returns in between.
 // Spans of 0 bytes, a nil stream and a nil err mark nothing.
@@ -25,7 +27,7 @@ func (s *Stream) MarkUndefined(err error, spans ...Span) {
 		if x.Size == 0 {
 			continue
 		}
-		all.undefined.add(undefinedSpan{x.Addr, x.Addr + Ptr(x.Size), s, err})
+		all.undefined.add(undefinedSpan{x.Addr, endOf(x), s, err})
 		if r := all.find(x.Addr); r != nil {
 			r.namings.Add(1) // what was checked for a kernel is checked again
 		}
@@ -39,8 +41,16 @@ func (d *Device) MarkWritten(spans ...Span) {
 		return
 	}
 	for _, x := range spans {
-		d.state.parent.undefined.remove(x.Addr, x.Addr+Ptr(x.Size))
+		d.state.parent.undefined.remove(x.Addr, endOf(x))
 	}
+}
+
+// endOf is the first address after the span, or the last address if it overflows.
+func endOf(x Span) Ptr {
+	if end := x.Addr + Ptr(x.Size); end >= x.Addr {
+		return end
+	}
+	return math.MaxUint64
 }
 
 // undefined is the bytes of a driver's devices that MarkUndefined has named.
