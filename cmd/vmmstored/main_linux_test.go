@@ -123,6 +123,8 @@ func call(t *testing.T, args ...string) (stdout, stderr string, code int) {
 
 func TestExitCodes(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
+	empty := filepath.Join(t.TempDir(), "empty")
+	require.NoError(t, os.WriteFile(empty, []byte(" \n"), 0o600))
 	for _, c := range []struct {
 		args []string
 		code int
@@ -142,6 +144,8 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"--timeout=-1s"}, 1, "below 0"},
 		{[]string{"--device=host:99"}, 1, "host:99"},
 		{[]string{"--token-file=" + none}, 1, "no such file"},
+		{[]string{"--token-file=" + empty}, 2, "has no secret"},
+		{[]string{"stats", "--token-file=" + empty}, 2, "has no secret"},
 		{[]string{"--socket=" + none, "list"}, 1, "no server listens"},
 		{[]string{"--socket=" + none, "stats"}, 1, "no server listens"},
 		{[]string{"--socket=" + none, "delete", "x"}, 1, "no server listens"},

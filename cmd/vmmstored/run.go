@@ -98,11 +98,15 @@ func (o *options) token() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []byte(strings.TrimSpace(string(b))), nil
+	token := strings.TrimSpace(string(b))
+	if token == "" {
+		return nil, usagef("--token-file %s has no secret", o.tokenFile)
+	}
+	return []byte(token), nil
 }
 
 // serverOptions are those of the flags.
-func (o *options) serverOptions(stderr io.Writer) (store.Options, error) {
+func (o *options) serverOptions(log io.Writer) (store.Options, error) {
 	token, err := o.token()
 	so := store.Options{
 		Token: token, MaxConns: o.maxConns, MaxConnsPerUID: o.maxConns, MaxObjects: o.maxObjects,
@@ -115,14 +119,16 @@ func (o *options) serverOptions(stderr io.Writer) (store.Options, error) {
 		so.UIDs = append(so.UIDs, uint32(u))
 	}
 	if o.verbose {
-		so.Logger = slog.New(slog.NewTextHandler(stderr, nil))
+		so.Logger = slog.New(slog.NewTextHandler(log, nil))
 	}
 	return so, err
 }
 
 // serve keeps objects until ctx ends, or until another process takes over.
 func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
-	so, err := o.serverOptions(stderr)
+	log := newLogQueue(stderr)
+	defer log.close()
+	so, err := o.serverOptions(log)
 	if err != nil {
 		return err
 	}
@@ -142,12 +148,12 @@ func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	_, _ = fmt.Fprintf(stderr, "vmmstored: %v at %s\n", dev, s.Path())
+	_, _ = fmt.Fprintf(log, "vmmstored: %v at %s\n", dev, s.Path())
 	taken := make(chan bool, 1)
 	go func() { taken <- s.Wait() }()
 	select {
 	case <-taken:
-		_, _ = fmt.Fprintln(stderr, "vmmstored: another process has taken over")
+		_, _ = fmt.Fprintln(log, "vmmstored: another process has taken over")
 	case <-ctx.Done():
 	}
 	return nil
