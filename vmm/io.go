@@ -293,7 +293,10 @@ func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
 // waits for nothing.
 func (g *Range) Host() (b []byte, err error) {
 	if err = g.live(); err == nil {
-		b, err = prefix.HostBytes(g.r.dev.drv, g.r.ptr, g.len.Load())
+		n := g.len.Load()
+		if err = g.r.dev.state.parent.undefined.check(g.r.ptr, g.r.ptr+Ptr(n)); err == nil {
+			b, err = prefix.HostBytes(g.r.dev.drv, g.r.ptr, n)
+		}
 	}
 	return b, g.fail("view from the host", 0, 0, err)
 }

@@ -409,7 +409,6 @@ func (r *Reservation) removeSlotsLocked(i, j int, removed []*memory) []*memory {
 		}
 		size += s.Size
 		removed = append(removed, s.Mem)
-		r.dev.state.parent.undefined.remove(r.ptr+Ptr(s.Off), r.ptr+Ptr(s.End()))
 	}
 	r.dev.counters.unmapped(j-i, size, retiring, &r.counters)
 	r.table.Delete(i, j)

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/invariants"
 )
 
 // MarkUndefined says that work of the stream which was to write the spans was stopped, as
@@ -42,6 +44,18 @@ func (d *Device) MarkWritten(spans ...Span) {
 	}
 	for _, x := range spans {
 		d.state.parent.undefined.remove(x.Addr, endOf(x))
+	}
+}
+
+// forgetUndefinedLocked forgets the bytes of the slots [i, j), which are unmapped for good: those of a range that
+// sleeps come back.
+func (r *Reservation) forgetUndefinedLocked(i, j int) {
+	invariants.Held(&r.mu)
+	if r.dev.state.parent.undefined.count.Load() == 0 {
+		return
+	}
+	for _, s := range r.table.Between(i, j) {
+		r.dev.state.parent.undefined.remove(r.ptr+Ptr(s.Off), r.ptr+Ptr(s.End()))
 	}
 }
 

@@ -52,6 +52,9 @@ func (c *circle) receive(rank int, l *link) {
 	for f := range l.in {
 		switch f.Type {
 		case frameGone:
+			if c.rank == 0 { // of others than itself only rank 0 tells
+				f.Rank = rank
+			}
 			c.report(f)
 		case frameGoodbye:
 			left = true
