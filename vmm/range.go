@@ -402,7 +402,8 @@ func (g *Range) publishLenLocked(n uint64) {
 	r := g.r
 	c := &r.dev.counters
 	switch old := g.len.Swap(n); {
-	case n > old:
+	case n > old: // what is appended was written, or else is marked anew
+		r.dev.state.parent.undefined.remove(r.ptr+Ptr(old), r.ptr+Ptr(n))
 		c.add(n-old, &c.used, &r.counters.used)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu

@@ -18,6 +18,9 @@ import (
 // write them is let through, so that it can write them again. Other processes do not learn of it, nor do
 // views of the memory at another address.
 //
+// The check is made when work is queued, so what was queued before, on this stream or on one that waits for
+// it, copies such bytes on unnoticed: it has to be made again, too.
+//
 // It waits for nothing. Whoever stops the work calls it before, so that no wait returns in between.
 // Spans of 0 bytes, a nil stream and a nil err mark nothing.
 func (s *Stream) MarkUndefined(err error, spans ...Span) {
@@ -34,6 +37,14 @@ func (s *Stream) MarkUndefined(err error, spans ...Span) {
 			r.namings.Add(1) // what was checked for a kernel is checked again
 		}
 	}
+}
+
+// Undefined is the error of the bytes that work of the stream was to write, and that are undefined; nil if there are none.
+func (s *Stream) Undefined() error {
+	if s == nil || s.dev == nil {
+		return nil
+	}
+	return s.dev.state.parent.undefined.checkStream(s)
 }
 
 // MarkWritten says that the spans have been written, or need not be: see MarkUndefined. On a nil

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -34,6 +36,7 @@ type circle struct {
 	// Of shrink, which runs once at a time.
 	shrinking sync.Mutex
 	dead      map[int]bool  // proven
+	late      map[int]bool  // of lower ranks: they do not lead, though they may live
 	limit     time.Duration // for reaching one member
 	promised  int           // the leader that this member has accepted, or -1
 }
@@ -73,8 +76,11 @@ func (c *circle) report(f frame) {
 		c.mu.Unlock()
 		return
 	}
-	c.gone[rank] = f
 	watcher := c.watcher
+	if len(c.gone) > 0 && f.Text != "" { // it has ended its group because of the one that was gone before
+		watcher = nil
+	}
+	c.gone[rank] = f
 	c.mu.Unlock()
 	if c.rank == 0 {
 		for to, l := range c.links {
@@ -99,6 +105,8 @@ func (f frame) goneError() error {
 	switch {
 	case f.Text == "":
 		return fmt.Errorf("%w: rank %d", ErrPeerGone, f.Rank)
+	case f.Code == codeLate:
+		return fmt.Errorf("%w: rank %d: %s", os.ErrDeadlineExceeded, f.Rank, f.Text)
 	case f.Code == codeFailed:
 		return fmt.Errorf("%w: rank %d: %s", ErrFailed, f.Rank, f.Text)
 	}
@@ -116,9 +124,19 @@ func (c *circle) watch(gone func(why error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watcher = gone
+	var why []error // deaths first: others may have ended their group because of them
 	for _, f := range c.gone {
-		go gone(f.goneError())
+		if f.Text == "" {
+			why = slices.Insert(why, 0, f.goneError())
+		} else {
+			why = append(why, f.goneError())
+		}
 	}
+	go func() {
+		for _, err := range why {
+			gone(err)
+		}
+	}()
 }
 
 // leave says goodbye and closes everything. The others do not count this member as gone.
@@ -154,8 +172,13 @@ func (c *circle) hangUp(why error) {
 	if !over {
 		for _, l := range c.links {
 			if f := (frame{Type: frameGone, Rank: c.rank}); why != nil {
-				if f.Text = why.Error(); errors.Is(why, ErrFailed) {
+				f.Text = why.Error()
+				switch {
+				case errors.Is(why, ErrPeerGone):
+				case errors.Is(why, ErrFailed):
 					f.Code = codeFailed
+				case errors.Is(why, os.ErrDeadlineExceeded): // a member is late, and lives
+					f.Code = codeLate
 				}
 				_ = l.write(f) // an error ends the link
 			}
@@ -173,6 +196,7 @@ const (
 	framePong
 	frameGone    // the member of Rank has ended
 	frameGoodbye // the sender closes, and has not failed
+	frameLeads   // the sender shrinks, and leads
 	framePropose // the leader of a shrink is about to decide
 	frameAccept  // the member follows that leader, and no other
 )
@@ -223,7 +247,7 @@ type link struct {
 // newLink makes the link of a group of size members. Its channel holds all frames that one member
 // sends.
 func newLink(conn net.Conn, secret []byte, nonces [2]nonce, size int) *link {
-	return &link{conn: conn, secret: secret, nonces: nonces, in: make(chan frame, size+8), ended: make(chan struct{}), ponged: make(chan struct{})}
+	return &link{conn: conn, secret: secret, nonces: nonces, in: make(chan frame, min(size, maxFrame/32)+8), ended: make(chan struct{}), ponged: make(chan struct{})}
 }
 
 func (l *link) frameMAC(fromAccepted bool, number uint64, body []byte) []byte {

@@ -301,12 +301,6 @@ func TestShrinkLeftOut(t *testing.T) {
 			defer cancel()
 			rest := without(all, rank)
 			got := shrinkAll(ctx, rest)
-			if rank == 0 { // the others wait for it to lead
-				for _, s := range got {
-					require.ErrorIs(t, s.err, context.DeadlineExceeded)
-				}
-				return
-			}
 			requireCircle(t, got, rest[0].rank, rest[1].rank)
 			_, _, _, err := all[rank].shrink(t.Context(), idOf(ID{9}))
 			require.ErrorIs(t, err, ErrPeerGone)
@@ -473,4 +467,30 @@ func rankIn(why error) (rank int) {
 	text := why.Error()
 	rank, _ = strconv.Atoi(text[strings.LastIndex(text, " ")+1:])
 	return rank
+}
+
+// TestShrinkLeaderDoesNotCome: of those that live some never call shrink, the lowest ranks first. The others
+// go on if they are more.
+func TestShrinkLeaderDoesNotCome(t *testing.T) {
+	t.Parallel()
+	for from := 1; from < 4; from++ {
+		t.Run(strconv.Itoa(from), func(t *testing.T) {
+			t.Parallel()
+			all := circles(t, 5)
+			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+			defer cancel()
+			got := shrinkAll(ctx, all[from:])
+			switch from {
+			case 1:
+				requireCircle(t, got, 1, 2, 3, 4)
+				return
+			case 2:
+				requireCircle(t, got, 2, 3, 4)
+				return
+			}
+			for _, s := range got {
+				require.ErrorIs(t, s.err, ErrPeerGone)
+			}
+		})
+	}
 }

@@ -72,6 +72,8 @@ func newGroup(dev *vmm.Device, e engine.Engine, o Options, of engine.Maker, c *c
 	}
 	g.waits.g = g
 	if err := g.makeScratch(); err != nil {
+		g.circle = nil // the caller's: Shrink may be called again
+		c.hangUp(err)
 		return nil, errors.Join(err, g.Abort())
 	}
 	c.watch(func(why error) { _ = g.fail(why) })
@@ -424,7 +426,7 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	w := g.waits.begin(ctx, false)
 	err = raw.SyncStream(queue) // not Stream.Sync: that waits for an event, and wakes up later
 	g.waits.end(w)
-	return cmp.Or(g.stopped(), err)
+	return cmp.Or(g.stopped(), err, st.Undefined())
 }
 
 // stopped is nil unless the group was aborted: then what was queued has ended, and may have

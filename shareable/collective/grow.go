@@ -371,7 +371,12 @@ func (g *Group) runGrowCall(ctx context.Context, st *vmm.Stream, c *growCall) (r
 	if mine == 0 {
 		return received, nil
 	}
-	return received, c.dst.SetLen(c.dst.Len() + mine)
+	at := c.dstEnd()
+	err = c.dst.SetLen(c.dst.Len() + mine)
+	if stopped := g.stopped(); stopped != nil { // before SetLen the bytes were not in the range
+		st.MarkUndefined(stopped, vmm.Span{Addr: at, Size: mine})
+	}
+	return received, err
 }
 
 // dstEnd is the address at which this member appends; 0 if it does not.

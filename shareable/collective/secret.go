@@ -203,6 +203,7 @@ const (
 	codeLeftOut
 	codeMinority
 	codeFailed
+	codeLate
 )
 
 // refusal is the error for a connection that the other side has refused.

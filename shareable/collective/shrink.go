@@ -17,7 +17,7 @@ import (
 
 const (
 	reachTimeout  = 5 * time.Second // to be admitted by another member
-	reachTries    = 3               // that end without a reply, before the other one counts as unreached
+	reachTries    = 3               // that end without a reply, before the other one counts as busy
 	probeInterval = 500 * time.Millisecond
 )
 
@@ -54,9 +54,9 @@ var (
 // Before the leader decides, each member that has come accepts it, and from then on follows no
 // other leader until that one withdraws or is proven dead. So no member counts on two sides.
 //
-// For members that live and do not come the leader waits until three quarters of the time to the
-// deadline of ctx have passed; then they count as unreached. Without a deadline it waits until ctx
-// ends. One attempt to reach a member takes an eighth of the time, 5 seconds at most.
+// For a lower rank that lives and does not lead the others wait until half of the time to the deadline
+// of ctx has passed, and for members that live and do not come the leader waits until three quarters
+// have; then they count as unreached. Without a deadline they wait until ctx ends. One attempt to reach a member takes an eighth of the time, 5 seconds at most.
 func (c *circle) shrink(ctx context.Context, newID func() (ID, error)) (next *circle, survivors []int, id ID, err error) {
 	c.shrinking.Lock()
 	defer c.shrinking.Unlock()
@@ -68,7 +68,8 @@ func (c *circle) shrink(ctx context.Context, newID func() (ID, error)) (next *ci
 		return nil, nil, id, errLeft
 	}
 	patience := ctx
-	c.limit = reachTimeout
+	c.limit, c.late = reachTimeout, map[int]bool{}
+	began := time.Now()
 	if end, ok := ctx.Deadline(); ok {
 		var cancel context.CancelFunc
 		patience, cancel = context.WithTimeout(ctx, time.Until(end)*3/4)
@@ -78,14 +79,14 @@ func (c *circle) shrink(ctx context.Context, newID func() (ID, error)) (next *ci
 	for {
 		var w *welcome
 		var links map[int]*link
-		leader, l, err := c.findLeader(ctx)
+		leader, l, err := c.findLeader(ctx, patience)
 		switch {
 		case err != nil:
 		case l == nil:
 			w, links, err = c.leadShrink(ctx, patience, newID)
 		default:
 			links = map[int]*link{0: l}
-			w, err = c.followShrink(ctx, leader, l)
+			w, err = c.followShrink(ctx, began, leader, l)
 		}
 		if err == nil {
 			next, err := c.renew(w, links)
@@ -155,15 +156,15 @@ func (c *circle) reach(ctx context.Context, rank int, probe uint32) (l *link, fo
 		}
 		pause(ctx, meetRetry) // it is about to end, or has too many connections
 	}
-	return nil, unreached, nil
+	return nil, elsewhere, nil
 }
 
 // findLeader returns a link to the lowest rank below this one's that lives, or nil if this member
 // is to lead. A member that has accepted a leader looks for no other until that one has withdrawn
 // or is dead: it is counted there.
-func (c *circle) findLeader(ctx context.Context) (leader int, l *link, err error) {
+func (c *circle) findLeader(ctx, patience context.Context) (leader int, l *link, err error) {
 	for rank := range c.rank {
-		if c.dead[rank] || c.promised >= 0 && c.promised != rank {
+		if c.dead[rank] || c.late[rank] || c.promised >= 0 && c.promised != rank {
 			continue
 		}
 		l, found, err := c.reach(ctx, rank, 0)
@@ -176,6 +177,10 @@ func (c *circle) findLeader(ctx context.Context) (leader int, l *link, err error
 			c.dead[rank] = true
 		}
 		promised := c.promised == rank
+		if found == elsewhere && !promised && patience.Err() != nil {
+			c.late[rank] = true
+			continue
+		}
 		if promised && found != unreached {
 			c.promised = -1
 		}
@@ -186,21 +191,35 @@ func (c *circle) findLeader(ctx context.Context) (leader int, l *link, err error
 	return 0, nil, nil
 }
 
-// followShrink waits for what the leader decides.
-func (c *circle) followShrink(ctx context.Context, leader int, l *link) (w *welcome, err error) {
+// followShrink waits for what the leader decides. The first one that does not lead when half of the time
+// is over is late; the next ranks have a little more, to lead then.
+func (c *circle) followShrink(ctx context.Context, began time.Time, leader int, l *link) (w *welcome, err error) {
 	defer func() {
 		if err != nil {
 			l.close()
 		}
 	}()
 	c.own.dismiss(refusal{code: codeElsewhere}, true)
+	var notLeading <-chan time.Time
+	if end, ok := ctx.Deadline(); ok {
+		all := end.Sub(began)
+		t := time.NewTimer(time.Until(began.Add(all/2 + all/4*time.Duration(len(c.late))/time.Duration(c.size))))
+		defer t.Stop()
+		notLeading = t.C
+	}
 	for {
 		select {
+		case <-notLeading:
+			c.late[leader] = true
+			return nil, errAgain
 		case f, ok := <-l.in:
 			switch {
 			case !ok:
 				return nil, errAgain
+			case f.Type == frameLeads:
+				notLeading = nil
 			case f.Type == framePropose:
+				notLeading = nil
 				c.promised = leader
 				_ = l.write(frame{Type: frameAccept}) // an error ends the link
 			case f.Type == frameRefused:
@@ -231,12 +250,14 @@ func (c *circle) leadShrink(ctx, patience context.Context, newID func() (ID, err
 		return &welcome{ID: id[:], Ranks: []int{c.rank}}, nil, err
 	}
 	for {
+		c.tellFollowers(frameLeads)
 		looked, _ := c.own.missing()
 		found, err := c.probe(ctx, looked)
 		if err != nil {
 			return nil, nil, err
 		}
 		absent, changed := c.own.missing()
+		c.tellFollowers(frameLeads) // those that have come meanwhile, too
 		for rank := range c.size { // a member that came is not dead, whatever a probe found
 			if !slices.Contains(absent, rank) {
 				delete(c.dead, rank)
@@ -249,7 +270,7 @@ func (c *circle) leadShrink(ctx, patience context.Context, newID func() (ID, err
 			switch {
 			case c.dead[rank]:
 				continue
-			case rank < c.rank && probed && s != unreached:
+			case rank < c.rank && probed && s != unreached && !c.late[rank]:
 				return nil, nil, errAgain // it is to lead
 			case !probed || s != unreached:
 				wait = true
@@ -278,6 +299,13 @@ func (c *circle) leadShrink(ctx, patience context.Context, newID func() (ID, err
 		if !errors.Is(err, errRecount) {
 			return w, links, err
 		}
+	}
+}
+
+// tellFollowers sends a frame to those that have come.
+func (c *circle) tellFollowers(frameType int) {
+	for _, l := range c.own.there() {
+		_ = l.write(frame{Type: frameType}) // an error ends the link
 	}
 }
 

@@ -201,15 +201,13 @@ func (ws *waits) overLocked() error {
 		}
 	}
 	left := ws.queued[:0]
-	var notRun []*vmm.Stream // of calls that have not run: those after them have not, either
 	var late error
 	for _, q := range ws.queued {
-		if !slices.Contains(notRun, q.st) {
+		if len(left) == 0 { // else it waits for the first one: a member's calls run one after the other, on all streams
 			if ran, err := q.hasRun(); ran || err != nil { // of a device that is lost nothing more is to be known
 				ws.idle = append(ws.idle, q)
 				continue
 			}
-			notRun = append(notRun, q.st)
 			if q.began.IsZero() {
 				if began, err := q.start.Done(); err == nil && began {
 					q.began = now
