@@ -42,7 +42,7 @@ func (s *Stream) MarkUndefined(err error, spans ...Span) {
 // Undefined is the error of the bytes that work of the stream was to write, and that are undefined; nil if there are none.
 func (s *Stream) Undefined() error {
 	if s == nil || s.dev == nil {
-		return nil
+		return errNoStream
 	}
 	return s.dev.state.parent.undefined.checkStream(s)
 }

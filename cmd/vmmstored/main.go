@@ -17,8 +17,7 @@ import (
 )
 
 func main() {
-	// The end of what reads the log, or of a terminal, is no reason to drop all objects.
-	signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP)
+	ignoreSignals()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)

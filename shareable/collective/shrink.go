@@ -258,7 +258,7 @@ func (c *circle) leadShrink(ctx, patience context.Context, newID func() (ID, err
 		}
 		absent, changed := c.own.missing()
 		c.tellFollowers(frameLeads) // those that have come meanwhile, too
-		for rank := range c.size { // a member that came is not dead, whatever a probe found
+		for rank := range c.size {  // a member that came is not dead, whatever a probe found
 			if !slices.Contains(absent, rank) {
 				delete(c.dead, rank)
 			}

@@ -1,0 +1,6 @@
+//go:build !unix
+
+package main
+
+// ignoreSignals has no such signals to ignore here.
+func ignoreSignals() {}
