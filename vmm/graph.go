@@ -145,9 +145,10 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 }
 
 // OnGraphLaunch has f called before each launch of the graph that the stream's capture becomes, and
-// what f returns after it, with the stream that it is launched on: for work around the launch, events
-// say, that cannot be part of the graph. If f returns an error, that is the launch's. f must not launch the graph. A stream that BeginCapture,
-// of it or of one that it has joined, does not capture is ErrInvalid.
+// what f returns after it, with the stream that it is launched on: for work around the launch,
+// events say, that cannot be part of the graph. If f returns an error, that is the launch's. f must
+// not launch the graph. A stream that BeginCapture, of it or of one that it has joined, does not
+// capture is ErrInvalid.
 func (s *Stream) OnGraphLaunch(f func(on *Stream) (launched func(), err error)) error {
 	return s.fail("watch graph", 0, 0, s.with(func(o *openDevice) error {
 		id, err := o.CaptureID(&s.order)

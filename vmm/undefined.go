@@ -39,7 +39,8 @@ func (s *Stream) MarkUndefined(err error, spans ...Span) {
 	}
 }
 
-// Undefined is the error of the bytes that work of the stream was to write, and that are undefined; nil if there are none.
+// Undefined is the error of the first bytes that work of the stream was to write and that are
+// undefined; nil if there are none.
 func (s *Stream) Undefined() error {
 	if s == nil || s.dev == nil {
 		return errNoStream

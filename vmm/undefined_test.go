@@ -76,6 +76,13 @@ func TestUndefined(t *testing.T) {
 		require.NoError(t, g.Close())
 		require.NoError(t, s.Sync())
 	})
+	t.Run("closed asleep", func(t *testing.T) {
+		g := mark(t)
+		require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
+		require.ErrorIs(t, s.Sync(), stopped)
+		require.NoError(t, g.Close())
+		require.NoError(t, s.Sync(), "another reservation may get the addresses")
+	})
 	t.Run("nothing", func(t *testing.T) {
 		g := filled(t)
 		s.MarkUndefined(nil, vmm.Span{Addr: g.Ptr(), Size: 1})

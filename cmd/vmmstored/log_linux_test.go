@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -28,16 +27,8 @@ func TestLogIsNotRead(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s")
 			reader, writer, err := os.Pipe()
 			require.NoError(t, err)
-			self, err := os.Executable()
-			require.NoError(t, err)
-			cmd := exec.Command(self, "--device=host:0", "--socket="+path, "--verbose", "--max-connections=4")
-			cmd.Env = append(os.Environ(), asProgram+"=1")
-			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-			cmd.Stderr = writer
-			require.NoError(t, cmd.Start())
-			ended := make(chan error, 1)
-			go func() { ended <- cmd.Wait() }()
-			t.Cleanup(func() { _ = cmd.Process.Kill() })
+			p := &program{}
+			p.start(t, writer, "--socket="+path, "--verbose", "--max-connections=4")
 			require.NoError(t, writer.Close())
 			first := make([]byte, 256)
 			n, err := reader.Read(first)
@@ -62,19 +53,14 @@ func TestLogIsNotRead(t *testing.T) {
 				require.NotErrorIs(t, err, os.ErrDeadlineExceeded)
 				require.NoError(t, c.Close())
 			}
-			require.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
+			require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
 			_, err = kept.Stats(t.Context())
 			require.NoError(t, err)
 			another, err := store.Connect(t.Context(), path, vmmtest.Device(t), store.ClientOptions{})
 			require.NoError(t, err)
 			require.NoError(t, another.Close())
-			require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
-			select {
-			case err := <-ended:
-				require.NoError(t, err)
-			case <-time.After(inTime):
-				require.Fail(t, "it does not end")
-			}
+			require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+			require.Zero(t, p.ended(t))
 		})
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,12 +62,21 @@ type program struct {
 // started starts the program and waits until it serves.
 func started(t *testing.T, args ...string) *program {
 	t.Helper()
+	p := &program{}
+	p.start(t, &p.err, args...)
+	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), " at ") || len(p.ends) > 0 }, inTime, time.Millisecond)
+	return p
+}
+
+// start starts the program, which writes its log to stderr.
+func (p *program) start(t *testing.T, stderr io.Writer, args ...string) {
+	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	p := &program{cmd: exec.Command(self, append([]string{"--device=host:0"}, args...)...), ends: make(chan int, 1)}
+	p.cmd, p.ends = exec.Command(self, append([]string{"--device=host:0"}, args...)...), make(chan int, 1)
 	p.cmd.Env = append(os.Environ(), asProgram+"=1")
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	p.cmd.Stderr = &p.err
+	p.cmd.Stderr = stderr
 	require.NoError(t, p.cmd.Start())
 	over := make(chan struct{})
 	go func() {
@@ -78,8 +88,6 @@ func started(t *testing.T, args ...string) *program {
 		_ = p.cmd.Process.Kill()
 		<-over
 	})
-	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), " at ") || len(p.ends) > 0 }, inTime, time.Millisecond)
-	return p
 }
 
 // ended is the exit code of a process that ends.

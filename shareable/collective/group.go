@@ -180,8 +180,9 @@ func (g *Group) end() { <-g.calling }
 // Do queues operations on a stream of the group's device, as one: none waits for another to
 // end. They run once all members that take part have queued theirs, and Do returns before that.
 // Whatever unmaps the memory or takes access away waits for them, as for any work. On a stream
-// that is being captured they become part of the graph, which cannot be launched once the group has ended. The first call takes longer, because the
-// members connect; so does one that finds the stream full.
+// that is being captured they become part of the graph, which cannot be launched once the group has
+// ended. The first call takes longer, because the members connect; so does one that finds the stream
+// full.
 //
 // Arguments that cannot be used are refused before anything is queued: vmm.ErrInvalid,
 // vmm.ErrBounds, vmm.ErrPermission, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy as for

@@ -54,9 +54,10 @@ var (
 // Before the leader decides, each member that has come accepts it, and from then on follows no
 // other leader until that one withdraws or is proven dead. So no member counts on two sides.
 //
-// For a lower rank that lives and does not lead the others wait until half of the time to the deadline
-// of ctx has passed, and for members that live and do not come the leader waits until three quarters
-// have; then they count as unreached. Without a deadline they wait until ctx ends. One attempt to reach a member takes an eighth of the time, 5 seconds at most.
+// For a lower rank that lives and does not lead the others wait until half of the time to the
+// deadline of ctx has passed, and for members that live and do not come the leader waits until three
+// quarters have; then they count as unreached. Without a deadline they wait until ctx ends. One
+// attempt to reach a member takes an eighth of the time, 5 seconds at most.
 func (c *circle) shrink(ctx context.Context, newID func() (ID, error)) (next *circle, survivors []int, id ID, err error) {
 	c.shrinking.Lock()
 	defer c.shrinking.Unlock()

@@ -22,7 +22,7 @@ type waits struct {
 
 	mu      sync.Mutex // the locks of streams and events come after it
 	all     []*wait
-	queued  []*queuedCall // in the order of their streams
+	queued  []*queuedCall // in the order in which they were
 	idle    []*queuedCall // whose events can be recorded again
 	timer   *time.Timer
 	running bool // the timer
@@ -35,8 +35,8 @@ type wait struct {
 	seen    time.Time       // when the timer saw it first; zero before that
 }
 
-// queuedCall is a call that is queued on a stream. Its time begins with the call itself, and not
-// with what the program has queued before it.
+// queuedCall is a call that is queued on a stream. Its time begins with the call itself: once what
+// was queued before it on the stream has run, and the group's call before it.
 type queuedCall struct {
 	st         *vmm.Stream
 	writes     []vmm.Span
@@ -104,8 +104,8 @@ func (ws *waits) queue(st *vmm.Stream, spans []vmm.Span) (q *queuedCall, err err
 	return q, nil
 }
 
-// enough is how many calls are queued, at least, before one is asked whether it has run: that takes the driver
-// some time, so from one it is known for half of them.
+// enough is how many calls are queued, at least, before one is asked whether it has run. To ask takes
+// the driver some time; if one has run, so have those before it on its stream.
 const enough = 32
 
 // takeIdle takes a call that has run, if there is one, for its events: nil if there is none.
