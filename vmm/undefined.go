@@ -59,8 +59,8 @@ func (d *Device) MarkWritten(spans ...Span) {
 	}
 }
 
-// forgetUndefinedLocked forgets the bytes of the slots [i, j), which are unmapped for good: those of a range that
-// sleeps come back.
+// forgetUndefinedLocked forgets the bytes of the slots [i, j), which are unmapped for good: those of a
+// range that sleeps come back.
 func (r *Reservation) forgetUndefinedLocked(i, j int) {
 	invariants.Held(&r.mu)
 	if r.dev.state.parent.undefined.count.Load() == 0 {

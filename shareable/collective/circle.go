@@ -10,6 +10,9 @@ import (
 	"time"
 )
 
+// goneTimeout is how long a member that was told of another one's end has to reply to a ping.
+const goneTimeout = time.Minute
+
 // circle is a member's connections to the others, once they have met: of rank 0 one to each, and
 // of the others one to rank 0. Rank 0 tells the others which members have ended. That of members
 // that did not meet is nil.

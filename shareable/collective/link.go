@@ -47,7 +47,6 @@ type welcome struct {
 const (
 	maxFrame     = 1 << 20
 	writeTimeout = 10 * time.Second
-	goneTimeout  = time.Minute // of a member that was told of another one's end
 )
 
 // link is a connection on which the secret was shown.

@@ -51,8 +51,8 @@ type Options struct {
 	ID         ID
 	Rank, Size int
 	// Timeout limits each wait for the other members, those of Join and Close included, and each
-	// call of Do once its turn has come: what was queued before it on its stream has run, and so has the
-	// group's call before it. 0 is 10 minutes.
+	// call of Do from the moment at which what was queued before it on its stream has run, and the
+	// group's call before it; 0 is 10 minutes.
 	// When it has passed, the group is aborted with os.ErrDeadlineExceeded.
 	Timeout time.Duration
 	// Secret is what the members show each other that meet by the environment, the same for all.

@@ -22,7 +22,7 @@ type waits struct {
 
 	mu      sync.Mutex // the locks of streams and events come after it
 	all     []*wait
-	queued  []*queuedCall // in the order in which they were
+	queued  []*queuedCall // oldest first
 	idle    []*queuedCall // whose events can be recorded again
 	timer   *time.Timer
 	running bool // the timer
