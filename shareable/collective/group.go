@@ -42,7 +42,7 @@ type Group struct {
 	e        engine.Engine
 
 	// Guarded by mu.
-	mu     sync.Mutex // no other lock is taken while it is held
+	mu     sync.Mutex // held while fail marks: of the locks, those of waits, streams and events come after it
 	failed error      // why the group cannot be used any more
 	closed bool
 	regs   map[*Registration]struct{}
@@ -291,6 +291,7 @@ func (g *Group) fail(err error) error {
 		if g.failed = err; !errors.Is(err, ErrAborted) {
 			g.failed = fmt.Errorf("%w: %w", ErrAborted, err)
 		}
+		g.waits.stop(g.failed) // who learns of the failure finds all marked, and may end that
 		close(g.stop)
 	}
 	g.mu.Unlock()
@@ -300,8 +301,7 @@ func (g *Group) fail(err error) error {
 	case !first: // it was closed
 		return err
 	}
-	g.waits.stop(g.Err()) // before anything that waits for the calls returns
-	go func() {           // it takes up to a second, and what waits is free before its end
+	go func() { // it takes up to a second, and what waits is free before its end
 		g.circle.hangUp(err)
 		g.abortErr = g.e.Abort()
 		close(g.aborted)

@@ -365,18 +365,18 @@ func (g *Group) runGrowCall(ctx context.Context, st *vmm.Stream, c *growCall) (r
 			return nil, err
 		}
 	}
-	if err := g.queueTransfers(ctx, st, c, c.dstEnd(), received); err != nil {
+	added := vmm.Span{Addr: c.dstEnd(), Size: mine}
+	if err = g.queueTransfers(ctx, st, c, added.Addr, received); err == nil && mine > 0 {
+		err = c.dst.SetLen(c.dst.Len() + mine)
+	}
+	switch stopped := g.Err(); {
+	case err != nil: // they are not in the range, so the program does not know of them
+		g.dev.MarkWritten(added)
 		return nil, err
+	case stopped != nil: // SetLen has taken the mark off
+		st.MarkUndefined(stopped, added)
 	}
-	if mine == 0 {
-		return received, nil
-	}
-	at := c.dstEnd()
-	err = c.dst.SetLen(c.dst.Len() + mine)
-	if stopped := g.stopped(); stopped != nil { // before SetLen the bytes were not in the range
-		st.MarkUndefined(stopped, vmm.Span{Addr: at, Size: mine})
-	}
-	return received, err
+	return received, nil
 }
 
 // dstEnd is the address at which this member appends; 0 if it does not.

@@ -94,14 +94,21 @@ func (ws *waits) queue(st *vmm.Stream, spans []vmm.Span) (q *queuedCall, err err
 		return nil, errors.Join(err, q.close())
 	}
 	q.writes = written(q.writes[:0], spans)
-	ws.mu.Lock()
-	defer ws.mu.Unlock()
-	if ws.stopped {
+	if !ws.add(q) {
 		return nil, errors.Join(ws.g.Err(), q.close())
 	}
-	ws.queued = append(ws.queued, q)
-	ws.runLocked()
 	return q, nil
+}
+
+// add reports false if the group has ended.
+func (ws *waits) add(q *queuedCall) bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if !ws.stopped {
+		ws.queued = append(ws.queued, q)
+		ws.runLocked()
+	}
+	return !ws.stopped
 }
 
 // enough is how many calls are queued, at least, before one is asked whether it has run. To ask takes
@@ -224,7 +231,7 @@ func (ws *waits) overLocked() error {
 }
 
 // stop marks what the calls would have written that are queued and have not run: they are about to be
-// ended.
+// ended. The caller holds the group's lock.
 func (ws *waits) stop(cause error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()

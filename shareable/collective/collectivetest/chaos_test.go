@@ -35,7 +35,8 @@ func (s *survivor) live(ctx context.Context) error {
 			if ctx.Err() != nil {
 				return collectivetest.Kill(s.g)
 			}
-			if !errors.Is(err, collective.ErrAborted) && !errors.Is(err, collective.ErrPeerGone) && !errors.Is(err, os.ErrDeadlineExceeded) {
+			ofOthers := errors.Is(err, collective.ErrAborted) || errors.Is(err, collective.ErrPeerGone) || errors.Is(err, os.ErrDeadlineExceeded)
+			if !ofOthers || s.g.Size() == 1 {
 				return errors.Join(err, s.g.Abort())
 			}
 			var next *collective.Group
