@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+const noWait = unix.O_NONBLOCK // has a file opened without a wait for another process
+
 // process is which process this is. What the system does not tell is zero.
 type process struct {
 	pid       int

@@ -4,6 +4,8 @@ package ipc
 
 import "os"
 
+const noWait = 0 // not known here
+
 // process is which process this is.
 type process struct {
 	pid       int

@@ -133,12 +133,16 @@ func writeFile(path string, text []byte) error {
 	return err
 }
 
-// readFile reads what may be a handle, and not more.
+// readFile reads what may be a handle, and not more. It waits for nothing: to open a pipe takes as
+// long as another process likes.
 func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // it was only read
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, errors.Join(err, fmt.Errorf("%w: no regular file", ErrHandle))
+	}
 	return io.ReadAll(io.LimitReader(f, maxText+1))
 }

@@ -427,6 +427,39 @@ func TestAbort(t *testing.T) {
 	require.Zero(t, s.Stats().Bytes)
 }
 
+// TestGetWaitsForUnsealed: with Unsafe a Get waits for the object alone, and not for its seal,
+// whoever comes first: also for a name that is given later, and after another one had it.
+func TestGetWaitsForUnsealed(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	got := map[bool]chan error{true: make(chan error), false: make(chan error)}
+	get := func(name string) {
+		for unsafe, done := range got {
+			before := s.Stats().Waits
+			go func() {
+				b, err := c.Get(within(t), name, GetOptions{Wait: true, Unsafe: unsafe})
+				done <- errors.Join(err, b.Close())
+			}()
+			require.Eventually(t, func() bool { return s.Stats().Waits == before+1 }, inTime, step)
+		}
+	}
+	get("made")
+	w := writer(t, c, "made", CreateOptions{Growable: true, Durable: true})
+	require.NoError(t, <-got[true])
+	require.Equal(t, 1, s.Stats().Waits, "that for the seal")
+	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
+	require.NoError(t, <-got[false])
+
+	w = writer(t, c, "", CreateOptions{Growable: true})
+	get("linked")
+	require.NoError(t, c.Link(t.Context(), w.ID().String(), "linked"))
+	require.NoError(t, <-got[true])
+	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
+	require.NoError(t, <-got[false])
+	require.Zero(t, s.Stats().Waits)
+}
+
 // TestClientsZeroValues: no method of a nil pointer, or of a zero value, panics, and those that
 // return an error return one, but for closing what was never open.
 func TestClientsZeroValues(t *testing.T) {

@@ -85,6 +85,7 @@ func (s *Server) create(c serve.Conn, f wire.Frame) error {
 		s.endLease(e, c, true)
 		return err
 	}
+	s.replyWaits(e, false, q.Name)
 	return nil
 }
 
@@ -326,9 +327,7 @@ func (s *Server) link(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	if sealed {
-		s.replyWaits(e, q.As)
-	}
+	s.replyWaits(e, sealed, q.As)
 	return done(c, f.Request)
 }
 

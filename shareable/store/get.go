@@ -41,7 +41,7 @@ func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *Buffer,
 	defer func() { err = c.why(ctx, err) }()
 	v, err := c.attach(sub, t, o)
 	if o.Wait && (errors.Is(err, shareable.ErrNotFound) || errors.Is(err, shareable.ErrNotSealed)) {
-		if t, err = c.waitSealed(sub, t); err == nil {
+		if t, err = c.waitFor(sub, t, o.Unsafe); err == nil {
 			v, err = c.attach(sub, t, o)
 		}
 	}
@@ -150,10 +150,10 @@ func (c *Client) dialSpare() (*shareable.Spare, error) {
 	return shareable.DialSpareConn(c.ctx, conn, c.dev, c.opts.attach())
 }
 
-// waitSealed waits until an object is there and sealed, and returns its ID: its name can be
-// another object's soon. The wait has a connection of its own, with which it ends at the
-// server.
-func (c *Client) waitSealed(ctx context.Context, t target) (target, error) {
+// waitFor waits until an object is there, and sealed unless it need not be, and returns its ID: its
+// name can be another object's soon. The wait has a connection of its own, with which it ends at
+// the server.
+func (c *Client) waitFor(ctx context.Context, t target, unsealed bool) (target, error) {
 	conn, err := c.connect(ctx, unasked)
 	if err != nil {
 		return t, err
@@ -163,7 +163,7 @@ func (c *Client) waitSealed(ctx context.Context, t target) (target, error) {
 		return t, err
 	}
 	var obj wire.Object
-	err = conn.Call(ctx, wire.TypeWait, wire.Wait{Name: t.name}.Append(nil), wire.TypeObject, takeDescription(&obj))
+	err = conn.Call(ctx, wire.TypeWait, wire.Wait{Unsealed: unsealed, Name: t.name}.Append(nil), wire.TypeObject, takeDescription(&obj))
 	return target{name: shareable.IDName(obj.ID), instance: conn.Hello().Instance}, err
 }
 

@@ -73,6 +73,8 @@ type waitState struct {
 	Conn    int
 	Request uint32
 	Name    string
+
+	Unsealed bool
 }
 
 type watcherState struct {
@@ -243,7 +245,7 @@ func (s *Server) state(but serve.Conn) (state []byte, fds []int, release func(),
 	waits := func(all []wait) (out []waitState) {
 		for _, w := range all {
 			if i, ok := index[w.c]; ok {
-				out = append(out, waitState{i, w.request, w.name})
+				out = append(out, waitState{i, w.request, w.name, w.unsealed})
 			}
 		}
 		return out
@@ -407,7 +409,7 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		s.usedLocked(e)
 	}
 	for _, w := range x.Waits {
-		s.addWaitLocked(wait{clients[w.Conn], w.Request, w.Name})
+		s.addWaitLocked(wait{clients[w.Conn], w.Request, w.Name, w.Unsealed})
 	}
 	for _, w := range x.Watchers {
 		c := clients[w.Conn]
@@ -437,7 +439,7 @@ func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []se
 		names: st.Names, started: st.Started, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes,
 	}
 	for _, w := range st.Waiting {
-		s.addLeaseWaitLocked(e, wait{clients[w.Conn], w.Request, w.Name})
+		s.addLeaseWaitLocked(e, wait{c: clients[w.Conn], request: w.Request, name: w.Name})
 	}
 	if st.Lease != nil {
 		e.lease = clients[*st.Lease]

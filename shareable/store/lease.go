@@ -42,7 +42,7 @@ func (s *Server) lease(c serve.Conn, f wire.Frame) error {
 	case s.clientLocked(c).waits >= maxWaits:
 		err = fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	default:
-		s.addLeaseWaitLocked(e, wait{c, f.Request, q.Name})
+		s.addLeaseWaitLocked(e, wait{c: c, request: f.Request, name: q.Name})
 		s.mu.Unlock()
 		return nil
 	}
@@ -223,7 +223,7 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	s.freeMemory(e, unused)
 	s.counts.sealed.Add(1)
 	s.emit(wire.EventSealed, e, length)
-	s.replyWaits(e, names...)
+	s.replyWaits(e, true, names...)
 	return done(c, f.Request)
 }
 

@@ -106,8 +106,9 @@ type CreateOptions struct {
 
 // GetOptions configures Client.Get; its zero value is the default.
 type GetOptions struct {
-	// Wait waits until the object is there and sealed, as long as the context allows. An ID
-	// that no object has is shareable.ErrNotFound: no other object gets it.
+	// Wait waits until the object is there and sealed, with Unsafe until it is there, as long as
+	// the context allows. An ID that no object has is shareable.ErrNotFound: no other object
+	// gets it.
 	Wait bool
 	// Unsafe returns an object that is not sealed, too: it may grow, and its bytes may change.
 	Unsafe bool

@@ -43,7 +43,7 @@ type Server struct {
 	byName   map[string]*entry
 	order    []*entry // by id
 	clients  map[serve.Conn]*clientState
-	waits    map[string][]wait // for an object to be sealed, by name
+	waits    map[string][]wait // for an object to be there, and most of them to be sealed, by name
 	bytes    uint64            // of all objects
 	bytesOf  map[uint32]uint64 // by user
 	unused   list.List         // of *entry: sealed objects without readers, the last used at the back
@@ -56,15 +56,16 @@ type Server struct {
 type clientState struct {
 	leases map[uint64]*entry   // by the object's id
 	waits  int                 // requests that wait
-	names  map[string]struct{} // of objects whose seal some of them wait for
+	names  map[string]struct{} // of objects that some of them wait for
 	queues map[uint64]*entry   // objects whose lease others wait for, by id
 }
 
 // wait is a request whose reply comes later.
 type wait struct {
-	c       serve.Conn
-	request uint32
-	name    string
+	c        serve.Conn
+	request  uint32
+	name     string
+	unsealed bool // of WAIT: the object need not be sealed
 }
 
 // NewServer makes a server without a socket, for connections that are passed to ServeConn

@@ -16,7 +16,7 @@ import (
 // maxWaits is how many requests of one connection may wait.
 const maxWaits = 1024
 
-// wait replies once an object is sealed.
+// wait replies once an object is sealed, or there.
 func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 	q, err := wire.DecodeWait(f.Payload)
 	if err != nil {
@@ -24,7 +24,7 @@ func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 	}
 	s.mu.Lock()
 	e := s.findLocked(q.Name)
-	if e != nil && e.sealed {
+	if e != nil && (e.sealed || q.Unsealed) {
 		s.mu.Unlock()
 		return s.describe(c, f.Request, e, q.Name)
 	}
@@ -35,11 +35,11 @@ func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 	if s.clientLocked(c).waits >= maxWaits {
 		return fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	}
-	s.addWaitLocked(wait{c, f.Request, q.Name})
+	s.addWaitLocked(wait{c, f.Request, q.Name, q.Unsealed})
 	return nil
 }
 
-// addWaitLocked has a request wait for an object of a name to be sealed. Requires mu.
+// addWaitLocked has a request wait for an object of a name. Requires mu.
 func (s *Server) addWaitLocked(w wait) {
 	x := s.clientLocked(w.c)
 	x.waits++
@@ -54,31 +54,44 @@ func (s *Server) describe(c serve.Conn, request uint32, e *entry, name string) e
 	return nil
 }
 
-// replyWaits ends the waits for a sealed object under these names.
-func (s *Server) replyWaits(e *entry, names ...string) {
-	for _, w := range s.takeWaits(names...) {
+// replyWaits ends the waits for an object under these names: those for its seal if it is sealed.
+func (s *Server) replyWaits(e *entry, sealed bool, names ...string) {
+	for _, w := range s.takeWaits(sealed, names...) {
 		s.replies.Go(func() { _ = s.describe(w.c, w.request, e, w.name) }) // an error ends the connection
 	}
 }
 
 // refuseWaits ends the waits under these names for an object that goes before it is sealed.
 func (s *Server) refuseWaits(names []string) {
-	for _, w := range s.takeWaits(names...) {
+	for _, w := range s.takeWaits(true, names...) {
 		s.replies.Go(func() { _ = w.c.Refuse(w.request, shareable.ErrAborted) }) // an error ends the connection
 	}
 }
 
-func (s *Server) takeWaits(names ...string) (all []wait) {
+// takeWaits takes the waits for objects of these names to be there, and if sealed is set those for
+// them to be sealed, too.
+func (s *Server) takeWaits(sealed bool, names ...string) (all []wait) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
-		all = append(all, s.waits[name]...)
-		delete(s.waits, name)
+		var left []wait
+		for _, w := range s.waits[name] {
+			if sealed || w.unsealed {
+				all = append(all, w)
+			} else {
+				left = append(left, w)
+			}
+		}
+		if delete(s.waits, name); len(left) > 0 {
+			s.waits[name] = left
+		}
 	}
 	for _, w := range all {
 		if x := s.clients[w.c]; x != nil {
 			x.waits--
-			delete(x.names, w.name)
+			if !slices.ContainsFunc(s.waits[w.name], func(o wait) bool { return o.c == w.c }) {
+				delete(x.names, w.name)
+			}
 		}
 	}
 	return all

@@ -196,16 +196,22 @@ func DecodeDelete(payload []byte) (Delete, error) {
 // Wait waits until an object is there and sealed. The reply is OBJECT without descriptors;
 // ERROR if the object goes before it is sealed.
 type Wait struct {
-	Name string
+	Unsealed bool // it need not be sealed
+	Name     string
 }
 
 // Append appends the payload to b.
-func (w Wait) Append(b []byte) []byte { return appendString(b, w.Name) }
+func (w Wait) Append(b []byte) []byte {
+	return appendString(append32(appendBool(b, w.Unsealed), 0), w.Name)
+}
 
 // DecodeWait is the reverse of Wait.Append.
 func DecodeWait(payload []byte) (Wait, error) {
 	d := decoder{of: TypeWait, b: payload}
-	return finish(&d, Wait{Name: d.name()})
+	w := Wait{Unsealed: d.bool("unsealed")}
+	d.zero()
+	w.Name = d.name()
+	return finish(&d, w)
 }
 
 // Link adds a name to an object. The reply is DONE.
