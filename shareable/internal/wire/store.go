@@ -202,15 +202,19 @@ type Wait struct {
 
 // Append appends the payload to b.
 func (w Wait) Append(b []byte) []byte {
-	return appendString(append32(appendBool(b, w.Unsealed), 0), w.Name)
+	if b = appendString(b, w.Name); w.Unsealed {
+		b = appendBool(b, true)
+	}
+	return b
 }
 
 // DecodeWait is the reverse of Wait.Append.
 func DecodeWait(payload []byte) (Wait, error) {
 	d := decoder{of: TypeWait, b: payload}
-	w := Wait{Unsealed: d.bool("unsealed")}
-	d.zero()
-	w.Name = d.name()
+	w := Wait{Name: d.name()}
+	if len(d.b) > 0 { // clients of before this field leave it out
+		w.Unsealed = d.bool("unsealed")
+	}
 	return finish(&d, w)
 }
 

@@ -61,7 +61,7 @@ var storeKinds = []kind{
 			return Delete{Force: rapid.Bool().Draw(t, "force"), Timeout: rapid.Uint32().Draw(t, "timeout"), Name: anyName(t)}
 		}),
 	}, {
-		of: TypeWait, decode: decoding(DecodeWait), full: Wait{Unsealed: true, Name: "model/weights@3"},
+		of: TypeWait, decode: decoding(DecodeWait), full: Wait{Name: "model/weights@3"},
 		any: drawing(func(t *rapid.T) Wait { return Wait{Unsealed: rapid.Bool().Draw(t, "unsealed"), Name: anyName(t)} }),
 	}, {
 		of: TypeLink, decode: decoding(DecodeLink), full: Link{Name: "@7", As: "model/weights@3"},
