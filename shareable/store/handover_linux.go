@@ -290,7 +290,8 @@ func (s *Server) state(but serve.Conn) (state []byte, fds []int, release func(),
 //
 // If TakeOver returns an error the other store goes on, or there is none. It returns
 // shareable.ErrOwnerGone if there is none at path or if it disconnects, vmm.ErrPermission if it
-// runs as another user, vmm.ErrBusy if another process takes over or if this one was too slow,
+// runs as another user, vmm.ErrNotSupported if it has memory of another device or of other pages,
+// vmm.ErrBusy if another process takes over or if this one was too slow,
 // vmm.ErrLimit if descriptors run out here, and its context's error if that ends first. The
 // caller must Close the Server, before the device.
 func TakeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Server, error) {
@@ -331,6 +332,9 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		return nil, err
 	}
 	defer c.Close()
+	if err := sameMemory(dev, c.Hello()); err != nil {
+		return nil, err
+	}
 	// A number alone may become another process's.
 	other, err := unix.PidfdOpen(int(c.Hello().PID), 0)
 	if err != nil {
@@ -368,6 +372,17 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	}
 	start()
 	return s, nil
+}
+
+// sameMemory is nil if memory of the store that sent h is memory of dev. Objects of another device, or
+// of other sizes of pages, could not be mapped.
+func sameMemory(dev *vmm.Device, h wire.Hello) error {
+	gran, err := granularity(dev)
+	if err == nil && (dev.Info().UUID != h.UUID || gran != h.Granularity) {
+		err = fmt.Errorf("%w: the store has memory of device %x in multiples of %d bytes, this process of %x in %d",
+			vmm.ErrNotSupported, h.UUID, h.Granularity, dev.Info().UUID, gran)
+	}
+	return err
 }
 
 // hasEnded reports whether a process has ended, or does so in time.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
@@ -67,6 +68,27 @@ func TestTakeOver(t *testing.T) {
 	require.NoError(t, v.Close())
 	require.NoError(t, w.ask(wire.TypeDelete, wire.Delete{Name: "g"}.Append(nil)))
 	require.Eventually(t, func() bool { return s.Stats().Objects == 0 && s.Stats().Bytes == 0 }, inTime, step)
+}
+
+// TestTakeOverByAnotherDevice: a successor that has other memory changes nothing.
+func TestTakeOverByAnotherDevice(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	sealed(t, c, "a", bytesOf(1000))
+	others := map[string]*vmm.Device{}
+	for name, where := range map[string]string{"device": "host:1", "pages": "host:0?page=64K"} {
+		dev, err := vmm.Open(where)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, dev.Close()) })
+		others[name] = dev
+	}
+	for name, dev := range others {
+		_, err := TakeOver(t.Context(), dev, s.Path(), Options{})
+		require.ErrorIs(t, err, vmm.ErrNotSupported, name)
+	}
+	require.Equal(t, bytesOf(1000), contents(t, got(t, c, "a", GetOptions{})))
+	require.Zero(t, s.Stats().Taken)
 }
 
 // TestWatchAfterFailedTakeOver: events go on after a takeover that has failed.
