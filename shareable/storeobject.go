@@ -32,7 +32,7 @@ var _ serve.Object = (*storeObject)(nil)
 func NewStore(dev *vmm.Device, o Options, h serve.Handler) (*Server, serve.Server, error) {
 	o.hooks.handler = h
 	// Each writer and each reader has a connection of its own.
-	o.MaxConns = cmp.Or(o.MaxConns, fileLimit()/4)
+	o.MaxConns = cmp.Or(o.MaxConns, fileLimit()/8) // one with a reader has three descriptors
 	o.MaxConnsPerUID = cmp.Or(o.MaxConnsPerUID, o.MaxConns)
 	o.Rate = cmp.Or(o.Rate, 100_000)
 	s, err := NewServer(dev, o)
@@ -114,6 +114,13 @@ func (o *storeObject) State() (state uint32, length, capacity uint64, readers in
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.state, o.lenLocked(), o.endLocked(), len(o.attachments)
+}
+
+// Chunks is how many chunks the memory is in.
+func (o *storeObject) Chunks() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.chunks)
 }
 
 // AddChunk adds memory at the end.

@@ -79,7 +79,7 @@ One vmmstored serves one device; start one for each, with a socket of its own.`,
 	f.Var(&o.maxBytes, "max-bytes", "memory of all objects together (0: no limit)")
 	f.Var(&o.maxBytesPerUser, "max-bytes-per-user", "memory of the objects of one user (0: no limit)")
 	f.IntVar(&o.maxObjects, "max-objects", 0, "objects (default 4096)")
-	f.IntVar(&o.maxConns, "max-connections", 0, "connections (default: a quarter of the limit on open files)")
+	f.IntVar(&o.maxConns, "max-connections", 0, "connections (default: an eighth of the limit on open files)")
 	f.UintSliceVar(&o.users, "user", nil, "ids of the users who may connect (default: this user alone)")
 	f.BoolVar(&o.evict, "evict", false, "delete sealed objects that no reader has when memory or a limit runs out, the least recently used first")
 	f.DurationVar(&o.timeout, "timeout", 0, "longest wait for a client, after which it is disconnected (default 10s)")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -39,9 +40,9 @@ type entry struct {
 	sealed  bool
 	deleted bool // it has no name any more, and goes with its last reader
 	dropped bool
-	bytes   uint64        // of memory
-	memory  []*vmm.Chunk  // all of it, unless another process has created it; see createMemory
-	unused  *list.Element // of Server.unused; nil: not in it
+	has     ledger.Amounts // of what users can have, counted for uid
+	memory  []*vmm.Chunk   // all of it, unless another process has created it; see createMemory
+	unused  *list.Element  // of Server.unused; nil: not in it
 }
 
 func (e *entry) durable() bool  { return e.flags&wire.StoreDurable != 0 }
@@ -70,12 +71,12 @@ func (s *Server) create(c serve.Conn, f wire.Frame) error {
 	}
 	// Memory comes before the name: a client that finds the object finds all of it.
 	if !e.growable() {
-		if err := s.addMemory(e, e.max); err != nil {
-			s.drop(e)
-			return err
-		}
+		err = s.fill(e, e.max)
 	}
-	if err := s.enterEntry(c, e, q.Name); err != nil {
+	if err == nil {
+		err = s.enterEntry(c, e, q.Name)
+	}
+	if err != nil {
 		s.drop(e)
 		return err
 	}
@@ -103,7 +104,7 @@ func (s *Server) newEntry(c serve.Conn, q wire.Create) (*entry, error) {
 	}
 	e := &entry{
 		uid: c.Cred().UID, flags: q.Flags, device: q.Device, prop: deviceProp(s.dev), labels: q.Labels,
-		max: (size + s.gran - 1) / s.gran * s.gran,
+		max: s.roundUp(size),
 	}
 	if q.Flags&wire.StoreHost != 0 {
 		e.prop.Location = vmm.Location{Kind: driver.LocationHostNUMA, ID: int(min(q.Device, math.MaxInt32))}
@@ -113,26 +114,49 @@ func (s *Server) newEntry(c serve.Conn, q wire.Create) (*entry, error) {
 	}
 	e.obj = s.objects.NewObject(serve.Spec{Max: e.max, Layout: layoutOf(q), Meta: q.Meta})
 	e.id = e.obj.ID()
-	if err := s.listEntry(e); err != nil {
+	has := recordsOf(q)
+	if !e.growable() {
+		has = has.Plus(chunksOf(e.max))
+	}
+	if err := s.listEntry(e, has); err != nil {
 		_ = e.obj.Close()
 		return nil, err
 	}
 	return e, nil
 }
 
-// listEntry lists an object that no client finds yet.
-func (s *Server) listEntry(e *entry) error {
+// What counts of an object beside its memory: bytes of the server's own memory for it, and for each of its
+// names and labels; and until it is sealed the descriptors of its pages.
+const (
+	recordOfObject = 1 << 10
+	recordOfName   = 256
+	pagesOfObject  = 2
+)
+
+// recordsOf is what an object counts beside its memory, without its names.
+func recordsOf(q wire.Create) ledger.Amounts {
+	n := recordOfObject + len(q.Meta) + 8*len(q.Shape)
+	for _, l := range q.Labels {
+		n += recordOfName + len(l.Key) + len(l.Value)
+	}
+	return ledger.Amounts{ledger.Objects: 1, ledger.Descriptors: pagesOfObject, ledger.Records: uint64(n)}
+}
+
+// recordsOfName is what a name counts, also one that a request waits for.
+func recordsOfName(name string) ledger.Amounts {
+	return ledger.Amounts{ledger.Records: recordOfName + uint64(len(name))}
+}
+
+// listEntry lists an object that no client finds yet, and counts what it is to have.
+func (s *Server) listEntry(e *entry, has ledger.Amounts) error {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.closed:
+	if s.closed {
 		return fmt.Errorf("%w: store", vmm.ErrClosed)
-	case len(s.order) >= s.opts.MaxObjects:
-		excess := len(s.order) - s.opts.MaxObjects
-		if err := s.evictLocked(anyEntry, func(n int, _ uint64) bool { return n > excess }); err != nil {
-			return fmt.Errorf("%w: %d objects", vmm.ErrLimit, len(s.order))
-		}
+	}
+	if err := s.reserveLocked(e, has); err != nil {
+		return err
 	}
 	s.addLocked(e)
 	e.deleted = true // until it has its memory
@@ -160,6 +184,7 @@ func layoutOf(q wire.Create) vmm.Layout {
 
 // enterEntry gives an object its name and its first lease.
 func (s *Server) enterEntry(c serve.Conn, e *entry, name string) error {
+	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -176,7 +201,8 @@ func (s *Server) enterEntry(c serve.Conn, e *entry, name string) error {
 	return nil
 }
 
-// addNameLocked gives an object another name. The caller has it listed anew. Requires mu.
+// addNameLocked gives an object another name. The caller has it listed anew, and calls closeEvicted
+// without the lock. Requires mu.
 func (s *Server) addNameLocked(e *entry, name string) error {
 	invariants.Held(&s.mu)
 	switch {
@@ -184,6 +210,9 @@ func (s *Server) addNameLocked(e *entry, name string) error {
 		return fmt.Errorf("%w: the name %q is taken", vmm.ErrBusy, name)
 	case len(e.names) >= wire.MaxNames:
 		return fmt.Errorf("%w: %d names", vmm.ErrLimit, len(e.names))
+	}
+	if err := s.reserveLocked(e, recordsOfName(name)); err != nil {
+		return err
 	}
 	s.byName[name] = e
 	e.names = append(e.names, name)
@@ -215,7 +244,7 @@ func (s *Server) forgetLocked(e *entry) {
 	if i, ok := slices.BinarySearchFunc(s.order, e.id, (*entry).byID); ok {
 		s.order = slices.Delete(s.order, i, i+1)
 	}
-	s.refundLocked(e, e.bytes)
+	s.refundLocked(e, e.has)
 }
 
 // allNamesLocked returns what requests can call an object: its id, too. Requires Server.mu.
@@ -228,6 +257,7 @@ func (s *Server) unnameLocked(e *entry) {
 	invariants.Held(&s.mu)
 	for _, name := range e.names {
 		delete(s.byName, name)
+		s.refundLocked(e, recordsOfName(name))
 	}
 	e.names = nil
 }
@@ -333,6 +363,7 @@ func (s *Server) link(c serve.Conn, f wire.Frame) error {
 
 // addName does what LINK requests, and reports whether the object is sealed.
 func (s *Server) addName(c serve.Conn, q wire.Link) (e *entry, sealed bool, err error) {
+	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e = s.findLocked(q.Name); e == nil {
@@ -363,6 +394,7 @@ func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
 		err = shareable.ErrNotFound
 	} else if err = s.mayChange(c, e); err == nil {
 		delete(s.byName, q.Name)
+		s.refundLocked(e, recordsOfName(q.Name))
 		// The old slice may be on its way to a client: infoLocked has returned it.
 		e.names = slices.DeleteFunc(slices.Clone(e.names), func(n string) bool { return n == q.Name })
 		s.objects.Listed(e.obj, e.nameLocked())

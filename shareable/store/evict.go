@@ -1,57 +1,83 @@
 package store
 
 import (
-	"fmt"
+	"iter"
 	"math"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
-	"github.com/cuvmm/cuvmm/vmm"
 )
 
-var errNothingToEvict = fmt.Errorf("%w: nothing to evict", vmm.ErrLimit)
-
-// evictLocked deletes sealed objects that no reader has, the least recently used first, until
-// those that are deleted are enough. If all together are not, it deletes none. Only objects
-// for which may returns true go. Requires mu; the caller calls closeEvicted without it.
-func (s *Server) evictLocked(may func(*entry) bool, enough func(objects int, bytes uint64) bool) error {
-	chosen, ok := s.chooseLocked(may, enough)
-	if !ok {
-		return errNothingToEvict
+// makeRoomLocked has it that so much more can be reserved for an object: with Options.Evict it deletes sealed
+// objects that no reader has. Those of the same user go first, the least recently used before others, and then those
+// of users who have more than their share. If all together are not enough it deletes none, and returns
+// vmm.ErrLimit. Requires mu; the caller calls closeEvicted without it.
+func (s *Server) makeRoomLocked(of *entry, a ledger.Amounts) error {
+	invariants.Held(&s.mu)
+	p := s.ledger.Plan(of.uid, a)
+	err := p.Err()
+	var chosen []*entry
+	for e := range s.evictableLocked(of.uid) {
+		if err == nil {
+			break
+		}
+		if e != of && p.Helps(e.uid, e.has) {
+			chosen = append(chosen, e)
+			p.Less(e.uid, e.has)
+			err = p.Err()
+		}
 	}
-	s.evictAllLocked(chosen)
-	return nil
+	if err == nil {
+		s.evictAllLocked(chosen)
+	}
+	return err
 }
 
-func anyEntry(*entry) bool { return true }
-
-// evictFor deletes objects of size bytes together, or all that it can, and reports whether
-// there was one.
-func (s *Server) evictFor(size uint64) bool {
+// evictFor deletes objects of size bytes together for a user where the device has no memory, or all that
+// it may, and reports whether there was one.
+func (s *Server) evictFor(user uint32, size uint64) bool {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	chosen, _ := s.chooseLocked(anyEntry, func(_ int, bytes uint64) bool { return bytes >= size })
+	share := min(s.ledger.Limits(ledger.Bytes).All, s.dev.Info().Memory) / uint64(max(len(s.opts.UIDs), 1))
+	left := s.ledger.Users()
+	var chosen []*entry
+	var bytes uint64
+	for e := range s.evictableLocked(user) {
+		if bytes >= size {
+			break
+		}
+		if e.uid == user || left[e.uid][ledger.Bytes] > share {
+			chosen = append(chosen, e)
+			left[e.uid] = left[e.uid].Minus(e.has)
+			bytes += e.has[ledger.Bytes]
+		}
+	}
 	s.evictAllLocked(chosen)
 	return len(chosen) > 0
 }
 
-// chooseLocked returns what evictLocked deletes, and whether it is enough. Requires mu.
-func (s *Server) chooseLocked(may func(*entry) bool, enough func(objects int, bytes uint64) bool) (chosen []*entry, ok bool) {
+// evictableLocked are the objects that can be evicted, in their order: those of the user, then others.
+// Requires mu.
+func (s *Server) evictableLocked(user uint32) iter.Seq[*entry] {
 	invariants.Held(&s.mu)
-	var bytes uint64
-	for x := s.unused.Front(); s.opts.Evict && x != nil && !enough(len(chosen), bytes); x = x.Next() {
-		e, ok := x.Value.(*entry)
-		if !ok || !may(e) {
-			continue
+	return func(yield func(*entry) bool) {
+		for _, own := range []bool{true, false} {
+			for x := s.unused.Front(); s.opts.Evict && x != nil; x = x.Next() {
+				e, ok := x.Value.(*entry)
+				if !ok || (e.uid == user) != own {
+					continue
+				}
+				if _, _, _, readers := e.obj.State(); readers > 0 { // one that has just come
+					continue
+				}
+				if !yield(e) {
+					return
+				}
+			}
 		}
-		if _, _, _, readers := e.obj.State(); readers > 0 { // one that has just come
-			continue
-		}
-		chosen = append(chosen, e)
-		bytes += e.bytes
 	}
-	return chosen, enough(len(chosen), bytes)
 }
 
 // evictAllLocked deletes objects. Requires mu.

@@ -57,8 +57,9 @@ type storeState struct {
 
 // entryState is an entry. Connections are indices.
 type entryState struct {
-	ID, Max, Bytes     uint64
-	Used               int // the place among those that can be evicted, from 1 on
+	ID, Max            uint64
+	Has                []uint64 // of the ledger's kinds
+	Used               int      // the place among those that can be evicted, from 1 on
 	UID, Flags, Device uint32
 	Prop               vmm.Prop
 	Labels             []wire.Label
@@ -259,7 +260,7 @@ func (s *Server) state(but serve.Conn) (state []byte, fds []int, release func(),
 	x := storeState{Server: server}
 	for _, e := range s.order {
 		st := entryState{
-			ID: e.id, Max: e.max, Bytes: e.bytes, Used: used[e], UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
+			ID: e.id, Max: e.max, Has: e.has[:], Used: used[e], UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
 			Labels: e.labels, Names: e.names, Started: e.started, Sealed: e.sealed, Deleted: e.deleted, Waiting: waits(e.waiting),
 		}
 		if i, ok := index[e.lease]; ok {
@@ -409,6 +410,7 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 	}
 	clients := r.Conns
 	s.conns, s.objects = r.Server, r.Seam
+	s.ledger = newLedger(o, s.objects.FileLimit())
 	if len(r.Objects) != len(x.Entries) {
 		return nil, nil, errors.Join(fmt.Errorf("%w: %d objects of %d", shareable.ErrProtocol, len(r.Objects), len(x.Entries)), r.Abandon())
 	}
@@ -424,11 +426,12 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		s.usedLocked(e)
 	}
 	for _, w := range x.Waits {
-		s.addWaitLocked(wait{clients[w.Conn], w.Request, w.Name, w.Unsealed})
+		s.resumeWaitLocked(wait{clients[w.Conn], w.Request, w.Name, w.Unsealed}, s.addWaitLocked)
 	}
 	for _, w := range x.Watchers {
 		c := clients[w.Conn]
 		s.clientLocked(c)
+		s.ledger.Add(c.Cred().UID, recordsOfWatch)
 		s.watchers[c] = newWatcher(w.Prefix, w.Queue, w.Lost)
 	}
 	for i, n := range s.counts.all() {
@@ -451,10 +454,10 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []serve.Conn) *entry {
 	e := &entry{
 		obj: obj, id: st.ID, uid: st.UID, flags: st.Flags, device: st.Device, prop: st.Prop, max: st.Max, labels: st.Labels,
-		names: st.Names, started: st.Started, sealed: st.Sealed, deleted: st.Deleted, bytes: st.Bytes,
+		names: st.Names, started: st.Started, sealed: st.Sealed, deleted: st.Deleted,
 	}
 	for _, w := range st.Waiting {
-		s.addLeaseWaitLocked(e, wait{c: clients[w.Conn], request: w.Request, name: w.Name})
+		s.resumeWaitLocked(wait{c: clients[w.Conn], request: w.Request, name: w.Name}, func(w wait) { s.addLeaseWaitLocked(e, w) })
 	}
 	if st.Lease != nil {
 		e.lease = clients[*st.Lease]
@@ -464,9 +467,15 @@ func (s *Server) resumeEntryLocked(obj serve.Object, st entryState, clients []se
 	for _, name := range e.names {
 		s.byName[name] = e
 	}
-	s.bytes += e.bytes
-	s.bytesOf[e.uid] += e.bytes
+	copy(e.has[:], st.Has)
+	s.ledger.Add(e.uid, e.has)
 	return e
+}
+
+// resumeWaitLocked counts a request that waits already. Requires mu.
+func (s *Server) resumeWaitLocked(w wait, add func(wait)) {
+	s.ledger.Add(w.c.Cred().UID, recordsOfName(w.name))
+	add(w)
 }
 
 func (c *counts) all() []*atomic.Uint64 {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -39,12 +40,13 @@ func (s *Server) lease(c serve.Conn, f wire.Frame) error {
 		s.leaseLocked(e, c)
 	case !q.Wait:
 		err = fmt.Errorf("%w: another client writes to it", vmm.ErrBusy)
-	case s.clientLocked(c).waits >= maxWaits:
-		err = fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	default:
-		s.addLeaseWaitLocked(e, wait{c: c, request: f.Request, name: q.Name})
-		s.mu.Unlock()
-		return nil
+		w := wait{c: c, request: f.Request, name: q.Name}
+		if err = s.reserveWaitLocked(w); err == nil {
+			s.addLeaseWaitLocked(e, w)
+			s.mu.Unlock()
+			return nil
+		}
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -214,8 +216,8 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	s.mu.Lock()
 	e.sealed, e.lease = true, nil
 	delete(s.clientLocked(c).leases, e.id)
-	unused := e.bytes - min(e.bytes, capacity)
-	s.refundLocked(e, unused)
+	unused := e.has[ledger.Bytes] - min(e.has[ledger.Bytes], capacity)
+	s.refundLocked(e, ledger.Amounts{ledger.Bytes: unused, ledger.Descriptors: e.has[ledger.Descriptors] - uint64(e.obj.Chunks())})
 	s.usedLocked(e)
 	s.refuseLeasesLocked(e, shareable.ErrSealed)
 	names := e.allNamesLocked()
@@ -282,8 +284,8 @@ func (s *Server) passLeaseLocked(e *entry) {
 	for len(e.waiting) > 0 {
 		w := e.waiting[0]
 		e.waiting = e.waiting[1:]
+		s.overLocked(w)
 		if x := s.clients[w.c]; x != nil { // else the connection has ended
-			x.waits--
 			if !slices.ContainsFunc(e.waiting, func(other wait) bool { return other.c == w.c }) {
 				delete(x.queues, e.id)
 			}
@@ -299,8 +301,8 @@ func (s *Server) passLeaseLocked(e *entry) {
 func (s *Server) refuseLeasesLocked(e *entry, why error) {
 	invariants.Held(&s.mu)
 	for _, w := range e.waiting {
+		s.overLocked(w)
 		if x := s.clients[w.c]; x != nil {
-			x.waits--
 			delete(x.queues, e.id)
 		}
 		s.replies.Go(func() { _ = w.c.Refuse(w.request, why) }) // an error ends the connection

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -25,58 +26,96 @@ const (
 	maxGrowChunk = 256 << 20
 )
 
-// addMemory creates memory until the object has n bytes.
+// addMemory creates memory until the object has n bytes at least. If it fails nothing has changed.
 func (s *Server) addMemory(e *entry, n uint64) error {
-	if limit := min(s.opts.MaxBytes, s.opts.MaxBytesPerUID); n > limit { // else its first chunks evict in vain
-		return fmt.Errorf("%w: an object of %d bytes, over %d", vmm.ErrLimit, n, limit)
+	_, _, have, _ := e.obj.State()
+	if have >= n {
+		return nil
 	}
-	for {
-		_, _, have, _ := e.obj.State()
-		if have >= n {
-			return nil
-		}
-		need := (min(n-have, maxChunk) + s.gran - 1) / s.gran * s.gran
-		size := need
-		if e.growable() { // have and max are multiples of the granularity
-			size = min(max(need, min(have, maxGrowChunk)), e.max-have)
-		}
-		err := s.addChunk(e, size)
-		if size > need && (errors.Is(err, vmm.ErrLimit) || errors.Is(err, vmm.ErrOutOfMemory)) {
-			err = s.addChunk(e, need)
-		}
-		if err != nil {
+	need := s.roundUp(n - have)
+	// More than that, so that an object that grows has few chunks; have and max are multiples of the
+	// granularity.
+	if more := min(max(need, min(have, maxGrowChunk)), e.max-have); more > need {
+		err := s.addBytes(e, more)
+		if !errors.Is(err, vmm.ErrLimit) && !errors.Is(err, vmm.ErrOutOfMemory) {
 			return err
 		}
 	}
+	return s.addBytes(e, need)
 }
 
-// addChunk creates one chunk. Memory counts before it is there.
-func (s *Server) addChunk(e *entry, size uint64) error {
-	if err := s.charge(e, size); err != nil {
+func (s *Server) roundUp(n uint64) uint64 { return (n + s.gran - 1) / s.gran * s.gran }
+
+// chunksOf is what n bytes of memory count.
+func chunksOf(n uint64) ledger.Amounts {
+	return ledger.Amounts{ledger.Bytes: n, ledger.Descriptors: (n + maxChunk - 1) / maxChunk}
+}
+
+func (s *Server) addBytes(e *entry, n uint64) error {
+	if err := s.reserve(e, chunksOf(n)); err != nil {
 		return err
 	}
-	chunk, fd, err := s.createMemory(e.prop, size)
-	for (errors.Is(err, vmm.ErrOutOfMemory) || errors.Is(err, vmm.ErrLimit)) && s.evictFor(size) {
-		chunk, fd, err = s.createMemory(e.prop, size)
-	}
-	if err == nil {
-		if err = e.obj.AddChunk(size, fd); err != nil {
-			_ = chunk.Close()
+	return s.fill(e, n)
+}
+
+// fill adds n bytes of memory that are reserved. If it fails they are not.
+func (s *Server) fill(e *entry, n uint64) error {
+	all, err := s.createAll(e, n)
+	for len(all) > 0 && err == nil {
+		m := all[0]
+		if err = e.obj.AddChunk(m.chunk.Size(), m.fd); err != nil { // it has the descriptor all the same
+			err = errors.Join(err, m.chunk.Close())
+			n, all = n-m.chunk.Size(), all[1:]
+			s.refund(e, chunksOf(m.chunk.Size()))
+			break
+		}
+		s.mu.Lock()
+		e.memory = append(e.memory, m.chunk)
+		gone := e.dropped
+		s.mu.Unlock()
+		n, all = n-m.chunk.Size(), all[1:]
+		if gone { // drop has not seen the chunk
+			s.freeMemory(e, math.MaxUint64)
 		}
 	}
-	s.mu.Lock()
-	gone := e.dropped // then the memory counts no more
-	switch {
-	case err == nil:
-		e.memory = append(e.memory, chunk)
-	case !gone:
-		s.refundLocked(e, size)
+	for _, m := range all {
+		m.close()
 	}
-	s.mu.Unlock()
-	if gone { // drop has not seen the chunk
-		s.freeMemory(e, math.MaxUint64)
+	if n > 0 {
+		s.refund(e, chunksOf(n))
 	}
 	return err
+}
+
+// newMemory is a chunk that no object has yet.
+type newMemory struct {
+	chunk *vmm.Chunk
+	fd    int
+}
+
+func (m newMemory) close() {
+	closeFD(m.fd)
+	_ = m.chunk.Close()
+}
+
+// createAll creates n bytes of memory, or none.
+func (s *Server) createAll(e *entry, n uint64) (all []newMemory, err error) {
+	for n > 0 {
+		size := min(n, maxChunk)
+		chunk, fd, err := s.createMemory(e.prop, size)
+		for (errors.Is(err, vmm.ErrOutOfMemory) || errors.Is(err, vmm.ErrLimit)) && s.evictFor(e.uid, size) {
+			chunk, fd, err = s.createMemory(e.prop, size)
+		}
+		if err != nil {
+			for _, m := range all {
+				m.close()
+			}
+			return nil, err
+		}
+		all = append(all, newMemory{chunk, fd})
+		n -= size
+	}
+	return all, nil
 }
 
 // createMemory creates memory and exports it. What is sent is the descriptor: an imported
@@ -123,47 +162,41 @@ func (s *Server) freeMemory(e *entry, n uint64) {
 	}
 }
 
-// charge counts memory for its user.
-func (s *Server) charge(e *entry, n uint64) error {
+// reserve counts more for an object, and evicts others for it.
+func (s *Server) reserve(e *entry, a ledger.Amounts) error {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.reserveLocked(e, a)
+}
+
+// reserveLocked is reserve. Requires mu; the caller calls closeEvicted without it.
+func (s *Server) reserveLocked(e *entry, a ledger.Amounts) error {
+	invariants.Held(&s.mu)
 	if e.dropped {
 		return fmt.Errorf("%w: object %d", vmm.ErrClosed, e.id)
 	}
-	// Where one user's limit is reached, nothing of others goes. That comes first: it makes
-	// room for all.
-	err := s.makeRoomLocked(n, s.bytesOf[e.uid], s.opts.MaxBytesPerUID, func(x *entry) bool { return x.uid == e.uid })
-	if err == nil {
-		err = s.makeRoomLocked(n, s.bytes, s.opts.MaxBytes, anyEntry)
+	if err := s.makeRoomLocked(e, a); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("%w: %d bytes more than %d, %d of user %d", vmm.ErrLimit, n, s.bytes, s.bytesOf[e.uid], e.uid)
-	}
-	s.bytes += n
-	s.bytesOf[e.uid] += n
-	e.bytes += n
+	s.ledger.Add(e.uid, a)
+	e.has = e.has.Plus(a)
 	return nil
 }
 
-// makeRoomLocked evicts what may go until n bytes fit beside those in use. Requires mu.
-func (s *Server) makeRoomLocked(n, used, limit uint64, may func(*entry) bool) error {
-	switch {
-	case n > limit:
-		return errNothingToEvict
-	case n <= limit-min(used, limit):
-		return nil
+// refund counts less for an object. One that was dropped counts nothing any more.
+func (s *Server) refund(e *entry, a ledger.Amounts) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !e.dropped {
+		s.refundLocked(e, a)
 	}
-	return s.evictLocked(may, func(_ int, bytes uint64) bool { return bytes >= used-(limit-n) })
 }
 
-func (s *Server) refundLocked(e *entry, n uint64) {
+func (s *Server) refundLocked(e *entry, a ledger.Amounts) {
 	invariants.Held(&s.mu)
-	s.bytes -= n
-	e.bytes -= n
-	if s.bytesOf[e.uid] -= n; s.bytesOf[e.uid] == 0 {
-		delete(s.bytesOf, e.uid)
-	}
+	e.has = e.has.Minus(a)
+	s.ledger.Return(e.uid, a)
 }
 
 // closeFD closes a descriptor of memory.

@@ -18,16 +18,21 @@ type Options struct {
 	Token []byte
 	// MaxConns and MaxConnsPerUID limit the connections, in all and of one user. A client
 	// has one, and for a moment after each Get a second; each Writer and each Buffer has
-	// another. 0 is a quarter of RLIMIT_NOFILE.
+	// another. 0 is an eighth of RLIMIT_NOFILE.
 	MaxConns, MaxConnsPerUID int
-	// MaxObjects limits the objects; 0 is 4096.
-	MaxObjects int
+	// MaxObjects limits the objects; 0 is 4096. MaxRecordBytes limits the server's own memory
+	// for them: names, metadata, labels, requests that wait, and Watch; 0 is 256 MiB. Of both,
+	// and of the descriptors that objects use, which are half of RLIMIT_NOFILE at most, each of
+	// the UIDs has an equal part.
+	MaxObjects     int
+	MaxRecordBytes uint64
 	// MaxBytes limits the memory of all objects, and MaxBytesPerUID that of the objects that
 	// clients of one user have made. Memory counts until its last reader has gone. 0 is no
 	// limit.
 	MaxBytes, MaxBytesPerUID uint64
-	// Evict has the store delete sealed objects that no reader has, the least recently used
-	// first, when memory or a limit runs out.
+	// Evict has the store delete sealed objects that no reader has when memory or a limit runs
+	// out: those of the user who needs room, the least recently used first, then those of users
+	// who have more than an equal part. A request that is refused because of a limit evicts none.
 	Evict bool
 	// Rate limits the requests of a connection per second; 0 is 100,000.
 	Rate int
@@ -57,6 +62,9 @@ func (o Options) resolve() (Options, error) {
 	}
 	if o.MaxObjects == 0 {
 		o.MaxObjects = 4096
+	}
+	if o.MaxRecordBytes == 0 {
+		o.MaxRecordBytes = 256 << 20
 	}
 	if o.MaxBytes == 0 {
 		o.MaxBytes = math.MaxUint64

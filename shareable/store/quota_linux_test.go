@@ -155,6 +155,7 @@ func TestObjectsLeaveDescriptors(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	s.objects = fewFiles{s.objects, processFDs(t) + 100}
+	s.ledger = newLedger(s.opts, s.objects.FileLimit())
 	require.NoError(t, s.objects.Listen(filepath.Join(t.TempDir(), "s.sock")))
 	w := connected(t, s)
 	n := 0

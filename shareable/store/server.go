@@ -13,6 +13,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -44,9 +45,8 @@ type Server struct {
 	order    []*entry // by id
 	clients  map[serve.Conn]*clientState
 	waits    map[string][]wait // for an object to be there, and most of them to be sealed, by name
-	bytes    uint64            // of all objects
-	bytesOf  map[uint32]uint64 // by user
-	unused   list.List         // of *entry: sealed objects without readers, the last used at the back
+	ledger   *ledger.Ledger
+	unused   list.List // of *entry: sealed objects without readers, the last used at the back
 	watchers map[serve.Conn]*watcher
 	evicted  []*entry                 // to be closed without the lock
 	forced   map[*entry]chan struct{} // forced deletes that run
@@ -88,8 +88,24 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.conns, s.objects, err = shareable.NewStore(dev, o.server(), handler{s})
-	return s, err
+	if s.conns, s.objects, err = shareable.NewStore(dev, o.server(), handler{s}); err != nil {
+		return nil, err
+	}
+	s.ledger = newLedger(o, s.objects.FileLimit())
+	return s, nil
+}
+
+// newLedger counts for the users of the options, which are resolved. Of what costs one user nothing each has
+// an equal part. Half of the descriptors that the process may have are left to connections.
+func newLedger(o Options, fileLimit int) *ledger.Ledger {
+	users := max(len(o.UIDs), 1)
+	parts := func(all uint64) ledger.Limit { return ledger.Limit{All: all, User: max(all/uint64(users), 1)} }
+	return ledger.New(users, map[ledger.Kind]ledger.Limit{
+		ledger.Bytes:       {All: o.MaxBytes, User: min(o.MaxBytes, o.MaxBytesPerUID)},
+		ledger.Objects:     parts(uint64(o.MaxObjects)),
+		ledger.Descriptors: parts(uint64(fileLimit / 2)),
+		ledger.Records:     parts(o.MaxRecordBytes),
+	})
 }
 
 // bareServer makes a server without connections. The options are resolved.
@@ -100,7 +116,7 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 	s := &Server{
 		dev: dev, opts: o, stop: make(chan struct{}), gone: make(chan struct{}),
 		byID: map[uint64]*entry{}, byName: map[string]*entry{}, clients: map[serve.Conn]*clientState{},
-		waits: map[string][]wait{}, bytesOf: map[uint32]uint64{}, watchers: map[serve.Conn]*watcher{},
+		waits: map[string][]wait{}, watchers: map[serve.Conn]*watcher{},
 		forced: map[*entry]chan struct{}{},
 	}
 	var err error
@@ -229,7 +245,7 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := Stats{
-		Objects: len(s.order), Bytes: s.bytes, Clients: conns.Conns, Conns: conns,
+		Objects: len(s.order), Bytes: s.ledger.All()[ledger.Bytes], Clients: conns.Conns, Conns: conns,
 		Created: s.counts.created.Load(), Sealed: s.counts.sealed.Load(), Aborted: s.counts.aborted.Load(),
 		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(), Taken: s.counts.takeovers.Load(),
 	}
@@ -402,13 +418,19 @@ func (h handler) End(c serve.Conn) {
 	delete(s.clients, c)
 	if w := s.watchers[c]; w != nil {
 		delete(s.watchers, c)
+		s.ledger.Return(c.Cred().UID, recordsOfWatch)
 		w.end()
 	}
 	if state == nil {
 		s.mu.Unlock()
 		return
 	}
-	own := func(w wait) bool { return w.c == c }
+	own := func(w wait) bool {
+		if w.c == c {
+			s.overLocked(w)
+		}
+		return w.c == c
+	}
 	for name := range state.names {
 		if all := slices.DeleteFunc(s.waits[name], own); len(all) == 0 {
 			delete(s.waits, name)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -32,11 +33,30 @@ func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 	if _, isID := shareable.ParseIDName(q.Name); isID && e == nil { // no other object gets it
 		return shareable.ErrNotFound
 	}
-	if s.clientLocked(c).waits >= maxWaits {
+	w := wait{c, f.Request, q.Name, q.Unsealed}
+	if err := s.reserveWaitLocked(w); err != nil {
+		return err
+	}
+	s.addWaitLocked(w)
+	return nil
+}
+
+// reserveWaitLocked counts a request that is to wait. Requires mu.
+func (s *Server) reserveWaitLocked(w wait) error {
+	invariants.Held(&s.mu)
+	if s.clientLocked(w.c).waits >= maxWaits {
 		return fmt.Errorf("%w: %d requests wait", vmm.ErrLimit, maxWaits)
 	}
-	s.addWaitLocked(wait{c, f.Request, q.Name, q.Unsealed})
-	return nil
+	return s.ledger.Reserve(w.c.Cred().UID, recordsOfName(w.name))
+}
+
+// overLocked ends the count of a request that waits no more. Requires mu.
+func (s *Server) overLocked(w wait) {
+	invariants.Held(&s.mu)
+	s.ledger.Return(w.c.Cred().UID, recordsOfName(w.name))
+	if x := s.clients[w.c]; x != nil { // else the connection has ended
+		x.waits--
+	}
 }
 
 // addWaitLocked has a request wait for an object of a name. Requires mu.
@@ -87,8 +107,8 @@ func (s *Server) takeWaits(sealed bool, names ...string) (all []wait) {
 		}
 	}
 	for _, w := range all {
+		s.overLocked(w)
 		if x := s.clients[w.c]; x != nil {
-			x.waits--
 			if !slices.ContainsFunc(s.waits[w.name], func(o wait) bool { return o.c == w.c }) {
 				delete(x.names, w.name)
 			}
@@ -114,6 +134,9 @@ type watcher struct {
 
 const maxEvents = 1024
 
+// recordsOfWatch is what a watcher counts: its queue.
+var recordsOfWatch = ledger.Amounts{ledger.Records: maxEvents * recordOfName}
+
 func newWatcher(prefix string, queue []wire.Event, lost uint64) *watcher {
 	return &watcher{prefix: prefix, wake: make(chan struct{}, 1), queue: queue, lost: lost}
 }
@@ -125,15 +148,16 @@ func (s *Server) watch(c serve.Conn, f wire.Frame) error {
 		return err
 	}
 	s.mu.Lock()
-	_, again := s.watchers[c]
 	s.clientLocked(c)
 	w := newWatcher(q.Prefix, nil, 0)
-	if !again {
+	if _, again := s.watchers[c]; again {
+		err = fmt.Errorf("%w: the connection gets events already", vmm.ErrBusy)
+	} else if err = s.ledger.Reserve(c.Cred().UID, recordsOfWatch); err == nil {
 		s.watchers[c] = w
 	}
 	s.mu.Unlock()
-	if again {
-		return fmt.Errorf("%w: the connection gets events already", vmm.ErrBusy)
+	if err != nil {
+		return err
 	}
 	// The reply comes before the first event.
 	err = done(c, f.Request)

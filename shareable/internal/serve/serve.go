@@ -79,6 +79,9 @@ type Object interface {
 	// Readers is the connections that have it attached.
 	State() (state uint32, length, capacity uint64, readers int)
 
+	// Chunks is how many chunks the memory is in.
+	Chunks() int
+
 	// AddChunk adds memory at the end and takes its descriptor, also if it fails. Readers
 	// get it.
 	AddChunk(size uint64, fd int) error
