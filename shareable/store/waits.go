@@ -117,16 +117,45 @@ func (s *Server) takeWaits(sealed bool, names ...string) (all []wait) {
 	return all
 }
 
-// watcher sends events to a client. Those that it does not take in time are dropped and
-// counted, so a slow client costs no more than its queue.
+// eventQueue is events that were not taken yet. If there are many, those that come are dropped and
+// counted.
+type eventQueue struct {
+	queue []wire.Event
+	lost  uint64 // after those
+}
+
+func (q *eventQueue) add(e wire.Event) {
+	switch {
+	case q.lost == 0 && len(q.queue) < maxEvents:
+		q.queue = append(q.queue, e)
+	case e.Kind == wire.EventLost: // it stands for several
+		q.lost += e.Length
+	default:
+		q.lost++
+	}
+}
+
+// take takes the next event, or the number of those that were dropped then.
+func (q *eventQueue) take() (e wire.Event, ok bool) {
+	switch {
+	case len(q.queue) > 0:
+		e, q.queue = q.queue[0], q.queue[1:]
+	case q.lost > 0:
+		e, q.lost = wire.Event{Kind: wire.EventLost, Length: q.lost}, 0
+	default:
+		return e, false
+	}
+	return e, true
+}
+
+// watcher sends events to a client. A slow one costs no more than its queue.
 type watcher struct {
 	prefix string
 	wake   chan struct{}
 
 	// Guarded by mu.
-	mu      sync.Mutex
-	queue   []wire.Event
-	lost    uint64
+	mu sync.Mutex
+	eventQueue
 	ended   bool
 	paused  bool
 	running chan struct{} // closed when the goroutine that sends ends; nil: none runs
@@ -138,7 +167,7 @@ const maxEvents = 1024
 var recordsOfWatch = ledger.Amounts{ledger.Records: maxEvents * recordOfName}
 
 func newWatcher(prefix string, queue []wire.Event, lost uint64) *watcher {
-	return &watcher{prefix: prefix, wake: make(chan struct{}, 1), queue: queue, lost: lost}
+	return &watcher{prefix: prefix, wake: make(chan struct{}, 1), eventQueue: eventQueue{queue, lost}}
 }
 
 // watch starts events.
@@ -194,11 +223,7 @@ func (w *watcher) wakeLocked() {
 func (w *watcher) add(e wire.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.queue) >= maxEvents {
-		w.lost++
-		return
-	}
-	w.queue = append(w.queue, e)
+	w.eventQueue.add(e)
 	w.wakeLocked()
 }
 
@@ -206,19 +231,13 @@ func (w *watcher) add(e wire.Event) {
 func (w *watcher) next() (e wire.Event, ok, more bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch {
-	case w.paused || w.ended:
+	if w.paused || w.ended {
 		close(w.running)
 		w.running = nil
 		return e, false, false
-	case len(w.queue) > 0:
-		e, w.queue = w.queue[0], w.queue[1:]
-	case w.lost > 0:
-		e, w.lost = wire.Event{Kind: wire.EventLost, Length: w.lost}, 0
-	default:
-		return e, false, true
 	}
-	return e, true, true
+	e, ok = w.take()
+	return e, ok, true
 }
 
 // run sends events until the connection ends, or pause.

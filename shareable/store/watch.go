@@ -45,8 +45,8 @@ type Event struct {
 
 // Watch returns the events of all objects that have a name with the prefix, or of all if it
 // is empty, from its return on. They end with ctx, with the loop, or with the server: the
-// last pair has the error. The events can be read once. The server keeps 1024 of them for a
-// loop that is slow.
+// last pair has the error. The events can be read once. 1024 of them are kept for a loop that is slow,
+// and EventLost tells of those that come then.
 func (c *Client) Watch(ctx context.Context, prefix string) (iter.Seq2[Event, error], error) {
 	events, err := c.watch(ctx, prefix)
 	if err != nil {
@@ -64,10 +64,10 @@ func (c *Client) watch(ctx context.Context, prefix string) (iter.Seq2[Event, err
 			return nil, err
 		}
 	}
-	w := &watch{ctx: ctx, c: c, events: make(chan wire.Event), over: make(chan struct{})}
+	w := &watch{ctx: ctx, c: c, more: make(chan struct{}, 1)}
 	sub, cancel := c.both(ctx)
 	defer cancel()
-	conn, err := c.connect(sub, w.take)
+	conn, err := c.connect(sub, w.add)
 	if err != nil {
 		return nil, c.why(ctx, err)
 	}
@@ -86,19 +86,18 @@ func (c *Client) watch(ctx context.Context, prefix string) (iter.Seq2[Event, err
 // watch is a connection that gets events.
 type watch struct {
 	// Immutable once the events begin.
-	ctx    context.Context
-	c      *Client
-	conn   serve.Client
-	stop   func() // has the contexts no longer end it
-	events chan wire.Event
-	over   chan struct{} // closed by end
+	ctx  context.Context
+	c    *Client
+	conn serve.Client
+	stop func()        // has the contexts no longer end it
+	more chan struct{} // there may be events
 
-	once sync.Once
+	mu    sync.Mutex
+	queue eventQueue // guarded by mu
 }
 
-// take passes an event on. It waits for the loop: events of a slow one are kept by the
-// server.
-func (w *watch) take(f wire.Frame) error {
+// add keeps an event for the loop. It never waits for that: the server disconnects who does not read.
+func (w *watch) add(f wire.Frame) error {
 	if f.Type != wire.TypeEvent {
 		return unasked(f)
 	}
@@ -106,17 +105,25 @@ func (w *watch) take(f wire.Frame) error {
 	if err != nil {
 		return protocolError(err)
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.queue.add(e)
 	select {
-	case w.events <- e:
-	case <-w.over:
+	case w.more <- struct{}{}:
+	default:
 	}
 	return nil
 }
 
-// end ends the connection. Twice is fine.
-func (w *watch) end() {
-	w.once.Do(func() { close(w.over); w.conn.Close() })
+// next takes the next event, if there is one.
+func (w *watch) next() (wire.Event, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.queue.take()
 }
+
+// end ends the connection. Twice is fine.
+func (w *watch) end() { w.conn.Close() }
 
 // all is what Watch returns.
 func (w *watch) all(yield func(Event, error) bool) {
@@ -124,17 +131,23 @@ func (w *watch) all(yield func(Event, error) bool) {
 	defer w.end()
 	instance := w.conn.Hello().Instance
 	for {
-		select {
-		case e := <-w.events:
-			id := ID{Instance: instance, Number: e.ID}
-			if e.ID == 0 {
-				id = ID{}
+		e, ok := w.next()
+		if !ok {
+			select {
+			case <-w.more:
+				continue
+			case <-w.conn.Ended(): // nothing comes after that
 			}
-			if !yield(Event{Kind: EventKind(e.Kind), ID: id, Name: e.Name, Len: e.Length}, nil) {
+			if e, ok = w.next(); !ok {
+				yield(Event{}, w.err())
 				return
 			}
-		case <-w.conn.Ended():
-			yield(Event{}, w.err())
+		}
+		id := ID{Instance: instance, Number: e.ID}
+		if e.ID == 0 {
+			id = ID{}
+		}
+		if !yield(Event{Kind: EventKind(e.Kind), ID: id, Name: e.Name, Len: e.Length}, nil) {
 			return
 		}
 	}
