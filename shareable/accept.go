@@ -214,7 +214,7 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 	// Counting and adding are one step under mu, so that two connections at a
 	// time cannot both take the last place.
 	same := s.connsByUID[cred.UID]
-	if len(s.sessions) >= s.opts.MaxConns || same >= s.opts.MaxConnsPerUID {
+	if ses.operator = len(s.sessions) >= s.opts.MaxConns || same >= s.opts.MaxConnsPerUID; ses.operator && !s.hasPlaceLocked(cred.UID) {
 		return nil, fmt.Errorf("%w: %d connections, %d of user %d", vmm.ErrLimit, len(s.sessions), same, cred.UID)
 	}
 	if p := s.parking; p != nil {
@@ -226,6 +226,25 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 	}
 	s.addSessionLocked(ses)
 	return ses, nil
+}
+
+// reservedConns are the connections beyond all limits that root and the user of a store may have, to see what
+// is wrong and to delete objects. They make nothing.
+const reservedConns = 8
+
+// hasPlaceLocked reports whether a user has one of the reserved connections left. Requires mu.
+func (s *Server) hasPlaceLocked(user uint32) bool {
+	invariants.Held(&s.mu)
+	if s.opts.hooks.handler == nil || user != 0 && user != uint32(os.Getuid()) {
+		return false
+	}
+	n := 0
+	for ses := range s.sessions {
+		if ses.operator {
+			n++
+		}
+	}
+	return n < reservedConns
 }
 
 // sendRefusal tells the peer why. A new connection has room for that frame.

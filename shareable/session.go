@@ -30,6 +30,8 @@ type session struct {
 	done    chan struct{} // closed by stop
 	closing chan struct{} // closed by shutdown
 
+	operator bool // it has a reserved place; set by admit
+
 	// Set once, by stop.
 	stopOnce sync.Once
 	err      error
@@ -270,7 +272,7 @@ func (ses *session) setReadDeadlineLocked() error {
 	switch {
 	case ses.parking != nil:
 		deadline = time.Unix(1, 0)
-	case len(ses.attachments) == 0 && ses.srv.opts.hooks.handler == nil:
+	case len(ses.attachments) == 0 && (ses.srv.opts.hooks.handler == nil || ses.operator):
 		deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
 	}
 	return ses.conn.SetReadDeadline(deadline)
@@ -301,6 +303,9 @@ func (ses *session) handle(f wire.Frame) error {
 	if err := ses.countRequest(f.Request); err != nil {
 		return err
 	}
+	if ses.operator && !forOperators(f.Type) {
+		return ses.refuse(f.Request, wire.CodeLimit, "too many connections: this one may only look, and delete")
+	}
 	switch f.Type {
 	case wire.TypeList:
 		return ses.list(f)
@@ -325,6 +330,15 @@ func (ses *session) handle(f wire.Frame) error {
 		return nil
 	}
 	return &wire.ProtocolError{What: fmt.Sprintf("a frame of type %d", f.Type)}
+}
+
+// forOperators reports whether a connection with a reserved place may send a frame.
+func forOperators(t wire.Type) bool {
+	switch t {
+	case wire.TypeList, wire.TypeStat, wire.TypeQuery, wire.TypeCount, wire.TypeDelete, wire.TypeTakeOver, wire.TypeTaken:
+		return true
+	}
+	return false
 }
 
 // list sends the objects after an id, as many as one frame takes.

@@ -33,7 +33,7 @@ func NewStore(dev *vmm.Device, o Options, h serve.Handler) (*Server, serve.Serve
 	o.hooks.handler = h
 	// Each writer and each reader has a connection of its own.
 	o.MaxConns = cmp.Or(o.MaxConns, fileLimit()/8) // one with a reader has three descriptors
-	o.MaxConnsPerUID = cmp.Or(o.MaxConnsPerUID, o.MaxConns)
+	o.MaxConnsPerUID = cmp.Or(o.MaxConnsPerUID, max(o.MaxConns/max(len(o.UIDs), 1), 1))
 	o.Rate = cmp.Or(o.Rate, 100_000)
 	s, err := NewServer(dev, o)
 	if err != nil {

@@ -109,7 +109,7 @@ func (o *options) token() ([]byte, error) {
 func (o *options) serverOptions(log io.Writer) (store.Options, error) {
 	token, err := o.token()
 	so := store.Options{
-		Token: token, MaxConns: o.maxConns, MaxConnsPerUID: o.maxConns, MaxObjects: o.maxObjects,
+		Token: token, MaxConns: o.maxConns, MaxObjects: o.maxObjects,
 		MaxBytes: uint64(o.maxBytes), MaxBytesPerUID: uint64(o.maxBytesPerUser), Evict: o.evict, Timeout: o.timeout,
 	}
 	for _, u := range o.users {

@@ -1,0 +1,49 @@
+package store
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// TestOperatorHasAPlace: where clients have all connections, the server's user can still look, and delete,
+// but make nothing, and has no more places than a few.
+func TestOperatorHasAPlace(t *testing.T) {
+	t.Parallel()
+	const conns = 6
+	s := listening(t, Options{MaxConns: conns, Timeout: 500 * time.Millisecond})
+	c := clientOf(t, s)
+	sealed(t, c, "x", []byte{1})
+	w := writer(t, c, "w", CreateOptions{Size: 1})
+	for s.Stats().Clients < conns {
+		connected(t, s)
+	}
+	operator := clientOf(t, s)
+	require.Equal(t, []string{"x", "w"}, names(t, operator))
+	_, err := operator.Create(t.Context(), "y", CreateOptions{Size: 1})
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	_, err = operator.Get(t.Context(), "x", GetOptions{})
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	require.NoError(t, operator.Delete(t.Context(), "x", DeleteOptions{}))
+	require.NoError(t, w.Err())
+
+	require.Eventually(t, func() bool { return s.Stats().Clients == conns }, inTime, step, "those that ask for nothing end")
+	var all []*Client
+	for range 9 {
+		one, err := Connect(t.Context(), s.Path(), vmmtest.Device(t), ClientOptions{})
+		if err != nil {
+			require.ErrorIs(t, err, vmm.ErrLimit)
+			require.Len(t, all, 8)
+			break
+		}
+		all = append(all, one)
+	}
+	require.Len(t, all, 8)
+	for _, one := range all {
+		require.NoError(t, one.Close())
+	}
+}
