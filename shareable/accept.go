@@ -228,25 +228,6 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 	return ses, nil
 }
 
-// reservedConns are the connections beyond all limits that root and the user of a store may have, to see what
-// is wrong and to delete objects. They make nothing.
-const reservedConns = 8
-
-// hasPlaceLocked reports whether a user has one of the reserved connections left. Requires mu.
-func (s *Server) hasPlaceLocked(user uint32) bool {
-	invariants.Held(&s.mu)
-	if s.opts.hooks.handler == nil || user != 0 && user != uint32(os.Getuid()) {
-		return false
-	}
-	n := 0
-	for ses := range s.sessions {
-		if ses.operator {
-			n++
-		}
-	}
-	return n < reservedConns
-}
-
 // sendRefusal tells the peer why. A new connection has room for that frame.
 func (s *Server) sendRefusal(c *wire.Conn, err error) {
 	e := wire.Error{Code: codeOf(err), Text: "too many connections"}

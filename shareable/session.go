@@ -332,15 +332,6 @@ func (ses *session) handle(f wire.Frame) error {
 	return &wire.ProtocolError{What: fmt.Sprintf("a frame of type %d", f.Type)}
 }
 
-// forOperators reports whether a connection with a reserved place may send a frame.
-func forOperators(t wire.Type) bool {
-	switch t {
-	case wire.TypeList, wire.TypeStat, wire.TypeQuery, wire.TypeCount, wire.TypeDelete, wire.TypeTakeOver, wire.TypeTaken:
-		return true
-	}
-	return false
-}
-
 // list sends the objects after an id, as many as one frame takes.
 func (ses *session) list(f wire.Frame) error {
 	q, err := wire.DecodeList(f.Payload)

@@ -403,11 +403,11 @@ func (g *Range) publishLenLocked(n uint64) {
 	c := &r.dev.counters
 	switch old := g.len.Swap(n); {
 	case n > old: // what is appended was written, or else is marked anew
-		r.dev.state.parent.undefined.remove(r.ptr+Ptr(old), r.ptr+Ptr(n))
+		r.dev.state.parent.undefined.remove(r.ptr+Ptr(old), r.ptr+Ptr(n), false)
 		c.add(n-old, &c.used, &r.counters.used)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu
-		r.dev.state.parent.undefined.remove(r.ptr+Ptr(n), r.ptr+Ptr(old))
+		r.dev.state.parent.undefined.remove(r.ptr+Ptr(n), r.ptr+Ptr(old), true)
 		c.sub(old-n, &c.used, &r.counters.used)
 	default:
 		return

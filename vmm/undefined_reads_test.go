@@ -24,7 +24,7 @@ func TestUndefinedByAnyWay(t *testing.T) {
 	to, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 20})
 	require.NoError(t, err)
 	require.NoError(t, errors.Join(v.Append(make([]int32, 100)...), rows.Append(make([]int32, 30)...), to.Append(make([]byte, 4096))))
-	s.MarkUndefined(stopped, vmm.Span{Addr: v.Ptr() + 4*50, Size: 4}, vmm.Span{Addr: rows.Ptr() + 64*5 + 8, Size: 4})
+	s.MarkUndefined(stopped, 0, vmm.Span{Addr: v.Ptr() + 4*50, Size: 4}, vmm.Span{Addr: rows.Ptr() + 64*5 + 8, Size: 4})
 
 	iterated := func(next func(yield func(error) bool)) error {
 		for err := range next {

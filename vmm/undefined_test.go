@@ -28,7 +28,7 @@ func TestUndefined(t *testing.T) {
 	mark := func(t *testing.T) *vmm.Range {
 		t.Helper()
 		g := filled(t)
-		s.MarkUndefined(stopped, vmm.Span{Addr: g.Ptr() + 100, Size: 100}, vmm.Span{})
+		s.MarkUndefined(stopped, 0, vmm.Span{Addr: g.Ptr() + 100, Size: 100}, vmm.Span{})
 		return g
 	}
 	b := make([]byte, 10)
@@ -78,7 +78,7 @@ func TestUndefined(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, errors.Join(r.Close(), c.Close())) })
 		require.NoError(t, r.Map(0, c))
-		s.MarkUndefined(stopped, vmm.Span{Addr: r.Ptr(), Size: 100})
+		s.MarkUndefined(stopped, 0, vmm.Span{Addr: r.Ptr(), Size: 100})
 		require.ErrorIs(t, dev.CopyOut(b, r.Ptr()), stopped)
 		require.NoError(t, r.Unmap(0, c.Size()))
 		require.NoError(t, s.Sync())
@@ -99,10 +99,94 @@ func TestUndefined(t *testing.T) {
 	})
 	t.Run("nothing", func(t *testing.T) {
 		g := filled(t)
-		s.MarkUndefined(nil, vmm.Span{Addr: g.Ptr(), Size: 1})
-		(*vmm.Stream)(nil).MarkUndefined(stopped, vmm.Span{Addr: g.Ptr(), Size: 1})
+		s.MarkUndefined(nil, 0, vmm.Span{Addr: g.Ptr(), Size: 1})
+		(*vmm.Stream)(nil).MarkUndefined(stopped, 0, vmm.Span{Addr: g.Ptr(), Size: 1})
 		(*vmm.Device)(nil).MarkWritten(vmm.Span{Addr: g.Ptr(), Size: 1})
 		require.NoError(t, s.Sync())
+	})
+}
+
+// TestUndefinedButForDrops: what was given up since work was queued is not undefined if the work is stopped;
+// what was appended since, and all that is not remembered any more, is.
+func TestUndefinedButForDrops(t *testing.T) {
+	dev := vmmtest.Device(t)
+	s := newStream(t, dev)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	stopped := errors.New("a member is gone")
+	drops := dev.NewDrops()
+	t.Cleanup(drops.Close)
+	long := func(t *testing.T) (*vmm.Range, vmm.Span) {
+		t.Helper()
+		g, err := dev.NewRange(vmm.RangeOptions{Max: 64 << 20})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, g.Close()) })
+		require.NoError(t, g.Append(make([]byte, 1000)))
+		return g, vmm.Span{Addr: g.Ptr(), Size: 1000}
+	}
+	undefined := func(g *vmm.Range) (at []int) {
+		for i := range int(g.Len()) {
+			if _, err := g.ReadAt(make([]byte, 1), int64(i)); err != nil {
+				at = append(at, i)
+			}
+		}
+		if len(at) == 0 {
+			return nil
+		}
+		return []int{at[0], at[len(at)-1] + 1, len(at)}
+	}
+	for name, c := range map[string]struct {
+		do   func(t *testing.T, g *vmm.Range)
+		want []int
+	}{
+		"nothing":  {func(*testing.T, *vmm.Range) {}, []int{0, 1000, 1000}},
+		"dropped":  {func(t *testing.T, g *vmm.Range) { require.NoError(t, g.SetLen(400)) }, []int{0, 400, 400}},
+		"anew":     {func(t *testing.T, g *vmm.Range) { require.NoError(t, errors.Join(g.SetLen(400), g.SetLen(700))) }, []int{0, 400, 400}},
+		"appended": {func(t *testing.T, g *vmm.Range) { require.NoError(t, g.SetLen(1500)) }, []int{0, 1000, 1000}},
+		"written": {func(_ *testing.T, g *vmm.Range) {
+			dev.MarkWritten(vmm.Span{Addr: g.Ptr() + 200, Size: 100}, vmm.Span{Addr: g.Ptr() + 500, Size: 100})
+		}, []int{0, 1000, 800}},
+		"forgotten": {func(t *testing.T, g *vmm.Range) {
+			require.NoError(t, g.SetLen(400))
+			drops.Forget(drops.Now())
+			require.NoError(t, g.SetLen(1000))
+		}, []int{0, 1000, 1000}},
+		"too many": {func(t *testing.T, g *vmm.Range) {
+			require.NoError(t, g.SetLen(400))
+			for range 1 << 17 {
+				dev.MarkWritten(vmm.Span{Addr: g.Ptr() + 500, Size: 1})
+			}
+			require.NoError(t, g.SetLen(1000))
+		}, []int{0, 1000, 999}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g, all := long(t)
+			require.NoError(t, g.SetLen(900))
+			before := drops.Now()
+			require.NoError(t, g.SetLen(1000))
+			since := drops.Now()
+			c.do(t, g)
+			s.MarkUndefined(stopped, since, all)
+			require.Equal(t, c.want, undefined(g))
+			dev.MarkWritten(all)
+			s.MarkUndefined(stopped, before, all)
+			require.Nil(t, undefined(g), "all was given up by MarkWritten")
+			s.MarkUndefined(stopped, 0, all)
+			require.Equal(t, int(min(g.Len(), 1000)), undefined(g)[2], "since now")
+		})
+	}
+	t.Run("closed", func(t *testing.T) {
+		g, all := long(t)
+		since := drops.Now()
+		require.NoError(t, g.Close())
+		s.MarkUndefined(stopped, since, all)
+		require.NoError(t, s.Undefined(), "another may have the addresses")
+	})
+	t.Run("no device", func(t *testing.T) {
+		none := (*vmm.Device)(nil).NewDrops()
+		require.Zero(t, none.Now())
+		none.Forget(1)
+		none.Close()
+		require.Zero(t, (&vmm.Drops{}).Now())
 	})
 }
 

@@ -70,7 +70,7 @@ func newGroup(dev *vmm.Device, e engine.Engine, o Options, of engine.Maker, c *c
 		dev: dev, rank: o.Rank, size: o.Size, opts: o, e: e, of: of, circle: c, met: c != nil, stop: make(chan struct{}), aborted: make(chan struct{}),
 		calling: make(chan struct{}, 1), regs: map[*Registration]struct{}{},
 	}
-	g.waits.g = g
+	g.waits.g, g.waits.drops = g, dev.NewDrops()
 	if err := g.makeScratch(); err != nil {
 		g.circle = nil // the caller's: Shrink may be called again
 		c.hangUp(err)
@@ -184,7 +184,8 @@ func (g *Group) end() { <-g.calling }
 // ended. The first call takes longer, because the members connect; so does one that finds the stream
 // full.
 //
-// Arguments that cannot be used are refused before anything is queued: vmm.ErrInvalid,
+// Arguments that cannot be used are refused before anything is queued: vmm.ErrInvalid, also for memory
+// that one operation writes and another one of the call uses,
 // vmm.ErrBounds, vmm.ErrPermission, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy as for
 // Function.Launch; so is a context that has ended, or ends while another call of the group is made.
 // vmm.ErrNotSupported leaves the group usable, too. All other errors end it: ErrPeerGone, ErrFailed,
@@ -210,6 +211,9 @@ func (g *Group) do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
 	for i := range ops {
 		c, spans, err := ops[i].prepare(g.rank, g.size, g.spans, &g.arg)
 		if err != nil {
+			return fmt.Errorf("%v: %w", ops[i].op, err)
+		}
+		if err := apart(g.spans, spans[len(g.spans):]); err != nil {
 			return fmt.Errorf("%v: %w", ops[i].op, err)
 		}
 		if g.spans = spans; c.Count > 0 {
@@ -245,6 +249,19 @@ func (g *Group) do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
 	}
 	if err := g.waits.isQueued(q); err != nil {
 		return g.fail(err)
+	}
+	return nil
+}
+
+// apart is nil if no bytes that an operation uses are written by another one of the same call, in either
+// order: none waits for the other.
+func apart(before, more []vmm.Span) error {
+	for _, x := range more {
+		for _, y := range before {
+			if (x.Access == vmm.AccessReadWrite || y.Access == vmm.AccessReadWrite) && overlap(x, y) {
+				return fmt.Errorf("%w: the memory at %v is written, and used by another operation of the call", vmm.ErrInvalid, max(x.Addr, y.Addr))
+			}
+		}
 	}
 	return nil
 }
@@ -311,7 +328,7 @@ func (g *Group) fail(err error) error {
 
 // Abort ends this member's part of the group at once, and what the group has queued on
 // streams; the bytes that it would have written are undefined. It takes up to a second, and 4 ms
-// more for each call that is queued. Other calls return ErrAborted. Other members get ErrPeerGone,
+// more for each call that is queued. Other calls return ErrAborted, or that the group is closed. Other members get ErrPeerGone,
 // or reach their Timeout. Twice is fine, and so is a nil Group.
 func (g *Group) Abort() error {
 	if g == nil || g.dev == nil {
@@ -427,7 +444,13 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	w := g.waits.begin(ctx, false)
 	err = raw.SyncStream(queue) // not Stream.Sync: that waits for an event, and wakes up later
 	g.waits.end(w)
-	return cmp.Or(g.stopped(), err, st.Undefined())
+	if err = cmp.Or(g.stopped(), err); err != nil {
+		return err
+	}
+	if other := st.Undefined(); other != nil { // another group's, of which errors.Is must say nothing here
+		return errors.New("what another group was to write on the stream is undefined: " + other.Error())
+	}
+	return nil
 }
 
 // stopped is nil unless the group was aborted: then what was queued has ended, and may have

@@ -374,7 +374,7 @@ func (g *Group) runGrowCall(ctx context.Context, st *vmm.Stream, c *growCall) (r
 		g.dev.MarkWritten(added)
 		return nil, err
 	case stopped != nil: // SetLen has taken the mark off
-		st.MarkUndefined(stopped, added)
+		st.MarkUndefined(stopped, 0, added)
 	}
 	return received, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
@@ -93,41 +94,52 @@ func JoinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at
 
 // joinOn has the members meet, if at is not nil, and makes the group. The options are resolved.
 func joinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at *meeting) (*Group, error) {
-	limited, cancel := context.WithTimeout(ctx, o.Timeout)
+	limited, cancel := within(ctx, o.Timeout)
 	defer cancel()
 	var c *circle
 	var err error
 	if at != nil {
 		if c, o.ID, err = at.join(limited, o.Rank, of.NewID); err != nil {
-			return nil, deadlineError(ctx, err)
+			return nil, lateError(limited, "not all members came", err)
 		}
 	}
 	g, err := makeGroup(limited, dev, o, of, c)
 	if err != nil {
 		c.leave()
 	}
-	return g, deadlineError(ctx, err)
+	return g, err
+}
+
+// errTimeout is why a context of within has ended.
+var errTimeout = fmt.Errorf("%w: Options.Timeout", os.ErrDeadlineExceeded)
+
+// within is ctx for no longer than that.
+func within(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, timeout, errTimeout)
+}
+
+// lateError is err, or the error for a wait that took too long if it was within that has ended, and not the
+// caller's context.
+func lateError(limited context.Context, what string, err error) error {
+	if err != nil && errors.Is(err, context.DeadlineExceeded) && errors.Is(context.Cause(limited), errTimeout) {
+		return fmt.Errorf("%w: %s: %w", os.ErrDeadlineExceeded, what, err)
+	}
+	return err
 }
 
 // makeGroup makes the group of members that have met, if c is not nil. After an error they have hung up.
-func makeGroup(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, c *circle) (*Group, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
+// limited is of within.
+func makeGroup(limited context.Context, dev *vmm.Device, o Options, of engine.Maker, c *circle) (*Group, error) {
+	ctx, cancel := context.WithCancelCause(limited)
 	defer cancel(nil)
 	c.watch(cancel)
 	e, err := of.Join(ctx, dev, o.ID, o.Rank, o.Size)
 	if err != nil {
+		err = lateError(limited, "not all members have connected", err)
 		c.hangUp(err)
 		return nil, err
 	}
 	return newGroup(dev, e, o, of, c)
-}
-
-// deadlineError is err, or the error for a wait that took too long if it was not ctx that ended.
-func deadlineError(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w: not all members came: %w", os.ErrDeadlineExceeded, err)
-	}
-	return err
 }
 
 // fromEnvironment takes the group from the environment. With NCCL_COMM_ID the members do not meet.

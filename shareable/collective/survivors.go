@@ -69,18 +69,18 @@ func (g *Group) shrink(ctx context.Context) (*Group, error) {
 		return nil, fmt.Errorf("%w: the members of a group of Options.ID, or of NCCL_COMM_ID, do not know each other's addresses", vmm.ErrNotSupported)
 	}
 	<-g.aborted
-	limited, cancel := context.WithTimeout(ctx, g.opts.Timeout)
+	limited, cancel := within(ctx, g.opts.Timeout)
 	defer cancel()
 	c, ranks, id, err := g.circle.shrink(limited, g.of.NewID)
 	if err != nil {
-		return nil, deadlineError(ctx, err)
+		return nil, lateError(limited, "not all members came", err)
 	}
 	g.circle = c // from where Shrink goes on if it is called again
 	o := g.opts
 	o.ID, o.Rank, o.Size = id, c.rank, len(ranks)
 	next, err := makeGroup(limited, g.dev, o, g.of, c)
 	if err != nil {
-		return nil, deadlineError(ctx, err)
+		return nil, err
 	}
 	g.circle = nil // it is that of next
 	return next, g.freeCalling()

@@ -18,7 +18,8 @@ import (
 // One timer looks at all of them every 20 ms: a timer and a context.AfterFunc for each call would take
 // more than a third of the time of a small call.
 type waits struct {
-	g *Group
+	g     *Group
+	drops *vmm.Drops // memory that is given up while calls are queued
 
 	mu      sync.Mutex // the locks of streams and events come after it
 	all     []*wait
@@ -40,6 +41,7 @@ type wait struct {
 type queuedCall struct {
 	st         *vmm.Stream
 	writes     []vmm.Span
+	since      vmm.Moment // when it was queued
 	start, end *vmm.Event
 	whole      bool      // end is recorded
 	began      time.Time // when the timer saw that start is reached; zero before that
@@ -105,10 +107,20 @@ func (ws *waits) add(q *queuedCall) bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if !ws.stopped {
+		q.since = ws.drops.Now()
 		ws.queued = append(ws.queued, q)
 		ws.runLocked()
 	}
 	return !ws.stopped
+}
+
+// forgetLocked has nothing remembered that no call that is queued needs. Requires mu.
+func (ws *waits) forgetLocked() {
+	if len(ws.queued) == 0 {
+		ws.drops.Forget(0)
+		return
+	}
+	ws.drops.Forget(ws.queued[0].since)
 }
 
 // enough is how many calls are queued, at least, before one is asked whether it has run. To ask takes
@@ -127,6 +139,7 @@ func (ws *waits) takeIdle() (q *queuedCall) {
 			if ran, err := last.hasRun(); ran && err == nil {
 				ws.idle = append(ws.idle, ws.queued[:n]...)
 				ws.queued = slices.Delete(ws.queued, 0, n)
+				ws.forgetLocked()
 			}
 		}
 	}
@@ -227,6 +240,7 @@ func (ws *waits) overLocked() error {
 	}
 	clear(ws.queued[len(left):])
 	ws.queued = left
+	ws.forgetLocked()
 	return late
 }
 
@@ -238,7 +252,7 @@ func (ws *waits) stop(cause error) {
 	ws.stopped = true
 	for _, q := range ws.queued {
 		if ran, err := q.hasRun(); !ran || err != nil {
-			q.st.MarkUndefined(cause, q.writes...)
+			q.st.MarkUndefined(cause, q.since, q.writes...)
 		}
 	}
 }
@@ -252,6 +266,7 @@ func (ws *waits) free(discard func(func() error) error) (err error) {
 		err = errors.Join(err, discard(q.close))
 	}
 	ws.queued, ws.idle = nil, nil
+	ws.drops.Close()
 	return err
 }
 

@@ -242,22 +242,29 @@ func (p *DriverPool) reaches(dev *vmm.Device) error {
 // Free is cuMemFreeAsync. The errors are those of [Pool.Free].
 func (p *DriverPool) Free(s *vmm.Stream, b Block) error {
 	return p.free(b, func() error {
-		return p.onStream(s, func(handle driver.Stream) error { return p.plain.FreeAsync(b.ptr, handle) })
+		return p.onStream(s, func(handle driver.Stream) error {
+			p.notUndefined(b)
+			return p.plain.FreeAsync(b.ptr, handle)
+		})
 	})
 }
 
 // FreeNow is cuMemFree: the driver assumes that no work uses the block, and does not wait.
 func (p *DriverPool) FreeNow(b Block) error {
-	return p.free(b, func() error { return p.plain.FreePlain(b.ptr) })
+	return p.free(b, func() error {
+		p.notUndefined(b)
+		return p.plain.FreePlain(b.ptr)
+	})
 }
+
+// notUndefined is called before a block can be another one.
+func (p *DriverPool) notUndefined(b Block) { p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size}) }
 
 // free makes the call that frees a block. If it fails the block is allocated as before.
 func (p *DriverPool) free(b Block, call func() error) error {
 	err := p.enter()
 	if err == nil {
-		if err = p.freeOpen(b, call); err == nil {
-			p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size})
-		}
+		err = p.freeOpen(b, call)
 		p.leave()
 	}
 	return p.fail("free", b.ptr, b.size, err)

@@ -17,9 +17,9 @@ func (p *Pool) keep(st *stream, e *extent, seq uint64) error {
 		st.mu.Unlock()
 		return st.goneErr()
 	}
-	if !e.seq.CompareAndSwap(seq, 0) {
+	if err := p.end(&e.seq, seq, p.base+vmm.Ptr(e.off), e.size); err != nil {
 		st.mu.Unlock()
-		return notAllocated(&e.seq, seq)
+		return err
 	}
 	p.freeKept(st)
 	st.kept = kept{e, st.point()}

@@ -263,10 +263,16 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 			err = p.free(st, b)
 		}
 	}
-	if err != nil {
-		return p.fail("free", b.ptr, b.size, err)
+	return p.fail("free", b.ptr, b.size, err)
+}
+
+// end ends a block, of which that is the number as the pool keeps it: the next that is allocated there is another one, and none of
+// its bytes is undefined any more. The caller has the lock without which that is not allocated yet.
+func (p *Pool) end(number *atomic.Uint64, seq uint64, at vmm.Ptr, size uint64) error {
+	if !number.CompareAndSwap(seq, 0) {
+		return notAllocated(number, seq)
 	}
-	p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size})
+	p.dev.MarkWritten(vmm.Span{Addr: at, Size: size})
 	return nil
 }
 
@@ -294,9 +300,6 @@ func (p *Pool) FreeNow(b Block) error {
 	default:
 		err = p.freeNow(b)
 	}
-	if err == nil {
-		p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size})
-	}
 	return p.fail("free", b.ptr, b.size, err)
 }
 
@@ -312,8 +315,8 @@ func (p *Pool) freeNow(b Block) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := b.in.ext
-	if !e.seq.CompareAndSwap(b.seq, 0) {
-		return notAllocated(&e.seq, b.seq)
+	if err := p.end(&e.seq, b.seq, b.ptr, e.size); err != nil {
+		return err
 	}
 	p.setOwnersLocked(e, nil)
 	p.long.count(p, -1, e.size)
@@ -331,8 +334,11 @@ func (p *Pool) fail(op string, ptr vmm.Ptr, size uint64, err error) error {
 
 // wrap is nil for nil, and an error that is wrapped already as it is.
 func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error {
+	if err == nil {
+		return nil // and nothing is allocated
+	}
 	var done *vmm.OpError
-	if err == nil || errors.As(err, &done) {
+	if errors.As(err, &done) {
 		return err
 	}
 	return &vmm.OpError{Op: op, Device: dev.String(), Addr: ptr, Size: size, Err: err}

@@ -121,9 +121,9 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 		st.mu.Unlock()
 		return st.goneErr()
 	}
-	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
+	if err := p.end(&sl.seqs[i], b.seq, b.ptr, sl.size); err != nil {
 		st.mu.Unlock()
-		return notAllocated(&sl.seqs[i], b.seq)
+		return err
 	}
 	st.giveLocked(sl, i, true)
 	st.mu.Unlock()
@@ -159,8 +159,8 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 		st.mu.Lock()
 		if !st.gone && st.open() {
 			defer st.mu.Unlock()
-			if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
-				return notAllocated(&sl.seqs[i], b.seq)
+			if err := p.end(&sl.seqs[i], b.seq, b.ptr, sl.size); err != nil {
+				return err
 			}
 			st.giveLocked(sl, i, false)
 			return nil
@@ -169,8 +169,8 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	}
 	home := sl.lockHome() // that stream is closed, and its work has ended
 	defer home.mu.Unlock()
-	if !sl.seqs[i].CompareAndSwap(b.seq, 0) {
-		return notAllocated(&sl.seqs[i], b.seq)
+	if err := p.end(&sl.seqs[i], b.seq, b.ptr, sl.size); err != nil {
+		return err
 	}
 	home.giveLocked(sl, i, false)
 	return nil

@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"errors"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,11 +27,86 @@ func TestFreedBlocksAreDefined(t *testing.T) {
 		for _, size := range []uint64{1000, 3 << 20} {
 			b, err := p.Alloc(s, size)
 			require.NoError(t, err)
-			s.MarkUndefined(stopped, vmm.Span{Addr: b.Ptr(), Size: size})
+			s.MarkUndefined(stopped, 0, vmm.Span{Addr: b.Ptr(), Size: size})
 			require.ErrorIs(t, s.Sync(), stopped, name)
 			require.NoError(t, free(b))
 			require.NoError(t, s.Sync(), name)
 		}
 	}
 	require.NoError(t, errors.Join(s.Close(), p.Close()))
+}
+
+// TestFreedInFlight: a block that was freed since work was queued, or the part that Resize gave up, is not
+// undefined if the work is stopped; what is left of the block is.
+func TestFreedInFlight(t *testing.T) {
+	d := vmmtest.Device(t)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	p, err := pool.New(d, pool.Options{})
+	require.NoError(t, err)
+	stopped := errors.New("a member is gone")
+	drops := d.NewDrops()
+	defer drops.Close()
+	for _, size := range []uint64{1000, 3 << 20} {
+		neighbour, err := p.Alloc(s, size) // keeps the memory mapped
+		require.NoError(t, err)
+		for name, free := range map[string]func(pool.Block) error{
+			"Free":    func(b pool.Block) error { return p.Free(s, b) },
+			"FreeNow": p.FreeNow,
+		} {
+			b, err := p.Alloc(s, size)
+			require.NoError(t, err)
+			since := drops.Now()
+			require.NoError(t, free(b))
+			s.MarkUndefined(stopped, since, vmm.Span{Addr: b.Ptr(), Size: size})
+			require.NoError(t, s.Undefined(), name)
+		}
+		require.NoError(t, p.FreeNow(neighbour))
+	}
+	b, err := p.Alloc(s, 8<<20)
+	require.NoError(t, err)
+	all := vmm.Span{Addr: b.Ptr(), Size: b.Size()}
+	since := drops.Now()
+	b, err = p.Resize(s, b, 2<<20)
+	require.NoError(t, err)
+	s.MarkUndefined(stopped, since, all)
+	require.ErrorContains(t, s.Undefined(), "the 2097152 bytes")
+	require.NoError(t, p.Free(s, b))
+	require.NoError(t, errors.Join(s.Close(), p.Close()))
+}
+
+// TestMarksOfTheNextBlock: what is undefined in a block stays so whatever another goroutine does that had
+// its memory before.
+func TestMarksOfTheNextBlock(t *testing.T) {
+	d := vmmtest.Device(t)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	p, err := pool.New(d, pool.Options{})
+	require.NoError(t, err)
+	stopped := errors.New("a member is gone")
+	for _, size := range []uint64{1000, 3 << 20} {
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				for i := range 5000 {
+					b, err := p.Alloc(s, size)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					s.MarkUndefined(stopped, 0, vmm.Span{Addr: b.Ptr(), Size: 1})
+					if err := d.CopyOut(make([]byte, 1), b.Ptr()); !errors.Is(err, stopped) {
+						t.Errorf("round %d: %v", i, err)
+						return
+					}
+					if err := p.Free(s, b); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+	}
+	require.NoError(t, errors.Join(s.Sync(), s.Close(), p.Close()))
 }

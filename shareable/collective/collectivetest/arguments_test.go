@@ -344,3 +344,29 @@ func TestDriverFailsWhileMembersAgree(t *testing.T) {
 		})
 	}
 }
+
+// TestOperationsThatMeet: what one operation of a call writes no other one may use, and what they only send
+// several may.
+func TestOperationsThatMeet(t *testing.T) {
+	t.Parallel()
+	ps := peers(t, collectivetest.Options{}, 2)
+	first, second, both := func(p *peer) collective.Memory { return collective.Part(p.f, 0, 8) },
+		func(p *peer) collective.Memory { return collective.Part(p.f, 8, 8) }, func(p *peer) collective.Memory { return collective.Part(p.f, 4, 8) }
+	for name, ops := range map[string][]collective.Op{
+		"received twice":    {collective.Recv(first(ps[0]), 1), collective.Recv(both(ps[0]), 1)},
+		"received and sent": {collective.Recv(first(ps[0]), 1), collective.Send(both(ps[0]), 1)},
+		"sent and received": {collective.Send(both(ps[0]), 1), collective.Recv(second(ps[0]), 1)},
+		"summed twice": {
+			collective.AllReduce(ps[0].f, ps[0].f, collective.Float32, collective.Sum), collective.AllReduce(first(ps[0]), first(ps[0]), collective.Float32, collective.Sum),
+		},
+	} {
+		require.ErrorIs(t, ps[0].g.Do(t.Context(), ps[0].st, ops...), vmm.ErrInvalid, name)
+	}
+	for i, p := range ps {
+		require.NoError(t, p.g.Do(t.Context(), p.st, collective.Send(first(p), 1-i), collective.Send(first(p), 1-i),
+			collective.Recv(second(p), 1-i), collective.Recv(collective.Part(p.f, 16, 8), 1-i)))
+	}
+	for _, p := range ps {
+		require.NoError(t, p.sync())
+	}
+}

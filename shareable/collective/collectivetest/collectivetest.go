@@ -50,7 +50,8 @@ func Groups(tb testing.TB, n int) []*collective.Group {
 	return GroupsOn(tb, devs...)
 }
 
-// GroupsOn is Groups with these devices, one for each member. Members may have the same device.
+// GroupsOn is Groups with these devices, one for each member. Members may have the same device. Then what waits
+// for all of it, as the Close of a Range may, waits for other members' calls, too.
 func GroupsOn(tb testing.TB, devs ...*vmm.Device) []*collective.Group {
 	tb.Helper()
 	return New(tb, Options{}, devs...)

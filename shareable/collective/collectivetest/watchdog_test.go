@@ -1,17 +1,24 @@
 package collectivetest_test
 
 import (
+	"context"
 	"errors"
+	"net"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/cgo/nccl"
 	"github.com/cuvmm/cuvmm/growable"
 	"github.com/cuvmm/cuvmm/shareable/collective"
 	"github.com/cuvmm/cuvmm/shareable/collective/collectivetest"
+	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
+	"github.com/cuvmm/cuvmm/shareable/collective/internal/hostengine"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
@@ -98,4 +105,94 @@ func TestOwnWorkIsNotTimed(t *testing.T) {
 		require.NoError(t, p.sync())
 	}
 	require.NoError(t, m.Close())
+}
+
+// TestGivenUpInFlight: what the program gives up while a call that writes it is queued is not undefined once
+// the call is stopped, and can be other memory by then.
+func TestGivenUpInFlight(t *testing.T) {
+	const size = 512
+	for name, drop := range map[string]func(*pool.Pool, *peer, pool.Block, *growable.Vector[uint64]) error{
+		"freed":     func(p *pool.Pool, m *peer, b pool.Block, _ *growable.Vector[uint64]) error { return p.Free(m.st, b) },
+		"freed now": func(p *pool.Pool, _ *peer, b pool.Block, _ *growable.Vector[uint64]) error { return p.FreeNow(b) },
+		"dropped":   func(_ *pool.Pool, _ *peer, _ pool.Block, v *growable.Vector[uint64]) error { return v.SetLen(0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ps := peers(t, collectivetest.Options{}, 2)
+			m := ps[0]
+			p, err := pool.New(m.dev, pool.Options{})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, p.Close()) })
+			neighbour, err := p.Alloc(m.st, size) // keeps the memory mapped
+			require.NoError(t, err)
+			b, err := p.Alloc(m.st, size)
+			require.NoError(t, err)
+			v, err := growable.New[uint64](m.dev, growable.Options{MaxLen: 1 << 20})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, v.Close()) })
+			require.NoError(t, v.Append(make([]uint64, size/8)...))
+			var of collective.Memory = b
+			if name == "dropped" {
+				of = v
+			}
+			require.NoError(t, m.g.Do(t.Context(), m.st, collective.Recv(of, 1)))
+			require.NoError(t, drop(p, m, b, v))
+			require.NoError(t, collectivetest.Kill(ps[1].g))
+			require.ErrorIs(t, m.sync(), collective.ErrPeerGone)
+			require.NoError(t, m.g.Abort())
+			require.NoError(t, m.st.Sync())
+			next := b
+			if name != "dropped" {
+				next, err = p.Alloc(m.st, size)
+				require.NoError(t, err)
+				require.Equal(t, b.Ptr(), next.Ptr())
+				require.NoError(t, m.dev.CopyOut(make([]byte, size), next.Ptr()))
+			}
+			require.NoError(t, errors.Join(p.Free(m.st, next), p.Free(m.st, neighbour)))
+		})
+	}
+}
+
+// TestOthersUndefinedBytes: a group that goes on says of bytes that another one left undefined what they are,
+// and not that a member of its own is gone.
+func TestOthersUndefinedBytes(t *testing.T) {
+	devs := []*vmm.Device{vmmtest.Device(t), vmmtest.Device(t)}
+	dies, lives := collectivetest.GroupsOn(t, devs...), collectivetest.GroupsOn(t, devs...)
+	m := newPeer(t, devs[0])
+	require.NoError(t, dies[0].Do(t.Context(), m.st, collective.AllReduce(m.f, m.f, collective.Float32, collective.Sum)))
+	require.NoError(t, collectivetest.Kill(dies[1]))
+	require.ErrorIs(t, dies[0].Sync(t.Context(), m.st), collective.ErrPeerGone)
+	err := lives[0].Sync(t.Context(), m.st)
+	require.ErrorContains(t, err, "another group")
+	require.NotErrorIs(t, err, collective.ErrPeerGone)
+	require.NotErrorIs(t, err, collective.ErrAborted)
+	require.NoError(t, lives[0].Err())
+	devs[0].MarkWritten(vmm.Span{Addr: m.f.Ptr(), Size: m.f.Len()})
+	require.NoError(t, lives[0].Sync(t.Context(), m.st))
+}
+
+// neverJoins is an engine's maker that waits for a member for ever.
+type neverJoins struct{ *hostengine.Worlds }
+
+func (neverJoins) Join(ctx context.Context, _ *vmm.Device, _ nccl.ID, _, _ int) (engine.Engine, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// TestJoinTakesTooLong: members that have met and do not connect are late, for each of them.
+func TestJoinTakesTooLong(t *testing.T) {
+	at, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	errs := make([]error, 3)
+	var all sync.WaitGroup
+	for rank := range errs {
+		dev := vmmtest.Device(t)
+		all.Go(func() {
+			_, errs[rank] = collective.JoinOn(t.Context(), dev, collective.Options{Rank: rank, Size: len(errs), Timeout: 500 * time.Millisecond}, neverJoins{}, at)
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+		require.NotErrorIs(t, err, collective.ErrPeerGone)
+	}
 }
