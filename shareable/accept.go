@@ -45,6 +45,9 @@ func (s *Server) acceptLoop() {
 // closeListener turns away the connections that were not accepted, and then closes the
 // listener: with them in it, descriptors that lie unread there would be closed too.
 func (s *Server) closeListener() {
+	if s.socket.kept { // those that wait are another process's
+		return
+	}
 	waiting, all := s.socket.takeWaiting()
 	for _, c := range waiting {
 		_, _ = s.openSession(c)

@@ -28,6 +28,7 @@ type serverState struct {
 	Path     string
 	Listener *int // nil: without a socket
 	Lock     *int // nil: an abstract name
+	Kept     bool
 	Objects  []objectState
 	Sessions []sessionState
 }
@@ -132,7 +133,7 @@ func (s storeServer) Handover(objects []serve.Object, but serve.Conn) (state []b
 			l.close()
 		}
 	}()
-	x := serverState{Instance: s.hello.Instance, Path: s.path}
+	x := serverState{Instance: s.hello.Instance, Path: s.path, Kept: s.socket != nil && s.socket.kept}
 	s.mu.Lock()
 	x.NextID = s.nextID
 	listed := map[uint64]bool{}
@@ -445,7 +446,7 @@ func (t *takeover) attachment(ses *session, o *storeObject, x attachmentState) {
 
 // socket makes the listening socket.
 func (t *takeover) socket(x serverState) (*socket, error) {
-	s := &socket{path: x.Path, lock: -1}
+	s := &socket{path: x.Path, lock: -1, kept: x.Kept}
 	fd, err := t.take(*x.Listener)
 	if err != nil {
 		return nil, err
@@ -468,6 +469,46 @@ func (t *takeover) socket(x serverState) (*socket, error) {
 		}
 	}
 	return s, err
+}
+
+// Adopt has the server accept connections at a listener that another process keeps.
+func (s storeServer) Adopt(path string, listener, lock int) (err error) {
+	t := &takeover{fds: []int{listener, lock}}
+	defer t.closeLeft()
+	zero, one := 0, 1
+	x := serverState{Path: path, Kept: true, Listener: &zero}
+	if lock >= 0 {
+		x.Lock = &one
+	}
+	if s.Server.socket, err = t.socket(x); err != nil {
+		return err
+	}
+	s.Server.path = path
+	s.tasks.Go(s.acceptLoop)
+	return nil
+}
+
+// ServeSuccessor serves a connection of a process that may take over.
+func (s storeServer) ServeSuccessor(raw *net.UnixConn) error {
+	c, err := wire.NewOwnerConn(raw)
+	if err != nil {
+		return errors.Join(err, raw.Close())
+	}
+	cred, err := c.Cred()
+	if err != nil {
+		return errors.Join(err, c.Close())
+	}
+	ses := newSession(s.Server, c, cred)
+	ses.successor = true
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return errors.Join(fmt.Errorf("%w: server", vmm.ErrClosed), c.Close())
+	}
+	s.addSessionLocked(ses) // whatever the limits are
+	s.mu.Unlock()
+	s.counts.accepted.Add(1)
+	return s.runSession(ses)
 }
 
 // connOf makes a connection of a descriptor and takes it.

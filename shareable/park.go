@@ -53,12 +53,38 @@ func (s *Server) park(timeout time.Duration, but *session) error {
 	}
 	s.mu.Unlock()
 	s.hasStopped(p)
+	end := time.After(timeout)
 	select {
 	case <-p.all:
 		return nil
-	case <-time.After(timeout):
-		s.decide(false)
-		return fmt.Errorf("%w: connections have not stopped within %v", vmm.ErrBusy, timeout)
+	case <-end:
+	case <-time.After(min(parkTime, timeout/2)):
+		s.cutOff(p)
+		select {
+		case <-p.all:
+			return nil
+		case <-end:
+		}
+	}
+	s.decide(false)
+	return fmt.Errorf("%w: connections have not stopped within %v", vmm.ErrBusy, timeout)
+}
+
+// parkTime is how long connections have to stop: as long as others stand still for one whose client does not
+// read, or has not sent its HELLO.
+const parkTime = 250 * time.Millisecond
+
+// cutOff disconnects the clients whose connections have not stopped.
+func (s *Server) cutOff(p *parking) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ses := range s.sessions {
+		ses.mu.Lock()
+		late := ses.parking == p && !ses.parked
+		ses.mu.Unlock()
+		if late {
+			go ses.stop(fmt.Errorf("%w: another process takes over", errTooSlow))
+		}
 	}
 }
 
@@ -119,8 +145,10 @@ func (ses *session) isParking() *parking {
 
 // waitParked waits until it is decided whether another process goes on with the session.
 func (ses *session) waitParked(p *parking) (moved bool) {
+	ses.setParked(true)
 	ses.srv.hasStopped(p)
 	<-p.decided
+	ses.setParked(false)
 	for _, a := range ses.all() { // while it stood still the reader could do nothing
 		a.restartClocks()
 	}
@@ -131,6 +159,12 @@ func (ses *session) waitParked(p *parking) (moved bool) {
 	}
 	_ = ses.setReadDeadlineLocked()
 	return p.moved
+}
+
+func (ses *session) setParked(yes bool) {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	ses.parked = yes
 }
 
 // finish records that the session has ended.

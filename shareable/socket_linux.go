@@ -65,6 +65,7 @@ type socket struct {
 	path string
 	lock int         // descriptor of the lock file, locked while the socket is open; -1 for an abstract name
 	file fs.FileInfo // the socket file
+	kept bool        // another process keeps it: Close closes this one's descriptors alone
 }
 
 // listen makes a socket at path. The lock file decides which server has the path,
@@ -150,6 +151,9 @@ func listenAt(address string, h hooks) (*net.UnixListener, error) {
 // Close ends the socket: no process can connect any more, and AcceptUnix returns. The
 // listener stays open until closeListener.
 func (s *socket) Close() error {
+	if s.kept {
+		return s.abandon()
+	}
 	if s.lock >= 0 {
 		// The file goes before the lock does: after that the path may be another
 		// server's. It may be that too if someone has removed the lock file.

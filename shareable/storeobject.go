@@ -371,6 +371,9 @@ var _ serve.Conn = storeConn{}
 // Cred is the process at the other end.
 func (c storeConn) Cred() wire.Cred { return c.cred }
 
+// Successor reports whether the process at the other end may take over.
+func (c storeConn) Successor() bool { return c.successor }
+
 // Reply sends a frame. An error ends the connection: what it should have said is lost.
 func (c storeConn) Reply(t wire.Type, request uint32, payload []byte, fds ...int) error {
 	err := c.write(t, request, payload, fds...)

@@ -288,6 +288,8 @@ type sink struct {
 	err error
 }
 
+func (s *sink) Successor() bool { return false }
+
 func (s *sink) Reply(_ wire.Type, _ uint32, _ []byte, fds ...int) error {
 	for range 20 {
 		for _, fd := range fds {

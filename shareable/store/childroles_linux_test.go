@@ -31,6 +31,7 @@ func playDaemon(p *part) {
 		return nil
 	})
 	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	o.hooks.anyTakesOver = true // here the successor is no child of who began
 	if len(p.args) > 2 {
 		var err error
 		o.Timeout, err = time.ParseDuration(p.args[2])
@@ -46,7 +47,7 @@ func playDaemon(p *part) {
 	}
 	if p.args[1] != "listen" {
 		p.say("go")
-		s, err = TakeOver(context.Background(), dev, p.args[0], o)
+		s, err = takeOverAt(context.Background(), dev, p.args[0], o)
 	} else {
 		s, err = Listen(dev, p.args[0], o)
 	}

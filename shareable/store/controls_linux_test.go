@@ -73,7 +73,7 @@ func TestHandoverStopsConnections(t *testing.T) {
 			s := listening(t, o)
 			w := writer(t, clientOf(t, s), "k", CreateOptions{Size: 16 << 20, Growable: true, Durable: true})
 			ready <- w
-			next, err := TakeOver(t.Context(), vmmtest.Device(t), s.Path(), Options{})
+			next, err := takeOverFrom(t, s, t.Context(), vmmtest.Device(t), Options{})
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, next.Close()) })
 			require.True(t, s.Wait())

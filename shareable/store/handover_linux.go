@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -87,8 +88,8 @@ type watcherState struct {
 
 // takeOver handles TAKEOVER.
 func (s *Server) takeOver(c serve.Conn, f wire.Frame) error {
-	if uid := c.Cred().UID; uid != uint32(os.Getuid()) {
-		return fmt.Errorf("%w: user %d", vmm.ErrPermission, uid)
+	if !c.Successor() && !s.opts.hooks.anyTakesOver {
+		return fmt.Errorf("%w: a store is taken over only by a process that it was told of", vmm.ErrPermission)
 	}
 	// Readers that stand still cannot say that they have unmapped an object.
 	var end time.Time
@@ -285,25 +286,55 @@ func (s *Server) state(but serve.Conn) (state []byte, fds []int, release func(),
 	return state, fds, release, err
 }
 
-// TakeOver makes a server that goes on with all that the store at path has: objects,
+// HandOver lets the process at the other end of a connection, a socket pair of the kind "unixpacket", take
+// over by TakeOver, and takes the connection. It returns nil once that has everything; then Wait returns, too.
+// After an error the store goes on. No other connection can take a store over.
+func (s *Server) HandOver(conn *net.UnixConn) error {
+	switch {
+	case conn == nil:
+		return fmt.Errorf("hand over: %w: no connection", vmm.ErrInvalid)
+	case s == nil || s.dev == nil:
+		return errors.Join(errNoServer, conn.Close())
+	}
+	err := s.objects.ServeSuccessor(conn)
+	select {
+	case <-s.gone:
+		return nil
+	default:
+	}
+	if err == nil {
+		err = fmt.Errorf("%w: it has disconnected", errGoesOn)
+	}
+	return fmt.Errorf("hand over: %w", err)
+}
+
+// TakeOver makes a server that goes on with all that another store has: objects,
 // names, leases and connections. The clients notice nothing. It returns once the other
-// store has given everything up; that one's Wait returns then. dev must be the same device.
+// store has given everything up; that one's Wait returns then. dev must be the same device. conn, which it
+// takes, is the other end of what HandOver got there. Other is a pidfd (pidfd_open) of that process, which
+// the caller closes: if it dies before it has said so, TakeOver goes on if it is known to have ended. It
+// may be -1 then.
 //
 // If TakeOver returns an error the other store goes on, or there is none. It returns
-// shareable.ErrOwnerGone if there is none at path or if it disconnects, vmm.ErrPermission if it
+// shareable.ErrOwnerGone if that disconnects, vmm.ErrPermission if it
 // runs as another user, vmm.ErrNotSupported if it has memory of another device or of other pages,
 // vmm.ErrBusy if another process takes over or if this one was too slow,
 // vmm.ErrLimit if descriptors run out here, and its context's error if that ends first. The
 // caller must Close the Server, before the device.
-func TakeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Server, error) {
-	s, err := takeOver(ctx, dev, path, o)
+func TakeOver(ctx context.Context, dev *vmm.Device, conn *net.UnixConn, other int, o Options) (*Server, error) {
+	if conn == nil {
+		return nil, fmt.Errorf("take over: %w: no connection", vmm.ErrInvalid)
+	}
+	s, err := takeOver(ctx, dev, func(with shareable.AttachOptions, event func(wire.Frame) error) (serve.Client, error) {
+		return shareable.DialConn(ctx, conn, dev, with, event)
+	}, other, o)
 	if err != nil {
 		return nil, fmt.Errorf("take over: %w", err)
 	}
 	return s, nil
 }
 
-func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Server, error) {
+func takeOver(ctx context.Context, dev *vmm.Device, dial func(shareable.AttachOptions, func(wire.Frame) error) (serve.Client, error), other int, o Options) (*Server, error) {
 	o, err := o.resolve()
 	if err != nil {
 		return nil, err
@@ -328,7 +359,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 		}
 		return nil
 	}
-	c, err := shareable.Dial(ctx, cmp.Or(path, defaultName), dev, shareable.AttachOptions{Token: o.Token, Timeout: o.Timeout}, event)
+	c, err := dial(shareable.AttachOptions{Timeout: o.Timeout}, event)
 	if err != nil {
 		return nil, err
 	}
@@ -336,12 +367,6 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	if err := sameMemory(dev, c.Hello()); err != nil {
 		return nil, err
 	}
-	// A number alone may become another process's.
-	other, err := unix.PidfdOpen(int(c.Hello().PID), 0)
-	if err != nil {
-		return nil, fmt.Errorf("pidfd_open: %w", err)
-	}
-	defer closeFD(other)
 	if err := c.Call(ctx, wire.TypeTakeOver, nil, wire.TypeDone, ignore); err != nil {
 		return nil, err
 	}
@@ -367,7 +392,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, path string, o Options) (*Se
 	// After DONE the other store does not go on. If its process has ended without a reply,
 	// no other process has what this one has.
 	err = c.Call(ctx, wire.TypeTaken, nil, wire.TypeDone, ignore)
-	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && hasEnded(other, cmp.Or(o.hooks.exitTime, handoverTime))) {
+	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && other >= 0 && hasEnded(other, cmp.Or(o.hooks.exitTime, handoverTime))) {
 		s.objects.Abandon()
 		return nil, errors.Join(err, s.Close())
 	}

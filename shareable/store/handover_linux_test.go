@@ -39,7 +39,7 @@ func TestTakeOver(t *testing.T) {
 	require.Eventually(t, func() bool { return s.Stats().Waits == 1 }, inTime, step)
 
 	for range 10 {
-		next, err := TakeOver(t.Context(), vmmtest.Device(t), s.Path(), Options{})
+		next, err := takeOverFrom(t, s, t.Context(), vmmtest.Device(t), Options{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, next.Close()) })
 		require.True(t, s.Wait())
@@ -84,7 +84,7 @@ func TestTakeOverByAnotherDevice(t *testing.T) {
 		others[name] = dev
 	}
 	for name, dev := range others {
-		_, err := TakeOver(t.Context(), dev, s.Path(), Options{})
+		_, err := takeOverFrom(t, s, t.Context(), dev, Options{})
 		require.ErrorIs(t, err, vmm.ErrNotSupported, name)
 	}
 	require.Equal(t, bytesOf(1000), contents(t, got(t, c, "a", GetOptions{})))
@@ -104,7 +104,7 @@ func TestWatchAfterFailedTakeOver(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		o := Options{}
 		o.hooks.beforeTaken = cancel
-		_, err = TakeOver(ctx, vmmtest.Device(t), s.Path(), o)
+		_, err = takeOverFrom(t, s, ctx, vmmtest.Device(t), o)
 		require.ErrorIs(t, err, context.Canceled)
 		name := fmt.Sprint(i)
 		sealed(t, c, name, []byte("x"))

@@ -35,7 +35,7 @@ func playShort(p *part) {
 		p.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &few))
 		before := reportUsage()
 		ctx, cancel := context.WithTimeout(context.Background(), inTime)
-		s, err := TakeOver(ctx, dev, p.args[0], Options{MaxConns: 100})
+		s, err := takeOverAt(ctx, dev, p.args[0], Options{MaxConns: 100})
 		p.check(ctx.Err() == nil, "it hangs: %v", err)
 		cancel()
 		p.must(unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
@@ -60,7 +60,9 @@ func playShort(p *part) {
 // TestSuccessorWithoutDescriptors: a successor that runs out of descriptors at any moment
 // returns an error and has nothing, and the store goes on.
 func TestSuccessorWithoutDescriptors(t *testing.T) {
-	s, err := Listen(testDevice(t), socketAt(t), Options{}) // of the successor's driver
+	o := Options{}
+	o.hooks.anyTakesOver = true                     // the successor is no child of who began
+	s, err := Listen(testDevice(t), socketAt(t), o) // of the successor's driver
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	c, err := Connect(t.Context(), s.Path(), testDevice(t), ClientOptions{})

@@ -63,7 +63,7 @@ func TestHandoverCostsNoTime(t *testing.T) {
 					cancel()
 				}
 			}
-			next, err := TakeOver(ctx, vmmtest.Device(t), s.Path(), o)
+			next, err := takeOverFrom(t, s, ctx, vmmtest.Device(t), o)
 			if ends == "cancelled" {
 				require.ErrorIs(t, err, context.Canceled)
 				next = s
@@ -115,7 +115,7 @@ func TestTakeOverDespiteSlowWatcher(t *testing.T) {
 		sealed(t, c, fmt.Sprint(i), nil)
 	}
 	dev, done := vmmtest.Device(t), make(chan error, 1)
-	go func() { _, err := TakeOver(t.Context(), dev, s.Path(), Options{}); done <- err }()
+	go func() { _, err := takeOverFrom(t, s, t.Context(), dev, Options{}); done <- err }()
 	require.Eventually(t, paused, inTime, step)
 	overdue(t, s)
 	_, err = c.List(t.Context(), ListOptions{})
@@ -173,7 +173,7 @@ func TestHungSuccessor(t *testing.T) {
 	stands, goesOn := make(chan struct{}), make(chan struct{})
 	o.hooks.beforeTaken = func() { close(stands); <-goesOn }
 	over := make(chan error, 1)
-	go func() { _, err := TakeOver(t.Context(), dev, s.Path(), o); over <- err }()
+	go func() { _, err := takeOverFrom(t, s, t.Context(), dev, o); over <- err }()
 	<-stands
 	overdue(t, s)
 	_, err := c.List(t.Context(), ListOptions{})
@@ -225,7 +225,7 @@ func TestTakeOverDuringForcedDelete(t *testing.T) {
 	next := make(chan *Server, 1)
 	accepted := s.Stats().Conns.Accepted
 	go func() {
-		s, err := TakeOver(within(t), dev, s.Path(), Options{})
+		s, err := takeOverFrom(t, s, within(t), dev, Options{})
 		if err != nil {
 			t.Error(err)
 		}
@@ -262,7 +262,7 @@ func TestCloseDuringHandover(t *testing.T) {
 				cancel()
 			}
 		}
-		_, err := TakeOver(ctx, vmmtest.Device(t), s.Path(), o)
+		_, err := takeOverFrom(t, s, ctx, vmmtest.Device(t), o)
 		cancel()
 		require.Error(t, err)
 		select {

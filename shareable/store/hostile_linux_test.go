@@ -309,9 +309,9 @@ const (
 func TestHostileClients(t *testing.T) {
 	sparesFor(t, step)
 	dev := vmmtest.Device(t)
-	s, err := Listen(dev, filepath.Join(t.TempDir(), "s.sock"), Options{
-		MaxObjects: hostileObjects, MaxBytesPerUID: hostileBytes, Rate: 10_000, Timeout: 500 * time.Millisecond,
-	})
+	o := Options{MaxObjects: hostileObjects, MaxBytesPerUID: hostileBytes, Rate: 10_000, Timeout: 500 * time.Millisecond}
+	o.hooks.anyTakesOver = true // so that a successor can be hostile, too
+	s, err := Listen(dev, filepath.Join(t.TempDir(), "s.sock"), o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	c := clientOf(t, s)

@@ -51,8 +51,9 @@ type hooks struct {
 	exitTime    time.Duration // how long TakeOver waits for the other process to end; 0 is handoverTime
 
 	// Negative controls.
-	earlyState func() // called while connections go on after the state of a handover was taken
-	keepPage   bool   // readers keep the page of a writer whose lease has ended
+	earlyState   func() // called while connections go on after the state of a handover was taken
+	anyTakesOver bool   // any client of the store can take it over
+	keepPage     bool   // readers keep the page of a writer whose lease has ended
 }
 
 // resolve checks the options and fills in the defaults.

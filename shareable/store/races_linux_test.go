@@ -118,7 +118,7 @@ func TestSealAfterATakeover(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, w.grow(&m, 2<<20))
 	dev := vmmtest.Device(t)
-	s, err := TakeOver(t.Context(), dev, old.Path(), Options{})
+	s, err := takeOverFrom(t, old, t.Context(), dev, Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	require.NoError(t, old.Close())

@@ -4,6 +4,7 @@ package serve
 
 import (
 	"context"
+	"net"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -30,6 +31,8 @@ type Handler interface {
 type Conn interface {
 	// Cred is the process at the other end, as the kernel recorded it.
 	Cred() wire.Cred
+	// Successor reports whether it is a connection of Server.ServeSuccessor.
+	Successor() bool
 	// Reply sends a frame; request 0 is an event. It can wait as long as the server's time
 	// limits allow, for a client that does not read. It does not take the fds. An error ends
 	// the connection.
@@ -49,8 +52,14 @@ type Server interface {
 	Listed(o Object, name string)
 	// Listen makes the server's socket, as shareable.Listen does.
 	Listen(path string) error
-	// Park stops accepting, and all connections but one, between two frames. If that takes
-	// longer than timeout they go on, and it returns vmm.ErrBusy. Decide ends it:
+	// Adopt has the server accept connections at a listener that another process keeps, and
+	// takes both descriptors; lock is -1 without a lock file. Close leaves the socket to that process.
+	Adopt(path string, listener, lock int) error
+	// ServeSuccessor serves a connection of a process that may take over, until it ends.
+	ServeSuccessor(c *net.UnixConn) error
+	// Park stops accepting, and all connections but one, between two frames. Those that take
+	// long for that are disconnected. If it takes longer than timeout all the same the others go
+	// on, and it returns vmm.ErrBusy. Decide ends it:
 	// with moved, another process has everything, and nothing here is shut down; else the
 	// connections go on.
 	Park(timeout time.Duration, but Conn) error
