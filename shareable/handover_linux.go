@@ -277,6 +277,9 @@ func (t *takeover) resume(r *Resumed, state []byte) error {
 			return err
 		}
 		s.path = x.Path
+		if x.Kept {
+			s.hello.Features |= wire.FeatureKept
+		}
 	}
 	r.Start = func() {
 		if s.socket != nil {
@@ -484,6 +487,7 @@ func (s storeServer) Adopt(path string, listener, lock int) (err error) {
 		return err
 	}
 	s.Server.path = path
+	s.hello.Features |= wire.FeatureKept
 	s.tasks.Go(s.acceptLoop)
 	return nil
 }

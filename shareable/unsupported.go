@@ -14,7 +14,10 @@ import (
 
 var errLinux = fmt.Errorf("%w: sharing needs Linux", vmm.ErrNotSupported)
 
-type socket struct{ *net.UnixListener }
+type socket struct {
+	*net.UnixListener
+	kept bool
+}
 
 func (s *socket) abandon() error { return errLinux }
 
@@ -102,6 +105,12 @@ func (p *leasePage) close()                                             {}
 func (s storeServer) Handover([]serve.Object, serve.Conn) ([]byte, []serve.Conn, []int, func(), error) {
 	return nil, nil, nil, nil, errLinux
 }
+
+// Adopt needs Linux.
+func (s storeServer) Adopt(string, int, int) error { return errLinux }
+
+// ServeSuccessor needs Linux.
+func (s storeServer) ServeSuccessor(*net.UnixConn) error { return errLinux }
 
 // TakeOver is for package store, and needs Linux.
 func TakeOver(*vmm.Device, Options, serve.Handler, []byte, []int) (Resumed, error) {

@@ -35,6 +35,22 @@ func (o *options) withClient(ctx context.Context, f func(*store.Client) error) (
 	return f(c)
 }
 
+func (o *options) reload() *cobra.Command {
+	var wait time.Duration
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Have the program, as it is now on disk, take over from the process that serves",
+		Args:  noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
+			defer cancel()
+			return o.withClient(ctx, func(c *store.Client) error { return c.Replace(ctx) })
+		},
+	}
+	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until it has taken over")
+	return cmd
+}
+
 func (o *options) list(stdout io.Writer) *cobra.Command {
 	var labels map[string]string
 	cmd := &cobra.Command{

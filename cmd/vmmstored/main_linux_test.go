@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -130,6 +131,7 @@ func call(t *testing.T, args ...string) (stdout, stderr string, code int) {
 }
 
 func TestExitCodes(t *testing.T) {
+	t.Setenv(asProgram, "1") // of what is started to serve
 	none := filepath.Join(t.TempDir(), "none")
 	empty := filepath.Join(t.TempDir(), "empty")
 	require.NoError(t, os.WriteFile(empty, []byte(" \n"), 0o600))
@@ -157,7 +159,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"--socket=" + none, "list"}, 1, "no server listens"},
 		{[]string{"--socket=" + none, "stats"}, 1, "no server listens"},
 		{[]string{"--socket=" + none, "delete", "x"}, 1, "no server listens"},
-		{[]string{"--socket=" + none, "--take-over"}, 1, "no server listens"},
+		{[]string{"--socket=" + none, "reload"}, 1, "no server listens"},
 		{[]string{"--socket=" + filepath.Join(none, "s")}, 1, "no such file"},
 	} {
 		_, stderr, code := call(t, c.args...)
@@ -244,28 +246,118 @@ func TestSignal(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestTakeOver: one program takes the place of another, which ends with 0.
-func TestTakeOver(t *testing.T) {
+// server is the process id of the program that serves for p.
+func (p *program) server(t *testing.T) int {
+	t.Helper()
+	var pids []string
+	require.Eventually(t, func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", p.cmd.Process.Pid))
+		pids = nil
+		for _, children := range threads {
+			b, _ := os.ReadFile(children) // the thread may end
+			pids = append(pids, strings.Fields(string(b))...)
+		}
+		return err == nil && len(pids) == 1
+	}, inTime, time.Millisecond)
+	pid, err := strconv.Atoi(pids[0])
+	require.NoError(t, err)
+	return pid
+}
+
+// TestReload: the program takes over from itself, by the command and by the signal, and neither clients nor who
+// has started it see another one.
+func TestReload(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path)
 	c := clientAt(t, path)
 	w, err := c.Create(t.Context(), "w", store.CreateOptions{Size: 1 << 20, Durable: true})
 	require.NoError(t, err)
-	for i := range 3 {
-		next := started(t, "--socket="+path, "--take-over", "--verbose")
-		require.Equal(t, 0, p.ended(t), p.err.String())
-		require.Contains(t, p.err.String(), "another process has taken over")
-		require.NoError(t, w.Append([]byte(strconv.Itoa(i))))
+	taken := func() uint64 {
+		x, err := c.Stats(t.Context())
+		require.NoError(t, err)
+		return x.Taken
+	}
+	for i := range uint64(4) {
+		was := p.server(t)
+		if i < 3 {
+			_, stderr, code := call(t, "--socket="+path, "reload")
+			require.Zero(t, code, stderr)
+		} else {
+			require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
+			require.Eventually(t, func() bool { return taken() > i }, inTime, time.Millisecond)
+		}
+		require.Equal(t, i+1, taken())
+		require.NotEqual(t, was, p.server(t))
+		require.NoError(t, w.Append([]byte(strconv.FormatUint(i, 10))))
 		require.NoError(t, w.Flush(t.Context()))
-		p = next
 	}
 	require.NoError(t, w.Close())
-	out, _, code := call(t, "--socket="+path, "stats")
-	require.Equal(t, 0, code)
-	last := strings.Fields(strings.TrimSpace(out)[strings.LastIndex(strings.TrimSpace(out), "\n"):])
-	require.Equal(t, []string{"taken", "over", "3"}, last)
 	require.NoError(t, p.cmd.Process.Signal(os.Interrupt))
 	require.Equal(t, 0, p.ended(t), p.err.String())
 	_, err = c.List(context.Background(), store.ListOptions{})
 	require.ErrorIs(t, err, shareable.ErrOwnerGone)
+	require.NoFileExists(t, path)
+}
+
+// TestReloadFails: a program that does not begin, as with a flag that is wrong by now, changes nothing.
+func TestReloadFails(t *testing.T) {
+	dir := t.TempDir()
+	path, token := filepath.Join(dir, "s"), filepath.Join(dir, "token")
+	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
+	p := started(t, "--socket="+path, "--token-file="+token)
+	c, err := store.Connect(t.Context(), path, vmmtest.Device(t), store.ClientOptions{Token: []byte("secret")})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	sealed(t, c, "s", nil)
+	was := p.server(t)
+	require.NoError(t, os.WriteFile(token, []byte(" "), 0o600))
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
+	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), "has not taken over") }, inTime, time.Millisecond)
+	require.Equal(t, was, p.server(t))
+	_, err = c.Stat(t.Context(), "s")
+	require.NoError(t, err)
+
+	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
+	_, stderr, code := call(t, "--socket="+path, "--token-file="+token, "reload")
+	require.Zero(t, code, stderr)
+	_, err = c.Stat(t.Context(), "s")
+	require.NoError(t, err)
+}
+
+// TestServerDies: another one begins at the same socket. If the process that keeps the socket dies, the one that
+// serves ends.
+func TestServerDies(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	p := started(t, "--socket="+path)
+	c := clientAt(t, path)
+	for range 3 {
+		sealed(t, c, "s", nil)
+		was := p.server(t)
+		require.NoError(t, syscall.Kill(was, syscall.SIGKILL))
+		require.Eventually(t, func() bool {
+			all, err := c.List(t.Context(), store.ListOptions{})
+			return err == nil && len(all) == 0
+		}, inTime, time.Millisecond)
+		require.NotEqual(t, was, p.server(t))
+	}
+	server := p.server(t)
+	require.NoError(t, p.cmd.Process.Kill())
+	p.ended(t)
+	require.Eventually(t, func() bool { return syscall.Kill(server, 0) != nil }, inTime, time.Millisecond)
+	_, err := c.List(t.Context(), store.ListOptions{})
+	require.ErrorIs(t, err, shareable.ErrOwnerGone)
+	started(t, "--socket="+path)
+	_, err = c.List(t.Context(), store.ListOptions{})
+	require.NoError(t, err)
+}
+
+// TestReloadOfAnotherProgram: one that serves by itself gets no signal.
+func TestReloadOfAnotherProgram(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	s, err := store.Listen(vmmtest.Device(t), path, store.Options{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	_, stderr, code := call(t, "--socket="+path, "reload")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "no keeper")
 }

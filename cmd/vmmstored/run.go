@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"strings"
 	"time"
 
@@ -28,13 +29,13 @@ type options struct {
 	maxBytes, maxBytesPerUser size.One
 	maxObjects, maxConns      int
 	users                     []uint
-	evict, takeOver, verbose  bool
+	evict, verbose            bool
 	timeout                   time.Duration
 }
 
 // run runs the program and returns its exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := command(stdout, stderr)
+	root := command(args, stdout, stderr)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -58,17 +59,25 @@ func noArguments(_ *cobra.Command, args []string) error {
 	return nil
 }
 
-func command(stdout, stderr io.Writer) *cobra.Command {
+func command(args []string, stdout, stderr io.Writer) *cobra.Command {
 	o := &options{}
 	root := &cobra.Command{
 		Use:   "vmmstored",
 		Short: "Keep named buffers of device memory for other processes",
 		Long: `vmmstored owns the memory of one device for the programs that use package store.
 It makes no context, so the memory outlives a fault, or the end, of any client.
-One vmmstored serves one device; start one for each, with a socket of its own.`,
+One vmmstored serves one device; start one for each, with a socket of its own.
+
+The process keeps the socket, and starts another one that serves. SIGHUP, or "vmmstored reload", starts the
+program anew, with the same flags: it takes over all that there is, and clients notice nothing.`,
 		Args:          noArguments,
 		SilenceErrors: true, SilenceUsage: true,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.serve(cmd.Context(), stderr) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if store.IsKept() {
+				return o.serve(cmd.Context(), stderr)
+			}
+			return o.keep(cmd.Context(), args, stderr)
+		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	all := root.PersistentFlags()
@@ -83,9 +92,8 @@ One vmmstored serves one device; start one for each, with a socket of its own.`,
 	f.UintSliceVar(&o.users, "user", nil, "ids of the users who may connect (default: this user alone)")
 	f.BoolVar(&o.evict, "evict", false, "delete sealed objects that no reader has when memory or a limit runs out, the least recently used first")
 	f.DurationVar(&o.timeout, "timeout", 0, "longest wait for a client, after which it is disconnected (default 10s)")
-	f.BoolVar(&o.takeOver, "take-over", false, "take the place of the vmmstored that runs on the socket")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log each connection that is refused or cut off")
-	root.AddCommand(o.list(stdout), o.delete(), o.stats(stdout))
+	root.AddCommand(o.list(stdout), o.delete(), o.stats(stdout), o.reload())
 	return root
 }
 
@@ -124,7 +132,7 @@ func (o *options) serverOptions(log io.Writer) (store.Options, error) {
 	return so, err
 }
 
-// serve keeps objects until ctx ends, or until another process takes over.
+// serve keeps objects until ctx or the process that has started this one ends, or another one takes over.
 func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
 	log := newLogQueue(stderr)
 	defer log.close()
@@ -137,24 +145,37 @@ func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	begin := store.Listen
-	if o.takeOver {
-		begin = func(dev *vmm.Device, path string, so store.Options) (*store.Server, error) {
-			return store.TakeOver(ctx, dev, path, so)
-		}
+	return store.ServeKept(ctx, dev, so, func(s *store.Server) {
+		_, _ = fmt.Fprintf(log, "vmmstored: %v at %s\n", dev, s.Path())
+	})
+}
+
+// keep has other processes serve, until ctx ends.
+func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (err error) {
+	log := newLogQueue(stderr)
+	defer log.close()
+	if _, err := o.serverOptions(log); err != nil { // nothing is started for what cannot be
+		return err
 	}
-	s, err := begin(dev, o.socket, so)
+	self, err := os.Executable() // now: once the program is replaced there it is another one
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	_, _ = fmt.Fprintf(log, "vmmstored: %v at %s\n", dev, s.Path())
-	taken := make(chan bool, 1)
-	go func() { taken <- s.Wait() }()
-	select {
-	case <-taken:
-		_, _ = fmt.Fprintln(log, "vmmstored: another process has taken over")
-	case <-ctx.Done():
+	k, err := store.NewKeeper(o.socket, func() *exec.Cmd {
+		cmd := exec.Command(self, args...)
+		cmd.Stderr = stderr
+		return cmd
+	}, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		return err
 	}
-	return nil
+	defer func() { err = errors.Join(err, k.Close()) }()
+	reload, stop := reloadSignal()
+	defer stop()
+	go func() {
+		for range reload {
+			_ = k.Reload(ctx) // it is logged
+		}
+	}()
+	return k.Run(ctx)
 }

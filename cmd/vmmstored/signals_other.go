@@ -2,5 +2,10 @@
 
 package main
 
+import "os"
+
 // ignoreSignals has no such signals to ignore here.
 func ignoreSignals() {}
+
+// reloadSignal never comes: there is no such signal.
+func reloadSignal() (reload <-chan os.Signal, stop func()) { return nil, func() {} }

@@ -3,9 +3,17 @@
 package main
 
 import (
+	"os"
 	"os/signal"
 	"syscall"
 )
 
 // ignoreSignals keeps the end of what reads the log, or of a terminal, from dropping all objects.
 func ignoreSignals() { signal.Ignore(syscall.SIGPIPE, syscall.SIGHUP) }
+
+// reloadSignal has SIGHUP come as a request to reload, until stop is called.
+func reloadSignal() (reload <-chan os.Signal, stop func()) {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	return c, func() { signal.Stop(c); close(c) }
+}

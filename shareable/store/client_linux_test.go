@@ -464,7 +464,7 @@ func TestGetWaitsForUnsealed(t *testing.T) {
 // return an error return one, but for closing what was never open.
 func TestClientsZeroValues(t *testing.T) {
 	t.Parallel()
-	for _, zero := range []any{&Client{}, (*Client)(nil), &Writer{}, (*Writer)(nil), &Buffer{}, (*Buffer)(nil), (*Server)(nil), &Server{}} {
+	for _, zero := range []any{&Client{}, (*Client)(nil), &Keeper{}, (*Keeper)(nil), &Writer{}, (*Writer)(nil), &Buffer{}, (*Buffer)(nil), (*Server)(nil), &Server{}} {
 		v := reflect.ValueOf(zero)
 		for i := range v.NumMethod() {
 			m := v.Type().Method(i)

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -36,28 +37,38 @@ func (s *Server) pair(context.Context) (*net.UnixConn, error) {
 
 // socketPair is two ends of a connection.
 func socketPair() (near, far *net.UnixConn, err error) {
+	one, other, err := filePair()
+	if err != nil {
+		return nil, nil, err
+	}
+	if near, err = connOf(one); err != nil {
+		return nil, nil, errors.Join(err, other.Close())
+	}
+	if far, err = connOf(other); err != nil {
+		return nil, nil, errors.Join(err, near.Close())
+	}
+	return near, far, nil
+}
+
+// filePair is two ends of a connection, as files.
+func filePair() (near, far *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: socketpair: %w", vmm.ErrLimit, err)
 	}
-	var ends [2]*net.UnixConn
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "store")
-		c, connErr := net.FileConn(f) // which has a descriptor of its own
-		_ = f.Close()
-		if conn, ok := c.(*net.UnixConn); ok {
-			ends[i] = conn
-		} else if err == nil {
-			err = fmt.Errorf("%w: a connection of type %T: %w", vmm.ErrInvalid, c, connErr)
-		}
-	}
+	return os.NewFile(uintptr(fds[0]), "store"), os.NewFile(uintptr(fds[1]), "store"), nil
+}
+
+// connOf makes a connection of a file, and closes that.
+func connOf(f *os.File) (*net.UnixConn, error) {
+	c, err := net.FileConn(f) // which has a descriptor of its own
+	_ = f.Close()
 	if err != nil {
-		for _, c := range ends {
-			if c != nil {
-				_ = c.Close()
-			}
-		}
-		return nil, nil, err
+		return nil, err
 	}
-	return ends[0], ends[1], nil
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%w: a connection of type %T", vmm.ErrInvalid, c), c.Close())
+	}
+	return u, nil
 }

@@ -5,6 +5,9 @@ package store
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"net"
+	"os/exec"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -21,7 +24,39 @@ func (s *Server) taken(serve.Conn, wire.Frame) error    { return errLinux }
 func (s *Server) decide(*handover, bool) bool           { return false }
 
 // TakeOver needs Linux.
-func TakeOver(context.Context, *vmm.Device, string, Options) (*Server, error) { return nil, errLinux }
+func TakeOver(context.Context, *vmm.Device, *net.UnixConn, int, Options) (*Server, error) {
+	return nil, errLinux
+}
+
+// HandOver needs Linux.
+func (s *Server) HandOver(*net.UnixConn) error { return errLinux }
+
+// Keeper needs Linux.
+type Keeper struct{}
+
+// NewKeeper needs Linux.
+func NewKeeper(string, func() *exec.Cmd, *slog.Logger) (*Keeper, error) { return nil, errLinux }
+
+// Path is empty.
+func (k *Keeper) Path() string { return "" }
+
+// Run needs Linux.
+func (k *Keeper) Run(context.Context) error { return errLinux }
+
+// Reload needs Linux.
+func (k *Keeper) Reload(context.Context) error { return errLinux }
+
+// Close does nothing.
+func (k *Keeper) Close() error { return nil }
+
+// IsKept is false.
+func IsKept() bool { return false }
+
+// ServeKept needs Linux.
+func ServeKept(context.Context, *vmm.Device, Options, func(*Server)) error { return errLinux }
+
+// Replace needs Linux.
+func (c *Client) Replace(context.Context) error { return errLinux }
 
 // These are of a takeover alone.
 var _ = func(o Options) (func(), func(), time.Duration) {

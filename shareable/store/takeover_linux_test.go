@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"testing"
 
@@ -18,31 +17,17 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// connPair is a socket pair.
-func connPair(t *testing.T) (pair [2]*net.UnixConn) {
-	t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	require.NoError(t, err)
-	for i, fd := range fds {
-		f := os.NewFile(uintptr(fd), "pair")
-		c, err := net.FileConn(f)
-		require.NoError(t, f.Close())
-		require.NoError(t, err)
-		pair[i] = c.(*net.UnixConn) //nolint:forcetypeassert // it is
-	}
-	return pair
-}
-
 // takeOverFrom takes over from a server of this process.
 func takeOverFrom(t *testing.T, s *Server, ctx context.Context, dev *vmm.Device, o Options) (*Server, error) { //nolint:revive // the test first
 	t.Helper()
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
 	require.NoError(t, err)
 	defer closeFD(self)
-	conns := connPair(t)
+	theirs, own, err := socketPair()
+	require.NoError(t, err)
 	over := make(chan error, 1)
-	go func() { over <- s.HandOver(conns[0]) }()
-	next, err := TakeOver(ctx, dev, conns[1], self, o)
+	go func() { over <- s.HandOver(theirs) }()
+	next, err := TakeOver(ctx, dev, own, self, o)
 	if handed := <-over; err == nil {
 		require.NoError(t, handed)
 	} else {
@@ -93,7 +78,10 @@ func TestNoClientTakesOver(t *testing.T) {
 		require.Equal(t, bytesOf(1000), contents(t, got(t, clientOf(t, s), "x", GetOptions{})))
 		require.Zero(t, s.Stats().Taken)
 	}
-	require.Error(t, (*Server)(nil).HandOver(connPair(t)[0]))
-	_, err := TakeOver(t.Context(), vmmtest.Device(t), nil, -1, Options{})
+	one, other, err := socketPair()
+	require.NoError(t, err)
+	require.Error(t, (*Server)(nil).HandOver(one))
+	require.NoError(t, other.Close())
+	_, err = TakeOver(t.Context(), vmmtest.Device(t), nil, -1, Options{})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 }

@@ -45,6 +45,10 @@ const (
 	CodeOutOfMemory  uint32 = 15
 )
 
+// FeatureKept of an owner's HELLO: the process that the kernel names for the listener is another one, which
+// takes SIGHUP as a request to have the owner replaced.
+const FeatureKept = 1
+
 // Hello is the first frame of each side.
 type Hello struct {
 	Features    uint64

@@ -1,0 +1,429 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// A Keeper is a process that has the socket and starts the one that serves:
+//
+//	keeper -> server   the listener, the lock file
+//	server -> keeper   ready
+//	keeper -> server   hand over, with one end of a socket pair
+//	       -> successor  its other end, and a pidfd of the server
+//	successor -> keeper  ready; the server ends
+//
+// It reads nothing that a client sends. If it ends, the server sees that, and ends, too.
+
+// Keeper keeps the socket of a store, and starts the processes that serve it, one after the other. Clients
+// notice nothing when one takes over from another. Safe for concurrent use. The caller must Close it.
+type Keeper struct {
+	socket  *shareable.KeptSocket
+	command func() *exec.Cmd
+	log     *slog.Logger
+	reloads chan chan error
+}
+
+// NewKeeper makes the socket at path, which is as for Listen. Each process is made by command; it has to
+// call ServeKept. A nil log logs nothing.
+func NewKeeper(path string, command func() *exec.Cmd, log *slog.Logger) (*Keeper, error) {
+	if command == nil {
+		return nil, fmt.Errorf("keep a store: %w: no command", vmm.ErrInvalid)
+	}
+	socket, err := shareable.KeepSocket(cmp.Or(path, defaultName))
+	if err != nil {
+		return nil, fmt.Errorf("keep a store: %w", err)
+	}
+	return &Keeper{socket: socket, command: command, log: cmp.Or(log, slog.New(slog.DiscardHandler)), reloads: make(chan chan error)}, nil
+}
+
+var errNoKeeper = fmt.Errorf("%w: no keeper", vmm.ErrInvalid)
+
+// Path is the path of the socket.
+func (k *Keeper) Path() string {
+	if k == nil || k.socket == nil {
+		return ""
+	}
+	return k.socket.Path
+}
+
+// Close gives the socket up, after Run. A nil Keeper is fine.
+func (k *Keeper) Close() error {
+	if k == nil || k.socket == nil {
+		return nil
+	}
+	return k.socket.Close()
+}
+
+const (
+	keeperPatience = 10 * time.Second // for a server that is to end
+	beginPatience  = time.Minute      // for one that begins
+	firstPause     = 100 * time.Millisecond
+	longestPause   = 5 * time.Second // before a server is started that did not begin
+)
+
+// Run starts a server, and another one whenever that ends, until ctx does; it returns nil then. If the first
+// one ends before it serves, Run returns why. One that is started after a server has died has nothing of
+// what that had. It is called once.
+func (k *Keeper) Run(ctx context.Context) error {
+	if k == nil || k.socket == nil {
+		return errNoKeeper
+	}
+	p, err := k.start("listen", k.socket.Files...)
+	if err == nil {
+		err = p.begins(ctx)
+	}
+	switch {
+	case ctx.Err() != nil:
+		k.end(p)
+		return nil
+	case err != nil:
+		k.end(p)
+		return fmt.Errorf("the server has not begun: %w", err)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			k.end(p)
+			return nil
+		case done := <-k.reloads:
+			p, err = k.replace(ctx, p)
+			done <- err
+		case <-p.ended:
+			k.log.Error("the server has ended; another one begins, without what it had", "error", p.err)
+			if p = k.restart(ctx); p == nil {
+				return nil
+			}
+		}
+	}
+}
+
+// Reload has a new process take over from the one that serves: of the program as it is now at the path that
+// command runs. If that fails the old one goes on. It works while Run does.
+func (k *Keeper) Reload(ctx context.Context) error {
+	switch {
+	case k == nil || k.socket == nil:
+		return errNoKeeper
+	case ctx == nil:
+		return errNoContext
+	}
+	done := make(chan error, 1)
+	select {
+	case k.reloads <- done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// keptProcess is a process that serves, or is to.
+type keptProcess struct {
+	cmd     *exec.Cmd
+	control *net.UnixConn
+	ready   chan struct{} // closed once it serves
+	ended   chan struct{} // closed once it has ended, after err is set
+	err     error
+}
+
+// keptBy is the variable of the environment that says how a process is to begin; after a colon follows the path
+// of the socket.
+const keptBy = "CUVMM_STORE_KEPT"
+
+// start starts a process. Its first descriptor after the standard ones is that of its keeper, then come the files.
+func (k *Keeper) start(how string, files ...*os.File) (*keptProcess, error) {
+	own, theirs, err := filePair()
+	if err != nil {
+		return nil, err
+	}
+	control, err := connOf(own)
+	if err != nil {
+		return nil, errors.Join(err, theirs.Close())
+	}
+	cmd := k.command()
+	cmd.ExtraFiles = append([]*os.File{theirs}, files...)
+	cmd.Env = append(cmd.Environ(), keptBy+"="+how+":"+k.socket.Path)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what a terminal sends is for the keeper
+	err = cmd.Start()
+	_ = theirs.Close()
+	if err != nil {
+		return nil, errors.Join(err, control.Close())
+	}
+	p := &keptProcess{cmd: cmd, control: control, ready: make(chan struct{}), ended: make(chan struct{})}
+	go func() {
+		if n, _ := control.Read(make([]byte, 1)); n > 0 {
+			close(p.ready)
+		}
+	}()
+	go func() {
+		p.err = cmp.Or(cmd.Wait(), error(errEnded))
+		_ = control.Close()
+		close(p.ended)
+	}()
+	return p, nil
+}
+
+var errEnded = errors.New("exit status 0")
+
+// begins waits until a process serves.
+func (p *keptProcess) begins(ctx context.Context) error {
+	t := time.NewTimer(beginPatience)
+	defer t.Stop()
+	select {
+	case <-p.ready:
+		return nil
+	case <-p.ended:
+		return p.err
+	case <-t.C:
+		return fmt.Errorf("%w: %v", os.ErrDeadlineExceeded, beginPatience)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// end has a process end, and waits for that. A nil p is fine.
+func (k *Keeper) end(p *keptProcess) {
+	if p == nil {
+		return
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	p.isGone(k.log)
+}
+
+// isGone waits for a process that is about to end, and kills it if it does not.
+func (p *keptProcess) isGone(log *slog.Logger) {
+	t := time.NewTimer(keeperPatience)
+	defer t.Stop()
+	select {
+	case <-p.ended:
+	case <-t.C:
+		log.Warn("a server that is to end is killed", "pid", p.cmd.Process.Pid)
+		_ = p.cmd.Process.Kill()
+		<-p.ended
+	}
+}
+
+// restart starts a server until one serves; nil if ctx ends first.
+func (k *Keeper) restart(ctx context.Context) *keptProcess {
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		}
+		p, err := k.start("listen", k.socket.Files...)
+		if err == nil {
+			err = p.begins(ctx)
+		}
+		if err == nil {
+			return p
+		}
+		k.end(p)
+		if ctx.Err() != nil {
+			return nil
+		}
+		k.log.Error("a server has not begun", "error", err)
+	}
+}
+
+// replace has a new process take over from the old one, and returns the one that serves then.
+func (k *Keeper) replace(ctx context.Context, old *keptProcess) (*keptProcess, error) {
+	next, err := k.startNext(old)
+	if err == nil {
+		err = next.begins(ctx)
+	}
+	if err != nil {
+		k.end(next)
+		k.log.Error("a server has not taken over", "error", err)
+		return old, fmt.Errorf("the server has not been replaced: %w", err)
+	}
+	old.isGone(k.log)
+	return next, nil
+}
+
+// startNext starts a process that takes over, and tells the old one.
+func (k *Keeper) startNext(old *keptProcess) (*keptProcess, error) {
+	one, other, err := filePair()
+	if err != nil {
+		return nil, err
+	}
+	defer one.Close()   //nolint:errcheck // nothing was written
+	defer other.Close() //nolint:errcheck // nothing was written
+	pidfd, err := unix.PidfdOpen(old.cmd.Process.Pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("pidfd_open: %w", err)
+	}
+	of := os.NewFile(uintptr(pidfd), "pidfd")
+	defer of.Close() //nolint:errcheck // of no interest
+	next, err := k.start("next", other, of)
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := old.control.WriteMsgUnix([]byte{0}, unix.UnixRights(int(one.Fd())), nil); err != nil {
+		k.end(next)
+		return nil, err
+	}
+	return next, nil
+}
+
+// IsKept reports whether a Keeper has started this process.
+func IsKept() bool { return os.Getenv(keptBy) != "" }
+
+// ServeKept serves in a process that a Keeper has started: anew, or by taking over from the process before.
+// It calls began once it serves. It returns nil once ctx or the Keeper has ended, or another process has
+// taken over. dev must be the same device as before. It is called once.
+func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Server)) error {
+	if ctx == nil {
+		return errNoContext
+	}
+	how, path, kept := strings.Cut(os.Getenv(keptBy), ":")
+	if !kept {
+		return fmt.Errorf("serve: %w: no Keeper has started this process", vmm.ErrInvalid)
+	}
+	_ = os.Unsetenv(keptBy) // processes that this one starts are none of its
+	const first = 3         // after the standard ones
+	control, err := connOf(os.NewFile(first, "keeper"))
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	defer control.Close() //nolint:errcheck // it ends this process
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := keptServer(ctx, dev, o, how, path, first+1)
+	if err != nil {
+		return err
+	}
+	if _, err := control.Write([]byte{0}); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	if began != nil {
+		began(s)
+	}
+	go func() { s.Wait(); cancel() }()
+	go func() { followKeeper(control, s, o.Logger); cancel() }()
+	<-ctx.Done()
+	return s.Close()
+}
+
+// keptServer makes the server. fd is the first of the descriptors that it gets from the Keeper.
+func keptServer(ctx context.Context, dev *vmm.Device, o Options, how, path string, fd int) (*Server, error) {
+	if how == "next" {
+		other := os.NewFile(uintptr(fd+1), "pidfd")
+		defer other.Close() //nolint:errcheck // it was only asked
+		conn, err := connOf(os.NewFile(uintptr(fd), "predecessor"))
+		if err != nil {
+			return nil, fmt.Errorf("take over: %w", err)
+		}
+		return TakeOver(ctx, dev, conn, fd+1, o)
+	}
+	lock := -1
+	if !strings.HasPrefix(path, "@") {
+		lock = fd + 1
+		unix.CloseOnExec(lock)
+	}
+	unix.CloseOnExec(fd)
+	s, err := NewServer(dev, o)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.objects.Adopt(path, fd, lock); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// followKeeper does what the Keeper says, until that ends.
+func followKeeper(control *net.UnixConn, s *Server, log *slog.Logger) {
+	for {
+		b, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
+		n, oobn, _, _, err := control.ReadMsgUnix(b, rights)
+		if err != nil || n == 0 {
+			return
+		}
+		conn, err := receivedConn(rights[:oobn])
+		if err == nil {
+			err = s.HandOver(conn)
+		}
+		if err != nil && log != nil {
+			log.Warn("the store goes on", "error", err)
+		}
+	}
+}
+
+// receivedConn is the connection whose descriptor came with a message.
+func receivedConn(rights []byte) (*net.UnixConn, error) {
+	all, err := unix.ParseSocketControlMessage(rights)
+	if err != nil || len(all) != 1 {
+		return nil, fmt.Errorf("%w: %d control messages: %w", shareable.ErrProtocol, len(all), err)
+	}
+	fds, err := unix.ParseUnixRights(&all[0])
+	if err != nil || len(fds) != 1 {
+		closeFDs(fds)
+		return nil, fmt.Errorf("%w: %d descriptors: %w", shareable.ErrProtocol, len(fds), err)
+	}
+	unix.CloseOnExec(fds[0])
+	return connOf(os.NewFile(uintptr(fds[0]), "successor"))
+}
+
+// Replace asks the Keeper of the store that the Client is connected to for another process, as SIGHUP does, and
+// waits until that has taken over. It returns vmm.ErrNotSupported if there is no Keeper, or none that can
+// be seen from here, and an error of ctx if nothing has taken over by then: the Keeper logs why.
+func (c *Client) Replace(ctx context.Context) error {
+	if err := c.replace(ctx); err != nil {
+		return fmt.Errorf("replace the server: %w", err)
+	}
+	return nil
+}
+
+func (c *Client) replace(ctx context.Context) error {
+	before, err := c.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	conn, _, err := c.connection(ctx)
+	if err != nil {
+		return err
+	}
+	if c.dial != nil || conn.Hello().Features&wire.FeatureKept == 0 {
+		return fmt.Errorf("%w: the store has no keeper", vmm.ErrNotSupported)
+	}
+	if err := shareable.SignalKeeper(c.path, syscall.SIGHUP); err != nil {
+		return err
+	}
+	t := time.NewTicker(meetPause)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if now, err := c.Stats(ctx); err == nil && now.Taken > before.Taken {
+			return nil
+		}
+	}
+}
+
+// meetPause is the time between two looks at whether a server was replaced.
+const meetPause = 20 * time.Millisecond
