@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -184,12 +185,8 @@ func (s storeServer) Handover(objects []serve.Object, but serve.Conn) (state []b
 func (o *storeObject) handover(l *fdList) objectState {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	x := objectState{
-		ID: o.id, Max: o.max, Layout: o.layout, Meta: o.meta, State: o.state, Generation: o.generation,
-		Published: o.lenLocked(), Sealed: o.sealed, Digest: o.digest, LastID: o.lastID,
-	}
+	x := o.stateLocked()
 	for _, c := range o.chunks {
-		x.Chunks = append(x.Chunks, c.Chunk)
 		x.FDs = append(x.FDs, l.addChunk(o.srv.fds, c))
 	}
 	if o.page != nil && o.page.foreign {
@@ -197,6 +194,19 @@ func (o *storeObject) handover(l *fdList) objectState {
 	}
 	if o.next != nil {
 		x.Next = l.addPointer(o.next.fd)
+	}
+	return x
+}
+
+// stateLocked is the object without descriptors. Requires mu.
+func (o *storeObject) stateLocked() objectState {
+	invariants.Held(&o.mu)
+	x := objectState{
+		ID: o.id, Max: o.max, Layout: o.layout, Meta: o.meta, State: o.state, Generation: o.generation,
+		Published: o.lenLocked(), Sealed: o.sealed, Digest: o.digest, LastID: o.lastID,
+	}
+	for _, c := range o.chunks {
+		x.Chunks = append(x.Chunks, c.Chunk)
 	}
 	return x
 }

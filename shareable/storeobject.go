@@ -116,11 +116,11 @@ func (o *storeObject) State() (state uint32, length, capacity uint64, readers in
 	return o.state, o.lenLocked(), o.endLocked(), len(o.attachments)
 }
 
-// Chunks is how many chunks the memory is in.
-func (o *storeObject) Chunks() int {
+// Chunks is how many chunks the memory is in, and the id of the last that there was.
+func (o *storeObject) Chunks() (n int, last uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return len(o.chunks)
+	return len(o.chunks), o.lastID
 }
 
 // AddChunk adds memory at the end.

@@ -106,6 +106,11 @@ func (s storeServer) Handover([]serve.Object, serve.Conn) ([]byte, []serve.Conn,
 	return nil, nil, nil, nil, errLinux
 }
 
+// Record needs Linux.
+func (o *storeObject) Record(uint64, string) (serve.Record, func(), error) {
+	return serve.Record{}, nil, errLinux
+}
+
 // Adopt needs Linux.
 func (s storeServer) Adopt(string, int, int) error { return errLinux }
 

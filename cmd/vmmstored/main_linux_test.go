@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -324,27 +325,97 @@ func TestReloadFails(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestServerDies: another one begins at the same socket. If the process that keeps the socket dies, the one that
-// serves ends.
+// TestServerDies: another process begins at the same socket, with what was sealed and what was published of what
+// is durable. Buffers that are mapped stay. If the process that keeps the socket dies, the one that serves ends.
 func TestServerDies(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path)
 	c := clientAt(t, path)
-	for range 3 {
-		sealed(t, c, "s", nil)
+	var ids []store.ID
+	for i := range 5 {
+		sealed(t, c, fmt.Sprint("s", i), map[string]string{"i": strconv.Itoa(i)})
+		info, err := c.Stat(t.Context(), fmt.Sprint("s", i))
+		require.NoError(t, err)
+		ids = append(ids, info.ID)
+	}
+	require.NoError(t, c.Link(t.Context(), "s0", "another"))
+	require.NoError(t, c.Delete(t.Context(), "s1", store.DeleteOptions{}))
+	b, err := c.Get(t.Context(), "s2", store.GetOptions{})
+	require.NoError(t, err)
+	var all []byte // of d
+	highest := uint64(0)
+	for round := range 10 {
+		create := c.Create
+		if round > 0 {
+			create = func(ctx context.Context, name string, _ store.CreateOptions) (*store.Writer, error) {
+				return c.Append(ctx, name, store.AppendOptions{})
+			}
+		}
+		d, err := create(t.Context(), "d", store.CreateOptions{Size: 64 << 20, Growable: true, Durable: true})
+		require.NoError(t, err)
+		require.EqualValues(t, len(all), d.Len())
+		more := bytes.Repeat([]byte{byte(round + 1)}, 1<<20)
+		require.NoError(t, d.Append(more))
+		require.NoError(t, d.Flush(t.Context()))
+		all = append(all, more...)
+		n, err := c.Create(t.Context(), fmt.Sprint("n", round), store.CreateOptions{Size: 1000})
+		require.NoError(t, err)
+		require.Greater(t, n.ID().Number, highest, "no id comes again")
+		highest = n.ID().Number
+
 		was := p.server(t)
 		require.NoError(t, syscall.Kill(was, syscall.SIGKILL))
+		require.Eventually(t, func() bool { return d.Err() != nil && n.Err() != nil }, inTime, time.Millisecond)
+		require.ErrorIs(t, errors.Join(d.Err(), n.Err()), shareable.ErrOwnerGone)
+		_ = d.Append([]byte("not published"))
+		require.NoError(t, errors.Join(d.Close(), n.Close()))
+		var names []string
 		require.Eventually(t, func() bool {
-			all, err := c.List(t.Context(), store.ListOptions{})
-			return err == nil && len(all) == 0
+			names = nil
+			list, err := c.List(t.Context(), store.ListOptions{})
+			for _, i := range list {
+				names = append(names, i.Names...)
+			}
+			return err == nil
 		}, inTime, time.Millisecond)
+		require.Equal(t, []string{"s0", "another", "s2", "s3", "s4", "d"}, names)
 		require.NotEqual(t, was, p.server(t))
+		for i, id := range ids {
+			x, err := c.Get(t.Context(), id.String(), store.GetOptions{})
+			if i == 1 {
+				require.ErrorIs(t, err, shareable.ErrNotFound)
+				continue
+			}
+			require.NoError(t, err)
+			require.EqualValues(t, 1000, x.Len())
+			require.NoError(t, x.Close())
+		}
+		x, err := c.Get(t.Context(), "d", store.GetOptions{Unsafe: true})
+		require.NoError(t, err)
+		got := make([]byte, x.Len())
+		_, err = x.ReadAt(got, 0)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(all, got), "%d bytes of %d", len(got), len(all))
+		require.NoError(t, x.Close())
 	}
+	_, err = b.ReadAt(make([]byte, 1000), 0)
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+
+	_, stderr, code := call(t, "--socket="+path, "reload")
+	require.Zero(t, code, stderr)
+	require.NoError(t, c.Delete(t.Context(), "s3", store.DeleteOptions{}))
+	sealed(t, c, "after", nil)
+	require.NoError(t, syscall.Kill(p.server(t), syscall.SIGKILL))
+	require.Eventually(t, func() bool { _, err := c.Stat(t.Context(), "after"); return err == nil }, inTime, time.Millisecond)
+	_, err = c.Stat(t.Context(), "s3")
+	require.ErrorIs(t, err, shareable.ErrNotFound)
+
 	server := p.server(t)
 	require.NoError(t, p.cmd.Process.Kill())
 	p.ended(t)
 	require.Eventually(t, func() bool { return syscall.Kill(server, 0) != nil }, inTime, time.Millisecond)
-	_, err := c.List(t.Context(), store.ListOptions{})
+	_, err = c.List(t.Context(), store.ListOptions{})
 	require.ErrorIs(t, err, shareable.ErrOwnerGone)
 	started(t, "--socket="+path)
 	_, err = c.List(t.Context(), store.ListOptions{})

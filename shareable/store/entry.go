@@ -76,6 +76,9 @@ func (s *Server) create(c serve.Conn, f wire.Frame) error {
 	if err == nil {
 		err = s.enterEntry(c, e, q.Name)
 	}
+	if err == nil {
+		err = s.record(e)
+	}
 	if err != nil {
 		s.drop(e)
 		return err
@@ -229,6 +232,7 @@ func (s *Server) drop(e *entry) {
 	}
 	s.mu.Unlock()
 	if !again {
+		s.forget(e)
 		_ = e.obj.Close()
 		s.freeMemory(e, math.MaxUint64)
 	}
@@ -285,6 +289,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	s.usedLocked(e)
 	writer, sealed := e.lease, e.sealed
 	s.mu.Unlock()
+	s.forget(e)
 	s.counts.deleted.Add(1)
 	s.emitAs(wire.EventDeleted, e, name, 0)
 	if writer != nil {
@@ -354,6 +359,9 @@ func (s *Server) link(c serve.Conn, f wire.Frame) error {
 		return err
 	}
 	e, sealed, err := s.addName(c, q)
+	if err == nil {
+		err = s.record(e)
+	}
 	if err != nil {
 		return err
 	}
@@ -400,6 +408,9 @@ func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
 		s.objects.Listed(e.obj, e.nameLocked())
 	}
 	s.mu.Unlock()
+	if err == nil {
+		err = s.record(e)
+	}
 	if err != nil {
 		return err
 	}

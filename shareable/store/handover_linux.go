@@ -54,6 +54,7 @@ type storeState struct {
 	Waits    []waitState
 	Watchers []watcherState
 	Counts   []uint64
+	IDs      uint64 // of the recorder
 }
 
 // entryState is an entry. Connections are indices.
@@ -69,6 +70,14 @@ type entryState struct {
 	Waiting            []waitState
 	Started            bool
 	Sealed, Deleted    bool
+}
+
+// stateLocked is the entry without connections. Requires Server.mu.
+func (e *entry) stateLocked() entryState {
+	return entryState{
+		ID: e.id, Max: e.max, Has: slices.Clone(e.has[:]), UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
+		Labels: e.labels, Names: e.names, Started: e.started, Sealed: e.sealed, Deleted: e.deleted,
+	}
 }
 
 type waitState struct {
@@ -146,6 +155,9 @@ func (s *Server) decide(h *handover, moved bool) bool {
 	s.handing = nil
 	h.timer.Stop()
 	close(h.decided)
+	if moved {
+		s.recorder.stop()
+	}
 	s.objects.Decide(moved)
 	if !moved {
 		for c, w := range s.watchers {
@@ -258,12 +270,10 @@ func (s *Server) state(but serve.Conn) (state []byte, fds []int, release func(),
 			used[e] = len(used) + 1
 		}
 	}
-	x := storeState{Server: server}
+	x := storeState{Server: server, IDs: s.recorder.highest()}
 	for _, e := range s.order {
-		st := entryState{
-			ID: e.id, Max: e.max, Has: e.has[:], Used: used[e], UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
-			Labels: e.labels, Names: e.names, Started: e.started, Sealed: e.sealed, Deleted: e.deleted, Waiting: waits(e.waiting),
-		}
+		st := e.stateLocked()
+		st.Used, st.Waiting = used[e], waits(e.waiting)
 		if i, ok := index[e.lease]; ok {
 			st.Lease = &i
 		}
@@ -325,16 +335,21 @@ func TakeOver(ctx context.Context, dev *vmm.Device, conn *net.UnixConn, other in
 	if conn == nil {
 		return nil, fmt.Errorf("take over: %w: no connection", vmm.ErrInvalid)
 	}
+	return takeOverOn(ctx, dev, conn, other, o, nil)
+}
+
+// takeOverOn is TakeOver of a server that tells the keeper what it promises, unless that is nil.
+func takeOverOn(ctx context.Context, dev *vmm.Device, conn *net.UnixConn, other int, o Options, control *net.UnixConn) (*Server, error) {
 	s, err := takeOver(ctx, dev, func(with shareable.AttachOptions, event func(wire.Frame) error) (serve.Client, error) {
 		return shareable.DialConn(ctx, conn, dev, with, event)
-	}, other, o)
+	}, other, o, control)
 	if err != nil {
 		return nil, fmt.Errorf("take over: %w", err)
 	}
 	return s, nil
 }
 
-func takeOver(ctx context.Context, dev *vmm.Device, dial func(shareable.AttachOptions, func(wire.Frame) error) (serve.Client, error), other int, o Options) (*Server, error) {
+func takeOver(ctx context.Context, dev *vmm.Device, dial func(shareable.AttachOptions, func(wire.Frame) error) (serve.Client, error), other int, o Options, control *net.UnixConn) (*Server, error) {
 	o, err := o.resolve()
 	if err != nil {
 		return nil, err
@@ -395,6 +410,9 @@ func takeOver(ctx context.Context, dev *vmm.Device, dial func(shareable.AttachOp
 	if err != nil && !(errors.Is(err, shareable.ErrOwnerGone) && other >= 0 && hasEnded(other, cmp.Or(o.hooks.exitTime, handoverTime))) {
 		s.objects.Abandon()
 		return nil, errors.Join(err, s.Close())
+	}
+	if control != nil {
+		s.startRecording(control)
 	}
 	start()
 	return s, nil
@@ -465,6 +483,7 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		}
 	}
 	s.counts.takeovers.Add(1)
+	s.resumedIDs = x.IDs
 	return s, func() {
 		r.Start()
 		s.mu.Lock()

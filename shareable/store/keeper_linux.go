@@ -9,7 +9,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -22,8 +24,8 @@ import (
 
 // A Keeper is a process that has the socket and starts the one that serves:
 //
-//	keeper -> server   the listener, the lock file
-//	server -> keeper   ready
+//	keeper -> server   the listener, the lock file; what the server before promised
+//	server -> keeper   ready; then what it promises
 //	keeper -> server   hand over, with one end of a socket pair
 //	       -> successor  its other end, and a pidfd of the server
 //	successor -> keeper  ready; the server ends
@@ -37,6 +39,9 @@ type Keeper struct {
 	command func() *exec.Cmd
 	log     *slog.Logger
 	reloads chan chan error
+
+	mu   sync.Mutex
+	kept keptObjects // guarded by mu
 }
 
 // NewKeeper makes the socket at path, which is as for Listen. Each process is made by command; it has to
@@ -67,6 +72,9 @@ func (k *Keeper) Close() error {
 	if k == nil || k.socket == nil {
 		return nil
 	}
+	k.mu.Lock()
+	k.kept.close()
+	k.mu.Unlock()
 	return k.socket.Close()
 }
 
@@ -78,13 +86,13 @@ const (
 )
 
 // Run starts a server, and another one whenever that ends, until ctx does; it returns nil then. If the first
-// one ends before it serves, Run returns why. One that is started after a server has died has nothing of
-// what that had. It is called once.
+// one ends before it serves, Run returns why. One that is started after a server has died has the objects that
+// are sealed, and what was published of those that are durable; connections are gone. It is called once.
 func (k *Keeper) Run(ctx context.Context) error {
 	if k == nil || k.socket == nil {
 		return errNoKeeper
 	}
-	p, err := k.start("listen", k.socket.Files...)
+	p, err := k.start("listen", nil, k.socket.Files...)
 	if err == nil {
 		err = p.begins(ctx)
 	}
@@ -105,7 +113,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			p, err = k.replace(ctx, p)
 			done <- err
 		case <-p.ended:
-			k.log.Error("the server has ended; another one begins, without what it had", "error", p.err)
+			k.log.Error("the server has ended; another one begins", "error", p.err)
 			if p = k.restart(ctx); p == nil {
 				return nil
 			}
@@ -141,6 +149,7 @@ type keptProcess struct {
 	cmd     *exec.Cmd
 	control *net.UnixConn
 	ready   chan struct{} // closed once it serves
+	read    chan struct{} // closed once it says no more
 	ended   chan struct{} // closed once it has ended, after err is set
 	err     error
 }
@@ -150,7 +159,8 @@ type keptProcess struct {
 const keptBy = "CUVMM_STORE_KEPT"
 
 // start starts a process. Its first descriptor after the standard ones is that of its keeper, then come the files.
-func (k *Keeper) start(how string, files ...*os.File) (*keptProcess, error) {
+// What it says comes after what the process after says, if that is not nil.
+func (k *Keeper) start(how string, after *keptProcess, files ...*os.File) (*keptProcess, error) {
 	own, theirs, err := filePair()
 	if err != nil {
 		return nil, err
@@ -168,18 +178,63 @@ func (k *Keeper) start(how string, files ...*os.File) (*keptProcess, error) {
 	if err != nil {
 		return nil, errors.Join(err, control.Close())
 	}
-	p := &keptProcess{cmd: cmd, control: control, ready: make(chan struct{}), ended: make(chan struct{})}
+	p := &keptProcess{cmd: cmd, control: control, ready: make(chan struct{}), ended: make(chan struct{}), read: make(chan struct{})}
 	go func() {
-		if n, _ := control.Read(make([]byte, 1)); n > 0 {
-			close(p.ready)
-		}
+		defer close(p.read)
+		k.follow(p, after)
 	}()
 	go func() {
-		p.err = cmp.Or(cmd.Wait(), error(errEnded))
+		err := cmp.Or(cmd.Wait(), error(errEnded))
+		<-p.read // also what it has said last
 		_ = control.Close()
+		p.err = err
 		close(p.ended)
 	}()
+	if how == "listen" {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		_ = control.SetWriteDeadline(time.Now().Add(beginPatience))
+		err := k.kept.sendTo(control)
+		_ = control.SetWriteDeadline(time.Time{})
+		if err != nil {
+			k.log.Warn("a server does not take what there is", "error", err) // it is about to end
+		}
+	}
 	return p, nil
+}
+
+// follow does what a process says until it ends. Of two that serve one after the other the first comes first.
+func (k *Keeper) follow(p, after *keptProcess) {
+	r := newKeptReader(p.control)
+	ready := false
+	for {
+		m, fds, err := r.next()
+		if err != nil {
+			if errors.Is(err, vmm.ErrLimit) {
+				k.log.Error("what a server promises cannot be kept", "error", err)
+				_ = p.cmd.Process.Kill() // it must promise nothing more
+			}
+			return
+		}
+		if m.Op != opReady && after != nil {
+			<-after.read
+		}
+		k.mu.Lock()
+		switch {
+		case m.Op == opPut:
+			k.kept.put(m, fds)
+			fds = nil
+		case m.Op == opForget:
+			k.kept.forget(m.ID)
+		case m.Op == opServer:
+			k.kept.server = slices.Clone(m.Text)
+		case m.Op == opReady && !ready:
+			ready = true
+			close(p.ready)
+		}
+		k.mu.Unlock()
+		closeFDs(fds)
+	}
 }
 
 var errEnded = errors.New("exit status 0")
@@ -232,7 +287,7 @@ func (k *Keeper) restart(ctx context.Context) *keptProcess {
 			t.Stop()
 			return nil
 		}
-		p, err := k.start("listen", k.socket.Files...)
+		p, err := k.start("listen", nil, k.socket.Files...)
 		if err == nil {
 			err = p.begins(ctx)
 		}
@@ -276,11 +331,11 @@ func (k *Keeper) startNext(old *keptProcess) (*keptProcess, error) {
 	}
 	of := os.NewFile(uintptr(pidfd), "pidfd")
 	defer of.Close() //nolint:errcheck // of no interest
-	next, err := k.start("next", other, of)
+	next, err := k.start("next", old, other, of)
 	if err != nil {
 		return nil, err
 	}
-	if _, _, err := old.control.WriteMsgUnix([]byte{0}, unix.UnixRights(int(one.Fd())), nil); err != nil {
+	if err := writeKept(old.control, keptMessage{Op: opHandOver}, int(one.Fd())); err != nil {
 		k.end(next)
 		return nil, err
 	}
@@ -310,24 +365,25 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	defer control.Close() //nolint:errcheck // it ends this process
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s, err := keptServer(ctx, dev, o, how, path, first+1)
+	from := newKeptReader(control)
+	s, err := keptServer(ctx, dev, o, how, path, first+1, from)
 	if err != nil {
 		return err
 	}
-	if _, err := control.Write([]byte{0}); err != nil {
+	if err := writeKept(control, keptMessage{Op: opReady}); err != nil {
 		return errors.Join(err, s.Close())
 	}
 	if began != nil {
 		began(s)
 	}
 	go func() { s.Wait(); cancel() }()
-	go func() { followKeeper(control, s, o.Logger); cancel() }()
+	go func() { followKeeper(from, s, o.Logger); cancel() }()
 	<-ctx.Done()
 	return s.Close()
 }
 
 // keptServer makes the server. fd is the first of the descriptors that it gets from the Keeper.
-func keptServer(ctx context.Context, dev *vmm.Device, o Options, how, path string, fd int) (*Server, error) {
+func keptServer(ctx context.Context, dev *vmm.Device, o Options, how, path string, fd int, from *keptReader) (*Server, error) {
 	if how == "next" {
 		other := os.NewFile(uintptr(fd+1), "pidfd")
 		defer other.Close() //nolint:errcheck // it was only asked
@@ -335,7 +391,7 @@ func keptServer(ctx context.Context, dev *vmm.Device, o Options, how, path strin
 		if err != nil {
 			return nil, fmt.Errorf("take over: %w", err)
 		}
-		return TakeOver(ctx, dev, conn, fd+1, o)
+		return takeOverOn(ctx, dev, conn, fd+1, o, from.conn)
 	}
 	lock := -1
 	if !strings.HasPrefix(path, "@") {
@@ -343,7 +399,7 @@ func keptServer(ctx context.Context, dev *vmm.Device, o Options, how, path strin
 		unix.CloseOnExec(lock)
 	}
 	unix.CloseOnExec(fd)
-	s, err := NewServer(dev, o)
+	s, err := recordedServer(dev, o, from)
 	if err != nil {
 		return nil, err
 	}
@@ -353,15 +409,67 @@ func keptServer(ctx context.Context, dev *vmm.Device, o Options, how, path strin
 	return s, nil
 }
 
-// followKeeper does what the Keeper says, until that ends.
-func followKeeper(control *net.UnixConn, s *Server, log *slog.Logger) {
+// recordedServer makes a server of what the keeper has, which may be nothing.
+func recordedServer(dev *vmm.Device, o Options, from *keptReader) (s *Server, err error) {
+	var kept keptObjects
 	for {
-		b, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
-		n, oobn, _, _, err := control.ReadMsgUnix(b, rights)
-		if err != nil || n == 0 {
+		m, fds, err := from.next()
+		if err != nil {
+			kept.close()
+			return nil, err
+		}
+		switch m.Op {
+		case opPut:
+			kept.put(m, fds)
+			continue
+		case opServer:
+			kept.server = slices.Clone(m.Text)
+		}
+		closeFDs(fds)
+		if m.Op == opBegin {
+			break
+		}
+	}
+	if kept.server == nil {
+		if s, err = NewServer(dev, o); err == nil {
+			s.startRecording(from.conn)
+		}
+		return s, err
+	}
+	if o, err = o.resolve(); err != nil {
+		kept.close()
+		return nil, err
+	}
+	s, gone, err := restore(dev, o, &kept)
+	if err != nil {
+		return nil, fmt.Errorf("go on with what there is: %w", err)
+	}
+	s.startRecording(from.conn)
+	for _, id := range gone {
+		if err := writeKept(from.conn, keptMessage{Op: opForget, ID: id}); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	for _, e := range slices.Clone(s.order) { // those whose writers are gone have another page now
+		if err := s.record(e); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	return s, nil
+}
+
+// followKeeper does what the Keeper says, until that ends.
+func followKeeper(from *keptReader, s *Server, log *slog.Logger) {
+	for {
+		m, fds, err := from.next()
+		if err != nil {
 			return
 		}
-		conn, err := receivedConn(rights[:oobn])
+		if m.Op != opHandOver || len(fds) != 1 {
+			closeFDs(fds)
+			continue
+		}
+		conn, err := connOf(os.NewFile(uintptr(fds[0]), "successor"))
 		if err == nil {
 			err = s.HandOver(conn)
 		}
@@ -369,21 +477,6 @@ func followKeeper(control *net.UnixConn, s *Server, log *slog.Logger) {
 			log.Warn("the store goes on", "error", err)
 		}
 	}
-}
-
-// receivedConn is the connection whose descriptor came with a message.
-func receivedConn(rights []byte) (*net.UnixConn, error) {
-	all, err := unix.ParseSocketControlMessage(rights)
-	if err != nil || len(all) != 1 {
-		return nil, fmt.Errorf("%w: %d control messages: %w", shareable.ErrProtocol, len(all), err)
-	}
-	fds, err := unix.ParseUnixRights(&all[0])
-	if err != nil || len(fds) != 1 {
-		closeFDs(fds)
-		return nil, fmt.Errorf("%w: %d descriptors: %w", shareable.ErrProtocol, len(fds), err)
-	}
-	unix.CloseOnExec(fds[0])
-	return connOf(os.NewFile(uintptr(fds[0]), "successor"))
 }
 
 // Replace asks the Keeper of the store that the Client is connected to for another process, as SIGHUP does, and

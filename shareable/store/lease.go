@@ -139,25 +139,29 @@ func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	if err := s.startLease(c, q.Object); err != nil {
+	e, err := s.startLease(c, q.Object)
+	if err == nil {
+		err = s.record(e)
+	}
+	if err != nil {
 		return err
 	}
 	return done(c, f.Request)
 }
 
 // startLease has readers get the page of a lease, if the connection has it still.
-func (s *Server) startLease(c serve.Conn, id uint64) error {
+func (s *Server) startLease(c serve.Conn, id uint64) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e, err := s.leasedLocked(c, id)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := e.obj.StartLease(); err != nil {
-		return err
+		return nil, err
 	}
 	e.started = true
-	return nil
+	return e, nil
 }
 
 // grow sends memory to the writer.
@@ -174,6 +178,9 @@ func (s *Server) grow(c serve.Conn, f wire.Frame) error {
 		return fmt.Errorf("%w: %d bytes, over %d", vmm.ErrBounds, q.Capacity, e.max)
 	}
 	if err := s.addMemory(e, q.Capacity); err != nil {
+		return err
+	}
+	if err := s.record(e); err != nil {
 		return err
 	}
 	if err := e.obj.ReplyChunks(c, f.Request, q.After); err != nil {
@@ -213,16 +220,20 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 		return err
 	}
 	_, length, capacity, _ := e.obj.State()
+	chunks, _ := e.obj.Chunks()
 	s.mu.Lock()
 	e.sealed, e.lease = true, nil
 	delete(s.clientLocked(c).leases, e.id)
 	unused := e.has[ledger.Bytes] - min(e.has[ledger.Bytes], capacity)
-	s.refundLocked(e, ledger.Amounts{ledger.Bytes: unused, ledger.Descriptors: e.has[ledger.Descriptors] - uint64(e.obj.Chunks())})
+	s.refundLocked(e, ledger.Amounts{ledger.Bytes: unused, ledger.Descriptors: e.has[ledger.Descriptors] - uint64(chunks)})
 	s.usedLocked(e)
 	s.refuseLeasesLocked(e, shareable.ErrSealed)
 	names := e.allNamesLocked()
 	s.mu.Unlock()
 	s.freeMemory(e, unused)
+	if err := s.record(e); err != nil {
+		return err
+	}
 	s.counts.sealed.Add(1)
 	s.emit(wire.EventSealed, e, length)
 	s.replyWaits(e, true, names...)
@@ -265,6 +276,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 	if !abort {
 		s.passLeaseLocked(e)
 		s.mu.Unlock()
+		_ = s.record(e) // without a keeper the process ends
 		return
 	}
 	names := e.allNamesLocked()

@@ -24,12 +24,14 @@ import (
 // must Close it, before the device.
 type Server struct {
 	// Immutable.
-	dev     *vmm.Device
-	opts    Options
-	gran    uint64
-	conns   *shareable.Server
-	objects serve.Server
-	stop    chan struct{} // closed by Close
+	dev        *vmm.Device
+	opts       Options
+	gran       uint64
+	conns      *shareable.Server
+	objects    serve.Server
+	recorder   *recorder     // nil: no process keeps what there is
+	stop       chan struct{} // closed by Close
+	resumedIDs uint64        // of the recorder of the process before
 
 	// Safe for concurrent use.
 	counts  counts
@@ -181,6 +183,7 @@ func (s *Server) Close() error {
 	if s == nil || s.dev == nil {
 		return nil
 	}
+	s.recorder.stop()
 	s.mu.Lock()
 	first := !s.closed
 	s.closed = true

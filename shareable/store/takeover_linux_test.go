@@ -53,7 +53,7 @@ func takeOverAt(ctx context.Context, dev *vmm.Device, path string, o Options) (*
 	defer closeFD(other)
 	return takeOver(ctx, dev, func(with shareable.AttachOptions, event func(wire.Frame) error) (serve.Client, error) {
 		return shareable.Dial(ctx, path, dev, with, event)
-	}, other, o)
+	}, other, o, nil)
 }
 
 // TestNoClientTakesOver: what is not the successor that a store was told of cannot take it over, whoever it

@@ -88,8 +88,11 @@ type Object interface {
 	// Readers is the connections that have it attached.
 	State() (state uint32, length, capacity uint64, readers int)
 
-	// Chunks is how many chunks the memory is in.
-	Chunks() int
+	// Chunks is how many chunks the memory is in, and the id of the last that there was.
+	Chunks() (n int, last uint64)
+	// Record describes the object, under a name, for another process that serves once this one has ended.
+	// Of the chunks it has those after an id. The caller calls release once the descriptors are sent.
+	Record(after uint64, name string) (r Record, release func(), err error)
 
 	// AddChunk adds memory at the end and takes its descriptor, also if it fails. Readers
 	// get it.
@@ -120,6 +123,16 @@ type Object interface {
 	Retire(ctx context.Context)
 	// Close ends the object. Readers keep what they have mapped. Twice is fine.
 	Close() error
+}
+
+// Record is an object as it can be made again.
+type Record struct {
+	State  []byte   // for shareable.RestoredState
+	Chunks []uint64 // the ids of the chunks whose descriptors FDs has
+	FDs    []int    // after them one of the page that a writer has, if Page is set
+	Page   bool
+	Last   uint64 // the id of the last chunk that State has; 0 without any
+	Seen   uint64 // the id of the last chunk that there was
 }
 
 // WriterPage is the control page of an object in the process that writes to it. Its

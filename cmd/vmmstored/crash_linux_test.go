@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/store"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// promises are what one client was told, which has to be so whatever dies.
+type promises struct {
+	t       *testing.T
+	c       *store.Client
+	name    string
+	sealed  map[string][]byte
+	deleted []string
+	flushed int // of a durable object
+	made    int // names
+}
+
+// contentsOf is what an object of that name has.
+func contentsOf(name string, n int) []byte {
+	return bytes.Repeat([]byte(name), n/len(name)+1)[:n]
+}
+
+// work makes, seals and deletes objects, and appends to a durable one, until ctx ends.
+func (p *promises) work(ctx context.Context, random *rand.Rand) {
+	for ctx.Err() == nil {
+		switch random.IntN(4) {
+		case 0, 1:
+			p.made++
+			name := fmt.Sprintf("%s/%d", p.name, p.made)
+			data := contentsOf(name, 1+random.IntN(5000))
+			w, err := p.c.Create(ctx, name, store.CreateOptions{Size: uint64(len(data)), Labels: map[string]string{"of": p.name}})
+			if err == nil {
+				if err = w.Append(data); err == nil {
+					err = w.Seal(ctx, shareable.SealOptions{})
+				}
+				if err == nil {
+					p.sealed[name] = data
+				}
+				_ = w.Close()
+			}
+		case 2:
+			for name := range p.sealed {
+				err := p.c.Delete(ctx, name, store.DeleteOptions{})
+				if delete(p.sealed, name); err == nil { // else it may be so or not
+					p.deleted = append(p.deleted, name)
+				}
+				break
+			}
+		case 3:
+			w, err := p.c.Append(ctx, p.name, store.AppendOptions{Wait: true})
+			if errors.Is(err, shareable.ErrNotFound) && p.flushed == 0 {
+				w, err = p.c.Create(ctx, p.name, store.CreateOptions{Size: 64 << 20, Growable: true, Durable: true})
+			}
+			if err == nil {
+				n := int(w.Len())
+				if n < p.flushed {
+					p.t.Errorf("%s: %d bytes, and %d were flushed", p.name, n, p.flushed)
+				}
+				more := contentsOf(p.name, n+1000)[n:]
+				if err = w.Append(more); err == nil {
+					err = w.Flush(ctx)
+				}
+				if err == nil {
+					p.flushed = n + len(more)
+				}
+				_ = w.Close()
+			}
+		}
+	}
+}
+
+// check has what was promised.
+func (p *promises) check() {
+	t := p.t
+	for name, data := range p.sealed {
+		p.has(name, store.GetOptions{}, data)
+	}
+	for _, name := range p.deleted {
+		_, err := p.c.Stat(t.Context(), name)
+		require.ErrorIs(t, err, shareable.ErrNotFound, name)
+	}
+	if p.flushed > 0 {
+		p.has(p.name, store.GetOptions{Unsafe: true}, contentsOf(p.name, p.flushed))
+	}
+}
+
+func (p *promises) has(name string, o store.GetOptions, data []byte) {
+	b, err := p.c.Get(p.t.Context(), name, o)
+	require.NoError(p.t, err, name)
+	require.GreaterOrEqual(p.t, int(b.Len()), len(data), name)
+	got := make([]byte, b.Len())
+	_, err = b.ReadAt(got, 0)
+	require.NoError(p.t, err, name)
+	require.True(p.t, bytes.Equal(got, contentsOf(name, len(got))), name)
+	require.NoError(p.t, b.Close())
+}
+
+// TestServerDiesAtAnyMoment: whenever the process that serves is killed, or told to reload, what was promised is
+// so afterwards. Once all is deleted neither process has more descriptors than at first.
+func TestServerDiesAtAnyMoment(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	p := started(t, "--socket="+path)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(p.err.String())
+		}
+	})
+	var all []*promises
+	for i := range 4 {
+		dev := vmmtest.Device(t)
+		c, err := store.Connect(t.Context(), path, dev, store.ClientOptions{})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		all = append(all, &promises{t: t, c: c, name: fmt.Sprint("client", i), sealed: map[string][]byte{}})
+	}
+	fds := func(pid int) int {
+		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+		require.NoError(t, err)
+		return len(entries)
+	}
+	before := fds(p.cmd.Process.Pid)
+	random := rand.New(rand.NewPCG(33, 0))
+	for round := range testgate.Effort(15, 100, 1000) {
+		var clients sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		for i, x := range all {
+			own := rand.New(rand.NewPCG(uint64(round), uint64(i)))
+			clients.Go(func() { x.work(ctx, own) })
+		}
+		<-time.After(time.Duration(random.IntN(30)) * time.Millisecond)
+		if round%10 == 9 {
+			require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
+		} else {
+			require.NoError(t, syscall.Kill(p.server(t), syscall.SIGKILL))
+		}
+		<-time.After(time.Duration(random.IntN(5)) * time.Millisecond)
+		cancel()
+		clients.Wait()
+		require.Eventually(t, func() bool { _, err := all[0].c.Stats(t.Context()); return err == nil }, inTime, time.Millisecond)
+		for _, x := range all {
+			x.check()
+		}
+	}
+	list, err := all[0].c.List(t.Context(), store.ListOptions{})
+	require.NoError(t, err)
+	for _, i := range list {
+		require.NoError(t, all[0].c.Delete(t.Context(), i.ID.String(), store.DeleteOptions{}))
+	}
+	require.Eventually(t, func() bool { return fds(p.cmd.Process.Pid) <= before }, inTime, time.Millisecond, "%d at first, %d now", before, fds(p.cmd.Process.Pid))
+	x, err := all[0].c.Stats(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, x.Bytes)
+}
