@@ -18,7 +18,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/store"
-	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // promises are what one client was told, which has to be so whatever dies.
@@ -124,7 +123,7 @@ func TestServerDiesAtAnyMoment(t *testing.T) {
 	})
 	var all []*promises
 	for i := range 4 {
-		dev := vmmtest.Device(t)
+		dev := testDevice(t)
 		c, err := store.Connect(t.Context(), path, dev, store.ClientOptions{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, c.Close()) })

@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable/store"
-	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // TestLogIsNotRead: a reader of the log that is gone, or does not read, costs the store lines of the log
@@ -56,7 +55,7 @@ func TestLogIsNotRead(t *testing.T) {
 			require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
 			_, err = kept.Stats(t.Context())
 			require.NoError(t, err)
-			another, err := store.Connect(t.Context(), path, vmmtest.Device(t), store.ClientOptions{})
+			another, err := store.Connect(t.Context(), path, testDevice(t), store.ClientOptions{})
 			require.NoError(t, err)
 			require.NoError(t, another.Close())
 			require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))

@@ -29,6 +29,21 @@ const asProgram = "VMMSTORED_TEST_PROGRAM"
 
 const inTime = 20 * time.Second
 
+// withCUDA has the tests use the card.
+var withCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
+
+// deviceFlag is the device of the program.
+var deviceFlag = map[bool]string{false: "--device=host:0", true: "--device=cuda:0"}[withCUDA]
+
+// testDevice is the same device in this process.
+func testDevice(t *testing.T) *vmm.Device {
+	t.Helper()
+	if withCUDA {
+		return vmmtest.Drivers()[1].Device(t)
+	}
+	return vmmtest.Device(t)
+}
+
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
@@ -75,7 +90,7 @@ func (p *program) start(t *testing.T, stderr io.Writer, args ...string) {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	p.cmd, p.ends = exec.Command(self, append([]string{"--device=host:0"}, args...)...), make(chan int, 1)
+	p.cmd, p.ends = exec.Command(self, append([]string{deviceFlag}, args...)...), make(chan int, 1)
 	p.cmd.Env = append(os.Environ(), asProgram+"=1")
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p.cmd.Stderr = stderr
@@ -107,7 +122,7 @@ func (p *program) ended(t *testing.T) int {
 // clientAt connects to a store.
 func clientAt(t *testing.T, path string) *store.Client {
 	t.Helper()
-	c, err := store.Connect(t.Context(), path, vmmtest.Device(t), store.ClientOptions{})
+	c, err := store.Connect(t.Context(), path, testDevice(t), store.ClientOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c
@@ -127,7 +142,7 @@ func sealed(t *testing.T, c *store.Client, name string, labels map[string]string
 func call(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	code = run(t.Context(), append([]string{"--device=host:0"}, args...), &out, &errs)
+	code = run(t.Context(), append([]string{deviceFlag}, args...), &out, &errs)
 	return out.String(), errs.String(), code
 }
 
@@ -174,7 +189,7 @@ func TestCommands(t *testing.T) {
 	token := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(token, []byte("secret\n"), 0o600))
 	started(t, "--socket="+path, "--token-file="+token)
-	c, err := store.Connect(t.Context(), path, vmmtest.Device(t), store.ClientOptions{Token: []byte("secret")})
+	c, err := store.Connect(t.Context(), path, testDevice(t), store.ClientOptions{Token: []byte("secret")})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	sealed(t, c, "a/1", map[string]string{"run": "7"})
@@ -306,7 +321,7 @@ func TestReloadFails(t *testing.T) {
 	path, token := filepath.Join(dir, "s"), filepath.Join(dir, "token")
 	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
 	p := started(t, "--socket="+path, "--token-file="+token)
-	c, err := store.Connect(t.Context(), path, vmmtest.Device(t), store.ClientOptions{Token: []byte("secret")})
+	c, err := store.Connect(t.Context(), path, testDevice(t), store.ClientOptions{Token: []byte("secret")})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	sealed(t, c, "s", nil)
@@ -425,7 +440,7 @@ func TestServerDies(t *testing.T) {
 // TestReloadOfAnotherProgram: one that serves by itself gets no signal.
 func TestReloadOfAnotherProgram(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	s, err := store.Listen(vmmtest.Device(t), path, store.Options{})
+	s, err := store.Listen(testDevice(t), path, store.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	_, stderr, code := call(t, "--socket="+path, "reload")

@@ -411,8 +411,9 @@ func takeOver(ctx context.Context, dev *vmm.Device, dial func(shareable.AttachOp
 		s.objects.Abandon()
 		return nil, errors.Join(err, s.Close())
 	}
-	if control != nil {
+	if control != nil { // it hears that this one serves before it hears what that promises
 		s.startRecording(control)
+		_ = writeKept(control, keptMessage{Op: opReady}) // without a keeper the process ends soon
 	}
 	start()
 	return s, nil

@@ -370,9 +370,6 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	if err != nil {
 		return err
 	}
-	if err := writeKept(control, keptMessage{Op: opReady}); err != nil {
-		return errors.Join(err, s.Close())
-	}
 	if began != nil {
 		began(s)
 	}
@@ -403,7 +400,10 @@ func keptServer(ctx context.Context, dev *vmm.Device, o Options, how, path strin
 	if err != nil {
 		return nil, err
 	}
-	if err := s.objects.Adopt(path, fd, lock); err != nil {
+	if err = s.objects.Adopt(path, fd, lock); err == nil {
+		err = writeKept(from.conn, keptMessage{Op: opReady})
+	}
+	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
