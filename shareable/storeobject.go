@@ -371,6 +371,9 @@ var _ serve.Conn = storeConn{}
 // Cred is the process at the other end.
 func (c storeConn) Cred() wire.Cred { return c.cred }
 
+// PeerPIDFD is a pidfd of that process.
+func (c storeConn) PeerPIDFD() (int, error) { return c.conn.PeerPIDFD() }
+
 // Successor reports whether the process at the other end may take over.
 func (c storeConn) Successor() bool { return c.successor }
 

@@ -290,6 +290,8 @@ type sink struct {
 
 func (s *sink) Successor() bool { return false }
 
+func (s *sink) PeerPIDFD() (int, error) { return -1, unix.ENOPROTOOPT }
+
 func (s *sink) Reply(_ wire.Type, _ uint32, _ []byte, fds ...int) error {
 	for range 20 {
 		for _, fd := range fds {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -204,13 +205,30 @@ func TestWaitExit(t *testing.T) {
 	p := spawn(t, "memory")
 	p.expect("free")
 	require.False(t, isExiting(os.Getpid()))
-	waitExit(os.Getpid())
-	waitExit(0)
-	waitExit(-1)
+	of := func(pid int) func() (int, error) {
+		return func() (int, error) { return unix.PidfdOpen(pid, 0) }
+	}
+	waitExit(os.Getpid(), of(os.Getpid()))
+	waitExit(0, of(0))
+	waitExit(-1, of(-1))
 	for range p.lines { // until it ends; it was not waited for, so its number stays
 	}
 	require.Eventually(t, func() bool { return isExiting(p.pid()) }, inTime, step)
-	waitExit(p.pid())
+	waitExit(p.pid(), of(p.pid()))
 	p.wait()
 	require.False(t, isExiting(p.pid()))
+
+	// One in another namespace has no number here.
+	other, _ := daemonAt(t, socketAt(t))
+	gone := make(chan struct{})
+	start := time.Now()
+	go func() { waitExit(0, of(other.pid())); close(gone) }()
+	select {
+	case <-gone:
+		require.Fail(t, "it was not waited for")
+	case <-time.After(20 * time.Millisecond):
+	}
+	other.kill()
+	<-gone
+	require.Less(t, time.Since(start), exitTime)
 }

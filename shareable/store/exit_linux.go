@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -16,11 +17,16 @@ const exitTime = 2 * time.Second
 // waitExit waits until a process that exits is gone. The system closes the descriptors of
 // such a process in any order, so its connection can end while the device still runs what it
 // had queued. Until all are closed that work can write to memory that the next writer gets.
-func waitExit(pid int) {
-	if !isExiting(pid) {
+//
+// Of a process in another namespace, which has no pid here, it is not known whether it exits: it is waited for.
+func waitExit(pid int, pidfd func() (int, error)) {
+	if pid > 0 && !isExiting(pid) {
 		return
 	}
-	fd, err := unix.PidfdOpen(pid, 0)
+	fd, err := pidfd()
+	if errors.Is(err, unix.ENOPROTOOPT) && pid > 0 { // an old kernel
+		fd, err = unix.PidfdOpen(pid, 0)
+	}
 	if err != nil { // it is gone
 		return
 	}

@@ -446,7 +446,7 @@ func (h handler) End(c serve.Conn) {
 	}
 	s.mu.Unlock()
 	if len(state.leases) > 0 {
-		waitExit(int(c.Cred().PID))
+		waitExit(int(c.Cred().PID), c.PeerPIDFD)
 	}
 	for _, e := range state.leases {
 		s.endLease(e, c, !e.durable())

@@ -31,6 +31,8 @@ type Handler interface {
 type Conn interface {
 	// Cred is the process at the other end, as the kernel recorded it.
 	Cred() wire.Cred
+	// PeerPIDFD is a pidfd of that process, which the caller closes.
+	PeerPIDFD() (int, error)
 	// Successor reports whether it is a connection of Server.ServeSuccessor.
 	Successor() bool
 	// Reply sends a frame; request 0 is an event. It can wait as long as the server's time

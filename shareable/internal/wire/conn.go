@@ -318,6 +318,10 @@ func (c *Conn) SetSendBuffer(n int) error { return c.c.SetWriteBuffer(n) }
 // Cred returns the process that made the other end, as the kernel recorded it.
 func (c *Conn) Cred() (Cred, error) { return peerCred(c.c) }
 
+// PeerPIDFD returns a pidfd of that process, whatever namespace it is in. The caller closes it. Kernels before
+// Linux 6.5 have none.
+func (c *Conn) PeerPIDFD() (int, error) { return peerPIDFD(c.c) }
+
 // Queued is how much memory the kernel holds for frames that the peer has not
 // read. It is more than the bytes of the frames.
 func (c *Conn) Queued() (int, error) { return queued(c.c) }

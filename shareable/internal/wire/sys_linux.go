@@ -54,6 +54,10 @@ func keepsPackets(c *net.UnixConn) (bool, error) {
 	return kind == unix.SOCK_SEQPACKET, err
 }
 
+func peerPIDFD(c *net.UnixConn) (int, error) {
+	return withFD(c, func(fd int) (int, error) { return unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD) })
+}
+
 func peerCred(c *net.UnixConn) (Cred, error) {
 	return withFD(c, func(fd int) (Cred, error) {
 		u, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)

@@ -17,6 +17,7 @@ func rights([]int) []byte                      { return nil }
 func closeFD(int) error                        { return errors.ErrUnsupported }
 func keepsPackets(*net.UnixConn) (bool, error) { return false, errors.ErrUnsupported }
 func peerCred(*net.UnixConn) (Cred, error)     { return Cred{}, errors.ErrUnsupported }
+func peerPIDFD(*net.UnixConn) (int, error)     { return -1, errors.ErrUnsupported }
 func passCred(*net.UnixConn) error             { return errors.ErrUnsupported }
 func queued(*net.UnixConn) (int, error)        { return 0, errors.ErrUnsupported }
 func shutdown(*net.UnixConn) error             { return errors.ErrUnsupported }
