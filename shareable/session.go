@@ -250,6 +250,9 @@ func (ses *session) readLoop() error {
 			if ses.isParking() != nil {
 				return errParked
 			}
+			if ses.isBusy() {
+				continue
+			}
 			err = fmt.Errorf("%w to send a request", errTooSlow)
 		}
 		if err != nil {
@@ -264,20 +267,6 @@ func (ses *session) readLoop() error {
 			return err
 		}
 	}
-}
-
-// setReadDeadlineLocked limits the time to the next request, if nothing is attached. It
-// needs ses.mu: both goroutines set it, and the last one must be right.
-func (ses *session) setReadDeadlineLocked() error {
-	var deadline time.Time
-	// A store's clients may hold leases, and need not ask for anything.
-	switch {
-	case ses.parking != nil:
-		deadline = time.Unix(1, 0)
-	case len(ses.attachments) == 0 && (ses.srv.opts.hooks.handler == nil || ses.operator):
-		deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
-	}
-	return ses.conn.SetReadDeadline(deadline)
 }
 
 // countRequest counts a request against Options.Rate. An error ends the connection.

@@ -68,6 +68,8 @@ func (s *smallStore) clients() int {
 	return len(s.conns)
 }
 
+func (s *smallStore) Idle(serve.Conn) bool { return false }
+
 func (s *smallStore) End(c serve.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -45,7 +45,9 @@ type Client struct {
 
 	// Guarded by mu.
 	mu       sync.Mutex
-	control  serve.Client // the connection of requests; nil before the first and after Close
+	control  serve.Client // the connection of requests; nil before the first, after a while without any, and after Close
+	users    int          // calls that use it
+	idle     *time.Timer  // which ends it
 	instance [16]byte
 	spare    *shareable.Spare // for the next Get; nil if there is none
 	isMaking bool             // a task makes spare
@@ -151,6 +153,9 @@ func (c *Client) Close() error {
 		c.control.Close()
 		c.control = nil
 	}
+	if c.idle != nil {
+		c.idle.Stop()
+	}
 	if c.spare != nil {
 		c.spare.Close()
 		c.spare = nil
@@ -194,7 +199,8 @@ func (c *Client) why(ctx context.Context, err error) error {
 	return err
 }
 
-// connection is the connection of requests. fresh reports whether this call has made it.
+// connection is the connection of requests. fresh reports whether this call has made it. Without an error the
+// caller calls release.
 func (c *Client) connection(ctx context.Context) (conn serve.Client, fresh bool, err error) {
 	if err := c.check(ctx); err != nil {
 		return nil, false, err
@@ -210,11 +216,12 @@ func (c *Client) connection(ctx context.Context) (conn serve.Client, fresh bool,
 	}
 	defer func() { <-c.connecting }()
 	c.mu.Lock()
-	conn = c.control
-	c.mu.Unlock()
-	if conn != nil && conn.Err() == nil {
+	if conn = c.control; conn != nil && conn.Err() == nil {
+		c.users++
+		c.mu.Unlock()
 		return conn, false, nil
 	}
+	c.mu.Unlock()
 	sub, cancel := c.both(ctx)
 	defer cancel()
 	if conn, err = c.connect(sub, unasked); err != nil {
@@ -227,7 +234,35 @@ func (c *Client) connection(ctx context.Context) (conn serve.Client, fresh bool,
 		return nil, false, errClientClosed
 	}
 	c.control, c.instance = conn, conn.Hello().Instance
+	c.users++
 	return conn, true, nil
+}
+
+// idleTime is how long the connection of requests stays without one: each is a descriptor of the server's. A
+// server waits longer before it disconnects a client. It is a variable for tests.
+var idleTime = 30 * time.Second
+
+// release ends the use of the connection of requests.
+func (c *Client) release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch c.users--; {
+	case c.users > 0:
+	case c.idle == nil:
+		c.idle = time.AfterFunc(idleTime, c.dropIdle)
+	default:
+		c.idle.Reset(idleTime)
+	}
+}
+
+// dropIdle ends the connection of requests, unless one has come meanwhile.
+func (c *Client) dropIdle() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.users == 0 && c.control != nil {
+		c.control.Close()
+		c.control = nil
+	}
 }
 
 // unasked handles a frame that nothing asked for.
@@ -254,6 +289,7 @@ func (c *Client) request(ctx context.Context, about target, t wire.Type, payload
 	if err != nil {
 		return instance, err
 	}
+	defer c.release()
 	return c.requestOn(ctx, conn, about, t, payload, reply, done)
 }
 
@@ -264,6 +300,7 @@ func (c *Client) read(ctx context.Context, about target, t wire.Type, payload []
 	if err != nil {
 		return instance, err
 	}
+	defer c.release()
 	instance, err = c.requestOn(ctx, conn, about, t, payload, reply, done)
 	if err != nil && !fresh && conn.Err() != nil && c.check(ctx) == nil {
 		return c.request(ctx, about, t, payload, reply, done)

@@ -498,6 +498,7 @@ func (c *Client) replace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	c.release() // it is only asked what it is
 	if c.dial != nil || conn.Hello().Features&wire.FeatureKept == 0 {
 		return fmt.Errorf("%w: the store has no keeper", vmm.ErrNotSupported)
 	}

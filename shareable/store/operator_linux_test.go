@@ -1,11 +1,13 @@
 package store
 
 import (
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -46,4 +48,34 @@ func TestOperatorHasAPlace(t *testing.T) {
 	for _, one := range all {
 		require.NoError(t, one.Close())
 	}
+}
+
+// TestIdleConnectionsEnd: a connection that has nothing ends in time, one with a lease, a request that waits or
+// events does not. A Client ends its own before that, and notices nothing.
+func TestIdleConnectionsEnd(t *testing.T) {
+	was := idleTime
+	idleTime = 50 * time.Millisecond
+	t.Cleanup(func() { idleTime = was })
+	s := listening(t, Options{Timeout: 100 * time.Millisecond})
+	idle, waits, watches := connected(t, s), connected(t, s), connected(t, s)
+	c := clientOf(t, s)
+	w := writer(t, c, "w", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
+	waited := make(chan error, 1)
+	go func() {
+		waited <- waits.Call(t.Context(), wire.TypeWait, wire.Wait{Name: "x"}.Append(nil), wire.TypeObject, ignore)
+	}()
+	require.NoError(t, watches.ask(wire.TypeWatch, wire.Watch{}.Append(nil)))
+	require.Eventually(t, func() bool { return s.Stats().Waits == 1 }, inTime, step)
+	select {
+	case <-idle.Ended():
+	case <-time.After(inTime):
+		require.Fail(t, "it stays")
+	}
+	require.Equal(t, 3, s.Stats().Clients, "the writer's, and those of the two others")
+	require.Equal(t, []string{"w"}, names(t, c))
+	require.NoError(t, w.Append([]byte{1}))
+	require.NoError(t, w.Flush(t.Context()))
+	require.NoError(t, errors.Join(waits.Err(), watches.Err()))
+	sealed(t, c, "x", []byte{1})
+	require.NoError(t, <-waited)
 }

@@ -407,6 +407,16 @@ func reply(c serve.Conn, t wire.Type, request uint32, payload []byte, fds ...int
 
 func done(c serve.Conn, request uint32) error { return reply(c, wire.TypeDone, request, nil) }
 
+// Idle reports whether a connection has no lease, no request that waits, and no events. A forced delete may be
+// of any.
+func (h handler) Idle(c serve.Conn) bool {
+	s := h.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.clients[c]
+	return len(s.forced) == 0 && s.watchers[c] == nil && (x == nil || len(x.leases) == 0 && x.waits == 0)
+}
+
 // End ends what the connection had: its leases, and the requests that wait.
 func (h handler) End(c serve.Conn) {
 	s := h.s

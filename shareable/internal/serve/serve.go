@@ -20,6 +20,8 @@ type Handler interface {
 	Request(c Conn, f wire.Frame) error
 	// End is called once after the last Request, also if there was none.
 	End(c Conn)
+	// Idle reports whether a connection has nothing that lasts beyond a request.
+	Idle(c Conn) bool
 	// Find returns the object of a name, nil if there is none.
 	Find(name string) Object
 	// Readers is called after a reader was attached to an object, or has gone. It may be
