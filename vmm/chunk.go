@@ -170,6 +170,15 @@ func (c *Chunk) Close() error {
 	return c.dev.fail("close chunk", 0, c.mem.size, err)
 }
 
+// Freed is Segment.Freed for the chunk's memory, after Close, too.
+func (c *Chunk) Freed() (bool, error) {
+	if c == nil || c.mem == nil {
+		return false, &OpError{Op: "ask for freed memory", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
+	}
+	freed, err := c.mem.freed(c.dev)
+	return freed, c.dev.fail("ask for freed memory", 0, c.mem.size, err)
+}
+
 // Segment is one accessible chunk, with its address and the memory, which can be registered
 // or shared. Mapping, in a Report, is for people: any mapped chunk, and its state.
 type Segment struct {
@@ -200,12 +209,18 @@ func (s Segment) Freed() (bool, error) {
 	if s.mem == nil {
 		return false, &OpError{Op: "ask for freed memory", Err: fmt.Errorf("%w: no segment", ErrInvalid)}
 	}
-	r, ok := s.dev.drv.(driver.FreeReporter)
+	freed, err := s.mem.freed(s.dev)
+	return freed, s.dev.fail("ask for freed memory", s.Addr, s.Size, err)
+}
+
+// freed is Freed of memory of a device.
+func (m *memory) freed(dev *Device) (bool, error) {
+	r, ok := dev.drv.(driver.FreeReporter)
 	if !ok {
-		return false, s.dev.fail("ask for freed memory", s.Addr, s.Size, fmt.Errorf("%w: freed memory", ErrNotSupported))
+		return false, fmt.Errorf("%w: freed memory", ErrNotSupported)
 	}
-	freed, err := r.Freed(s.mem.handle)
-	return freed && s.mem.refs.Load() == 0, s.dev.fail("ask for freed memory", s.Addr, s.Size, err)
+	freed, err := r.Freed(m.handle)
+	return freed && m.refs.Load() == 0, err
 }
 
 // Segments lists what is mapped, by address, without what is retiring. Every

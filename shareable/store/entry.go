@@ -121,7 +121,11 @@ func (s *Server) newEntry(c serve.Conn, q wire.Create) (*entry, error) {
 	if !e.growable() {
 		has = has.Plus(chunksOf(e.max))
 	}
-	if err := s.listEntry(e, has); err != nil {
+	err := s.reserve(e, has)
+	if err == nil {
+		err = s.listEntry(e)
+	}
+	if err != nil {
 		_ = e.obj.Close()
 		return nil, err
 	}
@@ -150,16 +154,13 @@ func recordsOfName(name string) ledger.Amounts {
 	return ledger.Amounts{ledger.Records: recordOfName + uint64(len(name))}
 }
 
-// listEntry lists an object that no client finds yet, and counts what it is to have.
-func (s *Server) listEntry(e *entry, has ledger.Amounts) error {
-	defer s.closeEvicted()
+// listEntry lists an object that no client finds yet. What it is to have is reserved, and is not if this fails.
+func (s *Server) listEntry(e *entry) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
+		s.refundLocked(e, e.has)
 		return fmt.Errorf("%w: store", vmm.ErrClosed)
-	}
-	if err := s.reserveLocked(e, has); err != nil {
-		return err
 	}
 	s.addLocked(e)
 	e.deleted = true // until it has its memory

@@ -159,15 +159,21 @@ func (s *Server) freeMemory(e *entry, n uint64) {
 	s.mu.Unlock()
 	for _, c := range chunks {
 		_ = c.Close()
+		s.hold(e.uid, c)
 	}
 }
 
 // reserve counts more for an object, and evicts others for it.
 func (s *Server) reserve(e *entry, a ledger.Amounts) error {
-	defer s.closeEvicted()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.reserveLocked(e, a)
+	for {
+		s.mu.Lock()
+		err := s.reserveLocked(e, a)
+		s.mu.Unlock()
+		s.closeEvicted()
+		if !errors.Is(err, vmm.ErrLimit) || !s.freeHeld(e.uid) {
+			return err
+		}
+	}
 }
 
 // reserveLocked is reserve. Requires mu; the caller calls closeEvicted without it.

@@ -71,7 +71,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	case <-time.After(inTime):
 		require.Fail(t, "it stays")
 	}
-	require.Equal(t, 3, s.Stats().Clients, "the writer's, and those of the two others")
+	require.Eventually(t, func() bool { return s.Stats().Clients == 3 }, inTime, step, "the writer's, and those of the two others")
 	require.Equal(t, []string{"w"}, names(t, c))
 	require.NoError(t, w.Append([]byte{1}))
 	require.NoError(t, w.Flush(t.Context()))

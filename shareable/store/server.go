@@ -39,19 +39,21 @@ type Server struct {
 	gone    chan struct{}  // closed when another process has taken over
 
 	// Guarded by mu, which is held for no call of the driver and for no write to a client.
-	mu       sync.Mutex
-	closed   bool
-	handing  *handover // nil: none runs
-	byID     map[uint64]*entry
-	byName   map[string]*entry
-	order    []*entry // by id
-	clients  map[serve.Conn]*clientState
-	waits    map[string][]wait // for an object to be there, and most of them to be sealed, by name
-	ledger   *ledger.Ledger
-	unused   list.List // of *entry: sealed objects without readers, the last used at the back
-	watchers map[serve.Conn]*watcher
-	evicted  []*entry                 // to be closed without the lock
-	forced   map[*entry]chan struct{} // forced deletes that run
+	mu        sync.Mutex
+	closed    bool
+	handing   *handover // nil: none runs
+	byID      map[uint64]*entry
+	byName    map[string]*entry
+	order     []*entry // by id
+	clients   map[serve.Conn]*clientState
+	waits     map[string][]wait // for an object to be there, and most of them to be sealed, by name
+	ledger    *ledger.Ledger
+	held      []heldChunk
+	heldBytes uint64    // of held
+	unused    list.List // of *entry: sealed objects without readers, the last used at the back
+	watchers  map[serve.Conn]*watcher
+	evicted   []*entry                 // to be closed without the lock
+	forced    map[*entry]chan struct{} // forced deletes that run
 }
 
 // clientState is what a connection has.
@@ -248,7 +250,7 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := Stats{
-		Objects: len(s.order), Bytes: s.ledger.All()[ledger.Bytes], Clients: conns.Conns, Conns: conns,
+		Objects: len(s.order), Bytes: s.ledger.All()[ledger.Bytes] - s.heldBytes, Clients: conns.Conns, Conns: conns,
 		Created: s.counts.created.Load(), Sealed: s.counts.sealed.Load(), Aborted: s.counts.aborted.Load(),
 		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(), Taken: s.counts.takeovers.Load(),
 	}

@@ -1,0 +1,70 @@
+package store
+
+import "github.com/cuvmm/cuvmm/vmm"
+
+// heldChunk is memory that no object has any more, and that is not free: a client was sent its descriptor, and
+// has not closed that. It counts for who made the object until the driver says that it is free. Where the driver
+// cannot tell, as CUDA's, it does not.
+type heldChunk struct {
+	chunk *vmm.Chunk // closed
+	user  uint32
+}
+
+const (
+	heldAsked = 64 // are asked for at a time, where a limit is reached
+	heldEach  = 2  // are asked for whenever there is one more
+)
+
+// hold counts a chunk that was closed, unless it is free.
+func (s *Server) hold(user uint32, c *vmm.Chunk) {
+	if free, err := c.Freed(); free || err != nil {
+		return
+	}
+	s.mu.Lock()
+	s.held = append(s.held, heldChunk{c, user})
+	s.heldBytes += c.Size()
+	s.ledger.Add(user, chunksOf(c.Size()))
+	s.mu.Unlock()
+	s.askHeld(heldEach, func(heldChunk) bool { return true })
+}
+
+// freeHeld asks the driver about chunks that are held where a user's request exceeds a limit, the user's own first,
+// and reports whether one is free.
+func (s *Server) freeHeld(user uint32) (some bool) {
+	own := func(h heldChunk) bool { return h.user == user }
+	return s.askHeld(heldAsked, own) || s.askHeld(heldAsked, func(h heldChunk) bool { return !own(h) })
+}
+
+// askHeld asks the driver about chunks that are held, and reports whether one is free.
+func (s *Server) askHeld(most int, may func(heldChunk) bool) (some bool) {
+	for _, h := range s.takeHeld(most, may) {
+		free, err := h.chunk.Freed()
+		s.mu.Lock()
+		if free || err != nil {
+			some = true
+			s.heldBytes -= h.chunk.Size()
+			s.ledger.Return(h.user, chunksOf(h.chunk.Size()))
+		} else {
+			s.held = append(s.held, h) // the others come first the next time
+		}
+		s.mu.Unlock()
+	}
+	return some
+}
+
+// takeHeld takes some of the chunks that are held, the first ones.
+func (s *Server) takeHeld(most int, may func(heldChunk) bool) (taken []heldChunk) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var left []heldChunk
+	i := 0
+	for ; i < len(s.held) && len(taken) < most; i++ {
+		if h := s.held[i]; may(h) {
+			taken = append(taken, h)
+		} else {
+			left = append(left, h)
+		}
+	}
+	s.held = append(s.held[i:], left...)
+	return taken
+}
