@@ -240,24 +240,30 @@ func (ses *session) handover(l *fdList) (sessionState, error) {
 // called.
 func TakeOver(dev *vmm.Device, o Options, h serve.Handler, state []byte, fds []int) (r Resumed, err error) {
 	t := &takeover{fds: fds}
+	var x serverState
+	if err := json.Unmarshal(state, &x); err != nil {
+		t.closeLeft()
+		return Resumed{}, fmt.Errorf("%w: %w", ErrProtocol, err)
+	}
+	return t.make(dev, o, h, x)
+}
+
+// make makes a server of a state. The descriptors that are not used are closed.
+func (t *takeover) make(dev *vmm.Device, o Options, h serve.Handler, x serverState) (r Resumed, err error) {
 	defer t.closeLeft()
 	s, seam, err := NewStore(dev, o, h)
 	if err != nil {
 		return Resumed{}, err
 	}
 	r = Resumed{Server: s, Seam: seam}
-	if err := t.resume(&r, state); err != nil {
+	if err := t.resume(&r, x); err != nil {
 		return Resumed{}, errors.Join(err, r.Abandon())
 	}
 	return r, nil
 }
 
 // resume makes everything in the new server.
-func (t *takeover) resume(r *Resumed, state []byte) error {
-	var x serverState
-	if err := json.Unmarshal(state, &x); err != nil {
-		return fmt.Errorf("%w: %w", ErrProtocol, err)
-	}
+func (t *takeover) resume(r *Resumed, x serverState) error {
 	s := r.Server
 	s.hello.Instance, s.nextID = x.Instance, x.NextID
 	byID := map[uint64]*storeObject{}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Record describes the object for another process.
@@ -46,29 +47,41 @@ type Recorded struct {
 	Page   int
 }
 
-// RestoredState is for package store. It makes a state for TakeOver, without sessions and socket, and the
-// descriptors in its order. All of them are those of objects; nextID is the highest id so far.
-func RestoredState(instance [16]byte, nextID uint64, objects []Recorded) (state []byte, fds []int, err error) {
+// Restore is for package store. It makes a server of what Record described, without sessions and socket, and takes
+// the descriptors. nextID is the highest id so far.
+func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nextID uint64, objects []Recorded) (Resumed, error) {
 	x := serverState{Instance: instance, NextID: nextID}
+	t := &takeover{}
+	for _, r := range objects {
+		for _, fd := range r.Chunks {
+			t.fds = append(t.fds, fd)
+		}
+		if r.Page >= 0 {
+			t.fds = append(t.fds, r.Page)
+		}
+	}
+	index := make(map[int]int, len(t.fds))
+	for i, fd := range t.fds {
+		index[fd] = i
+	}
 	for _, r := range objects {
 		var o objectState
 		if err := json.Unmarshal(r.State, &o); err != nil {
-			return nil, nil, fmt.Errorf("%w: %w", ErrProtocol, err)
+			t.closeLeft()
+			return Resumed{}, fmt.Errorf("%w: %w", ErrProtocol, err)
 		}
 		for _, c := range o.Chunks {
-			fd, has := r.Chunks[c.ID]
-			if !has {
-				return nil, nil, fmt.Errorf("%w: no descriptor of chunk %d of object %d", ErrProtocol, c.ID, o.ID)
+			i := -1 // without one, take returns an error
+			if fd, has := r.Chunks[c.ID]; has {
+				i = index[fd]
 			}
-			o.FDs = append(o.FDs, len(fds))
-			fds = append(fds, fd)
+			o.FDs = append(o.FDs, i)
 		}
 		if r.Page >= 0 {
-			i := len(fds)
-			o.Page, fds = &i, append(fds, r.Page)
+			i := index[r.Page]
+			o.Page = &i
 		}
 		x.Objects = append(x.Objects, o)
 	}
-	state, err = json.Marshal(x)
-	return state, fds, err
+	return t.make(dev, o, h, x)
 }

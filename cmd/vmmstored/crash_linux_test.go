@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -18,6 +20,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/store"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // promises are what one client was told, which has to be so whatever dies.
@@ -166,4 +169,65 @@ func TestServerDiesAtAnyMoment(t *testing.T) {
 	x, err := all[0].c.Stats(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, x.Bytes)
+}
+
+// TestEvictsAfterADeath: what a server before has made can be evicted, the oldest first, and what it counts is what it
+// counted.
+func TestEvictsAfterADeath(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	p := started(t, "--socket="+path, "--max-bytes=8MiB", "--evict")
+	c := clientAt(t, path)
+	for i := range 4 {
+		sealed(t, c, fmt.Sprint("s", i), nil)
+	}
+	require.NoError(t, syscall.Kill(p.server(t), syscall.SIGKILL))
+	require.Eventually(t, func() bool { x, err := c.Stats(t.Context()); return err == nil && x.Objects == 4 }, inTime, time.Millisecond)
+	sealed(t, c, "s4", nil)
+	_, err := c.Create(t.Context(), "large", store.CreateOptions{Size: 9 << 20})
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	list, err := c.List(t.Context(), store.ListOptions{})
+	require.NoError(t, err)
+	var names []string
+	for _, i := range list {
+		names = append(names, i.Names...)
+	}
+	require.Equal(t, []string{"s1", "s2", "s3", "s4"}, names)
+}
+
+// TestServerDiesBesideAHangingOne: a program that was to take over and hangs does not keep another one from
+// beginning once the one that serves has died.
+func TestServerDiesBesideAHangingOne(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	path, link := filepath.Join(dir, "s"), filepath.Join(dir, "program")
+	require.NoError(t, os.WriteFile(link, fmt.Appendf(nil, "#!/bin/sh\nexec %s \"$@\"\n", self), 0o700))
+	p := &program{}
+	k, err := store.NewKeeper(path, func() *exec.Cmd {
+		cmd := exec.Command(link, deviceFlag)
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		cmd.Stderr = &p.err
+		return cmd
+	}, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	go func() { over <- k.Run(ctx) }()
+	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), " at ") }, inTime, time.Millisecond)
+	c := clientAt(t, path)
+	sealed(t, c, "s", nil)
+	first := childOf(t, os.Getpid())
+	require.NoError(t, os.WriteFile(link+".new", []byte("#!/bin/sh\nexec sleep 300\n"), 0o700))
+	require.NoError(t, os.Rename(link+".new", link))
+	reload := make(chan error, 1)
+	go func() { reload <- k.Reload(t.Context()) }()
+	require.Eventually(t, func() bool { return len(childrenOf(t, os.Getpid())) == 2 }, inTime, time.Millisecond)
+	require.NoError(t, os.WriteFile(link+".new", fmt.Appendf(nil, "#!/bin/sh\nexec %s \"$@\"\n", self), 0o700))
+	require.NoError(t, os.Rename(link+".new", link))
+	require.NoError(t, syscall.Kill(first, syscall.SIGKILL))
+	require.Error(t, <-reload)
+	require.Eventually(t, func() bool { _, err := c.Stat(t.Context(), "s"); return err == nil }, inTime, time.Millisecond)
+	cancel()
+	require.NoError(t, <-over)
+	require.NoError(t, k.Close())
 }

@@ -265,19 +265,30 @@ func TestSignal(t *testing.T) {
 // server is the process id of the program that serves for p.
 func (p *program) server(t *testing.T) int {
 	t.Helper()
-	var pids []string
-	require.Eventually(t, func() bool {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", p.cmd.Process.Pid))
-		pids = nil
-		for _, children := range threads {
-			b, _ := os.ReadFile(children) // the thread may end
-			pids = append(pids, strings.Fields(string(b))...)
-		}
-		return err == nil && len(pids) == 1
-	}, inTime, time.Millisecond)
-	pid, err := strconv.Atoi(pids[0])
+	return childOf(t, p.cmd.Process.Pid)
+}
+
+// childOf is the only child of a process.
+func childOf(t *testing.T, pid int) int {
+	t.Helper()
+	var all []int
+	require.Eventually(t, func() bool { all = childrenOf(t, pid); return len(all) == 1 }, inTime, time.Millisecond)
+	return all[0]
+}
+
+func childrenOf(t *testing.T, pid int) (all []int) {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	require.NoError(t, err)
-	return pid
+	for _, children := range threads {
+		b, _ := os.ReadFile(children) // the thread may end
+		for _, word := range strings.Fields(string(b)) {
+			child, err := strconv.Atoi(word)
+			require.NoError(t, err)
+			all = append(all, child)
+		}
+	}
+	return all
 }
 
 // TestReload: the program takes over from itself, by the command and by the signal, and neither clients nor who

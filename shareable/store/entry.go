@@ -119,7 +119,7 @@ func (s *Server) newEntry(c serve.Conn, q wire.Create) (*entry, error) {
 	e.id = e.obj.ID()
 	has := recordsOf(q)
 	if !e.growable() {
-		has = has.Plus(chunksOf(e.max))
+		has = has.Plus(s.chunksOf(e.max))
 	}
 	err := s.reserve(e, has)
 	if err == nil {
@@ -296,7 +296,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	if writer != nil {
 		s.endLease(e, writer, true)
 		gone := wire.Deleted{Object: e.id}.Append(nil)
-		s.replies.Go(func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }) // an error ends the connection
+		s.later(writer, func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }) // an error ends the connection
 	}
 	if !sealed {
 		s.refuseWaits(names)

@@ -186,7 +186,10 @@ func (s *Server) sendState(h *handover) error {
 		stopped = append(stopped, w.pause())
 	}
 	s.mu.Unlock()
-	// Events and replies that are on their way come before the state.
+	// Events and replies that are on their way come before the state. A client that does not read them is
+	// disconnected.
+	late := time.AfterFunc(lateTime, s.cutOff)
+	defer late.Stop()
 	for _, over := range stopped {
 		select {
 		case <-over:
@@ -411,6 +414,7 @@ func takeOver(ctx context.Context, dev *vmm.Device, dial func(shareable.AttachOp
 		s.objects.Abandon()
 		return nil, errors.Join(err, s.Close())
 	}
+	s.counts.takeovers.Add(1)
 	if control != nil { // it hears that this one serves before it hears what that promises
 		s.startRecording(control)
 		_ = writeKept(control, keptMessage{Op: opReady}) // without a keeper the process ends soon
@@ -443,12 +447,18 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 		closeFDs(fds)
 		return nil, nil, protocolError(err)
 	}
+	return resumeState(dev, o, x, func(h serve.Handler) (shareable.Resumed, error) {
+		return shareable.TakeOver(dev, o.server(), h, x.Server, fds)
+	})
+}
+
+// resumeState is resume of a state, whose objects and connections come from resumed: it takes their descriptors.
+func resumeState(dev *vmm.Device, o Options, x storeState, resumed func(serve.Handler) (shareable.Resumed, error)) (*Server, func(), error) {
 	s, err := bareServer(dev, o)
 	if err != nil {
-		closeFDs(fds)
 		return nil, nil, err
 	}
-	r, err := shareable.TakeOver(dev, o.server(), handler{s}, x.Server, fds)
+	r, err := resumed(handler{s})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -483,7 +493,6 @@ func resume(dev *vmm.Device, o Options, state []byte, fds []int) (*Server, func(
 			n.Store(x.Counts[i])
 		}
 	}
-	s.counts.takeovers.Add(1)
 	s.resumedIDs = x.IDs
 	return s, func() {
 		r.Start()

@@ -1,6 +1,9 @@
 package store
 
-import "github.com/cuvmm/cuvmm/vmm"
+import (
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
+	"github.com/cuvmm/cuvmm/vmm"
+)
 
 // heldChunk is memory that no object has any more, and that is not free: a client was sent its descriptor, and
 // has not closed that. It counts for who made the object until the driver says that it is free. Where the driver
@@ -15,6 +18,11 @@ const (
 	heldEach  = 2  // are asked for whenever there is one more
 )
 
+// heldAmount is what a chunk that is held counts: its memory, and the driver's descriptor.
+func heldAmount(c *vmm.Chunk) ledger.Amounts {
+	return ledger.Amounts{ledger.Bytes: c.Size(), ledger.Descriptors: 1}
+}
+
 // hold counts a chunk that was closed, unless it is free.
 func (s *Server) hold(user uint32, c *vmm.Chunk) {
 	if free, err := c.Freed(); free || err != nil {
@@ -23,7 +31,7 @@ func (s *Server) hold(user uint32, c *vmm.Chunk) {
 	s.mu.Lock()
 	s.held = append(s.held, heldChunk{c, user})
 	s.heldBytes += c.Size()
-	s.ledger.Add(user, chunksOf(c.Size()))
+	s.ledger.Add(user, heldAmount(c))
 	s.mu.Unlock()
 	s.askHeld(heldEach, func(heldChunk) bool { return true })
 }
@@ -43,7 +51,7 @@ func (s *Server) askHeld(most int, may func(heldChunk) bool) (some bool) {
 		if free || err != nil {
 			some = true
 			s.heldBytes -= h.chunk.Size()
-			s.ledger.Return(h.user, chunksOf(h.chunk.Size()))
+			s.ledger.Return(h.user, heldAmount(h.chunk))
 		} else {
 			s.held = append(s.held, h) // the others come first the next time
 		}

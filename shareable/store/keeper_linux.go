@@ -81,6 +81,7 @@ func (k *Keeper) Close() error {
 const (
 	keeperPatience = 10 * time.Second // for a server that is to end
 	beginPatience  = time.Minute      // for one that begins
+	takePatience   = 2 * time.Second  // for one that takes over from a server that has ended
 	firstPause     = 100 * time.Millisecond
 	longestPause   = 5 * time.Second // before a server is started that did not begin
 )
@@ -94,7 +95,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 	p, err := k.start("listen", nil, k.socket.Files...)
 	if err == nil {
-		err = p.begins(ctx)
+		err = p.begins(ctx, nil)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -227,7 +228,7 @@ func (k *Keeper) follow(p, after *keptProcess) {
 		case m.Op == opForget:
 			k.kept.forget(m.ID)
 		case m.Op == opServer:
-			k.kept.server = slices.Clone(m.Text)
+			k.kept.server = m.Text
 		case m.Op == opReady && !ready:
 			ready = true
 			close(p.ready)
@@ -239,19 +240,24 @@ func (k *Keeper) follow(p, after *keptProcess) {
 
 var errEnded = errors.New("exit status 0")
 
-// begins waits until a process serves.
-func (p *keptProcess) begins(ctx context.Context) error {
+// begins waits until a process serves. Once the one before has ended, it does so soon or not at all.
+func (p *keptProcess) begins(ctx context.Context, before <-chan struct{}) error {
 	t := time.NewTimer(beginPatience)
 	defer t.Stop()
-	select {
-	case <-p.ready:
-		return nil
-	case <-p.ended:
-		return p.err
-	case <-t.C:
-		return fmt.Errorf("%w: %v", os.ErrDeadlineExceeded, beginPatience)
-	case <-ctx.Done():
-		return ctx.Err()
+	for {
+		select {
+		case <-p.ready:
+			return nil
+		case <-p.ended:
+			return p.err
+		case <-before:
+			before = nil
+			t.Reset(takePatience)
+		case <-t.C:
+			return fmt.Errorf("%w: it does not say that it serves", os.ErrDeadlineExceeded)
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
@@ -289,7 +295,7 @@ func (k *Keeper) restart(ctx context.Context) *keptProcess {
 		}
 		p, err := k.start("listen", nil, k.socket.Files...)
 		if err == nil {
-			err = p.begins(ctx)
+			err = p.begins(ctx, nil)
 		}
 		if err == nil {
 			return p
@@ -306,7 +312,7 @@ func (k *Keeper) restart(ctx context.Context) *keptProcess {
 func (k *Keeper) replace(ctx context.Context, old *keptProcess) (*keptProcess, error) {
 	next, err := k.startNext(old)
 	if err == nil {
-		err = next.begins(ctx)
+		err = next.begins(ctx, old.ended)
 	}
 	if err != nil {
 		k.end(next)
@@ -423,7 +429,7 @@ func recordedServer(dev *vmm.Device, o Options, from *keptReader) (s *Server, er
 			kept.put(m, fds)
 			continue
 		case opServer:
-			kept.server = slices.Clone(m.Text)
+			kept.server = m.Text
 		}
 		closeFDs(fds)
 		if m.Op == opBegin {

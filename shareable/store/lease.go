@@ -225,7 +225,7 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	e.sealed, e.lease = true, nil
 	delete(s.clientLocked(c).leases, e.id)
 	unused := e.has[ledger.Bytes] - min(e.has[ledger.Bytes], capacity)
-	s.refundLocked(e, ledger.Amounts{ledger.Bytes: unused, ledger.Descriptors: e.has[ledger.Descriptors] - uint64(chunks)})
+	s.refundLocked(e, ledger.Amounts{ledger.Bytes: unused, ledger.Descriptors: e.has[ledger.Descriptors] - s.descriptorsOf(uint64(chunks))})
 	s.usedLocked(e)
 	s.refuseLeasesLocked(e, shareable.ErrSealed)
 	names := e.allNamesLocked()
@@ -302,7 +302,7 @@ func (s *Server) passLeaseLocked(e *entry) {
 				delete(x.queues, e.id)
 			}
 			s.leaseLocked(e, w.c)
-			s.replies.Go(func() { s.passLease(e, w) }) // the connection may be slow
+			s.later(w.c, func() { s.passLease(e, w) })
 			return
 		}
 	}
@@ -317,7 +317,7 @@ func (s *Server) refuseLeasesLocked(e *entry, why error) {
 		if x := s.clients[w.c]; x != nil {
 			delete(x.queues, e.id)
 		}
-		s.replies.Go(func() { _ = w.c.Refuse(w.request, why) }) // an error ends the connection
+		s.later(w.c, func() { _ = w.c.Refuse(w.request, why) }) // an error ends the connection
 	}
 	e.waiting = nil
 }

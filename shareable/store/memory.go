@@ -46,13 +46,21 @@ func (s *Server) addMemory(e *entry, n uint64) error {
 
 func (s *Server) roundUp(n uint64) uint64 { return (n + s.gran - 1) / s.gran * s.gran }
 
-// chunksOf is what n bytes of memory count.
-func chunksOf(n uint64) ledger.Amounts {
-	return ledger.Amounts{ledger.Bytes: n, ledger.Descriptors: (n + maxChunk - 1) / maxChunk}
+// chunksOf is what n bytes of memory count. A chunk is a descriptor, and on the host another one: the driver has
+// one of its own.
+func (s *Server) chunksOf(n uint64) ledger.Amounts {
+	return ledger.Amounts{ledger.Bytes: n, ledger.Descriptors: s.descriptorsOf((n + maxChunk - 1) / maxChunk)}
+}
+
+func (s *Server) descriptorsOf(chunks uint64) uint64 {
+	if s.dev.Driver().Name() == "host" {
+		return 2 * chunks
+	}
+	return chunks
 }
 
 func (s *Server) addBytes(e *entry, n uint64) error {
-	if err := s.reserve(e, chunksOf(n)); err != nil {
+	if err := s.reserve(e, s.chunksOf(n)); err != nil {
 		return err
 	}
 	return s.fill(e, n)
@@ -66,7 +74,7 @@ func (s *Server) fill(e *entry, n uint64) error {
 		if err = e.obj.AddChunk(m.chunk.Size(), m.fd); err != nil { // it has the descriptor all the same
 			err = errors.Join(err, m.chunk.Close())
 			n, all = n-m.chunk.Size(), all[1:]
-			s.refund(e, chunksOf(m.chunk.Size()))
+			s.refund(e, s.chunksOf(m.chunk.Size()))
 			break
 		}
 		s.mu.Lock()
@@ -82,7 +90,7 @@ func (s *Server) fill(e *entry, n uint64) error {
 		m.close()
 	}
 	if n > 0 {
-		s.refund(e, chunksOf(n))
+		s.refund(e, s.chunksOf(n))
 	}
 	return err
 }

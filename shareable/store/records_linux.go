@@ -1,9 +1,11 @@
 package store
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
 	"slices"
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -24,11 +27,11 @@ import (
 
 // keptMessage is what a keeper and its server tell each other.
 type keptMessage struct {
-	Op   string          // one of those below
-	ID   uint64          `json:",omitempty"` // of the object
-	Keys []uint64        `json:",omitempty"` // of the descriptors that come with it: ids of chunks, or pageKey
-	Last uint64          `json:",omitempty"` // descriptors of higher keys are given up
-	Text json.RawMessage `json:",omitempty"` // of the object, or of the server
+	Op   string   // one of those below
+	ID   uint64   `json:",omitempty"` // of the object
+	Keys []uint64 `json:",omitempty"` // of the descriptors that come with it: ids of chunks, or pageKey
+	Last uint64   `json:",omitempty"` // descriptors of higher keys are given up
+	Text []byte   `json:"-"`          // of the object, or of the server; it follows the rest after a line feed
 }
 
 const (
@@ -54,6 +57,9 @@ func writeKept(conn *net.UnixConn, m keptMessage, fds ...int) error {
 	b, err := json.Marshal(m)
 	if err != nil {
 		return err
+	}
+	if m.Text != nil {
+		b = append(append(b, '\n'), m.Text...)
 	}
 	if len(b) > maxKeptText {
 		return fmt.Errorf("%w: %d bytes to keep of an object", vmm.ErrLimit, len(b))
@@ -101,7 +107,10 @@ func (r *keptReader) next() (m keptMessage, fds []int, err error) {
 		err = fmt.Errorf("%w: a message that was cut: no descriptor is free, or it is too long", vmm.ErrLimit)
 	}
 	if err == nil {
-		err = json.Unmarshal(r.b[:n], &m)
+		head, text, has := bytes.Cut(r.b[:n], []byte{'\n'})
+		if err = json.Unmarshal(head, &m); has {
+			m.Text = bytes.Clone(text)
+		}
 	}
 	if err == nil && m.Op == opPut && len(fds) != len(m.Keys) {
 		err = fmt.Errorf("%w: %d descriptors for %d keys", shareable.ErrProtocol, len(fds), len(m.Keys))
@@ -115,13 +124,13 @@ func (r *keptReader) next() (m keptMessage, fds []int, err error) {
 
 // keptObject is what is kept of an object.
 type keptObject struct {
-	text json.RawMessage
+	text []byte
 	fds  map[uint64]int
 }
 
 // keptObjects is all that is kept. It needs a lock where two goroutines use it.
 type keptObjects struct {
-	server  json.RawMessage
+	server  []byte
 	objects map[uint64]*keptObject
 }
 
@@ -144,7 +153,7 @@ func (k *keptObjects) put(m keptMessage, fds []int) {
 	if m.Text == nil { // more comes
 		return
 	}
-	o.text = slices.Clone(m.Text)
+	o.text = m.Text
 	for key, fd := range o.fds {
 		if key > m.Last || key == pageKey && !slices.Contains(m.Keys, pageKey) {
 			closeFD(fd)
@@ -190,7 +199,7 @@ func (k *keptObjects) sendTo(conn *net.UnixConn) error {
 }
 
 // writeObject sends an object. The last message has the text, and the key of the page.
-func writeObject(conn *net.UnixConn, id uint64, keys []uint64, fds []int, last uint64, text json.RawMessage) error {
+func writeObject(conn *net.UnixConn, id uint64, keys []uint64, fds []int, last uint64, text []byte) error {
 	if i := slices.Index(keys, pageKey); i >= 0 {
 		end := len(keys) - 1
 		keys[i], keys[end], fds[i], fds[end] = keys[end], keys[i], fds[end], fds[i]
@@ -273,10 +282,11 @@ func (s *Server) record(e *entry) error {
 		return err
 	}
 	defer release()
-	text, err := json.Marshal(recordedEntry{st, o.State})
+	text, err := json.Marshal(st)
 	if err != nil {
 		return err
 	}
+	text = append(append(text, '\n'), o.State...)
 	keys := slices.Clone(o.Chunks)
 	if o.Page {
 		keys = append(keys, pageKey)
@@ -286,12 +296,6 @@ func (s *Server) record(e *entry) error {
 	}
 	r.known[e.id] = o.Seen
 	return nil
-}
-
-// recordedEntry is the text of an object.
-type recordedEntry struct {
-	Entry  entryState
-	Object json.RawMessage
 }
 
 // recordID tells the keeper that an id is used. Requires r.mu.
@@ -346,42 +350,32 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, gone []uint
 	}
 	x := storeState{IDs: text.IDs}
 	var objects []shareable.Recorded
-	for id, kept := range k.objects {
-		var r recordedEntry
-		if err := json.Unmarshal(kept.text, &r); err != nil {
-			gone = append(gone, id) // its first reply was not sent
-			continue
-		}
-		if e := r.Entry; e.Deleted || !e.Sealed && (e.Flags&wire.StoreDurable == 0 || !e.Started) {
+	for _, id := range slices.Sorted(maps.Keys(k.objects)) {
+		kept := k.objects[id]
+		var e entryState
+		head, state, _ := bytes.Cut(kept.text, []byte{'\n'})
+		if json.Unmarshal(head, &e) != nil { // its first reply was not sent
 			gone = append(gone, id)
 			continue
 		}
-		rec := shareable.Recorded{State: r.Object, Chunks: kept.fds, Page: -1}
+		if e.Deleted || !e.Sealed && (e.Flags&wire.StoreDurable == 0 || !e.Started) {
+			gone = append(gone, id)
+			continue
+		}
+		if e.Sealed { // when it was used last is not known
+			e.Used = len(objects) + 1
+		}
+		rec := shareable.Recorded{State: state, Chunks: kept.fds, Page: -1}
 		if fd, has := kept.fds[pageKey]; has {
 			rec.Page = fd
+			delete(kept.fds, pageKey)
 		}
-		objects, x.Entries = append(objects, rec), append(x.Entries, r.Entry)
+		objects, x.Entries = append(objects, rec), append(x.Entries, e)
 		delete(k.objects, id)
 	}
-	closeAll := func() {
-		for _, r := range objects {
-			for _, fd := range r.Chunks {
-				closeFD(fd)
-			}
-		}
-	}
-	state, fds, err := shareable.RestoredState(text.Hello.Instance, text.IDs, objects)
-	if err != nil {
-		closeAll()
-		return nil, nil, err
-	}
-	x.Server = state
-	all, err := json.Marshal(x)
-	if err != nil {
-		closeAll()
-		return nil, nil, err
-	}
-	s, start, err := resume(dev, o, all, fds)
+	s, start, err := resumeState(dev, o, x, func(h serve.Handler) (shareable.Resumed, error) {
+		return shareable.Restore(dev, o.server(), h, text.Hello.Instance, text.IDs, objects)
+	})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -35,8 +35,10 @@ type Server struct {
 
 	// Safe for concurrent use.
 	counts  counts
-	replies sync.WaitGroup // those that are sent by goroutines of their own
-	gone    chan struct{}  // closed when another process has taken over
+	replies sync.WaitGroup     // those that are sent by goroutines of their own
+	lateMu  sync.Mutex         // after mu
+	late    map[serve.Conn]int // replies that are on their way; guarded by lateMu
+	gone    chan struct{}      // closed when another process has taken over
 
 	// Guarded by mu, which is held for no call of the driver and for no write to a client.
 	mu        sync.Mutex
@@ -120,7 +122,7 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 	s := &Server{
 		dev: dev, opts: o, stop: make(chan struct{}), gone: make(chan struct{}),
 		byID: map[uint64]*entry{}, byName: map[string]*entry{}, clients: map[serve.Conn]*clientState{},
-		waits: map[string][]wait{}, watchers: map[serve.Conn]*watcher{},
+		waits: map[string][]wait{}, late: map[serve.Conn]int{}, watchers: map[serve.Conn]*watcher{},
 		forced: map[*entry]chan struct{}{},
 	}
 	var err error
@@ -463,6 +465,21 @@ func (h handler) End(c serve.Conn) {
 	for _, e := range state.leases {
 		s.endLease(e, c, !e.durable())
 	}
+}
+
+// later sends a reply by a goroutine of its own: the client may be slow.
+func (s *Server) later(c serve.Conn, send func()) {
+	s.lateMu.Lock()
+	s.late[c]++
+	s.lateMu.Unlock()
+	s.replies.Go(func() {
+		send()
+		s.lateMu.Lock()
+		defer s.lateMu.Unlock()
+		if s.late[c]--; s.late[c] == 0 {
+			delete(s.late, c)
+		}
+	})
 }
 
 // clientLocked is what the connection has that makes a request. Requires mu.

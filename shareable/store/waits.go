@@ -77,14 +77,14 @@ func (s *Server) describe(c serve.Conn, request uint32, e *entry, name string) e
 // replyWaits ends the waits for an object under these names: those for its seal if it is sealed.
 func (s *Server) replyWaits(e *entry, sealed bool, names ...string) {
 	for _, w := range s.takeWaits(sealed, names...) {
-		s.replies.Go(func() { _ = s.describe(w.c, w.request, e, w.name) }) // an error ends the connection
+		s.later(w.c, func() { _ = s.describe(w.c, w.request, e, w.name) }) // an error ends the connection
 	}
 }
 
 // refuseWaits ends the waits under these names for an object that goes before it is sealed.
 func (s *Server) refuseWaits(names []string) {
 	for _, w := range s.takeWaits(true, names...) {
-		s.replies.Go(func() { _ = w.c.Refuse(w.request, shareable.ErrAborted) }) // an error ends the connection
+		s.later(w.c, func() { _ = w.c.Refuse(w.request, shareable.ErrAborted) }) // an error ends the connection
 	}
 }
 
