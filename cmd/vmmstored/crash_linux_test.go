@@ -42,7 +42,11 @@ func contentsOf(name string, n int) []byte {
 // work makes, seals and deletes objects, and appends to a durable one, until ctx ends.
 func (p *promises) work(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
-		switch random.IntN(4) {
+		what := random.IntN(4)
+		if len(p.sealed) >= 30 { // each round checks all
+			what = 2
+		}
+		switch what {
 		case 0, 1:
 			p.made++
 			name := fmt.Sprintf("%s/%d", p.name, p.made)
@@ -66,6 +70,9 @@ func (p *promises) work(ctx context.Context, random *rand.Rand) {
 				break
 			}
 		case 3:
+			if p.flushed > 4<<20 {
+				continue
+			}
 			w, err := p.c.Append(ctx, p.name, store.AppendOptions{Wait: true})
 			if errors.Is(err, shareable.ErrNotFound) && p.flushed == 0 {
 				w, err = p.c.Create(ctx, p.name, store.CreateOptions{Size: 64 << 20, Growable: true, Durable: true})
