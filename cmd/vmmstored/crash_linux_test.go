@@ -101,6 +101,7 @@ func (p *promises) check() {
 	for name, data := range p.sealed {
 		p.has(name, store.GetOptions{}, data)
 	}
+	p.deleted = p.deleted[max(0, len(p.deleted)-50):]
 	for _, name := range p.deleted {
 		_, err := p.c.Stat(t.Context(), name)
 		require.ErrorIs(t, err, shareable.ErrNotFound, name)
