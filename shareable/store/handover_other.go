@@ -67,6 +67,6 @@ func ServeKept(context.Context, *vmm.Device, Options, func(*Server)) error { ret
 func (c *Client) Replace(context.Context) error { return errLinux }
 
 // These are of a takeover alone.
-var _ = func(o Options) (func(), func(), time.Duration) {
-	return o.hooks.beforeTaken, o.hooks.earlyState, o.hooks.exitTime
+var _ = func(o Options, s *Server) (func(), func(), time.Duration, bool, uint64) {
+	return o.hooks.beforeTaken, o.hooks.earlyState, o.hooks.exitTime, o.hooks.anyTakesOver, s.resumedIDs
 }
