@@ -311,6 +311,9 @@ func (t *takeover) resume(r *Resumed, x serverState) error {
 			for _, a := range ses.all() { // what it has sent meanwhile was not read
 				a.restartClocks()
 			}
+			if uid := ses.cred.UID; !slices.Contains(s.opts.UIDs, uid) {
+				ses.stop(fmt.Errorf("%w: user %d may connect no more", vmm.ErrPermission, uid))
+			}
 			go s.runSession(ses) //nolint:errcheck // it is logged
 		}
 	}

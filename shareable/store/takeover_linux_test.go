@@ -85,3 +85,22 @@ func TestNoClientTakesOver(t *testing.T) {
 	_, err = TakeOver(t.Context(), vmmtest.Device(t), nil, -1, Options{})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 }
+
+// TestTakeOverWithOtherUsers: clients of users whom the successor does not admit are disconnected, and their leases
+// end; the objects stay.
+func TestTakeOverWithOtherUsers(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	sealed(t, c, "x", bytesOf(1000))
+	w := writer(t, c, "w", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
+	next, err := takeOverFrom(t, s, t.Context(), vmmtest.Device(t), Options{UIDs: []uint32{uint32(os.Getuid()) + 1}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, next.Close()) })
+	require.Eventually(t, func() bool { return w.Err() != nil }, inTime, step)
+	require.ErrorIs(t, w.Err(), shareable.ErrOwnerGone)
+	_, err = c.List(t.Context(), ListOptions{})
+	require.ErrorIs(t, err, vmm.ErrPermission)
+	require.Eventually(t, func() bool { x := next.Stats(); return x.Clients == 0 && x.Leases == 0 }, inTime, step)
+	require.Equal(t, 2, next.Stats().Objects)
+}
