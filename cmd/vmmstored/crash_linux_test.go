@@ -168,6 +168,11 @@ func TestServerDiesAtAnyMoment(t *testing.T) {
 			x.check()
 		}
 	}
+	for _, x := range all {
+		require.NotZero(t, x.made)
+		require.NotZero(t, x.flushed)
+		require.NotEmpty(t, x.deleted)
+	}
 	list, err := all[0].c.List(t.Context(), store.ListOptions{})
 	require.NoError(t, err)
 	for _, i := range list {

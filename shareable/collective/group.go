@@ -328,8 +328,8 @@ func (g *Group) fail(err error) error {
 
 // Abort ends this member's part of the group at once, and what the group has queued on
 // streams; the bytes that it would have written are undefined. It takes up to a second, and 4 ms
-// more for each call that is queued. Other calls return ErrAborted, or that the group is closed. Other members get ErrPeerGone,
-// or reach their Timeout. Twice is fine, and so is a nil Group.
+// more for each call that is queued. Other calls return ErrAborted, or that the group is closed. Other
+// members get ErrPeerGone, or reach their Timeout. Twice is fine, and so is a nil Group.
 func (g *Group) Abort() error {
 	if g == nil || g.dev == nil {
 		return nil

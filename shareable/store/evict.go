@@ -40,7 +40,7 @@ func (s *Server) evictFor(user uint32, size uint64) bool {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	share := min(s.ledger.Limits(ledger.Bytes).All, s.dev.Info().Memory) / uint64(max(len(s.opts.UIDs), 1))
+	share := min(s.ledger.Share(ledger.Bytes), s.dev.Info().Memory/uint64(max(len(s.opts.UIDs), 1)))
 	left := s.ledger.Users()
 	var chosen []*entry
 	var bytes uint64

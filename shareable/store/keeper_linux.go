@@ -511,7 +511,7 @@ func (c *Client) replace(ctx context.Context) error {
 	if err := shareable.SignalKeeper(c.path, syscall.SIGHUP); err != nil {
 		return err
 	}
-	t := time.NewTicker(meetPause)
+	t := time.NewTicker(lookPause)
 	defer t.Stop()
 	for {
 		select {
@@ -525,5 +525,5 @@ func (c *Client) replace(ctx context.Context) error {
 	}
 }
 
-// meetPause is the time between two looks at whether a server was replaced.
-const meetPause = 20 * time.Millisecond
+// lookPause is the time between two looks at whether a server was replaced.
+const lookPause = 20 * time.Millisecond

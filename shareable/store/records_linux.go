@@ -218,7 +218,7 @@ type recorder struct {
 	mu    sync.Mutex // before Server.mu, and held while something is sent: so that what is sent last is the newest
 	conn  *net.UnixConn
 	known map[uint64]uint64 // the last chunk that the keeper has, by object
-	ids   uint64            // no object has had a higher id, as the keeper knows
+	ids   atomic.Uint64     // no object has had a higher id, as the keeper knows; changed with mu
 	over  atomic.Bool       // what ends from here on ends in this process alone
 }
 
@@ -230,9 +230,7 @@ func (r *recorder) highest() uint64 {
 	if r == nil {
 		return 0
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.ids
+	return r.ids.Load() // without mu: the caller holds Server.mu
 }
 
 // stop ends what is told: what ends with this process is there for the next one.
@@ -250,7 +248,8 @@ type serverText struct {
 
 // startRecording has the server tell the keeper from here on. What there is the keeper has.
 func (s *Server) startRecording(conn *net.UnixConn) {
-	r := &recorder{conn: conn, known: map[uint64]uint64{}, ids: s.resumedIDs}
+	r := &recorder{conn: conn, known: map[uint64]uint64{}}
+	r.ids.Store(s.resumedIDs)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.order {
@@ -300,7 +299,7 @@ func (s *Server) record(e *entry) error {
 
 // recordID tells the keeper that an id is used. Requires r.mu.
 func (s *Server) recordID(r *recorder, id uint64) error {
-	if id <= r.ids {
+	if id <= r.ids.Load() {
 		return nil
 	}
 	h, err := s.hello()
@@ -312,7 +311,7 @@ func (s *Server) recordID(r *recorder, id uint64) error {
 		err = writeKept(r.conn, keptMessage{Op: opServer, Text: text})
 	}
 	if err == nil {
-		r.ids = id + idsAtOnce
+		r.ids.Store(id + idsAtOnce)
 	}
 	return err
 }

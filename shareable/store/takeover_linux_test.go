@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -103,4 +104,24 @@ func TestTakeOverWithOtherUsers(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrPermission)
 	require.Eventually(t, func() bool { x := next.Stats(); return x.Clients == 0 && x.Leases == 0 }, inTime, step)
 	require.Equal(t, 2, next.Stats().Objects)
+}
+
+// TestStateWhileItTells: the state of a handover, which is taken with the server's lock, does not wait for what
+// the keeper is being told, which waits for that lock.
+func TestStateWhileItTells(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	near, far, err := socketPair()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, errors.Join(near.Close(), far.Close())) })
+	s.startRecording(near)
+	s.recorder.mu.Lock()
+	defer s.recorder.mu.Unlock()
+	got := make(chan uint64, 1)
+	go func() { got <- s.recorder.highest() }()
+	select {
+	case <-got:
+	case <-time.After(inTime):
+		require.Fail(t, "it waits")
+	}
 }

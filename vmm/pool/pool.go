@@ -266,8 +266,8 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	return p.fail("free", b.ptr, b.size, err)
 }
 
-// end ends a block, of which that is the number as the pool keeps it: the next that is allocated there is another one, and none of
-// its bytes is undefined any more. The caller has the lock without which that is not allocated yet.
+// end ends a block, whose number the pool has there: the next block at the address is another one, and
+// none of its bytes is undefined. The caller has the lock without which none is allocated there yet.
 func (p *Pool) end(number *atomic.Uint64, seq uint64, at vmm.Ptr, size uint64) error {
 	if !number.CompareAndSwap(seq, 0) {
 		return notAllocated(number, seq)

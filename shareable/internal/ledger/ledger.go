@@ -70,12 +70,6 @@ func New(users int, limits map[Kind]Limit) *Ledger {
 // All is what all users have.
 func (l *Ledger) All() Amounts { return l.all }
 
-// Of is what a user has.
-func (l *Ledger) Of(user uint32) Amounts { return l.of[user] }
-
-// Limits are those of a kind.
-func (l *Ledger) Limits(k Kind) Limit { return l.limits[k] }
-
 // Add counts what a user has, whatever the limits are.
 func (l *Ledger) Add(user uint32, a Amounts) {
 	l.all = l.all.Plus(a)
@@ -171,5 +165,5 @@ func (p *Plan) now(user uint32) Amounts {
 	return p.l.of[user]
 }
 
-// Users are those who have something, each with what it has. It is for tests and for numbers.
+// Users are those who have something, each with what it has.
 func (l *Ledger) Users() map[uint32]Amounts { return maps.Clone(l.of) }

@@ -40,7 +40,7 @@ func TestLedger(t *testing.T) {
 		check := func() {
 			require.Equal(t, sum(func(had) bool { return true }), l.All())
 			for u := range uint32(3) {
-				require.Equal(t, sum(func(h had) bool { return h.user == u }), l.Of(u))
+				require.Equal(t, sum(func(h had) bool { return h.user == u }), l.Users()[u])
 			}
 		}
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
@@ -56,7 +56,7 @@ func TestLedger(t *testing.T) {
 			}
 			fits := true
 			for k := range h.a {
-				fits = fits && (h.a[k] == 0 || l.All()[k]+h.a[k] <= all && l.Of(h.user)[k]+h.a[k] <= user)
+				fits = fits && (h.a[k] == 0 || l.All()[k]+h.a[k] <= all && l.Users()[h.user][k]+h.a[k] <= user)
 			}
 			err := l.Reserve(h.user, h.a)
 			if fits {

@@ -131,7 +131,7 @@ type Object interface {
 
 // Record is an object as it can be made again.
 type Record struct {
-	State  []byte   // for shareable.RestoredState
+	State  []byte   // for shareable.Restore
 	Chunks []uint64 // the ids of the chunks whose descriptors FDs has
 	FDs    []int    // after them one of the page that a writer has, if Page is set
 	Page   bool
