@@ -11,13 +11,13 @@ type kept struct {
 }
 
 // keep frees a long block in st: it is kept, and what was kept before is free memory.
-func (p *Pool) keep(st *stream, e *extent, seq uint64) error {
+func (p *Pool) keep(st *stream, e *extent, b Block) error {
 	st.mu.Lock()
 	if st.gone {
 		st.mu.Unlock()
 		return st.goneErr()
 	}
-	if err := p.end(&e.seq, seq, p.base+vmm.Ptr(e.off), e.size); err != nil {
+	if err := p.end(&e.seq, b.seq, b.ptr, &e.size); err != nil {
 		st.mu.Unlock()
 		return err
 	}

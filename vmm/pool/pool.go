@@ -268,11 +268,12 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 
 // end ends a block, whose number the pool has there: the next block at the address is another one, and
 // none of its bytes is undefined. The caller has the lock without which none is allocated there yet.
-func (p *Pool) end(number *atomic.Uint64, seq uint64, at vmm.Ptr, size uint64) error {
+// Only who ended it may read its size.
+func (p *Pool) end(number *atomic.Uint64, seq uint64, at vmm.Ptr, size *uint64) error {
 	if !number.CompareAndSwap(seq, 0) {
 		return notAllocated(number, seq)
 	}
-	p.dev.MarkWritten(vmm.Span{Addr: at, Size: size})
+	p.dev.MarkWritten(vmm.Span{Addr: at, Size: *size})
 	return nil
 }
 
@@ -285,7 +286,7 @@ func (p *Pool) free(st *stream, b Block) error {
 	case b.in.ext == nil:
 		return nil // of 0 bytes
 	}
-	return p.keep(st, b.in.ext, b.seq)
+	return p.keep(st, b.in.ext, b)
 }
 
 // FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory
@@ -315,7 +316,7 @@ func (p *Pool) freeNow(b Block) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := b.in.ext
-	if err := p.end(&e.seq, b.seq, b.ptr, e.size); err != nil {
+	if err := p.end(&e.seq, b.seq, b.ptr, &e.size); err != nil {
 		return err
 	}
 	p.setOwnersLocked(e, nil)

@@ -121,7 +121,7 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 		st.mu.Unlock()
 		return st.goneErr()
 	}
-	if err := p.end(&sl.seqs[i], b.seq, b.ptr, sl.size); err != nil {
+	if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size); err != nil {
 		st.mu.Unlock()
 		return err
 	}
@@ -159,7 +159,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 		st.mu.Lock()
 		if !st.gone && st.open() {
 			defer st.mu.Unlock()
-			if err := p.end(&sl.seqs[i], b.seq, b.ptr, sl.size); err != nil {
+			if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size); err != nil {
 				return err
 			}
 			st.giveLocked(sl, i, false)
@@ -169,7 +169,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	}
 	home := sl.lockHome() // that stream is closed, and its work has ended
 	defer home.mu.Unlock()
-	if err := p.end(&sl.seqs[i], b.seq, b.ptr, sl.size); err != nil {
+	if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size); err != nil {
 		return err
 	}
 	home.giveLocked(sl, i, false)
