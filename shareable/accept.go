@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -18,7 +17,6 @@ import (
 func (s *Server) acceptLoop() {
 	for {
 		raw, err := s.socket.AcceptUnix()
-		p := s.isParking() // once: it may end at any time
 		switch {
 		case err == nil:
 			if ses, err := s.openSession(raw); err == nil {
@@ -27,11 +25,6 @@ func (s *Server) acceptLoop() {
 		case s.isStopped():
 			s.closeListener()
 			return
-		case errors.Is(err, os.ErrDeadlineExceeded) && p != nil:
-			s.hasStopped(p)
-			if <-p.decided; p.moved {
-				return
-			}
 		default: // it passes: one connection failed, or there are no descriptors just now
 			s.opts.Logger.Warn("accept", "path", s.path, "error", err)
 			s.pause()
@@ -123,11 +116,6 @@ func (s *Server) openSession(raw *net.UnixConn) (*session, error) {
 func (s *Server) runSession(ses *session) error {
 	defer s.tasks.Done() // of admit
 	err := ses.run()
-	if errors.Is(err, errMoved) {
-		// The connection stays, as it is another process's: nothing is shut down.
-		s.removeSession(ses)
-		return errors.Join(err, ses.conn.Close())
-	}
 	var bad *wire.ProtocolError
 	switch {
 	case errors.As(err, &bad):
@@ -219,13 +207,6 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 	same := s.connsByUID[cred.UID]
 	if ses.operator = len(s.sessions) >= s.opts.MaxConns || same >= s.opts.MaxConnsPerUID; ses.operator && !s.hasPlaceLocked(cred.UID) {
 		return nil, fmt.Errorf("%w: %d connections, %d of user %d", vmm.ErrLimit, len(s.sessions), same, cred.UID)
-	}
-	if p := s.parking; p != nil {
-		if p.running == 0 {
-			return nil, fmt.Errorf("%w: another process takes over", vmm.ErrBusy)
-		}
-		p.running++
-		ses.park(p)
 	}
 	s.addSessionLocked(ses)
 	return ses, nil

@@ -113,15 +113,17 @@ func attachPath(ctx context.Context, path, name string, dev *vmm.Device, o Attac
 	if path, err = socketPath(path); err != nil {
 		return nil, err
 	}
-	conn, err := connect(ctx, path, o)
+	var v *View
+	err = connectFirst(func() error {
+		conn, err := connect(ctx, path, o)
+		if err == nil {
+			v, err = attach(ctx, path, conn, name, dev, o)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	v, err := attach(ctx, conn, name, dev, o)
-	if err != nil {
-		return nil, err
-	}
-	v.path = path
 	return v, nil
 }
 
@@ -161,15 +163,16 @@ func attachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.D
 		closeLater(conn)
 		return nil, err
 	}
-	return attach(ctx, conn, name, dev, o)
+	return attach(ctx, "", conn, name, dev, o)
 }
 
-// attach takes over conn. The options are resolved.
-func attach(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
+// attach takes over conn, of the socket at path. The options are resolved.
+func attach(ctx context.Context, path string, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
 	h, err := newHandshake(conn, dev, o)
 	if err != nil {
 		return nil, err
 	}
+	h.path = path
 	return h.run(ctx, func() error { return h.attach(name) }, func() { h.view.follow() })
 }
 

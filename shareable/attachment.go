@@ -63,8 +63,13 @@ func (a *attachment) register(q wire.Attach, bare bool) (desc wire.Object, fd in
 	if o.stored != nil && !o.sealed && q.Flags&wire.AttachUnsealed == 0 {
 		return desc, -1, fmt.Errorf("%w: object %d", ErrNotSealed, o.id)
 	}
-	if o.stored != nil && o.sealed && q.Access == wire.AccessReadWrite {
+	if o.stored != nil && o.sealed && q.Access == wire.AccessReadWrite && q.Flags&wire.AttachAgain == 0 {
 		return desc, -1, fmt.Errorf("%w: object %d is sealed", vmm.ErrPermission, o.id)
+	}
+	if q.Flags&wire.AttachAgain != 0 {
+		if err := a.hasLocked(q.After); err != nil {
+			return desc, -1, err
+		}
 	}
 	fd = -1
 	if !bare {
@@ -77,6 +82,26 @@ func (a *attachment) register(q wire.Attach, bare bool) (desc wire.Object, fd in
 	a.sentGeneration, a.ackedGeneration, a.retireFrom, a.sentLen = desc.Generation, desc.Generation, o.endLocked(), desc.Length
 	o.attachments[a] = struct{}{}
 	return desc, fd, nil
+}
+
+// hasLocked records that the reader has the chunks up to an id: those that a server before this one has sent.
+// Requires obj.mu.
+func (a *attachment) hasLocked(id uint64) error {
+	o := a.obj
+	invariants.Held(&o.mu)
+	if o.stored == nil || id > o.lastID {
+		return fmt.Errorf("%w: no server before this one had chunk %d of object %d", ErrNotFound, id, o.id)
+	}
+	i := o.indexLocked(id + 1)
+	if i > 0 {
+		end := o.chunks[i-1].Offset + o.chunks[i-1].Size
+		if err := o.srv.charge(a.ses.cred.UID, end); err != nil {
+			return err
+		}
+		a.charged = end
+	}
+	a.nextChunk, a.sentID, a.ackedID = i, id, id
+	return nil
 }
 
 // start lets nextFrame send chunks: the reader has OBJECT now. The caller wakes the writer.
@@ -209,7 +234,11 @@ func (a *attachment) sendableLocked() []publishedChunk {
 	if !a.started || a.detached || a.sentGeneration != o.generation || a.nextChunk >= len(o.chunks) || len(a.unacked) >= a.windowLocked() {
 		return nil
 	}
-	return o.chunks[a.nextChunk:min(len(o.chunks), a.nextChunk+a.batch)]
+	chunks := o.chunks[a.nextChunk:min(len(o.chunks), a.nextChunk+a.batch)]
+	if o.stored != nil {
+		chunks = chunks[:o.stored.promisedLocked(chunks)]
+	}
+	return chunks
 }
 
 // windowLocked is how many frames of chunks may be unacknowledged: descriptors in
@@ -451,17 +480,6 @@ func (a *attachment) times() (deadline, retry time.Time) {
 		deadline = first.Add(a.obj.srv.opts.AckTimeout)
 	}
 	return deadline, a.retryAt
-}
-
-// restartClocks gives the reader its whole time again for what it owes.
-func (a *attachment) restartClocks() {
-	a.obj.mu.Lock()
-	defer a.obj.mu.Unlock()
-	for _, since := range []*time.Time{&a.chunksSince, &a.retireSince, &a.blockedAt} {
-		if !since.IsZero() {
-			*since = time.Now()
-		}
-	}
 }
 
 // resync goes back to the chunk that the reader asks for, in smaller frames.

@@ -3,9 +3,12 @@ package shareable
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,61 +17,102 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// client is a client's end of a connection to a store. A goroutine reads it, for which no
-// call waits: see readerConn.
+// client is a client's end of its connections to a store, of which there is one at a time. A goroutine
+// reads it, for which no call waits: see readerConn. If a server ends that another one takes the place of, the
+// client connects again and sends the requests again that have no reply: the server knows those that it has done
+// by their numbers.
 type client struct {
 	// Immutable.
-	h     *handshake
-	event func(wire.Frame) error
+	path    string         // of the socket; empty: it does not connect again
+	token   [16]byte       // by which servers know the client
+	hello   wire.Hello     // the owner's
+	on      serve.Notified // what it tells
+	ended   chan struct{}
+	context context.Context // ends with the client
+	cancel  context.CancelFunc
 
 	// Guarded by mu.
 	mu      sync.Mutex
+	h       *handshake       // the connection, or the last one
 	last    uint32           // the number of the last request
 	calls   map[uint32]*call // by number
-	err     error            // why the connection has ended
+	times   int              // how often it has connected again
+	err     error            // why it has ended
 	isEnded bool
-	ended   chan struct{}
 }
 
 // call is a request that waits for its reply.
 type call struct {
-	reply wire.Type
-	done  func(wire.Frame) error
-	err   chan error // of capacity 1
+	t       wire.Type
+	payload []byte
+	reply   wire.Type
+	done    func(wire.Frame) error
+	err     chan error // of capacity 1
 }
 
 var _ serve.Client = (*client)(nil)
 
-// Dial is for package store: it connects to the store at path. event is called for each
-// frame that no request asked for, in the goroutine that reads; its error ends the
-// connection. The errors are those of Attach.
-func Dial(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, event func(wire.Frame) error) (serve.Client, error) {
-	h, err := openHandshake(ctx, path, dev, o)
+// Dial is for package store: it connects to the store at path. The errors are those of Attach.
+func Dial(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, on serve.Notified) (serve.Client, error) {
+	var c serve.Client
+	err := connectFirst(func() error {
+		h, err := openHandshake(ctx, path, dev, o)
+		if err == nil {
+			c, err = startClient(ctx, h, path, on)
+		}
+		return err
+	})
 	if err != nil {
-		return nil, err
-	}
-	return startClient(ctx, h, event)
-}
-
-// DialConn is Dial over an existing connection, which it takes over.
-func DialConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions, event func(wire.Frame) error) (serve.Client, error) {
-	h, err := openHandshakeOn(ctx, conn, dev, o)
-	if err != nil {
-		return nil, err
-	}
-	return startClient(ctx, h, event)
-}
-
-func startClient(ctx context.Context, h *handshake, event func(wire.Frame) error) (serve.Client, error) {
-	c := &client{h: h, event: event, calls: map[uint32]*call{}, ended: make(chan struct{})}
-	if err := h.c.start(ctx, h.exchangeHello, c.follow); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
+// DialConn is Dial over an existing connection, which it takes over. It does not connect again.
+func DialConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions, on serve.Notified) (serve.Client, error) {
+	h, err := openHandshakeOn(ctx, conn, dev, o)
+	if err != nil {
+		return nil, err
+	}
+	return startClient(ctx, h, "", on)
+}
+
+func startClient(ctx context.Context, h *handshake, path string, on serve.Notified) (serve.Client, error) {
+	c := &client{path: path, h: h, on: on, calls: map[uint32]*call{}, ended: make(chan struct{})}
+	_, _ = rand.Read(c.token[:]) // it never fails
+	c.context, c.cancel = context.WithCancel(context.Background())
+	err := h.c.start(ctx, func() error {
+		err := h.exchangeHello()
+		if err == nil {
+			c.hello = h.peer
+			err = c.introduce(h)
+		}
+		return err
+	}, func() { c.follow(h) })
+	if err != nil {
+		c.cancel()
+		return nil, err
+	}
+	return c, nil
+}
+
+// introduce tells a server that goes on with what others had who the client is.
+func (c *client) introduce(h *handshake) error {
+	if !comesAgain(c.hello, c.path) {
+		return nil
+	}
+	return h.write(wire.TypeResume, 0, wire.Resume{Token: c.token}.Append(nil))
+}
+
 // Hello is the owner's.
-func (c *client) Hello() wire.Hello { return c.h.peer }
+func (c *client) Hello() wire.Hello { return c.hello }
+
+// Times is how often the client has connected again.
+func (c *client) Times() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.times
+}
 
 // Ended is closed when the connection has ended.
 func (c *client) Ended() <-chan struct{} { return c.ended }
@@ -91,29 +135,34 @@ func (c *client) end(why error) {
 		return
 	}
 	c.isEnded, c.err = true, why
-	calls := c.calls
+	calls, h := c.calls, c.h
 	c.calls = nil
 	close(c.ended)
 	c.mu.Unlock()
-	c.h.c.end()
+	c.cancel()
+	h.c.end()
 	for _, x := range calls {
 		x.err <- why
 	}
 }
 
-// follow handles the owner's frames until the connection ends.
-func (c *client) follow() {
+// follow handles the owner's frames until a connection ends.
+func (c *client) follow(h *handshake) {
 	for {
-		f, err := c.h.c.conn.Read()
+		f, err := h.c.conn.Read()
 		if errors.Is(err, wire.ErrTruncated) && f.Request != 0 { // the reply is lost, and not the connection
 			c.fail(f.Request, wireError(err))
 			continue
 		}
-		if err != nil {
-			c.end(c.h.connError(err))
+		if disconnected(err) && comesAgain(c.hello, c.path) {
+			go c.connectAgain(h)
 			return
 		}
-		err = c.h.c.work(func() error { return c.handle(f) })
+		if err != nil {
+			c.end(h.connError(err))
+			return
+		}
+		err = h.c.work(func() error { return c.handle(f) })
 		if errors.Is(err, errEnded) {
 			return
 		}
@@ -122,6 +171,36 @@ func (c *client) follow() {
 			return
 		}
 	}
+}
+
+// connectAgain goes on with another connection.
+func (c *client) connectAgain(before *handshake) {
+	err := reconnect(c.context, c.path, before.dev, before.opts, c.hello.Instance, c.goOn, c.follow)
+	if err != nil {
+		c.end(err)
+	} else if f := c.on.Again; f != nil {
+		f()
+	}
+}
+
+// goOn has a new connection take the place of the last one, and sends again what has no reply.
+func (c *client) goOn(h *handshake) error {
+	if err := c.introduce(h); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isEnded {
+		return c.err
+	}
+	for _, n := range slices.Sorted(maps.Keys(c.calls)) {
+		if err := h.write(c.calls[n].t, n, c.calls[n].payload); err != nil {
+			return err
+		}
+	}
+	c.h = h
+	c.times++
+	return nil
 }
 
 // fail ends a call.
@@ -143,7 +222,7 @@ func (c *client) handle(f wire.Frame) error {
 		case wire.TypeError:
 			return c.refusal(f)
 		}
-		return c.event(f)
+		return c.on.Event(f)
 	}
 	c.mu.Lock()
 	x := c.calls[f.Request]
@@ -180,7 +259,7 @@ func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wi
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	x := &call{reply: reply, done: done, err: make(chan error, 1)}
+	x := &call{t: t, payload: payload, reply: reply, done: done, err: make(chan error, 1)}
 	c.mu.Lock()
 	if c.isEnded {
 		defer c.mu.Unlock()
@@ -191,9 +270,10 @@ func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wi
 	}
 	request := c.last
 	c.calls[request] = x
+	h := c.h // what is in calls is sent again over the next one
 	c.mu.Unlock()
-	if err := c.write(t, request, payload); err != nil {
-		_ = c.writeFailed(err) // it is what the call returns, unless the owner has said why
+	if err := c.write(h, t, request, payload); err != nil {
+		_ = c.writeFailed(h, err) // it is what the call returns, unless the owner has said why
 	}
 	select {
 	case err := <-x.err:
@@ -211,13 +291,19 @@ func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wi
 	return <-x.err
 }
 
-// Send sends a frame that has no reply.
+// Send sends a frame that has no reply, and that is not sent again.
 func (c *client) Send(t wire.Type, payload []byte) error {
-	if err := c.Err(); err != nil {
+	c.mu.Lock()
+	h, err := c.h, c.err
+	c.mu.Unlock()
+	if err != nil {
 		return err
 	}
-	if err := c.write(t, 0, payload); err != nil {
-		err = c.writeFailed(err)
+	if err := c.write(h, t, 0, payload); err != nil {
+		err = c.writeFailed(h, err)
+		if comesAgain(c.hello, c.path) && errors.Is(err, ErrOwnerGone) {
+			return c.Err()
+		}
 		return cmp.Or(c.Err(), err)
 	}
 	return nil
@@ -225,17 +311,17 @@ func (c *client) Send(t wire.Type, payload []byte) error {
 
 // writeFailed ends the connection, unless the owner has closed it: then what it sent before
 // says why, and follow reads that.
-func (c *client) writeFailed(err error) error {
-	err = c.h.connError(err)
+func (c *client) writeFailed(h *handshake, err error) error {
+	err = h.connError(err)
 	if !errors.Is(err, ErrOwnerGone) {
 		c.end(err)
 	}
 	return err
 }
 
-func (c *client) write(t wire.Type, request uint32, payload []byte) error {
-	if err := c.h.c.conn.SetWriteDeadline(time.Now().Add(c.h.opts.Timeout)); err != nil {
+func (c *client) write(h *handshake, t wire.Type, request uint32, payload []byte) error {
+	if err := h.c.conn.SetWriteDeadline(time.Now().Add(h.opts.Timeout)); err != nil {
 		return err
 	}
-	return c.h.c.conn.Write(t, request, 0, payload)
+	return h.c.conn.Write(t, request, 0, payload)
 }

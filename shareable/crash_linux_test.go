@@ -200,7 +200,7 @@ func ownerKilled(t *testing.T) {
 
 	owner.kill()
 	require.ErrorIs(t, <-waits, ErrOwnerGone)
-	require.Equal(t, ErrOwnerGone.Error(), other.expect("there"))
+	require.Equal(t, errLost.Error(), other.expect("there"))
 	orphaned(t, v)
 	require.Equal(t, n, v.Len())
 	require.Equal(t, n, v.Queued())
@@ -237,7 +237,7 @@ func ownerKilledUnread(t *testing.T) {
 	owner.kill()
 	slow.cont()
 	slow.tell("orphaned")
-	require.Equal(t, ErrOwnerGone.Error(), slow.expect("orphaned"))
+	require.Equal(t, errLost.Error(), slow.expect("orphaned"))
 	slow.tell("verify")
 	require.Equal(t, n, slow.count("sound"))
 }

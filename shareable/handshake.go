@@ -37,6 +37,7 @@ type handshake struct {
 	dev  *vmm.Device
 	c    *readerConn
 
+	path    string     // of the socket; empty over an existing connection
 	live    bool       // set by askObject: frames follow that were not asked for
 	gran    uint64     // set by sendHello
 	backend uint32     // set by sendHello
@@ -60,7 +61,11 @@ func openHandshake(ctx context.Context, path string, dev *vmm.Device, o AttachOp
 	if err != nil {
 		return nil, err
 	}
-	return newHandshake(conn, dev, o)
+	h, err := newHandshake(conn, dev, o)
+	if err == nil {
+		h.path = path
+	}
+	return h, err
 }
 
 // openHandshakeOn is openHandshake over an existing connection. It takes over conn, also if it
@@ -237,7 +242,7 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 		return err
 	}
 	*v = View{
-		dev: h.dev, res: res, obj: obj, opts: h.opts, max: size - min(size, obj.Base),
+		dev: h.dev, res: res, obj: obj, opts: h.opts, path: h.path, owner: h.peer, max: size - min(size, obj.Base),
 		conn: h.c, track: track, batch: wire.MaxFDs,
 		stop: make(chan struct{}), live: h.live, page: page, wake: h.c.wake, generation: obj.Generation,
 		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,
@@ -249,7 +254,7 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 // connError turns an error of the connection into one of this package.
 func (h *handshake) connError(err error) error {
 	if disconnected(err) {
-		return fmt.Errorf("%w: %w", ErrOwnerGone, err)
+		return fmt.Errorf("%w: %w", errLost, err)
 	}
 	return wireError(err)
 }

@@ -42,11 +42,10 @@ func (ses *session) setReadDeadlineLocked() error {
 	var deadline time.Time
 	// A store's clients may hold leases, and need not ask for anything then; the others have longer.
 	switch {
-	case ses.parking != nil:
-		deadline = time.Unix(1, 0)
-	case len(ses.attachments) == 0 && (ses.srv.opts.hooks.handler == nil || ses.operator):
+	case len(ses.attachments) > 0:
+	case ses.srv.opts.hooks.handler == nil || ses.operator:
 		deadline = time.Now().Add(ses.srv.opts.RequestTimeout)
-	case len(ses.attachments) == 0 && !ses.successor:
+	default:
 		deadline = time.Now().Add(idleTimes * ses.srv.opts.RequestTimeout)
 	}
 	return ses.conn.SetReadDeadline(deadline)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
@@ -125,7 +126,7 @@ func TestWriterLies(t *testing.T) {
 	storeWord(page, atGeneration, 1<<40)
 	storeWord(page, atState, 99)
 	require.Equal(t, uint64(2*smallChunk), v.Len())
-	require.NoError(t, x.Seal(10, nil))
+	require.NoError(t, x.Seal(serve.Seal{Length: 10}))
 	soon(t, "sealed", v.Sealed)
 	require.NoError(t, v.Err())
 	require.Equal(t, uint64(10), v.Len())

@@ -70,13 +70,6 @@ func (o *object) init(s *Server) {
 	o.ctx, o.cancel = context.WithCancel(context.Background())
 }
 
-// hasEnded reports whether the object was closed.
-func (o *object) hasEnded() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.state == wire.StateClosed
-}
-
 func (o *object) byID(id uint64) int { return cmp.Compare(o.id, id) }
 
 // signalLocked wakes waitUntil: a reader acknowledged or went, or the pending

@@ -35,8 +35,6 @@ type Server struct {
 	// Guarded by mu.
 	mu         sync.Mutex // after object.mu
 	closed     bool
-	parking    *parking // that runs; nil without one
-	moved      bool     // another process goes on with the connections
 	nextID     uint64
 	names      map[string]*object
 	objects    []*object // by id
@@ -207,13 +205,6 @@ func (s *Server) remove(o *object) {
 	}
 }
 
-// isMoved reports whether another process goes on with the connections.
-func (s *Server) isMoved() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.moved
-}
-
 // Stats returns the counters as of now.
 func (s *Server) Stats() Stats {
 	if s == nil || s.dev == nil {
@@ -249,11 +240,7 @@ func (s *Server) Close() error {
 	// sessions, so that the readers still get DELETED.
 	close(s.stop)
 	var err error
-	switch {
-	case s.socket == nil:
-	case s.isMoved():
-		err = s.socket.abandon()
-	default:
+	if s.socket != nil {
 		err = s.socket.Close()
 	}
 	for _, o := range s.listed(0, math.MaxInt) {

@@ -30,8 +30,7 @@ type session struct {
 	done    chan struct{} // closed by stop
 	closing chan struct{} // closed by shutdown
 
-	operator  bool // it has a reserved place; set by admit
-	successor bool // it is another process's that may take over
+	operator bool // it has a reserved place; set by admit
 
 	// Set once, by stop.
 	stopOnce sync.Once
@@ -51,10 +50,6 @@ type session struct {
 	// Guarded by mu.
 	mu          sync.Mutex // no other lock is taken while it is held
 	helloDone   bool
-	resumed     bool                   // another process has exchanged HELLO
-	over        bool                   // run has ended
-	parking     *parking               // what the session is to stop for; nil: nothing
-	parked      bool                   // it has stopped
 	stopped     bool                   // nothing is attached any more
 	attachments map[uint64]*attachment // by the object's id
 }
@@ -68,7 +63,6 @@ func newSession(s *Server, c *wire.Conn, cred wire.Cred) *session {
 
 // run serves the connection until it ends.
 func (ses *session) run() error {
-	defer ses.finish()
 	defer func() { ses.waker.close() }()
 	// The small buffer is set before anything is sent: it bounds what a reader
 	// that stops reading costs the kernel.
@@ -76,15 +70,12 @@ func (ses *session) run() error {
 		return err
 	}
 	ses.conn.OnUnknown(func() error { return ses.countRequest(0) })
-	var err error
-	if !ses.resumed {
-		err = ses.exchangeHello()
-	}
+	err := ses.exchangeHello()
 	ses.mu.Lock()
 	ses.helloDone = err == nil
 	ses.mu.Unlock()
 	if err == nil {
-		err = ses.serveAll()
+		err = ses.serve()
 	}
 	if disconnected(err) {
 		return nil
@@ -92,21 +83,13 @@ func (ses *session) run() error {
 	return err
 }
 
-// serveAll serves the connection after HELLO until it ends.
-func (ses *session) serveAll() error {
-	for {
-		// The first of the two loops that ends stops the other, and its error counts.
-		ses.serve()
-		if ses.isStopped() {
-			break
-		}
-		if ses.waitParked(ses.isParking()) {
-			for _, a := range ses.all() { // its descriptors are closed here
-				a.obj.wakes.remove(a)
-			}
-			return errMoved
-		}
-	}
+// serve serves the connection after HELLO until it ends. The first of the two loops that ends stops the other, and
+// its error counts.
+func (ses *session) serve() error {
+	var writer sync.WaitGroup
+	writer.Go(func() { ses.stop(ses.writeLoop()) })
+	ses.stop(ses.readLoop())
+	writer.Wait()
 	if h := ses.srv.opts.hooks.handler; h != nil {
 		h.End(storeConn{ses})
 	}
@@ -217,7 +200,7 @@ func (ses *session) exchangeHello() error {
 		return err
 	}
 	// The comparison takes the same time for every token.
-	if want := ses.srv.opts.Token; len(want) > 0 && !ses.successor {
+	if want := ses.srv.opts.Token; len(want) > 0 {
 		var token [tokenSize]byte
 		copy(token[:], want)
 		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {
@@ -247,9 +230,6 @@ func (ses *session) readLoop() error {
 		}
 		f, err := ses.conn.Read()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			if ses.isParking() != nil {
-				return errParked
-			}
 			if ses.isBusy() {
 				continue
 			}
@@ -545,9 +525,6 @@ func (ses *session) writeLoop() error {
 		case <-ses.closing:
 			closing = true
 		default:
-		}
-		if ses.isParking() != nil {
-			return errParked
 		}
 		sent := false
 		wait := time.Hour

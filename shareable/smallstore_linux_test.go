@@ -138,6 +138,8 @@ func (x *storedX) grow(n int) {
 		require.NoError(t, unix.Munmap(b))
 		x.mem = append(x.mem, pattern(at, smallChunk)...)
 		require.NoError(t, x.AddChunk(smallChunk, fd))
+		_, last := x.Chunks()
+		x.Show(last)
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 // goroutine holds it, which does not read: if the server has ended, Attach finds out.
 type Spare struct {
 	h      *handshake
-	path   string      // of the socket; empty after DialSpareConn
 	name   chan string // what to attach to
 	result chan error  // of that; of capacity 1
 }
@@ -29,7 +28,7 @@ func DialSpare(ctx context.Context, path string, dev *vmm.Device, o AttachOption
 	if err != nil {
 		return nil, err
 	}
-	return startSpare(ctx, h, path)
+	return startSpare(ctx, h)
 }
 
 // DialSpareConn is DialSpare over an existing connection, which it takes over.
@@ -38,11 +37,11 @@ func DialSpareConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o A
 	if err != nil {
 		return nil, err
 	}
-	return startSpare(ctx, h, "")
+	return startSpare(ctx, h)
 }
 
-func startSpare(ctx context.Context, h *handshake, path string) (*Spare, error) {
-	s := &Spare{h: h, path: path, name: make(chan string), result: make(chan error, 1)}
+func startSpare(ctx context.Context, h *handshake) (*Spare, error) {
+	s := &Spare{h: h, name: make(chan string), result: make(chan error, 1)}
 	if err := h.c.start(ctx, h.exchangeHello, s.serve); err != nil {
 		return nil, err
 	}
@@ -82,7 +81,6 @@ func (s *Spare) Attach(ctx context.Context, name string, unsealed, write bool) (
 	if err != nil {
 		return nil, attachFail(name, err)
 	}
-	v.path = s.path
 	return v, nil
 }
 

@@ -21,6 +21,7 @@ type storeObject struct {
 
 	// Guarded by mu.
 	next    *leasePage // made for a new writer, which has not mapped it yet
+	shown   uint64     // the id of the last chunk that readers can have: the others are not promised yet
 	ending  bool       // Close was called
 	started bool       // wakeReaders runs
 }
@@ -151,8 +152,28 @@ func (o *storeObject) addChunk(size uint64, own *cachedFD) error {
 	}
 	o.lastID++
 	o.chunks = append(o.chunks, publishedChunk{Chunk: wire.Chunk{ID: o.lastID, Offset: end, Size: size}, own: own})
-	o.wakeWritersLocked()
 	return nil
+}
+
+// Show has readers get the chunks up to an id.
+func (o *storeObject) Show(last uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.shown < last {
+		o.shown = last
+		o.wakeWritersLocked()
+	}
+}
+
+// promisedLocked is how many of the chunks readers can have. Requires mu.
+func (o *storeObject) promisedLocked(chunks []publishedChunk) int {
+	invariants.Held(&o.mu)
+	for i, c := range chunks {
+		if c.ID > o.shown {
+			return i
+		}
+	}
+	return len(chunks)
 }
 
 // ReplyChunks sends the chunks after an id to the writer.
@@ -211,6 +232,9 @@ func (o *storeObject) LeasePage() (fd int, err error) {
 func (o *storeObject) StartLease() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.next == nil && o.state == wire.StateLive && o.page != nil && o.page.foreign { // it has begun
+		return nil
+	}
 	if o.next == nil || o.state != wire.StateLive {
 		return &wire.ProtocolError{What: "MAPPED without a page"}
 	}
@@ -279,9 +303,27 @@ func (o *storeObject) startWakesLocked() {
 func (o *storeObject) Wrote() { o.notify() }
 
 // Seal makes the length final.
-func (o *storeObject) Seal(length uint64, digest *[32]byte) error {
+func (o *storeObject) Seal(q serve.Seal) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	length := q.Length
+	if err := o.maySealLocked(length); err != nil {
+		return err
+	}
+	o.published = length
+	if i := o.chunksBelowLocked(length); i < len(o.chunks) {
+		o.dropChunksLocked(i)
+	}
+	o.state, o.sealed, o.digest = wire.StateSealed, true, q.Digest
+	o.next.close()
+	o.next = nil
+	o.setPageLocked(nil)
+	return nil
+}
+
+// maySealLocked is nil if that can be the final length. Requires mu.
+func (o *storeObject) maySealLocked(length uint64) error {
+	invariants.Held(&o.mu)
 	switch {
 	case o.state == wire.StateSealed:
 		return ErrSealed
@@ -290,14 +332,6 @@ func (o *storeObject) Seal(length uint64, digest *[32]byte) error {
 	case length < o.lenLocked() || length > o.endLocked():
 		return fmt.Errorf("%w: a length of %d, with %d bytes visible of %d", vmm.ErrBounds, length, o.lenLocked(), o.endLocked())
 	}
-	o.published = length
-	if i := o.chunksBelowLocked(length); i < len(o.chunks) {
-		o.dropChunksLocked(i)
-	}
-	o.state, o.sealed, o.digest = wire.StateSealed, true, digest
-	o.next.close()
-	o.next = nil
-	o.setPageLocked(nil)
 	return nil
 }
 
@@ -373,9 +407,6 @@ func (c storeConn) Cred() wire.Cred { return c.cred }
 
 // PeerPIDFD is a pidfd of that process.
 func (c storeConn) PeerPIDFD() (int, error) { return c.conn.PeerPIDFD() }
-
-// Successor reports whether the process at the other end may take over.
-func (c storeConn) Successor() bool { return c.successor }
 
 // Reply sends a frame. An error ends the connection: what it should have said is lost.
 func (c storeConn) Reply(t wire.Type, request uint32, payload []byte, fds ...int) error {

@@ -68,7 +68,7 @@ func TestStoreObjectAddChunkRefuses(t *testing.T) {
 	require.ErrorIs(t, add(smallChunk/2), vmm.ErrInvalid)
 	x.grow(1)
 	require.ErrorIs(t, add(2*smallChunk), vmm.ErrBounds)
-	require.NoError(t, x.Seal(0, nil))
+	require.NoError(t, x.Seal(serve.Seal{Length: 0}))
 	require.ErrorIs(t, add(smallChunk), ErrSealed)
 	require.NoError(t, x.Close())
 	require.ErrorIs(t, add(smallChunk), vmm.ErrClosed)
@@ -159,11 +159,11 @@ func TestStoreObjectSealed(t *testing.T) {
 	w.Publish(smallChunk)
 	x.Wrote()
 	wait(t, early, smallChunk)
-	require.ErrorIs(t, x.Seal(smallChunk-1, nil), vmm.ErrBounds)
-	require.ErrorIs(t, x.Seal(4*smallChunk+1, nil), vmm.ErrBounds)
+	require.ErrorIs(t, x.Seal(serve.Seal{Length: smallChunk - 1}), vmm.ErrBounds)
+	require.ErrorIs(t, x.Seal(serve.Seal{Length: 4*smallChunk + 1}), vmm.ErrBounds)
 	sum := sha256.Sum256(x.mem[:smallChunk+10])
-	require.NoError(t, x.Seal(smallChunk+10, &sum))
-	require.ErrorIs(t, x.Seal(smallChunk+10, &sum), ErrSealed)
+	require.NoError(t, x.Seal(serve.Seal{Length: smallChunk + 10, Digest: &sum}))
+	require.ErrorIs(t, x.Seal(serve.Seal{Length: smallChunk + 10, Digest: &sum}), ErrSealed)
 	require.Error(t, x.StartLease())
 	_, err := x.LeasePage()
 	require.ErrorIs(t, err, vmm.ErrClosed)
@@ -266,13 +266,15 @@ func TestStoreObjectClosesDescriptorsOnce(t *testing.T) {
 		ends, fds := pipes(t, 8)
 		for _, fd := range fds {
 			require.NoError(t, x.AddChunk(smallChunk, fd))
+			_, last := x.Chunks()
+			x.Show(last)
 		}
 		var all sync.WaitGroup
 		sent := &sink{}
 		for range 4 {
 			all.Go(func() { _ = x.ReplyChunks(sent, 1, 0) })
 		}
-		all.Go(func() { _ = x.Seal(2*smallChunk, nil) })
+		all.Go(func() { _ = x.Seal(serve.Seal{Length: 2 * smallChunk}) })
 		all.Go(func() { require.NoError(t, x.Close()) })
 		all.Wait()
 		require.NoError(t, x.Close())
@@ -325,7 +327,7 @@ func TestStoreObjectRetire(t *testing.T) {
 			w := x.lease()
 			w.Publish(100)
 			if sealed {
-				require.NoError(t, x.Seal(100, nil))
+				require.NoError(t, x.Seal(serve.Seal{Length: 100}))
 			}
 			v := s.attach(AttachOptions{Unsealed: !sealed})
 			wait(t, v, 100)
@@ -351,7 +353,7 @@ func TestStoreObjectRetireBesideAttach(t *testing.T) {
 	s := newSmallStore(t, Options{})
 	x := s.object(2)
 	x.grow(2)
-	require.NoError(t, x.Seal(100, nil))
+	require.NoError(t, x.Seal(serve.Seal{Length: 100}))
 	ses, far := served(t, s.srv)
 	require.NoError(t, ses.startAttachment(&x.own().object, 1, wire.Attach{Access: wire.AccessRead, Name: "x"}))
 	a := ses.find(x.ID())
@@ -377,7 +379,7 @@ func TestStoreObjectRetireDisconnects(t *testing.T) {
 	s := newSmallStore(t, Options{})
 	x := s.object(4)
 	x.grow(2)
-	require.NoError(t, x.Seal(100, nil))
+	require.NoError(t, x.Seal(serve.Seal{Length: 100}))
 	slow := attachPlain(t, s.srv.Path(), "x")
 	require.Equal(t, wire.TypeChunks, slow.step())
 	slow.lazy = true
@@ -432,7 +434,7 @@ func TestStoreObjectCloseWithReaders(t *testing.T) {
 	x.EndLease()
 	x.Wrote()
 	x.Retire(t.Context())
-	require.ErrorIs(t, x.Seal(100, nil), vmm.ErrClosed)
+	require.ErrorIs(t, x.Seal(serve.Seal{Length: 100}), vmm.ErrClosed)
 	require.Error(t, x.StartLease())
 	require.NoError(t, live.Close())
 	require.NoError(t, w.Close())

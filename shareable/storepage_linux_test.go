@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -153,7 +154,7 @@ func TestResyncBringsThePage(t *testing.T) {
 		require.NoError(t, c.Write(wire.TypeResync, 2, 0, wire.Resync{Object: x.ID(), Batch: 1}.Append(nil)))
 	}
 	next(wire.TypePage)
-	require.NoError(t, x.Seal(0, nil))
+	require.NoError(t, x.Seal(serve.Seal{Length: 0}))
 	next(wire.TypeSealed)
 }
 
@@ -195,7 +196,7 @@ func TestStoreObjectCountsOnce(t *testing.T) {
 	for range 5 {
 		x := s.object(4)
 		x.grow(4)
-		require.NoError(t, x.Seal(10, nil))
+		require.NoError(t, x.Seal(serve.Seal{Length: 10}))
 		v := s.attach(AttachOptions{})
 		wait(t, v, 10)
 		ctx, cancel := contextIn(t, 20*time.Second)
@@ -217,7 +218,7 @@ func TestStoreObjectLimitsBytes(t *testing.T) {
 	s := newSmallStore(t, Options{MaxBytesPerUID: smallChunk})
 	x := s.object(4)
 	x.grow(2)
-	require.NoError(t, x.Seal(10, nil))
+	require.NoError(t, x.Seal(serve.Seal{Length: 10}))
 	wait(t, s.attach(AttachOptions{}), 10)
 	v := s.attach(AttachOptions{})
 	soon(t, "refused", func() bool { return errors.Is(v.Err(), vmm.ErrLimit) })

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
@@ -71,7 +72,7 @@ with Reader(sys.argv[1], "x", unsealed=True) as r:
 	second.Publish(300)
 	x.Wrote()
 	says(fmt.Sprint(300, sum(300)))
-	require.NoError(t, x.Seal(400, nil))
+	require.NoError(t, x.Seal(serve.Seal{Length: 400}))
 	says("sealed 400")
 	x.Retire(ctx)
 	require.NoError(t, x.Close())

@@ -19,8 +19,6 @@ type socket struct {
 	kept bool
 }
 
-func (s *socket) abandon() error { return errLinux }
-
 func listen(string, hooks) (*socket, error) { return nil, errLinux }
 
 func (s *socket) closeListener() {}
@@ -101,26 +99,13 @@ func newLeasePage([16]byte, uint64, uint64, uint64) (*leasePage, error) { return
 func (p *leasePage) seal() (*ownerPage, error)                          { return nil, errLinux }
 func (p *leasePage) close()                                             {}
 
-// Handover needs Linux.
-func (s storeServer) Handover([]serve.Object, serve.Conn) ([]byte, []serve.Conn, []int, func(), error) {
-	return nil, nil, nil, nil, errLinux
-}
-
 // Record needs Linux.
-func (o *storeObject) Record(uint64, string) (serve.Record, func(), error) {
+func (o *storeObject) Record(uint64, string, *serve.Seal) (serve.Record, func(), error) {
 	return serve.Record{}, nil, errLinux
 }
 
 // Adopt needs Linux.
 func (s storeServer) Adopt(string, int, int) error { return errLinux }
-
-// ServeSuccessor needs Linux.
-func (s storeServer) ServeSuccessor(*net.UnixConn) error { return errLinux }
-
-// TakeOver is for package store, and needs Linux.
-func TakeOver(*vmm.Device, Options, serve.Handler, []byte, []int) (Resumed, error) {
-	return Resumed{}, errLinux
-}
 
 // OpenWriterPage is for package store, and needs Linux.
 func OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }

@@ -30,18 +30,17 @@ import (
 // Safe for concurrent use. The caller must Close it.
 type View struct {
 	// Immutable.
-	dev  *vmm.Device
-	res  *vmm.Reservation
-	obj  wire.Object
-	opts AttachOptions
-	path string        // of the socket, for Reattach; empty after AttachConn and Receive
-	max  uint64        // bytes that can be mapped here
-	live bool          // made by Attach: there is a control page
-	stop chan struct{} // closed by markClosed
-	wake *wakeReceiver // nil after Receive
+	dev   *vmm.Device
+	res   *vmm.Reservation
+	obj   wire.Object
+	opts  AttachOptions
+	path  string        // of the socket; empty after AttachConn and Receive
+	owner wire.Hello    // the owner's
+	max   uint64        // bytes that can be mapped here
+	live  bool          // made by Attach: there is a control page
+	stop  chan struct{} // closed by markClosed
 
 	// The goroutine that reads the socket.
-	conn        *readerConn // nil after Receive; Close may be called by others
 	track       *wire.Tracker
 	batch       uint32        // fds in one frame at most, as the owner was told
 	resyncing   bool          // RESYNC was sent, and frames from before it may still come
@@ -59,11 +58,13 @@ type View struct {
 	waits   streamWaits
 
 	// Guarded by mu.
-	mu           sync.RWMutex // never held across a wait
-	page         *readerPage  // nil after Receive and after Close
-	mapped       uint64       // bytes of the object mapped, from its first one on
-	chunks       int          // chunks mapped
-	generation   uint64       // the generation applied
+	mu           sync.RWMutex  // never held across a wait
+	conn         *readerConn   // nil after Receive; the goroutine that reads it replaces it
+	wake         *wakeReceiver // nil after Receive
+	page         *readerPage   // nil after Receive and after Close
+	mapped       uint64        // bytes of the object mapped, from its first one on
+	chunks       int           // chunks mapped
+	generation   uint64        // the generation applied
 	sealed       bool
 	sealedLen    uint64 // the final length
 	digest       *[32]byte
@@ -440,8 +441,11 @@ func (v *View) markClosed() {
 // step can be repeated after an error.
 func (v *View) releaseAll() error {
 	// Frames and unmaps use the page and the mappings.
-	if v.conn != nil {
-		v.conn.waitWork()
+	v.mu.RLock()
+	conn := v.conn // takes no other's place any more
+	v.mu.RUnlock()
+	if conn != nil {
+		conn.waitWork()
 	}
 	v.tasks.Wait()
 	v.mu.Lock()

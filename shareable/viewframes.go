@@ -16,6 +16,9 @@ func (v *View) follow() {
 	for err == nil {
 		_, err = v.handleNext()
 	}
+	if errors.Is(err, errLost) && v.connectAgain() {
+		return
+	}
 	v.detach(err)
 	if errors.Is(err, ErrProtocol) {
 		v.sendError(err)
@@ -35,7 +38,7 @@ func (v *View) handleNext() (done bool, err error) {
 	case errors.Is(err, wire.ErrTruncated):
 		return false, v.requestAgain(f, wireError(err))
 	case disconnected(err):
-		return false, ErrOwnerGone
+		return false, errLost
 	case err != nil:
 		return false, wireError(err)
 	}
@@ -102,11 +105,11 @@ func (v *View) handle(f wire.Frame) error {
 // send sends a frame that has no reply.
 func (v *View) send(t wire.Type, payload []byte) error {
 	if err := v.conn.conn.SetWriteDeadline(time.Now().Add(v.opts.Timeout)); err != nil {
-		return ErrOwnerGone
+		return errLost
 	}
 	err := v.conn.conn.Write(t, 0, 0, payload)
 	if disconnected(err) {
-		return ErrOwnerGone
+		return errLost
 	}
 	return err
 }

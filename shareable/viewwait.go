@@ -25,12 +25,12 @@ func (v *View) watchLocked() {
 		return
 	}
 	v.watching = true
-	go v.watch()
+	go v.watch(v.wake)
 }
 
 // watch waits for the wake socket and notifies the waiting calls and streams, as long as
 // there are any.
-func (v *View) watch() {
+func (v *View) watch(wake *wakeReceiver) {
 	for {
 		moved, more := v.checkPage()
 		if !more {
@@ -41,8 +41,8 @@ func (v *View) watch() {
 		}
 		v.pace.look(moved, v.stop)
 		begun := time.Now()
-		if !v.wake.wait() {
-			v.endWatch()
+		if !wake.wait() {
+			v.endWatch(wake)
 			return
 		}
 		v.counts.wakes.Add(1)
@@ -82,16 +82,25 @@ func (p *wakePace) look(moved bool, stop <-chan struct{}) {
 func (v *View) checkPage() (moved, more bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	more = !v.detached && !v.closed && (v.changed != nil || len(v.pendingWaits) > 0)
+	more = !v.detached && !v.closed && v.waitedForLocked()
 	v.watching = more
 	return v.updateLenLocked(), more
 }
 
-// endWatch records that watch is over.
-func (v *View) endWatch() {
+// waitedForLocked reports whether a call or a stream waits for a change. Requires mu.
+func (v *View) waitedForLocked() bool {
+	invariants.Held(&v.mu)
+	return v.changed != nil || len(v.pendingWaits) > 0
+}
+
+// endWatch records that watch is over: nothing comes over a wake socket any more.
+func (v *View) endWatch(wake *wakeReceiver) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.watching = false
+	if v.wake != wake && v.waitedForLocked() { // there is another one
+		v.watchLocked()
+	}
 }
 
 // Wait waits until Len is at least n. If that cannot happen any more, it returns

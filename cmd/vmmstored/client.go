@@ -39,7 +39,7 @@ func (o *options) reload() *cobra.Command {
 	var wait time.Duration
 	cmd := &cobra.Command{
 		Use:   "reload",
-		Short: "Have the program, as it is now on disk, take over from the process that serves",
+		Short: "Replace the process that serves by the program as it is now on disk",
 		Args:  noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
@@ -47,7 +47,7 @@ func (o *options) reload() *cobra.Command {
 			return o.withClient(ctx, func(c *store.Client) error { return c.Replace(ctx) })
 		},
 	}
-	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until it has taken over")
+	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until it serves")
 	return cmd
 }
 
@@ -139,7 +139,7 @@ func (o *options) stats(stdout io.Writer) *cobra.Command {
 				}{
 					{"objects", s.Objects}, {"bytes", s.Bytes}, {"connections", s.Clients}, {"leases", s.Leases}, {"waits", s.Waits},
 					{"created", s.Created}, {"sealed", s.Sealed}, {"aborted", s.Aborted}, {"deleted", s.Deleted}, {"evicted", s.Evicted},
-					{"leases granted", s.Granted}, {"taken over", s.Taken},
+					{"leases granted", s.Granted}, {"servers before", s.Taken},
 				} {
 					_, _ = fmt.Fprintf(t, "%s\t%v\n", row.what, row.n)
 				}

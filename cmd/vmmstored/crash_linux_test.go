@@ -61,12 +61,14 @@ func (p *promises) work(ctx context.Context, random *rand.Rand) {
 				}
 				_ = w.Close()
 			}
+			p.fine(ctx, err)
 		case 2:
 			for name := range p.sealed {
 				err := p.c.Delete(ctx, name, store.DeleteOptions{})
 				if delete(p.sealed, name); err == nil { // else it may be so or not
 					p.deleted = append(p.deleted, name)
 				}
+				p.fine(ctx, err)
 				break
 			}
 		case 3:
@@ -91,7 +93,15 @@ func (p *promises) work(ctx context.Context, random *rand.Rand) {
 				}
 				_ = w.Close()
 			}
+			p.fine(ctx, err)
 		}
+	}
+}
+
+// fine has that no call fails, unless its context has ended.
+func (p *promises) fine(ctx context.Context, err error) {
+	if err != nil && ctx.Err() == nil {
+		p.t.Errorf("%s: %v", p.name, err)
 	}
 }
 

@@ -68,8 +68,8 @@ func command(args []string, stdout, stderr io.Writer) *cobra.Command {
 It makes no context, so the memory outlives a fault, or the end, of any client.
 One vmmstored serves one device; start one for each, with a socket of its own.
 
-The process keeps the socket, and starts another one that serves. SIGHUP, or "vmmstored reload", starts the
-program anew, with the same flags: it takes over all that there is, and clients notice nothing.`,
+The process keeps the socket, and starts another one that serves. If that ends, or on
+SIGHUP or "vmmstored reload", it starts the program anew, with the same flags, which goes on with all that there is.`,
 		Args:          noArguments,
 		SilenceErrors: true, SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -132,7 +132,7 @@ func (o *options) serverOptions(log io.Writer) (store.Options, error) {
 	return so, err
 }
 
-// serve keeps objects until ctx or the process that has started this one ends, or another one takes over.
+// serve keeps objects until ctx or the process that has started this one ends.
 func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
 	log := newLogQueue(stderr)
 	defer log.close()

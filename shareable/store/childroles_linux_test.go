@@ -10,10 +10,14 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -21,7 +25,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
-// playDaemon is a server at its first argument: a new one, or one that takes over.
+// playDaemon is a server at its first argument.
 func playDaemon(p *part) {
 	var contexts atomic.Int64
 	dev := p.device(func(c drivertest.Call) error {
@@ -31,26 +35,12 @@ func playDaemon(p *part) {
 		return nil
 	})
 	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
-	o.hooks.anyTakesOver = true // here the successor is no child of who began
 	if len(p.args) > 2 {
 		var err error
 		o.Timeout, err = time.ParseDuration(p.args[2])
 		p.must(err)
 	}
-	var s *Server
-	var err error
-	if p.args[1] == "halting" { // it stops when it has everything, until it is told to go on
-		o.hooks.beforeTaken = func() {
-			p.say("has")
-			p.next()
-		}
-	}
-	if p.args[1] != "listen" {
-		p.say("go")
-		s, err = takeOverAt(context.Background(), dev, p.args[0], o)
-	} else {
-		s, err = Listen(dev, p.args[0], o)
-	}
+	s, err := Listen(dev, p.args[0], o)
 	p.must(err)
 	noContext := func() int64 {
 		d, ok := p.drv.(interface{ ContextActive(int) (bool, error) })
@@ -63,15 +53,6 @@ func playDaemon(p *part) {
 		return contexts.Load()
 	}
 	p.say("ready")
-	go func() {
-		if s.Wait() {
-			p.must(s.Close())
-			n := noContext()
-			p.must(dev.Close())
-			p.say("taken", n)
-			os.Exit(0)
-		}
-	}()
 	for {
 		switch word, _ := p.next(); word {
 		case "stats":
@@ -93,6 +74,88 @@ func playDaemon(p *part) {
 			p.must(fmt.Errorf("no command %q", word))
 		}
 	}
+}
+
+// playKeeper is a Keeper at its first argument, whose servers are processes of the role "kept".
+func playKeeper(p *part) {
+	self, err := os.Executable()
+	p.must(err)
+	k, err := NewKeeper(p.args[0], func() *exec.Cmd {
+		cmd := exec.Command(self, p.args[1:]...)
+		p.args = p.args[:1] // for the first one alone
+		cmd.Env = append(os.Environ(), partVar+"=kept")
+		cmd.Stderr = os.Stderr
+		return cmd
+	}, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	p.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan error, 1)
+	go func() { over <- k.Run(ctx) }()
+	p.say("ready")
+	for {
+		switch word, _ := p.next(); word {
+		case "reload":
+			p.must(k.Reload(ctx))
+			p.say("reload")
+		case "kill": // the one that serves; with luck another one that begins
+			p.must(syscall.Kill(servedBy(), syscall.SIGKILL))
+			p.say("kill")
+		case "pid":
+			p.say("pid", servedBy())
+		case "close":
+			cancel()
+			p.must(<-over)
+			p.must(k.Close())
+			p.say("close")
+			os.Exit(0)
+		default:
+			p.must(fmt.Errorf("no command %q", word))
+		}
+	}
+}
+
+// forgetVar is the variable of the environment that sets hooks.forget.
+const forgetVar = "STORE_TEST_FORGET"
+
+// servedBy is the first child of this process; 0 if there is none.
+func servedBy() int {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", os.Getpid()))
+	if err != nil {
+		return 0
+	}
+	tasks, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, t := range tasks {
+		more, _ := os.ReadFile(t)
+		b = append(b, more...)
+	}
+	for _, f := range bytes.Fields(b) {
+		if n, err := strconv.Atoi(string(f)); err == nil {
+			return n
+		}
+	}
+	return 0
+}
+
+// playKept serves for a Keeper. With an argument it kills itself at that step.
+func playKept(p *part) {
+	dev := p.device(nil)
+	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	o.hooks.forget = os.Getenv(forgetVar) != ""
+	if len(p.args) > 0 {
+		last, err := strconv.ParseInt(p.args[0], 10, 64)
+		p.must(err)
+		var steps atomic.Int64
+		o.hooks.step = func() {
+			if steps.Add(1) == last {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				select {}
+			}
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	p.must(ServeKept(ctx, dev, o, nil))
+	p.must(dev.Close())
 }
 
 // use is what a process uses.

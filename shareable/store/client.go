@@ -224,7 +224,7 @@ func (c *Client) connection(ctx context.Context) (conn serve.Client, fresh bool,
 	c.mu.Unlock()
 	sub, cancel := c.both(ctx)
 	defer cancel()
-	if conn, err = c.connect(sub, unasked); err != nil {
+	if conn, err = c.connect(sub, serve.Notified{Event: unasked}); err != nil {
 		return nil, false, c.why(ctx, err)
 	}
 	c.mu.Lock()
@@ -270,16 +270,16 @@ func unasked(f wire.Frame) error {
 	return fmt.Errorf("%w: %v that no request asked for", shareable.ErrProtocol, f.Type)
 }
 
-// connect makes a new connection, whose events go to event.
-func (c *Client) connect(ctx context.Context, event func(wire.Frame) error) (serve.Client, error) {
+// connect makes a new connection.
+func (c *Client) connect(ctx context.Context, on serve.Notified) (serve.Client, error) {
 	if c.dial == nil {
-		return shareable.Dial(ctx, c.path, c.dev, c.opts.attach(), event)
+		return shareable.Dial(ctx, c.path, c.dev, c.opts.attach(), on)
 	}
 	conn, err := c.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return shareable.DialConn(ctx, conn, c.dev, c.opts.attach(), event)
+	return shareable.DialConn(ctx, conn, c.dev, c.opts.attach(), on)
 }
 
 // request sends a request about an object, and handles its reply. instance is that of the

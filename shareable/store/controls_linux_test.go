@@ -4,11 +4,9 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
-	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // waitUnleased waits until the lease of an object has ended. Stats says so a moment before.
@@ -55,37 +53,6 @@ func TestWriterWithoutLease(t *testing.T) {
 			require.NoError(t, late.Wait(within(t), 15))
 			require.EqualValues(t, 15, late.Len())
 			require.NoError(t, checkWave(late, 15))
-		})
-	}
-}
-
-// TestHandoverStopsConnections: the state of a handover is that of connections that stand
-// still. The negative control lets them go on after it was taken.
-func TestHandoverStopsConnections(t *testing.T) {
-	t.Parallel()
-	for _, control := range []bool{false, true} {
-		t.Run(fmt.Sprintf("control=%v", control), func(t *testing.T) {
-			o := Options{}
-			ready := make(chan *Writer, 1)
-			if control {
-				o.hooks.earlyState = func() { assert.NoError(t, (<-ready).Grow(4<<20)) }
-			}
-			s := listening(t, o)
-			w := writer(t, clientOf(t, s), "k", CreateOptions{Size: 16 << 20, Growable: true, Durable: true})
-			ready <- w
-			next, err := takeOverFrom(t, s, t.Context(), vmmtest.Device(t), Options{})
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, next.Close()) })
-			require.True(t, s.Wait())
-			err = w.Grow(8 << 20)
-			if control {
-				require.Error(t, err)
-				require.Eventually(t, func() bool { return w.Err() != nil }, inTime, step)
-				return
-			}
-			require.NoError(t, err)
-			require.NoError(t, w.Append([]byte("x")))
-			require.NoError(t, w.Flush(within(t)))
 		})
 	}
 }

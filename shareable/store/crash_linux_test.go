@@ -162,12 +162,6 @@ func TestTwoWriters(t *testing.T) {
 	require.NoError(t, last.Close())
 }
 
-// killedAt kills a process after a while: the i-th of 20 such whiles.
-func killedAt(c *child, i int) {
-	<-time.After(time.Duration(i) * 700 * time.Microsecond)
-	c.kill()
-}
-
 // TestKilledWithWorkQueued: work that a killed writer had queued, beyond what is published,
 // does not write over what the next one appends, which has waited for the lease.
 func TestKilledWithWorkQueued(t *testing.T) {

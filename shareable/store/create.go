@@ -3,12 +3,14 @@ package store
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -166,7 +168,7 @@ func (w *Writer) open(ctx context.Context, about target, ask func(gran uint64) (
 	sub, cancel := w.c.both(ctx)
 	defer cancel()
 	defer func() { err = w.c.why(ctx, err) }()
-	if w.conn, err = w.c.connect(sub, w.event); err != nil {
+	if w.conn, err = w.c.connect(sub, serve.Notified{Event: w.event, Again: w.again}); err != nil {
 		w.cancel()
 		return err
 	}
@@ -187,18 +189,33 @@ func (w *Writer) open(ctx context.Context, about target, ask func(gran uint64) (
 		return fmt.Errorf("%w: the store's chunks are multiples of %d bytes, and this device's of %d", vmm.ErrNotSupported, gran, own)
 	}
 	t, payload := ask(gran)
-	if waits {
-		err = w.conn.Call(sub, t, payload, wire.TypeObject, w.takeObject)
-	} else {
-		err = w.call(sub, t, payload, wire.TypeObject, w.takeObject)
+	for {
+		times := w.conn.Times()
+		if waits {
+			err = w.conn.Call(sub, t, payload, wire.TypeObject, w.takeObject)
+		} else {
+			err = w.call(sub, t, payload, wire.TypeObject, w.takeObject)
+		}
+		if err != nil {
+			return err
+		}
+		if err = w.mapped(sub); err == nil {
+			return w.mapMemory(sub)
+		}
+		// A lease that was not mapped ends with its server: then it is asked for anew.
+		if w.conn.Times() == times || !errors.Is(err, vmm.ErrPermission) && !errors.Is(err, shareable.ErrNotFound) {
+			return err
+		}
+		if err := w.page.Close(); err != nil {
+			return err
+		}
+		w.page = nil
 	}
-	if err != nil {
-		return err
-	}
-	if err := w.call(sub, wire.TypeMapped, wire.Mapped{Object: w.id.Number}.Append(nil), wire.TypeDone, ignore); err != nil {
-		return err
-	}
-	return w.mapMemory(sub)
+}
+
+// mapped tells the server that the page is mapped, or that this Writer still has it.
+func (w *Writer) mapped(ctx context.Context) error {
+	return w.call(ctx, wire.TypeMapped, wire.Mapped{Object: w.id.Number}.Append(nil), wire.TypeDone, ignore)
 }
 
 // takeObject handles OBJECT, which comes with the control page.

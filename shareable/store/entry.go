@@ -41,7 +41,7 @@ type entry struct {
 	deleted bool // it has no name any more, and goes with its last reader
 	dropped bool
 	has     ledger.Amounts // of what users can have, counted for uid
-	memory  []*vmm.Chunk   // all of it, unless another process has created it; see createMemory
+	memory  []*vmm.Chunk   // all of it, unless a server before this one has created it; see createMemory
 	unused  *list.Element  // of Server.unused; nil: not in it
 }
 
@@ -77,7 +77,7 @@ func (s *Server) create(c serve.Conn, f wire.Frame) error {
 		err = s.enterEntry(c, e, q.Name)
 	}
 	if err == nil {
-		err = s.record(e)
+		err = s.record(e, requestID{}, nil)
 	}
 	if err != nil {
 		s.drop(e)
@@ -86,7 +86,7 @@ func (s *Server) create(c serve.Conn, f wire.Frame) error {
 	s.counts.created.Add(1)
 	s.emit(wire.EventCreated, e, 0)
 	if err := s.sendLease(c, f.Request, e); err != nil {
-		s.endLease(e, c, true)
+		s.endLease(e, c, true, requestID{})
 		return err
 	}
 	s.replyWaits(e, false, q.Name)
@@ -233,7 +233,7 @@ func (s *Server) drop(e *entry) {
 	}
 	s.mu.Unlock()
 	if !again {
-		s.forget(e)
+		s.forget(e, requestID{})
 		_ = e.obj.Close()
 		s.freeMemory(e, math.MaxUint64)
 	}
@@ -290,19 +290,22 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	s.usedLocked(e)
 	writer, sealed := e.lease, e.sealed
 	s.mu.Unlock()
-	s.forget(e)
+	by := s.requestOf(c, f)
+	if !q.Force { // else it is not promised before readers have unmapped it
+		s.forget(e, by)
+	}
 	s.counts.deleted.Add(1)
 	s.emitAs(wire.EventDeleted, e, name, 0)
 	if writer != nil {
-		s.endLease(e, writer, true)
+		s.endLease(e, writer, true, requestID{})
 		gone := wire.Deleted{Object: e.id}.Append(nil)
-		s.later(writer, func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }) // an error ends the connection
+		go func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }() // an error ends the connection
 	}
 	if !sealed {
 		s.refuseWaits(names)
 	}
 	if q.Force {
-		s.forceDelete(c, f.Request, e, s.forceLimit(q.Timeout))
+		s.forceDelete(c, f.Request, by, e, s.forceLimit(q.Timeout))
 		return nil
 	}
 	// Without readers it goes now, else with the last.
@@ -325,23 +328,22 @@ func (s *Server) forceLimit(ms uint32) time.Duration {
 }
 
 // forceDelete has readers unmap a deleted object, drops it, and replies. It takes as long as
-// readers do, so it does not hold up other requests of the connection, or a handover.
-func (s *Server) forceDelete(c serve.Conn, request uint32, e *entry, limit time.Duration) {
-	over := make(chan struct{})
+// readers do, so it does not hold up other requests of the connection.
+func (s *Server) forceDelete(c serve.Conn, number uint32, by requestID, e *entry, limit time.Duration) {
 	s.mu.Lock()
-	s.forced[e] = over
+	s.forced++
 	s.mu.Unlock()
-	s.replies.Go(func() {
+	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
 		e.obj.Retire(ctx)
+		s.forget(e, by)
 		s.drop(e)
-		_ = done(c, request) // an error ends the connection
+		_ = done(c, number) // an error ends the connection
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.forced, e)
-		close(over)
-	})
+		s.forced--
+	}()
 }
 
 // mayChange is nil if the user at a connection may delete an object, or change its names:
@@ -361,7 +363,7 @@ func (s *Server) link(c serve.Conn, f wire.Frame) error {
 	}
 	e, sealed, err := s.addName(c, q)
 	if err == nil {
-		err = s.record(e)
+		err = s.record(e, s.requestOf(c, f), nil)
 	}
 	if err != nil {
 		return err
@@ -410,7 +412,7 @@ func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
 	}
 	s.mu.Unlock()
 	if err == nil {
-		err = s.record(e)
+		err = s.record(e, s.requestOf(c, f), nil)
 	}
 	if err != nil {
 		return err

@@ -116,7 +116,7 @@ func (s *Server) closeEvicted() {
 	s.evicted = nil
 	s.mu.Unlock()
 	for _, e := range all {
-		s.forget(e)
+		s.forget(e, requestID{})
 		_ = e.obj.Close()
 		s.freeMemory(e, math.MaxUint64)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/internal/versus"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -181,7 +182,7 @@ func TestFigureGet(t *testing.T) {
 // plainTo is connected for a socket.
 func plainTo(t *testing.T, path string, dev *vmm.Device) plainClient {
 	t.Helper()
-	c, err := shareable.Dial(t.Context(), path, dev, shareable.AttachOptions{}, func(wire.Frame) error { return nil })
+	c, err := shareable.Dial(t.Context(), path, dev, shareable.AttachOptions{}, serve.Notified{Event: func(wire.Frame) error { return nil }})
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
 	return plainClient{t, dev, c}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -154,7 +155,7 @@ func (c *Client) dialSpare() (*shareable.Spare, error) {
 // name can be another object's soon. The wait has a connection of its own, with which it ends at
 // the server.
 func (c *Client) waitFor(ctx context.Context, t target, unsealed bool) (target, error) {
-	conn, err := c.connect(ctx, unasked)
+	conn, err := c.connect(ctx, serve.Notified{Event: unasked})
 	if err != nil {
 		return t, err
 	}

@@ -161,8 +161,8 @@ func attacks(id uint64) []attack {
 		{"MAPPED twice", func(h *hostile) {
 			id, _, _ := h.create(wire.Create{Size: 1})
 			h.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
-			_ = h.send(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
-		}, isCut},
+			h.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil)) // as a client does whose server was replaced
+		}, survives},
 		{"GROW and SEAL before MAPPED", func(h *hostile) {
 			id, _, _ := h.create(wire.Create{Size: 1, Flags: wire.StoreGrowable})
 			require.Equal(h.t, wire.TypeChunks, h.ask(wire.TypeGrow, wire.Grow{Object: id, Capacity: 1}.Append(nil)).Type)
@@ -253,26 +253,11 @@ func attacks(id uint64) []attack {
 			other.close()
 		}, tooSlow},
 		{"requests without reading", func(h *hostile) { h.flood(wire.TypeQuery, wire.Query{}.Append(nil)) }, tooSlow},
-		{"TAKEN without TAKEOVER", func(h *hostile) { h.refused(wire.CodeBusy, wire.TypeTaken, nil) }, survives},
-		{"TAKEOVER and the end", func(h *hostile) { require.NoError(h.t, h.send(wire.TypeTakeOver, nil)) }, ends},
-		{"TAKEOVER, one frame and the end", func(h *hostile) {
-			require.NoError(h.t, h.send(wire.TypeTakeOver, nil))
-			f, err := h.c.Read()
-			require.NoError(h.t, err)
-			require.Equal(h.t, wire.TypeHandover, f.Type)
-		}, ends},
-		{"TAKEOVER, all of it and the end", func(h *hostile) { h.does(wire.TypeTakeOver, nil) }, ends},
-		{"TAKEOVER twice", func(h *hostile) {
-			h.does(wire.TypeTakeOver, nil)
-			h.refused(wire.CodeBusy, wire.TypeTakeOver, nil)
-		}, ends},
-		{"TAKEOVER and nothing", func(h *hostile) {
-			h.does(wire.TypeTakeOver, nil)
-			overdue(h.t, h.s)
-			goesOn := func() bool { h.s.mu.Lock(); defer h.s.mu.Unlock(); return h.s.handing == nil }
-			require.Eventually(h.t, goesOn, inTime, step)
-			h.refused(wire.CodeBusy, wire.TypeTaken, nil)
-		}, survives},
+		{"RESUME twice", func(h *hostile) {
+			for range 2 {
+				require.NoError(h.t, h.send(wire.TypeResume, wire.Resume{Token: [16]byte{1}}.Append(nil)))
+			}
+		}, isCut},
 	}
 	for of, b := range whole(id) {
 		all = append(all,
@@ -283,7 +268,7 @@ func attacks(id uint64) []attack {
 		}
 		all = append(all, attack{fmt.Sprint("a flood of ", of), func(h *hostile) { h.flood(of, b) }, ends})
 	}
-	for _, of := range []wire.Type{wire.TypeObject, wire.TypeDone, wire.TypeFound, wire.TypeCounters, wire.TypeEvent, wire.TypeHandover, wire.TypePage} {
+	for _, of := range []wire.Type{wire.TypeObject, wire.TypeDone, wire.TypeFound, wire.TypeCounters, wire.TypeEvent, wire.TypeEvent, wire.TypePage} {
 		all = append(all, attack{fmt.Sprint("a ", of), func(h *hostile) { _ = h.send(of, make([]byte, 64)) }, isCut})
 	}
 	return all
@@ -310,7 +295,6 @@ func TestHostileClients(t *testing.T) {
 	sparesFor(t, step)
 	dev := vmmtest.Device(t)
 	o := Options{MaxObjects: hostileObjects, MaxBytesPerUID: hostileBytes, Rate: 10_000, Timeout: 500 * time.Millisecond}
-	o.hooks.anyTakesOver = true // so that a successor can be hostile, too
 	s, err := Listen(dev, filepath.Join(t.TempDir(), "s.sock"), o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })

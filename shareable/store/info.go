@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -220,7 +221,7 @@ func (c *Client) delete(ctx context.Context, name string, o DeleteOptions) error
 	// The reply takes its time, and others would wait for it on the same connection.
 	sub, cancel := c.both(ctx)
 	defer cancel()
-	conn, err := c.connect(sub, unasked)
+	conn, err := c.connect(sub, serve.Notified{Event: unasked})
 	if err != nil {
 		return c.why(ctx, err)
 	}

@@ -24,24 +24,29 @@ import (
 
 // A Keeper is a process that has the socket and starts the one that serves:
 //
-//	keeper -> server   the listener, the lock file; what the server before promised
-//	server -> keeper   ready; then what it promises
-//	keeper -> server   hand over, with one end of a socket pair
-//	       -> successor  its other end, and a pidfd of the server
-//	successor -> keeper  ready; the server ends
+//	server -> keeper   begin: its device is open
+//	keeper -> server   what there is, begin; from here on also what changes, while another one serves
+//	server -> keeper   ready: it can go on with that
+//	                   the keeper kills the one that serves
+//	keeper -> server   go, after the last change
+//	server -> keeper   serving; then what it promises
 //
-// It reads nothing that a client sends. If it ends, the server sees that, and ends, too.
+// So there is one way in which a server ends, whatever ends it. The Keeper reads nothing that a client sends. If it
+// ends, the server sees that, and ends, too.
 
-// Keeper keeps the socket of a store, and starts the processes that serve it, one after the other. Clients
-// notice nothing when one takes over from another. Safe for concurrent use. The caller must Close it.
+// Keeper keeps the socket of a store, and starts the processes that serve it, one after the other. Clients connect
+// again by themselves, and go on. Safe for concurrent use. The caller must Close it.
 type Keeper struct {
 	socket  *shareable.KeptSocket
 	command func() *exec.Cmd
 	log     *slog.Logger
 	reloads chan chan error
 
-	mu   sync.Mutex
-	kept keptObjects // guarded by mu
+	// Guarded by mu.
+	mu      sync.Mutex
+	kept    keptObjects
+	next    *keptProcess // it is told what changes; nil: no process begins
+	servers uint64       // that have served
 }
 
 // NewKeeper makes the socket at path, which is as for Listen. Each process is made by command; it has to
@@ -81,49 +86,47 @@ func (k *Keeper) Close() error {
 const (
 	keeperPatience = 10 * time.Second // for a server that is to end
 	beginPatience  = time.Minute      // for one that begins
-	takePatience   = 2 * time.Second  // for one that takes over from a server that has ended
+	takePatience   = 2 * time.Second  // for one that begins while none serves any more
+	tellPatience   = time.Second      // for one that begins to take what it is told
 	firstPause     = 100 * time.Millisecond
 	longestPause   = 5 * time.Second // before a server is started that did not begin
 )
 
 // Run starts a server, and another one whenever that ends, until ctx does; it returns nil then. If the first
-// one ends before it serves, Run returns why. One that is started after a server has died has the objects that
-// are sealed, and what was published of those that are durable; connections are gone. It is called once.
+// one ends before it serves, Run returns why. The next one has the objects that are sealed, what was published of
+// those that are durable, and those whose Writers come back. It is called once.
 func (k *Keeper) Run(ctx context.Context) error {
 	if k == nil || k.socket == nil {
 		return errNoKeeper
 	}
-	p, err := k.start("listen", nil, k.socket.Files...)
-	if err == nil {
-		err = p.begins(ctx, nil)
-	}
-	switch {
-	case ctx.Err() != nil:
-		k.end(p)
-		return nil
-	case err != nil:
-		k.end(p)
-		return fmt.Errorf("the server has not begun: %w", err)
-	}
-	for {
+	p, err := k.begin(ctx, nil)
+	for ctx.Err() == nil && err == nil {
 		select {
 		case <-ctx.Done():
-			k.end(p)
-			return nil
 		case done := <-k.reloads:
-			p, err = k.replace(ctx, p)
+			next, err := k.begin(ctx, p)
+			if next != nil {
+				p = next
+			}
+			if err != nil {
+				k.log.Error("the server has not been replaced", "error", err)
+				err = fmt.Errorf("replace the server: %w", err)
+			}
 			done <- err
 		case <-p.ended:
 			k.log.Error("the server has ended; another one begins", "error", p.err)
-			if p = k.restart(ctx); p == nil {
-				return nil
-			}
+			p = k.restart(ctx)
 		}
 	}
+	k.end(p)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("the server has not begun: %w", err)
 }
 
-// Reload has a new process take over from the one that serves: of the program as it is now at the path that
-// command runs. If that fails the old one goes on. It works while Run does.
+// Reload has a new process take the place of the one that serves: of the program as it is now at the path that
+// command runs. If that cannot go on with what there is the old one does. It works while Run does.
 func (k *Keeper) Reload(ctx context.Context) error {
 	switch {
 	case k == nil || k.socket == nil:
@@ -149,19 +152,53 @@ func (k *Keeper) Reload(ctx context.Context) error {
 type keptProcess struct {
 	cmd     *exec.Cmd
 	control *net.UnixConn
-	ready   chan struct{} // closed once it serves
+	ready   chan struct{} // closed once it can go on
+	serving chan struct{} // closed once it serves
 	read    chan struct{} // closed once it says no more
 	ended   chan struct{} // closed once it has ended, after err is set
 	err     error
 }
 
-// keptBy is the variable of the environment that says how a process is to begin; after a colon follows the path
-// of the socket.
+// keptBy is the variable of the environment by which a process knows that a Keeper has started it: the path of the
+// socket.
 const keptBy = "CUVMM_STORE_KEPT"
 
-// start starts a process. Its first descriptor after the standard ones is that of its keeper, then come the files.
-// What it says comes after what the process after says, if that is not nil.
-func (k *Keeper) start(how string, after *keptProcess, files ...*os.File) (*keptProcess, error) {
+// begin has a new process serve, in the place of the old one, which may be nil. It returns nil if there is none, and the
+// old one serves on. If one is there that does not serve, it returns that and the error.
+func (k *Keeper) begin(ctx context.Context, old *keptProcess) (*keptProcess, error) {
+	p, err := k.start()
+	if err != nil {
+		return nil, err
+	}
+	defer k.tellNoMore()
+	var before <-chan struct{}
+	if old != nil {
+		before = old.ended
+	}
+	if err := p.reaches(ctx, p.ready, before); err != nil {
+		k.end(p)
+		return nil, err
+	}
+	if old != nil {
+		_ = old.cmd.Process.Kill()
+		<-old.read // all that it has promised
+	}
+	k.mu.Lock()
+	k.servers++
+	err = k.tellLocked(p, keptMessage{Op: opGo})
+	k.mu.Unlock()
+	if err == nil {
+		err = p.reaches(ctx, p.serving, nil)
+	}
+	if err != nil {
+		k.end(p)
+	}
+	return p, err
+}
+
+// start starts a process. Its first descriptor after the standard ones is that of its keeper, then come those of the
+// socket.
+func (k *Keeper) start() (*keptProcess, error) {
 	own, theirs, err := filePair()
 	if err != nil {
 		return nil, err
@@ -171,18 +208,20 @@ func (k *Keeper) start(how string, after *keptProcess, files ...*os.File) (*kept
 		return nil, errors.Join(err, theirs.Close())
 	}
 	cmd := k.command()
-	cmd.ExtraFiles = append([]*os.File{theirs}, files...)
-	cmd.Env = append(cmd.Environ(), keptBy+"="+how+":"+k.socket.Path)
+	cmd.ExtraFiles = append([]*os.File{theirs}, k.socket.Files...)
+	cmd.Env = append(cmd.Environ(), keptBy+"="+k.socket.Path)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what a terminal sends is for the keeper
 	err = cmd.Start()
 	_ = theirs.Close()
 	if err != nil {
 		return nil, errors.Join(err, control.Close())
 	}
-	p := &keptProcess{cmd: cmd, control: control, ready: make(chan struct{}), ended: make(chan struct{}), read: make(chan struct{})}
+	p := &keptProcess{
+		cmd: cmd, control: control, ready: make(chan struct{}), serving: make(chan struct{}), read: make(chan struct{}), ended: make(chan struct{}),
+	}
 	go func() {
 		defer close(p.read)
-		k.follow(p, after)
+		k.follow(p)
 	}()
 	go func() {
 		err := cmp.Or(cmd.Wait(), error(errEnded))
@@ -191,62 +230,89 @@ func (k *Keeper) start(how string, after *keptProcess, files ...*os.File) (*kept
 		p.err = err
 		close(p.ended)
 	}()
-	if how == "listen" {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		_ = control.SetWriteDeadline(time.Now().Add(beginPatience))
-		err := k.kept.sendTo(control)
-		_ = control.SetWriteDeadline(time.Time{})
-		if err != nil {
-			k.log.Warn("a server does not take what there is", "error", err) // it is about to end
-		}
-	}
 	return p, nil
 }
 
-// follow does what a process says until it ends. Of two that serve one after the other the first comes first.
-func (k *Keeper) follow(p, after *keptProcess) {
+// follow does what a process says until it ends.
+func (k *Keeper) follow(p *keptProcess) {
 	r := newKeptReader(p.control)
-	ready := false
 	for {
 		m, fds, err := r.next()
-		if err != nil {
-			if errors.Is(err, vmm.ErrLimit) {
-				k.log.Error("what a server promises cannot be kept", "error", err)
-				_ = p.cmd.Process.Kill() // it must promise nothing more
-			}
+		if err == nil {
+			err = k.do(p, m, fds)
+		}
+		switch {
+		case errors.Is(err, vmm.ErrLimit):
+			k.log.Error("what a server promises cannot be kept", "error", err)
+			_ = p.cmd.Process.Kill() // it must promise nothing more
+			return
+		case err != nil:
 			return
 		}
-		if m.Op != opReady && after != nil {
-			<-after.read
-		}
-		k.mu.Lock()
-		switch {
-		case m.Op == opPut:
-			k.kept.put(m, fds)
-			fds = nil
-		case m.Op == opForget:
-			k.kept.forget(m.ID)
-		case m.Op == opServer:
-			k.kept.server = m.Text
-		case m.Op == opReady && !ready:
-			ready = true
-			close(p.ready)
-		}
-		k.mu.Unlock()
-		closeFDs(fds)
 	}
+}
+
+// do does what a message says, and takes its descriptors.
+func (k *Keeper) do(p *keptProcess, m keptMessage, fds []int) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch m.Op {
+	case opBegin:
+		_ = p.control.SetWriteDeadline(time.Now().Add(tellPatience))
+		if err := k.kept.sendTo(p.control, k.servers); err != nil {
+			return err
+		}
+		k.next = p
+	case opReady:
+		closeOnce(p.ready)
+	case opServing:
+		closeOnce(p.serving)
+	default:
+		if k.next != nil && k.next != p {
+			_ = k.tellLocked(k.next, m, fds...) // it cannot begin then
+		}
+		k.kept.apply(m, fds)
+		return nil
+	}
+	closeFDs(fds)
+	return nil
+}
+
+func closeOnce(c chan struct{}) {
+	select {
+	case <-c:
+	default:
+		close(c)
+	}
+}
+
+// tellLocked tells a process that begins something. One that does not take it is killed. Requires mu.
+func (k *Keeper) tellLocked(p *keptProcess, m keptMessage, fds ...int) error {
+	_ = p.control.SetWriteDeadline(time.Now().Add(tellPatience))
+	err := writeKept(p.control, m, fds...)
+	if err != nil {
+		_ = p.cmd.Process.Kill()
+		k.next = nil
+	}
+	return err
+}
+
+// tellNoMore has no process told what changes.
+func (k *Keeper) tellNoMore() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.next = nil
 }
 
 var errEnded = errors.New("exit status 0")
 
-// begins waits until a process serves. Once the one before has ended, it does so soon or not at all.
-func (p *keptProcess) begins(ctx context.Context, before <-chan struct{}) error {
+// reaches waits until a process has come to something. Once the one before has ended, it does so soon or not at all.
+func (p *keptProcess) reaches(ctx context.Context, what, before <-chan struct{}) error {
 	t := time.NewTimer(beginPatience)
 	defer t.Stop()
 	for {
 		select {
-		case <-p.ready:
+		case <-what:
 			return nil
 		case <-p.ended:
 			return p.err
@@ -267,17 +333,12 @@ func (k *Keeper) end(p *keptProcess) {
 		return
 	}
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	p.isGone(k.log)
-}
-
-// isGone waits for a process that is about to end, and kills it if it does not.
-func (p *keptProcess) isGone(log *slog.Logger) {
 	t := time.NewTimer(keeperPatience)
 	defer t.Stop()
 	select {
 	case <-p.ended:
 	case <-t.C:
-		log.Warn("a server that is to end is killed", "pid", p.cmd.Process.Pid)
+		k.log.Warn("a server that is to end is killed", "pid", p.cmd.Process.Pid)
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 	}
@@ -293,72 +354,28 @@ func (k *Keeper) restart(ctx context.Context) *keptProcess {
 			t.Stop()
 			return nil
 		}
-		p, err := k.start("listen", nil, k.socket.Files...)
-		if err == nil {
-			err = p.begins(ctx, nil)
-		}
-		if err == nil {
+		p, err := k.begin(ctx, nil)
+		switch {
+		case err == nil:
 			return p
-		}
-		k.end(p)
-		if ctx.Err() != nil {
+		case ctx.Err() != nil:
 			return nil
 		}
 		k.log.Error("a server has not begun", "error", err)
 	}
 }
 
-// replace has a new process take over from the old one, and returns the one that serves then.
-func (k *Keeper) replace(ctx context.Context, old *keptProcess) (*keptProcess, error) {
-	next, err := k.startNext(old)
-	if err == nil {
-		err = next.begins(ctx, old.ended)
-	}
-	if err != nil {
-		k.end(next)
-		k.log.Error("a server has not taken over", "error", err)
-		return old, fmt.Errorf("the server has not been replaced: %w", err)
-	}
-	old.isGone(k.log)
-	return next, nil
-}
-
-// startNext starts a process that takes over, and tells the old one.
-func (k *Keeper) startNext(old *keptProcess) (*keptProcess, error) {
-	one, other, err := filePair()
-	if err != nil {
-		return nil, err
-	}
-	defer one.Close()   //nolint:errcheck // nothing was written
-	defer other.Close() //nolint:errcheck // nothing was written
-	pidfd, err := unix.PidfdOpen(old.cmd.Process.Pid, 0)
-	if err != nil {
-		return nil, fmt.Errorf("pidfd_open: %w", err)
-	}
-	of := os.NewFile(uintptr(pidfd), "pidfd")
-	defer of.Close() //nolint:errcheck // of no interest
-	next, err := k.start("next", old, other, of)
-	if err != nil {
-		return nil, err
-	}
-	if err := writeKept(old.control, keptMessage{Op: opHandOver}, int(one.Fd())); err != nil {
-		k.end(next)
-		return nil, err
-	}
-	return next, nil
-}
-
 // IsKept reports whether a Keeper has started this process.
 func IsKept() bool { return os.Getenv(keptBy) != "" }
 
-// ServeKept serves in a process that a Keeper has started: anew, or by taking over from the process before.
-// It calls began once it serves. It returns nil once ctx or the Keeper has ended, or another process has
-// taken over. dev must be the same device as before. It is called once.
+// ServeKept serves in a process that a Keeper has started, and goes on with what the one before it had. It calls
+// began once it serves. It returns nil once ctx or the Keeper has ended. dev must be the same device as before. It
+// is called once.
 func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Server)) error {
 	if ctx == nil {
 		return errNoContext
 	}
-	how, path, kept := strings.Cut(os.Getenv(keptBy), ":")
+	path, kept := os.LookupEnv(keptBy)
 	if !kept {
 		return fmt.Errorf("serve: %w: no Keeper has started this process", vmm.ErrInvalid)
 	}
@@ -371,43 +388,50 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	defer control.Close() //nolint:errcheck // it ends this process
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
 	from := newKeptReader(control)
-	s, err := keptServer(ctx, dev, o, how, path, first+1, from)
+	s, err := keptServer(dev, o, path, first+1, from)
 	if err != nil {
-		return err
+		return fmt.Errorf("serve: %w", err)
 	}
 	if began != nil {
 		began(s)
 	}
-	go func() { s.Wait(); cancel() }()
-	go func() { followKeeper(from, s, o.Logger); cancel() }()
-	<-ctx.Done()
+	for err == nil { // it says nothing more, and ends
+		_, _, err = from.next()
+	}
 	return s.Close()
 }
 
-// keptServer makes the server. fd is the first of the descriptors that it gets from the Keeper.
-func keptServer(ctx context.Context, dev *vmm.Device, o Options, how, path string, fd int, from *keptReader) (*Server, error) {
-	if how == "next" {
-		other := os.NewFile(uintptr(fd+1), "pidfd")
-		defer other.Close() //nolint:errcheck // it was only asked
-		conn, err := connOf(os.NewFile(uintptr(fd), "predecessor"))
-		if err != nil {
-			return nil, fmt.Errorf("take over: %w", err)
-		}
-		return takeOverOn(ctx, dev, conn, fd+1, o, from.conn)
-	}
+// keptServer makes the server. fd is the first of the descriptors of the socket.
+func keptServer(dev *vmm.Device, o Options, path string, fd int, from *keptReader) (*Server, error) {
 	lock := -1
 	if !strings.HasPrefix(path, "@") {
 		lock = fd + 1
 		unix.CloseOnExec(lock)
 	}
 	unix.CloseOnExec(fd)
-	s, err := recordedServer(dev, o, from)
+	if dev == nil {
+		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
+	}
+	o, err := o.resolve()
 	if err != nil {
 		return nil, err
 	}
+	var kept keptObjects
+	defer kept.close()
+	before, err := kept.receive(dev, from)
+	if err != nil {
+		return nil, err
+	}
+	s, err := recordedServer(dev, o, from.conn, &kept)
+	if err != nil {
+		return nil, err
+	}
+	s.before = before
 	if err = s.objects.Adopt(path, fd, lock); err == nil {
-		err = writeKept(from.conn, keptMessage{Op: opReady})
+		err = writeKept(from.conn, keptMessage{Op: opServing})
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -415,79 +439,66 @@ func keptServer(ctx context.Context, dev *vmm.Device, o Options, how, path strin
 	return s, nil
 }
 
-// recordedServer makes a server of what the keeper has, which may be nothing.
-func recordedServer(dev *vmm.Device, o Options, from *keptReader) (s *Server, err error) {
-	var kept keptObjects
+// receive takes what the keeper has, until this process is to serve. It returns how many servers there were before.
+func (k *keptObjects) receive(dev *vmm.Device, from *keptReader) (before uint64, err error) {
+	if err := writeKept(from.conn, keptMessage{Op: opBegin}); err != nil {
+		return 0, err
+	}
 	for {
 		m, fds, err := from.next()
 		if err != nil {
-			kept.close()
+			return 0, err
+		}
+		k.apply(m, fds)
+		switch m.Op {
+		case opGo:
+			return before, nil
+		case opBegin:
+			before = m.Count
+			if err := canRestore(dev, k); err != nil {
+				return 0, fmt.Errorf("go on with what there is: %w", err)
+			}
+			if err := writeKept(from.conn, keptMessage{Op: opReady}); err != nil {
+				return 0, err
+			}
+		}
+	}
+}
+
+// recordedServer makes a server of what the keeper has, which may be nothing.
+func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptObjects) (*Server, error) {
+	if kept.server == nil {
+		s, err := NewServer(dev, o)
+		if err != nil {
 			return nil, err
 		}
-		switch m.Op {
-		case opPut:
-			kept.put(m, fds)
-			continue
-		case opServer:
-			kept.server = m.Text
+		s.startRecording(conn, kept, 0)
+		if err := s.recordID(s.recorder, 1); err != nil { // with the Instance, which stays
+			return nil, errors.Join(err, s.Close())
 		}
-		closeFDs(fds)
-		if m.Op == opBegin {
-			break
-		}
+		return s, nil
 	}
-	if kept.server == nil {
-		if s, err = NewServer(dev, o); err == nil {
-			s.startRecording(from.conn)
-		}
-		return s, err
-	}
-	if o, err = o.resolve(); err != nil {
-		kept.close()
-		return nil, err
-	}
-	s, gone, err := restore(dev, o, &kept)
+	s, ids, gone, err := restore(dev, o, kept)
 	if err != nil {
 		return nil, fmt.Errorf("go on with what there is: %w", err)
 	}
-	s.startRecording(from.conn)
+	s.startRecording(conn, kept, ids)
 	for _, id := range gone {
-		if err := writeKept(from.conn, keptMessage{Op: opForget, ID: id}); err != nil {
+		if err := writeKept(conn, keptMessage{Op: opForget, ID: id}); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
 	for _, e := range slices.Clone(s.order) { // those whose writers are gone have another page now
-		if err := s.record(e); err != nil {
+		if err := s.record(e, requestID{}, nil); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
 	return s, nil
 }
 
-// followKeeper does what the Keeper says, until that ends.
-func followKeeper(from *keptReader, s *Server, log *slog.Logger) {
-	for {
-		m, fds, err := from.next()
-		if err != nil {
-			return
-		}
-		if m.Op != opHandOver || len(fds) != 1 {
-			closeFDs(fds)
-			continue
-		}
-		conn, err := connOf(os.NewFile(uintptr(fds[0]), "successor"))
-		if err == nil {
-			err = s.HandOver(conn)
-		}
-		if err != nil && log != nil {
-			log.Warn("the store goes on", "error", err)
-		}
-	}
-}
-
 // Replace asks the Keeper of the store that the Client is connected to for another process, as SIGHUP does, and
-// waits until that has taken over. It returns vmm.ErrNotSupported if there is no Keeper, or none that can
-// be seen from here, and an error of ctx if nothing has taken over by then: the Keeper logs why.
+// waits until that serves. It returns vmm.ErrNotSupported if there is no Keeper, or none that can
+// be seen from here, and an error of ctx if none does by then: the Keeper logs why.
 func (c *Client) Replace(ctx context.Context) error {
 	if err := c.replace(ctx); err != nil {
 		return fmt.Errorf("replace the server: %w", err)

@@ -75,7 +75,7 @@ func (s *Server) leaseLocked(e *entry, c serve.Conn) {
 func (s *Server) sendLeased(c serve.Conn, request uint32, e *entry) error {
 	err := s.sendLease(c, request, e)
 	if err != nil {
-		s.endLease(e, c, false)
+		s.endLease(e, c, false, requestID{})
 	}
 	return err
 }
@@ -141,7 +141,7 @@ func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
 	}
 	e, err := s.startLease(c, q.Object)
 	if err == nil {
-		err = s.record(e)
+		err = s.record(e, s.requestOf(c, f), nil)
 	}
 	if err != nil {
 		return err
@@ -180,7 +180,7 @@ func (s *Server) grow(c serve.Conn, f wire.Frame) error {
 	if err := s.addMemory(e, q.Capacity); err != nil {
 		return err
 	}
-	if err := s.record(e); err != nil {
+	if err := s.record(e, requestID{}, nil); err != nil {
 		return err
 	}
 	if err := e.obj.ReplyChunks(c, f.Request, q.After); err != nil {
@@ -212,11 +212,15 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	var digest *[32]byte
+	seal := serve.Seal{Length: q.Length}
 	if q.HasDigest {
-		digest = &q.Digest
+		seal.Digest = &q.Digest
 	}
-	if err := e.obj.Seal(q.Length, digest); err != nil {
+	// The keeper has it before any reader sees it.
+	if err := s.record(e, s.requestOf(c, f), &seal); err != nil {
+		return err
+	}
+	if err := e.obj.Seal(seal); err != nil {
 		return err
 	}
 	_, length, capacity, _ := e.obj.State()
@@ -231,9 +235,6 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	names := e.allNamesLocked()
 	s.mu.Unlock()
 	s.freeMemory(e, unused)
-	if err := s.record(e); err != nil {
-		return err
-	}
 	s.counts.sealed.Add(1)
 	s.emit(wire.EventSealed, e, length)
 	s.replyWaits(e, true, names...)
@@ -250,13 +251,13 @@ func (s *Server) release(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	s.endLease(e, c, q.Abort || !e.durable())
+	s.endLease(e, c, q.Abort || !e.durable(), s.requestOf(c, f))
 	return done(c, f.Request)
 }
 
 // endLease ends the lease that a connection has, if it has it still. With abort the object
-// goes, else the next that waits for the lease gets it.
-func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
+// goes, else the next that waits for the lease gets it. by is the request that has it so.
+func (s *Server) endLease(e *entry, c serve.Conn, abort bool, by requestID) {
 	s.mu.Lock()
 	if e.lease != c {
 		s.mu.Unlock()
@@ -276,7 +277,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 	if !abort {
 		s.passLeaseLocked(e)
 		s.mu.Unlock()
-		_ = s.record(e) // without a keeper the process ends
+		_ = s.record(e, by, nil) // without a keeper the process ends
 		return
 	}
 	names := e.allNamesLocked()
@@ -287,6 +288,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool) {
 	s.mu.Unlock()
 	s.counts.aborted.Add(1)
 	s.refuseWaits(names)
+	s.forget(e, by)
 	s.drop(e)
 }
 
@@ -302,7 +304,7 @@ func (s *Server) passLeaseLocked(e *entry) {
 				delete(x.queues, e.id)
 			}
 			s.leaseLocked(e, w.c)
-			s.later(w.c, func() { s.passLease(e, w) })
+			go func() { s.passLease(e, w) }()
 			return
 		}
 	}
@@ -317,7 +319,7 @@ func (s *Server) refuseLeasesLocked(e *entry, why error) {
 		if x := s.clients[w.c]; x != nil {
 			delete(x.queues, e.id)
 		}
-		s.later(w.c, func() { _ = w.c.Refuse(w.request, why) }) // an error ends the connection
+		go func() { _ = w.c.Refuse(w.request, why) }() // an error ends the connection
 	}
 	e.waiting = nil
 }

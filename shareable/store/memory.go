@@ -127,7 +127,7 @@ func (s *Server) createAll(e *entry, n uint64) (all []newMemory, err error) {
 }
 
 // createMemory creates memory and exports it. What is sent is the descriptor: an imported
-// handle cannot be exported again, so after a change of servers there is nothing else. The
+// handle cannot be exported again, so in the next server there is nothing else. The
 // chunk is kept for its Close, after that of the descriptor: only so the host's driver
 // knows at once that the memory is free.
 func (s *Server) createMemory(p vmm.Prop, size uint64) (chunk *vmm.Chunk, fd int, err error) {
@@ -154,7 +154,7 @@ func (s *Server) checkFD(fd int) error {
 }
 
 // freeMemory closes the chunks of the last n bytes, whose descriptors are closed. It counts
-// from the end: after a takeover the first chunks are not in e.memory.
+// from the end: the chunks that a server before this one has made are not in e.memory.
 func (s *Server) freeMemory(e *entry, n uint64) {
 	s.mu.Lock()
 	i := len(e.memory)

@@ -47,13 +47,11 @@ type Options struct {
 
 // hooks are for tests only.
 type hooks struct {
-	beforeTaken func()        // called by TakeOver when it has everything, and the other store can go on
-	exitTime    time.Duration // how long TakeOver waits for the other process to end; 0 is handoverTime
+	step func() // called at each step of each request, where a server may die
 
 	// Negative controls.
-	earlyState   func() // called while connections go on after the state of a handover was taken
-	anyTakesOver bool   // any client of the store can take it over
-	keepPage     bool   // readers keep the page of a writer whose lease has ended
+	keepPage bool // readers keep the page of a writer whose lease has ended
+	forget   bool // what a server before this one has done is not known
 }
 
 // resolve checks the options and fills in the defaults.

@@ -11,9 +11,33 @@ import (
 
 // start starts the goroutines of a Writer.
 func (w *Writer) start() {
+	close(w.opened)
 	w.tasks.Go(w.follow)
 	w.tasks.Go(w.beat)
 	w.tasks.Go(w.sendWrote)
+}
+
+// again is called when another server has taken the place of the one before. A lease that has begun is there
+// still, unless the Writer comes too late.
+func (w *Writer) again() {
+	select {
+	case <-w.opened:
+	case <-w.ctx.Done():
+		return
+	}
+	if err := w.mapped(w.ctx); err != nil {
+		w.fail(err)
+		return
+	}
+	w.wake()
+}
+
+// wake has readers woken.
+func (w *Writer) wake() {
+	select {
+	case w.wrote <- struct{}{}:
+	default:
+	}
 }
 
 // retryDelay is the pause before something is tried again that failed for the moment, when
@@ -65,10 +89,7 @@ func (w *Writer) publishExclusive(ctx context.Context) error {
 		return err
 	}
 	w.page.Publish(w.held)
-	select {
-	case w.wrote <- struct{}{}:
-	default:
-	}
+	w.wake()
 	return nil
 }
 

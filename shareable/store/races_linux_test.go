@@ -109,28 +109,6 @@ func TestNoWritesAfterTheSeal(t *testing.T) {
 	require.Equal(t, "sealed bytes", string(contents(t, b)))
 }
 
-// TestSealAfterATakeover frees the memory that holds no byte, as before one.
-func TestSealAfterATakeover(t *testing.T) {
-	t.Parallel()
-	old := listening(t, Options{})
-	w := connected(t, old)
-	m, err := w.leaseWith(wire.TypeCreate, wire.Create{Name: "g", Size: 16 << 20, Flags: wire.StoreGrowable}.Append(nil))
-	require.NoError(t, err)
-	require.NoError(t, w.grow(&m, 2<<20))
-	dev := vmmtest.Device(t)
-	s, err := takeOverFrom(t, old, t.Context(), dev, Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	require.NoError(t, old.Close())
-	require.NoError(t, w.grow(&m, 4<<20))
-	for _, c := range m.chunks {
-		require.NoError(t, c.Close())
-	}
-	require.NotZero(t, dev.Stats().Committed)
-	require.NoError(t, w.ask(wire.TypeSeal, wire.Seal{Object: m.ID, Length: 1000}.Append(nil)))
-	require.Zero(t, dev.Stats().Committed)
-}
-
 // TestNoWaitForAnID that has gone: no other object gets it.
 func TestNoWaitForAnID(t *testing.T) {
 	t.Parallel()

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"net"
 	"slices"
@@ -21,26 +20,31 @@ import (
 )
 
 // What a reply promises is with the keeper before: for each object a text that only servers understand, and
-// the descriptors of its chunks and of its writer's page. A server that begins after another one has died gets
-// all of that, and goes on with the objects that are sealed, and with what was published of those that are
-// durable. Connections, and with them leases and requests that wait, are gone.
+// the descriptors of its chunks and of its writer's page; for each client the last request that was done. A server
+// that begins gets all of that, and goes on with the objects that are sealed, with what was published of those that
+// are durable, and with those whose writers come back.
 
 // keptMessage is what a keeper and its server tell each other.
 type keptMessage struct {
-	Op   string   // one of those below
-	ID   uint64   `json:",omitempty"` // of the object
-	Keys []uint64 `json:",omitempty"` // of the descriptors that come with it: ids of chunks, or pageKey
-	Last uint64   `json:",omitempty"` // descriptors of higher keys are given up
-	Text []byte   `json:"-"`          // of the object, or of the server; it follows the rest after a line feed
+	Op      string   // one of those below
+	ID      uint64   `json:",omitempty"` // of the object
+	Keys    []uint64 `json:",omitempty"` // of the descriptors that come with it: ids of chunks, or pageKey
+	Last    uint64   `json:",omitempty"` // descriptors of higher keys are given up
+	Client  string   `json:",omitempty"` // whose request it is; see clientToken
+	Request uint32   `json:",omitempty"` // the number of that; 0: what is known of the client is of no use any more
+	Count   uint64   `json:",omitempty"` // how many servers there were before
+	Text    []byte   `json:"-"`          // of the object, or of the server; it follows the rest after a line feed
 }
 
 const (
-	opReady    = "ready"    // the server serves
-	opServer   = "server"   // the text of the server; both ways
-	opPut      = "put"      // an object, or some of its descriptors; both ways
-	opForget   = "forget"   // an object is gone
-	opBegin    = "begin"    // the server has all that there was
-	opHandOver = "handover" // with a connection of the successor
+	opBegin   = "begin"   // the server wants all that there is; the keeper: that was all, and what changes comes next
+	opReady   = "ready"   // the server can go on with that
+	opGo      = "go"      // it is to: the one before has ended
+	opServing = "serving" // it does
+	opServer  = "server"  // the text of the server; both ways
+	opPut     = "put"     // an object, or some of its descriptors; both ways
+	opForget  = "forget"  // an object is gone; both ways
+	opClient  = "client"  // what is known of a client; both ways
 )
 
 // pageKey is the key of the page that a writer has.
@@ -132,6 +136,31 @@ type keptObject struct {
 type keptObjects struct {
 	server  []byte
 	objects map[uint64]*keptObject
+	clients map[string]uint32 // the number of the last request that was done, by clientToken
+}
+
+// apply does what a message says, and takes its descriptors.
+func (k *keptObjects) apply(m keptMessage, fds []int) {
+	switch m.Op {
+	case opPut:
+		k.put(m, fds)
+		fds = nil
+	case opForget:
+		k.forget(m.ID)
+	case opServer:
+		k.server = m.Text
+	}
+	closeFDs(fds)
+	switch {
+	case m.Client == "":
+	case m.Request == 0:
+		delete(k.clients, m.Client)
+	default:
+		if k.clients == nil {
+			k.clients = map[string]uint32{}
+		}
+		k.clients[m.Client] = m.Request
+	}
 }
 
 // put takes the descriptors of a message.
@@ -178,10 +207,15 @@ func (k *keptObjects) close() {
 	}
 }
 
-// sendTo tells a server that begins all of it.
-func (k *keptObjects) sendTo(conn *net.UnixConn) error {
+// sendTo tells a server that begins all of it, and how many there were before.
+func (k *keptObjects) sendTo(conn *net.UnixConn, servers uint64) error {
 	if k.server != nil {
 		if err := writeKept(conn, keptMessage{Op: opServer, Text: k.server}); err != nil {
+			return err
+		}
+	}
+	for client, request := range k.clients {
+		if err := writeKept(conn, keptMessage{Op: opClient, Client: client, Request: request}); err != nil {
 			return err
 		}
 	}
@@ -191,26 +225,27 @@ func (k *keptObjects) sendTo(conn *net.UnixConn) error {
 		for key, fd := range o.fds {
 			keys, fds = append(keys, key), append(fds, fd)
 		}
-		if err := writeObject(conn, id, keys, fds, math.MaxUint64, o.text); err != nil {
+		if err := writeObject(conn, keptMessage{ID: id, Keys: keys, Last: math.MaxUint64, Text: o.text}, fds); err != nil {
 			return err
 		}
 	}
-	return writeKept(conn, keptMessage{Op: opBegin})
+	return writeKept(conn, keptMessage{Op: opBegin, Count: servers})
 }
 
 // writeObject sends an object. The last message has the text, and the key of the page.
-func writeObject(conn *net.UnixConn, id uint64, keys []uint64, fds []int, last uint64, text []byte) error {
-	if i := slices.Index(keys, pageKey); i >= 0 {
-		end := len(keys) - 1
-		keys[i], keys[end], fds[i], fds[end] = keys[end], keys[i], fds[end], fds[i]
+func writeObject(conn *net.UnixConn, m keptMessage, fds []int) error {
+	m.Op = opPut
+	if i := slices.Index(m.Keys, pageKey); i >= 0 {
+		end := len(m.Keys) - 1
+		m.Keys[i], m.Keys[end], fds[i], fds[end] = m.Keys[end], m.Keys[i], fds[end], fds[i]
 	}
-	for len(keys) > maxKeptFDs {
-		if err := writeKept(conn, keptMessage{Op: opPut, ID: id, Keys: keys[:maxKeptFDs]}, fds[:maxKeptFDs]...); err != nil {
+	for len(m.Keys) > maxKeptFDs {
+		if err := writeKept(conn, keptMessage{Op: opPut, ID: m.ID, Keys: m.Keys[:maxKeptFDs]}, fds[:maxKeptFDs]...); err != nil {
 			return err
 		}
-		keys, fds = keys[maxKeptFDs:], fds[maxKeptFDs:]
+		m.Keys, fds = m.Keys[maxKeptFDs:], fds[maxKeptFDs:]
 	}
-	return writeKept(conn, keptMessage{Op: opPut, ID: id, Keys: keys, Last: last, Text: text}, fds...)
+	return writeKept(conn, m, fds...)
 }
 
 // recorder tells the keeper what there is.
@@ -218,20 +253,14 @@ type recorder struct {
 	mu    sync.Mutex // before Server.mu, and held while something is sent: so that what is sent last is the newest
 	conn  *net.UnixConn
 	known map[uint64]uint64 // the last chunk that the keeper has, by object
-	ids   atomic.Uint64     // no object has had a higher id, as the keeper knows; changed with mu
+	done  map[string]uint32 // the last request that was done, by clientToken
+	left  []string          // clients of done that have gone, the first ones first
+	ids   uint64            // no object has had a higher id, as the keeper knows
 	over  atomic.Bool       // what ends from here on ends in this process alone
 }
 
 // idsAtOnce is how many ids are said to have been used before they are.
 const idsAtOnce = 1000
-
-// highest is the id that the keeper knows; 0 without one.
-func (r *recorder) highest() uint64 {
-	if r == nil {
-		return 0
-	}
-	return r.ids.Load() // without mu: the caller holds Server.mu
-}
 
 // stop ends what is told: what ends with this process is there for the next one.
 func (r *recorder) stop() {
@@ -246,10 +275,13 @@ type serverText struct {
 	IDs   uint64
 }
 
-// startRecording has the server tell the keeper from here on. What there is the keeper has.
-func (s *Server) startRecording(conn *net.UnixConn) {
-	r := &recorder{conn: conn, known: map[uint64]uint64{}}
-	r.ids.Store(s.resumedIDs)
+// startRecording has the server tell the keeper from here on. What is kept the keeper has.
+func (s *Server) startRecording(conn *net.UnixConn, k *keptObjects, ids uint64) {
+	r := &recorder{conn: conn, known: map[uint64]uint64{}, done: map[string]uint32{}, ids: ids}
+	for client, request := range k.clients {
+		r.done[client] = request
+		r.left = append(r.left, client) // until it has come back
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.order {
@@ -258,8 +290,20 @@ func (s *Server) startRecording(conn *net.UnixConn) {
 	s.recorder = r
 }
 
-// record tells the keeper of an object as it is now. Before it returns nothing of that is promised.
-func (s *Server) record(e *entry) error {
+// record tells the keeper of an object as it is now, or with seal as it is about to be; by is the request that has it
+// so. Before it returns nothing of that is promised.
+func (s *Server) record(e *entry, by requestID, seal *serve.Seal) error {
+	_, last := e.obj.Chunks()
+	if err := s.tell(e, by, seal); err != nil {
+		return err
+	}
+	if seal == nil {
+		e.obj.Show(last)
+	}
+	return nil
+}
+
+func (s *Server) tell(e *entry, by requestID, seal *serve.Seal) error {
 	r := s.recorder
 	if r == nil {
 		return nil
@@ -271,12 +315,15 @@ func (s *Server) record(e *entry) error {
 	}
 	s.mu.Lock()
 	gone := e.dropped || e.deleted || r.over.Load()
-	st, name := e.stateLocked(), e.nameLocked()
+	st, name := s.stateLocked(e), e.nameLocked()
 	s.mu.Unlock()
 	if gone { // forget has come before, or comes next
 		return nil
 	}
-	o, release, err := e.obj.Record(r.known[e.id], name)
+	if seal != nil {
+		st.Sealed, st.Lease = true, ""
+	}
+	o, release, err := e.obj.Record(r.known[e.id], name, seal)
 	if err != nil {
 		return err
 	}
@@ -285,21 +332,31 @@ func (s *Server) record(e *entry) error {
 	if err != nil {
 		return err
 	}
-	text = append(append(text, '\n'), o.State...)
-	keys := slices.Clone(o.Chunks)
+	m := keptMessage{ID: e.id, Keys: slices.Clone(o.Chunks), Last: o.Last, Text: append(append(text, '\n'), o.State...)}
+	m.Client, m.Request = by.client, by.number
 	if o.Page {
-		keys = append(keys, pageKey)
+		m.Keys = append(m.Keys, pageKey)
 	}
-	if err := writeObject(r.conn, e.id, keys, o.FDs, o.Last, text); err != nil {
+	s.step()
+	if err := writeObject(r.conn, m, o.FDs); err != nil {
 		return err
 	}
+	s.step()
 	r.known[e.id] = o.Seen
+	r.didLocked(by)
 	return nil
+}
+
+// didLocked remembers that a request was done. Requires mu.
+func (r *recorder) didLocked(by requestID) {
+	if by.client != "" {
+		r.done[by.client] = by.number
+	}
 }
 
 // recordID tells the keeper that an id is used. Requires r.mu.
 func (s *Server) recordID(r *recorder, id uint64) error {
-	if id <= r.ids.Load() {
+	if id <= r.ids {
 		return nil
 	}
 	h, err := s.hello()
@@ -311,7 +368,7 @@ func (s *Server) recordID(r *recorder, id uint64) error {
 		err = writeKept(r.conn, keptMessage{Op: opServer, Text: text})
 	}
 	if err == nil {
-		r.ids.Store(id + idsAtOnce)
+		r.ids = id + idsAtOnce
 	}
 	return err
 }
@@ -322,8 +379,8 @@ func (s *Server) hello() (wire.Hello, error) {
 	return wire.Hello{Instance: s.conns.Instance(), UUID: s.dev.Info().UUID, Granularity: gran}, err
 }
 
-// forget tells the keeper that an object is gone.
-func (s *Server) forget(e *entry) {
+// forget tells the keeper that an object is gone, as a request has it.
+func (s *Server) forget(e *entry, by requestID) {
 	r := s.recorder
 	if r == nil {
 		return
@@ -332,55 +389,53 @@ func (s *Server) forget(e *entry) {
 	defer r.mu.Unlock()
 	if _, known := r.known[e.id]; known && !r.over.Load() {
 		delete(r.known, e.id)
-		_ = writeKept(r.conn, keptMessage{Op: opForget, ID: e.id}) // without a keeper the process ends
+		m := keptMessage{Op: opForget, ID: e.id, Client: by.client, Request: by.number}
+		s.step()
+		if writeKept(r.conn, m) == nil { // without a keeper the process ends
+			r.didLocked(by)
+		}
+		s.step()
 	}
 }
 
-// restore makes a server of what a keeper has, and takes the descriptors. It returns the ids of the objects that
-// have not come back: they have ended with their connections.
-func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, gone []uint64, err error) {
-	defer k.close() // what is left
-	var text serverText
-	if err := json.Unmarshal(k.server, &text); err != nil {
-		return nil, nil, protocolError(err)
+// isDone reports whether a server before this one has done a request, and could not say so.
+func (s *Server) isDone(by requestID) bool {
+	r := s.recorder
+	if r == nil || by.client == "" || s.opts.hooks.forget {
+		return false
 	}
-	if err := sameMemory(dev, text.Hello); err != nil {
-		return nil, nil, err
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return by.number <= r.done[by.client]
+}
+
+// clientsKept is how many clients that have gone are remembered: one may come back that was cut off.
+const clientsKept = 1000
+
+// clientGone has a client forgotten, later.
+func (s *Server) clientGone(client string) {
+	r := s.recorder
+	if r == nil || client == "" {
+		return
 	}
-	x := storeState{IDs: text.IDs}
-	var objects []shareable.Recorded
-	for _, id := range slices.Sorted(maps.Keys(k.objects)) {
-		kept := k.objects[id]
-		var e entryState
-		head, state, _ := bytes.Cut(kept.text, []byte{'\n'})
-		if json.Unmarshal(head, &e) != nil { // its first reply was not sent
-			gone = append(gone, id)
-			continue
-		}
-		if e.Deleted || !e.Sealed && (e.Flags&wire.StoreDurable == 0 || !e.Started) {
-			gone = append(gone, id)
-			continue
-		}
-		if e.Sealed { // when it was used last is not known
-			e.Used = len(objects) + 1
-		}
-		rec := shareable.Recorded{State: state, Chunks: kept.fds, Page: -1}
-		if fd, has := kept.fds[pageKey]; has {
-			rec.Page = fd
-			delete(kept.fds, pageKey)
-		}
-		objects, x.Entries = append(objects, rec), append(x.Entries, e)
-		delete(k.objects, id)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, known := r.done[client]; known && !slices.Contains(r.left, client) {
+		r.left = append(r.left, client)
 	}
-	s, start, err := resumeState(dev, o, x, func(h serve.Handler) (shareable.Resumed, error) {
-		return shareable.Restore(dev, o.server(), h, text.Hello.Instance, text.IDs, objects)
-	})
-	if err != nil {
-		return nil, nil, err
+	for len(r.left) > clientsKept {
+		first := r.left[0]
+		r.left = r.left[1:]
+		delete(r.done, first)
+		_ = writeKept(r.conn, keptMessage{Op: opClient, Client: first})
 	}
-	for _, e := range s.order {
-		e.obj.EndLease() // its writer may run on, and publishes nothing any more
+}
+
+// clientCame has a client that was to be forgotten remembered.
+func (s *Server) clientCame(client string) {
+	if r := s.recorder; r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.left = slices.DeleteFunc(r.left, func(c string) bool { return c == client })
 	}
-	start()
-	return s, gone, nil
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"container/list"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -24,26 +25,20 @@ import (
 // must Close it, before the device.
 type Server struct {
 	// Immutable.
-	dev        *vmm.Device
-	opts       Options
-	gran       uint64
-	conns      *shareable.Server
-	objects    serve.Server
-	recorder   *recorder     // nil: no process keeps what there is
-	stop       chan struct{} // closed by Close
-	resumedIDs uint64        // of the recorder of the process before
+	dev      *vmm.Device
+	opts     Options
+	gran     uint64
+	conns    *shareable.Server
+	objects  serve.Server
+	recorder *recorder     // nil: no process keeps what there is
+	before   uint64        // how many servers there were
+	stop     chan struct{} // closed by Close
 
-	// Safe for concurrent use.
-	counts  counts
-	replies sync.WaitGroup     // those that are sent by goroutines of their own
-	lateMu  sync.Mutex         // after mu
-	late    map[serve.Conn]int // replies that are on their way; guarded by lateMu
-	gone    chan struct{}      // closed when another process has taken over
+	counts counts // safe for concurrent use
 
 	// Guarded by mu, which is held for no call of the driver and for no write to a client.
 	mu        sync.Mutex
 	closed    bool
-	handing   *handover // nil: none runs
 	byID      map[uint64]*entry
 	byName    map[string]*entry
 	order     []*entry // by id
@@ -54,12 +49,14 @@ type Server struct {
 	heldBytes uint64    // of held
 	unused    list.List // of *entry: sealed objects without readers, the last used at the back
 	watchers  map[serve.Conn]*watcher
-	evicted   []*entry                 // to be closed without the lock
-	forced    map[*entry]chan struct{} // forced deletes that run
+	evicted   []*entry            // to be closed without the lock
+	forced    int                 // forced deletes that run
+	awaited   map[string]*awaited // clients of a server before this one that are to come back, by clientToken
 }
 
 // clientState is what a connection has.
 type clientState struct {
+	token  string              // clientToken of who it is; empty: it has not said so
 	leases map[uint64]*entry   // by the object's id
 	waits  int                 // requests that wait
 	names  map[string]struct{} // of objects that some of them wait for
@@ -120,19 +117,18 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
 	}
 	s := &Server{
-		dev: dev, opts: o, stop: make(chan struct{}), gone: make(chan struct{}),
+		dev: dev, opts: o, stop: make(chan struct{}),
 		byID: map[uint64]*entry{}, byName: map[string]*entry{}, clients: map[serve.Conn]*clientState{},
-		waits: map[string][]wait{}, late: map[serve.Conn]int{}, watchers: map[serve.Conn]*watcher{},
-		forced: map[*entry]chan struct{}{},
+		waits: map[string][]wait{}, watchers: map[serve.Conn]*watcher{}, awaited: map[string]*awaited{},
 	}
 	var err error
 	s.gran, err = granularity(dev)
 	return s, err
 }
 
-// counts is what has happened since the store was made, also before a handover.
+// counts is what has happened since the server was made.
 type counts struct {
-	created, sealed, aborted, deleted, evicted, leases, takeovers atomic.Uint64
+	created, sealed, aborted, deleted, evicted, leases atomic.Uint64
 }
 
 // Listen makes a server with a socket at path, as shareable.Listen does; "" is the name
@@ -172,8 +168,8 @@ func (s *Server) Path() string {
 	return s.conns.Path()
 }
 
-// Instance is a random number of this server: another one after each start, unless it has
-// taken over from another.
+// Instance is a random number of this server: another one after each start, unless it goes on with what
+// another had.
 func (s *Server) Instance() [16]byte {
 	if s == nil || s.dev == nil {
 		return [16]byte{}
@@ -206,24 +202,6 @@ func (s *Server) Close() error {
 	return err
 }
 
-// Wait waits until another process has taken over, or Close. It returns true for the first:
-// the memory and the connections are that process's then, and Close closes nothing of them.
-func (s *Server) Wait() (takenOver bool) {
-	if s == nil || s.dev == nil {
-		return false
-	}
-	select {
-	case <-s.gone:
-	case <-s.stop:
-	}
-	select {
-	case <-s.gone: // also if Close came after that
-		return true
-	default:
-		return false
-	}
-}
-
 // Stats is a store in numbers.
 type Stats struct {
 	Objects int    `json:"objects"` // now, also those that are deleted and that readers have
@@ -238,7 +216,7 @@ type Stats struct {
 	Deleted uint64 `json:"deleted"`
 	Evicted uint64 `json:"evicted"`
 	Granted uint64 `json:"granted"` // leases
-	Taken   uint64 `json:"taken"`   // how often another process has taken over
+	Taken   uint64 `json:"taken"`   // how often another process has gone on with what there was
 
 	Conns shareable.Stats `json:"conns"`
 }
@@ -254,7 +232,7 @@ func (s *Server) Stats() Stats {
 	x := Stats{
 		Objects: len(s.order), Bytes: s.ledger.All()[ledger.Bytes] - s.heldBytes, Clients: conns.Conns, Conns: conns,
 		Created: s.counts.created.Load(), Sealed: s.counts.sealed.Load(), Aborted: s.counts.aborted.Load(),
-		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(), Taken: s.counts.takeovers.Load(),
+		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(), Taken: s.before,
 	}
 	for _, c := range s.clients {
 		x.Leases += len(c.leases)
@@ -345,6 +323,11 @@ func (h handler) Readers(o serve.Object) {
 // Request handles a request of a client.
 func (h handler) Request(c serve.Conn, f wire.Frame) error {
 	s := h.s
+	s.step()
+	defer s.step()
+	if isOnce(f.Type) && s.isDone(s.requestOf(c, f)) {
+		return done(c, f.Request)
+	}
 	var err error
 	switch f.Type {
 	case wire.TypeCreate:
@@ -376,10 +359,8 @@ func (h handler) Request(c serve.Conn, f wire.Frame) error {
 		return c.Reply(wire.TypeCounters, f.Request, x.encode().Append(nil))
 	case wire.TypeWatch:
 		err = s.watch(c, f)
-	case wire.TypeTakeOver:
-		err = s.takeOver(c, f)
-	case wire.TypeTaken:
-		err = s.taken(c, f)
+	case wire.TypeResume:
+		err = s.resume(c, f)
 	default:
 		return &wire.ProtocolError{What: fmt.Sprintf("%v to a store", f.Type)}
 	}
@@ -418,18 +399,12 @@ func (h handler) Idle(c serve.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := s.clients[c]
-	return len(s.forced) == 0 && s.watchers[c] == nil && (x == nil || len(x.leases) == 0 && x.waits == 0)
+	return s.forced == 0 && s.watchers[c] == nil && (x == nil || len(x.leases) == 0 && x.waits == 0)
 }
 
 // End ends what the connection had: its leases, and the requests that wait.
 func (h handler) End(c serve.Conn) {
 	s := h.s
-	s.mu.Lock()
-	handing := s.handing
-	s.mu.Unlock()
-	if handing != nil && handing.c == c {
-		s.decide(handing, false)
-	}
 	s.mu.Lock()
 	state := s.clients[c]
 	delete(s.clients, c)
@@ -463,23 +438,44 @@ func (h handler) End(c serve.Conn) {
 		waitExit(int(c.Cred().PID), c.PeerPIDFD)
 	}
 	for _, e := range state.leases {
-		s.endLease(e, c, !e.durable())
+		s.endLease(e, c, !e.durable(), requestID{})
+	}
+	s.clientGone(state.token)
+}
+
+func (s *Server) step() {
+	if f := s.opts.hooks.step; f != nil {
+		f()
 	}
 }
 
-// later sends a reply by a goroutine of its own: the client may be slow.
-func (s *Server) later(c serve.Conn, send func()) {
-	s.lateMu.Lock()
-	s.late[c]++
-	s.lateMu.Unlock()
-	s.replies.Go(func() {
-		send()
-		s.lateMu.Lock()
-		defer s.lateMu.Unlock()
-		if s.late[c]--; s.late[c] == 0 {
-			delete(s.late, c)
-		}
-	})
+// requestID is a request of a client that servers know by its token; the zero value is of none.
+type requestID struct {
+	client string
+	number uint32
+}
+
+// clientToken is a client's token as servers and the keeper have it.
+func clientToken(t [16]byte) string { return hex.EncodeToString(t[:]) }
+
+// requestOf is the request of a frame.
+func (s *Server) requestOf(c serve.Conn, f wire.Frame) requestID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x := s.clients[c]; x != nil && x.token != "" {
+		return requestID{x.token, f.Request}
+	}
+	return requestID{}
+}
+
+// isOnce reports whether a request must not be done again: a client whose server has ended does not know whether it
+// was. The others do no harm.
+func isOnce(t wire.Type) bool {
+	switch t {
+	case wire.TypeMapped, wire.TypeSeal, wire.TypeRelease, wire.TypeDelete, wire.TypeLink, wire.TypeUnlink:
+		return true
+	}
+	return false
 }
 
 // clientLocked is what the connection has that makes a request. Requires mu.

@@ -32,7 +32,7 @@ type plainClient struct {
 func connected(t *testing.T, s *Server) plainClient {
 	t.Helper()
 	dev := vmmtest.Device(t)
-	c, err := shareable.Dial(t.Context(), s.Path(), dev, shareable.AttachOptions{}, func(wire.Frame) error { return nil })
+	c, err := shareable.Dial(t.Context(), s.Path(), dev, shareable.AttachOptions{}, serve.Notified{Event: func(wire.Frame) error { return nil }})
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
 	return plainClient{t, dev, c}

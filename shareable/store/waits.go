@@ -77,14 +77,14 @@ func (s *Server) describe(c serve.Conn, request uint32, e *entry, name string) e
 // replyWaits ends the waits for an object under these names: those for its seal if it is sealed.
 func (s *Server) replyWaits(e *entry, sealed bool, names ...string) {
 	for _, w := range s.takeWaits(sealed, names...) {
-		s.later(w.c, func() { _ = s.describe(w.c, w.request, e, w.name) }) // an error ends the connection
+		go func() { _ = s.describe(w.c, w.request, e, w.name) }() // an error ends the connection
 	}
 }
 
 // refuseWaits ends the waits under these names for an object that goes before it is sealed.
 func (s *Server) refuseWaits(names []string) {
 	for _, w := range s.takeWaits(true, names...) {
-		s.later(w.c, func() { _ = w.c.Refuse(w.request, shareable.ErrAborted) }) // an error ends the connection
+		go func() { _ = w.c.Refuse(w.request, shareable.ErrAborted) }() // an error ends the connection
 	}
 }
 
@@ -156,19 +156,13 @@ type watcher struct {
 	// Guarded by mu.
 	mu sync.Mutex
 	eventQueue
-	ended   bool
-	paused  bool
-	running chan struct{} // closed when the goroutine that sends ends; nil: none runs
+	ended bool
 }
 
 const maxEvents = 1024
 
 // recordsOfWatch is what a watcher counts: its queue.
 var recordsOfWatch = ledger.Amounts{ledger.Records: maxEvents * recordOfName}
-
-func newWatcher(prefix string, queue []wire.Event, lost uint64) *watcher {
-	return &watcher{prefix: prefix, wake: make(chan struct{}, 1), eventQueue: eventQueue{queue, lost}}
-}
 
 // watch starts events.
 func (s *Server) watch(c serve.Conn, f wire.Frame) error {
@@ -178,7 +172,7 @@ func (s *Server) watch(c serve.Conn, f wire.Frame) error {
 	}
 	s.mu.Lock()
 	s.clientLocked(c)
-	w := newWatcher(q.Prefix, nil, 0)
+	w := &watcher{prefix: q.Prefix, wake: make(chan struct{}, 1)}
 	if _, again := s.watchers[c]; again {
 		err = fmt.Errorf("%w: the connection gets events already", vmm.ErrBusy)
 	} else if err = s.ledger.Reserve(c.Cred().UID, recordsOfWatch); err == nil {
@@ -190,20 +184,8 @@ func (s *Server) watch(c serve.Conn, f wire.Frame) error {
 	}
 	// The reply comes before the first event.
 	err = done(c, f.Request)
-	w.start(c)
+	go w.run(c)
 	return err
-}
-
-// start starts the goroutine that sends, unless it runs, and ends pause.
-func (w *watcher) start(c serve.Conn) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.paused = false
-	w.wakeLocked()
-	if w.running == nil {
-		w.running = make(chan struct{})
-		go w.run(c)
-	}
 }
 
 func (w *watcher) end() {
@@ -227,20 +209,18 @@ func (w *watcher) add(e wire.Event) {
 	w.wakeLocked()
 }
 
-// next takes the next event. more is false once the goroutine is to end, which counts as done.
+// next takes the next event. more is false once the goroutine is to end.
 func (w *watcher) next() (e wire.Event, ok, more bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.paused || w.ended {
-		close(w.running)
-		w.running = nil
+	if w.ended {
 		return e, false, false
 	}
 	e, ok = w.take()
 	return e, ok, true
 }
 
-// run sends events until the connection ends, or pause.
+// run sends events until the connection ends.
 func (w *watcher) run(c serve.Conn) {
 	for range w.wake {
 		for {

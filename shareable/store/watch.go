@@ -1,13 +1,16 @@
 package store
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // EventKind is what has happened to an object.
@@ -40,13 +43,14 @@ type Event struct {
 	Kind EventKind
 	ID   ID     // zero of EventLost
 	Name string // one of the object's names; may be empty
-	Len  uint64 // bytes published; of EventLost how many events were dropped
+	Len  uint64 // bytes published; of EventLost how many events were dropped, 0 if that is not known
 }
 
 // Watch returns the events of all objects that have a name with the prefix, or of all if it
 // is empty, from its return on. They end with ctx, with the loop, or with the server: the
 // last pair has the error. The events can be read once. 1024 of them are kept for a loop that is slow,
-// and EventLost tells of those that come then.
+// and EventLost tells of those that come then. It also comes when another server process has taken the place of
+// the one before: first, and without a number.
 func (c *Client) Watch(ctx context.Context, prefix string) (iter.Seq2[Event, error], error) {
 	events, err := c.watch(ctx, prefix)
 	if err != nil {
@@ -64,19 +68,23 @@ func (c *Client) watch(ctx context.Context, prefix string) (iter.Seq2[Event, err
 			return nil, err
 		}
 	}
-	w := &watch{ctx: ctx, c: c, more: make(chan struct{}, 1)}
+	w := &watch{ctx: ctx, c: c, more: make(chan struct{}, 1), open: make(chan struct{})}
 	sub, cancel := c.both(ctx)
 	defer cancel()
-	conn, err := c.connect(sub, w.add)
+	q := wire.Watch{Prefix: prefix}
+	begin := func(ctx context.Context) error {
+		return call(ctx, c.opts.Timeout, w.conn, wire.TypeWatch, q.Append(nil), wire.TypeDone, ignore)
+	}
+	conn, err := c.connect(sub, serve.Notified{Event: w.add, Again: func() { w.again(begin) }})
 	if err != nil {
 		return nil, c.why(ctx, err)
 	}
 	w.conn = conn
+	close(w.open)
 	// Until the loop begins nothing else ends the connection.
 	stop1, stop2 := context.AfterFunc(ctx, w.end), context.AfterFunc(c.ctx, w.end)
 	w.stop = func() { stop1(); stop2() }
-	q := wire.Watch{Prefix: prefix}
-	if err := call(sub, c.opts.Timeout, conn, wire.TypeWatch, q.Append(nil), wire.TypeDone, ignore); err != nil {
+	if err := begin(sub); err != nil {
 		w.end()
 		return nil, c.why(ctx, err)
 	}
@@ -91,9 +99,12 @@ type watch struct {
 	conn serve.Client
 	stop func()        // has the contexts no longer end it
 	more chan struct{} // there may be events
+	open chan struct{} // closed once conn is set
 
-	mu    sync.Mutex
-	queue eventQueue // guarded by mu
+	// Guarded by mu.
+	mu     sync.Mutex
+	queue  eventQueue
+	failed error // why another server sends no events
 }
 
 // add keeps an event for the loop. It never waits for that: the server disconnects who does not read.
@@ -105,6 +116,11 @@ func (w *watch) add(f wire.Frame) error {
 	if err != nil {
 		return protocolError(err)
 	}
+	w.keep(e)
+	return nil
+}
+
+func (w *watch) keep(e wire.Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.queue.add(e)
@@ -112,7 +128,24 @@ func (w *watch) add(f wire.Frame) error {
 	case w.more <- struct{}{}:
 	default:
 	}
-	return nil
+}
+
+// again asks another server for events. How many there were meanwhile it does not know.
+func (w *watch) again(begin func(context.Context) error) {
+	<-w.open
+	w.keep(wire.Event{Kind: wire.EventLost})
+	err := begin(w.ctx)
+	if err != nil && !errors.Is(err, vmm.ErrBusy) { // the request of before was sent again
+		w.fail(err)
+	}
+}
+
+// fail ends the events with an error.
+func (w *watch) fail(err error) {
+	w.mu.Lock()
+	w.failed = cmp.Or(w.failed, err)
+	w.mu.Unlock()
+	w.end()
 }
 
 // next takes the next event, if there is one.
@@ -161,5 +194,7 @@ func (w *watch) err() error {
 	case w.c.ctx.Err() != nil:
 		return errClientClosed
 	}
-	return w.conn.Err()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return cmp.Or(w.failed, w.conn.Err())
 }

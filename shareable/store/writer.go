@@ -46,8 +46,9 @@ type Writer struct {
 	cancel  context.CancelFunc
 
 	// Safe for concurrent use.
-	tasks sync.WaitGroup
-	wrote chan struct{} // wakes sendWrote: the page has changed
+	tasks  sync.WaitGroup
+	opened chan struct{} // closed by start
+	wrote  chan struct{} // wakes sendWrote: the page has changed
 
 	// Guarded by exclusive, a lock that a context can stop waiting for.
 	exclusive chan struct{}
@@ -68,7 +69,7 @@ type Writer struct {
 
 // newWriter makes a Writer that is not open.
 func (c *Client) newWriter(name string, ahead uint64) *Writer {
-	w := &Writer{c: c, name: name, heldAs: fmt.Sprintf("writing object %q", name), ahead: ahead, wrote: make(chan struct{}, 1), exclusive: make(chan struct{}, 1)}
+	w := &Writer{c: c, name: name, heldAs: fmt.Sprintf("writing object %q", name), ahead: ahead, opened: make(chan struct{}), wrote: make(chan struct{}, 1), exclusive: make(chan struct{}, 1)}
 	w.memory = &writerMemory{w: w}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w

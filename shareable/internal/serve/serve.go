@@ -4,8 +4,6 @@ package serve
 
 import (
 	"context"
-	"net"
-	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -35,8 +33,6 @@ type Conn interface {
 	Cred() wire.Cred
 	// PeerPIDFD is a pidfd of that process, which the caller closes.
 	PeerPIDFD() (int, error)
-	// Successor reports whether it is a connection of Server.ServeSuccessor.
-	Successor() bool
 	// Reply sends a frame; request 0 is an event. It can wait as long as the server's time
 	// limits allow, for a client that does not read. It does not take the fds. An error ends
 	// the connection.
@@ -59,21 +55,6 @@ type Server interface {
 	// Adopt has the server accept connections at a listener that another process keeps, and
 	// takes both descriptors; lock is -1 without a lock file. Close leaves the socket to that process.
 	Adopt(path string, listener, lock int) error
-	// ServeSuccessor serves a connection of a process that may take over, until it ends.
-	ServeSuccessor(c *net.UnixConn) error
-	// Park stops accepting, and all connections but one, between two frames. Those that take
-	// long for that are disconnected. If it takes longer than timeout all the same the others go
-	// on, and it returns vmm.ErrBusy. Decide ends it:
-	// with moved, another process has everything, and nothing here is shut down; else the
-	// connections go on.
-	Park(timeout time.Duration, but Conn) error
-	Decide(moved bool)
-	// Handover describes a parked server for shareable.TakeOver in another process. The
-	// caller does not close fds, but calls release once they are sent. conns are in the order
-	// in which TakeOver returns them.
-	Handover(objects []Object, but Conn) (state []byte, conns []Conn, fds []int, release func(), err error)
-	// Abandon has Close shut nothing down: another process has what this one has.
-	Abandon()
 	// FileLimit is how many descriptors this process may have.
 	FileLimit() int
 }
@@ -95,12 +76,14 @@ type Object interface {
 	// Chunks is how many chunks the memory is in, and the id of the last that there was.
 	Chunks() (n int, last uint64)
 	// Record describes the object, under a name, for another process that serves once this one has ended.
-	// Of the chunks it has those after an id. The caller calls release once the descriptors are sent.
-	Record(after uint64, name string) (r Record, release func(), err error)
+	// Of the chunks it has those after an id. With seal it is what it will be after Seal, which would succeed.
+	// The caller calls release once the descriptors are sent.
+	Record(after uint64, name string, seal *Seal) (r Record, release func(), err error)
 
-	// AddChunk adds memory at the end and takes its descriptor, also if it fails. Readers
-	// get it.
+	// AddChunk adds memory at the end and takes its descriptor, also if it fails.
 	AddChunk(size uint64, fd int) error
+	// Show has readers get the chunks up to an id.
+	Show(last uint64)
 	// ReplyChunks sends the chunks after an id to the writer, as the reply to a request.
 	ReplyChunks(c Conn, request uint32, after uint64) error
 
@@ -119,7 +102,7 @@ type Object interface {
 
 	// Seal ends the lease and makes the length final. It must not be below Len, nor above
 	// Cap. Memory that holds no byte below it is retired.
-	Seal(length uint64, digest *[32]byte) error
+	Seal(Seal) error
 	// Describe sends OBJECT with these descriptors, under a name and with an access.
 	Describe(c Conn, request uint32, name string, access uint32, fds ...int) error
 	// Retire has all readers unmap all memory. It returns when they have, or are
@@ -127,6 +110,12 @@ type Object interface {
 	Retire(ctx context.Context)
 	// Close ends the object. Readers keep what they have mapped. Twice is fine.
 	Close() error
+}
+
+// Seal is how an object is sealed.
+type Seal struct {
+	Length uint64
+	Digest *[32]byte // nil: none was computed
 }
 
 // Record is an object as it can be made again.
@@ -152,8 +141,17 @@ type WriterPage interface {
 	Close() error
 }
 
-// Client is a client's end of a connection to a store. Its methods are safe for concurrent
-// use.
+// Notified is what a Client tells, in the goroutine that reads, or in one of its own.
+type Notified struct {
+	// Event is called for each frame that no request asked for. Its error ends the connection.
+	Event func(wire.Frame) error
+	// Again, if not nil, is called once the Client has connected again, in a goroutine of its own.
+	Again func()
+}
+
+// Client is a client's end of its connections to a store, one after the other: if a server ends that another
+// takes the place of, it connects again, and requests that have no reply are sent again. Its methods are safe for
+// concurrent use.
 type Client interface {
 	// Call sends a request, and calls done with its reply in the goroutine that reads the
 	// connection; done must not make calls. It returns done's error, and the owner's if the
@@ -161,11 +159,13 @@ type Client interface {
 	// closed later. Once Call has returned, done is not called any more; ctx does not end
 	// one that runs.
 	Call(ctx context.Context, t wire.Type, payload []byte, reply wire.Type, done func(wire.Frame) error) error
-	// Send sends a frame that has no reply.
+	// Send sends a frame that has no reply. It may be lost if the server ends.
 	Send(t wire.Type, payload []byte) error
 	// Hello is the owner's.
 	Hello() wire.Hello
-	// Ended is closed when the connection has ended; Err says why then.
+	// Times is how often it has connected again.
+	Times() int
+	// Ended is closed when no connection comes any more; Err says why then.
 	Ended() <-chan struct{}
 	Err() error
 	// Close ends the connection. It never waits.

@@ -286,17 +286,6 @@ func (c *Conn) Write(t Type, request, flags uint32, payload []byte, fds ...int) 
 	return nil
 }
 
-// Sequence returns the sequence numbers of the last frames. No Read may run.
-func (c *Conn) Sequence() (sent, received uint64) {
-	c.writing.Lock()
-	defer c.writing.Unlock()
-	return c.sent, c.received
-}
-
-// SetSequence has the next frames follow on those that another process has sent and
-// received. It must be called before the first Read and Write.
-func (c *Conn) SetSequence(sent, received uint64) { c.sent, c.received = sent, received }
-
 // Control calls f with the socket's descriptor.
 func (c *Conn) Control(f func(fd int)) error {
 	raw, err := c.c.SyscallConn()

@@ -25,9 +25,7 @@
 //	QUERY, COUNT                         FOUND, COUNTERS
 //	MAPPED, SEAL, RELEASE, DELETE        DONE
 //	LINK, UNLINK, WATCH                  DONE
-//	TAKEOVER                             DONE, after HANDOVER events with descriptors
-//	TAKEN                                DONE
-//	WROTE                                none
+//	WROTE, RESUME                        none
 //
 // From CREATE on they are for a store, and ATTACH is followed by PAGE too if an object gets
 // another writer.

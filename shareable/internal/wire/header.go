@@ -58,33 +58,32 @@ type Type uint16
 
 // Requests are below 64. Those from RELEASE on are for a store.
 const (
-	TypeHello    Type = 1
-	TypeList     Type = 2
-	TypeStat     Type = 3
-	TypeAttach   Type = 4
-	TypeResync   Type = 5
-	TypeDetach   Type = 6
-	TypeAck      Type = 7
-	TypeRelease  Type = 8
-	TypeCreate   Type = 9
-	TypeSeal     Type = 10
-	TypeDelete   Type = 11
-	TypeWait     Type = 12
-	TypeLease    Type = 13
-	TypeMapped   Type = 14
-	TypeGrow     Type = 15
-	TypeWrote    Type = 16
-	TypeLink     Type = 17
-	TypeUnlink   Type = 18
-	TypeQuery    Type = 19
-	TypeCount    Type = 20
-	TypeWatch    Type = 21
-	TypeTakeOver Type = 22
-	TypeTaken    Type = 23
+	TypeHello   Type = 1
+	TypeList    Type = 2
+	TypeStat    Type = 3
+	TypeAttach  Type = 4
+	TypeResync  Type = 5
+	TypeDetach  Type = 6
+	TypeAck     Type = 7
+	TypeRelease Type = 8
+	TypeCreate  Type = 9
+	TypeSeal    Type = 10
+	TypeDelete  Type = 11
+	TypeWait    Type = 12
+	TypeLease   Type = 13
+	TypeMapped  Type = 14
+	TypeGrow    Type = 15
+	TypeWrote   Type = 16
+	TypeLink    Type = 17
+	TypeUnlink  Type = 18
+	TypeQuery   Type = 19
+	TypeCount   Type = 20
+	TypeWatch   Type = 21
+	TypeResume  Type = 22
 )
 
 // OfStore reports whether it is a request to a store.
-func (t Type) OfStore() bool { return t >= TypeRelease && t <= TypeTaken }
+func (t Type) OfStore() bool { return t >= TypeRelease && t <= TypeResume }
 
 // Replies and events are from 64 on.
 const (
@@ -102,7 +101,6 @@ const (
 	TypeFound    Type = 75
 	TypeCounters Type = 76
 	TypeEvent    Type = 77
-	TypeHandover Type = 78
 )
 
 // String is the name of the type in capitals.
@@ -137,8 +135,7 @@ var typeNames = map[Type]string{
 	TypeQuery:    "QUERY",
 	TypeCount:    "COUNT",
 	TypeWatch:    "WATCH",
-	TypeTakeOver: "TAKEOVER",
-	TypeTaken:    "TAKEN",
+	TypeResume:   "RESUME",
 	TypeChunks:   "CHUNKS",
 	TypePublish:  "PUBLISH",
 	TypeRetire:   "RETIRE",
@@ -153,7 +150,6 @@ var typeNames = map[Type]string{
 	TypeFound:    "FOUND",
 	TypeCounters: "COUNTERS",
 	TypeEvent:    "EVENT",
-	TypeHandover: "HANDOVER",
 }
 
 // Header is the first part of a frame.
@@ -223,9 +219,9 @@ func (h Header) check(packet int) error {
 		return protocolf("%v with %d bytes of payload instead of %d", h.Type, packet-HeaderSize, h.Len)
 	case h.Type.name() == "" && h.Flags&FlagOptional == 0:
 		return protocolf("frame of the unknown %v", h.Type)
-	case h.Len != 0 && (h.Type == TypeDone || h.Type == TypeCount || h.Type == TypeTakeOver || h.Type == TypeTaken):
+	case h.Len != 0 && (h.Type == TypeDone || h.Type == TypeCount):
 		return protocolf("%v with %d bytes of payload", h.Type, h.Len)
-	case h.FDs == 0 && (h.Type == TypeChunks || h.Type == TypePage || h.Type == TypeHandover):
+	case h.FDs == 0 && (h.Type == TypeChunks || h.Type == TypePage):
 		return protocolf("%v without fds", h.Type)
 	case h.FDs > h.Type.maxFDs():
 		return protocolf("%v with %d fds, over %d", h.Type, h.FDs, h.Type.maxFDs())
@@ -237,7 +233,7 @@ func (h Header) check(packet int) error {
 
 func (t Type) maxFDs() uint16 {
 	switch {
-	case t == TypeChunks || t == TypeHandover || t.name() == "":
+	case t == TypeChunks || t.name() == "":
 		return MaxFDs
 	case t == TypeObject:
 		return 2

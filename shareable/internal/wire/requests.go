@@ -17,6 +17,7 @@ const (
 	AttachPublish  uint32 = 1 << iota // asks for PUBLISH frames
 	AttachUnsealed                    // asks for a store's object even if it is not sealed
 	AttachBare                        // takes a store's sealed object without control page and wake socket
+	AttachAgain                       // has had the object before, from a server that has ended since
 )
 
 // States of an object.
@@ -183,21 +184,30 @@ type Attach struct {
 	Access uint32
 	Flags  uint32
 	Name   string
+	After  uint64 // with AttachAgain: the id of the last chunk that the reader has
 }
 
 // Append appends the payload to b.
 func (a Attach) Append(b []byte) []byte {
-	return appendString(append32(append32(b, a.Access), a.Flags), a.Name)
+	b = appendString(append32(append32(b, a.Access), a.Flags), a.Name)
+	if a.Flags&AttachAgain != 0 {
+		b = append64(b, a.After)
+	}
+	return b
 }
 
 // DecodeAttach is the reverse of Attach.Append.
 func DecodeAttach(payload []byte) (Attach, error) {
 	d := decoder{of: TypeAttach, b: payload}
-	return finish(&d, Attach{
+	a := Attach{
 		Access: d.access(),
-		Flags:  d.within("flags", 0, AttachPublish|AttachUnsealed|AttachBare),
+		Flags:  d.within("flags", 0, AttachPublish|AttachUnsealed|AttachBare|AttachAgain),
 		Name:   d.name(),
-	})
+	}
+	if a.Flags&AttachAgain != 0 {
+		a.After = d.u64("chunk")
+	}
+	return finish(&d, a)
 }
 
 // Resync asks for the chunks from the id Next on to be sent again.

@@ -497,22 +497,21 @@ func (d *decoder) optionalName() string {
 	return s
 }
 
-// Handover has descriptors of a server that hands all it has to another process, after
-// TAKEOVER. The first of all is a file in memory, with the server's state.
-type Handover struct {
-	First uint32 // the index of the first descriptor in this frame
-	All   uint32 // how many there are
+// Resume is what a client sends first on each connection: its requests are those of one client with that of
+// before. It has no reply.
+type Resume struct {
+	Token [16]byte // random
 }
 
 // Append appends the payload to b.
-func (h Handover) Append(b []byte) []byte { return append32(append32(b, h.First), h.All) }
+func (r Resume) Append(b []byte) []byte { return append(b, r.Token[:]...) }
 
-// DecodeHandover is the reverse of Handover.Append.
-func DecodeHandover(payload []byte) (Handover, error) {
-	d := decoder{of: TypeHandover, b: payload}
-	h := Handover{First: d.u32("index"), All: d.u32("count")}
-	if h.First >= h.All {
-		d.failf("descriptor %d of %d", h.First, h.All)
+// DecodeResume is the reverse of Resume.Append.
+func DecodeResume(payload []byte) (Resume, error) {
+	d := decoder{of: TypeResume, b: payload}
+	r := Resume{Token: d.id("token")}
+	if r.Token == [16]byte{} {
+		d.failf("a token of zeros")
 	}
-	return finish(&d, h)
+	return finish(&d, r)
 }

@@ -100,8 +100,7 @@ func TestStorePayloadRefused(t *testing.T) {
 		{TypeEvent, with[uint32](bytes[TypeEvent], 0, 0), "kind 0 is not from 1 to 7"},
 		{TypeEvent, with[uint32](bytes[TypeEvent], 0, 8), "kind 8 is not from 1 to 7"},
 		{TypeEvent, with[uint32](bytes[TypeEvent], 4, 1), "reserved field 1 is not from 0 to 0"},
-		{TypeHandover, Handover{}.Append(nil), "descriptor 0 of 0"},
-		{TypeHandover, Handover{First: 7, All: 7}.Append(nil), "descriptor 7 of 7"},
+		{TypeResume, Resume{}.Append(nil), "a token of zeros"},
 		{TypeEvent, Event{Kind: EventCreated, Name: "a b"}.Append(nil), "name with byte 0x20 at 1"},
 	} {
 		t.Run(test.of.String()+"/"+test.want, func(t *testing.T) {

@@ -6,9 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os/exec"
-	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -17,27 +15,18 @@ import (
 
 var errLinux = fmt.Errorf("%w: stores need Linux", vmm.ErrNotSupported)
 
-type handover struct{ c serve.Conn }
-
-func (s *Server) takeOver(serve.Conn, wire.Frame) error { return errLinux }
-func (s *Server) taken(serve.Conn, wire.Frame) error    { return errLinux }
-func (s *Server) decide(*handover, bool) bool           { return false }
-
 // recorder tells no one.
 type recorder struct{}
 
 func (r *recorder) stop() {}
 
-func (s *Server) record(*entry) error { return nil }
-func (s *Server) forget(*entry)       {}
+func (s *Server) record(*entry, requestID, *serve.Seal) error { return nil }
+func (s *Server) forget(*entry, requestID)                    {}
+func (s *Server) isDone(requestID) bool                       { return false }
+func (s *Server) clientGone(string)                           {}
+func (s *Server) resume(serve.Conn, wire.Frame) error         { return errLinux }
 
-// TakeOver needs Linux.
-func TakeOver(context.Context, *vmm.Device, *net.UnixConn, int, Options) (*Server, error) {
-	return nil, errLinux
-}
-
-// HandOver needs Linux.
-func (s *Server) HandOver(*net.UnixConn) error { return errLinux }
+type awaited struct{}
 
 // Keeper needs Linux.
 type Keeper struct{}
@@ -66,7 +55,5 @@ func ServeKept(context.Context, *vmm.Device, Options, func(*Server)) error { ret
 // Replace needs Linux.
 func (c *Client) Replace(context.Context) error { return errLinux }
 
-// These are of a takeover alone.
-var _ = func(o Options, s *Server) (func(), func(), time.Duration, bool, uint64) {
-	return o.hooks.beforeTaken, o.hooks.earlyState, o.hooks.exitTime, o.hooks.anyTakesOver, s.resumedIDs
-}
+// This is of Linux alone.
+var _ = func(s *Server) map[string]*awaited { return s.awaited }

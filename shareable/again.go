@@ -1,0 +1,88 @@
+package shareable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// A server whose socket another process keeps is started again when it ends: clients and Views connect again, and go
+// on. Only who runs at that moment can know that it was the same server: it has seen its HELLO.
+
+const (
+	againTime   = 30 * time.Second       // how long a server may take to begin
+	againSpread = 20 * time.Millisecond  // so that not all connect at the same moment
+	againPause  = 500 * time.Millisecond // the longest between two tries
+)
+
+// errLost is that the owner's connection has ended, and that it has not said why.
+var errLost = fmt.Errorf("%w: the connection has ended", ErrOwnerGone)
+
+// comesAgain reports whether another process takes the place of the owner when it ends.
+func comesAgain(owner wire.Hello, path string) bool {
+	return path != "" && owner.Features&wire.FeatureKept != 0
+}
+
+// firstTries is how often a connection is made that ends before its first reply.
+const firstTries = 3
+
+// connectFirst makes the first connection to a server, by f. One that ends before its first reply may have ended with a server
+// that another takes the place of; where there is none, the next try says so.
+func connectFirst(f func() error) error {
+	for tries := 1; ; tries++ {
+		err := f()
+		if tries == firstTries || !errors.Is(err, errLost) {
+			return err
+		}
+		<-time.After(rand.N(againSpread))
+	}
+}
+
+// reconnect connects again to the server at path. f runs, once HELLO is exchanged, in the goroutine that reads the
+// connection, and after it next. It tries until ctx ends or the process that keeps the socket does, and for a limited time.
+func reconnect(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, instance [16]byte, f func(*handshake) error, next func(*handshake)) error {
+	ctx, cancel := context.WithTimeout(ctx, againTime)
+	defer cancel()
+	for pause := rand.N(againSpread); ; pause = min(2*pause+time.Millisecond, againPause) {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("%w: no other server has begun: %w", ErrOwnerGone, ctx.Err())
+		}
+		h, err := openHandshake(ctx, path, dev, o)
+		if err == nil {
+			err = h.c.start(ctx, func() error {
+				if err := h.exchangeHello(); err != nil {
+					return err
+				}
+				if h.peer.Instance != instance {
+					return fmt.Errorf("%w: what is there now has nothing of it", errNotSame)
+				}
+				return f(h)
+			}, func() { next(h) })
+		}
+		if !passes(err) {
+			return err
+		}
+	}
+}
+
+// errNotSame is that a server has not gone on with what there was.
+var errNotSame = fmt.Errorf("%w: another server", ErrOwnerGone)
+
+// passes reports whether it may help to connect again.
+func passes(err error) bool {
+	var none *noServerError
+	switch {
+	case err == nil, errors.As(err, &none), errors.Is(err, errNotSame), errors.Is(err, ErrNotFound):
+		return false
+	}
+	return errors.Is(err, ErrOwnerGone) || errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, vmm.ErrLimit) || errors.Is(err, vmm.ErrBusy)
+}

@@ -1,0 +1,223 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// entryState is an entry in what the keeper has.
+type entryState struct {
+	ID, Max            uint64
+	Has                []uint64 // of the ledger's kinds
+	UID, Flags, Device uint32
+	Prop               vmm.Prop
+	Labels             []wire.Label
+	Names              []string
+	Lease              string // clientToken of who has it
+	Started            bool
+	Sealed, Deleted    bool
+}
+
+// stateLocked is an entry for the keeper. Requires mu.
+func (s *Server) stateLocked(e *entry) entryState {
+	st := entryState{
+		ID: e.id, Max: e.max, Has: slices.Clone(e.has[:]), UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
+		Labels: e.labels, Names: e.names, Started: e.started, Sealed: e.sealed, Deleted: e.deleted,
+	}
+	if x := s.clients[e.lease]; x != nil {
+		st.Lease = x.token
+	}
+	return st
+}
+
+// lasts reports whether a server that begins goes on with an object.
+func (st *entryState) lasts() bool {
+	switch {
+	case st.Deleted:
+		return false
+	case st.Sealed:
+		return true
+	}
+	return st.Started && (st.Flags&wire.StoreDurable != 0 || st.Lease != "")
+}
+
+// canRestore is nil if what a keeper has is of this device and this program.
+func canRestore(dev *vmm.Device, k *keptObjects) error {
+	if k.server == nil {
+		return nil
+	}
+	var text serverText
+	if err := json.Unmarshal(k.server, &text); err != nil {
+		return protocolError(err)
+	}
+	return sameMemory(dev, text.Hello)
+}
+
+// sameMemory is nil if memory of the store that sent h is memory of dev. Objects of another device, or
+// of other sizes of pages, could not be mapped.
+func sameMemory(dev *vmm.Device, h wire.Hello) error {
+	gran, err := granularity(dev)
+	if err == nil && (dev.Info().UUID != h.UUID || gran != h.Granularity) {
+		err = fmt.Errorf("%w: the store has memory of device %x in multiples of %d bytes, this process of %x in %d",
+			vmm.ErrNotSupported, h.UUID, h.Granularity, dev.Info().UUID, gran)
+	}
+	return err
+}
+
+// restore makes a server of what a keeper has, and takes the descriptors. It returns the ids of the objects that
+// have not come back: they have ended with their connections.
+func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64, gone []uint64, err error) {
+	defer k.close() // what is left
+	var text serverText
+	if err := json.Unmarshal(k.server, &text); err != nil {
+		return nil, 0, nil, protocolError(err)
+	}
+	var entries []entryState
+	var objects []shareable.Recorded
+	for _, id := range slices.Sorted(maps.Keys(k.objects)) {
+		kept := k.objects[id]
+		var e entryState
+		head, state, _ := bytes.Cut(kept.text, []byte{'\n'})
+		if json.Unmarshal(head, &e) != nil || !e.lasts() { // the first: its first reply was not sent
+			gone = append(gone, id)
+			continue
+		}
+		rec := shareable.Recorded{State: state, Chunks: kept.fds, Page: -1}
+		if fd, has := kept.fds[pageKey]; has {
+			rec.Page = fd
+			delete(kept.fds, pageKey)
+		}
+		objects, entries = append(objects, rec), append(entries, e)
+		delete(k.objects, id)
+	}
+	if s, err = bareServer(dev, o); err != nil {
+		return nil, 0, nil, err
+	}
+	var all []serve.Object
+	if s.conns, s.objects, all, err = shareable.Restore(dev, o.server(), handler{s}, text.Hello.Instance, text.IDs, objects); err != nil {
+		return nil, 0, nil, err
+	}
+	s.ledger = newLedger(o, s.objects.FileLimit())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, st := range entries {
+		s.restoreEntryLocked(all[i], st)
+	}
+	go s.endAwaited()
+	return s, text.IDs, gone, nil
+}
+
+// restoreEntryLocked makes an entry of its state. Requires mu.
+func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
+	e := &entry{
+		obj: obj, id: st.ID, uid: st.UID, flags: st.Flags, device: st.Device, prop: st.Prop, max: st.Max, labels: st.Labels,
+		names: st.Names, started: st.Started, sealed: st.Sealed,
+	}
+	s.addLocked(e)
+	for _, name := range e.names {
+		s.byName[name] = e
+	}
+	copy(e.has[:], st.Has)
+	if e.sealed { // as seal has it
+		n, _ := obj.Chunks()
+		_, _, capacity, _ := obj.State()
+		e.has[ledger.Bytes], e.has[ledger.Descriptors] = capacity, s.descriptorsOf(uint64(n))
+	}
+	s.ledger.Add(e.uid, e.has)
+	s.usedLocked(e) // when it was used last is not known
+	switch {
+	case st.Lease != "":
+		s.awaitLocked(e, st.Lease)
+	case !e.sealed:
+		e.obj.EndLease() // its writer may run on, and publishes nothing any more
+	}
+}
+
+// awaited has the leases of a client that is to come back.
+type awaited struct{ uid uint32 }
+
+var _ serve.Conn = (*awaited)(nil)
+
+func (a *awaited) Cred() wire.Cred                               { return wire.Cred{UID: a.uid} }
+func (a *awaited) PeerPIDFD() (int, error)                       { return -1, unix.ESRCH }
+func (a *awaited) Reply(wire.Type, uint32, []byte, ...int) error { return nil }
+func (a *awaited) Refuse(uint32, error) error                    { return nil }
+func (a *awaited) Close(error)                                   {}
+
+// awaitLocked has the lease of an object wait for a client. Requires mu.
+func (s *Server) awaitLocked(e *entry, token string) {
+	a := s.awaited[token]
+	if a == nil {
+		a = &awaited{e.uid}
+		s.awaited[token] = a
+		s.clientLocked(a).token = token
+	}
+	e.lease = a
+	s.clientLocked(a).leases[e.id] = e
+}
+
+// returnTime is how long leases stand still for clients that are to come back. It is a variable for tests.
+var returnTime = 10 * time.Second
+
+// endAwaited ends the leases of clients that have not come back.
+func (s *Server) endAwaited() {
+	t := time.NewTimer(returnTime)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-s.stop:
+		return
+	}
+	s.mu.Lock()
+	left := s.awaited
+	s.awaited = nil
+	s.mu.Unlock()
+	for _, a := range left {
+		handler{s}.End(a)
+	}
+}
+
+// resume handles RESUME: what a client of a server before this one had is the connection's.
+func (s *Server) resume(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeResume(f.Payload)
+	if err != nil {
+		return err
+	}
+	token := clientToken(q.Token)
+	s.clientCame(token)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := s.clientLocked(c)
+	if x.token != "" {
+		return &wire.ProtocolError{What: "a second RESUME"}
+	}
+	x.token = token
+	a := s.awaited[token]
+	if a == nil || a.uid != c.Cred().UID {
+		return nil
+	}
+	for id, e := range s.clients[a].leases {
+		e.lease, x.leases[id] = c, e
+	}
+	delete(s.clients, a)
+	delete(s.awaited, token)
+	return nil
+}
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		closeFD(fd)
+	}
+}

@@ -1,0 +1,127 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// everyRequest makes each kind of request, and checks that each was done once.
+func everyRequest(ctx context.Context, t require.TestingT, path string, dev *vmm.Device) {
+	c, err := Connect(ctx, path, dev, ClientOptions{Timeout: inTime})
+	require.NoError(t, err)
+	defer c.Close() //nolint:errcheck // it makes no more requests
+	w, err := c.Create(ctx, "grows", CreateOptions{Size: 64 << 20, Growable: true, Durable: true})
+	require.NoError(t, err)
+	require.NoError(t, w.Append(waveAt(0, 1000)))
+	require.NoError(t, w.Flush(ctx))
+	follows, err := c.Get(ctx, "grows", GetOptions{Unsafe: true})
+	require.NoError(t, err)
+	require.NoError(t, w.Append(waveAt(1000, 3<<20)))
+	require.NoError(t, w.Close())
+	w, err = c.Append(ctx, "grows", AppendOptions{Wait: true})
+	require.NoError(t, err)
+	require.EqualValues(t, 1000+3<<20, w.Len())
+	require.NoError(t, c.Link(ctx, "grows", "another"))
+	require.NoError(t, c.Unlink(ctx, "another"))
+	require.NoError(t, w.Append(waveAt(1000+3<<20, 5<<20)))
+	require.NoError(t, w.Seal(ctx, shareable.SealOptions{Digest: true}))
+	require.NoError(t, w.Close())
+	const all = 1000 + 3<<20 + 5<<20
+	require.NoError(t, follows.View().WaitSealed(ctx))
+	require.NoError(t, checkWave(follows, all))
+	require.NoError(t, follows.Close())
+
+	again, err := c.Create(ctx, "again", CreateOptions{Size: 100})
+	require.NoError(t, err)
+	require.NoError(t, again.Append(waveAt(0, 100)))
+	require.NoError(t, again.Seal(ctx, shareable.SealOptions{}))
+	require.NoError(t, again.Close())
+	require.NoError(t, c.Delete(ctx, "again", DeleteOptions{}))
+	aborted, err := c.Create(ctx, "aborted", CreateOptions{Size: 100})
+	require.NoError(t, err)
+	require.NoError(t, aborted.Abort(ctx))
+	forced, err := c.Create(ctx, "forced", CreateOptions{Size: 100, Durable: true})
+	require.NoError(t, err)
+	require.NoError(t, forced.Close())
+	require.NoError(t, c.Delete(ctx, "forced", DeleteOptions{Force: true}))
+	list, err := c.List(ctx, ListOptions{})
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	require.Equal(t, []string{"grows"}, list[0].Names)
+	b, err := c.Get(ctx, "grows", GetOptions{})
+	require.NoError(t, err)
+	require.NoError(t, checkWave(b, all))
+	require.NoError(t, b.Close())
+	require.NoError(t, c.Delete(ctx, "grows", DeleteOptions{}))
+	s, err := c.Stats(ctx)
+	require.NoError(t, err)
+	require.Zero(t, s.Bytes)
+	require.Zero(t, s.Objects)
+	require.Zero(t, s.Leases)
+}
+
+// TestServerDiesAtEachStep: whichever step of whichever request a server dies at, the client gets what it would have
+// got. As a negative control the next server knows nothing of what was done: then something is done twice.
+func TestServerDiesAtEachStep(t *testing.T) {
+	t.Parallel()
+	for step := 1; ; step += testgate.Effort(11, 1, 1) {
+		path := socketAt(t)
+		k := spawn(t, "keeper", path, strconv.Itoa(step))
+		k.expect("ready")
+		first := k.ask("pid")
+		everyRequest(within(t), t, path, testDevice(t))
+		died := k.ask("pid") != first
+		k.ask("close")
+		if t.Failed() {
+			t.Fatalf("step %d", step)
+		}
+		if !died {
+			t.Logf("%d steps", step-1)
+			return
+		}
+	}
+}
+
+// exits is a test that ends its process when it fails.
+type exits struct{}
+
+func (exits) Errorf(format string, args ...any) { fmt.Fprintf(os.Stderr, format, args...) }
+func (exits) FailNow()                          { os.Exit(1) }
+
+// playRequests makes each kind of request.
+func playRequests(p *part) {
+	ctx, cancel := context.WithTimeout(context.Background(), inTime)
+	defer cancel()
+	everyRequest(ctx, exits{}, p.args[0], p.device(nil))
+}
+
+func TestServerDiesAtEachStepControl(t *testing.T) {
+	t.Setenv(forgetVar, "1")
+	for step := 45; ; step++ { // before that nothing is done that could be done twice
+		path := socketAt(t)
+		k := spawn(t, "keeper", path, strconv.Itoa(step))
+		k.expect("ready")
+		first := k.ask("pid")
+		c := spawn(t, "requests", path)
+		var err error
+		c.end.Do(func() {
+			err = c.cmd.Wait()
+			_ = c.in.Close()
+		})
+		if err != nil {
+			t.Logf("step %d: %s", step, c.err.String())
+			return
+		}
+		require.NotEqual(t, first, k.ask("pid"), "no step at which it fails")
+		k.ask("close")
+	}
+}

@@ -1,0 +1,145 @@
+package store
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/shareable"
+)
+
+// stormOn starts 8 writers and 32 readers, in two processes.
+func stormOn(t *testing.T, path string) (all []*child) {
+	t.Helper()
+	for i := range 2 {
+		c := spawn(t, "storm", path, fmt.Sprintf("storm%d", i), "4", "4")
+		c.expect("ready")
+		all = append(all, c)
+	}
+	return all
+}
+
+// goesOn waits until each process of a storm has done so much more without an error.
+func goesOn(all []*child, ops int) {
+	for _, c := range all {
+		c.t.Helper()
+		c.ask("ops", ops)
+	}
+}
+
+// ended ends a storm.
+func ended(t *testing.T, all []*child) {
+	t.Helper()
+	for _, c := range all {
+		t.Logf("%s operations", c.ask("end"))
+		c.wait()
+	}
+}
+
+// waiting is requests that wait while servers come and go.
+type waiting struct {
+	c      *Client
+	w      *Writer
+	get    chan error
+	lease  chan *Writer
+	events chan Event
+}
+
+func waitingOn(t *testing.T, path string) *waiting {
+	t.Helper()
+	c, err := Connect(t.Context(), path, testDevice(t), ClientOptions{Timeout: inTime})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	x := &waiting{c: c, get: make(chan error, 1), lease: make(chan *Writer, 1), events: make(chan Event, 1000)}
+	x.w, err = c.Create(t.Context(), "held", CreateOptions{Size: 1 << 20, Durable: true})
+	require.NoError(t, err)
+	events, err := c.Watch(t.Context(), "held")
+	require.NoError(t, err)
+	go func() {
+		defer close(x.events)
+		for e, err := range events {
+			if err != nil {
+				return
+			}
+			x.events <- e
+		}
+	}()
+	go func() {
+		b, err := c.Get(t.Context(), "held/later", GetOptions{Wait: true})
+		if err == nil {
+			err = b.Close()
+		}
+		x.get <- err
+	}()
+	go func() {
+		w, err := c.Append(t.Context(), "held", AppendOptions{Wait: true})
+		if err != nil {
+			t.Error(err)
+		}
+		x.lease <- w
+	}()
+	require.Eventually(t, func() bool { s, err := c.Stats(t.Context()); return err == nil && s.Waits == 2 }, inTime, step)
+	return x
+}
+
+// survived ends the waits, each as it should.
+func (x *waiting) survived(t *testing.T) {
+	t.Helper()
+	require.Empty(t, x.get)
+	require.Empty(t, x.lease)
+	require.Eventually(t, func() bool { s, err := x.c.Stats(t.Context()); return err == nil && s.Waits == 2 }, inTime, step)
+	require.NoError(t, x.w.Append([]byte("by the first")))
+	require.NoError(t, x.w.Close())
+	w := <-x.lease
+	require.NotNil(t, w)
+	require.EqualValues(t, len("by the first"), w.Len())
+	require.NoError(t, w.Close())
+	v, err := x.c.Create(t.Context(), "held/later", CreateOptions{Size: 10})
+	require.NoError(t, err)
+	require.NoError(t, v.Seal(t.Context(), shareable.SealOptions{}))
+	require.NoError(t, v.Close())
+	require.NoError(t, <-x.get)
+	var kinds []EventKind
+	for e := range x.events {
+		if e.Kind == EventLost {
+			require.Empty(t, kinds)
+			continue
+		}
+		if kinds = append(kinds, e.Kind); e.Kind == EventSealed {
+			break
+		}
+	}
+	require.Equal(t, []EventKind{EventReleased, EventCreated, EventSealed}, kinds)
+	require.NoError(t, x.c.Delete(t.Context(), "held", DeleteOptions{}))
+	require.NoError(t, x.c.Delete(t.Context(), "held/later", DeleteOptions{}))
+}
+
+// TestStormOfDeaths: servers are killed, and replaced, under 8 writers and 32 readers that never pause. No call of
+// any has an error, and no byte is wrong.
+func TestStormOfDeaths(t *testing.T) {
+	path := socketAt(t)
+	k := spawn(t, "keeper", path)
+	k.expect("ready")
+	all := stormOn(t, path)
+	x := waitingOn(t, path)
+	goesOn(all, 20)
+	for i := range testgate.Effort(4, 20, 200) {
+		<-time.After(time.Duration(i*7%50) * time.Millisecond)
+		if i%2 == 0 {
+			k.ask("kill")
+		} else {
+			k.ask("reload")
+		}
+		goesOn(all, 5)
+	}
+	x.survived(t)
+	ended(t, all)
+	require.Eventually(t, func() bool {
+		s, err := x.c.Stats(t.Context())
+		return err == nil && s.Objects == 0 && s.Bytes == 0 && s.Leases == 0 && s.Waits == 0
+	}, inTime, step)
+	k.ask("close")
+}
