@@ -60,10 +60,7 @@ func TestWriterKilledBeforeSeal(t *testing.T) {
 	}
 	_, err := c.Get(t.Context(), "n", GetOptions{Unsafe: true})
 	require.ErrorIs(t, err, shareable.ErrNotFound)
-	s := statsOf(t, d)
-	require.Zero(t, s.Objects)
-	require.Zero(t, s.Bytes)
-	require.Equal(t, uint64(1), s.Aborted)
+	require.Eventually(t, func() bool { s := statsOf(t, d); return s.Objects == 0 && s.Bytes == 0 && s.Aborted == 1 }, inTime, step)
 	a.even()
 }
 
