@@ -391,7 +391,7 @@ func readerStoppedTooLong(t *testing.T) {
 	require.Equal(t, 1, p.Readers())
 	still.cont()
 	still.tell("orphaned")
-	require.Contains(t, still.expect("orphaned"), ErrOwnerGone.Error())
+	require.Contains(t, still.expect("orphaned"), ErrTooSlow.Error())
 	still.tell("verify") // what it keeps is still what it was
 	require.LessOrEqual(t, still.count("sound"), uint64(9*mib))
 	reads(t, moves, 7*mib)

@@ -18,6 +18,7 @@ import (
 var (
 	ErrOwnerGone = errors.New("the owner is gone")                                     // mapped memory stays, and nothing more comes
 	ErrSealed    = errors.New("sealed: its length is final")                           // more bytes are asked for than there will be, or a sealed object is to be written
+	ErrTooSlow   = errors.New("the owner did not wait any longer")                     // it lives, and has disconnected this process, which was stopped, say
 	ErrRetired   = errors.New("the owner took back memory that is in use here")        // so the view has detached from the owner
 	ErrNotSealed = errors.New("not sealed")                                            // a store's object, and it was not asked for as it is
 	ErrAborted   = errors.New("its writer has given it up")                            // a store's object
@@ -89,6 +90,8 @@ func peerError(e wire.Error) error {
 		kind = vmm.ErrOutOfMemory
 	case wire.CodeBounds:
 		kind = vmm.ErrBounds
+	case wire.CodeTooSlow:
+		kind = ErrTooSlow
 	case wire.CodeInternal:
 		kind = errRefused
 	}
@@ -110,7 +113,7 @@ func (e *ownerError) Error() string {
 	case text != "" && text != kind:
 		return fmt.Sprintf("%s: the owner says %q", kind, text)
 	}
-	if slices.Contains([]error{ErrNotFound, ErrOwnerGone, ErrSealed, ErrNotSealed, ErrAborted}, e.kind) {
+	if slices.Contains([]error{ErrNotFound, ErrOwnerGone, ErrSealed, ErrNotSealed, ErrAborted, ErrTooSlow}, e.kind) {
 		return kind // only the owner can know it
 	}
 	return kind + ": the owner says so"

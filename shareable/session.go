@@ -106,6 +106,10 @@ func (ses *session) stop(err error) {
 	ses.stopOnce.Do(func() {
 		ses.err = err
 		close(ses.done)
+		if errors.Is(err, errTooSlow) { // it may run again later
+			_ = ses.conn.SetWriteDeadline(time.Now().Add(closeGrace))
+			_ = ses.conn.Write(wire.TypeError, 0, 0, wire.Error{Code: wire.CodeTooSlow, Text: err.Error()}.Append(nil))
+		}
 		_ = ses.conn.Shutdown() // both goroutines return from the kernel
 		ses.mu.Lock()
 		ses.stopped = true

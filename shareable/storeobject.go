@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -297,6 +299,16 @@ func (o *storeObject) startWakesLocked() {
 		o.started = true
 		go o.wakeReaders()
 	}
+}
+
+// Beat is when the writer has last shown that it runs.
+func (o *storeObject) Beat() time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.page == nil || o.page.heartbeat.Load() == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(min(o.page.heartbeat.Load(), math.MaxInt64)))
 }
 
 // Wrote has the readers woken.

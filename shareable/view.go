@@ -297,7 +297,7 @@ func (v *View) Digest() ([32]byte, bool) {
 // Err returns nil while more bytes can come, and also once the object is sealed
 // and all of it is mapped. Else it returns why nothing more comes: ErrOwnerGone, also
 // after the owner has closed the Publication,
-// ErrProtocol, ErrRetired, an error of mapping, or after Close vmm.ErrClosed.
+// ErrTooSlow, ErrProtocol, ErrRetired, an error of mapping, or after Close vmm.ErrClosed.
 func (v *View) Err() error {
 	if v == nil || v.dev == nil {
 		return errNoView

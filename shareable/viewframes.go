@@ -16,7 +16,7 @@ func (v *View) follow() {
 	for err == nil {
 		_, err = v.handleNext()
 	}
-	if errors.Is(err, errLost) && v.connectAgain() {
+	if (errors.Is(err, errLost) || errors.Is(err, ErrTooSlow)) && v.connectAgain() {
 		return
 	}
 	v.detach(err)

@@ -30,7 +30,7 @@ type options struct {
 	maxObjects, maxConns      int
 	users                     []uint
 	evict, verbose            bool
-	timeout                   time.Duration
+	timeout, leaseTime        time.Duration
 }
 
 // run runs the program and returns its exit code.
@@ -92,6 +92,7 @@ SIGHUP or "vmmstored reload", it starts the program anew, with the same flags, w
 	f.UintSliceVar(&o.users, "user", nil, "ids of the users who may connect (default: this user alone)")
 	f.BoolVar(&o.evict, "evict", false, "delete sealed objects that no reader has when memory or a limit runs out, the least recently used first")
 	f.DurationVar(&o.timeout, "timeout", 0, "longest wait for a client, after which it is disconnected (default 10s)")
+	f.DurationVar(&o.leaseTime, "lease-time", 0, "how long a writer may show no sign of life while another one waits for its object (default 30s)")
 	f.BoolVarP(&o.verbose, "verbose", "v", false, "log each connection that is refused or cut off")
 	root.AddCommand(o.list(stdout), o.delete(), o.stats(stdout), o.reload())
 	return root
@@ -118,7 +119,7 @@ func (o *options) serverOptions(log io.Writer) (store.Options, error) {
 	token, err := o.token()
 	so := store.Options{
 		Token: token, MaxConns: o.maxConns, MaxObjects: o.maxObjects,
-		MaxBytes: uint64(o.maxBytes), MaxBytesPerUID: uint64(o.maxBytesPerUser), Evict: o.evict, Timeout: o.timeout,
+		MaxBytes: uint64(o.maxBytes), MaxBytesPerUID: uint64(o.maxBytesPerUser), Evict: o.evict, Timeout: o.timeout, LeaseTime: o.leaseTime,
 	}
 	for _, u := range o.users {
 		if u > 1<<32-2 {

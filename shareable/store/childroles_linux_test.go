@@ -117,6 +117,9 @@ func playKeeper(p *part) {
 // forgetVar is the variable of the environment that sets hooks.forget.
 const forgetVar = "STORE_TEST_FORGET"
 
+// returnVar is the variable of the environment that sets returnTime.
+const returnVar = "STORE_TEST_RETURN"
+
 // servedBy is the first child of this process; 0 if there is none.
 func servedBy() int {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/children", os.Getpid()))
@@ -141,6 +144,9 @@ func playKept(p *part) {
 	dev := p.device(nil)
 	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	o.hooks.forget = os.Getenv(forgetVar) != ""
+	if d, err := time.ParseDuration(os.Getenv(returnVar)); err == nil {
+		returnTime = d
+	}
 	if len(p.args) > 0 {
 		last, err := strconv.ParseInt(p.args[0], 10, 64)
 		p.must(err)

@@ -199,13 +199,13 @@ func TestWaitExit(t *testing.T) {
 	of := func(pid int) func() (int, error) {
 		return func() (int, error) { return unix.PidfdOpen(pid, 0) }
 	}
-	waitExit(os.Getpid(), of(os.Getpid()))
-	waitExit(0, of(0))
-	waitExit(-1, of(-1))
+	require.False(t, waitExit(os.Getpid(), of(os.Getpid())))
+	require.True(t, waitExit(0, of(0)))
+	require.True(t, waitExit(-1, of(-1)))
 	for range p.lines { // until it ends; it was not waited for, so its number stays
 	}
 	require.Eventually(t, func() bool { return isExiting(p.pid()) }, inTime, step)
-	waitExit(p.pid(), of(p.pid()))
+	require.True(t, waitExit(p.pid(), of(p.pid())))
 	p.wait()
 	require.False(t, isExiting(p.pid()))
 

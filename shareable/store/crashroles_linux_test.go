@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,18 @@ func playHolder(p *part) {
 		b, err := c.Get(ctx, p.args[2], GetOptions{})
 		p.must(err)
 		p.must(checkWave(b, b.Len()))
+	case "late": // one that is stopped, and goes on when it has lost the object
+		w, err := c.Create(ctx, p.args[2], CreateOptions{Size: 8 << 20, Growable: true, Durable: true})
+		p.must(err)
+		p.must(w.Append(waveAt(0, 1000)))
+		p.must(w.Flush(ctx))
+		p.say("ready")
+		p.next()
+		p.must(dev.CopyIn(w.Ptr(), bytes.Repeat([]byte{0xee}, int(w.Cap()))))
+		w.page.Publish(w.Cap())
+		p.say("overwritten")
+		p.eventually("it knows", func() bool { return w.Err() != nil })
+		p.say(w.Err())
 	}
 	p.say("ready")
 	p.next()

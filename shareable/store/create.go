@@ -151,11 +151,19 @@ func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Wri
 	if err != nil {
 		return nil, err
 	}
-	w := c.newWriter(name, o.GrowAhead)
-	w.durable = true
-	return w, w.open(ctx, t, func(uint64) (wire.Type, []byte) {
-		return wire.TypeLease, wire.Lease{Wait: o.Wait, Name: t.name}.Append(nil)
-	}, o.Wait)
+	for {
+		w := c.newWriter(name, o.GrowAhead)
+		w.durable = true
+		err := w.open(ctx, t, func(uint64) (wire.Type, []byte) {
+			return wire.TypeLease, wire.Lease{Wait: o.Wait, Name: t.name}.Append(nil)
+		}, o.Wait)
+		if err != nil || !w.fenced {
+			return w, err
+		}
+		if w, err = w.renew(ctx); !o.Wait || !errors.Is(err, shareable.ErrNotFound) { // else another client has made the copy
+			return w, err
+		}
+	}
 }
 
 // open gets the lease of an object over a connection of its own, and maps all memory that it
@@ -199,6 +207,9 @@ func (w *Writer) open(ctx context.Context, about target, ask func(gran uint64) (
 		if err != nil {
 			return err
 		}
+		if w.fenced {
+			return nil
+		}
 		if err = w.mapped(sub); err == nil {
 			return w.mapMemory(sub)
 		}
@@ -236,6 +247,10 @@ func (w *Writer) takeObject(f wire.Frame) error {
 	case o.Max > w.c.opts.MaxBytes && !w.created: // else Create has seen to it, but for rounding
 		return fmt.Errorf("%w: an object of at most %d bytes, over ClientOptions.MaxBytes of %d", vmm.ErrLimit, o.Max, w.c.opts.MaxBytes)
 	}
+	if w.id, w.obj = (ID{Instance: o.Instance, Number: o.ID}), o; o.Access == wire.AccessRead {
+		w.fenced = true
+		return nil
+	}
 	w.memory.tracker, err = wire.NewTracker(o, wire.Limits{Granularity: hello.Granularity})
 	if err != nil {
 		return protocolError(err)
@@ -244,7 +259,6 @@ func (w *Writer) takeObject(f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	w.obj, w.id = o, ID{Instance: o.Instance, Number: o.ID}
 	_ = f.FDs[0].Close() // it is memory, whose close does not wait
 	return nil
 }
@@ -286,9 +300,7 @@ func (w *Writer) giveBack() {
 		_ = w.r.Close()
 	}
 	if w.page != nil {
-		if w.created {
-			_ = w.sendRelease(true) // else it would stay, if it is durable
-		}
+		_ = w.sendRelease(w.created) // else it would stay, if it is durable
 		_ = w.page.Close()
 	}
 	w.cancel()

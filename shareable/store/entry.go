@@ -33,16 +33,18 @@ type entry struct {
 	labels []wire.Label
 
 	// Guarded by Server.mu.
-	names   []string
-	lease   serve.Conn // the client that may write; nil: none
-	waiting []wait     // for the lease
-	started bool       // a writer has mapped its page once
-	sealed  bool
-	deleted bool // it has no name any more, and goes with its last reader
-	dropped bool
-	has     ledger.Amounts // of what users can have, counted for uid
-	memory  []*vmm.Chunk   // all of it, unless a server before this one has created it; see createMemory
-	unused  *list.Element  // of Server.unused; nil: not in it
+	names    []string
+	lease    serve.Conn // the client that may write; nil: none
+	waiting  []wait     // for the lease
+	leasedAt time.Time  // when the lease was given
+	fenced   bool       // a writer that has no lease any more may write to the memory: see fence.go
+	started  bool       // a writer has mapped its page once
+	sealed   bool
+	deleted  bool // it has no name any more, and goes with its last reader
+	dropped  bool
+	has      ledger.Amounts // of what users can have, counted for uid
+	memory   []*vmm.Chunk   // all of it, unless a server before this one has created it; see createMemory
+	unused   *list.Element  // of Server.unused; nil: not in it
 }
 
 func (e *entry) durable() bool  { return e.flags&wire.StoreDurable != 0 }
@@ -86,7 +88,7 @@ func (s *Server) create(c serve.Conn, f wire.Frame) error {
 	s.counts.created.Add(1)
 	s.emit(wire.EventCreated, e, 0)
 	if err := s.sendLease(c, f.Request, e); err != nil {
-		s.endLease(e, c, true, requestID{})
+		s.endLease(e, c, true, false, requestID{})
 		return err
 	}
 	s.replyWaits(e, false, q.Name)
@@ -297,7 +299,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	s.counts.deleted.Add(1)
 	s.emitAs(wire.EventDeleted, e, name, 0)
 	if writer != nil {
-		s.endLease(e, writer, true, requestID{})
+		s.endLease(e, writer, true, false, requestID{})
 		gone := wire.Deleted{Object: e.id}.Append(nil)
 		go func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }() // an error ends the connection
 	}

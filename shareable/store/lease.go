@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -66,7 +67,7 @@ func (s *Server) addLeaseWaitLocked(e *entry, w wait) {
 // leaseLocked gives a lease to a connection. Requires mu.
 func (s *Server) leaseLocked(e *entry, c serve.Conn) {
 	invariants.Held(&s.mu)
-	e.lease = c
+	e.lease, e.leasedAt = c, time.Now()
 	s.clientLocked(c).leases[e.id] = e
 	s.counts.leases.Add(1)
 }
@@ -75,7 +76,7 @@ func (s *Server) leaseLocked(e *entry, c serve.Conn) {
 func (s *Server) sendLeased(c serve.Conn, request uint32, e *entry) error {
 	err := s.sendLease(c, request, e)
 	if err != nil {
-		s.endLease(e, c, false, requestID{})
+		s.endLease(e, c, false, false, requestID{})
 	}
 	return err
 }
@@ -90,7 +91,11 @@ func (s *Server) sendLease(c serve.Conn, request uint32, e *entry) error {
 	if err := s.checkFD(fd); err != nil {
 		return err
 	}
-	if err := e.obj.Describe(c, request, s.nameOf(e), wire.AccessReadWrite, fd); err != nil {
+	access := wire.AccessReadWrite
+	if s.isFenced(e) {
+		access = wire.AccessRead
+	}
+	if err := e.obj.Describe(c, request, s.nameOf(e), access, fd); err != nil {
 		return &sentError{err}
 	}
 	return nil
@@ -105,6 +110,12 @@ func (s *Server) leasePage(c serve.Conn, e *entry) (fd int, err error) {
 		return -1, fmt.Errorf("%w: the lease of object %d has ended", shareable.ErrNotFound, e.id)
 	}
 	return e.obj.LeasePage()
+}
+
+func (s *Server) isFenced(e *entry) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return e.fenced
 }
 
 func (s *Server) nameOf(e *entry) string {
@@ -156,6 +167,9 @@ func (s *Server) startLease(c serve.Conn, id uint64) (*entry, error) {
 	e, err := s.leasedLocked(c, id)
 	if err != nil {
 		return nil, err
+	}
+	if e.fenced {
+		return nil, fmt.Errorf("%w: object %d is written to no more", vmm.ErrPermission, id)
 	}
 	if err := e.obj.StartLease(); err != nil {
 		return nil, err
@@ -251,13 +265,14 @@ func (s *Server) release(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	s.endLease(e, c, q.Abort || !e.durable(), s.requestOf(c, f))
+	s.endLease(e, c, q.Abort || !e.durable(), false, s.requestOf(c, f))
 	return done(c, f.Request)
 }
 
 // endLease ends the lease that a connection has, if it has it still. With abort the object
-// goes, else the next that waits for the lease gets it. by is the request that has it so.
-func (s *Server) endLease(e *entry, c serve.Conn, abort bool, by requestID) {
+// goes, else the next that waits for the lease gets it. With runs the writer may still write to the memory. by is the
+// request that has it so.
+func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID) {
 	s.mu.Lock()
 	if e.lease != c {
 		s.mu.Unlock()
@@ -270,6 +285,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort bool, by requestID) {
 	}
 	// An object whose CREATE no client has heard of would have no use and no owner.
 	abort = abort || !e.started
+	e.fenced = e.fenced || runs && !s.opts.hooks.unfenced
 	e.lease = nil
 	if x := s.clients[c]; x != nil {
 		delete(x.leases, e.id)

@@ -42,6 +42,10 @@ type Options struct {
 	// Logger gets a line for each connection that is refused or cut off; nil logs nothing.
 	Logger *slog.Logger
 
+	// LeaseTime is how long a Writer's process may show no sign of life, if another one waits for the object: then that
+	// gets it. A Writer shows one each second. 0 is 30 s.
+	LeaseTime time.Duration
+
 	hooks hooks
 }
 
@@ -51,12 +55,13 @@ type hooks struct {
 
 	// Negative controls.
 	keepPage bool // readers keep the page of a writer whose lease has ended
+	unfenced bool // memory of a writer that may run is the next one's
 	forget   bool // what a server before this one has done is not known
 }
 
 // resolve checks the options and fills in the defaults.
 func (o Options) resolve() (Options, error) {
-	if o.MaxObjects < 0 || o.Timeout < 0 {
+	if o.MaxObjects < 0 || o.Timeout < 0 || o.LeaseTime < 0 {
 		return o, fmt.Errorf("%w: a limit below 0", vmm.ErrInvalid)
 	}
 	if o.MaxObjects == 0 {
@@ -73,6 +78,9 @@ func (o Options) resolve() (Options, error) {
 	}
 	if o.Timeout == 0 {
 		o.Timeout = 10 * time.Second
+	}
+	if o.LeaseTime == 0 {
+		o.LeaseTime = 30 * time.Second
 	}
 	return o, nil
 }

@@ -26,7 +26,9 @@ type entryState struct {
 	Labels             []wire.Label
 	Names              []string
 	Lease              string // clientToken of who has it
-	Started            bool
+	PID                int32  // of that; 0: it has none here
+	Began              uint64 // when that process has
+	Started, Fenced    bool
 	Sealed, Deleted    bool
 }
 
@@ -34,10 +36,10 @@ type entryState struct {
 func (s *Server) stateLocked(e *entry) entryState {
 	st := entryState{
 		ID: e.id, Max: e.max, Has: slices.Clone(e.has[:]), UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
-		Labels: e.labels, Names: e.names, Started: e.started, Sealed: e.sealed, Deleted: e.deleted,
+		Labels: e.labels, Names: e.names, Started: e.started, Fenced: e.fenced, Sealed: e.sealed, Deleted: e.deleted,
 	}
 	if x := s.clients[e.lease]; x != nil {
-		st.Lease = x.token
+		st.Lease, st.PID, st.Began = x.token, e.lease.Cred().PID, x.began
 	}
 	return st
 }
@@ -109,7 +111,7 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 	if s.conns, s.objects, all, err = shareable.Restore(dev, o.server(), handler{s}, text.Hello.Instance, text.IDs, objects); err != nil {
 		return nil, 0, nil, err
 	}
-	s.ledger = newLedger(o, s.objects.FileLimit())
+	s.begin()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, st := range entries {
@@ -123,13 +125,18 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
 	e := &entry{
 		obj: obj, id: st.ID, uid: st.UID, flags: st.Flags, device: st.Device, prop: st.Prop, max: st.Max, labels: st.Labels,
-		names: st.Names, started: st.Started, sealed: st.Sealed,
+		started: st.Started, fenced: st.Fenced, sealed: st.Sealed,
 	}
 	s.addLocked(e)
-	for _, name := range e.names {
-		s.byName[name] = e
-	}
 	copy(e.has[:], st.Has)
+	for _, name := range st.Names {
+		if old := s.byName[name]; old != nil { // this one has replaced it
+			old.names = slices.DeleteFunc(old.names, func(n string) bool { return n == name })
+			s.refundLocked(old, recordsOfName(name))
+		}
+		s.byName[name] = e
+		e.names = append(e.names, name)
+	}
 	if e.sealed { // as seal has it
 		n, _ := obj.Chunks()
 		_, _, capacity, _ := obj.State()
@@ -139,40 +146,70 @@ func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
 	s.usedLocked(e) // when it was used last is not known
 	switch {
 	case st.Lease != "":
-		s.awaitLocked(e, st.Lease)
+		s.awaitLocked(e, st)
 	case !e.sealed:
 		e.obj.EndLease() // its writer may run on, and publishes nothing any more
 	}
 }
 
 // awaited has the leases of a client that is to come back.
-type awaited struct{ uid uint32 }
+type awaited struct {
+	cred  wire.Cred
+	began uint64
+}
 
 var _ serve.Conn = (*awaited)(nil)
 
-func (a *awaited) Cred() wire.Cred                               { return wire.Cred{UID: a.uid} }
-func (a *awaited) PeerPIDFD() (int, error)                       { return -1, unix.ESRCH }
+func (a *awaited) Cred() wire.Cred                               { return a.cred }
 func (a *awaited) Reply(wire.Type, uint32, []byte, ...int) error { return nil }
 func (a *awaited) Refuse(uint32, error) error                    { return nil }
 func (a *awaited) Close(error)                                   {}
 
-// awaitLocked has the lease of an object wait for a client. Requires mu.
-func (s *Server) awaitLocked(e *entry, token string) {
-	a := s.awaited[token]
-	if a == nil {
-		a = &awaited{e.uid}
-		s.awaited[token] = a
-		s.clientLocked(a).token = token
+// PeerPIDFD is of the process that had the leases, and of no other that has its number now.
+func (a *awaited) PeerPIDFD() (int, error) {
+	if a.cred.PID == 0 {
+		return -1, unix.ENOPROTOOPT
 	}
-	e.lease = a
+	fd, err := unix.PidfdOpen(int(a.cred.PID), 0)
+	if err == nil && startTime(int(a.cred.PID)) != a.began {
+		closeFD(fd)
+		return -1, unix.ESRCH
+	}
+	return fd, err
+}
+
+// awaitLocked has the lease of an object wait for a client. Requires mu.
+func (s *Server) awaitLocked(e *entry, st entryState) {
+	a := s.awaited[st.Lease]
+	if a == nil {
+		a = &awaited{wire.Cred{UID: e.uid, PID: st.PID}, st.Began}
+		s.awaited[st.Lease] = a
+		x := s.clientLocked(a)
+		x.token, x.began = st.Lease, st.Began
+	}
+	e.lease, e.leasedAt = a, time.Now()
 	s.clientLocked(a).leases[e.id] = e
 }
 
 // returnTime is how long leases stand still for clients that are to come back. It is a variable for tests.
 var returnTime = 10 * time.Second
 
-// endAwaited ends the leases of clients that have not come back.
+// endAwaited ends the leases of clients that have not come back: at once where the process has ended.
 func (s *Server) endAwaited() {
+	s.mu.Lock()
+	all := maps.Clone(s.awaited)
+	s.mu.Unlock()
+	for token, a := range all {
+		if a.cred.PID != 0 && hasExited(a.PeerPIDFD) {
+			s.mu.Lock()
+			_, left := s.awaited[token]
+			delete(s.awaited, token)
+			s.mu.Unlock()
+			if left {
+				handler{s}.End(a)
+			}
+		}
+	}
 	t := time.NewTimer(returnTime)
 	defer t.Stop()
 	select {
@@ -197,19 +234,20 @@ func (s *Server) resume(c serve.Conn, f wire.Frame) error {
 	}
 	token := clientToken(q.Token)
 	s.clientCame(token)
+	began := startTime(int(c.Cred().PID))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := s.clientLocked(c)
 	if x.token != "" {
 		return &wire.ProtocolError{What: "a second RESUME"}
 	}
-	x.token = token
+	x.token, x.began = token, began
 	a := s.awaited[token]
-	if a == nil || a.uid != c.Cred().UID {
+	if a == nil || a.cred.UID != c.Cred().UID {
 		return nil
 	}
 	for id, e := range s.clients[a].leases {
-		e.lease, x.leases[id] = c, e
+		e.lease, e.leasedAt, x.leases[id] = c, time.Now(), e
 	}
 	delete(s.clients, a)
 	delete(s.awaited, token)

@@ -57,6 +57,7 @@ type Server struct {
 // clientState is what a connection has.
 type clientState struct {
 	token  string              // clientToken of who it is; empty: it has not said so
+	began  uint64              // when its process has, if it has a token: see startTime
 	leases map[uint64]*entry   // by the object's id
 	waits  int                 // requests that wait
 	names  map[string]struct{} // of objects that some of them wait for
@@ -94,8 +95,14 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	if s.conns, s.objects, err = shareable.NewStore(dev, o.server(), handler{s}); err != nil {
 		return nil, err
 	}
-	s.ledger = newLedger(o, s.objects.FileLimit())
+	s.begin()
 	return s, nil
+}
+
+// begin is the last step of making a server.
+func (s *Server) begin() {
+	s.ledger = newLedger(s.opts, s.objects.FileLimit())
+	go s.watchLeases()
 }
 
 // newLedger counts for the users of the options, which are resolved. Of what costs one user nothing each has
@@ -359,6 +366,8 @@ func (h handler) Request(c serve.Conn, f wire.Frame) error {
 		return c.Reply(wire.TypeCounters, f.Request, x.encode().Append(nil))
 	case wire.TypeWatch:
 		err = s.watch(c, f)
+	case wire.TypeReplace:
+		err = s.replace(c, f)
 	case wire.TypeResume:
 		err = s.resume(c, f)
 	default:
@@ -434,11 +443,9 @@ func (h handler) End(c serve.Conn) {
 		e.waiting = slices.DeleteFunc(e.waiting, own)
 	}
 	s.mu.Unlock()
-	if len(state.leases) > 0 {
-		waitExit(int(c.Cred().PID), c.PeerPIDFD)
-	}
+	runs := len(state.leases) > 0 && !waitExit(int(c.Cred().PID), c.PeerPIDFD)
 	for _, e := range state.leases {
-		s.endLease(e, c, !e.durable(), requestID{})
+		s.endLease(e, c, !e.durable(), runs, requestID{})
 	}
 	s.clientGone(state.token)
 }
@@ -472,7 +479,7 @@ func (s *Server) requestOf(c serve.Conn, f wire.Frame) requestID {
 // was. The others do no harm.
 func isOnce(t wire.Type) bool {
 	switch t {
-	case wire.TypeMapped, wire.TypeSeal, wire.TypeRelease, wire.TypeDelete, wire.TypeLink, wire.TypeUnlink:
+	case wire.TypeMapped, wire.TypeSeal, wire.TypeRelease, wire.TypeDelete, wire.TypeLink, wire.TypeUnlink, wire.TypeReplace:
 		return true
 	}
 	return false

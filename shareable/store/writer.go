@@ -36,6 +36,7 @@ type Writer struct {
 	ahead   uint64 // bytes
 	durable bool
 	created bool   // by this Writer
+	fenced  bool   // the object's memory is written to no more
 	size    uint64 // bytes of a created object
 	id      ID
 	obj     wire.Object

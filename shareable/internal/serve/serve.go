@@ -4,6 +4,7 @@ package serve
 
 import (
 	"context"
+	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -97,6 +98,8 @@ type Object interface {
 	// EndLease makes what the writer has on its page the length. A page that was not started
 	// counts for nothing.
 	EndLease()
+	// Beat is when the writer has last shown that it runs, by the clock of its process; zero: not yet.
+	Beat() time.Time
 	// Wrote has the readers woken.
 	Wrote()
 

@@ -24,7 +24,7 @@
 //	WAIT                                 OBJECT
 //	QUERY, COUNT                         FOUND, COUNTERS
 //	MAPPED, SEAL, RELEASE, DELETE        DONE
-//	LINK, UNLINK, WATCH                  DONE
+//	LINK, UNLINK, REPLACE, WATCH         DONE
 //	WROTE, RESUME                        none
 //
 // From CREATE on they are for a store, and ATTACH is followed by PAGE too if an object gets

@@ -80,10 +80,11 @@ const (
 	TypeCount   Type = 20
 	TypeWatch   Type = 21
 	TypeResume  Type = 22
+	TypeReplace Type = 23
 )
 
 // OfStore reports whether it is a request to a store.
-func (t Type) OfStore() bool { return t >= TypeRelease && t <= TypeResume }
+func (t Type) OfStore() bool { return t >= TypeRelease && t <= TypeReplace }
 
 // Replies and events are from 64 on.
 const (
@@ -136,6 +137,7 @@ var typeNames = map[Type]string{
 	TypeCount:    "COUNT",
 	TypeWatch:    "WATCH",
 	TypeResume:   "RESUME",
+	TypeReplace:  "REPLACE",
 	TypeChunks:   "CHUNKS",
 	TypePublish:  "PUBLISH",
 	TypeRetire:   "RETIRE",

@@ -124,7 +124,7 @@ var readerKinds = []kind{
 		any: drawing(func(t *rapid.T) Closing { return Closing{Reason: anyText(t)} }),
 	}, {
 		of: TypeError, decode: decoding(DecodeError), full: Error{Code: CodeNotFound, Text: "no object of this name"},
-		any: drawing(func(t *rapid.T) Error { return Error{Code: from(t, CodeProtocol, CodeOutOfMemory), Text: anyText(t)} }),
+		any: drawing(func(t *rapid.T) Error { return Error{Code: from(t, CodeProtocol, CodeTooSlow), Text: anyText(t)} }),
 	}, {
 		of: TypeListed, decode: decoding(DecodeListed),
 		full: Listed{More: true, Entries: []Entry{{7, StateLive, 1 << 33, "model/weights@3"}, {9, StateSealed, 5, "b"}}},

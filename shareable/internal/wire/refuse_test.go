@@ -68,7 +68,6 @@ func TestHeaderRefused(t *testing.T) {
 		{"a PAGE without its fd", with[uint16](page, 12, 0), "PAGE without fds"},
 		{"an EVENT with an fd", kind{of: TypeEvent, fds: 1}.frame(Event{Kind: EventLost}.Append(nil)), "EVENT with 1 fds, over 0"},
 		{"a GROW with an fd", kind{of: TypeGrow, fds: 1}.frame(Grow{}.Append(nil)), "GROW with 1 fds, over 0"},
-		{"a TAKEN of before", with[uint16](list, 6, 23), "frame of the unknown type 23"},
 		{"a COUNT with more", kind{of: TypeCount}.frame(make([]byte, 8)), "COUNT with 8 bytes of payload"},
 		{"chunks without fds", with[uint16](chunks, 12, 0), "CHUNKS without fds"},
 		{"more fds than records", with[uint16](chunks, 12, 2), "CHUNKS with 2 fds and 48 bytes of payload"},
@@ -139,8 +138,8 @@ func TestPayloadRefused(t *testing.T) {
 		{TypeResync, Resync{Batch: 0}.Append(nil), "batch 0 is not from 1 to 64"},
 		{TypeResync, Resync{Batch: 65}.Append(nil), "batch 65 is not from 1 to 64"},
 		{TypeResync, with[uint32](bytes[TypeResync], 20, 1), "reserved field 1 is not from 0 to 0"},
-		{TypeError, Error{Code: 0}.Append(nil), "code 0 is not from 1 to 15"},
-		{TypeError, Error{Code: 16}.Append(nil), "code 16 is not from 1 to 15"},
+		{TypeError, Error{Code: 0}.Append(nil), "code 0 is not from 1 to 16"},
+		{TypeError, Error{Code: 17}.Append(nil), "code 17 is not from 1 to 16"},
 		{TypeError, with[uint32](bytes[TypeError], 8, 1025), "length of text 1025 is not from 0 to 1024"},
 		{TypeClosing, with[uint32](bytes[TypeClosing], 0, 1025), "length of reason 1025 is not from 0 to 1024"},
 		{TypeChunks, with[uint32](chunks, 16, 0), "count 0 is not from 1 to 64"},
@@ -196,7 +195,7 @@ func TestCheckName(t *testing.T) {
 func TestTypeNames(t *testing.T) {
 	seen := map[string]bool{}
 	for of := range Type(100) {
-		known := of >= TypeHello && of <= TypeResume || of >= TypeChunks && of <= TypeEvent
+		known := of >= TypeHello && of <= TypeReplace || of >= TypeChunks && of <= TypeEvent
 		require.Equal(t, known, of.name() != "", "%d", of)
 		require.False(t, seen[of.String()])
 		seen[of.String()] = true

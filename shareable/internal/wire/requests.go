@@ -44,6 +44,7 @@ const (
 	CodeInvalid      uint32 = 13
 	CodeBounds       uint32 = 14
 	CodeOutOfMemory  uint32 = 15
+	CodeTooSlow      uint32 = 16
 )
 
 // FeatureKept of an owner's HELLO: the process that the kernel names for the listener is another one, which
@@ -280,7 +281,7 @@ func (e Error) Append(b []byte) []byte {
 // DecodeError is the reverse of Error.Append.
 func DecodeError(payload []byte) (Error, error) {
 	d := decoder{of: TypeError, b: payload}
-	e := Error{Code: d.within("code", CodeProtocol, CodeOutOfMemory)}
+	e := Error{Code: d.within("code", CodeProtocol, CodeTooSlow)}
 	d.zero()
 	e.Text = d.string("text", MaxText)
 	return finish(&d, e)

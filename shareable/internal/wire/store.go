@@ -515,3 +515,17 @@ func DecodeResume(payload []byte) (Resume, error) {
 	}
 	return finish(&d, r)
 }
+
+// Replace has an object take the names of one that is written to no more.
+type Replace struct {
+	Old, New uint64
+}
+
+// Append appends the payload to b.
+func (r Replace) Append(b []byte) []byte { return append64(append64(b, r.Old), r.New) }
+
+// DecodeReplace is the reverse of Replace.Append.
+func DecodeReplace(payload []byte) (Replace, error) {
+	d := decoder{of: TypeReplace, b: payload}
+	return finish(&d, Replace{Old: d.u64("old object"), New: d.u64("new object")})
+}

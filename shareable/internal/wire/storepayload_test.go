@@ -115,6 +115,9 @@ var storeKinds = []kind{
 		of: TypePage, fds: 1, decode: decoding(DecodePage), full: Page{Object: 7},
 		any: drawing(func(t *rapid.T) Page { return Page{Object: anyU64(t)} }),
 	}, {
+		of: TypeReplace, decode: decoding(DecodeReplace), full: Replace{Old: 7, New: 9},
+		any: drawing(func(t *rapid.T) Replace { return Replace{Old: anyU64(t), New: anyU64(t)} }),
+	}, {
 		of: TypeResume, decode: decoding(DecodeResume), full: Resume{Token: [16]byte{1, 15: 9}},
 		any: drawing(func(t *rapid.T) Resume {
 			return Resume{Token: [16]byte{rapid.ByteMin(1).Draw(t, "token")}}
@@ -206,6 +209,6 @@ func TestSmallestInfo(t *testing.T) {
 
 func TestOfStore(t *testing.T) {
 	for of := range Type(100) {
-		require.Equal(t, of >= 8 && of <= 22, of.OfStore(), "%v", of)
+		require.Equal(t, of >= 8 && of <= 23, of.OfStore(), "%v", of)
 	}
 }

@@ -1,0 +1,186 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// A writer that has lost its lease and whose process may run has the object's memory mapped, and can write to it: one
+// that was stopped, say. So that memory is written to no more. Who appends next makes an object of its own, with a copy
+// of what was published, and REPLACE has that take the names over:
+//
+//	LEASE   -> OBJECT, for reading   the lease: no one else makes a copy meanwhile
+//	ATTACH                           what was published
+//	CREATE                           an object without a name
+//	REPLACE -> DONE                  it has the names; readers of the other one are told that it has gone
+
+var errFenced = fmt.Errorf("%w: the lease has ended, because its writer showed no sign of life for too long", shareable.ErrOwnerGone)
+
+// watchLeases ends leases of writers that show no sign of life, of objects that others wait for.
+func (s *Server) watchLeases() {
+	t := time.NewTicker(max(s.opts.LeaseTime/8, time.Millisecond))
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-s.stop:
+			return
+		}
+		var late []*entry
+		s.mu.Lock()
+		for _, e := range s.order {
+			if len(e.waiting) > 0 && s.isLateLocked(e) {
+				late = append(late, e)
+			}
+		}
+		s.mu.Unlock()
+		for _, e := range late {
+			s.revoke(e)
+		}
+	}
+}
+
+// isLateLocked reports whether the writer of an object has shown no sign of life for Options.LeaseTime. Requires mu.
+func (s *Server) isLateLocked(e *entry) bool {
+	invariants.Held(&s.mu)
+	return e.lease != nil && time.Since(e.leasedAt) > s.opts.LeaseTime && time.Since(e.obj.Beat()) > s.opts.LeaseTime
+}
+
+// revoke ends the lease of a writer that is late.
+func (s *Server) revoke(e *entry) {
+	s.mu.Lock()
+	c := e.lease
+	late := s.isLateLocked(e)
+	s.mu.Unlock()
+	if !late {
+		return
+	}
+	s.endLease(e, c, !e.durable(), true, requestID{})
+	go func() { // it may not read
+		_ = c.Refuse(0, errFenced)
+		c.Close(errFenced)
+	}()
+}
+
+// replace has an object take the names of one that is written to no more.
+func (s *Server) replace(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeReplace(f.Payload)
+	if err != nil {
+		return err
+	}
+	old, e, name, err := s.takeNames(c, q)
+	if err != nil {
+		return err
+	}
+	if err := s.record(e, s.requestOf(c, f), nil); err != nil {
+		return err
+	}
+	s.emitAs(wire.EventDeleted, old, name, 0)
+	s.emit(wire.EventCreated, e, 0)
+	s.drop(old)
+	return done(c, f.Request)
+}
+
+// takeNames moves the names and the requests that wait from one object to another, and returns one of the names.
+func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e, err = s.leasedLocked(c, q.New); err != nil {
+		return nil, nil, "", err
+	}
+	old = s.byID[q.Old]
+	switch {
+	case old == nil || old.deleted || old == e || !old.fenced:
+		return nil, nil, "", fmt.Errorf("%w: object %d is not one that is written to no more", shareable.ErrNotFound, q.Old)
+	case old.uid != e.uid:
+		return nil, nil, "", fmt.Errorf("%w: user %d has made it", vmm.ErrPermission, old.uid)
+	}
+	name = old.nameLocked()
+	names := old.names
+	s.unnameLocked(old)
+	for _, n := range names {
+		s.ledger.Add(e.uid, recordsOfName(n))
+		e.has = e.has.Plus(recordsOfName(n))
+		s.byName[n] = e
+	}
+	e.names = append(e.names, names...)
+	old.deleted = true
+	for _, w := range old.waiting {
+		if x := s.clients[w.c]; x != nil {
+			delete(x.queues, old.id)
+			x.queues[e.id] = e
+		}
+	}
+	e.waiting, old.waiting = append(e.waiting, old.waiting...), nil
+	s.objects.Listed(e.obj, e.nameLocked())
+	return old, e, name, nil
+}
+
+// renew makes the Writer of an object that is a copy of one that is written to no more, of which w has the lease. Nothing
+// is left of w.
+func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
+	defer func() {
+		w.cancel()
+		w.conn.Close()
+		if err != nil && next != nil {
+			err = errors.Join(err, next.end(context.WithoutCancel(ctx), true))
+			next = nil
+		}
+	}()
+	id := w.id.String()
+	info, err := w.c.stat(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	b, err := w.c.get(ctx, id, GetOptions{Unsafe: true})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	o := CreateOptions{Size: info.Max, Growable: info.Growable, Durable: info.Durable, GrowAhead: w.ahead, Layout: b.Layout(), Meta: b.Meta(), Labels: info.Labels}
+	if info.Host {
+		o.Host = &info.Node
+	}
+	if next, err = w.c.create(ctx, "", o); err != nil {
+		return nil, err
+	}
+	next.name, next.heldAs = w.name, w.heldAs
+	if err := next.copyOf(ctx, b); err != nil {
+		return next, err
+	}
+	q := wire.Replace{Old: w.id.Number, New: next.id.Number}
+	return next, next.call(ctx, wire.TypeReplace, q.Append(nil), wire.TypeDone, ignore)
+}
+
+// copyOf makes the bytes of b those of the Writer, which has none.
+func (w *Writer) copyOf(ctx context.Context, b *Buffer) error {
+	n := b.Len()
+	if n == 0 {
+		return nil
+	}
+	if err := w.r.Grow(n); err != nil {
+		return err
+	}
+	s, err := w.r.Device().NewStream()
+	if err != nil {
+		return err
+	}
+	if err = s.Copy(w.r.Ptr(), b.Ptr(), n); err == nil {
+		err = s.Sync()
+	}
+	if err = errors.Join(err, s.Close()); err == nil {
+		err = w.r.SetLen(n)
+	}
+	if err != nil {
+		return err
+	}
+	return w.Flush(ctx)
+}

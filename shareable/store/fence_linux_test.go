@@ -1,0 +1,140 @@
+package store
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable"
+)
+
+// TestLateWriter: a process that is stopped while it writes loses the object to one that waits for it, and when it goes
+// on it changes nothing that anyone reads from then on. As a negative control the next one gets the same memory.
+func TestLateWriter(t *testing.T) {
+	t.Parallel()
+	for _, control := range []bool{false, true} {
+		t.Run(fmt.Sprintf("control=%v", control), func(t *testing.T) {
+			o := Options{LeaseTime: 50 * time.Millisecond}
+			o.hooks.unfenced = control
+			s := listening(t, o)
+			c := clientOf(t, s)
+			first := spawn(t, "holder", s.Path(), "late", "k")
+			first.expect("ready")
+			early := got(t, c, "k", GetOptions{Unsafe: true})
+			require.NoError(t, c.Link(t.Context(), "k", "k2"))
+			require.NoError(t, syscall.Kill(first.pid(), syscall.SIGSTOP))
+			w, err := c.Append(within(t), "k", AppendOptions{Wait: true})
+			require.NoError(t, err)
+			require.EqualValues(t, 1000, w.Len())
+			late := got(t, c, "k2", GetOptions{Unsafe: true})
+			require.NoError(t, syscall.Kill(first.pid(), syscall.SIGCONT))
+			first.tell("on")
+			first.expect("overwritten")
+			require.Contains(t, first.expect(""), "no sign of life")
+			require.NoError(t, w.Append(waveAt(1000, 1000)))
+			require.NoError(t, w.Flush(within(t)))
+			if control {
+				require.Error(t, checkWave(got(t, c, "k", GetOptions{Unsafe: true}), 2000))
+				require.NoError(t, w.Close())
+				return
+			}
+			require.NoError(t, late.Wait(within(t), 2000))
+			require.EqualValues(t, 2000, late.Len())
+			require.NoError(t, checkWave(late, 2000))
+			require.NoError(t, checkWave(w.Range(), 2000))
+			require.NoError(t, w.Seal(within(t), shareable.SealOptions{}))
+			require.NoError(t, w.Close())
+			require.NoError(t, checkWave(got(t, c, "k", GetOptions{}), 2000))
+			require.ErrorIs(t, early.Err(), shareable.ErrOwnerGone)
+			require.EqualValues(t, 1000, early.Len())
+			info, err := c.Stat(t.Context(), "k2")
+			require.NoError(t, err)
+			require.Equal(t, []string{"k", "k2"}, info.Names)
+		})
+	}
+}
+
+// TestLateReturn: a process that is stopped while its server is replaced, and comes back too late, has lost the object.
+func TestLateReturn(t *testing.T) {
+	t.Setenv(returnVar, "50ms")
+	path := socketAt(t)
+	k := spawn(t, "keeper", path)
+	k.expect("ready")
+	c, err := Connect(t.Context(), path, testDevice(t), ClientOptions{Timeout: inTime})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	first := spawn(t, "holder", path, "late", "k")
+	first.expect("ready")
+	require.NoError(t, syscall.Kill(first.pid(), syscall.SIGSTOP))
+	k.ask("kill")
+	w, err := c.Append(within(t), "k", AppendOptions{Wait: true})
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(first.pid(), syscall.SIGCONT))
+	first.tell("on")
+	first.expect("overwritten")
+	require.Contains(t, first.expect(""), shareable.ErrNotFound.Error())
+	require.NoError(t, w.Append(waveAt(1000, 1000)))
+	require.NoError(t, w.Flush(within(t)))
+	require.NoError(t, checkWave(got(t, c, "k", GetOptions{Unsafe: true}), 2000))
+	require.NoError(t, w.Close())
+	k.ask("close")
+}
+
+// TestKilledWithItsServer: a writer that has ended while no server ran is not waited for, and its memory is the next
+// one's.
+func TestKilledWithItsServer(t *testing.T) {
+	t.Setenv(returnVar, "1h")
+	path := socketAt(t)
+	k := spawn(t, "keeper", path)
+	k.expect("ready")
+	c, err := Connect(t.Context(), path, testDevice(t), ClientOptions{Timeout: inTime})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	first := spawn(t, "holder", path, "late", "k")
+	first.expect("ready")
+	info, err := c.Stat(t.Context(), "k")
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(first.pid(), syscall.SIGSTOP))
+	k.ask("kill")
+	first.kill()
+	w, err := c.Append(within(t), "k", AppendOptions{Wait: true})
+	require.NoError(t, err)
+	require.Equal(t, info.ID, w.ID())
+	require.NoError(t, w.Close())
+	k.ask("close")
+}
+
+// TestLateWriterOfManyWaiting: of several that wait one makes the copy, and the others get the object one after the other.
+func TestLateWriterOfManyWaiting(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{LeaseTime: 50 * time.Millisecond})
+	first := spawn(t, "holder", s.Path(), "late", "k")
+	first.expect("ready")
+	require.NoError(t, syscall.Kill(first.pid(), syscall.SIGSTOP))
+	const many = 8
+	over := make(chan error, many)
+	for range many {
+		c := clientOf(t, s)
+		go func() {
+			w, err := c.Append(within(t), "k", AppendOptions{Wait: true})
+			if err == nil {
+				err = w.Append(waveAt(w.Len(), 100))
+			}
+			if err == nil {
+				err = w.Close()
+			}
+			over <- err
+		}()
+	}
+	for range many {
+		require.NoError(t, <-over)
+	}
+	require.NoError(t, syscall.Kill(first.pid(), syscall.SIGCONT))
+	b := got(t, clientOf(t, s), "k", GetOptions{Unsafe: true})
+	require.EqualValues(t, 1000+many*100, b.Len())
+	require.NoError(t, checkWave(b, b.Len()))
+	require.Equal(t, 1, s.Stats().Objects)
+}
