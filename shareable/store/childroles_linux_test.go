@@ -117,6 +117,9 @@ func playKeeper(p *part) {
 // forgetVar is the variable of the environment that sets hooks.forget.
 const forgetVar = "STORE_TEST_FORGET"
 
+// optionsVar is the variable of the environment that has Options.
+const optionsVar = "STORE_TEST_OPTIONS"
+
 // returnVar is the variable of the environment that sets returnTime.
 const returnVar = "STORE_TEST_RETURN"
 
@@ -142,7 +145,10 @@ func servedBy() int {
 // playKept serves for a Keeper. With an argument it kills itself at that step.
 func playKept(p *part) {
 	dev := p.device(nil)
-	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	o := Options{}
+	if s := os.Getenv(optionsVar); s != "" {
+		p.must(json.Unmarshal([]byte(s), &o))
+	}
 	o.hooks.forget = os.Getenv(forgetVar) != ""
 	if d, err := time.ParseDuration(os.Getenv(returnVar)); err == nil {
 		returnTime = d
