@@ -106,10 +106,7 @@ func (ses *session) stop(err error) {
 	ses.stopOnce.Do(func() {
 		ses.err = err
 		close(ses.done)
-		if errors.Is(err, errTooSlow) { // it may run again later
-			_ = ses.conn.SetWriteDeadline(time.Now().Add(closeGrace))
-			_ = ses.conn.Write(wire.TypeError, 0, 0, wire.Error{Code: wire.CodeTooSlow, Text: err.Error()}.Append(nil))
-		}
+		ses.sayWhy(err)
 		_ = ses.conn.Shutdown() // both goroutines return from the kernel
 		ses.mu.Lock()
 		ses.stopped = true
@@ -118,6 +115,22 @@ func (ses *session) stop(err error) {
 			a.detach()
 		}
 	})
+}
+
+// sayWhy tells the peer why the session ends, if that is for what it has done. It may not read, or be stopped.
+func (ses *session) sayWhy(err error) {
+	var bad *wire.ProtocolError
+	var code uint32
+	switch {
+	case errors.Is(err, errTooSlow):
+		code = wire.CodeTooSlow
+	case errors.As(err, &bad):
+		code = wire.CodeProtocol
+	default:
+		return
+	}
+	_ = ses.conn.SetWriteDeadline(time.Now().Add(closeGrace))
+	_ = ses.conn.Write(wire.TypeError, 0, 0, wire.Error{Code: code, Text: err.Error()}.Append(nil))
 }
 
 // wakeWriter has writeLoop look for frames to send. It takes no lock.
