@@ -217,6 +217,21 @@ func TestEvictsAfterADeath(t *testing.T) {
 	require.Equal(t, []string{"s1", "s2", "s3", "s4"}, names)
 }
 
+// TestOperatorOfAKeptServer: beyond all limits its user may look and delete here, too.
+func TestOperatorOfAKeptServer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	started(t, "--socket="+path, "--max-connections=2")
+	sealed(t, clientAt(t, path), "s", nil)
+	var all []*store.Client
+	for range 3 {
+		c := clientAt(t, path)
+		_, err := c.List(t.Context(), store.ListOptions{})
+		require.NoError(t, err)
+		all = append(all, c)
+	}
+	require.NoError(t, all[2].Delete(t.Context(), "s", store.DeleteOptions{}))
+}
+
 // TestServerDiesBesideAHangingOne: a program that was to take over and hangs does not keep another one from
 // beginning once the one that serves has died.
 func TestServerDiesBesideAHangingOne(t *testing.T) {

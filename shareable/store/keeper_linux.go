@@ -430,6 +430,8 @@ func keptServer(dev *vmm.Device, o Options, path string, fd int, from *keptReade
 		return nil, err
 	}
 	s.before = before
+	go s.watchLeases() // from here on it tells the keeper what changes
+	go s.endAwaited()
 	if err = s.objects.Adopt(path, fd, lock); err == nil {
 		err = writeKept(from.conn, keptMessage{Op: opServing})
 	}
@@ -468,7 +470,7 @@ func (k *keptObjects) receive(dev *vmm.Device, from *keptReader) (before uint64,
 // recordedServer makes a server of what the keeper has, which may be nothing.
 func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptObjects) (*Server, error) {
 	if kept.server == nil {
-		s, err := NewServer(dev, o)
+		s, err := newServer(dev, o)
 		if err != nil {
 			return nil, err
 		}

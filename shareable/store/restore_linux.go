@@ -111,13 +111,12 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 	if s.conns, s.objects, all, err = shareable.Restore(dev, o.server(), handler{s}, text.Hello.Instance, text.IDs, objects); err != nil {
 		return nil, 0, nil, err
 	}
-	s.begin()
+	s.ledger = newLedger(o, s.objects.FileLimit())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, st := range entries {
 		s.restoreEntryLocked(all[i], st)
 	}
-	go s.endAwaited()
 	return s, text.IDs, gone, nil
 }
 

@@ -80,6 +80,7 @@ func NewServer(dev *vmm.Device, o Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make store: %w", err)
 	}
+	go s.watchLeases()
 	return s, nil
 }
 
@@ -95,14 +96,8 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	if s.conns, s.objects, err = shareable.NewStore(dev, o.server(), handler{s}); err != nil {
 		return nil, err
 	}
-	s.begin()
+	s.ledger = newLedger(o, s.objects.FileLimit())
 	return s, nil
-}
-
-// begin is the last step of making a server.
-func (s *Server) begin() {
-	s.ledger = newLedger(s.opts, s.objects.FileLimit())
-	go s.watchLeases()
 }
 
 // newLedger counts for the users of the options, which are resolved. Of what costs one user nothing each has
