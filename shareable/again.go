@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// A server whose socket another process keeps is started again when it ends: clients and Views connect again, and go
-// on. Only who runs at that moment can know that it was the same server: it has seen its HELLO.
+// If a keeper has started the server, another one takes its place when it ends. A client recognises it by the instance
+// in HELLO, so only clients that were connected before can go on.
 
 const (
 	againTime   = 30 * time.Second       // how long a server may take to begin
@@ -24,8 +24,8 @@ const (
 // errLost is that the owner's connection has ended, and that it has not said why.
 var errLost = fmt.Errorf("%w: the connection has ended", ErrOwnerGone)
 
-// comesAgain reports whether another process takes the place of the owner when it ends.
-func comesAgain(owner wire.Hello, path string) bool {
+// isKept reports whether another process takes the place of the owner when it ends.
+func isKept(owner wire.Hello, path string) bool {
 	return path != "" && owner.Features&wire.FeatureKept != 0
 }
 
@@ -67,7 +67,7 @@ func reconnect(ctx context.Context, path string, dev *vmm.Device, o AttachOption
 				return f(h)
 			}, func() { next(h) })
 		}
-		if !passes(err) {
+		if !mayRetry(err) {
 			return err
 		}
 	}
@@ -76,8 +76,8 @@ func reconnect(ctx context.Context, path string, dev *vmm.Device, o AttachOption
 // errNotSame is that a server has not gone on with what there was.
 var errNotSame = fmt.Errorf("%w: another server", ErrOwnerGone)
 
-// passes reports whether it may help to connect again.
-func passes(err error) bool {
+// mayRetry reports whether it may help to connect again.
+func mayRetry(err error) bool {
 	var none *noServerError
 	switch {
 	case err == nil, errors.As(err, &none), errors.Is(err, errNotSame), errors.Is(err, ErrNotFound):

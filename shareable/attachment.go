@@ -67,7 +67,7 @@ func (a *attachment) register(q wire.Attach, bare bool) (desc wire.Object, fd in
 		return desc, -1, fmt.Errorf("%w: object %d is sealed", vmm.ErrPermission, o.id)
 	}
 	if q.Flags&wire.AttachAgain != 0 {
-		if err := a.hasLocked(q.After); err != nil {
+		if err := a.skipSentLocked(q.After); err != nil {
 			return desc, -1, err
 		}
 	}
@@ -84,9 +84,9 @@ func (a *attachment) register(q wire.Attach, bare bool) (desc wire.Object, fd in
 	return desc, fd, nil
 }
 
-// hasLocked records that the reader has the chunks up to an id: those that a server before this one has sent.
+// skipSentLocked records that the reader has mapped the chunks up to an id, which a server before this one has sent.
 // Requires obj.mu.
-func (a *attachment) hasLocked(id uint64) error {
+func (a *attachment) skipSentLocked(id uint64) error {
 	o := a.obj
 	invariants.Held(&o.mu)
 	if o.stored == nil || id > o.lastID {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"slices"
 	"sync"
@@ -30,6 +31,8 @@ type client struct {
 	ended   chan struct{}
 	context context.Context // ends with the client
 	cancel  context.CancelFunc
+
+	sending sync.Mutex // before mu: requests are written in the order of their numbers
 
 	// Guarded by mu.
 	mu      sync.Mutex
@@ -98,7 +101,7 @@ func startClient(ctx context.Context, h *handshake, path string, on serve.Notifi
 
 // introduce tells a server that goes on with what others had who the client is.
 func (c *client) introduce(h *handshake) error {
-	if !comesAgain(c.hello, c.path) {
+	if !isKept(c.hello, c.path) {
 		return nil
 	}
 	return h.write(wire.TypeResume, 0, wire.Resume{Token: c.token}.Append(nil))
@@ -154,7 +157,7 @@ func (c *client) follow(h *handshake) {
 			c.fail(f.Request, wireError(err))
 			continue
 		}
-		if disconnected(err) && comesAgain(c.hello, c.path) {
+		if disconnected(err) && isKept(c.hello, c.path) {
 			go c.connectAgain(h)
 			return
 		}
@@ -175,7 +178,7 @@ func (c *client) follow(h *handshake) {
 
 // connectAgain goes on with another connection.
 func (c *client) connectAgain(before *handshake) {
-	err := reconnect(c.context, c.path, before.dev, before.opts, c.hello.Instance, c.goOn, c.follow)
+	err := reconnect(c.context, c.path, before.dev, before.opts, c.hello.Instance, c.resume, c.follow)
 	if err != nil {
 		c.end(err)
 	} else if f := c.on.Again; f != nil {
@@ -183,8 +186,8 @@ func (c *client) connectAgain(before *handshake) {
 	}
 }
 
-// goOn has a new connection take the place of the last one, and sends again what has no reply.
-func (c *client) goOn(h *handshake) error {
+// resume has a new connection take the place of the last one, and sends again what has no reply.
+func (c *client) resume(h *handshake) error {
 	if err := c.introduce(h); err != nil {
 		return err
 	}
@@ -259,21 +262,12 @@ func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wi
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	c.sending.Lock() // in the order of the numbers
 	x := &call{t: t, payload: payload, reply: reply, done: done, err: make(chan error, 1)}
-	c.mu.Lock()
-	if c.isEnded {
-		defer c.mu.Unlock()
-		return c.err
-	}
-	if c.last++; c.last == 0 {
-		c.last++
-	}
-	request := c.last
-	c.calls[request] = x
-	h := c.h // what is in calls is sent again over the next one
-	c.mu.Unlock()
-	if err := c.write(h, t, request, payload); err != nil {
-		_ = c.writeFailed(h, err) // it is what the call returns, unless the owner has said why
+	request, err := c.send(x)
+	c.sending.Unlock()
+	if err != nil {
+		return err
 	}
 	select {
 	case err := <-x.err:
@@ -291,6 +285,30 @@ func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wi
 	return <-x.err
 }
 
+// send numbers a request and sends it. Requires sending.
+func (c *client) send(x *call) (request uint32, err error) {
+	c.mu.Lock()
+	switch {
+	case c.isEnded:
+		err = c.err
+	case c.last == math.MaxUint32:
+		err = fmt.Errorf("%w: the connection has no more numbers for requests", vmm.ErrLimit)
+	}
+	if err != nil {
+		c.mu.Unlock()
+		return 0, err
+	}
+	c.last++
+	request = c.last
+	c.calls[request] = x
+	h := c.h // what is in calls is sent again over the next one
+	c.mu.Unlock()
+	if err := c.write(h, x.t, request, x.payload); err != nil {
+		_ = c.writeFailed(h, err) // it is what the call returns, unless the owner has said why
+	}
+	return request, nil
+}
+
 // Send sends a frame that has no reply, and that is not sent again.
 func (c *client) Send(t wire.Type, payload []byte) error {
 	c.mu.Lock()
@@ -301,7 +319,7 @@ func (c *client) Send(t wire.Type, payload []byte) error {
 	}
 	if err := c.write(h, t, 0, payload); err != nil {
 		err = c.writeFailed(h, err)
-		if comesAgain(c.hello, c.path) && errors.Is(err, ErrOwnerGone) {
+		if isKept(c.hello, c.path) && errors.Is(err, ErrOwnerGone) {
 			return c.Err()
 		}
 		return cmp.Or(c.Err(), err)

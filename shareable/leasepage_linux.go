@@ -22,11 +22,6 @@ type leasePage struct {
 	id       uint64
 }
 
-// leasePageOf is a page that was made by another process.
-func leasePageOf(fd int, instance [16]byte, id uint64) *leasePage {
-	return &leasePage{fd: fd, instance: instance, id: id}
-}
-
 // leaseSeals are there before the writer has the page: it can make the file neither
 // shorter nor longer.
 const leaseSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
@@ -37,7 +32,7 @@ func newLeasePage(instance [16]byte, id, length, generation uint64) (*leasePage,
 	if err != nil {
 		return nil, err
 	}
-	p := leasePageOf(fd, instance, id)
+	p := &leasePage{fd: fd, instance: instance, id: id}
 	mem, err := unix.Mmap(fd, 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		p.close()
@@ -86,9 +81,22 @@ func openForeignPage(fd int, instance [16]byte, id uint64) (*ownerPage, error) {
 	if err != nil {
 		return nil, err
 	}
+	return foreignPage(r, fd), nil
+}
+
+// mapForeignPage is openForeignPage, but compares no words.
+func mapForeignPage(fd int) (*ownerPage, error) {
+	r, err := mapReaderPage(fd)
+	if err != nil {
+		return nil, err
+	}
+	return foreignPage(r, fd), nil
+}
+
+func foreignPage(r *readerPage, fd int) *ownerPage {
 	p := &ownerPage{mem: r.b, fd: fd, foreign: true}
 	p.setWords()
-	return p, nil
+	return p
 }
 
 // close closes the descriptor. The writer keeps its mapping. A nil leasePage is fine.

@@ -66,7 +66,7 @@ func (o *storeObject) Record(after uint64, name string, seal *serve.Seal) (r ser
 	x := o.stateLocked()
 	x.Name = name
 	if seal != nil {
-		if err := o.maySealLocked(seal.Length); err != nil {
+		if err := o.checkSealLocked(*seal); err != nil {
 			return r, nil, err
 		}
 		i := o.chunksBelowLocked(seal.Length)
@@ -118,7 +118,8 @@ func (r Recorded) close() {
 }
 
 // Restore is for package store. It makes a server of what Record described, without a socket, and takes the
-// descriptors. Objects come in the order of those. nextID is the highest id so far.
+// descriptors. Objects come in the order of those; one that cannot be
+// made is nil. nextID is the highest id so far.
 func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nextID uint64, all []Recorded) (s *Server, seam serve.Server, objects []serve.Object, err error) {
 	left := all
 	defer func() {
@@ -127,7 +128,9 @@ func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nex
 		}
 		if err != nil && s != nil {
 			for _, o := range objects { // Close of the server does not know those without a name
-				err = errors.Join(err, o.Close())
+				if o != nil {
+					err = errors.Join(err, o.Close())
+				}
 			}
 			err = errors.Join(err, s.Close())
 		}
@@ -143,10 +146,13 @@ func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nex
 		}
 		left = left[1:]
 		x, err := s.restore(st, r)
-		objects = append(objects, x)
 		if err != nil {
-			return s, seam, objects, err
+			err = errors.Join(err, x.Close())
+			s.opts.Logger.Error("an object is lost", "object", x.id, "name", st.Name, "error", err)
+			objects = append(objects, nil)
+			continue
 		}
+		objects = append(objects, x)
 		seam.Listed(x, st.Name)
 		x.mu.Lock()
 		x.startWakesLocked()
@@ -175,7 +181,8 @@ func (s *Server) restore(st objectState, r Recorded) (*storeObject, error) {
 	var err error
 	switch {
 	case r.Page >= 0:
-		if o.page, err = openForeignPage(r.Page, s.hello.Instance, o.id); err == nil {
+		// The writer can have changed all words of it, so none is compared.
+		if o.page, err = mapForeignPage(r.Page); err == nil {
 			r.Page = -1
 		}
 	case o.state == wire.StateLive:

@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -301,14 +299,14 @@ func (o *storeObject) startWakesLocked() {
 	}
 }
 
-// Beat is when the writer has last shown that it runs.
-func (o *storeObject) Beat() time.Time {
+// Beat changes each time that the writer shows that it runs.
+func (o *storeObject) Beat() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.page == nil || o.page.heartbeat.Load() == 0 {
-		return time.Time{}
+	if o.page == nil {
+		return 0
 	}
-	return time.Unix(0, int64(min(o.page.heartbeat.Load(), math.MaxInt64)))
+	return o.page.heartbeat.Load()
 }
 
 // Wrote has the readers woken.
@@ -319,7 +317,7 @@ func (o *storeObject) Seal(q serve.Seal) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	length := q.Length
-	if err := o.maySealLocked(length); err != nil {
+	if err := o.checkSealLocked(q); err != nil {
 		return err
 	}
 	o.published = length
@@ -333,16 +331,16 @@ func (o *storeObject) Seal(q serve.Seal) error {
 	return nil
 }
 
-// maySealLocked is nil if that can be the final length. Requires mu.
-func (o *storeObject) maySealLocked(length uint64) error {
+// checkSealLocked returns an error if the object cannot be sealed so. Requires mu.
+func (o *storeObject) checkSealLocked(q serve.Seal) error {
 	invariants.Held(&o.mu)
 	switch {
 	case o.state == wire.StateSealed:
 		return ErrSealed
 	case o.state != wire.StateLive:
 		return fmt.Errorf("%w: object %d", vmm.ErrClosed, o.id)
-	case length < o.lenLocked() || length > o.endLocked():
-		return fmt.Errorf("%w: a length of %d, with %d bytes visible of %d", vmm.ErrBounds, length, o.lenLocked(), o.endLocked())
+	case q.Length < o.lenLocked() && !q.Told || q.Length > o.endLocked():
+		return fmt.Errorf("%w: a length of %d, with %d bytes visible of %d", vmm.ErrBounds, q.Length, o.lenLocked(), o.endLocked())
 	}
 	return nil
 }

@@ -290,8 +290,6 @@ type sink struct {
 	err error
 }
 
-func (s *sink) Successor() bool { return false }
-
 func (s *sink) PeerPIDFD() (int, error) { return -1, unix.ENOPROTOOPT }
 
 func (s *sink) Reply(_ wire.Type, _ uint32, _ []byte, fds ...int) error {

@@ -14,7 +14,7 @@ import (
 func (v *View) connectAgain() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.closed || v.detached || !comesAgain(v.owner, v.path) {
+	if v.closed || v.detached || !isKept(v.owner, v.path) {
 		return false
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -27,7 +27,7 @@ func (v *View) connectAgain() bool {
 	}()
 	v.tasks.Go(func() {
 		defer cancel()
-		err := reconnect(ctx, v.path, v.dev, v.opts, v.owner.Instance, v.goOn, func(*handshake) { v.follow() })
+		err := reconnect(ctx, v.path, v.dev, v.opts, v.owner.Instance, v.resume, func(*handshake) { v.follow() })
 		if errors.Is(err, ErrNotFound) {
 			err = fmt.Errorf("%w: the object has gone: %w", ErrOwnerGone, err)
 		}
@@ -38,8 +38,8 @@ func (v *View) connectAgain() bool {
 	return true
 }
 
-// goOn attaches over a new connection. Chunks that are mapped are not sent again.
-func (v *View) goOn(h *handshake) error {
+// resume attaches over a new connection. Chunks that are mapped are not sent again.
+func (v *View) resume(h *handshake) error {
 	ask := wire.Attach{Access: wire.AccessRead, Flags: wire.AttachBare | wire.AttachAgain, Name: IDName(v.obj.ID), After: v.track.LastID()}
 	if v.opts.Write {
 		ask.Access = wire.AccessReadWrite
@@ -65,11 +65,11 @@ func (v *View) goOn(h *handshake) error {
 			return err
 		}
 	}
-	return h.c.work(func() error { return v.take(h, obj, f) })
+	return h.c.work(func() error { return v.resumeOn(h, obj, f) })
 }
 
-// take has the connection take the place of the one before. It is work of the connection.
-func (v *View) take(h *handshake, obj wire.Object, f wire.Frame) error {
+// resumeOn has the connection take the place of the one before. It is work of the connection.
+func (v *View) resumeOn(h *handshake, obj wire.Object, f wire.Frame) error {
 	var page *readerPage
 	if len(f.FDs) > 0 {
 		var err error
@@ -79,7 +79,7 @@ func (v *View) take(h *handshake, obj wire.Object, f wire.Frame) error {
 		_ = f.FDs[0].Close() // it is memory, whose close does not wait
 	}
 	v.resyncing, v.staleFrames, v.shortSince, v.pause = false, 0, time.Time{}, 0
-	if err := v.takeConn(h.c, page); err != nil {
+	if err := v.replaceConn(h.c, page); err != nil {
 		return err
 	}
 	if obj.Generation == v.track.Generation() {
@@ -89,8 +89,8 @@ func (v *View) take(h *handshake, obj wire.Object, f wire.Frame) error {
 	return v.handleRetire(wire.Retire{Object: obj.ID, Generation: obj.Generation, Capacity: obj.Capacity})
 }
 
-// takeConn replaces the connection, and the page if there is one.
-func (v *View) takeConn(c *readerConn, page *readerPage) error {
+// replaceConn replaces the connection, and the page if there is one.
+func (v *View) replaceConn(c *readerConn, page *readerPage) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closed {

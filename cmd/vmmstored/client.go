@@ -139,7 +139,7 @@ func (o *options) stats(stdout io.Writer) *cobra.Command {
 				}{
 					{"objects", s.Objects}, {"bytes", s.Bytes}, {"connections", s.Clients}, {"leases", s.Leases}, {"waits", s.Waits},
 					{"created", s.Created}, {"sealed", s.Sealed}, {"aborted", s.Aborted}, {"deleted", s.Deleted}, {"evicted", s.Evicted},
-					{"leases granted", s.Granted}, {"servers before", s.Taken},
+					{"leases granted", s.Granted}, {"restarts", s.Restarts},
 				} {
 					_, _ = fmt.Fprintf(t, "%s\t%v\n", row.what, row.n)
 				}

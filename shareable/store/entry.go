@@ -37,6 +37,9 @@ type entry struct {
 	lease    serve.Conn // the client that may write; nil: none
 	waiting  []wait     // for the lease
 	leasedAt time.Time  // when the lease was given
+	mapped   bool       // its writer has said so
+	beat     uint64     // the last sign of life of the writer that was looked at
+	beatSeen time.Time  // since when it is that
 	fenced   bool       // a writer that has no lease any more may write to the memory: see fence.go
 	started  bool       // a writer has mapped its page once
 	sealed   bool
@@ -79,7 +82,7 @@ func (s *Server) create(c serve.Conn, f wire.Frame) error {
 		err = s.enterEntry(c, e, q.Name)
 	}
 	if err == nil {
-		err = s.record(e, requestID{}, nil)
+		err = s.record(e, requestID{})
 	}
 	if err != nil {
 		s.drop(e)
@@ -229,13 +232,13 @@ func (s *Server) addNameLocked(e *entry, name string) error {
 // fine.
 func (s *Server) drop(e *entry) {
 	s.mu.Lock()
-	again := e.dropped
-	if !again {
+	wasDropped := e.dropped
+	if !wasDropped {
 		s.forgetLocked(e)
 	}
 	s.mu.Unlock()
-	if !again {
-		s.forget(e, requestID{})
+	if !wasDropped {
+		_ = s.forget(e, requestID{}) // without a keeper the process ends
 		_ = e.obj.Close()
 		s.freeMemory(e, math.MaxUint64)
 	}
@@ -275,6 +278,13 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
+	by := s.requestOf(c, f)
+	if q.Force && by.client != "" { // others of the connection may be done meanwhile
+		by.client += forced
+	}
+	if s.isDone(by) {
+		return done(c, f.Request)
+	}
 	s.mu.Lock()
 	e := s.findLocked(q.Name)
 	if e == nil {
@@ -292,14 +302,13 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	s.usedLocked(e)
 	writer, sealed := e.lease, e.sealed
 	s.mu.Unlock()
-	by := s.requestOf(c, f)
 	if !q.Force { // else it is not promised before readers have unmapped it
-		s.forget(e, by)
+		err = s.forget(e, by)
 	}
 	s.counts.deleted.Add(1)
 	s.emitAs(wire.EventDeleted, e, name, 0)
 	if writer != nil {
-		s.endLease(e, writer, true, false, requestID{})
+		s.endLease(e, writer, true, false, by)
 		gone := wire.Deleted{Object: e.id}.Append(nil)
 		go func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }() // an error ends the connection
 	}
@@ -313,6 +322,9 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	// Without readers it goes now, else with the last.
 	if _, _, _, readers := e.obj.State(); readers == 0 {
 		s.drop(e)
+	}
+	if err != nil {
+		return err
 	}
 	return done(c, f.Request)
 }
@@ -339,9 +351,11 @@ func (s *Server) forceDelete(c serve.Conn, number uint32, by requestID, e *entry
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
 		e.obj.Retire(ctx)
-		s.forget(e, by)
+		err := s.forget(e, by)
 		s.drop(e)
-		_ = done(c, number) // an error ends the connection
+		if err == nil {
+			_ = done(c, number) // an error ends the connection
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.forced--
@@ -365,7 +379,7 @@ func (s *Server) link(c serve.Conn, f wire.Frame) error {
 	}
 	e, sealed, err := s.addName(c, q)
 	if err == nil {
-		err = s.record(e, s.requestOf(c, f), nil)
+		err = s.record(e, s.requestOf(c, f))
 	}
 	if err != nil {
 		return err
@@ -414,7 +428,7 @@ func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
 	}
 	s.mu.Unlock()
 	if err == nil {
-		err = s.record(e, s.requestOf(c, f), nil)
+		err = s.record(e, s.requestOf(c, f))
 	}
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package store
 import (
 	"iter"
 	"math"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
@@ -37,6 +38,7 @@ func (s *Server) makeRoomLocked(of *entry, a ledger.Amounts) error {
 // evictFor deletes objects of size bytes together for a user where the device has no memory, or all that
 // it may, and reports whether there was one.
 func (s *Server) evictFor(user uint32, size uint64) bool {
+	s.waitReaders()
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,11 +60,30 @@ func (s *Server) evictFor(user uint32, size uint64) bool {
 	return len(chosen) > 0
 }
 
+// waitReaders waits until readers of a server before this one have come back, without whom what they have looks unused.
+// It reports whether it has waited.
+func (s *Server) waitReaders() bool {
+	s.mu.Lock()
+	wait := time.Until(s.reattached)
+	s.mu.Unlock()
+	if wait <= 0 || !s.opts.Evict {
+		return false
+	}
+	select {
+	case <-time.After(wait):
+	case <-s.stop:
+	}
+	return true
+}
+
 // evictableLocked are the objects that can be evicted, in their order: those of the user, then others.
 // Requires mu.
 func (s *Server) evictableLocked(user uint32) iter.Seq[*entry] {
 	invariants.Held(&s.mu)
 	return func(yield func(*entry) bool) {
+		if time.Now().Before(s.reattached) {
+			return
+		}
 		for _, own := range []bool{true, false} {
 			for x := s.unused.Front(); s.opts.Evict && x != nil; x = x.Next() {
 				e, ok := x.Value.(*entry)
@@ -116,7 +137,7 @@ func (s *Server) closeEvicted() {
 	s.evicted = nil
 	s.mu.Unlock()
 	for _, e := range all {
-		s.forget(e, requestID{})
+		_ = s.forget(e, requestID{}) // without a keeper the process ends
 		_ = e.obj.Close()
 		s.freeMemory(e, math.MaxUint64)
 	}

@@ -25,7 +25,7 @@ func waitExit(pid int, pidfd func() (int, error)) (gone bool) {
 		fd, err = unix.PidfdOpen(pid, 0)
 	}
 	if err != nil {
-		return !errors.Is(err, unix.ENOPROTOOPT) && !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE)
+		return isGone(err)
 	}
 	defer closeFD(fd)
 	var limit time.Duration
@@ -39,10 +39,15 @@ func waitExit(pid int, pidfd func() (int, error)) (gone bool) {
 func hasExited(pidfd func() (int, error)) bool {
 	fd, err := pidfd()
 	if err != nil {
-		return errors.Is(err, unix.ESRCH)
+		return isGone(err)
 	}
 	defer closeFD(fd)
 	return endsIn(fd, 0)
+}
+
+// isGone reports whether that is why there is no pidfd of a process.
+func isGone(err error) bool {
+	return errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODATA)
 }
 
 // endsIn waits for the end of a process.

@@ -14,8 +14,8 @@ import (
 )
 
 // A writer that has lost its lease and whose process may run has the object's memory mapped, and can write to it: one
-// that was stopped, say. So that memory is written to no more. Who appends next makes an object of its own, with a copy
-// of what was published, and REPLACE has that take the names over:
+// that was stopped, say. So that memory is written to no more. The next client that appends makes an object of its own, with a
+// copy of what was published, and REPLACE has that take the names over:
 //
 //	LEASE   -> OBJECT, for reading   the lease: no one else makes a copy meanwhile
 //	ATTACH                           what was published
@@ -37,7 +37,7 @@ func (s *Server) watchLeases() {
 		var late []*entry
 		s.mu.Lock()
 		for _, e := range s.order {
-			if len(e.waiting) > 0 && s.isLateLocked(e) {
+			if len(e.waiting) > 0 && s.isLateLocked(e, time.Now()) {
 				late = append(late, e)
 			}
 		}
@@ -48,17 +48,21 @@ func (s *Server) watchLeases() {
 	}
 }
 
-// isLateLocked reports whether the writer of an object has shown no sign of life for Options.LeaseTime. Requires mu.
-func (s *Server) isLateLocked(e *entry) bool {
+// isLateLocked reports whether the writer of an object has shown no sign of life for Options.LeaseTime, as this process
+// has seen it: the clock of the writer does not count. Requires mu.
+func (s *Server) isLateLocked(e *entry, now time.Time) bool {
 	invariants.Held(&s.mu)
-	return e.lease != nil && time.Since(e.leasedAt) > s.opts.LeaseTime && time.Since(e.obj.Beat()) > s.opts.LeaseTime
+	if b := e.obj.Beat(); b != e.beat || e.beatSeen.Before(e.leasedAt) {
+		e.beat, e.beatSeen = b, now
+	}
+	return e.lease != nil && now.Sub(e.beatSeen) > s.opts.LeaseTime
 }
 
 // revoke ends the lease of a writer that is late.
 func (s *Server) revoke(e *entry) {
 	s.mu.Lock()
 	c := e.lease
-	late := s.isLateLocked(e)
+	late := s.isLateLocked(e, time.Now())
 	s.mu.Unlock()
 	if !late {
 		return
@@ -80,11 +84,12 @@ func (s *Server) replace(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	if err := s.record(e, s.requestOf(c, f), nil); err != nil {
+	if err := s.record(e, s.requestOf(c, f)); err != nil {
 		return err
 	}
 	s.emitAs(wire.EventDeleted, old, name, 0)
 	s.emit(wire.EventCreated, e, 0)
+	s.refuseWaits([]string{shareable.IDName(old.id)})
 	s.drop(old)
 	return done(c, f.Request)
 }
@@ -103,8 +108,15 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 	case old.uid != e.uid:
 		return nil, nil, "", fmt.Errorf("%w: user %d has made it", vmm.ErrPermission, old.uid)
 	}
-	name = old.nameLocked()
 	names := old.names
+	if len(e.names)+len(names) > wire.MaxNames {
+		return nil, nil, "", fmt.Errorf("%w: %d names", vmm.ErrLimit, len(e.names)+len(names))
+	}
+	name = old.nameLocked()
+	if x := s.clients[old.lease]; x != nil {
+		delete(x.leases, old.id)
+	}
+	old.lease = nil
 	s.unnameLocked(old)
 	for _, n := range names {
 		s.ledger.Add(e.uid, recordsOfName(n))
@@ -127,11 +139,12 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 // renew makes the Writer of an object that is a copy of one that is written to no more, of which w has the lease. Nothing
 // is left of w.
 func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
+	abort := true
 	defer func() {
 		w.cancel()
 		w.conn.Close()
 		if err != nil && next != nil {
-			err = errors.Join(err, next.end(context.WithoutCancel(ctx), true))
+			err = errors.Join(err, next.end(context.WithoutCancel(ctx), abort))
 			next = nil
 		}
 	}()
@@ -144,7 +157,7 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, b.Close()) }()
+	defer func() { _ = b.Close() }() // twice is fine
 	o := CreateOptions{Size: info.Max, Growable: info.Growable, Durable: info.Durable, GrowAhead: w.ahead, Layout: b.Layout(), Meta: b.Meta(), Labels: info.Labels}
 	if info.Host {
 		o.Host = &info.Node
@@ -153,11 +166,14 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 		return nil, err
 	}
 	next.name, next.heldAs = w.name, w.heldAs
-	if err := next.copyOf(ctx, b); err != nil {
+	if err := errors.Join(next.copyOf(ctx, b), b.Close()); err != nil {
 		return next, err
 	}
 	q := wire.Replace{Old: w.id.Number, New: next.id.Number}
-	return next, next.call(ctx, wire.TypeReplace, q.Append(nil), wire.TypeDone, ignore)
+	err = next.call(context.WithoutCancel(ctx), wire.TypeReplace, q.Append(nil), wire.TypeDone, ignore)
+	// Without a reply the copy may have the names: then it is all that there is.
+	abort = errors.Is(err, shareable.ErrNotFound) || errors.Is(err, vmm.ErrPermission) || errors.Is(err, vmm.ErrLimit)
+	return next, err
 }
 
 // copyOf makes the bytes of b those of the Writer, which has none.

@@ -30,15 +30,22 @@ type hostile struct {
 
 func newHostile(t *testing.T, s *Server) *hostile {
 	t.Helper()
-	raw, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: s.Path(), Net: "unixpacket"})
+	h := newHostileAt(t, s.Path(), s.gran)
+	h.s = s
+	return h
+}
+
+func newHostileAt(t *testing.T, path string, gran uint64) *hostile {
+	t.Helper()
+	raw, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: path, Net: "unixpacket"})
 	require.NoError(t, err)
 	c, err := wire.NewConn(raw)
 	require.NoError(t, err)
-	h := &hostile{t: t, s: s, c: c}
+	h := &hostile{t: t, c: c}
 	t.Cleanup(h.close)
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(inTime)))
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(inTime)))
-	require.NoError(t, c.Write(wire.TypeHello, 0, 0, wire.Hello{Backend: wire.BackendHost, Granularity: s.gran}.Append(nil)))
+	require.NoError(t, c.Write(wire.TypeHello, 0, 0, wire.Hello{Backend: wire.BackendHost, Granularity: gran}.Append(nil)))
 	f, err := c.Read()
 	require.NoError(t, err)
 	require.Equal(t, wire.TypeHello, f.Type)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -94,7 +95,7 @@ const (
 
 // Run starts a server, and another one whenever that ends, until ctx does; it returns nil then. If the first
 // one ends before it serves, Run returns why. The next one has the objects that are sealed, what was published of
-// those that are durable, and those whose Writers come back. It is called once.
+// those that are durable, and those whose Writers come back within ten seconds. It is called once.
 func (k *Keeper) Run(ctx context.Context) error {
 	if k == nil || k.socket == nil {
 		return errNoKeeper
@@ -176,12 +177,13 @@ func (k *Keeper) begin(ctx context.Context, old *keptProcess) (*keptProcess, err
 		before = old.ended
 	}
 	if err := p.reaches(ctx, p.ready, before); err != nil {
-		k.end(p)
+		p.kill()
 		return nil, err
 	}
 	if old != nil {
 		_ = old.cmd.Process.Kill()
-		<-old.read // all that it has promised
+		_ = old.control.CloseRead() // it can promise nothing more, also if it takes its time to end
+		<-old.read                  // all that it has promised
 	}
 	k.mu.Lock()
 	k.servers++
@@ -191,7 +193,7 @@ func (k *Keeper) begin(ctx context.Context, old *keptProcess) (*keptProcess, err
 		err = p.reaches(ctx, p.serving, nil)
 	}
 	if err != nil {
-		k.end(p)
+		p.kill()
 	}
 	return p, err
 }
@@ -233,7 +235,7 @@ func (k *Keeper) start() (*keptProcess, error) {
 	return p, nil
 }
 
-// follow does what a process says until it ends.
+// follow applies the messages of a process until it ends.
 func (k *Keeper) follow(p *keptProcess) {
 	r := newKeptReader(p.control)
 	for {
@@ -242,11 +244,11 @@ func (k *Keeper) follow(p *keptProcess) {
 			err = k.do(p, m, fds)
 		}
 		switch {
-		case errors.Is(err, vmm.ErrLimit):
-			k.log.Error("what a server promises cannot be kept", "error", err)
-			_ = p.cmd.Process.Kill() // it must promise nothing more
+		case errors.Is(err, io.EOF):
 			return
 		case err != nil:
+			k.log.Error("what a server promises cannot be kept", "error", err)
+			_ = p.cmd.Process.Kill() // it must promise nothing more
 			return
 		}
 	}
@@ -306,7 +308,7 @@ func (k *Keeper) tellNoMore() {
 
 var errEnded = errors.New("exit status 0")
 
-// reaches waits until a process has come to something. Once the one before has ended, it does so soon or not at all.
+// reaches waits until the channel is closed. Once the server before has ended it waits for takePatience at most.
 func (p *keptProcess) reaches(ctx context.Context, what, before <-chan struct{}) error {
 	t := time.NewTimer(beginPatience)
 	defer t.Stop()
@@ -325,6 +327,12 @@ func (p *keptProcess) reaches(ctx context.Context, what, before <-chan struct{})
 			return ctx.Err()
 		}
 	}
+}
+
+// kill ends a process that does not serve.
+func (p *keptProcess) kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.ended
 }
 
 // end has a process end, and waits for that. A nil p is fine.
@@ -457,7 +465,7 @@ func (k *keptObjects) receive(dev *vmm.Device, from *keptReader) (before uint64,
 			return before, nil
 		case opBegin:
 			before = m.Count
-			if err := canRestore(dev, k); err != nil {
+			if err := checkKept(dev, k); err != nil {
 				return 0, fmt.Errorf("go on with what there is: %w", err)
 			}
 			if err := writeKept(from.conn, keptMessage{Op: opReady}); err != nil {
@@ -475,7 +483,7 @@ func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptOb
 			return nil, err
 		}
 		s.startRecording(conn, kept, 0)
-		if err := s.recordID(s.recorder, 1); err != nil { // with the Instance, which stays
+		if err := s.recordFirst(); err != nil { // with the Instance, which stays
 			return nil, errors.Join(err, s.Close())
 		}
 		return s, nil
@@ -491,7 +499,7 @@ func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptOb
 		}
 	}
 	for _, e := range slices.Clone(s.order) { // those whose writers are gone have another page now
-		if err := s.record(e, requestID{}, nil); err != nil {
+		if err := s.record(e, requestID{}); err != nil {
 			return nil, errors.Join(err, s.Close())
 		}
 	}
@@ -532,7 +540,7 @@ func (c *Client) replace(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		if now, err := c.Stats(ctx); err == nil && now.Taken > before.Taken {
+		if now, err := c.Stats(ctx); err == nil && now.Restarts > before.Restarts {
 			return nil
 		}
 	}

@@ -67,7 +67,7 @@ func (s *Server) addLeaseWaitLocked(e *entry, w wait) {
 // leaseLocked gives a lease to a connection. Requires mu.
 func (s *Server) leaseLocked(e *entry, c serve.Conn) {
 	invariants.Held(&s.mu)
-	e.lease, e.leasedAt = c, time.Now()
+	e.lease, e.leasedAt, e.mapped = c, time.Now(), false
 	s.clientLocked(c).leases[e.id] = e
 	s.counts.leases.Add(1)
 }
@@ -144,6 +144,20 @@ func (s *Server) leasedLocked(c serve.Conn, id uint64) (*entry, error) {
 	}
 }
 
+// errNotWritten is for the memory of an object that a writer of before may write to.
+var errNotWritten = fmt.Errorf("%w: the object is written to no more", vmm.ErrPermission)
+
+// written is leased for a request that adds something.
+func (s *Server) written(c serve.Conn, id uint64) (*entry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, err := s.leasedLocked(c, id)
+	if err == nil && e.fenced {
+		err = errNotWritten
+	}
+	return e, err
+}
+
 // mapped has only the writer write to its page.
 func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
 	q, err := wire.DecodeMapped(f.Payload)
@@ -152,7 +166,7 @@ func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
 	}
 	e, err := s.startLease(c, q.Object)
 	if err == nil {
-		err = s.record(e, s.requestOf(c, f), nil)
+		err = s.record(e, s.requestOf(c, f))
 	}
 	if err != nil {
 		return err
@@ -169,12 +183,12 @@ func (s *Server) startLease(c serve.Conn, id uint64) (*entry, error) {
 		return nil, err
 	}
 	if e.fenced {
-		return nil, fmt.Errorf("%w: object %d is written to no more", vmm.ErrPermission, id)
+		return nil, errNotWritten
 	}
 	if err := e.obj.StartLease(); err != nil {
 		return nil, err
 	}
-	e.started = true
+	e.started, e.mapped = true, true
 	return e, nil
 }
 
@@ -184,7 +198,7 @@ func (s *Server) grow(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	e, err := s.leased(c, q.Object)
+	e, err := s.written(c, q.Object)
 	if err != nil {
 		return err
 	}
@@ -194,7 +208,7 @@ func (s *Server) grow(c serve.Conn, f wire.Frame) error {
 	if err := s.addMemory(e, q.Capacity); err != nil {
 		return err
 	}
-	if err := s.record(e, requestID{}, nil); err != nil {
+	if err := s.record(e, requestID{}); err != nil {
 		return err
 	}
 	if err := e.obj.ReplyChunks(c, f.Request, q.After); err != nil {
@@ -222,7 +236,7 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	e, err := s.leased(c, q.Object)
+	e, err := s.written(c, q.Object)
 	if err != nil {
 		return err
 	}
@@ -230,17 +244,24 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 	if q.HasDigest {
 		seal.Digest = &q.Digest
 	}
-	// The keeper has it before any reader sees it.
-	if err := s.record(e, s.requestOf(c, f), &seal); err != nil {
+	var length, capacity uint64
+	chunks := 0
+	err = s.recordSeal(e, s.requestOf(c, f), seal, func(seal serve.Seal) error {
+		if err := e.obj.Seal(seal); err != nil {
+			return err
+		}
+		_, length, capacity, _ = e.obj.State()
+		chunks, _ = e.obj.Chunks()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		e.sealed = true
+		return nil
+	})
+	if err != nil {
 		return err
 	}
-	if err := e.obj.Seal(seal); err != nil {
-		return err
-	}
-	_, length, capacity, _ := e.obj.State()
-	chunks, _ := e.obj.Chunks()
 	s.mu.Lock()
-	e.sealed, e.lease = true, nil
+	e.lease, e.mapped = nil, false
 	delete(s.clientLocked(c).leases, e.id)
 	unused := e.has[ledger.Bytes] - min(e.has[ledger.Bytes], capacity)
 	s.refundLocked(e, ledger.Amounts{ledger.Bytes: unused, ledger.Descriptors: e.has[ledger.Descriptors] - s.descriptorsOf(uint64(chunks))})
@@ -286,6 +307,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID
 	// An object whose CREATE no client has heard of would have no use and no owner.
 	abort = abort || !e.started
 	e.fenced = e.fenced || runs && !s.opts.hooks.unfenced
+	e.mapped = false
 	e.lease = nil
 	if x := s.clients[c]; x != nil {
 		delete(x.leases, e.id)
@@ -293,7 +315,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID
 	if !abort {
 		s.passLeaseLocked(e)
 		s.mu.Unlock()
-		_ = s.record(e, by, nil) // without a keeper the process ends
+		_ = s.record(e, by) // without a keeper the process ends
 		return
 	}
 	names := e.allNamesLocked()
@@ -304,7 +326,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID
 	s.mu.Unlock()
 	s.counts.aborted.Add(1)
 	s.refuseWaits(names)
-	s.forget(e, by)
+	_ = s.forget(e, by) // without a keeper the process ends
 	s.drop(e)
 }
 

@@ -178,7 +178,7 @@ func (s *Server) reserve(e *entry, a ledger.Amounts) error {
 		err := s.reserveLocked(e, a)
 		s.mu.Unlock()
 		s.closeEvicted()
-		if !errors.Is(err, vmm.ErrLimit) || !s.freeHeld(e.uid) {
+		if !errors.Is(err, vmm.ErrLimit) || !s.freeHeld(e.uid) && !s.waitReaders() {
 			return err
 		}
 	}

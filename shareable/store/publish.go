@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -25,7 +26,11 @@ func (w *Writer) again() {
 	case <-w.ctx.Done():
 		return
 	}
-	if err := w.mapped(w.ctx); err != nil {
+	err := w.mapped(w.ctx)
+	for errors.Is(err, os.ErrDeadlineExceeded) && w.conn.Err() == nil { // that one has ended, too
+		err = w.mapped(w.ctx)
+	}
+	if err != nil {
 		w.fail(err)
 		return
 	}

@@ -3,11 +3,13 @@ package store
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"math"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -93,7 +95,7 @@ func newKeptReader(conn *net.UnixConn) *keptReader {
 func (r *keptReader) next() (m keptMessage, fds []int, err error) {
 	n, oobn, flags, _, err := r.conn.ReadMsgUnix(r.b, r.oob)
 	if err == nil && n == 0 {
-		err = errors.New("the other process has ended")
+		err = io.EOF
 	}
 	if err != nil {
 		return m, nil, err
@@ -254,7 +256,7 @@ type recorder struct {
 	conn  *net.UnixConn
 	known map[uint64]uint64 // the last chunk that the keeper has, by object
 	done  map[string]uint32 // the last request that was done, by clientToken
-	left  []string          // clients of done that have gone, the first ones first
+	gone  []string          // clients of done that have gone, the first ones first
 	ids   uint64            // no object has had a higher id, as the keeper knows
 	over  atomic.Bool       // what ends from here on ends in this process alone
 }
@@ -271,17 +273,18 @@ func (r *recorder) stop() {
 
 // serverText is the text of a server.
 type serverText struct {
-	Hello wire.Hello
-	IDs   uint64
+	Version int // of all texts
+	Hello   wire.Hello
+	IDs     uint64
 }
+
+// textVersion is that of the texts that this program writes. It can read those of lower ones.
+const textVersion = 1
 
 // startRecording has the server tell the keeper from here on. What is kept the keeper has.
 func (s *Server) startRecording(conn *net.UnixConn, k *keptObjects, ids uint64) {
 	r := &recorder{conn: conn, known: map[uint64]uint64{}, done: map[string]uint32{}, ids: ids}
-	for client, request := range k.clients {
-		r.done[client] = request
-		r.left = append(r.left, client) // until it has come back
-	}
+	maps.Copy(r.done, k.clients)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.order {
@@ -290,34 +293,50 @@ func (s *Server) startRecording(conn *net.UnixConn, k *keptObjects, ids uint64) 
 	s.recorder = r
 }
 
-// record tells the keeper of an object as it is now, or with seal as it is about to be; by is the request that has it
-// so. Before it returns nothing of that is promised.
-func (s *Server) record(e *entry, by requestID, seal *serve.Seal) error {
+// record tells the keeper an object's state. by is the request that has caused it. No reply may be sent before record
+// returns, and readers get the object's memory then.
+func (s *Server) record(e *entry, by requestID) error {
 	_, last := e.obj.Chunks()
-	if err := s.tell(e, by, seal); err != nil {
-		return err
+	if r := s.recorder; r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if err := s.tell(r, e, by, nil); err != nil {
+			return err
+		}
 	}
-	if seal == nil {
-		e.obj.Show(last)
-	}
+	e.obj.Show(last)
 	return nil
 }
 
-func (s *Server) tell(e *entry, by requestID, seal *serve.Seal) error {
+// recordSeal tells the keeper of an object that is about to be sealed, and then calls apply: nothing else is told of it
+// between, and no reader sees it sealed before.
+func (s *Server) recordSeal(e *entry, by requestID, seal serve.Seal, apply func(serve.Seal) error) error {
 	r := s.recorder
 	if r == nil {
-		return nil
+		return apply(seal)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if err := s.tell(r, e, by, &seal); err != nil {
+		return err
+	}
+	seal.Told = true
+	return apply(seal)
+}
+
+// tell tells the keeper of an object, with seal as it is about to be. Requires r.mu.
+func (s *Server) tell(r *recorder, e *entry, by requestID, seal *serve.Seal) error {
 	if err := s.recordID(r, e.id); err != nil {
 		return err
 	}
 	s.mu.Lock()
-	gone := e.dropped || e.deleted || r.over.Load()
+	gone := e.dropped || e.deleted
 	st, name := s.stateLocked(e), e.nameLocked()
 	s.mu.Unlock()
-	if gone { // forget has come before, or comes next
+	switch {
+	case r.over.Load(): // the next server does not know of it
+		return fmt.Errorf("%w: store", vmm.ErrClosed)
+	case gone: // forget has come before, or comes next
 		return nil
 	}
 	if seal != nil {
@@ -350,7 +369,7 @@ func (s *Server) tell(e *entry, by requestID, seal *serve.Seal) error {
 // didLocked remembers that a request was done. Requires mu.
 func (r *recorder) didLocked(by requestID) {
 	if by.client != "" {
-		r.done[by.client] = by.number
+		r.done[by.client] = max(r.done[by.client], by.number)
 	}
 }
 
@@ -363,7 +382,7 @@ func (s *Server) recordID(r *recorder, id uint64) error {
 	if err != nil {
 		return err
 	}
-	text, err := json.Marshal(serverText{h, id + idsAtOnce})
+	text, err := json.Marshal(serverText{textVersion, h, id + idsAtOnce})
 	if err == nil {
 		err = writeKept(r.conn, keptMessage{Op: opServer, Text: text})
 	}
@@ -373,6 +392,13 @@ func (s *Server) recordID(r *recorder, id uint64) error {
 	return err
 }
 
+// recordFirst tells the keeper of the server before it has any object.
+func (s *Server) recordFirst() error {
+	s.recorder.mu.Lock()
+	defer s.recorder.mu.Unlock()
+	return s.recordID(s.recorder, 1)
+}
+
 // hello is what a server says of itself and its memory.
 func (s *Server) hello() (wire.Hello, error) {
 	gran, err := granularity(s.dev)
@@ -380,22 +406,28 @@ func (s *Server) hello() (wire.Hello, error) {
 }
 
 // forget tells the keeper that an object is gone, as a request has it.
-func (s *Server) forget(e *entry, by requestID) {
+func (s *Server) forget(e *entry, by requestID) error {
 	r := s.recorder
 	if r == nil {
-		return
+		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, known := r.known[e.id]; known && !r.over.Load() {
-		delete(r.known, e.id)
-		m := keptMessage{Op: opForget, ID: e.id, Client: by.client, Request: by.number}
-		s.step()
-		if writeKept(r.conn, m) == nil { // without a keeper the process ends
-			r.didLocked(by)
-		}
-		s.step()
+	if r.over.Load() {
+		return fmt.Errorf("%w: store", vmm.ErrClosed)
 	}
+	if _, known := r.known[e.id]; !known {
+		return nil
+	}
+	delete(r.known, e.id)
+	m := keptMessage{Op: opForget, ID: e.id, Client: by.client, Request: by.number}
+	s.step()
+	if err := writeKept(r.conn, m); err != nil {
+		return err
+	}
+	s.step()
+	r.didLocked(by)
+	return nil
 }
 
 // isDone reports whether a server before this one has done a request, and could not say so.
@@ -412,30 +444,50 @@ func (s *Server) isDone(by requestID) bool {
 // clientsKept is how many clients that have gone are remembered: one may come back that was cut off.
 const clientsKept = 1000
 
-// clientGone has a client forgotten, later.
-func (s *Server) clientGone(client string) {
+// clientsGone has clients forgotten, later: those that have no connection.
+func (s *Server) clientsGone(clients ...string) {
 	r := s.recorder
-	if r == nil || client == "" {
+	if r == nil {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, known := r.done[client]; known && !slices.Contains(r.left, client) {
-		r.left = append(r.left, client)
+	for _, c := range clients {
+		for _, c := range []string{c, c + forced} {
+			if _, known := r.done[c]; known && !slices.Contains(r.gone, c) {
+				r.gone = append(r.gone, c)
+			}
+		}
 	}
-	for len(r.left) > clientsKept {
-		first := r.left[0]
-		r.left = r.left[1:]
+	for len(r.gone) > clientsKept {
+		first := r.gone[0]
+		r.gone = r.gone[1:]
+		if s.isConnected(strings.TrimSuffix(first, forced)) { // it has come back
+			continue
+		}
 		delete(r.done, first)
 		_ = writeKept(r.conn, keptMessage{Op: opClient, Client: first})
 	}
 }
 
-// clientCame has a client that was to be forgotten remembered.
-func (s *Server) clientCame(client string) {
-	if r := s.recorder; r != nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.left = slices.DeleteFunc(r.left, func(c string) bool { return c == client })
+// absentClients are those that an earlier server knew and that have not come back.
+func (s *Server) absentClients() (all []string) {
+	if s.recorder == nil {
+		return nil
 	}
+	s.recorder.mu.Lock()
+	defer s.recorder.mu.Unlock()
+	for c := range s.recorder.done {
+		if c = strings.TrimSuffix(c, forced); !s.isConnected(c) {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// isConnected reports whether a client has a connection.
+func (s *Server) isConnected(client string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tokens[client] > 0
 }

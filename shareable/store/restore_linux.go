@@ -38,14 +38,14 @@ func (s *Server) stateLocked(e *entry) entryState {
 		ID: e.id, Max: e.max, Has: slices.Clone(e.has[:]), UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
 		Labels: e.labels, Names: e.names, Started: e.started, Fenced: e.fenced, Sealed: e.sealed, Deleted: e.deleted,
 	}
-	if x := s.clients[e.lease]; x != nil {
+	if x := s.clients[e.lease]; x != nil && e.mapped { // else the client asks for it anew
 		st.Lease, st.PID, st.Began = x.token, e.lease.Cred().PID, x.began
 	}
 	return st
 }
 
-// lasts reports whether a server that begins goes on with an object.
-func (st *entryState) lasts() bool {
+// isRestorable reports whether a server that begins goes on with an object.
+func (st *entryState) isRestorable() bool {
 	switch {
 	case st.Deleted:
 		return false
@@ -55,8 +55,8 @@ func (st *entryState) lasts() bool {
 	return st.Started && (st.Flags&wire.StoreDurable != 0 || st.Lease != "")
 }
 
-// canRestore is nil if what a keeper has is of this device and this program.
-func canRestore(dev *vmm.Device, k *keptObjects) error {
+// checkKept returns an error if what a keeper has is of another device, or of a newer program.
+func checkKept(dev *vmm.Device, k *keptObjects) error {
 	if k.server == nil {
 		return nil
 	}
@@ -64,12 +64,15 @@ func canRestore(dev *vmm.Device, k *keptObjects) error {
 	if err := json.Unmarshal(k.server, &text); err != nil {
 		return protocolError(err)
 	}
-	return sameMemory(dev, text.Hello)
+	if text.Version > textVersion {
+		return fmt.Errorf("%w: a newer program has written what there is, in version %d and not %d", vmm.ErrNotSupported, text.Version, textVersion)
+	}
+	return checkSameMemory(dev, text.Hello)
 }
 
-// sameMemory is nil if memory of the store that sent h is memory of dev. Objects of another device, or
+// checkSameMemory returns an error unless memory of the store that sent h is memory of dev. Objects of another device, or
 // of other sizes of pages, could not be mapped.
-func sameMemory(dev *vmm.Device, h wire.Hello) error {
+func checkSameMemory(dev *vmm.Device, h wire.Hello) error {
 	gran, err := granularity(dev)
 	if err == nil && (dev.Info().UUID != h.UUID || gran != h.Granularity) {
 		err = fmt.Errorf("%w: the store has memory of device %x in multiples of %d bytes, this process of %x in %d",
@@ -88,20 +91,21 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 	}
 	var entries []entryState
 	var objects []shareable.Recorded
+	states := k.states()
 	for _, id := range slices.Sorted(maps.Keys(k.objects)) {
-		kept := k.objects[id]
-		var e entryState
-		head, state, _ := bytes.Cut(kept.text, []byte{'\n'})
-		if json.Unmarshal(head, &e) != nil || !e.lasts() { // the first: its first reply was not sent
+		e, kept := states[id], k.objects[id]
+		if e == nil {
 			gone = append(gone, id)
 			continue
 		}
+		_, state, _ := bytes.Cut(kept.text, []byte{'\n'})
 		rec := shareable.Recorded{State: state, Chunks: kept.fds, Page: -1}
 		if fd, has := kept.fds[pageKey]; has {
 			rec.Page = fd
 			delete(kept.fds, pageKey)
+			e.Fenced = e.Fenced || e.Lease == "" // its writer may run on, and cannot come back
 		}
-		objects, entries = append(objects, rec), append(entries, e)
+		objects, entries = append(objects, rec), append(entries, *e)
 		delete(k.objects, id)
 	}
 	if s, err = bareServer(dev, o); err != nil {
@@ -115,10 +119,44 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, st := range entries {
+		if all[i] == nil {
+			gone = append(gone, st.ID)
+			continue
+		}
 		s.restoreEntryLocked(all[i], st)
 	}
+	s.reattached = time.Now().Add(readersTime)
 	return s, text.IDs, gone, nil
 }
+
+// states are those of the objects that a server that begins goes on with. A name is that of the object that got it
+// last; one that has lost all of its names has gone.
+func (k *keptObjects) states() map[uint64]*entryState {
+	all := map[uint64]*entryState{}
+	last := map[string]uint64{}
+	for id, kept := range k.objects {
+		var e entryState
+		head, _, _ := bytes.Cut(kept.text, []byte{'\n'})
+		if json.Unmarshal(head, &e) != nil || !e.isRestorable() { // the first: its first reply was not sent
+			continue
+		}
+		all[id] = &e
+		for _, name := range e.Names {
+			last[name] = max(last[name], id)
+		}
+	}
+	for id, e := range all {
+		had := len(e.Names)
+		e.Names = slices.DeleteFunc(e.Names, func(n string) bool { return last[n] != id })
+		if had > 0 && len(e.Names) == 0 {
+			delete(all, id)
+		}
+	}
+	return all
+}
+
+// readersTime is how long nothing is evicted after a server has begun, for readers to come back.
+const readersTime = time.Second
 
 // restoreEntryLocked makes an entry of its state. Requires mu.
 func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
@@ -129,10 +167,6 @@ func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
 	s.addLocked(e)
 	copy(e.has[:], st.Has)
 	for _, name := range st.Names {
-		if old := s.byName[name]; old != nil { // this one has replaced it
-			old.names = slices.DeleteFunc(old.names, func(n string) bool { return n == name })
-			s.refundLocked(old, recordsOfName(name))
-		}
 		s.byName[name] = e
 		e.names = append(e.names, name)
 	}
@@ -145,6 +179,7 @@ func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
 	s.usedLocked(e) // when it was used last is not known
 	switch {
 	case st.Lease != "":
+		e.mapped = true
 		s.awaitLocked(e, st)
 	case !e.sealed:
 		e.obj.EndLease() // its writer may run on, and publishes nothing any more
@@ -185,6 +220,7 @@ func (s *Server) awaitLocked(e *entry, st entryState) {
 		s.awaited[st.Lease] = a
 		x := s.clientLocked(a)
 		x.token, x.began = st.Lease, st.Began
+		s.tokens[st.Lease]++
 	}
 	e.lease, e.leasedAt = a, time.Now()
 	s.clientLocked(a).leases[e.id] = e
@@ -201,10 +237,10 @@ func (s *Server) endAwaited() {
 	for token, a := range all {
 		if a.cred.PID != 0 && hasExited(a.PeerPIDFD) {
 			s.mu.Lock()
-			_, left := s.awaited[token]
+			_, awaits := s.awaited[token]
 			delete(s.awaited, token)
 			s.mu.Unlock()
-			if left {
+			if awaits {
 				handler{s}.End(a)
 			}
 		}
@@ -217,12 +253,13 @@ func (s *Server) endAwaited() {
 		return
 	}
 	s.mu.Lock()
-	left := s.awaited
+	late := s.awaited
 	s.awaited = nil
 	s.mu.Unlock()
-	for _, a := range left {
+	for _, a := range late {
 		handler{s}.End(a)
 	}
+	s.clientsGone(s.absentClients()...)
 }
 
 // resume handles RESUME: what a client of a server before this one had is the connection's.
@@ -232,7 +269,6 @@ func (s *Server) resume(c serve.Conn, f wire.Frame) error {
 		return err
 	}
 	token := clientToken(q.Token)
-	s.clientCame(token)
 	began := startTime(int(c.Cred().PID))
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,6 +277,7 @@ func (s *Server) resume(c serve.Conn, f wire.Frame) error {
 		return &wire.ProtocolError{What: "a second RESUME"}
 	}
 	x.token, x.began = token, began
+	s.tokens[token]++
 	a := s.awaited[token]
 	if a == nil || a.cred.UID != c.Cred().UID {
 		return nil
@@ -250,6 +287,7 @@ func (s *Server) resume(c serve.Conn, f wire.Frame) error {
 	}
 	delete(s.clients, a)
 	delete(s.awaited, token)
+	s.tokens[token]--
 	return nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -37,21 +38,23 @@ type Server struct {
 	counts counts // safe for concurrent use
 
 	// Guarded by mu, which is held for no call of the driver and for no write to a client.
-	mu        sync.Mutex
-	closed    bool
-	byID      map[uint64]*entry
-	byName    map[string]*entry
-	order     []*entry // by id
-	clients   map[serve.Conn]*clientState
-	waits     map[string][]wait // for an object to be there, and most of them to be sealed, by name
-	ledger    *ledger.Ledger
-	held      []heldChunk
-	heldBytes uint64    // of held
-	unused    list.List // of *entry: sealed objects without readers, the last used at the back
-	watchers  map[serve.Conn]*watcher
-	evicted   []*entry            // to be closed without the lock
-	forced    int                 // forced deletes that run
-	awaited   map[string]*awaited // clients of a server before this one that are to come back, by clientToken
+	mu         sync.Mutex
+	closed     bool
+	byID       map[uint64]*entry
+	byName     map[string]*entry
+	order      []*entry // by id
+	clients    map[serve.Conn]*clientState
+	waits      map[string][]wait // for an object to be there, and most of them to be sealed, by name
+	ledger     *ledger.Ledger
+	held       []heldChunk
+	heldBytes  uint64    // of held
+	unused     list.List // of *entry: sealed objects without readers, the last used at the back
+	watchers   map[serve.Conn]*watcher
+	evicted    []*entry            // to be closed without the lock
+	forced     int                 // forced deletes that run
+	tokens     map[string]int      // connections of clients that have said who they are, by clientToken
+	reattached time.Time           // until then readers of a server before this one may come back; see waitReaders
+	awaited    map[string]*awaited // clients of a server before this one that are to come back, by clientToken
 }
 
 // clientState is what a connection has.
@@ -121,7 +124,7 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 	s := &Server{
 		dev: dev, opts: o, stop: make(chan struct{}),
 		byID: map[uint64]*entry{}, byName: map[string]*entry{}, clients: map[serve.Conn]*clientState{},
-		waits: map[string][]wait{}, watchers: map[serve.Conn]*watcher{}, awaited: map[string]*awaited{},
+		waits: map[string][]wait{}, watchers: map[serve.Conn]*watcher{}, tokens: map[string]int{}, awaited: map[string]*awaited{},
 	}
 	var err error
 	s.gran, err = granularity(dev)
@@ -212,13 +215,13 @@ type Stats struct {
 	Leases  int    `json:"leases"`  // objects that a client may write to now
 	Waits   int    `json:"waits"`   // requests that wait now
 
-	Created uint64 `json:"created"` // objects
-	Sealed  uint64 `json:"sealed"`
-	Aborted uint64 `json:"aborted"`
-	Deleted uint64 `json:"deleted"`
-	Evicted uint64 `json:"evicted"`
-	Granted uint64 `json:"granted"` // leases
-	Taken   uint64 `json:"taken"`   // how often another process has gone on with what there was
+	Created  uint64 `json:"created"` // objects
+	Sealed   uint64 `json:"sealed"`
+	Aborted  uint64 `json:"aborted"`
+	Deleted  uint64 `json:"deleted"`
+	Evicted  uint64 `json:"evicted"`
+	Granted  uint64 `json:"granted"`  // leases
+	Restarts uint64 `json:"restarts"` // how often another process has gone on with what there was
 
 	Conns shareable.Stats `json:"conns"`
 }
@@ -234,7 +237,7 @@ func (s *Server) Stats() Stats {
 	x := Stats{
 		Objects: len(s.order), Bytes: s.ledger.All()[ledger.Bytes] - s.heldBytes, Clients: conns.Conns, Conns: conns,
 		Created: s.counts.created.Load(), Sealed: s.counts.sealed.Load(), Aborted: s.counts.aborted.Load(),
-		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(), Taken: s.before,
+		Deleted: s.counts.deleted.Load(), Evicted: s.counts.evicted.Load(), Granted: s.counts.leases.Load(), Restarts: s.before,
 	}
 	for _, c := range s.clients {
 		x.Leases += len(c.leases)
@@ -245,7 +248,7 @@ func (s *Server) Stats() Stats {
 
 // counters are the numbers of Stats in the order in which COUNTERS has them.
 func (x *Stats) counters() []*uint64 {
-	return []*uint64{&x.Bytes, &x.Created, &x.Sealed, &x.Aborted, &x.Deleted, &x.Evicted, &x.Granted, &x.Taken}
+	return []*uint64{&x.Bytes, &x.Created, &x.Sealed, &x.Aborted, &x.Deleted, &x.Evicted, &x.Granted, &x.Restarts}
 }
 
 // gauges are those that are no uint64, after the counters.
@@ -412,6 +415,11 @@ func (h handler) End(c serve.Conn) {
 	s.mu.Lock()
 	state := s.clients[c]
 	delete(s.clients, c)
+	if state != nil && state.token != "" {
+		if s.tokens[state.token]--; s.tokens[state.token] <= 0 {
+			delete(s.tokens, state.token)
+		}
+	}
 	if w := s.watchers[c]; w != nil {
 		delete(s.watchers, c)
 		s.ledger.Return(c.Cred().UID, recordsOfWatch)
@@ -442,7 +450,9 @@ func (h handler) End(c serve.Conn) {
 	for _, e := range state.leases {
 		s.endLease(e, c, !e.durable(), runs, requestID{})
 	}
-	s.clientGone(state.token)
+	if state.token != "" {
+		s.clientsGone(state.token)
+	}
 }
 
 func (s *Server) step() {
@@ -450,6 +460,9 @@ func (s *Server) step() {
 		f()
 	}
 }
+
+// forced follows the token for requests whose replies come in an order of their own.
+const forced = "/forced"
 
 // requestID is a request of a client that servers know by its token; the zero value is of none.
 type requestID struct {
@@ -471,10 +484,10 @@ func (s *Server) requestOf(c serve.Conn, f wire.Frame) requestID {
 }
 
 // isOnce reports whether a request must not be done again: a client whose server has ended does not know whether it
-// was. The others do no harm.
+// was. The others do no harm, but for DELETE, which see.
 func isOnce(t wire.Type) bool {
 	switch t {
-	case wire.TypeMapped, wire.TypeSeal, wire.TypeRelease, wire.TypeDelete, wire.TypeLink, wire.TypeUnlink, wire.TypeReplace:
+	case wire.TypeMapped, wire.TypeSeal, wire.TypeRelease, wire.TypeLink, wire.TypeUnlink, wire.TypeReplace:
 		return true
 	}
 	return false

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
 // stormOn starts 8 writers and 32 readers, in two processes.
@@ -141,5 +143,67 @@ func TestStormOfDeaths(t *testing.T) {
 		s, err := x.c.Stats(t.Context())
 		return err == nil && s.Objects == 0 && s.Bytes == 0 && s.Leases == 0 && s.Waits == 0
 	}, inTime, step)
+	k.ask("close")
+}
+
+// kept is a Keeper in a process of its own, and a Client of its server.
+func kept(t *testing.T) (k *child, path string, c *Client) {
+	t.Helper()
+	path = socketAt(t)
+	k = spawn(t, "keeper", path)
+	k.expect("ready")
+	c, err := Connect(t.Context(), path, testDevice(t), ClientOptions{Timeout: inTime})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return k, path, c
+}
+
+// TestManyRequestsAtOnce: each of them is done, whatever the order in which they are sent.
+func TestManyRequestsAtOnce(t *testing.T) {
+	k, _, c := kept(t)
+	const many = 32
+	over := make(chan error, many)
+	for i := range many {
+		name := fmt.Sprint("o", i)
+		sealed(t, c, name, []byte{1})
+		go func() {
+			for range testgate.Effort(20, 200, 2000) {
+				err := c.Link(t.Context(), name, name+"/2")
+				if err == nil {
+					_, err = c.Stat(t.Context(), name+"/2")
+				}
+				if err == nil {
+					err = c.Unlink(t.Context(), name+"/2")
+				}
+				if _, after := c.Stat(t.Context(), name+"/2"); err == nil && after == nil {
+					err = fmt.Errorf("%s is there still", name+"/2")
+				}
+				if err != nil {
+					over <- err
+					return
+				}
+			}
+			over <- nil
+		}()
+	}
+	for range many {
+		require.NoError(t, <-over)
+	}
+	k.ask("close")
+}
+
+// TestDeathWithAnOverwrittenPage: what a writer has done to its page keeps no server from beginning.
+func TestDeathWithAnOverwrittenPage(t *testing.T) {
+	k, path, c := kept(t)
+	gran, err := granularity(c.Device())
+	require.NoError(t, err)
+	sealed(t, c, "s", []byte{1})
+	h := newHostileAt(t, path, gran)
+	id, page, _ := h.create(wire.Create{Name: "h", Size: 1, Flags: wire.StoreDurable})
+	h.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
+	copy(page, bytes.Repeat([]byte{0xff}, len(page)))
+	k.ask("kill")
+	b := got(t, c, "s", GetOptions{})
+	require.EqualValues(t, 1, b.Len())
 	k.ask("close")
 }

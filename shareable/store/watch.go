@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"os"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -135,6 +136,9 @@ func (w *watch) again(begin func(context.Context) error) {
 	<-w.open
 	w.keep(wire.Event{Kind: wire.EventLost})
 	err := begin(w.ctx)
+	for errors.Is(err, os.ErrDeadlineExceeded) && w.conn.Err() == nil { // that one has ended, too
+		err = begin(w.ctx)
+	}
 	if err != nil && !errors.Is(err, vmm.ErrBusy) { // the request of before was sent again
 		w.fail(err)
 	}

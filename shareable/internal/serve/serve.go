@@ -4,7 +4,6 @@ package serve
 
 import (
 	"context"
-	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -98,8 +97,8 @@ type Object interface {
 	// EndLease makes what the writer has on its page the length. A page that was not started
 	// counts for nothing.
 	EndLease()
-	// Beat is when the writer has last shown that it runs, by the clock of its process; zero: not yet.
-	Beat() time.Time
+	// Beat changes each time that the writer shows that it runs.
+	Beat() uint64
 	// Wrote has the readers woken.
 	Wrote()
 
@@ -119,6 +118,7 @@ type Object interface {
 type Seal struct {
 	Length uint64
 	Digest *[32]byte // nil: none was computed
+	Told   bool      // Record has checked the length: what the writer stores on its page since does not count
 }
 
 // Record is an object as it can be made again.
