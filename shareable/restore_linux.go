@@ -48,7 +48,7 @@ func (o *storeObject) stateLocked() objectState {
 func (o *storeObject) Record(after uint64, name string, seal *serve.Seal) (r serve.Record, release func(), err error) {
 	var used []*cachedFD
 	page := -1
-	release = func() {
+	giveBack := func() {
 		for _, d := range used {
 			o.srv.fds.release(d)
 		}
@@ -58,7 +58,7 @@ func (o *storeObject) Record(after uint64, name string, seal *serve.Seal) (r ser
 	}
 	defer func() {
 		if err != nil {
-			release()
+			giveBack()
 		}
 	}()
 	o.mu.Lock()
@@ -97,7 +97,7 @@ func (o *storeObject) Record(after uint64, name string, seal *serve.Seal) (r ser
 		r.FDs = append(r.FDs, page)
 	}
 	r.State, err = json.Marshal(x)
-	return r, release, err
+	return r, giveBack, err
 }
 
 // Recorded is for package store: what Record described, with the descriptors of all its chunks by their

@@ -160,7 +160,7 @@ func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Wri
 		if err != nil || !w.fenced {
 			return w, err
 		}
-		if w, err = w.renew(ctx); !o.Wait || !errors.Is(err, shareable.ErrNotFound) { // else another client has made the copy
+		if w, err = w.renew(ctx); !errors.Is(err, errLeaseLost) {
 			return w, err
 		}
 	}

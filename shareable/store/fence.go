@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -20,7 +21,8 @@ import (
 //	LEASE   -> OBJECT, for reading   the lease: no one else makes a copy meanwhile
 //	ATTACH                           what was published
 //	CREATE                           an object without a name
-//	REPLACE -> DONE                  it has the names; readers of the other one are told that it has gone
+//	REPLACE -> DONE                  over the connection that has the lease: the copy has the names, and
+//	                                 readers of the other one are told that it has gone
 
 var errFenced = fmt.Errorf("%w: the lease has ended, because its writer showed no sign of life for too long", shareable.ErrOwnerGone)
 
@@ -98,20 +100,22 @@ func (s *Server) replace(c serve.Conn, f wire.Frame) error {
 func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e, err = s.leasedLocked(c, q.New); err != nil {
+	if old, err = s.leasedLocked(c, q.Old); err != nil {
 		return nil, nil, "", err
 	}
-	old = s.byID[q.Old]
+	e = s.byID[q.New]
 	switch {
-	case old == nil || old.deleted || old == e || !old.fenced:
-		return nil, nil, "", fmt.Errorf("%w: object %d is not one that is written to no more", shareable.ErrNotFound, q.Old)
-	case old.uid != e.uid:
-		return nil, nil, "", fmt.Errorf("%w: user %d has made it", vmm.ErrPermission, old.uid)
+	case e == nil || e.deleted:
+		return nil, nil, "", fmt.Errorf("%w: object %d", shareable.ErrNotFound, q.New)
+	case e.uid != old.uid:
+		return nil, nil, "", fmt.Errorf("%w: user %d has made it", vmm.ErrPermission, e.uid)
+	}
+	_, had, _, _ := old.obj.State()
+	_, has, _, _ := e.obj.State()
+	if !old.fenced || e == old || len(e.names) > 0 || e.flags != old.flags || e.max != old.max || has < had {
+		return nil, nil, "", fmt.Errorf("%w: object %d of %d bytes is no copy of object %d, of %d, that is written to no more", vmm.ErrInvalid, e.id, has, old.id, had)
 	}
 	names := old.names
-	if len(e.names)+len(names) > wire.MaxNames {
-		return nil, nil, "", fmt.Errorf("%w: %d names", vmm.ErrLimit, len(e.names)+len(names))
-	}
 	name = old.nameLocked()
 	if x := s.clients[old.lease]; x != nil {
 		delete(x.leases, old.id)
@@ -139,7 +143,7 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 // renew makes the Writer of an object that is a copy of one that is written to no more, of which w has the lease. Nothing
 // is left of w.
 func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
-	abort := true
+	abort, times := true, w.conn.Times()
 	defer func() {
 		w.cancel()
 		w.conn.Close()
@@ -170,11 +174,17 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 		return next, err
 	}
 	q := wire.Replace{Old: w.id.Number, New: next.id.Number}
-	err = next.call(context.WithoutCancel(ctx), wire.TypeReplace, q.Append(nil), wire.TypeDone, ignore)
+	err = w.call(context.WithoutCancel(ctx), wire.TypeReplace, q.Append(nil), wire.TypeDone, ignore)
 	// Without a reply the copy may have the names: then it is all that there is.
-	abort = errors.Is(err, shareable.ErrNotFound) || errors.Is(err, vmm.ErrPermission) || errors.Is(err, vmm.ErrLimit)
+	abort = !errors.Is(err, shareable.ErrOwnerGone) && !errors.Is(err, os.ErrDeadlineExceeded)
+	if abort && w.conn.Times() > times { // the lease has ended with a server
+		err = errors.Join(errLeaseLost, err)
+	}
 	return next, err
 }
+
+// errLeaseLost is that the object is to be appended to anew.
+var errLeaseLost = errors.New("the lease has ended with a server")
 
 // copyOf makes the bytes of b those of the Writer, which has none.
 func (w *Writer) copyOf(ctx context.Context, b *Buffer) error {

@@ -254,11 +254,11 @@ func writeObject(conn *net.UnixConn, m keptMessage, fds []int) error {
 type recorder struct {
 	mu    sync.Mutex // before Server.mu, and held while something is sent: so that what is sent last is the newest
 	conn  *net.UnixConn
-	known map[uint64]uint64 // the last chunk that the keeper has, by object
-	done  map[string]uint32 // the last request that was done, by clientToken
-	gone  []string          // clients of done that have gone, the first ones first
-	ids   uint64            // no object has had a higher id, as the keeper knows
-	over  atomic.Bool       // what ends from here on ends in this process alone
+	known map[uint64]uint64   // the last chunk that the keeper has, by object
+	done  map[string]uint32   // the last request that was done, by clientToken
+	gone  map[string][]string // clients of done that have gone, by user, the first ones first
+	ids   uint64              // no object has had a higher id, as the keeper knows
+	over  atomic.Bool         // what ends from here on ends in this process alone
 }
 
 // idsAtOnce is how many ids are said to have been used before they are.
@@ -283,7 +283,7 @@ const textVersion = 1
 
 // startRecording has the server tell the keeper from here on. What is kept the keeper has.
 func (s *Server) startRecording(conn *net.UnixConn, k *keptObjects, ids uint64) {
-	r := &recorder{conn: conn, known: map[uint64]uint64{}, done: map[string]uint32{}, ids: ids}
+	r := &recorder{conn: conn, known: map[uint64]uint64{}, done: map[string]uint32{}, gone: map[string][]string{}, ids: ids}
 	maps.Copy(r.done, k.clients)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -441,7 +441,7 @@ func (s *Server) isDone(by requestID) bool {
 	return by.number <= r.done[by.client]
 }
 
-// clientsKept is how many clients that have gone are remembered: one may come back that was cut off.
+// clientsKept is how many clients of a user that have gone are remembered: one may come back that was cut off.
 const clientsKept = 1000
 
 // clientsGone has clients forgotten, later: those that have no connection.
@@ -453,20 +453,21 @@ func (s *Server) clientsGone(clients ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, c := range clients {
+		_, user, _ := strings.Cut(c, ":")
 		for _, c := range []string{c, c + forced} {
-			if _, known := r.done[c]; known && !slices.Contains(r.gone, c) {
-				r.gone = append(r.gone, c)
+			if _, known := r.done[c]; known && !slices.Contains(r.gone[user], c) {
+				r.gone[user] = append(r.gone[user], c)
 			}
 		}
-	}
-	for len(r.gone) > clientsKept {
-		first := r.gone[0]
-		r.gone = r.gone[1:]
-		if s.isConnected(strings.TrimSuffix(first, forced)) { // it has come back
-			continue
+		for len(r.gone[user]) > clientsKept {
+			first := r.gone[user][0]
+			r.gone[user] = r.gone[user][1:]
+			if s.isConnected(strings.TrimSuffix(first, forced)) { // it has come back
+				continue
+			}
+			delete(r.done, first)
+			_ = writeKept(r.conn, keptMessage{Op: opClient, Client: first})
 		}
-		delete(r.done, first)
-		_ = writeKept(r.conn, keptMessage{Op: opClient, Client: first})
 	}
 }
 

@@ -268,7 +268,7 @@ func (s *Server) resume(c serve.Conn, f wire.Frame) error {
 	if err != nil {
 		return err
 	}
-	token := clientToken(q.Token)
+	token := clientToken(q.Token, c.Cred().UID)
 	began := startTime(int(c.Cred().PID))
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -279,7 +279,7 @@ func (s *Server) resume(c serve.Conn, f wire.Frame) error {
 	x.token, x.began = token, began
 	s.tokens[token]++
 	a := s.awaited[token]
-	if a == nil || a.cred.UID != c.Cred().UID {
+	if a == nil {
 		return nil
 	}
 	for id, e := range s.clients[a].leases {

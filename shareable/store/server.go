@@ -3,7 +3,6 @@ package store
 import (
 	"cmp"
 	"container/list"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -248,7 +247,7 @@ func (s *Server) Stats() Stats {
 
 // counters are the numbers of Stats in the order in which COUNTERS has them.
 func (x *Stats) counters() []*uint64 {
-	return []*uint64{&x.Bytes, &x.Created, &x.Sealed, &x.Aborted, &x.Deleted, &x.Evicted, &x.Granted, &x.Restarts}
+	return []*uint64{&x.Bytes, &x.Created, &x.Sealed, &x.Aborted, &x.Deleted, &x.Evicted, &x.Granted}
 }
 
 // gauges are those that are no uint64, after the counters.
@@ -264,6 +263,7 @@ func (x *Stats) encode() wire.Counters {
 	for _, v := range x.gauges() {
 		c.Values = append(c.Values, uint64(*v))
 	}
+	c.Values = append(c.Values, x.Restarts)
 	return c
 }
 
@@ -280,6 +280,9 @@ func (x *Stats) decode(c wire.Counters) {
 			return
 		}
 		*v, c.Values = int(min(c.Values[0], math.MaxInt)), c.Values[1:]
+	}
+	if len(c.Values) > 0 {
+		x.Restarts = c.Values[0]
 	}
 }
 
@@ -470,8 +473,8 @@ type requestID struct {
 	number uint32
 }
 
-// clientToken is a client's token as servers and the keeper have it.
-func clientToken(t [16]byte) string { return hex.EncodeToString(t[:]) }
+// clientToken is a client's token as servers and the keeper have it: it is of no use to another user.
+func clientToken(t [16]byte, uid uint32) string { return fmt.Sprintf("%x:%d", t, uid) }
 
 // requestOf is the request of a frame.
 func (s *Server) requestOf(c serve.Conn, f wire.Frame) requestID {

@@ -2,7 +2,9 @@ package store
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -206,4 +208,64 @@ func TestDeathWithAnOverwrittenPage(t *testing.T) {
 	b := got(t, c, "s", GetOptions{})
 	require.EqualValues(t, 1, b.Len())
 	k.ask("close")
+}
+
+// TestRefusedSealOfAKeptServer: a seal that cannot be changes nothing, also where a keeper would be told of it.
+func TestRefusedSealOfAKeptServer(t *testing.T) {
+	k, path, c := kept(t)
+	gran, err := granularity(c.Device())
+	require.NoError(t, err)
+	pid := k.ask("pid")
+	h := newHostileAt(t, path, gran)
+	id, page, _ := h.create(wire.Create{Name: "h", Size: 1, Flags: wire.StoreDurable})
+	h.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
+	binary.LittleEndian.PutUint64(page[128:], 100) // published
+	for _, length := range []uint64{0, 99, gran + 1, 1 << 40, math.MaxUint64} {
+		h.refused(wire.CodeBounds, wire.TypeSeal, wire.Seal{Object: id, Length: length}.Append(nil))
+	}
+	h.does(wire.TypeSeal, wire.Seal{Object: id, Length: 100}.Append(nil))
+	require.Equal(t, pid, k.ask("pid"))
+	k.ask("kill")
+	require.EqualValues(t, 100, got(t, c, "h", GetOptions{}).Len())
+	k.ask("close")
+}
+
+// TestOnlyACopyReplaces: and only by the client that has the lease of what it is a copy of.
+func TestOnlyACopyReplaces(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	first := newHostile(t, s)
+	old, page, _ := first.create(wire.Create{Name: "old", Size: 1 << 20, Flags: wire.StoreDurable})
+	first.does(wire.TypeMapped, wire.Mapped{Object: old}.Append(nil))
+	binary.LittleEndian.PutUint64(page[128:], 100) // published
+	first.close()
+	waitUnleased(t, s, "old")
+	has, other := newHostile(t, s), newHostile(t, s)
+	replace := func(id uint64) []byte { return wire.Replace{Old: old, New: id}.Append(nil) }
+	require.Equal(t, wire.TypeObject, has.ask(wire.TypeLease, wire.Lease{Name: "old"}.Append(nil)).Type)
+	has.refused(wire.CodePermission, wire.TypeMapped, wire.Mapped{Object: old}.Append(nil))
+	has.refused(wire.CodePermission, wire.TypeGrow, wire.Grow{Object: old, Capacity: 1}.Append(nil))
+	has.refused(wire.CodePermission, wire.TypeSeal, wire.Seal{Object: old, Length: 100}.Append(nil))
+	for _, q := range []wire.Create{
+		{Size: 1 << 20, Flags: wire.StoreDurable}, // fewer bytes
+		{Size: 8 << 20, Flags: wire.StoreDurable},
+		{Size: 1 << 20},
+		{Size: 1 << 20, Flags: wire.StoreDurable, Name: "named"},
+	} {
+		id, page, _ := other.create(q)
+		other.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
+		if q.Size > 1<<20 || q.Name != "" || q.Flags == 0 {
+			binary.LittleEndian.PutUint64(page[128:], 100)
+		}
+		has.refused(wire.CodeInvalid, wire.TypeReplace, replace(id))
+	}
+	id, page, _ := other.create(wire.Create{Size: 1 << 20, Flags: wire.StoreDurable})
+	other.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
+	binary.LittleEndian.PutUint64(page[128:], 100)
+	other.refused(wire.CodePermission, wire.TypeReplace, replace(id))
+	has.does(wire.TypeReplace, replace(id))
+	has.refused(wire.CodeNotFound, wire.TypeReplace, replace(id))
+	info, err := clientOf(t, s).Stat(t.Context(), "old")
+	require.NoError(t, err)
+	require.Equal(t, id, info.ID.Number)
 }
