@@ -21,15 +21,16 @@ import (
 func TestDurableVectors(t *testing.T) {
 	for _, mode := range []string{"append", "on"} {
 		for _, end := range []string{"killed", "lost"} {
-			t.Run(mode+"/"+end, func(t *testing.T) { durable(t, mode, end) })
+			t.Run(mode+"/"+end, func(t *testing.T) { durable(t, mode, end, false) })
 		}
 	}
+	t.Run("kept", func(t *testing.T) { durable(t, "append", "killed", true) }) // and servers die, too
 }
 
-func durable(t *testing.T, mode, end string) {
+func durable(t *testing.T, mode, end string, servers bool) {
 	times := testgate.Effort(4, 10, 100)
 	path := socketAt(t)
-	daemon := spawn(t, "daemon", path, "listen")
+	daemon := spawn(t, map[bool]string{false: "daemon", true: "keeper"}[servers], path)
 	daemon.expect("ready")
 	c, err := Connect(t.Context(), path, testDevice(t), ClientOptions{})
 	require.NoError(t, err)
@@ -59,6 +60,9 @@ func durable(t *testing.T, mode, end string) {
 		for range 1 + rand.IntN(4) {
 			kept = w.count("has")
 		}
+		if servers && i%5 == 4 {
+			daemon.ask([]string{"kill", "reload"}[i/5%2])
+		}
 		if end == "killed" {
 			time.AfterFunc(time.Duration(rand.IntN(int(2*time.Millisecond))), w.kill)
 		} else {
@@ -86,7 +90,9 @@ func durable(t *testing.T, mode, end string) {
 	n := last.Len()
 	require.NoError(t, last.Close())
 	readers.ask("sealed", n)
-	require.Equal(t, "0", daemon.ask("contexts"))
+	if !servers {
+		require.Equal(t, "0", daemon.ask("contexts"))
+	}
 	daemon.ask("close")
 }
 

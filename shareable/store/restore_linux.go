@@ -231,26 +231,15 @@ var returnTime = 10 * time.Second
 
 // endAwaited ends the leases of clients that have not come back: at once where the process has ended.
 func (s *Server) endAwaited() {
-	s.mu.Lock()
-	all := maps.Clone(s.awaited)
-	s.mu.Unlock()
-	for token, a := range all {
-		if a.cred.PID != 0 && hasExited(a.PeerPIDFD) {
-			s.mu.Lock()
-			_, awaits := s.awaited[token]
-			delete(s.awaited, token)
-			s.mu.Unlock()
-			if awaits {
-				handler{s}.End(a)
-			}
-		}
-	}
-	t := time.NewTimer(returnTime)
+	t := time.NewTicker(awaitedPause)
 	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-s.stop:
-		return
+	for end := time.Now().Add(returnTime); time.Now().Before(end); {
+		s.endExited()
+		select {
+		case <-t.C:
+		case <-s.stop:
+			return
+		}
 	}
 	s.mu.Lock()
 	late := s.awaited
@@ -260,6 +249,28 @@ func (s *Server) endAwaited() {
 		handler{s}.End(a)
 	}
 	s.clientsGone(s.absentClients()...)
+}
+
+// awaitedPause is between two looks at whether processes have ended that are to come back.
+const awaitedPause = 50 * time.Millisecond
+
+// endExited ends the leases of clients whose processes have ended.
+func (s *Server) endExited() {
+	s.mu.Lock()
+	all := maps.Clone(s.awaited)
+	s.mu.Unlock()
+	for token, a := range all {
+		if a.cred.PID == 0 || !hasExited(a.PeerPIDFD) {
+			continue
+		}
+		s.mu.Lock()
+		_, awaits := s.awaited[token]
+		delete(s.awaited, token)
+		s.mu.Unlock()
+		if awaits {
+			handler{s}.End(a)
+		}
+	}
 }
 
 // resume handles RESUME: what a client of a server before this one had is the connection's.
