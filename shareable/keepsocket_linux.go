@@ -3,7 +3,9 @@ package shareable
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -19,18 +21,55 @@ type KeptSocket struct {
 	socket *socket
 }
 
+// set changes a file that is not yet where clients look for it.
+func (a SocketAccess) set(path string) error {
+	if a.Group != nil {
+		if err := os.Chown(path, -1, *a.Group); err != nil {
+			return err
+		}
+	}
+	if a.Mode == 0 {
+		return nil
+	}
+	return os.Chmod(path, a.Mode.Perm())
+}
+
 // KeepSocket is for package store. It makes a socket at path, which is as for Listen. The caller must Close it.
-func KeepSocket(path string) (*KeptSocket, error) {
+func KeepSocket(path string, a SocketAccess) (*KeptSocket, error) {
 	path, err := socketPath(path)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	l, err := listen(path, hooks{})
+	if strings.HasPrefix(path, "@") && a != (SocketAccess{}) {
+		return nil, fmt.Errorf("listen: %w: %s is no file, and has neither mode nor group", vmm.ErrInvalid, path)
+	}
+	l, err := listen(path, hooks{access: a})
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
+	return keep(path, l)
+}
+
+// KeepListener is KeepSocket of a socket of the kind "unixpacket" that another process has made, such as systemd, and
+// that is that process's to remove. It takes f.
+func KeepListener(f *os.File) (*KeptSocket, error) {
+	l, err := net.FileListener(f)
+	_ = f.Close() // l has another descriptor of it
+	if err != nil {
+		return nil, fmt.Errorf("keep a socket: %w", err)
+	}
+	ul, ok := l.(*net.UnixListener)
+	if !ok || ul.Addr().Network() != "unixpacket" {
+		return nil, errors.Join(fmt.Errorf("keep a socket: %w: a socket of the kind %s", vmm.ErrInvalid, l.Addr().Network()), l.Close())
+	}
+	ul.SetUnlinkOnClose(false)
+	path := ul.Addr().String()
+	return keep(path, &socket{UnixListener: ul, path: path, lock: -1, kept: true})
+}
+
+func keep(path string, l *socket) (*KeptSocket, error) {
 	k := &KeptSocket{Path: path, socket: l}
-	err = l.control(func(fd int) error { return k.add(fd, "listener") })
+	err := l.control(func(fd int) error { return k.add(fd, "listener") })
 	if err == nil && l.lock >= 0 {
 		err = k.add(l.lock, "lock")
 	}

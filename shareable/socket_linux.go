@@ -111,7 +111,10 @@ func (s *socket) bind(h hooks) error {
 	if err != nil {
 		return err
 	}
-	if s.file, err = os.Lstat(temporary); err == nil {
+	if err = h.access.set(temporary); err == nil {
+		s.file, err = os.Lstat(temporary)
+	}
+	if err == nil {
 		err = os.Rename(temporary, s.path)
 	}
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,6 +49,13 @@ type storeServer struct{ *Server }
 
 // Listen makes the server's socket.
 func (s storeServer) Listen(path string) error { return s.Server.listenAt(path) }
+
+// Users is how many connections each user has.
+func (s storeServer) Users() map[uint32]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.connsByUID)
+}
 
 // FileLimit is how many descriptors this process may have.
 func (storeServer) FileLimit() int { return fileLimit() }

@@ -241,12 +241,12 @@ func TestServerDiesBesideAHangingOne(t *testing.T) {
 	path, link := filepath.Join(dir, "s"), filepath.Join(dir, "program")
 	require.NoError(t, os.WriteFile(link, fmt.Appendf(nil, "#!/bin/sh\nexec %s \"$@\"\n", self), 0o700))
 	p := &program{}
-	k, err := store.NewKeeper(path, func() *exec.Cmd {
+	k, err := store.NewKeeper(store.KeeperOptions{Path: path, Command: func() *exec.Cmd {
 		cmd := exec.Command(link, deviceFlag)
 		cmd.Env = append(os.Environ(), asProgram+"=1")
 		cmd.Stderr = &p.err
 		return cmd
-	}, nil)
+	}})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan error, 1)

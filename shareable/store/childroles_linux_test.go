@@ -80,13 +80,13 @@ func playDaemon(p *part) {
 func playKeeper(p *part) {
 	self, err := os.Executable()
 	p.must(err)
-	k, err := NewKeeper(p.args[0], func() *exec.Cmd {
+	k, err := NewKeeper(KeeperOptions{Path: p.args[0], Command: func() *exec.Cmd {
 		cmd := exec.Command(self, p.args[1:]...)
 		p.args = p.args[:1] // for the first one alone
 		cmd.Env = append(os.Environ(), partVar+"=kept")
 		cmd.Stderr = os.Stderr
 		return cmd
-	}, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), HealthTime: time.Second})
 	p.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan error, 1)

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -101,6 +103,10 @@ func TestObjectFromCreateToDelete(t *testing.T) {
 			require.NoError(t, w.Flush(t.Context()))
 			info, err := c.Stat(t.Context(), "a/b")
 			require.NoError(t, err)
+			require.WithinDuration(t, time.Now(), info.Created, inTime)
+			info.Created = time.Time{}
+			require.Equal(t, uint32(os.Getuid()), info.Owner)
+			info.Owner = 0
 			require.Equal(t, Info{
 				ID: w.ID(), Names: []string{"a/b"}, Labels: map[string]string{"k": "v", "a": ""}, Len: 60_000, Cap: w.Cap(), Max: w.Max(), Leased: true,
 			}, info)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -23,14 +24,16 @@ import (
 // entry is an object as the store knows it.
 type entry struct {
 	// Immutable.
-	obj    serve.Object
-	id     uint64
-	uid    uint32 // who made it
-	flags  uint32
-	device uint32
-	prop   vmm.Prop
-	max    uint64 // bytes of memory at most
-	labels []wire.Label
+	obj     serve.Object
+	id      uint64
+	uid     uint32 // who made it
+	created int64  // Unix time in ns
+	device  uint32
+	prop    vmm.Prop
+	max     uint64 // bytes of memory at most
+	labels  []wire.Label
+
+	flags atomic.Uint32 // those of CREATE; Revoke makes an object durable
 
 	// Guarded by Server.mu.
 	names    []string
@@ -50,8 +53,8 @@ type entry struct {
 	unused   *list.Element  // of Server.unused; nil: not in it
 }
 
-func (e *entry) durable() bool  { return e.flags&wire.StoreDurable != 0 }
-func (e *entry) growable() bool { return e.flags&wire.StoreGrowable != 0 }
+func (e *entry) durable() bool  { return e.flags.Load()&wire.StoreDurable != 0 }
+func (e *entry) growable() bool { return e.flags.Load()&wire.StoreGrowable != 0 }
 
 // nameLocked is what the object is called: a name of its own, or its id. Requires Server.mu.
 func (e *entry) nameLocked() string {
@@ -111,9 +114,11 @@ func (s *Server) newEntry(c serve.Conn, q wire.Create) (*entry, error) {
 		return nil, fmt.Errorf("%w: %q is the form of an id", vmm.ErrInvalid, q.Name)
 	}
 	e := &entry{
-		uid: c.Cred().UID, flags: q.Flags, device: q.Device, prop: deviceProp(s.dev), labels: q.Labels,
+		uid: c.Cred().UID, device: q.Device, created: time.Now().UnixNano(), prop: deviceProp(s.dev), labels: q.Labels,
 		max: s.roundUp(size),
 	}
+	e.flags.Store(q.Flags)
+
 	if q.Flags&wire.StoreHost != 0 {
 		e.prop.Location = vmm.Location{Kind: driver.LocationHostNUMA, ID: int(min(q.Device, math.MaxInt32))}
 		if err := s.dev.Supports(vmm.FeatureHostNUMA); err != nil {

@@ -24,8 +24,6 @@ import (
 //	REPLACE -> DONE                  over the connection that has the lease: the copy has the names, and
 //	                                 readers of the other one are told that it has gone
 
-var errFenced = fmt.Errorf("%w: the lease has ended, because its writer showed no sign of life for too long", shareable.ErrOwnerGone)
-
 // watchLeases ends leases of writers that show no sign of life, of objects that others wait for.
 func (s *Server) watchLeases() {
 	t := time.NewTicker(max(s.opts.LeaseTime/8, time.Millisecond))
@@ -69,10 +67,19 @@ func (s *Server) revoke(e *entry) {
 	if !late {
 		return
 	}
+	s.takeAway(e, c, "its writer showed no sign of life for too long")
+}
+
+// takeAway ends the lease that a connection has.
+func (s *Server) takeAway(e *entry, c serve.Conn, why string) {
+	err := fmt.Errorf("%w: the lease has ended: %s", shareable.ErrOwnerGone, why)
+	if s.opts.Logger != nil {
+		s.opts.Logger.Warn("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", why)
+	}
 	s.endLease(e, c, !e.durable(), true, requestID{})
 	go func() { // it may not read
-		_ = c.Refuse(0, errFenced)
-		c.Close(errFenced)
+		_ = c.Refuse(0, err)
+		c.Close(err)
 	}()
 }
 
@@ -112,7 +119,7 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 	}
 	_, had, _, _ := old.obj.State()
 	_, has, _, _ := e.obj.State()
-	if !old.fenced || e == old || len(e.names) > 0 || e.flags != old.flags || e.max != old.max || has < had {
+	if !old.fenced || e == old || len(e.names) > 0 || e.flags.Load() != old.flags.Load() || e.max != old.max || has < had {
 		return nil, nil, "", fmt.Errorf("%w: object %d of %d bytes is no copy of object %d, of %d, that is written to no more", vmm.ErrInvalid, e.id, has, old.id, had)
 	}
 	names := old.names

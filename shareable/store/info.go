@@ -27,6 +27,9 @@ type Info struct {
 	Durable  bool              `json:"durable"`
 	Leased   bool              `json:"leased"`  // it has a Writer
 	Readers  int               `json:"readers"` // connections that have it mapped
+	Owner    uint32            `json:"owner"`   // the user who made it
+	Waiting  int               `json:"waiting"` // calls of Append that wait for it
+	Created  time.Time         `json:"created"` // by the server's clock
 }
 
 // ListOptions selects what List returns; its zero value is everything.
@@ -99,7 +102,7 @@ func infoOf(instance [16]byte, e wire.Info) Info {
 		ID: ID{Instance: instance, Number: e.ID}, Names: e.Names, Len: e.Length, Cap: e.Capacity, Max: e.Max,
 		Host: e.Flags&wire.StoreHost != 0, Node: int(e.Device), Sealed: e.State == wire.StateSealed,
 		Growable: e.Flags&wire.StoreGrowable != 0, Durable: e.Flags&wire.StoreDurable != 0, Leased: e.Flags&wire.StoreLeased != 0,
-		Readers: int(e.Readers),
+		Readers: int(e.Readers), Owner: e.UID, Waiting: int(e.Waiting), Created: time.Unix(0, int64(min(e.Created, math.MaxInt64))),
 	}
 	for _, l := range e.Labels {
 		if i.Labels == nil {

@@ -39,7 +39,7 @@ import (
 // again by themselves, and go on. Safe for concurrent use. The caller must Close it.
 type Keeper struct {
 	socket  *shareable.KeptSocket
-	command func() *exec.Cmd
+	opts    KeeperOptions
 	log     *slog.Logger
 	reloads chan chan error
 
@@ -50,17 +50,30 @@ type Keeper struct {
 	servers uint64       // that have served
 }
 
-// NewKeeper makes the socket at path, which is as for Listen. Each process is made by command; it has to
-// call ServeKept. A nil log logs nothing.
-func NewKeeper(path string, command func() *exec.Cmd, log *slog.Logger) (*Keeper, error) {
-	if command == nil {
-		return nil, fmt.Errorf("keep a store: %w: no command", vmm.ErrInvalid)
+// NewKeeper makes the socket, or takes the one of the options. The caller must Close the Keeper.
+func NewKeeper(o KeeperOptions) (*Keeper, error) {
+	if o.Command == nil || o.HealthTime < 0 {
+		return nil, fmt.Errorf("keep a store: %w: no command, or a time below 0", vmm.ErrInvalid)
 	}
-	socket, err := shareable.KeepSocket(cmp.Or(path, defaultName))
+	var socket *shareable.KeptSocket
+	var err error
+	if o.Listener != nil {
+		socket, err = shareable.KeepListener(o.Listener)
+	} else {
+		socket, err = shareable.KeepSocket(cmp.Or(o.Path, defaultName), o.Access)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("keep a store: %w", err)
 	}
-	return &Keeper{socket: socket, command: command, log: cmp.Or(log, slog.New(slog.DiscardHandler)), reloads: make(chan chan error)}, nil
+	o.HealthTime = cmp.Or(o.HealthTime, 10*time.Second)
+	return &Keeper{socket: socket, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), reloads: make(chan chan error)}, nil
+}
+
+// tell says what the Keeper does.
+func (k *Keeper) tell(s KeeperState) {
+	if f := k.opts.Changed; f != nil {
+		f(s)
+	}
 }
 
 var errNoKeeper = fmt.Errorf("%w: no keeper", vmm.ErrInvalid)
@@ -101,10 +114,20 @@ func (k *Keeper) Run(ctx context.Context) error {
 		return errNoKeeper
 	}
 	p, err := k.begin(ctx, nil)
+	if err == nil {
+		k.tell(KeeperServes)
+	}
+	hangs := k.watchHealth(ctx)
 	for ctx.Err() == nil && err == nil {
 		select {
 		case <-ctx.Done():
+		case n := <-hangs:
+			if n == k.served() { // and not another one meanwhile
+				k.log.Error("the server does not reply; it is killed", "pid", p.cmd.Process.Pid)
+				_ = p.cmd.Process.Kill()
+			}
 		case done := <-k.reloads:
+			k.tell(KeeperReplaces)
 			next, err := k.begin(ctx, p)
 			if next != nil {
 				p = next
@@ -114,11 +137,16 @@ func (k *Keeper) Run(ctx context.Context) error {
 				err = fmt.Errorf("replace the server: %w", err)
 			}
 			done <- err
+			k.tell(KeeperServes)
 		case <-p.ended:
 			k.log.Error("the server has ended; another one begins", "error", p.err)
-			p = k.restart(ctx)
+			k.tell(KeeperRestarts)
+			if p = k.restart(ctx); p != nil {
+				k.tell(KeeperServes)
+			}
 		}
 	}
+	k.tell(KeeperEnds)
 	k.end(p)
 	if ctx.Err() != nil {
 		return nil
@@ -149,6 +177,41 @@ func (k *Keeper) Reload(ctx context.Context) error {
 	}
 }
 
+// served is how many servers have served.
+func (k *Keeper) served() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.servers
+}
+
+// watchHealth asks the server for its counts now and then. If there is no reply for HealthTime, it sends which server
+// that was: the number of those that have served.
+func (k *Keeper) watchHealth(ctx context.Context) <-chan uint64 {
+	hangs := make(chan uint64)
+	go func() {
+		for ctx.Err() == nil {
+			n := k.served()
+			sub, cancel := context.WithTimeout(ctx, k.opts.HealthTime)
+			err := Ping(sub, k.socket.Path, PingOptions{Token: k.opts.Token})
+			cancel()
+			switch {
+			case err == nil:
+				k.tell(KeeperHealthy)
+			case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+				select {
+				case hangs <- n:
+				case <-ctx.Done():
+				}
+			}
+			select {
+			case <-time.After(k.opts.HealthTime / 4):
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return hangs
+}
+
 // keptProcess is a process that serves, or is to.
 type keptProcess struct {
 	cmd     *exec.Cmd
@@ -160,8 +223,8 @@ type keptProcess struct {
 	err     error
 }
 
-// keptBy is the variable of the environment by which a process knows that a Keeper has started it: the path of the
-// socket.
+// keptBy is the variable of the environment by which a process knows that a Keeper has started it: how many descriptors
+// the socket has, and its path after a colon.
 const keptBy = "CUVMM_STORE_KEPT"
 
 // begin has a new process serve, in the place of the old one, which may be nil. It returns nil if there is none, and the
@@ -209,9 +272,9 @@ func (k *Keeper) start() (*keptProcess, error) {
 	if err != nil {
 		return nil, errors.Join(err, theirs.Close())
 	}
-	cmd := k.command()
+	cmd := k.opts.Command()
 	cmd.ExtraFiles = append([]*os.File{theirs}, k.socket.Files...)
-	cmd.Env = append(cmd.Environ(), keptBy+"="+k.socket.Path)
+	cmd.Env = append(cmd.Environ(), fmt.Sprintf("%s=%d:%s", keptBy, len(k.socket.Files), k.socket.Path))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what a terminal sends is for the keeper
 	err = cmd.Start()
 	_ = theirs.Close()
@@ -383,7 +446,7 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	if ctx == nil {
 		return errNoContext
 	}
-	path, kept := os.LookupEnv(keptBy)
+	files, path, kept := strings.Cut(os.Getenv(keptBy), ":")
 	if !kept {
 		return fmt.Errorf("serve: %w: no Keeper has started this process", vmm.ErrInvalid)
 	}
@@ -399,7 +462,7 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	stop := context.AfterFunc(ctx, func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	from := newKeptReader(control)
-	s, err := keptServer(dev, o, path, first+1, from)
+	s, err := keptServer(dev, o, path, first+1, files == "2", from)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
@@ -413,9 +476,9 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 }
 
 // keptServer makes the server. fd is the first of the descriptors of the socket.
-func keptServer(dev *vmm.Device, o Options, path string, fd int, from *keptReader) (*Server, error) {
+func keptServer(dev *vmm.Device, o Options, path string, fd int, locked bool, from *keptReader) (*Server, error) {
 	lock := -1
-	if !strings.HasPrefix(path, "@") {
+	if locked {
 		lock = fd + 1
 		unix.CloseOnExec(lock)
 	}

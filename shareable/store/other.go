@@ -5,8 +5,6 @@ package store
 import (
 	"context"
 	"fmt"
-	"log/slog"
-	"os/exec"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -36,7 +34,7 @@ type awaited struct{}
 type Keeper struct{}
 
 // NewKeeper needs Linux.
-func NewKeeper(string, func() *exec.Cmd, *slog.Logger) (*Keeper, error) { return nil, errLinux }
+func NewKeeper(KeeperOptions) (*Keeper, error) { return nil, errLinux }
 
 // Path is empty.
 func (k *Keeper) Path() string { return "" }
@@ -55,6 +53,9 @@ func IsKept() bool { return false }
 
 // ServeKept needs Linux.
 func ServeKept(context.Context, *vmm.Device, Options, func(*Server)) error { return errLinux }
+
+// Ping needs Linux.
+func Ping(context.Context, string, PingOptions) error { return errLinux }
 
 // Replace needs Linux.
 func (c *Client) Replace(context.Context) error { return errLinux }

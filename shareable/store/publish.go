@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -160,7 +161,9 @@ func (w *Writer) sendWrote() {
 			begun, left = time.Now(), wroteBurst
 		}
 		if err := w.conn.Send(wire.TypeWrote, wire.Wrote{Object: w.id.Number}.Append(nil)); err != nil {
-			w.fail(err)
+			if !errors.Is(err, shareable.ErrOwnerGone) { // else the end of the connection says more
+				w.fail(err)
+			}
 			return
 		}
 	}

@@ -74,8 +74,9 @@ func (e *entry) matchesLocked(q wire.Query) bool {
 func (e *entry) infoLocked() wire.Info {
 	state, length, capacity, readers := e.obj.State()
 	info := wire.Info{
-		ID: e.id, State: state, Flags: e.flags, Device: e.device, Readers: uint32(readers),
+		ID: e.id, State: state, Flags: e.flags.Load(), Device: e.device, Readers: uint32(readers),
 		Length: length, Capacity: capacity, Max: e.max, Names: e.names, Labels: e.labels,
+		UID: e.uid, Waiting: uint32(len(e.waiting)), Created: uint64(e.created),
 	}
 	if e.lease != nil {
 		info.Flags |= wire.StoreLeased

@@ -22,6 +22,7 @@ type entryState struct {
 	ID, Max            uint64
 	Has                []uint64 // of the ledger's kinds
 	UID, Flags, Device uint32
+	Created            int64
 	Prop               vmm.Prop
 	Labels             []wire.Label
 	Names              []string
@@ -35,7 +36,7 @@ type entryState struct {
 // stateLocked is an entry for the keeper. Requires mu.
 func (s *Server) stateLocked(e *entry) entryState {
 	st := entryState{
-		ID: e.id, Max: e.max, Has: slices.Clone(e.has[:]), UID: e.uid, Flags: e.flags, Device: e.device, Prop: e.prop,
+		ID: e.id, Max: e.max, Has: slices.Clone(e.has[:]), UID: e.uid, Flags: e.flags.Load(), Device: e.device, Created: e.created, Prop: e.prop,
 		Labels: e.labels, Names: e.names, Started: e.started, Fenced: e.fenced, Sealed: e.sealed, Deleted: e.deleted,
 	}
 	if x := s.clients[e.lease]; x != nil && e.mapped { // else the client asks for it anew
@@ -161,9 +162,11 @@ const readersTime = time.Second
 // restoreEntryLocked makes an entry of its state. Requires mu.
 func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
 	e := &entry{
-		obj: obj, id: st.ID, uid: st.UID, flags: st.Flags, device: st.Device, prop: st.Prop, max: st.Max, labels: st.Labels,
+		obj: obj, id: st.ID, uid: st.UID, device: st.Device, created: st.Created, prop: st.Prop, max: st.Max, labels: st.Labels,
 		started: st.Started, fenced: st.Fenced, sealed: st.Sealed,
 	}
+	e.flags.Store(st.Flags)
+
 	s.addLocked(e)
 	copy(e.has[:], st.Has)
 	for _, name := range st.Names {

@@ -30,8 +30,9 @@ type Server struct {
 	gran     uint64
 	conns    *shareable.Server
 	objects  serve.Server
-	recorder *recorder     // nil: no process keeps what there is
-	before   uint64        // how many servers there were
+	recorder *recorder // nil: no process keeps what there is
+	before   uint64    // how many servers there were
+	began    time.Time
 	stop     chan struct{} // closed by Close
 
 	counts counts // safe for concurrent use
@@ -49,8 +50,9 @@ type Server struct {
 	heldBytes  uint64    // of held
 	unused     list.List // of *entry: sealed objects without readers, the last used at the back
 	watchers   map[serve.Conn]*watcher
-	evicted    []*entry            // to be closed without the lock
-	forced     int                 // forced deletes that run
+	evicted    []*entry // to be closed without the lock
+	forced     int      // forced deletes that run
+	refusals   refusals
 	tokens     map[string]int      // connections of clients that have said who they are, by clientToken
 	reattached time.Time           // until then readers of a server before this one may come back; see waitReaders
 	awaited    map[string]*awaited // clients of a server before this one that are to come back, by clientToken
@@ -121,7 +123,7 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
 	}
 	s := &Server{
-		dev: dev, opts: o, stop: make(chan struct{}),
+		dev: dev, opts: o, began: time.Now(), stop: make(chan struct{}), refusals: refusals{},
 		byID: map[uint64]*entry{}, byName: map[string]*entry{}, clients: map[serve.Conn]*clientState{},
 		waits: map[string][]wait{}, watchers: map[serve.Conn]*watcher{}, tokens: map[string]int{}, awaited: map[string]*awaited{},
 	}
@@ -233,6 +235,12 @@ func (s *Server) Stats() Stats {
 	conns := s.conns.Stats()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.statsLocked(conns)
+}
+
+// statsLocked is Stats. Requires mu.
+func (s *Server) statsLocked(conns shareable.Stats) Stats {
+	invariants.Held(&s.mu)
 	x := Stats{
 		Objects: len(s.order), Bytes: s.ledger.All()[ledger.Bytes] - s.heldBytes, Clients: conns.Conns, Conns: conns,
 		Created: s.counts.created.Load(), Sealed: s.counts.sealed.Load(), Aborted: s.counts.aborted.Load(),
@@ -369,6 +377,10 @@ func (h handler) Request(c serve.Conn, f wire.Frame) error {
 		err = s.watch(c, f)
 	case wire.TypeReplace:
 		err = s.replace(c, f)
+	case wire.TypeReport:
+		err = s.report(c, f)
+	case wire.TypeRevoke:
+		err = s.revokeOf(c, f)
 	case wire.TypeResume:
 		err = s.resume(c, f)
 	default:
@@ -382,8 +394,10 @@ func (h handler) Request(c serve.Conn, f wire.Frame) error {
 	case errors.As(err, &sent):
 		return sent.err
 	case errors.As(err, &broke):
+		s.refused(c, f.Type, err)
 		return err
 	}
+	s.refused(c, f.Type, err)
 	return c.Refuse(f.Request, err)
 }
 
@@ -490,7 +504,7 @@ func (s *Server) requestOf(c serve.Conn, f wire.Frame) requestID {
 // was. The others do no harm, but for DELETE, which see.
 func isOnce(t wire.Type) bool {
 	switch t {
-	case wire.TypeMapped, wire.TypeSeal, wire.TypeRelease, wire.TypeLink, wire.TypeUnlink, wire.TypeReplace:
+	case wire.TypeMapped, wire.TypeSeal, wire.TypeRelease, wire.TypeLink, wire.TypeUnlink, wire.TypeReplace, wire.TypeRevoke:
 		return true
 	}
 	return false

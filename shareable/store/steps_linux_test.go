@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -128,4 +129,23 @@ func TestServerDiesAtEachStepControl(t *testing.T) {
 		require.NotEqual(t, first, k.ask("pid"), "no step at which it fails")
 		k.ask("close")
 	}
+}
+
+// TestServerThatHangs: one that does not reply is killed, and clients go on with the next one.
+func TestServerThatHangs(t *testing.T) {
+	k, path, c := kept(t)
+	w, err := c.Create(t.Context(), "w", CreateOptions{Size: 1 << 20})
+	require.NoError(t, err)
+	require.NoError(t, Ping(t.Context(), path, PingOptions{}))
+	was := k.ask("pid")
+	pid, err := strconv.Atoi(was)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	_, err = c.Stat(t.Context(), "w")
+	require.NoError(t, err)
+	require.NotEqual(t, was, k.ask("pid"))
+	require.NoError(t, w.Append([]byte{1}))
+	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
+	require.NoError(t, w.Close())
+	k.ask("close")
 }

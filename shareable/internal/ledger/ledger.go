@@ -67,6 +67,9 @@ func New(users int, limits map[Kind]Limit) *Ledger {
 	return l
 }
 
+// Limit is the limit of a kind.
+func (l *Ledger) Limit(k Kind) Limit { return l.limits[k] }
+
 // All is what all users have.
 func (l *Ledger) All() Amounts { return l.all }
 

@@ -55,6 +55,8 @@ type Server interface {
 	// Adopt has the server accept connections at a listener that another process keeps, and
 	// takes both descriptors; lock is -1 without a lock file. Close leaves the socket to that process.
 	Adopt(path string, listener, lock int) error
+	// Users is how many connections each user has.
+	Users() map[uint32]int
 	// FileLimit is how many descriptors this process may have.
 	FileLimit() int
 }

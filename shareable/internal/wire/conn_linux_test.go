@@ -350,7 +350,7 @@ func TestConnSkips(t *testing.T) {
 	fds := null(t, 5)
 	before := openFDs(t)
 	require.NoError(t, a.Write(200, 0, FlagOptional, []byte("a later version's"), fds...))
-	require.NoError(t, a.Write(24, 1, FlagOptional, nil))
+	require.NoError(t, a.Write(34, 1, FlagOptional, nil))
 	require.NoError(t, a.Write(TypeDone, 2, FlagOptional, nil))
 	f, err := b.Read()
 	require.NoError(t, err)

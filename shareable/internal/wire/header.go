@@ -81,10 +81,12 @@ const (
 	TypeWatch   Type = 21
 	TypeResume  Type = 22
 	TypeReplace Type = 23
+	TypeReport  Type = 24
+	TypeRevoke  Type = 25
 )
 
 // OfStore reports whether it is a request to a store.
-func (t Type) OfStore() bool { return t >= TypeRelease && t <= TypeReplace }
+func (t Type) OfStore() bool { return t >= TypeRelease && t <= TypeRevoke }
 
 // Replies and events are from 64 on.
 const (
@@ -102,6 +104,7 @@ const (
 	TypeFound    Type = 75
 	TypeCounters Type = 76
 	TypeEvent    Type = 77
+	TypeReported Type = 78
 )
 
 // String is the name of the type in capitals.
@@ -138,6 +141,8 @@ var typeNames = map[Type]string{
 	TypeWatch:    "WATCH",
 	TypeResume:   "RESUME",
 	TypeReplace:  "REPLACE",
+	TypeReport:   "REPORT",
+	TypeRevoke:   "REVOKE",
 	TypeChunks:   "CHUNKS",
 	TypePublish:  "PUBLISH",
 	TypeRetire:   "RETIRE",
@@ -152,6 +157,7 @@ var typeNames = map[Type]string{
 	TypeFound:    "FOUND",
 	TypeCounters: "COUNTERS",
 	TypeEvent:    "EVENT",
+	TypeReported: "REPORTED",
 }
 
 // Header is the first part of a frame.
@@ -221,7 +227,7 @@ func (h Header) check(packet int) error {
 		return protocolf("%v with %d bytes of payload instead of %d", h.Type, packet-HeaderSize, h.Len)
 	case h.Type.name() == "" && h.Flags&FlagOptional == 0:
 		return protocolf("frame of the unknown %v", h.Type)
-	case h.Len != 0 && (h.Type == TypeDone || h.Type == TypeCount):
+	case h.Len != 0 && (h.Type == TypeDone || h.Type == TypeCount || h.Type == TypeReport):
 		return protocolf("%v with %d bytes of payload", h.Type, h.Len)
 	case h.FDs == 0 && (h.Type == TypeChunks || h.Type == TypePage):
 		return protocolf("%v without fds", h.Type)

@@ -223,7 +223,7 @@ func TestHeaderRoundTrip(t *testing.T) {
 
 // The bytes of version 1 stay what they are.
 func TestRecordedBytes(t *testing.T) {
-	all := slices.Concat(kinds, []kind{{of: TypeDone}, {of: TypeCount}})
+	all := slices.Concat(kinds, []kind{{of: TypeDone}, {of: TypeCount}, {of: TypeReport}})
 	for _, k := range all {
 		t.Run(k.of.String(), func(t *testing.T) {
 			var body []byte

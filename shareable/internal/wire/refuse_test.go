@@ -52,8 +52,8 @@ func TestHeaderRefused(t *testing.T) {
 		{"version 1.9", with[uint8](list, 5, 9), ""},
 		{"type 0", with[uint16](list, 6, 0), "frame of the unknown type 0"},
 		{"type 21", with[uint16](list, 6, 21), ""},
-		{"type 24", with[uint16](list, 6, 24), "frame of the unknown type 24"},
-		{"an optional type 24", with[uint32](with[uint16](list, 6, 24), 8, FlagOptional), ""},
+		{"type 34", with[uint16](list, 6, 34), "frame of the unknown type 34"},
+		{"an optional type 34", with[uint32](with[uint16](list, 6, 34), 8, FlagOptional), ""},
 		{"type 63", with[uint16](list, 6, 63), "frame of the unknown type 63"},
 		{"type 77", with[uint16](list, 6, 77), ""},
 		{"type 79", with[uint16](list, 6, 79), "frame of the unknown type 79"},
@@ -195,7 +195,7 @@ func TestCheckName(t *testing.T) {
 func TestTypeNames(t *testing.T) {
 	seen := map[string]bool{}
 	for of := range Type(100) {
-		known := of >= TypeHello && of <= TypeReplace || of >= TypeChunks && of <= TypeEvent
+		known := of >= TypeHello && of <= TypeRevoke || of >= TypeChunks && of <= TypeReported
 		require.Equal(t, known, of.name() != "", "%d", of)
 		require.False(t, seen[of.String()])
 		seen[of.String()] = true
@@ -210,7 +210,7 @@ func TestDecodersAllocateLittle(t *testing.T) {
 	meta = with[uint32](meta, len(meta)-5, MaxMeta)
 	chunks := with[uint32](make([]byte, chunksFixed), 16, MaxFDs)
 	found := with[uint32](Found{}.Append(nil), 4, 1<<32-1)
-	names := with[uint32](Found{Entries: []Info{{ID: 1, State: StateLive}}}.Append(nil), 8+4*8+4*4, MaxNames)
+	names := with[uint32](Found{Entries: []Info{{ID: 1, State: StateLive}}}.Append(nil), 8+5*8+6*4, MaxNames)
 	labels := with[uint32](Query{}.Append(nil), 12, MaxLabels)
 	counters := with[uint32](Counters{}.Append(nil), 0, MaxCounters)
 	for _, decode := range []func() error{

@@ -276,6 +276,9 @@ type Info struct {
 	Length   uint64 // bytes
 	Capacity uint64 // bytes of memory
 	Max      uint64 // bytes
+	UID      uint32 // who made it
+	Waiting  uint32 // requests that wait for its lease
+	Created  uint64 // Unix time in nanoseconds
 	Names    []string
 	Labels   []Label
 }
@@ -285,7 +288,7 @@ const (
 	MaxNames = 16 // of an object
 	MaxInfos = 6  // entries that fit into a FOUND with any names and labels
 
-	infoLeast = 4*4 + 4*8 + 4 + 4
+	infoLeast = 6*4 + 5*8 + 4 + 4
 )
 
 // Found is the reply to QUERY. The ids rise. MaxInfos entries always fit.
@@ -307,10 +310,10 @@ func (f Found) Append(b []byte) []byte {
 func (i Info) Size() int { return len(i.append(nil)) }
 
 func (i Info) append(b []byte) []byte {
-	for _, v := range []uint64{i.ID, i.Length, i.Capacity, i.Max} {
+	for _, v := range []uint64{i.ID, i.Length, i.Capacity, i.Max, i.Created} {
 		b = append64(b, v)
 	}
-	for _, v := range []uint32{i.State, i.Flags, i.Device, i.Readers, uint32(len(i.Names))} {
+	for _, v := range []uint32{i.State, i.Flags, i.Device, i.Readers, i.UID, i.Waiting, uint32(len(i.Names))} {
 		b = append32(b, v)
 	}
 	for _, n := range i.Names {
@@ -349,10 +352,10 @@ func DecodeFound(payload []byte) (Found, error) {
 }
 
 func (d *decoder) info() Info {
-	i := Info{ID: d.u64("id"), Length: d.u64("length"), Capacity: d.u64("capacity"), Max: d.u64("max")}
+	i := Info{ID: d.u64("id"), Length: d.u64("length"), Capacity: d.u64("capacity"), Max: d.u64("max"), Created: d.u64("time")}
 	i.State = d.state()
 	i.Flags = d.within("flags", 0, StoreGrowable|StoreDurable|StoreHost|StoreLeased)
-	i.Device, i.Readers = d.u32("device"), d.u32("readers")
+	i.Device, i.Readers, i.UID, i.Waiting = d.u32("device"), d.u32("readers"), d.u32("user"), d.u32("requests")
 	for range d.within("number of names", 0, MaxNames) {
 		name := d.name()
 		if d.err != nil {
@@ -528,4 +531,35 @@ func (r Replace) Append(b []byte) []byte { return append64(append64(b, r.Old), r
 func DecodeReplace(payload []byte) (Replace, error) {
 	d := decoder{of: TypeReplace, b: payload}
 	return finish(&d, Replace{Old: d.u64("old object"), New: d.u64("new object")})
+}
+
+// Revoke ends the lease of an object.
+type Revoke struct {
+	Name string
+}
+
+// Append appends the payload to b.
+func (r Revoke) Append(b []byte) []byte { return appendString(b, r.Name) }
+
+// DecodeRevoke is the reverse of Revoke.Append.
+func DecodeRevoke(payload []byte) (Revoke, error) {
+	d := decoder{of: TypeRevoke, b: payload}
+	return finish(&d, Revoke{Name: d.name()})
+}
+
+// MaxReport is the longest text of a REPORTED.
+const MaxReport = MaxPayload - 4
+
+// Reported is what a store says of itself, in reply to REPORT: JSON.
+type Reported struct {
+	JSON []byte
+}
+
+// Append appends the payload to b.
+func (r Reported) Append(b []byte) []byte { return append(append32(b, uint32(len(r.JSON))), r.JSON...) }
+
+// DecodeReported is the reverse of Reported.Append.
+func DecodeReported(payload []byte) (Reported, error) {
+	d := decoder{of: TypeReported, b: payload}
+	return finish(&d, Reported{JSON: d.blob("report", MaxReport)})
 }

@@ -115,6 +115,12 @@ var storeKinds = []kind{
 		of: TypePage, fds: 1, decode: decoding(DecodePage), full: Page{Object: 7},
 		any: drawing(func(t *rapid.T) Page { return Page{Object: anyU64(t)} }),
 	}, {
+		of: TypeRevoke, decode: decoding(DecodeRevoke), full: Revoke{Name: "a/b"},
+		any: drawing(func(t *rapid.T) Revoke { return Revoke{Name: anyName(t)} }),
+	}, {
+		of: TypeReported, decode: decoding(DecodeReported), full: Reported{JSON: []byte(`{"objects":1}`)},
+		any: drawing(func(t *rapid.T) Reported { return Reported{JSON: []byte(rapid.StringN(1, 100, 400).Draw(t, "json"))} }),
+	}, {
 		of: TypeReplace, decode: decoding(DecodeReplace), full: Replace{Old: 7, New: 9},
 		any: drawing(func(t *rapid.T) Replace { return Replace{Old: anyU64(t), New: anyU64(t)} }),
 	}, {
@@ -209,6 +215,6 @@ func TestSmallestInfo(t *testing.T) {
 
 func TestOfStore(t *testing.T) {
 	for of := range Type(100) {
-		require.Equal(t, of >= 8 && of <= 23, of.OfStore(), "%v", of)
+		require.Equal(t, of >= 8 && of <= 25, of.OfStore(), "%v", of)
 	}
 }

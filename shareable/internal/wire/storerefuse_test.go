@@ -28,7 +28,7 @@ func TestStorePayloadRefused(t *testing.T) {
 		bare     = create[:labelsAt:labelsAt] // a CREATE without its labels
 		query    = bytes[TypeQuery][: 8+4+6 : 8+4+6]
 		firstAt  = 4 + 4
-		namesAt  = firstAt + 4*8 + 4*4
+		namesAt  = firstAt + 5*8 + 6*4
 		secondAt = len(found) - infoLeast // it has neither names nor labels
 		long     = strings.Repeat("n", 257)
 		many     []Label
@@ -81,13 +81,13 @@ func TestStorePayloadRefused(t *testing.T) {
 		{TypeQuery, labelled(query, many...), "number of labels 17 is not from 0 to 16"},
 		{TypeFound, with[uint32](found, 0, 2), "more 2 is not from 0 to 1"},
 		{TypeFound, with[uint32](found, 4, 1<<32-1), "bytes left for 4294967295 entries"},
-		{TypeFound, with[uint32](found, 4, 1), "56 bytes too many"},
+		{TypeFound, with[uint32](found, 4, 1), "72 bytes too many"},
 		{TypeFound, Found{More: true}.Append(nil), "more is 1 without an entry"},
 		{TypeFound, with[uint64](found, secondAt, 7), "id 7 after 7"},
 		{TypeFound, with[uint64](found, secondAt, 6), "id 6 after 7"},
-		{TypeFound, with[uint32](found, firstAt+4*8, 0), "state 0 is not from 1 to 3"},
-		{TypeFound, with[uint32](found, firstAt+4*8, 4), "state 4 is not from 1 to 3"},
-		{TypeFound, with[uint32](found, firstAt+4*8+4, 16), "flags 16 is not from 0 to 15"},
+		{TypeFound, with[uint32](found, firstAt+5*8, 0), "state 0 is not from 1 to 3"},
+		{TypeFound, with[uint32](found, firstAt+5*8, 4), "state 4 is not from 1 to 3"},
+		{TypeFound, with[uint32](found, firstAt+5*8+4, 16), "flags 16 is not from 0 to 15"},
 		{TypeFound, with[uint32](found, namesAt, 17), "number of names 17 is not from 0 to 16"},
 		{TypeFound, with[uint32](found, namesAt+4, 0), "name of 0 bytes, not 1 to 256"},
 		{TypeFound, Found{Entries: []Info{{ID: 1, State: StateLive, Names: []string{"a b"}}}}.Append(nil), "name with byte 0x20 at 1"},

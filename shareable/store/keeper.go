@@ -1,0 +1,50 @@
+package store
+
+import (
+	"log/slog"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable"
+)
+
+// KeeperOptions configures NewKeeper.
+type KeeperOptions struct {
+	// Path is that of the socket, as for Listen; "" is the name "store". Access is who may connect to it, beside
+	// Options.UIDs.
+	Path   string
+	Access shareable.SocketAccess
+	// Listener is a socket that is there already, in place of Path and Access: systemd's, say. NewKeeper takes it.
+	Listener *os.File
+	// Command makes each process, which has to call ServeKept.
+	Command func() *exec.Cmd
+	// HealthTime is how long a server may take to reply. One that takes longer is killed, and another one begins. 0 is
+	// 10 s.
+	HealthTime time.Duration
+	// Token is the secret of Options.Token, to ask the server with.
+	Token []byte
+	// Logger gets a line for each server that ends or does not begin; nil logs nothing.
+	Logger *slog.Logger
+	// Changed, if not nil, is called with what the Keeper does, by several goroutines. It must not wait.
+	Changed func(KeeperState)
+}
+
+// KeeperState is what a Keeper does.
+type KeeperState string
+
+// States of a Keeper.
+const (
+	KeeperServes   KeeperState = "serves"   // a server serves
+	KeeperHealthy  KeeperState = "healthy"  // it has replied
+	KeeperReplaces KeeperState = "replaces" // another one is to take its place
+	KeeperRestarts KeeperState = "restarts" // it has ended, and another one begins
+	KeeperEnds     KeeperState = "ends"
+)
+
+// PingOptions configures Ping; its zero value is the default.
+type PingOptions struct {
+	// Token and UIDs are as in ClientOptions.
+	Token []byte
+	UIDs  []uint32
+}

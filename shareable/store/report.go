@@ -1,0 +1,218 @@
+package store
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Report is what a store says of itself.
+type Report struct {
+	Stats
+
+	Device   string        `json:"device"`
+	Instance string        `json:"instance"` // in hexadecimal
+	PID      int           `json:"pid"`      // of the process that serves
+	Uptime   time.Duration `json:"uptime"`   // of that process, in ns
+	Limits   Limits        `json:"limits"`
+
+	// Refused are requests that were refused since the process began, by reason: "limit", "out_of_memory",
+	// "permission", "busy", "protocol". Those of a store that is asked for what it has not are none.
+	Refused map[string]uint64 `json:"refused"`
+	Users   []UserReport      `json:"users"` // by id
+}
+
+// Limits are what may be at most; of one user they are each user's part. Without a limit they are the largest number.
+type Limits struct {
+	Bytes            uint64 `json:"bytes"`
+	BytesPerUser     uint64 `json:"bytes_per_user"`
+	Objects          uint64 `json:"objects"`
+	ObjectsPerUser   uint64 `json:"objects_per_user"`
+	RecordBytes      uint64 `json:"record_bytes"` // of the server's own memory for names, metadata, waits
+	RecordsPerUser   uint64 `json:"record_bytes_per_user"`
+	Descriptors      uint64 `json:"descriptors"` // of objects
+	DescriptorsOfOne uint64 `json:"descriptors_per_user"`
+}
+
+// UserReport is what one user has.
+type UserReport struct {
+	UID         uint32            `json:"uid"`
+	Bytes       uint64            `json:"bytes"`   // of memory, also of what has gone and is not free
+	Objects     uint64            `json:"objects"` // also those that are deleted and that readers have
+	RecordBytes uint64            `json:"record_bytes"`
+	Descriptors uint64            `json:"descriptors"`
+	Clients     int               `json:"clients"` // connections
+	Refused     map[string]uint64 `json:"refused,omitempty"`
+}
+
+// refusals counts requests that were refused, by user and reason. It is guarded by Server.mu.
+type refusals map[uint32]map[string]uint64
+
+// reasonOf is the name of why a request is refused; empty for what is no matter of the operator's.
+func reasonOf(err error) string {
+	for _, r := range []struct {
+		is   error
+		name string
+	}{
+		{vmm.ErrLimit, "limit"}, {vmm.ErrOutOfMemory, "out_of_memory"}, {vmm.ErrPermission, "permission"}, {vmm.ErrBusy, "busy"},
+	} {
+		if errors.Is(err, r.is) {
+			return r.name
+		}
+	}
+	var broke *wire.ProtocolError
+	if errors.As(err, &broke) {
+		return "protocol"
+	}
+	return ""
+}
+
+// refused counts a request, and logs it.
+func (s *Server) refused(c serve.Conn, t wire.Type, err error) {
+	reason := reasonOf(err)
+	if reason == "" {
+		return
+	}
+	cred := c.Cred()
+	s.mu.Lock()
+	of := s.refusals[cred.UID]
+	if of == nil {
+		of = map[string]uint64{}
+		s.refusals[cred.UID] = of
+	}
+	of[reason]++
+	s.mu.Unlock()
+	if s.opts.Logger != nil && reason != "busy" {
+		s.opts.Logger.Warn("request refused", "request", t.String(), "reason", reason, "uid", cred.UID, "pid", cred.PID, "error", err)
+	}
+}
+
+// Report returns the report as of now: one moment, but for Conns and the connections of users.
+func (s *Server) Report() Report {
+	if s == nil || s.dev == nil {
+		return Report{}
+	}
+	clients := s.objects.Users()
+	conns := s.conns.Stats()
+	instance := s.conns.Instance()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := Report{
+		Stats: s.statsLocked(conns), Device: s.dev.String(), Instance: hex.EncodeToString(instance[:]),
+		PID: os.Getpid(), Uptime: time.Since(s.began), Limits: s.limitsLocked(), Refused: map[string]uint64{},
+	}
+	has := s.ledger.Users()
+	users := slices.Concat(slices.Collect(maps.Keys(has)), slices.Collect(maps.Keys(clients)), slices.Collect(maps.Keys(s.refusals)))
+	slices.Sort(users)
+	for _, uid := range slices.Compact(users) {
+		u := UserReport{
+			UID: uid, Bytes: has[uid][ledger.Bytes], Objects: has[uid][ledger.Objects], RecordBytes: has[uid][ledger.Records],
+			Descriptors: has[uid][ledger.Descriptors], Clients: clients[uid], Refused: maps.Clone(s.refusals[uid]),
+		}
+		for reason, n := range u.Refused {
+			r.Refused[reason] += n
+		}
+		r.Users = append(r.Users, u)
+	}
+	return r
+}
+
+func (s *Server) limitsLocked() Limits {
+	of := s.ledger.Limit
+	return Limits{
+		Bytes: of(ledger.Bytes).All, BytesPerUser: of(ledger.Bytes).User, Objects: of(ledger.Objects).All, ObjectsPerUser: of(ledger.Objects).User,
+		RecordBytes: of(ledger.Records).All, RecordsPerUser: of(ledger.Records).User,
+		Descriptors: of(ledger.Descriptors).All, DescriptorsOfOne: of(ledger.Descriptors).User,
+	}
+}
+
+// report handles REPORT.
+func (s *Server) report(c serve.Conn, f wire.Frame) error {
+	r := s.Report()
+	if uid := c.Cred().UID; uid != 0 && uid != uint32(os.Getuid()) {
+		r.Users = slices.DeleteFunc(r.Users, func(u UserReport) bool { return u.UID != uid })
+	}
+	b, err := json.Marshal(r)
+	if err == nil && len(b) > wire.MaxReport {
+		err = fmt.Errorf("%w: a report of %d bytes", vmm.ErrLimit, len(b))
+	}
+	if err != nil {
+		return err
+	}
+	return reply(c, wire.TypeReported, f.Request, wire.Reported{JSON: b}.Append(nil))
+}
+
+// Report returns what the store says of itself. Of other users it tells root and the store's user alone.
+func (c *Client) Report(ctx context.Context) (Report, error) {
+	var r Report
+	err := c.check(ctx)
+	if err == nil {
+		_, err = c.read(ctx, target{}, wire.TypeReport, nil, wire.TypeReported, func(f wire.Frame) error {
+			x, err := wire.DecodeReported(f.Payload)
+			if err == nil {
+				err = json.Unmarshal(x.JSON, &r)
+			}
+			if err != nil {
+				return protocolError(err)
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return Report{}, fmt.Errorf("report of store: %w", err)
+	}
+	return r, nil
+}
+
+// revokeOf handles REVOKE.
+func (s *Server) revokeOf(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeRevoke(f.Payload)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	e := s.findLocked(q.Name)
+	switch {
+	case e == nil:
+		err = shareable.ErrNotFound
+	case e.sealed:
+		err = shareable.ErrSealed
+	case e.lease == nil:
+		err = fmt.Errorf("%w: it has no writer", shareable.ErrNotFound)
+	default:
+		err = s.mayChange(c, e)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	e.flags.Or(wire.StoreDurable)
+	writer := e.lease
+	s.mu.Unlock()
+	s.takeAway(e, writer, "an operator has revoked it")
+	return done(c, f.Request)
+}
+
+// Revoke ends the lease of an object, as if its Writer had shown no sign of life: a process that hangs, say, keeps others
+// from it no more. What was published stays, also of an object that was not Durable: the next Append has it. It returns
+// shareable.ErrNotFound if there is no such object, or no Writer of it, shareable.ErrSealed, and vmm.ErrPermission if another
+// user has made it.
+func (c *Client) Revoke(ctx context.Context, name string) error {
+	err := c.change(ctx, name, wire.TypeRevoke, func(name string) []byte { return wire.Revoke{Name: name}.Append(nil) })
+	if err != nil {
+		return fmt.Errorf("revoke the lease of %q: %w", name, err)
+	}
+	return nil
+}
