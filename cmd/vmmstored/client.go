@@ -2,9 +2,15 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -12,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/store"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -22,17 +29,176 @@ func (o *options) withClient(ctx context.Context, f func(*store.Client) error) (
 	if err != nil {
 		return err
 	}
+	owners, err := o.ownerIDs()
+	if err != nil {
+		return err
+	}
 	dev, err := vmm.Open(o.device)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	c, err := store.Connect(ctx, o.socket, dev, store.ClientOptions{Token: token})
+	c, err := store.Connect(ctx, o.socket, dev, store.ClientOptions{Token: token, UIDs: owners})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	return f(c)
+}
+
+// ownerIDs are the users whom clients accept as the store's; nil is the default of the library. Root sees whose the
+// socket is, and no one else can have put it there.
+func (o *options) ownerIDs() (ids []uint32, err error) {
+	for _, name := range o.owners {
+		id, err := userID(name)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	if len(ids) > 0 || os.Getuid() != 0 || isAbstract(o.socket) {
+		return ids, nil
+	}
+	if uid, ok := ownerOf(o.socket); ok {
+		return []uint32{0, uid}, nil
+	}
+	return nil, nil
+}
+
+func (o *options) health() *cobra.Command {
+	var wait time.Duration
+	cmd := &cobra.Command{
+		Use: "health", Short: "Ask the server for a reply; it needs no device, and exits with 0 or 1", Args: noArguments,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
+			defer cancel()
+			token, err := o.token()
+			if err != nil {
+				return err
+			}
+			owners, err := o.ownerIDs()
+			if err != nil {
+				return err
+			}
+			return store.Ping(ctx, o.socket, store.PingOptions{Token: token, UIDs: owners})
+		},
+	}
+	cmd.Flags().DurationVar(&wait, "wait", 5*time.Second, "how long the server may take")
+	return cmd
+}
+
+// named is a command of a client for as many names as it has arguments.
+func (o *options) named(use, short string, names int, do func(context.Context, *store.Client, []string) error) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != names {
+				return usagef("%s takes %d arguments, and not %d; see vmmstored %s --help", strings.Fields(use)[0], names, len(args), strings.Fields(use)[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.withClient(cmd.Context(), func(c *store.Client) error { return do(cmd.Context(), c, args) })
+		},
+	}
+}
+
+func (o *options) link() *cobra.Command {
+	return o.named("link NAME ANOTHER", "Give an object another name", 2, func(ctx context.Context, c *store.Client, args []string) error {
+		return c.Link(ctx, args[0], args[1])
+	})
+}
+
+func (o *options) unlink() *cobra.Command {
+	return o.named("unlink NAME", "Take a name from its object, which stays", 1, func(ctx context.Context, c *store.Client, args []string) error {
+		return c.Unlink(ctx, args[0])
+	})
+}
+
+func (o *options) revoke() *cobra.Command {
+	return o.named("revoke NAME", "Take an object from a writer that hangs; what was published stays for the next", 1, func(ctx context.Context, c *store.Client, args []string) error {
+		return c.Revoke(ctx, args[0])
+	})
+}
+
+func (o *options) get(stdout io.Writer) *cobra.Command {
+	var unsafe bool
+	cmd := o.named("get NAME", "Write the bytes of an object to the standard output", 1, func(ctx context.Context, c *store.Client, args []string) (err error) {
+		b, err := c.Get(ctx, args[0], store.GetOptions{Unsafe: unsafe})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, b.Close()) }()
+		_, err = io.Copy(stdout, io.NewSectionReader(b, 0, int64(min(b.Len(), math.MaxInt64))))
+		return err
+	})
+	cmd.Flags().BoolVar(&unsafe, "unsealed", false, "also an object that is not sealed, as far as it is published")
+	return cmd
+}
+
+func (o *options) put() *cobra.Command {
+	var labels map[string]string
+	cmd := o.named("put NAME", "Make a sealed object of the standard input", 1, nil)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return o.withClient(cmd.Context(), func(c *store.Client) (err error) {
+			w, err := c.Create(cmd.Context(), args[0], store.CreateOptions{Growable: true, Labels: labels})
+			if err != nil {
+				return err
+			}
+			defer func() { err = errors.Join(err, w.Close()) }()
+			if _, err := io.CopyBuffer(appender{w}, cmd.InOrStdin(), make([]byte, 1<<20)); err != nil {
+				return errors.Join(err, w.Abort(cmd.Context()))
+			}
+			return w.Seal(cmd.Context(), shareable.SealOptions{Digest: true})
+		})
+	}
+	cmd.Flags().StringToStringVar(&labels, "label", nil, "a label of the object: KEY=VALUE")
+	return cmd
+}
+
+// appender is a Writer as an io.Writer.
+type appender struct{ w *store.Writer }
+
+func (a appender) Write(p []byte) (int, error) {
+	if err := a.w.Append(p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+func (o *options) watch(stdout io.Writer) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "watch [PREFIX]", Short: "Print what happens to objects, a line of JSON for each event, until a signal", Args: onePrefix,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.withClient(cmd.Context(), func(c *store.Client) error {
+				events, err := c.Watch(cmd.Context(), strings.Join(args, ""))
+				if err != nil {
+					return err
+				}
+				to := json.NewEncoder(stdout)
+				for e, err := range events {
+					if cmd.Context().Err() != nil {
+						return nil
+					}
+					if err != nil {
+						return err
+					}
+					if err := to.Encode(map[string]any{"event": e.Kind.String(), "id": e.ID.Number, "name": e.Name, "len": e.Len}); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+	return cmd
+}
+
+func onePrefix(_ *cobra.Command, args []string) error {
+	if len(args) > 1 {
+		return usagef("%d prefixes: one at most", len(args))
+	}
+	return nil
 }
 
 func (o *options) reload() *cobra.Command {
@@ -53,47 +219,62 @@ func (o *options) reload() *cobra.Command {
 
 func (o *options) list(stdout io.Writer) *cobra.Command {
 	var labels map[string]string
+	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "list [PREFIX]",
 		Short: "List the objects, or those whose name begins with PREFIX",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return usagef("%d prefixes: one at most", len(args))
-			}
-			return nil
-		},
+		Args:  onePrefix,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.withClient(cmd.Context(), func(c *store.Client) error {
 				all, err := c.List(cmd.Context(), store.ListOptions{Prefix: strings.Join(args, ""), Labels: labels})
 				if err != nil {
 					return err
 				}
-				return printList(stdout, all)
+				if asJSON {
+					return printJSON(stdout, all)
+				}
+				return printList(stdout, all, time.Now())
 			})
 		},
 	}
 	cmd.Flags().StringToStringVar(&labels, "label", nil, "only objects with this label: KEY=VALUE, or KEY= for any value")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "an array of JSON")
 	return cmd
 }
 
-func printList(w io.Writer, all []store.Info) error {
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+func printList(w io.Writer, all []store.Info, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "ID\tNAME\tSTATE\tLENGTH\tMEMORY\tREADERS")
+	_, _ = fmt.Fprintln(t, "ID\tNAME\tSTATE\tLENGTH\tMEMORY\tREADERS\tWAITING\tOWNER\tAGE\tLABELS")
 	for _, i := range all {
-		_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%s\t%d\n", i.ID.Number, strings.Join(i.Names, " "), state(i), i.Len, size.Format(i.Cap), i.Readers)
+		var labels []string
+		for _, k := range slices.Sorted(maps.Keys(i.Labels)) {
+			labels = append(labels, k+"="+i.Labels[k])
+		}
+		_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%v\t%s\n", i.ID.Number, strings.Join(i.Names, " "), state(i), i.Len, size.Format(i.Cap),
+			i.Readers, i.Waiting, i.Owner, now.Sub(i.Created).Round(time.Second), strings.Join(labels, " "))
 	}
 	return t.Flush()
 }
 
-// state is what can be done with an object, in a word.
+// state is what can be done with an object, in a word or two.
 func state(i store.Info) string {
+	word := "open"
 	switch {
 	case i.Sealed:
 		return "sealed"
 	case i.Leased:
-		return "written"
+		word = "written"
 	}
-	return "open"
+	if i.Durable {
+		word += " durable"
+	}
+	return word
 }
 
 func (o *options) delete() *cobra.Command {
@@ -124,27 +305,66 @@ func (o *options) delete() *cobra.Command {
 }
 
 func (o *options) stats(stdout io.Writer) *cobra.Command {
-	return &cobra.Command{
-		Use: "stats", Short: "Print what the store has and has done", Args: noArguments,
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "stats", Short: "Print what the store has and has done, its limits, and what each user has", Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.withClient(cmd.Context(), func(c *store.Client) error {
-				s, err := c.Stats(cmd.Context())
+				r, err := c.Report(cmd.Context())
 				if err != nil {
 					return err
 				}
-				t := tabwriter.NewWriter(stdout, 0, 8, 2, ' ', 0)
-				for _, row := range []struct {
-					what string
-					n    any
-				}{
-					{"objects", s.Objects}, {"bytes", s.Bytes}, {"connections", s.Clients}, {"leases", s.Leases}, {"waits", s.Waits},
-					{"created", s.Created}, {"sealed", s.Sealed}, {"aborted", s.Aborted}, {"deleted", s.Deleted}, {"evicted", s.Evicted},
-					{"leases granted", s.Granted}, {"restarts", s.Restarts},
-				} {
-					_, _ = fmt.Fprintf(t, "%s\t%v\n", row.what, row.n)
+				if asJSON {
+					return printJSON(stdout, r)
 				}
-				return t.Flush()
+				return printReport(stdout, r)
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
+	return cmd
+}
+
+func printReport(w io.Writer, r store.Report) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	limit := func(n uint64, format func(uint64) string) string {
+		if n == math.MaxUint64 {
+			return ""
+		}
+		return "of " + format(n)
+	}
+	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	for _, row := range []struct {
+		what       string
+		n          any
+		limit, one string
+	}{
+		{"device", r.Device, "", ""}, {"pid", r.PID, "", ""}, {"uptime", r.Uptime.Round(time.Second), "", ""},
+		{"objects", r.Objects, limit(r.Limits.Objects, number), limit(r.Limits.ObjectsPerUser, number)},
+		{"bytes", size.Format(r.Bytes), limit(r.Limits.Bytes, size.Format), limit(r.Limits.BytesPerUser, size.Format)},
+		{"connections", r.Clients, "", ""}, {"leases", r.Leases, "", ""}, {"waits", r.Waits, "", ""},
+		{"created", r.Created, "", ""}, {"sealed", r.Sealed, "", ""}, {"aborted", r.Aborted, "", ""}, {"deleted", r.Deleted, "", ""},
+		{"evicted", r.Evicted, "", ""}, {"leases granted", r.Granted, "", ""}, {"restarts", r.Restarts, "", ""},
+		{"connections refused", r.Conns.Refused, "", ""},
+	} {
+		if row.one != "" {
+			row.one += " each user"
+		}
+		_, _ = fmt.Fprintln(t, strings.TrimRight(fmt.Sprintf("%s\t%v\t%s\t%s", row.what, row.n, row.limit, row.one), "\t"))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(r.Refused)) {
+		_, _ = fmt.Fprintf(t, "refused: %s\t%d\n", strings.ReplaceAll(reason, "_", " "), r.Refused[reason])
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, _ = fmt.Fprintln(t, "\nUSER\tOBJECTS\tBYTES\tDESCRIPTORS\tRECORDS\tCONNECTIONS\tREFUSED")
+	for _, u := range r.Users {
+		refused := uint64(0)
+		for _, n := range u.Refused {
+			refused += n
+		}
+		_, _ = fmt.Fprintf(t, "%d\t%d\t%s\t%d\t%s\t%d\t%d\n", u.UID, u.Objects, size.Format(u.Bytes), u.Descriptors, size.Format(u.RecordBytes), u.Clients, refused)
+	}
+	return t.Flush()
 }

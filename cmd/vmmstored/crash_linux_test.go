@@ -220,16 +220,16 @@ func TestEvictsAfterADeath(t *testing.T) {
 // TestOperatorOfAKeptServer: beyond all limits its user may look and delete here, too.
 func TestOperatorOfAKeptServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	started(t, "--socket="+path, "--max-connections=2")
+	started(t, "--socket="+path, "--max-connections=4")
 	sealed(t, clientAt(t, path), "s", nil)
 	var all []*store.Client
-	for range 3 {
+	for range 5 {
 		c := clientAt(t, path)
 		_, err := c.List(t.Context(), store.ListOptions{})
 		require.NoError(t, err)
 		all = append(all, c)
 	}
-	require.NoError(t, all[2].Delete(t.Context(), "s", store.DeleteOptions{}))
+	require.NoError(t, all[4].Delete(t.Context(), "s", store.DeleteOptions{}))
 }
 
 // TestServerDiesBesideAHangingOne: a program that was to take over and hangs does not keep another one from
@@ -251,7 +251,7 @@ func TestServerDiesBesideAHangingOne(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan error, 1)
 	go func() { over <- k.Run(ctx) }()
-	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), " at ") }, inTime, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), "msg=serving") }, inTime, time.Millisecond)
 	c := clientAt(t, path)
 	sealed(t, c, "s", nil)
 	first := childOf(t, os.Getpid())

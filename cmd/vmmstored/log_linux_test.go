@@ -27,7 +27,7 @@ func TestLogIsNotRead(t *testing.T) {
 			reader, writer, err := os.Pipe()
 			require.NoError(t, err)
 			p := &program{}
-			p.start(t, writer, "--socket="+path, "--verbose", "--max-connections=4")
+			p.start(t, writer, "--socket="+path, "--max-connections=4")
 			require.NoError(t, writer.Close())
 			first := make([]byte, 256)
 			n, err := reader.Read(first)

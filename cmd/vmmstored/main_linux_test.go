@@ -3,12 +3,14 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -81,7 +83,7 @@ func started(t *testing.T, args ...string) *program {
 	t.Helper()
 	p := &program{}
 	p.start(t, &p.err, args...)
-	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), " at ") || len(p.ends) > 0 }, inTime, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), "msg=serving") || len(p.ends) > 0 }, inTime, time.Millisecond)
 	return p
 }
 
@@ -159,13 +161,22 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"--help"}, 0, ""},
 		{[]string{"list", "--help"}, 0, ""},
 		{[]string{"--nonsense"}, 2, "nonsense"},
-		{[]string{"nonsense"}, 2, "nonsense"},
+		{[]string{"nonsense"}, 2, "no command"},
+		{[]string{"stast"}, 2, "did you mean stats"},
+		{[]string{"--version"}, 0, ""},
+		{[]string{"--mode=9"}, 2, "octal"},
+		{[]string{"--mode=0660", "--socket=@x"}, 1, "is no file"},
+		{[]string{"--group=no such group"}, 2, "group"},
+		{[]string{"--log-format=xml"}, 2, "text or json"},
+		{[]string{"--require=cuda", "--device=host:0", "--socket=@vmm-require"}, 1, "the server has not begun"},
+		{[]string{"get"}, 2, "get takes 1 arguments"},
+		{[]string{"--lease-time=1s"}, 2, "lease-time"},
 		{[]string{"stats", "more"}, 2, "more"},
 		{[]string{"list", "a", "b"}, 2, "2 prefixes"},
 		{[]string{"delete"}, 2, "no name"},
 		{[]string{"--max-bytes=much"}, 2, "max-bytes"},
 		{[]string{"--max-objects=many"}, 2, "max-objects"},
-		{[]string{"--user=4294967295"}, 2, "no user's id"},
+		{[]string{"--user=4294967295"}, 2, "unknown user"},
 		{[]string{"--max-objects=-1"}, 1, "below 0"},
 		{[]string{"--timeout=-1s"}, 1, "below 0"},
 		{[]string{"--device=host:99"}, 1, "host:99"},
@@ -206,8 +217,38 @@ func TestCommands(t *testing.T) {
 	require.Contains(t, stderr, vmm.ErrPermission.Error(), "the token is missing")
 	out, stderr, code := call(t, with("list")...)
 	require.Equal(t, 0, code, stderr)
-	require.Equal(t, "ID  NAME  STATE    LENGTH  MEMORY  READERS\n"+
-		"1   a/1   sealed   1000    2MiB    0\n2   a/2   sealed   1000    2MiB    0\n3   b     written  0       2MiB    0\n", out)
+	rows := strings.Split(strings.TrimSpace(out), "\n")
+	require.Equal(t, strings.Fields("ID NAME STATE LENGTH MEMORY READERS WAITING OWNER AGE LABELS"), strings.Fields(rows[0]))
+	owner := strconv.Itoa(os.Getuid())
+	for i, want := range []string{"1 a/1 sealed 1000 2MiB 0 0 " + owner + " AGE run=7", "2 a/2 sealed 1000 2MiB 0 0 " + owner + " AGE", "3 b written durable 0 2MiB 0 0 " + owner + " AGE"} {
+		got := strings.Fields(rows[i+1])
+		age := slices.Index(strings.Fields(want), "AGE")
+		got[age] = "AGE"
+		require.Equal(t, strings.Fields(want), got)
+	}
+	out, _, code = call(t, with("list", "--json", "a/")...)
+	require.Equal(t, 0, code)
+	var list []store.Info
+	require.NoError(t, json.Unmarshal([]byte(out), &list))
+	require.Len(t, list, 2)
+	_, stderr, code = call(t, with("health")...)
+	require.Equal(t, 0, code, stderr)
+	_, stderr, code = call(t, "--socket="+path, "health")
+	require.Equal(t, 1, code, stderr)
+	_, stderr, code = call(t, with("link", "a/1", "a/one")...)
+	require.Equal(t, 0, code, stderr)
+	out, stderr, code = call(t, with("get", "a/one")...)
+	require.Equal(t, 0, code, stderr)
+	require.Len(t, out, 1000)
+	_, stderr, code = call(t, with("unlink", "a/one")...)
+	require.Equal(t, 0, code, stderr)
+	_, stderr, code = call(t, with("revoke", "b")...)
+	require.Equal(t, 0, code, stderr)
+	require.Eventually(t, func() bool { return w.Err() != nil }, inTime, time.Millisecond)
+	require.Contains(t, w.Err().Error(), "an operator has revoked it")
+	w2, err := c.Append(t.Context(), "b", store.AppendOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, w2.Close()) })
 	out, _, _ = call(t, with("list", "a/2")...)
 	require.Contains(t, out, "a/2")
 	require.NotContains(t, out, "a/1")
@@ -216,8 +257,8 @@ func TestCommands(t *testing.T) {
 	require.NotContains(t, out, "a/2")
 	out, _, code = call(t, with("stats")...)
 	require.Equal(t, 0, code)
-	require.Equal(t, []string{"objects", "3"}, strings.Fields(strings.Split(out, "\n")[0]))
-	require.Contains(t, out, "sealed")
+	require.Regexp(t, `(?m)^objects +3 +of 4096 +of 4096 each user$`, out)
+	require.Regexp(t, `(?m)^`+owner+` +3 +[68]MiB `, out)
 
 	_, stderr, code = call(t, with("delete", "a/1", "none", "a/2")...)
 	require.Equal(t, 1, code)

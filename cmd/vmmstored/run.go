@@ -1,21 +1,25 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
-	"os/exec"
+	"os/user"
+	"runtime/debug"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/store"
-	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // options are the flags.
@@ -24,13 +28,18 @@ type options struct {
 	socket    string
 	device    string
 	tokenFile string
+	owners    []string
 
 	// Of the server, which is the program without a subcommand.
 	maxBytes, maxBytesPerUser size.One
 	maxObjects, maxConns      int
-	users                     []uint
-	evict, verbose            bool
+	users                     []string
+	evict                     bool
 	timeout, leaseTime        time.Duration
+	mode, group               string
+	require                   string
+	metrics                   string
+	logFormat                 string
 }
 
 // run runs the program and returns its exit code.
@@ -70,8 +79,17 @@ One vmmstored serves one device; start one for each, with a socket of its own.
 
 The process keeps the socket, and starts another one that serves. If that ends, or on
 SIGHUP or "vmmstored reload", it starts the program anew, with the same flags, which goes on with all that there is.`,
-		Args:          noArguments,
-		SilenceErrors: true, SilenceUsage: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				return usagef("no command %q; did you mean %s?", args[0], strings.Join(near, ", "))
+			}
+			return usagef("no command %q; see vmmstored --help", args[0])
+		},
+		SilenceErrors: true, SilenceUsage: true, SuggestionsMinimumDistance: 2,
+		Version: version(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if store.IsKept() {
 				return o.serve(cmd.Context(), stderr)
@@ -83,18 +101,23 @@ SIGHUP or "vmmstored reload", it starts the program anew, with the same flags, w
 	all := root.PersistentFlags()
 	all.StringVar(&o.socket, "socket", "", "path or name of the socket (default: \"store\" in the user's own directory)")
 	all.StringVar(&o.device, "device", "auto", "device whose memory it is: cuda:0, host:0; auto is the first CUDA device, else the host")
+	all.StringSliceVar(&o.owners, "owner", nil, "names or ids of users whom clients accept as the store's (default: this user and root; for root the socket's owner)")
 	all.StringVar(&o.tokenFile, "token-file", "", "file with a shared secret of up to 32 bytes that clients must send")
 	f := root.Flags()
 	f.Var(&o.maxBytes, "max-bytes", "memory of all objects together (0: no limit)")
 	f.Var(&o.maxBytesPerUser, "max-bytes-per-user", "memory of the objects of one user (0: no limit)")
 	f.IntVar(&o.maxObjects, "max-objects", 0, "objects (default 4096)")
 	f.IntVar(&o.maxConns, "max-connections", 0, "connections (default: an eighth of the limit on open files)")
-	f.UintSliceVar(&o.users, "user", nil, "ids of the users who may connect (default: this user alone)")
+	f.StringSliceVar(&o.users, "user", nil, "names or ids of the users who may connect (default: this user alone)")
+	f.StringVar(&o.mode, "mode", "", "mode of the socket's file (default 0600); 0660 with --group lets a group connect")
+	f.StringVar(&o.group, "group", "", "name or id of the group of the socket's file")
 	f.BoolVar(&o.evict, "evict", false, "delete sealed objects that no reader has when memory or a limit runs out, the least recently used first")
 	f.DurationVar(&o.timeout, "timeout", 0, "longest wait for a client, after which it is disconnected (default 10s)")
 	f.DurationVar(&o.leaseTime, "lease-time", 0, "how long a writer may show no sign of life while another one waits for its object (default 30s)")
-	f.BoolVarP(&o.verbose, "verbose", "v", false, "log each connection that is refused or cut off")
-	root.AddCommand(o.list(stdout), o.delete(), o.stats(stdout), o.reload())
+	f.StringVar(&o.require, "require", "", "fail unless the device is of this driver: cuda, host")
+	f.StringVar(&o.metrics, "metrics", "", "address of an HTTP server with Prometheus's metrics at /metrics, as localhost:9470")
+	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
+	root.AddCommand(o.list(stdout), o.stats(stdout), o.health(), o.get(stdout), o.put(), o.watch(stdout), o.link(), o.unlink(), o.delete(), o.revoke(), o.reload())
 	return root
 }
 
@@ -121,62 +144,87 @@ func (o *options) serverOptions(log io.Writer) (store.Options, error) {
 		Token: token, MaxConns: o.maxConns, MaxObjects: o.maxObjects,
 		MaxBytes: uint64(o.maxBytes), MaxBytesPerUID: uint64(o.maxBytesPerUser), Evict: o.evict, Timeout: o.timeout, LeaseTime: o.leaseTime,
 	}
+	if err != nil {
+		return so, err
+	}
+	if o.leaseTime != 0 && o.leaseTime < leastLeaseTime {
+		return so, usagef("--lease-time %v: a writer shows a sign of life each second, so at least %v", o.leaseTime, leastLeaseTime)
+	}
 	for _, u := range o.users {
-		if u > 1<<32-2 {
-			return so, usagef("user %d: no user's id", u)
+		id, err := userID(u)
+		if err != nil {
+			return so, err
 		}
-		so.UIDs = append(so.UIDs, uint32(u))
+		so.UIDs = append(so.UIDs, id)
 	}
-	if o.verbose {
-		so.Logger = slog.New(slog.NewTextHandler(log, nil))
-	}
+	so.Logger, err = o.logger(log)
 	return so, err
 }
 
-// serve keeps objects until ctx or the process that has started this one ends.
-func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
-	log := newLogQueue(stderr)
-	defer log.close()
-	so, err := o.serverOptions(log)
-	if err != nil {
-		return err
+// leastLeaseTime allows for signs of life that are late.
+const leastLeaseTime = 3 * time.Second
+
+// logger is the program's log.
+func (o *options) logger(w io.Writer) (*slog.Logger, error) {
+	switch o.logFormat {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, nil)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, nil)), nil
 	}
-	dev, err := vmm.Open(o.device)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.Close()) }()
-	return store.ServeKept(ctx, dev, so, func(s *store.Server) {
-		_, _ = fmt.Fprintf(log, "vmmstored: %v at %s\n", dev, s.Path())
-	})
+	return nil, usagef("--log-format %q: text or json", o.logFormat)
 }
 
-// keep has other processes serve, until ctx ends.
-func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (err error) {
-	log := newLogQueue(stderr)
-	defer log.close()
-	if _, err := o.serverOptions(log); err != nil { // nothing is started for what cannot be
-		return err
+// userID is the id of a user by name or number.
+func userID(name string) (uint32, error) {
+	if n, err := strconv.ParseUint(name, 10, 32); err == nil && n < 1<<32-1 {
+		return uint32(n), nil
 	}
-	self, err := os.Executable() // now: once the program is replaced there it is another one
+	u, err := user.Lookup(name)
 	if err != nil {
-		return err
+		return 0, usagef("user %q: %v", name, err)
 	}
-	k, err := store.NewKeeper(o.socket, func() *exec.Cmd {
-		cmd := exec.Command(self, args...)
-		cmd.Stderr = stderr
-		return cmd
-	}, slog.New(slog.NewTextHandler(log, nil)))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, k.Close()) }()
-	reload, stop := reloadSignal()
-	defer stop()
-	go func() {
-		for range reload {
-			_ = k.Reload(ctx) // it is logged
+	n, err := strconv.ParseUint(u.Uid, 10, 32)
+	return uint32(n), err
+}
+
+// access is who may connect to the socket's file.
+func (o *options) access() (a shareable.SocketAccess, err error) {
+	if o.mode != "" {
+		n, err := strconv.ParseUint(o.mode, 8, 9)
+		if err != nil || n == 0 {
+			return a, usagef("--mode %q: three octal digits, as 0660", o.mode)
 		}
-	}()
-	return k.Run(ctx)
+		a.Mode = fs.FileMode(n)
+	}
+	if o.group == "" {
+		return a, nil
+	}
+	id, err := strconv.Atoi(o.group)
+	if err != nil {
+		g, err := user.LookupGroup(o.group)
+		if err != nil {
+			return a, usagef("--group %q: %v", o.group, err)
+		}
+		if id, err = strconv.Atoi(g.Gid); err != nil {
+			return a, err
+		}
+	}
+	a.Group = &id
+	return a, nil
+}
+
+// version is what the program was built of.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && (v == "" || v == "(devel)") {
+			v = s.Value
+		}
+	}
+	return cmp.Or(v, "unknown")
 }

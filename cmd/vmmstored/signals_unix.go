@@ -17,3 +17,16 @@ func reloadSignal() (reload <-chan os.Signal, stop func()) {
 	signal.Notify(c, syscall.SIGHUP)
 	return c, func() { signal.Stop(c); close(c) }
 }
+
+// ownerOf is whose a socket's file is.
+func ownerOf(socket string) (uid uint32, ok bool) {
+	info, err := os.Lstat(socket)
+	if err != nil {
+		return 0, false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return st.Uid, true
+}

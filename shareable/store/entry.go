@@ -313,7 +313,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	s.counts.deleted.Add(1)
 	s.emitAs(wire.EventDeleted, e, name, 0)
 	if writer != nil {
-		s.endLease(e, writer, true, false, by)
+		s.dropLease(e, writer)
 		gone := wire.Deleted{Object: e.id}.Append(nil)
 		go func() { _ = writer.Reply(wire.TypeDeleted, 0, gone) }() // an error ends the connection
 	}
@@ -325,7 +325,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 		return nil
 	}
 	// Without readers it goes now, else with the last.
-	if _, _, _, readers := e.obj.State(); readers == 0 {
+	if _, _, _, readers := e.obj.State(); readers == 0 || !sealed { // what is not sealed has no one who would go on
 		s.drop(e)
 	}
 	if err != nil {

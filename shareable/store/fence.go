@@ -119,9 +119,10 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 	}
 	_, had, _, _ := old.obj.State()
 	_, has, _, _ := e.obj.State()
-	if !old.fenced || e == old || len(e.names) > 0 || e.flags.Load() != old.flags.Load() || e.max != old.max || has < had {
+	if !old.fenced || e == old || len(e.names) > 0 || e.flags.Load()|wire.StoreDurable != old.flags.Load()|wire.StoreDurable || e.max != old.max || has < had {
 		return nil, nil, "", fmt.Errorf("%w: object %d of %d bytes is no copy of object %d, of %d, that is written to no more", vmm.ErrInvalid, e.id, has, old.id, had)
 	}
+	e.flags.Store(old.flags.Load()) // until now it was to go with its writer
 	names := old.names
 	name = old.nameLocked()
 	if x := s.clients[old.lease]; x != nil {
@@ -150,6 +151,9 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 // renew makes the Writer of an object that is a copy of one that is written to no more, of which w has the lease. Nothing
 // is left of w.
 func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
+	alive, stop := context.WithCancel(ctx)
+	defer stop()
+	go w.showLife(alive)
 	abort, times := true, w.conn.Times()
 	defer func() {
 		w.cancel()
@@ -169,7 +173,7 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 		return nil, err
 	}
 	defer func() { _ = b.Close() }() // twice is fine
-	o := CreateOptions{Size: info.Max, Growable: info.Growable, Durable: info.Durable, GrowAhead: w.ahead, Layout: b.Layout(), Meta: b.Meta(), Labels: info.Labels}
+	o := CreateOptions{Size: info.Max, Growable: info.Growable, GrowAhead: w.ahead, Layout: b.Layout(), Meta: b.Meta(), Labels: info.Labels}
 	if info.Host {
 		o.Host = &info.Node
 	}
@@ -182,6 +186,10 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 	}
 	q := wire.Replace{Old: w.id.Number, New: next.id.Number}
 	err = w.call(context.WithoutCancel(ctx), wire.TypeReplace, q.Append(nil), wire.TypeDone, ignore)
+	if err == nil {
+		next.durable = info.Durable
+		return next, nil
+	}
 	// Without a reply the copy may have the names: then it is all that there is.
 	abort = !errors.Is(err, shareable.ErrOwnerGone) && !errors.Is(err, os.ErrDeadlineExceeded)
 	if abort && w.conn.Times() > times { // the lease has ended with a server
@@ -192,6 +200,19 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 
 // errLeaseLost is that the object is to be appended to anew.
 var errLeaseLost = errors.New("the lease has ended with a server")
+
+// showLife tells the server once a second that the process runs, which has no page to say so.
+func (w *Writer) showLife(ctx context.Context) {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for ctx.Err() == nil {
+		_ = w.conn.Send(wire.TypeWrote, wire.Wrote{Object: w.id.Number}.Append(nil)) // an error is the connection's
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+		}
+	}
+}
 
 // copyOf makes the bytes of b those of the Writer, which has none.
 func (w *Writer) copyOf(ctx context.Context, b *Buffer) error {

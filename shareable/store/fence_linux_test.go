@@ -138,3 +138,50 @@ func TestLateWriterOfManyWaiting(t *testing.T) {
 	require.NoError(t, checkWave(b, b.Len()))
 	require.Equal(t, 1, s.Stats().Objects)
 }
+
+// TestForcedDeleteOfWhatIsWritten: readers unmap it, too.
+func TestForcedDeleteOfWhatIsWritten(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "w", CreateOptions{Size: 1 << 20, Durable: true})
+	require.NoError(t, w.Append([]byte("hello")))
+	require.NoError(t, w.Flush(within(t)))
+	b := got(t, c, "w", GetOptions{Unsafe: true})
+	events, err := c.Watch(t.Context(), "w")
+	require.NoError(t, err)
+	require.NoError(t, c.Delete(within(t), "w", DeleteOptions{Force: true}))
+	require.Zero(t, b.Len())
+	require.Empty(t, b.View().Segments())
+	require.ErrorIs(t, b.View().Wait(within(t), 1), shareable.ErrOwnerGone)
+	require.Eventually(t, func() bool { return w.Err() != nil }, inTime, step)
+	require.ErrorIs(t, w.Err(), shareable.ErrNotFound)
+	writer(t, c, "w", CreateOptions{Size: 1})
+	var kinds []EventKind
+	for e := range events {
+		if kinds = append(kinds, e.Kind); len(kinds) == 2 {
+			break
+		}
+	}
+	require.Equal(t, []EventKind{EventDeleted, EventCreated}, kinds)
+}
+
+// TestFlushAfterAStop: a writer that was stopped and has lost the object is not told that its bytes are published.
+func TestFlushAfterAStop(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "w", CreateOptions{Size: 1 << 20, Durable: true})
+	require.NoError(t, w.Flush(within(t)))
+	w.late.Store(true) // as after a beat that was late
+	require.NoError(t, w.Append([]byte("hello")))
+	require.NoError(t, w.Flush(within(t)))
+	require.False(t, w.late.Load())
+	w.late.Store(true)
+	s.mu.Lock()
+	e, conn := s.byName["w"], s.byName["w"].lease
+	s.mu.Unlock()
+	s.endLease(e, conn, false, true, requestID{}) // and it has not heard of that
+	require.NoError(t, w.Append([]byte("lost")))
+	require.Error(t, w.Flush(within(t)))
+}

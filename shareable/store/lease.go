@@ -135,7 +135,7 @@ func (s *Server) leased(c serve.Conn, id uint64) (*entry, error) {
 func (s *Server) leasedLocked(c serve.Conn, id uint64) (*entry, error) {
 	invariants.Held(&s.mu)
 	switch e := s.byID[id]; {
-	case e == nil: // it may have been deleted
+	case e == nil || e.deleted && e.lease != c:
 		return nil, fmt.Errorf("%w: object %d", shareable.ErrNotFound, id)
 	case e.lease != c:
 		return nil, fmt.Errorf("%w: no lease of object %d", vmm.ErrPermission, id)
@@ -225,6 +225,9 @@ func (s *Server) wrote(c serve.Conn, f wire.Frame) error {
 	}
 	// It has no reply. The lease may have ended since it was sent.
 	if e, err := s.leased(c, q.Object); err == nil {
+		s.mu.Lock()
+		e.beatSeen = time.Now()
+		s.mu.Unlock()
 		e.obj.Wrote()
 	}
 	return nil
@@ -328,6 +331,21 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID
 	s.refuseWaits(names)
 	_ = s.forget(e, by) // without a keeper the process ends
 	s.drop(e)
+}
+
+// dropLease ends the lease of an object that is deleted.
+func (s *Server) dropLease(e *entry, c serve.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.lease != c {
+		return
+	}
+	e.obj.EndLease()
+	e.lease, e.mapped = nil, false
+	if x := s.clients[c]; x != nil {
+		delete(x.leases, e.id)
+	}
+	s.refuseLeasesLocked(e, shareable.ErrNotFound)
 }
 
 // passLeaseLocked gives a lease that has ended to the first request that waits for it. Requires mu.

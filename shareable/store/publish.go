@@ -96,8 +96,38 @@ func (w *Writer) publishExclusive(ctx context.Context) error {
 	}
 	w.page.Publish(w.held)
 	w.wake()
+	return w.confirmExclusive(ctx)
+}
+
+// confirmExclusive asks the server whether the lease is there still, if this process may have been stopped: then another
+// one may have the object, and no one sees what the page says.
+func (w *Writer) confirmExclusive(ctx context.Context) error {
+	if !w.mayBeLate() {
+		return nil
+	}
+	if err := w.mapped(ctx); err != nil {
+		if ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			w.fail(err)
+		}
+		return err
+	}
+	w.late.Store(false)
 	return nil
 }
+
+// lateBeat is when a beat is late: the process was stopped, or had no processor.
+const lateBeat = 1500 * time.Millisecond
+
+// mayBeLate reports whether a beat was late since the lease was last confirmed.
+func (w *Writer) mayBeLate() bool {
+	if last := w.lastBeat.Load(); last != 0 && time.Since(started)-time.Duration(last) > lateBeat {
+		w.late.Store(true)
+	}
+	return w.late.Load()
+}
+
+// started is what times of beats count from: by the monotonic clock, which goes on while the process is stopped.
+var started = time.Now()
 
 // holdLenExclusive holds the bytes below Len, inside runExclusive.
 func (w *Writer) holdLenExclusive() error {
@@ -125,6 +155,8 @@ func (w *Writer) beat() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
+		w.mayBeLate() // before the beat, which hides it
+		w.lastBeat.Store(int64(time.Since(started)))
 		w.page.Beat()
 		select {
 		case <-tick.C:

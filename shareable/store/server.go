@@ -494,7 +494,7 @@ func clientToken(t [16]byte, uid uint32) string { return fmt.Sprintf("%x:%d", t,
 func (s *Server) requestOf(c serve.Conn, f wire.Frame) requestID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if x := s.clients[c]; x != nil && x.token != "" {
+	if x := s.clients[c]; x != nil && x.token != "" && f.Request != 0 {
 		return requestID{x.token, f.Request}
 	}
 	return requestID{}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -141,6 +142,10 @@ func TestServerThatHangs(t *testing.T) {
 	pid, err := strconv.Atoi(was)
 	require.NoError(t, err)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	require.Eventually(t, func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err == nil && bytes.Contains(b, []byte(") T "))
+	}, inTime, step)
 	_, err = c.Stat(t.Context(), "w")
 	require.NoError(t, err)
 	require.NotEqual(t, was, k.ask("pid"))

@@ -249,12 +249,12 @@ func TestOnlyACopyReplaces(t *testing.T) {
 	for _, q := range []wire.Create{
 		{Size: 1 << 20, Flags: wire.StoreDurable}, // fewer bytes
 		{Size: 8 << 20, Flags: wire.StoreDurable},
-		{Size: 1 << 20},
+		{Size: 1 << 20, Flags: wire.StoreGrowable},
 		{Size: 1 << 20, Flags: wire.StoreDurable, Name: "named"},
 	} {
 		id, page, _ := other.create(q)
 		other.does(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
-		if q.Size > 1<<20 || q.Name != "" || q.Flags == 0 {
+		if q.Size > 1<<20 || q.Name != "" {
 			binary.LittleEndian.PutUint64(page[128:], 100)
 		}
 		has.refused(wire.CodeInvalid, wire.TypeReplace, replace(id))

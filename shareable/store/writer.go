@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/prefix"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -47,9 +48,11 @@ type Writer struct {
 	cancel  context.CancelFunc
 
 	// Safe for concurrent use.
-	tasks  sync.WaitGroup
-	opened chan struct{} // closed by start
-	wrote  chan struct{} // wakes sendWrote: the page has changed
+	tasks    sync.WaitGroup
+	opened   chan struct{} // closed by start
+	wrote    chan struct{} // wakes sendWrote: the page has changed
+	lastBeat atomic.Int64  // since started, in ns
+	late     atomic.Bool   // a beat was late, and the lease was not confirmed since
 
 	// Guarded by exclusive, a lock that a context can stop waiting for.
 	exclusive chan struct{}

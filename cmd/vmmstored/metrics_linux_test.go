@@ -1,0 +1,131 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable/store"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// freePort is an address at which nothing listens.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "localhost:0")
+	require.NoError(t, err)
+	defer l.Close() //nolint:errcheck // in a test
+	return l.Addr().String()
+}
+
+func metricsAt(t *testing.T, address string) map[string]float64 {
+	t.Helper()
+	r, err := http.Get("http://" + address + "/metrics")
+	require.NoError(t, err)
+	defer r.Body.Close() //nolint:errcheck // in a test
+	b, err := io.ReadAll(r.Body)
+	require.NoError(t, err)
+	p := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := p.TextToMetricFamilies(strings.NewReader(string(b)))
+	require.NoError(t, err, string(b))
+	all := map[string]float64{}
+	for name, f := range families {
+		require.NotEmpty(t, f.GetHelp(), name)
+		for _, m := range f.GetMetric() {
+			key := name
+			for _, l := range m.GetLabel() {
+				if name != "cuvmm_store_info" {
+					key += fmt.Sprintf("{%s=%s}", l.GetName(), l.GetValue())
+				}
+			}
+			all[key] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	return all
+}
+
+// TestMetrics: the metrics are Prometheus's text, go on after a reload, and say under load and after it what stats and
+// list say.
+func TestMetrics(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	address := freePort(t)
+	started(t, "--socket="+path, "--metrics="+address, "--max-bytes=64MiB")
+	c := clientAt(t, path)
+	var stop atomic.Bool
+	over := make(chan error, 1)
+	go func() {
+		var err error
+		for i := 0; !stop.Load() && err == nil; i++ {
+			var w *store.Writer
+			if w, err = c.Create(t.Context(), fmt.Sprint("o", i), store.CreateOptions{Size: 1000}); err == nil {
+				err = w.Close()
+			}
+		}
+		over <- err
+	}()
+	for range 5 {
+		m := metricsAt(t, address)
+		require.LessOrEqual(t, m["cuvmm_store_bytes"], float64(64<<20))
+		require.GreaterOrEqual(t, m["cuvmm_store_created_total"], m["cuvmm_store_aborted_total"])
+		require.InDelta(t, m["cuvmm_store_created_total"], m["cuvmm_store_aborted_total"]+m["cuvmm_store_objects"], 1)
+	}
+	stop.Store(true)
+	require.NoError(t, <-over)
+	_, err := c.Create(t.Context(), "much", store.CreateOptions{Size: 1 << 30})
+	require.ErrorIs(t, err, vmm.ErrLimit)
+	sealed(t, c, "s", nil)
+
+	out, _, code := call(t, "--socket="+path, "stats", "--json")
+	require.Zero(t, code)
+	var r store.Report
+	require.NoError(t, json.Unmarshal([]byte(out), &r))
+	text, _, code := call(t, "--socket="+path, "stats")
+	require.Zero(t, code)
+	m := metricsAt(t, address)
+	list, err := c.List(t.Context(), store.ListOptions{})
+	require.NoError(t, err)
+	require.Len(t, list, r.Objects)
+	require.EqualValues(t, list[0].Cap, r.Bytes)
+	for name, n := range map[string]uint64{
+		"objects": uint64(r.Objects), "created": r.Created, "sealed": r.Sealed, "aborted": r.Aborted, "deleted": r.Deleted, "evicted": r.Evicted,
+		"leases_granted": r.Granted, "restarts": r.Restarts,
+	} {
+		got, has := m["cuvmm_store_"+name+"_total"]
+		if !has {
+			got, has = m["cuvmm_store_"+name]
+		}
+		require.True(t, has, name)
+		require.InDelta(t, n, got, 0, name)
+		line := regexp.MustCompile(`(?m)^` + strings.ReplaceAll(name, "_", " ") + ` +(\d+)`).FindStringSubmatch(text)
+		require.NotNil(t, line, "%s in %s", name, text)
+		require.Equal(t, strconv.FormatUint(n, 10), line[1], name)
+	}
+	require.InDelta(t, 1, m[fmt.Sprintf("cuvmm_store_requests_refused_total{reason=limit}{uid=%d}", r.Users[0].UID)], 0)
+	require.EqualValues(t, 1, r.Refused["limit"])
+	require.InDelta(t, 64<<20, m["cuvmm_store_limit_bytes"], 0)
+
+	_, stderr, code := call(t, "--socket="+path, "reload")
+	require.Zero(t, code, stderr)
+	require.Eventually(t, func() bool {
+		r, err := http.Get("http://" + address + "/metrics")
+		if err != nil {
+			return false
+		}
+		defer r.Body.Close() //nolint:errcheck // in a test
+		b, err := io.ReadAll(r.Body)
+		return err == nil && strings.Contains(string(b), "cuvmm_store_restarts_total 1\n")
+	}, inTime, time.Millisecond)
+}

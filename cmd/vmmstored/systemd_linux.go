@@ -1,0 +1,58 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"syscall"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable/store"
+)
+
+// newManager takes the socket of a unit that is activated by one.
+func newManager(log *slog.Logger) (*manager, error) {
+	m := &manager{log: log}
+	files := activation.Files(true) // the processes that serve get the socket from the keeper
+	if len(files) > 1 {
+		return nil, usagef("%d sockets from the service manager: one at most", len(files))
+	}
+	if len(files) == 1 {
+		m.listener = files[0]
+	}
+	return m, nil
+}
+
+// changed tells the service manager what the keeper does. The watchdog is fed by a request through the server.
+func (m *manager) changed(s store.KeeperState) {
+	state := map[store.KeeperState]string{
+		store.KeeperServes:   daemon.SdNotifyReady + "\nSTATUS=serving",
+		store.KeeperHealthy:  daemon.SdNotifyWatchdog,
+		store.KeeperReplaces: fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, monotonic()),
+		store.KeeperRestarts: "STATUS=the server has ended; another one begins",
+		store.KeeperEnds:     daemon.SdNotifyStopping,
+	}[s]
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		m.log.Warn("the service manager is not told", "state", string(s), "error", err)
+	}
+}
+
+// monotonic is the system's monotonic clock in us, which the manager compares with its own.
+func monotonic() int64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
+	return t.Nano() / 1000
+}
+
+// reusePort lets the next process listen at the address while this one does.
+func reusePort(_, _ string, c syscall.RawConn) (err error) {
+	if failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }); failed != nil {
+		return failed
+	}
+	return err
+}
+
+var listenConfig = net.ListenConfig{Control: reusePort}
