@@ -17,6 +17,7 @@ import (
 type KeptSocket struct {
 	Path  string
 	Files []*os.File // for the process that serves: the listener, and the lock file if there is one
+	Own   bool       // this process has made it
 
 	socket *socket
 }
@@ -47,7 +48,7 @@ func KeepSocket(path string, a SocketAccess) (*KeptSocket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	return keep(path, l)
+	return keep(path, l, true)
 }
 
 // KeepListener is KeepSocket of a socket of the kind "unixpacket" that another process has made, such as systemd, and
@@ -64,11 +65,11 @@ func KeepListener(f *os.File) (*KeptSocket, error) {
 	}
 	ul.SetUnlinkOnClose(false)
 	path := ul.Addr().String()
-	return keep(path, &socket{UnixListener: ul, path: path, lock: -1, kept: true})
+	return keep(path, &socket{UnixListener: ul, path: path, lock: -1, kept: true}, false)
 }
 
-func keep(path string, l *socket) (*KeptSocket, error) {
-	k := &KeptSocket{Path: path, socket: l}
+func keep(path string, l *socket, own bool) (*KeptSocket, error) {
+	k := &KeptSocket{Path: path, Own: own, socket: l}
 	err := l.control(func(fd int) error { return k.add(fd, "listener") })
 	if err == nil && l.lock >= 0 {
 		err = k.add(l.lock, "lock")

@@ -192,7 +192,7 @@ func (s *Server) restore(st objectState, r Recorded) (*storeObject, error) {
 }
 
 // Adopt has the server accept connections at a listener that another process keeps.
-func (s storeServer) Adopt(path string, listener, lock int) error {
+func (s storeServer) Adopt(path string, listener, lock int, own bool) error {
 	f := os.NewFile(uintptr(listener), "listener")
 	l, err := net.FileListener(f)
 	_ = f.Close() // l has another descriptor of it
@@ -204,6 +204,9 @@ func (s storeServer) Adopt(path string, listener, lock int) error {
 		ul.SetUnlinkOnClose(false)
 		s.Server.path, s.Server.socket = path, &socket{UnixListener: ul, path: path, lock: lock, kept: true}
 		s.hello.Features |= wire.FeatureKept
+		if own {
+			s.hello.Features |= wire.FeatureReload
+		}
 		s.tasks.Go(s.acceptLoop)
 	}
 	return err

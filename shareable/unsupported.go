@@ -105,7 +105,7 @@ func (o *storeObject) Record(uint64, string, *serve.Seal) (serve.Record, func(),
 }
 
 // Adopt needs Linux.
-func (s storeServer) Adopt(string, int, int) error { return errLinux }
+func (s storeServer) Adopt(string, int, int, bool) error { return errLinux }
 
 // OpenWriterPage is for package store, and needs Linux.
 func OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }

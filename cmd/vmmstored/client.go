@@ -203,6 +203,7 @@ func onePrefix(_ *cobra.Command, args []string) error {
 
 func (o *options) reload() *cobra.Command {
 	var wait time.Duration
+	var pid int
 	cmd := &cobra.Command{
 		Use:   "reload",
 		Short: "Replace the process that serves by the program as it is now on disk",
@@ -210,10 +211,11 @@ func (o *options) reload() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
 			defer cancel()
-			return o.withClient(ctx, func(c *store.Client) error { return c.Replace(ctx) })
+			return o.withClient(ctx, func(c *store.Client) error { return c.Replace(ctx, pid) })
 		},
 	}
 	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until it serves")
+	cmd.Flags().IntVar(&pid, "pid", 0, "the process to tell, where a service manager has made the socket (default: the one that has)")
 	return cmd
 }
 

@@ -77,7 +77,7 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 		return err
 	}
 	k, err := store.NewKeeper(store.KeeperOptions{
-		Path: o.socket, Access: access, Listener: manager.listener, Token: so.Token, Logger: so.Logger, Changed: manager.changed,
+		Path: o.socket, Access: access, Listener: manager.listener, HealthTime: manager.health, Token: so.Token, Logger: so.Logger, Changed: manager.changed,
 		Command: func() *exec.Cmd {
 			cmd := exec.Command(self, args...)
 			cmd.Stderr = stderr
@@ -102,6 +102,7 @@ func isAbstract(socket string) bool { return len(socket) > 0 && socket[0] == '@'
 
 // manager is the service manager that has started the program, if there is one.
 type manager struct {
-	listener *os.File // the socket that it has made; nil: none
+	listener *os.File      // the socket that it has made; nil: none
+	health   time.Duration // how long a server may take to reply; 0: the default
 	log      *slog.Logger
 }

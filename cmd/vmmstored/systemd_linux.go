@@ -23,6 +23,11 @@ func newManager(log *slog.Logger) (*manager, error) {
 	if len(files) == 1 {
 		m.listener = files[0]
 	}
+	watchdog, err := daemon.SdWatchdogEnabled(false)
+	if err != nil {
+		return nil, err
+	}
+	m.health = watchdog / 3 // so that a server that hangs is replaced before the watchdog ends all
 	return m, nil
 }
 

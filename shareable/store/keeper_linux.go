@@ -224,7 +224,7 @@ type keptProcess struct {
 }
 
 // keptBy is the variable of the environment by which a process knows that a Keeper has started it: how many descriptors
-// the socket has, and its path after a colon.
+// the socket has, whether the Keeper has made it, and its path after a colon.
 const keptBy = "CUVMM_STORE_KEPT"
 
 // begin has a new process serve, in the place of the old one, which may be nil. It returns nil if there is none, and the
@@ -274,7 +274,7 @@ func (k *Keeper) start() (*keptProcess, error) {
 	}
 	cmd := k.opts.Command()
 	cmd.ExtraFiles = append([]*os.File{theirs}, k.socket.Files...)
-	cmd.Env = append(cmd.Environ(), fmt.Sprintf("%s=%d:%s", keptBy, len(k.socket.Files), k.socket.Path))
+	cmd.Env = append(cmd.Environ(), fmt.Sprintf("%s=%d %t:%s", keptBy, len(k.socket.Files), k.socket.Own, k.socket.Path))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what a terminal sends is for the keeper
 	err = cmd.Start()
 	_ = theirs.Close()
@@ -446,7 +446,8 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	if ctx == nil {
 		return errNoContext
 	}
-	files, path, kept := strings.Cut(os.Getenv(keptBy), ":")
+	how, path, kept := strings.Cut(os.Getenv(keptBy), ":")
+	files, own, _ := strings.Cut(how, " ")
 	if !kept {
 		return fmt.Errorf("serve: %w: no Keeper has started this process", vmm.ErrInvalid)
 	}
@@ -462,7 +463,7 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	stop := context.AfterFunc(ctx, func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	from := newKeptReader(control)
-	s, err := keptServer(dev, o, path, first+1, files == "2", from)
+	s, err := keptServer(dev, o, path, first+1, files == "2", own == "true", from)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
@@ -476,7 +477,7 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 }
 
 // keptServer makes the server. fd is the first of the descriptors of the socket.
-func keptServer(dev *vmm.Device, o Options, path string, fd int, locked bool, from *keptReader) (*Server, error) {
+func keptServer(dev *vmm.Device, o Options, path string, fd int, locked, own bool, from *keptReader) (*Server, error) {
 	lock := -1
 	if locked {
 		lock = fd + 1
@@ -503,7 +504,7 @@ func keptServer(dev *vmm.Device, o Options, path string, fd int, locked bool, fr
 	s.before = before
 	go s.watchLeases() // from here on it tells the keeper what changes
 	go s.endAwaited()
-	if err = s.objects.Adopt(path, fd, lock); err == nil {
+	if err = s.objects.Adopt(path, fd, lock, own); err == nil {
 		err = writeKept(from.conn, keptMessage{Op: opServing})
 	}
 	if err != nil {
@@ -570,16 +571,17 @@ func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptOb
 }
 
 // Replace asks the Keeper of the store that the Client is connected to for another process, as SIGHUP does, and
-// waits until that serves. It returns vmm.ErrNotSupported if there is no Keeper, or none that can
-// be seen from here, and an error of ctx if none does by then: the Keeper logs why.
-func (c *Client) Replace(ctx context.Context) error {
-	if err := c.replace(ctx); err != nil {
+// waits until that serves. pid is that of the Keeper; 0 is the process that has made the socket. It returns
+// vmm.ErrNotSupported if there is no Keeper, or none that can be seen from here, and an error of ctx if none does
+// by then: the Keeper logs why.
+func (c *Client) Replace(ctx context.Context, pid int) error {
+	if err := c.replace(ctx, pid); err != nil {
 		return fmt.Errorf("replace the server: %w", err)
 	}
 	return nil
 }
 
-func (c *Client) replace(ctx context.Context) error {
+func (c *Client) replace(ctx context.Context, pid int) error {
 	before, err := c.Stats(ctx)
 	if err != nil {
 		return err
@@ -589,10 +591,17 @@ func (c *Client) replace(ctx context.Context) error {
 		return err
 	}
 	c.release() // it is only asked what it is
-	if c.dial != nil || conn.Hello().Features&wire.FeatureKept == 0 {
+	switch features := conn.Hello().Features; {
+	case c.dial != nil || features&wire.FeatureKept == 0:
 		return fmt.Errorf("%w: the store has no keeper", vmm.ErrNotSupported)
+	case pid > 0:
+		err = syscall.Kill(pid, syscall.SIGHUP)
+	case features&wire.FeatureReload == 0:
+		return fmt.Errorf("%w: another process than the keeper has made the socket, so its pid is not known", vmm.ErrNotSupported)
+	default:
+		err = shareable.SignalKeeper(c.path, syscall.SIGHUP)
 	}
-	if err := shareable.SignalKeeper(c.path, syscall.SIGHUP); err != nil {
+	if err != nil {
 		return err
 	}
 	t := time.NewTicker(lookPause)

@@ -58,7 +58,7 @@ func ServeKept(context.Context, *vmm.Device, Options, func(*Server)) error { ret
 func Ping(context.Context, string, PingOptions) error { return errLinux }
 
 // Replace needs Linux.
-func (c *Client) Replace(context.Context) error { return errLinux }
+func (c *Client) Replace(context.Context, int) error { return errLinux }
 
 // This is of Linux alone.
 var _ = func(s *Server) map[string]*awaited { return s.awaited }

@@ -154,3 +154,19 @@ func TestServerThatHangs(t *testing.T) {
 	require.NoError(t, w.Close())
 	k.ask("close")
 }
+
+// TestPingNeedsTheLock: a server whose lock is held does not reply.
+func TestPingNeedsTheLock(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	require.NoError(t, Ping(within(t), s.Path(), PingOptions{}))
+	s.mu.Lock()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err := Ping(ctx, s.Path(), PingOptions{})
+	s.mu.Unlock()
+	require.Error(t, err)
+	require.NoError(t, Ping(within(t), s.Path(), PingOptions{}))
+	require.ErrorIs(t, Ping(within(t), s.Path(), PingOptions{UIDs: []uint32{1}}), vmm.ErrPermission)
+	require.ErrorIs(t, Ping(within(t), s.Path()+"none", PingOptions{}), shareable.ErrOwnerGone)
+}

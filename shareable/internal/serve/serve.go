@@ -53,8 +53,9 @@ type Server interface {
 	// Listen makes the server's socket, as shareable.Listen does.
 	Listen(path string) error
 	// Adopt has the server accept connections at a listener that another process keeps, and
-	// takes both descriptors; lock is -1 without a lock file. Close leaves the socket to that process.
-	Adopt(path string, listener, lock int) error
+	// takes both descriptors; lock is -1 without a lock file. Close leaves the socket to that process. With own that
+	// one has made it.
+	Adopt(path string, listener, lock int, own bool) error
 	// Users is how many connections each user has.
 	Users() map[uint32]int
 	// FileLimit is how many descriptors this process may have.

@@ -47,9 +47,11 @@ const (
 	CodeTooSlow      uint32 = 16
 )
 
-// FeatureKept of an owner's HELLO: the process that the kernel names for the listener is another one, which
-// takes SIGHUP as a request to have the owner replaced.
-const FeatureKept = 1
+// Features of an owner's HELLO.
+const (
+	FeatureKept   = 1 << iota // another process takes the place of the owner when it ends
+	FeatureReload             // the process that the kernel names for the listener takes SIGHUP as a request for that
+)
 
 // Hello is the first frame of each side.
 type Hello struct {
