@@ -48,6 +48,7 @@ type entry struct {
 	sealed   bool
 	deleted  bool // it has no name any more, and goes with its last reader
 	dropped  bool
+	was      string         // its name when it was evicted
 	has      ledger.Amounts // of what users can have, counted for uid
 	memory   []*vmm.Chunk   // all of it, unless a server before this one has created it; see createMemory
 	unused   *list.Element  // of Server.unused; nil: not in it

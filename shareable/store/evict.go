@@ -106,6 +106,7 @@ func (s *Server) evictAllLocked(all []*entry) {
 	invariants.Held(&s.mu)
 	for _, e := range all {
 		s.emitLocked(wire.EventEvicted, e, e.nameLocked(), 0)
+		e.was = e.nameLocked()
 		s.forgetLocked(e)
 		s.counts.evicted.Add(1)
 		s.evicted = append(s.evicted, e)
@@ -137,6 +138,9 @@ func (s *Server) closeEvicted() {
 	s.evicted = nil
 	s.mu.Unlock()
 	for _, e := range all {
+		if s.opts.Logger != nil {
+			s.opts.Logger.Info("evicted", "object", e.id, "name", e.was, "uid", e.uid)
+		}
 		_ = s.forget(e, requestID{}) // without a keeper the process ends
 		_ = e.obj.Close()
 		s.freeMemory(e, math.MaxUint64)
