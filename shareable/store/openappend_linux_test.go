@@ -1,0 +1,125 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// TestOpenAppend: the first call creates a durable object, the next ones append to it.
+func TestOpenAppend(t *testing.T) {
+	t.Parallel()
+	c := clientOf(t, listening(t, Options{}))
+	layout, err := growable.LayoutOf[byte]()
+	require.NoError(t, err)
+	o := CreateOptions{Size: 1 << 20, Growable: true, Layout: layout, Meta: []byte("first")}
+	for _, part := range []string{"one,", "two,", "three"} {
+		w, err := c.OpenAppend(t.Context(), "log", o)
+		require.NoError(t, err)
+		_, err = c.OpenAppend(t.Context(), "log", o)
+		require.ErrorIs(t, err, vmm.ErrBusy)
+		require.NoError(t, w.Append([]byte(part)))
+		require.Equal(t, "first", string(w.Meta()))
+		require.NoError(t, w.Close())
+		o.Meta = nil
+	}
+	require.Equal(t, "one,two,three", string(contents(t, got(t, c, "log", GetOptions{Unsafe: true}))))
+
+	// Another layout is refused, and the object can be had again at once.
+	other := o
+	other.Layout, err = growable.LayoutOf[float32]()
+	require.NoError(t, err)
+	_, err = c.OpenAppend(t.Context(), "log", other)
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.ErrorContains(t, err, "elements of kind uint, not float")
+	other.Layout = vmm.Layout{}
+	w, err := c.OpenAppend(t.Context(), "log", other)
+	require.NoError(t, err)
+	require.True(t, w.Layout().Equal(layout))
+	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
+	require.NoError(t, w.Close())
+	_, err = c.OpenAppend(t.Context(), "log", o)
+	require.ErrorIs(t, err, shareable.ErrSealed)
+}
+
+// TestOpenAppendRefuses: what cannot be is an error whether the object is there or not.
+func TestOpenAppendRefuses(t *testing.T) {
+	t.Parallel()
+	c := clientOf(t, listening(t, Options{}))
+	o := CreateOptions{Size: 1 << 20, Growable: true}
+	w := writer(t, c, "there", o)
+	for _, name := range []string{"", "a..b", "@1", w.ID().String()} {
+		_, err := c.OpenAppend(t.Context(), name, o)
+		require.ErrorIs(t, err, vmm.ErrInvalid, name)
+	}
+	for _, name := range []string{"there", "missing"} {
+		_, err := c.OpenAppend(t.Context(), name, CreateOptions{})
+		require.ErrorIs(t, err, vmm.ErrInvalid, name)
+	}
+	_, err := c.OpenAppend(t.Context(), "there", o) // it is not durable, and its Writer has it
+	require.ErrorIs(t, err, vmm.ErrBusy)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = c.OpenAppend(ended, "missing", o)
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = c.OpenAppend(nil, "missing", o) //nolint:staticcheck // what must not crash
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+}
+
+// TestOpenAppendRaces: clients open one name while others delete it. Each call has a Writer or an
+// error that says why not, and what a Writer has shown is whole.
+func TestOpenAppendRaces(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	const clients, turns = 4, 25
+	var tasks sync.WaitGroup
+	done := make(chan struct{})
+	deleter := clientOf(t, s)
+	go func() {
+		defer close(done)
+		for range clients * turns {
+			err := deleter.Delete(t.Context(), "raced", DeleteOptions{})
+			if err != nil && !errors.Is(err, shareable.ErrNotFound) {
+				t.Errorf("delete: %v", err)
+			}
+		}
+	}()
+	for range clients {
+		c := clientOf(t, s)
+		tasks.Go(func() {
+			for range turns {
+				w, err := c.OpenAppend(within(t), "raced", CreateOptions{Size: 1 << 16, Growable: true})
+				if errors.Is(err, vmm.ErrBusy) { // another client writes
+					continue
+				}
+				if err != nil {
+					t.Errorf("open: %v", err)
+					return
+				}
+				// An error here is that the object was deleted meanwhile.
+				if err := w.Append([]byte("part,")); err != nil && !errors.Is(err, shareable.ErrNotFound) {
+					t.Errorf("append: %v", err)
+				}
+				if err := w.Close(); err != nil {
+					t.Errorf("close: %v", err)
+				}
+			}
+		})
+	}
+	tasks.Wait()
+	<-done
+	w, err := deleter.OpenAppend(t.Context(), "raced", CreateOptions{Size: 1 << 16, Growable: true})
+	require.NoError(t, err)
+	require.NoError(t, w.Append([]byte("part,")))
+	require.NoError(t, w.Close())
+	all := contents(t, got(t, deleter, "raced", GetOptions{Unsafe: true}))
+	require.Equal(t, string(bytes.Repeat([]byte("part,"), len(all)/5)), string(all))
+}
