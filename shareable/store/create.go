@@ -199,22 +199,31 @@ func (c *Client) openAppend(ctx context.Context, name string, o CreateOptions) (
 		if err == nil {
 			return checkOpened(w, o.Layout)
 		}
-		if !errors.Is(err, shareable.ErrNotFound) {
+		if !c.isDeleted(ctx, w, err) {
 			return nil, err
 		}
-		// Create returns ErrBusy if the name is taken by now, and for no other reason. It returns
-		// ErrNotFound if another client has deleted the new object before it was open.
+		// Create returns ErrBusy if the name is taken by now, and for no other reason.
 		w, err = c.create(ctx, name, o)
 		if err == nil {
 			return w, nil
 		}
-		if !errors.Is(err, vmm.ErrBusy) && !errors.Is(err, shareable.ErrNotFound) {
+		if !errors.Is(err, vmm.ErrBusy) && !c.isDeleted(ctx, w, err) {
 			return nil, err
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// isDeleted reports whether a Writer could not be opened, for the reason err, because another
+// client has deleted the object, maybe while it was opened. The lease goes a moment before the
+// object: then the reason is ErrPermission, and only the server knows more.
+func (c *Client) isDeleted(ctx context.Context, w *Writer, err error) bool {
+	if errors.Is(err, vmm.ErrPermission) && w != nil && w.id != (ID{}) {
+		_, err = c.Stat(ctx, w.id.String())
+	}
+	return errors.Is(err, shareable.ErrNotFound)
 }
 
 // checkOpened closes a Writer whose object has another layout than the one that is wanted.
