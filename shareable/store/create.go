@@ -127,7 +127,7 @@ func sortedLabels(labels map[string]string) ([]wire.Label, error) {
 }
 
 func elemOf(l vmm.Layout) wire.Elem {
-	return wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}
+	return wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash, Dtype: l.Dtype}
 }
 
 // Append makes a Writer of an object that is there and not sealed: one that is Durable, whose
