@@ -169,10 +169,10 @@ func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Wri
 // OpenAppend makes a Writer of the object of that name, as Append does, or creates one that is
 // Durable if there is none. Other clients may create and delete the object meanwhile: OpenAppend
 // tries both in turn until one of them works or ctx ends. An object that is there keeps what it
-// was created with, so all of the options but GrowAhead are for a new one. If they have a Layout,
+// was created with, so all of the options but Wait and GrowAhead are for a new one. If they have a Layout,
 // that of the object must equal it; else OpenAppend returns vmm.ErrInvalid with what differs. It
-// returns vmm.ErrBusy while another Writer has the object, and vmm.ErrInvalid for an ID or an
-// empty name. The other errors are those of Append and Create. Safe for concurrent use. The caller
+// returns vmm.ErrBusy while another Writer has the object, unless it is to wait, and
+// vmm.ErrInvalid for an ID or an empty name. The other errors are those of Append and Create. Safe for concurrent use. The caller
 // must Close the Writer.
 func (c *Client) OpenAppend(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
 	w, err := c.openAppend(ctx, name, o)
@@ -195,7 +195,7 @@ func (c *Client) openAppend(ctx context.Context, name string, o CreateOptions) (
 	}
 	o.Durable = true
 	for {
-		w, err := c.append(ctx, name, AppendOptions{GrowAhead: o.GrowAhead})
+		w, err := c.append(ctx, name, AppendOptions{Wait: o.Wait, GrowAhead: o.GrowAhead})
 		if err == nil {
 			return checkOpened(w, o.Layout)
 		}
@@ -217,13 +217,13 @@ func (c *Client) openAppend(ctx context.Context, name string, o CreateOptions) (
 }
 
 // isDeleted reports whether a Writer could not be opened, for the reason err, because another
-// client has deleted the object, maybe while it was opened. The lease goes a moment before the
-// object: then the reason is ErrPermission, and only the server knows more.
+// client has deleted the object, maybe while it was opened or waited for. The lease goes a moment
+// before the object: then the reason is ErrPermission, and only the server knows more.
 func (c *Client) isDeleted(ctx context.Context, w *Writer, err error) bool {
 	if errors.Is(err, vmm.ErrPermission) && w != nil && w.id != (ID{}) {
 		_, err = c.Stat(ctx, w.id.String())
 	}
-	return errors.Is(err, shareable.ErrNotFound)
+	return errors.Is(err, shareable.ErrNotFound) || errors.Is(err, shareable.ErrAborted)
 }
 
 // checkOpened closes a Writer whose object has another layout than the one that is wanted.

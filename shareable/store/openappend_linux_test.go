@@ -50,6 +50,39 @@ func TestOpenAppend(t *testing.T) {
 	require.ErrorIs(t, err, shareable.ErrSealed)
 }
 
+// TestOpenAppendWaits: for the Writer before, and for one whose object goes with it.
+func TestOpenAppendWaits(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	for name, durable := range map[string]bool{"stays": true, "goes": false} {
+		w := writer(t, c, name, CreateOptions{Size: 1 << 20, Growable: true, Durable: durable})
+		require.NoError(t, w.Append([]byte("first")))
+		next := make(chan *Writer, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		gaveUp := make(chan error, 1)
+		go func() {
+			_, err := c.OpenAppend(ctx, name, CreateOptions{Size: 1 << 20, Growable: true, Wait: true})
+			gaveUp <- err
+		}()
+		go func() {
+			w, err := c.OpenAppend(within(t), name, CreateOptions{Size: 1 << 20, Growable: true, Wait: true})
+			if err != nil {
+				t.Error(err)
+			}
+			next <- w
+		}()
+		require.Eventually(t, func() bool { return s.Stats().Waits == 2 }, inTime, step)
+		cancel()
+		require.ErrorIs(t, <-gaveUp, context.Canceled)
+		require.Eventually(t, func() bool { return s.Stats().Waits == 1 }, inTime, step)
+		require.NoError(t, w.Close())
+		w = <-next
+		require.Equal(t, durable, w.Len() == 5)
+		require.NoError(t, w.Close())
+	}
+}
+
 // TestOpenAppendRefuses: what cannot be is an error whether the object is there or not.
 func TestOpenAppendRefuses(t *testing.T) {
 	t.Parallel()
