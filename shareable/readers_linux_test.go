@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // TestReaders: a reader that maps all is not behind, and one that acknowledges nothing is.
@@ -64,7 +66,7 @@ func TestReadersLackAGeneration(t *testing.T) {
 	require.Zero(t, r.BytesBehind)
 	require.Equal(t, before, r.BehindSince, "the older of the two")
 	require.NoError(t, s.Close())
-	<-done
+	require.ErrorIs(t, <-done, vmm.ErrClosed)
 }
 
 // TestStatsVar: a Server's Stats for expvar and slog.
