@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -105,6 +106,71 @@ func TestOpenAppendRefuses(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	_, err = c.OpenAppend(nil, "missing", o) //nolint:staticcheck // what must not crash
 	require.ErrorIs(t, err, vmm.ErrInvalid)
+}
+
+// TestOpenAppendAtEachStep: another client creates or deletes the object before and after each
+// request of an OpenAppend.
+func TestOpenAppendAtEachStep(t *testing.T) {
+	t.Parallel()
+	o := CreateOptions{Size: 1 << 16, Growable: true, Durable: true}
+	var at, now atomic.Int64 // the step at which something happens, and the present one; at is 0 outside the call
+	var meanwhile func(context.Context) error
+	s := listening(t, Options{hooks: hooks{step: func() {
+		if n := at.Load(); n != 0 && now.Add(1) == n {
+			at.Store(0)
+			if err := meanwhile(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}}})
+	c, other := clientOf(t, s), clientOf(t, s)
+	make := func(ctx context.Context) error {
+		w, err := other.Create(ctx, "x", o)
+		switch {
+		case errors.Is(err, vmm.ErrBusy):
+			return nil // it is there by now
+		case err != nil:
+			return err
+		}
+		return errors.Join(w.Append([]byte("x")), w.Close())
+	}
+	remove := func(ctx context.Context) error {
+		if err := other.Delete(ctx, "x", DeleteOptions{}); !errors.Is(err, shareable.ErrNotFound) {
+			return err
+		}
+		return nil
+	}
+	for name, there := range map[string]bool{"made": false, "removed": true} {
+		meanwhile = map[bool]func(context.Context) error{false: make, true: remove}[there]
+		for n := int64(1); ; n++ {
+			require.NoError(t, remove(t.Context()))
+			if there {
+				require.NoError(t, make(t.Context()))
+			}
+			now.Store(0)
+			at.Store(n)
+			w, err := c.OpenAppend(within(t), "x", CreateOptions{Size: 1 << 16, Growable: true, Wait: true})
+			over := at.Swap(0) != 0 // nothing has happened
+			require.NoError(t, err, "%s at %d", name, n)
+			require.NoError(t, w.Close())
+			if over {
+				require.Greater(t, n, int64(6), "LEASE, CREATE, MAPPED; LEASE, MAPPED, GROW")
+				break
+			}
+		}
+	}
+}
+
+// TestOpenAppendAndPermission: the lease of an object that is being deleted goes a moment before it.
+func TestOpenAppendAndPermission(t *testing.T) {
+	t.Parallel()
+	c := clientOf(t, listening(t, Options{}))
+	w := writer(t, c, "x", CreateOptions{Size: 1000})
+	require.False(t, c.isDeleted(t.Context(), w, vmm.ErrPermission), "it is there")
+	require.False(t, c.isDeleted(t.Context(), nil, vmm.ErrPermission))
+	require.NoError(t, c.Delete(t.Context(), "x", DeleteOptions{}))
+	require.True(t, c.isDeleted(t.Context(), w, vmm.ErrPermission))
+	require.False(t, c.isDeleted(t.Context(), &Writer{}, vmm.ErrPermission), "of another user")
 }
 
 // TestOpenAppendRaces: clients open one name while others delete it. Each call has a Writer or an
