@@ -24,8 +24,10 @@ var kinds = map[reflect.Kind]vmm.ElemKind{
 // LayoutOf describes elements of T or, with dims, rows of them of that shape, side by
 // side: LayoutOf[float32](768) is rows of 768 float32. A Vector's Layout and that of
 // Rows without a pitch are the same. Arrays become dimensions. Structs are opaque, with
-// a hash of the names, types and offsets of their fields. If T is not plain data,
-// LayoutOf returns ErrElement; for dims that no memory can have, vmm.ErrInvalid.
+// a hash of the names, types and offsets of their fields, and a Dtype that describes them.
+// In the Dtype the fields of a struct in a struct have names like "Outer.Inner", or
+// "Outer[0].Inner" in an array, and fields named _ or without bytes are left out. It is
+// empty if it would be longer than vmm.MaxDtype. If T is not plain data, LayoutOf returns ErrElement; for dims that no memory can have, vmm.ErrInvalid.
 func LayoutOf[T any](dims ...int) (vmm.Layout, error) {
 	t := reflect.TypeFor[T]()
 	if err := check(t); err != nil {
@@ -62,6 +64,9 @@ func layoutOf(t reflect.Type, pitch uint64, shape ...int) vmm.Layout {
 	if k, ok := kinds[elem.Kind()]; ok {
 		l.Kind, l.Bits = k, 8*int(elem.Size())
 	}
+	if elem.Kind() == reflect.Struct {
+		l.Dtype, _ = vmm.DtypeOf(l.Size, fieldsOf(nil, elem, "", 0)) // empty if it is too long
+	}
 	// The hash is that of a text, so that a program in another language can compute
 	// it too. It begins with the version of the text.
 	var b strings.Builder
@@ -93,6 +98,34 @@ func describe(b *strings.Builder, t reflect.Type) {
 	default:
 		b.WriteString(t.Kind().String())
 	}
+}
+
+// maxFields is more fields than a Dtype has room for.
+const maxFields = vmm.MaxDtype / 10
+
+// fieldsOf appends the fields of t, which is at off in the element under this name: one
+// for each number or array of numbers. It stops where there are too many.
+func fieldsOf(fields []vmm.Field, t reflect.Type, name string, off uint64) []vmm.Field {
+	elem, dims := t, []int(nil)
+	for elem.Kind() == reflect.Array {
+		dims, elem = append(dims, elem.Len()), elem.Elem()
+	}
+	switch {
+	case t.Size() == 0 || len(fields) > maxFields:
+	case t.Kind() == reflect.Struct:
+		for f := range t.Fields() {
+			if f.Name != "_" {
+				fields = fieldsOf(fields, f.Type, strings.TrimPrefix(name+"."+f.Name, "."), off+uint64(f.Offset))
+			}
+		}
+	case elem.Kind() == reflect.Struct:
+		for i := 0; i < t.Len() && len(fields) <= maxFields; i++ {
+			fields = fieldsOf(fields, t.Elem(), fmt.Sprintf("%s[%d]", name, i), off+uint64(i)*uint64(t.Elem().Size()))
+		}
+	default:
+		fields = append(fields, vmm.Field{Name: name, Kind: kinds[elem.Kind()], Bits: 8 * int(elem.Size()), Shape: dims, Offset: off})
+	}
+	return fields
 }
 
 // Layout describes the Vector's bytes, as a reader in another process must know

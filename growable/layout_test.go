@@ -69,6 +69,39 @@ func TestLayoutsAreStable(t *testing.T) {
 	require.False(t, layoutOf[int32](t).Equal(layoutOf[uint32](t)))
 }
 
+type nested struct {
+	ID    int64
+	At    struct{ X, Y float32 }
+	Parts [2]halves
+	Grid  [2][3]uint16
+	None  [0]int32
+	halves
+	OK bool
+	_  [3]uint8
+}
+
+// TestLayoutDescribesFields: structs in structs are flattened, and what has no bytes or no
+// name is left out.
+func TestLayoutDescribesFields(t *testing.T) {
+	l := layoutOf[nested](t)
+	require.Equal(t, `{"names":["ID","At.X","At.Y","Parts[0].A","Parts[0].B","Parts[1].A","Parts[1].B","Grid","halves.A","halves.B","OK"],`+
+		`"formats":["<i8","<f4","<f4","<u2","<u2","<u2","<u2","(2,3)<u2","<u2","<u2","|b1"],`+
+		`"offsets":[0,8,12,16,18,20,22,24,36,38,40],"itemsize":48}`, l.Dtype)
+	fields, err := l.Fields()
+	require.NoError(t, err)
+	require.Len(t, fields, 11)
+	rows, err := growable.LayoutOf[[3]nested]()
+	require.NoError(t, err)
+	require.Equal(t, l.Dtype, rows.Dtype)
+	require.Equal(t, []int{3}, rows.Shape)
+
+	require.Empty(t, layoutOf[float32](t).Dtype, "a number says it all")
+	require.Empty(t, layoutOf[[2][2][2][2][2]int8](t).Dtype)
+	require.Empty(t, layoutOf[struct{ _ int32 }](t).Dtype)
+	require.Empty(t, layoutOf[struct{ Many [1 << 20]halves }](t).Dtype, "too long")
+	require.ErrorContains(t, layoutOf[halves](t).Check(layoutOf[swapped](t)), `field "A" as <u2 at 0, not field "B" as <u2 at 0`)
+}
+
 func TestLayoutOfRows(t *testing.T) {
 	d := vmmtest.Device(t)
 	r, err := growable.NewRows[float32](d, 3, growable.RowsOptions{Pitch: 16, MaxRows: 1 << 10})

@@ -20,6 +20,15 @@ type AttachOptions struct {
 	// Unsealed asks for an object of a store also if it is not sealed: it may grow, and its
 	// bytes may change. Else Attach returns ErrNotSealed.
 	Unsealed bool
+	// Wait has Attach and Reattach wait, as long as the context allows, until
+	//   - a server listens at the path;
+	//   - it has an object of that name;
+	//   - the object is sealed, if it is a store's and Unsealed is false.
+	//
+	// A store tells when that is so. Where nothing can tell, Attach tries again after pauses
+	// that grow to 100 ms. It does not wait for other errors to pass, and not for an ID that
+	// no object has. Calls over an existing connection, List and InstanceAt do not wait.
+	Wait bool
 	// Token is the shared secret that the owner may ask for, up to 32 bytes.
 	Token []byte
 	// UIDs are the users that the owner may run as; nil is the user of this
@@ -89,6 +98,10 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 // returns vmm.ErrLimit if 64 connections of this process have ended and cannot be
 // closed, because their owners passed descriptors whose close waits.
 //
+// With AttachOptions.Wait it waits in place of ErrOwnerGone, ErrNotFound and ErrNotSealed.
+// If ctx ends meanwhile, it returns the error of ctx together with the one it waited for. If
+// the writer of a store's object gives it up meanwhile, it returns ErrAborted.
+//
 // The owner passes descriptors to this process, of files that it chooses, and this
 // process closes them. As with any close, the POSIX record locks (fcntl F_SETLK) that
 // this process holds on such a file are gone then. In a process that attaches to owners
@@ -113,7 +126,18 @@ func attachPath(ctx context.Context, path, name string, dev *vmm.Device, o Attac
 	if path, err = socketPath(path); err != nil {
 		return nil, err
 	}
-	var v *View
+	if o.Wait {
+		w := attachWait{path: path, name: name, dev: dev, opts: o}
+		return w.run(ctx)
+	}
+	return attachOnce(ctx, path, name, dev, o)
+}
+
+// attachOnce attaches to the object as it is now. The options are resolved.
+func attachOnce(ctx context.Context, path, name string, dev *vmm.Device, o AttachOptions) (v *View, err error) {
+	if err := leftBehind.admit(ctx, o.Timeout); err != nil {
+		return nil, err
+	}
 	err = connectFirst(func() error {
 		conn, err := connect(ctx, path, o)
 		if err == nil {
@@ -127,8 +151,7 @@ func attachPath(ctx context.Context, path, name string, dev *vmm.Device, o Attac
 	return v, nil
 }
 
-// checkAttach checks the arguments of Attach, and that a new connection may be made. It
-// returns the options with their defaults.
+// checkAttach checks the arguments of Attach, and returns the options with their defaults.
 func checkAttach(ctx context.Context, name string, dev *vmm.Device, o AttachOptions) (AttachOptions, error) {
 	if ctx == nil {
 		return o, fmt.Errorf("%w: no context", vmm.ErrInvalid)
@@ -140,7 +163,7 @@ func checkAttach(ctx context.Context, name string, dev *vmm.Device, o AttachOpti
 	if err := wire.CheckName(name); err != nil {
 		return o, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
 	}
-	return o, leftBehind.admit(ctx, o.Timeout)
+	return o, nil
 }
 
 // AttachConn is Attach over an existing connection of the kind "unixpacket". It takes
@@ -159,6 +182,9 @@ func attachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.D
 		return nil, fmt.Errorf("%w: no connection", vmm.ErrInvalid)
 	}
 	o, err := checkAttach(ctx, name, dev, o)
+	if err == nil {
+		err = leftBehind.admit(ctx, o.Timeout)
+	}
 	if err != nil {
 		closeLater(conn)
 		return nil, err

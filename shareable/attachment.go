@@ -472,11 +472,7 @@ func (a *attachment) times() (deadline, retry time.Time) {
 	if a.detached {
 		return deadline, retry
 	}
-	first := a.chunksSince
-	if first.IsZero() || !a.retireSince.IsZero() && a.retireSince.Before(first) {
-		first = a.retireSince
-	}
-	if !first.IsZero() {
+	if first := a.behindSinceLocked(); !first.IsZero() {
 		deadline = first.Add(a.obj.srv.opts.AckTimeout)
 	}
 	return deadline, a.retryAt

@@ -115,7 +115,7 @@ func (o *object) describeLocked(name string, access uint32) wire.Object {
 	desc := wire.Object{
 		ID: o.id, Max: o.max, Generation: o.generation, Length: n, Queued: queued,
 		Capacity: o.endLocked(), Base: o.base, State: o.state, Access: access, Instance: o.srv.hello.Instance, Name: name, Meta: o.meta,
-		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}, Pitch: l.Pitch,
+		Elem: wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash, Dtype: l.Dtype}, Pitch: l.Pitch,
 	}
 	for _, n := range l.Shape {
 		desc.Shape = append(desc.Shape, uint64(n))

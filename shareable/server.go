@@ -45,20 +45,6 @@ type Server struct {
 	taken      map[vmm.Segment]*takenMemory
 }
 
-// Stats counts what a Server has done since it was made.
-type Stats struct {
-	Conns     int `json:"conns"`     // open now, also those that are being closed
-	Published int `json:"published"` // publications now
-	KeptFDs   int `json:"kept_fds"`  // descriptors of chunks kept open now
-
-	Accepted   uint64 `json:"accepted"`   // connections
-	Refused    uint64 `json:"refused"`    // connections, because of their user or of a limit
-	Violations uint64 `json:"violations"` // connections that broke the protocol
-	TimedOut   uint64 `json:"timed_out"`  // connections that took longer than a time limit
-	Frames     uint64 `json:"frames"`     // frames of chunks sent
-	Resyncs    uint64 `json:"resyncs"`    // requests to send chunks again
-}
-
 // NewServer makes a server without a socket of its own, for connections that are
 // passed to ServeConn. It publishes memory of the device's driver. The caller
 // must Close it, before the device.
@@ -202,21 +188,6 @@ func (s *Server) remove(o *object) {
 	}
 	if i, ok := slices.BinarySearchFunc(s.objects, o.id, (*object).byID); ok {
 		s.objects = slices.Delete(s.objects, i, i+1)
-	}
-}
-
-// Stats returns the counters as of now.
-func (s *Server) Stats() Stats {
-	if s == nil || s.dev == nil {
-		return Stats{}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return Stats{
-		Conns: len(s.sessions), Published: len(s.names), KeptFDs: s.fds.len(),
-		Accepted: s.counts.accepted.Load(), Refused: s.counts.refused.Load(),
-		Violations: s.counts.violations.Load(), TimedOut: s.counts.timedOut.Load(),
-		Frames: s.counts.frames.Load(), Resyncs: s.counts.resyncs.Load(),
 	}
 }
 

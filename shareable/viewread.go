@@ -120,7 +120,7 @@ func (v *View) Layout() vmm.Layout {
 	}
 	l := vmm.Layout{
 		Kind: vmm.ElemKind(v.obj.Elem.Kind), Bits: int(v.obj.Elem.Bits), Size: v.obj.Elem.Size,
-		Pitch: v.obj.Pitch, Hash: v.obj.Elem.Hash,
+		Pitch: v.obj.Pitch, Hash: v.obj.Elem.Hash, Dtype: v.obj.Elem.Dtype,
 	}
 	for _, n := range v.obj.Shape {
 		l.Shape = append(l.Shape, int(n))

@@ -52,6 +52,10 @@ type Layout struct {
 	// Hash tells types apart that are alike in all of this, structs above all:
 	// package growable has the SHA-256 of a description there. 0 is none.
 	Hash [32]byte
+	// Dtype describes the fields of elements that are structs: the JSON of what NumPy's
+	// dtype takes, with names, formats, offsets and itemsize. Up to MaxDtype bytes; empty:
+	// they are not described. Fields reads it.
+	Dtype string
 }
 
 // Equal says whether both are the same, their hashes included.
@@ -83,6 +87,8 @@ func (l Layout) difference(want Layout) string {
 		return fmt.Sprintf("a shape of %v, not %v", l.Shape, want.Shape)
 	case l.Pitch != want.Pitch:
 		return fmt.Sprintf("a pitch of %d bytes, not %d", l.Pitch, want.Pitch)
+	case l.Dtype != want.Dtype:
+		return l.dtypeDifference(want)
 	case l.Hash != want.Hash:
 		return fmt.Sprintf("a hash of %s, not %s", hashText(l.Hash), hashText(want.Hash))
 	}
@@ -107,6 +113,9 @@ func (l Layout) Validate() error {
 	}
 	if len(l.Shape) > maxDims {
 		return fmt.Errorf("%w: rows of %d dimensions, of at most %d", ErrInvalid, len(l.Shape), maxDims)
+	}
+	if _, err := l.Fields(); err != nil {
+		return err
 	}
 	// Row by row with a check for overflow: shapes come from other processes, too.
 	row := l.Size

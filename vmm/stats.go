@@ -2,15 +2,14 @@ package vmm
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"log/slog"
-	"reflect"
 	"runtime"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/stats"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -205,11 +204,7 @@ func (d *Device) Stats() Stats {
 
 // Var is the device's Stats as a variable for expvar.Publish: its String reads them anew
 // each time, as JSON. Stats().String() is a string of one moment.
-func (d *Device) Var() fmt.Stringer { return statsVar{d} }
-
-type statsVar struct{ d *Device }
-
-func (v statsVar) String() string { return v.d.Stats().String() }
+func (d *Device) Var() fmt.Stringer { return stats.Var(func() any { return d.Stats() }) }
 
 // ResetPeaks makes the high-water marks what there is now.
 func (d *Device) ResetPeaks() {
@@ -225,10 +220,10 @@ func (d *Device) ResetPeaks() {
 }
 
 // String is the statistics as JSON, which makes them an expvar.Var.
-func (s Stats) String() string { return text(s) }
+func (s Stats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.
-func (s Stats) LogValue() slog.Value { return group(s) }
+func (s Stats) LogValue() slog.Value { return stats.Group(s) }
 
 // RangeStats is what one Range has, in bytes. All numbers are of one moment.
 type RangeStats struct {
@@ -252,30 +247,10 @@ type RangeStats struct {
 }
 
 // String is the statistics as JSON, which makes them an expvar.Var.
-func (s RangeStats) String() string { return text(s) }
+func (s RangeStats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.
-func (s RangeStats) LogValue() slog.Value { return group(s) }
-
-// text is JSON of numbers, which cannot fail.
-func text(stats any) string {
-	b, _ := json.Marshal(stats) //nolint:errchkjson // see above
-	return string(b)
-}
-
-// group is numbers for slog under their JSON names.
-func group(stats any) slog.Value { return slog.GroupValue(attrs(reflect.ValueOf(stats))...) }
-
-func attrs(v reflect.Value) (all []slog.Attr) {
-	for f, x := range v.Fields() {
-		if f.Anonymous {
-			all = append(all, attrs(x)...)
-			continue
-		}
-		all = append(all, slog.Any(f.Tag.Get("json"), x.Interface()))
-	}
-	return all
-}
+func (s RangeStats) LogValue() slog.Value { return stats.Group(s) }
 
 // Report is a device's statistics with what is open in it.
 type Report struct {

@@ -12,6 +12,7 @@ Reader.address, never changes. Use a Reader in one thread only.
 import ctypes
 import fcntl
 import hashlib
+import json
 import math
 import mmap
 import os
@@ -273,7 +274,8 @@ class Reader:
 
     Attributes: address, the first address; max, the bytes it can grow to;
     backend, HOST or CUDA; device, the GPU's ordinal; kind, bits and size of an
-    element; shape of a row; pitch, the bytes from row to row; metadata;
+    element; shape of a row; pitch, the bytes from row to row; metadata; fields,
+    the owner's description of a struct as JSON, empty without one;
     generation, which rises when the owner takes bytes back; sealed and deleted.
 
     unsealed asks for an object of a store also if it is not sealed.
@@ -453,10 +455,12 @@ class Reader:
         self.pitch = p.unpack("Q")
         same = p.take(16) == instance and p.string(256) == name
         self.metadata = p.string(32 << 10)
+        self.fields = p.string(4 << 10)
         p.end()
         expect(same, "an object that was not asked for")
         expect(self.id > 0 and self.base < self.max and length <= self.max - self.base and capacity <= self.max, "more bytes than the maximum")
         expect(kind < len(KINDS) and state in (1, 2, 3) and access in (1, 2), "an unknown kind of object")
+        expect(not self.fields or KINDS[kind] == "opaque", "a dtype of elements that are numbers")
         expect(zero == 0 and ndim <= 4 and all(dims[:ndim]) and not any(dims[ndim:]), f"{ndim} dimensions {dims}")
         self.kind, self.shape = KINDS[kind], tuple(dims[:ndim])
         if self.size == 0:  # the owner does not describe the bytes
@@ -690,6 +694,21 @@ class Reader:
         letter = {"int": "i", "uint": "u", "float": "f", "complex": "c", "bool": "b"}[self.kind]
         return ("|" if self.size == 1 else "<") + letter + str(self.size)
 
+    def dtype(self):
+        """The element's type for NumPy: with named fields, if the owner describes those of a
+        struct, else bytes where it is opaque."""
+        import numpy
+
+        if not self.fields:
+            return numpy.dtype(self.typestr() if self.kind != "opaque" else f"|V{self.size}")
+        try:
+            described = json.loads(self.fields)
+            dtype = numpy.dtype({key: described[key] for key in ("names", "formats", "offsets", "itemsize")})
+        except (ValueError, TypeError, KeyError, RecursionError) as e:
+            raise ProtocolError(f"a dtype that NumPy does not take: {e}") from e
+        expect(dtype.itemsize == self.size and not dtype.hasobject, f"a dtype of {dtype.itemsize} bytes for elements of {self.size}")
+        return dtype
+
     def layout(self):
         """Shape, and strides in bytes, of all rows as one array. Opaque elements
         become bytes, with one more dimension for the bytes of an element."""
@@ -716,11 +735,22 @@ class Reader:
         }  # fmt: skip
 
     def array(self):
-        """All rows as one NumPy array; without NumPy, a memoryview of each row."""
+        """All rows as one NumPy array; without NumPy, a memoryview of each row. Elements
+        whose fields the owner describes have dtype(), other opaque ones are bytes."""
         try:
             import numpy
         except ImportError:
             return self._plain()
+        if not self.fields:
+            return self._numbers()
+        shape, strides = self.layout()
+        dims = len(self.shape) + 1  # without the one for the bytes of an element
+        return numpy.ndarray(shape[:dims], self.dtype(), self.bytes(), strides=strides[:dims])
+
+    def _numbers(self):
+        """All rows as one NumPy array, where opaque elements are bytes."""
+        import numpy
+
         shape, strides = self.layout()
         return numpy.ndarray(shape, self.typestr(), self.bytes(), strides=strides)
 
@@ -740,7 +770,7 @@ class Reader:
             return torch.as_tensor(self, device=f"cuda:{self.device}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that the array is read-only
-            return torch.from_numpy(self.array())
+            return torch.from_numpy(self._numbers())
 
     def cupy(self):
         """All rows as one CuPy array; only for a GPU's memory."""

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/growable"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
@@ -76,6 +77,27 @@ func within(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), inTime)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// TestFieldsGoThroughTheStore: Writer and Buffer have the fields that Create was called with, and
+// they count against the server's own memory.
+func TestFieldsGoThroughTheStore(t *testing.T) {
+	t.Parallel()
+	c := clientOf(t, listening(t, Options{}))
+	layout, err := growable.LayoutOf[struct {
+		ID    int64
+		Score [2]float32
+	}]()
+	require.NoError(t, err)
+	require.NotEmpty(t, layout.Dtype)
+	w := writer(t, c, "f", CreateOptions{Size: 1000, Layout: layout, Durable: true})
+	require.NoError(t, w.Layout().Check(layout))
+	require.NoError(t, got(t, c, "f", GetOptions{Unsafe: true}).Layout().Check(layout))
+	plain, described := wire.Create{}, wire.Create{Elem: elemOf(layout)}
+	require.Equal(t, uint64(len(layout.Dtype)), recordsOf(described)[ledger.Records]-recordsOf(plain)[ledger.Records])
+	layout.Dtype = "{}"
+	_, err = c.Create(t.Context(), "g", CreateOptions{Size: 1000, Layout: layout})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
 }
 
 // TestObjectFromCreateToDelete: create, write, seal, get by name and by ID, delete, over a socket and in process.

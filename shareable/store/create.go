@@ -127,7 +127,7 @@ func sortedLabels(labels map[string]string) ([]wire.Label, error) {
 }
 
 func elemOf(l vmm.Layout) wire.Elem {
-	return wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash}
+	return wire.Elem{Kind: uint32(l.Kind), Bits: uint32(l.Bits), Size: l.Size, Hash: l.Hash, Dtype: l.Dtype}
 }
 
 // Append makes a Writer of an object that is there and not sealed: one that is Durable, whose
@@ -164,6 +164,77 @@ func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Wri
 			return w, err
 		}
 	}
+}
+
+// OpenAppend makes a Writer of the object of that name, as Append does, or creates one that is
+// Durable if there is none. Other clients may create and delete the object meanwhile: OpenAppend
+// tries both in turn until one of them works or ctx ends. An object that is there keeps what it
+// was created with, so all of the options but Wait and GrowAhead are for a new one. If they have a Layout,
+// that of the object must equal it; else OpenAppend returns vmm.ErrInvalid with what differs. It
+// returns vmm.ErrBusy while another Writer has the object, unless it is to wait, and
+// vmm.ErrInvalid for an ID or an empty name. The other errors are those of Append and Create. Safe for concurrent use. The caller
+// must Close the Writer.
+func (c *Client) OpenAppend(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
+	w, err := c.openAppend(ctx, name, o)
+	if err != nil {
+		return nil, fmt.Errorf("append to or create %q: %w", name, err)
+	}
+	return w, nil
+}
+
+func (c *Client) openAppend(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
+	if err := c.check(ctx); err != nil {
+		return nil, err
+	}
+	// Options that cannot be are an error also if the object is there.
+	if _, err := o.request(); err != nil {
+		return nil, err
+	}
+	if strings.HasPrefix(name, "@") {
+		return nil, fmt.Errorf("%w: %q is the form of an ID", vmm.ErrInvalid, name)
+	}
+	o.Durable = true
+	for {
+		w, err := c.append(ctx, name, AppendOptions{Wait: o.Wait, GrowAhead: o.GrowAhead})
+		if err == nil {
+			return checkOpened(w, o.Layout)
+		}
+		if !c.isDeleted(ctx, w, err) {
+			return nil, err
+		}
+		// Create returns ErrBusy if the name is taken by now, and for no other reason.
+		w, err = c.create(ctx, name, o)
+		if err == nil {
+			return w, nil
+		}
+		if !errors.Is(err, vmm.ErrBusy) && !c.isDeleted(ctx, w, err) {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// isDeleted reports whether a Writer could not be opened, for the reason err, because another
+// client has deleted the object, maybe while it was opened or waited for. The lease goes a moment
+// before the object: then the reason is ErrPermission, and only the server knows more.
+func (c *Client) isDeleted(ctx context.Context, w *Writer, err error) bool {
+	if errors.Is(err, vmm.ErrPermission) && w != nil && w.id != (ID{}) {
+		_, err = c.Stat(ctx, w.id.String())
+	}
+	return errors.Is(err, shareable.ErrNotFound) || errors.Is(err, shareable.ErrAborted)
+}
+
+// checkOpened closes a Writer whose object has another layout than the one that is wanted.
+func checkOpened(w *Writer, want vmm.Layout) (*Writer, error) {
+	if want.Equal(vmm.Layout{}) {
+		return w, nil
+	}
+	if err := w.Layout().Check(want); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
 }
 
 // open gets the lease of an object over a connection of its own, and maps all memory that it

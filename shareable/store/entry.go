@@ -153,7 +153,7 @@ const (
 
 // recordsOf is what an object counts beside its memory, without its names.
 func recordsOf(q wire.Create) ledger.Amounts {
-	n := recordOfObject + len(q.Meta) + 8*len(q.Shape)
+	n := recordOfObject + len(q.Meta) + len(q.Elem.Dtype) + 8*len(q.Shape)
 	for _, l := range q.Labels {
 		n += recordOfName + len(l.Key) + len(l.Value)
 	}
@@ -190,7 +190,7 @@ func (e *entry) byID(id uint64) int { return cmp.Compare(e.id, id) }
 
 // layoutOf is the layout of a CREATE.
 func layoutOf(q wire.Create) vmm.Layout {
-	l := vmm.Layout{Kind: vmm.ElemKind(q.Elem.Kind), Bits: int(q.Elem.Bits), Size: q.Elem.Size, Hash: q.Elem.Hash, Pitch: q.Pitch}
+	l := vmm.Layout{Kind: vmm.ElemKind(q.Elem.Kind), Bits: int(q.Elem.Bits), Size: q.Elem.Size, Hash: q.Elem.Hash, Dtype: q.Elem.Dtype, Pitch: q.Pitch}
 	for _, n := range q.Shape {
 		l.Shape = append(l.Shape, int(n))
 	}

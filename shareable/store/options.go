@@ -105,6 +105,9 @@ type CreateOptions struct {
 	// goes on with Client.Append. Without it an object goes with its writer unless it is
 	// sealed.
 	Durable bool
+	// Wait has Client.OpenAppend wait until no other Writer has the object, as long as the
+	// context allows; see AppendOptions. Create has nothing to wait for.
+	Wait bool
 	// GrowAhead has the Writer keep so many bytes of memory mapped beyond its Len, as in
 	// vmm.RangeOptions. 0 is none.
 	GrowAhead uint64

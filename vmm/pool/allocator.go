@@ -1,6 +1,12 @@
 package pool
 
-import "github.com/cuvmm/cuvmm/vmm"
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/cuvmm/cuvmm/internal/stats"
+	"github.com/cuvmm/cuvmm/vmm"
+)
 
 // Allocator is stream-ordered memory of one device: a [Pool], or a [DriverPool], which is one
 // of the driver's own. Safe for concurrent use.
@@ -70,23 +76,37 @@ const (
 	ReuseAll = ReuseFollowEvents | ReuseOpportunistic | ReuseInternalDependencies
 )
 
-// Stats is a pool in numbers. Sizes are in bytes. "Ever" is since New.
+// Stats is a pool in numbers. Sizes are in bytes. "Ever" is since New. It is an slog.LogValuer,
+// and String is its JSON, as package expvar wants it. The JSON names stay.
 type Stats struct {
-	Reserved     uint64 // of memory that the pool holds, allocated or not
-	ReservedPeak uint64 // the most since ResetPeaks
-	Used         uint64 // of blocks that are allocated, as rounded up
-	UsedPeak     uint64 // the most since ResetPeaks; see Pool.Stats
+	Reserved     uint64 `json:"reserved"`      // of memory that the pool holds, allocated or not
+	ReservedPeak uint64 `json:"reserved_peak"` // the most since ResetPeaks
+	Used         uint64 `json:"used"`          // of blocks that are allocated, as rounded up
+	UsedPeak     uint64 `json:"used_peak"`     // the most since ResetPeaks; see Pool.Stats
 
 	// A DriverPool leaves the rest 0: the driver does not tell it.
 
-	Blocks      int    // how many are allocated, without those of 0 bytes
-	Allocs      uint64 // ever, without those of 0 bytes
-	Frees       uint64 // ever
-	Pending     uint64 // freed in streams whose work is not known to have ended, without InSlabs
-	InSlabs     uint64 // free in slabs, for blocks of up to 64 KiB
-	LargestFree uint64 // the longest run of free memory, idle or pending; up to an eighth too low
-	Created     uint64 // new memory, ever; also what came from the device's cache
-	Remapped    uint64 // moved from idle chunks to where blocks needed it, ever
-	Released    uint64 // given back, ever
-	Waits       uint64 // how many waits ReuseInternalDependencies has put into streams, ever
+	Blocks      int    `json:"blocks"`       // how many are allocated, without those of 0 bytes
+	Allocs      uint64 `json:"allocs"`       // ever, without those of 0 bytes
+	Frees       uint64 `json:"frees"`        // ever
+	Pending     uint64 `json:"pending"`      // freed in streams whose work is not known to have ended, without InSlabs
+	InSlabs     uint64 `json:"in_slabs"`     // free in slabs, for blocks of up to 64 KiB
+	LargestFree uint64 `json:"largest_free"` // the longest run of free memory, idle or pending; up to an eighth too low
+	Created     uint64 `json:"created"`      // new memory, ever; also what came from the device's cache
+	Remapped    uint64 `json:"remapped"`     // moved from idle chunks to where blocks needed it, ever
+	Released    uint64 `json:"released"`     // given back, ever
+	Waits       uint64 `json:"waits"`        // how many waits ReuseInternalDependencies has put into streams, ever
 }
+
+// String is the statistics as JSON, which makes them an expvar.Var.
+func (s Stats) String() string { return stats.Text(s) }
+
+// LogValue is the statistics as a group of numbers.
+func (s Stats) LogValue() slog.Value { return stats.Group(s) }
+
+// Var is the pool's Stats as a variable for expvar.Publish: its String reads them anew each
+// time, as JSON. If that fails, it is {"error": the text}. Safe for concurrent use.
+func (p *Pool) Var() fmt.Stringer { return stats.Try(p.Stats) }
+
+// Var is as Pool.Var.
+func (p *DriverPool) Var() fmt.Stringer { return stats.Try(p.Stats) }

@@ -21,6 +21,7 @@ const (
 	MaxName    = 256      // bytes
 	MaxText    = 1024     // bytes of an ERROR or a CLOSING
 	MaxMeta    = 32 << 10 // bytes of metadata in an OBJECT
+	MaxDtype   = 4 << 10  // bytes of the description of an element's fields
 	MaxDims    = 4        // of a row
 	MaxChunks  = 65536    // of an object
 	MaxEntries = 230      // entries that fit into a LISTED with any names

@@ -21,6 +21,9 @@ type Elem struct {
 	Bits uint32
 	Size uint64   // bytes
 	Hash [32]byte // of its layout
+	// Dtype describes the fields of an opaque element; MaxDtype bytes at most. It is the last
+	// string of a payload.
+	Dtype string
 }
 
 // Object describes an object and its present length. As the reply to ATTACH it
@@ -53,8 +56,8 @@ func (o Object) Append(b []byte) []byte {
 	b = appendLayout(b, o.Elem, o.Shape, o.Pitch)
 	b = append(b, o.Instance[:]...)
 	b = appendString(b, o.Name)
-	b = append32(b, uint32(len(o.Meta)))
-	return append(b, o.Meta...)
+	b = appendString(b, string(o.Meta))
+	return appendString(b, o.Elem.Dtype)
 }
 
 // appendLayout appends an element, a row's first MaxDims dimensions, and the pitch.
@@ -89,6 +92,7 @@ func DecodeObject(payload []byte) (Object, error) {
 	o.Instance = d.id("instance")
 	o.Name = d.name()
 	o.Meta = d.blob("metadata", MaxMeta)
+	d.dtype(&o.Elem)
 	if d.err == nil && o.ID == 0 {
 		d.failf("object 0")
 	}
@@ -109,6 +113,14 @@ func (d *decoder) layout() (e Elem, shape []uint64, pitch uint64) {
 		d.failf("rows of %v elements of %d bytes, %d bytes apart", shape, e.Size, pitch)
 	}
 	return e, shape, pitch
+}
+
+// dtype reads the description of an element's fields.
+func (d *decoder) dtype(e *Elem) {
+	e.Dtype = d.string("dtype", MaxDtype)
+	if d.err == nil && e.Dtype != "" && e.Kind != KindOpaque {
+		d.failf("a dtype of elements of kind %d", e.Kind)
+	}
 }
 
 func (d *decoder) state() uint32  { return d.within("state", StateLive, StateClosed) }

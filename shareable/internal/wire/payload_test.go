@@ -147,7 +147,7 @@ var readerKinds = []kind{
 		full: Object{
 			ID: 7, Max: 1 << 40, Generation: 3, Length: 1 << 33, Queued: 1<<33 + 96, Capacity: 1 << 34, Base: 512,
 			State: StateSealed, Access: AccessReadWrite,
-			Elem:  Elem{Kind: KindFloat, Bits: 16, Size: 2, Hash: filled[[32]byte](0x80)},
+			Elem:  Elem{Bits: 8, Size: 2, Hash: filled[[32]byte](0x80), Dtype: `{"names":["A"],"formats":["<f2"],"offsets":[0],"itemsize":2}`},
 			Shape: []uint64{2, 3, 5}, Pitch: 64, Instance: filled[[16]byte](0x10),
 			Name: "model/weights@3", Meta: []byte("half precision"),
 		},
@@ -301,7 +301,7 @@ func TestMaxEntriesFit(t *testing.T) {
 func TestObjectFits(t *testing.T) {
 	o := Object{
 		ID: 1, State: StateLive, Access: AccessRead, Shape: []uint64{1, 1, 1, 1},
-		Name: strings.Repeat("n", MaxName), Meta: make([]byte, MaxMeta),
+		Name: strings.Repeat("n", MaxName), Meta: make([]byte, MaxMeta), Elem: Elem{Dtype: strings.Repeat("d", MaxDtype)},
 	}
 	b := o.Append(nil)
 	require.LessOrEqual(t, len(b), MaxPayload)
@@ -310,6 +310,12 @@ func TestObjectFits(t *testing.T) {
 	o.Meta = make([]byte, MaxMeta+1)
 	_, err = DecodeObject(o.Append(nil))
 	require.ErrorContains(t, err, "length of metadata 32769 is not from 0 to 32768")
+	o.Meta, o.Elem.Dtype = nil, strings.Repeat("d", MaxDtype+1)
+	_, err = DecodeObject(o.Append(nil))
+	require.ErrorContains(t, err, "length of dtype 4097 is not from 0 to 4096")
+	o.Elem = Elem{Kind: KindInt, Dtype: "d"}
+	_, err = DecodeObject(o.Append(nil))
+	require.ErrorContains(t, err, "a dtype of elements of kind 1")
 }
 
 func TestLongTextsAreClipped(t *testing.T) {

@@ -111,6 +111,7 @@ func TestPayloadRefused(t *testing.T) {
 		elemAt   = 7*8 + 4 + 4
 		shapeAt  = elemAt + 4 + 4 + 8 + 32
 		pitchAt  = shapeAt + 8 + 4*8
+		metaAt   = pitchAt + 8 + 16 + 4 + 15
 		secondAt = 8 + 24 + 4 + 15
 	)
 	for _, test := range []struct {
@@ -170,9 +171,12 @@ func TestPayloadRefused(t *testing.T) {
 		{TypeObject, with[uint64](object, pitchAt, 1<<63), "rows of [2 3 5] elements of 2 bytes, 9223372036854775808 bytes apart"},
 		{TypeObject, with[uint64](object, 0, 0), "object 0"},
 		{TypeObject, with[uint64](object, pitchAt, 59), "rows of [2 3 5] elements of 2 bytes, 59 bytes apart"},
-		{TypeObject, with[uint32](object, len(object)-18, 15), "14 bytes left for metadata of 15"},
-		{TypeObject, with[uint32](object, len(object)-18, 1<<31), "length of metadata 2147483648 is not from 0 to 32768"},
-		{TypeObject, with[uint8](object, len(object)-19, '\n'), "name with byte 0xa at 14"},
+		{TypeObject, with[uint32](object, metaAt, MaxMeta), "bytes left for metadata of 32768"},
+		{TypeObject, with[uint32](object, metaAt, 1<<31), "length of metadata 2147483648 is not from 0 to 32768"},
+		{TypeObject, with[uint8](object, metaAt-1, '\n'), "name with byte 0xa at 14"},
+		{TypeObject, with[uint32](object, metaAt+4+14, MaxDtype+1), "length of dtype 4097 is not from 0 to 4096"},
+		{TypeObject, with[uint32](object, metaAt+4+14, MaxDtype), "bytes left for dtype of 4096"},
+		{TypeObject, with[uint32](object, elemAt, KindFloat), "a dtype of elements of kind 3"},
 	} {
 		t.Run(test.of.String()+"/"+test.want, func(t *testing.T) {
 			_, err := decode[test.of](test.payload)
@@ -207,7 +211,7 @@ func TestTypeNames(t *testing.T) {
 func TestDecodersAllocateLittle(t *testing.T) {
 	listed := with[uint32](Listed{}.Append(nil), 4, 1<<32-1)
 	meta := Object{ID: 1, State: StateLive, Access: AccessRead, Name: "n", Meta: []byte("m")}.Append(nil)
-	meta = with[uint32](meta, len(meta)-5, MaxMeta)
+	meta = with[uint32](meta, len(meta)-9, MaxMeta)
 	chunks := with[uint32](make([]byte, chunksFixed), 16, MaxFDs)
 	found := with[uint32](Found{}.Append(nil), 4, 1<<32-1)
 	names := with[uint32](Found{Entries: []Info{{ID: 1, State: StateLive}}}.Append(nil), 8+5*8+6*4, MaxNames)

@@ -42,7 +42,7 @@ func (c Create) Append(b []byte) []byte {
 	b = appendLayout(b, c.Elem, c.Shape, c.Pitch)
 	b = appendString(b, c.Name)
 	b = appendString(b, string(c.Meta))
-	return appendLabels(b, c.Labels)
+	return appendString(appendLabels(b, c.Labels), c.Elem.Dtype)
 }
 
 // DecodeCreate is the reverse of Create.Append.
@@ -57,6 +57,7 @@ func DecodeCreate(payload []byte) (Create, error) {
 	c.Name = d.optionalName()
 	c.Meta = d.blob("metadata", MaxMeta)
 	c.Labels = d.labels()
+	d.dtype(&c.Elem)
 	return finish(&d, c)
 }
 

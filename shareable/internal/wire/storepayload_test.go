@@ -18,7 +18,7 @@ var storeKinds = []kind{
 		of: TypeCreate, decode: decoding(DecodeCreate),
 		full: Create{
 			Flags: StoreGrowable | StoreDurable, Device: 3, Size: 1 << 33,
-			Elem:  Elem{Kind: KindFloat, Bits: 16, Size: 2, Hash: filled[[32]byte](0x80)},
+			Elem:  Elem{Bits: 8, Size: 2, Hash: filled[[32]byte](0x80), Dtype: `{"names":["A"],"formats":["<f2"],"offsets":[0],"itemsize":2}`},
 			Shape: []uint64{2, 3, 5}, Pitch: 64,
 			Name: "model/weights@3", Meta: []byte("half precision"), Labels: fullLabels,
 		},
@@ -161,6 +161,9 @@ func anyLayout(t *rapid.T) (e Elem, shape []uint64, pitch uint64) {
 	if row, ok := rowSize(e.Size, shape); ok && rapid.Bool().Draw(t, "pitched") {
 		pitch = rapid.Uint64Range(row, math.MaxInt64).Draw(t, "pitch")
 	}
+	if e.Kind == KindOpaque {
+		e.Dtype = rapid.StringN(0, -1, 300).Draw(t, "dtype")
+	}
 	return e, shape, pitch
 }
 
@@ -191,7 +194,7 @@ func TestMaxInfosFit(t *testing.T) {
 // A CREATE and a QUERY fit into a frame, whatever their names and labels are.
 func TestStoreRequestsFit(t *testing.T) {
 	name := strings.Repeat("n", MaxName)
-	c := Create{Shape: []uint64{1, 1, 1, 1}, Name: name, Meta: make([]byte, MaxMeta)}
+	c := Create{Shape: []uint64{1, 1, 1, 1}, Name: name, Meta: make([]byte, MaxMeta), Elem: Elem{Dtype: strings.Repeat("d", MaxDtype)}}
 	q := Query{Prefix: name}
 	for i := range MaxLabels {
 		c.Labels, q.Labels = append(c.Labels, longest(i)), append(q.Labels, longest(i))

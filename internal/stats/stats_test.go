@@ -1,0 +1,46 @@
+package stats_test
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/stats"
+)
+
+type inner struct {
+	Calls uint64 `json:"calls"`
+}
+
+func (i inner) LogValue() slog.Value { return stats.Group(i) }
+
+type outer struct {
+	inner
+	Bytes uint64    `json:"bytes"`
+	Since time.Time `json:"since,omitzero"`
+	Part  inner     `json:"part"`
+}
+
+// TestStats: expvar and slog have the same names.
+func TestStats(t *testing.T) {
+	x := outer{inner{3}, 7, time.Time{}, inner{4}}
+	require.JSONEq(t, `{"calls":3,"bytes":7,"part":{"calls":4}}`, stats.Text(x))
+	var b bytes.Buffer
+	slog.New(slog.NewTextHandler(&b, nil)).Info("x", "s", stats.Group(x))
+	require.Contains(t, b.String(), "s.calls=3 s.bytes=7 s.since=0001-01-01T00:00:00.000Z s.part.calls=4")
+}
+
+// TestVar: a Var is read anew each time, also after an error.
+func TestVar(t *testing.T) {
+	n, err := uint64(1), error(nil)
+	v := stats.Try(func() (inner, error) { return inner{n}, err })
+	require.JSONEq(t, `{"calls":1}`, v.String())
+	err = errors.New(`"gone"`)
+	require.JSONEq(t, `{"error":"\"gone\""}`, v.String())
+	n, err = 2, nil
+	require.JSONEq(t, `{"calls":2}`, v.String())
+}
