@@ -357,6 +357,7 @@ func printReport(w io.Writer, r store.Report) error {
 	for _, reason := range slices.Sorted(maps.Keys(r.Refused)) {
 		_, _ = fmt.Fprintf(t, "refused: %s\t%d\n", strings.ReplaceAll(reason, "_", " "), r.Refused[reason])
 	}
+	_, _ = fmt.Fprintf(t, "readers behind\t%d\n", r.Behinds)
 	if err := t.Flush(); err != nil {
 		return err
 	}

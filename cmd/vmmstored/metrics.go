@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -57,6 +58,14 @@ var metrics = []metric{
 	{"cuvmm_store_connections_timed_out_total", "Connections that took too long.", counter, func(r store.Report) float64 { return float64(r.Conns.TimedOut) }},
 	{"cuvmm_store_protocol_violations_total", "Connections that broke the protocol.", counter, func(r store.Report) float64 { return float64(r.Conns.Violations) }},
 	{"cuvmm_store_uptime_seconds", "Time since the serving process began.", gauge, func(r store.Report) float64 { return r.Uptime.Seconds() }},
+	{"cuvmm_store_readers_behind", "Readers that have not mapped, or unmapped, all that they were told.", gauge, func(r store.Report) float64 { return float64(r.Behinds) }},
+	{"cuvmm_store_reader_behind_seconds", "The longest that a reader is behind.", gauge, func(r store.Report) float64 {
+		most := 0.0
+		for _, b := range r.Behind {
+			most = max(most, time.Since(b.BehindSince).Seconds())
+		}
+		return most
+	}},
 	{"cuvmm_store_limit_bytes", "Limit of the memory of all objects.", gauge, func(r store.Report) float64 { return float64(r.Limits.Bytes) }},
 	{"cuvmm_store_limit_objects", "Limit of the number of objects.", gauge, func(r store.Report) float64 { return float64(r.Limits.Objects) }},
 }

@@ -158,7 +158,8 @@ func TestForcedDeleteOfWhatIsWritten(t *testing.T) {
 	require.ErrorIs(t, w.Err(), shareable.ErrNotFound)
 	writer(t, c, "w", CreateOptions{Size: 1})
 	var kinds []EventKind
-	for e := range events {
+	for e, err := range events {
+		require.NoError(t, err)
 		if kinds = append(kinds, e.Kind); len(kinds) == 2 {
 			break
 		}

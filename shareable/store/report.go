@@ -32,7 +32,15 @@ type Report struct {
 	// "permission", "busy", "protocol". Those of a store that is asked for what it has not are none.
 	Refused map[string]uint64 `json:"refused"`
 	Users   []UserReport      `json:"users"` // by id
+
+	// Behind are readers that have not mapped, or unmapped, all that they were told: the first ones at most, and how
+	// many there are.
+	Behind  []shareable.ReaderStats `json:"behind"`
+	Behinds int                     `json:"readers_behind"`
 }
+
+// maxBehind is how many readers a report names.
+const maxBehind = 50
 
 // Limits are what may be at most; of one user they are each user's part. Without a limit they are the largest number.
 type Limits struct {
@@ -105,6 +113,7 @@ func (s *Server) Report() Report {
 		return Report{}
 	}
 	clients := s.objects.Users()
+	behind := slices.DeleteFunc(s.conns.Readers(), func(r shareable.ReaderStats) bool { return r.BehindSince.IsZero() })
 	conns := s.conns.Stats()
 	instance := s.conns.Instance()
 	s.mu.Lock()
@@ -112,6 +121,7 @@ func (s *Server) Report() Report {
 	r := Report{
 		Stats: s.statsLocked(conns), Device: s.dev.String(), Instance: hex.EncodeToString(instance[:]),
 		PID: os.Getpid(), Uptime: time.Since(s.began), Limits: s.limitsLocked(), Refused: map[string]uint64{},
+		Behind: behind[:min(len(behind), maxBehind)], Behinds: len(behind),
 	}
 	has := s.ledger.Users()
 	users := slices.Concat(slices.Collect(maps.Keys(has)), slices.Collect(maps.Keys(clients)), slices.Collect(maps.Keys(s.refusals)))
@@ -143,6 +153,7 @@ func (s *Server) report(c serve.Conn, f wire.Frame) error {
 	r := s.Report()
 	if uid := c.Cred().UID; uid != 0 && uid != uint32(os.Getuid()) {
 		r.Users = slices.DeleteFunc(r.Users, func(u UserReport) bool { return u.UID != uid })
+		r.Behind = slices.DeleteFunc(r.Behind, func(b shareable.ReaderStats) bool { return b.UID != uid })
 	}
 	b, err := json.Marshal(r)
 	if err == nil && len(b) > wire.MaxReport {

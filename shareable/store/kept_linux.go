@@ -1,0 +1,204 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// IsKept reports whether a Keeper has started this process.
+func IsKept() bool { return os.Getenv(keptBy) != "" }
+
+// ServeKept serves in a process that a Keeper has started, and goes on with what the one before it had. It calls
+// began once it serves. It returns nil once ctx or the Keeper has ended. dev must be the same device as before. It
+// is called once.
+func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Server)) error {
+	if ctx == nil {
+		return errNoContext
+	}
+	how, path, kept := strings.Cut(os.Getenv(keptBy), ":")
+	files, own, _ := strings.Cut(how, " ")
+	if !kept {
+		return fmt.Errorf("serve: %w: no Keeper has started this process", vmm.ErrInvalid)
+	}
+	_ = os.Unsetenv(keptBy) // processes that this one starts are none of its
+	const first = 3         // after the standard ones
+	control, err := connOf(os.NewFile(first, "keeper"))
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	defer control.Close() //nolint:errcheck // it ends this process
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	from := newKeptReader(control)
+	s, err := keptServer(dev, o, path, first+1, files == "2", own == "true", from)
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	if began != nil {
+		began(s)
+	}
+	for err == nil { // it says nothing more, and ends
+		_, _, err = from.next()
+	}
+	return s.Close()
+}
+
+// keptServer makes the server. fd is the first of the descriptors of the socket.
+func keptServer(dev *vmm.Device, o Options, path string, fd int, locked, own bool, from *keptReader) (*Server, error) {
+	lock := -1
+	if locked {
+		lock = fd + 1
+		unix.CloseOnExec(lock)
+	}
+	unix.CloseOnExec(fd)
+	if dev == nil {
+		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
+	}
+	o, err := o.resolve()
+	if err != nil {
+		return nil, err
+	}
+	var kept keptObjects
+	defer kept.close()
+	before, err := kept.receive(dev, from)
+	if err != nil {
+		return nil, err
+	}
+	s, err := recordedServer(dev, o, from.conn, &kept)
+	if err != nil {
+		return nil, err
+	}
+	s.before = before
+	go s.watchLeases() // from here on it tells the keeper what changes
+	go s.endAwaited()
+	if err = s.objects.Adopt(path, fd, lock, own); err == nil {
+		err = writeKept(from.conn, keptMessage{Op: opServing})
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+// receive takes what the keeper has, until this process is to serve. It returns how many servers there were before.
+func (k *keptObjects) receive(dev *vmm.Device, from *keptReader) (before uint64, err error) {
+	if err := writeKept(from.conn, keptMessage{Op: opBegin}); err != nil {
+		return 0, err
+	}
+	for {
+		m, fds, err := from.next()
+		if err != nil {
+			return 0, err
+		}
+		k.apply(m, fds)
+		switch m.Op {
+		case opGo:
+			return before, nil
+		case opBegin:
+			before = m.Count
+			if err := checkKept(dev, k); err != nil {
+				return 0, fmt.Errorf("go on with what there is: %w", err)
+			}
+			if err := writeKept(from.conn, keptMessage{Op: opReady}); err != nil {
+				return 0, err
+			}
+		}
+	}
+}
+
+// recordedServer makes a server of what the keeper has, which may be nothing.
+func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptObjects) (*Server, error) {
+	if kept.server == nil {
+		s, err := newServer(dev, o)
+		if err != nil {
+			return nil, err
+		}
+		s.startRecording(conn, kept, 0)
+		if err := s.recordFirst(); err != nil { // with the Instance, which stays
+			return nil, errors.Join(err, s.Close())
+		}
+		return s, nil
+	}
+	s, ids, gone, err := restore(dev, o, kept)
+	if err != nil {
+		return nil, fmt.Errorf("go on with what there is: %w", err)
+	}
+	s.startRecording(conn, kept, ids)
+	for _, id := range gone {
+		if err := writeKept(conn, keptMessage{Op: opForget, ID: id}); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	for _, e := range slices.Clone(s.order) { // those whose writers are gone have another page now
+		if err := s.record(e, requestID{}); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
+	}
+	return s, nil
+}
+
+// Replace asks the Keeper of the store that the Client is connected to for another process, as SIGHUP does, and
+// waits until that serves. pid is that of the Keeper; 0 is the process that has made the socket. It returns
+// vmm.ErrNotSupported if there is no Keeper, or none that can be seen from here, and an error of ctx if none does
+// by then: the Keeper logs why.
+func (c *Client) Replace(ctx context.Context, pid int) error {
+	if err := c.replace(ctx, pid); err != nil {
+		return fmt.Errorf("replace the server: %w", err)
+	}
+	return nil
+}
+
+func (c *Client) replace(ctx context.Context, pid int) error {
+	before, err := c.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	conn, _, err := c.connection(ctx)
+	if err != nil {
+		return err
+	}
+	c.release() // it is only asked what it is
+	switch features := conn.Hello().Features; {
+	case c.dial != nil || features&wire.FeatureKept == 0:
+		return fmt.Errorf("%w: the store has no keeper", vmm.ErrNotSupported)
+	case pid > 0:
+		err = syscall.Kill(pid, syscall.SIGHUP)
+	case features&wire.FeatureReload == 0:
+		return fmt.Errorf("%w: another process than the keeper has made the socket, so its pid is not known", vmm.ErrNotSupported)
+	default:
+		err = shareable.SignalKeeper(c.path, syscall.SIGHUP)
+	}
+	if err != nil {
+		return err
+	}
+	t := time.NewTicker(lookPause)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if now, err := c.Stats(ctx); err == nil && now.Restarts > before.Restarts {
+			return nil
+		}
+	}
+}
+
+// lookPause is the time between two looks at whether a server was replaced.
+const lookPause = 20 * time.Millisecond
