@@ -105,7 +105,8 @@ func (s *Server) openSession(raw *net.UnixConn) (*session, error) {
 		s.counts.refused.Add(1)
 		s.sendRefusal(c, err)
 		s.closeConn(c, func() {})
-		s.opts.Logger.Warn("connection refused", "error", err)
+		cred, _ := c.Cred()
+		s.opts.Logger.Warn("connection refused", "uid", cred.UID, "pid", cred.PID, "error", err)
 		return nil, fmt.Errorf("serve: %w", err)
 	}
 	s.counts.accepted.Add(1)
@@ -219,7 +220,8 @@ func (s *Server) sendRefusal(c *wire.Conn, err error) {
 	case errors.Is(err, vmm.ErrClosed):
 		e = wire.Error{Code: wire.CodeClosed, Text: "the server closes"}
 	case errors.Is(err, vmm.ErrPermission):
-		e.Text = "this user may not connect"
+		cred, _ := c.Cred()
+		e.Text = fmt.Sprintf("user %d may not connect", cred.UID)
 	}
 	if c.SetWriteDeadline(time.Now().Add(s.opts.HandshakeTimeout)) == nil {
 		_ = c.Write(wire.TypeError, 0, 0, e.Append(nil))

@@ -150,6 +150,8 @@ func codeOf(err error) uint32 {
 		return wire.CodeBounds
 	case errors.Is(err, vmm.ErrInvalid):
 		return wire.CodeInvalid
+	case errors.Is(err, ErrOwnerGone):
+		return wire.CodeClosed
 	}
 	return wire.CodeInternal
 }

@@ -42,7 +42,7 @@ func Ping(ctx context.Context, path string, token []byte, uids []uint32) error {
 		}
 		hello := wire.Hello{Backend: wire.BackendHost, PID: uint32(os.Getpid())}
 		hello.HasToken = copy(hello.Token[:], token) > 0
-		if err := c.write(wire.TypeHello, 0, hello.Append(nil)); err != nil {
+		if err := c.write(wire.TypeHello, 0, hello.Append(nil)); err != nil && !disconnected(err) { // else what it has sent says why
 			return wireError(err)
 		}
 		if err := c.write(wire.TypeCount, 1, nil); err != nil && !disconnected(err) {

@@ -221,7 +221,8 @@ func (ses *session) exchangeHello() error {
 		var token [tokenSize]byte
 		copy(token[:], want)
 		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {
-			_ = ses.refuse(0, wire.CodePermission, "the token")
+			ses.srv.counts.refused.Add(1)
+			_ = ses.refuse(0, wire.CodePermission, "the token is missing or wrong")
 			return fmt.Errorf("%w: the token", vmm.ErrPermission)
 		}
 	}

@@ -138,22 +138,60 @@ func (o *options) get(stdout io.Writer) *cobra.Command {
 
 func (o *options) put() *cobra.Command {
 	var labels map[string]string
-	cmd := o.named("put NAME", "Make a sealed object of the standard input", 1, nil)
+	var more, open bool
+	cmd := o.named("put NAME", "Make an object of the standard input, or append that to one, and seal it", 1, nil)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return o.withClient(cmd.Context(), func(c *store.Client) (err error) {
-			w, err := c.Create(cmd.Context(), args[0], store.CreateOptions{Growable: true, Labels: labels})
+			ctx := cmd.Context()
+			var w *store.Writer
+			if more {
+				w, err = c.Append(ctx, args[0], store.AppendOptions{})
+			} else {
+				w, err = c.Create(ctx, args[0], store.CreateOptions{Growable: true, Durable: open, Labels: labels})
+			}
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, w.Close()) }()
-			if _, err := io.CopyBuffer(appender{w}, cmd.InOrStdin(), make([]byte, 1<<20)); err != nil {
-				return errors.Join(err, w.Abort(cmd.Context()))
+			if err := appendAll(ctx, w, cmd.InOrStdin()); err != nil {
+				if more || open {
+					return err
+				}
+				return errors.Join(err, w.Abort(context.WithoutCancel(ctx)))
 			}
-			return w.Seal(cmd.Context(), shareable.SealOptions{Digest: true})
+			if open {
+				return w.Flush(ctx)
+			}
+			return w.Seal(ctx, shareable.SealOptions{Digest: true})
 		})
 	}
 	cmd.Flags().StringToStringVar(&labels, "label", nil, "a label of the object: KEY=VALUE")
+	cmd.Flags().BoolVar(&more, "append", false, "append to the object that is there and not sealed")
+	cmd.Flags().BoolVar(&open, "open", false, "do not seal it: more can be appended")
 	return cmd
+}
+
+// appendAll appends what from has, until that ends, or ctx, or the Writer.
+func appendAll(ctx context.Context, w *store.Writer, from io.Reader) error {
+	over := make(chan error, 1)
+	go func() {
+		_, err := io.CopyBuffer(appender{w}, from, make([]byte, 1<<20))
+		over <- err
+	}()
+	t := time.NewTicker(100 * time.Millisecond) // the input may be silent
+	defer t.Stop()
+	for {
+		select {
+		case err := <-over:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-t.C:
+			if err := w.Err(); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // appender is a Writer as an io.Writer.

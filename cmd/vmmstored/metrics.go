@@ -67,6 +67,7 @@ var metrics = []metric{
 		return most
 	}},
 	{"cuvmm_store_limit_bytes", "Limit of the memory of all objects.", gauge, func(r store.Report) float64 { return float64(r.Limits.Bytes) }},
+	{"cuvmm_store_limit_user_bytes", "Limit of the memory of the objects of one user.", gauge, func(r store.Report) float64 { return float64(r.Limits.BytesPerUser) }},
 	{"cuvmm_store_limit_objects", "Limit of the number of objects.", gauge, func(r store.Report) float64 { return float64(r.Limits.Objects) }},
 }
 

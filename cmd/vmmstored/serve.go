@@ -68,6 +68,14 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 	if len(so.UIDs) > 1 && access.Mode == 0 && !isAbstract(o.socket) {
 		so.Logger.Warn("no other user can open the socket's file: see --mode and --group", "users", so.UIDs)
 	}
+	if o.metrics != "" {
+		// The processes that serve share the address for a moment; two daemons must not.
+		l, err := net.Listen("unix", "@vmmstored-metrics-"+o.metrics)
+		if err != nil {
+			return fmt.Errorf("--metrics %s: another vmmstored has it: %w", o.metrics, err)
+		}
+		defer l.Close() //nolint:errcheck // no one connects
+	}
 	self, err := os.Executable() // now: once the program is replaced there it is another one
 	if err != nil {
 		return err
@@ -77,7 +85,7 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 		return err
 	}
 	k, err := store.NewKeeper(store.KeeperOptions{
-		Path: o.socket, Access: access, Listener: manager.listener, HealthTime: manager.health, Token: so.Token, Logger: so.Logger, Changed: manager.changed,
+		Path: o.socket, Access: access, Listener: manager.listener, HealthTime: manager.health, Token: o.token, Logger: so.Logger, Changed: manager.changed,
 		Command: func() *exec.Cmd {
 			cmd := exec.Command(self, args...)
 			cmd.Stderr = stderr

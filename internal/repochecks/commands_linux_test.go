@@ -24,7 +24,7 @@ const ours = "https://" + module
 // which the next command may come.
 var stay = map[string]string{
 	"go run ./owner": "publishing at",
-	"go run " + module + "/cmd/vmmstored@latest": "vmmstored: ",
+	"go run " + module + "/cmd/vmmstored@latest": "msg=serving",
 }
 
 // notHere are commands that a reader runs and this test does not, and why.

@@ -22,8 +22,8 @@ type KeeperOptions struct {
 	// HealthTime is how long a server may take to reply. One that takes longer is killed, and another one begins. 0 is
 	// 10 s.
 	HealthTime time.Duration
-	// Token is the secret of Options.Token, to ask the server with.
-	Token []byte
+	// Token returns the secret of Options.Token as it is now, to ask the server with; nil: there is none.
+	Token func() ([]byte, error)
 	// Logger gets a line for each server that ends or does not begin; nil logs nothing.
 	Logger *slog.Logger
 	// Changed, if not nil, is called with what the Keeper does, by several goroutines. It must not wait.

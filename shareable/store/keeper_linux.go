@@ -187,7 +187,14 @@ func (k *Keeper) watchHealth(ctx context.Context) <-chan uint64 {
 		for ctx.Err() == nil {
 			n := k.served()
 			sub, cancel := context.WithTimeout(ctx, k.opts.HealthTime)
-			err := Ping(sub, k.socket.Path, PingOptions{Token: k.opts.Token})
+			var err error
+			var o PingOptions
+			if k.opts.Token != nil {
+				o.Token, err = k.opts.Token()
+			}
+			if err == nil {
+				err = Ping(sub, k.socket.Path, o)
+			}
 			cancel()
 			switch {
 			case err == nil:

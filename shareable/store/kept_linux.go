@@ -192,7 +192,7 @@ func (c *Client) replace(ctx context.Context, pid int) error {
 		select {
 		case <-t.C:
 		case <-ctx.Done():
-			return ctx.Err()
+			return fmt.Errorf("%w: no other server serves yet; the daemon's log says why", ctx.Err())
 		}
 		if now, err := c.Stats(ctx); err == nil && now.Restarts > before.Restarts {
 			return nil

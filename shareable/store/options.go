@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"os"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
@@ -12,7 +14,7 @@ import (
 
 // Options configures a Server; its zero value is the default.
 type Options struct {
-	// UIDs are the users who may connect; nil is the server's own user.
+	// UIDs are the users who may connect beside the server's own and root; nil is the server's own alone.
 	UIDs []uint32
 	// Token is a shared secret of up to 32 bytes that clients must send; nil asks for none.
 	Token []byte
@@ -85,10 +87,16 @@ func (o Options) resolve() (Options, error) {
 	return o, nil
 }
 
-// server are the options of the connections.
+// server are the options of the connections. The server's own user and root look after it, whoever else may connect.
 func (o Options) server() shareable.Options {
+	uids := o.UIDs
+	if uids != nil {
+		uids = append(slices.Clone(uids), uint32(os.Getuid()), 0)
+		slices.Sort(uids)
+		uids = slices.Compact(uids)
+	}
 	return shareable.Options{
-		UIDs: o.UIDs, Token: o.Token, MaxConns: o.MaxConns, MaxConnsPerUID: o.MaxConnsPerUID, Rate: o.Rate,
+		UIDs: uids, Token: o.Token, MaxConns: o.MaxConns, MaxConnsPerUID: o.MaxConnsPerUID, Rate: o.Rate,
 		RequestTimeout: o.Timeout, AckTimeout: o.Timeout, Logger: o.Logger,
 	}
 }

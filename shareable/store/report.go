@@ -113,7 +113,7 @@ func (s *Server) Report() Report {
 		return Report{}
 	}
 	clients := s.objects.Users()
-	behind := slices.DeleteFunc(s.conns.Readers(), func(r shareable.ReaderStats) bool { return r.BehindSince.IsZero() })
+	late := slices.DeleteFunc(s.conns.Readers(), func(r shareable.ReaderStats) bool { return r.BehindSince.IsZero() })
 	conns := s.conns.Stats()
 	instance := s.conns.Instance()
 	s.mu.Lock()
@@ -121,7 +121,7 @@ func (s *Server) Report() Report {
 	r := Report{
 		Stats: s.statsLocked(conns), Device: s.dev.String(), Instance: hex.EncodeToString(instance[:]),
 		PID: os.Getpid(), Uptime: time.Since(s.began), Limits: s.limitsLocked(), Refused: map[string]uint64{},
-		Behind: behind[:min(len(behind), maxBehind)], Behinds: len(behind),
+		Behind: late[:min(len(late), maxBehind)], Behinds: len(late),
 	}
 	has := s.ledger.Users()
 	users := slices.Concat(slices.Collect(maps.Keys(has)), slices.Collect(maps.Keys(clients)), slices.Collect(maps.Keys(s.refusals)))
