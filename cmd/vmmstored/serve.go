@@ -80,6 +80,7 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 	if err != nil {
 		return err
 	}
+	reapOrphans(ctx)
 	manager, err := newManager(so.Logger)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"log/slog"
 	"net"
 
@@ -14,3 +15,5 @@ func newManager(log *slog.Logger) (*manager, error) { return &manager{log: log},
 func (m *manager) changed(store.KeeperState) {}
 
 var listenConfig net.ListenConfig
+
+func reapOrphans(context.Context) {}
