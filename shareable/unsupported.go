@@ -109,3 +109,6 @@ func (s storeServer) Adopt(string, int, int, bool) error { return errLinux }
 
 // OpenWriterPage is for package store, and needs Linux.
 func OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }
+
+// This is of Linux alone.
+var _ = func(h hooks) SocketAccess { return h.access }

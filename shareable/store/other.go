@@ -60,5 +60,7 @@ func Ping(context.Context, string, PingOptions) error { return errLinux }
 // Replace needs Linux.
 func (c *Client) Replace(context.Context, int) error { return errLinux }
 
-// This is of Linux alone.
-var _ = func(s *Server) map[string]*awaited { return s.awaited }
+// These are of Linux alone.
+var _ = func(s *Server, x *clientState) (map[string]*awaited, bool, uint64) {
+	return s.awaited, s.opts.hooks.forget, x.began
+}

@@ -276,6 +276,9 @@ func (s *Server) endExited() {
 	}
 }
 
+// clientToken is a client's token as servers and the keeper have it: it is of no use to another user.
+func clientToken(t [16]byte, uid uint32) string { return fmt.Sprintf("%x:%d", t, uid) }
+
 // resume handles RESUME: what a client of a server before this one had is the connection's.
 func (s *Server) resume(c serve.Conn, f wire.Frame) error {
 	q, err := wire.DecodeResume(f.Payload)

@@ -487,9 +487,6 @@ type requestID struct {
 	number uint32
 }
 
-// clientToken is a client's token as servers and the keeper have it: it is of no use to another user.
-func clientToken(t [16]byte, uid uint32) string { return fmt.Sprintf("%x:%d", t, uid) }
-
 // requestOf is the request of a frame.
 func (s *Server) requestOf(c serve.Conn, f wire.Frame) requestID {
 	s.mu.Lock()

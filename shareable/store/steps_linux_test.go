@@ -159,6 +159,7 @@ func TestServerThatHangs(t *testing.T) {
 	pid, err := strconv.Atoi(was)
 	require.NoError(t, err)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) }) // if it was not killed: then it sees that its keeper has gone
 	require.Eventually(t, func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return err == nil && bytes.Contains(b, []byte(") T "))
