@@ -56,6 +56,9 @@ const (
 	attachRequest  = 1 // the request number of ATTACH, the only request of a View
 )
 
+// defaultOwners are the users that an owner may run as unless the caller says others.
+func defaultOwners() []uint32 { return []uint32{uint32(os.Getuid()), 0} }
+
 // resolve checks the options and fills in the defaults.
 func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 	switch {
@@ -69,7 +72,7 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 		return o, fmt.Errorf("%w: at most %d chunks", vmm.ErrInvalid, o.MaxChunks)
 	}
 	if o.UIDs == nil {
-		o.UIDs = []uint32{uint32(os.Getuid()), 0}
+		o.UIDs = defaultOwners()
 	}
 	// The View keeps both for Reattach.
 	o.UIDs, o.Token = slices.Clone(o.UIDs), slices.Clone(o.Token)

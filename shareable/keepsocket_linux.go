@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -64,6 +65,9 @@ func KeepListener(f *os.File) (*KeptSocket, error) {
 		return nil, errors.Join(fmt.Errorf("keep a socket: %w: a socket of the kind %s", vmm.ErrInvalid, l.Addr().Network()), l.Close())
 	}
 	ul.SetUnlinkOnClose(false)
+	if raw, err := ul.SyscallConn(); err == nil {
+		_ = wire.RefuseFDs(raw) // as listenAt does
+	}
 	path := ul.Addr().String()
 	return keep(path, &socket{UnixListener: ul, path: path, lock: -1, kept: true}, false)
 }

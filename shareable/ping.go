@@ -2,13 +2,10 @@ package shareable
 
 import (
 	"context"
-	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
-	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Ping is for package store: it exchanges HELLO with the store at path and asks for its counts.
@@ -29,34 +26,26 @@ func Ping(ctx context.Context, path string, token []byte, uids []uint32) error {
 		return err
 	}
 	defer c.end()
+	h := handshake{c: c, opts: AttachOptions{UIDs: uids}}
+	if uids == nil {
+		h.opts.UIDs = defaultOwners()
+	}
 	return c.start(ctx, func() error {
-		cred, err := c.conn.Cred()
-		if err != nil {
+		if err := h.checkPeer(); err != nil {
 			return err
-		}
-		if uids == nil {
-			uids = []uint32{uint32(os.Getuid()), 0}
-		}
-		if !slices.Contains(uids, cred.UID) {
-			return fmt.Errorf("%w: the other side is user %d", vmm.ErrPermission, cred.UID)
 		}
 		hello := wire.Hello{Backend: wire.BackendHost, PID: uint32(os.Getpid())}
 		hello.HasToken = copy(hello.Token[:], token) > 0
-		if err := c.write(wire.TypeHello, 0, hello.Append(nil)); err != nil && !disconnected(err) { // else what it has sent says why
-			return wireError(err)
+		err := h.write(wire.TypeHello, 0, hello.Append(nil))
+		if err == nil {
+			err = h.write(wire.TypeCount, 1, nil)
 		}
-		if err := c.write(wire.TypeCount, 1, nil); err != nil && !disconnected(err) {
-			return wireError(err)
+		if err == nil {
+			_, err = h.readFrame(wire.TypeHello, 0)
 		}
-		h := handshake{c: c}
-		for _, want := range []struct {
-			t       wire.Type
-			request uint32
-		}{{wire.TypeHello, 0}, {wire.TypeCounters, 1}} {
-			if _, err := h.readFrame(want.t, want.request); err != nil {
-				return err
-			}
+		if err == nil {
+			_, err = h.readFrame(wire.TypeCounters, 1)
 		}
-		return nil
+		return err
 	}, nil)
 }

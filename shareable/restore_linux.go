@@ -140,13 +140,11 @@ func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nex
 	}
 	s.hello.Instance, s.nextID = instance, nextID
 	for _, r := range all {
-		var st objectState
-		if err := json.Unmarshal(r.State, &st); err != nil {
-			return s, seam, objects, fmt.Errorf("%w: %w", ErrProtocol, err)
-		}
 		left = left[1:]
-		x, err := s.restore(st, r)
-		if err != nil {
+		var st objectState
+		err := json.Unmarshal(r.State, &st)
+		x, restoreErr := s.restore(st, r)
+		if err = errors.Join(err, restoreErr); err != nil { // it costs no other object anything
 			err = errors.Join(err, x.Close())
 			s.opts.Logger.Error("an object is lost", "object", x.id, "name", st.Name, "error", err)
 			objects = append(objects, nil)

@@ -192,9 +192,12 @@ func (o *storeObject) ReplyChunks(c serve.Conn, request uint32, after uint64) er
 		i++
 	}
 	chunks := slices.Clone(o.chunks[i:min(len(o.chunks), i+wire.MaxFDs)])
-	msg := wire.Chunks{Object: o.id, Generation: o.generation}
+	msg, ending := wire.Chunks{Object: o.id, Generation: o.generation}, o.ending
 	o.mu.Unlock()
-	if len(chunks) == 0 {
+	switch {
+	case ending: // it has been deleted since the request came
+		return c.Refuse(request, fmt.Errorf("%w: object %d", ErrNotFound, o.id))
+	case len(chunks) == 0:
 		return c.Refuse(request, fmt.Errorf("%w: no chunk after %d", vmm.ErrBounds, after))
 	}
 	// The descriptors are in use while they are sent: the object may end meanwhile.

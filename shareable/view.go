@@ -20,7 +20,7 @@ import (
 // when it is made, and a goroutine maps the chunks that the owner sends.
 //
 // When the owner ends, the View keeps what it has mapped: Len no longer changes,
-// and Err returns ErrOwnerGone. No owner can make a call of a View wait without
+// and Err returns ErrOwnerGone. Of a store whose server is started again it goes on by itself. No owner can make a call of a View wait without
 // limit. But local work can: Close waits for work that uses the memory.
 //
 // A View without AttachOptions.Write is mapped for reading, which prevents writes

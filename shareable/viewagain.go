@@ -100,12 +100,8 @@ func (v *View) replaceConn(c *readerConn, page *readerPage) error {
 	if page == nil {
 		return nil
 	}
-	v.lenLocked() // the last word of the old page counts
-	old := v.page
-	v.page = page
-	v.notifyLenLocked()
 	if v.waitedForLocked() {
 		v.watchLocked()
 	}
-	return old.close()
+	return v.replacePageLocked(page)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -273,6 +274,12 @@ func (v *View) handlePage(f wire.Frame, p wire.Page) error {
 	if v.closed {
 		return page.close()
 	}
+	return v.replacePageLocked(page)
+}
+
+// replacePageLocked replaces the control page. Requires mu.
+func (v *View) replacePageLocked(page *readerPage) error {
+	invariants.Held(&v.mu)
 	v.lenLocked() // the last word of the old page counts
 	old := v.page
 	v.page = page

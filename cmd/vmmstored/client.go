@@ -25,11 +25,7 @@ import (
 
 // withClient calls f with a client of the store at the socket.
 func (o *options) withClient(ctx context.Context, f func(*store.Client) error) (err error) {
-	token, err := o.token()
-	if err != nil {
-		return err
-	}
-	owners, err := o.ownerIDs()
+	with, err := o.credentials()
 	if err != nil {
 		return err
 	}
@@ -38,12 +34,20 @@ func (o *options) withClient(ctx context.Context, f func(*store.Client) error) (
 		return err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	c, err := store.Connect(ctx, o.socket, dev, store.ClientOptions{Token: token, UIDs: owners})
+	c, err := store.Connect(ctx, o.socket, dev, store.ClientOptions{Token: with.Token, UIDs: with.UIDs})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	return f(c)
+}
+
+// credentials are what a client shows, and whom it accepts.
+func (o *options) credentials() (with store.PingOptions, err error) {
+	if with.Token, err = o.token(); err == nil {
+		with.UIDs, err = o.ownerIDs()
+	}
+	return with, err
 }
 
 // ownerIDs are the users whom clients accept as the store's; nil is the default of the library. Root sees whose the
@@ -72,15 +76,11 @@ func (o *options) health() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
 			defer cancel()
-			token, err := o.token()
+			with, err := o.credentials()
 			if err != nil {
 				return err
 			}
-			owners, err := o.ownerIDs()
-			if err != nil {
-				return err
-			}
-			return store.Ping(ctx, o.socket, store.PingOptions{Token: token, UIDs: owners})
+			return store.Ping(ctx, o.socket, with)
 		},
 	}
 	cmd.Flags().DurationVar(&wait, "wait", 5*time.Second, "how long the server may take")
@@ -395,7 +395,7 @@ func printReport(w io.Writer, r store.Report) error {
 	for _, reason := range slices.Sorted(maps.Keys(r.Refused)) {
 		_, _ = fmt.Fprintf(t, "refused: %s\t%d\n", strings.ReplaceAll(reason, "_", " "), r.Refused[reason])
 	}
-	_, _ = fmt.Fprintf(t, "readers behind\t%d\n", r.Behinds)
+	_, _ = fmt.Fprintf(t, "readers behind\t%d\n", r.ReadersBehind)
 	if err := t.Flush(); err != nil {
 		return err
 	}

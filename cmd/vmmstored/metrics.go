@@ -58,7 +58,7 @@ var metrics = []metric{
 	{"cuvmm_store_connections_timed_out_total", "Connections that took too long.", counter, func(r store.Report) float64 { return float64(r.Conns.TimedOut) }},
 	{"cuvmm_store_protocol_violations_total", "Connections that broke the protocol.", counter, func(r store.Report) float64 { return float64(r.Conns.Violations) }},
 	{"cuvmm_store_uptime_seconds", "Time since the serving process began.", gauge, func(r store.Report) float64 { return r.Uptime.Seconds() }},
-	{"cuvmm_store_readers_behind", "Readers that have not mapped, or unmapped, all that they were told.", gauge, func(r store.Report) float64 { return float64(r.Behinds) }},
+	{"cuvmm_store_readers_behind", "Readers that have not mapped, or unmapped, all that they were told.", gauge, func(r store.Report) float64 { return float64(r.ReadersBehind) }},
 	{"cuvmm_store_reader_behind_seconds", "The longest that a reader is behind.", gauge, func(r store.Report) float64 {
 		most := 0.0
 		for _, b := range r.Behind {

@@ -11,7 +11,7 @@ import (
 
 // Buffer is an object of a store, mapped in this process. While it is open the store keeps
 // the object's memory, also if the object is deleted, unless that is forced. The memory
-// stays mapped until Close, also if the server ends.
+// stays mapped until Close, also if the server ends; where another one goes on with it, the Buffer does too.
 //
 // A Buffer is read-only, unless GetOptions.Write asked for more. Safe for concurrent use.
 // The caller must Close it.
@@ -88,7 +88,7 @@ func (b *Buffer) Wait(ctx context.Context, n uint64) error { return b.View().Wai
 func (b *Buffer) Host() ([]byte, error) { return b.View().Host() }
 
 // Err is as View.Err: nil once the object is sealed, and shareable.ErrOwnerGone if it was not
-// and the server has ended.
+// and the server has ended for good.
 func (b *Buffer) Err() error { return b.View().Err() }
 
 // ReadAt copies bytes from off on to p, and returns io.EOF beyond Len.

@@ -17,15 +17,17 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Client makes objects in a store and gets them. Requests share one connection. If the
-// server has ended, the next request connects to the one that has taken its place; Instance
+// Client makes objects in a store and gets them. Requests share one connection. If a server
+// ends that a Keeper has started, Clients, Writers, Buffers and Watches connect to the next
+// one by themselves and go on, and a request that has no reply is done once. Any other that
+// has ended is another store when it is started again: the next request connects to that, and Instance
 // tells the two apart. Each Writer and each Buffer has a connection of its own, and needs
 // neither that of the Client nor an open Client. For a moment after each Get a Client has one
 // more, for the next.
 //
 // Wherever a call takes a name, an ID as text will do. The errors are those of package
 // shareable: ErrNotFound, ErrNotSealed, ErrAborted, ErrSealed, ErrProtocol, and ErrOwnerGone
-// if no server listens or if it ends during the call. Beside them there are those of package
+// if no server listens, or if it ends during the call and no Keeper starts another one. Beside them there are those of package
 // vmm: ErrBusy, ErrLimit, ErrOutOfMemory, ErrInvalid, ErrPermission, ErrNotSupported, ErrClosed,
 // ErrBounds. A call returns its context's error if that ends first, and os.ErrDeadlineExceeded
 // if the server does not reply within ClientOptions.Timeout.

@@ -28,7 +28,7 @@ type AppendOptions struct {
 // that only its ID finds. Create returns vmm.ErrBusy if the name is taken, vmm.ErrLimit if
 // the object would exceed a limit of the server's or MaxBytes, and vmm.ErrOutOfMemory if the
 // server has no memory left. If it returns an error there is no object, except that one that
-// is Durable may be left if the server ends meanwhile. The caller must Close the Writer.
+// is Durable may be left if the server does not reply. The caller must Close the Writer.
 func (c *Client) Create(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
 	w, err := c.create(ctx, name, o)
 	if err != nil {

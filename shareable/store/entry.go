@@ -39,10 +39,9 @@ type entry struct {
 	names    []string
 	lease    serve.Conn // the client that may write; nil: none
 	waiting  []wait     // for the lease
-	leasedAt time.Time  // when the lease was given
 	mapped   bool       // its writer has said so
 	beat     uint64     // the last sign of life of the writer that was looked at
-	beatSeen time.Time  // since when it is that
+	beatSeen time.Time  // when that has changed, or the lease was given
 	fenced   bool       // a writer that has no lease any more may write to the memory: see fence.go
 	started  bool       // a writer has mapped its page once
 	sealed   bool
@@ -286,7 +285,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	}
 	by := s.requestOf(c, f)
 	if q.Force && by.client != "" { // others of the connection may be done meanwhile
-		by.client += forced
+		by.client += forcedSuffix
 	}
 	if s.isDone(by) {
 		return done(c, f.Request)

@@ -64,7 +64,7 @@ func (s *Server) evictFor(user uint32, size uint64) bool {
 // It reports whether it has waited.
 func (s *Server) waitReaders() bool {
 	s.mu.Lock()
-	wait := time.Until(s.reattached)
+	wait := time.Until(s.evictFrom)
 	s.mu.Unlock()
 	if wait <= 0 || !s.opts.Evict {
 		return false
@@ -81,7 +81,7 @@ func (s *Server) waitReaders() bool {
 func (s *Server) evictableLocked(user uint32) iter.Seq[*entry] {
 	invariants.Held(&s.mu)
 	return func(yield func(*entry) bool) {
-		if time.Now().Before(s.reattached) {
+		if time.Now().Before(s.evictFrom) {
 			return
 		}
 		for _, own := range []bool{true, false} {

@@ -1,10 +1,7 @@
 package store
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -52,7 +49,7 @@ func (s *Server) watchLeases() {
 // has seen it: the clock of the writer does not count. Requires mu.
 func (s *Server) isLateLocked(e *entry, now time.Time) bool {
 	invariants.Held(&s.mu)
-	if b := e.obj.Beat(); b != e.beat || e.beatSeen.Before(e.leasedAt) {
+	if b := e.obj.Beat(); b != e.beat {
 		e.beat, e.beatSeen = b, now
 	}
 	return e.lease != nil && now.Sub(e.beatSeen) > s.opts.LeaseTime
@@ -68,6 +65,35 @@ func (s *Server) revoke(e *entry) {
 		return
 	}
 	s.takeAway(e, c, "its writer showed no sign of life for too long")
+}
+
+// revokeOf handles REVOKE.
+func (s *Server) revokeOf(c serve.Conn, f wire.Frame) error {
+	q, err := wire.DecodeRevoke(f.Payload)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	e := s.findLocked(q.Name)
+	switch {
+	case e == nil:
+		err = shareable.ErrNotFound
+	case e.sealed:
+		err = shareable.ErrSealed
+	case e.lease == nil:
+		err = fmt.Errorf("%w: it has no writer", shareable.ErrNotFound)
+	default:
+		err = s.mayChange(c, e)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	e.flags.Or(wire.StoreDurable)
+	writer := e.lease
+	s.mu.Unlock()
+	s.takeAway(e, writer, "an operator has revoked it")
+	return done(c, f.Request)
 }
 
 // takeAway ends the lease that a connection has.
@@ -146,95 +172,4 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 	e.waiting, old.waiting = append(e.waiting, old.waiting...), nil
 	s.objects.Listed(e.obj, e.nameLocked())
 	return old, e, name, nil
-}
-
-// renew makes the Writer of an object that is a copy of one that is written to no more, of which w has the lease. Nothing
-// is left of w.
-func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
-	alive, stop := context.WithCancel(ctx)
-	defer stop()
-	go w.showLife(alive)
-	abort, times := true, w.conn.Times()
-	defer func() {
-		w.cancel()
-		w.conn.Close()
-		if err != nil && next != nil {
-			err = errors.Join(err, next.end(context.WithoutCancel(ctx), abort))
-			next = nil
-		}
-	}()
-	id := w.id.String()
-	info, err := w.c.stat(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	b, err := w.c.get(ctx, id, GetOptions{Unsafe: true})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = b.Close() }() // twice is fine
-	o := CreateOptions{Size: info.Max, Growable: info.Growable, GrowAhead: w.ahead, Layout: b.Layout(), Meta: b.Meta(), Labels: info.Labels}
-	if info.Host {
-		o.Host = &info.Node
-	}
-	if next, err = w.c.create(ctx, "", o); err != nil {
-		return nil, err
-	}
-	next.name, next.heldAs = w.name, w.heldAs
-	if err := errors.Join(next.copyOf(ctx, b), b.Close()); err != nil {
-		return next, err
-	}
-	q := wire.Replace{Old: w.id.Number, New: next.id.Number}
-	err = w.call(context.WithoutCancel(ctx), wire.TypeReplace, q.Append(nil), wire.TypeDone, ignore)
-	if err == nil {
-		next.durable = info.Durable
-		return next, nil
-	}
-	// Without a reply the copy may have the names: then it is all that there is.
-	abort = !errors.Is(err, shareable.ErrOwnerGone) && !errors.Is(err, os.ErrDeadlineExceeded)
-	if abort && w.conn.Times() > times { // the lease has ended with a server
-		err = errors.Join(errLeaseLost, err)
-	}
-	return next, err
-}
-
-// errLeaseLost is that the object is to be appended to anew.
-var errLeaseLost = errors.New("the lease has ended with a server")
-
-// showLife tells the server once a second that the process runs, which has no page to say so.
-func (w *Writer) showLife(ctx context.Context) {
-	t := time.NewTicker(time.Second)
-	defer t.Stop()
-	for ctx.Err() == nil {
-		_ = w.conn.Send(wire.TypeWrote, wire.Wrote{Object: w.id.Number}.Append(nil)) // an error is the connection's
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// copyOf makes the bytes of b those of the Writer, which has none.
-func (w *Writer) copyOf(ctx context.Context, b *Buffer) error {
-	n := b.Len()
-	if n == 0 {
-		return nil
-	}
-	if err := w.r.Grow(n); err != nil {
-		return err
-	}
-	s, err := w.r.Device().NewStream()
-	if err != nil {
-		return err
-	}
-	if err = s.Copy(w.r.Ptr(), b.Ptr(), n); err == nil {
-		err = s.Sync()
-	}
-	if err = errors.Join(err, s.Close()); err == nil {
-		err = w.r.SetLen(n)
-	}
-	if err != nil {
-		return err
-	}
-	return w.Flush(ctx)
 }

@@ -60,12 +60,7 @@ func TestLateWriter(t *testing.T) {
 // TestLateReturn: a process that is stopped while its server is replaced, and comes back too late, has lost the object.
 func TestLateReturn(t *testing.T) {
 	t.Setenv(returnVar, "50ms")
-	path := socketAt(t)
-	k := spawn(t, "keeper", path)
-	k.expect("ready")
-	c, err := Connect(t.Context(), path, testDevice(t), ClientOptions{Timeout: inTime})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	k, path, c := kept(t)
 	first := spawn(t, "holder", path, "late", "k")
 	first.expect("ready")
 	require.NoError(t, syscall.Kill(first.pid(), syscall.SIGSTOP))
@@ -87,12 +82,7 @@ func TestLateReturn(t *testing.T) {
 // one's.
 func TestKilledWithItsServer(t *testing.T) {
 	t.Setenv(returnVar, "1h")
-	path := socketAt(t)
-	k := spawn(t, "keeper", path)
-	k.expect("ready")
-	c, err := Connect(t.Context(), path, testDevice(t), ClientOptions{Timeout: inTime})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	k, path, c := kept(t)
 	first := spawn(t, "holder", path, "late", "k")
 	first.expect("ready")
 	info, err := c.Stat(t.Context(), "k")

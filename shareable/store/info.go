@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"time"
@@ -255,4 +256,38 @@ func (c *Client) Stats(ctx context.Context) (x Stats, err error) {
 // layoutIn is the layout of an object.
 func layoutIn(o wire.Object) vmm.Layout {
 	return layoutOf(wire.Create{Elem: o.Elem, Shape: o.Shape, Pitch: o.Pitch})
+}
+
+// Report returns what the store says of itself. Of other users it tells root and the store's user alone.
+func (c *Client) Report(ctx context.Context) (Report, error) {
+	var r Report
+	err := c.check(ctx)
+	if err == nil {
+		_, err = c.read(ctx, target{}, wire.TypeReport, nil, wire.TypeReported, func(f wire.Frame) error {
+			x, err := wire.DecodeReported(f.Payload)
+			if err == nil {
+				err = json.Unmarshal(x.JSON, &r)
+			}
+			if err != nil {
+				return protocolError(err)
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return Report{}, fmt.Errorf("report of store: %w", err)
+	}
+	return r, nil
+}
+
+// Revoke ends the lease of an object, as if its Writer had shown no sign of life: a process that hangs, say, keeps others
+// from it no more. What was published stays, also of an object that was not Durable: the next Append has it. It returns
+// shareable.ErrNotFound if there is no such object, or no Writer of it, shareable.ErrSealed, and vmm.ErrPermission if another
+// user has made it.
+func (c *Client) Revoke(ctx context.Context, name string) error {
+	err := c.change(ctx, name, wire.TypeRevoke, func(name string) []byte { return wire.Revoke{Name: name}.Append(nil) })
+	if err != nil {
+		return fmt.Errorf("revoke the lease of %q: %w", name, err)
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -67,7 +68,7 @@ func (s *Server) addLeaseWaitLocked(e *entry, w wait) {
 // leaseLocked gives a lease to a connection. Requires mu.
 func (s *Server) leaseLocked(e *entry, c serve.Conn) {
 	invariants.Held(&s.mu)
-	e.lease, e.leasedAt, e.mapped = c, time.Now(), false
+	e.lease, e.beatSeen, e.mapped = c, time.Now(), false
 	s.clientLocked(c).leases[e.id] = e
 	s.counts.leases.Add(1)
 }
@@ -205,7 +206,11 @@ func (s *Server) grow(c serve.Conn, f wire.Frame) error {
 	if q.Capacity > e.max {
 		return fmt.Errorf("%w: %d bytes, over %d", vmm.ErrBounds, q.Capacity, e.max)
 	}
-	if err := s.addMemory(e, q.Capacity); err != nil {
+	err = s.addMemory(e, q.Capacity)
+	if errors.Is(err, vmm.ErrClosed) {
+		return fmt.Errorf("%w: object %d", shareable.ErrNotFound, e.id) // it was deleted meanwhile
+	}
+	if err != nil {
 		return err
 	}
 	if err := s.record(e, requestID{}); err != nil {

@@ -114,8 +114,10 @@ func TestOpenAppendAtEachStep(t *testing.T) {
 	t.Parallel()
 	o := CreateOptions{Size: 1 << 16, Growable: true, Durable: true}
 	var at, now atomic.Int64 // the step at which something happens, and the present one; at is 0 outside the call
+	var steps atomic.Int64   // all: a request that is over has made two
 	var meanwhile func(context.Context) error
 	s := listening(t, Options{hooks: hooks{step: func() {
+		defer steps.Add(1)
 		if n := at.Load(); n != 0 && now.Add(1) == n {
 			at.Store(0)
 			if err := meanwhile(t.Context()); err != nil {
@@ -124,6 +126,8 @@ func TestOpenAppendAtEachStep(t *testing.T) {
 		}
 	}}})
 	c, other := clientOf(t, s), clientOf(t, s)
+	// A reply comes before the second step of its request.
+	over := func() { require.Eventually(t, func() bool { return steps.Load()%2 == 0 }, inTime, step) }
 	make := func(ctx context.Context) error {
 		w, err := other.Create(ctx, "x", o)
 		switch {
@@ -147,13 +151,15 @@ func TestOpenAppendAtEachStep(t *testing.T) {
 			if there {
 				require.NoError(t, make(t.Context()))
 			}
+			over()
 			now.Store(0)
 			at.Store(n)
 			w, err := c.OpenAppend(within(t), "x", CreateOptions{Size: 1 << 16, Growable: true, Wait: true})
-			over := at.Swap(0) != 0 // nothing has happened
+			over()
+			last := at.Swap(0) != 0 // nothing has happened
 			require.NoError(t, err, "%s at %d", name, n)
 			require.NoError(t, w.Close())
-			if over {
+			if last {
 				require.Greater(t, n, int64(6), "LEASE, CREATE, MAPPED; LEASE, MAPPED, GROW")
 				break
 			}

@@ -454,7 +454,7 @@ func (s *Server) clientsGone(clients ...string) {
 	defer r.mu.Unlock()
 	for _, c := range clients {
 		_, user, _ := strings.Cut(c, ":")
-		for _, c := range []string{c, c + forced} {
+		for _, c := range []string{c, c + forcedSuffix} {
 			if _, known := r.done[c]; known && !slices.Contains(r.gone[user], c) {
 				r.gone[user] = append(r.gone[user], c)
 			}
@@ -462,7 +462,7 @@ func (s *Server) clientsGone(clients ...string) {
 		for len(r.gone[user]) > clientsKept {
 			first := r.gone[user][0]
 			r.gone[user] = r.gone[user][1:]
-			if s.isConnected(strings.TrimSuffix(first, forced)) { // it has come back
+			if s.isConnected(strings.TrimSuffix(first, forcedSuffix)) { // it has come back
 				continue
 			}
 			delete(r.done, first)
@@ -479,7 +479,7 @@ func (s *Server) absentClients() (all []string) {
 	s.recorder.mu.Lock()
 	defer s.recorder.mu.Unlock()
 	for c := range s.recorder.done {
-		if c = strings.TrimSuffix(c, forced); !s.isConnected(c) {
+		if c = strings.TrimSuffix(c, forcedSuffix); !s.isConnected(c) {
 			all = append(all, c)
 		}
 	}

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -35,8 +34,8 @@ type Report struct {
 
 	// Behind are readers that have not mapped, or unmapped, all that they were told: the first ones at most, and how
 	// many there are.
-	Behind  []shareable.ReaderStats `json:"behind"`
-	Behinds int                     `json:"readers_behind"`
+	Behind        []shareable.ReaderStats `json:"behind"`
+	ReadersBehind int                     `json:"readers_behind"`
 }
 
 // maxBehind is how many readers a report names.
@@ -44,14 +43,14 @@ const maxBehind = 50
 
 // Limits are what may be at most; of one user they are each user's part. Without a limit they are the largest number.
 type Limits struct {
-	Bytes            uint64 `json:"bytes"`
-	BytesPerUser     uint64 `json:"bytes_per_user"`
-	Objects          uint64 `json:"objects"`
-	ObjectsPerUser   uint64 `json:"objects_per_user"`
-	RecordBytes      uint64 `json:"record_bytes"` // of the server's own memory for names, metadata, waits
-	RecordsPerUser   uint64 `json:"record_bytes_per_user"`
-	Descriptors      uint64 `json:"descriptors"` // of objects
-	DescriptorsOfOne uint64 `json:"descriptors_per_user"`
+	Bytes              uint64 `json:"bytes"`
+	BytesPerUser       uint64 `json:"bytes_per_user"`
+	Objects            uint64 `json:"objects"`
+	ObjectsPerUser     uint64 `json:"objects_per_user"`
+	RecordBytes        uint64 `json:"record_bytes"` // of the server's own memory for names, metadata, waits
+	RecordBytesPerUser uint64 `json:"record_bytes_per_user"`
+	Descriptors        uint64 `json:"descriptors"` // of objects
+	DescriptorsPerUser uint64 `json:"descriptors_per_user"`
 }
 
 // UserReport is what one user has.
@@ -121,7 +120,7 @@ func (s *Server) Report() Report {
 	r := Report{
 		Stats: s.statsLocked(conns), Device: s.dev.String(), Instance: hex.EncodeToString(instance[:]),
 		PID: os.Getpid(), Uptime: time.Since(s.began), Limits: s.limitsLocked(), Refused: map[string]uint64{},
-		Behind: late[:min(len(late), maxBehind)], Behinds: len(late),
+		Behind: late[:min(len(late), maxBehind)], ReadersBehind: len(late),
 	}
 	has := s.ledger.Users()
 	users := slices.Concat(slices.Collect(maps.Keys(has)), slices.Collect(maps.Keys(clients)), slices.Collect(maps.Keys(s.refusals)))
@@ -143,8 +142,8 @@ func (s *Server) limitsLocked() Limits {
 	of := s.ledger.Limit
 	return Limits{
 		Bytes: of(ledger.Bytes).All, BytesPerUser: of(ledger.Bytes).User, Objects: of(ledger.Objects).All, ObjectsPerUser: of(ledger.Objects).User,
-		RecordBytes: of(ledger.Records).All, RecordsPerUser: of(ledger.Records).User,
-		Descriptors: of(ledger.Descriptors).All, DescriptorsOfOne: of(ledger.Descriptors).User,
+		RecordBytes: of(ledger.Records).All, RecordBytesPerUser: of(ledger.Records).User,
+		Descriptors: of(ledger.Descriptors).All, DescriptorsPerUser: of(ledger.Descriptors).User,
 	}
 }
 
@@ -163,67 +162,4 @@ func (s *Server) report(c serve.Conn, f wire.Frame) error {
 		return err
 	}
 	return reply(c, wire.TypeReported, f.Request, wire.Reported{JSON: b}.Append(nil))
-}
-
-// Report returns what the store says of itself. Of other users it tells root and the store's user alone.
-func (c *Client) Report(ctx context.Context) (Report, error) {
-	var r Report
-	err := c.check(ctx)
-	if err == nil {
-		_, err = c.read(ctx, target{}, wire.TypeReport, nil, wire.TypeReported, func(f wire.Frame) error {
-			x, err := wire.DecodeReported(f.Payload)
-			if err == nil {
-				err = json.Unmarshal(x.JSON, &r)
-			}
-			if err != nil {
-				return protocolError(err)
-			}
-			return nil
-		})
-	}
-	if err != nil {
-		return Report{}, fmt.Errorf("report of store: %w", err)
-	}
-	return r, nil
-}
-
-// revokeOf handles REVOKE.
-func (s *Server) revokeOf(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeRevoke(f.Payload)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	e := s.findLocked(q.Name)
-	switch {
-	case e == nil:
-		err = shareable.ErrNotFound
-	case e.sealed:
-		err = shareable.ErrSealed
-	case e.lease == nil:
-		err = fmt.Errorf("%w: it has no writer", shareable.ErrNotFound)
-	default:
-		err = s.mayChange(c, e)
-	}
-	if err != nil {
-		s.mu.Unlock()
-		return err
-	}
-	e.flags.Or(wire.StoreDurable)
-	writer := e.lease
-	s.mu.Unlock()
-	s.takeAway(e, writer, "an operator has revoked it")
-	return done(c, f.Request)
-}
-
-// Revoke ends the lease of an object, as if its Writer had shown no sign of life: a process that hangs, say, keeps others
-// from it no more. What was published stays, also of an object that was not Durable: the next Append has it. It returns
-// shareable.ErrNotFound if there is no such object, or no Writer of it, shareable.ErrSealed, and vmm.ErrPermission if another
-// user has made it.
-func (c *Client) Revoke(ctx context.Context, name string) error {
-	err := c.change(ctx, name, wire.TypeRevoke, func(name string) []byte { return wire.Revoke{Name: name}.Append(nil) })
-	if err != nil {
-		return fmt.Errorf("revoke the lease of %q: %w", name, err)
-	}
-	return nil
 }

@@ -29,15 +29,15 @@ type entryState struct {
 	Lease              string // clientToken of who has it
 	PID                int32  // of that; 0: it has none here
 	Began              uint64 // when that process has
-	Started, Fenced    bool
-	Sealed, Deleted    bool
+	Started            bool
+	Fenced, Sealed     bool
 }
 
 // stateLocked is an entry for the keeper. Requires mu.
 func (s *Server) stateLocked(e *entry) entryState {
 	st := entryState{
 		ID: e.id, Max: e.max, Has: slices.Clone(e.has[:]), UID: e.uid, Flags: e.flags.Load(), Device: e.device, Created: e.created, Prop: e.prop,
-		Labels: e.labels, Names: e.names, Started: e.started, Fenced: e.fenced, Sealed: e.sealed, Deleted: e.deleted,
+		Labels: e.labels, Names: e.names, Started: e.started, Fenced: e.fenced, Sealed: e.sealed,
 	}
 	if x := s.clients[e.lease]; x != nil && e.mapped { // else the client asks for it anew
 		st.Lease, st.PID, st.Began = x.token, e.lease.Cred().PID, x.began
@@ -47,13 +47,7 @@ func (s *Server) stateLocked(e *entry) entryState {
 
 // isRestorable reports whether a server that begins goes on with an object.
 func (st *entryState) isRestorable() bool {
-	switch {
-	case st.Deleted:
-		return false
-	case st.Sealed:
-		return true
-	}
-	return st.Started && (st.Flags&wire.StoreDurable != 0 || st.Lease != "")
+	return st.Sealed || st.Started && (st.Flags&wire.StoreDurable != 0 || st.Lease != "")
 }
 
 // checkKept returns an error if what a keeper has is of another device, or of a newer program.
@@ -126,7 +120,7 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 		}
 		s.restoreEntryLocked(all[i], st)
 	}
-	s.reattached = time.Now().Add(readersTime)
+	s.evictFrom = time.Now().Add(readersTime)
 	return s, text.IDs, gone, nil
 }
 
@@ -225,7 +219,7 @@ func (s *Server) awaitLocked(e *entry, st entryState) {
 		x.token, x.began = st.Lease, st.Began
 		s.tokens[st.Lease]++
 	}
-	e.lease, e.leasedAt = a, time.Now()
+	e.lease, e.beatSeen = a, time.Now()
 	s.clientLocked(a).leases[e.id] = e
 }
 
@@ -300,7 +294,7 @@ func (s *Server) resume(c serve.Conn, f wire.Frame) error {
 		return nil
 	}
 	for id, e := range s.clients[a].leases {
-		e.lease, e.leasedAt, x.leases[id] = c, time.Now(), e
+		e.lease, e.beatSeen, x.leases[id] = c, time.Now(), e
 	}
 	delete(s.clients, a)
 	delete(s.awaited, token)

@@ -38,24 +38,24 @@ type Server struct {
 	counts counts // safe for concurrent use
 
 	// Guarded by mu, which is held for no call of the driver and for no write to a client.
-	mu         sync.Mutex
-	closed     bool
-	byID       map[uint64]*entry
-	byName     map[string]*entry
-	order      []*entry // by id
-	clients    map[serve.Conn]*clientState
-	waits      map[string][]wait // for an object to be there, and most of them to be sealed, by name
-	ledger     *ledger.Ledger
-	held       []heldChunk
-	heldBytes  uint64    // of held
-	unused     list.List // of *entry: sealed objects without readers, the last used at the back
-	watchers   map[serve.Conn]*watcher
-	evicted    []*entry // to be closed without the lock
-	forced     int      // forced deletes that run
-	refusals   refusals
-	tokens     map[string]int      // connections of clients that have said who they are, by clientToken
-	reattached time.Time           // until then readers of a server before this one may come back; see waitReaders
-	awaited    map[string]*awaited // clients of a server before this one that are to come back, by clientToken
+	mu        sync.Mutex
+	closed    bool
+	byID      map[uint64]*entry
+	byName    map[string]*entry
+	order     []*entry // by id
+	clients   map[serve.Conn]*clientState
+	waits     map[string][]wait // for an object to be there, and most of them to be sealed, by name
+	ledger    *ledger.Ledger
+	held      []heldChunk
+	heldBytes uint64    // of held
+	unused    list.List // of *entry: sealed objects without readers, the last used at the back
+	watchers  map[serve.Conn]*watcher
+	evicted   []*entry // to be closed without the lock
+	forced    int      // forced deletes that run
+	refusals  refusals
+	tokens    map[string]int      // connections of clients that have said who they are, by clientToken
+	evictFrom time.Time           // nothing is evicted before: readers of a server before this one may come back
+	awaited   map[string]*awaited // clients of a server before this one that are to come back, by clientToken
 }
 
 // clientState is what a connection has.
@@ -478,8 +478,8 @@ func (s *Server) step() {
 	}
 }
 
-// forced follows the token for requests whose replies come in an order of their own.
-const forced = "/forced"
+// forcedSuffix follows the token for requests whose replies come in an order of their own.
+const forcedSuffix = "/forced"
 
 // requestID is a request of a client that servers know by its token; the zero value is of none.
 type requestID struct {
