@@ -244,9 +244,10 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 	*v = View{
 		dev: h.dev, res: res, obj: obj, opts: h.opts, path: h.path, owner: h.peer, max: size - min(size, obj.Base),
 		conn: h.c, track: track, batch: wire.MaxFDs,
-		stop: make(chan struct{}), live: h.live, page: page, wake: h.c.wake, generation: obj.Generation,
+		live: h.live, page: page, wake: h.c.wake, generation: obj.Generation,
 		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,
 	}
+	v.life, v.end = context.WithCancel(context.Background())
 	h.view = v
 	return nil
 }

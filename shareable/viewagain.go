@@ -1,7 +1,6 @@
 package shareable
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -17,17 +16,8 @@ func (v *View) connectAgain() bool {
 	if v.closed || v.detached || !isKept(v.owner, v.path) {
 		return false
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() {
-		defer cancel()
-		select {
-		case <-v.stop:
-		case <-ctx.Done():
-		}
-	}()
 	v.tasks.Go(func() {
-		defer cancel()
-		err := reconnect(ctx, v.path, v.dev, v.opts, v.owner.Instance, v.resume, func(*handshake) { v.follow() })
+		err := reconnect(v.life, v.path, v.dev, v.opts, v.owner.Instance, v.resume, func(*handshake) { v.follow() })
 		if errors.Is(err, ErrNotFound) {
 			err = fmt.Errorf("%w: the object has gone: %w", ErrOwnerGone, err)
 		}

@@ -392,7 +392,7 @@ func (v *View) unmapInTime(off, size uint64) error {
 	select {
 	case err := <-done:
 		return err
-	case <-v.stop:
+	case <-v.life.Done():
 		return errViewClosed
 	case <-late.C:
 		return fmt.Errorf("%w: work on it has not ended within %v", ErrRetired, v.opts.Timeout)
@@ -411,7 +411,7 @@ func (v *View) unmap(off, size uint64) error {
 			return err
 		}
 		select {
-		case <-v.stop:
+		case <-v.life.Done():
 			return err
 		case <-time.After(captureRetry):
 		}
