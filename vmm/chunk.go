@@ -106,9 +106,11 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 		return nil, err
 	}
 	m := d.adopt(h, size, p)
-	if m.prop.Location, err = d.drv.Location(h); err != nil {
+	is, err := d.drv.Properties(h)
+	if err != nil {
 		return nil, joinErr(err, "and giving the memory back", m.release())
 	}
+	m.prop.Location = is.Location
 	return d.chunk(m)
 }
 
@@ -120,12 +122,20 @@ func (c *Chunk) Size() uint64 {
 	return c.mem.size
 }
 
-// Location is where the memory lives.
-func (c *Chunk) Location() Location {
+// Properties is what the driver says that the memory was created with: where it is, how
+// it can be exported, and what it can do. Compress is true only if the memory is
+// compressed, whatever Create was asked for. Of imported memory Share is 0.
+func (c *Chunk) Properties() (Prop, error) {
 	if c == nil || c.mem == nil {
-		return Location{}
+		return Prop{}, &OpError{Op: "properties of chunk", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
 	}
-	return c.mem.prop.Location
+	m, err := c.retain()
+	if err != nil {
+		return Prop{}, c.dev.fail("properties of chunk", 0, c.mem.size, err)
+	}
+	defer m.release() //nolint:errcheck // what the driver refuses is counted as quarantined
+	p, err := m.dev.drv.Properties(m.handle)
+	return p, c.dev.fail("properties of chunk", 0, m.size, err)
 }
 
 // Export returns a new file descriptor of the memory, which keeps the memory

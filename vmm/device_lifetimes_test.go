@@ -563,7 +563,7 @@ func TestAnImportThatCannotBeReleased(t *testing.T) {
 	require.NoError(t, err)
 	fd, err := c.Export()
 	require.NoError(t, err)
-	w.refuse("Location", 1, errInjected)
+	w.refuse("Properties", 1, errInjected)
 	w.refuse("Release", 1, errInjected)
 	_, err = d.Import(fd, page, vmm.Prop{Share: vmm.ShareFD})
 	require.ErrorIs(t, err, errInjected)

@@ -46,7 +46,7 @@ func cycle(t testing.TB, w *world) {
 	require.NoError(t, err)
 	fd, err := c.Export()
 	require.NoError(t, err)
-	in, err := peer.Import(fd, c.Size(), vmm.Prop{Location: c.Location(), Share: vmm.ShareFD})
+	in, err := peer.Import(fd, c.Size(), vmm.Prop{Share: vmm.ShareFD})
 	require.NoError(t, err)
 	require.NoError(t, os.NewFile(uintptr(fd), "chunk").Close())
 	r, err := peer.Reserve(in.Size(), vmm.ReserveOptions{ReadOnly: true})

@@ -278,13 +278,14 @@ func TestNilReceivers(t *testing.T) {
 	require.Nil(t, r.Segments())
 	require.Zero(t, g.Stats())
 	require.Zero(t, g.Options())
-	require.Zero(t, c.Location())
 	require.Zero(t, s.Raw())
 	<-r.Changed()
 	w := d.WrapStream(1)
 	require.ErrorIs(t, w.Sync(), vmm.ErrInvalid, "no stream of a nil device")
 	require.NoError(t, w.Close())
 	_, err := vmm.Segment{}.Chunk()
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	_, err = c.Properties()
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 }
 

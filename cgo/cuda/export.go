@@ -72,12 +72,12 @@ func (d *Driver) checkImport(call string, size uint64, p driver.Prop) error {
 // trackImported is track with the location where the memory is. The importer may
 // have named another one.
 func (d *Driver) trackImported(h driver.Handle) (driver.Handle, error) {
-	at, err := d.locationOf(h)
+	p, err := d.properties(h)
 	if err != nil {
 		C.cuvmm_release(d.api, C.CUmemGenericAllocationHandle(h)) // the error is err whatever this returns
 		return 0, err
 	}
-	return d.track(h, at, 0), nil
+	return d.track(h, p.Location, 0), nil
 }
 
 // ExportRange is cuMemGetHandleForAddressRange for a dma-buf. That call needs a

@@ -116,7 +116,7 @@ func (x *things) uses() map[string]func() error {
 		"SetAccess":              func() error { return d.SetAccess(p, granule, x.grant(driver.AccessRead)) },
 		"Access":                 func() error { _, err := d.Access(p, onDevice(0)); return err },
 		"Export":                 func() error { _, err := d.Export(x.h); return err },
-		"Location":               func() error { _, err := d.Location(x.h); return err },
+		"Properties":             func() error { _, err := d.Properties(x.h); return err },
 		"Import":                 func() error { _, err := d.Import(x.fd, granule, x.prop()); return err },
 		"ExportRange":            func() error { _, err := d.ExportRange(p, granule, 0); return err },
 		"ImportFabric":           func() error { _, err := d.ImportFabric([64]byte{}, granule, x.prop()); return err },
@@ -377,9 +377,9 @@ func TestImportLocationFails(t *testing.T) {
 	require.Equal(t, before, fake.Live())
 	imported, err := d.Import(fd, granule, driver.Prop{Location: onDevice(0), Share: driver.ShareFD})
 	require.NoError(t, err)
-	at, err := d.Location(imported)
+	p, err := d.Properties(imported)
 	require.NoError(t, err)
-	require.Equal(t, onDevice(1), at)
+	require.Equal(t, driver.Prop{Location: onDevice(1)}, p)
 	require.NoError(t, os.NewFile(uintptr(fd), "exported").Close())
 	require.NoError(t, d.Release(imported))
 	require.NoError(t, d.Release(h))

@@ -35,13 +35,12 @@ CUresult cuvmm_release(cuvmm_lib api, CUmemGenericAllocationHandle h) {
 	return api->mem_release(h);
 }
 
-cuvmm_location_of cuvmm_location(cuvmm_lib api, CUmemGenericAllocationHandle h) {
-	CUmemAllocationProp prop;
-	cuvmm_location_of p = {.r = CUVMM_FORKED_RESULT};
+cuvmm_properties_of cuvmm_properties(cuvmm_lib api, CUmemGenericAllocationHandle h) {
+	cuvmm_properties_of p;
+	memset(&p, 0, sizeof p);
+	p.r = CUVMM_FORKED_RESULT;
 	CUVMM_RETURN_IF_FORKED(p);
-	memset(&prop, 0, sizeof prop);
-	p.r = api->mem_properties(&prop, h);
-	p.at = prop.location;
+	p.r = api->mem_properties(&p.prop, h);
 	return p;
 }
 

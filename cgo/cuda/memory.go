@@ -218,25 +218,36 @@ func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
 	return d.fail("cuMemUnmap", Result(C.cuvmm_unmap(d.api, C.CUdeviceptr(p), C.size_t(size))))
 }
 
-// Location is where a handle's memory is.
-func (d *Driver) Location(h driver.Handle) (driver.Location, error) {
+// Properties is what a handle's memory was created with.
+func (d *Driver) Properties(h driver.Handle) (driver.Prop, error) {
 	if _, err := d.tracked("cuMemGetAllocationPropertiesFromHandle", h); err != nil {
-		return driver.Location{}, err
+		return driver.Prop{}, err
 	}
-	return d.locationOf(h)
+	return d.properties(h)
 }
 
-// locationOf is Location for a handle that is tracked or just imported.
-func (d *Driver) locationOf(h driver.Handle) (driver.Location, error) {
+// properties is Properties for a handle that is tracked or just imported.
+func (d *Driver) properties(h driver.Handle) (p driver.Prop, err error) {
 	const call = "cuMemGetAllocationPropertiesFromHandle"
-	c := C.cuvmm_location(d.api, C.CUmemGenericAllocationHandle(h))
+	c := C.cuvmm_properties(d.api, C.CUmemGenericAllocationHandle(h))
+	at := c.prop.location
 	switch {
 	case c.r != 0:
-		return driver.Location{}, d.fail(call, Result(c.r))
-	case c.at._type == C.CU_MEM_LOCATION_TYPE_DEVICE:
-		return driver.Location{Kind: driver.LocationDevice, ID: int(c.at.id)}, nil
-	case c.at._type == C.CU_MEM_LOCATION_TYPE_HOST_NUMA:
-		return driver.Location{Kind: driver.LocationHostNUMA, ID: int(c.at.id)}, nil
+		return p, d.fail(call, Result(c.r))
+	case at._type == C.CU_MEM_LOCATION_TYPE_DEVICE:
+		p.Location = driver.Location{Kind: driver.LocationDevice, ID: int(at.id)}
+	case at._type == C.CU_MEM_LOCATION_TYPE_HOST_NUMA:
+		p.Location = driver.Location{Kind: driver.LocationHostNUMA, ID: int(at.id)}
+	default:
+		return p, refuse(call, driver.ErrNotSupported, "memory at a location of type %d", at._type)
 	}
-	return driver.Location{}, refuse(call, driver.ErrNotSupported, "memory at a location of type %d", c.at._type)
+	if c.prop.requestedHandleTypes&C.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0 {
+		p.Share |= driver.ShareFD
+	}
+	if c.prop.requestedHandleTypes&C.CU_MEM_HANDLE_TYPE_FABRIC != 0 {
+		p.Share |= driver.ShareFabric
+	}
+	p.RDMA = c.prop.allocFlags.gpuDirectRDMACapable != 0
+	p.Compress = c.prop.allocFlags.compressionType == C.CU_MEM_ALLOCATION_COMP_GENERIC
+	return p, nil
 }

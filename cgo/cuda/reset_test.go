@@ -34,7 +34,7 @@ func onReset(t *testing.T, changes ...fakelib.Change) (d *cuda.Driver, fake *fak
 func ofDevice(x *things) map[string]func() error {
 	calls := x.uses()
 	for _, name := range []string{"Supports", "CanAccessPeer", "Peering", "Granularity", "GranularityRecommended", "Create", "Map", "SetAccess", "Access",
-		"Export", "Import", "Location", "ExportRange", "ImportFabric", "SyncIfActive", "Open"} {
+		"Export", "Import", "Properties", "ExportRange", "ImportFabric", "SyncIfActive", "Open"} {
 		delete(calls, name)
 	}
 	return calls

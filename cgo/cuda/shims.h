@@ -83,11 +83,11 @@ typedef struct {
 	CUmemFabricHandle name;
 } cuvmm_fabric;
 
-// cuvmm_location_of is a result and where memory is.
+// cuvmm_properties_of is a result and what memory was created with.
 typedef struct {
 	CUresult r;
-	CUmemLocation at;
-} cuvmm_location_of;
+	CUmemAllocationProp prop;
+} cuvmm_properties_of;
 
 // cuvmm_link is what the driver says of the path between two devices. known is 0
 // where the driver has no such call.
@@ -186,7 +186,7 @@ cuvmm_value cuvmm_reserve(cuvmm_lib api, size_t size, size_t align);
 CUresult cuvmm_address_free(cuvmm_lib api, CUdeviceptr p, size_t size);
 cuvmm_value cuvmm_create(cuvmm_lib api, size_t size, CUmemAllocationProp prop);
 CUresult cuvmm_release(cuvmm_lib api, CUmemGenericAllocationHandle h);
-cuvmm_location_of cuvmm_location(cuvmm_lib api, CUmemGenericAllocationHandle h);
+cuvmm_properties_of cuvmm_properties(cuvmm_lib api, CUmemGenericAllocationHandle h);
 CUresult cuvmm_map(cuvmm_lib api, CUdeviceptr p, size_t size, CUmemGenericAllocationHandle h);
 CUresult cuvmm_unmap(cuvmm_lib api, CUdeviceptr p, size_t size);
 

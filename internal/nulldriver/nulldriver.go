@@ -94,9 +94,9 @@ func (d *Driver) Create(size uint64, _ driver.Prop) (driver.Handle, error) {
 	return driver.Handle(size/granularity<<32 | d.last.Add(1)&(1<<32-1)), nil
 }
 
-// Location is device 0, whichever Create was passed.
-func (d *Driver) Location(driver.Handle) (driver.Location, error) {
-	return driver.Location{Kind: driver.LocationDevice}, nil
+// Properties is memory of device 0, whatever Create was passed.
+func (d *Driver) Properties(driver.Handle) (driver.Prop, error) {
+	return driver.Prop{Location: driver.Location{Kind: driver.LocationDevice}}, nil
 }
 
 // Release makes room for other memory.

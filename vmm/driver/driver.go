@@ -43,9 +43,11 @@ type Driver interface {
 	// Create allocates physical memory. It reads zero.
 	Create(size uint64, p Prop) (Handle, error)
 
-	// Location is where the memory of a handle is. Where the driver can know, it is
-	// the true one for an imported handle too, whatever Import was told.
-	Location(Handle) (Location, error)
+	// Properties is what the memory of a handle was created with. Compress is true only
+	// if the memory is compressed. Of imported memory Share is 0, since it cannot be
+	// exported again. Where the driver can know, the location is the true one for an
+	// imported handle too, whatever Import was told.
+	Properties(Handle) (Prop, error)
 
 	// Release drops the caller's reference. The memory is free when it is also
 	// unmapped everywhere and no file descriptor is left.
@@ -78,7 +80,7 @@ type Driver interface {
 	// Import makes a handle of an exported fd. It checks what kind of file fd is.
 	// The caller still owns fd and closes it when Import has returned. A wrong size
 	// may be found only by Map, as ErrInvalid. p.Location need only be a device that
-	// exists; Location says where the memory is.
+	// exists; Properties says where the memory is.
 	Import(fd int, size uint64, p Prop) (Handle, error)
 
 	// SyncIfActive waits for all work of dev's primary context if that context is

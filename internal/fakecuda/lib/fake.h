@@ -98,6 +98,7 @@ struct chunk {
 	size_t size;
 	CUmemLocation home;
 	int share;                 // the handle types to export it by
+	unsigned char rdma, compression; // what it was created with
 	unsigned long long serial; // what a fabric handle names
 	int fd, terminal; // of exported memory: our descriptor, and the terminal that it is of
 	int refs;

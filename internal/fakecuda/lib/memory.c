@@ -205,6 +205,8 @@ CUresult cu_mem_create(CUmemGenericAllocationHandle *handle, size_t size, const 
 		.size = size,
 		.home = prop->location,
 		.share = share,
+		.rdma = prop->allocFlags.gpuDirectRDMACapable,
+		.compression = prop->allocFlags.compressionType,
 		.serial = ++fake.serial,
 		.fd = -1,
 		.terminal = -1,
@@ -268,6 +270,10 @@ CUresult cu_mem_properties(CUmemAllocationProp *prop, CUmemGenericAllocationHand
 		.requestedHandleTypes = (CUmemAllocationHandleType)(h->imported ? 0 : h->chunk->share),
 		.location = h->chunk->home,
 	};
+	if (!h->imported) {
+		prop->allocFlags.gpuDirectRDMACapable = h->chunk->rdma;
+		prop->allocFlags.compressionType = h->chunk->compression;
+	}
 	return CUDA_SUCCESS;
 }
 

@@ -171,9 +171,9 @@ func (d *Injected) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	return get(d, "Create", ordinal(p.Location), size, func() (driver.Handle, error) { return d.inner.Create(size, p) })
 }
 
-// Location implements driver.Driver.
-func (d *Injected) Location(h driver.Handle) (driver.Location, error) {
-	return get(d, "Location", -1, 0, func() (driver.Location, error) { return d.inner.Location(h) })
+// Properties implements driver.Driver.
+func (d *Injected) Properties(h driver.Handle) (driver.Prop, error) {
+	return get(d, "Properties", -1, 0, func() (driver.Prop, error) { return d.inner.Properties(h) })
 }
 
 // Release implements driver.Driver.

@@ -300,12 +300,12 @@ func (d *believes) Import(fd int, size uint64, p driver.Prop) (driver.Handle, er
 	return h, err
 }
 
-func (d *believes) Location(h driver.Handle) (driver.Location, error) {
-	l, err := d.Driver.Location(h)
+func (d *believes) Properties(h driver.Handle) (driver.Prop, error) {
+	p, err := d.Driver.Properties(h)
 	if told, ok := d.told[h]; ok && err == nil {
-		l = told
+		p.Location = told
 	}
-	return l, err
+	return p, err
 }
 
 type importAny struct{ *host.Driver }

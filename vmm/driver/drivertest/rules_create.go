@@ -13,7 +13,7 @@ func createRules() []Rule {
 		{Name: "create-too-much", Says: "more memory than the device has is ErrOutOfMemory", Source: measured, run: createTooMuch},
 		{Name: "create-until-full", Says: "a full device returns ErrOutOfMemory, and has memory again after a release", Source: manual, run: createUntilFull},
 		{Name: "create-refused", Says: "LocationOwner and kinds of location that do not exist are ErrInvalid", Source: seam, run: createRefused},
-		{Name: "create-location", Says: "Location says where memory was created; without such a handle it is ErrInvalid", Source: seam, run: createLocation},
+		{Name: "create-properties", Says: "Properties says what memory was created with; without such a handle it is ErrInvalid", Source: seam, run: createProperties},
 		{Name: "create-share", Says: "ways to share that do not exist are ErrInvalid", Source: seam, run: createShare},
 		{Name: "create-fabric", Says: "without a fabric, memory for fabric handles is refused, whatever attributes say", Source: measured, run: createFabric},
 		{Name: "host-numa", Says: "memory of a host node is visible to a device with access", Source: measured, needs: []driver.Feature{driver.FeatureHostNUMA}, run: hostNUMA},
@@ -191,14 +191,32 @@ func (c *check) freeMemory(d driver.Device) uint64 {
 	return free
 }
 
-func createLocation(c *check) {
+func createProperties(c *check) {
 	for dev := range c.info {
-		c.lives(c.createAs(c.gran, private(dev)), at(dev))
+		props := []driver.Prop{private(dev)}
+		for _, f := range []struct {
+			feature driver.Feature
+			prop    driver.Prop
+		}{
+			{driver.FeatureShareFD, driver.Prop{Share: driver.ShareFD}},
+			{driver.FeatureShareFabric, driver.Prop{Share: driver.ShareFabric}},
+			{driver.FeatureRDMA, driver.Prop{RDMA: true}},
+		} {
+			if c.d.Supports(dev, f.feature) == nil {
+				f.prop.Location = at(dev)
+				props = append(props, f.prop)
+			}
+		}
+		for _, p := range props {
+			gran, err := c.d.Granularity(p)
+			c.must(err, "ask for the granularity of %+v", p)
+			c.created(c.createAs(gran, p), p)
+		}
 	}
 	h := c.create(c.gran)
 	c.release(h)
 	for _, none := range []driver.Handle{0, h} {
-		_, err := c.d.Location(none)
-		c.want(err, "ask where nothing lives", driver.ErrInvalid)
+		_, err := c.d.Properties(none)
+		c.want(err, "ask for the properties of no handle", driver.ErrInvalid)
 	}
 }

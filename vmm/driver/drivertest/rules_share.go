@@ -23,7 +23,7 @@ func shareRules() []Rule {
 		{Name: "import-foreign", Says: "a descriptor of anything else is ErrInvalid, and the device stays healthy", Source: measured, run: importForeign},
 		{Name: "import-size", Says: "a wrong size fails at import or at map, as ErrInvalid", Source: measured, run: importSize},
 		{Name: "import-refused", Says: "import with LocationOwner is ErrInvalid, with a device that does not exist ErrNoDevice", Source: seam, run: importRefused},
-		{Name: "import-location", Says: "Location says where imported memory is, whichever location Import was passed", Source: measured, devices: 2, run: importLocation},
+		{Name: "import-location", Says: "Properties says where imported memory is, whichever location Import was passed, and that it cannot be exported", Source: measured, devices: 2, run: importLocation},
 		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
 		{Name: "share-freed", Says: "Freed is false until memory is released and its last descriptor closed", Source: seam, run: shareFreed},
 	}
@@ -267,24 +267,24 @@ func importLocation(c *check) {
 		f := c.export(h)
 		for told := range 2 {
 			imported := c.importAs(f, c.gran, driver.Prop{Location: at(told), Share: driver.ShareFD})
-			c.lives(imported, at(dev))
+			c.created(imported, driver.Prop{Location: at(dev)})
 			c.release(imported)
 		}
-		c.lives(h, at(dev))
+		c.created(h, driver.Prop{Location: at(dev), Share: driver.ShareFD})
 		c.release(h)
-		_, err := c.d.Location(h)
-		c.want(err, "ask where a released handle lives", driver.ErrInvalid)
+		_, err := c.d.Properties(h)
+		c.want(err, "ask for the properties of a released handle", driver.ErrInvalid)
 		c.close(f)
 	}
 }
 
-// lives checks where a handle's memory is.
-func (c *check) lives(h driver.Handle, want driver.Location) {
+// created checks what a handle's memory was created with.
+func (c *check) created(h driver.Handle, want driver.Prop) {
 	c.Helper()
-	got, err := c.d.Location(h)
-	c.must(err, "ask where handle %d lives", h)
+	got, err := c.d.Properties(h)
+	c.must(err, "ask for the properties of handle %d", h)
 	if got != want {
-		c.Errorf("handle %d lives on %v, want %v", h, got, want)
+		c.Errorf("handle %d has properties %+v, want %+v", h, got, want)
 	}
 }
 

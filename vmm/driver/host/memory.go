@@ -94,21 +94,21 @@ func (d *Driver) newMemory(size uint64, share driver.Share) (*memory, error) {
 	return m, nil
 }
 
-// Location is the device that the memory was created on. For memory that another
-// process created it is the device that Import named: a memory file has none.
-func (d *Driver) Location(h driver.Handle) (driver.Location, error) {
-	const verb = "Location"
+// Properties is what the memory was created with. The location of memory that another
+// process created is the device that Import named: a memory file has none.
+func (d *Driver) Properties(h driver.Handle) (driver.Prop, error) {
+	const verb = "Properties"
 	d.memMu.RLock()
 	defer d.memMu.RUnlock()
 	x, err := d.handle(verb, h)
 	if err != nil {
-		return driver.Location{}, err
+		return driver.Prop{}, err
 	}
 	n := x.memory.state.ordinal
 	if _, err := d.state(verb, n); err != nil {
-		return driver.Location{}, err
+		return driver.Prop{}, err
 	}
-	return driver.Location{Kind: driver.LocationDevice, ID: n}, nil
+	return driver.Prop{Location: driver.Location{Kind: driver.LocationDevice, ID: n}, Share: x.share}, nil
 }
 
 // Release drops the caller's reference.

@@ -56,9 +56,9 @@ func (*Driver) Free(driver.Ptr, uint64) error { return no("Free") }
 // Create is not supported.
 func (*Driver) Create(uint64, driver.Prop) (driver.Handle, error) { return 0, no("Create") }
 
-// Location is not supported.
-func (*Driver) Location(driver.Handle) (driver.Location, error) {
-	return driver.Location{}, no("Location")
+// Properties is not supported.
+func (*Driver) Properties(driver.Handle) (driver.Prop, error) {
+	return driver.Prop{}, no("Properties")
 }
 
 // Release is not supported.

@@ -12,13 +12,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// The location of an imported chunk is that of its memory, not the device that imported it.
+// The properties of a chunk are what the driver says. The location of an imported one is that of its memory, not the device that imported it.
 // If the driver cannot say it, the handle is released.
-func TestImportLocation(t *testing.T) {
+func TestChunkProperties(t *testing.T) {
 	errUnknown := errors.New("unknown location")
 	failing := false
 	drv := drivertest.Inject(host.New(host.Config{Devices: 2, Memory: 1 << 28}), func(c drivertest.Call) error {
-		if failing && c.Name == "Location" {
+		if failing && c.Name == "Properties" {
 			return errUnknown
 		}
 		return nil
@@ -38,16 +38,25 @@ func TestImportLocation(t *testing.T) {
 
 	imported, err := devs[0].Import(fd, size, vmm.Prop{Share: vmm.ShareFD})
 	require.NoError(t, err)
-	require.Equal(t, vmm.Location{Kind: vmm.LocationDevice, ID: 1}, imported.Location())
+	p, err := imported.Properties()
+	require.NoError(t, err)
+	require.Equal(t, vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: 1}}, p)
+	p, err = c.Properties()
+	require.NoError(t, err)
+	require.Equal(t, vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: 1}, Share: vmm.ShareFD}, p)
 	require.NoError(t, imported.Close())
 
 	failing = true
 	_, err = devs[0].Import(fd, size, vmm.Prop{Share: vmm.ShareFD})
 	require.ErrorIs(t, err, errUnknown)
+	_, err = c.Properties()
+	require.ErrorIs(t, err, errUnknown)
 	failing = false
 
 	require.NoError(t, f.Close())
 	require.NoError(t, c.Close())
+	_, err = c.Properties()
+	require.ErrorIs(t, err, vmm.ErrClosed)
 	for _, d := range devs {
 		require.NoError(t, d.Close())
 	}
