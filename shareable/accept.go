@@ -38,18 +38,18 @@ func (s *Server) acceptLoop() {
 // closeListener turns away the connections that were not accepted, and then closes the
 // listener: with them in it, descriptors that lie unread there would be closed too.
 func (s *Server) closeListener() {
-	if s.socket.kept { // those that wait are another process's
+	if s.socket.IsKept() { // those that wait are another process's
 		return
 	}
-	waiting, all := s.socket.takeWaiting()
+	waiting, all := s.socket.TakeWaiting()
 	for _, c := range waiting {
 		_, _ = s.openSession(c)
 	}
 	if !all {
-		s.slowCloses.add(s.socket.closeListener)
+		s.slowCloses.add(s.socket.CloseListener)
 		return
 	}
-	s.socket.closeListener()
+	s.socket.CloseListener()
 }
 
 // pause waits a moment, or until Close.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -126,7 +127,7 @@ func attachPath(ctx context.Context, path, name string, dev *vmm.Device, o Attac
 	if err != nil {
 		return nil, err
 	}
-	if path, err = socketPath(path); err != nil {
+	if path, err = socket.Path(path); err != nil {
 		return nil, err
 	}
 	if o.Wait {

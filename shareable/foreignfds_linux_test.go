@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -162,7 +163,7 @@ func TestForeignDescriptorsOfStrangers(t *testing.T) {
 			s, err := NewServer(dev, takingFDs(Options{UIDs: []uint32{uint32(os.Getuid()) + 1}}))
 			require.NoError(t, err)
 			path := filepath.Join(t.TempDir(), "s")
-			s.socket, err = listen(path, hooks{takeFDs: true})
+			s.socket, err = socket.Listen(path, socket.Options{TakeFDs: true})
 			require.NoError(t, err)
 			before := openFDs(t)
 			var finish []func()

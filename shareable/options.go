@@ -2,7 +2,6 @@ package shareable
 
 import (
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"math"
 	"os"
@@ -59,13 +58,6 @@ type Options struct {
 type hooks struct {
 	handler serve.Handler // of NewStore
 	takeFDs bool          // the kernel does not refuse descriptors from readers, as before Linux 6.16
-	access  SocketAccess  // of KeepSocket
-}
-
-// SocketAccess is who may connect to a socket that is a file.
-type SocketAccess struct {
-	Mode  fs.FileMode // 0 is 0600
-	Group *int        // the file's group; nil: that of the process
 }
 
 // tokenSize is the size of HELLO's token field.

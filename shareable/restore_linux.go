@@ -4,11 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -191,21 +191,15 @@ func (s *Server) restore(st objectState, r Recorded) (*storeObject, error) {
 
 // Adopt has the server accept connections at a listener that another process keeps.
 func (s storeServer) Adopt(path string, listener, lock int, own bool) error {
-	f := os.NewFile(uintptr(listener), "listener")
-	l, err := net.FileListener(f)
-	_ = f.Close() // l has another descriptor of it
-	if err == nil {
-		ul, ok := l.(*net.UnixListener)
-		if !ok {
-			return errors.Join(fmt.Errorf("%w: a listener of type %T", vmm.ErrInvalid, l), l.Close())
-		}
-		ul.SetUnlinkOnClose(false)
-		s.Server.path, s.Server.socket = path, &socket{UnixListener: ul, path: path, lock: lock, kept: true}
-		s.hello.Features |= wire.FeatureKept
-		if own {
-			s.hello.Features |= wire.FeatureReload
-		}
-		s.tasks.Go(s.acceptLoop)
+	l, err := socket.Adopt(os.NewFile(uintptr(listener), "listener"), path, lock)
+	if err != nil {
+		return err
 	}
-	return err
+	s.Server.path, s.Server.socket = path, l
+	s.hello.Features |= wire.FeatureKept
+	if own {
+		s.hello.Features |= wire.FeatureReload
+	}
+	s.tasks.Go(s.acceptLoop)
+	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -24,8 +25,8 @@ type Server struct {
 	hello  wire.Hello
 	fds    *fdCache
 	path   string
-	socket *socket       // nil: every connection comes by ServeConn
-	stop   chan struct{} // closed by Close
+	socket *socket.Listener // nil: every connection comes by ServeConn
+	stop   chan struct{}    // closed by Close
 
 	// Safe for concurrent use.
 	tasks      sync.WaitGroup
@@ -95,11 +96,11 @@ func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
 
 // listenAt makes the socket of a server that has none, before anything else uses the server.
 func (s *Server) listenAt(path string) error {
-	path, err := socketPath(path)
+	path, err := socket.Path(path)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	l, err := listen(path, s.opts.hooks)
+	l, err := socket.Listen(path, socket.Options{TakeFDs: s.opts.hooks.takeFDs})
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -123,10 +124,10 @@ func TestSocketMode(t *testing.T) {
 		watched <- seen
 	}()
 	for i := range testgate.Effort(300, 2000, 2000) {
-		l, err := listen(filepath.Join(dir, "s"+strconv.Itoa(i%3)), hooks{})
+		l, err := socket.Listen(filepath.Join(dir, "s"+strconv.Itoa(i%3)), socket.Options{})
 		require.NoError(t, err)
 		require.NoError(t, l.Close())
-		l.closeListener()
+		l.CloseListener()
 	}
 	close(stop)
 	require.Positive(t, <-watched)

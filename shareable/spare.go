@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -20,7 +21,7 @@ type Spare struct {
 // DialSpare is for package store: it connects to the server at path and exchanges HELLO.
 // The errors are those of Attach. The caller must Attach or Close the Spare.
 func DialSpare(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (*Spare, error) {
-	path, err := socketPath(path)
+	path, err := socket.Path(path)
 	if err != nil {
 		return nil, err
 	}

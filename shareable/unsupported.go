@@ -4,7 +4,6 @@ package shareable
 
 import (
 	"fmt"
-	"net"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -13,17 +12,6 @@ import (
 )
 
 var errLinux = fmt.Errorf("%w: sharing needs Linux", vmm.ErrNotSupported)
-
-type socket struct {
-	*net.UnixListener
-	kept bool
-}
-
-func listen(string, hooks) (*socket, error) { return nil, errLinux }
-
-func (s *socket) closeListener() {}
-
-func (s *socket) takeWaiting() ([]*net.UnixConn, bool) { return nil, true }
 
 func fileLimit() int { return 0 }
 
@@ -109,6 +97,3 @@ func (s storeServer) Adopt(string, int, int, bool) error { return errLinux }
 
 // OpenWriterPage is for package store, and needs Linux.
 func OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }
-
-// This is of Linux alone.
-var _ = func(h hooks) SocketAccess { return h.access }

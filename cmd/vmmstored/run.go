@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
-	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/store"
 )
 
@@ -188,30 +187,29 @@ func userID(name string) (uint32, error) {
 	return uint32(n), err
 }
 
-// access is who may connect to the socket's file.
-func (o *options) access() (a shareable.SocketAccess, err error) {
+// access is the mode and the group of the socket's file.
+func (o *options) access() (mode fs.FileMode, group *int, err error) {
 	if o.mode != "" {
 		n, err := strconv.ParseUint(o.mode, 8, 9)
 		if err != nil || n == 0 {
-			return a, usagef("--mode %q: three octal digits, as 0660", o.mode)
+			return 0, nil, usagef("--mode %q: three octal digits, as 0660", o.mode)
 		}
-		a.Mode = fs.FileMode(n)
+		mode = fs.FileMode(n)
 	}
 	if o.group == "" {
-		return a, nil
+		return mode, nil, nil
 	}
 	id, err := strconv.Atoi(o.group)
 	if err != nil {
 		g, err := user.LookupGroup(o.group)
 		if err != nil {
-			return a, usagef("--group %q: %v", o.group, err)
+			return 0, nil, usagef("--group %q: %v", o.group, err)
 		}
 		if id, err = strconv.Atoi(g.Gid); err != nil {
-			return a, err
+			return 0, nil, err
 		}
 	}
-	a.Group = &id
-	return a, nil
+	return mode, &id, nil
 }
 
 // version is what the program was built of.

@@ -61,11 +61,11 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 	if err != nil { // nothing is started for what cannot be
 		return err
 	}
-	access, err := o.access()
+	mode, group, err := o.access()
 	if err != nil {
 		return err
 	}
-	if len(so.UIDs) > 1 && access.Mode == 0 && !isAbstract(o.socket) {
+	if len(so.UIDs) > 1 && mode == 0 && !isAbstract(o.socket) {
 		so.Logger.Warn("no other user can open the socket's file: see --mode and --group", "users", so.UIDs)
 	}
 	if o.metrics != "" {
@@ -86,7 +86,7 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 		return err
 	}
 	k, err := store.NewKeeper(store.KeeperOptions{
-		Path: o.socket, Access: access, Listener: manager.listener, HealthTime: manager.health, Token: o.token, Logger: so.Logger, Changed: manager.changed,
+		Path: o.socket, Mode: mode, Group: group, Listener: manager.listener, HealthTime: manager.health, Token: o.token, Logger: so.Logger, Changed: manager.changed,
 		Command: func() *exec.Cmd {
 			cmd := exec.Command(self, args...)
 			cmd.Stderr = stderr

@@ -1,21 +1,21 @@
 package store
 
 import (
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
 	"time"
-
-	"github.com/cuvmm/cuvmm/shareable"
 )
 
 // KeeperOptions configures NewKeeper.
 type KeeperOptions struct {
-	// Path is that of the socket, as for Listen; "" is the name "store". Access is who may connect to it, beside
-	// Options.UIDs.
-	Path   string
-	Access shareable.SocketAccess
-	// Listener is a socket that is there already, in place of Path and Access: systemd's, say. NewKeeper takes it.
+	// Path is that of the socket, as for Listen; "" is the name "store". Mode and Group are those of its file: who may
+	// connect to it, beside Options.UIDs. 0 is 0600, and nil the group of the process.
+	Path  string
+	Mode  fs.FileMode
+	Group *int
+	// Listener is a socket that is there already, in place of Path, Mode and Group: systemd's, say. NewKeeper takes it.
 	Listener *os.File
 	// Command makes each process, which has to call ServeKept.
 	Command func() *exec.Cmd

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -33,7 +33,7 @@ import (
 // Keeper keeps the socket of a store, and starts the processes that serve it, one after the other. Clients connect
 // again by themselves, and go on. Safe for concurrent use. The caller must Close it.
 type Keeper struct {
-	socket  *shareable.KeptSocket
+	socket  *socket.Kept
 	opts    KeeperOptions
 	log     *slog.Logger
 	reloads chan chan error
@@ -50,18 +50,18 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 	if o.Command == nil || o.HealthTime < 0 {
 		return nil, fmt.Errorf("keep a store: %w: no command, or a time below 0", vmm.ErrInvalid)
 	}
-	var socket *shareable.KeptSocket
+	var kept *socket.Kept
 	var err error
 	if o.Listener != nil {
-		socket, err = shareable.KeepListener(o.Listener)
+		kept, err = socket.KeepListener(o.Listener)
 	} else {
-		socket, err = shareable.KeepSocket(cmp.Or(o.Path, defaultName), o.Access)
+		kept, err = socket.Keep(cmp.Or(o.Path, defaultName), socket.Options{Mode: o.Mode, Group: o.Group})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("keep a store: %w", err)
 	}
 	o.HealthTime = cmp.Or(o.HealthTime, 10*time.Second)
-	return &Keeper{socket: socket, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), reloads: make(chan chan error)}, nil
+	return &Keeper{socket: kept, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), reloads: make(chan chan error)}, nil
 }
 
 // tell says what the Keeper does.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -181,7 +181,7 @@ func (c *Client) replace(ctx context.Context, pid int) error {
 	case features&wire.FeatureReload == 0:
 		return fmt.Errorf("%w: another process than the keeper has made the socket, so its pid is not known", vmm.ErrNotSupported)
 	default:
-		err = shareable.SignalKeeper(c.path, syscall.SIGHUP)
+		err = socket.Signal(c.path, syscall.SIGHUP)
 	}
 	if err != nil {
 		return err

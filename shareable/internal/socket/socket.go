@@ -1,9 +1,12 @@
-package shareable
+// Package socket has the socket of a server: its path, who may connect to it, and the lock
+// that decides which server has it. It knows no frame.
+package socket
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -18,9 +21,16 @@ import (
 // maxPath is the capacity of sun_path without its zero byte.
 const maxPath = 107
 
-// socketPath returns the path of a server's socket; see Listen. A name without a
+// Options configures Listen.
+type Options struct {
+	Mode    fs.FileMode // of the file; 0 is 0600
+	Group   *int        // of the file; nil: that of the process
+	TakeFDs bool        // the kernel does not refuse descriptors from clients, as before Linux 6.16
+}
+
+// Path returns the path of a server's socket; see Listen. A name without a
 // slash is <name>.sock in the user's own directory.
-func socketPath(name string) (string, error) {
+func Path(name string) (string, error) {
 	path := name
 	switch {
 	case strings.HasPrefix(name, "@") && len(name) > 1:
@@ -46,20 +56,18 @@ func ownDirectory() string {
 	return filepath.Join(os.TempDir(), "cuvmm-"+strconv.Itoa(os.Getuid()))
 }
 
-// connect connects to the server at path.
-func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, error) {
-	path, err := socketPath(path)
-	if err != nil {
-		return nil, err
-	}
-	end := time.Now().Add(o.Timeout)
+// retryPause is the pause between two tries to connect.
+const retryPause = 2 * time.Millisecond
+
+// Connect connects to the server at a path of Path. While as many connections wait as the
+// kernel lets wait it tries again, until timeout: no event says when there are fewer.
+func Connect(ctx context.Context, path string, timeout time.Duration) (*net.UnixConn, error) {
+	end := time.Now().Add(timeout)
 	var dialer net.Dialer // one try never waits
 	c, err := dialer.DialContext(ctx, "unixpacket", path)
-	// As many connections wait for the server as the kernel lets wait. No event says when
-	// there are fewer.
 	for errors.Is(err, syscall.EAGAIN) {
 		select {
-		case <-time.After(retryDelay):
+		case <-time.After(retryPause):
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -67,12 +75,6 @@ func connect(ctx context.Context, path string, o AttachOptions) (*net.UnixConn, 
 			return nil, fmt.Errorf("%w: the server accepts no connections: %w", os.ErrDeadlineExceeded, err)
 		}
 		c, err = dialer.DialContext(ctx, "unixpacket", path)
-	}
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
-		err = &noServerError{path: path, cause: err}
-	}
-	if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) {
-		err = fmt.Errorf("%w: connect to %s: %w", vmm.ErrLimit, path, err)
 	}
 	if err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package shareable
+package socket
 
 import (
 	"context"
@@ -59,22 +59,22 @@ func checkDirectory(path string) error {
 	return nil
 }
 
-// socket is a listening socket and its name in the file system.
-type socket struct {
+// Listener is a listening socket and its name in the file system.
+type Listener struct {
 	*net.UnixListener
 	path string
 	lock int         // descriptor of the lock file, locked while the socket is open; -1 for an abstract name
 	file fs.FileInfo // the socket file
-	kept bool        // another process keeps it: Close closes this one's descriptors alone
+	kept bool        // see IsKept
 }
 
-// listen makes a socket at path. The lock file decides which server has the path,
+// Listen makes a socket at a path of Path. The lock file decides which server has the path,
 // so the socket file of a dead server can be replaced.
-func listen(path string, h hooks) (*socket, error) {
-	s := &socket{path: path, lock: -1}
+func Listen(path string, o Options) (*Listener, error) {
+	s := &Listener{path: path, lock: -1}
 	if strings.HasPrefix(path, "@") {
 		var err error
-		s.UnixListener, err = listenAt(path, h)
+		s.UnixListener, err = listenAt(path, o)
 		return s, err
 	}
 	if err := checkDirectory(path); err != nil {
@@ -87,7 +87,7 @@ func listen(path string, h hooks) (*socket, error) {
 		return nil, &fs.PathError{Op: "open", Path: path + ".lock", Err: err}
 	}
 	s.lock = lock
-	if err := s.bind(h); err != nil {
+	if err := s.bind(o); err != nil {
 		_ = unix.Close(lock)
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func listen(path string, h hooks) (*socket, error) {
 
 // bind binds a socket to a temporary name and renames it. It replaces nothing but a
 // socket.
-func (s *socket) bind(h hooks) error {
+func (s *Listener) bind(o Options) error {
 	if err := unix.Flock(s.lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("%w: another server holds %s: %w", vmm.ErrBusy, s.path, err)
 	}
@@ -107,11 +107,11 @@ func (s *socket) bind(h hooks) error {
 	if len(temporary) > maxPath {
 		return fmt.Errorf("%w: socket path %q is too long by %d bytes", vmm.ErrInvalid, s.path, len(temporary)-maxPath)
 	}
-	l, err := listenAt(temporary, h)
+	l, err := listenAt(temporary, o)
 	if err != nil {
 		return err
 	}
-	if err = h.access.set(temporary); err == nil {
+	if err = o.set(temporary); err == nil {
 		s.file, err = os.Lstat(temporary)
 	}
 	if err == nil {
@@ -128,9 +128,9 @@ func (s *socket) bind(h hooks) error {
 
 // listenAt listens on a new socket. Its file is at no time open to other users: the mode
 // is that of the socket when it is bound, less the umask.
-func listenAt(address string, h hooks) (*net.UnixListener, error) {
+func listenAt(address string, o Options) (*net.UnixListener, error) {
 	prepare := func(_, _ string, c syscall.RawConn) error {
-		if !h.takeFDs {
+		if !o.TakeFDs {
 			_ = wire.RefuseFDs(c) // where the kernel cannot, nothing takes them either
 		}
 		var failed error
@@ -151,9 +151,12 @@ func listenAt(address string, h hooks) (*net.UnixListener, error) {
 	return ul, nil
 }
 
+// IsKept reports whether another process keeps the socket: Close closes this one's descriptors alone.
+func (s *Listener) IsKept() bool { return s.kept }
+
 // Close ends the socket: no process can connect any more, and AcceptUnix returns. The
-// listener stays open until closeListener.
-func (s *socket) Close() error {
+// listener stays open until CloseListener.
+func (s *Listener) Close() error {
 	if s.kept {
 		return s.abandon()
 	}
@@ -170,16 +173,16 @@ func (s *socket) Close() error {
 }
 
 // abandon closes the descriptors of a socket that another process has, too.
-func (s *socket) abandon() error {
+func (s *Listener) abandon() error {
 	if s.lock >= 0 {
 		_ = unix.Close(s.lock)
 	}
 	return s.UnixListener.Close()
 }
 
-// takeWaiting returns the connections that no AcceptUnix has returned, after Close. It
+// TakeWaiting returns the connections that no AcceptUnix has returned, after Close. It
 // returns false if that is not all of them.
-func (s *socket) takeWaiting() (conns []*net.UnixConn, all bool) {
+func (s *Listener) TakeWaiting() (conns []*net.UnixConn, all bool) {
 	err := s.control(func(listener int) error {
 		for {
 			fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
@@ -200,10 +203,12 @@ func (s *socket) takeWaiting() (conns []*net.UnixConn, all bool) {
 	return conns, errors.Is(err, unix.EAGAIN)
 }
 
-func (s *socket) closeListener() { _ = s.UnixListener.Close() }
+// CloseListener is what is left after Close. It can wait for other processes: connections that
+// wait are closed with the descriptors that lie in them.
+func (s *Listener) CloseListener() { _ = s.UnixListener.Close() }
 
 // control calls f with the listener's descriptor.
-func (s *socket) control(f func(fd int) error) error {
+func (s *Listener) control(f func(fd int) error) error {
 	raw, err := s.SyscallConn()
 	if err != nil {
 		return err

@@ -1,0 +1,140 @@
+package socket
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Kept is a server's socket in a process that serves nothing itself.
+type Kept struct {
+	Path  string
+	Files []*os.File // for the process that serves: the listener, and the lock file if there is one
+	Own   bool       // this process has made it
+
+	listener *Listener
+}
+
+// set changes a file that is not yet where clients look for it.
+func (o Options) set(path string) error {
+	if o.Group != nil {
+		if err := os.Chown(path, -1, *o.Group); err != nil {
+			return err
+		}
+	}
+	if o.Mode == 0 {
+		return nil
+	}
+	return os.Chmod(path, o.Mode.Perm())
+}
+
+// Keep makes a socket at path, which is as for Path. The caller must Close it.
+func Keep(path string, o Options) (*Kept, error) {
+	path, err := Path(path)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	if strings.HasPrefix(path, "@") && o != (Options{}) {
+		return nil, fmt.Errorf("listen: %w: %s is no file, and has neither mode nor group", vmm.ErrInvalid, path)
+	}
+	l, err := Listen(path, o)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	return keep(l, true)
+}
+
+// KeepListener is Keep of a socket of the kind "unixpacket" that another process has made, such as systemd, and
+// that is that process's to remove. It takes f.
+func KeepListener(f *os.File) (*Kept, error) {
+	l, err := Adopt(f, "", -1)
+	if err != nil {
+		return nil, fmt.Errorf("keep a socket: %w", err)
+	}
+	if raw, err := l.SyscallConn(); err == nil {
+		_ = wire.RefuseFDs(raw) // as listenAt does
+	}
+	return keep(l, false)
+}
+
+// Adopt returns the Listener of a socket of the kind "unixpacket" that another process keeps. It takes f, and the lock
+// file's descriptor; -1: there is none. Without a path it is the socket's.
+func Adopt(f *os.File, path string, lock int) (*Listener, error) {
+	l, err := net.FileListener(f)
+	_ = f.Close() // l has another descriptor of it
+	if err != nil {
+		return nil, err
+	}
+	ul, ok := l.(*net.UnixListener)
+	if !ok || ul.Addr().Network() != "unixpacket" {
+		return nil, errors.Join(fmt.Errorf("%w: a socket of the kind %s", vmm.ErrInvalid, l.Addr().Network()), l.Close())
+	}
+	ul.SetUnlinkOnClose(false)
+	if path == "" {
+		path = ul.Addr().String()
+	}
+	return &Listener{UnixListener: ul, path: path, lock: lock, kept: true}, nil
+}
+
+func keep(l *Listener, own bool) (*Kept, error) {
+	k := &Kept{Path: l.path, Own: own, listener: l}
+	err := l.control(func(fd int) error { return k.add(fd, "listener") })
+	if err == nil && l.lock >= 0 {
+		err = k.add(l.lock, "lock")
+	}
+	if err != nil {
+		return nil, errors.Join(err, k.Close())
+	}
+	return k, nil
+}
+
+func (k *Kept) add(fd int, name string) error {
+	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		k.Files = append(k.Files, os.NewFile(uintptr(own), name))
+	}
+	return err
+}
+
+// Close ends the socket: no process can connect any more.
+func (k *Kept) Close() error {
+	err := k.listener.Close()
+	k.listener.CloseListener()
+	for _, f := range k.Files {
+		err = errors.Join(err, f.Close())
+	}
+	return err
+}
+
+// Signal sends a signal to the process that keeps the socket at path. It returns vmm.ErrNotSupported if that
+// cannot be seen from here. The caller knows that there is such a process.
+func Signal(path string, sig syscall.Signal) error {
+	path, err := Path(path)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing was sent
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
+		return fmt.Errorf("connect to %s: %w", path, err)
+	}
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return err
+	}
+	if cred.Pid <= 0 {
+		return fmt.Errorf("%w: the process that keeps %s is in another namespace of process ids", vmm.ErrNotSupported, path)
+	}
+	return unix.Kill(int(cred.Pid), sig)
+}
