@@ -240,7 +240,9 @@ template <class T, int THREADS, int PER_THREAD> struct tile_appender {
 
 // atomicAggInc adds 1 and returns the old value, as atomicAdd(p, 1) does, with one atomic
 // addition for all lanes of a warp that are together in the call with the same p. The
-// lanes may pass different addresses.
+// lanes may pass different addresses. Where all lanes of a warp pass the same one, that is 1
+// addition in place of 32.
+__device__ __forceinline__ int atomicAggInc(int *p) { return cuvmm::add_one(p); }
 __device__ __forceinline__ unsigned atomicAggInc(unsigned *p) { return cuvmm::add_one(p); }
 __device__ __forceinline__ unsigned long long atomicAggInc(unsigned long long *p) { return cuvmm::add_one(p); }
 

@@ -1,8 +1,3 @@
-// Command append has kernels append rows to a vector that grows under them. Each batch of
-// rows is filtered where it lies: what is kept goes behind what is there, and where the
-// vector is full, it grows at its address and the unfinished part runs again. On a GPU the
-// kernel is CUDA source that is compiled when the program runs. Without one, or where there
-// is no libnvrtc to compile it, a Go function does the same on host memory.
 package main
 
 import (
@@ -10,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"math/rand/v2"
-	"os"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/growable"
@@ -20,49 +13,77 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
 
+// row is one row in memory, for Go and for the kernel.
+type row struct {
+	ID    uint32
+	Score float32
+}
+
 const (
 	batches = 8
 	batch   = 250_000 // rows
 	limit   = float32(0.25)
+
+	// A work item is a tile of rows, of which all that is kept is appended, or nothing. The
+	// kernel has the same numbers.
+	tileThreads = 256 // of a block
+	tile        = tileThreads * 8
 )
 
-func main() {
-	dev, err := vmm.Open("auto")
-	if err == nil {
-		err = run(os.Stdout, dev)
+const appendCUDA = `
+struct row {
+	unsigned id;
+	float score;
+};
+
+const int THREADS = 256, PER_THREAD = 8, TILE = THREADS * PER_THREAD;
+
+// A block does one item after the other.
+extern "C" __global__ void keep_above(cuvmm::cursor *c, const row *rows, u64 n, float limit)
+{
+	typedef cuvmm::tile_appender<row, THREADS, PER_THREAD> appender;
+	__shared__ appender::shared s;
+	u64 items = cuvmm::item_count(c, (n + TILE - 1) / TILE);
+	for (u64 b = blockIdx.x; b < items; b += gridDim.x) {
+		u64 item = cuvmm::item(c, b);
+		row values[PER_THREAD];
+		unsigned keep = 0;
+		for (int i = 0; i < PER_THREAD; i++) {
+			u64 at = item * TILE + i * THREADS + threadIdx.x;
+			if (at >= n)
+				continue;
+			values[i] = rows[at];
+			keep |= unsigned(values[i].score > limit) << i;
+		}
+		if (!appender::append(c, s, values, keep) && threadIdx.x == 0)
+			cuvmm::note_unfinished(c, item);
 	}
-	if err != nil {
-		log.Fatal(err)
+}
+`
+
+func keepAbove(c *kernel.DeviceCursor, rows []row, limit float32) {
+	n := uint64(len(rows))
+	for i := range c.ItemCount((n + tile - 1) / tile) {
+		item := c.Item(i)
+		var kept []row
+		for _, r := range rows[item*tile : min(item*tile+tile, n)] {
+			if r.Score > limit {
+				kept = append(kept, r)
+			}
+		}
+		if !kernel.AppendTo(c, kept...) {
+			c.NoteUnfinished(item)
+		}
 	}
 }
 
-// run closes the device.
-func run(w io.Writer, dev *vmm.Device) (err error) {
-	mod, err := kernel.Load(dev, code)
-	if errors.Is(err, vmm.ErrNotSupported) {
-		// No libnvrtc, or one that does not know this GPU.
-		fmt.Fprintln(w, "using host memory:", err)
-		if err := dev.Close(); err != nil {
-			return err
-		}
-		if dev, err = vmm.Open("host"); err != nil {
-			return err
-		}
-		mod, err = kernel.Load(dev, code)
-	}
-	defer func() { err = errors.Join(err, mod.Close(), dev.Close()) }()
-	if err != nil {
-		return err
-	}
+// appendRows filters each batch of rows where it lies: what is kept goes behind what is there.
+// Where the vector is full, it grows at its address and the unfinished part runs again.
+func appendRows(w io.Writer, dev *vmm.Device, mod *kernel.Module) (err error) {
 	f, err := mod.Func("keep_above")
 	if err != nil {
 		return err
 	}
-	return filter(w, dev, f)
-}
-
-// filter appends what is kept of all batches, and then checks it.
-func filter(w io.Writer, dev *vmm.Device, f *kernel.Func) (err error) {
 	s, err := dev.NewStream()
 	if err != nil {
 		return err
@@ -101,7 +122,7 @@ func filter(w io.Writer, dev *vmm.Device, f *kernel.Func) (err error) {
 		launches := 0
 		kept, err := c.Append(s, (batch+tile-1)/tile, func(items uint64) error {
 			launches++
-			grid := kernel.Config{Grid: vmm.Dim{X: uint32(items)}, Block: vmm.Dim{X: threads}}
+			grid := kernel.Config{Grid: vmm.Dim{X: uint32(items)}, Block: vmm.Dim{X: tileThreads}}
 			return f.Launch(s, grid, c, kernel.Read(in), limit)
 		})
 		if err != nil {
@@ -109,11 +130,11 @@ func filter(w io.Writer, dev *vmm.Device, f *kernel.Func) (err error) {
 		}
 		fmt.Fprintf(w, "batch %d: %d of %d rows in %d launches\n", b+1, kept, batch, launches)
 	}
-	return check(w, out, want)
+	return checkRows(w, out, want)
 }
 
-// check compares the rows with those that have to be there. They come in any order.
-func check(w io.Writer, out *growable.Vector[row], want []row) error {
+// checkRows compares the rows with those that have to be there. They come in any order.
+func checkRows(w io.Writer, out *growable.Vector[row], want []row) error {
 	got := make([]row, out.Len())
 	if _, err := out.ReadAt(got, 0); err != nil {
 		return err
