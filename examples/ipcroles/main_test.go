@@ -52,13 +52,19 @@ func plays(t *testing.T, args ...string) (string, error) {
 func begin(t *testing.T, dir string) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	cmd := start(t, "main", "-dir", dir, "-device", "host", "-count", "100000")
+	return cmd, beginAs(t, cmd)
+}
+
+// beginAs is begin for a main of any kind.
+func beginAs(t *testing.T, cmd *exec.Cmd) *bufio.Scanner {
+	t.Helper()
 	cmd.Stderr = t.Output()
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	lines := bufio.NewScanner(out)
 	says(t, lines, "after main all 100000 numbers are 1")
-	return cmd, lines
+	return lines
 }
 
 func says(t *testing.T, lines *bufio.Scanner, line string) {
