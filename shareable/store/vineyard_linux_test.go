@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/kernel"
@@ -144,6 +145,9 @@ extern "C" __global__ void copy(const unsigned char *from, u64 n, unsigned char 
 func copyByKernel(t *testing.T, dev *vmm.Device, from, to kernel.Memory) {
 	t.Helper()
 	mod, err := kernel.Load(dev, copying)
+	if errors.Is(err, vmm.ErrNotSupported) {
+		testgate.Require(t, "nvrtc", err)
+	}
 	require.NoError(t, err)
 	fn, err := mod.Func("copy")
 	require.NoError(t, err)
