@@ -15,6 +15,8 @@
 //
 // Two things order the processes. A socket gives the turns: one process after the other, and
 // none without main. Events that both have open order the work on the device.
+//
+// Each role can be played by roles.py instead, which makes the same calls in Python.
 package main
 
 import (
@@ -45,7 +47,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.dir, "dir", "", "where the handles are; by default a directory of the user")
 	flag.StringVar(&o.device, "device", "auto", "device: cuda:0, host, ...")
-	flag.IntVar(&o.count, "count", 1<<20, "how many numbers main allocates")
+	flag.IntVar(&o.count, "count", 1<<20, "how many numbers main allocates; for another role, where the handle does not tell")
 	args := os.Args[1:]
 	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {
 		o.role, args = args[0], args[1:]

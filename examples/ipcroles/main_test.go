@@ -52,13 +52,19 @@ func plays(t *testing.T, args ...string) (string, error) {
 func begin(t *testing.T, dir string) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	cmd := start(t, "main", "-dir", dir, "-device", "host", "-count", "100000")
+	return cmd, beginAs(t, cmd)
+}
+
+// beginAs is begin for a main of any kind.
+func beginAs(t *testing.T, cmd *exec.Cmd) *bufio.Scanner {
+	t.Helper()
 	cmd.Stderr = t.Output()
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	lines := bufio.NewScanner(out)
 	says(t, lines, "after main all 100000 numbers are 1")
-	return cmd, lines
+	return lines
 }
 
 func says(t *testing.T, lines *bufio.Scanner, line string) {
@@ -85,11 +91,16 @@ func TestRoles(t *testing.T) {
 	require.Error(t, err)
 	require.Contains(t, out, "another main is there")
 
-	// Several at once take their turns.
+	// Several at once take their turns, with a handle as other programs write it.
+	path := filepath.Join(dir, memoryFile)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	first, _, _ := bytes.Cut(text, []byte("\n"))
+	require.NoError(t, os.WriteFile(path, first, 0o600))
 	const several = 4
 	cmds := make([]*exec.Cmd, several)
 	for i := range cmds {
-		cmds[i] = start(t, "rtc", "-dir", dir, "-device", "host")
+		cmds[i] = start(t, "rtc", "-dir", dir, "-device", "host", "-count", "100000")
 		cmds[i].Stderr = t.Output()
 		require.NoError(t, cmds[i].Start())
 	}

@@ -16,6 +16,7 @@ import json
 import math
 import mmap
 import os
+import re
 import select
 import socket
 import stat
@@ -229,6 +230,18 @@ class CudaMemory:
             self.context = None
 
 
+def parse_name(name):
+    """The name for ATTACH, and the instance that the owner must be: an object of a store
+    that was printed as an ID, "@7:" and 32 hexadecimal digits, is "@7" of that store. Any
+    other name is of whatever owner is there: None."""
+    number, colon, instance = name.partition(":")
+    if not (name.startswith("@") and colon):
+        return name, None
+    if not re.fullmatch("@(0|[1-9][0-9]*):[0-9a-f]{32}", name):
+        raise ValueError(f"{name!r} is no ID")
+    return number, bytes.fromhex(instance)
+
+
 class Frame:
     """One packet. Its exit closes the descriptors that came with it and are still in
     fds: no one knows what they are."""
@@ -270,7 +283,8 @@ class Payload:
 
 
 class Reader:
-    """One object of another process, mapped for reading.
+    """One object of another process, mapped for reading. Its name may be the ID of an
+    object of a store, as the store's clients print it.
 
     Attributes: address, the first address; max, the bytes it can grow to;
     backend, HOST or CUDA; device, the GPU's ordinal; kind, bits and size of an
@@ -412,6 +426,7 @@ class Reader:
     # Attaching.
 
     def _attach(self, path, token):
+        name, wanted = parse_name(self.name)
         try:
             self.sock.connect(path)
         except (ConnectionRefusedError, FileNotFoundError) as e:
@@ -425,11 +440,13 @@ class Reader:
         with self._reply(HELLO, 0) as frame:
             expect(len(frame.payload) == 96, f"HELLO of {len(frame.payload)} bytes")
             _, instance, uuid, self.backend, _, granularity = struct.unpack_from("<Q16s16sIIQ", frame.payload)
+        if wanted not in (None, instance):
+            raise LookupError(f"{self.name} is of another store, or of one before its restart")
         expect(self.backend in (HOST, CUDA) and granularity > 0, f"backend {self.backend}, granularity {granularity}")
         self._send(HELLO, struct.pack(
             "<Q16s16sIIQII32s", 0, bytes(16), uuid, self.backend, os.getpid(), granularity, bool(token), 0, token
         ))  # fmt: skip
-        name = self.name.encode()
+        name = name.encode()
         self._send(ATTACH, struct.pack("<III", 1, UNSEALED if self.unsealed else 0, len(name)) + name, ATTACH_REQUEST)
         with self._reply(OBJECT, ATTACH_REQUEST) as frame:
             self._object(Payload(frame.payload), instance, name)

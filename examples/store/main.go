@@ -5,10 +5,10 @@
 //	store -read ID
 //
 // in three terminals; the second prints the ID. The writer makes a buffer, fills it through
-// a mirror in host memory, and seals it. It may end before the reader starts: the buffer is
-// the store's. The reader maps it, reads it through a mirror, and deletes it. The memory is
-// that of the first GPU, or host memory if there is no GPU; between the processes no data is
-// copied.
+// a mirror in host memory, changes it by a kernel, and seals it. It may end before the reader
+// starts: the buffer is the store's. The reader maps it, reads it by a kernel and through a
+// mirror, and deletes it. The memory is that of the first GPU, or host memory if there is no
+// GPU; between the processes no data is copied.
 package main
 
 import (
@@ -83,7 +83,7 @@ func serve(ctx context.Context, out io.Writer, dev *vmm.Device, o options) error
 	return s.Close()
 }
 
-// write makes a buffer, fills it through a mirror, and seals it.
+// write makes a buffer, fills it through a mirror, changes it by a kernel, and seals it.
 func write(ctx context.Context, out io.Writer, c *store.Client, size uint64) (err error) {
 	w, err := c.Create(ctx, "", store.CreateOptions{Size: size, Labels: map[string]string{"example": "store"}})
 	if err != nil {
@@ -100,13 +100,16 @@ func write(ctx context.Context, out io.Writer, c *store.Client, size uint64) (er
 		return err
 	}
 	for i := range m.Bytes() {
-		m.Bytes()[i] = pattern(i)
+		m.Bytes()[i] = pattern(i) - 1
 	}
 	if err := m.Close(); err != nil {
 		return err
 	}
-	// The length is what readers see, so it comes after the bytes.
+	// The length is what kernels get, and what readers see. Before the seal that is no one.
 	if err := w.SetLen(size); err != nil {
+		return err
+	}
+	if err := launch(c.Device(), "add", w.Range(), uint8(1)); err != nil {
 		return err
 	}
 	if err := w.Seal(ctx, shareable.SealOptions{Digest: true}); err != nil {
@@ -117,7 +120,7 @@ func write(ctx context.Context, out io.Writer, c *store.Client, size uint64) (er
 	return nil
 }
 
-// read reads a buffer through a mirror, and deletes it.
+// read reads a buffer by a kernel and through a mirror, and deletes it.
 func read(ctx context.Context, out io.Writer, c *store.Client, id string) (err error) {
 	b, err := c.Get(ctx, id, store.GetOptions{Wait: true})
 	if err != nil {
@@ -125,6 +128,12 @@ func read(ctx context.Context, out io.Writer, c *store.Client, id string) (err e
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	fmt.Fprintf(out, "%d bytes, on a device: %t, writable: %t\n", b.Len(), b.Location().Kind == vmm.LocationDevice, b.Writable())
+
+	total, err := sumOf(c.Device(), b)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "the sum by a kernel is", total)
 
 	// A mirror of what is sealed has to be initialised, and cannot be written back.
 	_, err = c.Device().NewMirror(b.Ptr(), b.Len(), vmm.MirrorOptions{})
@@ -140,12 +149,13 @@ func read(ctx context.Context, out io.Writer, c *store.Client, id string) (err e
 		if x != pattern(i) {
 			wrong++
 		}
+		total -= uint64(x)
 	}
 	if err := m.Close(); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%d bytes are wrong\n", wrong)
-	if wrong > 0 {
+	if wrong > 0 || total != 0 {
 		return errors.New("the buffer is not what was written")
 	}
 

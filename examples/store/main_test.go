@@ -3,14 +3,20 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/kernel"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // roleVar has this binary be the program, for a process of its own.
@@ -24,12 +30,28 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// device is what the test runs on: a GPU with VMM_TEST_DRIVER=cuda, else host memory.
+func device(t *testing.T) string {
+	t.Helper()
+	if os.Getenv("VMM_TEST_DRIVER") != "cuda" {
+		return vmmtest.Device(t).Info().Open
+	}
+	dev := vmmtest.Drivers()[1].Device(t)
+	m, err := kernel.Load(dev, code)
+	if errors.Is(err, vmm.ErrNotSupported) {
+		testgate.Require(t, "nvrtc", err)
+	}
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	return dev.Info().Open
+}
+
 // program runs the program in a process of its own, until it ends.
 func program(t *testing.T, args ...string) string {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), self, append([]string{"-device", "host"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), self, args...)
 	cmd.Env = append(os.Environ(), roleVar+"=1")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -49,15 +71,13 @@ func (w *firstLine) Write(p []byte) (int, error) {
 }
 
 func TestRun(t *testing.T) {
-	if runtime.GOOS != "linux" {
-		t.Skip("sharing needs Linux")
-	}
+	dev := device(t)
 	path := filepath.Join(t.TempDir(), "s")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	ended := make(chan error, 1)
 	line := &firstLine{there: make(chan struct{})}
-	go func() { ended <- run(ctx, line, options{serve: true, path: path, device: "host"}) }()
+	go func() { ended <- run(ctx, line, options{serve: true, path: path, device: dev}) }()
 	select {
 	case <-line.there:
 	case err := <-ended:
@@ -65,16 +85,21 @@ func TestRun(t *testing.T) {
 	}
 	require.Equal(t, "serving at "+path+"\n", line.String())
 
-	wrote := program(t, "-path", path, "-write")
+	wrote := program(t, "-device", dev, "-path", path, "-write")
 	rest, id, ok := strings.Cut(strings.TrimSpace(wrote), "id ")
 	require.True(t, ok, wrote)
 	require.Equal(t, "get before the seal: true\nsealed 8388608 bytes\n", rest)
-	require.Equal(t, `8388608 bytes, on a device: true, writable: false
+	var sum uint64
+	for i := range 8 << 20 {
+		sum += uint64(pattern(i))
+	}
+	require.Equal(t, fmt.Sprintf(`8388608 bytes, on a device: true, writable: false
+the sum by a kernel is %d
 a mirror that is not initialised is refused: true
 a mirror that writes back is refused: true
 0 bytes are wrong
 get after the delete: true
-`, program(t, "-path", path, "-read", id))
+`, sum), program(t, "-device", dev, "-path", path, "-read", id))
 
 	stop()
 	require.NoError(t, <-ended)

@@ -1,10 +1,12 @@
 package ipc_test
 
 import (
+	"encoding/hex"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -27,46 +29,38 @@ func cudaWithPython(t *testing.T) *vmm.Device {
 	return dev
 }
 
-// python runs testdata/interop.py.
+// python runs testdata/pool.py.
 func python(t *testing.T, files []*os.File, args ...any) *child {
 	t.Helper()
-	words := []string{"-B", "testdata/interop.py"}
+	words := []string{"-B", "testdata/pool.py"}
 	for _, a := range args {
 		words = append(words, fmt.Sprint(a))
 	}
 	return run(t, exec.CommandContext(t.Context(), "python3", words...), files...)
 }
 
-func TestPythonOpensOurMemory(t *testing.T) {
-	dev := cudaWithPython(t)
-	m := alloc(t, dev, mib)
-	_, err := m.WriteAt([]byte{7}, 0)
-	require.NoError(t, err)
-	h, err := m.Handle()
-	require.NoError(t, err)
+// TestPythonDecodesAHandle: a program that takes the first line has the 64 bytes. One that takes
+// the whole file for base64 has them first, and by Python's version nothing or garbage after them.
+func TestPythonDecodesAHandle(t *testing.T) {
+	if out, err := exec.CommandContext(t.Context(), "python3", "-V").CombinedOutput(); err != nil {
+		t.Skipf("needs python3: %v\n%s", err, out)
+	}
+	h := ipc.Handle{Kind: ipc.KindMemory, Size: mib, UUID: [16]byte{7}, PID: 12, Start: 3, Boot: "4981e164-9750", PIDNamespace: 5}
+	for i := range h.Raw {
+		h.Raw[i] = byte(251 * i)
+	}
 	path := filepath.Join(t.TempDir(), "handle")
 	require.NoError(t, ipc.WriteFile(path, h))
-	c := python(t, nil, "open-memory", path, mib)
-	require.Equal(t, "7", c.says())
-	c.ends()
-	require.Equal(t, byte(8), byteAt(t, m, mib-1))
-}
-
-func TestWeOpenPythonsMemory(t *testing.T) {
-	dev := cudaWithPython(t)
-	path := filepath.Join(t.TempDir(), "handle")
-	c := python(t, nil, "make-memory", path, mib)
-	require.Equal(t, "ready", c.says())
-	h, err := ipc.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, ipc.Handle{Raw: h.Raw}, h)
-	h.Size = mib
-	m := open(t, dev, h)
-	require.Equal(t, byte(5), byteAt(t, m, mib-1))
-	_, err = m.WriteAt([]byte{9}, 0)
-	require.NoError(t, err)
-	require.NoError(t, m.Close())
-	require.Equal(t, "9", c.does("look"))
+	const decode = `
+import base64, sys
+for text in open(sys.argv[1]).readline(), open(sys.argv[1]).read():
+    print(base64.b64decode(text).hex())
+`
+	c := run(t, exec.CommandContext(t.Context(), "python3", "-c", decode, path))
+	require.Equal(t, hex.EncodeToString(h.Raw[:]), c.says())
+	whole := c.says()
+	t.Logf("the whole file is %d bytes", len(whole)/2)
+	require.True(t, strings.HasPrefix(whole, hex.EncodeToString(h.Raw[:])), whole)
 	c.ends()
 }
 

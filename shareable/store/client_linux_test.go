@@ -25,7 +25,13 @@ import (
 // clientOf makes a Client of a store that has a socket.
 func clientOf(t *testing.T, s *Server) *Client {
 	t.Helper()
-	c, err := Connect(t.Context(), s.Path(), vmmtest.Device(t), ClientOptions{})
+	return clientOn(t, vmmtest.Device(t), s)
+}
+
+// clientOn is clientOf on a device of the caller's.
+func clientOn(t *testing.T, dev *vmm.Device, s *Server) *Client {
+	t.Helper()
+	c, err := Connect(t.Context(), s.Path(), dev, ClientOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	return c

@@ -120,7 +120,8 @@ type CreateOptions struct {
 	// vmm.RangeOptions. 0 is none.
 	GrowAhead uint64
 	// Host has the memory on the host, on the NUMA node of that number, instead of on the
-	// client's device; nil: on the device.
+	// client's device; nil: on the device. A store on a host device has no other memory:
+	// vmm.ErrNotSupported.
 	Host *int
 	// Layout describes the bytes to readers; the zero Layout describes nothing.
 	Layout vmm.Layout

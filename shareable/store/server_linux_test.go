@@ -16,7 +16,13 @@ import (
 // listening makes a store with a socket.
 func listening(t *testing.T, o Options) *Server {
 	t.Helper()
-	s, err := Listen(vmmtest.Device(t), filepath.Join(t.TempDir(), "s.sock"), o)
+	return listeningOn(t, vmmtest.Device(t), o)
+}
+
+// listeningOn is listening on a device of the caller's.
+func listeningOn(t *testing.T, dev *vmm.Device, o Options) *Server {
+	t.Helper()
+	s, err := Listen(dev, filepath.Join(t.TempDir(), "s.sock"), o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return s

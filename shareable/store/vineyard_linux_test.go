@@ -17,10 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/kernel"
-	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // vineyardBytes is the size of the buffers in these tests, more than a page.
@@ -52,7 +52,7 @@ func vineyardClient(t *testing.T) bool {
 	if path == "" {
 		return false
 	}
-	c, err := Connect(t.Context(), path, vmmtest.Device(t), ClientOptions{})
+	c, err := Connect(t.Context(), path, testDevice(t), ClientOptions{})
 	require.NoError(t, err)
 	defer c.Close() //nolint:errcheck // the process ends
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
@@ -65,8 +65,9 @@ func vineyardClient(t *testing.T) bool {
 		case "get":
 			b := got(t, c, name, GetOptions{Unsafe: true})
 			require.Equal(t, bytesOf(int(b.Len())), contents(t, b))
+			verb = fmt.Sprint(verb, " on ", b.Location())
 		}
-		fmt.Println(verb, "done")
+		fmt.Println(verb)
 	}
 	return true
 }
@@ -100,13 +101,14 @@ func inOtherProcess(t *testing.T, s *Server) otherProcess {
 	return p
 }
 
-// does has the process do something, and waits until it has.
-func (p otherProcess) does(verb, name string) {
+// does has the process do something, and returns what it says then.
+func (p otherProcess) does(verb, name string) string {
 	p.t.Helper()
 	_, err := fmt.Fprintln(p.in, verb, name)
 	require.NoError(p.t, err)
 	require.True(p.t, p.lines.Scan(), "the process has ended: %v", p.lines.Err())
-	require.Equal(p.t, verb+" done", p.lines.Text())
+	require.Contains(p.t, p.lines.Text(), verb)
+	return p.lines.Text()
 }
 
 // kill kills the process, unless it was killed before.
@@ -124,19 +126,48 @@ func mirrorOf(t *testing.T, c *Client, p vmm.Ptr, o vmm.MirrorOptions) *vmm.Mirr
 	return m
 }
 
-// runKernel runs a Go function as a kernel on the memory.
-func runKernel(t *testing.T, c *Client, m kernel.Memory, f func(x []byte)) {
+// copying is a kernel that copies memory to other memory.
+var copying = kernel.Code{
+	CUDA: `
+typedef unsigned long long u64;
+
+extern "C" __global__ void copy(const unsigned char *from, u64 n, unsigned char *to, u64)
+{
+	u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+	if (i < n)
+		to[i] = from[i];
+}
+`,
+	Host: kernel.Host{"copy": func(from, to []byte) { copy(to, from) }},
+}
+
+// copyByKernel has a kernel copy a buffer's bytes from memory to memory.
+func copyByKernel(t *testing.T, dev *vmm.Device, from, to kernel.Memory) {
 	t.Helper()
-	mod, err := kernel.Load(c.Device(), kernel.Code{Host: kernel.Host{"f": f}})
+	mod, err := kernel.Load(dev, copying)
+	if errors.Is(err, vmm.ErrNotSupported) {
+		testgate.Require(t, "nvrtc", err)
+	}
 	require.NoError(t, err)
-	fn, err := mod.Func("f")
+	fn, err := mod.Func("copy")
 	require.NoError(t, err)
-	stream, err := c.Device().NewStream()
+	stream, err := dev.NewStream()
 	require.NoError(t, err)
-	require.NoError(t, fn.Launch(stream, kernel.Over(vineyardBytes, 256), m))
+	require.NoError(t, fn.Launch(stream, kernel.Over(vineyardBytes, 256), kernel.Read(from), to))
 	require.NoError(t, stream.Sync())
 	require.NoError(t, stream.Close())
 	require.NoError(t, mod.Close())
+}
+
+// ownMemory is memory of this process alone, all bytes of which are b.
+func ownMemory(t *testing.T, dev *vmm.Device, b byte) *vmm.Range {
+	t.Helper()
+	r, err := dev.Alloc(vineyardBytes)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, r.Close()) })
+	_, err = r.WriteAt(bytes.Repeat([]byte{b}, vineyardBytes), 0)
+	require.NoError(t, err)
+	return r
 }
 
 // filled makes an object that has all its bytes and is not sealed.
@@ -151,11 +182,11 @@ func filled(t *testing.T, c *Client, name string) *Writer {
 // vineyardCalls are the rows of "Call by call".
 var vineyardCalls = map[string]func(t *testing.T, s *Server, c *Client){
 	"client.Connect(socket)": func(t *testing.T, s *Server, _ *Client) {
-		c, err := Connect(t.Context(), s.Path(), vmmtest.Device(t), ClientOptions{})
+		c, err := Connect(t.Context(), s.Path(), testDevice(t), ClientOptions{})
 		require.NoError(t, err)
 		require.Equal(t, s.Instance(), c.Instance())
 		require.NoError(t, c.Close())
-		_, err = Connect(t.Context(), s.Path()+"x", vmmtest.Device(t), ClientOptions{})
+		_, err = Connect(t.Context(), s.Path()+"x", testDevice(t), ClientOptions{})
 		require.ErrorIs(t, err, shareable.ErrOwnerGone)
 	},
 	"client.CreateGPUBuffer(size, id, object, buffer)": func(t *testing.T, s *Server, c *Client) {
@@ -167,22 +198,36 @@ var vineyardCalls = map[string]func(t *testing.T, s *Server, c *Client){
 	"buffer->mutable_data()": func(t *testing.T, _ *Server, c *Client) {
 		w := filled(t, c, "m")
 		require.NotZero(t, w.Ptr())
-		runKernel(t, c, w.Range(), func(x []byte) {
-			for i := range x {
-				x[i] = 'k'
-			}
-		})
+		copyByKernel(t, c.Device(), ownMemory(t, c.Device(), 'k'), w.Range())
 		require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
 		require.Equal(t, bytes.Repeat([]byte{'k'}, vineyardBytes), contents(t, got(t, c, "m", GetOptions{})))
 	},
-	"buffer->is_cpu()": func(t *testing.T, _ *Server, c *Client) {
-		filled(t, c, "m")
-		b := got(t, c, "m", GetOptions{Unsafe: true})
-		require.Equal(t, vmm.LocationDevice, b.Location().Kind)
-		require.Equal(t, c.Device(), b.Device())
-		info, err := c.Stat(t.Context(), "m")
-		require.NoError(t, err)
-		require.False(t, info.Host)
+	"buffer->is_cpu()": func(t *testing.T, s *Server, c *Client) {
+		node := 0
+		p := inOtherProcess(t, s)
+		for name, host := range map[string]*int{"device": nil, "host": &node} {
+			w, err := c.Create(t.Context(), name, CreateOptions{Size: vineyardBytes, Host: host})
+			if host != nil && !withCUDA { // there the device's memory is the host's
+				require.ErrorIs(t, err, vmm.ErrNotSupported)
+				continue
+			}
+			require.NoError(t, err)
+			require.NoError(t, w.Append(bytesOf(vineyardBytes)))
+			require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
+			require.NoError(t, w.Close())
+			b := got(t, c, name, GetOptions{})
+			require.Equal(t, bytesOf(vineyardBytes), contents(t, b))
+			want := vmm.Location{Kind: vmm.LocationDevice}
+			if host != nil {
+				want.Kind = vmm.LocationHostNUMA
+			}
+			require.Equal(t, want, b.Location())
+			require.Equal(t, "get on "+want.String(), p.does("get", name))
+			require.Equal(t, c.Device(), b.Device())
+			info, err := c.Stat(t.Context(), name)
+			require.NoError(t, err)
+			require.Equal(t, host != nil, info.Host)
+		}
 	},
 	"buffer->is_mutable()": func(t *testing.T, _ *Server, c *Client) {
 		filled(t, c, "m")
@@ -262,8 +307,11 @@ var vineyardCalls = map[string]func(t *testing.T, s *Server, c *Client){
 		b := got(t, c, "m", GetOptions{})
 		require.NotZero(t, b.Ptr())
 		require.NotEqual(t, w.Ptr(), b.Ptr()) // a mapping of its own
-		var seen []byte
-		runKernel(t, c, b, func(x []byte) { seen = append(seen, x...) })
+		to := ownMemory(t, c.Device(), 0)
+		copyByKernel(t, c.Device(), b, to)
+		seen := make([]byte, vineyardBytes)
+		_, err := to.ReadAt(seen, 0)
+		require.NoError(t, err)
 		require.Equal(t, bytesOf(vineyardBytes), seen)
 	},
 	"CUDABufferMirror mirror(*buffer, true), immutable": func(t *testing.T, _ *Server, c *Client) {
@@ -311,9 +359,15 @@ var vineyardCalls = map[string]func(t *testing.T, s *Server, c *Client){
 	},
 	"gua->CPUData(&p)": func(t *testing.T, _ *Server, c *Client) {
 		filled(t, c, "m")
-		m := mirrorOf(t, c, got(t, c, "m", GetOptions{Unsafe: true}).Ptr(), vmm.MirrorOptions{Init: true, MaxPinned: vineyardBytes})
+		p, before := got(t, c, "m", GetOptions{Unsafe: true}).Ptr(), c.Device().Stats().Pinned
+		m := mirrorOf(t, c, p, vmm.MirrorOptions{Init: true, MaxPinned: vineyardBytes - 1})
 		require.Equal(t, bytesOf(vineyardBytes), m.Bytes())
-		require.NotZero(t, c.Device().Stats().Pinned)
+		require.Equal(t, before, c.Device().Stats().Pinned) // pageable
+		m = mirrorOf(t, c, p, vmm.MirrorOptions{Init: true, MaxPinned: vineyardBytes})
+		require.Equal(t, bytesOf(vineyardBytes), m.Bytes())
+		require.GreaterOrEqual(t, c.Device().Stats().Pinned, before+vineyardBytes)
+		require.NoError(t, m.Close())
+		require.Equal(t, before, c.Device().Stats().Pinned)
 	},
 	"gua->syncFromCPU()": func(t *testing.T, _ *Server, c *Client) {
 		w := filled(t, c, "m")
@@ -335,7 +389,7 @@ var vineyardCalls = map[string]func(t *testing.T, s *Server, c *Client){
 }
 
 // TestVineyardCalls: each row of the table in docs/vineyard.md works by the names that it has
-// for it here.
+// for it here. VMM_TEST_DRIVER=cuda runs it on a GPU.
 func TestVineyardCalls(t *testing.T) {
 	if vineyardClient(t) {
 		return
@@ -345,8 +399,8 @@ func TestVineyardCalls(t *testing.T) {
 	for _, row := range rows {
 		require.Contains(t, vineyardCalls, row)
 		t.Run(row, func(t *testing.T) {
-			s := listening(t, Options{})
-			vineyardCalls[row](t, s, clientOf(t, s))
+			s := listeningOn(t, testDevice(t), Options{})
+			vineyardCalls[row](t, s, clientOn(t, testDevice(t), s))
 		})
 	}
 }
@@ -360,9 +414,14 @@ func memoryLeft(t *testing.T, s *Server) uint64 {
 	return free
 }
 
-// mappedFile reports whether the process has a file mapped at the address.
-func mappedFile(t *testing.T, p vmm.Ptr) bool {
+// isMapped reports whether the client's process has memory mapped at the address: the driver of a
+// GPU says so, on the host the kernel does.
+func isMapped(t *testing.T, c *Client, p vmm.Ptr) bool {
 	t.Helper()
+	if withCUDA {
+		_, err := c.Device().Driver().Access(p, vmm.Location{Kind: vmm.LocationDevice})
+		return err == nil
+	}
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)
 	for line := range strings.Lines(string(maps)) {
@@ -376,12 +435,27 @@ func mappedFile(t *testing.T, p vmm.Ptr) bool {
 	return false
 }
 
+// faultStore is a store, a client of it, and what the device has free. All of it was used once, so
+// that no later call is the first one, for which a driver takes memory.
+func faultStore(t *testing.T) (*Server, *Client, uint64) {
+	t.Helper()
+	s := listeningOn(t, testDevice(t), Options{})
+	c := clientOn(t, testDevice(t), s)
+	id := sealed(t, c, "", bytesOf(vineyardBytes)).String()
+	b := got(t, c, id, GetOptions{})
+	require.Equal(t, bytesOf(vineyardBytes), contents(t, b))
+	require.NoError(t, b.Close())
+	require.NoError(t, c.Delete(t.Context(), id, DeleteOptions{}))
+	require.Eventually(t, func() bool { return s.Stats().Objects == 0 }, inTime, step)
+	return s, c, memoryLeft(t, s)
+}
+
 // vineyardFaults are the rows of "Five faults": what Vineyard does, and here a test that this
 // does not.
 var vineyardFaults = map[string]func(t *testing.T){
 	"the socket is open to every user": func(t *testing.T) {
 		t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
-		s, err := Listen(vmmtest.Device(t), "", Options{})
+		s, err := Listen(testDevice(t), "", Options{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, s.Close()) })
 		for path, mode := range map[string]os.FileMode{s.Path(): 0o600 | os.ModeSocket, filepath.Dir(s.Path()): 0o700 | os.ModeDir} {
@@ -390,13 +464,11 @@ var vineyardFaults = map[string]func(t *testing.T){
 			require.Equal(t, mode, info.Mode(), path)
 		}
 		other := uint32(os.Getuid() + 1)
-		_, err = Connect(t.Context(), s.Path(), vmmtest.Device(t), ClientOptions{UIDs: []uint32{other}})
+		_, err = Connect(t.Context(), s.Path(), testDevice(t), ClientOptions{UIDs: []uint32{other}})
 		require.ErrorIs(t, err, vmm.ErrPermission)
 	},
 	"readers of GPU buffers are not counted": func(t *testing.T) {
-		s := listening(t, Options{})
-		c := clientOf(t, s)
-		before := memoryLeft(t, s)
+		s, c, before := faultStore(t)
 		id := sealed(t, c, "m", bytesOf(vineyardBytes)).String()
 		readers := func() int {
 			info, err := c.Stat(t.Context(), id)
@@ -416,25 +488,22 @@ var vineyardFaults = map[string]func(t *testing.T){
 		require.Eventually(t, func() bool { return s.Stats().Objects == 0 && memoryLeft(t, s) == before }, inTime, step)
 	},
 	"clients never unmap a buffer": func(t *testing.T) {
-		s := listening(t, Options{})
-		c := clientOf(t, s)
-		before, had := memoryLeft(t, s), c.Device().Stats().Committed
+		s, c, before := faultStore(t)
+		had := c.Device().Stats().Committed
 		w := filled(t, c, "m")
 		b := got(t, c, "m", GetOptions{Unsafe: true})
-		require.True(t, mappedFile(t, w.Ptr()))
-		require.True(t, mappedFile(t, b.Ptr()))
+		require.True(t, isMapped(t, c, w.Ptr()))
+		require.True(t, isMapped(t, c, b.Ptr()))
 		p, q := w.Ptr(), b.Ptr()
 		require.NoError(t, b.Close())
-		require.False(t, mappedFile(t, q))
+		require.False(t, isMapped(t, c, q))
 		require.NoError(t, w.Close()) // the object goes: it is neither sealed nor durable
-		require.False(t, mappedFile(t, p))
+		require.False(t, isMapped(t, c, p))
 		require.Equal(t, had, c.Device().Stats().Committed)
 		require.Eventually(t, func() bool { return memoryLeft(t, s) == before }, inTime, step)
 	},
 	"deleting a GPU buffer frees nothing": func(t *testing.T) {
-		s := listening(t, Options{})
-		c := clientOf(t, s)
-		before := memoryLeft(t, s)
+		s, c, before := faultStore(t)
 		for range 3 {
 			sealed(t, c, "m", bytesOf(vineyardBytes))
 			require.LessOrEqual(t, memoryLeft(t, s), before-vineyardBytes)
@@ -444,9 +513,7 @@ var vineyardFaults = map[string]func(t *testing.T){
 		}
 	},
 	"unsealed buffers of a dead client stay": func(t *testing.T) {
-		s := listening(t, Options{})
-		c := clientOf(t, s)
-		before := memoryLeft(t, s)
+		s, c, before := faultStore(t)
 		p := inOtherProcess(t, s)
 		for i := range 3 {
 			p.does("create", fmt.Sprint("m", i))
@@ -470,6 +537,7 @@ var vineyardFaults = map[string]func(t *testing.T){
 }
 
 // TestVineyardFaults: what docs/vineyard.md says of each of Vineyard's faults holds.
+// VMM_TEST_DRIVER=cuda runs it on a GPU that nothing else uses: it counts free memory.
 func TestVineyardFaults(t *testing.T) {
 	if vineyardClient(t) {
 		return

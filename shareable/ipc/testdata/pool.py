@@ -1,12 +1,10 @@
-"""Shares memory by CUDA's own calls with a process of package ipc.
+"""Shares memory of CUDA's pools with a process of package ipc.
 
-    interop.py open-memory FILE SIZE     opens the handle in a file
-    interop.py make-memory FILE SIZE     allocates, and writes a handle
-    interop.py open-block TOKEN SIZE     imports the pool of descriptor 3, and a block of it
-    interop.py make-pool SIZE            makes a pool, and sends it by the socket that is descriptor 3
+    pool.py open-block TOKEN SIZE     imports the pool of descriptor 3, and a block of it
+    pool.py make-pool SIZE            makes a pool, and sends it by the socket that is descriptor 3
 
 What opens prints the first byte that it finds, and sets all to 8. What makes sets all to 5, and
-prints "ready" or the token; after a line of input it prints the first byte.
+prints the token; after a line of input it prints the first byte.
 """
 
 import array
@@ -42,29 +40,6 @@ def fill(ptr, value, size):
 
 def say(text):
     print(text, flush=True)
-
-
-def open_memory(path, size):
-    handle = cu.CUipcMemHandle()
-    with open(path, encoding="ascii") as f:
-        handle.reserved = base64.b64decode(f.readline())
-    lazily = cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-    ptr = call(cu.cuIpcOpenMemHandle(handle, int(lazily)))
-    say(first(ptr))
-    fill(ptr, 8, size)
-    call(cu.cuIpcCloseMemHandle(ptr))
-
-
-def make_memory(path, size):
-    ptr = call(cu.cuMemAlloc(size))
-    fill(ptr, 5, size)
-    handle = call(cu.cuIpcGetMemHandle(ptr))
-    with open(path, "w", encoding="ascii") as f:
-        f.write(base64.b64encode(bytes(handle.reserved)).decode() + "\n")
-    say("ready")
-    sys.stdin.readline()
-    say(first(ptr))
-    call(cu.cuMemFree(ptr))
 
 
 def open_block(token, size):
@@ -109,7 +84,7 @@ def main():
     call(cu.cuInit(0))
     context = call(cu.cuDevicePrimaryCtxRetain(call(cu.cuDeviceGet(0))))
     call(cu.cuCtxSetCurrent(context))
-    roles = {"open-memory": open_memory, "make-memory": make_memory, "open-block": open_block, "make-pool": make_pool}
+    roles = {"open-block": open_block, "make-pool": make_pool}
     roles[role](*args)
 
 

@@ -1,0 +1,164 @@
+"""Plays the roles of ipcroles with the CUDA runtime's own calls, beside processes in Go.
+
+    python3 roles.py main DIR [COUNT]      allocates numbers, sets all to 1, and prints what others make of them
+    python3 roles.py memory DIR [COUNT]    sets them to 8 by copying
+    python3 roles.py rtc DIR [COUNT]       adds 3 to each by a kernel that is compiled here
+
+DIR is the -dir of ipcroles, and COUNT its -count. It needs cuda-bindings, and uses the first GPU.
+A handle is the first line of its file; this program reads no more of it, and writes no more.
+Nothing runs on the GPU when a turn ends here, so no event is needed; main makes the two that
+processes in Go use.
+"""
+
+import array
+import base64
+import contextlib
+import ctypes
+import os
+import socket
+import sys
+
+from cuda.bindings import driver, nvrtc
+from cuda.bindings import runtime as rt
+
+# As in owner.go and turn.go.
+MEMORY, READY, FINISHED, TURNS = "memory.handle", "ready.handle", "finished.handle", "turns.sock"
+YOUR_TURN, HAS_QUEUED, SEEN = "your turn\n", " has queued its work\n", "seen\n"
+
+SOURCE = b"""
+extern "C" __global__ void add(int *x, unsigned long long n, int what)
+{
+    unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n)
+        x[i] += what;
+}
+"""
+
+
+def call(result):
+    """What a call returns beside its error, which ends the program."""
+    if int(result[0]) != 0:
+        sys.exit(f"{result[0]!r}")
+    return result[1] if len(result) > 1 else None
+
+
+def write_handle(path, handle):
+    """Whoever can read the file can use the memory, so no other user may."""
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(fd, "wb") as f:
+        f.write(base64.b64encode(bytes(handle.reserved)) + b"\n")
+    os.replace(path + ".new", path)
+
+
+def read_handle(path, handle):
+    with open(path, "rb") as f:
+        handle.reserved = base64.b64decode(f.readline())
+    return handle
+
+
+def copy_in(ptr, value, count):
+    numbers = array.array("i", [value]) * count
+    call(rt.cudaMemcpy(ptr, numbers.buffer_info()[0], 4 * count, rt.cudaMemcpyKind.cudaMemcpyHostToDevice))
+
+
+def show(after, ptr, count):
+    numbers = array.array("i", [0]) * count
+    call(rt.cudaMemcpy(numbers.buffer_info()[0], ptr, 4 * count, rt.cudaMemcpyKind.cudaMemcpyDeviceToHost))
+    print(f"after {after} all {count} numbers are {' or '.join(map(str, sorted(set(numbers))))}", flush=True)
+
+
+def play_main(directory, count):
+    files = [os.path.join(directory, name) for name in (TURNS, MEMORY, READY, FINISHED)]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(files[0])
+        try:
+            listener.listen()
+            ptr = call(rt.cudaMalloc(4 * count))
+            copy_in(ptr, 1, count)
+            flags = rt.cudaEventDisableTiming | rt.cudaEventInterprocess
+            ready, finished = (call(rt.cudaEventCreateWithFlags(flags)) for _ in range(2))
+            write_handle(files[1], call(rt.cudaIpcGetMemHandle(ptr)))
+            write_handle(files[2], call(rt.cudaIpcGetEventHandle(ready)))
+            write_handle(files[3], call(rt.cudaIpcGetEventHandle(finished)))
+            show("main", ptr, count)
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    with contextlib.suppress(ConnectionError):  # a process that has gone
+                        give_turn(listener.accept()[0], finished, ptr, count)
+            call(rt.cudaEventDestroy(ready))
+            call(rt.cudaEventDestroy(finished))
+            call(rt.cudaFree(ptr))
+        finally:
+            for path in files:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)
+
+
+def give_turn(connection, finished, ptr, count):
+    with connection, connection.makefile("rw", encoding="ascii") as lines:
+        print(YOUR_TURN, end="", file=lines, flush=True)
+        line = lines.readline()
+        name = line.removesuffix(HAS_QUEUED)
+        if name == line:
+            return  # it has ended, or does not want the turn
+        call(rt.cudaEventSynchronize(finished))
+        show(name, ptr, count)
+        print(SEEN, end="", file=lines, flush=True)
+        lines.read()  # until it has closed the memory
+
+
+def take_turn(name, directory, count, work):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(os.path.join(directory, TURNS))
+        with s.makefile("rw", encoding="ascii") as lines:
+            expect(lines, YOUR_TURN)
+            handle = read_handle(os.path.join(directory, MEMORY), rt.cudaIpcMemHandle_t())
+            ptr = call(rt.cudaIpcOpenMemHandle(handle, rt.cudaIpcMemLazyEnablePeerAccess))
+            work(ptr)
+            call(rt.cudaDeviceSynchronize())
+            print(name, end=HAS_QUEUED, file=lines, flush=True)
+            expect(lines, SEEN)
+            call(rt.cudaIpcCloseMemHandle(ptr))
+    print(f"{name} has changed {count} numbers on cuda:0")
+
+
+def expect(lines, line):
+    if lines.readline() != line:
+        sys.exit("main is gone")
+
+
+def play_memory(directory, count):
+    take_turn("memory", directory, count, lambda ptr: copy_in(ptr, 8, count))
+
+
+def play_rtc(directory, count):
+    add = compile_add()  # before the turn, which others wait for
+
+    def work(ptr):
+        args = ((ptr, count, 3), (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_int))
+        call(driver.cuLaunchKernel(add, (count + 255) // 256, 1, 1, 256, 1, 1, 0, 0, args, 0))
+
+    take_turn("rtc", directory, count, work)
+
+
+def compile_add():
+    version = rt.cudaDeviceAttr
+    major = call(rt.cudaDeviceGetAttribute(version.cudaDevAttrComputeCapabilityMajor, 0))
+    minor = call(rt.cudaDeviceGetAttribute(version.cudaDevAttrComputeCapabilityMinor, 0))
+    program = call(nvrtc.nvrtcCreateProgram(SOURCE, b"add.cu", 0, [], []))
+    options = [f"--gpu-architecture=sm_{major}{minor}".encode()]
+    call(nvrtc.nvrtcCompileProgram(program, len(options), options))
+    code = b" " * call(nvrtc.nvrtcGetCUBINSize(program))
+    call(nvrtc.nvrtcGetCUBIN(program, code))
+    return call(driver.cuModuleGetFunction(call(driver.cuModuleLoadData(code)), b"add"))
+
+
+def main():
+    role, directory, *count = sys.argv[1:]
+    roles = {"main": play_main, "memory": play_memory, "rtc": play_rtc}
+    call(rt.cudaSetDevice(0))
+    call(rt.cudaFree(0))  # has the device's primary context made
+    roles[role](directory, int(count[0]) if count else 1 << 20)
+
+
+main()
