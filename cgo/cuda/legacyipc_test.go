@@ -217,6 +217,23 @@ func TestImportedPool(t *testing.T) {
 	require.NoError(t, w.CopyIn(p, []byte{1}))
 	isOnly(t, v.SetPoolAccess(x.imported, []driver.Grant{{To: onDevice(0)}}), driver.ErrInvalid, "its own device")
 
+	// The device that imports has of another one's pool what it is given.
+	others := fake.Foreign(1, 64)
+	defer others.Pool.Close() //nolint:errcheck // in a test
+	away, err := v.ImportPool(int(others.Pool.Fd()))
+	require.NoError(t, err)
+	q, err := v.ImportPointer(away, others.Token)
+	require.NoError(t, err)
+	for _, a := range []driver.Access{driver.AccessNone, driver.AccessReadWrite, driver.AccessNone} {
+		require.NoError(t, v.SetPoolAccess(away, []driver.Grant{{To: onDevice(0), Access: a}}))
+		has, err := v.PoolAccess(away, onDevice(0))
+		require.NoError(t, err)
+		require.Equal(t, a, has)
+		require.Equal(t, a == driver.AccessReadWrite, v.CopyIn(q, []byte{1}) == nil)
+	}
+	require.NoError(t, v.FreePlain(q))
+	require.NoError(t, v.DestroyPool(away))
+
 	// What the driver may do worse with than refuse does not reach it.
 	s := v.CopyStream()
 	_, err = v.AllocFromPool(x.imported, 1, s)

@@ -1,6 +1,6 @@
 // Command pool shows stream-ordered memory: the listings of the CUDA programming guide's
-// chapter on its allocator, with a pool of package pool. It uses the machine's first two
-// GPUs, or two devices of host memory if there is none.
+// chapter on its allocator, with a pool of package pool; for two processes, with a pool of the
+// driver's. It uses the machine's first two GPUs, or two devices of host memory if there is none.
 package main
 
 import (
@@ -18,15 +18,11 @@ import (
 )
 
 func main() {
-	var in imported
-	flag.StringVar(&in.device, "import", "", "read memory that another process has shared, on this device; for the program itself")
-	flag.Uint64Var(&in.chunk, "chunk", 0, "its size")
-	flag.Uint64Var(&in.off, "off", 0, "where the block begins in it")
-	flag.Uint64Var(&in.size, "size", 0, "the size of the block")
+	device := flag.String("import", "", "read a block of another process's pool, on this device; for the program itself")
 	flag.Parse()
 	err := error(nil)
-	if in.device != "" {
-		err = in.run(os.Stdout, os.NewFile(sharedFD, "shared memory"))
+	if *device != "" {
+		err = importBlock(*device, os.NewFile(sharedFD, "pool"), os.Stdin, os.Stdout)
 	} else {
 		err = run(os.Stdout)
 	}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"context"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -20,9 +22,9 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	self = func(args ...string) (*exec.Cmd, error) {
+	self = func(ctx context.Context, args ...string) (*exec.Cmd, error) {
 		name, err := os.Executable()
-		cmd := exec.Command(name, args...)
+		cmd := exec.CommandContext(ctx, name, args...)
 		cmd.Env = append(os.Environ(), childEnv+"=1")
 		return cmd, err
 	}
@@ -69,6 +71,6 @@ func TestImportOfSomethingElse(t *testing.T) {
 	}
 	f, err := os.Open(os.DevNull)
 	require.NoError(t, err)
-	err = imported{device: "host", chunk: 2 << 20, size: size}.run(&strings.Builder{}, f)
+	err = importBlock("host", f, strings.NewReader("{}"), io.Discard)
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/pool"
-	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // blockWorld is a pool of ours that is exported, and an importer in this process.
@@ -36,7 +35,13 @@ type blockWorld struct {
 
 func newBlockWorld(t *testing.T, o pool.Options, hooks ...func(drivertest.Call) error) *blockWorld {
 	t.Helper()
-	w := &blockWorld{t: t, devs: vmmtest.Devices(t, 2, hooks...)}
+	return newBlockWorldOn(t, testDriver.Devices(t, 1, hooks...), o)
+}
+
+// newBlockWorldOn has the pool on the first of the devices.
+func newBlockWorldOn(t *testing.T, devs []*vmm.Device, o pool.Options) *blockWorld {
+	t.Helper()
+	w := &blockWorld{t: t, devs: devs}
 	var err error
 	w.s, err = w.devs[0].NewStream()
 	require.NoError(t, err)
@@ -123,14 +128,18 @@ func gate(t *testing.T, s *vmm.Stream) (open func()) {
 	require.NoError(t, err)
 	other, err := raw.NewStream()
 	require.NoError(t, err)
-	require.NoError(t, ops.WaitValue(s.Raw(), word, 1, 8))
-	open = sync.OnceFunc(func() {
-		require.NoError(t, ops.WriteValue(other, word, 1, 8))
+	write := func(v uint64) {
+		require.NoError(t, ops.WriteValue(other, word, v, 8))
 		require.NoError(t, raw.SyncStream(other))
-	})
+	}
+	write(0) // the memory may have been another gate's
+	require.NoError(t, ops.WaitValue(s.Raw(), word, 1, 8))
+	open = sync.OnceFunc(func() { write(1) })
 	t.Cleanup(func() {
 		open()
-		require.NoError(t, raw.SyncStream(other))
+		if t.Failed() {
+			return // the stream may wait for another process for ever, and a free for the stream
+		}
 		require.NoError(t, raw.FreeStream(other))
 		require.NoError(t, words.FreeHost(word))
 	})
@@ -213,12 +222,22 @@ func TestBlockImportedTwice(t *testing.T) {
 // The exporter does not see a block as free before the work that the importer has queued on it
 // has ended.
 func TestBlockFreedInOrder(t *testing.T) {
-	w := newBlockWorld(t, pool.Options{})
+	for n := range 2 {
+		t.Run(fmt.Sprint("stream of device ", n), func(t *testing.T) { blockFreedInOrder(t, testDriver.Devices(t, n+1)) })
+	}
+}
+
+// blockFreedInOrder has a stream of the last device use and free a block of the first.
+func blockFreedInOrder(t *testing.T, devs []*vmm.Device) {
+	t.Helper()
+	w, dev := newBlockWorldOn(t, devs, pool.Options{}), devs[len(devs)-1]
 	b, token := w.block(mib, 1)
 	i, j := w.imports(token), w.imports(token)
-	other, err := w.devs[1].NewStream()
+	other, err := dev.NewStream()
 	require.NoError(t, err)
-	require.NoError(t, i.Grant(vmm.AccessReadWrite, w.devs[1]))
+	if dev != devs[0] {
+		require.NoError(t, i.Grant(vmm.AccessReadWrite, dev))
+	}
 	open := gate(t, other)
 	require.NoError(t, other.Fill(i.Ptr(), 9, 1, mib))
 	require.NoError(t, i.Free(other))
@@ -238,7 +257,7 @@ func TestBlockFreedInOrder(t *testing.T) {
 }
 
 func TestBlockAccess(t *testing.T) {
-	w := newBlockWorld(t, pool.Options{})
+	w := newBlockWorldOn(t, testDriver.Devices(t, 2), pool.Options{})
 	require.NoError(t, w.own.Grant(vmm.AccessReadWrite, w.devs[1]))
 	b, token := w.block(mib, 1)
 	i := w.imports(token)
@@ -262,7 +281,11 @@ func TestBlockAccess(t *testing.T) {
 }
 
 func TestExporterOfReadOnlyPool(t *testing.T) {
-	w := newBlockWorld(t, pool.Options{Share: vmm.ShareReadOnly})
+	devs := testDriver.Devices(t, 1)
+	if err := devs[0].Supports(vmm.FeatureShareReadOnly); err != nil {
+		t.Skip(err)
+	}
+	w := newBlockWorldOn(t, devs, pool.Options{Share: vmm.ShareReadOnly})
 	b, token := w.block(100, 3)
 	_, err := w.in.Import(t.Context(), token)
 	require.ErrorIs(t, err, vmm.ErrPermission)

@@ -268,8 +268,7 @@ func TestBlockExporterIsKilled(t *testing.T) {
 // Whoever is killed at whatever moment: nothing stays held, and nothing open.
 func TestKilledWhileBlocksAreTraded(t *testing.T) {
 	for round := range 6 {
-		d := vmmtest.Drivers()[0]
-		x, c := trade(t, d)
+		x, c := trade(t, testDriver)
 		ours, theirs := x.export(3*mib, 1), c.does("export", 1, 2*mib)
 		var token ipc.BlockToken
 		unquoted(theirs, &token)

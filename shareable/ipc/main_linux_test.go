@@ -3,12 +3,16 @@ package ipc_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +21,7 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // Tests here start this binary once more, as the process at the other end. The environment
@@ -27,6 +32,11 @@ const (
 	patience = 30 * time.Second // for anything that has to happen
 	mib      = 1 << 20
 )
+
+// testDriver is what those tests run on that do so once, as VMM_TEST_DRIVER says.
+var testDriver = vmmtest.Drivers()[slices.IndexFunc(vmmtest.Drivers(), func(d vmmtest.Driver) bool {
+	return d.Name == cmp.Or(os.Getenv("VMM_TEST_DRIVER"), "host")
+})]
 
 func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVar); role != "" {
@@ -46,13 +56,14 @@ type child struct {
 	end   sync.Once
 }
 
-// spawn starts a process that plays a role on device 0 of a driver. It is killed when the
-// test ends. The files are its descriptors from 3 on.
-func spawn(t *testing.T, role, driver string, files ...*os.File) *child {
+// spawn starts a process that plays a role on a device, device 0 if only the driver is named. It
+// is killed when the test ends, and by the system when this process does: a stream that waits for
+// an event of a process that is gone may do so for ever. The files are its descriptors from 3 on.
+func spawn(t *testing.T, role, device string, files ...*os.File) *child {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.Command(self, driver)
+	cmd := exec.Command(self, device)
 	cmd.Env = append(os.Environ(), roleVar+"="+role)
 	return run(t, cmd, files...)
 }
@@ -63,6 +74,7 @@ func run(t *testing.T, cmd *exec.Cmd, files ...*os.File) *child {
 	c := &child{t: t, cmd: cmd, lines: make(chan string, 16)}
 	c.cmd.ExtraFiles = files
 	c.cmd.Stderr = &c.words
+	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var err error
 	c.in, err = c.cmd.StdinPipe()
 	require.NoError(t, err)
@@ -137,14 +149,18 @@ type part struct {
 func play(role string) {
 	p := &part{in: bufio.NewScanner(os.Stdin)}
 	p.in.Buffer(nil, mib)
-	var err error
-	if os.Args[1] == "host" {
-		p.dev, err = vmm.OpenDriver(host.New(host.Config{Devices: 2}), 0)
+	driver, number, _ := strings.Cut(os.Args[1], ":")
+	n, err := strconv.Atoi(cmp.Or(number, "0"))
+	must(err)
+	if driver == "host" {
+		p.dev, err = vmm.OpenDriver(host.New(host.Config{Devices: 2}), n)
 	} else {
-		p.dev, err = vmm.Open("cuda:0")
+		p.dev, err = vmm.Open(fmt.Sprint("cuda:", n))
 	}
 	must(err)
-	map[string]func(*part){"memory": (*part).memory, "opener": (*part).opener, "pool": (*part).pool, "importer": (*part).importer, "blocks": (*part).blocks}[role](p)
+	map[string]func(*part){
+		"memory": (*part).memory, "opener": (*part).opener, "pool": (*part).pool, "importer": (*part).importer, "reader": (*part).reader, "blocks": (*part).blocks,
+	}[role](p)
 	must(p.dev.Close())
 }
 

@@ -170,8 +170,8 @@ func TestExporterIsKilled(t *testing.T) {
 
 // A process that has ended, though no other has waited for it yet, is gone.
 func TestExporterIsAZombie(t *testing.T) {
-	dev := vmmtest.Device(t)
-	c, h, _ := remote(t, "host")
+	dev := testDriver.Device(t)
+	c, h, _ := remote(t, testDriver.Name)
 	require.NoError(t, c.cmd.Process.Kill())
 	for range c.lines { // until it has closed its files
 	}
@@ -272,7 +272,7 @@ func TestOpenRefuses(t *testing.T) {
 }
 
 func TestMemoryBounds(t *testing.T) {
-	dev := vmmtest.Device(t)
+	dev := testDriver.Device(t)
 	for _, n := range []uint64{0, 1 << 62} {
 		_, err := ipc.Alloc(dev, n)
 		require.Error(t, err)
@@ -307,7 +307,7 @@ func TestMemoryBounds(t *testing.T) {
 }
 
 func TestMemoryKeepsTheDeviceOpen(t *testing.T) {
-	dev := vmmtest.Device(t)
+	dev := testDriver.Device(t)
 	m := alloc(t, dev, 1)
 	err := dev.Close()
 	require.ErrorIs(t, err, vmm.ErrBusy)
@@ -323,10 +323,10 @@ func TestMemoryKeepsTheDeviceOpen(t *testing.T) {
 
 // Close waits for what is queued, and must not do so during a capture.
 func TestMemoryCloseWaits(t *testing.T) {
-	dev := vmmtest.Device(t)
+	dev := testDriver.Device(t)
 	s, err := dev.NewStream()
 	require.NoError(t, err)
-	c, h, _ := remote(t, "host")
+	c, h, _ := remote(t, testDriver.Name)
 	for _, m := range []*ipc.Memory{alloc(t, dev, 64*mib), open(t, dev, h)} {
 		require.NoError(t, s.BeginCapture())
 		require.ErrorIs(t, m.Close(), vmm.ErrCapturing)
@@ -448,8 +448,8 @@ func closes(t *testing.T, m *ipc.Memory) {
 }
 
 func TestConcurrentOpens(t *testing.T) {
-	dev := vmmtest.Device(t)
-	c, h, _ := remote(t, "host")
+	dev := testDriver.Device(t)
+	c, h, _ := remote(t, testDriver.Name)
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {

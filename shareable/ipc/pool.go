@@ -33,13 +33,14 @@ type Pool struct {
 	peak     uint64                  // the most of used
 }
 
-// ImportPool imports the pool of a descriptor. dev is the device whose memory the pool has.
-// ImportPool does not take fd; close it when it returns. A descriptor of something else is
-// vmm.ErrInvalid.
+// ImportPool imports the pool of a descriptor. dev is the device whose memory the pool has or,
+// in a process that does not see that one, any other. ImportPool does not take fd; close it when
+// it returns. A descriptor of something else is vmm.ErrInvalid.
 //
-// At first only dev has access, whatever the process that made the pool has granted: see
-// Grant. Import a pool once in a process: a block can be imported through one Pool only. The
-// caller must Close it.
+// At first only the device whose memory it is has access, whatever the process that made the
+// pool has granted. Any other must be granted access before its work uses a block, dev too: see
+// Access and Grant. Import a pool once in a process: a block can be imported through one Pool
+// only. The caller must Close it.
 func ImportPool(dev *vmm.Device, fd int) (*Pool, error) {
 	p, err := importPool(dev, fd)
 	if err != nil {

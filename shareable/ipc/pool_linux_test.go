@@ -2,7 +2,6 @@ package ipc_test
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -51,14 +50,19 @@ func (w *world) pool(o pool.Options) *pool.DriverPool {
 	return p
 }
 
-// imported imports a pool.
+// imported imports a pool by its device.
 func (w *world) imported(p *pool.DriverPool) *ipc.Pool {
+	w.t.Helper()
+	return w.importedBy(p.Device(), p)
+}
+
+func (w *world) importedBy(dev *vmm.Device, p *pool.DriverPool) *ipc.Pool {
 	w.t.Helper()
 	fd, err := ipc.ExportPool(p)
 	require.NoError(w.t, err)
 	f := os.NewFile(uintptr(fd), "pool")
 	defer f.Close() //nolint:errcheck // in a test
-	in, err := ipc.ImportPool(p.Device(), fd)
+	in, err := ipc.ImportPool(dev, fd)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { require.NoError(w.t, in.Close()) })
 	return in
@@ -358,36 +362,25 @@ func TestImportedAccess(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, vmm.AccessReadWrite, a, "and none goes back")
 	require.NoError(t, i.FreeNow())
-	require.NoError(t, w.own.FreeNow(b))
-}
 
-func TestImportedTrim(t *testing.T) {
-	w := newWorld(t)
-	b, token := w.block(5)
-	require.NoError(t, w.in.SetReleaseThreshold(math.MaxUint64))
-	kept, err := w.in.ReleaseThreshold()
-	require.NoError(t, err)
-	require.Equal(t, uint64(math.MaxUint64), kept)
-	kept, err = w.own.ReleaseThreshold()
-	require.NoError(t, err)
-	require.Zero(t, kept)
-
-	i := w.imports(token)
-	freed, err := w.in.TrimTo(0)
-	require.NoError(t, err)
-	require.Zero(t, freed, "it is in use")
-	for range 20 {
-		require.NoError(t, w.s.Fill(i.Ptr(), 5, 1, mib))
+	// Imported by a device that is not the pool's, which has the access that it is granted.
+	w.in = w.importedBy(w.devs[1], w.own)
+	has := func(want vmm.Access) {
+		t.Helper()
+		a, err := w.in.Access(w.devs[1])
+		require.NoError(t, err)
+		require.Equal(t, want, a)
 	}
-	require.NoError(t, i.Free(w.s))
-	freed, err = w.in.TrimTo(0)
-	require.NoError(t, err)
-	require.Contains(t, []uint64{0, mib}, freed, "what the stream has done by then")
-	require.NoError(t, w.s.Sync())
-	freed, err = w.in.TrimTo(0)
-	require.NoError(t, err)
-	require.Zero(t, freed, "it went with the wait")
-	require.Equal(t, byte(5), first(t, w.devs[0], b.Ptr()))
+	has(vmm.AccessNone)
+	i = w.imports(token)
+	require.Error(t, w.devs[1].CopyOut(make([]byte, 1), i.Ptr()))
+	require.NoError(t, w.in.Grant(vmm.AccessReadWrite, w.devs[1]))
+	has(vmm.AccessReadWrite)
+	require.Equal(t, byte(1), first(t, w.devs[1], i.Ptr()))
+	require.NoError(t, w.in.Revoke(w.devs[1]))
+	has(vmm.AccessNone)
+	require.ErrorIs(t, w.in.Revoke(w.devs[0]), vmm.ErrInvalid)
+	require.NoError(t, i.FreeNow())
 	require.NoError(t, w.own.FreeNow(b))
 }
 

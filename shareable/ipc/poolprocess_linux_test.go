@@ -55,10 +55,17 @@ func (p *part) pool() {
 	must(own.Close())
 }
 
-// importer imports the pool that it inherits and the block that it is told, and writes.
+// importer imports the pool that it inherits, says what access its device has and grants it what
+// is missing. It imports the block that it is told, and writes.
 func (p *part) importer() {
 	in, err := ipc.ImportPool(p.dev, inheritedFD)
 	must(err)
+	a, err := in.Access(p.dev)
+	must(err)
+	fmt.Println(a)
+	if a == vmm.AccessNone {
+		must(in.Grant(vmm.AccessReadWrite, p.dev))
+	}
 	for p.in.Scan() {
 		number, text, _ := strings.Cut(p.in.Text(), " ")
 		v, err := strconv.Atoi(number)
@@ -161,33 +168,62 @@ func TestPoolExporterIsKilled(t *testing.T) {
 	})
 }
 
+// exported makes a pool and a descriptor of it.
+func exported(t *testing.T, dev *vmm.Device) (*pool.DriverPool, *os.File) {
+	t.Helper()
+	own, err := pool.NewDriver(dev, pool.Options{Share: vmm.ShareFD})
+	require.NoError(t, err)
+	fd, err := ipc.ExportPool(own)
+	require.NoError(t, err)
+	f := os.NewFile(uintptr(fd), "pool")
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	return own, f
+}
+
 func TestWeExportPool(t *testing.T) {
+	onDrivers(t, func(t *testing.T, d vmmtest.Driver) { weExportPool(t, d.Device(t), d.Name, vmm.AccessReadWrite) })
+}
+
+// TestImporterDoesNotSeeTheDevice whose memory the pool has: it imports by the one that it
+// sees, which has no access before it is granted. Processes of the host driver see both.
+func TestImporterDoesNotSeeTheDevice(t *testing.T) {
 	onDrivers(t, func(t *testing.T, d vmmtest.Driver) {
-		dev := d.Device(t)
-		own, err := pool.NewDriver(dev, pool.Options{Share: vmm.ShareFD})
-		require.NoError(t, err)
-		fd, err := ipc.ExportPool(own)
-		require.NoError(t, err)
-		f := os.NewFile(uintptr(fd), "pool")
-		s, err := dev.NewStream()
-		require.NoError(t, err)
-		b, err := own.Alloc(s, mib)
-		require.NoError(t, err)
-		require.NoError(t, s.Fill(b.Ptr(), 1, 1, mib))
-		require.NoError(t, s.Sync())
-		token, err := ipc.ExportPointer(own, b)
-		require.NoError(t, err)
-		for v := 1; v < 4; v++ {
-			c := spawn(t, "importer", d.Name, f)
-			require.Equal(t, fmt.Sprint(v), c.does(v+1, quoted(token)))
-			if v == 2 { // killed while it has the pool
-				c.kill()
-			}
+		dev := d.Devices(t, 2)[0]
+		there := "host:1"
+		if d.Name == "cuda" {
+			t.Setenv("CUDA_VISIBLE_DEVICES", "1")
+			there = "cuda:0"
 		}
-		require.Equal(t, byte(4), first(t, dev, b.Ptr()))
-		require.NoError(t, f.Close())
-		require.NoError(t, own.Free(s, b))
-		require.NoError(t, s.Close())
-		require.NoError(t, own.Close())
+		weExportPool(t, dev, there, vmm.AccessNone)
 	})
+}
+
+// weExportPool has processes import a pool of dev on a device there, which has that access at
+// first.
+func weExportPool(t *testing.T, dev *vmm.Device, there string, has vmm.Access) {
+	t.Helper()
+	own, f := exported(t, dev)
+	s, err := dev.NewStream()
+	require.NoError(t, err)
+	b, err := own.Alloc(s, mib)
+	require.NoError(t, err)
+	require.NoError(t, s.Fill(b.Ptr(), 1, 1, mib))
+	require.NoError(t, s.Sync())
+	token, err := ipc.ExportPointer(own, b)
+	require.NoError(t, err)
+	for v := 1; v < 4; v++ {
+		c := spawn(t, "importer", there, f)
+		require.Equal(t, has.String(), c.says())
+		require.Equal(t, fmt.Sprint(v), c.does(v+1, quoted(token)))
+		if v == 2 { // killed while it has the pool
+			c.kill()
+			continue
+		}
+		require.NoError(t, c.in.Close())
+		c.ends()
+	}
+	require.Equal(t, byte(4), first(t, dev, b.Ptr()))
+	require.NoError(t, own.Free(s, b))
+	require.NoError(t, s.Close())
+	require.NoError(t, own.Close())
 }

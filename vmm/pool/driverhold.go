@@ -9,9 +9,19 @@ import (
 )
 
 // WrapDriver is a DriverPool of a pool that the driver has already, for packages beside this
-// one. Close leaves the driver's pool as it is. The caller must Close it, before dev.
+// one. If dev has no access to the pool, the pool's memory is another device's. Close leaves the
+// driver's pool as it is. The caller must Close it, before dev.
 func WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {
-	return ofDriver(dev, "wrap pool", func(driver.Pooler) (driver.Pool, error) { return of, nil })
+	p, err := ofDriver(dev, "wrap pool", func(driver.Pooler) (driver.Pool, error) { return of, nil })
+	if err != nil {
+		return nil, err
+	}
+	a, err := p.Access(dev)
+	if err != nil {
+		return nil, err
+	}
+	p.away = a == vmm.AccessNone
+	return p, nil
 }
 
 // Hold keeps the pool from being closed until release, for the time of a call of the

@@ -24,6 +24,7 @@ type DriverPool struct {
 	plain driver.Allocator
 	pool  driver.Pool
 	made  bool // by NewDriver, so Close destroys it
+	away  bool // the memory is not dev's: only the driver knows whose
 	onOOM func(*vmm.Stream, uint64) bool
 	in    owner // what its blocks are in
 
@@ -436,6 +437,8 @@ func (p *DriverPool) checkGrant(a vmm.Access, d *vmm.Device) error {
 	switch drv := d.Driver(); {
 	case drv == nil || drv != p.dev.Driver():
 		return fmt.Errorf("%w: %v is no device of the same driver", vmm.ErrInvalid, d)
+	case p.away:
+		return nil
 	case a == vmm.AccessNone && ordinal(d) == ordinal(p.dev):
 		return fmt.Errorf("%w: it owns the memory and cannot be revoked", vmm.ErrInvalid)
 	case a != vmm.AccessNone:

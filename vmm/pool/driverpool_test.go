@@ -33,7 +33,7 @@ func take(t testing.TB, p pool.Allocator, s *vmm.Stream, n uint64) pool.Block {
 }
 
 func TestDriverPool(t *testing.T) {
-	w := newWorld(t, 1, 64*mib)
+	w := oneDevice(t, 64*mib)
 	p, s := w.driverPool(pool.Options{ReleaseThreshold: mib, NoReuse: pool.ReuseOpportunistic}), w.stream(0)
 	require.Equal(t, w.devs[0], p.Device())
 	kept, err := p.ReleaseThreshold()
@@ -105,7 +105,7 @@ func TestDriverPool(t *testing.T) {
 
 // A block is freed once, by whom it is of.
 func TestDriverPoolBlocks(t *testing.T) {
-	w := newWorld(t, 1, 64*mib)
+	w := oneDevice(t, 64*mib)
 	s := w.stream(0)
 	p, ours := w.driverPool(pool.Options{}), w.pool(pool.Options{})
 	same, err := pool.DriverDefault(w.devs[0])
@@ -140,7 +140,7 @@ func TestDriverPoolBlocks(t *testing.T) {
 			require.NoError(t, free(of, empty), "of 0 bytes, as often as one likes")
 		}
 	}
-	_, err = p.Alloc(s, 65*mib)
+	_, err = p.Alloc(s, 1<<45)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.NoError(t, s.Sync())
 	closeAll(t, p, ours, same, twin, s)
@@ -234,7 +234,7 @@ func TestDriverPoolOptions(t *testing.T) {
 
 // What others allocate by the driver's own call comes from the current pool.
 func TestDriverCurrent(t *testing.T) {
-	w := newWorld(t, 1, 64*mib)
+	w := oneDevice(t, 64*mib)
 	d, s := w.devs[0], w.stream(0)
 	raw, err := d.Raw()
 	require.NoError(t, err)
@@ -380,7 +380,7 @@ func TestDriverPoolFaults(t *testing.T) {
 
 // Goroutines on streams of their own never see each other's stamps.
 func TestDriverPoolConcurrent(t *testing.T) {
-	w := newWorld(t, 1, 256*mib)
+	w := oneDevice(t, 256*mib)
 	p := w.driverPool(pool.Options{ReleaseThreshold: 8 * mib})
 	const workers, rounds = 4, 60
 	var streams []*vmm.Stream
@@ -474,7 +474,7 @@ func TestFreePlain(t *testing.T) {
 }
 
 func TestDriverPoolHold(t *testing.T) {
-	w := newWorld(t, 1, 64*mib)
+	w := oneDevice(t, 64*mib)
 	p, s := w.driverPool(pool.Options{}), w.stream(0)
 	b, freed := take(t, p, s, mib), take(t, p, s, mib)
 	require.NoError(t, p.Free(s, freed))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -51,6 +52,19 @@ type world struct {
 func newWorld(t testing.TB, n int, memory uint64) *world {
 	t.Helper()
 	return worldOf(t, n, host.New(host.Config{Devices: n, Memory: memory, Granularity: chunk}))
+}
+
+// oneDevice has the machine's GPU, as VMM_TEST_DRIVER says, else a host device of so much memory.
+func oneDevice(t testing.TB, memory uint64) *world {
+	t.Helper()
+	if !onCUDA {
+		return newWorld(t, 1, memory)
+	}
+	d, err := vmm.Open("cuda:0")
+	testgate.Require(t, "cuda", err)
+	drv := d.Driver()
+	require.NoError(t, d.Close())
+	return worldOf(t, 1, drv)
 }
 
 func worldOf(t testing.TB, n int, drv driver.Driver) *world {

@@ -67,11 +67,7 @@ func newStress(t *testing.T, devs []int, seed uint64) *stress {
 	x := &stress{t: t}
 	o := pool.Options{Max: 8 * mib, ReleaseThreshold: 4 * mib}
 	if onCUDA {
-		d, err := vmm.Open("cuda:0")
-		testgate.Require(t, "cuda", err)
-		drv := d.Driver()
-		require.NoError(t, d.Close())
-		x.w = worldOf(t, 1, drv)
+		x.w = oneDevice(t, 0)
 		o = pool.Options{Max: 256 * mib, ChunkSize: 2 * mib}
 		devs = []int{0, 0, 0, 0}
 	} else {
