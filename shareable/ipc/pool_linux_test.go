@@ -453,7 +453,7 @@ func TestConcurrentImports(t *testing.T) {
 // After each call that fails, what was done is undone, or can be done once more.
 func TestPoolFaults(t *testing.T) {
 	for _, call := range []string{
-		"ExportPool", "ImportPool", "ExportPointer", "ImportPointer", "FreeAsync", "FreePlain", "DestroyPool", "NewEvent", "Record", "Wait", "Done", "FreeEvent",
+		"ExportPool", "ImportPool", "PoolAccess", "ExportPointer", "ImportPointer", "FreeAsync", "FreePlain", "DestroyPool", "NewEvent", "Record", "Wait", "Done", "FreeEvent",
 	} {
 		for nth := 1; nth <= 3; nth++ {
 			t.Run(fmt.Sprint(call, nth), func(t *testing.T) { poolFault(t, call, nth) })
@@ -514,6 +514,8 @@ func poolFault(t *testing.T, call string, nth int) {
 	again(own.Close)
 	again(s.Close)
 	for _, d := range w.devs { // what was refused is tried again
-		_ = d.Close()
+		if err := d.Close(); err != nil {
+			require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+		}
 	}
 }
