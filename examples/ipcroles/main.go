@@ -27,6 +27,7 @@ import (
 	"io"
 	"io/fs"
 	"log"
+	"math"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -72,8 +73,8 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 		return printDevices(w)
 	case !ok:
 		return fmt.Errorf("no role %q: there are main, memory and rtc", o.role)
-	case o.count < 1:
-		return errors.New("-count must be above 0")
+	case o.count < 1 || o.count > math.MaxInt/4:
+		return fmt.Errorf("-count must be from 1 to %d", math.MaxInt/4)
 	}
 	r := &role{ctx: ctx, w: w, count: o.count}
 	if r.dir, err = directory(o.dir); err != nil {

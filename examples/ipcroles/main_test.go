@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -191,4 +192,92 @@ func TestDirectory(t *testing.T) {
 	require.NoError(t, os.Chmod(dir, 0o777)) //nolint:gosec // that it is refused is the point
 	_, err = directory("")
 	require.ErrorContains(t, err, "use -dir")
+}
+
+// TestProcessThatDoesNothingInItsTurn: main ends at the first signal all the same.
+func TestProcessThatDoesNothingInItsTurn(t *testing.T) {
+	for _, sent := range []string{"", "memory has que", "memory has queued its work\n"} {
+		dir := t.TempDir()
+		cmd, lines := begin(t, dir)
+		c, err := net.Dial("unix", filepath.Join(dir, socketFile))
+		require.NoError(t, err)
+		turn := bufio.NewScanner(c)
+		require.True(t, turn.Scan())
+		require.Equal(t, yourTurn, turn.Text())
+		_, err = c.Write([]byte(sent))
+		require.NoError(t, err)
+		if strings.HasSuffix(sent, "\n") {
+			says(t, lines, "after memory all 100000 numbers are 1")
+		}
+		require.NoError(t, cmd.Process.Signal(os.Interrupt))
+		for lines.Scan() {
+		}
+		require.NoError(t, cmd.Wait())
+		require.NoError(t, c.Close())
+		left, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+}
+
+// TestTwoMains: of several that start at the same time one has the directory.
+func TestTwoMains(t *testing.T) {
+	for range 5 {
+		dir := t.TempDir()
+		var outs [4]bytes.Buffer
+		var cmds [4]*exec.Cmd
+		for i := range cmds {
+			cmds[i] = start(t, "main", "-dir", dir, "-device", "host", "-count", "1000")
+			cmds[i].Stdout, cmds[i].Stderr = &outs[i], &outs[i]
+			require.NoError(t, cmds[i].Start())
+		}
+		ends := make(chan int, len(cmds))
+		for i := range cmds {
+			go func() { _ = cmds[i].Wait(); ends <- i }()
+		}
+		for range len(cmds) - 1 {
+			require.Contains(t, outs[<-ends].String(), "another main is there")
+		}
+		out, err := plays(t, "memory", "-dir", dir, "-device", "host")
+		for strings.Contains(out, "main is gone") { // it has not begun yet
+			out, err = plays(t, "memory", "-dir", dir, "-device", "host")
+		}
+		require.NoError(t, err, out)
+		for _, c := range cmds {
+			_ = c.Process.Signal(os.Interrupt) // it reaches the one that is left
+		}
+		i := <-ends
+		require.Equal(t, "after main all 1000 numbers are 1\nafter memory all 1000 numbers are 8\n", outs[i].String())
+	}
+	// What is no socket is not main's to remove.
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, socketFile), []byte("x"), 0o600))
+	out, err := plays(t, "main", "-dir", dir, "-device", "host")
+	require.Error(t, err)
+	require.Contains(t, out, "is not a socket")
+}
+
+// TestSizeThatIsTooLarge: a size that a handle does not tell, and that is wrong, is refused.
+func TestSizeThatIsTooLarge(t *testing.T) {
+	dir := t.TempDir()
+	cmd, _ := begin(t, dir)
+	path := filepath.Join(dir, memoryFile)
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	first, _, _ := bytes.Cut(b, []byte("\n"))
+	for _, size := range []string{"", "size 1099511627776", "size 18446744073709551612", "size 1"} {
+		text := string(first) + "\n"
+		if size != "" {
+			text += "kind memory\n" + size + "\nend\n"
+		}
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		for _, role := range []string{"memory", "rtc"} {
+			out, err := plays(t, role, "-dir", dir, "-device", "host", "-count", "2305843009213693951")
+			require.Error(t, err, out)
+			require.NotContains(t, out, "panic")
+			require.NotContains(t, out, "fatal")
+		}
+	}
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	require.NoError(t, cmd.Wait())
 }

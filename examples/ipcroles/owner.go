@@ -3,10 +3,13 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -33,7 +36,12 @@ type owner struct {
 // main allocates the numbers, sets them to 1, and prints what others make of them until it is
 // interrupted.
 func (r *role) main() (err error) {
-	// The socket comes first: it is what no second main can have.
+	// The lock comes first: it is what no second main can have.
+	lock, err := lockDirectory(r.dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
 	l, err := listen(r.file(socketFile))
 	if err != nil {
 		return err
@@ -90,13 +98,33 @@ func (r *role) newEvent(file string) (*vmm.Event, error) {
 	return e, nil
 }
 
+// lockDirectory makes a socket without a file, of a name that stands for the directory. The kernel
+// gives a name to one process at a time, and takes it back when that ends, however it ends.
+func lockDirectory(dir string) (net.Listener, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("unix", fmt.Sprintf("@ipcroles-%x", sha256.Sum256([]byte(dir))))
+	if err != nil {
+		return nil, fmt.Errorf("another main is there: %s: %w", dir, err)
+	}
+	return l, nil
+}
+
 // listen makes the socket. One that a main has left that was killed goes.
 func listen(path string) (*net.UnixListener, error) {
-	if c, err := net.Dial("unix", path); err == nil {
-		_, err = fmt.Fprintln(c, "main") // it does not want the turn
-		return nil, errors.Join(fmt.Errorf("another main is there: %s", path), err, c.Close())
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode().Type() != fs.ModeSocket {
+		return nil, fmt.Errorf("%s is there and is not a socket", path)
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -123,20 +151,28 @@ func (m *owner) giveTurns(l *net.UnixListener) error {
 	}
 }
 
+// turnTime is how long a process may keep the others waiting.
+const turnTime = 10 * time.Second
+
 // giveTurn lets a process use the memory, until it has closed the connection, and so the
 // memory.
 func (m *owner) giveTurn(c net.Conn) error {
+	if err := c.SetDeadline(time.Now().Add(turnTime)); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(m.ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	if _, err := fmt.Fprintln(c, yourTurn); err != nil {
 		return nil // it has gone meanwhile
 	}
 	lines := bufio.NewScanner(c)
 	if !lines.Scan() {
-		fmt.Fprintln(m.w, "a process ended in its turn")
+		fmt.Fprintln(m.w, "a process ended in its turn, or took too long")
 		return m.stream.Sync()
 	}
 	name, queued := strings.CutSuffix(lines.Text(), " "+hasQueued)
-	if !queued {
-		return nil // a second main
+	if !queued || name != "memory" && name != "rtc" {
+		return nil // none of the roles
 	}
 	// Its work on the device may still run: what this stream does now comes after it.
 	if err := m.stream.Wait(m.finished); err != nil {

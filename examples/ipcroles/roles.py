@@ -14,8 +14,11 @@ import array
 import base64
 import contextlib
 import ctypes
+import hashlib
 import os
+import signal
 import socket
+import stat
 import sys
 
 from cuda.bindings import driver, nvrtc
@@ -23,6 +26,7 @@ from cuda.bindings import runtime as rt
 
 # As in owner.go and turn.go.
 MEMORY, READY, FINISHED, TURNS = "memory.handle", "ready.handle", "finished.handle", "turns.sock"
+TURN_TIME = 10  # seconds for which a process may keep the others waiting
 YOUR_TURN, HAS_QUEUED, SEEN = "your turn\n", " has queued its work\n", "seen\n"
 
 SOURCE = b"""
@@ -67,10 +71,38 @@ def show(after, ptr, count):
     print(f"after {after} all {count} numbers are {' or '.join(map(str, sorted(set(numbers))))}", flush=True)
 
 
+def lock(directory):
+    """As lockDirectory in owner.go: no second main can have this name."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind("\0ipcroles-" + hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest())
+    except OSError as err:
+        sys.exit(f"another main is there: {directory}: {err}")
+    return name
+
+
+class End:
+    """Ends main at the first SIGINT or SIGTERM, also where an exception on the way out hides that."""
+
+    def __init__(self):
+        self.wanted = False
+        for number in signal.SIGINT, signal.SIGTERM:
+            signal.signal(number, self.end)
+
+    def end(self, *_):
+        self.wanted = True
+        raise KeyboardInterrupt
+
+
 def play_main(directory, count):
     files = [os.path.join(directory, name) for name in (TURNS, MEMORY, READY, FINISHED)]
-    with socket.socket(socket.AF_UNIX) as listener:
+    with lock(directory), socket.socket(socket.AF_UNIX) as listener:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(files[0]).st_mode):
+                sys.exit(f"{files[0]} is there and is not a socket")
+            os.remove(files[0])  # of a main that was killed
         listener.bind(files[0])
+        end = End()
         try:
             listener.listen()
             ptr = call(rt.cudaMalloc(4 * count))
@@ -82,8 +114,8 @@ def play_main(directory, count):
             write_handle(files[3], call(rt.cudaIpcGetEventHandle(finished)))
             show("main", ptr, count)
             with contextlib.suppress(KeyboardInterrupt):
-                while True:
-                    with contextlib.suppress(ConnectionError):  # a process that has gone
+                while not end.wanted:
+                    with contextlib.suppress(OSError):  # a process that has gone, or takes too long
                         give_turn(listener.accept()[0], finished, ptr, count)
             call(rt.cudaEventDestroy(ready))
             call(rt.cudaEventDestroy(finished))
@@ -95,16 +127,16 @@ def play_main(directory, count):
 
 
 def give_turn(connection, finished, ptr, count):
-    with connection, connection.makefile("rw", encoding="ascii") as lines:
+    connection.settimeout(TURN_TIME)
+    with connection, connection.makefile("rw", encoding="ascii", errors="replace") as lines:
         print(YOUR_TURN, end="", file=lines, flush=True)
-        line = lines.readline()
-        name = line.removesuffix(HAS_QUEUED)
-        if name == line:
-            return  # it has ended, or does not want the turn
+        name = lines.readline(100).removesuffix(HAS_QUEUED)
+        if name not in ("memory", "rtc"):
+            return  # it has ended, or is none of the roles
         call(rt.cudaEventSynchronize(finished))
         show(name, ptr, count)
         print(SEEN, end="", file=lines, flush=True)
-        lines.read()  # until it has closed the memory
+        lines.readline(100)  # until it has closed the memory
 
 
 def take_turn(name, directory, count, work):

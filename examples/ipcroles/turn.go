@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -21,14 +22,18 @@ const (
 	hasSeen   = "seen"
 )
 
-// memory sets the numbers to 8.
+// memory sets the numbers to 8. The size is main's word, so what is copied at a time is bounded:
+// the first copy beyond the memory is refused.
 func (r *role) memory() error {
 	return r.takeTurn("memory", func(m *ipc.Memory) error {
-		eights := make([]byte, 0, m.Len())
-		for range m.Len() / 4 {
-			eights = binary.NativeEndian.AppendUint32(eights, 8)
+		eights := bytes.Repeat(binary.NativeEndian.AppendUint32(nil, 8), 1<<18)
+		for off := uint64(0); off < m.Len(); off += uint64(len(eights)) {
+			n := min(uint64(len(eights)), m.Len()-off)
+			if err := r.stream.CopyIn(m.Ptr()+vmm.Ptr(off), eights[:n]); err != nil {
+				return err
+			}
 		}
-		return r.stream.CopyIn(m.Ptr(), eights)
+		return nil
 	})
 }
 
@@ -93,6 +98,9 @@ func (r *role) takeTurn(name string, work func(*ipc.Memory) error) (err error) {
 	}
 	if h.Size == 0 { // main's program writes the first line alone, as roles.py
 		h.Size = 4 * uint64(r.count)
+	}
+	if h.Size == 0 || h.Size%4 != 0 {
+		return fmt.Errorf("%d bytes are no numbers", h.Size)
 	}
 	m, err := ipc.Open(r.dev, h)
 	if err != nil {
