@@ -201,9 +201,9 @@ func TestProcessThatDoesNothingInItsTurn(t *testing.T) {
 		cmd, lines := begin(t, dir)
 		c, err := net.Dial("unix", filepath.Join(dir, socketFile))
 		require.NoError(t, err)
-		turn := bufio.NewScanner(c)
-		require.True(t, turn.Scan())
-		require.Equal(t, yourTurn, turn.Text())
+		said := bufio.NewScanner(c)
+		require.True(t, said.Scan())
+		require.Equal(t, yourTurn, said.Text())
 		_, err = c.Write([]byte(sent))
 		require.NoError(t, err)
 		if strings.HasSuffix(sent, "\n") {

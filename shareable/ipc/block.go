@@ -2,6 +2,7 @@ package ipc
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -15,7 +16,7 @@ type Block struct {
 	m    *mapping
 	size uint64
 
-	freed bool // under p.mu
+	freed atomic.Bool // set under p.mu
 }
 
 // mapping is what the driver has imported for a token. Its fields are under Pool.mu, but for
@@ -47,10 +48,14 @@ func (b *Block) Size() uint64 {
 	return b.size
 }
 
-// MemoryArg sets m to the block as an argument of a kernel.
+// MemoryArg sets m to the block as an argument of a kernel, which refuses one that was freed.
 func (b *Block) MemoryArg(m *vmm.MemoryArg) {
 	*m = vmm.MemoryArg{}
-	if b != nil && b.m != nil {
+	switch {
+	case b == nil || b.m == nil:
+	case b.freed.Load():
+		m.Refuse(ErrFreed)
+	default:
 		*m = vmm.MemoryArg{Span: vmm.Span{Addr: b.m.ptr, Size: b.size, Access: vmm.AccessReadWrite}, Count: b.size, Stride: 1}
 	}
 }
@@ -91,7 +96,7 @@ func (b *Block) FreeNow() error {
 				return err
 			}
 			switch {
-			case b.freed:
+			case b.freed.Load():
 				return ErrFreed // meanwhile
 			case len(m.before) > 0 && m.before[0] == e:
 				m.before = m.before[1:]
@@ -114,14 +119,14 @@ func (b *Block) free(call func(*Pool) error) error {
 	return fail(p.dev, "free imported block", b.m.ptr, b.size, func() error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if b.freed {
+		if b.freed.Load() {
 			return ErrFreed
 		}
 		err := call(p)
 		if err != nil && !lost(err) {
 			return err
 		}
-		b.freed = true
+		b.freed.Store(true)
 		p.dropLocked(b.m)
 		return err
 	}())

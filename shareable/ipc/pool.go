@@ -228,7 +228,8 @@ func (p *Pool) inner() *pool.DriverPool {
 // granted here counts there.
 func (p *Pool) Grant(a vmm.Access, devs ...*vmm.Device) error { return p.inner().Grant(a, devs...) }
 
-// Revoke waits for all work of the devices, and then takes their access away.
+// Revoke waits for all work of the devices, and then takes their access away. The caller keeps them
+// from work that uses it meanwhile, as with pool.DriverPool's Revoke.
 func (p *Pool) Revoke(devs ...*vmm.Device) error { return p.inner().Revoke(devs...) }
 
 // Access is what a device may do with the memory here.

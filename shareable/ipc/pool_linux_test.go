@@ -306,6 +306,11 @@ func TestImportTwice(t *testing.T) {
 	require.NoError(t, i.FreeNow())
 	require.Equal(t, byte(5), first(t, w.devs[0], j.Ptr()))
 	require.ErrorIs(t, i.FreeNow(), ipc.ErrFreed, "j is not freed by it")
+	var m vmm.MemoryArg
+	i.MemoryArg(&m)
+	require.ErrorIs(t, m.Err(), ipc.ErrFreed, "though it is mapped")
+	j.MemoryArg(&m)
+	require.NoError(t, m.Err())
 	require.ErrorIs(t, w.own.FreeNow(b), vmm.ErrBusy)
 	require.NoError(t, j.FreeNow())
 	require.Equal(t, 1, calls["FreePlain"])

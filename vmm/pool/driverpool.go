@@ -399,7 +399,9 @@ func (p *DriverPool) Grant(a vmm.Access, devs ...*vmm.Device) error {
 }
 
 // Revoke waits for all work of the devices, and then takes their access away. While a stream
-// of them is being captured it is ErrCapturing and changes nothing.
+// of them is being captured it is ErrCapturing and changes nothing. No reservation has this memory,
+// so nothing keeps the devices from launches and copies that use it between the wait and the end of
+// the call: the caller does, or the device is lost. A Pool has no such rule.
 func (p *DriverPool) Revoke(devs ...*vmm.Device) error {
 	return p.with("revoke", func() error { return p.setAccess(vmm.AccessNone, devs) })
 }
@@ -410,6 +412,9 @@ func (p *DriverPool) setAccess(a vmm.Access, devs []*vmm.Device) error {
 	}
 	var grants []driver.Grant
 	for _, d := range devs {
+		if d == nil {
+			return fmt.Errorf("%w: no device", vmm.ErrInvalid)
+		}
 		if err := p.checkGrant(a, d); err != nil {
 			return &vmm.PairError{From: d.String(), To: p.dev.String(), Err: err}
 		}
@@ -434,6 +439,9 @@ func (p *DriverPool) setAccess(a vmm.Access, devs []*vmm.Device) error {
 
 // checkGrant says why a device cannot have that access.
 func (p *DriverPool) checkGrant(a vmm.Access, d *vmm.Device) error {
+	if _, err := d.Raw(); err != nil { // it is closed, for one
+		return err
+	}
 	switch drv := d.Driver(); {
 	case drv == nil || drv != p.dev.Driver():
 		return fmt.Errorf("%w: %v is no device of the same driver", vmm.ErrInvalid, d)

@@ -305,6 +305,11 @@ func TestDriverPoolAccess(t *testing.T) {
 		has(w.devs[2], vmm.AccessNone)
 	}
 	require.ErrorAs(t, p.Grant(vmm.AccessRead, w.devs[2]), &pair)
+	again, err := vmm.OpenDriver(w.devs[1].Driver(), 1)
+	require.NoError(t, err)
+	require.NoError(t, again.Close())
+	require.ErrorIs(t, p.Grant(vmm.AccessReadWrite, again), vmm.ErrClosed)
+	has(w.devs[1], vmm.AccessRead)
 	has(stranger.devs[0], vmm.AccessNone)
 	has(nil, vmm.AccessNone)
 

@@ -71,6 +71,9 @@ type Listener struct {
 // Listen makes a socket at a path of Path. The lock file decides which server has the path,
 // so the socket file of a dead server can be replaced.
 func Listen(path string, o Options) (*Listener, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
 	s := &Listener{path: path, lock: -1}
 	if strings.HasPrefix(path, "@") {
 		var err error

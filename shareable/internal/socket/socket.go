@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -26,6 +27,17 @@ type Options struct {
 	Mode    fs.FileMode // of the file; 0 is 0600
 	Group   *int        // of the file; nil: that of the process
 	TakeFDs bool        // the kernel does not refuse descriptors from clients, as before Linux 6.16
+}
+
+// check refuses what no file can have.
+func (o Options) check() error {
+	switch {
+	case o.Mode&^fs.ModePerm != 0:
+		return fmt.Errorf("%w: a socket of mode %v", vmm.ErrInvalid, o.Mode)
+	case o.Group != nil && (*o.Group < 0 || int64(*o.Group) >= math.MaxUint32): // the greatest changes nothing
+		return fmt.Errorf("%w: group %d", vmm.ErrInvalid, *o.Group)
+	}
+	return nil
 }
 
 // Path returns the path of a server's socket; see Listen. A name without a
