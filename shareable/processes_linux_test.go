@@ -40,7 +40,7 @@ func restful(t *testing.T, dev *vmm.Device) (st *vmm.Stream, rests func()) {
 	}
 }
 
-// busy says whether a stream has work that has not ended.
+// busy reports whether a stream has work that has not ended.
 func busy(t *testing.T, st *vmm.Stream) bool {
 	t.Helper()
 	e, err := st.Record()

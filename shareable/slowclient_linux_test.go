@@ -359,7 +359,7 @@ func TestReadersCannotWrite(t *testing.T) {
 	}
 }
 
-// writable says whether there is any way to write through fd, or through what it
+// writable reports whether there is any way to write through fd, or through what it
 // can be opened as once more.
 func writable(t *testing.T, fd int) (can bool) {
 	t.Helper()

@@ -22,7 +22,7 @@ type Chunk struct {
 // Prop.Location's zero value is this device. The caller must Close the Chunk.
 func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 	err = withMemory(func() (short *deviceState, err error) {
-		if err = d.live(); err != nil {
+		if err = d.checkOpen(); err != nil {
 			return nil, err
 		}
 		m, short, err := d.create(size, d.resolve(p), forCaller)
@@ -31,20 +31,20 @@ func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 		}
 		return short, err
 	})
-	return c, d.fail("create chunk", 0, size, err)
+	return c, d.wrap("create chunk", 0, size, err)
 }
 
 // CreateOrReuse is Create that takes cached memory of that size and property, if there is
 // some: see SetReleaseThreshold. Such memory keeps what was written there before. The caller
 // must Close the Chunk, which may put the memory back into the cache.
 func (d *Device) CreateOrReuse(size uint64, p Prop) (*Chunk, error) {
-	if err := d.live(); err != nil {
-		return nil, d.fail("create or reuse chunk", 0, size, err)
+	if err := d.checkOpen(); err != nil {
+		return nil, d.wrap("create or reuse chunk", 0, size, err)
 	}
 	if m := d.takeCached(d.resolve(p), size, size); m != nil {
 		d.counters.count(1, &d.counters.Hits)
 		c, err := d.chunk(m)
-		return c, d.fail("create or reuse chunk", 0, size, err)
+		return c, d.wrap("create or reuse chunk", 0, size, err)
 	}
 	return d.Create(size, p)
 }
@@ -53,8 +53,8 @@ func (d *Device) CreateOrReuse(size uint64, p Prop) (*Chunk, error) {
 // function of OnPressure and has no cache released. While memory is being released for another
 // operation it returns ErrOutOfMemory, too. The caller must Close the Chunk.
 func (d *Device) TryCreate(size uint64, p Prop) (c *Chunk, err error) {
-	if err := d.live(); err != nil {
-		return nil, d.fail("try to create chunk", 0, size, err)
+	if err := d.checkOpen(); err != nil {
+		return nil, d.wrap("try to create chunk", 0, size, err)
 	}
 	m := d.takeCached(d.resolve(p), size, size)
 	if m != nil {
@@ -65,7 +65,7 @@ func (d *Device) TryCreate(size uint64, p Prop) (c *Chunk, err error) {
 	if err == nil {
 		c, err = d.chunk(m)
 	}
-	return c, d.fail("try to create chunk", 0, size, err)
+	return c, d.wrap("try to create chunk", 0, size, err)
 }
 
 // resolve replaces LocationOwner by this device.
@@ -91,13 +91,13 @@ func (d *Device) chunk(m *memory) (*Chunk, error) {
 // ErrInvalid. The caller must Close the Chunk.
 func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
 	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) { return d.drv.Import(fd, size, p) })
-	return c, d.fail("import chunk", 0, size, err)
+	return c, d.wrap("import chunk", 0, size, err)
 }
 
 // importChunk makes a Chunk of a handle that take imports. Its location is where the
 // memory really is, whatever p says.
 func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle, error)) (*Chunk, error) {
-	if err := d.live(); err != nil {
+	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
 	p = d.resolve(p)
@@ -131,11 +131,11 @@ func (c *Chunk) Properties() (Prop, error) {
 	}
 	m, err := c.retain()
 	if err != nil {
-		return Prop{}, c.dev.fail("properties of chunk", 0, c.mem.size, err)
+		return Prop{}, c.dev.wrap("properties of chunk", 0, c.mem.size, err)
 	}
 	defer m.release() //nolint:errcheck // what the driver refuses is counted as quarantined
 	p, err := m.dev.drv.Properties(m.handle)
-	return p, c.dev.fail("properties of chunk", 0, m.size, err)
+	return p, c.dev.wrap("properties of chunk", 0, m.size, err)
 }
 
 // Export returns a new file descriptor of the memory, which keeps the memory
@@ -147,12 +147,12 @@ func (c *Chunk) Export() (fd int, err error) {
 	}
 	m, err := c.retain()
 	if err != nil {
-		return -1, c.dev.fail("export chunk", 0, c.mem.size, err)
+		return -1, c.dev.wrap("export chunk", 0, c.mem.size, err)
 	}
 	defer m.release() //nolint:errcheck // what the driver refuses is counted as quarantined
 	fd, err = m.dev.drv.Export(m.handle)
 	if err != nil {
-		return -1, c.dev.fail("export chunk", 0, m.size, err)
+		return -1, c.dev.wrap("export chunk", 0, m.size, err)
 	}
 	return fd, nil
 }
@@ -177,7 +177,7 @@ func (c *Chunk) Close() error {
 	}
 	err := c.mem.release()
 	c.dev.untrack(c)
-	return c.dev.fail("close chunk", 0, c.mem.size, err)
+	return c.dev.wrap("close chunk", 0, c.mem.size, err)
 }
 
 // Freed is Segment.Freed for the chunk's memory, after Close, too.
@@ -186,7 +186,7 @@ func (c *Chunk) Freed() (bool, error) {
 		return false, &OpError{Op: "ask for freed memory", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
 	}
 	freed, err := c.mem.freed(c.dev)
-	return freed, c.dev.fail("ask for freed memory", 0, c.mem.size, err)
+	return freed, c.dev.wrap("ask for freed memory", 0, c.mem.size, err)
 }
 
 // Segment is one accessible chunk, with its address and the memory, which can be registered
@@ -206,10 +206,10 @@ func (s Segment) Chunk() (*Chunk, error) {
 		return nil, &OpError{Op: "take chunk", Err: fmt.Errorf("%w: no segment", ErrInvalid)}
 	}
 	if !s.mem.retain() {
-		return nil, s.dev.fail("take chunk", s.Addr, s.Size, fmt.Errorf("%w: memory", ErrClosed))
+		return nil, s.dev.wrap("take chunk", s.Addr, s.Size, fmt.Errorf("%w: memory", ErrClosed))
 	}
 	c, err := s.dev.chunk(s.mem)
-	return c, s.dev.fail("take chunk", s.Addr, s.Size, err)
+	return c, s.dev.wrap("take chunk", s.Addr, s.Size, err)
 }
 
 // Freed reports whether the segment's memory is free: this process has no reference to
@@ -220,7 +220,7 @@ func (s Segment) Freed() (bool, error) {
 		return false, &OpError{Op: "ask for freed memory", Err: fmt.Errorf("%w: no segment", ErrInvalid)}
 	}
 	freed, err := s.mem.freed(s.dev)
-	return freed, s.dev.fail("ask for freed memory", s.Addr, s.Size, err)
+	return freed, s.dev.wrap("ask for freed memory", s.Addr, s.Size, err)
 }
 
 // freed is Freed of memory of a device.
@@ -268,7 +268,7 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 // may work. The caller must close fd.
 func (r *Reservation) ExportDMABuf(off, size uint64, flags ...DMABufFlags) (fd int, err error) {
 	fd, err = r.exportDMABuf(off, size, flags)
-	return fd, r.fail("export dma-buf", off, size, err)
+	return fd, r.wrap("export dma-buf", off, size, err)
 }
 
 func (r *Reservation) exportDMABuf(off, size uint64, flags []DMABufFlags) (int, error) {
@@ -310,14 +310,14 @@ func (s Segment) ExportDMABuf(flags ...DMABufFlags) (fd int, err error) {
 	case s.mem == nil:
 		return -1, &OpError{Op: op, Err: fmt.Errorf("%w: no segment", ErrInvalid)}
 	case !s.mem.retain():
-		return -1, s.dev.fail(op, s.Addr, s.Size, fmt.Errorf("%w: memory", ErrClosed))
+		return -1, s.dev.wrap(op, s.Addr, s.Size, fmt.Errorf("%w: memory", ErrClosed))
 	}
 	defer s.mem.release() //nolint:errcheck // what the driver refuses is counted as quarantined
 	if s.mem.cacheable.Load() {
-		return -1, s.dev.fail(op, s.Addr, s.Size, errCacheable)
+		return -1, s.dev.wrap(op, s.Addr, s.Size, errCacheable)
 	}
 	fd, err = s.dev.exportRange(s.Addr, s.Size, flags)
-	return fd, s.dev.fail(op, s.Addr, s.Size, err)
+	return fd, s.dev.wrap(op, s.Addr, s.Size, err)
 }
 
 var errCacheable = fmt.Errorf("%w: the chunk was made without Share or RDMA", ErrInvalid)
@@ -326,7 +326,7 @@ var errCacheable = fmt.Errorf("%w: the chunk was made without Share or RDMA", Er
 func (r *Reservation) exportable(off, size uint64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return err
 	}
 	end := off + size
@@ -375,15 +375,15 @@ func (c *Chunk) ExportFabric() ([64]byte, error) {
 	}
 	m, err := c.retain()
 	if err != nil {
-		return [64]byte{}, c.dev.fail(op, 0, c.mem.size, err)
+		return [64]byte{}, c.dev.wrap(op, 0, c.mem.size, err)
 	}
 	defer m.release() //nolint:errcheck // what the driver refuses is counted as quarantined
 	x, ok := m.dev.drv.(driver.FabricSharer)
 	if !ok {
-		return [64]byte{}, c.dev.fail(op, 0, m.size, errNoFabric)
+		return [64]byte{}, c.dev.wrap(op, 0, m.size, errNoFabric)
 	}
 	name, err := x.ExportFabric(m.handle)
-	return name, c.dev.fail(op, 0, m.size, err)
+	return name, c.dev.wrap(op, 0, m.size, err)
 }
 
 var errNoFabric = fmt.Errorf("%w: fabric handles", ErrNotSupported)
@@ -399,7 +399,7 @@ func (d *Device) ImportFabric(name [64]byte, size uint64, p Prop) (*Chunk, error
 		}
 		return x.ImportFabric(name, size, p)
 	})
-	return c, d.fail("import chunk from the fabric", 0, size, err)
+	return c, d.wrap("import chunk from the fabric", 0, size, err)
 }
 
 func (c *Chunk) describe(kind string) string { return kind + " of " + sizeText(c.mem.size) }

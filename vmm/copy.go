@@ -131,7 +131,7 @@ func unlockAll(locked []lockedSpan) {
 func (r *Reservation) checkSpan(s Span, by *deviceState, on *Stream) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return err
 	}
 	if err := r.checkGrantedLocked(s.Access, by); err != nil {
@@ -195,7 +195,7 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 		err = o.copyIn(rows.Flat(dst), src)
 		locked.unlock()
 	}
-	return d.fail("copy in", dst, n, err)
+	return d.wrap("copy in", dst, n, err)
 }
 
 // CopyOut copies device memory to dst and has finished when it returns. It
@@ -207,7 +207,7 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 		err = o.copyOut(dst, rows.Flat(src))
 		locked.unlock()
 	}
-	return d.fail("copy out", src, n, err)
+	return d.wrap("copy out", src, n, err)
 }
 
 // lockSpan is lockSpans of one span, which may be any, and opens the device.
@@ -229,14 +229,14 @@ func (d *Device) lockSpan(on *Stream, s Span) (locked lockedSpans, o *openDevice
 // the library's buffer by then. After an error dst may hold part of src.
 func (s *Stream) CopyIn(dst Ptr, src []byte) error {
 	_, err := s.copyIn(dst, src)
-	return s.fail("copy in", dst, uint64(len(src)), err)
+	return s.wrap("copy in", dst, uint64(len(src)), err)
 }
 
 // CopyOut copies device memory to dst after what the stream has queued, and
 // returns when dst is filled. On a stream that is being captured it returns
 // ErrCapturing.
 func (s *Stream) CopyOut(dst []byte, src Ptr) error {
-	return s.fail("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
+	return s.wrap("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
 }
 
 // borrowLane checks a copy between the span and host memory and borrows a lane for it.
@@ -267,7 +267,7 @@ func (s *Stream) borrowLane(dev Span) (st *staging, l *lane, err error) {
 	return nil, nil, err
 }
 
-// copyIn is CopyIn, and says whether something may be queued though it failed.
+// copyIn is CopyIn, and reports whether something may be queued though it failed.
 func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	st, l, err := s.borrowLane(Span{Addr: dst, Size: uint64(len(src)), Access: AccessReadWrite})
 	if err != nil {
@@ -360,9 +360,9 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 	// work left. If the stream cannot be waited for, the lane is never lent again: nothing
 	// tells when the copy has read its block. For the memory, waitForWork waits as for any
 	// work of the stream.
-	if again := s.sync(); again != nil {
+	if second := s.sync(); second != nil {
 		l.maybeBusy = true
-		return joinErr(err, "and waiting for its stream", again)
+		return joinErr(err, "and waiting for its stream", second)
 	}
 	l.eventMissing = false
 	b.busy, b.used = false, 0
@@ -452,7 +452,7 @@ func (st *staging) fitsLocked(l *lane, queue driver.Stream) (best fit) {
 	return best
 }
 
-// mustWait says whether a copy on the stream has to wait for the block.
+// mustWait reports whether a copy on the stream has to wait for the block.
 func (b *block) mustWait(queue driver.Stream) bool {
 	return b.busy && (b.on != queue || b.used == uint64(len(b.mem)))
 }
@@ -475,7 +475,7 @@ func (l *lane) firstBlock(queue driver.Stream) int {
 func (s *Stream) Copy2D(dst, src PitchedPtr, width, count uint64) error {
 	to, ok := dst.Extent(width, count)
 	from, also := src.Extent(width, count)
-	return s.fail("copy rows", dst.Ptr, to, s.with(func(o *openDevice) error {
+	return s.wrap("copy rows", dst.Ptr, to, s.with(func(o *openDevice) error {
 		if !ok || !also {
 			return fmt.Errorf("%w: %d rows of %d bytes from %v to %v", ErrInvalid, count, width, src, dst)
 		}
@@ -497,7 +497,7 @@ func (s *Stream) Copy2D(dst, src PitchedPtr, width, count uint64) error {
 // prefers none returns rowBytes. It makes the device's context if there is none yet.
 func (d *Device) Pitch(rowBytes uint64) (uint64, error) {
 	n, err := d.pitch(rowBytes)
-	return n, d.fail("choose pitch", 0, rowBytes, err)
+	return n, d.wrap("choose pitch", 0, rowBytes, err)
 }
 
 func (d *Device) pitch(rowBytes uint64) (uint64, error) {

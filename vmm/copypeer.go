@@ -15,9 +15,9 @@ import (
 // work of the stream's device, too. It cannot be captured: during a capture it
 // returns ErrCapturing. ErrNotSupported where the driver has no such copy.
 func (s *Stream) CopyPeer(dst Ptr, to *Device, src Ptr, from *Device, n uint64) error {
-	return s.fail("copy between devices", dst, n, s.with(func(o *openDevice) error {
+	return s.wrap("copy between devices", dst, n, s.with(func(o *openDevice) error {
 		for _, d := range []*Device{to, from} {
-			if err := d.live(); err != nil {
+			if err := d.checkOpen(); err != nil {
 				return err
 			}
 			if d.state.parent != o.state.parent {

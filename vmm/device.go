@@ -102,8 +102,8 @@ func (d *Device) Driver() driver.Driver {
 	return d.drv
 }
 
-// live is nil while the device is open.
-func (d *Device) live() error {
+// checkOpen is nil while the device is open.
+func (d *Device) checkOpen() error {
 	if d == nil || d.state == nil {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
@@ -123,7 +123,7 @@ func (d *Device) liveLocked() error {
 
 // ensureOpen is the driver's device, opened at the first call that needs it.
 func (d *Device) ensureOpen() (*openDevice, error) {
-	if err := d.live(); err != nil {
+	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
 	return d.state.ensureOpen()
@@ -134,7 +134,7 @@ func (d *Device) ensureOpen() (*openDevice, error) {
 func (d *Device) Raw() (driver.Device, error) {
 	o, err := d.ensureOpen()
 	if err != nil {
-		return nil, d.fail("open context", 0, 0, err)
+		return nil, d.wrap("open context", 0, 0, err)
 	}
 	return o.Raw(), nil
 }
@@ -142,11 +142,11 @@ func (d *Device) Raw() (driver.Device, error) {
 // Supports returns nil, ErrNotSupported, or an error that settles nothing. It
 // tries rather than reads attributes.
 func (d *Device) Supports(f Feature) error {
-	err := d.live()
+	err := d.checkOpen()
 	if err == nil {
 		err = d.drv.Supports(d.state.n, f)
 	}
-	return d.fail("probe "+f.String(), 0, 0, err)
+	return d.wrap("probe "+f.String(), 0, 0, err)
 }
 
 // MemInfo is the device's free and total memory in bytes, by the driver's count.
@@ -155,7 +155,7 @@ func (d *Device) MemInfo() (free, total uint64, err error) {
 	if err == nil {
 		free, total, err = o.MemInfo()
 	}
-	return free, total, d.fail("read memory info", 0, 0, err)
+	return free, total, d.wrap("read memory info", 0, 0, err)
 }
 
 // Sync waits for all work of the device's context. While a stream of it is
@@ -168,7 +168,7 @@ func (d *Device) Sync() error {
 	if err == nil {
 		d.state.parent.runSyncHooks()
 	}
-	return d.fail("synchronise", 0, 0, err)
+	return d.wrap("synchronise", 0, 0, err)
 }
 
 // Do runs f on a locked thread with the device's context current, for the
@@ -177,10 +177,10 @@ func (d *Device) Sync() error {
 func (d *Device) Do(f func() error) error {
 	o, err := d.ensureOpen()
 	if err != nil {
-		return d.fail("run in context", 0, 0, err)
+		return d.wrap("run in context", 0, 0, err)
 	}
 	if f == nil {
-		return d.fail("run in context", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
+		return d.wrap("run in context", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
 	}
 	var own error
 	err = o.Do(func() error {
@@ -190,7 +190,7 @@ func (d *Device) Do(f func() error) error {
 	if err == nil || own != nil {
 		return own
 	}
-	return d.fail("run in context", 0, 0, err)
+	return d.wrap("run in context", 0, 0, err)
 }
 
 // track notes that thing is open, or is about to be opened. Close returns ErrBusy and names
@@ -217,7 +217,7 @@ func (d *Device) track(thing any, kind string) error {
 func (d *Device) KeepOpen(kind string) (release func(), err error) {
 	thing := &kind
 	if err := d.track(thing, kind); err != nil {
-		return nil, d.fail("open "+kind, 0, 0, err)
+		return nil, d.wrap("open "+kind, 0, 0, err)
 	}
 	return func() { d.untrack(thing) }, nil
 }
@@ -293,7 +293,7 @@ func (d *Device) Close() error {
 	if d == nil || d.state == nil {
 		return nil
 	}
-	return d.fail("close device", 0, 0, d.close())
+	return d.wrap("close device", 0, 0, d.close())
 }
 
 func (d *Device) close() error {
@@ -365,7 +365,7 @@ func (d *Device) waitForDetachedCalls() {
 	}
 }
 
-// staysOpenLocked says whether a reservation is open that is not closing. It needs d.mu.
+// staysOpenLocked reports whether a reservation is open that is not closing. It needs d.mu.
 func (d *Device) staysOpenLocked() bool {
 	invariants.Held(&d.mu)
 	for thing := range d.unclosed {
@@ -414,9 +414,9 @@ func firstFew(all []string) []string {
 	return all
 }
 
-// fail wraps err for op, once: an error that already names its operation stays
+// wrap wraps err for op, once: an error that already names its operation stays
 // as it is.
-func (d *Device) fail(op string, p Ptr, size uint64, err error) error {
+func (d *Device) wrap(op string, p Ptr, size uint64, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -494,7 +494,7 @@ func open(name string) (*Device, error) {
 	return openDriver(drv, which)
 }
 
-// noDevice says whether err is that there is no driver, or no device of it.
+// noDevice reports whether err is that there is no driver, or no device of it.
 func noDevice(err error) bool { return errors.Is(err, ErrNoDriver) || errors.Is(err, ErrNoDevice) }
 
 // cudaDevices is CUDA's devices; that there are none is no error.
@@ -554,7 +554,7 @@ func Devices() ([]Info, error) {
 // checkDevices is nil if the devices are open, of one driver, and each is named once.
 func checkDevices(devs []*Device) error {
 	for i, d := range devs {
-		if err := d.live(); err != nil {
+		if err := d.checkOpen(); err != nil {
 			return pairFail(d, devs[(i+1)%len(devs)], err)
 		}
 		for _, e := range devs[:i] {

@@ -259,10 +259,10 @@ func (s *deviceState) retained() (*openDevice, error) {
 	o := s.openDevice.Load()
 	if o == nil {
 		s.streamsMu.RLock()
-		some := len(s.streams) > 0
+		found := len(s.streams) > 0
 		s.streamsMu.RUnlock()
 		var err error
-		if some {
+		if found {
 			o, err = s.ensureOpen()
 		}
 		if o == nil {
@@ -437,10 +437,10 @@ func (r *refusedCalls) retry() (failed error) {
 	all := r.all
 	r.all = nil
 	r.mu.Unlock()
-	for _, again := range all {
-		if err := again(); err != nil {
+	for _, retry := range all {
+		if err := retry(); err != nil {
 			failed = joinErr(failed, "and", err)
-			r.add(again)
+			r.add(retry)
 		}
 	}
 	return failed

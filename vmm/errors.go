@@ -34,7 +34,7 @@ var (
 	ErrAsleep = errors.New("asleep, see Wake") // has no memory until Wake
 )
 
-// lost says whether the device is gone, and with it all its work.
+// lost reports whether the device is gone, and with it all its work.
 func lost(err error) bool { return errors.Is(err, ErrDeviceLost) }
 
 // OpError is an operation of this package that failed, as net.OpError is one

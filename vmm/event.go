@@ -53,7 +53,7 @@ func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 		}
 		return err
 	})
-	return e, d.fail("make event", 0, 0, err)
+	return e, d.wrap("make event", 0, 0, err)
 }
 
 // IPCHandle returns the handle by which OpenEvent opens the event in another process; any
@@ -67,7 +67,7 @@ func (e *Event) IPCHandle() (h IPCHandle, err error) {
 		}
 		return err
 	})
-	return h, e.fail("export event", err)
+	return h, e.wrap("export event", err)
 }
 
 // OpenEvent opens the event that a handle of Event.IPCHandle names, of a process on the same
@@ -89,7 +89,7 @@ func (d *Device) OpenEvent(h IPCHandle) (*Event, error) {
 		}
 		return err
 	})
-	return e, d.fail("open event", 0, 0, err)
+	return e, d.wrap("open event", 0, 0, err)
 }
 
 // legacyIPC is the driver's device as one that has handles for other processes.
@@ -105,7 +105,7 @@ func (o *openDevice) legacyIPC() (driver.LegacyIPC, error) {
 func (e *Event) Record(s *Stream) error {
 	err := e.record(s)
 	if err != nil {
-		err = e.fail("record event", err)
+		err = e.wrap("record event", err)
 	}
 	return err
 }
@@ -225,14 +225,14 @@ func (e *Event) free() error {
 	return nil
 }
 
-func (e *Event) fail(op string, err error) error {
+func (e *Event) wrap(op string, err error) error {
 	if e == nil || e.dev == nil {
-		return (*Device)(nil).fail(op, 0, 0, err)
+		return (*Device)(nil).wrap(op, 0, 0, err)
 	}
-	return e.dev.fail(op, 0, 0, err)
+	return e.dev.wrap(op, 0, 0, err)
 }
 
-// Done says whether the work before the event has finished.
+// Done reports whether the work before the event has finished.
 func (e *Event) Done() (done bool, err error) {
 	err = e.with(func() (err error) {
 		at := e.point()
@@ -241,7 +241,7 @@ func (e *Event) Done() (done bool, err error) {
 		}
 		return err
 	})
-	return done, e.fail("query event", err)
+	return done, e.wrap("query event", err)
 }
 
 // Sync waits until the work before the event has finished.
@@ -257,7 +257,7 @@ func (e *Event) Sync() error {
 	if err == nil {
 		e.on.state.parent.runSyncHooks()
 	}
-	return e.fail("wait for event", err)
+	return e.wrap("wait for event", err)
 }
 
 // Elapsed is the device's own time from one event to this one. Both need
@@ -272,7 +272,7 @@ func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
 			return err
 		})
 	})
-	return took, e.fail("read event", err)
+	return took, e.wrap("read event", err)
 }
 
 // Close gives the event up; calls under way go on. Twice is fine, and so is a
@@ -298,5 +298,5 @@ func (e *Event) Close() error {
 		e.closed = false
 		e.mu.Unlock()
 	}
-	return e.fail("close event", err)
+	return e.wrap("close event", err)
 }

@@ -82,7 +82,7 @@ func IdleLane(d *Device) driver.Stream {
 	return st.idle[0].queue
 }
 
-// Closing says whether a Close of the stream is waiting for calls under way.
+// Closing reports whether a Close of the stream is waiting for calls under way.
 func Closing(s *Stream) bool {
 	if s.mu.TryRLock() {
 		defer s.mu.RUnlock()
@@ -91,7 +91,7 @@ func Closing(s *Stream) bool {
 	return true
 }
 
-// Working says whether the device's goroutine runs, and how many ranges are on its list.
+// Working reports whether the device's goroutine runs, and how many ranges are on its list.
 func Working(d *Device) (running bool, wanted int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -25,7 +25,7 @@ func faults(t *testing.T, try func(t *testing.T, at ...int) (calls []string)) {
 	}
 }
 
-// forgiven says whether the library makes up for one of the calls that failed: memory that
+// forgiven reports whether the library makes up for one of the calls that failed: memory that
 // the driver does not release is kept and counted, and where events fail a stream is
 // waited for.
 func forgiven(calls []string, at []int) bool {
@@ -37,7 +37,7 @@ func forgiven(calls []string, at []int) bool {
 	return len(at) == 0
 }
 
-// only says whether no call but those of that name failed.
+// only reports whether no call but those of that name failed.
 func only(name string, calls []string, at []int) bool {
 	for _, i := range at {
 		if i <= len(calls) && calls[i-1] != name {

@@ -337,7 +337,7 @@ func failOnce(t *testing.T, op operation, i int) (after int) {
 	return len(calls) - i
 }
 
-// filledAgain says whether calls i and k were the two waits for a fill of new memory, and
+// filledAgain reports whether calls i and k were the two waits for a fill of new memory, and
 // the growth filled it once more.
 func filledAgain(calls []string, i, k int) bool {
 	return k == i+1 && calls[k-1] == "SyncStream" && slices.Equal(calls[i-2:i], []string{"Fill", "SyncStream"}) &&

@@ -23,7 +23,7 @@ import (
 // for one, return ErrInvalid if they would touch the memory. Streams that UnmapAfter has
 // named are waited for as well, until their chunks are unmapped.
 func (r *Reservation) UsedBy(streams ...*Stream) error {
-	return r.fail("use streams", 0, 0, r.nameStreams(streams))
+	return r.wrap("use streams", 0, 0, r.nameStreams(streams))
 }
 
 func (r *Reservation) nameStreams(streams []*Stream) error {
@@ -32,11 +32,11 @@ func (r *Reservation) nameStreams(streams []*Stream) error {
 	}
 	var unusable error
 	for _, s := range streams {
-		unusable = cmp.Or(unusable, s.usable(r.dev.state.parent))
+		unusable = cmp.Or(unusable, s.checkUsable(r.dev.state.parent))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := cmp.Or(r.live(), unusable); err != nil {
+	if err := cmp.Or(r.checkOpen(), unusable); err != nil {
 		return err
 	}
 	if r.namedStreams == nil {
@@ -390,7 +390,7 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 		return nil
 	}
 	if err := r.checkNotOwnedByRange(); err != nil {
-		return r.fail("close", 0, r.size, err)
+		return r.wrap("close", 0, r.size, err)
 	}
 	return r.closeContext(ctx, func() error { return r.close(new(sync.Mutex)) })
 }
@@ -398,7 +398,7 @@ func (r *Reservation) CloseContext(ctx context.Context) error {
 // closeContext runs closeAll, of the reservation or of its range, for CloseContext.
 func (r *Reservation) closeContext(ctx context.Context, closeAll func() error) error {
 	if ctx == nil {
-		return r.fail("close", 0, r.size, errNoContext)
+		return r.wrap("close", 0, r.size, errNoContext)
 	}
 	detached := ctx.Done() != nil
 	if detached {
@@ -408,12 +408,12 @@ func (r *Reservation) closeContext(ctx context.Context, closeAll func() error) e
 			select {
 			case r.closeSlot <- struct{}{}:
 			case <-ctx.Done():
-				return r.fail("close", 0, r.size, ctx.Err())
+				return r.wrap("close", 0, r.size, ctx.Err())
 			}
 		}
 	}
 	r.closesRunning.Add(1)
-	return r.fail("close", 0, r.size, r.dev.runDetached(ctx, func() error {
+	return r.wrap("close", 0, r.size, r.dev.runDetached(ctx, func() error {
 		err := closeAll()
 		r.closesRunning.Add(-1)
 		if detached {

@@ -28,7 +28,7 @@ func (f Fence) Sync() error {
 	return err
 }
 
-// Done says whether the work has ended, by itself or with its device, without waiting.
+// Done reports whether the work has ended, by itself or with its device, without waiting.
 func (f Fence) Done() (bool, error) { return f.f.Done() }
 
 // freeFences frees events.
@@ -42,11 +42,11 @@ func freeFences(all []order.Fence) {
 // While the stream is being captured it returns ErrCapturing.
 func (s *Stream) Fence() (Fence, error) {
 	if s == nil || s.dev == nil {
-		return Fence{}, s.fail("record fence", 0, 0, errNoStream)
+		return Fence{}, s.wrap("record fence", 0, 0, errNoStream)
 	}
 	f, err := s.fence()
 	if err != nil {
-		return Fence{}, s.fail("record fence", 0, 0, err)
+		return Fence{}, s.wrap("record fence", 0, 0, err)
 	}
 	return Fence{f, s.dev.state.parent}, nil
 }
@@ -54,7 +54,7 @@ func (s *Stream) Fence() (Fence, error) {
 // WaitFence makes later work of the stream wait for the fence, of any device of the
 // same driver. Stream.After counts it.
 func (s *Stream) WaitFence(f Fence) error {
-	return s.fail("wait for fence", 0, 0, s.with(func(o *openDevice) error {
+	return s.wrap("wait for fence", 0, 0, s.with(func(o *openDevice) error {
 		if f.parent != nil && f.parent != o.state.parent {
 			return fmt.Errorf("%w: the fence is of another driver", ErrInvalid)
 		}
@@ -120,15 +120,15 @@ func (s *Stream) syncFence(f order.Fence, err error) error {
 		return s.lost
 	}
 	at := s.order.NextPoint()
-	o, again := s.dev.state.ensureOpen()
-	if again == nil {
-		again = o.NotCapturing(&s.order)
+	o, second := s.dev.state.ensureOpen()
+	if second == nil {
+		second = o.NotCapturing(&s.order)
 	}
-	if again == nil {
-		again = o.SyncStream(s.order.Queue)
+	if second == nil {
+		second = o.SyncStream(s.order.Queue)
 	}
-	if again != nil {
-		return joinErr(err, "and waiting for the stream itself", again)
+	if second != nil {
+		return joinErr(err, "and waiting for the stream itself", second)
 	}
 	at.Finish()
 	return nil

@@ -33,9 +33,9 @@ type grantKey struct{ r *Reservation }
 // waiting as Unmap does.
 func (r *Reservation) Grant(a Access, devs ...*Device) error {
 	if r == nil || r.dev == nil || a != AccessRead && a != AccessReadWrite {
-		return r.fail("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
+		return r.wrap("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
 	}
-	return r.fail("grant "+a.String(), 0, r.size, r.setGrants(a, devs))
+	return r.wrap("grant "+a.String(), 0, r.size, r.setGrants(a, devs))
 }
 
 // Revoke takes access away from devices, now and for what will be mapped, after
@@ -43,9 +43,9 @@ func (r *Reservation) Grant(a Access, devs ...*Device) error {
 // cannot be revoked. It completes or changes nothing.
 func (r *Reservation) Revoke(devs ...*Device) error {
 	if r == nil || r.dev == nil {
-		return r.fail("revoke", 0, 0, fmt.Errorf("%w: no reservation", ErrInvalid))
+		return r.wrap("revoke", 0, 0, fmt.Errorf("%w: no reservation", ErrInvalid))
 	}
-	return r.fail("revoke", 0, r.size, r.setGrants(AccessNone, devs))
+	return r.wrap("revoke", 0, r.size, r.setGrants(AccessNone, devs))
 }
 
 // Access is what d may do with the memory, as granted: AccessNone for a device that
@@ -68,7 +68,7 @@ func (r *Reservation) setGrants(a Access, devs []*Device) error {
 	if err := r.checkDevices(a, devs); err != nil {
 		return err
 	}
-	if err := r.live(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return err // without waiting for the Close or Sleep that is under way
 	}
 	r.grantMu.Lock()
@@ -110,7 +110,7 @@ func (r *Reservation) checkAccess(a Access) error {
 
 // checkGrant says why d cannot have access a; reach is how to find out about a path.
 func (r *Reservation) checkGrant(a Access, d *Device, reach func(from, to *Device) error) error {
-	err := d.live()
+	err := d.checkOpen()
 	switch {
 	case err != nil:
 	case d.state.parent != r.dev.state.parent:
@@ -213,7 +213,7 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 	if !r.dev.state.parent.hooks.noGrantLock {
 		invariants.Held(&r.grantMu)
 	}
-	if err := r.live(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return nil, err
 	}
 	c := &accessChange{r: r}

@@ -67,7 +67,7 @@ type capturedSpan struct {
 // does whatever would have to wait for the stream. Growth goes on. While the stream is held (Hold)
 // it returns ErrBusy.
 func (s *Stream) BeginCapture() error {
-	return s.fail("begin capture", 0, 0, s.withAlone(func(o *openDevice) error {
+	return s.wrap("begin capture", 0, 0, s.withAlone(func(o *openDevice) error {
 		id, err := o.Begin(&s.order)
 		if err == nil {
 			s.endUses() // of a capture that has ended without EndCapture
@@ -150,7 +150,7 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 // not launch the graph. A stream that BeginCapture, of it or of one that it has joined, does not
 // capture is ErrInvalid.
 func (s *Stream) OnGraphLaunch(f func(on *Stream) (launched func(), err error)) error {
-	return s.fail("watch graph", 0, 0, s.with(func(o *openDevice) error {
+	return s.wrap("watch graph", 0, 0, s.with(func(o *openDevice) error {
 		id, err := o.CaptureID(&s.order)
 		if err != nil {
 			return err
@@ -178,7 +178,7 @@ func (s *Stream) EndCapture() (*Graph, error) {
 		graph, err = s.endCapture(o)
 		return err
 	})
-	return graph, s.fail("end capture", 0, 0, err)
+	return graph, s.wrap("end capture", 0, 0, err)
 }
 
 func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
@@ -233,7 +233,7 @@ func (s *Stream) endUses() captured {
 	return s.dev.state.parent.captures.end(id)
 }
 
-// uses says whether the work of a capture uses memory of r.
+// uses reports whether the work of a capture uses memory of r.
 func (all *captures) uses(r *Reservation) bool {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -248,14 +248,14 @@ func (all *captures) uses(r *Reservation) bool {
 // Instantiate makes the graph executable. The caller must Close the GraphExec.
 func (g *Graph) Instantiate() (*GraphExec, error) {
 	if g == nil || g.dev == nil {
-		return nil, (*Device)(nil).fail("instantiate graph", 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
+		return nil, (*Device)(nil).wrap("instantiate graph", 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	x := &GraphExec{dev: g.dev, raw: g.raw, uses: g.uses}
 	x.mu.At(lock.GraphExec, 0)
 	if err := g.uses.loaded(); g.closed || err != nil {
-		return nil, g.dev.fail("instantiate graph", 0, 0, cmp.Or(err, errGraphClosed))
+		return nil, g.dev.wrap("instantiate graph", 0, 0, cmp.Or(err, errGraphClosed))
 	}
 	err := g.dev.track(x, "executable graph")
 	if err == nil {
@@ -264,7 +264,7 @@ func (g *Graph) Instantiate() (*GraphExec, error) {
 		}
 	}
 	if err != nil {
-		return nil, g.dev.fail("instantiate graph", 0, 0, err)
+		return nil, g.dev.wrap("instantiate graph", 0, 0, err)
 	}
 	return x, nil
 }
@@ -283,7 +283,7 @@ func (g *Graph) Close() error {
 		return nil
 	}
 	if err := g.raw.FreeGraph(g.handle); err != nil && !lost(err) {
-		return g.dev.fail("close graph", 0, 0, err)
+		return g.dev.wrap("close graph", 0, 0, err)
 	}
 	g.closed = true
 	g.dev.untrack(g)
@@ -313,16 +313,16 @@ type GraphExec struct {
 // queued while the stream was captured is not known here.
 func (x *GraphExec) Launch(s *Stream) error {
 	if x == nil || x.dev == nil {
-		return s.fail("launch graph", 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
+		return s.wrap("launch graph", 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	launched, err := x.announce(s)
 	defer launched()
 	if err != nil {
-		return s.fail("launch graph", 0, 0, err)
+		return s.wrap("launch graph", 0, 0, err)
 	}
-	return s.fail("launch graph", 0, 0, s.with(func(o *openDevice) error {
+	return s.wrap("launch graph", 0, 0, s.with(func(o *openDevice) error {
 		switch {
 		case x.closed:
 			return errGraphClosed
@@ -388,7 +388,7 @@ func (x *GraphExec) lockUses(s *Stream) (unlock func(), err error) {
 func (x *GraphExec) Update(g *Graph) error {
 	const op = "update graph"
 	if x == nil || x.dev == nil || g == nil || g.dev == nil {
-		return (*Device)(nil).fail(op, 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
+		return (*Device)(nil).wrap(op, 0, 0, fmt.Errorf("%w: no graph", ErrInvalid))
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -396,16 +396,16 @@ func (x *GraphExec) Update(g *Graph) error {
 	defer x.mu.Unlock()
 	switch {
 	case x.closed || g.closed:
-		return x.dev.fail(op, 0, 0, errGraphClosed)
+		return x.dev.wrap(op, 0, 0, errGraphClosed)
 	case x.dev.state.parent != g.dev.state.parent:
-		return x.dev.fail(op, 0, 0, fmt.Errorf("%w: the graph is of another driver", ErrInvalid))
+		return x.dev.wrap(op, 0, 0, fmt.Errorf("%w: the graph is of another driver", ErrInvalid))
 	}
 	err := g.uses.loaded()
 	if err == nil {
 		err = x.raw.UpdateGraphExec(x.handle, g.handle)
 	}
 	if err != nil {
-		return x.dev.fail(op, 0, 0, err)
+		return x.dev.wrap(op, 0, 0, err)
 	}
 	x.uses = g.uses
 	return nil
@@ -423,7 +423,7 @@ func (x *GraphExec) Close() error {
 		return nil
 	}
 	if err := x.raw.FreeGraphExec(x.handle); err != nil && !lost(err) {
-		return x.dev.fail("close graph", 0, 0, err)
+		return x.dev.wrap("close graph", 0, 0, err)
 	}
 	x.closed = true
 	x.dev.untrack(x)

@@ -26,10 +26,10 @@ import (
 // ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
 // wrote. With RangeOptions.Zero it may wait for an unlock: see LockSpans.
 func (g *Range) Grow(n uint64) error {
-	if err := g.live(); err != nil {
-		return g.fail("grow", 0, n, err)
+	if err := g.checkOpen(); err != nil {
+		return g.wrap("grow", 0, n, err)
 	}
-	return g.fail("grow", 0, n, g.retryWithMemory(func() error {
+	return g.wrap("grow", 0, n, g.retryWithMemory(func() error {
 		need, err := g.endWithin(g.len.Load(), n)
 		if err == nil && need > g.cap.Load() {
 			err = g.ensure(need)
@@ -46,7 +46,7 @@ func (g *Range) ensure(need uint64) error {
 	if need <= g.cap.Load() {
 		return nil // nothing to do, or the device's goroutine was faster
 	}
-	if err := g.r.live(); err != nil {
+	if err := g.r.checkOpen(); err != nil {
 		return err // a Close has overtaken the caller; it shall find no new memory
 	}
 	err := g.growLocked(need, forCaller)
@@ -194,7 +194,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 func reclaimable(r *Reservation, off, need uint64) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := r.table.Len(); n == 0 || r.table.At(n-1).Off < off || r.live() != nil {
+	if n := r.table.Len(); n == 0 || r.table.At(n-1).Off < off || r.checkOpen() != nil {
 		return off
 	}
 	for _, s := range r.table.In(off, need) {
@@ -212,7 +212,7 @@ func reclaimable(r *Reservation, off, need uint64) uint64 {
 func reclaim(r *Reservation, off, need uint64) uint64 {
 	r.mu.Lock()
 	n := r.table.Len()
-	if n == 0 || r.table.At(n-1).Off < off || r.live() != nil { // nothing lies above off, mostly
+	if n == 0 || r.table.At(n-1).Off < off || r.checkOpen() != nil { // nothing lies above off, mostly
 		r.mu.Unlock()
 		return off
 	}
@@ -265,7 +265,7 @@ func (g *Range) growAhead() error {
 // work has used them. What is held, or was taken meanwhile by a growth, stays.
 func (g *Range) GrowAhead(n uint64) (giveBack func(keep uint64, s *Stream)) {
 	var from, end uint64
-	if g.live() == nil && g.supply == nil && g.capMu.TryLock() {
+	if g.checkOpen() == nil && g.supply == nil && g.capMu.TryLock() {
 		defer g.capMu.Unlock()
 		have, goal := g.goalAheadLocked(n)
 		if reclaimable(g.r, have, goal) == have {
@@ -286,7 +286,7 @@ func (g *Range) goalAheadLocked(n uint64) (have, goal uint64) {
 	invariants.Held(&g.capMu)
 	end, have := g.len.Load(), g.cap.Load()
 	goal = end + min(n, g.r.size-end)
-	if goal <= have || g.r.live() != nil || g.r.dev.state.underPressure() {
+	if goal <= have || g.r.checkOpen() != nil || g.r.dev.state.underPressure() {
 		return have, have
 	}
 	// What a Clip gave up can be filled only after the work that used it. The other ranges
@@ -329,7 +329,7 @@ func (g *Range) endGrowAhead(have, goal uint64, err error) error {
 	if before != nil {
 		return nil
 	}
-	return g.fail("grow ahead", have, goal-have, err)
+	return g.wrap("grow ahead", have, goal-have, err)
 }
 
 // aheadLeaves is which part of the device's memory, and of the limit, growth ahead

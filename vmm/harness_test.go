@@ -19,7 +19,7 @@ import (
 
 const mib = 1 << 20
 
-// onCUDA says whether these tests run on the machine's GPUs, as VMM_TEST_DRIVER says,
+// onCUDA reports whether these tests run on the machine's GPUs, as VMM_TEST_DRIVER says,
 // instead of on host drivers of their own.
 var onCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
 
@@ -96,7 +96,7 @@ func (f *fault) arm(at ...int) {
 	f.armed, f.seen, f.at, f.err, f.waits = true, nil, at, errInjected, map[int]bool{}
 }
 
-// waiting says whether a wait for the device was begun since arm.
+// waiting reports whether a wait for the device was begun since arm.
 func (f *fault) waiting(dev int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

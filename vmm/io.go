@@ -29,7 +29,7 @@ var errNoReader = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 // of them, else ErrInvalid. A failed AppendOn has waited for what it had queued.
 func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil || g.r == nil {
-		return g.fail("append", 0, uint64(len(p)), g.live())
+		return g.wrap("append", 0, uint64(len(p)), g.checkOpen())
 	}
 	var at uint64
 	err := g.retryWithMemory(func() (err error) {
@@ -40,7 +40,7 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 		err = g.fillAfter(err)
 	}
 	g.requestGrowAhead()
-	return g.fail("append", at, uint64(len(p)), err)
+	return g.wrap("append", at, uint64(len(p)), err)
 }
 
 // appendOn returns also where the bytes were to go.
@@ -48,7 +48,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	at = g.len.Load()
-	if err := g.live(); err != nil {
+	if err := g.checkOpen(); err != nil {
 		return at, err
 	}
 	if err := g.checkAppendStream(s); err != nil {
@@ -68,8 +68,8 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	queued, err := s.copyIn(r.ptr+Ptr(at), p)
 	if err != nil {
 		if queued { // else it would run over what the next Append writes there
-			if again := s.sync(); again != nil {
-				err = joinErr(err, "and waiting for its stream", again)
+			if second := s.sync(); second != nil {
+				err = joinErr(err, "and waiting for its stream", second)
 				r.mu.Lock()
 				r.noteAppendLocked(s) // so waitForWork waits for it
 				r.mu.Unlock()
@@ -91,7 +91,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 // checkAppendStream is nil if waitForWork waits for the stream, which is open and
 // not being captured.
 func (g *Range) checkAppendStream(s *Stream) error {
-	if err := s.usable(g.r.dev.state.parent); err != nil {
+	if err := s.checkUsable(g.r.dev.state.parent); err != nil {
 		return err
 	}
 	if err := s.notCapturing(); err != nil {
@@ -112,14 +112,14 @@ func (g *Range) Write(p []byte) (int, error) {
 
 // ReadFrom appends what it reads from r until io.EOF.
 func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
-	if err := g.live(); err != nil || r == nil {
-		return 0, g.fail("read from", 0, 0, cmp.Or(err, errNoReader))
+	if err := g.checkOpen(); err != nil || r == nil {
+		return 0, g.wrap("read from", 0, 0, cmp.Or(err, errNoReader))
 	}
 	buf := make([]byte, firstMove)
 	for {
 		m, err := r.Read(buf)
 		if m < 0 || m > len(buf) {
-			return n, g.fail("read from", 0, 0, fmt.Errorf("%w: the reader returned %d bytes of %d", ErrInvalid, m, len(buf)))
+			return n, g.wrap("read from", 0, 0, fmt.Errorf("%w: the reader returned %d bytes of %d", ErrInvalid, m, len(buf)))
 		}
 		if werr := g.Append(buf[:m]); werr != nil {
 			return n, werr
@@ -146,11 +146,11 @@ func (g *Range) ReadAt(p []byte, off int64) (int, error) {
 	if errors.Is(err, io.EOF) {
 		return n, io.EOF
 	}
-	return n, g.fail("read", uint64(max(off, 0)), uint64(len(p)), err)
+	return n, g.wrap("read", uint64(max(off, 0)), uint64(len(p)), err)
 }
 
 func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
-	if err := g.live(); err != nil {
+	if err := g.checkOpen(); err != nil {
 		return 0, err
 	}
 	if off < 0 {
@@ -234,12 +234,12 @@ func (l *lows) lower(n uint64) {
 // waits for nothing that other streams have queued.
 func (g *Range) WriteAt(p []byte, off int64) (int, error) {
 	n, err := g.writeAt(p, off, uint64(len(p)), 1, 1)
-	return n, g.fail("write", uint64(max(off, 0)), uint64(len(p)), err)
+	return n, g.wrap("write", uint64(max(off, 0)), uint64(len(p)), err)
 }
 
 // writeAt writes rows that take size bytes with their padding.
 func (g *Range) writeAt(p []byte, off int64, size, width, pitch uint64) (int, error) {
-	if err := g.live(); err != nil {
+	if err := g.checkOpen(); err != nil {
 		return 0, err
 	}
 	o, epoch, err := g.beginCopy()
@@ -255,7 +255,7 @@ func (g *Range) writeAt(p []byte, off int64, size, width, pitch uint64) (int, er
 		return 0, nil
 	}
 	// Below Len, but a SetLen and a Clip may take it away up to here.
-	if err := g.writable(uint64(off), size); err != nil {
+	if err := g.checkWritable(uint64(off), size); err != nil {
 		return 0, err
 	}
 	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}, p); err != nil {
@@ -266,8 +266,8 @@ func (g *Range) writeAt(p []byte, off int64, size, width, pitch uint64) (int, er
 
 // WriteTo writes the bytes below Len, as it stands at the start, to w.
 func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
-	if err := g.live(); err != nil || w == nil {
-		return 0, g.fail("write to", 0, 0, cmp.Or(err, errNoReader))
+	if err := g.checkOpen(); err != nil || w == nil {
+		return 0, g.wrap("write to", 0, 0, cmp.Or(err, errNoReader))
 	}
 	end := int64(g.len.Load())
 	buf := make([]byte, min(mostMove, end))
@@ -292,13 +292,13 @@ func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
 // or SetLen below it, or Close: touching it after that ends the process. It
 // waits for nothing.
 func (g *Range) Host() (b []byte, err error) {
-	if err = g.live(); err == nil {
+	if err = g.checkOpen(); err == nil {
 		n := g.len.Load()
 		if err = g.r.dev.state.parent.undefined.check(g.r.ptr, g.r.ptr+Ptr(n)); err == nil {
 			b, err = prefix.HostBytes(g.r.dev.drv, g.r.ptr, n)
 		}
 	}
-	return b, g.fail("view from the host", 0, 0, err)
+	return b, g.wrap("view from the host", 0, 0, err)
 }
 
 var (
@@ -317,10 +317,10 @@ var (
 func (g *Range) AppendRows(p []byte, width, pitch uint64) error {
 	size, err := sizeOfRows(p, width, pitch)
 	if err != nil {
-		if dead := g.live(); dead != nil {
+		if dead := g.checkOpen(); dead != nil {
 			err = dead
 		}
-		return g.fail("append rows", g.Len(), uint64(len(p)), err)
+		return g.wrap("append rows", g.Len(), uint64(len(p)), err)
 	}
 	return g.appendRows("append rows", p, size, width, pitch)
 }
@@ -330,13 +330,13 @@ func (g *Range) AppendRows(p []byte, width, pitch uint64) error {
 // whole rows. If fewer rows than p takes lie below Len, each with its padding, it also
 // returns io.EOF.
 func (g *Range) ReadRowsAt(p []byte, off int64, width, pitch uint64) (n int, err error) {
-	if err = checkRows(p, width, pitch); err == nil || g.live() != nil {
+	if err = checkRows(p, width, pitch); err == nil || g.checkOpen() != nil {
 		n, err = g.readAt(p, off, max(width, 1), max(pitch, 1))
 	}
 	if errors.Is(err, io.EOF) {
 		return n, io.EOF
 	}
-	return n, g.fail("read rows", uint64(max(off, 0)), uint64(len(p)), err)
+	return n, g.wrap("read rows", uint64(max(off, 0)), uint64(len(p)), err)
 }
 
 // WriteRowsAt is WriteAt of rows as AppendRows writes them, the first at off. All of
@@ -347,10 +347,10 @@ func (g *Range) WriteRowsAt(p []byte, off int64, width, pitch uint64) (n int, er
 	if errors.Is(err, ErrFull) {
 		err = fmt.Errorf("%w: %d rows with a pitch of %d bytes", ErrBounds, uint64(len(p))/width, pitch)
 	}
-	if err == nil || g.live() != nil {
+	if err == nil || g.checkOpen() != nil {
 		n, err = g.writeAt(p, off, size, max(width, 1), max(pitch, 1))
 	}
-	return n, g.fail("write rows", uint64(max(off, 0)), uint64(len(p)), err)
+	return n, g.wrap("write rows", uint64(max(off, 0)), uint64(len(p)), err)
 }
 
 // checkRows is nil if p is whole rows of width bytes that do not overlap.
@@ -386,11 +386,11 @@ func sizeOfRows(p []byte, width, pitch uint64) (uint64, error) {
 // a kernel's for one, are not waited for.
 func (g *Range) WaitWritten(ctx context.Context) (n uint64, err error) {
 	n, err = g.waitWritten(ctx)
-	return n, g.fail("wait for appends", 0, 0, err)
+	return n, g.wrap("wait for appends", 0, 0, err)
 }
 
 func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
-	if err := g.live(); err != nil {
+	if err := g.checkOpen(); err != nil {
 		return 0, err
 	}
 	if ctx == nil {
@@ -399,7 +399,7 @@ func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
 	// Under r.mu: a length that is seen has its append among those pending.
 	r := g.r
 	r.mu.Lock()
-	n, seq, some, err := g.len.Load(), r.appendSeq, len(r.pendingAppends) > 0, r.live()
+	n, seq, some, err := g.len.Load(), r.appendSeq, len(r.pendingAppends) > 0, r.checkOpen()
 	r.mu.Unlock()
 	if err != nil {
 		return 0, err

@@ -32,7 +32,7 @@ func register(g *vmm.Range) registration {
 	return r
 }
 
-// told says whether Changed is closed.
+// told reports whether Changed is closed.
 func (r registration) told() bool {
 	select {
 	case <-r.changed:

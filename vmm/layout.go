@@ -58,7 +58,7 @@ type Layout struct {
 	Dtype string
 }
 
-// Equal says whether both are the same, their hashes included.
+// Equal reports whether both are the same, their hashes included.
 func (l Layout) Equal(m Layout) bool { return l.difference(m) == "" }
 
 // Check is nil if l equals want, else ErrInvalid with the first difference and both
@@ -200,7 +200,7 @@ type Tensor struct {
 // ErrNotSupported.
 func (l Layout) Tensor(d *Device, p Ptr, bytes uint64) (Tensor, error) {
 	t, err := l.tensor(d, p, bytes)
-	return t, d.fail("describe as tensor", p, bytes, err)
+	return t, d.wrap("describe as tensor", p, bytes, err)
 }
 
 func (l Layout) tensor(d *Device, p Ptr, bytes uint64) (Tensor, error) {

@@ -46,7 +46,7 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	})
 	if err != nil {
 		l.unlockSpans()
-		return nil, s.fail("lock spans", 0, 0, err)
+		return nil, s.wrap("lock spans", 0, 0, err)
 	}
 	return l.unlock, nil
 }
@@ -127,7 +127,7 @@ func (r *Reservation) waitForCopies(off, size uint64) {
 	r.mu.Unlock()
 }
 
-// overlap says whether one of the spans up to number last overlaps [off, end).
+// overlap reports whether one of the spans up to number last overlaps [off, end).
 func (l *userSpans) overlap(off, end, last uint64) bool {
 	return slices.ContainsFunc(l.all, func(x userSpan) bool { return x.n <= last && x.off < end && off < x.end })
 }

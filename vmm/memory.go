@@ -184,7 +184,7 @@ func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 	}
 	d.state.pressureMu.Lock() // as in Trim
 	defer d.state.pressureMu.Unlock()
-	live := d.live() == nil
+	live := d.checkOpen() == nil
 	d.cache.mu.Lock()
 	old = d.counters.read(&d.counters.threshold)
 	var out []*memory
@@ -266,8 +266,8 @@ func (d *Device) evictLocked(keep uint64) (out []*memory) {
 // bytes of the device's memory went back to the driver meanwhile. Another Trim, SetReleaseThreshold
 // and what runs out of memory on that GPU wait until the driver has taken all of it back.
 func (d *Device) Trim(keep uint64) (freed uint64, err error) {
-	if err := d.live(); err != nil {
-		return 0, d.fail("trim", 0, keep, err)
+	if err := d.checkOpen(); err != nil {
+		return 0, d.wrap("trim", 0, keep, err)
 	}
 	before := d.counters.read(&d.counters.freedBytes)
 	err = d.refusedCalls.retry() // it may wait, so not within trim
@@ -278,7 +278,7 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
 	err = joinErr(err, "and", d.trim(keep))
-	return d.counters.read(&d.counters.freedBytes) - before, d.fail("trim", 0, keep, err)
+	return d.counters.read(&d.counters.freedBytes) - before, d.wrap("trim", 0, keep, err)
 }
 
 // trim is the part of Trim that waits for no work.

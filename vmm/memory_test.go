@@ -333,7 +333,7 @@ func TestKeptMemoryIsForPrivateRanges(t *testing.T) {
 	w.end()
 }
 
-// peek says whether an importer of a range's memory sees what another range writes after
+// peek reports whether an importer of a range's memory sees what another range writes after
 // the first has released it. If pretend is set, the library takes the memory for private.
 func peek(t *testing.T, pretend bool) (seen bool) {
 	t.Helper()

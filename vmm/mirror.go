@@ -78,11 +78,11 @@ type MirrorOptions struct {
 // reservation knows it waits for nothing. The caller must Close the Mirror.
 func (d *Device) NewMirror(p Ptr, n uint64, o MirrorOptions) (*Mirror, error) {
 	m, err := d.newMirror(p, n, o)
-	return m, d.fail("make mirror", p, n, err)
+	return m, d.wrap("make mirror", p, n, err)
 }
 
 func (d *Device) newMirror(p Ptr, n uint64, o MirrorOptions) (*Mirror, error) {
-	if err := d.live(); err != nil {
+	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
 	if !o.Init && !o.Write {
@@ -224,18 +224,18 @@ func (m *Mirror) copy(s dirtySpan, a Access, f func(o *openDevice, p Ptr, b []by
 // with runs f with m.mu held, if the mirror is open.
 func (m *Mirror) with(op string, f func() error) error {
 	if m == nil || m.dev == nil {
-		return (*Device)(nil).fail(op, 0, 0, fmt.Errorf("%w: no mirror", ErrInvalid))
+		return (*Device)(nil).wrap(op, 0, 0, fmt.Errorf("%w: no mirror", ErrInvalid))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closing.Load() {
-		return m.fail(op, fmt.Errorf("%w: mirror", ErrClosed))
+		return m.wrap(op, fmt.Errorf("%w: mirror", ErrClosed))
 	}
-	return m.fail(op, f())
+	return m.wrap(op, f())
 }
 
-func (m *Mirror) fail(op string, err error) error {
-	return m.dev.fail(op, m.ptr, 0, err)
+func (m *Mirror) wrap(op string, err error) error {
+	return m.dev.wrap(op, m.ptr, 0, err)
 }
 
 // Ptr is the first address of the memory that is mirrored.
@@ -262,7 +262,7 @@ func (m *Mirror) Bytes() []byte {
 // waits for a Flush or a Refresh that is under way.
 func (m *Mirror) MarkDirty(off, n uint64) error {
 	return m.with("mark mirror", func() error {
-		if err := m.writable(); err != nil {
+		if err := m.checkWritable(); err != nil {
 			return err
 		}
 		if have := uint64(len(m.bytes)); off > have || n > have-off {
@@ -292,8 +292,8 @@ func addSpan(all []dirtySpan, s dirtySpan) []dirtySpan {
 	return slices.Replace(all, i, j, s)
 }
 
-// writable is nil if the mirror is written back.
-func (m *Mirror) writable() error {
+// checkWritable is nil if the mirror is written back.
+func (m *Mirror) checkWritable() error {
 	if !m.write {
 		return fmt.Errorf("%w: the mirror was made without Write", ErrPermission)
 	}
@@ -306,7 +306,7 @@ func (m *Mirror) writable() error {
 // without Write is ErrPermission, and so is one whose device may not write any more.
 func (m *Mirror) Flush() error {
 	return m.with("flush mirror", func() error {
-		if err := m.writable(); err != nil {
+		if err := m.checkWritable(); err != nil {
 			return err
 		}
 		return m.flushLocked()
@@ -361,10 +361,10 @@ func (m *Mirror) close(op string, flush bool) (err error) {
 	}
 	if flush && m.write && !m.closing.Load() {
 		if err = m.flushLocked(); err != nil && !lost(err) {
-			return m.fail(op, err)
+			return m.wrap(op, err)
 		}
 	}
-	return m.fail(op, joinErr(err, "and giving memory back", m.giveBack()))
+	return m.wrap(op, joinErr(err, "and giving memory back", m.giveBack()))
 }
 
 // giveBack gives back what the mirror has, and can be called again. The caller has m.mu, or is

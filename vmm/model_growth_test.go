@@ -79,7 +79,7 @@ func (m *model) unlessAsleep(name string, f func()) {
 	}
 }
 
-// scarce says whether err is the limit's. Nothing has changed then.
+// scarce reports whether err is the limit's. Nothing has changed then.
 func (m *model) scarce(err error) bool {
 	if m.limit == 0 || !errors.Is(err, vmm.ErrOutOfMemory) {
 		return false

@@ -41,11 +41,11 @@ func (d *Device) LoadModule(c Code) (m *Module, log string, err error) {
 	m.closeMu.At(lock.ModuleClose, 0)
 	m.mu.At(lock.Module, 0)
 	if err = d.track(m, "module"); err != nil { // first, so that the device does not close meanwhile
-		return nil, "", d.fail("load module", 0, 0, err)
+		return nil, "", d.wrap("load module", 0, 0, err)
 	}
 	if log, err = m.load(c); err != nil {
 		d.untrack(m)
-		return nil, log, d.fail("load module", 0, 0, err)
+		return nil, log, d.wrap("load module", 0, 0, err)
 	}
 	return m, log, nil
 }
@@ -94,7 +94,7 @@ func (m *Module) Function(name string) (f *Function, err error) {
 		return err
 	})
 	if err != nil {
-		return nil, m.Device().fail("find kernel "+name, 0, 0, err)
+		return nil, m.Device().wrap("find kernel "+name, 0, 0, err)
 	}
 	return f, nil
 }
@@ -107,7 +107,7 @@ func (m *Module) Close() error {
 	if m == nil || m.dev == nil {
 		return nil
 	}
-	return m.dev.fail("close module", 0, 0, m.close())
+	return m.dev.wrap("close module", 0, 0, m.close())
 }
 
 func (m *Module) close() error {
@@ -216,9 +216,9 @@ func (f *Function) SuggestBlock(shared uint32) (threads, blocks uint32, err erro
 // with makes a call of the driver with the code kept loaded.
 func (f *Function) with(op string, call func(driver.Launcher) error) error {
 	if f == nil || f.m == nil {
-		return (*Device)(nil).fail(op, 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
+		return (*Device)(nil).wrap(op, 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
 	}
-	return f.m.dev.fail(op+" "+f.name, 0, 0, f.m.with(func() error { return call(f.m.raw) }))
+	return f.m.dev.wrap(op+" "+f.name, 0, 0, f.m.with(func() error { return call(f.m.raw) }))
 }
 
 // MemoryArg is memory as an argument of a kernel: where it is, what the kernel does with
@@ -252,7 +252,7 @@ func (m *MemoryArg) Err() error {
 	if m.in == nil {
 		return nil
 	}
-	return m.in.live()
+	return m.in.checkOpen()
 }
 
 // LaunchMemory is memory that launches use. It remembers what was checked, so a later launch
@@ -266,7 +266,7 @@ type LaunchMemory struct {
 	checkedNamings uint64
 }
 
-// Set sets the memory to m, and says whether that is a change. What was checked is then
+// Set sets the memory to m, and reports whether that is a change. What was checked is then
 // forgotten. Nil is no memory, which launches refuse.
 func (l *LaunchMemory) Set(m *MemoryArg) bool {
 	if m == nil {
@@ -326,9 +326,9 @@ func (r *Reservation) MemoryArg(m *MemoryArg, off, n uint64) {
 // kernel becomes part of the graph, which remembers the memory and the module.
 func (f *Function) Launch(s *Stream, l *Launch, memory []LaunchMemory) error {
 	if f == nil || f.m == nil {
-		return s.fail("launch", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
+		return s.wrap("launch", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
 	}
-	return s.fail(f.op, 0, 0, s.with(func(o *openDevice) error {
+	return s.wrap(f.op, 0, 0, s.with(func(o *openDevice) error {
 		if o != f.m.on {
 			return fmt.Errorf("%w: the kernel is loaded on %v, the stream is of %v", ErrInvalid, f.m.dev, s.dev)
 		}

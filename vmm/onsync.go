@@ -16,7 +16,7 @@ import (
 // goroutine calls no function of OnSync. stop removes f, and returns when no call of f is
 // running, so f must not call it. On a nil or closed device f is never called.
 func (d *Device) OnSync(f func()) (stop func()) {
-	if d.live() != nil || f == nil {
+	if d.checkOpen() != nil || f == nil {
 		return func() {}
 	}
 	h := &syncHook{dev: d, f: f}
@@ -98,10 +98,10 @@ func callSyncHook(h *syncHook) {
 	h.f()
 }
 
-// inSyncHook says whether a function of OnSync has called this one.
+// inSyncHook reports whether a function of OnSync has called this one.
 func inSyncHook() bool { return calledBy("callSyncHook") }
 
-// calledBy says whether a function of this package is on the goroutine's stack. That takes
+// calledBy reports whether a function of this package is on the goroutine's stack. That takes
 // microseconds.
 func calledBy(name string) bool {
 	var pcs [32]uintptr

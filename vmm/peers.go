@@ -96,24 +96,24 @@ func checkPlanArguments(a Access, devs []*Device, of []Memory) (all []MemoryPlan
 			r = m.Reservation()
 		}
 		if r == nil || r.dev == nil {
-			return nil, owner.fail(planning, 0, 0, fmt.Errorf("%w: no memory", ErrInvalid))
+			return nil, owner.wrap(planning, 0, 0, fmt.Errorf("%w: no memory", ErrInvalid))
 		}
 		if slices.ContainsFunc(all, func(p MemoryPlan) bool { return p.r == r }) {
-			return nil, r.fail(planning, 0, 0, fmt.Errorf("%w: %s is named twice", ErrInvalid, r.describe(r.kind)))
+			return nil, r.wrap(planning, 0, 0, fmt.Errorf("%w: %s is named twice", ErrInvalid, r.describe(r.kind)))
 		}
 		owner = cmp.Or(owner, r.dev)
 		all = append(all, MemoryPlan{Of: m, r: r})
 	}
 	if a > AccessReadWrite {
-		return nil, owner.fail(planning, 0, 0, fmt.Errorf("%w: %v", ErrInvalid, a))
+		return nil, owner.wrap(planning, 0, 0, fmt.Errorf("%w: %v", ErrInvalid, a))
 	}
 	// Two Devices on one ordinal are one device twice.
 	for i, d := range devs {
 		if d == nil || d.state == nil {
-			return nil, owner.fail(planning, 0, 0, d.live())
+			return nil, owner.wrap(planning, 0, 0, d.checkOpen())
 		}
 		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.state == d.state }) {
-			return nil, owner.fail(planning, 0, 0, pairFail(d, owner, fmt.Errorf("%w: %v is named twice", ErrInvalid, d)))
+			return nil, owner.wrap(planning, 0, 0, pairFail(d, owner, fmt.Errorf("%w: %v is named twice", ErrInvalid, d)))
 		}
 	}
 	return all, nil
@@ -156,7 +156,7 @@ func canMap(d *Device) error {
 }
 
 func planMemory(m Memory, r *Reservation, a Access, devs []*Device, reach func(from, to *Device) error) MemoryPlan {
-	mp := MemoryPlan{Of: m, r: r, Err: cmp.Or(r.live(), r.checkAccess(a))}
+	mp := MemoryPlan{Of: m, r: r, Err: cmp.Or(r.checkOpen(), r.checkAccess(a))}
 	for _, d := range devs {
 		if d.state == r.dev.state && a != AccessNone {
 			continue
@@ -212,7 +212,7 @@ func (p *Plan) Err() error {
 	if first == nil {
 		return nil
 	}
-	return first.fail(enablingPeers, 0, 0, all)
+	return first.wrap(enablingPeers, 0, 0, all)
 }
 
 // Apply does what was planned, all or nothing. It looks again first, since the
@@ -251,7 +251,7 @@ func (p *Plan) apply() error {
 		c, err := r.changeAccessLocked(p.Access, peers)
 		if err != nil {
 			err = undoAll(err, "and setting access back", done, (*accessChange).undo)
-			return r.fail(enablingPeers, 0, r.size, err)
+			return r.wrap(enablingPeers, 0, r.size, err)
 		}
 		done = append(done, c)
 	}
@@ -361,9 +361,9 @@ func EnableLegacyPeers(devs ...*Device) (disable func() error, err error) {
 	l := &legacy{}
 	l.mu.At(lock.LegacyPeers, 0)
 	if err := l.enable(devs); err != nil {
-		return nil, first.fail(enabling, 0, 0, err)
+		return nil, first.wrap(enabling, 0, 0, err)
 	}
-	return func() error { return first.fail(disabling, 0, 0, l.disable()) }, nil
+	return func() error { return first.wrap(disabling, 0, 0, l.disable()) }, nil
 }
 
 func (l *legacy) enable(devs []*Device) error {

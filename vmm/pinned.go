@@ -46,11 +46,11 @@ const leastPinned = 4 << 10
 // page-locked memory it returns ErrNotSupported, for n of 0 ErrInvalid.
 func (d *Device) AllocPinned(n uint64) (*Pinned, error) {
 	x, err := d.allocPinned(n)
-	return x, d.fail("allocate pinned memory", 0, n, err)
+	return x, d.wrap("allocate pinned memory", 0, n, err)
 }
 
 func (d *Device) allocPinned(n uint64) (*Pinned, error) {
-	if err := d.live(); err != nil {
+	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
 	if n == 0 || n > 1<<62 {

@@ -50,7 +50,7 @@ var pressure struct {
 // stop removes f, and returns when no call of f is running, so f must not call it. On a nil
 // or closed device f is never called.
 func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
-	if d.live() != nil || f == nil {
+	if d.checkOpen() != nil || f == nil {
 		return func() {}
 	}
 	h := &pressureHook{dev: d, f: f}
@@ -95,7 +95,7 @@ var errTooLarge = fmt.Errorf("%w: more than there can be", ErrOutOfMemory)
 // errTurnTaken is that what is free is for the operation that has the turn.
 var errTurnTaken = fmt.Errorf("%w: memory is being released for another operation", ErrOutOfMemory)
 
-// lacksMemory says whether a release may help an operation that has failed with err.
+// lacksMemory reports whether a release may help an operation that has failed with err.
 func lacksMemory(err error) bool {
 	return errors.Is(err, ErrOutOfMemory) && !errors.Is(err, errTooLarge)
 }
@@ -109,7 +109,7 @@ func (s *deviceState) mayCreate() error {
 	return nil
 }
 
-// isLetThrough says whether the goroutine has a turn, or has waited for one in vain.
+// isLetThrough reports whether the goroutine has a turn, or has waited for one in vain.
 func isLetThrough() bool { return pressure.letThrough.Load() > 0 && calledBy("letThrough") }
 
 // withMemory runs op, and again each time that memory may have been released for it. With its
@@ -181,7 +181,7 @@ func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*devi
 	return nil
 }
 
-// mayWait says whether there are functions to wait for.
+// mayWait reports whether there are functions to wait for.
 func (t *ticket) mayWait(s *deviceState, err error) bool {
 	lock.Waits()
 	s.mu.Lock()
@@ -238,13 +238,13 @@ func letThrough(t *ticket, s *deviceState, err error, waited bool, op func() (*d
 	}
 }
 
-// relieve calls the functions of OnPressure, and says whether memory may have been released since
+// relieve calls the functions of OnPressure, and reports whether memory may have been released since
 // the last try began.
 func (t *ticket) relieve(s *deviceState, err error) bool {
 	return s.runPressureHooks(err) || t.isFreed(s)
 }
 
-// isFreed says whether there may be more memory than when the last try began. With the turn that
+// isFreed reports whether there may be more memory than when the last try began. With the turn that
 // shows in what is in use, since others create none. Before, they may have created what they have
 // released since.
 func (t *ticket) isFreed(s *deviceState) bool {
@@ -265,7 +265,7 @@ func (s *deviceState) inUse() uint64 {
 	return n
 }
 
-// runPressureHooks says whether a function of OnPressure released something for an operation
+// runPressureHooks reports whether a function of OnPressure released something for an operation
 // that has failed with err.
 func (s *deviceState) runPressureHooks(err error) (released bool) {
 	s.mu.Lock()
@@ -301,7 +301,7 @@ func (s *deviceState) retryAfterRelease(purpose purpose, f func() error) error {
 const afterFailure = 100 * time.Millisecond
 
 // releaseForOthers has all Devices on this one release what they can do without,
-// and says whether any memory was released since seen was read.
+// and reports whether any memory was released since seen was read.
 func (s *deviceState) releaseForOthers(seen uint64) bool {
 	s.pressureUntil.Store(time.Now().Add(afterFailure).UnixNano())
 	s.pressureMu.Lock() // what another goroutine is about to release counts
@@ -317,6 +317,6 @@ func (s *deviceState) releaseForOthers(seen uint64) bool {
 	return s.released.Load() != seen
 }
 
-// underPressure says whether a caller has just run out of the device's memory: what
+// underPressure reports whether a caller has just run out of the device's memory: what
 // is released meanwhile is for such callers.
 func (s *deviceState) underPressure() bool { return time.Now().UnixNano() < s.pressureUntil.Load() }

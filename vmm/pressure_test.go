@@ -210,7 +210,7 @@ func TestPressureOfSeveral(t *testing.T) {
 		hog := spent(t, w.world)
 		calls, let := 0, make(chan struct{})
 		stop := d.OnPressure(func(error) bool {
-			calls++ // the race detector says whether two run at once
+			calls++ // the race detector reports whether two run at once
 			<-let
 			return calls == 1 && hog.Close() == nil
 		})

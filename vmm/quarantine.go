@@ -37,7 +37,7 @@ func (r *Reservation) unquarantineLocked(s *slot) {
 	s.Quarantined = nil
 }
 
-// anyQuarantinedLocked says whether a slot is quarantined. It needs r.mu.
+// anyQuarantinedLocked reports whether a slot is quarantined. It needs r.mu.
 func (r *Reservation) anyQuarantinedLocked() bool {
 	invariants.Held(&r.mu)
 	return r.counters.quarantined.now > 0
@@ -62,7 +62,7 @@ func (r *Reservation) anyInDoubt() bool {
 	return r.anyInDoubtLocked()
 }
 
-// anyInDoubtLocked says whether the driver may have other access than the grants. It needs r.mu.
+// anyInDoubtLocked reports whether the driver may have other access than the grants. It needs r.mu.
 func (r *Reservation) anyInDoubtLocked() bool {
 	invariants.Held(&r.mu)
 	return slices.ContainsFunc(r.bans, (*ban).isInDoubt) || r.anyQuarantinedLocked() &&
@@ -116,7 +116,7 @@ func (r *Reservation) unmapNeverAccessible() error {
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
 	r.mu.Lock()
-	bad := r.live() == nil && r.anyQuarantinedLocked()
+	bad := r.checkOpen() == nil && r.anyQuarantinedLocked()
 	r.mu.Unlock()
 	if !bad {
 		return nil
@@ -129,14 +129,14 @@ func (r *Reservation) unmapNeverAccessible() error {
 // left: the driver agrees with the grants again, and a sleeping range has no memory. What is under
 // way with the grants, or with sleep, does so itself.
 func (r *Reservation) repair() error {
-	if !errors.Is(r.live(), ErrAsleep) {
+	if !errors.Is(r.checkOpen(), ErrAsleep) {
 		return r.settleAccess()
 	}
 	if !r.closeMu.TryLock() {
 		return nil
 	}
 	defer r.closeMu.Unlock()
-	if !errors.Is(r.live(), ErrAsleep) {
+	if !errors.Is(r.checkOpen(), ErrAsleep) {
 		return nil
 	}
 	return r.unmapQuarantined()
@@ -148,7 +148,7 @@ func (r *Reservation) settleAccess() error {
 		return nil
 	}
 	defer r.grantMu.Unlock()
-	if r.live() != nil {
+	if r.checkOpen() != nil {
 		return nil // what ends or sleeps has no access
 	}
 	if err := r.waitForUsers(); err != nil {

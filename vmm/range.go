@@ -95,11 +95,11 @@ const defaultMaxChunk = 2 << 30
 // NewRange reserves a range. It commits no memory yet. The caller must Close it.
 func (d *Device) NewRange(o RangeOptions) (*Range, error) {
 	g, err := d.newRange(o, false)
-	return g, d.fail("make range", 0, o.Max, err)
+	return g, d.wrap("make range", 0, o.Max, err)
 }
 
 func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
-	if err := d.live(); err != nil {
+	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
 	if err := o.checkSupplier(); err != nil {
@@ -171,13 +171,13 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 func (d *Device) Alloc(size uint64) (*Range, error) {
 	var g *Range
 	err := withMemory(func() (short *deviceState, err error) {
-		if err = d.live(); err != nil {
+		if err = d.checkOpen(); err != nil {
 			return nil, err
 		}
 		g, err = d.alloc(size)
 		return d.state, err
 	})
-	return g, d.fail("allocate", 0, size, err)
+	return g, d.wrap("allocate", 0, size, err)
 }
 
 func (d *Device) alloc(size uint64) (*Range, error) {
@@ -250,20 +250,20 @@ func (g *Range) String() string {
 	return fmt.Sprintf("range on %v [%v, %v): %d of %d bytes", g.r.dev, g.r.ptr, g.r.ptr+Ptr(g.r.size), g.Len(), g.Cap())
 }
 
-// fail wraps err for op at offset off.
-func (g *Range) fail(op string, off, size uint64, err error) error {
+// wrap wraps err for op at offset off.
+func (g *Range) wrap(op string, off, size uint64, err error) error {
 	if err == nil {
 		return nil
 	}
-	return g.res().fail(op, off, size, err)
+	return g.res().wrap(op, off, size, err)
 }
 
-// live is nil while the range is open.
-func (g *Range) live() error {
+// checkOpen is nil while the range is open.
+func (g *Range) checkOpen() error {
 	if g == nil || g.r == nil {
 		return fmt.Errorf("%w: no range", ErrInvalid)
 	}
-	return g.r.live()
+	return g.r.checkOpen()
 }
 
 // Append writes p after the last byte and moves Len. It has finished when it
@@ -275,7 +275,7 @@ func (g *Range) Append(p []byte) error { return g.appendRows("append", p, uint64
 // appendRows is Append of rows that take size bytes with their padding.
 func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error {
 	if g == nil || g.r == nil {
-		return g.fail(op, 0, size, g.live())
+		return g.wrap(op, 0, size, g.checkOpen())
 	}
 	t := newTicket()
 	at, err := g.append(p, size, width, pitch)
@@ -288,7 +288,7 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
 	}
-	return g.fail(op, at, size, err)
+	return g.wrap(op, at, size, err)
 }
 
 // append returns also where the bytes were to go.
@@ -298,7 +298,7 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 	at = g.len.Load()
 	end, err := g.endWithin(at, size)
 	if err == nil {
-		err = g.r.live()
+		err = g.r.checkOpen()
 	}
 	if err != nil || size == 0 {
 		return at, err
@@ -316,7 +316,7 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 		return at, err
 	}
 	defer g.r.copies.end(epoch)
-	if err := g.writable(at, size); err != nil {
+	if err := g.checkWritable(at, size); err != nil {
 		return at, err
 	}
 	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(at), Width: width, Pitch: pitch}, p); err != nil {
@@ -336,16 +336,16 @@ func (g *Range) beginCopy() (o *openDevice, epoch uint64, err error) {
 		return nil, 0, err
 	}
 	epoch = g.r.copies.begin()
-	if err = g.r.live(); err != nil { // it has closed, or sleeps; Len may be 0 by now
+	if err = g.r.checkOpen(); err != nil { // it has closed, or sleeps; Len may be 0 by now
 		g.r.copies.end(epoch)
 	}
 	return o, epoch, err
 }
 
-// writable is nil if [at, at+n) can be written, and stays so until the copy that
+// checkWritable is nil if [at, at+n) can be written, and stays so until the copy that
 // the caller has begun ends: whatever takes memory of a range away lowers Cap before
 // it waits for copies.
-func (g *Range) writable(at, n uint64) error {
+func (g *Range) checkWritable(at, n uint64) error {
 	if g.r.banCount.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
@@ -367,12 +367,12 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 // them. If it cannot, as during a capture (ErrCapturing), Len moves back, and they may be zeros.
 func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
-		return g.fail("set length", 0, n, g.live())
+		return g.wrap("set length", 0, n, g.checkOpen())
 	}
 	err := g.retryWithMemory(func() error { return g.setLen(n) })
 	// Without the locks of setLen: those that wait for the length take them.
 	g.requestGrowAhead()
-	return g.fail("set length", 0, n, err)
+	return g.wrap("set length", 0, n, err)
 }
 
 // setLenLocked moves Len. It needs g.lenMu.
@@ -381,7 +381,7 @@ func (g *Range) setLenLocked(n uint64) error {
 	r := g.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return err
 	}
 	if c := g.Cap(); n > c {
@@ -430,15 +430,15 @@ func (g *Range) HoldFor(what string, off, n uint64) (release func(), err error) 
 
 func (g *Range) hold(off, n uint64, h *hold) (release func(), err error) {
 	if g == nil || g.r == nil {
-		return nil, g.fail("hold", off, n, g.live())
+		return nil, g.wrap("hold", off, n, g.checkOpen())
 	}
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
-	if have := g.cap.Load(); (off+n < n || off+n > have) && g.live() == nil {
-		return nil, g.fail("hold", off, n, fmt.Errorf("%w: the capacity is %d", ErrBounds, have))
+	if have := g.cap.Load(); (off+n < n || off+n > have) && g.checkOpen() == nil {
+		return nil, g.wrap("hold", off, n, fmt.Errorf("%w: the capacity is %d", ErrBounds, have))
 	}
 	release, err = g.r.addHold(off, n, h)
-	return release, g.fail("hold", off, n, err)
+	return release, g.wrap("hold", off, n, err)
 }
 
 // heldBy is ErrBusy if one of holds counts, and names those that do, the first few if there are many.

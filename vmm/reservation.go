@@ -102,16 +102,16 @@ type ReserveOptions struct {
 // this process has its fill of them (SetAddressLimit), it returns ErrAddressSpace.
 // The caller must Close the Reservation.
 func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
-	if err := d.live(); err != nil {
-		return nil, d.fail("reserve", 0, size, err)
+	if err := d.checkOpen(); err != nil {
+		return nil, d.wrap("reserve", 0, size, err)
 	}
 	// Asked each time: it also returns ErrDeviceLost, which is not remembered here.
 	gran, err := d.drv.Granularity(Prop{Location: d.location})
 	if err != nil {
-		return nil, d.fail("reserve", 0, size, err)
+		return nil, d.wrap("reserve", 0, size, err)
 	}
 	r, err := d.reserve(size, gran, o, false)
-	return r, d.fail("reserve", 0, size, err)
+	return r, d.wrap("reserve", 0, size, err)
 }
 
 // reserve makes a reservation, for a range or a user, of chunks of multiples of gran.
@@ -207,20 +207,20 @@ func (r *Reservation) Owner() any {
 	return r.owner
 }
 
-// fail wraps err for op at offset off.
-func (r *Reservation) fail(op string, off, size uint64, err error) error {
+// wrap wraps err for op at offset off.
+func (r *Reservation) wrap(op string, off, size uint64, err error) error {
 	if err == nil {
 		return nil
 	}
 	if r == nil || r.dev == nil {
 		return &OpError{Op: op, Size: size, Err: err}
 	}
-	return r.dev.fail(op, r.ptr+Ptr(off), size, err)
+	return r.dev.wrap(op, r.ptr+Ptr(off), size, err)
 }
 
-// live is nil while the reservation is open. Without r.mu that may be over when it
+// checkOpen is nil while the reservation is open. Without r.mu that may be over when it
 // returns, except between copies.begin and copies.end.
-func (r *Reservation) live() error {
+func (r *Reservation) checkOpen() error {
 	switch r.phase.Load() {
 	case phaseOpen:
 		return nil
@@ -254,7 +254,7 @@ func (r *Reservation) outOfBounds(off, size uint64) error {
 // times. Addresses that are in use are ErrInvalid, retiring ones ErrBusy.
 func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	if err := r.checkNotOwnedByRange(); err != nil {
-		return r.fail("map", off, 0, err)
+		return r.wrap("map", off, 0, err)
 	}
 	var buf [16]*memory
 	held := buf[:0]
@@ -265,12 +265,12 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	for _, c := range chunks {
 		m, err := c.retain()
 		if err != nil {
-			return r.fail("map", off, size, err)
+			return r.wrap("map", off, size, err)
 		}
 		held = append(held, m)
 		size += m.size
 	}
-	return r.fail("map", off, size, withMemory(func() (*deviceState, error) { return r.dev.state, r.mapChunks(off, held, forCaller) }))
+	return r.wrap("map", off, size, withMemory(func() (*deviceState, error) { return r.dev.state, r.mapChunks(off, held, forCaller) }))
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes its own reference.
@@ -323,8 +323,8 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 		return mayStillFill, err
 	}
 	// Undo: one call unmaps what has been mapped.
-	if again := drv.Unmap(r.ptr+Ptr(off), done); again != nil {
-		err = joinErr(err, "and undoing the mapping", again)
+	if second := drv.Unmap(r.ptr+Ptr(off), done); second != nil {
+		err = joinErr(err, "and undoing the mapping", second)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)
@@ -337,7 +337,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return 0, 0, err
 	}
 	for _, m := range ms {
@@ -467,7 +467,7 @@ func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
 	if err = r.checkNotOwnedByRange(); err == nil {
 		release, err = r.addHold(off, n, heldHere("a hold"))
 	}
-	return release, r.fail("hold", off, n, err)
+	return release, r.wrap("hold", off, n, err)
 }
 
 // HoldFor is Hold for packages beside this one: errors say what it is for, such as `published as "x"`.
@@ -475,7 +475,7 @@ func (r *Reservation) HoldFor(what string, off, n uint64) (release func(), err e
 	if err = r.checkNotOwnedByRange(); err == nil {
 		release, err = r.addHold(off, n, &hold{what: what})
 	}
-	return release, r.fail("hold", off, n, err)
+	return release, r.wrap("hold", off, n, err)
 }
 
 // hold is Hold for a Mirror.
@@ -493,7 +493,7 @@ func heldHere(what string) *hold {
 func (r *Reservation) addHold(off, n uint64, h *hold) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return nil, err
 	}
 	if off+n < off || off+n > r.size {

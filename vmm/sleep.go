@@ -46,9 +46,9 @@ func Wake(ranges ...*Range) error {
 // failFirst wraps err for op on several ranges.
 func failFirst(op string, ranges []*Range, err error) error {
 	if len(ranges) == 0 {
-		return (*Device)(nil).fail(op, 0, 0, err)
+		return (*Device)(nil).wrap(op, 0, 0, err)
 	}
-	return ranges[0].fail(op, 0, 0, err)
+	return ranges[0].wrap(op, 0, 0, err)
 }
 
 // lockRanges keeps others from clipping and closing the ranges, from putting them to
@@ -58,7 +58,7 @@ func lockRanges(ranges []*Range) (unlock func(), err error) {
 		return nil, fmt.Errorf("%w: no range", ErrInvalid)
 	}
 	for i, g := range ranges { // before the locks, so that it does not wait for a Close that is under way
-		if err := g.r.live(); err != nil && !errors.Is(err, ErrAsleep) {
+		if err := g.r.checkOpen(); err != nil && !errors.Is(err, ErrAsleep) {
 			return nil, err
 		}
 		if slices.Contains(ranges[:i], g) {
@@ -170,7 +170,7 @@ func (s *sleeper) retireAll() error {
 	// All locks at once: no append, growth or unmap is half done when it sleeps.
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	err := r.live()
+	err := r.checkOpen()
 	if err == nil {
 		err = r.checkAllHoldsLocked()
 	}
@@ -296,7 +296,7 @@ func wake(ranges []*Range) (failedDev *deviceState, err error) {
 	defer unlock()
 	needs := map[*deviceState]uint64{}
 	for _, g := range ranges {
-		if s := g.r.dev.state; errors.Is(g.r.live(), ErrAsleep) {
+		if s := g.r.dev.state; errors.Is(g.r.checkOpen(), ErrAsleep) {
 			for _, size := range g.sleptChunks {
 				needs[s] += size
 			}
@@ -307,7 +307,7 @@ func wake(ranges []*Range) (failedDev *deviceState, err error) {
 	}
 	var all []*sleeper
 	for _, g := range ranges {
-		err := g.r.live()
+		err := g.r.checkOpen()
 		if err == nil {
 			continue
 		}

@@ -289,9 +289,9 @@ func (l *lane) sync(raw *order.Device) (err error) {
 		}
 	}
 	if l.eventMissing {
-		if again := raw.SyncStream(l.queue); again != nil {
+		if second := raw.SyncStream(l.queue); second != nil {
 			l.maybeBusy = true
-			return joinErr(err, "and waiting for its stream", again)
+			return joinErr(err, "and waiting for its stream", second)
 		}
 		l.eventMissing = false
 	}
@@ -356,7 +356,7 @@ func (st *staging) take(at rows.Rows, n uint64, fewest int) (lanes []*lane, piec
 	return lanes, at.Whole(min(max(piece, least), size))
 }
 
-// blockDoneLocked says whether the block is free, without waiting. It needs st.mu.
+// blockDoneLocked reports whether the block is free, without waiting. It needs st.mu.
 func (st *staging) blockDoneLocked(b *block) bool {
 	invariants.Held(&st.mu)
 	if b.busy && !st.hooks.careless {
@@ -368,7 +368,7 @@ func (st *staging) blockDoneLocked(b *block) bool {
 	return true
 }
 
-// worthStaging says whether staging is faster than the driver's own copy, which it is
+// worthStaging reports whether staging is faster than the driver's own copy, which it is
 // not if the CPU can address the memory.
 func (st *staging) worthStaging(at Ptr) bool {
 	if st.hooks.off || st.hooks.forced {

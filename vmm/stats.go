@@ -349,7 +349,7 @@ func (c *callers) String() (at string) {
 
 const modulePath = "github.com/cuvmm/cuvmm"
 
-// ourCode says whether a function is the library's. Tests, commands and examples are programs that
+// ourCode reports whether a function is the library's. Tests, commands and examples are programs that
 // use it.
 func ourCode(pkg, file string) bool {
 	sub, ok := strings.CutPrefix(pkg+"/", modulePath+"/")

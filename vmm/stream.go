@@ -76,14 +76,14 @@ func (d *Device) StreamPriorities() (least, greatest int, err error) {
 			err = nil
 		}
 	}
-	return least, greatest, d.fail("read stream priorities", 0, 0, err)
+	return least, greatest, d.wrap("read stream priorities", 0, 0, err)
 }
 
 func (d *Device) makeStream(open func(*openDevice) (driver.Stream, error)) (*Stream, error) {
 	s := newStream(d)
 	err := d.track(s, "stream") // first, so that the device does not close meanwhile
 	if err != nil {
-		return nil, d.fail("make stream", 0, 0, err)
+		return nil, d.wrap("make stream", 0, 0, err)
 	}
 	o, err := d.ensureOpen()
 	if err == nil {
@@ -91,7 +91,7 @@ func (d *Device) makeStream(open func(*openDevice) (driver.Stream, error)) (*Str
 	}
 	if err != nil {
 		d.untrack(s)
-		return nil, d.fail("make stream", 0, 0, err)
+		return nil, d.wrap("make stream", 0, 0, err)
 	}
 	s.order.Queue = s.handle
 	d.state.addStream(s)
@@ -174,7 +174,7 @@ var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 
 // Hold keeps the stream from being closed until release, for the time of a call of the
 // program's own that queues work on it: handle is the driver's, a CUstream on CUDA.
-// capturing says whether the stream is being captured into a graph, so that the call
+// capturing reports whether the stream is being captured into a graph, so that the call
 // is recorded and does not run; until release it is, or is not: BeginCapture and EndCapture
 // return ErrBusy, also EndCapture of the stream whose capture this one has joined, and so does a
 // Wait by which the stream might join a capture. A Close waits for release, which must be called
@@ -185,7 +185,7 @@ func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), e
 		return err
 	})
 	if err != nil {
-		return 0, false, nil, s.fail("hold stream", 0, 0, err)
+		return 0, false, nil, s.wrap("hold stream", 0, 0, err)
 	}
 	return s.order.Queue, capturing, sync.OnceFunc(s.unhold), nil
 }
@@ -204,18 +204,18 @@ func (s *Stream) unhold() {
 	s.holds.Done()
 }
 
-func (s *Stream) fail(op string, p Ptr, n uint64, err error) error {
+func (s *Stream) wrap(op string, p Ptr, n uint64, err error) error {
 	if s == nil || s.dev == nil {
-		return (*Device)(nil).fail(op, p, n, err)
+		return (*Device)(nil).wrap(op, p, n, err)
 	}
-	return s.dev.fail(op, p, n, err)
+	return s.dev.wrap(op, p, n, err)
 }
 
 // Copy queues a copy of n bytes. Either side is device memory, a peer's, or
 // pinned host memory. An address that is not mapped, or that the device may not
 // use, is refused at once.
 func (s *Stream) Copy(dst, src Ptr, n uint64) error {
-	return s.fail("copy", dst, n, s.with(func(o *openDevice) error {
+	return s.wrap("copy", dst, n, s.with(func(o *openDevice) error {
 		write, read := Span{Addr: dst, Size: n, Access: AccessReadWrite}, Span{Addr: src, Size: n, Access: AccessRead}
 		p, err := s.dev.lockSpans(s, write, read)
 		if err != nil {
@@ -238,7 +238,7 @@ func (s *Stream) queued() driver.Stream {
 // Fill queues n elements of width bytes (1, 2 or 4), each set to pattern.
 func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 	size := n * uint64(width)
-	return s.fail("fill", dst, size, s.with(func(o *openDevice) error {
+	return s.wrap("fill", dst, size, s.with(func(o *openDevice) error {
 		if width < 1 || size/uint64(width) != n {
 			return fmt.Errorf("%w: %d elements of %d bytes", ErrInvalid, n, width)
 		}
@@ -266,14 +266,14 @@ func (s *Stream) Record() (*Event, error) {
 		})
 		return err
 	})
-	return e, s.fail("record event", 0, 0, err)
+	return e, s.wrap("record event", 0, 0, err)
 }
 
 // Wait makes later work of the stream wait for the event. Stream.After counts it. A stream that
 // waits for an event of a capture becomes part of it; while the stream is held (Hold) and a
 // capture is open it returns ErrBusy for an event that may be of one.
 func (s *Stream) Wait(e *Event) error {
-	return s.fail("wait for event", 0, 0, e.with(func() error {
+	return s.wrap("wait for event", 0, 0, e.with(func() error {
 		var again bool
 		wait := func(alone bool) func(*openDevice) error {
 			return func(o *openDevice) (err error) {
@@ -292,7 +292,7 @@ func (s *Stream) Wait(e *Event) error {
 	}))
 }
 
-// Done says whether the stream has done all that it was told so far, without
+// Done reports whether the stream has done all that it was told so far, without
 // waiting. While it is being captured it returns ErrCapturing and leaves the capture
 // alone.
 func (s *Stream) Done() (done bool, err error) {
@@ -300,7 +300,7 @@ func (s *Stream) Done() (done bool, err error) {
 		done, err = o.StreamDone(&s.order)
 		return err
 	})
-	return done, s.fail("query stream", 0, 0, err)
+	return done, s.wrap("query stream", 0, 0, err)
 }
 
 // Sync waits for the stream. While it is being captured it returns ErrCapturing
@@ -314,7 +314,7 @@ func (s *Stream) Sync() error {
 		s.dev.state.parent.runSyncHooks()
 		err = s.dev.state.parent.undefined.checkStream(s)
 	}
-	return s.fail("synchronise stream", 0, 0, err)
+	return s.wrap("synchronise stream", 0, 0, err)
 }
 
 // Device is the device that made or wrapped the stream.
@@ -334,7 +334,7 @@ func (s *Stream) Usable() error {
 	if s != nil && s.dev != nil && !s.closing.Load() && !s.order.MayBeCaptured() {
 		return nil
 	}
-	return s.fail("use stream", 0, 0, s.with(s.runsWork))
+	return s.wrap("use stream", 0, 0, s.with(s.runsWork))
 }
 
 // runsWork is nil if what is queued on the stream now runs, as far as the driver has to be
@@ -375,7 +375,7 @@ func (s *Stream) Close() error {
 	if s == nil || s.dev == nil {
 		return nil
 	}
-	return s.fail("close stream", 0, 0, s.close())
+	return s.wrap("close stream", 0, 0, s.close())
 }
 
 func (s *Stream) close() error {
@@ -529,8 +529,8 @@ func (s *Stream) Finished() uint64 {
 	return s.order.Finished()
 }
 
-// usable is nil if the stream is open and of this driver.
-func (s *Stream) usable(parent *driverState) error {
+// checkUsable is nil if the stream is open and of this driver.
+func (s *Stream) checkUsable(parent *driverState) error {
 	if s == nil || s.dev == nil {
 		return errNoStream
 	}

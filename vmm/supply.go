@@ -83,7 +83,7 @@ func (*lackingMemory) Error() string { return "memory of the Supplier is lacking
 // belongs there no longer.
 var errMoved = errors.New("the range's memory ends elsewhere")
 
-// obtain says whether an operation that has failed with err is to be tried again, since the work
+// obtain reports whether an operation that has failed with err is to be tried again, since the work
 // that it waits for has ended, or the Supplier has provided the memory that it lacked. If not, it
 // returns the operation's error. The caller holds no lock.
 func (g *Range) obtain(err error) (again bool, _ error) {
@@ -143,7 +143,7 @@ func (g *Range) startSupplyAhead(have, goal uint64) {
 		defer func() { <-s.slot }()
 		err := g.supplyTo(goal, forGrowAhead)
 		g.aheadWanted.Store(growNotWanted)
-		if g.r.live() != nil {
+		if g.r.checkOpen() != nil {
 			return
 		}
 		if !errors.Is(err, errMoved) {
@@ -162,7 +162,7 @@ func (g *Range) supplyTo(need uint64, purpose purpose) error {
 	}
 	lock.Waits()
 	chunks, err := g.supply.from.Chunks(g.supply.closed, lack.off, lack.least)
-	if dead := g.r.live(); dead != nil {
+	if dead := g.r.checkOpen(); dead != nil {
 		err = dead // rather than that ctx was done
 	}
 	if err == nil {
@@ -179,7 +179,7 @@ func (g *Range) supplyTo(need uint64, purpose purpose) error {
 func (g *Range) whatLacks(need uint64, purpose purpose) (lack *lackingMemory, err error) {
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
-	if err = g.r.live(); err == nil && need > g.cap.Load() {
+	if err = g.r.checkOpen(); err == nil && need > g.cap.Load() {
 		err = g.growLocked(need, purpose)
 	}
 	errors.As(err, &lack)

@@ -47,25 +47,25 @@ type Link struct {
 func Topology(devs ...*Device) (*Links, error) {
 	if len(devs) == 0 {
 		l, err := topology()
-		return l, (*Device)(nil).fail(askingTopology, 0, 0, err)
+		return l, (*Device)(nil).wrap(askingTopology, 0, 0, err)
 	}
 	if err := checkDevices(devs); err != nil {
-		return nil, devs[0].fail(askingTopology, 0, 0, err)
+		return nil, devs[0].wrap(askingTopology, 0, 0, err)
 	}
 	only := func(i Info) bool {
 		return slices.ContainsFunc(devs, func(d *Device) bool { return d.info.Ordinal == i.Ordinal })
 	}
 	l, err := linksOf(devs[0].drv, only)
-	return l, devs[0].fail(askingTopology, 0, 0, err)
+	return l, devs[0].wrap(askingTopology, 0, 0, err)
 }
 
 // Topology is that of all devices of the device's driver.
 func (d *Device) Topology() (*Links, error) {
-	if err := d.live(); err != nil {
-		return nil, d.fail(askingTopology, 0, 0, err)
+	if err := d.checkOpen(); err != nil {
+		return nil, d.wrap(askingTopology, 0, 0, err)
 	}
 	l, err := linksOf(d.drv, allDevices)
-	return l, d.fail(askingTopology, 0, 0, err)
+	return l, d.wrap(askingTopology, 0, 0, err)
 }
 
 const askingTopology, measuring = "ask for topology", "measure links"
@@ -232,11 +232,11 @@ func rate(bytes float64) string {
 // when ctx is done.
 func (l *Links) Measure(ctx context.Context, size uint64) error {
 	if l == nil || l.drv == nil || ctx == nil || size == 0 {
-		return (*Device)(nil).fail(measuring, 0, size, fmt.Errorf("%w: no topology, no context or no size", ErrInvalid))
+		return (*Device)(nil).wrap(measuring, 0, size, fmt.Errorf("%w: no topology, no context or no size", ErrInvalid))
 	}
 	pairs := slices.Clone(l.Pairs)
 	if err := l.measure(ctx, size, pairs); err != nil {
-		return (*Device)(nil).fail(measuring, 0, size, err)
+		return (*Device)(nil).wrap(measuring, 0, size, err)
 	}
 	l.Pairs = pairs
 	return nil

@@ -38,14 +38,14 @@ type retirement struct {
 // nothing. A part of a chunk, or a hole, is ErrInvalid; held bytes are ErrBusy.
 func (r *Reservation) Unmap(off, size uint64) error {
 	if err := r.checkNotOwnedByRange(); err != nil {
-		return r.fail("unmap", off, size, err)
+		return r.wrap("unmap", off, size, err)
 	}
 	t, err := r.retire(off, size)
 	if err == nil {
 		r.waitForCopies(off, size)
 		err = r.waitAndUnmap(t, r.waitForWork)
 	}
-	return r.fail("unmap", off, size, err)
+	return r.wrap("unmap", off, size, err)
 }
 
 // UnmapNow is Unmap whose caller promises that no work uses the chunks any more, on any
@@ -53,14 +53,14 @@ func (r *Reservation) Unmap(off, size uint64) error {
 // makes by itself, as for ReadAt or CopyIn of a Device, so it does not return ErrCapturing.
 func (r *Reservation) UnmapNow(off, size uint64) error {
 	if err := r.checkNotOwnedByRange(); err != nil {
-		return r.fail("unmap now", off, size, err)
+		return r.wrap("unmap now", off, size, err)
 	}
 	t, err := r.retire(off, size)
 	if err == nil {
 		r.waitForCopies(off, size)
 		err = r.waitAndUnmap(t, r.waitForOwnCopies)
 	}
-	return r.fail("unmap now", off, size, err)
+	return r.wrap("unmap now", off, size, err)
 }
 
 // waitForOwnCopies waits for the library's own streams on the devices that may use the memory.
@@ -84,14 +84,14 @@ func (r *Reservation) waitForOwnCopies() error {
 func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	err := r.checkNotOwnedByRange()
 	for i := 0; err == nil && i < len(streams); i++ {
-		err = streams[i].usable(r.dev.state.parent)
+		err = streams[i].checkUsable(r.dev.state.parent)
 	}
 	var t *retirement
 	if err == nil {
 		t, err = r.retire(off, size, streams...)
 	}
 	if err != nil {
-		return r.fail("unmap later", off, size, err)
+		return r.wrap("unmap later", off, size, err)
 	}
 	// The streams stand for all work but the library's own copies, which UsedBy does not
 	// name either.
@@ -99,7 +99,7 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	r.mu.Lock()
 	devs := r.mayAccessLocked(nil)
 	r.mu.Unlock()
-	return r.fail("unmap later", off, size, r.queueUnmap(t, devs, streams))
+	return r.wrap("unmap later", off, size, r.queueUnmap(t, devs, streams))
 }
 
 // Clip gives back the chunks that lie wholly beyond Len. It completes or changes
@@ -113,15 +113,15 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 // Memory that is registered with another library (RDMA, NCCL) keeps its pages until that
 // registration is taken back, which Watch is for.
 func (g *Range) Clip() error {
-	if g == nil || g.r == nil || g.r.live() != nil { // before the lock, so that it does not wait for a Close
-		return g.fail("clip", 0, 0, g.live())
+	if g == nil || g.r == nil || g.r.checkOpen() != nil { // before the lock, so that it does not wait for a Close
+		return g.wrap("clip", 0, 0, g.checkOpen())
 	}
 	r := g.r
 	r.closeMu.Lock() // not lenMu: an Append does not wait for a Clip
 	defer r.closeMu.Unlock()
 	t, err := g.retireTail(0)
 	if err != nil {
-		return g.fail("clip", g.len.Load(), 0, err)
+		return g.wrap("clip", g.len.Load(), 0, err)
 	}
 	if t != nil {
 		r.waitForCopies(t.off, t.size)
@@ -134,7 +134,7 @@ func (g *Range) Clip() error {
 		}
 		if err != nil {
 			g.recountCap()
-			return g.fail("clip", g.len.Load(), 0, err)
+			return g.wrap("clip", g.len.Load(), 0, err)
 		}
 	}
 	if g.hostCopy.Mem != nil {
@@ -187,7 +187,7 @@ func (g *Range) retireTail(keep uint64) (*retirement, error) {
 	}
 	r.mu.Unlock()
 	if off == end {
-		return nil, r.live()
+		return nil, r.checkOpen()
 	}
 	// Cap falls first, so that no caller counts on memory that is about to go.
 	g.cap.Store(min(was, off))
@@ -204,7 +204,7 @@ func (g *Range) recountCap() {
 	defer g.capMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	if g.r.live() == nil {
+	if g.r.checkOpen() == nil {
 		g.cap.Store(g.r.table.Accessible(0, g.r.size))
 	}
 }
@@ -215,7 +215,7 @@ func (g *Range) recountCap() {
 func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.live(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return nil, err
 	}
 	end := off + size
@@ -464,7 +464,7 @@ func (r *Reservation) unmapFinishedLocked(waited bool, lockMapping func() bool) 
 	}
 }
 
-// fenceDone says whether the work before a fence has ended. A fence that cannot tell, since its
+// fenceDone reports whether the work before a fence has ended. A fence that cannot tell, since its
 // event is part of another library's capture, or none could be recorded, is replaced by one
 // that is at the stream's end now.
 func fenceDone(f *order.Fence) (bool, error) {
@@ -505,7 +505,7 @@ func (r *Reservation) lockMapping() bool {
 	return true
 }
 
-// sweepRetired unmaps what has retired and is not in use any more, and says whether
+// sweepRetired unmaps what has retired and is not in use any more, and reports whether
 // there was any. With try it leaves out what others have locked: the device's goroutine, for
 // which all other ranges wait, comes again.
 func sweepRetired(d *Device, try bool) (progress bool, failed error) {

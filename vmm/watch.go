@@ -55,7 +55,7 @@ type Watch struct {
 // ErrAsleep, one that is closed ErrClosed. A Watch goes on over Sleep and Wake.
 func (r *Reservation) Watch(w Watch) (stop func(), err error) {
 	stop, err = r.watch(&w)
-	return stop, r.fail("watch", 0, 0, err)
+	return stop, r.wrap("watch", 0, 0, err)
 }
 
 // Watch is Reservation.Watch.
@@ -67,7 +67,7 @@ func (r *Reservation) watch(w *Watch) (stop func(), err error) {
 	}
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	if err := r.live(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return nil, err
 	}
 	w.mapped(r.watchedLocked(0, r.table.Len()))

@@ -37,7 +37,7 @@ func (g *Range) reclaimZeroedLocked(have, need uint64) (end uint64, err error) {
 	return reclaim(r, have, end), nil
 }
 
-// quiet says whether nothing uses what retires of [off, end).
+// quiet reports whether nothing uses what retires of [off, end).
 func (r *Reservation) quiet(off, end uint64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,7 +118,7 @@ func (g *Range) leaveUnfilledLocked(off, end uint64, dropped bool) {
 func (g *Range) setLen(n uint64) error {
 	fills := g.r.zeroed != zeroNone && n < g.len.Load()
 	if fills { // no Clip, Sleep or Close comes between
-		if err := g.r.live(); err != nil {
+		if err := g.r.checkOpen(); err != nil {
 			return err // without waiting for a Close that is under way
 		}
 		g.r.closeMu.Lock()
@@ -215,7 +215,7 @@ func (g *Range) fillAfter(err error) error {
 	return joinErr(left.error, "and filling with zeros", g.fill())
 }
 
-// mayFill says whether a fill may still run that could not be waited for.
+// mayFill reports whether a fill may still run that could not be waited for.
 func (s *deviceState) mayFill() bool {
 	o := s.openDevice.Load()
 	return o != nil && o.stage.maybeBusy.Load() > 0
@@ -237,7 +237,7 @@ func (s *deviceState) syncFills() error {
 }
 
 // zeroMemory fills memory that is mapped from off on with zeros, and waits for that. If
-// that fails, mayStillFill says whether the fill may still run. It needs r.mappingMu.
+// that fails, mayStillFill reports whether the fill may still run. It needs r.mappingMu.
 func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (mayStillFill bool, err error) {
 	from := off // of a stretch to fill, which ends at off
 	for _, m := range ms {
@@ -253,7 +253,7 @@ func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (maySt
 }
 
 // zero fills n bytes from off on with zeros, and waits for that. If that fails, mayStillFill
-// says whether the fill may still run.
+// reports whether the fill may still run.
 func (r *Reservation) zero(off, n uint64) (mayStillFill bool, err error) {
 	if n == 0 {
 		return false, nil

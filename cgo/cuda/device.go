@@ -193,7 +193,7 @@ func (v *Device) wasReset() bool {
 	return v.reset.Load()
 }
 
-// validFor says whether a call of w may use handles of v: the context that v opened
+// validFor reports whether a call of w may use handles of v: the context that v opened
 // is still there. On one device the ids of the two contexts tell.
 func (v *Device) validFor(w *Device) bool {
 	switch {

@@ -75,7 +75,7 @@ func (v *Device) Wait(s driver.Stream, e driver.Event) error {
 	})
 }
 
-// Done says whether the work before the event has run.
+// Done reports whether the work before the event has run.
 func (v *Device) Done(e driver.Event) (bool, error) {
 	done := false
 	err := v.onEvent("cuEventQuery", e, func() C.CUresult {

@@ -13,7 +13,7 @@ import (
 
 var _ driver.Grapher = (*Device)(nil)
 
-// Capturing says whether a stream is being captured.
+// Capturing reports whether a stream is being captured.
 func (v *Device) Capturing(s driver.Stream) (bool, error) {
 	var c C.cuvmm_value
 	err := v.onStream("cuStreamIsCapturing", s, func() C.CUresult {

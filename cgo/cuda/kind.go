@@ -76,7 +76,7 @@ func (n named) Error() string { return n.text }
 // Unwrap lets errors.As find the Result.
 func (n named) Unwrap() error { return n.Result }
 
-// sticky says whether the process has lost its devices for good.
+// sticky reports whether the process has lost its devices for good.
 func (r Result) sticky() bool {
 	switch r {
 	case eccUncorrectable, nvlinkUncorrectable, contained, tensorLeak, mpsTerminated, externalDevice, illegalAddress, launchTimeout, assert, stackError,

@@ -115,7 +115,7 @@ func bind(path string, lib *dl.Library) (*Driver, error) {
 	return d, nil
 }
 
-// watched says whether a forked child of this process will know that it is one.
+// watched reports whether a forked child of this process will know that it is one.
 var watched = sync.OnceValue(func() bool { return C.cuvmm_watch_fork() == 0 })
 
 // start initialises the driver and counts its devices.

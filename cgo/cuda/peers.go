@@ -17,7 +17,7 @@ var (
 	_ driver.LegacyPeers = (*Device)(nil)
 )
 
-// CanAccessPeer says whether one device can reach the other's memory.
+// CanAccessPeer reports whether one device can reach the other's memory.
 func (d *Driver) CanAccessPeer(from, to int) (bool, error) {
 	const call = "cuDeviceCanAccessPeer"
 	for _, dev := range []int{from, to} {

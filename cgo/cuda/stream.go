@@ -63,7 +63,7 @@ func (v *Device) SyncStream(s driver.Stream) error {
 	})
 }
 
-// StreamDone says whether the work that the stream has now has run.
+// StreamDone reports whether the work that the stream has now has run.
 func (v *Device) StreamDone(s driver.Stream) (bool, error) {
 	done := false
 	err := v.onStream("cuStreamQuery", s, func() C.CUresult {

@@ -20,7 +20,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/fakenvrtc"
 )
 
-// compiled compiles and says whether libnvrtc was asked to.
+// compiled compiles and reports whether libnvrtc was asked to.
 func compiled(t *testing.T, c *nvrtc.Compiler, fake *fakenvrtc.Library, text string, o nvrtc.Options, what ...any) (r *nvrtc.Result, asked bool) {
 	t.Helper()
 	before := fake.Calls("nvrtcCreateProgram")

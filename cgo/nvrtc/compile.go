@@ -113,7 +113,7 @@ func (c *Compiler) Compile(source string, o Options) (*Result, error) {
 }
 
 // check refuses what NVRTC would misunderstand, and architectures that it does not
-// know. It says whether a cubin is wanted.
+// know. It reports whether a cubin is wanted.
 func (c *Compiler) check(source string, o Options) (cubin bool, err error) {
 	texts := append([]string{source, o.Name}, o.Flags...)
 	texts = append(texts, o.Expressions...)

@@ -64,7 +64,7 @@ func notSupported(dev device, what string) error {
 	return fmt.Errorf("%s has no %s: %w", dev, what, driver.ErrNotSupported)
 }
 
-// onHost says whether the device's memory is the host's.
+// onHost reports whether the device's memory is the host's.
 func onHost(dev device) bool { return dev.Driver().Name() == "host" }
 
 // location is where the device's memory is.
@@ -161,7 +161,7 @@ func hostBuffer(dev device, kind string, size uint64) (*buffer, error) {
 	return b, nil
 }
 
-// pageable says whether this is ordinary Go memory. Its copies are synchronous.
+// pageable reports whether this is ordinary Go memory. Its copies are synchronous.
 func (b *buffer) pageable() bool { return b.ptr == 0 }
 
 // copyRange copies n bytes of b at off to the same offset in dst. The copy is

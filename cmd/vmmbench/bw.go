@@ -160,10 +160,10 @@ func (w copyKind) name() string {
 	return name
 }
 
-// synchronous says whether copies are done when they return, whatever --call says.
+// synchronous reports whether copies are done when they return, whatever --call says.
 func (w copyKind) synchronous() bool { return w.host == pageable || w.host == staging }
 
-// gateable says whether the copies can be queued behind a gate.
+// gateable reports whether the copies can be queued behind a gate.
 func (w copyKind) gateable() bool { return !w.synchronous() && w.call == callAsync }
 
 // unsupported is the error of copies that this device cannot do, or that would

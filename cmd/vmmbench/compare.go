@@ -35,7 +35,7 @@ func (b *baselineFlags) add(f *pflag.FlagSet) {
 	f.BoolVar(&b.anyDriver, "any-driver", false, "also compare runs with different drivers")
 }
 
-// given says whether one of the flags was given.
+// given reports whether one of the flags was given.
 func (b *baselineFlags) given() bool { return b.failOn.value != failNone || b.anyDevice || b.anyDriver }
 
 // compare compares a new report with an older one, by report.Compare. For runs that differ
@@ -48,7 +48,7 @@ func (b *baselineFlags) compare(older, newer []*report.Report, margin float64) (
 	return base, list, err
 }
 
-// fails says whether one of the comparisons is what --fail-on names.
+// fails reports whether one of the comparisons is what --fail-on names.
 func (b *baselineFlags) fails(list []report.Comparison) bool {
 	for _, c := range list {
 		slower, faster := c.Verdict == stat.Slower, c.Verdict == stat.Faster

@@ -225,7 +225,7 @@ func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
 // minAhead is the least that ahead keeps mapped beyond its length.
 const minAhead = 64 << 20
 
-// isVMM says whether a way to grow uses this project's ranges.
+// isVMM reports whether a way to grow uses this project's ranges.
 func isVMM(kind string) bool { return kind == growVMM || kind == growAhead || kind == growKept }
 
 // groupName leaves out what is the default.

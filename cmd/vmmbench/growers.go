@@ -161,7 +161,7 @@ func keepPool(dev device) (undo func() error, err error) {
 	return func() error { return set(old) }, set(math.MaxUint64)
 }
 
-// addressable says whether the CPU has the addresses of the device's memory.
+// addressable reports whether the CPU has the addresses of the device's memory.
 func addressable(dev device) bool {
 	_, ok := dev.Driver().(driver.HostViewer)
 	return ok && onHost(dev)

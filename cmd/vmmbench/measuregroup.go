@@ -282,7 +282,7 @@ func oneLine(err error) report.Text {
 	return report.Text(strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
-// notAvailable says whether err is about something that this machine does not have.
+// notAvailable reports whether err is about something that this machine does not have.
 func notAvailable(err error) bool {
 	return errors.Is(err, vmm.ErrNotSupported) || errors.Is(err, vmm.ErrNoDriver) || errors.Is(err, vmm.ErrNoDevice)
 }

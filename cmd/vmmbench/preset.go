@@ -100,7 +100,7 @@ func (l presetLine) plan() (plan, error) {
 	return p, nil
 }
 
-// pairs says whether the preset measures pairs of devices, and so needs all of them.
+// pairs reports whether the preset measures pairs of devices, and so needs all of them.
 func (p preset) pairs() bool {
 	return slices.ContainsFunc(p.lines, func(l presetLine) bool { return strings.HasPrefix(l.command, "p2p") })
 }

@@ -115,7 +115,7 @@ func (e earlier) cases(g group) []report.Case {
 	return list
 }
 
-// hasEnded says whether a case of a task came to its end, with all its samples and checks.
+// hasEnded reports whether a case of a task came to its end, with all its samples and checks.
 func (e earlier) hasEnded(c report.Case, g group, t task) bool {
 	switch {
 	case c.Status == report.Waived:

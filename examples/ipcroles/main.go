@@ -150,7 +150,7 @@ func printDevices(w io.Writer) error {
 	return nil
 }
 
-// listed says whether a device is among those that were printed. Host devices beyond the
+// listed reports whether a device is among those that were printed. Host devices beyond the
 // first are there on demand only.
 func listed(devs []vmm.Info, name string) bool {
 	return slices.ContainsFunc(devs, func(d vmm.Info) bool { return d.Open == name })

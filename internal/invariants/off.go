@@ -1,6 +1,6 @@
 //go:build !invariants
 
-// Package invariants says whether a test build checks its own books after each
+// Package invariants reports whether a test build checks its own books after each
 // change. Turn it on with -tags invariants.
 package invariants
 

@@ -37,7 +37,7 @@ type Options struct {
 	Seed uint64
 	For  time.Duration
 
-	// Injected says whether an error was injected; nil if none is. Fail turns failing
+	// Injected reports whether an error was injected; nil if none is. Fail turns failing
 	// calls on and off.
 	Injected func(error) bool
 	Fail     func(on bool)
@@ -94,7 +94,7 @@ func (r *run) wrong(format string, args ...any) {
 	}
 }
 
-// refused says whether an operation failed. It may fail because of an injected error
+// refused reports whether an operation failed. It may fail because of an injected error
 // and with the errors in also. Any other error is wrong.
 func (r *run) refused(doing string, err error, also ...error) bool {
 	if err == nil {

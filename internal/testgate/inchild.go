@@ -11,7 +11,7 @@ import (
 // childEnv names the test that a child process runs.
 const childEnv = "CUVMM_TEST_CHILD"
 
-// Child says whether this is a process that InChild runs. What a test leaves there does no
+// Child reports whether this is a process that InChild runs. What a test leaves there does no
 // harm.
 func Child() bool { return os.Getenv(childEnv) != "" }
 

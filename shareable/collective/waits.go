@@ -176,7 +176,7 @@ func (ws *waits) isNotQueued(q *queuedCall) {
 	ws.idle = append(ws.idle, q)
 }
 
-// hasRun says whether the call has run.
+// hasRun reports whether the call has run.
 func (q *queuedCall) hasRun() (bool, error) {
 	if !q.whole {
 		return false, nil

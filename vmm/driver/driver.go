@@ -21,7 +21,7 @@ type Driver interface {
 	// must not be cached. It tries the feature, because attributes can be wrong.
 	Supports(dev int, f Feature) error
 
-	// CanAccessPeer says whether device from can reach memory of device to.
+	// CanAccessPeer reports whether device from can reach memory of device to.
 	CanAccessPeer(from, to int) (bool, error)
 
 	// Granularity is the unit of sizes and addresses for memory of this kind.
@@ -125,12 +125,12 @@ type Device interface {
 	// SyncStream waits for the stream. On one that is being captured it returns
 	// ErrCapturing, and the capture is destroyed.
 	SyncStream(Stream) error
-	// StreamDone says whether all work that is queued on the stream now is done. On
+	// StreamDone reports whether all work that is queued on the stream now is done. On
 	// one that is being captured it returns ErrCapturing, and the capture goes on.
 	StreamDone(Stream) (bool, error)
 	// CopyStream is the library's copy stream, one for each Device.
 	CopyStream() Stream
-	// Capturing says whether the stream is being captured. It is true, too, while
+	// Capturing reports whether the stream is being captured. It is true, too, while
 	// a destroyed capture has not been ended. Call it before any wait.
 	Capturing(Stream) (bool, error)
 
@@ -142,7 +142,7 @@ type Device interface {
 	Record(Event, Stream) error
 	// Wait makes later work of the stream wait for the event's last Record.
 	Wait(Stream, Event) error
-	// Done says whether the last Record has been reached; true if there was none.
+	// Done reports whether the last Record has been reached; true if there was none.
 	Done(Event) (bool, error)
 	// Elapsed is the device's own time between two events with EventTiming.
 	Elapsed(from, to Event) (time.Duration, error)

@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// onCUDA says whether these tests run on the machine's GPU, as VMM_TEST_DRIVER says,
+// onCUDA reports whether these tests run on the machine's GPU, as VMM_TEST_DRIVER says,
 // instead of on host drivers of their own.
 var onCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// There says whether there is a file that the loader would load for path. The loader
+// There reports whether there is a file that the loader would load for path. The loader
 // itself reports failures only as text, in any language. A name without a slash is
 // looked for where the loader looks: in LD_LIBRARY_PATH, in its cache and in its own
 // folders.
@@ -50,7 +50,7 @@ func cached(cache, name string) (paths []string) {
 	}
 }
 
-// suits says whether there is a file, except one for processors of another width,
+// suits reports whether there is a file, except one for processors of another width,
 // which the loader skips.
 func suits(path string) bool {
 	f, err := os.Open(path)

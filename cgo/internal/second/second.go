@@ -72,7 +72,7 @@ func (c *Context) Fill(p uint64, pattern byte, n uint64) error {
 	return result(C.second_fill(c.c, C.CUdeviceptr(p), C.uchar(pattern), C.size_t(n)))
 }
 
-// Done says whether all queued work has run.
+// Done reports whether all queued work has run.
 func (c *Context) Done() (bool, error) {
 	err := result(C.second_query(c.c))
 	var e *Error

@@ -64,7 +64,7 @@ func (b *book) end() uint64 {
 	return end
 }
 
-// takes says whether a frame may come, and with which chunks it leaves the book.
+// takes reports whether a frame may come, and with which chunks it leaves the book.
 func (b *book) takes(c Chunks) ([]Chunk, bool) {
 	if c.Object != b.object || c.Generation != b.gen || len(c.Records) == 0 {
 		return nil, false

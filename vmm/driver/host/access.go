@@ -75,7 +75,7 @@ func purposeOf(who []driver.Grant) purpose {
 	return forLess
 }
 
-// narrowed says whether an op's span has bytes in [from, to) and its device may do less
+// narrowed reports whether an op's span has bytes in [from, to) and its device may do less
 // there after the grants than the op needs.
 func narrowed(from, to uint64, who []driver.Grant) func(*deviceState, span) bool {
 	here := within(from, to)

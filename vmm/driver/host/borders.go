@@ -44,7 +44,7 @@ func (r *region) border(left, right seen) int {
 	return 1
 }
 
-// joined says whether two mappings without a gap between them are one for the kernel.
+// joined reports whether two mappings without a gap between them are one for the kernel.
 func joined(left, right seen) bool {
 	a, b := left.memory.part, right.memory.part
 	return a.arena != nil && a.arena == b.arena && a.end() == b.off && left.allowed == right.allowed

@@ -84,7 +84,7 @@ func (s *stream) captureWait(verb string, ev *event) error {
 	return nil
 }
 
-// joined says whether the origin's next work would come after all other work.
+// joined reports whether the origin's next work would come after all other work.
 func (c *capture) joined() bool {
 	before := make([]bool, len(c.nodes))
 	for _, i := range c.origin.after {
@@ -188,7 +188,7 @@ func (v *device) CaptureID(s driver.Stream) (id uint64, err error) {
 	return id, err
 }
 
-// Capturing says whether the stream is being captured.
+// Capturing reports whether the stream is being captured.
 func (v *device) Capturing(s driver.Stream) (bool, error) {
 	var yes bool
 	const verb = "Capturing"
@@ -200,7 +200,7 @@ func (v *device) Capturing(s driver.Stream) (bool, error) {
 	return yes, err
 }
 
-// StreamDone says whether the stream has no work left. The work of all threads'
+// StreamDone reports whether the stream has no work left. The work of all threads'
 // streams counts as the legacy stream's too.
 func (v *device) StreamDone(s driver.Stream) (bool, error) {
 	const verb = "StreamDone"

@@ -57,7 +57,7 @@ func newContext(d *Driver, u *deviceState) *context {
 	return c
 }
 
-// stopped says whether stop was called.
+// stopped reports whether stop was called.
 func (c *context) stopped() bool {
 	select {
 	case <-c.stopCh:

@@ -29,7 +29,7 @@ func (v *device) CopyPeer(dst driver.Ptr, to int, src driver.Ptr, from int, n ui
 	return v.queue(verb, s, o)
 }
 
-// liesOn says whether all of [p, p+n) is memory of a device. The caller holds memMu and
+// liesOn reports whether all of [p, p+n) is memory of a device. The caller holds memMu and
 // has checked that the span has memory.
 func (d *Driver) liesOn(u *deviceState, p, n uint64) bool {
 	r := d.region(p)

@@ -269,7 +269,7 @@ func (c *context) waitShared(verb string, s *sharedEvent) error {
 	return nil
 }
 
-// Done says whether the event's last record has been reached.
+// Done reports whether the event's last record has been reached.
 func (v *device) Done(e driver.Event) (bool, error) {
 	var yes bool
 	err := v.onEvent("Done", e, func(ev *event) error {

@@ -22,7 +22,7 @@ type world struct {
 	h      [3]driver.Handle // what Create returned last
 }
 
-// mapped says whether pages [i, j) are all mapped, with that access at least.
+// mapped reports whether pages [i, j) are all mapped, with that access at least.
 func (w *world) mapped(i, j int, need driver.Access) bool {
 	for k := i; k < j; k++ {
 		if w.at[k] < 0 || w.access[k] < need {

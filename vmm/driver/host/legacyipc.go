@@ -144,7 +144,7 @@ func (v *device) OpenMem(name driver.IPCHandle) (p driver.Ptr, err error) {
 	return p, err
 }
 
-// made says whether a handle of memory is one of this Driver's.
+// made reports whether a handle of memory is one of this Driver's.
 func (d *Driver) made(h ipcHandle) bool {
 	if h.process != selfID() {
 		return false

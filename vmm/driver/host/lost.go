@@ -62,7 +62,7 @@ func (d *Driver) visitOps(hit func(*deviceState, span) bool, visit func(*op)) {
 	}
 }
 
-// within says whether an op's span has bytes in [from, to), on any device.
+// within reports whether an op's span has bytes in [from, to), on any device.
 func within(from, to uint64) func(*deviceState, span) bool {
 	return func(_ *deviceState, s span) bool { return s.from < to && from < s.to }
 }

@@ -86,7 +86,7 @@ func (d *Driver) closeOrphans() bool {
 	return len(f.fds) > 0
 }
 
-// shared says whether an exported descriptor, or a mapping of one, may exist in any
+// shared reports whether an exported descriptor, or a mapping of one, may exist in any
 // process. In doubt it says yes, because memory in use must not count as free.
 func (m *memory) shared() bool { return lease(m.fd) != nil }
 

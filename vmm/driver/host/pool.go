@@ -159,7 +159,7 @@ func (p *pool) take(size uint64, x *stream) *region {
 	return r
 }
 
-// reusable says whether the stream's work from now on comes after all work on a cached
+// reusable reports whether the stream's work from now on comes after all work on a cached
 // block: it was freed in the same stream, or that work has ended. This driver does not look for
 // dependencies between streams, nor makes any. The caller holds workMu.
 func (p *pool) reusable(f *cachedBlock, x *stream) bool {
@@ -245,7 +245,7 @@ func (d *Driver) removePool(p *pool) {
 	}
 }
 
-// keepsNothing says whether no one can allocate what is freed.
+// keepsNothing reports whether no one can allocate what is freed.
 func (p *pool) keepsNothing() bool { return p.destroyed || p.imports != nil }
 
 func (d *Driver) ended(f *cachedBlock) bool {

@@ -191,7 +191,7 @@ func (v *device) ImportPointer(h driver.Pool, t driver.PoolToken) (at driver.Ptr
 	return at, err
 }
 
-// inFile says whether n bytes in a block of size bytes at an offset can be in a file.
+// inFile reports whether n bytes in a block of size bytes at an offset can be in a file.
 func inFile(off, size, n, all uint64) bool {
 	return n > 0 && n <= size && size <= addressLimit && size%markSize() == 0 && off%markSize() == 0 &&
 		off <= all && size+markSize() <= all-off

@@ -34,7 +34,7 @@ func processID(pid int) uint64 {
 
 func pidOf(id uint64) int { return int(id >> startBits) }
 
-// running says whether the process of an id has not ended.
+// running reports whether the process of an id has not ended.
 func running(id uint64) bool {
 	return id != 0 && (id == selfID() || processID(pidOf(id)) == id)
 }

@@ -159,7 +159,7 @@ func (s *sharedEvent) last() sharedRecord {
 	}
 }
 
-// ended says whether the record has ended. A process that has given its event up has ended
+// ended reports whether the record has ended. A process that has given its event up has ended
 // its records before.
 func (r sharedRecord) ended() bool {
 	return r.n == 0 || r.id == 0 || load(r.event.end(r.n), 8) >= r.n || load(r.event.word(r.member), 8) != r.id

@@ -58,7 +58,7 @@ func largestFile(want uint64) uint64 {
 // show it.
 func markSize() uint64 { return uint64(os.Getpagesize()) }
 
-// has says whether there is room for a block of size bytes.
+// has reports whether there is room for a block of size bytes.
 func (f *sparse) has(size uint64) bool { return f.size-f.next >= size+markSize() }
 
 // take returns the offset of a new block, for which there is room.
@@ -108,7 +108,7 @@ func (f *sparse) unmark(off, size uint64) {
 	_ = unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(off+size), int64(markSize()))
 }
 
-// marked says whether name is the name of the block that ends at an offset of fd.
+// marked reports whether name is the name of the block that ends at an offset of fd.
 func marked(fd int, end uint64, name [64]byte) bool {
 	var found [64]byte
 	n, err := unix.Pread(fd, found[:], int64(end))

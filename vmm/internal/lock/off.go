@@ -4,7 +4,7 @@ package lock
 
 import "sync"
 
-// Ordered says whether the order is checked.
+// Ordered reports whether the order is checked.
 const Ordered = false
 
 type mutex struct{ sync.Mutex }

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// Ordered says whether the order is checked.
+// Ordered reports whether the order is checked.
 const Ordered = true
 
 // position is what the checks know of a mutex.

@@ -139,7 +139,7 @@ func (d *Device) allGates(s *Stream) (c *capture, unlock func()) {
 	return nil, nil
 }
 
-// Began says whether Begin has begun a capture on the stream that has not ended.
+// Began reports whether Begin has begun a capture on the stream that has not ended.
 func (s *Stream) Began() bool {
 	c := s.in.Load()
 	return c != nil && c.origin == s
@@ -293,7 +293,7 @@ func (d *Device) waitAt(s *Stream, e driver.Event, at Point, stands func() Point
 	return nil
 }
 
-// noteJoin notes the capture that the stream may have joined by a wait, and says whether it has.
+// noteJoin notes the capture that the stream may have joined by a wait, and reports whether it has.
 // The gates of all captures are held alone.
 func (d *Device) noteJoin(s *Stream) bool {
 	if !s.captured(d) {

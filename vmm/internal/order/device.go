@@ -71,7 +71,7 @@ func As[I any](d *Device) (i I, ok bool) {
 	return i, ok
 }
 
-// lost says whether the device's work cannot run any more.
+// lost reports whether the device's work cannot run any more.
 func lost(err error) bool { return errors.Is(err, driver.ErrDeviceLost) }
 
 // Retain keeps the driver's device open until Release; false if it is closing. Then all that
@@ -196,7 +196,7 @@ func (d *Device) NoneCaptured(streams []*Stream) error {
 	return nil
 }
 
-// StreamDone says whether the stream has done all that it was told so far.
+// StreamDone reports whether the stream has done all that it was told so far.
 func (d *Device) StreamDone(s *Stream) (done bool, err error) {
 	at := s.NextPoint()
 	err = d.gate.Shared(func() (err error) {

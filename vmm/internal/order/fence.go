@@ -242,7 +242,7 @@ func (d *Device) NewEventAt(s *Stream) (Fence, error) {
 	})
 }
 
-// IsZero says whether there is nothing to wait for.
+// IsZero reports whether there is nothing to wait for.
 func (f Fence) IsZero() bool { return f.on == nil }
 
 // On is the device of the fence, nil for the zero one.
@@ -301,7 +301,7 @@ func (f Fence) SyncAndFree() error {
 	return f.Sync()
 }
 
-// Done says whether the work has ended, by itself or with its device.
+// Done reports whether the work has ended, by itself or with its device.
 func (f Fence) Done() (bool, error) {
 	if f.on == nil {
 		return true, nil

@@ -59,7 +59,7 @@ func NewWorld() *World {
 	return w
 }
 
-// Capturing says whether a capture that Begin has begun is open on any device.
+// Capturing reports whether a capture that Begin has begun is open on any device.
 func (w *World) Capturing() bool { return w.open.Load() > 0 }
 
 // NewGate is the Gate of device n.

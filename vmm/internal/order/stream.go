@@ -60,7 +60,7 @@ func (s *Stream) End() {
 	s.after.Store(nil)
 }
 
-// ended says whether End was called.
+// ended reports whether End was called.
 func (s *Stream) ended() bool { return s.finished.Load() == math.MaxUint64 }
 
 // finish raises finished to n.
@@ -137,7 +137,7 @@ func (s *Stream) waited(p Point) {
 	}
 }
 
-// MayBeCaptured says whether the driver has to be asked if the stream is being captured. Unless
+// MayBeCaptured reports whether the driver has to be asked if the stream is being captured. Unless
 // the gate is shared, or the caller keeps BeginCapture off the stream, the answer may change at
 // once.
 func (s *Stream) MayBeCaptured() bool {
@@ -150,7 +150,7 @@ func (s *Stream) captured(d *Device) bool {
 	return capturing || err != nil
 }
 
-// Hold keeps captures of the stream from beginning and ending until Unhold, and says whether it is
+// Hold keeps captures of the stream from beginning and ending until Unhold, and reports whether it is
 // being captured.
 func (d *Device) Hold(s *Stream) (capturing bool, err error) {
 	d.gate.share()
@@ -164,7 +164,7 @@ func (d *Device) Hold(s *Stream) (capturing bool, err error) {
 // Unhold undoes Hold.
 func (s *Stream) Unhold() { s.held.Add(-1) }
 
-// InContext says whether an event of the device's context is known to cover the stream.
+// InContext reports whether an event of the device's context is known to cover the stream.
 func (s *Stream) InContext() bool {
 	return !s.Wrapped || s.Queue == 0 || s.context.Load()
 }

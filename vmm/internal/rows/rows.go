@@ -22,7 +22,7 @@ func At(p driver.PitchedPtr, width uint64) Rows { return Rows{p.Ptr, width, p.Pi
 // Pitched is where the rows are, as a driver wants it.
 func (r Rows) Pitched() driver.PitchedPtr { return driver.PitchedPtr{Ptr: r.Ptr, Pitch: r.Pitch} }
 
-// IsFlat says whether the bytes lie one behind the other.
+// IsFlat reports whether the bytes lie one behind the other.
 func (r Rows) IsFlat() bool { return r.Width == r.Pitch }
 
 // First is the first n bytes: those of one row are flat.

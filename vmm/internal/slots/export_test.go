@@ -1,6 +1,6 @@
 package slots
 
-// FreeIsZero says whether what no slot uses is zero.
+// FreeIsZero reports whether what no slot uses is zero.
 func (t *Table[M, R]) FreeIsZero() bool {
 	for i := t.gap; i < t.after; i++ {
 		s := &t.array[i]

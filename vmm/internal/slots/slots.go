@@ -125,7 +125,7 @@ func (t *Table[M, R]) Between(i, j int) iter.Seq2[int, *Slot[M, R]] {
 	}
 }
 
-// Any says whether ok is true of one slot at least.
+// Any reports whether ok is true of one slot at least.
 func (t *Table[M, R]) Any(ok func(*Slot[M, R]) bool) bool {
 	for _, s := range t.All() {
 		if ok(s) {

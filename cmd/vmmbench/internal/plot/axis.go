@@ -197,7 +197,7 @@ func (a axis) thin(s draw.TextStyle, space vg.Length, across bool) []plot.Tick {
 	return ticks
 }
 
-// fits says whether no label touches the next.
+// fits reports whether no label touches the next.
 func fits(ticks []plot.Tick, s draw.TextStyle, space vg.Length, across bool, at func(float64) float64) bool {
 	end := vg.Length(math.Inf(-1))
 	for _, t := range ticks {

@@ -63,7 +63,7 @@ func all(list []*sized, labels []string) (lines []series) {
 	return lines
 }
 
-// oneSize says whether a diagram by size would be a column of points.
+// oneSize reports whether a diagram by size would be a column of points.
 func oneSize(list []*sized) bool {
 	of := sizes(list)
 	return slices.Min(of) == slices.Max(of)

@@ -145,7 +145,7 @@ func footer(r *report.Report) string {
 	return strings.Join(parts, " · ")
 }
 
-// usable says whether a case has figures that can be trusted.
+// usable reports whether a case has figures that can be trusted.
 func usable(c report.Case) bool {
 	return c.Status == report.Passed && c.Stats != nil && len(c.Samples) > 0
 }
@@ -162,7 +162,7 @@ func command(id string) (first, rest string) {
 	return first, rest
 }
 
-// pairCase says whether a case is for a pair of devices.
+// pairCase reports whether a case is for a pair of devices.
 func pairCase(c report.Case) bool { return c.Axes.Of("from") != nil && c.Axes.Of("to") != nil }
 
 // sizeOf is the number by which cases are ordered: the bytes of a copy or a chunk, or how

@@ -99,7 +99,7 @@ func (k look) textWidth(rows []row) (most vg.Length) {
 	return most
 }
 
-// above says whether the names do not fit beside the rows and stand above them.
+// above reports whether the names do not fit beside the rows and stand above them.
 func (k look) above(rows []row) bool {
 	return k.narrow || k.labelWidth(rows, false)+k.textWidth(rows) > k.width*6/10
 }

@@ -226,5 +226,5 @@ func (c *Comparison) Judge(e stat.Estimate, err error) {
 	}
 }
 
-// ofRuns says whether a comparison is of one case in two runs.
+// ofRuns reports whether a comparison is of one case in two runs.
 func (c Comparison) ofRuns() bool { return c.A == c.B }

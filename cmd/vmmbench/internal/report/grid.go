@@ -101,7 +101,7 @@ var usual = map[string]string{
 	"call": "async", "engine": "ce", "streams": "1", "step": "whole", "exportable": "no", "busy": "0", "write": "device", "how": "fd",
 }
 
-// Usual says whether the axis has the value that it has without a flag.
+// Usual reports whether the axis has the value that it has without a flag.
 func (a Axis) Usual() bool { return usual[a.Name] == a.String() }
 
 // liftConstants removes the columns whose value is the same in all rows, and the notes
@@ -160,7 +160,7 @@ func dropAt(list []string, i int) []string {
 	return slices.Delete(slices.Clone(list), i, i+1)
 }
 
-// fits says whether the grid is small enough for one table.
+// fits reports whether the grid is small enough for one table.
 func (g grid) fits(markdown bool) bool {
 	return len(g.rows) <= maxRows && (markdown || width(g.print("", false).body) <= maxWidth)
 }

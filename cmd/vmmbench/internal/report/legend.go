@@ -114,7 +114,7 @@ func (p *document) legend() {
 	}
 }
 
-// hasWord says whether a word stands in a text, and not as a part of another.
+// hasWord reports whether a word stands in a text, and not as a part of another.
 func hasWord(s, word string) bool {
 	part := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("-_", r) }
 	for at := 0; ; {

@@ -82,7 +82,7 @@ func heat(value, best float64, unit string) string {
 	return shades[int(min(share*float64(len(shades)), float64(len(shades)-1)))]
 }
 
-// isTime says whether less of a unit is better.
+// isTime reports whether less of a unit is better.
 func isTime(unit string) bool { return unit == "us" || unit == "ms" }
 
 // render makes the matrix a table. best is that of its scale.

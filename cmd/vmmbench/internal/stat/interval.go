@@ -12,7 +12,7 @@ type Interval struct{ Low, High float64 }
 // of the true median once in 16 times, which is over 5 %.
 const MinSamples = 6
 
-// Enough says whether n samples are enough for an interval.
+// Enough reports whether n samples are enough for an interval.
 func Enough(n int) bool { return n >= MinSamples }
 
 // medianInterval returns the median of samples, in the order in which they were taken,

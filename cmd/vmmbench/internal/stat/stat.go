@@ -79,7 +79,7 @@ var ErrTooFew = errors.New("too few samples")
 
 var errNoTime = errors.New("a sample took no time at all")
 
-// Drifts says whether the second half of the samples differs from the first half by more
+// Drifts reports whether the second half of the samples differs from the first half by more
 // than margin.
 func Drifts(samples []float64, margin float64) bool {
 	half := len(samples) / 2

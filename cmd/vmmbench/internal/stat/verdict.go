@@ -23,7 +23,7 @@ func Verdicts() []Verdict {
 	return []Verdict{Equal, Slower, Faster, Waived, NotMeasured, TooFew, TooNoisy, AtMargin}
 }
 
-// Firm says whether a verdict is a result.
+// Firm reports whether a verdict is a result.
 func (v Verdict) Firm() bool { return v == Equal || v == Slower || v == Faster }
 
 // Judge compares by an equivalence test. margin says how far from 1 the ratio may be and
