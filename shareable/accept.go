@@ -38,7 +38,7 @@ func (s *Server) acceptLoop() {
 // closeListener turns away the connections that were not accepted, and then closes the
 // listener: with them in it, descriptors that lie unread there would be closed too.
 func (s *Server) closeListener() {
-	if s.socket.IsKept() { // those that wait are another process's
+	if s.socket.KeptElsewhere() { // those that wait are another process's
 		return
 	}
 	waiting, all := s.socket.TakeWaiting()
@@ -46,10 +46,10 @@ func (s *Server) closeListener() {
 		_, _ = s.openSession(c)
 	}
 	if !all {
-		s.slowCloses.add(s.socket.CloseListener)
+		s.slowCloses.add(s.socket.Release)
 		return
 	}
-	s.socket.CloseListener()
+	s.socket.Release()
 }
 
 // pause waits a moment, or until Close.

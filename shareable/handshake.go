@@ -247,7 +247,7 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 		live: h.live, page: page, wake: h.c.wake, generation: obj.Generation,
 		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,
 	}
-	v.life, v.end = context.WithCancel(context.Background())
+	v.ctx, v.stop = context.WithCancel(context.Background())
 	h.view = v
 	return nil
 }

@@ -127,7 +127,7 @@ func TestSocketMode(t *testing.T) {
 		l, err := socket.Listen(filepath.Join(dir, "s"+strconv.Itoa(i%3)), socket.Options{})
 		require.NoError(t, err)
 		require.NoError(t, l.Close())
-		l.CloseListener()
+		l.Release()
 	}
 	close(stop)
 	require.Positive(t, <-watched)

@@ -34,12 +34,12 @@ type View struct {
 	res   *vmm.Reservation
 	obj   wire.Object
 	opts  AttachOptions
-	path  string     // of the socket; empty after AttachConn and Receive
-	owner wire.Hello // the owner's
-	max   uint64     // bytes that can be mapped here
-	live  bool       // made by Attach: there is a control page
-	life  context.Context
-	end   context.CancelFunc // ends life: markClosed does
+	path  string          // of the socket; empty after AttachConn and Receive
+	owner wire.Hello      // the owner's
+	max   uint64          // bytes that can be mapped here
+	live  bool            // made by Attach: there is a control page
+	ctx   context.Context // done once markClosed was called
+	stop  context.CancelFunc
 
 	// The goroutine that reads the socket.
 	track       *wire.Tracker
@@ -431,7 +431,7 @@ func (v *View) markClosed() {
 		return
 	}
 	v.closed = true
-	v.end()
+	v.stop()
 	v.notifyLocked()
 	if v.conn != nil {
 		v.conn.end() // the owner notices, whatever becomes of this close

@@ -17,7 +17,7 @@ func (v *View) connectAgain() bool {
 		return false
 	}
 	v.tasks.Go(func() {
-		err := reconnect(v.life, v.path, v.dev, v.opts, v.owner.Instance, v.resume, func(*handshake) { v.follow() })
+		err := reconnect(v.ctx, v.path, v.dev, v.opts, v.owner.Instance, v.resume, func(*handshake) { v.follow() })
 		if errors.Is(err, ErrNotFound) {
 			err = fmt.Errorf("%w: the object has gone: %w", ErrOwnerGone, err)
 		}

@@ -392,7 +392,7 @@ func (v *View) unmapInTime(off, size uint64) error {
 	select {
 	case err := <-done:
 		return err
-	case <-v.life.Done():
+	case <-v.ctx.Done():
 		return errViewClosed
 	case <-late.C:
 		return fmt.Errorf("%w: work on it has not ended within %v", ErrRetired, v.opts.Timeout)
@@ -411,7 +411,7 @@ func (v *View) unmap(off, size uint64) error {
 			return err
 		}
 		select {
-		case <-v.life.Done():
+		case <-v.ctx.Done():
 			return err
 		case <-time.After(captureRetry):
 		}

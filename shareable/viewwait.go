@@ -39,7 +39,7 @@ func (v *View) watch(wake *wakeReceiver) {
 		if moved {
 			runtime.Gosched() // the notified goroutine runs now, on this thread
 		}
-		v.pace.look(moved, v.life.Done())
+		v.pace.look(moved, v.ctx.Done())
 		begun := time.Now()
 		if !wake.wait() {
 			v.endWatch(wake)

@@ -106,11 +106,11 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 		return nil, err
 	}
 	m := d.adopt(h, size, p)
-	is, err := d.drv.Properties(h)
+	actual, err := d.drv.Properties(h)
 	if err != nil {
 		return nil, joinErr(err, "and giving the memory back", m.release())
 	}
-	m.prop.Location = is.Location
+	m.prop.Location = actual.Location
 	return d.chunk(m)
 }
 
@@ -124,7 +124,9 @@ func (c *Chunk) Size() uint64 {
 
 // Properties is what the driver says that the memory was created with: where it is, how
 // it can be exported, and what it can do. Compress is true only if the memory is
-// compressed, whatever Create was asked for. Of imported memory Share is 0.
+// compressed, whatever Create was asked for. Of imported memory Share is 0. Errors are
+// ErrInvalid for a nil Chunk, ErrClosed after Close, and those of the driver, which is called.
+// Safe for concurrent use.
 func (c *Chunk) Properties() (Prop, error) {
 	if c == nil || c.mem == nil {
 		return Prop{}, &OpError{Op: "properties of chunk", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}

@@ -49,8 +49,8 @@ func (r *Reservation) Revoke(devs ...*Device) error {
 }
 
 // Access is what d may do with the memory, as granted: AccessNone for a device that
-// was granted nothing, and once the reservation is closed. It returns what this package has on
-// record, the grants, and asks no driver; driver.Driver.Access asks CUDA.
+// was granted nothing, and once the reservation is closed. It reads the grants on record and
+// makes no driver call; driver.Driver.Access asks the driver.
 func (r *Reservation) Access(d *Device) Access {
 	if r == nil || r.dev == nil || d == nil {
 		return AccessNone

@@ -48,7 +48,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.dir, "dir", "", "where the handles are; by default a directory of the user")
 	flag.StringVar(&o.device, "device", "auto", "device: cuda:0, host, ...")
-	flag.IntVar(&o.count, "count", 1<<20, "how many numbers main allocates; for another role, where the handle does not tell")
+	flag.IntVar(&o.count, "count", 1<<20, "how many numbers there are: main allocates them; other roles use it if the handle has no size")
 	args := os.Args[1:]
 	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {
 		o.role, args = args[0], args[1:]

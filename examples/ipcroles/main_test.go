@@ -257,8 +257,8 @@ func TestTwoMains(t *testing.T) {
 	require.Contains(t, out, "is not a socket")
 }
 
-// TestSizeThatIsTooLarge: a size that a handle does not tell, and that is wrong, is refused.
-func TestSizeThatIsTooLarge(t *testing.T) {
+// TestWrongSizeIsRefused: that of the flag, for a handle without one, and that of the handle.
+func TestWrongSizeIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	cmd, _ := begin(t, dir)
 	path := filepath.Join(dir, memoryFile)

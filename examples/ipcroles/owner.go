@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/ipc"
@@ -109,13 +110,16 @@ func lockDirectory(dir string) (net.Listener, error) {
 		return nil, err
 	}
 	l, err := net.Listen("unix", fmt.Sprintf("@ipcroles-%x", sha256.Sum256([]byte(dir))))
-	if err != nil {
+	if errors.Is(err, syscall.EADDRINUSE) {
 		return nil, fmt.Errorf("another main is there: %s: %w", dir, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
 	return l, nil
 }
 
-// listen makes the socket. One that a main has left that was killed goes.
+// listen makes the socket. It removes the socket of a main that was killed.
 func listen(path string) (*net.UnixListener, error) {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode().Type() != fs.ModeSocket {

@@ -14,6 +14,7 @@ import array
 import base64
 import contextlib
 import ctypes
+import errno
 import hashlib
 import os
 import signal
@@ -26,7 +27,7 @@ from cuda.bindings import runtime as rt
 
 # As in owner.go and turn.go.
 MEMORY, READY, FINISHED, TURNS = "memory.handle", "ready.handle", "finished.handle", "turns.sock"
-TURN_TIME = 10  # seconds for which a process may keep the others waiting
+TURN_TIME = 10  # seconds for each read and write of a turn
 YOUR_TURN, HAS_QUEUED, SEEN = "your turn\n", " has queued its work\n", "seen\n"
 
 SOURCE = b"""
@@ -77,12 +78,14 @@ def lock(directory):
     try:
         name.bind("\0ipcroles-" + hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest())
     except OSError as err:
+        if err.errno != errno.EADDRINUSE:
+            raise
         sys.exit(f"another main is there: {directory}: {err}")
     return name
 
 
 class End:
-    """Ends main at the first SIGINT or SIGTERM, also where an exception on the way out hides that."""
+    """Ends main at the first SIGINT or SIGTERM. wanted stays set if another exception replaces KeyboardInterrupt."""
 
     def __init__(self):
         self.wanted = False
@@ -141,7 +144,10 @@ def give_turn(connection, finished, ptr, count):
 
 def take_turn(name, directory, count, work):
     with socket.socket(socket.AF_UNIX) as s:
-        s.connect(os.path.join(directory, TURNS))
+        try:
+            s.connect(os.path.join(directory, TURNS))
+        except (FileNotFoundError, ConnectionRefusedError):
+            sys.exit("main is gone")
         with s.makefile("rw", encoding="ascii") as lines:
             expect(lines, YOUR_TURN)
             handle = read_handle(os.path.join(directory, MEMORY), rt.cudaIpcMemHandle_t())
@@ -174,9 +180,9 @@ def play_rtc(directory, count):
 
 
 def compile_add():
-    version = rt.cudaDeviceAttr
-    major = call(rt.cudaDeviceGetAttribute(version.cudaDevAttrComputeCapabilityMajor, 0))
-    minor = call(rt.cudaDeviceGetAttribute(version.cudaDevAttrComputeCapabilityMinor, 0))
+    attribute = rt.cudaDeviceAttr
+    major = call(rt.cudaDeviceGetAttribute(attribute.cudaDevAttrComputeCapabilityMajor, 0))
+    minor = call(rt.cudaDeviceGetAttribute(attribute.cudaDevAttrComputeCapabilityMinor, 0))
     program = call(nvrtc.nvrtcCreateProgram(SOURCE, b"add.cu", 0, [], []))
     options = [f"--gpu-architecture=sm_{major}{minor}".encode()]
     call(nvrtc.nvrtcCompileProgram(program, len(options), options))

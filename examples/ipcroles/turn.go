@@ -22,8 +22,8 @@ const (
 	hasSeen   = "seen"
 )
 
-// memory sets the numbers to 8. The size is main's word, so what is copied at a time is bounded:
-// the first copy beyond the memory is refused.
+// memory sets the numbers to 8. The size comes from main and may be wrong, so memory copies 1 MiB
+// at a time. The first copy beyond the memory is refused.
 func (r *role) memory() error {
 	return r.takeTurn("memory", func(m *ipc.Memory) error {
 		eights := bytes.Repeat(binary.NativeEndian.AppendUint32(nil, 8), 1<<18)
@@ -100,7 +100,7 @@ func (r *role) takeTurn(name string, work func(*ipc.Memory) error) (err error) {
 		h.Size = 4 * uint64(r.count)
 	}
 	if h.Size == 0 || h.Size%4 != 0 {
-		return fmt.Errorf("%d bytes are no numbers", h.Size)
+		return fmt.Errorf("size %d is not a positive multiple of 4", h.Size)
 	}
 	m, err := ipc.Open(r.dev, h)
 	if err != nil {

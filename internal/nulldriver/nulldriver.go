@@ -94,7 +94,7 @@ func (d *Driver) Create(size uint64, _ driver.Prop) (driver.Handle, error) {
 	return driver.Handle(size/granularity<<32 | d.last.Add(1)&(1<<32-1)), nil
 }
 
-// Properties is memory of device 0, whatever Create was passed.
+// Properties returns device 0, whatever Create was passed.
 func (d *Driver) Properties(driver.Handle) (driver.Prop, error) {
 	return driver.Prop{Location: driver.Location{Kind: driver.LocationDevice}}, nil
 }

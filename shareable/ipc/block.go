@@ -48,7 +48,8 @@ func (b *Block) Size() uint64 {
 	return b.size
 }
 
-// MemoryArg sets m to the block as an argument of a kernel, which refuses one that was freed.
+// MemoryArg sets m to the block as an argument of a kernel. A launch refuses a block that was
+// freed, with ErrFreed.
 func (b *Block) MemoryArg(m *vmm.MemoryArg) {
 	*m = vmm.MemoryArg{}
 	switch {

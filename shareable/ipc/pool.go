@@ -33,14 +33,14 @@ type Pool struct {
 	peak     uint64                  // the most of used
 }
 
-// ImportPool imports the pool of a descriptor. dev is the device whose memory the pool has or,
-// in a process that does not see that one, any other. ImportPool does not take fd; close it when
-// it returns. A descriptor of something else is vmm.ErrInvalid.
+// ImportPool imports the pool of a descriptor. dev is the device whose memory the pool has. A
+// process that does not see that device passes any other. ImportPool does not take fd; close it
+// when it returns. A descriptor of something else is vmm.ErrInvalid. Without pools that can be
+// shared it is vmm.ErrNotSupported.
 //
-// At first only the device whose memory it is has access, whatever the process that made the
-// pool has granted. Any other must be granted access before its work uses a block, dev too: see
-// Access and Grant. Import a pool once in a process: a block can be imported through one Pool
-// only. The caller must Close it.
+// At first only the pool's own device has access, whatever the process that made the pool has
+// granted. Grant access to any other device, also to dev, before its work uses a block. Import a
+// pool once in a process: a block can be imported through one Pool only. The caller must Close it.
 func ImportPool(dev *vmm.Device, fd int) (*Pool, error) {
 	p, err := importPool(dev, fd)
 	if err != nil {
@@ -228,8 +228,7 @@ func (p *Pool) inner() *pool.DriverPool {
 // granted here counts there.
 func (p *Pool) Grant(a vmm.Access, devs ...*vmm.Device) error { return p.inner().Grant(a, devs...) }
 
-// Revoke waits for all work of the devices, and then takes their access away. The caller keeps them
-// from work that uses it meanwhile, as with pool.DriverPool's Revoke.
+// Revoke is pool.DriverPool's Revoke, with its rule on work that begins meanwhile.
 func (p *Pool) Revoke(devs ...*vmm.Device) error { return p.inner().Revoke(devs...) }
 
 // Access is what a device may do with the memory here.

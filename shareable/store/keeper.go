@@ -10,12 +10,14 @@ import (
 
 // KeeperOptions configures NewKeeper.
 type KeeperOptions struct {
-	// Path is that of the socket, as for Listen; "" is the name "store". Mode and Group are those of its file: who may
-	// connect to it, beside Options.UIDs. 0 is 0600, and nil the group of the process.
-	Path  string
+	// Path is the path of the socket, as for Listen; "" is the name "store".
+	Path string
+	// Mode is the mode of the socket's file, permission bits alone; 0 is 0600. Group is its group; nil is that of the
+	// process. Of the processes that can open the file those of Options.UIDs may connect.
 	Mode  fs.FileMode
 	Group *int
-	// Listener is a socket that is there already, in place of Path, Mode and Group: systemd's, say. NewKeeper takes it.
+	// Listener is a socket that is there already, systemd's, say. NewKeeper takes it. With it Path, Mode
+	// and Group are not used.
 	Listener *os.File
 	// Command makes each process, which has to call ServeKept.
 	Command func() *exec.Cmd

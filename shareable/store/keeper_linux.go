@@ -45,18 +45,25 @@ type Keeper struct {
 	servers uint64       // that have served
 }
 
-// NewKeeper makes the socket, or takes the one of the options. The caller must Close the Keeper.
+// keepSocket checks the options and makes the socket, or takes Listener.
+func (o KeeperOptions) keepSocket() (*socket.Kept, error) {
+	invalid := o.Command == nil || o.HealthTime < 0
+	switch {
+	case invalid && o.Listener != nil:
+		_ = o.Listener.Close()
+		fallthrough
+	case invalid:
+		return nil, fmt.Errorf("%w: no command, or a time below 0", vmm.ErrInvalid)
+	case o.Listener != nil:
+		return socket.KeepListener(o.Listener)
+	}
+	return socket.Keep(cmp.Or(o.Path, defaultName), socket.Options{Mode: o.Mode, Group: o.Group})
+}
+
+// NewKeeper makes the socket, or takes the one of the options. It returns vmm.ErrBusy if another server has the path,
+// and vmm.ErrInvalid for options that cannot be; on error it has closed Listener. The caller must Close the Keeper.
 func NewKeeper(o KeeperOptions) (*Keeper, error) {
-	if o.Command == nil || o.HealthTime < 0 {
-		return nil, fmt.Errorf("keep a store: %w: no command, or a time below 0", vmm.ErrInvalid)
-	}
-	var kept *socket.Kept
-	var err error
-	if o.Listener != nil {
-		kept, err = socket.KeepListener(o.Listener)
-	} else {
-		kept, err = socket.Keep(cmp.Or(o.Path, defaultName), socket.Options{Mode: o.Mode, Group: o.Group})
-	}
+	kept, err := o.keepSocket()
 	if err != nil {
 		return nil, fmt.Errorf("keep a store: %w", err)
 	}
@@ -276,7 +283,7 @@ func (k *Keeper) start() (*keptProcess, error) {
 	}
 	cmd := k.opts.Command()
 	cmd.ExtraFiles = append([]*os.File{theirs}, k.socket.Files...)
-	cmd.Env = append(cmd.Environ(), fmt.Sprintf("%s=%d %t:%s", keptBy, len(k.socket.Files), k.socket.Own, k.socket.Path))
+	cmd.Env = append(cmd.Environ(), fmt.Sprintf("%s=%d %t:%s", keptBy, len(k.socket.Files), k.socket.Created, k.socket.Path))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what a terminal sends is for the keeper
 	err = cmd.Start()
 	_ = theirs.Close()

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -181,7 +182,10 @@ func (c *Client) replace(ctx context.Context, pid int) error {
 	case features&wire.FeatureReload == 0:
 		return fmt.Errorf("%w: another process than the keeper has made the socket, so its pid is not known", vmm.ErrNotSupported)
 	default:
-		err = socket.Signal(c.path, syscall.SIGHUP)
+		err = socket.SignalKeeper(c.path, syscall.SIGHUP)
+		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", shareable.ErrOwnerGone, err)
+		}
 	}
 	if err != nil {
 		return err

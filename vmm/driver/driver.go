@@ -69,8 +69,7 @@ type Driver interface {
 	// is the caller's mistake. Other locations keep the access that they have.
 	SetAccess(p Ptr, size uint64, grants []Grant) error
 
-	// Access says what the location may do at p. CUDA's driver asks CUDA;
-	// vmm.Reservation.Access does not ask the driver.
+	// Access returns what the location may do at p.
 	Access(p Ptr, l Location) (Access, error)
 
 	// Export returns a new, close-on-exec file descriptor that keeps the memory

@@ -9,8 +9,9 @@ import (
 )
 
 // WrapDriver is a DriverPool of a pool that the driver has already, for packages beside this
-// one. If dev has no access to the pool, the pool's memory is another device's. Close leaves the
-// driver's pool as it is. The caller must Close it, before dev.
+// one. If dev has no access to it yet, the memory is taken to be another device's; if it has, dev's.
+// Errors are those of Access. Close leaves the driver's pool as it is. The caller must Close it,
+// before dev.
 func WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {
 	p, err := ofDriver(dev, "wrap pool", func(driver.Pooler) (driver.Pool, error) { return of, nil })
 	if err != nil {
@@ -20,7 +21,7 @@ func WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.away = a == vmm.AccessNone
+	p.ownerUnknown = a == vmm.AccessNone
 	return p, nil
 }
 

@@ -24,7 +24,9 @@ type DriverPool struct {
 	plain driver.Allocator
 	pool  driver.Pool
 	made  bool // by NewDriver, so Close destroys it
-	away  bool // the memory is not dev's: only the driver knows whose
+	// dev had no access when the pool was wrapped, so the memory is another device's.
+	ownerUnknown bool
+
 	onOOM func(*vmm.Stream, uint64) bool
 	in    owner // what its blocks are in
 
@@ -146,7 +148,8 @@ func (p *DriverPool) fail(op string, at vmm.Ptr, size uint64, err error) error {
 	return wrap(p.Device(), op, at, size, err)
 }
 
-// Device is whose memory it is.
+// Device is the device that the pool was made, found or wrapped with. The memory is that device's,
+// except of a pool that a process has imported by another one.
 func (p *DriverPool) Device() *vmm.Device {
 	if p == nil {
 		return nil
@@ -398,10 +401,10 @@ func (p *DriverPool) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	return p.with("grant", func() error { return p.setAccess(a, devs) })
 }
 
-// Revoke waits for all work of the devices, and then takes their access away. While a stream
-// of them is being captured it is ErrCapturing and changes nothing. No reservation has this memory,
-// so nothing keeps the devices from launches and copies that use it between the wait and the end of
-// the call: the caller does, or the device is lost. A Pool has no such rule.
+// Revoke waits for all work of the devices and then takes their access away. While a stream of
+// them is being captured it is ErrCapturing and changes nothing. Launches and copies that begin
+// during the call are not held back: if one uses the memory, its device can be lost. The caller
+// must prevent that. Revoke of a Pool prevents it itself.
 func (p *DriverPool) Revoke(devs ...*vmm.Device) error {
 	return p.with("revoke", func() error { return p.setAccess(vmm.AccessNone, devs) })
 }
@@ -418,6 +421,11 @@ func (p *DriverPool) setAccess(a vmm.Access, devs []*vmm.Device) error {
 		if err := p.checkGrant(a, d); err != nil {
 			return &vmm.PairError{From: d.String(), To: p.dev.String(), Err: err}
 		}
+		release, err := d.KeepOpen("access to a pool")
+		if err != nil { // it is closed, and opens no context here
+			return err
+		}
+		release()
 		g := driver.Grant{To: location(d), Access: a}
 		if slices.Contains(grants, g) {
 			return fmt.Errorf("%w: %v is named twice", vmm.ErrInvalid, d)
@@ -439,13 +447,10 @@ func (p *DriverPool) setAccess(a vmm.Access, devs []*vmm.Device) error {
 
 // checkGrant says why a device cannot have that access.
 func (p *DriverPool) checkGrant(a vmm.Access, d *vmm.Device) error {
-	if _, err := d.Raw(); err != nil { // it is closed, for one
-		return err
-	}
 	switch drv := d.Driver(); {
 	case drv == nil || drv != p.dev.Driver():
 		return fmt.Errorf("%w: %v is no device of the same driver", vmm.ErrInvalid, d)
-	case p.away:
+	case p.ownerUnknown:
 		return nil
 	case a == vmm.AccessNone && ordinal(d) == ordinal(p.dev):
 		return fmt.Errorf("%w: it owns the memory and cannot be revoked", vmm.ErrInvalid)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +15,9 @@ import (
 
 // Kept is a server's socket in a process that serves nothing itself.
 type Kept struct {
-	Path  string
-	Files []*os.File // for the process that serves: the listener, and the lock file if there is one
-	Own   bool       // this process has made it
+	Path    string
+	Files   []*os.File // for the process that serves: the listener, and the lock file if there is one
+	Created bool       // by this process
 
 	listener *Listener
 }
@@ -42,9 +41,6 @@ func Keep(path string, o Options) (*Kept, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	if strings.HasPrefix(path, "@") && o != (Options{}) {
-		return nil, fmt.Errorf("listen: %w: %s is no file, and has neither mode nor group", vmm.ErrInvalid, path)
-	}
 	l, err := Listen(path, o)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
@@ -66,7 +62,7 @@ func KeepListener(f *os.File) (*Kept, error) {
 }
 
 // Adopt returns the Listener of a socket of the kind "unixpacket" that another process keeps. It takes f, and the lock
-// file's descriptor; -1: there is none. Without a path it is the socket's.
+// file's descriptor, unless it returns an error; -1: there is none. Without a path it is the socket's.
 func Adopt(f *os.File, path string, lock int) (*Listener, error) {
 	l, err := net.FileListener(f)
 	_ = f.Close() // l has another descriptor of it
@@ -84,8 +80,8 @@ func Adopt(f *os.File, path string, lock int) (*Listener, error) {
 	return &Listener{UnixListener: ul, path: path, lock: lock, kept: true}, nil
 }
 
-func keep(l *Listener, own bool) (*Kept, error) {
-	k := &Kept{Path: l.path, Own: own, listener: l}
+func keep(l *Listener, created bool) (*Kept, error) {
+	k := &Kept{Path: l.path, Created: created, listener: l}
 	err := l.control(func(fd int) error { return k.add(fd, "listener") })
 	if err == nil && l.lock >= 0 {
 		err = k.add(l.lock, "lock")
@@ -107,16 +103,16 @@ func (k *Kept) add(fd int, name string) error {
 // Close ends the socket: no process can connect any more.
 func (k *Kept) Close() error {
 	err := k.listener.Close()
-	k.listener.CloseListener()
+	k.listener.Release()
 	for _, f := range k.Files {
 		err = errors.Join(err, f.Close())
 	}
 	return err
 }
 
-// Signal sends a signal to the process that keeps the socket at path. It returns vmm.ErrNotSupported if that
+// SignalKeeper sends a signal to the process that keeps the socket at path. It returns vmm.ErrNotSupported if that
 // cannot be seen from here. The caller knows that there is such a process.
-func Signal(path string, sig syscall.Signal) error {
+func SignalKeeper(path string, sig syscall.Signal) error {
 	path, err := Path(path)
 	if err != nil {
 		return err

@@ -65,13 +65,14 @@ type Listener struct {
 	path string
 	lock int         // descriptor of the lock file, locked while the socket is open; -1 for an abstract name
 	file fs.FileInfo // the socket file
-	kept bool        // see IsKept
+	kept bool        // see KeptElsewhere
 }
 
 // Listen makes a socket at a path of Path. The lock file decides which server has the path,
-// so the socket file of a dead server can be replaced.
+// so the socket file of a dead server can be replaced. It returns vmm.ErrBusy if another
+// server has the path. The caller must Close the Listener, and then Release it.
 func Listen(path string, o Options) (*Listener, error) {
-	if err := o.check(); err != nil {
+	if err := o.check(path); err != nil {
 		return nil, err
 	}
 	s := &Listener{path: path, lock: -1}
@@ -154,11 +155,11 @@ func listenAt(address string, o Options) (*net.UnixListener, error) {
 	return ul, nil
 }
 
-// IsKept reports whether another process keeps the socket: Close closes this one's descriptors alone.
-func (s *Listener) IsKept() bool { return s.kept }
+// KeptElsewhere reports whether another process keeps the socket: Close closes this one's descriptors alone.
+func (s *Listener) KeptElsewhere() bool { return s.kept }
 
 // Close ends the socket: no process can connect any more, and AcceptUnix returns. The
-// listener stays open until CloseListener.
+// listener stays open until Release.
 func (s *Listener) Close() error {
 	if s.kept {
 		return s.abandon()
@@ -206,9 +207,9 @@ func (s *Listener) TakeWaiting() (conns []*net.UnixConn, all bool) {
 	return conns, errors.Is(err, unix.EAGAIN)
 }
 
-// CloseListener is what is left after Close. It can wait for other processes: connections that
-// wait are closed with the descriptors that lie in them.
-func (s *Listener) CloseListener() { _ = s.UnixListener.Close() }
+// Release closes the listener's descriptor, after Close. It can block: connections that were not
+// accepted are closed with the descriptors that lie in them.
+func (s *Listener) Release() { _ = s.UnixListener.Close() }
 
 // control calls f with the listener's descriptor.
 func (s *Listener) control(f func(fd int) error) error {

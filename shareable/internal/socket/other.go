@@ -17,11 +17,11 @@ func Listen(string, Options) (*Listener, error) {
 	return nil, fmt.Errorf("%w: sharing needs Linux", vmm.ErrNotSupported)
 }
 
-// IsKept is of Linux.
-func (s *Listener) IsKept() bool { return false }
+// KeptElsewhere returns false: a Listener exists on Linux only.
+func (s *Listener) KeptElsewhere() bool { return false }
 
-// CloseListener is of Linux.
-func (s *Listener) CloseListener() {}
+// Release does nothing.
+func (s *Listener) Release() {}
 
-// TakeWaiting is of Linux.
+// TakeWaiting returns none.
 func (s *Listener) TakeWaiting() ([]*net.UnixConn, bool) { return nil, true }

@@ -30,11 +30,13 @@ type Options struct {
 }
 
 // check refuses what no file can have.
-func (o Options) check() error {
+func (o Options) check(path string) error {
 	switch {
+	case strings.HasPrefix(path, "@") && (o.Mode != 0 || o.Group != nil):
+		return fmt.Errorf("%w: %s is no file, and has neither mode nor group", vmm.ErrInvalid, path)
 	case o.Mode&^fs.ModePerm != 0:
 		return fmt.Errorf("%w: a socket of mode %v", vmm.ErrInvalid, o.Mode)
-	case o.Group != nil && (*o.Group < 0 || int64(*o.Group) >= math.MaxUint32): // the greatest changes nothing
+	case o.Group != nil && (*o.Group < 0 || int64(*o.Group) >= math.MaxUint32): // for chown MaxUint32 is: leave the group
 		return fmt.Errorf("%w: group %d", vmm.ErrInvalid, *o.Group)
 	}
 	return nil
