@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// If a keeper has started the server, another one takes its place when it ends. A client recognises it by the instance
-// in HELLO, so only clients that were connected before can go on.
+// If a keeper has started the server, another one takes its place when it ends. A client recognises
+// it by the instance in HELLO, so only clients that were connected before can go on.
 
 const (
 	againTime   = 30 * time.Second       // how long a server may take to begin
@@ -32,8 +32,9 @@ func isKept(owner wire.Hello, path string) bool {
 // firstTries is how often a connection is made that ends before its first reply.
 const firstTries = 3
 
-// connectFirst makes the first connection to a server, by f. One that ends before its first reply may have ended with a server
-// that another takes the place of; where there is none, the next try says so.
+// connectFirst makes the first connection to a server, by f. One that ends before its first reply
+// may have ended with a server that another takes the place of; where there is none, the next try
+// says so.
 func connectFirst(f func() error) error {
 	for tries := 1; ; tries++ {
 		err := f()
@@ -44,8 +45,9 @@ func connectFirst(f func() error) error {
 	}
 }
 
-// reconnect connects again to the server at path. f runs, once HELLO is exchanged, in the goroutine that reads the
-// connection, and after it next. It tries until ctx ends or the process that keeps the socket does, and for a limited time.
+// reconnect connects again to the server at path. f runs, once HELLO is exchanged, in the goroutine
+// that reads the connection, and after it next. It tries until ctx ends or the process that keeps
+// the socket does, and for a limited time.
 func reconnect(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, instance [16]byte, f func(*handshake) error, next func(*handshake)) error {
 	ctx, cancel := context.WithTimeout(ctx, againTime)
 	defer cancel()

@@ -84,8 +84,8 @@ func (a *attachment) register(q wire.Attach, bare bool) (desc wire.Object, fd in
 	return desc, fd, nil
 }
 
-// skipSentLocked records that the reader has mapped the chunks up to an id, which a server before this one has sent.
-// Requires obj.mu.
+// skipSentLocked records that the reader has mapped the chunks up to an id, which a server before
+// this one has sent. Requires obj.mu.
 func (a *attachment) skipSentLocked(id uint64) error {
 	o := a.obj
 	invariants.Held(&o.mu)

@@ -18,10 +18,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// client is a client's end of its connections to a store, of which there is one at a time. A goroutine
-// reads it, for which no call waits: see readerConn. If a server ends that another one takes the place of, the
-// client connects again and sends the requests again that have no reply: the server knows those that it has done
-// by their numbers.
+// client is a client's end of its connections to a store, of which there is one at a time. A
+// goroutine reads it, for which no call waits: see readerConn. If a server ends that another one
+// takes the place of, the client connects again and sends the requests again that have no reply:
+// the server knows those that it has done by their numbers.
 type client struct {
 	// Immutable.
 	path    string         // of the socket; empty: it does not connect again

@@ -8,8 +8,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// reservedConns are the connections beyond all limits that root and the user of a store may have, to see what
-// is wrong and to delete objects. They make nothing.
+// reservedConns are the connections beyond all limits that root and the user of a store may have,
+// to see what is wrong and to delete objects. They make nothing.
 const reservedConns = 8
 
 // hasPlaceLocked reports whether a user has one of the reserved connections left. Requires mu.
@@ -40,7 +40,8 @@ func forOperators(t wire.Type) bool {
 // needs ses.mu: both goroutines set it, and the last one must be right.
 func (ses *session) setReadDeadlineLocked() error {
 	var deadline time.Time
-	// A store's clients may hold leases, and need not ask for anything then; the others have longer.
+	// A store's clients may hold leases, and need not ask for anything then; the others have
+	// longer.
 	switch {
 	case len(ses.attachments) > 0:
 	case ses.srv.opts.hooks.handler == nil || ses.operator:

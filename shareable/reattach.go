@@ -17,9 +17,9 @@ import (
 // The caller must Close both. What old has mapped can be read, and keeps its memory
 // allocated, until old is closed; that may also be before Reattach.
 //
-// If it cannot attach, Reattach returns old, false, and an error as Attach does:
-// ErrOwnerGone or ErrNotFound until the owner has published again. If old was attached with
-// AttachOptions.Wait, it waits for that. For a View that was not made by Attach it returns vmm.ErrInvalid.
+// If it cannot attach, Reattach returns old, false, and an error as Attach does: ErrOwnerGone or
+// ErrNotFound until the owner has published again. If old was attached with AttachOptions.Wait, it
+// waits for that. For a View that was not made by Attach it returns vmm.ErrInvalid.
 func Reattach(ctx context.Context, old *View) (v *View, fresh bool, err error) {
 	if old == nil {
 		return nil, false, fmt.Errorf("attach again: %w", errNoView)

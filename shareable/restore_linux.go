@@ -13,8 +13,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// A store's server goes on with what another process had. The state of an object is JSON, because the two
-// processes are of different versions of the program: a field that one of them does not know keeps its zero value.
+// A store's server goes on with what another process had. The state of an object is JSON, because
+// the two processes are of different versions of the program: a field that one of them does not
+// know keeps its zero value.
 
 // objectState is a storeObject.
 type objectState struct {
@@ -100,8 +101,8 @@ func (o *storeObject) Record(after uint64, name string, seal *serve.Seal) (r ser
 	return r, giveBack, err
 }
 
-// Recorded is for package store: what Record described, with the descriptors of all its chunks by their
-// ids, and that of the page, or -1.
+// Recorded is for package store: what Record described, with the descriptors of all its chunks by
+// their ids, and that of the page, or -1.
 type Recorded struct {
 	State  []byte
 	Chunks map[uint64]int
@@ -117,9 +118,9 @@ func (r Recorded) close() {
 	}
 }
 
-// Restore is for package store. It makes a server of what Record described, without a socket, and takes the
-// descriptors. Objects come in the order of those; one that cannot be
-// made is nil. nextID is the highest id so far.
+// Restore is for package store. It makes a server of what Record described, without a socket, and
+// takes the descriptors. Objects come in the order of those; one that cannot be made is nil. nextID
+// is the highest id so far.
 func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nextID uint64, all []Recorded) (s *Server, seam serve.Server, objects []serve.Object, err error) {
 	left := all
 	defer func() {
@@ -159,7 +160,8 @@ func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nex
 	return s, seam, objects, nil
 }
 
-// restore makes an object of its state, and takes the descriptors. It returns the object also after an error.
+// restore makes an object of its state, and takes the descriptors. It returns the object also after
+// an error.
 func (s *Server) restore(st objectState, r Recorded) (*storeObject, error) {
 	o := &storeObject{}
 	o.init(s)

@@ -15,10 +15,10 @@ import (
 //     up two more such limits: one to take an earlier frame, one to take this one;
 //  3. the range's Len becomes n, and Clip can free the memory.
 //
-// n must be at most the published length, else Retire returns vmm.ErrBounds: call Flush
-// before, if bytes beyond n were appended just now. While PublishAfter waits for an event it
-// returns vmm.ErrBusy, and while it runs, so does PublishAfter. If ctx ends first, or the range refuses the length, Retire returns the
-// error and the range's Len is published again.
+// n must be at most the published length, else Retire returns vmm.ErrBounds: call Flush before, if
+// bytes beyond n were appended just now. While PublishAfter waits for an event it returns
+// vmm.ErrBusy, and while it runs, so does PublishAfter. If ctx ends first, or the range refuses the
+// length, Retire returns the error and the range's Len is published again.
 func (p *Publication) Retire(ctx context.Context, n uint64) error {
 	if p == nil || p.srv == nil {
 		return errNoPublication

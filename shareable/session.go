@@ -83,8 +83,8 @@ func (ses *session) run() error {
 	return err
 }
 
-// serve serves the connection after HELLO until it ends. The first of the two loops that ends stops the other, and
-// its error counts.
+// serve serves the connection after HELLO until it ends. The first of the two loops that ends stops
+// the other, and its error counts.
 func (ses *session) serve() error {
 	var writer sync.WaitGroup
 	writer.Go(func() { ses.stop(ses.writeLoop()) })
@@ -117,7 +117,8 @@ func (ses *session) stop(err error) {
 	})
 }
 
-// sayWhy tells the peer why the session ends, if that is for what it has done. It may not read, or be stopped.
+// sayWhy tells the peer why the session ends, if that is for what it has done. It may not read, or
+// be stopped.
 func (ses *session) sayWhy(err error) {
 	var bad *wire.ProtocolError
 	var code uint32
@@ -530,9 +531,9 @@ func (ses *session) mayHaveUnread() bool {
 	return ses.unreadFrames.Load() >= maxUnread
 }
 
-// writeLoop sends frames that no request asked for, until the connection ends. Each round it sends at most
-// one frame for each attachment, so that a large object does not delay the
-// others. CLOSING comes last, when no attachment has a frame to send.
+// writeLoop sends frames that no request asked for, until the connection ends. Each round it sends
+// at most one frame for each attachment, so that a large object does not delay the others. CLOSING
+// comes last, when no attachment has a frame to send.
 func (ses *session) writeLoop() error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()

@@ -50,8 +50,8 @@ func TestOwnersWords(t *testing.T) {
 	}
 }
 
-// TestPublishedBytesAreNamed: what a range or a reservation refuses because bytes are published says
-// under which name.
+// TestPublishedBytesAreNamed: what a range or a reservation refuses because bytes are published
+// says under which name.
 func TestPublishedBytesAreNamed(t *testing.T) {
 	t.Parallel()
 	s, p, g := stage(t, Options{}, PublishOptions{})

@@ -19,9 +19,9 @@ import (
 // owner publishes more, at an address that never moves. All addresses are reserved
 // when it is made, and a goroutine maps the chunks that the owner sends.
 //
-// When the owner ends, the View keeps what it has mapped: Len no longer changes,
-// and Err returns ErrOwnerGone. Of a store whose server is started again it goes on by itself. No owner can make a call of a View wait without
-// limit. But local work can: Close waits for work that uses the memory.
+// When the owner ends, the View keeps what it has mapped: Len no longer changes, and Err returns
+// ErrOwnerGone. Of a store whose server is started again it goes on by itself. No owner can make a
+// call of a View wait without limit. But local work can: Close waits for work that uses the memory.
 //
 // A View without AttachOptions.Write is mapped for reading, which prevents writes
 // by mistake. On the host the owner can also enforce it. On CUDA every process

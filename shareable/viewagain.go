@@ -8,8 +8,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// connectAgain has the View go on with the next server, if one comes. What is mapped can be read meanwhile, and the
-// page shows what a writer publishes.
+// connectAgain has the View go on with the next server, if one comes. What is mapped can be read
+// meanwhile, and the page shows what a writer publishes.
 func (v *View) connectAgain() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -75,7 +75,8 @@ func (v *View) resumeOn(h *handshake, obj wire.Object, f wire.Frame) error {
 	if obj.Generation == v.track.Generation() {
 		return nil
 	}
-	// What was taken back meanwhile. Memory of a store is taken back from the end only, and none comes after that.
+	// What was taken back meanwhile. Memory of a store is taken back from the end only, and none
+	// comes after that.
 	return v.handleRetire(wire.Retire{Object: obj.ID, Generation: obj.Generation, Capacity: obj.Capacity})
 }
 

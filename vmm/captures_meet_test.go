@@ -258,7 +258,8 @@ func TestLostCapturesAreForgotten(t *testing.T) {
 	require.NoError(t, errors.Join(s.Close(), again.Close(), d.Close(), other.Close()))
 }
 
-// TestReadsChooseTheirLengthFirst: what a read returns has arrived, though Len moves while it waits.
+// TestReadsChooseTheirLengthFirst: what a read returns has arrived, though Len moves while it
+// waits.
 func TestReadsChooseTheirLengthFirst(t *testing.T) {
 	reads := map[string]func(g *vmm.Range) ([]byte, error){
 		"ReadAt": func(g *vmm.Range) ([]byte, error) {

@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// The properties of a chunk are what the driver says. The location of an imported one is that of its
-// memory, not the device that imported it. If the driver cannot say it, the handle is released.
+// The properties of a chunk are what the driver says. The location of an imported one is that of
+// its memory, not the device that imported it. If the driver cannot say it, the handle is released.
 func TestChunkProperties(t *testing.T) {
 	errUnknown := errors.New("unknown location")
 	failing := false

@@ -73,9 +73,9 @@ type both struct{ first, second io.Closer }
 func (b both) Close() error { return errors.Join(b.first.Close(), b.second.Close()) }
 
 // TestConstructorsThatFail fails each call and each two calls of constructors, of closing what they
-// made and of closing the device; and all calls of a constructor from each one on. What a caller has
-// got it closes until that succeeds; nothing else is needed for the device to close, and nothing is
-// left.
+// made and of closing the device; and all calls of a constructor from each one on. What a caller
+// has got it closes until that succeeds; nothing else is needed for the device to close, and
+// nothing is left.
 func TestConstructorsThatFail(t *testing.T) {
 	names := newWorld(t, 1)
 	keep := stream(t, names.devs[0]) // the context stays, which takes long to make
@@ -106,8 +106,8 @@ func TestConstructorsThatFail(t *testing.T) {
 	names.end()
 }
 
-// constructAndClose has the calls with the numbers of at fail; until says that they do so only until
-// the constructor returns.
+// constructAndClose has the calls with the numbers of at fail; until says that they do so only
+// until the constructor returns.
 func constructAndClose(t *testing.T, name string, until bool, at []int) (calls []string) {
 	w := newWorld(t, 1)
 	d, s := w.devs[0], stream(t, w.devs[0])

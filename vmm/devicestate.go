@@ -183,8 +183,9 @@ func (s *deviceState) releaseState(d *Device) {
 	}
 }
 
-// closeDevice closes the driver's device if d is the only Device left on it. It waits for the device, so it needs closeMu and holds no other lock; a
-// Device that is opened meanwhile opens the driver's device anew.
+// closeDevice closes the driver's device if d is the only Device left on it. It waits for the
+// device, so it needs closeMu and holds no other lock; a Device that is opened meanwhile opens the
+// driver's device anew.
 func (s *deviceState) closeDevice(d *Device) error {
 	o := s.detachIfLast(d)
 	if o == nil {
@@ -476,7 +477,8 @@ func (o *openDevice) syncOwn() error {
 	return err
 }
 
-// pinned is how many bytes of host memory are pinned for the device: for copies, mirrors and Pinned.
+// pinned is how many bytes of host memory are pinned for the device: for copies, mirrors and
+// Pinned.
 func (o *openDevice) pinned() uint64 {
 	return o.stage.pinned() + o.mirrors.Load() + o.pinnedCache.size.Load()
 }

@@ -342,8 +342,8 @@ func (x *GraphExec) Launch(s *Stream) error {
 	}))
 }
 
-// announce calls the functions of OnGraphLaunch before a launch on s, and what it returns calls what
-// they return. It needs x.mu.
+// announce calls the functions of OnGraphLaunch before a launch on s, and what it returns calls
+// what they return. It needs x.mu.
 func (x *GraphExec) announce(s *Stream) (launched func(), err error) {
 	var all []func()
 	for _, around := range x.uses.around {

@@ -280,8 +280,8 @@ func (g *Range) GrowAhead(n uint64) (giveBack func(keep uint64, s *Stream)) {
 	}
 }
 
-// goalAheadLocked is Cap, and how far growth ahead by n bytes beyond Len is to bring it: no further,
-// if others need the memory or a growth would have to wait. It needs g.capMu.
+// goalAheadLocked is Cap, and how far growth ahead by n bytes beyond Len is to bring it: no
+// further, if others need the memory or a growth would have to wait. It needs g.capMu.
 func (g *Range) goalAheadLocked(n uint64) (have, goal uint64) {
 	invariants.Held(&g.capMu)
 	end, have := g.len.Load(), g.cap.Load()

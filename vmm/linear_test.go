@@ -27,8 +27,8 @@ func leastTime(n int, f func(n int) time.Duration) time.Duration {
 	return least
 }
 
-// requireLinear: 10 times the work takes at most 30 times the time, with whatever runs beside it. With time
-// for each pair it takes 100 times as long.
+// requireLinear: 10 times the work takes at most 30 times the time, with whatever runs beside it.
+// With time for each pair it takes 100 times as long.
 func requireLinear(t *testing.T, n int, f func(n int) time.Duration) {
 	t.Helper()
 	if lock.Ordered {

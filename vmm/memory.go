@@ -171,13 +171,13 @@ type cache struct {
 	list freelist.List[driver.Prop, driver.Handle]
 }
 
-// SetReleaseThreshold is how many bytes of unused memory the device caches instead of
-// releasing them: for its ranges to grow with, and for CreateOrReuse. Memory comes there when
-// nothing maps it and no Chunk of it is open, whether it was a range's or made by Create or
-// CreateOrReuse. Like sql.DB.SetMaxIdleConns it can be changed at any time; it returns the old
-// value. The default is 0: nothing is cached. Cached memory is released when memory runs out,
-// by Trim and by Close. Memory that is shareable, for RDMA, imported, or on another device is
-// never cached, and Create and Alloc never take cached memory. It waits for the driver as Trim does.
+// SetReleaseThreshold is how many bytes of unused memory the device caches instead of releasing
+// them: for its ranges to grow with, and for CreateOrReuse. Memory comes there when nothing maps it
+// and no Chunk of it is open, whether it was a range's or made by Create or CreateOrReuse. Like
+// sql.DB.SetMaxIdleConns it can be changed at any time; it returns the old value. The default is 0:
+// nothing is cached. Cached memory is released when memory runs out, by Trim and by Close. Memory
+// that is shareable, for RDMA, imported, or on another device is never cached, and Create and Alloc
+// never take cached memory. It waits for the driver as Trim does.
 func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 	if d == nil || d.state == nil {
 		return 0

@@ -40,10 +40,10 @@ type pinnedCache struct {
 // leastPinned is what the driver pins at least.
 const leastPinned = 4 << 10
 
-// AllocPinned allocates n bytes of page-locked host memory, rounded up to a power of two and to 4 KiB
-// at least. What they contain is undefined. Memory of a Pinned that was closed is used again, and is
-// freed when the last Device on the device closes; Stats.Pinned counts it until then. Without
-// page-locked memory it returns ErrNotSupported, for n of 0 ErrInvalid.
+// AllocPinned allocates n bytes of page-locked host memory, rounded up to a power of two and to 4
+// KiB at least. What they contain is undefined. Memory of a Pinned that was closed is used again,
+// and is freed when the last Device on the device closes; Stats.Pinned counts it until then.
+// Without page-locked memory it returns ErrNotSupported, for n of 0 ErrInvalid.
 func (d *Device) AllocPinned(n uint64) (*Pinned, error) {
 	x, err := d.allocPinned(n)
 	return x, d.wrap("allocate pinned memory", 0, n, err)

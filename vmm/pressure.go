@@ -15,11 +15,11 @@ import (
 // locks of the operation that needs it (retryAfterRelease). If that does not help, the operation
 // fails, gives up all its locks, and waits for the device's turn (withMemory). It keeps the turn
 // over functions of OnPressure and its further tries, until it has succeeded or nothing more is
-// released for it. A range only grows in its turn: what it does with the memory comes after, and may
-// take long; but a Wake copies in it. Meanwhile nothing else is created on the device (mayCreate):
-// what else needs memory gives up its locks, too, and waits for the turn. An operation that had to
-// wait tries again before it calls functions. A goroutine has one turn at a time, and gives it up
-// before it waits for work or for a Supplier.
+// released for it. A range only grows in its turn: what it does with the memory comes after, and
+// may take long; but a Wake copies in it. Meanwhile nothing else is created on the device
+// (mayCreate): what else needs memory gives up its locks, too, and waits for the turn. An operation
+// that had to wait tries again before it calls functions. A goroutine has one turn at a time, and
+// gives it up before it waits for work or for a Supplier.
 
 // pressureTime bounds how long an operation that lacks memory waits for functions of OnPressure,
 // those that it calls itself included.
@@ -37,15 +37,16 @@ var pressure struct {
 // anything; if so, the operation is tried again. The package's own unused memory goes
 // first. f must return false once it has nothing to release, and must not panic.
 //
-// f is called by the goroutine that needs memory, with no lock of this package held. Of
-// a device's functions one runs at a time, and what they release is kept for the operation
-// that they are called for until it has succeeded or failed. An operation that needs memory
-// of the device meanwhile waits for that, even if some is free, but for no more than ten seconds in
-// all; then it takes what is free. Growth ahead does not wait. f may use this package, but what it needs memory for itself, of
-// any device, fails with ErrOutOfMemory if none is free and calls no function. It must not wait for
-// operations of other goroutines that may need memory: they wait for it. Nor must it wait for
-// what the goroutine that calls it holds: an operation that needs memory, called between LockSpans
-// and unlock, may call an f whose Clip or Close of that memory waits for this unlock.
+// f is called by the goroutine that needs memory, with no lock of this package held. Of a device's
+// functions one runs at a time, and what they release is kept for the operation that they are
+// called for until it has succeeded or failed. An operation that needs memory of the device
+// meanwhile waits for that, even if some is free, but for no more than ten seconds in all; then it
+// takes what is free. Growth ahead does not wait. f may use this package, but what it needs memory
+// for itself, of any device, fails with ErrOutOfMemory if none is free and calls no function. It
+// must not wait for operations of other goroutines that may need memory: they wait for it. Nor must
+// it wait for what the goroutine that calls it holds: an operation that needs memory, called
+// between LockSpans and unlock, may call an f whose Clip or Close of that memory waits for this
+// unlock.
 //
 // stop removes f, and returns when no call of f is running, so f must not call it. On a nil
 // or closed device f is never called.
@@ -238,8 +239,8 @@ func letThrough(t *ticket, s *deviceState, err error, waited bool, op func() (*d
 	}
 }
 
-// relieve calls the functions of OnPressure, and reports whether memory may have been released since
-// the last try began.
+// relieve calls the functions of OnPressure, and reports whether memory may have been released
+// since the last try began.
 func (t *ticket) relieve(s *deviceState, err error) bool {
 	return s.runPressureHooks(err) || t.isFreed(s)
 }

@@ -13,8 +13,8 @@ import (
 
 // What one operation that is short of memory keeps from others, and for how long.
 
-// TestPressureKeepsOthersWaiting for ten seconds: who needs no more than is free gets it then, though
-// another operation's function still runs. Growth ahead does without meanwhile.
+// TestPressureKeepsOthersWaiting for ten seconds: who needs no more than is free gets it then,
+// though another operation's function still runs. Growth ahead does without meanwhile.
 func TestPressureKeepsOthersWaiting(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {
 		d := w.devs[0]

@@ -360,11 +360,11 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 	return 0, fmt.Errorf("%w: %d bytes beyond %d, of at most %d", ErrFull, n, a, g.opts.Max)
 }
 
-// SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it,
-// ErrBusy below a Hold. Moved up it shows what the memory contains: bytes that a kernel
-// wrote, zeros with RangeOptions.Zero, else anything. Moved down it drops bytes and keeps
-// the memory (see Clip); with Zero it then waits for work, and for an unlock of LockSpans, and fills
-// them. If it cannot, as during a capture (ErrCapturing), Len moves back, and they may be zeros.
+// SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it, ErrBusy below a Hold.
+// Moved up it shows what the memory contains: bytes that a kernel wrote, zeros with
+// RangeOptions.Zero, else anything. Moved down it drops bytes and keeps the memory (see Clip); with
+// Zero it then waits for work, and for an unlock of LockSpans, and fills them. If it cannot, as
+// during a capture (ErrCapturing), Len moves back, and they may be zeros.
 func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.wrap("set length", 0, n, g.checkOpen())
@@ -441,7 +441,8 @@ func (g *Range) hold(off, n uint64, h *hold) (release func(), err error) {
 	return release, g.wrap("hold", off, n, err)
 }
 
-// heldBy is ErrBusy if one of holds counts, and names those that do, the first few if there are many.
+// heldBy is ErrBusy if one of holds counts, and names those that do, the first few if there are
+// many.
 func heldBy(holds []*hold, counts func(*hold) bool) error {
 	var all []string
 	for _, h := range holds {

@@ -470,7 +470,8 @@ func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
 	return release, r.wrap("hold", off, n, err)
 }
 
-// HoldFor is Hold for packages beside this one: errors say what it is for, such as `published as "x"`.
+// HoldFor is Hold for packages beside this one: errors say what it is for, such as `published as
+// "x"`.
 func (r *Reservation) HoldFor(what string, off, n uint64) (release func(), err error) {
 	if err = r.checkNotOwnedByRange(); err == nil {
 		release, err = r.addHold(off, n, &hold{what: what})
@@ -522,7 +523,8 @@ func (r *Reservation) checkHoldsLocked(off, end uint64) error {
 	return heldBy(r.holds, func(h *hold) bool { return h.off < end && off < h.end })
 }
 
-// checkAllHoldsLocked is ErrBusy if anything is held, if only the reservation itself. It needs r.mu.
+// checkAllHoldsLocked is ErrBusy if anything is held, if only the reservation itself. It needs
+// r.mu.
 func (r *Reservation) checkAllHoldsLocked() error {
 	invariants.Held(&r.mu)
 	return heldBy(r.holds, func(*hold) bool { return true })

@@ -349,8 +349,8 @@ func (c *callers) String() (at string) {
 
 const modulePath = "github.com/cuvmm/cuvmm"
 
-// ourCode reports whether a function is the library's. Tests, commands and examples are programs that
-// use it.
+// ourCode reports whether a function is the library's. Tests, commands and examples are programs
+// that use it.
 func ourCode(pkg, file string) bool {
 	sub, ok := strings.CutPrefix(pkg+"/", modulePath+"/")
 	return ok && !strings.HasSuffix(pkg, "_test") && !strings.HasSuffix(file, "_test.go") &&

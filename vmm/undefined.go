@@ -11,12 +11,14 @@ import (
 	"github.com/cuvmm/cuvmm/internal/invariants"
 )
 
-// Moment is a point in the order in which memory is given up: see Drops. The zero Moment comes after all.
+// Moment is a point in the order in which memory is given up: see Drops. The zero Moment comes
+// after all.
 type Moment uint64
 
-// Drops remembers what memory is given up while work that writes to it is queued and may be stopped: what
-// SetLen drops, what is unmapped, what is freed in its pool, and what MarkWritten names. A library that
-// stops its work needs one, for MarkUndefined. Safe for concurrent use. The caller must Close it.
+// Drops remembers what memory is given up while work that writes to it is queued and may be
+// stopped: what SetLen drops, what is unmapped, what is freed in its pool, and what MarkWritten
+// names. A library that stops its work needs one, for MarkUndefined. Safe for concurrent use. The
+// caller must Close it.
 type Drops struct {
 	of   *driverState
 	from Moment // remembered from there on; 0: not at all. Guarded by undefined.mu
@@ -30,8 +32,8 @@ func (d *Device) NewDrops() *Drops {
 	return &Drops{of: d.state.parent}
 }
 
-// Now is the Moment for work that is queued next. What is given up from here on is remembered, until
-// Forget.
+// Now is the Moment for work that is queued next. What is given up from here on is remembered,
+// until Forget.
 func (x *Drops) Now() Moment {
 	if x == nil || x.of == nil {
 		return 0
@@ -39,8 +41,8 @@ func (x *Drops) Now() Moment {
 	return x.of.undefined.begin(x)
 }
 
-// Forget ends what is remembered of before a Moment of Now, because all work of before it has run; with the
-// zero Moment all of it.
+// Forget ends what is remembered of before a Moment of Now, because all work of before it has run;
+// with the zero Moment all of it.
 func (x *Drops) Forget(before Moment) {
 	if x != nil && x.of != nil {
 		x.of.undefined.forget(x, before)
@@ -50,19 +52,20 @@ func (x *Drops) Forget(before Moment) {
 // Close is Forget of everything. Twice is fine.
 func (x *Drops) Close() { x.Forget(0) }
 
-// MarkUndefined says that work of the stream which was to write the spans was stopped, as
-// when another process that took part has died, and that the bytes there are undefined. From now on
+// MarkUndefined says that work of the stream which was to write the spans was stopped, as when
+// another process that took part has died, and that the bytes there are undefined. From now on
 // whatever only reads some of them returns err: ReadAt and its kin, copies, kernels, spans of
-// LockSpans with AccessRead. So does Sync of the stream. That ends for bytes which MarkWritten names,
-// which a SetLen drops, which are unmapped, or of a block of a pool that is freed. Work that may
-// write them is let through, so that it can write them again. Other processes do not learn of it, nor do
-// views of the memory at another address.
+// LockSpans with AccessRead. So does Sync of the stream. That ends for bytes which MarkWritten
+// names, which a SetLen drops, which are unmapped, or of a block of a pool that is freed. Work that
+// may write them is let through, so that it can write them again. Other processes do not learn of
+// it, nor do views of the memory at another address.
 //
-// What of the spans was given up since the work was queued is not marked: it can be anybody's memory by now.
-// Since is what Drops.Now said before that; zero is for work whose memory is still the caller's.
+// What of the spans was given up since the work was queued is not marked: it can be anybody's
+// memory by now. Since is what Drops.Now said before that; zero is for work whose memory is still
+// the caller's.
 //
-// The check is made when work is queued, so what was queued before, on this stream or on one that waits for
-// it, copies such bytes on unnoticed: it has to be made again, too.
+// The check is made when work is queued, so what was queued before, on this stream or on one that
+// waits for it, copies such bytes on unnoticed: it has to be made again, too.
 //
 // It waits for nothing. Whoever stops the work calls it before, so that no wait returns in between.
 // Spans of 0 bytes, a nil stream and a nil err mark nothing.
@@ -102,8 +105,8 @@ func (d *Device) MarkWritten(spans ...Span) {
 	}
 }
 
-// forgetUndefinedLocked forgets the bytes of the slots [i, j), which are unmapped for good: those of a
-// range that sleeps come back.
+// forgetUndefinedLocked forgets the bytes of the slots [i, j), which are unmapped for good: those
+// of a range that sleeps come back.
 func (r *Reservation) forgetUndefinedLocked(i, j int) {
 	invariants.Held(&r.mu)
 	if r.dev.state.parent.undefined.watched.Load() == 0 {
@@ -122,8 +125,8 @@ func endOf(x Span) Ptr {
 	return math.MaxUint64
 }
 
-// undefined is the bytes of a driver's devices that MarkUndefined has named, and those that were given up
-// lately.
+// undefined is the bytes of a driver's devices that MarkUndefined has named, and those that were
+// given up lately.
 type undefined struct {
 	count   atomic.Int32 // of marks: without any, no check takes the lock
 	watched atomic.Int32 // marks, and Drops that remember: without any, nothing that is given up does
@@ -147,8 +150,8 @@ type drop struct {
 	at        Moment
 }
 
-// maxDrops is how many drops are remembered. Of the older half of more nothing is known any more: then
-// what of it is undefined stays marked.
+// maxDrops is how many drops are remembered. Of the older half of more nothing is known any more:
+// then what of it is undefined stays marked.
 const maxDrops = 1 << 15
 
 // begin has x remember from here on, unless it does already.

@@ -106,8 +106,8 @@ func TestUndefined(t *testing.T) {
 	})
 }
 
-// TestUndefinedButForDrops: what was given up since work was queued is not undefined if the work is stopped;
-// what was appended since, and all that is not remembered any more, is.
+// TestUndefinedButForDrops: what was given up since work was queued is not undefined if the work is
+// stopped; what was appended since, and all that is not remembered any more, is.
 func TestUndefinedButForDrops(t *testing.T) {
 	dev := vmmtest.Device(t)
 	s := newStream(t, dev)

@@ -143,8 +143,8 @@ func (g *Range) Clip() error {
 	return nil
 }
 
-// clipAhead clips what growth ahead has mapped in [from, end), but for keep bytes beyond Len. No work
-// but the stream's has used it.
+// clipAhead clips what growth ahead has mapped in [from, end), but for keep bytes beyond Len. No
+// work but the stream's has used it.
 func (g *Range) clipAhead(from, end, keep uint64, s *Stream) {
 	r := g.r
 	if !r.closeMu.TryLock() { // a Clip may be waiting for work, and clips it itself

@@ -11,9 +11,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestZeroValues: no method of a nil pointer, or of a zero value that no function of the
-// package made, panics. Those of handles return errors, but for closing what was never
-// open. A zero Plan, Fence, Layout or MemoryArg means something: nothing to do, passed, unknown, in no Range.
+// TestZeroValues: no method of a nil pointer, or of a zero value that no function of the package
+// made, panics. Those of handles return errors, but for closing what was never open. A zero Plan,
+// Fence, Layout or MemoryArg means something: nothing to do, passed, unknown, in no Range.
 func TestZeroValues(t *testing.T) {
 	for _, zero := range []any{
 		&vmm.Device{}, (*vmm.Device)(nil),

@@ -233,9 +233,9 @@ var poolShares = map[driver.Feature]driver.Share{
 	driver.FeaturePoolShareFabric: driver.ShareFabric,
 }
 
-// onPool makes a call with a pool, which cannot be destroyed meanwhile. owner is the
-// ordinal of its device, or imported. A pool that is neither of CreatePool nor any device's default or
-// current one does not reach libcuda.
+// onPool makes a call with a pool, which cannot be destroyed meanwhile. owner is the ordinal of its
+// device, or imported. A pool that is neither of CreatePool nor any device's default or current one
+// does not reach libcuda.
 func (v *Device) onPool(call string, p driver.Pool, f func(owner int) (C.CUresult, error)) error {
 	if err := v.begin(call); err != nil {
 		return err

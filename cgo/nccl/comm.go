@@ -199,8 +199,8 @@ func (c *Comm) Run(stream driver.Stream, calls []Call) error {
 	return c.inContext(c.run)
 }
 
-// Register registers n bytes at p with NCCL. If NCCL has no use for that, handle is 0, and Deregister
-// of it does nothing. A library before 2.19 is driver.ErrNotSupported.
+// Register registers n bytes at p with NCCL. If NCCL has no use for that, handle is 0, and
+// Deregister of it does nothing. A library before 2.19 is driver.ErrNotSupported.
 //
 // Safety: only numbers of NCCL's pointers are used.
 func (c *Comm) Register(p, n uint64) (handle uint64, err error) {

@@ -26,7 +26,8 @@ func shortCalls(t *testing.T) (all map[string]func(c *nccl.Comm) error, names []
 
 // TestPairsOfCallsDuringAbort: two calls of a member and one of the other, and two aborts of each,
 // at once, while one call of NCCL's fails. Nothing waits for ever, is used once it has ended, or is
-// left, and no member finalizes twice. That members may not make different calls is not what is tested.
+// left, and no member finalizes twice. That members may not make different calls is not what is
+// tested.
 func TestPairsOfCallsDuringAbort(t *testing.T) {
 	l, fake := onFake(t)
 	calls, names := shortCalls(t)

@@ -50,8 +50,8 @@ func (o *options) credentials() (with store.PingOptions, err error) {
 	return with, err
 }
 
-// ownerIDs are the users whom clients accept as the store's; nil is the default of the library. Root sees whose the
-// socket is, and no one else can have put it there.
+// ownerIDs are the users whom clients accept as the store's; nil is the default of the library.
+// Root sees whose the socket is, and no one else can have put it there.
 func (o *options) ownerIDs() (ids []uint32, err error) {
 	for _, name := range o.owners {
 		id, err := userID(name)

@@ -132,8 +132,9 @@ func (p *promises) has(name string, o store.GetOptions, data []byte) {
 	require.NoError(p.t, b.Close())
 }
 
-// TestServerDiesAtAnyMoment: whenever the process that serves is killed, or told to reload, what was promised is
-// so afterwards. Once all is deleted neither process has more descriptors than at first.
+// TestServerDiesAtAnyMoment: whenever the process that serves is killed, or told to reload, what
+// was promised is so afterwards. Once all is deleted neither process has more descriptors than at
+// first.
 func TestServerDiesAtAnyMoment(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path)
@@ -194,8 +195,8 @@ func TestServerDiesAtAnyMoment(t *testing.T) {
 	require.Zero(t, x.Bytes)
 }
 
-// TestEvictsAfterADeath: what a server before has made can be evicted, the oldest first, and what it counts is what it
-// counted.
+// TestEvictsAfterADeath: what a server before has made can be evicted, the oldest first, and what
+// it counts is what it counted.
 func TestEvictsAfterADeath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path, "--max-bytes=8MiB", "--evict")
@@ -232,8 +233,8 @@ func TestOperatorOfAKeptServer(t *testing.T) {
 	require.NoError(t, all[4].Delete(t.Context(), "s", store.DeleteOptions{}))
 }
 
-// TestServerDiesBesideAHangingOne: a program that was to take over and hangs does not keep another one from
-// beginning once the one that serves has died.
+// TestServerDiesBesideAHangingOne: a program that was to take over and hangs does not keep another
+// one from beginning once the one that serves has died.
 func TestServerDiesBesideAHangingOne(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)

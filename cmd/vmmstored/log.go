@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// logQueue is a log whose writers wait for no one: lines for which there is no room are dropped, and
-// counted in the log.
+// logQueue is a log whose writers wait for no one: lines for which there is no room are dropped,
+// and counted in the log.
 type logQueue struct {
 	to      io.Writer
 	lines   chan []byte

@@ -17,8 +17,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/store"
 )
 
-// TestLogIsNotRead: a reader of the log that is gone, or does not read, costs the store lines of the log
-// and nothing else. Nor does SIGHUP end it.
+// TestLogIsNotRead: a reader of the log that is gone, or does not read, costs the store lines of
+// the log and nothing else. Nor does SIGHUP end it.
 func TestLogIsNotRead(t *testing.T) {
 	for name, gone := range map[string]bool{"gone": true, "stalled": false} {
 		t.Run(name, func(t *testing.T) {

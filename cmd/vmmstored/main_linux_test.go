@@ -332,8 +332,8 @@ func childrenOf(t *testing.T, pid int) (all []int) {
 	return all
 }
 
-// TestReload: another process serves after the command and after the signal; clients go on, and the process that was
-// started is the same.
+// TestReload: another process serves after the command and after the signal; clients go on, and the
+// process that was started is the same.
 func TestReload(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path)
@@ -367,7 +367,8 @@ func TestReload(t *testing.T) {
 	require.NoFileExists(t, path)
 }
 
-// TestReloadFails: a program that does not begin, as with a flag that is wrong by now, changes nothing.
+// TestReloadFails: a program that does not begin, as with a flag that is wrong by now, changes
+// nothing.
 func TestReloadFails(t *testing.T) {
 	dir := t.TempDir()
 	path, token := filepath.Join(dir, "s"), filepath.Join(dir, "token")
@@ -392,8 +393,9 @@ func TestReloadFails(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestServerDies: another process begins at the same socket, with what was sealed, what was published of what
-// is durable, and what has a Writer. If the process that keeps the socket dies, the one that serves ends.
+// TestServerDies: another process begins at the same socket, with what was sealed, what was
+// published of what is durable, and what has a Writer. If the process that keeps the socket dies,
+// the one that serves ends.
 func TestServerDies(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path)

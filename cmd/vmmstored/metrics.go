@@ -95,7 +95,8 @@ var (
 	refusedDesc = prometheus.NewDesc("cuvmm_store_requests_refused_total", "Requests refused, by user and reason.", []string{"uid", "reason"}, nil)
 )
 
-// Describe sends nothing: the collector is unchecked, since its labels are those of the users there are.
+// Describe sends nothing: the collector is unchecked, since its labels are those of the users there
+// are.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect sends what there is now.

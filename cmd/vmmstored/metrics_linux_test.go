@@ -57,8 +57,8 @@ func metricsAt(t *testing.T, address string) map[string]float64 {
 	return all
 }
 
-// TestMetrics: the metrics are Prometheus's text, go on after a reload, and say under load and after it what stats and
-// list say.
+// TestMetrics: the metrics are Prometheus's text, go on after a reload, and say under load and
+// after it what stats and list say.
 func TestMetrics(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	address := freePort(t)

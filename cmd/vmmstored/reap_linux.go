@@ -14,8 +14,8 @@ import (
 // reapPause is how long who has started a process may take to hear of its end.
 const reapPause = time.Second
 
-// reapOrphans takes the ends of processes that this one has not started, where it is the first of a container: no one
-// else does.
+// reapOrphans takes the ends of processes that this one has not started, where it is the first of a
+// container: no one else does.
 func reapOrphans(ctx context.Context) {
 	if os.Getpid() != 1 {
 		return

@@ -31,7 +31,8 @@ func newManager(log *slog.Logger) (*manager, error) {
 	return m, nil
 }
 
-// changed tells the service manager what the keeper does. The watchdog is fed by a request through the server.
+// changed tells the service manager what the keeper does. The watchdog is fed by a request through
+// the server.
 func (m *manager) changed(s store.KeeperState) {
 	state := map[store.KeeperState]string{
 		store.KeeperServes:   daemon.SdNotifyReady + "\nSTATUS=serving",

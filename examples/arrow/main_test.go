@@ -96,7 +96,8 @@ func arrowsTests(t *testing.T, mend *strings.Replacer, packages ...string) (stri
 		args = append(args, arrow+"/arrow/"+p)
 	}
 
-	// Beside this module's requirements, Arrow's tests need those of Arrow's go.mod, and their sums.
+	// Beside this module's requirements, Arrow's tests need those of Arrow's go.mod, and their
+	// sums.
 	write(filepath.Join(dir, "go.mod"), []byte(string(read("go.mod"))+"\nreplace "+arrow+" => "+to+"\n"))
 	write(filepath.Join(dir, "go.sum"), append(read("go.sum"), read(filepath.Join(from, "go.sum"))...))
 	out, err := goCommand(t, args...).CombinedOutput()

@@ -29,9 +29,9 @@ type listed struct {
 	Module          *struct{ Main bool }
 }
 
-// typeCheck checks the types of all packages of the module in dir, as they are built for a
-// system without cgo, and of their tests, where an int has 64 bits. It takes the sources of all they import, so it needs no
-// compiler of that system.
+// typeCheck checks the types of all packages of the module in dir, as they are built for a system
+// without cgo, and of their tests, where an int has 64 bits. It takes the sources of all they
+// import, so it needs no compiler of that system.
 func typeCheck(t *testing.T, dir, goos, goarch string) (found []error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-test",

@@ -96,8 +96,8 @@ func (c *circle) report(f frame) {
 	}
 }
 
-// goneError is the error for the member that the frame is about: that of its group, if it has said why it
-// ended that.
+// goneError is the error for the member that the frame is about: that of its group, if it has said
+// why it ended that.
 func (f frame) goneError() error {
 	switch {
 	case f.Text == "":

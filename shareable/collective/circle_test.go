@@ -469,8 +469,8 @@ func rankIn(why error) (rank int) {
 	return rank
 }
 
-// TestShrinkLeaderDoesNotCome: of those that live some never call shrink, the lowest ranks first. The others
-// go on if they are more.
+// TestShrinkLeaderDoesNotCome: of those that live some never call shrink, the lowest ranks first.
+// The others go on if they are more.
 func TestShrinkLeaderDoesNotCome(t *testing.T) {
 	t.Parallel()
 	for from := 1; from < 4; from++ {

@@ -18,12 +18,12 @@
 //
 // # Members that are gone
 //
-// Each call, also one that Do has queued and returned from, ends within Options.Timeout from when its
-// turn on the stream comes; each wait of a call ends with its context, too. Members that met by the
-// environment keep a connection, and learn at once of one that has ended. Then the group is
+// Each call, also one that Do has queued and returned from, ends within Options.Timeout from when
+// its turn on the stream comes; each wait of a call ends with its context, too. Members that met by
+// the environment keep a connection, and learn at once of one that has ended. Then the group is
 // aborted in this process: what it has queued ends, and all its calls return why, until Close. The
-// device and its memory are as before, but for the bytes that calls would have written which had not
-// run: whatever only reads these returns the error, and so does Stream.Sync of their stream, until
-// Device.MarkWritten is called for them, or they are dropped, unmapped, or given back to a pool.
-// Group.Shrink makes a group of those who live.
+// device and its memory are as before, but for the bytes that calls would have written which had
+// not run: whatever only reads these returns the error, and so does Stream.Sync of their stream,
+// until Device.MarkWritten is called for them, or they are dropped, unmapped, or given back to a
+// pool. Group.Shrink makes a group of those who live.
 package collective

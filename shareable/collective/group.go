@@ -36,8 +36,8 @@ type Group struct {
 	spans     []vmm.Span
 	arg       vmm.MemoryArg // for Op.prepare
 
-	// engineMu is held for each call of e but Abort and Name, also by registrations while memory grows. A
-	// holder waits for other members, and for nothing else.
+	// engineMu is held for each call of e but Abort and Name, also by registrations while memory
+	// grows. A holder waits for other members, and for nothing else.
 	engineMu sync.Mutex
 	e        engine.Engine
 
@@ -177,18 +177,17 @@ func (g *Group) begin(ctx context.Context) error {
 
 func (g *Group) end() { <-g.calling }
 
-// Do queues operations on a stream of the group's device, as one: none waits for another to
-// end. They run once all members that take part have queued theirs, and Do returns before that.
-// Whatever unmaps the memory or takes access away waits for them, as for any work. On a stream
-// that is being captured they become part of the graph, which cannot be launched once the group has
-// ended. The first call takes longer, because the members connect; so does one that finds the stream
-// full.
+// Do queues operations on a stream of the group's device, as one: none waits for another to end.
+// They run once all members that take part have queued theirs, and Do returns before that. Whatever
+// unmaps the memory or takes access away waits for them, as for any work. On a stream that is being
+// captured they become part of the graph, which cannot be launched once the group has ended. The
+// first call takes longer, because the members connect; so does one that finds the stream full.
 //
-// Arguments that cannot be used are refused before anything is queued: vmm.ErrInvalid, also for memory
-// that one operation writes and another one of the call uses,
-// vmm.ErrBounds, vmm.ErrPermission, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy as for
-// Function.Launch; so is a context that has ended, or ends while another call of the group is made.
-// vmm.ErrNotSupported leaves the group usable, too. All other errors end it: ErrPeerGone, ErrFailed,
+// Arguments that cannot be used are refused before anything is queued: vmm.ErrInvalid, also for
+// memory that one operation writes and another one of the call uses, vmm.ErrBounds,
+// vmm.ErrPermission, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy as for Function.Launch; so is a
+// context that has ended, or ends while another call of the group is made. vmm.ErrNotSupported
+// leaves the group usable, too. All other errors end it: ErrPeerGone, ErrFailed,
 // os.ErrDeadlineExceeded after Options.Timeout, and the error of a context that ends before the
 // operations are queued.
 func (g *Group) Do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
@@ -253,8 +252,8 @@ func (g *Group) do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
 	return nil
 }
 
-// apart is nil if no bytes that an operation uses are written by another one of the same call, in either
-// order: none waits for the other.
+// apart is nil if no bytes that an operation uses are written by another one of the same call, in
+// either order: none waits for the other.
 func apart(before, more []vmm.Span) error {
 	for _, x := range more {
 		for _, y := range before {
@@ -326,10 +325,10 @@ func (g *Group) fail(err error) error {
 	return err
 }
 
-// Abort ends this member's part of the group at once, and what the group has queued on
-// streams; the bytes that it would have written are undefined. It takes up to a second, and 4 ms
-// more for each call that is queued. Other calls return ErrAborted, or that the group is closed. Other
-// members get ErrPeerGone, or reach their Timeout. Twice is fine, and so is a nil Group.
+// Abort ends this member's part of the group at once, and what the group has queued on streams; the
+// bytes that it would have written are undefined. It takes up to a second, and 4 ms more for each
+// call that is queued. Other calls return ErrAborted, or that the group is closed. Other members
+// get ErrPeerGone, or reach their Timeout. Twice is fine, and so is a nil Group.
 func (g *Group) Abort() error {
 	if g == nil || g.dev == nil {
 		return nil

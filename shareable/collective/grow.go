@@ -53,11 +53,11 @@ func headerWords(size int) int { return headerCounts + max(size, 2) }
 // are there once the stream has run.
 //
 // If one member cannot make the call, for lack of memory, or because its arguments would tear an
-// element, say, then none does: that member returns its own error, the others ErrPeerFailed. If members make different
-// calls that grow memory, or have elements of different kinds, all return ErrMismatch. After
-// these errors lengths and bytes of dst are as before, and the group goes on. The errors that
-// end the group are those of Do and Sync. While the stream is being captured it returns
-// vmm.ErrCapturing.
+// element, say, then none does: that member returns its own error, the others ErrPeerFailed. If
+// members make different calls that grow memory, or have elements of different kinds, all return
+// ErrMismatch. After these errors lengths and bytes of dst are as before, and the group goes on.
+// The errors that end the group are those of Do and Sync. While the stream is being captured it
+// returns vmm.ErrCapturing.
 //
 // Until the call returns, Clip, Sleep and Close of a Range that it uses, or of what has one,
 // return vmm.ErrBusy, and no other goroutine may append to dst.
@@ -446,8 +446,8 @@ func (g *Group) growAll(ctx context.Context, st *vmm.Stream, c *growCall, bytes 
 	return g.exchangeResults(ctx, err)
 }
 
-// exchangeResults tells the others whether this member has the memory that the call needs. It is nil
-// if all have.
+// exchangeResults tells the others whether this member has the memory that the call needs. It is
+// nil if all have.
 func (g *Group) exchangeResults(ctx context.Context, err error) error {
 	failed := uint64(0)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 )
 
 // NewID returns the identity of a new group, which the caller sends to the other members by any
-// channel; the processes of a torchrun, mpirun or srun need none. NCCL listens for the others in this
-// process, so it has to be a member. path is Options.Library. Without NCCL it returns
+// channel; the processes of a torchrun, mpirun or srun need none. NCCL listens for the others in
+// this process, so it has to be a member. path is Options.Library. Without NCCL it returns
 // vmm.ErrNotSupported.
 func NewID(path string) (ID, error) {
 	lib, err := nccl.Open(path)
@@ -74,8 +74,8 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 }
 
 // JoinOn is for package collectivetest: Join with o.Rank and o.Size on another engine than NCCL. If
-// at is not nil, all members meet where it listens, and it is that of rank 0, which takes it over. If
-// it is nil, they do not meet, and o.ID is the group's.
+// at is not nil, all members meet where it listens, and it is that of rank 0, which takes it over.
+// If it is nil, they do not meet, and o.ID is the group's.
 func JoinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (*Group, error) {
 	o, err := o.resolve(dev)
 	if err != nil {
@@ -118,8 +118,8 @@ func within(ctx context.Context, timeout time.Duration) (context.Context, contex
 	return context.WithTimeoutCause(ctx, timeout, errTimeout)
 }
 
-// lateError is err, or the error for a wait that took too long if it was within that has ended, and not the
-// caller's context.
+// lateError is err, or the error for a wait that took too long if it was within that has ended, and
+// not the caller's context.
 func lateError(limited context.Context, what string, err error) error {
 	if err != nil && errors.Is(err, context.DeadlineExceeded) && errors.Is(context.Cause(limited), errTimeout) {
 		return fmt.Errorf("%w: %s: %w", os.ErrDeadlineExceeded, what, err)
@@ -127,8 +127,8 @@ func lateError(limited context.Context, what string, err error) error {
 	return err
 }
 
-// makeGroup makes the group of members that have met, if c is not nil. After an error they have hung up.
-// limited is of within.
+// makeGroup makes the group of members that have met, if c is not nil. After an error they have
+// hung up. limited is of within.
 func makeGroup(limited context.Context, dev *vmm.Device, o Options, of engine.Maker, c *circle) (*Group, error) {
 	ctx, cancel := context.WithCancelCause(limited)
 	defer cancel(nil)

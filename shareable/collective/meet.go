@@ -346,8 +346,8 @@ func (a *acceptor) note(text string) {
 	a.refused = a.refused[max(0, len(a.refused)-maxListed):]
 }
 
-// admit makes the connection that of a member and tells it so, or returns why not. Of two members of
-// one rank the second is refused, unless the first does not reply to a ping: its host may have
+// admit makes the connection that of a member and tells it so, or returns why not. Of two members
+// of one rank the second is refused, unless the first does not reply to a ping: its host may have
 // vanished.
 func (a *acceptor) admit(h hello, l *link) code {
 	for {

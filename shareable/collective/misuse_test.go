@@ -42,8 +42,8 @@ type misuseGroup struct {
 	waiting func() int
 }
 
-// misuseMember is a member, with memory: dst is empty, and a call that appends to it has to grow it;
-// full has its maximum.
+// misuseMember is a member, with memory: dst is empty, and a call that appends to it has to grow
+// it; full has its maximum.
 type misuseMember struct {
 	*Group
 	ctx                   context.Context
@@ -62,7 +62,8 @@ const (
 type misuse struct {
 	do   []func(m *misuseMember) error
 	want []error
-	// goesOn: the group can be used afterwards. Else it has ended for all members that got an error.
+	// goesOn: the group can be used afterwards. Else it has ended for all members that got an
+	// error.
 	goesOn bool
 	// mismatch: members make different calls of Do.
 	mismatch bool

@@ -57,8 +57,8 @@ type Options struct {
 	Timeout time.Duration
 	// Secret is what the members show each other that meet by the environment, the same for all.
 	// Without one it is the contents of the file that CUVMM_GROUP_SECRET_FILE names, or
-	// CUVMM_GROUP_SECRET. Members on several hosts need one. It keeps programs out that do not know it,
-	// and hides nothing from those that read what is sent.
+	// CUVMM_GROUP_SECRET. Members on several hosts need one. It keeps programs out that do not know
+	// it, and hides nothing from those that read what is sent.
 	Secret []byte
 	// Library is the path of libnccl. If it is empty, it is looked for by its name and where
 	// Python's packages have it.

@@ -38,8 +38,8 @@ var (
 )
 
 // shrink makes a circle of the members that live. Each of them has to call it. It returns the old
-// ranks of the members, in ascending order; the new rank of each is its index there. The lowest
-// one leads, and its newID makes the identity. After that c is used up. After an error shrink may be
+// ranks of the members, in ascending order; the new rank of each is its index there. The lowest one
+// leads, and its newID makes the identity. After that c is used up. After an error shrink may be
 // called again, or leave.
 //
 // A member is proven dead if its host refuses the connection to where it listened, or if another
@@ -55,9 +55,9 @@ var (
 // other leader until that one withdraws or is proven dead. So no member counts on two sides.
 //
 // For a lower rank that lives and does not lead the others wait until half of the time to the
-// deadline of ctx has passed, and for members that live and do not come the leader waits until three
-// quarters have; then they count as unreached. Without a deadline they wait until ctx ends. One
-// attempt to reach a member takes an eighth of the time, 5 seconds at most.
+// deadline of ctx has passed, and for members that live and do not come the leader waits until
+// three quarters have; then they count as unreached. Without a deadline they wait until ctx ends.
+// One attempt to reach a member takes an eighth of the time, 5 seconds at most.
 func (c *circle) shrink(ctx context.Context, newID func() (ID, error)) (next *circle, survivors []int, id ID, err error) {
 	c.shrinking.Lock()
 	defer c.shrinking.Unlock()
@@ -192,8 +192,8 @@ func (c *circle) findLeader(ctx, patience context.Context) (leader int, l *link,
 	return 0, nil, nil
 }
 
-// followShrink waits for what the leader decides. The first one that does not lead when half of the time
-// is over is late; the next ranks have a little more, to lead then.
+// followShrink waits for what the leader decides. The first one that does not lead when half of the
+// time is over is late; the next ranks have a little more, to lead then.
 func (c *circle) followShrink(ctx context.Context, began time.Time, leader int, l *link) (w *welcome, err error) {
 	defer func() {
 		if err != nil {

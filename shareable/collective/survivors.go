@@ -34,15 +34,15 @@ func (g *Group) engineFailed(err error) error {
 //
 // The members find each other by the addresses at which they met, so one of Options.ID has
 // vmm.ErrNotSupported. The lowest rank that lives leads, whoever that is. A member is known to be
-// dead if its host refuses a connection to it. One that cannot be reached may live on the other side
-// of a network that has split, and so may one that does not call Shrink: the others wait for a lower
-// rank until half of Options.Timeout, or of the time of ctx, is over, and for a higher one until
-// three quarters are. Those that have come go on if they are more than those that may live
+// dead if its host refuses a connection to it. One that cannot be reached may live on the other
+// side of a network that has split, and so may one that does not call Shrink: the others wait for a
+// lower rank until half of Options.Timeout, or of the time of ctx, is over, and for a higher one
+// until three quarters are. Those that have come go on if they are more than those that may live
 // elsewhere, or as many and the lowest rank is among them: so at most one side does. The others get
 // ErrPeerGone.
 //
-// After an error Shrink may be called again, by all who live. The caller must Close or Abort the new
-// group, and this one as long as Shrink fails. Close and Abort wait for it.
+// After an error Shrink may be called again, by all who live. The caller must Close or Abort the
+// new group, and this one as long as Shrink fails. Close and Abort wait for it.
 func (g *Group) Shrink(ctx context.Context) (*Group, error) {
 	if g == nil || g.dev == nil {
 		return nil, g.op("shrink", errNoGroup)

@@ -12,11 +12,11 @@ import (
 
 // waits are what other members can keep waiting: calls in the engine, waits for streams, and calls
 // that are queued on streams. A timer looks after them, and aborts the group, which ends all, when
-// a context has ended, when Options.Timeout is over, and when the engine knows that another member is
-// gone.
+// a context has ended, when Options.Timeout is over, and when the engine knows that another member
+// is gone.
 //
-// One timer looks at all of them every 20 ms: a timer and a context.AfterFunc for each call would take
-// more than a third of the time of a small call.
+// One timer looks at all of them every 20 ms: a timer and a context.AfterFunc for each call would
+// take more than a third of the time of a small call.
 type waits struct {
 	g     *Group
 	drops *vmm.Drops // memory that is given up while calls are queued
@@ -81,7 +81,8 @@ func (ws *waits) end(w *wait) {
 	ws.all = ws.all[:last]
 }
 
-// queue begins a call that is about to be queued on the stream. Then comes isQueued, or isNotQueued.
+// queue begins a call that is about to be queued on the stream. Then comes isQueued, or
+// isNotQueued.
 func (ws *waits) queue(st *vmm.Stream, spans []vmm.Span) (q *queuedCall, err error) {
 	if q = ws.takeIdle(); q == nil {
 		q = &queuedCall{}
@@ -123,8 +124,8 @@ func (ws *waits) forgetLocked() {
 	ws.drops.Forget(ws.queued[0].since)
 }
 
-// enough is how many calls are queued, at least, before one is asked whether it has run. To ask takes
-// the driver some time; if one has run, so have those before it on its stream.
+// enough is how many calls are queued, at least, before one is asked whether it has run. To ask
+// takes the driver some time; if one has run, so have those before it on its stream.
 const enough = 32
 
 // takeIdle takes a call that has run, if there is one, for its events: nil if there is none.
@@ -244,8 +245,8 @@ func (ws *waits) overLocked() error {
 	return late
 }
 
-// stop marks what the calls would have written that are queued and have not run: they are about to be
-// ended. The caller holds the group's lock.
+// stop marks what the calls would have written that are queued and have not run: they are about to
+// be ended. The caller holds the group's lock.
 func (ws *waits) stop(cause error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()

@@ -14,7 +14,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// alone is the first of two members that do not learn of each other, with a call that it alone has queued.
+// alone is the first of two members that do not learn of each other, with a call that it alone has
+// queued.
 func alone(t *testing.T, h hooks) (*Group, *vmm.Stream) {
 	t.Helper()
 	worlds := &hostengine.Worlds{Options: hostengine.Options{Silent: true}}

@@ -52,7 +52,8 @@ func (g *Group) exchangeWords(ctx context.Context, words []uint64) ([][]uint64, 
 }
 
 // makeScratch makes the stream and the memory for words. It is page-locked memory, which NCCL reads
-// and writes as it does the device's: copies to and from the device would take longer than the rest.
+// and writes as it does the device's: copies to and from the device would take longer than the
+// rest.
 func (g *Group) makeScratch() (err error) {
 	if g.ownStream, err = g.dev.NewStream(); err != nil {
 		return err

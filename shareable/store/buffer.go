@@ -9,9 +9,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Buffer is an object of a store, mapped in this process. While it is open the store keeps
-// the object's memory, also if the object is deleted, unless that is forced. The memory
-// stays mapped until Close, also if the server ends; where another one goes on with it, the Buffer does too.
+// Buffer is an object of a store, mapped in this process. While it is open the store keeps the
+// object's memory, also if the object is deleted, unless that is forced. The memory stays mapped
+// until Close, also if the server ends; where another one goes on with it, the Buffer does too.
 //
 // A Buffer is read-only, unless GetOptions.Write asked for more. Safe for concurrent use.
 // The caller must Close it.
@@ -95,7 +95,8 @@ func (b *Buffer) Err() error { return b.View().Err() }
 func (b *Buffer) ReadAt(p []byte, off int64) (int, error) { return b.View().ReadAt(p, off) }
 
 // WriteAt copies p to the memory from off on. If the Buffer is not Writable it returns
-// vmm.ErrPermission, also if the object was sealed since Get, and beyond Len vmm.ErrBounds; it writes nothing then.
+// vmm.ErrPermission, also if the object was sealed since Get, and beyond Len vmm.ErrBounds; it
+// writes nothing then.
 func (b *Buffer) WriteAt(p []byte, off int64) (int, error) {
 	if b == nil || b.v == nil {
 		return 0, b.Err()

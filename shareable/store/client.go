@@ -17,20 +17,19 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Client makes objects in a store and gets them. Requests share one connection. If a server
-// ends that a Keeper has started, Clients, Writers, Buffers and Watches connect to the next
-// one by themselves and go on, and a request that has no reply is done once. Any other that
-// has ended is another store when it is started again: the next request connects to that, and Instance
-// tells the two apart. Each Writer and each Buffer has a connection of its own, and needs
-// neither that of the Client nor an open Client. For a moment after each Get a Client has one
-// more, for the next.
+// Client makes objects in a store and gets them. Requests share one connection. If a server ends
+// that a Keeper has started, Clients, Writers, Buffers and Watches connect to the next one by
+// themselves and go on, and a request that has no reply is done once. Any other that has ended is
+// another store when it is started again: the next request connects to that, and Instance tells the
+// two apart. Each Writer and each Buffer has a connection of its own, and needs neither that of the
+// Client nor an open Client. For a moment after each Get a Client has one more, for the next.
 //
-// Wherever a call takes a name, an ID as text will do. The errors are those of package
-// shareable: ErrNotFound, ErrNotSealed, ErrAborted, ErrSealed, ErrProtocol, and ErrOwnerGone
-// if no server listens, or if it ends during the call and no Keeper starts another one. Beside them there are those of package
-// vmm: ErrBusy, ErrLimit, ErrOutOfMemory, ErrInvalid, ErrPermission, ErrNotSupported, ErrClosed,
-// ErrBounds. A call returns its context's error if that ends first, and os.ErrDeadlineExceeded
-// if the server does not reply within ClientOptions.Timeout.
+// Wherever a call takes a name, an ID as text will do. The errors are those of package shareable:
+// ErrNotFound, ErrNotSealed, ErrAborted, ErrSealed, ErrProtocol, and ErrOwnerGone if no server
+// listens, or if it ends during the call and no Keeper starts another one. Beside them there are
+// those of package vmm: ErrBusy, ErrLimit, ErrOutOfMemory, ErrInvalid, ErrPermission,
+// ErrNotSupported, ErrClosed, ErrBounds. A call returns its context's error if that ends first, and
+// os.ErrDeadlineExceeded if the server does not reply within ClientOptions.Timeout.
 //
 // Safe for concurrent use. The caller must Close it.
 type Client struct {
@@ -201,8 +200,8 @@ func (c *Client) why(ctx context.Context, err error) error {
 	return err
 }
 
-// connection is the connection of requests. fresh reports whether this call has made it. Without an error the
-// caller calls release.
+// connection is the connection of requests. fresh reports whether this call has made it. Without an
+// error the caller calls release.
 func (c *Client) connection(ctx context.Context) (conn serve.Client, fresh bool, err error) {
 	if err := c.check(ctx); err != nil {
 		return nil, false, err
@@ -240,8 +239,8 @@ func (c *Client) connection(ctx context.Context) (conn serve.Client, fresh bool,
 	return conn, true, nil
 }
 
-// idleTime is how long the connection of requests stays without one: each is a descriptor of the server's. A
-// server waits longer before it disconnects a client. It is a variable for tests.
+// idleTime is how long the connection of requests stays without one: each is a descriptor of the
+// server's. A server waits longer before it disconnects a client. It is a variable for tests.
 var idleTime = 30 * time.Second
 
 // release ends the use of the connection of requests.

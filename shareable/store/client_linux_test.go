@@ -106,7 +106,8 @@ func TestFieldsGoThroughTheStore(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 }
 
-// TestObjectFromCreateToDelete: create, write, seal, get by name and by ID, delete, over a socket and in process.
+// TestObjectFromCreateToDelete: create, write, seal, get by name and by ID, delete, over a socket
+// and in process.
 func TestObjectFromCreateToDelete(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})

@@ -168,12 +168,12 @@ func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Wri
 
 // OpenAppend makes a Writer of the object of that name, as Append does, or creates one that is
 // Durable if there is none. Other clients may create and delete the object meanwhile: OpenAppend
-// tries both in turn until one of them works or ctx ends. An object that is there keeps what it
-// was created with, so all of the options but Wait and GrowAhead are for a new one. If they have a Layout,
-// that of the object must equal it; else OpenAppend returns vmm.ErrInvalid with what differs. It
-// returns vmm.ErrBusy while another Writer has the object, unless it is to wait, and
-// vmm.ErrInvalid for an ID or an empty name. The other errors are those of Append and Create. Safe for concurrent use. The caller
-// must Close the Writer.
+// tries both in turn until one of them works or ctx ends. An object that is there keeps what it was
+// created with, so all of the options but Wait and GrowAhead are for a new one. If they have a
+// Layout, that of the object must equal it; else OpenAppend returns vmm.ErrInvalid with what
+// differs. It returns vmm.ErrBusy while another Writer has the object, unless it is to wait, and
+// vmm.ErrInvalid for an ID or an empty name. The other errors are those of Append and Create. Safe
+// for concurrent use. The caller must Close the Writer.
 func (c *Client) OpenAppend(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
 	w, err := c.openAppend(ctx, name, o)
 	if err != nil {

@@ -142,8 +142,8 @@ func (s *Server) newEntry(c serve.Conn, q wire.Create) (*entry, error) {
 	return e, nil
 }
 
-// What counts of an object beside its memory: bytes of the server's own memory for it, and for each of its
-// names and labels; and until it is sealed the descriptors of its pages.
+// What counts of an object beside its memory: bytes of the server's own memory for it, and for each
+// of its names and labels; and until it is sealed the descriptors of its pages.
 const (
 	recordOfObject = 1 << 10
 	recordOfName   = 256
@@ -164,7 +164,8 @@ func recordsOfName(name string) ledger.Amounts {
 	return ledger.Amounts{ledger.Records: recordOfName + uint64(len(name))}
 }
 
-// listEntry lists an object that no client finds yet. What it is to have is reserved, and is not if this fails.
+// listEntry lists an object that no client finds yet. What it is to have is reserved, and is not if
+// this fails.
 func (s *Server) listEntry(e *entry) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

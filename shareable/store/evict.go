@@ -10,10 +10,11 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// makeRoomLocked has it that so much more can be reserved for an object: with Options.Evict it deletes sealed
-// objects that no reader has. Those of the same user go first, the least recently used before others, and then those
-// of users who have more than their share. If all together are not enough it deletes none, and returns
-// vmm.ErrLimit. Requires mu; the caller calls closeEvicted without it.
+// makeRoomLocked has it that so much more can be reserved for an object: with Options.Evict it
+// deletes sealed objects that no reader has. Those of the same user go first, the least recently
+// used before others, and then those of users who have more than their share. If all together are
+// not enough it deletes none, and returns vmm.ErrLimit. Requires mu; the caller calls closeEvicted
+// without it.
 func (s *Server) makeRoomLocked(of *entry, a ledger.Amounts) error {
 	invariants.Held(&s.mu)
 	p := s.ledger.Plan(of.uid, a)
@@ -35,8 +36,8 @@ func (s *Server) makeRoomLocked(of *entry, a ledger.Amounts) error {
 	return err
 }
 
-// evictFor deletes objects of size bytes together for a user where the device has no memory, or all that
-// it may, and reports whether there was one.
+// evictFor deletes objects of size bytes together for a user where the device has no memory, or all
+// that it may, and reports whether there was one.
 func (s *Server) evictFor(user uint32, size uint64) bool {
 	s.waitReaders()
 	defer s.closeEvicted()
@@ -60,8 +61,8 @@ func (s *Server) evictFor(user uint32, size uint64) bool {
 	return len(chosen) > 0
 }
 
-// waitReaders waits until readers of a server before this one have come back, without whom what they have looks unused.
-// It reports whether it has waited.
+// waitReaders waits until readers of a server before this one have come back, without whom what
+// they have looks unused. It reports whether it has waited.
 func (s *Server) waitReaders() bool {
 	s.mu.Lock()
 	wait := time.Until(s.evictFrom)
@@ -76,8 +77,8 @@ func (s *Server) waitReaders() bool {
 	return true
 }
 
-// evictableLocked are the objects that can be evicted, in their order: those of the user, then others.
-// Requires mu.
+// evictableLocked are the objects that can be evicted, in their order: those of the user, then
+// others. Requires mu.
 func (s *Server) evictableLocked(user uint32) iter.Seq[*entry] {
 	invariants.Held(&s.mu)
 	return func(yield func(*entry) bool) {

@@ -126,8 +126,8 @@ func TestGrowsToTheLimit(t *testing.T) {
 	require.Equal(t, 3*gran, s.Stats().Bytes)
 }
 
-// TestRefusedRequestsChangeNothing: what does not fit as a whole evicts nothing and stays charged for nothing,
-// though its first chunks would have fitted.
+// TestRefusedRequestsChangeNothing: what does not fit as a whole evicts nothing and stays charged
+// for nothing, though its first chunks would have fitted.
 func TestRefusedRequestsChangeNothing(t *testing.T) {
 	t.Parallel()
 	const gib = 1 << 30
@@ -157,8 +157,8 @@ func TestRefusedRequestsChangeNothing(t *testing.T) {
 	require.EqualValues(t, 1, s.Stats().Evicted)
 }
 
-// TestEvictsNoShare: what others have within their share stays, and they cannot be kept from it by objects
-// that cost no memory.
+// TestEvictsNoShare: what others have within their share stays, and they cannot be kept from it by
+// objects that cost no memory.
 func TestEvictsNoShare(t *testing.T) {
 	t.Parallel()
 	self := uint32(os.Getuid())
@@ -191,7 +191,8 @@ func TestEvictsNoShare(t *testing.T) {
 	require.Equal(t, []string{"t0", "t1", "t2", "mine0", "mine1", "mine2", "mine3"}, names(t, c))
 }
 
-// TestRecordsAreLimited: metadata, names, labels and requests that wait count, and what is over counts no more.
+// TestRecordsAreLimited: metadata, names, labels and requests that wait count, and what is over
+// counts no more.
 func TestRecordsAreLimited(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{MaxRecordBytes: 100 << 10})

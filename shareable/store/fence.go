@@ -11,9 +11,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// A writer that has lost its lease and whose process may run has the object's memory mapped, and can write to it: one
-// that was stopped, say. So that memory is written to no more. The next client that appends makes an object of its own, with a
-// copy of what was published, and REPLACE has that take the names over:
+// A writer that has lost its lease and whose process may run has the object's memory mapped, and
+// can write to it: one that was stopped, say. So that memory is written to no more. The next client
+// that appends makes an object of its own, with a copy of what was published, and REPLACE has that
+// take the names over:
 //
 //	LEASE   -> OBJECT, for reading   the lease: no one else makes a copy meanwhile
 //	ATTACH                           what was published
@@ -45,8 +46,9 @@ func (s *Server) watchLeases() {
 	}
 }
 
-// isLateLocked reports whether the writer of an object has shown no sign of life for Options.LeaseTime, as this process
-// has seen it: the clock of the writer does not count. Requires mu.
+// isLateLocked reports whether the writer of an object has shown no sign of life for
+// Options.LeaseTime, as this process has seen it: the clock of the writer does not count. Requires
+// mu.
 func (s *Server) isLateLocked(e *entry, now time.Time) bool {
 	invariants.Held(&s.mu)
 	if b := e.obj.Beat(); b != e.beat {
@@ -129,7 +131,8 @@ func (s *Server) replace(c serve.Conn, f wire.Frame) error {
 	return done(c, f.Request)
 }
 
-// takeNames moves the names and the requests that wait from one object to another, and returns one of the names.
+// takeNames moves the names and the requests that wait from one object to another, and returns one
+// of the names.
 func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

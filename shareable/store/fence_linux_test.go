@@ -11,8 +11,9 @@ import (
 	"github.com/cuvmm/cuvmm/shareable"
 )
 
-// TestLateWriter: a process that is stopped while it writes loses the object to one that waits for it, and when it goes
-// on it changes nothing that anyone reads from then on. As a negative control the next one gets the same memory.
+// TestLateWriter: a process that is stopped while it writes loses the object to one that waits for
+// it, and when it goes on it changes nothing that anyone reads from then on. As a negative control
+// the next one gets the same memory.
 func TestLateWriter(t *testing.T) {
 	t.Parallel()
 	for _, control := range []bool{false, true} {
@@ -57,7 +58,8 @@ func TestLateWriter(t *testing.T) {
 	}
 }
 
-// TestLateReturn: a process that is stopped while its server is replaced, and comes back too late, has lost the object.
+// TestLateReturn: a process that is stopped while its server is replaced, and comes back too late,
+// has lost the object.
 func TestLateReturn(t *testing.T) {
 	t.Setenv(returnVar, "50ms")
 	k, path, c := kept(t)
@@ -78,8 +80,8 @@ func TestLateReturn(t *testing.T) {
 	k.ask("close")
 }
 
-// TestKilledWithItsServer: a writer that has ended while no server ran is not waited for, and its memory is the next
-// one's.
+// TestKilledWithItsServer: a writer that has ended while no server ran is not waited for, and its
+// memory is the next one's.
 func TestKilledWithItsServer(t *testing.T) {
 	t.Setenv(returnVar, "1h")
 	k, path, c := kept(t)
@@ -97,7 +99,8 @@ func TestKilledWithItsServer(t *testing.T) {
 	k.ask("close")
 }
 
-// TestLateWriterOfManyWaiting: of several that wait one makes the copy, and the others get the object one after the other.
+// TestLateWriterOfManyWaiting: of several that wait one makes the copy, and the others get the
+// object one after the other.
 func TestLateWriterOfManyWaiting(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{LeaseTime: 50 * time.Millisecond})
@@ -157,7 +160,8 @@ func TestForcedDeleteOfWhatIsWritten(t *testing.T) {
 	require.Equal(t, []EventKind{EventDeleted, EventCreated}, kinds)
 }
 
-// TestFlushAfterAStop: a writer that was stopped and has lost the object is not told that its bytes are published.
+// TestFlushAfterAStop: a writer that was stopped and has lost the object is not told that its bytes
+// are published.
 func TestFlushAfterAStop(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})

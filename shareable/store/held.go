@@ -5,9 +5,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// heldChunk is memory that no object has any more, and that is not free: a client was sent its descriptor, and
-// has not closed that. It counts for who made the object until the driver says that it is free. Where the driver
-// cannot tell, as CUDA's, it does not.
+// heldChunk is memory that no object has any more, and that is not free: a client was sent its
+// descriptor, and has not closed that. It counts for who made the object until the driver says that
+// it is free. Where the driver cannot tell, as CUDA's, it does not.
 type heldChunk struct {
 	chunk *vmm.Chunk // closed
 	user  uint32
@@ -36,8 +36,8 @@ func (s *Server) hold(user uint32, c *vmm.Chunk) {
 	s.askHeld(heldEach, func(heldChunk) bool { return true })
 }
 
-// freeHeld asks the driver about chunks that are held where a user's request exceeds a limit, the user's own first,
-// and reports whether one is free.
+// freeHeld asks the driver about chunks that are held where a user's request exceeds a limit, the
+// user's own first, and reports whether one is free.
 func (s *Server) freeHeld(user uint32) (some bool) {
 	own := func(h heldChunk) bool { return h.user == user }
 	return s.askHeld(heldAsked, own) || s.askHeld(heldAsked, func(h heldChunk) bool { return !own(h) })

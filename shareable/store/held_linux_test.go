@@ -30,8 +30,8 @@ func playKeeps(p *part) {
 	os.Exit(0)
 }
 
-// TestKeptMemoryCounts: memory that a client has after the object has gone counts for its user until that gives it
-// up, and so do the server's descriptors of it.
+// TestKeptMemoryCounts: memory that a client has after the object has gone counts for its user
+// until that gives it up, and so do the server's descriptors of it.
 func TestKeptMemoryCounts(t *testing.T) {
 	if withCUDA {
 		t.Skip("the driver cannot tell")

@@ -109,7 +109,8 @@ func playGood(p *part) {
 	p.say("calls", string(b))
 }
 
-// playBad is hostile, with so many connections at a time as its second argument says, and as the user of the third.
+// playBad is hostile, with so many connections at a time as its second argument says, and as the
+// user of the third.
 func playBad(p *part) {
 	many, err := strconv.Atoi(p.args[1])
 	p.must(err)
@@ -239,8 +240,9 @@ func badConn(path string, stopped *atomic.Bool) {
 	}
 }
 
-// TestFigureHostile measures the calls of a writer and of 20 readers beside hostile clients of the same and of another
-// user, and without them. No byte is wrong, and afterwards the server has what it had.
+// TestFigureHostile measures the calls of a writer and of 20 readers beside hostile clients of the
+// same and of another user, and without them. No byte is wrong, and afterwards the server has what
+// it had.
 func TestFigureHostile(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("clients of another user need root")

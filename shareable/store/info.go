@@ -258,7 +258,8 @@ func layoutIn(o wire.Object) vmm.Layout {
 	return layoutOf(wire.Create{Elem: o.Elem, Shape: o.Shape, Pitch: o.Pitch})
 }
 
-// Report returns what the store says of itself. Of other users it tells root and the store's user alone.
+// Report returns what the store says of itself. Of other users it tells root and the store's user
+// alone.
 func (c *Client) Report(ctx context.Context) (Report, error) {
 	var r Report
 	err := c.check(ctx)
@@ -280,10 +281,10 @@ func (c *Client) Report(ctx context.Context) (Report, error) {
 	return r, nil
 }
 
-// Revoke ends the lease of an object, as if its Writer had shown no sign of life: a process that hangs, say, keeps others
-// from it no more. What was published stays, also of an object that was not Durable: the next Append has it. It returns
-// shareable.ErrNotFound if there is no such object, or no Writer of it, shareable.ErrSealed, and vmm.ErrPermission if another
-// user has made it.
+// Revoke ends the lease of an object, as if its Writer had shown no sign of life: a process that
+// hangs, say, keeps others from it no more. What was published stays, also of an object that was
+// not Durable: the next Append has it. It returns shareable.ErrNotFound if there is no such object,
+// or no Writer of it, shareable.ErrSealed, and vmm.ErrPermission if another user has made it.
 func (c *Client) Revoke(ctx context.Context, name string) error {
 	err := c.change(ctx, name, wire.TypeRevoke, func(name string) []byte { return wire.Revoke{Name: name}.Append(nil) })
 	if err != nil {

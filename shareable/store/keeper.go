@@ -12,23 +12,26 @@ import (
 type KeeperOptions struct {
 	// Path is the path of the socket, as for Listen; "" is the name "store".
 	Path string
-	// Mode is the mode of the socket's file, permission bits alone; 0 is 0600. Group is its group; nil is that of the
-	// process. Of the processes that can open the file those of Options.UIDs may connect.
+	// Mode is the mode of the socket's file, permission bits alone; 0 is 0600. Group is its group;
+	// nil is that of the process. Of the processes that can open the file those of Options.UIDs may
+	// connect.
 	Mode  fs.FileMode
 	Group *int
-	// Listener is a socket that is there already, systemd's, say. NewKeeper takes it. With it Path, Mode
-	// and Group are not used.
+	// Listener is a socket that is there already, systemd's, say. NewKeeper takes it. With it Path,
+	// Mode and Group are not used.
 	Listener *os.File
 	// Command makes each process, which has to call ServeKept.
 	Command func() *exec.Cmd
-	// HealthTime is how long a server may take to reply. One that takes longer is killed, and another one begins. 0 is
-	// 10 s.
+	// HealthTime is how long a server may take to reply. One that takes longer is killed, and
+	// another one begins. 0 is 10 s.
 	HealthTime time.Duration
-	// Token returns the secret of Options.Token as it is now, to ask the server with; nil: there is none.
+	// Token returns the secret of Options.Token as it is now, to ask the server with; nil: there is
+	// none.
 	Token func() ([]byte, error)
 	// Logger gets a line for each server that ends or does not begin; nil logs nothing.
 	Logger *slog.Logger
-	// Changed, if not nil, is called with what the Keeper does, by several goroutines. It must not wait.
+	// Changed, if not nil, is called with what the Keeper does, by several goroutines. It must not
+	// wait.
 	Changed func(KeeperState)
 }
 

@@ -27,11 +27,12 @@ import (
 //	keeper -> server   go, after the last change
 //	server -> keeper   serving; then what it promises
 //
-// So there is one way in which a server ends, whatever ends it. The Keeper reads nothing that a client sends. If it
-// ends, the server sees that, and ends, too.
+// So there is one way in which a server ends, whatever ends it. The Keeper reads nothing that a
+// client sends. If it ends, the server sees that, and ends, too.
 
-// Keeper keeps the socket of a store, and starts the processes that serve it, one after the other. Clients connect
-// again by themselves, and go on. Safe for concurrent use. The caller must Close it.
+// Keeper keeps the socket of a store, and starts the processes that serve it, one after the other.
+// Clients connect again by themselves, and go on. Safe for concurrent use. The caller must Close
+// it.
 type Keeper struct {
 	socket  *socket.Kept
 	opts    KeeperOptions
@@ -60,8 +61,9 @@ func (o KeeperOptions) keepSocket() (*socket.Kept, error) {
 	return socket.Keep(cmp.Or(o.Path, defaultName), socket.Options{Mode: o.Mode, Group: o.Group})
 }
 
-// NewKeeper makes the socket, or takes the one of the options. It returns vmm.ErrBusy if another server has the path,
-// and vmm.ErrInvalid for options that cannot be; on error it has closed Listener. The caller must Close the Keeper.
+// NewKeeper makes the socket, or takes the one of the options. It returns vmm.ErrBusy if another
+// server has the path, and vmm.ErrInvalid for options that cannot be; on error it has closed
+// Listener. The caller must Close the Keeper.
 func NewKeeper(o KeeperOptions) (*Keeper, error) {
 	kept, err := o.keepSocket()
 	if err != nil {
@@ -108,9 +110,10 @@ const (
 	longestPause   = 5 * time.Second // before a server is started that did not begin
 )
 
-// Run starts a server, and another one whenever that ends, until ctx does; it returns nil then. If the first
-// one ends before it serves, Run returns why. The next one has the objects that are sealed, what was published of
-// those that are durable, and those whose Writers come back within ten seconds. It is called once.
+// Run starts a server, and another one whenever that ends, until ctx does; it returns nil then. If
+// the first one ends before it serves, Run returns why. The next one has the objects that are
+// sealed, what was published of those that are durable, and those whose Writers come back within
+// ten seconds. It is called once.
 func (k *Keeper) Run(ctx context.Context) error {
 	if k == nil || k.socket == nil {
 		return errNoKeeper
@@ -156,8 +159,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 	return fmt.Errorf("the server has not begun: %w", err)
 }
 
-// Reload has a new process take the place of the one that serves: of the program as it is now at the path that
-// command runs. If that cannot go on with what there is the old one does. It works while Run does.
+// Reload has a new process take the place of the one that serves: of the program as it is now at
+// the path that command runs. If that cannot go on with what there is the old one does. It works
+// while Run does.
 func (k *Keeper) Reload(ctx context.Context) error {
 	switch {
 	case k == nil || k.socket == nil:
@@ -186,8 +190,8 @@ func (k *Keeper) served() uint64 {
 	return k.servers
 }
 
-// watchHealth asks the server for its counts now and then. If there is no reply for HealthTime, it sends which server
-// that was: the number of those that have served.
+// watchHealth asks the server for its counts now and then. If there is no reply for HealthTime, it
+// sends which server that was: the number of those that have served.
 func (k *Keeper) watchHealth(ctx context.Context) <-chan uint64 {
 	hangs := make(chan uint64)
 	go func() {
@@ -232,12 +236,13 @@ type keptProcess struct {
 	err     error
 }
 
-// keptBy is the variable of the environment by which a process knows that a Keeper has started it: how many descriptors
-// the socket has, whether the Keeper has made it, and its path after a colon.
+// keptBy is the variable of the environment by which a process knows that a Keeper has started it:
+// how many descriptors the socket has, whether the Keeper has made it, and its path after a colon.
 const keptBy = "CUVMM_STORE_KEPT"
 
-// begin has a new process serve, in the place of the old one, which may be nil. It returns nil if there is none, and the
-// old one serves on. If one is there that does not serve, it returns that and the error.
+// begin has a new process serve, in the place of the old one, which may be nil. It returns nil if
+// there is none, and the old one serves on. If one is there that does not serve, it returns that
+// and the error.
 func (k *Keeper) begin(ctx context.Context, old *keptProcess) (*keptProcess, error) {
 	p, err := k.start()
 	if err != nil {
@@ -270,8 +275,8 @@ func (k *Keeper) begin(ctx context.Context, old *keptProcess) (*keptProcess, err
 	return p, err
 }
 
-// start starts a process. Its first descriptor after the standard ones is that of its keeper, then come those of the
-// socket.
+// start starts a process. Its first descriptor after the standard ones is that of its keeper, then
+// come those of the socket.
 func (k *Keeper) start() (*keptProcess, error) {
 	own, theirs, err := filePair()
 	if err != nil {
@@ -360,7 +365,8 @@ func closeOnce(c chan struct{}) {
 	}
 }
 
-// tellLocked tells a process that begins something. One that does not take it is killed. Requires mu.
+// tellLocked tells a process that begins something. One that does not take it is killed. Requires
+// mu.
 func (k *Keeper) tellLocked(p *keptProcess, m keptMessage, fds ...int) error {
 	_ = p.control.SetWriteDeadline(time.Now().Add(tellPatience))
 	err := writeKept(p.control, m, fds...)
@@ -380,7 +386,8 @@ func (k *Keeper) tellNoMore() {
 
 var errEnded = errors.New("exit status 0")
 
-// reaches waits until the channel is closed. Once the server before has ended it waits for takePatience at most.
+// reaches waits until the channel is closed. Once the server before has ended it waits for
+// takePatience at most.
 func (p *keptProcess) reaches(ctx context.Context, what, before <-chan struct{}) error {
 	t := time.NewTimer(beginPatience)
 	defer t.Stop()

@@ -22,9 +22,9 @@ import (
 // IsKept reports whether a Keeper has started this process.
 func IsKept() bool { return os.Getenv(keptBy) != "" }
 
-// ServeKept serves in a process that a Keeper has started, and goes on with what the one before it had. It calls
-// began once it serves. It returns nil once ctx or the Keeper has ended. dev must be the same device as before. It
-// is called once.
+// ServeKept serves in a process that a Keeper has started, and goes on with what the one before it
+// had. It calls began once it serves. It returns nil once ctx or the Keeper has ended. dev must be
+// the same device as before. It is called once.
 func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Server)) error {
 	if ctx == nil {
 		return errNoContext
@@ -96,7 +96,8 @@ func keptServer(dev *vmm.Device, o Options, path string, fd int, locked, own boo
 	return s, nil
 }
 
-// receive takes what the keeper has, until this process is to serve. It returns how many servers there were before.
+// receive takes what the keeper has, until this process is to serve. It returns how many servers
+// there were before.
 func (k *keptObjects) receive(dev *vmm.Device, from *keptReader) (before uint64, err error) {
 	if err := writeKept(from.conn, keptMessage{Op: opBegin}); err != nil {
 		return 0, err
@@ -153,10 +154,10 @@ func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptOb
 	return s, nil
 }
 
-// Replace asks the Keeper of the store that the Client is connected to for another process, as SIGHUP does, and
-// waits until that serves. pid is that of the Keeper; 0 is the process that has made the socket. It returns
-// vmm.ErrNotSupported if there is no Keeper, or none that can be seen from here, and an error of ctx if none does
-// by then: the Keeper logs why.
+// Replace asks the Keeper of the store that the Client is connected to for another process, as
+// SIGHUP does, and waits until that serves. pid is that of the Keeper; 0 is the process that has
+// made the socket. It returns vmm.ErrNotSupported if there is no Keeper, or none that can be seen
+// from here, and an error of ctx if none does by then: the Keeper logs why.
 func (c *Client) Replace(ctx context.Context, pid int) error {
 	if err := c.replace(ctx, pid); err != nil {
 		return fmt.Errorf("replace the server: %w", err)

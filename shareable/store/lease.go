@@ -298,9 +298,9 @@ func (s *Server) release(c serve.Conn, f wire.Frame) error {
 	return done(c, f.Request)
 }
 
-// endLease ends the lease that a connection has, if it has it still. With abort the object
-// goes, else the next that waits for the lease gets it. With runs the writer may still write to the memory. by is the
-// request that has it so.
+// endLease ends the lease that a connection has, if it has it still. With abort the object goes,
+// else the next that waits for the lease gets it. With runs the writer may still write to the
+// memory. by is the request that has it so.
 func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID) {
 	s.mu.Lock()
 	if e.lease != c {

@@ -33,8 +33,8 @@ func (s *Server) addMemory(e *entry, n uint64) error {
 		return nil
 	}
 	need := s.roundUp(n - have)
-	// More than that, so that an object that grows has few chunks; have and max are multiples of the
-	// granularity.
+	// More than that, so that an object that grows has few chunks; have and max are multiples of
+	// the granularity.
 	if more := min(max(need, min(have, maxGrowChunk)), e.max-have); more > need {
 		err := s.addBytes(e, more)
 		if !errors.Is(err, vmm.ErrLimit) && !errors.Is(err, vmm.ErrOutOfMemory) {
@@ -46,8 +46,8 @@ func (s *Server) addMemory(e *entry, n uint64) error {
 
 func (s *Server) roundUp(n uint64) uint64 { return (n + s.gran - 1) / s.gran * s.gran }
 
-// chunksOf is what n bytes of memory count. A chunk is a descriptor, and on the host another one: the driver has
-// one of its own.
+// chunksOf is what n bytes of memory count. A chunk is a descriptor, and on the host another one:
+// the driver has one of its own.
 func (s *Server) chunksOf(n uint64) ledger.Amounts {
 	return ledger.Amounts{ledger.Bytes: n, ledger.Descriptors: s.descriptorsOf((n + maxChunk - 1) / maxChunk)}
 }

@@ -167,7 +167,8 @@ func TestOpenAppendAtEachStep(t *testing.T) {
 	}
 }
 
-// TestOpenAppendAndPermission: the lease of an object that is being deleted goes a moment before it.
+// TestOpenAppendAndPermission: the lease of an object that is being deleted goes a moment before
+// it.
 func TestOpenAppendAndPermission(t *testing.T) {
 	t.Parallel()
 	c := clientOf(t, listening(t, Options{}))

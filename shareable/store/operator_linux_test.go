@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// TestOperatorHasAPlace: where clients have all connections, the server's user can still look, and delete,
-// but make nothing, and has no more places than a few.
+// TestOperatorHasAPlace: where clients have all connections, the server's user can still look, and
+// delete, but make nothing, and has no more places than a few.
 func TestOperatorHasAPlace(t *testing.T) {
 	t.Parallel()
 	const conns = 6
@@ -50,8 +50,8 @@ func TestOperatorHasAPlace(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsEnd: a connection that has nothing ends in time, one with a lease, a request that waits or
-// events does not. A Client ends its own before that, and notices nothing.
+// TestIdleConnectionsEnd: a connection that has nothing ends in time, one with a lease, a request
+// that waits or events does not. A Client ends its own before that, and notices nothing.
 func TestIdleConnectionsEnd(t *testing.T) {
 	was := idleTime
 	idleTime = 50 * time.Millisecond

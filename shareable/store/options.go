@@ -14,7 +14,8 @@ import (
 
 // Options configures a Server; its zero value is the default.
 type Options struct {
-	// UIDs are the users who may connect beside the server's own and root; nil is the server's own alone.
+	// UIDs are the users who may connect beside the server's own and root; nil is the server's own
+	// alone.
 	UIDs []uint32
 	// Token is a shared secret of up to 32 bytes that clients must send; nil asks for none.
 	Token []byte
@@ -44,8 +45,8 @@ type Options struct {
 	// Logger gets a line for each connection that is refused or cut off; nil logs nothing.
 	Logger *slog.Logger
 
-	// LeaseTime is how long a Writer's process may show no sign of life, if another one waits for the object: then that
-	// gets it. A Writer shows one each second. 0 is 30 s.
+	// LeaseTime is how long a Writer's process may show no sign of life, if another one waits for
+	// the object: then that gets it. A Writer shows one each second. 0 is 30 s.
 	LeaseTime time.Duration
 
 	hooks hooks
@@ -87,7 +88,8 @@ func (o Options) resolve() (Options, error) {
 	return o, nil
 }
 
-// server are the options of the connections. The server's own user and root look after it, whoever else may connect.
+// server are the options of the connections. The server's own user and root look after it, whoever
+// else may connect.
 func (o Options) server() shareable.Options {
 	uids := o.UIDs
 	if uids != nil {

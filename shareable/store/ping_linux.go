@@ -8,8 +8,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable"
 )
 
-// Ping asks the server at path, which is as for Listen, whether it replies: a request goes through all of it. It needs
-// no device, and loads no driver. The errors are those of Connect.
+// Ping asks the server at path, which is as for Listen, whether it replies: a request goes through
+// all of it. It needs no device, and loads no driver. The errors are those of Connect.
 func Ping(ctx context.Context, path string, o PingOptions) error {
 	if ctx == nil {
 		return errNoContext

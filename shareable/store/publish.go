@@ -19,8 +19,8 @@ func (w *Writer) start() {
 	w.tasks.Go(w.sendWrote)
 }
 
-// again is called when another server has taken the place of the one before. A lease that has begun is there
-// still, unless the Writer comes too late.
+// again is called when another server has taken the place of the one before. A lease that has begun
+// is there still, unless the Writer comes too late.
 func (w *Writer) again() {
 	select {
 	case <-w.opened:
@@ -99,8 +99,8 @@ func (w *Writer) publishExclusive(ctx context.Context) error {
 	return w.confirmExclusive(ctx)
 }
 
-// confirmExclusive asks the server whether the lease is there still, if this process may have been stopped: then another
-// one may have the object, and no one sees what the page says.
+// confirmExclusive asks the server whether the lease is there still, if this process may have been
+// stopped: then another one may have the object, and no one sees what the page says.
 func (w *Writer) confirmExclusive(ctx context.Context) error {
 	if !w.mayBeLate() {
 		return nil
@@ -126,7 +126,8 @@ func (w *Writer) mayBeLate() bool {
 	return w.late.Load()
 }
 
-// started is what times of beats count from: by the monotonic clock, which goes on while the process is stopped.
+// started is what times of beats count from: by the monotonic clock, which goes on while the
+// process is stopped.
 var started = time.Now()
 
 // holdLenExclusive holds the bytes below Len, inside runExclusive.

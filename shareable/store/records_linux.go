@@ -58,8 +58,8 @@ func (s *Server) startRecording(conn *net.UnixConn, k *keptObjects, ids uint64) 
 	s.recorder = r
 }
 
-// record tells the keeper an object's state. by is the request that has caused it. No reply may be sent before record
-// returns, and readers get the object's memory then.
+// record tells the keeper an object's state. by is the request that has caused it. No reply may be
+// sent before record returns, and readers get the object's memory then.
 func (s *Server) record(e *entry, by requestID) error {
 	_, last := e.obj.Chunks()
 	if r := s.recorder; r != nil {
@@ -73,8 +73,8 @@ func (s *Server) record(e *entry, by requestID) error {
 	return nil
 }
 
-// recordSeal tells the keeper of an object that is about to be sealed, and then calls apply: nothing else is told of it
-// between, and no reader sees it sealed before.
+// recordSeal tells the keeper of an object that is about to be sealed, and then calls apply:
+// nothing else is told of it between, and no reader sees it sealed before.
 func (s *Server) recordSeal(e *entry, by requestID, seal serve.Seal, apply func(serve.Seal) error) error {
 	r := s.recorder
 	if r == nil {
@@ -206,7 +206,8 @@ func (s *Server) isDone(by requestID) bool {
 	return by.number <= r.done[by.client]
 }
 
-// clientsKept is how many clients of a user that have gone are remembered: one may come back that was cut off.
+// clientsKept is how many clients of a user that have gone are remembered: one may come back that
+// was cut off.
 const clientsKept = 1000
 
 // clientsGone has clients forgotten, later: those that have no connection.

@@ -13,8 +13,9 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// TestFigureReload measures the longest call of clients while the server is replaced, 20 times, beside three readers
-// that are stopped, a connection that says nothing, and one that does not read.
+// TestFigureReload measures the longest call of clients while the server is replaced, 20 times,
+// beside three readers that are stopped, a connection that says nothing, and one that does not
+// read.
 func TestFigureReload(t *testing.T) {
 	const objects = 100
 	dev, _ := measured(t)

@@ -27,13 +27,14 @@ type Report struct {
 	Uptime   time.Duration `json:"uptime"`   // of that process, in ns
 	Limits   Limits        `json:"limits"`
 
-	// Refused are requests that were refused since the process began, by reason: "limit", "out_of_memory",
-	// "permission", "busy", "protocol". Those of a store that is asked for what it has not are none.
+	// Refused are requests that were refused since the process began, by reason: "limit",
+	// "out_of_memory", "permission", "busy", "protocol". Those of a store that is asked for what it
+	// has not are none.
 	Refused map[string]uint64 `json:"refused"`
 	Users   []UserReport      `json:"users"` // by id
 
-	// Behind are readers that have not mapped, or unmapped, all that they were told: the first ones at most, and how
-	// many there are.
+	// Behind are readers that have not mapped, or unmapped, all that they were told: the first ones
+	// at most, and how many there are.
 	Behind        []shareable.ReaderStats `json:"behind"`
 	ReadersBehind int                     `json:"readers_behind"`
 }
@@ -41,7 +42,8 @@ type Report struct {
 // maxBehind is how many readers a report names.
 const maxBehind = 50
 
-// Limits are what may be at most; of one user they are each user's part. Without a limit they are the largest number.
+// Limits are what may be at most; of one user they are each user's part. Without a limit they are
+// the largest number.
 type Limits struct {
 	Bytes              uint64 `json:"bytes"`
 	BytesPerUser       uint64 `json:"bytes_per_user"`

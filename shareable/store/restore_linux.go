@@ -65,8 +65,8 @@ func checkKept(dev *vmm.Device, k *keptObjects) error {
 	return checkSameMemory(dev, text.Hello)
 }
 
-// checkSameMemory returns an error unless memory of the store that sent h is memory of dev. Objects of another device, or
-// of other sizes of pages, could not be mapped.
+// checkSameMemory returns an error unless memory of the store that sent h is memory of dev. Objects
+// of another device, or of other sizes of pages, could not be mapped.
 func checkSameMemory(dev *vmm.Device, h wire.Hello) error {
 	gran, err := granularity(dev)
 	if err == nil && (dev.Info().UUID != h.UUID || gran != h.Granularity) {
@@ -76,8 +76,8 @@ func checkSameMemory(dev *vmm.Device, h wire.Hello) error {
 	return err
 }
 
-// restore makes a server of what a keeper has, and takes the descriptors. It returns the ids of the objects that
-// have not come back: they have ended with their connections.
+// restore makes a server of what a keeper has, and takes the descriptors. It returns the ids of the
+// objects that have not come back: they have ended with their connections.
 func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64, gone []uint64, err error) {
 	defer k.close() // what is left
 	var text serverText
@@ -124,8 +124,8 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 	return s, text.IDs, gone, nil
 }
 
-// states are those of the objects that a server that begins goes on with. A name is that of the object that got it
-// last; one that has lost all of its names has gone.
+// states are those of the objects that a server that begins goes on with. A name is that of the
+// object that got it last; one that has lost all of its names has gone.
 func (k *keptObjects) states() map[uint64]*entryState {
 	all := map[uint64]*entryState{}
 	last := map[string]uint64{}
@@ -223,10 +223,12 @@ func (s *Server) awaitLocked(e *entry, st entryState) {
 	s.clientLocked(a).leases[e.id] = e
 }
 
-// returnTime is how long leases stand still for clients that are to come back. It is a variable for tests.
+// returnTime is how long leases stand still for clients that are to come back. It is a variable for
+// tests.
 var returnTime = 10 * time.Second
 
-// endAwaited ends the leases of clients that have not come back: at once where the process has ended.
+// endAwaited ends the leases of clients that have not come back: at once where the process has
+// ended.
 func (s *Server) endAwaited() {
 	t := time.NewTicker(awaitedPause)
 	defer t.Stop()
@@ -270,7 +272,8 @@ func (s *Server) endExited() {
 	}
 }
 
-// clientToken is a client's token as servers and the keeper have it: it is of no use to another user.
+// clientToken is a client's token as servers and the keeper have it: it is of no use to another
+// user.
 func clientToken(t [16]byte, uid uint32) string { return fmt.Sprintf("%x:%d", t, uid) }
 
 // resume handles RESUME: what a client of a server before this one had is the connection's.

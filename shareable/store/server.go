@@ -104,8 +104,9 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	return s, nil
 }
 
-// newLedger counts for the users of the options, which are resolved. Of what costs one user nothing each has
-// an equal part. Half of the descriptors that the process may have are left to connections.
+// newLedger counts for the users of the options, which are resolved. Of what costs one user nothing
+// each has an equal part. Half of the descriptors that the process may have are left to
+// connections.
 func newLedger(o Options, fileLimit int) *ledger.Ledger {
 	users := max(len(o.UIDs), 1)
 	parts := func(all uint64) ledger.Limit { return ledger.Limit{All: all, User: max(all/uint64(users), 1)} }
@@ -174,8 +175,8 @@ func (s *Server) Path() string {
 	return s.conns.Path()
 }
 
-// Instance is a random number of this server: another one after each start, unless it goes on with what
-// another had.
+// Instance is a random number of this server: another one after each start, unless it goes on with
+// what another had.
 func (s *Server) Instance() [16]byte {
 	if s == nil || s.dev == nil {
 		return [16]byte{}
@@ -416,8 +417,8 @@ func reply(c serve.Conn, t wire.Type, request uint32, payload []byte, fds ...int
 
 func done(c serve.Conn, request uint32) error { return reply(c, wire.TypeDone, request, nil) }
 
-// Idle reports whether a connection has no lease, no request that waits, and no events. A forced delete may be
-// of any.
+// Idle reports whether a connection has no lease, no request that waits, and no events. A forced
+// delete may be of any.
 func (h handler) Idle(c serve.Conn) bool {
 	s := h.s
 	s.mu.Lock()
@@ -497,8 +498,8 @@ func (s *Server) requestOf(c serve.Conn, f wire.Frame) requestID {
 	return requestID{}
 }
 
-// isOnce reports whether a request must not be done again: a client whose server has ended does not know whether it
-// was. The others do no harm, but for DELETE, which see.
+// isOnce reports whether a request must not be done again: a client whose server has ended does not
+// know whether it was. The others do no harm, but for DELETE, which see.
 func isOnce(t wire.Type) bool {
 	switch t {
 	case wire.TypeMapped, wire.TypeSeal, wire.TypeRelease, wire.TypeLink, wire.TypeUnlink, wire.TypeReplace, wire.TypeRevoke:

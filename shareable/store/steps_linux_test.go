@@ -92,8 +92,9 @@ func everyRequest(ctx context.Context, t require.TestingT, path string, dev *vmm
 	}
 }
 
-// TestServerDiesAtEachStep: whichever step of whichever request a server dies at, the client gets what it would have
-// got. As a negative control the next server knows nothing of what was done: then something is done twice.
+// TestServerDiesAtEachStep: whichever step of whichever request a server dies at, the client gets
+// what it would have got. As a negative control the next server knows nothing of what was done:
+// then something is done twice.
 func TestServerDiesAtEachStep(t *testing.T) {
 	t.Setenv(returnVar, "1s")
 	for step := 1; ; step += testgate.Effort(11, 1, 1) {

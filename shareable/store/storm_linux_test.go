@@ -121,8 +121,8 @@ func (x *waiting) survived(t *testing.T) {
 	require.NoError(t, x.c.Delete(t.Context(), "held/later", DeleteOptions{}))
 }
 
-// TestStormOfDeaths: servers are killed, and replaced, under 8 writers and 32 readers that never pause. No call of
-// any has an error, and no byte is wrong.
+// TestStormOfDeaths: servers are killed, and replaced, under 8 writers and 32 readers that never
+// pause. No call of any has an error, and no byte is wrong.
 func TestStormOfDeaths(t *testing.T) {
 	path := socketAt(t)
 	k := spawn(t, "keeper", path)
@@ -194,7 +194,8 @@ func TestManyRequestsAtOnce(t *testing.T) {
 	k.ask("close")
 }
 
-// TestDeathWithAnOverwrittenPage: what a writer has done to its page keeps no server from beginning.
+// TestDeathWithAnOverwrittenPage: what a writer has done to its page keeps no server from
+// beginning.
 func TestDeathWithAnOverwrittenPage(t *testing.T) {
 	k, path, c := kept(t)
 	gran, err := granularity(c.Device())
@@ -210,7 +211,8 @@ func TestDeathWithAnOverwrittenPage(t *testing.T) {
 	k.ask("close")
 }
 
-// TestRefusedSealOfAKeptServer: a seal that cannot be changes nothing, also where a keeper would be told of it.
+// TestRefusedSealOfAKeptServer: a seal that cannot be changes nothing, also where a keeper would be
+// told of it.
 func TestRefusedSealOfAKeptServer(t *testing.T) {
 	k, path, c := kept(t)
 	gran, err := granularity(c.Device())

@@ -47,11 +47,11 @@ type Event struct {
 	Len  uint64 // bytes published; of EventLost how many events were dropped, 0 if that is not known
 }
 
-// Watch returns the events of all objects that have a name with the prefix, or of all if it
-// is empty, from its return on. They end with ctx, with the loop, or with the server: the
-// last pair has the error. The events can be read once. 1024 of them are kept for a loop that is slow,
-// and EventLost tells of those that come then. It also comes when another server process has taken the place of
-// the one before: first, and without a number.
+// Watch returns the events of all objects that have a name with the prefix, or of all if it is
+// empty, from its return on. They end with ctx, with the loop, or with the server: the last pair
+// has the error. The events can be read once. 1024 of them are kept for a loop that is slow, and
+// EventLost tells of those that come then. It also comes when another server process has taken the
+// place of the one before: first, and without a number.
 func (c *Client) Watch(ctx context.Context, prefix string) (iter.Seq2[Event, error], error) {
 	events, err := c.watch(ctx, prefix)
 	if err != nil {
@@ -108,7 +108,8 @@ type watch struct {
 	failed error // why another server sends no events
 }
 
-// add keeps an event for the loop. It never waits for that: the server disconnects who does not read.
+// add keeps an event for the loop. It never waits for that: the server disconnects who does not
+// read.
 func (w *watch) add(f wire.Frame) error {
 	if f.Type != wire.TypeEvent {
 		return unasked(f)

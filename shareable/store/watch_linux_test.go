@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// TestSlowWatch: a loop that takes longer than the server's time limit is not cut off. It gets the events
-// of before, how many were lost, and those that come after that.
+// TestSlowWatch: a loop that takes longer than the server's time limit is not cut off. It gets the
+// events of before, how many were lost, and those that come after that.
 func TestSlowWatch(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{Timeout: 200 * time.Millisecond})

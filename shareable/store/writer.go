@@ -24,8 +24,9 @@ import (
 // loses its device. They are held, so SetLen and Clip below them, and the range's Close,
 // return vmm.ErrBusy.
 //
-// If the server ends and no other one goes on with the object, if the lease was taken away, or if another
-// client deletes the object, Err says so. The memory stays mapped, but nothing more is published.
+// If the server ends and no other one goes on with the object, if the lease was taken away, or if
+// another client deletes the object, Err says so. The memory stays mapped, but nothing more is
+// published.
 //
 // Safe for concurrent use. The caller must Close it.
 type Writer struct {
@@ -162,10 +163,10 @@ func (w *Writer) Meta() []byte {
 	return slices.Clone(w.obj.Meta)
 }
 
-// Err returns nil while what is written is published. Else it returns why it is not any
-// more: shareable.ErrSealed, vmm.ErrClosed, shareable.ErrOwnerGone if the server has ended or the lease was taken away,
-// shareable.ErrNotFound if another client has deleted the object, or an error of the range:
-// vmm.ErrDeviceLost.
+// Err returns nil while what is written is published. Else it returns why it is not any more:
+// shareable.ErrSealed, vmm.ErrClosed, shareable.ErrOwnerGone if the server has ended or the lease
+// was taken away, shareable.ErrNotFound if another client has deleted the object, or an error of
+// the range: vmm.ErrDeviceLost.
 func (w *Writer) Err() error {
 	if w == nil || w.c == nil {
 		return errNoWriter

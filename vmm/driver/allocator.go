@@ -1,7 +1,7 @@
 package driver
 
-// Allocator is a Device that also has ordinary device memory: cuMemAlloc and its
-// stream-ordered kind, or an anonymous mapping on the host. vmmbench compares mapped memory with it.
+// Allocator is a Device that also has ordinary device memory: cuMemAlloc and its stream-ordered
+// kind, or an anonymous mapping on the host. vmmbench compares mapped memory with it.
 type Allocator interface {
 	// AllocPlain allocates as cuMemAlloc does.
 	AllocPlain(n uint64) (Ptr, error)

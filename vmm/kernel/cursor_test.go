@@ -308,7 +308,8 @@ func TestCursorTakesWhatIsFree(t *testing.T) {
 }
 
 // TestCursorModel: items that append different numbers of elements, until memory runs out. No
-// element is lost, none is there twice, and there is no gap, also after a Resume that had no memory.
+// element is lost, none is there twice, and there is no gap, also after a Resume that had no
+// memory.
 func TestCursorModel(t *testing.T) {
 	const n = 500
 	dev, err := vmm.OpenDriver(host.New(host.Config{Memory: 8 << 20, Granularity: 64 << 10}), 0)

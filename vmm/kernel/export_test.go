@@ -7,8 +7,8 @@ var PTXParams = ptxParams
 // control of the test that it is needed.
 func SetNoCapacityCheck(off bool) { noCapacityCheck = off }
 
-// UncheckedOffsets is where arguments lie if the kernel's parameters are not known, and how long all
-// are.
+// UncheckedOffsets is where arguments lie if the kernel's parameters are not known, and how long
+// all are.
 func UncheckedOffsets(values ...any) (offs []uint32, size uint32, err error) {
 	args := make([]arg, len(values))
 	for i, v := range values {

@@ -302,8 +302,8 @@ func TestNilPointers(t *testing.T) {
 	require.EqualValues(t, 64, r.Len())
 }
 
-// TestDriverFailsWhileMembersAgree: the driver fails while the members exchange what they send. That
-// ends the group of this member: else its next call would meet the others' last one.
+// TestDriverFailsWhileMembersAgree: the driver fails while the members exchange what they send.
+// That ends the group of this member: else its next call would meet the others' last one.
 func TestDriverFailsWhileMembersAgree(t *testing.T) {
 	for _, from := range []string{"Launch", "Create"} { // of what is told first, and after growth
 		t.Run(from, func(t *testing.T) {
@@ -345,8 +345,8 @@ func TestDriverFailsWhileMembersAgree(t *testing.T) {
 	}
 }
 
-// TestOperationsThatMeet: what one operation of a call writes no other one may use, and what they only send
-// several may.
+// TestOperationsThatMeet: what one operation of a call writes no other one may use, and what they
+// only send several may.
 func TestOperationsThatMeet(t *testing.T) {
 	t.Parallel()
 	ps := peers(t, collectivetest.Options{}, 2)

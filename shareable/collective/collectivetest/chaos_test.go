@@ -18,7 +18,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// live gathers and shrinks until the member is alone, or ctx ends, which is its death at whatever it does then.
+// live gathers and shrinks until the member is alone, or ctx ends, which is its death at whatever
+// it does then.
 func (s *survivor) live(ctx context.Context) error {
 	for {
 		err := s.all.SetLen(0)
@@ -47,8 +48,8 @@ func (s *survivor) live(ctx context.Context) error {
 	}
 }
 
-// TestShrinkToOne: members die in any order, one after the other or several at once, also while the others
-// shrink, until one is left. It goes on alone, with what it had.
+// TestShrinkToOne: members die in any order, one after the other or several at once, also while the
+// others shrink, until one is left. It goes on alone, with what it had.
 func TestShrinkToOne(t *testing.T) {
 	for seed := range uint64(testgate.Effort(3, 20, 100)) {
 		random := rand.New(rand.NewPCG(seed, 32))
@@ -85,7 +86,8 @@ func TestShrinkToOne(t *testing.T) {
 	}
 }
 
-// TestAllCallsAtOnce: whatever is called beside what, every call returns, and the devices can be closed.
+// TestAllCallsAtOnce: whatever is called beside what, every call returns, and the devices can be
+// closed.
 func TestAllCallsAtOnce(t *testing.T) {
 	for seed := range uint64(testgate.Effort(3, 20, 100)) {
 		var members, calls sync.WaitGroup

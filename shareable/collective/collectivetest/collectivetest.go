@@ -50,8 +50,8 @@ func Groups(tb testing.TB, n int) []*collective.Group {
 	return GroupsOn(tb, devs...)
 }
 
-// GroupsOn is Groups with these devices, one for each member. Members may have the same device. Then what waits
-// for all of it, as the Close of a Range may, waits for other members' calls, too.
+// GroupsOn is Groups with these devices, one for each member. Members may have the same device.
+// Then what waits for all of it, as the Close of a Range may, waits for other members' calls, too.
 func GroupsOn(tb testing.TB, devs ...*vmm.Device) []*collective.Group {
 	tb.Helper()
 	return New(tb, Options{}, devs...)
@@ -123,6 +123,6 @@ func endAll(groups []*collective.Group) error {
 }
 
 // Kill ends this member as SIGKILL would end its process, with what it has queued on streams. The
-// others learn of it, and may Group.Shrink, unless Options.Silent is set. The test can still use the member's device and
-// memory, to check them.
+// others learn of it, and may Group.Shrink, unless Options.Silent is set. The test can still use
+// the member's device and memory, to check them.
 func Kill(g *collective.Group) error { return g.Abort() }

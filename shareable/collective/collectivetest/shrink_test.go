@@ -109,8 +109,8 @@ func others[T any](all []T, but int) []T {
 	return append(left, all[but+1:]...)
 }
 
-// TestShrink: whichever member dies, before a call, with one that is queued or in one that waits, the
-// others go on, with the vectors they had.
+// TestShrink: whichever member dies, before a call, with one that is queued or in one that waits,
+// the others go on, with the vectors they had.
 func TestShrink(t *testing.T) {
 	for victim := range 3 {
 		for name, call := range map[string]func(s *survivor) error{
@@ -207,8 +207,8 @@ func (a address) Addr() net.Addr          { return a }
 func (address) Network() string           { return "tcp" }
 func (a address) String() string          { return string(a) }
 
-// TestShrinkAfterSIGKILL: three members, of which one is a process that SIGKILL ends while the others
-// wait for it.
+// TestShrinkAfterSIGKILL: three members, of which one is a process that SIGKILL ends while the
+// others wait for it.
 func TestShrinkAfterSIGKILL(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)

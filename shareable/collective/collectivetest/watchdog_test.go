@@ -35,8 +35,8 @@ func queuedAlone(t *testing.T, o collectivetest.Options) (groups []*collective.G
 	return groups, st, v
 }
 
-// TestQueuedCallsEnd: whatever waits for a call that is queued ends with the call, if another member
-// dies, and returns the error as long as the bytes are undefined.
+// TestQueuedCallsEnd: whatever waits for a call that is queued ends with the call, if another
+// member dies, and returns the error as long as the bytes are undefined.
 func TestQueuedCallsEnd(t *testing.T) {
 	buf := make([]uint64, 3)
 	for name, wait := range map[string]func(*collective.Group, *vmm.Stream, *growable.Vector[uint64]) error{
@@ -74,8 +74,8 @@ func TestQueuedCallsEnd(t *testing.T) {
 }
 
 // TestOwnWorkIsNotTimed: a call that is queued behind work of the program's own has its whole time,
-// which is over several times meanwhile for calls whose other member is late. Those are no reason to
-// say that a member is gone.
+// which is over several times meanwhile for calls whose other member is late. Those are no reason
+// to say that a member is gone.
 func TestOwnWorkIsNotTimed(t *testing.T) {
 	o := collectivetest.Options{Timeout: 200 * time.Millisecond}
 	ps := peers(t, o, 2)
@@ -107,8 +107,8 @@ func TestOwnWorkIsNotTimed(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// TestGivenUpInFlight: what the program gives up while a call that writes it is queued is not undefined once
-// the call is stopped, and can be other memory by then.
+// TestGivenUpInFlight: what the program gives up while a call that writes it is queued is not
+// undefined once the call is stopped, and can be other memory by then.
 func TestGivenUpInFlight(t *testing.T) {
 	const size = 512
 	for name, drop := range map[string]func(*pool.Pool, *peer, pool.Block, *growable.Vector[uint64]) error{
@@ -152,8 +152,8 @@ func TestGivenUpInFlight(t *testing.T) {
 	}
 }
 
-// TestOthersUndefinedBytes: a group that goes on says of bytes that another one left undefined what they are,
-// and not that a member of its own is gone.
+// TestOthersUndefinedBytes: a group that goes on says of bytes that another one left undefined what
+// they are, and not that a member of its own is gone.
 func TestOthersUndefinedBytes(t *testing.T) {
 	devs := []*vmm.Device{vmmtest.Device(t), vmmtest.Device(t)}
 	dies, lives := collectivetest.GroupsOn(t, devs...), collectivetest.GroupsOn(t, devs...)

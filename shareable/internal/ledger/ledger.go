@@ -1,8 +1,9 @@
-// Package ledger counts what the users of a server have of it, against limits of all of them together
-// and of one. What a request needs is reserved as a whole before anything is made, or not at all.
+// Package ledger counts what the users of a server have of it, against limits of all of them
+// together and of one. What a request needs is reserved as a whole before anything is made, or not
+// at all.
 //
-// Neither a Ledger nor a Plan may be used by several goroutines at a time: what they count changes with
-// other things, under their lock.
+// Neither a Ledger nor a Plan may be used by several goroutines at a time: what they count changes
+// with other things, under their lock.
 package ledger
 
 import (
@@ -140,8 +141,8 @@ func (p *Plan) Err() error {
 	return nil
 }
 
-// Helps reports whether the plan comes closer to its limits if a user has less. What others have within
-// their share is not to be taken for it.
+// Helps reports whether the plan comes closer to its limits if a user has less. What others have
+// within their share is not to be taken for it.
 func (p *Plan) Helps(user uint32, less Amounts) bool {
 	for k, limit := range p.l.limits {
 		if less[k] == 0 {

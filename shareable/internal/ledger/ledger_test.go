@@ -19,7 +19,8 @@ func limited(users int, all, user uint64) *ledger.Ledger {
 	return ledger.New(users, limits)
 }
 
-// TestLedger: the counts are the sums of what was reserved and not returned, and no limit is passed.
+// TestLedger: the counts are the sums of what was reserved and not returned, and no limit is
+// passed.
 func TestLedger(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const all, user = 100, 60
@@ -70,8 +71,8 @@ func TestLedger(t *testing.T) {
 	})
 }
 
-// TestPlanTakesNoShare: what others have helps only as far as it is more than their share, and for the limit
-// of all alone.
+// TestPlanTakesNoShare: what others have helps only as far as it is more than their share, and for
+// the limit of all alone.
 func TestPlanTakesNoShare(t *testing.T) {
 	const me, other = 1, 2
 	some := func(n uint64) ledger.Amounts { return ledger.Amounts{ledger.Bytes: n} }

@@ -52,9 +52,9 @@ type Server interface {
 	Listed(o Object, name string)
 	// Listen makes the server's socket, as shareable.Listen does.
 	Listen(path string) error
-	// Adopt has the server accept connections at a listener that another process keeps, and
-	// takes both descriptors; lock is -1 without a lock file. Close leaves the socket to that process. With own that
-	// one has made it.
+	// Adopt has the server accept connections at a listener that another process keeps, and takes
+	// both descriptors; lock is -1 without a lock file. Close leaves the socket to that process.
+	// With own that one has made it.
 	Adopt(path string, listener, lock int, own bool) error
 	// Users is how many connections each user has.
 	Users() map[uint32]int
@@ -78,9 +78,9 @@ type Object interface {
 
 	// Chunks is how many chunks the memory is in, and the id of the last that there was.
 	Chunks() (n int, last uint64)
-	// Record describes the object, under a name, for another process that serves once this one has ended.
-	// Of the chunks it has those after an id. With seal it is what it will be after Seal, which would succeed.
-	// The caller calls release once the descriptors are sent.
+	// Record describes the object, under a name, for another process that serves once this one has
+	// ended. Of the chunks it has those after an id. With seal it is what it will be after Seal,
+	// which would succeed. The caller calls release once the descriptors are sent.
 	Record(after uint64, name string, seal *Seal) (r Record, release func(), err error)
 
 	// AddChunk adds memory at the end and takes its descriptor, also if it fails.
@@ -155,9 +155,9 @@ type Notified struct {
 	Again func()
 }
 
-// Client is a client's end of its connections to a store, one after the other: if a server ends that another
-// takes the place of, it connects again, and requests that have no reply are sent again. Its methods are safe for
-// concurrent use.
+// Client is a client's end of its connections to a store, one after the other: if a server ends
+// that another takes the place of, it connects again, and requests that have no reply are sent
+// again. Its methods are safe for concurrent use.
 type Client interface {
 	// Call sends a request, and calls done with its reply in the goroutine that reads the
 	// connection; done must not make calls. It returns done's error, and the owner's if the

@@ -48,8 +48,8 @@ func Keep(path string, o Options) (*Kept, error) {
 	return keep(l, true)
 }
 
-// KeepListener is Keep of a socket of the kind "unixpacket" that another process has made, such as systemd, and
-// that is that process's to remove. It takes f.
+// KeepListener is Keep of a socket of the kind "unixpacket" that another process has made, such as
+// systemd, and that is that process's to remove. It takes f.
 func KeepListener(f *os.File) (*Kept, error) {
 	l, err := Adopt(f, "", -1)
 	if err != nil {
@@ -61,8 +61,9 @@ func KeepListener(f *os.File) (*Kept, error) {
 	return keep(l, false)
 }
 
-// Adopt returns the Listener of a socket of the kind "unixpacket" that another process keeps. It takes f, and the lock
-// file's descriptor, unless it returns an error; -1: there is none. Without a path it is the socket's.
+// Adopt returns the Listener of a socket of the kind "unixpacket" that another process keeps. It
+// takes f, and the lock file's descriptor, unless it returns an error; -1: there is none. Without a
+// path it is the socket's.
 func Adopt(f *os.File, path string, lock int) (*Listener, error) {
 	l, err := net.FileListener(f)
 	_ = f.Close() // l has another descriptor of it
@@ -110,8 +111,9 @@ func (k *Kept) Close() error {
 	return err
 }
 
-// SignalKeeper sends a signal to the process that keeps the socket at path. It returns vmm.ErrNotSupported if that
-// cannot be seen from here. The caller knows that there is such a process.
+// SignalKeeper sends a signal to the process that keeps the socket at path. It returns
+// vmm.ErrNotSupported if that cannot be seen from here. The caller knows that there is such a
+// process.
 func SignalKeeper(path string, sig syscall.Signal) error {
 	path, err := Path(path)
 	if err != nil {

@@ -155,7 +155,8 @@ func listenAt(address string, o Options) (*net.UnixListener, error) {
 	return ul, nil
 }
 
-// KeptElsewhere reports whether another process keeps the socket: Close closes this one's descriptors alone.
+// KeptElsewhere reports whether another process keeps the socket: Close closes this one's
+// descriptors alone.
 func (s *Listener) KeptElsewhere() bool { return s.kept }
 
 // Close ends the socket: no process can connect any more, and AcceptUnix returns. The

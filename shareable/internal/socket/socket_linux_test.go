@@ -12,7 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestKeepRefuses: a mode or a group that no file can have is refused, and not changed to another one.
+// TestKeepRefuses: a mode or a group that no file can have is refused, and not changed to another
+// one.
 func TestKeepRefuses(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for _, mode := range []fs.FileMode{0o1000, 1 << 20, fs.ModeSetgid | 0o660, fs.ModeDir | 0o700} {

@@ -307,8 +307,8 @@ func (c *Conn) SetSendBuffer(n int) error { return c.c.SetWriteBuffer(n) }
 // Cred returns the process that made the other end, as the kernel recorded it.
 func (c *Conn) Cred() (Cred, error) { return peerCred(c.c) }
 
-// PeerPIDFD returns a pidfd of that process, whatever namespace it is in. The caller closes it. Kernels before
-// Linux 6.5 have none.
+// PeerPIDFD returns a pidfd of that process, whatever namespace it is in. The caller closes it.
+// Kernels before Linux 6.5 have none.
 func (c *Conn) PeerPIDFD() (int, error) { return peerPIDFD(c.c) }
 
 // Queued is how much memory the kernel holds for frames that the peer has not

@@ -501,8 +501,8 @@ func (d *decoder) optionalName() string {
 	return s
 }
 
-// Resume is what a client sends first on each connection: its requests are those of one client with that of
-// before. It has no reply.
+// Resume is what a client sends first on each connection: its requests are those of one client with
+// that of before. It has no reply.
 type Resume struct {
 	Token [16]byte // random
 }

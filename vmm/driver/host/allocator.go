@@ -220,8 +220,8 @@ func (d *Driver) countUnmapped(r *region) {
 	}
 }
 
-// freeBlocks unmaps the blocks of a context, and ends its pools. Where another device still has work on
-// them, all devices are lost, as after an unmap.
+// freeBlocks unmaps the blocks of a context, and ends its pools. Where another device still has
+// work on them, all devices are lost, as after an unmap.
 func (d *Driver) freeBlocks(c *context) error {
 	var first error
 	for i := len(d.regions) - 1; i >= 0; i-- {

@@ -1,6 +1,6 @@
-// Package lock is mutexes that know their place in the order in which a goroutine takes
-// the locks of package vmm. In builds with the race detector they panic when one is
-// taken out of order, or held where a wait begins (see Waits). In other builds they are plain mutexes.
+// Package lock is mutexes that know their place in the order in which a goroutine takes the locks
+// of package vmm. In builds with the race detector they panic when one is taken out of order, or
+// held where a wait begins (see Waits). In other builds they are plain mutexes.
 package lock
 
 // Level is a place in the order: a goroutine takes locks of rising levels, and locks of

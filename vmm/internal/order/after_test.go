@@ -101,7 +101,8 @@ func nodes(e *events, there map[*events]bool) {
 }
 
 // TestAftersAreShared: of streams that each wait for the one before, each knows of all before it.
-// What they know takes memory for each stream, and not for each pair; and none once they are synced.
+// What they know takes memory for each stream, and not for each pair; and none once they are
+// synced.
 func TestAftersAreShared(t *testing.T) {
 	held := func(streams []*Stream) int {
 		there := map[*events]bool{}

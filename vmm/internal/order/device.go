@@ -98,7 +98,8 @@ func (d *Device) Release() {
 // Close closes the driver's device, or leaves that to the last use. After an error the device
 // cannot be used any more, and Close can be called again.
 func (d *Device) Close() error {
-	// It retains the device itself, so that no Release finishes before it knows whether it is alone.
+	// It retains the device itself, so that no Release finishes before it knows whether it is
+	// alone.
 	d.uses.Add(closingBit + 1)
 	if !d.uses.CompareAndSwap(closingBit+1, closingBit|finishingBit) {
 		d.Release()

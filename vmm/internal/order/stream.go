@@ -150,8 +150,8 @@ func (s *Stream) captured(d *Device) bool {
 	return capturing || err != nil
 }
 
-// Hold keeps captures of the stream from beginning and ending until Unhold, and reports whether it is
-// being captured.
+// Hold keeps captures of the stream from beginning and ending until Unhold, and reports whether it
+// is being captured.
 func (d *Device) Hold(s *Stream) (capturing bool, err error) {
 	d.gate.share()
 	defer d.gate.unshare()

@@ -6,8 +6,8 @@
 //	<!-- bench growth h200-growth.json only=grow/8GiB -->
 //	<!-- /bench -->
 //
-// The first word says what to show, the next ones of which files of docs/benchmarks, where
-// * is all of them. only= takes some of their cases. What stands between the comments is replaced. The rest
+// The first word says what to show, the next ones of which files of docs/benchmarks, where * is all
+// of them. only= takes some of their cases. What stands between the comments is replaced. The rest
 // of the document is written by hand.
 package benchdoc
 

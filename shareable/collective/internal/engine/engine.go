@@ -14,13 +14,14 @@ import (
 type Maker interface {
 	// NewID makes the identity of a group that does not exist yet. The caller has to be a member.
 	NewID() (nccl.ID, error)
-	// Join makes this process a member of a group and returns once all members are there, or when ctx ends.
+	// Join makes this process a member of a group and returns once all members are there, or when
+	// ctx ends.
 	Join(ctx context.Context, dev *vmm.Device, id nccl.ID, rank, size int) (Engine, error)
 }
 
-// Engine is one member's end of a group that all members have joined. A Group makes one call at a time, Abort
-// apart. Calls that need other members wait for them; Abort ends the wait. After an error that is
-// neither vmm.ErrInvalid nor vmm.ErrNotSupported the group can only be aborted.
+// Engine is one member's end of a group that all members have joined. A Group makes one call at a
+// time, Abort apart. Calls that need other members wait for them; Abort ends the wait. After an
+// error that is neither vmm.ErrInvalid nor vmm.ErrNotSupported the group can only be aborted.
 type Engine interface {
 	// Run queues the calls on the stream, as one group of NCCL's: none waits for another to
 	// end. memory is all that they use. It stays mapped until they have run.

@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Worlds makes the engines of groups whose members are in this process: a World for each identity. Safe
-// for concurrent use.
+// Worlds makes the engines of groups whose members are in this process: a World for each identity.
+// Safe for concurrent use.
 type Worlds struct {
 	Options Options
 	Wrap    func(rank int, m *Member) engine.Engine // what Join returns for a member; nil: the member
