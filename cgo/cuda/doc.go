@@ -9,7 +9,7 @@
 // libcuda: load, info, device, memory, access, export, peers, copy, copy2d, stream,
 // event, graph, module, launch, streammemops, allocator, hostallocator. Without a C file
 // are driver.go (what all devices share), handletable.go (the streams, events, modules
-// and graphs that exist), result.go and kind.go (from CUDA's results to the errors of
+// and graphs that exist), result.go and errorkinds.go (from CUDA's results to the errors of
 // package driver).
 //
 // libcuda is opened with dlopen at the first call of [Default], so a program can
