@@ -573,3 +573,142 @@ func (l *lane) free(raw *order.Device) error {
 	}
 	return nil
 }
+
+// borrow takes a lane that a copy on the stream can use without waiting for another
+// stream; nil if there is none. It is an error if there is no pinned memory at all.
+func (st *staging) borrow(queue driver.Stream) (*lane, error) {
+	if err := st.syncMaybeBusy(); err != nil {
+		return nil, err
+	}
+	l, best := st.pick(queue)
+	// A lane more is better than a wait, as long as there may be one.
+	if best < allFree {
+		if made := st.newLane(); made != nil {
+			if l != nil {
+				st.putBack(l)
+			}
+			return made, nil
+		}
+	}
+	if l != nil {
+		return l, nil
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if errors.Is(st.noMore, ErrNotSupported) && len(st.idle)+st.inUse == 0 {
+		return nil, st.noMore
+	}
+	return nil, nil
+}
+
+// fit is how well a lane serves a stream.
+type fit int
+
+const (
+	busyElsewhere fit = iota // on another stream
+	ownBlocksFull            // busy on this stream
+	allFree
+	ownBlockHasRoom // a block is busy on this stream alone, and not full
+)
+
+// pick takes the idle lane that serves the stream best.
+func (st *staging) pick(queue driver.Stream) (l *lane, best fit) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	at := -1
+	for i := range st.idle {
+		if f := st.fitsLocked(st.idle[i], queue); f > best {
+			at, best = i, f
+		}
+	}
+	if at < 0 {
+		return nil, busyElsewhere
+	}
+	l = st.idle[at]
+	st.idle = append(st.idle[:at], st.idle[at+1:]...)
+	st.inUse++
+	return l, best
+}
+
+// fitsLocked says how well the lane serves a stream. One that is busy on another stream is
+// not taken, since the copy would wait for that stream. It needs st.mu.
+func (st *staging) fitsLocked(l *lane, queue driver.Stream) (best fit) {
+	invariants.Held(&st.mu)
+	for i := range l.blocks {
+		b := &l.blocks[i]
+		f := allFree
+		if !st.blockDoneLocked(b) {
+			switch {
+			case b.on != queue:
+				return busyElsewhere
+			case b.mustWait(queue):
+				f = ownBlocksFull
+			default:
+				f = ownBlockHasRoom
+			}
+		}
+		best = max(best, f)
+	}
+	return best
+}
+
+// mustWait reports whether a copy on the stream has to wait for the block.
+func (b *block) mustWait(queue driver.Stream) bool {
+	return b.busy && (b.on != queue || b.used == uint64(len(b.mem)))
+}
+
+// firstBlock is the block to begin with: the one that has room, of two the one
+// that is in use already.
+func (l *lane) firstBlock(queue driver.Stream) int {
+	first, second := &l.blocks[0], &l.blocks[1]
+	if first.mustWait(queue) && !second.mustWait(queue) || !first.busy && second.busy && !second.mustWait(queue) {
+		return 1
+	}
+	return 0
+}
+
+// copyInNow copies rows by the driver's own copy of host memory: row by row where the
+// driver has none of rows.
+func (o *openDevice) copyInNow(dst rows.Rows, src []byte) error {
+	n := uint64(len(src))
+	if dst.IsFlat() {
+		return o.CopyIn(dst.Ptr, src)
+	}
+	if c, ok := order.As[driver.Copier2D](o.Device); ok {
+		if err := c.CopyIn2D(dst.Pitched(), src, dst.Width); !errors.Is(err, ErrNotSupported) {
+			return err
+		}
+	}
+	return dst.Each(n, func(off uint64, p Ptr) error { return o.CopyIn(p, src[off:off+dst.Width]) })
+}
+
+// copyOutNow is copyInNow the other way.
+func (o *openDevice) copyOutNow(dst []byte, src rows.Rows) error {
+	n := uint64(len(dst))
+	if src.IsFlat() {
+		return o.CopyOut(dst, src.Ptr)
+	}
+	if c, ok := order.As[driver.Copier2D](o.Device); ok {
+		if err := c.CopyOut2D(dst, src.Pitched(), src.Width); !errors.Is(err, ErrNotSupported) {
+			return err
+		}
+	}
+	return src.Each(n, func(off uint64, p Ptr) error { return o.CopyOut(dst[off:off+src.Width], p) })
+}
+
+// copyRows queues a copy of n bytes between rows of one width, or flat memory. After an
+// error some of it may be queued.
+func copyRows(raw *order.Device, dst, src rows.Rows, n uint64, queue driver.Stream) error {
+	if dst, src = dst.First(n), src.First(n); dst.IsFlat() && src.IsFlat() {
+		return raw.Copy(dst.Ptr, src.Ptr, n, queue)
+	}
+	width := max(dst.Width, src.Width) // one side may be flat
+	dst, src = dst.OfWidth(width), src.OfWidth(width)
+	if c, ok := order.As[driver.Copier2D](raw); ok {
+		err := c.Copy2D(dst.Pitched(), src.Pitched(), width, n/width, queue)
+		if !errors.Is(err, ErrNotSupported) {
+			return err
+		}
+	}
+	return dst.Each(n, func(off uint64, p Ptr) error { return raw.Copy(p, src.From(off).Ptr, width, queue) })
+}
