@@ -153,28 +153,29 @@ func (p *Span) Close() error {
 	return err
 }
 
-// CloseUnused is Close, but returns vmm.ErrBusy while a reader is attached.
-func (p *Span) CloseUnused() error {
+// CloseUnused waits until no reader is attached, and closes the span then: no other process has
+// its memory mapped any more. Readers may attach meanwhile. If ctx ends first, CloseUnused returns
+// vmm.ErrBusy and the error of ctx, and the span stays; with a ctx that has ended it does not wait.
+func (p *Span) CloseUnused(ctx context.Context) error {
 	if p == nil || p.srv == nil {
 		return nil
 	}
-	ended, err := p.end(false)
-	if ended {
-		p.teardown()
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	return err
-}
-
-// WaitUnused waits until no reader is attached, or the span is closed.
-func (p *Span) WaitUnused(ctx context.Context) error {
-	if p == nil || p.srv == nil {
-		return nil
+	for {
+		ended, err := p.end(false)
+		if ended {
+			p.teardown()
+		}
+		if err == nil {
+			return nil
+		}
+		waited := p.waitUntil(ctx, func() bool { return len(p.attachments) == 0 })
+		if waited != nil && !errors.Is(waited, vmm.ErrClosed) {
+			return fmt.Errorf("%w: %w", err, waited)
+		}
 	}
-	err := p.waitUntil(ctx, func() bool { return len(p.attachments) == 0 })
-	if errors.Is(err, vmm.ErrClosed) {
-		return nil
-	}
-	return err
 }
 
 // end lets no reader attach any more, and reports whether it was this call that did so. Without
