@@ -23,6 +23,9 @@ type Span struct {
 // more once all of them are mapped. But memory is shared in whole chunks: a reader has what else
 // lies in the first and the last one mapped as well.
 //
+// For a block of a pool, hold the block with pool.Pool.HoldBlock first, and release it after
+// Close or CloseUnused. The span alone keeps memory mapped, but not a block from being freed.
+//
 // All of the span must be mapped, and be of memory that was made with vmm.ShareFD. If it is
 // not, or if n is 0, PublishSpan returns vmm.ErrInvalid. It returns vmm.ErrBusy if the name is
 // in use, vmm.ErrLimit for more objects than Options.MaxObjects or more than 65,536 chunks, and
@@ -141,7 +144,8 @@ func (p *Span) Readers() int {
 }
 
 // Close ends the span: no reader can attach any more. Those that are attached get DELETED, and
-// keep what they have mapped until they close their View. Twice is fine, and so is a nil Span.
+// keep what they have mapped until they close their View: it does not wait for them, as
+// CloseUnused does. Twice is fine, and so is a nil Span.
 func (p *Span) Close() error {
 	if p == nil || p.srv == nil {
 		return nil
@@ -153,8 +157,8 @@ func (p *Span) Close() error {
 	return err
 }
 
-// CloseUnused waits until no reader is attached, and closes the span then: no other process has
-// its memory mapped any more. Readers may attach meanwhile. If ctx ends first, CloseUnused returns
+// CloseUnused waits until no reader is attached, and closes the span then, whose memory can be
+// used for something else. Readers may attach meanwhile. If ctx ends first, CloseUnused returns
 // vmm.ErrBusy and the error of ctx, and the span stays; with a ctx that has ended it does not wait.
 func (p *Span) CloseUnused(ctx context.Context) error {
 	if p == nil || p.srv == nil {
