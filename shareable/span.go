@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,9 +28,10 @@ type Span struct {
 // Close or CloseUnused. The span alone keeps memory mapped, but not a block from being freed.
 //
 // All of the span must be mapped, and be of memory that was made with vmm.ShareFD. If it is
-// not, or if n is 0, PublishSpan returns vmm.ErrInvalid. It returns vmm.ErrBusy if the name is
-// in use, vmm.ErrLimit for more objects than Options.MaxObjects or more than 65,536 chunks, and
-// vmm.ErrClosed after Close. The caller must Close the Span.
+// not, if n is 0, or if readers may write and the memory was made with vmm.ShareReadOnly,
+// PublishSpan returns vmm.ErrInvalid. It returns vmm.ErrBusy if the name is in use, vmm.ErrLimit
+// for more objects than Options.MaxObjects or more than 65,536 chunks, and vmm.ErrClosed after
+// Close. The caller must Close the Span.
 func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (*Span, error) {
 	if s == nil || s.dev == nil {
 		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
@@ -94,6 +96,9 @@ func (p *Span) addChunks(res *vmm.Reservation, off, n uint64) error {
 		if len(p.chunks) == wire.MaxChunks {
 			return fmt.Errorf("%w: more than %d chunks", vmm.ErrLimit, wire.MaxChunks)
 		}
+		if err := p.checkWrite(seg); err != nil {
+			return err
+		}
 		p.lastID++
 		p.chunks = append(p.chunks, publishedChunk{
 			Chunk: wire.Chunk{ID: p.lastID, Offset: p.endLocked(), Size: seg.Size}, seg: seg, sentTo: p.srv.republish(seg),
@@ -112,6 +117,22 @@ func (p *Span) addChunks(res *vmm.Reservation, off, n uint64) error {
 		p.srv.fds.release(d)
 	}
 	return nil
+}
+
+// checkWrite returns vmm.ErrInvalid for memory that readers cannot write, if they are to.
+func (p *Span) checkWrite(seg vmm.Segment) error {
+	if !p.write || p.srv.dev.Supports(vmm.FeatureShareReadOnly) != nil {
+		return nil
+	}
+	c, err := seg.Chunk()
+	if err != nil {
+		return err
+	}
+	made, err := c.Properties()
+	if err == nil && made.Share&vmm.ShareReadOnly != 0 {
+		err = fmt.Errorf("%w: the memory at %v was made with vmm.ShareReadOnly, and cannot be written", vmm.ErrInvalid, seg.Addr)
+	}
+	return cmp.Or(err, c.Close())
 }
 
 // Name is the name that readers attach to.

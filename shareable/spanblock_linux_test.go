@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -246,7 +247,10 @@ func TestBlockOfReadOnlyPool(t *testing.T) {
 		t.Skip(err)
 	}
 	w := newBlockPool(t, 1, pool.Options{Share: vmm.ShareReadOnly})
-	x, err := publishBlock(w.srv, w.own, w.block(100, 3), "b", PublishOptions{})
+	b := w.block(100, 3)
+	_, err := publishBlock(w.srv, w.own, b, "b", PublishOptions{Write: true})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	x, err := publishBlock(w.srv, w.own, b, "b", PublishOptions{})
 	require.NoError(t, err)
 	_, err = Attach(t.Context(), w.srv.Path(), "b", w.devs[0], AttachOptions{Write: true})
 	require.ErrorIs(t, err, vmm.ErrPermission)
@@ -369,6 +373,48 @@ func TestBlockReaderClosesDuringCapture(t *testing.T) {
 	require.NoError(t, v.Close())
 	require.NoError(t, s.Close())
 	w.free(x)
+}
+
+// Any call of the driver may fail, and nothing is lost.
+func TestBlockFaults(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"Export", "Properties", "Import", "Reserve", "Map", "SetAccess", "SyncEvent", "Unmap", "Release", "Free"} {
+		t.Run(name, func(t *testing.T) {
+			var fails atomic.Bool
+			w := newBlockPool(t, 1, pool.Options{}, func(c drivertest.Call) error {
+				if c.Name == name && fails.CompareAndSwap(true, false) {
+					return errTest
+				}
+				return nil
+			})
+			b := w.block(3*mib, 1)
+			fails.Store(true)
+			x, err := publishBlock(w.srv, w.own, b, "b", PublishOptions{Write: true})
+			if err != nil {
+				require.ErrorIs(t, err, errTest)
+				x = w.publish("b", b)
+			}
+			v, err := Attach(t.Context(), w.srv.Path(), "b", w.devs[0], AttachOptions{Write: true})
+			if err == nil {
+				if err = v.Wait(t.Context(), b.Size()); err != nil {
+					require.NoError(t, v.Close())
+				}
+			}
+			if err != nil {
+				require.ErrorIs(t, err, errTest)
+				v = w.attach("b", AttachOptions{Write: true})
+			}
+			require.NoError(t, v.UsedBy(w.s))
+			require.NoError(t, w.s.Fill(v.Ptr(), 2, 1, v.Len()))
+			if err := v.Close(); err != nil {
+				require.ErrorIs(t, err, errTest)
+				require.NoError(t, v.Close())
+			}
+			require.NoError(t, holds(w.devs[0], b.Ptr(), b.Size(), 2))
+			fails.Store(false)
+			w.free(x)
+		})
+	}
 }
 
 // Many goroutines attach to the same blocks while others try to free them.
