@@ -28,7 +28,7 @@ type AttachOptions struct {
 	//
 	// A store tells when that is so. Where nothing can tell, Attach tries again after pauses
 	// that grow to 100 ms. It does not wait for other errors to pass, and not for an ID that
-	// no object has. Calls over an existing connection, List and InstanceAt do not wait.
+	// no object has. Calls over an existing connection, and List, do not wait.
 	Wait bool
 	// Token is the shared secret that the owner may ask for, up to 32 bytes.
 	Token []byte

@@ -158,7 +158,7 @@ func play(role string) {
 	p := &part{args: os.Args[1:], in: bufio.NewScanner(os.Stdin)}
 	roles := map[string]func(*part){
 		"owner": playOwner, "reader": playReader, "crowd": playReaders, "storm": playConnections,
-		"passer": playPasser, "waiters": playWaiters, "vandal": playVandal, "adder": playAdder,
+		"passer": playPasser, "waiters": playWaiters, "vandal": playVandal, "adder": playAdder, "trader": playTrader,
 	}
 	act, ok := roles[role]
 	if !ok {

@@ -25,18 +25,6 @@ func List(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) ([
 	return all, nil
 }
 
-// InstanceAt returns Server.Instance of the server at path. The errors are those of Attach.
-func InstanceAt(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (instance [16]byte, err error) {
-	h, err := openHandshake(ctx, path, dev, o)
-	if err == nil {
-		_, err = h.run(ctx, h.exchangeHello, nil)
-	}
-	if err != nil {
-		return [16]byte{}, fmt.Errorf("instance at %q: %w", path, err)
-	}
-	return h.peer.Instance, nil
-}
-
 func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) ([]Listing, error) {
 	h, err := openHandshake(ctx, path, dev, o)
 	if err != nil {

@@ -152,6 +152,17 @@ func (c *readerConn) waitWork() {
 	defer c.working.Unlock()
 }
 
+// endAfter runs f as the last work, and disconnects unless f returns an error.
+func (c *readerConn) endAfter(f func() error) error {
+	c.working.Lock()
+	defer c.working.Unlock()
+	err := f()
+	if err == nil {
+		c.end()
+	}
+	return err
+}
+
 // read is wire.Conn.Read within the limit: if the other side takes longer, start
 // returns.
 func (c *readerConn) read() (wire.Frame, error) {

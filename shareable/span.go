@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,10 +24,14 @@ type Span struct {
 // more once all of them are mapped. But memory is shared in whole chunks: a reader has what else
 // lies in the first and the last one mapped as well.
 //
+// For a block of a pool, hold the block with pool.Pool.HoldBlock first, and release it after
+// Close or CloseUnused. The span alone keeps memory mapped, but not a block from being freed.
+//
 // All of the span must be mapped, and be of memory that was made with vmm.ShareFD. If it is
-// not, or if n is 0, PublishSpan returns vmm.ErrInvalid. It returns vmm.ErrBusy if the name is
-// in use, vmm.ErrLimit for more objects than Options.MaxObjects or more than 65,536 chunks, and
-// vmm.ErrClosed after Close. The caller must Close the Span.
+// not, if n is 0, or if readers may write and the memory was made with vmm.ShareReadOnly,
+// PublishSpan returns vmm.ErrInvalid. It returns vmm.ErrBusy if the name is in use, vmm.ErrLimit
+// for more objects than Options.MaxObjects or more than 65,536 chunks, and vmm.ErrClosed after
+// Close. The caller must Close the Span.
 func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (*Span, error) {
 	if s == nil || s.dev == nil {
 		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
@@ -91,6 +96,9 @@ func (p *Span) addChunks(res *vmm.Reservation, off, n uint64) error {
 		if len(p.chunks) == wire.MaxChunks {
 			return fmt.Errorf("%w: more than %d chunks", vmm.ErrLimit, wire.MaxChunks)
 		}
+		if err := p.checkWrite(seg); err != nil {
+			return err
+		}
 		p.lastID++
 		p.chunks = append(p.chunks, publishedChunk{
 			Chunk: wire.Chunk{ID: p.lastID, Offset: p.endLocked(), Size: seg.Size}, seg: seg, sentTo: p.srv.republish(seg),
@@ -109,6 +117,22 @@ func (p *Span) addChunks(res *vmm.Reservation, off, n uint64) error {
 		p.srv.fds.release(d)
 	}
 	return nil
+}
+
+// checkWrite returns vmm.ErrInvalid for memory that readers cannot write, if they are to.
+func (p *Span) checkWrite(seg vmm.Segment) error {
+	if !p.write || p.srv.dev.Supports(vmm.FeatureShareReadOnly) != nil {
+		return nil
+	}
+	c, err := seg.Chunk()
+	if err != nil {
+		return err
+	}
+	made, err := c.Properties()
+	if err == nil && made.Share&vmm.ShareReadOnly != 0 {
+		err = fmt.Errorf("%w: the memory at %v was made with vmm.ShareReadOnly, and cannot be written", vmm.ErrInvalid, seg.Addr)
+	}
+	return cmp.Or(err, c.Close())
 }
 
 // Name is the name that readers attach to.
@@ -141,7 +165,8 @@ func (p *Span) Readers() int {
 }
 
 // Close ends the span: no reader can attach any more. Those that are attached get DELETED, and
-// keep what they have mapped until they close their View. Twice is fine, and so is a nil Span.
+// keep what they have mapped until they close their View: it does not wait for them, as
+// CloseUnused does. Twice is fine, and so is a nil Span.
 func (p *Span) Close() error {
 	if p == nil || p.srv == nil {
 		return nil
@@ -153,28 +178,29 @@ func (p *Span) Close() error {
 	return err
 }
 
-// CloseUnused is Close, but returns vmm.ErrBusy while a reader is attached.
-func (p *Span) CloseUnused() error {
+// CloseUnused waits until no reader is attached, and closes the span then, whose memory can be
+// used for something else. Readers may attach meanwhile. If ctx ends first, CloseUnused returns
+// vmm.ErrBusy and the error of ctx, and the span stays; with a ctx that has ended it does not wait.
+func (p *Span) CloseUnused(ctx context.Context) error {
 	if p == nil || p.srv == nil {
 		return nil
 	}
-	ended, err := p.end(false)
-	if ended {
-		p.teardown()
+	if ctx == nil {
+		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	return err
-}
-
-// WaitUnused waits until no reader is attached, or the span is closed.
-func (p *Span) WaitUnused(ctx context.Context) error {
-	if p == nil || p.srv == nil {
-		return nil
+	for {
+		ended, err := p.end(false)
+		if ended {
+			p.teardown()
+		}
+		if err == nil {
+			return nil
+		}
+		waited := p.waitUntil(ctx, func() bool { return len(p.attachments) == 0 })
+		if waited != nil && !errors.Is(waited, vmm.ErrClosed) {
+			return fmt.Errorf("%w: %w", err, waited)
+		}
 	}
-	err := p.waitUntil(ctx, func() bool { return len(p.attachments) == 0 })
-	if errors.Is(err, vmm.ErrClosed) {
-		return nil
-	}
-	return err
 }
 
 // end lets no reader attach any more, and reports whether it was this call that did so. Without

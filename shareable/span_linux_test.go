@@ -87,6 +87,14 @@ func (w *spans) view(o AttachOptions) *View {
 	return v
 }
 
+// noWait is a context that does not let a call wait.
+func noWait(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}
+
 func TestSpan(t *testing.T) {
 	t.Parallel()
 	w := newSpans(t, Options{})
@@ -134,20 +142,20 @@ func TestSpanStays(t *testing.T) {
 	v, again := w.view(AttachOptions{}), w.view(AttachOptions{})
 	wait(t, v, spanLen)
 	require.Equal(t, 2, p.Readers())
-	require.ErrorIs(t, p.CloseUnused(), vmm.ErrBusy)
+	require.ErrorIs(t, p.CloseUnused(noWait(t)), vmm.ErrBusy)
 	require.NoError(t, v.Close())
 	soon(t, "a reader has gone", func() bool { return p.Readers() == 1 })
-	require.ErrorIs(t, p.CloseUnused(), vmm.ErrBusy)
-	ended, end := context.WithCancel(t.Context())
-	end()
-	require.ErrorIs(t, p.WaitUnused(ended), context.Canceled)
+	err := p.CloseUnused(noWait(t))
+	require.ErrorIs(t, err, vmm.ErrBusy)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, p.CloseUnused(nil), vmm.ErrInvalid) //nolint:staticcheck // what a caller can get wrong
+	closed := make(chan error, 1)
+	go func() { closed <- p.CloseUnused(t.Context()) }()
 	require.NoError(t, again.Close())
-	require.NoError(t, p.WaitUnused(t.Context()))
-	require.NoError(t, p.CloseUnused())
-	_, err := Attach(t.Context(), w.s.Path(), "x", w.dev, AttachOptions{})
+	require.NoError(t, <-closed)
+	_, err = Attach(t.Context(), w.s.Path(), "x", w.dev, AttachOptions{})
 	require.ErrorIs(t, err, ErrNotFound)
-	require.NoError(t, p.CloseUnused())
-	require.NoError(t, p.WaitUnused(t.Context()))
+	require.NoError(t, p.CloseUnused(noWait(t)))
 	require.NoError(t, w.res.UnmapNow(spanPage, 2*spanPage))
 	require.Zero(t, w.s.Stats().KeptFDs)
 	require.Zero(t, w.s.Stats().Published)
@@ -172,7 +180,7 @@ func TestSpanEnds(t *testing.T) {
 	require.NoError(t, w.s.Close())
 	require.NoError(t, w.res.UnmapNow(spanPage, 6*spanPage), "the server's end is the span's")
 	require.NoError(t, p.Close())
-	require.NoError(t, p.CloseUnused())
+	require.NoError(t, p.CloseUnused(t.Context()))
 	_, err = w.s.PublishSpan("y", w.res, 0, 1, PublishOptions{})
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	require.NoError(t, w.res.UnmapNow(0, spanPage), "and nothing is held after an error")
@@ -230,8 +238,7 @@ func TestSpanZeroValues(t *testing.T) {
 		require.Zero(t, p.Name())
 		require.Zero(t, p.Len())
 		require.Zero(t, p.Readers())
-		require.NoError(t, p.CloseUnused())
-		require.NoError(t, p.WaitUnused(t.Context()))
+		require.NoError(t, p.CloseUnused(t.Context()))
 		require.NoError(t, p.Close())
 	}
 }
@@ -288,19 +295,4 @@ func TestPythonReadsSpan(t *testing.T) {
 	require.NoError(t, p.Close())
 	f.says(fmt.Sprintf("deleted at %d", 3*spanPage/32))
 	f.exits(0)
-}
-
-func TestInstanceAt(t *testing.T) {
-	t.Parallel()
-	w := newSpans(t, Options{Token: []byte("secret")})
-	got, err := InstanceAt(t.Context(), w.s.Path(), w.dev, AttachOptions{Token: []byte("secret")})
-	require.NoError(t, err)
-	require.Equal(t, w.s.Instance(), got)
-	_, err = InstanceAt(t.Context(), w.s.Path(), nil, AttachOptions{})
-	require.ErrorIs(t, err, vmm.ErrInvalid)
-	_, err = InstanceAt(nil, w.s.Path(), w.dev, AttachOptions{}) //nolint:staticcheck // what a caller can get wrong
-	require.ErrorIs(t, err, vmm.ErrInvalid)
-	require.NoError(t, w.s.Close())
-	_, err = InstanceAt(t.Context(), w.s.Path(), w.dev, AttachOptions{})
-	require.ErrorIs(t, err, ErrOwnerGone)
 }

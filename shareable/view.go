@@ -369,7 +369,9 @@ type closeAttempt struct {
 }
 
 // Close disconnects from the owner, waits for work that uses the memory, unmaps it
-// and frees the addresses. Streams that wait by WaitOn are released; if WaitOn was
+// and frees the addresses. With AttachOptions.Write it disconnects once nothing uses the
+// memory any more: until then the owner counts this reader, and so does not use the memory of
+// a Span for something else. Without, work that reads such memory should have ended. Streams that wait by WaitOn are released; if WaitOn was
 // used, Close waits for all work of the device. The errors are those of
 // Reservation.Close. After an error only Close can be called, and it tries again.
 // Twice is fine, and so is a nil View.
@@ -423,7 +425,7 @@ func (v *View) startClose() *closeAttempt {
 }
 
 // markClosed makes every later call return vmm.ErrClosed, ends the calls and
-// releases the streams that wait, and closes the connection.
+// releases the streams that wait, and closes the connection, unless this View may write.
 func (v *View) markClosed() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -433,7 +435,7 @@ func (v *View) markClosed() {
 	v.closed = true
 	v.stop()
 	v.notifyLocked()
-	if v.conn != nil {
+	if v.conn != nil && !v.opts.Write {
 		v.conn.end() // the owner notices, whatever becomes of this close
 	}
 }
@@ -446,7 +448,9 @@ func (v *View) releaseAll() error {
 	conn := v.conn // takes no other's place any more
 	v.mu.RUnlock()
 	if conn != nil {
-		conn.waitWork()
+		if err := conn.endAfter(v.finishWrites); err != nil {
+			return err
+		}
 	}
 	v.tasks.Wait()
 	v.mu.Lock()
@@ -459,6 +463,22 @@ func (v *View) releaseAll() error {
 		return cmp.Or(err, waits)
 	}
 	return cmp.Or(v.res.Close(), waits, err)
+}
+
+// finishWrites waits for work on memory that may be written, and unmaps it. It returns only
+// errors that pass. Of others, and of what is still mapped then, the close of the reservation
+// tells.
+func (v *View) finishWrites() error {
+	all := v.res.Segments()
+	if !v.opts.Write || len(all) == 0 {
+		return nil
+	}
+	last := all[len(all)-1]
+	err := v.res.Unmap(0, uint64(last.Addr-v.res.Ptr())+last.Size)
+	if errors.Is(err, vmm.ErrCapturing) || errors.Is(err, vmm.ErrBusy) {
+		return err
+	}
+	return nil
 }
 
 // ViewStats counts what a View has and has done since it was made.

@@ -10,8 +10,9 @@
 //	cuMemPoolExportPointer                       ExportPointer
 //	cuMemPoolImportPointer                       Pool.Import
 //
-// Blocks of this library's own pools, of which the driver knows nothing, are exported by an
-// Exporter and imported by an Importer. There the rules below are enforced: see Exporter.
+// Blocks of this library's own pools, of which the driver knows nothing, have no handle: package
+// shareable passes them under a name, by Server.PublishSpan and Attach. There the order of the
+// frees, which is a rule below, is enforced.
 //
 // Nothing here tells the other process when memory may be read: an event does, whose handle
 // is passed on like that of the memory. Package shareable has views that follow growth, names
@@ -27,8 +28,7 @@
 //
 // A handle, a token and a descriptor of a pool carry no rights: any process of the machine
 // that gets hold of one can read and write the memory, as far as the driver lets it. A file
-// of WriteFile can be read by this user only. A BlockToken serves those only whom the Exporter's
-// server lets connect.
+// of WriteFile can be read by this user only.
 package ipc
 
 // Lock order:
@@ -38,12 +38,5 @@ package ipc
 //	  registry.mu
 //	    the locks of pool.DriverPool
 //
-//	Exporter.mu
-//	  the locks of pool.Pool and of shareable.Server
-//
-//	Importer.closing
-//	  Importer.mu
-//
 // Memory.mu and Pool.mu are held across driver calls: no import meets a free of the same memory. No
-// lock but Importer.closing is held across a wait for work, since functions of vmm.Device.OnSync
-// may call this package, apart from Importer.Close.
+// lock is held across a wait for work, since functions of vmm.Device.OnSync may call this package.

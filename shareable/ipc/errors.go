@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // The errors of this package. Beside them it returns errors of package vmm. Compare with
-// errors.Is: all but ErrExporterGone are vmm.ErrInvalid, too, and ErrExporterGone is
-// shareable.ErrOwnerGone.
+// errors.Is: all but ErrExporterGone are vmm.ErrInvalid, too.
 var (
 	// ErrHandle is a handle, a token or a text of one that is empty, truncated, too long, garbage,
 	// of another kind, or not of this pool.
@@ -18,16 +16,14 @@ var (
 	// ErrOwnHandle is a handle of this process's own: the driver opens those of others only.
 	ErrOwnHandle = fmt.Errorf("%w: a handle of this process's own", vmm.ErrInvalid)
 	// ErrExporterGone is a handle of a process that has ended, maybe with the whole system.
-	ErrExporterGone = fmt.Errorf("%w: the process that made the handle has ended", shareable.ErrOwnerGone)
+	ErrExporterGone = errors.New("the process that made the handle has ended")
 	// ErrNotShared is a pool that cannot be exported: a default pool, an imported one, or one that
 	// was made without pool.Options.Share.
 	ErrNotShared = fmt.Errorf("%w: the pool was not made to be shared", vmm.ErrInvalid)
 	// ErrImported is an allocation from an imported pool, making it the current one, or what else
 	// the driver refuses to do with one, such as to trim it.
 	ErrImported = fmt.Errorf("%w: the pool is imported", vmm.ErrInvalid)
-	// ErrNotExported is a block that is not exported, or not any more.
-	ErrNotExported = fmt.Errorf("%w: the block is not exported", vmm.ErrInvalid)
-	// ErrFreed is a Block or an ImportedBlock that was freed before, or a zero value.
+	// ErrFreed is a Block that was freed before, or a zero value.
 	ErrFreed = fmt.Errorf("%w: the block has been freed", vmm.ErrInvalid)
 )
 

@@ -159,7 +159,7 @@ func play(role string) {
 	}
 	must(err)
 	map[string]func(*part){
-		"memory": (*part).memory, "opener": (*part).opener, "pool": (*part).pool, "importer": (*part).importer, "reader": (*part).reader, "blocks": (*part).blocks,
+		"memory": (*part).memory, "opener": (*part).opener, "pool": (*part).pool, "importer": (*part).importer, "reader": (*part).reader,
 	}[role](p)
 	must(p.dev.Close())
 }

@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -161,7 +160,6 @@ func TestExporterIsKilled(t *testing.T) {
 		typed(t, err)
 		for name, err := range map[string]error{"memory": second(ipc.Open(dev, h)), "event": second(ipc.OpenEvent(dev, he))} {
 			require.ErrorIs(t, err, ipc.ErrExporterGone, name)
-			require.ErrorIs(t, err, shareable.ErrOwnerGone, name)
 		}
 		require.NoError(t, e.Close())
 		require.NoError(t, m.Close())
@@ -268,7 +266,7 @@ func TestOpenRefuses(t *testing.T) {
 	require.Equal(t, "closed", c.does("close"))
 	_, err = ipc.Open(dev, good)
 	require.ErrorIs(t, err, vmm.ErrInvalid, "freed, though its process runs")
-	require.NotErrorIs(t, err, shareable.ErrOwnerGone)
+	require.NotErrorIs(t, err, ipc.ErrExporterGone)
 }
 
 func TestMemoryBounds(t *testing.T) {

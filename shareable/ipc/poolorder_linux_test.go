@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/testgate"
 	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
@@ -135,4 +137,32 @@ func TestPoolOrderOfTwoProcesses(t *testing.T) {
 		require.NoError(t, ready.Close())
 		require.NoError(t, own.Close())
 	})
+}
+
+// gate makes later work of a stream wait until open is called.
+func gate(t *testing.T, s *vmm.Stream) (open func()) {
+	t.Helper()
+	raw, err := s.Device().Raw()
+	require.NoError(t, err)
+	words, ops := raw.(driver.HostAllocator), raw.(driver.StreamMemOps)
+	word, _, err := words.AllocHost(8)
+	require.NoError(t, err)
+	other, err := raw.NewStream()
+	require.NoError(t, err)
+	write := func(v uint64) {
+		require.NoError(t, ops.WriteValue(other, word, v, 8))
+		require.NoError(t, raw.SyncStream(other))
+	}
+	write(0) // the memory may have been another gate's
+	require.NoError(t, ops.WaitValue(s.Raw(), word, 1, 8))
+	open = sync.OnceFunc(func() { write(1) })
+	t.Cleanup(func() {
+		open()
+		if t.Failed() {
+			return // the stream may wait for another process for ever, and a free for the stream
+		}
+		require.NoError(t, raw.FreeStream(other))
+		require.NoError(t, words.FreeHost(word))
+	})
+	return open
 }

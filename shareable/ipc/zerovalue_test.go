@@ -22,10 +22,6 @@ func TestZeroValues(t *testing.T) {
 		&ipc.Block{}, (*ipc.Block)(nil),
 		&ipc.Handle{}, (*ipc.Handle)(nil),
 		&ipc.Token{}, (*ipc.Token)(nil),
-		&ipc.BlockToken{},
-		&ipc.Exporter{}, (*ipc.Exporter)(nil),
-		&ipc.Importer{}, (*ipc.Importer)(nil),
-		&ipc.ImportedBlock{}, (*ipc.ImportedBlock)(nil),
 		ipc.Kind(0),
 	} {
 		v := reflect.ValueOf(zero)
