@@ -368,13 +368,13 @@ type closeAttempt struct {
 	err  error // set before done is closed
 }
 
-// Close disconnects from the owner, waits for work that uses the memory, unmaps it
-// and frees the addresses. With AttachOptions.Write it disconnects once nothing uses the
-// memory any more: until then the owner counts this reader, and so does not use the memory of
-// a Span for something else. Without, work that reads such memory should have ended. Streams that wait by WaitOn are released; if WaitOn was
-// used, Close waits for all work of the device. The errors are those of
-// Reservation.Close. After an error only Close can be called, and it tries again.
-// Twice is fine, and so is a nil View.
+// Close disconnects from the owner, waits for work that uses the memory, unmaps it and frees the
+// addresses. With AttachOptions.Write it disconnects once nothing uses the memory any more: until
+// then the owner counts this reader, and so does not use the memory of a Span for something else.
+// Without, work that reads such memory should have ended. Streams that wait by WaitOn are released;
+// if WaitOn was used, Close waits for all work of the device. The errors are those of
+// Reservation.Close. After an error only Close can be called, and it tries again. Twice is fine,
+// and so is a nil View.
 func (v *View) Close() error { return v.CloseContext(context.Background()) }
 
 // CloseContext is Close, except that it stops waiting when ctx is done and returns

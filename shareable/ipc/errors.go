@@ -47,5 +47,5 @@ func joinErr(first error, second error) error {
 	return fmt.Errorf("%w; and %w", first, second)
 }
 
-// lost says whether the device is gone, and with it all that was to be freed.
+// lost reports whether the device is gone, and with it all that was to be freed.
 func lost(err error) bool { return errors.Is(err, vmm.ErrDeviceLost) }

@@ -28,7 +28,7 @@ func (p *part) event() *vmm.Event {
 
 // reader imports the pool that it inherits and opens two events. In the order of a stream it
 // reads the blocks that it is told: after the first event, or at once, which it waits for. It
-// frees each in that order and records the second event, says whether all that has ended, and
+// frees each in that order and records the second event, reports whether all that has ended, and
 // once it is asked what it has read.
 func (p *part) reader() {
 	in, err := ipc.ImportPool(p.dev, inheritedFD)

@@ -67,7 +67,7 @@ func parseText(text []byte, fields []field) (raw [rawSize]byte, err error) {
 	return [rawSize]byte(b), nil
 }
 
-// isBase64 says whether bytes are text that was cut off after 64 of them. Of 64 bytes that a
+// isBase64 reports whether bytes are text that was cut off after 64 of them. Of 64 bytes that a
 // driver makes, some are 0.
 func isBase64(b []byte) bool {
 	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="

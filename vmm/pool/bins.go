@@ -92,8 +92,8 @@ func (b *bins) find(size, before uint64) (best *extent) {
 	return best
 }
 
-// beforeHole returns the longest extent of less than size bytes behind which lies a hole that is long
-// enough for the chunks that are missing. It looks at the first scanMost extents of each bin.
+// beforeHole returns the longest extent of less than size bytes behind which lies a hole that is
+// long enough for the chunks that are missing. It looks at the first scanMost extents of each bin.
 func (b *bins) beforeHole(size, chunk uint64) (best *extent) {
 	for i := b.upTo(binOf(size / pageSize)); i >= 0 && best == nil; i = b.upTo(i - 1) {
 		n := 0

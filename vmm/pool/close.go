@@ -95,7 +95,7 @@ func (p *Pool) shut() error {
 	}
 }
 
-// openAgain waits for a Close under way, and says whether the pool has stayed open after all.
+// openAgain waits for a Close under way, and reports whether the pool has stayed open after all.
 func (p *Pool) openAgain() bool {
 	p.closeMu.Lock()
 	defer p.closeMu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// allowed says whether an error may come of what other goroutines do.
+// allowed reports whether an error may come of what other goroutines do.
 func allowed(err error, kinds ...error) bool {
 	for _, k := range kinds {
 		if errors.Is(err, k) {

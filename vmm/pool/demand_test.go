@@ -157,7 +157,7 @@ func (u *user) run(steps int) {
 	}
 }
 
-// fits says whether a block of n bytes must be found while all streams are idle, which is what
+// fits reports whether a block of n bytes must be found while all streams are idle, which is what
 // docs/pool.md says of one: in a slab, as pages of free memory, or with memory that is mapped at
 // free addresses, behind free memory, of chunks that are new or lie nowhere else in use.
 func (d *demand) fits(n uint64) bool {
@@ -245,8 +245,8 @@ func (d *demand) fits(n uint64) bool {
 	return site()
 }
 
-// runDemand runs goroutines, with a barrier now and then at which all streams are idle and the model
-// decides what an Alloc returns. It returns what was wrong first.
+// runDemand runs goroutines, with a barrier now and then at which all streams are idle and the
+// model decides what an Alloc returns. It returns what was wrong first.
 func runDemand(t *testing.T, d *demand, goroutines int, until func() bool) (wrong string, rounds int) {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())

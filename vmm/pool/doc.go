@@ -37,9 +37,10 @@
 //
 // # Stamps
 //
-// A stamp is vmm.Stream.Point, plus one, when memory was freed in that stream. All work that may use
-// the memory has ended when Finished of the stream, plus one, is above the stamp. Another stream comes
-// after that work when its After of the stream, plus one, is above the stamp. The stamp 0 is idle.
+// A stamp is vmm.Stream.Point, plus one, when memory was freed in that stream. All work that may
+// use the memory has ended when Finished of the stream, plus one, is above the stamp. Another
+// stream comes after that work when its After of the stream, plus one, is above the stamp. The
+// stamp 0 is idle.
 //
 // # Concurrency
 //

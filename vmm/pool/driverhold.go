@@ -8,8 +8,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// WrapDriver is a DriverPool of a pool that the driver has already, for packages beside this
-// one. If dev has no access to it yet, the memory is taken to be another device's; if it has, dev's.
+// WrapDriver is a DriverPool of a pool that the driver has already, for packages beside this one.
+// If dev has no access to it yet, the memory is taken to be another device's; if it has, dev's.
 // Errors are those of Access. Close leaves the driver's pool as it is. The caller must Close it,
 // before dev.
 func WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {

@@ -73,7 +73,7 @@ func (p *Pool) Find(at vmm.Ptr) (Block, bool) {
 	return Block{ptr: p.base + vmm.Ptr(e.off), size: e.size, in: &e.owner, seq: e.seq.Load() & numberBits}, true
 }
 
-// has says whether an extent is a block that is allocated and has a byte at off.
+// has reports whether an extent is a block that is allocated and has a byte at off.
 func (e *extent) has(off uint64) bool {
 	return e != nil && e.kind == kindBlock && e.seq.Load() != 0 && e.off <= off && off < e.end()
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// pairsBeside has four goroutines, each with a stream, allocate and free a block at a time, n times, and
-// synchronise after every so many.
+// pairsBeside has four goroutines, each with a stream, allocate and free a block at a time, n
+// times, and synchronise after every so many.
 func pairsBeside(t *testing.T, d *vmm.Device, p *pool.Pool, size uint64, n, every int) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -82,8 +82,8 @@ func TestPairsBesideEachOther(t *testing.T) {
 	}
 }
 
-// TestFreedInAStreamThatLags: blocks of all sizes, which a producer allocates and a consumer frees in a
-// stream that is held back, are had again: the producer's stream waits.
+// TestFreedInAStreamThatLags: blocks of all sizes, which a producer allocates and a consumer frees
+// in a stream that is held back, are had again: the producer's stream waits.
 func TestFreedInAStreamThatLags(t *testing.T) {
 	for _, size := range []uint64{256, 4 * kib, 60_000, 100_000} {
 		w := newWorld(t, 1, 64*mib)
@@ -120,8 +120,9 @@ func fill(t testing.TB, p *pool.Pool, s *vmm.Stream, size uint64) (all []pool.Bl
 	}
 }
 
-// TestBlocksOfAnotherStreamsSlabs: free blocks of slabs, in each of which some blocks are allocated, go
-// to another stream: once their work has ended, once that stream comes after it, or once it is made to.
+// TestBlocksOfAnotherStreamsSlabs: free blocks of slabs, in each of which some blocks are
+// allocated, go to another stream: once their work has ended, once that stream comes after it, or
+// once it is made to.
 func TestBlocksOfAnotherStreamsSlabs(t *testing.T) {
 	for _, size := range []uint64{256, 4 * kib, 40_000} {
 		for name, order := range map[string]func(w *world, a, b *vmm.Stream){
@@ -192,8 +193,8 @@ func TestBlocksOfLongerSlabs(t *testing.T) {
 	w.end()
 }
 
-// TestWholeSlabsOfSeveralStreams: pages come of slabs all of whose blocks are free, although they were
-// freed in several streams.
+// TestWholeSlabsOfSeveralStreams: pages come of slabs all of whose blocks are free, although they
+// were freed in several streams.
 func TestWholeSlabsOfSeveralStreams(t *testing.T) {
 	w := newWorld(t, 1, 64*mib)
 	p := w.pool(pool.Options{Max: 2 * mib, ReleaseThreshold: math.MaxUint64})
@@ -218,8 +219,8 @@ func TestWholeSlabsOfSeveralStreams(t *testing.T) {
 	w.end()
 }
 
-// TestNoTheft: with no stream made to wait, what a stream has freed itself it can have again, whatever
-// others have looked for in vain.
+// TestNoTheft: with no stream made to wait, what a stream has freed itself it can have again,
+// whatever others have looked for in vain.
 func TestNoTheft(t *testing.T) {
 	for _, reuse := range []pool.Reuse{pool.ReuseFollowEvents, pool.ReuseFollowEvents | pool.ReuseOpportunistic} {
 		for _, size := range []uint64{256, 4 * kib, 30_000, chunk, 3 * chunk} {
@@ -303,7 +304,8 @@ func TestNumbersOfBlocks(t *testing.T) {
 	w.end()
 }
 
-// TestFreedArguments: a block that was freed is refused as an argument, also when another has its memory.
+// TestFreedArguments: a block that was freed is refused as an argument, also when another has its
+// memory.
 func TestFreedArguments(t *testing.T) {
 	w := newWorld(t, 1, 16*mib)
 	m, err := kernel.Load(w.devs[0], kernel.Code{Host: kernel.Host{"put": func(x []byte, v uint8) { x[0] = v }}})
@@ -386,8 +388,8 @@ func TestCloseBesideFree(t *testing.T) {
 	w.end()
 }
 
-// TestShortageFromOutside: short Allocs beside a range that takes all memory, and gives it back when it
-// is asked, all return with memory.
+// TestShortageFromOutside: short Allocs beside a range that takes all memory, and gives it back
+// when it is asked, all return with memory.
 func TestShortageFromOutside(t *testing.T) {
 	w := newWorld(t, 1, 32*chunk)
 	d := w.devs[0]
@@ -447,8 +449,8 @@ func TestBeyondTheLimit(t *testing.T) {
 	w.end()
 }
 
-// TestMovesThatFail: an Alloc whose chunks have to move fails as the driver says, and leaves the pool
-// as it was.
+// TestMovesThatFail: an Alloc whose chunks have to move fails as the driver says, and leaves the
+// pool as it was.
 func TestMovesThatFail(t *testing.T) {
 	for _, call := range []string{"Map", "SetAccess", "Unmap"} {
 		w := newWorld(t, 1, 16*mib)
@@ -482,8 +484,8 @@ func TestMovesThatFail(t *testing.T) {
 	}
 }
 
-// TestSlabsBesideEachOther: of a pool four streams need a slab each, and none fails while the others'
-// slabs are about to be made.
+// TestSlabsBesideEachOther: of a pool four streams need a slab each, and none fails while the
+// others' slabs are about to be made.
 func TestSlabsBesideEachOther(t *testing.T) {
 	w := newWorld(t, 1, 16*mib)
 	p := w.pool(pool.Options{Max: 8 * chunk})
@@ -493,8 +495,8 @@ func TestSlabsBesideEachOther(t *testing.T) {
 	w.end()
 }
 
-// TestScatteredAddresses: when all addresses are in pieces too short, free chunks between them go, and
-// the longest block there can be fits.
+// TestScatteredAddresses: when all addresses are in pieces too short, free chunks between them go,
+// and the longest block there can be fits.
 func TestScatteredAddresses(t *testing.T) {
 	const most = 128 * chunk
 	for seed := range testgate.Effort[uint64](6, 12, 50) {
@@ -536,8 +538,8 @@ func TestScatteredAddresses(t *testing.T) {
 	}
 }
 
-// TestIdleBlocksStayIdle: a block whose work is known to have ended goes to any stream at once, although
-// its neighbour in the slab was freed in a stream that is held back.
+// TestIdleBlocksStayIdle: a block whose work is known to have ended goes to any stream at once,
+// although its neighbour in the slab was freed in a stream that is held back.
 func TestIdleBlocksStayIdle(t *testing.T) {
 	for _, reuse := range []pool.Reuse{0, pool.ReuseAll} {
 		for _, elsewhere := range []bool{false, true} { // it was freed in b, and is remote

@@ -87,7 +87,7 @@ func worldOf(t testing.TB, n int, drv driver.Driver) *world {
 	return w
 }
 
-// forgiven says whether an error is that the device is lost, as it may be.
+// forgiven reports whether an error is that the device is lost, as it may be.
 func (w *world) forgiven(err error) bool {
 	if !w.mayLose || !errors.Is(err, vmm.ErrDeviceLost) {
 		return false

@@ -127,12 +127,12 @@ func (l *look) take() bool {
 	return true
 }
 
-// usable says whether the stream may have a piece of free memory without a wait.
+// usable reports whether the stream may have a piece of free memory without a wait.
 func (l *look) usable(e *extent) bool {
 	return e.kind == kindFree && (e.list == &l.idle || e.stamp < l.reach(l.st, e.list.st, l.follow))
 }
 
-// isIdle says whether a piece of memory is idle.
+// isIdle reports whether a piece of memory is idle.
 func (l *look) isIdle(e *extent) bool { return e.kind == kindFree && e.list == &l.idle }
 
 // eachRun calls f for each longest run of neighbours that all are as ok says: with the first of
@@ -203,7 +203,7 @@ func (l *look) releaseWholeSlabs() {
 	}
 }
 
-// fits says whether what was freed in a stream is enough by itself.
+// fits reports whether what was freed in a stream is enough by itself.
 func (l *look) fits(t *stream) bool {
 	if t == l.st {
 		return false
@@ -314,8 +314,8 @@ func (l *look) makeRoom(ok func(*extent) bool, has int) {
 	}
 }
 
-// unmapLocked unmaps the chunks that makeRoom has taken, which are spare then, and says whether there
-// are any. It releases p.mu meanwhile.
+// unmapLocked unmaps the chunks that makeRoom has taken, which are spare then, and reports whether
+// there are any. It releases p.mu meanwhile.
 func (p *Pool) unmapLocked(m mapping) (some bool, err error) {
 	if m.after != nil {
 		if err := p.awaitLocked(m.after, m.runs); err != nil {

@@ -94,7 +94,7 @@ func (m *machine) addLane(dev int) {
 	}
 }
 
-// fails says whether err is of a driver call that was refused on purpose. Any other is a
+// fails reports whether err is of a driver call that was refused on purpose. Any other is a
 // failure of the test.
 func (m *machine) fails(err error) bool {
 	if err == nil {
@@ -114,7 +114,7 @@ func (m *machine) closeOne(x interface{ Close() error }) {
 	}
 }
 
-// scarce says whether there was no memory, or a call was refused.
+// scarce reports whether there was no memory, or a call was refused.
 func (m *machine) scarce(err error) bool {
 	return errors.Is(err, vmm.ErrOutOfMemory) || m.fails(err)
 }

@@ -36,11 +36,11 @@ type Options struct {
 	// lock held, by several goroutines at once. It must not panic.
 	OnOOM func(s *vmm.Stream, n uint64) (retry bool)
 	// Trace gets a line for each Alloc, Free and FreeNow, in the form that RMM writes and its
-	// replay benchmark reads: Thread,Time,Action,Pointer,Size,Stream. An Alloc that fails has
-	// one, "allocate failure". A Resize to another size is a free and an allocation at the same
-	// address, one line after the other. Any other call that fails has none. Thread is always 1. Write
-	// is called under a lock, and must not call the pool. Its first error ends the trace, and
-	// Close returns it.
+	// replay benchmark reads: Thread,Time,Action,Pointer,Size,Stream. An Alloc that fails has one,
+	// "allocate failure". A Resize to another size is a free and an allocation at the same address,
+	// one line after the other. Any other call that fails has none. Thread is always 1. Write is
+	// called under a lock, and must not call the pool. Its first error ends the trace, and Close
+	// returns it.
 	Trace io.Writer
 	// SampleStacks is after how many allocated bytes Alloc records its caller's stack; see
 	// Pool.Samples. 0: never.

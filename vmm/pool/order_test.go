@@ -19,7 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// onCUDA says whether the tests that can run on the machine's GPU do so.
+// onCUDA reports whether the tests that can run on the machine's GPU do so.
 var onCUDA = os.Getenv("VMM_TEST_DRIVER") == "cuda"
 
 // stress is goroutines, each with a stream, that share a pool. Each block gets a stamp by work
@@ -94,7 +94,7 @@ func newStress(t *testing.T, devs []int, seed uint64) *stress {
 	return x
 }
 
-// calledBy says whether a function of that name has called this one.
+// calledBy reports whether a function of that name has called this one.
 func calledBy(name string) bool {
 	var pcs [64]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs[:])])

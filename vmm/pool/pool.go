@@ -251,8 +251,8 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 // Free gives b up once the work that s has now has ended. Until then its memory is reused in s
 // only, or as Alloc says. A block that was freed before is ErrDoubleFree, one of another pool
 // ErrForeignBlock, one that HoldBlock holds ErrBusy. If Free fails the block is allocated as
-// before: after ErrClosed and ErrCapturing it can be freed in another stream, or by FreeNow. Several
-// goroutines may free different blocks at once; of two that free the same one, one returns
+// before: after ErrClosed and ErrCapturing it can be freed in another stream, or by FreeNow.
+// Several goroutines may free different blocks at once; of two that free the same one, one returns
 // ErrDoubleFree.
 func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	st, err := p.stream(s)
@@ -266,9 +266,9 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	return p.fail("free", b.ptr, b.size, err)
 }
 
-// end ends a block, whose number the pool has there: the next block at the address is another one, and
-// none of its bytes is undefined. The caller has the lock without which none is allocated there yet.
-// Only who ended it may read its size.
+// end ends a block, whose number the pool has there: the next block at the address is another one,
+// and none of its bytes is undefined. The caller has the lock without which none is allocated there
+// yet. Only who ended it may read its size.
 func (p *Pool) end(number *atomic.Uint64, seq uint64, at vmm.Ptr, size *uint64) error {
 	if !number.CompareAndSwap(seq, 0) {
 		return notAllocated(number, seq)

@@ -85,9 +85,9 @@ func (q *remoteQueue) drop(p *Pool, f func(remoteBlock) bool) {
 // lendMost is how many blocks a stream gets at once that were another's.
 const lendMost = 16
 
-// lendLocked gives st up to most free blocks of a class that t has, remote ones or, unless remoteOnly
-// is set, of its slabs, which st may have as reach says. It says whether there were any. The mu of
-// both streams are held.
+// lendLocked gives st up to most free blocks of a class that t has, remote ones or, unless
+// remoteOnly is set, of its slabs, which st may have as reach says. It reports whether there were any.
+// The mu of both streams are held.
 func (p *Pool) lendLocked(t, st *stream, class int, follow bool, most int, remoteOnly bool) bool {
 	from, to := &t.classes[class], &st.classes[class]
 	idle, before := p.reach(nil, t, false), p.reach(st, t, follow)
@@ -276,7 +276,7 @@ func (st *stream) newestRemoteOf(class int) (stamp uint64, some bool) {
 	return all[len(all)-1].stamp, true
 }
 
-// hasFree says whether the class has free blocks. It needs the stream's mu.
+// hasFree reports whether the class has free blocks. It needs the stream's mu.
 func (c *ofClass) hasFree() bool {
 	if !c.remote.empty() || c.current != nil && !c.current.full() || c.empty.first != nil {
 		return true
@@ -289,7 +289,7 @@ func (c *ofClass) hasFree() bool {
 	return false
 }
 
-// hasFree says whether the stream has free memory of any kind but what is kept. It needs st.mu and
+// hasFree reports whether the stream has free memory of any kind but what is kept. It needs st.mu and
 // Pool.mu.
 func (st *stream) hasFree() bool {
 	if st.free.newest != nil {

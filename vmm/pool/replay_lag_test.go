@@ -222,8 +222,9 @@ func shorten(t *trace.Trace, n int) {
 	t.Ops = append(t.Ops, trace.Op{Kind: trace.Sync})
 }
 
-// TestReplayLagging: what pools hold when streams are behind: after each allocation and before
-// each free, work is queued in the same stream that ends so much later. The traces are the first part of those of TestReplay.
+// TestReplayLagging: what pools hold when streams are behind: after each allocation and before each
+// free, work is queued in the same stream that ends so much later. The traces are the first part of
+// those of TestReplay.
 func TestReplayLagging(t *testing.T) {
 	dev, peak := lagCard(t)
 	ops := testgate.Effort(3000, 30_000, 100_000)

@@ -157,7 +157,7 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 	return nil
 }
 
-// mayTakeLocked says whether st may have a free extent without a wait.
+// mayTakeLocked reports whether st may have a free extent without a wait.
 func (p *Pool) mayTakeLocked(x *extent, st *stream) bool {
 	switch {
 	case x.kind != kindFree:

@@ -41,7 +41,7 @@ func freed(t *testing.T, n uint64, on pool.Reuse) *reuse {
 	return r
 }
 
-// gets says whether a stream gets the memory of the block that was freed.
+// gets reports whether a stream gets the memory of the block that was freed.
 func (r *reuse) gets(s *vmm.Stream) bool {
 	r.t.Helper()
 	var all []pool.Block

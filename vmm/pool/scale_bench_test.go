@@ -17,8 +17,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// TestPairsBehindALaggingStream: what a pair costs whose blocks are freed in a stream that is held back, with so
-// many that wait there already.
+// TestPairsBehindALaggingStream: what a pair costs whose blocks are freed in a stream that is held
+// back, with so many that wait there already.
 func TestPairsBehindALaggingStream(t *testing.T) {
 	const pairs = 1_000
 	rounds := testgate.Effort(1, 5, 5)
@@ -111,7 +111,8 @@ func BenchmarkTrimScattered(b *testing.B) {
 	}
 }
 
-// BenchmarkAllocAmongHoles: what a block of two chunks costs for which there is no hole but the last.
+// BenchmarkAllocAmongHoles: what a block of two chunks costs for which there is no hole but the
+// last.
 func BenchmarkAllocAmongHoles(b *testing.B) {
 	for _, holes := range []int{3_200, 32_000} {
 		b.Run(fmt.Sprint(holes), func(b *testing.B) {

@@ -165,7 +165,7 @@ func (p *Pool) findOrCreateLocked(st *stream, w want) (*extent, error) {
 	return e, err
 }
 
-// tightLocked says whether so little is free where short blocks lie, less than 1/16 of what is
+// tightLocked reports whether so little is free where short blocks lie, less than 1/16 of what is
 // mapped there, that to search for it costs more than new memory.
 func (p *Pool) tightLocked(r *region) bool {
 	free := p.idle.bytes[r.index]

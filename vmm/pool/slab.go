@@ -58,7 +58,7 @@ func (sl *slab) inUse() int { return sl.begun - len(sl.free) }
 // bytes is how long the slab is.
 func (sl *slab) bytes() uint64 { return sl.size * uint64(len(sl.seqs)) }
 
-// full says whether no block is free.
+// full reports whether no block is free.
 func (sl *slab) full() bool { return len(sl.free) == 0 && sl.begun == len(sl.seqs) }
 
 // take takes a free block, of which there is one, and returns its number.
@@ -82,7 +82,7 @@ func (sl *slab) worked(home *stream) {
 	}
 }
 
-// lends says whether there is a free block with a stamp below before.
+// lends reports whether there is a free block with a stamp below before.
 func (sl *slab) lends(before uint64) bool {
 	return sl.stamp < before && !sl.full() || sl.idle > 0 || sl.unused < before && sl.begun < len(sl.seqs)
 }

@@ -130,7 +130,7 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 	return nil
 }
 
-// giveLocked takes a block back that was allocated. inUse says whether work of st may use it; work
+// giveLocked takes a block back that was allocated. inUse reports whether work of st may use it; work
 // before it was allocated may in any case. It needs st.mu.
 func (st *stream) giveLocked(sl *slab, i int, inUse bool) {
 	st.count(-1, sl.size)
@@ -227,7 +227,7 @@ func (p *Pool) adoptFrom(t, st *stream, class int) bool {
 	return true
 }
 
-// gather makes free memory of what lies ready for streams: see gatherLocked. ask says whether to
+// gather makes free memory of what lies ready for streams: see gatherLocked. ask reports whether to
 // ask the driver first how far they have come. p.mu is held, and released meanwhile.
 func (p *Pool) gather(ask bool) {
 	p.mu.Unlock()

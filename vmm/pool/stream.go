@@ -183,7 +183,7 @@ func (st *stream) finished() uint64 {
 // after is the stamp below which the work of t comes before st's from now on.
 func (st *stream) after(t *stream) uint64 { return st.s.After(t.s) + 1 }
 
-// open says whether the stream was not closed yet.
+// open reports whether the stream was not closed yet.
 func (st *stream) open() bool { return st.s.Finished() != math.MaxUint64 }
 
 // forgetClosed forgets closed streams of which nothing is left.

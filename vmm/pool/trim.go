@@ -14,7 +14,7 @@ func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) {
 	return freed, p.fail("trim", 0, keep, err)
 }
 
-// trim is TrimTo; ask says whether to ask the driver how far streams have come.
+// trim is TrimTo; ask reports whether to ask the driver how far streams have come.
 func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 	p.mu.Lock()
 	if p.closed.Load() {

@@ -44,8 +44,8 @@ func TestFreedBlocksAreDefined(t *testing.T) {
 	require.NoError(t, errors.Join(s.Close(), p.Close()))
 }
 
-// TestFreedInFlight: a block that was freed since work was queued, or the part that Resize gave up, is not
-// undefined if the work is stopped; what is left of the block is.
+// TestFreedInFlight: a block that was freed since work was queued, or the part that Resize gave up,
+// is not undefined if the work is stopped; what is left of the block is.
 func TestFreedInFlight(t *testing.T) {
 	d, s, p := onStream(t)
 	drops := d.NewDrops()
@@ -78,8 +78,8 @@ func TestFreedInFlight(t *testing.T) {
 	require.NoError(t, errors.Join(s.Close(), p.Close()))
 }
 
-// TestMarksOfTheNextBlock: what is undefined in a block stays so whatever another goroutine does that had
-// its memory before.
+// TestMarksOfTheNextBlock: what is undefined in a block stays so whatever another goroutine does
+// that had its memory before.
 func TestMarksOfTheNextBlock(t *testing.T) {
 	d, s, p := onStream(t)
 	for _, size := range []uint64{1000, 3 << 20} {
