@@ -64,32 +64,6 @@ type stagingHooks struct {
 	careless bool   // blocks are used again before they are free
 }
 
-// lane is a stream with two pinned buffers: what one copier works with. It is used by one
-// call at a time. After a failure it may still be copying:
-//
-//	eventMissing  a copy was queued, and no event could be recorded after it
-//	maybeBusy     nor could the stream be waited for: the lane is never lent again, and
-//	              waitForWork waits once for the lane's own stream
-type lane struct {
-	queue        driver.Stream
-	blocks       [2]block
-	eventMissing bool
-	maybeBusy    bool
-}
-
-// block is pinned memory. From a copy on it is busy until its event is reached.
-// While it is busy, the first used bytes belong to copies queued on the stream on. Only a
-// later copy on that same stream may have the rest. A copy
-// after which no event could be recorded leaves its lane eventMissing (see lane).
-type block struct {
-	p     Ptr
-	mem   []byte
-	event driver.Event
-	busy  bool
-	on    driver.Stream // where it is busy
-	used  uint64        // bytes from the front that copies on that stream use
-}
-
 // pinned is how many bytes of host memory the lanes have.
 func (st *staging) pinned() (n uint64) {
 	st.mu.Lock()
@@ -246,61 +220,6 @@ func (st *staging) run(at rows.Rows, n uint64, fewest int, work func(*lane, next
 	return true, err
 }
 
-// queueCopy copies between the block and the device on the lane's own stream.
-func (l *lane) queueCopy(raw *order.Device, b *block, dst, src rows.Rows, n uint64) error {
-	if err := copyRows(raw, dst, src, n, l.queue); err != nil {
-		// Of several rows some may be queued, after which no event was recorded.
-		l.eventMissing = l.eventMissing || !dst.IsFlat() || !src.IsFlat()
-		return err
-	}
-	return l.recorded(b, l.queue, raw.RecordQueue(b.event, l.queue))
-}
-
-// recorded makes the block busy until its event is reached, which was recorded on the stream,
-// unless that failed.
-func (l *lane) recorded(b *block, queue driver.Stream, failed error) error {
-	if failed != nil {
-		l.eventMissing = true
-		return failed
-	}
-	b.busy, b.on = true, queue
-	return nil
-}
-
-// ready waits until the block is free.
-func (st *staging) ready(b *block) error {
-	if b.busy && !st.hooks.careless {
-		if err := st.device.SyncEvent(b.event); err != nil {
-			return err
-		}
-	}
-	b.busy, b.used = false, 0
-	return nil
-}
-
-// sync waits for all that the lane has on its own stream: for its events, else for the
-// stream. If neither works the lane may be busy for good.
-func (l *lane) sync(raw *order.Device) (err error) {
-	for i := range l.blocks {
-		if b := &l.blocks[i]; b.busy && !l.eventMissing {
-			if err = raw.SyncEvent(b.event); err != nil {
-				l.eventMissing = true
-			}
-		}
-	}
-	if l.eventMissing {
-		if second := raw.SyncStream(l.queue); second != nil {
-			l.maybeBusy = true
-			return joinErr(err, "and waiting for its stream", second)
-		}
-		l.eventMissing = false
-	}
-	for i := range l.blocks {
-		l.blocks[i].busy, l.blocks[i].used = false, 0
-	}
-	return err
-}
-
 // stagedFrom is from how many bytes on a copy is staged, and by how many lanes at least,
 // where that of flat bytes needs fewest.
 func stagedFrom(r rows.Rows, fewest int) (from uint64, lanes int) {
@@ -380,61 +299,6 @@ func (st *staging) worthStaging(at Ptr) bool {
 	}
 	_, err := v.HostBytes(at, 1)
 	return errors.Is(err, ErrNotSupported)
-}
-
-// newLane makes one more lane; nil if it cannot. If allocation fails, no more lanes are
-// made. During a capture, which it would destroy, it is not tried.
-func (st *staging) newLane() *lane {
-	if !st.device.Retain() {
-		return nil // it would not be freed any more
-	}
-	defer st.device.Release()
-	st.mu.Lock()
-	if st.noMore != nil || len(st.idle)+len(st.unusable)+st.inUse >= st.limit() {
-		st.mu.Unlock()
-		return nil
-	}
-	st.inUse++
-	st.mu.Unlock()
-
-	var l *lane
-	var err error
-	noCapture := st.device.state.notCapturing() == nil
-	if noCapture {
-		if l, err = makeLane(st.device.Device, st.size()); err == nil {
-			return l
-		}
-	}
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.inUse--
-	if noCapture && !errors.Is(err, ErrClosed) {
-		st.unusable = append(st.unusable, l)
-		st.noMore = err
-	}
-	return nil
-}
-
-// makeLane makes a lane. With an error it returns what has been made so far.
-func makeLane(raw *order.Device, size uint64) (*lane, error) {
-	l := &lane{}
-	allocator, ok := order.As[driver.HostAllocator](raw)
-	if !ok {
-		return l, fmt.Errorf("%w: pinned memory", ErrNotSupported)
-	}
-	for i := range l.blocks {
-		b := &l.blocks[i]
-		var err error
-		if b.p, b.mem, err = allocator.AllocHost(size); err != nil {
-			return l, err
-		}
-		if b.event, err = raw.NewEvent(EventBlocking); err != nil {
-			return l, err
-		}
-	}
-	var err error
-	l.queue, err = raw.NewStream()
-	return l, err
 }
 
 // putBack takes lanes back.
@@ -572,99 +436,6 @@ func (l *lane) free(raw *order.Device) error {
 		l.queue = 0
 	}
 	return nil
-}
-
-// borrow takes a lane that a copy on the stream can use without waiting for another
-// stream; nil if there is none. It is an error if there is no pinned memory at all.
-func (st *staging) borrow(queue driver.Stream) (*lane, error) {
-	if err := st.syncMaybeBusy(); err != nil {
-		return nil, err
-	}
-	l, best := st.pick(queue)
-	// A lane more is better than a wait, as long as there may be one.
-	if best < allFree {
-		if made := st.newLane(); made != nil {
-			if l != nil {
-				st.putBack(l)
-			}
-			return made, nil
-		}
-	}
-	if l != nil {
-		return l, nil
-	}
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if errors.Is(st.noMore, ErrNotSupported) && len(st.idle)+st.inUse == 0 {
-		return nil, st.noMore
-	}
-	return nil, nil
-}
-
-// fit is how well a lane serves a stream.
-type fit int
-
-const (
-	busyElsewhere fit = iota // on another stream
-	ownBlocksFull            // busy on this stream
-	allFree
-	ownBlockHasRoom // a block is busy on this stream alone, and not full
-)
-
-// pick takes the idle lane that serves the stream best.
-func (st *staging) pick(queue driver.Stream) (l *lane, best fit) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	at := -1
-	for i := range st.idle {
-		if f := st.fitsLocked(st.idle[i], queue); f > best {
-			at, best = i, f
-		}
-	}
-	if at < 0 {
-		return nil, busyElsewhere
-	}
-	l = st.idle[at]
-	st.idle = append(st.idle[:at], st.idle[at+1:]...)
-	st.inUse++
-	return l, best
-}
-
-// fitsLocked says how well the lane serves a stream. One that is busy on another stream is
-// not taken, since the copy would wait for that stream. It needs st.mu.
-func (st *staging) fitsLocked(l *lane, queue driver.Stream) (best fit) {
-	invariants.Held(&st.mu)
-	for i := range l.blocks {
-		b := &l.blocks[i]
-		f := allFree
-		if !st.blockDoneLocked(b) {
-			switch {
-			case b.on != queue:
-				return busyElsewhere
-			case b.mustWait(queue):
-				f = ownBlocksFull
-			default:
-				f = ownBlockHasRoom
-			}
-		}
-		best = max(best, f)
-	}
-	return best
-}
-
-// mustWait reports whether a copy on the stream has to wait for the block.
-func (b *block) mustWait(queue driver.Stream) bool {
-	return b.busy && (b.on != queue || b.used == uint64(len(b.mem)))
-}
-
-// firstBlock is the block to begin with: the one that has room, of two the one
-// that is in use already.
-func (l *lane) firstBlock(queue driver.Stream) int {
-	first, second := &l.blocks[0], &l.blocks[1]
-	if first.mustWait(queue) && !second.mustWait(queue) || !first.busy && second.busy && !second.mustWait(queue) {
-		return 1
-	}
-	return 0
 }
 
 // copyInNow copies rows by the driver's own copy of host memory: row by row where the
