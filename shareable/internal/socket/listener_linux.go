@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -66,6 +67,19 @@ type Listener struct {
 	lock int         // descriptor of the lock file, locked while the socket is open; -1 for an abstract name
 	file fs.FileInfo // the socket file
 	kept bool        // see KeptElsewhere
+}
+
+// check refuses what no file can have.
+func (o Options) check(path string) error {
+	switch {
+	case strings.HasPrefix(path, "@") && (o.Mode != 0 || o.Group != nil):
+		return fmt.Errorf("%w: %s is no file, and has neither mode nor group", vmm.ErrInvalid, path)
+	case o.Mode&^fs.ModePerm != 0:
+		return fmt.Errorf("%w: a socket of mode %v", vmm.ErrInvalid, o.Mode)
+	case o.Group != nil && (*o.Group < 0 || int64(*o.Group) >= math.MaxUint32): // for chown MaxUint32 is: leave the group
+		return fmt.Errorf("%w: group %d", vmm.ErrInvalid, *o.Group)
+	}
+	return nil
 }
 
 // Listen makes a socket at a path of Path. The lock file decides which server has the path,

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -27,19 +26,6 @@ type Options struct {
 	Mode    fs.FileMode // of the file; 0 is 0600
 	Group   *int        // of the file; nil: that of the process
 	TakeFDs bool        // the kernel does not refuse descriptors from clients, as before Linux 6.16
-}
-
-// check refuses what no file can have.
-func (o Options) check(path string) error {
-	switch {
-	case strings.HasPrefix(path, "@") && (o.Mode != 0 || o.Group != nil):
-		return fmt.Errorf("%w: %s is no file, and has neither mode nor group", vmm.ErrInvalid, path)
-	case o.Mode&^fs.ModePerm != 0:
-		return fmt.Errorf("%w: a socket of mode %v", vmm.ErrInvalid, o.Mode)
-	case o.Group != nil && (*o.Group < 0 || int64(*o.Group) >= math.MaxUint32): // for chown MaxUint32 is: leave the group
-		return fmt.Errorf("%w: group %d", vmm.ErrInvalid, *o.Group)
-	}
-	return nil
 }
 
 // Path returns the path of a server's socket; see Listen. A name without a
