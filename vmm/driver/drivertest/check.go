@@ -148,6 +148,9 @@ func (c *check) want(err error, doing string, kinds ...error) {
 	}
 }
 
+// errOf is the error of a call whose value does not matter.
+func errOf[T any](_ T, err error) error { return err }
+
 // is checks that err is of a kind. It may be of others too.
 func (c *check) is(err error, doing string, kind error) {
 	c.Helper()

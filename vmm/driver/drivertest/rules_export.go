@@ -150,8 +150,7 @@ func fabricPrivate(c *check) {
 		}
 		c.want(err, "export memory without a fabric handle", driver.ErrInvalid)
 	}
-	_, err := c.d.ExportFabric(0)
-	c.want(err, "export handle 0", driver.ErrInvalid)
+	c.want(errOf(c.d.ExportFabric(0)), "export handle 0", driver.ErrInvalid)
 }
 
 func fabricSame(c *check) {
@@ -159,13 +158,11 @@ func fabricSame(c *check) {
 	h := c.createAs(c.gran, inFabric())
 	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(d, p, c.gran, 3)
-	_, err := c.d.Export(h)
-	c.want(err, "export it as a descriptor", driver.ErrInvalid)
+	c.want(errOf(c.d.Export(h)), "export it as a descriptor", driver.ErrInvalid)
 	name, err := c.d.ExportFabric(h)
 	c.must(err, "export")
 	for _, size := range []uint64{0, c.gran + 1} {
-		_, err := c.d.ImportFabric(name, size, inFabric())
-		c.want(err, fmt.Sprintf("import %d bytes", size), driver.ErrInvalid)
+		c.want(errOf(c.d.ImportFabric(name, size, inFabric())), fmt.Sprintf("import %d bytes", size), driver.ErrInvalid)
 	}
 	// The same memory, seen from both handles.
 	imported, err := c.d.ImportFabric(name, c.gran, inFabric())
@@ -175,8 +172,7 @@ func fabricSame(c *check) {
 	c.reads(d, q, c.gran, 3)
 	c.write(d, q, c.gran, 4)
 	c.reads(d, p, c.gran, 4)
-	_, err = c.d.ExportFabric(imported)
-	c.want(err, "export what was imported", driver.ErrInvalid)
+	c.want(errOf(c.d.ExportFabric(imported)), "export what was imported", driver.ErrInvalid)
 }
 
 func fabricForeign(c *check) {
@@ -190,7 +186,6 @@ func fabricForeign(c *check) {
 		kind, prop = driver.ErrNotSupported, shared()
 	}
 	for _, name := range [][64]byte{{}, junk} {
-		_, err := c.d.ImportFabric(name, c.gran, prop)
-		c.want(err, "import a name of nothing", kind)
+		c.want(errOf(c.d.ImportFabric(name, c.gran, prop)), "import a name of nothing", kind)
 	}
 }

@@ -37,11 +37,9 @@ func moduleUnload(c *check) {
 	s := c.stream(d)
 	c.must(i.UnloadModule(m), "unload")
 	c.want(i.UnloadModule(m), "unload again", driver.ErrInvalid)
-	_, err = i.Function(m, addWords)
-	c.want(err, "find a kernel of an unloaded module", driver.ErrInvalid)
+	c.want(errOf(i.Function(m, addWords)), "find a kernel of an unloaded module", driver.ErrInvalid)
 	c.want(i.Launch(f, addLaunch(p, 1, 1), s), "launch a kernel of an unloaded module", driver.ErrInvalid)
-	_, err = i.FunctionInfo(f)
-	c.want(err, "ask for a kernel of an unloaded module", driver.ErrInvalid)
+	c.want(errOf(i.FunctionInfo(f)), "ask for a kernel of an unloaded module", driver.ErrInvalid)
 	c.sync(d, s)
 }
 
@@ -62,8 +60,7 @@ func launchMissing(c *check) {
 	i := as[driver.Launcher](c, d)
 	m := c.held.modules[0].it
 	for _, name := range []string{"", "add_u3", "add_u322", "ADD_U32", "add_u32_n"} {
-		_, err := i.Function(m, name)
-		c.want(err, "find "+name, driver.ErrInvalid)
+		c.want(errOf(i.Function(m, name)), "find "+name, driver.ErrInvalid)
 	}
 }
 
@@ -157,8 +154,7 @@ func launchOccupancy(c *check) {
 			c.Errorf("%d blocks of %d threads run at once", blocks, n)
 		}
 	}
-	_, err = i.Occupancy(f, 0, 0)
-	c.want(err, "ask for the occupancy of no threads", driver.ErrInvalid)
+	c.want(errOf(i.Occupancy(f, 0, 0)), "ask for the occupancy of no threads", driver.ErrInvalid)
 	n, blocks, err := i.SuggestBlock(f, 1<<10)
 	c.must(err, "ask for a block")
 	if n < 1 || n > info.MaxThreads || blocks < 1 {

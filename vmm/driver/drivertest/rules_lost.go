@@ -154,8 +154,7 @@ func lostGiveBack(c *check) {
 	c.must(d.Close(), "close the device")
 	c.must(d.Close(), "close it again")
 	delete(c.held.devices, 0)
-	_, err := c.d.Open(0)
-	c.want(err, "open it again", driver.ErrDeviceLost)
+	c.want(errOf(c.d.Open(0)), "open it again", driver.ErrDeviceLost)
 }
 
 func lostKernel(c *check) {
@@ -173,8 +172,7 @@ func lostKernel(c *check) {
 	for n := range c.info {
 		c.want(c.returns("sync", c.dev(n).Sync), "sync a device afterwards", driver.ErrDeviceLost)
 	}
-	_, err = c.d.Create(c.gran, private(0))
-	c.want(err, "create memory", driver.ErrDeviceLost)
+	c.want(errOf(c.d.Create(c.gran, private(0))), "create memory", driver.ErrDeviceLost)
 	c.must(as[driver.Launcher](c, d).UnloadModule(c.held.modules[0].it), "unload the module")
 }
 

@@ -74,8 +74,7 @@ func peeringUnknown(c *check) {
 	c.peering(0, 0)
 	for _, n := range []int{-1, len(c.info), 1 << 20} {
 		for _, pair := range [][2]int{{0, n}, {n, 0}, {n, n}} {
-			_, err := c.d.Peering(pair[0], pair[1])
-			c.want(err, fmt.Sprintf("ask for the pair %v", pair), driver.ErrNoDevice)
+			c.want(errOf(c.d.Peering(pair[0], pair[1])), fmt.Sprintf("ask for the pair %v", pair), driver.ErrNoDevice)
 		}
 	}
 }
@@ -260,8 +259,7 @@ func lostPeerDisable(c *check) {
 	c.want(i.EnablePeer(1), "enable on a lost device", driver.ErrDeviceLost)
 	c.want(back.EnablePeer(0), "enable access to a lost device", driver.ErrDeviceLost)
 	for _, pair := range [][2]int{{0, 1}, {1, 0}} {
-		_, err := c.d.Peering(pair[0], pair[1])
-		c.want(err, fmt.Sprintf("ask for the pair %v", pair), driver.ErrDeviceLost)
+		c.want(errOf(c.d.Peering(pair[0], pair[1])), fmt.Sprintf("ask for the pair %v", pair), driver.ErrDeviceLost)
 	}
 	c.must(i.DisablePeer(1), "disable on a lost device")
 	c.want(i.DisablePeer(1), "disable on it again", driver.ErrInvalid)

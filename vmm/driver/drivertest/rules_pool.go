@@ -180,13 +180,10 @@ func poolSizes(c *check) {
 	i := as[driver.Pooler](c, d)
 	s := c.stream(d)
 	pool := c.pool(d, driver.PoolProps{})
-	_, err := i.AllocFromPool(pool, 0, s)
-	c.want(err, "allocate nothing", driver.ErrInvalid)
-	_, err = as[driver.Allocator](c, d).AllocAsync(0, s)
-	c.want(err, "allocate nothing from the current pool", driver.ErrInvalid)
+	c.want(errOf(i.AllocFromPool(pool, 0, s)), "allocate nothing", driver.ErrInvalid)
+	c.want(errOf(as[driver.Allocator](c, d).AllocAsync(0, s)), "allocate nothing from the current pool", driver.ErrInvalid)
 	for _, n := range []uint64{1 << 50, 1 << 62, 1<<64 - 1} {
-		_, err = i.AllocFromPool(pool, n, s)
-		c.want(err, fmt.Sprintf("allocate %d bytes", n), driver.ErrOutOfMemory, driver.ErrInvalid)
+		c.want(errOf(i.AllocFromPool(pool, n, s)), fmt.Sprintf("allocate %d bytes", n), driver.ErrOutOfMemory, driver.ErrInvalid)
 	}
 	p := c.block(d, pool, blockSize, s)
 	c.freeIn(d, p, s)
@@ -232,8 +229,7 @@ func poolDestroy(c *check) {
 	pool := c.pool(d, driver.PoolProps{})
 	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, blockSize, s)
 	c.destroy(d, pool)
-	_, err := i.AllocFromPool(pool, blockSize, s)
-	c.want(err, "allocate from a destroyed pool", driver.ErrInvalid)
+	c.want(errOf(i.AllocFromPool(pool, blockSize, s)), "allocate from a destroyed pool", driver.ErrInvalid)
 	c.want(i.DestroyPool(pool), "destroy it again", driver.ErrInvalid)
 	c.fillBlock(d, p, 1, s)
 	c.moveBlock(d, q, p, s)
@@ -251,15 +247,12 @@ func poolUnknown(c *check) {
 	gone := c.pool(d, driver.PoolProps{})
 	c.destroy(d, gone)
 	for _, p := range []driver.Pool{0, gone} {
-		_, err := i.AllocFromPool(p, blockSize, s)
-		c.want(err, "allocate", driver.ErrInvalid)
+		c.want(errOf(i.AllocFromPool(p, blockSize, s)), "allocate", driver.ErrInvalid)
 		c.want(i.TrimPool(p, 0), "trim", driver.ErrInvalid)
-		_, err = i.PoolAttribute(p, driver.PoolUsed)
-		c.want(err, "read an attribute", driver.ErrInvalid)
+		c.want(errOf(i.PoolAttribute(p, driver.PoolUsed)), "read an attribute", driver.ErrInvalid)
 		c.want(i.SetPoolAttribute(p, driver.PoolReleaseThreshold, 1), "set an attribute", driver.ErrInvalid)
 		c.want(i.SetPoolAccess(p, []driver.Grant{grant(0, driver.AccessReadWrite)}), "set access", driver.ErrInvalid)
-		_, err = i.PoolAccess(p, at(0))
-		c.want(err, "ask for access", driver.ErrInvalid)
+		c.want(errOf(i.PoolAccess(p, at(0))), "ask for access", driver.ErrInvalid)
 		c.want(i.SetCurrentPool(p), "make it current", driver.ErrInvalid)
 		c.want(i.DestroyPool(p), "destroy", driver.ErrInvalid)
 	}
@@ -304,13 +297,10 @@ func poolShares(c *check) {
 			c.pool(d, driver.PoolProps{Share: way})
 			continue
 		}
-		_, err := i.CreatePool(driver.PoolProps{Share: way})
-		c.want(err, fmt.Sprintf("create a pool with share %#x", uint8(way)), driver.ErrNotSupported, driver.ErrPermission, driver.ErrInvalid)
+		c.want(errOf(i.CreatePool(driver.PoolProps{Share: way})), fmt.Sprintf("create a pool with share %#x", uint8(way)), driver.ErrNotSupported, driver.ErrPermission, driver.ErrInvalid)
 	}
-	_, err = i.CreatePool(driver.PoolProps{Share: driver.ShareReadOnly})
-	c.want(err, "create a pool that is shared read-only", driver.ErrNotSupported)
-	_, err = i.CreatePool(driver.PoolProps{Share: 1 << 6})
-	c.want(err, "create a pool with an unknown share", driver.ErrInvalid)
+	c.want(errOf(i.CreatePool(driver.PoolProps{Share: driver.ShareReadOnly})), "create a pool that is shared read-only", driver.ErrNotSupported)
+	c.want(errOf(i.CreatePool(driver.PoolProps{Share: 1 << 6})), "create a pool with an unknown share", driver.ErrInvalid)
 }
 
 func poolClose(c *check) {
@@ -321,16 +311,12 @@ func poolClose(c *check) {
 	c.must(err, "create a pool")
 	c.must(i.DestroyPool(pool), "destroy it")
 	c.must(d.Close(), "close")
-	_, err = i.DefaultPool()
-	c.want(err, "ask for the default pool", driver.ErrClosed)
-	_, err = i.CreatePool(driver.PoolProps{})
-	c.want(err, "create a pool", driver.ErrClosed)
-	_, err = i.AllocFromPool(pool, blockSize, 0)
-	c.want(err, "allocate", driver.ErrClosed)
+	c.want(errOf(i.DefaultPool()), "ask for the default pool", driver.ErrClosed)
+	c.want(errOf(i.CreatePool(driver.PoolProps{})), "create a pool", driver.ErrClosed)
+	c.want(errOf(i.AllocFromPool(pool, blockSize, 0)), "allocate", driver.ErrClosed)
 	c.want(i.DestroyPool(pool), "destroy a pool", driver.ErrClosed)
 	_, _, err = i.PoolOf(1)
 	c.want(err, "ask for the pool of an address", driver.ErrClosed)
-	_, err = i.PoolShares()
-	c.want(err, "ask how pools can be shared", driver.ErrClosed)
+	c.want(errOf(i.PoolShares()), "ask how pools can be shared", driver.ErrClosed)
 	c.want(as[driver.PeerCopier](c, d).CopyPeer(1, 0, 1, 0, 1, 0), "copy between devices", driver.ErrClosed, driver.ErrNotSupported)
 }

@@ -65,15 +65,13 @@ func poolExport(c *check) {
 	c.must(err, "ask for the default pool")
 	private := c.pool(d, driver.PoolProps{})
 	for what, bad := range map[string]driver.Pool{"the default pool": own, "a private pool": private, "pool 0": 0} {
-		_, err := i.ExportPool(bad)
-		c.want(err, "export "+what, driver.ErrInvalid)
+		c.want(errOf(i.ExportPool(bad)), "export "+what, driver.ErrInvalid)
 	}
 	s := c.stream(d)
 	p := c.block(d, private, blockSize, s)
 	plain := c.plainBlock(d)
 	for what, bad := range map[string]driver.Ptr{"memory of a private pool": p, "plain memory": plain, "address 0": 0} {
-		_, err := i.ExportPointer(bad)
-		c.want(err, "export "+what, driver.ErrInvalid)
+		c.want(errOf(i.ExportPointer(bad)), "export "+what, driver.ErrInvalid)
 	}
 	c.freeIn(d, p, s)
 	c.sync(d, s)
@@ -129,8 +127,7 @@ func poolImportPeer(c *check, maker *process) {
 	} else {
 		c.Logf("memory of another pool was imported at %v", q)
 	}
-	_, err := as[driver.PoolSharer](c, d).ImportPointer(pool, driver.PoolToken{})
-	c.want(err, "import by zeros", driver.ErrInvalid)
+	c.want(errOf(as[driver.PoolSharer](c, d).ImportPointer(pool, driver.PoolToken{})), "import by zeros", driver.ErrInvalid)
 	if err := as[driver.Pooler](c, d).TrimPool(pool, 0); err != nil {
 		c.want(err, "trim", driver.ErrInvalid)
 	}
@@ -168,15 +165,12 @@ func poolImportLimitsPeer(c *check, maker *process) {
 	d := c.dev(0)
 	i, sharer := as[driver.Pooler](c, d), as[driver.PoolSharer](c, d)
 	pool, p, mine, _ := c.received(maker)
-	_, err := i.AllocFromPool(pool, blockSize, d.CopyStream())
-	c.want(err, "allocate from an imported pool", driver.ErrInvalid)
+	c.want(errOf(i.AllocFromPool(pool, blockSize, d.CopyStream())), "allocate from an imported pool", driver.ErrInvalid)
 	c.want(i.SetCurrentPool(pool), "make it the current one", driver.ErrInvalid)
-	_, err = sharer.ExportPool(pool)
-	c.want(err, "export it again", driver.ErrInvalid)
+	c.want(errOf(sharer.ExportPool(pool)), "export it again", driver.ErrInvalid)
 	own, err := i.DefaultPool()
 	c.must(err, "ask for the default pool")
-	_, err = sharer.ImportPointer(own, mine)
-	c.want(err, "import memory into the default pool", driver.ErrInvalid)
+	c.want(errOf(sharer.ImportPointer(own, mine)), "import memory into the default pool", driver.ErrInvalid)
 	c.freeBlock(d, p)
 	maker.send(mine)
 }
@@ -193,8 +187,7 @@ func poolImportDestroyPeer(c *check, maker *process) {
 	c.reads(d, p, blockSize, 8)
 	c.freeBlock(d, p)
 	c.destroy(d, pool)
-	_, err := as[driver.PoolSharer](c, d).ImportPointer(pool, mine)
-	c.want(err, "import memory of a pool that was destroyed", driver.ErrInvalid)
+	c.want(errOf(as[driver.PoolSharer](c, d).ImportPointer(pool, mine)), "import memory of a pool that was destroyed", driver.ErrInvalid)
 	c.want(as[driver.Pooler](c, d).DestroyPool(pool), "destroy it again", driver.ErrInvalid)
 	maker.send(mine)
 }
@@ -234,15 +227,13 @@ func poolImportForeign(c *check) {
 		foreign["exported memory"] = c.export(c.createAs(c.gran, shared()))
 	}
 	for what, f := range foreign {
-		_, err := i.ImportPool(int(f.Fd()))
-		c.want(err, "import "+what, driver.ErrInvalid)
+		c.want(errOf(i.ImportPool(int(f.Fd()))), "import "+what, driver.ErrInvalid)
 		if _, err := f.Stat(); err != nil {
 			c.Errorf("%s after the refused import: %v", what, err)
 		}
 	}
 	for _, fd := range []int{-1, 1 << 30} {
-		_, err := i.ImportPool(fd)
-		c.want(err, fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
+		c.want(errOf(i.ImportPool(fd)), fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
 	}
 	c.must(d.Sync(), "sync afterwards")
 }

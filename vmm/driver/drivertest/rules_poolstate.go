@@ -44,8 +44,7 @@ func poolAttributes(c *check) {
 		c.want(i.SetPoolAttribute(pool, a, n), fmt.Sprintf("set attribute %d to %d", a, n), driver.ErrInvalid)
 	}
 	for _, a := range []driver.PoolAttribute{0, 9, 255} {
-		_, err := i.PoolAttribute(pool, a)
-		c.want(err, fmt.Sprintf("read attribute %d", a), driver.ErrInvalid)
+		c.want(errOf(i.PoolAttribute(pool, a)), fmt.Sprintf("read attribute %d", a), driver.ErrInvalid)
 	}
 }
 
@@ -151,8 +150,7 @@ func poolMax(c *check) {
 	c.optional(err, "pools with a maximum")
 	c.held.pools = append(c.held.pools, owned[driver.Pool]{d, pool})
 	s := c.stream(d)
-	_, err = as[driver.Pooler](c, d).AllocFromPool(pool, 4*limit, s)
-	c.want(err, "allocate four times the maximum", driver.ErrOutOfMemory)
+	c.want(errOf(as[driver.Pooler](c, d).AllocFromPool(pool, 4*limit, s)), "allocate four times the maximum", driver.ErrOutOfMemory)
 	p := c.block(d, pool, limit/4, s)
 	c.freeIn(d, p, s)
 	c.sync(d, s)
