@@ -145,31 +145,39 @@ func memoryBack(c *check) {
 	for _, releaseFirst := range []bool{false, true} {
 		h := c.create(size)
 		c.mapHandle(p, size, h)
-		if now := c.freeMemory(d); now+size > before {
-			c.Errorf("%d bytes free with %d taken of %d", now, size, before)
-		}
+		c.taken(d, size, before, "while mapped")
 		// The first of the two must not free the memory, the second must.
 		if releaseFirst {
 			c.release(h)
-			if now := c.freeMemory(d); now+size > before {
-				c.Errorf("released while mapped: %d bytes free, %d before", now, before)
-			}
+			c.taken(d, size, before, "released while mapped")
 		}
 		c.unmap(p, size)
 		if !releaseFirst {
 			c.release(h)
 		}
-		if now := c.freeMemory(d); now != before {
-			c.Errorf("%d bytes free after all was given back, %d before", now, before)
-		}
+		c.allFree(d, before, "after all was given back")
 	}
 	// A create that fails must not count anything.
 	_, err := c.d.Create(size+1, private(0))
 	if err == nil || errors.Is(err, driver.ErrOutOfMemory) {
 		c.Errorf("create of an odd size: %v", err)
 	}
+	c.allFree(d, before, "after a refused create")
+}
+
+// taken checks that at least n bytes less are free than before.
+func (c *check) taken(d driver.Device, n, before uint64, when string) {
+	c.Helper()
+	if now := c.freeMemory(d); now+n > before {
+		c.Errorf("%s %d bytes are free, %d before", when, now, before)
+	}
+}
+
+// allFree checks that as much is free as before.
+func (c *check) allFree(d driver.Device, before uint64, when string) {
+	c.Helper()
 	if now := c.freeMemory(d); now != before {
-		c.Errorf("a refused create cost %d bytes", before-now)
+		c.Errorf("%s %d bytes are free, %d before", when, now, before)
 	}
 }
 

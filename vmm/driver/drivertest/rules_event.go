@@ -102,9 +102,7 @@ func eventWaitThen(c *check) {
 }
 
 func eventElapsed(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	p, _ := c.chunks(1)
+	d, s, p := c.streamAndChunks(1)
 	from, to := c.event(d, driver.EventTiming), c.event(d, driver.EventTiming)
 	untimed := c.event(d, 0)
 	c.want(errOf(d.Elapsed(from, to)), "time between events never recorded", driver.ErrInvalid)
@@ -114,10 +112,9 @@ func eventElapsed(c *check) {
 	c.fillAll(d, p, 1, s)
 	c.record(d, to, s)
 	c.record(d, untimed, s)
-	err := c.prompt("time events", func() error { _, err := d.Elapsed(from, to); return err })
+	err := c.prompt("time events", func() error { return errOf(d.Elapsed(from, to)) })
 	c.want(err, "time to an event not yet reached", driver.ErrInvalid)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	t, err := d.Elapsed(from, to)
 	c.must(err, "time between events")
 	if t <= 0 {
@@ -140,8 +137,7 @@ func eventFlags(c *check) {
 func eventUnknown(c *check) {
 	d := c.dev(0)
 	s := c.stream(d)
-	freed, err := d.NewEvent(0)
-	c.must(err, "make an event")
+	freed := c.newEvent(d, 0)
 	c.must(d.FreeEvent(freed), "free it")
 	for _, e := range []driver.Event{freed, 0} {
 		c.want(d.FreeEvent(e), "free an unknown event", driver.ErrInvalid)
@@ -157,15 +153,13 @@ func eventFree(c *check) {
 	d := c.dev(0)
 	s1, s2 := c.stream(d), c.stream(d)
 	p, _ := c.chunks(2)
-	e, err := d.NewEvent(0)
-	c.must(err, "make an event")
+	e := c.newEvent(d, 0)
 	g := c.hold(d, s1)
 	c.fillAll(d, p, 1, s1)
 	c.record(d, e, s1)
 	c.waitFor(d, s2, e)
 	c.copyAll(d, c.chunk(p, 1), p, s2)
 	c.must(c.prompt("free the event", func() error { return d.FreeEvent(e) }), "free the event")
-	g.open()
-	c.sync(d, s2)
+	c.openAndSync(g, d, s2)
 	c.reads(d, c.chunk(p, 1), c.gran, 1)
 }

@@ -109,20 +109,14 @@ func rangeFlags(c *check) {
 func rangeKeeps(c *check) {
 	d := c.dev(0)
 	before := c.freeMemory(d)
-	p := c.reserve(c.gran)
 	h := c.create(c.gran)
-	c.mapHandle(p, c.gran, h)
-	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
+	p := c.mapped(h, driver.AccessReadWrite)
 	f := c.exportRange(p, c.gran)
 	c.unmap(p, c.gran)
 	c.release(h)
-	if now := c.freeMemory(d); now+c.gran > before {
-		c.Errorf("%d bytes free with a dma-buf open, %d before", now, before)
-	}
+	c.taken(d, c.gran, before, "with a dma-buf open")
 	c.close(f)
-	if now := c.freeMemory(d); now != before {
-		c.Errorf("%d bytes free after the dma-buf was closed, %d before", now, before)
-	}
+	c.allFree(d, before, "after the dma-buf was closed")
 }
 
 func inFabric() driver.Prop { return driver.Prop{Location: at(0), Share: driver.ShareFabric} }

@@ -8,7 +8,7 @@ import (
 )
 
 func legacyIPCRules() []Rule {
-	rules := []Rule{
+	return needing([]Rule{
 		{Name: "ipc-memory", Says: "another process opens plain memory by its handle, reads and writes it; opening it twice returns one address, and each close undoes one open", Source: manual, run: ipcMemory, peer: ipcMemoryPeer},
 		{Name: "ipc-own", Says: "a process cannot open handles of its own", Source: manual, run: ipcOwn},
 		{Name: "ipc-refused", Says: "what is no handle, memory that is not plain, and an event that was not made for it are ErrInvalid", Source: manual, run: ipcRefused},
@@ -17,11 +17,7 @@ func legacyIPCRules() []Rule {
 		{Name: "ipc-event", Says: "what one process records in an event, streams and queries of the other wait for, in both directions", Source: guide, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: ipcEvent, peer: ipcEventPeer},
 		{Name: "ipc-peers", Says: "memory on another device is opened without peer access, enables none, and stays when that is enabled and disabled", Source: measured, devices: 2, run: ipcPeers, peer: ipcPeersPeer},
 		{Name: "ipc-close", Says: "Close closes what is open; after it, calls with handles are ErrClosed", Source: seam, run: ipcClose, peer: ipcClosePeer},
-	}
-	for i := range rules {
-		rules[i].needs = append(rules[i].needs, driver.FeatureLegacyIPC)
-	}
-	return rules
+	}, driver.FeatureLegacyIPC)
 }
 
 // filledBlock is a plainBlock whose bytes are all b.
@@ -276,8 +272,7 @@ func ipcEventPeer(c *check, maker *process) {
 func ipcClose(c *check) {
 	maker := c.startPeer()
 	memory, event := maker.receive(), maker.receive()
-	d, err := c.d.Open(0)
-	c.must(err, "open")
+	d := c.openDevice(0)
 	i := as[driver.LegacyIPC](c, d)
 	p, err := i.OpenMem(memory)
 	c.must(err, "open memory")

@@ -124,7 +124,7 @@ func plain(c *check) {
 	c.must(i.FreePlain(p), "free")
 	c.want(i.FreePlain(p), "free again", driver.ErrInvalid)
 	c.want(errOf(i.AllocPlain(0)), "allocate nothing", driver.ErrInvalid)
-	c.want(errOf(i.AllocPlain(1 << 50)), "allocate 2^50 bytes", driver.ErrOutOfMemory)
+	c.want(errOf(i.AllocPlain(1<<50)), "allocate 2^50 bytes", driver.ErrOutOfMemory)
 }
 
 func plainAsync(c *check) {
@@ -143,10 +143,8 @@ func plainAsync(c *check) {
 }
 
 func valueWait(c *check) {
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(1)
 	w := as[driver.StreamMemOps](c, d)
-	s := c.stream(d)
-	p, _ := c.chunks(1)
 	c.optional(w.WriteValue(s, p, 0x11223344, 4), "StreamMemOps")
 	c.must(w.WaitValue(s, p, 0x11223344, 4), "wait for what is written")
 	c.must(w.WaitValue(s, p, 0x11223340, 4), "wait for less than is written")

@@ -85,9 +85,7 @@ func peerReadOnly(c *check) {
 }
 
 func peerAlone(c *check) {
-	p := c.reserve(c.gran)
-	c.mapHandle(p, c.gran, c.createAs(c.gran, private(1)))
-	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
+	p := c.mapped(c.createAs(c.gran, private(1)), driver.AccessReadWrite)
 	c.peerRefused(p)
 	want := bytes.Repeat([]byte{1, 2, 3, 4}, 16)
 	c.must(c.dev(0).CopyIn(p, want), "write to the other device's memory")

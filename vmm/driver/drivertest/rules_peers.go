@@ -225,9 +225,7 @@ func peerPlainOnly(c *check) {
 	owner, peer := c.dev(0), c.dev(1)
 	p, _ := c.chunks(1)
 	c.write(owner, p, c.gran, 1)
-	q := c.reserve(c.gran)
-	c.mapHandle(q, c.gran, c.createAs(c.gran, private(1)))
-	c.access(q, c.gran, grant(1, driver.AccessReadWrite))
+	q, _ := c.chunkOn(1)
 	c.write(peer, q, c.gran, 2)
 	refused := func(when string) {
 		c.Helper()

@@ -48,6 +48,13 @@ func (c *check) pool(d driver.Device, props driver.PoolProps) driver.Pool {
 	return p
 }
 
+// streamAndPool is device 0, a stream of it, and a new pool on it.
+func (c *check) streamAndPool() (driver.Device, driver.Stream, driver.Pool) {
+	c.Helper()
+	d := c.dev(0)
+	return d, c.stream(d), c.pool(d, driver.PoolProps{})
+}
+
 // destroy gives a pool of the case up.
 func (c *check) destroy(d driver.Device, p driver.Pool) {
 	c.Helper()
@@ -156,9 +163,7 @@ func poolCurrentOwn(c *check) {
 }
 
 func poolBlocks(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
+	d, s, pool := c.streamAndPool()
 	sizes := []uint64{1, 255, 256, 4096, c.gran, 3*c.gran + 5}
 	var all []driver.Ptr
 	for _, n := range sizes {
@@ -176,10 +181,8 @@ func poolBlocks(c *check) {
 }
 
 func poolSizes(c *check) {
-	d := c.dev(0)
+	d, s, pool := c.streamAndPool()
 	i := as[driver.Pooler](c, d)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
 	c.want(errOf(i.AllocFromPool(pool, 0, s)), "allocate nothing", driver.ErrInvalid)
 	c.want(errOf(as[driver.Allocator](c, d).AllocAsync(0, s)), "allocate nothing from the current pool", driver.ErrInvalid)
 	for _, n := range []uint64{1 << 50, 1 << 62, 1<<64 - 1} {
@@ -191,10 +194,8 @@ func poolSizes(c *check) {
 }
 
 func poolFree(c *check) {
-	d := c.dev(0)
+	d, s, pool := c.streamAndPool()
 	i := as[driver.Allocator](c, d)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
 	// A fresh one each time: its address may come back from the next allocation.
 	plain := func() driver.Ptr {
 		p, err := i.AllocPlain(blockSize)
@@ -223,10 +224,8 @@ func poolFree(c *check) {
 }
 
 func poolDestroy(c *check) {
-	d := c.dev(0)
+	d, s, pool := c.streamAndPool()
 	i := as[driver.Pooler](c, d)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
 	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, blockSize, s)
 	c.destroy(d, pool)
 	c.want(errOf(i.AllocFromPool(pool, blockSize, s)), "allocate from a destroyed pool", driver.ErrInvalid)
@@ -265,9 +264,7 @@ func poolUnknown(c *check) {
 }
 
 func poolOf(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
+	d, s, pool := c.streamAndPool()
 	p := c.block(d, pool, blockSize, s)
 	c.isOf(d, p, pool, 0)
 	c.isOf(d, p+blockSize-1, pool, 0)
@@ -304,8 +301,7 @@ func poolShares(c *check) {
 }
 
 func poolClose(c *check) {
-	d, err := c.d.Open(0)
-	c.must(err, "open")
+	d := c.openDevice(0)
 	i := as[driver.Pooler](c, d)
 	pool, err := i.CreatePool(driver.PoolProps{})
 	c.must(err, "create a pool")

@@ -9,18 +9,14 @@ import (
 )
 
 func poolSharerRules() []Rule {
-	rules := []Rule{
+	return needing([]Rule{
 		{Name: "pool-export", Says: "a pool's descriptor does not pass to programs that this one starts; the default pool and one that is not shared have none", Source: guide, run: poolExport},
 		{Name: "pool-import", Says: "another process imports a pool and memory of it, reads, writes and frees that; both see the same bytes; where the driver counts in the imported pool, it counts that", Source: guide, run: poolImport, peer: poolImportPeer},
 		{Name: "pool-import-limits", Says: "from an imported pool nothing can be allocated, it cannot be the current one, nor be exported", Source: guide, run: poolImport, peer: poolImportLimitsPeer},
 		{Name: "pool-import-foreign", Says: "a descriptor of anything else is no pool: ErrInvalid, and the device stays healthy", Source: seam, run: poolImportForeign},
 		{Name: "pool-import-destroy", Says: "while memory of it is imported a pool is not destroyed, and nothing happens to either; after the free it is", Source: measured, run: poolImport, peer: poolImportDestroyPeer},
 		{Name: "pool-import-access", Says: "at first only its own device has access to an imported pool", Source: guide, devices: 2, run: poolImport, peer: poolImportAccessPeer},
-	}
-	for i := range rules {
-		rules[i].needs = append(rules[i].needs, driver.FeaturePools, driver.FeaturePoolShareFD)
-	}
-	return rules
+	}, driver.FeaturePools, driver.FeaturePoolShareFD)
 }
 
 // exportPool is a pool's descriptor, as a file that is closed at the end of the case.

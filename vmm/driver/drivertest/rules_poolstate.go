@@ -49,9 +49,7 @@ func poolAttributes(c *check) {
 }
 
 func poolCounts(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
+	d, s, pool := c.streamAndPool()
 	between := func(a driver.PoolAttribute, least, most uint64) uint64 {
 		c.Helper()
 		got := c.attribute(d, pool, a)
@@ -87,10 +85,8 @@ func poolCounts(c *check) {
 }
 
 func poolThreshold(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
+	d, s, pool := c.streamAndPool()
 	e := c.event(d, 0)
-	pool := c.pool(d, driver.PoolProps{})
 	for what, wait := range map[string]func() error{
 		"the stream": func() error { return d.SyncStream(s) },
 		"an event":   func() error { return d.SyncEvent(e) },
@@ -111,10 +107,8 @@ func poolThreshold(c *check) {
 }
 
 func poolTrim(c *check) {
-	d := c.dev(0)
+	d, s, pool := c.streamAndPool()
 	i := as[driver.Pooler](c, d)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
 	c.setAttribute(d, pool, driver.PoolReleaseThreshold, math.MaxUint64)
 	// CUDA reserves 32 MiB at a time.
 	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, 64<<20, s)

@@ -13,7 +13,7 @@ import (
 )
 
 func shareRules() []Rule {
-	rules := []Rule{
+	return needing([]Rule{
 		{Name: "export-private", Says: "memory created without a way to share cannot be exported", Source: measured, run: exportPrivate},
 		{Name: "export-cloexec", Says: "an exported descriptor does not pass to programs that this one starts", Source: measured, run: exportCloexec},
 		{Name: "export-keeps", Says: "a descriptor alone keeps memory and data; when it is closed, all of the memory comes back", Source: measured, run: exportKeeps},
@@ -26,11 +26,7 @@ func shareRules() []Rule {
 		{Name: "import-location", Says: "Properties says where imported memory is, whichever location Import was passed, and that it cannot be exported", Source: measured, devices: 2, run: importLocation},
 		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
 		{Name: "share-freed", Says: "Freed is false until memory is released and its last descriptor closed", Source: seam, run: shareFreed},
-	}
-	for i := range rules {
-		rules[i].needs = []driver.Feature{driver.FeatureShareFD}
-	}
-	return rules
+	}, driver.FeatureShareFD)
 }
 
 func shared() driver.Prop { return driver.Prop{Location: at(0), Share: driver.ShareFD} }
@@ -38,10 +34,8 @@ func shared() driver.Prop { return driver.Prop{Location: at(0), Share: driver.Sh
 // sharedChunk is one mapped, shareable granule of device 0, filled with b.
 func (c *check) sharedChunk(b byte) (driver.Ptr, driver.Handle) {
 	c.Helper()
-	p := c.reserve(c.gran)
 	h := c.createAs(c.gran, shared())
-	c.mapHandle(p, c.gran, h)
-	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
+	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(c.dev(0), p, c.gran, b)
 	return p, h
 }
@@ -70,15 +64,6 @@ func (c *check) importAs(f *os.File, size uint64, p driver.Prop) driver.Handle {
 	c.must(err, "import")
 	c.held.handles[h] = true
 	return h
-}
-
-// mapped maps a handle of one granule somewhere, with that access for device 0.
-func (c *check) mapped(h driver.Handle, a driver.Access) driver.Ptr {
-	c.Helper()
-	p := c.reserve(c.gran)
-	c.mapHandle(p, c.gran, h)
-	c.access(p, c.gran, grant(0, a))
-	return p
 }
 
 func (c *check) close(f *os.File) {
@@ -124,22 +109,16 @@ func exportKeeps(c *check) {
 	f := c.export(h)
 	c.unmap(p, c.gran)
 	c.release(h)
-	if now := c.freeMemory(d); now+c.gran > before {
-		c.Errorf("%d bytes free with a descriptor open, %d before", now, before)
-	}
+	c.taken(d, c.gran, before, "with a descriptor open")
 	// Not only the memory is kept, but its bytes too.
 	again := c.importAs(f, c.gran, shared())
 	q := c.mapped(again, driver.AccessReadWrite)
 	c.reads(d, q, c.gran, 5)
 	c.unmap(q, c.gran)
 	c.release(again)
-	if now := c.freeMemory(d); now+c.gran > before {
-		c.Errorf("%d bytes free after the importer went, %d before", now, before)
-	}
+	c.taken(d, c.gran, before, "after the importer went")
 	c.close(f)
-	if now := c.freeMemory(d); now != before {
-		c.Errorf("%d bytes free with the descriptor closed, %d before", now, before)
-	}
+	c.allFree(d, before, "with the descriptor closed")
 }
 
 func importSame(c *check) {
@@ -147,8 +126,7 @@ func importSame(c *check) {
 	p, h := c.sharedChunk(1)
 	f := c.export(h)
 	imported := c.importAs(f, c.gran, shared())
-	q := c.reserve(c.gran)
-	c.mapHandle(q, c.gran, imported)
+	q := c.placed(imported)
 	c.noAccess(d, q)
 	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
 	c.reads(d, q, c.gran, 1)
@@ -302,9 +280,7 @@ func shareReadOnly(c *check) {
 	upgraded, err := c.d.Import(int(f.Fd()), c.gran, shared())
 	if err == nil {
 		c.held.handles[upgraded] = true
-		r := c.reserve(c.gran)
-		c.mapHandle(r, c.gran, upgraded)
-		err = c.d.SetAccess(r, c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
+		err = c.d.SetAccess(c.placed(upgraded), c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
 	}
 	c.want(err, "import it as writable", driver.ErrPermission)
 }
