@@ -205,12 +205,18 @@ func (c *check) write(d driver.Device, p driver.Ptr, n uint64, b byte) {
 	c.must(err, "write %d bytes at %v", n, p)
 }
 
-// reads checks that the n bytes at p, seen through a device, are all b.
-func (c *check) reads(d driver.Device, p driver.Ptr, n uint64, b byte) {
+// bytesAt is the n bytes at p, seen through a device.
+func (c *check) bytesAt(d driver.Device, p driver.Ptr, n uint64) []byte {
 	c.Helper()
 	got := make([]byte, n)
 	c.must(c.prompt("read", func() error { return d.CopyOut(got, p) }), "read %d bytes at %v", n, p)
-	for i, x := range got {
+	return got
+}
+
+// reads checks that the n bytes at p, seen through a device, are all b.
+func (c *check) reads(d driver.Device, p driver.Ptr, n uint64, b byte) {
+	c.Helper()
+	for i, x := range c.bytesAt(d, p, n) {
 		if x != b {
 			c.Fatalf("byte %d at %v is %#x, want %#x", i, p, x, b)
 		}

@@ -43,14 +43,12 @@ func copyRoundTrip(c *check) {
 		src := pattern(span.n, byte(i))
 		c.must(d.CopyIn(p+driver.Ptr(span.off), src), "write %d bytes at %d", span.n, span.off)
 		copy(want[span.off:], src)
-		got := make([]byte, span.n)
-		c.must(d.CopyOut(got, p+driver.Ptr(span.off)), "read %d bytes at %d", span.n, span.off)
+		got := c.bytesAt(d, p+driver.Ptr(span.off), span.n)
 		if !bytes.Equal(got, src) {
 			c.Fatalf("%d bytes at %d came back different", span.n, span.off)
 		}
 	}
-	got := make([]byte, len(want))
-	c.must(d.CopyOut(got, p), "read it all")
+	got := c.bytesAt(d, p, uint64(len(want)))
 	if !bytes.Equal(got, want) {
 		c.Fatal("a write changed bytes beside its own")
 	}
@@ -105,8 +103,7 @@ func copyInDone(c *check) {
 		want := slices.Clone(src)
 		c.must(d.CopyIn(p, src), "write")
 		clear(src)
-		got := make([]byte, len(src))
-		c.must(d.CopyOut(got, p), "read")
+		got := c.bytesAt(d, p, uint64(len(src)))
 		if !bytes.Equal(got, want) {
 			c.Fatal("the write saw what its slice held afterwards")
 		}
@@ -142,8 +139,7 @@ func fill(c *check) {
 		copy(want[f.off:], bytes.Repeat(word, int(f.n)))
 		c.must(d.Fill(p+driver.Ptr(f.off), f.pattern, f.width, f.n, d.CopyStream()), "fill %+v", f)
 		c.must(d.SyncStream(d.CopyStream()), "sync")
-		got := make([]byte, len(want))
-		c.must(d.CopyOut(got, p), "read")
+		got := c.bytesAt(d, p, uint64(len(want)))
 		if !bytes.Equal(got, want) {
 			c.Fatalf("fill %+v: other bytes than those expected", f)
 		}

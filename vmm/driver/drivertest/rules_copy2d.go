@@ -84,8 +84,7 @@ func copy2DRoundTrip(c *check) {
 		c.must(i.CopyIn2D(at, src, width), "write %d rows of %d bytes, pitch %d", n, width, pitch)
 		old := bytes.Repeat([]byte{0xee}, int(size))
 		want := append(old[:off:off], spread(old[off:], src, width, pitch)...)
-		got := make([]byte, size)
-		c.must(d.CopyOut(got, p), "read it all")
+		got := c.bytesAt(d, p, size)
 		if !bytes.Equal(got, want) {
 			c.Errorf("%d rows of %d bytes, pitch %d: other bytes than those expected", n, width, pitch)
 		}
@@ -123,8 +122,7 @@ func copy2DDevice(c *check) {
 		}
 		old := bytes.Repeat([]byte{0xee}, int(size))
 		want := append(old[:5:5], spread(old[5:], rows, width, to)...)
-		got := make([]byte, size)
-		c.must(d.CopyOut(got, q), "read")
+		got := c.bytesAt(d, q, size)
 		if !bytes.Equal(got, want) {
 			c.Errorf("%s: other bytes than those expected", note)
 		}

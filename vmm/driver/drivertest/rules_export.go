@@ -38,11 +38,18 @@ func (c *check) exportRange(p driver.Ptr, n uint64) *os.File {
 		c.Errorf("export %d bytes: %v, and Supports says that it is there", n, err)
 	}
 	c.optional(err, "RangeExporter")
-	f := os.NewFile(uintptr(fd), "dma-buf")
-	if f == nil {
-		c.Fatalf("exported descriptor is %d", fd)
+	return c.exported(fd)
+}
+
+// isDMABuf checks that a descriptor is close-on-exec and of n bytes.
+func (c *check) isDMABuf(f *os.File, n uint64) {
+	c.Helper()
+	c.cloexec(f)
+	info, err := f.Stat()
+	c.must(err, "stat")
+	if info.Size() != int64(n) {
+		c.Errorf("%d bytes are a descriptor of %d", n, info.Size())
 	}
-	return c.later(f)
 }
 
 func rangeExport(c *check) {
@@ -51,13 +58,7 @@ func rangeExport(c *check) {
 	for _, s := range []struct{ off, n uint64 }{
 		{0, c.gran}, {0, 3 * c.gran}, {c.gran, 2 * c.gran}, {pageSize, pageSize}, {c.gran - pageSize, 2 * pageSize},
 	} {
-		f := c.exportRange(p+driver.Ptr(s.off), s.n)
-		c.cloexec(f)
-		info, err := f.Stat()
-		c.must(err, "stat")
-		if info.Size() != int64(s.n) {
-			c.Errorf("%d bytes at %#x are a descriptor of %d", s.n, s.off, info.Size())
-		}
+		c.isDMABuf(c.exportRange(p+driver.Ptr(s.off), s.n), s.n)
 	}
 	c.must(c.d.Supports(0, driver.FeatureDMABuf), "ask for what was just done")
 }
@@ -96,13 +97,7 @@ func rangeFlags(c *check) {
 			c.want(err, fmt.Sprintf("export with flags %#x", flags), driver.ErrNotSupported)
 			continue
 		}
-		f := c.later(os.NewFile(uintptr(fd), "dma-buf"))
-		c.cloexec(f)
-		info, err := f.Stat()
-		c.must(err, "stat")
-		if info.Size() != int64(c.gran) {
-			c.Errorf("%d bytes with flags %#x are a descriptor of %d", c.gran, flags, info.Size())
-		}
+		c.isDMABuf(c.exported(fd), c.gran)
 	}
 }
 

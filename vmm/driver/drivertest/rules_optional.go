@@ -36,8 +36,7 @@ func hostBytes(c *check) {
 		b[i] ^= 0xff
 		want[i] ^= 0xff
 	}
-	got := make([]byte, len(want))
-	c.must(d.CopyOut(got, p), "read through the device")
+	got := c.bytesAt(d, p, uint64(len(want)))
 	if !bytes.Equal(got, want) {
 		c.Error("the device does not see what the host wrote")
 	}
@@ -154,8 +153,7 @@ func valueWait(c *check) {
 	c.must(w.WriteValue(s, p+16, 1<<31, 4), "write a word past the sign")
 	c.must(w.WaitValue(s, p+16, 1<<31-5, 4), "wait across the sign")
 	c.must(c.returns("sync", func() error { return d.SyncStream(s) }), "sync")
-	got := make([]byte, 4)
-	c.must(d.CopyOut(got, p), "read")
+	got := c.bytesAt(d, p, 4)
 	if !bytes.Equal(got, []byte{0x44, 0x33, 0x22, 0x11}) {
 		c.Errorf("the word is % x", got)
 	}

@@ -201,8 +201,7 @@ func peerPlain(c *check) {
 				d, to := c.dev(by), 1-from
 				c.must(d.Copy(p[to], p[from], n, d.CopyStream()), "%s, copy from %d to %d by %d", when, from, to, by)
 				c.must(d.SyncStream(d.CopyStream()), "sync")
-				got := make([]byte, n)
-				c.must(c.dev(to).CopyOut(got, p[to]), "read on device %d", to)
+				got := c.bytesAt(c.dev(to), p[to], n)
 				if !bytes.Equal(got, want) {
 					c.Errorf("%s, a copy from %d to %d by %d came out different", when, from, to, by)
 				}

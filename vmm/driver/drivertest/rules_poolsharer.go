@@ -3,7 +3,6 @@ package drivertest
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -24,11 +23,7 @@ func (c *check) exportPool(d driver.Device, p driver.Pool) *os.File {
 	c.Helper()
 	fd, err := as[driver.PoolSharer](c, d).ExportPool(p)
 	c.must(err, "export a pool")
-	f := os.NewFile(uintptr(fd), "exported")
-	if f == nil {
-		c.Fatalf("exported descriptor is %d", fd)
-	}
-	return c.later(f)
+	return c.exported(fd)
 }
 
 func (c *check) importPool(d driver.Device, f *os.File) driver.Pool {
@@ -206,28 +201,11 @@ func poolImportAccessPeer(c *check, maker *process) {
 func poolImportForeign(c *check) {
 	d := c.dev(0)
 	i := as[driver.PoolSharer](c, d)
-	foreign := map[string]*os.File{}
-	for _, path := range []string{"/dev/null", "/dev/nvidiactl"} {
-		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
-			foreign[path] = c.later(f)
-		}
-	}
-	empty, err := os.Create(filepath.Join(c.TempDir(), "empty"))
-	c.must(err, "make a file")
-	foreign["an empty file"] = c.later(empty)
-	r, w, err := os.Pipe()
-	c.must(err, "make a pipe")
-	foreign["the reading end of a pipe"] = c.later(r)
-	foreign["the writing end of a pipe"] = c.later(w)
+	foreign := c.foreign("/dev/null", "/dev/nvidiactl")
 	if c.d.Supports(0, driver.FeatureShareFD) == nil {
 		foreign["exported memory"] = c.export(c.createAs(c.gran, shared()))
 	}
-	for what, f := range foreign {
-		c.want(errOf(i.ImportPool(int(f.Fd()))), "import "+what, driver.ErrInvalid)
-		if _, err := f.Stat(); err != nil {
-			c.Errorf("%s after the refused import: %v", what, err)
-		}
-	}
+	c.noImport(foreign, func(fd int) error { return errOf(i.ImportPool(fd)) })
 	for _, fd := range []int{-1, 1 << 30} {
 		c.want(errOf(i.ImportPool(fd)), fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
 	}

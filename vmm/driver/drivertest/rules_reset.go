@@ -86,8 +86,7 @@ func resetMemory(c *check) {
 	more := c.mapped(c.create(c.gran), driver.AccessReadWrite)
 	c.has(p, 0, driver.AccessReadWrite)
 	d := c.dev(0)
-	got := make([]byte, 2*c.gran)
-	c.must(d.CopyOut(got, p), "read")
+	got := c.bytesAt(d, p, 2*c.gran)
 	if !slices.Equal(got, pattern(2*c.gran, 7)) {
 		c.Errorf("the reset changed mapped memory")
 	}

@@ -45,6 +45,13 @@ func (c *check) export(h driver.Handle) *os.File {
 	c.Helper()
 	fd, err := c.d.Export(h)
 	c.must(err, "export handle %d", h)
+	return c.exported(fd)
+}
+
+// exported is a descriptor that an export returned, as a file that is closed at the end of
+// the case.
+func (c *check) exported(fd int) *os.File {
+	c.Helper()
 	f := os.NewFile(uintptr(fd), "exported")
 	if f == nil {
 		c.Fatalf("exported descriptor is %d", fd)
@@ -165,17 +172,39 @@ func importTwice(c *check) {
 	c.want(errOf(c.d.Export(second)), "export what was imported", driver.ErrInvalid)
 }
 
-func importForeign(c *check) {
-	d := c.dev(0)
-	foreign := map[string]*os.File{}
-	for _, path := range []string{"/dev/null", "/dev/zero", "/dev/nvidiactl"} {
+// foreign opens files that are no memory: those of the paths that are there, an empty one,
+// and both ends of a pipe.
+func (c *check) foreign(paths ...string) map[string]*os.File {
+	c.Helper()
+	files := map[string]*os.File{}
+	for _, path := range paths {
 		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
-			foreign[path] = c.later(f)
+			files[path] = c.later(f)
 		}
 	}
 	empty, err := os.Create(filepath.Join(c.TempDir(), "empty"))
 	c.must(err, "make a file")
-	foreign["an empty file"] = c.later(empty)
+	files["an empty file"] = c.later(empty)
+	r, w, err := os.Pipe()
+	c.must(err, "make a pipe")
+	files["the reading end of a pipe"], files["the writing end of a pipe"] = c.later(r), c.later(w)
+	return files
+}
+
+// noImport checks that none of the files can be imported, and that all stay open.
+func (c *check) noImport(files map[string]*os.File, f func(fd int) error) {
+	c.Helper()
+	for what, file := range files {
+		c.want(f(int(file.Fd())), "import "+what, driver.ErrInvalid)
+		if _, err := file.Stat(); err != nil {
+			c.Errorf("%s after the refused import: %v", what, err)
+		}
+	}
+}
+
+func importForeign(c *check) {
+	d := c.dev(0)
+	foreign := c.foreign("/dev/null", "/dev/zero", "/dev/nvidiactl")
 	full, err := os.Create(filepath.Join(c.TempDir(), "full"))
 	c.must(err, "make a file")
 	c.must(full.Truncate(int64(c.gran)), "size a file")
@@ -188,17 +217,7 @@ func importForeign(c *check) {
 	dir, err := os.Open(c.TempDir())
 	c.must(err, "open a directory")
 	foreign["a directory"] = c.later(dir)
-	r, w, err := os.Pipe()
-	c.must(err, "make a pipe")
-	foreign["the reading end of a pipe"] = c.later(r)
-	foreign["the writing end of a pipe"] = c.later(w)
-
-	for what, f := range foreign {
-		c.want(errOf(c.d.Import(int(f.Fd()), c.gran, shared())), "import "+what, driver.ErrInvalid)
-		if _, err := f.Stat(); err != nil {
-			c.Errorf("%s after the refused import: %v", what, err)
-		}
-	}
+	c.noImport(foreign, func(fd int) error { return errOf(c.d.Import(fd, c.gran, shared())) })
 	for _, fd := range []int{-1, math.MaxInt32, math.MinInt} {
 		c.want(errOf(c.d.Import(fd, c.gran, shared())), fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
 	}
