@@ -25,7 +25,8 @@ const grace = 25 * time.Millisecond
 type check struct {
 	testing.TB
 	rule Rule
-	why  string // the case was skipped
+
+	skipped string // the reason, if the case was skipped
 
 	d    *Injected
 	name string
@@ -79,8 +80,8 @@ func (c *check) open(open func(testing.TB) driver.Driver) {
 
 func (c *check) skip(format string, args ...any) {
 	c.Helper()
-	c.why = fmt.Sprintf(format, args...)
-	c.Skip(c.why)
+	c.skipped = fmt.Sprintf(format, args...)
+	c.Skip(c.skipped)
 }
 
 // optional skips the case when err says that an optional interface is absent.
@@ -97,7 +98,7 @@ func (c *check) outcome() string {
 	case c.Failed():
 		return "fail"
 	case c.Skipped():
-		return "skipped: " + c.why
+		return "skipped: " + c.skipped
 	}
 	return "pass"
 }

@@ -164,7 +164,8 @@ func copyPeerOrder(c *check) {
 	ours, theirs := c.plainBlock(d), c.plainBlock(peer)
 	s := c.stream(d)
 	i := as[driver.PeerCopier](c, d)
-	c.optional(i.CopyPeer(theirs, 1, ours, 0, blockSize, s), "PeerCopier") // the first one may make a context
+	// The first copy may make a context.
+	c.optional(i.CopyPeer(theirs, 1, ours, 0, blockSize, s), "PeerCopier")
 	c.sync(d, s)
 	c.write(peer, theirs, blockSize, 0)
 	g := c.hold(d, s)

@@ -209,7 +209,8 @@ func importForeign(c *check) {
 	c.must(err, "make a file")
 	c.must(full.Truncate(int64(c.gran)), "size a file")
 	foreign["a file of the right size"] = c.later(full)
-	if f, err := os.CreateTemp("/dev/shm", "drivertest"); err == nil { // like a memfd, but without seals
+	// Like a memfd, but without seals.
+	if f, err := os.CreateTemp("/dev/shm", "drivertest"); err == nil {
 		c.Cleanup(func() { _ = os.Remove(f.Name()) })
 		c.must(f.Truncate(int64(c.gran)), "size a file")
 		foreign["a shared memory file of the right size"] = c.later(f)

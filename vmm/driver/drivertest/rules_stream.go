@@ -15,7 +15,7 @@ func streamRules() []Rule {
 		{Name: "stream-late", Says: "queued work runs later: after a closed gate nothing has run", Source: guide, needs: gated, run: streamLate},
 		{Name: "stream-apart", Says: "a stream that waits delays no other stream, nor the CopyStream", Source: guide, needs: gated, run: streamApart},
 		{Name: "stream-sync", Says: "SyncStream waits for all work of the stream", Source: manual, needs: gated, run: streamSync},
-		{Name: "stream-done", Says: "StreamDone says whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: streamDone},
+		{Name: "stream-done", Says: "StreamDone reports whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: streamDone},
 		{Name: "stream-free", Says: "the queued work of a freed stream still runs", Source: manual, needs: gated, run: streamFree},
 		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default stream or the CopyStream is ErrInvalid", Source: seam, run: streamUnknown},
 		{Name: "copy-stream", Says: "CopyStream is one stream that works like any other", Source: seam, run: copyStreamOnly},
