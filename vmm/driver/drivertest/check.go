@@ -25,7 +25,8 @@ const grace = 25 * time.Millisecond
 type check struct {
 	testing.TB
 	rule Rule
-	why  string // the case was skipped
+
+	skipped string // the reason, if the case was skipped
 
 	d    *Injected
 	name string
@@ -79,8 +80,8 @@ func (c *check) open(open func(testing.TB) driver.Driver) {
 
 func (c *check) skip(format string, args ...any) {
 	c.Helper()
-	c.why = fmt.Sprintf(format, args...)
-	c.Skip(c.why)
+	c.skipped = fmt.Sprintf(format, args...)
+	c.Skip(c.skipped)
 }
 
 // optional skips the case when err says that an optional interface is absent.
@@ -97,7 +98,7 @@ func (c *check) outcome() string {
 	case c.Failed():
 		return "fail"
 	case c.Skipped():
-		return "skipped: " + c.why
+		return "skipped: " + c.skipped
 	}
 	return "pass"
 }
@@ -147,6 +148,9 @@ func (c *check) want(err error, doing string, kinds ...error) {
 		c.Errorf("%s: %v is of %d kinds at once", doing, err, n)
 	}
 }
+
+// errOf is the error of a call whose value does not matter.
+func errOf[T any](_ T, err error) error { return err }
 
 // is checks that err is of a kind. It may be of others too.
 func (c *check) is(err error, doing string, kind error) {
@@ -202,12 +206,18 @@ func (c *check) write(d driver.Device, p driver.Ptr, n uint64, b byte) {
 	c.must(err, "write %d bytes at %v", n, p)
 }
 
-// reads checks that the n bytes at p, seen through a device, are all b.
-func (c *check) reads(d driver.Device, p driver.Ptr, n uint64, b byte) {
+// bytesAt is the n bytes at p, seen through a device.
+func (c *check) bytesAt(d driver.Device, p driver.Ptr, n uint64) []byte {
 	c.Helper()
 	got := make([]byte, n)
 	c.must(c.prompt("read", func() error { return d.CopyOut(got, p) }), "read %d bytes at %v", n, p)
-	for i, x := range got {
+	return got
+}
+
+// reads checks that the n bytes at p, seen through a device, are all b.
+func (c *check) reads(d driver.Device, p driver.Ptr, n uint64, b byte) {
+	c.Helper()
+	for i, x := range c.bytesAt(d, p, n) {
 		if x != b {
 			c.Fatalf("byte %d at %v is %#x, want %#x", i, p, x, b)
 		}

@@ -63,8 +63,8 @@ func pairs() []pair {
 
 // Balanced returns nil if everything that was taken through the wrapper was given
 // back: reservations freed, handles released, mapped bytes unmapped, devices closed,
-// streams, events, graphs and pinned and plain memory freed, pools destroyed, modules unloaded, access to
-// peers disabled. Else the error names each pair that is not even. What a Close of a
+// streams, events, graphs and pinned and plain memory freed, pools destroyed, modules
+// unloaded, access to peers disabled. Else the error names each pair that is not even. What a Close of a
 // device frees by itself counts as not given back. File descriptors are not counted.
 func (d *Injected) Balanced() error {
 	counts := d.Counts()

@@ -97,6 +97,31 @@ func (c *check) access(p driver.Ptr, size uint64, who ...driver.Grant) {
 	c.must(c.prompt("set access", func() error { return c.d.SetAccess(p, size, who) }), "set access %v at %v", who, p)
 }
 
+// placed is the address of a handle of one granule, mapped somewhere without access.
+func (c *check) placed(h driver.Handle) driver.Ptr {
+	c.Helper()
+	p := c.reserve(c.gran)
+	c.mapHandle(p, c.gran, h)
+	return p
+}
+
+// mapped is placed with that access for device 0.
+func (c *check) mapped(h driver.Handle, a driver.Access) driver.Ptr {
+	c.Helper()
+	p := c.placed(h)
+	c.access(p, c.gran, grant(0, a))
+	return p
+}
+
+// chunkOn is one granule of a device, mapped with access for that device.
+func (c *check) chunkOn(dev int) (driver.Ptr, driver.Handle) {
+	c.Helper()
+	h := c.createAs(c.gran, private(dev))
+	p := c.placed(h)
+	c.access(p, c.gran, grant(dev, driver.AccessReadWrite))
+	return p, h
+}
+
 // chunks reserves addresses for n chunks of one granule each, maps them all,
 // and grants device 0 read and write.
 func (c *check) chunks(n int) (driver.Ptr, []driver.Handle) {
@@ -120,26 +145,53 @@ func (c *check) dev(n int) driver.Device {
 	if d, ok := c.held.devices[n]; ok {
 		return d
 	}
-	d, err := c.d.Open(n)
-	c.must(err, "open device %d", n)
+	d := c.openDevice(n)
 	c.held.devices[n] = d
 	return d
 }
 
-func (c *check) stream(d driver.Device) driver.Stream {
+// openDevice opens a device for the case to close.
+func (c *check) openDevice(n int) driver.Device {
 	c.Helper()
-	var s driver.Stream
+	d, err := c.d.Open(n)
+	c.must(err, "open device %d", n)
+	return d
+}
+
+// newStream is a stream for the case to free.
+func (c *check) newStream(d driver.Device) (s driver.Stream) {
+	c.Helper()
 	err := c.prompt("make a stream", func() (err error) { s, err = d.NewStream(); return err })
 	c.must(err, "make a stream")
+	return s
+}
+
+func (c *check) stream(d driver.Device) driver.Stream {
+	c.Helper()
+	s := c.newStream(d)
 	c.held.streams = append(c.held.streams, owned[driver.Stream]{d, s})
 	return s
 }
 
-func (c *check) event(d driver.Device, f driver.EventFlags) driver.Event {
+// streamAndChunks is what most rules work with: device 0, a stream of it, and chunks(n).
+func (c *check) streamAndChunks(n int) (driver.Device, driver.Stream, driver.Ptr) {
 	c.Helper()
-	var e driver.Event
+	d := c.dev(0)
+	p, _ := c.chunks(n)
+	return d, c.stream(d), p
+}
+
+// newEvent is an event for the case to free.
+func (c *check) newEvent(d driver.Device, f driver.EventFlags) (e driver.Event) {
+	c.Helper()
 	err := c.prompt("make an event", func() (err error) { e, err = d.NewEvent(f); return err })
 	c.must(err, "make an event")
+	return e
+}
+
+func (c *check) event(d driver.Device, f driver.EventFlags) driver.Event {
+	c.Helper()
+	e := c.newEvent(d, f)
 	c.held.events = append(c.held.events, owned[driver.Event]{d, e})
 	return e
 }
@@ -252,6 +304,23 @@ func (c *check) hold(d driver.Device, s driver.Stream) *gate {
 	err := c.prompt("close a gate", func() error { return as[driver.StreamMemOps](c, d).WaitValue(s, p, 1, 4) })
 	c.optional(err, "StreamMemOps")
 	return g
+}
+
+// openAndSync opens a gate and waits for a stream.
+func (c *check) openAndSync(g *gate, d driver.Device, s driver.Stream) {
+	c.Helper()
+	g.open()
+	c.sync(d, s)
+}
+
+// staysBehind checks that f does not return before the gate is open, and then does.
+func (c *check) staysBehind(g *gate, doing string, f func() error) {
+	c.Helper()
+	returned := make(chan error, 1)
+	go func() { returned <- f() }()
+	c.stays(returned, doing)
+	g.open()
+	c.must(c.returns(doing, func() error { return <-returned }), "%s", doing)
 }
 
 // open lets the stream go on. It writes the word only once, because the memory may be

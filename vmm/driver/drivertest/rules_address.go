@@ -20,8 +20,7 @@ func addressRules() []Rule {
 
 func reserveSize(c *check) {
 	for _, size := range []uint64{0, 1, c.gran - 1, c.gran + 1, c.gran + c.gran/2} {
-		_, err := c.d.Reserve(size, 0)
-		c.want(err, fmt.Sprintf("reserve %d bytes", size), driver.ErrInvalid)
+		c.want(errOf(c.d.Reserve(size, 0)), fmt.Sprintf("reserve %d bytes", size), driver.ErrInvalid)
 	}
 }
 
@@ -34,8 +33,7 @@ func reserveAlign(c *check) {
 			c.Errorf("aligned to %d: %v", align, p)
 		}
 	}
-	_, err := c.d.Reserve(c.gran, 3*c.gran)
-	c.want(err, "alignment that is no power of two", driver.ErrInvalid)
+	c.want(errOf(c.d.Reserve(c.gran, 3*c.gran)), "alignment that is no power of two", driver.ErrInvalid)
 }
 
 func reserveApart(c *check) {
@@ -54,19 +52,16 @@ func reserveApart(c *check) {
 
 func reserveExhausted(c *check) {
 	for shift := 47; shift < 63; shift++ {
-		_, err := c.d.Reserve(1<<shift, 0)
-		c.want(err, fmt.Sprintf("reserve 2^%d bytes", shift), driver.ErrAddressSpace)
+		c.want(errOf(c.d.Reserve(1<<shift, 0)), fmt.Sprintf("reserve 2^%d bytes", shift), driver.ErrAddressSpace)
 	}
 	c.reserve(c.gran)
 }
 
 func reserveOverflow(c *check) {
 	for _, size := range []uint64{1 << 63, -c.gran, -c.gran / 2 &^ (c.gran - 1)} {
-		_, err := c.d.Reserve(size, 0)
-		c.want(err, fmt.Sprintf("reserve %d bytes", size), driver.ErrAddressSpace, driver.ErrInvalid)
+		c.want(errOf(c.d.Reserve(size, 0)), fmt.Sprintf("reserve %d bytes", size), driver.ErrAddressSpace, driver.ErrInvalid)
 	}
-	_, err := c.d.Reserve(c.gran, 1<<63)
-	c.want(err, "reserve with alignment 2^63", driver.ErrAddressSpace, driver.ErrInvalid)
+	c.want(errOf(c.d.Reserve(c.gran, 1<<63)), "reserve with alignment 2^63", driver.ErrAddressSpace, driver.ErrInvalid)
 }
 
 func freeExact(c *check) {

@@ -233,8 +233,7 @@ func captureLegacy(c *check) {
 	for _, m := range modes() {
 		c.optional(i.BeginCapture(perThread, m), "Grapher")
 		for _, s := range []driver.Stream{0, legacy} {
-			_, err := d.Capturing(s)
-			c.want(err, "ask whether the legacy stream is captured", driver.ErrCapturing)
+			c.want(errOf(d.Capturing(s)), "ask whether the legacy stream is captured", driver.ErrCapturing)
 		}
 		c.capturing(d, perThread, true)
 		c.survives(d, perThread)
@@ -247,8 +246,7 @@ func captureDone(c *check) {
 	other := c.stream(d)
 	for _, m := range modes() {
 		s := c.capture(d, m)
-		_, err := d.StreamDone(s)
-		c.want(err, "ask whether the capturing stream is done", driver.ErrCapturing)
+		c.want(errOf(d.StreamDone(s)), "ask whether the capturing stream is done", driver.ErrCapturing)
 		done, err := d.StreamDone(other)
 		c.must(err, "ask for another stream")
 		if !done {

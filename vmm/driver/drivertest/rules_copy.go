@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -42,14 +43,12 @@ func copyRoundTrip(c *check) {
 		src := pattern(span.n, byte(i))
 		c.must(d.CopyIn(p+driver.Ptr(span.off), src), "write %d bytes at %d", span.n, span.off)
 		copy(want[span.off:], src)
-		got := make([]byte, span.n)
-		c.must(d.CopyOut(got, p+driver.Ptr(span.off)), "read %d bytes at %d", span.n, span.off)
+		got := c.bytesAt(d, p+driver.Ptr(span.off), span.n)
 		if !bytes.Equal(got, src) {
 			c.Fatalf("%d bytes at %d came back different", span.n, span.off)
 		}
 	}
-	got := make([]byte, len(want))
-	c.must(d.CopyOut(got, p), "read it all")
+	got := c.bytesAt(d, p, uint64(len(want)))
 	if !bytes.Equal(got, want) {
 		c.Fatal("a write changed bytes beside its own")
 	}
@@ -104,8 +103,7 @@ func copyInDone(c *check) {
 		want := slices.Clone(src)
 		c.must(d.CopyIn(p, src), "write")
 		clear(src)
-		got := make([]byte, len(src))
-		c.must(d.CopyOut(got, p), "read")
+		got := c.bytesAt(d, p, uint64(len(src)))
 		if !bytes.Equal(got, want) {
 			c.Fatal("the write saw what its slice held afterwards")
 		}
@@ -141,8 +139,7 @@ func fill(c *check) {
 		copy(want[f.off:], bytes.Repeat(word, int(f.n)))
 		c.must(d.Fill(p+driver.Ptr(f.off), f.pattern, f.width, f.n, d.CopyStream()), "fill %+v", f)
 		c.must(d.SyncStream(d.CopyStream()), "sync")
-		got := make([]byte, len(want))
-		c.must(d.CopyOut(got, p), "read")
+		got := c.bytesAt(d, p, uint64(len(want)))
 		if !bytes.Equal(got, want) {
 			c.Fatalf("fill %+v: other bytes than those expected", f)
 		}
@@ -170,20 +167,15 @@ func fillBounds(c *check) {
 func deviceClose(c *check) {
 	p, _ := c.chunks(1)
 	other := c.dev(0)
-	d, err := c.d.Open(0)
-	c.must(err, "open a second time")
-	s, err := d.NewStream()
-	c.must(err, "make a stream")
-	e, err := d.NewEvent(0)
-	c.must(err, "make an event")
+	d := c.openDevice(0)
+	s := c.newStream(d)
+	e := c.newEvent(d, 0)
 	c.write(d, p, c.gran, 1)
 	c.must(d.FreeEvent(e), "free the event")
 	c.must(d.FreeStream(s), "free the stream")
 	c.must(d.Close(), "close")
 	c.must(d.Close(), "close again")
-	for name, call := range deviceCalls(d, p, s, e) {
-		c.want(call(), name+" after Close", driver.ErrClosed)
-	}
+	c.refuses(deviceCalls(d, p, s, e), "after Close", driver.ErrClosed)
 	c.reads(other, p, c.gran, 1)
 }
 
@@ -197,6 +189,14 @@ func deviceDo(c *check) {
 	c.must(c.dev(0).Do(func() error { return nil }), "do")
 }
 
+// refuses checks that each of the calls returns an error of that kind.
+func (c *check) refuses(calls map[string]func() error, when string, kind error) {
+	c.Helper()
+	for _, name := range slices.Sorted(maps.Keys(calls)) {
+		c.want(c.returns(name, calls[name]), name+" "+when, kind)
+	}
+}
+
 // deviceCalls is every call that a closed or lost device refuses on entry.
 func deviceCalls(d driver.Device, p driver.Ptr, s driver.Stream, e driver.Event) map[string]func() error {
 	buf := make([]byte, 16)
@@ -206,16 +206,16 @@ func deviceCalls(d driver.Device, p driver.Ptr, s driver.Stream, e driver.Event)
 		"CopyOut":    func() error { return d.CopyOut(buf, p) },
 		"Copy":       func() error { return d.Copy(p, p+64, 16, s) },
 		"Fill":       func() error { return d.Fill(p, 1, 1, 16, s) },
-		"NewStream":  func() error { _, err := d.NewStream(); return err },
+		"NewStream":  func() error { return errOf(d.NewStream()) },
 		"SyncStream": func() error { return d.SyncStream(s) },
-		"StreamDone": func() error { _, err := d.StreamDone(s); return err },
-		"Capturing":  func() error { _, err := d.Capturing(s); return err },
-		"NewEvent":   func() error { _, err := d.NewEvent(0); return err },
+		"StreamDone": func() error { return errOf(d.StreamDone(s)) },
+		"Capturing":  func() error { return errOf(d.Capturing(s)) },
+		"NewEvent":   func() error { return errOf(d.NewEvent(0)) },
 		"SyncEvent":  func() error { return d.SyncEvent(e) },
 		"Record":     func() error { return d.Record(e, s) },
 		"Wait":       func() error { return d.Wait(s, e) },
-		"Done":       func() error { _, err := d.Done(e); return err },
-		"Elapsed":    func() error { _, err := d.Elapsed(e, e); return err },
+		"Done":       func() error { return errOf(d.Done(e)) },
+		"Elapsed":    func() error { return errOf(d.Elapsed(e, e)) },
 		"Sync":       d.Sync,
 		"Do":         func() error { return d.Do(func() error { return nil }) },
 	}

@@ -9,18 +9,14 @@ import (
 )
 
 func copy2DRules() []Rule {
-	rules := []Rule{
+	return needing([]Rule{
 		{Name: "pitch", Says: "Pitch is at least the row, the same for what it returned, and ErrInvalid for no bytes or more than 2^63-1", Source: seam, run: pitch},
 		{Name: "copy2d-round-trip", Says: "rows go in and come out at any width and pitch, and what is between them is not written", Source: manual, run: copy2DRoundTrip},
 		{Name: "copy2d-device", Says: "rows are copied between memory of two pitches, pinned memory included, and what is between them is not written", Source: manual, run: copy2DDevice},
 		{Name: "copy2d-empty", Says: "a copy of no rows works, also where nothing is mapped", Source: manual, run: copy2DEmpty},
 		{Name: "copy2d-bounds", Says: "rows that overlap, are not whole, overflow, or have memory between them that is not mapped are ErrInvalid: nothing is written, and no harm done", Source: measured, run: copy2DBounds},
 		{Name: "copy2d-close", Says: "after Close, copies of rows and Pitch are ErrClosed", Source: seam, run: copy2DClose},
-	}
-	for i := range rules {
-		rules[i].needs = append(rules[i].needs, driver.FeatureCopy2D)
-	}
-	return rules
+	}, driver.FeatureCopy2D)
 }
 
 func copy2DOrderRules() []Rule {
@@ -70,8 +66,7 @@ func pitch(c *check) {
 		}
 	}
 	for _, width := range []uint64{0, math.MaxInt64, math.MaxUint64} {
-		_, err := i.Pitch(width)
-		c.want(err, fmt.Sprintf("ask for a pitch for rows of %d bytes", width), driver.ErrInvalid)
+		c.want(errOf(i.Pitch(width)), fmt.Sprintf("ask for a pitch for rows of %d bytes", width), driver.ErrInvalid)
 	}
 }
 
@@ -89,8 +84,7 @@ func copy2DRoundTrip(c *check) {
 		c.must(i.CopyIn2D(at, src, width), "write %d rows of %d bytes, pitch %d", n, width, pitch)
 		old := bytes.Repeat([]byte{0xee}, int(size))
 		want := append(old[:off:off], spread(old[off:], src, width, pitch)...)
-		got := make([]byte, size)
-		c.must(d.CopyOut(got, p), "read it all")
+		got := c.bytesAt(d, p, size)
 		if !bytes.Equal(got, want) {
 			c.Errorf("%d rows of %d bytes, pitch %d: other bytes than those expected", n, width, pitch)
 		}
@@ -128,8 +122,7 @@ func copy2DDevice(c *check) {
 		}
 		old := bytes.Repeat([]byte{0xee}, int(size))
 		want := append(old[:5:5], spread(old[5:], rows, width, to)...)
-		got := make([]byte, size)
-		c.must(d.CopyOut(got, q), "read")
+		got := c.bytesAt(d, q, size)
 		if !bytes.Equal(got, want) {
 			c.Errorf("%s: other bytes than those expected", note)
 		}
@@ -194,20 +187,17 @@ func copy2DBounds(c *check) {
 
 func copy2DClose(c *check) {
 	p, _ := c.chunks(1)
-	d, err := c.d.Open(0)
-	c.must(err, "open a second time")
+	d := c.openDevice(0)
 	s := d.CopyStream()
 	c.must(d.Close(), "close")
-	for name, call := range rowCalls(as[driver.Copier2D](c, d), p, s) {
-		c.want(call(), name+" after Close", driver.ErrClosed)
-	}
+	c.refuses(rowCalls(as[driver.Copier2D](c, d), p, s), "after Close", driver.ErrClosed)
 }
 
 // rowCalls is every call of Copier2D.
 func rowCalls(i driver.Copier2D, p driver.Ptr, s driver.Stream) map[string]func() error {
 	at, buf := driver.PitchedPtr{Ptr: p, Pitch: 64}, make([]byte, 16)
 	return map[string]func() error{
-		"Pitch":     func() error { _, err := i.Pitch(1); return err },
+		"Pitch":     func() error { return errOf(i.Pitch(1)) },
 		"CopyIn2D":  func() error { return i.CopyIn2D(at, buf, 8) },
 		"CopyOut2D": func() error { return i.CopyOut2D(buf, at, 8) },
 		"Copy2D":    func() error { return i.Copy2D(at, at, 8, 2, s) },
@@ -215,10 +205,8 @@ func rowCalls(i driver.Copier2D, p driver.Ptr, s driver.Stream) map[string]func(
 }
 
 func copy2DOrder(c *check) {
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(3)
 	i := as[driver.Copier2D](c, d)
-	s := c.stream(d)
-	p, _ := c.chunks(3)
 	g := c.hold(d, s)
 	// Rows of the second chunk become what the first has when the gate is open.
 	from := driver.PitchedPtr{Ptr: p, Pitch: 512}
@@ -235,8 +223,7 @@ func copy2DOrder(c *check) {
 		c.Error("rows came back different")
 	}
 	c.reads(d, to.Ptr, 8*256, 0)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, to.Ptr, 8*256, 1)
 	c.reads(d, to.Ptr+8*256, 256, 0)
 }

@@ -27,8 +27,7 @@ func createRules() []Rule {
 
 func createSize(c *check) {
 	for _, size := range []uint64{0, 1, c.gran - 1, c.gran + 1, c.gran + c.gran/2} {
-		_, err := c.d.Create(size, private(0))
-		c.want(err, fmt.Sprintf("create %d bytes", size), driver.ErrInvalid)
+		c.want(errOf(c.d.Create(size, private(0))), fmt.Sprintf("create %d bytes", size), driver.ErrInvalid)
 	}
 }
 
@@ -37,12 +36,10 @@ func createTooMuch(c *check) {
 		if size <= c.info[0].Memory {
 			continue
 		}
-		_, err := c.d.Create(size, private(0))
-		c.want(err, fmt.Sprintf("create %d bytes", size), driver.ErrOutOfMemory)
+		c.want(errOf(c.d.Create(size, private(0))), fmt.Sprintf("create %d bytes", size), driver.ErrOutOfMemory)
 	}
 	for _, size := range []uint64{1 << 63, -c.gran} {
-		_, err := c.d.Create(size, private(0))
-		c.want(err, fmt.Sprintf("create %d bytes", size), driver.ErrOutOfMemory, driver.ErrInvalid)
+		c.want(errOf(c.d.Create(size, private(0))), fmt.Sprintf("create %d bytes", size), driver.ErrOutOfMemory, driver.ErrInvalid)
 	}
 	c.create(c.gran)
 }
@@ -71,22 +68,19 @@ func createUntilFull(c *check) {
 
 func createRefused(c *check) {
 	for _, home := range []driver.Location{{}, {Kind: driver.LocationOwner, ID: 3}, {Kind: 99}} {
-		_, err := c.d.Create(c.gran, driver.Prop{Location: home})
-		c.want(err, fmt.Sprintf("create on %v", home), driver.ErrInvalid)
+		c.want(errOf(c.d.Create(c.gran, driver.Prop{Location: home})), fmt.Sprintf("create on %v", home), driver.ErrInvalid)
 	}
 }
 
 func createShare(c *check) {
-	_, err := c.d.Create(c.gran, driver.Prop{Location: at(0), Share: 1 << 7})
-	c.want(err, "create with an unknown way to share", driver.ErrInvalid)
+	c.want(errOf(c.d.Create(c.gran, driver.Prop{Location: at(0), Share: 1 << 7})), "create with an unknown way to share", driver.ErrInvalid)
 }
 
 func createFabric(c *check) {
 	if c.d.Supports(0, driver.FeatureShareFabric) == nil {
 		c.skip("the fabric is set up")
 	}
-	_, err := c.d.Create(c.gran, driver.Prop{Location: at(0), Share: driver.ShareFabric})
-	c.want(err, "create fabric memory", driver.ErrNotSupported, driver.ErrPermission)
+	c.want(errOf(c.d.Create(c.gran, driver.Prop{Location: at(0), Share: driver.ShareFabric})), "create fabric memory", driver.ErrNotSupported, driver.ErrPermission)
 }
 
 func hostNUMA(c *check) {
@@ -100,16 +94,14 @@ func hostNUMA(c *check) {
 	c.reads(c.dev(0), p, gran, 0)
 	c.write(c.dev(0), p, gran, 7)
 	c.reads(c.dev(0), p, gran, 7)
-	_, err = c.d.Create(gran, driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA, ID: 1 << 20}})
-	c.want(err, "create on a node that is not there", driver.ErrInvalid, driver.ErrNoDevice)
+	c.want(errOf(c.d.Create(gran, driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA, ID: 1 << 20}})), "create on a node that is not there", driver.ErrInvalid, driver.ErrNoDevice)
 }
 
 func noHostNUMA(c *check) {
 	if c.d.Supports(0, driver.FeatureHostNUMA) == nil {
 		c.skip("host nodes are supported")
 	}
-	_, err := c.d.Create(c.gran, driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA}})
-	c.want(err, "create on a host node", driver.ErrNotSupported)
+	c.want(errOf(c.d.Create(c.gran, driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA}})), "create on a host node", driver.ErrNotSupported)
 }
 
 func freshZero(c *check) {
@@ -153,31 +145,39 @@ func memoryBack(c *check) {
 	for _, releaseFirst := range []bool{false, true} {
 		h := c.create(size)
 		c.mapHandle(p, size, h)
-		if now := c.freeMemory(d); now+size > before {
-			c.Errorf("%d bytes free with %d taken of %d", now, size, before)
-		}
+		c.taken(d, size, before, "while mapped")
 		// The first of the two must not free the memory, the second must.
 		if releaseFirst {
 			c.release(h)
-			if now := c.freeMemory(d); now+size > before {
-				c.Errorf("released while mapped: %d bytes free, %d before", now, before)
-			}
+			c.taken(d, size, before, "released while mapped")
 		}
 		c.unmap(p, size)
 		if !releaseFirst {
 			c.release(h)
 		}
-		if now := c.freeMemory(d); now != before {
-			c.Errorf("%d bytes free after all was given back, %d before", now, before)
-		}
+		c.allFree(d, before, "after all was given back")
 	}
 	// A create that fails must not count anything.
 	_, err := c.d.Create(size+1, private(0))
 	if err == nil || errors.Is(err, driver.ErrOutOfMemory) {
 		c.Errorf("create of an odd size: %v", err)
 	}
+	c.allFree(d, before, "after a refused create")
+}
+
+// taken checks that at least n bytes less are free than before.
+func (c *check) taken(d driver.Device, n, before uint64, when string) {
+	c.Helper()
+	if now := c.freeMemory(d); now+n > before {
+		c.Errorf("%s %d bytes are free, %d before", when, now, before)
+	}
+}
+
+// allFree checks that as much is free as before.
+func (c *check) allFree(d driver.Device, before uint64, when string) {
+	c.Helper()
 	if now := c.freeMemory(d); now != before {
-		c.Errorf("a refused create cost %d bytes", before-now)
+		c.Errorf("%s %d bytes are free, %d before", when, now, before)
 	}
 }
 
@@ -216,7 +216,6 @@ func createProperties(c *check) {
 	h := c.create(c.gran)
 	c.release(h)
 	for _, none := range []driver.Handle{0, h} {
-		_, err := c.d.Properties(none)
-		c.want(err, "ask for the properties of no handle", driver.ErrInvalid)
+		c.want(errOf(c.d.Properties(none)), "ask for the properties of no handle", driver.ErrInvalid)
 	}
 }

@@ -87,11 +87,7 @@ func streamThread(c *check) {
 		c.done(d, e[i], want)
 	}
 	c.reads(d, c.chunk(p, 2), c.gran, 0)
-	returned := make(chan error, 1)
-	go func() { returned <- d.SyncStream(0) }()
-	c.stays(returned, "sync the legacy stream")
-	g.open()
-	c.must(c.returns("sync the legacy stream", func() error { return <-returned }), "sync the legacy stream")
+	c.staysBehind(g, "sync the legacy stream", func() error { return d.SyncStream(0) })
 	two.must("sync the thread's stream", func() error { return d.SyncStream(perThread) })
 	for i := range e {
 		c.done(d, e[i], true)

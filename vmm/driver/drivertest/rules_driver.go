@@ -42,20 +42,14 @@ func devicesListed(c *check) {
 
 func noSuchDevice(c *check) {
 	for _, n := range []int{-1, len(c.info), 1 << 20} {
-		_, err := c.d.Open(n)
-		c.want(err, fmt.Sprintf("open device %d", n), driver.ErrNoDevice)
+		c.want(errOf(c.d.Open(n)), fmt.Sprintf("open device %d", n), driver.ErrNoDevice)
 		c.want(c.d.SyncIfActive(n), fmt.Sprintf("sync device %d", n), driver.ErrNoDevice)
 		c.want(c.d.Supports(n, driver.FeatureVMM), fmt.Sprintf("ask device %d for a feature", n), driver.ErrNoDevice)
-		_, err = c.d.CanAccessPeer(0, n)
-		c.want(err, fmt.Sprintf("ask for access from 0 to %d", n), driver.ErrNoDevice)
-		_, err = c.d.CanAccessPeer(n, 0)
-		c.want(err, fmt.Sprintf("ask for access from %d to 0", n), driver.ErrNoDevice)
-		_, err = c.d.Granularity(private(n))
-		c.want(err, fmt.Sprintf("ask for device %d's granularity", n), driver.ErrNoDevice)
-		_, err = c.d.GranularityRecommended(private(n))
-		c.want(err, fmt.Sprintf("ask for device %d's recommended granularity", n), driver.ErrNoDevice)
-		_, err = c.d.Create(c.gran, private(n))
-		c.want(err, fmt.Sprintf("create on device %d", n), driver.ErrNoDevice)
+		c.want(errOf(c.d.CanAccessPeer(0, n)), fmt.Sprintf("ask for access from 0 to %d", n), driver.ErrNoDevice)
+		c.want(errOf(c.d.CanAccessPeer(n, 0)), fmt.Sprintf("ask for access from %d to 0", n), driver.ErrNoDevice)
+		c.want(errOf(c.d.Granularity(private(n))), fmt.Sprintf("ask for device %d's granularity", n), driver.ErrNoDevice)
+		c.want(errOf(c.d.GranularityRecommended(private(n))), fmt.Sprintf("ask for device %d's recommended granularity", n), driver.ErrNoDevice)
+		c.want(errOf(c.d.Create(c.gran, private(n))), fmt.Sprintf("create on device %d", n), driver.ErrNoDevice)
 	}
 }
 
@@ -109,10 +103,8 @@ func granularity(c *check) {
 	if c.gran < 4096 || c.gran&(c.gran-1) != 0 {
 		c.Errorf("granularity is %d", c.gran)
 	}
-	_, err := c.d.Granularity(driver.Prop{})
-	c.want(err, "granularity for Here", driver.ErrInvalid)
-	_, err = c.d.GranularityRecommended(driver.Prop{})
-	c.want(err, "recommended granularity for Here", driver.ErrInvalid)
+	c.want(errOf(c.d.Granularity(driver.Prop{})), "granularity for Here", driver.ErrInvalid)
+	c.want(errOf(c.d.GranularityRecommended(driver.Prop{})), "recommended granularity for Here", driver.ErrInvalid)
 	best, err := c.d.GranularityRecommended(private(0))
 	c.must(err, "ask for the recommended granularity")
 	if best == 0 || best%c.gran != 0 {

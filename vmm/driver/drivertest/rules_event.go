@@ -102,23 +102,19 @@ func eventWaitThen(c *check) {
 }
 
 func eventElapsed(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	p, _ := c.chunks(1)
+	d, s, p := c.streamAndChunks(1)
 	from, to := c.event(d, driver.EventTiming), c.event(d, driver.EventTiming)
 	untimed := c.event(d, 0)
-	_, err := d.Elapsed(from, to)
-	c.want(err, "time between events never recorded", driver.ErrInvalid)
+	c.want(errOf(d.Elapsed(from, to)), "time between events never recorded", driver.ErrInvalid)
 	c.record(d, from, s)
 	// Recorded and not reached: the gate keeps the second event from being reached.
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.record(d, to, s)
 	c.record(d, untimed, s)
-	err = c.prompt("time events", func() error { _, err := d.Elapsed(from, to); return err })
+	err := c.prompt("time events", func() error { return errOf(d.Elapsed(from, to)) })
 	c.want(err, "time to an event not yet reached", driver.ErrInvalid)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	t, err := d.Elapsed(from, to)
 	c.must(err, "time between events")
 	if t <= 0 {
@@ -127,15 +123,13 @@ func eventElapsed(c *check) {
 	if same, err := d.Elapsed(from, from); err != nil || same != 0 {
 		c.Errorf("time from an event to itself is %v (%v)", same, err)
 	}
-	_, err = d.Elapsed(from, untimed)
-	c.want(err, "time to an event without timing", driver.ErrInvalid)
+	c.want(errOf(d.Elapsed(from, untimed)), "time to an event without timing", driver.ErrInvalid)
 }
 
 func eventFlags(c *check) {
 	d := c.dev(0)
 	for _, f := range []driver.EventFlags{driver.EventInterprocess | driver.EventTiming, 1 << 7} {
-		_, err := d.NewEvent(f)
-		c.want(err, "make an event", driver.ErrInvalid)
+		c.want(errOf(d.NewEvent(f)), "make an event", driver.ErrInvalid)
 	}
 	c.event(d, driver.EventTiming|driver.EventBlocking)
 }
@@ -143,18 +137,15 @@ func eventFlags(c *check) {
 func eventUnknown(c *check) {
 	d := c.dev(0)
 	s := c.stream(d)
-	freed, err := d.NewEvent(0)
-	c.must(err, "make an event")
+	freed := c.newEvent(d, 0)
 	c.must(d.FreeEvent(freed), "free it")
 	for _, e := range []driver.Event{freed, 0} {
 		c.want(d.FreeEvent(e), "free an unknown event", driver.ErrInvalid)
 		c.want(d.SyncEvent(e), "sync it", driver.ErrInvalid)
 		c.want(d.Record(e, s), "record it", driver.ErrInvalid)
 		c.want(d.Wait(s, e), "wait for it", driver.ErrInvalid)
-		_, err := d.Done(e)
-		c.want(err, "ask for it", driver.ErrInvalid)
-		_, err = d.Elapsed(e, e)
-		c.want(err, "time it", driver.ErrInvalid)
+		c.want(errOf(d.Done(e)), "ask for it", driver.ErrInvalid)
+		c.want(errOf(d.Elapsed(e, e)), "time it", driver.ErrInvalid)
 	}
 }
 
@@ -162,15 +153,13 @@ func eventFree(c *check) {
 	d := c.dev(0)
 	s1, s2 := c.stream(d), c.stream(d)
 	p, _ := c.chunks(2)
-	e, err := d.NewEvent(0)
-	c.must(err, "make an event")
+	e := c.newEvent(d, 0)
 	g := c.hold(d, s1)
 	c.fillAll(d, p, 1, s1)
 	c.record(d, e, s1)
 	c.waitFor(d, s2, e)
 	c.copyAll(d, c.chunk(p, 1), p, s2)
 	c.must(c.prompt("free the event", func() error { return d.FreeEvent(e) }), "free the event")
-	g.open()
-	c.sync(d, s2)
+	c.openAndSync(g, d, s2)
 	c.reads(d, c.chunk(p, 1), c.gran, 1)
 }

@@ -38,11 +38,18 @@ func (c *check) exportRange(p driver.Ptr, n uint64) *os.File {
 		c.Errorf("export %d bytes: %v, and Supports says that it is there", n, err)
 	}
 	c.optional(err, "RangeExporter")
-	f := os.NewFile(uintptr(fd), "dma-buf")
-	if f == nil {
-		c.Fatalf("exported descriptor is %d", fd)
+	return c.exported(fd)
+}
+
+// isDMABuf checks that a descriptor is close-on-exec and of n bytes.
+func (c *check) isDMABuf(f *os.File, n uint64) {
+	c.Helper()
+	c.cloexec(f)
+	info, err := f.Stat()
+	c.must(err, "stat")
+	if info.Size() != int64(n) {
+		c.Errorf("%d bytes are a descriptor of %d", n, info.Size())
 	}
-	return c.later(f)
 }
 
 func rangeExport(c *check) {
@@ -51,13 +58,7 @@ func rangeExport(c *check) {
 	for _, s := range []struct{ off, n uint64 }{
 		{0, c.gran}, {0, 3 * c.gran}, {c.gran, 2 * c.gran}, {pageSize, pageSize}, {c.gran - pageSize, 2 * pageSize},
 	} {
-		f := c.exportRange(p+driver.Ptr(s.off), s.n)
-		c.cloexec(f)
-		info, err := f.Stat()
-		c.must(err, "stat")
-		if info.Size() != int64(s.n) {
-			c.Errorf("%d bytes at %#x are a descriptor of %d", s.n, s.off, info.Size())
-		}
+		c.isDMABuf(c.exportRange(p+driver.Ptr(s.off), s.n), s.n)
 	}
 	c.must(c.d.Supports(0, driver.FeatureDMABuf), "ask for what was just done")
 }
@@ -96,33 +97,21 @@ func rangeFlags(c *check) {
 			c.want(err, fmt.Sprintf("export with flags %#x", flags), driver.ErrNotSupported)
 			continue
 		}
-		f := c.later(os.NewFile(uintptr(fd), "dma-buf"))
-		c.cloexec(f)
-		info, err := f.Stat()
-		c.must(err, "stat")
-		if info.Size() != int64(c.gran) {
-			c.Errorf("%d bytes with flags %#x are a descriptor of %d", c.gran, flags, info.Size())
-		}
+		c.isDMABuf(c.exported(fd), c.gran)
 	}
 }
 
 func rangeKeeps(c *check) {
 	d := c.dev(0)
 	before := c.freeMemory(d)
-	p := c.reserve(c.gran)
 	h := c.create(c.gran)
-	c.mapHandle(p, c.gran, h)
-	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
+	p := c.mapped(h, driver.AccessReadWrite)
 	f := c.exportRange(p, c.gran)
 	c.unmap(p, c.gran)
 	c.release(h)
-	if now := c.freeMemory(d); now+c.gran > before {
-		c.Errorf("%d bytes free with a dma-buf open, %d before", now, before)
-	}
+	c.taken(d, c.gran, before, "with a dma-buf open")
 	c.close(f)
-	if now := c.freeMemory(d); now != before {
-		c.Errorf("%d bytes free after the dma-buf was closed, %d before", now, before)
-	}
+	c.allFree(d, before, "after the dma-buf was closed")
 }
 
 func inFabric() driver.Prop { return driver.Prop{Location: at(0), Share: driver.ShareFabric} }
@@ -150,8 +139,7 @@ func fabricPrivate(c *check) {
 		}
 		c.want(err, "export memory without a fabric handle", driver.ErrInvalid)
 	}
-	_, err := c.d.ExportFabric(0)
-	c.want(err, "export handle 0", driver.ErrInvalid)
+	c.want(errOf(c.d.ExportFabric(0)), "export handle 0", driver.ErrInvalid)
 }
 
 func fabricSame(c *check) {
@@ -159,13 +147,11 @@ func fabricSame(c *check) {
 	h := c.createAs(c.gran, inFabric())
 	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(d, p, c.gran, 3)
-	_, err := c.d.Export(h)
-	c.want(err, "export it as a descriptor", driver.ErrInvalid)
+	c.want(errOf(c.d.Export(h)), "export it as a descriptor", driver.ErrInvalid)
 	name, err := c.d.ExportFabric(h)
 	c.must(err, "export")
 	for _, size := range []uint64{0, c.gran + 1} {
-		_, err := c.d.ImportFabric(name, size, inFabric())
-		c.want(err, fmt.Sprintf("import %d bytes", size), driver.ErrInvalid)
+		c.want(errOf(c.d.ImportFabric(name, size, inFabric())), fmt.Sprintf("import %d bytes", size), driver.ErrInvalid)
 	}
 	// The same memory, seen from both handles.
 	imported, err := c.d.ImportFabric(name, c.gran, inFabric())
@@ -175,8 +161,7 @@ func fabricSame(c *check) {
 	c.reads(d, q, c.gran, 3)
 	c.write(d, q, c.gran, 4)
 	c.reads(d, p, c.gran, 4)
-	_, err = c.d.ExportFabric(imported)
-	c.want(err, "export what was imported", driver.ErrInvalid)
+	c.want(errOf(c.d.ExportFabric(imported)), "export what was imported", driver.ErrInvalid)
 }
 
 func fabricForeign(c *check) {
@@ -190,7 +175,6 @@ func fabricForeign(c *check) {
 		kind, prop = driver.ErrNotSupported, shared()
 	}
 	for _, name := range [][64]byte{{}, junk} {
-		_, err := c.d.ImportFabric(name, c.gran, prop)
-		c.want(err, "import a name of nothing", kind)
+		c.want(errOf(c.d.ImportFabric(name, c.gran, prop)), "import a name of nothing", kind)
 	}
 }

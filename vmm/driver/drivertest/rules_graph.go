@@ -103,8 +103,7 @@ func graphCopies(c *check) {
 			c.copyAll(d, c.chunk(p, 3), c.chunk(p, 1), run)
 			c.launchGraph(d, x, run)
 			c.copyAll(d, c.chunk(p, 2), c.chunk(p, 1), run)
-			g.open()
-			c.sync(d, run)
+			c.openAndSync(g, d, run)
 			c.reads(d, c.chunk(p, 3), c.gran, before)
 			c.reads(d, c.chunk(p, 2), c.gran, b)
 			c.reads(d, p, c.gran, b+1)
@@ -228,8 +227,7 @@ func graphFree(c *check) {
 	c.launchGraph(d, x, s)
 	c.must(c.prompt("free the executable graph", func() error { return i.FreeGraphExec(x) }), "free the executable graph")
 	c.reads(d, p, c.gran, 0)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, p, c.gran, 1)
 }
 
@@ -245,11 +243,7 @@ func graphSerial(c *check) {
 	c.launchGraph(d, x, s)
 	c.launchGraph(d, x, other)
 	c.record(d, e, other)
-	returned := make(chan error, 1)
-	go func() { returned <- d.SyncEvent(e) }()
-	c.stays(returned, "sync the second launch")
-	g.open()
-	c.must(c.returns("sync", func() error { return <-returned }), "sync the second launch")
+	c.staysBehind(g, "sync the second launch", func() error { return d.SyncEvent(e) })
 	c.reads(d, p, c.gran, 1)
 }
 

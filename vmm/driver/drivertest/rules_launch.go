@@ -37,11 +37,9 @@ func moduleUnload(c *check) {
 	s := c.stream(d)
 	c.must(i.UnloadModule(m), "unload")
 	c.want(i.UnloadModule(m), "unload again", driver.ErrInvalid)
-	_, err = i.Function(m, addWords)
-	c.want(err, "find a kernel of an unloaded module", driver.ErrInvalid)
+	c.want(errOf(i.Function(m, addWords)), "find a kernel of an unloaded module", driver.ErrInvalid)
 	c.want(i.Launch(f, addLaunch(p, 1, 1), s), "launch a kernel of an unloaded module", driver.ErrInvalid)
-	_, err = i.FunctionInfo(f)
-	c.want(err, "ask for a kernel of an unloaded module", driver.ErrInvalid)
+	c.want(errOf(i.FunctionInfo(f)), "ask for a kernel of an unloaded module", driver.ErrInvalid)
 	c.sync(d, s)
 }
 
@@ -62,8 +60,7 @@ func launchMissing(c *check) {
 	i := as[driver.Launcher](c, d)
 	m := c.held.modules[0].it
 	for _, name := range []string{"", "add_u3", "add_u322", "ADD_U32", "add_u32_n"} {
-		_, err := i.Function(m, name)
-		c.want(err, "find "+name, driver.ErrInvalid)
+		c.want(errOf(i.Function(m, name)), "find "+name, driver.ErrInvalid)
 	}
 }
 
@@ -82,11 +79,9 @@ func launchArgs(c *check) {
 
 func launchLimits(c *check) {
 	const kib = 1 << 10
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(1)
 	i := as[driver.Launcher](c, d)
 	f := c.kernel(d, addWords)
-	p, _ := c.chunks(1)
-	s := c.stream(d)
 	info, err := i.FunctionInfo(f)
 	c.must(err, "ask for the kernel")
 	if info.MaxThreads < 1 || info.MaxThreads > 1024 {
@@ -130,11 +125,9 @@ func launchLimits(c *check) {
 }
 
 func launchClusters(c *check) {
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(1)
 	i := as[driver.Launcher](c, d)
 	f := c.kernel(d, addWords)
-	p, _ := c.chunks(1)
-	s := c.stream(d)
 	for _, bad := range []struct{ grid, cluster uint32 }{{3, 2}, {64, 64}} {
 		l := addLaunch(p, 1, 1)
 		l.Grid, l.Cluster = driver.Dim{X: bad.grid}, driver.Dim{X: bad.cluster}
@@ -157,8 +150,7 @@ func launchOccupancy(c *check) {
 			c.Errorf("%d blocks of %d threads run at once", blocks, n)
 		}
 	}
-	_, err = i.Occupancy(f, 0, 0)
-	c.want(err, "ask for the occupancy of no threads", driver.ErrInvalid)
+	c.want(errOf(i.Occupancy(f, 0, 0)), "ask for the occupancy of no threads", driver.ErrInvalid)
 	n, blocks, err := i.SuggestBlock(f, 1<<10)
 	c.must(err, "ask for a block")
 	if n < 1 || n > info.MaxThreads || blocks < 1 {
@@ -168,28 +160,23 @@ func launchOccupancy(c *check) {
 
 func launchRuns(c *check) {
 	const n, v = 1000, 7
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(1)
 	f := c.kernel(d, addWords)
-	p, _ := c.chunks(1)
-	s := c.stream(d)
 	e := c.event(d, 0)
 	g := c.hold(d, s)
 	c.launch(d, f, addLaunch(p+4, n, v), s)
 	c.record(d, e, s)
 	c.words(d, p, n+2, 0)
 	c.done(d, e, false)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.words(d, p, 1, 0)
 	c.words(d, p+4, n, v)
 	c.words(d, p+4+4*n, 1, 0)
 }
 
 func launchOrder(c *check) {
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(3)
 	f := c.kernel(d, addWords)
-	p, _ := c.chunks(3)
-	s := c.stream(d)
 	n := uint32(c.gran / 4)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
@@ -199,33 +186,27 @@ func launchOrder(c *check) {
 	c.launch(d, f, addLaunch(c.chunk(p, 1), n, 1), s)
 	c.copyAll(d, c.chunk(p, 2), c.chunk(p, 1), s)
 	c.fillAll(d, p, 9, s)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.words(d, c.chunk(p, 2), n, 0x01010104)
 	c.words(d, p, n, 0x09090909)
 }
 
 func launchCopies(c *check) {
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(1)
 	f := c.kernel(d, addWords)
-	p, _ := c.chunks(1)
-	s := c.stream(d)
 	g := c.hold(d, s)
 	l := addLaunch(p, 10, 1)
 	c.launch(d, f, l, s)
 	binary.LittleEndian.PutUint32(l.Args[12:], 1000)
 	l.Memory[0] = driver.Span{}
 	l.Grid.X = 0
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.words(d, p, 10, 1)
 }
 
 func launchMemory(c *check) {
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(4)
 	f := c.kernel(d, addWords)
-	p, _ := c.chunks(4)
-	s := c.stream(d)
 	c.unmap(c.chunk(p, 2), c.gran)
 	g := c.hold(d, s)
 	// The memory goes on up to the hole.
@@ -233,8 +214,7 @@ func launchMemory(c *check) {
 	l.Memory[0].Size = 0
 	c.launch(d, f, l, s)
 	c.unmap(c.chunk(p, 3), c.gran)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.words(d, p+4, uint32(2*c.gran/4-1), 1)
 	c.unmap(p, 2*c.gran)
 	c.must(c.returns("sync", d.Sync), "sync afterwards")
@@ -267,12 +247,12 @@ func launchCalls(c *check, d driver.Device, f driver.Function, p driver.Ptr, s d
 	return map[string]func() error{
 		"LoadModule":        func() error { _, _, err := l.LoadModule(kernels()); return err },
 		"Launch":            func() error { return l.Launch(f, addLaunch(p, 1, 1), s) },
-		"FunctionInfo":      func() error { _, err := l.FunctionInfo(f); return err },
-		"Occupancy":         func() error { _, err := l.Occupancy(f, 32, 0); return err },
+		"FunctionInfo":      func() error { return errOf(l.FunctionInfo(f)) },
+		"Occupancy":         func() error { return errOf(l.Occupancy(f, 32, 0)) },
 		"BeginCapture":      func() error { return g.BeginCapture(s, driver.CaptureRelaxed) },
-		"EndCapture":        func() error { _, err := g.EndCapture(s); return err },
-		"CaptureID":         func() error { _, err := g.CaptureID(s); return err },
+		"EndCapture":        func() error { return errOf(g.EndCapture(s)) },
+		"CaptureID":         func() error { return errOf(g.CaptureID(s)) },
 		"Priorities":        func() error { _, _, err := i.Priorities(); return err },
-		"NewStreamPriority": func() error { _, err := i.NewStreamPriority(0); return err },
+		"NewStreamPriority": func() error { return errOf(i.NewStreamPriority(0)) },
 	}
 }

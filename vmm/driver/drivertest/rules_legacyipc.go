@@ -8,7 +8,7 @@ import (
 )
 
 func legacyIPCRules() []Rule {
-	rules := []Rule{
+	return needing([]Rule{
 		{Name: "ipc-memory", Says: "another process opens plain memory by its handle, reads and writes it; opening it twice returns one address, and each close undoes one open", Source: manual, run: ipcMemory, peer: ipcMemoryPeer},
 		{Name: "ipc-own", Says: "a process cannot open handles of its own", Source: manual, run: ipcOwn},
 		{Name: "ipc-refused", Says: "what is no handle, memory that is not plain, and an event that was not made for it are ErrInvalid", Source: manual, run: ipcRefused},
@@ -17,11 +17,7 @@ func legacyIPCRules() []Rule {
 		{Name: "ipc-event", Says: "what one process records in an event, streams and queries of the other wait for, in both directions", Source: guide, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: ipcEvent, peer: ipcEventPeer},
 		{Name: "ipc-peers", Says: "memory on another device is opened without peer access, enables none, and stays when that is enabled and disabled", Source: measured, devices: 2, run: ipcPeers, peer: ipcPeersPeer},
 		{Name: "ipc-close", Says: "Close closes what is open; after it, calls with handles are ErrClosed", Source: seam, run: ipcClose, peer: ipcClosePeer},
-	}
-	for i := range rules {
-		rules[i].needs = append(rules[i].needs, driver.FeatureLegacyIPC)
-	}
-	return rules
+	}, driver.FeatureLegacyIPC)
 }
 
 // filledBlock is a plainBlock whose bytes are all b.
@@ -144,44 +140,36 @@ func ipcOwn(c *check) {
 	d := c.dev(0)
 	i := as[driver.LegacyIPC](c, d)
 	p := c.filledBlock(d, 1)
-	_, err := i.OpenMem(c.memHandle(d, p))
-	c.want(err, "open one's own memory", driver.ErrInvalid)
+	c.want(errOf(i.OpenMem(c.memHandle(d, p))), "open one's own memory", driver.ErrInvalid)
 	_, h := c.sharedEvent(d)
-	_, err = i.OpenEvent(h)
-	c.want(err, "open one's own event", driver.ErrInvalid)
+	c.want(errOf(i.OpenEvent(h)), "open one's own event", driver.ErrInvalid)
 	c.must(d.Sync(), "sync afterwards")
 }
 
 func ipcRefused(c *check) {
 	d := c.dev(0)
 	i := as[driver.LegacyIPC](c, d)
-	_, err := i.OpenMem(driver.IPCHandle{})
-	c.want(err, "open memory by zeros", driver.ErrInvalid)
-	_, err = i.OpenEvent(driver.IPCHandle{})
-	c.want(err, "open an event by zeros", driver.ErrInvalid)
+	c.want(errOf(i.OpenMem(driver.IPCHandle{})), "open memory by zeros", driver.ErrInvalid)
+	c.want(errOf(i.OpenEvent(driver.IPCHandle{})), "open an event by zeros", driver.ErrInvalid)
 
 	p := c.filledBlock(d, 1)
 	mapped, _ := c.chunks(1)
 	for what, bad := range map[string]driver.Ptr{"address 0": 0, "address 1": 1, "an address inside": p + 256, "mapped memory": mapped} {
-		_, err := i.MemHandle(bad)
-		c.want(err, "ask for the handle of "+what, driver.ErrInvalid)
+		c.want(errOf(i.MemHandle(bad)), "ask for the handle of "+what, driver.ErrInvalid)
 	}
 	if c.d.Supports(0, driver.FeaturePools) == nil {
 		pooled, err := as[driver.Allocator](c, d).AllocAsync(blockSize, d.CopyStream())
 		c.must(err, "allocate from the current pool")
-		_, err = i.MemHandle(pooled)
-		c.want(err, "ask for the handle of memory of a pool", driver.ErrInvalid)
+		c.want(errOf(i.MemHandle(pooled)), "ask for the handle of memory of a pool", driver.ErrInvalid)
 		c.freeBlock(d, pooled)
 	}
 	c.want(i.CloseMem(p), "close what was allocated", driver.ErrInvalid)
 	c.want(i.CloseMem(0), "close address 0", driver.ErrInvalid)
 
 	for what, f := range map[string]driver.EventFlags{"a plain event": 0, "an event with a time": driver.EventTiming} {
-		_, err := i.EventHandle(c.event(d, f))
-		c.want(err, "ask for the handle of "+what, driver.ErrInvalid)
+		c.want(errOf(i.EventHandle(c.event(d, f))), "ask for the handle of "+what, driver.ErrInvalid)
 	}
-	_, err = i.EventHandle(0)
-	c.want(err, "ask for the handle of event 0", driver.ErrInvalid)
+	c.want(errOf(i.EventHandle(0)), "ask for the handle of event 0", driver.ErrInvalid)
 	c.must(d.Sync(), "sync afterwards")
 }
 
@@ -197,8 +185,7 @@ func ipcFreed(c *check) {
 
 func ipcFreedPeer(c *check, maker *process) {
 	d := c.dev(0)
-	_, err := as[driver.LegacyIPC](c, d).OpenMem(maker.receive())
-	c.want(err, "open memory that was freed", driver.ErrInvalid)
+	c.want(errOf(as[driver.LegacyIPC](c, d).OpenMem(maker.receive())), "open memory that was freed", driver.ErrInvalid)
 	c.must(d.Sync(), "sync afterwards")
 }
 
@@ -207,8 +194,7 @@ func ipcDead(c *check) {
 	maker := c.startPeer()
 	memory, event := maker.receive(), maker.receive()
 	maker.kill()
-	_, err := as[driver.LegacyIPC](c, d).OpenMem(memory)
-	c.want(err, "open memory whose maker has ended", driver.ErrInvalid)
+	c.want(errOf(as[driver.LegacyIPC](c, d).OpenMem(memory)), "open memory whose maker has ended", driver.ErrInvalid)
 	e := c.openEvent(d, event)
 	s := c.stream(d)
 	c.must(d.Record(e, s), "record it")
@@ -268,8 +254,7 @@ func ipcEventPeer(c *check, maker *process) {
 	if done {
 		c.Error("the event is done before the work that it was recorded behind")
 	}
-	_, err = as[driver.LegacyIPC](c, d).EventHandle(e)
-	c.want(err, "ask for the handle of an event that was opened", driver.ErrInvalid)
+	c.want(errOf(as[driver.LegacyIPC](c, d).EventHandle(e)), "ask for the handle of an event that was opened", driver.ErrInvalid)
 	q := c.filledBlock(d, 0)
 	c.must(d.Wait(s, e), "wait for the maker's event")
 	c.moveBlock(d, q, p, s)
@@ -287,23 +272,18 @@ func ipcEventPeer(c *check, maker *process) {
 func ipcClose(c *check) {
 	maker := c.startPeer()
 	memory, event := maker.receive(), maker.receive()
-	d, err := c.d.Open(0)
-	c.must(err, "open")
+	d := c.openDevice(0)
 	i := as[driver.LegacyIPC](c, d)
 	p, err := i.OpenMem(memory)
 	c.must(err, "open memory")
 	c.unbalanced = true // it is left open
 	c.must(d.Close(), "close")
 	c.want(c.dev(0).CopyIn(p, []byte{1}), "write what was left open", driver.ErrInvalid)
-	_, err = i.OpenMem(memory)
-	c.want(err, "open memory", driver.ErrClosed)
+	c.want(errOf(i.OpenMem(memory)), "open memory", driver.ErrClosed)
 	c.want(i.CloseMem(p), "close memory", driver.ErrClosed)
-	_, err = i.OpenEvent(event)
-	c.want(err, "open an event", driver.ErrClosed)
-	_, err = i.MemHandle(p)
-	c.want(err, "ask for the handle of memory", driver.ErrClosed)
-	_, err = i.EventHandle(1)
-	c.want(err, "ask for the handle of an event", driver.ErrClosed)
+	c.want(errOf(i.OpenEvent(event)), "open an event", driver.ErrClosed)
+	c.want(errOf(i.MemHandle(p)), "ask for the handle of memory", driver.ErrClosed)
+	c.want(errOf(i.EventHandle(1)), "ask for the handle of an event", driver.ErrClosed)
 	maker.send(memory)
 	maker.finish()
 }

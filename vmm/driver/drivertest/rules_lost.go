@@ -2,7 +2,6 @@ package drivertest
 
 import (
 	"maps"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -75,29 +74,24 @@ func lostEntry(c *check) {
 		maps.Copy(calls, launchCalls(c, d, kernel, c.chunk(p, 1), s))
 	}
 	maps.Copy(calls, map[string]func() error{
-		"AllocHost":  func() error { _, _, err := as[driver.HostAllocator](c, d).AllocHost(4096); return err },
-		"WaitValue":  func() error { return as[driver.StreamMemOps](c, d).WaitValue(s, c.chunk(p, 1), 0, 4) },
-		"WriteValue": func() error { return as[driver.StreamMemOps](c, d).WriteValue(s, c.chunk(p, 1), 0, 4) },
-		"Open": func() error {
-			_, err := c.d.Open(0)
-			return err
-		},
+		"AllocHost":     func() error { _, _, err := as[driver.HostAllocator](c, d).AllocHost(4096); return err },
+		"WaitValue":     func() error { return as[driver.StreamMemOps](c, d).WaitValue(s, c.chunk(p, 1), 0, 4) },
+		"WriteValue":    func() error { return as[driver.StreamMemOps](c, d).WriteValue(s, c.chunk(p, 1), 0, 4) },
+		"Open":          func() error { return errOf(c.d.Open(0)) },
 		"SyncIfActive":  func() error { return c.d.SyncIfActive(0) },
 		"Supports":      func() error { return c.d.Supports(0, driver.FeatureVMM) },
-		"Granularity":   func() error { _, err := c.d.Granularity(private(0)); return err },
-		"CanAccessPeer": func() error { _, err := c.d.CanAccessPeer(0, 0); return err },
-		"Access":        func() error { _, err := c.d.Access(c.chunk(p, 1), at(0)); return err },
-		"Create":        func() error { _, err := c.d.Create(c.gran, private(0)); return err },
+		"Granularity":   func() error { return errOf(c.d.Granularity(private(0))) },
+		"CanAccessPeer": func() error { return errOf(c.d.CanAccessPeer(0, 0)) },
+		"Access":        func() error { return errOf(c.d.Access(c.chunk(p, 1), at(0))) },
+		"Create":        func() error { return errOf(c.d.Create(c.gran, private(0))) },
 		"SetAccess": func() error {
 			return c.d.SetAccess(c.chunk(p, 1), c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
 		},
 	})
 	if f >= 0 {
-		calls["Import"] = func() error { _, err := c.d.Import(f, c.gran, shared()); return err }
+		calls["Import"] = func() error { return errOf(c.d.Import(f, c.gran, shared())) }
 	}
-	for _, name := range slices.Sorted(maps.Keys(calls)) {
-		c.want(c.returns(name, calls[name]), name+" on a lost device", driver.ErrDeviceLost)
-	}
+	c.refuses(calls, "on a lost device", driver.ErrDeviceLost)
 	// What frees something still works.
 	c.unmap(c.chunk(p, 1), c.gran)
 	for _, h := range hs {
@@ -111,20 +105,15 @@ func lostProcess(c *check) {
 	p, _ := c.chunks(1)
 	other := c.dev(1)
 	s, e := c.stream(other), c.event(other, 0)
-	q := c.reserve(c.gran)
-	h := c.createAs(c.gran, private(1))
-	c.mapHandle(q, c.gran, h)
-	c.access(q, c.gran, grant(1, driver.AccessReadWrite))
+	q, h := c.chunkOn(1)
 	c.lose(c.dev(0), p, func() { c.unmap(p, c.gran) })
 	calls := deviceCalls(other, q, s, e)
 	maps.Copy(calls, map[string]func() error{
-		"Open":         func() error { _, err := c.d.Open(1); return err },
+		"Open":         func() error { return errOf(c.d.Open(1)) },
 		"SyncIfActive": func() error { return c.d.SyncIfActive(1) },
-		"Create":       func() error { _, err := c.d.Create(c.gran, private(1)); return err },
+		"Create":       func() error { return errOf(c.d.Create(c.gran, private(1))) },
 	})
-	for _, name := range slices.Sorted(maps.Keys(calls)) {
-		c.want(c.returns(name, calls[name]), name+" on the other device", driver.ErrDeviceLost)
-	}
+	c.refuses(calls, "on the other device", driver.ErrDeviceLost)
 	c.unmap(q, c.gran)
 	c.release(h)
 	c.free(q)
@@ -154,8 +143,7 @@ func lostGiveBack(c *check) {
 	c.must(d.Close(), "close the device")
 	c.must(d.Close(), "close it again")
 	delete(c.held.devices, 0)
-	_, err := c.d.Open(0)
-	c.want(err, "open it again", driver.ErrDeviceLost)
+	c.want(errOf(c.d.Open(0)), "open it again", driver.ErrDeviceLost)
 }
 
 func lostKernel(c *check) {
@@ -173,16 +161,13 @@ func lostKernel(c *check) {
 	for n := range c.info {
 		c.want(c.returns("sync", c.dev(n).Sync), "sync a device afterwards", driver.ErrDeviceLost)
 	}
-	_, err = c.d.Create(c.gran, private(0))
-	c.want(err, "create memory", driver.ErrDeviceLost)
+	c.want(errOf(c.d.Create(c.gran, private(0))), "create memory", driver.ErrDeviceLost)
 	c.must(as[driver.Launcher](c, d).UnloadModule(c.held.modules[0].it), "unload the module")
 }
 
 func lostKernelUnmap(c *check) {
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(2)
 	f := c.kernel(d, addWords)
-	p, _ := c.chunks(2)
-	s := c.stream(d)
 	g := c.hold(d, s)
 	l := addLaunch(p, uint32(2*c.gran/4), 1)
 	l.Memory[0].Size = 0

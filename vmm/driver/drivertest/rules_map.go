@@ -126,9 +126,7 @@ func mapKeepsData(c *check) {
 func mapAlias(c *check) {
 	d := c.dev(0)
 	p, hs := c.chunks(2)
-	q := c.reserve(c.gran)
-	c.mapHandle(q, c.gran, hs[1])
-	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
+	q := c.mapped(hs[1], driver.AccessReadWrite)
 	c.write(d, c.chunk(p, 1), c.gran, 1)
 	c.reads(d, q, c.gran, 1)
 	c.write(d, q, c.gran, 2)

@@ -36,8 +36,7 @@ func hostBytes(c *check) {
 		b[i] ^= 0xff
 		want[i] ^= 0xff
 	}
-	got := make([]byte, len(want))
-	c.must(d.CopyOut(got, p), "read through the device")
+	got := c.bytesAt(d, p, uint64(len(want)))
 	if !bytes.Equal(got, want) {
 		c.Error("the device does not see what the host wrote")
 	}
@@ -57,8 +56,7 @@ func hostBytes(c *check) {
 		{hole, 1}, {p, c.gran + 1}, {p, 3 * c.gran}, {c.chunk(p, 2), c.gran + 1},
 		{p, 1 << 63}, {p, 1<<64 - 1}, {0, 1}, {1<<64 - 1, 2},
 	} {
-		_, err := c.d.HostBytes(bad.p, bad.n)
-		c.want(err, fmt.Sprintf("see %d bytes at %v", bad.n, bad.p), driver.ErrInvalid)
+		c.want(errOf(c.d.HostBytes(bad.p, bad.n)), fmt.Sprintf("see %d bytes at %v", bad.n, bad.p), driver.ErrInvalid)
 	}
 }
 
@@ -124,10 +122,8 @@ func plain(c *check) {
 	c.want(i.FreePlain(q), "free what is not plain", driver.ErrInvalid)
 	c.must(i.FreePlain(p), "free")
 	c.want(i.FreePlain(p), "free again", driver.ErrInvalid)
-	_, err = i.AllocPlain(0)
-	c.want(err, "allocate nothing", driver.ErrInvalid)
-	_, err = i.AllocPlain(1 << 50)
-	c.want(err, "allocate 2^50 bytes", driver.ErrOutOfMemory)
+	c.want(errOf(i.AllocPlain(0)), "allocate nothing", driver.ErrInvalid)
+	c.want(errOf(i.AllocPlain(1<<50)), "allocate 2^50 bytes", driver.ErrOutOfMemory)
 }
 
 func plainAsync(c *check) {
@@ -146,10 +142,8 @@ func plainAsync(c *check) {
 }
 
 func valueWait(c *check) {
-	d := c.dev(0)
+	d, s, p := c.streamAndChunks(1)
 	w := as[driver.StreamMemOps](c, d)
-	s := c.stream(d)
-	p, _ := c.chunks(1)
 	c.optional(w.WriteValue(s, p, 0x11223344, 4), "StreamMemOps")
 	c.must(w.WaitValue(s, p, 0x11223344, 4), "wait for what is written")
 	c.must(w.WaitValue(s, p, 0x11223340, 4), "wait for less than is written")
@@ -159,8 +153,7 @@ func valueWait(c *check) {
 	c.must(w.WriteValue(s, p+16, 1<<31, 4), "write a word past the sign")
 	c.must(w.WaitValue(s, p+16, 1<<31-5, 4), "wait across the sign")
 	c.must(c.returns("sync", func() error { return d.SyncStream(s) }), "sync")
-	got := make([]byte, 4)
-	c.must(d.CopyOut(got, p), "read")
+	got := c.bytesAt(d, p, 4)
 	if !bytes.Equal(got, []byte{0x44, 0x33, 0x22, 0x11}) {
 		c.Errorf("the word is % x", got)
 	}

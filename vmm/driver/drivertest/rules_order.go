@@ -59,8 +59,7 @@ func unmapBeside(c *check) {
 	c.unmap(c.chunk(p, 1), c.gran)
 	c.release(hs[1])
 	c.done(d, e, false)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, p, c.gran, 1)
 }
 
@@ -68,14 +67,11 @@ func unmapAlias(c *check) {
 	d := c.dev(0)
 	s := c.stream(d)
 	p, hs := c.chunks(1)
-	q := c.reserve(c.gran)
-	c.mapHandle(q, c.gran, hs[0])
-	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
+	q := c.mapped(hs[0], driver.AccessReadWrite)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.unmap(q, c.gran)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, p, c.gran, 1)
 }
 
@@ -86,20 +82,16 @@ func releaseUnderWork(c *check) {
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.release(hs[0])
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, p, c.gran, 1)
 }
 
 func widenUnderWork(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	p, _ := c.chunks(1)
+	d, s, p := c.streamAndChunks(1)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.access(p, c.gran, grant(1, driver.AccessReadWrite))
 	c.access(p, c.gran, grant(0, driver.AccessReadWrite), grant(1, driver.AccessNone))
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, p, c.gran, 1)
 }

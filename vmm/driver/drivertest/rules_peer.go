@@ -85,14 +85,11 @@ func peerReadOnly(c *check) {
 }
 
 func peerAlone(c *check) {
-	p := c.reserve(c.gran)
-	c.mapHandle(p, c.gran, c.createAs(c.gran, private(1)))
-	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
+	p := c.mapped(c.createAs(c.gran, private(1)), driver.AccessReadWrite)
 	c.peerRefused(p)
 	want := bytes.Repeat([]byte{1, 2, 3, 4}, 16)
 	c.must(c.dev(0).CopyIn(p, want), "write to the other device's memory")
-	got := make([]byte, len(want))
-	c.must(c.dev(0).CopyOut(got, p), "read the other device's memory")
+	got := c.bytesAt(c.dev(0), p, uint64(len(want)))
 	if !bytes.Equal(got, want) {
 		c.Errorf("read %v, want %v", got, want)
 	}

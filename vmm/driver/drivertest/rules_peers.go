@@ -74,8 +74,7 @@ func peeringUnknown(c *check) {
 	c.peering(0, 0)
 	for _, n := range []int{-1, len(c.info), 1 << 20} {
 		for _, pair := range [][2]int{{0, n}, {n, 0}, {n, n}} {
-			_, err := c.d.Peering(pair[0], pair[1])
-			c.want(err, fmt.Sprintf("ask for the pair %v", pair), driver.ErrNoDevice)
+			c.want(errOf(c.d.Peering(pair[0], pair[1])), fmt.Sprintf("ask for the pair %v", pair), driver.ErrNoDevice)
 		}
 	}
 }
@@ -202,8 +201,7 @@ func peerPlain(c *check) {
 				d, to := c.dev(by), 1-from
 				c.must(d.Copy(p[to], p[from], n, d.CopyStream()), "%s, copy from %d to %d by %d", when, from, to, by)
 				c.must(d.SyncStream(d.CopyStream()), "sync")
-				got := make([]byte, n)
-				c.must(c.dev(to).CopyOut(got, p[to]), "read on device %d", to)
+				got := c.bytesAt(c.dev(to), p[to], n)
 				if !bytes.Equal(got, want) {
 					c.Errorf("%s, a copy from %d to %d by %d came out different", when, from, to, by)
 				}
@@ -226,9 +224,7 @@ func peerPlainOnly(c *check) {
 	owner, peer := c.dev(0), c.dev(1)
 	p, _ := c.chunks(1)
 	c.write(owner, p, c.gran, 1)
-	q := c.reserve(c.gran)
-	c.mapHandle(q, c.gran, c.createAs(c.gran, private(1)))
-	c.access(q, c.gran, grant(1, driver.AccessReadWrite))
+	q, _ := c.chunkOn(1)
 	c.write(peer, q, c.gran, 2)
 	refused := func(when string) {
 		c.Helper()
@@ -260,8 +256,7 @@ func lostPeerDisable(c *check) {
 	c.want(i.EnablePeer(1), "enable on a lost device", driver.ErrDeviceLost)
 	c.want(back.EnablePeer(0), "enable access to a lost device", driver.ErrDeviceLost)
 	for _, pair := range [][2]int{{0, 1}, {1, 0}} {
-		_, err := c.d.Peering(pair[0], pair[1])
-		c.want(err, fmt.Sprintf("ask for the pair %v", pair), driver.ErrDeviceLost)
+		c.want(errOf(c.d.Peering(pair[0], pair[1])), fmt.Sprintf("ask for the pair %v", pair), driver.ErrDeviceLost)
 	}
 	c.must(i.DisablePeer(1), "disable on a lost device")
 	c.want(i.DisablePeer(1), "disable on it again", driver.ErrInvalid)

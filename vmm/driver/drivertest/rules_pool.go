@@ -48,6 +48,13 @@ func (c *check) pool(d driver.Device, props driver.PoolProps) driver.Pool {
 	return p
 }
 
+// streamAndPool is device 0, a stream of it, and a new pool on it.
+func (c *check) streamAndPool() (driver.Device, driver.Stream, driver.Pool) {
+	c.Helper()
+	d := c.dev(0)
+	return d, c.stream(d), c.pool(d, driver.PoolProps{})
+}
+
 // destroy gives a pool of the case up.
 func (c *check) destroy(d driver.Device, p driver.Pool) {
 	c.Helper()
@@ -156,9 +163,7 @@ func poolCurrentOwn(c *check) {
 }
 
 func poolBlocks(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
+	d, s, pool := c.streamAndPool()
 	sizes := []uint64{1, 255, 256, 4096, c.gran, 3*c.gran + 5}
 	var all []driver.Ptr
 	for _, n := range sizes {
@@ -176,17 +181,12 @@ func poolBlocks(c *check) {
 }
 
 func poolSizes(c *check) {
-	d := c.dev(0)
+	d, s, pool := c.streamAndPool()
 	i := as[driver.Pooler](c, d)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
-	_, err := i.AllocFromPool(pool, 0, s)
-	c.want(err, "allocate nothing", driver.ErrInvalid)
-	_, err = as[driver.Allocator](c, d).AllocAsync(0, s)
-	c.want(err, "allocate nothing from the current pool", driver.ErrInvalid)
+	c.want(errOf(i.AllocFromPool(pool, 0, s)), "allocate nothing", driver.ErrInvalid)
+	c.want(errOf(as[driver.Allocator](c, d).AllocAsync(0, s)), "allocate nothing from the current pool", driver.ErrInvalid)
 	for _, n := range []uint64{1 << 50, 1 << 62, 1<<64 - 1} {
-		_, err = i.AllocFromPool(pool, n, s)
-		c.want(err, fmt.Sprintf("allocate %d bytes", n), driver.ErrOutOfMemory, driver.ErrInvalid)
+		c.want(errOf(i.AllocFromPool(pool, n, s)), fmt.Sprintf("allocate %d bytes", n), driver.ErrOutOfMemory, driver.ErrInvalid)
 	}
 	p := c.block(d, pool, blockSize, s)
 	c.freeIn(d, p, s)
@@ -194,10 +194,8 @@ func poolSizes(c *check) {
 }
 
 func poolFree(c *check) {
-	d := c.dev(0)
+	d, s, pool := c.streamAndPool()
 	i := as[driver.Allocator](c, d)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
 	// A fresh one each time: its address may come back from the next allocation.
 	plain := func() driver.Ptr {
 		p, err := i.AllocPlain(blockSize)
@@ -226,14 +224,11 @@ func poolFree(c *check) {
 }
 
 func poolDestroy(c *check) {
-	d := c.dev(0)
+	d, s, pool := c.streamAndPool()
 	i := as[driver.Pooler](c, d)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
 	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, blockSize, s)
 	c.destroy(d, pool)
-	_, err := i.AllocFromPool(pool, blockSize, s)
-	c.want(err, "allocate from a destroyed pool", driver.ErrInvalid)
+	c.want(errOf(i.AllocFromPool(pool, blockSize, s)), "allocate from a destroyed pool", driver.ErrInvalid)
 	c.want(i.DestroyPool(pool), "destroy it again", driver.ErrInvalid)
 	c.fillBlock(d, p, 1, s)
 	c.moveBlock(d, q, p, s)
@@ -251,15 +246,12 @@ func poolUnknown(c *check) {
 	gone := c.pool(d, driver.PoolProps{})
 	c.destroy(d, gone)
 	for _, p := range []driver.Pool{0, gone} {
-		_, err := i.AllocFromPool(p, blockSize, s)
-		c.want(err, "allocate", driver.ErrInvalid)
+		c.want(errOf(i.AllocFromPool(p, blockSize, s)), "allocate", driver.ErrInvalid)
 		c.want(i.TrimPool(p, 0), "trim", driver.ErrInvalid)
-		_, err = i.PoolAttribute(p, driver.PoolUsed)
-		c.want(err, "read an attribute", driver.ErrInvalid)
+		c.want(errOf(i.PoolAttribute(p, driver.PoolUsed)), "read an attribute", driver.ErrInvalid)
 		c.want(i.SetPoolAttribute(p, driver.PoolReleaseThreshold, 1), "set an attribute", driver.ErrInvalid)
 		c.want(i.SetPoolAccess(p, []driver.Grant{grant(0, driver.AccessReadWrite)}), "set access", driver.ErrInvalid)
-		_, err = i.PoolAccess(p, at(0))
-		c.want(err, "ask for access", driver.ErrInvalid)
+		c.want(errOf(i.PoolAccess(p, at(0))), "ask for access", driver.ErrInvalid)
 		c.want(i.SetCurrentPool(p), "make it current", driver.ErrInvalid)
 		c.want(i.DestroyPool(p), "destroy", driver.ErrInvalid)
 	}
@@ -272,9 +264,7 @@ func poolUnknown(c *check) {
 }
 
 func poolOf(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
+	d, s, pool := c.streamAndPool()
 	p := c.block(d, pool, blockSize, s)
 	c.isOf(d, p, pool, 0)
 	c.isOf(d, p+blockSize-1, pool, 0)
@@ -304,33 +294,25 @@ func poolShares(c *check) {
 			c.pool(d, driver.PoolProps{Share: way})
 			continue
 		}
-		_, err := i.CreatePool(driver.PoolProps{Share: way})
-		c.want(err, fmt.Sprintf("create a pool with share %#x", uint8(way)), driver.ErrNotSupported, driver.ErrPermission, driver.ErrInvalid)
+		c.want(errOf(i.CreatePool(driver.PoolProps{Share: way})), fmt.Sprintf("create a pool with share %#x", uint8(way)), driver.ErrNotSupported, driver.ErrPermission, driver.ErrInvalid)
 	}
-	_, err = i.CreatePool(driver.PoolProps{Share: driver.ShareReadOnly})
-	c.want(err, "create a pool that is shared read-only", driver.ErrNotSupported)
-	_, err = i.CreatePool(driver.PoolProps{Share: 1 << 6})
-	c.want(err, "create a pool with an unknown share", driver.ErrInvalid)
+	c.want(errOf(i.CreatePool(driver.PoolProps{Share: driver.ShareReadOnly})), "create a pool that is shared read-only", driver.ErrNotSupported)
+	c.want(errOf(i.CreatePool(driver.PoolProps{Share: 1 << 6})), "create a pool with an unknown share", driver.ErrInvalid)
 }
 
 func poolClose(c *check) {
-	d, err := c.d.Open(0)
-	c.must(err, "open")
+	d := c.openDevice(0)
 	i := as[driver.Pooler](c, d)
 	pool, err := i.CreatePool(driver.PoolProps{})
 	c.must(err, "create a pool")
 	c.must(i.DestroyPool(pool), "destroy it")
 	c.must(d.Close(), "close")
-	_, err = i.DefaultPool()
-	c.want(err, "ask for the default pool", driver.ErrClosed)
-	_, err = i.CreatePool(driver.PoolProps{})
-	c.want(err, "create a pool", driver.ErrClosed)
-	_, err = i.AllocFromPool(pool, blockSize, 0)
-	c.want(err, "allocate", driver.ErrClosed)
+	c.want(errOf(i.DefaultPool()), "ask for the default pool", driver.ErrClosed)
+	c.want(errOf(i.CreatePool(driver.PoolProps{})), "create a pool", driver.ErrClosed)
+	c.want(errOf(i.AllocFromPool(pool, blockSize, 0)), "allocate", driver.ErrClosed)
 	c.want(i.DestroyPool(pool), "destroy a pool", driver.ErrClosed)
 	_, _, err = i.PoolOf(1)
 	c.want(err, "ask for the pool of an address", driver.ErrClosed)
-	_, err = i.PoolShares()
-	c.want(err, "ask how pools can be shared", driver.ErrClosed)
+	c.want(errOf(i.PoolShares()), "ask how pools can be shared", driver.ErrClosed)
 	c.want(as[driver.PeerCopier](c, d).CopyPeer(1, 0, 1, 0, 1, 0), "copy between devices", driver.ErrClosed, driver.ErrNotSupported)
 }

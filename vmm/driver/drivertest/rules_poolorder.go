@@ -17,9 +17,7 @@ func poolOrderRules() []Rule {
 }
 
 func poolOrder(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
+	d, s, pool := c.streamAndPool()
 	to := c.scratch(4)
 	g := c.hold(d, s)
 	for i := range 4 {
@@ -28,8 +26,7 @@ func poolOrder(c *check) {
 		c.moveBlock(d, to+driver.Ptr(i*blockSize), p, s)
 		c.freeIn(d, p, s)
 	}
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	for i := range 4 {
 		c.reads(d, to+driver.Ptr(i*blockSize), blockSize, byte(i+1))
 	}
@@ -51,8 +48,7 @@ func poolApart(c *check) {
 	c.moveBlock(d, to, p, s)
 	c.freeIn(d, p, s)
 	q := c.apart(d, pool, p, other)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, to, blockSize, 1)
 	c.reads(d, q, blockSize, 2)
 	c.freeIn(d, q, other)
@@ -90,11 +86,7 @@ func poolFollow(c *check) {
 	c.moveBlock(d, to+blockSize, q, other)
 	c.freeIn(d, q, other)
 	c.record(d, after, other)
-	reached := make(chan error, 1)
-	go func() { reached <- d.SyncEvent(after) }()
-	c.stays(reached, "sync an event behind the gate")
-	g.open()
-	c.must(c.returns("sync the event", func() error { return <-reached }), "sync the event")
+	c.staysBehind(g, "sync an event behind the gate", func() error { return d.SyncEvent(after) })
 	c.sync(d, other)
 	c.reads(d, to, blockSize, 1)
 	c.reads(d, to+blockSize, blockSize, 2)
@@ -115,17 +107,14 @@ func poolFreeElsewhere(c *check) {
 	c.moveBlock(d, to, p, other)
 	c.freeIn(d, p, other)
 	q := c.apart(d, pool, p, third)
-	g.open()
-	c.sync(d, other)
+	c.openAndSync(g, d, other)
 	c.reads(d, to, blockSize, 1)
 	c.reads(d, q, blockSize, 2)
 	c.freeIn(d, q, third)
 }
 
 func poolTrimLate(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
+	d, s, pool := c.streamAndPool()
 	to := c.scratch(1)
 	p := c.block(d, pool, blockSize, s)
 	g := c.hold(d, s)
@@ -136,15 +125,12 @@ func poolTrimLate(c *check) {
 	if n := c.attribute(d, pool, driver.PoolReserved); n < blockSize {
 		c.Errorf("%d bytes are reserved, and %d in use by queued work", n, blockSize)
 	}
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, to, blockSize, 1)
 }
 
 func poolDestroyLate(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
+	d, s, pool := c.streamAndPool()
 	to := c.scratch(1)
 	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, blockSize, s)
 	g := c.hold(d, s)
@@ -154,8 +140,7 @@ func poolDestroyLate(c *check) {
 	c.destroy(d, pool)
 	c.moveBlock(d, to, q, s)
 	c.freeIn(d, q, s)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, to, blockSize, 1)
 }
 
@@ -169,8 +154,7 @@ func poolPlainLate(c *check) {
 	c.fillBlock(d, p, 1, s)
 	c.moveBlock(d, to, p, s)
 	c.freeIn(d, p, s)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(d, to, blockSize, 1)
 }
 
@@ -180,7 +164,8 @@ func copyPeerOrder(c *check) {
 	ours, theirs := c.plainBlock(d), c.plainBlock(peer)
 	s := c.stream(d)
 	i := as[driver.PeerCopier](c, d)
-	c.optional(i.CopyPeer(theirs, 1, ours, 0, blockSize, s), "PeerCopier") // the first one may make a context
+	// The first copy may make a context.
+	c.optional(i.CopyPeer(theirs, 1, ours, 0, blockSize, s), "PeerCopier")
 	c.sync(d, s)
 	c.write(peer, theirs, blockSize, 0)
 	g := c.hold(d, s)
@@ -190,8 +175,7 @@ func copyPeerOrder(c *check) {
 	c.must(c.prompt("copy back", func() error { return i.CopyPeer(ours, 0, theirs, 1, blockSize, s) }), "copy back")
 	c.moveBlock(d, p, ours, s)
 	c.reads(peer, theirs, blockSize, 0)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.reads(peer, theirs, blockSize, 1)
 	c.reads(d, p, blockSize, 1)
 }

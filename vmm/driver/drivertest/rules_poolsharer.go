@@ -3,24 +3,19 @@ package drivertest
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 func poolSharerRules() []Rule {
-	rules := []Rule{
+	return needing([]Rule{
 		{Name: "pool-export", Says: "a pool's descriptor does not pass to programs that this one starts; the default pool and one that is not shared have none", Source: guide, run: poolExport},
 		{Name: "pool-import", Says: "another process imports a pool and memory of it, reads, writes and frees that; both see the same bytes; where the driver counts in the imported pool, it counts that", Source: guide, run: poolImport, peer: poolImportPeer},
 		{Name: "pool-import-limits", Says: "from an imported pool nothing can be allocated, it cannot be the current one, nor be exported", Source: guide, run: poolImport, peer: poolImportLimitsPeer},
 		{Name: "pool-import-foreign", Says: "a descriptor of anything else is no pool: ErrInvalid, and the device stays healthy", Source: seam, run: poolImportForeign},
 		{Name: "pool-import-destroy", Says: "while memory of it is imported a pool is not destroyed, and nothing happens to either; after the free it is", Source: measured, run: poolImport, peer: poolImportDestroyPeer},
 		{Name: "pool-import-access", Says: "at first only its own device has access to an imported pool", Source: guide, devices: 2, run: poolImport, peer: poolImportAccessPeer},
-	}
-	for i := range rules {
-		rules[i].needs = append(rules[i].needs, driver.FeaturePools, driver.FeaturePoolShareFD)
-	}
-	return rules
+	}, driver.FeaturePools, driver.FeaturePoolShareFD)
 }
 
 // exportPool is a pool's descriptor, as a file that is closed at the end of the case.
@@ -28,11 +23,7 @@ func (c *check) exportPool(d driver.Device, p driver.Pool) *os.File {
 	c.Helper()
 	fd, err := as[driver.PoolSharer](c, d).ExportPool(p)
 	c.must(err, "export a pool")
-	f := os.NewFile(uintptr(fd), "exported")
-	if f == nil {
-		c.Fatalf("exported descriptor is %d", fd)
-	}
-	return c.later(f)
+	return c.exported(fd)
 }
 
 func (c *check) importPool(d driver.Device, f *os.File) driver.Pool {
@@ -65,15 +56,13 @@ func poolExport(c *check) {
 	c.must(err, "ask for the default pool")
 	private := c.pool(d, driver.PoolProps{})
 	for what, bad := range map[string]driver.Pool{"the default pool": own, "a private pool": private, "pool 0": 0} {
-		_, err := i.ExportPool(bad)
-		c.want(err, "export "+what, driver.ErrInvalid)
+		c.want(errOf(i.ExportPool(bad)), "export "+what, driver.ErrInvalid)
 	}
 	s := c.stream(d)
 	p := c.block(d, private, blockSize, s)
 	plain := c.plainBlock(d)
 	for what, bad := range map[string]driver.Ptr{"memory of a private pool": p, "plain memory": plain, "address 0": 0} {
-		_, err := i.ExportPointer(bad)
-		c.want(err, "export "+what, driver.ErrInvalid)
+		c.want(errOf(i.ExportPointer(bad)), "export "+what, driver.ErrInvalid)
 	}
 	c.freeIn(d, p, s)
 	c.sync(d, s)
@@ -129,8 +118,7 @@ func poolImportPeer(c *check, maker *process) {
 	} else {
 		c.Logf("memory of another pool was imported at %v", q)
 	}
-	_, err := as[driver.PoolSharer](c, d).ImportPointer(pool, driver.PoolToken{})
-	c.want(err, "import by zeros", driver.ErrInvalid)
+	c.want(errOf(as[driver.PoolSharer](c, d).ImportPointer(pool, driver.PoolToken{})), "import by zeros", driver.ErrInvalid)
 	if err := as[driver.Pooler](c, d).TrimPool(pool, 0); err != nil {
 		c.want(err, "trim", driver.ErrInvalid)
 	}
@@ -168,15 +156,12 @@ func poolImportLimitsPeer(c *check, maker *process) {
 	d := c.dev(0)
 	i, sharer := as[driver.Pooler](c, d), as[driver.PoolSharer](c, d)
 	pool, p, mine, _ := c.received(maker)
-	_, err := i.AllocFromPool(pool, blockSize, d.CopyStream())
-	c.want(err, "allocate from an imported pool", driver.ErrInvalid)
+	c.want(errOf(i.AllocFromPool(pool, blockSize, d.CopyStream())), "allocate from an imported pool", driver.ErrInvalid)
 	c.want(i.SetCurrentPool(pool), "make it the current one", driver.ErrInvalid)
-	_, err = sharer.ExportPool(pool)
-	c.want(err, "export it again", driver.ErrInvalid)
+	c.want(errOf(sharer.ExportPool(pool)), "export it again", driver.ErrInvalid)
 	own, err := i.DefaultPool()
 	c.must(err, "ask for the default pool")
-	_, err = sharer.ImportPointer(own, mine)
-	c.want(err, "import memory into the default pool", driver.ErrInvalid)
+	c.want(errOf(sharer.ImportPointer(own, mine)), "import memory into the default pool", driver.ErrInvalid)
 	c.freeBlock(d, p)
 	maker.send(mine)
 }
@@ -193,8 +178,7 @@ func poolImportDestroyPeer(c *check, maker *process) {
 	c.reads(d, p, blockSize, 8)
 	c.freeBlock(d, p)
 	c.destroy(d, pool)
-	_, err := as[driver.PoolSharer](c, d).ImportPointer(pool, mine)
-	c.want(err, "import memory of a pool that was destroyed", driver.ErrInvalid)
+	c.want(errOf(as[driver.PoolSharer](c, d).ImportPointer(pool, mine)), "import memory of a pool that was destroyed", driver.ErrInvalid)
 	c.want(as[driver.Pooler](c, d).DestroyPool(pool), "destroy it again", driver.ErrInvalid)
 	maker.send(mine)
 }
@@ -217,32 +201,13 @@ func poolImportAccessPeer(c *check, maker *process) {
 func poolImportForeign(c *check) {
 	d := c.dev(0)
 	i := as[driver.PoolSharer](c, d)
-	foreign := map[string]*os.File{}
-	for _, path := range []string{"/dev/null", "/dev/nvidiactl"} {
-		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
-			foreign[path] = c.later(f)
-		}
-	}
-	empty, err := os.Create(filepath.Join(c.TempDir(), "empty"))
-	c.must(err, "make a file")
-	foreign["an empty file"] = c.later(empty)
-	r, w, err := os.Pipe()
-	c.must(err, "make a pipe")
-	foreign["the reading end of a pipe"] = c.later(r)
-	foreign["the writing end of a pipe"] = c.later(w)
+	foreign := c.foreign("/dev/null", "/dev/nvidiactl")
 	if c.d.Supports(0, driver.FeatureShareFD) == nil {
 		foreign["exported memory"] = c.export(c.createAs(c.gran, shared()))
 	}
-	for what, f := range foreign {
-		_, err := i.ImportPool(int(f.Fd()))
-		c.want(err, "import "+what, driver.ErrInvalid)
-		if _, err := f.Stat(); err != nil {
-			c.Errorf("%s after the refused import: %v", what, err)
-		}
-	}
+	c.noImport(foreign, func(fd int) error { return errOf(i.ImportPool(fd)) })
 	for _, fd := range []int{-1, 1 << 30} {
-		_, err := i.ImportPool(fd)
-		c.want(err, fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
+		c.want(errOf(i.ImportPool(fd)), fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
 	}
 	c.must(d.Sync(), "sync afterwards")
 }

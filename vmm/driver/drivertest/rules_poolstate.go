@@ -44,15 +44,12 @@ func poolAttributes(c *check) {
 		c.want(i.SetPoolAttribute(pool, a, n), fmt.Sprintf("set attribute %d to %d", a, n), driver.ErrInvalid)
 	}
 	for _, a := range []driver.PoolAttribute{0, 9, 255} {
-		_, err := i.PoolAttribute(pool, a)
-		c.want(err, fmt.Sprintf("read attribute %d", a), driver.ErrInvalid)
+		c.want(errOf(i.PoolAttribute(pool, a)), fmt.Sprintf("read attribute %d", a), driver.ErrInvalid)
 	}
 }
 
 func poolCounts(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
+	d, s, pool := c.streamAndPool()
 	between := func(a driver.PoolAttribute, least, most uint64) uint64 {
 		c.Helper()
 		got := c.attribute(d, pool, a)
@@ -88,10 +85,8 @@ func poolCounts(c *check) {
 }
 
 func poolThreshold(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
+	d, s, pool := c.streamAndPool()
 	e := c.event(d, 0)
-	pool := c.pool(d, driver.PoolProps{})
 	for what, wait := range map[string]func() error{
 		"the stream": func() error { return d.SyncStream(s) },
 		"an event":   func() error { return d.SyncEvent(e) },
@@ -112,10 +107,8 @@ func poolThreshold(c *check) {
 }
 
 func poolTrim(c *check) {
-	d := c.dev(0)
+	d, s, pool := c.streamAndPool()
 	i := as[driver.Pooler](c, d)
-	s := c.stream(d)
-	pool := c.pool(d, driver.PoolProps{})
 	c.setAttribute(d, pool, driver.PoolReleaseThreshold, math.MaxUint64)
 	// CUDA reserves 32 MiB at a time.
 	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, 64<<20, s)
@@ -151,8 +144,7 @@ func poolMax(c *check) {
 	c.optional(err, "pools with a maximum")
 	c.held.pools = append(c.held.pools, owned[driver.Pool]{d, pool})
 	s := c.stream(d)
-	_, err = as[driver.Pooler](c, d).AllocFromPool(pool, 4*limit, s)
-	c.want(err, "allocate four times the maximum", driver.ErrOutOfMemory)
+	c.want(errOf(as[driver.Pooler](c, d).AllocFromPool(pool, 4*limit, s)), "allocate four times the maximum", driver.ErrOutOfMemory)
 	p := c.block(d, pool, limit/4, s)
 	c.freeIn(d, p, s)
 	c.sync(d, s)

@@ -37,14 +37,6 @@ func (c *check) reset(dev int) {
 	c.must(c.returns("reset", func() error { return r.ResetContext(dev) }), "reset the context of device %d", dev)
 }
 
-// openDevice opens a device for the case to close.
-func (c *check) openDevice(n int) driver.Device {
-	c.Helper()
-	d, err := c.d.Open(n)
-	c.must(err, "open device %d", n)
-	return d
-}
-
 // ended checks that every call of a Device returns ErrContextReset.
 func (c *check) ended(d driver.Device, p driver.Ptr, s driver.Stream, e driver.Event) {
 	c.Helper()
@@ -59,10 +51,8 @@ func (c *check) ended(d driver.Device, p driver.Ptr, s driver.Stream, e driver.E
 func resetDevice(c *check) {
 	old := c.openDevice(0)
 	p, _ := c.chunks(1)
-	s, err := old.NewStream()
-	c.must(err, "make a stream")
-	e, err := old.NewEvent(driver.EventTiming)
-	c.must(err, "make an event")
+	s := c.newStream(old)
+	e := c.newEvent(old, driver.EventTiming)
 	c.must(old.Record(e, s), "record")
 	pinned, _, err := as[driver.HostAllocator](c, old).AllocHost(4096)
 	c.optional(err, "HostAllocator")
@@ -93,13 +83,10 @@ func resetMemory(c *check) {
 	c.must(c.d.SyncIfActive(0), "sync by ordinal")
 	c.must(c.d.Supports(0, driver.FeatureVMM), "ask for a feature")
 	// New memory works too, while no device is open.
-	more := c.reserve(c.gran)
-	c.mapHandle(more, c.gran, c.create(c.gran))
-	c.access(more, c.gran, grant(0, driver.AccessReadWrite))
+	more := c.mapped(c.create(c.gran), driver.AccessReadWrite)
 	c.has(p, 0, driver.AccessReadWrite)
 	d := c.dev(0)
-	got := make([]byte, 2*c.gran)
-	c.must(d.CopyOut(got, p), "read")
+	got := c.bytesAt(d, p, 2*c.gran)
 	if !slices.Equal(got, pattern(2*c.gran, 7)) {
 		c.Errorf("the reset changed mapped memory")
 	}
@@ -114,10 +101,8 @@ func resetMemory(c *check) {
 func resetHandles(c *check) {
 	old := c.openDevice(0)
 	p, _ := c.chunks(1)
-	s, err := old.NewStream()
-	c.must(err, "make a stream")
-	e, err := old.NewEvent(0)
-	c.must(err, "make an event")
+	s := c.newStream(old)
+	e := c.newEvent(old, 0)
 	c.must(old.Record(e, s), "record")
 	c.reset(0)
 	d := c.dev(0)
@@ -126,16 +111,14 @@ func resetHandles(c *check) {
 	for _, gone := range []driver.Stream{s, old.CopyStream()} {
 		c.want(d.Fill(p, 1, 1, 16, gone), "fill on a stream that is gone", driver.ErrInvalid)
 		c.want(d.SyncStream(gone), "sync it", driver.ErrInvalid)
-		_, err = d.Capturing(gone)
-		c.want(err, "ask whether it is captured", driver.ErrInvalid)
+		c.want(errOf(d.Capturing(gone)), "ask whether it is captured", driver.ErrInvalid)
 		c.want(d.Record(good, gone), "record on it", driver.ErrInvalid)
 		c.want(d.Wait(gone, good), "make it wait", driver.ErrInvalid)
 	}
 	c.want(d.Wait(mine, e), "wait for an event that is gone", driver.ErrInvalid)
 	c.want(d.SyncEvent(e), "sync it", driver.ErrInvalid)
 	c.want(d.Record(e, mine), "record it", driver.ErrInvalid)
-	_, err = d.Done(e)
-	c.want(err, "ask for it", driver.ErrInvalid)
+	c.want(errOf(d.Done(e)), "ask for it", driver.ErrInvalid)
 	c.must(old.FreeStream(s), "free the stream")
 	c.must(old.FreeEvent(e), "free the event")
 	c.must(old.Close(), "close the device")
@@ -146,8 +129,7 @@ func resetOthers(c *check) {
 	old, other := c.openDevice(0), c.dev(1)
 	p, _ := c.chunks(1)
 	c.access(p, c.gran, grant(1, driver.AccessReadWrite))
-	e, err := old.NewEvent(0)
-	c.must(err, "make an event")
+	e := c.newEvent(old, 0)
 	c.must(old.Record(e, old.CopyStream()), "record")
 	s := c.stream(other)
 	c.waitFor(other, s, e)

@@ -13,7 +13,7 @@ import (
 )
 
 func shareRules() []Rule {
-	rules := []Rule{
+	return needing([]Rule{
 		{Name: "export-private", Says: "memory created without a way to share cannot be exported", Source: measured, run: exportPrivate},
 		{Name: "export-cloexec", Says: "an exported descriptor does not pass to programs that this one starts", Source: measured, run: exportCloexec},
 		{Name: "export-keeps", Says: "a descriptor alone keeps memory and data; when it is closed, all of the memory comes back", Source: measured, run: exportKeeps},
@@ -26,11 +26,7 @@ func shareRules() []Rule {
 		{Name: "import-location", Says: "Properties says where imported memory is, whichever location Import was passed, and that it cannot be exported", Source: measured, devices: 2, run: importLocation},
 		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
 		{Name: "share-freed", Says: "Freed is false until memory is released and its last descriptor closed", Source: seam, run: shareFreed},
-	}
-	for i := range rules {
-		rules[i].needs = []driver.Feature{driver.FeatureShareFD}
-	}
-	return rules
+	}, driver.FeatureShareFD)
 }
 
 func shared() driver.Prop { return driver.Prop{Location: at(0), Share: driver.ShareFD} }
@@ -38,10 +34,8 @@ func shared() driver.Prop { return driver.Prop{Location: at(0), Share: driver.Sh
 // sharedChunk is one mapped, shareable granule of device 0, filled with b.
 func (c *check) sharedChunk(b byte) (driver.Ptr, driver.Handle) {
 	c.Helper()
-	p := c.reserve(c.gran)
 	h := c.createAs(c.gran, shared())
-	c.mapHandle(p, c.gran, h)
-	c.access(p, c.gran, grant(0, driver.AccessReadWrite))
+	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(c.dev(0), p, c.gran, b)
 	return p, h
 }
@@ -51,6 +45,13 @@ func (c *check) export(h driver.Handle) *os.File {
 	c.Helper()
 	fd, err := c.d.Export(h)
 	c.must(err, "export handle %d", h)
+	return c.exported(fd)
+}
+
+// exported is a descriptor that an export returned, as a file that is closed at the end of
+// the case.
+func (c *check) exported(fd int) *os.File {
+	c.Helper()
 	f := os.NewFile(uintptr(fd), "exported")
 	if f == nil {
 		c.Fatalf("exported descriptor is %d", fd)
@@ -72,29 +73,17 @@ func (c *check) importAs(f *os.File, size uint64, p driver.Prop) driver.Handle {
 	return h
 }
 
-// mapped maps a handle of one granule somewhere, with that access for device 0.
-func (c *check) mapped(h driver.Handle, a driver.Access) driver.Ptr {
-	c.Helper()
-	p := c.reserve(c.gran)
-	c.mapHandle(p, c.gran, h)
-	c.access(p, c.gran, grant(0, a))
-	return p
-}
-
 func (c *check) close(f *os.File) {
 	c.Helper()
 	c.must(f.Close(), "close the descriptor")
 }
 
 func exportPrivate(c *check) {
-	_, err := c.d.Export(c.create(c.gran))
-	c.want(err, "export private memory", driver.ErrInvalid)
-	_, err = c.d.Export(0)
-	c.want(err, "export handle 0", driver.ErrInvalid)
+	c.want(errOf(c.d.Export(c.create(c.gran))), "export private memory", driver.ErrInvalid)
+	c.want(errOf(c.d.Export(0)), "export handle 0", driver.ErrInvalid)
 	h := c.createAs(c.gran, shared())
 	c.release(h)
-	_, err = c.d.Export(h)
-	c.want(err, "export a released handle", driver.ErrInvalid)
+	c.want(errOf(c.d.Export(h)), "export a released handle", driver.ErrInvalid)
 }
 
 func exportCloexec(c *check) {
@@ -127,22 +116,16 @@ func exportKeeps(c *check) {
 	f := c.export(h)
 	c.unmap(p, c.gran)
 	c.release(h)
-	if now := c.freeMemory(d); now+c.gran > before {
-		c.Errorf("%d bytes free with a descriptor open, %d before", now, before)
-	}
+	c.taken(d, c.gran, before, "with a descriptor open")
 	// Not only the memory is kept, but its bytes too.
 	again := c.importAs(f, c.gran, shared())
 	q := c.mapped(again, driver.AccessReadWrite)
 	c.reads(d, q, c.gran, 5)
 	c.unmap(q, c.gran)
 	c.release(again)
-	if now := c.freeMemory(d); now+c.gran > before {
-		c.Errorf("%d bytes free after the importer went, %d before", now, before)
-	}
+	c.taken(d, c.gran, before, "after the importer went")
 	c.close(f)
-	if now := c.freeMemory(d); now != before {
-		c.Errorf("%d bytes free with the descriptor closed, %d before", now, before)
-	}
+	c.allFree(d, before, "with the descriptor closed")
 }
 
 func importSame(c *check) {
@@ -150,8 +133,7 @@ func importSame(c *check) {
 	p, h := c.sharedChunk(1)
 	f := c.export(h)
 	imported := c.importAs(f, c.gran, shared())
-	q := c.reserve(c.gran)
-	c.mapHandle(q, c.gran, imported)
+	q := c.placed(imported)
 	c.noAccess(d, q)
 	c.access(q, c.gran, grant(0, driver.AccessReadWrite))
 	c.reads(d, q, c.gran, 1)
@@ -187,26 +169,48 @@ func importTwice(c *check) {
 	c.unmap(p, c.gran)
 	c.release(first)
 	c.reads(d, q, c.gran, 4)
-	_, err := c.d.Export(second)
-	c.want(err, "export what was imported", driver.ErrInvalid)
+	c.want(errOf(c.d.Export(second)), "export what was imported", driver.ErrInvalid)
 }
 
-func importForeign(c *check) {
-	d := c.dev(0)
-	foreign := map[string]*os.File{}
-	for _, path := range []string{"/dev/null", "/dev/zero", "/dev/nvidiactl"} {
+// foreign opens files that are no memory: those of the paths that are there, an empty one,
+// and both ends of a pipe.
+func (c *check) foreign(paths ...string) map[string]*os.File {
+	c.Helper()
+	files := map[string]*os.File{}
+	for _, path := range paths {
 		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
-			foreign[path] = c.later(f)
+			files[path] = c.later(f)
 		}
 	}
 	empty, err := os.Create(filepath.Join(c.TempDir(), "empty"))
 	c.must(err, "make a file")
-	foreign["an empty file"] = c.later(empty)
+	files["an empty file"] = c.later(empty)
+	r, w, err := os.Pipe()
+	c.must(err, "make a pipe")
+	files["the reading end of a pipe"], files["the writing end of a pipe"] = c.later(r), c.later(w)
+	return files
+}
+
+// noImport checks that none of the files can be imported, and that all stay open.
+func (c *check) noImport(files map[string]*os.File, f func(fd int) error) {
+	c.Helper()
+	for what, file := range files {
+		c.want(f(int(file.Fd())), "import "+what, driver.ErrInvalid)
+		if _, err := file.Stat(); err != nil {
+			c.Errorf("%s after the refused import: %v", what, err)
+		}
+	}
+}
+
+func importForeign(c *check) {
+	d := c.dev(0)
+	foreign := c.foreign("/dev/null", "/dev/zero", "/dev/nvidiactl")
 	full, err := os.Create(filepath.Join(c.TempDir(), "full"))
 	c.must(err, "make a file")
 	c.must(full.Truncate(int64(c.gran)), "size a file")
 	foreign["a file of the right size"] = c.later(full)
-	if f, err := os.CreateTemp("/dev/shm", "drivertest"); err == nil { // like a memfd, but without seals
+	// Like a memfd, but without seals.
+	if f, err := os.CreateTemp("/dev/shm", "drivertest"); err == nil {
 		c.Cleanup(func() { _ = os.Remove(f.Name()) })
 		c.must(f.Truncate(int64(c.gran)), "size a file")
 		foreign["a shared memory file of the right size"] = c.later(f)
@@ -214,21 +218,9 @@ func importForeign(c *check) {
 	dir, err := os.Open(c.TempDir())
 	c.must(err, "open a directory")
 	foreign["a directory"] = c.later(dir)
-	r, w, err := os.Pipe()
-	c.must(err, "make a pipe")
-	foreign["the reading end of a pipe"] = c.later(r)
-	foreign["the writing end of a pipe"] = c.later(w)
-
-	for what, f := range foreign {
-		_, err := c.d.Import(int(f.Fd()), c.gran, shared())
-		c.want(err, "import "+what, driver.ErrInvalid)
-		if _, err := f.Stat(); err != nil {
-			c.Errorf("%s after the refused import: %v", what, err)
-		}
-	}
+	c.noImport(foreign, func(fd int) error { return errOf(c.d.Import(fd, c.gran, shared())) })
 	for _, fd := range []int{-1, math.MaxInt32, math.MinInt} {
-		_, err := c.d.Import(fd, c.gran, shared())
-		c.want(err, fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
+		c.want(errOf(c.d.Import(fd, c.gran, shared())), fmt.Sprintf("import descriptor %d", fd), driver.ErrInvalid)
 	}
 	p, _ := c.chunks(1)
 	c.write(d, p, c.gran, 1)
@@ -255,10 +247,8 @@ func importSize(c *check) {
 func importRefused(c *check) {
 	_, h := c.sharedChunk(1)
 	f := c.export(h)
-	_, err := c.d.Import(int(f.Fd()), c.gran, driver.Prop{Share: driver.ShareFD})
-	c.want(err, "import onto Here", driver.ErrInvalid)
-	_, err = c.d.Import(int(f.Fd()), c.gran, driver.Prop{Location: at(len(c.info)), Share: driver.ShareFD})
-	c.want(err, "import onto a device that is not there", driver.ErrNoDevice)
+	c.want(errOf(c.d.Import(int(f.Fd()), c.gran, driver.Prop{Share: driver.ShareFD})), "import onto Here", driver.ErrInvalid)
+	c.want(errOf(c.d.Import(int(f.Fd()), c.gran, driver.Prop{Location: at(len(c.info)), Share: driver.ShareFD})), "import onto a device that is not there", driver.ErrNoDevice)
 }
 
 func importLocation(c *check) {
@@ -272,8 +262,7 @@ func importLocation(c *check) {
 		}
 		c.created(h, driver.Prop{Location: at(dev), Share: driver.ShareFD})
 		c.release(h)
-		_, err := c.d.Properties(h)
-		c.want(err, "ask for the properties of a released handle", driver.ErrInvalid)
+		c.want(errOf(c.d.Properties(h)), "ask for the properties of a released handle", driver.ErrInvalid)
 		c.close(f)
 	}
 }
@@ -311,9 +300,7 @@ func shareReadOnly(c *check) {
 	upgraded, err := c.d.Import(int(f.Fd()), c.gran, shared())
 	if err == nil {
 		c.held.handles[upgraded] = true
-		r := c.reserve(c.gran)
-		c.mapHandle(r, c.gran, upgraded)
-		err = c.d.SetAccess(r, c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
+		err = c.d.SetAccess(c.placed(upgraded), c.gran, []driver.Grant{grant(0, driver.AccessReadWrite)})
 	}
 	c.want(err, "import it as writable", driver.ErrPermission)
 }

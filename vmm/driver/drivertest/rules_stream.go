@@ -15,7 +15,7 @@ func streamRules() []Rule {
 		{Name: "stream-late", Says: "queued work runs later: after a closed gate nothing has run", Source: guide, needs: gated, run: streamLate},
 		{Name: "stream-apart", Says: "a stream that waits delays no other stream, nor the CopyStream", Source: guide, needs: gated, run: streamApart},
 		{Name: "stream-sync", Says: "SyncStream waits for all work of the stream", Source: manual, needs: gated, run: streamSync},
-		{Name: "stream-done", Says: "StreamDone says whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: streamDone},
+		{Name: "stream-done", Says: "StreamDone reports whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: streamDone},
 		{Name: "stream-free", Says: "the queued work of a freed stream still runs", Source: manual, needs: gated, run: streamFree},
 		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default stream or the CopyStream is ErrInvalid", Source: seam, run: streamUnknown},
 		{Name: "copy-stream", Says: "CopyStream is one stream that works like any other", Source: seam, run: copyStreamOnly},
@@ -69,9 +69,7 @@ func (c *check) done(d driver.Device, e driver.Event, want bool) {
 }
 
 func streamOrder(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	p, _ := c.chunks(3)
+	d, s, p := c.streamAndChunks(3)
 	for i := range 20 {
 		c.fillAll(d, p, byte(i), s)
 		c.copyAll(d, c.chunk(p, 1), p, s)
@@ -83,9 +81,7 @@ func streamOrder(c *check) {
 }
 
 func streamLate(c *check) {
-	d := c.dev(0)
-	s := c.stream(d)
-	p, _ := c.chunks(1)
+	d, s, p := c.streamAndChunks(1)
 	e := c.event(d, 0)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
@@ -93,8 +89,7 @@ func streamLate(c *check) {
 	c.done(d, e, false)
 	c.reads(d, p, c.gran, 0)
 	c.done(d, e, false)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	c.done(d, e, true)
 	c.reads(d, p, c.gran, 1)
 }
@@ -122,11 +117,7 @@ func (c *check) waits(doing string, d driver.Device, wait func(driver.Stream, dr
 	g := c.hold(d, s)
 	c.fillAll(d, p, 9, s)
 	c.record(d, e, s)
-	returned := make(chan error, 1)
-	go func() { returned <- wait(s, e) }()
-	c.stays(returned, doing)
-	g.open()
-	c.must(c.returns(doing, func() error { return <-returned }), "%s", doing)
+	c.staysBehind(g, doing, func() error { return wait(s, e) })
 	c.done(d, e, true)
 	c.reads(d, p, c.gran, 9)
 }
@@ -154,8 +145,7 @@ func streamDone(c *check) {
 	is(s, false)
 	is(other, true)
 	is(0, true)
-	g.open()
-	c.sync(d, s)
+	c.openAndSync(g, d, s)
 	is(s, true)
 }
 
@@ -163,8 +153,7 @@ func syncAll(c *check) {
 	d := c.dev(0)
 	c.waits("sync the device", d, func(driver.Stream, driver.Event) error { return d.Sync() })
 	c.waits("sync by ordinal", d, func(driver.Stream, driver.Event) error { return c.d.SyncIfActive(0) })
-	other, err := c.d.Open(0)
-	c.must(err, "open a second time")
+	other := c.openDevice(0)
 	defer func() { c.must(other.Close(), "close it") }()
 	c.waits("sync through another Device", d, func(driver.Stream, driver.Event) error { return other.Sync() })
 }
@@ -175,8 +164,7 @@ func syncClosing(c *check) {
 	const rounds, fills = 20, 20
 	p, _ := c.chunks(1)
 	for range rounds {
-		d, err := c.d.Open(0)
-		c.must(err, "open")
+		d := c.openDevice(0)
 		for range fills {
 			c.fillAll(d, p, 1, d.CopyStream())
 		}
@@ -201,8 +189,7 @@ func syncOneDevice(c *check) {
 
 func streamFree(c *check) {
 	d := c.dev(0)
-	s, err := d.NewStream()
-	c.must(err, "make a stream")
+	s := c.newStream(d)
 	e := c.event(d, 0)
 	p, _ := c.chunks(1)
 	g := c.hold(d, s)
@@ -217,8 +204,7 @@ func streamFree(c *check) {
 
 func streamUnknown(c *check) {
 	d := c.dev(0)
-	s, err := d.NewStream()
-	c.must(err, "make a stream")
+	s := c.newStream(d)
 	c.must(d.FreeStream(s), "free it")
 	c.want(d.FreeStream(s), "free it again", driver.ErrInvalid)
 	c.want(d.FreeStream(0), "free the legacy default stream", driver.ErrInvalid)

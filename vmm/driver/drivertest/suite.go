@@ -35,6 +35,14 @@ type Rule struct {
 	peer    func(*check, *process) // what the process does that run starts by startPeer
 }
 
+// needing adds features that each of the rules needs.
+func needing(rules []Rule, f ...driver.Feature) []Rule {
+	for i := range rules {
+		rules[i].needs = append(rules[i].needs, f...)
+	}
+	return rules
+}
+
 // Result is what became of a rule on one driver.
 type Result struct {
 	Rule    Rule
