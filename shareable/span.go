@@ -17,6 +17,7 @@ type Span struct {
 	object // the chunks that the span lies in
 
 	release func() // ends the hold on the reservation
+	unused  bool   // CloseUnused has closed it; guarded by mu
 }
 
 // PublishSpan makes n bytes of a reservation, from off on, available to readers under a name,
@@ -181,6 +182,9 @@ func (p *Span) Close() error {
 // CloseUnused waits until no reader is attached, and closes the span then, whose memory can be
 // used for something else. Readers may attach meanwhile. If ctx ends first, CloseUnused returns
 // vmm.ErrBusy and the error of ctx, and the span stays; with a ctx that has ended it does not wait.
+// If Close, or Close of the server, has ended the span, CloseUnused returns vmm.ErrClosed: readers
+// may use the memory still. A reader that the server has cut off, after Options.AckTimeout for
+// one, is not attached any more, and may use it too. A reader that is stopped stays attached.
 func (p *Span) CloseUnused(ctx context.Context) error {
 	if p == nil || p.srv == nil {
 		return nil
@@ -192,6 +196,9 @@ func (p *Span) CloseUnused(ctx context.Context) error {
 		ended, err := p.end(false)
 		if ended {
 			p.teardown()
+		}
+		if err == nil && !ended && !p.endedUnused() {
+			return fmt.Errorf("close unused %q: %w: readers may use it still", p.name, vmm.ErrClosed)
 		}
 		if err == nil {
 			return nil
@@ -215,9 +222,16 @@ func (p *Span) end(force bool) (ended bool, err error) {
 	case n > 0 && !force:
 		return false, fmt.Errorf("close %q: %w: %d readers are attached", p.name, vmm.ErrBusy, n)
 	}
-	p.state = wire.StateClosed
+	p.state, p.unused = wire.StateClosed, !force
 	p.wakeWritersLocked()
 	return true, nil
+}
+
+// endedUnused reports whether CloseUnused has closed the span.
+func (p *Span) endedUnused() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.unused
 }
 
 // teardown undoes publishSpan. It is called once.

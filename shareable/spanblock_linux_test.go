@@ -316,7 +316,7 @@ func TestServerCloseEndsBlocks(t *testing.T) {
 	require.NoError(t, w.srv.Close())
 	soon(t, "the reader knows", func() bool { return errors.Is(v.Err(), ErrOwnerGone) })
 	require.NoError(t, holds(w.devs[0], v.Ptr(), mib, 4))
-	require.NoError(t, x.span.CloseUnused(t.Context()))
+	require.ErrorIs(t, x.span.CloseUnused(t.Context()), vmm.ErrClosed, "the reader has it")
 	require.ErrorIs(t, w.own.FreeNow(b), vmm.ErrBusy)
 	x.release()
 	require.NoError(t, w.own.FreeNow(b))
