@@ -154,8 +154,8 @@ func (p *Span) Len() uint64 {
 	return p.published
 }
 
-// Readers is the number of readers that are attached. One counts until its View is closed, or
-// its process ends.
+// Readers is the number of readers that are attached. One counts until its View is closed, its
+// process ends, or the server cuts it off.
 func (p *Span) Readers() int {
 	if p == nil || p.srv == nil {
 		return 0
@@ -197,11 +197,8 @@ func (p *Span) CloseUnused(ctx context.Context) error {
 		if ended {
 			p.teardown()
 		}
-		if err == nil && !ended && !p.endedUnused() {
-			return fmt.Errorf("close unused %q: %w: readers may use it still", p.name, vmm.ErrClosed)
-		}
-		if err == nil {
-			return nil
+		if !errors.Is(err, vmm.ErrBusy) {
+			return err
 		}
 		waited := p.waitUntil(ctx, func() bool { return len(p.attachments) == 0 })
 		if waited != nil && !errors.Is(waited, vmm.ErrClosed) {
@@ -211,12 +208,15 @@ func (p *Span) CloseUnused(ctx context.Context) error {
 }
 
 // end lets no reader attach any more, and reports whether it was this call that did so. Without
-// force it returns vmm.ErrBusy while a reader is attached.
+// force it returns vmm.ErrBusy while a reader is attached, and vmm.ErrClosed if one may have been
+// when force closed the span.
 func (p *Span) end(force bool) (ended bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(p.attachments)
 	switch {
+	case p.state == wire.StateClosed && !p.unused && !force:
+		return false, fmt.Errorf("close %q: %w: readers may use it still", p.name, vmm.ErrClosed)
 	case p.state == wire.StateClosed:
 		return false, nil
 	case n > 0 && !force:
@@ -225,13 +225,6 @@ func (p *Span) end(force bool) (ended bool, err error) {
 	p.state, p.unused = wire.StateClosed, !force
 	p.wakeWritersLocked()
 	return true, nil
-}
-
-// endedUnused reports whether CloseUnused has closed the span.
-func (p *Span) endedUnused() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.unused
 }
 
 // teardown undoes publishSpan. It is called once.

@@ -371,7 +371,7 @@ type closeAttempt struct {
 // Close disconnects from the owner, waits for work that uses the memory, unmaps it and frees the
 // addresses. With AttachOptions.Write it disconnects once nothing uses the memory any more: until
 // then the owner counts this reader, and so does not use the memory of a Span for something else.
-// Without, work that reads such memory should have ended. Streams that wait by WaitOn are released;
+// Without Write, the caller ends work that reads a Span's memory before. Streams that wait by WaitOn are released;
 // if WaitOn was used, Close waits for all work of the device. The errors are those of
 // Reservation.Close. After an error only Close can be called, and it tries again. Twice is fine,
 // and so is a nil View.

@@ -79,22 +79,17 @@ func keepAbove(c *kernel.DeviceCursor, rows []row, limit float32) {
 
 // appendRows filters each batch of rows where it lies: what is kept goes behind what is there.
 // Where the vector is full, it grows at its address and the unfinished part runs again.
-func appendRows(w io.Writer, dev *vmm.Device, mod *kernel.Module) (err error) {
+func appendRows(w io.Writer, s *vmm.Stream, mod *kernel.Module) (err error) {
 	f, err := mod.Func("keep_above")
 	if err != nil {
 		return err
 	}
-	s, err := dev.NewStream()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	in, err := growable.New[row](dev, growable.Options{})
+	in, err := growable.New[row](s.Device(), growable.Options{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	out, err := growable.New[row](dev, growable.Options{})
+	out, err := growable.New[row](s.Device(), growable.Options{})
 	if err != nil {
 		return err
 	}

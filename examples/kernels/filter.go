@@ -40,27 +40,22 @@ const numbers = 1_000_000
 
 // filter keeps the positive ones of numbers with a counter, in memory that has room for all of
 // them, and then checks them.
-func filter(w io.Writer, dev *vmm.Device, mod *kernel.Module) (err error) {
+func filter(w io.Writer, s *vmm.Stream, mod *kernel.Module) (err error) {
 	f, err := mod.Func("keep_positive")
 	if err != nil {
 		return err
 	}
-	s, err := dev.NewStream()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	src, err := growable.New[int32](dev, growable.Options{})
+	src, err := growable.New[int32](s.Device(), growable.Options{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
-	dst, err := growable.New[int32](dev, growable.Options{})
+	dst, err := growable.New[int32](s.Device(), growable.Options{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, dst.Close()) }()
-	count, err := growable.New[int32](dev, growable.Options{})
+	count, err := growable.New[int32](s.Device(), growable.Options{})
 	if err != nil {
 		return err
 	}

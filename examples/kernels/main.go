@@ -54,8 +54,13 @@ func run(w io.Writer, dev *vmm.Device) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, show := range []func(io.Writer, *vmm.Device, *kernel.Module) error{grow, appendRows, filter} {
-		if err := show(w, dev, mod); err != nil {
+	s, err := dev.NewStream()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	for _, show := range []func(io.Writer, *vmm.Stream, *kernel.Module) error{grow, appendRows, filter} {
+		if err := show(w, s, mod); err != nil {
 			return err
 		}
 	}

@@ -35,22 +35,17 @@ const (
 )
 
 // grow launches the kernel after each growth of two vectors, and then checks the result.
-func grow(w io.Writer, dev *vmm.Device, mod *kernel.Module) (err error) {
+func grow(w io.Writer, s *vmm.Stream, mod *kernel.Module) (err error) {
 	f, err := mod.Func("saxpy")
 	if err != nil {
 		return err
 	}
-	s, err := dev.NewStream()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.Close()) }()
-	x, err := growable.New[float32](dev, growable.Options{})
+	x, err := growable.New[float32](s.Device(), growable.Options{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, x.Close()) }()
-	y, err := growable.New[float32](dev, growable.Options{})
+	y, err := growable.New[float32](s.Device(), growable.Options{})
 	if err != nil {
 		return err
 	}
@@ -79,7 +74,7 @@ func grow(w io.Writer, dev *vmm.Device, mod *kernel.Module) (err error) {
 		if err := launch.Launch(s); err != nil {
 			return err
 		}
-		fmt.Fprintf(w, "launched for %d elements at %v on %v\n", y.Len(), y.Ptr(), dev)
+		fmt.Fprintf(w, "launched for %d elements at %v on %v\n", y.Len(), y.Ptr(), s.Device())
 	}
 	if err := s.Sync(); err != nil {
 		return err

@@ -22,19 +22,6 @@ type Kept struct {
 	listener *Listener
 }
 
-// set changes a file that is not yet where clients look for it.
-func (o Options) set(path string) error {
-	if o.Group != nil {
-		if err := os.Chown(path, -1, *o.Group); err != nil {
-			return err
-		}
-	}
-	if o.Mode == 0 {
-		return nil
-	}
-	return os.Chmod(path, o.Mode.Perm())
-}
-
 // Keep makes a socket at path, which is as for Path. The caller must Close it.
 func Keep(path string, o Options) (*Kept, error) {
 	path, err := Path(path)

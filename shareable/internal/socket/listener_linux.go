@@ -82,6 +82,19 @@ func (o Options) check(path string) error {
 	return nil
 }
 
+// set changes a file that is not yet where clients look for it.
+func (o Options) set(path string) error {
+	if o.Group != nil {
+		if err := os.Chown(path, -1, *o.Group); err != nil {
+			return err
+		}
+	}
+	if o.Mode == 0 {
+		return nil
+	}
+	return os.Chmod(path, o.Mode.Perm())
+}
+
 // Listen makes a socket at a path of Path. The lock file decides which server has the path,
 // so the socket file of a dead server can be replaced. It returns vmm.ErrBusy if another
 // server has the path. The caller must Close the Listener, and then Release it.
