@@ -124,13 +124,14 @@ func (s *Server) runSession(ses *session) error {
 	case errors.Is(err, errTooSlow):
 		s.counts.timedOut.Add(1)
 	}
+	if err != nil {
+		s.opts.Logger.Warn("connection ended", "uid", ses.cred.UID, "pid", ses.cred.PID, "error", err)
+		err = fmt.Errorf("serve: %w", err)
+	}
+	ses.awaitReturn()
 	// The connection counts against the limits until it is closed.
 	s.closeConn(ses.conn, func() { s.removeSession(ses) })
-	if err == nil {
-		return nil
-	}
-	s.opts.Logger.Warn("connection ended", "uid", ses.cred.UID, "pid", ses.cred.PID, "error", err)
-	return fmt.Errorf("serve: %w", err)
+	return err
 }
 
 // closeConn closes a connection, and then calls closed. If descriptors lie unread in

@@ -492,6 +492,14 @@ func (a *attachment) resync(q wire.Resync) {
 	}
 }
 
+// isLent reports whether the reader was sent memory that it has to give back before the object can
+// end unused.
+func (a *attachment) isLent() bool {
+	a.obj.mu.Lock()
+	defer a.obj.mu.Unlock()
+	return a.obj.lent && a.sentID > 0 && !a.detached && a.obj.state != wire.StateClosed
+}
+
 // detach ends the attachment. Twice is fine.
 func (a *attachment) detach() {
 	o := a.obj

@@ -43,6 +43,8 @@ func (ses *session) setReadDeadlineLocked() error {
 	// A store's clients may hold leases, and need not ask for anything then; the others have
 	// longer.
 	switch {
+	case ses.stopped:
+		return nil // it is the end of a Read
 	case len(ses.attachments) > 0:
 	case ses.srv.opts.hooks.handler == nil || ses.operator:
 		deadline = time.Now().Add(ses.srv.opts.RequestTimeout)

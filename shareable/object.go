@@ -23,6 +23,7 @@ type object struct {
 	max    uint64       // bytes of addresses that readers reserve
 	base   uint64       // bytes of the first chunk in front of the object
 	write  bool         // readers may ask for memory that they can write
+	lent   bool         // who was sent memory of it counts as attached until it has none any more
 	stored *storeObject // the same object, if it is one of a store
 	layout vmm.Layout
 	meta   []byte

@@ -58,7 +58,7 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range, o Options) erro
 		return err
 	}
 	// A deadline in the past ends whatever read or write waits when ctx ends.
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(longAgo) })
 	err = newSession(s, c, cred).sendOne(ctx, p)
 	if !stop() && err == nil {
 		err = ctx.Err() // the deadline in the past may be set

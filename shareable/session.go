@@ -101,39 +101,6 @@ func (ses *session) serve() error {
 // reader, whatever it requests.
 const sendBuffer = 24 << 10
 
-// stop ends the session. No Retire waits for its reader any more.
-func (ses *session) stop(err error) {
-	ses.stopOnce.Do(func() {
-		ses.err = err
-		close(ses.done)
-		ses.sayWhy(err)
-		_ = ses.conn.Shutdown() // both goroutines return from the kernel
-		ses.mu.Lock()
-		ses.stopped = true
-		ses.mu.Unlock()
-		for _, a := range ses.all() {
-			a.detach()
-		}
-	})
-}
-
-// sayWhy tells the peer why the session ends, if that is for what it has done. It may not read, or
-// be stopped.
-func (ses *session) sayWhy(err error) {
-	var bad *wire.ProtocolError
-	var code uint32
-	switch {
-	case errors.Is(err, errTooSlow):
-		code = wire.CodeTooSlow
-	case errors.As(err, &bad):
-		code = wire.CodeProtocol
-	default:
-		return
-	}
-	_ = ses.conn.SetWriteDeadline(time.Now().Add(closeGrace))
-	_ = ses.conn.Write(wire.TypeError, 0, 0, wire.Error{Code: code, Text: err.Error()}.Append(nil))
-}
-
 // wakeWriter has writeLoop look for frames to send. It takes no lock.
 func (ses *session) wakeWriter() {
 	select {
@@ -248,6 +215,11 @@ func (ses *session) readLoop() error {
 			return err
 		}
 		f, err := ses.conn.Read()
+		select {
+		case <-ses.done: // what came before the end is not handled after it
+			return nil
+		default:
+		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			if ses.isBusy() {
 				continue
@@ -256,11 +228,6 @@ func (ses *session) readLoop() error {
 		}
 		if err != nil {
 			return err
-		}
-		select {
-		case <-ses.done: // what came before the end is not handled after it
-			return nil
-		default:
 		}
 		if err := ses.handle(f); err != nil {
 			return err

@@ -64,6 +64,7 @@ func (s *Server) publishSpan(name string, res *vmm.Reservation, off, n uint64, o
 	p := &Span{release: release}
 	p.init(s)
 	p.name, p.write, p.layout, p.meta = name, o.Write, o.Layout, o.Meta
+	p.lent = true
 	p.published = n
 	p.close = p.Close
 	if err = p.addChunks(res, off, n); err == nil {
@@ -154,8 +155,8 @@ func (p *Span) Len() uint64 {
 	return p.published
 }
 
-// Readers is the number of readers that are attached. One counts until its View is closed, its
-// process ends, or the server cuts it off.
+// Readers is the number of readers that are attached. One counts until its View is closed or its
+// process ends.
 func (p *Span) Readers() int {
 	if p == nil || p.srv == nil {
 		return 0
@@ -183,8 +184,8 @@ func (p *Span) Close() error {
 // used for something else. Readers may attach meanwhile. If ctx ends first, CloseUnused returns
 // vmm.ErrBusy and the error of ctx, and the span stays; with a ctx that has ended it does not wait.
 // If Close, or Close of the server, has ended the span, CloseUnused returns vmm.ErrClosed: readers
-// may use the memory still. A reader that the server has cut off, after Options.AckTimeout for
-// one, is not attached any more, and may use it too. A reader that is stopped stays attached.
+// may use the memory still. A reader that is stopped, or that the server has cut off, after
+// Options.AckTimeout for one, stays attached until its end of the connection is closed.
 func (p *Span) CloseUnused(ctx context.Context) error {
 	if p == nil || p.srv == nil {
 		return nil

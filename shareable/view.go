@@ -142,7 +142,8 @@ func (v *View) lenLocked() uint64 {
 	}
 }
 
-// Cap is how many bytes are mapped. Those beyond Len have no meaning yet.
+// Cap is how many bytes are mapped. Those beyond Len have no meaning yet; beyond a Span they are
+// what else lies in its last chunk.
 func (v *View) Cap() uint64 {
 	if v == nil || v.dev == nil {
 		return 0
@@ -369,8 +370,9 @@ type closeAttempt struct {
 }
 
 // Close disconnects from the owner, waits for work that uses the memory, unmaps it and frees the
-// addresses. With AttachOptions.Write it disconnects once nothing uses the memory any more: until
-// then the owner counts this reader, and so does not use the memory of a Span for something else.
+// addresses. With AttachOptions.Write it disconnects once nothing uses the memory any more, also if
+// the View has failed before: until then the owner counts this reader, and so does not use the
+// memory of a Span for something else.
 // Without Write, the caller ends work that reads a Span's memory before. Streams that wait by WaitOn are released;
 // if WaitOn was used, Close waits for all work of the device. The errors are those of
 // Reservation.Close. After an error only Close can be called, and it tries again. Twice is fine,
@@ -469,8 +471,12 @@ func (v *View) releaseAll() error {
 // errors that pass. Of others, and of what is still mapped then, the close of the reservation
 // tells.
 func (v *View) finishWrites() error {
+	if !v.opts.Write {
+		return nil
+	}
+	v.tasks.Wait() // of unmaps
 	all := v.res.Segments()
-	if !v.opts.Write || len(all) == 0 {
+	if len(all) == 0 {
 		return nil
 	}
 	last := all[len(all)-1]

@@ -24,6 +24,21 @@ func (v *View) follow() {
 	if errors.Is(err, ErrProtocol) {
 		v.sendError(err)
 	}
+	if ended := errors.Is(err, ErrOwnerGone) && !errors.Is(err, errLost); !ended {
+		v.awaitWrites()
+	}
+}
+
+// awaitWrites waits until nothing is mapped that may be written, or for Close: as long as the
+// connection is there, the owner does not use that memory for something else.
+func (v *View) awaitWrites() {
+	if !v.opts.Write {
+		return
+	}
+	v.tasks.Wait() // of unmaps
+	if len(v.res.Segments()) > 0 {
+		<-v.conn.ended
+	}
 }
 
 // sendError tells the owner why the View ends the connection. The owner may be

@@ -295,6 +295,9 @@ func (c *Conn) Control(f func(fd int)) error {
 	return raw.Control(func(fd uintptr) { f(int(fd)) })
 }
 
+// SetDeadline is SetReadDeadline and SetWriteDeadline.
+func (c *Conn) SetDeadline(t time.Time) error { return c.c.SetDeadline(t) }
+
 // SetReadDeadline ends a Read at t with os.ErrDeadlineExceeded.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.c.SetReadDeadline(t) }
 
@@ -319,6 +322,14 @@ func (c *Conn) Queued() (int, error) { return queued(c.c) }
 // and the peer sees the end. It closes nothing and never waits. What the peer sent
 // before can still be read.
 func (c *Conn) Shutdown() error { return shutdown(c.c) }
+
+// ShutdownWrite is Shutdown for what this side sends.
+func (c *Conn) ShutdownWrite() error { return c.c.CloseWrite() }
+
+// AwaitEnd waits until the peer's end of the connection is closed or shut down, by its last process
+// for one, or until a read deadline passes. After ShutdownWrite, and of a peer that sends nothing
+// more, that is the end of what it reads. No Read may run.
+func (c *Conn) AwaitEnd() { awaitEnd(c.c) }
 
 // Discard takes what the peer sent before Shutdown and nothing has read. It returns
 // false if there are fds in it: these it leaves, and Close can take long. No Read may

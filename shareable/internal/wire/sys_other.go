@@ -21,6 +21,7 @@ func peerPIDFD(*net.UnixConn) (int, error)     { return -1, errors.ErrUnsupporte
 func passCred(*net.UnixConn) error             { return errors.ErrUnsupported }
 func queued(*net.UnixConn) (int, error)        { return 0, errors.ErrUnsupported }
 func shutdown(*net.UnixConn) error             { return errors.ErrUnsupported }
+func awaitEnd(*net.UnixConn)                   {}
 func discard(*net.UnixConn) bool               { return true }
 func waitForPacket(syscall.RawConn) (int, bool, error) {
 	return 0, false, errors.ErrUnsupported
