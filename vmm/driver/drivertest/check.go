@@ -149,6 +149,28 @@ func (c *check) want(err error, doing string, kinds ...error) {
 	}
 }
 
+// result is what a call returned.
+type result[T any] struct {
+	value T
+	err   error
+}
+
+func valueOf[T any](v T, err error) result[T] { return result[T]{v, err} }
+
+// must is the value of a call that may not fail.
+func (r result[T]) must(c *check, doing string, args ...any) T {
+	c.Helper()
+	c.must(r.err, doing, args...)
+	return r.value
+}
+
+// optional is must of a call of an optional interface, without which the case is skipped.
+func (r result[T]) optional(c *check, what string) T {
+	c.Helper()
+	c.optional(r.err, what)
+	return r.value
+}
+
 // errOf is the error of a call whose value does not matter.
 func errOf[T any](_ T, err error) error { return err }
 
@@ -227,8 +249,7 @@ func (c *check) reads(d driver.Device, p driver.Ptr, n uint64, b byte) {
 // has checks what a device may do at p.
 func (c *check) has(p driver.Ptr, dev int, want driver.Access) {
 	c.Helper()
-	got, err := c.d.Access(p, at(dev))
-	c.must(err, "ask for device %d's access at %v", dev, p)
+	got := valueOf(c.d.Access(p, at(dev))).must(c, "ask for device %d's access at %v", dev, p)
 	if got != want {
 		c.Errorf("device %d has %v access at %v, want %v", dev, got, p, want)
 	}

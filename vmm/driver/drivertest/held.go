@@ -153,9 +153,7 @@ func (c *check) dev(n int) driver.Device {
 // openDevice opens a device for the case to close.
 func (c *check) openDevice(n int) driver.Device {
 	c.Helper()
-	d, err := c.d.Open(n)
-	c.must(err, "open device %d", n)
-	return d
+	return valueOf(c.d.Open(n)).must(c, "open device %d", n)
 }
 
 // newStream is a stream for the case to free.
@@ -173,11 +171,18 @@ func (c *check) stream(d driver.Device) driver.Stream {
 	return s
 }
 
-// streamAndChunks is what most rules work with: device 0, a stream of it, and chunks(n).
-func (c *check) streamAndChunks(n int) (driver.Device, driver.Stream, driver.Ptr) {
+// deviceAndChunks is device 0 and chunks(n).
+func (c *check) deviceAndChunks(n int) (driver.Device, driver.Ptr) {
 	c.Helper()
 	d := c.dev(0)
 	p, _ := c.chunks(n)
+	return d, p
+}
+
+// streamAndChunks is what most rules work with: device 0, a stream of it, and chunks(n).
+func (c *check) streamAndChunks(n int) (driver.Device, driver.Stream, driver.Ptr) {
+	c.Helper()
+	d, p := c.deviceAndChunks(n)
 	return d, c.stream(d), p
 }
 

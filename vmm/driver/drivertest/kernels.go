@@ -139,9 +139,7 @@ func (c *check) kernel(d driver.Device, name string) driver.Function {
 	if log != "" {
 		c.Logf("the log of the kernels:\n%s", log)
 	}
-	f, err := i.Function(m, name)
-	c.must(err, "find %s", name)
-	return f
+	return valueOf(i.Function(m, name)).must(c, "find %s", name)
 }
 
 func (c *check) launch(d driver.Device, f driver.Function, l *driver.Launch, s driver.Stream) {

@@ -106,8 +106,7 @@ func accessHost(c *check) {
 }
 
 func accessNone(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(2)
+	d, p := c.deviceAndChunks(2)
 	c.write(d, p, 2*c.gran, 1)
 	c.access(p, c.gran, grant(0, driver.AccessNone))
 	c.noAccess(d, p)
@@ -117,8 +116,7 @@ func accessNone(c *check) {
 }
 
 func readOnlyMapping(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(2)
+	d, p := c.deviceAndChunks(2)
 	c.write(d, p, 2*c.gran, 1)
 	c.access(p, c.gran, grant(0, driver.AccessRead))
 	c.refusesWrites(d, p)

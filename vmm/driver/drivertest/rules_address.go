@@ -26,8 +26,7 @@ func reserveSize(c *check) {
 
 func reserveAlign(c *check) {
 	for _, align := range []uint64{0, c.gran, 2 * c.gran, 64 * c.gran, 1 << 30} {
-		p, err := c.d.Reserve(c.gran, align)
-		c.must(err, "reserve with alignment %d", align)
+		p := valueOf(c.d.Reserve(c.gran, align)).must(c, "reserve with alignment %d", align)
 		c.held.reserved[p] = c.gran
 		if p == 0 || uint64(p)%max(align, c.gran) != 0 {
 			c.Errorf("aligned to %d: %v", align, p)
@@ -39,8 +38,7 @@ func reserveAlign(c *check) {
 func reserveApart(c *check) {
 	for i := range 32 {
 		size := c.gran * uint64(1+i%3)
-		p, err := c.d.Reserve(size, 0)
-		c.must(err, "reserve")
+		p := valueOf(c.d.Reserve(size, 0)).must(c, "reserve")
 		for q, n := range c.held.reserved {
 			if p < q+driver.Ptr(n) && q < p+driver.Ptr(size) {
 				c.Fatalf("%d bytes at %v and %d bytes at %v overlap", size, p, n, q)

@@ -37,8 +37,7 @@ func (c *check) capture(d driver.Device, m driver.CaptureMode) driver.Stream {
 
 func (c *check) capturing(d driver.Device, s driver.Stream, want bool) {
 	c.Helper()
-	got, err := d.Capturing(s)
-	c.must(err, "ask whether the stream is captured")
+	got := valueOf(d.Capturing(s)).must(c, "ask whether the stream is captured")
 	if got != want {
 		c.Errorf("stream is captured: %v, want %v", got, want)
 	}
@@ -103,8 +102,7 @@ func captureSync(c *check) {
 }
 
 func captureSpared(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(1)
+	d, p := c.deviceAndChunks(1)
 	other := c.stream(d)
 	e := c.event(d, driver.EventBlocking)
 	for i, m := range modes() {
@@ -247,8 +245,7 @@ func captureDone(c *check) {
 	for _, m := range modes() {
 		s := c.capture(d, m)
 		c.want(errOf(d.StreamDone(s)), "ask whether the capturing stream is done", driver.ErrCapturing)
-		done, err := d.StreamDone(other)
-		c.must(err, "ask for another stream")
+		done := valueOf(d.StreamDone(other)).must(c, "ask for another stream")
 		if !done {
 			c.Errorf("a stream without work is not done")
 		}
@@ -258,8 +255,7 @@ func captureDone(c *check) {
 }
 
 func captureOnly(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(1)
+	d, p := c.deviceAndChunks(1)
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.fillAll(d, p, 1, s)
 	c.survives(d, s)

@@ -34,8 +34,7 @@ func pattern(n uint64, seed byte) []byte {
 }
 
 func copyRoundTrip(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(3)
+	d, p := c.deviceAndChunks(3)
 	want := make([]byte, 3*c.gran)
 	for i, span := range []struct{ off, n uint64 }{
 		{0, 3 * c.gran}, {1, 1}, {c.gran - 1, 2}, {c.gran - 3, c.gran + 5}, {3*c.gran - 1, 1}, {4097, 4095},
@@ -55,8 +54,7 @@ func copyRoundTrip(c *check) {
 }
 
 func copyEmpty(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(1)
+	d, p := c.deviceAndChunks(1)
 	c.must(d.CopyIn(p, nil), "write nothing")
 	c.must(d.CopyOut(nil, p), "read nothing")
 	c.must(d.Copy(p, p+64, 0, d.CopyStream()), "copy nothing")
@@ -67,8 +65,7 @@ func copyEmpty(c *check) {
 }
 
 func copyBounds(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(4)
+	d, p := c.deviceAndChunks(4)
 	c.write(d, p, 4*c.gran, 1)
 	c.unmap(c.chunk(p, 1), c.gran)
 	good := c.chunk(p, 2) // two granules
@@ -117,8 +114,7 @@ func copyInDone(c *check) {
 }
 
 func fill(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(2)
+	d, p := c.deviceAndChunks(2)
 	for _, f := range []struct {
 		pattern uint32
 		width   int
@@ -147,8 +143,7 @@ func fill(c *check) {
 }
 
 func fillBounds(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(2)
+	d, p := c.deviceAndChunks(2)
 	c.unmap(c.chunk(p, 1), c.gran)
 	for _, f := range []struct {
 		off   uint64

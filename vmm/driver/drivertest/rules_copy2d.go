@@ -59,8 +59,7 @@ func (c *check) large() (p driver.Ptr, size uint64) {
 func pitch(c *check) {
 	i := as[driver.Copier2D](c, c.dev(0))
 	for _, width := range []uint64{1, 2, 63, 64, 65, 100, 508, 512, 513, 3072, 4096, 100_000, 1<<32 + 1} {
-		n, err := i.Pitch(width)
-		c.must(err, "ask for a pitch for rows of %d bytes", width)
+		n := valueOf(i.Pitch(width)).must(c, "ask for a pitch for rows of %d bytes", width)
 		if again, err := i.Pitch(n); n < width || again != n || err != nil {
 			c.Errorf("the pitch for rows of %d bytes is %d, and for rows of that %d (%v)", width, n, again, err)
 		}
@@ -144,10 +143,9 @@ func copy2DEmpty(c *check) {
 }
 
 func copy2DBounds(c *check) {
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(4)
 	i := as[driver.Copier2D](c, d)
 	s := d.CopyStream()
-	p, _ := c.chunks(4)
 	c.write(d, p, 4*c.gran, 1)
 	c.unmap(c.chunk(p, 1), c.gran)
 	good := c.chunk(p, 2) // two granules
@@ -229,9 +227,8 @@ func copy2DOrder(c *check) {
 }
 
 func copy2DCapture(c *check) {
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(2)
 	i := as[driver.Copier2D](c, d)
-	p, _ := c.chunks(2)
 	rows, other := driver.PitchedPtr{Ptr: p, Pitch: 512}, driver.PitchedPtr{Ptr: c.chunk(p, 1), Pitch: 256}
 	src, got := pattern(8*100, 3), make([]byte, 8*100)
 	for _, m := range modes() {

@@ -85,8 +85,7 @@ func createFabric(c *check) {
 
 func hostNUMA(c *check) {
 	node := driver.Location{Kind: driver.LocationHostNUMA}
-	gran, err := c.d.Granularity(driver.Prop{Location: node})
-	c.must(err, "granularity of %v", node)
+	gran := valueOf(c.d.Granularity(driver.Prop{Location: node})).must(c, "granularity of %v", node)
 	p := c.reserve(gran)
 	h := c.createAs(gran, driver.Prop{Location: node})
 	c.mapHandle(p, gran, h)
@@ -208,8 +207,7 @@ func createProperties(c *check) {
 			}
 		}
 		for _, p := range props {
-			gran, err := c.d.Granularity(p)
-			c.must(err, "ask for the granularity of %+v", p)
+			gran := valueOf(c.d.Granularity(p)).must(c, "ask for the granularity of %+v", p)
 			c.created(c.createAs(gran, p), p)
 		}
 	}

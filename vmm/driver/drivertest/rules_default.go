@@ -41,8 +41,7 @@ func (t *thread) must(doing string, f func() error) {
 }
 
 func streamDefaults(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(1)
+	d, p := c.deviceAndChunks(1)
 	e := c.event(d, 0)
 	t := c.thread()
 	for i, s := range []driver.Stream{0, legacy, perThread} {
@@ -58,8 +57,7 @@ func streamDefaults(c *check) {
 
 // streamThread holds back the stream of one thread and checks what waits for it.
 func streamThread(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(3)
+	d, p := c.deviceAndChunks(3)
 	one, two := c.thread(), c.thread()
 	aside := c.stream(d)
 	var e [6]driver.Event

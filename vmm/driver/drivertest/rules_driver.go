@@ -105,8 +105,7 @@ func granularity(c *check) {
 	}
 	c.want(errOf(c.d.Granularity(driver.Prop{})), "granularity for Here", driver.ErrInvalid)
 	c.want(errOf(c.d.GranularityRecommended(driver.Prop{})), "recommended granularity for Here", driver.ErrInvalid)
-	best, err := c.d.GranularityRecommended(private(0))
-	c.must(err, "ask for the recommended granularity")
+	best := valueOf(c.d.GranularityRecommended(private(0))).must(c, "ask for the recommended granularity")
 	if best == 0 || best%c.gran != 0 {
 		c.Errorf("the recommended granularity is %d, of %d", best, c.gran)
 	}

@@ -115,8 +115,7 @@ func eventElapsed(c *check) {
 	err := c.prompt("time events", func() error { return errOf(d.Elapsed(from, to)) })
 	c.want(err, "time to an event not yet reached", driver.ErrInvalid)
 	c.openAndSync(g, d, s)
-	t, err := d.Elapsed(from, to)
-	c.must(err, "time between events")
+	t := valueOf(d.Elapsed(from, to)).must(c, "time between events")
 	if t <= 0 {
 		c.Errorf("a fill of %d bytes after a gate took %v", c.gran, t)
 	}
@@ -150,9 +149,8 @@ func eventUnknown(c *check) {
 }
 
 func eventFree(c *check) {
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(2)
 	s1, s2 := c.stream(d), c.stream(d)
-	p, _ := c.chunks(2)
 	e := c.newEvent(d, 0)
 	g := c.hold(d, s1)
 	c.fillAll(d, p, 1, s1)

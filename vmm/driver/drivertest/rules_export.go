@@ -45,8 +45,7 @@ func (c *check) exportRange(p driver.Ptr, n uint64) *os.File {
 func (c *check) isDMABuf(f *os.File, n uint64) {
 	c.Helper()
 	c.cloexec(f)
-	info, err := f.Stat()
-	c.must(err, "stat")
+	info := valueOf(f.Stat()).must(c, "stat")
 	if info.Size() != int64(n) {
 		c.Errorf("%d bytes are a descriptor of %d", n, info.Size())
 	}
@@ -148,14 +147,12 @@ func fabricSame(c *check) {
 	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(d, p, c.gran, 3)
 	c.want(errOf(c.d.Export(h)), "export it as a descriptor", driver.ErrInvalid)
-	name, err := c.d.ExportFabric(h)
-	c.must(err, "export")
+	name := valueOf(c.d.ExportFabric(h)).must(c, "export")
 	for _, size := range []uint64{0, c.gran + 1} {
 		c.want(errOf(c.d.ImportFabric(name, size, inFabric())), fmt.Sprintf("import %d bytes", size), driver.ErrInvalid)
 	}
 	// The same memory, seen from both handles.
-	imported, err := c.d.ImportFabric(name, c.gran, inFabric())
-	c.must(err, "import")
+	imported := valueOf(c.d.ImportFabric(name, c.gran, inFabric())).must(c, "import")
 	c.held.handles[imported] = true
 	q := c.mapped(imported, driver.AccessReadWrite)
 	c.reads(d, q, c.gran, 3)

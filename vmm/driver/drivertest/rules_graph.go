@@ -31,8 +31,7 @@ func (c *check) follow(d driver.Device, s, after driver.Stream) {
 // graph ends a capture and returns its graph.
 func (c *check) graph(d driver.Device, s driver.Stream) driver.Graph {
 	c.Helper()
-	g, err := as[driver.Grapher](c, d).EndCapture(s)
-	c.must(err, "end the capture")
+	g := valueOf(as[driver.Grapher](c, d).EndCapture(s)).must(c, "end the capture")
 	c.held.graphs = append(c.held.graphs, owned[driver.Graph]{d, g})
 	return g
 }
@@ -40,8 +39,7 @@ func (c *check) graph(d driver.Device, s driver.Stream) driver.Graph {
 // exec ends a capture and makes its graph executable.
 func (c *check) exec(d driver.Device, s driver.Stream) driver.GraphExec {
 	c.Helper()
-	x, err := as[driver.Grapher](c, d).Instantiate(c.graph(d, s))
-	c.optional(err, "graphs")
+	x := valueOf(as[driver.Grapher](c, d).Instantiate(c.graph(d, s))).optional(c, "graphs")
 	c.held.execs = append(c.held.execs, owned[driver.GraphExec]{d, x})
 	return x
 }
@@ -54,9 +52,7 @@ func (c *check) launchGraph(d driver.Device, x driver.GraphExec, s driver.Stream
 // id is the number of a stream's capture.
 func (c *check) id(d driver.Device, s driver.Stream) uint64 {
 	c.Helper()
-	id, err := as[driver.Grapher](c, d).CaptureID(s)
-	c.optional(err, "CaptureID")
-	return id
+	return valueOf(as[driver.Grapher](c, d).CaptureID(s)).optional(c, "CaptureID")
 }
 
 func captureID(c *check) {
@@ -87,8 +83,7 @@ func captureID(c *check) {
 }
 
 func graphCopies(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(4)
+	d, p := c.deviceAndChunks(4)
 	run := c.stream(d)
 	for i, m := range modes() {
 		s := c.capture(d, m)
@@ -112,8 +107,7 @@ func graphCopies(c *check) {
 }
 
 func graphFork(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(4)
+	d, p := c.deviceAndChunks(4)
 	for i, m := range modes() {
 		b := byte(i + 1)
 		s, side := c.capture(d, m), c.stream(d)
@@ -141,8 +135,7 @@ func graphFork(c *check) {
 }
 
 func graphUnjoined(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(1)
+	d, p := c.deviceAndChunks(1)
 	i := as[driver.Grapher](c, d)
 	for _, m := range modes() {
 		s, side := c.capture(d, m), c.stream(d)
@@ -179,9 +172,8 @@ func graphOrigin(c *check) {
 }
 
 func graphUpdate(c *check) {
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(2)
 	i := as[driver.Grapher](c, d)
-	p, _ := c.chunks(2)
 	captured := func(work func(driver.Stream)) driver.Stream {
 		s := c.capture(d, driver.CaptureRelaxed)
 		work(s)
@@ -214,9 +206,8 @@ func graphUpdate(c *check) {
 }
 
 func graphFree(c *check) {
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(1)
 	i := as[driver.Grapher](c, d)
-	p, _ := c.chunks(1)
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.fillAll(d, p, 1, s)
 	x := c.exec(d, s)
@@ -232,8 +223,7 @@ func graphFree(c *check) {
 }
 
 func graphSerial(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(1)
+	d, p := c.deviceAndChunks(1)
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.fillAll(d, p, 1, s)
 	x := c.exec(d, s)
@@ -249,9 +239,8 @@ func graphSerial(c *check) {
 
 func captureLaunch(c *check) {
 	const n = 100
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(1)
 	f := c.kernel(d, addWords)
-	p, _ := c.chunks(1)
 	s := c.capture(d, driver.CaptureRelaxed)
 	l := addLaunch(p, n, 1)
 	c.launch(d, f, l, s)

@@ -31,8 +31,7 @@ func moduleUnload(c *check) {
 	i := as[driver.Launcher](c, d)
 	m, _, err := i.LoadModule(kernels())
 	c.must(err, "load a module")
-	f, err := i.Function(m, addWords)
-	c.must(err, "find a kernel")
+	f := valueOf(i.Function(m, addWords)).must(c, "find a kernel")
 	p, _ := c.chunks(1)
 	s := c.stream(d)
 	c.must(i.UnloadModule(m), "unload")
@@ -69,8 +68,7 @@ func launchArgs(c *check) {
 	i := as[driver.Launcher](c, d)
 	for name, want := range map[string][]driver.Param{addWords: addParams(), storeOne: storeParams()} {
 		f := c.kernel(d, name)
-		got, err := i.Params(f)
-		c.optional(err, "Params")
+		got := valueOf(i.Params(f)).optional(c, "Params")
 		if !slices.Equal(got, want) {
 			c.Errorf("the parameters of %s are %v, want %v", name, got, want)
 		}
@@ -82,8 +80,7 @@ func launchLimits(c *check) {
 	d, s, p := c.streamAndChunks(1)
 	i := as[driver.Launcher](c, d)
 	f := c.kernel(d, addWords)
-	info, err := i.FunctionInfo(f)
-	c.must(err, "ask for the kernel")
+	info := valueOf(i.FunctionInfo(f)).must(c, "ask for the kernel")
 	if info.MaxThreads < 1 || info.MaxThreads > 1024 {
 		c.Errorf("a block has up to %d threads", info.MaxThreads)
 	}
@@ -141,11 +138,9 @@ func launchOccupancy(c *check) {
 	d := c.dev(0)
 	i := as[driver.Launcher](c, d)
 	f := c.kernel(d, addWords)
-	info, err := i.FunctionInfo(f)
-	c.must(err, "ask for the kernel")
+	info := valueOf(i.FunctionInfo(f)).must(c, "ask for the kernel")
 	for _, n := range []uint32{1, 32, 256, info.MaxThreads} {
-		blocks, err := i.Occupancy(f, n, 0)
-		c.must(err, "ask for the occupancy of %d threads", n)
+		blocks := valueOf(i.Occupancy(f, n, 0)).must(c, "ask for the occupancy of %d threads", n)
 		if blocks < 1 {
 			c.Errorf("%d blocks of %d threads run at once", blocks, n)
 		}
@@ -230,8 +225,7 @@ func priorities(c *check) {
 	}
 	p, _ := c.chunks(1)
 	for k, priority := range []int{least, greatest, least + 1, greatest - 1, 1 << 20, -1 << 20} {
-		s, err := i.NewStreamPriority(priority)
-		c.must(err, "make a stream of priority %d", priority)
+		s := valueOf(i.NewStreamPriority(priority)).must(c, "make a stream of priority %d", priority)
 		c.held.streams = append(c.held.streams, owned[driver.Stream]{d, s})
 		c.fillAll(d, p, byte(k+1), s)
 		c.sync(d, s)

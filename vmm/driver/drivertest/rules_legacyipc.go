@@ -37,16 +37,12 @@ func (c *check) freeBlock(d driver.Device, p driver.Ptr) {
 
 func (c *check) memHandle(d driver.Device, p driver.Ptr) driver.IPCHandle {
 	c.Helper()
-	h, err := as[driver.LegacyIPC](c, d).MemHandle(p)
-	c.must(err, "ask for the handle of %v", p)
-	return h
+	return valueOf(as[driver.LegacyIPC](c, d).MemHandle(p)).must(c, "ask for the handle of %v", p)
 }
 
 func (c *check) openMem(d driver.Device, h driver.IPCHandle) driver.Ptr {
 	c.Helper()
-	p, err := as[driver.LegacyIPC](c, d).OpenMem(h)
-	c.must(err, "open memory")
-	return p
+	return valueOf(as[driver.LegacyIPC](c, d).OpenMem(h)).must(c, "open memory")
 }
 
 func (c *check) closeMem(d driver.Device, p driver.Ptr) {
@@ -58,15 +54,13 @@ func (c *check) closeMem(d driver.Device, p driver.Ptr) {
 func (c *check) sharedEvent(d driver.Device) (driver.Event, driver.IPCHandle) {
 	c.Helper()
 	e := c.event(d, driver.EventInterprocess)
-	h, err := as[driver.LegacyIPC](c, d).EventHandle(e)
-	c.must(err, "ask for the handle of an event")
+	h := valueOf(as[driver.LegacyIPC](c, d).EventHandle(e)).must(c, "ask for the handle of an event")
 	return e, h
 }
 
 func (c *check) openEvent(d driver.Device, h driver.IPCHandle) driver.Event {
 	c.Helper()
-	e, err := as[driver.LegacyIPC](c, d).OpenEvent(h)
-	c.must(err, "open an event")
+	e := valueOf(as[driver.LegacyIPC](c, d).OpenEvent(h)).must(c, "open an event")
 	c.held.events = append(c.held.events, owned[driver.Event]{d, e})
 	return e
 }
@@ -158,8 +152,7 @@ func ipcRefused(c *check) {
 		c.want(errOf(i.MemHandle(bad)), "ask for the handle of "+what, driver.ErrInvalid)
 	}
 	if c.d.Supports(0, driver.FeaturePools) == nil {
-		pooled, err := as[driver.Allocator](c, d).AllocAsync(blockSize, d.CopyStream())
-		c.must(err, "allocate from the current pool")
+		pooled := valueOf(as[driver.Allocator](c, d).AllocAsync(blockSize, d.CopyStream())).must(c, "allocate from the current pool")
 		c.want(errOf(i.MemHandle(pooled)), "ask for the handle of memory of a pool", driver.ErrInvalid)
 		c.freeBlock(d, pooled)
 	}
@@ -227,8 +220,7 @@ func ipcEvent(c *check) {
 	other.send(c.memHandle(d, p))
 	other.send(h)
 	back := c.openEvent(d, other.receive()) // once its copy is queued
-	done, err := d.Done(back)
-	c.must(err, "ask for the other's event")
+	done := valueOf(d.Done(back)).must(c, "ask for the other's event")
 	if done {
 		c.Error("the other's work has not waited")
 	}
@@ -249,8 +241,7 @@ func ipcEventPeer(c *check, maker *process) {
 	memory, event := maker.receive(), maker.receive()
 	p := c.openMem(d, memory)
 	e := c.openEvent(d, event)
-	done, err := d.Done(e)
-	c.must(err, "ask for the maker's event")
+	done := valueOf(d.Done(e)).must(c, "ask for the maker's event")
 	if done {
 		c.Error("the event is done before the work that it was recorded behind")
 	}
@@ -274,8 +265,7 @@ func ipcClose(c *check) {
 	memory, event := maker.receive(), maker.receive()
 	d := c.openDevice(0)
 	i := as[driver.LegacyIPC](c, d)
-	p, err := i.OpenMem(memory)
-	c.must(err, "open memory")
+	p := valueOf(i.OpenMem(memory)).must(c, "open memory")
 	c.unbalanced = true // it is left open
 	c.must(d.Close(), "close")
 	c.want(c.dev(0).CopyIn(p, []byte{1}), "write what was left open", driver.ErrInvalid)

@@ -170,8 +170,7 @@ func unmapPart(c *check) {
 }
 
 func unmapSeveral(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(6)
+	d, p := c.deviceAndChunks(6)
 	c.write(d, p, 6*c.gran, 1)
 	c.unmap(c.chunk(p, 1), 4*c.gran)
 	c.reads(d, p, c.gran, 1)

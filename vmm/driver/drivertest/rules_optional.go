@@ -19,10 +19,8 @@ func optionalRules() []Rule {
 }
 
 func hostBytes(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(3)
-	b, err := c.d.HostBytes(p, 3*c.gran)
-	c.optional(err, "HostViewer")
+	d, p := c.deviceAndChunks(3)
+	b := valueOf(c.d.HostBytes(p, 3*c.gran)).optional(c, "HostViewer")
 	if uint64(len(b)) != 3*c.gran {
 		c.Fatalf("%d bytes seen of %d", len(b), 3*c.gran)
 	}
@@ -90,9 +88,8 @@ func pinned(c *check) {
 }
 
 func pinnedBounds(c *check) {
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(1)
 	host, _ := c.pin(d, 4096)
-	p, _ := c.chunks(1)
 	pinner := as[driver.HostAllocator](c, d)
 	_, _, err := pinner.AllocHost(0)
 	c.want(err, "pin nothing", driver.ErrInvalid)
@@ -111,8 +108,7 @@ func pinnedBounds(c *check) {
 func plain(c *check) {
 	d := c.dev(0)
 	i := as[driver.Allocator](c, d)
-	p, err := i.AllocPlain(c.gran + 3)
-	c.optional(err, "Plain")
+	p := valueOf(i.AllocPlain(c.gran + 3)).optional(c, "Plain")
 	c.write(d, p, c.gran+3, 1)
 	c.reads(d, p, c.gran+3, 1)
 	q, _ := c.chunks(1)
@@ -130,8 +126,7 @@ func plainAsync(c *check) {
 	d := c.dev(0)
 	i := as[driver.Allocator](c, d)
 	s := c.stream(d)
-	p, err := i.AllocAsync(4096, s)
-	c.optional(err, "AllocAsync")
+	p := valueOf(i.AllocAsync(4096, s)).optional(c, "AllocAsync")
 	c.must(d.Fill(p, 5, 1, 4096, s), "fill it in its stream")
 	q, _ := c.chunks(1)
 	c.must(d.Copy(q, p, 4096, s), "copy it in its stream")

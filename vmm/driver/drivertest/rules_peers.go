@@ -27,9 +27,7 @@ func legacyPeerRules() []Rule {
 // peering skips the case where the driver does not report pairs.
 func (c *check) peering(from, to int) driver.Peering {
 	c.Helper()
-	p, err := c.d.Peering(from, to)
-	c.optional(err, "PeerInfo")
-	return p
+	return valueOf(c.d.Peering(from, to)).optional(c, "PeerInfo")
 }
 
 // several skips the case where there is only one device.
@@ -45,8 +43,7 @@ func peeringPairs(c *check) {
 	links := []string{"nvlink", "pcie", "host", ""}
 	for from := range c.info {
 		for to := range c.info {
-			can, err := c.d.CanAccessPeer(from, to)
-			c.must(err, "ask for access from %d to %d", from, to)
+			can := valueOf(c.d.CanAccessPeer(from, to)).must(c, "ask for access from %d to %d", from, to)
 			p := c.peering(from, to)
 			switch {
 			case p.Access != can:
@@ -120,9 +117,7 @@ func peerEnableRefused(c *check) {
 // what closing undoes as not given back.
 func peerEnableClose(c *check) {
 	open := func(n int) driver.Device {
-		d, err := c.d.inner.Open(n)
-		c.must(err, "open device %d", n)
-		return d
+		return valueOf(c.d.inner.Open(n)).must(c, "open device %d", n)
 	}
 	for _, first := range []int{0, 1} {
 		d := []driver.Device{open(0), open(1)}
@@ -152,8 +147,7 @@ func peerNoPath(c *check) {
 	tried := false
 	for from := range c.info {
 		for to := range c.info {
-			can, err := c.d.CanAccessPeer(from, to)
-			c.must(err, "ask for access from %d to %d", from, to)
+			can := valueOf(c.d.CanAccessPeer(from, to)).must(c, "ask for access from %d to %d", from, to)
 			if can {
 				continue
 			}
@@ -178,8 +172,7 @@ func peerNoPath(c *check) {
 func (c *check) plainOn(dev int, n uint64) (p driver.Ptr, free func()) {
 	c.Helper()
 	i := as[driver.Allocator](c, c.dev(dev))
-	p, err := i.AllocPlain(n)
-	c.optional(err, "Plain")
+	p = valueOf(i.AllocPlain(n)).optional(c, "Plain")
 	return p, func() { c.must(i.FreePlain(p), "free plain memory of device %d", dev) }
 }
 

@@ -42,8 +42,7 @@ const blockSize = 64 << 10
 // pool makes a pool on a device.
 func (c *check) pool(d driver.Device, props driver.PoolProps) driver.Pool {
 	c.Helper()
-	p, err := as[driver.Pooler](c, d).CreatePool(props)
-	c.must(err, "create a pool with %+v", props)
+	p := valueOf(as[driver.Pooler](c, d).CreatePool(props)).must(c, "create a pool with %+v", props)
 	c.held.pools = append(c.held.pools, owned[driver.Pool]{d, p})
 	return p
 }
@@ -95,9 +94,7 @@ func (c *check) moveBlock(d driver.Device, dst, src driver.Ptr, s driver.Stream)
 
 func (c *check) attribute(d driver.Device, p driver.Pool, a driver.PoolAttribute) uint64 {
 	c.Helper()
-	n, err := as[driver.Pooler](c, d).PoolAttribute(p, a)
-	c.must(err, "read attribute %d", a)
-	return n
+	return valueOf(as[driver.Pooler](c, d).PoolAttribute(p, a)).must(c, "read attribute %d", a)
 }
 
 func (c *check) setAttribute(d driver.Device, p driver.Pool, a driver.PoolAttribute, n uint64) {
@@ -119,17 +116,14 @@ func poolCurrent(c *check) {
 	d := c.dev(0)
 	i := as[driver.Pooler](c, d)
 	s := c.stream(d)
-	own, err := i.DefaultPool()
-	c.must(err, "ask for the default pool")
+	own := valueOf(i.DefaultPool()).must(c, "ask for the default pool")
 	current := func(want driver.Pool) {
 		c.Helper()
-		got, err := i.CurrentPool()
-		c.must(err, "ask for the current pool")
+		got := valueOf(i.CurrentPool()).must(c, "ask for the current pool")
 		if got != want {
 			c.Errorf("the current pool is %#x, want %#x", uint64(got), uint64(want))
 		}
-		p, err := as[driver.Allocator](c, d).AllocAsync(blockSize, s)
-		c.must(err, "allocate from the current pool")
+		p := valueOf(as[driver.Allocator](c, d).AllocAsync(blockSize, s)).must(c, "allocate from the current pool")
 		c.isOf(d, p, want, 0)
 		c.freeIn(d, p, s)
 		c.sync(d, s)
@@ -150,10 +144,8 @@ func poolCurrent(c *check) {
 func poolCurrentOwn(c *check) {
 	d, other := c.dev(0), c.dev(1)
 	i := as[driver.Pooler](c, d)
-	before, err := i.CurrentPool()
-	c.must(err, "ask for the current pool")
-	theirs, err := as[driver.Pooler](c, other).DefaultPool()
-	c.must(err, "ask for the other device's default pool")
+	before := valueOf(i.CurrentPool()).must(c, "ask for the current pool")
+	theirs := valueOf(as[driver.Pooler](c, other).DefaultPool()).must(c, "ask for the other device's default pool")
 	for _, p := range []driver.Pool{theirs, c.pool(other, driver.PoolProps{})} {
 		c.want(i.SetCurrentPool(p), "set another device's pool", driver.ErrInvalid)
 	}
@@ -198,9 +190,7 @@ func poolFree(c *check) {
 	i := as[driver.Allocator](c, d)
 	// A fresh one each time: its address may come back from the next allocation.
 	plain := func() driver.Ptr {
-		p, err := i.AllocPlain(blockSize)
-		c.must(err, "allocate plain memory")
-		return p
+		return valueOf(i.AllocPlain(blockSize)).must(c, "allocate plain memory")
 	}
 	pooled := func() driver.Ptr {
 		p := c.block(d, pool, blockSize, s)
@@ -255,8 +245,7 @@ func poolUnknown(c *check) {
 		c.want(i.SetCurrentPool(p), "make it current", driver.ErrInvalid)
 		c.want(i.DestroyPool(p), "destroy", driver.ErrInvalid)
 	}
-	own, err := i.DefaultPool()
-	c.must(err, "ask for the default pool")
+	own := valueOf(i.DefaultPool()).must(c, "ask for the default pool")
 	c.want(i.DestroyPool(own), "destroy the default pool", driver.ErrInvalid)
 	if again, err := i.DefaultPool(); err != nil || again != own {
 		c.Errorf("the default pool is %#x (%v), want %#x", uint64(again), err, uint64(own))
@@ -268,8 +257,7 @@ func poolOf(c *check) {
 	p := c.block(d, pool, blockSize, s)
 	c.isOf(d, p, pool, 0)
 	c.isOf(d, p+blockSize-1, pool, 0)
-	plain, err := as[driver.Allocator](c, d).AllocPlain(blockSize)
-	c.must(err, "allocate plain memory")
+	plain := valueOf(as[driver.Allocator](c, d).AllocPlain(blockSize)).must(c, "allocate plain memory")
 	c.isOf(d, plain, 0, 0)
 	mapped, _ := c.chunks(1)
 	c.isOf(d, mapped, 0, 0)
@@ -285,8 +273,7 @@ func poolOf(c *check) {
 func poolShares(c *check) {
 	d := c.dev(0)
 	i := as[driver.Pooler](c, d)
-	ways, err := i.PoolShares()
-	c.must(err, "ask how pools can be shared")
+	ways := valueOf(i.PoolShares()).must(c, "ask how pools can be shared")
 	for f, way := range map[driver.Feature]driver.Share{driver.FeaturePoolShareFD: driver.ShareFD, driver.FeaturePoolShareFabric: driver.ShareFabric} {
 		can := ways&way != 0
 		c.agrees(f, can, "PoolShares returns %#x", uint8(ways))
@@ -303,15 +290,14 @@ func poolShares(c *check) {
 func poolClose(c *check) {
 	d := c.openDevice(0)
 	i := as[driver.Pooler](c, d)
-	pool, err := i.CreatePool(driver.PoolProps{})
-	c.must(err, "create a pool")
+	pool := valueOf(i.CreatePool(driver.PoolProps{})).must(c, "create a pool")
 	c.must(i.DestroyPool(pool), "destroy it")
 	c.must(d.Close(), "close")
 	c.want(errOf(i.DefaultPool()), "ask for the default pool", driver.ErrClosed)
 	c.want(errOf(i.CreatePool(driver.PoolProps{})), "create a pool", driver.ErrClosed)
 	c.want(errOf(i.AllocFromPool(pool, blockSize, 0)), "allocate", driver.ErrClosed)
 	c.want(i.DestroyPool(pool), "destroy a pool", driver.ErrClosed)
-	_, _, err = i.PoolOf(1)
+	_, _, err := i.PoolOf(1)
 	c.want(err, "ask for the pool of an address", driver.ErrClosed)
 	c.want(errOf(i.PoolShares()), "ask how pools can be shared", driver.ErrClosed)
 	c.want(as[driver.PeerCopier](c, d).CopyPeer(1, 0, 1, 0, 1, 0), "copy between devices", driver.ErrClosed, driver.ErrNotSupported)

@@ -21,39 +21,32 @@ func poolSharerRules() []Rule {
 // exportPool is a pool's descriptor, as a file that is closed at the end of the case.
 func (c *check) exportPool(d driver.Device, p driver.Pool) *os.File {
 	c.Helper()
-	fd, err := as[driver.PoolSharer](c, d).ExportPool(p)
-	c.must(err, "export a pool")
+	fd := valueOf(as[driver.PoolSharer](c, d).ExportPool(p)).must(c, "export a pool")
 	return c.exported(fd)
 }
 
 func (c *check) importPool(d driver.Device, f *os.File) driver.Pool {
 	c.Helper()
-	p, err := as[driver.PoolSharer](c, d).ImportPool(int(f.Fd()))
-	c.must(err, "import a pool")
+	p := valueOf(as[driver.PoolSharer](c, d).ImportPool(int(f.Fd()))).must(c, "import a pool")
 	c.held.pools = append(c.held.pools, owned[driver.Pool]{d, p})
 	return p
 }
 
 func (c *check) exportPointer(d driver.Device, p driver.Ptr) driver.PoolToken {
 	c.Helper()
-	t, err := as[driver.PoolSharer](c, d).ExportPointer(p)
-	c.must(err, "export %v", p)
-	return t
+	return valueOf(as[driver.PoolSharer](c, d).ExportPointer(p)).must(c, "export %v", p)
 }
 
 func (c *check) importPointer(d driver.Device, p driver.Pool, t driver.PoolToken) driver.Ptr {
 	c.Helper()
-	q, err := as[driver.PoolSharer](c, d).ImportPointer(p, t)
-	c.must(err, "import memory of a pool")
-	return q
+	return valueOf(as[driver.PoolSharer](c, d).ImportPointer(p, t)).must(c, "import memory of a pool")
 }
 
 func poolExport(c *check) {
 	d := c.dev(0)
 	i := as[driver.PoolSharer](c, d)
 	c.cloexec(c.exportPool(d, c.pool(d, driver.PoolProps{Share: driver.ShareFD})))
-	own, err := as[driver.Pooler](c, d).DefaultPool()
-	c.must(err, "ask for the default pool")
+	own := valueOf(as[driver.Pooler](c, d).DefaultPool()).must(c, "ask for the default pool")
 	private := c.pool(d, driver.PoolProps{})
 	for what, bad := range map[string]driver.Pool{"the default pool": own, "a private pool": private, "pool 0": 0} {
 		c.want(errOf(i.ExportPool(bad)), "export "+what, driver.ErrInvalid)
@@ -159,8 +152,7 @@ func poolImportLimitsPeer(c *check, maker *process) {
 	c.want(errOf(i.AllocFromPool(pool, blockSize, d.CopyStream())), "allocate from an imported pool", driver.ErrInvalid)
 	c.want(i.SetCurrentPool(pool), "make it the current one", driver.ErrInvalid)
 	c.want(errOf(sharer.ExportPool(pool)), "export it again", driver.ErrInvalid)
-	own, err := i.DefaultPool()
-	c.must(err, "ask for the default pool")
+	own := valueOf(i.DefaultPool()).must(c, "ask for the default pool")
 	c.want(errOf(sharer.ImportPointer(own, mine)), "import memory into the default pool", driver.ErrInvalid)
 	c.freeBlock(d, p)
 	maker.send(mine)

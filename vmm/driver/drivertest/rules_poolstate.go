@@ -140,8 +140,7 @@ func poolTrim(c *check) {
 func poolMax(c *check) {
 	d := c.dev(0)
 	const limit = 64 << 20
-	pool, err := as[driver.Pooler](c, d).CreatePool(driver.PoolProps{Max: limit})
-	c.optional(err, "pools with a maximum")
+	pool := valueOf(as[driver.Pooler](c, d).CreatePool(driver.PoolProps{Max: limit})).optional(c, "pools with a maximum")
 	c.held.pools = append(c.held.pools, owned[driver.Pool]{d, pool})
 	s := c.stream(d)
 	c.want(errOf(as[driver.Pooler](c, d).AllocFromPool(pool, 4*limit, s)), "allocate four times the maximum", driver.ErrOutOfMemory)
@@ -157,8 +156,7 @@ func poolAccess(c *check) {
 	pool := c.pool(d, driver.PoolProps{})
 	has := func(dev int, want driver.Access) {
 		c.Helper()
-		got, err := i.PoolAccess(pool, at(dev))
-		c.must(err, "ask for the access of device %d", dev)
+		got := valueOf(i.PoolAccess(pool, at(dev))).must(c, "ask for the access of device %d", dev)
 		if got != want {
 			c.Errorf("device %d has access %v, want %v", dev, got, want)
 		}
@@ -194,8 +192,7 @@ func poolNoPath(c *check) {
 	tried := false
 	for from := range c.info {
 		for to := range c.info {
-			can, err := c.d.CanAccessPeer(from, to)
-			c.must(err, "ask for access from %d to %d", from, to)
+			can := valueOf(c.d.CanAccessPeer(from, to)).must(c, "ask for access from %d to %d", from, to)
 			if can {
 				continue
 			}
@@ -264,8 +261,7 @@ func copyPeerPlain(c *check) {
 // plainBlock is plain memory that is freed at the end of the case.
 func (c *check) plainBlock(d driver.Device) driver.Ptr {
 	c.Helper()
-	p, err := as[driver.Allocator](c, d).AllocPlain(blockSize)
-	c.optional(err, "plain memory")
+	p := valueOf(as[driver.Allocator](c, d).AllocPlain(blockSize)).optional(c, "plain memory")
 	c.held.plain = append(c.held.plain, owned[driver.Ptr]{d, p})
 	return p
 }

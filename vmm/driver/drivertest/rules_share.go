@@ -43,8 +43,7 @@ func (c *check) sharedChunk(b byte) (driver.Ptr, driver.Handle) {
 // export returns a descriptor as a file that is closed at the end of the case.
 func (c *check) export(h driver.Handle) *os.File {
 	c.Helper()
-	fd, err := c.d.Export(h)
-	c.must(err, "export handle %d", h)
+	fd := valueOf(c.d.Export(h)).must(c, "export handle %d", h)
 	return c.exported(fd)
 }
 
@@ -67,8 +66,7 @@ func (c *check) later(f *os.File) *os.File {
 
 func (c *check) importAs(f *os.File, size uint64, p driver.Prop) driver.Handle {
 	c.Helper()
-	h, err := c.d.Import(int(f.Fd()), size, p)
-	c.must(err, "import")
+	h := valueOf(c.d.Import(int(f.Fd()), size, p)).must(c, "import")
 	c.held.handles[h] = true
 	return h
 }
@@ -101,8 +99,7 @@ func (c *check) cloexec(f *os.File) {
 	c.must(err, "read the descriptor's flags")
 	_, flags, _ := strings.Cut(string(info), "flags:")
 	flags, _, _ = strings.Cut(flags, "\n")
-	bits, err := strconv.ParseUint(strings.TrimSpace(flags), 8, 64)
-	c.must(err, "parse the descriptor's flags")
+	bits := valueOf(strconv.ParseUint(strings.TrimSpace(flags), 8, 64)).must(c, "parse the descriptor's flags")
 	const cloexec = 0o2000000 // in /proc, whatever the architecture's O_CLOEXEC
 	if bits&cloexec == 0 {
 		c.Errorf("exported descriptor has flags %#o, without close-on-exec", bits)
@@ -182,8 +179,7 @@ func (c *check) foreign(paths ...string) map[string]*os.File {
 			files[path] = c.later(f)
 		}
 	}
-	empty, err := os.Create(filepath.Join(c.TempDir(), "empty"))
-	c.must(err, "make a file")
+	empty := valueOf(os.Create(filepath.Join(c.TempDir(), "empty"))).must(c, "make a file")
 	files["an empty file"] = c.later(empty)
 	r, w, err := os.Pipe()
 	c.must(err, "make a pipe")
@@ -205,8 +201,7 @@ func (c *check) noImport(files map[string]*os.File, f func(fd int) error) {
 func importForeign(c *check) {
 	d := c.dev(0)
 	foreign := c.foreign("/dev/null", "/dev/zero", "/dev/nvidiactl")
-	full, err := os.Create(filepath.Join(c.TempDir(), "full"))
-	c.must(err, "make a file")
+	full := valueOf(os.Create(filepath.Join(c.TempDir(), "full"))).must(c, "make a file")
 	c.must(full.Truncate(int64(c.gran)), "size a file")
 	foreign["a file of the right size"] = c.later(full)
 	// Like a memfd, but without seals.
@@ -215,8 +210,7 @@ func importForeign(c *check) {
 		c.must(f.Truncate(int64(c.gran)), "size a file")
 		foreign["a shared memory file of the right size"] = c.later(f)
 	}
-	dir, err := os.Open(c.TempDir())
-	c.must(err, "open a directory")
+	dir := valueOf(os.Open(c.TempDir())).must(c, "open a directory")
 	foreign["a directory"] = c.later(dir)
 	c.noImport(foreign, func(fd int) error { return errOf(c.d.Import(fd, c.gran, shared())) })
 	for _, fd := range []int{-1, math.MaxInt32, math.MinInt} {
@@ -270,8 +264,7 @@ func importLocation(c *check) {
 // created checks what a handle's memory was created with.
 func (c *check) created(h driver.Handle, want driver.Prop) {
 	c.Helper()
-	got, err := c.d.Properties(h)
-	c.must(err, "ask for the properties of handle %d", h)
+	got := valueOf(c.d.Properties(h)).must(c, "ask for the properties of handle %d", h)
 	if got != want {
 		c.Errorf("handle %d has properties %+v, want %+v", h, got, want)
 	}
@@ -280,8 +273,7 @@ func (c *check) created(h driver.Handle, want driver.Prop) {
 func shareReadOnly(c *check) {
 	d := c.dev(0)
 	prop := driver.Prop{Location: at(0), Share: driver.ShareFD | driver.ShareReadOnly}
-	h, err := c.d.Create(c.gran, prop)
-	c.optional(err, "memory that is shared read-only")
+	h := valueOf(c.d.Create(c.gran, prop)).optional(c, "memory that is shared read-only")
 	c.held.handles[h] = true
 	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(d, p, c.gran, 1)
@@ -310,8 +302,7 @@ func shareFreed(c *check) {
 	f := c.export(h)
 	freed := func(want bool, when string) {
 		c.Helper()
-		now, err := c.d.Freed(h)
-		c.optional(err, "FreeReporter")
+		now := valueOf(c.d.Freed(h)).optional(c, "FreeReporter")
 		if now != want {
 			c.Errorf("%s Freed is %v", when, now)
 		}

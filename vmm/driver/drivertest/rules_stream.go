@@ -95,9 +95,8 @@ func streamLate(c *check) {
 }
 
 func streamApart(c *check) {
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(2)
 	slow, fast := c.stream(d), c.stream(d)
-	p, _ := c.chunks(2)
 	c.hold(d, slow)
 	c.fillAll(d, p, 1, slow)
 	c.fillAll(d, c.chunk(p, 1), 2, fast)
@@ -128,9 +127,8 @@ func streamSync(c *check) {
 }
 
 func streamDone(c *check) {
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(1)
 	s, other := c.stream(d), c.stream(d)
-	p, _ := c.chunks(1)
 	is := func(s driver.Stream, want bool) {
 		c.Helper()
 		var got bool
@@ -188,10 +186,9 @@ func syncOneDevice(c *check) {
 }
 
 func streamFree(c *check) {
-	d := c.dev(0)
+	d, p := c.deviceAndChunks(1)
 	s := c.newStream(d)
 	e := c.event(d, 0)
-	p, _ := c.chunks(1)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 4, s)
 	c.record(d, e, s)
@@ -228,8 +225,7 @@ func copyStreamOnly(c *check) {
 }
 
 func streamLegacy(c *check) {
-	d := c.dev(0)
-	p, _ := c.chunks(1)
+	d, p := c.deviceAndChunks(1)
 	c.fillAll(d, p, 1, 0)
 	c.sync(d, 0)
 	c.reads(d, p, c.gran, 1)
@@ -237,8 +233,7 @@ func streamLegacy(c *check) {
 
 func streamConcurrent(c *check) {
 	const goroutines, rounds = 6, 10
-	d := c.dev(0)
-	p, _ := c.chunks(2 * goroutines)
+	d, p := c.deviceAndChunks(2 * goroutines)
 	streams := make([]driver.Stream, goroutines)
 	for i := range streams {
 		streams[i] = c.stream(d)
