@@ -171,6 +171,14 @@ func (r result[T]) optional(c *check, what string) T {
 	return r.value
 }
 
+// then is the error of the call, or that of f with its value.
+func (r result[T]) then(f func(T) error) error {
+	if r.err != nil {
+		return r.err
+	}
+	return f(r.value)
+}
+
 // errOf is the error of a call whose value does not matter.
 func errOf[T any](_ T, err error) error { return err }
 
@@ -210,6 +218,14 @@ func (c *check) prompt(doing string, f func() error) error {
 	return f()
 }
 
+// prompted is prompt for a call that returns a value.
+func prompted[T any](c *check, doing string, f func() (T, error)) result[T] {
+	c.Helper()
+	var r result[T]
+	r.err = c.prompt(doing, func() (err error) { r.value, err = f(); return err })
+	return r
+}
+
 // stays checks that a call on another goroutine has not returned yet. On a slow
 // machine it may miss a fault, but it never reports one that is not there.
 func (c *check) stays(done <-chan error, doing string) {
@@ -246,13 +262,27 @@ func (c *check) reads(d driver.Device, p driver.Ptr, n uint64, b byte) {
 	}
 }
 
+// holds checks the bytes at p, seen through a device.
+func (c *check) holds(d driver.Device, p driver.Ptr, want []byte, what string, args ...any) {
+	c.Helper()
+	if !bytes.Equal(c.bytesAt(d, p, uint64(len(want))), want) {
+		c.Fatalf("%s: other bytes than those expected", fmt.Sprintf(what, args...))
+	}
+}
+
+// equal checks a value.
+func equal[T comparable](c *check, got, want T, what string, args ...any) {
+	c.Helper()
+	if got != want {
+		c.Errorf("%s: %v, want %v", fmt.Sprintf(what, args...), got, want)
+	}
+}
+
 // has checks what a device may do at p.
 func (c *check) has(p driver.Ptr, dev int, want driver.Access) {
 	c.Helper()
 	got := valueOf(c.d.Access(p, at(dev))).must(c, "ask for device %d's access at %v", dev, p)
-	if got != want {
-		c.Errorf("device %d has %v access at %v, want %v", dev, got, p, want)
-	}
+	equal(c, got, want, "the access of device %d at %v", dev, p)
 }
 
 func at(dev int) driver.Location { return driver.Location{Kind: driver.LocationDevice, ID: dev} }

@@ -42,9 +42,7 @@ func newHeld() held {
 
 func (c *check) reserve(size uint64) driver.Ptr {
 	c.Helper()
-	var p driver.Ptr
-	err := c.prompt("reserve", func() (err error) { p, err = c.d.Reserve(size, 0); return err })
-	c.must(err, "reserve %d bytes", size)
+	p := prompted(c, "reserve", func() (driver.Ptr, error) { return c.d.Reserve(size, 0) }).must(c, "reserve %d bytes", size)
 	c.held.reserved[p] = size
 	return p
 }
@@ -63,9 +61,7 @@ func (c *check) create(size uint64) driver.Handle {
 
 func (c *check) createAs(size uint64, p driver.Prop) driver.Handle {
 	c.Helper()
-	var h driver.Handle
-	err := c.prompt("create", func() (err error) { h, err = c.d.Create(size, p); return err })
-	c.must(err, "create %d bytes of %+v", size, p)
+	h := prompted(c, "create", func() (driver.Handle, error) { return c.d.Create(size, p) }).must(c, "create %d bytes of %+v", size, p)
 	c.held.handles[h] = true
 	return h
 }
@@ -157,11 +153,9 @@ func (c *check) openDevice(n int) driver.Device {
 }
 
 // newStream is a stream for the case to free.
-func (c *check) newStream(d driver.Device) (s driver.Stream) {
+func (c *check) newStream(d driver.Device) driver.Stream {
 	c.Helper()
-	err := c.prompt("make a stream", func() (err error) { s, err = d.NewStream(); return err })
-	c.must(err, "make a stream")
-	return s
+	return prompted(c, "make a stream", d.NewStream).must(c, "make a stream")
 }
 
 func (c *check) stream(d driver.Device) driver.Stream {
@@ -187,11 +181,9 @@ func (c *check) streamAndChunks(n int) (driver.Device, driver.Stream, driver.Ptr
 }
 
 // newEvent is an event for the case to free.
-func (c *check) newEvent(d driver.Device, f driver.EventFlags) (e driver.Event) {
+func (c *check) newEvent(d driver.Device, f driver.EventFlags) driver.Event {
 	c.Helper()
-	err := c.prompt("make an event", func() (err error) { e, err = d.NewEvent(f); return err })
-	c.must(err, "make an event")
-	return e
+	return prompted(c, "make an event", func() (driver.Event, error) { return d.NewEvent(f) }).must(c, "make an event")
 }
 
 func (c *check) event(d driver.Device, f driver.EventFlags) driver.Event {
@@ -228,67 +220,55 @@ func (c *check) pin(d driver.Device, n uint64) (driver.Ptr, []byte) {
 // else there is goes with the device.
 func (c *check) giveBack() {
 	c.Helper()
-	atEnd := func(doing string, f func() error) {
-		c.Helper()
-		if err := c.returns("at the end, "+doing, f); err != nil && !c.Failed() {
-			c.Errorf("at the end, %s: %v", doing, err)
-		}
-	}
 	// First, because every wait below is for work that a gate may hold back.
 	for _, g := range c.held.gates {
 		g.open()
 	}
-	for n, d := range c.held.devices {
-		if !c.rule.lost {
-			atEnd(fmt.Sprintf("sync device %d", n), d.Sync)
-		}
-	}
 	if !c.rule.lost {
-		for _, x := range c.held.execs {
-			atEnd("free an executable graph", func() error { return as[driver.Grapher](c, x.dev).FreeGraphExec(x.it) })
+		for n, d := range c.held.devices {
+			c.atEnd(fmt.Sprintf("sync device %d", n), d.Sync)
 		}
-		for _, g := range c.held.graphs {
-			atEnd("free a graph", func() error { return as[driver.Grapher](c, g.dev).FreeGraph(g.it) })
-		}
-		for _, m := range c.held.modules {
-			atEnd("unload a module", func() error { return as[driver.Launcher](c, m.dev).UnloadModule(m.it) })
-		}
+		freeAll(c, c.held.execs, "free an executable graph", driver.Grapher.FreeGraphExec)
+		freeAll(c, c.held.graphs, "free a graph", driver.Grapher.FreeGraph)
+		freeAll(c, c.held.modules, "unload a module", driver.Launcher.UnloadModule)
+		freeAll(c, c.held.pools, "destroy a pool", driver.Pooler.DestroyPool)
 	}
-	for _, p := range c.held.pools {
-		if !c.rule.lost {
-			atEnd("destroy a pool", func() error { return as[driver.Pooler](c, p.dev).DestroyPool(p.it) })
-		}
-	}
-	for _, s := range c.held.streams {
-		atEnd(fmt.Sprintf("free stream %d", s.it), func() error { return s.dev.FreeStream(s.it) })
-	}
-	for _, e := range c.held.events {
-		atEnd(fmt.Sprintf("free event %d", e.it), func() error { return e.dev.FreeEvent(e.it) })
-	}
-	for _, p := range c.held.pinned {
-		if !c.rule.lost {
-			atEnd(fmt.Sprintf("free pinned memory at %v", p.it), func() error { return as[driver.HostAllocator](c, p.dev).FreeHost(p.it) })
-		}
-	}
-	for _, p := range c.held.plain {
-		if !c.rule.lost {
-			atEnd(fmt.Sprintf("free plain memory at %v", p.it), func() error { return as[driver.Allocator](c, p.dev).FreePlain(p.it) })
-		}
+	freeAll(c, c.held.streams, "free a stream", driver.Device.FreeStream)
+	freeAll(c, c.held.events, "free an event", driver.Device.FreeEvent)
+	if !c.rule.lost {
+		freeAll(c, c.held.pinned, "free pinned memory", driver.HostAllocator.FreeHost)
+		freeAll(c, c.held.plain, "free plain memory", driver.Allocator.FreePlain)
 	}
 	for _, p := range slices.Sorted(maps.Keys(c.held.mapped)) {
-		atEnd(fmt.Sprintf("unmap %v", p), func() error { return c.d.Unmap(p, c.held.mapped[p]) })
+		c.atEnd(fmt.Sprintf("unmap %v", p), func() error { return c.d.Unmap(p, c.held.mapped[p]) })
 	}
 	for h := range c.held.handles {
-		atEnd(fmt.Sprintf("release handle %d", h), func() error { return c.d.Release(h) })
+		c.atEnd(fmt.Sprintf("release handle %d", h), func() error { return c.d.Release(h) })
 	}
 	for p, size := range c.held.reserved {
-		atEnd(fmt.Sprintf("free %v", p), func() error { return c.d.Free(p, size) })
+		c.atEnd(fmt.Sprintf("free %v", p), func() error { return c.d.Free(p, size) })
 	}
 	for n, d := range c.held.devices {
-		atEnd(fmt.Sprintf("close device %d", n), d.Close)
+		c.atEnd(fmt.Sprintf("close device %d", n), d.Close)
 	}
 	if !c.rule.lost && !c.unbalanced {
-		atEnd("count", c.d.Balanced)
+		c.atEnd("count", c.d.Balanced)
+	}
+}
+
+// atEnd frees something when the case ends.
+func (c *check) atEnd(doing string, f func() error) {
+	c.Helper()
+	if err := c.returns("at the end, "+doing, f); err != nil && !c.Failed() {
+		c.Errorf("at the end, %s: %v", doing, err)
+	}
+}
+
+// freeAll frees all that is there of one kind.
+func freeAll[I, T any](c *check, all []owned[T], doing string, free func(I, T) error) {
+	c.Helper()
+	for _, x := range all {
+		c.atEnd(fmt.Sprintf("%s, %v", doing, x.it), func() error { return free(as[I](c, x.dev), x.it) })
 	}
 }
 

@@ -38,9 +38,7 @@ func (c *check) capture(d driver.Device, m driver.CaptureMode) driver.Stream {
 func (c *check) capturing(d driver.Device, s driver.Stream, want bool) {
 	c.Helper()
 	got := valueOf(d.Capturing(s)).must(c, "ask whether the stream is captured")
-	if got != want {
-		c.Errorf("stream is captured: %v, want %v", got, want)
-	}
+	equal(c, got, want, "the stream is captured")
 }
 
 // survives ends a capture and checks that it was not destroyed.
@@ -52,11 +50,7 @@ func (c *check) survives(d driver.Device, s driver.Stream) {
 
 // endCapture ends a capture and drops the graph.
 func endCapture(d driver.Grapher, s driver.Stream) error {
-	g, err := d.EndCapture(s)
-	if err == nil {
-		err = d.FreeGraph(g)
-	}
-	return err
+	return valueOf(d.EndCapture(s)).then(d.FreeGraph)
 }
 
 func modes() []driver.CaptureMode {
@@ -130,20 +124,8 @@ func captureBeside(c *check) {
 			doing string
 			f     func() error
 		}{
-			{"make and free a stream", func() error {
-				s, err := d.NewStream()
-				if err != nil {
-					return err
-				}
-				return d.FreeStream(s)
-			}},
-			{"make and free an event", func() error {
-				e, err := d.NewEvent(driver.EventTiming)
-				if err != nil {
-					return err
-				}
-				return d.FreeEvent(e)
-			}},
+			{"make and free a stream", func() error { return valueOf(d.NewStream()).then(d.FreeStream) }},
+			{"make and free an event", func() error { return valueOf(d.NewEvent(driver.EventTiming)).then(d.FreeEvent) }},
 			{"make and free pinned memory", func() error {
 				pinner := as[driver.HostAllocator](c, d)
 				p, _, err := pinner.AllocHost(4096)
@@ -154,20 +136,8 @@ func captureBeside(c *check) {
 				}
 				return pinner.FreeHost(p)
 			}},
-			{"open and close a device", func() error {
-				again, err := c.d.Open(0)
-				if err != nil {
-					return err
-				}
-				return again.Close()
-			}},
-			{"open and close a device of its own", func() error {
-				other, err := c.d.Open(far)
-				if err != nil {
-					return err
-				}
-				return other.Close()
-			}},
+			{"open and close a device", func() error { return valueOf(c.d.Open(0)).then(driver.Device.Close) }},
+			{"open and close a device of its own", func() error { return valueOf(c.d.Open(far)).then(driver.Device.Close) }},
 		} {
 			c.must(c.returns(beside.doing, beside.f), "%s beside a capture", beside.doing)
 			c.capturing(d, s, true)
@@ -186,16 +156,7 @@ func captureApart(c *check) {
 	end := sync.OnceFunc(func() { close(stop) })
 	defer end()
 	look := func() error {
-		if err := d.Record(e, other); err != nil {
-			return err
-		}
-		if _, err := d.Done(e); err != nil {
-			return err
-		}
-		if _, err := d.StreamDone(other); err != nil {
-			return err
-		}
-		return errors.Join(d.SyncEvent(e), d.SyncStream(other))
+		return errors.Join(d.Record(e, other), errOf(d.Done(e)), errOf(d.StreamDone(other)), d.SyncEvent(e), d.SyncStream(other))
 	}
 	go func() {
 		for {
@@ -245,10 +206,7 @@ func captureDone(c *check) {
 	for _, m := range modes() {
 		s := c.capture(d, m)
 		c.want(errOf(d.StreamDone(s)), "ask whether the capturing stream is done", driver.ErrCapturing)
-		done := valueOf(d.StreamDone(other)).must(c, "ask for another stream")
-		if !done {
-			c.Errorf("a stream without work is not done")
-		}
+		equal(c, valueOf(d.StreamDone(other)).must(c, "ask for another stream"), true, "a stream without work is done")
 		c.capturing(d, s, true)
 		c.survives(d, s)
 	}

@@ -42,15 +42,9 @@ func copyRoundTrip(c *check) {
 		src := pattern(span.n, byte(i))
 		c.must(d.CopyIn(p+driver.Ptr(span.off), src), "write %d bytes at %d", span.n, span.off)
 		copy(want[span.off:], src)
-		got := c.bytesAt(d, p+driver.Ptr(span.off), span.n)
-		if !bytes.Equal(got, src) {
-			c.Fatalf("%d bytes at %d came back different", span.n, span.off)
-		}
+		c.holds(d, p+driver.Ptr(span.off), src, "%d bytes at %d", span.n, span.off)
 	}
-	got := c.bytesAt(d, p, uint64(len(want)))
-	if !bytes.Equal(got, want) {
-		c.Fatal("a write changed bytes beside its own")
-	}
+	c.holds(d, p, want, "beside what was written")
 }
 
 func copyEmpty(c *check) {
@@ -100,10 +94,7 @@ func copyInDone(c *check) {
 		want := slices.Clone(src)
 		c.must(d.CopyIn(p, src), "write")
 		clear(src)
-		got := c.bytesAt(d, p, uint64(len(src)))
-		if !bytes.Equal(got, want) {
-			c.Fatal("the write saw what its slice held afterwards")
-		}
+		c.holds(d, p, want, "after a write whose slice was changed")
 		c.must(d.CopyIn(p, want), "write")
 		c.unmap(p, 2*c.gran)
 		c.must(d.Sync(), "sync after unmapping what was just written")
@@ -135,10 +126,7 @@ func fill(c *check) {
 		copy(want[f.off:], bytes.Repeat(word, int(f.n)))
 		c.must(d.Fill(p+driver.Ptr(f.off), f.pattern, f.width, f.n, d.CopyStream()), "fill %+v", f)
 		c.must(d.SyncStream(d.CopyStream()), "sync")
-		got := c.bytesAt(d, p, uint64(len(want)))
-		if !bytes.Equal(got, want) {
-			c.Fatalf("fill %+v: other bytes than those expected", f)
-		}
+		c.holds(d, p, want, "fill %+v", f)
 	}
 }
 

@@ -83,10 +83,7 @@ func copy2DRoundTrip(c *check) {
 		c.must(i.CopyIn2D(at, src, width), "write %d rows of %d bytes, pitch %d", n, width, pitch)
 		old := bytes.Repeat([]byte{0xee}, int(size))
 		want := append(old[:off:off], spread(old[off:], src, width, pitch)...)
-		got := c.bytesAt(d, p, size)
-		if !bytes.Equal(got, want) {
-			c.Errorf("%d rows of %d bytes, pitch %d: other bytes than those expected", n, width, pitch)
-		}
+		c.holds(d, p, want, "%d rows of %d bytes, pitch %d", n, width, pitch)
 		out := bytes.Repeat([]byte{0xdd}, int(width*n)+1)
 		c.must(i.CopyOut2D(out[:width*n], at, width), "read %d rows of %d bytes, pitch %d", n, width, pitch)
 		if !bytes.Equal(out[:width*n], src) || out[width*n] != 0xdd {
@@ -121,10 +118,7 @@ func copy2DDevice(c *check) {
 		}
 		old := bytes.Repeat([]byte{0xee}, int(size))
 		want := append(old[:5:5], spread(old[5:], rows, width, to)...)
-		got := c.bytesAt(d, q, size)
-		if !bytes.Equal(got, want) {
-			c.Errorf("%s: other bytes than those expected", note)
-		}
+		c.holds(d, q, want, "%s", note)
 		if !bytes.Equal(b[:len(rows)], rows) || b[len(rows)] != 0xee {
 			c.Errorf("%s: other bytes in pinned memory than those expected", note)
 		}

@@ -175,9 +175,7 @@ func (c *check) taken(d driver.Device, n, before uint64, when string) {
 // allFree checks that as much is free as before.
 func (c *check) allFree(d driver.Device, before uint64, when string) {
 	c.Helper()
-	if now := c.freeMemory(d); now != before {
-		c.Errorf("%s %d bytes are free, %d before", when, now, before)
-	}
+	equal(c, c.freeMemory(d), before, "%s bytes are free", when)
 }
 
 func (c *check) freeMemory(d driver.Device) uint64 {

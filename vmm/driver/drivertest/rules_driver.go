@@ -27,13 +27,10 @@ func devicesListed(c *check) {
 		c.Errorf("name is %q", c.d.Name())
 	}
 	for i, info := range c.info {
-		if info.Ordinal != i {
-			c.Errorf("device %d has ordinal %d", i, info.Ordinal)
-		}
+		equal(c, info.Ordinal, i, "the ordinal of a device")
 		// A driver that options were passed to names them after a question mark.
-		if bare, _, _ := strings.Cut(info.Open, "?"); bare != fmt.Sprintf("%s:%d", c.d.Name(), i) {
-			c.Errorf("device %d is opened as %q, want %s:%d", i, info.Open, c.d.Name(), i)
-		}
+		bare, _, _ := strings.Cut(info.Open, "?")
+		equal(c, bare, fmt.Sprintf("%s:%d", c.d.Name(), i), "what device %d is opened as", i)
 		if info.Name == "" || info.Memory == 0 {
 			c.Errorf("device %d has name %q and %d bytes", i, info.Name, info.Memory)
 		}

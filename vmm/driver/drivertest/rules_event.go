@@ -1,6 +1,10 @@
 package drivertest
 
-import "github.com/cuvmm/cuvmm/vmm/driver"
+import (
+	"errors"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
 
 func eventRules() []Rule {
 	gated := []driver.Feature{driver.FeatureStreamMemOps}
@@ -33,10 +37,7 @@ func eventSync(c *check) {
 	c.waits("sync an event", d, func(_ driver.Stream, e driver.Event) error { return d.SyncEvent(e) })
 	blocking := c.event(d, driver.EventBlocking)
 	c.waits("sync a blocking event", d, func(s driver.Stream, _ driver.Event) error {
-		if err := d.Record(blocking, s); err != nil {
-			return err
-		}
-		return d.SyncEvent(blocking)
+		return errors.Join(d.Record(blocking, s), d.SyncEvent(blocking))
 	})
 }
 
@@ -119,9 +120,7 @@ func eventElapsed(c *check) {
 	if t <= 0 {
 		c.Errorf("a fill of %d bytes after a gate took %v", c.gran, t)
 	}
-	if same, err := d.Elapsed(from, from); err != nil || same != 0 {
-		c.Errorf("time from an event to itself is %v (%v)", same, err)
-	}
+	equal(c, valueOf(d.Elapsed(from, from)).must(c, "time from an event to itself"), 0, "time from an event to itself")
 	c.want(errOf(d.Elapsed(from, untimed)), "time to an event without timing", driver.ErrInvalid)
 }
 

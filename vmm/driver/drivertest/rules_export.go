@@ -46,9 +46,7 @@ func (c *check) isDMABuf(f *os.File, n uint64) {
 	c.Helper()
 	c.cloexec(f)
 	info := valueOf(f.Stat()).must(c, "stat")
-	if info.Size() != int64(n) {
-		c.Errorf("%d bytes are a descriptor of %d", n, info.Size())
-	}
+	equal(c, info.Size(), int64(n), "the size of a descriptor")
 }
 
 func rangeExport(c *check) {
@@ -79,9 +77,7 @@ func rangeRefused(c *check) {
 	} {
 		fd, err := c.d.ExportRange(bad.p, bad.n, 0)
 		c.want(err, fmt.Sprintf("export %d bytes at %v", bad.n, bad.p), driver.ErrInvalid)
-		if fd != -1 {
-			c.Errorf("a refused export gave descriptor %d", fd)
-		}
+		equal(c, fd, -1, "the descriptor of a refused export")
 	}
 	c.close(c.exportRange(p, c.gran))
 }

@@ -65,19 +65,13 @@ func captureID(c *check) {
 		if id == 0 || beside == 0 || id == beside || seen[id] || seen[beside] {
 			c.Errorf("two captures are %d and %d, and before them were %v", id, beside, seen)
 		}
-		if got := c.id(d, s); got != id {
-			c.Errorf("a capture is %d, and then %d", id, got)
-		}
-		if got := c.id(d, plain); got != 0 {
-			c.Errorf("a stream that is not captured says %d", got)
-		}
+		equal(c, c.id(d, s), id, "the number of a capture, again")
+		equal(c, c.id(d, plain), 0, "the number of a stream that is not captured")
 		seen[id], seen[beside] = true, true
 		c.survives(d, other)
 		c.survives(d, s)
 		for _, x := range []driver.Stream{s, other} {
-			if got := c.id(d, x); got != 0 {
-				c.Errorf("after the capture its stream says %d", got)
-			}
+			equal(c, c.id(d, x), 0, "the number of a stream after its capture")
 		}
 	}
 }

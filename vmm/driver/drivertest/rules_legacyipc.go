@@ -69,9 +69,7 @@ func ipcMemory(c *check) {
 	d := c.dev(0)
 	p := c.filledBlock(d, 1)
 	h := c.memHandle(d, p)
-	if again := c.memHandle(d, p); again != h {
-		c.Error("memory has two handles")
-	}
+	equal(c, c.memHandle(d, p), h, "the handle of memory, again")
 	other := c.startPeer()
 	other.send(h)
 	other.receive()
@@ -87,9 +85,7 @@ func ipcMemoryPeer(c *check, maker *process) {
 	h := maker.receive()
 	p := c.openMem(d, h)
 	c.reads(d, p, blockSize, 1)
-	if again := c.openMem(d, h); again != p {
-		c.Fatalf("opened again at %v, first at %v", again, p)
-	}
+	equal(c, c.openMem(d, h), p, "the address of memory that is opened again")
 	c.closeMem(d, p)
 	c.write(d, p, blockSize, 8)
 	maker.send(h)
@@ -220,10 +216,7 @@ func ipcEvent(c *check) {
 	other.send(c.memHandle(d, p))
 	other.send(h)
 	back := c.openEvent(d, other.receive()) // once its copy is queued
-	done := valueOf(d.Done(back)).must(c, "ask for the other's event")
-	if done {
-		c.Error("the other's work has not waited")
-	}
+	c.done(d, back, false)
 	after := c.stream(d)
 	c.must(d.Wait(after, back), "wait for the other's event")
 	q := c.filledBlock(d, 0)
@@ -241,10 +234,7 @@ func ipcEventPeer(c *check, maker *process) {
 	memory, event := maker.receive(), maker.receive()
 	p := c.openMem(d, memory)
 	e := c.openEvent(d, event)
-	done := valueOf(d.Done(e)).must(c, "ask for the maker's event")
-	if done {
-		c.Error("the event is done before the work that it was recorded behind")
-	}
+	c.done(d, e, false) // the work that it was recorded behind waits
 	c.want(errOf(as[driver.LegacyIPC](c, d).EventHandle(e)), "ask for the handle of an event that was opened", driver.ErrInvalid)
 	q := c.filledBlock(d, 0)
 	c.must(d.Wait(s, e), "wait for the maker's event")

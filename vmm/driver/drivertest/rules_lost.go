@@ -24,9 +24,8 @@ func lostRules() []Rule {
 	}
 	for i := range rules {
 		rules[i].lost = true
-		rules[i].needs = append(rules[i].needs, driver.FeatureStreamMemOps)
 	}
-	return rules
+	return needing(rules, driver.FeatureStreamMemOps)
 }
 
 // lose queues a fill after a gate, unmaps or narrows the memory with f, opens the

@@ -34,10 +34,7 @@ func hostBytes(c *check) {
 		b[i] ^= 0xff
 		want[i] ^= 0xff
 	}
-	got := c.bytesAt(d, p, uint64(len(want)))
-	if !bytes.Equal(got, want) {
-		c.Error("the device does not see what the host wrote")
-	}
+	c.holds(d, p, want, "what the host wrote, through the device")
 	if tail, err := c.d.HostBytes(c.chunk(p, 3)-5, 5); err != nil || !bytes.Equal(tail, want[len(want)-5:]) {
 		c.Errorf("the last five bytes are %v (%v)", tail, err)
 	}
@@ -108,7 +105,7 @@ func pinnedBounds(c *check) {
 func plain(c *check) {
 	d := c.dev(0)
 	i := as[driver.Allocator](c, d)
-	p := valueOf(i.AllocPlain(c.gran + 3)).optional(c, "Plain")
+	p := valueOf(i.AllocPlain(c.gran+3)).optional(c, "Plain")
 	c.write(d, p, c.gran+3, 1)
 	c.reads(d, p, c.gran+3, 1)
 	q, _ := c.chunks(1)
@@ -148,10 +145,7 @@ func valueWait(c *check) {
 	c.must(w.WriteValue(s, p+16, 1<<31, 4), "write a word past the sign")
 	c.must(w.WaitValue(s, p+16, 1<<31-5, 4), "wait across the sign")
 	c.must(c.returns("sync", func() error { return d.SyncStream(s) }), "sync")
-	got := c.bytesAt(d, p, 4)
-	if !bytes.Equal(got, []byte{0x44, 0x33, 0x22, 0x11}) {
-		c.Errorf("the word is % x", got)
-	}
+	c.holds(d, p, []byte{0x44, 0x33, 0x22, 0x11}, "the word")
 	c.want(w.WriteValue(s, p, 1, 2), "write a word of 2 bytes", driver.ErrInvalid)
 	c.want(w.WriteValue(s, p+2, 1, 4), "write at an odd address", driver.ErrInvalid)
 	c.want(w.WaitValue(s, p+12, 1, 8), "wait at an odd address", driver.ErrInvalid)

@@ -7,7 +7,7 @@ import (
 )
 
 func poolRules() []Rule {
-	rules := []Rule{
+	rules := needing([]Rule{
 		{Name: "pool-current", Says: "AllocAsync takes from the current pool: the default one until another is set, and again when that is destroyed", Source: manual, run: poolCurrent},
 		{Name: "pool-current-own", Says: "a pool of another device cannot be made the current one", Source: manual, devices: 2, run: poolCurrentOwn},
 		{Name: "pool-blocks", Says: "memory of a pool can be written and read to its end, and overlaps no other", Source: manual, run: poolBlocks},
@@ -26,10 +26,7 @@ func poolRules() []Rule {
 		{Name: "pool-elsewhere", Says: "memory of a pool can be allocated, used and freed in a stream of another device with access", Source: manual, devices: 2, run: poolElsewhere},
 		{Name: "pool-shares", Says: "a pool can be created for the ways to share that PoolShares returns, and for no other", Source: seam, run: poolShares},
 		{Name: "pool-close", Says: "after Close, calls with pools are ErrClosed", Source: seam, run: poolClose},
-	}
-	for i := range rules {
-		rules[i].needs = append(rules[i].needs, driver.FeaturePools)
-	}
+	}, driver.FeaturePools)
 	return append(rules,
 		Rule{Name: "copy-peer", Says: "bytes of plain memory are copied between two devices without access", Source: manual, devices: 2, run: copyPeerPlain},
 		Rule{Name: "copy-peer-pool", Says: "bytes of pools are copied between two devices without access", Source: guide, devices: 2, needs: []driver.Feature{driver.FeaturePools}, run: copyPeerPool},
@@ -69,10 +66,8 @@ func (c *check) destroy(d driver.Device, p driver.Pool) {
 // block allocates n bytes of a pool in a stream.
 func (c *check) block(d driver.Device, from driver.Pool, n uint64, s driver.Stream) driver.Ptr {
 	c.Helper()
-	var p driver.Ptr
-	err := c.prompt("allocate from a pool", func() (err error) { p, err = as[driver.Pooler](c, d).AllocFromPool(from, n, s); return err })
-	c.must(err, "allocate %d bytes of a pool", n)
-	return p
+	alloc := func() (driver.Ptr, error) { return as[driver.Pooler](c, d).AllocFromPool(from, n, s) }
+	return prompted(c, "allocate from a pool", alloc).must(c, "allocate %d bytes of a pool", n)
 }
 
 // freeIn frees memory in the order of a stream.
@@ -107,9 +102,8 @@ func (c *check) isOf(d driver.Device, p driver.Ptr, pool driver.Pool, dev int) {
 	c.Helper()
 	of, on, err := as[driver.Pooler](c, d).PoolOf(p)
 	c.must(err, "ask for the pool of %v", p)
-	if of != pool || on != dev {
-		c.Errorf("%v is of pool %#x on device %d, want %#x on %d", p, uint64(of), on, uint64(pool), dev)
-	}
+	equal(c, of, pool, "the pool of %v", p)
+	equal(c, on, dev, "the device of %v", p)
 }
 
 func poolCurrent(c *check) {
@@ -120,9 +114,7 @@ func poolCurrent(c *check) {
 	current := func(want driver.Pool) {
 		c.Helper()
 		got := valueOf(i.CurrentPool()).must(c, "ask for the current pool")
-		if got != want {
-			c.Errorf("the current pool is %#x, want %#x", uint64(got), uint64(want))
-		}
+		equal(c, got, want, "the current pool")
 		p := valueOf(as[driver.Allocator](c, d).AllocAsync(blockSize, s)).must(c, "allocate from the current pool")
 		c.isOf(d, p, want, 0)
 		c.freeIn(d, p, s)
@@ -149,9 +141,7 @@ func poolCurrentOwn(c *check) {
 	for _, p := range []driver.Pool{theirs, c.pool(other, driver.PoolProps{})} {
 		c.want(i.SetCurrentPool(p), "set another device's pool", driver.ErrInvalid)
 	}
-	if after, err := i.CurrentPool(); err != nil || after != before {
-		c.Errorf("the current pool is %#x (%v), want %#x", uint64(after), err, uint64(before))
-	}
+	equal(c, valueOf(i.CurrentPool()).must(c, "ask again"), before, "the current pool")
 }
 
 func poolBlocks(c *check) {
@@ -247,9 +237,7 @@ func poolUnknown(c *check) {
 	}
 	own := valueOf(i.DefaultPool()).must(c, "ask for the default pool")
 	c.want(i.DestroyPool(own), "destroy the default pool", driver.ErrInvalid)
-	if again, err := i.DefaultPool(); err != nil || again != own {
-		c.Errorf("the default pool is %#x (%v), want %#x", uint64(again), err, uint64(own))
-	}
+	equal(c, valueOf(i.DefaultPool()).must(c, "ask again"), own, "the default pool")
 }
 
 func poolOf(c *check) {

@@ -102,9 +102,7 @@ func poolImportPeer(c *check, maker *process) {
 	pool, p, mine, apart := c.received(maker)
 	c.isOf(d, p, pool, 0)
 	c.importedCounts(d, pool, blockSize)
-	if again := c.importPointer(d, pool, mine); again != p {
-		c.Errorf("imported again at %v, first at %v", again, p)
-	}
+	equal(c, c.importPointer(d, pool, mine), p, "the address of memory that is imported again")
 	// Of another pool, where the driver can tell.
 	if q, err := as[driver.PoolSharer](c, d).ImportPointer(pool, apart); err != nil {
 		c.want(err, "import memory of another pool", driver.ErrInvalid)
@@ -140,8 +138,8 @@ func (c *check) importedCounts(d driver.Device, pool driver.Pool, n uint64) {
 	const kept = 1 << 30
 	if err := i.SetPoolAttribute(pool, driver.PoolReleaseThreshold, kept); err != nil {
 		c.want(err, "set the threshold of an imported pool", driver.ErrInvalid)
-	} else if got := c.attribute(d, pool, driver.PoolReleaseThreshold); got != kept {
-		c.Errorf("the threshold of an imported pool is %d, and was set to %d", got, kept)
+	} else {
+		equal(c, c.attribute(d, pool, driver.PoolReleaseThreshold), kept, "the threshold of an imported pool")
 	}
 }
 
@@ -180,9 +178,7 @@ func poolImportAccessPeer(c *check, maker *process) {
 	i := as[driver.Pooler](c, d)
 	pool, p, mine, _ := c.received(maker)
 	for dev, want := range []driver.Access{driver.AccessReadWrite, driver.AccessNone} {
-		if got, err := i.PoolAccess(pool, at(dev)); err != nil || got != want {
-			c.Errorf("device %d has access %v (%v) to an imported pool, want %v", dev, got, err, want)
-		}
+		equal(c, valueOf(i.PoolAccess(pool, at(dev))).must(c, "ask for access"), want, "the access of device %d to an imported pool", dev)
 	}
 	c.must(i.SetPoolAccess(pool, []driver.Grant{grant(1, driver.AccessReadWrite)}), "grant")
 	c.reads(other, p, blockSize, 8)

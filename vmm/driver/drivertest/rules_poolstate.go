@@ -1,7 +1,6 @@
 package drivertest
 
 import (
-	"bytes"
 	"fmt"
 	"math"
 
@@ -15,9 +14,7 @@ func poolAttributes(c *check) {
 	reuse := []driver.PoolAttribute{driver.PoolReuseFollowEvents, driver.PoolReuseOpportunistic, driver.PoolReuseInternalDependencies}
 	is := func(a driver.PoolAttribute, want uint64) {
 		c.Helper()
-		if got := c.attribute(d, pool, a); got != want {
-			c.Errorf("attribute %d is %d, want %d", a, got, want)
-		}
+		equal(c, c.attribute(d, pool, a), want, "attribute %d", a)
 	}
 	for _, a := range reuse {
 		is(a, 1)
@@ -98,10 +95,7 @@ func poolThreshold(c *check) {
 			c.freeIn(d, p, s)
 			c.record(d, e, s)
 			c.must(c.returns("wait for "+what, wait), "wait for %s", what)
-			got := c.attribute(d, pool, driver.PoolReserved)
-			if (got > 0) != (threshold > 0) {
-				c.Errorf("after a wait for %s with threshold %d, %d bytes are reserved", what, threshold, got)
-			}
+			equal(c, c.attribute(d, pool, driver.PoolReserved) > 0, threshold > 0, "after a wait for %s with threshold %d, memory is reserved", what, threshold)
 		}
 	}
 }
@@ -117,9 +111,7 @@ func poolTrim(c *check) {
 	c.sync(d, s)
 	before := c.attribute(d, pool, driver.PoolReserved)
 	c.must(i.TrimPool(pool, before), "trim to what there is")
-	if after := c.attribute(d, pool, driver.PoolReserved); after != before {
-		c.Errorf("%d bytes are left of %d, all of which were to be kept", after, before)
-	}
+	equal(c, c.attribute(d, pool, driver.PoolReserved), before, "bytes that are left where all were to be kept")
 	c.must(i.TrimPool(pool, 0), "trim to nothing")
 	after := c.attribute(d, pool, driver.PoolReserved)
 	if used := c.attribute(d, pool, driver.PoolUsed); after < used || used < blockSize {
@@ -132,9 +124,7 @@ func poolTrim(c *check) {
 	c.freeIn(d, p, s)
 	c.sync(d, s)
 	c.must(i.TrimPool(pool, 0), "trim to nothing")
-	if after := c.attribute(d, pool, driver.PoolReserved); after != 0 {
-		c.Errorf("%d bytes are left where none is used", after)
-	}
+	equal(c, c.attribute(d, pool, driver.PoolReserved), 0, "bytes that are left where none is used")
 }
 
 func poolMax(c *check) {
@@ -157,9 +147,7 @@ func poolAccess(c *check) {
 	has := func(dev int, want driver.Access) {
 		c.Helper()
 		got := valueOf(i.PoolAccess(pool, at(dev))).must(c, "ask for the access of device %d", dev)
-		if got != want {
-			c.Errorf("device %d has access %v, want %v", dev, got, want)
-		}
+		equal(c, got, want, "the access of device %d", dev)
 	}
 	has(0, driver.AccessReadWrite)
 	has(1, driver.AccessNone)
@@ -188,26 +176,14 @@ func poolAccess(c *check) {
 }
 
 func poolNoPath(c *check) {
-	c.several()
-	tried := false
-	for from := range c.info {
-		for to := range c.info {
-			can := valueOf(c.d.CanAccessPeer(from, to)).must(c, "ask for access from %d to %d", from, to)
-			if can {
-				continue
-			}
-			tried = true
-			d := c.dev(to)
-			pool := c.pool(d, driver.PoolProps{})
-			c.want(as[driver.Pooler](c, d).SetPoolAccess(pool, []driver.Grant{grant(from, driver.AccessReadWrite)}), "grant without a path", driver.ErrInvalid)
-			if got, err := as[driver.Pooler](c, d).PoolAccess(pool, at(from)); err != nil || got != driver.AccessNone {
-				c.Errorf("device %d has access %v to a pool of %d (%v)", from, got, to, err)
-			}
-		}
-	}
-	if !tried {
-		c.skip("there is a path between all devices")
-	}
+	c.noPaths(func(from, to int) {
+		d := c.dev(to)
+		i := as[driver.Pooler](c, d)
+		pool := c.pool(d, driver.PoolProps{})
+		c.want(i.SetPoolAccess(pool, []driver.Grant{grant(from, driver.AccessReadWrite)}), "grant without a path", driver.ErrInvalid)
+		got := valueOf(i.PoolAccess(pool, at(from))).must(c, "ask for access")
+		equal(c, got, driver.AccessNone, "the access of device %d to a pool of %d", from, to)
+	})
 }
 
 func poolElsewhere(c *check) {
@@ -241,11 +217,7 @@ func (c *check) copyBetween(p, q driver.Ptr) {
 	c.optional(i.CopyPeer(q+64, 1, p, 0, blockSize-64, s), "PeerCopier")
 	c.must(i.CopyPeer(q, 1, p, 0, 0, s), "copy nothing")
 	c.sync(d, s)
-	got := make([]byte, blockSize)
-	c.must(peer.CopyOut(got, q), "read")
-	if !bytes.Equal(got, append(make([]byte, 64), want[:blockSize-64]...)) {
-		c.Error("the bytes differ")
-	}
+	c.holds(peer, q, append(make([]byte, 64), want[:blockSize-64]...), "the copy")
 	// The other way, in the order of a stream of either device.
 	theirs := c.stream(peer)
 	c.must(peer.Fill(q, 6, 1, blockSize, theirs), "fill")

@@ -265,9 +265,7 @@ func importLocation(c *check) {
 func (c *check) created(h driver.Handle, want driver.Prop) {
 	c.Helper()
 	got := valueOf(c.d.Properties(h)).must(c, "ask for the properties of handle %d", h)
-	if got != want {
-		c.Errorf("handle %d has properties %+v, want %+v", h, got, want)
-	}
+	equal(c, got, want, "the properties of handle %d", h)
 }
 
 func shareReadOnly(c *check) {
@@ -302,10 +300,7 @@ func shareFreed(c *check) {
 	f := c.export(h)
 	freed := func(want bool, when string) {
 		c.Helper()
-		now := valueOf(c.d.Freed(h)).optional(c, "FreeReporter")
-		if now != want {
-			c.Errorf("%s Freed is %v", when, now)
-		}
+		equal(c, valueOf(c.d.Freed(h)).optional(c, "FreeReporter"), want, "Freed %s", when)
 	}
 	freed(false, "before the release")
 	c.release(h)

@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"bytes"
+	"errors"
 	"runtime"
 	"sync"
 
@@ -61,11 +62,8 @@ func (c *check) sync(d driver.Device, s driver.Stream) {
 // done checks whether an event is reached.
 func (c *check) done(d driver.Device, e driver.Event, want bool) {
 	c.Helper()
-	var got bool
-	c.must(c.prompt("ask for an event", func() (err error) { got, err = d.Done(e); return err }), "ask for an event")
-	if got != want {
-		c.Errorf("event done: %v, want %v", got, want)
-	}
+	got := prompted(c, "ask for an event", func() (bool, error) { return d.Done(e) }).must(c, "ask for an event")
+	equal(c, got, want, "the event is done")
 }
 
 func streamOrder(c *check) {
@@ -131,11 +129,8 @@ func streamDone(c *check) {
 	s, other := c.stream(d), c.stream(d)
 	is := func(s driver.Stream, want bool) {
 		c.Helper()
-		var got bool
-		c.must(c.prompt("ask for a stream", func() (err error) { got, err = d.StreamDone(s); return err }), "ask for a stream")
-		if got != want {
-			c.Errorf("stream done: %v, want %v", got, want)
-		}
+		got := prompted(c, "ask for a stream", func() (bool, error) { return d.StreamDone(s) }).must(c, "ask for a stream")
+		equal(c, got, want, "the stream is done")
 	}
 	is(s, true)
 	g := c.hold(d, s)
@@ -242,23 +237,12 @@ func streamConcurrent(c *check) {
 	work := func(i, round int) error {
 		a, b := c.chunk(p, 2*i), c.chunk(p, 2*i+1)
 		want := pattern(c.gran, byte(i*rounds+round))
-		if err := d.CopyIn(a, want); err != nil {
-			return err
-		}
-		if err := d.Copy(b, a, c.gran, streams[i]); err != nil {
-			return err
-		}
-		if err := d.SyncStream(streams[i]); err != nil {
-			return err
-		}
 		got := make([]byte, c.gran)
-		if err := d.CopyOut(got, b); err != nil {
-			return err
+		err := errors.Join(d.CopyIn(a, want), d.Copy(b, a, c.gran, streams[i]), d.SyncStream(streams[i]), d.CopyOut(got, b))
+		if err == nil && !bytes.Equal(got, want) {
+			err = errors.New("read other bytes than it wrote")
 		}
-		if !bytes.Equal(got, want) {
-			c.Errorf("goroutine %d round %d read other bytes than it wrote", i, round)
-		}
-		return nil
+		return err
 	}
 	var wg sync.WaitGroup
 	for i := range goroutines {
