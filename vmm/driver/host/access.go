@@ -31,10 +31,11 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 		return err
 	}
 	// Every mapping is checked before anything changes.
-	next := d.newAccessTable(j - i)
+	n := len(d.states)
+	next := make([]driver.Access, n*(j-i)) // a row for each mapping
 	then := make([]driver.Access, j-i)
 	for k, m := range r.maps[i:j] {
-		row := next.row(k)
+		row := next[k*n:][:n]
 		copy(row, m.access)
 		for _, g := range who {
 			if g.Access != driver.AccessNone && !d.canReach(g.To.ID, m.memory.state.ordinal) {
@@ -58,7 +59,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 			return d.fail("mprotect", driver.ErrOutOfMemory, err)
 		}
 		for k, m := range r.maps[i:j] {
-			copy(m.access, next.row(k))
+			copy(m.access, next[k*n:])
 			m.allowed = then[k]
 		}
 		return nil
@@ -108,18 +109,6 @@ func (d *Driver) checkGrant(verb string, g driver.Grant) error {
 	_, err := d.state(verb, g.To.ID)
 	return err
 }
-
-// accessTable is the access of each device to each of some mappings, in one slice.
-type accessTable struct {
-	access  []driver.Access
-	devices int
-}
-
-func (d *Driver) newAccessTable(mappings int) accessTable {
-	return accessTable{make([]driver.Access, mappings*len(d.states)), len(d.states)}
-}
-
-func (r accessTable) row(i int) []driver.Access { return r.access[i*r.devices:][:r.devices] }
 
 // protect has the page table allow then, or changes nothing.
 func protect(now []*mapping, then []driver.Access) error {

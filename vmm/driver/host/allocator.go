@@ -128,20 +128,9 @@ func (d *Driver) mapBlock(verb string, size uint64, file *sparse) (*region, erro
 
 // mapAnywhere maps size bytes, and counts the mapping.
 func (d *Driver) mapAnywhere(verb string, size uint64, flags, fd int, off uint64) (uint64, error) {
-	if !process.takeAddresses(size) {
-		return 0, refuse(verb, driver.ErrOutOfMemory, "%d bytes; the process has no addresses left for them", size)
-	}
-	if err := d.takeMappings(verb, 1, forMore); err != nil {
-		process.returnAddresses(size)
-		return 0, err
-	}
-	base, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, flags, fd, off)
-	if err != nil {
-		d.returnMappings(1)
-		process.returnAddresses(size)
-		return 0, d.fail("mmap", driver.ErrOutOfMemory, err)
-	}
-	return base, nil
+	return d.takeSpan(verb, size, driver.ErrOutOfMemory, func() (uint64, error) {
+		return mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, flags, fd, off)
+	})
 }
 
 // FreePlain waits for the device, then unmaps the block. Memory of a pool is free at once.
@@ -210,8 +199,7 @@ func (d *Driver) unmapBlock(r *region) error {
 // countUnmapped counts that a block was unmapped, whose memory goes back to the system
 // once memMu is unlocked.
 func (d *Driver) countUnmapped(r *region) {
-	d.returnMappings(1)
-	process.returnAddresses(r.size)
+	d.returnSpan(r.size)
 	if !r.block.pinned && r.block.foreign == nil {
 		r.block.context.state.used -= r.size
 	}

@@ -45,12 +45,17 @@ func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
 
 // Copy queues a copy. Overlapping spans are copied from the front.
 func (v *device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
-	o := &op{work: work{kind: copying, run: func(c *context) bool {
+	return v.queue("Copy", s, copyOp(copying, dst, src, n))
+}
+
+// copyOp is a copy from the front.
+func copyOp(kind kind, dst, src driver.Ptr, n uint64) *op {
+	o := &op{work: work{kind: kind, run: func(c *context) bool {
 		return n == 0 || c.move(bytesAt(uint64(dst), n), bytesAt(uint64(src), n))
 	}}}
 	o.use(dst, n, driver.AccessReadWrite)
 	o.use(src, n, driver.AccessRead)
-	return v.queue("Copy", s, o)
+	return o
 }
 
 // Fill queues n elements of pattern.

@@ -18,11 +18,7 @@ func (v *device) CopyPeer(dst driver.Ptr, to int, src driver.Ptr, from int, n ui
 			return err
 		}
 	}
-	o := &op{work: work{kind: copyingPeer, run: func(c *context) bool {
-		return n == 0 || c.move(bytesAt(uint64(dst), n), bytesAt(uint64(src), n))
-	}}}
-	o.use(dst, n, driver.AccessReadWrite)
-	o.use(src, n, driver.AccessRead)
+	o := copyOp(copyingPeer, dst, src, n)
 	for i := range o.memory {
 		o.memory[i].owner = [...]*deviceState{v.context.d.states[to], v.context.d.states[from]}[i]
 	}

@@ -28,49 +28,43 @@ type record struct {
 }
 
 // NewEvent makes an event. No wait spins here, with or without EventBlocking.
-func (v *device) NewEvent(flags driver.EventFlags) (driver.Event, error) {
+func (v *device) NewEvent(flags driver.EventFlags) (e driver.Event, err error) {
 	const verb = "NewEvent"
-	if err := v.checkOpen(verb); err != nil {
-		return 0, err
-	}
-	known := driver.EventTiming | driver.EventBlocking | driver.EventInterprocess
-	both := driver.EventTiming | driver.EventInterprocess
-	if flags&^known != 0 || flags&both == both {
-		return 0, refuse(verb, driver.ErrInvalid, "event flags %#x", uint8(flags))
-	}
-	d := v.context.d
-	d.workMu.Lock()
-	defer d.workMu.Unlock()
-	if v.context.stopped() {
-		return 0, v.context.stoppedError(verb)
-	}
-	ev := &event{context: v.context, flags: flags}
-	if flags&driver.EventInterprocess != 0 {
-		var err error
-		if ev.shared, err = d.newSharedEvent(verb); err != nil {
-			return 0, err
+	err = v.onContext(verb, func(c *context) (err error) {
+		known := driver.EventTiming | driver.EventBlocking | driver.EventInterprocess
+		both := driver.EventTiming | driver.EventInterprocess
+		if flags&^known != 0 || flags&both == both {
+			return refuse(verb, driver.ErrInvalid, "event flags %#x", uint8(flags))
 		}
-	}
+		ev := &event{context: c, flags: flags}
+		if flags&driver.EventInterprocess != 0 {
+			if ev.shared, err = c.d.newSharedEvent(verb); err != nil {
+				return err
+			}
+		}
+		e = c.d.addEvent(ev)
+		return nil
+	})
+	return e, err
+}
+
+// addEvent lists an event. The caller holds workMu.
+func (d *Driver) addEvent(ev *event) driver.Event {
 	d.lastID++
-	e := driver.Event(d.lastID)
-	d.events[e] = ev
-	return e, nil
+	d.events[driver.Event(d.lastID)] = ev
+	return driver.Event(d.lastID)
 }
 
 // FreeEvent removes an event. Waits for its record go on.
 func (v *device) FreeEvent(e driver.Event) error {
 	const verb = "FreeEvent"
-	if v.closed.Load() {
-		return v.closedError(verb)
-	}
-	d := v.context.d
-	d.workMu.Lock()
-	defer d.workMu.Unlock()
-	if d.events[e] == nil { // an event whose context was reset can be freed
-		return refuse(verb, driver.ErrInvalid, "no event %d", e)
-	}
-	d.removeEvent(e)
-	return nil
+	return v.onContextEvenLost(verb, func(c *context) error {
+		if c.d.events[e] == nil { // an event whose context was reset can be freed
+			return refuse(verb, driver.ErrInvalid, "no event %d", e)
+		}
+		c.d.removeEvent(e)
+		return nil
+	})
 }
 
 // removeEvent lists an event no longer. The caller holds workMu.
@@ -152,33 +146,29 @@ func (v *device) RecordContext(e driver.Event) error {
 	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
-	c := v.context
-	end := c.looksAt(verb, &c.meetings)
+	end := v.context.looksAt(verb, &v.context.meetings)
 	defer end()
-	c.d.workMu.Lock()
-	defer c.d.workMu.Unlock()
-	if c.stopped() {
-		return c.stoppedError(verb)
-	}
-	ev, err := c.d.event(verb, e)
-	if err != nil {
-		return err
-	}
-	if ev.context != c {
-		return refuse(verb, driver.ErrInvalid, "event %d is of another device", e)
-	}
-	if err := c.destroyCaptures(verb, true); err != nil {
-		return err
-	}
-	var pending []<-chan struct{}
-	for _, o := range c.pendingOps() {
-		if done := o.pending(); done != nil {
-			pending = append(pending, done)
+	return v.onContext(verb, func(c *context) error {
+		ev, err := c.d.event(verb, e)
+		if err != nil {
+			return err
 		}
-	}
-	// In a stream that is there for this record alone.
-	(&stream{context: c}).record(ev, pending)
-	return nil
+		if ev.context != c {
+			return refuse(verb, driver.ErrInvalid, "event %d is of another device", e)
+		}
+		if err := c.destroyCaptures(verb, true); err != nil {
+			return err
+		}
+		var pending []<-chan struct{}
+		for _, o := range c.pendingOps() {
+			if done := o.pending(); done != nil {
+				pending = append(pending, done)
+			}
+		}
+		// In a stream that is there for this record alone.
+		(&stream{context: c}).record(ev, pending)
+		return nil
+	})
 }
 
 // Wait makes later work of the stream wait for the event's last record. If that is in a

@@ -25,7 +25,7 @@ type graphExec struct {
 func (v *device) FreeGraph(g driver.Graph) error {
 	const verb = "FreeGraph"
 	return v.onContextEvenLost(verb, func(c *context) error {
-		_, err := c.graph(verb, g)
+		_, err := find(c, verb, "graph", c.graphs, g)
 		delete(c.graphs, g)
 		return err
 	})
@@ -35,7 +35,7 @@ func (v *device) FreeGraph(g driver.Graph) error {
 func (v *device) Instantiate(g driver.Graph) (x driver.GraphExec, err error) {
 	const verb = "Instantiate"
 	err = v.onContext(verb, func(c *context) error {
-		nodes, err := c.graph(verb, g)
+		nodes, err := find(c, verb, "graph", c.graphs, g)
 		if err != nil {
 			return err
 		}
@@ -51,7 +51,7 @@ func (v *device) Instantiate(g driver.Graph) (x driver.GraphExec, err error) {
 func (v *device) FreeGraphExec(x driver.GraphExec) error {
 	const verb = "FreeGraphExec"
 	return v.onContextEvenLost(verb, func(c *context) error {
-		_, err := c.exec(verb, x)
+		_, err := find(c, verb, "executable graph", c.execs, x)
 		delete(c.execs, x)
 		return err
 	})
@@ -62,11 +62,11 @@ func (v *device) FreeGraphExec(x driver.GraphExec) error {
 func (v *device) UpdateGraphExec(x driver.GraphExec, g driver.Graph) error {
 	const verb = "UpdateGraphExec"
 	return v.onContext(verb, func(c *context) error {
-		exec, err := c.exec(verb, x)
+		exec, err := find(c, verb, "executable graph", c.execs, x)
 		if err != nil {
 			return err
 		}
-		nodes, err := c.graph(verb, g)
+		nodes, err := find(c, verb, "graph", c.graphs, g)
 		if err != nil {
 			return err
 		}
@@ -99,7 +99,7 @@ func (v *device) LaunchGraph(x driver.GraphExec, s driver.Stream) error {
 	d.memMu.RLock()
 	defer d.memMu.RUnlock()
 	return v.onStream(verb, s, func(to *stream) error {
-		exec, err := v.context.exec(verb, x)
+		exec, err := find(v.context, verb, "executable graph", v.context.execs, x)
 		if err != nil {
 			return err
 		}
@@ -135,22 +135,4 @@ func (v *device) LaunchGraph(x driver.GraphExec, s driver.Stream) error {
 		}
 		return nil
 	})
-}
-
-// exec finds an executable graph. The caller holds workMu.
-func (c *context) exec(verb string, x driver.GraphExec) (*graphExec, error) {
-	exec := c.execs[x]
-	if exec == nil {
-		return nil, refuse(verb, driver.ErrInvalid, "host:%d has no executable graph %d", c.state.ordinal, x)
-	}
-	return exec, nil
-}
-
-// graph finds the nodes of a graph. The caller holds workMu.
-func (c *context) graph(verb string, g driver.Graph) ([]node, error) {
-	nodes, ok := c.graphs[g]
-	if !ok {
-		return nil, refuse(verb, driver.ErrInvalid, "host:%d has no graph %d", c.state.ordinal, g)
-	}
-	return nodes, nil
 }

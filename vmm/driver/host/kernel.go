@@ -89,7 +89,7 @@ func checkKernel(verb, name string, k driver.HostKernel) error {
 func (v *device) UnloadModule(m driver.Module) error {
 	const verb = "UnloadModule"
 	return v.onContextEvenLost(verb, func(c *context) error {
-		x, err := c.module(verb, m)
+		x, err := find(c, verb, "module", c.modules, m)
 		if err != nil {
 			return err
 		}
@@ -105,7 +105,7 @@ func (v *device) UnloadModule(m driver.Module) error {
 func (v *device) Function(m driver.Module, name string) (f driver.Function, err error) {
 	const verb = "Function"
 	err = v.onContext(verb, func(c *context) error {
-		x, err := c.module(verb, m)
+		x, err := find(c, verb, "module", c.modules, m)
 		if err != nil {
 			return err
 		}
@@ -317,11 +317,11 @@ func (v *device) onContextEvenLost(verb string, f func(*context) error) error {
 	return f(c)
 }
 
-// module finds a module. The caller holds workMu.
-func (c *context) module(verb string, m driver.Module) (*module, error) {
-	x := c.modules[m]
-	if x == nil {
-		return nil, refuse(verb, driver.ErrInvalid, "host:%d has no module %d", c.state.ordinal, m)
+// find finds what a context has. The caller holds workMu.
+func find[K comparable, V any](c *context, verb, what string, all map[K]V, k K) (V, error) {
+	x, ok := all[k]
+	if !ok {
+		return x, refuse(verb, driver.ErrInvalid, "host:%d has no %s %v", c.state.ordinal, what, k)
 	}
 	return x, nil
 }
@@ -329,9 +329,9 @@ func (c *context) module(verb string, m driver.Module) (*module, error) {
 // onFunction makes a call with a function of the device, under workMu.
 func (v *device) onFunction(verb string, f driver.Function, call func(*function) error) error {
 	return v.onContext(verb, func(c *context) error {
-		x := c.functions[f]
-		if x == nil {
-			return refuse(verb, driver.ErrInvalid, "host:%d has no function %d", c.state.ordinal, f)
+		x, err := find(c, verb, "function", c.functions, f)
+		if err != nil {
+			return err
 		}
 		return call(x)
 	})

@@ -31,53 +31,34 @@ func (d *Driver) Peering(from, to int) (driver.Peering, error) {
 // and without it; nothing else here could need it.
 func (v *device) EnablePeer(to int) error {
 	const verb = "EnablePeer"
-	c, err := v.checkPair(verb, to)
-	if err != nil {
-		return err
-	}
-	from := c.state.ordinal
-	if !c.d.canReach(from, to) {
-		return refuse(verb, driver.ErrNotSupported, "host:%d cannot reach memory of host:%d", from, to)
-	}
-	c.d.workMu.Lock()
-	defer c.d.workMu.Unlock()
-	if c.peers[to] {
-		return refuse(verb, driver.ErrPeerEnabled, "host:%d to host:%d", from, to)
-	}
-	c.peers[to] = true
-	return nil
+	return v.onContext(verb, func(c *context) error {
+		if _, err := c.d.state(verb, to); err != nil {
+			return err
+		}
+		switch from := c.state.ordinal; {
+		case to == from:
+			return refuse(verb, driver.ErrInvalid, "host:%d is no peer of its own", to)
+		case !c.d.canReach(from, to):
+			return refuse(verb, driver.ErrNotSupported, "host:%d cannot reach memory of host:%d", from, to)
+		case c.peers[to]:
+			return refuse(verb, driver.ErrPeerEnabled, "host:%d to host:%d", from, to)
+		}
+		c.peers[to] = true
+		return nil
+	})
 }
 
 // DisablePeer removes the record, also on and for a lost device.
 func (v *device) DisablePeer(to int) error {
 	const verb = "DisablePeer"
-	if v.closed.Load() {
-		return v.closedError(verb)
-	}
-	c := v.context
-	if to < 0 || to >= len(c.d.states) {
-		return refuse(verb, driver.ErrNoDevice, "host:%d", to)
-	}
-	c.d.workMu.Lock()
-	defer c.d.workMu.Unlock()
-	if !c.peers[to] {
-		return refuse(verb, driver.ErrInvalid, "host:%d to host:%d is not enabled", c.state.ordinal, to)
-	}
-	delete(c.peers, to)
-	return nil
-}
-
-// checkPair checks that both devices exist and are not the same.
-func (v *device) checkPair(verb string, to int) (*context, error) {
-	if err := v.checkOpen(verb); err != nil {
-		return nil, err
-	}
-	c := v.context
-	if _, err := c.d.state(verb, to); err != nil {
-		return nil, err
-	}
-	if to == c.state.ordinal {
-		return nil, refuse(verb, driver.ErrInvalid, "host:%d is no peer of its own", to)
-	}
-	return c, nil
+	return v.onContextEvenLost(verb, func(c *context) error {
+		switch {
+		case to < 0 || to >= len(c.d.states):
+			return refuse(verb, driver.ErrNoDevice, "host:%d", to)
+		case !c.peers[to]:
+			return refuse(verb, driver.ErrInvalid, "host:%d to host:%d is not enabled", c.state.ordinal, to)
+		}
+		delete(c.peers, to)
+		return nil
+	})
 }

@@ -37,23 +37,40 @@ func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
 
 	d.memMu.Lock()
 	defer d.unlockAndClose()
-	if align > addressLimit || !process.takeAddresses(size) {
-		return 0, refuse(verb, driver.ErrAddressSpace, "%d bytes aligned to %d; all reservations of the process may have %d", size, align, uint64(addressLimit))
+	if align > addressLimit {
+		return 0, refuse(verb, driver.ErrAddressSpace, "%d bytes aligned to %d", size, align)
 	}
-	// Addresses and mappings are counted before the kernel is asked: at its own limits
-	// Go's heap could not grow.
+	base, err := d.takeSpan(verb, size, driver.ErrAddressSpace, func() (uint64, error) { return reserve(size, align) })
+	if err != nil {
+		return 0, err
+	}
+	d.insert(&region{base: base, size: size})
+	return driver.Ptr(base), nil
+}
+
+// takeSpan has f map size bytes in one mapping. Addresses and mappings are counted before the
+// kernel is asked: at its own limits Go's heap could not grow. If there are no addresses, that is
+// the error none. The caller holds memMu.
+func (d *Driver) takeSpan(verb string, size uint64, none error, f func() (uint64, error)) (uint64, error) {
+	if !process.takeAddresses(size) {
+		return 0, refuse(verb, none, "%d bytes; the process may have addresses for %d in all", size, uint64(addressLimit))
+	}
 	if err := d.takeMappings(verb, 1, forMore); err != nil {
 		process.returnAddresses(size)
 		return 0, err
 	}
-	base, err := reserve(size, align)
+	base, err := f()
 	if err != nil {
-		d.returnMappings(1)
-		process.returnAddresses(size)
-		return 0, d.fail("mmap", driver.ErrAddressSpace, err)
+		d.returnSpan(size)
+		return 0, d.fail("mmap", none, err)
 	}
-	d.insert(&region{base: base, size: size})
-	return driver.Ptr(base), nil
+	return base, nil
+}
+
+// returnSpan counts that a span of takeSpan is unmapped.
+func (d *Driver) returnSpan(size uint64) {
+	d.returnMappings(1)
+	process.returnAddresses(size)
 }
 
 // noMemory is how addresses without memory are mapped.
@@ -106,8 +123,7 @@ func (d *Driver) Free(p driver.Ptr, size uint64) error {
 		return d.fail("munmap", driver.ErrOutOfMemory, err)
 	}
 	d.remove(r)
-	d.returnMappings(1)
-	process.returnAddresses(size)
+	d.returnSpan(size)
 	return nil
 }
 

@@ -207,63 +207,53 @@ func (r sharedRecord) wait(stop <-chan struct{}) bool {
 // EventHandle marks the event's page with its handle.
 func (v *device) EventHandle(e driver.Event) (h driver.IPCHandle, err error) {
 	const verb = "EventHandle"
-	if err := v.checkOpen(verb); err != nil {
-		return h, err
-	}
-	d := v.context.d
-	d.workMu.Lock()
-	defer d.workMu.Unlock()
-	ev, err := d.event(verb, e)
-	if err != nil {
-		return h, err
-	}
-	if ev.shared == nil || ev.opened {
-		return h, refuse(verb, driver.ErrInvalid, "event %d was made without EventInterprocess, or by another process", e)
-	}
-	if ev.shared.name == [64]byte{} {
-		self := ipcHandle{kind: ofEvent, dev: uint16(ev.context.state.ordinal), fd: uint32(ev.shared.fd), process: selfID()}
-		name := self.name()
-		if _, err := unix.Pwrite(ev.shared.fd, name[:], eventName); err != nil {
-			return h, d.fail("pwrite", driver.ErrOutOfMemory, err)
+	err = v.onContext(verb, func(c *context) error {
+		ev, err := c.d.event(verb, e)
+		if err != nil {
+			return err
 		}
-		ev.shared.name = name
-	}
-	return ev.shared.name, nil
+		if ev.shared == nil || ev.opened {
+			return refuse(verb, driver.ErrInvalid, "event %d was made without EventInterprocess, or by another process", e)
+		}
+		if ev.shared.name == [64]byte{} {
+			self := ipcHandle{kind: ofEvent, dev: uint16(ev.context.state.ordinal), fd: uint32(ev.shared.fd), process: selfID()}
+			name := self.name()
+			if _, err := unix.Pwrite(ev.shared.fd, name[:], eventName); err != nil {
+				return c.d.fail("pwrite", driver.ErrOutOfMemory, err)
+			}
+			ev.shared.name = name
+		}
+		h = ev.shared.name
+		return nil
+	})
+	return h, err
 }
 
 // OpenEvent maps the event's page. If its maker has ended, so have all its records, and
 // what is returned is an event of this process alone.
-func (v *device) OpenEvent(name driver.IPCHandle) (driver.Event, error) {
+func (v *device) OpenEvent(name driver.IPCHandle) (e driver.Event, err error) {
 	const verb = "OpenEvent"
-	if err := v.checkOpen(verb); err != nil {
-		return 0, err
-	}
-	h, err := parseHandle(verb, ofEvent, name)
-	if err != nil {
-		return 0, err
-	}
-	d := v.context.d
-	d.workMu.Lock()
-	defer d.workMu.Unlock()
-	if v.context.stopped() {
-		return 0, v.context.stoppedError(verb)
-	}
-	for _, ev := range d.events {
-		if ev.shared != nil && ev.shared.fd == int(h.fd) && ev.shared.name == name {
-			return 0, refuse(verb, driver.ErrInvalid, "the handle is of this process, which has the event already")
+	err = v.onContext(verb, func(c *context) error {
+		h, err := parseHandle(verb, ofEvent, name)
+		if err != nil {
+			return err
 		}
-	}
-	s, err := d.openEvent(verb, h, name)
-	if err != nil && !running(h.process) {
-		s, err = d.newSharedEvent(verb)
-	}
-	if err != nil {
-		return 0, err
-	}
-	d.lastID++
-	e := driver.Event(d.lastID)
-	d.events[e] = &event{context: v.context, flags: driver.EventInterprocess, shared: s, opened: true}
-	return e, nil
+		for _, ev := range c.d.events {
+			if ev.shared != nil && ev.shared.fd == int(h.fd) && ev.shared.name == name {
+				return refuse(verb, driver.ErrInvalid, "the handle is of this process, which has the event already")
+			}
+		}
+		s, err := c.d.openEvent(verb, h, name)
+		if err != nil && !running(h.process) {
+			s, err = c.d.newSharedEvent(verb)
+		}
+		if err != nil {
+			return err
+		}
+		e = c.d.addEvent(&event{context: c, flags: driver.EventInterprocess, shared: s, opened: true})
+		return nil
+	})
+	return e, err
 }
 
 // openEvent maps the page that another process has made.

@@ -192,17 +192,12 @@ func (s *stream) lastOps() []*op {
 
 // NewStream makes a stream.
 func (v *device) NewStream() (driver.Stream, error) {
-	const verb = "NewStream"
-	if err := v.checkOpen(verb); err != nil {
-		return 0, err
-	}
-	d := v.context.d
-	d.workMu.Lock()
-	defer d.workMu.Unlock()
-	if v.context.stopped() {
-		return 0, v.context.stoppedError(verb)
-	}
-	return v.context.newStream(nil), nil
+	var s driver.Stream
+	err := v.onContext("NewStream", func(c *context) error {
+		s = c.newStream(nil)
+		return nil
+	})
+	return s, err
 }
 
 func (c *context) newStream(owner *device) driver.Stream {
