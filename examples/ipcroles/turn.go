@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 
 	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -158,14 +157,6 @@ func expect(lines *bufio.Scanner, line string) error {
 		return fmt.Errorf("main says %q, not %q", lines.Text(), line)
 	}
 	return nil
-}
-
-// ignoreTimeout is nil for the end of a wait that was cut short.
-func ignoreTimeout(err error) error {
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil
-	}
-	return err
 }
 
 // single is the number that all are.

@@ -11,7 +11,9 @@ import (
 	"io"
 	"log"
 	"os"
+	"slices"
 
+	"github.com/cuvmm/cuvmm/growable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
@@ -59,10 +61,31 @@ func run(w io.Writer, dev *vmm.Device) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
-	for _, show := range []func(io.Writer, *vmm.Stream, *kernel.Module) error{grow, appendRows, filter} {
-		if err := show(w, s, mod); err != nil {
+	for _, part := range []struct {
+		kernel string
+		show   func(io.Writer, *vmm.Stream, *kernel.Func) error
+	}{{"saxpy", grow}, {"keep_above", appendRows}, {"keep_positive", filter}} {
+		f, err := mod.Func(part.kernel)
+		if err != nil {
 			return err
 		}
+		if err := part.show(w, s, f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkKept compares what was kept with what has to be there. It comes in any order.
+func checkKept[T comparable](what string, v *growable.Vector[T], want []T, order func(a, b T) int) error {
+	got := make([]T, v.Len())
+	if _, err := v.ReadAt(got, 0); err != nil {
+		return err
+	}
+	slices.SortFunc(got, order)
+	slices.SortFunc(want, order)
+	if !slices.Equal(got, want) {
+		return fmt.Errorf("%d %s were kept, and are not the %d that have to be", len(got), what, len(want))
 	}
 	return nil
 }

@@ -35,11 +35,7 @@ const (
 )
 
 // grow launches the kernel after each growth of two vectors, and then checks the result.
-func grow(w io.Writer, s *vmm.Stream, mod *kernel.Module) (err error) {
-	f, err := mod.Func("saxpy")
-	if err != nil {
-		return err
-	}
+func grow(w io.Writer, s *vmm.Stream, f *kernel.Func) (err error) {
 	x, err := growable.New[float32](s.Device(), growable.Options{})
 	if err != nil {
 		return err

@@ -64,8 +64,8 @@ func run(w io.Writer) error {
 	// element below Len.
 	done := make(chan error, 1)
 	go func() { done <- grow(v) }()
-	reads, last := 0, uint32(0)
-	for more := true; more; reads++ {
+	last := uint32(0)
+	for more := true; more; {
 		changed := v.Range().Changed()
 		if n := v.Len(); n > 0 {
 			if last, err = read(devs[1], v.PtrAt(n-1)); err != nil {
