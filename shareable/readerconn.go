@@ -152,12 +152,12 @@ func (c *readerConn) waitWork() {
 	defer c.working.Unlock()
 }
 
-// endAfter runs f as the last work, and disconnects unless f returns an error.
+// endAfter runs f as the last work, and disconnects unless f returns an error that may pass.
 func (c *readerConn) endAfter(f func() error) error {
 	c.working.Lock()
 	defer c.working.Unlock()
 	err := f()
-	if err == nil {
+	if err == nil || errors.Is(err, vmm.ErrDeviceLost) {
 		c.end()
 	}
 	return err
