@@ -61,9 +61,9 @@ func TestSourceRules(t *testing.T) {
 		{"vmm/range.go", c, `import "C" belongs under cgo/`},
 		{"vmm/cgo/range.go", c, `import "C" belongs under cgo/`},
 		{"cgo/cuda/shim.go", c, ""},
-		{"internal/fakecuda/control_unsafe.go", c, ""},
-		{"internal/fakelib/control_unsafe.go", c, ""},
-		{"internal/fakecuda/other/shim.go", c, `import "C" belongs under cgo/`},
+		{"internal/testing/fakecuda/control_unsafe.go", c, ""},
+		{"internal/testing/fakelib/control_unsafe.go", c, ""},
+		{"internal/testing/fakecuda/other/shim.go", c, `import "C" belongs under cgo/`},
 		{"vmm/range.go", argued, `import "unsafe" belongs in a file named *_unsafe.go, or under cgo/`},
 		{"vmm/unsafe.go", argued, `import "unsafe" belongs in a file named *_unsafe.go, or under cgo/`},
 		{"vmm/range_unsafe.go", bare, "uses unsafe without a Safety: line"},
@@ -84,7 +84,7 @@ func TestSourceRules(t *testing.T) {
 }
 
 // testsOfC are the packages for tests that have C and are not under cgo.
-var testsOfC = []string{"internal/fakelib", "internal/fakecuda", "internal/fakenvrtc", "internal/fakenccl", "internal/nccloop"}
+var testsOfC = []string{"internal/testing/fakelib", "internal/testing/fakecuda", "internal/testing/fakenvrtc", "internal/testing/fakenccl", "internal/testing/nccloop"}
 
 // complaints says what is wrong with the file at path, from the module's root.
 func complaints(path string, src []byte) []string {

@@ -15,8 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/nccloop"
-	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/internal/testing/nccloop"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/versus"
+	"github.com/cuvmm/cuvmm/internal/testing/versus"
 )
 
 func TestRounds(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/internal/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
 )
 
 var source = fakelib.Source{Name: "fakecuda", Binding: "cuda", File: "libcuda.so.1"}

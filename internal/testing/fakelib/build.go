@@ -16,7 +16,7 @@ import (
 
 // Source is what a fake library is made of.
 type Source struct {
-	Name    string // the package's, below internal; the C is in its folder lib
+	Name    string // the package's, below internal/testing; the C is in its folder lib
 	Binding string // the binding's, below cgo, whose headers the C includes
 	File    string // the library's, one of those that NVIDIA uses
 }
@@ -56,7 +56,7 @@ func (s Source) Copy(tb testing.TB, changes ...Change) (string, error) {
 func (s Source) Selftest(tb testing.TB) {
 	tb.Helper()
 	cc, root := compiler(tb), s.root(tb)
-	main := filepath.Join(root, "internal", s.Name, "selftest", "selftest.c")
+	main := filepath.Join(root, "internal", "testing", s.Name, "selftest", "selftest.c")
 	program := s.compile(tb, cc, root, []string{main}, "-fsanitize=address,undefined")
 	if text, err := exec.CommandContext(tb.Context(), program).CombinedOutput(); err != nil {
 		tb.Fatalf("%v\n%s", err, text)
@@ -90,7 +90,7 @@ var versions sync.Map // a func() string for each compiler
 
 // folders are the sources' folder and the binding's, below the module's folder.
 func (s Source) folders(root string) [2]string {
-	return [2]string{filepath.Join(root, "internal", s.Name, "lib"), filepath.Join(root, "cgo", s.Binding)}
+	return [2]string{filepath.Join(root, "internal", "testing", s.Name, "lib"), filepath.Join(root, "cgo", s.Binding)}
 }
 
 // root is the module's folder. A test runs in its package's folder.

@@ -27,7 +27,7 @@ import (
 	"fmt"
 	"unsafe"
 
-	"github.com/cuvmm/cuvmm/internal/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
 )
 
 // Configure resets, and sets how many devices there are and their memory size.

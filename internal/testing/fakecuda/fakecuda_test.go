@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
 )
 
 // names finds the quoted symbols in a list of macros.
@@ -26,7 +26,7 @@ func names(t *testing.T, path string) []string {
 func TestExports(t *testing.T) {
 	path := Build(t)
 	driver, control := fakelib.Exports(t, path)
-	called := names(t, "../../cgo/cuda/symbols.h")
+	called := names(t, "../../../cgo/cuda/symbols.h")
 	require.ElementsMatch(t, append(called, names(t, "lib/fake.h")...), driver)
 	require.ElementsMatch(t, []string{"fake_reset", "fake_configure", "fake_fail", "fake_calls",
 		"fake_last", "fake_violations", "fake_live", "fake_lose", "fake_link", "fake_pause", "fake_paused", "fake_foreign", "fake_end",

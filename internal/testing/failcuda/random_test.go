@@ -14,10 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
-	"github.com/cuvmm/cuvmm/internal/failcuda"
-	"github.com/cuvmm/cuvmm/internal/fakecuda"
-	"github.com/cuvmm/cuvmm/internal/randomops"
-	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/internal/testing/failcuda"
+	"github.com/cuvmm/cuvmm/internal/testing/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/testing/randomops"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )

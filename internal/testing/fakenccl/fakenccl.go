@@ -17,7 +17,7 @@ package fakenccl
 import (
 	"testing"
 
-	"github.com/cuvmm/cuvmm/internal/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
 )
 
 var source = fakelib.Source{Name: "fakenccl", Binding: "nccl", File: "libnccl.so.2"}

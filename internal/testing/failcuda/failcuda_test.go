@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
-	"github.com/cuvmm/cuvmm/internal/failcuda"
-	"github.com/cuvmm/cuvmm/internal/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/testing/failcuda"
+	"github.com/cuvmm/cuvmm/internal/testing/fakecuda"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -106,7 +106,7 @@ func TestHasEverySymbol(t *testing.T) {
 	for _, s := range symbols {
 		here[s.Name] = s.Section != elf.SHN_UNDEF
 	}
-	text, err := os.ReadFile("../../cgo/cuda/symbols.h")
+	text, err := os.ReadFile("../../../cgo/cuda/symbols.h")
 	require.NoError(t, err)
 	listed := regexp.MustCompile(`(?m)^\t(?:REQUIRED|OPTIONAL)\(\w+, "(\w+)"`).FindAllStringSubmatch(string(text), -1)
 	require.NotEmpty(t, listed)

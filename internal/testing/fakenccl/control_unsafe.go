@@ -17,7 +17,7 @@ import "C"
 import (
 	"unsafe"
 
-	"github.com/cuvmm/cuvmm/internal/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
 )
 
 // Polls makes all that is begun from now on stay in progress for n polls, and with -1 for

@@ -7,11 +7,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
 )
 
 func TestExports(t *testing.T) {
-	text, err := os.ReadFile("../../cgo/nccl/symbols.h")
+	text, err := os.ReadFile("../../../cgo/nccl/symbols.h")
 	require.NoError(t, err)
 	var called []string
 	for _, m := range regexp.MustCompile(`(?m)^\t(?:REQUIRED|OPTIONAL)\([^"]*"(\w+)"`).FindAllStringSubmatch(string(text), -1) {

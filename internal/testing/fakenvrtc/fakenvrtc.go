@@ -15,7 +15,7 @@ package fakenvrtc
 import (
 	"testing"
 
-	"github.com/cuvmm/cuvmm/internal/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
 )
 
 var source = fakelib.Source{Name: "fakenvrtc", Binding: "nvrtc", File: "libnvrtc.so.13"}
