@@ -71,6 +71,52 @@
 // [Stream.CopyIn] and [Range.AppendOn] use it to copy in a stream's order.
 package vmm
 
+// Files:
+//
+//	errors.go            errors, OpError, PairError; package driver's names under this package's
+//	device.go            Open; Device: Info, Lookup, Supports, MemInfo, Sync, Do, KeepOpen, Close
+//	devicename.go        what the names that Open takes stand for
+//	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
+//	memory.go            physical memory: created, cached (SetReleaseThreshold, Trim), SetLimit
+//	pressure.go          what is released when memory runs out; OnPressure
+//	chunk.go             Chunk and Segment: Create, CreateOrReuse, Import, Export, dma-buf, fabric
+//	reservation.go       Reservation: Reserve, Owner, Map, Hold, Changed, Generation
+//	quarantine.go        what a failed undo has left, and access in doubt; how Trim repairs both
+//	unmap.go             Unmap, UnmapNow, UnmapAfter, Clip: giving memory up; unmapping it later
+//	watch.go             Watch: functions called when chunks are mapped and before they are unmapped
+//	usedby.go            UsedBy; which devices and streams may use a reservation's memory now
+//	waitforwork.go       what an unmap waits for
+//	inflight.go          counting the library's own copies
+//	pendingappends.go    AppendOns that have not run
+//	closereservation.go  closing a reservation
+//	grant.go             Grant, Revoke and Access of one reservation, and their undo
+//	range.go             Range, RangeOptions: NewRange, Alloc, Append, SetLen, Hold, Close, Stats
+//	zero.go              RangeOptions.Zero: zeroing new and recycled memory, and waits before it
+//	growth.go            Grow; where a growing range takes memory from; growth ahead (GrowAhead)
+//	supply.go            Supplier: memory for a range from elsewhere than the device
+//	background.go        the device's goroutine: intervals, order of work, end; SetLogger
+//	io.go                AppendOn, WaitWritten, ReadAt, WriteAt, ReadFrom, WriteTo, Host; of rows
+//	sleep.go             Sleep and Wake
+//	stream.go            Stream, its priorities, WrapStream, Hold, Usable
+//	fence.go             Fence: an event at the end of a stream's work; waiting for a stream
+//	onsync.go            OnSync: functions that are called after the program's own waits
+//	event.go             Event; events of several processes
+//	module.go            Module and Function: loaded code and its launches; what memory they use
+//	undefined.go         bytes that stopped work did not write: MarkUndefined, MarkWritten; Drops
+//	graph.go             capturing streams; Graph and GraphExec, and what they remember
+//	copy.go              CopyIn, CopyOut, Copy2D, Pitch; locking spans while a call runs
+//	lockspans.go         LockSpans: the same for the program's own calls
+//	pinned.go            AllocPinned, Pinned: page-locked memory, kept until the device closes
+//	staging.go           how large copies of pageable memory go through pinned memory
+//	lane.go              one lane of that: a stream and its pinned blocks
+//	mirror.go            Mirror: a copy of device memory in host memory, written back
+//	copypeer.go          CopyPeer: copies between devices without access
+//	peers.go             PlanPeers, EnablePeers, of any Memory; EnableLegacyPeers, of cuMemAlloc's
+//	topology.go          Topology: which devices reach each other
+//	layout.go            Layout and Tensor
+//	dtype.go             the fields of struct elements as NumPy's dtype
+//	stats.go             Stats, Report, and the counters behind them
+
 // Lock order:
 //
 //	Mirror.mu                copies between a Mirror and the memory that it mirrors
