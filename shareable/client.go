@@ -131,13 +131,13 @@ func (c *client) Err() error {
 func (c *client) Close() { c.end(fmt.Errorf("%w: connection", vmm.ErrClosed)) }
 
 // end ends the connection and all calls, unless it has ended before.
-func (c *client) end(why error) {
+func (c *client) end(cause error) {
 	c.mu.Lock()
 	if c.isEnded {
 		c.mu.Unlock()
 		return
 	}
-	c.isEnded, c.err = true, why
+	c.isEnded, c.err = true, cause
 	calls, h := c.calls, c.h
 	c.calls = nil
 	close(c.ended)
@@ -145,7 +145,7 @@ func (c *client) end(why error) {
 	c.cancel()
 	h.c.end()
 	for _, x := range calls {
-		x.err <- why
+		x.err <- cause
 	}
 }
 

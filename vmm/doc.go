@@ -3,7 +3,7 @@
 // address never changes.
 //
 //	Device       a GPU, or the host                           Open
-//	Range        bytes that grow, as a byte does            Device.NewRange
+//	Range        bytes that grow, as a []byte does            Device.NewRange
 //	Reservation  addresses in which you map each Chunk        Device.Reserve
 //	Chunk        one piece of physical memory                 Device.Create, Device.Import
 //	Stream       work that runs in order                      Device.NewStream

@@ -64,25 +64,18 @@ type RangeOptions struct {
 	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.
 	MaxChunk uint64
 	// GrowAhead is how many bytes the device's goroutine keeps mapped beyond Len, so that growth
-	// finds them. This is growth ahead. 0 is none.
-	//
-	// With 64 MiB, the goroutine maps more once 32 MiB or less are left beyond Len.
-	//
-	// It never maps past Max or the device's limit. It leaves a sixteenth of the limit free. It
-	// also leaves a sixteenth of the device's memory free, where the device's context is open:
-	// only then can the device be asked what is free. Clip unmaps what was mapped ahead.
+	// finds them. This is growth ahead. 0 is none. With 64 MiB, for example, the goroutine maps
+	// more once 32 MiB or less are left beyond Len. It never maps past Max or the device's limit.
+	// It leaves a sixteenth of the limit free; and a sixteenth of the device's memory, if its
+	// context is open and can be asked what is free. Clip unmaps what was mapped ahead.
 	GrowAhead uint64
-	// Zero promises that bytes which nobody has written read as zeros. Memory is filled with
-	// zeros when it enters Cap. Bytes that SetLen drops are filled, too. In both cases that is
-	// after the work that may still write to them.
-	//
-	// For example, SetLen to 0 and back to 100 shows 100 zeros. SetLen upwards itself fills
-	// nothing: it also shows what was written there since. Without Zero, memory that was cached
-	// keeps what an earlier range wrote.
-	//
-	// Growth costs a fill of memory that was used before; on CUDA, of all memory. Growth into
-	// what a Clip gave up waits for work. So it returns ErrCapturing during a capture, and
-	// growth ahead leaves it to the next append. The owner needs write access.
+	// Zero fills memory with zeros when it enters Cap, and bytes that SetLen drops. Both happen
+	// after the work that may still write to them. For example, SetLen to 0 and back to 100 shows
+	// 100 zeros. SetLen upwards fills nothing itself, so it also shows what was written since.
+	// Without Zero, memory that was cached keeps what an earlier range wrote. With it, growth
+	// costs a fill of memory that was used before; on CUDA, of all memory. Growth into what a
+	// Clip gave up waits for work, and so returns ErrCapturing during a capture; growth ahead
+	// leaves that to the next append. The owner needs write access.
 	Zero bool
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share

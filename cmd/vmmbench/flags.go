@@ -45,7 +45,7 @@ func (o *outputFlags) check() error {
 }
 
 // reject returns a usageError if one of these formats was asked for.
-func (o *outputFlags) reject(why string, formats ...report.Format) error {
+func (o *outputFlags) reject(reason string, formats ...report.Format) error {
 	asked := []report.Format{o.format}
 	for _, name := range o.files {
 		if f, err := report.FormatOf(name); err == nil {
@@ -54,7 +54,7 @@ func (o *outputFlags) reject(why string, formats ...report.Format) error {
 	}
 	for _, f := range asked {
 		if slices.Contains(formats, f) {
-			return usageError{fmt.Errorf("format %s: %s", f, why)}
+			return usageError{fmt.Errorf("format %s: %s", f, reason)}
 		}
 	}
 	return nil

@@ -15,7 +15,7 @@ package main
 //	log.go            a log that no writer waits for
 //	metrics.go        metrics over HTTP
 //	client.go         the commands that are clients of a store
-//	reap_linux.go     processes that have ended and nobody waits for
+//	reap_linux.go     processes that have ended and that no process waits for
 //	systemd_linux.go  systemd: sockets of units, and telling it the state
 //	systemd_other.go  the same on other systems
 //	signals_unix.go   which signals are ignored or have a meaning

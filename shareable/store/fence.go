@@ -99,10 +99,10 @@ func (s *Server) revokeOf(c serve.Conn, f wire.Frame) error {
 }
 
 // takeAway ends the lease that a connection has.
-func (s *Server) takeAway(e *entry, c serve.Conn, why string) {
-	err := fmt.Errorf("%w: the lease has ended: %s", shareable.ErrOwnerGone, why)
+func (s *Server) takeAway(e *entry, c serve.Conn, reason string) {
+	err := fmt.Errorf("%w: the lease has ended: %s", shareable.ErrOwnerGone, reason)
 	if s.opts.Logger != nil {
-		s.opts.Logger.Warn("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", why)
+		s.opts.Logger.Warn("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", reason)
 	}
 	s.endLease(e, c, !e.durable(), true, requestID{})
 	go func() { // it may not read
