@@ -170,9 +170,9 @@ package vmm
 //	Stream.mu           for reading, if no event could be recorded
 //	Module.closeMu      by Close, for work that may run the module's kernels
 //
-// None is held across a callback, apart from those of Watch: they run with mappingMu, and with what
+// None is held across a callback, except those of Watch: they run with mappingMu, and with what
 // its holder has, from closeMu to sweepMu. Reservation.mu and what comes after it are not held even
-// across a driver call, apart from staging.mu, which asks events.
+// across a driver call, except staging.mu, which asks events.
 //
 // Whatever must wait for work or copies marks what it takes (a retirement, unfilled bytes), gives
 // up all other locks, waits, and looks again. The device's goroutine, for which all ranges of

@@ -286,7 +286,7 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 		}))
 	}
 	if g.opts.GrowAhead > 0 {
-		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
+		g.requestGrowAhead() // lenMu is free by now: no append waits for this
 	}
 	return g.wrap(op, at, size, err)
 }
@@ -370,7 +370,7 @@ func (g *Range) SetLen(n uint64) error {
 		return g.wrap("set length", 0, n, g.checkOpen())
 	}
 	err := g.retryWithMemory(func() error { return g.setLen(n) })
-	// Without the locks of setLen: those that wait for the length take them.
+	// lenMu is free by now: no append waits for this.
 	g.requestGrowAhead()
 	return g.wrap("set length", 0, n, err)
 }

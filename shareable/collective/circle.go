@@ -157,7 +157,7 @@ func (c *circle) leave() {
 }
 
 // hangUp closes the connections, so that the others learn at once that this member has ended, and
-// why if that is not nil. The listener stays, for shrink.
+// the cause if that is not nil. The listener stays, for shrink.
 func (c *circle) hangUp(cause error) {
 	if c == nil {
 		return
