@@ -18,7 +18,7 @@ package main
 //	man.go                with -tags man: writes the man pages instead
 //	root.go               the commands, help, exit codes
 //	settings.go           what no flag sets, and tests set otherwise
-//	flags.go              flags that commands share: output, measuring, the margin of "equal"
+//	flags.go              flags that commands share: output, measuring, the margins of "equal"
 //	completion.go         what a shell completes
 //	signals.go            ending a run by a signal
 //	signals_unix.go       which signals
@@ -48,7 +48,7 @@ package main
 //	remap_other.go        the same on other systems
 //	ops.go                ops: the driver's calls on chunks
 //	grants.go             ops on other devices' access
-//	p2p.go                p2p: copies between devices; its own margin of "equal"
+//	p2p.go                p2p: copies between devices
 //	peercopier.go         its contenders
 //	p2pplan.go            p2p --plan: what EnablePeers would do
 //	pool.go               pool: replaying traces of allocations
@@ -59,6 +59,6 @@ package main
 //	process_linux.go      processes that end with their parent; a clock that they share
 //	process_other.go      the same on other systems
 //	device.go             opening devices
-//	compare.go            compare, and comparing with a baseline; its own margin of "equal"
+//	compare.go            compare, and comparing with a baseline
 //	plot.go               plot: pictures of reports
 //	page.go               page: reports as a page of HTML

@@ -16,6 +16,12 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
+// Within a margin of 1 the ratio of two times counts as equal: the defaults of --margin.
+const (
+	defaultMargin = 0.02 // of all commands except p2p, and of compare
+	peerMargin    = 0.01 // of p2p
+)
+
 // outputFlags are the flags for the report: formats and files.
 type outputFlags struct {
 	format report.Format
@@ -84,7 +90,7 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	m.settings, m.rounds = set, 10
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
-	m.margin = 0.02
+	m.margin = defaultMargin
 	m.order = choice{value: "random", of: []string{"random", "fixed"}}
 	m.progress = choice{value: "auto", of: []string{"auto", "bar", "plain", "off"}}
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")

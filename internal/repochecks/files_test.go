@@ -123,7 +123,7 @@ func listedFiles(doc string) (names []string) {
 	return names
 }
 
-// wronglyListed says what is wrong with the list of a package that has these files.
+// wronglyListed returns what is wrong with the list of a package that has these files.
 func wronglyListed(listed, files []string, exists func(string) bool) (wrong []string) {
 	if listed == nil {
 		if len(files) > maxUnlisted {
