@@ -53,7 +53,7 @@ func (s *Server) refund(uid uint32, n uint64) {
 	}
 }
 
-// takeBack records chunks that are published no more.
+// takeBack records chunks that are no longer published.
 func (s *Server) takeBack(chunks []publishedChunk) {
 	if !s.limitsBytes() {
 		return

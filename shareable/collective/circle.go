@@ -110,10 +110,10 @@ func (f frame) goneError() error {
 	return fmt.Errorf("%w: rank %d has ended the group: %s", ErrPeerGone, f.Rank, f.Text)
 }
 
-// watch has gone called, once for each, for members that have said that they end, or whose
-// connection has closed without a goodbye, now or before. It is called from other goroutines, and
-// not for what ends after leave or hangUp; a call that has begun may still run then. If rank 0 has
-// ended, or has left, no more is heard of the others.
+// watch calls gone, once for each, for members that have said that they end, or whose connection
+// has closed without a goodbye, now or before. Other goroutines call it. It is not called for what
+// ends after leave or hangUp; a call that has begun may still run then. If rank 0 has ended, or has
+// left, nothing more is heard of the others.
 func (c *circle) watch(gone func(err error)) {
 	if c == nil {
 		return

@@ -38,7 +38,7 @@ type Writer struct {
 	ahead   uint64 // bytes
 	durable bool
 	created bool   // by this Writer
-	fenced  bool   // the object's memory is written to no more
+	fenced  bool   // the object's memory is no longer written to
 	size    uint64 // bytes of a created object
 	id      ID
 	obj     wire.Object
