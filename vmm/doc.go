@@ -95,7 +95,7 @@ package vmm
 //	reservation.go       Reservation: Reserve, Owner, Map, Hold, Changed, Generation
 //	quarantine.go        what a failed undo has left, and access in doubt; how Trim repairs both
 //	unmap.go             Unmap, UnmapNow, UnmapAfter, Clip: giving memory up; unmapping it later
-//	watch.go             Watch: functions called when chunks are mapped and before they are unmapped
+//	watch.go             Watch: calls when chunks are mapped and before they are unmapped
 //	usedby.go            UsedBy; which devices and streams may use a reservation's memory now
 //	waitforwork.go       what an unmap waits for
 //	inflight.go          counting the library's own copies
