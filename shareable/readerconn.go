@@ -61,7 +61,7 @@ func newReaderConn(conn *net.UnixConn, limit time.Duration) (*readerConn, error)
 // start runs f in the goroutine that reads the connection and returns its error. If
 // ctx, or a wait for the other side, ends before, it returns that: f may then still
 // run, but begins no work. What f has made is the caller's in both cases. After
-// success the goroutine goes on with next, unless that is nil.
+// success the goroutine continues with next, unless that is nil.
 func (c *readerConn) start(ctx context.Context, f func() error, next func()) error {
 	result := make(chan error, 1)
 	go func() {

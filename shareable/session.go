@@ -253,7 +253,7 @@ func (ses *session) handle(f wire.Frame) error {
 	// An ACK that acknowledges something new is not counted as a request: the
 	// reader has to send it. One that repeats itself is.
 	if f.Type == wire.TypeAck {
-		if news, err := ses.acknowledge(f); news || err != nil {
+		if changed, err := ses.acknowledge(f); changed || err != nil {
 			return err
 		}
 	}
@@ -460,7 +460,7 @@ func (ses *session) detach(f wire.Frame) error {
 
 // acknowledge handles an ACK and reports whether it acknowledges something new. An
 // ACK for an object that has just been closed is no error.
-func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
+func (ses *session) acknowledge(f wire.Frame) (changed bool, err error) {
 	ack, err := wire.DecodeAck(f.Payload)
 	if err != nil {
 		return false, err
@@ -469,10 +469,10 @@ func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
 	if a == nil {
 		return false, nil
 	}
-	if news, err = a.acknowledge(ack); news {
+	if changed, err = a.acknowledge(ack); changed {
 		ses.wakeWriter()
 	}
-	return news, err
+	return changed, err
 }
 
 func (ses *session) all() []*attachment {

@@ -328,7 +328,7 @@ func (v *View) checkOpenLocked() error {
 
 // detach ends the dependence on the owner: what is mapped stays, and Len keeps its
 // last value.
-func (v *View) detach(why error) {
+func (v *View) detach(cause error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.detached || v.closed {
@@ -338,8 +338,8 @@ func (v *View) detach(why error) {
 	v.finalLen = v.lenLocked()
 	v.notifiedLen, v.detached = v.finalLen, true
 	// A sealed object that is wholly mapped does not need its owner any more.
-	if whole := v.sealed && v.mapped >= v.sealedLen; !whole || !errors.Is(why, ErrOwnerGone) {
-		v.err = why
+	if whole := v.sealed && v.mapped >= v.sealedLen; !whole || !errors.Is(cause, ErrOwnerGone) {
+		v.err = cause
 	}
 	v.notifyLocked()
 }

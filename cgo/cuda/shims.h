@@ -98,7 +98,7 @@ typedef struct {
 } cuvmm_link;
 
 // cuvmm_peer is the outcome of enabling or disabling access to a peer: ctx is the
-// peer's primary context, retained says whether it is still retained.
+// peer's primary context, retained reports whether it is still retained.
 typedef struct {
 	CUresult r;
 	cuvmm_ctx ctx;

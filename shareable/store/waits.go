@@ -173,7 +173,7 @@ func (s *Server) watch(c serve.Conn, f wire.Frame) error {
 	s.mu.Lock()
 	s.clientLocked(c)
 	w := &watcher{prefix: q.Prefix, wake: make(chan struct{}, 1)}
-	if _, again := s.watchers[c]; again {
+	if _, watching := s.watchers[c]; watching {
 		err = fmt.Errorf("%w: the connection gets events already", vmm.ErrBusy)
 	} else if err = s.ledger.Reserve(c.Cred().UID, recordsOfWatch); err == nil {
 		s.watchers[c] = w

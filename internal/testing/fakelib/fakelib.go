@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Exports is what the library at path exports, its control functions apart.
+// Exports is what the library at path exports, without its control functions.
 func Exports(tb testing.TB, path string) (library, control []string) {
 	tb.Helper()
 	file, err := elf.Open(path)

@@ -316,11 +316,11 @@ func (r *run) guestReads(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 // meddle makes calls on the owners' ranges that change no bytes.
 func (r *run) meddle(all []*owner, random *rand.Rand) {
 	// Every one of these may fail because an owner or another meddler is at work.
-	some := func() *vmm.Range { return all[random.IntN(len(all))].shown.Load() }
+	anyRange := func() *vmm.Range { return all[random.IntN(len(all))].shown.Load() }
 	others := []error{vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy, vmm.ErrFull, vmm.ErrBounds, vmm.ErrInvalid}
 	for !r.stop.Load() {
 		r.ops.Add(1)
-		g, h, d := some(), some(), r.devs[random.IntN(len(r.devs))]
+		g, h, d := anyRange(), anyRange(), r.devs[random.IntN(len(r.devs))]
 		both, memory := []*vmm.Range{g}, []vmm.Memory{g}
 		if h != g {
 			both, memory = append(both, h), append(memory, h)

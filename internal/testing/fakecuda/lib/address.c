@@ -157,7 +157,7 @@ CUresult cu_mem_unmap(CUdeviceptr p, size_t size) {
 	return CUDA_SUCCESS;
 }
 
-// may says whether that location may have that access to a mapping.
+// may reports whether that location may have that access to a mapping.
 static CUresult may(const struct span *s, const CUmemAccessDesc *d) {
 	switch ((int)d->flags) {
 	case CU_MEM_ACCESS_FLAGS_PROT_NONE:

@@ -10,7 +10,7 @@
 
 #define PAGE 4096
 
-// open_here says whether this process has a descriptor of the file.
+// open_here reports whether this process has a descriptor of the file.
 static bool open_here(const struct dmabuf *b) {
 	bool found = false;
 	struct stat st;

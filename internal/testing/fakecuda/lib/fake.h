@@ -331,7 +331,7 @@ CUresult pool_take(struct pool *p, size_t n);
 void pool_give(struct pool *p, size_t n);
 void release_pools(struct device *dev);
 
-// Streams. queue says whether work put on a stream runs; captured work does not.
+// Streams. queue reports whether work put on a stream runs; captured work does not.
 CUresult queue(struct device *dev, CUstream s, bool *run);
 
 // stream_of finds a stream of the current context. *out is NULL for the legacy default
@@ -347,7 +347,7 @@ void free_nodes(struct node **list);
 // them and returns an error.
 CUresult unsafe_in_capture(void);
 
-// restore_mode sets the thread's first capture mode again, and says whether it had
+// restore_mode sets the thread's first capture mode again, and reports whether it had
 // another.
 bool restore_mode(void);
 

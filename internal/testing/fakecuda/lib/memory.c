@@ -74,7 +74,7 @@ int new_terminal(int *terminal) {
 	return fd;
 }
 
-// open_here says whether this process has a descriptor of an exported chunk.
+// open_here reports whether this process has a descriptor of an exported chunk.
 // Descriptors of other processes are not seen, and they cannot import them.
 static bool open_here(const struct chunk *c) {
 	bool found = false;

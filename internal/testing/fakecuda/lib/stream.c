@@ -84,7 +84,7 @@ CUresult queue(struct device *dev, CUstream s, bool *run) {
 	return CUDA_SUCCESS;
 }
 
-// forbids says whether a capture forbids this thread what might wait.
+// forbids reports whether a capture forbids this thread what might wait.
 static bool forbids(const struct stream *s) {
 	bool own = pthread_equal(s->thread, pthread_self()) && s->mode != CU_STREAM_CAPTURE_MODE_RELAXED;
 	if (s->capture != CU_STREAM_CAPTURE_STATUS_ACTIVE)

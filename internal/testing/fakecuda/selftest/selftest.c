@@ -388,7 +388,7 @@ static void pools(void) {
 	fake_reset();
 }
 
-// gone says whether nothing is mapped at p any more.
+// gone reports whether nothing is mapped at p any more.
 static bool gone(const void *p) { return msync((void *)((uintptr_t)p & ~(uintptr_t)4095), 1, MS_ASYNC) != 0; }
 
 // lowest_fd is what the next descriptor will be.
