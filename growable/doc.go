@@ -22,7 +22,7 @@ package growable
 //	reader.go        Source, Reader: elements of bytes that grow elsewhere
 //	rowsreader.go    RowsReader: the same for rows
 //	writer.go        Writer: many small appends as few large ones
-//	wait.go          Wait: readers that wait for a length
+//	wait.go          Wait: readers that wait for a length, by Changed; shareable/viewwait.go: by a page
 //	counted.go       what Vector, Rows and their readers have in common: counts, bounds, growth
 //	element.go       which types can be elements
 //	layout.go        LayoutOf; the Layout and Tensor of a Vector and of Rows

@@ -109,23 +109,6 @@ func (ses *session) wakeWriter() {
 	}
 }
 
-// shutdown ends the session once every frame for the reader is sent. It is called
-// once.
-func (ses *session) shutdown() {
-	ses.mu.Lock()
-	defer ses.mu.Unlock()
-	close(ses.closing)
-	// A write that waits for a reader that does not read ends soon.
-	_ = ses.conn.SetWriteDeadline(time.Now().Add(closeGrace))
-	if !ses.helloDone { // no writer runs that would end it
-		_ = ses.conn.Shutdown()
-	}
-}
-
-// closeGrace is how long a closing server waits for a reader to take a frame: one that
-// reads has room for it.
-const closeGrace = 50 * time.Millisecond
-
 // write sends a frame within Options.RequestTimeout, and within AckTimeout, because a
 // Retire waits for what is sent before its frame.
 func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...int) error {

@@ -45,11 +45,11 @@ package store
 //	renew.go               the copy of such memory that a client makes
 //	exit_linux.go          whether a process has ended
 //	exit_other.go          the same on other systems
-//	waits.go               requests that wait for a seal; events for those that watch
+//	waits.go               the server: requests that wait for a seal
 //	evict.go               deleting what is not in use
 //	held.go                memory of objects that are gone, which clients keep
 //	keeper.go              KeeperOptions
-//	keeper_linux.go        Keeper: the process that has the socket, and starts what serves
+//	keeper_linux.go        Keeper: the process that has the socket, starts what serves, and waits for it
 //	kept_linux.go          ServeKept, in the process that a Keeper starts
 //	keptmessages_linux.go  messages between a server and its keeper; what the keeper keeps
 //	records_linux.go       what a server tells its keeper before it promises it
@@ -66,7 +66,8 @@ package store
 //	get.go                 Get and GetAll
 //	buffer.go              Buffer
 //	info.go                List, Stat, Link, Delete, Stats
-//	watch.go               Watch
+//	watch.go               the client: Watch
+//	watchers.go            the server: events for those that watch, and how many may queue
 
 // Lock order:
 //

@@ -42,7 +42,7 @@ package kernel
 //	slice_unsafe.go          Slice, and values of plain data as bytes
 //	cursor.go                Cursor: Append and Resume, their passes, and the growth between them
 //	devicecursor.go          a cursor as Go functions see it
-//	builtin.go               Builtins: loading, scratch memory, FillPattern, VerifyPattern
+//	builtin.go               Builtins: loading, how they are launched, scratch memory, patterns
 //	builtinops.go            Iota, sums, Min, Max, Compact, Gather, Scatter, Copy
 //	hostbuiltin.go           the built-in kernels as Go functions
 //	pattern.go               the pattern that FillPattern writes

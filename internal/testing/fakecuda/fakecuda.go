@@ -14,6 +14,9 @@
 //	fake.Fail("cuMemMap", 2, 2)
 package fakecuda
 
+// lib/fake.h has what its files share: the state, and how many devices and bytes the fake machine
+// has; lib/control.h what a test controls. The rest is named after what the driver's calls do.
+
 import (
 	"os"
 	"testing"
