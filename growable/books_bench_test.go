@@ -7,7 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/growable"
 	"github.com/cuvmm/cuvmm/internal/invariants"
-	"github.com/cuvmm/cuvmm/internal/nulldriver"
+	"github.com/cuvmm/cuvmm/internal/testing/nulldriver"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 

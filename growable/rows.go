@@ -132,7 +132,7 @@ func (r *Rows[T]) AppendSeq(seq iter.Seq[[]T]) (int, error) {
 	return appendSeq(r.base(), r.Width(), r.Append, seq)
 }
 
-// Grow raises Cap to at least n rows beyond Len. It completes or changes nothing.
+// Grow raises Cap to at least n rows beyond Len. On error nothing has changed.
 // A kernel may then write from PtrAt(Len()) on; SetLen counts what it wrote.
 func (r *Rows[T]) Grow(n int) error { return r.base().grow(r.Range(), n) }
 

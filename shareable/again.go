@@ -24,7 +24,7 @@ const (
 // errLost is that the owner's connection has ended, and that it has not said why.
 var errLost = fmt.Errorf("%w: the connection has ended", ErrOwnerGone)
 
-// isKept reports whether another process takes the place of the owner when it ends.
+// isKept reports whether another process replaces the owner when it ends.
 func isKept(owner wire.Hello, path string) bool {
 	return path != "" && owner.Features&wire.FeatureKept != 0
 }
@@ -33,7 +33,7 @@ func isKept(owner wire.Hello, path string) bool {
 const firstTries = 3
 
 // connectFirst makes the first connection to a server, by f. One that ends before its first reply
-// may have ended with a server that another takes the place of; where there is none, the next try
+// may have ended with a server that another replaces; where there is none, the next try
 // says so.
 func connectFirst(f func() error) error {
 	for tries := 1; ; tries++ {

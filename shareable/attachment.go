@@ -426,7 +426,7 @@ func startClock(since *time.Time) {
 
 // acknowledge records what the reader has mapped and applied, and reports whether
 // that is new.
-func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
+func (a *attachment) acknowledge(ack wire.Ack) (changed bool, err error) {
 	o := a.obj
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -436,7 +436,7 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	}
 	acked := ack.Chunk
 	if ack.Generation == a.sentGeneration && ack.Generation > a.ackedGeneration {
-		a.ackedGeneration, a.retireSince, news = ack.Generation, time.Time{}, true
+		a.ackedGeneration, a.retireSince, changed = ack.Generation, time.Time{}, true
 		if a.sentGeneration != o.generation {
 			a.retireSince = time.Now()
 		}
@@ -447,21 +447,21 @@ func (a *attachment) acknowledge(ack wire.Ack) (news bool, err error) {
 	// One acknowledgement may stand for several frames.
 	for len(a.unacked) > 0 && a.unacked[0] <= a.ackedID {
 		a.unacked = a.unacked[1:]
-		news = true
+		changed = true
 	}
-	news = news || progress
+	changed = changed || progress
 	// Only progress wins the reader time: chunks that it has asked for again and had
 	// acknowledged before are none.
 	switch {
-	case news && a.hasAllLocked():
+	case changed && a.hasAllLocked():
 		a.chunksSince = time.Time{}
 	case progress:
 		a.chunksSince = time.Now()
 	}
-	if news {
+	if changed {
 		o.signalLocked()
 	}
-	return news, nil
+	return changed, nil
 }
 
 // times returns when the reader must have acknowledged, and when chunks are to be tried
@@ -504,7 +504,7 @@ func (a *attachment) isLent() bool {
 func (a *attachment) detach() {
 	o := a.obj
 	o.mu.Lock()
-	again := a.detached
+	wasDetached := a.detached
 	a.detached = true
 	delete(o.attachments, a)
 	charged := a.charged
@@ -513,7 +513,7 @@ func (a *attachment) detach() {
 	o.mu.Unlock()
 	o.wakes.remove(a)
 	a.ses.removeAttachment(a)
-	if again {
+	if wasDetached {
 		return
 	}
 	o.srv.refund(a.ses.cred.UID, charged)

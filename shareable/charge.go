@@ -53,7 +53,7 @@ func (s *Server) refund(uid uint32, n uint64) {
 	}
 }
 
-// takeBack records chunks that are published no more.
+// takeBack records chunks that are no longer published.
 func (s *Server) takeBack(chunks []publishedChunk) {
 	if !s.limitsBytes() {
 		return
@@ -106,7 +106,7 @@ func (s *Server) forgetTakenLocked(seg vmm.Segment) (users []uint32) {
 
 // forgetFreed asks the driver about some of the memory that counts for a user, and
 // reports whether any of it is free. Where the driver cannot tell, all counts as free.
-func (s *Server) forgetFreed(uid uint32) (some bool) {
+func (s *Server) forgetFreed(uid uint32) (found bool) {
 	// So much is asked at a time: it takes the host's driver 3 us each. The order of a
 	// map's elements is another one each time, so every one has its turn.
 	const most = 64
@@ -128,9 +128,9 @@ func (s *Server) forgetFreed(uid uint32) (some bool) {
 		s.mu.Lock()
 		if s.taken[seg] == m { // else it was published meanwhile
 			s.forgetTakenLocked(seg)
-			some = true
+			found = true
 		}
 		s.mu.Unlock()
 	}
-	return some
+	return found
 }

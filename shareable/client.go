@@ -20,7 +20,7 @@ import (
 
 // client is a client's end of its connections to a store, of which there is one at a time. A
 // goroutine reads it, for which no call waits: see readerConn. If a server ends that another one
-// takes the place of, the client connects again and sends the requests again that have no reply:
+// replaces, the client connects again and sends the requests again that have no reply:
 // the server knows those that it has done by their numbers.
 type client struct {
 	// Immutable.
@@ -99,7 +99,7 @@ func startClient(ctx context.Context, h *handshake, path string, on serve.Notifi
 	return c, nil
 }
 
-// introduce tells a server that goes on with what others had who the client is.
+// introduce tells a server that continues with what others had who the client is.
 func (c *client) introduce(h *handshake) error {
 	if !isKept(c.hello, c.path) {
 		return nil
@@ -131,13 +131,13 @@ func (c *client) Err() error {
 func (c *client) Close() { c.end(fmt.Errorf("%w: connection", vmm.ErrClosed)) }
 
 // end ends the connection and all calls, unless it has ended before.
-func (c *client) end(why error) {
+func (c *client) end(cause error) {
 	c.mu.Lock()
 	if c.isEnded {
 		c.mu.Unlock()
 		return
 	}
-	c.isEnded, c.err = true, why
+	c.isEnded, c.err = true, cause
 	calls, h := c.calls, c.h
 	c.calls = nil
 	close(c.ended)
@@ -145,7 +145,7 @@ func (c *client) end(why error) {
 	c.cancel()
 	h.c.end()
 	for _, x := range calls {
-		x.err <- why
+		x.err <- cause
 	}
 }
 
@@ -176,7 +176,7 @@ func (c *client) follow(h *handshake) {
 	}
 }
 
-// connectAgain goes on with another connection.
+// connectAgain continues with another connection.
 func (c *client) connectAgain(before *handshake) {
 	err := reconnect(c.context, c.path, before.dev, before.opts, c.hello.Instance, c.resume, c.follow)
 	if err != nil {

@@ -49,6 +49,57 @@
 // sides limit what the other can cost them. docs/sharing.md has the details.
 package shareable
 
+// Files:
+//
+//	options.go             options of Listen and Publish: every limit and timeout, and its default
+//	errors.go              the errors
+//	server.go              Server: Listen, Close, and what it has
+//	connect.go             connecting to a server
+//	client.go              Client, for package store: a connection for requests
+//	stats.go               Stats of a Server, and Readers
+//	accept.go              accepting connections, refusing and closing them; ServeConn
+//	idle.go                how long a connection may be idle; connections reserved for operators
+//	charge.go              what counts for a user against MaxBytesPerUID
+//	object.go              what readers attach to: chunks, lengths, its readers
+//	storeobject.go         the objects that readers of a store attach to
+//	leasepage_linux.go     the control pages of a store's writers
+//	restore_linux.go       objects of a store as a new server can make them again
+//	publication.go         an object that follows a range: Publish, Flush, Close
+//	span.go                an object that is a part of a reservation: PublishSpan
+//	chunks.go              the list of published chunks; exporting them ahead
+//	publishafter.go        PublishAfter: lengths that are published once work has run
+//	retire.go              Retire: taking memory back from the readers
+//	seal.go                Seal: a length that no longer changes
+//	session.go             one connection on the owner's side: requests and events
+//	sessionend.go          its end: the reader is told, and counts for a Span until it has let go
+//	attachment.go          what one reader has of a publication, its next frame, its AckTimeout
+//	fdcache.go             open descriptors of exported chunks
+//	fdcache_linux.go       how many descriptors there may be; closing and copying one
+//	send.go                Send: one range as it is now
+//	receive.go             Receive
+//	controlpage_linux.go   the control page, in the owner and in a reader
+//	controlpage_unsafe.go  its words
+//	wakereaders.go         waking the readers that wait
+//	wakesocket_linux.go    the socket for that, in the owner and in a reader
+//	attach.go              Attach and its options
+//	handshake.go           the reader's side from HELLO to a View
+//	list.go                List: what a server publishes
+//	ping.go                a request through a store, without a device
+//	attachwait.go          an Attach that waits for the owner, the name and the seal
+//	reattach.go            Reattach: a new View after a restart of the owner
+//	readerconn.go          a reader's end of a connection, and the goroutine that reads it
+//	spare.go               Spare, for package store: a connection made ahead of its Attach
+//	again.go               connecting again to the server that replaces one that has ended
+//	viewagain.go           a View that does
+//	view.go                View: state, Len, Close
+//	viewframes.go          what a View does with the owner's frames: map, unmap, seal
+//	viewread.go            ReadAt, Host, Snapshot, Tensor
+//	viewwait.go            Wait, and watching the page
+//	viewgrant.go           access for more devices
+//	streamwait.go          WaitOn: a stream that waits for a length
+//	streamwait_unsafe.go   the words that such a stream waits for
+//	unsupported.go         systems other than Linux
+
 // Lock order:
 //
 //	Publication.exclusive        one change of what is published at a time

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/exp/stats"
 	"golang.org/x/sys/unix"
 
-	"github.com/cuvmm/cuvmm/internal/testgate"
-	"github.com/cuvmm/cuvmm/internal/versus"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
+	"github.com/cuvmm/cuvmm/internal/testing/versus"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )

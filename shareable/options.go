@@ -27,11 +27,14 @@ type Options struct {
 	MaxConns, MaxConnsPerUID int
 	// MaxObjects limits how many publications there are at a time; 0 is 4096.
 	MaxObjects int
-	// MaxBytesPerUID limits the memory of all readers of one user together, in bytes:
-	// what is published, once for each connection over which it was sent, and what was
-	// sent and is published no more, until it is free. Where the driver cannot tell
-	// when memory is free, as CUDA's, the second does not count. A reader that would
-	// exceed the limit is disconnected. 0 is no limit.
+	// MaxBytesPerUID limits the bytes of memory that all readers of one user have together.
+	// 0 is no limit. A reader that would exceed it is disconnected.
+	//
+	// Memory that is published counts once for each connection over which it was sent. For
+	// example, two readers of a user that each map a range of 1 GiB count 2 GiB.
+	//
+	// Memory that was sent and is no longer published counts until it is free. It does not
+	// count where the driver cannot tell when memory is free. CUDA's cannot.
 	MaxBytesPerUID uint64
 	// Rate limits the frames from a connection per second, apart from those that
 	// acknowledge something new; 0 is 1000.

@@ -61,7 +61,7 @@ func newReaderConn(conn *net.UnixConn, limit time.Duration) (*readerConn, error)
 // start runs f in the goroutine that reads the connection and returns its error. If
 // ctx, or a wait for the other side, ends before, it returns that: f may then still
 // run, but begins no work. What f has made is the caller's in both cases. After
-// success the goroutine goes on with next, unless that is nil.
+// success the goroutine continues with next, unless that is nil.
 func (c *readerConn) start(ctx context.Context, f func() error, next func()) error {
 	result := make(chan error, 1)
 	go func() {
@@ -152,12 +152,12 @@ func (c *readerConn) waitWork() {
 	defer c.working.Unlock()
 }
 
-// endAfter runs f as the last work, and disconnects unless f returns an error.
+// endAfter runs f as the last work, and disconnects unless f returns an error that may pass.
 func (c *readerConn) endAfter(f func() error) error {
 	c.working.Lock()
 	defer c.working.Unlock()
 	err := f()
-	if err == nil {
+	if err == nil || errors.Is(err, vmm.ErrDeviceLost) {
 		c.end()
 	}
 	return err

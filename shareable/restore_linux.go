@@ -13,7 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// A store's server goes on with what another process had. The state of an object is JSON, because
+// A store's server continues with what another process had. The state of an object is JSON, because
 // the two processes are of different versions of the program: a field that one of them does not
 // know keeps its zero value.
 

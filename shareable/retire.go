@@ -12,7 +12,8 @@ import (
 //  1. readers see no more than n bytes, in a new generation;
 //  2. they unmap the chunks that hold no byte below n, and acknowledge; a reader
 //     that takes longer than Options.AckTimeout is disconnected. Before that it may use
-//     up two more such limits: one to take an earlier frame, one to take this one;
+//     up two more such limits: one to take an earlier frame, one to take this one. What
+//     it does with the memory afterwards no Retire waits for;
 //  3. the range's Len becomes n, and Clip can free the memory.
 //
 // n must be at most the published length, else Retire returns vmm.ErrBounds: call Flush before, if

@@ -109,23 +109,6 @@ func (ses *session) wakeWriter() {
 	}
 }
 
-// shutdown ends the session once every frame for the reader is sent. It is called
-// once.
-func (ses *session) shutdown() {
-	ses.mu.Lock()
-	defer ses.mu.Unlock()
-	close(ses.closing)
-	// A write that waits for a reader that does not read ends soon.
-	_ = ses.conn.SetWriteDeadline(time.Now().Add(closeGrace))
-	if !ses.helloDone { // no writer runs that would end it
-		_ = ses.conn.Shutdown()
-	}
-}
-
-// closeGrace is how long a closing server waits for a reader to take a frame: one that
-// reads has room for it.
-const closeGrace = 50 * time.Millisecond
-
 // write sends a frame within Options.RequestTimeout, and within AckTimeout, because a
 // Retire waits for what is sent before its frame.
 func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...int) error {
@@ -253,7 +236,7 @@ func (ses *session) handle(f wire.Frame) error {
 	// An ACK that acknowledges something new is not counted as a request: the
 	// reader has to send it. One that repeats itself is.
 	if f.Type == wire.TypeAck {
-		if news, err := ses.acknowledge(f); news || err != nil {
+		if changed, err := ses.acknowledge(f); changed || err != nil {
 			return err
 		}
 	}
@@ -460,7 +443,7 @@ func (ses *session) detach(f wire.Frame) error {
 
 // acknowledge handles an ACK and reports whether it acknowledges something new. An
 // ACK for an object that has just been closed is no error.
-func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
+func (ses *session) acknowledge(f wire.Frame) (changed bool, err error) {
 	ack, err := wire.DecodeAck(f.Payload)
 	if err != nil {
 		return false, err
@@ -469,10 +452,10 @@ func (ses *session) acknowledge(f wire.Frame) (news bool, err error) {
 	if a == nil {
 		return false, nil
 	}
-	if news, err = a.acknowledge(ack); news {
+	if changed, err = a.acknowledge(ack); changed {
 		ses.wakeWriter()
 	}
-	return news, err
+	return changed, err
 }
 
 func (ses *session) all() []*attachment {

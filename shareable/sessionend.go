@@ -86,3 +86,20 @@ func (ses *session) sayWhy(err error) {
 	_ = ses.conn.SetWriteDeadline(time.Now().Add(closeGrace))
 	_ = ses.conn.Write(wire.TypeError, 0, 0, wire.Error{Code: code, Text: err.Error()}.Append(nil))
 }
+
+// shutdown ends the session once every frame for the reader is sent. It is called
+// once.
+func (ses *session) shutdown() {
+	ses.mu.Lock()
+	defer ses.mu.Unlock()
+	close(ses.closing)
+	// A write that waits for a reader that does not read ends soon.
+	_ = ses.conn.SetWriteDeadline(time.Now().Add(closeGrace))
+	if !ses.helloDone { // no writer runs that would end it
+		_ = ses.conn.Shutdown()
+	}
+}
+
+// closeGrace is how long a closing server waits for a reader to take a frame: one that
+// reads has room for it.
+const closeGrace = 50 * time.Millisecond

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -16,8 +18,9 @@ import (
 type Span struct {
 	object // the chunks that the span lies in
 
-	release func() // ends the hold on the reservation
-	unused  bool   // CloseUnused has closed it; guarded by mu
+	release func()     // ends the hold on the reservation
+	unused  bool       // CloseUnused has closed it; guarded by mu
+	ending  sync.Mutex // held while it ends, so that what finds it ended finds it torn down; before mu
 }
 
 // PublishSpan makes n bytes of a reservation, from off on, available to readers under a name,
@@ -173,11 +176,7 @@ func (p *Span) Close() error {
 	if p == nil || p.srv == nil {
 		return nil
 	}
-	ended, err := p.end(true)
-	if ended {
-		p.teardown()
-	}
-	return err
+	return p.end(true)
 }
 
 // CloseUnused waits until no reader is attached, and closes the span then, whose memory can be
@@ -185,7 +184,7 @@ func (p *Span) Close() error {
 // vmm.ErrBusy and the error of ctx, and the span stays; with a ctx that has ended it does not wait.
 // If Close, or Close of the server, has ended the span, CloseUnused returns vmm.ErrClosed: readers
 // may use the memory still. A reader that is stopped, or that the server has cut off, after
-// Options.AckTimeout for one, stays attached until its end of the connection is closed.
+// Options.AckTimeout for one, stays attached until its end of the connection is closed or shut down.
 func (p *Span) CloseUnused(ctx context.Context) error {
 	if p == nil || p.srv == nil {
 		return nil
@@ -194,10 +193,7 @@ func (p *Span) CloseUnused(ctx context.Context) error {
 		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
 	for {
-		ended, err := p.end(false)
-		if ended {
-			p.teardown()
-		}
+		err := p.end(false)
 		if !errors.Is(err, vmm.ErrBusy) {
 			return err
 		}
@@ -208,12 +204,24 @@ func (p *Span) CloseUnused(ctx context.Context) error {
 	}
 }
 
-// end lets no reader attach any more, and reports whether it was this call that did so. Without
-// force it returns vmm.ErrBusy while a reader is attached, and vmm.ErrClosed if one may have been
-// when force closed the span.
-func (p *Span) end(force bool) (ended bool, err error) {
+// end lets no reader attach any more, and tears the span down. Without force it returns
+// vmm.ErrBusy while a reader is attached, and vmm.ErrClosed if one may have been when force closed
+// the span.
+func (p *Span) end(force bool) error {
+	p.ending.Lock()
+	defer p.ending.Unlock()
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	ended, err := p.setClosedLocked(force)
+	p.mu.Unlock()
+	if ended {
+		p.teardown()
+	}
+	return err
+}
+
+// setClosedLocked changes the state, and reports whether it was this call that did so. Requires mu.
+func (p *Span) setClosedLocked(force bool) (ended bool, err error) {
+	invariants.Held(&p.mu)
 	n := len(p.attachments)
 	switch {
 	case p.state == wire.StateClosed && !p.unused && !force:

@@ -396,9 +396,9 @@ func (o *storeObject) Retire(ctx context.Context) {
 // Close ends the object.
 func (o *storeObject) Close() error {
 	o.mu.Lock()
-	again := o.ending
+	wasEnding := o.ending
 	o.ending = true
-	if !again {
+	if !wasEnding {
 		o.state = wire.StateClosed
 		for _, c := range o.chunks {
 			o.srv.fds.dropChunk(c)
@@ -409,7 +409,7 @@ func (o *storeObject) Close() error {
 		o.setPageLocked(nil)
 	}
 	o.mu.Unlock()
-	if again {
+	if wasEnding {
 		return nil
 	}
 	o.srv.remove(&o.object)

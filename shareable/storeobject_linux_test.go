@@ -74,7 +74,7 @@ func TestStoreObjectAddChunkRefuses(t *testing.T) {
 	require.ErrorIs(t, add(smallChunk), vmm.ErrClosed)
 }
 
-// What a writer stores after its lease counts for nothing, and the next one goes on where it
+// What a writer stores after its lease counts for nothing, and the next one continues where it
 // was.
 func TestStoreObjectNextWriter(t *testing.T) {
 	t.Parallel()

@@ -328,7 +328,7 @@ func (v *View) checkOpenLocked() error {
 
 // detach ends the dependence on the owner: what is mapped stays, and Len keeps its
 // last value.
-func (v *View) detach(why error) {
+func (v *View) detach(cause error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.detached || v.closed {
@@ -338,8 +338,8 @@ func (v *View) detach(why error) {
 	v.finalLen = v.lenLocked()
 	v.notifiedLen, v.detached = v.finalLen, true
 	// A sealed object that is wholly mapped does not need its owner any more.
-	if whole := v.sealed && v.mapped >= v.sealedLen; !whole || !errors.Is(why, ErrOwnerGone) {
-		v.err = why
+	if whole := v.sealed && v.mapped >= v.sealedLen; !whole || !errors.Is(cause, ErrOwnerGone) {
+		v.err = cause
 	}
 	v.notifyLocked()
 }
@@ -373,7 +373,8 @@ type closeAttempt struct {
 // addresses. With AttachOptions.Write it disconnects once nothing uses the memory any more, also if
 // the View has failed before: until then the owner counts this reader, and so does not use the
 // memory of a Span for something else.
-// Without Write, the caller ends work that reads a Span's memory before. Streams that wait by WaitOn are released;
+// Without Write, the caller ends work that reads a Span's memory before. Chunks that were taken from
+// Segments keep the memory: close them first. Streams that wait by WaitOn are released;
 // if WaitOn was used, Close waits for all work of the device. The errors are those of
 // Reservation.Close. After an error only Close can be called, and it tries again. Twice is fine,
 // and so is a nil View.
@@ -442,19 +443,21 @@ func (v *View) markClosed() {
 	}
 }
 
-// releaseAll releases everything but the connection, which its goroutine closes. Each
-// step can be repeated after an error.
+// releaseAll releases everything, the connection last: its goroutine closes it. Each step can be
+// repeated after an error.
 func (v *View) releaseAll() error {
-	// Frames and unmaps use the page and the mappings.
 	v.mu.RLock()
 	conn := v.conn // takes no other's place any more
 	v.mu.RUnlock()
 	if conn != nil {
-		if err := conn.endAfter(v.finishWrites); err != nil {
-			return err
-		}
+		return conn.endAfter(v.release) // frames use the page and the mappings
 	}
-	v.tasks.Wait()
+	return v.release()
+}
+
+// release waits for work on the memory and unmaps it.
+func (v *View) release() error {
+	v.tasks.Wait() // of unmaps
 	v.mu.Lock()
 	page := v.page
 	v.page = nil
@@ -465,26 +468,6 @@ func (v *View) releaseAll() error {
 		return cmp.Or(err, waits)
 	}
 	return cmp.Or(v.res.Close(), waits, err)
-}
-
-// finishWrites waits for work on memory that may be written, and unmaps it. It returns only
-// errors that pass. Of others, and of what is still mapped then, the close of the reservation
-// tells.
-func (v *View) finishWrites() error {
-	if !v.opts.Write {
-		return nil
-	}
-	v.tasks.Wait() // of unmaps
-	all := v.res.Segments()
-	if len(all) == 0 {
-		return nil
-	}
-	last := all[len(all)-1]
-	err := v.res.Unmap(0, uint64(last.Addr-v.res.Ptr())+last.Size)
-	if errors.Is(err, vmm.ErrCapturing) || errors.Is(err, vmm.ErrBusy) {
-		return err
-	}
-	return nil
 }
 
 // ViewStats counts what a View has and has done since it was made.

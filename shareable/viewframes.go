@@ -230,7 +230,7 @@ const maxShortPause = 100 * time.Millisecond
 // same chunks in frames of half as many. If not even one fits, it asks again after a
 // pause that grows, until Timeout has passed without any chunk. After a RESYNC the owner
 // sends a page again as well. f has no FDs.
-func (v *View) requestAgain(f wire.Frame, why error) error {
+func (v *View) requestAgain(f wire.Frame, cause error) error {
 	v.conn.release() // those that came take up room
 	had := uint32(f.Header.FDs)
 	switch {
@@ -244,7 +244,7 @@ func (v *View) requestAgain(f wire.Frame, why error) error {
 	}
 	if had <= 1 {
 		if time.Since(v.shortSince) > v.opts.Timeout {
-			return fmt.Errorf("no room for one fd within %v: %w", v.opts.Timeout, why)
+			return fmt.Errorf("no room for one fd within %v: %w", v.opts.Timeout, cause)
 		}
 		select {
 		case <-v.conn.ended:

@@ -7,7 +7,7 @@ tool (
 	golang.org/x/perf/cmd/benchstat
 )
 
-require golang.org/x/tools v0.52.0
+require golang.org/x/tools v0.52.0 // indirect
 
 require (
 	4d63.com/gocheckcompilerdirectives v1.4.0 // indirect

@@ -117,18 +117,17 @@ func (d *Device) runWorker() {
 	}
 }
 
-// SetLogger has the failures logged that no caller is told of: those of growth ahead, and
-// of unmapping what a Clip or an UnmapAfter has left to the device's goroutine. Both are
-// tried again. The logger's handler is called by the device's goroutine, with no lock held, and
-// may call and close the device and what is open on it; a slow one delays that goroutine. With
-// nil, the default, nothing is logged.
+// SetLogger logs failures that no caller sees: of growth ahead, and of unmapping what a Clip or an
+// UnmapAfter has left to the device's goroutine. Both are tried again. With nil, the default,
+// nothing is logged. The device's goroutine calls the logger's handler, with no lock held. The
+// handler may call and close the device and what is open on it. A slow one delays that goroutine.
 func (d *Device) SetLogger(l *slog.Logger) {
 	if d != nil {
 		d.logger.Store(l)
 	}
 }
 
-// reportFailure has the goroutine log a failure of another one that no caller is told of.
+// reportFailure has the goroutine log a failure of another one that no caller sees.
 func (d *Device) reportFailure(err error) {
 	if d.logger.Load() == nil || err == nil {
 		return

@@ -393,7 +393,7 @@ func (d *Device) stopWorker() error {
 	}
 }
 
-// openNamesLocked says what is open and where it was made, in a stable order, the first
+// openNamesLocked returns what is open and where it was made, in a stable order, the first
 // few if there are many. d.mu is held.
 func (d *Device) openNamesLocked() []string {
 	invariants.Held(&d.mu)

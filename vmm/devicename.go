@@ -28,7 +28,7 @@ func uuidText(u [16]byte) string {
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16])
 }
 
-// devicesOf says which devices a driver has.
+// devicesOf returns which devices a driver has.
 func devicesOf(drv driver.Driver, all []Info) string {
 	switch len(all) {
 	case 0:

@@ -1,75 +1,134 @@
-// Package vmm is growable memory on a GPU, or on the host where there is none:
-// address ranges reserved once, physical memory mapped into them as they grow,
-// at an address that never moves.
+// Package vmm is growable memory on a GPU, or on the host where there is none. Addresses are
+// reserved once, and physical memory is mapped there as it is needed. So memory grows, and its
+// address never changes.
 //
-// # Which type to take
+//	Device       a GPU, or the host                           Open
+//	Range        bytes that grow, as a []byte does            Device.NewRange
+//	Reservation  addresses in which you map each Chunk        Device.Reserve
+//	Chunk        one piece of physical memory                 Device.Create, Device.Import
+//	Stream       work that runs in order                      Device.NewStream
+//	Event        a point of that work to wait for             Device.NewEvent, Stream.Record
+//	Fence        the same without an allocation, to be freed  Stream.Fence
+//	Graph        captured work, to be launched many times     Stream.EndCapture
+//	Mirror       a copy of device memory in host memory       Device.NewMirror
+//	Pinned       page-locked host memory                      Device.AllocPinned
 //
-//	growable.Vector  elements of one type: append, read, grow (package growable)
-//	growable.Rows    rows of one width, known at run time (package growable)
-//	Range            bytes: a prefix that grows, what []byte is to Go memory
-//	Reservation      an address range; you say which Chunk lies where
-//	Chunk            one piece of physical memory
+// An example:
 //
-// Range is the policy and Reservation the mechanism: a Range is a Reservation
-// plus the rule that chunks fill it from the front. Everything is made by a
-// [Device] and must be closed before it; nothing is freed by the garbage
-// collector.
+//	dev, err := vmm.Open("auto") // the first GPU, or host memory
+//	g, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 30})
+//	err = g.Append([]byte("hello"))
+//	_, err = g.ReadAt(b, 0)
+//
+// A Range is a Reservation that chunks fill from the front. Package growable has types on top of
+// it: Vector for elements, Rows for rows of a width known at run time.
+//
+// A [Device] makes everything, and everything must be closed before its Device. The garbage
+// collector frees nothing.
 //
 // # States of a byte of address space
 //
 //	Reserved -> Mapped -> Accessible -> Retiring -> Reserved
 //
-// Retiring memory has been given up while work that may still use it runs; a Range that
-// grows meanwhile takes it back without a driver call, up to the moment when the driver
-// is asked to unmap it. Mapped is only seen when an undo failed. Such a chunk is
-// quarantined, and so is memory that the driver refused to release: [Stats] counts both,
-// and Trim, growth that runs out of memory, and Close try again. A range that sleeps has
-// nothing but Reserved.
+// Memory in use is Accessible. Memory that was given up is Retiring while work that may still use
+// it runs. For example, Clip makes the chunks beyond Len retire. A Range that grows meanwhile takes
+// them back without a driver call, until the driver is asked to unmap them. All addresses of a
+// Range that sleeps are Reserved.
+//
+// Mapped is seen only when an undo failed. Such a chunk is quarantined. So is memory that the
+// driver refused to release. [Stats] counts both. Trim, growth that runs out of memory, and Close
+// try again.
 //
 // # Waiting
 //
-// Unmapping under running work loses the device for good, and with it all devices
-// of the process: only a new process helps. So Unmap, Clip,
-// Revoke, a narrowing Grant, Sleep and Close wait first: for every device with
-// access, or, after [Reservation.UsedBy], for the streams that were named. Clip
-// then leaves the wait to the device's goroutine. Not covered are
-// other contexts (unless their streams are named), graphs that other libraries launch
-// later ([GraphExec.Launch] checks its own), and other processes. While a stream that
-// this package knows is being captured into a graph, such a wait would destroy the
-// capture: it returns
-// [ErrCapturing] and nothing has changed. It cannot see a capture on a stream
-// that it does not know, unless that stream waits for the legacy stream.
+// Unmapping under running work loses the device, and with it all devices of the process. Only a
+// new process helps then. So Unmap, Clip, Revoke, a narrowing Grant, Sleep and Close wait first.
+// They wait for every device with access, or for the streams that [Reservation.UsedBy] named.
+// After UsedBy, Clip leaves the wait to the device's goroutine.
 //
-// Somebody else's cuDevicePrimaryCtxReset is another matter: it ends the streams
-// and events of the Devices that are open on that GPU, and calls return
-// [ErrContextReset], which is an [ErrDeviceLost], too; mapped memory stays. Close
-// what is open, and all Devices on that GPU; then it opens anew.
+// They do not wait for:
+//
+//   - other contexts, unless UsedBy named their streams;
+//   - graphs that other libraries launch later ([GraphExec.Launch] checks its own);
+//   - other processes.
+//
+// While a stream that this package knows is being captured into a graph, such a wait would destroy
+// the capture. The call then returns [ErrCapturing], and nothing has changed. A capture on a stream
+// that this package does not know is not seen, unless that stream waits for the legacy stream.
+//
+// When another library calls cuDevicePrimaryCtxReset, the streams and events of the Devices that
+// are open on that GPU end. Calls return [ErrContextReset], which is an [ErrDeviceLost], too.
+// Mapped memory stays. Close what is open, and all Devices on that GPU; then it opens anew.
 //
 // # Growth that does not wait
 //
-// RangeOptions.GrowAhead has the device's goroutine map memory before it is needed;
-// [Device.SetReleaseThreshold] caches memory that was given up, for growth to come;
-// [Device.SetLimit] bounds what this process takes. The goroutine is there
-// while there is something to do, and Device.Close waits for it.
+// The device's goroutine can map memory before it is needed: see RangeOptions.GrowAhead.
+// [Device.SetReleaseThreshold] caches memory that was given up, for later growth.
+// [Device.SetLimit] limits what this process takes. The goroutine runs while there is work for it,
+// and Device.Close waits for it.
 //
 // # Peers
 //
-// [Topology] says which devices reach each other's memory; [PlanPeers] what
-// giving them access would do, and [EnablePeers] does it. A grant holds for what
-// is mapped later too. [EnableLegacyPeers] is for memory that
-// cuMemAlloc or cudaMalloc allocated: CUDA's older peer access between contexts, which does
-// nothing for mapped memory.
+// [Topology] reports which devices reach each other's memory. [PlanPeers] reports what giving them
+// access would do, and [EnablePeers] does it. A grant also holds for memory that is mapped later.
+// [EnableLegacyPeers] is for memory of cuMemAlloc or cudaMalloc: CUDA's older peer access between
+// contexts, which does nothing for mapped memory.
 //
 // # Copies of pageable host memory
 //
-// A copy of 32 MiB or more to or from a device whose memory the CPU cannot
-// address goes through pinned memory of the library's own, on several
-// processors at once: [Range.Append], [Device.CopyIn] and their kin. At most 64
-// MiB are pinned for a device, from the first such copy to the last Close.
-// A copy never waits for pinned memory that another copy uses: it then takes the driver's
-// own way.
-// [Stream.CopyIn] and [Range.AppendOn] use it to copy in a stream's order.
+// [Range.Append], [Device.CopyIn] and their kin copy 32 MiB or more through pinned memory of the
+// library's own, on several processors at once, if the CPU cannot address the device's memory.
+// [Stream.CopyIn] and [Range.AppendOn] use it to copy in a stream's order. At most 64 MiB are
+// pinned for a device, from the first such copy to the last Close. A copy never waits for pinned
+// memory that another copy uses: it then takes the driver's own way.
 package vmm
+
+// Files:
+//
+//	errors.go            errors, OpError, PairError; package driver's names under this package's
+//	device.go            Open; Device: Info, Lookup, Supports, MemInfo, Sync, Do, KeepOpen, Close
+//	devicename.go        what the names that Open takes stand for
+//	addresslimit.go      SetAddressLimit: how many addresses the process may reserve
+//	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
+//	memory.go            physical memory: created, cached (SetReleaseThreshold, Trim; the oldest goes first), SetLimit
+//	pressure.go          what is released when memory runs out; OnPressure
+//	chunk.go             Chunk and Segment: Create, CreateOrReuse, Import, Export, dma-buf, fabric
+//	reservation.go       Reservation: Reserve, Owner, Map, Hold, Changed, Generation
+//	quarantine.go        what a failed undo has left, and access in doubt; how Trim repairs both
+//	unmap.go             Unmap, UnmapNow, UnmapAfter, Clip: giving memory up; unmapping it later
+//	watch.go             Watch: calls when chunks are mapped and before they are unmapped
+//	usedby.go            UsedBy; which devices and streams may use a reservation's memory now
+//	waitforwork.go       what an unmap waits for
+//	inflight.go          counting the library's own copies
+//	pendingappends.go    AppendOns that have not run
+//	closereservation.go  closing a reservation
+//	grant.go             Grant, Revoke and Access of one reservation, and their undo
+//	range.go             Range, RangeOptions: NewRange, Alloc, Append, SetLen, Hold, Close, Stats
+//	zero.go              RangeOptions.Zero: zeroing new and recycled memory, and waits before it
+//	growth.go            Grow; where a growing range takes memory from; growth ahead (GrowAhead)
+//	supply.go            Supplier: memory for a range from elsewhere than the device
+//	background.go        the device's goroutine: intervals, order of work, end; SetLogger
+//	io.go                AppendOn, WaitWritten, ReadAt, WriteAt, ReadFrom, WriteTo, Host; of rows
+//	sleep.go             Sleep and Wake
+//	stream.go            Stream, its priorities, WrapStream, Hold, Usable
+//	fence.go             Fence: an event at the end of a stream's work; waiting for a stream
+//	onsync.go            OnSync: functions that are called after the program's own waits
+//	event.go             Event; events of several processes
+//	module.go            Module and Function: loaded code and its launches; what memory they use
+//	undefined.go         bytes that stopped work did not write: MarkUndefined, MarkWritten; Drops
+//	graph.go             capturing streams; Graph and GraphExec, and what they remember
+//	copy.go              CopyIn, CopyOut, Copy2D, Pitch; locking spans while a call runs
+//	lockspans.go         LockSpans: the same for the program's own calls
+//	pinned.go            AllocPinned, Pinned: page-locked memory, kept until the device closes
+//	staging.go           how large copies of pageable memory go through pinned memory
+//	lane.go              one lane of that: a stream and its pinned blocks
+//	mirror.go            Mirror: a copy of device memory in host memory, written back
+//	copypeer.go          CopyPeer: copies between devices without access
+//	peers.go             PlanPeers, EnablePeers, of any Memory; EnableLegacyPeers, of cuMemAlloc's
+//	topology.go          Topology: which devices reach each other
+//	layout.go            Layout and Tensor
+//	dtype.go             the fields of struct elements as NumPy's dtype
+//	stats.go             Stats, Report, and the counters behind them
 
 // Lock order:
 //
@@ -112,9 +171,9 @@ package vmm
 //	Stream.mu           for reading, if no event could be recorded
 //	Module.closeMu      by Close, for work that may run the module's kernels
 //
-// None is held across a callback, apart from those of Watch: they run with mappingMu, and with what
+// None is held across a callback, except those of Watch: they run with mappingMu, and with what
 // its holder has, from closeMu to sweepMu. Reservation.mu and what comes after it are not held even
-// across a driver call, apart from staging.mu, which asks events.
+// across a driver call, except staging.mu, which asks events.
 //
 // Whatever must wait for work or copies marks what it takes (a retirement, unfilled bytes), gives
 // up all other locks, waits, and looks again. The device's goroutine, for which all ranges of

@@ -59,7 +59,7 @@ func (w *world) extended(before picture, g *vmm.Range, note string) {
 	require.Equal(w.t, before, now, note)
 }
 
-// TestFaultsInAQueuedClip: the clip completes or changes nothing. Its memory is retiring
+// TestFaultsInAQueuedClip: if the clip fails, nothing has changed. Its memory is retiring
 // and counted until it is unmapped, and can be reclaimed.
 func TestFaultsInAQueuedClip(t *testing.T) {
 	for _, kept := range []uint64{0, 64 * page} {

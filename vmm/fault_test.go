@@ -440,7 +440,7 @@ func (w *world) sameButQuarantined(before picture, obj watched, k kind, quaranti
 	}
 }
 
-// same checks that the object is as it was, gained capacity apart.
+// same checks that the object is as it was, except for gained capacity.
 func (w *world) same(before picture, obj watched, k kind, note string) {
 	w.t.Helper()
 	now := w.picture(obj)

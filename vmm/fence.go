@@ -7,10 +7,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
-// Fence is an event recorded at the end of a stream's work, as Record returns it, for
-// programs that need many. Its event is one of the device's pool: it costs no allocation,
-// does not record where it was made, and is not listed as open. When the Device closes, its
-// work has ended. The zero Fence is done. Safe for concurrent use, up to Free.
+// Fence is a point of a stream's work to wait for, made by Stream.Fence. It is for programs that
+// need many: its event comes from the device's pool and costs no allocation. It does not record
+// where it was made, and is not listed as open. When the Device closes, its work has ended. The
+// zero Fence is done. Safe for concurrent use, up to Free.
 type Fence struct {
 	f      order.Fence
 	parent *driverState
@@ -38,8 +38,12 @@ func freeFences(all []order.Fence) {
 	}
 }
 
-// Fence records an event after the work that the stream has now. The caller must Free the Fence.
-// While the stream is being captured it returns ErrCapturing.
+// Fence records an event at the end of the work that the stream has now.
+//
+// For example, another stream's WaitFence of it makes that stream's later work wait for this work.
+// Sync waits for it here.
+//
+// While the stream is being captured, Fence returns ErrCapturing. The caller must Free the Fence.
 func (s *Stream) Fence() (Fence, error) {
 	if s == nil || s.dev == nil {
 		return Fence{}, s.wrap("record fence", 0, 0, errNoStream)

@@ -40,7 +40,7 @@ func (r *Reservation) Grant(a Access, devs ...*Device) error {
 
 // Revoke takes access away from devices, now and for what will be mapped, after
 // waiting as Unmap does. Revoking what was not granted does nothing; the owner
-// cannot be revoked. It completes or changes nothing.
+// cannot be revoked. On error nothing has changed.
 func (r *Reservation) Revoke(devs ...*Device) error {
 	if r == nil || r.dev == nil {
 		return r.wrap("revoke", 0, 0, fmt.Errorf("%w: no reservation", ErrInvalid))

@@ -144,11 +144,11 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	return nil
 }
 
-// OnGraphLaunch has f called before each launch of the graph that the stream's capture becomes, and
-// what f returns after it, with the stream that it is launched on: for work around the launch,
-// events say, that cannot be part of the graph. If f returns an error, that is the launch's. f must
-// not launch the graph. A stream that BeginCapture, of it or of one that it has joined, does not
-// capture is ErrInvalid.
+// OnGraphLaunch registers f for the graph that the stream's capture becomes. f is called before
+// each launch of the graph, with the stream that it is launched on. What f returns is called after
+// the launch. This is for work around a launch that cannot be part of the graph, such as events. If
+// f returns an error, the launch returns it. f must not launch the graph. A stream that
+// BeginCapture, of it or of one that it has joined, does not capture is ErrInvalid.
 func (s *Stream) OnGraphLaunch(f func(on *Stream) (launched func(), err error)) error {
 	return s.wrap("watch graph", 0, 0, s.with(func(o *openDevice) error {
 		id, err := o.CaptureID(&s.order)

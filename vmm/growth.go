@@ -18,13 +18,13 @@ import (
 //  2. cached memory of the device: mapped, not created
 //  3. new memory
 //
-// With RangeOptions.Supplier that takes the place of the last two: see supply.go.
+// With RangeOptions.Supplier that replaces the last two: see supply.go.
 // ensure is the caller's way in, growAhead the one of the device's goroutine.
 
-// Grow makes room for n more bytes beyond Len. It completes or changes nothing,
-// except that what was retiring may be back in Cap; beyond Max it returns
-// ErrFull. A kernel may then write between Len and Cap, and SetLen shows what it
-// wrote. With RangeOptions.Zero it may wait for an unlock: see LockSpans.
+// Grow makes room for n more bytes beyond Len. A kernel may then write between Len and Cap, and
+// SetLen shows what it wrote. Beyond Max it returns ErrFull. On error nothing has changed, except
+// that what was retiring may be back in Cap. With RangeOptions.Zero it may wait for an unlock: see
+// LockSpans.
 func (g *Range) Grow(n uint64) error {
 	if err := g.checkOpen(); err != nil {
 		return g.wrap("grow", 0, n, err)

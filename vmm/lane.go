@@ -203,7 +203,7 @@ func (st *staging) pick(queue driver.Stream) (l *lane, best fit) {
 	return l, best
 }
 
-// fitsLocked says how well the lane serves a stream. One that is busy on another stream is
+// fitsLocked returns how well the lane serves a stream. One that is busy on another stream is
 // not taken, since the copy would wait for that stream. It needs st.mu.
 func (st *staging) fitsLocked(l *lane, queue driver.Stream) (best fit) {
 	invariants.Held(&st.mu)

@@ -41,7 +41,7 @@ var elemBits = [elemKinds][]int{
 // maxDims is how many dimensions a row has at most.
 const maxDims = 4
 
-// Layout says what lies in a span of memory: rows of one shape, side by side.
+// Layout describes a span of memory: rows of one shape, side by side.
 // It is what both ends of shared memory have to agree on.
 type Layout struct {
 	Kind  ElemKind

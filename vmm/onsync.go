@@ -8,13 +8,15 @@ import (
 	"sync/atomic"
 )
 
-// OnSync has f called when a Sync of a Stream, an Event, a Fence or a Device has succeeded,
-// on any device of the same driver, by the goroutine that called it, before it returns. So f
-// finds in Stream.Finished what the Sync has shown. Waits that other calls of this package
-// make do not call f. f is called by several goroutines at once, and with no lock of this
-// package held. It must not panic. It may call this package: a Sync that f makes in its own
-// goroutine calls no function of OnSync. stop removes f, and returns when no call of f is
-// running, so f must not call it. On a nil or closed device f is never called.
+// OnSync registers f, which is called when a Sync of a Stream, an Event, a Fence or a Device has
+// succeeded, on any device of the same driver. The goroutine that called Sync calls f before Sync
+// returns. So f finds in Stream.Finished what the Sync has shown. stop removes f, and returns when
+// no call of f is running, so f must not call it.
+//
+// Waits that other calls of this package make do not call f. f is called by several goroutines at
+// once, and with no lock of this package held. It must not panic. It may call this package: a Sync
+// that f makes in its own goroutine calls no function of OnSync. On a nil or closed device f is
+// never called.
 func (d *Device) OnSync(f func()) (stop func()) {
 	if d.checkOpen() != nil || f == nil {
 		return func() {}

@@ -31,11 +31,11 @@ var pressure struct {
 	freed      atomic.Uint64 // pieces of memory that were released or cached, ever
 }
 
-// OnPressure has f called when memory of the device runs out, before ErrOutOfMemory is
-// returned by a Create, Alloc, Map, Grow, Append, AppendOn or Wake. f releases what its
-// program can do without, a pool's free blocks for one, and returns whether it released
-// anything; if so, the operation is tried again. The package's own unused memory goes
-// first. f must return false once it has nothing to release, and must not panic.
+// OnPressure registers f, which is called when memory of the device runs out, before a Create,
+// Alloc, Map, Grow, Append, AppendOn or Wake returns ErrOutOfMemory. f releases what its program
+// can do without, for example a pool's free blocks. It reports whether it released anything; if so,
+// the operation is tried again. The package's own unused memory goes first. f must return false
+// once it has nothing to release, and must not panic.
 //
 // f is called by the goroutine that needs memory, with no lock of this package held. Of a device's
 // functions one runs at a time, and what they release is kept for the operation that they are

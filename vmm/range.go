@@ -63,19 +63,19 @@ type RangeOptions struct {
 	Chunk uint64
 	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.
 	MaxChunk uint64
-	// GrowAhead is how many bytes of memory the device's goroutine keeps mapped beyond
-	// Len, so that growth finds them; never past Max or the device's limit. This is growth
-	// ahead. It acts when half of them are used up, and leaves a sixteenth of the device's
-	// memory, where its context is open and so can be asked what is free, and of the
-	// limit. Clip unmaps them. 0 is none.
+	// GrowAhead is how many bytes the device's goroutine keeps mapped beyond Len, so that growth
+	// finds them. This is growth ahead. 0 is none. With 64 MiB, for example, the goroutine maps
+	// more once 32 MiB or less are left beyond Len. It never maps past Max or the device's limit.
+	// It leaves a sixteenth of the limit free; and a sixteenth of the device's memory, if its
+	// context is open and can be asked what is free. Clip unmaps what was mapped ahead.
 	GrowAhead uint64
-	// Zero fills memory with zeros when it enters Cap, and bytes that SetLen drops, in
-	// both cases after the work that may still write to them. So SetLen upwards shows
-	// zeros, or what was written there since: it fills nothing itself. Without it, memory
-	// that was cached keeps what an earlier range wrote. With it, growth costs a fill of
-	// memory that was used before; on CUDA, of all memory. Growth into what a Clip gave up
-	// waits for work, and so returns ErrCapturing during a capture; growth ahead leaves
-	// that to the next append. The owner needs write access.
+	// Zero fills memory with zeros when it enters Cap, and bytes that SetLen drops. Both happen
+	// after the work that may still write to them. For example, SetLen to 0 and back to 100 shows
+	// 100 zeros. SetLen upwards fills nothing itself, so it also shows what was written since.
+	// Without Zero, memory that was cached keeps what an earlier range wrote. With it, growth
+	// costs a fill of memory that was used before; on CUDA, of all memory. Growth into what a
+	// Clip gave up waits for work, and so returns ErrCapturing during a capture; growth ahead
+	// leaves that to the next append. The owner needs write access.
 	Zero bool
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share
@@ -286,7 +286,7 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 		}))
 	}
 	if g.opts.GrowAhead > 0 {
-		g.requestGrowAhead() // without the locks of append: those that wait for the length take them
+		g.requestGrowAhead() // lenMu is free by now: no append waits for this
 	}
 	return g.wrap(op, at, size, err)
 }
@@ -370,7 +370,7 @@ func (g *Range) SetLen(n uint64) error {
 		return g.wrap("set length", 0, n, g.checkOpen())
 	}
 	err := g.retryWithMemory(func() error { return g.setLen(n) })
-	// Without the locks of setLen: those that wait for the length take them.
+	// lenMu is free by now: no append waits for this.
 	g.requestGrowAhead()
 	return g.wrap("set length", 0, n, err)
 }

@@ -249,7 +249,7 @@ func (r *Reservation) outOfBounds(off, size uint64) error {
 }
 
 // Map maps whole chunks side by side from off on and gives access to all devices
-// that were granted it. It completes or changes nothing. The mapping holds the
+// that were granted it. On error nothing has changed. The mapping holds the
 // memory: the chunks may be closed afterwards. One chunk may be mapped several
 // times. Addresses that are in use are ErrInvalid, retiring ones ErrBusy.
 func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {

@@ -29,7 +29,7 @@ type counters struct {
 }
 
 // rangeCounters are the counters of one reservation, under its device's counters.mu.
-// The gauges change with Reservation.mu held too, used apart.
+// All gauges but used change with Reservation.mu held, too.
 type rangeCounters struct {
 	committed, used, retiring, quarantined                  gauge
 	Hits, Growths, GrowAheads, GrowAheadFailures, Reclaimed uint64

@@ -74,13 +74,14 @@ func (r *Reservation) waitForOwnCopies() error {
 	return waitStreams(r.dev.state, devs, nil)
 }
 
-// UnmapAfter is Unmap that does not wait: the chunks retire until the streams have
-// done what they were told so far, and are unmapped then (see Stats.Retiring). By
-// naming the streams the caller promises that no other work uses the chunks, the
-// library's own apart, whatever UsedBy has named. It waits only if an event cannot
-// stand for a stream, as for one of another context. While one of the streams is
-// being captured it returns ErrCapturing and changes nothing. Until the chunks are
-// unmapped, Map at their addresses returns ErrBusy.
+// UnmapAfter is Unmap that does not wait. The chunks are unmapped after the work already queued in
+// the streams. Until then they retire (see Stats.Retiring), and Map at their addresses returns
+// ErrBusy.
+//
+// By naming the streams the caller promises that no other work uses the chunks, except the
+// library's own. What UsedBy has named makes no difference. UnmapAfter waits only if an event
+// cannot stand for a stream, as for one of another context. While one of the streams is being
+// captured it returns ErrCapturing and changes nothing.
 func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	err := r.checkNotOwnedByRange()
 	for i := 0; err == nil && i < len(streams); i++ {
@@ -102,13 +103,13 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 	return r.wrap("unmap later", off, size, r.queueUnmap(t, devs, streams))
 }
 
-// Clip gives back the chunks that lie wholly beyond Len. It completes or changes
-// nothing. After UsedBy it does not wait: the chunks retire until the named
-// streams have done what they were told so far, and are unmapped then (see
-// Stats.Retiring). Otherwise it waits as Unmap does. A growth that needs the memory
-// before it is unmapped takes it back without a driver call and without a wait:
-// work that those streams have queued then overwrites what is appended meanwhile, just
-// as after a SetLen alone.
+// Clip gives back the chunks that lie wholly beyond Len. It waits as Unmap does. On error nothing
+// has changed.
+//
+// After UsedBy it does not wait. The chunks are unmapped after the work already queued in the named
+// streams, and retire until then (see Stats.Retiring). A growth that needs the memory earlier takes
+// it back without a driver call and without a wait. Work that those streams have queued then
+// overwrites what is appended meanwhile, just as after a SetLen alone.
 //
 // Memory that is registered with another library (RDMA, NCCL) keeps its pages until that
 // registration is taken back, which Watch is for.
@@ -231,7 +232,7 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 			return nil, err
 		}
 	}
-	// Checked before the first slot changes: it completes or changes nothing.
+	// Checked before the first slot changes, so that on error nothing has changed.
 	for _, s := range r.table.Between(i, j) {
 		switch s.State {
 		case slots.Retiring, slots.Unmapping:

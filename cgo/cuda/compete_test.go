@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/exp/stats"
 
-	"github.com/cuvmm/cuvmm/internal/versus"
+	"github.com/cuvmm/cuvmm/internal/testing/versus"
 )
 
 // Targets for ours, as multiples of C.

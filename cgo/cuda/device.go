@@ -68,7 +68,7 @@ func (v *Device) begin(call string) error {
 	return v.notBegun(call)
 }
 
-// notBegun ends a call that may not begin, and says why.
+// notBegun ends a call that is refused, and returns why it is.
 func (v *Device) notBegun(call string) error {
 	defer v.end()
 	switch {

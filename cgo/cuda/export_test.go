@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/fakecuda"
-	"github.com/cuvmm/cuvmm/internal/silentfs"
+	"github.com/cuvmm/cuvmm/internal/testing/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/testing/silentfs"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )

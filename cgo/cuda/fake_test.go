@@ -8,15 +8,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
-	"github.com/cuvmm/cuvmm/internal/fakecuda"
-	"github.com/cuvmm/cuvmm/internal/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 const granule = 2 << 20 // of the fake driver
 
-// fakeCode is code for the fake driver: see internal/fakecuda/lib/module.c.
+// fakeCode is code for the fake driver: see internal/testing/fakecuda/lib/module.c.
 const fakeCode = "// params fill_bytes 8 8 4\n.entry fill_bytes(\n.entry empty(\n"
 
 // onFake is the binding on a fake driver of its own. The test must violate no rule of

@@ -65,7 +65,7 @@ cuvmm_value cuvmm_active(cuvmm_lib api, int dev) {
 }
 
 // cuvmm_try_ipc asks for the IPC handle of a little plain memory, if the device's
-// primary context is active. v says whether it tried.
+// primary context is active. v reports whether it tried.
 cuvmm_value cuvmm_try_ipc(cuvmm_lib api, int dev) {
 	unsigned int flags = 0;
 	int active = 0;

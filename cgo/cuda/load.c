@@ -2,25 +2,13 @@
 #include "internal.h"
 
 #include <pthread.h>
-#include <string.h>
 
-static const struct {
-	const char *name;
-	int required;
-	size_t offset; // in cuvmm_api
-} symbols[] = {
-#define REQUIRED(field, symbol, params) {symbol, 1, offsetof(struct cuvmm_api, field)},
-#define OPTIONAL(field, symbol, params) {symbol, 0, offsetof(struct cuvmm_api, field)},
+const struct cuvmm_symbol cuvmm_symbols[] = {
+#define REQUIRED(field, symbol, params) {symbol, offsetof(struct cuvmm_api, field), 1},
+#define OPTIONAL(field, symbol, params) {symbol, offsetof(struct cuvmm_api, field), 0},
 	CUVMM_SYMBOLS(REQUIRED, OPTIONAL)
+	{0},
 };
-
-int cuvmm_symbol_count(void) { return sizeof symbols / sizeof symbols[0]; }
-const char *cuvmm_symbol_name(int i) { return symbols[i].name; }
-int cuvmm_symbol_required(int i) { return symbols[i].required; }
-
-void cuvmm_bind(struct cuvmm_api *api, int i, void *address) {
-	memcpy((char *)api + symbols[i].offset, &address, sizeof address);
-}
 
 volatile int cuvmm_in_child;
 

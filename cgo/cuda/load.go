@@ -37,7 +37,6 @@ package cuda
 import "C"
 
 import (
-	"fmt"
 	"sync"
 	"unsafe"
 
@@ -73,13 +72,9 @@ var standard struct {
 //
 // Safety: what is freed came from calloc, and nothing else refers to it yet.
 func Load(path string) (*Driver, error) {
-	lib, err := dl.Open(path)
+	lib, err := dl.Open(path, driver.ErrNoDriver)
 	if err != nil {
-		kind := driver.ErrNotSupported // there, but not to be loaded
-		if !dl.There(path) {
-			kind = driver.ErrNoDriver
-		}
-		return nil, &driver.CallError{Call: "open " + path, Kind: kind, Err: err}
+		return nil, err
 	}
 	d, err := bind(path, lib)
 	if err != nil {
@@ -101,16 +96,9 @@ func bind(path string, lib *dl.Library) (*Driver, error) {
 	if d.api == nil {
 		return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrOutOfMemory}
 	}
-	for i := range C.cuvmm_symbol_count() {
-		name := C.GoString(C.cuvmm_symbol_name(i))
-		p, err := lib.Sym(name)
-		if err != nil && C.cuvmm_symbol_required(i) != 0 {
-			C.free(unsafe.Pointer(d.api))
-			_ = lib.Close() // none of its functions has been called yet
-			return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported,
-				Err: fmt.Errorf("the driver is too old: it has no %s", name)}
-		}
-		C.cuvmm_bind(d.api, i, p)
+	if missing := lib.Bind(unsafe.Pointer(&C.cuvmm_symbols), unsafe.Pointer(d.api)); missing != "" {
+		C.free(unsafe.Pointer(d.api))
+		return nil, lib.TooOld("the driver", missing)
 	}
 	return d, nil
 }

@@ -138,8 +138,8 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 func (d *Driver) track(h driver.Handle, at driver.Location, share driver.Share) driver.Handle {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	a, again := d.allocations[h]
-	if !again {
+	a, known := d.allocations[h]
+	if !known {
 		a = allocation{device: at.ID, share: share}
 		// Memory of a host node, or of a device that is hidden from this process.
 		if at.Kind != driver.LocationDevice || at.ID < 0 || at.ID >= d.devices {

@@ -151,8 +151,8 @@ func (v *Device) disablePeers() (err error) {
 	for to := range maps.Clone(v.peers.contexts) {
 		_ = v.disable(call, to)
 		if _, on := v.peers.contexts[to]; on {
-			if again := v.disable(call, to); err == nil {
-				err = again
+			if disableErr := v.disable(call, to); err == nil {
+				err = disableErr
 			}
 		}
 	}

@@ -77,7 +77,7 @@ CUresult cuvmm_pool_trim(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, size_t
 	return r != CUDA_SUCCESS ? r : cuvmm_pop_relaxed(api, api->pool_trim(pool, keep), mode);
 }
 
-// is_int says whether an attribute is an int. The others have 8 bytes.
+// is_int reports whether an attribute is an int. The others have 8 bytes.
 static int is_int(int attribute) { return attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES; }
 
 cuvmm_value cuvmm_pool_get(cuvmm_lib api, cuvmm_ctx ctx, CUmemoryPool pool, int attribute) {

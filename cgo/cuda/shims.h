@@ -6,6 +6,7 @@
 #ifndef CUVMM_SHIMS_H
 #define CUVMM_SHIMS_H
 
+#include "../internal/dl/dl.h"
 #include "abi.h"
 #include "symbols.h"
 
@@ -97,7 +98,7 @@ typedef struct {
 } cuvmm_link;
 
 // cuvmm_peer is the outcome of enabling or disabling access to a peer: ctx is the
-// peer's primary context, retained says whether it is still retained.
+// peer's primary context, retained reports whether it is still retained.
 typedef struct {
 	CUresult r;
 	cuvmm_ctx ctx;
@@ -152,11 +153,8 @@ typedef struct {
 
 typedef const struct cuvmm_api *cuvmm_lib;
 
-// In load.c. Symbol i is the i-th of CUVMM_SYMBOLS.
-int cuvmm_symbol_count(void);
-const char *cuvmm_symbol_name(int i);
-int cuvmm_symbol_required(int i);
-void cuvmm_bind(struct cuvmm_api *api, int i, void *address);
+// In load.c.
+extern const struct cuvmm_symbol cuvmm_symbols[];
 int cuvmm_watch_fork(void);
 CUresult cuvmm_init(cuvmm_lib api);
 const char *cuvmm_error_name(cuvmm_lib api, CUresult r);

@@ -8,7 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Default gives the process's CUDA driver, or an error that Is
+// Default returns the process's CUDA driver, or an error that Is
 // driver.ErrNoDriver and says what was looked for.
 func Default() (driver.Driver, error) {
 	return nil, &driver.CallError{

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
-	"github.com/cuvmm/cuvmm/internal/fakenccl"
+	"github.com/cuvmm/cuvmm/internal/testing/fakenccl"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
-	"github.com/cuvmm/cuvmm/internal/fakelib"
-	"github.com/cuvmm/cuvmm/internal/fakenccl"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakenccl"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 

@@ -57,7 +57,7 @@ func Open(path string) (*Library, error) {
 	if path != "" {
 		return open(path)
 	}
-	return openFirst(candidates(os.Getenv("VIRTUAL_ENV"), os.Getenv("HOME")))
+	return dl.OpenFirst("libnccl", candidates(os.Getenv("VIRTUAL_ENV"), os.Getenv("HOME")), open)
 }
 
 // candidates are the paths that Open tries, in their order.
@@ -90,49 +90,18 @@ func candidates(venv, home string) []string {
 	return paths
 }
 
-// openFirst opens the first library that works.
-func openFirst(candidates []string) (*Library, error) {
-	var sought, broken []string
-	for _, candidate := range candidates {
-		l, err := open(candidate)
-		switch {
-		case err == nil:
-			return l, nil
-		case dl.There(candidate):
-			broken = append(broken, err.Error())
-		default:
-			sought = append(sought, candidate)
-		}
-	}
-	text := strings.Join(broken, "; ")
-	if len(sought) > 0 {
-		text = strings.Join(append(broken, "looked for "+strings.Join(sought, ", ")), "; ")
-	}
-	return nil, notSupported("open libnccl", "%s", text)
-}
-
 func notSupported(call, format string, args ...any) error {
 	return &driver.CallError{Call: call, Kind: driver.ErrNotSupported, Err: fmt.Errorf(format, args...)}
 }
 
 // open loads the library at path.
 func open(path string) (*Library, error) {
-	lib, err := dl.Open(path)
+	lib, err := dl.Open(path, driver.ErrNotSupported)
 	if err != nil {
-		return nil, notSupported("open "+path, "%w", err)
+		return nil, err
 	}
 	l := &Library{}
-	missing := ""
-	for i := range C.cuvmm_nccl_symbol_count() {
-		name := C.GoString(C.cuvmm_nccl_symbol_name(i))
-		p, err := lib.Sym(name)
-		switch {
-		case err == nil:
-			C.cuvmm_nccl_bind(&l.api, i, p)
-		case C.cuvmm_nccl_symbol_required(i) != 0 && missing == "":
-			missing = name
-		}
-	}
+	missing := lib.Bind(unsafe.Pointer(&C.cuvmm_nccl_symbols), unsafe.Pointer(&l.api))
 	// The version is known of libraries that are too old as well.
 	if l.api.version != nil && l.api.error_string != nil && l.api.last_error != nil {
 		var out C.struct_cuvmm_nccl_outcome
@@ -149,8 +118,7 @@ func open(path string) (*Library, error) {
 	case missing != "" && l.version > 0:
 		return nil, notSupported("open "+path, "NCCL %s has no %s", l, missing)
 	case missing != "":
-		_ = lib.Close() // none of its functions has been called
-		return nil, notSupported("open "+path, "NCCL is too old: it has no %s", missing)
+		return nil, lib.TooOld("NCCL", missing)
 	}
 	return l, nil
 }

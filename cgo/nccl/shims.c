@@ -4,23 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct {
-	const char *name;
-	size_t offset; // in cuvmm_nccl_api
-	int required;
-} symbols[] = {
+const struct cuvmm_symbol cuvmm_nccl_symbols[] = {
 #define REQUIRED(result, field, symbol, params) {symbol, offsetof(struct cuvmm_nccl_api, field), 1},
 #define OPTIONAL(result, field, symbol, params) {symbol, offsetof(struct cuvmm_nccl_api, field), 0},
 	CUVMM_NCCL_SYMBOLS(REQUIRED, OPTIONAL)
+	{0},
 };
-
-int cuvmm_nccl_symbol_count(void) { return sizeof symbols / sizeof symbols[0]; }
-const char *cuvmm_nccl_symbol_name(int i) { return symbols[i].name; }
-int cuvmm_nccl_symbol_required(int i) { return symbols[i].required; }
-
-void cuvmm_nccl_bind(struct cuvmm_nccl_api *api, int i, void *address) {
-	memcpy((char *)api + symbols[i].offset, &address, sizeof address);
-}
 
 struct cuvmm_nccl_comm *cuvmm_nccl_new(void) {
 	struct cuvmm_nccl_comm *c = calloc(1, sizeof *c);

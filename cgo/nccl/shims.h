@@ -3,6 +3,7 @@
 #ifndef CUVMM_NCCL_SHIMS_H
 #define CUVMM_NCCL_SHIMS_H
 
+#include "../internal/dl/dl.h"
 #include "symbols.h"
 
 #include <stdint.h>
@@ -13,10 +14,7 @@ struct cuvmm_nccl_api {
 #undef FIELD
 };
 
-int cuvmm_nccl_symbol_count(void);
-const char *cuvmm_nccl_symbol_name(int i);
-int cuvmm_nccl_symbol_required(int i);
-void cuvmm_nccl_bind(struct cuvmm_nccl_api *api, int i, void *address);
+extern const struct cuvmm_symbol cuvmm_nccl_symbols[];
 
 // cuvmm_nccl_outcome is what came of a call. Where r is neither ncclSuccess nor
 // ncclInProgress, the rest says which function failed, and NCCL's two texts about it.

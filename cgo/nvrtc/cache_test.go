@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/nvrtc"
-	"github.com/cuvmm/cuvmm/internal/fakenvrtc"
+	"github.com/cuvmm/cuvmm/internal/testing/fakenvrtc"
 )
 
 // compiled compiles and reports whether libnvrtc was asked to.

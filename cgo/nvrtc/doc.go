@@ -2,14 +2,6 @@
 // opened with dlopen by [Open], so a program can be built and started where there is
 // none, and needs no toolkit.
 //
-//	symbols.h      NVRTC's types, and every symbol that is called
-//	shims.h        one C function for a whole compilation
-//	load.go        finding the library; the architectures that it knows
-//	compile.go     Compile, and NVRTC's errors as those of package driver
-//	includes.go    whether a source includes files whose text is not known
-//	cache.go       the folder in which results are kept
-//	cachefile.go   the form of a kept result
-//
 // A Compiler can be used from several goroutines at once. Compiling takes no device
 // and no driver.
 //
@@ -19,3 +11,15 @@
 //
 // Without cgo, or on another system than Linux, Open returns driver.ErrNotSupported.
 package nvrtc
+
+// Files:
+//
+//	symbols.h     NVRTC's types, and every symbol that is called
+//	shims.h, .c   one C function for a whole compilation
+//	nvrtc.go      Options, Cache, Result, CompileError
+//	load.go       finding the library; the architectures that it knows
+//	compile.go    Compile, and NVRTC's errors as those of package driver
+//	includes.go   whether a source includes files whose text is not known
+//	cache.go      the folder of kept results: names of files, who may write, its limit
+//	cachefile.go  what is in a kept result, and the key of its name
+//	stub.go       builds without cgo, and systems other than Linux

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/nvrtc"
-	"github.com/cuvmm/cuvmm/internal/fakelib"
-	"github.com/cuvmm/cuvmm/internal/fakenvrtc"
+	"github.com/cuvmm/cuvmm/internal/testing/fakelib"
+	"github.com/cuvmm/cuvmm/internal/testing/fakenvrtc"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 

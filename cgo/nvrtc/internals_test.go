@@ -12,7 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/fakenvrtc"
+	"github.com/cuvmm/cuvmm/cgo/internal/dl"
+	"github.com/cuvmm/cuvmm/internal/testing/fakenvrtc"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -21,7 +22,7 @@ func TestOpenFirst(t *testing.T) {
 	require.NoError(t, os.WriteFile(rubbish, []byte("no library"), 0o600))
 	old := fakenvrtc.Build(t, fakenvrtc.Missing("nvrtcGetSupportedArchs"))
 	candidates := []string{"libnvrtc-not-here.so.13", "/nowhere/libnvrtc.so.12", rubbish, old}
-	_, err := openFirst(candidates)
+	_, err := dl.OpenFirst("libnvrtc", candidates, open)
 	require.ErrorIs(t, err, driver.ErrNotSupported)
 	for _, candidate := range candidates {
 		require.ErrorContains(t, err, candidate)
@@ -29,7 +30,7 @@ func TestOpenFirst(t *testing.T) {
 	require.ErrorContains(t, err, "too old: it has no nvrtcGetSupportedArchs")
 	require.ErrorContains(t, err, "looked for libnvrtc-not-here.so.13, /nowhere/libnvrtc.so.12")
 
-	c, err := openFirst(append(candidates, fakenvrtc.Build(t), "/nowhere/either"))
+	c, err := dl.OpenFirst("libnvrtc", append(candidates, fakenvrtc.Build(t), "/nowhere/either"), open)
 	require.NoError(t, err)
 	require.Equal(t, []int{75, 80, 90}, c.archs)
 }

@@ -9,13 +9,12 @@ package nvrtc
 import "C"
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
+	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cgo/internal/dl"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -54,46 +53,18 @@ func Open(path string) (*Compiler, error) {
 	for _, name := range names {
 		candidates = append(candidates, filepath.Join(toolkit, name))
 	}
-	return openFirst(candidates)
-}
-
-// openFirst opens the first library that works.
-func openFirst(candidates []string) (*Compiler, error) {
-	var sought, broken []string
-	for _, candidate := range candidates {
-		c, err := open(candidate)
-		switch {
-		case err == nil:
-			return c, nil
-		case dl.There(candidate):
-			broken = append(broken, err.Error())
-		default:
-			sought = append(sought, candidate)
-		}
-	}
-	text := strings.Join(broken, "; ")
-	if len(sought) > 0 {
-		text = strings.Join(append(broken, "looked for "+strings.Join(sought, ", ")), "; ")
-	}
-	return nil, &driver.CallError{Call: "open libnvrtc", Kind: driver.ErrNotSupported, Err: errors.New(text)}
+	return dl.OpenFirst("libnvrtc", candidates, open)
 }
 
 // open loads the library at path.
 func open(path string) (*Compiler, error) {
-	lib, err := dl.Open(path)
+	lib, err := dl.Open(path, driver.ErrNotSupported)
 	if err != nil {
-		return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported, Err: err}
+		return nil, err
 	}
 	c := &Compiler{}
-	for i := range C.cuvmm_nvrtc_symbol_count() {
-		name := C.GoString(C.cuvmm_nvrtc_symbol_name(i))
-		p, err := lib.Sym(name)
-		if err != nil {
-			_ = lib.Close() // none of its functions has been called yet
-			return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported,
-				Err: fmt.Errorf("the compiler is too old: it has no %s", name)}
-		}
-		C.cuvmm_nvrtc_bind(&c.api, i, p)
+	if missing := lib.Bind(unsafe.Pointer(&C.cuvmm_nvrtc_symbols), unsafe.Pointer(&c.api)); missing != "" {
+		return nil, lib.TooOld("the compiler", missing)
 	}
 	if err := c.start(); err != nil {
 		return nil, err

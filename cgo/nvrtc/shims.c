@@ -4,20 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct {
-	const char *name;
-	size_t offset; // in cuvmm_nvrtc_api
-} symbols[] = {
-#define ENTRY(result, field, symbol, params) {symbol, offsetof(struct cuvmm_nvrtc_api, field)},
+const struct cuvmm_symbol cuvmm_nvrtc_symbols[] = {
+#define ENTRY(result, field, symbol, params) {symbol, offsetof(struct cuvmm_nvrtc_api, field), 1},
 	CUVMM_NVRTC_SYMBOLS(ENTRY)
+	{0},
 };
-
-int cuvmm_nvrtc_symbol_count(void) { return sizeof symbols / sizeof symbols[0]; }
-const char *cuvmm_nvrtc_symbol_name(int i) { return symbols[i].name; }
-
-void cuvmm_nvrtc_bind(struct cuvmm_nvrtc_api *api, int i, void *address) {
-	memcpy((char *)api + symbols[i].offset, &address, sizeof address);
-}
 
 const char *cuvmm_nvrtc_text(const struct cuvmm_nvrtc_api *api, nvrtcResult r) { return api->error_string(r); }
 

@@ -2,6 +2,7 @@
 #ifndef CUVMM_NVRTC_SHIMS_H
 #define CUVMM_NVRTC_SHIMS_H
 
+#include "../internal/dl/dl.h"
 #include "symbols.h"
 
 struct cuvmm_nvrtc_api {
@@ -10,9 +11,7 @@ struct cuvmm_nvrtc_api {
 #undef FIELD
 };
 
-int cuvmm_nvrtc_symbol_count(void);
-const char *cuvmm_nvrtc_symbol_name(int i);
-void cuvmm_nvrtc_bind(struct cuvmm_nvrtc_api *api, int i, void *address);
+extern const struct cuvmm_symbol cuvmm_nvrtc_symbols[];
 
 const char *cuvmm_nvrtc_text(const struct cuvmm_nvrtc_api *api, nvrtcResult r);
 nvrtcResult cuvmm_nvrtc_version(const struct cuvmm_nvrtc_api *api, int *major, int *minor);

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cgo/nvrtc"
-	"github.com/cuvmm/cuvmm/internal/fakenvrtc"
+	"github.com/cuvmm/cuvmm/internal/testing/fakenvrtc"
 )
 
 // stranger is a user who is neither root nor, most likely, who runs the tests.

@@ -70,7 +70,7 @@ func (b *baselineFlags) fails(list []report.Comparison) bool {
 func (a *app) compare() *cobra.Command {
 	var o outputFlags
 	var b baselineFlags
-	margin := percent(0.02)
+	margin := percent(defaultMargin)
 	c := command(&cobra.Command{
 		Use:   "compare OLD NEW",
 		Short: "Compare runs, case by case",

@@ -16,6 +16,12 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
+// Within a margin of 1 the ratio of two times counts as equal: the defaults of --margin.
+const (
+	defaultMargin = 0.02 // of all commands except p2p, and of compare
+	peerMargin    = 0.01 // of p2p
+)
+
 // outputFlags are the flags for the report: formats and files.
 type outputFlags struct {
 	format report.Format
@@ -45,7 +51,7 @@ func (o *outputFlags) check() error {
 }
 
 // reject returns a usageError if one of these formats was asked for.
-func (o *outputFlags) reject(why string, formats ...report.Format) error {
+func (o *outputFlags) reject(reason string, formats ...report.Format) error {
 	asked := []report.Format{o.format}
 	for _, name := range o.files {
 		if f, err := report.FormatOf(name); err == nil {
@@ -54,7 +60,7 @@ func (o *outputFlags) reject(why string, formats ...report.Format) error {
 	}
 	for _, f := range asked {
 		if slices.Contains(formats, f) {
-			return usageError{fmt.Errorf("format %s: %s", f, why)}
+			return usageError{fmt.Errorf("format %s: %s", f, reason)}
 		}
 	}
 	return nil
@@ -84,7 +90,7 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	m.settings, m.rounds = set, 10
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
-	m.margin = 0.02
+	m.margin = defaultMargin
 	m.order = choice{value: "random", of: []string{"random", "fixed"}}
 	m.progress = choice{value: "auto", of: []string{"auto", "bar", "plain", "off"}}
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")

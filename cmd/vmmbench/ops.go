@@ -316,11 +316,11 @@ func (s *chunkOps) timeShare(w stopwatch) (err error) {
 	}
 	file := os.NewFile(uintptr(fd), "chunk")
 	defer func() { err = errors.Join(err, file.Close()) }()
-	var again driver.Handle
-	if err := w.call(opImport, func() (err error) { again, err = s.drv.Import(fd, s.size, prop); return err }); err != nil {
+	var imported driver.Handle
+	if err := w.call(opImport, func() (err error) { imported, err = s.drv.Import(fd, s.size, prop); return err }); err != nil {
 		return err
 	}
-	return s.drv.Release(again)
+	return s.drv.Release(imported)
 }
 
 // timePlain allocates and frees plain memory.

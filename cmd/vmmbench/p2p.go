@@ -100,7 +100,7 @@ can: EnablePeers grants all or nothing.`,
 	m.addVerify(f)
 	m.addMinTime(f)
 	// The help prints DefValue, so it has to follow the smaller margin.
-	m.margin = 0.01
+	m.margin = peerMargin
 	f.Lookup("margin").DefValue = m.margin.String()
 	f.Lookup("device").Usage = "the devices: auto (all of CUDA's, else two of the host), cuda:all, host, or a list such as cuda:0,cuda:2"
 	p.flags(f)

@@ -106,12 +106,12 @@ func planPairs(devs []*vmm.Device) (plan report.PeerPlan, err error) {
 				continue
 			}
 			pair := report.PeerPair{Link: linkOf(from, to)}
-			why := failed[to]
+			refusal := failed[to]
 			if at, ok := owners[to]; ok {
-				why = fillPair(&pair, all.Memory[at], from)
+				refusal = fillPair(&pair, all.Memory[at], from)
 			}
-			if why != nil {
-				pair.Why = whyNot(from, to, why)
+			if refusal != nil {
+				pair.Why = whyNot(from, to, refusal)
 			} else {
 				pair.Can = true
 			}
@@ -158,14 +158,14 @@ func whyNot(from, to *vmm.Device, err error) report.Text {
 	if errors.As(err, &pair) {
 		err = pair.Err
 	}
-	why := []string{string(oneLine(err))}
+	reasons := []string{string(oneLine(err))}
 	if from.Info().MIG != "" || to.Info().MIG != "" {
-		why = append(why, "MIG instances cannot be peers")
+		reasons = append(reasons, "MIG instances cannot be peers")
 	}
 	for _, dev := range []*vmm.Device{from, to} {
 		if dev.Info().Compute == "prohibited" {
-			why = append(why, fmt.Sprintf("the compute mode of %s prohibits contexts", dev))
+			reasons = append(reasons, fmt.Sprintf("the compute mode of %s prohibits contexts", dev))
 		}
 	}
-	return report.Text(strings.Join(why, "; "))
+	return report.Text(strings.Join(reasons, "; "))
 }

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// endWithParent has a process killed when this one ends, however it does.
+// endWithParent kills a process when this one ends, however it does.
 func endWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
 
 // monotonic is a clock, in nanoseconds, that all processes of the machine share.

@@ -30,7 +30,7 @@ type readerProcess struct {
 	stop     func() bool   // stops the watch over the context of the run
 
 	mu  sync.Mutex
-	why error // why it takes no requests any more; guarded by mu
+	err error // why it takes no requests any more; guarded by mu
 }
 
 // startReader starts a process that reads what a server on path has published. It is killed
@@ -80,19 +80,19 @@ func (p *readerProcess) wait() {
 }
 
 // end kills the process, and ends what waits for it: a device can hold up its end.
-func (p *readerProcess) end(why error) {
-	p.setLost(why)
+func (p *readerProcess) end(cause error) {
+	p.setLost(cause)
 	_ = p.cmd.Process.Kill()
 	_ = p.in.SetWriteDeadline(past)
 	_ = p.out.SetReadDeadline(past)
 }
 
 // setLost sets why there are no requests any more. The first reason stays.
-func (p *readerProcess) setLost(why error) {
+func (p *readerProcess) setLost(cause error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.why == nil {
-		p.why = why
+	if p.err == nil {
+		p.err = cause
 	}
 }
 
@@ -100,7 +100,7 @@ func (p *readerProcess) setLost(why error) {
 func (p *readerProcess) lost() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.why
+	return p.err
 }
 
 // hasExited waits until the process has ended, and no longer than endTimeout.
@@ -172,12 +172,12 @@ func (p *readerProcess) close() error {
 	}
 	p.stop()
 	_ = p.out.Close()
-	switch why := p.lost(); {
-	case errors.Is(why, context.Canceled):
+	switch err := p.lost(); {
+	case errors.Is(err, context.Canceled):
 		return nil
 	case before == nil && ended && p.cmd.ProcessState.Success():
 		return nil
 	default:
-		return why
+		return err
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// earlier is the run that --resume goes on with. Without cases there is nothing to go on
+// earlier is the run that --resume continues with. Without cases there is nothing to go on
 // with.
 type earlier struct {
 	byID   map[string]report.Case

@@ -14,7 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// A run that was interrupted goes on where it stopped: what it has measured is taken over
+// A run that was interrupted continues where it stopped: what it has measured is taken over
 // as it is, and the rest is measured.
 func TestResume(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())

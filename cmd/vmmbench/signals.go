@@ -24,7 +24,7 @@ func process(set *settings, args []string) int {
 	return code
 }
 
-// pipeOut is stdout. It ends the run when it is read no more. The signal alone would
+// pipeOut is stdout. It ends the run when it is no longer read. The signal alone would
 // not do: it also comes when a process that reads for share has ended.
 type pipeOut struct {
 	*os.File

@@ -10,5 +10,5 @@ import (
 // endSignals end a run: it writes what it has measured, and marks it.
 var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP}
 
-// pipeSignals come with a write to a pipe that is read no more.
+// pipeSignals come with a write to a pipe that is no longer read.
 var pipeSignals = []os.Signal{syscall.SIGPIPE}

@@ -76,7 +76,7 @@ func (r *role) rtc() (err error) {
 }
 
 // takeTurn waits for its turn, opens main's memory, and queues work on it. Without main it
-// fails: there is no memory then, and none is made in its stead.
+// fails: there is no memory then, and takeTurn makes none.
 func (r *role) takeTurn(name string, work func(*ipc.Memory) error) (err error) {
 	var d net.Dialer
 	c, err := d.DialContext(r.ctx, "unix", r.file(socketFile))

@@ -72,7 +72,7 @@ func linksIn(text string) (links []string) {
 	return links
 }
 
-// brokenLinks says which links of the document at file lead nowhere.
+// brokenLinks returns which links of the document at file lead nowhere.
 func brokenLinks(file, text string) (broken []string) {
 	for _, link := range linksIn(text) {
 		to, part, _ := strings.Cut(link, "#")

@@ -40,7 +40,7 @@ func TestSources(t *testing.T) {
 			return err
 		}
 		files++
-		for _, c := range complaints(filepath.ToSlash(rel), src) {
+		for _, c := range violations(filepath.ToSlash(rel), src) {
 			t.Errorf("%s: %s", rel, c)
 		}
 		return nil
@@ -61,9 +61,9 @@ func TestSourceRules(t *testing.T) {
 		{"vmm/range.go", c, `import "C" belongs under cgo/`},
 		{"vmm/cgo/range.go", c, `import "C" belongs under cgo/`},
 		{"cgo/cuda/shim.go", c, ""},
-		{"internal/fakecuda/control_unsafe.go", c, ""},
-		{"internal/fakelib/control_unsafe.go", c, ""},
-		{"internal/fakecuda/other/shim.go", c, `import "C" belongs under cgo/`},
+		{"internal/testing/fakecuda/control_unsafe.go", c, ""},
+		{"internal/testing/fakelib/control_unsafe.go", c, ""},
+		{"internal/testing/fakecuda/other/shim.go", c, `import "C" belongs under cgo/`},
 		{"vmm/range.go", argued, `import "unsafe" belongs in a file named *_unsafe.go, or under cgo/`},
 		{"vmm/unsafe.go", argued, `import "unsafe" belongs in a file named *_unsafe.go, or under cgo/`},
 		{"vmm/range_unsafe.go", bare, "uses unsafe without a Safety: line"},
@@ -74,7 +74,7 @@ func TestSourceRules(t *testing.T) {
 		{"vmm/range.go", long, "601 lines, over 600"},
 		{"vmm/range.go", "package", "expected 'IDENT'"},
 	} {
-		got := strings.Join(complaints(test.path, []byte(test.src)), "; ")
+		got := strings.Join(violations(test.path, []byte(test.src)), "; ")
 		if test.want == "" {
 			require.Empty(t, got, "%s: %q", test.path, test.src)
 		} else {
@@ -84,10 +84,10 @@ func TestSourceRules(t *testing.T) {
 }
 
 // testsOfC are the packages for tests that have C and are not under cgo.
-var testsOfC = []string{"internal/fakelib", "internal/fakecuda", "internal/fakenvrtc", "internal/fakenccl", "internal/nccloop"}
+var testsOfC = []string{"internal/testing/fakelib", "internal/testing/fakecuda", "internal/testing/fakenvrtc", "internal/testing/fakenccl", "internal/testing/nccloop"}
 
-// complaints says what is wrong with the file at path, from the module's root.
-func complaints(path string, src []byte) []string {
+// violations returns what is wrong with the file at path, from the module's root.
+func violations(path string, src []byte) []string {
 	file, err := parser.ParseFile(token.NewFileSet(), path, src, parser.ImportsOnly)
 	if err != nil {
 		return []string{err.Error()}

@@ -101,7 +101,7 @@ var (
 	notCode = regexp.MustCompile("(?m)\"(?:[^\"\\\\\n]|\\\\.)*\"|'(?:[^'\\\\\n]|\\\\.)+'|`[^`]*`|//.*$|/\\*(?s:.*?)\\*/|^#include.*$")
 )
 
-// wordsIn says which listed words and names stand in a file, by line.
+// wordsIn returns which listed words and names stand in a file, by line.
 func wordsIn(ext string, text string, words, names map[string]bool) (found []string) {
 	for n, line := range strings.Split(text, "\n") {
 		for _, id := range identifier.FindAllString(line, -1) {

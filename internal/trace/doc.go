@@ -11,3 +11,13 @@
 // It says nothing of waits: a trace that is read has none, those that are made have. A trace
 // frees every block exactly once.
 package trace
+
+// Files:
+//
+//	trace.go        Trace and Op; scaling one
+//	generate.go     Generators: traces made from a seed
+//	training.go     the trace of a training run
+//	serving.go      the trace of a server for a language model
+//	adversarial.go  traces that make a pool fragment
+//	read.go         reading RMM's logs
+//	replay.go       replaying a trace on a pool

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
-	"github.com/cuvmm/cuvmm/internal/nccloop"
-	"github.com/cuvmm/cuvmm/internal/versus"
+	"github.com/cuvmm/cuvmm/internal/testing/nccloop"
+	"github.com/cuvmm/cuvmm/internal/testing/versus"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 

@@ -25,7 +25,7 @@ type circle struct {
 	dial      dialer // a variable for tests
 
 	mu      sync.Mutex
-	watcher func(why error)
+	watcher func(err error)
 	gone    map[int]frame // of those that have ended, as the others are told
 	over    bool          // this side has closed the links, so their ends are not reported
 	used    bool          // the listener is closed, or another circle's
@@ -110,27 +110,27 @@ func (f frame) goneError() error {
 	return fmt.Errorf("%w: rank %d has ended the group: %s", ErrPeerGone, f.Rank, f.Text)
 }
 
-// watch has gone called, once for each, for members that have said that they end, or whose
-// connection has closed without a goodbye, now or before. It is called from other goroutines, and
-// not for what ends after leave or hangUp; a call that has begun may still run then. If rank 0 has
-// ended, or has left, no more is heard of the others.
-func (c *circle) watch(gone func(why error)) {
+// watch calls gone, once for each, for members that have said that they end, or whose connection
+// has closed without a goodbye, now or before. Other goroutines call it. It is not called for what
+// ends after leave or hangUp; a call that has begun may still run then. If rank 0 has ended, or has
+// left, nothing more is heard of the others.
+func (c *circle) watch(gone func(err error)) {
 	if c == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watcher = gone
-	var why []error // deaths first: others may have ended their group because of them
+	var errs []error // deaths first: others may have ended their group because of them
 	for _, f := range c.gone {
 		if f.Text == "" {
-			why = slices.Insert(why, 0, f.goneError())
+			errs = slices.Insert(errs, 0, f.goneError())
 		} else {
-			why = append(why, f.goneError())
+			errs = append(errs, f.goneError())
 		}
 	}
 	go func() {
-		for _, err := range why {
+		for _, err := range errs {
 			gone(err)
 		}
 	}()
@@ -157,8 +157,8 @@ func (c *circle) leave() {
 }
 
 // hangUp closes the connections, so that the others learn at once that this member has ended, and
-// why if that is not nil. The listener stays, for shrink.
-func (c *circle) hangUp(why error) {
+// the cause if that is not nil. The listener stays, for shrink.
+func (c *circle) hangUp(cause error) {
 	if c == nil {
 		return
 	}
@@ -168,13 +168,13 @@ func (c *circle) hangUp(why error) {
 	c.mu.Unlock()
 	if !over {
 		for _, l := range c.links {
-			if f := (frame{Type: frameGone, Rank: c.rank}); why != nil {
-				f.Text = why.Error()
+			if f := (frame{Type: frameGone, Rank: c.rank}); cause != nil {
+				f.Text = cause.Error()
 				switch {
-				case errors.Is(why, ErrPeerGone):
-				case errors.Is(why, ErrFailed):
+				case errors.Is(cause, ErrPeerGone):
+				case errors.Is(cause, ErrFailed):
 					f.Code = codeFailed
-				case errors.Is(why, os.ErrDeadlineExceeded): // a member is late, and lives
+				case errors.Is(cause, os.ErrDeadlineExceeded): // a member is late, and lives
 					f.Code = codeLate
 				}
 				_ = l.write(f) // an error ends the link

@@ -27,3 +27,25 @@
 // until Device.MarkWritten is called for them, or they are dropped, unmapped, or given back to a
 // pool. Group.Shrink makes a group of those who live.
 package collective
+
+// Files:
+//
+//	options.go      Options and defaults, also Timeout, the deadline of calls; kinds, reductions
+//	errors.go       the errors
+//	join.go         NewID and Join
+//	overrides.go    settings of NCCL that Join refuses
+//	environment.go  FromEnvironment
+//	secret.go       the secret, and how a member proves that it has it
+//	link.go         connections on which that was proved, and their frames
+//	meet.go         how the members meet
+//	circle.go       the connections that stay: who has ended
+//	shrink.go       how the members that live agree on who continues
+//	survivors.go    Group.Shrink; which member an error is about
+//	group.go        Group: Do, Sync, Close, Abort
+//	waits.go        the timer that ends what waits too long, in the engine, for a stream or on one
+//	op.go           Memory and the operations of Do, and their checks
+//	grow.go         the calls that grow memory
+//	rebalance.go    Rebalance
+//	words.go        exchanging words between all members
+//	register.go     Register: chunks as they come and go; windows
+//	nccl.go         NCCL as an engine

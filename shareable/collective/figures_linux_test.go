@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/nccloop"
-	"github.com/cuvmm/cuvmm/internal/versus"
+	"github.com/cuvmm/cuvmm/internal/testing/nccloop"
+	"github.com/cuvmm/cuvmm/internal/testing/versus"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 

@@ -76,7 +76,7 @@ func newGroup(dev *vmm.Device, e engine.Engine, o Options, of engine.Maker, c *c
 		c.hangUp(err)
 		return nil, errors.Join(err, g.Abort())
 	}
-	c.watch(func(why error) { _ = g.fail(why) })
+	c.watch(func(err error) { _ = g.fail(err) })
 	return g, nil
 }
 

@@ -15,8 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/nccloop"
-	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/internal/testing/nccloop"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -24,7 +24,7 @@ import (
 const deadline = time.Second
 
 // TestKilledMembers kills a member before, within and after a call, over NVLink and over
-// sockets. The other one has its error in time, and then goes on with another group.
+// sockets. The other one has its error in time, and then continues with another group.
 func TestKilledMembers(t *testing.T) {
 	needsTwo(t)
 	for name, env := range map[string][]string{"nvlink": nil, "sockets": sockets} {

@@ -31,6 +31,20 @@
 // of WriteFile can be read by this user only.
 package ipc
 
+// Files:
+//
+//	errors.go         the errors
+//	handle.go         Handle, its text and its files
+//	process_linux.go  which process made a handle, and whether it runs
+//	process_other.go  the same on other systems
+//	text.go           what the texts of handles and tokens have in common
+//	memory.go         Memory: Alloc, Open, Close
+//	event.go          EventHandle, OpenEvent
+//	token.go          Token; ExportPool, ExportPointer
+//	pool.go           ImportPool, Pool
+//	block.go          Block, and how several Blocks of one token are freed
+//	registry.go       which tokens this process has exported and imported
+
 // Lock order:
 //
 //	Memory.mu

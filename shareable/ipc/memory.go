@@ -179,8 +179,8 @@ func (m *Memory) ReadAt(b []byte, off int64) (n int, err error) {
 		if n == 0 {
 			return err
 		}
-		if again := m.dev.CopyOut(b[:n], m.ptr+vmm.Ptr(off)); again != nil {
-			n, err = 0, again
+		if copyErr := m.dev.CopyOut(b[:n], m.ptr+vmm.Ptr(off)); copyErr != nil {
+			n, err = 0, copyErr
 		}
 		return err
 	})

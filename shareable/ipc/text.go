@@ -121,8 +121,8 @@ func writeFile(path string, text []byte) error {
 		return err
 	}
 	_, err = f.Write(text)
-	if again := f.Close(); err == nil {
-		err = again
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
 	}
 	if err == nil {
 		err = os.Rename(f.Name(), path)

@@ -11,7 +11,7 @@ import (
 
 // Buffer is an object of a store, mapped in this process. While it is open the store keeps the
 // object's memory, also if the object is deleted, unless that is forced. The memory stays mapped
-// until Close, also if the server ends; where another one goes on with it, the Buffer does too.
+// until Close, also if the server ends; where another one continues with it, the Buffer does too.
 //
 // A Buffer is read-only, unless GetOptions.Write asked for more. Safe for concurrent use.
 // The caller must Close it.

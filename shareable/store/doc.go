@@ -30,6 +30,45 @@
 // rest, and what each failure leaves.
 package store
 
+// Files:
+//
+//	options.go             options of the server, and of Create, Get, Delete: limits, leases
+//	server.go              Server: what it has, its requests; the end of a connection
+//	stats.go               Stats for expvar and for slog
+//	report.go              the Report of a server
+//	ping_linux.go          Ping, which needs no device
+//	entry.go               an object: made, named, deleted
+//	memory.go              an object's memory: created, counted against limits, freed
+//	query.go               QUERY: which objects a client asks for, and what the reply has of each
+//	lease.go               the right to write: given, waited for, ended
+//	fence.go               memory of a writer without a lease: nothing writes to it any more
+//	renew.go               the copy of such memory that a client makes
+//	exit_linux.go          whether a process has ended
+//	exit_other.go          the same on other systems
+//	waits.go               the server: requests that wait for a seal
+//	evict.go               deleting what is not in use
+//	held.go                memory of objects that are gone, which clients keep
+//	keeper.go              KeeperOptions
+//	keeper_linux.go        Keeper: the process that has the socket, starts what serves, and waits for it
+//	kept_linux.go          ServeKept, in the process that a Keeper starts
+//	keptmessages_linux.go  messages between a server and its keeper; what the keeper keeps
+//	records_linux.go       what a server tells its keeper before it promises it
+//	restore_linux.go       how the next server continues with that, and clients with it
+//	other.go               systems other than Linux
+//	id.go                  ID, and what a name can be
+//	client.go              Client and its connection for requests
+//	connect_linux.go       Server.Connect: a Client in the server's process
+//	connect_other.go       the same on other systems
+//	create.go              Create, Append and OpenAppend: a Writer and its lease
+//	writer.go              Writer
+//	publish.go             publishing what a Writer's range shows
+//	writermemory.go        the supplier of a Writer's range
+//	get.go                 Get and GetAll
+//	buffer.go              Buffer
+//	info.go                List, Stat, Link, Delete, Stats
+//	watch.go               the client: Watch
+//	watchers.go            the server: events for those that watch, and how many may queue
+
 // Lock order:
 //
 //	Server.mu       what there is; held for no call of the driver and no write to a client

@@ -12,9 +12,9 @@ import (
 )
 
 // A writer that has lost its lease and whose process may run has the object's memory mapped, and
-// can write to it: one that was stopped, say. So that memory is written to no more. The next client
-// that appends makes an object of its own, with a copy of what was published, and REPLACE has that
-// take the names over:
+// can write to it: one that was stopped, say. So nothing writes to that memory any more. The next
+// client that appends makes an object of its own, with a copy of what was published. REPLACE gives
+// that object the names:
 //
 //	LEASE   -> OBJECT, for reading   the lease: no one else makes a copy meanwhile
 //	ATTACH                           what was published
@@ -99,10 +99,10 @@ func (s *Server) revokeOf(c serve.Conn, f wire.Frame) error {
 }
 
 // takeAway ends the lease that a connection has.
-func (s *Server) takeAway(e *entry, c serve.Conn, why string) {
-	err := fmt.Errorf("%w: the lease has ended: %s", shareable.ErrOwnerGone, why)
+func (s *Server) takeAway(e *entry, c serve.Conn, reason string) {
+	err := fmt.Errorf("%w: the lease has ended: %s", shareable.ErrOwnerGone, reason)
 	if s.opts.Logger != nil {
-		s.opts.Logger.Warn("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", why)
+		s.opts.Logger.Warn("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", reason)
 	}
 	s.endLease(e, c, !e.durable(), true, requestID{})
 	go func() { // it may not read
@@ -111,7 +111,7 @@ func (s *Server) takeAway(e *entry, c serve.Conn, why string) {
 	}()
 }
 
-// replace has an object take the names of one that is written to no more.
+// replace has an object take the names of one that is no longer written to.
 func (s *Server) replace(c serve.Conn, f wire.Frame) error {
 	q, err := wire.DecodeReplace(f.Payload)
 	if err != nil {

@@ -38,18 +38,18 @@ func (s *Server) hold(user uint32, c *vmm.Chunk) {
 
 // freeHeld asks the driver about chunks that are held where a user's request exceeds a limit, the
 // user's own first, and reports whether one is free.
-func (s *Server) freeHeld(user uint32) (some bool) {
+func (s *Server) freeHeld(user uint32) (found bool) {
 	own := func(h heldChunk) bool { return h.user == user }
 	return s.askHeld(heldAsked, own) || s.askHeld(heldAsked, func(h heldChunk) bool { return !own(h) })
 }
 
 // askHeld asks the driver about chunks that are held, and reports whether one is free.
-func (s *Server) askHeld(most int, may func(heldChunk) bool) (some bool) {
+func (s *Server) askHeld(most int, may func(heldChunk) bool) (found bool) {
 	for _, h := range s.takeHeld(most, may) {
 		free, err := h.chunk.Freed()
 		s.mu.Lock()
 		if free || err != nil {
-			some = true
+			found = true
 			s.heldBytes -= h.chunk.Size()
 			s.ledger.Return(h.user, heldAmount(h.chunk))
 		} else {
@@ -57,7 +57,7 @@ func (s *Server) askHeld(most int, may func(heldChunk) bool) (some bool) {
 		}
 		s.mu.Unlock()
 	}
-	return some
+	return found
 }
 
 // takeHeld takes some of the chunks that are held, the first ones.

@@ -73,7 +73,7 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 	return &Keeper{socket: kept, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), reloads: make(chan chan error)}, nil
 }
 
-// tell says what the Keeper does.
+// tell calls KeeperOptions.Changed.
 func (k *Keeper) tell(s KeeperState) {
 	if f := k.opts.Changed; f != nil {
 		f(s)

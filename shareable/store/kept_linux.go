@@ -22,8 +22,8 @@ import (
 // IsKept reports whether a Keeper has started this process.
 func IsKept() bool { return os.Getenv(keptBy) != "" }
 
-// ServeKept serves in a process that a Keeper has started, and goes on with what the one before it
-// had. It calls began once it serves. It returns nil once ctx or the Keeper has ended. dev must be
+// ServeKept serves in a process that a Keeper has started, and continues with what the one before
+// it had. It calls began once it serves. It returns nil once ctx or the Keeper has ended. dev must be
 // the same device as before. It is called once.
 func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Server)) error {
 	if ctx == nil {

@@ -17,7 +17,7 @@ import (
 
 // What a reply promises is with the keeper before: for each object a text that only servers
 // understand, and the descriptors of its chunks and of its writer's page; for each client the last
-// request that was done. A server that begins gets all of that, and goes on with the objects that
+// request that was done. A server that begins gets all of that, and continues with the objects that
 // are sealed, with what was published of those that are durable, and with those whose writers come
 // back.
 

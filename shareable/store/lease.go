@@ -373,14 +373,14 @@ func (s *Server) passLeaseLocked(e *entry) {
 }
 
 // refuseLeasesLocked ends the requests that wait for a lease. Requires mu.
-func (s *Server) refuseLeasesLocked(e *entry, why error) {
+func (s *Server) refuseLeasesLocked(e *entry, cause error) {
 	invariants.Held(&s.mu)
 	for _, w := range e.waiting {
 		s.overLocked(w)
 		if x := s.clients[w.c]; x != nil {
 			delete(x.queues, e.id)
 		}
-		go func() { _ = w.c.Refuse(w.request, why) }() // an error ends the connection
+		go func() { _ = w.c.Refuse(w.request, cause) }() // an error ends the connection
 	}
 	e.waiting = nil
 }

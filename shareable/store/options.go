@@ -112,7 +112,7 @@ type CreateOptions struct {
 	// once.
 	Growable bool
 	// Durable has the object, and what was published of it, outlive its Writer: another one
-	// goes on with Client.Append. Without it an object goes with its writer unless it is
+	// continues with Client.Append. Without it an object goes with its writer unless it is
 	// sealed.
 	Durable bool
 	// Wait has Client.OpenAppend wait until no other Writer has the object, as long as the

@@ -20,8 +20,8 @@ func (s *Server) query(c serve.Conn, f wire.Frame) error {
 	size := 0
 	for after, more := q.After, true; more && !found.More; {
 		s.mu.Lock()
-		some := s.someAfterLocked(after)
-		for _, e := range some {
+		entries := s.nextEntriesLocked(after)
+		for _, e := range entries {
 			after = e.id
 			if e.deleted || !e.matchesLocked(q) {
 				continue
@@ -34,7 +34,7 @@ func (s *Server) query(c serve.Conn, f wire.Frame) error {
 			found.Entries = append(found.Entries, info)
 		}
 		s.mu.Unlock()
-		more = len(some) == queryStep
+		more = len(entries) == queryStep
 	}
 	return reply(c, wire.TypeFound, f.Request, found.Append(nil))
 }
@@ -42,9 +42,9 @@ func (s *Server) query(c serve.Conn, f wire.Frame) error {
 // queryStep is how many objects QUERY looks at before others get a turn.
 const queryStep = 256
 
-// someAfterLocked returns up to queryStep objects with ids above after, by id. They are
+// nextEntriesLocked returns up to queryStep objects with ids above after, by id. They are
 // valid as long as mu is held. Requires mu.
-func (s *Server) someAfterLocked(after uint64) []*entry {
+func (s *Server) nextEntriesLocked(after uint64) []*entry {
 	invariants.Held(&s.mu)
 	i, found := slices.BinarySearchFunc(s.order, after, (*entry).byID)
 	if found {

@@ -20,7 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -194,7 +194,7 @@ func (u *user) create(ctx context.Context) error {
 	return err
 }
 
-// take goes on with an object that another has written to.
+// take continues with an object that another has written to.
 func (u *user) take(ctx context.Context) error {
 	if len(u.writers) > 3 {
 		return u.end(ctx)

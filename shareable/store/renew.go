@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// renew makes the Writer of an object that is a copy of one that is written to no more, of which w
-// has the lease. Nothing is left of w.
+// renew makes the Writer of an object that is a copy of one that is no longer written to, of which
+// w has the lease. Nothing is left of w.
 func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 	alive, stop := context.WithCancel(ctx)
 	defer stop()

@@ -45,7 +45,7 @@ func (s *Server) stateLocked(e *entry) entryState {
 	return st
 }
 
-// isRestorable reports whether a server that begins goes on with an object.
+// isRestorable reports whether a server that begins continues with an object.
 func (st *entryState) isRestorable() bool {
 	return st.Sealed || st.Started && (st.Flags&wire.StoreDurable != 0 || st.Lease != "")
 }
@@ -124,7 +124,7 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 	return s, text.IDs, gone, nil
 }
 
-// states are those of the objects that a server that begins goes on with. A name is that of the
+// states are those of the objects that a server that begins continues with. A name is that of the
 // object that got it last; one that has lost all of its names has gone.
 func (k *keptObjects) states() map[uint64]*entryState {
 	all := map[uint64]*entryState{}

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/exp/stats"
 	"golang.org/x/sys/unix"
 
-	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 )

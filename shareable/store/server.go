@@ -175,8 +175,8 @@ func (s *Server) Path() string {
 	return s.conns.Path()
 }
 
-// Instance is a random number of this server: another one after each start, unless it goes on with
-// what another had.
+// Instance is a random number of this server: another one after each start, unless it continues
+// with what another had.
 func (s *Server) Instance() [16]byte {
 	if s == nil || s.dev == nil {
 		return [16]byte{}

@@ -24,7 +24,7 @@ import (
 // loses its device. They are held, so SetLen and Clip below them, and the range's Close,
 // return vmm.ErrBusy.
 //
-// If the server ends and no other one goes on with the object, if the lease was taken away, or if
+// If the server ends and no other one continues with the object, if the lease was taken away, or if
 // another client deletes the object, Err says so. The memory stays mapped, but nothing more is
 // published.
 //
@@ -38,7 +38,7 @@ type Writer struct {
 	ahead   uint64 // bytes
 	durable bool
 	created bool   // by this Writer
-	fenced  bool   // the object's memory is written to no more
+	fenced  bool   // the object's memory is no longer written to
 	size    uint64 // bytes of a created object
 	id      ID
 	obj     wire.Object

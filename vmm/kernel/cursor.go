@@ -121,7 +121,7 @@ func (x capacity) MemoryArg(m *vmm.MemoryArg) {
 // elements as it has appended.
 //
 // If the range cannot grow any more, Append returns that error (vmm.ErrFull, vmm.ErrOutOfMemory),
-// and what fitted has been appended. After any error Resume goes on with the items that are
+// and what fitted has been appended. After any error Resume continues with the items that are
 // unfinished. An Append of other items forgets them; one of 0 items, which does nothing
 // otherwise, returns vmm.ErrInvalid instead.
 //
@@ -131,7 +131,7 @@ func (c *Cursor) Append(s *vmm.Stream, items uint64, launch func(items uint64) e
 	return c.run(s, launch, func() error { return c.begin(items) })
 }
 
-// Resume goes on with the items that the last Append, or Resume, could not finish, and
+// Resume continues with the items that the last Append, or Resume, could not finish, and
 // returns how many elements it has appended itself.
 func (c *Cursor) Resume(s *vmm.Stream, launch func(items uint64) error) (n uint64, err error) {
 	return c.run(s, launch, func() error { return nil })

@@ -30,3 +30,23 @@
 // launch that comes too late is refused and none faults. A kernel gets the length that a
 // vector has at the launch, and may rely on nothing beyond it while it runs.
 package kernel
+
+// Files:
+//
+//	load.go                  Code, Load, Module.Func; Host, the Go functions that replace kernels
+//	compile.go               CUDA source to an image, by cgo/nvrtc; AppendHeader
+//	ptx.go                   the parameters of kernels, read from PTX text
+//	func.go                  Func: Launch, Bind, Bound, Occupancy; what a bound launch writes anew
+//	args.go                  Go values as arguments: Memory, Read, Pointer; layout; Config, Over
+//	hostfunc.go              Go functions as kernels of the host driver; Threads
+//	slice_unsafe.go          Slice, and values of plain data as bytes
+//	cursor.go                Cursor: Append and Resume, their passes, and the growth between them
+//	devicecursor.go          a cursor as Go functions see it
+//	builtin.go               Builtins: loading, how they are launched, scratch memory, patterns
+//	builtinops.go            Iota, sums, Min, Max, Compact, Gather, Scatter, Copy
+//	hostbuiltin.go           the built-in kernels as Go functions
+//	pattern.go               the pattern that FillPattern writes
+//	device/cuvmm_append.cuh  appending, on the device's side; users include it too
+//	device/builtin.cu        the built-in kernels
+//	device/builtin.ptx       what make kernels makes of them
+//	device/bench.cu          checks and measures them without Go

@@ -49,6 +49,36 @@
 // a time: of two Frees one returns ErrDoubleFree.
 package pool
 
+// Files:
+//
+//	allocator.go   Allocator, Reuse, Stats: what Pool and DriverPool have in common
+//	options.go     Options
+//	errors.go      the errors
+//	pool.go        Pool: its fields, New, checks and defaults of Options; Alloc, Free, FreeNow
+//	block.go       Block
+//	search.go      the order in which memory for a block is looked for; OnOOM
+//	look.go        one look: idle memory, other streams' memory, waits, why there is none
+//	heap.go        taking, cutting, joining and freeing runs of memory; holes
+//	extent.go      a run of addresses and its kind; free lists; regions
+//	bins.go        free runs by size
+//	chunks.go      mapping: moving idle chunks, creating new ones, what happens if that fails
+//	lastfreed.go   the long block that a stream freed last, for its next one without Pool.mu
+//	small.go       short blocks: allocating and freeing in slabs; slabs of closed streams
+//	remote.go      short blocks that were freed in other streams, and blocks lent to other streams
+//	slab.go        one slab, and a stream's lists of them
+//	classes.go     the sizes of blocks in slabs
+//	stream.go      what a pool knows of a stream: counts, fences, how far it has come
+//	resize.go      Resize
+//	find.go        Find: the block of an address
+//	lookup.go      Lookup: the pool of an address, also of the driver's
+//	trim.go        TrimTo, the release threshold, giving memory back under pressure
+//	admin.go       Device, Reservation, SetReuse, Grant and Revoke, Stats, ResetPeaks
+//	tracing.go     Options.Trace and SampleStacks, Samples
+//	close.go       Close
+//	driverpool.go  DriverPool: NewDriver, DriverDefault, DriverCurrent; FreePlain
+//	hold.go        HoldBlock of a Pool: how a block is kept from being freed
+//	driverhold.go  what package ipc needs of a DriverPool: Hold, HoldBlock, WrapDriver
+
 // Lock order:
 //
 //	Pool.closeMu           Close, and calls that wait for its outcome

@@ -4,7 +4,6 @@
 
 #include <dlfcn.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,20 +31,12 @@ static long long now(void) {
 	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-// bind_all finds every symbol. It returns the name of a missing required one; a
-// missing optional one stays NULL.
-static const char *bind_all(struct cloop *l) {
-	void *at;
-#define MAY(field, symbol, params) \
-	at = dlsym(l->lib, symbol); \
-	memcpy(&l->api.field, &at, sizeof at);
-#define NEED(field, symbol, params) \
-	MAY(field, symbol, params) \
-	if (at == NULL) \
-		return symbol;
+static const struct cuvmm_symbol symbols[] = {
+#define NEED(field, symbol, params) {symbol, offsetof(struct cuvmm_api, field), 1},
+#define MAY(field, symbol, params) {symbol, offsetof(struct cuvmm_api, field), 0},
 	CUVMM_SYMBOLS(NEED, MAY)
-	return NULL;
-}
+	{0},
+};
 
 static cloop_took start(struct cloop *l) {
 	TRY(l, init, 0);
@@ -67,7 +58,7 @@ cloop_took cloop_open(struct cloop **out, const char *path, int dev) {
 		.access = {.location = {CU_MEM_LOCATION_TYPE_DEVICE, dev}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
 	};
 	cloop_took t = {.call = "dlopen", .r = -1};
-	if (l->lib != NULL && (t.call = bind_all(l)) == NULL)
+	if (l->lib != NULL && (t.call = cuvmm_bind(l->lib, symbols, &l->api)) == NULL)
 		t = start(l);
 	if (t.call != NULL) {
 		if (l->lib != NULL)

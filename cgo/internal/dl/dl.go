@@ -1,27 +1,35 @@
 //go:build cgo && linux
 
-// Package dl opens shared libraries at run time.
+// Package dl opens shared libraries at run time and finds their symbols.
 package dl
 
 /*
+#cgo CFLAGS: -std=gnu11 -Wall -Wextra -Werror
 #cgo LDFLAGS: -ldl
-#include <dlfcn.h>
 #include <stdlib.h>
+#include "dl.h"
 */
 import "C"
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"unsafe"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Library is an open shared library.
 // Safety: handle is the loader's and is only ever handed back to it.
-type Library struct{ handle unsafe.Pointer }
+type Library struct {
+	path   string
+	handle unsafe.Pointer
+}
 
-// Open loads a library and all it needs. The error has the loader's text.
-func Open(path string) (*Library, error) {
+// Open loads a library and all it needs. The error is a *driver.CallError with the loader's
+// text. Its kind is absent if there is no such file, and else driver.ErrNotSupported.
+func Open(path string, absent error) (*Library, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
 	// The loader's text belongs to the thread.
@@ -29,32 +37,29 @@ func Open(path string) (*Library, error) {
 	defer runtime.UnlockOSThread()
 	h := C.dlopen(name, C.RTLD_NOW|C.RTLD_LOCAL)
 	if h == nil {
-		return nil, loaderError()
+		call := &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported, Err: loaderError()}
+		if !There(path) {
+			call.Kind = absent
+		}
+		return nil, call
 	}
-	return &Library{h}, nil
+	return &Library{path, h}, nil
 }
 
-// Sym finds a symbol's address.
-func (l *Library) Sym(name string) (unsafe.Pointer, error) {
-	c := C.CString(name)
-	defer C.free(unsafe.Pointer(c))
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	p := C.dlsym(l.handle, c)
-	if p == nil {
-		return nil, loaderError()
-	}
-	return p, nil
+// Bind writes the addresses of the library's symbols into api, nil for what it does not have.
+// It returns the first required symbol that is missing, and else "".
+//
+// Safety: symbols is a table of struct cuvmm_symbol, whose offsets are of fields of api.
+func (l *Library) Bind(symbols, api unsafe.Pointer) (missing string) {
+	return C.GoString(C.cuvmm_bind(l.handle, (*C.struct_cuvmm_symbol)(symbols), api))
 }
 
-// Close unloads the library if nothing else has it open.
-func (l *Library) Close() error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if C.dlclose(l.handle) != 0 {
-		return loaderError()
-	}
-	return nil
+// TooOld unloads a library that lacks a symbol, unless something else has it open, and returns
+// the error. None of its functions may have been called.
+func (l *Library) TooOld(what, missing string) error {
+	C.dlclose(l.handle)
+	return &driver.CallError{Call: "open " + l.path, Kind: driver.ErrNotSupported,
+		Err: fmt.Errorf("%s is too old: it has no %s", what, missing)}
 }
 
 // loaderError is the loader's text about the last call.

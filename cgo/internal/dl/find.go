@@ -4,10 +4,34 @@ package dl
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
+
+// OpenFirst returns the first of the candidates that open can open. If there is none, the
+// error Is driver.ErrNotSupported and says what was looked for.
+func OpenFirst[L any](library string, candidates []string, open func(path string) (L, error)) (first L, err error) {
+	var sought, texts []string
+	for _, candidate := range candidates {
+		l, err := open(candidate)
+		switch {
+		case err == nil:
+			return l, nil
+		case There(candidate):
+			texts = append(texts, err.Error())
+		default:
+			sought = append(sought, candidate)
+		}
+	}
+	if len(sought) > 0 {
+		texts = append(texts, "looked for "+strings.Join(sought, ", "))
+	}
+	return first, &driver.CallError{Call: "open " + library, Kind: driver.ErrNotSupported, Err: errors.New(strings.Join(texts, "; "))}
+}
 
 // There reports whether there is a file that the loader would load for path. The loader
 // itself reports failures only as text, in any language. A name without a slash is

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable/collective"
 	"github.com/cuvmm/cuvmm/shareable/collective/collectivetest"
 	"github.com/cuvmm/cuvmm/vmm"

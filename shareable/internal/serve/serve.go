@@ -156,7 +156,7 @@ type Notified struct {
 }
 
 // Client is a client's end of its connections to a store, one after the other: if a server ends
-// that another takes the place of, it connects again, and requests that have no reply are sent
+// that another replaces, it connects again, and requests that have no reply are sent
 // again. Its methods are safe for concurrent use.
 type Client interface {
 	// Call sends a request, and calls done with its reply in the goroutine that reads the

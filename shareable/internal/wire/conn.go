@@ -326,9 +326,10 @@ func (c *Conn) Shutdown() error { return shutdown(c.c) }
 // ShutdownWrite is Shutdown for what this side sends.
 func (c *Conn) ShutdownWrite() error { return c.c.CloseWrite() }
 
-// AwaitEnd waits until the peer's end of the connection is closed or shut down, by its last process
-// for one, or until a read deadline passes. After ShutdownWrite, and of a peer that sends nothing
-// more, that is the end of what it reads. No Read may run.
+// AwaitEnd waits, after ShutdownWrite, until the peer's end of the connection is closed or shut
+// down, by the end of its last process for one, or until a read deadline passes. It does not wait for
+// a peer that sends descriptors, which may be those of its own end, or sends without end. No Read
+// may run.
 func (c *Conn) AwaitEnd() { awaitEnd(c.c) }
 
 // Discard takes what the peer sent before Shutdown and nothing has read. It returns

@@ -35,3 +35,18 @@
 //
 // docs/protocol.md describes every field.
 package wire
+
+// Files:
+//
+//	header.go        types of frames, their header, how many descriptors each has; ProtocolError
+//	requests.go      frames of a reader's requests, and their replies
+//	events.go        frames of what the owner tells its readers: chunks, retirements, seals, ends
+//	object.go        the description of an object: layout, kinds of element
+//	store.go         frames of a store and its writers
+//	codec.go         numbers and strings in a frame
+//	conn.go          Conn: reading and writing frames
+//	fd.go            FD: a descriptor that is closed once
+//	tracker.go       Tracker: what a reader accepts from its owner, chunk by chunk
+//	sys_linux.go     the calls of Linux behind a Conn: descriptors, who is at the other end
+//	unread_linux.go  waiting for a frame without reading it; RefuseFDs
+//	sys_other.go     systems other than Linux

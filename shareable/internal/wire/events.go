@@ -124,7 +124,7 @@ func DecodeSealed(payload []byte) (Sealed, error) {
 	return finish(&d, s)
 }
 
-// Deleted says that an object is published no more.
+// Deleted says that an object is no longer published.
 type Deleted struct {
 	Object uint64
 }

@@ -49,7 +49,7 @@ const (
 
 // Features of an owner's HELLO.
 const (
-	FeatureKept   = 1 << iota // another process takes the place of the owner when it ends
+	FeatureKept   = 1 << iota // another process replaces the owner when it ends
 	FeatureReload             // the process that the kernel names for the listener takes SIGHUP as a request for that
 )
 

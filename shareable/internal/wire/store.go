@@ -520,7 +520,7 @@ func DecodeResume(payload []byte) (Resume, error) {
 	return finish(&d, r)
 }
 
-// Replace has an object take the names of one that is written to no more.
+// Replace has an object take the names of one that is no longer written to.
 type Replace struct {
 	Old, New uint64
 }

@@ -81,18 +81,6 @@ func shutdown(c *net.UnixConn) error {
 	return err
 }
 
-func awaitEnd(c *net.UnixConn) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return
-	}
-	_ = raw.Read(func(fd uintptr) bool {
-		p := []unix.PollFd{{Fd: int32(fd)}}
-		_, err := unix.Poll(p, 0)
-		return err == nil && p[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
-	})
-}
-
 func queued(c *net.UnixConn) (int, error) {
 	return withFD(c, func(fd int) (int, error) { return unix.IoctlGetInt(fd, unix.SIOCOUTQ) })
 }

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"errors"
+	"math"
 	"net"
 	"syscall"
 
@@ -52,26 +53,55 @@ func peek(fd int, control []byte) (size int, message, fds bool, err error) {
 // discard is Conn.Discard. Every packet comes with its sender's credentials here, and
 // the end of the connection does not.
 func discard(c *net.UnixConn) (empty bool) {
-	control := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
 	empty, err := withFD(c, func(fd int) (bool, error) {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
-			return false, err
-		}
-		for {
-			_, message, fds, err := peek(fd, control)
-			switch {
-			case errors.Is(err, unix.ECONNRESET): // reported once, before what is unread
-			case err != nil, fds:
-				return false, err
-			case !message:
-				return true, nil
-			default:
-				_, _, _, _, err = unix.Recvmsg(fd, nil, nil, unix.MSG_DONTWAIT)
-				if err != nil {
-					return false, err
-				}
-			}
-		}
+		left := math.MaxInt
+		return discardPackets(fd, &left)
 	})
 	return empty && err == nil
+}
+
+// discardPackets takes up to left packets, and counts left down. It returns true if there is none
+// any more, and false at one with descriptors.
+func discardPackets(fd int, left *int) (empty bool, err error) {
+	control := make([]byte, unix.CmsgSpace(unix.SizeofUcred))
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
+		return false, err
+	}
+	for ; *left > 0; *left-- {
+		_, message, fds, err := peek(fd, control)
+		switch {
+		case errors.Is(err, unix.ECONNRESET): // reported once, before what is unread
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			return true, nil
+		case err != nil, fds:
+			return false, err
+		case !message:
+			return true, nil
+		}
+		if _, _, _, _, err := unix.Recvmsg(fd, nil, nil, unix.MSG_DONTWAIT); err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// maxLate is how many packets may come from a peer that has been told of the end.
+const maxLate = 1024
+
+// awaitEnd is Conn.AwaitEnd.
+func awaitEnd(c *net.UnixConn) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return
+	}
+	left := maxLate
+	_ = raw.Read(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd)}}
+		if _, err := unix.Poll(p, 0); err != nil || p[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0 {
+			return true
+		}
+		empty, err := discardPackets(int(fd), &left)
+		return !empty || err != nil
+	})
 }

@@ -38,9 +38,9 @@ type check struct {
 	patience   time.Duration
 }
 
-// waitsFor is the patience of a case of t. It ends long before the deadline of the
+// patienceOf is the patience of a case of t. It ends long before the deadline of the
 // run, which would lose what was found.
-func waitsFor(t *testing.T) time.Duration {
+func patienceOf(t *testing.T) time.Duration {
 	if deadline, ok := t.Deadline(); ok {
 		return min(patience, time.Until(deadline)/4)
 	}

@@ -89,7 +89,7 @@ func runSuite(t *testing.T, suite string, open func(testing.TB) driver.Driver) [
 			continue
 		}
 		t.Run(r.Name, func(t *testing.T) {
-			c := &check{TB: t, rule: r, patience: waitsFor(t)}
+			c := &check{TB: t, rule: r, patience: patienceOf(t)}
 			t.Cleanup(func() { // the last of them, so it knows what the others found
 				results = append(results, Result{Rule: r, Driver: c.name, Outcome: c.outcome()})
 			})

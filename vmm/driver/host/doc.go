@@ -111,3 +111,49 @@
 // under memMu held for reading, and memory is unmapped under memMu held for writing. So
 // an unmap sees all work that has passed a check.
 package host
+
+// Files:
+//
+//	config.go          Config, Default, and the text that describes devices
+//	driver.go          Driver and New: the state of all devices
+//	info.go            Devices: what the machine has
+//	machine.go         the machine's memory and its limit of mappings
+//	processlimits.go   mappings and addresses that all Drivers of the process have together
+//	device.go          device: Open, Close, MemInfo, Sync, Do
+//	context.go         what the open Devices of one ordinal share; how it stops
+//	reset.go           ResetContext
+//	lost.go            lost devices: which use of memory loses one
+//	errors.go          the errors of calls that break a rule
+//	reserve.go         Reserve and Free: regions of addresses
+//	mapping.go         Map and Unmap
+//	borders.go         where the kernel's mappings meet; merged changes of access
+//	access.go          SetAccess and Access, and what the page table then allows
+//	memory.go          Create and Release: a memfd, or a part of an arena
+//	arena.go           arenas: one memfd for many small memories
+//	untouched.go       writing to memory that nothing has touched yet, through its file
+//	freed.go           Freed: shared memory that is free
+//	orphans.go         memory that was released here and that other processes still have
+//	export.go          Export and Import of descriptors
+//	copy.go            CopyIn, CopyOut, Copy, Fill
+//	copy2d.go          copies of rows with a pitch
+//	copypeer.go        CopyPeer
+//	stream.go          streams: queues, and the goroutine of one that has work
+//	defaultstreams.go  the default streams, by CUDA's numbers
+//	meetings.go        counting the calls that are under way with a stream or a context
+//	event.go           events of one process
+//	sharedevent.go     events of several processes
+//	capture.go         captures of streams
+//	graph.go           graphs, and launching them
+//	kernel.go          modules, functions and launches of Go kernels
+//	streammemops.go    WriteValue and WaitValue
+//	allocator.go       plain and pinned memory
+//	pool.go            pools: blocks, and what they cache
+//	pooler.go          the driver's calls on pools
+//	poolsharer.go      pools in other processes
+//	sparse.go          sparse files, of which blocks that other processes may open are parts
+//	legacyipc.go       handles of plain memory and of events
+//	peers.go           pairs of devices: what is possible, and legacy access
+//	process.go         the id of a process, and whether it runs
+//	sys_unsafe.go      mmap and its kin, and memory by its address
+//	unsupported.go     calls that host memory does not support
+//	other.go           systems other than Linux

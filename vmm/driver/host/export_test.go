@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/silentfs"
-	"github.com/cuvmm/cuvmm/internal/testgate"
+	"github.com/cuvmm/cuvmm/internal/testing/silentfs"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"

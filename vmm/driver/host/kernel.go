@@ -278,7 +278,7 @@ func (c *context) runKernel(name string, run func(*driver.Launch) error, l *driv
 	return false
 }
 
-// panicText says what a kernel panicked with.
+// panicText returns what a kernel panicked with.
 func panicText(p any) (text string) {
 	defer func() {
 		if recover() != nil {

@@ -1,5 +1,5 @@
 // Package freelist lists pieces of memory that no one uses, found by kind and size
-// and evicted by age. It knows no lock and calls no driver.
+// and evicted, the oldest first. It knows no lock and calls no driver.
 package freelist
 
 import (

@@ -1,16 +1,3 @@
-// Package order owns the order of a device's work: which work comes before which, where a
-// stream ends, and which of the driver's calls may meet. It alone records events, queries and
-// frees streams, and begins, joins and ends captures.
-//
-// CUDA ends the process where a wait for a context, or a record or a query of a stream, meets
-// another thread's begin or end of a capture, whether or not it was asked before if the stream
-// is being captured (docs/driver-notes.md). So each device has a Gate. A call that changes which
-// streams are being captured has the Gate alone; one that looks at the end of a stream or of the
-// context shares it, and asks under it. Nothing waits for work under a Gate, where the driver
-// can record an event for a whole context: what waits, waits for the event. A record behind a
-// stream whose queue is full does block, and begins with it.
-//
-// A capture that another library begins takes no Gate. Its calls can meet any of ours.
 package order
 
 import (

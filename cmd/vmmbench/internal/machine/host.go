@@ -1,7 +1,3 @@
-// Package machine reads what a report says of the machine, and its state: of the host
-// from the files of the system, of GPUs from those and from NVML, NVIDIA's management
-// library. What cannot be read is null in the report, with the reason. Nothing here
-// changes the machine, and nothing makes a context on a device.
 package machine
 
 import (

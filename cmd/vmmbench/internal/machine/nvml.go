@@ -113,31 +113,31 @@ func deviceStates(root string, devices []report.Device, open func() (library, er
 // there, and from the files of the system.
 func deviceState(root string, which id, lib library, absent error) *report.DeviceState {
 	s := &report.DeviceState{}
-	var why reasons
-	fromSystem(s, root, which.pci, &why)
+	var missing reasons
+	fromSystem(s, root, which.pci, &missing)
 	if absent != nil {
-		why.add("NVML", absent)
+		missing.add("NVML", absent)
 	} else {
 		version, err := lib.driver()
 		s.DriverVersion = report.Text(version)
-		why.add("driver_version", err)
+		missing.add("driver_version", err)
 		g, err := lib.find(which)
 		if err != nil {
-			why.add("NVML", err)
+			missing.add("NVML", err)
 		} else {
-			fromNVML(s, g, &why)
+			fromNVML(s, g, &missing)
 		}
 	}
-	s.Reason = why.text()
+	s.Reason = missing.text()
 	return s
 }
 
 // fromNVML fills in what NVML knows.
-func fromNVML(s *report.DeviceState, g gpu, why *reasons) {
+func fromNVML(s *report.DeviceState, g gpu, missing *reasons) {
 	get := func(q query) *uint64 {
 		n, err := g.value(q)
 		if err != nil {
-			why.add(q.String(), err)
+			missing.add(q.String(), err)
 			return nil
 		}
 		return &n
@@ -175,7 +175,7 @@ func fromNVML(s *report.DeviceState, g gpu, why *reasons) {
 		if n, err := g.value(x.query); err == nil {
 			*x.field = &n
 		} else if *x.field == nil {
-			why.add(x.String(), err)
+			missing.add(x.String(), err)
 		}
 	}
 	s.Persistence, s.ECC, s.C2C = on(persistence), on(ecc), on(c2c)
@@ -183,16 +183,16 @@ func fromNVML(s *report.DeviceState, g gpu, why *reasons) {
 	if n, err := g.nvlinks(); err == nil {
 		s.NVLinks = &n
 	} else {
-		why.add("nvlinks", err)
+		missing.add("nvlinks", err)
 	}
-	otherProcesses(s, g, why)
+	otherProcesses(s, g, missing)
 }
 
 // otherProcesses counts the processes on the GPU but for this one.
-func otherProcesses(s *report.DeviceState, g gpu, why *reasons) {
+func otherProcesses(s *report.DeviceState, g gpu, missing *reasons) {
 	all, err := g.processes()
 	if err != nil {
-		why.add("other_processes", err)
+		missing.add("other_processes", err)
 		return
 	}
 	// Their memory is known only if that of each of them is.
@@ -213,7 +213,7 @@ func otherProcesses(s *report.DeviceState, g gpu, why *reasons) {
 	if known {
 		s.ProcessesMemory = &bytes
 	} else {
-		why.add("other_processes_memory", errors.New("the driver does not give it for each process"))
+		missing.add("other_processes_memory", errors.New("the driver does not give it for each process"))
 	}
 }
 
@@ -232,22 +232,22 @@ func throttleNames(bits uint64) []string {
 }
 
 // fromSystem fills in what the files of the system know of a PCI device.
-func fromSystem(s *report.DeviceState, root, pci string, why *reasons) {
+func fromSystem(s *report.DeviceState, root, pci string, missing *reasons) {
 	dir := filepath.Join("sys/bus/pci/devices", pci)
 	read := func(name, file string) string {
 		text, err := line(root, filepath.Join(dir, file))
-		why.add(name, err)
+		missing.add(name, err)
 		return text
 	}
 	if pci == "" {
-		why.add("numa_node", errors.New("the device is on no PCI bus"))
+		missing.add("numa_node", errors.New("the device is on no PCI bus"))
 		return
 	}
 	if node, err := strconv.Atoi(read("numa_node", "numa_node")); err == nil {
 		if node >= 0 {
 			s.NUMANode = &node
 		} else {
-			why.add("numa_node", errors.New("the system ties the device to no node"))
+			missing.add("numa_node", errors.New("the system ties the device to no node"))
 		}
 	}
 	s.CPUs = report.Text(read("cpu_affinity", "local_cpulist"))

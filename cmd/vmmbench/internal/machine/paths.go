@@ -32,13 +32,13 @@ func addPaths(devices []report.Device, links []*report.Link, open func() (librar
 		if !ok || !too {
 			continue
 		}
-		var why reasons
+		var missing reasons
 		if absent != nil {
-			why.add("path", absent)
+			missing.add("path", absent)
 		} else {
-			why.add("path", addPath(l, lib, from, to, &why))
+			missing.add("path", addPath(l, lib, from, to, &missing))
 		}
-		if text := why.text(); l.Reason == "" {
+		if text := missing.text(); l.Reason == "" {
 			l.Reason = text
 		} else if text != "" {
 			l.Reason += "; " + text
@@ -47,7 +47,7 @@ func addPaths(devices []report.Device, links []*report.Link, open func() (librar
 }
 
 // addPath fills in one link. Its error is why nothing could be asked.
-func addPath(l *report.Link, lib library, from, to id, why *reasons) error {
+func addPath(l *report.Link, lib library, from, to id, missing *reasons) error {
 	a, err := lib.find(from)
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ func addPath(l *report.Link, lib library, from, to id, why *reasons) error {
 		return err
 	}
 	refused, err := a.refusal(b)
-	why.add("refused", err)
+	missing.add("refused", err)
 	l.Refused = report.Text(refused)
 	// Two instances of one GPU need no way between them.
 	if from.pci != "" && from.pci == to.pci {
@@ -73,7 +73,7 @@ func addPath(l *report.Link, lib library, from, to id, why *reasons) error {
 			return nil
 		}
 	}
-	why.add("nvlinks", err)
+	missing.add("nvlinks", err)
 	level, err := a.level(b)
 	l.Path = report.Text(level)
 	return err

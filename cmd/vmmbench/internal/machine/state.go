@@ -42,12 +42,12 @@ func state(root string, devices []report.Device, open func() (library, error)) (
 // hostState reads the state of the host.
 func hostState(root string) *report.HostState {
 	s := &report.HostState{Time: time.Now().UTC().Format(time.RFC3339)}
-	var why reasons
-	s.Load = load(root, &why)
-	s.Governors = governors(root, &why)
+	var missing reasons
+	s.Load = load(root, &missing)
+	s.Governors = governors(root, &missing)
 	switch text, err := line(root, "sys/devices/system/cpu/smt/active"); {
 	case err != nil:
-		why.add("smt", err)
+		missing.add("smt", err)
 	default:
 		on := text == "1"
 		s.SMT = &on
@@ -60,7 +60,7 @@ func hostState(root string) *report.HostState {
 		err = fmt.Errorf("%q", text)
 	}
 	s.HugePages = report.Text(chosen)
-	why.add("transparent_huge_pages", err)
+	missing.add("transparent_huge_pages", err)
 	// The kernel prints the number of pages without a unit and their size in kB.
 	for name, field := range map[string]**uint64{"HugePages_Total": &s.HugePagesTotal, "HugePages_Free": &s.HugePagesFree} {
 		if n, err := strconv.ParseUint(procField(filepath.Join(root, "proc/meminfo"), name), 10, 64); err == nil {
@@ -71,23 +71,23 @@ func hostState(root string) *report.HostState {
 		s.HugePageBytes = &n
 	}
 	if s.HugePagesTotal == nil || s.HugePageBytes == nil {
-		why.add("huge_pages", errors.New("the kernel has none"))
+		missing.add("huge_pages", errors.New("the kernel has none"))
 	}
-	numa(root, s, &why)
+	numa(root, s, &missing)
 	if n, limited := memoryLimit(root); limited {
 		s.MemoryLimit = &n
 	} else {
-		why.add("memory_limit", errors.New("no limit below the machine's memory"))
+		missing.add("memory_limit", errors.New("no limit below the machine's memory"))
 	}
-	s.Reason = why.text()
+	s.Reason = missing.text()
 	return s
 }
 
 // load reads the load averages.
-func load(root string, why *reasons) []float64 {
+func load(root string, missing *reasons) []float64 {
 	text, err := line(root, "proc/loadavg")
 	if err != nil {
-		why.add("load", err)
+		missing.add("load", err)
 		return nil
 	}
 	var list []float64
@@ -99,25 +99,25 @@ func load(root string, why *reasons) []float64 {
 		list = append(list, n)
 	}
 	if len(list) < 3 {
-		why.add("load", fmt.Errorf("%q", text))
+		missing.add("load", fmt.Errorf("%q", text))
 		return nil
 	}
 	return list
 }
 
 // governors reads which governors the CPUs have, each once and sorted.
-func governors(root string, why *reasons) []string {
+func governors(root string, missing *reasons) []string {
 	const pattern = "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"
 	files, err := filepath.Glob(filepath.Join(root, pattern))
 	if err == nil && len(files) == 0 {
 		err = errors.New("the system shows none, as in most virtual machines")
 	}
-	why.add("governors", err)
+	missing.add("governors", err)
 	var list []string
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			why.add("governors", short(err))
+			missing.add("governors", short(err))
 			continue
 		}
 		list = append(list, strings.TrimSpace(string(text)))
@@ -127,13 +127,13 @@ func governors(root string, why *reasons) []string {
 }
 
 // numa reads the NUMA nodes, and those that this process may use.
-func numa(root string, s *report.HostState, why *reasons) {
+func numa(root string, s *report.HostState, missing *reasons) {
 	const nodes = "sys/devices/system/node"
 	text, err := line(root, nodes+"/online")
 	if err == nil {
 		s.NUMANodes, err = numbers(text)
 	}
-	why.add("numa_nodes", err)
+	missing.add("numa_nodes", err)
 	cpus, err := allowed(root, "Cpus_allowed_list")
 	// A node counts if one of its CPUs is allowed.
 	for _, n := range s.NUMANodes {
@@ -152,9 +152,9 @@ func numa(root string, s *report.HostState, why *reasons) {
 	if err != nil {
 		s.NUMARun = nil
 	}
-	why.add("numa_run", err)
+	missing.add("numa_run", err)
 	s.NUMAMemory, err = allowed(root, "Mems_allowed_list")
-	why.add("numa_memory", err)
+	missing.add("numa_memory", err)
 }
 
 // allowed reads what this process may use.

@@ -1,7 +1,3 @@
-// Package plot draws the figures of a report: as SVG and PNG, for light and dark pages,
-// wide and narrow. A picture says in its title what is seen, in its text for screen
-// readers what it shows, and below where the figures come from. Color is never the only
-// sign: series differ in marks and dashes too.
 package plot
 
 import (

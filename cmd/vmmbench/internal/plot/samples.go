@@ -74,7 +74,7 @@ func (d *drawing) samplesOf(first string, list []report.Case, which string) {
 	d.add(Samples, first, c)
 }
 
-// among says which part of all a picture has, if there are several.
+// among returns which part of all a picture has, if there are several.
 func among(from, n, all int) string {
 	if n == all {
 		return ""

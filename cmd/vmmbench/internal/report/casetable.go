@@ -149,7 +149,7 @@ func timing(c Case) []string {
 	return list
 }
 
-// verified says how much of a case was checked.
+// verified returns how much of a case was checked.
 func verified(c Case) string {
 	switch {
 	case c.Verify == nil || c.Verify.Mode == verify.Off:

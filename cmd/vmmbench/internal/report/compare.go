@@ -80,7 +80,7 @@ func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, e
 func uniqueCases(r *Report) (map[string]Case, error) {
 	list := map[string]Case{}
 	for _, c := range r.Cases {
-		if _, again := list[c.ID]; again {
+		if _, twice := list[c.ID]; twice {
 			return nil, fmt.Errorf("case %s is there twice", c.ID)
 		}
 		list[c.ID] = c

@@ -44,7 +44,7 @@ func rivalName(c Case) string {
 	return ""
 }
 
-// growthText says what a case grew to and how.
+// growthText returns what a case grew to and how.
 func (c Case) growthText() string {
 	s := fmt.Sprintf("to %s by %s", c.Axes.text("size"), c.Axes.text("step"))
 	switch c.Axes.text("write") {
@@ -109,7 +109,7 @@ func (n *copyCount) sentences() []string {
 	return list
 }
 
-// runsFinding says what the comparison of two runs found.
+// runsFinding returns what the comparison of two runs found.
 func runsFinding(r *Report) []string {
 	count := map[stat.Verdict]int{}
 	var worst *Comparison

@@ -32,7 +32,7 @@ func growthGroups(r *Report) []*growthGroup {
 	return list
 }
 
-// growthName says how far and by what steps a case grows, and what is unlike most.
+// growthName returns how far and by what steps a case grows, and what is unlike most.
 func growthName(c Case) string {
 	name := c.Axes.text("size") + " by " + c.Axes.text("step")
 	switch write := c.Axes.text("write"); write {

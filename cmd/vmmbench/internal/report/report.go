@@ -1,6 +1,3 @@
-// Package report is the output of vmmbench: one object, and the formats it is
-// written in. Numbers are numbers. A missing value is null, with the reason
-// beside it.
 package report
 
 import (

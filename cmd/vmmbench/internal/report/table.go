@@ -120,7 +120,7 @@ func (p *document) comparedRuns(r *Report) {
 	p.legend()
 }
 
-// origin says which run it was.
+// origin returns which run it was.
 func origin(run Run) string {
 	s := strings.TrimSpace("vmmbench " + strings.Join(run.Args, " "))
 	if run.Version != "" {
@@ -374,7 +374,7 @@ func summary(r *Report) string {
 // to miss by chance.
 const manyIntervals = 10
 
-// chance says how many verdicts are firm, and, of many, how many may be wrong by chance.
+// chance returns how many verdicts are firm, and, of many, how many may be wrong by chance.
 func chance(r *Report) string {
 	firm := map[stat.Verdict]int{}
 	firmCount, intervals := 0, 0

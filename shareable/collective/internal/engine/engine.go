@@ -20,7 +20,7 @@ type Maker interface {
 }
 
 // Engine is one member's end of a group that all members have joined. A Group makes one call at a
-// time, Abort apart. Calls that need other members wait for them; Abort ends the wait. After an
+// time, except Abort. Calls that need other members wait for them; Abort ends the wait. After an
 // error that is neither vmm.ErrInvalid nor vmm.ErrNotSupported the group can only be aborted.
 type Engine interface {
 	// Run queues the calls on the stream, as one group of NCCL's: none waits for another to

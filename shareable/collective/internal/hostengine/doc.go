@@ -20,3 +20,12 @@
 //
 // Lock order: World.mu alone. No call of a driver is made while it is held.
 package hostengine
+
+// Files:
+//
+//	world.go     World: what the members share; what is waited for, and waits that never end
+//	worlds.go    Worlds: a World for each group of this process
+//	member.go    Member: one member's calls
+//	transfer.go  the operations, and members that disagree on one
+//	reduce.go    reductions of every kind of element
+//	register.go  registrations and windows

@@ -1,0 +1,64 @@
+// Command vmmbench measures memory that grows in place against the memory that a
+// program would use otherwise. Then it does each case once more, over other data,
+// and checks every byte of the result, or fewer by --verify.
+//
+// Without a subcommand it measures a preset, by default the quick tour: copies and growth.
+// See vmmbench --help for the rest.
+//
+// The report goes to stdout, progress to stderr. The exit code is 0 if all passed,
+// 1 if a case could not be run or a report could not be written, 2 for bad usage, 3
+// if data were wrong, 4 if a comparison with an older run found what --fail-on names, 77
+// if this machine can do none of the cases, and 130 if the run was interrupted. An interrupted run
+// writes what it has measured, and marks it.
+package main
+
+// Files:
+//
+//	main.go               main
+//	man.go                with -tags man: writes the man pages instead
+//	root.go               the commands, help, exit codes
+//	settings.go           what no flag sets, and tests set otherwise
+//	flags.go              flags that commands share: output, measuring, the margins of "equal"
+//	completion.go         what a shell completes
+//	signals.go            ending a run by a signal
+//	signals_unix.go       which signals
+//	signals_other.go      the same on other systems
+//	runner.go             runner: one command from its flags to its report
+//	measuregroup.go       measuring one group of contenders, and adding its cases to the report
+//	group.go              group, contender and task
+//	estimate.go           how long the groups will take
+//	progress.go           the progress that is printed
+//	resume.go             --resume: continuing an earlier run
+//	output.go             the places that the report goes to
+//	openinplace_unix.go   opening an output that is no regular file
+//	openinplace_other.go  the same on other systems
+//	preset.go             presets: plans made of those of commands
+//	tour.go               the quick tour, which is the default
+//	info.go               info: devices and their topology; the version
+//	bw.go                 bw: copies between host and device, and on a device
+//	copier.go             its contenders: one copy in each way
+//	timer.go              timing copies by events or by the host
+//	gate.go               holding a stream back until the copies are queued
+//	busystream.go         streams that copy beside what is measured
+//	buffer.go             the memory of copies: filling, checking
+//	kernels.go            the built-in kernels on a device
+//	grow.go               grow: memory that grows, step by step
+//	growers.go            its contenders, by the way to grow
+//	remap_linux.go        host memory that grows by mremap
+//	remap_other.go        the same on other systems
+//	ops.go                ops: the driver's calls on chunks
+//	grants.go             ops on other devices' access
+//	p2p.go                p2p: copies between devices
+//	peercopier.go         its contenders
+//	p2pplan.go            p2p --plan: what EnablePeers would do
+//	pool.go               pool: replaying traces of allocations
+//	poolpairs.go          pairs of alloc and free
+//	share.go              share: publishing to other processes
+//	sharereader.go        the reader, in a process of its own
+//	readerprocess.go      the owner's end of that process
+//	process_linux.go      processes that end with their parent; a clock that they share
+//	process_other.go      the same on other systems
+//	device.go             opening devices
+//	compare.go            compare, and comparing with a baseline
+//	plot.go               plot: pictures of reports
+//	page.go               page: reports as a page of HTML

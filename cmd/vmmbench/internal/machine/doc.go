@@ -1,0 +1,17 @@
+// Package machine reads what a report says of the machine, and its state: of the host
+// from the files of the system, of GPUs from those and from NVML, NVIDIA's management
+// library. What cannot be read is null in the report, with the reason. Nothing here
+// changes the machine, and nothing makes a context on a device.
+package machine
+
+// Files:
+//
+//	host.go        Host: the machine without its state
+//	host_linux.go  limits of this process, and the kernel
+//	host_other.go  the same on other systems
+//	state.go       AddState: the state of host and devices
+//	paths.go       AddPaths: what connects the devices
+//	freememory.go  FreeMemory: how much more memory this process can have
+//	nvml.go        what NVML says of GPUs
+//	nvml_cgo.go    the calls of NVML
+//	nvml_stub.go   builds without NVML

@@ -1,0 +1,26 @@
+// Package report is the output of vmmbench: one object, and the formats it is
+// written in. Numbers are numbers. A missing value is null, with the reason
+// beside it.
+package report
+
+// Files:
+//
+//	report.go       Report and what it is made of: the schema
+//	state.go        the state of host and devices, in a report
+//	check.go        checks of a report's figures
+//	read.go         reading a report
+//	compare.go      comparing a report with a baseline
+//	findings.go     what was found, in sentences
+//	first.go        only the first cases of a report
+//	only.go         only some of its groups
+//	format.go       the formats, and Output: writing a report as it comes
+//	csv.go          CSV
+//	gobench.go      Go's benchmark format
+//	html.go         what a page of HTML shows of a report
+//	table.go        tables of the run and its devices; document, which all tables are written to
+//	casetable.go    tables of cases: the columns of each command and their order
+//	growthtable.go  tables of growth against growth
+//	state_table.go  tables of the state of host and devices
+//	matrix.go       tables of pairs of devices
+//	grid.go         grid: rows and columns as text that fits a terminal
+//	legend.go       explanations of the words in tables
