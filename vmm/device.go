@@ -289,14 +289,11 @@ func (d *Device) runDetached(ctx context.Context, f func() error) error {
 // that the driver would not take back is offered once more; if it still will
 // not, Close returns the error and can be called again. Twice is fine, and so
 // is a nil Device.
-func (d *Device) Close() error {
+func (d *Device) Close() (err error) {
 	if d == nil || d.state == nil {
 		return nil
 	}
-	return d.wrap("close device", 0, 0, d.close())
-}
-
-func (d *Device) close() error {
+	defer func() { err = d.wrap("close device", 0, 0, err) }()
 	d.waitForDetachedCalls()
 	// What was refused comes first: until it is released it counts as open.
 	refused := d.refusedCalls.retry()
@@ -304,7 +301,7 @@ func (d *Device) close() error {
 		return joinErr(refused, "and", err) // a refused close is why something is still open
 	}
 	// After the goroutine has ended: nothing more is cached.
-	err := joinErr(refused, "and", d.trim(0))
+	err = joinErr(refused, "and", d.trim(0))
 	err = joinErr(err, "and", d.state.parent.refusedCloses.retry())
 	if err != nil {
 		return err

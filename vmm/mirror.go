@@ -76,12 +76,8 @@ type MirrorOptions struct {
 // that sleeps is ErrAsleep. With Init it first waits for the work that may write to the
 // memory, as Range.ReadAt does, and so returns ErrCapturing during a capture; for memory that no
 // reservation knows it waits for nothing. The caller must Close the Mirror.
-func (d *Device) NewMirror(p Ptr, n uint64, o MirrorOptions) (*Mirror, error) {
-	m, err := d.newMirror(p, n, o)
-	return m, d.wrap("make mirror", p, n, err)
-}
-
-func (d *Device) newMirror(p Ptr, n uint64, o MirrorOptions) (*Mirror, error) {
+func (d *Device) NewMirror(p Ptr, n uint64, o MirrorOptions) (_ *Mirror, err error) {
+	defer func() { err = d.wrap("make mirror", p, n, err) }()
 	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
@@ -92,8 +88,7 @@ func (d *Device) newMirror(p Ptr, n uint64, o MirrorOptions) (*Mirror, error) {
 	if err := d.track(m, "mirror of "+sizeText(n)); err != nil { // the device stays open now
 		return nil, err
 	}
-	err := m.hold(n)
-	if err == nil {
+	if err = m.hold(n); err == nil {
 		err = m.allocate(n, o.MaxPinned)
 	}
 	if err == nil && o.Init {

@@ -103,14 +103,11 @@ func (m *Module) Function(name string) (f *Function, err error) {
 // unloads the code. While a stream of the device is being captured it returns ErrCapturing
 // and changes nothing. Graphs with kernels of the module cannot be launched any more. Twice
 // is fine, and so is a nil Module. After an error it can be called again.
-func (m *Module) Close() error {
+func (m *Module) Close() (err error) {
 	if m == nil || m.dev == nil {
 		return nil
 	}
-	return m.dev.wrap("close module", 0, 0, m.close())
-}
-
-func (m *Module) close() error {
+	defer func() { err = m.dev.wrap("close module", 0, 0, err) }()
 	m.closeMu.Lock()
 	defer m.closeMu.Unlock()
 	if m.closed.Load() {
@@ -124,7 +121,7 @@ func (m *Module) close() error {
 	// A launch holds its stream's lock. Once each stream was locked, all launches that did
 	// not see that the module is closed have been queued, and the wait is for them, too.
 	m.dev.state.lockEachStream()
-	err := waitDevices(m.dev.state, []*deviceState{m.dev.state})
+	err = waitDevices(m.dev.state, []*deviceState{m.dev.state})
 	if err == nil || lost(err) {
 		if failed := m.raw.UnloadModule(m.handle); !lost(failed) {
 			err = joinErr(err, "and unloading it", failed)

@@ -371,14 +371,11 @@ func (s *Stream) Raw() driver.Stream {
 // Close waits for the stream's work, takes the stream off every UsedBy and frees
 // it, a wrapped one excepted. While the stream is being captured it returns
 // ErrCapturing and changes nothing. Twice is fine, and so is a nil Stream.
-func (s *Stream) Close() error {
+func (s *Stream) Close() (err error) {
 	if s == nil || s.dev == nil {
 		return nil
 	}
-	return s.wrap("close stream", 0, 0, s.close())
-}
-
-func (s *Stream) close() error {
+	defer func() { err = s.wrap("close stream", 0, 0, err) }()
 	s.closeMu.Lock()
 	defer s.closeMu.Unlock()
 	if goesOn, err := s.beginClose(); !goesOn {

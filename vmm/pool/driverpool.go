@@ -47,15 +47,8 @@ var _ Allocator = (*DriverPool)(nil)
 // as for [New]; Share, as far as Device.Supports says for FeaturePoolShareFD and
 // FeaturePoolShareFabric. Blocks are aligned to 256 bytes: an Align of more, and all other
 // options, are ErrNotSupported.
-func NewDriver(dev *vmm.Device, o Options) (*DriverPool, error) {
-	p, err := newDriver(dev, o)
-	if err != nil {
-		return nil, wrap(dev, "make driver's pool", 0, 0, err)
-	}
-	return p, nil
-}
-
-func newDriver(dev *vmm.Device, o Options) (*DriverPool, error) {
+func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
+	defer func() { err = wrap(dev, "make driver's pool", 0, 0, err) }()
 	switch {
 	case o.Align != 0 && bits.OnesCount64(o.Align) != 1, o.NoReuse&^ReuseAll != 0:
 		return nil, fmt.Errorf("%w: an alignment of %d, reuse %#x", vmm.ErrInvalid, o.Align, uint8(o.NoReuse))
