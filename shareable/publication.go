@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -52,18 +53,11 @@ type Publication struct {
 // digits and ._:@/- without "..". If the range was not made with vmm.ShareFD,
 // Publish returns vmm.ErrInvalid; if the name is in use, vmm.ErrBusy. The caller
 // must Close the Publication.
-func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
+func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (_ *Publication, err error) {
+	defer errtext.Wrapf(&err, "publish %q", name)
 	if s == nil || s.dev == nil {
-		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
+		return nil, errNoServer
 	}
-	p, err := s.publish(name, r, o)
-	if err != nil {
-		return nil, fmt.Errorf("publish %q: %w", name, err)
-	}
-	return p, nil
-}
-
-func (s *Server) publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
 	p, err := s.newPublication(name, r, o)
 	if err != nil {
 		return nil, err

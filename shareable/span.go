@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -33,18 +34,11 @@ type Span struct {
 // PublishSpan returns vmm.ErrInvalid. It returns vmm.ErrBusy if the name is in use, vmm.ErrLimit
 // for more objects than Options.MaxObjects or more than 65,536 chunks, and vmm.ErrClosed after
 // Close. The caller must Close the Span.
-func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (*Span, error) {
+func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (_ *Span, err error) {
+	defer errtext.Wrapf(&err, "publish %q", name)
 	if s == nil || s.dev == nil {
-		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
+		return nil, errNoServer
 	}
-	p, err := s.publishSpan(name, res, off, n, o)
-	if err != nil {
-		return nil, fmt.Errorf("publish %q: %w", name, err)
-	}
-	return p, nil
-}
-
-func (s *Server) publishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (*Span, error) {
 	switch {
 	case res == nil || res.Device() == nil:
 		return nil, fmt.Errorf("%w: no reservation", vmm.ErrInvalid)
@@ -53,8 +47,7 @@ func (s *Server) publishSpan(name string, res *vmm.Reservation, off, n uint64, o
 	case n == 0:
 		return nil, fmt.Errorf("%w: a span of 0 bytes", vmm.ErrInvalid)
 	}
-	o, err := o.resolve(name)
-	if err != nil {
+	if o, err = o.resolve(name); err != nil {
 		return nil, err
 	}
 	release, err := res.HoldFor(heldFor(name), off, n)

@@ -133,16 +133,13 @@ func (o *storeObject) Chunks() (n int, last uint64) {
 }
 
 // AddChunk adds memory at the end.
-func (o *storeObject) AddChunk(size uint64, fd int) error {
+func (o *storeObject) AddChunk(size uint64, fd int) (err error) {
 	own := &cachedFD{fd: fd, users: 1}
-	err := o.addChunk(size, own)
-	if err != nil {
-		o.srv.fds.release(own)
-	}
-	return err
-}
-
-func (o *storeObject) addChunk(size uint64, own *cachedFD) error {
+	defer func() {
+		if err != nil {
+			o.srv.fds.release(own)
+		}
+	}()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	end, gran := o.endLocked(), o.srv.hello.Granularity

@@ -33,15 +33,8 @@ var errNoMemory = &vmm.OpError{Op: "use plain memory", Err: fmt.Errorf("%w: no m
 // CUDA a process that opens the handle maps whole 2 MiB, and can reach what lies there, too.
 // If the driver has no plain memory, or no handles for it, that is ErrNotSupported. The
 // caller must Close it.
-func Alloc(dev *vmm.Device, n uint64) (*Memory, error) {
-	m, err := alloc(dev, n)
-	if err != nil {
-		return nil, fail(dev, "allocate plain memory", 0, n, err)
-	}
-	return m, nil
-}
-
-func alloc(dev *vmm.Device, n uint64) (*Memory, error) {
+func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
+	defer func() { err = fail(dev, "allocate plain memory", 0, n, err) }()
 	m, err := newMemory(dev, n)
 	if err != nil {
 		return nil, err
@@ -93,15 +86,8 @@ func newMemory(dev *vmm.Device, n uint64) (*Memory, error) {
 // the last Close of them. The other process must not free the memory before; what work that
 // uses it does then is undefined. If it is killed, the memory is mapped until Close. The
 // caller must Close it.
-func Open(dev *vmm.Device, h Handle) (*Memory, error) {
-	m, err := open(dev, h)
-	if err != nil {
-		return nil, fail(dev, "open handle of memory", 0, h.Size, err)
-	}
-	return m, nil
-}
-
-func open(dev *vmm.Device, h Handle) (*Memory, error) {
+func Open(dev *vmm.Device, h Handle) (_ *Memory, err error) {
+	defer func() { err = fail(dev, "open handle of memory", 0, h.Size, err) }()
 	if err := h.check(KindMemory); err != nil {
 		return nil, err
 	}

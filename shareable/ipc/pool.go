@@ -41,15 +41,8 @@ type Pool struct {
 // At first only the pool's own device has access, whatever the process that made the pool has
 // granted. Grant access to any other device, also to dev, before its work uses a block. Import a
 // pool once in a process: a block can be imported through one Pool only. The caller must Close it.
-func ImportPool(dev *vmm.Device, fd int) (*Pool, error) {
-	p, err := importPool(dev, fd)
-	if err != nil {
-		return nil, fail(dev, "import pool", 0, 0, err)
-	}
-	return p, nil
-}
-
-func importPool(dev *vmm.Device, fd int) (*Pool, error) {
+func ImportPool(dev *vmm.Device, fd int) (_ *Pool, err error) {
+	defer func() { err = fail(dev, "import pool", 0, 0, err) }()
 	calls, err := sharer(dev)
 	if err != nil {
 		return nil, err
@@ -84,16 +77,12 @@ func importPool(dev *vmm.Device, fd int) (*Pool, error) {
 // stream, Import of that token waits until the stream has come so far. A token that is
 // imported through another Pool of this process is vmm.ErrBusy. The caller must free the
 // Block, before the process that made it frees its own.
-func (p *Pool) Import(t Token) (*Block, error) {
-	var b *Block
-	err := p.with(func() (err error) {
+func (p *Pool) Import(t Token) (b *Block, err error) {
+	err = p.with(func() (err error) {
 		b, err = p.importLocked(t)
 		return err
 	})
-	if err != nil {
-		return nil, fail(p.Device(), "import block", 0, t.Size, err)
-	}
-	return b, nil
+	return b, fail(p.Device(), "import block", 0, t.Size, err)
 }
 
 // importLocked is Import; it needs p.mu, which it may release and take again.

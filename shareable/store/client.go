@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -100,12 +101,9 @@ func (o ClientOptions) attach() shareable.AttachOptions {
 // Connect makes a Client of the store at path, which is as for Listen. dev is the device that
 // objects are mapped for. If no server listens there, it returns shareable.ErrOwnerGone. The
 // caller must Close the Client, before the device.
-func Connect(ctx context.Context, path string, dev *vmm.Device, o ClientOptions) (*Client, error) {
-	c, err := newClient(ctx, cmp.Or(path, defaultName), nil, dev, o)
-	if err != nil {
-		return nil, fmt.Errorf("connect to store: %w", err)
-	}
-	return c, nil
+func Connect(ctx context.Context, path string, dev *vmm.Device, o ClientOptions) (_ *Client, err error) {
+	defer errtext.Wrapf(&err, "connect to store")
+	return newClient(ctx, cmp.Or(path, defaultName), nil, dev, o)
 }
 
 // newClient makes a Client of the server at path, or, with dial, of one in this process.
