@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -102,20 +103,10 @@ func (r *RowsReader[T]) base() *counted {
 }
 
 // Width is how many elements a row has.
-func (r *RowsReader[T]) Width() int {
-	if r == nil {
-		return 0
-	}
-	return r.width
-}
+func (r *RowsReader[T]) Width() int { return nonnil.Of(r).width }
 
 // Pitch is the number of bytes from one row to the next.
-func (r *RowsReader[T]) Pitch() int {
-	if r == nil {
-		return 0
-	}
-	return int(r.c.stride)
-}
+func (r *RowsReader[T]) Pitch() int { return int(nonnil.Of(r).c.stride) }
 
 // Len is how many whole rows there are. It falls if the Source's Len does.
 func (r *RowsReader[T]) Len() int { return r.base().length() }

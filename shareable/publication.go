@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -316,18 +317,11 @@ func (p *Publication) publishLen(n uint64) error {
 }
 
 // Name is the name that readers attach to.
-func (p *Publication) Name() string {
-	if p == nil || p.srv == nil {
-		return ""
-	}
-	return p.name
-}
+func (p *Publication) Name() string { return nonnil.Of(p).name }
 
 // Len is the published length in bytes.
 func (p *Publication) Len() uint64 {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.published
@@ -336,9 +330,7 @@ func (p *Publication) Len() uint64 {
 // Generation counts how often published memory was taken back or replaced. Within
 // one generation Len never goes back.
 func (p *Publication) Generation() uint64 {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.generation
@@ -346,9 +338,7 @@ func (p *Publication) Generation() uint64 {
 
 // Readers is the number of readers that are attached.
 func (p *Publication) Readers() int {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.attachments)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -131,18 +132,11 @@ func (p *Span) checkWrite(seg vmm.Segment) error {
 }
 
 // Name is the name that readers attach to.
-func (p *Span) Name() string {
-	if p == nil || p.srv == nil {
-		return ""
-	}
-	return p.name
-}
+func (p *Span) Name() string { return nonnil.Of(p).name }
 
 // Len is how many bytes the span has.
 func (p *Span) Len() uint64 {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.published
@@ -151,9 +145,7 @@ func (p *Span) Len() uint64 {
 // Readers is the number of readers that are attached. One counts until its View is closed or its
 // process ends.
 func (p *Span) Readers() int {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.attachments)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -79,28 +80,13 @@ func newDevice(drv driver.Driver, info Info) *Device {
 var deviceCount atomic.Uint64
 
 // String is the device's name, Info.Open, as in "cuda:0".
-func (d *Device) String() string {
-	if d == nil || d.state == nil {
-		return ""
-	}
-	return d.name
-}
+func (d *Device) String() string { return nonnil.Of(d).name }
 
 // Info describes the device. It costs no driver call.
-func (d *Device) Info() Info {
-	if d == nil || d.state == nil {
-		return Info{}
-	}
-	return d.info
-}
+func (d *Device) Info() Info { return nonnil.Of(d).info }
 
 // Driver is the driver below, for packages beside this one; nil for a nil Device.
-func (d *Device) Driver() driver.Driver {
-	if d == nil || d.state == nil {
-		return nil
-	}
-	return d.drv
-}
+func (d *Device) Driver() driver.Driver { return nonnil.Of(d).drv }
 
 // checkOpen is nil while the device is open.
 func (d *Device) checkOpen() error {

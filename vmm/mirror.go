@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -234,12 +235,7 @@ func (m *Mirror) wrap(op string, err error) error {
 }
 
 // Ptr is the first address of the memory that is mirrored.
-func (m *Mirror) Ptr() Ptr {
-	if m == nil {
-		return 0
-	}
-	return m.ptr
-}
+func (m *Mirror) Ptr() Ptr { return nonnil.Of(m).ptr }
 
 // Bytes is the mirror, as long as the memory that it mirrors; nil after Close or Discard. The
 // slice is valid until then: touching it after that ends the process.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
@@ -63,12 +64,7 @@ func (m *Module) load(c Code) (log string, err error) {
 }
 
 // Device is the device that the code is loaded on.
-func (m *Module) Device() *Device {
-	if m == nil {
-		return nil
-	}
-	return m.dev
-}
+func (m *Module) Device() *Device { return nonnil.Of(m).dev }
 
 // with runs f with the code kept loaded.
 func (m *Module) with(f func() error) error {
@@ -156,20 +152,10 @@ func (m *Module) setClosed(to bool) {
 }
 
 // Name is the kernel's name.
-func (f *Function) Name() string {
-	if f == nil {
-		return ""
-	}
-	return f.name
-}
+func (f *Function) Name() string { return nonnil.Of(f).name }
 
 // Module is the module that the kernel is in.
-func (f *Function) Module() *Module {
-	if f == nil {
-		return nil
-	}
-	return f.m
-}
+func (f *Function) Module() *Module { return nonnil.Of(f).m }
 
 // Params lists the parameters in order. A driver that cannot know, of CUDA before 12.4,
 // returns ErrNotSupported.

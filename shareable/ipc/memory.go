@@ -6,6 +6,7 @@ import (
 	"io"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -103,28 +104,13 @@ func Open(dev *vmm.Device, h Handle) (_ *Memory, err error) {
 }
 
 // Device is the one that Alloc or Open was called with.
-func (m *Memory) Device() *vmm.Device {
-	if m == nil {
-		return nil
-	}
-	return m.dev
-}
+func (m *Memory) Device() *vmm.Device { return nonnil.Of(m).dev }
 
 // Ptr is the first address.
-func (m *Memory) Ptr() vmm.Ptr {
-	if m == nil {
-		return 0
-	}
-	return m.ptr
-}
+func (m *Memory) Ptr() vmm.Ptr { return nonnil.Of(m).ptr }
 
 // Len is the size in bytes.
-func (m *Memory) Len() uint64 {
-	if m == nil {
-		return 0
-	}
-	return m.size
-}
+func (m *Memory) Len() uint64 { return nonnil.Of(m).size }
 
 // MemoryArg sets a to the memory as an argument of a kernel. Close waits for work of the
 // device; for that of others the caller must wait before.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -179,12 +180,7 @@ func (p *Pool) with(call func() error) error {
 }
 
 // Device is the one that ImportPool was called with.
-func (p *Pool) Device() *vmm.Device {
-	if p == nil {
-		return nil
-	}
-	return p.dev
-}
+func (p *Pool) Device() *vmm.Device { return nonnil.Of(p).dev }
 
 // Alloc is ErrImported: only the process that made the pool allocates from it.
 func (p *Pool) Alloc(*vmm.Stream, uint64) (pool.Block, error) {
@@ -197,20 +193,10 @@ func (p *Pool) SetCurrent() error {
 }
 
 // Raw is the driver's handle, a CUmemoryPool on CUDA.
-func (p *Pool) Raw() driver.Pool {
-	if p == nil {
-		return 0
-	}
-	return p.raw
-}
+func (p *Pool) Raw() driver.Pool { return nonnil.Of(p).raw }
 
 // inner is the pool as any of the driver's; nil if there is none, whose methods return errors.
-func (p *Pool) inner() *pool.DriverPool {
-	if p == nil {
-		return nil
-	}
-	return p.in
-}
+func (p *Pool) inner() *pool.DriverPool { return nonnil.Of(p).in }
 
 // Grant gives devices access to all that is and will be imported here, as pool.DriverPool's
 // Grant does. No access is inherited from the process that made the pool, and none that is

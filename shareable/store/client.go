@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -165,19 +166,12 @@ func (c *Client) Close() error {
 }
 
 // Device is the device that objects are mapped for.
-func (c *Client) Device() *vmm.Device {
-	if c == nil {
-		return nil
-	}
-	return c.dev
-}
+func (c *Client) Device() *vmm.Device { return nonnil.Of(c).dev }
 
 // Instance is a random number of the server that the last request went to: another one
 // after each start.
 func (c *Client) Instance() [16]byte {
-	if c == nil || c.dev == nil {
-		return [16]byte{}
-	}
+	c = nonnil.Of(c)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.instance

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/internal/prefix"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -111,29 +112,14 @@ func (w *Writer) fail(err error) {
 }
 
 // ID is the object's.
-func (w *Writer) ID() ID {
-	if w == nil {
-		return ID{}
-	}
-	return w.id
-}
+func (w *Writer) ID() ID { return nonnil.Of(w).id }
 
 // Name is the name that Create or Append was called with.
-func (w *Writer) Name() string {
-	if w == nil {
-		return ""
-	}
-	return w.name
-}
+func (w *Writer) Name() string { return nonnil.Of(w).name }
 
 // Range is the memory. It is the Writer's: it can be grown, written and read, but not
 // closed.
-func (w *Writer) Range() *vmm.Range {
-	if w == nil {
-		return nil
-	}
-	return w.r
-}
+func (w *Writer) Range() *vmm.Range { return nonnil.Of(w).r }
 
 // Ptr is the first address. It stays the same until Close.
 func (w *Writer) Ptr() vmm.Ptr { return w.Range().Ptr() }
@@ -157,12 +143,7 @@ func (w *Writer) Layout() vmm.Layout {
 }
 
 // Meta returns a copy of CreateOptions.Meta.
-func (w *Writer) Meta() []byte {
-	if w == nil {
-		return nil
-	}
-	return slices.Clone(w.obj.Meta)
-}
+func (w *Writer) Meta() []byte { return slices.Clone(nonnil.Of(w).obj.Meta) }
 
 // Err returns nil while what is written is published. Else it returns why it is not any more:
 // shareable.ErrSealed, vmm.ErrClosed, shareable.ErrOwnerGone if the server has ended or the lease

@@ -4,34 +4,20 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Device is whose memory it is.
-func (p *Pool) Device() *vmm.Device {
-	if p == nil {
-		return nil
-	}
-	return p.dev
-}
+func (p *Pool) Device() *vmm.Device { return nonnil.Of(p).dev }
 
 // Reservation is the addresses of the pool, for vmm.EnablePeers, for registering them, and for
 // looking at what is mapped. The pool maps and unmaps chunks at any time; a Hold keeps what is
 // mapped.
-func (p *Pool) Reservation() *vmm.Reservation {
-	if p == nil {
-		return nil
-	}
-	return p.res
-}
+func (p *Pool) Reservation() *vmm.Reservation { return nonnil.Of(p).res }
 
 // Share is Options.Share.
-func (p *Pool) Share() vmm.Share {
-	if p == nil {
-		return 0
-	}
-	return p.prop.Share
-}
+func (p *Pool) Share() vmm.Share { return nonnil.Of(p).prop.Share }
 
 // String names the pool, as the error of Device.Close does if the pool is still open.
 func (p *Pool) String() string {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -143,20 +144,10 @@ func (p *DriverPool) fail(op string, at vmm.Ptr, size uint64, err error) error {
 
 // Device is the device that the pool was made, found or wrapped with. The memory is that device's,
 // except of a pool that a process has imported by another one.
-func (p *DriverPool) Device() *vmm.Device {
-	if p == nil {
-		return nil
-	}
-	return p.dev
-}
+func (p *DriverPool) Device() *vmm.Device { return nonnil.Of(p).dev }
 
 // Raw is the driver's handle, a CUmemoryPool on CUDA.
-func (p *DriverPool) Raw() driver.Pool {
-	if p == nil {
-		return 0
-	}
-	return p.pool
-}
+func (p *DriverPool) Raw() driver.Pool { return nonnil.Of(p).pool }
 
 // SetCurrent makes the pool the one from which cuMemAllocAsync takes, in all libraries of the
 // process. When Close destroys it, the default one is current again.
