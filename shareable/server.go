@@ -139,13 +139,6 @@ func (s *Server) heartbeatLoop() {
 	}
 }
 
-// find is the object of that name; nil if there is none.
-func (s *Server) find(name string) *object {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.names[name]
-}
-
 // nameOf is the name under which LIST returns an object.
 func (s *Server) nameOf(o *object) string {
 	s.mu.Lock()

@@ -213,7 +213,7 @@ func (p *Span) end(force bool) (ended bool, err error) {
 	return true, nil
 }
 
-// teardown undoes publishSpan. It is called once.
+// teardown undoes PublishSpan. It is called once.
 func (p *Span) teardown() {
 	p.srv.remove(&p.object)
 	p.cancel()

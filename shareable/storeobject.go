@@ -94,7 +94,9 @@ func (s storeServer) Listed(x serve.Object, name string) {
 func (s *Server) findObject(name string) *object {
 	h := s.opts.hooks.handler
 	if h == nil {
-		return s.find(name)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.names[name]
 	}
 	if o, ok := h.Find(name).(*storeObject); ok {
 		return &o.object

@@ -113,7 +113,7 @@ func (m *Mirror) hold(n uint64) (err error) {
 		return err
 	}
 	if m.res = m.dev.state.parent.find(m.ptr); m.res != nil {
-		release, err := m.res.hold(uint64(m.ptr-m.res.ptr), n)
+		release, err := m.res.addHold(uint64(m.ptr-m.res.ptr), n, heldHere("a mirror"))
 		if err != nil {
 			return err
 		}

@@ -465,11 +465,6 @@ func (r *Reservation) HoldFor(what string, off, n uint64) (release func(), err e
 	return release, r.wrap("hold", off, n, err)
 }
 
-// hold is Hold for a Mirror.
-func (r *Reservation) hold(off, n uint64) (release func(), err error) {
-	return r.addHold(off, n, heldHere("a mirror"))
-}
-
 // heldHere is a hold named by the line that made it.
 func heldHere(what string) *hold {
 	h := &hold{what: what}

@@ -355,7 +355,10 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 		return err
 	}
 	w.held = w.obj.Length
-	w.start()
+	close(w.opened)
+	w.tasks.Go(w.follow)
+	w.tasks.Go(w.beat)
+	w.tasks.Go(w.sendWrote)
 	return nil
 }
 

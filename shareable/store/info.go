@@ -232,11 +232,6 @@ func (c *Client) Stats(ctx context.Context) (x Stats, err error) {
 	return x, nil
 }
 
-// layoutIn is the layout of an object.
-func layoutIn(o wire.Object) vmm.Layout {
-	return layoutOf(wire.Create{Elem: o.Elem, Shape: o.Shape, Pitch: o.Pitch})
-}
-
 // Report returns what the store says of itself. Of other users it tells root and the store's user
 // alone.
 func (c *Client) Report(ctx context.Context) (Report, error) {

@@ -139,7 +139,7 @@ func (w *Writer) Layout() vmm.Layout {
 	if w == nil {
 		return vmm.Layout{}
 	}
-	return layoutIn(w.obj)
+	return layoutOf(wire.Create{Elem: w.obj.Elem, Shape: w.obj.Shape, Pitch: w.obj.Pitch})
 }
 
 // Meta returns a copy of CreateOptions.Meta.

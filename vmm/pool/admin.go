@@ -112,7 +112,9 @@ func (p *Pool) Stats() (Stats, error) {
 	s.Used = uint64(sum.used)                                      //nolint:gosec // not negative
 	s.UsedPeak = min(uint64(p.used.peak.Load()), s.ReservedPeak)   //nolint:gosec // not negative
 	s.Blocks, s.Allocs, s.Frees = int(sum.blocks), sum.allocs, sum.frees
-	s.Pending = p.pendingLocked()
+	for _, st := range p.all {
+		s.Pending += st.free.total()
+	}
 	s.InSlabs = p.slabBytes - (s.Used - sum.pages)
 	s.LargestFree = p.largestLocked()
 	return s, nil
@@ -162,14 +164,6 @@ func (p *Pool) ResetPeaks() error {
 		st.mu.Unlock()
 	}
 	return nil
-}
-
-// pendingLocked is how many bytes were freed in streams whose work is not known to have ended.
-func (p *Pool) pendingLocked() (bytes uint64) {
-	for _, st := range p.all {
-		bytes += st.free.total()
-	}
-	return bytes
 }
 
 // largestLocked is the longest free run; see bins.largest.

@@ -527,16 +527,6 @@ func FreePlain(s *vmm.Stream, at vmm.Ptr) error {
 	return wrap(s.Device(), "free plain memory", at, 0, err)
 }
 
-// poolOf asks the driver which of its pools an address is of, 0 for none, and the ordinal of
-// the device on which its memory lies. What the driver does not know is ErrInvalid.
-func poolOf(dev *vmm.Device, at vmm.Ptr) (of driver.Pool, ordinal int, err error) {
-	p, err := driverPool(dev)
-	if err == nil {
-		of, ordinal, err = p.calls.PoolOf(at)
-	}
-	return of, ordinal, err
-}
-
 func ordinal(d *vmm.Device) int { return d.Info().Ordinal }
 
 func location(d *vmm.Device) vmm.Location {
