@@ -6,6 +6,7 @@ import (
 	"iter"
 	"reflect"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -73,9 +74,7 @@ func (r *Rows[T]) base() *counted { return r.read().base() }
 // and sharing. A caller that appends through it must append whole rows with their
 // padding; see vmm.Range.AppendRows.
 func (r *Rows[T]) Range() *vmm.Range {
-	if r == nil {
-		return nil
-	}
+	r = nonnil.Of(r)
 	return r.r
 }
 

@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -26,19 +28,11 @@ type RowsReader[T any] struct {
 // else NewRowsReader returns vmm.ErrInvalid, with what differs. The pitch is that of
 // the layout, and so is the width if width is 0. Without that method width must not be
 // 0, and the rows have no padding. If T is not plain data, it returns ErrElement.
-func NewRowsReader[T any](src Source, width int) (*RowsReader[T], error) {
-	c, width, data, err := findRows(src, reflect.TypeFor[T](), width)
-	if err != nil {
-		return nil, fmt.Errorf("make reader of rows of %v: %w", reflect.TypeFor[T](), err)
-	}
-	return &RowsReader[T]{c: c, width: width, data: data}, nil
-}
-
-// findRows returns src counted in rows, their width, and the bytes of a row without its
-// padding.
-func findRows(src Source, t reflect.Type, width int) (counted, int, uint64, error) {
+func NewRowsReader[T any](src Source, width int) (_ *RowsReader[T], err error) {
+	t := reflect.TypeFor[T]()
+	defer errtext.Wrapf(&err, "make reader of rows of %v", t)
 	if err := check(t); err != nil {
-		return counted{}, 0, 0, err
+		return nil, err
 	}
 	// The layout completes what the caller left open, and then everything is compared.
 	var have vmm.Layout
@@ -50,7 +44,7 @@ func findRows(src Source, t reflect.Type, width int) (counted, int, uint64, erro
 	}
 	data, pitch, err := rowSize(t, width, 0)
 	if err != nil {
-		return counted{}, 0, 0, err
+		return nil, err
 	}
 	want, packed := layoutOf(t, data, width), have
 	packed.Pitch = data
@@ -58,7 +52,10 @@ func findRows(src Source, t reflect.Type, width int) (counted, int, uint64, erro
 		pitch = max(data, have.Pitch)
 		want.Pitch = pitch
 	}
-	return counted{src, pitch, "rows"}, width, data, checkSource(src, want)
+	if err := checkSource(src, want); err != nil {
+		return nil, err
+	}
+	return &RowsReader[T]{c: counted{src, pitch, "rows"}, width: width, data: data}, nil
 }
 
 // rowSize returns the size of a row, and the bytes from one row to the next.
@@ -106,20 +103,10 @@ func (r *RowsReader[T]) base() *counted {
 }
 
 // Width is how many elements a row has.
-func (r *RowsReader[T]) Width() int {
-	if r == nil {
-		return 0
-	}
-	return r.width
-}
+func (r *RowsReader[T]) Width() int { return nonnil.Of(r).width }
 
 // Pitch is the number of bytes from one row to the next.
-func (r *RowsReader[T]) Pitch() int {
-	if r == nil {
-		return 0
-	}
-	return int(r.c.stride)
-}
+func (r *RowsReader[T]) Pitch() int { return int(nonnil.Of(r).c.stride) }
 
 // Len is how many whole rows there are. It falls if the Source's Len does.
 func (r *RowsReader[T]) Len() int { return r.base().length() }

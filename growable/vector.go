@@ -7,6 +7,7 @@ import (
 	"iter"
 	"reflect"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -83,12 +84,7 @@ func (v *Vector[T]) base() *counted {
 
 // Range returns the Range that holds the elements, for bytes, peers, streams,
 // segments and sharing. A caller that writes through it must write whole elements.
-func (v *Vector[T]) Range() *vmm.Range {
-	if v == nil {
-		return nil
-	}
-	return v.r
-}
+func (v *Vector[T]) Range() *vmm.Range { return nonnil.Of(v).r }
 
 // String is the Vector's type, device, length, capacity and maximum.
 func (v *Vector[T]) String() string {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/bits"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -33,17 +34,11 @@ func (r *Reader[T]) Wait(ctx context.Context, n int) error { return r.base().wai
 // concurrent use.
 func (r *RowsReader[T]) Wait(ctx context.Context, rows int) error { return r.base().wait(ctx, rows) }
 
-func (c *counted) wait(ctx context.Context, n int) error {
+func (c *counted) wait(ctx context.Context, n int) (err error) {
 	if c == nil || c.src == nil {
 		return fmt.Errorf("wait for %d elements: %w", n, errNothing)
 	}
-	if err := c.waitItems(ctx, n); err != nil {
-		return fmt.Errorf("wait for %d %s: %w", n, c.noun, err)
-	}
-	return nil
-}
-
-func (c *counted) waitItems(ctx context.Context, n int) error {
+	defer errtext.Wrapf(&err, "wait for %d %s", n, c.noun)
 	if ctx == nil {
 		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -210,7 +209,9 @@ func (s *Server) admit(c *wire.Conn) (*session, error) {
 	if ses.operator = len(s.sessions) >= s.opts.MaxConns || same >= s.opts.MaxConnsPerUID; ses.operator && !s.hasPlaceLocked(cred.UID) {
 		return nil, fmt.Errorf("%w: %d connections, %d of user %d", vmm.ErrLimit, len(s.sessions), same, cred.UID)
 	}
-	s.addSessionLocked(ses)
+	s.sessions[ses] = struct{}{}
+	s.connsByUID[cred.UID]++
+	s.tasks.Add(1)
 	return ses, nil
 }
 
@@ -229,23 +230,10 @@ func (s *Server) sendRefusal(c *wire.Conn, err error) {
 	}
 }
 
+// removeSession undoes what admit counts, except for tasks.
 func (s *Server) removeSession(ses *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.removeSessionLocked(ses)
-}
-
-// addSessionLocked counts a session. Requires mu.
-func (s *Server) addSessionLocked(ses *session) {
-	invariants.Held(&s.mu)
-	s.sessions[ses] = struct{}{}
-	s.connsByUID[ses.cred.UID]++
-	s.tasks.Add(1)
-}
-
-// removeSessionLocked undoes addSessionLocked, except for tasks. Requires mu.
-func (s *Server) removeSessionLocked(ses *session) {
-	invariants.Held(&s.mu)
 	delete(s.sessions, ses)
 	if uid := ses.cred.UID; s.connsByUID[uid] > 1 {
 		s.connsByUID[uid]--

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -112,19 +113,9 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 // it does not trust, use open file description locks (F_OFD_SETLK) or flock.
 //
 // The caller must Close the View.
-func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
-	v, err := attachPath(ctx, path, name, dev, o)
-	if err != nil {
-		return nil, attachFail(name, err)
-	}
-	return v, nil
-}
-
-func attachFail(name string, err error) error { return fmt.Errorf("attach to %q: %w", name, err) }
-
-func attachPath(ctx context.Context, path, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
-	o, err := checkAttach(ctx, name, dev, o)
-	if err != nil {
+func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOptions) (_ *View, err error) {
+	defer errtext.Wrapf(&err, "attach to %q", name)
+	if o, err = checkAttach(ctx, name, dev, o); err != nil {
 		return nil, err
 	}
 	if path, err = socket.Path(path); err != nil {
@@ -173,20 +164,12 @@ func checkAttach(ctx context.Context, name string, dev *vmm.Device, o AttachOpti
 // AttachConn is Attach over an existing connection of the kind "unixpacket". It takes
 // conn over, and closes it when the View ends, and also if it fails; the close can end
 // after the call.
-func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
-	v, err := attachConn(ctx, conn, name, dev, o)
-	if err != nil {
-		return nil, attachFail(name, err)
-	}
-	return v, nil
-}
-
-func attachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (*View, error) {
+func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (_ *View, err error) {
+	defer errtext.Wrapf(&err, "attach to %q", name)
 	if conn == nil {
 		return nil, fmt.Errorf("%w: no connection", vmm.ErrInvalid)
 	}
-	o, err := checkAttach(ctx, name, dev, o)
-	if err == nil {
+	if o, err = checkAttach(ctx, name, dev, o); err == nil {
 		err = leftBehind.admit(ctx, o.Timeout)
 	}
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -194,19 +195,11 @@ func openReaderPage(fd int, instance [16]byte, object uint64) (*readerPage, erro
 }
 
 // mapReaderPage is openReaderPage without the check of the words.
-func mapReaderPage(fd int) (*readerPage, error) {
-	b, err := mapSharedPage(fd)
-	if err != nil {
-		return nil, fmt.Errorf("control page: %w", err)
-	}
-	return &readerPage{b: b}, nil
-}
-
-// mapSharedPage maps a page that the owner shares for reading. It does not take fd.
 //
 // The seals come first: an owner that could shrink the file would kill this process
 // with SIGBUS. Only a file in memory has seals, so fstat does not wait for a daemon.
-func mapSharedPage(fd int) ([]byte, error) {
+func mapReaderPage(fd int) (_ *readerPage, err error) {
+	defer errtext.Wrapf(&err, "control page")
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%w: no file in memory: %w", ErrProtocol, err)
@@ -228,7 +221,7 @@ func mapSharedPage(fd int) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mmap: %w", err)
 	}
-	return b, nil
+	return &readerPage{b: b}, nil
 }
 
 // close unmaps the page. Nothing may use it any more.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -17,15 +18,8 @@ type Listing struct {
 
 // List returns the objects that the server at path has published, in the order in
 // which they were. The errors are those of Attach.
-func List(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) ([]Listing, error) {
-	all, err := listObjects(ctx, path, dev, o)
-	if err != nil {
-		return nil, fmt.Errorf("list %q: %w", path, err)
-	}
-	return all, nil
-}
-
-func listObjects(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) ([]Listing, error) {
+func List(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (_ []Listing, err error) {
+	defer errtext.Wrapf(&err, "list %q", path)
 	h, err := openHandshake(ctx, path, dev, o)
 	if err != nil {
 		return nil, err

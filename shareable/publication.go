@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -52,18 +54,11 @@ type Publication struct {
 // digits and ._:@/- without "..". If the range was not made with vmm.ShareFD,
 // Publish returns vmm.ErrInvalid; if the name is in use, vmm.ErrBusy. The caller
 // must Close the Publication.
-func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
+func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (_ *Publication, err error) {
+	defer errtext.Wrapf(&err, "publish %q", name)
 	if s == nil || s.dev == nil {
-		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
+		return nil, errNoServer
 	}
-	p, err := s.publish(name, r, o)
-	if err != nil {
-		return nil, fmt.Errorf("publish %q: %w", name, err)
-	}
-	return p, nil
-}
-
-func (s *Server) publish(name string, r *vmm.Range, o PublishOptions) (*Publication, error) {
 	p, err := s.newPublication(name, r, o)
 	if err != nil {
 		return nil, err
@@ -322,18 +317,11 @@ func (p *Publication) publishLen(n uint64) error {
 }
 
 // Name is the name that readers attach to.
-func (p *Publication) Name() string {
-	if p == nil || p.srv == nil {
-		return ""
-	}
-	return p.name
-}
+func (p *Publication) Name() string { return nonnil.Of(p).name }
 
 // Len is the published length in bytes.
 func (p *Publication) Len() uint64 {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.published
@@ -342,9 +330,7 @@ func (p *Publication) Len() uint64 {
 // Generation counts how often published memory was taken back or replaced. Within
 // one generation Len never goes back.
 func (p *Publication) Generation() uint64 {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.generation
@@ -352,9 +338,7 @@ func (p *Publication) Generation() uint64 {
 
 // Readers is the number of readers that are attached.
 func (p *Publication) Readers() int {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.attachments)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -16,23 +17,15 @@ import (
 // close it. After an error it is shut down, and cannot be used any more. Timeout
 // limits each step, and ctx the whole. Limits and locks are as for Attach. The caller
 // must Close the View.
-func Receive(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (*View, error) {
-	v, err := receive(ctx, conn, dev, o)
-	if err != nil {
-		return nil, fmt.Errorf("receive: %w", err)
-	}
-	return v, nil
-}
-
-func receive(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (*View, error) {
+func Receive(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (_ *View, err error) {
+	defer errtext.Wrapf(&err, "receive")
 	switch {
 	case conn == nil:
 		return nil, fmt.Errorf("%w: no connection", vmm.ErrInvalid)
 	case ctx == nil:
 		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	o, err := o.resolve(dev)
-	if err != nil {
+	if o, err = o.resolve(dev); err != nil {
 		return nil, err
 	}
 	if err := leftBehind.admit(ctx, o.Timeout); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/prefix"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -26,20 +27,17 @@ type SealOptions struct {
 // return. The range stays held. Nothing
 // but vmm.ShareReadOnly, on the host, keeps a reader from writing to sealed
 // memory; elsewhere readers are trusted not to.
-func (p *Publication) Seal(ctx context.Context, o SealOptions) error {
+func (p *Publication) Seal(ctx context.Context, o SealOptions) (err error) {
 	if p == nil || p.srv == nil {
 		return errNoPublication
 	}
+	defer errtext.Wrapf(&err, "seal %q", p.name)
 	p.addLengthSetter()
 	defer p.removeLengthSetter()
-	err := p.waitUntil(ctx, func() bool { return len(p.pending) == 0 && !p.pendingRunning })
-	if err == nil {
-		err = p.runExclusive(ctx, func(ctx context.Context) error { return p.sealExclusive(ctx, o) })
+	if err := p.waitUntil(ctx, func() bool { return len(p.pending) == 0 && !p.pendingRunning }); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("seal %q: %w", p.name, err)
-	}
-	return nil
+	return p.runExclusive(ctx, func(ctx context.Context) error { return p.sealExclusive(ctx, o) })
 }
 
 // sealExclusive is Seal, inside runExclusive.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -23,11 +24,9 @@ import (
 // makes no progress for 10 s, or sends anything but what Receive sends, ends Send with
 // an error. If it has sent descriptors, which Send does not take, closing conn closes
 // those, which can take as long as the receiver likes. The range is as for Publish.
-func Send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) error {
-	if err := send(ctx, conn, r, Options{}); err != nil {
-		return fmt.Errorf("send %v: %w", r, err)
-	}
-	return nil
+func Send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) (err error) {
+	defer errtext.Wrapf(&err, "send %v", r)
+	return send(ctx, conn, r, Options{})
 }
 
 func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range, o Options) error {

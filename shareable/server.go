@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -110,20 +111,10 @@ func (s *Server) listenAt(path string) error {
 }
 
 // Path is the path of the server's socket; empty without one.
-func (s *Server) Path() string {
-	if s == nil || s.dev == nil {
-		return ""
-	}
-	return s.path
-}
+func (s *Server) Path() string { return nonnil.Of(s).path }
 
 // Instance is a random number of this server: another one after each start.
-func (s *Server) Instance() [16]byte {
-	if s == nil || s.dev == nil {
-		return [16]byte{}
-	}
-	return s.hello.Instance
-}
+func (s *Server) Instance() [16]byte { return nonnil.Of(s).hello.Instance }
 
 var errNoServer = fmt.Errorf("%w: no server", vmm.ErrInvalid)
 
@@ -146,13 +137,6 @@ func (s *Server) heartbeatLoop() {
 			s.mu.Unlock()
 		}
 	}
-}
-
-// find is the object of that name; nil if there is none.
-func (s *Server) find(name string) *object {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.names[name]
 }
 
 // nameOf is the name under which LIST returns an object.

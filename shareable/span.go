@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -36,18 +38,11 @@ type Span struct {
 // PublishSpan returns vmm.ErrInvalid. It returns vmm.ErrBusy if the name is in use, vmm.ErrLimit
 // for more objects than Options.MaxObjects or more than 65,536 chunks, and vmm.ErrClosed after
 // Close. The caller must Close the Span.
-func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (*Span, error) {
+func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (_ *Span, err error) {
+	defer errtext.Wrapf(&err, "publish %q", name)
 	if s == nil || s.dev == nil {
-		return nil, fmt.Errorf("publish %q: %w", name, errNoServer)
+		return nil, errNoServer
 	}
-	p, err := s.publishSpan(name, res, off, n, o)
-	if err != nil {
-		return nil, fmt.Errorf("publish %q: %w", name, err)
-	}
-	return p, nil
-}
-
-func (s *Server) publishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (*Span, error) {
 	switch {
 	case res == nil || res.Device() == nil:
 		return nil, fmt.Errorf("%w: no reservation", vmm.ErrInvalid)
@@ -56,8 +51,7 @@ func (s *Server) publishSpan(name string, res *vmm.Reservation, off, n uint64, o
 	case n == 0:
 		return nil, fmt.Errorf("%w: a span of 0 bytes", vmm.ErrInvalid)
 	}
-	o, err := o.resolve(name)
-	if err != nil {
+	if o, err = o.resolve(name); err != nil {
 		return nil, err
 	}
 	release, err := res.HoldFor(heldFor(name), off, n)
@@ -141,18 +135,11 @@ func (p *Span) checkWrite(seg vmm.Segment) error {
 }
 
 // Name is the name that readers attach to.
-func (p *Span) Name() string {
-	if p == nil || p.srv == nil {
-		return ""
-	}
-	return p.name
-}
+func (p *Span) Name() string { return nonnil.Of(p).name }
 
 // Len is how many bytes the span has.
 func (p *Span) Len() uint64 {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.published
@@ -161,9 +148,7 @@ func (p *Span) Len() uint64 {
 // Readers is the number of readers that are attached. One counts until its View is closed or its
 // process ends.
 func (p *Span) Readers() int {
-	if p == nil || p.srv == nil {
-		return 0
-	}
+	p = nonnil.Of(p)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.attachments)
@@ -236,7 +221,7 @@ func (p *Span) setClosedLocked(force bool) (ended bool, err error) {
 	return true, nil
 }
 
-// teardown undoes publishSpan. It is called once.
+// teardown undoes PublishSpan. It is called once.
 func (p *Span) teardown() {
 	p.srv.remove(&p.object)
 	p.cancel()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -67,22 +68,19 @@ func (s *Spare) serve() {
 
 // Attach is as the Attach of this package, with AttachOptions.Unsealed and Write as given.
 // If it returns ErrOwnerGone, a new connection may do better. It ends the Spare.
-func (s *Spare) Attach(ctx context.Context, name string, unsealed, write bool) (*View, error) {
+func (s *Spare) Attach(ctx context.Context, name string, unsealed, write bool) (_ *View, err error) {
+	defer errtext.Wrapf(&err, "attach to %q", name)
 	if err := wire.CheckName(name); err != nil {
 		s.Close()
-		return nil, attachFail(name, fmt.Errorf("%w: %w", vmm.ErrInvalid, err))
+		return nil, fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
 	}
 	s.h.opts.Unsealed, s.h.opts.Write = unsealed, write
 	select {
 	case s.name <- name:
 	case <-s.h.c.ended:
-		return nil, attachFail(name, errViewClosed)
+		return nil, errViewClosed
 	}
-	v, err := s.h.result(s.h.c.await(ctx, s.result))
-	if err != nil {
-		return nil, attachFail(name, err)
-	}
-	return v, nil
+	return s.h.result(s.h.c.await(ctx, s.result))
 }
 
 // Close ends the connection. It never waits.

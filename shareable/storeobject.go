@@ -94,7 +94,9 @@ func (s storeServer) Listed(x serve.Object, name string) {
 func (s *Server) findObject(name string) *object {
 	h := s.opts.hooks.handler
 	if h == nil {
-		return s.find(name)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.names[name]
 	}
 	if o, ok := h.Find(name).(*storeObject); ok {
 		return &o.object
@@ -133,16 +135,13 @@ func (o *storeObject) Chunks() (n int, last uint64) {
 }
 
 // AddChunk adds memory at the end.
-func (o *storeObject) AddChunk(size uint64, fd int) error {
+func (o *storeObject) AddChunk(size uint64, fd int) (err error) {
 	own := &cachedFD{fd: fd, users: 1}
-	err := o.addChunk(size, own)
-	if err != nil {
-		o.srv.fds.release(own)
-	}
-	return err
-}
-
-func (o *storeObject) addChunk(size uint64, own *cachedFD) error {
+	defer func() {
+		if err != nil {
+			o.srv.fds.release(own)
+		}
+	}()
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	end, gran := o.endLocked(), o.srv.hello.Granularity

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -214,58 +215,26 @@ func (v *View) Heartbeat() time.Time {
 
 // Max is how many bytes can be mapped here at most: the owner's maximum, and no more
 // than AttachOptions.MaxBytes.
-func (v *View) Max() uint64 {
-	if v == nil || v.dev == nil {
-		return 0
-	}
-	return v.max
-}
+func (v *View) Max() uint64 { return nonnil.Of(v).max }
 
 // Device is the device that the memory is mapped for.
-func (v *View) Device() *vmm.Device {
-	if v == nil || v.dev == nil {
-		return nil
-	}
-	return v.dev
-}
+func (v *View) Device() *vmm.Device { return nonnil.Of(v).dev }
 
 // Name is the object's name.
-func (v *View) Name() string {
-	if v == nil || v.dev == nil {
-		return ""
-	}
-	return v.obj.Name
-}
+func (v *View) Name() string { return nonnil.Of(v).obj.Name }
 
 // ID is the number of the object in its owner.
-func (v *View) ID() uint64 {
-	if v == nil || v.dev == nil {
-		return 0
-	}
-	return v.obj.ID
-}
+func (v *View) ID() uint64 { return nonnil.Of(v).obj.ID }
 
 // Instance is a random number of the owner: another one after each start.
-func (v *View) Instance() [16]byte {
-	if v == nil || v.dev == nil {
-		return [16]byte{}
-	}
-	return v.obj.Instance
-}
+func (v *View) Instance() [16]byte { return nonnil.Of(v).obj.Instance }
 
 // Meta returns a copy of PublishOptions.Meta.
-func (v *View) Meta() []byte {
-	if v == nil || v.dev == nil {
-		return nil
-	}
-	return slices.Clone(v.obj.Meta)
-}
+func (v *View) Meta() []byte { return slices.Clone(nonnil.Of(v).obj.Meta) }
 
 // Generation rises whenever the owner has taken bytes back or replaced them.
 func (v *View) Generation() uint64 {
-	if v == nil || v.dev == nil {
-		return 0
-	}
+	v = nonnil.Of(v)
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.generation
@@ -274,9 +243,7 @@ func (v *View) Generation() uint64 {
 // Sealed reports whether the owner has said that neither length nor bytes change
 // any more.
 func (v *View) Sealed() bool {
-	if v == nil || v.dev == nil {
-		return false
-	}
+	v = nonnil.Of(v)
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.sealed
@@ -346,12 +313,7 @@ func (v *View) detach(cause error) {
 
 // Segments returns the mapped chunks by address, as Range.Segments does. The first may begin
 // before Ptr, and the last end after the object: see PublishSpan.
-func (v *View) Segments() []vmm.Segment {
-	if v == nil || v.dev == nil {
-		return nil
-	}
-	return v.res.Segments()
-}
+func (v *View) Segments() []vmm.Segment { return nonnil.Of(v).res.Segments() }
 
 // UsedBy names the streams that use this memory, as Reservation.UsedBy does: the
 // View waits for the work queued on them before it unmaps memory that the owner

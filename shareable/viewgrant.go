@@ -1,6 +1,9 @@
 package shareable
 
-import "github.com/cuvmm/cuvmm/vmm"
+import (
+	"github.com/cuvmm/cuvmm/internal/nonnil"
+	"github.com/cuvmm/cuvmm/vmm"
+)
 
 // Grant gives devices access to what is mapped here and what will be, as vmm.Reservation.Grant
 // does. At first only Device has it, whatever the owner has granted. Without AttachOptions.Write
@@ -21,9 +24,4 @@ func (v *View) Revoke(devs ...*vmm.Device) error {
 }
 
 // Access is what a device may do with the memory here.
-func (v *View) Access(d *vmm.Device) vmm.Access {
-	if v == nil || v.dev == nil {
-		return vmm.AccessNone
-	}
-	return v.res.Access(d)
-}
+func (v *View) Access(d *vmm.Device) vmm.Access { return nonnil.Of(v).res.Access(d) }

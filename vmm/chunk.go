@@ -269,11 +269,7 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 // A flag that the driver or the device does not know is ErrNotSupported: an export without it
 // may work. The caller must close fd.
 func (r *Reservation) ExportDMABuf(off, size uint64, flags ...DMABufFlags) (fd int, err error) {
-	fd, err = r.exportDMABuf(off, size, flags)
-	return fd, r.wrap("export dma-buf", off, size, err)
-}
-
-func (r *Reservation) exportDMABuf(off, size uint64, flags []DMABufFlags) (int, error) {
+	defer func() { err = r.wrap("export dma-buf", off, size, err) }()
 	if r == nil || r.dev == nil {
 		return -1, fmt.Errorf("%w: no reservation", ErrInvalid)
 	}

@@ -235,8 +235,29 @@ func (s *Stream) CopyIn(dst Ptr, src []byte) error {
 // CopyOut copies device memory to dst after what the stream has queued, and
 // returns when dst is filled. On a stream that is being captured it returns
 // ErrCapturing.
-func (s *Stream) CopyOut(dst []byte, src Ptr) error {
-	return s.wrap("copy out", src, uint64(len(dst)), s.copyOut(dst, src))
+func (s *Stream) CopyOut(dst []byte, src Ptr) (err error) {
+	defer func(n uint64, src Ptr) { err = s.wrap("copy out", src, n, err) }(uint64(len(dst)), src)
+	st, l, err := s.borrowLane(Span{Addr: src, Size: uint64(len(dst)), Access: AccessRead})
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		return s.dev.CopyOut(dst, src)
+	}
+	defer st.putBack(l)
+	return st.drain(l, l.firstBlock(s.order.Queue), func(b *block) ([]byte, error) {
+		n := min(uint64(len(dst)), st.size())
+		if n == 0 {
+			return nil, nil
+		}
+		if err := s.move(l, b, b.p, src, Span{Addr: src, Size: n, Access: AccessRead}); err != nil {
+			return nil, err
+		}
+		b.used = st.size() // else a CopyIn after a failure here could write where this copy still may
+		to := dst[:n]
+		dst, src = dst[n:], src+Ptr(n)
+		return to, nil
+	})
 }
 
 // borrowLane checks a copy between the span and host memory and borrows a lane for it.
@@ -294,30 +315,6 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 		dst, src = dst+Ptr(n), src[n:]
 	}
 	return queued, nil
-}
-
-func (s *Stream) copyOut(dst []byte, src Ptr) error {
-	st, l, err := s.borrowLane(Span{Addr: src, Size: uint64(len(dst)), Access: AccessRead})
-	if err != nil {
-		return err
-	}
-	if l == nil {
-		return s.dev.CopyOut(dst, src)
-	}
-	defer st.putBack(l)
-	return st.drain(l, l.firstBlock(s.order.Queue), func(b *block) ([]byte, error) {
-		n := min(uint64(len(dst)), st.size())
-		if n == 0 {
-			return nil, nil
-		}
-		if err := s.move(l, b, b.p, src, Span{Addr: src, Size: n, Access: AccessRead}); err != nil {
-			return nil, err
-		}
-		b.used = st.size() // else a CopyIn after a failure here could write where this copy still may
-		to := dst[:n]
-		dst, src = dst[n:], src+Ptr(n)
-		return to, nil
-	})
 }
 
 // move queues one copy between a block and the device, whose side is given again as a
@@ -402,12 +399,8 @@ func (s *Stream) Copy2D(dst, src PitchedPtr, width, count uint64) error {
 // Pitch is the number of bytes from one row to the next that suits the device, for rows
 // of rowBytes: at least rowBytes, and what cuMemAllocPitch would choose. A driver that
 // prefers none returns rowBytes. It makes the device's context if there is none yet.
-func (d *Device) Pitch(rowBytes uint64) (uint64, error) {
-	n, err := d.pitch(rowBytes)
-	return n, d.wrap("choose pitch", 0, rowBytes, err)
-}
-
-func (d *Device) pitch(rowBytes uint64) (uint64, error) {
+func (d *Device) Pitch(rowBytes uint64) (_ uint64, err error) {
+	defer func() { err = d.wrap("choose pitch", 0, rowBytes, err) }()
 	o, err := d.ensureOpen()
 	if err != nil {
 		return 0, err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -79,28 +80,13 @@ func newDevice(drv driver.Driver, info Info) *Device {
 var deviceCount atomic.Uint64
 
 // String is the device's name, Info.Open, as in "cuda:0".
-func (d *Device) String() string {
-	if d == nil || d.state == nil {
-		return ""
-	}
-	return d.name
-}
+func (d *Device) String() string { return nonnil.Of(d).name }
 
 // Info describes the device. It costs no driver call.
-func (d *Device) Info() Info {
-	if d == nil || d.state == nil {
-		return Info{}
-	}
-	return d.info
-}
+func (d *Device) Info() Info { return nonnil.Of(d).info }
 
 // Driver is the driver below, for packages beside this one; nil for a nil Device.
-func (d *Device) Driver() driver.Driver {
-	if d == nil || d.state == nil {
-		return nil
-	}
-	return d.drv
-}
+func (d *Device) Driver() driver.Driver { return nonnil.Of(d).drv }
 
 // checkOpen is nil while the device is open.
 func (d *Device) checkOpen() error {
@@ -289,14 +275,11 @@ func (d *Device) runDetached(ctx context.Context, f func() error) error {
 // that the driver would not take back is offered once more; if it still will
 // not, Close returns the error and can be called again. Twice is fine, and so
 // is a nil Device.
-func (d *Device) Close() error {
+func (d *Device) Close() (err error) {
 	if d == nil || d.state == nil {
 		return nil
 	}
-	return d.wrap("close device", 0, 0, d.close())
-}
-
-func (d *Device) close() error {
+	defer func() { err = d.wrap("close device", 0, 0, err) }()
 	d.waitForDetachedCalls()
 	// What was refused comes first: until it is released it counts as open.
 	refused := d.refusedCalls.retry()
@@ -304,7 +287,7 @@ func (d *Device) close() error {
 		return joinErr(refused, "and", err) // a refused close is why something is still open
 	}
 	// After the goroutine has ended: nothing more is cached.
-	err := joinErr(refused, "and", d.trim(0))
+	err = joinErr(refused, "and", d.trim(0))
 	err = joinErr(err, "and", d.state.parent.refusedCloses.retry())
 	if err != nil {
 		return err

@@ -142,7 +142,7 @@ func (s *deviceState) releaseState(d *Device) {
 	defer s.mu.Unlock()
 	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
 	s.pressureHooks = slices.DeleteFunc(s.pressureHooks, func(h *pressureHook) bool { return h.dev == d })
-	s.parent.onSync.removeAll(d)
+	s.parent.onSync.remove(func(h *syncHook) bool { return h.dev == d })
 	if len(s.devices) == 0 {
 		s.limit = 0
 	}
@@ -444,10 +444,4 @@ func (o *openDevice) syncOwn() error {
 		o.Release()
 	}
 	return err
-}
-
-// pinned is how many bytes of host memory are pinned for the device: for copies, mirrors and
-// Pinned.
-func (o *openDevice) pinned() uint64 {
-	return o.stage.pinned() + o.mirrors.Load() + o.pinnedCache.size.Load()
 }

@@ -385,11 +385,7 @@ func sizeOfRows(p []byte, width, pitch uint64) (uint64, error) {
 // memory of a lost device it returns ErrDeviceLost. Bytes that other work writes,
 // a kernel's for one, are not waited for.
 func (g *Range) WaitWritten(ctx context.Context) (n uint64, err error) {
-	n, err = g.waitWritten(ctx)
-	return n, g.wrap("wait for appends", 0, 0, err)
-}
-
-func (g *Range) waitWritten(ctx context.Context) (uint64, error) {
+	defer func() { err = g.wrap("wait for appends", 0, 0, err) }()
 	if err := g.checkOpen(); err != nil {
 		return 0, err
 	}

@@ -198,12 +198,8 @@ type Tensor struct {
 // counts those of one element. Bytes that are no whole rows are ErrInvalid; a
 // pitch that is no whole number of elements, which strides cannot say, is
 // ErrNotSupported.
-func (l Layout) Tensor(d *Device, p Ptr, bytes uint64) (Tensor, error) {
-	t, err := l.tensor(d, p, bytes)
-	return t, d.wrap("describe as tensor", p, bytes, err)
-}
-
-func (l Layout) tensor(d *Device, p Ptr, bytes uint64) (Tensor, error) {
+func (l Layout) Tensor(d *Device, p Ptr, bytes uint64) (_ Tensor, err error) {
+	defer func() { err = d.wrap("describe as tensor", p, bytes, err) }()
 	if d == nil {
 		return Tensor{}, fmt.Errorf("%w: no device", ErrInvalid)
 	}

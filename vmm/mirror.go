@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -76,12 +77,8 @@ type MirrorOptions struct {
 // that sleeps is ErrAsleep. With Init it first waits for the work that may write to the
 // memory, as Range.ReadAt does, and so returns ErrCapturing during a capture; for memory that no
 // reservation knows it waits for nothing. The caller must Close the Mirror.
-func (d *Device) NewMirror(p Ptr, n uint64, o MirrorOptions) (*Mirror, error) {
-	m, err := d.newMirror(p, n, o)
-	return m, d.wrap("make mirror", p, n, err)
-}
-
-func (d *Device) newMirror(p Ptr, n uint64, o MirrorOptions) (*Mirror, error) {
+func (d *Device) NewMirror(p Ptr, n uint64, o MirrorOptions) (_ *Mirror, err error) {
+	defer func() { err = d.wrap("make mirror", p, n, err) }()
 	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
@@ -92,8 +89,7 @@ func (d *Device) newMirror(p Ptr, n uint64, o MirrorOptions) (*Mirror, error) {
 	if err := d.track(m, "mirror of "+sizeText(n)); err != nil { // the device stays open now
 		return nil, err
 	}
-	err := m.hold(n)
-	if err == nil {
+	if err = m.hold(n); err == nil {
 		err = m.allocate(n, o.MaxPinned)
 	}
 	if err == nil && o.Init {
@@ -117,7 +113,7 @@ func (m *Mirror) hold(n uint64) (err error) {
 		return err
 	}
 	if m.res = m.dev.state.parent.find(m.ptr); m.res != nil {
-		release, err := m.res.hold(uint64(m.ptr-m.res.ptr), n)
+		release, err := m.res.addHold(uint64(m.ptr-m.res.ptr), n, heldHere("a mirror"))
 		if err != nil {
 			return err
 		}
@@ -239,12 +235,7 @@ func (m *Mirror) wrap(op string, err error) error {
 }
 
 // Ptr is the first address of the memory that is mirrored.
-func (m *Mirror) Ptr() Ptr {
-	if m == nil {
-		return 0
-	}
-	return m.ptr
-}
+func (m *Mirror) Ptr() Ptr { return nonnil.Of(m).ptr }
 
 // Bytes is the mirror, as long as the memory that it mirrors; nil after Close or Discard. The
 // slice is valid until then: touching it after that ends the process.

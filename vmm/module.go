@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
@@ -63,12 +64,7 @@ func (m *Module) load(c Code) (log string, err error) {
 }
 
 // Device is the device that the code is loaded on.
-func (m *Module) Device() *Device {
-	if m == nil {
-		return nil
-	}
-	return m.dev
-}
+func (m *Module) Device() *Device { return nonnil.Of(m).dev }
 
 // with runs f with the code kept loaded.
 func (m *Module) with(f func() error) error {
@@ -103,14 +99,11 @@ func (m *Module) Function(name string) (f *Function, err error) {
 // unloads the code. While a stream of the device is being captured it returns ErrCapturing
 // and changes nothing. Graphs with kernels of the module cannot be launched any more. Twice
 // is fine, and so is a nil Module. After an error it can be called again.
-func (m *Module) Close() error {
+func (m *Module) Close() (err error) {
 	if m == nil || m.dev == nil {
 		return nil
 	}
-	return m.dev.wrap("close module", 0, 0, m.close())
-}
-
-func (m *Module) close() error {
+	defer func() { err = m.dev.wrap("close module", 0, 0, err) }()
 	m.closeMu.Lock()
 	defer m.closeMu.Unlock()
 	if m.closed.Load() {
@@ -124,7 +117,7 @@ func (m *Module) close() error {
 	// A launch holds its stream's lock. Once each stream was locked, all launches that did
 	// not see that the module is closed have been queued, and the wait is for them, too.
 	m.dev.state.lockEachStream()
-	err := waitDevices(m.dev.state, []*deviceState{m.dev.state})
+	err = waitDevices(m.dev.state, []*deviceState{m.dev.state})
 	if err == nil || lost(err) {
 		if failed := m.raw.UnloadModule(m.handle); !lost(failed) {
 			err = joinErr(err, "and unloading it", failed)
@@ -159,20 +152,10 @@ func (m *Module) setClosed(to bool) {
 }
 
 // Name is the kernel's name.
-func (f *Function) Name() string {
-	if f == nil {
-		return ""
-	}
-	return f.name
-}
+func (f *Function) Name() string { return nonnil.Of(f).name }
 
 // Module is the module that the kernel is in.
-func (f *Function) Module() *Module {
-	if f == nil {
-		return nil
-	}
-	return f.m
-}
+func (f *Function) Module() *Module { return nonnil.Of(f).m }
 
 // Params lists the parameters in order. A driver that cannot know, of CUDA before 12.4,
 // returns ErrNotSupported.

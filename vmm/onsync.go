@@ -23,7 +23,10 @@ func (d *Device) OnSync(f func()) (stop func()) {
 	}
 	h := &syncHook{dev: d, f: f}
 	all := &d.state.parent.onSync
-	all.add(h)
+	all.mu.Lock()
+	all.all = append(all.all, h)
+	all.count.Store(int32(len(all.all))) //nolint:gosec // one for each call of OnSync
+	all.mu.Unlock()
 	return func() {
 		all.remove(func(e *syncHook) bool { return e == h })
 		h.running.Wait()
@@ -46,13 +49,6 @@ type syncHooks struct {
 	all []*syncHook
 }
 
-func (a *syncHooks) add(h *syncHook) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.all = append(a.all, h)
-	a.count.Store(int32(len(a.all))) //nolint:gosec // one for each call of OnSync
-}
-
 func (a *syncHooks) remove(which func(*syncHook) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -70,9 +66,6 @@ func (a *syncHooks) begin(h *syncHook) bool {
 	h.running.Add(1)
 	return true
 }
-
-// removeAll removes those of a Device that closes.
-func (a *syncHooks) removeAll(d *Device) { a.remove(func(h *syncHook) bool { return h.dev == d }) }
 
 // runSyncHooks calls the functions of OnSync. The caller holds no lock.
 func (s *driverState) runSyncHooks() {

@@ -44,12 +44,8 @@ const leastPinned = 4 << 10
 // KiB at least. What they contain is undefined. Memory of a Pinned that was closed is used again,
 // and is freed when the last Device on the device closes; Stats.Pinned counts it until then.
 // Without page-locked memory it returns ErrNotSupported, for n of 0 ErrInvalid.
-func (d *Device) AllocPinned(n uint64) (*Pinned, error) {
-	x, err := d.allocPinned(n)
-	return x, d.wrap("allocate pinned memory", 0, n, err)
-}
-
-func (d *Device) allocPinned(n uint64) (*Pinned, error) {
+func (d *Device) AllocPinned(n uint64) (_ *Pinned, err error) {
+	defer func() { err = d.wrap("allocate pinned memory", 0, n, err) }()
 	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
@@ -60,7 +56,6 @@ func (d *Device) allocPinned(n uint64) (*Pinned, error) {
 	if err := d.track(x, "pinned memory of "+sizeText(n)); err != nil { // the device stays open now
 		return nil, err
 	}
-	var err error
 	if x.on, err = d.ensureOpen(); err == nil {
 		err = x.on.checkAlive() // else what the cache has may be freed
 	}

@@ -11,11 +11,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cuvmm/cuvmm/vmm/internal/rows"
-
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 )
 
 // Range is a span of device memory that grows at an address that never moves:
@@ -218,29 +218,17 @@ func (g *Range) res() *Reservation {
 }
 
 // Len is how many bytes have been written.
-func (g *Range) Len() uint64 {
-	if g == nil || g.r == nil {
-		return 0
-	}
-	return g.len.Load()
-}
+func (g *Range) Len() uint64 { return nonnil.Of(g).len.Load() }
 
 // Cap is how far Len can go without growth: how many bytes are backed by memory, up to
 // Max.
 func (g *Range) Cap() uint64 {
-	if g == nil || g.r == nil {
-		return 0
-	}
+	g = nonnil.Of(g)
 	return min(g.cap.Load(), g.opts.Max)
 }
 
 // Options returns the options with everything filled in.
-func (g *Range) Options() RangeOptions {
-	if g == nil || g.r == nil {
-		return RangeOptions{}
-	}
-	return g.opts
-}
+func (g *Range) Options() RangeOptions { return nonnil.Of(g).opts }
 
 // String is the range's device, addresses and sizes.
 func (g *Range) String() string {

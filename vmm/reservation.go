@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
@@ -173,28 +174,13 @@ func roundUp(n, unit uint64) (uint64, bool) {
 }
 
 // Ptr is the first address. It stays the same until Close.
-func (r *Reservation) Ptr() Ptr {
-	if r == nil || r.dev == nil {
-		return 0
-	}
-	return r.ptr
-}
+func (r *Reservation) Ptr() Ptr { return nonnil.Of(r).ptr }
 
 // Size is how many bytes of addresses are reserved.
-func (r *Reservation) Size() uint64 {
-	if r == nil || r.dev == nil {
-		return 0
-	}
-	return r.size
-}
+func (r *Reservation) Size() uint64 { return nonnil.Of(r).size }
 
 // Device is the device that made the reservation, its owner.
-func (r *Reservation) Device() *Device {
-	if r == nil || r.dev == nil {
-		return nil
-	}
-	return r.dev
-}
+func (r *Reservation) Device() *Device { return nonnil.Of(r).dev }
 
 // Owner is what the reservation is part of: ReserveOptions.Owner, and the *Range of the
 // reservation inside one.
@@ -479,11 +465,6 @@ func (r *Reservation) HoldFor(what string, off, n uint64) (release func(), err e
 	return release, r.wrap("hold", off, n, err)
 }
 
-// hold is Hold for a Mirror.
-func (r *Reservation) hold(off, n uint64) (release func(), err error) {
-	return r.addHold(off, n, heldHere("a mirror"))
-}
-
 // heldHere is a hold named by the line that made it.
 func heldHere(what string) *hold {
 	h := &hold{what: what}
@@ -534,12 +515,7 @@ func (r *Reservation) checkAllHoldsLocked() error {
 // replaced, and no two reservations of the process ever have the same. Growth leaves
 // it alone, so a registration (NCCL, RDMA) made at the same generation is still right
 // for the bytes it covers. It does not say when to take one back: see Watch.
-func (r *Reservation) Generation() uint64 {
-	if r == nil || r.dev == nil {
-		return 0
-	}
-	return r.generation.Load()
-}
+func (r *Reservation) Generation() uint64 { return nonnil.Of(r).generation.Load() }
 
 // Changed is closed at the next Map or Unmap, and on a Range also when Len
 // moves. After Close it is closed already.

@@ -32,8 +32,36 @@ const (
 //
 // A range that has slept keeps the host memory for the next time, until Clip or
 // Close.
-func Sleep(mode SleepMode, ranges ...*Range) error {
-	return failFirst("sleep", ranges, sleep(mode, ranges))
+func Sleep(mode SleepMode, ranges ...*Range) (err error) {
+	defer func() { err = failFirst("sleep", ranges, err) }()
+	if mode > SleepKeep {
+		return fmt.Errorf("%w: sleep mode %d", ErrInvalid, mode)
+	}
+	unlock, err := lockRanges(ranges)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var all []*sleeper
+	for _, g := range ranges {
+		if g.supply != nil {
+			return fmt.Errorf("%w: the range's Supplier has its memory, which Sleep cannot give back", ErrNotSupported)
+		}
+		all = append(all, &sleeper{Range: g, mode: mode})
+	}
+	// Each step for all ranges before the next one begins, so that undo can still take
+	// back whatever was done.
+	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).waitForWork, (*sleeper).save, (*sleeper).unmapAll} {
+		for _, s := range all {
+			if err := step(s); err != nil {
+				return undoAll(err, "and mapping another range again, which now sleeps", all, (*sleeper).undo)
+			}
+		}
+	}
+	for _, s := range all {
+		s.finishSleep()
+	}
+	return nil
 }
 
 // Wake gives sleeping ranges memory again, at the same addresses, in chunks of
@@ -97,37 +125,6 @@ type sleeper struct {
 	retired  *retirement // nil before quiesce
 	capacity uint64      // when it is awake
 	mem      []*memory
-}
-
-func sleep(mode SleepMode, ranges []*Range) error {
-	if mode > SleepKeep {
-		return fmt.Errorf("%w: sleep mode %d", ErrInvalid, mode)
-	}
-	unlock, err := lockRanges(ranges)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	var all []*sleeper
-	for _, g := range ranges {
-		if g.supply != nil {
-			return fmt.Errorf("%w: the range's Supplier has its memory, which Sleep cannot give back", ErrNotSupported)
-		}
-		all = append(all, &sleeper{Range: g, mode: mode})
-	}
-	// Each step for all ranges before the next one begins, so that undo can still take
-	// back whatever was done.
-	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).waitForWork, (*sleeper).save, (*sleeper).unmapAll} {
-		for _, s := range all {
-			if err := step(s); err != nil {
-				return undoAll(err, "and mapping another range again, which now sleeps", all, (*sleeper).undo)
-			}
-		}
-	}
-	for _, s := range all {
-		s.finishSleep()
-	}
-	return nil
 }
 
 // undo undoes the steps of sleep that were done. If the memory cannot be mapped again

@@ -174,7 +174,7 @@ func (d *Device) Stats() Stats {
 	d.state.mu.Unlock()
 	var pinned uint64
 	if o := d.state.openDevice.Load(); o != nil {
-		pinned = o.pinned()
+		pinned = o.stage.pinned() + o.mirrors.Load() + o.pinnedCache.size.Load()
 	}
 	// What follows is of one moment; the limits above change by themselves.
 	c := &d.counters

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
@@ -318,12 +319,7 @@ func (s *Stream) Sync() error {
 }
 
 // Device is the device that made or wrapped the stream.
-func (s *Stream) Device() *Device {
-	if s == nil || s.dev == nil {
-		return nil
-	}
-	return s.dev
-}
+func (s *Stream) Device() *Device { return nonnil.Of(s).dev }
 
 // Usable is nil if work that is queued on the stream now would run. Otherwise it returns
 // ErrClosed, ErrInvalid for no stream, ErrCapturing while the stream is being captured, or the
@@ -353,32 +349,19 @@ func (s *Stream) runsWork(o *openDevice) error {
 // Queue is the driver's handle of the stream on which this package queues work, as Hold returns it,
 // for calls of the program's own. It is Raw, but for the default streams, which are all treated as
 // the legacy one: see Device.WrapStream.
-func (s *Stream) Queue() driver.Stream {
-	if s == nil || s.dev == nil {
-		return 0
-	}
-	return s.order.Queue
-}
+func (s *Stream) Queue() driver.Stream { return nonnil.Of(s).order.Queue }
 
 // Raw is the driver's handle, a CUstream on CUDA, as NewStream made it or WrapStream got it.
-func (s *Stream) Raw() driver.Stream {
-	if s == nil || s.dev == nil {
-		return 0
-	}
-	return s.handle
-}
+func (s *Stream) Raw() driver.Stream { return nonnil.Of(s).handle }
 
 // Close waits for the stream's work, takes the stream off every UsedBy and frees
 // it, a wrapped one excepted. While the stream is being captured it returns
 // ErrCapturing and changes nothing. Twice is fine, and so is a nil Stream.
-func (s *Stream) Close() error {
+func (s *Stream) Close() (err error) {
 	if s == nil || s.dev == nil {
 		return nil
 	}
-	return s.wrap("close stream", 0, 0, s.close())
-}
-
-func (s *Stream) close() error {
+	defer func() { err = s.wrap("close stream", 0, 0, err) }()
 	s.closeMu.Lock()
 	defer s.closeMu.Unlock()
 	if goesOn, err := s.beginClose(); !goesOn {

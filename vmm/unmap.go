@@ -37,30 +37,27 @@ type retirement struct {
 // for work that may use them (see the package comment). It completes or changes
 // nothing. A part of a chunk, or a hole, is ErrInvalid; held bytes are ErrBusy.
 func (r *Reservation) Unmap(off, size uint64) error {
-	if err := r.checkNotOwnedByRange(); err != nil {
-		return r.wrap("unmap", off, size, err)
-	}
-	t, err := r.retire(off, size)
-	if err == nil {
-		r.waitForCopies(off, size)
-		err = r.waitAndUnmap(t, r.waitForWork)
-	}
-	return r.wrap("unmap", off, size, err)
+	return r.retireAndUnmap("unmap", off, size, r.waitForWork)
 }
 
 // UnmapNow is Unmap whose caller promises that no work uses the chunks any more, on any
 // device or stream, whatever UsedBy has named. It waits only for copies that the library
 // makes by itself, as for ReadAt or CopyIn of a Device, so it does not return ErrCapturing.
 func (r *Reservation) UnmapNow(off, size uint64) error {
+	return r.retireAndUnmap("unmap now", off, size, r.waitForOwnCopies)
+}
+
+// retireAndUnmap is Unmap, with wait for the work that may use the chunks.
+func (r *Reservation) retireAndUnmap(op string, off, size uint64, wait func() error) error {
 	if err := r.checkNotOwnedByRange(); err != nil {
-		return r.wrap("unmap now", off, size, err)
+		return r.wrap(op, off, size, err)
 	}
 	t, err := r.retire(off, size)
 	if err == nil {
 		r.waitForCopies(off, size)
-		err = r.waitAndUnmap(t, r.waitForOwnCopies)
+		err = r.waitAndUnmap(t, wait)
 	}
-	return r.wrap("unmap now", off, size, err)
+	return r.wrap(op, off, size, err)
 }
 
 // waitForOwnCopies waits for the library's own streams on the devices that may use the memory.

@@ -15,11 +15,8 @@ import (
 // From then on this package's own calls on a stream that is not on it, Stream.Copy
 // for one, return ErrInvalid if they would touch the memory. Streams that UnmapAfter has
 // named are waited for as well, until their chunks are unmapped.
-func (r *Reservation) UsedBy(streams ...*Stream) error {
-	return r.wrap("use streams", 0, 0, r.nameStreams(streams))
-}
-
-func (r *Reservation) nameStreams(streams []*Stream) error {
+func (r *Reservation) UsedBy(streams ...*Stream) (err error) {
+	defer func() { err = r.wrap("use streams", 0, 0, err) }()
 	if r == nil || r.dev == nil || len(streams) == 0 {
 		return fmt.Errorf("%w: no reservation, or no stream", ErrInvalid)
 	}

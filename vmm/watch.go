@@ -54,14 +54,7 @@ type Watch struct {
 // Several watches may run at once. A Watch without functions is ErrInvalid, a range that sleeps
 // ErrAsleep, one that is closed ErrClosed. A Watch goes on over Sleep and Wake.
 func (r *Reservation) Watch(w Watch) (stop func(), err error) {
-	stop, err = r.watch(&w)
-	return stop, r.wrap("watch", 0, 0, err)
-}
-
-// Watch is Reservation.Watch.
-func (g *Range) Watch(w Watch) (stop func(), err error) { return g.res().Watch(w) }
-
-func (r *Reservation) watch(w *Watch) (stop func(), err error) {
+	defer func() { err = r.wrap("watch", 0, 0, err) }()
 	if r == nil || r.dev == nil || w.Mapped == nil && w.Unmapping == nil {
 		return nil, fmt.Errorf("%w: no reservation, or no function", ErrInvalid)
 	}
@@ -71,14 +64,17 @@ func (r *Reservation) watch(w *Watch) (stop func(), err error) {
 		return nil, err
 	}
 	w.mapped(r.watchedLocked(0, r.table.Len()))
-	r.watches = append(r.watches, w)
+	r.watches = append(r.watches, &w)
 	return sync.OnceFunc(func() {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
-		r.watches = slices.DeleteFunc(r.watches, func(o *Watch) bool { return o == w })
+		r.watches = slices.DeleteFunc(r.watches, func(o *Watch) bool { return o == &w })
 		w.unmapping(r.watchedLocked(0, r.table.Len()))
 	}), nil
 }
+
+// Watch is Reservation.Watch.
+func (g *Range) Watch(w Watch) (stop func(), err error) { return g.res().Watch(w) }
 
 func (w *Watch) mapped(all []Segment) {
 	for i := 0; w.Mapped != nil && i < len(all); i++ {

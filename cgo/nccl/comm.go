@@ -158,11 +158,6 @@ func (c *Comm) Progress() error {
 		return err
 	}
 	defer c.mu.Unlock()
-	return c.progress(call)
-}
-
-// progress is Progress. Requires mu.
-func (c *Comm) progress(call string) error {
 	c.parentMu.Lock()
 	defer c.parentMu.Unlock()
 	if c.c.parent == nil || c.c.joined != 0 && c.c.child == nil {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -81,28 +82,13 @@ func newGroup(dev *vmm.Device, e engine.Engine, o Options, of engine.Maker, c *c
 }
 
 // Rank is this member's number, from 0 on.
-func (g *Group) Rank() int {
-	if g == nil {
-		return 0
-	}
-	return g.rank
-}
+func (g *Group) Rank() int { return nonnil.Of(g).rank }
 
 // Size is how many members the group has.
-func (g *Group) Size() int {
-	if g == nil {
-		return 0
-	}
-	return g.size
-}
+func (g *Group) Size() int { return nonnil.Of(g).size }
 
 // Device is the device whose memory the group moves.
-func (g *Group) Device() *vmm.Device {
-	if g == nil {
-		return nil
-	}
-	return g.dev
-}
+func (g *Group) Device() *vmm.Device { return nonnil.Of(g).dev }
 
 // Engine is what carries the data, and its version.
 func (g *Group) Engine() string {

@@ -361,11 +361,17 @@ func (g *Group) runGrowCall(ctx context.Context, st *vmm.Stream, c *growCall) (r
 		}
 	}
 	if grow {
-		if err := g.growAll(ctx, st, c, mine); err != nil {
+		if mine > 0 {
+			err = c.grow(st, g.dev, mine)
+		}
+		if err := g.exchangeResults(ctx, err); err != nil {
 			return nil, err
 		}
 	}
-	added := vmm.Span{Addr: c.dstEnd(), Size: mine}
+	added := vmm.Span{Size: mine}
+	if c.appends {
+		added.Addr = c.dst.Ptr() + vmm.Ptr(c.dst.Len())
+	}
 	if err = g.queueTransfers(ctx, st, c, added.Addr, received); err == nil && mine > 0 {
 		err = c.dst.SetLen(c.dst.Len() + mine)
 	}
@@ -379,18 +385,11 @@ func (g *Group) runGrowCall(ctx context.Context, st *vmm.Stream, c *growCall) (r
 	return received, nil
 }
 
-// dstEnd is the address at which this member appends; 0 if it does not.
-func (c *growCall) dstEnd() vmm.Ptr {
-	if !c.appends {
-		return 0
-	}
-	return c.dst.Ptr() + vmm.Ptr(c.dst.Len())
-}
-
 // exchangeHeaders tells the others what this member sends.
 func (g *Group) exchangeHeaders(ctx context.Context, c *growCall) ([][]uint64, error) {
 	words := make([]uint64, headerWords(g.size))
-	words[headerCall], words[headerLayout] = callSum(c.name, c.root), c.layout
+	words[headerCall] = sumOf(binary.LittleEndian.AppendUint64([]byte(c.name), uint64(c.root)))
+	words[headerLayout] = c.layout
 	if c.err != nil {
 		words[headerFailed] = 1
 	} else {
@@ -437,15 +436,6 @@ func checkNoneFailed(own error, headers [][]uint64, word int) error {
 	return nil
 }
 
-// growAll grows this member's dst, and exchanges with the others whether that worked.
-func (g *Group) growAll(ctx context.Context, st *vmm.Stream, c *growCall, bytes uint64) error {
-	var err error
-	if bytes > 0 {
-		err = c.grow(st, g.dev, bytes)
-	}
-	return g.exchangeResults(ctx, err)
-}
-
 // exchangeResults tells the others whether this member has the memory that the call needs. It is
 // nil if all have.
 func (g *Group) exchangeResults(ctx context.Context, err error) error {
@@ -484,11 +474,6 @@ func (g *Group) queueTransfers(ctx context.Context, st *vmm.Stream, c *growCall,
 		return g.fail(err)
 	}
 	return nil
-}
-
-// callSum is a number that tells calls apart.
-func callSum(name string, root int) uint64 {
-	return sumOf(binary.LittleEndian.AppendUint64([]byte(name), uint64(root)))
 }
 
 // layoutSum is a number that tells layouts apart. It is not 0.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -38,20 +39,12 @@ func NewID(path string) (ID, error) {
 //	ErrFailed                NCCL cannot reach the others; two have one rank and an identity of Options.ID
 //
 // and that of a context that has ended. The caller must Close or Abort the Group.
-func Join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
-	g, err := join(ctx, dev, o)
-	if err != nil {
-		return nil, fmt.Errorf("join a group: %w", err)
-	}
-	return g, nil
-}
-
-func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
+func Join(ctx context.Context, dev *vmm.Device, o Options) (_ *Group, err error) {
+	defer errtext.Wrapf(&err, "join a group")
 	if ctx == nil {
 		return nil, errNoContext
 	}
-	o, err := o.resolve(dev)
-	if err != nil {
+	if o, err = o.resolve(dev); err != nil {
 		return nil, err
 	}
 	if err := checkOverrides(os.LookupEnv, confFiles(os.Getenv("NCCL_CONF_FILE"), homeDir(), confOfAllUsers)); err != nil {
@@ -76,20 +69,16 @@ func join(ctx context.Context, dev *vmm.Device, o Options) (*Group, error) {
 // JoinOn is for package collectivetest: Join with o.Rank and o.Size on another engine than NCCL. If
 // at is not nil, all members meet where it listens, and it is that of rank 0, which takes it over.
 // If it is nil, they do not meet, and o.ID is the group's.
-func JoinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (*Group, error) {
-	o, err := o.resolve(dev)
-	if err != nil {
-		return nil, fmt.Errorf("join a group: %w", err)
+func JoinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (_ *Group, err error) {
+	defer errtext.Wrapf(&err, "join a group")
+	if o, err = o.resolve(dev); err != nil {
+		return nil, err
 	}
 	var m *meeting
 	if at != nil {
 		m = &meeting{address: at.Addr().String(), size: o.Size, secret: o.Secret, open: at}
 	}
-	g, err := joinOn(ctx, dev, o, of, m)
-	if err != nil {
-		return nil, fmt.Errorf("join a group: %w", err)
-	}
-	return g, nil
+	return joinOn(ctx, dev, o, of, m)
 }
 
 // joinOn has the members meet, if at is not nil, and makes the group. The options are resolved.

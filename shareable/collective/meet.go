@@ -356,7 +356,8 @@ func (a *acceptor) admit(h hello, l *link) code {
 		old := a.members[int(h.Rank)]
 		if c == codeNone && (h.Probe != 0 || old == nil || old.hasEnded()) {
 			if l.write(frame{Type: frameAdmitted}) == nil && h.Probe == 0 {
-				l.address = net.JoinHostPort(hostOf(l.conn.RemoteAddr()), strconv.Itoa(int(h.TCPPort)))
+				host, _, _ := net.SplitHostPort(l.conn.RemoteAddr().String()) // made by net
+				l.address = net.JoinHostPort(host, strconv.Itoa(int(h.TCPPort)))
 				a.members[int(h.Rank)] = l
 				a.changedLocked()
 			}
@@ -373,11 +374,6 @@ func (a *acceptor) admit(h hello, l *link) code {
 		old.close()
 		<-old.ended
 	}
-}
-
-func hostOf(a net.Addr) string {
-	h, _, _ := net.SplitHostPort(a.String()) // made by net
-	return h
 }
 
 func (a *acceptor) checkLocked(h hello) code {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -177,9 +178,7 @@ func (r *Registration) window(ctx context.Context, of *vmm.Range) error {
 
 // Chunks is how many chunks are registered now.
 func (r *Registration) Chunks() int {
-	if r == nil || r.g == nil {
-		return 0
-	}
+	r = nonnil.Of(r)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(r.chunks)
@@ -188,9 +187,7 @@ func (r *Registration) Chunks() int {
 // Err returns why the first chunk could not be registered, or its registration could not be
 // undone. It is nil if there is none.
 func (r *Registration) Err() error {
-	if r == nil || r.g == nil {
-		return nil
-	}
+	r = nonnil.Of(r)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.failed

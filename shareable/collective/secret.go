@@ -179,12 +179,8 @@ var errNoSecret = fmt.Errorf("%w: members on several hosts need a secret: see Op
 
 // isLocal reports whether both ends of the connection are on this host.
 func isLocal(conn net.Conn) bool {
-	return isSameHost(conn.LocalAddr(), conn.RemoteAddr())
-}
-
-func isSameHost(local, remote net.Addr) bool {
-	l, ok := local.(*net.TCPAddr)
-	r, also := remote.(*net.TCPAddr)
+	l, ok := conn.LocalAddr().(*net.TCPAddr)
+	r, also := conn.RemoteAddr().(*net.TCPAddr)
 	return ok && also && (r.IP.IsLoopback() || r.IP.Equal(l.IP))
 }
 

@@ -43,22 +43,17 @@ func (g *Group) engineFailed(err error) error {
 //
 // After an error Shrink may be called again, by all who live. The caller must Close or Abort the
 // new group, and this one as long as Shrink fails. Close and Abort wait for it.
-func (g *Group) Shrink(ctx context.Context) (*Group, error) {
+func (g *Group) Shrink(ctx context.Context) (_ *Group, err error) {
+	defer func() { err = g.op("shrink", err) }()
 	if g == nil || g.dev == nil {
-		return nil, g.op("shrink", errNoGroup)
+		return nil, errNoGroup
 	}
 	if ctx == nil {
-		return nil, g.op("shrink", errNoContext)
+		return nil, errNoContext
 	}
 	_ = g.fail(ErrAborted)  // unless it has ended
 	g.calling <- struct{}{} // calls return soon
 	defer g.end()
-	next, err := g.shrink(ctx)
-	return next, g.op("shrink", err)
-}
-
-// shrink is Shrink. The caller has begun a call of a group that has failed or is closed.
-func (g *Group) shrink(ctx context.Context) (*Group, error) {
 	g.mu.Lock()
 	closed := g.closed
 	g.mu.Unlock()

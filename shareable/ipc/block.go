@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -41,12 +42,7 @@ func (b *Block) Ptr() vmm.Ptr {
 }
 
 // Size is Token.Size.
-func (b *Block) Size() uint64 {
-	if b == nil {
-		return 0
-	}
-	return b.size
-}
+func (b *Block) Size() uint64 { return nonnil.Of(b).size }
 
 // MemoryArg sets m to the block as an argument of a kernel. A launch refuses a block that was
 // freed, with ErrFreed.

@@ -16,15 +16,8 @@ func EventHandle(e *vmm.Event) (Handle, error) {
 // wait for it. A handle that this package made is checked as Open does. Of other 64 bytes the
 // driver decides: CUDA's opens an event whose process has ended, too, and it counts as
 // reached. The caller must Close it.
-func OpenEvent(dev *vmm.Device, h Handle) (*vmm.Event, error) {
-	e, err := openEvent(dev, h)
-	if err != nil {
-		return nil, fail(dev, "open handle of event", 0, 0, err)
-	}
-	return e, nil
-}
-
-func openEvent(dev *vmm.Device, h Handle) (*vmm.Event, error) {
+func OpenEvent(dev *vmm.Device, h Handle) (_ *vmm.Event, err error) {
+	defer func() { err = fail(dev, "open handle of event", 0, 0, err) }()
 	if err := h.check(KindEvent); err != nil {
 		return nil, err
 	}

@@ -167,11 +167,6 @@ func (h Handle) check(want Kind) error {
 	case h.PID == self.pid && h.Start == self.start:
 		return ErrOwnHandle
 	}
-	return h.checkExporter()
-}
-
-// checkExporter is ErrExporterGone if the process of the handle has ended.
-func (h Handle) checkExporter() error {
 	if start, runs := startOf(h.PID); !runs || start != 0 && h.Start != 0 && start != h.Start {
 		return fmt.Errorf("%w: process %d", ErrExporterGone, h.PID)
 	}

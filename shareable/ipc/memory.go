@@ -6,6 +6,7 @@ import (
 	"io"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -33,15 +34,8 @@ var errNoMemory = &vmm.OpError{Op: "use plain memory", Err: fmt.Errorf("%w: no m
 // CUDA a process that opens the handle maps whole 2 MiB, and can reach what lies there, too.
 // If the driver has no plain memory, or no handles for it, that is ErrNotSupported. The
 // caller must Close it.
-func Alloc(dev *vmm.Device, n uint64) (*Memory, error) {
-	m, err := alloc(dev, n)
-	if err != nil {
-		return nil, fail(dev, "allocate plain memory", 0, n, err)
-	}
-	return m, nil
-}
-
-func alloc(dev *vmm.Device, n uint64) (*Memory, error) {
+func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
+	defer func() { err = fail(dev, "allocate plain memory", 0, n, err) }()
 	m, err := newMemory(dev, n)
 	if err != nil {
 		return nil, err
@@ -93,15 +87,8 @@ func newMemory(dev *vmm.Device, n uint64) (*Memory, error) {
 // the last Close of them. The other process must not free the memory before; what work that
 // uses it does then is undefined. If it is killed, the memory is mapped until Close. The
 // caller must Close it.
-func Open(dev *vmm.Device, h Handle) (*Memory, error) {
-	m, err := open(dev, h)
-	if err != nil {
-		return nil, fail(dev, "open handle of memory", 0, h.Size, err)
-	}
-	return m, nil
-}
-
-func open(dev *vmm.Device, h Handle) (*Memory, error) {
+func Open(dev *vmm.Device, h Handle) (_ *Memory, err error) {
+	defer func() { err = fail(dev, "open handle of memory", 0, h.Size, err) }()
 	if err := h.check(KindMemory); err != nil {
 		return nil, err
 	}
@@ -117,28 +104,13 @@ func open(dev *vmm.Device, h Handle) (*Memory, error) {
 }
 
 // Device is the one that Alloc or Open was called with.
-func (m *Memory) Device() *vmm.Device {
-	if m == nil {
-		return nil
-	}
-	return m.dev
-}
+func (m *Memory) Device() *vmm.Device { return nonnil.Of(m).dev }
 
 // Ptr is the first address.
-func (m *Memory) Ptr() vmm.Ptr {
-	if m == nil {
-		return 0
-	}
-	return m.ptr
-}
+func (m *Memory) Ptr() vmm.Ptr { return nonnil.Of(m).ptr }
 
 // Len is the size in bytes.
-func (m *Memory) Len() uint64 {
-	if m == nil {
-		return 0
-	}
-	return m.size
-}
+func (m *Memory) Len() uint64 { return nonnil.Of(m).size }
 
 // MemoryArg sets a to the memory as an argument of a kernel. Close waits for work of the
 // device; for that of others the caller must wait before.

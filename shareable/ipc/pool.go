@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -41,15 +42,8 @@ type Pool struct {
 // At first only the pool's own device has access, whatever the process that made the pool has
 // granted. Grant access to any other device, also to dev, before its work uses a block. Import a
 // pool once in a process: a block can be imported through one Pool only. The caller must Close it.
-func ImportPool(dev *vmm.Device, fd int) (*Pool, error) {
-	p, err := importPool(dev, fd)
-	if err != nil {
-		return nil, fail(dev, "import pool", 0, 0, err)
-	}
-	return p, nil
-}
-
-func importPool(dev *vmm.Device, fd int) (*Pool, error) {
+func ImportPool(dev *vmm.Device, fd int) (_ *Pool, err error) {
+	defer func() { err = fail(dev, "import pool", 0, 0, err) }()
 	calls, err := sharer(dev)
 	if err != nil {
 		return nil, err
@@ -84,16 +78,12 @@ func importPool(dev *vmm.Device, fd int) (*Pool, error) {
 // stream, Import of that token waits until the stream has come so far. A token that is
 // imported through another Pool of this process is vmm.ErrBusy. The caller must free the
 // Block, before the process that made it frees its own.
-func (p *Pool) Import(t Token) (*Block, error) {
-	var b *Block
-	err := p.with(func() (err error) {
+func (p *Pool) Import(t Token) (b *Block, err error) {
+	err = p.with(func() (err error) {
 		b, err = p.importLocked(t)
 		return err
 	})
-	if err != nil {
-		return nil, fail(p.Device(), "import block", 0, t.Size, err)
-	}
-	return b, nil
+	return b, fail(p.Device(), "import block", 0, t.Size, err)
 }
 
 // importLocked is Import; it needs p.mu, which it may release and take again.
@@ -190,12 +180,7 @@ func (p *Pool) with(call func() error) error {
 }
 
 // Device is the one that ImportPool was called with.
-func (p *Pool) Device() *vmm.Device {
-	if p == nil {
-		return nil
-	}
-	return p.dev
-}
+func (p *Pool) Device() *vmm.Device { return nonnil.Of(p).dev }
 
 // Alloc is ErrImported: only the process that made the pool allocates from it.
 func (p *Pool) Alloc(*vmm.Stream, uint64) (pool.Block, error) {
@@ -208,20 +193,10 @@ func (p *Pool) SetCurrent() error {
 }
 
 // Raw is the driver's handle, a CUmemoryPool on CUDA.
-func (p *Pool) Raw() driver.Pool {
-	if p == nil {
-		return 0
-	}
-	return p.raw
-}
+func (p *Pool) Raw() driver.Pool { return nonnil.Of(p).raw }
 
 // inner is the pool as any of the driver's; nil if there is none, whose methods return errors.
-func (p *Pool) inner() *pool.DriverPool {
-	if p == nil {
-		return nil
-	}
-	return p.in
-}
+func (p *Pool) inner() *pool.DriverPool { return nonnil.Of(p).in }
 
 // Grant gives devices access to all that is and will be imported here, as pool.DriverPool's
 // Grant does. No access is inherited from the process that made the pool, and none that is

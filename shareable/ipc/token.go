@@ -52,14 +52,7 @@ func (t *Token) fields(kind *string) []field {
 // pool, and any other that was not, is ErrNotShared. The driver keeps the memory of such a
 // pool as long as a descriptor of it or an import is left. The caller must close it.
 func ExportPool(p *pool.DriverPool) (fd int, err error) {
-	fd, err = exportPool(p)
-	if err != nil {
-		return -1, fail(p.Device(), "export pool", 0, 0, err)
-	}
-	return fd, nil
-}
-
-func exportPool(p *pool.DriverPool) (int, error) {
+	defer func() { err = fail(p.Device(), "export pool", 0, 0, err) }()
 	handle, release, err := p.Hold()
 	if err != nil {
 		return -1, err
@@ -69,8 +62,10 @@ func exportPool(p *pool.DriverPool) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	fd, err := calls.ExportPool(handle)
-	return fd, notShared(err)
+	if fd, err = calls.ExportPool(handle); err != nil {
+		return -1, notShared(err)
+	}
+	return fd, nil
 }
 
 // ExportPointer returns a token of a block, with which a process that has imported the pool
@@ -78,15 +73,8 @@ func exportPool(p *pool.DriverPool) (int, error) {
 // event of it. The block must not be freed before every importer has freed it. If it is
 // imported in this process, freeing it is vmm.ErrBusy until then. Errors are ErrNotShared,
 // pool.ErrDoubleFree, pool.ErrForeignBlock, and vmm.ErrInvalid for a block of 0 bytes.
-func ExportPointer(p *pool.DriverPool, b pool.Block) (Token, error) {
-	t, err := exportPointer(p, b)
-	if err != nil {
-		return Token{}, fail(p.Device(), "export block", b.Ptr(), b.Size(), err)
-	}
-	return t, nil
-}
-
-func exportPointer(p *pool.DriverPool, b pool.Block) (Token, error) {
+func ExportPointer(p *pool.DriverPool, b pool.Block) (_ Token, err error) {
+	defer func() { err = fail(p.Device(), "export block", b.Ptr(), b.Size(), err) }()
 	release, err := p.HoldBlock(b)
 	if err != nil {
 		return Token{}, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -23,23 +24,13 @@ type Buffer struct {
 
 // View is the memory as a View: it waits for more bytes, of an object that grows, and has
 // streams wait.
-func (b *Buffer) View() *shareable.View {
-	if b == nil {
-		return nil
-	}
-	return b.v
-}
+func (b *Buffer) View() *shareable.View { return nonnil.Of(b).v }
 
 // ID is the object's.
 func (b *Buffer) ID() ID { return ID{Instance: b.View().Instance(), Number: b.View().ID()} }
 
 // Name is the name or the ID that Get was called with.
-func (b *Buffer) Name() string {
-	if b == nil {
-		return ""
-	}
-	return b.name
-}
+func (b *Buffer) Name() string { return nonnil.Of(b).name }
 
 // Ptr is the first address. It stays the same until Close.
 func (b *Buffer) Ptr() vmm.Ptr { return b.View().Ptr() }

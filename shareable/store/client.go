@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -100,12 +102,9 @@ func (o ClientOptions) attach() shareable.AttachOptions {
 // Connect makes a Client of the store at path, which is as for Listen. dev is the device that
 // objects are mapped for. If no server listens there, it returns shareable.ErrOwnerGone. The
 // caller must Close the Client, before the device.
-func Connect(ctx context.Context, path string, dev *vmm.Device, o ClientOptions) (*Client, error) {
-	c, err := newClient(ctx, cmp.Or(path, defaultName), nil, dev, o)
-	if err != nil {
-		return nil, fmt.Errorf("connect to store: %w", err)
-	}
-	return c, nil
+func Connect(ctx context.Context, path string, dev *vmm.Device, o ClientOptions) (_ *Client, err error) {
+	defer errtext.Wrapf(&err, "connect to store")
+	return newClient(ctx, cmp.Or(path, defaultName), nil, dev, o)
 }
 
 // newClient makes a Client of the server at path, or, with dial, of one in this process.
@@ -167,19 +166,12 @@ func (c *Client) Close() error {
 }
 
 // Device is the device that objects are mapped for.
-func (c *Client) Device() *vmm.Device {
-	if c == nil {
-		return nil
-	}
-	return c.dev
-}
+func (c *Client) Device() *vmm.Device { return nonnil.Of(c).dev }
 
 // Instance is a random number of the server that the last request went to: another one
 // after each start.
 func (c *Client) Instance() [16]byte {
-	if c == nil || c.dev == nil {
-		return [16]byte{}
-	}
+	c = nonnil.Of(c)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.instance

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -174,15 +175,8 @@ func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Wri
 // differs. It returns vmm.ErrBusy while another Writer has the object, unless it is to wait, and
 // vmm.ErrInvalid for an ID or an empty name. The other errors are those of Append and Create. Safe
 // for concurrent use. The caller must Close the Writer.
-func (c *Client) OpenAppend(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
-	w, err := c.openAppend(ctx, name, o)
-	if err != nil {
-		return nil, fmt.Errorf("append to or create %q: %w", name, err)
-	}
-	return w, nil
-}
-
-func (c *Client) openAppend(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
+func (c *Client) OpenAppend(ctx context.Context, name string, o CreateOptions) (_ *Writer, err error) {
+	defer errtext.Wrapf(&err, "append to or create %q", name)
 	if err := c.check(ctx); err != nil {
 		return nil, err
 	}
@@ -361,7 +355,10 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 		return err
 	}
 	w.held = w.obj.Length
-	w.start()
+	close(w.opened)
+	w.tasks.Go(w.follow)
+	w.tasks.Go(w.beat)
+	w.tasks.Go(w.sendWrote)
 	return nil
 }
 

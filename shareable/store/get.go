@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -18,12 +19,9 @@ import (
 // it is not sealed shareable.ErrNotSealed; see GetOptions. If it waits and the Writer gives
 // the object up, it returns shareable.ErrAborted. Memory of a sealed object cannot be had
 // for writing: vmm.ErrPermission. The caller must Close the Buffer.
-func (c *Client) Get(ctx context.Context, name string, o GetOptions) (*Buffer, error) {
-	b, err := c.get(ctx, name, o)
-	if err != nil {
-		return nil, fmt.Errorf("get %q: %w", name, err)
-	}
-	return b, nil
+func (c *Client) Get(ctx context.Context, name string, o GetOptions) (_ *Buffer, err error) {
+	defer errtext.Wrapf(&err, "get %q", name)
+	return c.get(ctx, name, o)
 }
 
 func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *Buffer, err error) {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -42,15 +43,8 @@ type ListOptions struct {
 }
 
 // List returns the objects that the options select, in the order in which they were made.
-func (c *Client) List(ctx context.Context, o ListOptions) ([]Info, error) {
-	all, err := c.list(ctx, o)
-	if err != nil {
-		return nil, fmt.Errorf("list objects: %w", err)
-	}
-	return all, nil
-}
-
-func (c *Client) list(ctx context.Context, o ListOptions) (all []Info, err error) {
+func (c *Client) List(ctx context.Context, o ListOptions) (all []Info, err error) {
+	defer errtext.Wrapf(&err, "list objects")
 	if err := c.check(ctx); err != nil {
 		return nil, err
 	}
@@ -115,12 +109,9 @@ func infoOf(instance [16]byte, e wire.Info) Info {
 }
 
 // Stat describes one object. If there is none, it returns shareable.ErrNotFound.
-func (c *Client) Stat(ctx context.Context, name string) (Info, error) {
-	i, err := c.stat(ctx, name)
-	if err != nil {
-		return Info{}, fmt.Errorf("stat %q: %w", name, err)
-	}
-	return i, nil
+func (c *Client) Stat(ctx context.Context, name string) (_ Info, err error) {
+	defer errtext.Wrapf(&err, "stat %q", name)
+	return c.stat(ctx, name)
 }
 
 func (c *Client) stat(ctx context.Context, name string) (Info, error) {
@@ -153,28 +144,22 @@ func (c *Client) stat(ctx context.Context, name string) (Info, error) {
 
 // Link gives an object another name, up to 16 (vmm.ErrLimit). It returns vmm.ErrBusy if the
 // name is taken, and vmm.ErrPermission if another user has made the object.
-func (c *Client) Link(ctx context.Context, name, as string) error {
-	err := checkName(as)
-	if err == nil {
-		err = c.change(ctx, name, wire.TypeLink, func(name string) []byte { return wire.Link{Name: name, As: as}.Append(nil) })
+func (c *Client) Link(ctx context.Context, name, as string) (err error) {
+	defer errtext.Wrapf(&err, "link %q as %q", name, as)
+	if err := checkName(as); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("link %q as %q: %w", name, as, err)
-	}
-	return nil
+	return c.change(ctx, name, wire.TypeLink, func(name string) []byte { return wire.Link{Name: name, As: as}.Append(nil) })
 }
 
 // Unlink takes a name from its object, which stays: its ID finds it. It returns
 // vmm.ErrPermission if another user has made the object.
-func (c *Client) Unlink(ctx context.Context, name string) error {
-	err := checkName(name)
-	if err == nil {
-		err = c.change(ctx, name, wire.TypeUnlink, func(name string) []byte { return wire.Unlink{Name: name}.Append(nil) })
+func (c *Client) Unlink(ctx context.Context, name string) (err error) {
+	defer errtext.Wrapf(&err, "unlink %q", name)
+	if err := checkName(name); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("unlink %q: %w", name, err)
-	}
-	return nil
+	return c.change(ctx, name, wire.TypeUnlink, func(name string) []byte { return wire.Unlink{Name: name}.Append(nil) })
 }
 
 // change sends a request that changes something about an object.
@@ -196,14 +181,8 @@ const defaultForce = 5 * time.Second
 // Delete removes an object and all its names at once. Its memory goes with the last Buffer
 // of it, or is unmapped there; see DeleteOptions. If it has a Writer, that can publish
 // nothing more. Delete returns vmm.ErrPermission if another user has made the object.
-func (c *Client) Delete(ctx context.Context, name string, o DeleteOptions) error {
-	if err := c.delete(ctx, name, o); err != nil {
-		return fmt.Errorf("delete %q: %w", name, err)
-	}
-	return nil
-}
-
-func (c *Client) delete(ctx context.Context, name string, o DeleteOptions) error {
+func (c *Client) Delete(ctx context.Context, name string, o DeleteOptions) (err error) {
+	defer errtext.Wrapf(&err, "delete %q", name)
 	if o.Timeout < 0 || o.Timeout > math.MaxInt32*time.Millisecond {
 		return fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
 	}
@@ -253,11 +232,6 @@ func (c *Client) Stats(ctx context.Context) (x Stats, err error) {
 	return x, nil
 }
 
-// layoutIn is the layout of an object.
-func layoutIn(o wire.Object) vmm.Layout {
-	return layoutOf(wire.Create{Elem: o.Elem, Shape: o.Shape, Pitch: o.Pitch})
-}
-
 // Report returns what the store says of itself. Of other users it tells root and the store's user
 // alone.
 func (c *Client) Report(ctx context.Context) (Report, error) {
@@ -285,10 +259,7 @@ func (c *Client) Report(ctx context.Context) (Report, error) {
 // hangs, say, keeps others from it no more. What was published stays, also of an object that was
 // not Durable: the next Append has it. It returns shareable.ErrNotFound if there is no such object,
 // or no Writer of it, shareable.ErrSealed, and vmm.ErrPermission if another user has made it.
-func (c *Client) Revoke(ctx context.Context, name string) error {
-	err := c.change(ctx, name, wire.TypeRevoke, func(name string) []byte { return wire.Revoke{Name: name}.Append(nil) })
-	if err != nil {
-		return fmt.Errorf("revoke the lease of %q: %w", name, err)
-	}
-	return nil
+func (c *Client) Revoke(ctx context.Context, name string) (err error) {
+	defer errtext.Wrapf(&err, "revoke the lease of %q", name)
+	return c.change(ctx, name, wire.TypeRevoke, func(name string) []byte { return wire.Revoke{Name: name}.Append(nil) })
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -158,14 +159,8 @@ func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptOb
 // SIGHUP does, and waits until that serves. pid is that of the Keeper; 0 is the process that has
 // made the socket. It returns vmm.ErrNotSupported if there is no Keeper, or none that can be seen
 // from here, and an error of ctx if none does by then: the Keeper logs why.
-func (c *Client) Replace(ctx context.Context, pid int) error {
-	if err := c.replace(ctx, pid); err != nil {
-		return fmt.Errorf("replace the server: %w", err)
-	}
-	return nil
-}
-
-func (c *Client) replace(ctx context.Context, pid int) error {
+func (c *Client) Replace(ctx context.Context, pid int) (err error) {
+	defer errtext.Wrapf(&err, "replace the server")
 	before, err := c.Stats(ctx)
 	if err != nil {
 		return err

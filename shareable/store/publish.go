@@ -11,14 +11,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// start starts the goroutines of a Writer.
-func (w *Writer) start() {
-	close(w.opened)
-	w.tasks.Go(w.follow)
-	w.tasks.Go(w.beat)
-	w.tasks.Go(w.sendWrote)
-}
-
 // again is called when another server has taken the place of the one before. A lease that has begun
 // is there still, unless the Writer comes too late.
 func (w *Writer) again() {

@@ -143,10 +143,11 @@ func (s *Server) recordID(r *recorder, id uint64) error {
 	if id <= r.ids {
 		return nil
 	}
-	h, err := s.hello()
+	gran, err := granularity(s.dev)
 	if err != nil {
 		return err
 	}
+	h := wire.Hello{Instance: s.conns.Instance(), UUID: s.dev.Info().UUID, Granularity: gran}
 	text, err := json.Marshal(serverText{textVersion, h, id + idsAtOnce})
 	if err == nil {
 		err = writeKept(r.conn, keptMessage{Op: opServer, Text: text})
@@ -162,12 +163,6 @@ func (s *Server) recordFirst() error {
 	s.recorder.mu.Lock()
 	defer s.recorder.mu.Unlock()
 	return s.recordID(s.recorder, 1)
-}
-
-// hello is what a server says of itself and its memory.
-func (s *Server) hello() (wire.Hello, error) {
-	gran, err := granularity(s.dev)
-	return wire.Hello{Instance: s.conns.Instance(), UUID: s.dev.Info().UUID, Granularity: gran}, err
 }
 
 // forget tells the keeper that an object is gone, as a request has it.

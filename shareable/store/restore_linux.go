@@ -62,12 +62,8 @@ func checkKept(dev *vmm.Device, k *keptObjects) error {
 	if text.Version > textVersion {
 		return fmt.Errorf("%w: a newer program has written what there is, in version %d and not %d", vmm.ErrNotSupported, text.Version, textVersion)
 	}
-	return checkSameMemory(dev, text.Hello)
-}
-
-// checkSameMemory returns an error unless memory of the store that sent h is memory of dev. Objects
-// of another device, or of other sizes of pages, could not be mapped.
-func checkSameMemory(dev *vmm.Device, h wire.Hello) error {
+	// Objects of another device, or of other sizes of pages, could not be mapped.
+	h := text.Hello
 	gran, err := granularity(dev)
 	if err == nil && (dev.Info().UUID != h.UUID || gran != h.Granularity) {
 		err = fmt.Errorf("%w: the store has memory of device %x in multiples of %d bytes, this process of %x in %d",

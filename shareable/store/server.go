@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -168,21 +169,11 @@ func (s *Server) ServeConn(c *net.UnixConn) error {
 }
 
 // Path is the path of the socket; empty without one.
-func (s *Server) Path() string {
-	if s == nil || s.dev == nil {
-		return ""
-	}
-	return s.conns.Path()
-}
+func (s *Server) Path() string { return nonnil.Of(s).conns.Path() }
 
 // Instance is a random number of this server: another one after each start, unless it continues
 // with what another had.
-func (s *Server) Instance() [16]byte {
-	if s == nil || s.dev == nil {
-		return [16]byte{}
-	}
-	return s.conns.Instance()
-}
+func (s *Server) Instance() [16]byte { return nonnil.Of(s).conns.Instance() }
 
 // Close ends all connections and gives the memory up. Clients keep what they have mapped.
 // Twice is fine, and so is a nil Server.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -52,15 +53,8 @@ type Event struct {
 // has the error. The events can be read once. 1024 of them are kept for a loop that is slow, and
 // EventLost tells of those that come then. It also comes when another server process has taken the
 // place of the one before: first, and without a number.
-func (c *Client) Watch(ctx context.Context, prefix string) (iter.Seq2[Event, error], error) {
-	events, err := c.watch(ctx, prefix)
-	if err != nil {
-		return nil, fmt.Errorf("watch %q: %w", prefix, err)
-	}
-	return events, nil
-}
-
-func (c *Client) watch(ctx context.Context, prefix string) (iter.Seq2[Event, error], error) {
+func (c *Client) Watch(ctx context.Context, prefix string) (_ iter.Seq2[Event, error], err error) {
+	defer errtext.Wrapf(&err, "watch %q", prefix)
 	if err := c.check(ctx); err != nil {
 		return nil, err
 	}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/internal/prefix"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -110,29 +112,14 @@ func (w *Writer) fail(err error) {
 }
 
 // ID is the object's.
-func (w *Writer) ID() ID {
-	if w == nil {
-		return ID{}
-	}
-	return w.id
-}
+func (w *Writer) ID() ID { return nonnil.Of(w).id }
 
 // Name is the name that Create or Append was called with.
-func (w *Writer) Name() string {
-	if w == nil {
-		return ""
-	}
-	return w.name
-}
+func (w *Writer) Name() string { return nonnil.Of(w).name }
 
 // Range is the memory. It is the Writer's: it can be grown, written and read, but not
 // closed.
-func (w *Writer) Range() *vmm.Range {
-	if w == nil {
-		return nil
-	}
-	return w.r
-}
+func (w *Writer) Range() *vmm.Range { return nonnil.Of(w).r }
 
 // Ptr is the first address. It stays the same until Close.
 func (w *Writer) Ptr() vmm.Ptr { return w.Range().Ptr() }
@@ -152,16 +139,11 @@ func (w *Writer) Layout() vmm.Layout {
 	if w == nil {
 		return vmm.Layout{}
 	}
-	return layoutIn(w.obj)
+	return layoutOf(wire.Create{Elem: w.obj.Elem, Shape: w.obj.Shape, Pitch: w.obj.Pitch})
 }
 
 // Meta returns a copy of CreateOptions.Meta.
-func (w *Writer) Meta() []byte {
-	if w == nil {
-		return nil
-	}
-	return slices.Clone(w.obj.Meta)
-}
+func (w *Writer) Meta() []byte { return slices.Clone(nonnil.Of(w).obj.Meta) }
 
 // Err returns nil while what is written is published. Else it returns why it is not any more:
 // shareable.ErrSealed, vmm.ErrClosed, shareable.ErrOwnerGone if the server has ended or the lease
@@ -249,12 +231,9 @@ func (w *Writer) runExclusive(ctx context.Context, f func(context.Context) error
 // Close. ctx ends the wait for work that writes to the range, and the computation of the
 // digest. A second Seal returns shareable.ErrSealed. If Seal returns another error, nothing
 // is sealed; but after os.ErrDeadlineExceeded the server may have done it.
-func (w *Writer) Seal(ctx context.Context, o shareable.SealOptions) error {
-	err := w.runExclusive(ctx, func(ctx context.Context) error { return w.sealExclusive(ctx, o) })
-	if err != nil {
-		return fmt.Errorf("seal %q: %w", w.Name(), err)
-	}
-	return nil
+func (w *Writer) Seal(ctx context.Context, o shareable.SealOptions) (err error) {
+	defer errtext.Wrapf(&err, "seal %q", w.Name())
+	return w.runExclusive(ctx, func(ctx context.Context) error { return w.sealExclusive(ctx, o) })
 }
 
 // sealExclusive is Seal, inside runExclusive.
@@ -295,30 +274,26 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 // Abort returns shareable.ErrSealed and does nothing; Client.Delete removes it. After Close it
 // returns vmm.ErrClosed. ctx ends the wait for work that uses the memory: Abort or Close can be
 // called again then.
-func (w *Writer) Abort(ctx context.Context) error {
+func (w *Writer) Abort(ctx context.Context) (err error) {
 	if w == nil || w.c == nil {
 		return errNoWriter
 	}
 	if ctx == nil {
 		return errNoContext
 	}
-	if err := w.end(ctx, true); err != nil {
-		return fmt.Errorf("abort %q: %w", w.name, err)
-	}
-	return nil
+	defer errtext.Wrapf(&err, "abort %q", w.name)
+	return w.end(ctx, true)
 }
 
 // Close waits for work that uses the memory, unmaps it, and lets the next Writer have the
 // object. An object that is Durable or sealed stays, with all that was written; any other
 // goes. If Close returns an error, call it again. Twice is fine, and so is a nil Writer.
-func (w *Writer) Close() error {
+func (w *Writer) Close() (err error) {
 	if w == nil || w.c == nil {
 		return nil
 	}
-	if err := w.end(context.Background(), false); err != nil {
-		return fmt.Errorf("close writer of %q: %w", w.name, err)
-	}
-	return nil
+	defer errtext.Wrapf(&err, "close writer of %q", w.name)
+	return w.end(context.Background(), false)
 }
 
 // end is Close and Abort.

@@ -26,7 +26,9 @@ var _ vmm.Supplier = (*writerMemory)(nil)
 func (m *writerMemory) Chunks(ctx context.Context, off, need uint64) (chunks []*vmm.Chunk, err error) {
 	defer func() {
 		if err != nil {
-			closeChunks(chunks)
+			for _, c := range chunks {
+				_ = c.Close() // an import that was not mapped: the driver counts it, if it fails
+			}
 			chunks = nil
 		}
 	}()
@@ -57,12 +59,6 @@ func (m *writerMemory) Chunks(ctx context.Context, off, need uint64) (chunks []*
 		}
 	}
 	return chunks, nil
-}
-
-func closeChunks(chunks []*vmm.Chunk) {
-	for _, c := range chunks {
-		_ = c.Close() // an import that was not mapped: the driver counts it, if it fails
-	}
 }
 
 // lastBefore is the id of the chunk that ends at off; 0 for the first chunk's.

@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -139,9 +140,7 @@ func (c *Cursor) Resume(s *vmm.Stream, launch func(items uint64) error) (n uint6
 
 // Unfinished is how many items the last Append could not finish.
 func (c *Cursor) Unfinished() uint64 {
-	if c == nil {
-		return 0
-	}
+	c = nonnil.Of(c)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.unfinished

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -16,9 +17,7 @@ type Func struct {
 
 // function is f as package vmm has it.
 func (f *Func) function() *vmm.Function {
-	if f == nil {
-		return nil
-	}
+	f = nonnil.Of(f)
 	return f.f
 }
 

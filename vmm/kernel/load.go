@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cgo/nvrtc"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -73,27 +74,18 @@ func Load(dev *vmm.Device, c Code) (*Module, error) {
 }
 
 // Log is what the compilers said: warnings, and with Compile.Flags more.
-func (m *Module) Log() string {
-	if m == nil {
-		return ""
-	}
-	return m.log
-}
+func (m *Module) Log() string { return nonnil.Of(m).log }
 
 // Close waits for the work of the device's context and unloads the code; see
 // vmm.Module.Close. Twice is fine, and so is a nil Module.
 func (m *Module) Close() error {
-	if m == nil {
-		return nil
-	}
+	m = nonnil.Of(m)
 	return m.m.Close()
 }
 
 // Device is the device that the code is loaded on.
 func (m *Module) Device() *vmm.Device {
-	if m == nil {
-		return nil
-	}
+	m = nonnil.Of(m)
 	return m.m.Device()
 }
 

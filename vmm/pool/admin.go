@@ -4,34 +4,20 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Device is whose memory it is.
-func (p *Pool) Device() *vmm.Device {
-	if p == nil {
-		return nil
-	}
-	return p.dev
-}
+func (p *Pool) Device() *vmm.Device { return nonnil.Of(p).dev }
 
 // Reservation is the addresses of the pool, for vmm.EnablePeers, for registering them, and for
 // looking at what is mapped. The pool maps and unmaps chunks at any time; a Hold keeps what is
 // mapped.
-func (p *Pool) Reservation() *vmm.Reservation {
-	if p == nil {
-		return nil
-	}
-	return p.res
-}
+func (p *Pool) Reservation() *vmm.Reservation { return nonnil.Of(p).res }
 
 // Share is Options.Share.
-func (p *Pool) Share() vmm.Share {
-	if p == nil {
-		return 0
-	}
-	return p.prop.Share
-}
+func (p *Pool) Share() vmm.Share { return nonnil.Of(p).prop.Share }
 
 // String names the pool, as the error of Device.Close does if the pool is still open.
 func (p *Pool) String() string {
@@ -126,7 +112,9 @@ func (p *Pool) Stats() (Stats, error) {
 	s.Used = uint64(sum.used)                                      //nolint:gosec // not negative
 	s.UsedPeak = min(uint64(p.used.peak.Load()), s.ReservedPeak)   //nolint:gosec // not negative
 	s.Blocks, s.Allocs, s.Frees = int(sum.blocks), sum.allocs, sum.frees
-	s.Pending = p.pendingLocked()
+	for _, st := range p.all {
+		s.Pending += st.free.total()
+	}
 	s.InSlabs = p.slabBytes - (s.Used - sum.pages)
 	s.LargestFree = p.largestLocked()
 	return s, nil
@@ -176,14 +164,6 @@ func (p *Pool) ResetPeaks() error {
 		st.mu.Unlock()
 	}
 	return nil
-}
-
-// pendingLocked is how many bytes were freed in streams whose work is not known to have ended.
-func (p *Pool) pendingLocked() (bytes uint64) {
-	for _, st := range p.all {
-		bytes += st.free.total()
-	}
-	return bytes
 }
 
 // largestLocked is the longest free run; see bins.largest.

@@ -11,14 +11,11 @@ import (
 // ErrBusy and changes nothing. It waits for work as Reservation.Close does; while a stream is
 // being captured it returns ErrCapturing and the pool stays open. Twice is fine, and so is a
 // nil Pool.
-func (p *Pool) Close() error {
+func (p *Pool) Close() (err error) {
 	if p == nil || p.res == nil {
 		return nil
 	}
-	return p.fail("close", 0, 0, p.close())
-}
-
-func (p *Pool) close() error {
+	defer func() { err = p.fail("close", 0, 0, err) }()
 	p.closeMu.Lock()
 	defer p.closeMu.Unlock()
 	if p.stops == nil {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -47,15 +48,8 @@ var _ Allocator = (*DriverPool)(nil)
 // as for [New]; Share, as far as Device.Supports says for FeaturePoolShareFD and
 // FeaturePoolShareFabric. Blocks are aligned to 256 bytes: an Align of more, and all other
 // options, are ErrNotSupported.
-func NewDriver(dev *vmm.Device, o Options) (*DriverPool, error) {
-	p, err := newDriver(dev, o)
-	if err != nil {
-		return nil, wrap(dev, "make driver's pool", 0, 0, err)
-	}
-	return p, nil
-}
-
-func newDriver(dev *vmm.Device, o Options) (*DriverPool, error) {
+func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
+	defer func() { err = wrap(dev, "make driver's pool", 0, 0, err) }()
 	switch {
 	case o.Align != 0 && bits.OnesCount64(o.Align) != 1, o.NoReuse&^ReuseAll != 0:
 		return nil, fmt.Errorf("%w: an alignment of %d, reuse %#x", vmm.ErrInvalid, o.Align, uint8(o.NoReuse))
@@ -150,20 +144,10 @@ func (p *DriverPool) fail(op string, at vmm.Ptr, size uint64, err error) error {
 
 // Device is the device that the pool was made, found or wrapped with. The memory is that device's,
 // except of a pool that a process has imported by another one.
-func (p *DriverPool) Device() *vmm.Device {
-	if p == nil {
-		return nil
-	}
-	return p.dev
-}
+func (p *DriverPool) Device() *vmm.Device { return nonnil.Of(p).dev }
 
 // Raw is the driver's handle, a CUmemoryPool on CUDA.
-func (p *DriverPool) Raw() driver.Pool {
-	if p == nil {
-		return 0
-	}
-	return p.pool
-}
+func (p *DriverPool) Raw() driver.Pool { return nonnil.Of(p).pool }
 
 // SetCurrent makes the pool the one from which cuMemAllocAsync takes, in all libraries of the
 // process. When Close destroys it, the default one is current again.
@@ -541,16 +525,6 @@ func FreePlain(s *vmm.Stream, at vmm.Ptr) error {
 		return plain.FreeAsync(at, handle)
 	})
 	return wrap(s.Device(), "free plain memory", at, 0, err)
-}
-
-// poolOf asks the driver which of its pools an address is of, 0 for none, and the ordinal of
-// the device on which its memory lies. What the driver does not know is ErrInvalid.
-func poolOf(dev *vmm.Device, at vmm.Ptr) (of driver.Pool, ordinal int, err error) {
-	p, err := driverPool(dev)
-	if err == nil {
-		of, ordinal, err = p.calls.PoolOf(at)
-	}
-	return of, ordinal, err
 }
 
 func ordinal(d *vmm.Device) int { return d.Info().Ordinal }

@@ -24,9 +24,13 @@ func Lookup(dev *vmm.Device, at vmm.Ptr) (Found, error) {
 			return Found{Device: p.dev.Info().Ordinal, Pool: p, Block: b}, nil
 		}
 	}
-	of, device, err := poolOf(dev, at)
+	var found Found
+	p, err := driverPool(dev)
+	if err == nil {
+		found.Driver, found.Device, err = p.calls.PoolOf(at)
+	}
 	if err != nil {
 		return Found{}, wrap(dev, "look up address", at, 0, err)
 	}
-	return Found{Device: device, Driver: of}, nil
+	return found, nil
 }

@@ -104,15 +104,8 @@ var _ Allocator = (*Pool)(nil)
 // New makes a pool of dev's memory. It reserves addresses and takes no memory yet. Options
 // that make no sense are ErrInvalid, also a Max of less than one chunk. The caller must Close
 // it, before dev.
-func New(dev *vmm.Device, o Options) (*Pool, error) {
-	p, err := newPool(dev, o)
-	if err != nil {
-		return nil, wrap(dev, "make pool", 0, 0, err)
-	}
-	return p, nil
-}
-
-func newPool(dev *vmm.Device, o Options) (*Pool, error) {
+func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
+	defer func() { err = wrap(dev, "make pool", 0, 0, err) }()
 	if dev.Driver() == nil {
 		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
 	}

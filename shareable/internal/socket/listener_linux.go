@@ -20,14 +20,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-func ownerOf(info fs.FileInfo) (uid uint32, known bool) {
-	st, known := info.Sys().(*syscall.Stat_t)
-	if !known {
-		return 0, false
-	}
-	return st.Uid, true
-}
-
 // checkDirectory makes the user's own directory if path lies in it. It refuses a
 // directory in which another user could replace the socket.
 func checkDirectory(path string) error {
@@ -47,11 +39,11 @@ func checkDirectory(path string) error {
 	if !info.IsDir() {
 		return fmt.Errorf("%w: %s is not a directory, or is a link to one", vmm.ErrPermission, dir)
 	}
-	uid, known := ownerOf(info)
+	st, known := info.Sys().(*syscall.Stat_t)
 	mode := info.Mode()
 	switch {
-	case known && uid != uint32(os.Getuid()) && (own || uid != 0):
-		return fmt.Errorf("%w: %s belongs to user %d", vmm.ErrPermission, dir, uid)
+	case known && st.Uid != uint32(os.Getuid()) && (own || st.Uid != 0):
+		return fmt.Errorf("%w: %s belongs to user %d", vmm.ErrPermission, dir, st.Uid)
 	case own && mode.Perm()&0o077 != 0:
 		return fmt.Errorf("%w: %s has mode %#o, which admits other users", vmm.ErrPermission, dir, mode.Perm())
 	case mode.Perm()&0o022 != 0 && mode&fs.ModeSticky == 0:
@@ -189,8 +181,11 @@ func (s *Listener) KeptElsewhere() bool { return s.kept }
 // Close ends the socket: no process can connect any more, and AcceptUnix returns. The
 // listener stays open until Release.
 func (s *Listener) Close() error {
-	if s.kept {
-		return s.abandon()
+	if s.kept { // another process has the socket, too
+		if s.lock >= 0 {
+			_ = unix.Close(s.lock)
+		}
+		return s.UnixListener.Close()
 	}
 	if s.lock >= 0 {
 		// The file goes before the lock does: after that the path may be another
@@ -202,14 +197,6 @@ func (s *Listener) Close() error {
 	}
 	err := s.control(func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) })
 	return errors.Join(err, s.SetDeadline(time.Unix(1, 0)))
-}
-
-// abandon closes the descriptors of a socket that another process has, too.
-func (s *Listener) abandon() error {
-	if s.lock >= 0 {
-		_ = unix.Close(s.lock)
-	}
-	return s.UnixListener.Close()
 }
 
 // TakeWaiting returns the connections that no AcceptUnix has returned, after Close. It

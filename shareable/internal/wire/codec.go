@@ -135,13 +135,6 @@ func (d *decoder) name() string {
 	return s
 }
 
-func (d *decoder) end() error {
-	if d.err == nil && len(d.b) > 0 {
-		d.failf("%d bytes too many", len(d.b))
-	}
-	return d.err
-}
-
 // CheckName returns nil for a valid object name: 1 to MaxName bytes of
 // [A-Za-z0-9._:@/-] without "..".
 func CheckName(name string) error {

@@ -190,7 +190,10 @@ func (c *Conn) readMsg() (n, oobn, flags int, err error) {
 		if err != nil {
 			return 0, 0, 0, err
 		}
-		c.fit(size)
+		// The buffer becomes as large as the packet needs, up to MaxFrame.
+		if n := min(max(size, smallPacket), MaxFrame); len(c.in) < n || n == smallPacket && len(c.in) > n {
+			c.in = make([]byte, n)
+		}
 	}
 	n, oobn, flags, _, err = c.c.ReadMsgUnix(c.in, c.control)
 	return n, oobn, flags, err
@@ -198,13 +201,6 @@ func (c *Conn) readMsg() (n, oobn, flags int, err error) {
 
 // Almost all requests are small, and there are many connections.
 const smallPacket = 512
-
-// fit makes the buffer as large as a packet needs, up to MaxFrame.
-func (c *Conn) fit(size int) {
-	if n := min(max(size, smallPacket), MaxFrame); len(c.in) < n || n == smallPacket && len(c.in) > n {
-		c.in = make([]byte, n)
-	}
-}
 
 // Release closes the fds of the last frame that are still open.
 func (c *Conn) Release() {

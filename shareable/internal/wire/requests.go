@@ -291,9 +291,12 @@ func DecodeError(payload []byte) (Error, error) {
 
 // finish returns v, or the decoder's error if the payload was invalid or too long.
 func finish[T any](d *decoder, v T) (T, error) {
-	if err := d.end(); err != nil {
+	if d.err == nil && len(d.b) > 0 {
+		d.failf("%d bytes too many", len(d.b))
+	}
+	if d.err != nil {
 		var none T
-		return none, err
+		return none, d.err
 	}
 	return v, nil
 }

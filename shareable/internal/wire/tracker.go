@@ -76,7 +76,7 @@ func (t *Tracker) Chunks(c Chunks) (fresh []Chunk, skip int, err error) {
 	if len(c.Records) == 0 {
 		return nil, 0, protocolf("no chunks")
 	}
-	first := t.indexOf(c.Records[0].ID)
+	first, _ := slices.BinarySearchFunc(t.chunks, c.Records[0].ID, func(k Chunk, id uint64) int { return cmp.Compare(k.ID, id) })
 	if first > t.mapped {
 		return nil, 0, protocolf("chunk %d leaves a gap after %d", c.Records[0].ID, t.End())
 	}
@@ -98,12 +98,6 @@ func (t *Tracker) Chunks(c Chunks) (fresh []Chunk, skip int, err error) {
 	skip = min(t.mapped-first, len(c.Records))
 	t.lastBase, t.lastFresh = t.mapped, len(c.Records)-skip
 	return c.Records[skip:], skip, nil
-}
-
-// indexOf is the index of the first known chunk whose id is not below id.
-func (t *Tracker) indexOf(id uint64) int {
-	i, _ := slices.BinarySearchFunc(t.chunks, id, func(k Chunk, id uint64) int { return cmp.Compare(k.ID, id) })
-	return i
 }
 
 // check checks records that follow the known chunks.

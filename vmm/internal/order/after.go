@@ -64,21 +64,17 @@ func (e *events) len() int {
 // below reports whether events of a stream with that id are below e.
 func (e *events) below(id uint64) bool { return id&^(2*e.bit-1) == e.id }
 
-// side is the half of a branch for an id.
-func (e *events) side(id uint64) *events {
-	if id&e.bit == 0 {
-		return e.zero
-	}
-	return e.one
-}
-
 // number is the number of the stream's event, 0 if there is none.
 func (e *events) number(s *Stream) uint64 {
 	for e != nil && e.bit != 0 {
 		if !e.below(s.id) {
 			return 0
 		}
-		e = e.side(s.id)
+		if s.id&e.bit == 0 {
+			e = e.zero
+		} else {
+			e = e.one
+		}
 	}
 	if e == nil || e.of != s {
 		return 0

@@ -37,7 +37,7 @@ func (d *Device) Begin(s *Stream) (id uint64, err error) {
 	if err := d.EndLeft(s); err != nil {
 		return 0, err
 	}
-	d.gate.awaitTurn()
+	d.gate.await(func() bool { return d.gate.holders == 0 }) // for those in Quiet
 	unlock := alone([]*Gate{d.gate})
 	defer unlock()
 	switch {

@@ -115,11 +115,6 @@ func (g *Gate) Quiet() (release func()) {
 	}
 }
 
-// awaitTurn is for a begin: it waits for those in Quiet, for holdTime at most.
-func (g *Gate) awaitTurn() {
-	g.await(func() bool { return g.holders == 0 })
-}
-
 // await waits until f, which is called with holdMu held, is true, but no longer than holdTime.
 func (g *Gate) await(f func() bool) {
 	var late <-chan time.Time
