@@ -96,7 +96,7 @@ func everyRequest(ctx context.Context, t require.TestingT, path string, dev *vmm
 // what it would have got. As a negative control the next server knows nothing of what was done:
 // then something is done twice.
 func TestServerDiesAtEachStep(t *testing.T) {
-	t.Setenv(returnVar, "1s")
+	t.Setenv(returnVar, "5s")
 	for step := 1; ; step += testgate.Effort(11, 1, 1) {
 		path := socketAt(t)
 		k := spawn(t, "keeper", path, strconv.Itoa(step))
