@@ -103,7 +103,7 @@ package vmm
 //	pendingappends.go    AppendOns that have not run
 //	closereservation.go  closing a reservation
 //	grant.go             Grant, Revoke and Access of one reservation, and their undo
-//	range.go             Range, RangeOptions: NewRange, Alloc, Append, SetLen, Hold, Close, Stats
+//	range.go             Range, RangeOptions and their defaults: NewRange, Alloc, Append, SetLen, Hold, Close, Stats
 //	zero.go              RangeOptions.Zero: zeroing new and recycled memory, and waits before it
 //	growth.go            Grow; where a growing range takes memory from; growth ahead (GrowAhead)
 //	supply.go            Supplier: memory for a range from elsewhere than the device
@@ -126,7 +126,7 @@ package vmm
 //	copypeer.go          CopyPeer: copies between devices without access
 //	peers.go             PlanPeers, EnablePeers, of any Memory; EnableLegacyPeers, of cuMemAlloc's
 //	topology.go          Topology: which devices reach each other
-//	layout.go            Layout and Tensor
+//	layout.go            Layout and Tensor; in what two Layouts differ, in words
 //	dtype.go             the fields of struct elements as NumPy's dtype
 //	stats.go             Stats, Report, and the counters behind them
 

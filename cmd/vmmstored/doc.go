@@ -10,11 +10,11 @@ package main
 // Files:
 //
 //	main.go           main, exit codes
-//	run.go            the commands and their flags
+//	run.go            the root command, and the flags of the daemon
 //	serve.go          serve: the daemon
 //	log.go            a log that no writer waits for
 //	metrics.go        metrics over HTTP
-//	client.go         the commands that are clients of a store
+//	client.go         the commands that are clients of a store, and their flags
 //	reap_linux.go     processes that have ended and that no process waits for
 //	systemd_linux.go  systemd: sockets of units, and telling it the state
 //	systemd_other.go  the same on other systems

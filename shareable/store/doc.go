@@ -63,7 +63,7 @@ package store
 //	writer.go              Writer
 //	publish.go             publishing what a Writer's range shows
 //	writermemory.go        the supplier of a Writer's range
-//	get.go                 Get and GetAll
+//	get.go                 Get and GetAll; the connection that is kept ready for the next Get
 //	buffer.go              Buffer
 //	info.go                List, Stat, Link, Delete, Stats
 //	watch.go               the client: Watch

@@ -42,7 +42,7 @@ package wire
 //	requests.go      frames of a reader's requests, and their replies
 //	events.go        frames of what the owner tells its readers: chunks, retirements, seals, ends
 //	object.go        the description of an object: layout, kinds of element
-//	store.go         frames of a store and its writers
+//	store.go         frames of a store and its writers; how many names and labels an object has
 //	codec.go         numbers and strings in a frame
 //	conn.go          Conn: reading and writing frames
 //	fd.go            FD: a descriptor that is closed once

@@ -117,8 +117,9 @@ package host
 //	config.go          Config, Default, and the text that describes devices
 //	driver.go          Driver and New: the state of all devices
 //	info.go            Devices: what the machine has
-//	machine.go         the machine's memory and its limit of mappings
-//	processlimits.go   mappings and addresses that all Drivers of the process have together
+//	machine.go         the machine's memory
+//	processlimits.go   mappings and addresses that all Drivers of the process have together, and
+//	                   how many are left spare
 //	device.go          device: Open, Close, MemInfo, Sync, Do
 //	context.go         what the open Devices of one ordinal share; how it stops
 //	reset.go           ResetContext
