@@ -31,7 +31,7 @@ func (d *drawing) growth() {
 // rivals says how long the first contender takes, and of those that do not grow in place the
 // fastest and the slowest.
 func rivals(lines []series) string {
-	others := slices.DeleteFunc(slices.Clone(lines[1:]), func(s series) bool { return inPlace(s.label) })
+	others := slices.DeleteFunc(slices.Clone(lines[1:]), func(s series) bool { return s.rank() < 2 })
 	slices.SortStableFunc(others, func(a, b series) int { return cmp.Compare(a.last().y, b.last().y) })
 	list := lines[:1:1]
 	if n := len(others); n > 0 {

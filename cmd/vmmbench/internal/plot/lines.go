@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -34,9 +35,16 @@ type series struct {
 
 func (s series) last() point { return s.points[len(s.points)-1] }
 
-// inPlace reports whether a contender is memory that grows in place. The others are compared
-// with it.
-func inPlace(label string) bool { return strings.HasPrefix(label, "vmm") }
+// rank is 0 for vmm, 1 for other memory that grows in place, and 2 for what is compared with it.
+func (s series) rank() int {
+	switch {
+	case s.label == "vmm":
+		return 0
+	case strings.HasPrefix(s.label, "vmm"):
+		return 1
+	}
+	return 2
+}
 
 // linePlot is a figure of series over sizes, on logarithmic axes. Beside the end of each
 // stand its name and its last value. Those of memory that grows in place come first.
@@ -65,7 +73,7 @@ func (k look) linePlot(list []series, x, y, unit string) figure {
 		}
 	}
 	p.Add(ends)
-	logScale(&p.Y, number, decades)
+	logScale(&p.Y, decimal, decades)
 	bytes := func(v float64) string { return size.Format(uint64(v)) }
 	logScale(&p.X, bytes, func(low, high float64) []float64 { return binary(low, high, max(2, float64(k.width-150)/60)) })
 	return figure{[][]*plot.Plot{{p}}, min(max(k.width*9/20, 290), 420)}
@@ -87,6 +95,9 @@ func logScale(a *plot.Axis, print func(float64) string, values func(low, high fl
 	a.Tick.Marker = ticks
 }
 
+// decimal prints a tick without the noise of binary fractions.
+func decimal(v float64) string { return strconv.FormatFloat(v, 'g', 6, 64) }
+
 // binary returns about n powers of two.
 func binary(low, high, n float64) (values []float64) {
 	step := max(1, math.Ceil(math.Log2(high/low)/n))
@@ -99,7 +110,7 @@ func binary(low, high, n float64) (values []float64) {
 // decades returns powers of ten, 2 and 5 between them if these are few, and even steps if they
 // are fewer still.
 func decades(low, high float64) (values []float64) {
-	if high/low < 4 {
+	if high/low < 8 {
 		step := math.Pow(10, math.Floor(math.Log10((high-low)/2)))
 		for _, f := range []float64{5, 2} {
 			if (high-low)/step/f > 3 {

@@ -36,7 +36,11 @@ func (d *drawing) matrix() {
 		}
 		m.memories = groups(g.of, func(c report.Case) string { return fmt.Sprint(c.Axes.Of("mem")) })
 		for _, x := range g.of {
-			m.devices = append(m.devices, from(x), to(x))
+			for _, device := range []string{from(x), to(x)} {
+				if !slices.Contains(m.devices, device) {
+					m.devices = append(m.devices, device)
+				}
+			}
 			if usable(x) {
 				m.low, m.high = min(m.low, x.Stats.Value), max(m.high, x.Stats.Value)
 			}
@@ -45,8 +49,6 @@ func (d *drawing) matrix() {
 			d.leaveOut("%s: no pair has a value", g.key)
 			continue
 		}
-		slices.Sort(m.devices)
-		m.devices = slices.Compact(m.devices)
 		d.add(Matrix, g.key, &Chart{
 			Title:  strings.TrimSpace(fmt.Sprintf("%s between devices: %s to %s %s", g.key, number(m.low), number(m.high), m.unit)),
 			Alt:    fmt.Sprintf("For each kind of memory a matrix of the %s in %s from each device, by row, to each other one, by column. %s is better, and brighter. A device and itself are not measured.", m.what, m.unit, better),
@@ -91,17 +93,17 @@ func (m *pairs) plot(k look, width vg.Length, memory group[report.Case]) *plot.P
 	p := k.plot("to", "from")
 	p.Title.Text = fmt.Sprintf("%s: %s (%s)", memory.key, m.what, m.unit)
 	p.Add(&plotter.HeatMap{GridXYZ: g, Palette: heat, Max: 1, NaN: k.Zone})
-	cells := labels(k.text(textSize), nil, text)
+	cells := &plotter.Labels{Labels: text}
 	for i := range text {
-		s := &cells.TextStyle[i]
+		s := k.text(textSize)
 		for s.Width(text[i]) > width-3 && s.Font.Size > 6 {
 			s.Font.Size -= 0.5
 		}
-		s.XAlign, s.Color = draw.XCenter, k.Muted
+		s.XAlign, s.YAlign, s.Color = draw.XCenter, draw.YCenter, k.Muted
 		if !math.IsNaN(g.z[i]) {
 			s.Color = onHeat(int(g.z[i]*float64(len(heat)-1) + 0.5))
 		}
-		cells.XYs = append(cells.XYs, plotter.XY{X: g.X(i % n), Y: -float64(i / n)})
+		cells.XYs, cells.TextStyle = append(cells.XYs, plotter.XY{X: g.X(i % n), Y: -float64(i / n)}), append(cells.TextStyle, s)
 	}
 	p.Add(cells)
 	var across, down plot.ConstantTicks

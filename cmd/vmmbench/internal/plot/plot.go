@@ -107,33 +107,21 @@ func (d *drawing) add(kind Kind, what string, c *Chart) {
 func footer(r *report.Report) string {
 	parts := []string{strings.Join(append([]string{"vmmbench"}, r.Run.Args...), " ")}
 	for _, d := range r.Devices {
-		of := d.Name
-		switch {
-		case d.State != nil && d.State.DriverVersion != "":
-			of += fmt.Sprintf(", driver %s (%s)", d.State.DriverVersion, d.Driver)
-		case d.Driver != "":
-			of += ", driver " + string(d.Driver)
+		of := d.Name + ", driver " + string(d.Driver)
+		if d.State != nil && d.State.DriverVersion != "" {
+			of = fmt.Sprintf("%s, driver %s (%s)", d.Name, d.State.DriverVersion, d.Driver)
 		}
 		if !slices.Contains(parts, of) {
 			parts = append(parts, of)
 		}
 	}
-	if r.Run.Version != "" {
-		parts = append(parts, "version "+string(r.Run.Version))
-	}
 	day, _, _ := strings.Cut(r.Run.Started, "T")
-	parts = append(parts, day)
+	parts = append(parts, "version "+cmp.Or(string(r.Run.Version), "unknown"), day)
 	if r.Run.Measure != nil {
 		parts = append(parts, fmt.Sprintf("seed %d", r.Run.Measure.Seed))
 	}
 	if r.Run.Interrupted {
 		parts = append(parts, "interrupted")
-	}
-	// A short part stays on one line.
-	for i, part := range parts {
-		if len(part) < 30 {
-			parts[i] = strings.ReplaceAll(part, " ", "\u00A0")
-		}
 	}
 	return strings.Join(parts, " · ")
 }
@@ -232,13 +220,7 @@ func (d *drawing) lines(cases []report.Case, points func(report.Case) []point) (
 		}
 		list = append(list, s)
 	}
-	rank := func(s series) string {
-		if inPlace(s.label) {
-			return s.label // vmm is the first
-		}
-		return "w"
-	}
-	slices.SortStableFunc(list, func(a, b series) int { return cmp.Compare(rank(a), rank(b)) })
+	slices.SortStableFunc(list, func(a, b series) int { return cmp.Compare(a.rank(), b.rank()) })
 	return list
 }
 

@@ -24,10 +24,10 @@ func (d *drawing) ratios() {
 	with := slices.DeleteFunc(slices.Clone(d.report.Comparisons), func(c report.Comparison) bool { return c.Ratio == nil || *c.Ratio <= 0 })
 	for _, g := range groups(with, func(c report.Comparison) string { return command(c.ID) }) {
 		slices.SortStableFunc(g.of, differMost)
-		list, which := g.of[:min(len(g.of), maxRows)], fmt.Sprintf("%d comparisons", len(g.of))
+		list, which := g.of[:min(len(g.of), maxRows)], fmt.Sprintf("%d compared", len(g.of))
 		if n := len(g.of) - len(list); n > 0 {
 			d.leaveOut("%s: the %d of %d comparisons that differ least", g.key, n, len(g.of))
-			which = fmt.Sprintf("the %d of %d comparisons that differ most", len(list), len(g.of))
+			which = fmt.Sprintf("the %d of %d that differ most", len(list), len(g.of))
 		}
 		d.ratiosOf(g.key, list, which)
 	}
@@ -51,7 +51,8 @@ func (d *drawing) ratiosOf(first string, list []report.Comparison, which string)
 	var names [][2]string // where two are compared, and which
 	for _, x := range list {
 		margin = max(margin, x.Margin)
-		count[firm(x.Verdict)]++
+		verdict, _ := Light.judged(x.Verdict)
+		count[verdict]++
 		where, two, _ := strings.Cut(x.ID, ": ")
 		names = append(names, [2]string{words(where, ""), two})
 	}
@@ -81,29 +82,20 @@ func (d *drawing) ratiosOf(first string, list []report.Comparison, which string)
 	})
 }
 
+// notFirm is what all verdicts are called that say nothing of the two.
 const notFirm = "without a firm result"
 
-// firm is a verdict, or that it is none.
-func firm(v stat.Verdict) string {
-	switch v {
-	case stat.Equal, stat.Slower, stat.Faster:
-		return string(v)
-	}
-	return notFirm
-}
-
-// verdictMark is how a verdict is drawn.
-func (k look) verdictMark(v stat.Verdict) draw.GlyphStyle {
-	s := draw.GlyphStyle{Color: k.Muted, Radius: 4, Shape: draw.RingGlyph{}}
+// judged is what a verdict is called and how it is drawn.
+func (t Theme) judged(v stat.Verdict) (string, draw.GlyphStyle) {
 	switch v {
 	case stat.Equal:
-		s.Color, s.Shape = k.color(2), draw.CircleGlyph{}
+		return string(v), draw.GlyphStyle{Color: t.color(2), Radius: 4, Shape: draw.CircleGlyph{}}
 	case stat.Slower:
-		s.Color, s.Shape = k.color(1), draw.PyramidGlyph{}
+		return string(v), draw.GlyphStyle{Color: t.color(1), Radius: 4, Shape: draw.PyramidGlyph{}}
 	case stat.Faster:
-		s.Color, s.Shape = k.color(0), draw.BoxGlyph{}
+		return string(v), draw.GlyphStyle{Color: t.color(0), Radius: 4, Shape: draw.BoxGlyph{}}
 	}
-	return s
+	return notFirm, draw.GlyphStyle{Color: t.Muted, Radius: 4, Shape: draw.RingGlyph{}}
 }
 
 // forest is a figure with a row for each comparison. Names stand at the left, in several
@@ -120,36 +112,30 @@ func (k look) forest(list []report.Comparison, names [][2]string, axis string, m
 	p.Add(&plotter.Polygon{XYs: []plotter.XYs{zone}, Color: k.Zone},
 		&plotter.Line{XYs: plotter.XYs{{Y: bottom}, {}}, LineStyle: p.X.LineStyle})
 	var ticks plot.ConstantTicks
-	verdicts := labels(style, nil, nil)
+	verdicts := &plotter.Labels{}
 	for i, c := range list {
 		y, ratio := -float64(i)-0.5, within(*c.Ratio)
 		name := wrap(style, strings.Trim(strings.Join(names[i][:], ": "), ": "), k.width*3/10)
 		ticks, lines = append(ticks, plot.Tick{Value: y, Label: name}), max(lines, 1+strings.Count(name, "\n"))
-		at, mark := plotter.XYs{{X: ratio, Y: y}}, k.verdictMark(c.Verdict)
+		at := plotter.XYs{{X: ratio, Y: y}}
+		_, mark := k.judged(c.Verdict)
 		if c.Low != nil && c.High != nil {
 			from, to := within(*c.Low), within(*c.High)
 			p.Add(&plotter.XErrorBars{XYs: at, XErrors: plotter.XErrors{{Low: from - ratio, High: to - ratio}}, CapWidth: 5,
 				LineStyle: draw.LineStyle{Color: mark.Color, Width: 1.5}})
 		}
 		p.Add(&plotter.Scatter{XYs: at, GlyphStyle: mark})
-		verdicts.XYs, verdicts.Labels = append(verdicts.XYs, at[0]), append(verdicts.Labels, digits(*c.Ratio)+" "+string(c.Verdict))
+		verdicts.XYs, verdicts.Labels = append(verdicts.XYs, at[0]), append(verdicts.Labels, fmt.Sprintf("%#.4g %s", *c.Ratio, c.Verdict))
 		verdicts.TextStyle = append(verdicts.TextStyle, style)
 	}
-	logScale(&p.X, number, decades)
+	logScale(&p.X, decimal, decades)
 	for i := range verdicts.XYs {
 		verdicts.XYs[i].X = p.X.Max
 	}
 	verdicts.Offset = vg.Point{X: 8, Y: style.FontExtents().Descent}
 	style.XAlign = draw.XCenter
-	p.Add(verdicts, labels(style, plotter.XYs{{Y: 0.4}}, []string{fmt.Sprintf("equal within ±%g %%", 100*margin)}))
+	band := &plotter.Labels{XYs: plotter.XYs{{Y: 0.4}}, Labels: []string{fmt.Sprintf("equal within ±%g %%", 100*margin)}, TextStyle: []draw.TextStyle{style}}
+	p.Add(verdicts, band)
 	p.Y.Min, p.Y.Max, p.Y.Tick.Marker = bottom, 0.8, ticks
 	return figure{[][]*plot.Plot{{p}}, 45 + vg.Length(float64(len(list))+0.8)*(vg.Length(lines)*style.Font.Size+7)}
-}
-
-// digits prints a ratio with three digits after the point, more if it is small.
-func digits(ratio float64) string {
-	if ratio < 0.1 {
-		return number(ratio)
-	}
-	return fmt.Sprintf("%.3f", ratio)
 }

@@ -6,6 +6,7 @@ import (
 	"html"
 	"io"
 	"math"
+	"regexp"
 	"strings"
 
 	xfont "golang.org/x/image/font"
@@ -72,31 +73,27 @@ func (k look) plot(x, y string) *plot.Plot {
 func (k look) label() draw.TextStyle {
 	s := k.text(textSize)
 	if k.narrow() {
-		s = k.text(smallSize)
+		s.Font.Size = smallSize
 	}
 	s.YAlign = draw.YCenter
 	return s
 }
 
-// labels is text at points of a plot.
-func labels(s draw.TextStyle, at plotter.XYs, text []string) *plotter.Labels {
-	l := &plotter.Labels{XYs: at, Labels: text}
-	s.YAlign = draw.YCenter
-	for range text {
-		l.TextStyle = append(l.TextStyle, s)
-	}
-	return l
-}
+// word is what stays on one line: it ends behind a space or an underscore.
+var word = regexp.MustCompile(`[^ _]*[ _]*`)
 
 // wrap breaks text into lines of at most this width, and cuts words that are longer.
 func wrap(s draw.TextStyle, text string, width vg.Length) string {
-	var lines []string
-	for word := range strings.SplitSeq(text, " ") { // not at no-break spaces
-		if n := len(lines); n > 0 && s.Width(lines[n-1]+" "+word) <= width {
-			lines[n-1] += " " + word
-			continue
+	lines := []string{""}
+	for _, w := range word.FindAllString(text, -1) {
+		if n := len(lines) - 1; lines[n] == "" || s.Width(strings.TrimRight(lines[n]+w, " ")) <= width {
+			lines[n] += w
+		} else {
+			lines = append(lines, w)
 		}
-		lines = append(lines, shorten(s, word, width))
+	}
+	for i, line := range lines {
+		lines[i] = shorten(s, strings.TrimRight(line, " "), width)
 	}
 	return strings.Join(lines, "\n")
 }
@@ -161,13 +158,12 @@ func (c *Chart) SVG(w io.Writer, t Theme, width int, id string) error {
 		return err
 	}
 	// The head is ours: a size that scales, and what a screen reader reads.
-	body := strings.Map(printable, raw.String())
-	body = body[strings.Index(body, "<g "):]
+	body := strings.Map(printable, compact.Replace(raw.String()[bytes.Index(raw.Bytes(), []byte("<g ")):]))
 	_, height := canvas.Size()
 	_, err := fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" width="%[1]d" height="%.0[2]f" viewBox="0 0 %[1]d %.0[2]f" role="img" aria-labelledby="%[3]s-title %[3]s-desc">
 <title id="%[3]s-title">%[4]s</title>
 <desc id="%[3]s-desc">%[5]s</desc>
-%[6]s`, width, height.Points(), id, escape(c.Title), escape(c.Alt), canvas.fit(compact.Replace(body)))
+%[6]s`, width, height.Points(), id, escape(c.Title), escape(c.Alt), canvas.fit(body))
 	return err
 }
 
