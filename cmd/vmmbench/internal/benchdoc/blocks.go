@@ -175,7 +175,7 @@ func picture(f *filler, kind string, list []source) (string, error) {
 		}
 		for _, c := range charts {
 			name := "images/bench-" + strings.TrimSuffix(s.file, ".json") + "-" + c.Name
-			// A phone would shrink what is wide until nobody could read it.
+			// A phone shrinks what is wide, and its text with it.
 			var sources strings.Builder
 			for _, width := range []struct {
 				media, name string

@@ -80,7 +80,7 @@ func (k look) linePlot(list []series, x, y, unit string) figure {
 }
 
 // at is a point of a plot whose axes are logarithmic. Not the scale is, but the values are:
-// with plot.LogScale gonum leaves room for the name of an axis where it does not stand.
+// with plot.LogScale gonum leaves space for the name of an axis where it does not stand.
 func at(x, y float64) plotter.XY { return plotter.XY{X: math.Log10(x), Y: math.Log10(y)} }
 
 // logScale makes an axis a little wider than what has been added to its plot, with ticks at
@@ -155,16 +155,16 @@ func (e *lineEnds) Plot(c draw.Canvas, p *plot.Plot) {
 		order[i], heights[i] = i, y(ends[i].Y)
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(heights[b], heights[a]) })
-	// From the top each makes room for those above it, then from the bottom for those below.
-	step, room := style.Height(e.names[0])+2, c.Max.Y
+	// From the top each moves below those above it, then from the bottom above those below.
+	step, limit := style.Height(e.names[0])+2, c.Max.Y
 	for _, i := range order {
-		heights[i] = min(heights[i], room)
-		room = heights[i] - step
+		heights[i] = min(heights[i], limit)
+		limit = heights[i] - step
 	}
-	room = c.Min.Y
+	limit = c.Min.Y
 	for _, i := range slices.Backward(order) {
-		heights[i] = max(heights[i], room)
-		room = heights[i] + step
+		heights[i] = max(heights[i], limit)
+		limit = heights[i] + step
 	}
 	for i, end := range ends {
 		mark := vg.Point{X: c.Max.X + 16, Y: heights[i]}
@@ -174,7 +174,7 @@ func (e *lineEnds) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 }
 
-// GlyphBoxes implements plot.GlyphBoxer: the room that the names need.
+// GlyphBoxes implements plot.GlyphBoxer: the space that the names need.
 func (e *lineEnds) GlyphBoxes(*plot.Plot) []plot.GlyphBox {
 	width := e.label().Width(slices.MaxFunc(e.names, func(a, b string) int { return cmp.Compare(e.label().Width(a), e.label().Width(b)) }))
 	return []plot.GlyphBox{{X: 1, Y: 0.5, Rectangle: vg.Rectangle{Max: vg.Point{X: width + 24, Y: 1}}}}
