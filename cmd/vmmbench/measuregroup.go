@@ -186,6 +186,7 @@ const (
 	unitGBs = "GB/s"
 	unitMs  = "ms"
 	unitUs  = "us"
+	unitNs  = "ns"
 )
 
 // inUnit converts a time to the unit of a case. One byte a nanosecond is 1 GB/s.
@@ -195,6 +196,8 @@ func inUnit(c *report.Case, ns float64) float64 {
 		return ns / 1e6
 	case unitUs:
 		return ns / 1e3
+	case unitNs:
+		return ns
 	}
 	return bandwidth(c.Bytes, ns)
 }

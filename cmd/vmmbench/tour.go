@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -99,34 +98,34 @@ Exit status: 0 all passed, 1 a case could not be run or a report could not be wr
 	m.addVerify(f)
 	m.addMinTime(f)
 	f.Var(&which, "preset", "what to measure")
-	f.Var(&sizes, "size", "with preset quick: bytes of one copy, of which the largest is what memory grows to (default what fits the device)")
+	f.Var(&sizes, "size", "with preset quick: bytes of one copy, of which the largest is what memory grows to (default what fits the device); with nvbandwidth: bytes of one copy (default 512M)")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		p := presets[slices.Index(which.of, which.value)]
-		if p.name != quickPreset {
-			if len(sizes) > 0 {
-				return usageError{errors.New("--size is for --preset quick; the others have sizes of their own")}
+		var own plan = p
+		switch {
+		case p.name == quickPreset:
+			t := &tour{sizes: sizes, growths: tourGrowths}
+			if f.Changed("samples") {
+				t.growths = m.samples
 			}
-			return a.measurePreset(c.Context(), &m, p)
+			own = t
+		case p.name == nvbandwidthPreset:
+			if own = (&nvPlan{sizes}); len(sizes) == 0 {
+				own = &nvPlan{size.List{nvDefaultSize}}
+			}
+		case len(sizes) > 0:
+			return usageError{errors.New("--size is for --preset quick and nvbandwidth; the others have sizes of their own")}
 		}
-		t := &tour{sizes: sizes, growths: tourGrowths}
-		if f.Changed("samples") {
-			t.growths = m.samples
+		names := []string{m.device}
+		if p.pairs() {
+			var err error
+			if names, err = p2pNames(m.device); err != nil {
+				return err
+			}
 		}
-		return a.measure(c.Context(), quickPreset, &m, []string{m.device}, t)
+		return a.measure(c.Context(), p.name, &m, names, own)
 	}
 	return c
-}
-
-// measurePreset measures a preset, on all devices if it measures pairs of them.
-func (a *app) measurePreset(ctx context.Context, m *measureFlags, p preset) error {
-	names := []string{m.device}
-	if p.pairs() {
-		var err error
-		if names, err = p2pNames(m.device); err != nil {
-			return err
-		}
-	}
-	return a.measure(ctx, p.name, m, names, p)
 }
 
 // presetHelp has a line for each preset: its name and what it measures.

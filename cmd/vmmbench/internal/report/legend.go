@@ -49,7 +49,7 @@ var terms = []Word{
 	{"live peak", "the most bytes of blocks at once, as asked for"},
 	{"reserved peak", "the most memory that the pool held"},
 	{"no memory", "allocations that failed for want of it"},
-	{"forward", "the copies from host to device, or by the device in from, over their own time; the median is the bytes of both over the longer time"},
+	{"forward", "the copies from host to device, or by the device in from, over their own time; the median is the bytes of both over the longer time, but under a name of nvbandwidth that of forward alone"},
 	{"reverse", "the copies the other way, over their own time"},
 	{"step p50", "median time of one step"},
 	{"p99", "99 of 100 steps, or samples, took no longer"},
