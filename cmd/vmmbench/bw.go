@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -212,6 +213,9 @@ func (p *bwPlan) copyKinds() ([]copyKind, error) {
 func (p *bwPlan) groups(devs []device, seed uint64) ([]group, error) {
 	ways, err := p.copyKinds()
 	if err != nil {
+		return nil, err
+	}
+	if err := cmp.Or(checkMost("--chunk", p.chunks...), checkMost("--step", p.steps...)); err != nil {
 		return nil, err
 	}
 	var list []group

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,12 +77,16 @@ type measureFlags struct {
 	dryRun           bool
 	resume           string // the file of an earlier run
 	baseline         string // the file of a run to compare with
+	filter           string // a regular expression for the names of cases
+	soak             time.Duration
+	set              *pflag.FlagSet
+	pinFlags
 	against          baselineFlags
 	corrupt          int64
 }
 
 func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime time.Duration) {
-	m.settings, m.rounds = set, 10
+	m.settings, m.rounds, m.set = set, 10, f
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
 	m.margin = 0.02
@@ -97,6 +102,9 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
 	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson")
 	m.against.add(f)
+	f.StringVar(&m.filter, "filter", "", "measure only the cases whose names match this `REGEX`; --dry-run lists them")
+	f.DurationVar(&m.soak, "for", 0, "take samples of each group of cases for this long, such as 10m, and report the slowest and when it was (default --samples of them)")
+	m.pinFlags.add(f)
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
 }
 
@@ -126,7 +134,24 @@ func (m *measureFlags) check() error {
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
 		return usageError{errors.New("--dry-run prints names, which have no --format and go into no -o")}
 	}
+	if err := m.checkSoak(); err != nil {
+		return err
+	}
 	return m.outputFlags.check()
+}
+
+// plan returns the groups of a plan, without the cases that --filter leaves out.
+func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
+	match, err := regexp.Compile(m.filter)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--filter %s: no regular expression: %w", m.filter, err)}
+	}
+	groups, err := p.groups(devs, m.seed)
+	if err == nil && m.filter != "" {
+		groups, err = filtered(groups, match)
+	}
+	m.soaked(groups)
+	return groups, err
 }
 
 // describe returns the flags for the report.

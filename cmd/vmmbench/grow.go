@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,6 +118,9 @@ GPU's driver clears it afterwards, so there is a pause after each sample.`,
 func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
 		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
+	}
+	if err := cmp.Or(checkMost("--step", p.step.bytes), checkMost("--chunk", p.chunks...), checkMost("--ahead", uint64(p.ahead))); err != nil {
+		return nil, err
 	}
 	// --memory replaces --size.
 	targets := p.targets

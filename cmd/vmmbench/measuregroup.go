@@ -167,6 +167,9 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	} else {
 		c.Flags = append(c.Flags, "few-samples")
 	}
+	if r.flags.soak > 0 {
+		c.Stats.Soak = describeSoak(o.Samples, c.Samples)
+	}
 	if g.maxLoops > 1 && o.Loops == g.maxLoops && sum.Median*float64(o.Loops) < float64(r.flags.minTime)/2 {
 		c.Flags = append(c.Flags, "short-samples")
 	}

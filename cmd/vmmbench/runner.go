@@ -38,6 +38,16 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	if err := m.check(); err != nil {
 		return err
 	}
+	if name != nvbandwidthPreset {
+		if err := m.reject("it is for --preset nvbandwidth", report.NVBandwidth, report.NVBandwidthJSON); err != nil {
+			return err
+		}
+	}
+	unpin, err := m.pin() // before the first memory and the driver's threads
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unpin()) }()
 	devs, err := openDevices(a.settings, names)
 	defer func() { err = errors.Join(err, closeDevices(devs)) }()
 	// A report is written also if there is no such device: its only case is waived.
@@ -47,7 +57,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	}
 	var groups []group
 	if absent == nil {
-		if groups, err = p.groups(devs, m.seed); err != nil {
+		if groups, err = m.plan(p, devs); err != nil {
 			return err
 		}
 	}
@@ -82,6 +92,9 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 			return nil
 		}
 		r.measureGroups(ctx, groups)
+		if hint := m.hint(r.report); hint != "" && m.progress.value != "off" {
+			a.printError(errors.New(hint))
+		}
 		return r.compareWith(older)
 	})
 }

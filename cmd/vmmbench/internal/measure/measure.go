@@ -18,6 +18,7 @@ import (
 type Sample struct {
 	NS    float64
 	Parts []float64
+	At    time.Duration // when Run took it, since its begin
 }
 
 // Longest is the sample as long as the longest of its parts, which run at once.
@@ -160,6 +161,7 @@ func (r *run) blocks(ctx context.Context) Stop {
 				s, ok = r.sample(ctx, i)
 			}
 			if ok {
+				s.At = r.Now().Sub(r.start)
 				r.out[i].Samples = append(r.out[i].Samples, s.per(r.out[i].Loops))
 				r.out[i].Rounds = r.rounds
 			}

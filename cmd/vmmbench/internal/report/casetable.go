@@ -180,6 +180,26 @@ func growths(r *Report, command string) grid {
 	return g
 }
 
+// soaks is the table of the slowest samples of cases that were repeated for long.
+func soaks(r *Report, command string) grid {
+	l := layoutOf(r, command)
+	g := grid{title: strings.ToUpper(command) + ", repeated for long", keys: l.axes, columns: []string{"n", "p50", "p99", "p99.9", "slowest", "at"}}
+	for _, c := range casesOf(r, command) {
+		if c.Stats == nil || c.Stats.Soak == nil {
+			continue
+		}
+		x := c.Stats.Soak
+		row := gridRow{keys: l.values(c), cells: []string{fmt.Sprint(c.Stats.N), formatTime(x.P50), "", "", formatTime(x.Slowest), fmt.Sprintf("%.1f of %.1f s", x.SlowestAt, x.Seconds)}}
+		for i, q := range []*float64{x.P99, x.P999} {
+			if q != nil {
+				row.cells[2+i] = formatTime(*q)
+			}
+		}
+		g.rows = append(g.rows, row)
+	}
+	return g
+}
+
 // sharings is the table of what sharing adds to its cases.
 func sharings(r *Report, command string) grid {
 	l := layoutOf(r, command)
