@@ -158,7 +158,7 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 		Value: inUnit(c, sum.Median),
 	}
 	if g.keepsMemory {
-		c.Stats.Rounds = o.Rounds
+		c.Stats.Rounds = len(o.Places)
 	}
 	if of := sum.Interval; of != nil {
 		low, high := inUnit(c, of.Low), inUnit(c, of.High)
