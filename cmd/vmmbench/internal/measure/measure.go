@@ -182,7 +182,7 @@ func (r *run) sample(ctx context.Context, i int) (Sample, bool) {
 // renew calls Renew, and has each contender work once on its new memory, without a sample.
 // If that takes long, as for large memory that has to be cleared, it is done less often.
 func (r *run) renew(ctx context.Context, order []int) {
-	if r.Renew == nil || ctx.Err() != nil || r.renewing > r.MaxTime/3 {
+	if r.Renew == nil || ctx.Err() != nil || r.renewing > r.MaxTime/2 {
 		return
 	}
 	begun := r.Now()
