@@ -108,7 +108,7 @@ func (r *runner) compareWith(older []*report.Report) error {
 	}
 	r.report.Baseline = base
 	r.add(nil, list)
-	r.worse = r.flags.against.fails(list)
+	r.worse = r.flags.against.fails(base, list, older, []*report.Report{r.report})
 	return nil
 }
 
