@@ -140,10 +140,10 @@ func (r *run) blocks(ctx context.Context) Stop {
 		if block >= max(1, r.MinBlocks) && r.outOfTime() {
 			return OutOfTime
 		}
-		if at := min(int(r.progress(block)*float64(r.Rounds)), r.Rounds-1); at > round {
+		if at := min(int(r.progress(block)*float64(r.Rounds)), r.Rounds-1); at > round && block > 0 {
 			round++
 			shuffle() // the first to open gets the memory that was given back last
-			r.renew(ctx, order)
+			r.renew(ctx, order, block < r.MinBlocks)
 		}
 		shuffle()
 		for _, i := range order {
@@ -180,9 +180,10 @@ func (r *run) sample(ctx context.Context, i int) (Sample, bool) {
 }
 
 // renew calls Renew, and has each contender work once on its new memory, without a sample.
-// If that takes long, as for large memory that has to be cleared, it is done less often.
-func (r *run) renew(ctx context.Context, order []int) {
-	if r.Renew == nil || ctx.Err() != nil || r.renewing > r.MaxTime/2 {
+// If that takes long, as for large memory that has to be cleared, it is done less often,
+// unless it must be.
+func (r *run) renew(ctx context.Context, order []int, must bool) {
+	if r.Renew == nil || ctx.Err() != nil || r.renewing > r.MaxTime/2 && !must {
 		return
 	}
 	begun := r.Now()
@@ -225,7 +226,7 @@ func (r *run) calibrate(ctx context.Context, i int) {
 		}
 		spent := r.Now().Sub(begun)
 		enough := float64(out.Loops)*least >= float64(r.MinTime) || out.Loops >= most
-		tried := n >= minCalibrations || most == 1 || spent >= r.MaxTime/20
+		tried := n >= minCalibrations || most == 1 || r.MinTime == 0 || spent >= r.MaxTime/20
 		if enough && tried && spent >= r.WarmTime || r.outOfTime() {
 			out.Loops = min(out.Loops, want)
 			return

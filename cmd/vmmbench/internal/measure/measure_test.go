@@ -177,7 +177,7 @@ func TestRenew(t *testing.T) {
 		return make([]error, len(order))
 	}
 	out = Run(t.Context(), cfg, []Func{clk.work(2e6, 0, r)})
-	require.Len(t, orders, 2, "until a third of the time is over")
+	require.Len(t, orders, 2, "until half of the time is over")
 	require.Equal(t, []int{2, 1, 17}, out[0].Places)
 }
 
