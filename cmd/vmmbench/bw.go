@@ -130,7 +130,7 @@ name: within the device, and from and to pinned memory.`,
   vmmbench bw --host staging,pinned --chunk 0,2M,64M --format json -o bw.txt`,
 	})
 	f := c.Flags()
-	m.add(f, a.settings, 15, 4*time.Second)
+	m.add(f, a.settings, 30, 4*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	p.flags(f)

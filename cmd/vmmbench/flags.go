@@ -81,8 +81,8 @@ type measureFlags struct {
 	soak             time.Duration
 	set              *pflag.FlagSet
 	pinFlags
-	against          baselineFlags
-	corrupt          int64
+	against baselineFlags
+	corrupt int64
 }
 
 func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime time.Duration) {
@@ -91,14 +91,14 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	m.verify, m.corrupt = verify.Off, -1
 	m.margin = 0.02
 	m.order = choice{value: "random", of: []string{"random", "fixed"}}
-	m.progress = choice{value: "auto", of: []string{"auto", "bar", "plain", "off"}}
+	m.progress = choice{value: "auto", of: []string{"auto", "line", "plain", "off"}}
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")
 	f.IntVar(&m.samples, "samples", samples, "samples of each case, at most")
 	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
 	f.Uint64Var(&m.seed, "seed", 1, "seed of the order and the data")
 	f.Var(&m.order, "order", "the cases of a group take their samples by turns; the order in each turn")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
-	f.Var(&m.progress, "progress", "what stderr gets: a bar, lines, or nothing; auto is a bar on a terminal")
+	f.Var(&m.progress, "progress", "what stderr gets: one line that is written anew, a line for each group, or nothing; auto is line on a terminal and else plain")
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
 	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson")
 	m.against.add(f)

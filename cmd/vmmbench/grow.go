@@ -103,7 +103,7 @@ GPU's driver clears it afterwards, so there is a pause after each sample.`,
 	})
 	// A growth takes longer than a copy, so there are fewer samples and more time.
 	f := c.Flags()
-	m.add(f, a.settings, 7, 15*time.Second)
+	m.add(f, a.settings, 10, 15*time.Second)
 	m.addVerify(f)
 	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {

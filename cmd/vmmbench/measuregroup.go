@@ -151,14 +151,15 @@ func (r *runner) finishCase(ctx context.Context, g group, c *report.Case, by con
 
 // summarize adds the statistics to a case.
 func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
-	sum := stat.Summarize(c.Samples)
+	var places []int
+	if g.keepsMemory {
+		places = o.Places
+	}
+	sum := stat.Summarize(c.Samples, places...)
 	c.Stats = &report.Stats{
 		N: sum.N, Loops: o.Loops, Stop: string(o.Stop),
 		Median: sum.Median, MAD: sum.MAD, Min: sum.Min, Max: sum.Max, P5: sum.P5, P95: sum.P95,
-		Value: inUnit(c, sum.Median),
-	}
-	if g.keepsMemory {
-		c.Stats.Rounds = o.Rounds
+		Value: inUnit(c, sum.Median), Places: places, Rounds: len(places),
 	}
 	if of := sum.Interval; of != nil {
 		low, high := inUnit(c, of.Low), inUnit(c, of.High)
@@ -172,9 +173,6 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	}
 	if g.maxLoops > 1 && o.Loops == g.maxLoops && sum.Median*float64(o.Loops) < float64(r.flags.minTime)/2 {
 		c.Flags = append(c.Flags, "short-samples")
-	}
-	if sum.Correlated {
-		c.Flags = append(c.Flags, "correlated")
 	}
 	if sum.CV > 0.05 {
 		c.Flags = append(c.Flags, "noisy")
@@ -238,11 +236,7 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 			// Queueing is in the time of one of them only.
 			c.Reason = "one was timed behind a gate and the other not"
 		default:
-			c.Judge(stat.Ratio(a.Samples, b.Samples))
-			if places := min(a.Stats.Rounds, b.Stats.Rounds); g.keepsMemory && c.Verdict.Firm() && !stat.Enough(places) {
-				c.Verdict = stat.TooFew
-				c.Reason = report.Text(fmt.Sprintf("memory lay in %d places, a verdict needs %d: give it more --max-time", places, stat.MinSamples))
-			}
+			c.Judge(stat.Ratio(a.Samples, b.Samples, a.Places()...))
 		}
 		list = append(list, c)
 	}

@@ -98,7 +98,7 @@ can: EnablePeers grants all or nothing.`,
   vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
 	})
 	f := c.Flags()
-	m.add(f, a.settings, 15, time.Second)
+	m.add(f, a.settings, 30, time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	// The help prints DefValue, so it has to follow the smaller margin.

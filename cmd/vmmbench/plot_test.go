@@ -17,7 +17,7 @@ import (
 func measured(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "small.json")
-	code, _, stderr := bench(t, "grow", "--device", "host", "--size", "1M", "--step", "256K", "--mem", "vmm,plain", "--samples", "6",
+	code, _, stderr := bench(t, "grow", "--device", "host", "--size", "1M", "--step", "256K", "--mem", "vmm,plain", "--samples", "10",
 		"--progress", "off", "-o", file)
 	require.Equal(t, report.ExitPassed, code, stderr)
 	return file

@@ -121,7 +121,7 @@ func (r *runner) compareWith(older []*report.Report) error {
 	}
 	r.report.Baseline = base
 	r.add(nil, list)
-	r.worse = r.flags.against.fails(list)
+	r.worse = r.flags.against.fails(base, list, older, []*report.Report{r.report})
 	return nil
 }
 
@@ -141,7 +141,7 @@ func (a *app) dryRun(groups []group, absent *report.Case, m *measureFlags) error
 			}
 		}
 	}
-	_, _ = fmt.Fprintf(a.stderr, "%d cases in %d groups, %s\n", cases, len(groups), about(sum(estimates(groups, m))))
+	_, _ = fmt.Fprintf(a.stderr, "%d cases in %d groups, about %s\n", cases, len(groups), seconds(sum(estimates(groups, m))))
 	return nil
 }
 
@@ -213,7 +213,7 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 // measureGroups measures one group after the other.
 func (r *runner) measureGroups(ctx context.Context, groups []group) {
 	p := newProgress(r.app.stderr, r.flags.progress.value, estimates(groups, r.flags))
-	defer p.close()
+	defer func() { p.stop() }()
 	for _, g := range groups {
 		p.begin(g.name)
 		r.measureGroup(ctx, g)

@@ -16,7 +16,7 @@ import (
 
 // tourGrowths is the number of samples of growing. Allocating and copying takes many
 // times as long as one copy, and the tour has to be short.
-const tourGrowths = 7
+const tourGrowths = stat.MinSamples
 
 // tour is the plan of the preset quick. It fits the device.
 type tour struct {
@@ -82,19 +82,19 @@ with memory that grows against ordinary memory, and growing in place against all
 and copying. After its samples each case is done once more, over other data, and every
 byte of the result is checked, or fewer by --verify: memory of a GPU by the GPU itself,
 if it can. If memory grows beyond 1 GiB, the host checks only the edges of chunks. Each
-case of quick has at least six samples, even if that takes longer than --max-time: with
+case of quick has at least ten samples, even if that takes longer than --max-time: with
 fewer, a ratio has no interval.
 
 The presets:
 ` + presetHelp() + `
 Exit status: 0 all passed, 1 a case could not be run or a report could not be written,
-2 usage, 3 data were wrong, 4 a verdict against --baseline is what --fail-on names,
+2 usage, 3 data were wrong, 4 something against --baseline is what --fail-on names,
 77 this machine can do none of the cases, 130 interrupted (partial results are written).`,
 		Example: `  vmmbench --device host
   vmmbench --preset full -o full.json`,
 	})
 	f := c.Flags()
-	m.add(f, a.settings, 15, 2*time.Second)
+	m.add(f, a.settings, 30, 2*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	f.Var(&which, "preset", "what to measure")

@@ -234,7 +234,7 @@ func pools(r *Report, command string) grid {
 }
 
 // ratioColumns are the columns of a comparison.
-var ratioColumns = []string{"ratio", "95 %", "margin", "verdict", "n needed"}
+var ratioColumns = []string{"ratio", "95 %", "margin", "verdict"}
 
 // comparisons is the table of the comparisons of a command's cases, but for what this
 // machine does not have. With runs, it is of those with the baseline.
@@ -290,15 +290,12 @@ func otherComparisons(r *Report) grid {
 
 // ratio has the columns of a comparison.
 func ratio(c Comparison) (cells, notes []string) {
-	cells = []string{"", "", fmt.Sprintf("%g %%", c.Margin*100), string(c.Verdict), ""}
+	cells = []string{"", "", fmt.Sprintf("%g %%", c.Margin*100), string(c.Verdict)}
 	if c.Ratio != nil {
 		cells[0] = fmt.Sprintf("%.3f", *c.Ratio)
 	}
 	if c.Low != nil && c.High != nil {
 		cells[1] = fmt.Sprintf("%.3f to %.3f", *c.Low, *c.High)
-	}
-	if c.Needed != nil {
-		cells[4] = fmt.Sprint(*c.Needed)
 	}
 	if c.Reason != "" {
 		notes = append(notes, string(c.Reason))

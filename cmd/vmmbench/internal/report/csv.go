@@ -56,7 +56,6 @@ func csvColumns(r *Report) []csvColumn {
 		csvColumn{"ratio_high", nil, func(c Comparison) string { return csvOptional(c.High) }},
 		csvColumn{"margin", nil, func(c Comparison) string { return csvNumber(c.Margin) }},
 		csvColumn{"verdict", nil, func(c Comparison) string { return string(c.Verdict) }},
-		csvColumn{"needed_samples", nil, func(c Comparison) string { return csvOptional(c.Needed) }},
 	)
 }
 

@@ -258,12 +258,13 @@ type Case struct {
 }
 
 // Stats describes the samples of a case. Low and High are the 95 % interval of the
-// median, null if there are too few samples for one. Value is the median in the case's
+// median, null if there are too few samples or places for one. Value is the median in the case's
 // unit.
 type Stats struct {
 	N         int      `json:"n"`
 	Loops     int      `json:"loops"`            // repetitions in one sample
-	Rounds    int      `json:"rounds,omitempty"` // places where memory lay that is kept over many samples, one after the other
+	Rounds    int      `json:"rounds,omitempty"` // places where memory lay that is kept over several samples, one after the other
+	Places    []int    `json:"places,omitempty"` // how many samples were taken on each of them
 	Stop      string   `json:"stop"`
 	Median    float64  `json:"median_ns"`
 	MAD       float64  `json:"mad_ns"`
@@ -284,6 +285,18 @@ type Stats struct {
 	*Growth
 	*Sharing
 	*Pooled
+}
+
+// Places are those of Stats, if there are any. An older report has only their number.
+func (c *Case) Places() []int {
+	switch s := c.Stats; {
+	case s == nil:
+		return nil
+	case s.Places == nil && s.Rounds > 0:
+		return stat.Runs(len(c.Samples), s.Rounds)
+	default:
+		return s.Places
+	}
 }
 
 // Both is added to Stats by a copy in both directions at once. Value is the sum
@@ -332,8 +345,7 @@ type Pooled struct {
 }
 
 // Comparison says how the time of case B relates to that of case A, which is of the
-// baseline if it has the same name. Above 1, B takes longer. Needed is about how many
-// samples would give a firm verdict.
+// baseline if it has the same name. Above 1, B takes longer.
 type Comparison struct {
 	ID      string       `json:"id"`
 	A       string       `json:"a"`
@@ -343,7 +355,6 @@ type Comparison struct {
 	High    *float64     `json:"high"`
 	Margin  float64      `json:"margin"`
 	Verdict stat.Verdict `json:"verdict"`
-	Needed  *int         `json:"needed_samples"`
 	Reason  Text         `json:"reason"`
 }
 
