@@ -8,12 +8,12 @@ import (
 
 // terms are the words that need an explanation, in the order in which it is printed.
 var terms = []Word{
-	{"may run on", "the NUMA nodes on whose CPUs this process may run"},
+	{"runs on", "the NUMA nodes on whose CPUs this process may run"},
 	{"memory of", "the NUMA nodes whose memory it may have"},
 	{"path", "what connects two devices: NV18 is 18 NVLinks; PIX, PXB, PHB, NODE, SYS are PCIe, each longer than the one before"},
 	{"atomics", "whether atomic operations work over the path"},
 	{"rank", "the driver's order of paths by speed, 0 the fastest"},
-	{"access now", "what this process may do with the other's memory already"},
+	{"now", "what this process may do with the other's memory already"},
 	{"granularity", "sizes of chunks are multiples of it"},
 	{"median", "the middle one of the samples"},
 	{"95 %", "of 100 such intervals, 95 or more contain the true median, or ratio"},
@@ -55,7 +55,7 @@ var terms = []Word{
 	{"live peak", "the most bytes of blocks at once, as asked for"},
 	{"reserved peak", "the most memory that the pool held"},
 	{"no memory", "allocations that failed for want of it"},
-	{"forward", "the copies from host to device, or by the device in from, over their own time; the median is the bytes of both over the longer time, but under a name of nvbandwidth that of forward alone"},
+	{"forward", "the copies from host to device, or by the device in from, over their own time; the median is the bytes of both over the longer time"},
 	{"reverse", "the copies the other way, over their own time"},
 	{"step p50", "median time of one step"},
 	{"p99", "99 of 100 steps, or samples, took no longer"},

@@ -69,7 +69,7 @@ func stateRows(s *DeviceState, row func(name, value string)) {
 // hostStates has a row for the start of the run and one for its end.
 func hostStates(r *Report) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"when", "load", "governors", "huge pages", "smt", "nodes", "may run on", "memory of", "limit"})
+	t.AppendHeader(table.Row{"when", "load", "governors", "huge pages", "smt", "nodes", "runs on", "memory of", "limit"})
 	for _, at := range []struct {
 		when string
 		s    *HostState
@@ -183,7 +183,7 @@ func pathOf(l Link) string {
 // plan is what EnablePeers would do for each pair.
 func plan(r *Report) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"from", "to", "path", "access", "atomics", "rank", "access now", "what would be done"})
+	t.AppendHeader(table.Row{"from", "to", "path", "access", "atomics", "rank", "now", "what would be done"})
 	t.SetColumnConfigs([]table.ColumnConfig{{Number: 8, WidthMax: 36, WidthMaxEnforcer: termtext.WrapSoft}})
 	for _, p := range r.Plan {
 		path := p.Path
