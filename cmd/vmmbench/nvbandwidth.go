@@ -30,10 +30,10 @@ type nvValue string
 
 // Values, in the words of the documentation.
 const (
-	ofFirst   nvValue = "the first copy, while the others run as its load"
-	ofFirst2  nvValue = "the first copy, while the other runs as its load; forward and reverse have both"
-	ofAll     nvValue = "all bytes, until the last copy has ended"
-	ofHalf    nvValue = "half of what the first kernel moves in both directions"
+	ofFirst   nvValue = "the first copy; the others are its load"
+	ofFirst2  nvValue = "the first copy; reverse has the other one"
+	ofAll     nvValue = "the bytes of all, until the last has ended"
+	ofHalf    nvValue = "half of what the first kernel copies"
 	ofLatency nvValue = "nanoseconds for one load"
 )
 

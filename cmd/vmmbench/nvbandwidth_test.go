@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/binary"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -203,4 +204,36 @@ func TestNVBandwidthGivesBack(t *testing.T) {
 		require.NoError(t, closeDevices(devs), call)
 		require.NoError(t, drv.Balanced(), call)
 	}
+}
+
+// On a GPU, every case passes or is waived because it takes two, and a load slows down what is
+// measured, if anything.
+func TestNVBandwidthOnGPU(t *testing.T) {
+	if os.Getenv("VMM_TEST_DRIVER") != "cuda" {
+		t.Skip("needs a GPU and VMM_TEST_DRIVER=cuda")
+	}
+	set := userSettings()
+	code, out, stderr := benchWith(t, set, "--preset", "nvbandwidth", "--size", "64M", "--samples", "5", "--max-time", "1s", "--progress", "off", "--format", "json")
+	require.Equal(t, report.ExitPassed, code, stderr)
+	values := map[string]float64{}
+	r := parse(t, out)
+	for _, c := range r.Cases {
+		if c.Status == report.Waived && len(r.Devices) == 1 {
+			continue
+		}
+		require.Equal(t, report.Passed, c.Status, "%s: %s", c.ID, c.Reason)
+		require.NotContains(t, c.Flags, gateTimedOut, c.ID)
+		values[c.Axes["test"].(string)] = c.Stats.Value
+		t.Logf("%8.2f %s %s", c.Stats.Value, c.Unit, c.ID)
+	}
+	for loaded, alone := range map[string]string{
+		"host_to_device_bidirectional_memcpy_ce": "host_to_device_memcpy_ce",
+		"device_to_host_bidirectional_memcpy_ce": "device_to_host_memcpy_ce",
+		"host_to_device_bidirectional_memcpy_sm": "host_to_device_memcpy_sm",
+	} {
+		require.Less(t, values[loaded], 1.1*values[alone], loaded)
+		require.Greater(t, values[loaded], 0.2*values[alone], loaded)
+	}
+	require.Greater(t, values["host_device_latency_sm"], 100.0, "a load from the host takes longer than one from a cache")
+	require.Less(t, values["host_device_latency_sm"], 20000.0)
 }

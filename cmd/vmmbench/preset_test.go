@@ -26,7 +26,11 @@ func TestPresetsInDocument(t *testing.T) {
 		if p.name == nvbandwidthPreset {
 			fmt.Fprintf(&want, "| case | copies at once | its value |\n| --- | --- | --- |\n")
 			for _, c := range nvCases {
-				fmt.Fprintf(&want, "| %s | `%s` | %s |\n", c.name, c.copies, c.value)
+				value := c.value
+				if value == ofFirst && !strings.Contains(c.copies, " ") {
+					value = "the copy"
+				}
+				fmt.Fprintf(&want, "| %s | `%s` | %s |\n", c.name, c.copies, value)
 			}
 			fmt.Fprintln(&want)
 		}
