@@ -180,6 +180,14 @@ func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[s
 		axes = append(axes, report.Axis{Name: "from", Value: a.String()}, report.Axis{Name: "to", Value: to})
 	default:
 		axes = append(axes, report.Axis{Name: "device", Value: where})
+		// As of copies of bw, which findings count.
+		if direction := map[string]string{"h>a": h2d, "a>h": d2h, "a>a": d2d}[c.copies]; direction != "" {
+			end := pinned
+			if direction == d2d {
+				end = noHost
+			}
+			axes = append(axes, report.Axis{Name: "direction", Value: direction}, report.Axis{Name: "host", Value: end})
+		}
 	}
 	g := group{
 		name:    fmt.Sprintf("%s/%s/%s/%s", nvbandwidthPreset, c.name, size.Format(n), where),
@@ -195,6 +203,10 @@ func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[s
 	}
 	if _, _, p.gateable = gateSupport(p.from); p.gateable {
 		g.maxLoops = max(gatedLoops/max(len(p.flows), 1), 1)
+	}
+	speed := rate(p.from, h2d, pinned)
+	if c.copies == "a>a" {
+		speed = rate(p.from, d2d, noHost)
 	}
 	payload, unit, moved := n, unitGBs, uint64(0)
 	for i, f := range p.flows {
@@ -221,7 +233,7 @@ func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[s
 			label = memName(a, kind)
 		}
 		g.tasks = append(g.tasks, task{
-			label: label, grows: kind == memVMM, sample: transferTime(moved, rate(p.from, h2d, pinned)), check: moved,
+			label: label, grows: kind == memVMM, sample: transferTime(moved, speed), check: moved,
 			c: report.Case{
 				ID: g.name + "/" + label, Unit: unit, Bytes: payload,
 				Axes: append(slices.Clone(axes), report.Axis{Name: "engine", Value: p.engine}, report.Axis{Name: "size", Value: n}, report.Axis{Name: "mem", Value: label}),

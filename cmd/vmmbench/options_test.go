@@ -58,7 +58,7 @@ func TestErrorsOfFlags(t *testing.T) {
 		{"gorw", "did you mean grow?"},
 		{"compar a b", "did you mean compare?"},
 		{"bw --szie 3", "did you mean --size?"},
-		{"bw --sampels 3", "did you mean --samples?"},
+		{"bw --samplez 3", "did you mean --samples?"},
 		{"bw --xyzzy", "unknown flag"},
 		{"bw --samples x", `--samples "x": want a whole number`},
 		{"bw --seed -1", "want a whole number, 0 or more"},
