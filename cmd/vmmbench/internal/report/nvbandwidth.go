@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,36 +25,31 @@ type nvMatrix struct {
 
 // nvTests are the cases of nvbandwidth that the report has.
 func nvTests(r *Report) []nvTest {
-	type key struct{ name, suffix string }
-	var order []key
-	of := map[key][]Case{}
+	var order []string
+	of := map[string][]Case{}
 	for _, c := range r.Cases {
-		k := key{name: c.Axes.text("test")}
-		if k.name == "-" || k.name == "" {
+		name, ok := c.Axes.Of("test").(string)
+		if !ok {
 			continue
 		}
 		if c.Axes.text(axisMem) == "vmm" {
-			k.suffix = "_vmm"
+			name += "_vmm"
 		}
-		if of[k] == nil {
-			order = append(order, k)
+		if of[name] == nil {
+			order = append(order, name)
 		}
-		of[k] = append(of[k], c)
+		of[name] = append(of[name], c)
 	}
 	var list []nvTest
-	for _, k := range order {
-		t := nvTest{name: k.name + k.suffix, status: "Passed"}
-		waived := true
-		for _, c := range of[k] {
-			waived = waived && c.Status == Waived
+	for _, name := range order {
+		t := nvTest{name: name, status: "Passed", matrices: nvMatrices(r, name, of[name])}
+		for _, c := range of[name] {
 			if c.Status != Passed {
 				t.status, t.reason = "Error", string(c.Reason)
 			}
 		}
-		if waived {
-			t.status = "Waived"
-		} else {
-			t.matrices = nvMatrices(r, k.name, k.suffix, of[k])
+		if !slices.ContainsFunc(of[name], func(c Case) bool { return c.Status != Waived }) {
+			t.status, t.matrices = "Waived", nil
 		}
 		list = append(list, t)
 	}
@@ -63,30 +57,21 @@ func nvTests(r *Report) []nvTest {
 }
 
 // nvMatrices are the matrices of a test. One of two devices at once has three.
-func nvMatrices(r *Report, name, suffix string, cases []Case) []nvMatrix {
+func nvMatrices(r *Report, name string, cases []Case) []nvMatrix {
 	type part struct {
-		key, title string
-		of         func(*Stats) float64
+		name string
+		of   func(*Stats) float64
 	}
-	parts := []part{{"", "", func(s *Stats) float64 { return s.Value }}}
+	parts := []part{{"", func(s *Stats) float64 { return s.Value }}}
 	if strings.HasPrefix(name, "device_to_device_bidirectional") {
-		way := "read"
+		way := "Read"
 		if strings.Contains(name, "write") {
-			way = "write"
+			way = "Write"
 		}
-		ways := func(of func(*Both) float64) func(*Stats) float64 {
-			return func(s *Stats) float64 {
-				if s.Both == nil {
-					return s.Value
-				}
-				return of(s.Both)
-			}
-		}
-		title := " " + strings.ToUpper(way[:1]) + way[1:]
 		parts = []part{
-			{"_" + way + "1", title + "1", ways(func(b *Both) float64 { return b.Forward })},
-			{"_" + way + "2", title + "2", ways(func(b *Both) float64 { return b.Reverse })},
-			{"_total", " Total", ways(func(b *Both) float64 { return b.Forward + b.Reverse })},
+			{way + "1", func(s *Stats) float64 { return s.Forward }},
+			{way + "2", func(s *Stats) float64 { return s.Reverse }},
+			{"Total", func(s *Stats) float64 { return s.Forward + s.Reverse }},
 		}
 	}
 	at := func(axis string, c Case) int {
@@ -94,7 +79,10 @@ func nvMatrices(r *Report, name, suffix string, cases []Case) []nvMatrix {
 	}
 	var list []nvMatrix
 	for _, p := range parts {
-		m := nvMatrix{key: name + suffix + p.key, title: nvTitle(name, p.title)}
+		m := nvMatrix{key: name, title: nvTitle(strings.TrimSuffix(name, "_vmm"), p.name)}
+		if p.name != "" {
+			m.key += "_" + strings.ToLower(p.name)
+		}
 		for _, c := range cases {
 			row, column := 0, at("device", c)
 			if c.Axes.Of(axisFrom) != nil {
@@ -106,7 +94,7 @@ func nvMatrices(r *Report, name, suffix string, cases []Case) []nvMatrix {
 			for len(m.rows) <= row || c.Axes.Of(axisFrom) != nil && len(m.rows) < len(r.Devices) {
 				m.rows = append(m.rows, make([]*float64, len(r.Devices)))
 			}
-			if c.Status == Passed && c.Stats != nil {
+			if c.Status == Passed && c.Stats != nil && (p.name == "" || c.Stats.Both != nil) {
 				v := p.of(c.Stats)
 				m.rows[row][column] = &v
 				m.sum += v
@@ -139,8 +127,11 @@ func nvTitle(name, part string) string {
 	case has("host_to"), has("device_memcpy_read"), has("all_to_one_read"), has("one_to_all_write"):
 		arrow = "->"
 	}
-	return fmt.Sprintf("memcpy %s %s(row) %s GPU(column)%s bandwidth (GB/s)", engine, rows, arrow, part)
+	return fmt.Sprintf("memcpy %s %s(row) %s GPU(column) %s", engine, rows, arrow, strings.TrimSpace(part+" bandwidth (GB/s)"))
 }
+
+// nvHost stands where nvbandwidth has the machine's name, which reports do not have.
+const nvHost = "localhost"
 
 // nvDevice describes a device as nvbandwidth does.
 func nvDevice(d Device) string { return fmt.Sprintf("%s (%s)", d.Name, d.PCI) }
@@ -148,12 +139,11 @@ func nvDevice(d Device) string { return fmt.Sprintf("%s (%s)", d.Name, d.PCI) }
 // writeNVBandwidth writes the cases of nvbandwidth as it prints them.
 func writeNVBandwidth(w io.Writer, r *Report) error {
 	var b strings.Builder
-	host, _ := os.Hostname()
 	fmt.Fprintf(&b, "nvbandwidth's cases by vmmbench, %s\n", r.Run.Version)
 	if len(r.Devices) > 0 {
 		fmt.Fprintf(&b, "\nDriver Version: %s\n", r.Devices[0].Driver)
 	}
-	fmt.Fprintf(&b, "\n%s\n", host)
+	b.WriteString("\n" + nvHost + "\n")
 	for i, d := range r.Devices {
 		fmt.Fprintf(&b, "Device %d: %s\n", i, nvDevice(d))
 	}
@@ -189,35 +179,20 @@ func writeNVBandwidth(w io.Writer, r *Report) error {
 
 // writeNVBandwidthJSON writes them with the keys of its JSON, whose values are text.
 func writeNVBandwidthJSON(w io.Writer, r *Report) error {
-	type test struct {
-		Name   string     `json:"name"`
-		Status string     `json:"status"`
-		Error  string     `json:"error,omitempty"`
-		Title  string     `json:"bandwidth_description,omitempty"`
-		Matrix [][]string `json:"bandwidth_matrix,omitempty"`
-		Sum    *float64   `json:"sum,omitempty"`
-	}
-	var all struct {
-		Root struct {
-			Runtime *int     `json:"CUDA Runtime Version"` // none is used
-			Driver  Text     `json:"Driver Version"`
-			Devices []string `json:"GPU Device list"`
-			Version string   `json:"version"`
-			Git     string   `json:"git_version"`
-			Tests   []test   `json:"testcases"`
-		} `json:"nvbandwidth"`
-	}
-	host, _ := os.Hostname()
-	root := &all.Root
-	root.Version, root.Git, root.Devices, root.Tests = "vmmbench", string(r.Run.Version), []string{}, []test{}
+	devices, tests := []string{}, []map[string]any{}
+	var driver Text
 	for i, d := range r.Devices {
-		root.Driver = d.Driver
-		root.Devices = append(root.Devices, fmt.Sprintf("%d: %s: (%s)", i, nvDevice(d), host))
+		driver = d.Driver
+		devices = append(devices, fmt.Sprintf("%d: %s: (%s)", i, nvDevice(d), nvHost))
 	}
 	for _, t := range nvTests(r) {
-		x := test{Name: t.name, Status: t.status, Error: t.reason}
+		x := map[string]any{"name": t.name, "status": t.status}
+		if t.reason != "" {
+			x["error"] = t.reason
+		}
+		rows := [][]string{}
 		for _, m := range t.matrices { // of three, the rows of all are there, and the sum of the last
-			x.Title, x.Sum = m.title, &m.sum
+			x["bandwidth_description"], x["sum"] = m.title, m.sum
 			for _, row := range m.rows {
 				line := []string{}
 				for _, v := range row {
@@ -227,12 +202,17 @@ func writeNVBandwidthJSON(w io.Writer, r *Report) error {
 					}
 					line = append(line, cell)
 				}
-				x.Matrix = append(x.Matrix, line)
+				rows = append(rows, line)
 			}
+			x["bandwidth_matrix"] = rows
 		}
-		root.Tests = append(root.Tests, x)
+		tests = append(tests, x)
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")
-	return e.Encode(all)
+	e.SetEscapeHTML(false) // of the arrows in its titles
+	return e.Encode(map[string]any{"nvbandwidth": map[string]any{
+		"CUDA Runtime Version": nil, // none is used
+		"Driver Version":       driver, "GPU Device list": devices, "version": "vmmbench", "git_version": r.Run.Version, "testcases": tests,
+	}})
 }
