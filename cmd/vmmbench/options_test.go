@@ -135,7 +135,7 @@ func TestSoak(t *testing.T) {
 	require.Greater(t, c.Stats.N, 15)
 	require.Equal(t, c.Stats.Max, s.Slowest)
 	require.LessOrEqual(t, s.SlowestAt, s.Seconds)
-	require.InDelta(t, 0.3, s.Seconds, 0.25)
+	require.Greater(t, s.Seconds, 0.1)
 	require.Equal(t, c.Stats.N >= 1000, s.P999 != nil)
 	if s.P999 != nil {
 		require.LessOrEqual(t, *s.P99, *s.P999)
