@@ -87,8 +87,7 @@ package shareable
 //	ping.go                a request through a store, without a device
 //	attachwait.go          an Attach that waits for the owner, the name and the seal
 //	reattach.go            Reattach: a new View after a restart of the owner
-//	readerconn.go          a reader's end of a connection, the goroutine that reads it, and how many
-//	                       that cannot be closed may be left behind
+//	readerconn.go          a reader's end of a connection, and its goroutine; how many may be left behind
 //	spare.go               Spare: a connection made ahead of its Attach; store/get.go keeps one
 //	again.go               connecting again to the server that replaces one that has ended
 //	viewagain.go           a View that does

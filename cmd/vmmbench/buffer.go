@@ -161,6 +161,18 @@ func hostBuffer(dev device, kind string, size uint64) (*buffer, error) {
 	return b, nil
 }
 
+// span is the buffer as a kernel takes it.
+func (b *buffer) span() span { return span{b.ptr, b.size, vmm.AccessReadWrite} }
+
+// part is n bytes of b from off on, as a buffer that b owns.
+func (b *buffer) part(off, n uint64) *buffer {
+	p := &buffer{dev: b.dev, ptr: b.ptr + driver.Ptr(off), size: n, chunks: []uint64{0}, free: noUndo}
+	if b.host != nil {
+		p.host = b.host[off : off+n]
+	}
+	return p
+}
+
 // pageable reports whether this is ordinary Go memory. Its copies are synchronous.
 func (b *buffer) pageable() bool { return b.ptr == 0 }
 

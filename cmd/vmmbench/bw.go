@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -129,7 +130,7 @@ name: within the device, and from and to pinned memory.`,
   vmmbench bw --host staging,pinned --chunk 0,2M,64M --format json -o bw.txt`,
 	})
 	f := c.Flags()
-	m.add(f, a.settings, 15, 4*time.Second)
+	m.add(f, a.settings, 30, 4*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	p.flags(f)
@@ -212,6 +213,9 @@ func (p *bwPlan) copyKinds() ([]copyKind, error) {
 func (p *bwPlan) groups(devs []device, seed uint64) ([]group, error) {
 	ways, err := p.copyKinds()
 	if err != nil {
+		return nil, err
+	}
+	if err := cmp.Or(checkMost("--chunk", p.chunks...), checkMost("--step", p.steps...)); err != nil {
 		return nil, err
 	}
 	var list []group

@@ -20,23 +20,28 @@ const (
 	failSlower    = "slower"
 	failFaster    = "faster"
 	failDifferent = "different" // slower or faster
+	failMissing   = "missing"   // cases of the old run
+	failFailed    = "failed"    // cases of the new run
+	failUnproven  = "unproven"  // no verdict is firm
 )
 
 // baselineFlags are the flags of what is compared with an older run.
 type baselineFlags struct {
-	failOn               choice
+	failOn               choices
 	anyDevice, anyDriver bool
 }
 
 func (b *baselineFlags) add(f *pflag.FlagSet) {
-	b.failOn = choice{value: failNone, of: []string{failNone, failSlower, failFaster, failDifferent}}
-	f.Var(&b.failOn, "fail-on", "exit with 4 if a case has this verdict against the older run")
+	b.failOn = choices{values: []string{failNone}, of: []string{failNone, failSlower, failFaster, failDifferent, failMissing, failFailed, failUnproven}}
+	f.Var(&b.failOn, "fail-on", "exit with 4 if a case is slower or faster than in the older run, either (different), is missing, or failed, or if no verdict is firm (unproven); a list")
 	f.BoolVar(&b.anyDevice, "any-device", false, "also compare runs on different devices")
 	f.BoolVar(&b.anyDriver, "any-driver", false, "also compare runs with different drivers")
 }
 
 // given reports whether one of the flags was given.
-func (b *baselineFlags) given() bool { return b.failOn.value != failNone || b.anyDevice || b.anyDriver }
+func (b *baselineFlags) given() bool {
+	return !slices.Equal(b.failOn.values, []string{failNone}) || b.anyDevice || b.anyDriver
+}
 
 // compare compares a new report with an older one, by report.Compare. For runs that differ
 // it returns a usageError that names the flags which allow that.
@@ -48,23 +53,44 @@ func (b *baselineFlags) compare(older, newer []*report.Report, margin float64) (
 	return base, list, err
 }
 
-// fails reports whether one of the comparisons is what --fail-on names.
-func (b *baselineFlags) fails(list []report.Comparison) bool {
-	for _, c := range list {
-		slower, faster := c.Verdict == stat.Slower, c.Verdict == stat.Faster
-		switch b.failOn.value {
+// fails reports whether something that --fail-on names is so in the new runs.
+func (b *baselineFlags) fails(base *report.Baseline, list []report.Comparison, older, newer []*report.Report) bool {
+	verdict := func(what ...stat.Verdict) bool {
+		return slices.ContainsFunc(list, func(c report.Comparison) bool { return slices.Contains(what, c.Verdict) })
+	}
+	return slices.ContainsFunc(b.failOn.values, func(kind string) bool {
+		switch kind {
 		case failSlower:
-			faster = false
+			return verdict(stat.Slower)
 		case failFaster:
-			slower = false
-		case failNone:
-			return false
+			return verdict(stat.Faster)
+		case failDifferent:
+			return verdict(stat.Slower, stat.Faster)
+		case failMissing:
+			return len(base.OnlyOld) > 0
+		case failFailed:
+			return failed(older, newer)
+		case failUnproven:
+			return !verdict(stat.Equal, stat.Slower, stat.Faster)
 		}
-		if slower || faster {
-			return true
+		return false
+	})
+}
+
+// failed reports whether a case of the new runs did not pass. One that is waived counts if it
+// passed in an old run: the machine could do it then.
+func failed(older, newer []*report.Report) bool {
+	passed := map[string]bool{}
+	for _, r := range older {
+		for _, c := range r.Cases {
+			passed[c.ID] = passed[c.ID] || c.Status == report.Passed
 		}
 	}
-	return false
+	return slices.ContainsFunc(newer, func(r *report.Report) bool {
+		return slices.ContainsFunc(r.Cases, func(c report.Case) bool {
+			return c.Status != report.Passed && (c.Status != report.Waived || passed[c.ID])
+		})
+	})
 }
 
 func (a *app) compare() *cobra.Command {
@@ -85,14 +111,23 @@ several reports, with commas between: each old one is compared with each new one
 the interval contains all of theirs. Use three of each before you believe a small
 difference, and where --fail-on decides.
 
+--fail-on takes a list of these:
+  slower     a case is slower
+  faster     a case is faster
+  different  a case is slower or faster
+  missing    a case of an old run is not in a new one
+  failed     a case of a new run did not pass, and is not waived in the old ones too
+  unproven   not one case has a firm verdict: too noisy, too few samples, not measured
+Without missing, failed and unproven, cases that are gone or have no firm verdict pass.
+
 Runs on different devices or with different drivers are refused, unless --any-device
 or --any-driver is given, and so are cases of one name that did not do the same work.
 
-Exit status: 0, 4 if a verdict is what --fail-on names, 3 if data were wrong in the new
+Exit status: 0, 4 if something that --fail-on names is so, 3 if data were wrong in the new
 run (before 4), 1 if no case is in both runs or a report cannot be read, 2 usage, also
 for runs that may not be compared.`,
 		Example: `  vmmbench compare old.json new.json
-  vmmbench compare a1.json,a2.json,a3.json b1.json,b2.json,b3.json --fail-on slower`,
+  vmmbench compare a1.json,a2.json,a3.json b1.json,b2.json,b3.json --fail-on slower,missing,failed`,
 	})
 	f := c.Flags()
 	o.add(f)
@@ -108,7 +143,7 @@ for runs that may not be compared.`,
 		if err := o.check(); err != nil {
 			return err
 		}
-		if err := o.reject("compare measures nothing", report.GoBench, report.NDJSON); err != nil {
+		if err := o.reject("compare measures nothing", report.GoBench, report.NDJSON, report.NVBandwidth, report.NVBandwidthJSON); err != nil {
 			return err
 		}
 		return a.compareFiles(&o, &b, args[0], args[1], float64(margin))
@@ -137,12 +172,12 @@ func (a *app) compareFiles(o *outputFlags, b *baselineFlags, oldFile, newFile st
 	if err := a.writeComparison(o, base, newer[0], list); err != nil {
 		return err
 	}
-	// An error of a case in the new run is not counted: it was the exit code of that run.
+	// An error of a case in the new run counts only for --fail-on: it was the exit code of that run.
 	wrong := func(r *report.Report) bool { return r.Count()[report.Failed] > 0 }
 	switch {
 	case slices.ContainsFunc(newer, wrong):
 		a.code = report.ExitMismatch
-	case b.fails(list):
+	case b.fails(base, list, older, newer):
 		a.code = report.ExitWorse
 	default:
 		a.code = report.ExitPassed

@@ -16,8 +16,8 @@ func TestCompletionOfValues(t *testing.T) {
 		"bw --mem vmm,":      "vmm,plain vmm,async",
 		"grow --write ":      "device upload none",
 		"p2p --verify ":      "full edges off",
-		"bw --format ":       "table json ndjson csv md gobench",
-		"compare --fail-on ": "none slower faster different",
+		"bw --format ":       "table json ndjson csv md gobench nvbandwidth nvbandwidth-json",
+		"compare --fail-on ": "none slower faster different missing failed unproven",
 	} {
 		args := append([]string{"__complete"}, strings.Split(line, " ")...)
 		_, out, _ := bench(t, args...)

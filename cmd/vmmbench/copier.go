@@ -136,13 +136,20 @@ type copier struct {
 func (c *copier) copyBySM(by device, k *kernel.Builtins, t transfer, off, n uint64) copyFunc {
 	dst := span{t.dst.ptr + driver.Ptr(off), n, vmm.AccessReadWrite}
 	src := span{t.src.ptr + driver.Ptr(off), n, vmm.AccessRead}
+	on := c.wrapped(by)
+	return func(s driver.Stream) error { return k.Copy(on(s), dst, src) }
+}
+
+// wrapped returns a function that wraps a stream of the device, always the same one, for
+// launches.
+func (c *copier) wrapped(by device) func(driver.Stream) *vmm.Stream {
 	var on *vmm.Stream
-	return func(s driver.Stream) error {
+	return func(s driver.Stream) *vmm.Stream {
 		if on == nil {
 			on = by.WrapStream(uintptr(s))
 			c.undo = append(c.undo, on.Close)
 		}
-		return k.Copy(on, dst, src)
+		return on
 	}
 }
 
@@ -172,7 +179,7 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 	// What the samples left must not pass for the work of this copy. Until now no data were
 	// needed on the device: memory is made anew several times, and filling it takes longer.
 	for _, t := range c.transfers {
-		if slices.Contains(c.own, t.src) {
+		if t.src.host == nil {
 			if err := t.src.fill(ctx, c.pattern); err != nil {
 				return result, err
 			}

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -110,4 +112,22 @@ func TestPlanAndTopologyOnFakeCUDA(t *testing.T) {
 	require.Nil(t, list[1].Rank)
 	require.Contains(t, list[0].Reason, "path: ", "there is no NVML for the fake driver")
 	require.Nil(t, topology(nil, described))
+}
+
+// nvbandwidth's copies by copy engines, between contexts, from and to pinned memory.
+func TestNVBandwidthOnFakeCUDA(t *testing.T) {
+	t.Parallel()
+	fake, drv := fakeDriver(t, 3)
+	devs := opened(t, drv, 0, 1, 2)
+	groups, err := (&nvPlan{size.List{64 << 10}}).groups(devs, 1)
+	require.NoError(t, err)
+	groups = slices.DeleteFunc(groups, func(g group) bool { return strings.Contains(g.name, "_sm/") })
+	s := newRunner()
+	s.flags.samples = 1
+	s.measureGroups(t.Context(), groups)
+	for _, c := range s.report.Cases {
+		require.Equal(t, report.Passed, c.Status, "%s: %s", c.ID, c.Reason)
+	}
+	require.Len(t, s.report.Cases, 2*(3*13+6*4))
+	require.Zero(t, fake.Live().Peers, "peer access is never left on")
 }

@@ -19,6 +19,12 @@ package main
 //	root.go               the commands, help, exit codes
 //	settings.go           what no flag sets, and tests set otherwise
 //	flags.go              flags that commands share: output, measuring, the margins of "equal"
+//	flagerror.go          what is wrong with a flag, and what was meant
+//	filter.go             --filter: the cases whose names match
+//	pin.go                --cpus, --numa: where the process runs
+//	pin_linux.go          how
+//	pin_other.go          that it cannot on other systems
+//	soak.go               --for: a case for that long
 //	completion.go         what a shell completes
 //	signals.go            ending a run by a signal
 //	signals_unix.go       which signals
@@ -32,7 +38,10 @@ package main
 //	output.go             the places that the report goes to
 //	openinplace_unix.go   opening an output that is no regular file
 //	openinplace_other.go  the same on other systems
+//	hint.go               what to do after noisy results
 //	preset.go             presets: plans made of those of commands
+//	nvbandwidth.go        the cases of nvbandwidth, under its names
+//	chase.go              its latency: a chase of pointers
 //	tour.go               the quick tour, which is the default
 //	info.go               info: devices and their topology; the version
 //	bw.go                 bw: copies between host and device, and on a device

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -82,27 +83,34 @@ type measureFlags struct {
 	dryRun           bool
 	resume           string // the file of an earlier run
 	baseline         string // the file of a run to compare with
-	against          baselineFlags
-	corrupt          int64
+	filter           string // a regular expression for the names of cases
+	soak             time.Duration
+	set              *pflag.FlagSet
+	pinFlags
+	against baselineFlags
+	corrupt int64
 }
 
 func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime time.Duration) {
-	m.settings, m.rounds = set, 10
+	m.settings, m.rounds, m.set = set, 10, f
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
 	m.margin = defaultMargin
 	m.order = choice{value: "random", of: []string{"random", "fixed"}}
-	m.progress = choice{value: "auto", of: []string{"auto", "bar", "plain", "off"}}
+	m.progress = choice{value: "auto", of: []string{"auto", "line", "plain", "off"}}
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")
 	f.IntVar(&m.samples, "samples", samples, "samples of each case, at most")
 	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
 	f.Uint64Var(&m.seed, "seed", 1, "seed of the order and the data")
 	f.Var(&m.order, "order", "the cases of a group take their samples by turns; the order in each turn")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
-	f.Var(&m.progress, "progress", "what stderr gets: a bar, lines, or nothing; auto is a bar on a terminal")
+	f.Var(&m.progress, "progress", "what stderr gets: one line that is written anew, a line for each group, or nothing; auto is line on a terminal and else plain")
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
 	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson")
 	m.against.add(f)
+	f.StringVar(&m.filter, "filter", "", "measure only the cases whose names match this `REGEX`; --dry-run lists them")
+	f.DurationVar(&m.soak, "for", 0, "take samples of each group of cases for this long, such as 10m, and report the slowest and when it was (default --samples of them)")
+	m.pinFlags.add(f)
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
 }
 
@@ -132,7 +140,24 @@ func (m *measureFlags) check() error {
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
 		return usageError{errors.New("--dry-run prints names, which have no --format and go into no -o")}
 	}
+	if err := m.checkSoak(); err != nil {
+		return err
+	}
 	return m.outputFlags.check()
+}
+
+// plan returns the groups of a plan, without the cases that --filter leaves out.
+func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
+	match, err := regexp.Compile(m.filter)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--filter %s: no regular expression: %w", m.filter, err)}
+	}
+	groups, err := p.groups(devs, m.seed)
+	if err == nil && m.filter != "" {
+		groups, err = filtered(groups, match)
+	}
+	m.soaked(groups)
+	return groups, err
 }
 
 // describe returns the flags for the report.

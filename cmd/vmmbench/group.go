@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
@@ -94,6 +95,16 @@ type pair struct{ a, b int }
 // maxSize is the largest size that is measured, 64 TiB. No machine has more
 // memory, and sums of such sizes do not overflow.
 const maxSize = 1 << 46
+
+// checkMost returns a usageError if one of the sizes, which a flag has, is more than maxSize.
+func checkMost(flag string, sizes ...uint64) error {
+	for _, n := range sizes {
+		if n > maxSize {
+			return usageError{fmt.Errorf("%s %s: want %s at most", flag, size.Format(n), size.Format(maxSize))}
+		}
+	}
+	return nil
+}
 
 // checkSize returns a usageError for 0 and for more than maxSize.
 func checkSize(n uint64) error {

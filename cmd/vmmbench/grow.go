@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -102,7 +103,7 @@ GPU's driver clears it afterwards, so there is a pause after each sample.`,
 	})
 	// A growth takes longer than a copy, so there are fewer samples and more time.
 	f := c.Flags()
-	m.add(f, a.settings, 7, 15*time.Second)
+	m.add(f, a.settings, 10, 15*time.Second)
 	m.addVerify(f)
 	p.flags(f)
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -117,6 +118,9 @@ GPU's driver clears it afterwards, so there is a pause after each sample.`,
 func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
 		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
+	}
+	if err := cmp.Or(checkMost("--step", p.step.bytes), checkMost("--chunk", p.chunks...), checkMost("--ahead", uint64(p.ahead))); err != nil {
+		return nil, err
 	}
 	// --memory replaces --size.
 	targets := p.targets

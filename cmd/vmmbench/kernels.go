@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	_ "embed"
 	"errors"
 	"fmt"
 	"sync"
@@ -22,6 +23,7 @@ type kernels struct {
 	err    error // why they could not be loaded
 	all    *kernel.Builtins
 	stream *vmm.Stream
+	bench  *benchKernels
 }
 
 // load returns the kernels. Its error is ErrNotSupported where the device runs none.
@@ -50,8 +52,12 @@ func (k *kernels) open() (err error) {
 }
 
 func (k *kernels) free() error {
-	err := errors.Join(k.stream.Close(), k.all.Close())
-	k.all, k.stream = nil, nil
+	var err error
+	if k.bench != nil {
+		err = k.bench.mod.Close()
+	}
+	err = errors.Join(err, k.stream.Close(), k.all.Close())
+	k.all, k.stream, k.bench = nil, nil, nil
 	return err
 }
 
@@ -139,6 +145,15 @@ func (s span) MemoryArg(m *vmm.MemoryArg) {
 	*m = vmm.MemoryArg{Span: vmm.Span{Addr: s.at, Size: s.size, Access: s.access}, Count: s.size, Stride: 1}
 }
 
+// words is memory as a kernel takes its words of 8 bytes.
+type words struct{ span }
+
+// MemoryArg implements kernel.Memory.
+func (w words) MemoryArg(m *vmm.MemoryArg) {
+	w.span.MemoryArg(m)
+	m.Count, m.Stride = w.size/8, 8
+}
+
 // loadKernels loads what will fill and compare the memory of devices, before memory that is
 // measured fills them. Whoever needs the kernels gets the error.
 func loadKernels(devs []device) {
@@ -160,4 +175,84 @@ func (d device) ownKernels() (*kernels, error) {
 		return nil, err
 	}
 	return d.kernels, nil
+}
+
+//go:embed bench.ptx
+var benchPTX []byte
+
+// benchKernels are the kernels of bench.ptx on a device.
+type benchKernels struct {
+	mod             *kernel.Module
+	copyBoth, chase *kernel.Func
+	processors      uint32 // of the device, each of which runs a block of chase
+}
+
+// loadBench returns the kernels of bench.ptx, after a launch of each: see try.
+func (k *kernels) loadBench() (*benchKernels, error) {
+	if _, err := k.load(); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.bench != nil {
+		return k.bench, nil
+	}
+	mod, err := kernel.Load(k.dev, kernel.Code{Image: benchPTX, Host: kernel.Host{"copyboth": hostCopyBoth, "chase": hostChase}})
+	if err != nil {
+		return nil, err
+	}
+	b := &benchKernels{mod: mod}
+	if err := b.prepare(k); err != nil {
+		return nil, errors.Join(err, mod.Close())
+	}
+	k.bench = b
+	return b, nil
+}
+
+func (b *benchKernels) prepare(k *kernels) (err error) {
+	if b.copyBoth, err = b.mod.Func("copyboth"); err != nil {
+		return err
+	}
+	if b.chase, err = b.mod.Func("chase"); err != nil {
+		return err
+	}
+	threads, blocks, err := b.chase.SuggestBlock(0)
+	if err != nil {
+		return err
+	}
+	each, err := b.chase.Occupancy(threads, 0)
+	if err != nil {
+		return err
+	}
+	b.processors = max(blocks/uint32(max(each, 1)), 1)
+	r, err := grownRange(device{Device: k.dev}, shape{size: 4 * wordsApart * 8})
+	if err != nil {
+		return err
+	}
+	all := span{r.Ptr(), 4 * wordsApart * 8, vmm.AccessReadWrite}
+	err = b.chase.Launch(k.stream, kernel.Config{Grid: vmm.Dim{X: 1}, Block: vmm.Dim{X: 1}}, words{all}, uint64(all.at), uint32(0), uint32(0))
+	if err == nil {
+		err = b.both(k.stream, all, all, all, all, 0)
+	}
+	return errors.Join(err, k.stream.Sync(), r.Close())
+}
+
+// both queues two copies of n bytes each, a multiple of 16, by one kernel.
+func (b *benchKernels) both(s *vmm.Stream, toA, fromA, toB, fromB span, n uint64) error {
+	const threads = 1024
+	return b.copyBoth.Launch(s, kernel.Config{Grid: vmm.Dim{X: uint32(max(2*roundUp(n/16, 32)+threads-1, threads) / threads)}, Block: vmm.Dim{X: threads}},
+		kernel.Pointer(toA), kernel.Read(kernel.Pointer(fromA)), kernel.Pointer(toB), kernel.Read(kernel.Pointer(fromB)), n/16)
+}
+
+func hostCopyBoth(toA, fromA, toB, fromB vmm.Ptr, n uint64) {
+	copy(kernel.Slice[byte](toA, n*16), kernel.Slice[byte](fromA, n*16))
+	copy(kernel.Slice[byte](toB, n*16), kernel.Slice[byte](fromB, n*16))
+}
+
+func hostChase(words []uint64, base uint64, steps, _ uint32) {
+	at := base
+	for range steps {
+		at = words[(at-base)/8]
+	}
+	words[1] = at
 }

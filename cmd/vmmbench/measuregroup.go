@@ -151,14 +151,15 @@ func (r *runner) finishCase(ctx context.Context, g group, c *report.Case, by con
 
 // summarize adds the statistics to a case.
 func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
-	sum := stat.Summarize(c.Samples)
+	var places []int
+	if g.keepsMemory {
+		places = o.Places
+	}
+	sum := stat.Summarize(c.Samples, places...)
 	c.Stats = &report.Stats{
 		N: sum.N, Loops: o.Loops, Stop: string(o.Stop),
 		Median: sum.Median, MAD: sum.MAD, Min: sum.Min, Max: sum.Max, P5: sum.P5, P95: sum.P95,
-		Value: inUnit(c, sum.Median),
-	}
-	if g.keepsMemory {
-		c.Stats.Rounds = o.Rounds
+		Value: inUnit(c, sum.Median), Places: places, Rounds: len(places),
 	}
 	if of := sum.Interval; of != nil {
 		low, high := inUnit(c, of.Low), inUnit(c, of.High)
@@ -167,11 +168,11 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	} else {
 		c.Flags = append(c.Flags, "few-samples")
 	}
+	if r.flags.soak > 0 {
+		c.Stats.Soak = describeSoak(o.Samples, c.Samples)
+	}
 	if g.maxLoops > 1 && o.Loops == g.maxLoops && sum.Median*float64(o.Loops) < float64(r.flags.minTime)/2 {
 		c.Flags = append(c.Flags, "short-samples")
-	}
-	if sum.Correlated {
-		c.Flags = append(c.Flags, "correlated")
 	}
 	if sum.CV > 0.05 {
 		c.Flags = append(c.Flags, "noisy")
@@ -186,6 +187,7 @@ const (
 	unitGBs = "GB/s"
 	unitMs  = "ms"
 	unitUs  = "us"
+	unitNs  = "ns"
 )
 
 // inUnit converts a time to the unit of a case. One byte a nanosecond is 1 GB/s.
@@ -195,6 +197,8 @@ func inUnit(c *report.Case, ns float64) float64 {
 		return ns / 1e6
 	case unitUs:
 		return ns / 1e3
+	case unitNs:
+		return ns
 	}
 	return bandwidth(c.Bytes, ns)
 }
@@ -232,11 +236,7 @@ func (r *runner) compare(g group, cases []report.Case) []report.Comparison {
 			// Queueing is in the time of one of them only.
 			c.Reason = "one was timed behind a gate and the other not"
 		default:
-			c.Judge(stat.Ratio(a.Samples, b.Samples))
-			if places := min(a.Stats.Rounds, b.Stats.Rounds); g.keepsMemory && c.Verdict.Firm() && !stat.Enough(places) {
-				c.Verdict = stat.TooFew
-				c.Reason = report.Text(fmt.Sprintf("memory lay in %d places, a verdict needs %d: give it more --max-time", places, stat.MinSamples))
-			}
+			c.Judge(stat.Ratio(a.Samples, b.Samples, a.Places()...))
 		}
 		list = append(list, c)
 	}

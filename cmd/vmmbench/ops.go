@@ -105,6 +105,9 @@ const memoryShare = 8
 
 // groups plans one group for each size and number of busy streams.
 func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
+	if err := checkMost("--total", uint64(p.total)); err != nil {
+		return nil, err
+	}
 	dev := devs[0]
 	free, _, err := dev.raw.MemInfo()
 	if err != nil {

@@ -86,7 +86,9 @@ Range.Revoke, with the wait that revoking needs, by the number of chunks of 2 Mi
 by the number of devices that get access.
 
 With --plan, nothing is measured and nothing changed. For each ordered pair it prints
-the path, what the driver says of it, and what EnablePeers would do or why it cannot.
+what connects the two (NVLinks, or PCIe over how many switches), whether atomic
+operations work over that, what access there is already, and what EnablePeers would do
+or why it cannot.
 The exit status is 0 if every pair can have access, 77 if none can, and 1 if only some
 can: EnablePeers grants all or nothing.`,
 		Example: `  vmmbench p2p
@@ -96,7 +98,7 @@ can: EnablePeers grants all or nothing.`,
   vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
 	})
 	f := c.Flags()
-	m.add(f, a.settings, 15, time.Second)
+	m.add(f, a.settings, 30, time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	// The help prints DefValue, so it has to follow the smaller margin.

@@ -21,7 +21,7 @@ import (
 
 func TestP2P(t *testing.T) {
 	code, out, progress := bench(t, "p2p", "--device", "host:0,host:1,host:2", "--size", "4,64K", "--grants", "1,3",
-		"--samples", "7", "--min-time", "50us", "--format", "json")
+		"--samples", "10", "--min-time", "50us", "--format", "json")
 	require.Equal(t, report.ExitPassed, code, progress)
 	r := parse(t, out)
 	require.Len(t, r.Devices, 3)
@@ -40,7 +40,7 @@ func TestP2P(t *testing.T) {
 	}
 	for _, c := range r.Cases {
 		require.Equal(t, report.Passed, c.Status, "%s: %s", c.ID, c.Reason)
-		require.Len(t, c.Samples, 7)
+		require.Len(t, c.Samples, 10)
 		require.Positive(t, c.Stats.Value, c.ID)
 		if op, ok := c.Axes["op"]; ok {
 			require.Contains(t, []any{"grant", "revoke"}, op)

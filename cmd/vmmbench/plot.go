@@ -16,12 +16,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
-// Formats of pictures.
-const (
-	formatSVG = "svg"
-	formatPNG = "png"
-)
-
 // endAtSignal has the first signal end the process, until stop is called: who draws has
 // nothing to complete.
 func (a *app) endAtSignal(ctx context.Context) (stop func() bool) {
@@ -35,14 +29,12 @@ func (a *app) plot() *cobra.Command {
 		Long: `Draw the figures of reports that were written with -o FILE.json or -o FILE.ndjson.
 The kinds of pictures:
   growth     time over the bytes appended so far
-  steps      how long the steps of growing take, by quantile
-  ratio      comparisons, with their intervals and the margin
+  ratios     comparisons with their intervals and the margin, those that differ most first
   bandwidth  GB/s by size
-  peers      copies between devices, for each pair
-  calls      time of a call by size
-  samples    every sample in order, to see drift
+  matrix     copies between devices, for each pair
 A line's band and the bar through a mark are the 95 % interval of the median. The names
-of the files go to stdout. What no picture can show is left out, and named on stderr.`,
+of the files go to stdout. What no picture shows is named on stderr. If there is nothing
+to draw, plot fails.`,
 		Example: `  vmmbench grow -o grow.json && vmmbench plot grow.json -o pictures
   vmmbench plot grow.json --kind growth --theme dark -o growth.png`,
 	})
@@ -51,7 +43,7 @@ of the files go to stdout. What no picture can show is left out, and named on st
 	for _, t := range plot.Themes {
 		theme.of = append(theme.of, t.Name)
 	}
-	format := choice{value: formatSVG, of: []string{formatSVG, formatPNG}}
+	format := choice{value: plot.Formats[0], of: plot.Formats}
 	var kinds choices
 	for _, k := range plot.Kinds {
 		kinds.of = append(kinds.of, string(k))
@@ -62,19 +54,25 @@ of the files go to stdout. What no picture can show is left out, and named on st
 	f.Var(&kinds, "kind", "kinds of pictures")
 	f.Var(&theme, "theme", "colors for light or dark pages")
 	f.Var(&format, "format", "format of pictures in a folder")
+	width := f.Int("width", plot.Wide, "width of a picture, in points")
 	c.RunE = func(c *cobra.Command, files []string) error {
 		stop := a.endAtSignal(c.Context())
 		defer stop()
 		// A single file has its format in its name.
-		single := pictureFormat(output)
-		if single != "" && f.Changed("format") {
+		single, err := pictureFormat(output)
+		switch {
+		case err != nil:
+			return usageError{err}
+		case single != "" && f.Changed("format"):
 			return usageError{errors.New("--format is for a folder: the suffix of a file is its format")}
+		case *width < 300 || *width > 4000:
+			return usageError{fmt.Errorf("--width %d: want 300 to 4000", *width)}
 		}
 		pictures, err := a.pictures(files, kinds)
 		if err != nil {
 			return err
 		}
-		style := pictureStyle{theme: themeOf(theme.value), format: format.value}
+		style := pictureStyle{themeOf(theme.value), format.value, *width}
 		if single != "" {
 			style.format = single
 			if len(pictures) != 1 {
@@ -101,12 +99,15 @@ func wantReports(_ *cobra.Command, args []string) error {
 }
 
 // pictureFormat is the format for the suffix of a file's name, empty for a folder.
-func pictureFormat(name string) string {
-	suffix := strings.TrimPrefix(filepath.Ext(name), ".")
-	if suffix == formatSVG || suffix == formatPNG {
-		return suffix
+func pictureFormat(name string) (string, error) {
+	if info, err := os.Stat(name); err == nil && info.IsDir() || strings.HasSuffix(name, "/") {
+		return "", nil
 	}
-	return ""
+	suffix := strings.ToLower(strings.TrimPrefix(filepath.Ext(name), "."))
+	if suffix != "" && !slices.Contains(plot.Formats, suffix) {
+		return "", fmt.Errorf("-o %s: pictures are .%s files; if this is to be a folder, end it in /", name, strings.Join(plot.Formats, " or ."))
+	}
+	return suffix, nil
 }
 
 func themeOf(name string) plot.Theme {
@@ -145,6 +146,9 @@ func (a *app) pictures(files []string, kinds choices) ([]picture, error) {
 		}
 		a.leftOut(file, left)
 	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("nothing to draw in %s: pictures show growth, comparisons, bandwidth by size, and pairs of devices", strings.Join(files, ", "))
+	}
 	return list, nil
 }
 
@@ -159,16 +163,13 @@ func (a *app) leftOut(file string, left []string) {
 type pictureStyle struct {
 	theme  plot.Theme
 	format string
+	width  int
 }
 
 // writePicture writes a picture and prints the name of its file.
 func (a *app) writePicture(style pictureStyle, p picture, name string) error {
 	var b bytes.Buffer
-	draw := func() error { return p.SVG(&b, style.theme, plot.Wide, p.Name) }
-	if style.format == formatPNG {
-		draw = func() error { return p.PNG(&b, style.theme, plot.Wide) }
-	}
-	if err := draw(); err != nil {
+	if err := p.Write(&b, style.format, style.theme, style.width); err != nil {
 		return fmt.Errorf("%s: %w", p.Name, err)
 	}
 	if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {

@@ -17,7 +17,7 @@ import (
 func measured(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "small.json")
-	code, _, stderr := bench(t, "grow", "--device", "host", "--size", "1M", "--step", "256K", "--mem", "vmm,plain", "--samples", "6",
+	code, _, stderr := bench(t, "grow", "--device", "host", "--size", "1M", "--step", "256K", "--mem", "vmm,plain", "--samples", "10",
 		"--progress", "off", "-o", file)
 	require.Equal(t, report.ExitPassed, code, stderr)
 	return file
@@ -30,22 +30,24 @@ func TestPlot(t *testing.T) {
 	require.Equal(t, report.ExitPassed, code, stderr)
 	require.Empty(t, stderr)
 	names := strings.Fields(out)
-	require.Len(t, names, 4, "growth, steps, ratio, samples")
+	require.Len(t, names, 2, "growth, ratios")
 	for _, name := range names {
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
 		require.Contains(t, string(text), "#FFFFFF", name)
 		require.Contains(t, string(text), "vmmbench grow --device host", "the command stands below: "+name)
+		require.Contains(t, string(text), `width="720"`)
 	}
 
 	// A single picture, its format by its name, in the other theme.
 	single := filepath.Join(dir, "growth.svg")
-	code, out, stderr = bench(t, "plot", file, "--kind", "growth", "--theme", "dark", "-o", single)
+	code, out, stderr = bench(t, "plot", file, "--kind", "growth", "--theme", "dark", "--width", "400", "-o", single)
 	require.Equal(t, report.ExitPassed, code, stderr)
 	require.Equal(t, single+"\n", out)
 	text, err := os.ReadFile(single)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "#0D1117")
+	require.Contains(t, string(text), `width="400"`)
 	code, out, stderr = bench(t, "plot", file, file, "--kind", "growth", "--format", "png", "-o", dir)
 	require.Equal(t, report.ExitPassed, code, stderr)
 	require.Equal(t, filepath.Join(dir, "1-small-growth-1mib.png")+"\n"+filepath.Join(dir, "2-small-growth-1mib.png")+"\n", out)
@@ -53,11 +55,21 @@ func TestPlot(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, strings.HasPrefix(string(text), "\x89PNG"))
 
-	// What has no picture is no error, unless it is the only one asked for.
-	code, out, stderr = bench(t, "plot", file, "--kind", "peers", "-o", dir)
+	// A kind without a picture is named. A folder may have a point in its name.
+	point := filepath.Join(dir, "v1.pdf") + "/"
+	code, out, stderr = bench(t, "plot", file, "--kind", "matrix,growth", "-o", point)
 	require.Equal(t, report.ExitPassed, code)
+	require.Equal(t, filepath.Join(point, "growth-1mib.svg")+"\n", out)
+	require.Contains(t, stderr, "not drawn: matrix")
+	code, _, stderr = bench(t, "plot", file, "--kind", "growth", "-o", strings.TrimSuffix(point, "/"))
+	require.Equal(t, report.ExitPassed, code, stderr)
+
+	// To draw nothing is an error.
+	code, out, stderr = bench(t, "plot", file, "--kind", "matrix", "-o", dir)
+	require.Equal(t, report.ExitError, code)
 	require.Empty(t, out)
-	require.Contains(t, stderr, "not drawn: peers")
+	require.Contains(t, stderr, "not drawn: matrix: the report has no figures for it")
+	require.Contains(t, stderr, "nothing to draw in "+file)
 }
 
 func TestReport(t *testing.T) {
@@ -141,8 +153,10 @@ func TestPlotAndReportRefuse(t *testing.T) {
 		{report.ExitUsage, "no case is called gro, bw", []string{"report", file, "--only", "gro,bw", "-o", filepath.Join(dir, "x.md")}},
 		{report.ExitUsage, "want one of", []string{"plot", file, "--theme", "blue"}},
 		{report.ExitUsage, "want a list of", []string{"plot", file, "--kind", "cake"}},
-		{report.ExitUsage, "4 pictures", []string{"plot", file, "-o", filepath.Join(dir, "x.svg")}},
-		{report.ExitUsage, "0 pictures", []string{"plot", file, "--kind", "calls", "-o", filepath.Join(dir, "x.svg")}},
+		{report.ExitUsage, "2 pictures", []string{"plot", file, "-o", filepath.Join(dir, "x.svg")}},
+		{report.ExitError, "nothing to draw", []string{"plot", file, "--kind", "matrix", "-o", filepath.Join(dir, "x.svg")}},
+		{report.ExitUsage, "x.pdf: pictures are .svg or .png files", []string{"plot", file, "-o", filepath.Join(dir, "x.pdf")}},
+		{report.ExitUsage, "--width 10: want 300 to 4000", []string{"plot", file, "--width", "10", "-o", dir}},
 		{report.ExitUsage, "--format is for a folder", []string{"plot", file, "--format", "png", "-o", filepath.Join(dir, "x.svg")}},
 		{report.ExitError, "no such file", []string{"plot", filepath.Join(dir, "none.json")}},
 		{report.ExitError, "wrong.json", []string{"plot", wrong, "-o", dir}},

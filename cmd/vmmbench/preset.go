@@ -16,50 +16,40 @@ type preset struct {
 	lines      []presetLine
 }
 
-// presetLine is one command with its flags. A name replaces the command in the names of
-// its cases.
-type presetLine struct{ name, command string }
+// presetLine is one command with its flags.
+type presetLine string
 
-// quickPreset is the default. Its sizes depend on the device, so its plan is a tour.
-const quickPreset = report.CommandQuick
+// Presets with plans of their own: that of quick, the default, is a tour, that of
+// nvbandwidth an nvPlan.
+const (
+	quickPreset       = report.CommandQuick
+	nvbandwidthPreset = "nvbandwidth"
+)
 
 // presets are in the order in which the help names them.
 var presets = []preset{
 	{name: quickPreset, what: "copies and growth, as large as fits the device and half a minute (the default)"},
 	{name: "article", what: "copies as in an article on virtual memory: from 4 KiB to 256 MiB, queued, one by one, and on four streams", lines: []presetLine{
-		{"", "bw --direction h2d,d2h,d2d --host pageable,pinned --mem vmm,plain --size 4K,64K,16M,64M,256M"},
-		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync"},
-		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4"},
+		"bw --direction h2d,d2h,d2d --host pageable,pinned --mem vmm,plain --size 4K,64K,16M,64M,256M",
+		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync",
+		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4",
 	}},
 	{name: "blog", what: "growth as in NVIDIA's blog on virtual memory: from 2 MiB to 75 % of the free memory, doubling, nothing written", lines: []presetLine{
-		{"", "grow --mem vmm,plain --step x2 --memory 75% --write none"},
+		"grow --mem vmm,plain --step x2 --memory 75% --write none",
 	}},
-	{name: "nvbandwidth", what: "the cases of NVIDIA's nvbandwidth for copies between two ends, under its names: ce by copy engines, sm by kernels", lines: []presetLine{
-		{"host_to_device_memcpy_ce", "bw --direction h2d --host pinned --mem plain,vmm --size 512M"},
-		{"device_to_host_memcpy_ce", "bw --direction d2h --host pinned --mem plain,vmm --size 512M"},
-		{"host_to_device_bidirectional_memcpy_ce", "bw --direction both --host pinned --mem plain,vmm --size 512M"},
-		{"device_local_copy", "bw --direction d2d --mem plain,vmm --size 512M"},
-		{"host_to_device_memcpy_sm", "bw --engine sm --direction h2d --host pinned --mem plain,vmm --size 512M"},
-		{"device_to_host_memcpy_sm", "bw --engine sm --direction d2h --host pinned --mem plain,vmm --size 512M"},
-		{"device_to_device_memcpy_read_ce", "p2p --direction read --mem enable,vmm --size 512M --grants 0"},
-		{"device_to_device_memcpy_write_ce", "p2p --direction write --mem enable,vmm --size 512M --grants 0"},
-		{"device_to_device_bidirectional_memcpy_write_ce", "p2p --direction both --mem enable,vmm --size 512M --grants 0"},
-		{"device_to_device_memcpy_read_sm", "p2p --engine sm --direction read --mem enable,vmm --size 512M --grants 0"},
-		{"device_to_device_memcpy_write_sm", "p2p --engine sm --direction write --mem enable,vmm --size 512M --grants 0"},
-		{"device_to_device_bidirectional_memcpy_write_sm", "p2p --engine sm --direction both --mem enable,vmm --size 512M --grants 0"},
-	}},
+	{name: nvbandwidthPreset, what: "the cases of NVIDIA's nvbandwidth under its names: ce by copy engines, sm by kernels"},
 	{name: "full", what: "every command, over many sizes and kinds of memory", lines: []presetLine{
-		{"", "bw --direction h2d,d2h,d2d,both --host pageable,pinned,staging --mem vmm,plain,async --size 64K,1M,16M,256M --chunk 0,2M,64M"},
-		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync"},
-		{"", "bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4"},
-		{"", "grow --size 64M,1G --step 16M"},
-		{"", "grow --size 256M --step 16M --write upload"},
-		{"", "grow --size 256M --step 16M --busy 1 --mem vmm,ahead,kept,plain"},
-		{"", "grow --mem vmm,plain --step x2 --memory 75% --write none"},
-		{"", "ops"},
-		{"", "pool"},
-		{"", "share"},
-		{"", "p2p"},
+		"bw --direction h2d,d2h,d2d,both --host pageable,pinned,staging --mem vmm,plain,async --size 64K,1M,16M,256M --chunk 0,2M,64M",
+		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync",
+		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4",
+		"grow --size 64M,1G --step 16M",
+		"grow --size 256M --step 16M --write upload",
+		"grow --size 256M --step 16M --busy 1 --mem vmm,ahead,kept,plain",
+		"grow --mem vmm,plain --step x2 --memory 75% --write none",
+		"ops",
+		"pool",
+		"share",
+		"p2p",
 	}},
 }
 
@@ -90,19 +80,19 @@ var commandPlans = map[string]func() commandPlan{
 
 // plan reads the line.
 func (l presetLine) plan() (plan, error) {
-	words := strings.Fields(l.command)
+	words := strings.Fields(string(l))
 	p := commandPlans[words[0]]()
-	f := pflag.NewFlagSet(l.command, pflag.ContinueOnError)
+	f := pflag.NewFlagSet(string(l), pflag.ContinueOnError)
 	p.flags(f)
 	if err := f.Parse(words[1:]); err != nil {
-		return nil, fmt.Errorf("preset: %s: %w", l.command, err)
+		return nil, fmt.Errorf("preset: %s: %w", l, err)
 	}
 	return p, nil
 }
 
 // pairs reports whether the preset measures pairs of devices, and so needs all of them.
 func (p preset) pairs() bool {
-	return slices.ContainsFunc(p.lines, func(l presetLine) bool { return strings.HasPrefix(l.command, "p2p") })
+	return p.name == nvbandwidthPreset || slices.ContainsFunc(p.lines, func(l presetLine) bool { return strings.HasPrefix(string(l), "p2p") })
 }
 
 func (p preset) groups(devs []device, seed uint64) ([]group, error) {
@@ -116,25 +106,7 @@ func (p preset) groups(devs []device, seed uint64) ([]group, error) {
 		if err != nil {
 			return nil, err
 		}
-		for i := range groups {
-			groups[i].rename(p.name, line.name)
-		}
 		list = append(list, groups...)
 	}
 	return list, nil
-}
-
-// rename replaces the command in the names of a group and its cases by the preset and the
-// name of the line, if it has one.
-func (g *group) rename(preset, line string) {
-	if line == "" {
-		return
-	}
-	_, rest, _ := strings.Cut(g.name, "/")
-	old := g.name
-	g.name = preset + "/" + line + "/" + rest
-	for i, t := range g.tasks {
-		g.tasks[i].c.ID = g.name + strings.TrimPrefix(t.c.ID, old)
-		g.tasks[i].c.Axes = append(t.c.Axes, report.Axis{Name: "test", Value: line})
-	}
 }

@@ -21,11 +21,18 @@ func TestPresetsInDocument(t *testing.T) {
 	for _, p := range presets {
 		fmt.Fprintf(&want, "**%s**: %s.\n\n", p.name, p.what)
 		for _, line := range p.lines {
-			fmt.Fprintf(&want, "    vmmbench %s", line.command)
-			if line.name != "" {
-				fmt.Fprintf(&want, "    # %s", line.name)
+			fmt.Fprintf(&want, "    vmmbench %s\n", line)
+		}
+		if p.name == nvbandwidthPreset {
+			fmt.Fprintf(&want, "| case | copies at once | its value |\n| --- | --- | --- |\n")
+			for _, c := range nvCases {
+				value := c.value
+				if value == ofFirst && !strings.Contains(c.copies, " ") {
+					value = "the copy"
+				}
+				fmt.Fprintf(&want, "| %s | `%s` | %s |\n", c.name, c.copies, value)
 			}
-			want.WriteByte('\n')
+			fmt.Fprintln(&want)
 		}
 		if len(p.lines) > 0 {
 			want.WriteByte('\n')

@@ -5,42 +5,36 @@ import (
 	"io"
 	"os"
 	"time"
-
-	"github.com/schollz/progressbar/v3"
 )
 
-// progress prints which group is measured, and about how long the rest takes.
+// progress prints how many groups of all are under way or done, and about how long the rest
+// takes: "3 of 6, 8 s left", with the group's name.
 type progress struct {
-	w         io.Writer
-	estimates []time.Duration // of each group
-	begun     time.Time
-	n         int                      // groups that have begun
-	bar       *progressbar.ProgressBar // nil: lines
-	quit      chan struct{}            // ends the bar's goroutine
-	ended     chan struct{}
+	w                 io.Writer
+	estimates         []time.Duration // of each group
+	begun, groupBegun time.Time
+	n                 int    // groups that have begun
+	anew              bool   // the line is written anew, as on a terminal
+	stop              func() // waits for the goroutine that does so
 }
 
 // newProgress takes a value of --progress and the estimate of each group.
 func newProgress(w io.Writer, how string, estimates []time.Duration) *progress {
-	p := &progress{w: w, estimates: estimates, begun: time.Now()}
-	if how == "auto" {
-		how = "plain"
-		if f, ok := w.(*os.File); ok && isTerminal(f) {
-			how = "bar"
-		}
+	if how == "off" {
+		w = io.Discard
 	}
-	switch how {
-	case "off":
-		p.w = io.Discard
-	case "bar":
-		p.bar = progressbar.NewOptions64(int64(sum(estimates)), progressbar.OptionSetWriter(w), progressbar.OptionSetElapsedTime(false),
-			progressbar.OptionSetPredictTime(false), progressbar.OptionSetWidth(20), progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(tick/2))
+	f, ok := w.(*os.File)
+	return &progress{
+		w: w, estimates: estimates, begun: time.Now(), stop: func() {},
+		anew: how == "line" || how == "auto" && ok && isTerminal(f),
 	}
-	return p
 }
 
-// tick is how often the bar moves.
-const tick = 200 * time.Millisecond
+// tick is how often a line is written anew.
+const tick = time.Second
+
+// columns is how long a line may be that is written anew: one that a terminal wraps cannot.
+const columns = 79
 
 func sum(list []time.Duration) time.Duration {
 	var all time.Duration
@@ -50,22 +44,27 @@ func sum(list []time.Duration) time.Duration {
 	return all
 }
 
-// left is how long the groups from the i-th on take, by their estimates and by how long
-// the groups before took.
-func (p *progress) left(i int) time.Duration {
-	done, rest := sum(p.estimates[:i]), sum(p.estimates[i:])
-	if done > 0 {
-		rest = time.Duration(float64(rest) * float64(time.Since(p.begun)) / float64(done))
+// left is how long the group under way and those after it take, by their estimates and by how
+// long the groups before took. While the group takes longer than estimated, it is what the
+// others take.
+func (p *progress) left(now time.Time) time.Duration {
+	i, scale := p.n-1, 1.0
+	if done := sum(p.estimates[:i]); done > 0 {
+		scale = float64(p.groupBegun.Sub(p.begun)) / float64(done)
 	}
-	return rest
+	scaled := func(d time.Duration) time.Duration { return time.Duration(scale * float64(d)) }
+	return max(scaled(p.estimates[i])-now.Sub(p.groupBegun), 0) + scaled(sum(p.estimates[i+1:]))
 }
 
-// about prints a time for people, in whole seconds.
-func about(d time.Duration) string {
-	if d < time.Second {
-		return "less than 1s"
+// seconds prints a time for people.
+func seconds(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return "under 1 s"
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%.0f s", d.Seconds())
 	}
-	return "about " + d.Round(time.Second).String()
+	return fmt.Sprintf("%.0f min", d.Minutes())
 }
 
 func isTerminal(f *os.File) bool {
@@ -76,47 +75,38 @@ func isTerminal(f *os.File) bool {
 // begin prints that the next group begins. An error is ignored: the measurement is
 // more important than its progress.
 func (p *progress) begin(name string) {
-	p.stopBar()
-	i := p.n
+	p.stop()
 	p.n++
-	if p.bar == nil {
-		_, _ = fmt.Fprintf(p.w, "[%d/%d] %s (%s left)\n", p.n, len(p.estimates), name, about(p.left(i)))
+	p.groupBegun = time.Now()
+	if !p.anew {
+		_, _ = fmt.Fprintln(p.w, p.line(name, p.groupBegun))
 		return
 	}
-	p.quit, p.ended = make(chan struct{}), make(chan struct{})
-	go p.moveBar(i, name, p.quit, p.ended)
-}
-
-// moveBar moves the bar while the i-th group is measured, up to its estimate.
-func (p *progress) moveBar(i int, name string, quit <-chan struct{}, ended chan<- struct{}) {
-	defer close(ended)
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
-	done, begun, left := sum(p.estimates[:i]), time.Now(), p.left(i)
-	for {
-		p.bar.Describe(fmt.Sprintf("[%d/%d] %s, %s left", i+1, len(p.estimates), name, about(left-time.Since(begun))))
-		_ = p.bar.Set64(int64(done + min(time.Since(begun), p.estimates[i])))
-		select {
-		case <-quit:
-			return
-		case <-ticker.C:
+	quit, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		ticker := time.NewTicker(tick)
+		defer ticker.Stop()
+		for {
+			_, _ = fmt.Fprintf(p.w, clearLine+"%.*s", columns, p.line(name, time.Now()))
+			select {
+			case <-quit:
+				return
+			case <-ticker.C:
+			}
 		}
+	}()
+	p.stop = func() {
+		close(quit)
+		<-ended
+		_, _ = fmt.Fprint(p.w, clearLine)
+		p.stop = func() {}
 	}
 }
 
-// stopBar waits for moveBar, if it runs.
-func (p *progress) stopBar() {
-	if p.quit == nil {
-		return
-	}
-	close(p.quit)
-	<-p.ended
-	p.quit = nil
-}
+// clearLine empties the line of a terminal.
+const clearLine = "\r\x1b[K"
 
-func (p *progress) close() {
-	p.stopBar()
-	if p.bar != nil {
-		_ = p.bar.Finish()
-	}
+func (p *progress) line(name string, now time.Time) string {
+	return fmt.Sprintf("%d of %d, %s left: %s", p.n, len(p.estimates), seconds(p.left(now)), name)
 }

@@ -101,12 +101,12 @@ func help() *cobra.Command {
 // usageError.
 func command(c *cobra.Command) *cobra.Command {
 	c.SilenceErrors, c.SilenceUsage = true, true
-	c.Args = func(_ *cobra.Command, args []string) error {
+	c.Args = func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return usageError{fmt.Errorf("unknown command or argument %q", args[0])}
+			return unknownCommand(c, args[0])
 		}
 		return nil
 	}
-	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	c.SetFlagErrorFunc(flagError)
 	return c
 }

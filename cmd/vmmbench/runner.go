@@ -38,6 +38,16 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	if err := m.check(); err != nil {
 		return err
 	}
+	if name != nvbandwidthPreset {
+		if err := m.reject("it is for --preset nvbandwidth", report.NVBandwidth, report.NVBandwidthJSON); err != nil {
+			return err
+		}
+	}
+	unpin, err := m.pin() // before the first memory and the driver's threads
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, unpin()) }()
 	devs, err := openDevices(a.settings, names)
 	defer func() { err = errors.Join(err, closeDevices(devs)) }()
 	// A report is written also if there is no such device: its only case is waived.
@@ -47,7 +57,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	}
 	var groups []group
 	if absent == nil {
-		if groups, err = p.groups(devs, m.seed); err != nil {
+		if groups, err = m.plan(p, devs); err != nil {
 			return err
 		}
 	}
@@ -82,6 +92,9 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 			return nil
 		}
 		r.measureGroups(ctx, groups)
+		if hint := m.hint(r.report); hint != "" && m.progress.value != "off" {
+			a.printError(errors.New(hint))
+		}
 		return r.compareWith(older)
 	})
 }
@@ -108,7 +121,7 @@ func (r *runner) compareWith(older []*report.Report) error {
 	}
 	r.report.Baseline = base
 	r.add(nil, list)
-	r.worse = r.flags.against.fails(list)
+	r.worse = r.flags.against.fails(base, list, older, []*report.Report{r.report})
 	return nil
 }
 
@@ -128,7 +141,7 @@ func (a *app) dryRun(groups []group, absent *report.Case, m *measureFlags) error
 			}
 		}
 	}
-	_, _ = fmt.Fprintf(a.stderr, "%d cases in %d groups, %s\n", cases, len(groups), about(sum(estimates(groups, m))))
+	_, _ = fmt.Fprintf(a.stderr, "%d cases in %d groups, about %s\n", cases, len(groups), seconds(sum(estimates(groups, m))))
 	return nil
 }
 
@@ -200,7 +213,7 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 // measureGroups measures one group after the other.
 func (r *runner) measureGroups(ctx context.Context, groups []group) {
 	p := newProgress(r.app.stderr, r.flags.progress.value, estimates(groups, r.flags))
-	defer p.close()
+	defer func() { p.stop() }()
 	for _, g := range groups {
 		p.begin(g.name)
 		r.measureGroup(ctx, g)

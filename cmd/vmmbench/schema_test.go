@@ -127,6 +127,23 @@ func TestOutputsConformToTheSchema(t *testing.T) {
 	require.NoError(t, conforms(t, whole, partial.Bytes()), "interrupted")
 }
 
+// The published reports are what the published schema says. It allows fields that are gone.
+func TestPublishedReportsConformToTheSchema(t *testing.T) {
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	require.NoError(t, c.AddResource(schemaURL, readSchema(t)))
+	schema, err := c.Compile(schemaURL)
+	require.NoError(t, err)
+	files, err := filepath.Glob("../../docs/benchmarks/*.json")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.NoError(t, conforms(t, schema, text), file)
+	}
+}
+
 // mutilate replaces what is at a path in a JSON document by a function of it.
 func mutilate(doc any, path []any, change func(any) any) any {
 	if len(path) == 0 {

@@ -84,6 +84,9 @@ View.Wait. Every byte is compared in each reader, or less by --verify.`,
 }
 
 func (p *sharePlan) groups(devs []device, seed uint64) ([]group, error) {
+	if err := checkMost("--chunk", p.chunks...); err != nil {
+		return nil, err
+	}
 	var list []group
 	for _, n := range p.sizes {
 		for _, chunk := range p.chunks {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,7 +16,7 @@ import (
 
 // tourGrowths is the number of samples of growing. Allocating and copying takes many
 // times as long as one copy, and the tour has to be short.
-const tourGrowths = 7
+const tourGrowths = stat.MinSamples
 
 // tour is the plan of the preset quick. It fits the device.
 type tour struct {
@@ -83,50 +82,50 @@ with memory that grows against ordinary memory, and growing in place against all
 and copying. After its samples each case is done once more, over other data, and every
 byte of the result is checked, or fewer by --verify: memory of a GPU by the GPU itself,
 if it can. If memory grows beyond 1 GiB, the host checks only the edges of chunks. Each
-case of quick has at least six samples, even if that takes longer than --max-time: with
+case of quick has at least ten samples, even if that takes longer than --max-time: with
 fewer, a ratio has no interval.
 
 The presets:
 ` + presetHelp() + `
 Exit status: 0 all passed, 1 a case could not be run or a report could not be written,
-2 usage, 3 data were wrong, 4 a verdict against --baseline is what --fail-on names,
+2 usage, 3 data were wrong, 4 something against --baseline is what --fail-on names,
 77 this machine can do none of the cases, 130 interrupted (partial results are written).`,
 		Example: `  vmmbench --device host
   vmmbench --preset full -o full.json`,
 	})
 	f := c.Flags()
-	m.add(f, a.settings, 15, 2*time.Second)
+	m.add(f, a.settings, 30, 2*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
 	f.Var(&which, "preset", "what to measure")
-	f.Var(&sizes, "size", "with preset quick: bytes of one copy, of which the largest is what memory grows to (default what fits the device)")
+	f.Var(&sizes, "size", "with preset quick: bytes of one copy, of which the largest is what memory grows to (default what fits the device); with nvbandwidth: bytes of one copy (default 512M)")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		p := presets[slices.Index(which.of, which.value)]
-		if p.name != quickPreset {
-			if len(sizes) > 0 {
-				return usageError{errors.New("--size is for --preset quick; the others have sizes of their own")}
+		var own plan = p
+		switch {
+		case p.name == quickPreset:
+			t := &tour{sizes: sizes, growths: tourGrowths}
+			if f.Changed("samples") {
+				t.growths = m.samples
 			}
-			return a.measurePreset(c.Context(), &m, p)
+			own = t
+		case p.name == nvbandwidthPreset:
+			if own = (&nvPlan{sizes}); len(sizes) == 0 {
+				own = &nvPlan{size.List{nvDefaultSize}}
+			}
+		case len(sizes) > 0:
+			return usageError{errors.New("--size is for --preset quick and nvbandwidth; the others have sizes of their own")}
 		}
-		t := &tour{sizes: sizes, growths: tourGrowths}
-		if f.Changed("samples") {
-			t.growths = m.samples
+		names := []string{m.device}
+		if p.pairs() {
+			var err error
+			if names, err = p2pNames(m.device); err != nil {
+				return err
+			}
 		}
-		return a.measure(c.Context(), quickPreset, &m, []string{m.device}, t)
+		return a.measure(c.Context(), p.name, &m, names, own)
 	}
 	return c
-}
-
-// measurePreset measures a preset, on all devices if it measures pairs of them.
-func (a *app) measurePreset(ctx context.Context, m *measureFlags, p preset) error {
-	names := []string{m.device}
-	if p.pairs() {
-		var err error
-		if names, err = p2pNames(m.device); err != nil {
-			return err
-		}
-	}
-	return a.measure(ctx, p.name, m, names, p)
 }
 
 // presetHelp has a line for each preset: its name and what it measures.

@@ -118,8 +118,7 @@ package host
 //	driver.go          Driver and New: the state of all devices
 //	info.go            Devices: what the machine has
 //	machine.go         the machine's memory
-//	processlimits.go   mappings and addresses that all Drivers of the process have together, and
-//	                   how many are left spare
+//	processlimits.go   mappings and addresses of all Drivers of the process; how many stay spare
 //	device.go          device: Open, Close, MemInfo, Sync, Do
 //	context.go         what the open Devices of one ordinal share; how it stops
 //	reset.go           ResetContext

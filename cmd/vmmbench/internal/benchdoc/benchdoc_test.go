@@ -102,7 +102,7 @@ func TestBlocks(t *testing.T) {
 	dir := docs(t, grown(), "# By hand\n\n"+block("origin gpu.json")+"\nAlso by hand.\n\n"+block("findings gpu.json")+
 		block("growth gpu.json")+block("times gpu.json")+block("slower *")+block("picture:growth gpu.json only=grow/1GiB")+
 		block("tables gpu.json")+block("words *")+"The end.\n")
-	require.ErrorContains(t, Check(dir), "benchmarks.md, benchmarks/gpu.json, images/bench-gpu-growth-1gib-dark.svg, images/bench-gpu-growth-1gib-light.svg; run make benchmarks-doc")
+	require.ErrorContains(t, Check(dir), "benchmarks.md, benchmarks/gpu.json, images/bench-gpu-growth-1gib-dark.svg, images/bench-gpu-growth-1gib-light.svg, images/bench-gpu-growth-1gib-narrow-dark.svg, images/bench-gpu-growth-1gib-narrow-light.svg; run make benchmarks-doc")
 	require.NoError(t, Write(dir))
 	require.NoError(t, Check(dir))
 	text, err := os.ReadFile(filepath.Join(dir, "benchmarks.md"))
@@ -114,7 +114,8 @@ func TestBlocks(t *testing.T) {
 		"| mremap | 5 ms (0.5) |\n",
 		"Of 2 comparisons memory that grows is slower in 1.\n",
 		"| Some GPU | grow/1GiB | vmm | 10 ms | mremap | 5 ms | 2.000 | 1.600 to 2.500 |\n",
-		`srcset="images/bench-gpu-growth-1gib-dark.svg"`,
+		`<source media="(prefers-color-scheme: dark)" srcset="images/bench-gpu-growth-1gib-dark.svg">`,
+		`<source media="(max-width: 500px) and (prefers-color-scheme: light)" srcset="images/bench-gpu-growth-1gib-narrow-light.svg">`,
 		"<summary>All figures of gpu.json</summary>\n\n**GROW: ",
 		"- mmap-copy: maps at each step and copies\n",
 		"<!-- /bench -->\nThe end.\n",
@@ -159,7 +160,7 @@ func TestBlocksRefuse(t *testing.T) {
 		shown + block("origin none.json"):               "no none.json in docs/benchmarks",
 		shown + block("growth gpu.json only=bw"):        "gpu.json has no such cases",
 		shown + block("picture:cake gpu.json"):          "want picture:KIND",
-		shown + block("picture:peers gpu.json"):         "the report has no figures for it",
+		shown + block("picture:matrix gpu.json"):        "the report has no figures for it",
 		shown + "<!-- bench origin gpu.json -->\n":      "line 3: the block has no end",
 		"<!-- bench origin gpu.json -->\n" + shown:      "line 1: the block has no end",
 		shown + "<!-- /bench -->\n":                     "line 3: the end of a block that has no start",

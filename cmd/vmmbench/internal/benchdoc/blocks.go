@@ -175,24 +175,31 @@ func picture(f *filler, kind string, list []source) (string, error) {
 		}
 		for _, c := range charts {
 			name := "images/bench-" + strings.TrimSuffix(s.file, ".json") + "-" + c.Name
-			for _, theme := range plot.Themes {
-				if err := f.draw(c, theme, name+"-"+theme.Name+".svg"); err != nil {
-					return "", err
+			// A phone shrinks what is wide, and its text with it.
+			var sources strings.Builder
+			for _, width := range []struct {
+				media, name string
+				points      int
+			}{{"(max-width: 500px) and ", "-narrow", plot.Narrow}, {"", "", plot.Wide}} {
+				for _, theme := range plot.Themes {
+					file := name + width.name + "-" + theme.Name + ".svg"
+					if err := f.draw(c, theme, width.points, file); err != nil {
+						return "", err
+					}
+					fmt.Fprintf(&sources, "  <source media=\"%s(prefers-color-scheme: %s)\" srcset=\"%s\">\n", width.media, theme.Name, file)
 				}
 			}
-			parts = append(parts, fmt.Sprintf(`<picture>
-  <source media="(prefers-color-scheme: dark)" srcset="%s-%s.svg">
-  <img src="%s-%s.svg" width="%d" alt="%s">
-</picture>`, name, plot.Dark.Name, name, plot.Light.Name, plot.Wide, html.EscapeString(c.Title+". "+c.Alt)))
+			parts = append(parts, fmt.Sprintf("<picture>\n%s  <img src=\"%s-%s.svg\" width=\"%d\" alt=\"%s\">\n</picture>",
+				&sources, name, plot.Light.Name, plot.Wide, html.EscapeString(c.Title+". "+c.Alt)))
 		}
 	}
 	return strings.Join(parts, "\n\n"), nil
 }
 
 // draw adds a picture to the files.
-func (f *filler) draw(c *plot.Chart, theme plot.Theme, file string) error {
+func (f *filler) draw(c *plot.Chart, theme plot.Theme, width int, file string) error {
 	var b bytes.Buffer
-	if err := c.SVG(&b, theme, plot.Wide, c.Name); err != nil {
+	if err := c.SVG(&b, theme, width, c.Name); err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
 	if b.Len() > maxPicture {

@@ -12,6 +12,7 @@ package machine
 //	state.go       AddState: the state of host and devices
 //	paths.go       AddPaths: what connects the devices
 //	freememory.go  FreeMemory: how much more memory this process can have
+//	cpus.go        lists of CPUs, and those of a NUMA node
 //	nvml.go        what NVML says of GPUs
 //	nvml_cgo.go    the calls of NVML
 //	nvml_stub.go   builds without NVML

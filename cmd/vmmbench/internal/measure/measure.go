@@ -18,6 +18,7 @@ import (
 type Sample struct {
 	NS    float64
 	Parts []float64
+	At    time.Duration // when Run took it, since its begin
 }
 
 // Longest is the sample as long as the longest of its parts, which run at once.
@@ -68,7 +69,7 @@ type Config struct {
 type Outcome struct {
 	Samples []Sample
 	Loops   int
-	Rounds  int // placements of the memory that the samples are of
+	Places  []int // samples on each placement of the memory, one after the other
 	Stop    Stop
 	Err     error
 }
@@ -140,10 +141,10 @@ func (r *run) blocks(ctx context.Context) Stop {
 		if block >= max(1, r.MinBlocks) && r.outOfTime() {
 			return OutOfTime
 		}
-		if at := min(int(r.progress(block)*float64(r.Rounds)), r.Rounds-1); at > round {
+		if at := min(int(r.progress(block)*float64(r.Rounds)), r.Rounds-1); at > round && block > 0 {
 			round++
 			shuffle() // the first to open gets the memory that was given back last
-			r.renew(ctx, order)
+			r.renew(ctx, order, block < r.MinBlocks)
 		}
 		shuffle()
 		for _, i := range order {
@@ -154,14 +155,17 @@ func (r *run) blocks(ctx context.Context) Stop {
 				return Interrupted
 			}
 			s, ok := r.sample(ctx, i)
-			// A first run that was long for another reason has ended calibrate too early.
-			if block == 0 && ok && s.NS < float64(r.MinTime)/2 && r.out[i].Loops < r.mostLoops() {
+			// Only long runs have been seen, for another reason.
+			if block == 0 && ok && s.NS < float64(r.MinTime)/2 && r.out[i].Loops != r.MaxLoops {
 				r.calibrate(ctx, i)
 				s, ok = r.sample(ctx, i)
 			}
 			if ok {
-				r.out[i].Samples = append(r.out[i].Samples, s.per(r.out[i].Loops))
-				r.out[i].Rounds = r.rounds
+				s.At = r.Now().Sub(r.start)
+				out := &r.out[i]
+				out.Samples = append(out.Samples, s.per(out.Loops))
+				out.Places = append(out.Places, make([]int, r.rounds-len(out.Places))...)
+				out.Places[r.rounds-1]++
 			}
 		}
 	}
@@ -178,9 +182,10 @@ func (r *run) sample(ctx context.Context, i int) (Sample, bool) {
 }
 
 // renew calls Renew, and has each contender work once on its new memory, without a sample.
-// If that takes long, as for large memory that has to be cleared, it is done less often.
-func (r *run) renew(ctx context.Context, order []int) {
-	if r.Renew == nil || ctx.Err() != nil || r.renewing > r.MaxTime/3 {
+// If that takes long, as for large memory that has to be cleared, it is done less often,
+// unless it must be.
+func (r *run) renew(ctx context.Context, order []int, must bool) {
+	if r.Renew == nil || ctx.Err() != nil || r.renewing > r.MaxTime/2 && !must {
 		return
 	}
 	begun := r.Now()
@@ -203,45 +208,38 @@ func (r *run) renew(ctx context.Context, order []int) {
 
 // calibrate warms a contender up, and finds how many repetitions make a sample of MinTime.
 // Each contender has its own number: one of them may take a thousand times as long as
-// another.
+// another. The number follows the least time of a repetition that was seen: a stall makes a
+// sample longer, never shorter.
 func (r *run) calibrate(ctx context.Context, i int) {
-	out, most, begun := &r.out[i], r.mostLoops(), r.Now()
+	out, begun, least, most := &r.out[i], r.Now(), math.Inf(1), math.MaxInt32
+	if r.MaxLoops > 0 {
+		most = r.MaxLoops
+	}
 	out.Loops = 1
-	for ctx.Err() == nil {
+	for n := 1; ctx.Err() == nil; n++ {
 		s, ok := r.sample(ctx, i)
 		if !ok {
 			return
 		}
-		// The first run may be far slower than the next, so only one that is long enough
-		// by its own count ends this, and the number follows each of them.
-		enough := s.NS >= float64(r.MinTime) || out.Loops >= most
-		next := nextLoops(out.Loops, most, s.NS, float64(r.MinTime))
-		if enough && r.Now().Sub(begun) >= r.WarmTime || r.outOfTime() {
-			out.Loops = min(out.Loops, max(next, 1))
+		least = min(least, s.NS/float64(out.Loops))
+		want := min(out.Loops*10, most) // a first run may be much slower than the next
+		if least > 0 {
+			want = int(min(max(math.Ceil(1.2*float64(r.MinTime)/least), 1), float64(want)))
+		}
+		spent := r.Now().Sub(begun)
+		enough := float64(out.Loops)*least >= float64(r.MinTime) || out.Loops >= most
+		tried := n >= minCalibrations || most == 1 || r.MinTime == 0 || spent >= r.MaxTime/20
+		if enough && tried && spent >= r.WarmTime || r.outOfTime() {
+			out.Loops = min(out.Loops, want)
 			return
 		}
-		out.Loops = next
+		out.Loops = want
 	}
 }
 
-func (r *run) mostLoops() int {
-	if r.MaxLoops > 0 {
-		return r.MaxLoops
-	}
-	return math.MaxInt32
-}
-
-// nextLoops returns the number of repetitions to try after a number that took ns
-// nanoseconds and not want. It grows at most tenfold at a time, because a first
-// run may be much slower than the next.
-func nextLoops(loops, most int, ns, want float64) int {
-	factor := 10.0
-	if ns > 0 {
-		factor = min(factor, 1.2*want/ns)
-	}
-	next := math.Ceil(float64(loops) * factor)
-	return int(min(max(next, 1), float64(most)))
-}
+// minCalibrations is how many samples show how long a repetition takes, unless they take
+// long. If a stall hits three samples of ten, it hits all of these once in 400 times.
+const minCalibrations = 5
 
 // per returns the sample divided by its number of repetitions.
 func (s Sample) per(loops int) Sample {

@@ -39,16 +39,13 @@ type section struct {
 // group has the pictures of one kind.
 type group struct {
 	Heading, Lead string
-	Folded        bool
 	Pictures      []picture
 }
 
-// picture is a chart for wide and for narrow pages, with its figures.
+// picture is a chart for wide and for narrow pages.
 type picture struct {
 	ID, Alt      string
 	Wide, Narrow template.HTML
-	Header       []string
-	Rows         [][]string
 }
 
 // piece is a report.Piece whose table can go into the page.
@@ -60,12 +57,9 @@ type piece struct {
 // headings of the kinds, and how to read them.
 var headings = map[plot.Kind]group{
 	plot.Growth:    {Heading: "Growth", Lead: "The time in total while memory grows. The band is the 95 % interval of the median. Lower is better."},
-	plot.Ratio:     {Heading: "Comparisons", Lead: "How the time of the first relates to that of the second, with its 95 % interval. Left of 1 the first is faster; inside the grey margin both count as equal."},
-	plot.Bandwidth: {Heading: "Bandwidth", Lead: "Payload in GB/s, 1e9 bytes a second, with the 95 % interval of the median. Higher is better."},
-	plot.Peers:     {Heading: "Between devices", Lead: "From the device in the row to that in the column. Brighter is better."},
-	plot.Calls:     {Heading: "Calls", Lead: "The time of one call, on a logarithmic axis, with the 95 % interval of the median. Lower is better."},
-	plot.Steps:     {Heading: "Steps of growing", Lead: "The time that a part of the steps stays below. The axis is stretched at its right end, where the slowest steps are."},
-	plot.Samples:   {Heading: "Every sample, in order", Lead: "A line that rises or falls on the whole is drift: the machine changed while it was measured.", Folded: true},
+	plot.Ratios:    {Heading: "Comparisons", Lead: "How the time of the first relates to that of the second, with its 95 % interval, those that differ most first. Left of 1 the first is faster; inside the grey band both count as equal."},
+	plot.Bandwidth: {Heading: "Bandwidth", Lead: "Payload in GB/s, 1e9 bytes a second, by the size of a copy. The band is the 95 % interval of the median. Higher is better."},
+	plot.Matrix:    {Heading: "Between devices", Lead: "From the device in the row to that in the column. Brighter is better."},
 }
 
 // Write writes the page of reports. names are what they are called, such as their files.
@@ -185,7 +179,7 @@ func pieces(list []report.Piece) []piece {
 }
 
 func newPicture(section string, c *plot.Chart, st *styles) (p picture, err error) {
-	p = picture{ID: section + "-" + c.Name, Alt: c.Alt, Header: c.Header, Rows: c.Rows}
+	p = picture{ID: section + "-" + c.Name, Alt: c.Alt}
 	if p.Wide, err = st.inline(c, plot.Wide, p.ID+"-wide"); err != nil {
 		return p, err
 	}

@@ -6,14 +6,11 @@ package plot
 
 // Files:
 //
-//	plot.go     Charts: which pictures a report has
-//	bysize.go   bandwidth and call times by size
-//	growth.go   growth: cumulated times, times of steps
-//	heat.go     heat maps of pairs of devices
-//	lines.go    diagrams of lines
-//	ratio.go    ratios of compared cases
-//	rows.go     diagrams of rows: one value with its interval each
-//	samples.go  every sample in order
-//	axis.go     axes and ticks
-//	layout.go   a picture's parts and places; SVG and PNG
-//	theme.go    colors
+//	plot.go       Charts: which pictures a report has
+//	bandwidth.go  bandwidth by size
+//	growth.go     growth: the time so far by the bytes so far
+//	matrix.go     pairs of devices, with the values in the cells
+//	ratios.go     ratios of compared cases: how many rows, and in which order
+//	lines.go      what diagrams of lines share: axes, bands, names at the ends
+//	render.go     SVG and PNG; the lines below a picture
+//	theme.go      colors, marks and dashes

@@ -1,199 +1,181 @@
 package plot
 
 import (
-	"image/color"
+	"cmp"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
+
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 )
 
-// maxSeries is how many series one picture tells apart.
-const maxSeries = len(glyphs)
-
-// point is a value with its 95 % interval, which is NaN where there is none.
+// point is a value at a size with its 95 % interval, which ends at y where there is none.
 type point struct{ x, y, low, high float64 }
 
-func interval(x, y float64, low, high *float64) point {
-	p := point{x, y, math.NaN(), math.NaN()}
+// newPoint makes a point for a logarithmic axis, on which an interval cannot reach 0.
+func newPoint(x, y float64, low, high *float64) point {
+	p := point{x, y, y, y}
 	if low != nil && high != nil {
-		p.low, p.high = *low, *high
+		p.low, p.high = max(*low, y/100), *high
 	}
 	return p
 }
 
-func (p point) hasInterval() bool { return !math.IsNaN(p.low) && !math.IsNaN(p.high) }
-
-// intervalText prints the interval, or a dash if there is none.
-func (p point) intervalText(print func(float64) string) string {
-	if !p.hasInterval() {
-		return "-"
-	}
-	return print(p.low) + " to " + print(p.high)
-}
-
-// series is a line of a diagram. style is its place among the series of the picture.
+// series is a line of a diagram. Its points are ordered by size.
 type series struct {
 	label  string
-	style  int
 	points []point
 }
 
-// mark is how the series with this style is drawn.
-func (t Theme) mark(style int) draw.GlyphStyle {
-	return draw.GlyphStyle{Color: t.Series[style%maxSeries], Radius: 3.5, Shape: glyphs[style%maxSeries]}
+func (s series) last() point { return s.points[len(s.points)-1] }
+
+// rank is 0 for vmm, 1 for other memory that grows in place, and 2 for what is compared with it.
+func (s series) rank() int {
+	switch {
+	case s.label == "vmm":
+		return 0
+	case strings.HasPrefix(s.label, "vmm"):
+		return 1
+	}
+	return 2
 }
 
-func (t Theme) line(style int) draw.LineStyle {
-	return draw.LineStyle{Color: t.Series[style%maxSeries], Width: 1.75, Dashes: dashes[style%maxSeries]}
-}
-
-// seriesLegend explains series by their marks and lines.
-func seriesLegend(labels []string, lines bool) []entry {
-	var list []entry
-	for i, label := range labels {
-		list = append(list, entry{label, func(t Theme) (draw.GlyphStyle, *draw.LineStyle) {
-			if !lines {
-				return t.mark(i), nil
+// linePlot is a figure of series over sizes, on logarithmic axes. Beside the end of each
+// stand its name and its last value. Those of memory that grows in place come first.
+func (k look) linePlot(list []series, x, y, unit string) figure {
+	p := k.plot(x, y)
+	ends := &lineEnds{look: k, series: list}
+	for i, s := range list {
+		var band, line, marks plotter.XYs
+		for _, q := range s.points {
+			band, line = append(band, at(q.x, q.high)), append(line, at(q.x, q.y))
+		}
+		for j, q := range slices.Backward(s.points) {
+			band = append(band, at(q.x, q.low))
+			// More marks would hide the line.
+			if n := len(marks); n == 0 || marks[n-1].X-line[j].X > (line[len(line)-1].X-line[0].X)/10 {
+				marks = append(marks, line[j])
 			}
-			line := t.line(i)
-			return t.mark(i), &line
-		}})
+		}
+		p.Add(&plotter.Polygon{XYs: []plotter.XYs{band}, Color: faint(k.color(i))},
+			&plotter.Line{XYs: line, LineStyle: k.line(i)}, &plotter.Scatter{XYs: marks, GlyphStyle: k.mark(i)})
+		value := number(s.last().y) + " " + unit
+		if k.narrow() {
+			ends.names = append(ends.names, shorten(k.label(), s.label, k.width/3)+"\n"+value)
+		} else {
+			ends.names = append(ends.names, s.label+" "+value)
+		}
 	}
-	return list
+	p.Add(ends)
+	logScale(&p.Y, decimal, decades)
+	bytes := func(v float64) string { return size.Format(uint64(v)) }
+	logScale(&p.X, bytes, func(low, high float64) []float64 { return binary(low, high, max(2, float64(k.width-150)/60)) })
+	return figure{[][]*plot.Plot{{p}}, min(max(k.width*9/20, 290), 420)}
 }
 
-// linePanel is a diagram of series. Its height does not depend on the width.
-func linePanel(name string, x, y axis, height vg.Length, list []series) panel {
-	return panel{
-		head:   headOf(name, y),
-		height: func(look) vg.Length { return height },
-		draw: func(k look, c draw.Canvas) {
-			p := k.axes(c, x, y)
-			p.Add(drawnSeries{k, list})
-			p.Draw(c)
-		},
+// at is a point of a plot whose axes are logarithmic. Not the scale is, but the values are:
+// with plot.LogScale gonum leaves space for the name of an axis where it does not stand.
+func at(x, y float64) plotter.XY { return plotter.XY{X: math.Log10(x), Y: math.Log10(y)} }
+
+// logScale makes an axis a little wider than what has been added to its plot, with ticks at
+// values between.
+func logScale(a *plot.Axis, print func(float64) string, values func(low, high float64) []float64) {
+	wider := max(0.005, (a.Max-a.Min)*0.03)
+	a.Min, a.Max = a.Min-wider, a.Max+wider
+	var ticks plot.ConstantTicks
+	for _, v := range values(math.Pow(10, a.Min), math.Pow(10, a.Max)) {
+		ticks = append(ticks, plot.Tick{Value: math.Log10(v), Label: print(v)})
 	}
+	a.Tick.Marker = ticks
 }
 
-// drawnSeries draws the bands of the intervals, the lines, and marks on them. Lines often
-// lie on each other. So the dashed ones are above the solid first, and the marks of the
-// first are above the larger ones of the others.
-type drawnSeries struct {
+// decimal prints a tick without the noise of binary fractions.
+func decimal(v float64) string { return strconv.FormatFloat(v, 'g', 6, 64) }
+
+// binary returns about n powers of two.
+func binary(low, high, n float64) (values []float64) {
+	step := max(1, math.Ceil(math.Log2(high/low)/n))
+	for e := math.Ceil(math.Log2(low)); math.Exp2(e) <= high; e += step {
+		values = append(values, math.Exp2(e))
+	}
+	return values
+}
+
+// decades returns powers of ten, 2 and 5 between them if these are few, and even steps if they
+// are fewer still.
+func decades(low, high float64) (values []float64) {
+	if high/low < 8 {
+		step := math.Pow(10, math.Floor(math.Log10((high-low)/2)))
+		for _, f := range []float64{5, 2} {
+			if (high-low)/step/f > 3 {
+				step *= f
+				break
+			}
+		}
+		for i := math.Ceil(low / step); i*step <= high; i++ {
+			values = append(values, i*step)
+		}
+		return values
+	}
+	factors := []float64{1}
+	if high/low < 150 {
+		factors = []float64{1, 2, 5}
+	}
+	for e := math.Floor(math.Log10(low)); math.Pow(10, e) <= high; e++ {
+		for _, f := range factors {
+			if v := f * math.Pow(10, e); v >= low && v <= high {
+				values = append(values, v)
+			}
+		}
+	}
+	return values
+}
+
+// lineEnds is the names of series at the right of a plot, each as near to the end of its
+// line as the others let it.
+type lineEnds struct {
 	look
-	list []series
+	series []series
+	names  []string
 }
-
-// maxMarks is how many marks a line gets: more would hide it.
-const maxMarks = 12
 
 // Plot implements plot.Plotter.
-func (d drawnSeries) Plot(c draw.Canvas, p *plot.Plot) {
+func (e *lineEnds) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
-	at := func(px, py float64) vg.Point {
-		return vg.Point{X: x(px), Y: y(min(max(py, p.Y.Min), p.Y.Max))}
+	style := e.label()
+	order, heights, ends := make([]int, len(e.series)), make([]vg.Length, len(e.series)), make(plotter.XYs, len(e.series))
+	for i, s := range e.series {
+		ends[i] = at(s.last().x, s.last().y)
+		order[i], heights[i] = i, y(ends[i].Y)
 	}
-	for _, s := range d.list {
-		d.band(c, s, at)
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(heights[b], heights[a]) })
+	// From the top each moves below those above it, then from the bottom above those below.
+	step, limit := style.Height(e.names[0])+2, c.Max.Y
+	for _, i := range order {
+		heights[i] = min(heights[i], limit)
+		limit = heights[i] - step
 	}
-	for _, s := range d.list {
-		var line []vg.Point
-		for _, q := range s.points {
-			line = append(line, at(q.x, q.y))
-		}
-		if len(line) > 1 {
-			c.StrokeLines(d.line(s.style), line)
-		}
+	limit = c.Min.Y
+	for _, i := range slices.Backward(order) {
+		heights[i] = max(heights[i], limit)
+		limit = heights[i] + step
 	}
-	for i, s := range slices.Backward(d.list) {
-		mark := d.mark(s.style)
-		mark.Radius = 3 + vg.Length(i)*0.5
-		every := (len(s.points) + maxMarks - 1) / maxMarks
-		for j, q := range s.points {
-			if (len(s.points)-1-j)%max(every, 1) == 0 {
-				c.DrawGlyphNoClip(mark, at(q.x, q.y))
-			}
-		}
-	}
-}
-
-// band draws the intervals of a series. A single point has no band: its interval is a bar.
-func (d drawnSeries) band(c draw.Canvas, s series, at func(x, y float64) vg.Point) {
-	var upper, lower []vg.Point
-	for _, q := range s.points {
-		if q.hasInterval() {
-			upper, lower = append(upper, at(q.x, q.high)), append(lower, at(q.x, q.low))
-		}
-	}
-	of := d.Series[s.style%maxSeries]
-	switch len(upper) {
-	case 0:
-	case 1:
-		errorBar(c, draw.LineStyle{Color: of, Width: 1}, lower[0], upper[0], vg.Point{X: 4})
-	default:
-		slices.Reverse(lower)
-		c.FillPolygon(faint(of), append(upper, lower...))
+	for i, end := range ends {
+		mark := vg.Point{X: c.Max.X + 16, Y: heights[i]}
+		c.StrokeLine2(draw.LineStyle{Color: e.color(i), Width: 0.75}, x(end.X), y(end.Y), mark.X, mark.Y)
+		c.DrawGlyphNoClip(e.mark(i), mark)
+		c.FillText(style, vg.Point{X: mark.X + 7, Y: mark.Y + 1}, e.names[i])
 	}
 }
 
-// faint is a color that what lies behind shows through. Unlike a color.NRGBA it rounds up
-// where it multiplies by its opacity. The canvas for SVG divides and rounds down, so the
-// document has the color of the theme, which a page looks for.
-type faint color.NRGBA
-
-// opacity of faint colors, of 255.
-const opacity = 46
-
-// RGBA implements color.Color.
-func (f faint) RGBA() (r, g, b, a uint32) {
-	part := func(v uint8) uint32 { return (uint32(v)*opacity*0x101 + 254) / 255 }
-	return part(f.R), part(f.G), part(f.B), opacity * 0x101
-}
-
-// errorBar is a line with a cap at each end. cap is half of it.
-func errorBar(c draw.Canvas, s draw.LineStyle, from, to, half vg.Point) {
-	c.StrokeLines(s, []vg.Point{from, to}, []vg.Point{from.Sub(half), from.Add(half)}, []vg.Point{to.Sub(half), to.Add(half)})
-}
-
-// bounds are the least and the greatest value of series, with their intervals.
-func bounds(list []series) (low, high float64) {
-	low, high = math.Inf(1), math.Inf(-1)
-	for _, s := range list {
-		for _, p := range s.points {
-			low, high = min(low, p.y), max(high, p.y)
-			if p.hasInterval() {
-				low, high = min(low, p.low), max(high, p.high)
-			}
-		}
-	}
-	return low, high
-}
-
-// parts puts memory that grows first and cuts series into as many as one picture tells
-// apart. The first is in each part, since the others are compared with it.
-func parts(labels []string) [][]string {
-	rank := func(label string) int {
-		switch {
-		case label == "vmm":
-			return 0
-		case strings.HasPrefix(label, "vmm"):
-			return 1
-		}
-		return 2
-	}
-	labels = slices.Clone(labels)
-	slices.SortStableFunc(labels, func(a, b string) int { return rank(a) - rank(b) })
-	if len(labels) <= maxSeries {
-		return [][]string{labels}
-	}
-	var list [][]string
-	for rest := labels[1:]; len(rest) > 0; {
-		n := min(maxSeries-1, len(rest))
-		list = append(list, append([]string{labels[0]}, rest[:n]...))
-		rest = rest[n:]
-	}
-	return list
+// GlyphBoxes implements plot.GlyphBoxer: the space that the names need.
+func (e *lineEnds) GlyphBoxes(*plot.Plot) []plot.GlyphBox {
+	width := e.label().Width(slices.MaxFunc(e.names, func(a, b string) int { return cmp.Compare(e.label().Width(a), e.label().Width(b)) }))
+	return []plot.GlyphBox{{X: 1, Y: 0.5, Rectangle: vg.Rectangle{Max: vg.Point{X: width + 24, Y: 1}}}}
 }

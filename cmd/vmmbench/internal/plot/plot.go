@@ -1,14 +1,14 @@
 package plot
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
-	"gonum.org/v1/plot/vg"
-
-	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
@@ -18,30 +18,23 @@ type Kind string
 // Kinds, in the order in which a report is read.
 const (
 	Growth    Kind = "growth"    // time over the bytes appended so far
-	Steps     Kind = "steps"     // how long the steps of growing take, by quantile
-	Ratio     Kind = "ratio"     // comparisons with their intervals and the margin
+	Ratios    Kind = "ratios"    // comparisons with their intervals and the margin
 	Bandwidth Kind = "bandwidth" // GB/s by size
-	Peers     Kind = "peers"     // pairs of devices
-	Calls     Kind = "calls"     // time of a call by size
-	Samples   Kind = "samples"   // every sample, in order
+	Matrix    Kind = "matrix"    // pairs of devices
 )
 
 // Kinds are all kinds.
-var Kinds = []Kind{Growth, Steps, Ratio, Bandwidth, Peers, Calls, Samples}
+var Kinds = []Kind{Growth, Ratios, Bandwidth, Matrix}
 
-// Chart is one picture, and its figures as a table.
+// Chart is one picture.
 type Chart struct {
-	Kind   Kind
-	Name   string // a file's name without suffix, unlike that of any other picture of the report
-	Title  string // what is seen
-	Alt    string // what the picture shows and how to read it, for those who do not see it
-	Header []string
-	Rows   [][]string
+	Kind  Kind
+	Name  string // a file's name without suffix, unlike that of any other picture of the report
+	Title string // what is seen
+	Alt   string // what the picture shows and how to read it, for those who do not see it
 
-	legend     []entry
-	panels     []panel
-	panelWidth vg.Length // at least, to stand beside others; 0 for a panel of the whole width
-	footer     string
+	figure func(k look) figure
+	footer string
 }
 
 // Charts returns the pictures of a report, of no more cases than report.MaxShown. left says
@@ -49,23 +42,25 @@ type Chart struct {
 func Charts(r *report.Report, kinds ...Kind) (list []*Chart, left []string) {
 	r, left = r.First(report.MaxShown)
 	d := &drawing{report: r, left: left}
-	waived := 0
+	waived, tables := 0, 0
 	for _, c := range r.Cases {
 		switch {
 		case c.Status == report.Waived:
 			waived++
 		case !usable(c):
 			d.leaveOut("%s: %s", c.ID, c.Status)
+		case kindOf(c) == "":
+			tables++
 		}
 	}
 	if waived > 0 {
 		d.leaveOut("cases that this machine cannot do: %d", waived)
 	}
-	// If kinds were asked for, one without a picture is named.
-	of := map[Kind]func(){
-		Growth: d.growth, Ratio: d.ratios, Bandwidth: d.bandwidth, Peers: d.peers,
-		Calls: d.calls, Steps: d.steps, Samples: d.samples,
+	if tables > 0 && len(kinds) == 0 {
+		d.leaveOut("cases that stand in tables only: %d", tables)
 	}
+	// If kinds were asked for, one without a picture is named.
+	of := map[Kind]func(){Growth: d.growth, Ratios: d.ratios, Bandwidth: d.bandwidth, Matrix: d.matrix}
 	for _, kind := range Kinds {
 		if len(kinds) > 0 && !slices.Contains(kinds, kind) {
 			continue
@@ -107,36 +102,22 @@ func (d *drawing) add(kind Kind, what string, c *Chart) {
 // footer says where the figures come from.
 func footer(r *report.Report) string {
 	parts := []string{strings.Join(append([]string{"vmmbench"}, r.Run.Args...), " ")}
-	var devices []string
 	for _, d := range r.Devices {
-		of := d.Name
-		switch {
-		case d.State != nil && d.State.DriverVersion != "":
-			of += fmt.Sprintf(", driver %s (%s)", d.State.DriverVersion, d.Driver)
-		case d.Driver != "":
-			of += ", driver " + string(d.Driver)
+		of := d.Name + ", driver " + string(d.Driver)
+		if d.State != nil && d.State.DriverVersion != "" {
+			of = fmt.Sprintf("%s, driver %s (%s)", d.Name, d.State.DriverVersion, d.Driver)
 		}
-		if !slices.Contains(devices, of) {
-			devices = append(devices, of)
+		if !slices.Contains(parts, of) {
+			parts = append(parts, of)
 		}
-	}
-	parts = append(parts, devices...)
-	if r.Run.Version != "" {
-		parts = append(parts, "version "+string(r.Run.Version))
 	}
 	day, _, _ := strings.Cut(r.Run.Started, "T")
-	parts = append(parts, day)
+	parts = append(parts, "version "+cmp.Or(string(r.Run.Version), "unknown"), day)
 	if r.Run.Measure != nil {
 		parts = append(parts, fmt.Sprintf("seed %d", r.Run.Measure.Seed))
 	}
 	if r.Run.Interrupted {
 		parts = append(parts, "interrupted")
-	}
-	// A short part stays on one line.
-	for i, part := range parts {
-		if len(part) < 30 {
-			parts[i] = strings.ReplaceAll(part, " ", "\u00A0")
-		}
 	}
 	return strings.Join(parts, " · ")
 }
@@ -146,87 +127,104 @@ func usable(c report.Case) bool {
 	return c.Status == report.Passed && c.Stats != nil && len(c.Samples) > 0
 }
 
-// split parts the name of a case: the contenders of a group differ in the label only.
-func split(id string) (group, label string) {
-	i := strings.LastIndexByte(id, '/')
-	return id[:max(i, 0)], id[i+1:]
+// kindOf is the kind of picture that shows a case, empty if none does.
+func kindOf(c report.Case) Kind {
+	_, sized := number64(c.Axes.Of("size"))
+	switch {
+	case c.Axes.Of("from") != nil && c.Axes.Of("to") != nil && c.Axes.Of("mem") != nil:
+		return Matrix
+	case c.Stats != nil && c.Stats.Growth != nil && len(c.Stats.Growth.Samples) > 0:
+		return Growth
+	case sized && c.Unit == "GB/s":
+		return Bandwidth
+	}
+	return ""
 }
 
-// command is the first part of a name, and the rest.
-func command(id string) (first, rest string) {
-	first, rest, _ = strings.Cut(id, "/")
-	return first, rest
+// shown are the cases that pictures of a kind are made of.
+func (d *drawing) shown(kind Kind) (list []report.Case) {
+	for _, c := range d.report.Cases {
+		if kindOf(c) == kind && (usable(c) || kind == Matrix) { // a cell says why it has no value
+			list = append(list, c)
+		}
+	}
+	return list
 }
 
-// pairCase reports whether a case is for a pair of devices.
-func pairCase(c report.Case) bool { return c.Axes.Of("from") != nil && c.Axes.Of("to") != nil }
+// parent is the name of a case without its last part, which tells contenders apart.
+func parent(id string) string { return id[:max(0, strings.LastIndexByte(id, '/'))] }
 
-// sizeOf is the number by which cases are ordered: the bytes of a copy or a chunk, or how
-// many devices get access. in is how it stands in the case's name.
-func sizeOf(c report.Case) (n float64, in, label string, ok bool) {
-	if n, ok := number64(c.Axes.Of("size")); ok {
-		return float64(n), size.Format(n), "size", true
-	}
-	if n, ok := number64(c.Axes.Of("peers")); ok {
-		return float64(n), fmt.Sprintf("peers-%d", n), "devices that get access", true
-	}
-	return 0, "", "", false
+// command is the first part of a name.
+func command(id string) string {
+	first, _, _ := strings.Cut(id, "/")
+	return first
 }
 
 // number64 is the value of an axis that is a number above 0.
 func number64(value any) (uint64, bool) {
-	switch v := value.(type) {
-	case uint64:
-		return v, v > 0
-	case int:
-		return uint64(max(v, 0)), v > 0
-	}
-	return 0, false
+	n, ok := value.(uint64)
+	return n, ok && n > 0
 }
 
-// noHost stands in the name of a copy that has no end on the host, for the memory there.
-const noHost = "none"
-
-// without is a group's name without its command, one of its parts, and what says nothing.
-func without(group, part string) string {
-	_, rest := command(group)
-	list := slices.DeleteFunc(strings.Split(rest, "/"), func(s string) bool { return s == part || s == noHost })
-	return strings.Join(list, " ")
+// words is a name without its command and its size, and without "none", which stands for the
+// host's memory where a copy has no end there.
+func words(name, size string) string {
+	list := strings.Split(name, "/")[1:]
+	return strings.Join(slices.DeleteFunc(list, func(s string) bool { return s == size || s == "none" }), " ")
 }
 
-// ordered is a map that keeps its order.
-type ordered[T any] struct {
-	keys []string
-	of   map[string]T
+// group is the elements of a list that have the same key.
+type group[T any] struct {
+	key string
+	of  []T
 }
 
-// at returns the value of key, made by fresh if there is none.
-func (o *ordered[T]) at(key string, fresh func() T) T {
-	if _, ok := o.of[key]; !ok {
-		if o.of == nil {
-			o.of = map[string]T{}
-		}
-		o.keys, o.of[key] = append(o.keys, key), fresh()
-	}
-	return o.of[key]
-}
-
-// byKey groups a list by a key, in the order in which the keys come. It leaves out what has
-// no key.
-func byKey[T any](list []T, key func(T) string) (o ordered[[]T]) {
+// groups parts a list by a key, in the order in which the keys come.
+func groups[T any](list []T, key func(T) string) (all []group[T]) {
 	for _, x := range list {
-		if k := key(x); k != "" {
-			same := o.at(k, func() []T { return nil })
-			o.of[k] = append(same, x)
+		k := key(x)
+		i := slices.IndexFunc(all, func(g group[T]) bool { return g.key == k })
+		if i < 0 {
+			i, all = len(all), append(all, group[T]{key: k})
 		}
+		all[i].of = append(all[i].of, x)
 	}
-	return o
+	return all
 }
 
-// plural prints a number of things.
-func plural(n int, one, more string) string {
-	if n == 1 {
-		return "1 " + one
+// number prints three digits, without an exponent for what is read often.
+func number(v float64) string {
+	if a := math.Abs(v); a >= 100 && a < 1e7 {
+		return strconv.FormatFloat(v, 'f', 0, 64)
 	}
-	return fmt.Sprintf("%d %s", n, more)
+	return strconv.FormatFloat(v, 'g', 3, 64)
+}
+
+// lines has a line for each contender, those of memory that grows in place first. points are
+// the points of a case that are above 0.
+func (d *drawing) lines(cases []report.Case, points func(report.Case) []point) (list []series) {
+	for _, g := range groups(cases, func(c report.Case) string { return c.ID[strings.LastIndexByte(c.ID, '/')+1:] }) {
+		s := series{label: g.key}
+		for _, c := range g.of {
+			s.points = append(s.points, points(c)...)
+		}
+		s.points = slices.DeleteFunc(s.points, func(p point) bool { return p.y <= 0 })
+		slices.SortStableFunc(s.points, func(a, b point) int { return cmp.Compare(a.x, b.x) })
+		if len(s.points) == 0 {
+			d.leaveOut("%s: it has no figure above 0", g.of[0].ID)
+			continue
+		}
+		list = append(list, s)
+	}
+	slices.SortStableFunc(list, func(a, b series) int { return cmp.Compare(a.rank(), b.rank()) })
+	return list
+}
+
+// names are the contenders.
+func names(list []series) string {
+	var all []string
+	for _, s := range list {
+		all = append(all, s.label)
+	}
+	return strings.Join(all, ", ")
 }

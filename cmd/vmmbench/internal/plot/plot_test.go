@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"image/png"
 	"io"
-	"math"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -40,7 +40,7 @@ func svg(t *testing.T, c *Chart, theme Theme, width int) string {
 // UPDATE_GOLDEN=1 writes them.
 func TestGolden(t *testing.T) {
 	charts, _ := Charts(load(t))
-	golden := map[string]Theme{"growth-8gib": Light, "ratio-grow": Dark, "bandwidth-bw-d2d": Light}
+	golden := map[string]Theme{"growth-8gib": Light, "ratios-grow": Dark, "bandwidth-bw-d2d": Light, "matrix-write-512mib": Dark}
 	for _, c := range charts {
 		theme, ok := golden[c.Name]
 		if !ok {
@@ -66,21 +66,72 @@ func TestCharts(t *testing.T) {
 	for _, c := range charts {
 		titles[c.Name] = c.Title
 		require.NotEmpty(t, c.Alt, c.Name)
-		require.NotEmpty(t, c.Rows, c.Name)
-		for _, row := range c.Rows {
-			require.Len(t, row, len(c.Header), c.Name)
+	}
+	require.Regexp(t, `^Growing to 8GiB: vmm [\d.]+ ms, mallocAsync-copy [\d.]+ ms, cuMemAlloc-copy \d+ ms$`, titles["growth-8gib"])
+	require.Equal(t, "grow, 8GiB: 3 compared, 2 faster, 1 slower", titles["ratios-grow"])
+	require.Regexp(t, `^bw, vmm against cuMemAlloc: 8 compared, `, titles["ratios-bw"])
+	require.Regexp(t, `^write 512MiB between devices: 9\.\d+ to \d+ GB/s$`, titles["matrix-write-512mib"])
+	require.Regexp(t, `^bw h2d pinned, 1MiB to 512MiB: vmm [\d.]+ to [\d.]+, cuMemAlloc [\d.]+ to [\d.]+ GB/s$`, titles["bandwidth-bw-h2d-pinned"])
+	require.Equal(t, []string{"cases that this machine cannot do: 4"}, left)
+
+	r := load(t)
+	r.Cases = slices.DeleteFunc(r.Cases, func(c report.Case) bool { return kindOf(c) != Growth })
+	only, left := Charts(r, Matrix, Growth)
+	require.Len(t, only, 1)
+	require.Equal(t, []string{"matrix: the report has no figures for it"}, left)
+}
+
+// Axes have the quantity and its unit, and growth in place does not lie on an axis.
+func TestAxes(t *testing.T) {
+	charts, _ := Charts(load(t))
+	for _, c := range charts {
+		for _, row := range c.figure(look{Light, Wide}).plots {
+			for _, p := range row {
+				if p == nil {
+					continue // the last row of matrices is not full
+				}
+				switch c.Kind {
+				case Growth:
+					require.Equal(t, "time in total (ms)", p.Y.Label.Text)
+					require.Equal(t, "appended so far (bytes)", p.X.Label.Text)
+					require.InDelta(t, 3.5, p.Y.Max-p.Y.Min, 1, "powers of ten")
+				case Bandwidth:
+					require.Equal(t, "bandwidth (GB/s)", p.Y.Label.Text)
+					require.Equal(t, "size of a copy (bytes)", p.X.Label.Text)
+				case Ratios:
+					require.Contains(t, p.X.Label.Text, "time of ")
+				case Matrix:
+					require.Contains(t, p.Title.Text, "bandwidth (GB/s)")
+				}
+			}
 		}
 	}
-	require.Regexp(t, `^Growing to 8GiB: vmm [\d.]+ ms, cuMemAlloc-copy \d+ ms$`, titles["growth-8gib"])
-	require.Regexp(t, `^grow: 3 comparisons, 1 slower, 2 faster$`, titles["ratio-grow"])
-	require.Regexp(t, `^write 512M between devices: 9\.\d+ to \d+ GB/s$`, titles["peers-write-512m"])
-	require.Contains(t, titles["samples-p2p-3"], "(81 to 120 of 120)")
-	require.Contains(t, titles, "bandwidth-bw-h2d-pinned")
-	require.Equal(t, []string{"cases that this machine cannot do: 4", "samples of p2p: the 44 of 164 cases that vary least"}, left)
+}
 
-	only, left := Charts(load(t), Calls, Growth)
-	require.Len(t, only, 1)
-	require.Contains(t, left, "calls: the report has no figures for it")
+// Comparisons that differ for sure come first, then those that may, and 40 of them at most.
+func TestRatiosOrder(t *testing.T) {
+	r := load(t)
+	r.Comparisons = nil
+	for i := range 50 {
+		ratio := 1 + float64(i+1)/100
+		low, high := ratio-0.001, ratio+0.001
+		r.Comparisons = append(r.Comparisons, report.Comparison{ID: fmt.Sprintf("x/%d: a against b", i), Ratio: &ratio, Low: &low, High: &high, Margin: 0.02, Verdict: stat.Slower})
+	}
+	noisy, low, high := 9.0, 0.5, 99.0
+	r.Comparisons = append(r.Comparisons, report.Comparison{ID: "x/noisy: a against b", Ratio: &noisy, Low: &low, High: &high, Margin: 0.02, Verdict: stat.TooNoisy})
+	charts, left := Charts(r, Ratios)
+	require.Len(t, charts, 1)
+	require.Equal(t, []string{"cases that this machine cannot do: 4", "x: the 11 of 51 comparisons that differ least"}, left)
+	require.Equal(t, "x, a against b: the 40 of 51 that differ most, 40 slower", charts[0].Title)
+	var rows []string
+	for _, tick := range charts[0].figure(look{Light, Wide}).plots[0][0].Y.Tick.Marker.Ticks(0, 0) {
+		rows = append(rows, tick.Label)
+	}
+	require.Len(t, rows, maxRows)
+	require.Equal(t, []string{"49", "48", "47"}, rows[:3])
+	got := svg(t, charts[0], Light, Narrow)
+	require.Contains(t, got, ">equal within ±2 %<")
+	require.Contains(t, got, ">1.500 slower<")
 }
 
 // Every picture is an XML document with a title and a description, which loads nothing,
@@ -88,7 +139,7 @@ func TestCharts(t *testing.T) {
 func TestSVG(t *testing.T) {
 	charts, _ := Charts(load(t))
 	for _, c := range charts {
-		for _, width := range []int{Wide, Narrow} {
+		for _, width := range []int{Narrow, 400, Wide, 1000} {
 			got := svg(t, c, Light, width)
 			require.Equal(t, got, svg(t, c, Light, width), "twice the same")
 			require.NoError(t, complaint(got, width), "%s at %d", c.Name, width)
@@ -103,12 +154,18 @@ func TestSVG(t *testing.T) {
 		strings.Replace(good, `<text `, `<text onload="x" href="https://example.com" `, 1),
 		regexp.MustCompile(`<text textLength="[\d.]+"`).ReplaceAllString(good, `<text textLength="900"`),
 		strings.Replace(good, "</svg>", "", 1),
+		regexp.MustCompile(`<text [^>]*>[^<]*</text>`).ReplaceAllString(good, "$0$0"),
 	} {
 		require.Error(t, complaint(bad, Wide))
 	}
 }
 
 var loads = regexp.MustCompile(`<script|<image|<foreignObject|href=|url\(|@import|onload`)
+
+var fontSize = regexp.MustCompile(`font-size:[\d.]+`)
+
+// box is where a text stands.
+type box struct{ left, top, right, bottom float64 }
 
 // complaint says what is wrong with a picture.
 func complaint(svg string, width int) error {
@@ -117,6 +174,8 @@ func complaint(svg string, width int) error {
 	}
 	d := xml.NewDecoder(strings.NewReader(svg))
 	names := map[string]int{}
+	var texts []box
+	turned := false
 	for {
 		token, err := d.Token()
 		if errors.Is(err, io.EOF) {
@@ -130,18 +189,39 @@ func complaint(svg string, width int) error {
 			continue
 		}
 		names[start.Name.Local]++
-		if start.Name.Local != "text" {
-			continue
-		}
-		at := map[string]float64{}
+		at, style := map[string]float64{}, ""
 		for _, a := range start.Attr {
+			switch a.Name.Local {
+			case "transform": // the name of the vertical axis is turned
+				turned = strings.Contains(a.Value, "rotate") || turned && start.Name.Local == "text"
+			case "style":
+				style = a.Value
+			}
 			if v, err := strconv.ParseFloat(a.Value, 64); err == nil {
 				at[a.Name.Local] = v
 			}
 		}
+		if start.Name.Local != "text" {
+			continue
+		}
+		if turned {
+			turned = false
+			continue
+		}
 		if at["x"] < 0 || at["x"]+at["textLength"] > float64(width)+0.5 {
 			return fmt.Errorf("a text goes from %v for %v", at["x"], at["textLength"])
 		}
+		var high float64
+		if _, err := fmt.Sscanf(fontSize.FindString(style), "font-size:%f", &high); err != nil {
+			return fmt.Errorf("a text without a size: %s", style)
+		}
+		b := box{at["x"], at["y"] - 0.7*high, at["x"] + at["textLength"], at["y"]}
+		for _, other := range texts {
+			if b.left < other.right && other.left < b.right && b.top < other.bottom && other.top < b.bottom {
+				return fmt.Errorf("texts overlap: %v and %v", b, other)
+			}
+		}
+		texts = append(texts, b)
 	}
 	if names["title"] != 1 || names["desc"] != 1 {
 		return fmt.Errorf("%d titles, %d descriptions", names["title"], names["desc"])
@@ -149,15 +229,24 @@ func complaint(svg string, width int) error {
 	return nil
 }
 
-func TestPNG(t *testing.T) {
+func TestWrite(t *testing.T) {
 	charts, _ := Charts(load(t), Growth)
-	var b bytes.Buffer
-	require.NoError(t, charts[0].PNG(&b, Dark, Wide))
-	im, err := png.Decode(&b)
+	write := func(format string) []byte {
+		var b bytes.Buffer
+		require.NoError(t, charts[0].Write(&b, format, Dark, Wide))
+		return b.Bytes()
+	}
+	for _, format := range Formats {
+		require.Equal(t, write(format), write(format), format)
+	}
+	require.Equal(t, svg(t, charts[0], Dark, Wide), string(write("svg")))
+	im, err := png.Decode(bytes.NewReader(write("png")))
 	require.NoError(t, err)
 	require.Equal(t, 2*Wide, im.Bounds().Dx())
-	r, g, blue, _ := im.At(0, 0).RGBA()
-	require.Equal(t, hex(Dark.Background), fmt.Sprintf("#%02X%02X%02X", r>>8, g>>8, blue>>8))
+	for _, y := range []int{0, im.Bounds().Dy() - 1} {
+		r, g, blue, _ := im.At(0, y).RGBA()
+		require.Equal(t, hex(Dark.Background), fmt.Sprintf("#%02X%02X%02X", r>>8, g>>8, blue>>8))
+	}
 }
 
 // one is a report of a single case with these samples.
@@ -186,21 +275,24 @@ func TestLittleData(t *testing.T) {
 	ratio := one("", "", nil)
 	zero, above := 0.0, 1e-9
 	ratio.Comparisons = []report.Comparison{{ID: "x", Ratio: &zero}, {ID: "y", Ratio: &above, Low: &zero, High: &above}}
+	sizes := one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 5)
+	sizes.Cases = append(sizes.Cases, one("bw/h2d/2MiB/vmm", "GB/s", report.Axes{{Name: "size", Value: uint64(2 << 20)}}, 5).Cases...)
+	ratio.Comparisons = append(ratio.Comparisons, report.Comparison{ID: "a long name", Ratio: &above, Verdict: stat.TooFew})
 	for name, c := range map[string]struct {
 		r    *report.Report
 		want string // names of the pictures
 	}{
-		"one copy":          {one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 5), "bandwidth-bw"},
-		"no bandwidth":      {one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 0, 0), "bandwidth-bw"},
-		"one call":          {one("ops/1MiB/map", "us", report.Axes{n}, 5), "calls-ops"},
-		"two samples":       {one("ops/1MiB/map", "us", report.Axes{n}, 5, 7), "calls-ops samples-ops"},
-		"no axes":           {one("x", "GB/s", nil, 1, 2), "samples-x"},
-		"no name":           {one("", "GB/s", report.Axes{n}, 1), "bandwidth"},
-		"one pair":          {one("p2p/a-b/vmm", "us", pair, 2), "peers"},
-		"a pair without":    {one("p2p/a-b/vmm", "GB/s", pair, 0), "peers"},
-		"one growth":        {grown, "growth-1mib steps-1mib"},
-		"nothing appended":  {empty, "growth-0b"},
-		"strange ratios":    {ratio, "ratio-y"},
+		"one copy":          {one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 5), ""},
+		"two sizes":         {sizes, "bandwidth-bw-h2d"},
+		"no bandwidth":      {one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 0, 0), ""},
+		"one call":          {one("ops/1MiB/map", "us", report.Axes{n}, 5), ""},
+		"no axes":           {one("x", "GB/s", nil, 1, 2), ""},
+		"no name":           {one("", "GB/s", report.Axes{n}, 1), ""},
+		"one pair":          {one("p2p/a-b/vmm", "us", pair, 2), "matrix"},
+		"a pair without":    {one("p2p/a-b/vmm", "GB/s", pair, 0), ""},
+		"one growth":        {grown, "growth-1mib"},
+		"nothing appended":  {empty, ""},
+		"strange ratios":    {ratio, "ratios-y ratios-a-long-name"},
 		"nothing":           {one("bw/x", "GB/s", nil), ""},
 		"sizes are strings": {one("bw/h2d/x/vmm", "GB/s", report.Axes{{Name: "size", Value: "x"}}, 1), ""},
 	} {
@@ -213,15 +305,16 @@ func TestLittleData(t *testing.T) {
 				require.NoError(t, complaint(got, width), name)
 				require.NotContains(t, got, "NaN", name)
 				require.NotContains(t, got, "Inf", name)
-				require.Contains(t, got, "&lt;host&gt;\u00A0&amp;\u00A0memory", name)
+				require.Contains(t, got, "&lt;host&gt; &amp; memory", name)
 			}
 		}
 		require.Equal(t, c.want, strings.Join(names, " "), name)
 	}
 }
 
-// A growth that doubles has its points at 2 MiB, 4 MiB and so on, and ends at its target.
-func TestDoublingGrowth(t *testing.T) {
+// A growth that doubles has its points at 2 MiB, 4 MiB and so on, and ends at its target. One
+// of very many steps has about a hundred.
+func TestCumulative(t *testing.T) {
 	r := one("grow/12MiB/vmm", "ms", report.Axes{{Name: "step", Value: "x2"}}, 10)
 	r.Cases[0].Bytes = 12 << 20
 	r.Cases[0].Stats.Growth = &report.Growth{Samples: [][]float64{{1, 2, 3, 4}}}
@@ -229,41 +322,42 @@ func TestDoublingGrowth(t *testing.T) {
 	for _, p := range cumulative(r.Cases[0]) {
 		x = append(x, p.x/(1<<20))
 	}
-	require.Equal(t, []float64{0, 2, 4, 8, 12}, x)
+	require.Equal(t, []float64{2, 4, 8, 12}, x)
+
+	r.Cases[0].Axes = report.Axes{{Name: "step", Value: uint64(1 << 10)}}
+	r.Cases[0].Stats.Growth.Samples[0] = slices.Repeat([]float64{1e6}, 12<<10)
+	points := cumulative(r.Cases[0])
+	require.InDelta(t, 97, len(points), 1)
+	require.InDelta(t, 12<<10, points[len(points)-1].y, 0.01)
 }
 
-// More series than marks become several pictures, each with the first.
-func TestParts(t *testing.T) {
-	var labels []string
+// Memory that grows in place comes first, and more contenders than colors differ in marks.
+func TestLines(t *testing.T) {
+	var cases []report.Case
 	for i := range 10 {
-		labels = append(labels, fmt.Sprint(i))
+		cases = append(cases, one(fmt.Sprintf("x/c%d", i), "ms", nil, 1).Cases...)
 	}
-	labels = append(labels, "vmm-ahead", "vmm")
-	got := parts(labels)
-	require.Len(t, got, 2)
-	require.Equal(t, []string{"vmm", "vmm-ahead", "0", "1", "2", "3", "4"}, got[0])
-	require.Equal(t, []string{"vmm", "5", "6", "7", "8", "9"}, got[1])
+	cases = append(cases, one("x/vmm", "ms", nil, 1).Cases...)
+	lines := (&drawing{}).lines(cases, func(report.Case) []point { return []point{newPoint(1, 1, nil, nil)} })
+	require.Equal(t, "vmm, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9", names(lines))
+	require.Equal(t, Light.color(0), Light.color(7))
+	require.NotEqual(t, Light.mark(0).Shape, Light.mark(7).Shape)
+}
+
+func TestWrap(t *testing.T) {
+	s := look{Light, Wide}.text(smallSize)
+	require.Equal(t, "host_to_device_\nmemcpy_ce h2d\npinned 512MiB", wrap(s, "host_to_device_memcpy_ce h2d pinned 512MiB", 75))
+	require.Equal(t, "aaa…aaa\nbb", wrap(s, strings.Repeat("a", 100)+" bb", 45))
+	require.Empty(t, wrap(s, "", 75))
 }
 
 func TestTicks(t *testing.T) {
-	text := func(a axis) string {
-		var list []string
-		for _, tick := range a.ticks {
-			if tick.Label != "" {
-				list = append(list, tick.Label)
-			}
-		}
-		return strings.Join(list, " ")
-	}
-	require.Equal(t, "64K 1M 1G", text(sizeAxis("", []float64{1 << 30, 64 << 10, 1 << 20, 1 << 20})))
-	require.Equal(t, "0 2G 4G 6G 8G", text(bytesAxis("", 8<<30)))
-	require.Equal(t, "0 10 20 30 40 50", text(linearAxis("", 0, 55, 1)))
-	require.Equal(t, "0 200 400 600 800 1000", text(timeAxis(999e3)))
-	require.Equal(t, "us", timeAxis(999e3).label)
-	require.Equal(t, "1 us 10 us 100 us 1 ms", text(logAxis("", 1e3, 1e6, formatTime)))
-	require.Equal(t, "0.7 0.8 0.9 1 1.1 1.2", text(logAxis("", 0.8, 1.1, func(v float64) string { return trim(math.Round(v*1e6) / 1e6) })))
-	require.Equal(t, "999 ns", formatTime(999))
-	require.Equal(t, "1.5 s", formatTime(1.5e9))
+	require.Equal(t, []float64{4 << 10, 64 << 10, 1 << 20}, binary(4000, 2<<20, 3))
+	require.Equal(t, []float64{1, 2, 5, 10, 20}, decades(0.9, 25))
+	require.Equal(t, []float64{0.01, 0.1, 1, 10}, decades(0.009, 11))
+	require.InDeltaSlice(t, []float64{0.98, 1, 1.02, 1.04}, decades(0.97, 1.05), 1e-9)
+	require.InDeltaSlice(t, []float64{0.6, 0.8, 1, 1.2, 1.4, 1.6, 1.8}, decades(0.5, 1.9), 1e-9)
+	require.Equal(t, "0.985", decimal(0.97+3*0.005))
 }
 
 // Of a report with very many cases the first are drawn, and it says so.
@@ -279,22 +373,8 @@ func TestManyCases(t *testing.T) {
 		{ID: "a", A: r.Cases[0].ID, B: r.Cases[1].ID, Ratio: &one, Low: &one, High: &one},
 		{ID: "b", A: r.Cases[0].ID, B: c.ID, Ratio: &one, Low: &one, High: &one},
 	}
-	_, left := Charts(r, Ratio)
+	_, left := Charts(r, Ratios)
 	require.Equal(t, []string{"the last 1 of 2001 cases", "1 of 2 comparisons"}, left)
 	require.Len(t, r.Cases, report.MaxShown+1, "the report stays as it was")
 	require.Len(t, r.Comparisons, 2)
-}
-
-// A line with few points keeps its highest and lowest.
-func TestExtremes(t *testing.T) {
-	r := one("x", "us", nil, make([]float64, 5000)...)
-	for i := range r.Cases[0].Samples {
-		r.Cases[0].Samples[i] = 10
-	}
-	r.Cases[0].Samples[2500] = 13
-	r.Cases[0].Stats.Median = 10
-	charts, _ := Charts(r, Samples)
-	got := svg(t, charts[0], Light, Wide)
-	require.Less(t, len(got), 30_000, "5,000 samples are not 5,000 points")
-	require.Contains(t, charts[0].Rows[0], "10 ns")
 }

@@ -31,7 +31,7 @@ func TestSyntheticReport(t *testing.T) {
 	free := uint64(138 << 30)
 	s.Report = report.New(report.Run{
 		Command: "tour", Args: []string{"--device", "cuda:all"}, Version: "v0.0.0-synthetic", Started: "2026-11-20T10:00:00Z", Seconds: 29,
-		Measure: &report.Measure{Seed: 1, Samples: 7, MinTime: 1e6, MaxTime: 5e9, Order: "random", Verify: "full", Margin: 0.02},
+		Measure: &report.Measure{Seed: 1, Samples: 10, MinTime: 1e6, MaxTime: 5e9, Order: "random", Verify: "full", Margin: 0.02},
 	}, report.Host{OS: "linux", Arch: "amd64", CPU: "no processor", CPUs: 128, Go: "go1.26", Limits: []report.Limit{}})
 	for i := range 8 {
 		s.Devices = append(s.Devices, report.Device{
@@ -90,8 +90,8 @@ func (s *synthetic) add(id, unit string, bytes uint64, samples []float64, axes .
 func (s *synthetic) compare(with string) {
 	b := s.Cases[len(s.Cases)-1]
 	a := s.Cases[slices.IndexFunc(s.Cases, func(c report.Case) bool { return c.ID == with })]
-	group, label := split(b.ID)
-	_, other := split(with)
+	group := parent(b.ID)
+	label, other := b.ID[len(group)+1:], with[len(group)+1:]
 	c := report.Comparison{ID: group + ": " + label + " against " + other, A: with, B: b.ID, Margin: 0.02, Verdict: stat.TooFew}
 	if e, err := stat.Ratio(a.Samples, b.Samples); err == nil {
 		c.Ratio, c.Low, c.High, c.Verdict = &e.Ratio, &e.Interval.Low, &e.Interval.High, stat.Judge(e, 0.02)
@@ -114,7 +114,7 @@ func (s *synthetic) growths() {
 	} {
 		var all [][]float64
 		var totals []float64
-		for range 7 {
+		for range 10 {
 			var steps []float64
 			total := 0.0
 			for i := range int(target / step) {
@@ -145,7 +145,7 @@ func (s *synthetic) copies() {
 		for n := uint64(1 << 20); n <= 1<<30; n *= 8 {
 			group := fmt.Sprintf("bw/%s/%s/%s", of.direction, of.host, size.Format(n))
 			for _, mem := range []string{"cuMemAlloc", "vmm"} {
-				s.add(group+"/"+mem, "GB/s", n, s.around(5e3+float64(n)/of.most, 0.006, 9),
+				s.add(group+"/"+mem, "GB/s", n, s.around(5e3+float64(n)/of.most, 0.006, 10),
 					report.Axis{Name: "direction", Value: of.direction}, report.Axis{Name: "host", Value: of.host}, report.Axis{Name: "size", Value: n}, report.Axis{Name: "mem", Value: mem})
 			}
 			s.compare(group + "/cuMemAlloc")

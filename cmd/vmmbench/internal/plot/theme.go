@@ -3,9 +3,8 @@ package plot
 import (
 	"fmt"
 	"image/color"
-	"math"
 
-	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/plotutil"
 	"gonum.org/v1/plot/vg/draw"
 )
 
@@ -58,78 +57,49 @@ func (t Theme) Variables() []Variable {
 
 func hex(c color.NRGBA) string { return fmt.Sprintf("#%02X%02X%02X", c.R, c.G, c.B) }
 
-// outline is a shape that is not filled: lines, from the center, in radii.
-type outline [][][2]vg.Length
+// color, mark and line are how series i is drawn. Colors come again, but not with the same
+// marks and dashes.
+func (t Theme) color(i int) color.NRGBA { return t.Series[i%len(t.Series)] }
 
-// DrawGlyph implements draw.GlyphDrawer.
-func (o outline) DrawGlyph(c *draw.Canvas, s draw.GlyphStyle, at vg.Point) {
-	line := draw.LineStyle{Color: s.Color, Width: 1.5}
-	if o == nil { // a ring
-		c.SetLineStyle(line)
-		var p vg.Path
-		p.Move(vg.Point{X: at.X + s.Radius, Y: at.Y})
-		p.Arc(at, s.Radius, 0, 2*math.Pi)
-		c.Stroke(p)
-		return
-	}
-	for _, points := range o {
-		var list []vg.Point
-		for _, p := range points {
-			list = append(list, vg.Point{X: at.X + p[0]*s.Radius, Y: at.Y + p[1]*s.Radius})
-		}
-		c.StrokeLines(line, list)
-	}
+func (t Theme) mark(i int) draw.GlyphStyle {
+	return draw.GlyphStyle{Color: t.color(i), Radius: 3.5, Shape: plotutil.Shape(i + 5)} // those that are filled first
 }
 
-var (
-	ring   = outline(nil)
-	cross  = outline{{{-1, -1}, {1, 1}}, {{-1, 1}, {1, -1}}}
-	plus   = outline{{{-1.2, 0}, {1.2, 0}}, {{0, -1.2}, {0, 1.2}}}
-	square = outline{{{-1, -1}, {1, -1}, {1, 1}, {-1, 1}, {-1, -1}}}
-)
+func (t Theme) line(i int) draw.LineStyle {
+	return draw.LineStyle{Color: t.color(i), Width: 1.75, Dashes: plotutil.Dashes(i)}
+}
 
-// glyphs and dashes tell series apart without their colors.
-var (
-	glyphs = [7]draw.GlyphDrawer{
-		draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, ring, cross, plus, square,
-	}
-	dashes = [7][]vg.Length{nil, {6, 3}, {2, 2}, {8, 3, 2, 3}, {10, 4}, {4, 2, 1, 2}, {1, 3}}
-)
+// faint is a color that what lies behind shows through. Unlike a color.NRGBA it rounds up
+// where it multiplies by its opacity. The canvas for SVG divides and rounds down, so the
+// document has the color of the theme, which a page looks for.
+type faint color.NRGBA
 
-// heatStops are the colors of cividis, from the least to the greatest value. They are the
-// same in both themes.
-var heatStops = []color.NRGBA{
+// opacity of faint colors, of 255.
+const opacity = 46
+
+// RGBA implements color.Color.
+func (f faint) RGBA() (r, g, b, a uint32) {
+	part := func(v uint8) uint32 { return (uint32(v)*opacity*0x101 + 254) / 255 }
+	return part(f.R), part(f.G), part(f.B), opacity * 0x101
+}
+
+// heat are the colors of cividis, from the least to the greatest value, and the same in
+// both themes.
+var heat = heatPalette{
 	rgb(0x00224E), rgb(0x123570), rgb(0x3B496C), rgb(0x575D6D), rgb(0x707173),
 	rgb(0x8A8678), rgb(0xA59C74), rgb(0xC3B369), rgb(0xE1CC55), rgb(0xFEE838),
 }
 
-// heatColor is the color of a value between 0 and 1, and one for text on it. The text is
-// neither quite white nor quite black: these are colors of a theme, which a page replaces.
-func heatColor(v float64) (cell, text color.NRGBA) {
-	at := min(max(v, 0), 1) * float64(len(heatStops)-1)
-	i := min(int(at), len(heatStops)-2)
-	a, b, part := heatStops[i], heatStops[i+1], at-float64(i)
-	mix := func(x, y uint8) uint8 { return uint8(float64(x) + part*(float64(y)-float64(x)) + 0.5) }
-	cell = color.NRGBA{R: mix(a.R, b.R), G: mix(a.G, b.G), B: mix(a.B, b.B), A: 255}
-	white, black := rgb(0xFEFEFE), rgb(0x010101)
-	if contrast(cell, white) > contrast(cell, black) {
-		return cell, white
-	}
-	return cell, black
-}
+type heatPalette []color.Color
 
-// contrast is the ratio of contrast of two colors, from 1 to 21, as the Web Content
-// Accessibility Guidelines define it.
-func contrast(a, b color.NRGBA) float64 {
-	light := func(c color.NRGBA) float64 {
-		part := func(v uint8) float64 {
-			if x := float64(v) / 255; x > 0.04045 {
-				return math.Pow((x+0.055)/1.055, 2.4)
-			}
-			return float64(v) / 255 / 12.92
-		}
-		return 0.2126*part(c.R) + 0.7152*part(c.G) + 0.0722*part(c.B)
+// Colors implements palette.Palette.
+func (p heatPalette) Colors() []color.Color { return p }
+
+// onHeat is the color of text on one of the colors of heat. It is neither quite white nor
+// quite black: these are colors of a theme, which a page replaces.
+func onHeat(i int) color.NRGBA {
+	if i < 5 {
+		return rgb(0xFEFEFE)
 	}
-	x, y := light(a), light(b)
-	return (max(x, y) + 0.05) / (min(x, y) + 0.05)
+	return rgb(0x010101)
 }

@@ -1,6 +1,8 @@
 package plot
 
 import (
+	"image/color"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,9 +21,8 @@ func TestContrast(t *testing.T) {
 			require.GreaterOrEqual(t, contrast(series, theme.Background), 3.0, "%s %s", theme.Name, hex(series))
 		}
 	}
-	for i := range 101 {
-		cell, text := heatColor(float64(i) / 100)
-		require.GreaterOrEqual(t, contrast(cell, text), 4.5, "%d %%", i)
+	for i, cell := range heat {
+		require.GreaterOrEqual(t, contrast(cell.(color.NRGBA), onHeat(i)), 4.5, "%d", i)
 	}
 }
 
@@ -34,8 +35,23 @@ func TestVariables(t *testing.T) {
 		require.False(t, seen[v.Color], "%s is the color of two names", v.Color)
 		seen[v.Color] = true
 	}
-	for i := range 1001 {
-		cell, text := heatColor(float64(i) / 1000)
-		require.False(t, seen[hex(cell)] || seen[hex(text)], "the colors of cells are the same in both themes")
+	for i, cell := range heat {
+		require.False(t, seen[hex(cell.(color.NRGBA))] || seen[hex(onHeat(i))], "the colors of cells are the same in both themes")
 	}
+}
+
+// contrast is the ratio of contrast of two colors, from 1 to 21, as the Web Content
+// Accessibility Guidelines define it.
+func contrast(a, b color.NRGBA) float64 {
+	light := func(c color.NRGBA) float64 {
+		part := func(v uint8) float64 {
+			if x := float64(v) / 255; x > 0.04045 {
+				return math.Pow((x+0.055)/1.055, 2.4)
+			}
+			return float64(v) / 255 / 12.92
+		}
+		return 0.2126*part(c.R) + 0.7152*part(c.G) + 0.0722*part(c.B)
+	}
+	x, y := light(a), light(b)
+	return (max(x, y) + 0.05) / (min(x, y) + 0.05)
 }

@@ -180,6 +180,26 @@ func growths(r *Report, command string) grid {
 	return g
 }
 
+// soaks is the table of the slowest samples of cases that were repeated for long.
+func soaks(r *Report, command string) grid {
+	l := layoutOf(r, command)
+	g := grid{title: strings.ToUpper(command) + ", repeated for long", keys: l.axes, columns: []string{"n", "p50", "p99", "p99.9", "slowest", "at"}}
+	for _, c := range casesOf(r, command) {
+		if c.Stats == nil || c.Stats.Soak == nil {
+			continue
+		}
+		x := c.Stats.Soak
+		row := gridRow{keys: l.values(c), cells: []string{fmt.Sprint(c.Stats.N), formatTime(x.P50), "", "", formatTime(x.Slowest), fmt.Sprintf("%.1f of %.1f s", x.SlowestAt, x.Seconds)}}
+		for i, q := range []*float64{x.P99, x.P999} {
+			if q != nil {
+				row.cells[2+i] = formatTime(*q)
+			}
+		}
+		g.rows = append(g.rows, row)
+	}
+	return g
+}
+
 // sharings is the table of what sharing adds to its cases.
 func sharings(r *Report, command string) grid {
 	l := layoutOf(r, command)
@@ -214,7 +234,7 @@ func pools(r *Report, command string) grid {
 }
 
 // ratioColumns are the columns of a comparison.
-var ratioColumns = []string{"ratio", "95 %", "margin", "verdict", "n needed"}
+var ratioColumns = []string{"ratio", "95 %", "margin", "verdict"}
 
 // comparisons is the table of the comparisons of a command's cases, but for what this
 // machine does not have. With runs, it is of those with the baseline.
@@ -270,15 +290,12 @@ func otherComparisons(r *Report) grid {
 
 // ratio has the columns of a comparison.
 func ratio(c Comparison) (cells, notes []string) {
-	cells = []string{"", "", fmt.Sprintf("%g %%", c.Margin*100), string(c.Verdict), ""}
+	cells = []string{"", "", fmt.Sprintf("%g %%", c.Margin*100), string(c.Verdict)}
 	if c.Ratio != nil {
 		cells[0] = fmt.Sprintf("%.3f", *c.Ratio)
 	}
 	if c.Low != nil && c.High != nil {
 		cells[1] = fmt.Sprintf("%.3f to %.3f", *c.Low, *c.High)
-	}
-	if c.Needed != nil {
-		cells[4] = fmt.Sprint(*c.Needed)
 	}
 	if c.Reason != "" {
 		notes = append(notes, string(c.Reason))

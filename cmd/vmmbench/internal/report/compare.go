@@ -19,8 +19,8 @@ type Baseline struct {
 	Devices []Device `json:"devices"`
 	OldRuns int      `json:"old_runs"` // of how many reports the comparisons are
 	NewRuns int      `json:"new_runs"`
-	OnlyOld []string `json:"only_old"` // cases that the new run does not have
-	OnlyNew []string `json:"only_new"` // cases that the baseline does not have
+	OnlyOld []string `json:"only_old"` // cases that a new run does not have
+	OnlyNew []string `json:"only_new"` // cases that an old run does not have
 }
 
 // CompareOptions say how two runs are compared.
@@ -146,29 +146,40 @@ func sameCase(a, b Case, o CompareOptions) error {
 
 // CompareRuns is Compare for several runs on a side: each old one is compared with each new
 // one, and the interval of a case contains theirs. So it knows what differs from run to run,
-// and a verdict is firm if it is the same for all. The baseline is the first old run.
-func CompareRuns(older, newer []*Report, o CompareOptions) (*Baseline, []Comparison, error) {
-	base, list, err := Compare(older[0], newer[0], o)
-	if err != nil {
-		return nil, nil, err
-	}
-	base.OldRuns, base.NewRuns = len(older), len(newer)
+// and a verdict is firm if it is the same for all. The baseline is the first old run; a case
+// that one run on the other side lacks is in OnlyOld or OnlyNew.
+func CompareRuns(older, newer []*Report, o CompareOptions) (base *Baseline, list []Comparison, err error) {
 	byName := map[string][]Comparison{}
 	for _, a := range older {
 		for _, b := range newer {
-			_, more, err := Compare(a, b, o)
+			one, more, err := Compare(a, b, o)
 			if err != nil {
 				return nil, nil, err
 			}
+			if base == nil {
+				base, list = one, more
+			}
+			base.OnlyOld, base.OnlyNew = union(base.OnlyOld, one.OnlyOld), union(base.OnlyNew, one.OnlyNew)
 			for _, c := range more {
 				byName[c.B] = append(byName[c.B], c)
 			}
 		}
 	}
+	base.OldRuns, base.NewRuns = len(older), len(newer)
 	for i, c := range list {
 		list[i] = together(byName[c.B], len(older)*len(newer))
 	}
 	return base, list, nil
+}
+
+// union returns a with what only b has.
+func union(a, b []string) []string {
+	for _, x := range b {
+		if !slices.Contains(a, x) {
+			a = append(a, x)
+		}
+	}
+	return a
 }
 
 // together is one comparison of those of a case, of which there should be so many.
@@ -178,7 +189,7 @@ func together(list []Comparison, want int) Comparison {
 		return c
 	}
 	if len(list) < want {
-		c.Ratio, c.Low, c.High, c.Needed = nil, nil, nil, nil
+		c.Ratio, c.Low, c.High = nil, nil, nil
 		c.Verdict, c.Reason = stat.NotMeasured, "the case is not in all runs"
 		return c
 	}
@@ -190,9 +201,7 @@ func together(list []Comparison, want int) Comparison {
 		mean += math.Log(*x.Ratio) / float64(want)
 		low, high = min(low, *x.Low), max(high, *x.High)
 	}
-	e := stat.Estimate{N: want, Ratio: math.Exp(mean), Interval: stat.Interval{Low: low, High: high}}
-	c.Judge(e, nil)
-	c.Needed = nil // more samples in a run do not show what differs between runs
+	c.Judge(stat.Estimate{Ratio: math.Exp(mean), Interval: stat.Interval{Low: low, High: high}}, nil)
 	return c
 }
 
@@ -206,7 +215,7 @@ func compareRuns(a, b Case, margin float64) Comparison {
 		}
 		return c
 	}
-	c.Judge(stat.Unpaired(a.Samples, b.Samples))
+	c.Judge(stat.Unpaired(a.Samples, b.Samples, a.Places(), b.Places()))
 	return c
 }
 
@@ -221,9 +230,6 @@ func (c *Comparison) Judge(e stat.Estimate, err error) {
 		return
 	}
 	c.Ratio, c.Low, c.High, c.Verdict = &e.Ratio, &e.Interval.Low, &e.Interval.High, stat.Judge(e, c.Margin)
-	if needed := e.Needed(c.Margin); c.Verdict == stat.TooNoisy && needed > 0 {
-		c.Needed = &needed
-	}
 }
 
 // ofRuns reports whether a comparison is of one case in two runs.

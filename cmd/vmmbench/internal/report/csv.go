@@ -56,7 +56,6 @@ func csvColumns(r *Report) []csvColumn {
 		csvColumn{"ratio_high", nil, func(c Comparison) string { return csvOptional(c.High) }},
 		csvColumn{"margin", nil, func(c Comparison) string { return csvNumber(c.Margin) }},
 		csvColumn{"verdict", nil, func(c Comparison) string { return string(c.Verdict) }},
-		csvColumn{"needed_samples", nil, func(c Comparison) string { return csvOptional(c.Needed) }},
 	)
 }
 
@@ -90,6 +89,14 @@ func csvStats() []csvColumn {
 				return ""
 			}
 			return csvNumber(of(s.Both))
+		})
+	}
+	soak := func(name string, of func(*Soak) string) csvColumn {
+		return stats(name, func(s *Stats) string {
+			if s.Soak == nil {
+				return ""
+			}
+			return of(s.Soak)
 		})
 	}
 	growth := func(name string, of func(*Growth) string) csvColumn {
@@ -140,6 +147,11 @@ func csvStats() []csvColumn {
 		stats("p5_ns", func(s *Stats) string { return csvNumber(s.P5) }),
 		stats("p95_ns", func(s *Stats) string { return csvNumber(s.P95) }),
 		stats("max_ns", func(s *Stats) string { return csvNumber(s.Max) }),
+		soak("soak_p50_ns", func(x *Soak) string { return csvNumber(x.P50) }),
+		soak("soak_p99_ns", func(x *Soak) string { return csvOptional(x.P99) }),
+		soak("soak_p999_ns", func(x *Soak) string { return csvOptional(x.P999) }),
+		soak("soak_slowest_ns", func(x *Soak) string { return csvNumber(x.Slowest) }),
+		soak("soak_slowest_at_seconds", func(x *Soak) string { return csvNumber(x.SlowestAt) }),
 		growth("steps", func(g *Growth) string { return csvNumber(g.Steps) }),
 		growth("step_p50_ns", func(g *Growth) string { return csvNumber(g.StepP50) }),
 		growth("step_p99_ns", func(g *Growth) string { return csvNumber(g.StepP99) }),

@@ -15,6 +15,7 @@ package report
 //	only.go         only some of its groups
 //	format.go       the formats, and Output: writing a report as it comes
 //	csv.go          CSV
+//	nvbandwidth.go  nvbandwidth's text and JSON
 //	gobench.go      Go's benchmark format
 //	html.go         what a page of HTML shows of a report
 //	table.go        tables of the run and its devices; document, which all tables are written to

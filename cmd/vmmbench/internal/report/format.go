@@ -20,9 +20,13 @@ const (
 	CSV      Format = "csv"
 	Markdown Format = "md"
 	GoBench  Format = "gobench"
+
+	// As NVIDIA's nvbandwidth prints its own cases, of which there are none in most reports.
+	NVBandwidth     Format = "nvbandwidth"
+	NVBandwidthJSON Format = "nvbandwidth-json"
 )
 
-var formats = []Format{Table, JSON, NDJSON, CSV, Markdown, GoBench}
+var formats = []Format{Table, JSON, NDJSON, CSV, Markdown, GoBench, NVBandwidth, NVBandwidthJSON}
 
 // Set implements pflag.Value.
 func (f *Format) Set(s string) error {
@@ -128,6 +132,10 @@ func (o Output) Finished(r *Report) error {
 		return writeCSV(o.W, r)
 	case GoBench:
 		return writeGoBench(o.W, r)
+	case NVBandwidth:
+		return writeNVBandwidth(o.W, r)
+	case NVBandwidthJSON:
+		return writeNVBandwidthJSON(o.W, r)
 	}
 	return tables(o.W, r, o.Format == Markdown)
 }

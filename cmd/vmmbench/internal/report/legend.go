@@ -8,6 +8,12 @@ import (
 
 // terms are the words that need an explanation, in the order in which it is printed.
 var terms = []Word{
+	{"runs on", "the NUMA nodes on whose CPUs this process may run"},
+	{"memory of", "the NUMA nodes whose memory it may have"},
+	{"path", "what connects two devices: NV18 is 18 NVLinks; PIX, PXB, PHB, NODE, SYS are PCIe, each longer than the one before"},
+	{"atomics", "whether atomic operations work over the path"},
+	{"rank", "the driver's order of paths by speed, 0 the fastest"},
+	{"now", "what this process may do with the other's memory already"},
 	{"granularity", "sizes of chunks are multiples of it"},
 	{"median", "the middle one of the samples"},
 	{"95 %", "of 100 such intervals, 95 or more contain the true median, or ratio"},
@@ -65,7 +71,7 @@ var terms = []Word{
 	{"resumed", "measured by the earlier run that --resume goes on with"},
 	{"cached", "the data fit into a cache, which is faster than memory"},
 	{"short-samples", "samples are shorter than --min-time: no more copies fit behind the gate"},
-	{"few-samples", "too few samples for an interval"},
+	{"few-samples", "too few samples, or places where memory lay, for an interval"},
 	{"noisy", "the samples' standard deviation is over 5 % of their mean"},
 	{"drift", "the second half of the samples differs from the first by more than the margin"},
 	{"correlated", "successive samples resemble each other, so the interval is wider"},
@@ -78,8 +84,7 @@ var terms = []Word{
 	{"faster", "the whole interval lies below the margin"},
 	{"at the margin", "the ratio is about as far from 1 as the margin, so more samples would not help"},
 	{"too noisy", "the interval is too wide for a verdict"},
-	{"n needed", "about so many samples would give a firm verdict"},
-	{"too few", "samples, for an interval"},
+	{"too few", "samples, or places where memory lay, for an interval"},
 	{"not measured", "a side failed, so there is no ratio"},
 	{shades[len(shades)-1], "near the best of the tables with the same direction and size; " + shades[0] + " is far from it"},
 }

@@ -83,7 +83,7 @@ func heat(value, best float64, unit string) string {
 }
 
 // isTime reports whether less of a unit is better.
-func isTime(unit string) bool { return unit == "us" || unit == "ms" }
+func isTime(unit string) bool { return unit == "ns" || unit == "us" || unit == "ms" }
 
 // render makes the matrix a table. best is that of its scale.
 func (m *matrix) render(best float64) table.Writer {

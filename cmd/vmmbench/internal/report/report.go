@@ -255,12 +255,13 @@ type Case struct {
 }
 
 // Stats describes the samples of a case. Low and High are the 95 % interval of the
-// median, null if there are too few samples for one. Value is the median in the case's
+// median, null if there are too few samples or places for one. Value is the median in the case's
 // unit.
 type Stats struct {
 	N         int      `json:"n"`
 	Loops     int      `json:"loops"`            // repetitions in one sample
-	Rounds    int      `json:"rounds,omitempty"` // places where memory lay that is kept over many samples, one after the other
+	Rounds    int      `json:"rounds,omitempty"` // places where memory lay that is kept over several samples, one after the other
+	Places    []int    `json:"places,omitempty"` // how many samples were taken on each of them
 	Stop      string   `json:"stop"`
 	Median    float64  `json:"median_ns"`
 	MAD       float64  `json:"mad_ns"`
@@ -276,10 +277,23 @@ type Stats struct {
 
 	Traffic *float64 `json:"traffic,omitempty"`  // device to device: read and written, twice the payload
 	Timer   *float64 `json:"timer_ns,omitempty"` // what timing itself took, as a part of each repetition; it is in the samples
+	Soak    *Soak    `json:"soak,omitempty"`     // with --for
 	*Both
 	*Growth
 	*Sharing
 	*Pooled
+}
+
+// Places are those of Stats, if there are any. An older report has only their number.
+func (c *Case) Places() []int {
+	switch s := c.Stats; {
+	case s == nil:
+		return nil
+	case s.Places == nil && s.Rounds > 0:
+		return stat.Runs(len(c.Samples), s.Rounds)
+	default:
+		return s.Places
+	}
 }
 
 // Both is added to Stats by a copy in both directions at once. Value is the sum
@@ -287,6 +301,17 @@ type Stats struct {
 type Both struct {
 	Forward float64 `json:"forward"`
 	Reverse float64 `json:"reverse"`
+}
+
+// Soak is what many samples of one case show. A percentile is null if the samples are too
+// few for it. The times in seconds are counted from when the group began.
+type Soak struct {
+	Seconds   float64  `json:"seconds"`
+	P50       float64  `json:"p50_ns"`
+	P99       *float64 `json:"p99_ns"`
+	P999      *float64 `json:"p999_ns"`
+	Slowest   float64  `json:"slowest_ns"`
+	SlowestAt float64  `json:"slowest_at_seconds"`
 }
 
 // Growth is added to Stats by growing. Peak is the most memory that the
@@ -317,8 +342,7 @@ type Pooled struct {
 }
 
 // Comparison says how the time of case B relates to that of case A, which is of the
-// baseline if it has the same name. Above 1, B takes longer. Needed is about how many
-// samples would give a firm verdict.
+// baseline if it has the same name. Above 1, B takes longer.
 type Comparison struct {
 	ID      string       `json:"id"`
 	A       string       `json:"a"`
@@ -328,7 +352,6 @@ type Comparison struct {
 	High    *float64     `json:"high"`
 	Margin  float64      `json:"margin"`
 	Verdict stat.Verdict `json:"verdict"`
-	Needed  *int         `json:"needed_samples"`
 	Reason  Text         `json:"reason"`
 }
 

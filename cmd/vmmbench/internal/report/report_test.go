@@ -67,7 +67,7 @@ func sample() *Report {
 	r.Comparisons = []Comparison{
 		{ID: "x", A: "a", B: "b", Ratio: of(1.001), Low: of(0.99), High: of(1.01), Margin: 0.02, Verdict: stat.Equal},
 		{ID: "y", A: "a", B: "c", Margin: 0.02, Verdict: stat.Waived, Reason: "c: waived"},
-		{ID: "z", A: "a", B: "d", Ratio: of(1.001), Low: of(0.9), High: of(1.1), Margin: 0.02, Verdict: stat.TooNoisy, Needed: of(120)},
+		{ID: "z", A: "a", B: "d", Ratio: of(1.001), Low: of(0.9), High: of(1.1), Margin: 0.02, Verdict: stat.TooNoisy},
 	}
 	return r
 }

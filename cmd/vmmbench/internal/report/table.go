@@ -72,6 +72,7 @@ func (p *document) figures(r *Report) {
 		if !brief {
 			p.add(growths(r, command))
 		}
+		p.add(soaks(r, command))
 		p.add(sharings(r, command))
 		p.add(pools(r, command))
 	}

@@ -77,7 +77,7 @@ func TestTablesFit(t *testing.T) {
 	r.Cases[1].Status, r.Cases[1].Stats = Error, nil
 	r.Cases[1].Reason = "needs about 1099511627776 bytes of host memory, 25769803776 are free: out of memory"
 	r.Comparisons[0].Reason, r.Comparisons[0].Verdict = Text(r.Cases[1].ID+": error"), stat.NotMeasured
-	r.Comparisons[0].Ratio, r.Comparisons[0].Low, r.Comparisons[0].High, r.Comparisons[0].Needed = nil, nil, nil, nil
+	r.Comparisons[0].Ratio, r.Comparisons[0].Low, r.Comparisons[0].High = nil, nil, nil
 	text := written(t, r, Table)
 	requireFits(t, "long", text)
 	require.Contains(t, text, "not measured: a side failed")
@@ -130,7 +130,7 @@ func TestLegend(t *testing.T) {
 	require.NotContains(t, written(t, r, Table), "\nstep p50: ", "quick has no table of steps")
 	r.Run.Command = "article"
 	text := written(t, r, Table)
-	for _, word := range []string{"median", "95 %", "gated", "wall-clock", "noisy", "drift", "step p50", "peak", "moves", "traffic", "ratio of times", "n needed", "too noisy", "faster"} {
+	for _, word := range []string{"median", "95 %", "gated", "wall-clock", "noisy", "drift", "step p50", "peak", "moves", "traffic", "ratio of times", "too noisy", "faster"} {
 		require.Contains(t, text, "\n"+word+": ")
 	}
 	for _, word := range []string{"correlated", "few-samples", "equal", "slower", "both", "cuMemAlloc", "cached", "█"} {

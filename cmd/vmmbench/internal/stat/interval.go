@@ -1,96 +1,69 @@
 package stat
 
 import (
-	"math"
+	"errors"
+	"fmt"
 	"slices"
+
+	"golang.org/x/perf/benchmath"
 )
 
-// Interval is a confidence interval: of 100 of them, 95 or more contain the true median.
+// Interval is a confidence interval: of 100 of them, 95 or more contain the true median,
+// also if a sample resembles the one before (93 or more, at a correlation of 0.6).
 type Interval struct{ Low, High float64 }
 
-// MinSamples is the least number of samples for an interval. Of five, all lie on one side
-// of the true median once in 16 times, which is over 5 %.
-const MinSamples = 6
+// MinSamples is the least number of samples, or of places if memory is kept over several
+// samples, for an interval.
+const MinSamples = 10
 
-// Enough reports whether n samples are enough for an interval.
-func Enough(n int) bool { return n >= MinSamples }
+// ErrTooFew says that there are not enough samples or places for an interval.
+var ErrTooFew = errors.New("too few samples")
 
-// medianInterval returns the median of samples, in the order in which they were taken,
-// and its interval: two of the samples, so that nothing is assumed about how they are
-// distributed. It needs MinSamples.
+// medianInterval returns the median of samples, in the order in which they were taken, and
+// its interval, whose ends are order statistics: nothing is assumed about how samples are
+// distributed.
 //
-// That holds for samples that do not depend on each other. If successive ones resemble
-// each other, n of them tell as much as fewer would. That happens when memory is placed
-// well or badly for some blocks, or a clock wanders. Then the interval is wider.
-func medianInterval(samples []float64) (median float64, of Interval, correlated bool) {
-	median, of = orderInterval(samples)
-	wider := widening(samples)
-	return median, Interval{median - wider*(median-of.Low), median + wider*(of.High-median)}, wider > 1
-}
-
-// timeInterval is medianInterval for times, which are above 0, and so are the ends of
-// their interval: it gets wider by the same power of their ratios to the median.
-func timeInterval(samples []float64) (of Interval, correlated bool) {
-	median, of := orderInterval(samples)
-	wider := widening(samples)
-	if wider > 1 && of.Low > 0 {
-		of = Interval{median * math.Pow(of.Low/median, wider), median * math.Pow(of.High/median, wider)}
+// It does not count on samples to be independent. What was measured on one placement of the
+// memory has that in common, so that a placement counts once, with the median of its
+// samples. Without placements, 30 samples and more are MinSamples runs of successive ones,
+// and count as those do. Where that leaves fewer than three samples to each, successive
+// ones may resemble each other, and the interval is that for 99.8 %.
+func medianInterval(samples []float64, places []int) (median float64, of Interval, err error) {
+	const enough = 3
+	n := len(samples)
+	if len(places) == 0 && n >= enough*MinSamples {
+		places = Runs(n, MinSamples)
 	}
-	return of, wider > 1
-}
-
-// orderInterval returns the median, and the two samples that enclose it with 95 %
-// probability if no sample depends on another.
-func orderInterval(samples []float64) (median float64, of Interval) {
-	sorted := slices.Sorted(slices.Values(samples))
-	n := len(sorted)
-	drop := outside(n)
-	return (sorted[(n-1)/2] + sorted[n/2]) / 2, Interval{sorted[drop], sorted[n-1-drop]}
-}
-
-// outside is how many of n sorted samples lie outside the interval on each side: as many
-// as leave the true median inside with 95 % or more. How many samples lie below it is a
-// binomial distribution.
-func outside(n int) int {
-	// Its terms are added as logarithms: the first is 0 as a float from 1075 samples on.
-	k, term, tail := 0, float64(n)*math.Log(0.5), 0.0
-	for ; ; k++ {
-		tail += math.Exp(term) // at most k samples lie below the true median
-		if tail > 0.025 {
-			return max(0, k-1)
+	units := slices.Clone(samples)
+	if len(places) > 0 {
+		units = nil
+		for rest := samples; len(places) > 0; places = places[1:] {
+			k := min(places[0], len(rest))
+			if k > 0 {
+				units = append(units, Quantile(rest[:k], 0.5))
+			}
+			rest = rest[k:]
 		}
-		term += math.Log(float64(n-k) / float64(k+1))
-	}
-}
-
-// widening is the factor by which autocorrelation widens an interval, 1 if there is none
-// to be seen. For a process of first order, n samples tell as much as
-// n * (1-r) / (1+r) independent ones, r being the correlation of successive ones.
-func widening(samples []float64) float64 {
-	n := float64(len(samples))
-	if n < 10 { // less shows nothing
-		return 1
-	}
-	mean := 0.0
-	for _, x := range samples {
-		mean += x / n
-	}
-	var all, successive float64
-	for i, x := range samples {
-		all += (x - mean) * (x - mean)
-		if i > 0 {
-			successive += (x - mean) * (samples[i-1] - mean)
+		if len(units) < MinSamples {
+			return 0, of, fmt.Errorf("%w: memory lay in %d places, an interval needs %d: give it more time", ErrTooFew, len(units), MinSamples)
 		}
 	}
-	if all == 0 {
-		return 1
+	if len(units) < MinSamples {
+		return 0, of, fmt.Errorf("%w: %d, an interval needs %d", ErrTooFew, n, MinSamples)
 	}
-	r := successive / all
-	r += (1 + 3*r) / n // the estimate from few samples is too low by that
-	// Independent samples pass this about once in 30 times.
-	if r < 2.2/math.Sqrt(n) {
-		return 1
+	level := 0.95
+	if n < enough*len(units) {
+		level = 0.998
 	}
-	r = min(r, 0.95)
-	return math.Sqrt((1 + r) / (1 - r))
+	s := benchmath.AssumeNothing.Summary(benchmath.NewSample(units, &benchmath.DefaultThresholds), level)
+	return s.Center, Interval{s.Lo, s.Hi}, nil
+}
+
+// Runs divides n samples into k runs of successive ones.
+func Runs(n, k int) []int {
+	list := make([]int, k)
+	for i := range list {
+		list[i] = (i+1)*n/k - i*n/k
+	}
+	return list
 }

@@ -13,8 +13,8 @@ const (
 	Faster      Verdict = "faster"
 	Waived      Verdict = "waived"        // this machine cannot do one of the two
 	NotMeasured Verdict = "not measured"  // one of the two failed, ended with an error, or was interrupted
-	TooFew      Verdict = "too few"       // samples, for an interval
-	TooNoisy    Verdict = "too noisy"     // the interval is too wide; see Estimate.Needed
+	TooFew      Verdict = "too few"       // samples or places, for an interval
+	TooNoisy    Verdict = "too noisy"     // the interval is too wide
 	AtMargin    Verdict = "at the margin" // the difference is about as large as the margin, so more samples would not help
 )
 
@@ -36,30 +36,16 @@ func Judge(e Estimate, margin float64) Verdict {
 		return Slower
 	case of.High < 1-margin:
 		return Faster
-	case e.halfWidth() <= math.Log1p(margin) && e.Needed(margin) == 0:
+	case nearMargin(e, margin):
 		return AtMargin
 	}
 	return TooNoisy
 }
 
-// halfWidth is how far the interval reaches from the ratio, as a logarithm.
-func (e Estimate) halfWidth() float64 {
-	m := math.Log(e.Ratio)
-	return max(math.Log(e.Interval.High)-m, m-math.Log(e.Interval.Low))
-}
-
-// mostSamples is more than anyone waits for.
-const mostSamples = 10_000
-
-// Needed is about how many samples would give a result, if the ratio stays what it is: an
-// interval gets narrower with the square root of their number. It is 0 if that would be
-// more than mostSamples.
-func (e Estimate) Needed(margin float64) int {
-	width := e.halfWidth()
-	gap := math.Abs(math.Abs(math.Log(e.Ratio)) - math.Log1p(margin)) // from the ratio to the border of the margin
-	n := math.Ceil(float64(e.N) * width * width / (gap * gap))
-	if !(n <= mostSamples) { // also for a gap of 0
-		return 0
-	}
-	return int(n)
+// nearMargin reports whether the ratio is as far from 1 as the margin, within a tenth of it,
+// and the interval is narrow enough to know that.
+func nearMargin(e Estimate, margin float64) bool {
+	m, border := math.Log(e.Ratio), math.Log1p(margin)
+	width := max(math.Log(e.Interval.High)-m, m-math.Log(e.Interval.Low))
+	return width <= border && math.Abs(math.Abs(m)-border) <= border/10
 }

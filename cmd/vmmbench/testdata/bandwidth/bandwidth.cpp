@@ -4,8 +4,9 @@
 //   bandwidth [MiB of a copy [samples]]
 //
 // It prints a report as vmmbench reads it, one JSON object a line: a case for copies from
-// the first device to the host, to it and within it, and for reads and writes between
-// every two devices with peer access. A sample is the time of one copy, the mean of 16
+// each device to the host, to it and within it, and for reads and writes between
+// every two devices with peer access; also while copies go the other way, of twice the size
+// with the host, by another stream whose time does not count. A sample is the time of one copy, the mean of 16
 // that run one after the other, by the device's clock. They are queued while the stream
 // waits for a word of the host's memory, so no call of the host is in the time. Before the
 // samples one copy goes into memory that held something else, and every byte is compared.
@@ -61,11 +62,25 @@ private:
 
 using Queue = std::function<void(CUstream)>; // queues one copy
 
-// measure returns the nanoseconds of one copy, for each sample.
-std::vector<double> measure(const Queue &copy, int samples) {
+// Load is copies that another stream makes meanwhile, in a context of its own.
+struct Load {
+	CUcontext ctx;
+	Queue copy;
+};
+
+// measure returns the nanoseconds of one copy, for each sample. The stream is of the current
+// context.
+std::vector<double> measure(const Queue &copy, int samples, const Load *load = nullptr) {
 	Gate gate;
-	CUstream stream;
+	CUcontext ctx;
+	CUstream stream, other = nullptr;
 	CUevent begin, end;
+	CU(cuCtxGetCurrent(&ctx));
+	if (load) {
+		CU(cuCtxSetCurrent(load->ctx));
+		CU(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+		CU(cuCtxSetCurrent(ctx));
+	}
 	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	CU(cuEventCreate(&begin, CU_EVENT_DEFAULT));
 	CU(cuEventCreate(&end, CU_EVENT_DEFAULT));
@@ -73,11 +88,20 @@ std::vector<double> measure(const Queue &copy, int samples) {
 	for (int i = 0; i < warmUps + samples; i++) {
 		gate.shut(stream);
 		CU(cuEventRecord(begin, stream));
+		if (load) {
+			CU(cuCtxSetCurrent(load->ctx));
+			CU(cuStreamWaitEvent(other, begin, 0));
+			for (int k = 0; k < copiesInSample; k++)
+				load->copy(other);
+			CU(cuCtxSetCurrent(ctx));
+		}
 		for (int k = 0; k < copiesInSample; k++)
 			copy(stream);
 		CU(cuEventRecord(end, stream));
 		gate.open();
 		CU(cuEventSynchronize(end));
+		if (load)
+			CU(cuStreamSynchronize(other));
 		float ms = 0;
 		CU(cuEventElapsedTime(&ms, begin, end));
 		if (i >= warmUps)
@@ -86,6 +110,8 @@ std::vector<double> measure(const Queue &copy, int samples) {
 	CU(cuEventDestroy(begin));
 	CU(cuEventDestroy(end));
 	CU(cuStreamDestroy(stream));
+	if (load)
+		CU(cuStreamDestroy(other));
 	return list;
 }
 
@@ -152,17 +178,23 @@ void once(const Queue &copy) {
 }
 
 // one measures copies from the host to a device, back, and within it.
-void one(const Buffers &host, int samples) {
+void one(const Device &d, const Buffers &host, int samples) {
 	const size_t n = host.size;
-	CUdeviceptr a, b;
+	CUdeviceptr a, b, wide;
+	void *wideHost;
+	CU(cuCtxSetCurrent(d.ctx));
 	CU(cuMemAlloc(&a, n));
 	CU(cuMemAlloc(&b, n));
-	const auto id = [n](const char *test, const char *way) { return "nvbandwidth/" + std::string(test) + "/" + way + "/" + sizeName(n) + "/cuMemAlloc"; };
+	CU(cuMemAlloc(&wide, 2 * n));
+	CU(cuMemHostAlloc(&wideHost, 2 * n, CU_MEMHOSTALLOC_PORTABLE));
+	const auto id = [&](const char *test) {
+		return "nvbandwidth/" + std::string(test) + "/" + sizeName(n) + "/cuda:" + std::to_string(d.id) + "/cuMemAlloc";
+	};
 
 	const Queue up = [&](CUstream s) { CU(cuMemcpyHtoDAsync(a, host.data, n, s)); };
 	const Queue down = [&](CUstream s) { CU(cuMemcpyDtoHAsync(host.back, a, n, s)); };
 	const Queue within = [&](CUstream s) { CU(cuMemcpyDtoDAsync(b, a, n, s)); };
-	const std::string names[] = {id("host_to_device_memcpy_ce", "h2d/pinned"), id("device_to_host_memcpy_ce", "d2h/pinned"), id("device_local_copy", "d2d/none")};
+	const std::string names[] = {id("host_to_device_memcpy_ce"), id("device_to_host_memcpy_ce"), id("device_local_copy")};
 
 	CU(cuMemsetD8(a, poison, n));
 	std::memset(host.back, 0, n);
@@ -172,6 +204,10 @@ void one(const Buffers &host, int samples) {
 	compare(names[0], host.back, host.data, n);
 	print(names[0], n, measure(up, samples));
 	print(names[1], n, measure(down, samples));
+	const Load loadDown{d.ctx, [&](CUstream s) { CU(cuMemcpyDtoHAsync(wideHost, wide, 2 * n, s)); }};
+	const Load loadUp{d.ctx, [&](CUstream s) { CU(cuMemcpyHtoDAsync(wide, wideHost, 2 * n, s)); }};
+	print(id("host_to_device_bidirectional_memcpy_ce"), n, measure(up, samples, &loadDown));
+	print(id("device_to_host_bidirectional_memcpy_ce"), n, measure(down, samples, &loadUp));
 
 	CU(cuMemsetD8(b, poison, n));
 	std::memset(host.back, 0, n);
@@ -182,6 +218,8 @@ void one(const Buffers &host, int samples) {
 	print(names[2], n, measure(within, samples));
 	CU(cuMemFree(a));
 	CU(cuMemFree(b));
+	CU(cuMemFree(wide));
+	CU(cuMemFreeHost(wideHost));
 }
 
 // pair measures copies that from makes between its memory and that of to.
@@ -194,37 +232,51 @@ void pair(const Device &from, const Device &to, const Buffers &host, int samples
 		std::fprintf(stderr, "bandwidth: %s: no path\n", pairName.c_str());
 		return;
 	}
-	CUdeviceptr mine, theirs;
+	CUdeviceptr mine, theirs, mine2, theirs2;
 	CU(cuCtxSetCurrent(to.ctx));
+	CU(cuCtxEnablePeerAccess(from.ctx, 0));
 	CU(cuMemAlloc(&theirs, n));
+	CU(cuMemAlloc(&theirs2, n));
 	CU(cuMemcpyHtoD(theirs, host.data, n));
 	CU(cuCtxSynchronize());
 	CU(cuCtxSetCurrent(from.ctx));
 	CU(cuCtxEnablePeerAccess(to.ctx, 0));
 	CU(cuMemAlloc(&mine, n));
+	CU(cuMemAlloc(&mine2, n));
 	CU(cuMemsetD8(mine, poison, n));
 	CU(cuCtxSynchronize());
 	const auto id = [&](const char *way) {
-		return "nvbandwidth/device_to_device_memcpy_" + std::string(way) + "_ce/" + way + "/" + sizeName(n) + "/" + pairName + "/enable";
+		return "nvbandwidth/device_to_device_" + std::string(way) + "_ce/" + sizeName(n) + "/" + pairName + "/enable";
 	};
 
 	const Queue read = [&](CUstream s) { CU(cuMemcpyAsync(mine, theirs, n, s)); };
 	const Queue write = [&](CUstream s) { CU(cuMemcpyAsync(theirs, mine, n, s)); };
 	once(read);
 	CU(cuMemcpyDtoH(host.back, mine, n));
-	compare(id("read"), host.back, host.data, n);
-	print(id("read"), n, measure(read, samples));
+	compare(id("memcpy_read"), host.back, host.data, n);
+	print(id("memcpy_read"), n, measure(read, samples));
 	CU(cuMemsetD8(theirs, poison, n));
 	CU(cuCtxSynchronize());
 	once(write);
 	CU(cuMemcpyDtoH(host.back, theirs, n));
-	compare(id("write"), host.back, host.data, n);
-	print(id("write"), n, measure(write, samples));
+	compare(id("memcpy_write"), host.back, host.data, n);
+	print(id("memcpy_write"), n, measure(write, samples));
+
+	// nvbandwidth measures what comes from to: read by from, or written by to.
+	const Queue back = [&](CUstream s) { CU(cuMemcpyAsync(theirs2, mine2, n, s)); };
+	const Load readBack{to.ctx, back}, writeBack{from.ctx, back};
+	print(id("bidirectional_memcpy_read"), n, measure(read, samples, &readBack));
+	CU(cuCtxSetCurrent(to.ctx));
+	print(id("bidirectional_memcpy_write"), n, measure(read, samples, &writeBack));
+	CU(cuCtxSetCurrent(from.ctx));
 
 	CU(cuMemFree(mine));
+	CU(cuMemFree(mine2));
 	CU(cuCtxDisablePeerAccess(to.ctx));
 	CU(cuCtxSetCurrent(to.ctx));
 	CU(cuMemFree(theirs));
+	CU(cuMemFree(theirs2));
+	CU(cuCtxDisablePeerAccess(from.ctx));
 }
 
 // number is an argument, or exit 2.
@@ -260,7 +312,8 @@ int main(int argc, char **argv) {
 	CU(cuCtxSetCurrent(devices[0].ctx));
 	{
 		const Buffers host(size);
-		one(host, samples);
+		for (const Device &d : devices)
+			one(d, host, samples);
 		for (const Device &from : devices)
 			for (const Device &to : devices)
 				if (from.id != to.id)

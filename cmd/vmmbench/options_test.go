@@ -1,0 +1,211 @@
+package main
+
+import (
+	"encoding/json"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+)
+
+// --filter leaves out cases of every command that measures, and of presets.
+func TestFilter(t *testing.T) {
+	for _, args := range [][]string{
+		{"bw", "--filter", "d2d/none/16MiB/vmm$"},
+		{"--filter", "bw/d2d/none/16MiB/vmm$"},
+		{"--preset", "nvbandwidth", "--filter", "device_local_copy/.*host:0/vmm$"},
+		{"grow", "--filter", "remap"},
+		{"ops", "--size", "2M", "--filter", "/reserve$"},
+		{"pool", "--filter", "pairs/1/vmm|^pool/[^/]*/pool$"},
+		{"p2p", "--filter", "read/4B/host:0-host:1/vmm"},
+		{"share", "--filter", "readers-1/attach"},
+	} {
+		code, all, _ := bench(t, append(args[:len(args)-2:len(args)-2], "--device", "host", "--dry-run")...)
+		require.Equal(t, report.ExitPassed, code, args)
+		code, out, stderr := bench(t, append(args, "--device", "host", "--dry-run")...)
+		require.Equal(t, report.ExitPassed, code, "%s %s", args, stderr)
+		few := strings.Fields(out)
+		require.NotEmpty(t, few)
+		require.Less(t, len(few), len(strings.Fields(all)), args)
+		require.Subset(t, strings.Fields(all), few)
+	}
+	code, out, _ := bench(t, "bw", "--device", "host", "--size", "64K", "--samples", "2", "--progress", "off", "--format", "json",
+		"--direction", "d2d", "--control", "--filter", "vmm")
+	require.Equal(t, report.ExitPassed, code)
+	r := parse(t, out)
+	require.Len(t, r.Cases, 2)
+	require.Len(t, r.Comparisons, 1, "the one of the two that are left")
+
+	for filter, hint := range map[string]string{
+		"host_to_devise_memcpy_ce": "did you mean host_to_device_memcpy_ce?",
+		"qqqqqqqq":                 "--dry-run",
+		"(":                        "regular expression",
+	} {
+		code, _, stderr := bench(t, "--preset", "nvbandwidth", "--device", "host", "--filter", filter)
+		require.Equal(t, report.ExitUsage, code)
+		require.Contains(t, stderr, hint)
+	}
+}
+
+// What was typed wrong is named with what is near, and without words of Go's packages.
+func TestErrorsOfFlags(t *testing.T) {
+	for _, x := range []struct{ args, want string }{
+		{"gorw", "did you mean grow?"},
+		{"compar a b", "did you mean compare?"},
+		{"bw --szie 3", "did you mean --size?"},
+		{"bw --samplez 3", "did you mean --samples?"},
+		{"bw --xyzzy", "unknown flag"},
+		{"bw --samples x", `--samples "x": want a whole number`},
+		{"bw --seed -1", "want a whole number, 0 or more"},
+		{"bw --samples 99999999999999999999", "of 64 bits at most"},
+		{"p2p --grants 1,x", "want whole numbers, with commas between"},
+		{"bw --max-time soon", "want a time such as 500ms, 10s or 2m"},
+		{"grow --step 100P", "--step"},
+		{"bw --step 100P", "--step"},
+		{"bw --chunk 100PiB", "want 64TiB at most"},
+		{"grow --ahead 100PiB", "want 64TiB at most"},
+		{"ops --total 100PiB", "want 64TiB at most"},
+		{"share --chunk 100PiB", "want 64TiB at most"},
+		{"--preset article --size 1M", "--preset quick and nvbandwidth"},
+		{"bw --format nvbandwidth", "--preset nvbandwidth"},
+		{"bw --for 1m --samples 3", "leave out --samples"},
+		{"bw --for -1m", "want more than 0"},
+	} {
+		code, _, stderr := bench(t, strings.Fields(x.args)...)
+		require.Equal(t, report.ExitUsage, code, x.args)
+		require.Contains(t, stderr, x.want, x.args)
+		require.NotContains(t, stderr, "strconv", x.args)
+		require.NotContains(t, stderr, "time:", x.args)
+	}
+}
+
+// A process that is kept on a CPU runs there with all its threads, and may run elsewhere again.
+func TestPinned(t *testing.T) {
+	before, procs := allowedCPUs(t), runtime.GOMAXPROCS(0)
+	var during []string
+	p := &pinFlags{cpus: strings.FieldsFunc(before[0], func(r rune) bool { return r == '-' || r == ',' })[0], node: -1}
+	undo, err := p.pin()
+	if runtime.GOOS != "linux" {
+		require.ErrorContains(t, err, "cannot keep a process on CPUs")
+		return
+	}
+	require.NoError(t, err)
+	during = allowedCPUs(t)
+	require.Equal(t, 1, runtime.GOMAXPROCS(0))
+	require.NoError(t, undo())
+	for _, thread := range during {
+		require.Equal(t, p.cpus, thread)
+	}
+	require.Equal(t, before[0], allowedCPUs(t)[0])
+	require.Equal(t, procs, runtime.GOMAXPROCS(0))
+
+	for _, x := range []struct{ args, want string }{
+		{"--cpus 0-", "no list of numbers"},
+		{"--cpus 5000", "CPU 5000"},
+		{"--cpus 99999", "CPU 99999"},
+		{"--numa 999", "no NUMA node 999"},
+		{"--numa -2", "want 0 or more"},
+		{"--numa 0 --cpus 0", "want one of them"},
+	} {
+		code, _, stderr := bench(t, append([]string{"bw", "--device", "host", "--dry-run"}, strings.Fields(x.args)...)...)
+		require.Equal(t, report.ExitUsage, code, x.args)
+		require.Contains(t, stderr, x.want)
+	}
+	code, _, stderr := bench(t, "bw", "--device", "host", "--dry-run", "--cpus", p.cpus)
+	require.Equal(t, report.ExitPassed, code, stderr)
+	require.Equal(t, before[0], allowedCPUs(t)[0])
+}
+
+// A soak takes samples until its time is over, and reports the slowest and when it was.
+func TestSoak(t *testing.T) {
+	set := testSettings()
+	set.now = time.Now
+	code, out, stderr := benchWith(t, set, "bw", "--device", "host", "--size", "4K", "--direction", "d2d", "--mem", "vmm", "--for", "300ms",
+		"--min-time", "0s", "--progress", "off", "--format", "json")
+	require.Equal(t, report.ExitPassed, code, stderr)
+	require.NoError(t, conforms(t, strictSchema(t, ""), []byte(out)))
+	c := parse(t, out).Cases[0]
+	s := c.Stats.Soak
+	require.NotNil(t, s)
+	require.Greater(t, c.Stats.N, 15)
+	require.Equal(t, c.Stats.Max, s.Slowest)
+	require.LessOrEqual(t, s.SlowestAt, s.Seconds)
+	require.Greater(t, s.Seconds, 0.1)
+	require.Equal(t, c.Stats.N >= 1000, s.P999 != nil)
+	if s.P999 != nil {
+		require.LessOrEqual(t, *s.P99, *s.P999)
+		require.LessOrEqual(t, *s.P999, s.Slowest)
+	}
+
+	_, out, _ = benchWith(t, set, "bw", "--device", "host", "--size", "4K", "--direction", "d2d", "--for", "50ms", "--progress", "off")
+	require.Contains(t, out, "repeated for long")
+	require.Regexp(t, `p99\.9 +slowest +at`, out)
+}
+
+// After a noisy run, one line says what to do.
+func TestHint(t *testing.T) {
+	m := &measureFlags{samples: 15, maxTime: time.Second, pinFlags: pinFlags{node: -1}}
+	r := report.New(report.Run{}, report.Host{})
+	require.Empty(t, m.hint(r))
+	r.Comparisons = []report.Comparison{{Verdict: stat.TooNoisy}, {Verdict: stat.Equal}}
+	require.Equal(t, "noisy: 1 of 2 verdicts: keep to CPUs near the GPU (--numa, --cpus), end other work on the machine and the GPU, "+
+		"or take more samples (--samples 60 --max-time 4s)", m.hint(r))
+	m.node = 0
+	require.NotContains(t, m.hint(r), "--numa")
+	r.Comparisons, r.Cases = nil, []report.Case{{Flags: []string{"noisy"}}}
+	m.soak = time.Minute
+	require.Equal(t, "noisy: 1 of 1 cases: end other work on the machine and the GPU", m.hint(r))
+}
+
+// --format nvbandwidth is what scripts for nvbandwidth read.
+func TestNVBandwidthFormat(t *testing.T) {
+	args := []string{"--preset", "nvbandwidth", "--device", "host", "--size", "64K", "--samples", "2", "--progress", "off"}
+	code, out, stderr := bench(t, append(args, "--format", "nvbandwidth")...)
+	require.Equal(t, report.ExitPassed, code, stderr)
+	for _, c := range nvCases {
+		require.Contains(t, out, "\nRunning "+c.name+".\n")
+		require.Regexp(t, `\nSUM `+c.name+`(_total)? [0-9.]+\n`, out)
+	}
+	require.Contains(t, out, "Running host_to_device_memcpy_ce.\nmemcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)\n           0         1\n 0 ")
+	require.Contains(t, out, "\nmemcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)\n")
+	require.Contains(t, out, "\nmemcpy SM GPU(row) <- GPU(column) bandwidth (GB/s)\n           0         1\n 0       N/A ")
+	require.Contains(t, out, "\nmemcpy CE GPU(row) <-> GPU(column) Write1 bandwidth (GB/s)\n")
+	require.Contains(t, out, "Running device_local_copy_vmm.\n")
+
+	code, out, stderr = bench(t, append(args, "--format", "nvbandwidth-json", "--filter", "bidirectional_memcpy_read_ce|local_copy.*mmap")...)
+	require.Equal(t, report.ExitPassed, code, stderr)
+	var r struct {
+		Root struct {
+			Devices []string `json:"GPU Device list"`
+			Driver  string   `json:"Driver Version"`
+			Tests   []struct {
+				Name   string     `json:"name"`
+				Status string     `json:"status"`
+				About  string     `json:"bandwidth_description"`
+				Matrix [][]string `json:"bandwidth_matrix"`
+				Sum    float64    `json:"sum"`
+			} `json:"testcases"`
+		} `json:"nvbandwidth"`
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &r))
+	require.Len(t, r.Root.Devices, 2)
+	require.NotEmpty(t, r.Root.Driver)
+	require.Len(t, r.Root.Tests, 3)
+	bidirectional := r.Root.Tests[0]
+	require.Equal(t, "device_to_device_bidirectional_memcpy_read_ce", bidirectional.Name)
+	require.Equal(t, "Passed", bidirectional.Status)
+	require.Len(t, bidirectional.Matrix, 6, "two matrices and their sum, one below the other")
+	require.Equal(t, "N/A", bidirectional.Matrix[0][0])
+	require.Contains(t, bidirectional.About, "Total")
+	require.Len(t, r.Root.Tests[2].Matrix, 1)
+
+	// What cannot be measured is waived.
+	_, out, _ = bench(t, "--preset", "nvbandwidth", "--device", "host:0", "--size", "64K", "--samples", "1", "--progress", "off",
+		"--filter", "all_to_one_write_ce|local_copy", "--format", "nvbandwidth")
+	require.Contains(t, out, "Running all_to_one_write_ce.\nWaived: ")
+}

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package main
+
+import "testing"
+
+func allowedCPUs(*testing.T) []string { return []string{"0"} }
