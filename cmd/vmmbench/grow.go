@@ -118,6 +118,9 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
 		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
 	}
+	if err := checkSize(p.step.bytes); err != nil {
+		return nil, usageError{fmt.Errorf("--step %d bytes: more than any --size", p.step.bytes)}
+	}
 	// --memory replaces --size.
 	targets := p.targets
 	if p.memory > 0 {

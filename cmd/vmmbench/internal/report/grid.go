@@ -122,7 +122,7 @@ func (g *grid) liftConstants() []string {
 			i++
 			continue
 		}
-		if value := g.rows[0].keys[i]; usual[g.keys[i]] != value {
+		if value := g.rows[0].keys[i]; usual[g.keys[i]] != value && value != "-" {
 			said = append(said, strings.TrimSpace(g.keys[i]+" "+value))
 		}
 		g.keys = dropAt(g.keys, i)
@@ -232,14 +232,16 @@ func (g grid) writer(notes int) table.Writer {
 }
 
 // wrap breaks a text into lines that fit. Lines after the first begin with indent.
-func wrap(s, indent string) string {
+func wrap(s, indent string) string { return wrapTo(maxWidth, s, indent) }
+
+func wrapTo(width int, s, indent string) string {
 	var lines []string
 	line := ""
 	for word := range strings.FieldsSeq(s) {
 		switch {
 		case line == "":
 			line = word
-		case termtext.StringWidth(line)+1+termtext.StringWidth(word) > maxWidth:
+		case termtext.StringWidth(line)+1+termtext.StringWidth(word) > width:
 			lines, line = append(lines, line), indent+word
 		default:
 			line += " " + word

@@ -29,12 +29,30 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 
 // measured adds the report of a run, or of info, which measures nothing.
 func (p *document) measured(r *Report) {
-	p.list(Findings(r))
+	if p.markdown {
+		p.list(Findings(r))
+	}
 	p.about(r)
 	if r.Run.Measure == nil && r.Plan == nil {
 		p.abilities(r)
 	}
 	p.figures(r)
+	p.end(r, Findings(r))
+}
+
+// end is what a terminal shows last: what was found, and what to do next.
+func (p *document) end(r *Report, found []string) {
+	if p.markdown {
+		return
+	}
+	p.list(found)
+	var lines []string
+	for _, s := range next(r) {
+		lines = append(lines, wrap(s.what, "  ")+"\n    "+wrapTo(maxWidth-4, s.command, "        "))
+	}
+	if len(lines) > 0 {
+		p.parts = append(p.parts, "Next\n"+strings.Join(lines, "\n"))
+	}
 }
 
 // about adds the machine and its devices.
@@ -69,11 +87,13 @@ func (p *document) figures(r *Report) {
 			list = failedPairs(list)
 		}
 		p.add(list)
-		if !brief {
-			p.add(growths(r, command))
+		tables := []string{tableSteps, tableReaders, tablePools}
+		if brief {
+			tables = tables[1:]
 		}
-		p.add(sharings(r, command))
-		p.add(pools(r, command))
+		for _, g := range metricTables(r, command, tables...) {
+			p.add(g)
+		}
 	}
 	best := bestByScale(pairs)
 	for _, m := range pairs {
@@ -91,9 +111,10 @@ func (p *document) figures(r *Report) {
 	}
 	p.para(chance(r))
 	if brief {
-		p.para("Steps of growing, and the comparisons of copies: -o quick.json, then vmmbench report.")
+		p.legend(known...)
+	} else {
+		p.legend()
 	}
-	p.legend()
 	p.list(notHere(r))
 	if r.Baseline != nil {
 		p.list(runsFinding(r))
@@ -108,7 +129,9 @@ func (p *document) figures(r *Report) {
 // comparedRuns adds the comparison of two runs. What they measured is in their own
 // reports.
 func (p *document) comparedRuns(r *Report) {
-	p.list(runsFinding(r))
+	if p.markdown {
+		p.list(runsFinding(r))
+	}
 	if b := r.Baseline; b != nil && b.New != nil {
 		p.list([]string{"Old: " + origin(b.Run), "New: " + origin(*b.New)})
 	}
@@ -118,6 +141,7 @@ func (p *document) comparedRuns(r *Report) {
 	}
 	p.para(chance(r))
 	p.legend()
+	p.end(r, runsFinding(r))
 }
 
 // origin says which run it was.
@@ -405,7 +429,7 @@ func chance(r *Report) string {
 	}
 	s += "."
 	if intervals >= manyIntervals {
-		s += fmt.Sprintf(" Of %d intervals at 95 %%, about %.0f miss the true ratio by chance.", intervals, float64(intervals)/20)
+		s += fmt.Sprintf(" On average at most %.1f of %d intervals at 95 %% miss the true ratio by chance.", float64(intervals)/20, intervals)
 	}
 	return s
 }
