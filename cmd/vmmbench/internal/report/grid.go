@@ -29,15 +29,8 @@ type gridRow struct {
 	keys, cells, notes []string
 }
 
-// printed is a table as it is printed.
-type printed struct {
-	heading string
-	body    table.Writer // nil: the heading is that of the tables that follow
-	below   []string     // notes that do not fit into the table
-}
-
 // tables returns the grid as tables that fit. In Markdown every width fits.
-func (g grid) tables(markdown bool) []printed {
+func (g grid) tables(markdown bool) []Piece {
 	if len(g.rows) == 0 {
 		return nil
 	}
@@ -47,16 +40,16 @@ func (g grid) tables(markdown bool) []printed {
 		heading += ": " + strings.Join(said, ", ")
 	}
 	if g.fits(markdown) || len(g.keys) < 2 {
-		return []printed{g.print(heading, markdown)}
+		return []Piece{g.print(heading, markdown)}
 	}
-	return append([]printed{{heading: heading}}, g.split("", markdown)...)
+	return append([]Piece{{Heading: heading}}, g.split("", markdown)...)
 }
 
 // split returns the grid as a table for each value of a key: of the one that makes the
 // fewest tables that fit. If none does, each part of the first is split again.
-func (g grid) split(heading string, markdown bool) []printed {
+func (g grid) split(heading string, markdown bool) []Piece {
 	if g.fits(markdown) || len(g.keys) < 2 {
-		return []printed{g.print(heading, markdown)}
+		return []Piece{g.print(heading, markdown)}
 	}
 	best := g.by(0)
 	fit := false
@@ -67,7 +60,7 @@ func (g grid) split(heading string, markdown bool) []printed {
 			best, fit = parts, true
 		}
 	}
-	var list []printed
+	var list []Piece
 	for _, part := range best {
 		list = append(list, part.split(strings.TrimPrefix(heading+", "+part.title, ", "), markdown)...)
 	}
@@ -162,7 +155,7 @@ func dropAt(list []string, i int) []string {
 
 // fits reports whether the grid is small enough for one table.
 func (g grid) fits(markdown bool) bool {
-	return len(g.rows) <= maxRows && (markdown || width(g.print("", false).body) <= maxWidth)
+	return len(g.rows) <= maxRows && (markdown || width(g.print("", false).Table) <= maxWidth)
 }
 
 // width is how many columns of a terminal a table takes.
@@ -179,14 +172,14 @@ const (
 
 // print makes a table of the grid. Notes that are too long for the line are wrapped, or
 // stand below the table.
-func (g grid) print(heading string, markdown bool) printed {
+func (g grid) print(heading string, markdown bool) Piece {
 	t := g.writer(inLine)
 	if markdown || width(t) <= maxWidth {
-		return printed{heading: heading, body: t}
+		return Piece{Heading: heading, Table: t}
 	}
 	bare := g.writer(noNotes)
 	if space := maxWidth - width(bare) - 2; space >= minWrap {
-		return printed{heading: heading, body: g.writer(space)}
+		return Piece{Heading: heading, Table: g.writer(space)}
 	}
 	var below []string
 	for _, row := range g.rows {
@@ -194,7 +187,7 @@ func (g grid) print(heading string, markdown bool) printed {
 			below = append(below, strings.TrimPrefix(strings.Join(row.keys, " ")+": "+strings.Join(row.notes, "; "), ": "))
 		}
 	}
-	return printed{heading, bare, below}
+	return Piece{Heading: heading, Table: bare, Sentences: below}
 }
 
 // writer is the table with its notes as asked for. Columns without a value are left out.

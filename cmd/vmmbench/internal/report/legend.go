@@ -102,25 +102,13 @@ func (p *document) legend(leaveOut ...string) {
 			shown = strings.ReplaceAll(shown, t.Word, "")
 		}
 	}
-	var lines []string
-	var words Piece
+	words := Piece{Heading: "Words"}
 	for _, t := range all {
-		if !found[t.Word] && !hasWord(shown, t.Word) {
-			continue
-		}
-		words.Words = append(words.Words, t)
-		if p.markdown {
-			lines = append(lines, "- "+t.Word+": "+t.Means)
-		} else {
-			lines = append(lines, wrap(t.Word+": "+t.Means, "  "))
+		if found[t.Word] || hasWord(shown, t.Word) {
+			words.Words = append(words.Words, t)
 		}
 	}
-	if len(lines) > 0 {
-		heading := "Words\n"
-		if p.markdown {
-			heading = "## Words\n\n"
-		}
-		p.parts = append(p.parts, heading+strings.Join(lines, "\n"))
+	if len(words.Words) > 0 {
 		p.pieces = append(p.pieces, words)
 	}
 }

@@ -1,6 +1,8 @@
 package report
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,77 +13,108 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 )
 
-// maxText is the width of the column of values of a device. Their table is wider than
-// others: UUIDs and reasons are long.
+// maxText is the width of the columns of values. Their table is wider than others: UUIDs and
+// reasons are long.
 const maxText = 72
 
-// deviceBlock has a row for each value of a device. What is null is left out, but for
-// the reasons.
-func deviceBlock(d Device) table.Writer {
+// fieldTable has a row for each field of the objects that is not null, by its name in JSON, and a
+// column for each object.
+func fieldTable(header []string, objects ...any) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"property", "value"})
-	t.SetColumnConfigs([]table.ColumnConfig{{Number: 2, WidthMax: maxText, WidthMaxEnforcer: termtext.WrapSoft}})
-	row := func(name, value string) {
-		if value != "" {
-			t.AppendRow(table.Row{name, value})
+	var columns []table.ColumnConfig
+	row := table.Row{}
+	for i, name := range header {
+		row = append(row, name)
+		if i > 0 {
+			columns = append(columns, table.ColumnConfig{Number: i + 1, WidthMax: maxText / len(objects), WidthMaxEnforcer: termtext.WrapSoft})
 		}
 	}
-	row("name", d.Name)
-	row("driver", string(d.Driver))
-	row("architecture", string(d.Arch))
-	row("memory", join(size.Approx(d.Memory), value(d.Free, "%s free", size.Approx)))
-	row("granularity", join(value(d.Granularity, "%s", size.Format), value(d.Recommended, "%s recommended", size.Format)))
-	row("largest cache", value(d.Cache, "%s", size.Format))
-	row("unified addressing", yesNo(&d.Unified))
-	row("compute mode", string(d.Compute))
-	row("pci", string(d.PCI))
-	row("uuid", string(d.UUID))
-	row("mig", string(d.MIG))
-	row("peers", strings.Join(d.Peers, ", "))
-	row("not known", string(d.Reason))
-	if s := d.State; s != nil {
-		stateRows(s, row)
+	t.AppendHeader(row)
+	t.SetColumnConfigs(columns)
+	for _, fields := range fieldRows(objects...) {
+		row := table.Row{}
+		for _, cell := range fields {
+			row = append(row, cell)
+		}
+		t.AppendRow(row)
 	}
 	return t
 }
 
-// stateRows calls row for each value of a GPU's state.
-func stateRows(s *DeviceState, row func(name, value string)) {
-	row("driver version", string(s.DriverVersion))
-	row("clock of the SMs", ofMax(s.ClockSM, s.ClockSMMax, "MHz"))
-	row("clock of the memory", ofMax(s.ClockMemory, s.ClockMemoryMax, "MHz"))
-	row("held down by", heldDown(s))
-	row("temperature", value(s.Temperature, "%v °C", plain))
-	row("power", ofMax(s.Power, s.PowerLimit, "W"))
-	row("PCIe generation", ofMax(s.PCIeGeneration, s.PCIeGenerationMax, ""))
-	row("PCIe lanes", ofMax(s.PCIeWidth, s.PCIeWidthMax, ""))
-	row("NVLinks that are up", value(s.NVLinks, "%v", plain))
-	row("NVLink to the CPU", yesNo(s.C2C))
-	row("NUMA node", value(s.NUMANode, "%v", plain))
-	row("nearest CPUs", string(s.CPUs))
-	row("persistence mode", yesNo(s.Persistence))
-	row("ECC", yesNo(s.ECC))
-	row("utilization", join(value(s.Utilization, "%v %% compute", plain), value(s.UtilizationMemory, "%v %% memory", plain)))
-	row("other processes", others(s))
-	row("state not known", string(s.Reason))
-}
-
-// hostStates has a row for the start of the run and one for its end.
-func hostStates(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"when", "load", "governors", "huge pages", "smt", "nodes", "runs on", "memory of", "limit"})
-	for _, at := range []struct {
-		when string
-		s    *HostState
-	}{{"start", r.Host.State}, {"end", r.Host.StateEnd}} {
-		if s := at.s; s != nil {
-			t.AppendRow(table.Row{
-				at.when, list(s.Load), list(s.Governors), orDash(string(s.HugePages)), orDash(yesNo(s.SMT)),
-				list(s.NUMANodes), list(s.NUMARun), list(s.NUMAMemory), bytesOf(s.MemoryLimit),
-			})
+// fieldRows pairs the fields of objects by their names in JSON, in their order. What is null in
+// all of them is left out.
+func fieldRows(objects ...any) (rows [][]string) {
+	at := map[string]int{}
+	for i, object := range objects {
+		text, err := json.Marshal(object)
+		d := json.NewDecoder(bytes.NewReader(text))
+		if t, e := d.Token(); err != nil || e != nil || t != json.Delim('{') {
+			continue
+		}
+		for d.More() {
+			key, err := d.Token()
+			var value any
+			if err != nil || d.Decode(&value) != nil {
+				return rows
+			}
+			name := fmt.Sprint(key)
+			text := fieldText(name, value)
+			if text == "" {
+				continue
+			}
+			if _, ok := at[name]; !ok {
+				at[name] = len(rows)
+				rows = append(rows, make([]string, 1+len(objects)))
+				rows[at[name]][0] = strings.ReplaceAll(name, "_", " ")
+			}
+			rows[at[name]][1+i] = text
 		}
 	}
-	return t
+	return rows
+}
+
+// fieldText prints a field for people; null and objects are nothing.
+func fieldText(name string, value any) string {
+	switch v := value.(type) {
+	case bool:
+		return yesNo(&v)
+	case string:
+		return v
+	case float64:
+		if slices.Contains([]string{"memory", "free", "cache", "granularity", "granularity_recommended", "other_processes_memory"}, name) {
+			return size.Approx(uint64(v))
+		}
+		return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%.3f", v), "0"), ".")
+	case []any:
+		var list []string
+		for _, x := range v {
+			if text := fieldText("", x); text != "" {
+				list = append(list, text)
+			}
+		}
+		if name == "throttle" && len(v) == 0 {
+			return "nothing"
+		}
+		return strings.Join(list, ", ")
+	}
+	return ""
+}
+
+// State is what a machine or a device was set to and doing. Each row has what it is, and its
+// value when the run started and when it ended.
+type State struct {
+	Name string
+	Rows [][]string
+}
+
+// States are those of the machine and of its devices. What is not known of either moment is left
+// out.
+func States(r *Report) []State {
+	list := []State{{"Machine", fieldRows(r.Host.State, r.Host.StateEnd)}}
+	for _, d := range r.Devices {
+		list = append(list, State{d.Open, fieldRows(d.State, d.StateEnd)})
+	}
+	return slices.DeleteFunc(list, func(s State) bool { return len(s.Rows) == 0 })
 }
 
 // hostState says in words what may have slowed a run on the host.
@@ -256,14 +289,6 @@ func yesNo(b *bool) string {
 // join joins what is known.
 func join(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), ", ")
-}
-
-func list[T any](all []T) string {
-	texts := make([]string, len(all))
-	for i, x := range all {
-		texts[i] = fmt.Sprint(x)
-	}
-	return orDash(strings.Join(texts, " "))
 }
 
 // orDash returns the text, or a dash if there is none.

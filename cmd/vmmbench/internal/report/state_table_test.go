@@ -18,9 +18,9 @@ func gpu(open string) Device {
 			DriverVersion: "570.86", ClockSM: of(uint64(1980)), ClockSMMax: of(uint64(1980)), ClockMemory: of(uint64(3201)),
 			Temperature: of(uint64(41)), Power: of(118.5), PowerLimit: of(700.0), Throttle: []string{},
 			PCIeGeneration: of(uint64(4)), PCIeGenerationMax: of(uint64(5)), PCIeWidth: of(uint64(16)),
-			NUMANode: of(1), CPUs: "16-31,48-63", Persistence: of(true), ECC: of(true), C2C: of(false), NVLinks: of(18),
+			NUMANode: of(1), CPUs: "16-31,48-63", ECC: of(true),
 			Utilization: of(uint64(0)), Processes: of(uint64(0)), ProcessesMemory: of(uint64(0)),
-			Reason: "clock_memory_max, utilization_memory: " + Text(strings.Repeat("the driver is too old ", 6)),
+			Reason: "power_limit, utilization: " + Text(strings.Repeat("the driver is too old ", 6)),
 		},
 		StateEnd: &DeviceState{
 			ClockSM: of(uint64(1410)), ClockSMMax: of(uint64(1980)), Throttle: []string{"software power cap", "hardware thermal slowdown"},
@@ -39,8 +39,7 @@ func narrow(t *testing.T, text string) {
 
 func TestInfoHasABlockForEachDevice(t *testing.T) {
 	r := New(Run{Command: "info"}, Host{OS: "linux", State: &HostState{
-		Load: []float64{12.5, 11.25, 10}, Governors: []string{"performance"}, SMT: of(true), HugePages: "madvise",
-		NUMANodes: []int{0, 1}, NUMARun: []int{1}, NUMAMemory: []int{0, 1}, MemoryLimit: of(uint64(64 << 30)),
+		Load: []float64{12.5, 11.25, 10}, Governors: []string{"performance"}, HugePages: "madvise",
 	}})
 	r.Devices = []Device{gpu("cuda:0"), gpu("cuda:1"), {Open: "host:0", Name: "host memory"}}
 	r.Devices[1].State = nil
@@ -51,9 +50,9 @@ func TestInfoHasABlockForEachDevice(t *testing.T) {
 	text := written(t, r, Table)
 	narrow(t, text)
 	for _, want := range []string{
-		"Device cuda:0\n", "Device host:0\n", " clock of the SMs     1980 of 1980 MHz", "118.5 of 700 W", " held down by         nothing",
-		" PCIe generation      4 of 5", "PCIe lanes           16 ", "unified addressing   yes", " other processes      0, 0 B", "too old",
-		" performance  madvise     yes  0 1    1        0 1        64 GiB", "12.5 11.25 10",
+		"Device cuda:0\n", "State of cuda:0\n", "Device host:0\n", " clock sm mhz            1980 ", " power w                 118.5 ", " throttle                nothing",
+		" pcie generation max     5 ", " pcie width              16 ", " unified addressing  yes", " other processes         0 ", "too old",
+		" governors               performance", " load                    12.5, 11.25, 10", " memory              140 GiB",
 		" cuda:0     -       NV18    1          16-31,48-63", " cuda:1     (SYS)   -       -          -",
 	} {
 		require.Contains(t, text, want)
@@ -65,7 +64,7 @@ func TestInfoHasABlockForEachDevice(t *testing.T) {
 	require.Contains(t, text, " cuda:0     -       yes ")
 	require.Contains(t, text, " cuda:1     no      - ")
 	require.Contains(t, text, "is there peer access?")
-	require.Contains(t, written(t, r, Markdown), "| temperature | 41 °C |")
+	require.Contains(t, written(t, r, Markdown), "| temperature c | 41 |")
 }
 
 // A run that measured shows the state of its two ends.

@@ -23,7 +23,11 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	} else {
 		p.measured(r)
 	}
-	_, err := io.WriteString(w, strings.Join(p.parts, "\n\n")+"\n")
+	var parts []string
+	for _, piece := range p.pieces {
+		parts = append(parts, piece.text(markdown))
+	}
+	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
 	return err
 }
 
@@ -46,12 +50,8 @@ func (p *document) end(r *Report, found []string) {
 		return
 	}
 	p.list(found)
-	var lines []string
-	for _, s := range next(r) {
-		lines = append(lines, wrap(s.what, "  ")+"\n    "+wrapTo(maxWidth-4, s.command, "        "))
-	}
-	if len(lines) > 0 {
-		p.parts = append(p.parts, "Next\n"+strings.Join(lines, "\n"))
+	if steps := next(r); len(steps) > 0 {
+		p.pieces = append(p.pieces, Piece{Heading: "Next", steps: steps})
 	}
 }
 
@@ -66,9 +66,10 @@ func (p *document) about(r *Report) {
 
 // abilities adds what the devices can do, and all that is known of them.
 func (p *document) abilities(r *Report) {
-	p.block("State of the host", hostStates(r))
+	p.block("State of the host", fieldTable([]string{"property", "value"}, r.Host.State))
 	for _, d := range r.Devices {
-		p.block("Device "+d.Open, deviceBlock(d))
+		p.block("Device "+d.Open, fieldTable([]string{"property", "value"}, d))
+		p.block("State of "+d.Open, fieldTable([]string{"property", "value"}, d.State))
 	}
 	p.block(topologyHeading(r), topology(r))
 	p.add(features(r))
@@ -97,7 +98,7 @@ func (p *document) figures(r *Report) {
 	}
 	best := bestByScale(pairs)
 	for _, m := range pairs {
-		p.table(printed{heading: m.heading(), body: m.render(best[m.scale])})
+		p.table(Piece{Heading: m.heading(), Table: m.render(best[m.scale])})
 	}
 	for _, command := range commands(r) {
 		// What was found about copies is in the first sentences.
@@ -159,9 +160,8 @@ func origin(run Run) string {
 // document collects what is printed.
 type document struct {
 	markdown bool
-	parts    []string
+	pieces   []Piece
 	shown    strings.Builder // all tables and their headings, in which the legend looks for words
-	pieces   []Piece         // the same as parts, for HTML
 }
 
 // para adds a paragraph, if there is one.
@@ -169,28 +169,12 @@ func (p *document) para(s string) {
 	if s != "" {
 		p.pieces = append(p.pieces, Piece{Sentences: []string{s}})
 	}
-	switch {
-	case s == "":
-	case p.markdown:
-		p.parts = append(p.parts, s)
-	default:
-		p.parts = append(p.parts, wrap(s, ""))
-	}
 }
 
 // list adds sentences, each on its own line.
 func (p *document) list(sentences []string) {
-	var lines []string
-	for _, s := range sentences {
-		if p.markdown {
-			lines = append(lines, "- "+s)
-		} else {
-			lines = append(lines, wrap(s, "  "))
-		}
-	}
-	if len(lines) > 0 {
-		p.parts = append(p.parts, strings.Join(lines, "\n"))
-		p.pieces = append(p.pieces, Piece{Sentences: sentences})
+	if len(sentences) > 0 {
+		p.pieces = append(p.pieces, Piece{Sentences: sentences, list: true})
 	}
 }
 
@@ -204,34 +188,94 @@ func (p *document) add(g grid) {
 // block adds a table that is laid out already, if it has rows.
 func (p *document) block(heading string, t table.Writer) {
 	if t.Length() > 0 {
-		p.table(printed{heading: heading, body: t})
+		p.table(Piece{Heading: heading, Table: t})
 	}
 }
 
-// table adds a table; without a body it is the heading of those that follow.
-func (p *document) table(t printed) {
-	p.shown.WriteString(t.heading + "\n" + strings.Join(t.below, "\n") + "\n")
-	heading := "## " + t.heading
-	if !p.markdown {
-		heading = wrap(t.heading, "  ")
+// table adds a table; without a table it is the heading of those that follow.
+func (p *document) table(t Piece) {
+	p.shown.WriteString(t.Heading + "\n" + strings.Join(t.Sentences, "\n") + "\n")
+	if t.Table != nil {
+		t.Table.SetStyle(style())
+		p.shown.WriteString(t.Table.Render() + "\n")
 	}
-	if t.body == nil {
-		p.parts = append(p.parts, heading)
-		p.pieces = append(p.pieces, Piece{Heading: t.heading})
-		return
+	p.pieces = append(p.pieces, t)
+}
+
+// Piece is a part of a report: a table with its heading, sentences, or words with what they mean.
+// One with a heading alone is about the tables that follow.
+type Piece struct {
+	Heading   string
+	Table     table.Writer // nil if there is none; as HTML it is escaped
+	Sentences []string     // beside a table, notes that do not fit into it
+	Words     []Word
+
+	list  bool // each sentence is for itself
+	steps []step
+}
+
+// Word is a word of the tables and what it means.
+type Word struct{ Word, Means string }
+
+// text prints the piece for a terminal, or as Markdown.
+func (p Piece) text(markdown bool) string {
+	var lines []string
+	switch {
+	case p.Heading != "" && markdown:
+		lines = append(lines, "## "+p.Heading)
+		if p.Table != nil || p.Words != nil {
+			lines = append(lines, "")
+		}
+	case p.Heading != "":
+		lines = append(lines, wrap(p.Heading, "  "))
 	}
-	t.body.SetStyle(style())
-	p.pieces = append(p.pieces, Piece{Heading: t.heading, HTML: t.body.RenderHTML(), Markdown: t.body.RenderMarkdown(), Sentences: t.below})
-	text := t.body.Render()
-	p.shown.WriteString(text + "\n")
-	if p.markdown {
-		p.parts = append(p.parts, heading+"\n\n"+t.body.RenderMarkdown())
-		return
+	if p.Table != nil && markdown {
+		lines = append(lines, p.Table.RenderMarkdown())
+	} else if p.Table != nil {
+		lines = append(lines, p.Table.Render())
 	}
-	for _, note := range t.below {
-		text += "\n" + wrap(note, "    ")
+	// item is one of several, with what follows its first line.
+	item := func(s, indent string) {
+		switch {
+		case markdown && (p.list || p.Words != nil):
+			s = "- " + s
+		case !markdown:
+			s = wrap(s, indent)
+		}
+		lines = append(lines, s)
 	}
-	p.parts = append(p.parts, heading+"\n"+text)
+	for _, s := range p.Sentences {
+		switch {
+		case p.Table != nil:
+			item(s, "    ")
+		case p.list:
+			item(s, "  ")
+		default:
+			item(s, "")
+		}
+	}
+	for _, w := range p.Words {
+		item(w.Word+": "+w.Means, "  ")
+	}
+	for _, s := range p.steps {
+		lines = append(lines, wrap(s.what, "  "), "    "+wrapTo(maxWidth-4, s.command, "        "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// About is the machine and its devices.
+func About(r *Report) []Piece { return piecesOf(r, (*document).about) }
+
+// Abilities is what the devices can do, and the limits of the machine.
+func Abilities(r *Report) []Piece { return piecesOf(r, (*document).abilities) }
+
+// Figures is what was measured: all cases and comparisons, and what their words mean.
+func Figures(r *Report) []Piece { return piecesOf(r, (*document).figures) }
+
+func piecesOf(r *Report, add func(*document, *Report)) []Piece {
+	p := document{markdown: true}
+	add(&p, r)
+	return p.pieces
 }
 
 func style() table.Style {
