@@ -45,23 +45,14 @@ func (g grid) tables(markdown bool) []Piece {
 	return append([]Piece{{Heading: heading}}, g.split("", markdown)...)
 }
 
-// split returns the grid as a table for each value of a key: of the one that makes the
-// fewest tables that fit. If none does, each part of the first is split again.
+// split returns the grid as a table for each value of its first key, and each of them again if it
+// does not fit.
 func (g grid) split(heading string, markdown bool) []Piece {
 	if g.fits(markdown) || len(g.keys) < 2 {
 		return []Piece{g.print(heading, markdown)}
 	}
-	best := g.by(0)
-	fit := false
-	for i := range g.keys {
-		parts := g.by(i)
-		tooLarge := func(p grid) bool { return !p.fits(markdown) }
-		if !slices.ContainsFunc(parts, tooLarge) && (!fit || len(parts) < len(best)) {
-			best, fit = parts, true
-		}
-	}
 	var list []Piece
-	for _, part := range best {
+	for _, part := range g.by(0) {
 		list = append(list, part.split(strings.TrimPrefix(heading+", "+part.title, ", "), markdown)...)
 	}
 	return list
@@ -163,23 +154,11 @@ func width(t table.Writer) int {
 	return termtext.LongestLineLen(strings.TrimRight(t.Render(), " \n"))
 }
 
-// Where the notes of a table are.
-const (
-	noNotes = -1
-	inLine  = 0 // as long as they are; a greater number is the width that they are wrapped to
-	minWrap = 24
-)
-
-// print makes a table of the grid. Notes that are too long for the line are wrapped, or
-// stand below the table.
+// print makes a table of the grid. Notes that are too long for the line stand below the table.
 func (g grid) print(heading string, markdown bool) Piece {
-	t := g.writer(inLine)
+	t := g.writer(true)
 	if markdown || width(t) <= maxWidth {
 		return Piece{Heading: heading, Table: t}
-	}
-	bare := g.writer(noNotes)
-	if space := maxWidth - width(bare) - 2; space >= minWrap {
-		return Piece{Heading: heading, Table: g.writer(space)}
 	}
 	var below []string
 	for _, row := range g.rows {
@@ -187,29 +166,19 @@ func (g grid) print(heading string, markdown bool) Piece {
 			below = append(below, strings.TrimPrefix(strings.Join(row.keys, " ")+": "+strings.Join(row.notes, "; "), ": "))
 		}
 	}
-	return Piece{Heading: heading, Table: bare, Sentences: below}
+	return Piece{Heading: heading, Table: g.writer(false), Sentences: below}
 }
 
-// writer is the table with its notes as asked for. Columns without a value are left out.
-func (g grid) writer(notes int) table.Writer {
+// writer is the table. Columns without a value are left out.
+func (g grid) writer(notes bool) table.Writer {
 	t := table.NewWriter()
 	t.SetStyle(style())
-	has := func(i int) bool {
-		return slices.ContainsFunc(g.rows, func(row gridRow) bool { return row.cells[i] != "" })
-	}
-	// Notes have a column of their own, the last, if a row has any.
-	hasNotes := notes != noNotes && slices.ContainsFunc(g.rows, func(row gridRow) bool { return len(row.notes) > 0 })
-	line := func(keys, cells []string, last string) table.Row {
-		var row table.Row
-		for _, key := range keys {
-			row = append(row, key)
+	t.SuppressEmptyColumns()
+	line := func(keys, cells []string, last string) (row table.Row) {
+		for _, cell := range slices.Concat(keys, cells) {
+			row = append(row, cell)
 		}
-		for i, cell := range cells {
-			if has(i) {
-				row = append(row, cell)
-			}
-		}
-		if hasNotes {
+		if notes {
 			row = append(row, last)
 		}
 		return row
@@ -217,9 +186,6 @@ func (g grid) writer(notes int) table.Writer {
 	t.AppendHeader(line(g.keys, g.columns, "notes"))
 	for _, row := range g.rows {
 		t.AppendRow(line(row.keys, row.cells, strings.Join(row.notes, "; ")))
-	}
-	if hasNotes && notes > 0 {
-		t.SetColumnConfigs([]table.ColumnConfig{{Name: "notes", WidthMax: notes, WidthMaxEnforcer: termtext.WrapSoft}})
 	}
 	return t
 }

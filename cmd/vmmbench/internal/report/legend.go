@@ -73,7 +73,6 @@ var terms = []Word{
 	{"too noisy", "the interval is too wide for a verdict"},
 	{"too few", "samples, or places where memory lay, for an interval"},
 	{"not measured", "a side failed, so there is no ratio"},
-	{shades[len(shades)-1], "near the best of the tables with the same direction and size; " + shades[0] + " is far from it"},
 }
 
 // allTerms are terms and the columns of metrics.

@@ -96,9 +96,8 @@ func (p *document) figures(r *Report) {
 			p.add(g)
 		}
 	}
-	best := bestByScale(pairs)
 	for _, m := range pairs {
-		p.table(Piece{Heading: m.heading(), Table: m.render(best[m.scale])})
+		p.table(m)
 	}
 	for _, command := range commands(r) {
 		// What was found about copies is in the first sentences.
