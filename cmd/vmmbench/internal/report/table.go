@@ -41,7 +41,11 @@ func (p *document) measured(r *Report) {
 		p.abilities(r)
 	}
 	p.figures(r)
-	p.end(r, Findings(r))
+	found := Findings(r)
+	if r.Baseline != nil {
+		found = append(found, runsFinding(r)...)
+	}
+	p.end(r, found)
 }
 
 // end is what a terminal shows last: what was found, and what to do next.
@@ -116,7 +120,7 @@ func (p *document) figures(r *Report) {
 		p.legend()
 	}
 	p.list(notHere(r))
-	if r.Baseline != nil {
+	if r.Baseline != nil && p.markdown {
 		p.list(runsFinding(r))
 	}
 	if r.Run.Measure != nil {
