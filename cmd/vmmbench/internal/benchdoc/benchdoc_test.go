@@ -110,7 +110,7 @@ func TestBlocks(t *testing.T) {
 		"| [gpu.json](benchmarks/gpu.json) | [page](benchmarks/gpu.html) | Some GPU | 580.1 (CUDA 13.0) | 4 CPUs, Linux 6.18 | 4b1d2ef | 2026-11-22 | `vmmbench grow --size 1G --order fixed` |\n",
 		"- Growing to 1GiB by 256MiB in place took 10 ms, and 1.0 GiB at the peak; the pointer stays. Allocating and copying at each step took 80 ms, in pairs 8 times as long (95 % 6.4 to 10), and 1.0 GiB at the peak; the pointer moves 3 times.",
 		"| mmap-copy | 80 ms (8) |\n", "| mremap | 5 ms (0.5) |\n",
-		"Of 2 comparisons memory that grows is slower in 1, ",
+		"Of 2 comparisons memory that grows is slower in 1.\n",
 		"| [gpu](benchmarks/gpu.json) | grow/1GiB | vmm | 10 ms | mremap | 5 ms | 2.000 | 1.600 to 2.500 |\n",
 		`<source media="(prefers-color-scheme: dark)" srcset="images/bench-gpu-growth-1gib-dark.svg">`,
 		`<source media="(max-width: 500px) and (prefers-color-scheme: light)" srcset="images/bench-gpu-growth-1gib-narrow-light.svg">`,

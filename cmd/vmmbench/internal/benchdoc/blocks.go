@@ -150,7 +150,7 @@ func slower(_ *filler, _ map[string]string, list []source) (string, error) {
 	if all == 0 {
 		return "", errors.New("there are no comparisons")
 	}
-	text := fmt.Sprintf("Of %d comparisons memory that grows is slower in %d, with its variants (vmm-kept, vmm-ahead).", all, firm)
+	text := fmt.Sprintf("Of %d comparisons memory that grows is slower in %d.", all, firm)
 	if open > 0 {
 		text += fmt.Sprintf(" In %d more its ratio is above the margin too, but the verdict is not firm.", open)
 	}
