@@ -44,7 +44,7 @@ var terms = []Word{
 	{"access", "the first device can be granted memory of the second"},
 	{"atomics", "atomic operations work over the path"},
 	{"rank", "relative speed of the path by the driver, 0 the best"},
-	{"now", "the access that this process has granted: read-write, read or no"},
+	{"now", "the access that this process has granted: none, read or read-write"},
 	{"attach", "a process attaches and has mapped all there is"},
 	{"growth", "the owner appends over the end of a chunk, and a process can read there"},
 	{"append", "the owner appends within a chunk, and a process can read there"},

@@ -17,27 +17,28 @@ import (
 // reasons are long.
 const maxText = 72
 
-// fieldTable has a row for each field of the objects that is not null, by its name in JSON, and a
-// column for each object.
-func fieldTable(header []string, objects ...any) table.Writer {
+// fieldTable has a row for each field of an object that is not null, by its name in JSON.
+func fieldTable(object any) table.Writer {
+	return rowsTable([]string{"property", "value"}, fieldRows(object))
+}
+
+func rowsTable(header []string, rows [][]string) table.Writer {
 	t := table.NewWriter()
-	var columns []table.ColumnConfig
-	row := table.Row{}
-	for i, name := range header {
-		row = append(row, name)
-		if i > 0 {
-			columns = append(columns, table.ColumnConfig{Number: i + 1, WidthMax: maxText / len(objects), WidthMaxEnforcer: termtext.WrapSoft})
-		}
-	}
-	t.AppendHeader(row)
-	t.SetColumnConfigs(columns)
-	for _, fields := range fieldRows(objects...) {
-		row := table.Row{}
-		for _, cell := range fields {
+	line := func(cells []string) (row table.Row) {
+		for _, cell := range cells {
 			row = append(row, cell)
 		}
-		t.AppendRow(row)
+		return row
 	}
+	t.AppendHeader(line(header))
+	for _, row := range rows {
+		t.AppendRow(line(row))
+	}
+	var columns []table.ColumnConfig
+	for i := 1; i < len(header); i++ {
+		columns = append(columns, table.ColumnConfig{Number: i + 1, WidthMax: maxText / (len(header) - 1), WidthMaxEnforcer: termtext.WrapSoft})
+	}
+	t.SetColumnConfigs(columns)
 	return t
 }
 
@@ -133,26 +134,14 @@ func hostState(r *Report) string {
 	return text + "."
 }
 
-// deviceStates has two rows for each GPU of a run that measured: the start and the end.
-func deviceStates(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"device", "when", "SM MHz", "°C", "W", "PCIe", "others", "held down by"})
-	t.SetColumnConfigs([]table.ColumnConfig{{Number: 8, WidthMax: 26, WidthMaxEnforcer: termtext.WrapSoft}})
-	for _, d := range r.Devices {
-		for _, at := range []struct {
-			when string
-			s    *DeviceState
-		}{{"start", d.State}, {"end", d.StateEnd}} {
-			if s := at.s; s != nil {
-				pcie := join(value(s.PCIeGeneration, "gen %v", plain), value(s.PCIeWidth, "x%v", plain))
-				t.AppendRow(table.Row{
-					d.Open, at.when, orDash(ofMax(s.ClockSM, s.ClockSMMax, "")), orDash(value(s.Temperature, "%v", plain)),
-					orDash(ofMax(s.Power, s.PowerLimit, "")), orDash(pcie), orDash(others(s)), orDash(heldDown(s)),
-				})
-			}
-		}
-	}
-	return t
+// brief are the parts of a GPU's state that a run shows; --format json has all.
+var brief = []string{"clock sm mhz", "clock sm max mhz", "temperature c", "power w", "throttle", "pcie generation", "pcie width", "other processes"}
+
+// deviceState is what may have slowed a run on a GPU.
+func deviceState(d Device) table.Writer {
+	return rowsTable([]string{"what", "start", "end"}, slices.DeleteFunc(fieldRows(d.State, d.StateEnd), func(row []string) bool {
+		return !slices.Contains(brief, row[0])
+	}))
 }
 
 // topology is a matrix of what connects the devices.
@@ -223,6 +212,9 @@ func plan(r *Report) table.Writer {
 		if path == "" {
 			path = p.Kind
 		}
+		if path == "none" {
+			path = "no path"
+		}
 		would := "nothing: " + string(p.Why)
 		if p.Can {
 			would = fmt.Sprintf("%s -> %s", p.Now, p.Then)
@@ -232,21 +224,6 @@ func plan(r *Report) table.Writer {
 		})
 	}
 	return t
-}
-
-// heldDown is why the clocks are held down, empty if that is not known.
-func heldDown(s *DeviceState) string {
-	switch {
-	case s.Throttle == nil:
-		return ""
-	case len(s.Throttle) == 0:
-		return "nothing"
-	}
-	return strings.Join(s.Throttle, ", ")
-}
-
-func others(s *DeviceState) string {
-	return join(value(s.Processes, "%v", plain), value(s.ProcessesMemory, "%s", size.Approx))
 }
 
 func plain[T any](n T) string {
@@ -264,18 +241,6 @@ func value[T any](n *T, format string, print func(T) string) string {
 	return fmt.Sprintf(format, print(*n))
 }
 
-// ofMax prints a value and its maximum.
-func ofMax[T any](n, most *T, unit string) string {
-	text := value(n, "%s", plain)
-	if max := value(most, "%s", plain); text != "" && max != "" {
-		text += " of " + max
-	}
-	if text == "" || unit == "" {
-		return text
-	}
-	return text + " " + unit
-}
-
 func yesNo(b *bool) string {
 	switch {
 	case b == nil:
@@ -284,11 +249,6 @@ func yesNo(b *bool) string {
 		return "yes"
 	}
 	return "no"
-}
-
-// join joins what is known.
-func join(texts ...string) string {
-	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), ", ")
 }
 
 // orDash returns the text, or a dash if there is none.

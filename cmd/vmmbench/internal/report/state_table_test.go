@@ -76,10 +76,12 @@ func TestStateAtBothEnds(t *testing.T) {
 	r.Host.State, r.Host.StateEnd = &HostState{Load: []float64{0, 0, 0}}, &HostState{Load: []float64{1, 0, 0}}
 	text := written(t, r, Table)
 	narrow(t, text)
-	require.Contains(t, text, "1410 of 1980  88  699.2 of 700  -           2, 3.0 GiB  software power cap,")
-	require.Contains(t, text, "1980 of 1980  41  118.5 of 700  gen 4, x16  0, 0 B      nothing")
+	require.Contains(t, text, "State of cuda:0\n")
+	require.Regexp(t, `clock sm mhz +1980 +1410`, text)
+	require.Regexp(t, `throttle +nothing +software power cap, hardware`, text)
+	require.Regexp(t, `other processes +0 +2`, text)
 	require.Contains(t, text, "load 0 before and 1 after the run")
-	require.NotContains(t, text, "persistence")
+	require.NotContains(t, text, "uuid")
 }
 
 func TestPlanTable(t *testing.T) {
@@ -91,8 +93,8 @@ func TestPlanTable(t *testing.T) {
 	}
 	text := written(t, r, Table)
 	narrow(t, text)
-	require.Contains(t, text, " cuda:0  cuda:1  NV18  yes     yes      0     none  none -> read-write")
-	require.Contains(t, text, " cuda:1  cuda:0  none  no      -        -     none  nothing: not supported: no path")
+	require.Contains(t, text, " cuda:0  cuda:1  NV18     yes     yes      0     none  none -> read-write")
+	require.Contains(t, text, " cuda:1  cuda:0  no path  no      -        -     none  nothing: not supported: no path")
 	require.Equal(t, ExitError, r.Exit())
 	require.Equal(t, ExitPassed, r.Plan[:1].Exit())
 	require.Equal(t, ExitWaived, r.Plan[1:].Exit())

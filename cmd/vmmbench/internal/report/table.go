@@ -70,10 +70,10 @@ func (p *document) about(r *Report) {
 
 // abilities adds what the devices can do, and all that is known of them.
 func (p *document) abilities(r *Report) {
-	p.block("State of the host", fieldTable([]string{"property", "value"}, r.Host.State))
+	p.block("State of the host", fieldTable(r.Host.State))
 	for _, d := range r.Devices {
-		p.block("Device "+d.Open, fieldTable([]string{"property", "value"}, d))
-		p.block("State of "+d.Open, fieldTable([]string{"property", "value"}, d.State))
+		p.block("Device "+d.Open, fieldTable(d))
+		p.block("State of "+d.Open, fieldTable(d.State))
 	}
 	p.block(topologyHeading(r), topology(r))
 	p.add(features(r))
@@ -125,7 +125,9 @@ func (p *document) figures(r *Report) {
 	}
 	if r.Run.Measure != nil {
 		p.para(hostState(r))
-		p.block("State of the devices", deviceStates(r))
+		for _, d := range r.Devices {
+			p.block("State of "+d.Open, deviceState(d))
+		}
 		p.para(summary(r))
 	}
 }
