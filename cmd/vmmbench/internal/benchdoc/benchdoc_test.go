@@ -2,6 +2,7 @@ package benchdoc
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -270,4 +271,28 @@ func TestEncode(t *testing.T) {
 	_, err = encode(r, 100)
 	require.ErrorContains(t, err, "over 100")
 	require.Equal(t, []string{"bw", "--size", "1M"}, report.Run{Args: []string{"bw", "-o", "a", "-ob.json", "--output=c", "--size", "1M", "--resume", "d"}}.Flags())
+}
+
+// A page that would be too large is not kept, and a command that draws it stands in its place.
+func TestLargePages(t *testing.T) {
+	r := grown()
+	for i := range 1500 {
+		c := r.Cases[0]
+		c.Reason = report.Text(strings.Repeat(fmt.Sprint("why ", i, " "), 100))
+		c.ID = fmt.Sprintf("ops/%d/vmm", i)
+		c.Axes = report.Axes{{Name: "size", Value: uint64(i)}, {Name: "mem", Value: "vmm"}}
+		c.Stats = &report.Stats{N: 6, Loops: 1, Median: 1e6, Value: 1}
+		r.Cases = append(r.Cases, c)
+	}
+	html, err := pageOf("gpu.json", r)
+	require.NoError(t, err)
+	require.Nil(t, html)
+	f := filler{data: map[string]*report.Report{"gpu.json": r}}
+	text, err := f.block([]string{"reports", "*"})
+	require.NoError(t, err)
+	require.Contains(t, text, "`vmmbench report gpu.json -o page.html`")
+	r.Run.Version, r.Run.Interrupted = "(devel)", true
+	text, err = f.block([]string{"reports", "gpu.json"})
+	require.NoError(t, err)
+	require.Contains(t, text, "| unknown, interrupted |")
 }

@@ -78,6 +78,14 @@ func TestHost(t *testing.T) {
 	require.Equal(t, uint64(4000<<10), *h.Memory)
 	last := h.Limits[len(h.Limits)-1]
 	require.Equal(t, uint64(65530), *last.Value)
+
+	h = Host(t.TempDir())
+	require.Empty(t, h.CPU)
+	require.Nil(t, h.Memory)
+	last = h.Limits[len(h.Limits)-1]
+	require.Nil(t, last.Value)
+	require.NotEmpty(t, last.Reason)
+	AddPaths([]report.Device{{Open: "host:0"}}, nil) // has no GPU to ask about
 }
 
 // Where NVML is missing, the files of the system say something of a GPU.
