@@ -253,8 +253,18 @@ func (p Piece) text(markdown bool) string {
 		switch {
 		case p.Table != nil:
 			item(s, "    ")
+		case p.list && !markdown:
+			// A sentence of several begins a line.
+			for i, one := range strings.SplitAfter(s, ". ") {
+				if i > 0 {
+					one = "  " + wrapTo(maxWidth-2, one, "    ")
+				} else {
+					one = wrap(one, "  ")
+				}
+				lines = append(lines, one)
+			}
 		case p.list:
-			item(s, "  ")
+			item(s, "")
 		default:
 			item(s, "")
 		}
