@@ -2,7 +2,7 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test thorough soak race asan bench benchmarks-doc fuzz cover lint wasm arrow abi-check kernels gpu-bundle gpu-test
+.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels gpu-bundle gpu-test
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -43,7 +43,12 @@ asan: ## the quick suite of the CUDA binding on the fake driver under the addres
 bench: ## Go benchmarks; compare two outputs with tools/bin/benchstat
 	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -count $(COUNT) ./...
 
-benchmarks-doc: ## docs/benchmarks.md and its pictures, of docs/benchmarks/*.json
+SET = host
+figures: build ## measure the figures of docs/benchmarks again, SET=h200, h200x2 or host; again if it says so
+	tools/figures $(SET)
+	$(MAKE) benchmarks-doc
+
+benchmarks-doc: ## figures, pages and pictures of the documents, of docs/benchmarks/*.json
 	go test ./cmd/vmmbench/internal/benchdoc -run TestDocument -update
 
 fuzz: ## each fuzz target for FUZZTIME

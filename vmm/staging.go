@@ -17,7 +17,7 @@ import (
 )
 
 // Eight copiers with blocks of 4 MiB reach 0.87 to 0.91 of a pinned copy's speed
-// on an H200 (docs/benchmarks.md), so more have little to gain.
+// on an H200 (docs/benchmarks/other-programs.md), so more have little to gain.
 const (
 	laneBlock = 4 << 20 // bytes of a block; a lane has two
 	mostLanes = 8       // so at most 64 MiB are pinned for a device
@@ -31,7 +31,7 @@ const (
 	// leastPiece keeps the calls for a piece small beside its copy.
 	leastPiece = 1 << 20
 	// Two copiers reach 21 GB/s from host to device on an H200; the driver's own pageable
-	// copy 10, and 19 from device to host (docs/benchmarks.md).
+	// copy 10, and 19 from device to host (docs/benchmarks/other-programs.md).
 	fewestToDevice, fewestToHost = 2, 3
 	// On an H200 the driver's copy of pageable rows of an odd width is slow: 0.2 GB/s at 60
 	// bytes, 1.5 at 508, 3.5 at 1,000. With a multiple of evenWidth it reaches 15, and from

@@ -38,7 +38,6 @@ package main
 //	output.go             the places that the report goes to
 //	openinplace_unix.go   opening an output that is no regular file
 //	openinplace_other.go  the same on other systems
-//	hint.go               what to do after noisy results
 //	preset.go             presets: plans made of those of commands
 //	nvbandwidth.go        the cases of nvbandwidth, under its names
 //	chase.go              its latency: a chase of pointers

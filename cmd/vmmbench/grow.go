@@ -84,8 +84,8 @@ func (a *app) grow() *cobra.Command {
   kept    in place, from chunks that an earlier growth released
   whole   no growth: the same bytes into one chunk of the final size
   plain   a new allocation at each step, and a copy of the old one
-  double  the same, but only when the old one is full
-  async   as plain, from the device's pool
+  double  the same, but only when the old one is full, and twice as large
+  async   as plain, from the device's pool, which keeps its memory
   remap   mremap on the host, which moves pages to a larger range and copies nothing
   append  Go's append on the host, with new pages from the system as for the others
   warm    the same in a heap that keeps its pages. Not in one run with append,

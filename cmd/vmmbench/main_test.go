@@ -233,7 +233,7 @@ func TestInterruptLeavesValidResults(t *testing.T) {
 		require.NotNil(t, c.Samples)
 		require.NotEmpty(t, c.Reason)
 	}
-	require.Len(t, r.Cases, 26, "what was not started is there, and says so")
+	require.Len(t, r.Cases, 28, "what was not started is there, and says so")
 }
 
 func TestNoCUDAExitsWith77(t *testing.T) {
@@ -360,9 +360,9 @@ func TestDryRunEndsAsTheRunWould(t *testing.T) {
 func TestDryRunMeasuresNothing(t *testing.T) {
 	code, out, stderr := bench(t, "--device", "host", "--dry-run")
 	require.Equal(t, report.ExitPassed, code)
-	require.Regexp(t, `^16 cases in 6 groups, (about|less than) .*s\n$`, stderr)
+	require.Regexp(t, `^18 cases in 6 groups, (about|less than) .*s\n$`, stderr)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 16)
+	require.Len(t, lines, 18)
 	require.Equal(t, "bw/h2d/pageable/16MiB/vmm", lines[0])
 }
 

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
 // --filter leaves out cases of every command that measures, and of presets.
@@ -144,22 +143,7 @@ func TestSoak(t *testing.T) {
 
 	_, out, _ = benchWith(t, set, "bw", "--device", "host", "--size", "4K", "--direction", "d2d", "--for", "50ms", "--progress", "off")
 	require.Contains(t, out, "repeated for long")
-	require.Regexp(t, `p99\.9 +slowest +at`, out)
-}
-
-// After a noisy run, one line says what to do.
-func TestHint(t *testing.T) {
-	m := &measureFlags{samples: 15, maxTime: time.Second, pinFlags: pinFlags{node: -1}}
-	r := report.New(report.Run{}, report.Host{})
-	require.Empty(t, m.hint(r))
-	r.Comparisons = []report.Comparison{{Verdict: stat.TooNoisy}, {Verdict: stat.Equal}}
-	require.Equal(t, "noisy: 1 of 2 verdicts: keep to CPUs near the GPU (--numa, --cpus), end other work on the machine and the GPU, "+
-		"or take more samples (--samples 60 --max-time 4s)", m.hint(r))
-	m.node = 0
-	require.NotContains(t, m.hint(r), "--numa")
-	r.Comparisons, r.Cases = nil, []report.Case{{Flags: []string{"noisy"}}}
-	m.soak = time.Minute
-	require.Equal(t, "noisy: 1 of 1 cases: end other work on the machine and the GPU", m.hint(r))
+	require.Regexp(t, `p99\.9 +slowest +after s`, out)
 }
 
 // --format nvbandwidth is what scripts for nvbandwidth read.

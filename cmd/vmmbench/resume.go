@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"reflect"
 	"slices"
-	"strconv"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
@@ -41,8 +39,8 @@ func readEarlier(file string, now *report.Report) (list earlier, err error) {
 	}
 	was, is := described(old), described(now)
 	for _, what := range slices.Sorted(maps.Keys(is)) {
-		if !sameJSON(was[what], is[what]) {
-			return list, usageError{fmt.Errorf("--resume %s: that run had other %s: %s, and now %s", file, what, printed(was[what]), printed(is[what]))}
+		if string(was[what]) != string(is[what]) {
+			return list, usageError{fmt.Errorf("--resume %s: that run had other %s: %s, and now %s", file, what, was[what], is[what])}
 		}
 	}
 	list.byID, list.verify = map[string]report.Case{}, now.Run.Measure.Verify
@@ -54,47 +52,20 @@ func readEarlier(file string, now *report.Report) (list earlier, err error) {
 
 // described returns what has to be the same in two runs, by its name: each part of how
 // they measure, and on what.
-func described(r *report.Report) map[string]any {
-	all := map[string]any{
-		"command": r.Run.Command, "version": r.Run.Version, "kernel": r.Host.Kernel, "CPU": r.Host.CPU, "devices": devicesOf(r),
+func described(r *report.Report) map[string]json.RawMessage {
+	devices := []string{}
+	for _, d := range r.Devices {
+		devices = append(devices, fmt.Sprint(d.Open, " ", d.Name, " ", d.Driver, " ", d.UUID))
 	}
-	v := reflect.ValueOf(*r.Run.Measure)
-	for i := range v.NumField() {
-		all[v.Type().Field(i).Tag.Get("json")] = v.Field(i).Interface()
+	all := map[string]json.RawMessage{}
+	for _, part := range []any{*r.Run.Measure, map[string]any{
+		"command": r.Run.Command, "version": r.Run.Version, "kernel": r.Host.Kernel, "CPU": r.Host.CPU, "devices": devices,
+	}} {
+		// Neither can fail: they are numbers, texts and lists of texts.
+		text, _ := json.Marshal(part)
+		_ = json.Unmarshal(text, &all)
 	}
 	return all
-}
-
-// printed is a value for a message: whole numbers in full, and text as it is written.
-func printed(v any) string {
-	switch v := v.(type) {
-	case float64:
-		return strconv.FormatFloat(v, 'f', -1, 64)
-	case []string:
-		return fmt.Sprint(v)
-	}
-	text, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Sprint(v)
-	}
-	return string(text)
-}
-
-// devicesOf returns what identifies the devices of a report.
-func devicesOf(r *report.Report) []string {
-	list := []string{}
-	for _, d := range r.Devices {
-		list = append(list, fmt.Sprint(d.Open, " ", d.Name, " ", d.Driver, " ", d.UUID))
-	}
-	return list
-}
-
-// sameJSON compares what two values look like in a report, where nil and a zero may be the
-// same.
-func sameJSON(a, b any) bool {
-	x, err := json.Marshal(a)
-	y, err2 := json.Marshal(b)
-	return err == nil && err2 == nil && string(x) == string(y)
 }
 
 // cases returns the cases of a group if all of them have ended, and as this run would have
@@ -104,7 +75,7 @@ func (e earlier) cases(g group) []report.Case {
 	var list []report.Case
 	for _, t := range g.tasks {
 		c, ok := e.byID[t.c.ID]
-		if !ok || !sameJSON(c.Axes, t.c.Axes) || c.Bytes != t.c.Bytes || !e.hasEnded(c, g, t) {
+		if !ok || !sameAxes(c.Axes, t.c.Axes) || c.Bytes != t.c.Bytes || !e.hasEnded(c, g, t) {
 			return nil
 		}
 		if !slices.Contains(c.Flags, resumedFlag) {
@@ -113,6 +84,13 @@ func (e earlier) cases(g group) []report.Case {
 		list = append(list, c)
 	}
 	return list
+}
+
+// sameAxes compares what axes look like in a report, where numbers have one type.
+func sameAxes(a, b report.Axes) bool {
+	x, err := json.Marshal(a)
+	y, err2 := json.Marshal(b)
+	return err == nil && err2 == nil && string(x) == string(y)
 }
 
 // hasEnded reports whether a case of a task came to its end, with all its samples and checks.

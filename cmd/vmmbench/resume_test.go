@@ -61,7 +61,7 @@ func TestResume(t *testing.T) {
 	for _, other := range [][]string{
 		{"--seed", "2", "that run had other seed: 1, and now 2"},
 		{"--samples", "8", "that run had other samples: 7, and now 8"},
-		{"--device", "host:1", "that run had other devices: [host:0 "},
+		{"--device", "host:1", `that run had other devices: ["host:0 `},
 		{"--verify", "off", `that run had other verify: "full", and now "off"`},
 		{"--max-time", "7s", "that run had other max_time_ns: 4000000000, and now 7000000000"},
 	} {

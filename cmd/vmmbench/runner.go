@@ -92,9 +92,6 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 			return nil
 		}
 		r.measureGroups(ctx, groups)
-		if hint := m.hint(r.report); hint != "" && m.progress.value != "off" {
-			a.printError(errors.New(hint))
-		}
 		return r.compareWith(older)
 	})
 }

@@ -1,14 +1,21 @@
-// Package benchdoc makes the parts of docs/benchmarks.md that come from reports of
-// vmmbench, and its pictures.
+// Package benchdoc makes what documents show of reports of vmmbench in docs/benchmarks: tables
+// and pictures of docs/benchmarks.md, a page for each report, and single figures of
+// docs/benchmarks.md, docs/others.md and README.md.
 //
-// A part stands in a block, between two comments:
+// A table or picture stands in a block, between two comments:
 //
-//	<!-- bench growth h200-growth.json only=grow/8GiB -->
+//	<!-- bench table h200-growth.json rows=mem column=size only=grow/8GiB -->
 //	<!-- /bench -->
 //
-// The first word says what to show, the next ones of which files of docs/benchmarks, where * is all
-// of them. only= takes some of their cases. What stands between the comments is replaced. The rest
-// of the document is written by hand.
+// The first word says what to show, the next ones of which files, where * is all of them. only=
+// takes some of their cases. What stands between the comments is replaced.
+//
+// A single figure is the text of a link to the report, whose title says which one it is:
+//
+//	[11.03 ms](benchmarks/h200-growth.json "time of grow/8GiB/vmm")
+//
+// The text is replaced. report.Report.Figure has what a title may say. Figures that other
+// programs measured are in docs/benchmarks/programs; the title is their name.
 package benchdoc
 
 import (
@@ -29,13 +36,21 @@ const (
 	document = "benchmarks.md"
 	dataDir  = "benchmarks"
 	pictures = "images/bench-*.svg"
+	pages    = dataDir + "/*.html"
 )
 
-// files makes the document in dir, its data and its pictures anew. It returns them by
-// their names below dir, and changes nothing. stale are the pictures that the document
-// does not show any more.
+// withFigures are the documents whose figures are links.
+var withFigures = []string{document, "others.md", "../README.md"}
+
+// files makes the documents of dir, their data, pictures and pages anew. It returns them by
+// their names below dir, and changes nothing. stale are the pictures and pages that are not
+// made any more.
 func files(dir string) (made map[string][]byte, stale []string, err error) {
 	data, err := loadData(filepath.Join(dir, dataDir))
+	if err != nil {
+		return nil, nil, err
+	}
+	programs, err := loadPrograms(filepath.Join(dir, dataDir, "programs"))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -44,33 +59,53 @@ func files(dir string) (made map[string][]byte, stale []string, err error) {
 		if made[dataDir+"/"+name], err = encode(r, maxData); err != nil {
 			return nil, nil, fmt.Errorf("%s: %w", name, err)
 		}
-	}
-	text, err := os.ReadFile(filepath.Join(dir, document))
-	if err != nil {
-		return nil, nil, err
-	}
-	f := filler{data: data, files: made, unused: slices.Sorted(maps.Keys(data))}
-	filled, err := f.fill(string(text))
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", document, err)
-	}
-	made[document] = []byte(filled)
-
-	old, err := filepath.Glob(filepath.Join(dir, pictures))
-	for _, file := range old {
-		name := "images/" + filepath.Base(file)
-		if made[name] == nil {
-			stale = append(stale, name)
+		if html, err := pageOf(name, r); err != nil {
+			return nil, nil, err
+		} else if html != nil {
+			made[dataDir+"/"+pageName(name)] = html
 		}
 	}
-	return made, stale, err
+	f := filler{data: data, programs: programs, files: made, unused: slices.Sorted(maps.Keys(data))}
+	for _, name := range withFigures {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if os.IsNotExist(err) && name != document {
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		filled := string(text)
+		if name == document {
+			filled, err = f.fill(filled)
+		}
+		if err == nil {
+			filled, err = f.figures(filled)
+		}
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", name, err)
+		}
+		made[name] = []byte(filled)
+	}
+	for _, pattern := range []string{pictures, pages} {
+		old, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, file := range old {
+			if name := filepath.ToSlash(filepath.Dir(pattern)) + "/" + filepath.Base(file); made[name] == nil {
+				stale = append(stale, name)
+			}
+		}
+	}
+	return made, stale, nil
 }
 
 // filler fills the blocks of a document.
 type filler struct {
-	data   map[string]*report.Report
-	files  map[string][]byte // pictures are added to them
-	unused []string          // names of data that no block has shown yet
+	data     map[string]*report.Report
+	programs map[string]map[string]string // figures of other programs, by their files and names
+	files    map[string][]byte            // pictures are added to them
+	unused   []string                     // names of data that no block has shown yet
 }
 
 const blockStart, blockEnd, commentEnd = "<!-- bench ", "<!-- /bench -->", " -->"
@@ -126,16 +161,23 @@ func (f *filler) block(words []string) (string, error) {
 	}
 	var list []source
 	var only []string
+	options := map[string]string{}
 	for _, word := range words[1:] {
-		if names, ok := strings.CutPrefix(word, "only="); ok {
-			only = strings.Split(names, ",")
+		if key, value, ok := strings.Cut(word, "="); ok {
+			options[key] = value
+			if key == "only" {
+				only = strings.Split(value, ",")
+			}
 			continue
 		}
 		if word == "*" {
 			for _, name := range slices.Sorted(maps.Keys(f.data)) {
 				list = append(list, source{name, f.data[name]})
 			}
-			continue // a block of its own has to show each
+			if what == "reports" { // it links to each; elsewhere a block of its own has to show each
+				f.unused = nil
+			}
+			continue
 		}
 		r := f.data[word]
 		if r == nil {
@@ -152,7 +194,10 @@ func (f *filler) block(words []string) (string, error) {
 			return "", fmt.Errorf("%s has no such cases", list[i].file)
 		}
 	}
-	text, err := show(f, kind, list)
+	if what == "picture" {
+		options["kind"] = kind
+	}
+	text, err := show(f, options, list)
 	return strings.TrimSpace(text), err
 }
 

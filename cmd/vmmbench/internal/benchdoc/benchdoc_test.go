@@ -2,6 +2,7 @@ package benchdoc
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -99,30 +100,29 @@ func change(t *testing.T, dir, name string, f func(string) string) {
 func block(words string) string { return "<!-- bench " + words + " -->\n<!-- /bench -->\n" }
 
 func TestBlocks(t *testing.T) {
-	dir := docs(t, grown(), "# By hand\n\n"+block("origin gpu.json")+"\nAlso by hand.\n\n"+block("findings gpu.json")+
-		block("growth gpu.json")+block("times gpu.json")+block("slower *")+block("picture:growth gpu.json only=grow/1GiB")+
-		block("tables gpu.json")+block("words *")+"The end.\n")
-	require.ErrorContains(t, Check(dir), "benchmarks.md, benchmarks/gpu.json, images/bench-gpu-growth-1gib-dark.svg, images/bench-gpu-growth-1gib-light.svg, images/bench-gpu-growth-1gib-narrow-dark.svg, images/bench-gpu-growth-1gib-narrow-light.svg; run make benchmarks-doc")
+	dir := docs(t, grown(), "# By hand\n\n"+block("reports *")+"\nAlso by hand.\n\n"+block("findings gpu.json")+
+		block("table gpu.json rows=mem column=size")+block("slower *")+block("picture:growth gpu.json only=grow/1GiB")+"The end.\n")
+	require.ErrorContains(t, Check(dir), "benchmarks.md, benchmarks/gpu.html, benchmarks/gpu.json, images/bench-gpu-growth-1gib-dark.svg, images/bench-gpu-growth-1gib-light.svg, images/bench-gpu-growth-1gib-narrow-dark.svg, images/bench-gpu-growth-1gib-narrow-light.svg; run make benchmarks-doc")
 	require.NoError(t, Write(dir))
 	require.NoError(t, Check(dir))
 	text, err := os.ReadFile(filepath.Join(dir, "benchmarks.md"))
 	require.NoError(t, err)
 	for _, want := range []string{
-		"# By hand\n\n<!-- bench origin gpu.json -->\n\nSome GPU; driver 580.1 (CUDA 13.0); 4 CPUs, Some CPU; Linux 6.18; commit 4b1d2ef; 2026-11-22. All samples: [gpu.json](benchmarks/gpu.json).\n\n    vmmbench grow --size 1G --order fixed\n\n<!-- /bench -->\n\nAlso by hand.\n",
-		"- Growing in place to 1GiB by 256MiB took 10 ms; allocating and copying 80 ms (8 times as long; 95 % 6.4 to 10).\n",
-		"| 1GiB by 256MiB | mmap-copy | 80 ms | 72 ms to 88 ms | 8 | 6.4 to 10 | faster | 20 ms | 20 ms | 768 MiB | 1.0 GiB | 3 |\n",
-		"| mremap | 5 ms (0.5) |\n",
+		"| [gpu.json](benchmarks/gpu.json) | [page](benchmarks/gpu.html) | Some GPU | 580.1 (CUDA 13.0) | 4 CPUs, Linux 6.18 | 4b1d2ef | 2026-11-22 | `vmmbench grow --size 1G --order fixed` |\n",
+		"- Growing to 1GiB by 256MiB in place took 10 ms, and 1.0 GiB at the peak; the pointer stays. Allocating and copying at each step took 80 ms, in pairs 8 times as long (95 % 6.4 to 10), and 1.0 GiB at the peak; the pointer moves 3 times.",
+		"| mmap-copy | 80 ms (8) |\n", "| mremap | 5 ms (0.5) |\n",
 		"Of 2 comparisons memory that grows is slower in 1.\n",
-		"| Some GPU | grow/1GiB | vmm | 10 ms | mremap | 5 ms | 2.000 | 1.600 to 2.500 |\n",
+		"| [gpu](benchmarks/gpu.json) | grow/1GiB | vmm | 10 ms | mremap | 5 ms | 2.000 | 1.600 to 2.500 |\n",
 		`<source media="(prefers-color-scheme: dark)" srcset="images/bench-gpu-growth-1gib-dark.svg">`,
 		`<source media="(max-width: 500px) and (prefers-color-scheme: light)" srcset="images/bench-gpu-growth-1gib-narrow-light.svg">`,
-		"<summary>All figures of gpu.json</summary>\n\n**GROW: ",
-		"- mmap-copy: maps at each step and copies\n",
 		"<!-- /bench -->\nThe end.\n",
 	} {
 		require.Contains(t, string(text), want)
 	}
 	require.NotContains(t, string(text), "x.json")
+	html, err := os.ReadFile(filepath.Join(dir, "benchmarks/gpu.html"))
+	require.NoError(t, err)
+	require.Contains(t, string(html), "<h2 id=\"r1-title\">grow on Some GPU</h2>")
 	drawn, err := os.ReadFile(filepath.Join(dir, "images/bench-gpu-growth-1gib-dark.svg"))
 	require.NoError(t, err)
 	require.Contains(t, string(drawn), "Some GPU, driver 580.1 (CUDA 13.0)")
@@ -138,6 +138,8 @@ func TestBlocks(t *testing.T) {
 		{"benchmarks.md", func(old string) string { return strings.Replace(old, "took 10 ms", "took 9 ms", 1) }},
 		{"images/bench-gpu-growth-1gib-light.svg", func(old string) string { return old + " " }},
 		{"images/bench-gone-growth-1gib-light.svg", func(string) string { return "" }},
+		{"benchmarks/gpu.html", func(old string) string { return old + " " }},
+		{"benchmarks/gone.html", func(string) string { return "" }},
 		{"benchmarks/gpu.json", func(old string) string { return data(old) + " " }},
 	} {
 		change(t, dir, made.name, made.f)
@@ -151,20 +153,21 @@ func TestBlocks(t *testing.T) {
 }
 
 func TestBlocksRefuse(t *testing.T) {
-	shown := block("origin gpu.json")
+	shown := block("findings gpu.json")
 	for text, want := range map[string]string{
-		"by hand\n":                                     "no block shows gpu.json",
-		block("words *"):                                "no block shows gpu.json",
-		shown + block("cake gpu.json"):                  `line 3: <!-- bench cake gpu.json -->: "cake" is none of [`,
-		shown + block("origin"):                         "want what to show",
-		shown + block("origin none.json"):               "no none.json in docs/benchmarks",
-		shown + block("growth gpu.json only=bw"):        "gpu.json has no such cases",
-		shown + block("picture:cake gpu.json"):          "want picture:KIND",
-		shown + block("picture:matrix gpu.json"):        "the report has no figures for it",
-		shown + "<!-- bench origin gpu.json -->\n":      "line 3: the block has no end",
-		"<!-- bench origin gpu.json -->\n" + shown:      "line 1: the block has no end",
-		shown + "<!-- /bench -->\n":                     "line 3: the end of a block that has no start",
-		shown + block("growth gpu.json only=grow/1GiB"): "",
+		"by hand\n":                                                         "no block shows gpu.json",
+		block("slower *"):                                                   "no block shows gpu.json",
+		shown + block("cake gpu.json"):                                      `line 3: <!-- bench cake gpu.json -->: "cake" is none of [`,
+		shown + block("findings"):                                           "want what to show",
+		shown + block("findings none.json"):                                 "no none.json in docs/benchmarks",
+		shown + block("findings gpu.json only=bw"):                          "gpu.json has no such cases",
+		shown + block("table gpu.json rows=mem"):                            "want rows=AXIS,AXIS and column=AXIS",
+		shown + block("picture:cake gpu.json"):                              "want picture:KIND",
+		shown + block("picture:matrix gpu.json"):                            "the report has no figures for it",
+		shown + "<!-- bench findings gpu.json -->\n":                        "line 3: the block has no end",
+		"<!-- bench findings gpu.json -->\n" + shown:                        "line 1: the block has no end",
+		shown + "<!-- /bench -->\n":                                         "line 3: the end of a block that has no start",
+		shown + block("table gpu.json rows=mem column=size only=grow/1GiB"): "",
 	} {
 		dir := docs(t, grown(), text)
 		if err := Write(dir); want == "" {
@@ -176,8 +179,82 @@ func TestBlocksRefuse(t *testing.T) {
 	// A report that compares nothing has no such lines.
 	alone := grown()
 	alone.Comparisons = nil
-	require.ErrorContains(t, Write(docs(t, alone, shown+block("slower *"))), "no comparisons")
-	require.ErrorContains(t, Write(docs(t, alone, shown+block("findings gpu.json"))), "has nothing of that")
+	require.ErrorContains(t, Write(docs(t, alone, block("table gpu.json rows=mem column=size")+block("slower *"))), "no comparisons")
+	alone.Cases = alone.Cases[:1]
+	require.ErrorContains(t, Write(docs(t, alone, shown)), "has nothing of that")
+}
+
+// A figure in a text is what the report has, and what looks like one is linked.
+func TestFigures(t *testing.T) {
+	const shown = "<!-- bench reports * -->\n<!-- /bench -->\n"
+	link := func(text, what string) string { return "[" + text + "](benchmarks/gpu.json \"" + what + "\")" }
+	for what, want := range map[string]string{
+		"time of grow/1GiB/vmm":                         "10 ms",
+		"value of grow/1GiB/mremap":                     "5 ms",
+		"interval of grow/1GiB/vmm":                     "9 ms to 11 ms",
+		"moves of grow/1GiB/vmm":                        "3",
+		"peak_bytes of grow/1GiB/vmm":                   "1.0 GiB",
+		"bytes_copied of grow/1GiB/vmm per byte":        "0.75",
+		"ratio of grow/1GiB/mmap-copy to grow/1GiB/vmm": "8",
+		"ratio of grow/1GiB/vmm to grow/1GiB/mmap-copy": "0.125",
+		"interval of grow/1GiB/mremap to grow/1GiB/vmm": "0.4 to 0.625",
+		"medians of grow/1GiB/mremap to grow/1GiB/vmm":  "0.5",
+		"comparisons of grow":                           "2",
+		"slower of grow":                                "1",
+		"too-noisy of grow":                             "0",
+	} {
+		dir := docs(t, grown(), shown+link("x", what))
+		change(t, dir, "others.md", func(string) string { return "takes " + link("9", what) })
+		require.NoError(t, Write(dir), what)
+		require.NoError(t, Check(dir))
+		for _, name := range []string{"benchmarks.md", "others.md"} {
+			text, err := os.ReadFile(filepath.Join(dir, name))
+			require.NoError(t, err)
+			require.Contains(t, string(text), link(want, what))
+		}
+		change(t, dir, "others.md", func(old string) string { return strings.Replace(old, "["+want, "["+want+"1", 1) })
+		require.ErrorContains(t, Check(dir), "others.md")
+	}
+	for text, want := range map[string]string{
+		link("x", "grow/1GiB/vmm"):                                                     "want FIGURE of CASE",
+		link("x", "cake of grow/1GiB/vmm"):                                             "grow/1GiB/vmm has no cake",
+		link("x", "time of grow/none"):                                                 "no case, and no verdicts",
+		link("x", "cake of grow"):                                                      "no case, and no verdicts",
+		link("x", "ratio of grow/1GiB/vmm to x"):                                       "one is not there",
+		link("x", "cake of grow/1GiB/mremap to grow/1GiB/vmm"):                         "no cake of grow/1GiB/mremap",
+		link("x", "ratio of grow/1GiB/mremap to grow/1GiB/mmap-copy"):                  "no ratio of",
+		`[x](benchmarks/none.json "time of x")`:                                        "no none.json in docs/benchmarks",
+		`[x](benchmarks/programs/c.json "time")`:                                       "programs/c.json has no time",
+		"It takes 10 ms.":                                                              `"10 ms" is no link to the data`,
+		"It takes `10 ms`.\n\n    10 ms\n```\n10 ms\n```\n## Figures of others\n10 ms": "",
+	} {
+		dir := docs(t, grown(), shown+text)
+		if err := Write(dir); want == "" {
+			require.NoError(t, err, text)
+		} else {
+			require.ErrorContains(t, err, want, text)
+		}
+	}
+}
+
+// Figures of other programs say what, where and how they were measured.
+func TestPrograms(t *testing.T) {
+	dir := docs(t, grown(), "<!-- bench reports * -->\n<!-- /bench -->\n[x](benchmarks/programs/c.json \"loop\")\n")
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "benchmarks", "programs"), 0o755))
+	const file = "benchmarks/programs/c.json"
+	change(t, dir, file, func(string) string {
+		return `[{"name":"loop","unit":"ms","value":2.5,"meaning":"a","machine":"b","commit":"c"}]`
+	})
+	require.ErrorContains(t, Write(dir), `"loop" does not say what, where and how`)
+	change(t, dir, file, func(string) string { return `{` })
+	require.ErrorContains(t, Write(dir), "c.json: ")
+	change(t, dir, file, func(string) string {
+		return `[{"name":"loop","unit":"ms","value":2.5,"meaning":"a","machine":"b","commit":"c","command":"d"}]`
+	})
+	require.NoError(t, Write(dir))
+	text, err := os.ReadFile(filepath.Join(dir, "benchmarks.md"))
+	require.NoError(t, err)
+	require.Contains(t, string(text), `[2.5 ms](benchmarks/programs/c.json "loop")`)
 }
 
 // A large report loses the samples of its steps, and its pictures of growth with them.
@@ -193,5 +270,29 @@ func TestEncode(t *testing.T) {
 	require.Contains(t, string(small), `"step_p50_ns":2500000`)
 	_, err = encode(r, 100)
 	require.ErrorContains(t, err, "over 100")
-	require.Equal(t, []string{"bw", "--size", "1M"}, withoutFiles([]string{"bw", "-o", "a", "-ob.json", "--output=c", "--size", "1M", "--resume", "d"}))
+	require.Equal(t, []string{"bw", "--size", "1M"}, report.Run{Args: []string{"bw", "-o", "a", "-ob.json", "--output=c", "--size", "1M", "--resume", "d"}}.Flags())
+}
+
+// A page that would be too large is not kept, and a command that draws it stands in its place.
+func TestLargePages(t *testing.T) {
+	r := grown()
+	for i := range 1500 {
+		c := r.Cases[0]
+		c.Reason = report.Text(strings.Repeat(fmt.Sprint("why ", i, " "), 100))
+		c.ID = fmt.Sprintf("ops/%d/vmm", i)
+		c.Axes = report.Axes{{Name: "size", Value: uint64(i)}, {Name: "mem", Value: "vmm"}}
+		c.Stats = &report.Stats{N: 6, Loops: 1, Median: 1e6, Value: 1}
+		r.Cases = append(r.Cases, c)
+	}
+	html, err := pageOf("gpu.json", r)
+	require.NoError(t, err)
+	require.Nil(t, html)
+	f := filler{data: map[string]*report.Report{"gpu.json": r}}
+	text, err := f.block([]string{"reports", "*"})
+	require.NoError(t, err)
+	require.Contains(t, text, "`vmmbench report gpu.json -o page.html`")
+	r.Run.Version, r.Run.Interrupted = "(devel)", true
+	text, err = f.block([]string{"reports", "gpu.json"})
+	require.NoError(t, err)
+	require.Contains(t, text, "| unknown, interrupted |")
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/page"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/plot"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
@@ -17,59 +18,78 @@ import (
 const maxPicture = 60_000
 
 // blocks make what can be shown.
-var blocks = map[string]func(f *filler, kind string, list []source) (string, error){
-	"origin":   each(origin),
-	"findings": each(findings),
-	"times":    each(func(s source) string { return markdownTable(report.GrowthTimes(s.Report)) }),
-	"growth":   each(func(s source) string { return markdownTable(report.GrowthDetails(s.Report)) }),
-	"tables":   each(tables),
+var blocks = map[string]func(f *filler, options map[string]string, list []source) (string, error){
+	"findings": findings,
+	"table":    pivot,
+	"reports":  reports,
 	"slower":   slower,
 	"picture":  picture,
-	"words":    words,
 }
 
-// each shows the reports one after the other.
-func each(show func(source) string) func(*filler, string, []source) (string, error) {
-	return func(_ *filler, _ string, list []source) (string, error) {
-		var parts []string
-		for _, s := range list {
-			part := show(s)
-			if part == "" {
-				return "", fmt.Errorf("%s has nothing of that", s.file)
+// maxPage is how large the page of a report may be, in bytes.
+const maxPage = 300 << 10
+
+func pageName(file string) string { return strings.TrimSuffix(file, ".json") + ".html" }
+
+// pageOf is the page of a report, nil if it is too large to keep.
+func pageOf(file string, r *report.Report) ([]byte, error) {
+	var b bytes.Buffer
+	if _, err := page.Write(&b, []string{file}, []*report.Report{r}); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if b.Len() > maxPage {
+		return nil, nil
+	}
+	return b.Bytes(), nil
+}
+
+// reports is a table of where the figures come from, with links to all of them.
+func reports(f *filler, _ map[string]string, list []source) (string, error) {
+	var rows [][]string
+	for _, s := range list {
+		driver := ""
+		for _, d := range s.Devices {
+			if d.State != nil && d.State.DriverVersion != "" {
+				driver = fmt.Sprintf("%s (%s)", d.State.DriverVersion, d.Driver)
+				break // a machine has one
 			}
-			parts = append(parts, part)
 		}
-		return strings.Join(parts, "\n\n"), nil
+		host := fmt.Sprintf("%d CPUs, %s", s.Host.CPUs, kernel(s.Report))
+		if s.Host.Memory != nil {
+			host += ", " + size.Approx(*s.Host.Memory)
+		}
+		day, _, _ := strings.Cut(s.Run.Started, "T")
+		commit := string(s.Run.Version)
+		if commit == "" || commit == "(devel)" {
+			commit = "unknown"
+		}
+		if s.Run.Interrupted {
+			commit += ", interrupted"
+		}
+		command := "`" + strings.TrimSpace("vmmbench "+strings.Join(s.Run.Args, " ")) + "`"
+		report := fmt.Sprintf("`vmmbench report %s -o page.html`", s.file)
+		if name := dataDir + "/" + pageName(s.file); f.files[name] != nil {
+			report = fmt.Sprintf("[page](%s)", name)
+		}
+		rows = append(rows, []string{fmt.Sprintf("[%s](%s/%s)", s.file, dataDir, s.file), report, machineOf(s.Report), driver, host, commit, day, command})
 	}
+	return markdownTable([]string{"data", "all of it", "device", "driver", "host", "commit", "day", "command"}, rows), nil
 }
 
-// origin says where the figures of a report come from.
-func origin(s source) string {
-	parts := []string{machineOf(s.Report)}
-	for _, d := range s.Devices {
-		if d.State != nil && d.State.DriverVersion != "" {
-			parts = append(parts, fmt.Sprintf("driver %s (%s)", d.State.DriverVersion, d.Driver))
-			break // a machine has one
+// pivot is a table of what was measured, of one report after the other.
+func pivot(_ *filler, options map[string]string, list []source) (string, error) {
+	if options["rows"] == "" || options["column"] == "" {
+		return "", errors.New("want rows=AXIS,AXIS and column=AXIS")
+	}
+	var parts []string
+	for _, s := range list {
+		part := markdownTable(report.Pivot(s.Report, strings.Split(options["rows"], ","), options["column"]))
+		if part == "" {
+			return "", fmt.Errorf("%s has nothing of that", s.file)
 		}
+		parts = append(parts, part)
 	}
-	host := fmt.Sprintf("%d CPUs", s.Host.CPUs)
-	if s.Host.CPU != "" {
-		host += ", " + string(s.Host.CPU)
-	}
-	if s.Host.Memory != nil {
-		host += ", " + size.Approx(*s.Host.Memory)
-	}
-	commit := string(s.Run.Version)
-	if commit == "" || commit == "(devel)" {
-		commit = "unknown"
-	}
-	day, _, _ := strings.Cut(s.Run.Started, "T")
-	parts = append(parts, host, kernel(s.Report), "commit "+commit, day)
-	if s.Run.Interrupted {
-		parts = append(parts, "interrupted, so this is not all")
-	}
-	command := strings.Join(append([]string{"vmmbench"}, s.Run.Args...), " ")
-	return fmt.Sprintf("%s. All samples: [%s](%s/%s).\n\n    %s", strings.Join(parts, "; "), s.file, dataDir, s.file, command)
+	return strings.Join(parts, "\n\n"), nil
 }
 
 // machineOf names the devices.
@@ -99,71 +119,47 @@ func kernel(r *report.Report) string {
 	return strings.TrimSpace(name + " " + strings.Join(numbers[:min(2, len(numbers))], "."))
 }
 
-// findings are the sentences that say what was found.
-func findings(s source) string {
+// findings are the sentences that say what was found, of one report after the other.
+func findings(_ *filler, _ map[string]string, list []source) (string, error) {
 	var lines []string
-	for _, sentence := range report.Findings(s.Report) {
-		lines = append(lines, "- "+sentence)
-	}
-	return strings.Join(lines, "\n")
-}
-
-// tables are all tables of a report, as vmmbench prints them.
-func tables(s source) string {
-	var parts []string
-	for _, p := range report.Figures(s.Report) {
-		if p.Heading != "" {
-			parts = append(parts, "**"+p.Heading+"**")
+	for _, s := range list {
+		found := report.Findings(s.Report)
+		if len(found) == 0 {
+			return "", fmt.Errorf("%s has nothing of that", s.file)
 		}
-		if p.Markdown != "" {
-			parts = append(parts, p.Markdown)
+		for _, sentence := range found {
+			lines = append(lines, fmt.Sprintf("- %s ([%s](%s/%s))", sentence, s.file, dataDir, s.file))
 		}
-		parts = append(parts, p.Sentences...)
 	}
-	// On a page they are folded.
-	return fmt.Sprintf("<details>\n<summary>All figures of %s</summary>\n\n%s\n\n</details>", s.file, strings.Join(parts, "\n\n"))
+	return strings.Join(lines, "\n"), nil
 }
 
 // slower is where memory that grows is slower than the other.
-func slower(_ *filler, _ string, list []source) (string, error) {
+func slower(_ *filler, _ map[string]string, list []source) (string, error) {
 	var header []string
 	var rows [][]string
-	open, all := 0, 0
+	firm, open, all := 0, 0, 0
 	for _, s := range list {
-		columns, found, openHere, of := report.Slower(s.Report)
-		header = append([]string{"machine"}, columns...)
-		open, all = open+openHere, all+of
+		columns, found, firmHere, openHere, of := report.Slower(s.Report)
+		header = append([]string{"data"}, columns...)
+		firm, open, all = firm+firmHere, open+openHere, all+of
 		for _, row := range found {
-			rows = append(rows, append([]string{machineOf(s.Report)}, row...))
+			rows = append(rows, append([]string{fmt.Sprintf("[%s](%s/%s)", strings.TrimSuffix(s.file, ".json"), dataDir, s.file)}, row...))
 		}
 	}
 	if all == 0 {
 		return "", errors.New("there are no comparisons")
 	}
-	text := fmt.Sprintf("Of %d comparisons memory that grows is slower in %d.", all, len(rows))
+	text := fmt.Sprintf("Of %d comparisons memory that grows is slower in %d.", all, firm)
 	if open > 0 {
 		text += fmt.Sprintf(" In %d more its ratio is above the margin too, but the verdict is not firm.", open)
 	}
 	return text + "\n\n" + markdownTable(header, rows), nil
 }
 
-// words explains the words of the tables.
-func words(_ *filler, _ string, list []source) (string, error) {
-	var lines []string
-	for _, s := range list {
-		for _, p := range report.Figures(s.Report) {
-			for _, w := range p.Words {
-				if line := "- " + w.Word + ": " + w.Means; !slices.Contains(lines, line) {
-					lines = append(lines, line)
-				}
-			}
-		}
-	}
-	return strings.Join(lines, "\n"), nil
-}
-
 // picture draws the pictures of a kind, for light and for dark pages.
-func picture(f *filler, kind string, list []source) (string, error) {
+func picture(f *filler, options map[string]string, list []source) (string, error) {
+	kind := options["kind"]
 	if !slices.Contains(plot.Kinds, plot.Kind(kind)) {
 		return "", fmt.Errorf("want picture:KIND, of %v", plot.Kinds)
 	}
@@ -186,10 +182,10 @@ func picture(f *filler, kind string, list []source) (string, error) {
 					if err := f.draw(c, theme, width.points, file); err != nil {
 						return "", err
 					}
-					fmt.Fprintf(&sources, "  <source media=\"%s(prefers-color-scheme: %s)\" srcset=\"%s\">\n", width.media, theme.Name, file)
+					fmt.Fprintf(&sources, "<source media=\"%s(prefers-color-scheme: %s)\" srcset=\"%s\">", width.media, theme.Name, file)
 				}
 			}
-			parts = append(parts, fmt.Sprintf("<picture>\n%s  <img src=\"%s-%s.svg\" width=\"%d\" alt=\"%s\">\n</picture>",
+			parts = append(parts, fmt.Sprintf("<picture>%s\n<img src=\"%s-%s.svg\" width=\"%d\" alt=\"%s\">\n</picture>",
 				&sources, name, plot.Light.Name, plot.Wide, html.EscapeString(c.Title+". "+c.Alt)))
 		}
 	}

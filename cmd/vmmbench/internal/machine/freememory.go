@@ -105,16 +105,3 @@ func readNumber(file string) (n uint64, ok bool) {
 	n, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	return n, err == nil
 }
-
-// memoryLimit is the tightest limit of memory of the control groups that this process
-// is in. One that is not below the machine's memory is none.
-func memoryLimit(root string) (n uint64, limited bool) {
-	total, ok := meminfo(root, "MemTotal")
-	for _, g := range memoryGroups(root) {
-		limit, found := readNumber(g.limit)
-		if found && (!ok || limit < total) && (!limited || limit < n) {
-			n, limited = limit, true
-		}
-	}
-	return n, limited
-}

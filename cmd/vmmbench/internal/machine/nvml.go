@@ -24,7 +24,6 @@ type library interface {
 type gpu interface {
 	value(query) (uint64, error)
 	processes() ([]process, error)
-	nvlinks() (int, error)             // that are up
 	nvlinksTo(other gpu) (int, error)  // of those, how many lead there, also through switches
 	level(other gpu) (string, error)   // of the PCIe path, as nvidia-smi topo -m has it
 	refusal(other gpu) (string, error) // why there is no peer access; empty if there is
@@ -54,31 +53,26 @@ func idOf(d report.Device) (which id, ok bool) {
 type query int
 
 const (
-	clockSM        query = iota // MHz
-	clockSMMax                  // MHz
-	clockMemory                 // MHz
-	clockMemoryMax              // MHz
-	temperature                 // degrees Celsius
-	power                       // milliwatts
-	powerLimit                  // milliwatts
-	throttle                    // bits, as in throttles
+	clockSM     query = iota // MHz
+	clockSMMax               // MHz
+	clockMemory              // MHz
+	temperature              // degrees Celsius
+	power                    // milliwatts
+	powerLimit               // milliwatts
+	throttle                 // bits, as in throttles
 	pcieGeneration
 	pcieGenerationMax
 	pcieWidth
 	pcieWidthMax
-	persistence       // 1 is on
-	ecc               // 1 is on
-	c2c               // 1 is on
-	utilization       // percent
-	utilizationMemory // percent
+	ecc         // 1 is on
+	utilization // percent
 	queries
 )
 
 // queryNames are the names that the values have in the report, without units.
 var queryNames = [queries]string{
-	"clock_sm", "clock_sm_max", "clock_memory", "clock_memory_max", "temperature", "power", "power_limit", "throttle",
-	"pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "persistence", "ecc", "c2c",
-	"utilization", "utilization_memory",
+	"clock_sm", "clock_sm_max", "clock_memory", "temperature", "power", "power_limit", "throttle",
+	"pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "ecc", "utilization",
 }
 
 func (q query) String() string { return queryNames[q] }
@@ -142,14 +136,6 @@ func fromNVML(s *report.DeviceState, g gpu, missing *reasons) {
 		}
 		return &n
 	}
-	on := func(q query) *bool {
-		n := get(q)
-		if n == nil {
-			return nil
-		}
-		yes := *n == 1
-		return &yes
-	}
 	watts := func(q query) *float64 {
 		n := get(q)
 		if n == nil {
@@ -158,8 +144,7 @@ func fromNVML(s *report.DeviceState, g gpu, missing *reasons) {
 		w := float64(*n) / 1000
 		return &w
 	}
-	s.ClockSM, s.ClockSMMax = get(clockSM), get(clockSMMax)
-	s.ClockMemory, s.ClockMemoryMax = get(clockMemory), get(clockMemoryMax)
+	s.ClockSM, s.ClockSMMax, s.ClockMemory = get(clockSM), get(clockSMMax), get(clockMemory)
 	s.Temperature, s.Power, s.PowerLimit = get(temperature), watts(power), watts(powerLimit)
 	if bits := get(throttle); bits != nil {
 		s.Throttle = throttleNames(*bits)
@@ -178,13 +163,11 @@ func fromNVML(s *report.DeviceState, g gpu, missing *reasons) {
 			missing.add(x.String(), err)
 		}
 	}
-	s.Persistence, s.ECC, s.C2C = on(persistence), on(ecc), on(c2c)
-	s.Utilization, s.UtilizationMemory = get(utilization), get(utilizationMemory)
-	if n, err := g.nvlinks(); err == nil {
-		s.NVLinks = &n
-	} else {
-		missing.add("nvlinks", err)
+	if n := get(ecc); n != nil {
+		on := *n == 1
+		s.ECC = &on
 	}
+	s.Utilization = get(utilization)
 	otherProcesses(s, g, missing)
 }
 

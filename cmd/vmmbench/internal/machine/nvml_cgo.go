@@ -109,8 +109,6 @@ func (g nvmlGPU) value(q query) (uint64, error) {
 		return clock("nvmlDeviceGetMaxClockInfo", d.GetMaxClockInfo, nvml.CLOCK_SM)
 	case clockMemory:
 		return clock("nvmlDeviceGetClockInfo", d.GetClockInfo, nvml.CLOCK_MEM)
-	case clockMemoryMax:
-		return clock("nvmlDeviceGetMaxClockInfo", d.GetMaxClockInfo, nvml.CLOCK_MEM)
 	case temperature:
 		return number(g, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) { return d.GetTemperature(nvml.TEMPERATURE_GPU) })
 	case power:
@@ -132,34 +130,19 @@ func (g nvmlGPU) value(q query) (uint64, error) {
 		return number(g, "nvmlDeviceGetCurrPcieLinkWidth", d.GetCurrPcieLinkWidth)
 	case pcieWidthMax:
 		return number(g, "nvmlDeviceGetMaxPcieLinkWidth", d.GetMaxPcieLinkWidth)
-	case persistence:
-		return number(g, "nvmlDeviceGetPersistenceMode", d.GetPersistenceMode)
 	case ecc:
 		return number(g, "nvmlDeviceGetEccMode", func() (nvml.EnableState, nvml.Return) {
 			current, _, r := d.GetEccMode()
 			return current, r
 		})
-	case c2c:
-		return number(g, "nvmlDeviceGetC2cModeInfoV", func() (uint32, nvml.Return) {
-			info, r := d.GetC2cModeInfoV().V1()
-			return info.IsC2cEnabled, r
-		})
-	case utilization, utilizationMemory:
-		return g.utilization(q)
+	case utilization: // that of a MIG instance itself, which NVML may not have
+		if g.own == nil {
+			return 0, errNoInstance
+		}
+		u, err := call(g.lib, g.own.GetUtilizationRates, "nvmlDeviceGetUtilizationRates")
+		return uint64(u.Gpu), err
 	}
 	return 0, fmt.Errorf("no query %d", q)
-}
-
-// utilization is that of a MIG instance itself, which NVML may not have.
-func (g nvmlGPU) utilization(q query) (uint64, error) {
-	if g.own == nil {
-		return 0, errNoInstance
-	}
-	u, err := call(g.lib, g.own.GetUtilizationRates, "nvmlDeviceGetUtilizationRates")
-	if q == utilizationMemory {
-		return uint64(u.Memory), err
-	}
-	return uint64(u.Gpu), err
 }
 
 func (g nvmlGPU) processes() ([]process, error) {
@@ -176,11 +159,6 @@ func (g nvmlGPU) processes() ([]process, error) {
 		}
 	}
 	return list, err
-}
-
-func (g nvmlGPU) nvlinks() (int, error) {
-	up, err := g.linksUp()
-	return len(up), err
 }
 
 // linksUp are the numbers of the NVLinks that are up. A GPU without NVLink has none.

@@ -57,27 +57,23 @@ func TestStateByNVML(t *testing.T) {
 	open := fakeNVML(t)
 	list := deviceStates(t.TempDir(), gpus(), open)
 	require.Nil(t, list[4], "memory of the host has no state of its own")
-	for i, s := range list[:4] {
+	for _, s := range list[:4] {
 		require.Equal(t, report.Text("570.86"), s.DriverVersion)
-		require.Equal(t, []uint64{345, 1980, 2619, 3201, 41}, []uint64{*s.ClockSM, *s.ClockSMMax, *s.ClockMemory, *s.ClockMemoryMax, *s.Temperature})
+		require.Equal(t, []uint64{345, 1980, 2619, 41}, []uint64{*s.ClockSM, *s.ClockSMMax, *s.ClockMemory, *s.Temperature})
 		require.InDelta(t, 118.5, *s.Power, 1e-9)
 		require.InDelta(t, 700, *s.PowerLimit, 1e-9)
 		require.Equal(t, []string{"software power cap", "hardware thermal slowdown"}, s.Throttle)
 		require.Equal(t, []uint64{4, 5, 8, 16}, []uint64{*s.PCIeGeneration, *s.PCIeGenerationMax, *s.PCIeWidth, *s.PCIeWidthMax})
-		require.True(t, *s.Persistence)
 		require.True(t, *s.ECC)
-		require.False(t, *s.C2C)
 		require.Equal(t, uint64(2), *s.Processes)
-		require.Equal(t, []int{3, 2, 0, 0}[i], *s.NVLinks)
 	}
 	require.Equal(t, uint64(12), *list[0].Utilization)
-	require.Equal(t, uint64(3), *list[0].UtilizationMemory)
 	require.Equal(t, uint64(3<<20), *list[0].ProcessesMemory)
 
 	// The instance has no utilisation, and its driver tells the memory of one process only.
 	require.Nil(t, list[3].Utilization)
 	require.Nil(t, list[3].ProcessesMemory)
-	require.Contains(t, list[3].Reason, "utilization, utilization_memory: Not Supported")
+	require.Contains(t, list[3].Reason, "utilization: Not Supported")
 	require.Contains(t, list[3].Reason, "other_processes_memory: the driver does not give it")
 }
 
@@ -86,7 +82,7 @@ func TestStateByNVML(t *testing.T) {
 var symbols = map[string]string{
 	"nvmlSystemGetDriverVersion":              "driver_version",
 	"nvmlDeviceGetClockInfo":                  "clock_sm, clock_memory",
-	"nvmlDeviceGetMaxClockInfo":               "clock_sm_max, clock_memory_max",
+	"nvmlDeviceGetMaxClockInfo":               "clock_sm_max",
 	"nvmlDeviceGetTemperature":                "temperature",
 	"nvmlDeviceGetPowerUsage":                 "power",
 	"nvmlDeviceGetEnforcedPowerLimit":         "power_limit",
@@ -94,12 +90,9 @@ var symbols = map[string]string{
 	"nvmlDeviceGetMaxPcieLinkGeneration":      "pcie_generation_max",
 	"nvmlDeviceGetCurrPcieLinkWidth":          "pcie_width",
 	"nvmlDeviceGetMaxPcieLinkWidth":           "pcie_width_max",
-	"nvmlDeviceGetPersistenceMode":            "persistence",
 	"nvmlDeviceGetEccMode":                    "ecc",
-	"nvmlDeviceGetC2cModeInfoV":               "c2c",
-	"nvmlDeviceGetUtilizationRates":           "utilization, utilization_memory",
+	"nvmlDeviceGetUtilizationRates":           "utilization",
 	"nvmlDeviceGetComputeRunningProcesses_v3": "other_processes",
-	"nvmlDeviceGetNvLinkState":                "nvlinks",
 }
 
 // A driver that lacks a function leaves one value out, and one that fails does.

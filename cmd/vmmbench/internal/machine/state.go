@@ -42,16 +42,9 @@ func state(root string, devices []report.Device, open func() (library, error)) (
 // hostState reads the state of the host.
 func hostState(root string) *report.HostState {
 	s := &report.HostState{Time: time.Now().UTC().Format(time.RFC3339)}
-	var missing reasons
-	s.Load = load(root, &missing)
-	s.Governors = governors(root, &missing)
-	switch text, err := line(root, "sys/devices/system/cpu/smt/active"); {
-	case err != nil:
-		missing.add("smt", err)
-	default:
-		on := text == "1"
-		s.SMT = &on
-	}
+	var why reasons
+	s.Load = load(root, &why)
+	s.Governors = governors(root, &why)
 	// The setting in use is the one in brackets.
 	text, err := line(root, "sys/kernel/mm/transparent_hugepage/enabled")
 	_, chosen, _ := strings.Cut(text, "[")
@@ -60,26 +53,8 @@ func hostState(root string) *report.HostState {
 		err = fmt.Errorf("%q", text)
 	}
 	s.HugePages = report.Text(chosen)
-	missing.add("transparent_huge_pages", err)
-	// The kernel prints the number of pages without a unit and their size in kB.
-	for name, field := range map[string]**uint64{"HugePages_Total": &s.HugePagesTotal, "HugePages_Free": &s.HugePagesFree} {
-		if n, err := strconv.ParseUint(procField(filepath.Join(root, "proc/meminfo"), name), 10, 64); err == nil {
-			*field = &n
-		}
-	}
-	if n, ok := meminfo(root, "Hugepagesize"); ok {
-		s.HugePageBytes = &n
-	}
-	if s.HugePagesTotal == nil || s.HugePageBytes == nil {
-		missing.add("huge_pages", errors.New("the kernel has none"))
-	}
-	numa(root, s, &missing)
-	if n, limited := memoryLimit(root); limited {
-		s.MemoryLimit = &n
-	} else {
-		missing.add("memory_limit", errors.New("no limit below the machine's memory"))
-	}
-	s.Reason = missing.text()
+	why.add("transparent_huge_pages", err)
+	s.Reason = why.text()
 	return s
 }
 
@@ -124,70 +99,6 @@ func governors(root string, missing *reasons) []string {
 	}
 	slices.Sort(list)
 	return slices.Compact(list)
-}
-
-// numa reads the NUMA nodes, and those that this process may use.
-func numa(root string, s *report.HostState, missing *reasons) {
-	const nodes = "sys/devices/system/node"
-	text, err := line(root, nodes+"/online")
-	if err == nil {
-		s.NUMANodes, err = numbers(text)
-	}
-	missing.add("numa_nodes", err)
-	cpus, err := allowed(root, "Cpus_allowed_list")
-	// A node counts if one of its CPUs is allowed.
-	for _, n := range s.NUMANodes {
-		if err != nil {
-			break
-		}
-		var of []int
-		text, e := line(root, fmt.Sprintf("%s/node%d/cpulist", nodes, n))
-		if e == nil {
-			of, e = numbers(text)
-		}
-		if err = e; slices.ContainsFunc(of, func(cpu int) bool { return slices.Contains(cpus, cpu) }) {
-			s.NUMARun = append(s.NUMARun, n)
-		}
-	}
-	if err != nil {
-		s.NUMARun = nil
-	}
-	missing.add("numa_run", err)
-	s.NUMAMemory, err = allowed(root, "Mems_allowed_list")
-	missing.add("numa_memory", err)
-}
-
-// allowed reads what this process may use.
-func allowed(root, name string) ([]int, error) {
-	text := procField(filepath.Join(root, "proc/self/status"), name)
-	if text == "" {
-		return nil, errors.New("the kernel does not say")
-	}
-	return numbers(text)
-}
-
-// numbers parses a list of the kernel, such as 0-2,5. It may be empty: a node need not
-// have CPUs.
-func numbers(text string) ([]int, error) {
-	var list []int
-	if text == "" {
-		return list, nil
-	}
-	for part := range strings.SplitSeq(text, ",") {
-		from, to, several := strings.Cut(part, "-")
-		if !several {
-			to = from
-		}
-		first, err1 := strconv.Atoi(from)
-		last, err2 := strconv.Atoi(to)
-		if err := errors.Join(err1, err2); err != nil || first > last || last-first > 1<<16 {
-			return nil, fmt.Errorf("%q is no list of numbers", text)
-		}
-		for n := first; n <= last; n++ {
-			list = append(list, n)
-		}
-	}
-	return list, nil
 }
 
 // line reads a file of one line.

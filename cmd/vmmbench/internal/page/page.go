@@ -30,7 +30,7 @@ type section struct {
 	Warnings            []string
 	Findings            []string
 	About               []piece
-	States              []state
+	States              []report.State
 	Abilities           []piece
 	Groups              []group
 	Figures             []piece
@@ -51,7 +51,7 @@ type picture struct {
 // piece is a report.Piece whose table can go into the page.
 type piece struct {
 	report.Piece
-	Table template.HTML
+	HTML template.HTML
 }
 
 // headings of the kinds, and how to read them.
@@ -106,7 +106,7 @@ func newSection(id, name string, r *report.Report, st *styles) (section, []strin
 	s := section{
 		ID: id, Title: titleOf(r), Findings: report.Findings(r),
 		About: pieces(report.About(r)), Abilities: pieces(report.Abilities(r)), Figures: pieces(report.Figures(r)),
-		States: states(r),
+		States: report.States(r),
 	}
 	s.Subtitle = strings.Join(slices.DeleteFunc([]string{
 		name, "vmmbench " + strings.Join(r.Run.Args, " "), "version " + orUnknown(string(r.Run.Version)), r.Run.Started, seed(r),
@@ -173,7 +173,11 @@ func orUnknown(s string) string {
 func pieces(list []report.Piece) []piece {
 	var all []piece
 	for _, p := range list {
-		all = append(all, piece{p, template.HTML(p.HTML)}) // #nosec: report.Piece says that it is escaped
+		one := piece{Piece: p}
+		if p.Table != nil {
+			one.HTML = template.HTML(p.Table.RenderHTML()) // #nosec: go-pretty escapes it
+		}
+		all = append(all, one)
 	}
 	return all
 }

@@ -41,7 +41,7 @@ func TestPage(t *testing.T) {
 	page := write(t, load(t))
 	require.Less(t, len(page), 1_500_000)
 	require.Contains(t, page, `<html lang="en">`)
-	require.Contains(t, page, "Growing in place to 8GiB by 256MiB took", "what was found")
+	require.Contains(t, page, "Growing to 8GiB by 256MiB in place took", "what was found")
 	require.Less(t, strings.Index(page, "What was found"), strings.Index(page, "<svg"), "comes first")
 	for _, heading := range []string{"Machine", "Growth", "Comparisons", "Bandwidth", "Between devices", "All figures"} {
 		require.Contains(t, page, "<h3>"+heading+"</h3>")
@@ -152,14 +152,14 @@ func TestSeveralReports(t *testing.T) {
 // The state of the machine stands as it was at the start beside the end. What is not known
 // is left out.
 func TestStates(t *testing.T) {
-	limit, yes, watts := uint64(1<<30), true, 71.25
+	watts := 71.25
 	r := report.New(report.Run{}, report.Host{
-		State:    &report.HostState{Time: "a", Load: []float64{0.5, 1}, SMT: &yes},
-		StateEnd: &report.HostState{Time: "b", Load: []float64{2, 1}, MemoryLimit: &limit},
+		State:    &report.HostState{Time: "a", Load: []float64{0.5, 1}},
+		StateEnd: &report.HostState{Time: "b", Load: []float64{2, 1}, Governors: []string{"performance"}},
 	})
-	r.Devices = []report.Device{{Open: "host:0"}, {Open: "cuda:0", State: &report.DeviceState{Power: &watts}}}
-	require.Equal(t, []state{
-		{"Machine", [][3]string{{"time", "a", "b"}, {"load", "0.5, 1", "2, 1"}, {"smt", "yes", ""}, {"memory limit", "", "1073741824"}}},
-		{"cuda:0", [][3]string{{"power w", "71.25", ""}}},
-	}, states(r))
+	r.Devices = []report.Device{{Open: "host:0"}, {Open: "cuda:0", State: &report.DeviceState{Power: &watts, Throttle: []string{}}}}
+	require.Equal(t, []report.State{
+		{Name: "Machine", Rows: [][]string{{"time", "a", "b"}, {"load", "0.5, 1", "2, 1"}, {"governors", "", "performance"}}},
+		{Name: "cuda:0", Rows: [][]string{{"power w", "71.25", ""}, {"throttle", "nothing", ""}}},
+	}, report.States(r))
 }

@@ -87,8 +87,16 @@ func (l layout) value(c Case, axis string) string {
 	if axis == axisMem && l.name {
 		return lastPart(c.ID)
 	}
-	return c.Axes.text(axis)
+	value := c.Axes.text(axis)
+	// In a table, "none" is of mem alone: no access to a peer.
+	if instead := noneOf[axis]; instead != "" && value == "none" {
+		return instead
+	}
+	return value
 }
+
+// noneOf is what a table has where an axis is none.
+var noneOf = map[string]string{"host": "-", "write": "nothing"}
 
 func (l layout) values(c Case) []string {
 	list := make([]string, len(l.axes))
@@ -160,77 +168,36 @@ func verified(c Case) string {
 	return size.Format(c.Verify.Bytes)
 }
 
-// growths is the table of the steps of cases that grow.
-func growths(r *Report, command string) grid {
+// metricTables are tables of what only some cases of a command have.
+func metricTables(r *Report, command string, names ...string) (list []grid) {
 	l := layoutOf(r, command)
-	g := grid{
-		title: strings.ToUpper(command) + ", its steps", keys: l.axes,
-		columns: []string{"step p50", "p99", "max", "copied", "peak", "moves"},
-	}
-	for _, c := range casesOf(r, command) {
-		if c.Stats == nil || c.Stats.Growth == nil {
-			continue
-		}
-		x := c.Stats.Growth
-		g.rows = append(g.rows, gridRow{
-			keys:  l.values(c),
-			cells: []string{formatTime(x.StepP50), formatTime(x.StepP99), formatTime(x.StepMax), size.Approx(x.Copied), size.Approx(x.Peak), fmt.Sprint(x.Moves)},
-		})
-	}
-	return g
-}
-
-// soaks is the table of the slowest samples of cases that were repeated for long.
-func soaks(r *Report, command string) grid {
-	l := layoutOf(r, command)
-	g := grid{title: strings.ToUpper(command) + ", repeated for long", keys: l.axes, columns: []string{"n", "p50", "p99", "p99.9", "slowest", "at"}}
-	for _, c := range casesOf(r, command) {
-		if c.Stats == nil || c.Stats.Soak == nil {
-			continue
-		}
-		x := c.Stats.Soak
-		row := gridRow{keys: l.values(c), cells: []string{fmt.Sprint(c.Stats.N), formatTime(x.P50), "", "", formatTime(x.Slowest), fmt.Sprintf("%.1f of %.1f s", x.SlowestAt, x.Seconds)}}
-		for i, q := range []*float64{x.P99, x.P999} {
-			if q != nil {
-				row.cells[2+i] = formatTime(*q)
+	for _, name := range names {
+		g := grid{title: strings.ToUpper(command) + ", " + name, keys: l.axes}
+		for _, m := range metrics {
+			if m.table == name {
+				g.columns = append(g.columns, m.label)
 			}
 		}
-		g.rows = append(g.rows, row)
-	}
-	return g
-}
-
-// sharings is the table of what sharing adds to its cases.
-func sharings(r *Report, command string) grid {
-	l := layoutOf(r, command)
-	g := grid{title: strings.ToUpper(command) + ", its readers", keys: l.axes, columns: []string{"p99", "reader fds"}}
-	for _, c := range casesOf(r, command) {
-		if c.Stats == nil || c.Stats.Sharing == nil {
-			continue
+		for _, c := range casesOf(r, command) {
+			row := gridRow{keys: l.values(c), cells: make([]string, len(g.columns))}
+			has := false
+			for _, m := range c.Metrics() {
+				if m.table != name {
+					continue
+				}
+				has = true
+				if x, _ := m.number(); m.Name == "reader_fds" && x == 0 {
+					continue // it has no reader
+				}
+				row.cells[slices.Index(g.columns, m.label)] = m.String()
+			}
+			if has {
+				g.rows = append(g.rows, row)
+			}
 		}
-		row := gridRow{keys: l.values(c), cells: []string{formatTime(c.Stats.Sharing.P99), ""}}
-		if n := c.Stats.ReaderFDs; n > 0 {
-			row.cells[1] = fmt.Sprint(n)
-		}
-		g.rows = append(g.rows, row)
+		list = append(list, g)
 	}
-	return g
-}
-
-// pools is the table of what pools held.
-func pools(r *Report, command string) grid {
-	l := layoutOf(r, command)
-	g := grid{title: strings.ToUpper(command) + ", what it held", keys: l.axes, columns: []string{"live peak", "reserved peak", "of live", "no memory"}}
-	for _, c := range casesOf(r, command) {
-		if c.Stats == nil || c.Stats.Pooled == nil {
-			continue
-		}
-		x := c.Stats.Pooled
-		g.rows = append(g.rows, gridRow{keys: l.values(c), cells: []string{
-			size.Approx(x.Live), size.Approx(x.Reserved), fmt.Sprintf("%.3f", float64(x.Reserved)/float64(max(x.Live, 1))), fmt.Sprint(x.Failures),
-		}})
-	}
-	return g
+	return list
 }
 
 // ratioColumns are the columns of a comparison.

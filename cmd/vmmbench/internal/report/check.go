@@ -47,31 +47,18 @@ func (c *Case) check() error {
 	case len(c.Samples) > 0 && s.N != len(c.Samples):
 		return fmt.Errorf("%d samples by its statistics, %d in its list", s.N, len(c.Samples))
 	}
-	return checkFigures(s.figures()...)
-}
-
-// figures are those that cannot be below 0. The ends of an interval can: they are estimated.
-func (s *Stats) figures() []float64 {
-	list := []float64{s.Median, s.MAD, s.Min, s.Max, s.P5, s.P95, s.Value}
-	for _, v := range []*float64{s.Traffic, s.Timer} {
-		if v != nil {
-			list = append(list, *v)
+	// The ends of an interval can be below 0: they are estimated.
+	for _, m := range c.Metrics() {
+		if x, ok := m.number(); ok && m.Name != "value_low" && m.Name != "value_high" {
+			if err := checkFigures(x); err != nil {
+				return fmt.Errorf("%s: %w", m.Name, err)
+			}
 		}
 	}
-	if b := s.Both; b != nil {
-		list = append(list, b.Forward, b.Reverse)
+	if s.Growth == nil {
+		return nil
 	}
-	if g := s.Growth; g != nil {
-		list = append(list, float64(g.Steps), g.StepP50, g.StepP99, g.StepMax, float64(g.Moves))
-		list = append(list, slices.Concat(g.Samples...)...)
-	}
-	if x := s.Sharing; x != nil {
-		list = append(list, x.P99, float64(x.ReaderFDs))
-	}
-	if x := s.Pooled; x != nil {
-		list = append(list, float64(x.Failures))
-	}
-	return list
+	return checkFigures(slices.Concat(s.Growth.Samples...)...)
 }
 
 // check refuses a comparison that no run can have made.

@@ -2,61 +2,24 @@ package report
 
 import (
 	"encoding/csv"
-	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
-
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// csvColumn is a column. of returns its value for a case, comparison that for a
-// comparison. If it is nil, the column is empty in such lines.
-type csvColumn struct {
-	name       string
-	of         func(Case) string
-	comparison func(Comparison) string
-}
+// record is a line of CSV: values by the names of their columns.
+type record map[string]string
 
 // csvColumns has a column for each axis of any case, those of all cases, and those of
 // comparisons. The first says which of the two a line is.
-func csvColumns(r *Report) []csvColumn {
-	list := []csvColumn{
-		{"record", func(Case) string { return "case" }, func(Comparison) string { return "comparison" }},
-		{"id", func(c Case) string { return c.ID }, func(c Comparison) string { return c.ID }},
+func csvColumns(r *Report) []string {
+	list := append([]string{"record", "id"}, axesOf(r)...)
+	list = append(list, "unit", "bytes", "status", "reason", "flags")
+	for _, m := range metrics {
+		list = append(list, m.Name)
 	}
-	cases := byID(r.Cases)
-	// A comparison has the axes in which its sides do not differ.
-	for _, name := range axesOf(r) {
-		list = append(list, csvColumn{
-			name, func(c Case) string { return csvAxis(c.Axes.Of(name)) },
-			func(c Comparison) string {
-				a, b := csvAxis(cases[c.A].Axes.Of(name)), csvAxis(cases[c.B].Axes.Of(name))
-				if a != b {
-					return ""
-				}
-				return b
-			},
-		})
-	}
-	list = append(list,
-		csvColumn{"unit", func(c Case) string { return c.Unit }, nil},
-		csvColumn{"bytes", func(c Case) string { return csvNumber(c.Bytes) }, nil},
-		csvColumn{"status", func(c Case) string { return string(c.Status) }, nil},
-		csvColumn{"reason", func(c Case) string { return string(c.Reason) }, func(c Comparison) string { return string(c.Reason) }},
-		csvColumn{"flags", func(c Case) string { return strings.Join(c.Flags, " ") }, nil},
-	)
-	list = append(list, csvStats()...)
-	return append(list,
-		csvColumn{"a", nil, func(c Comparison) string { return c.A }},
-		csvColumn{"b", nil, func(c Comparison) string { return c.B }},
-		csvColumn{"ratio", nil, func(c Comparison) string { return csvOptional(c.Ratio) }},
-		csvColumn{"ratio_low", nil, func(c Comparison) string { return csvOptional(c.Low) }},
-		csvColumn{"ratio_high", nil, func(c Comparison) string { return csvOptional(c.High) }},
-		csvColumn{"margin", nil, func(c Comparison) string { return csvNumber(c.Margin) }},
-		csvColumn{"verdict", nil, func(c Comparison) string { return string(c.Verdict) }},
-	)
+	return append(list, "verify", "verify_bytes", "verify_bytes_by_device", "verify_errors",
+		"a", "b", "ratio", "ratio_low", "ratio_high", "margin", "verdict")
 }
 
 // axesOf returns the axes of all cases, in the order in which they come.
@@ -72,131 +35,37 @@ func axesOf(r *Report) []string {
 	return list
 }
 
-// csvStats are the columns of what was measured. A case without it has empty ones.
-func csvStats() []csvColumn {
-	stats := func(name string, of func(*Stats) string) csvColumn {
-		return csvColumn{name, func(c Case) string {
-			if c.Stats == nil {
-				return ""
-			}
-			return of(c.Stats)
-		}, nil}
+// record is the line of a case.
+func (c *Case) record() record {
+	line := record{
+		"record": "case", "id": c.ID, "unit": c.Unit, "bytes": exact(c.Bytes), "status": string(c.Status),
+		"reason": string(c.Reason), "flags": strings.Join(c.Flags, " "),
 	}
-	// Some columns are of what only some cases have.
-	ways := func(name string, of func(*Both) float64) csvColumn {
-		return stats(name, func(s *Stats) string {
-			if s.Both == nil {
-				return ""
-			}
-			return csvNumber(of(s.Both))
-		})
+	for _, a := range c.Axes {
+		line[a.Name] = exact(a.Value)
 	}
-	soak := func(name string, of func(*Soak) string) csvColumn {
-		return stats(name, func(s *Stats) string {
-			if s.Soak == nil {
-				return ""
-			}
-			return of(s.Soak)
-		})
+	for _, m := range c.Metrics() {
+		line[m.Name] = exact(m.Value)
 	}
-	growth := func(name string, of func(*Growth) string) csvColumn {
-		return stats(name, func(s *Stats) string {
-			if s.Growth == nil {
-				return ""
-			}
-			return of(s.Growth)
-		})
+	if v := c.Verify; v != nil {
+		line["verify"], line["verify_bytes"] = string(v.Mode), exact(v.Bytes)
+		line["verify_bytes_by_device"], line["verify_errors"] = exact(v.ByDevice), exact(v.Errors)
 	}
-	sharing := func(name string, of func(*Sharing) string) csvColumn {
-		return stats(name, func(s *Stats) string {
-			if s.Sharing == nil {
-				return ""
-			}
-			return of(s.Sharing)
-		})
-	}
-	pooled := func(name string, of func(*Pooled) string) csvColumn {
-		return stats(name, func(s *Stats) string {
-			if s.Pooled == nil {
-				return ""
-			}
-			return of(s.Pooled)
-		})
-	}
-	checked := func(name string, of func(*verify.Result) string) csvColumn {
-		return csvColumn{name, func(c Case) string {
-			if c.Verify == nil {
-				return ""
-			}
-			return of(c.Verify)
-		}, nil}
-	}
-	return []csvColumn{
-		stats("n", func(s *Stats) string { return csvNumber(s.N) }),
-		stats("loops", func(s *Stats) string { return csvNumber(s.Loops) }),
-		stats("stop", func(s *Stats) string { return s.Stop }),
-		stats("value", func(s *Stats) string { return csvNumber(s.Value) }),
-		stats("value_low", func(s *Stats) string { return csvOptional(s.ValueLow) }),
-		stats("value_high", func(s *Stats) string { return csvOptional(s.ValueHigh) }),
-		stats("traffic", func(s *Stats) string { return csvOptional(s.Traffic) }),
-		ways("forward", func(b *Both) float64 { return b.Forward }),
-		ways("reverse", func(b *Both) float64 { return b.Reverse }),
-		stats("median_ns", func(s *Stats) string { return csvNumber(s.Median) }),
-		stats("mad_ns", func(s *Stats) string { return csvNumber(s.MAD) }),
-		stats("min_ns", func(s *Stats) string { return csvNumber(s.Min) }),
-		stats("p5_ns", func(s *Stats) string { return csvNumber(s.P5) }),
-		stats("p95_ns", func(s *Stats) string { return csvNumber(s.P95) }),
-		stats("max_ns", func(s *Stats) string { return csvNumber(s.Max) }),
-		soak("soak_p50_ns", func(x *Soak) string { return csvNumber(x.P50) }),
-		soak("soak_p99_ns", func(x *Soak) string { return csvOptional(x.P99) }),
-		soak("soak_p999_ns", func(x *Soak) string { return csvOptional(x.P999) }),
-		soak("soak_slowest_ns", func(x *Soak) string { return csvNumber(x.Slowest) }),
-		soak("soak_slowest_at_seconds", func(x *Soak) string { return csvNumber(x.SlowestAt) }),
-		growth("steps", func(g *Growth) string { return csvNumber(g.Steps) }),
-		growth("step_p50_ns", func(g *Growth) string { return csvNumber(g.StepP50) }),
-		growth("step_p99_ns", func(g *Growth) string { return csvNumber(g.StepP99) }),
-		growth("step_max_ns", func(g *Growth) string { return csvNumber(g.StepMax) }),
-		growth("bytes_copied", func(g *Growth) string { return csvNumber(g.Copied) }),
-		growth("peak_bytes", func(g *Growth) string { return csvNumber(g.Peak) }),
-		growth("moves", func(g *Growth) string { return csvNumber(g.Moves) }),
-		stats("timer_ns", func(s *Stats) string { return csvOptional(s.Timer) }),
-		sharing("p99_ns", func(x *Sharing) string { return csvNumber(x.P99) }),
-		sharing("reader_fds", func(x *Sharing) string { return csvNumber(x.ReaderFDs) }),
-		pooled("live_peak_bytes", func(x *Pooled) string { return csvNumber(x.Live) }),
-		pooled("reserved_peak_bytes", func(x *Pooled) string { return csvNumber(x.Reserved) }),
-		pooled("failed_allocs", func(x *Pooled) string { return csvNumber(x.Failures) }),
-		checked("verify", func(v *verify.Result) string { return string(v.Mode) }),
-		checked("verify_bytes", func(v *verify.Result) string { return csvNumber(v.Bytes) }),
-		checked("verify_bytes_by_device", func(v *verify.Result) string { return csvNumber(v.ByDevice) }),
-		checked("verify_errors", func(v *verify.Result) string { return csvNumber(v.Errors) }),
-	}
+	return line
 }
 
-// csvNumber prints a number so that nothing of it is lost.
-func csvNumber[T int | uint64 | float64](x T) string {
-	if f, ok := any(x).(float64); ok {
-		return strconv.FormatFloat(f, 'f', -1, 64)
+// record is the line of a comparison. It has the axes in which its sides do not differ.
+func (c *Comparison) record(a, b Case) record {
+	line := record{
+		"record": "comparison", "id": c.ID, "reason": string(c.Reason), "a": c.A, "b": c.B, "ratio": exact(c.Ratio),
+		"ratio_low": exact(c.Low), "ratio_high": exact(c.High), "margin": exact(c.Margin), "verdict": string(c.Verdict),
 	}
-	return fmt.Sprint(x)
-}
-
-// csvOptional prints a number that may be missing.
-func csvOptional[T int | float64](x *T) string {
-	if x == nil {
-		return ""
+	for _, axis := range b.Axes {
+		if value := exact(axis.Value); value == exact(a.Axes.Of(axis.Name)) {
+			line[axis.Name] = value
+		}
 	}
-	return csvNumber(*x)
-}
-
-// csvAxis prints the value of an axis, sizes in bytes.
-func csvAxis(value any) string {
-	switch v := value.(type) {
-	case nil:
-		return ""
-	case float64:
-		return csvNumber(v)
-	}
-	return fmt.Sprint(value)
+	return line
 }
 
 // writeCSV writes a line for each case and each comparison, by RFC 4180. It has no
@@ -205,39 +74,21 @@ func writeCSV(w io.Writer, r *Report) error {
 	out := csv.NewWriter(w)
 	out.UseCRLF = true
 	columns := csvColumns(r)
-	line := make([]string, len(columns))
-	// write writes a line; of is its value in a column.
-	write := func(of func(csvColumn) string) error {
-		for i, column := range columns {
-			line[i] = of(column)
+	lines := [][]string{columns}
+	add := func(of record) {
+		line := make([]string, len(columns))
+		for i, name := range columns {
+			line[i] = of[name]
 		}
-		return out.Write(line)
+		lines = append(lines, line)
 	}
-	if err := write(func(column csvColumn) string { return column.name }); err != nil {
-		return err
+	for i := range r.Cases {
+		add(r.Cases[i].record())
 	}
-	for _, c := range r.Cases {
-		err := write(func(column csvColumn) string {
-			if column.of == nil {
-				return ""
-			}
-			return column.of(c)
-		})
-		if err != nil {
-			return err
-		}
+	cases := byID(r.Cases)
+	for i := range r.Comparisons {
+		c := &r.Comparisons[i]
+		add(c.record(cases[c.A], cases[c.B]))
 	}
-	for _, c := range r.Comparisons {
-		err := write(func(column csvColumn) string {
-			if column.comparison == nil {
-				return ""
-			}
-			return column.comparison(c)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	out.Flush()
-	return out.Error()
+	return out.WriteAll(lines)
 }

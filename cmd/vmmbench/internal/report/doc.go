@@ -17,7 +17,8 @@ package report
 //	csv.go          CSV
 //	nvbandwidth.go  nvbandwidth's text and JSON
 //	gobench.go      Go's benchmark format
-//	html.go         what a page of HTML shows of a report
+//	lookup.go      a figure of a report by its name, for documents
+//	metrics.go     the figures of a case: names, units, meanings; which table shows them
 //	table.go        tables of the run and its devices; document, which all tables are written to
 //	casetable.go    tables of cases: the columns of each command and their order
 //	growthtable.go  tables of growth against growth

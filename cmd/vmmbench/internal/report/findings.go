@@ -2,71 +2,183 @@ package report
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// Findings says in sentences what was found: growth in place against allocating and
-// copying, and copies in memory that grows against others. There may be none.
+// Findings says in sentences what was found: growth in place against what a program would do
+// otherwise, and copies in memory that grows against others. There may be none.
 func Findings(r *Report) []string {
-	cases := byID(r.Cases)
 	var list []string
-	told := map[string]bool{} // of the ways to grow in place, only the first is named beside a rival
+	for _, g := range growthGroups(r) {
+		if s := growthFinding(r, g); s != "" {
+			list = append(list, s)
+		}
+	}
+	cases := byID(r.Cases)
 	var copies copyCount
 	for _, c := range r.Comparisons {
-		a, b := cases[c.A], cases[c.B]
-		switch {
-		case c.ofRuns() || c.Ratio == nil || a.Stats == nil || b.Stats == nil || b.Axes.text("mem") != "vmm":
-		case rivalName(a) != "" && (a.Stats.Growth == nil || a.Stats.Growth.Steps != 1): // one step is no growth
-			if to := rivalName(a) + b.growthText(); !told[to] {
-				told[to] = true
-				list = append(list, growthFinding(c, a, b))
-			}
-		case b.Axes.Of("direction") != nil && b.Axes.Of("host") != nil: // a copy with the host, or within a device
+		b := cases[c.B]
+		// A copy with the host, or within a device.
+		if !c.ofRuns() && c.Ratio != nil && b.Axes.text(axisMem) == "vmm" && b.Axes.Of("direction") != nil && b.Axes.Of("host") != nil {
 			copies.add(c)
 		}
 	}
 	return append(list, copies.sentences()...)
 }
 
-// rivalName is a way to grow without this library in words; empty for other cases.
-func rivalName(c Case) string {
-	mem := c.Axes.text("mem")
-	switch {
-	case mem == "mallocAsync-copy":
-		return "from the driver's pool, with a copy each time,"
-	case strings.HasSuffix(mem, "-copy"):
-		return "allocating and copying"
-	case mem == "mremap":
-		return "mremap"
-	}
-	return ""
+// rivals are ways to grow without this library, by the ends of their names.
+var rivals = []struct{ mem, words string }{
+	{"mmap-copy", "Allocating and copying at each step"},
+	{"cuMemAlloc-copy", "Allocating and copying at each step"},
+	{"-double", "Copying only when full, to twice the size,"},
+	{"mallocAsync-copy", "Copying at each step from the pool, which keeps its memory,"},
+	{"mremap", "mremap"},
 }
 
-// growthText returns what a case grew to and how.
-func (c Case) growthText() string {
-	s := fmt.Sprintf("to %s by %s", c.Axes.text("size"), c.Axes.text("step"))
-	switch c.Axes.text("write") {
-	case "upload":
-		s += ", with uploads,"
-	case "none":
-		s += ", without writing,"
+// growthFinding says all of a group at once: what growing in place takes, what each rival
+// takes, and what kept chunks give.
+func growthFinding(r *Report, g *growthGroup) string {
+	of := func(end string) *Case {
+		i := slices.IndexFunc(g.cases, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), end) })
+		if i < 0 {
+			return nil
+		}
+		return &g.cases[i]
 	}
-	if busy := c.Axes.text("busy"); busy != "0" && busy != "-" {
-		s += fmt.Sprintf(" beside %s busy streams", busy)
+	i := slices.IndexFunc(g.cases, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
+	if i < 0 || g.cases[i].Stats.Steps == 1 { // one step is no growth
+		return ""
+	}
+	vmm := g.cases[i]
+	name := g.name
+	if strings.Contains(name, ",") {
+		name += ","
+	}
+	s := fmt.Sprintf("Growing to %s in place took %s, and %s at the peak; the pointer stays.", name, formatTime(vmm.Stats.Median), size.Approx(vmm.Stats.Peak))
+	poolWins, some := false, false
+	for _, rival := range rivals {
+		c := of(rival.mem)
+		if c == nil {
+			continue
+		}
+		some = true
+		took := formatTime(c.Stats.Median)
+		if x := growthAgainst(r, *c, vmm); x != nil {
+			if x.Low != nil && x.High != nil {
+				took += fmt.Sprintf(", in pairs %.3g times as long (95 %% %.3g to %.3g)", 1 / *x.Ratio, 1 / *x.High, 1 / *x.Low)
+			}
+			poolWins = poolWins || rival.mem == "mallocAsync-copy" && x.Verdict == stat.Slower
+		}
+		s += fmt.Sprintf(" %s took %s, and %s at the peak; the pointer %s.", rival.words, took, size.Approx(c.Stats.Peak), moves(c.Stats.Moves))
+	}
+	if !some {
+		return ""
+	}
+	kept := of("vmm-kept")
+	if kept != nil {
+		s += fmt.Sprintf(" In place from kept chunks (vmm-kept, Device.SetReleaseThreshold) took %s.", formatTime(kept.Stats.Median))
+	}
+	switch host := strings.HasPrefix(vmm.Axes.text("device"), "host"); {
+	case !poolWins:
+	case host && kept != nil:
+		s += " The pool wins against new memory because it keeps its pages: here the first write to a new page costs more than copying an old one. Kept chunks keep theirs, too, and are mapped anew."
+	case host:
+		s += " The pool wins against new memory because it keeps its pages: here the first write to a new page costs more than copying an old one. --mem vmm,kept,async has chunks that are kept as well."
+	default:
+		s += " The pool wins while there is little to copy, because it calls the driver less."
 	}
 	return s
 }
 
-// growthFinding compares growth in place with growth by other means.
-func growthFinding(c Comparison, a, b Case) string {
-	s := fmt.Sprintf("Growing in place %s took %s; %s %s", b.growthText(), formatTime(b.Stats.Median), rivalName(a), formatTime(a.Stats.Median))
-	if c.Low == nil || c.High == nil {
-		return s + "."
+// moves says how often a pointer moves.
+func moves(n int) string {
+	switch n {
+	case 0:
+		return "stays"
+	case 1:
+		return "moves once"
 	}
-	times := func(x float64) string { return fmt.Sprintf("%.3g", 1/x) }
-	return s + fmt.Sprintf(" (%s times as long; 95 %% %s to %s).", times(*c.Ratio), times(*c.High), times(*c.Low))
+	return fmt.Sprint("moves ", n, " times")
+}
+
+// step is a command to try, and what for.
+type step struct{ what, command string }
+
+// next are the commands to try after a run.
+func next(r *Report) []step {
+	open, all := 0, 0
+	for _, c := range r.Comparisons {
+		if c.Verdict == stat.Waived {
+			continue
+		}
+		all++
+		if c.Verdict == stat.TooNoisy || c.Verdict == stat.TooFew {
+			open++
+		}
+	}
+	without := fmt.Sprintf("%d of %d comparisons have no verdict", open, all)
+	again := strings.Join(append([]string{"vmmbench"}, r.Run.Flags()...), " ")
+	m := r.Run.Measure
+	var list []step
+	switch {
+	case r.Run.Command == CommandCompare:
+		if open > 0 {
+			list = append(list, step{without + "; several reports on a side may have:", "vmmbench compare old1.json,old2.json new1.json,new2.json"})
+		}
+		return list
+	case m == nil:
+		return []step{{"What fits the device, in half a minute:", "vmmbench"}}
+	case r.Count()[Failed] > 0:
+		return []step{{"Data were wrong. Once more, with every byte checked:", again + " --verify full"}}
+	}
+	flags := r.Run.Flags()
+	has := func(names ...string) bool {
+		return slices.ContainsFunc(flags, func(f string) bool { name, _, _ := strings.Cut(f, "="); return slices.Contains(names, name) })
+	}
+	switch pinned := has("--cpus", "--numa"); {
+	case open == 0:
+	case has("--for"):
+		list = append(list, step{without + ", on CPUs near the GPU and without other work they may:", again})
+	default:
+		how := ", on CPUs near the GPU (--numa, --cpus) and without other work"
+		if pinned {
+			how = ", without other work"
+		}
+		list = append(list, step{without + ". With more samples" + how + " they may:", fmt.Sprintf("%s --samples %d --max-time %gs",
+			strings.Join(append([]string{"vmmbench"}, withoutFlags(r.Run.Flags(), "--samples", "--max-time")...), " "), 3*m.Samples, 3*m.MaxTime/1e9)})
+	}
+	if r.Run.Command == CommandQuick {
+		list = append(list, step{"All commands; the same line goes on after an interruption:", "vmmbench --preset full -o full.ndjson --resume full.ndjson"})
+	}
+	return append(list, step{"A page with pictures and all figures:", again + " -o run.json && vmmbench report run.json -o run.html"})
+}
+
+// Flags are the arguments of a run without those that name files or say how progress is
+// shown: they change no figure.
+func (r Run) Flags() []string {
+	return withoutFlags(r.Args, "-o", "--output", "--resume", "--progress")
+}
+
+// withoutFlags leaves out flags with their values.
+func withoutFlags(args []string, names ...string) []string {
+	kept := []string{}
+	for i := 0; i < len(args); i++ {
+		name, _, joined := strings.Cut(args[i], "=")
+		switch {
+		case slices.Contains(names, name):
+			if !joined {
+				i++ // the next one is its value
+			}
+		case slices.Contains(names, "-o") && strings.HasPrefix(name, "-o"): // -oFILE
+		default:
+			kept = append(kept, args[i])
+		}
+	}
+	return kept
 }
 
 // copyCount counts the verdicts on copies.

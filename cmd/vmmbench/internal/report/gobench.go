@@ -69,7 +69,7 @@ func goBenchName(c Case, l layout) string {
 		case axis == axisMem: // the last, as the name of the column
 			mem = "/mem=" + word(l.value(c, axis))
 		default:
-			name += "/" + word(axis) + "=" + word(l.value(c, axis))
+			name += "/" + word(axis) + "=" + word(c.Axes.text(axis))
 		}
 	}
 	return name + mem

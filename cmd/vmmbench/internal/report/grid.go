@@ -29,15 +29,8 @@ type gridRow struct {
 	keys, cells, notes []string
 }
 
-// printed is a table as it is printed.
-type printed struct {
-	heading string
-	body    table.Writer // nil: the heading is that of the tables that follow
-	below   []string     // notes that do not fit into the table
-}
-
 // tables returns the grid as tables that fit. In Markdown every width fits.
-func (g grid) tables(markdown bool) []printed {
+func (g grid) tables(markdown bool) []Piece {
 	if len(g.rows) == 0 {
 		return nil
 	}
@@ -47,28 +40,19 @@ func (g grid) tables(markdown bool) []printed {
 		heading += ": " + strings.Join(said, ", ")
 	}
 	if g.fits(markdown) || len(g.keys) < 2 {
-		return []printed{g.print(heading, markdown)}
+		return []Piece{g.print(heading, markdown)}
 	}
-	return append([]printed{{heading: heading}}, g.split("", markdown)...)
+	return append([]Piece{{Heading: heading}}, g.split("", markdown)...)
 }
 
-// split returns the grid as a table for each value of a key: of the one that makes the
-// fewest tables that fit. If none does, each part of the first is split again.
-func (g grid) split(heading string, markdown bool) []printed {
+// split returns the grid as a table for each value of its first key, and each of them again if it
+// does not fit.
+func (g grid) split(heading string, markdown bool) []Piece {
 	if g.fits(markdown) || len(g.keys) < 2 {
-		return []printed{g.print(heading, markdown)}
+		return []Piece{g.print(heading, markdown)}
 	}
-	best := g.by(0)
-	fit := false
-	for i := range g.keys {
-		parts := g.by(i)
-		tooLarge := func(p grid) bool { return !p.fits(markdown) }
-		if !slices.ContainsFunc(parts, tooLarge) && (!fit || len(parts) < len(best)) {
-			best, fit = parts, true
-		}
-	}
-	var list []printed
-	for _, part := range best {
+	var list []Piece
+	for _, part := range g.by(0) {
 		list = append(list, part.split(strings.TrimPrefix(heading+", "+part.title, ", "), markdown)...)
 	}
 	return list
@@ -122,7 +106,7 @@ func (g *grid) liftConstants() []string {
 			i++
 			continue
 		}
-		if value := g.rows[0].keys[i]; usual[g.keys[i]] != value {
+		if value := g.rows[0].keys[i]; usual[g.keys[i]] != value && value != "-" {
 			said = append(said, strings.TrimSpace(g.keys[i]+" "+value))
 		}
 		g.keys = dropAt(g.keys, i)
@@ -162,7 +146,7 @@ func dropAt(list []string, i int) []string {
 
 // fits reports whether the grid is small enough for one table.
 func (g grid) fits(markdown bool) bool {
-	return len(g.rows) <= maxRows && (markdown || width(g.print("", false).body) <= maxWidth)
+	return len(g.rows) <= maxRows && (markdown || width(g.print("", false).Table) <= maxWidth)
 }
 
 // width is how many columns of a terminal a table takes.
@@ -170,23 +154,11 @@ func width(t table.Writer) int {
 	return termtext.LongestLineLen(strings.TrimRight(t.Render(), " \n"))
 }
 
-// Where the notes of a table are.
-const (
-	noNotes = -1
-	inLine  = 0 // as long as they are; a greater number is the width that they are wrapped to
-	minWrap = 24
-)
-
-// print makes a table of the grid. Notes that are too long for the line are wrapped, or
-// stand below the table.
-func (g grid) print(heading string, markdown bool) printed {
-	t := g.writer(inLine)
+// print makes a table of the grid. Notes that are too long for the line stand below the table.
+func (g grid) print(heading string, markdown bool) Piece {
+	t := g.writer(true)
 	if markdown || width(t) <= maxWidth {
-		return printed{heading: heading, body: t}
-	}
-	bare := g.writer(noNotes)
-	if space := maxWidth - width(bare) - 2; space >= minWrap {
-		return printed{heading: heading, body: g.writer(space)}
+		return Piece{Heading: heading, Table: t}
 	}
 	var below []string
 	for _, row := range g.rows {
@@ -194,29 +166,19 @@ func (g grid) print(heading string, markdown bool) printed {
 			below = append(below, strings.TrimPrefix(strings.Join(row.keys, " ")+": "+strings.Join(row.notes, "; "), ": "))
 		}
 	}
-	return printed{heading, bare, below}
+	return Piece{Heading: heading, Table: g.writer(false), Sentences: below}
 }
 
-// writer is the table with its notes as asked for. Columns without a value are left out.
-func (g grid) writer(notes int) table.Writer {
+// writer is the table. Columns without a value are left out.
+func (g grid) writer(notes bool) table.Writer {
 	t := table.NewWriter()
 	t.SetStyle(style())
-	has := func(i int) bool {
-		return slices.ContainsFunc(g.rows, func(row gridRow) bool { return row.cells[i] != "" })
-	}
-	// Notes have a column of their own, the last, if a row has any.
-	hasNotes := notes != noNotes && slices.ContainsFunc(g.rows, func(row gridRow) bool { return len(row.notes) > 0 })
-	line := func(keys, cells []string, last string) table.Row {
-		var row table.Row
-		for _, key := range keys {
-			row = append(row, key)
+	t.SuppressEmptyColumns()
+	line := func(keys, cells []string, last string) (row table.Row) {
+		for _, cell := range slices.Concat(keys, cells) {
+			row = append(row, cell)
 		}
-		for i, cell := range cells {
-			if has(i) {
-				row = append(row, cell)
-			}
-		}
-		if hasNotes {
+		if notes {
 			row = append(row, last)
 		}
 		return row
@@ -225,21 +187,20 @@ func (g grid) writer(notes int) table.Writer {
 	for _, row := range g.rows {
 		t.AppendRow(line(row.keys, row.cells, strings.Join(row.notes, "; ")))
 	}
-	if hasNotes && notes > 0 {
-		t.SetColumnConfigs([]table.ColumnConfig{{Name: "notes", WidthMax: notes, WidthMaxEnforcer: termtext.WrapSoft}})
-	}
 	return t
 }
 
 // wrap breaks a text into lines that fit. Lines after the first begin with indent.
-func wrap(s, indent string) string {
+func wrap(s, indent string) string { return wrapTo(maxWidth, s, indent) }
+
+func wrapTo(width int, s, indent string) string {
 	var lines []string
 	line := ""
 	for word := range strings.FieldsSeq(s) {
 		switch {
 		case line == "":
 			line = word
-		case termtext.StringWidth(line)+1+termtext.StringWidth(word) > maxWidth:
+		case termtext.StringWidth(line)+1+termtext.StringWidth(word) > width:
 			lines, line = append(lines, line), indent+word
 		default:
 			line += " " + word

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
@@ -49,67 +48,91 @@ func growthName(c Case) string {
 }
 
 // growthAgainst is the comparison of a case with growth in place, nil if there is none.
-func growthAgainst(r *Report, c Case) *Comparison {
-	i := slices.IndexFunc(r.Comparisons, func(x Comparison) bool { return x.A == c.ID && !x.ofRuns() && x.Ratio != nil })
+func growthAgainst(r *Report, c, vmm Case) *Comparison {
+	i := slices.IndexFunc(r.Comparisons, func(x Comparison) bool {
+		return x.A == c.ID && (vmm.ID == "" || x.B == vmm.ID) && !x.ofRuns() && x.Ratio != nil
+	})
 	if i < 0 {
 		return nil
 	}
 	return &r.Comparisons[i]
 }
 
-// GrowthTimes is a table of the time that growing takes, with a row for each kind of memory
-// and a column for each size. In brackets, how many times as long as in place.
-func GrowthTimes(r *Report) (header []string, rows [][]string) {
-	header = []string{"time to grow to"}
-	byMemory := map[string][]string{}
-	var memory []string
-	groups := growthGroups(r)
-	for i, g := range groups {
-		header = append(header, g.name)
-		for _, c := range g.cases {
-			label := lastPart(c.ID)
-			if byMemory[label] == nil {
-				memory, byMemory[label] = append(memory, label), make([]string, len(groups))
-			}
-			cell := formatTime(c.Stats.Median)
-			if x := growthAgainst(r, c); x != nil {
-				cell += fmt.Sprintf(" (%.3g)", 1 / *x.Ratio)
-			}
-			byMemory[label][i] = cell
+// Pivot is a table of the cases that passed: a row for each value of the axes rows, a column
+// for each value of the axis column, and in the cells what was measured. If cases of a row are
+// compared, what they are compared with has, in brackets, how many times as long it takes; if
+// there is one comparison in a row, it has columns of its own.
+func Pivot(r *Report, rows []string, column string) (header []string, table [][]string) {
+	type line struct {
+		keys  []string
+		cells map[string]string
+		pairs []Comparison
+	}
+	var lines []*line
+	byKeys := map[string]*line{}
+	var columns []string
+	single := column == axisMem
+	for _, c := range r.Cases {
+		if c.Status != Passed || c.Stats == nil {
+			continue
 		}
+		l := layoutOf(r, commandOf(c.ID))
+		var keys []string
+		for _, axis := range rows {
+			keys = append(keys, l.value(c, axis))
+		}
+		at := byKeys[strings.Join(keys, "|")]
+		if at == nil {
+			at = &line{keys: keys, cells: map[string]string{}}
+			byKeys[strings.Join(keys, "|")], lines = at, append(lines, at)
+		}
+		name := l.value(c, column)
+		if !slices.Contains(columns, name) {
+			columns = append(columns, name)
+		}
+		at.cells[name] = c.figure()
+		if x := growthAgainst(r, c, Case{}); x != nil {
+			at.pairs = append(at.pairs, *x)
+			at.cells[name] += fmt.Sprintf(" (%.3g)", 1 / *x.Ratio)
+		}
+		single = single && len(at.pairs) < 2
 	}
-	for _, label := range memory {
-		rows = append(rows, append([]string{label}, byMemory[label]...))
+	header = append(slices.Clone(rows), columns...)
+	if single {
+		header = append(header, "ratio of times", "95 %", "verdict")
 	}
-	return header, rows
+	for _, at := range lines {
+		row := at.keys
+		for _, name := range columns {
+			cell := at.cells[name]
+			if single {
+				cell, _, _ = strings.Cut(cell, " (")
+			}
+			row = append(row, cell)
+		}
+		if single && len(at.pairs) == 1 {
+			cells, _ := ratio(at.pairs[0])
+			row = append(row, cells[0], cells[1], cells[3])
+		} else if single {
+			row = append(row, "", "", "")
+		}
+		table = append(table, row)
+	}
+	return header, table
 }
 
-// GrowthDetails is a table of what growing takes, with a row for each case.
-func GrowthDetails(r *Report) (header []string, rows [][]string) {
-	header = []string{"to", "mem", "time", "95 %", "times as long as in place", "95 %", "in place is", "step p50", "p99", "copied", "peak", "moves"}
-	for _, g := range growthGroups(r) {
-		for _, c := range g.cases {
-			s, x := c.Stats, c.Stats.Growth
-			row := []string{g.name, lastPart(c.ID), formatTime(s.Median), "", "", "", ""}
-			if s.Low != nil && s.High != nil {
-				row[3] = formatTime(*s.Low) + " to " + formatTime(*s.High)
-			}
-			if against := growthAgainst(r, c); against != nil {
-				row[4], row[6] = fmt.Sprintf("%.3g", 1 / *against.Ratio), string(against.Verdict)
-				if against.Low != nil && against.High != nil {
-					row[5] = fmt.Sprintf("%.3g to %.3g", 1 / *against.High, 1 / *against.Low)
-				}
-			}
-			rows = append(rows, append(row, formatTime(x.StepP50), formatTime(x.StepP99), size.Approx(x.Copied), size.Approx(x.Peak), fmt.Sprint(x.Moves)))
-		}
+// figure is what was measured, with its unit.
+func (c *Case) figure() string {
+	if isTime(c.Unit) {
+		return formatTime(c.Stats.Median)
 	}
-	return header, rows
+	return digits(c.Stats.Value, 4) + " " + c.Unit
 }
 
-// Slower is a table of the comparisons in which memory that grows is slower than the other.
-// open counts those without a firm verdict whose ratio is above the margin too, all the
-// comparisons that have a ratio.
-func Slower(r *Report) (header []string, rows [][]string, open, all int) {
+// Slower is a table of the comparisons in which memory that grows is slower than the other: of
+// the variants of vmm the plain one only, and not against itself without growth. firm counts all of them, open those without a firm
+// verdict whose ratio is above the margin too, all the comparisons that have a ratio.
+func Slower(r *Report) (header []string, rows [][]string, firm, open, all int) {
 	header = []string{"case", "mem", "", "against", "", "ratio of times", "95 %"}
 	byID := map[string]Case{}
 	for _, c := range r.Cases {
@@ -122,15 +145,17 @@ func Slower(r *Report) (header []string, rows [][]string, open, all int) {
 		}
 		all++
 		switch {
+		case x.Verdict == stat.Slower && (lastPart(b.ID) != "vmm" || lastPart(a.ID) == "vmm-whole"):
+			firm++
 		case x.Verdict == stat.Slower:
+			firm++
 			cells, _ := ratio(x)
-			figure := func(c Case) string { return digits(c.Stats.Value, 4) + " " + c.Unit }
 			rows = append(rows, []string{
-				strings.TrimSuffix(b.ID, "/"+lastPart(b.ID)), lastPart(b.ID), figure(b), lastPart(a.ID), figure(a), cells[0], cells[1],
+				strings.TrimSuffix(b.ID, "/"+lastPart(b.ID)), lastPart(b.ID), b.figure(), lastPart(a.ID), a.figure(), cells[0], cells[1],
 			})
 		case !x.Verdict.Firm() && *x.Ratio > 1+x.Margin:
 			open++
 		}
 	}
-	return header, rows, open, all
+	return header, rows, firm, open, all
 }

@@ -1,30 +1,28 @@
 package report
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
-// terms are the words that need an explanation, in the order in which it is printed.
+// terms are the words that need an explanation, in the order in which it is printed. Those of
+// metrics stand with them.
 var terms = []Word{
-	{"runs on", "the NUMA nodes on whose CPUs this process may run"},
-	{"memory of", "the NUMA nodes whose memory it may have"},
-	{"path", "what connects two devices: NV18 is 18 NVLinks; PIX, PXB, PHB, NODE, SYS are PCIe, each longer than the one before"},
+	{"path", "what connects two devices, as nvidia-smi topo -m has it: NV18 is 18 NVLinks; PIX, PXB, PHB, NODE, SYS are PCIe, each longer than the one before"},
 	{"atomics", "whether atomic operations work over the path"},
 	{"rank", "the driver's order of paths by speed, 0 the fastest"},
 	{"now", "what this process may do with the other's memory already"},
 	{"granularity", "sizes of chunks are multiples of it"},
-	{"median", "the middle one of the samples"},
 	{"95 %", "of 100 such intervals, 95 or more contain the true median, or ratio"},
-	{"n", "samples"},
 	{"h2d", "from host to device"},
 	{"d2h", "from device to host"},
 	{"d2d", "within the device"},
-	{"both", "two copies at once, one each way"},
+	{"both", "two copies at once, one each way; the median is the bytes of both over the longer time"},
 	{"ce", "the driver copies: on a GPU, its copy engines"},
 	{"sm", "a kernel copies: on a GPU, its processors"},
-	{"none", "of host: no memory of the host has part in the copy; of mem: no access to the peer"},
+	{"none", "no access to the memory of the other device"},
 	{"pageable", "ordinary host memory, which the driver copies through its own"},
 	{"pinned", "page-locked host memory"},
 	{"staging", "pageable memory, copied through pinned blocks of this library"},
@@ -36,7 +34,7 @@ var terms = []Word{
 	{"mallocAsync", "device memory from the driver's pool"},
 	{"mmap", "ordinary memory of the system"},
 	{"cuMemAlloc-copy", "allocates at each step and copies"},
-	{"mallocAsync-copy", "allocates from the driver's pool at each step and copies"},
+	{"mallocAsync-copy", "allocates at each step from the driver's pool, which keeps its memory, and copies"},
 	{"mmap-copy", "maps at each step and copies"},
 	{"cuMemAlloc-double", "allocates twice as much when it is full, and copies"},
 	{"mmap-double", "maps twice as much when it is full, and copies"},
@@ -45,24 +43,16 @@ var terms = []Word{
 	{"go-append-warm", "append of Go in a heap that keeps its pages"},
 	{"enable", "ordinary memory with peer access on"},
 	{"ladder", "the library chooses the sizes of chunks"},
-	{"traffic", "bytes read and written, twice the payload"},
+	{"op", "the call that is timed, for one chunk: reserve addresses, create memory, map it there, setaccess, unmap, release the memory, free the addresses; export to a descriptor, and import; cuMemAlloc and mallocAsync with what undoes them; grow, a range to 1 GiB or one chunk, in chunks of that size; regrow, the same from kept chunks"},
+	{"access", "the first device can be granted memory of the second"},
+	{"atomics", "atomic operations work over the path"},
+	{"rank", "relative speed of the path by the driver, 0 the best"},
+	{"now", "the access that this process has granted: none, read or read-write"},
 	{"attach", "a process attaches and has mapped all there is"},
 	{"growth", "the owner appends over the end of a chunk, and a process can read there"},
 	{"append", "the owner appends within a chunk, and a process can read there"},
 	{"wake", "a byte through a pipe, read by the same process"},
-	{"reader fds", "descriptors that one reader keeps open"},
 	{"pool", "a pool of this library: memory that grows in place"},
-	{"live peak", "the most bytes of blocks at once, as asked for"},
-	{"reserved peak", "the most memory that the pool held"},
-	{"no memory", "allocations that failed for want of it"},
-	{"forward", "the copies from host to device, or by the device in from, over their own time; the median is the bytes of both over the longer time"},
-	{"reverse", "the copies the other way, over their own time"},
-	{"step p50", "median time of one step"},
-	{"p99", "99 of 100 steps, or samples, took no longer"},
-	{"max", "the longest step"},
-	{"copied", "bytes that growing itself copied"},
-	{"peak", "the most memory held at once"},
-	{"moves", "how often the address changed, which makes pointers to it invalid"},
 	{"gated", "timed by the device, with all work queued before it begins"},
 	{"ungated", "timed by the device; queueing is in the time"},
 	{"gate-timeout", "as ungated, because the device began before all was queued"},
@@ -76,7 +66,7 @@ var terms = []Word{
 	{"drift", "the second half of the samples differs from the first by more than the margin"},
 	{"correlated", "successive samples resemble each other, so the interval is wider"},
 	{"verified all", "every byte was compared with what it should be"},
-	{"ratio of times", "the time of mem over that of against, below 1 mem is faster; the median of the ratios of samples that were taken in turn"},
+	{"ratio of times", "the time of mem over that of against, below 1 mem is faster; the median of the ratios of samples that were taken in turn, which need not be the ratio of the medians"},
 	{"new run against old", "the ratio is the new run's time over the old one's, below 1 it is faster"},
 	{"margin", "how far from 1 a ratio may be and still count as equal"},
 	{"equal", "the whole interval lies within the margin"},
@@ -86,35 +76,42 @@ var terms = []Word{
 	{"too noisy", "the interval is too wide for a verdict"},
 	{"too few", "samples, or places where memory lay, for an interval"},
 	{"not measured", "a side failed, so there is no ratio"},
-	{shades[len(shades)-1], "near the best of the tables with the same direction and size; " + shades[0] + " is far from it"},
 }
 
+// allTerms are terms and the columns of metrics.
+func allTerms() []Word {
+	list := slices.Clone(terms)
+	for _, m := range metrics {
+		word := func(w Word) bool { return w.Word == m.label }
+		if m.Means != "" && !slices.ContainsFunc(list, word) {
+			list = append(list, Word{m.label, m.Means})
+		}
+	}
+	return list
+}
+
+// known are the words that a brief report does not explain.
+var known = []string{"h2d", "d2h", "d2d", "median", "n", "mmap", "mremap", "go-append", "pageable", "pinned", "granularity", "verified all"}
+
 // legend explains the words that occur in the tables.
-func (p *document) legend() {
+func (p *document) legend(leaveOut ...string) {
 	shown := p.shown.String()
 	found := map[string]bool{}
+	all := slices.DeleteFunc(allTerms(), func(t Word) bool { return slices.Contains(leaveOut, t.Word) })
 	// "too noisy" is not "noisy": terms of several words come first, and are cut out.
-	for _, t := range terms {
+	for _, t := range all {
 		if strings.Contains(t.Word, " ") && hasWord(shown, t.Word) {
 			found[t.Word] = true
 			shown = strings.ReplaceAll(shown, t.Word, "")
 		}
 	}
-	var lines []string
-	var words Piece
-	for _, t := range terms {
-		if !found[t.Word] && !hasWord(shown, t.Word) {
-			continue
-		}
-		words.Words = append(words.Words, t)
-		if p.markdown {
-			lines = append(lines, "- "+t.Word+": "+t.Means)
-		} else {
-			lines = append(lines, wrap(t.Word+": "+t.Means, "  "))
+	words := Piece{Heading: "Words"}
+	for _, t := range all {
+		if found[t.Word] || hasWord(shown, t.Word) {
+			words.Words = append(words.Words, t)
 		}
 	}
-	if len(lines) > 0 {
-		p.parts = append(p.parts, strings.Join(lines, "\n"))
+	if len(words.Words) > 0 {
 		p.pieces = append(p.pieces, words)
 	}
 }

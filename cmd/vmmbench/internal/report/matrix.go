@@ -11,125 +11,71 @@ import (
 // memory it reaches.
 const axisFrom, axisTo = "from", "to"
 
-// matrix has the cases that differ in the pair of devices only.
-type matrix struct {
-	name  string
-	unit  string
-	scale string   // matrices with the same scale share their shades
-	devs  []string // rows and columns
-	cells map[[2]string]Case
-	flags []string // of all cells
+// pairName is what cases of one matrix have in common: their axes but for the pair. It is
+// empty for other cases, and where there is nothing else.
+func pairName(c Case) string {
+	if c.Axes.Of(axisFrom) == nil || c.Axes.Of(axisTo) == nil {
+		return ""
+	}
+	var rest []string
+	for _, a := range c.Axes {
+		if a.Name != axisFrom && a.Name != axisTo && !a.Usual() {
+			rest = append(rest, a.String())
+		}
+	}
+	return strings.Join(rest, " ")
 }
 
-// matrices groups the cases for pairs by their other axes, in order.
-func matrices(r *Report) []*matrix {
-	var list []*matrix
-	byName := map[string]*matrix{}
+// matrices are tables of the cases that differ in the pair of devices only.
+func matrices(r *Report) (list []Piece) {
+	var names []string
+	byName := map[string][]Case{}
 	for _, c := range r.Cases {
-		from, to := c.Axes.Of(axisFrom), c.Axes.Of(axisTo)
-		if from == nil || to == nil {
+		name := pairName(c)
+		if name == "" {
 			continue
 		}
-		var rest, scale []string
-		for _, a := range c.Axes {
-			if a.Name == axisFrom || a.Name == axisTo || a.Usual() {
-				continue
+		if byName[name] == nil {
+			names = append(names, name)
+		}
+		byName[name] = append(byName[name], c)
+	}
+	for _, name := range names {
+		cases := byName[name]
+		flags := slices.Clone(cases[0].Flags) // of all cells
+		var devices []string
+		cells := map[[2]string]string{}
+		for _, c := range cases {
+			flags = slices.DeleteFunc(flags, func(f string) bool { return !slices.Contains(c.Flags, f) })
+			at := [2]string{c.Axes.text(axisFrom), c.Axes.text(axisTo)}
+			for _, device := range at {
+				if !slices.Contains(devices, device) {
+					devices = append(devices, device)
+				}
 			}
-			rest = append(rest, a.String())
-			if a.Name != "mem" {
-				scale = append(scale, a.String())
-			}
-		}
-		name := strings.Join(rest, " ")
-		if name == "" {
-			continue // without other axes there is nothing to compare
-		}
-		m := byName[name]
-		if m == nil {
-			m = &matrix{name: name, unit: c.Unit, scale: strings.Join(scale, " "), cells: map[[2]string]Case{}, flags: c.Flags}
-			byName[name] = m
-			list = append(list, m)
-		}
-		at := [2]string{c.Axes.text(axisFrom), c.Axes.text(axisTo)}
-		m.cells[at] = c
-		m.flags = slices.DeleteFunc(slices.Clone(m.flags), func(f string) bool { return !slices.Contains(c.Flags, f) })
-		for _, dev := range at {
-			if !slices.Contains(m.devs, dev) {
-				m.devs = append(m.devs, dev)
+			cells[at] = string(c.Status)
+			if c.Stats != nil && c.Status == Passed {
+				cells[at] = digits(c.Stats.Value, 4)
 			}
 		}
+		t := table.NewWriter()
+		header := table.Row{"from \\ to"}
+		for _, to := range devices {
+			header = append(header, to)
+		}
+		t.AppendHeader(header)
+		// A pair that was not measured, as a device and itself, is a dash.
+		for _, from := range devices {
+			row := table.Row{from}
+			for _, to := range devices {
+				row = append(row, orDash(cells[[2]string{from, to}]))
+			}
+			t.AppendRow(row)
+		}
+		list = append(list, Piece{Heading: strings.Join(append([]string{name, cases[0].Unit}, flags...), ", "), Table: t})
 	}
 	return list
 }
 
-func (m *matrix) heading() string {
-	return strings.Join(append([]string{m.name, m.unit}, m.flags...), ", ")
-}
-
-// shades mark a value, the last one the best that any kind of memory reached.
-var shades = []string{"░", "▒", "▓", "█"}
-
-// heat returns the shade of a value: of a bandwidth the largest is the best, of a time the
-// smallest.
-func heat(value, best float64, unit string) string {
-	share := value / best
-	if isTime(unit) {
-		share = best / value
-	}
-	if !(share >= 0) { // also if both are 0
-		return shades[0]
-	}
-	return shades[int(min(share*float64(len(shades)), float64(len(shades)-1)))]
-}
-
 // isTime reports whether less of a unit is better.
 func isTime(unit string) bool { return unit == "ns" || unit == "us" || unit == "ms" }
-
-// render makes the matrix a table. best is that of its scale.
-func (m *matrix) render(best float64) table.Writer {
-	t := table.NewWriter()
-	header := table.Row{"from \\ to"}
-	for _, to := range m.devs {
-		header = append(header, to)
-	}
-	t.AppendHeader(header)
-	// Eight devices fit with three digits.
-	precision := 4
-	if len(m.devs) > 6 {
-		precision = 3
-	}
-	// A pair that was not measured, as a device and itself, is a dash.
-	for _, from := range m.devs {
-		row := table.Row{from}
-		for _, to := range m.devs {
-			c, ok := m.cells[[2]string{from, to}]
-			switch {
-			case !ok:
-				row = append(row, "-")
-			case c.Stats == nil || c.Status != Passed:
-				row = append(row, string(c.Status))
-			default:
-				row = append(row, heat(c.Stats.Value, best, m.unit)+" "+digits(c.Stats.Value, precision))
-			}
-		}
-		t.AppendRow(row)
-	}
-	return t
-}
-
-// bestByScale returns the best value of each scale.
-func bestByScale(list []*matrix) map[string]float64 {
-	best := map[string]float64{}
-	for _, m := range list {
-		for _, c := range m.cells {
-			if c.Stats == nil || c.Status != Passed {
-				continue
-			}
-			value := c.Stats.Value
-			if other, ok := best[m.scale]; !ok || (value > other) != isTime(m.unit) {
-				best[m.scale] = value
-			}
-		}
-	}
-	return best
-}

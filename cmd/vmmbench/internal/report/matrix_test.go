@@ -58,16 +58,3 @@ func TestMatricesGolden(t *testing.T) {
 		require.Equal(t, string(want), b.String())
 	}
 }
-
-// Of a time the smallest is the best.
-func TestHeat(t *testing.T) {
-	for _, c := range []struct {
-		value, best float64
-		unit, want  string
-	}{
-		{0, 0, "GB/s", "░"}, {0, 4, "GB/s", "░"}, {1, 4, "GB/s", "▒"}, {2.9, 4, "GB/s", "▓"}, {3, 4, "GB/s", "█"}, {4, 4, "GB/s", "█"},
-		{1.2, 1.2, "us", "█"}, {2.4, 1.2, "us", "▓"}, {12, 1.2, "us", "░"}, {0, 0, "us", "░"}, {2, 0, "us", "░"}, {0, 1, "us", "█"},
-	} {
-		require.Equal(t, c.want, heat(c.value, c.best, c.unit), "%v", c)
-	}
-}

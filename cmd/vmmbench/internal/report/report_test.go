@@ -232,7 +232,7 @@ func TestCSVHasEverything(t *testing.T) {
 		for i, c := range r.Comparisons {
 			got := records[len(r.Cases)+i]
 			require.Equal(t, []string{"comparison", c.ID, c.A, c.B, string(c.Verdict)}, []string{got["record"], got["id"], got["a"], got["b"], got["verdict"]})
-			require.Equal(t, csvOptional(c.Ratio)+csvOptional(c.Low)+csvOptional(c.High), got["ratio"]+got["ratio_low"]+got["ratio_high"])
+			require.Equal(t, exact(c.Ratio)+exact(c.Low)+exact(c.High), got["ratio"]+got["ratio_low"]+got["ratio_high"])
 			require.Equal(t, "host:0", got["device"])
 			require.Empty(t, got["mem"], "the sides differ in it")
 		}

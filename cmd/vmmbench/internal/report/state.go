@@ -3,30 +3,21 @@ package report
 // HostState is what the machine was set to and doing at one moment. What could not be
 // read is null, and Reason says why.
 type HostState struct {
-	Time           string    `json:"time"`                   // RFC 3339
-	Load           []float64 `json:"load"`                   // average over 1, 5 and 15 minutes: tasks that run or wait for a disk
-	Governors      []string  `json:"governors"`              // of the CPUs' frequency, each once; anything but performance lets clocks change
-	SMT            *bool     `json:"smt"`                    // two or more threads share a core
-	HugePages      Text      `json:"transparent_huge_pages"` // always, madvise or never
-	HugePageBytes  *uint64   `json:"huge_page_bytes"`        // of a page of the pool of huge pages
-	HugePagesTotal *uint64   `json:"huge_pages"`             // pages in that pool
-	HugePagesFree  *uint64   `json:"huge_pages_free"`
-	NUMANodes      []int     `json:"numa_nodes"`   // that are online
-	NUMARun        []int     `json:"numa_run"`     // the nodes with CPUs that this process may run on
-	NUMAMemory     []int     `json:"numa_memory"`  // the nodes that this process may have memory of
-	MemoryLimit    *uint64   `json:"memory_limit"` // bytes, of the control group or container
-	Reason         Text      `json:"reason"`
+	Time      string    `json:"time"`                   // RFC 3339
+	Load      []float64 `json:"load"`                   // average over 1, 5 and 15 minutes: tasks that run or wait for a disk
+	Governors []string  `json:"governors"`              // of the CPUs' frequency, each once; anything but performance lets clocks change
+	HugePages Text      `json:"transparent_huge_pages"` // always, madvise or never
+	Reason    Text      `json:"reason"`
 }
 
 // DeviceState is what a GPU was set to and doing at one moment, by NVML and by the
 // system. What could not be read is null, and Reason says why. A MIG instance has no
 // clocks, power and link of its own: they are those of its GPU.
 type DeviceState struct {
-	DriverVersion     Text     `json:"driver_version"`   // of NVIDIA's kernel driver
-	ClockSM           *uint64  `json:"clock_sm_mhz"`     // of the multiprocessors
-	ClockSMMax        *uint64  `json:"clock_sm_max_mhz"` // what the GPU could run at
-	ClockMemory       *uint64  `json:"clock_memory_mhz"` // of the memory
-	ClockMemoryMax    *uint64  `json:"clock_memory_max_mhz"`
+	DriverVersion     Text     `json:"driver_version"`      // of NVIDIA's kernel driver
+	ClockSM           *uint64  `json:"clock_sm_mhz"`        // of the multiprocessors
+	ClockSMMax        *uint64  `json:"clock_sm_max_mhz"`    // what the GPU could run at
+	ClockMemory       *uint64  `json:"clock_memory_mhz"`    // of the memory
 	Temperature       *uint64  `json:"temperature_c"`       // of the GPU, degrees Celsius
 	Power             *float64 `json:"power_w"`             // that the board draws
 	PowerLimit        *float64 `json:"power_limit_w"`       // that is enforced
@@ -37,14 +28,10 @@ type DeviceState struct {
 	PCIeWidthMax      *uint64  `json:"pcie_width_max"`
 	NUMANode          *int     `json:"numa_node"`    // of the host, nearest to the device
 	CPUs              Text     `json:"cpu_affinity"` // the CPUs nearest to the device, as 0-15,32-47
-	Persistence       *bool    `json:"persistence"`  // the driver stays loaded without users
 	ECC               *bool    `json:"ecc"`
 	Utilization       *uint64  `json:"utilization"`            // percent of the last sample period in which a kernel ran
-	UtilizationMemory *uint64  `json:"utilization_memory"`     // percent of it in which memory was read or written
 	Processes         *uint64  `json:"other_processes"`        // with a context on the GPU, this one left out; in a container the driver may hide some
 	ProcessesMemory   *uint64  `json:"other_processes_memory"` // bytes that they hold
-	NVLinks           *int     `json:"nvlinks"`                // that are up
-	C2C               *bool    `json:"c2c"`                    // NVLink to the CPU
 	Reason            Text     `json:"reason"`
 }
 

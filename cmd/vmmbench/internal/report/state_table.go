@@ -1,6 +1,8 @@
 package report
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,77 +13,109 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 )
 
-// maxText is the width of the column of values of a device. Their table is wider than
-// others: UUIDs and reasons are long.
+// maxText is the width of the columns of values. Their table is wider than others: UUIDs and
+// reasons are long.
 const maxText = 72
 
-// deviceBlock has a row for each value of a device. What is null is left out, but for
-// the reasons.
-func deviceBlock(d Device) table.Writer {
+// fieldTable has a row for each field of an object that is not null, by its name in JSON.
+func fieldTable(object any) table.Writer {
+	return rowsTable([]string{"property", "value"}, fieldRows(object))
+}
+
+func rowsTable(header []string, rows [][]string) table.Writer {
 	t := table.NewWriter()
-	t.AppendHeader(table.Row{"property", "value"})
-	t.SetColumnConfigs([]table.ColumnConfig{{Number: 2, WidthMax: maxText, WidthMaxEnforcer: termtext.WrapSoft}})
-	row := func(name, value string) {
-		if value != "" {
-			t.AppendRow(table.Row{name, value})
+	line := func(cells []string) (row table.Row) {
+		for _, cell := range cells {
+			row = append(row, cell)
 		}
+		return row
 	}
-	row("name", d.Name)
-	row("driver", string(d.Driver))
-	row("architecture", string(d.Arch))
-	row("memory", join(size.Approx(d.Memory), value(d.Free, "%s free", size.Approx)))
-	row("granularity", join(value(d.Granularity, "%s", size.Format), value(d.Recommended, "%s recommended", size.Format)))
-	row("largest cache", value(d.Cache, "%s", size.Format))
-	row("unified addressing", yesNo(&d.Unified))
-	row("compute mode", string(d.Compute))
-	row("pci", string(d.PCI))
-	row("uuid", string(d.UUID))
-	row("mig", string(d.MIG))
-	row("peers", strings.Join(d.Peers, ", "))
-	row("not known", string(d.Reason))
-	if s := d.State; s != nil {
-		stateRows(s, row)
+	t.AppendHeader(line(header))
+	for _, row := range rows {
+		t.AppendRow(line(row))
 	}
+	var columns []table.ColumnConfig
+	for i := 1; i < len(header); i++ {
+		columns = append(columns, table.ColumnConfig{Number: i + 1, WidthMax: maxText / (len(header) - 1), WidthMaxEnforcer: termtext.WrapSoft})
+	}
+	t.SetColumnConfigs(columns)
 	return t
 }
 
-// stateRows calls row for each value of a GPU's state.
-func stateRows(s *DeviceState, row func(name, value string)) {
-	row("driver version", string(s.DriverVersion))
-	row("clock of the SMs", ofMax(s.ClockSM, s.ClockSMMax, "MHz"))
-	row("clock of the memory", ofMax(s.ClockMemory, s.ClockMemoryMax, "MHz"))
-	row("held down by", heldDown(s))
-	row("temperature", value(s.Temperature, "%v °C", plain))
-	row("power", ofMax(s.Power, s.PowerLimit, "W"))
-	row("PCIe generation", ofMax(s.PCIeGeneration, s.PCIeGenerationMax, ""))
-	row("PCIe lanes", ofMax(s.PCIeWidth, s.PCIeWidthMax, ""))
-	row("NVLinks that are up", value(s.NVLinks, "%v", plain))
-	row("NVLink to the CPU", yesNo(s.C2C))
-	row("NUMA node", value(s.NUMANode, "%v", plain))
-	row("nearest CPUs", string(s.CPUs))
-	row("persistence mode", yesNo(s.Persistence))
-	row("ECC", yesNo(s.ECC))
-	row("utilization", join(value(s.Utilization, "%v %% compute", plain), value(s.UtilizationMemory, "%v %% memory", plain)))
-	row("other processes", others(s))
-	row("state not known", string(s.Reason))
-}
-
-// hostStates has a row for the start of the run and one for its end.
-func hostStates(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"when", "load", "governors", "huge pages", "smt", "nodes", "runs on", "memory of", "limit"})
-	for _, at := range []struct {
-		when string
-		s    *HostState
-	}{{"start", r.Host.State}, {"end", r.Host.StateEnd}} {
-		if s := at.s; s != nil {
-			t.AppendRow(table.Row{
-				at.when, list(s.Load), list(s.Governors), orDash(string(s.HugePages)), orDash(yesNo(s.SMT)),
-				list(s.NUMANodes), list(s.NUMARun), list(s.NUMAMemory), bytesOf(s.MemoryLimit),
-			})
+// fieldRows pairs the fields of objects by their names in JSON, in their order. What is null in
+// all of them is left out.
+func fieldRows(objects ...any) (rows [][]string) {
+	at := map[string]int{}
+	for i, object := range objects {
+		text, err := json.Marshal(object)
+		d := json.NewDecoder(bytes.NewReader(text))
+		if t, e := d.Token(); err != nil || e != nil || t != json.Delim('{') {
+			continue
+		}
+		for d.More() {
+			key, err := d.Token()
+			var value any
+			if err != nil || d.Decode(&value) != nil {
+				return rows
+			}
+			name := fmt.Sprint(key)
+			text := fieldText(name, value)
+			if text == "" {
+				continue
+			}
+			if _, ok := at[name]; !ok {
+				at[name] = len(rows)
+				rows = append(rows, make([]string, 1+len(objects)))
+				rows[at[name]][0] = strings.ReplaceAll(name, "_", " ")
+			}
+			rows[at[name]][1+i] = text
 		}
 	}
-	return t
+	return rows
+}
+
+// fieldText prints a field for people; null and objects are nothing.
+func fieldText(name string, value any) string {
+	switch v := value.(type) {
+	case bool:
+		return yesNo(&v)
+	case string:
+		return v
+	case float64:
+		if slices.Contains([]string{"memory", "free", "cache", "granularity", "granularity_recommended", "other_processes_memory"}, name) {
+			return size.Approx(uint64(v))
+		}
+		return strings.TrimSuffix(strings.TrimRight(fmt.Sprintf("%.3f", v), "0"), ".")
+	case []any:
+		var list []string
+		for _, x := range v {
+			if text := fieldText("", x); text != "" {
+				list = append(list, text)
+			}
+		}
+		if name == "throttle" && len(v) == 0 {
+			return "nothing"
+		}
+		return strings.Join(list, ", ")
+	}
+	return ""
+}
+
+// State is what a machine or a device was set to and doing. Each row has what it is, and its
+// value when the run started and when it ended.
+type State struct {
+	Name string
+	Rows [][]string
+}
+
+// States are those of the machine and of its devices. What is not known of either moment is left
+// out.
+func States(r *Report) []State {
+	list := []State{{"Machine", fieldRows(r.Host.State, r.Host.StateEnd)}}
+	for _, d := range r.Devices {
+		list = append(list, State{d.Open, fieldRows(d.State, d.StateEnd)})
+	}
+	return slices.DeleteFunc(list, func(s State) bool { return len(s.Rows) == 0 })
 }
 
 // hostState says in words what may have slowed a run on the host.
@@ -100,26 +134,14 @@ func hostState(r *Report) string {
 	return text + "."
 }
 
-// deviceStates has two rows for each GPU of a run that measured: the start and the end.
-func deviceStates(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"device", "when", "SM MHz", "°C", "W", "PCIe", "others", "held down by"})
-	t.SetColumnConfigs([]table.ColumnConfig{{Number: 8, WidthMax: 26, WidthMaxEnforcer: termtext.WrapSoft}})
-	for _, d := range r.Devices {
-		for _, at := range []struct {
-			when string
-			s    *DeviceState
-		}{{"start", d.State}, {"end", d.StateEnd}} {
-			if s := at.s; s != nil {
-				pcie := join(value(s.PCIeGeneration, "gen %v", plain), value(s.PCIeWidth, "x%v", plain))
-				t.AppendRow(table.Row{
-					d.Open, at.when, orDash(ofMax(s.ClockSM, s.ClockSMMax, "")), orDash(value(s.Temperature, "%v", plain)),
-					orDash(ofMax(s.Power, s.PowerLimit, "")), orDash(pcie), orDash(others(s)), orDash(heldDown(s)),
-				})
-			}
-		}
-	}
-	return t
+// brief are the parts of a GPU's state that a run shows; --format json has all.
+var brief = []string{"clock sm mhz", "clock sm max mhz", "temperature c", "power w", "throttle", "pcie generation", "pcie width", "other processes"}
+
+// deviceState is what may have slowed a run on a GPU.
+func deviceState(d Device) table.Writer {
+	return rowsTable([]string{"what", "start", "end"}, slices.DeleteFunc(fieldRows(d.State, d.StateEnd), func(row []string) bool {
+		return !slices.Contains(brief, row[0])
+	}))
 }
 
 // topology is a matrix of what connects the devices.
@@ -190,6 +212,9 @@ func plan(r *Report) table.Writer {
 		if path == "" {
 			path = p.Kind
 		}
+		if path == "none" {
+			path = "no path"
+		}
 		would := "nothing: " + string(p.Why)
 		if p.Can {
 			would = fmt.Sprintf("%s -> %s", p.Now, p.Then)
@@ -199,21 +224,6 @@ func plan(r *Report) table.Writer {
 		})
 	}
 	return t
-}
-
-// heldDown is why the clocks are held down, empty if that is not known.
-func heldDown(s *DeviceState) string {
-	switch {
-	case s.Throttle == nil:
-		return ""
-	case len(s.Throttle) == 0:
-		return "nothing"
-	}
-	return strings.Join(s.Throttle, ", ")
-}
-
-func others(s *DeviceState) string {
-	return join(value(s.Processes, "%v", plain), value(s.ProcessesMemory, "%s", size.Approx))
 }
 
 func plain[T any](n T) string {
@@ -231,18 +241,6 @@ func value[T any](n *T, format string, print func(T) string) string {
 	return fmt.Sprintf(format, print(*n))
 }
 
-// ofMax prints a value and its maximum.
-func ofMax[T any](n, most *T, unit string) string {
-	text := value(n, "%s", plain)
-	if max := value(most, "%s", plain); text != "" && max != "" {
-		text += " of " + max
-	}
-	if text == "" || unit == "" {
-		return text
-	}
-	return text + " " + unit
-}
-
 func yesNo(b *bool) string {
 	switch {
 	case b == nil:
@@ -251,19 +249,6 @@ func yesNo(b *bool) string {
 		return "yes"
 	}
 	return "no"
-}
-
-// join joins what is known.
-func join(texts ...string) string {
-	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), ", ")
-}
-
-func list[T any](all []T) string {
-	texts := make([]string, len(all))
-	for i, x := range all {
-		texts[i] = fmt.Sprint(x)
-	}
-	return orDash(strings.Join(texts, " "))
 }
 
 // orDash returns the text, or a dash if there is none.

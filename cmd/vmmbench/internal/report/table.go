@@ -23,18 +23,40 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	} else {
 		p.measured(r)
 	}
-	_, err := io.WriteString(w, strings.Join(p.parts, "\n\n")+"\n")
+	var parts []string
+	for _, piece := range p.pieces {
+		parts = append(parts, piece.text(markdown))
+	}
+	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
 	return err
 }
 
 // measured adds the report of a run, or of info, which measures nothing.
 func (p *document) measured(r *Report) {
-	p.list(Findings(r))
+	if p.markdown {
+		p.list(Findings(r))
+	}
 	p.about(r)
 	if r.Run.Measure == nil && r.Plan == nil {
 		p.abilities(r)
 	}
 	p.figures(r)
+	found := Findings(r)
+	if r.Baseline != nil {
+		found = append(found, runsFinding(r)...)
+	}
+	p.end(r, found)
+}
+
+// end is what a terminal shows last: what was found, and what to do next.
+func (p *document) end(r *Report, found []string) {
+	if p.markdown {
+		return
+	}
+	p.list(found)
+	if steps := next(r); len(steps) > 0 {
+		p.pieces = append(p.pieces, Piece{Heading: "Next", steps: steps})
+	}
 }
 
 // about adds the machine and its devices.
@@ -48,9 +70,10 @@ func (p *document) about(r *Report) {
 
 // abilities adds what the devices can do, and all that is known of them.
 func (p *document) abilities(r *Report) {
-	p.block("State of the host", hostStates(r))
+	p.block("State of the host", fieldTable(r.Host.State))
 	for _, d := range r.Devices {
-		p.block("Device "+d.Open, deviceBlock(d))
+		p.block("Device "+d.Open, fieldTable(d))
+		p.block("State of "+d.Open, fieldTable(d.State))
 	}
 	p.block(topologyHeading(r), topology(r))
 	p.add(features(r))
@@ -69,16 +92,16 @@ func (p *document) figures(r *Report) {
 			list = failedPairs(list)
 		}
 		p.add(list)
-		if !brief {
-			p.add(growths(r, command))
+		tables := []string{tableSteps, tableSoak, tableReaders, tablePools}
+		if brief {
+			tables = tables[1:]
 		}
-		p.add(soaks(r, command))
-		p.add(sharings(r, command))
-		p.add(pools(r, command))
+		for _, g := range metricTables(r, command, tables...) {
+			p.add(g)
+		}
 	}
-	best := bestByScale(pairs)
 	for _, m := range pairs {
-		p.table(printed{heading: m.heading(), body: m.render(best[m.scale])})
+		p.table(m)
 	}
 	for _, command := range commands(r) {
 		// What was found about copies is in the first sentences.
@@ -92,16 +115,19 @@ func (p *document) figures(r *Report) {
 	}
 	p.para(chance(r))
 	if brief {
-		p.para("Steps of growing, and the comparisons of copies: -o quick.json, then vmmbench report.")
+		p.legend(known...)
+	} else {
+		p.legend()
 	}
-	p.legend()
 	p.list(notHere(r))
-	if r.Baseline != nil {
+	if r.Baseline != nil && p.markdown {
 		p.list(runsFinding(r))
 	}
 	if r.Run.Measure != nil {
 		p.para(hostState(r))
-		p.block("State of the devices", deviceStates(r))
+		for _, d := range r.Devices {
+			p.block("State of "+d.Open, deviceState(d))
+		}
 		p.para(summary(r))
 	}
 }
@@ -109,7 +135,9 @@ func (p *document) figures(r *Report) {
 // comparedRuns adds the comparison of two runs. What they measured is in their own
 // reports.
 func (p *document) comparedRuns(r *Report) {
-	p.list(runsFinding(r))
+	if p.markdown {
+		p.list(runsFinding(r))
+	}
 	if b := r.Baseline; b != nil && b.New != nil {
 		p.list([]string{"Old: " + origin(b.Run), "New: " + origin(*b.New)})
 	}
@@ -119,6 +147,7 @@ func (p *document) comparedRuns(r *Report) {
 	}
 	p.para(chance(r))
 	p.legend()
+	p.end(r, runsFinding(r))
 }
 
 // origin returns which run it was.
@@ -136,9 +165,8 @@ func origin(run Run) string {
 // document collects what is printed.
 type document struct {
 	markdown bool
-	parts    []string
+	pieces   []Piece
 	shown    strings.Builder // all tables and their headings, in which the legend looks for words
-	pieces   []Piece         // the same as parts, for HTML
 }
 
 // para adds a paragraph, if there is one.
@@ -146,28 +174,12 @@ func (p *document) para(s string) {
 	if s != "" {
 		p.pieces = append(p.pieces, Piece{Sentences: []string{s}})
 	}
-	switch {
-	case s == "":
-	case p.markdown:
-		p.parts = append(p.parts, s)
-	default:
-		p.parts = append(p.parts, wrap(s, ""))
-	}
 }
 
 // list adds sentences, each on its own line.
 func (p *document) list(sentences []string) {
-	var lines []string
-	for _, s := range sentences {
-		if p.markdown {
-			lines = append(lines, "- "+s)
-		} else {
-			lines = append(lines, wrap(s, "  "))
-		}
-	}
-	if len(lines) > 0 {
-		p.parts = append(p.parts, strings.Join(lines, "\n"))
-		p.pieces = append(p.pieces, Piece{Sentences: sentences})
+	if len(sentences) > 0 {
+		p.pieces = append(p.pieces, Piece{Sentences: sentences, list: true})
 	}
 }
 
@@ -181,34 +193,104 @@ func (p *document) add(g grid) {
 // block adds a table that is laid out already, if it has rows.
 func (p *document) block(heading string, t table.Writer) {
 	if t.Length() > 0 {
-		p.table(printed{heading: heading, body: t})
+		p.table(Piece{Heading: heading, Table: t})
 	}
 }
 
-// table adds a table; without a body it is the heading of those that follow.
-func (p *document) table(t printed) {
-	p.shown.WriteString(t.heading + "\n" + strings.Join(t.below, "\n") + "\n")
-	heading := "## " + t.heading
-	if !p.markdown {
-		heading = wrap(t.heading, "  ")
+// table adds a table; without a table it is the heading of those that follow.
+func (p *document) table(t Piece) {
+	p.shown.WriteString(t.Heading + "\n" + strings.Join(t.Sentences, "\n") + "\n")
+	if t.Table != nil {
+		t.Table.SetStyle(style())
+		p.shown.WriteString(t.Table.Render() + "\n")
 	}
-	if t.body == nil {
-		p.parts = append(p.parts, heading)
-		p.pieces = append(p.pieces, Piece{Heading: t.heading})
-		return
+	p.pieces = append(p.pieces, t)
+}
+
+// Piece is a part of a report: a table with its heading, sentences, or words with what they mean.
+// One with a heading alone is about the tables that follow.
+type Piece struct {
+	Heading   string
+	Table     table.Writer // nil if there is none; as HTML it is escaped
+	Sentences []string     // beside a table, notes that do not fit into it
+	Words     []Word
+
+	list  bool // each sentence is for itself
+	steps []step
+}
+
+// Word is a word of the tables and what it means.
+type Word struct{ Word, Means string }
+
+// text prints the piece for a terminal, or as Markdown.
+func (p Piece) text(markdown bool) string {
+	var lines []string
+	switch {
+	case p.Heading != "" && markdown:
+		lines = append(lines, "## "+p.Heading)
+		if p.Table != nil || p.Words != nil {
+			lines = append(lines, "")
+		}
+	case p.Heading != "":
+		lines = append(lines, wrap(p.Heading, "  "))
 	}
-	t.body.SetStyle(style())
-	p.pieces = append(p.pieces, Piece{Heading: t.heading, HTML: t.body.RenderHTML(), Markdown: t.body.RenderMarkdown(), Sentences: t.below})
-	text := t.body.Render()
-	p.shown.WriteString(text + "\n")
-	if p.markdown {
-		p.parts = append(p.parts, heading+"\n\n"+t.body.RenderMarkdown())
-		return
+	if p.Table != nil && markdown {
+		lines = append(lines, p.Table.RenderMarkdown())
+	} else if p.Table != nil {
+		lines = append(lines, p.Table.Render())
 	}
-	for _, note := range t.below {
-		text += "\n" + wrap(note, "    ")
+	// item is one of several, with what follows its first line.
+	item := func(s, indent string) {
+		switch {
+		case markdown && (p.list || p.Words != nil):
+			s = "- " + s
+		case !markdown:
+			s = wrap(s, indent)
+		}
+		lines = append(lines, s)
 	}
-	p.parts = append(p.parts, heading+"\n"+text)
+	for _, s := range p.Sentences {
+		switch {
+		case p.Table != nil:
+			item(s, "    ")
+		case p.list && !markdown:
+			// A sentence of several begins a line.
+			for i, one := range strings.SplitAfter(s, ". ") {
+				if i > 0 {
+					one = "  " + wrapTo(maxWidth-2, one, "    ")
+				} else {
+					one = wrap(one, "  ")
+				}
+				lines = append(lines, one)
+			}
+		case p.list:
+			item(s, "")
+		default:
+			item(s, "")
+		}
+	}
+	for _, w := range p.Words {
+		item(w.Word+": "+w.Means, "  ")
+	}
+	for _, s := range p.steps {
+		lines = append(lines, wrap(s.what, "  "), "    "+wrapTo(maxWidth-4, s.command, "        "))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// About is the machine and its devices.
+func About(r *Report) []Piece { return piecesOf(r, (*document).about) }
+
+// Abilities is what the devices can do, and the limits of the machine.
+func Abilities(r *Report) []Piece { return piecesOf(r, (*document).abilities) }
+
+// Figures is what was measured: all cases and comparisons, and what their words mean.
+func Figures(r *Report) []Piece { return piecesOf(r, (*document).figures) }
+
+func piecesOf(r *Report, add func(*document, *Report)) []Piece {
+	p := document{markdown: true}
+	add(&p, r)
+	return p.pieces
 }
 
 func style() table.Style {
@@ -406,7 +488,7 @@ func chance(r *Report) string {
 	}
 	s += "."
 	if intervals >= manyIntervals {
-		s += fmt.Sprintf(" Of %d intervals at 95 %%, about %.0f miss the true ratio by chance.", intervals, float64(intervals)/20)
+		s += fmt.Sprintf(" On average at most %.1f of %d intervals at 95 %% miss the true ratio by chance.", float64(intervals)/20, intervals)
 	}
 	return s
 }
