@@ -37,8 +37,8 @@ func (t *tour) fit(dev device) (copies size.List, target, steps uint64) {
 		}
 		return size.List{one}, target, 8
 	}
-	one := uint64(1 << 30)
-	target, steps = 8<<30, 128
+	one := uint64(512 << 20)
+	target, steps = 4<<30, 64
 	// Growing by copying takes three times the target at its end.
 	for free, _, err := dev.MemInfo(); err == nil && target > 64<<20 && 5*target > free; target /= 2 {
 		one = min(one, target/2)
