@@ -14,23 +14,17 @@ func (ses *session) stop(err error) {
 		ses.err = err
 		close(ses.done)
 		ses.sayWhy(err)
-		for _, a := range ses.setStopped() {
+		ses.mu.Lock()
+		ses.stopped = true
+		_ = ses.conn.ShutdownWrite()      // the peer sees the end
+		_ = ses.conn.SetDeadline(longAgo) // both goroutines return from the kernel
+		ses.mu.Unlock()
+		for _, a := range ses.all() {
 			if !a.isLent() {
 				a.detach()
 			}
 		}
 	})
-}
-
-// setStopped lets nothing be attached any more, and has both goroutines return from the kernel. It
-// returns what is attached.
-func (ses *session) setStopped() []*attachment {
-	ses.mu.Lock()
-	ses.stopped = true
-	_ = ses.conn.ShutdownWrite()
-	_ = ses.conn.SetDeadline(longAgo)
-	ses.mu.Unlock()
-	return ses.all()
 }
 
 // awaitReturn waits, once both goroutines have ended, until the peer has no memory any more that

@@ -27,6 +27,9 @@ func TestDocument(t *testing.T) {
 		require.NoError(t, Write(docs))
 	}
 	require.NoError(t, Check(docs))
+	page, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
+	require.NoError(t, err)
+	require.LessOrEqual(t, strings.Count(string(page), "\n"), 300, "it is for a person to read")
 }
 
 // number makes a pointer, as optional figures are.
