@@ -16,7 +16,7 @@ package cuda
 //	driver.go             Driver: what all devices share
 //	device.go, .c         Device: Open, Close; the context that calls push
 //	info.go, .c           Devices and Supports
-//	result.go             Result: what libcuda returns, as an error
+//	result.go             Result: what libcuda returns, as an error; the library's name
 //	errorkinds.go         which error of package driver a Result is, such as an illegal address
 //	handletable.go        the streams, events, modules and graphs that exist
 //	memory.go, .c         reserving, creating, mapping

@@ -327,11 +327,3 @@ func ignore(wire.Frame) error { return nil }
 
 // protocolError is the error for a payload that breaks the protocol.
 func protocolError(err error) error { return fmt.Errorf("%w: %w", shareable.ErrProtocol, err) }
-
-// checkName is nil if an object can have the name.
-func checkName(name string) error {
-	if err := wire.CheckName(name); err != nil {
-		return fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
-	}
-	return nil
-}

@@ -33,8 +33,8 @@ package store
 // Files:
 //
 //	options.go             options of the server, and of Create, Get, Delete: limits, leases
-//	server.go              Server: what it has, its requests; the end of a connection
-//	stats.go               Stats for expvar and for slog
+//	server.go              Server: what it has; Listen, Close; its requests; the end of a connection
+//	stats.go               Stats: what is counted, how it is sent, for expvar and for slog
 //	report.go              the Report of a server
 //	ping_linux.go          Ping, which needs no device
 //	entry.go               an object: made, named, deleted
@@ -55,7 +55,7 @@ package store
 //	records_linux.go       what a server tells its keeper before it promises it
 //	restore_linux.go       how the next server continues with that, and clients with it
 //	other.go               systems other than Linux
-//	id.go                  ID, and what a name can be
+//	id.go                  ID; what a call means by a name, an ID or @ and a number
 //	client.go              Client and its connection for requests
 //	connect_linux.go       Server.Connect: a Client in the server's process
 //	connect_other.go       the same on other systems

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -66,6 +67,14 @@ func resolveTarget(nameOrID string) (target, error) {
 func (t target) check(instance [16]byte) error {
 	if t.instance != [16]byte{} && t.instance != instance {
 		return fmt.Errorf("%w: %s is of another server, or of one before its restart", shareable.ErrNotFound, t.name)
+	}
+	return nil
+}
+
+// checkName is nil if an object can have the name.
+func checkName(name string) error {
+	if err := wire.CheckName(name); err != nil {
+		return fmt.Errorf("%w: %w", vmm.ErrInvalid, err)
 	}
 	return nil
 }

@@ -53,7 +53,7 @@ package pool
 //
 //	allocator.go   Allocator, Reuse, Stats: what Pool and DriverPool have in common
 //	options.go     Options
-//	errors.go      the errors
+//	errors.go      the errors; why a block cannot be freed; the operation, address and size in an error
 //	pool.go        Pool: its fields, New, checks and defaults of Options; Alloc, Free, FreeNow
 //	block.go       Block
 //	search.go      the order in which memory for a block is looked for; OnOOM

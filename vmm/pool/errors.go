@@ -3,6 +3,7 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -15,3 +16,31 @@ var (
 	// ErrNoRoom is a block that Resize cannot make longer where it lies.
 	ErrNoRoom = errors.New("no free memory beside the block")
 )
+
+// notAllocated is why a block's number, where the pool keeps it, is another one.
+func notAllocated(number *atomic.Uint64, seq uint64) error {
+	switch number.Load() {
+	case seq | heldBit:
+		return fmt.Errorf("%w: the block is held", vmm.ErrBusy)
+	case seq | resizingBit:
+		return fmt.Errorf("%w: the block is being resized", vmm.ErrBusy)
+	}
+	return ErrDoubleFree
+}
+
+// fail wraps err for op.
+func (p *Pool) fail(op string, ptr vmm.Ptr, size uint64, err error) error {
+	return wrap(p.Device(), op, ptr, size, err)
+}
+
+// wrap is nil for nil, and an error that is wrapped already as it is.
+func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error {
+	if err == nil {
+		return nil // and nothing is allocated
+	}
+	var done *vmm.OpError
+	if errors.As(err, &done) {
+		return err
+	}
+	return &vmm.OpError{Op: op, Device: dev.String(), Addr: ptr, Size: size, Err: err}
+}

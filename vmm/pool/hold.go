@@ -83,14 +83,3 @@ func (p *Pool) addHold(b Block) (release func(), err error) {
 		}
 	}), nil
 }
-
-// notAllocated is why a block's number, where the pool keeps it, is another one.
-func notAllocated(number *atomic.Uint64, seq uint64) error {
-	switch number.Load() {
-	case seq | heldBit:
-		return fmt.Errorf("%w: the block is held", vmm.ErrBusy)
-	case seq | resizingBit:
-		return fmt.Errorf("%w: the block is being resized", vmm.ErrBusy)
-	}
-	return ErrDoubleFree
-}

@@ -320,20 +320,3 @@ func (p *Pool) freeNow(b Block) error {
 }
 
 func (p *Pool) allows(r Reuse) bool { return Reuse(p.reuse.Load())&r != 0 } //nolint:gosec // a Reuse was stored
-
-// fail wraps err for op.
-func (p *Pool) fail(op string, ptr vmm.Ptr, size uint64, err error) error {
-	return wrap(p.Device(), op, ptr, size, err)
-}
-
-// wrap is nil for nil, and an error that is wrapped already as it is.
-func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error {
-	if err == nil {
-		return nil // and nothing is allocated
-	}
-	var done *vmm.OpError
-	if errors.As(err, &done) {
-		return err
-	}
-	return &vmm.OpError{Op: op, Device: dev.String(), Addr: ptr, Size: size, Err: err}
-}

@@ -1,6 +1,8 @@
 //go:build cgo && linux
 
-// Package dl opens shared libraries at run time and finds their symbols.
+// Package dl opens shared libraries at run time and finds their symbols: dl.go does both, and
+// find.go opens the first of several names, whose lists the bindings have, and says in an error
+// which of them exist. Where a name without a slash is looked for is the system's loader to decide.
 package dl
 
 /*

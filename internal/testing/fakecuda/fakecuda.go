@@ -14,8 +14,25 @@
 //	fake.Fail("cuMemMap", 2, 2)
 package fakecuda
 
-// lib/fake.h has what its files share: the state, and how many devices and bytes the fake machine
-// has; lib/control.h what a test controls. The rest is named after what the driver's calls do.
+// Files:
+//
+//	fakecuda.go        Build, Open, Library: what a test does with the fake
+//	control_unsafe.go  the calls of control.h
+//	control_other.go   systems without cgo
+//	lib/fake.h         what the C files share: the state, how many devices and bytes there are
+//	lib/control.h      what a test controls
+//	lib/state.c        the record of calls, planned faults, what a test controls
+//	lib/context.c      devices and their attributes, such as the compute capability; contexts
+//	lib/address.c      reserve, map, set access; where an address lies
+//	lib/memory.c       create, release, export, import
+//	lib/copy.c         copies and fills; plain and pinned memory
+//	lib/stream.c       streams, events, words in memory; what captures forbid
+//	lib/graph.c        captures and graphs
+//	lib/module.c       modules, functions, launches
+//	lib/pool.c         pools of stream-ordered memory
+//	lib/peer.c         pairs of devices
+//	lib/ipc.c          handles of memory, events and pools between processes
+//	lib/dmabuf.c       address spans as dma-buf
 
 import (
 	"os"

@@ -3,8 +3,6 @@ package wire
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
-	"strings"
 )
 
 func append32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
@@ -133,30 +131,4 @@ func (d *decoder) name() string {
 		}
 	}
 	return s
-}
-
-// CheckName returns nil for a valid object name: 1 to MaxName bytes of
-// [A-Za-z0-9._:@/-] without "..".
-func CheckName(name string) error {
-	if bad := badName(name); bad != "" {
-		return protocolf("%s", bad)
-	}
-	return nil
-}
-
-func badName(name string) string {
-	if name == "" || len(name) > MaxName {
-		return fmt.Sprintf("name of %d bytes, not 1 to %d", len(name), MaxName)
-	}
-	for i := range len(name) {
-		c := name[i]
-		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
-		if !letter && (c < '0' || c > '9') && strings.IndexByte("._:@/-", c) < 0 {
-			return fmt.Sprintf("name with byte %#x at %d", c, i)
-		}
-	}
-	if strings.Contains(name, "..") {
-		return "name with two dots in a row"
-	}
-	return ""
 }

@@ -38,11 +38,12 @@ package wire
 
 // Files:
 //
+//	limits.go        limits that both sides hold to, in bytes and in number; which names are valid
 //	header.go        types of frames, their header, how many descriptors each has; ProtocolError
 //	requests.go      frames of a reader's requests, and their replies
 //	events.go        frames of what the owner tells its readers: chunks, retirements, seals, ends
 //	object.go        the description of an object: layout, kinds of element
-//	store.go         frames of a store and its writers; how many names and labels an object has
+//	store.go         frames of a store and its writers
 //	codec.go         numbers and strings in a frame
 //	conn.go          Conn: reading and writing frames
 //	fd.go            FD: a descriptor that is closed once

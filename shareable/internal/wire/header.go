@@ -12,21 +12,6 @@ const (
 	Minor = 0
 )
 
-// Limits of a frame, the same for every peer of this version.
-const (
-	HeaderSize = 32       // bytes
-	MaxFrame   = 64 << 10 // bytes, the header included
-	MaxPayload = MaxFrame - HeaderSize
-	MaxFDs     = 64       // that travel with a frame
-	MaxName    = 256      // bytes
-	MaxText    = 1024     // bytes of an ERROR or a CLOSING
-	MaxMeta    = 32 << 10 // bytes of metadata in an OBJECT
-	MaxDtype   = 4 << 10  // bytes of the description of an element's fields
-	MaxDims    = 4        // of a row
-	MaxChunks  = 65536    // of an object
-	MaxEntries = 230      // entries that fit into a LISTED with any names
-)
-
 // FlagOptional marks a frame that a peer skips when it does not know the type.
 const FlagOptional uint32 = 1
 

@@ -15,13 +15,6 @@ type Label struct {
 	Key, Value string
 }
 
-// Limits of labels.
-const (
-	MaxLabels     = 16
-	MaxLabelKey   = 64  // bytes
-	MaxLabelValue = 256 // bytes
-)
-
 // Create makes an object and leases it. The reply is OBJECT, with the control page that the
 // client maps for writing.
 type Create struct {
@@ -284,13 +277,8 @@ type Info struct {
 	Labels   []Label
 }
 
-// Limits of an Info.
-const (
-	MaxNames = 16 // of an object
-	MaxInfos = 6  // entries that fit into a FOUND with any names and labels
-
-	infoLeast = 6*4 + 5*8 + 4 + 4
-)
+// infoLeast is how many bytes an Info has at least.
+const infoLeast = 6*4 + 5*8 + 4 + 4
 
 // Found is the reply to QUERY. The ids rise. MaxInfos entries always fit.
 type Found struct {
@@ -373,9 +361,6 @@ func (d *decoder) info() Info {
 type Counters struct {
 	Values []uint64 // MaxCounters at most
 }
-
-// MaxCounters is how many counters a store has at most.
-const MaxCounters = 64
 
 // Append appends the payload to b.
 func (c Counters) Append(b []byte) []byte {
@@ -547,9 +532,6 @@ func DecodeRevoke(payload []byte) (Revoke, error) {
 	d := decoder{of: TypeRevoke, b: payload}
 	return finish(&d, Revoke{Name: d.name()})
 }
-
-// MaxReport is the longest text of a REPORTED.
-const MaxReport = MaxPayload - 4
 
 // Reported is what a store says of itself, in reply to REPORT: JSON.
 type Reported struct {

@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -45,4 +46,12 @@ func exactly(name string) string {
 		parts[i] = "^" + regexp.QuoteMeta(p) + "$"
 	}
 	return strings.Join(parts, "/")
+}
+
+// childCommand runs the case of c in a process of its own.
+func childCommand(c testing.TB, self string) *exec.Cmd {
+	cmd := exec.CommandContext(c.Context(), self, "-test.run="+exactly(c.Name()), "-test.v", "-test.timeout=2m")
+	// A process under the race detector sleeps a second at its end unless told.
+	cmd.Env = append(os.Environ(), childEnv+"="+c.Name(), "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
+	return cmd
 }

@@ -28,7 +28,7 @@ package drivertest
 //	suite.go             Rules: each with the source of its promise; running them; their table
 //	check.go             check: what a case calls to test the driver
 //	held.go              held: what a case has taken, and gives back at its end
-//	child.go             cases that run in a process of their own
+//	child.go             cases that run in a process of their own: its arguments and time limit
 //	peerprocess.go       the other process of a case with two
 //	inject.go            Inject: a driver whose calls fail as the test says; Injected
 //	inject_gen.go        its methods, written by internal/injectgen

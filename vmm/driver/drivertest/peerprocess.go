@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"testing"
 )
 
 // process is the other process of a rule, or for that one the process of the rule. What
@@ -47,14 +46,6 @@ func (c *check) startPeer(files ...*os.File) *process {
 	c.close(theirIn)
 	c.close(theirOut)
 	return p
-}
-
-// childCommand runs the case of c in a process of its own.
-func childCommand(c testing.TB, self string) *exec.Cmd {
-	cmd := exec.CommandContext(c.Context(), self, "-test.run="+exactly(c.Name()), "-test.v", "-test.timeout=2m")
-	// A process under the race detector sleeps a second at its end unless told.
-	cmd.Env = append(os.Environ(), childEnv+"="+c.Name(), "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
-	return cmd
 }
 
 // starter is the rule's process, for the other one.

@@ -114,10 +114,10 @@ package host
 
 // Files:
 //
-//	config.go          Config, Default, and the text that describes devices
+//	config.go          Config and its defaults; Default; the options in a device's name
 //	driver.go          Driver and New: the state of all devices
 //	info.go            Devices: what the machine has
-//	machine.go         the machine's memory
+//	machine.go         how much memory the machine, or its control group, gives this process
 //	processlimits.go   mappings and addresses of all Drivers of the process; how many stay spare
 //	device.go          device: Open, Close, MemInfo, Sync, Do
 //	context.go         what the open Devices of one ordinal share; how it stops

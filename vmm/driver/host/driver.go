@@ -4,7 +4,6 @@ package host
 
 import (
 	"errors"
-	"math/bits"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -65,20 +64,18 @@ var (
 // New makes a driver with devices, capacity and handles of its own. It needs no
 // closing: it holds only what its caller reserved, created and opened.
 func New(c Config) *Driver {
+	c = c.resolve()
 	d := &Driver{
-		granularity:  granularityOf(c.Granularity),
+		granularity:  c.Granularity,
 		noPeer:       make(map[[2]int]bool),
-		mappingLimit: max(0, c.Mappings),
+		mappingLimit: c.Mappings,
 		handles:      make(map[driver.Handle]*handle),
 		created:      make(map[inode]*memory),
 		events:       make(map[driver.Event]*event),
 		pools:        make(map[driver.Pool]*pool),
 		lastID:       lastDefault,
 	}
-	if c.Memory == 0 {
-		c.Memory = machineMemory()
-	}
-	for i := range max(1, c.Devices) {
+	for i := range c.Devices {
 		d.states = append(d.states, &deviceState{ordinal: i, memory: c.Memory})
 	}
 	// In both directions.
@@ -87,15 +84,6 @@ func New(c Config) *Driver {
 		d.noPeer[[2]int{p[1], p[0]}] = true
 	}
 	return d
-}
-
-// granularityOf is the granularity that a Config asks for.
-func granularityOf(bytes uint64) uint64 {
-	if bytes == 0 {
-		return defaultGranularity
-	}
-	bytes = min(max(bytes, uint64(os.Getpagesize())), 1<<62)
-	return 1 << bits.Len64(bytes-1)
 }
 
 // Name is "host".
