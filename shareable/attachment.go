@@ -464,6 +464,17 @@ func (a *attachment) acknowledge(ack wire.Ack) (changed bool, err error) {
 	return changed, nil
 }
 
+// behindSinceLocked is since when the reader has not done what it was told; zero if it has.
+// Requires obj.mu.
+func (a *attachment) behindSinceLocked() time.Time {
+	invariants.Held(&a.obj.mu)
+	first := a.chunksSince
+	if first.IsZero() || !a.retireSince.IsZero() && a.retireSince.Before(first) {
+		first = a.retireSince
+	}
+	return first
+}
+
 // times returns when the reader must have acknowledged, and when chunks are to be tried
 // again; each is zero if there is no such time.
 func (a *attachment) times() (deadline, retry time.Time) {

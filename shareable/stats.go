@@ -106,14 +106,3 @@ func (a *attachment) statsLocked(name string) ReaderStats {
 	}
 	return r
 }
-
-// behindSinceLocked is since when the reader has not done what it was told; zero if it has.
-// Requires obj.mu.
-func (a *attachment) behindSinceLocked() time.Time {
-	invariants.Held(&a.obj.mu)
-	first := a.chunksSince
-	if first.IsZero() || !a.retireSince.IsZero() && a.retireSince.Before(first) {
-		first = a.retireSince
-	}
-	return first
-}
