@@ -332,6 +332,10 @@ func (g *Range) endGrowAhead(have, goal uint64, err error) error {
 	return g.wrap("grow ahead", have, goal-have, err)
 }
 
+// afterFailure is how long growth ahead pauses after it found less memory than it wanted. A growth
+// that needs the memory tries for itself.
+const afterFailure = 100 * time.Millisecond
+
 // aheadLeaves is which part of the device's memory, and of the limit, growth ahead
 // leaves to callers that cannot wait.
 const aheadLeaves = 16

@@ -297,10 +297,6 @@ func (s *deviceState) retryAfterRelease(purpose purpose, f func() error) error {
 	}
 }
 
-// afterFailure is how long growth ahead pauses after it found less memory than it wanted. A growth
-// that needs the memory tries for itself.
-const afterFailure = 100 * time.Millisecond
-
 // releaseForOthers has all Devices on this one release what they can do without,
 // and reports whether any memory was released since seen was read.
 func (s *deviceState) releaseForOthers(seen uint64) bool {

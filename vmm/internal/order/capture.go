@@ -16,9 +16,6 @@ type capture struct {
 	streams []*Stream // that are in it, the origin first; changes with their gates alone
 }
 
-// errWaitDestroys is what is returned instead of a wait.
-var errWaitDestroys = fmt.Errorf("%w: waiting would destroy the capture", driver.ErrCapturing)
-
 // ErrHeld is of a stream whose captures must not begin or end now.
 var ErrHeld = errors.New("the stream is held")
 

@@ -2,6 +2,7 @@ package order
 
 import (
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -165,6 +166,9 @@ func (d *Device) Free(s *Stream) error {
 	s.freeMarks()
 	return nil
 }
+
+// errWaitDestroys is what is returned instead of a wait.
+var errWaitDestroys = fmt.Errorf("%w: waiting would destroy the capture", driver.ErrCapturing)
 
 // NotCapturing is ErrCapturing while the stream is being captured.
 func (d *Device) NotCapturing(s *Stream) error { return d.notCapturing(s.Queue) }

@@ -18,7 +18,7 @@ package order
 //	stream.go   Stream: points of a stream's work, what has finished
 //	after.go    the last event of each stream that some work comes after
 //	fence.go    Fence: events from a pool, recorded at the end of work
-//	capture.go  captures: which streams and what other calls they forbid
+//	capture.go  captures: how they begin, which streams are in one, how they end
 //	gate.go     Gate: keeps captures apart from records, queries and waits
 //	room.go     waiting for room in a stream's queue
-//	device.go   Device: the driver's calls that must not meet a capture
+//	device.go   Device: the driver's calls that must not meet a capture; which are refused then
