@@ -51,14 +51,14 @@ package shareable
 
 // Files:
 //
-//	options.go             options of Listen and Publish: every limit and timeout, and its default
+//	options.go             options of Listen and Publish; the limits and timeouts that are options, and their defaults
 //	errors.go              the errors
 //	server.go              Server: Listen, Close, and what it has
 //	connect.go             connecting to a server
 //	client.go              Client, for package store: a connection for requests
 //	stats.go               Stats of a Server, and Readers
 //	accept.go              accepting connections, refusing and closing them; ServeConn
-//	idle.go                how long a connection may be idle; connections reserved for operators
+//	idle.go                how long a connection may be idle, a multiple of RequestTimeout; places kept for operators
 //	charge.go              what counts for a user against MaxBytesPerUID
 //	object.go              what readers attach to: chunks, lengths, its readers
 //	storeobject.go         the objects that readers of a store attach to

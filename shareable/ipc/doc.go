@@ -33,8 +33,8 @@ package ipc
 
 // Files:
 //
-//	errors.go         the errors
-//	handle.go         Handle, its text and its files
+//	errors.go         the errors and their texts
+//	handle.go         Handle, its text and its files; what is refused before the driver is asked
 //	process_linux.go  which process made a handle, and whether it runs
 //	process_other.go  the same on other systems
 //	text.go           what the texts of handles and tokens have in common

@@ -40,10 +40,10 @@ package wire
 //
 //	limits.go        limits that both sides hold to, in bytes and in number; which names are valid
 //	header.go        types of frames, their header, how many descriptors each has; ProtocolError
-//	requests.go      frames of a reader's requests, and their replies
-//	events.go        frames of what the owner tells its readers: chunks, retirements, seals, ends
-//	object.go        the description of an object: layout, kinds of element
-//	store.go         frames of a store and its writers
+//	requests.go      a reader's requests, HELLO to ACK; LISTED; ERROR
+//	events.go        what the owner tells its readers: CHUNKS to CLOSING
+//	object.go        OBJECT, the reply to STAT, ATTACH, CREATE, LEASE, WAIT; layout, kinds of element
+//	store.go         the other frames of a store and its writers; Info, an entry of FOUND
 //	codec.go         numbers and strings in a frame
 //	conn.go          Conn: reading and writing frames
 //	fd.go            FD: a descriptor that is closed once

@@ -26,7 +26,7 @@ package drivertest
 // Files:
 //
 //	suite.go             Rules: each with the source of its promise; running them; their table
-//	check.go             check: what a case calls to test the driver
+//	check.go             check: what a case calls to test the driver; how long a call may take
 //	held.go              held: what a case has taken, and gives back at its end
 //	child.go             cases that run in a process of their own: its arguments and time limit
 //	peerprocess.go       the other process of a case with two
