@@ -27,21 +27,6 @@ const (
 	maxGranularity     = 1 << 30 // of a driver with a name
 )
 
-// resolve returns c with the default of each field that is zero.
-func (c Config) resolve() Config {
-	c.Devices = max(1, c.Devices)
-	if c.Memory == 0 {
-		c.Memory = machineMemory()
-	}
-	if c.Granularity == 0 {
-		c.Granularity = defaultGranularity
-	}
-	page := uint64(os.Getpagesize())
-	c.Granularity = 1 << bits.Len64(min(max(c.Granularity, page), 1<<62)-1)
-	c.Mappings = max(0, c.Mappings)
-	return c
-}
-
 // Default is the driver that the names "host" and "host:0" to "host:15" mean.
 // It is made at the first call and is the same for the whole process. Its
 // sixteen devices share the machine's memory and each is as large as it.

@@ -114,8 +114,8 @@ package host
 
 // Files:
 //
-//	config.go          Config and its defaults; Default; the options in a device's name
-//	driver.go          Driver and New: the state of all devices
+//	config.go          Config; Default; the options in a device's name
+//	driver.go          Driver and New: the state of all devices; the defaults of Config
 //	info.go            Devices: what the machine has
 //	machine.go         how much memory the machine, or its control group, gives this process
 //	processlimits.go   mappings and addresses of all Drivers of the process; how many stay spare

@@ -4,6 +4,7 @@ package host
 
 import (
 	"errors"
+	"math/bits"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -84,6 +85,21 @@ func New(c Config) *Driver {
 		d.noPeer[[2]int{p[1], p[0]}] = true
 	}
 	return d
+}
+
+// resolve returns c with the default of each field that is zero.
+func (c Config) resolve() Config {
+	c.Devices = max(1, c.Devices)
+	if c.Memory == 0 {
+		c.Memory = machineMemory()
+	}
+	if c.Granularity == 0 {
+		c.Granularity = defaultGranularity
+	}
+	page := uint64(os.Getpagesize())
+	c.Granularity = 1 << bits.Len64(min(max(c.Granularity, page), 1<<62)-1)
+	c.Mappings = max(0, c.Mappings)
+	return c
 }
 
 // Name is "host".
