@@ -52,8 +52,8 @@ type Client struct {
 	users    int          // calls that use it
 	idle     *time.Timer  // which ends it
 	instance [16]byte
-	spare    *shareable.Spare // for the next Get; nil if there is none
-	isMaking bool             // a task makes spare
+	spare    serve.Spare[*shareable.View] // for the next Get; nil if there is none
+	isMaking bool                         // a task makes spare
 
 	tasks sync.WaitGroup // what makes spare; added to under mu, before Close
 }
@@ -266,13 +266,13 @@ func unasked(f wire.Frame) error {
 // connect makes a new connection.
 func (c *Client) connect(ctx context.Context, on serve.Notified) (serve.Client, error) {
 	if c.dial == nil {
-		return shareable.Dial(ctx, c.path, c.dev, c.opts.attach(), on)
+		return shareable.ForStore().Dial(ctx, c.path, c.dev, c.opts.attach(), on)
 	}
 	conn, err := c.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return shareable.DialConn(ctx, conn, c.dev, c.opts.attach(), on)
+	return shareable.ForStore().DialConn(ctx, conn, c.dev, c.opts.attach(), on)
 }
 
 // request sends a request about an object, and handles its reply. instance is that of the

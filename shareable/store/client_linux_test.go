@@ -146,7 +146,7 @@ func TestObjectFromCreateToDelete(t *testing.T) {
 			require.ErrorIs(t, w.Seal(t.Context(), shareable.SealOptions{}), shareable.ErrSealed)
 			require.ErrorIs(t, w.Abort(t.Context()), shareable.ErrSealed)
 
-			for _, name := range []string{"a/b", w.ID().String(), shareable.IDName(w.ID().Number)} {
+			for _, name := range []string{"a/b", w.ID().String(), wire.IDName(w.ID().Number)} {
 				b := got(t, c, name, GetOptions{})
 				require.Equal(t, data, contents(t, b))
 				require.Equal(t, w.ID(), b.ID())

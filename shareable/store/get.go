@@ -91,7 +91,7 @@ func (c *Client) attachAnew(ctx context.Context, t target, o GetOptions) (*share
 }
 
 // takeSpare returns the connection that was made for the next Get; nil if there is none.
-func (c *Client) takeSpare() *shareable.Spare {
+func (c *Client) takeSpare() serve.Spare[*shareable.View] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.spare
@@ -129,7 +129,7 @@ func (c *Client) makeSpare() {
 var spareTime = 100 * time.Millisecond
 
 // dropSpare ends a connection that no Get has taken.
-func (c *Client) dropSpare(s *shareable.Spare) {
+func (c *Client) dropSpare(s serve.Spare[*shareable.View]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.spare == s {
@@ -138,15 +138,15 @@ func (c *Client) dropSpare(s *shareable.Spare) {
 	}
 }
 
-func (c *Client) dialSpare() (*shareable.Spare, error) {
+func (c *Client) dialSpare() (serve.Spare[*shareable.View], error) {
 	if c.dial == nil {
-		return shareable.DialSpare(c.ctx, c.path, c.dev, c.opts.attach())
+		return shareable.ForStore().DialSpare(c.ctx, c.path, c.dev, c.opts.attach())
 	}
 	conn, err := c.dial(c.ctx)
 	if err != nil {
 		return nil, err
 	}
-	return shareable.DialSpareConn(c.ctx, conn, c.dev, c.opts.attach())
+	return shareable.ForStore().DialSpareConn(c.ctx, conn, c.dev, c.opts.attach())
 }
 
 // waitFor waits until an object is there, and sealed unless it need not be, and returns its ID: its
@@ -163,7 +163,7 @@ func (c *Client) waitFor(ctx context.Context, t target, unsealed bool) (target, 
 	}
 	var obj wire.Object
 	err = conn.Call(ctx, wire.TypeWait, wire.Wait{Unsealed: unsealed, Name: t.name}.Append(nil), wire.TypeObject, takeDescription(&obj))
-	return target{name: shareable.IDName(obj.ID), instance: conn.Hello().Instance}, err
+	return target{name: wire.IDName(obj.ID), instance: conn.Hello().Instance}, err
 }
 
 // takeDescription handles OBJECT without descriptors.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -18,13 +19,13 @@ type ID struct {
 
 // String is the ID as a text that every call takes in place of a name.
 func (id ID) String() string {
-	return shareable.IDName(id.Number) + ":" + hex.EncodeToString(id.Instance[:])
+	return wire.IDName(id.Number) + ":" + hex.EncodeToString(id.Instance[:])
 }
 
 // ParseID is the reverse of ID.String. If s has another form, it returns vmm.ErrInvalid.
 func ParseID(s string) (ID, error) {
 	number, instance, _ := strings.Cut(s, ":")
-	n, ok := shareable.ParseIDName(number)
+	n, ok := wire.ParseIDName(number)
 	b, err := hex.DecodeString(instance)
 	id := ID{Number: n}
 	if !ok || err != nil || copy(id.Instance[:], b) != len(b) || id.String() != s {
@@ -52,9 +53,9 @@ type target struct {
 func resolveTarget(nameOrID string) (target, error) {
 	if strings.HasPrefix(nameOrID, "@") {
 		if id, err := ParseID(nameOrID); err == nil {
-			return target{name: shareable.IDName(id.Number), instance: id.Instance}, nil
+			return target{name: wire.IDName(id.Number), instance: id.Instance}, nil
 		}
-		if _, ok := shareable.ParseIDName(nameOrID); !ok {
+		if _, ok := wire.ParseIDName(nameOrID); !ok {
 			return target{}, fmt.Errorf("%w: %q is no ID", vmm.ErrInvalid, nameOrID)
 		}
 		return target{name: nameOrID}, nil

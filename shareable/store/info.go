@@ -129,7 +129,7 @@ func (c *Client) stat(ctx context.Context, name string) (Info, error) {
 	}
 	t.instance = instance
 	q := wire.Query{After: obj.ID - 1}
-	if id := shareable.IDName(obj.ID); t.name != id {
+	if id := wire.IDName(obj.ID); t.name != id {
 		q.Prefix = t.name // that keeps the reply short
 	}
 	found, _, err := c.query(ctx, t, q)

@@ -15,5 +15,5 @@ func Ping(ctx context.Context, path string, o PingOptions) (err error) {
 		return errNoContext
 	}
 	defer errtext.Wrapf(&err, "ping store")
-	return shareable.Ping(ctx, cmp.Or(path, defaultName), o.Token, o.UIDs)
+	return shareable.ForStore().Ping(ctx, cmp.Or(path, defaultName), o.Token, o.UIDs)
 }

@@ -78,7 +78,7 @@ func TestLateLease(t *testing.T) {
 
 	next := connected(t, s)
 	err = next.Call(t.Context(), wire.TypeLease, wire.Lease{Name: "d"}.Append(nil), wire.TypeObject, func(f wire.Frame) error {
-		m.page, err = shareable.OpenWriterPage(f.FDs[0].Int(), next.Hello().Instance, m.ID)
+		m.page, err = shareable.ForStore().OpenWriterPage(f.FDs[0].Int(), next.Hello().Instance, m.ID)
 		return err
 	})
 	require.NoError(t, err)

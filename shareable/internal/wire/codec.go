@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -142,6 +143,19 @@ func CheckName(name string) error {
 		return protocolf("%s", bad)
 	}
 	return nil
+}
+
+// IDName is the name that every object of a store has, beside others.
+func IDName(id uint64) string { return "@" + strconv.FormatUint(id, 10) }
+
+// ParseIDName is the reverse of IDName.
+func ParseIDName(name string) (id uint64, ok bool) {
+	digits, ok := strings.CutPrefix(name, "@")
+	if !ok {
+		return 0, false
+	}
+	id, err := strconv.ParseUint(digits, 10, 64)
+	return id, err == nil && IDName(id) == name
 }
 
 func badName(name string) string {
