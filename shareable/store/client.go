@@ -76,6 +76,8 @@ type ClientOptions struct {
 	Align uint64
 }
 
+func errTimeout(t time.Duration) error { return fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, t) }
+
 // defaultTimeout is that of shareable.AttachOptions.
 const defaultTimeout = 5 * time.Second
 
@@ -86,7 +88,7 @@ func (o ClientOptions) resolve(dev *vmm.Device) (ClientOptions, error) {
 	case dev == nil:
 		return o, fmt.Errorf("%w: no device", vmm.ErrInvalid)
 	case o.Timeout < 0:
-		return o, fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
+		return o, errTimeout(o.Timeout)
 	}
 	o.Token, o.UIDs = slices.Clone(o.Token), slices.Clone(o.UIDs)
 	o.Timeout = cmp.Or(o.Timeout, defaultTimeout)

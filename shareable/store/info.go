@@ -184,7 +184,7 @@ const defaultForce = 5 * time.Second
 func (c *Client) Delete(ctx context.Context, name string, o DeleteOptions) (err error) {
 	defer errtext.Wrapf(&err, "delete %q", name)
 	if o.Timeout < 0 || o.Timeout > math.MaxInt32*time.Millisecond {
-		return fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
+		return errTimeout(o.Timeout)
 	}
 	q := wire.Delete{Force: o.Force}
 	if !o.Force {
