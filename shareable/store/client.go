@@ -20,10 +20,10 @@ import (
 )
 
 // Client makes objects in a store and gets them. Requests share one connection. If a server ends
-// that a Keeper has started, Clients, Writers, Buffers and Watches connect to the next one by
+// that a Keeper has started, Clients, Writers, Views and Watches connect to the next one by
 // themselves and go on, and a request that has no reply is done once. Any other that has ended is
 // another store when it is started again: the next request connects to that, and Instance tells the
-// two apart. Each Writer and each Buffer has a connection of its own, and needs neither that of the
+// two apart. Each Writer and each View has a connection of its own, and needs neither that of the
 // Client nor an open Client. For a moment after each Get a Client has one more, for the next.
 //
 // Wherever a call takes a name, an ID as text will do. The errors are those of package shareable:
@@ -68,10 +68,10 @@ type ClientOptions struct {
 	// Timeout limits each wait for the server, apart from those that a call asks for; 0 is
 	// 5 s.
 	Timeout time.Duration
-	// MaxBytes limits the size of each Writer and each Buffer; 0 is the size of the device's
+	// MaxBytes limits the size of each Writer and each View; 0 is the size of the device's
 	// memory.
 	MaxBytes uint64
-	// Align is the alignment of the first address of each Writer and each Buffer, a power of
+	// Align is the alignment of the first address of each Writer and each View, a power of
 	// two. 0 is the granularity.
 	Align uint64
 }
@@ -143,7 +143,7 @@ func (c *Client) check(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Close ends the requests that run, and the Client. Writers and Buffers stay. Twice is fine,
+// Close ends the requests that run, and the Client. Writers and Views stay. Twice is fine,
 // and so is a nil Client.
 func (c *Client) Close() error {
 	if c == nil || c.dev == nil {

@@ -18,13 +18,15 @@ import (
 // if it is not sealed. If there is no such object it returns shareable.ErrNotFound, and if
 // it is not sealed shareable.ErrNotSealed; see GetOptions. If it waits and the Writer gives
 // the object up, it returns shareable.ErrAborted. Memory of a sealed object cannot be had
-// for writing: vmm.ErrPermission. The caller must Close the Buffer.
-func (c *Client) Get(ctx context.Context, name string, o GetOptions) (_ *Buffer, err error) {
+// for writing: vmm.ErrPermission. While the View is open the store keeps the object's memory, also if
+// the object is deleted, unless that is forced. Where another server continues with the object, the
+// View does too. The caller must Close it.
+func (c *Client) Get(ctx context.Context, name string, o GetOptions) (_ *shareable.View, err error) {
 	defer errtext.Wrapf(&err, "get %q", name)
 	return c.get(ctx, name, o)
 }
 
-func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *Buffer, err error) {
+func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *shareable.View, err error) {
 	if err := c.check(ctx); err != nil {
 		return nil, err
 	}
@@ -55,7 +57,8 @@ func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *Buffer,
 	if err != nil {
 		return nil, errors.Join(err, v.Close())
 	}
-	return &Buffer{v: v, name: name, writable: o.Write}, nil
+	shareable.ForStore().SetName(v, name)
+	return v, nil
 }
 
 // attach makes a View of an object as it is.
@@ -180,15 +183,15 @@ func takeDescription(obj *wire.Object) func(wire.Frame) error {
 const getsAtOnce = 8
 
 // GetAll is Get for several objects at a time. It returns all of them, in the order of the
-// names, or an error and none. The caller must Close each Buffer.
-func (c *Client) GetAll(ctx context.Context, names []string, o GetOptions) ([]*Buffer, error) {
+// names, or an error and none. The caller must Close each View.
+func (c *Client) GetAll(ctx context.Context, names []string, o GetOptions) ([]*shareable.View, error) {
 	if err := c.check(ctx); err != nil {
 		return nil, fmt.Errorf("get %d objects: %w", len(names), err)
 	}
 	sub, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var (
-		all   = make([]*Buffer, len(names))
+		all   = make([]*shareable.View, len(names))
 		next  = make(chan int)
 		tasks sync.WaitGroup
 		once  sync.Once

@@ -17,6 +17,9 @@ type ID struct {
 	Number   uint64   // of the object in it
 }
 
+// IDOf is the ID of the object that a View of Client.Get, or another View of a store's, shows.
+func IDOf(v *shareable.View) ID { return ID{Instance: v.Instance(), Number: v.ID()} }
+
 // String is the ID as a text that every call takes in place of a name.
 func (id ID) String() string {
 	return wire.IDName(id.Number) + ":" + hex.EncodeToString(id.Instance[:])

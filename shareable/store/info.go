@@ -178,7 +178,7 @@ func (c *Client) change(ctx context.Context, name string, t wire.Type, payload f
 // defaultForce is how long a forced Delete waits for readers.
 const defaultForce = 5 * time.Second
 
-// Delete removes an object and all its names at once. Its memory goes with the last Buffer
+// Delete removes an object and all its names at once. Its memory goes with the last View
 // of it, or is unmapped there; see DeleteOptions. If it has a Writer, that can publish
 // nothing more. Delete returns vmm.ErrPermission if another user has made the object.
 func (c *Client) Delete(ctx context.Context, name string, o DeleteOptions) (err error) {

@@ -40,7 +40,7 @@ func everyRequest(ctx context.Context, t require.TestingT, path string, dev *vmm
 	require.NoError(t, w.Seal(ctx, shareable.SealOptions{Digest: true}))
 	require.NoError(t, w.Close())
 	const all = 1000 + 3<<20 + 5<<20
-	require.NoError(t, follows.View().WaitSealed(ctx))
+	require.NoError(t, follows.WaitSealed(ctx))
 	require.NoError(t, checkWave(follows, all))
 	require.NoError(t, follows.Close())
 

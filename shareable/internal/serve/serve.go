@@ -28,6 +28,8 @@ type Sharing[S, V, O, A any] interface {
 	// connection. The errors are those of Attach. The caller must Attach or Close the Spare.
 	DialSpare(ctx context.Context, path string, dev *vmm.Device, o A) (Spare[V], error)
 	DialSpareConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o A) (Spare[V], error)
+	// SetName sets what a View returns as its name, before anyone else has it.
+	SetName(view V, name string)
 	// Ping exchanges HELLO with the store at path and asks for its counts.
 	Ping(ctx context.Context, path string, token []byte, uids []uint32) error
 	// OpenWriterPage maps the control page that a store sends to the writer of an object. It does
