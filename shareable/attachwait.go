@@ -61,7 +61,7 @@ func (w *attachWait) run(ctx context.Context) (*View, error) {
 // mayCome reports whether an error passes once an owner listens or publishes the object, or its
 // writer seals it. No object gets an ID that none has.
 func (w *attachWait) mayCome(err error) bool {
-	if _, isID := ParseIDName(w.name); isID && errors.Is(err, ErrNotFound) {
+	if _, isID := wire.ParseIDName(w.name); isID && errors.Is(err, ErrNotFound) {
 		return false
 	}
 	return errors.Is(err, ErrOwnerGone) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrNotSealed)
@@ -92,7 +92,7 @@ func (w *attachWait) waitTold(ctx context.Context, err error) (bool, error) {
 
 // askStore waits for the reply to WAIT, on a connection of its own.
 func (w *attachWait) askStore(ctx context.Context) error {
-	c, err := Dial(ctx, w.path, w.dev, w.opts, serve.Notified{Event: func(f wire.Frame) error {
+	c, err := forStore{}.Dial(ctx, w.path, w.dev, w.opts, serve.Notified{Event: func(f wire.Frame) error {
 		return fmt.Errorf("%w: %v", ErrProtocol, f.Type)
 	}})
 	if err != nil {

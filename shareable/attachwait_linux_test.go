@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -91,7 +92,7 @@ func TestAttachWaitEnds(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrPermission)
 	_, err = Attach(t.Context(), s.Path(), "a..b", dev, AttachOptions{Wait: true})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
-	_, err = Attach(t.Context(), s.Path(), IDName(1<<40), dev, AttachOptions{Wait: true, Token: []byte("secret")})
+	_, err = Attach(t.Context(), s.Path(), wire.IDName(1<<40), dev, AttachOptions{Wait: true, Token: []byte("secret")})
 	require.ErrorIs(t, err, ErrNotFound, "no object gets that ID")
 }
 

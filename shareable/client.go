@@ -55,8 +55,8 @@ type call struct {
 
 var _ serve.Client = (*client)(nil)
 
-// Dial is for package store: it connects to the store at path. The errors are those of Attach.
-func Dial(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, on serve.Notified) (serve.Client, error) {
+// Dial connects to the store at path. The errors are those of Attach.
+func (forStore) Dial(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, on serve.Notified) (serve.Client, error) {
 	var c serve.Client
 	err := connectFirst(func() error {
 		h, err := openHandshake(ctx, path, dev, o)
@@ -72,7 +72,7 @@ func Dial(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, on
 }
 
 // DialConn is Dial over an existing connection, which it takes over. It does not connect again.
-func DialConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions, on serve.Notified) (serve.Client, error) {
+func (forStore) DialConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions, on serve.Notified) (serve.Client, error) {
 	h, err := openHandshakeOn(ctx, conn, dev, o)
 	if err != nil {
 		return nil, err

@@ -55,13 +55,13 @@ package shareable
 //	errors.go              the errors
 //	server.go              Server: Listen, Close, and what it has
 //	connect.go             connecting to a server
-//	client.go              Client, for package store: a connection for requests
+//	client.go              a client of a store: a connection for requests
 //	stats.go               Stats of a Server, and Readers
 //	accept.go              accepting connections, refusing and closing them; ServeConn
 //	idle.go                how long a connection may be idle, a multiple of RequestTimeout; places kept for operators
 //	charge.go              what counts for a user against MaxBytesPerUID
 //	object.go              what readers attach to: chunks, lengths, its readers
-//	storeobject.go         the objects that readers of a store attach to
+//	storeobject.go         the objects that readers of a store attach to; ForStore
 //	leasepage_linux.go     the control pages of a store's writers
 //	restore_linux.go       objects of a store as a new server can make them again
 //	publication.go         an object that follows a range: Publish, Flush, Close
@@ -88,7 +88,7 @@ package shareable
 //	attachwait.go          an Attach that waits for the owner, the name and the seal
 //	reattach.go            Reattach: a new View after a restart of the owner
 //	readerconn.go          a reader's end of a connection, and its goroutine; how many may be left behind
-//	spare.go               Spare: a connection made ahead of its Attach; store/get.go keeps one
+//	spare.go               a connection made ahead of its Attach; store/get.go keeps one
 //	again.go               connecting again to the server that replaces one that has ended
 //	viewagain.go           a View that does
 //	view.go                View: state, Len, Close

@@ -106,9 +106,9 @@ func (p *leasePage) close() {
 	}
 }
 
-// OpenWriterPage is for package store: it maps the control page that a store sends to the
-// writer of an object. It does not take fd.
-func OpenWriterPage(fd int, instance [16]byte, object uint64) (serve.WriterPage, error) {
+// OpenWriterPage maps the control page that a store sends to the writer of an object. It does
+// not take fd.
+func (forStore) OpenWriterPage(fd int, instance [16]byte, object uint64) (serve.WriterPage, error) {
 	// The seals come first: an owner that could shrink the file would kill this process
 	// with SIGBUS.
 	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)

@@ -84,7 +84,7 @@ func TestLeasePageIsSealed(t *testing.T) {
 	require.ErrorIs(t, unix.Ftruncate(fd, 0), unix.EPERM)
 	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_WRITE)
 	require.ErrorIs(t, err, unix.EPERM)
-	_, err = OpenWriterPage(fd, s.srv.Instance(), x.ID())
+	_, err = forStore{}.OpenWriterPage(fd, s.srv.Instance(), x.ID())
 	require.ErrorIs(t, err, ErrProtocol)
 	storeWord(page, atDone, 0) // its own mapping stays
 	require.False(t, writable(t, x.own().page.fd))
@@ -198,20 +198,20 @@ func TestOpenWriterPageRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fd := make()
-			_, err := OpenWriterPage(fd, instance, 7)
+			_, err := forStore{}.OpenWriterPage(fd, instance, 7)
 			require.ErrorIs(t, err, ErrProtocol)
 			require.NoError(t, unix.Close(fd))
 		})
 	}
 	fd := good(pageBytes, leaseSeals)
-	_, err := OpenWriterPage(fd, instance, 8)
+	_, err := forStore{}.OpenWriterPage(fd, instance, 8)
 	require.ErrorIs(t, err, ErrProtocol)
-	w, err := OpenWriterPage(fd, instance, 7)
+	w, err := forStore{}.OpenWriterPage(fd, instance, 7)
 	require.NoError(t, err)
 	require.NoError(t, w.Close())
 	require.NoError(t, w.Close())
 	require.NoError(t, unix.Close(fd))
-	_, err = OpenWriterPage(-1, instance, 7)
+	_, err = forStore{}.OpenWriterPage(-1, instance, 7)
 	require.ErrorIs(t, err, ErrProtocol)
 	staysOpen(t, before)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// Ping is for package store: it exchanges HELLO with the store at path and asks for its counts.
-func Ping(ctx context.Context, path string, token []byte, uids []uint32) error {
+// Ping exchanges HELLO with the store at path and asks for its counts.
+func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint32) error {
 	if len(token) > tokenSize {
 		return errToken(token)
 	}

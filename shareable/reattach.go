@@ -30,7 +30,7 @@ func Reattach(ctx context.Context, old *View) (v *View, fresh bool, err error) {
 	if old.path == "" {
 		return old, false, fmt.Errorf("attach to %q again: %w: Attach has not made this view", old.Name(), vmm.ErrInvalid)
 	}
-	v, err = Attach(ctx, old.path, old.Name(), old.dev, old.opts)
+	v, err = Attach(ctx, old.path, old.obj.Name, old.dev, old.opts)
 	if err != nil {
 		return old, false, err
 	}

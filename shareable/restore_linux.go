@@ -101,15 +101,8 @@ func (o *storeObject) Record(after uint64, name string, seal *serve.Seal) (r ser
 	return r, giveBack, err
 }
 
-// Recorded is for package store: what Record described, with the descriptors of all its chunks by
-// their ids, and that of the page, or -1.
-type Recorded struct {
-	State  []byte
-	Chunks map[uint64]int
-	Page   int
-}
-
-func (r Recorded) close() {
+// closeRecorded closes the descriptors that no object has.
+func closeRecorded(r serve.Recorded) {
 	for _, fd := range r.Chunks {
 		_ = closeFD(fd)
 	}
@@ -118,14 +111,14 @@ func (r Recorded) close() {
 	}
 }
 
-// Restore is for package store. It makes a server of what Record described, without a socket, and
-// takes the descriptors. Objects come in the order of those; one that cannot be made is nil. nextID
-// is the highest id so far.
-func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nextID uint64, all []Recorded) (s *Server, seam serve.Server, objects []serve.Object, err error) {
+// Restore makes a server of what Record described, without a socket, and takes the descriptors.
+// Objects come in the order of those; one that cannot be made is nil. nextID is the highest id so
+// far.
+func (x forStore) Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nextID uint64, all []serve.Recorded) (s *Server, seam serve.Server, objects []serve.Object, err error) {
 	left := all
 	defer func() {
 		for _, r := range left {
-			r.close()
+			closeRecorded(r)
 		}
 		if err != nil && s != nil {
 			for _, o := range objects { // Close of the server does not know those without a name
@@ -136,7 +129,7 @@ func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nex
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	if s, seam, err = NewStore(dev, o, h); err != nil {
+	if s, seam, err = x.NewStore(dev, o, h); err != nil {
 		return nil, nil, nil, err
 	}
 	s.hello.Instance, s.nextID = instance, nextID
@@ -162,13 +155,13 @@ func Restore(dev *vmm.Device, o Options, h serve.Handler, instance [16]byte, nex
 
 // restore makes an object of its state, and takes the descriptors. It returns the object also after
 // an error.
-func (s *Server) restore(st objectState, r Recorded) (*storeObject, error) {
+func (s *Server) restore(st objectState, r serve.Recorded) (*storeObject, error) {
 	o := &storeObject{}
 	o.init(s)
 	o.id, o.max, o.write, o.layout, o.meta = st.ID, st.Max, true, st.Layout, st.Meta
 	o.stored, o.close = o, o.Close
 	o.state, o.generation, o.published, o.sealed, o.digest, o.lastID = st.State, st.Generation, st.Published, st.Sealed, st.Digest, st.LastID
-	defer func() { r.close() }() // what no chunk has
+	defer func() { closeRecorded(r) }() // what no chunk has
 	for _, c := range st.Chunks {
 		fd, has := r.Chunks[c.ID]
 		if !has {

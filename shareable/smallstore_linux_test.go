@@ -32,7 +32,7 @@ func newSmallStore(t *testing.T, o Options) *smallStore {
 	s := &smallStore{t: t, dev: pageDevice(t), byName: map[string]serve.Object{}, conns: map[serve.Conn]bool{}}
 	o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	var err error
-	s.srv, s.objects, err = NewStore(s.dev, o, s)
+	s.srv, s.objects, err = forStore{}.NewStore(s.dev, o, s)
 	require.NoError(t, err)
 	require.NoError(t, s.objects.Listen(socketAt(t)))
 	t.Cleanup(func() {
@@ -149,7 +149,7 @@ func (x *storedX) page() serve.WriterPage {
 	t.Helper()
 	fd, err := x.LeasePage()
 	require.NoError(t, err)
-	w, err := OpenWriterPage(fd, x.s.srv.Instance(), x.ID())
+	w, err := forStore{}.OpenWriterPage(fd, x.s.srv.Instance(), x.ID())
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(fd))
 	t.Cleanup(func() { require.NoError(t, w.Close()) })

@@ -6,22 +6,23 @@ import (
 	"net"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Spare is for package store: a connection made ahead of the Attach that will use it. A
-// goroutine holds it, which does not read: if the server has ended, Attach finds out.
-type Spare struct {
+// spare is a connection made ahead of the Attach that will use it. A goroutine holds it, which does
+// not read: if the server has ended, Attach finds out.
+type spare struct {
 	h      *handshake
 	name   chan string // what to attach to
 	result chan error  // of that; of capacity 1
 }
 
-// DialSpare is for package store: it connects to the server at path and exchanges HELLO.
-// The errors are those of Attach. The caller must Attach or Close the Spare.
-func DialSpare(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (*Spare, error) {
+// DialSpare connects to the server at path and exchanges HELLO. The errors are those of Attach. The
+// caller must Attach or Close what it returns.
+func (forStore) DialSpare(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (serve.Spare[*View], error) {
 	path, err := socket.Path(path)
 	if err != nil {
 		return nil, err
@@ -34,7 +35,7 @@ func DialSpare(ctx context.Context, path string, dev *vmm.Device, o AttachOption
 }
 
 // DialSpareConn is DialSpare over an existing connection, which it takes over.
-func DialSpareConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (*Spare, error) {
+func (forStore) DialSpareConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (serve.Spare[*View], error) {
 	h, err := openHandshakeOn(ctx, conn, dev, o)
 	if err != nil {
 		return nil, err
@@ -42,8 +43,8 @@ func DialSpareConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o A
 	return startSpare(ctx, h)
 }
 
-func startSpare(ctx context.Context, h *handshake) (*Spare, error) {
-	s := &Spare{h: h, name: make(chan string), result: make(chan error, 1)}
+func startSpare(ctx context.Context, h *handshake) (serve.Spare[*View], error) {
+	s := &spare{h: h, name: make(chan string), result: make(chan error, 1)}
 	if err := h.c.start(ctx, h.exchangeHello, s.serve); err != nil {
 		return nil, err
 	}
@@ -51,7 +52,7 @@ func startSpare(ctx context.Context, h *handshake) (*Spare, error) {
 }
 
 // serve waits for Attach, and then is the goroutine of the View.
-func (s *Spare) serve() {
+func (s *spare) serve() {
 	select {
 	case name := <-s.name:
 		err := s.h.askObject(name)
@@ -67,8 +68,8 @@ func (s *Spare) serve() {
 }
 
 // Attach is as the Attach of this package, with AttachOptions.Unsealed and Write as given.
-// If it returns ErrOwnerGone, a new connection may do better. It ends the Spare.
-func (s *Spare) Attach(ctx context.Context, name string, unsealed, write bool) (_ *View, err error) {
+// If it returns ErrOwnerGone, a new connection may do better. It ends the spare.
+func (s *spare) Attach(ctx context.Context, name string, unsealed, write bool) (_ *View, err error) {
 	defer errtext.Wrapf(&err, "attach to %q", name)
 	if err := wire.CheckName(name); err != nil {
 		s.Close()
@@ -84,4 +85,4 @@ func (s *Spare) Attach(ctx context.Context, name string, unsealed, write bool) (
 }
 
 // Close ends the connection. It never waits.
-func (s *Spare) Close() { s.h.c.end() }
+func (s *spare) Close() { s.h.c.end() }

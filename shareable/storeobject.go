@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -29,9 +27,15 @@ type storeObject struct {
 
 var _ serve.Object = (*storeObject)(nil)
 
-// NewStore is for package store: it makes a server, as NewServer does, whose requests h
-// handles beside those of readers.
-func NewStore(dev *vmm.Device, o Options, h serve.Handler) (*Server, serve.Server, error) {
+// ForStore has what package store needs of this one. Nothing else can use it: its types are
+// internal.
+func ForStore() serve.Sharing[*Server, *View, Options, AttachOptions] { return forStore{} }
+
+// forStore is a serve.Sharing.
+type forStore struct{}
+
+// NewStore makes a server, as NewServer does, whose requests h handles beside those of readers.
+func (forStore) NewStore(dev *vmm.Device, o Options, h serve.Handler) (*Server, serve.Server, error) {
 	o.hooks.handler = h
 	// Each writer and each reader has a connection of its own.
 	o.MaxConns = cmp.Or(o.MaxConns, fileLimit()/8) // one with a reader has three descriptors
@@ -102,19 +106,6 @@ func (s *Server) findObject(name string) *object {
 		return &o.object
 	}
 	return nil
-}
-
-// IDName is the name that every object of a store has, beside others.
-func IDName(id uint64) string { return "@" + strconv.FormatUint(id, 10) }
-
-// ParseIDName is the reverse of IDName.
-func ParseIDName(name string) (id uint64, ok bool) {
-	digits, ok := strings.CutPrefix(name, "@")
-	if !ok {
-		return 0, false
-	}
-	id, err := strconv.ParseUint(digits, 10, 64)
-	return id, err == nil && IDName(id) == name
 }
 
 // ID is the object's number in the server.

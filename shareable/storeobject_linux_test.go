@@ -480,12 +480,12 @@ func TestStoreObjectCallsReaders(t *testing.T) {
 func TestIDName(t *testing.T) {
 	t.Parallel()
 	for _, id := range []uint64{0, 7, math.MaxUint64} {
-		got, ok := ParseIDName(IDName(id))
+		got, ok := wire.ParseIDName(wire.IDName(id))
 		require.True(t, ok)
 		require.Equal(t, id, got)
 	}
 	for _, name := range []string{"", "@", "7", "@07", "@+7", "@-1", "@7 ", "@18446744073709551616", "@x"} {
-		_, ok := ParseIDName(name)
+		_, ok := wire.ParseIDName(name)
 		require.False(t, ok, name)
 	}
 }

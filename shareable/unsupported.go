@@ -95,5 +95,10 @@ func (o *storeObject) Record(uint64, string, *serve.Seal) (serve.Record, func(),
 // Adopt needs Linux.
 func (s storeServer) Adopt(string, int, int, bool) error { return errLinux }
 
-// OpenWriterPage is for package store, and needs Linux.
-func OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }
+// OpenWriterPage needs Linux.
+func (forStore) OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }
+
+// Restore needs Linux.
+func (forStore) Restore(*vmm.Device, Options, serve.Handler, [16]byte, uint64, []serve.Recorded) (*Server, serve.Server, []serve.Object, error) {
+	return nil, nil, nil, errLinux
+}

@@ -35,6 +35,7 @@ type View struct {
 	res   *vmm.Reservation
 	obj   wire.Object
 	opts  AttachOptions
+	asked string          // the name or ID that a client of a store asked for; else empty
 	path  string          // of the socket; empty after AttachConn and Receive
 	owner wire.Hello      // the owner's
 	max   uint64          // bytes that can be mapped here
@@ -220,8 +221,23 @@ func (v *View) Max() uint64 { return nonnil.Of(v).max }
 // Device is the device that the memory is mapped for.
 func (v *View) Device() *vmm.Device { return nonnil.Of(v).dev }
 
-// Name is the object's name.
-func (v *View) Name() string { return nonnil.Of(v).obj.Name }
+// Location is where the memory is: on a device or on the host. It is the zero Location if the object
+// has no memory yet.
+func (v *View) Location() vmm.Location {
+	for _, s := range v.Segments() {
+		return s.Location
+	}
+	return vmm.Location{}
+}
+
+// Name is the name, or the ID, that the object was asked for with.
+func (v *View) Name() string {
+	v = nonnil.Of(v)
+	return cmp.Or(v.asked, v.obj.Name)
+}
+
+// SetName is what Name returns.
+func (forStore) SetName(v *View, name string) { v.asked = name }
 
 // ID is the number of the object in its owner.
 func (v *View) ID() uint64 { return nonnil.Of(v).obj.ID }

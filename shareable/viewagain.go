@@ -30,7 +30,7 @@ func (v *View) connectAgain() bool {
 
 // resume attaches over a new connection. Chunks that are mapped are not sent again.
 func (v *View) resume(h *handshake) error {
-	ask := wire.Attach{Access: wire.AccessRead, Flags: wire.AttachBare | wire.AttachAgain, Name: IDName(v.obj.ID), After: v.track.LastID()}
+	ask := wire.Attach{Access: wire.AccessRead, Flags: wire.AttachBare | wire.AttachAgain, Name: wire.IDName(v.obj.ID), After: v.track.LastID()}
 	if v.opts.Write {
 		ask.Access = wire.AccessReadWrite
 	}

@@ -98,6 +98,35 @@ func (v *View) ReadAt(p []byte, off int64) (int, error) {
 	return n, eof
 }
 
+// Writable reports whether the memory is mapped for writing and the object is not sealed; see
+// AttachOptions.Write.
+func (v *View) Writable() bool { return v != nil && v.opts.Write && !v.Sealed() }
+
+// WriteAt copies p to the memory from off on. If the View is not Writable it returns
+// vmm.ErrPermission, also if the object was sealed since Attach, and beyond Len vmm.ErrBounds; it
+// writes nothing then.
+func (v *View) WriteAt(p []byte, off int64) (int, error) {
+	if v == nil || v.dev == nil {
+		return 0, errNoView
+	}
+	switch n := v.Len(); {
+	case v.Err() != nil:
+		return 0, v.Err()
+	case !v.opts.Write:
+		return 0, fmt.Errorf("%w: %q is mapped for reading", vmm.ErrPermission, v.Name())
+	case v.Sealed():
+		return 0, fmt.Errorf("%w: %q is sealed", vmm.ErrPermission, v.Name())
+	case off < 0 || uint64(off) > n || uint64(len(p)) > n-uint64(off):
+		return 0, fmt.Errorf("%w: %d bytes from %d on, of %d", vmm.ErrBounds, len(p), off, n)
+	case len(p) == 0:
+		return 0, nil
+	}
+	if err := v.dev.CopyIn(v.first()+vmm.Ptr(off), p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
 // Tensor describes the whole rows that can be read now, for libraries that take a
 // pointer, a shape and strides. If the object has no layout, Tensor returns
 // vmm.ErrInvalid.
@@ -128,4 +157,7 @@ func (v *View) Layout() vmm.Layout {
 	return l
 }
 
-var _ io.ReaderAt = (*View)(nil)
+var (
+	_ io.ReaderAt = (*View)(nil)
+	_ io.WriterAt = (*View)(nil)
+)

@@ -34,7 +34,7 @@ func (o *options) withClient(ctx context.Context, f func(*store.Client) error) (
 		return err
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
-	c, err := store.Connect(ctx, o.socket, dev, store.ClientOptions{Token: with.Token, UIDs: with.UIDs})
+	c, err := store.Connect(ctx, o.socket, dev, with)
 	if err != nil {
 		return err
 	}
@@ -43,7 +43,7 @@ func (o *options) withClient(ctx context.Context, f func(*store.Client) error) (
 }
 
 // credentials are what a client shows, and whom it accepts.
-func (o *options) credentials() (with store.PingOptions, err error) {
+func (o *options) credentials() (with store.ClientOptions, err error) {
 	if with.Token, err = o.token(); err == nil {
 		with.UIDs, err = o.ownerIDs()
 	}

@@ -159,7 +159,7 @@ func read(ctx context.Context, out io.Writer, c *store.Client, id string) (err e
 		return errors.New("the buffer is not what was written")
 	}
 
-	// The ID finds nothing from here on. The memory goes with the last Buffer, this one.
+	// The ID finds nothing from here on. The memory goes with the last View, this one.
 	if err := c.Delete(ctx, id, store.DeleteOptions{}); err != nil {
 		return err
 	}

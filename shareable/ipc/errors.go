@@ -20,8 +20,7 @@ var (
 	// ErrNotShared is a pool that cannot be exported: a default pool, an imported one, or one that
 	// was made without pool.Options.Share.
 	ErrNotShared = fmt.Errorf("%w: the pool was not made to be shared", vmm.ErrInvalid)
-	// ErrImported is an allocation from an imported pool, making it the current one, or what else
-	// the driver refuses to do with one, such as to trim it.
+	// ErrImported is what the driver refuses to do with an imported pool, such as to trim it.
 	ErrImported = fmt.Errorf("%w: the pool is imported", vmm.ErrInvalid)
 	// ErrFreed is a Block that was freed before, or a zero value.
 	ErrFreed = fmt.Errorf("%w: the block has been freed", vmm.ErrInvalid)

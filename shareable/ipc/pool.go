@@ -11,10 +11,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// Pool is a pool of the driver's that another process has made and this one has imported. One
-// cannot allocate from it, but import blocks of it. Safe for concurrent use. The caller must
-// Close it. Until then Close of the Device returns ErrBusy, and so may that of the devices in
-// whose streams blocks were freed.
+// Pool is a pool of the driver's that another process has made and this one has imported. It has
+// no Alloc: only the process that made the pool allocates from it, and here its blocks are imported.
+// Safe for concurrent use. The caller must Close it. Until then Close of the Device returns ErrBusy,
+// and so may that of the devices in whose streams blocks were freed.
 type Pool struct {
 	// Immutable.
 	dev   *vmm.Device
@@ -181,16 +181,6 @@ func (p *Pool) with(call func() error) error {
 
 // Device is the one that ImportPool was called with.
 func (p *Pool) Device() *vmm.Device { return nonnil.Of(p).dev }
-
-// Alloc is ErrImported: only the process that made the pool allocates from it.
-func (p *Pool) Alloc(*vmm.Stream, uint64) (pool.Block, error) {
-	return pool.Block{}, fail(p.Device(), "allocate", 0, 0, p.with(func() error { return ErrImported }))
-}
-
-// SetCurrent is ErrImported: allocations from the current pool would fail.
-func (p *Pool) SetCurrent() error {
-	return fail(p.Device(), "set current pool", 0, 0, p.with(func() error { return ErrImported }))
-}
 
 // Raw is the driver's handle, a CUmemoryPool on CUDA.
 func (p *Pool) Raw() driver.Pool { return nonnil.Of(p).raw }

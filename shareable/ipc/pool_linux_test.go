@@ -213,10 +213,6 @@ func TestImportedPoolCannotBeTrimmed(t *testing.T) {
 func TestImportedPoolRefuses(t *testing.T) {
 	w := newWorld(t)
 	b, token := w.block(5)
-	_, err := w.in.Alloc(w.s, 10)
-	require.ErrorIs(t, err, ipc.ErrImported)
-	require.ErrorIs(t, w.in.SetCurrent(), ipc.ErrImported)
-
 	def, err := pool.DriverDefault(w.devs[0])
 	require.NoError(t, err)
 	private := w.pool(pool.Options{})
@@ -285,8 +281,6 @@ func TestImportedPoolRefuses(t *testing.T) {
 	require.NoError(t, w.in.Close())
 	require.NoError(t, w.in.Close())
 	_, err = w.in.Import(token)
-	require.ErrorIs(t, err, vmm.ErrClosed)
-	_, err = w.in.Alloc(w.s, 1)
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	_, err = w.in.Stats()
 	require.ErrorIs(t, err, vmm.ErrClosed)

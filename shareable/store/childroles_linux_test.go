@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -371,7 +372,7 @@ func playReaders(p *part) {
 		case "sealed":
 			for _, f := range all {
 				sub, cancel := context.WithTimeout(ctx, inTime)
-				p.must(f.b.View().WaitSealed(sub))
+				p.must(f.b.WaitSealed(sub))
 				cancel()
 				p.check(f.b.Len() == n, "%d bytes instead of %d", f.b.Len(), n)
 				p.must(checkWave(f.b, n))
@@ -383,7 +384,7 @@ func playReaders(p *part) {
 
 // follower is a reader that looks at each byte once it is there.
 type follower struct {
-	b    *Buffer
+	b    *shareable.View
 	seen atomic.Uint64
 }
 
@@ -393,7 +394,7 @@ func (f *follower) follow(ctx context.Context) error {
 	for {
 		sealed := f.b.Sealed()
 		if sealed {
-			if err := f.b.View().WaitSealed(ctx); err != nil {
+			if err := f.b.WaitSealed(ctx); err != nil {
 				return err
 			}
 		}

@@ -20,10 +20,10 @@ import (
 )
 
 // Client makes objects in a store and gets them. Requests share one connection. If a server ends
-// that a Keeper has started, Clients, Writers, Buffers and Watches connect to the next one by
+// that a Keeper has started, Clients, Writers, Views and Watches connect to the next one by
 // themselves and go on, and a request that has no reply is done once. Any other that has ended is
 // another store when it is started again: the next request connects to that, and Instance tells the
-// two apart. Each Writer and each Buffer has a connection of its own, and needs neither that of the
+// two apart. Each Writer and each View has a connection of its own, and needs neither that of the
 // Client nor an open Client. For a moment after each Get a Client has one more, for the next.
 //
 // Wherever a call takes a name, an ID as text will do. The errors are those of package shareable:
@@ -52,8 +52,8 @@ type Client struct {
 	users    int          // calls that use it
 	idle     *time.Timer  // which ends it
 	instance [16]byte
-	spare    *shareable.Spare // for the next Get; nil if there is none
-	isMaking bool             // a task makes spare
+	spare    serve.Spare[*shareable.View] // for the next Get; nil if there is none
+	isMaking bool                         // a task makes spare
 
 	tasks sync.WaitGroup // what makes spare; added to under mu, before Close
 }
@@ -68,13 +68,15 @@ type ClientOptions struct {
 	// Timeout limits each wait for the server, apart from those that a call asks for; 0 is
 	// 5 s.
 	Timeout time.Duration
-	// MaxBytes limits the size of each Writer and each Buffer; 0 is the size of the device's
+	// MaxBytes limits the size of each Writer and each View; 0 is the size of the device's
 	// memory.
 	MaxBytes uint64
-	// Align is the alignment of the first address of each Writer and each Buffer, a power of
+	// Align is the alignment of the first address of each Writer and each View, a power of
 	// two. 0 is the granularity.
 	Align uint64
 }
+
+func errTimeout(t time.Duration) error { return fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, t) }
 
 // defaultTimeout is that of shareable.AttachOptions.
 const defaultTimeout = 5 * time.Second
@@ -86,7 +88,7 @@ func (o ClientOptions) resolve(dev *vmm.Device) (ClientOptions, error) {
 	case dev == nil:
 		return o, fmt.Errorf("%w: no device", vmm.ErrInvalid)
 	case o.Timeout < 0:
-		return o, fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
+		return o, errTimeout(o.Timeout)
 	}
 	o.Token, o.UIDs = slices.Clone(o.Token), slices.Clone(o.UIDs)
 	o.Timeout = cmp.Or(o.Timeout, defaultTimeout)
@@ -141,7 +143,7 @@ func (c *Client) check(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// Close ends the requests that run, and the Client. Writers and Buffers stay. Twice is fine,
+// Close ends the requests that run, and the Client. Writers and Views stay. Twice is fine,
 // and so is a nil Client.
 func (c *Client) Close() error {
 	if c == nil || c.dev == nil {
@@ -266,13 +268,13 @@ func unasked(f wire.Frame) error {
 // connect makes a new connection.
 func (c *Client) connect(ctx context.Context, on serve.Notified) (serve.Client, error) {
 	if c.dial == nil {
-		return shareable.Dial(ctx, c.path, c.dev, c.opts.attach(), on)
+		return shareable.ForStore().Dial(ctx, c.path, c.dev, c.opts.attach(), on)
 	}
 	conn, err := c.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return shareable.DialConn(ctx, conn, c.dev, c.opts.attach(), on)
+	return shareable.ForStore().DialConn(ctx, conn, c.dev, c.opts.attach(), on)
 }
 
 // request sends a request about an object, and handles its reply. instance is that of the

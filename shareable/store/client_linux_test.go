@@ -58,7 +58,7 @@ func sealed(t *testing.T, c *Client, name string, data []byte) ID {
 }
 
 // got maps an object.
-func got(t *testing.T, c *Client, name string, o GetOptions) *Buffer {
+func got(t *testing.T, c *Client, name string, o GetOptions) *shareable.View {
 	t.Helper()
 	b, err := c.Get(t.Context(), name, o)
 	require.NoError(t, err)
@@ -66,8 +66,8 @@ func got(t *testing.T, c *Client, name string, o GetOptions) *Buffer {
 	return b
 }
 
-// contents reads all of a Buffer.
-func contents(t *testing.T, b *Buffer) []byte {
+// contents reads all of a View.
+func contents(t *testing.T, b *shareable.View) []byte {
 	t.Helper()
 	data := make([]byte, b.Len())
 	if len(data) > 0 {
@@ -146,10 +146,10 @@ func TestObjectFromCreateToDelete(t *testing.T) {
 			require.ErrorIs(t, w.Seal(t.Context(), shareable.SealOptions{}), shareable.ErrSealed)
 			require.ErrorIs(t, w.Abort(t.Context()), shareable.ErrSealed)
 
-			for _, name := range []string{"a/b", w.ID().String(), shareable.IDName(w.ID().Number)} {
+			for _, name := range []string{"a/b", w.ID().String(), wire.IDName(w.ID().Number)} {
 				b := got(t, c, name, GetOptions{})
 				require.Equal(t, data, contents(t, b))
-				require.Equal(t, w.ID(), b.ID())
+				require.Equal(t, w.ID(), IDOf(b))
 				require.Equal(t, name, b.Name())
 				require.True(t, b.Sealed())
 				require.False(t, b.Writable())
@@ -285,7 +285,7 @@ func TestIDs(t *testing.T) {
 	require.Equal(t, id, back)
 }
 
-// TestGrowing: a growable object, and a Buffer of it that follows.
+// TestGrowing: a growable object, and a View of it that follows.
 func TestGrowing(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})
@@ -331,7 +331,7 @@ func TestGrowAhead(t *testing.T) {
 	require.NoError(t, w.Close())
 }
 
-// TestVector: a Vector on a Writer's range publishes, and a Reader on a Buffer follows it.
+// TestVector: a Vector on a Writer's range publishes, and a Reader on a View follows it.
 func TestVector(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})
@@ -374,7 +374,7 @@ func TestVector(t *testing.T) {
 	require.Equal(t, float32(7), x)
 }
 
-// TestUnsafeWrite: a Buffer that was asked for writing, of an object that is not sealed.
+// TestUnsafeWrite: a View that was asked for writing, of an object that is not sealed.
 func TestUnsafeWrite(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})
@@ -499,7 +499,7 @@ func TestGetWaitsForUnsealed(t *testing.T) {
 // return an error return one, but for closing what was never open.
 func TestClientsZeroValues(t *testing.T) {
 	t.Parallel()
-	for _, zero := range []any{&Client{}, (*Client)(nil), &Keeper{}, (*Keeper)(nil), &Writer{}, (*Writer)(nil), &Buffer{}, (*Buffer)(nil), (*Server)(nil), &Server{}} {
+	for _, zero := range []any{&Client{}, (*Client)(nil), &Keeper{}, (*Keeper)(nil), &Writer{}, (*Writer)(nil), (*Server)(nil), &Server{}} {
 		v := reflect.ValueOf(zero)
 		for i := range v.NumMethod() {
 			m := v.Type().Method(i)

@@ -51,7 +51,7 @@ func TestWriterWithoutLease(t *testing.T) {
 			require.EqualValues(t, 10, w.Len())
 			require.NoError(t, w.Append(waveAt(10, 5)))
 			require.NoError(t, w.Close())
-			require.ErrorIs(t, late.View().Wait(within(t), 15), shareable.ErrOwnerGone) // that memory is the first's still
+			require.ErrorIs(t, late.Wait(within(t), 15), shareable.ErrOwnerGone) // that memory is the first's still
 			require.EqualValues(t, 10, late.Len())
 			require.NoError(t, checkWave(got(t, c, "k", GetOptions{Unsafe: true}), 15))
 		})

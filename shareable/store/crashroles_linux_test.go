@@ -65,8 +65,8 @@ type clients struct {
 	p       *part
 	c       *Client
 	first   [16]byte // instance
-	sealed  map[string]*Buffer
-	open    map[string]*Buffer
+	sealed  map[string]*shareable.View
+	open    map[string]*shareable.View
 	writers []*Writer
 	waits   chan error
 }
@@ -81,7 +81,7 @@ const (
 func playClients(p *part) {
 	c, err := Connect(context.Background(), p.args[0], p.device(nil), ClientOptions{})
 	p.must(err)
-	x := &clients{p: p, c: c, first: c.Instance(), sealed: map[string]*Buffer{}, open: map[string]*Buffer{}, waits: make(chan error, 16)}
+	x := &clients{p: p, c: c, first: c.Instance(), sealed: map[string]*shareable.View{}, open: map[string]*shareable.View{}, waits: make(chan error, 16)}
 	for i := range objectsOfDaemon {
 		x.make(i)
 	}
@@ -99,7 +99,7 @@ func playClients(p *part) {
 			for _, w := range x.writers {
 				p.must(w.Close())
 			}
-			for _, all := range []map[string]*Buffer{x.sealed, x.open} {
+			for _, all := range []map[string]*shareable.View{x.sealed, x.open} {
 				for _, b := range all {
 					p.must(b.Close())
 				}
@@ -219,7 +219,7 @@ func (x *clients) restarted() {
 	p.check(errors.Is(err, shareable.ErrNotFound), "Append returns %v", err)
 	for name, b := range x.sealed {
 		p.check(b.Err() == nil, "%s: %v", name, b.Err())
-		_, err := x.c.Get(ctx, b.ID().String(), GetOptions{})
+		_, err := x.c.Get(ctx, IDOf(b).String(), GetOptions{})
 		p.check(errors.Is(err, shareable.ErrNotFound), "Get of an old ID returns %v", err)
 	}
 	_, err = x.c.Append(ctx, "sealed/0", AppendOptions{})

@@ -8,16 +8,16 @@
 //
 //	Client.Create    a new object and its [Writer]
 //	Client.Append    a Writer of an object that is durable, where the last one has ended
-//	Client.Get       a [Buffer]: the object mapped here, for reading
+//	Client.Get       a [shareable.View]: the object mapped here, for reading
 //	Client.List      what there is; also Stat, Watch
-//	Client.Delete    no name any more; the memory goes with the last Buffer
+//	Client.Delete    no name any more; the memory goes with the last View
 //
 // # States of an object
 //
 //	written   it has a Writer, alone; Get needs GetOptions.Unsafe
 //	open      durable and without a Writer, until Client.Append
 //	sealed    neither length nor bytes change any more
-//	deleted   without a name; it goes with its last Buffer
+//	deleted   without a name; it goes with its last View
 //
 // A Writer that ends, also with its process, leaves an object that is durable open. Any
 // other that is not sealed goes, and what waits for it gets shareable.ErrAborted.
@@ -64,7 +64,6 @@ package store
 //	publish.go             publishing what a Writer's range shows
 //	writermemory.go        the supplier of a Writer's range
 //	get.go                 Get and GetAll; the connection that is kept ready for the next Get
-//	buffer.go              Buffer
 //	info.go                List, Stat, Link, Delete, Stats
 //	watch.go               the client: Watch
 //	watchers.go            the server: events for those that watch, and how many may queue

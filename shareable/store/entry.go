@@ -61,7 +61,7 @@ func (e *entry) nameLocked() string {
 	if len(e.names) > 0 {
 		return e.names[0]
 	}
-	return shareable.IDName(e.id)
+	return wire.IDName(e.id)
 }
 
 // maxObject is the largest object, so that no sum of sizes overflows.
@@ -265,7 +265,7 @@ func (s *Server) forgetLocked(e *entry) {
 
 // allNamesLocked returns what requests can call an object: its id, too. Requires Server.mu.
 func (e *entry) allNamesLocked() []string {
-	return append([]string{shareable.IDName(e.id)}, e.names...)
+	return append([]string{wire.IDName(e.id)}, e.names...)
 }
 
 // unnameLocked takes all names of an object. Requires mu.

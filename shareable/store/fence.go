@@ -126,7 +126,7 @@ func (s *Server) replace(c serve.Conn, f wire.Frame) error {
 	}
 	s.emitAs(wire.EventDeleted, old, name, 0)
 	s.emit(wire.EventCreated, e, 0)
-	s.refuseWaits([]string{shareable.IDName(old.id)})
+	s.refuseWaits([]string{wire.IDName(old.id)})
 	s.drop(old)
 	return done(c, f.Request)
 }

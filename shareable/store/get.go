@@ -18,13 +18,15 @@ import (
 // if it is not sealed. If there is no such object it returns shareable.ErrNotFound, and if
 // it is not sealed shareable.ErrNotSealed; see GetOptions. If it waits and the Writer gives
 // the object up, it returns shareable.ErrAborted. Memory of a sealed object cannot be had
-// for writing: vmm.ErrPermission. The caller must Close the Buffer.
-func (c *Client) Get(ctx context.Context, name string, o GetOptions) (_ *Buffer, err error) {
+// for writing: vmm.ErrPermission. While the View is open the store keeps the object's memory, also if
+// the object is deleted, unless that is forced. Where another server continues with the object, the
+// View does too. The caller must Close it.
+func (c *Client) Get(ctx context.Context, name string, o GetOptions) (_ *shareable.View, err error) {
 	defer errtext.Wrapf(&err, "get %q", name)
 	return c.get(ctx, name, o)
 }
 
-func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *Buffer, err error) {
+func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *shareable.View, err error) {
 	if err := c.check(ctx); err != nil {
 		return nil, err
 	}
@@ -55,7 +57,8 @@ func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *Buffer,
 	if err != nil {
 		return nil, errors.Join(err, v.Close())
 	}
-	return &Buffer{v: v, name: name, writable: o.Write}, nil
+	shareable.ForStore().SetName(v, name)
+	return v, nil
 }
 
 // attach makes a View of an object as it is.
@@ -91,7 +94,7 @@ func (c *Client) attachAnew(ctx context.Context, t target, o GetOptions) (*share
 }
 
 // takeSpare returns the connection that was made for the next Get; nil if there is none.
-func (c *Client) takeSpare() *shareable.Spare {
+func (c *Client) takeSpare() serve.Spare[*shareable.View] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.spare
@@ -129,7 +132,7 @@ func (c *Client) makeSpare() {
 var spareTime = 100 * time.Millisecond
 
 // dropSpare ends a connection that no Get has taken.
-func (c *Client) dropSpare(s *shareable.Spare) {
+func (c *Client) dropSpare(s serve.Spare[*shareable.View]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.spare == s {
@@ -138,15 +141,15 @@ func (c *Client) dropSpare(s *shareable.Spare) {
 	}
 }
 
-func (c *Client) dialSpare() (*shareable.Spare, error) {
+func (c *Client) dialSpare() (serve.Spare[*shareable.View], error) {
 	if c.dial == nil {
-		return shareable.DialSpare(c.ctx, c.path, c.dev, c.opts.attach())
+		return shareable.ForStore().DialSpare(c.ctx, c.path, c.dev, c.opts.attach())
 	}
 	conn, err := c.dial(c.ctx)
 	if err != nil {
 		return nil, err
 	}
-	return shareable.DialSpareConn(c.ctx, conn, c.dev, c.opts.attach())
+	return shareable.ForStore().DialSpareConn(c.ctx, conn, c.dev, c.opts.attach())
 }
 
 // waitFor waits until an object is there, and sealed unless it need not be, and returns its ID: its
@@ -163,7 +166,7 @@ func (c *Client) waitFor(ctx context.Context, t target, unsealed bool) (target, 
 	}
 	var obj wire.Object
 	err = conn.Call(ctx, wire.TypeWait, wire.Wait{Unsealed: unsealed, Name: t.name}.Append(nil), wire.TypeObject, takeDescription(&obj))
-	return target{name: shareable.IDName(obj.ID), instance: conn.Hello().Instance}, err
+	return target{name: wire.IDName(obj.ID), instance: conn.Hello().Instance}, err
 }
 
 // takeDescription handles OBJECT without descriptors.
@@ -180,15 +183,15 @@ func takeDescription(obj *wire.Object) func(wire.Frame) error {
 const getsAtOnce = 8
 
 // GetAll is Get for several objects at a time. It returns all of them, in the order of the
-// names, or an error and none. The caller must Close each Buffer.
-func (c *Client) GetAll(ctx context.Context, names []string, o GetOptions) ([]*Buffer, error) {
+// names, or an error and none. The caller must Close each View.
+func (c *Client) GetAll(ctx context.Context, names []string, o GetOptions) ([]*shareable.View, error) {
 	if err := c.check(ctx); err != nil {
 		return nil, fmt.Errorf("get %d objects: %w", len(names), err)
 	}
 	sub, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var (
-		all   = make([]*Buffer, len(names))
+		all   = make([]*shareable.View, len(names))
 		next  = make(chan int)
 		tasks sync.WaitGroup
 		once  sync.Once

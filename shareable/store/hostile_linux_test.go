@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -175,7 +174,7 @@ func attacks(id uint64) []attack {
 			require.Equal(h.t, wire.TypeChunks, h.ask(wire.TypeGrow, wire.Grow{Object: id, Capacity: 1}.Append(nil)).Type)
 			h.does(wire.TypeSeal, wire.Seal{Object: id, Length: 1}.Append(nil))
 			h.refused(wire.CodePermission, wire.TypeRelease, wire.Release{Object: id}.Append(nil))
-			h.does(wire.TypeDelete, wire.Delete{Name: shareable.IDName(id)}.Append(nil))
+			h.does(wire.TypeDelete, wire.Delete{Name: wire.IDName(id)}.Append(nil))
 		}, survives},
 		{"GROW beyond the end", func(h *hostile) {
 			id, _, _ := h.create(wire.Create{Size: 1, Flags: wire.StoreGrowable})

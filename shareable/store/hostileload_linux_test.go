@@ -227,7 +227,7 @@ func badConn(path string, stopped *atomic.Bool) {
 			ask(wire.TypeMapped, wire.Mapped{Object: id}.Append(nil))
 			ask(wire.TypeSeal, wire.Seal{Object: id, Length: id}.Append(nil))
 			ask(wire.TypeReplace, wire.Replace{Old: id, New: rand.Uint64N(1000)}.Append(nil))
-			ask(wire.TypeAttach, wire.Attach{Access: wire.AccessRead, Flags: wire.AttachAgain | wire.AttachUnsealed, Name: shareable.IDName(id), After: rand.Uint64N(5)}.Append(nil))
+			ask(wire.TypeAttach, wire.Attach{Access: wire.AccessRead, Flags: wire.AttachAgain | wire.AttachUnsealed, Name: wire.IDName(id), After: rand.Uint64N(5)}.Append(nil))
 		}
 	case 8: // nonsense
 		b := make([]byte, rand.IntN(2000))

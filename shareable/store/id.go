@@ -17,15 +17,18 @@ type ID struct {
 	Number   uint64   // of the object in it
 }
 
+// IDOf is the ID of the object that a View of Client.Get, or another View of a store's, shows.
+func IDOf(v *shareable.View) ID { return ID{Instance: v.Instance(), Number: v.ID()} }
+
 // String is the ID as a text that every call takes in place of a name.
 func (id ID) String() string {
-	return shareable.IDName(id.Number) + ":" + hex.EncodeToString(id.Instance[:])
+	return wire.IDName(id.Number) + ":" + hex.EncodeToString(id.Instance[:])
 }
 
 // ParseID is the reverse of ID.String. If s has another form, it returns vmm.ErrInvalid.
 func ParseID(s string) (ID, error) {
 	number, instance, _ := strings.Cut(s, ":")
-	n, ok := shareable.ParseIDName(number)
+	n, ok := wire.ParseIDName(number)
 	b, err := hex.DecodeString(instance)
 	id := ID{Number: n}
 	if !ok || err != nil || copy(id.Instance[:], b) != len(b) || id.String() != s {
@@ -53,9 +56,9 @@ type target struct {
 func resolveTarget(nameOrID string) (target, error) {
 	if strings.HasPrefix(nameOrID, "@") {
 		if id, err := ParseID(nameOrID); err == nil {
-			return target{name: shareable.IDName(id.Number), instance: id.Instance}, nil
+			return target{name: wire.IDName(id.Number), instance: id.Instance}, nil
 		}
-		if _, ok := shareable.ParseIDName(nameOrID); !ok {
+		if _, ok := wire.ParseIDName(nameOrID); !ok {
 			return target{}, fmt.Errorf("%w: %q is no ID", vmm.ErrInvalid, nameOrID)
 		}
 		return target{name: nameOrID}, nil

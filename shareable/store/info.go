@@ -129,7 +129,7 @@ func (c *Client) stat(ctx context.Context, name string) (Info, error) {
 	}
 	t.instance = instance
 	q := wire.Query{After: obj.ID - 1}
-	if id := shareable.IDName(obj.ID); t.name != id {
+	if id := wire.IDName(obj.ID); t.name != id {
 		q.Prefix = t.name // that keeps the reply short
 	}
 	found, _, err := c.query(ctx, t, q)
@@ -178,13 +178,13 @@ func (c *Client) change(ctx context.Context, name string, t wire.Type, payload f
 // defaultForce is how long a forced Delete waits for readers.
 const defaultForce = 5 * time.Second
 
-// Delete removes an object and all its names at once. Its memory goes with the last Buffer
+// Delete removes an object and all its names at once. Its memory goes with the last View
 // of it, or is unmapped there; see DeleteOptions. If it has a Writer, that can publish
 // nothing more. Delete returns vmm.ErrPermission if another user has made the object.
 func (c *Client) Delete(ctx context.Context, name string, o DeleteOptions) (err error) {
 	defer errtext.Wrapf(&err, "delete %q", name)
 	if o.Timeout < 0 || o.Timeout > math.MaxInt32*time.Millisecond {
-		return fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
+		return errTimeout(o.Timeout)
 	}
 	q := wire.Delete{Force: o.Force}
 	if !o.Force {

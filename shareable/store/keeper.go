@@ -46,10 +46,3 @@ const (
 	KeeperRestarts KeeperState = "restarts" // it has ended, and another one begins
 	KeeperEnds     KeeperState = "ends"
 )
-
-// PingOptions configures Ping; its zero value is the default.
-type PingOptions struct {
-	// Token and UIDs are as in ClientOptions.
-	Token []byte
-	UIDs  []uint32
-}

@@ -199,7 +199,7 @@ func (k *Keeper) watchHealth(ctx context.Context) <-chan uint64 {
 			n := k.served()
 			sub, cancel := context.WithTimeout(ctx, k.opts.HealthTime)
 			var err error
-			var o PingOptions
+			var o ClientOptions
 			if k.opts.Token != nil {
 				o.Token, err = k.opts.Token()
 			}

@@ -10,7 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// TestMirrorOfASealedBuffer: a mirror of a Buffer that could be written does not write after the
+// TestMirrorOfASealedBuffer: a mirror of a View that could be written does not write after the
 // seal, which its digest is of.
 func TestMirrorOfASealedBuffer(t *testing.T) {
 	t.Parallel()
@@ -29,7 +29,7 @@ func TestMirrorOfASealedBuffer(t *testing.T) {
 	require.NoError(t, m.Flush())
 	clear(m.Bytes())
 	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{Digest: true}))
-	require.NoError(t, b.View().WaitSealed(t.Context()))
+	require.NoError(t, b.WaitSealed(t.Context()))
 	require.ErrorIs(t, m.Flush(), vmm.ErrPermission)
 	require.ErrorIs(t, m.Close(), vmm.ErrPermission)
 	require.NoError(t, m.Discard())

@@ -20,7 +20,7 @@ type Options struct {
 	// Token is a shared secret of up to 32 bytes that clients must send; nil asks for none.
 	Token []byte
 	// MaxConns and MaxConnsPerUID limit the connections, in all and of one user. A client
-	// has one, and for a moment after each Get a second; each Writer and each Buffer has
+	// has one, and for a moment after each Get a second; each Writer and each View has
 	// another. 0 is an eighth of RLIMIT_NOFILE.
 	MaxConns, MaxConnsPerUID int
 	// MaxObjects limits the objects; 0 is 4096. MaxRecordBytes limits the server's own memory

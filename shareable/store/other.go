@@ -55,7 +55,7 @@ func IsKept() bool { return false }
 func ServeKept(context.Context, *vmm.Device, Options, func(*Server)) error { return errLinux }
 
 // Ping needs Linux.
-func Ping(context.Context, string, PingOptions) error { return errLinux }
+func Ping(context.Context, string, ClientOptions) error { return errLinux }
 
 // Replace needs Linux.
 func (c *Client) Replace(context.Context, int) error { return errLinux }

@@ -118,7 +118,7 @@ func TestEvictPassesOverReaders(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{Evict: true, MaxObjects: 20})
 	c := clientOf(t, s)
-	var kept []*Buffer
+	var kept []*shareable.View
 	for i := range 100 {
 		name := fmt.Sprint("o", i)
 		sealed(t, c, name, []byte(name))

@@ -78,7 +78,7 @@ func TestLateLease(t *testing.T) {
 
 	next := connected(t, s)
 	err = next.Call(t.Context(), wire.TypeLease, wire.Lease{Name: "d"}.Append(nil), wire.TypeObject, func(f wire.Frame) error {
-		m.page, err = shareable.OpenWriterPage(f.FDs[0].Int(), next.Hello().Instance, m.ID)
+		m.page, err = shareable.ForStore().OpenWriterPage(f.FDs[0].Int(), next.Hello().Instance, m.ID)
 		return err
 	})
 	require.NoError(t, err)
@@ -92,7 +92,7 @@ func TestLateLease(t *testing.T) {
 	require.EqualValues(t, 1000, info.Len)
 }
 
-// TestNoWritesAfterTheSeal: also through a Buffer that could write before.
+// TestNoWritesAfterTheSeal: also through a View that could write before.
 func TestNoWritesAfterTheSeal(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})
@@ -102,7 +102,7 @@ func TestNoWritesAfterTheSeal(t *testing.T) {
 	require.NoError(t, w.Flush(t.Context()))
 	b := got(t, c, "u", GetOptions{Unsafe: true, Write: true})
 	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{Digest: true}))
-	require.NoError(t, b.View().WaitSealed(within(t)))
+	require.NoError(t, b.WaitSealed(within(t)))
 	_, err := b.WriteAt([]byte("other"), 0)
 	require.ErrorIs(t, err, vmm.ErrPermission)
 	require.False(t, b.Writable())

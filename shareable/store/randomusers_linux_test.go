@@ -30,7 +30,7 @@ type user struct {
 	random  *rand.Rand
 	c       *Client
 	writers []*Writer
-	buffers []*Buffer
+	buffers []*shareable.View
 	linked  sync.Mutex
 	conns   []*net.UnixConn // of those whose connections are cut; nil elements have ended
 }
@@ -240,7 +240,7 @@ func (u *user) options() GetOptions {
 	return o
 }
 
-func (u *user) keep(b *Buffer) error {
+func (u *user) keep(b *shareable.View) error {
 	err := lookAt(b, b.Meta(), b.Len())
 	if n := b.Len(); err == nil && b.Writable() && n > 0 { // what is there already
 		_, err = b.WriteAt(wordsAt(binary.LittleEndian.Uint64(b.Meta()), 0, int(n)), 0)

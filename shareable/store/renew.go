@@ -77,7 +77,7 @@ func (w *Writer) showLife(ctx context.Context) {
 }
 
 // copyOf makes the bytes of b those of the Writer, which has none.
-func (w *Writer) copyOf(ctx context.Context, b *Buffer) error {
+func (w *Writer) copyOf(ctx context.Context, b *shareable.View) error {
 	n := b.Len()
 	if n == 0 {
 		return nil

@@ -81,7 +81,7 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 		return nil, 0, nil, protocolError(err)
 	}
 	var entries []entryState
-	var objects []shareable.Recorded
+	var objects []serve.Recorded
 	states := k.states()
 	for _, id := range slices.Sorted(maps.Keys(k.objects)) {
 		e, kept := states[id], k.objects[id]
@@ -90,7 +90,7 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 			continue
 		}
 		_, state, _ := bytes.Cut(kept.text, []byte{'\n'})
-		rec := shareable.Recorded{State: state, Chunks: kept.fds, Page: -1}
+		rec := serve.Recorded{State: state, Chunks: kept.fds, Page: -1}
 		if fd, has := kept.fds[pageKey]; has {
 			rec.Page = fd
 			delete(kept.fds, pageKey)
@@ -103,7 +103,7 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 		return nil, 0, nil, err
 	}
 	var all []serve.Object
-	if s.conns, s.objects, all, err = shareable.Restore(dev, o.server(), handler{s}, text.Hello.Instance, text.IDs, objects); err != nil {
+	if s.conns, s.objects, all, err = shareable.ForStore().Restore(dev, o.server(), handler{s}, text.Hello.Instance, text.IDs, objects); err != nil {
 		return nil, 0, nil, err
 	}
 	s.ledger = newLedger(o, s.objects.FileLimit())

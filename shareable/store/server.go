@@ -96,7 +96,7 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.conns, s.objects, err = shareable.NewStore(dev, o.server(), handler{s}); err != nil {
+	if s.conns, s.objects, err = shareable.ForStore().NewStore(dev, o.server(), handler{s}); err != nil {
 		return nil, err
 	}
 	s.ledger = newLedger(o, s.objects.FileLimit())
@@ -214,7 +214,7 @@ func (h handler) Find(name string) serve.Object {
 // findLocked is the object of a name; nil if there is none. Requires mu.
 func (s *Server) findLocked(name string) *entry {
 	invariants.Held(&s.mu)
-	if id, ok := shareable.ParseIDName(name); ok {
+	if id, ok := wire.ParseIDName(name); ok {
 		if e := s.byID[id]; e != nil && !e.deleted {
 			return e
 		}

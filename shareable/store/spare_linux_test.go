@@ -52,7 +52,7 @@ func TestGetAhead(t *testing.T) {
 		b, err := c.Get(within(t), "x", GetOptions{})
 		require.NoError(t, err)
 		require.Equal(t, data, contents(t, b))
-		require.Equal(t, s.Instance(), b.ID().Instance)
+		require.Equal(t, s.Instance(), IDOf(b).Instance)
 		require.NoError(t, b.Close())
 		require.Eventually(t, func() bool { return hasSpare(c) }, inTime, step)
 	}

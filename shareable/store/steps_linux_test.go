@@ -40,7 +40,7 @@ func everyRequest(ctx context.Context, t require.TestingT, path string, dev *vmm
 	require.NoError(t, w.Seal(ctx, shareable.SealOptions{Digest: true}))
 	require.NoError(t, w.Close())
 	const all = 1000 + 3<<20 + 5<<20
-	require.NoError(t, follows.View().WaitSealed(ctx))
+	require.NoError(t, follows.WaitSealed(ctx))
 	require.NoError(t, checkWave(follows, all))
 	require.NoError(t, follows.Close())
 
@@ -155,7 +155,7 @@ func TestServerThatHangs(t *testing.T) {
 	k, path, c := kept(t)
 	w, err := c.Create(t.Context(), "w", CreateOptions{Size: 1 << 20})
 	require.NoError(t, err)
-	require.NoError(t, Ping(t.Context(), path, PingOptions{}))
+	require.NoError(t, Ping(t.Context(), path, ClientOptions{}))
 	was := k.ask("pid")
 	pid, err := strconv.Atoi(was)
 	require.NoError(t, err)
@@ -178,14 +178,14 @@ func TestServerThatHangs(t *testing.T) {
 func TestPingNeedsTheLock(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})
-	require.NoError(t, Ping(within(t), s.Path(), PingOptions{}))
+	require.NoError(t, Ping(within(t), s.Path(), ClientOptions{}))
 	s.mu.Lock()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	err := Ping(ctx, s.Path(), PingOptions{})
+	err := Ping(ctx, s.Path(), ClientOptions{})
 	s.mu.Unlock()
 	require.Error(t, err)
-	require.NoError(t, Ping(within(t), s.Path(), PingOptions{}))
-	require.ErrorIs(t, Ping(within(t), s.Path(), PingOptions{UIDs: []uint32{1}}), vmm.ErrPermission)
-	require.ErrorIs(t, Ping(within(t), s.Path()+"none", PingOptions{}), shareable.ErrOwnerGone)
+	require.NoError(t, Ping(within(t), s.Path(), ClientOptions{}))
+	require.ErrorIs(t, Ping(within(t), s.Path(), ClientOptions{UIDs: []uint32{1}}), vmm.ErrPermission)
+	require.ErrorIs(t, Ping(within(t), s.Path()+"none", ClientOptions{}), shareable.ErrOwnerGone)
 }

@@ -101,7 +101,7 @@ func (x *storm) write(i, readers int) {
 }
 
 // read follows an object until it is sealed.
-func (x *storm) read(b *Buffer) {
+func (x *storm) read(b *shareable.View) {
 	f := &follower{b: b}
 	x.p.must(f.follow(context.Background()))
 	x.p.check(f.seen.Load() == b.Len(), "%d of %d bytes seen", f.seen.Load(), b.Len())

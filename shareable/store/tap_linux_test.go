@@ -163,7 +163,7 @@ func everything(ctx context.Context, c *Client) (err error) {
 	waiting, stop := context.WithCancel(ctx)
 	go func() {
 		defer close(waited)
-		var b *Buffer
+		var b *shareable.View
 		if b, gotErr = c.Get(waiting, "x", GetOptions{Wait: true}); gotErr == nil {
 			gotErr = b.Close()
 		}

@@ -286,7 +286,7 @@ var vineyardCalls = map[string]func(t *testing.T, s *Server, c *Client){
 		all, err := c.GetAll(t.Context(), ids, GetOptions{Unsafe: true})
 		require.NoError(t, err)
 		for i, b := range all {
-			require.Equal(t, ids[i], b.ID().String())
+			require.Equal(t, ids[i], IDOf(b).String())
 			require.Equal(t, bytesOf(vineyardBytes), contents(t, b))
 			require.NoError(t, b.Close())
 		}

@@ -27,7 +27,7 @@ func (s *Server) wait(c serve.Conn, f wire.Frame) error {
 		return s.describe(c, f.Request, e, q.Name)
 	}
 	defer s.mu.Unlock()
-	if _, isID := shareable.ParseIDName(q.Name); isID && e == nil { // no other object gets it
+	if _, isID := wire.ParseIDName(q.Name); isID && e == nil { // no other object gets it
 		return shareable.ErrNotFound
 	}
 	w := wait{c, f.Request, q.Name, q.Unsealed}

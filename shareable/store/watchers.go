@@ -7,7 +7,6 @@ import (
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
-	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -151,7 +150,7 @@ func (s *Server) emitAs(kind uint32, e *entry, name string, length uint64) {
 func (s *Server) emitLocked(kind uint32, e *entry, name string, length uint64) {
 	invariants.Held(&s.mu)
 	names := e.names
-	if name != shareable.IDName(e.id) {
+	if name != wire.IDName(e.id) {
 		names = append(slices.Clone(names), name)
 	} else {
 		name = ""

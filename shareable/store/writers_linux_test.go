@@ -187,7 +187,7 @@ func TestForcedDelete(t *testing.T) {
 	require.Eventually(t, func() bool { return b.Err() != nil }, inTime, step)
 	require.NotErrorIs(t, b.Err(), shareable.ErrProtocol)
 	require.Zero(t, b.Len())
-	require.Zero(t, b.View().Stats().Mapped)
+	require.Zero(t, b.Stats().Mapped)
 	require.Eventually(t, func() bool { return s.Stats().Bytes == 0 }, inTime, step)
 }
 
@@ -204,7 +204,7 @@ func TestGetWaits(t *testing.T) {
 	_, err := c.GetAll(t.Context(), names, GetOptions{})
 	require.ErrorIs(t, err, shareable.ErrNotFound)
 	require.Eventually(t, func() bool { return s.Stats().Clients == 1 }, inTime, step) // none is left
-	all := make(chan []*Buffer, 1)
+	all := make(chan []*shareable.View, 1)
 	go func() {
 		b, err := c.GetAll(within(t), names, GetOptions{Wait: true})
 		if err != nil {

@@ -5,18 +5,18 @@ import "github.com/cuvmm/cuvmm/vmm"
 // DeviceCursor is a Cursor as kernels see it: cuvmm::cursor of cuvmm_append.cuh. It is for
 // functions of a Host; one of them runs at a time on a stream, so nothing is atomic here.
 type DeviceCursor struct {
-	Reserved   uint64 // elements asked for, those that did not fit included
-	Written    uint64 // where the first reservation began that did not fit
-	Unfinished uint64 // items noted
-	WrongSize  uint64 // bytes of what was appended and is no element; 0: nothing
+	reserved   uint64 // elements asked for, those that did not fit included
+	written    uint64 // where the first reservation began that did not fit
+	unfinished uint64 // items noted
+	wrongSize  uint64 // bytes of what was appended and is no element; 0: nothing
 	_          [12]uint64
-	Capacity   uint64  // elements that Data has memory for
-	Data       vmm.Ptr // the first element
-	Items      vmm.Ptr // numbers of the items noted, 8 bytes each
-	Limit      uint64  // how many there is memory for
-	Todo       vmm.Ptr // items of this launch; 0: all
-	TodoCount  uint64
-	ElemSize   uint64 // bytes of an element
+	capacity   uint64  // elements that data has memory for
+	data       vmm.Ptr // the first element
+	items      vmm.Ptr // numbers of the items noted, 8 bytes each
+	limit      uint64  // how many there is memory for
+	todo       vmm.Ptr // items of this launch; 0: all
+	todoCount  uint64
+	elemSize   uint64 // bytes of an element
 }
 
 // noCapacityCheck is the negative control of the tests.
@@ -26,38 +26,38 @@ var noCapacityCheck bool
 // the size of an element, which is an error of Append. It is append and tile_appender of
 // cuvmm_append.cuh.
 func AppendTo[T any](c *DeviceCursor, values ...T) bool {
-	if c.ElemSize != sizeOf[T]() {
-		c.WrongSize = sizeOf[T]()
+	if c.elemSize != sizeOf[T]() {
+		c.wrongSize = sizeOf[T]()
 		return false
 	}
 	n := uint64(len(values))
 	if n == 0 {
 		return true
 	}
-	first := c.Reserved
-	c.Reserved += n
-	if first+n > c.Capacity && !noCapacityCheck {
-		if first <= c.Capacity {
-			c.Written = first
+	first := c.reserved
+	c.reserved += n
+	if first+n > c.capacity && !noCapacityCheck {
+		if first <= c.capacity {
+			c.written = first
 		}
 		return false
 	}
-	copy(Slice[T](c.Data, first+n)[first:], values)
+	copy(Slice[T](c.data, first+n)[first:], values)
 	return true
 }
 
 // ItemCount is how many work items this launch has, of all that there are.
 func (c *DeviceCursor) ItemCount(all uint64) uint64 {
-	if c.Todo != 0 {
-		return c.TodoCount
+	if c.todo != 0 {
+		return c.todoCount
 	}
 	return all
 }
 
 // Item is the number of the i-th work item of this launch.
 func (c *DeviceCursor) Item(i uint64) uint64 {
-	if c.Todo != 0 {
-		return Slice[uint64](c.Todo, c.TodoCount)[i]
+	if c.todo != 0 {
+		return Slice[uint64](c.todo, c.todoCount)[i]
 	}
 	return i
 }
@@ -65,8 +65,8 @@ func (c *DeviceCursor) Item(i uint64) uint64 {
 // NoteUnfinished notes that a work item has to be done again, because its elements did not
 // fit.
 func (c *DeviceCursor) NoteUnfinished(item uint64) {
-	if c.Unfinished < c.Limit {
-		Slice[uint64](c.Items, c.Limit)[c.Unfinished] = item
+	if c.unfinished < c.limit {
+		Slice[uint64](c.items, c.limit)[c.unfinished] = item
 	}
-	c.Unfinished++
+	c.unfinished++
 }

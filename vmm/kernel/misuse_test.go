@@ -72,13 +72,7 @@ func TestLyingCursors(t *testing.T) {
 	c, err := kernel.NewCursor(v)
 	ends(t, c, err)
 	s := stream(t, dev)
-	for name, lie := range map[string]func(c *kernel.DeviceCursor){
-		"wraps around": func(c *kernel.DeviceCursor) { c.Capacity, c.Reserved = 1<<63, 1<<61+20 },
-		"more":         func(c *kernel.DeviceCursor) { c.Capacity, c.Reserved = 1<<40, 1<<30 },
-		"needs all":    func(c *kernel.DeviceCursor) { c.Reserved, c.Written, c.Unfinished = 1<<61+1, 1, 1 },
-		"zeros":        func(c *kernel.DeviceCursor) { *c = kernel.DeviceCursor{} },
-		"items":        func(c *kernel.DeviceCursor) { c.Unfinished = 1 << 40 },
-	} {
+	for name, lie := range kernel.Lies {
 		f := function(t, load(t, dev, kernel.Host{"f": lie}), "f")
 		got, err := c.Append(s, 1, func(uint64) error { return f.Launch(s, kernel.Over(1, 1), c) })
 		require.Error(t, err, name)

@@ -4,10 +4,47 @@ package serve
 
 import (
 	"context"
+	"net"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
+
+// Sharing is what package shareable does for package store alone. The type parameters are types of
+// shareable: *Server, *View, Options and AttachOptions.
+type Sharing[S, V, O, A any] interface {
+	// NewStore makes a server, as NewServer does, whose requests h handles beside those of readers.
+	NewStore(dev *vmm.Device, o O, h Handler) (S, Server, error)
+	// Restore makes a server of what Record described, without a socket, and takes the
+	// descriptors. Objects come in the order of those; one that cannot be made is nil. nextID is
+	// the highest id so far.
+	Restore(dev *vmm.Device, o O, h Handler, instance [16]byte, nextID uint64, all []Recorded) (S, Server, []Object, error)
+
+	// Dial connects to the store at path. DialConn does so over an existing connection, which it
+	// takes over, and does not connect again. The errors are those of Attach.
+	Dial(ctx context.Context, path string, dev *vmm.Device, o A, on Notified) (Client, error)
+	DialConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o A, on Notified) (Client, error)
+	// DialSpare connects to the server at path and exchanges HELLO, DialSpareConn over an existing
+	// connection. The errors are those of Attach. The caller must Attach or Close the Spare.
+	DialSpare(ctx context.Context, path string, dev *vmm.Device, o A) (Spare[V], error)
+	DialSpareConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o A) (Spare[V], error)
+	// SetName sets what a View returns as its name, before anyone else has it.
+	SetName(view V, name string)
+	// Ping exchanges HELLO with the store at path and asks for its counts.
+	Ping(ctx context.Context, path string, token []byte, uids []uint32) error
+	// OpenWriterPage maps the control page that a store sends to the writer of an object. It does
+	// not take fd.
+	OpenWriterPage(fd int, instance [16]byte, object uint64) (WriterPage, error)
+}
+
+// Spare is a connection made ahead of the Attach that will use it.
+type Spare[V any] interface {
+	// Attach is as shareable.Attach, with AttachOptions.Unsealed and Write as given. If it returns
+	// ErrOwnerGone, a new connection may do better. It ends the Spare.
+	Attach(ctx context.Context, name string, unsealed, write bool) (V, error)
+	// Close ends the connection. It never waits.
+	Close()
+}
 
 // Handler handles what the clients of a store request. Each connection has a goroutine of
 // its own that calls both, one after the other.
@@ -126,12 +163,20 @@ type Seal struct {
 
 // Record is an object as it can be made again.
 type Record struct {
-	State  []byte   // for shareable.Restore
+	State  []byte   // for Restore
 	Chunks []uint64 // the ids of the chunks whose descriptors FDs has
 	FDs    []int    // after them one of the page that a writer has, if Page is set
 	Page   bool
 	Last   uint64 // the id of the last chunk that State has; 0 without any
 	Seen   uint64 // the id of the last chunk that there was
+}
+
+// Recorded is what Record described, with the descriptors of all its chunks by their ids, and that
+// of the page, or -1.
+type Recorded struct {
+	State  []byte
+	Chunks map[uint64]int
+	Page   int
 }
 
 // WriterPage is the control page of an object in the process that writes to it. Its

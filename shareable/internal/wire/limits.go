@@ -2,6 +2,7 @@ package wire
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -38,6 +39,19 @@ func CheckName(name string) error {
 		return protocolf("%s", bad)
 	}
 	return nil
+}
+
+// IDName is the name that every object of a store has, beside others.
+func IDName(id uint64) string { return "@" + strconv.FormatUint(id, 10) }
+
+// ParseIDName is the reverse of IDName.
+func ParseIDName(name string) (id uint64, ok bool) {
+	digits, ok := strings.CutPrefix(name, "@")
+	if !ok {
+		return 0, false
+	}
+	id, err := strconv.ParseUint(digits, 10, 64)
+	return id, err == nil && IDName(id) == name
 }
 
 func badName(name string) string {
