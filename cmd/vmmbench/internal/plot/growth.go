@@ -14,13 +14,13 @@ import (
 
 // growth draws how the time adds up while memory grows, a picture for each size.
 func (d *drawing) growth() {
-	for _, g := range groups(d.shown(Growth), func(c report.Case) string { return parent(c.ID) }) {
-		lines := d.lines(g.of, cumulative)
+	for _, g := range report.GroupBy(d.shown(Growth), func(c report.Case) string { return parent(c.ID) }) {
+		lines := d.lines(g.Of, cumulative)
 		if len(lines) == 0 {
 			continue
 		}
-		target := size.Format(g.of[0].Bytes)
-		d.add(Growth, words(g.key, ""), &Chart{
+		target := size.Format(g.Of[0].Bytes)
+		d.add(Growth, words(g.Key, ""), &Chart{
 			Title:  fmt.Sprintf("Growing to %s: %s", target, rivals(lines)),
 			Alt:    fmt.Sprintf("Line chart of the time in total over the bytes appended so far, up to %s, both on logarithmic axes, for %s. The band around a line is the 95 %% interval of the median. Lower is better.", target, names(lines)),
 			figure: func(k look) figure { return k.linePlot(lines, "appended so far (bytes)", "time in total (ms)", "ms") },

@@ -19,10 +19,11 @@ package report
 //	gobench.go      Go's benchmark format
 //	lookup.go      a figure of a report by its name, for documents
 //	metrics.go     the figures of a case: names, units, meanings; which table shows them
+//	groups.go       GroupBy: a list parted by a key
 //	table.go        tables of the run and its devices; document, which all tables are written to
 //	casetable.go    tables of cases: the columns of each command and their order
 //	growthtable.go  tables of growth against growth
 //	state_table.go  tables of the state of host and devices
 //	matrix.go       tables of pairs of devices
-//	grid.go         grid: rows and columns as text that fits a terminal
+//	grid.go         grid: rows and columns as text that fits a terminal; newTable: a table as it is printed
 //	legend.go       explanations of the words in tables

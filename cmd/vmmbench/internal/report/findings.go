@@ -41,20 +41,20 @@ var rivals = []struct{ mem, words string }{
 
 // growthFinding says all of a group at once: what growing in place takes, what each rival
 // takes, and what kept chunks give.
-func growthFinding(r *Report, g *growthGroup) string {
+func growthFinding(r *Report, g Group[Case]) string {
 	of := func(end string) *Case {
-		i := slices.IndexFunc(g.cases, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), end) })
+		i := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), end) })
 		if i < 0 {
 			return nil
 		}
-		return &g.cases[i]
+		return &g.Of[i]
 	}
-	i := slices.IndexFunc(g.cases, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
-	if i < 0 || g.cases[i].Stats.Steps == 1 { // one step is no growth
+	i := slices.IndexFunc(g.Of, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
+	if i < 0 || g.Of[i].Stats.Steps == 1 { // one step is no growth
 		return ""
 	}
-	vmm := g.cases[i]
-	name := g.name
+	vmm := g.Of[i]
+	name := g.Key
 	if strings.Contains(name, ",") {
 		name += ","
 	}
@@ -197,7 +197,7 @@ func (n *copyCount) add(c Comparison) {
 	case stat.Slower, stat.Faster:
 		of, _, _ := strings.Cut(c.ID, ":")
 		n.differ = append(n.differ, fmt.Sprintf("%s in %s takes %.3g times as long as in %s (95 %% %.3f to %.3f)",
-			strings.TrimPrefix(of, "bw/"), lastPart(c.B), *c.Ratio, lastPart(c.A), *c.Low, *c.High))
+			strings.TrimPrefix(of, "bw/"), Contender(c.B), *c.Ratio, Contender(c.A), *c.Low, *c.High))
 	default:
 		n.open++
 	}
@@ -238,15 +238,9 @@ func runsFinding(r *Report) []string {
 			worst = &r.Comparisons[i]
 		}
 	}
-	var parts []string
-	for _, v := range stat.Verdicts() {
-		if count[v] > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", count[v], v))
-		}
-	}
 	s := fmt.Sprintf("%d cases are in both runs", all)
-	if len(parts) > 0 {
-		s += fmt.Sprintf(". The new one against the old one, within %g %%: %s", 100*margin, strings.Join(parts, ", "))
+	if all > 0 {
+		s += fmt.Sprintf(". The new one against the old one, within %g %%: %s", 100*margin, tally(count, stat.Verdicts()...))
 	}
 	list := []string{s + "."}
 	if worst != nil {

@@ -27,9 +27,9 @@ func writeGoBench(w io.Writer, r *Report) error {
 	}
 	config("device", strings.Join(devices, ", "))
 
-	for _, command := range commands(r) {
-		l := layoutOf(r, command)
-		for _, c := range casesOf(r, command) {
+	for _, command := range byCommand(r) {
+		l := layoutOf(r, command.Of)
+		for _, c := range command.Of {
 			if c.Status != Failed {
 				writeSamples(&b, goBenchName(c, l), c)
 			}
@@ -57,7 +57,7 @@ func writeSamples(b *strings.Builder, name string, c Case) {
 // was measured on two devices can be compared.
 func goBenchName(c Case, l layout) string {
 	word := func(s string) string { return strings.Join(strings.Fields(strings.ReplaceAll(s, "/", "_")), "_") }
-	command := word(commandOf(c.ID))
+	command := word(CommandOf(c.ID))
 	name := "Benchmark"
 	if command != "" {
 		name += strings.ToUpper(command[:1]) + command[1:]

@@ -8,27 +8,12 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// growthGroup has the cases that grow to the same size by the same steps.
-type growthGroup struct {
-	name  string // how far, and by what steps
-	cases []Case
-}
-
-// growthGroups are in the order of their cases. A case without figures is left out.
-func growthGroups(r *Report) []*growthGroup {
-	var list []*growthGroup
-	for _, c := range r.Cases {
-		if c.Status != Passed || c.Stats == nil || c.Stats.Growth == nil {
-			continue
-		}
-		name := growthName(c)
-		i := slices.IndexFunc(list, func(g *growthGroup) bool { return g.name == name })
-		if i < 0 {
-			i, list = len(list), append(list, &growthGroup{name: name})
-		}
-		list[i].cases = append(list[i].cases, c)
-	}
-	return list
+// growthGroups are the cases that grow to the same size by the same steps, under how far and by
+// what steps. A case without figures is left out.
+func growthGroups(r *Report) []Group[Case] {
+	return GroupBy(without(r.Cases, func(c Case) bool {
+		return c.Status != Passed || c.Stats == nil || c.Stats.Growth == nil
+	}), growthName)
 }
 
 // growthName returns how far and by what steps a case grows, and what is unlike most.
@@ -63,56 +48,53 @@ func growthAgainst(r *Report, c, vmm Case) *Comparison {
 // compared, what they are compared with has, in brackets, how many times as long it takes; if
 // there is one comparison in a row, it has columns of its own.
 func Pivot(r *Report, rows []string, column string) (header []string, table [][]string) {
-	type line struct {
-		keys  []string
-		cells map[string]string
-		pairs []Comparison
+	layouts := map[string]layout{}
+	for _, command := range byCommand(r) {
+		layouts[command.Key] = layoutOf(r, command.Of)
 	}
-	var lines []*line
-	byKeys := map[string]*line{}
-	var columns []string
-	single := column == axisMem
-	for _, c := range r.Cases {
-		if c.Status != Passed || c.Stats == nil {
-			continue
-		}
-		l := layoutOf(r, commandOf(c.ID))
-		var keys []string
+	value := func(c Case, axis string) string { return layouts[CommandOf(c.ID)].value(c, axis) }
+	keys := func(c Case) (list []string) {
 		for _, axis := range rows {
-			keys = append(keys, l.value(c, axis))
+			list = append(list, value(c, axis))
 		}
-		at := byKeys[strings.Join(keys, "|")]
-		if at == nil {
-			at = &line{keys: keys, cells: map[string]string{}}
-			byKeys[strings.Join(keys, "|")], lines = at, append(lines, at)
-		}
-		name := l.value(c, column)
-		if !slices.Contains(columns, name) {
-			columns = append(columns, name)
-		}
-		at.cells[name] = c.figure()
-		if x := growthAgainst(r, c, Case{}); x != nil {
-			at.pairs = append(at.pairs, *x)
-			at.cells[name] += fmt.Sprintf(" (%.3g)", 1 / *x.Ratio)
-		}
-		single = single && len(at.pairs) < 2
+		return list
 	}
-	header = append(slices.Clone(rows), columns...)
+	passed := without(r.Cases, func(c Case) bool { return c.Status != Passed || c.Stats == nil })
+	columns := GroupBy(passed, func(c Case) string { return value(c, column) })
+	lines := GroupBy(passed, func(c Case) string { return strings.Join(keys(c), "|") })
+	pairs, single := make([][]*Comparison, len(lines)), column == axisMem
+	for i, line := range lines {
+		for _, c := range line.Of {
+			if x := growthAgainst(r, c, Case{}); x != nil {
+				pairs[i] = append(pairs[i], x)
+			}
+		}
+		single = single && len(pairs[i]) < 2
+	}
+	header = slices.Clone(rows)
+	for _, g := range columns {
+		header = append(header, g.Key)
+	}
 	if single {
 		header = append(header, "ratio of times", "95 %", "verdict")
 	}
-	for _, at := range lines {
-		row := at.keys
-		for _, name := range columns {
-			cell := at.cells[name]
-			if single {
-				cell, _, _ = strings.Cut(cell, " (")
+	for i, line := range lines {
+		row := keys(line.Of[0])
+		for _, g := range columns {
+			cell := ""
+			for _, c := range line.Of {
+				if value(c, column) != g.Key {
+					continue
+				}
+				cell = c.figure()
+				if x := growthAgainst(r, c, Case{}); x != nil && !single {
+					cell += fmt.Sprintf(" (%.3g)", 1 / *x.Ratio)
+				}
 			}
 			row = append(row, cell)
 		}
-		if single && len(at.pairs) == 1 {
-			cells, _ := ratio(at.pairs[0])
-			row = append(row, cells[0], cells[1], cells[3])
+		if single && len(pairs[i]) == 1 {
+			row = append(row, pairs[i][0].ratio(), pairs[i][0].interval(), string(pairs[i][0].Verdict))
 		} else if single {
 			row = append(row, "", "", "")
 		}
@@ -126,7 +108,7 @@ func (c *Case) figure() string {
 	if isTime(c.Unit) {
 		return formatTime(c.Stats.Median)
 	}
-	return digits(c.Stats.Value, 4) + " " + c.Unit
+	return fourDigits(c.Stats.Value) + " " + c.Unit
 }
 
 // Slower is a table of the comparisons in which memory that grows is slower than the other: of
@@ -134,25 +116,20 @@ func (c *Case) figure() string {
 // verdict whose ratio is above the margin too, all the comparisons that have a ratio.
 func Slower(r *Report) (header []string, rows [][]string, firm, open, all int) {
 	header = []string{"case", "mem", "", "against", "", "ratio of times", "95 %"}
-	byID := map[string]Case{}
-	for _, c := range r.Cases {
-		byID[c.ID] = c
-	}
+	cases := byID(r.Cases)
 	for _, x := range r.Comparisons {
-		a, b := byID[x.A], byID[x.B]
+		a, b := cases[x.A], cases[x.B]
 		if x.ofRuns() || x.Ratio == nil || a.Stats == nil || b.Stats == nil || !strings.HasPrefix(b.Axes.text(axisMem), "vmm") {
 			continue
 		}
 		all++
 		switch {
-		case x.Verdict == stat.Slower && (lastPart(b.ID) != "vmm" || lastPart(a.ID) == "vmm-whole"):
+		case x.Verdict == stat.Slower && (Contender(b.ID) != "vmm" || Contender(a.ID) == "vmm-whole"):
 			firm++
 		case x.Verdict == stat.Slower:
 			firm++
-			cells, _ := ratio(x)
-			rows = append(rows, []string{
-				strings.TrimSuffix(b.ID, "/"+lastPart(b.ID)), lastPart(b.ID), b.figure(), lastPart(a.ID), a.figure(), cells[0], cells[1],
-			})
+			mem := Contender(b.ID)
+			rows = append(rows, []string{strings.TrimSuffix(b.ID, "/"+mem), mem, b.figure(), Contender(a.ID), a.figure(), x.ratio(), x.interval()})
 		case !x.Verdict.Firm() && *x.Ratio > 1+x.Margin:
 			open++
 		}

@@ -1,10 +1,9 @@
 package report
 
 import (
+	"cmp"
 	"slices"
 	"strings"
-
-	"github.com/jedib0t/go-pretty/v6/table"
 )
 
 // Axes of cases for a pair of devices: the one that copies, and the one whose
@@ -28,53 +27,39 @@ func pairName(c Case) string {
 
 // matrices are tables of the cases that differ in the pair of devices only.
 func matrices(r *Report) (list []Piece) {
-	var names []string
-	byName := map[string][]Case{}
-	for _, c := range r.Cases {
-		name := pairName(c)
-		if name == "" {
+	for _, g := range GroupBy(r.Cases, pairName) {
+		if g.Key == "" {
 			continue
 		}
-		if byName[name] == nil {
-			names = append(names, name)
-		}
-		byName[name] = append(byName[name], c)
-	}
-	for _, name := range names {
-		cases := byName[name]
-		flags := slices.Clone(cases[0].Flags) // of all cells
+		flags := g.Of[0].Flags // of all cells
 		var devices []string
 		cells := map[[2]string]string{}
-		for _, c := range cases {
-			flags = slices.DeleteFunc(flags, func(f string) bool { return !slices.Contains(c.Flags, f) })
+		for _, c := range g.Of {
+			flags = without(flags, func(f string) bool { return !slices.Contains(c.Flags, f) })
 			at := [2]string{c.Axes.text(axisFrom), c.Axes.text(axisTo)}
-			for _, device := range at {
-				if !slices.Contains(devices, device) {
-					devices = append(devices, device)
-				}
-			}
+			devices = union(devices, at[:])
 			cells[at] = string(c.Status)
 			if c.Stats != nil && c.Status == Passed {
-				cells[at] = digits(c.Stats.Value, 4)
+				cells[at] = fourDigits(c.Stats.Value)
 			}
 		}
-		t := table.NewWriter()
-		header := table.Row{"from \\ to"}
-		for _, to := range devices {
-			header = append(header, to)
-		}
-		t.AppendHeader(header)
-		// A pair that was not measured, as a device and itself, is a dash.
-		for _, from := range devices {
-			row := table.Row{from}
-			for _, to := range devices {
-				row = append(row, orDash(cells[[2]string{from, to}]))
-			}
-			t.AppendRow(row)
-		}
-		list = append(list, Piece{Heading: strings.Join(append([]string{name, cases[0].Unit}, flags...), ", "), Table: t})
+		header, rows := square(devices, func(from, to string) string { return cells[[2]string{from, to}] })
+		list = append(list, Piece{Heading: strings.Join(append([]string{g.Key, g.Of[0].Unit}, flags...), ", "), Table: newTable(header, rows, 0)})
 	}
 	return list
+}
+
+// square has a row and a column for each device. A pair without a text, as a device and itself,
+// is a dash.
+func square(devices []string, text func(from, to string) string) (header []string, rows [][]string) {
+	for _, from := range devices {
+		row := []string{from}
+		for _, to := range devices {
+			row = append(row, cmp.Or(text(from, to), "-"))
+		}
+		rows = append(rows, row)
+	}
+	return append([]string{"from \\ to"}, devices...), rows
 }
 
 // isTime reports whether less of a unit is better.
