@@ -25,5 +25,5 @@ package report
 //	growthtable.go  tables of growth against growth
 //	state_table.go  tables of the state of host and devices
 //	matrix.go       tables of pairs of devices
-//	grid.go         grid: rows and columns as text that fits a terminal; newTable: a table as it is printed
+//	grid.go         grid: rows and columns as text that fits a terminal; NewTable: a table as it is printed
 //	legend.go       explanations of the words in tables

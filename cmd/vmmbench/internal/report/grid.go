@@ -143,15 +143,15 @@ func (g grid) print(heading string, markdown bool) Piece {
 			below = append(below, strings.TrimPrefix(strings.Join(cells[:len(g.keys)], " ")+": "+notes, ": "))
 		}
 	}
-	if t := newTable(append(names, "notes"), noted, 0); markdown || width(t) <= maxWidth {
+	if t := NewTable(append(names, "notes"), noted, 0); markdown || width(t) <= maxWidth {
 		return Piece{Heading: heading, Table: t}
 	}
-	return Piece{Heading: heading, Table: newTable(names, rows, 0), Sentences: below}
+	return Piece{Heading: heading, Table: NewTable(names, rows, 0), Sentences: below}
 }
 
-// newTable is a table as it is printed. Columns without a value are left out. All columns but the
+// NewTable is a table as it is printed. Columns without a value are left out. All columns but the
 // first share wrapped characters, over which their cells are broken into lines; 0 is no limit.
-func newTable(header []string, rows [][]string, wrapped int) table.Writer {
+func NewTable(header []string, rows [][]string, wrapped int) table.Writer {
 	t := table.NewWriter()
 	s := table.StyleLight
 	s.Options = table.OptionsNoBordersAndSeparators

@@ -44,7 +44,7 @@ func matrices(r *Report) (list []Piece) {
 			}
 		}
 		header, rows := square(devices, func(from, to string) string { return cells[[2]string{from, to}] })
-		list = append(list, Piece{Heading: strings.Join(append([]string{g.Key, g.Of[0].Unit}, flags...), ", "), Table: newTable(header, rows, 0)})
+		list = append(list, Piece{Heading: strings.Join(append([]string{g.Key, g.Of[0].Unit}, flags...), ", "), Table: NewTable(header, rows, 0)})
 	}
 	return list
 }

@@ -20,7 +20,7 @@ const maxText = 72
 
 // fieldTable has a row for each field of an object that is not null, by its name in JSON.
 func fieldTable(object any) table.Writer {
-	return newTable([]string{"property", "value"}, fieldRows(object), maxText)
+	return NewTable([]string{"property", "value"}, fieldRows(object), maxText)
 }
 
 // fieldRows pairs the fields of objects by their names in JSON, in their order. What is null in
@@ -85,7 +85,7 @@ func fieldText(name string, value any) string {
 // stateTable has the fields of a state when the run started and when it ended, all of them or only
 // some. What is not known of either moment is left out.
 func stateTable(start, end any, only ...string) table.Writer {
-	return newTable([]string{"what", "start", "end"}, without(fieldRows(start, end), func(row []string) bool {
+	return NewTable([]string{"what", "start", "end"}, without(fieldRows(start, end), func(row []string) bool {
 		return len(only) > 0 && !slices.Contains(only, row[0])
 	}), maxText)
 }
@@ -140,7 +140,7 @@ func topology(r *Report) table.Writer {
 		}
 		rows[i] = append(rows[i], cmp.Or(exact(s.NUMANode), "-"), cmp.Or(string(s.CPUs), "-"))
 	}
-	return newTable(append(header, "NUMA node", "nearest CPUs"), rows, 0)
+	return NewTable(append(header, "NUMA node", "nearest CPUs"), rows, 0)
 }
 
 // topologyHeading explains the cells of topology.
@@ -177,7 +177,7 @@ func plan(r *Report) table.Writer {
 		}
 		rows = append(rows, append(row, termtext.WrapSoft(would, 36)))
 	}
-	return newTable([]string{"from", "to", "path", "access", "atomics", "rank", "now", "what would be done"}, rows, 0)
+	return NewTable([]string{"from", "to", "path", "access", "atomics", "rank", "now", "what would be done"}, rows, 0)
 }
 
 // ifKnown prints a value, or a dash if it is not known.
