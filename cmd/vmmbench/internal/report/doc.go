@@ -7,12 +7,10 @@ package report
 //
 //	report.go       Report and what it is made of: the schema
 //	state.go        the state of host and devices, in a report
-//	check.go        checks of a report's figures
-//	read.go         reading a report
+//	read.go         reading a report, and checks of its figures
 //	compare.go      comparing a report with a baseline
 //	findings.go     what was found, in sentences
-//	first.go        only the first cases of a report
-//	only.go         only some of its groups
+//	part.go         only the first cases of a report, or some of its groups
 //	format.go       the formats, and Output: writing a report as it comes
 //	csv.go          CSV
 //	nvbandwidth.go  nvbandwidth's text and JSON

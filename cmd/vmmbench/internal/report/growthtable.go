@@ -62,14 +62,10 @@ func Pivot(r *Report, rows []string, column string) (header []string, table [][]
 	passed := without(r.Cases, func(c Case) bool { return c.Status != Passed || c.Stats == nil })
 	columns := GroupBy(passed, func(c Case) string { return value(c, column) })
 	lines := GroupBy(passed, func(c Case) string { return strings.Join(keys(c), "|") })
-	pairs, single := make([][]*Comparison, len(lines)), column == axisMem
-	for i, line := range lines {
-		for _, c := range line.Of {
-			if x := growthAgainst(r, c, Case{}); x != nil {
-				pairs[i] = append(pairs[i], x)
-			}
-		}
-		single = single && len(pairs[i]) < 2
+	single := column == axisMem
+	for _, line := range lines {
+		compared := without(line.Of, func(c Case) bool { return growthAgainst(r, c, Case{}) == nil })
+		single = single && len(compared) < 2
 	}
 	header = slices.Clone(rows)
 	for _, g := range columns {
@@ -78,25 +74,23 @@ func Pivot(r *Report, rows []string, column string) (header []string, table [][]
 	if single {
 		header = append(header, "ratio of times", "95 %", "verdict")
 	}
-	for i, line := range lines {
+	for _, line := range lines {
+		cells, pair := map[string]string{}, &Comparison{}
+		for _, c := range line.Of {
+			cell := c.figure()
+			if x := growthAgainst(r, c, Case{}); x != nil && single {
+				pair = x
+			} else if x != nil {
+				cell += fmt.Sprintf(" (%.3g)", 1 / *x.Ratio)
+			}
+			cells[value(c, column)] = cell
+		}
 		row := keys(line.Of[0])
 		for _, g := range columns {
-			cell := ""
-			for _, c := range line.Of {
-				if value(c, column) != g.Key {
-					continue
-				}
-				cell = c.figure()
-				if x := growthAgainst(r, c, Case{}); x != nil && !single {
-					cell += fmt.Sprintf(" (%.3g)", 1 / *x.Ratio)
-				}
-			}
-			row = append(row, cell)
+			row = append(row, cells[g.Key])
 		}
-		if single && len(pairs[i]) == 1 {
-			row = append(row, pairs[i][0].ratio(), pairs[i][0].interval(), string(pairs[i][0].Verdict))
-		} else if single {
-			row = append(row, "", "", "")
+		if single {
+			row = append(row, pair.ratio(), pair.interval(), string(pair.Verdict))
 		}
 		table = append(table, row)
 	}

@@ -36,8 +36,8 @@ func (r *Report) Figure(what string) (string, error) {
 		return r.count(name, of)
 	case name == "time":
 		return formatTime(a.Stats.Median), nil
-	case name == "interval" && a.Stats.Low != nil && a.Stats.High != nil:
-		return formatTime(*a.Stats.Low) + " to " + formatTime(*a.Stats.High), nil
+	case name == "interval" && a.Stats.Low != nil:
+		return interval(a.Stats.Low, a.Stats.High, formatTime), nil
 	case name == "value":
 		return a.figure(), nil
 	}
@@ -59,24 +59,21 @@ func (r *Report) pairFigure(name string, a, b Case) (string, error) {
 		return "", fmt.Errorf("%s of two cases: one is not there", name)
 	}
 	if name == "medians" {
-		return fmt.Sprintf("%.3g", a.Stats.Median/b.Stats.Median), nil
+		return threeDigits(a.Stats.Median / b.Stats.Median), nil
 	}
+	// Of b over a, the figures are the other way round.
+	inverse := func(x float64) string { return threeDigits(1 / x) }
 	for _, x := range r.Comparisons {
-		ratio, low, high := x.Ratio, x.Low, x.High
-		switch {
+		switch of := x.A + " " + x.B; {
 		case x.Ratio == nil || x.Low == nil || x.High == nil:
-			continue
-		case x.A == a.ID && x.B == b.ID: // it is of b over a
-			p, q, s := 1 / *ratio, 1 / *high, 1 / *low
-			ratio, low, high = &p, &q, &s
-		case x.A != b.ID || x.B != a.ID:
-			continue
-		}
-		switch name {
-		case "ratio":
-			return fmt.Sprintf("%.3g", *ratio), nil
-		case "interval":
-			return fmt.Sprintf("%.3g to %.3g", *low, *high), nil
+		case name == "ratio" && of == b.ID+" "+a.ID:
+			return threeDigits(*x.Ratio), nil
+		case name == "ratio" && of == a.ID+" "+b.ID:
+			return inverse(*x.Ratio), nil
+		case name == "interval" && of == b.ID+" "+a.ID:
+			return interval(x.Low, x.High, threeDigits), nil
+		case name == "interval" && of == a.ID+" "+b.ID:
+			return interval(x.High, x.Low, inverse), nil
 		}
 	}
 	return "", fmt.Errorf("no %s of %s to %s", name, a.ID, b.ID)
@@ -101,3 +98,5 @@ func (r *Report) count(verdict, below string) (string, error) {
 	}
 	return fmt.Sprint(n), nil
 }
+
+func threeDigits(x float64) string { return fmt.Sprintf("%.3g", x) }

@@ -24,32 +24,28 @@ type nvMatrix struct {
 }
 
 // nvTests are the cases of nvbandwidth that the report has.
-func nvTests(r *Report) []nvTest {
-	var order []string
-	of := map[string][]Case{}
-	for _, c := range r.Cases {
-		name, ok := c.Axes.Of("test").(string)
-		if !ok {
-			continue
-		}
+func nvTests(r *Report) (list []nvTest) {
+	ours := without(r.Cases, func(c Case) bool { return c.Axes.Of("test") == nil })
+	for _, g := range GroupBy(ours, func(c Case) string {
 		if c.Axes.text(axisMem) == "vmm" {
-			name += "_vmm"
+			return c.Axes.text("test") + "_vmm"
 		}
-		if of[name] == nil {
-			order = append(order, name)
-		}
-		of[name] = append(of[name], c)
-	}
-	var list []nvTest
-	for _, name := range order {
-		t := nvTest{name: name, status: "Passed", matrices: nvMatrices(r, name, of[name])}
-		for _, c := range of[name] {
+		return c.Axes.text("test")
+	}) {
+		t := nvTest{name: g.Key, status: "Waived"}
+		for _, c := range g.Of {
 			if c.Status != Passed {
-				t.status, t.reason = "Error", string(c.Reason)
+				t.reason = string(c.Reason)
+			}
+			if c.Status != Waived {
+				t.status = "Passed"
 			}
 		}
-		if !slices.ContainsFunc(of[name], func(c Case) bool { return c.Status != Waived }) {
-			t.status, t.matrices = "Waived", nil
+		if t.status == "Passed" {
+			t.matrices = nvMatrices(r, g.Key, g.Of)
+		}
+		if t.status == "Passed" && slices.ContainsFunc(g.Of, func(c Case) bool { return c.Status != Passed }) {
+			t.status = "Error"
 		}
 		list = append(list, t)
 	}
@@ -57,45 +53,42 @@ func nvTests(r *Report) []nvTest {
 }
 
 // nvMatrices are the matrices of a test. One of two devices at once has three.
-func nvMatrices(r *Report, name string, cases []Case) []nvMatrix {
-	type part struct {
-		name string
-		of   func(*Stats) float64
-	}
-	parts := []part{{"", func(s *Stats) float64 { return s.Value }}}
+func nvMatrices(r *Report, name string, cases []Case) (list []nvMatrix) {
+	way, parts := "", []func(*Stats) float64{func(s *Stats) float64 { return s.Value }}
 	if strings.HasPrefix(name, "device_to_device_bidirectional") {
-		way := "Read"
+		way = "Read"
 		if strings.Contains(name, "write") {
 			way = "Write"
 		}
-		parts = []part{
-			{way + "1", func(s *Stats) float64 { return s.Forward }},
-			{way + "2", func(s *Stats) float64 { return s.Reverse }},
-			{"Total", func(s *Stats) float64 { return s.Forward + s.Reverse }},
+		parts = []func(*Stats) float64{
+			func(s *Stats) float64 { return s.Forward },
+			func(s *Stats) float64 { return s.Reverse },
+			func(s *Stats) float64 { return s.Forward + s.Reverse },
 		}
 	}
 	at := func(axis string, c Case) int {
 		return slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == c.Axes.text(axis) })
 	}
-	var list []nvMatrix
-	for _, p := range parts {
-		m := nvMatrix{key: name, title: nvTitle(strings.TrimSuffix(name, "_vmm"), p.name)}
-		if p.name != "" {
-			m.key += "_" + strings.ToLower(p.name)
+	for i, part := range parts {
+		m, suffix := nvMatrix{key: name}, ""
+		if way != "" {
+			suffix = []string{way + "1", way + "2", "Total"}[i]
+			m.key += "_" + strings.ToLower(suffix)
 		}
+		m.title = nvTitle(strings.TrimSuffix(name, "_vmm"), suffix)
 		for _, c := range cases {
-			row, column := 0, at("device", c)
+			row, column, rows := 0, at("device", c), 1
 			if c.Axes.Of(axisFrom) != nil {
-				row, column = at(axisFrom, c), at("to", c)
+				row, column, rows = at(axisFrom, c), at(axisTo, c), len(r.Devices)
 			}
 			if row < 0 || column < 0 {
 				continue
 			}
-			for len(m.rows) <= row || c.Axes.Of(axisFrom) != nil && len(m.rows) < len(r.Devices) {
+			for len(m.rows) < rows {
 				m.rows = append(m.rows, make([]*float64, len(r.Devices)))
 			}
-			if c.Status == Passed && c.Stats != nil && (p.name == "" || c.Stats.Both != nil) {
-				v := p.of(c.Stats)
+			if c.Status == Passed && c.Stats != nil && (way == "" || c.Stats.Both != nil) {
+				v := part(c.Stats)
 				m.rows[row][column] = &v
 				m.sum += v
 			}
@@ -107,7 +100,7 @@ func nvMatrices(r *Report, name string, cases []Case) []nvMatrix {
 
 // nvTitle is what stands above a matrix.
 func nvTitle(name, part string) string {
-	engine := strings.ToUpper(name[len(name)-2:])
+	engine := strings.ToUpper(name[max(0, len(name)-2):])
 	has := func(s string) bool { return strings.Contains(name, s) }
 	switch {
 	case name == "device_local_copy":

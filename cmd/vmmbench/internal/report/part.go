@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // MaxShown is how many cases of a report are drawn, and printed on a page. A page with
@@ -19,7 +20,7 @@ func (r *Report) First(n int) (part *Report, left []string) {
 	whole := *r
 	part = &whole
 	part.Cases = r.Cases[:min(n, len(r.Cases))]
-	part.Comparisons = slices.DeleteFunc(slices.Clone(r.Comparisons), func(c Comparison) bool { return out[c.A] || out[c.B] })
+	part.Comparisons = without(r.Comparisons, func(c Comparison) bool { return out[c.A] || out[c.B] })
 	part.Comparisons = part.Comparisons[:min(n, len(part.Comparisons))]
 	if k := len(r.Cases) - len(part.Cases); k > 0 {
 		left = append(left, fmt.Sprintf("the last %d of %d cases", k, len(r.Cases)))
@@ -28,4 +29,19 @@ func (r *Report) First(n int) (part *Report, left []string) {
 		left = append(left, fmt.Sprintf("%d of %d comparisons", k, len(r.Comparisons)))
 	}
 	return part, left
+}
+
+// Only returns the report with those cases whose names begin with one of these, part by
+// part: grow/1GiB has grow/1GiB/vmm, and not grow/1GiB-x2/vmm. Of the comparisons those
+// stay whose cases do.
+func (r *Report) Only(names ...string) *Report {
+	wanted := func(id string) bool {
+		return slices.ContainsFunc(names, func(name string) bool {
+			return id == name || strings.HasPrefix(id, strings.TrimSuffix(name, "/")+"/")
+		})
+	}
+	part := *r
+	part.Cases = without(r.Cases, func(c Case) bool { return !wanted(c.ID) })
+	part.Comparisons = without(r.Comparisons, func(c Comparison) bool { return !wanted(c.A) || !wanted(c.B) })
+	return &part
 }
