@@ -87,13 +87,13 @@ const notFirm = "without a firm result"
 
 // judged is what a verdict is called and how it is drawn.
 func (t Theme) judged(v stat.Verdict) (string, draw.GlyphStyle) {
-	switch v {
-	case stat.Equal:
-		return string(v), draw.GlyphStyle{Color: t.color(2), Radius: 4, Shape: draw.CircleGlyph{}}
-	case stat.Slower:
-		return string(v), draw.GlyphStyle{Color: t.color(1), Radius: 4, Shape: draw.PyramidGlyph{}}
-	case stat.Faster:
-		return string(v), draw.GlyphStyle{Color: t.color(0), Radius: 4, Shape: draw.BoxGlyph{}}
+	for i, of := range []struct {
+		stat.Verdict
+		draw.GlyphDrawer
+	}{{stat.Faster, draw.BoxGlyph{}}, {stat.Slower, draw.PyramidGlyph{}}, {stat.Equal, draw.CircleGlyph{}}} {
+		if v == of.Verdict {
+			return string(v), draw.GlyphStyle{Color: t.color(i), Radius: 4, Shape: of.GlyphDrawer}
+		}
 	}
 	return notFirm, draw.GlyphStyle{Color: t.Muted, Radius: 4, Shape: draw.RingGlyph{}}
 }

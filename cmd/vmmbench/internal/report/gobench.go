@@ -29,28 +29,22 @@ func writeGoBench(w io.Writer, r *Report) error {
 
 	for _, command := range byCommand(r) {
 		l := layoutOf(r, command.Of)
-		for _, c := range command.Of {
-			if c.Status != Failed {
-				writeSamples(&b, goBenchName(c, l), c)
+		for _, c := range without(command.Of, func(c Case) bool { return c.Status == Failed }) {
+			name, loops := goBenchName(c, l), 1
+			if c.Stats != nil {
+				loops = max(loops, c.Stats.Loops)
+			}
+			for _, ns := range c.Samples {
+				fmt.Fprintf(&b, "%s %d %.3f ns/op", name, loops, ns)
+				if ns > 0 && c.Bytes > 0 {
+					fmt.Fprintf(&b, " %.3f MB/s", float64(c.Bytes)/ns*1e3)
+				}
+				b.WriteByte('\n')
 			}
 		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-func writeSamples(b *strings.Builder, name string, c Case) {
-	loops := 1
-	if c.Stats != nil {
-		loops = max(loops, c.Stats.Loops)
-	}
-	for _, ns := range c.Samples {
-		fmt.Fprintf(b, "%s %d %.3f ns/op", name, loops, ns)
-		if ns > 0 && c.Bytes > 0 {
-			fmt.Fprintf(b, " %.3f MB/s", float64(c.Bytes)/ns*1e3)
-		}
-		b.WriteByte('\n')
-	}
 }
 
 // goBenchName is the name of a case as a benchmark. The device is not part of it: what

@@ -23,9 +23,12 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	} else {
 		p.measured(r)
 	}
-	var parts []string
-	for _, piece := range p.pieces {
-		parts = append(parts, piece.text(markdown))
+	print, parts := Piece.forTerminal, make([]string, len(p.pieces))
+	if markdown {
+		print = Piece.asMarkdown
+	}
+	for i, piece := range p.pieces {
+		parts[i] = print(piece)
 	}
 	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
 	return err
@@ -219,53 +222,57 @@ type Piece struct {
 // Word is a word of the tables and what it means.
 type Word struct{ Word, Means string }
 
-// text prints the piece for a terminal, or as Markdown.
-func (p Piece) text(markdown bool) string {
+// asMarkdown prints the piece as Markdown.
+func (p Piece) asMarkdown() string {
 	var lines []string
-	switch {
-	case p.Heading != "" && markdown:
+	if p.Heading != "" {
 		lines = append(lines, "## "+p.Heading)
-		if p.Table != nil || p.Words != nil {
-			lines = append(lines, "")
-		}
-	case p.Heading != "":
-		lines = append(lines, wrap(p.Heading, "  "))
 	}
-	if p.Table != nil && markdown {
+	if p.Heading != "" && (p.Table != nil || p.Words != nil) {
+		lines = append(lines, "")
+	}
+	if p.Table != nil {
 		lines = append(lines, p.Table.RenderMarkdown())
-	} else if p.Table != nil {
-		lines = append(lines, p.Table.Render())
 	}
-	// item is one of several, with what follows its first line.
-	item := func(s, indent string) {
-		switch {
-		case markdown && (p.list || p.Words != nil):
+	for _, s := range p.Sentences {
+		if p.list {
 			s = "- " + s
-		case !markdown:
-			s = wrap(s, indent)
 		}
 		lines = append(lines, s)
 	}
+	for _, w := range p.Words {
+		lines = append(lines, "- "+w.Word+": "+w.Means)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// forTerminal prints the piece in lines that fit a terminal.
+func (p Piece) forTerminal() string {
+	var lines []string
+	if p.Heading != "" {
+		lines = append(lines, wrap(p.Heading, "  "))
+	}
+	indent := ""
+	if p.Table != nil {
+		lines, indent = append(lines, p.Table.Render()), "    "
+	}
 	for _, s := range p.Sentences {
-		switch {
-		case p.Table != nil:
-			item(s, "    ")
-		case p.list && !markdown:
-			// A sentence of several begins a line.
-			for i, one := range strings.SplitAfter(s, ". ") {
-				if i > 0 {
-					one = "  " + wrapTo(maxWidth-2, one, "    ")
-				} else {
-					one = wrap(one, "  ")
-				}
-				lines = append(lines, one)
+		if !p.list {
+			lines = append(lines, wrap(s, indent))
+			continue
+		}
+		// A sentence of several begins a line.
+		for i, one := range strings.SplitAfter(s, ". ") {
+			if i > 0 {
+				one = "  " + wrapTo(maxWidth-2, one, "    ")
+			} else {
+				one = wrap(one, "  ")
 			}
-		default:
-			item(s, "")
+			lines = append(lines, one)
 		}
 	}
 	for _, w := range p.Words {
-		item(w.Word+": "+w.Means, "  ")
+		lines = append(lines, wrap(w.Word+": "+w.Means, "  "))
 	}
 	for _, s := range p.steps {
 		lines = append(lines, wrap(s.what, "  "), "    "+wrapTo(maxWidth-4, s.command, "        "))
@@ -473,9 +480,9 @@ func formatTime(ns float64) string {
 	case ns < 1e3:
 		return digits(ns, 3) + " ns"
 	case ns < 1e6:
-		return digits(ns/1e3, 4) + " us"
+		return fourDigits(ns/1e3) + " us"
 	case ns < 1e9:
-		return digits(ns/1e6, 4) + " ms"
+		return fourDigits(ns/1e6) + " ms"
 	}
-	return digits(ns/1e9, 4) + " s"
+	return fourDigits(ns/1e9) + " s"
 }
