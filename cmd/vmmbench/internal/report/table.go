@@ -23,12 +23,9 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	} else {
 		p.measured(r)
 	}
-	print, parts := Piece.forTerminal, make([]string, len(p.pieces))
-	if markdown {
-		print = Piece.asMarkdown
-	}
-	for i, piece := range p.pieces {
-		parts[i] = print(piece)
+	var parts []string
+	for _, piece := range p.pieces {
+		parts = append(parts, piece.text(markdown))
 	}
 	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
 	return err
@@ -222,57 +219,46 @@ type Piece struct {
 // Word is a word of the tables and what it means.
 type Word struct{ Word, Means string }
 
-// asMarkdown prints the piece as Markdown.
-func (p Piece) asMarkdown() string {
+// text prints the piece for a terminal, or as Markdown.
+func (p Piece) text(markdown bool) string {
 	var lines []string
-	if p.Heading != "" {
-		lines = append(lines, "## "+p.Heading)
-	}
-	if p.Heading != "" && (p.Table != nil || p.Words != nil) {
-		lines = append(lines, "")
-	}
-	if p.Table != nil {
-		lines = append(lines, p.Table.RenderMarkdown())
-	}
-	for _, s := range p.Sentences {
-		if p.list {
+	// add breaks a text into lines that fit a terminal. In Markdown it may be an item of a list.
+	add := func(s, indent string, item bool) {
+		switch {
+		case !markdown:
+			s = wrap(s, indent)
+		case item:
 			s = "- " + s
 		}
 		lines = append(lines, s)
 	}
-	for _, w := range p.Words {
-		lines = append(lines, "- "+w.Word+": "+w.Means)
-	}
-	return strings.Join(lines, "\n")
-}
-
-// forTerminal prints the piece in lines that fit a terminal.
-func (p Piece) forTerminal() string {
-	var lines []string
-	if p.Heading != "" {
-		lines = append(lines, wrap(p.Heading, "  "))
+	if p.Heading != "" && markdown {
+		lines = append(lines, "## "+p.Heading)
+		if p.Table != nil || p.Words != nil {
+			lines = append(lines, "")
+		}
+	} else if p.Heading != "" {
+		add(p.Heading, "  ", false)
 	}
 	indent := ""
-	if p.Table != nil {
+	if p.Table != nil && markdown {
+		lines = append(lines, p.Table.RenderMarkdown())
+	} else if p.Table != nil {
 		lines, indent = append(lines, p.Table.Render()), "    "
 	}
 	for _, s := range p.Sentences {
-		if !p.list {
-			lines = append(lines, wrap(s, indent))
+		if markdown || !p.list {
+			add(s, indent, p.list)
 			continue
 		}
 		// A sentence of several begins a line.
 		for i, one := range strings.SplitAfter(s, ". ") {
-			if i > 0 {
-				one = "  " + wrapTo(maxWidth-2, one, "    ")
-			} else {
-				one = wrap(one, "  ")
-			}
-			lines = append(lines, one)
+			before := "  "[:2*min(i, 1)]
+			lines = append(lines, before+wrapTo(maxWidth-len(before), one, before+"  "))
 		}
 	}
 	for _, w := range p.Words {
-		lines = append(lines, wrap(w.Word+": "+w.Means, "  "))
+		add(w.Word+": "+w.Means, "  ", true)
 	}
 	for _, s := range p.steps {
 		lines = append(lines, wrap(s.what, "  "), "    "+wrapTo(maxWidth-4, s.command, "        "))
