@@ -20,6 +20,7 @@ package benchdoc
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -200,20 +201,13 @@ func (f *filler) block(words []string) (string, error) {
 // Write writes what files makes, and removes the stale pictures.
 func Write(dir string) error {
 	made, stale, err := files(dir)
-	if err != nil {
-		return err
-	}
 	for name, text := range made {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o666); err != nil {
-			return err
-		}
+		err = cmp.Or(err, os.WriteFile(filepath.Join(dir, name), text, 0o666))
 	}
 	for _, name := range stale {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil {
-			return err
-		}
+		err = cmp.Or(err, os.Remove(filepath.Join(dir, name)))
 	}
-	return nil
+	return err
 }
 
 // Check returns an error that names what Write would change.

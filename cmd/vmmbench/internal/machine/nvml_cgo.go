@@ -49,7 +49,7 @@ func call[T any](l nvml.Interface, f func() (T, nvml.Return), symbols ...string)
 	return result, nil
 }
 
-func (l nvmlLibrary) close() { l.Shutdown() } // what was read is right all the same
+func (l nvmlLibrary) close() { _ = l.Shutdown() } // what was read is right all the same
 
 // find finds a GPU by its UUID, or else by its place on the PCI bus.
 func (l nvmlLibrary) find(which id) (g nvmlGPU, err error) {

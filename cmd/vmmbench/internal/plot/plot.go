@@ -174,32 +174,3 @@ func number(v float64) string {
 	}
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
-
-// lines has a line for each contender, those of memory that grows in place first. points are
-// the points of a case that are above 0.
-func (d *drawing) lines(cases []report.Case, points func(report.Case) []point) (list []series) {
-	for _, g := range report.GroupBy(cases, func(c report.Case) string { return report.Contender(c.ID) }) {
-		s := series{label: g.Key}
-		for _, c := range g.Of {
-			s.points = append(s.points, points(c)...)
-		}
-		s.points = slices.DeleteFunc(s.points, func(p point) bool { return p.y <= 0 })
-		slices.SortStableFunc(s.points, func(a, b point) int { return cmp.Compare(a.x, b.x) })
-		if len(s.points) == 0 {
-			d.leaveOut("%s: it has no figure above 0", g.Of[0].ID)
-			continue
-		}
-		list = append(list, s)
-	}
-	slices.SortStableFunc(list, func(a, b series) int { return cmp.Compare(a.rank(), b.rank()) })
-	return list
-}
-
-// names are the contenders.
-func names(list []series) string {
-	var all []string
-	for _, s := range list {
-		all = append(all, s.label)
-	}
-	return strings.Join(all, ", ")
-}

@@ -255,3 +255,38 @@ func some(ids []string) string {
 	}
 	return strings.Join(ids, ", ")
 }
+
+// growthGroups are the cases that grow to the same size by the same steps, under how far and by
+// what steps. A case without figures is left out.
+func growthGroups(r *Report) []Group[Case] {
+	return GroupBy(without(r.Cases, func(c Case) bool {
+		return c.Status != Passed || c.Stats == nil || c.Stats.Growth == nil
+	}), growthName)
+}
+
+// growthName returns how far and by what steps a case grows, and what is unlike most.
+func growthName(c Case) string {
+	name := c.Axes.text("size") + " by " + c.Axes.text("step")
+	switch write := c.Axes.text("write"); write {
+	case "device", "-":
+	case "none":
+		name += ", nothing written"
+	default:
+		name += ", by " + write
+	}
+	if busy := c.Axes.text("busy"); busy != "0" && busy != "-" {
+		name += ", busy " + busy
+	}
+	return name
+}
+
+// growthAgainst is the comparison of a case with growth in place, nil if there is none.
+func growthAgainst(r *Report, c, vmm Case) *Comparison {
+	i := slices.IndexFunc(r.Comparisons, func(x Comparison) bool {
+		return x.A == c.ID && (vmm.ID == "" || x.B == vmm.ID) && !x.ofRuns() && x.Ratio != nil
+	})
+	if i < 0 {
+		return nil
+	}
+	return &r.Comparisons[i]
+}
