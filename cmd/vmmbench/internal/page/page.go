@@ -118,19 +118,17 @@ func newSection(id, name string, r *report.Report, st *styles) (section, []strin
 		s.Warnings = append(s.Warnings, "Not shown: "+strings.Join(left, ", ")+".")
 	}
 
-	// Charts come ordered by kind.
 	charts, notDrawn := plot.Charts(r)
-	for _, c := range charts {
-		p, err := newPicture(id, c, st)
-		if err != nil {
-			return section{}, nil, err
+	for _, kind := range report.GroupBy(charts, func(c *plot.Chart) string { return string(c.Kind) }) {
+		g := headings[plot.Kind(kind.Key)]
+		for _, c := range kind.Of {
+			p, err := newPicture(id, c, st)
+			if err != nil {
+				return section{}, nil, err
+			}
+			g.Pictures = append(g.Pictures, p)
 		}
-		g := headings[c.Kind]
-		if n := len(s.Groups); n == 0 || s.Groups[n-1].Heading != g.Heading {
-			s.Groups = append(s.Groups, g)
-		}
-		last := &s.Groups[len(s.Groups)-1]
-		last.Pictures = append(last.Pictures, p)
+		s.Groups = append(s.Groups, g)
 	}
 	return s, append(left, notDrawn...), nil
 }
@@ -144,13 +142,11 @@ func titleOf(r *report.Report) string {
 	return title
 }
 
-func newPicture(section string, c *plot.Chart, st *styles) (p picture, err error) {
-	p = picture{ID: section + "-" + c.Name, Alt: c.Alt}
-	if p.Wide, err = st.inline(c, plot.Wide, p.ID+"-wide"); err != nil {
-		return p, err
-	}
-	p.Narrow, err = st.inline(c, plot.Narrow, p.ID+"-narrow")
-	return p, err
+func newPicture(section string, c *plot.Chart, st *styles) (picture, error) {
+	id := section + "-" + c.Name
+	wide, err := st.inline(c, plot.Wide, id+"-wide")
+	narrow, second := st.inline(c, plot.Narrow, id+"-narrow")
+	return picture{ID: id, Alt: c.Alt, Wide: wide, Narrow: narrow}, cmp.Or(err, second)
 }
 
 // styles collects the styles of pictures. A page has each of them once, as a class, with
