@@ -1,7 +1,6 @@
 package report
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -124,14 +123,20 @@ func (o Output) Comparison(c Comparison) error { return o.lines(line{Comparison:
 
 // Write writes a whole report, as a run writes it part by part.
 func (o Output) Write(r *Report) error {
-	err := o.Started(r)
+	var list []line
 	for i := range r.Cases {
-		err = cmp.Or(err, o.Case(r.Cases[i]))
+		list = append(list, line{Case: &r.Cases[i]})
 	}
 	for i := range r.Comparisons {
-		err = cmp.Or(err, o.Comparison(r.Comparisons[i]))
+		list = append(list, line{Comparison: &r.Comparisons[i]})
 	}
-	return cmp.Or(err, o.Finished(r))
+	if err := o.Started(r); err != nil {
+		return err
+	}
+	if err := o.lines(list...); err != nil {
+		return err
+	}
+	return o.Finished(r)
 }
 
 // Finished writes what has not been written yet.

@@ -23,29 +23,38 @@ type nvMatrix struct {
 	sum        float64
 }
 
+// text has the values as they are printed.
+func (m nvMatrix) text(format byte, digits int) (rows [][]string) {
+	for _, values := range m.rows {
+		row := slices.Repeat([]string{"N/A"}, len(values))
+		for i, v := range values {
+			if v != nil {
+				row[i] = strconv.FormatFloat(*v, format, digits, 64)
+			}
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
 // nvTests are the cases of nvbandwidth that the report has.
 func nvTests(r *Report) (list []nvTest) {
 	ours := without(r.Cases, func(c Case) bool { return c.Axes.Of("test") == nil })
-	for _, g := range GroupBy(ours, func(c Case) string {
+	name := func(c Case) string {
 		if c.Axes.text(axisMem) == "vmm" {
 			return c.Axes.text("test") + "_vmm"
 		}
 		return c.Axes.text("test")
-	}) {
-		t := nvTest{name: g.Key, status: "Waived"}
+	}
+	for _, g := range GroupBy(ours, name) {
+		t := nvTest{name: g.Key, status: "Passed", matrices: nvMatrices(r, g.Key, g.Of)}
 		for _, c := range g.Of {
 			if c.Status != Passed {
-				t.reason = string(c.Reason)
-			}
-			if c.Status != Waived {
-				t.status = "Passed"
+				t.status, t.reason = "Error", string(c.Reason)
 			}
 		}
-		if t.status == "Passed" {
-			t.matrices = nvMatrices(r, g.Key, g.Of)
-		}
-		if t.status == "Passed" && slices.ContainsFunc(g.Of, func(c Case) bool { return c.Status != Passed }) {
-			t.status = "Error"
+		if !slices.ContainsFunc(g.Of, func(c Case) bool { return c.Status != Waived }) {
+			t.status, t.matrices = "Waived", nil
 		}
 		list = append(list, t)
 	}
@@ -149,14 +158,10 @@ func writeNVBandwidth(w io.Writer, r *Report) error {
 				fmt.Fprintf(&b, "%10d", i)
 			}
 			b.WriteByte('\n')
-			for i, row := range m.rows {
+			for i, row := range m.text('f', 2) {
 				fmt.Fprintf(&b, "%2d", i)
-				for _, v := range row {
-					if v == nil {
-						fmt.Fprintf(&b, "%10s", "N/A")
-					} else {
-						fmt.Fprintf(&b, "%10.2f", *v)
-					}
+				for _, cell := range row {
+					fmt.Fprintf(&b, "%10s", cell)
 				}
 				b.WriteByte('\n')
 			}
@@ -186,17 +191,7 @@ func writeNVBandwidthJSON(w io.Writer, r *Report) error {
 		rows := [][]string{}
 		for _, m := range t.matrices { // of three, the rows of all are there, and the sum of the last
 			x["bandwidth_description"], x["sum"] = m.title, m.sum
-			for _, row := range m.rows {
-				line := []string{}
-				for _, v := range row {
-					cell := "N/A"
-					if v != nil {
-						cell = strconv.FormatFloat(*v, 'g', 6, 64)
-					}
-					line = append(line, cell)
-				}
-				rows = append(rows, line)
-			}
+			rows = append(rows, m.text('g', 6)...)
 			x["bandwidth_matrix"] = rows
 		}
 		tests = append(tests, x)
