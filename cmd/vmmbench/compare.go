@@ -58,23 +58,15 @@ func (b *baselineFlags) fails(base *report.Baseline, list []report.Comparison, o
 	verdict := func(what ...stat.Verdict) bool {
 		return slices.ContainsFunc(list, func(c report.Comparison) bool { return slices.Contains(what, c.Verdict) })
 	}
-	return slices.ContainsFunc(b.failOn.values, func(kind string) bool {
-		switch kind {
-		case failSlower:
-			return verdict(stat.Slower)
-		case failFaster:
-			return verdict(stat.Faster)
-		case failDifferent:
-			return verdict(stat.Slower, stat.Faster)
-		case failMissing:
-			return len(base.OnlyOld) > 0
-		case failFailed:
-			return failed(older, newer)
-		case failUnproven:
-			return !verdict(stat.Equal, stat.Slower, stat.Faster)
-		}
-		return false
-	})
+	is := map[string]bool{
+		failSlower:    verdict(stat.Slower),
+		failFaster:    verdict(stat.Faster),
+		failDifferent: verdict(stat.Slower, stat.Faster),
+		failMissing:   len(base.OnlyOld) > 0,
+		failFailed:    failed(older, newer),
+		failUnproven:  !verdict(stat.Equal, stat.Slower, stat.Faster),
+	}
+	return slices.ContainsFunc(b.failOn.values, func(kind string) bool { return is[kind] })
 }
 
 // failed reports whether a case of the new runs did not pass. One that is waived counts if it

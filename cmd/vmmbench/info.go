@@ -1,7 +1,7 @@
 package main
 
 import (
-	"encoding/hex"
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -146,23 +146,16 @@ func describeDevice(dev device) report.Device {
 	}
 	// A value that cannot be had does not hide the others.
 	var reasons []string
-	if free, _, err := dev.MemInfo(); err == nil {
-		d.Free = &free
-	} else {
-		reasons = append(reasons, err.Error())
+	known := func(n uint64, err error) *uint64 {
+		if err != nil {
+			reasons = append(reasons, err.Error())
+			return nil
+		}
+		return &n
 	}
-	drv := dev.Driver()
-	prop := driver.Prop{Location: location(dev)}
-	if n, err := drv.Granularity(prop); err == nil {
-		d.Granularity = &n
-	} else {
-		reasons = append(reasons, err.Error())
-	}
-	if n, err := drv.GranularityRecommended(prop); err == nil {
-		d.Recommended = &n
-	} else {
-		reasons = append(reasons, err.Error())
-	}
+	free, _, err := dev.MemInfo()
+	drv, prop := dev.Driver(), driver.Prop{Location: location(dev)}
+	d.Free, d.Granularity, d.Recommended = known(free, err), known(drv.Granularity(prop)), known(drv.GranularityRecommended(prop))
 	all, err := drv.Devices()
 	if err != nil {
 		reasons = append(reasons, err.Error())
@@ -205,16 +198,12 @@ func uuid(u [16]byte) report.Text {
 	if u == [16]byte{} {
 		return ""
 	}
-	h := hex.EncodeToString(u[:])
-	return report.Text(strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-"))
+	return report.Text(fmt.Sprintf("%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:]))
 }
 
 // runInfo describes the command that runs.
 func (a *app) runInfo(command string, start time.Time) report.Run {
-	args := a.args
-	if args == nil {
-		args = []string{}
-	}
+	args := append([]string{}, a.args...)
 	return report.Run{Command: command, Args: args, Version: version(), Started: start.UTC().Format(time.RFC3339)}
 }
 
@@ -234,10 +223,10 @@ func version() report.Text {
 	}
 	v := b.Main.Version
 	for _, s := range b.Settings {
-		if s.Key == "vcs.revision" {
+		switch {
+		case s.Key == "vcs.revision":
 			v += " " + s.Value
-		}
-		if s.Key == "vcs.modified" && s.Value == "true" {
+		case s.Key == "vcs.modified" && s.Value == "true":
 			v += " modified"
 		}
 	}
@@ -247,9 +236,5 @@ func version() report.Text {
 // fullVersion is what --version prints: the version, the commit, and what the program
 // was built with and for. It loads no driver.
 func fullVersion() string {
-	v := version()
-	if v == "" {
-		v = "of an unknown version"
-	}
-	return fmt.Sprintf("%s %s %s/%s", v, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("%s %s %s/%s", cmp.Or(version(), "of an unknown version"), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }

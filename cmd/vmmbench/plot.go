@@ -39,9 +39,9 @@ to draw, plot fails.`,
   vmmbench plot grow.json --kind growth --theme dark -o growth.png`,
 	})
 	c.Args = wantReports
-	output, theme := ".", choice{value: plot.Light.Name}
+	output, theme, themes := ".", choice{value: plot.Light.Name}, map[string]plot.Theme{}
 	for _, t := range plot.Themes {
-		theme.of = append(theme.of, t.Name)
+		theme.of, themes[t.Name] = append(theme.of, t.Name), t
 	}
 	format := choice{value: plot.Formats[0], of: plot.Formats}
 	var kinds choices
@@ -72,7 +72,7 @@ to draw, plot fails.`,
 		if err != nil {
 			return err
 		}
-		style := pictureStyle{themeOf(theme.value), format.value, *width}
+		style := pictureStyle{themes[theme.value], format.value, *width}
 		if single != "" {
 			style.format = single
 			if len(pictures) != 1 {
@@ -108,10 +108,6 @@ func pictureFormat(name string) (string, error) {
 		return "", fmt.Errorf("-o %s: pictures are .%s files; if this is to be a folder, end it in /", name, strings.Join(plot.Formats, " or ."))
 	}
 	return suffix, nil
-}
-
-func themeOf(name string) plot.Theme {
-	return plot.Themes[slices.IndexFunc(plot.Themes, func(t plot.Theme) bool { return t.Name == name })]
 }
 
 // picture is a picture and the name of its file.

@@ -20,6 +20,7 @@ package benchdoc
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -46,11 +47,11 @@ var withFigures = []string{document, "others.md", "../README.md"}
 // their names below dir, and changes nothing. stale are the pictures and pages that are not
 // made any more.
 func files(dir string) (made map[string][]byte, stale []string, err error) {
-	data, err := loadData(filepath.Join(dir, dataDir))
+	data, err := load(filepath.Join(dir, dataDir), readReport)
 	if err != nil {
 		return nil, nil, err
 	}
-	programs, err := loadPrograms(filepath.Join(dir, dataDir, "programs"))
+	programs, err := load(filepath.Join(dir, dataDir, "programs"), readPrograms)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -113,29 +114,29 @@ const blockStart, blockEnd, commentEnd = "<!-- bench ", "<!-- /bench -->", " -->
 // fill replaces what is in the blocks of the text.
 func (f *filler) fill(text string) (string, error) {
 	var b strings.Builder
-	for n, rest := 1, text; rest != ""; {
-		line, after, _ := strings.Cut(rest, "\n")
-		b.WriteString(line + "\n")
-		rest = after
-		if strings.HasPrefix(line, blockEnd) {
-			return "", fmt.Errorf("line %d: the end of a block that has no start", n)
+	open := 0 // the line in which a block has started
+	for i, line := range strings.SplitAfter(text, "\n") {
+		starts, ends := strings.HasPrefix(line, blockStart), strings.HasPrefix(line, blockEnd)
+		switch {
+		case starts && open == 0:
+			open = i + 1
+			line = strings.TrimSpace(line)
+			filled, err := f.block(strings.Fields(strings.TrimSuffix(strings.TrimPrefix(line, blockStart), commentEnd)))
+			if err != nil {
+				return "", fmt.Errorf("line %d: %s: %w", open, line, err)
+			}
+			b.WriteString(line + "\n\n" + filled + "\n\n")
+		case starts:
+			return "", fmt.Errorf("line %d: the block has no end", open)
+		case ends && open == 0:
+			return "", fmt.Errorf("line %d: the end of a block that has no start", i+1)
+		case ends || open == 0:
+			open = 0
+			b.WriteString(line)
 		}
-		n++
-		if !strings.HasPrefix(line, blockStart) {
-			continue
-		}
-		old, after, closed := strings.Cut("\n"+rest, "\n"+blockEnd+"\n")
-		if !closed || strings.Contains(old, "\n"+blockStart) {
-			return "", fmt.Errorf("line %d: the block has no end", n-1)
-		}
-		words := strings.Fields(strings.TrimSuffix(strings.TrimPrefix(line, blockStart), commentEnd))
-		filled, err := f.block(words)
-		if err != nil {
-			return "", fmt.Errorf("line %d: %s: %w", n-1, line, err)
-		}
-		b.WriteString("\n" + filled + "\n\n" + blockEnd + "\n")
-		n += strings.Count(old, "\n") + 1
-		rest = after
+	}
+	if open > 0 {
+		return "", fmt.Errorf("line %d: the block has no end", open)
 	}
 	if len(f.unused) > 0 {
 		return "", fmt.Errorf("no block shows %s", strings.Join(f.unused, ", "))
@@ -160,37 +161,33 @@ func (f *filler) block(words []string) (string, error) {
 		return "", fmt.Errorf("%q is none of %v", what, slices.Sorted(maps.Keys(blocks)))
 	}
 	var list []source
-	var only []string
 	options := map[string]string{}
 	for _, word := range words[1:] {
 		if key, value, ok := strings.Cut(word, "="); ok {
 			options[key] = value
-			if key == "only" {
-				only = strings.Split(value, ",")
-			}
 			continue
 		}
+		names := []string{word}
 		if word == "*" {
-			for _, name := range slices.Sorted(maps.Keys(f.data)) {
-				list = append(list, source{name, f.data[name]})
-			}
-			if what == "reports" { // it links to each; elsewhere a block of its own has to show each
-				f.unused = nil
-			}
-			continue
+			names = slices.Sorted(maps.Keys(f.data))
 		}
-		r := f.data[word]
-		if r == nil {
-			return "", fmt.Errorf("no %s in docs/%s", word, dataDir)
+		for _, name := range names {
+			r := f.data[name]
+			if r == nil {
+				return "", fmt.Errorf("no %s in docs/%s", name, dataDir)
+			}
+			list = append(list, source{name, r})
+			// Of all, only a list with links shows each; elsewhere a block of its own has to.
+			if word != "*" || what == "reports" {
+				f.unused = slices.DeleteFunc(f.unused, func(unused string) bool { return unused == name })
+			}
 		}
-		f.unused = slices.DeleteFunc(f.unused, func(name string) bool { return name == word })
-		list = append(list, source{word, r})
 	}
 	for i := range list {
-		if only == nil {
+		if options["only"] == "" {
 			continue
 		}
-		if list[i].Report = list[i].Only(only...); len(list[i].Cases) == 0 {
+		if list[i].Report = list[i].Only(strings.Split(options["only"], ",")...); len(list[i].Cases) == 0 {
 			return "", fmt.Errorf("%s has no such cases", list[i].file)
 		}
 	}
@@ -204,20 +201,13 @@ func (f *filler) block(words []string) (string, error) {
 // Write writes what files makes, and removes the stale pictures.
 func Write(dir string) error {
 	made, stale, err := files(dir)
-	if err != nil {
-		return err
-	}
 	for name, text := range made {
-		if err := os.WriteFile(filepath.Join(dir, name), text, 0o666); err != nil {
-			return err
-		}
+		err = cmp.Or(err, os.WriteFile(filepath.Join(dir, name), text, 0o666))
 	}
 	for _, name := range stale {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil {
-			return err
-		}
+		err = cmp.Or(err, os.Remove(filepath.Join(dir, name)))
 	}
-	return nil
+	return err
 }
 
 // Check returns an error that names what Write would change.

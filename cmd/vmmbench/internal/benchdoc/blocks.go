@@ -95,16 +95,11 @@ func pivot(_ *filler, options map[string]string, list []source) (string, error) 
 // machineOf names the devices.
 func machineOf(r *report.Report) string {
 	var names []string
-	count := map[string]int{}
-	for _, d := range r.Devices {
-		if count[d.Name]++; count[d.Name] == 1 {
-			names = append(names, d.Name)
+	for _, g := range report.GroupBy(r.Devices, func(d report.Device) string { return d.Name }) {
+		if n := len(g.Of); n > 1 {
+			g.Key = fmt.Sprintf("%d %s", n, g.Key)
 		}
-	}
-	for i, name := range names {
-		if n := count[name]; n > 1 {
-			names[i] = fmt.Sprintf("%d %s", n, name)
-		}
+		names = append(names, g.Key)
 	}
 	return strings.Join(names, ", ")
 }
@@ -213,17 +208,5 @@ func markdownTable(header []string, rows [][]string) string {
 	if len(rows) == 0 {
 		return ""
 	}
-	var b strings.Builder
-	line := func(cells []string) {
-		for _, cell := range cells {
-			b.WriteString("| " + strings.ReplaceAll(cell, "|", `\|`) + " ")
-		}
-		b.WriteString("|\n")
-	}
-	line(header)
-	line(slices.Repeat([]string{"---"}, len(header)))
-	for _, row := range rows {
-		line(row)
-	}
-	return strings.TrimSuffix(b.String(), "\n")
+	return report.NewTable(header, rows, 0).RenderMarkdown()
 }

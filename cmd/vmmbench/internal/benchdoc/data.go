@@ -23,58 +23,43 @@ type program struct {
 	Command string  `json:"command"`
 }
 
-// loadPrograms reads the figures of other programs, by the files' names and their own, as a
-// document prints them.
-func loadPrograms(dir string) (map[string]map[string]string, error) {
+// load reads all JSON files of a folder, by their names.
+func load[T any](dir string, read func([]byte) (T, error)) (map[string]T, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]map[string]string{}
+	all := map[string]T{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
-		var list []program
-		if err := json.Unmarshal(text, &list); err != nil {
+		if all[filepath.Base(file)], err = read(text); err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
-		figures := map[string]string{}
-		for _, p := range list {
-			if p.Name == "" || p.Meaning == "" || p.Machine == "" || p.Commit == "" || p.Command == "" {
-				return nil, fmt.Errorf("%s: %q does not say what, where and how it was measured", file, p.Name)
-			}
-			figures[p.Name] = strings.TrimSpace(strconv.FormatFloat(p.Value, 'f', -1, 64) + " " + p.Unit)
-		}
-		all[filepath.Base(file)] = figures
 	}
-	return all, nil
+	return all, err
+}
+
+// readReport reads a report.
+func readReport(text []byte) (*report.Report, error) { return report.Read(bytes.NewReader(text)) }
+
+// readPrograms reads figures of other programs, by their names, as a document prints them.
+func readPrograms(text []byte) (map[string]string, error) {
+	var list []program
+	if err := json.Unmarshal(text, &list); err != nil {
+		return nil, err
+	}
+	figures := map[string]string{}
+	for _, p := range list {
+		if p.Name == "" || p.Meaning == "" || p.Machine == "" || p.Commit == "" || p.Command == "" {
+			return nil, fmt.Errorf("%q does not say what, where and how it was measured", p.Name)
+		}
+		figures[p.Name] = strings.TrimSpace(strconv.FormatFloat(p.Value, 'f', -1, 64) + " " + p.Unit)
+	}
+	return figures, nil
 }
 
 // maxData is how large the file of a report may be, in bytes.
 const maxData = 400 << 10
-
-// loadData reads all reports of a folder, by their files' names.
-func loadData(dir string) (map[string]*report.Report, error) {
-	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
-	if err != nil {
-		return nil, err
-	}
-	data := map[string]*report.Report{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
-		r, err := report.Read(bytes.NewReader(text))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-		data[filepath.Base(file)] = r
-	}
-	return data, nil
-}
 
 // encode is a report as it is kept: on one line, without the names of the files that the
 // run has written. If it would be larger than limit, it has no samples of steps.

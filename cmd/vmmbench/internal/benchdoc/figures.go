@@ -43,9 +43,9 @@ func (f *filler) figure(program bool, file, what string) (string, error) {
 	}
 	figure, err := r.Figure(what)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", file, err)
+		err = fmt.Errorf("%s: %w", file, err)
 	}
-	return figure, nil
+	return figure, err
 }
 
 // othersFigures begins the heading of a section whose figures are not ours.

@@ -10,9 +10,8 @@ package machine
 //	host_linux.go  limits of this process, and the kernel
 //	host_other.go  the same on other systems
 //	state.go       AddState: the state of host and devices
-//	paths.go       AddPaths: what connects the devices
 //	freememory.go  FreeMemory: how much more memory this process can have
 //	cpus.go        lists of CPUs, and those of a NUMA node
-//	nvml.go        what NVML says of GPUs
+//	nvml.go        what NVML says of GPUs, and AddPaths: of what connects them
 //	nvml_cgo.go    the calls of NVML
 //	nvml_stub.go   builds without NVML

@@ -68,12 +68,9 @@ func memoryGroups(root string) []memoryGroup {
 // cache that were not used for a while count as used, but the system drops them
 // when it needs memory.
 func (g memoryGroup) available() (left uint64, limited bool) {
-	limit, ok := readNumber(g.limit)
-	if !ok {
-		return 0, false
-	}
-	used, ok := readNumber(g.used)
-	if !ok {
+	limit, err := readNumber(g.limit)
+	used, err2 := readNumber(g.used)
+	if err != nil || err2 != nil {
 		return 0, false
 	}
 	used -= min(used, g.reclaimable())
@@ -81,14 +78,11 @@ func (g memoryGroup) available() (left uint64, limited bool) {
 }
 
 // reclaimable is the size of those files.
-func (g memoryGroup) reclaimable() uint64 {
-	text, err := os.ReadFile(g.stat)
-	if err != nil {
-		return 0
-	}
+func (g memoryGroup) reclaimable() (n uint64) {
+	text, _ := os.ReadFile(g.stat)
 	for line := range strings.Lines(string(text)) {
 		if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); name == g.cache {
-			n, _ := strconv.ParseUint(value, 10, 64) // 0 if it is no number
+			n, _ = strconv.ParseUint(value, 10, 64) // 0 if it is no number
 			return n
 		}
 	}
@@ -96,12 +90,11 @@ func (g memoryGroup) reclaimable() uint64 {
 }
 
 // readNumber reads a file that has one number. If there is no limit, the file has
-// the word max instead, and ok is false.
-func readNumber(file string) (n uint64, ok bool) {
+// the word max instead, which is an error.
+func readNumber(file string) (uint64, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return 0, false
+		return 0, err
 	}
-	n, err = strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	return n, err == nil
+	return strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 }

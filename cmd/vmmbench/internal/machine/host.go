@@ -4,7 +4,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -42,14 +41,11 @@ func procField(file, name string) string {
 // mapCount is the number of mappings that the system allows a process.
 func mapCount(root string) report.Limit {
 	l := report.Limit{Name: "vm.max_map_count"}
-	b, err := os.ReadFile(filepath.Join(root, "proc/sys/vm/max_map_count"))
-	if err == nil {
-		var n uint64
-		if n, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64); err == nil {
-			l.Value = &n
-			return l
-		}
+	n, err := readNumber(filepath.Join(root, "proc/sys/vm/max_map_count"))
+	if err != nil {
+		l.Reason = report.Text(err.Error())
+		return l
 	}
-	l.Reason = report.Text(err.Error())
+	l.Value = &n
 	return l
 }

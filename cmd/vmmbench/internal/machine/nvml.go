@@ -3,7 +3,6 @@ package machine
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,24 +14,9 @@ import (
 // library is NVML, as far as it is used here. Every call may fail by itself: an old
 // driver lacks functions, a MIG instance and a virtual GPU lack values.
 type library interface {
-	driver() (string, error)    // version of the kernel driver
-	find(which id) (gpu, error) // the GPU or MIG instance
-	close() error
-}
-
-// gpu is a GPU, or a MIG instance together with its GPU.
-type gpu interface {
-	value(query) (uint64, error)
-	processes() ([]process, error)
-	nvlinksTo(other gpu) (int, error)  // of those, how many lead there, also through switches
-	level(other gpu) (string, error)   // of the PCIe path, as nvidia-smi topo -m has it
-	refusal(other gpu) (string, error) // why there is no peer access; empty if there is
-}
-
-// process is one that uses a GPU. bytes is nil if the driver does not say.
-type process struct {
-	pid   uint32
-	bytes *uint64
+	state(s *report.DeviceState, which id, missing *reasons) // fills in what NVML knows of a GPU
+	path(l *report.Link, from, to id, missing *reasons)      // fills in what connects two
+	close()
 }
 
 // id names a GPU for NVML. A MIG instance has a UUID of its own.
@@ -49,33 +33,45 @@ func idOf(d report.Device) (which id, ok bool) {
 	return id{"GPU-" + string(d.UUID), string(d.PCI), false}, strings.HasPrefix(d.Open, "cuda:")
 }
 
-// query is a number that NVML knows of a GPU.
-type query int
-
-const (
-	clockSM     query = iota // MHz
-	clockSMMax               // MHz
-	clockMemory              // MHz
-	temperature              // degrees Celsius
-	power                    // milliwatts
-	powerLimit               // milliwatts
-	throttle                 // bits, as in throttles
-	pcieGeneration
-	pcieGenerationMax
-	pcieWidth
-	pcieWidthMax
-	ecc         // 1 is on
-	utilization // percent
-	queries
-)
-
-// queryNames are the names that the values have in the report, without units.
-var queryNames = [queries]string{
-	"clock_sm", "clock_sm_max", "clock_memory", "temperature", "power", "power_limit", "throttle",
-	"pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "ecc", "utilization",
+// AddPaths fills in what connects the devices of each link, by NVML: Path, NVLinks and
+// Refused. Links between memory of the host have none of these.
+func AddPaths(devices []report.Device, links []*report.Link) {
+	addPaths(devices, links, openNVML)
 }
 
-func (q query) String() string { return queryNames[q] }
+func addPaths(devices []report.Device, links []*report.Link, open func() (library, error)) {
+	ids := map[string]id{}
+	for _, d := range devices {
+		if which, ok := idOf(d); ok {
+			ids[d.Open] = which
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	lib, absent := open()
+	if absent == nil {
+		defer lib.close()
+	}
+	for _, l := range links {
+		from, ok := ids[l.From]
+		to, too := ids[l.To]
+		if !ok || !too {
+			continue
+		}
+		var missing reasons
+		if absent != nil {
+			missing.add("path", absent)
+		} else {
+			lib.path(l, from, to, &missing)
+		}
+		if text := missing.text(); l.Reason == "" {
+			l.Reason = text
+		} else if text != "" {
+			l.Reason += "; " + text
+		}
+	}
+}
 
 // throttles are the bits of throttle, from the lowest on.
 var throttles = []string{
@@ -93,7 +89,7 @@ func deviceStates(root string, devices []report.Device, open func() (library, er
 	}
 	lib, err := open()
 	if err == nil {
-		defer lib.close() //nolint:errcheck // what was read is right all the same
+		defer lib.close()
 	}
 	for i, d := range devices {
 		if which, ok := idOf(d); ok {
@@ -112,92 +108,10 @@ func deviceState(root string, which id, lib library, absent error) *report.Devic
 	if absent != nil {
 		missing.add("NVML", absent)
 	} else {
-		version, err := lib.driver()
-		s.DriverVersion = report.Text(version)
-		missing.add("driver_version", err)
-		g, err := lib.find(which)
-		if err != nil {
-			missing.add("NVML", err)
-		} else {
-			fromNVML(s, g, &missing)
-		}
+		lib.state(s, which, &missing)
 	}
 	s.Reason = missing.text()
 	return s
-}
-
-// fromNVML fills in what NVML knows.
-func fromNVML(s *report.DeviceState, g gpu, missing *reasons) {
-	get := func(q query) *uint64 {
-		n, err := g.value(q)
-		if err != nil {
-			missing.add(q.String(), err)
-			return nil
-		}
-		return &n
-	}
-	watts := func(q query) *float64 {
-		n := get(q)
-		if n == nil {
-			return nil
-		}
-		w := float64(*n) / 1000
-		return &w
-	}
-	s.ClockSM, s.ClockSMMax, s.ClockMemory = get(clockSM), get(clockSMMax), get(clockMemory)
-	s.Temperature, s.Power, s.PowerLimit = get(temperature), watts(power), watts(powerLimit)
-	if bits := get(throttle); bits != nil {
-		s.Throttle = throttleNames(*bits)
-	}
-	// The maxima of fromSystem are those of the GPU alone. NVML has those with its slot.
-	for _, x := range []struct {
-		query
-		field **uint64
-	}{
-		{pcieGeneration, &s.PCIeGeneration}, {pcieGenerationMax, &s.PCIeGenerationMax},
-		{pcieWidth, &s.PCIeWidth}, {pcieWidthMax, &s.PCIeWidthMax},
-	} {
-		if n, err := g.value(x.query); err == nil {
-			*x.field = &n
-		} else if *x.field == nil {
-			missing.add(x.String(), err)
-		}
-	}
-	if n := get(ecc); n != nil {
-		on := *n == 1
-		s.ECC = &on
-	}
-	s.Utilization = get(utilization)
-	otherProcesses(s, g, missing)
-}
-
-// otherProcesses counts the processes on the GPU but for this one.
-func otherProcesses(s *report.DeviceState, g gpu, missing *reasons) {
-	all, err := g.processes()
-	if err != nil {
-		missing.add("other_processes", err)
-		return
-	}
-	// Their memory is known only if that of each of them is.
-	var count, bytes uint64
-	known := true
-	for _, p := range all {
-		if int(p.pid) == os.Getpid() {
-			continue
-		}
-		count++
-		if p.bytes == nil {
-			known = false
-			continue
-		}
-		bytes += *p.bytes
-	}
-	s.Processes = &count
-	if known {
-		s.ProcessesMemory = &bytes
-	} else {
-		missing.add("other_processes_memory", errors.New("the driver does not give it for each process"))
-	}
 }
 
 // throttleNames are the names of the bits that are set.
@@ -235,16 +149,17 @@ func fromSystem(s *report.DeviceState, root, pci string, missing *reasons) {
 	}
 	s.CPUs = report.Text(read("cpu_affinity", "local_cpulist"))
 	// What is unknown of the link is 0, 63, 255 or a text.
-	for file, field := range map[string]**uint64{"current_link_width": &s.PCIeWidth, "max_link_width": &s.PCIeWidthMax} {
+	for file, field := range map[string]**uint64{
+		"current_link_width": &s.PCIeWidth, "max_link_width": &s.PCIeWidthMax,
+		"current_link_speed": &s.PCIeGeneration, "max_link_speed": &s.PCIeGenerationMax,
+	} {
 		text, _ := line(root, filepath.Join(dir, file))
-		if n, err := strconv.ParseUint(text, 10, 64); err == nil && n > 0 && n <= 32 {
-			*field = &n
+		text, _, speed := strings.Cut(text, " ")
+		n, err := strconv.ParseUint(text, 10, 64)
+		if speed {
+			n, err = pcieGenerations[text], nil
 		}
-	}
-	for file, field := range map[string]**uint64{"current_link_speed": &s.PCIeGeneration, "max_link_speed": &s.PCIeGenerationMax} {
-		text, _ := line(root, filepath.Join(dir, file))
-		speed, _, _ := strings.Cut(text, " ")
-		if n, ok := pcieGenerations[speed]; ok {
+		if err == nil && n > 0 && n <= 32 {
 			*field = &n
 		}
 	}

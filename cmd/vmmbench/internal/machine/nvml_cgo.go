@@ -3,10 +3,15 @@
 package machine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
 // openNVML loads NVML where the loader finds it. The caller must close it.
@@ -44,19 +49,10 @@ func call[T any](l nvml.Interface, f func() (T, nvml.Return), symbols ...string)
 	return result, nil
 }
 
-func (l nvmlLibrary) close() error {
-	if r := l.Shutdown(); r != nvml.SUCCESS {
-		return r
-	}
-	return nil
-}
-
-func (l nvmlLibrary) driver() (string, error) {
-	return call(l, l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion")
-}
+func (l nvmlLibrary) close() { _ = l.Shutdown() } // what was read is right all the same
 
 // find finds a GPU by its UUID, or else by its place on the PCI bus.
-func (l nvmlLibrary) find(which id) (gpu, error) {
+func (l nvmlLibrary) find(which id) (g nvmlGPU, err error) {
 	byUUID := func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByUUID(which.uuid) }
 	d, err := call(l, byUUID, "nvmlDeviceGetHandleByUUID")
 	// A MIG instance is found by its UUID only. By PCI address its GPU is, which has most values.
@@ -66,17 +62,16 @@ func (l nvmlLibrary) find(which id) (gpu, error) {
 	}
 	if err != nil && which.pci != "" {
 		byPCI := func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByPciBusId(which.pci) }
-		var second error
-		d, second = call(l, byPCI, "nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
+		parent, second := call(l, byPCI, "nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
 		if second == nil && which.mig {
-			return nvmlGPU{l, nil, d}, nil
+			return nvmlGPU{l, nil, parent}, nil
 		}
 		if second == nil {
-			err = nil
+			d, err = parent, nil
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s is not found: %w", which.uuid, err)
+		return g, fmt.Errorf("%s is not found: %w", which.uuid, err)
 	}
 	return nvmlGPU{l, d, d}, nil
 }
@@ -91,74 +86,103 @@ type nvmlGPU struct {
 
 var errNoInstance = errors.New("the MIG instance is not found")
 
-// number makes a call that returns a number of any kind.
-func number[T ~int | ~int32 | ~uint32 | ~uint64](g nvmlGPU, symbol string, f func() (T, nvml.Return)) (uint64, error) {
-	n, err := call(g.lib, f, symbol)
-	return uint64(n), err
+// number is a call that returns a number of any kind.
+func number[T ~int | ~int32 | ~uint32](f func() (T, nvml.Return)) func() (uint64, nvml.Return) {
+	return func() (uint64, nvml.Return) {
+		n, r := f()
+		return uint64(n), r
+	}
 }
 
-func (g nvmlGPU) value(q query) (uint64, error) {
+// numberOf is a call with an argument.
+func numberOf[A any](f func(A) (uint32, nvml.Return), a A) func() (uint64, nvml.Return) {
+	return number(func() (uint32, nvml.Return) { return f(a) })
+}
+
+// state implements library.
+func (l nvmlLibrary) state(s *report.DeviceState, which id, missing *reasons) {
+	version, err := call(l, l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion")
+	s.DriverVersion = report.Text(version)
+	missing.add("driver_version", err)
+	g, err := l.find(which)
+	if err != nil {
+		missing.add("NVML", err)
+		return
+	}
 	d := g.parent
-	clock := func(symbol string, f func(nvml.ClockType) (uint32, nvml.Return), of nvml.ClockType) (uint64, error) {
-		return number(g, symbol, func() (uint32, nvml.Return) { return f(of) })
-	}
-	switch q {
-	case clockSM:
-		return clock("nvmlDeviceGetClockInfo", d.GetClockInfo, nvml.CLOCK_SM)
-	case clockSMMax:
-		return clock("nvmlDeviceGetMaxClockInfo", d.GetMaxClockInfo, nvml.CLOCK_SM)
-	case clockMemory:
-		return clock("nvmlDeviceGetClockInfo", d.GetClockInfo, nvml.CLOCK_MEM)
-	case temperature:
-		return number(g, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) { return d.GetTemperature(nvml.TEMPERATURE_GPU) })
-	case power:
-		return number(g, "nvmlDeviceGetPowerUsage", d.GetPowerUsage)
-	case powerLimit:
-		return number(g, "nvmlDeviceGetEnforcedPowerLimit", d.GetEnforcedPowerLimit)
-	case throttle:
-		// The second is the old name of the first.
-		bits, err := number(g, "nvmlDeviceGetCurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
-		if err != nil {
-			bits, err = number(g, "nvmlDeviceGetCurrentClocksThrottleReasons", d.GetCurrentClocksThrottleReasons)
+	get := func(name string, field **uint64, symbol string, f func() (uint64, nvml.Return)) {
+		// Of the link, the system has given the maxima of the GPU alone. NVML has those with its slot.
+		if n, err := call(l, f, "nvmlDeviceGet"+symbol); err == nil {
+			*field = &n
+		} else if *field == nil {
+			missing.add(name, err)
 		}
-		return bits, err
-	case pcieGeneration:
-		return number(g, "nvmlDeviceGetCurrPcieLinkGeneration", d.GetCurrPcieLinkGeneration)
-	case pcieGenerationMax:
-		return number(g, "nvmlDeviceGetMaxPcieLinkGeneration", d.GetMaxPcieLinkGeneration)
-	case pcieWidth:
-		return number(g, "nvmlDeviceGetCurrPcieLinkWidth", d.GetCurrPcieLinkWidth)
-	case pcieWidthMax:
-		return number(g, "nvmlDeviceGetMaxPcieLinkWidth", d.GetMaxPcieLinkWidth)
-	case ecc:
-		return number(g, "nvmlDeviceGetEccMode", func() (nvml.EnableState, nvml.Return) {
-			current, _, r := d.GetEccMode()
-			return current, r
-		})
-	case utilization: // that of a MIG instance itself, which NVML may not have
-		if g.own == nil {
-			return 0, errNoInstance
-		}
-		u, err := call(g.lib, g.own.GetUtilizationRates, "nvmlDeviceGetUtilizationRates")
-		return uint64(u.Gpu), err
 	}
-	return 0, fmt.Errorf("no query %d", q)
+	var power, powerLimit, ecc *uint64
+	get("clock_sm", &s.ClockSM, "ClockInfo", numberOf(d.GetClockInfo, nvml.CLOCK_SM))
+	get("clock_sm_max", &s.ClockSMMax, "MaxClockInfo", numberOf(d.GetMaxClockInfo, nvml.CLOCK_SM))
+	get("clock_memory", &s.ClockMemory, "ClockInfo", numberOf(d.GetClockInfo, nvml.CLOCK_MEM))
+	get("temperature", &s.Temperature, "Temperature", numberOf(d.GetTemperature, nvml.TEMPERATURE_GPU))
+	get("power", &power, "PowerUsage", number(d.GetPowerUsage))
+	get("power_limit", &powerLimit, "EnforcedPowerLimit", number(d.GetEnforcedPowerLimit))
+	// The second is the old name of the first.
+	bits, err := call(l, d.GetCurrentClocksEventReasons, "nvmlDeviceGetCurrentClocksEventReasons")
+	if err != nil {
+		bits, err = call(l, d.GetCurrentClocksThrottleReasons, "nvmlDeviceGetCurrentClocksThrottleReasons")
+	}
+	if missing.add("throttle", err); err == nil {
+		s.Throttle = throttleNames(bits)
+	}
+	get("pcie_generation", &s.PCIeGeneration, "CurrPcieLinkGeneration", number(d.GetCurrPcieLinkGeneration))
+	get("pcie_generation_max", &s.PCIeGenerationMax, "MaxPcieLinkGeneration", number(d.GetMaxPcieLinkGeneration))
+	get("pcie_width", &s.PCIeWidth, "CurrPcieLinkWidth", number(d.GetCurrPcieLinkWidth))
+	get("pcie_width_max", &s.PCIeWidthMax, "MaxPcieLinkWidth", number(d.GetMaxPcieLinkWidth))
+	get("ecc", &ecc, "EccMode", number(func() (nvml.EnableState, nvml.Return) {
+		current, _, r := d.GetEccMode()
+		return current, r
+	}))
+	s.Power, s.PowerLimit = watts(power), watts(powerLimit)
+	if ecc != nil {
+		on := *ecc == uint64(nvml.FEATURE_ENABLED)
+		s.ECC = &on
+	}
+	// These are of a MIG instance itself, of which NVML may not have them.
+	if g.own == nil {
+		missing.add("utilization", errNoInstance)
+		missing.add("other_processes", errNoInstance)
+		return
+	}
+	get("utilization", &s.Utilization, "UtilizationRates", func() (uint64, nvml.Return) {
+		u, r := g.own.GetUtilizationRates()
+		return uint64(u.Gpu), r
+	})
+	const symbol = "nvmlDeviceGetComputeRunningProcesses"
+	all, err := call(l, g.own.GetComputeRunningProcesses, symbol, symbol+"_v2", symbol+"_v3")
+	if err != nil {
+		missing.add("other_processes", err)
+		return
+	}
+	all = slices.DeleteFunc(all, func(p nvml.ProcessInfo) bool { return int(p.Pid) == os.Getpid() })
+	// Their memory is known only if that of each of them is: all bits stand for not available.
+	var count, bytes uint64
+	for _, p := range all {
+		count++
+		bytes += p.UsedGpuMemory
+	}
+	s.Processes = &count
+	if slices.ContainsFunc(all, func(p nvml.ProcessInfo) bool { return p.UsedGpuMemory == ^uint64(0) }) {
+		missing.add("other_processes_memory", errors.New("the driver does not give it for each process"))
+	} else {
+		s.ProcessesMemory = &bytes
+	}
 }
 
-func (g nvmlGPU) processes() ([]process, error) {
-	if g.own == nil {
-		return nil, errNoInstance
+func watts(milli *uint64) *float64 {
+	if milli == nil {
+		return nil
 	}
-	const symbol = "nvmlDeviceGetComputeRunningProcesses"
-	all, err := call(g.lib, g.own.GetComputeRunningProcesses, symbol, symbol+"_v2", symbol+"_v3")
-	list := make([]process, len(all))
-	for i, p := range all {
-		list[i] = process{pid: p.Pid}
-		if bytes := p.UsedGpuMemory; bytes != ^uint64(0) { // which stands for not available
-			list[i].bytes = &bytes
-		}
-	}
-	return list, err
+	w := float64(*milli) / 1000
+	return &w
 }
 
 // linksUp are the numbers of the NVLinks that are up. A GPU without NVLink has none.
@@ -179,8 +203,7 @@ func (g nvmlGPU) linksUp() (up []int, err error) {
 // nvlinksTo counts the NVLinks that end at the other GPU. If none does, but the driver
 // reaches it by NVLink, all links go through switches. Then as many are of use as the GPU
 // with fewer of them has.
-func (g nvmlGPU) nvlinksTo(other gpu) (int, error) {
-	to := other.(nvmlGPU) //nolint:forcetypeassert // both are from this library
+func (g nvmlGPU) nvlinksTo(to nvmlGPU) (int, error) {
 	up, err := g.linksUp()
 	if err != nil || len(up) == 0 {
 		return 0, err
@@ -221,32 +244,47 @@ var refusals = map[nvml.GpuP2PStatus]string{
 	nvml.P2P_STATUS_NOT_SUPPORTED:              "it is not supported",
 }
 
-func (g nvmlGPU) refusal(other gpu) (string, error) {
-	status, err := g.status(other.(nvmlGPU), nvml.P2P_CAPS_INDEX_READ) //nolint:forcetypeassert // both are from this library
-	switch text, known := refusals[status]; {
-	case err != nil || status == nvml.P2P_STATUS_OK:
-		return "", err
-	case known:
-		return text, nil
-	}
-	return "the driver does not say why", nil
-}
-
 // levels are the words of nvidia-smi topo -m.
 var levels = map[nvml.GpuTopologyLevel]string{
 	nvml.TOPOLOGY_INTERNAL: "PSB", nvml.TOPOLOGY_SINGLE: "PIX", nvml.TOPOLOGY_MULTIPLE: "PXB",
 	nvml.TOPOLOGY_HOSTBRIDGE: "PHB", nvml.TOPOLOGY_NODE: "NODE", nvml.TOPOLOGY_SYSTEM: "SYS",
 }
 
-func (g nvmlGPU) level(other gpu) (string, error) {
-	to := other.(nvmlGPU) //nolint:forcetypeassert // both are from this library
-	ask := func() (nvml.GpuTopologyLevel, nvml.Return) { return g.parent.GetTopologyCommonAncestor(to.parent) }
-	level, err := call(g.lib, ask, "nvmlDeviceGetTopologyCommonAncestor")
-	if err != nil {
-		return "", err
+// path implements library.
+func (l nvmlLibrary) path(link *report.Link, from, to id, missing *reasons) {
+	a, err := l.find(from)
+	b, err2 := l.find(to)
+	if err := cmp.Or(err, err2); err != nil {
+		missing.add("path", err)
+		return
 	}
-	if text, ok := levels[level]; ok {
-		return text, nil
+	switch status, err := a.status(b, nvml.P2P_CAPS_INDEX_READ); {
+	case err != nil:
+		missing.add("refused", err)
+	case status != nvml.P2P_STATUS_OK:
+		link.Refused = report.Text(cmp.Or(refusals[status], "the driver does not say why"))
 	}
-	return "", fmt.Errorf("unknown level %d", level)
+	// Two instances of one GPU need no way between them.
+	if from.pci != "" && from.pci == to.pci {
+		link.Path = "same GPU"
+		return
+	}
+	// NVLinks come first: traffic that can takes them.
+	n, err := a.nvlinksTo(b)
+	if err == nil {
+		link.NVLinks = &n
+		if n > 0 {
+			link.Path = report.Text(fmt.Sprintf("NV%d", n))
+			return
+		}
+	}
+	missing.add("nvlinks", err)
+	ask := func() (nvml.GpuTopologyLevel, nvml.Return) { return a.parent.GetTopologyCommonAncestor(b.parent) }
+	level, err := call(l, ask, "nvmlDeviceGetTopologyCommonAncestor")
+	if link.Path = report.Text(levels[level]); err != nil {
+		link.Path = ""
+	} else if link.Path == "" {
+		err = fmt.Errorf("unknown level %d", level)
+	}
+	missing.add("path", err)
 }

@@ -95,6 +95,20 @@ var symbols = map[string]string{
 	"nvmlDeviceGetComputeRunningProcesses_v3": "other_processes",
 }
 
+// Reports of the same machine are the same: reasons name what is missing in one order.
+func TestReasonsAreInOrder(t *testing.T) {
+	all := []string{"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"}
+	for symbol := range symbols {
+		all = append(all, symbol)
+	}
+	open := fakeNVML(t, all...)
+	for range 50 {
+		s := deviceStates(t.TempDir(), gpus()[:1], open)[0]
+		require.Contains(t, s.Reason, "driver_version, clock_sm, clock_sm_max, clock_memory, temperature, power, power_limit, throttle, "+
+			"pcie_generation, pcie_generation_max, pcie_width, pcie_width_max, ecc, utilization, other_processes: the driver is too old")
+	}
+}
+
 // A driver that lacks a function leaves one value out, and one that fails does.
 func TestStateWithoutAFunction(t *testing.T) {
 	all := make([]string, 0, len(symbols))

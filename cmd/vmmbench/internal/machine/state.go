@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,26 +16,19 @@ import (
 // AddState fills in the state of the host and of all devices of the report, as it is
 // at the start of a run. It returns no error: what cannot be read is null.
 func AddState(r *report.Report) {
-	host, devices := state("/", r.Devices, openNVML)
-	r.Host.State = host
-	for i := range r.Devices {
-		r.Devices[i].State = devices[i]
+	r.Host.State = hostState("/")
+	for i, s := range deviceStates("/", r.Devices, openNVML) {
+		r.Devices[i].State = s
 	}
 }
 
 // AddEndState is AddState for the end of a run. Beside the first state it shows whether
 // clocks went down or other users came.
 func AddEndState(r *report.Report) {
-	host, devices := state("/", r.Devices, openNVML)
-	r.Host.StateEnd = host
-	for i := range r.Devices {
-		r.Devices[i].StateEnd = devices[i]
+	r.Host.StateEnd = hostState("/")
+	for i, s := range deviceStates("/", r.Devices, openNVML) {
+		r.Devices[i].StateEnd = s
 	}
-}
-
-// state reads the state of the host and of each device.
-func state(root string, devices []report.Device, open func() (library, error)) (*report.HostState, []*report.DeviceState) {
-	return hostState(root), deviceStates(root, devices, open)
 }
 
 // hostState reads the state of the host.
@@ -65,15 +57,8 @@ func load(root string, missing *reasons) []float64 {
 		missing.add("load", err)
 		return nil
 	}
-	var list []float64
-	for _, field := range strings.Fields(text) {
-		n, err := strconv.ParseFloat(field, 64)
-		if err != nil || len(list) == 3 {
-			break
-		}
-		list = append(list, n)
-	}
-	if len(list) < 3 {
+	list := make([]float64, 3)
+	if _, err := fmt.Sscan(text, &list[0], &list[1], &list[2]); err != nil {
 		missing.add("load", fmt.Errorf("%q", text))
 		return nil
 	}

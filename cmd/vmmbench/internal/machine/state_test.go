@@ -147,25 +147,3 @@ func TestThrottleNames(t *testing.T) {
 	require.NotNil(t, throttleNames(0), "null would mean that it is not known")
 	require.Equal(t, []string{"idle", "display clock setting", "unknown 0x600"}, throttleNames(1|256|0x600))
 }
-
-// silentGPU knows nothing.
-type silentGPU struct{}
-
-var errSilent = errors.New("no value")
-
-func (silentGPU) value(query) (uint64, error)   { return 0, errSilent }
-func (silentGPU) processes() ([]process, error) { return nil, errSilent }
-func (silentGPU) nvlinksTo(gpu) (int, error)    { return 0, errSilent }
-func (silentGPU) level(gpu) (string, error)     { return "", errSilent }
-func (silentGPU) refusal(gpu) (string, error)   { return "", errSilent }
-
-// Reports of the same machine are the same: reasons name what is missing in one order.
-func TestReasonsAreInOrder(t *testing.T) {
-	for range 50 {
-		var s report.DeviceState
-		var why reasons
-		fromNVML(&s, silentGPU{}, &why)
-		require.Equal(t, report.Text("clock_sm, clock_sm_max, clock_memory, temperature, power, power_limit, throttle, "+
-			"pcie_generation, pcie_generation_max, pcie_width, pcie_width_max, ecc, utilization, other_processes: no value"), why.text())
-	}
-}

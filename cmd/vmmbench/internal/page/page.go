@@ -4,6 +4,7 @@ package page
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed" // the template and the styles
 	"fmt"
 	"html/template"
@@ -22,18 +23,19 @@ var pageText string
 //go:embed page.css
 var styleText string
 
-var pageTemplate = template.Must(template.New("page").Parse(pageText))
+var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
+	"findings": report.Findings, "about": report.About, "states": report.States, "abilities": report.Abilities, "figures": report.Figures,
+	"table": func(p report.Piece) template.HTML {
+		return template.HTML(strings.ReplaceAll(p.Table.RenderHTML(), "<th>", `<th scope="col">`)) // #nosec: go-pretty escapes it
+	},
+}).Parse(pageText))
 
 // section is one report on the page.
 type section struct {
 	ID, Title, Subtitle string
 	Warnings            []string
-	Findings            []string
-	About               []piece
-	States              []report.State
-	Abilities           []piece
+	Report              *report.Report
 	Groups              []group
-	Figures             []piece
 }
 
 // group has the pictures of one kind.
@@ -46,12 +48,6 @@ type group struct {
 type picture struct {
 	ID, Alt      string
 	Wide, Narrow template.HTML
-}
-
-// piece is a report.Piece whose table can go into the page.
-type piece struct {
-	report.Piece
-	HTML template.HTML
 }
 
 // headings of the kinds, and how to read them.
@@ -103,14 +99,12 @@ func colors() string {
 func newSection(id, name string, r *report.Report, st *styles) (section, []string, error) {
 	whole := r
 	r, left := whole.First(report.MaxShown)
-	s := section{
-		ID: id, Title: titleOf(r), Findings: report.Findings(r),
-		About: pieces(report.About(r)), Abilities: pieces(report.Abilities(r)), Figures: pieces(report.Figures(r)),
-		States: report.States(r),
+	s := section{ID: id, Title: titleOf(r), Report: r}
+	subtitle := []string{name, "vmmbench " + strings.Join(r.Run.Args, " "), "version " + cmp.Or(string(r.Run.Version), "unknown"), r.Run.Started}
+	if m := r.Run.Measure; m != nil {
+		subtitle = append(subtitle, fmt.Sprintf("seed %d", m.Seed))
 	}
-	s.Subtitle = strings.Join(slices.DeleteFunc([]string{
-		name, "vmmbench " + strings.Join(r.Run.Args, " "), "version " + orUnknown(string(r.Run.Version)), r.Run.Started, seed(r),
-	}, func(s string) bool { return s == "" }), " · ")
+	s.Subtitle = strings.Join(slices.DeleteFunc(subtitle, func(s string) bool { return s == "" }), " · ")
 	if r.Run.Interrupted {
 		s.Warnings = append(s.Warnings, "The run was interrupted, so this is not all.")
 	}
@@ -124,71 +118,35 @@ func newSection(id, name string, r *report.Report, st *styles) (section, []strin
 		s.Warnings = append(s.Warnings, "Not shown: "+strings.Join(left, ", ")+".")
 	}
 
-	// Charts come ordered by kind.
 	charts, notDrawn := plot.Charts(r)
-	for _, c := range charts {
-		p, err := newPicture(id, c, st)
-		if err != nil {
-			return section{}, nil, err
+	for _, kind := range report.GroupBy(charts, func(c *plot.Chart) string { return string(c.Kind) }) {
+		g := headings[plot.Kind(kind.Key)]
+		for _, c := range kind.Of {
+			p, err := newPicture(id, c, st)
+			if err != nil {
+				return section{}, nil, err
+			}
+			g.Pictures = append(g.Pictures, p)
 		}
-		g := headings[c.Kind]
-		if n := len(s.Groups); n == 0 || s.Groups[n-1].Heading != g.Heading {
-			s.Groups = append(s.Groups, g)
-		}
-		last := &s.Groups[len(s.Groups)-1]
-		last.Pictures = append(last.Pictures, p)
+		s.Groups = append(s.Groups, g)
 	}
 	return s, append(left, notDrawn...), nil
 }
 
 // titleOf is the command and the devices.
 func titleOf(r *report.Report) string {
-	title := r.Run.Command
-	var names []string
-	for _, d := range r.Devices {
-		if !slices.Contains(names, d.Name) {
-			names = append(names, d.Name)
-		}
-	}
-	if len(names) > 0 {
-		title += " on " + strings.Join(names, ", ")
+	title, between := r.Run.Command, " on "
+	for _, g := range report.GroupBy(r.Devices, func(d report.Device) string { return d.Name }) {
+		title, between = title+between+g.Key, ", "
 	}
 	return title
 }
 
-func seed(r *report.Report) string {
-	if r.Run.Measure == nil {
-		return ""
-	}
-	return fmt.Sprintf("seed %d", r.Run.Measure.Seed)
-}
-
-func orUnknown(s string) string {
-	if s == "" {
-		return "unknown"
-	}
-	return s
-}
-
-func pieces(list []report.Piece) []piece {
-	var all []piece
-	for _, p := range list {
-		one := piece{Piece: p}
-		if p.Table != nil {
-			one.HTML = template.HTML(p.Table.RenderHTML()) // #nosec: go-pretty escapes it
-		}
-		all = append(all, one)
-	}
-	return all
-}
-
-func newPicture(section string, c *plot.Chart, st *styles) (p picture, err error) {
-	p = picture{ID: section + "-" + c.Name, Alt: c.Alt}
-	if p.Wide, err = st.inline(c, plot.Wide, p.ID+"-wide"); err != nil {
-		return p, err
-	}
-	p.Narrow, err = st.inline(c, plot.Narrow, p.ID+"-narrow")
-	return p, err
+func newPicture(section string, c *plot.Chart, st *styles) (picture, error) {
+	id := section + "-" + c.Name
+	wide, err := st.inline(c, plot.Wide, id+"-wide")
+	narrow, second := st.inline(c, plot.Narrow, id+"-narrow")
+	return picture{ID: id, Alt: c.Alt, Wide: wide, Narrow: narrow}, cmp.Or(err, second)
 }
 
 // styles collects the styles of pictures. A page has each of them once, as a class, with

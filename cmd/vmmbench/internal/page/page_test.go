@@ -158,8 +158,13 @@ func TestStates(t *testing.T) {
 		StateEnd: &report.HostState{Time: "b", Load: []float64{2, 1}, Governors: []string{"performance"}},
 	})
 	r.Devices = []report.Device{{Open: "host:0"}, {Open: "cuda:0", State: &report.DeviceState{Power: &watts, Throttle: []string{}}}}
-	require.Equal(t, []report.State{
-		{Name: "Machine", Rows: [][]string{{"time", "a", "b"}, {"load", "0.5, 1", "2, 1"}, {"governors", "", "performance"}}},
-		{Name: "cuda:0", Rows: [][]string{{"power w", "71.25", ""}, {"throttle", "nothing", ""}}},
-	}, report.States(r))
+	states := report.States(r)
+	require.Len(t, states, 2)
+	for i, want := range []string{
+		"what,start,end\ntime,a,b\nload,\"0.5, 1\",\"2, 1\"\ngovernors,,performance",
+		"what,start\npower w,71.25\nthrottle,nothing",
+	} {
+		require.Equal(t, []string{"Machine", "cuda:0"}[i], states[i].Heading)
+		require.Equal(t, want, states[i].Table.RenderCSV())
+	}
 }

@@ -6,11 +6,9 @@ package plot
 
 // Files:
 //
-//	plot.go       Charts: which pictures a report has
-//	bandwidth.go  bandwidth by size
-//	growth.go     growth: the time so far by the bytes so far
-//	matrix.go     pairs of devices, with the values in the cells
-//	ratios.go     ratios of compared cases: how many rows, and in which order
-//	lines.go      what diagrams of lines share: axes, bands, names at the ends
-//	render.go     SVG and PNG; the lines below a picture
-//	theme.go      colors, marks and dashes
+//	plot.go    Charts: which pictures a report has
+//	matrix.go  pairs of devices, with the values in the cells
+//	ratios.go  ratios of compared cases: how many rows, and in which order
+//	lines.go   bandwidth by size, growth by bytes so far, and what such diagrams share: axes, bands, names at the ends
+//	render.go  SVG and PNG; the lines below a picture
+//	theme.go   colors, marks and dashes

@@ -2,6 +2,7 @@ package plot
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -13,7 +14,145 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
+
+// bandwidth draws GB/s by size, a picture for each way of copying. A way with a single size
+// has none: its figures stand in tables, and its comparisons in the picture of ratios.
+func (d *drawing) bandwidth() {
+	single := 0
+	for _, way := range report.GroupBy(d.shown(Bandwidth), wayOf) {
+		lines := d.lines(way.Of, func(c report.Case) []point {
+			n, _ := number64(c.Axes.Of("size"))
+			return []point{newPoint(float64(n), c.Stats.Value, c.Stats.ValueLow, c.Stats.ValueHigh)}
+		})
+		if len(lines) == 0 || len(lines[0].points) == 1 {
+			single += len(way.Of)
+			continue
+		}
+		var said []string
+		for _, s := range lines[:min(3, len(lines))] {
+			said = append(said, fmt.Sprintf("%s %s to %s", s.label, number(s.points[0].y), number(s.last().y)))
+		}
+		from, to := size.Format(uint64(lines[0].points[0].x)), size.Format(uint64(lines[0].last().x))
+		d.add(Bandwidth, way.Key, &Chart{
+			Title:  fmt.Sprintf("%s, %s to %s: %s GB/s", way.Key, from, to, strings.Join(said, ", ")),
+			Alt:    fmt.Sprintf("Line chart of the bandwidth in GB/s by the size of a copy, %s to %s, both on logarithmic axes, for %s. The band around a line is the 95 %% interval of the median. Higher is better.", from, to, names(lines)),
+			figure: func(k look) figure { return k.linePlot(lines, "size of a copy (bytes)", "bandwidth (GB/s)", "GB/s") },
+		})
+	}
+	if single > 0 {
+		d.leaveOut("cases of bandwidth at a single size: %d", single)
+	}
+}
+
+// wayOf is what a case copies and how, without the size and the contender.
+func wayOf(c report.Case) string {
+	n, _ := number64(c.Axes.Of("size"))
+	return strings.TrimSpace(report.CommandOf(c.ID) + " " + words(parent(c.ID), size.Format(n)))
+}
+
+// growth draws how the time adds up while memory grows, a picture for each size.
+func (d *drawing) growth() {
+	for _, g := range report.GroupBy(d.shown(Growth), func(c report.Case) string { return parent(c.ID) }) {
+		lines := d.lines(g.Of, cumulative)
+		if len(lines) == 0 {
+			continue
+		}
+		target := size.Format(g.Of[0].Bytes)
+		d.add(Growth, words(g.Key, ""), &Chart{
+			Title:  fmt.Sprintf("Growing to %s: %s", target, rivals(lines)),
+			Alt:    fmt.Sprintf("Line chart of the time in total over the bytes appended so far, up to %s, both on logarithmic axes, for %s. The band around a line is the 95 %% interval of the median. Lower is better.", target, names(lines)),
+			figure: func(k look) figure { return k.linePlot(lines, "appended so far (bytes)", "time in total (ms)", "ms") },
+		})
+	}
+}
+
+// rivals says how long the first contender takes, and of those that do not grow in place the
+// fastest and the slowest.
+func rivals(lines []series) string {
+	list := lines[:1:1]
+	others := slices.DeleteFunc(slices.Clone(lines[1:]), func(s series) bool { return s.rank() < 2 })
+	if n := len(others); n > 0 {
+		slices.SortStableFunc(others, func(a, b series) int { return cmp.Compare(a.last().y, b.last().y) })
+		list = append(list, others[0], others[n-1])
+	}
+	var said []string
+	for _, s := range list {
+		said = append(said, fmt.Sprintf("%s %s ms", s.label, number(s.last().y)))
+	}
+	return strings.Join(slices.Compact(said), ", ")
+}
+
+// cumulative is the milliseconds so far after each step, of the median growth.
+func cumulative(c report.Case) (points []point) {
+	samples := c.Stats.Growth.Samples
+	steps := len(samples[0])
+	for _, s := range samples {
+		steps = min(steps, len(s)) // one that was interrupted has fewer
+	}
+	so := make([]float64, len(samples))
+	for i := range steps {
+		for j, s := range samples {
+			so[j] += s[i] / 1e6
+		}
+		// More than 96 points would not be seen, and make a large file.
+		if every := (steps + 95) / 96; i%every > 0 && i < steps-1 {
+			continue
+		}
+		sum := stat.Summarize(so)
+		var low, high *float64
+		if sum.Interval != nil {
+			low, high = &sum.Interval.Low, &sum.Interval.High
+		}
+		points = append(points, newPoint(appended(c, i, steps), sum.Median, low, high))
+	}
+	return points
+}
+
+// appended is how many bytes there are after step i of so many.
+func appended(c report.Case, i, steps int) float64 {
+	step, ok := number64(c.Axes.Of("step"))
+	switch {
+	case i == steps-1:
+		return float64(c.Bytes) // the last step may be shorter
+	case c.Axes.Of("step") == "x2": // each appends as much as there is, the first 2 MiB
+		return math.Ldexp(2<<20, i)
+	case !ok:
+		step = c.Bytes / uint64(steps)
+	}
+	return float64(step) * float64(i+1)
+}
+
+// lines has a line for each contender, those of memory that grows in place first. points are
+// the points of a case that are above 0.
+func (d *drawing) lines(cases []report.Case, points func(report.Case) []point) (list []series) {
+	for _, g := range report.GroupBy(cases, func(c report.Case) string { return report.Contender(c.ID) }) {
+		s := series{label: g.Key}
+		for _, c := range g.Of {
+			s.points = append(s.points, points(c)...)
+		}
+		s.points = slices.DeleteFunc(s.points, func(p point) bool { return p.y <= 0 })
+		slices.SortStableFunc(s.points, func(a, b point) int { return cmp.Compare(a.x, b.x) })
+		if len(s.points) == 0 {
+			d.leaveOut("%s: it has no figure above 0", g.Of[0].ID)
+			continue
+		}
+		list = append(list, s)
+	}
+	slices.SortStableFunc(list, func(a, b series) int { return cmp.Compare(a.rank(), b.rank()) })
+	return list
+}
+
+// names are the contenders.
+func names(list []series) string {
+	var all []string
+	for _, s := range list {
+		all = append(all, s.label)
+	}
+	return strings.Join(all, ", ")
+}
 
 // point is a value at a size with its 95 % interval, which ends at y where there is none.
 type point struct{ x, y, low, high float64 }

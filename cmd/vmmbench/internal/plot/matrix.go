@@ -18,7 +18,7 @@ import (
 type pairs struct {
 	what, unit string
 	devices    []string // rows and columns
-	memories   []group[report.Case]
+	memories   []report.Group[report.Case]
 	low, high  float64
 }
 
@@ -28,14 +28,14 @@ func to(c report.Case) string   { return fmt.Sprint(c.Axes.Of("to")) }
 
 // matrix draws a picture for each direction and size, with a matrix for each memory.
 func (d *drawing) matrix() {
-	for _, g := range groups(d.shown(Matrix), func(c report.Case) string { return words(parent(parent(c.ID)), "") }) {
-		m := &pairs{what: "bandwidth", unit: g.of[0].Unit, low: math.Inf(1), high: math.Inf(-1)}
+	for _, g := range report.GroupBy(d.shown(Matrix), func(c report.Case) string { return words(parent(parent(c.ID)), "") }) {
+		m := &pairs{what: "bandwidth", unit: g.Of[0].Unit, low: math.Inf(1), high: math.Inf(-1)}
 		better := "Higher"
 		if m.unit != "GB/s" {
 			m.what, better = "time", "Lower"
 		}
-		m.memories = groups(g.of, func(c report.Case) string { return fmt.Sprint(c.Axes.Of("mem")) })
-		for _, x := range g.of {
+		m.memories = report.GroupBy(g.Of, func(c report.Case) string { return fmt.Sprint(c.Axes.Of("mem")) })
+		for _, x := range g.Of {
 			for _, device := range []string{from(x), to(x)} {
 				if !slices.Contains(m.devices, device) {
 					m.devices = append(m.devices, device)
@@ -46,11 +46,11 @@ func (d *drawing) matrix() {
 			}
 		}
 		if m.high < m.low || m.low <= 0 {
-			d.leaveOut("%s: no pair has a value", g.key)
+			d.leaveOut("%s: no pair has a value", g.Key)
 			continue
 		}
-		d.add(Matrix, g.key, &Chart{
-			Title:  strings.TrimSpace(fmt.Sprintf("%s between devices: %s to %s %s", g.key, number(m.low), number(m.high), m.unit)),
+		d.add(Matrix, g.Key, &Chart{
+			Title:  strings.TrimSpace(fmt.Sprintf("%s between devices: %s to %s %s", g.Key, number(m.low), number(m.high), m.unit)),
 			Alt:    fmt.Sprintf("For each kind of memory a matrix of the %s in %s from each device, by row, to each other one, by column. %s is better, and brighter. A device and itself are not measured.", m.what, m.unit, better),
 			figure: m.figure,
 		})
@@ -76,11 +76,11 @@ func (m *pairs) figure(k look) figure {
 
 // plot is the matrix of one memory: a cell of about this width for each pair, with its value
 // or a word for why it has none.
-func (m *pairs) plot(k look, width vg.Length, memory group[report.Case]) *plot.Plot {
+func (m *pairs) plot(k look, width vg.Length, memory report.Group[report.Case]) *plot.Plot {
 	n := len(m.devices)
 	g := grid{n, slices.Repeat([]float64{math.NaN()}, n*n)}
 	text := slices.Repeat([]string{"–"}, n*n)
-	for _, c := range memory.of {
+	for _, c := range memory.Of {
 		i := g.index(slices.Index(m.devices, to(c)), slices.Index(m.devices, from(c)))
 		text[i] = string(c.Status)
 		if usable(c) {
@@ -91,7 +91,7 @@ func (m *pairs) plot(k look, width vg.Length, memory group[report.Case]) *plot.P
 		}
 	}
 	p := k.plot("to", "from")
-	p.Title.Text = fmt.Sprintf("%s: %s (%s)", memory.key, m.what, m.unit)
+	p.Title.Text = fmt.Sprintf("%s: %s (%s)", memory.Key, m.what, m.unit)
 	p.Add(&plotter.HeatMap{GridXYZ: g, Palette: heat, Max: 1, NaN: k.Zone})
 	cells := &plotter.Labels{Labels: text}
 	for i := range text {

@@ -154,12 +154,6 @@ func (d *drawing) shown(kind Kind) (list []report.Case) {
 // parent is the name of a case without its last part, which tells contenders apart.
 func parent(id string) string { return id[:max(0, strings.LastIndexByte(id, '/'))] }
 
-// command is the first part of a name.
-func command(id string) string {
-	first, _, _ := strings.Cut(id, "/")
-	return first
-}
-
 // number64 is the value of an axis that is a number above 0.
 func number64(value any) (uint64, bool) {
 	n, ok := value.(uint64)
@@ -173,58 +167,10 @@ func words(name, size string) string {
 	return strings.Join(slices.DeleteFunc(list, func(s string) bool { return s == size || s == "none" }), " ")
 }
 
-// group is the elements of a list that have the same key.
-type group[T any] struct {
-	key string
-	of  []T
-}
-
-// groups parts a list by a key, in the order in which the keys come.
-func groups[T any](list []T, key func(T) string) (all []group[T]) {
-	for _, x := range list {
-		k := key(x)
-		i := slices.IndexFunc(all, func(g group[T]) bool { return g.key == k })
-		if i < 0 {
-			i, all = len(all), append(all, group[T]{key: k})
-		}
-		all[i].of = append(all[i].of, x)
-	}
-	return all
-}
-
 // number prints three digits, without an exponent for what is read often.
 func number(v float64) string {
 	if a := math.Abs(v); a >= 100 && a < 1e7 {
 		return strconv.FormatFloat(v, 'f', 0, 64)
 	}
 	return strconv.FormatFloat(v, 'g', 3, 64)
-}
-
-// lines has a line for each contender, those of memory that grows in place first. points are
-// the points of a case that are above 0.
-func (d *drawing) lines(cases []report.Case, points func(report.Case) []point) (list []series) {
-	for _, g := range groups(cases, func(c report.Case) string { return c.ID[strings.LastIndexByte(c.ID, '/')+1:] }) {
-		s := series{label: g.key}
-		for _, c := range g.of {
-			s.points = append(s.points, points(c)...)
-		}
-		s.points = slices.DeleteFunc(s.points, func(p point) bool { return p.y <= 0 })
-		slices.SortStableFunc(s.points, func(a, b point) int { return cmp.Compare(a.x, b.x) })
-		if len(s.points) == 0 {
-			d.leaveOut("%s: it has no figure above 0", g.of[0].ID)
-			continue
-		}
-		list = append(list, s)
-	}
-	slices.SortStableFunc(list, func(a, b series) int { return cmp.Compare(a.rank(), b.rank()) })
-	return list
-}
-
-// names are the contenders.
-func names(list []series) string {
-	var all []string
-	for _, s := range list {
-		all = append(all, s.label)
-	}
-	return strings.Join(all, ", ")
 }

@@ -22,14 +22,14 @@ const maxRows = 40
 // ratios draws the comparisons of each command with the margin, those that differ most first.
 func (d *drawing) ratios() {
 	with := slices.DeleteFunc(slices.Clone(d.report.Comparisons), func(c report.Comparison) bool { return c.Ratio == nil || *c.Ratio <= 0 })
-	for _, g := range groups(with, func(c report.Comparison) string { return command(c.ID) }) {
-		slices.SortStableFunc(g.of, differMost)
-		list, which := g.of[:min(len(g.of), maxRows)], fmt.Sprintf("%d compared", len(g.of))
-		if n := len(g.of) - len(list); n > 0 {
-			d.leaveOut("%s: the %d of %d comparisons that differ least", g.key, n, len(g.of))
-			which = fmt.Sprintf("the %d of %d that differ most", len(list), len(g.of))
+	for _, g := range report.GroupBy(with, func(c report.Comparison) string { return report.CommandOf(c.ID) }) {
+		slices.SortStableFunc(g.Of, differMost)
+		list, which := g.Of[:min(len(g.Of), maxRows)], fmt.Sprintf("%d compared", len(g.Of))
+		if n := len(g.Of) - len(list); n > 0 {
+			d.leaveOut("%s: the %d of %d comparisons that differ least", g.Key, n, len(g.Of))
+			which = fmt.Sprintf("the %d of %d that differ most", len(list), len(g.Of))
 		}
-		d.ratiosOf(g.key, list, which)
+		d.ratiosOf(g.Key, list, which)
 	}
 }
 
@@ -87,13 +87,13 @@ const notFirm = "without a firm result"
 
 // judged is what a verdict is called and how it is drawn.
 func (t Theme) judged(v stat.Verdict) (string, draw.GlyphStyle) {
-	switch v {
-	case stat.Equal:
-		return string(v), draw.GlyphStyle{Color: t.color(2), Radius: 4, Shape: draw.CircleGlyph{}}
-	case stat.Slower:
-		return string(v), draw.GlyphStyle{Color: t.color(1), Radius: 4, Shape: draw.PyramidGlyph{}}
-	case stat.Faster:
-		return string(v), draw.GlyphStyle{Color: t.color(0), Radius: 4, Shape: draw.BoxGlyph{}}
+	for i, of := range []struct {
+		stat.Verdict
+		draw.GlyphDrawer
+	}{{stat.Faster, draw.BoxGlyph{}}, {stat.Slower, draw.PyramidGlyph{}}, {stat.Equal, draw.CircleGlyph{}}} {
+		if v == of.Verdict {
+			return string(v), draw.GlyphStyle{Color: t.color(i), Radius: 4, Shape: of.GlyphDrawer}
+		}
 	}
 	return notFirm, draw.GlyphStyle{Color: t.Muted, Radius: 4, Shape: draw.RingGlyph{}}
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,32 +14,19 @@ import (
 // axisMem is the axis in which compared cases differ.
 const axisMem = "mem"
 
-// commands are the first parts of the cases' names, in order.
-func commands(r *Report) []string {
-	var list []string
-	for _, c := range r.Cases {
-		if command := commandOf(c.ID); !slices.Contains(list, command) {
-			list = append(list, command)
-		}
-	}
-	return list
+// byCommand are the cases of each command, the first part of their names.
+func byCommand(r *Report) []Group[Case] {
+	return GroupBy(r.Cases, func(c Case) string { return CommandOf(c.ID) })
 }
 
-func commandOf(id string) string {
+// CommandOf is the first part of a name.
+func CommandOf(id string) string {
 	command, _, _ := strings.Cut(id, "/")
 	return command
 }
 
-// casesOf returns the cases of a command.
-func casesOf(r *Report, command string) []Case {
-	var list []Case
-	for _, c := range r.Cases {
-		if commandOf(c.ID) == command {
-			list = append(list, c)
-		}
-	}
-	return list
-}
+// Contender is the last part of a name, which tells compared cases apart.
+func Contender(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
 
 // byID returns cases by their names.
 func byID(list []Case) map[string]Case {
@@ -56,16 +44,8 @@ type layout struct {
 	name bool // the last part of the case's name is the value of axisMem
 }
 
-func layoutOf(r *Report, command string) layout {
-	var l layout
-	list := casesOf(r, command)
-	for _, c := range list {
-		for _, a := range c.Axes {
-			if !slices.Contains(l.axes, a.Name) {
-				l.axes = append(l.axes, a.Name)
-			}
-		}
-	}
+func layoutOf(r *Report, list []Case) layout {
+	l := layout{axes: axesOf(list)}
 	// What differs between compared cases, other than memory, is in their names.
 	known := byID(list)
 	for _, c := range r.Comparisons {
@@ -82,10 +62,22 @@ func layoutOf(r *Report, command string) layout {
 	return l
 }
 
+// axesOf returns the axes of all cases, in the order in which they come.
+func axesOf(list []Case) (names []string) {
+	for _, c := range list {
+		for _, a := range c.Axes {
+			if !slices.Contains(names, a.Name) {
+				names = append(names, a.Name)
+			}
+		}
+	}
+	return names
+}
+
 // value returns the value of an axis.
 func (l layout) value(c Case, axis string) string {
 	if axis == axisMem && l.name {
-		return lastPart(c.ID)
+		return Contender(c.ID)
 	}
 	value := c.Axes.text(axis)
 	// In a table, "none" is of mem alone: no access to a peer.
@@ -98,63 +90,71 @@ func (l layout) value(c Case, axis string) string {
 // noneOf is what a table has where an axis is none.
 var noneOf = map[string]string{"host": "-", "write": "nothing"}
 
-func (l layout) values(c Case) []string {
-	list := make([]string, len(l.axes))
-	for i, axis := range l.axes {
-		list[i] = l.value(c, axis)
+// cells are the values of all axes, by their names.
+func (l layout) cells(c Case) map[string]string {
+	cells := map[string]string{}
+	for _, axis := range l.axes {
+		cells[axis] = l.value(c, axis)
 	}
-	return list
+	return cells
 }
 
-func lastPart(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
-
-// cases is the table of a command's cases, but for what this machine does not have.
-func cases(r *Report, command string) grid {
-	l := layoutOf(r, command)
-	g := grid{
-		title: strings.ToUpper(command), keys: l.axes,
-		columns: []string{"median", "95 %", "unit", "n", "traffic", "forward", "reverse", "verified", "status"},
-		lift:    []string{"unit", "n", "verified", "status"},
+// cases is a table of a command's cases, but for what this machine does not have: how long they
+// took, or with a name that table of metrics, which only some cases have.
+func cases(r *Report, command Group[Case], name string) grid {
+	l := layoutOf(r, command.Of)
+	g := grid{title: strings.ToUpper(command.Key), keys: l.axes}
+	if name == "" {
+		g.columns = []string{"median", "95 %", "unit", "n", "traffic", "forward", "reverse", "verified", "status"}
+		g.lift = []string{"unit", "n", "verified", "status"}
+	} else {
+		g.title += ", " + name
+		for _, m := range metrics {
+			if m.table == name {
+				g.columns = append(g.columns, m.label)
+			}
+		}
 	}
-	for _, c := range casesOf(r, command) {
-		if c.Status == Waived {
-			continue
+	for _, c := range command.Of {
+		row, has := gridRow{cells: l.cells(c)}, name == "" && c.Status != Waived
+		if has {
+			row.notes = slices.Clone(c.Flags)
+			if c.Reason != "" {
+				row.notes = append(row.notes, string(c.Reason))
+			}
+			row.cells["unit"], row.cells["n"], row.cells["verified"], row.cells["status"] = c.Unit, "0", verified(c), string(c.Status)
+			if c.Stats != nil {
+				row.cells["95 %"] = interval(c.Stats.ValueLow, c.Stats.ValueHigh, fourDigits)
+			}
 		}
-		row := gridRow{keys: l.values(c), cells: append(timing(c), verified(c), string(c.Status)), notes: slices.Clone(c.Flags)}
-		if c.Reason != "" {
-			row.notes = append(row.notes, string(c.Reason))
+		for _, m := range c.Metrics() {
+			if m.table != name || m.label == "" {
+				continue
+			}
+			has = has || name != ""
+			if x, _ := m.number(); m.Name != "reader_fds" || x > 0 { // 0: it has no reader
+				row.cells[m.label] = m.String()
+			}
 		}
-		g.rows = append(g.rows, row)
+		if has {
+			g.rows = append(g.rows, row)
+		}
 	}
 	return g
 }
 
 // failedPairs are the rows of pairs that did not pass. The others are in the matrices.
 func failedPairs(g grid) grid {
-	from := slices.Index(g.keys, axisFrom)
-	g.rows = slices.DeleteFunc(g.rows, func(row gridRow) bool {
-		return row.keys[from] != "-" && row.cells[len(row.cells)-1] == string(Passed)
-	})
+	g.rows = without(g.rows, func(row gridRow) bool { return row.cells[axisFrom] != "-" && row.cells["status"] == string(Passed) })
 	return g
 }
 
-// timing has the values of the columns from median to reverse.
-func timing(c Case) []string {
-	s := c.Stats
-	if s == nil {
-		return []string{"", "", c.Unit, "0", "", "", ""}
+// interval prints an interval, nothing if there is none.
+func interval(low, high *float64, print func(float64) string) string {
+	if low == nil || high == nil {
+		return ""
 	}
-	list := []string{digits(s.Value, 4), "", c.Unit, fmt.Sprint(s.N), "", "", ""}
-	if s.ValueLow != nil && s.ValueHigh != nil {
-		list[1] = digits(*s.ValueLow, 4) + " to " + digits(*s.ValueHigh, 4)
-	}
-	if s.Traffic != nil {
-		list[4] = digits(*s.Traffic, 4)
-	}
-	if s.Both != nil {
-		list[5], list[6] = digits(s.Forward, 4), digits(s.Reverse, 4)
-	}
-	return list
+	return print(*low) + " to " + print(*high)
 }
 
 // verified returns how much of a case was checked.
@@ -168,104 +168,125 @@ func verified(c Case) string {
 	return size.Format(c.Verify.Bytes)
 }
 
-// metricTables are tables of what only some cases of a command have.
-func metricTables(r *Report, command string, names ...string) (list []grid) {
-	l := layoutOf(r, command)
-	for _, name := range names {
-		g := grid{title: strings.ToUpper(command) + ", " + name, keys: l.axes}
-		for _, m := range metrics {
-			if m.table == name {
-				g.columns = append(g.columns, m.label)
-			}
-		}
-		for _, c := range casesOf(r, command) {
-			row := gridRow{keys: l.values(c), cells: make([]string, len(g.columns))}
-			has := false
-			for _, m := range c.Metrics() {
-				if m.table != name {
-					continue
-				}
-				has = true
-				if x, _ := m.number(); m.Name == "reader_fds" && x == 0 {
-					continue // it has no reader
-				}
-				row.cells[slices.Index(g.columns, m.label)] = m.String()
-			}
-			if has {
-				g.rows = append(g.rows, row)
-			}
-		}
-		list = append(list, g)
-	}
-	return list
-}
-
-// ratioColumns are the columns of a comparison.
-var ratioColumns = []string{"ratio", "95 %", "margin", "verdict"}
-
 // comparisons is the table of the comparisons of a command's cases, but for what this
 // machine does not have. With runs, it is of those with the baseline.
-func comparisons(r *Report, command string, runs bool) grid {
-	l := layoutOf(r, command)
-	g := grid{title: strings.ToUpper(command) + " compared, ratio of times", columns: ratioColumns, lift: []string{"margin"}}
-	if runs {
-		g.title = strings.ToUpper(command) + ", new run against old"
-	}
+func comparisons(r *Report, command Group[Case], runs bool) grid {
+	l := layoutOf(r, command.Of)
 	// Two runs of a case differ in nothing; two cases of a run differ in their memory.
-	for _, axis := range l.axes {
-		if runs || axis != axisMem {
-			g.keys = append(g.keys, axis)
-		}
-	}
+	title, keys := ", new run against old", l.axes
 	if !runs {
-		g.keys = append(g.keys, axisMem, "against")
+		title = " compared, ratio of times"
+		keys = append(without(l.axes, func(axis string) bool { return axis == axisMem }), axisMem, "against")
 	}
-	cases := byID(casesOf(r, command))
-	for _, c := range r.Comparisons {
-		b, known := cases[c.B]
-		if c.Verdict == stat.Waived || !known || c.ofRuns() != runs {
-			continue
+	known := byID(command.Of)
+	return ratios(r, strings.ToUpper(command.Key)+title, keys, func(c Comparison) map[string]string {
+		b, ok := known[c.B]
+		if !ok || c.ofRuns() != runs {
+			return nil
 		}
-		var row gridRow
-		for _, axis := range g.keys {
-			if axis == "against" {
-				row.keys = append(row.keys, lastPart(c.A))
-			} else {
-				row.keys = append(row.keys, l.value(b, axis))
-			}
-		}
-		row.cells, row.notes = ratio(c)
-		g.rows = append(g.rows, row)
-	}
-	return g
+		cells := l.cells(b)
+		cells[axisMem], cells["against"] = l.value(b, axisMem), Contender(c.A)
+		return cells
+	})
 }
 
 // otherComparisons is the table of comparisons of cases that are not in the report.
 func otherComparisons(r *Report) grid {
-	g := grid{title: "Compared, ratio of times", keys: []string{"comparison"}, columns: ratioColumns, lift: []string{"margin"}}
+	known := byID(r.Cases)
+	return ratios(r, "Compared, ratio of times", []string{"comparison"}, func(c Comparison) map[string]string {
+		if _, ok := known[c.B]; ok {
+			return nil
+		}
+		return map[string]string{"comparison": c.ID}
+	})
+}
+
+// ratios is a table of comparisons. The function returns the keys of one, nil if it is not shown.
+func ratios(r *Report, title string, keys []string, of func(Comparison) map[string]string) grid {
+	g := grid{title: title, keys: keys, columns: []string{"ratio", "95 %", "margin", "verdict"}, lift: []string{"margin"}}
 	for _, c := range r.Comparisons {
-		is := func(x Case) bool { return x.ID == c.B }
-		if c.Verdict == stat.Waived || slices.ContainsFunc(r.Cases, is) {
+		cells := of(c)
+		if c.Verdict == stat.Waived || cells == nil {
 			continue
 		}
-		row := gridRow{keys: []string{c.ID}}
-		row.cells, row.notes = ratio(c)
+		row := gridRow{cells: cells}
+		cells["margin"], cells["verdict"] = fmt.Sprintf("%g %%", c.Margin*100), string(c.Verdict)
+		cells["ratio"], cells["95 %"] = c.ratio(), c.interval()
+		if c.Reason != "" {
+			row.notes = []string{string(c.Reason)}
+		}
 		g.rows = append(g.rows, row)
 	}
 	return g
 }
 
-// ratio has the columns of a comparison.
-func ratio(c Comparison) (cells, notes []string) {
-	cells = []string{"", "", fmt.Sprintf("%g %%", c.Margin*100), string(c.Verdict)}
-	if c.Ratio != nil {
-		cells[0] = fmt.Sprintf("%.3f", *c.Ratio)
+// ratio and interval print what a comparison has found, if it has.
+func (c *Comparison) ratio() string {
+	if c.Ratio == nil {
+		return ""
 	}
-	if c.Low != nil && c.High != nil {
-		cells[1] = fmt.Sprintf("%.3f to %.3f", *c.Low, *c.High)
-	}
-	if c.Reason != "" {
-		notes = append(notes, string(c.Reason))
-	}
-	return cells, notes
+	return threePlaces(*c.Ratio)
 }
+
+func (c *Comparison) interval() string { return interval(c.Low, c.High, threePlaces) }
+
+func threePlaces(x float64) string { return fmt.Sprintf("%.3f", x) }
+
+// Axes of cases for a pair of devices: the one that copies, and the one whose
+// memory it reaches.
+const axisFrom, axisTo = "from", "to"
+
+// pairName is what cases of one matrix have in common: their axes but for the pair. It is
+// empty for other cases, and where there is nothing else.
+func pairName(c Case) string {
+	if c.Axes.Of(axisFrom) == nil || c.Axes.Of(axisTo) == nil {
+		return ""
+	}
+	var rest []string
+	for _, a := range c.Axes {
+		if a.Name != axisFrom && a.Name != axisTo && !a.Usual() {
+			rest = append(rest, a.String())
+		}
+	}
+	return strings.Join(rest, " ")
+}
+
+// matrices are tables of the cases that differ in the pair of devices only.
+func matrices(r *Report) (list []Piece) {
+	for _, g := range GroupBy(r.Cases, pairName) {
+		if g.Key == "" {
+			continue
+		}
+		flags := g.Of[0].Flags // of all cells
+		var devices []string
+		cells := map[[2]string]string{}
+		for _, c := range g.Of {
+			flags = without(flags, func(f string) bool { return !slices.Contains(c.Flags, f) })
+			at := [2]string{c.Axes.text(axisFrom), c.Axes.text(axisTo)}
+			devices = union(devices, at[:])
+			cells[at] = string(c.Status)
+			if c.Stats != nil && c.Status == Passed {
+				cells[at] = fourDigits(c.Stats.Value)
+			}
+		}
+		header, rows := square(devices, func(from, to string) string { return cells[[2]string{from, to}] })
+		list = append(list, Piece{Heading: strings.Join(append([]string{g.Key, g.Of[0].Unit}, flags...), ", "), Table: NewTable(header, rows, 0)})
+	}
+	return list
+}
+
+// square has a row and a column for each device. A pair without a text, as a device and itself,
+// is a dash.
+func square(devices []string, text func(from, to string) string) (header []string, rows [][]string) {
+	for _, from := range devices {
+		row := []string{from}
+		for _, to := range devices {
+			row = append(row, cmp.Or(text(from, to), "-"))
+		}
+		rows = append(rows, row)
+	}
+	return append([]string{"from \\ to"}, devices...), rows
+}
+
+// isTime reports whether less of a unit is better.
+func isTime(unit string) bool { return unit == "ns" || unit == "us" || unit == "ms" }

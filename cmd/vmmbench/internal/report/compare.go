@@ -78,51 +78,35 @@ func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, e
 // uniqueCases returns the cases of a report by their names. It refuses a name that is there
 // twice.
 func uniqueCases(r *Report) (map[string]Case, error) {
-	list := map[string]Case{}
-	for _, c := range r.Cases {
-		if _, twice := list[c.ID]; twice {
-			return nil, fmt.Errorf("case %s is there twice", c.ID)
+	for _, g := range GroupBy(r.Cases, func(c Case) string { return c.ID }) {
+		if len(g.Of) > 1 {
+			return nil, fmt.Errorf("case %s is there twice", g.Key)
 		}
-		list[c.ID] = c
 	}
-	return list, nil
+	return byID(r.Cases), nil
 }
 
 // sameMachine refuses runs on different devices, or with different drivers. Where a device
 // is opened does not matter.
 func sameMachine(older, newer *Report, o CompareOptions) error {
-	differ := func(what string, of func(*Report) []string) error {
-		a, b := strings.Join(of(older), ", "), strings.Join(of(newer), ", ")
-		if a == b {
-			return nil
-		}
-		return fmt.Errorf("%w: %s %q and %q", ErrDifferent, what, a, b)
-	}
-	if !o.AnyDevice {
-		// The memory of the host is as fast as its processor.
-		err := differ("devices", func(r *Report) (list []string) {
-			for _, d := range r.Devices {
-				name := strings.TrimSpace(d.Name + " " + string(d.MIG))
-				if strings.HasPrefix(d.Open, "host") {
-					name += " of " + string(r.Host.CPU)
-				}
-				list = append(list, name)
+	of := func(r *Report) (devices, drivers []string) {
+		for _, d := range r.Devices {
+			name := strings.TrimSpace(d.Name + " " + string(d.MIG))
+			// The memory of the host is as fast as its processor.
+			if strings.HasPrefix(d.Open, "host") {
+				name += " of " + string(r.Host.CPU)
 			}
-			return list
-		})
-		if err != nil {
-			return err
+			devices, drivers = append(devices, name), union(drivers, []string{string(d.Driver)})
 		}
+		return devices, drivers
 	}
-	if !o.AnyDriver {
-		return differ("drivers", func(r *Report) (list []string) {
-			for _, d := range r.Devices {
-				if !slices.Contains(list, string(d.Driver)) {
-					list = append(list, string(d.Driver))
-				}
-			}
-			return list
-		})
+	oldDevices, oldDrivers := of(older)
+	newDevices, newDrivers := of(newer)
+	switch {
+	case !o.AnyDevice && !slices.Equal(oldDevices, newDevices):
+		return fmt.Errorf("%w: devices %q and %q", ErrDifferent, strings.Join(oldDevices, ", "), strings.Join(newDevices, ", "))
+	case !o.AnyDriver && !slices.Equal(oldDrivers, newDrivers):
+		return fmt.Errorf("%w: drivers %q and %q", ErrDifferent, strings.Join(oldDrivers, ", "), strings.Join(newDrivers, ", "))
 	}
 	return nil
 }

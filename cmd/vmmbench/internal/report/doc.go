@@ -7,22 +7,18 @@ package report
 //
 //	report.go       Report and what it is made of: the schema
 //	state.go        the state of host and devices, in a report
-//	check.go        checks of a report's figures
-//	read.go         reading a report
+//	read.go         reading a report, and checks of its figures
 //	compare.go      comparing a report with a baseline
 //	findings.go     what was found, in sentences
-//	first.go        only the first cases of a report
-//	only.go         only some of its groups
+//	part.go         parts of a report: its first cases, some of its cases, a list parted by a key
 //	format.go       the formats, and Output: writing a report as it comes
 //	csv.go          CSV
 //	nvbandwidth.go  nvbandwidth's text and JSON
 //	gobench.go      Go's benchmark format
-//	lookup.go      a figure of a report by its name, for documents
-//	metrics.go     the figures of a case: names, units, meanings; which table shows them
+//	lookup.go       what documents show: figures by their names, Pivot and Slower
+//	metrics.go      the figures of a case: names, units, meanings; which table shows them
 //	table.go        tables of the run and its devices; document, which all tables are written to
-//	casetable.go    tables of cases: the columns of each command and their order
-//	growthtable.go  tables of growth against growth
+//	casetable.go    tables of cases and of their comparisons, and of pairs of devices
 //	state_table.go  tables of the state of host and devices
-//	matrix.go       tables of pairs of devices
-//	grid.go         grid: rows and columns as text that fits a terminal
+//	grid.go         grid: rows and columns as text that fits a terminal; NewTable: a table as it is printed
 //	legend.go       explanations of the words in tables

@@ -18,16 +18,7 @@ func Findings(r *Report) []string {
 			list = append(list, s)
 		}
 	}
-	cases := byID(r.Cases)
-	var copies copyCount
-	for _, c := range r.Comparisons {
-		b := cases[c.B]
-		// A copy with the host, or within a device.
-		if !c.ofRuns() && c.Ratio != nil && b.Axes.text(axisMem) == "vmm" && b.Axes.Of("direction") != nil && b.Axes.Of("host") != nil {
-			copies.add(c)
-		}
-	}
-	return append(list, copies.sentences()...)
+	return append(list, copyFindings(r)...)
 }
 
 // rivals are ways to grow without this library, by the ends of their names.
@@ -41,20 +32,20 @@ var rivals = []struct{ mem, words string }{
 
 // growthFinding says all of a group at once: what growing in place takes, what each rival
 // takes, and what kept chunks give.
-func growthFinding(r *Report, g *growthGroup) string {
+func growthFinding(r *Report, g Group[Case]) string {
 	of := func(end string) *Case {
-		i := slices.IndexFunc(g.cases, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), end) })
+		i := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), end) })
 		if i < 0 {
 			return nil
 		}
-		return &g.cases[i]
+		return &g.Of[i]
 	}
-	i := slices.IndexFunc(g.cases, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
-	if i < 0 || g.cases[i].Stats.Steps == 1 { // one step is no growth
+	i := slices.IndexFunc(g.Of, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
+	if i < 0 || g.Of[i].Stats.Steps == 1 { // one step is no growth
 		return ""
 	}
-	vmm := g.cases[i]
-	name := g.name
+	vmm := g.Of[i]
+	name := g.Key
 	if strings.Contains(name, ",") {
 		name += ","
 	}
@@ -82,14 +73,15 @@ func growthFinding(r *Report, g *growthGroup) string {
 	if kept != nil {
 		s += fmt.Sprintf(" In place from kept chunks (vmm-kept, Device.SetReleaseThreshold) took %s.", formatTime(kept.Stats.Median))
 	}
-	switch host := strings.HasPrefix(vmm.Axes.text("device"), "host"); {
-	case !poolWins:
-	case host && kept != nil:
-		s += " The pool wins against new memory because it keeps its pages: here the first write to a new page costs more than copying an old one. Kept chunks keep theirs, too, and are mapped anew."
-	case host:
-		s += " The pool wins against new memory because it keeps its pages: here the first write to a new page costs more than copying an old one. --mem vmm,kept,async has chunks that are kept as well."
-	default:
-		s += " The pool wins while there is little to copy, because it calls the driver less."
+	if poolWins && !strings.HasPrefix(vmm.Axes.text("device"), "host") {
+		return s + " The pool wins while there is little to copy, because it calls the driver less."
+	}
+	if poolWins {
+		s += " The pool wins against new memory because it keeps its pages: here the first write to a new page costs more than copying an old one."
+		if kept != nil {
+			return s + " Kept chunks keep theirs, too, and are mapped anew."
+		}
+		s += " --mem vmm,kept,async has chunks that are kept as well."
 	}
 	return s
 }
@@ -181,44 +173,40 @@ func withoutFlags(args []string, names ...string) []string {
 	return kept
 }
 
-// copyCount counts the verdicts on copies.
-type copyCount struct {
-	all, equal, open int
-	margin           float64
-	differ           []string
-}
-
-func (n *copyCount) add(c Comparison) {
-	n.all++
-	n.margin = c.Margin
-	switch c.Verdict {
-	case stat.Equal:
-		n.equal++
-	case stat.Slower, stat.Faster:
-		of, _, _ := strings.Cut(c.ID, ":")
-		n.differ = append(n.differ, fmt.Sprintf("%s in %s takes %.3g times as long as in %s (95 %% %.3f to %.3f)",
-			strings.TrimPrefix(of, "bw/"), lastPart(c.B), *c.Ratio, lastPart(c.A), *c.Low, *c.High))
-	default:
-		n.open++
+// copyFindings say how copies with the host, or within a device, in memory that grows compare with
+// others.
+func copyFindings(r *Report) []string {
+	cases, all, equal, open, margin := byID(r.Cases), 0, 0, 0, 0.0
+	var differ []string
+	for _, c := range r.Comparisons {
+		b := cases[c.B]
+		if c.ofRuns() || c.Ratio == nil || b.Axes.text(axisMem) != "vmm" || b.Axes.Of("direction") == nil || b.Axes.Of("host") == nil {
+			continue
+		}
+		all++
+		margin = 100 * c.Margin
+		switch {
+		case c.Verdict == stat.Equal:
+			equal++
+		case !c.Verdict.Firm():
+			open++
+		default:
+			name, _, _ := strings.Cut(strings.TrimPrefix(c.ID, "bw/"), ":")
+			d := fmt.Sprintf("%s in %s takes %.3g times as long as in %s (95 %% %s).", name, Contender(c.B), *c.Ratio, Contender(c.A), c.interval())
+			differ = append(differ, strings.ToUpper(d[:1])+d[1:])
+		}
 	}
-}
-
-func (n *copyCount) sentences() []string {
 	switch {
-	case n.all == 0:
+	case all == 0:
 		return nil
-	case n.open == n.all:
-		return []string{fmt.Sprintf("Whether copies take as long in memory that grows as in other memory, within %g %%, cannot be told of any of the %d: this machine is too noisy for so few samples.", 100*n.margin, n.all)}
+	case open == all:
+		return []string{fmt.Sprintf("Whether copies take as long in memory that grows as in other memory, within %g %%, cannot be told of any of the %d: this machine is too noisy for so few samples.", margin, all)}
 	}
-	s := fmt.Sprintf("Of %d copies in memory that grows, %d take as long as in other memory, within %g %%", n.all, n.equal, 100*n.margin)
-	if n.open > 0 {
-		s += fmt.Sprintf("; of %d it cannot be told, because this machine is too noisy for so few samples", n.open)
+	s := fmt.Sprintf("Of %d copies in memory that grows, %d take as long as in other memory, within %g %%", all, equal, margin)
+	if open > 0 {
+		s += fmt.Sprintf("; of %d it cannot be told, because this machine is too noisy for so few samples", open)
 	}
-	list := []string{s + "."}
-	for _, d := range n.differ {
-		list = append(list, strings.ToUpper(d[:1])+d[1:]+".")
-	}
-	return list
+	return append([]string{s + "."}, differ...)
 }
 
 // runsFinding returns what the comparison of two runs found.
@@ -238,31 +226,23 @@ func runsFinding(r *Report) []string {
 			worst = &r.Comparisons[i]
 		}
 	}
-	var parts []string
-	for _, v := range stat.Verdicts() {
-		if count[v] > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", count[v], v))
-		}
-	}
 	s := fmt.Sprintf("%d cases are in both runs", all)
-	if len(parts) > 0 {
-		s += fmt.Sprintf(". The new one against the old one, within %g %%: %s", 100*margin, strings.Join(parts, ", "))
+	if all > 0 {
+		s += fmt.Sprintf(". The new one against the old one, within %g %%: %s", 100*margin, tally(count, stat.Verdicts()...))
 	}
 	list := []string{s + "."}
 	if worst != nil {
-		list = append(list, fmt.Sprintf("The most, %s takes %.3g times as long (95 %% %.3f to %.3f).", worst.B, *worst.Ratio, *worst.Low, *worst.High))
-	}
-	if b := r.Baseline; b != nil && b.OldRuns*b.NewRuns == 1 {
-		list = append(list, "Two runs may differ by more than their intervals show: in clocks, in temperature, in where memory lies. Give several reports of each, as old1.json,old2.json,old3.json, and their intervals contain that.")
+		list = append(list, fmt.Sprintf("The most, %s takes %.3g times as long (95 %% %s).", worst.B, *worst.Ratio, worst.interval()))
 	}
 	if b := r.Baseline; b != nil {
-		for _, x := range []struct {
-			run string
-			ids []string
-		}{{"old", b.OnlyOld}, {"new", b.OnlyNew}} {
-			if len(x.ids) > 0 {
-				list = append(list, fmt.Sprintf("Only in the %s run: %s.", x.run, some(x.ids)))
-			}
+		if b.OldRuns*b.NewRuns == 1 {
+			list = append(list, "Two runs may differ by more than their intervals show: in clocks, in temperature, in where memory lies. Give several reports of each, as old1.json,old2.json,old3.json, and their intervals contain that.")
+		}
+		if len(b.OnlyOld) > 0 {
+			list = append(list, fmt.Sprintf("Only in the old run: %s.", some(b.OnlyOld)))
+		}
+		if len(b.OnlyNew) > 0 {
+			list = append(list, fmt.Sprintf("Only in the new run: %s.", some(b.OnlyNew)))
 		}
 	}
 	return list
@@ -274,4 +254,39 @@ func some(ids []string) string {
 		return fmt.Sprintf("%d cases, the first is %s", len(ids), ids[0])
 	}
 	return strings.Join(ids, ", ")
+}
+
+// growthGroups are the cases that grow to the same size by the same steps, under how far and by
+// what steps. A case without figures is left out.
+func growthGroups(r *Report) []Group[Case] {
+	return GroupBy(without(r.Cases, func(c Case) bool {
+		return c.Status != Passed || c.Stats == nil || c.Stats.Growth == nil
+	}), growthName)
+}
+
+// growthName returns how far and by what steps a case grows, and what is unlike most.
+func growthName(c Case) string {
+	name := c.Axes.text("size") + " by " + c.Axes.text("step")
+	switch write := c.Axes.text("write"); write {
+	case "device", "-":
+	case "none":
+		name += ", nothing written"
+	default:
+		name += ", by " + write
+	}
+	if busy := c.Axes.text("busy"); busy != "0" && busy != "-" {
+		name += ", busy " + busy
+	}
+	return name
+}
+
+// growthAgainst is the comparison of a case with growth in place, nil if there is none.
+func growthAgainst(r *Report, c, vmm Case) *Comparison {
+	i := slices.IndexFunc(r.Comparisons, func(x Comparison) bool {
+		return x.A == c.ID && (vmm.ID == "" || x.B == vmm.ID) && !x.ofRuns() && x.Ratio != nil
+	})
+	if i < 0 {
+		return nil
+	}
+	return &r.Comparisons[i]
 }

@@ -70,44 +70,73 @@ type Output struct {
 	Format Format
 }
 
-// Started writes what is known before the first case. Only ndjson does.
-func (o Output) Started(r *Report) error {
-	if o.Format != NDJSON {
-		return nil
-	}
-	if err := o.line(map[string]any{"schema": r.Schema, "run": r.Run}); err != nil {
-		return err
-	}
-	return o.machine(r)
+// line is a line of ndjson, which has one of these; the first has the schema too.
+type line struct {
+	Run        *Run        `json:"run,omitempty"`
+	Schema     string      `json:"schema,omitempty"`
+	Host       *Host       `json:"host,omitempty"`
+	Device     *Device     `json:"device,omitempty"`
+	Case       *Case       `json:"case,omitempty"`
+	Comparison *Comparison `json:"comparison,omitempty"`
+	Baseline   *Baseline   `json:"baseline,omitempty"`
+	End        *Run        `json:"end,omitempty"`
 }
 
-// machine writes the host and the devices.
-func (o Output) machine(r *Report) error {
-	if err := o.line(map[string]any{"host": r.Host}); err != nil {
-		return err
-	}
-	for _, d := range r.Devices {
-		if err := o.line(map[string]any{"device": d}); err != nil {
+// lines writes some if the format has them. Each is one Write, so that a killed run leaves whole
+// lines.
+func (o Output) lines(list ...line) error {
+	for _, x := range list {
+		if o.Format != NDJSON {
+			break
+		}
+		b, err := json.Marshal(x)
+		if err != nil {
+			return err
+		}
+		if _, err := o.W.Write(append(b, '\n')); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Case writes a case that has ended.
-func (o Output) Case(c Case) error {
-	if o.Format != NDJSON {
-		return nil
+// machineLines are the host and the devices.
+func machineLines(r *Report) []line {
+	list := []line{{Host: &r.Host}}
+	for i := range r.Devices {
+		list = append(list, line{Device: &r.Devices[i]})
 	}
-	return o.line(map[string]any{"case": c})
+	return list
 }
 
-// Comparison writes a comparison that has been made.
-func (o Output) Comparison(c Comparison) error {
-	if o.Format != NDJSON {
-		return nil
+// Started writes what is known before the first case. Only ndjson does, and Case and Comparison
+// write what has ended and what has been compared.
+func (o Output) Started(r *Report) error {
+	return o.lines(append([]line{{Schema: r.Schema, Run: &r.Run}}, machineLines(r)...)...)
+}
+
+// Case writes a case.
+func (o Output) Case(c Case) error { return o.lines(line{Case: &c}) }
+
+// Comparison writes a comparison.
+func (o Output) Comparison(c Comparison) error { return o.lines(line{Comparison: &c}) }
+
+// Write writes a whole report, as a run writes it part by part.
+func (o Output) Write(r *Report) error {
+	var list []line
+	for i := range r.Cases {
+		list = append(list, line{Case: &r.Cases[i]})
 	}
-	return o.line(map[string]any{"comparison": c})
+	for i := range r.Comparisons {
+		list = append(list, line{Comparison: &r.Comparisons[i]})
+	}
+	if err := o.Started(r); err != nil {
+		return err
+	}
+	if err := o.lines(list...); err != nil {
+		return err
+	}
+	return o.Finished(r)
 }
 
 // Finished writes what has not been written yet.
@@ -118,16 +147,12 @@ func (o Output) Finished(r *Report) error {
 		e.SetIndent("", "  ")
 		return e.Encode(r)
 	case NDJSON:
+		var list []line
 		if r.Baseline != nil {
-			if err := o.line(map[string]any{"baseline": r.Baseline}); err != nil {
-				return err
-			}
+			list = []line{{Baseline: r.Baseline}}
 		}
-		// Once more, with their state at the end.
-		if err := o.machine(r); err != nil {
-			return err
-		}
-		return o.line(map[string]any{"end": r.Run})
+		// The machine once more, with its state at the end.
+		return o.lines(append(append(list, machineLines(r)...), line{End: &r.Run})...)
 	case CSV:
 		return writeCSV(o.W, r)
 	case GoBench:
@@ -138,14 +163,4 @@ func (o Output) Finished(r *Report) error {
 		return writeNVBandwidthJSON(o.W, r)
 	}
 	return tables(o.W, r, o.Format == Markdown)
-}
-
-// line writes one object. It is one Write, so that a killed run leaves whole lines.
-func (o Output) line(object map[string]any) error {
-	b, err := json.Marshal(object)
-	if err != nil {
-		return err
-	}
-	_, err = o.W.Write(append(b, '\n'))
-	return err
 }

@@ -27,11 +27,19 @@ func writeGoBench(w io.Writer, r *Report) error {
 	}
 	config("device", strings.Join(devices, ", "))
 
-	for _, command := range commands(r) {
-		l := layoutOf(r, command)
-		for _, c := range casesOf(r, command) {
-			if c.Status != Failed {
-				writeSamples(&b, goBenchName(c, l), c)
+	for _, command := range byCommand(r) {
+		l := layoutOf(r, command.Of)
+		for _, c := range without(command.Of, func(c Case) bool { return c.Status == Failed }) {
+			name, loops := goBenchName(c, l), 1
+			if c.Stats != nil {
+				loops = max(loops, c.Stats.Loops)
+			}
+			for _, ns := range c.Samples {
+				fmt.Fprintf(&b, "%s %d %.3f ns/op", name, loops, ns)
+				if ns > 0 && c.Bytes > 0 {
+					fmt.Fprintf(&b, " %.3f MB/s", float64(c.Bytes)/ns*1e3)
+				}
+				b.WriteByte('\n')
 			}
 		}
 	}
@@ -39,25 +47,11 @@ func writeGoBench(w io.Writer, r *Report) error {
 	return err
 }
 
-func writeSamples(b *strings.Builder, name string, c Case) {
-	loops := 1
-	if c.Stats != nil {
-		loops = max(loops, c.Stats.Loops)
-	}
-	for _, ns := range c.Samples {
-		fmt.Fprintf(b, "%s %d %.3f ns/op", name, loops, ns)
-		if ns > 0 && c.Bytes > 0 {
-			fmt.Fprintf(b, " %.3f MB/s", float64(c.Bytes)/ns*1e3)
-		}
-		b.WriteByte('\n')
-	}
-}
-
 // goBenchName is the name of a case as a benchmark. The device is not part of it: what
 // was measured on two devices can be compared.
 func goBenchName(c Case, l layout) string {
 	word := func(s string) string { return strings.Join(strings.Fields(strings.ReplaceAll(s, "/", "_")), "_") }
-	command := word(commandOf(c.ID))
+	command := word(CommandOf(c.ID))
 	name := "Benchmark"
 	if command != "" {
 		name += strings.ToUpper(command[:1]) + command[1:]

@@ -52,7 +52,7 @@ func TestGoBenchPairsByMem(t *testing.T) {
 		r := fromFile(t, file)
 		names, owner := map[string][]string{}, map[string]string{}
 		for _, c := range r.Cases {
-			name := goBenchName(c, layoutOf(r, commandOf(c.ID)))
+			name := goBenchName(c, layoutOf(r, without(r.Cases, func(x Case) bool { return CommandOf(x.ID) != CommandOf(c.ID) })))
 			require.NotContains(t, owner, name)
 			owner[name] = c.ID
 			rest, mem, found := strings.Cut(name, "/mem=")

@@ -22,11 +22,14 @@ type grid struct {
 	columns []string // names of the other columns
 	lift    []string // those of columns that go into the heading if all rows have the same
 	rows    []gridRow
+	common  []string // notes of all rows, which stand in the heading
 }
 
-// gridRow is a row. Notes are words that most rows do not have.
+// gridRow is a row: its cells by the names of their columns. Notes are words that most rows do
+// not have.
 type gridRow struct {
-	keys, cells, notes []string
+	cells map[string]string
+	notes []string
 }
 
 // tables returns the grid as tables that fit. In Markdown every width fits.
@@ -34,48 +37,27 @@ func (g grid) tables(markdown bool) []Piece {
 	if len(g.rows) == 0 {
 		return nil
 	}
-	said := g.liftConstants()
 	heading := g.title
-	if len(said) > 0 {
+	if said := g.liftConstants(); len(said) > 0 {
 		heading += ": " + strings.Join(said, ", ")
 	}
 	if g.fits(markdown) || len(g.keys) < 2 {
 		return []Piece{g.print(heading, markdown)}
 	}
-	return append([]Piece{{Heading: heading}}, g.split("", markdown)...)
+	return append([]Piece{{Heading: heading}}, g.split(nil, markdown)...)
 }
 
 // split returns the grid as a table for each value of its first key, and each of them again if it
-// does not fit.
-func (g grid) split(heading string, markdown bool) []Piece {
+// does not fit. said is what all rows share.
+func (g grid) split(said []string, markdown bool) (list []Piece) {
 	if g.fits(markdown) || len(g.keys) < 2 {
-		return []Piece{g.print(heading, markdown)}
+		return []Piece{g.print(strings.Join(said, ", "), markdown)}
 	}
-	var list []Piece
-	for _, part := range g.by(0) {
-		list = append(list, part.split(strings.TrimPrefix(heading+", "+part.title, ", "), markdown)...)
-	}
-	return list
-}
-
-// by returns a grid for each value of a key. Their titles are what their rows share.
-func (g grid) by(key int) []grid {
-	var values []string
-	byValue := map[string][]gridRow{}
-	for _, row := range g.rows {
-		value := row.keys[key]
-		if !slices.Contains(values, value) {
-			values = append(values, value)
-		}
-		row.keys = dropAt(row.keys, key)
-		byValue[value] = append(byValue[value], row)
-	}
-	var list []grid
-	for _, value := range values {
+	key := g.keys[0]
+	for _, group := range GroupBy(g.rows, func(row gridRow) string { return row.cells[key] }) {
 		part := g
-		part.keys, part.rows = dropAt(g.keys, key), byValue[value]
-		part.title = strings.Join(append([]string{g.keys[key] + " " + value}, part.liftConstants()...), ", ")
-		list = append(list, part)
+		part.keys, part.rows = g.keys[1:], group.Of
+		list = append(list, part.split(slices.Concat(said, []string{key + " " + group.Key}, part.liftConstants()), markdown)...)
 	}
 	return list
 }
@@ -90,58 +72,49 @@ func (a Axis) Usual() bool { return usual[a.Name] == a.String() }
 
 // liftConstants removes the columns whose value is the same in all rows, and the notes
 // that all rows have. It returns them in words. Of one row, nothing is the same.
-func (g *grid) liftConstants() []string {
-	g.rows = slices.Clone(g.rows)
+func (g *grid) liftConstants() (said []string) {
 	if len(g.rows) < 2 {
 		return nil
 	}
-	var said []string
 	first := g.rows[0]
-	same := func(of func(gridRow) string) bool {
-		return !slices.ContainsFunc(g.rows, func(row gridRow) bool { return of(row) != of(first) })
+	same := func(column string) bool {
+		return !slices.ContainsFunc(g.rows, func(row gridRow) bool { return row.cells[column] != first.cells[column] })
 	}
+	say := func(column string) { said = append(said, strings.TrimSpace(column+" "+first.cells[column])) }
 	// A key that is the same says nothing of a row. Of the other columns only some may go.
-	for i := 0; i < len(g.keys); {
-		if !same(func(row gridRow) string { return row.keys[i] }) {
-			i++
-			continue
+	g.keys = without(g.keys, func(key string) bool {
+		if !same(key) {
+			return false
 		}
-		if value := g.rows[0].keys[i]; usual[g.keys[i]] != value && value != "-" {
-			said = append(said, strings.TrimSpace(g.keys[i]+" "+value))
+		if value := first.cells[key]; usual[key] != value && value != "-" {
+			say(key)
 		}
-		g.keys = dropAt(g.keys, i)
-		for n := range g.rows {
-			g.rows[n].keys = dropAt(g.rows[n].keys, i)
+		return true
+	})
+	g.columns = without(g.columns, func(column string) bool {
+		if !slices.Contains(g.lift, column) || !same(column) {
+			return false
 		}
-		first = g.rows[0]
-	}
-	for i := 0; i < len(g.columns); {
-		if !slices.Contains(g.lift, g.columns[i]) || !same(func(row gridRow) string { return row.cells[i] }) {
-			i++
-			continue
-		}
-		said = append(said, strings.TrimSpace(g.columns[i]+" "+g.rows[0].cells[i]))
-		g.columns = dropAt(g.columns, i)
-		for n := range g.rows {
-			g.rows[n].cells = dropAt(g.rows[n].cells, i)
-		}
-		first = g.rows[0]
-	}
+		say(column)
+		return true
+	})
 	// A note of all rows is one of the table.
-	for _, note := range first.notes {
-		if slices.ContainsFunc(g.rows, func(row gridRow) bool { return !slices.Contains(row.notes, note) }) {
-			continue
-		}
-		said = append(said, note)
-		for n := range g.rows {
-			g.rows[n].notes = slices.DeleteFunc(slices.Clone(g.rows[n].notes), func(s string) bool { return s == note })
+	for _, note := range g.notes(first) {
+		if !slices.ContainsFunc(g.rows, func(row gridRow) bool { return !slices.Contains(row.notes, note) }) {
+			said, g.common = append(said, note), append(slices.Clip(g.common), note)
 		}
 	}
 	return said
 }
 
-func dropAt(list []string, i int) []string {
-	return slices.Delete(slices.Clone(list), i, i+1)
+// notes are those of a row that not all rows have.
+func (g *grid) notes(row gridRow) []string {
+	return without(row.notes, func(note string) bool { return slices.Contains(g.common, note) })
+}
+
+// without returns a list without the elements that drop names.
+func without[T any](list []T, drop func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(list), drop)
 }
 
 // fits reports whether the grid is small enough for one table.
@@ -156,36 +129,50 @@ func width(t table.Writer) int {
 
 // print makes a table of the grid. Notes that are too long for the line stand below the table.
 func (g grid) print(heading string, markdown bool) Piece {
-	t := g.writer(true)
-	if markdown || width(t) <= maxWidth {
-		return Piece{Heading: heading, Table: t}
-	}
+	names := slices.Concat(g.keys, g.columns)
+	var rows, noted [][]string
 	var below []string
 	for _, row := range g.rows {
-		if len(row.notes) > 0 {
-			below = append(below, strings.TrimPrefix(strings.Join(row.keys, " ")+": "+strings.Join(row.notes, "; "), ": "))
+		var cells []string
+		for _, name := range names {
+			cells = append(cells, row.cells[name])
+		}
+		notes := strings.Join(g.notes(row), "; ")
+		rows, noted = append(rows, cells), append(noted, append(slices.Clip(cells), notes))
+		if notes != "" {
+			below = append(below, strings.TrimPrefix(strings.Join(cells[:len(g.keys)], " ")+": "+notes, ": "))
 		}
 	}
-	return Piece{Heading: heading, Table: g.writer(false), Sentences: below}
+	if t := NewTable(append(names, "notes"), noted, 0); markdown || width(t) <= maxWidth {
+		return Piece{Heading: heading, Table: t}
+	}
+	return Piece{Heading: heading, Table: NewTable(names, rows, 0), Sentences: below}
 }
 
-// writer is the table. Columns without a value are left out.
-func (g grid) writer(notes bool) table.Writer {
+// NewTable is a table as it is printed. Columns without a value are left out. All columns but the
+// first share wrapped characters, over which their cells are broken into lines; 0 is no limit.
+func NewTable(header []string, rows [][]string, wrapped int) table.Writer {
 	t := table.NewWriter()
-	t.SetStyle(style())
+	s := table.StyleLight
+	s.Options = table.OptionsNoBordersAndSeparators
+	s.Options.SeparateHeader = true
+	s.Format.Header = 0
+	t.SetStyle(s)
 	t.SuppressEmptyColumns()
-	line := func(keys, cells []string, last string) (row table.Row) {
-		for _, cell := range slices.Concat(keys, cells) {
+	line := func(cells []string) (row table.Row) {
+		for _, cell := range cells {
 			row = append(row, cell)
-		}
-		if notes {
-			row = append(row, last)
 		}
 		return row
 	}
-	t.AppendHeader(line(g.keys, g.columns, "notes"))
-	for _, row := range g.rows {
-		t.AppendRow(line(row.keys, row.cells, strings.Join(row.notes, "; ")))
+	t.AppendHeader(line(header))
+	var columns []table.ColumnConfig
+	for i := 1; i < len(header) && wrapped > 0; i++ {
+		columns = append(columns, table.ColumnConfig{Number: i + 1, WidthMax: wrapped / (len(header) - 1), WidthMaxEnforcer: termtext.WrapSoft})
+	}
+	t.SetColumnConfigs(columns)
+	for _, row := range rows {
+		t.AppendRow(line(row))
 	}
 	return t
 }

@@ -1,19 +1,15 @@
 package report
 
 import (
+	"regexp"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 )
 
 // terms are the words that need an explanation, in the order in which it is printed. Those of
 // metrics stand with them.
 var terms = []Word{
 	{"path", "what connects two devices, as nvidia-smi topo -m has it: NV18 is 18 NVLinks; PIX, PXB, PHB, NODE, SYS are PCIe, each longer than the one before"},
-	{"atomics", "whether atomic operations work over the path"},
-	{"rank", "the driver's order of paths by speed, 0 the fastest"},
-	{"now", "what this process may do with the other's memory already"},
 	{"granularity", "sizes of chunks are multiples of it"},
 	{"95 %", "of 100 such intervals, 95 or more contain the true median, or ratio"},
 	{"h2d", "from host to device"},
@@ -97,38 +93,25 @@ var known = []string{"h2d", "d2h", "d2d", "median", "n", "mmap", "mremap", "go-a
 func (p *document) legend(leaveOut ...string) {
 	shown := p.shown.String()
 	found := map[string]bool{}
-	all := slices.DeleteFunc(allTerms(), func(t Word) bool { return slices.Contains(leaveOut, t.Word) })
+	all := without(allTerms(), func(t Word) bool { return slices.Contains(leaveOut, t.Word) })
 	// "too noisy" is not "noisy": terms of several words come first, and are cut out.
-	for _, t := range all {
-		if strings.Contains(t.Word, " ") && hasWord(shown, t.Word) {
-			found[t.Word] = true
-			shown = strings.ReplaceAll(shown, t.Word, "")
+	for _, several := range []bool{true, false} {
+		for _, t := range all {
+			if strings.Contains(t.Word, " ") == several && hasWord(shown, t.Word) {
+				found[t.Word] = true
+				if several {
+					shown = strings.ReplaceAll(shown, t.Word, "")
+				}
+			}
 		}
 	}
-	words := Piece{Heading: "Words"}
-	for _, t := range all {
-		if found[t.Word] || hasWord(shown, t.Word) {
-			words.Words = append(words.Words, t)
-		}
-	}
-	if len(words.Words) > 0 {
-		p.pieces = append(p.pieces, words)
+	if words := without(all, func(t Word) bool { return !found[t.Word] }); len(words) > 0 {
+		p.pieces = append(p.pieces, Piece{Heading: "Words", Words: words})
 	}
 }
 
 // hasWord reports whether a word stands in a text, and not as a part of another.
 func hasWord(s, word string) bool {
-	part := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("-_", r) }
-	for at := 0; ; {
-		i := strings.Index(s[at:], word)
-		if i < 0 {
-			return false
-		}
-		before, _ := utf8.DecodeLastRuneInString(s[:at+i])
-		after, _ := utf8.DecodeRuneInString(s[at+i+len(word):])
-		if !part(before) && !part(after) {
-			return true
-		}
-		at += i + len(word)
-	}
+	const end = `(?:^|$|[^-_\pL\pN])`
+	return strings.Contains(s, word) && regexp.MustCompile(end+regexp.QuoteMeta(word)+end).MatchString(s)
 }

@@ -36,8 +36,8 @@ func (r *Report) Figure(what string) (string, error) {
 		return r.count(name, of)
 	case name == "time":
 		return formatTime(a.Stats.Median), nil
-	case name == "interval" && a.Stats.Low != nil && a.Stats.High != nil:
-		return formatTime(*a.Stats.Low) + " to " + formatTime(*a.Stats.High), nil
+	case name == "interval" && a.Stats.Low != nil:
+		return interval(a.Stats.Low, a.Stats.High, formatTime), nil
 	case name == "value":
 		return a.figure(), nil
 	}
@@ -59,24 +59,21 @@ func (r *Report) pairFigure(name string, a, b Case) (string, error) {
 		return "", fmt.Errorf("%s of two cases: one is not there", name)
 	}
 	if name == "medians" {
-		return fmt.Sprintf("%.3g", a.Stats.Median/b.Stats.Median), nil
+		return threeDigits(a.Stats.Median / b.Stats.Median), nil
 	}
+	// Of b over a, the figures are the other way round.
+	inverse := func(x float64) string { return threeDigits(1 / x) }
 	for _, x := range r.Comparisons {
-		ratio, low, high := x.Ratio, x.Low, x.High
-		switch {
+		switch of := x.A + " " + x.B; {
 		case x.Ratio == nil || x.Low == nil || x.High == nil:
-			continue
-		case x.A == a.ID && x.B == b.ID: // it is of b over a
-			p, q, s := 1 / *ratio, 1 / *high, 1 / *low
-			ratio, low, high = &p, &q, &s
-		case x.A != b.ID || x.B != a.ID:
-			continue
-		}
-		switch name {
-		case "ratio":
-			return fmt.Sprintf("%.3g", *ratio), nil
-		case "interval":
-			return fmt.Sprintf("%.3g to %.3g", *low, *high), nil
+		case name == "ratio" && of == b.ID+" "+a.ID:
+			return threeDigits(*x.Ratio), nil
+		case name == "ratio" && of == a.ID+" "+b.ID:
+			return inverse(*x.Ratio), nil
+		case name == "interval" && of == b.ID+" "+a.ID:
+			return interval(x.Low, x.High, threeDigits), nil
+		case name == "interval" && of == a.ID+" "+b.ID:
+			return interval(x.High, x.Low, inverse), nil
 		}
 	}
 	return "", fmt.Errorf("no %s of %s to %s", name, a.ID, b.ID)
@@ -100,4 +97,94 @@ func (r *Report) count(verdict, below string) (string, error) {
 		return "", fmt.Errorf("no case, and no verdicts: %s of %s", verdict, below)
 	}
 	return fmt.Sprint(n), nil
+}
+
+func threeDigits(x float64) string { return fmt.Sprintf("%.3g", x) }
+
+// Pivot is a table of the cases that passed: a row for each value of the axes rows, a column
+// for each value of the axis column, and in the cells what was measured. If cases of a row are
+// compared, what they are compared with has, in brackets, how many times as long it takes; if
+// there is one comparison in a row, it has columns of its own.
+func Pivot(r *Report, rows []string, column string) (header []string, table [][]string) {
+	layouts := map[string]layout{}
+	for _, command := range byCommand(r) {
+		layouts[command.Key] = layoutOf(r, command.Of)
+	}
+	value := func(c Case, axis string) string { return layouts[CommandOf(c.ID)].value(c, axis) }
+	keys := func(c Case) (list []string) {
+		for _, axis := range rows {
+			list = append(list, value(c, axis))
+		}
+		return list
+	}
+	passed := without(r.Cases, func(c Case) bool { return c.Status != Passed || c.Stats == nil })
+	columns := GroupBy(passed, func(c Case) string { return value(c, column) })
+	lines := GroupBy(passed, func(c Case) string { return strings.Join(keys(c), "|") })
+	single := column == axisMem
+	for _, line := range lines {
+		compared := without(line.Of, func(c Case) bool { return growthAgainst(r, c, Case{}) == nil })
+		single = single && len(compared) < 2
+	}
+	header = slices.Clone(rows)
+	for _, g := range columns {
+		header = append(header, g.Key)
+	}
+	if single {
+		header = append(header, "ratio of times", "95 %", "verdict")
+	}
+	for _, line := range lines {
+		cells, pair := map[string]string{}, &Comparison{}
+		for _, c := range line.Of {
+			cell := c.figure()
+			if x := growthAgainst(r, c, Case{}); x != nil && single {
+				pair = x
+			} else if x != nil {
+				cell += fmt.Sprintf(" (%.3g)", 1 / *x.Ratio)
+			}
+			cells[value(c, column)] = cell
+		}
+		row := keys(line.Of[0])
+		for _, g := range columns {
+			row = append(row, cells[g.Key])
+		}
+		if single {
+			row = append(row, pair.ratio(), pair.interval(), string(pair.Verdict))
+		}
+		table = append(table, row)
+	}
+	return header, table
+}
+
+// figure is what was measured, with its unit.
+func (c *Case) figure() string {
+	if isTime(c.Unit) {
+		return formatTime(c.Stats.Median)
+	}
+	return fourDigits(c.Stats.Value) + " " + c.Unit
+}
+
+// Slower is a table of the comparisons in which memory that grows is slower than the other: of
+// the variants of vmm the plain one only, and not against itself without growth. firm counts all of them, open those without a firm
+// verdict whose ratio is above the margin too, all the comparisons that have a ratio.
+func Slower(r *Report) (header []string, rows [][]string, firm, open, all int) {
+	header = []string{"case", "mem", "", "against", "", "ratio of times", "95 %"}
+	cases := byID(r.Cases)
+	for _, x := range r.Comparisons {
+		a, b := cases[x.A], cases[x.B]
+		if x.ofRuns() || x.Ratio == nil || a.Stats == nil || b.Stats == nil || !strings.HasPrefix(b.Axes.text(axisMem), "vmm") {
+			continue
+		}
+		all++
+		switch {
+		case x.Verdict == stat.Slower && (Contender(b.ID) != "vmm" || Contender(a.ID) == "vmm-whole"):
+			firm++
+		case x.Verdict == stat.Slower:
+			firm++
+			mem := Contender(b.ID)
+			rows = append(rows, []string{strings.TrimSuffix(b.ID, "/"+mem), mem, b.figure(), Contender(a.ID), a.figure(), x.ratio(), x.interval()})
+		case !x.Verdict.Firm() && *x.Ratio > 1+x.Margin:
+			open++
+		}
+	}
+	return header, rows, firm, open, all
 }

@@ -111,15 +111,11 @@ func fieldValues(v reflect.Value, prefix string, values map[string]any) {
 
 // number returns the value as a number, if it is one.
 func (m Metric) number() (float64, bool) {
-	switch v := m.Value.(type) {
-	case int:
-		return float64(v), true
-	case uint64:
-		return float64(v), true
-	case float64:
-		return v, true
+	if _, text := m.Value.(string); text || m.Value == nil {
+		return 0, false
 	}
-	return 0, false
+	x, err := strconv.ParseFloat(exact(m.Value), 64)
+	return x, err == nil
 }
 
 // String prints the value for people.
@@ -133,21 +129,18 @@ func (m Metric) String() string {
 	case m.Unit == "bytes":
 		return size.Approx(uint64(x))
 	}
-	return digits(x, 4)
+	return fourDigits(x)
 }
 
 // exact prints a value so that nothing of it is lost, and nil as nothing.
 func exact(v any) string {
-	switch v := v.(type) {
-	case nil:
+	switch at := reflect.ValueOf(v); {
+	case !at.IsValid() || at.Kind() == reflect.Pointer && at.IsNil():
 		return ""
-	case float64:
-		return strconv.FormatFloat(v, 'f', -1, 64)
-	case *float64:
-		if v == nil {
-			return ""
-		}
-		return exact(*v)
+	case at.Kind() == reflect.Pointer:
+		return exact(at.Elem().Interface())
+	case at.Kind() == reflect.Float64:
+		return strconv.FormatFloat(at.Float(), 'f', -1, 64)
 	}
 	return fmt.Sprint(v)
 }

@@ -23,32 +23,37 @@ type nvMatrix struct {
 	sum        float64
 }
 
-// nvTests are the cases of nvbandwidth that the report has.
-func nvTests(r *Report) []nvTest {
-	var order []string
-	of := map[string][]Case{}
-	for _, c := range r.Cases {
-		name, ok := c.Axes.Of("test").(string)
-		if !ok {
-			continue
+// text has the values as they are printed.
+func (m nvMatrix) text(format byte, digits int) (rows [][]string) {
+	for _, values := range m.rows {
+		row := slices.Repeat([]string{"N/A"}, len(values))
+		for i, v := range values {
+			if v != nil {
+				row[i] = strconv.FormatFloat(*v, format, digits, 64)
+			}
 		}
-		if c.Axes.text(axisMem) == "vmm" {
-			name += "_vmm"
-		}
-		if of[name] == nil {
-			order = append(order, name)
-		}
-		of[name] = append(of[name], c)
+		rows = append(rows, row)
 	}
-	var list []nvTest
-	for _, name := range order {
-		t := nvTest{name: name, status: "Passed", matrices: nvMatrices(r, name, of[name])}
-		for _, c := range of[name] {
+	return rows
+}
+
+// nvTests are the cases of nvbandwidth that the report has.
+func nvTests(r *Report) (list []nvTest) {
+	ours := without(r.Cases, func(c Case) bool { return c.Axes.Of("test") == nil })
+	name := func(c Case) string {
+		if c.Axes.text(axisMem) == "vmm" {
+			return c.Axes.text("test") + "_vmm"
+		}
+		return c.Axes.text("test")
+	}
+	for _, g := range GroupBy(ours, name) {
+		t := nvTest{name: g.Key, status: "Passed", matrices: nvMatrices(r, g.Key, g.Of)}
+		for _, c := range g.Of {
 			if c.Status != Passed {
 				t.status, t.reason = "Error", string(c.Reason)
 			}
 		}
-		if !slices.ContainsFunc(of[name], func(c Case) bool { return c.Status != Waived }) {
+		if !slices.ContainsFunc(g.Of, func(c Case) bool { return c.Status != Waived }) {
 			t.status, t.matrices = "Waived", nil
 		}
 		list = append(list, t)
@@ -57,45 +62,42 @@ func nvTests(r *Report) []nvTest {
 }
 
 // nvMatrices are the matrices of a test. One of two devices at once has three.
-func nvMatrices(r *Report, name string, cases []Case) []nvMatrix {
-	type part struct {
-		name string
-		of   func(*Stats) float64
-	}
-	parts := []part{{"", func(s *Stats) float64 { return s.Value }}}
+func nvMatrices(r *Report, name string, cases []Case) (list []nvMatrix) {
+	way, parts := "", []func(*Stats) float64{func(s *Stats) float64 { return s.Value }}
 	if strings.HasPrefix(name, "device_to_device_bidirectional") {
-		way := "Read"
+		way = "Read"
 		if strings.Contains(name, "write") {
 			way = "Write"
 		}
-		parts = []part{
-			{way + "1", func(s *Stats) float64 { return s.Forward }},
-			{way + "2", func(s *Stats) float64 { return s.Reverse }},
-			{"Total", func(s *Stats) float64 { return s.Forward + s.Reverse }},
+		parts = []func(*Stats) float64{
+			func(s *Stats) float64 { return s.Forward },
+			func(s *Stats) float64 { return s.Reverse },
+			func(s *Stats) float64 { return s.Forward + s.Reverse },
 		}
 	}
 	at := func(axis string, c Case) int {
 		return slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == c.Axes.text(axis) })
 	}
-	var list []nvMatrix
-	for _, p := range parts {
-		m := nvMatrix{key: name, title: nvTitle(strings.TrimSuffix(name, "_vmm"), p.name)}
-		if p.name != "" {
-			m.key += "_" + strings.ToLower(p.name)
+	for i, part := range parts {
+		m, suffix := nvMatrix{key: name}, ""
+		if way != "" {
+			suffix = []string{way + "1", way + "2", "Total"}[i]
+			m.key += "_" + strings.ToLower(suffix)
 		}
+		m.title = nvTitle(strings.TrimSuffix(name, "_vmm"), suffix)
 		for _, c := range cases {
-			row, column := 0, at("device", c)
+			row, column, rows := 0, at("device", c), 1
 			if c.Axes.Of(axisFrom) != nil {
-				row, column = at(axisFrom, c), at("to", c)
+				row, column, rows = at(axisFrom, c), at(axisTo, c), len(r.Devices)
 			}
 			if row < 0 || column < 0 {
 				continue
 			}
-			for len(m.rows) <= row || c.Axes.Of(axisFrom) != nil && len(m.rows) < len(r.Devices) {
+			for len(m.rows) < rows {
 				m.rows = append(m.rows, make([]*float64, len(r.Devices)))
 			}
-			if c.Status == Passed && c.Stats != nil && (p.name == "" || c.Stats.Both != nil) {
-				v := p.of(c.Stats)
+			if c.Status == Passed && c.Stats != nil && (way == "" || c.Stats.Both != nil) {
+				v := part(c.Stats)
 				m.rows[row][column] = &v
 				m.sum += v
 			}
@@ -107,7 +109,7 @@ func nvMatrices(r *Report, name string, cases []Case) []nvMatrix {
 
 // nvTitle is what stands above a matrix.
 func nvTitle(name, part string) string {
-	engine := strings.ToUpper(name[len(name)-2:])
+	engine := strings.ToUpper(name[max(0, len(name)-2):])
 	has := func(s string) bool { return strings.Contains(name, s) }
 	switch {
 	case name == "device_local_copy":
@@ -156,14 +158,10 @@ func writeNVBandwidth(w io.Writer, r *Report) error {
 				fmt.Fprintf(&b, "%10d", i)
 			}
 			b.WriteByte('\n')
-			for i, row := range m.rows {
+			for i, row := range m.text('f', 2) {
 				fmt.Fprintf(&b, "%2d", i)
-				for _, v := range row {
-					if v == nil {
-						fmt.Fprintf(&b, "%10s", "N/A")
-					} else {
-						fmt.Fprintf(&b, "%10.2f", *v)
-					}
+				for _, cell := range row {
+					fmt.Fprintf(&b, "%10s", cell)
 				}
 				b.WriteByte('\n')
 			}
@@ -193,17 +191,7 @@ func writeNVBandwidthJSON(w io.Writer, r *Report) error {
 		rows := [][]string{}
 		for _, m := range t.matrices { // of three, the rows of all are there, and the sum of the last
 			x["bandwidth_description"], x["sum"] = m.title, m.sum
-			for _, row := range m.rows {
-				line := []string{}
-				for _, v := range row {
-					cell := "N/A"
-					if v != nil {
-						cell = strconv.FormatFloat(*v, 'g', 6, 64)
-					}
-					line = append(line, cell)
-				}
-				rows = append(rows, line)
-			}
+			rows = append(rows, m.text('g', 6)...)
 			x["bandwidth_matrix"] = rows
 		}
 		tests = append(tests, x)

@@ -7,8 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
 // Read reads a report that was written as JSON or as ndjson; it looks at the content
@@ -25,16 +28,24 @@ func Read(r io.Reader) (*Report, error) {
 	}
 	// The first line of ndjson is a whole object without cases. That of JSON has cases, or
 	// is a part of an object.
-	first, rest, _ := bytes.Cut(bytes.TrimLeft(text, " \t\r\n"), []byte("\n"))
+	head, _, _ := bytes.Cut(bytes.TrimLeft(text, " \t\r\n"), []byte("\n"))
 	var header struct {
 		Schema json.RawMessage `json:"schema"`
 		Cases  json.RawMessage `json:"cases"`
 	}
-	var got *Report
-	if json.Unmarshal(first, &header) == nil && header.Schema != nil && header.Cases == nil {
-		got, err = readLines(first, rest)
-	} else {
-		got, err = readObject(text)
+	lines := json.Unmarshal(head, &header) == nil && header.Schema != nil && header.Cases == nil
+	if !lines {
+		head = text
+	}
+	// The schema comes first: a report of another one may have other types.
+	if err := checkSchema(head); err != nil {
+		return nil, err
+	}
+	got := New(Run{}, Host{})
+	if lines {
+		err = got.readLines(bytes.TrimLeft(text, " \t\r\n"))
+	} else if err = json.Unmarshal(text, got); err != nil {
+		err = fmt.Errorf("report: %w", err)
 	}
 	if err == nil {
 		err = got.complete()
@@ -45,31 +56,17 @@ func Read(r io.Reader) (*Report, error) {
 	return got, nil
 }
 
-// readObject reads a report that is one object.
-func readObject(text []byte) (*Report, error) {
-	if len(bytes.TrimSpace(text)) == 0 {
-		return nil, errors.New("not a report: it is empty")
-	}
-	// The schema comes first: a report of another one may have other types.
-	if err := checkSchema(text); err != nil {
-		return nil, err
-	}
-	got := New(Run{}, Host{})
-	if err := json.Unmarshal(text, got); err != nil {
-		return nil, fmt.Errorf("report: %w", err)
-	}
-	return got, nil
-}
-
 // checkSchema refuses what is not a report, and reports of another schema.
 func checkSchema(text []byte) error {
 	var header struct {
 		Schema *string `json:"schema"`
 	}
-	if err := json.Unmarshal(text, &header); err != nil {
-		return fmt.Errorf("not a report, or one that is cut off: %w", err)
-	}
+	err := json.Unmarshal(text, &header)
 	switch {
+	case len(bytes.TrimSpace(text)) == 0:
+		return errors.New("not a report: it is empty")
+	case err != nil:
+		return fmt.Errorf("not a report, or one that is cut off: %w", err)
 	case header.Schema == nil:
 		return errors.New("not a report: it has no schema")
 	case *header.Schema != Schema:
@@ -78,58 +75,42 @@ func checkSchema(text []byte) error {
 	return nil
 }
 
-// readLines reads ndjson. first is its first line, rest the other lines.
-func readLines(first, rest []byte) (*Report, error) {
-	if err := checkSchema(first); err != nil {
-		return nil, err
-	}
-	got, ended := New(Run{}, Host{}), false
-	for n, line := 1, first; ; n++ {
-		// Each line has one of these. A line of another kind is a new field.
-		var one struct {
-			Run        *Run        `json:"run"`
-			Host       *Host       `json:"host"`
-			Device     *Device     `json:"device"`
-			Case       *Case       `json:"case"`
-			Comparison *Comparison `json:"comparison"`
-			Baseline   *Baseline   `json:"baseline"`
-			End        *Run        `json:"end"`
-		}
-		if err := json.Unmarshal(line, &one); err != nil && len(bytes.TrimSpace(line)) > 0 {
-			if len(rest) == 0 && !json.Valid(line) {
+// readLines reads ndjson.
+func (r *Report) readLines(text []byte) error {
+	ended, list := false, bytes.Split(text, []byte("\n"))
+	for i, text := range list {
+		var one line // one of another kind is a new field
+		if err := json.Unmarshal(text, &one); err != nil && len(bytes.TrimSpace(text)) > 0 {
+			if i == len(list)-1 && !json.Valid(text) {
 				break // cut off
 			}
-			return nil, fmt.Errorf("report, line %d: %w", n, err)
+			return fmt.Errorf("report, line %d: %w", i+1, err)
 		}
 		switch {
 		case one.Run != nil:
-			got.Run = *one.Run
+			r.Run = *one.Run
 		case one.Host != nil:
-			got.Host = *one.Host
+			r.Host = *one.Host
 		case one.Device != nil:
 			// The end has each device once more, with its state then.
 			same := func(d Device) bool { return d.Open == one.Device.Open }
-			if i := slices.IndexFunc(got.Devices, same); i >= 0 {
-				got.Devices[i] = *one.Device
+			if i := slices.IndexFunc(r.Devices, same); i >= 0 {
+				r.Devices[i] = *one.Device
 			} else {
-				got.Devices = append(got.Devices, *one.Device)
+				r.Devices = append(r.Devices, *one.Device)
 			}
 		case one.Case != nil:
-			got.Cases = append(got.Cases, *one.Case)
+			r.Cases = append(r.Cases, *one.Case)
 		case one.Comparison != nil:
-			got.Comparisons = append(got.Comparisons, *one.Comparison)
+			r.Comparisons = append(r.Comparisons, *one.Comparison)
 		case one.Baseline != nil:
-			got.Baseline = one.Baseline
+			r.Baseline = one.Baseline
 		case one.End != nil:
-			got.Run, ended = *one.End, true
+			r.Run, ended = *one.End, true
 		}
-		if len(rest) == 0 {
-			break
-		}
-		line, rest, _ = bytes.Cut(rest, []byte("\n"))
 	}
-	got.Run.Interrupted = got.Run.Interrupted || !ended
-	return got, nil
+	r.Run.Interrupted = r.Run.Interrupted || !ended
+	return nil
 }
 
 // complete checks what the other formats rely on, and puts empty lists where there are
@@ -175,4 +156,71 @@ func notNil[L ~[]E, E any](list L) L {
 		return L{}
 	}
 	return list
+}
+
+// checkMargin refuses what no run can have as its margin. Pictures are scaled by it.
+func checkMargin(v float64) error {
+	if !(v >= 0 && v < 1) { // also what is no number
+		return fmt.Errorf("margin %v is not in [0, 1)", v)
+	}
+	return nil
+}
+
+// checkFigures refuses what no time, size or ratio can be.
+func checkFigures(list ...float64) error {
+	for _, v := range list {
+		if !(v >= 0) || math.IsInf(v, 0) {
+			return fmt.Errorf("%v is no figure that can be measured", v)
+		}
+	}
+	return nil
+}
+
+// check refuses a case that no run can have measured.
+func (c *Case) check() error {
+	switch {
+	case c.ID == "":
+		return errors.New("it has no id")
+	case !slices.Contains(statuses, c.Status):
+		return fmt.Errorf("status %q is none of %v", c.Status, statuses)
+	}
+	if err := checkFigures(c.Samples...); err != nil || c.Stats == nil {
+		return err
+	}
+	s := c.Stats
+	switch {
+	case s.N < 0:
+		return fmt.Errorf("%d samples", s.N)
+	case s.Loops < 1:
+		return fmt.Errorf("%d repetitions in a sample", s.Loops)
+	case len(c.Samples) > 0 && s.N != len(c.Samples):
+		return fmt.Errorf("%d samples by its statistics, %d in its list", s.N, len(c.Samples))
+	}
+	// The ends of an interval can be below 0: they are estimated.
+	for _, m := range c.Metrics() {
+		if x, ok := m.number(); ok && m.Name != "value_low" && m.Name != "value_high" {
+			if err := checkFigures(x); err != nil {
+				return fmt.Errorf("%s: %w", m.Name, err)
+			}
+		}
+	}
+	if s.Growth == nil {
+		return nil
+	}
+	return checkFigures(slices.Concat(s.Growth.Samples...)...)
+}
+
+// check refuses a comparison that no run can have made.
+func (c *Comparison) check() error {
+	switch {
+	case !slices.Contains(stat.Verdicts(), c.Verdict):
+		return fmt.Errorf("verdict %q is none of %v", c.Verdict, stat.Verdicts())
+	case c.Verdict.Firm() && (c.Ratio == nil || c.Low == nil || c.High == nil):
+		return fmt.Errorf("it is %s without an interval", c.Verdict)
+	}
+	ratio := 0.0
+	if c.Ratio != nil {
+		ratio = *c.Ratio
+	}
+	return cmp.Or(checkFigures(ratio), checkMargin(c.Margin))
 }

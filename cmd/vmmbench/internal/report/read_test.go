@@ -142,6 +142,7 @@ func FuzzRead(f *testing.F) {
 		{"id":"grow/b","axes":{"mem":"vmm","size":1.5,"x":null},"status":"passed","bytes":1,"flags":null}],
 		"comparisons":[{"id":"c","a":"grow","b":"grow/b","ratio":0,"low":0,"high":0,"verdict":"equal"}]}`))
 	f.Add([]byte(`{"schema":"vmmbench/1","cases":[],"devices":[{"features":[{"name":"a"}]},{}],"comparisons":[{"verdict":"` + string(stat.TooNoisy) + `"}]}`))
+	f.Add([]byte(`{"schema":"vmmbench/1","cases":[{"id":"bw/a","axes":{"test":"a","device":"b"},"status":"passed"}],"devices":[{"open":"b"}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r, err := Read(bytes.NewReader(text))
 		if err != nil {

@@ -170,33 +170,21 @@ type Axes []Axis
 
 // MarshalJSON implements json.Marshaler.
 func (a Axes) MarshalJSON() ([]byte, error) {
-	var b bytes.Buffer
-	b.WriteByte('{')
+	parts := make([][]byte, len(a))
 	for i, x := range a {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		name, err := json.Marshal(x.Name)
+		object, err := json.Marshal(map[string]any{x.Name: x.Value})
 		if err != nil {
 			return nil, err
 		}
-		value, err := json.Marshal(x.Value)
-		if err != nil {
-			return nil, err
-		}
-		b.Write(name)
-		b.WriteByte(':')
-		b.Write(value)
+		parts[i] = object[1 : len(object)-1]
 	}
-	b.WriteByte('}')
-	return b.Bytes(), nil
+	return slices.Concat([]byte("{"), bytes.Join(parts, []byte(",")), []byte("}")), nil
 }
 
 // UnmarshalJSON implements json.Unmarshaler. A whole number becomes a uint64, as sizes
 // are.
 func (a *Axes) UnmarshalJSON(b []byte) error {
 	d := json.NewDecoder(bytes.NewReader(b))
-	d.UseNumber()
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return errors.Join(err, fmt.Errorf("axes are %v instead of an object", t))
 	}
@@ -206,20 +194,17 @@ func (a *Axes) UnmarshalJSON(b []byte) error {
 		if err != nil {
 			return err
 		}
-		value, err := d.Token()
-		if err != nil {
+		var raw json.RawMessage
+		var value any
+		if err := errors.Join(d.Decode(&raw), json.Unmarshal(raw, &value)); err != nil {
 			return err
 		}
-		// A number that is not whole, or negative, is a float64.
-		if number, ok := value.(json.Number); ok {
-			if value, err = strconv.ParseUint(number.String(), 10, 64); err != nil {
-				if value, err = number.Float64(); err != nil {
-					return err
-				}
-			}
-		}
-		if _, nested := value.(json.Delim); nested {
+		switch value.(type) {
+		case []any, map[string]any:
 			return fmt.Errorf("axis %v is no plain value", name)
+		}
+		if n, err := strconv.ParseUint(string(raw), 10, 64); err == nil {
+			value = n
 		}
 		*a = append(*a, Axis{fmt.Sprint(name), value})
 	}

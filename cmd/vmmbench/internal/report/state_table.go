@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -19,27 +20,7 @@ const maxText = 72
 
 // fieldTable has a row for each field of an object that is not null, by its name in JSON.
 func fieldTable(object any) table.Writer {
-	return rowsTable([]string{"property", "value"}, fieldRows(object))
-}
-
-func rowsTable(header []string, rows [][]string) table.Writer {
-	t := table.NewWriter()
-	line := func(cells []string) (row table.Row) {
-		for _, cell := range cells {
-			row = append(row, cell)
-		}
-		return row
-	}
-	t.AppendHeader(line(header))
-	for _, row := range rows {
-		t.AppendRow(line(row))
-	}
-	var columns []table.ColumnConfig
-	for i := 1; i < len(header); i++ {
-		columns = append(columns, table.ColumnConfig{Number: i + 1, WidthMax: maxText / (len(header) - 1), WidthMaxEnforcer: termtext.WrapSoft})
-	}
-	t.SetColumnConfigs(columns)
-	return t
+	return NewTable([]string{"property", "value"}, fieldRows(object), maxText)
 }
 
 // fieldRows pairs the fields of objects by their names in JSON, in their order. What is null in
@@ -101,21 +82,22 @@ func fieldText(name string, value any) string {
 	return ""
 }
 
-// State is what a machine or a device was set to and doing. Each row has what it is, and its
-// value when the run started and when it ended.
-type State struct {
-	Name string
-	Rows [][]string
+// stateTable has the fields of a state when the run started and when it ended, all of them or only
+// some. What is not known of either moment is left out.
+func stateTable(start, end any, only ...string) table.Writer {
+	return NewTable([]string{"what", "start", "end"}, without(fieldRows(start, end), func(row []string) bool {
+		return len(only) > 0 && !slices.Contains(only, row[0])
+	}), maxText)
 }
 
-// States are those of the machine and of its devices. What is not known of either moment is left
-// out.
-func States(r *Report) []State {
-	list := []State{{"Machine", fieldRows(r.Host.State, r.Host.StateEnd)}}
-	for _, d := range r.Devices {
-		list = append(list, State{d.Open, fieldRows(d.State, d.StateEnd)})
-	}
-	return slices.DeleteFunc(list, func(s State) bool { return len(s.Rows) == 0 })
+// States are those of the machine and of its devices, with all that is known.
+func States(r *Report) []Piece {
+	return piecesOf(r, func(p *document, r *Report) {
+		p.block("Machine", stateTable(r.Host.State, r.Host.StateEnd))
+		for _, d := range r.Devices {
+			p.block(d.Open, stateTable(d.State, d.StateEnd))
+		}
+	})
 }
 
 // hostState says in words what may have slowed a run on the host.
@@ -134,52 +116,31 @@ func hostState(r *Report) string {
 	return text + "."
 }
 
-// brief are the parts of a GPU's state that a run shows; --format json has all.
-var brief = []string{"clock sm mhz", "clock sm max mhz", "temperature c", "power w", "throttle", "pcie generation", "pcie width", "other processes"}
+// briefState are the parts of a GPU's state that a run shows; --format json has all.
+var briefState = []string{"clock sm mhz", "clock sm max mhz", "temperature c", "power w", "throttle", "pcie generation", "pcie width", "other processes"}
 
-// deviceState is what may have slowed a run on a GPU.
-func deviceState(d Device) table.Writer {
-	return rowsTable([]string{"what", "start", "end"}, slices.DeleteFunc(fieldRows(d.State, d.StateEnd), func(row []string) bool {
-		return !slices.Contains(brief, row[0])
-	}))
-}
-
-// topology is a matrix of what connects the devices.
+// topology is a matrix of what connects the devices that have links.
 func topology(r *Report) table.Writer {
-	t := table.NewWriter()
-	if len(r.Topology) == 0 {
-		return t
+	links := map[[2]string]Link{}
+	for _, l := range r.Topology {
+		links[[2]string{l.From, l.To}] = l
 	}
-	// Only devices with links are in the matrix, in their order.
-	header := table.Row{"from \\ to"}
+	linked := without(r.Devices, func(d Device) bool {
+		return !slices.ContainsFunc(r.Topology, func(l Link) bool { return l.From == d.Open })
+	})
 	var names []string
-	for _, d := range r.Devices {
-		linked := slices.ContainsFunc(r.Topology, func(l Link) bool { return l.From == d.Open })
-		if linked {
-			header, names = append(header, d.Open), append(names, d.Open)
-		}
+	for _, d := range linked {
+		names = append(names, d.Open)
 	}
-	t.AppendHeader(append(header, "NUMA node", "nearest CPUs"))
-	for _, d := range r.Devices {
-		if !slices.Contains(names, d.Open) {
-			continue
+	header, rows := square(names, func(from, to string) string { return pathOf(links[[2]string{from, to}]) })
+	for i, d := range linked {
+		s := d.State
+		if s == nil {
+			s = &DeviceState{}
 		}
-		row := table.Row{d.Open}
-		for _, to := range names {
-			at := slices.IndexFunc(r.Topology, func(l Link) bool { return l.From == d.Open && l.To == to })
-			if at < 0 {
-				row = append(row, "-")
-				continue
-			}
-			row = append(row, pathOf(r.Topology[at]))
-		}
-		node, cpus := "-", "-"
-		if d.State != nil {
-			node, cpus = orDash(value(d.State.NUMANode, "%v", plain)), orDash(string(d.State.CPUs))
-		}
-		t.AppendRow(append(row, node, cpus))
+		rows[i] = append(rows[i], cmp.Or(exact(s.NUMANode), "-"), cmp.Or(string(s.CPUs), "-"))
 	}
-	return t
+	return NewTable(append(header, "NUMA node", "nearest CPUs"), rows, 0)
 }
 
 // topologyHeading explains the cells of topology.
@@ -193,52 +154,38 @@ func topologyHeading(r *Report) string {
 // pathOf is what connects two devices: by NVML, else whether the CUDA driver has peer
 // access. A path without it is in brackets.
 func pathOf(l Link) string {
-	if l.Path == "" {
-		return orDash(yesNo(l.Access))
-	}
-	if l.Access != nil && !*l.Access {
+	if l.Path != "" && yesNo(l.Access) == "no" {
 		return "(" + string(l.Path) + ")"
 	}
-	return string(l.Path)
+	return cmp.Or(string(l.Path), yesNo(l.Access))
 }
 
 // plan is what EnablePeers would do for each pair.
 func plan(r *Report) table.Writer {
-	t := table.NewWriter()
-	t.AppendHeader(table.Row{"from", "to", "path", "access", "atomics", "rank", "now", "what would be done"})
-	t.SetColumnConfigs([]table.ColumnConfig{{Number: 8, WidthMax: 36, WidthMaxEnforcer: termtext.WrapSoft}})
+	var rows [][]string
 	for _, p := range r.Plan {
-		path := p.Path
-		if path == "" {
-			path = p.Kind
-		}
+		path, would := cmp.Or(string(p.Path), string(p.Kind), "-"), "nothing: "+string(p.Why)
 		if path == "none" {
 			path = "no path"
 		}
-		would := "nothing: " + string(p.Why)
 		if p.Can {
 			would = fmt.Sprintf("%s -> %s", p.Now, p.Then)
 		}
-		t.AppendRow(table.Row{
-			p.From, p.To, orDash(string(path)), orDash(yesNo(p.Access)), orDash(yesNo(p.Atomics)), orDash(value(p.Rank, "%v", plain)), orDash(string(p.Now)), would,
-		})
+		row := []string{p.From, p.To, path, yesNo(p.Access), yesNo(p.Atomics), exact(p.Rank), string(p.Now)}
+		for i := range row {
+			row[i] = cmp.Or(row[i], "-")
+		}
+		rows = append(rows, append(row, termtext.WrapSoft(would, 36)))
 	}
-	return t
+	return NewTable([]string{"from", "to", "path", "access", "atomics", "rank", "now", "what would be done"}, rows, 0)
 }
 
-func plain[T any](n T) string {
-	if x, ok := any(n).(float64); ok {
-		return digits(x, 4)
-	}
-	return fmt.Sprint(n)
-}
-
-// value prints a value, or nothing if it is not known.
-func value[T any](n *T, format string, print func(T) string) string {
+// ifKnown prints a value, or a dash if it is not known.
+func ifKnown[T any](n *T, print func(T) string) string {
 	if n == nil {
-		return ""
+		return "-"
 	}
-	return fmt.Sprintf(format, print(*n))
+	return print(*n)
 }
 
 func yesNo(b *bool) string {
@@ -249,12 +196,4 @@ func yesNo(b *bool) string {
 		return "yes"
 	}
 	return "no"
-}
-
-// orDash returns the text, or a dash if there is none.
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }

@@ -1,9 +1,9 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -85,32 +85,30 @@ func (p *document) figures(r *Report) {
 	// The quick tour is one page of a terminal. All is in the other formats.
 	brief := r.Run.Command == CommandQuick && !p.markdown
 	// A pair of devices is easier to find in a matrix than in a list.
-	pairs := matrices(r)
-	for _, command := range commands(r) {
-		list := cases(r, command)
+	pairs, commands := matrices(r), byCommand(r)
+	for _, command := range commands {
+		list := cases(r, command, "")
 		if slices.Contains(list.keys, axisFrom) && len(pairs) > 0 && len(list.tables(p.markdown)) > 1 {
 			list = failedPairs(list)
 		}
 		p.add(list)
-		tables := []string{tableSteps, tableSoak, tableReaders, tablePools}
-		if brief {
-			tables = tables[1:]
-		}
-		for _, g := range metricTables(r, command, tables...) {
-			p.add(g)
+		for _, name := range []string{tableSteps, tableSoak, tableReaders, tablePools} {
+			if !brief || name != tableSteps {
+				p.add(cases(r, command, name))
+			}
 		}
 	}
 	for _, m := range pairs {
 		p.table(m)
 	}
-	for _, command := range commands(r) {
+	for _, command := range commands {
 		// What was found about copies is in the first sentences.
-		if !brief || command != "bw" {
+		if !brief || command.Key != "bw" {
 			p.add(comparisons(r, command, false))
 		}
 	}
 	p.add(otherComparisons(r))
-	for _, command := range commands(r) {
+	for _, command := range commands {
 		p.add(comparisons(r, command, true))
 	}
 	p.para(chance(r))
@@ -126,7 +124,7 @@ func (p *document) figures(r *Report) {
 	if r.Run.Measure != nil {
 		p.para(hostState(r))
 		for _, d := range r.Devices {
-			p.block("State of "+d.Open, deviceState(d))
+			p.block("State of "+d.Open, stateTable(d.State, d.StateEnd, briefState...))
 		}
 		p.para(summary(r))
 	}
@@ -142,7 +140,7 @@ func (p *document) comparedRuns(r *Report) {
 		p.list([]string{"Old: " + origin(b.Run), "New: " + origin(*b.New)})
 	}
 	p.add(devices(r))
-	for _, command := range commands(r) {
+	for _, command := range byCommand(r) {
 		p.add(comparisons(r, command, true))
 	}
 	p.para(chance(r))
@@ -201,7 +199,6 @@ func (p *document) block(heading string, t table.Writer) {
 func (p *document) table(t Piece) {
 	p.shown.WriteString(t.Heading + "\n" + strings.Join(t.Sentences, "\n") + "\n")
 	if t.Table != nil {
-		t.Table.SetStyle(style())
 		p.shown.WriteString(t.Table.Render() + "\n")
 	}
 	p.pieces = append(p.pieces, t)
@@ -225,52 +222,43 @@ type Word struct{ Word, Means string }
 // text prints the piece for a terminal, or as Markdown.
 func (p Piece) text(markdown bool) string {
 	var lines []string
-	switch {
-	case p.Heading != "" && markdown:
+	// add breaks a text into lines that fit a terminal. In Markdown it may be an item of a list.
+	add := func(s, indent string, item bool) {
+		switch {
+		case !markdown:
+			s = wrap(s, indent)
+		case item:
+			s = "- " + s
+		}
+		lines = append(lines, s)
+	}
+	if p.Heading != "" && markdown {
 		lines = append(lines, "## "+p.Heading)
 		if p.Table != nil || p.Words != nil {
 			lines = append(lines, "")
 		}
-	case p.Heading != "":
-		lines = append(lines, wrap(p.Heading, "  "))
+	} else if p.Heading != "" {
+		add(p.Heading, "  ", false)
 	}
+	indent := ""
 	if p.Table != nil && markdown {
 		lines = append(lines, p.Table.RenderMarkdown())
 	} else if p.Table != nil {
-		lines = append(lines, p.Table.Render())
-	}
-	// item is one of several, with what follows its first line.
-	item := func(s, indent string) {
-		switch {
-		case markdown && (p.list || p.Words != nil):
-			s = "- " + s
-		case !markdown:
-			s = wrap(s, indent)
-		}
-		lines = append(lines, s)
+		lines, indent = append(lines, p.Table.Render()), "    "
 	}
 	for _, s := range p.Sentences {
-		switch {
-		case p.Table != nil:
-			item(s, "    ")
-		case p.list && !markdown:
-			// A sentence of several begins a line.
-			for i, one := range strings.SplitAfter(s, ". ") {
-				if i > 0 {
-					one = "  " + wrapTo(maxWidth-2, one, "    ")
-				} else {
-					one = wrap(one, "  ")
-				}
-				lines = append(lines, one)
-			}
-		case p.list:
-			item(s, "")
-		default:
-			item(s, "")
+		if markdown || !p.list {
+			add(s, indent, p.list)
+			continue
+		}
+		// A sentence of several begins a line.
+		for i, one := range strings.SplitAfter(s, ". ") {
+			before := "  "[:2*min(i, 1)]
+			lines = append(lines, before+wrapTo(maxWidth-len(before), one, before+"  "))
 		}
 	}
 	for _, w := range p.Words {
-		item(w.Word+": "+w.Means, "  ")
+		add(w.Word+": "+w.Means, "  ", true)
 	}
 	for _, s := range p.steps {
 		lines = append(lines, wrap(s.what, "  "), "    "+wrapTo(maxWidth-4, s.command, "        "))
@@ -291,14 +279,6 @@ func piecesOf(r *Report, add func(*document, *Report)) []Piece {
 	p := document{markdown: true}
 	add(&p, r)
 	return p.pieces
-}
-
-func style() table.Style {
-	s := table.StyleLight
-	s.Options = table.OptionsNoBordersAndSeparators
-	s.Options.SeparateHeader = true
-	s.Format.Header = 0
-	return s
 }
 
 // machine says in words what the program ran on.
@@ -322,13 +302,12 @@ func devices(r *Report) grid {
 		columns: []string{"name", "driver", "memory", "free", "granularity", "recommended", "arch"},
 	}
 	for _, d := range r.Devices {
-		granularity, recommended := orDash(value(d.Granularity, "%s", size.Format)), orDash(value(d.Recommended, "%s", size.Format))
-		if recommended == granularity {
-			recommended = ""
-		}
-		row := gridRow{
-			keys:  []string{d.Open},
-			cells: []string{d.Name, string(d.Driver), size.Approx(d.Memory), bytesOf(d.Free), granularity, recommended, string(d.Arch)},
+		row := gridRow{cells: map[string]string{
+			"device": d.Open, "name": d.Name, "driver": string(d.Driver), "memory": size.Approx(d.Memory), "free": ifKnown(d.Free, size.Approx),
+			"granularity": ifKnown(d.Granularity, size.Format), "recommended": ifKnown(d.Recommended, size.Format), "arch": string(d.Arch),
+		}}
+		if row.cells["recommended"] == row.cells["granularity"] {
+			row.cells["recommended"] = ""
 		}
 		if d.Reason != "" {
 			row.notes = []string{string(d.Reason)}
@@ -339,84 +318,70 @@ func devices(r *Report) grid {
 }
 
 // features has a column for each device. Neighbours with the same features, as
-// the host's devices are, share a column.
+// the host's devices are, share a column. A feature that a device does not know has an empty cell.
 func features(r *Report) grid {
 	g := grid{title: "Features", keys: []string{"feature"}}
-	var names []string
-	var columns []map[string]string
-	notes := map[string][]string{}
-	first := ""
-	for _, d := range r.Devices {
-		column := map[string]string{}
-		for _, f := range d.Features {
-			column[f.Name] = supported(f)
-			if !slices.Contains(names, f.Name) {
-				names = append(names, f.Name)
+	for list := r.Devices; len(list) > 0; {
+		n := 1
+		for n < len(list) && slices.EqualFunc(list[n].Features, list[0].Features, sameFeature) {
+			n++
+		}
+		column := list[0].Open
+		if n > 1 {
+			column += " to " + list[n-1].Open
+		}
+		g.columns = append(g.columns, column)
+		for _, d := range list[:n] {
+			for _, f := range d.Features {
+				i := slices.IndexFunc(g.rows, func(row gridRow) bool { return row.cells["feature"] == f.Name })
+				if i < 0 {
+					i, g.rows = len(g.rows), append(g.rows, gridRow{cells: map[string]string{"feature": f.Name}})
+				}
+				g.rows[i].cells[column] = cmp.Or(yesNo(f.Supported), "unknown")
+				if f.Supported == nil {
+					g.rows[i].notes = union(g.rows[i].notes, []string{string(f.Reason)})
+				}
 			}
-			if note := string(f.Reason); f.Supported == nil && !slices.Contains(notes[f.Name], note) {
-				notes[f.Name] = append(notes[f.Name], note)
-			}
 		}
-		if n := len(columns); n > 0 && maps.Equal(columns[n-1], column) {
-			g.columns[n-1] = first + " to " + d.Open
-			continue
-		}
-		first = d.Open
-		g.columns, columns = append(g.columns, d.Open), append(columns, column)
-	}
-	// A feature that a device does not know has an empty cell.
-	for _, name := range names {
-		row := gridRow{keys: []string{name}, notes: notes[name]}
-		for _, column := range columns {
-			row.cells = append(row.cells, column[name])
-		}
-		g.rows = append(g.rows, row)
+		list = list[n:]
 	}
 	return g
 }
 
-// supported is the result of a probe.
-func supported(f Feature) string {
-	switch {
-	case f.Supported == nil:
-		return "unknown"
-	case *f.Supported:
-		return "yes"
-	}
-	return "no"
+func sameFeature(a, b Feature) bool {
+	return a.Name == b.Name && yesNo(a.Supported) == yesNo(b.Supported)
 }
 
 func limits(r *Report) grid {
 	g := grid{title: "Limits", keys: []string{"limit"}, columns: []string{"value"}}
 	for _, l := range r.Host.Limits {
-		value := string(l.Reason)
-		if l.Value != nil {
-			value = fmt.Sprint(*l.Value)
-		}
-		g.rows = append(g.rows, gridRow{keys: []string{l.Name}, cells: []string{value}})
+		g.rows = append(g.rows, gridRow{cells: map[string]string{"limit": l.Name, "value": cmp.Or(exact(l.Value), string(l.Reason))}})
 	}
 	return g
 }
 
 // notHere names the cases that this machine cannot do, by their reasons.
-func notHere(r *Report) []string {
-	var reasons []string
-	ids := map[string][]string{}
-	for _, c := range r.Cases {
-		if c.Status != Waived {
-			continue
+func notHere(r *Report) (list []string) {
+	waived := without(r.Cases, func(c Case) bool { return c.Status != Waived })
+	for _, g := range GroupBy(waived, func(c Case) string { return string(c.Reason) }) {
+		var ids []string
+		for _, c := range g.Of {
+			ids = append(ids, c.ID)
 		}
-		reason := string(c.Reason)
-		if ids[reason] == nil {
-			reasons = append(reasons, reason)
-		}
-		ids[reason] = append(ids[reason], c.ID)
-	}
-	var list []string
-	for _, reason := range reasons {
-		list = append(list, fmt.Sprintf("Not on this machine: %s (%s).", some(ids[reason]), reason))
+		list = append(list, fmt.Sprintf("Not on this machine: %s (%s).", some(ids), g.Key))
 	}
 	return list
+}
+
+// tally says how many there are of each, of those that there are: 1 equal, 2 slower.
+func tally[T ~string](count map[T]int, of ...T) string {
+	var list []string
+	for _, x := range of {
+		if count[x] > 0 {
+			list = append(list, fmt.Sprintf("%d %s", count[x], x))
+		}
+	}
+	return strings.Join(list, ", ")
 }
 
 // counted is a number of things.
@@ -438,10 +403,8 @@ func summary(r *Report) string {
 	// Passed is always there; the other statuses only if there are any.
 	count := r.Count()
 	s := fmt.Sprintf("%s: %d passed", counted(len(r.Cases), "case"), count[Passed])
-	for _, status := range []Status{Failed, Error, Waived, Interrupted} {
-		if count[status] > 0 {
-			s += fmt.Sprintf(", %d %s", count[status], status)
-		}
+	if others := tally(count, Failed, Error, Waived, Interrupted); others != "" {
+		s += ", " + others
 	}
 	s += fmt.Sprintf("; %s; %s verified, %s wrong; %.1f s", counted(len(r.Comparisons), "comparison"), size.Approx(checked), counted(int(wrong), "byte"), r.Run.Seconds)
 	if r.Run.Interrupted {
@@ -459,32 +422,26 @@ const manyIntervals = 10
 
 // chance returns how many verdicts are firm, and, of many, how many may be wrong by chance.
 func chance(r *Report) string {
-	firm := map[stat.Verdict]int{}
-	firmCount, intervals := 0, 0
+	count := map[stat.Verdict]int{}
+	firm, intervals := 0, 0
 	for _, c := range r.Comparisons {
 		if c.ofRuns() {
 			continue // what differs between two runs is not chance
 		}
-		if c.Low != nil && c.High != nil {
+		if c.interval() != "" {
 			intervals++
 		}
 		if c.Verdict.Firm() {
-			firm[c.Verdict]++
-			firmCount++
+			firm++
 		}
+		count[c.Verdict]++
 	}
 	if intervals == 0 {
 		return ""
 	}
-	s := fmt.Sprintf("%d of %d ratios have a firm verdict", firmCount, intervals)
-	var list []string // of firm verdicts, those that there are
-	for _, v := range []stat.Verdict{stat.Equal, stat.Slower, stat.Faster} {
-		if firm[v] > 0 {
-			list = append(list, fmt.Sprintf("%d %s", firm[v], v))
-		}
-	}
-	if len(list) > 0 {
-		s += " (" + strings.Join(list, ", ") + ")"
+	s := fmt.Sprintf("%d of %d ratios have a firm verdict", firm, intervals)
+	if firm > 0 {
+		s += " (" + tally(count, stat.Equal, stat.Slower, stat.Faster) + ")"
 	}
 	s += "."
 	if intervals >= manyIntervals {
@@ -501,18 +458,17 @@ func digits(x float64, n int) string {
 	return strconv.FormatFloat(x, 'g', n, 64)
 }
 
+func fourDigits(x float64) string { return digits(x, 4) }
+
 // formatTime prints nanoseconds in the unit that fits.
 func formatTime(ns float64) string {
 	switch {
 	case ns < 1e3:
 		return digits(ns, 3) + " ns"
 	case ns < 1e6:
-		return digits(ns/1e3, 4) + " us"
+		return fourDigits(ns/1e3) + " us"
 	case ns < 1e9:
-		return digits(ns/1e6, 4) + " ms"
+		return fourDigits(ns/1e6) + " ms"
 	}
-	return digits(ns/1e9, 4) + " s"
+	return fourDigits(ns/1e9) + " s"
 }
-
-// bytesOf prints a size, or a dash if it is not known.
-func bytesOf(n *uint64) string { return orDash(value(n, "%s", size.Approx)) }
