@@ -117,9 +117,14 @@ func (c *counted) offset(op string, i int) (int64, error) {
 	}
 	over, off := bits.Mul64(uint64(i), c.stride)
 	if i < 0 || over != 0 || int64(off) < 0 {
-		return 0, fmt.Errorf("%s at %d: %w: there are %d %s", op, i, vmm.ErrBounds, c.length(), c.noun)
+		return 0, c.outside(op, i)
 	}
 	return int64(off), nil
+}
+
+// outside is the error of an index that no item has.
+func (c *counted) outside(op string, i int) error {
+	return fmt.Errorf("%s at %d: %w: there are %d %s", op, i, vmm.ErrBounds, c.length(), c.noun)
 }
 
 // read is the Source's ReadAt, checked.

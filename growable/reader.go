@@ -80,7 +80,7 @@ func (r *Reader[T]) Changed() <-chan struct{} { return r.base().changed() }
 func (r *Reader[T]) At(i int) (x T, err error) {
 	one := make([]T, 1)
 	if _, err = r.ReadAt(one, i); err != nil && errors.Is(err, io.EOF) {
-		err = fmt.Errorf("read at %d: %w: there are %d elements", i, vmm.ErrBounds, r.Len())
+		err = r.base().outside("read", i)
 	}
 	return one[0], err
 }

@@ -114,7 +114,7 @@ package vmm
 //	fence.go             Fence: an event at the end of a stream's work; waiting for a stream
 //	onsync.go            OnSync: functions that are called after the program's own waits
 //	event.go             Event; events of several processes
-//	module.go            Module and Function: loaded code and its launches; what memory they use
+//	module.go            Module and Function: loaded code, its limits and launches; what memory they use
 //	undefined.go         bytes that stopped work did not write: MarkUndefined, MarkWritten; Drops
 //	graph.go             capturing streams; Graph and GraphExec, and what they remember
 //	copy.go              CopyIn, CopyOut, Copy2D, Pitch; locking spans while a call runs

@@ -29,12 +29,12 @@ package cuda
 //	stream.go, .c         streams
 //	event.go, .c          events
 //	graph.go, .c          captures and graphs
-//	module.go, .c         modules and functions
+//	module.go, .c         modules; functions, their attributes and limits
 //	launch.go, .c         launches
 //	streammemops.go, .c   WriteValue and WaitValue
 //	allocator.go, .c      plain memory
 //	hostallocator.go, .c  page-locked memory
 //	pooler.go, .c         the driver's pools
 //	poolsharer.go, .c     pools in other processes
-//	legacyipc.go, .c      handles of plain memory and of events
+//	legacyipc.go, .c      handles of plain memory and of events; how often one is open
 //	stub.go               builds without cgo, and systems other than Linux

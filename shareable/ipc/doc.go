@@ -38,7 +38,7 @@ package ipc
 //	process_linux.go  which process made a handle, and whether it runs
 //	process_other.go  the same on other systems
 //	text.go           what the texts of handles and tokens have in common
-//	memory.go         Memory: Alloc, Open, Close
+//	memory.go         Memory: Alloc, Open, Close; the drivers count how often a handle is open
 //	event.go          EventHandle, OpenEvent
 //	token.go          Token; ExportPool, ExportPointer
 //	pool.go           ImportPool, Pool

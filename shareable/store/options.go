@@ -12,6 +12,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
+// defaultName is the name of the socket of a server that is given no path.
+const defaultName = "store"
+
 // Options configures a Server; its zero value is the default.
 type Options struct {
 	// UIDs are the users who may connect beside the server's own and root; nil is the server's own

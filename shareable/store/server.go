@@ -145,9 +145,6 @@ func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
 	return s, nil
 }
 
-// defaultName is the name of the socket.
-const defaultName = "store"
-
 var errNoServer = fmt.Errorf("%w: no store", vmm.ErrInvalid)
 
 // ServeConn serves one connection until it ends, as shareable.Server.ServeConn does.

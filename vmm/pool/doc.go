@@ -52,9 +52,9 @@ package pool
 // Files:
 //
 //	allocator.go   Allocator, Reuse, Stats: what Pool and DriverPool have in common
-//	options.go     Options
+//	options.go     Options, their defaults and checks
 //	errors.go      the errors; why a block cannot be freed; the operation, address and size in an error
-//	pool.go        Pool: its fields, New, checks and defaults of Options; Alloc, Free, FreeNow
+//	pool.go        Pool: its fields, New; Alloc, Free, FreeNow; how a block stops being allocated
 //	block.go       Block
 //	search.go      the order in which memory for a block is looked for; OnOOM
 //	look.go        one look: idle memory, other streams' memory, waits, why there is none

@@ -142,38 +142,6 @@ func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
 	return p, nil
 }
 
-// resolve checks the options and fills in the defaults.
-func (o *Options) resolve(gran, memory uint64) error {
-	if o.Align == 0 {
-		o.Align = 256
-	}
-	if bits.OnesCount64(o.Align) != 1 || o.Align < 16 || o.Align > gran {
-		return fmt.Errorf("%w: an alignment of %d", vmm.ErrInvalid, o.Align)
-	}
-	if o.NoReuse&^ReuseAll != 0 {
-		return fmt.Errorf("%w: reuse %#x", vmm.ErrInvalid, o.NoReuse)
-	}
-	gran = max(gran, pageSize)
-	if o.ChunkSize == 0 {
-		o.ChunkSize = max(gran, min(8<<20, uint64(1)<<bits.Len64(memory/2048)))
-	}
-	if o.ChunkSize%gran != 0 || o.ChunkSize > memory || bits.OnesCount64(o.ChunkSize) != 1 {
-		return fmt.Errorf("%w: chunks of %d bytes", vmm.ErrInvalid, o.ChunkSize)
-	}
-	whole := memory / o.ChunkSize * o.ChunkSize
-	if o.Max == 0 || o.Max > whole {
-		o.Max = whole
-	}
-	if o.Max = o.Max / o.ChunkSize * o.ChunkSize; o.Max == 0 {
-		return fmt.Errorf("%w: Max is less than a chunk of %d bytes", vmm.ErrInvalid, o.ChunkSize)
-	}
-	if o.Addresses == 0 {
-		o.Addresses = 4 * o.Max
-	}
-	o.Addresses = max(o.Addresses, o.ChunkSize) / o.ChunkSize * o.ChunkSize
-	return nil
-}
-
 // layOut divides the addresses into regions, each of which is one hole.
 func (p *Pool) layOut() {
 	size := p.res.Size() / p.chunk * p.chunk

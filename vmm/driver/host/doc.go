@@ -151,7 +151,7 @@ package host
 //	pooler.go          the driver's calls on pools
 //	poolsharer.go      pools in other processes
 //	sparse.go          sparse files, of which blocks that other processes may open are parts
-//	legacyipc.go       handles of plain memory and of events
+//	legacyipc.go       handles of plain memory and of events; how often one is open
 //	peers.go           pairs of devices: what is possible, and legacy access
 //	process.go         the id of a process, and whether it runs
 //	sys_unsafe.go      mmap and its kin, and memory by its address
