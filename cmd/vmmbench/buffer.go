@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -173,12 +172,9 @@ func (b *buffer) part(off, n uint64) *buffer {
 	return p
 }
 
-// pageable reports whether this is ordinary Go memory. Its copies are synchronous.
-func (b *buffer) pageable() bool { return b.ptr == 0 }
-
-// copyRange copies n bytes of b at off to the same offset in dst. The copy is
+// copyRange has a device copy n bytes of b at off to the same offset in dst. The copy is
 // queued where the memory allows it.
-func (b *buffer) copyRange(dst *buffer, off, n uint64) copyFunc {
+func (b *buffer) copyRange(dst *buffer, by device, off, n uint64) copyFunc {
 	to, from := dst.ptr+driver.Ptr(off), b.ptr+driver.Ptr(off)
 	switch {
 	case n == 0:
@@ -187,12 +183,12 @@ func (b *buffer) copyRange(dst *buffer, off, n uint64) copyFunc {
 		return func(driver.Stream) error { return b.stagingDev.CopyIn(to, b.host[off:off+n]) }
 	case dst.stagingDev != nil:
 		return func(driver.Stream) error { return dst.stagingDev.CopyOut(dst.host[off:off+n], from) }
-	case b.pageable():
-		return func(driver.Stream) error { return b.dev.raw.CopyIn(to, b.host[off:off+n]) }
-	case dst.pageable():
-		return func(driver.Stream) error { return b.dev.raw.CopyOut(dst.host[off:off+n], from) }
+	case b.ptr == 0:
+		return func(driver.Stream) error { return by.raw.CopyIn(to, b.host[off:off+n]) }
+	case dst.ptr == 0:
+		return func(driver.Stream) error { return by.raw.CopyOut(dst.host[off:off+n], from) }
 	}
-	return func(s driver.Stream) error { return b.dev.raw.Copy(to, from, n, s) }
+	return func(s driver.Stream) error { return by.raw.Copy(to, from, n, s) }
 }
 
 // splitCopy splits a copy of size bytes into one for each of n streams, which
@@ -304,27 +300,4 @@ func (b *buffer) flip(off int64) error {
 	}
 	one[0] ^= 0xff
 	return b.dev.raw.CopyIn(at, one)
-}
-
-// freeAll frees buffers. Some of them may be nil.
-func freeAll(buffers ...*buffer) error {
-	var err error
-	for _, b := range buffers {
-		if b != nil {
-			err = errors.Join(err, b.free())
-		}
-	}
-	return err
-}
-
-// noUndo is for what has nothing to undo.
-func noUndo() error { return nil }
-
-// undoAll calls all functions, the last one first.
-func undoAll(list []func() error) error {
-	var err error
-	for _, f := range slices.Backward(list) {
-		err = errors.Join(err, f())
-	}
-	return err
 }

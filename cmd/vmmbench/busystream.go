@@ -179,5 +179,8 @@ func (b *busyStream) free() error {
 	if b.stream != 0 {
 		err = errors.Join(err, b.raw.FreeStream(b.stream))
 	}
-	return errors.Join(err, freeAll(b.mem))
+	if b.mem != nil {
+		err = errors.Join(err, b.mem.free())
+	}
+	return err
 }

@@ -44,7 +44,8 @@ package main
 //	tour.go               the quick tour, which is the default
 //	info.go               info: devices and their topology; the version
 //	bw.go                 bw: copies between host and device, and on a device
-//	copier.go             its contenders: one copy in each way
+//	copies.go             flows: what bw, p2p and nvbandwidth's cases copy at once
+//	copier.go             the contender that copies
 //	timer.go              timing copies by events or by the host
 //	gate.go               holding a stream back until the copies are queued
 //	busystream.go         streams that copy beside what is measured
@@ -57,7 +58,6 @@ package main
 //	ops.go                ops: the driver's calls on chunks
 //	grants.go             ops on other devices' access
 //	p2p.go                p2p: copies between devices
-//	peercopier.go         its contenders
 //	p2pplan.go            p2p --plan: what EnablePeers would do
 //	pool.go               pool: replaying traces of allocations
 //	poolpairs.go          pairs of alloc and free
@@ -67,6 +67,7 @@ package main
 //	process_linux.go      processes that end with their parent; a clock that they share
 //	process_other.go      the same on other systems
 //	device.go             opening devices
+//	undo.go               giving back what was taken, the last first
 //	compare.go            compare, and comparing with a baseline
 //	plot.go               plot: pictures of reports
 //	page.go               page: reports as a page of HTML

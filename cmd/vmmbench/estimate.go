@@ -18,19 +18,6 @@ const (
 	callTime   = 300 * time.Microsecond
 )
 
-// rate is how fast a device probably copies.
-func rate(dev device, direction, host string) float64 {
-	switch {
-	case onHost(dev):
-		return hostRate
-	case direction == d2d:
-		return deviceRate
-	case host == pinned:
-		return linkRate
-	}
-	return slowRate
-}
-
 // transferTime is the time for bytes at a rate.
 func transferTime(bytes uint64, rate float64) time.Duration {
 	return time.Duration(float64(bytes) / rate)

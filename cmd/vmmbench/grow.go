@@ -327,12 +327,10 @@ func (p *growPlan) sampleTime(dev device, kind string, target uint64) time.Durat
 	case kind == growAppend || kind == growWarm:
 		bytes *= 8 // with what collecting the garbage takes
 	}
-	took := transferTime(bytes, rate(dev, d2d, noHost)) + callTime
 	if onHost(dev) {
 		return transferTime(bytes, faultRate)
 	}
-	took += clearTime(2 * target)
-	return took
+	return transferTime(bytes, deviceRate) + callTime + clearTime(2*target)
 }
 
 // growChunk is the value of the chunk axis.

@@ -48,7 +48,7 @@ type timer struct {
 
 	byDevice bool // time by events without a gate, too
 	flag     string
-	undo     []func() error
+	undo     undo
 }
 
 // newTimer makes a timer for n copies at once. Copies of ordinary Go memory are
@@ -56,18 +56,14 @@ type timer struct {
 // close the timer.
 func newTimer(dev device, n int, gateable bool) (t *timer, err error) {
 	t = &timer{raw: dev.raw, flag: wallClock}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, t.close())
-		}
-	}()
+	defer func() { onError(&err, t.close) }()
 	for range n {
 		s, err := dev.raw.NewStream()
 		if err != nil {
 			return t, err
 		}
 		t.streams = append(t.streams, s)
-		t.undo = append(t.undo, func() error { return dev.raw.FreeStream(s) })
+		t.undo.add(func() error { return dev.raw.FreeStream(s) })
 		e, err := t.event()
 		if err != nil {
 			return t, err
@@ -88,7 +84,7 @@ func newTimer(dev device, n int, gateable bool) (t *timer, err error) {
 	if g.ptr, g.word, err = alloc.AllocHost(8); err != nil {
 		return t, err
 	}
-	t.undo = append(t.undo, func() error { return alloc.FreeHost(g.ptr) })
+	t.undo.add(func() error { return alloc.FreeHost(g.ptr) })
 	clear(g.word) // a gate that was never shut has the number 0
 	t.gate, t.flag = g, gated
 	return t, nil
@@ -97,7 +93,7 @@ func newTimer(dev device, n int, gateable bool) (t *timer, err error) {
 func (t *timer) event() (driver.Event, error) {
 	e, err := t.raw.NewEvent(driver.EventTiming | driver.EventBlocking)
 	if err == nil {
-		t.undo = append(t.undo, func() error { return t.raw.FreeEvent(e) })
+		t.undo.add(func() error { return t.raw.FreeEvent(e) })
 	}
 	return e, err
 }
@@ -209,7 +205,6 @@ func (t *timer) close() error {
 	for _, s := range t.streams {
 		err = errors.Join(err, t.raw.SyncStream(s))
 	}
-	err = errors.Join(err, undoAll(t.undo))
-	t.undo, t.streams = nil, nil
-	return err
+	t.streams = nil
+	return errors.Join(err, t.undo.close())
 }
