@@ -142,8 +142,7 @@ func chunkStarts(r *vmm.Range) []uint64 {
 func hostBuffer(dev device, kind string, size uint64) (*buffer, error) {
 	b := &buffer{dev: dev, size: size, chunks: []uint64{0}, free: noUndo}
 	if kind != pinned {
-		b.host = make([]byte, size)
-		if kind == staging {
+		if b.host = make([]byte, size); kind == staging {
 			b.stagingDev = dev.Device
 		}
 		return b, nil
@@ -218,7 +217,7 @@ func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		return k.fill(span{b.ptr, b.size, vmm.AccessReadWrite}, p)
+		return k.fill(b.span(), p)
 	}
 	return verify.EachBlock(ctx, b.size, func(scratch []byte, off, n uint64) error {
 		if b.host != nil {
@@ -262,10 +261,7 @@ func (b *buffer) check(ctx context.Context, p verify.Pattern, mode verify.Mode, 
 	if err != nil {
 		return verify.Result{Mode: mode}, err
 	}
-	if k != nil {
-		return p.CheckBy(ctx, mode, b.size, chunks, k.comparer(b.ptr), b.view)
-	}
-	return p.Check(ctx, mode, b.size, chunks, b.view)
+	return k.check(ctx, p, mode, b.size, chunks, b.ptr, b.view)
 }
 
 // kernels are those that fill and compare the buffer, nil if the host does.

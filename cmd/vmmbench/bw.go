@@ -103,9 +103,8 @@ const (
 )
 
 func (a *app) bw() *cobra.Command {
-	var m measureFlags
 	p := newBWPlan()
-	c := command(&cobra.Command{
+	c, _ := a.benchmark(&cobra.Command{
 		Use:   "bw",
 		Short: "Measure copies: host to device, device to host, within the device",
 		Long: `Measure copies between host and device and within the device, with memory that
@@ -125,15 +124,7 @@ name: within the device, and from and to pinned memory.`,
   vmmbench bw --direction d2d --size 64M:16G:x2 --step 1M --verify edges
   vmmbench bw --direction d2d --engine ce,sm --size 1G
   vmmbench bw --host staging,pinned --chunk 0,2M,64M --format json -o bw.txt`,
-	})
-	f := c.Flags()
-	m.add(f, a.settings, 30, 4*time.Second)
-	m.addVerify(f)
-	m.addMinTime(f)
-	p.flags(f)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
-	}
+	}, p, 30, 4*time.Second, (*measureFlags).addVerify, (*measureFlags).addMinTime)
 	return c
 }
 

@@ -55,9 +55,8 @@ func (p *p2pPlan) flags(f *pflag.FlagSet) {
 }
 
 func (a *app) p2p() *cobra.Command {
-	var m measureFlags
 	p := newP2PPlan()
-	c := command(&cobra.Command{
+	c, m := a.benchmark(&cobra.Command{
 		Use:   "p2p",
 		Short: "Measure copies between devices, and what granting access takes",
 		Long: `Measure copies between every two of the devices, in both orders. The device in the
@@ -93,26 +92,22 @@ can: EnablePeers grants all or nothing.`,
   vmmbench p2p --device cuda:0,cuda:1 --size 1G --samples 20 --grants 0
   vmmbench p2p --engine ce,sm --size 1G --grants 0
   vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
-	})
-	f := c.Flags()
-	m.add(f, a.settings, 30, time.Second)
-	m.addVerify(f)
-	m.addMinTime(f)
+	}, p, 30, time.Second, (*measureFlags).addVerify, (*measureFlags).addMinTime)
 	// The help prints DefValue, so it has to follow the smaller margin.
+	f := c.Flags()
 	m.margin = peerMargin
 	f.Lookup("margin").DefValue = m.margin.String()
 	f.Lookup("device").Usage = "the devices: auto (all of CUDA's, else two of the host), cuda:all, host, or a list such as cuda:0,cuda:2"
-	p.flags(f)
 	plan := f.Bool("plan", false, "measure nothing; print for each pair what EnablePeers would do, or why it cannot")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if *plan {
-			return a.planPeers(&m)
+			return a.planPeers(m)
 		}
 		names, err := p2pNames(m.device)
 		if err != nil {
 			return err
 		}
-		return a.measure(c.Context(), c.Name(), &m, names, p)
+		return a.measure(c.Context(), c.Name(), m, names, p)
 	}
 	return c
 }

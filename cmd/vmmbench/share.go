@@ -56,9 +56,8 @@ func (p *sharePlan) flags(f *pflag.FlagSet) {
 }
 
 func (a *app) share() *cobra.Command {
-	var m measureFlags
 	p := newSharePlan()
-	c := command(&cobra.Command{
+	c, _ := a.benchmark(&cobra.Command{
 		Use:   "share",
 		Short: "Measure sharing with other processes, also while memory grows",
 		Long: `Publish a range and time what other processes, which this command starts, see:
@@ -72,14 +71,7 @@ from the owner's call to the end of the wait in the reader. A reader waits by
 View.Wait. Every byte is compared in each reader, or less by --verify.`,
 		Example: `  vmmbench share
   vmmbench share --op attach --size 1G --chunk 2M,64M --readers 1,4`,
-	})
-	f := c.Flags()
-	m.add(f, a.settings, 100, 10*time.Second)
-	m.addVerify(f)
-	p.flags(f)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
-	}
+	}, p, 100, 10*time.Second, (*measureFlags).addVerify)
 	return c
 }
 
@@ -124,15 +116,10 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		if op == opWake { // has no data
 			check = 0
 		}
-		g.tasks = append(g.tasks, task{
+		g.add(task{
 			label: op, sample: callTime, check: check,
-			c: report.Case{
-				ID: g.name + "/" + op, Unit: unitUs, Bytes: bytes,
-				Axes: report.Axes{
-					{Name: "device", Value: dev.String()}, {Name: "how", Value: howFD}, {Name: "size", Value: n},
-					{Name: "chunk", Value: chunk}, {Name: "readers", Value: readers}, {Name: "op", Value: op},
-				},
-			},
+			c: report.Case{Unit: unitUs, Bytes: bytes, Axes: axes(
+				"device", dev.String(), "how", howFD, "size", n, "chunk", chunk, "readers", readers, "op", op)},
 			open: func(ctx context.Context) (contender, error) { return s.open(ctx, op) },
 		})
 	}
