@@ -328,19 +328,17 @@ func growChunk(kind string, chunk uint64) string {
 	return whole
 }
 
+// growNames are the report's names of ways to grow, where those are no calls of the driver.
+var growNames = map[string]string{
+	growVMM: memVMM, growAhead: "vmm-ahead", growKept: "vmm-kept", growWhole: "vmm-whole",
+	growRemap: "mremap", growAppend: "go-append", growWarm: "go-append-warm",
+}
+
 func growName(dev device, kind string) string {
-	switch kind {
-	case growVMM:
-		return kind
-	case growAhead, growKept, growWhole:
-		return growVMM + "-" + kind
-	case growRemap:
-		return "mremap"
-	case growAppend:
-		return "go-append"
-	case growWarm:
-		return "go-append-warm"
-	case growDouble:
+	if name, ok := growNames[kind]; ok {
+		return name
+	}
+	if kind == growDouble {
 		return memName(dev, memPlain) + "-double"
 	}
 	return memName(dev, kind) + "-copy"
