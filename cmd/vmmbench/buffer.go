@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -143,8 +142,7 @@ func chunkStarts(r *vmm.Range) []uint64 {
 func hostBuffer(dev device, kind string, size uint64) (*buffer, error) {
 	b := &buffer{dev: dev, size: size, chunks: []uint64{0}, free: noUndo}
 	if kind != pinned {
-		b.host = make([]byte, size)
-		if kind == staging {
+		if b.host = make([]byte, size); kind == staging {
 			b.stagingDev = dev.Device
 		}
 		return b, nil
@@ -173,12 +171,9 @@ func (b *buffer) part(off, n uint64) *buffer {
 	return p
 }
 
-// pageable reports whether this is ordinary Go memory. Its copies are synchronous.
-func (b *buffer) pageable() bool { return b.ptr == 0 }
-
-// copyRange copies n bytes of b at off to the same offset in dst. The copy is
+// copyRange has a device copy n bytes of b at off to the same offset in dst. The copy is
 // queued where the memory allows it.
-func (b *buffer) copyRange(dst *buffer, off, n uint64) copyFunc {
+func (b *buffer) copyRange(dst *buffer, by device, off, n uint64) copyFunc {
 	to, from := dst.ptr+driver.Ptr(off), b.ptr+driver.Ptr(off)
 	switch {
 	case n == 0:
@@ -187,12 +182,12 @@ func (b *buffer) copyRange(dst *buffer, off, n uint64) copyFunc {
 		return func(driver.Stream) error { return b.stagingDev.CopyIn(to, b.host[off:off+n]) }
 	case dst.stagingDev != nil:
 		return func(driver.Stream) error { return dst.stagingDev.CopyOut(dst.host[off:off+n], from) }
-	case b.pageable():
-		return func(driver.Stream) error { return b.dev.raw.CopyIn(to, b.host[off:off+n]) }
-	case dst.pageable():
-		return func(driver.Stream) error { return b.dev.raw.CopyOut(dst.host[off:off+n], from) }
+	case b.ptr == 0:
+		return func(driver.Stream) error { return by.raw.CopyIn(to, b.host[off:off+n]) }
+	case dst.ptr == 0:
+		return func(driver.Stream) error { return by.raw.CopyOut(dst.host[off:off+n], from) }
 	}
-	return func(s driver.Stream) error { return b.dev.raw.Copy(to, from, n, s) }
+	return func(s driver.Stream) error { return by.raw.Copy(to, from, n, s) }
 }
 
 // splitCopy splits a copy of size bytes into one for each of n streams, which
@@ -222,7 +217,7 @@ func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		return k.fill(span{b.ptr, b.size, vmm.AccessReadWrite}, p)
+		return k.fill(b.span(), p)
 	}
 	return verify.EachBlock(ctx, b.size, func(scratch []byte, off, n uint64) error {
 		if b.host != nil {
@@ -266,10 +261,7 @@ func (b *buffer) check(ctx context.Context, p verify.Pattern, mode verify.Mode, 
 	if err != nil {
 		return verify.Result{Mode: mode}, err
 	}
-	if k != nil {
-		return p.CheckBy(ctx, mode, b.size, chunks, k.comparer(b.ptr), b.view)
-	}
-	return p.Check(ctx, mode, b.size, chunks, b.view)
+	return k.check(ctx, p, mode, b.size, chunks, b.ptr, b.view)
 }
 
 // kernels are those that fill and compare the buffer, nil if the host does.
@@ -304,27 +296,4 @@ func (b *buffer) flip(off int64) error {
 	}
 	one[0] ^= 0xff
 	return b.dev.raw.CopyIn(at, one)
-}
-
-// freeAll frees buffers. Some of them may be nil.
-func freeAll(buffers ...*buffer) error {
-	var err error
-	for _, b := range buffers {
-		if b != nil {
-			err = errors.Join(err, b.free())
-		}
-	}
-	return err
-}
-
-// noUndo is for what has nothing to undo.
-func noUndo() error { return nil }
-
-// undoAll calls all functions, the last one first.
-func undoAll(list []func() error) error {
-	var err error
-	for _, f := range slices.Backward(list) {
-		err = errors.Join(err, f())
-	}
-	return err
 }

@@ -85,17 +85,14 @@ type busyStream struct {
 	queued chan struct{} // has an element after a copy was queued
 	ended  chan struct{} // closed when no more copies will be queued
 	err    error         // the reason, valid when ended is closed
+	undo   undo
 }
 
 // newBusyStream starts a stream, which has work when newBusyStream returns. The
 // caller must close quit and then call close.
 func newBusyStream(dev device) (_ *busyStream, err error) {
 	b := &busyStream{raw: dev.raw, quit: make(chan struct{}), queued: make(chan struct{}, 1), ended: make(chan struct{})}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, b.free())
-		}
-	}()
+	defer func() { onError(&err, b.undo.close) }()
 	half := uint64(busyCopy)
 	if onHost(dev) {
 		half = busyHostCopy
@@ -104,16 +101,19 @@ func newBusyStream(dev device) (_ *busyStream, err error) {
 	if b.mem, err = deviceBuffer(dev, memVMM, shape{size: 2 * half}); err != nil {
 		return nil, err
 	}
-	if b.stream, err = dev.raw.NewStream(); err != nil {
+	b.undo.add(b.mem.free)
+	if b.stream, err = b.raw.NewStream(); err != nil {
 		return nil, err
 	}
+	b.undo.add(func() error { return b.raw.FreeStream(b.stream) })
 	// The events are filled before the goroutine starts, so it always has a copy
 	// to wait for.
 	for range busyQueued {
-		e, err := dev.raw.NewEvent(driver.EventBlocking)
+		e, err := b.raw.NewEvent(driver.EventBlocking)
 		if err != nil {
 			return nil, err
 		}
+		b.undo.add(func() error { return errors.Join(b.raw.SyncStream(b.stream), b.raw.FreeEvent(e)) })
 		b.ends = append(b.ends, e)
 		if err := b.copy(e); err != nil {
 			return nil, err
@@ -164,20 +164,5 @@ func (b *busyStream) close() error {
 	if err != nil {
 		err = fmt.Errorf("busy stream: %w", err)
 	}
-	return errors.Join(err, b.free())
-}
-
-// free waits for what is queued and frees what has been made.
-func (b *busyStream) free() error {
-	var err error
-	if b.stream != 0 {
-		err = b.raw.SyncStream(b.stream)
-	}
-	for _, e := range b.ends {
-		err = errors.Join(err, b.raw.FreeEvent(e))
-	}
-	if b.stream != 0 {
-		err = errors.Join(err, b.raw.FreeStream(b.stream))
-	}
-	return errors.Join(err, freeAll(b.mem))
+	return errors.Join(err, b.undo.close())
 }

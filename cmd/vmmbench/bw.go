@@ -2,10 +2,8 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -13,7 +11,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -106,9 +103,8 @@ const (
 )
 
 func (a *app) bw() *cobra.Command {
-	var m measureFlags
 	p := newBWPlan()
-	c := command(&cobra.Command{
+	c, _ := a.benchmark(&cobra.Command{
 		Use:   "bw",
 		Short: "Measure copies: host to device, device to host, within the device",
 		Long: `Measure copies between host and device and within the device, with memory that
@@ -128,22 +124,8 @@ name: within the device, and from and to pinned memory.`,
   vmmbench bw --direction d2d --size 64M:16G:x2 --step 1M --verify edges
   vmmbench bw --direction d2d --engine ce,sm --size 1G
   vmmbench bw --host staging,pinned --chunk 0,2M,64M --format json -o bw.txt`,
-	})
-	f := c.Flags()
-	m.add(f, a.settings, 30, 4*time.Second)
-	m.addVerify(f)
-	m.addMinTime(f)
-	p.flags(f)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
-	}
+	}, p, 30, 4*time.Second, (*measureFlags).addVerify, (*measureFlags).addMinTime)
 	return c
-}
-
-// copyKind says how bytes are copied.
-type copyKind struct {
-	engine, direction, host, call string
-	streams                       int
 }
 
 // name is a part of a group's name. It leaves out what is the default.
@@ -161,28 +143,36 @@ func (w copyKind) name() string {
 	return name
 }
 
-// synchronous reports whether copies are done when they return, whatever --call says.
-func (w copyKind) synchronous() bool { return w.host == pageable || w.host == staging }
-
-// gateable reports whether the copies can be queued behind a gate.
-func (w copyKind) gateable() bool { return !w.synchronous() && w.call == callAsync }
-
 // unsupported is the error of copies that this device cannot do, or that would
 // be the same as others.
 func (w copyKind) unsupported(dev device) error {
+	done := "copies are done when they return"
 	switch {
 	case w.host == staging && addressable(dev):
 		return fmt.Errorf("the CPU has the addresses of %s and copies without staging: %w", dev, driver.ErrNotSupported)
 	case w.engine == engineSM && w.synchronous():
 		return fmt.Errorf("%s memory has no address that the device's processors can use: %w", w.host, driver.ErrNotSupported)
 	case w.direction == both && !w.gateable():
-		return fmt.Errorf("%s copies are done when they return and cannot run both ways at once: %w", w.host, driver.ErrNotSupported)
+		return fmt.Errorf("%s %s and cannot run both ways at once: %w", w.host, done, driver.ErrNotSupported)
 	case w.streams > 1 && !w.gateable():
-		return fmt.Errorf("%s copies are done when they return and cannot share streams: %w", w.host, driver.ErrNotSupported)
+		return fmt.Errorf("%s %s and cannot share streams: %w", w.host, done, driver.ErrNotSupported)
 	case w.synchronous() && w.call == callSync:
-		return fmt.Errorf("%s copies are done when they return, queued or not: %w", w.host, driver.ErrNotSupported)
+		return fmt.Errorf("%s %s, queued or not: %w", w.host, done, driver.ErrNotSupported)
 	}
 	return nil
+}
+
+// flows are the copies of a direction. The first is the forward one.
+func (w copyKind) flows(dev device, n uint64) (list []flow) {
+	for _, f := range []struct {
+		direction string
+		flow
+	}{{d2d, flow{src: dev, dst: dev}}, {h2d, flow{dst: dev}}, {d2h, flow{src: dev}}} {
+		if w.direction == f.direction || w.direction == both && f.hasHost() {
+			list = append(list, flow{f.src, f.dst, dev, n, oneWay})
+		}
+	}
+	return list
 }
 
 // copyKinds are all combinations of directions, host memory, calls and streams.
@@ -231,49 +221,20 @@ func (p *bwPlan) groups(devs []device, seed uint64) ([]group, error) {
 }
 
 func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
-	g := group{name: "bw/" + w.name() + "/" + size.Format(n), samples: math.MaxInt, keepsMemory: true}
-	shared := &copyGroup{dev: dev, copyKind: w, size: n}
-	// Each group has its own data: what another group left cannot pass for them.
-	shared.pattern.Seed = measure.Seed(seed, g.name)
-	g.setup = shared.setup
-	if _, _, ok := gateSupport(dev); ok && shared.gateable() {
-		g.maxLoops = max(gatedLoops/w.streams, 1)
-	}
-	payload := n
-	if w.direction == both {
-		payload *= 2
-	}
+	c := &copyGroup{copyKind: w, timing: dev, flows: w.flows(dev, n), gated: w.gateable(), refused: w.unsupported(dev)}
+	// Both ends of a copy. Between a host and a GPU the link is slower than any cache.
+	c.cached = 2*n <= dev.Info().Cache && (w.direction == d2d || onHost(dev))
+	g := c.group("bw/"+w.name()+"/"+size.Format(n), seed, w.streams)
 	for _, kind := range p.mems.values {
 		for _, s := range p.shapes(kind, n) {
-			label, axes := s.describe(memName(dev, kind), kind)
-			g.tasks = append(g.tasks, task{
-				label: label,
-				grows: kind == memVMM, sample: transferTime(n, rate(dev, w.direction, w.host)), check: payload,
-				c: report.Case{
-					ID: g.name + "/" + label, Unit: unitGBs, Bytes: payload,
-					Axes: append(report.Axes{
-						{Name: "device", Value: dev.String()}, {Name: "direction", Value: w.direction},
-						{Name: "engine", Value: w.engine}, {Name: "host", Value: w.host}, {Name: "call", Value: w.call}, {Name: "streams", Value: w.streams},
-						{Name: "size", Value: n},
-					}, axes...),
-				},
-				open: func(ctx context.Context) (contender, error) { return shared.contender(ctx, kind, s) },
-			})
+			label, layout := s.describe(memName(dev, kind), kind)
+			c.add(&g, label, kind, s, report.Case{Unit: unitGBs, Bytes: c.moved(), Axes: append(axes(
+				"device", dev.String(), "direction", w.direction, "engine", w.engine, "host", w.host, "call", w.call,
+				"streams", w.streams, "size", n), layout...)})
 		}
 	}
 	if p.control {
 		g.addControls()
-	}
-	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), w.direction == d2d && dev.checksItself()
-	if w.direction != d2d {
-		g.memory = payload // the contenders share the host's end
-	}
-	if onHost(dev) {
-		ends := uint64(1) // of a copy that are on the device
-		if w.direction == d2d || w.direction == both {
-			ends = 2
-		}
-		g.memory += ends * n * uint64(len(g.tasks))
 	}
 	return g
 }
@@ -307,10 +268,7 @@ func (s shape) describe(name, kind string) (string, report.Axes) {
 		share = exportable
 		label += "-exportable"
 	}
-	return label, report.Axes{
-		{Name: "mem", Value: name}, {Name: "chunk", Value: chunk},
-		{Name: "step", Value: step}, {Name: "exportable", Value: share},
-	}
+	return label, axes("mem", name, "chunk", chunk, "step", step, "exportable", share)
 }
 
 // Values of the chunk axis, and of the step axis, that are no size.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -95,14 +96,14 @@ func TestPartsOfACopyCoverIt(t *testing.T) {
 		}
 		for _, streams := range []int{1, 3, 64} {
 			clear(dst.host)
-			parts := splitCopy(n, streams, func(off, n uint64) copyFunc { return src.copyRange(dst, off, n) })
+			parts := splitCopy(n, streams, func(off, n uint64) copyFunc { return src.copyRange(dst, dev, off, n) })
 			require.Len(t, parts, streams)
 			for _, q := range parts {
 				require.NoError(t, q.thenSync(dev.raw)(dev.raw.CopyStream()))
 			}
 			require.Equal(t, src.host, dst.host)
 		}
-		require.NoError(t, freeAll(src, dst))
+		require.NoError(t, errors.Join(src.free(), dst.free()))
 	}
 }
 

@@ -30,7 +30,7 @@ type chase struct {
 }
 
 // newChase writes the pointers: word i has the address of word i + wordsApart.
-func newChase(c *peerCopier, by device, in *buffer) (*chase, error) {
+func newChase(c *copier, by device, in *buffer) (*chase, error) {
 	k, err := by.kernels.loadBench()
 	if err != nil {
 		return nil, err
@@ -65,13 +65,13 @@ func (x *chase) queue(s driver.Stream) error {
 }
 
 // verify makes the steps once more, and checks where they have ended.
-func (x *chase) verify(ctx context.Context, t *timer, mode verify.Mode, corrupt int64) (verify.Result, error) {
+func (x *chase) verify(ctx context.Context, once func(context.Context) error, mode verify.Mode, corrupt int64) (verify.Result, error) {
 	r := verify.Result{Mode: mode, Bytes: 8}
 	end := x.in.part(8, 8)
 	if err := end.poison(ctx); err != nil {
 		return r, err
 	}
-	if _, err := t.time(ctx, 1, x.queue); err != nil {
+	if err := once(ctx); err != nil {
 		return r, err
 	}
 	if err := x.in.flip(corrupt); err != nil {

@@ -18,55 +18,44 @@ package main
 //	man.go                with -tags man: writes the man pages instead
 //	root.go               the commands, help, exit codes
 //	settings.go           what no flag sets, and tests set otherwise
-//	flags.go              flags that commands share: output, measuring, the margins of "equal"
-//	flagerror.go          what is wrong with a flag, and what was meant
+//	flags.go              flags that commands share: output, measuring, the margins of "equal"; what is wrong with a flag
 //	filter.go             --filter: the cases whose names match
 //	pin.go                --cpus, --numa: where the process runs
-//	pin_linux.go          how
-//	pin_other.go          that it cannot on other systems
 //	soak.go               --for: a case for that long
 //	completion.go         what a shell completes
 //	signals.go            ending a run by a signal
-//	signals_unix.go       which signals
-//	signals_other.go      the same on other systems
 //	runner.go             runner: one command from its flags to its report
 //	measuregroup.go       measuring one group of contenders, and adding its cases to the report
 //	group.go              group, contender and task
-//	estimate.go           how long the groups will take
-//	progress.go           the progress that is printed
+//	progress.go           the progress that is printed; how long the groups will take
 //	resume.go             --resume: continuing an earlier run
 //	output.go             the places that the report goes to
-//	openinplace_unix.go   opening an output that is no regular file
-//	openinplace_other.go  the same on other systems
-//	preset.go             presets: plans made of those of commands
+//	preset.go             presets: plans made of those of commands; the tour, which is the default
 //	nvbandwidth.go        the cases of nvbandwidth, under its names
 //	chase.go              its latency: a chase of pointers
-//	tour.go               the quick tour, which is the default
 //	info.go               info: devices and their topology; the version
 //	bw.go                 bw: copies between host and device, and on a device
-//	copier.go             its contenders: one copy in each way
-//	timer.go              timing copies by events or by the host
-//	gate.go               holding a stream back until the copies are queued
+//	copies.go             flows: what bw, p2p and nvbandwidth's cases copy at once
+//	copier.go             the contender that copies
+//	timer.go              timing copies by events or by the host; holding a stream back until they are queued
 //	busystream.go         streams that copy beside what is measured
 //	buffer.go             the memory of copies: filling, checking
 //	kernels.go            the built-in kernels on a device
 //	grow.go               grow: memory that grows, step by step
 //	growers.go            its contenders, by the way to grow
-//	remap_linux.go        host memory that grows by mremap
-//	remap_other.go        the same on other systems
-//	ops.go                ops: the driver's calls on chunks
-//	grants.go             ops on other devices' access
+//	ops.go                ops: the driver's calls on chunks, and on other devices' access
 //	p2p.go                p2p: copies between devices
-//	peercopier.go         its contenders
 //	p2pplan.go            p2p --plan: what EnablePeers would do
-//	pool.go               pool: replaying traces of allocations
-//	poolpairs.go          pairs of alloc and free
+//	pool.go               pool: replaying traces of allocations; pairs of alloc and free
 //	share.go              share: publishing to other processes
 //	sharereader.go        the reader, in a process of its own
 //	readerprocess.go      the owner's end of that process
-//	process_linux.go      processes that end with their parent; a clock that they share
-//	process_other.go      the same on other systems
 //	device.go             opening devices
+//	system_linux.go       threads on CPUs, mremap, processes that end with their parent, a clock they share
+//	system_notlinux.go    the same on other systems
+//	system_unix.go        which signals end a run; opening an output that is no regular file
+//	system_notunix.go     the same on other systems
+//	undo.go               giving back what was taken, the last first
 //	compare.go            compare, and comparing with a baseline
 //	plot.go               plot: pictures of reports
 //	page.go               page: reports as a page of HTML

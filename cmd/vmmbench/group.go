@@ -26,11 +26,21 @@ type contender interface {
 	close() error
 }
 
+// noData is a part of contenders that write no data: there is nothing to check, and the host
+// takes the time.
+type noData struct{}
+
+func (noData) verify(context.Context, verify.Mode, int64) (verify.Result, error) {
+	return verify.Result{Mode: verify.Off}, nil
+}
+
+func (noData) describe(c *report.Case, _ []measure.Sample) { c.Flags = append(c.Flags, wallClock) }
+
 // task is a case that has not been measured yet.
 type task struct {
 	label string      // its name within the group
 	grows bool        // uses memory of this project; it is compared with those that do not
-	c     report.Case // ID, Axes, Unit and Bytes are set
+	c     report.Case // Axes, Unit and Bytes are set, and ID once it is in its group
 	open  func(context.Context) (contender, error)
 
 	sample time.Duration // that one takes, estimated
@@ -56,12 +66,26 @@ type group struct {
 	setup func(context.Context) (undo func() error, err error)
 }
 
+// add adds a case, whose name follows from its label.
+func (g *group) add(t task) {
+	t.c.ID = g.name + "/" + t.label
+	g.tasks = append(g.tasks, t)
+}
+
+// axes are those of a case: names, each with its value.
+func axes(of ...any) (list report.Axes) {
+	for i := 0; i < len(of); i += 2 {
+		list = append(list, report.Axis{Name: fmt.Sprint(of[i]), Value: of[i+1]})
+	}
+	return list
+}
+
 // addControls adds each task once more. The comparisons are then those of a task with
 // itself: what is not equal is an error of the measurement.
 func (g *group) addControls() {
+	g.fill, g.memory = 2*g.fill, 2*g.memory
 	for i, t := range g.tasks {
 		t.label += "-again"
-		t.c.ID += "-again"
 		t.c.Axes = slices.Clone(t.c.Axes)
 		for k, x := range t.c.Axes {
 			if x.Name == "mem" {
@@ -69,7 +93,7 @@ func (g *group) addControls() {
 			}
 		}
 		g.controls = append(g.controls, pair{i, len(g.tasks)})
-		g.tasks = append(g.tasks, t)
+		g.add(t)
 	}
 }
 

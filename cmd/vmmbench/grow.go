@@ -73,9 +73,8 @@ func (p *growPlan) flags(f *pflag.FlagSet) {
 }
 
 func (a *app) grow() *cobra.Command {
-	var m measureFlags
 	p := newGrowPlan()
-	c := command(&cobra.Command{
+	c, _ := a.benchmark(&cobra.Command{
 		Use:   "grow",
 		Short: "Measure growing: in place against allocate and copy",
 		Long: `Append step by step up to --size and write every byte. The ways to grow (--mem):
@@ -100,17 +99,12 @@ GPU's driver clears it afterwards, so there is a pause after each sample.`,
 		Example: `  vmmbench grow
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
   vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1`,
-	})
-	// A growth takes longer than a copy, so there are fewer samples and more time.
-	f := c.Flags()
-	m.add(f, a.settings, 10, 15*time.Second)
-	m.addVerify(f)
-	p.flags(f)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		if f.Changed("memory") && f.Changed("size") {
+	}, p, 10, 15*time.Second, (*measureFlags).addVerify)
+	c.PreRunE = func(*cobra.Command, []string) error {
+		if c.Flags().Changed("memory") && c.Flags().Changed("size") {
 			return usageError{errors.New("--memory and --size both say what to grow to")}
 		}
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
+		return nil
 	}
 	return c
 }
@@ -270,17 +264,10 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 			name, label := growName(dev, kind), growChunk(kind, chunk)
 			at := windows * window
 			windows += 2
-			g.tasks = append(g.tasks, task{
-				label: taskLabel(name, label),
-				grows: isVMM(kind), sample: p.sampleTime(dev, kind, target), check: target,
-				c: report.Case{
-					ID: g.name + "/" + taskLabel(name, label), Unit: unitMs, Bytes: target,
-					Axes: report.Axes{
-						{Name: "device", Value: dev.String()}, {Name: "size", Value: target},
-						{Name: "step", Value: p.step.axis()}, {Name: "mem", Value: name}, {Name: "chunk", Value: label},
-						{Name: "write", Value: write}, {Name: "busy", Value: streams},
-					},
-				},
+			g.add(task{
+				label: taskLabel(name, label), grows: isVMM(kind), sample: p.sampleTime(dev, kind, target), check: target,
+				c: report.Case{Unit: unitMs, Bytes: target, Axes: axes(
+					"device", dev.String(), "size", target, "step", p.step.axis(), "mem", name, "chunk", label, "write", write, "busy", streams)},
 				open: func(context.Context) (contender, error) {
 					x := &growth{
 						ready: busy.waitQueued, target: target, step: p.step, write: write,
@@ -327,12 +314,10 @@ func (p *growPlan) sampleTime(dev device, kind string, target uint64) time.Durat
 	case kind == growAppend || kind == growWarm:
 		bytes *= 8 // with what collecting the garbage takes
 	}
-	took := transferTime(bytes, rate(dev, d2d, noHost)) + callTime
 	if onHost(dev) {
 		return transferTime(bytes, faultRate)
 	}
-	took += clearTime(2 * target)
-	return took
+	return transferTime(bytes, deviceRate) + callTime + clearTime(2*target)
 }
 
 // growChunk is the value of the chunk axis.
@@ -343,19 +328,17 @@ func growChunk(kind string, chunk uint64) string {
 	return whole
 }
 
+// growNames are the report's names of ways to grow, where those are no calls of the driver.
+var growNames = map[string]string{
+	growVMM: memVMM, growAhead: "vmm-ahead", growKept: "vmm-kept", growWhole: "vmm-whole",
+	growRemap: "mremap", growAppend: "go-append", growWarm: "go-append-warm",
+}
+
 func growName(dev device, kind string) string {
-	switch kind {
-	case growVMM:
-		return kind
-	case growAhead, growKept, growWhole:
-		return growVMM + "-" + kind
-	case growRemap:
-		return "mremap"
-	case growAppend:
-		return "go-append"
-	case growWarm:
-		return "go-append-warm"
-	case growDouble:
+	if name, ok := growNames[kind]; ok {
+		return name
+	}
+	if kind == growDouble {
 		return memName(dev, memPlain) + "-double"
 	}
 	return memName(dev, kind) + "-copy"

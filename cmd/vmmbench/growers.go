@@ -55,24 +55,22 @@ type growSource struct {
 }
 
 // newGrowSource makes it, of size bytes.
-func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (*growSource, error) {
+func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (_ *growSource, err error) {
 	r, err := grownRange(dev, shape{size: size})
 	if err != nil {
 		return nil, err
 	}
+	defer func() { onError(&err, r.Close) }()
 	s := &growSource{&buffer{dev: dev, ptr: r.Ptr(), size: size, free: r.Close}}
 	if addressable(dev) {
-		if err = r.SetLen(size); err == nil {
-			s.host, err = r.Host()
+		if err := r.SetLen(size); err != nil {
+			return nil, err
+		}
+		if s.host, err = r.Host(); err != nil {
+			return nil, err
 		}
 	}
-	if err == nil {
-		err = s.fill(ctx, p)
-	}
-	if err != nil {
-		return nil, errors.Join(err, r.Close())
-	}
-	return s, nil
+	return s, s.fill(ctx, p)
 }
 
 // piece is n bytes at off.
@@ -95,17 +93,20 @@ func growerFactory(dev device, kind string, target uint64, o vmm.RangeOptions) (
 	case growWhole:
 		return func() (grower, error) { return newWholeRange(dev, target) }, noUndo, nil
 	case growRemap:
-		if !addressable(dev) {
-			return nil, nil, notSupported(dev, "mremap")
-		}
-		return func() (grower, error) { return newRemapped() }, noUndo, nil
+		start = newRemapped
 	case growAppend, growWarm:
-		if !addressable(dev) {
-			return nil, nil, notSupported(dev, "memory that a Go slice can be made of")
-		}
-		return func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }, noUndo, nil
+		start = func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }
+	default:
+		return reallocatingFactory(dev, kind)
 	}
-	return reallocatingFactory(dev, kind)
+	if !addressable(dev) {
+		what := "memory that a Go slice can be made of"
+		if kind == growRemap {
+			what = "mremap"
+		}
+		return nil, nil, notSupported(dev, what)
+	}
+	return start, noUndo, nil
 }
 
 // reallocatingFactory is growerFactory for memory that moves when it grows.
@@ -115,7 +116,7 @@ func reallocatingFactory(dev device, kind string) (start func() (grower, error),
 		return nil, nil, notSupported(dev, memName(dev, memPlain))
 	}
 	own := dev.raw.CopyStream()
-	x := reallocating{dev: dev, nextCap: growExact, alloc: plain.AllocPlain}
+	x := reallocating{dev: dev, double: kind == growDouble, alloc: plain.AllocPlain}
 	x.free = func(p driver.Ptr) error {
 		// The copy out of this memory may still run.
 		if err := dev.raw.SyncStream(own); err != nil {
@@ -124,19 +125,13 @@ func reallocatingFactory(dev device, kind string) (start func() (grower, error),
 		return plain.FreePlain(p)
 	}
 	undo = noUndo
-	switch kind {
-	case growPlain:
-	case growDouble:
-		x.nextCap = growDoubling
-	case growAsync:
+	if kind == growAsync {
 		if undo, err = keepPool(dev); err != nil {
 			return nil, nil, err
 		}
 		// These two are ordered by the stream, so nothing is waited for.
 		x.alloc = func(n uint64) (driver.Ptr, error) { return plain.AllocAsync(n, own) }
 		x.free = func(p driver.Ptr) error { return plain.FreeAsync(p, own) }
-	default:
-		return nil, nil, fmt.Errorf("way to grow %q: %w", kind, driver.ErrInvalid)
 	}
 	// Each grower begins empty.
 	return func() (grower, error) { g := x; return &g, nil }, undo, nil
@@ -265,23 +260,23 @@ func (g *wholeRange) append(p piece) error {
 
 // reallocating allocates new memory when it is full, and copies the old contents.
 type reallocating struct {
-	dev     device
-	alloc   func(uint64) (driver.Ptr, error)
-	free    func(driver.Ptr) error // after what the copy stream has queued
-	nextCap func(have, need uint64) uint64
-	ptr     driver.Ptr
-	len     uint64
-	cap     uint64
+	dev    device
+	alloc  func(uint64) (driver.Ptr, error)
+	free   func(driver.Ptr) error // after what the copy stream has queued
+	double bool                   // the capacity, when it is not enough
+	ptr    driver.Ptr
+	len    uint64
+	cap    uint64
 
 	copied, peak uint64
 }
 
-func growExact(_, need uint64) uint64       { return need }
-func growDoubling(have, need uint64) uint64 { return max(2*have, need) }
-
 func (g *reallocating) append(p piece) error {
 	if need := g.len + p.size; need > g.cap {
-		if err := g.move(g.nextCap(g.cap, need)); err != nil {
+		if g.double {
+			need = max(2*g.cap, need)
+		}
+		if err := g.move(need); err != nil {
 			return err
 		}
 	}

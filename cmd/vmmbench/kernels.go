@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -19,53 +20,47 @@ type kernels struct {
 	dev *vmm.Device
 
 	mu     sync.Mutex // guards what follows
-	loaded bool
+	tried  bool
 	err    error // why they could not be loaded
 	all    *kernel.Builtins
 	stream *vmm.Stream
 	bench  *benchKernels
+	undo   undo
 }
 
 // load returns the kernels. Its error is ErrNotSupported where the device runs none.
 func (k *kernels) load() (*kernel.Builtins, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.loaded || k.err != nil {
-		return k.all, k.err
+	if !k.tried {
+		k.tried, k.err = true, k.open()
 	}
-	if k.err = k.open(); k.err != nil {
-		k.err = errors.Join(k.err, k.free())
-		return nil, k.err
-	}
-	k.loaded = true
-	return k.all, nil
+	return k.all, k.err
 }
 
 func (k *kernels) open() (err error) {
+	defer func() { onError(&err, k.free) }()
 	if k.all, err = kernel.LoadBuiltins(k.dev); err != nil {
 		return err
 	}
+	k.undo.add(k.all.Close)
 	if k.stream, err = k.dev.NewStream(); err != nil {
 		return err
 	}
+	k.undo.add(k.stream.Close)
 	return k.try()
 }
 
 func (k *kernels) free() error {
-	var err error
-	if k.bench != nil {
-		err = k.bench.mod.Close()
-	}
-	err = errors.Join(err, k.stream.Close(), k.all.Close())
-	k.all, k.stream, k.bench = nil, nil, nil
-	return err
+	k.all, k.bench = nil, nil
+	return k.undo.close()
 }
 
 // close frees the kernels, if they were loaded.
 func (k *kernels) close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.loaded = false
+	k.tried = false
 	return k.free()
 }
 
@@ -126,11 +121,15 @@ func (k *kernels) fill(m span, p verify.Pattern) error {
 	return k.stream.Sync()
 }
 
-// comparer returns what compares memory at this address by the kernels.
-func (k *kernels) comparer(at driver.Ptr) verify.Compare {
-	return func(off, n uint64, p verify.Pattern) (bad, first uint64, err error) {
-		return k.all.VerifyPattern(k.stream, span{at + driver.Ptr(off), n, vmm.AccessRead}, kernel.Pattern(p))
+// check compares n bytes at an address with the pattern, by the kernels, or by the host if k is
+// nil. view reads them back.
+func (k *kernels) check(ctx context.Context, p verify.Pattern, mode verify.Mode, n uint64, chunks []uint64, at driver.Ptr, view verify.View) (verify.Result, error) {
+	if k == nil {
+		return p.Check(ctx, mode, n, chunks, view)
 	}
+	return p.CheckBy(ctx, mode, n, chunks, func(off, n uint64, p verify.Pattern) (bad, first uint64, err error) {
+		return k.all.VerifyPattern(k.stream, span{at + driver.Ptr(off), n, vmm.AccessRead}, kernel.Pattern(p))
+	}, view)
 }
 
 // span is memory as a kernel takes it, of whichever kind.
@@ -182,7 +181,6 @@ var benchPTX []byte
 
 // benchKernels are the kernels of bench.ptx on a device.
 type benchKernels struct {
-	mod             *kernel.Module
 	copyBoth, chase *kernel.Func
 	processors      uint32 // of the device, each of which runs a block of chase
 }
@@ -201,19 +199,20 @@ func (k *kernels) loadBench() (*benchKernels, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &benchKernels{mod: mod}
-	if err := b.prepare(k); err != nil {
+	b := &benchKernels{}
+	if err := b.prepare(k, mod); err != nil {
 		return nil, errors.Join(err, mod.Close())
 	}
+	k.undo.add(mod.Close)
 	k.bench = b
 	return b, nil
 }
 
-func (b *benchKernels) prepare(k *kernels) (err error) {
-	if b.copyBoth, err = b.mod.Func("copyboth"); err != nil {
+func (b *benchKernels) prepare(k *kernels, mod *kernel.Module) (err error) {
+	if b.copyBoth, err = mod.Func("copyboth"); err != nil {
 		return err
 	}
-	if b.chase, err = b.mod.Func("chase"); err != nil {
+	if b.chase, err = mod.Func("chase"); err != nil {
 		return err
 	}
 	threads, blocks, err := b.chase.SuggestBlock(0)

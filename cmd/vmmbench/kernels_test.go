@@ -172,7 +172,7 @@ func (l *lyingDriver) Open(n int) (driver.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return lyingDevice{d, d.(driver.Launcher), d.(driver.Allocator), d.(driver.HostAllocator), l.lie}, nil
+	return &lyingDevice{d, d.(driver.Launcher), d.(driver.Allocator), d.(driver.HostAllocator), l.lie}, nil
 }
 
 type lyingDevice struct {

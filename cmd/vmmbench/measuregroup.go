@@ -53,27 +53,28 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 		defer func() { err = errors.Join(err, undo()) }()
 	}
 
-	// A contender that cannot be opened ends its own case only. So work[k] belongs
-	// to cases[index[k]].
-	var index []int
-	var open []contender
-	var work []measure.Func
+	// A contender that cannot be opened ends its own case only, with the error of its work.
+	open := make([]contender, len(g.tasks))
+	failed := make([]error, len(g.tasks))
+	work := make([]measure.Func, len(g.tasks))
 	defer func() {
-		for k, c := range open {
+		for i, c := range open {
 			if err := closeContender(c); err != nil {
-				endWithError(&cases[index[k]], err)
+				endWithError(&cases[i], err)
 			}
 		}
 	}()
 	for i, t := range g.tasks {
 		c, err := t.open(ctx)
-		if err != nil {
-			endWithError(&cases[i], err)
-			continue
+		if failed[i] = err; err == nil {
+			open[i] = c
 		}
-		k := len(open)
-		index, open = append(index, i), append(open, c)
-		work = append(work, func(ctx context.Context, loops int) (measure.Sample, error) { return open[k].measure(ctx, loops) })
+		work[i] = func(ctx context.Context, loops int) (measure.Sample, error) {
+			if failed[i] != nil {
+				return measure.Sample{}, failed[i]
+			}
+			return open[i].measure(ctx, loops)
+		}
 	}
 	c := measure.Config{
 		Samples: min(r.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: r.flags.minTime, MaxTime: r.flags.maxTime, MaxLoops: g.maxLoops,
@@ -81,31 +82,31 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	}
 	if g.keepsMemory {
 		c.Rounds = r.flags.rounds
-		c.Renew = func(ctx context.Context, order []int) []error { return g.renew(ctx, open, index, order) }
+		c.Renew = func(ctx context.Context, order []int) []error { return g.renew(ctx, open, order) }
 	}
 	mode := r.flags.verify
 	if g.edges && mode == verify.Full {
 		mode = verify.Edges
 	}
-	outcomes := measure.Run(ctx, c, work)
-	for k, i := range index {
-		r.finishCase(ctx, g, &cases[i], open[k], outcomes[k], mode)
+	for i, o := range measure.Run(ctx, c, work) {
+		o.Err = cmp.Or(o.Err, failed[i]) // after an interrupt, Run may have asked for no sample
+		r.finishCase(ctx, g, &cases[i], open[i], o, mode)
 	}
 	return nil
 }
 
 // renew closes the contenders in this order and opens them again, so that they have other
-// memory. open[k] is of tasks[index[k]]. All are closed before the first is opened, so that
+// memory. All are closed before the first is opened, so that
 // they exchange their memory.
-func (g group) renew(ctx context.Context, open []contender, index, order []int) []error {
+func (g group) renew(ctx context.Context, open []contender, order []int) []error {
 	errs := make([]error, len(order))
-	for n, k := range order {
-		errs[n] = closeContender(open[k])
-		open[k] = nil
+	for n, i := range order {
+		errs[n] = closeContender(open[i])
+		open[i] = nil
 	}
-	for n, k := range order {
+	for n, i := range order {
 		if errs[n] == nil {
-			open[k], errs[n] = g.tasks[index[k]].open(ctx)
+			open[i], errs[n] = g.tasks[i].open(ctx)
 		}
 	}
 	return errs

@@ -1,17 +1,13 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // nvCase is a case of NVIDIA's nvbandwidth, under its name.
@@ -84,12 +80,23 @@ type nvPlan struct{ sizes size.List }
 
 // groups plans a group for each case, size, and device or ordered pair of devices.
 func (p *nvPlan) groups(devs []device, seed uint64) ([]group, error) {
+	var one [][2]device
+	for _, a := range devs {
+		one = append(one, [2]device{a})
+	}
+	two := orderedPairs(devs)
+	if len(devs) == 1 {
+		two = one // so that there is a case to be waived
+	}
 	var list []group
 	timedOut := map[string]bool{}
 	for _, c := range nvCases {
-		sizes := p.sizes
+		sizes, where := p.sizes, one
 		if c.value == ofLatency {
 			sizes = size.List{chaseSize}
+		}
+		if c.ofPairs() {
+			where = two
 		}
 		for _, n := range sizes {
 			if err := checkSize(n); err != nil {
@@ -98,24 +105,16 @@ func (p *nvPlan) groups(devs []device, seed uint64) ([]group, error) {
 			if n%32 != 0 {
 				return nil, usageError{fmt.Errorf("--size %d: nvbandwidth's cases copy multiples of 32 bytes", n)}
 			}
-			for _, a := range devs {
-				if !strings.Contains(c.copies, "b") {
-					list = append(list, c.group(seed, n, a, device{}, devs, timedOut))
-					continue
-				}
-				for _, b := range devs {
-					if b != a {
-						list = append(list, c.group(seed, n, a, b, devs, timedOut))
-					}
-				}
-			}
-			if strings.Contains(c.copies, "b") && len(devs) == 1 {
-				list = append(list, c.group(seed, n, devs[0], device{}, devs, timedOut))
+			for _, on := range where {
+				list = append(list, c.group(seed, n, on[0], on[1], devs, timedOut))
 			}
 		}
 	}
 	return list, nil
 }
+
+// ofPairs reports whether the case is measured for each pair of devices.
+func (c nvCase) ofPairs() bool { return strings.Contains(c.copies, "b") }
 
 // flows are the copies of the case with devices a and b, of all those that are measured.
 // There are none if it needs more devices.
@@ -155,11 +154,11 @@ func (c nvCase) engine() string {
 }
 
 // mems are the kinds of memory to compare, by the devices that reach it.
-func (c nvCase) mems(p *peerPair) []string {
+func (c nvCase) mems(x *copyGroup) []string {
 	switch {
 	case c.copies == "a?h":
 		return []string{pinned}
-	case len(p.reached()) > 0 || len(p.flows) == 0:
+	case len(x.reached()) > 0 || len(x.flows) == 0:
 		return []string{legacyPeer, memVMM}
 	}
 	return []string{memPlain, memVMM}
@@ -167,83 +166,51 @@ func (c nvCase) mems(p *peerPair) []string {
 
 // group plans the case for device a, and b if it is of a pair.
 func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[string]bool) group {
-	p := &peerPair{from: a, engine: c.engine(), size: n, flows: c.flows(n, a, b, devs), first: c.value != ofAll, gateTimedOut: timedOut}
-	axes := report.Axes{{Name: "test", Value: c.name}}
+	x := &copyGroup{
+		copyKind: copyKind{engine: c.engine(), host: pinned, call: callAsync, streams: 1}, timing: a, flows: c.flows(n, a, b, devs),
+		gated: true, byDevice: true, first: c.value != ofAll, gateTimedOut: timedOut,
+	}
+	of := report.Case{Unit: unitGBs, Bytes: n, Axes: axes("test", c.name, "device", a.String())}
 	where := a.String()
-	switch {
-	case strings.Contains(c.copies, "b"):
+	if c.ofPairs() {
 		to := "-"
 		if b.Device != nil {
 			to = b.String()
 		}
 		where += "-" + to
-		axes = append(axes, report.Axis{Name: "from", Value: a.String()}, report.Axis{Name: "to", Value: to})
-	default:
-		axes = append(axes, report.Axis{Name: "device", Value: where})
+		of.Axes = axes("test", c.name, "from", a.String(), "to", to)
+	} else if direction := map[string]string{"h>a": h2d, "a>h": d2h, "a>a": d2d}[c.copies]; direction != "" {
 		// As of copies of bw, which findings count.
-		if direction := map[string]string{"h>a": h2d, "a>h": d2h, "a>a": d2d}[c.copies]; direction != "" {
-			end := pinned
-			if direction == d2d {
-				end = noHost
-			}
-			axes = append(axes, report.Axis{Name: "direction", Value: direction}, report.Axis{Name: "host", Value: end})
+		end := pinned
+		if direction == d2d {
+			x.direction, end = d2d, noHost
 		}
+		of.Axes = append(of.Axes, axes("direction", direction, "host", end)...)
 	}
-	g := group{
-		name:    fmt.Sprintf("%s/%s/%s/%s", nvbandwidthPreset, c.name, size.Format(n), where),
-		samples: math.MaxInt, keepsMemory: true, setup: p.setup,
-	}
-	p.pattern.Seed = measure.Seed(seed, g.name)
-	if len(p.flows) > 0 {
-		p.from = p.flows[0].by
+	if len(x.flows) > 0 {
+		x.timing = x.flows[0].by
 	} else {
-		g.setup = func(context.Context) (func() error, error) {
-			return nil, fmt.Errorf("%s is the only device, and the case takes two: %w", a, driver.ErrNotSupported)
-		}
+		x.refused = onlyDevice(a, "the case")
 	}
-	if _, _, p.gateable = gateSupport(p.from); p.gateable {
-		g.maxLoops = max(gatedLoops/max(len(p.flows), 1), 1)
-	}
-	speed := rate(p.from, h2d, pinned)
-	if c.copies == "a>a" {
-		speed = rate(p.from, d2d, noHost)
-	}
-	payload, unit, moved := n, unitGBs, uint64(0)
-	for i, f := range p.flows {
-		moved += f.size
-		if c.value == ofAll && i > 0 {
-			payload += f.size
-		}
-	}
+	g := x.group(fmt.Sprintf("%s/%s/%s/%s", nvbandwidthPreset, c.name, size.Format(n), where), seed, len(x.flows))
 	switch c.value {
 	case ofFirst2:
-		p.direction = both
+		x.direction = both
 	case ofHalf:
-		payload /= 2
+		of.Bytes /= 2
+	case ofAll:
+		of.Bytes = max(x.moved(), n)
 	case ofLatency:
-		payload, unit, g.maxLoops = 8, unitNs, 1
-	case ofFirst:
-		if c.copies == "a>a" {
-			p.direction = d2d
-		}
+		of.Bytes, of.Unit, g.maxLoops = 8, unitNs, 1
 	}
-	for _, kind := range c.mems(p) {
+	for _, kind := range c.mems(x) {
 		label := kind
 		if kind == memPlain {
 			label = memName(a, kind)
 		}
-		g.tasks = append(g.tasks, task{
-			label: label, grows: kind == memVMM, sample: transferTime(moved, speed), check: moved,
-			c: report.Case{
-				ID: g.name + "/" + label, Unit: unit, Bytes: payload,
-				Axes: append(slices.Clone(axes), report.Axis{Name: "engine", Value: p.engine}, report.Axis{Name: "size", Value: n}, report.Axis{Name: "mem", Value: label}),
-			},
-			open: func(ctx context.Context) (contender, error) { return p.contender(ctx, kind) },
-		})
-	}
-	g.fill, g.deviceChecks, g.memory = moved*uint64(len(g.tasks)), p.from.checksItself(), moved
-	if onHost(a) {
-		g.memory += 2 * moved * uint64(len(g.tasks))
+		one := of
+		one.Axes = append(slices.Clone(of.Axes), axes("engine", x.engine, "size", n, "mem", label)...)
+		x.add(&g, label, kind, shape{}, one)
 	}
 	return g
 }

@@ -28,7 +28,7 @@ func nvGroups(t *testing.T, name string, devs ...device) []group {
 	return slices.DeleteFunc(groups, func(g group) bool { return !strings.Contains(g.name, "/"+name+"/") })
 }
 
-func nvContender(t *testing.T, g group) *peerCopier {
+func nvContender(t *testing.T, g group) *copier {
 	t.Helper()
 	undo, err := g.setup(t.Context())
 	require.NoError(t, err)
@@ -36,7 +36,7 @@ func nvContender(t *testing.T, g group) *peerCopier {
 	c, err := g.tasks[0].open(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.close()) })
-	return c.(*peerCopier)
+	return c.(*copier)
 }
 
 func hostDevices(t *testing.T, n int) []device {
@@ -63,7 +63,7 @@ func TestBidirectionalIsTheMeasuredStream(t *testing.T) {
 		require.Equal(t, uint64(nvTestSize), g.tasks[0].c.Bytes, name)
 		c := nvContender(t, g)
 		// The load begins when the measured copy has ended, so it ends later.
-		raw := c.pair.from.raw
+		raw := c.timing.raw
 		ended, err := c.event(raw)
 		require.NoError(t, err)
 		first := c.copies[0]

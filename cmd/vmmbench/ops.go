@@ -15,7 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -67,9 +67,8 @@ func (p *opsPlan) flags(f *pflag.FlagSet) {
 }
 
 func (a *app) ops() *cobra.Command {
-	var m measureFlags
 	p := newOpsPlan()
-	c := command(&cobra.Command{
+	c, _ := a.benchmark(&cobra.Command{
 		Use:   "ops",
 		Short: "Measure the driver's calls, by the size of the chunk",
 		Long: `Time the driver's calls, each on one chunk, with the device idle and while streams
@@ -88,14 +87,7 @@ rounded down, to one chunk at least; the case has the bytes that it was. Every s
 one call or one growth. Nothing is written, so nothing is verified.`,
 		Example: `  vmmbench ops
   vmmbench ops --op grow,regrow --size 2M:2G:x4 --busy 0`,
-	})
-	// Nothing is written: there is no --verify, and a call is not repeated in a sample.
-	f := c.Flags()
-	m.add(f, a.settings, 100, 5*time.Second)
-	p.flags(f)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
-	}
+	}, p, 100, 5*time.Second)
 	return c
 }
 
@@ -145,15 +137,9 @@ func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 		if op == opGrow || op == opRegrow {
 			bytes *= uint64(s.count)
 		}
-		g.tasks = append(g.tasks, task{
+		g.add(task{
 			label: name, sample: callTime,
-			c: report.Case{
-				ID: g.name + "/" + name, Unit: unitUs, Bytes: bytes,
-				Axes: report.Axes{
-					{Name: "device", Value: dev.String()}, {Name: "size", Value: s.size},
-					{Name: "op", Value: name}, {Name: "busy", Value: streams},
-				},
-			},
+			c:    report.Case{Unit: unitUs, Bytes: bytes, Axes: axes("device", dev.String(), "size", s.size, "op", name, "busy", streams)},
 			open: func(context.Context) (contender, error) { return s.newOperation(dev, op, busy.waitQueued) },
 		})
 	}
@@ -162,12 +148,11 @@ func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 
 // opName is the report's name of an operation.
 func opName(dev device, op string) string {
-	cuda := dev.Driver().Name() == "cuda"
 	switch op {
 	case opPlainAlloc:
 		return memName(dev, memPlain)
 	case opPlainFree:
-		if cuda {
+		if dev.Driver().Name() == "cuda" {
 			return "cuMemFree"
 		}
 		return "munmap"
@@ -240,21 +225,20 @@ func (p *pass) take(ctx context.Context, name string, ready func(context.Context
 
 // operation is a contender that times one call of a pass.
 type operation struct {
+	noData
 	name  string
 	ready func(context.Context) // called before the pass is made
 	pass  *pass
-	undo  func() error
+	undo  undo
 }
 
 // newOperation makes the contender of an operation. ready is called before each pass.
 func (s *chunkOps) newOperation(dev device, op string, ready func(context.Context)) (contender, error) {
-	o := &operation{name: op, ready: ready, undo: noUndo}
+	o := &operation{name: op, ready: ready, pass: &s.chunk}
 	switch op {
 	case opExport, opImport:
-		if err := dev.Supports(driver.FeatureShareFD); err != nil {
-			return nil, err
-		}
 		o.pass = &s.share
+		return o, dev.Supports(driver.FeatureShareFD)
 	case opGrow:
 		o.pass = &pass{do: s.timeGrow}
 	case opRegrow:
@@ -265,20 +249,19 @@ func (s *chunkOps) newOperation(dev device, op string, ready func(context.Contex
 		}
 		take := func() ([]driver.Handle, error) { return kept, nil }
 		o.pass = &pass{do: func(w stopwatch) error { return s.timeMapping(w, opRegrow, take) }}
-		o.undo = func() error { return s.release(kept) }
+		o.undo.add(func() error { return s.release(kept) })
 	case opPlainAlloc, opPlainFree, opAsyncAlloc, opAsyncFree:
 		if s.allocator == nil {
 			return nil, notSupported(dev, opName(dev, op))
 		}
-		if o.pass = &s.plain; op == opPlainAlloc || op == opPlainFree {
-			break
+		if o.pass = &s.plain; op == opAsyncAlloc || op == opAsyncFree {
+			o.pass = &s.async
+			undo, err := keepPool(dev)
+			if err != nil {
+				return nil, err
+			}
+			o.undo.add(undo)
 		}
-		o.pass = &s.async
-		var err error
-		o.undo, err = keepPool(dev)
-		return o, err
-	default:
-		o.pass = &s.chunk
 	}
 	return o, nil
 }
@@ -416,12 +399,45 @@ func (o *operation) measure(ctx context.Context, _ int) (measure.Sample, error) 
 	return measure.Sample{NS: float64(took)}, err
 }
 
-// verify has no data to check.
-func (o *operation) verify(context.Context, verify.Mode, int64) (verify.Result, error) {
-	return verify.Result{Mode: verify.Off}, nil
-}
+func (o *operation) close() error { return o.undo.close() }
 
-func (o *operation) describe(c *report.Case, _ []measure.Sample) {
-	c.Flags = append(c.Flags, wallClock)
+// Operations on other devices' access.
+const (
+	opGrant  = "grant"
+	opRevoke = "revoke"
+)
+
+// grantChunk is the size of a chunk that access is granted to: the smallest of
+// most devices. The driver works for each chunk.
+const grantChunk = 2 << 20
+
+// grantGroup times granting access to n chunks of the owner, and revoking it.
+func grantGroup(owner device, peers []device, n int) group {
+	all := uint64(n) * grantChunk
+	others := withoutRaw(peers)
+	g := group{name: fmt.Sprintf("grant/%dx%s/peers-%d", n, size.Format(grantChunk), len(peers)), samples: math.MaxInt, maxLoops: 1}
+	for _, op := range []string{opGrant, opRevoke} {
+		g.add(task{
+			label: op, sample: callTime,
+			c: report.Case{Unit: unitUs, Bytes: all, Axes: axes("owner", owner.String(), "chunks", n, "peers", len(peers), "op", op)},
+			open: func(context.Context) (contender, error) {
+				// As every contender, each operation has memory of its own.
+				r, err := grownRange(owner, shape{size: all, chunk: grantChunk})
+				if err != nil {
+					return nil, err
+				}
+				both := func(w stopwatch) error { // since each of them needs the other
+					if err := w.call(opGrant, func() error { return r.Grant(vmm.AccessReadWrite, others...) }); err != nil {
+						return err
+					}
+					return w.call(opRevoke, func() error { return r.Revoke(others...) })
+				}
+				return &operation{name: op, ready: func(context.Context) {}, undo: undo{r.Close}, pass: &pass{do: both}}, nil
+			},
+		})
+	}
+	if onHost(owner) {
+		g.memory = all * uint64(len(g.tasks))
+	}
+	return g
 }
-func (o *operation) close() error { return o.undo() }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -13,10 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Ways to reach the memory of another device, as --mem takes them; vmm is memVMM.
@@ -58,9 +55,8 @@ func (p *p2pPlan) flags(f *pflag.FlagSet) {
 }
 
 func (a *app) p2p() *cobra.Command {
-	var m measureFlags
 	p := newP2PPlan()
-	c := command(&cobra.Command{
+	c, m := a.benchmark(&cobra.Command{
 		Use:   "p2p",
 		Short: "Measure copies between devices, and what granting access takes",
 		Long: `Measure copies between every two of the devices, in both orders. The device in the
@@ -96,26 +92,22 @@ can: EnablePeers grants all or nothing.`,
   vmmbench p2p --device cuda:0,cuda:1 --size 1G --samples 20 --grants 0
   vmmbench p2p --engine ce,sm --size 1G --grants 0
   vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
-	})
-	f := c.Flags()
-	m.add(f, a.settings, 30, time.Second)
-	m.addVerify(f)
-	m.addMinTime(f)
+	}, p, 30, time.Second, (*measureFlags).addVerify, (*measureFlags).addMinTime)
 	// The help prints DefValue, so it has to follow the smaller margin.
+	f := c.Flags()
 	m.margin = peerMargin
 	f.Lookup("margin").DefValue = m.margin.String()
 	f.Lookup("device").Usage = "the devices: auto (all of CUDA's, else two of the host), cuda:all, host, or a list such as cuda:0,cuda:2"
-	p.flags(f)
 	plan := f.Bool("plan", false, "measure nothing; print for each pair what EnablePeers would do, or why it cannot")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if *plan {
-			return a.planPeers(&m)
+			return a.planPeers(m)
 		}
 		names, err := p2pNames(m.device)
 		if err != nil {
 			return err
 		}
-		return a.measure(c.Context(), c.Name(), &m, names, p)
+		return a.measure(c.Context(), c.Name(), m, names, p)
 	}
 	return c
 }
@@ -174,12 +166,23 @@ func (p *p2pPlan) groups(devs []device, seed uint64) ([]group, error) {
 		}
 	}
 	var list []group
-	for _, pair := range p.pairs(devs) {
-		mems := p.memsFor(pair.engine)
-		if len(mems) == 0 {
-			return nil, usageError{errors.New("--engine sm: a kernel cannot go through the host: want --mem enable or vmm")}
+	timedOut := map[string]bool{} // shared by all pairs
+	for _, direction := range p.directions.values {
+		for _, engine := range p.engines.values {
+			mems := p.memsFor(engine)
+			if len(mems) == 0 {
+				return nil, usageError{errors.New("--engine sm: a kernel cannot go through the host: want --mem enable or vmm")}
+			}
+			for _, n := range p.sizes {
+				if n <= maxLatencySize && direction == both {
+					continue // latency is of one copy
+				}
+				for _, pair := range orderedPairs(devs) {
+					c := peerCopies(pair[0], pair[1], engine, direction, n, timedOut)
+					list = append(list, c.peerGroup(pair[1], mems, seed))
+				}
+			}
 		}
-		list = append(list, pair.group(mems, seed))
 	}
 	for i, n := range p.grants {
 		if slices.Contains(p.grants[:i], n) {
@@ -205,27 +208,6 @@ func (p *p2pPlan) memsFor(engine string) []string {
 	})
 }
 
-// pairs returns what is copied between the devices: every direction, engine, size and
-// ordered pair.
-func (p *p2pPlan) pairs(devs []device) []*peerPair {
-	var list []*peerPair
-	timedOut := map[string]bool{}
-	for _, direction := range p.directions.values {
-		for _, engine := range p.engines.values {
-			for _, n := range p.sizes {
-				if n <= maxLatencySize && direction == both {
-					continue // latency is of one copy
-				}
-				for _, pair := range orderedPairs(devs) {
-					pair.direction, pair.engine, pair.size, pair.gateTimedOut = direction, engine, n, timedOut
-					list = append(list, pair)
-				}
-			}
-		}
-	}
-	return list
-}
-
 // checkPair refuses devices between which nothing can be measured.
 func checkPair(a, b device) error {
 	switch {
@@ -238,12 +220,11 @@ func checkPair(a, b device) error {
 }
 
 // orderedPairs are all pairs of two different devices, in both orders.
-func orderedPairs(devs []device) []*peerPair {
-	var list []*peerPair
+func orderedPairs(devs []device) (list [][2]device) {
 	for _, from := range devs {
 		for _, to := range devs {
 			if from != to {
-				list = append(list, &peerPair{from: from, to: to})
+				list = append(list, [2]device{from, to})
 			}
 		}
 	}
@@ -252,64 +233,44 @@ func orderedPairs(devs []device) []*peerPair {
 
 // singleDevice is a group whose only case is waived: one device has no pair.
 func singleDevice(dev device) group {
-	return group{
-		name: "p2p/pairs", samples: 1,
-		tasks: []task{{
-			label: "pairs", c: report.Case{ID: "p2p/pairs", Unit: unitGBs, Axes: report.Axes{{Name: "from", Value: dev.String()}, {Name: "to", Value: "-"}}},
-			open: func(context.Context) (contender, error) {
-				return nil, fmt.Errorf("%s is the only device, and a pair takes two: %w", dev, driver.ErrNotSupported)
-			},
-		}},
-	}
+	g := group{name: "p2p/pairs", samples: 1, setup: func(context.Context) (func() error, error) { return nil, onlyDevice(dev, "a pair") }}
+	g.add(task{label: "pairs", c: report.Case{Unit: unitGBs, Axes: axes("from", dev.String(), "to", "-")}})
+	g.tasks[0].c.ID = g.name
+	return g
 }
 
-// group plans the copies of one pair, one for each kind of memory.
-func (p *peerPair) group(mems []string, seed uint64) group {
-	from, to, direction, n := p.from, p.to, p.direction, p.size
-	way := direction
-	if p.engine != engineCE {
-		way += "/" + p.engine
+// peerCopies are copies between a device, which times them, and another one.
+func peerCopies(from, to device, engine, direction string, n uint64, timedOut map[string]bool) *copyGroup {
+	c := &copyGroup{
+		copyKind: copyKind{engine, direction, noHost, callAsync, 1}, timing: from, byDevice: true, gateTimedOut: timedOut,
+		flows: []flow{{from, to, from, n, oneWay}},
 	}
-	g := group{
-		name:    fmt.Sprintf("p2p/%s/%s/%s-%s", way, size.Format(n), from, to),
-		samples: math.MaxInt, keepsMemory: true,
+	switch direction {
+	case fromPeer:
+		c.flows[0].src, c.flows[0].dst = to, from
+	case both:
+		c.flows = append(c.flows, flow{to, from, to, n, oneWay})
 	}
-	// Each group has its own data: what another pair left cannot pass for them.
-	p.pattern.Seed = measure.Seed(seed, g.name)
+	return c
+}
+
+// peerGroup plans the copies, a case for each kind of memory.
+func (c *copyGroup) peerGroup(to device, mems []string, seed uint64) group {
+	from, n, way, unit := c.timing, c.flows[0].size, c.direction, unitGBs
+	if c.engine != engineCE {
+		way += "/" + c.engine
+	}
+	if n <= maxLatencySize {
+		unit = unitUs
+	}
 	// Copies that go through the host cannot wait behind a gate, and are compared with
 	// others only if those do not either. A latency without a gate is that of the host's
 	// calls, so there the others keep theirs and are not compared with these.
-	_, _, p.gateable = gateSupport(from)
-	if slices.Contains(mems, noPeer) && n > maxLatencySize {
-		p.gateable = false
-	}
-	if p.gateable {
-		g.maxLoops = gatedLoops
-	}
-	payload, caseUnit := n, unitGBs
-	if direction == both {
-		payload *= 2
-	}
-	if n <= maxLatencySize {
-		caseUnit = unitUs
-	}
+	c.gated = n <= maxLatencySize || !slices.Contains(mems, noPeer)
+	g := c.group(fmt.Sprintf("p2p/%s/%s/%s-%s", way, size.Format(n), from, to), seed, 1)
 	for _, kind := range mems {
-		g.tasks = append(g.tasks, task{
-			label: kind,
-			grows: kind == memVMM, sample: transferTime(n, rate(from, h2d, pinned)), check: payload,
-			c: report.Case{
-				ID: g.name + "/" + kind, Unit: caseUnit, Bytes: payload,
-				Axes: report.Axes{
-					{Name: "from", Value: from.String()}, {Name: "to", Value: to.String()},
-					{Name: "direction", Value: direction}, {Name: "engine", Value: p.engine}, {Name: "size", Value: n}, {Name: "mem", Value: kind},
-				},
-			},
-			open: func(ctx context.Context) (contender, error) { return p.contender(ctx, kind) },
-		})
-	}
-	g.fill, g.deviceChecks = payload*uint64(len(g.tasks)), from.checksItself()
-	if onHost(from) {
-		g.memory = 2 * payload * uint64(len(g.tasks))
+		c.add(&g, kind, kind, shape{}, report.Case{Unit: unit, Bytes: c.moved(), Axes: axes(
+			"from", from.String(), "to", to.String(), "direction", c.direction, "engine", c.engine, "size", n, "mem", kind)})
 	}
 	return g
 }

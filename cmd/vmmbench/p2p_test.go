@@ -232,25 +232,28 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 	drv := host.New(host.Config{Devices: 2, Memory: 1 << 30})
 	a, b := openDriver(t, drv, 0), openDriver(t, drv, 1)
 	t.Cleanup(func() { require.NoError(t, closeDevices([]device{a, b})) })
-	pair := &peerPair{from: a, to: b, engine: engineCE, direction: toPeer, size: 4096, gateTimedOut: map[string]bool{}}
-	pair.group(newP2PPlan().mems.values, 1)
-	if !pair.gateable {
+	pair := peerCopies(a, b, engineCE, toPeer, 4096, map[string]bool{})
+	pair.peerGroup(b, newP2PPlan().mems.values, 1)
+	undo, err := pair.setup(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, undo()) })
+	if !pair.gated {
 		t.Skip("needs a device whose streams can wait for a value")
 	}
-	contender := func() *peerCopier {
-		c, err := pair.contender(t.Context(), legacyPeer)
+	contender := func() *copier {
+		c, err := pair.contender(t.Context(), legacyPeer, shape{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, c.close()) })
-		return c.(*peerCopier)
+		return c.(*copier)
 	}
 	c := contender()
 	require.Equal(t, a.settings.peerGateTimeout, c.timer.gate.timeout)
-	_, err := c.measure(t.Context(), 1)
+	_, err = c.measure(t.Context(), 1)
 	require.NoError(t, err)
 	require.Empty(t, pair.gateTimedOut)
 
 	c.timer.gate.timeout = time.Millisecond
-	c.copies = []copyFunc{pair.from.raw.SyncStream}
+	c.copies = []copyFunc{pair.timing.raw.SyncStream}
 	_, err = c.measure(t.Context(), 1)
 	require.NoError(t, err)
 	require.Equal(t, map[string]bool{legacyPeer: true}, pair.gateTimedOut)

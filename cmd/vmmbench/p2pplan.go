@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
@@ -110,10 +111,8 @@ func planPairs(devs []*vmm.Device) (plan report.PeerPlan, err error) {
 			if at, ok := owners[to]; ok {
 				refusal = fillPair(&pair, all.Memory[at], from)
 			}
-			if refusal != nil {
+			if pair.Can = refusal == nil; !pair.Can {
 				pair.Why = whyNot(from, to, refusal)
-			} else {
-				pair.Can = true
 			}
 			plan = append(plan, pair)
 		}
@@ -124,20 +123,19 @@ func planPairs(devs []*vmm.Device) (plan report.PeerPlan, err error) {
 // fillPair fills in what the plan for a range of a device says of another one. It returns
 // why nothing would be done.
 func fillPair(pair *report.PeerPair, mp vmm.MemoryPlan, from *vmm.Device) error {
-	if mp.Err != nil {
+	at := slices.IndexFunc(mp.Devices, func(d vmm.DevicePlan) bool { return d.Device == from })
+	switch {
+	case mp.Err != nil:
 		return mp.Err
+	case at < 0:
+		return fmt.Errorf("%w: the plan does not name the device", vmm.ErrInvalid)
 	}
-	for _, d := range mp.Devices {
-		if d.Device != from {
-			continue
-		}
-		pair.Now = report.Text(d.From.String())
-		if d.Err == nil {
-			pair.Then = report.Text(d.To.String())
-		}
-		return d.Err
+	d := mp.Devices[at]
+	pair.Now = report.Text(d.From.String())
+	if d.Err == nil {
+		pair.Then = report.Text(d.To.String())
 	}
-	return fmt.Errorf("%w: the plan does not name the device", vmm.ErrInvalid)
+	return d.Err
 }
 
 // linkOf is what the driver knows of the path from one device to another.

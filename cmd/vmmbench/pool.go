@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,7 +21,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/internal/trace"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -72,9 +73,8 @@ func (p *poolPlan) flags(f *pflag.FlagSet) {
 }
 
 func (a *app) pool() *cobra.Command {
-	var m measureFlags
 	p := newPoolPlan()
-	c := command(&cobra.Command{
+	c, m := a.benchmark(&cobra.Command{
 		Use:   "pool",
 		Short: "Measure pools: alloc and free, and the memory they hold",
 		Long: `Allocate and free on a pool of this library and on one of the driver's own:
@@ -90,14 +90,8 @@ work is queued and nothing is written, so nothing is verified.`,
   vmmbench pool --trace training,serving,adversarial --seeds 20 --samples 1
   vmmbench pool --trace training --threshold 0,8G --reuse none
   vmmbench pool --replay rmm_log.csv,training.trace.gz --samples 5`,
-	})
-	f := c.Flags()
-	m.add(f, a.settings, 100, 10*time.Second)
-	p.flags(f)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		m.minTime = m.settings.minTime // of many pairs
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
-	}
+	}, p, 100, 10*time.Second)
+	m.minTime = a.settings.minTime // of many pairs
 	return c
 }
 
@@ -158,15 +152,13 @@ func (p *poolPlan) groupsOf(o poolOptions, name string, peak uint64) []group {
 		}
 		return list
 	}
-	axes := report.Axes{{Name: "trace", Value: name}, {Name: "seed", Value: "-"}, {Name: "size", Value: "-"}}
-	return []group{o.group("pool/"+name, unitUs, 0, axes, func(kind string) (contender, error) { return o.pairs(kind, name) })}
+	which := axes("trace", name, "seed", "-", "size", "-")
+	return []group{o.group("pool/"+name, unitUs, 0, which, func(kind string) (contender, error) { return o.pairs(kind, name) })}
 }
 
 // replay has a group for a trace, which is made when it is needed first.
 func (o poolOptions) replay(id, name string, seed any, peak uint64, made func() *trace.Trace) group {
-	g := o.group(fmt.Sprintf("pool/%s/%s", id, size.Format(peak)), unitMs, peak, report.Axes{
-		{Name: "trace", Value: name}, {Name: "seed", Value: seed}, {Name: "size", Value: peak},
-	}, func(kind string) (contender, error) { return o.replayer(kind, made) })
+	g := o.group(fmt.Sprintf("pool/%s/%s", id, size.Format(peak)), unitMs, peak, axes("trace", name, "seed", seed, "size", peak), func(kind string) (contender, error) { return o.replayer(kind, made) })
 	g.maxLoops = 1
 	return g
 }
@@ -200,7 +192,7 @@ type poolOptions struct {
 }
 
 // group has our pool and the driver's.
-func (o poolOptions) group(name, unit string, bytes uint64, axes report.Axes, open func(kind string) (contender, error)) group {
+func (o poolOptions) group(name, unit string, bytes uint64, which report.Axes, open func(kind string) (contender, error)) group {
 	threshold := any(o.threshold)
 	if o.threshold == math.MaxUint64 {
 		threshold = "all"
@@ -212,14 +204,9 @@ func (o poolOptions) group(name, unit string, bytes uint64, axes report.Axes, op
 	}
 	g := group{name: name, samples: math.MaxInt}
 	for _, kind := range []string{memPool, memName(o.dev, memAsync)} {
-		g.tasks = append(g.tasks, task{
-			label: kind, grows: kind == memPool, sample: callTime,
-			c: report.Case{
-				ID: name + "/" + kind, Unit: unit, Bytes: bytes,
-				Axes: append(append(report.Axes{{Name: "device", Value: o.dev.String()}}, axes...),
-					report.Axis{Name: "threshold", Value: threshold}, report.Axis{Name: "reuse", Value: o.policies},
-					report.Axis{Name: "mem", Value: kind}),
-			},
+		of := slices.Concat(axes("device", o.dev.String()), which, axes("threshold", threshold, "reuse", o.policies, "mem", kind))
+		g.add(task{
+			label: kind, grows: kind == memPool, sample: callTime, c: report.Case{Unit: unit, Bytes: bytes, Axes: of},
 			open: func(context.Context) (contender, error) { return open(kind) },
 		})
 	}
@@ -235,32 +222,6 @@ func (o poolOptions) pool(kind string) (pool.Allocator, error) {
 	return pool.NewDriver(o.dev.Device, how)
 }
 
-// streams makes n of them.
-func (o poolOptions) streams(n int) (list []*vmm.Stream, err error) {
-	for range n {
-		s, err := o.dev.NewStream()
-		if err != nil {
-			return nil, errors.Join(err, closeStreams(list))
-		}
-		list = append(list, s)
-	}
-	return list, nil
-}
-
-func closeStreams(list []*vmm.Stream) (err error) {
-	for _, s := range list {
-		err = errors.Join(err, s.Close())
-	}
-	return err
-}
-
-// noData is what both contenders have in common: there is nothing to check.
-type noData struct{}
-
-func (noData) verify(context.Context, verify.Mode, int64) (verify.Result, error) {
-	return verify.Result{Mode: verify.Off}, nil
-}
-
 // replayer is a contender whose sample is a trace.
 type replayer struct {
 	noData
@@ -268,6 +229,7 @@ type replayer struct {
 	kind    string
 	made    func() *trace.Trace
 	streams []*vmm.Stream
+	undo    undo
 	most    report.Pooled
 }
 
@@ -280,8 +242,16 @@ func (o poolOptions) replayer(kind string, made func() *trace.Trace) (contender,
 	if err := a.Close(); err != nil {
 		return nil, err
 	}
-	streams, err := o.streams(made().Streams)
-	return &replayer{o: o, kind: kind, made: made, streams: streams}, err
+	r := &replayer{o: o, kind: kind, made: made}
+	for range made().Streams {
+		s, err := o.dev.NewStream()
+		if err != nil {
+			return nil, errors.Join(err, r.close())
+		}
+		r.streams = append(r.streams, s)
+		r.undo.add(s.Close)
+	}
+	return r, nil
 }
 
 func (r *replayer) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
@@ -299,9 +269,94 @@ func (r *replayer) measure(ctx context.Context, _ int) (s measure.Sample, err er
 	return measure.Sample{NS: float64(result.Took)}, nil
 }
 
-func (r *replayer) describe(c *report.Case, _ []measure.Sample) {
-	c.Flags = append(c.Flags, wallClock)
+func (r *replayer) describe(c *report.Case, samples []measure.Sample) {
+	r.noData.describe(c, samples)
 	c.Stats.Pooled = &r.most
 }
 
-func (r *replayer) close() error { return closeStreams(r.streams) }
+func (r *replayer) close() error { return r.undo.close() }
+
+// Of mixed pairs.
+const (
+	mixedLive = 2000
+	mixedFrom = 256
+	mixedTo   = 64 << 10
+)
+
+// pairDraws is after how many pairs the same sizes come again.
+const pairDraws = 1 << 14
+
+// pairs is a contender that frees a block and allocates another one in its place.
+type pairs struct {
+	noData
+	pool   pool.Allocator
+	stream *vmm.Stream
+	sizes  []uint64
+	slots  []uint32
+	blocks []pool.Block
+	at     int
+}
+
+// pairs opens a pool and fills it.
+func (o poolOptions) pairs(kind, name string) (contender, error) {
+	p := &pairs{sizes: make([]uint64, pairDraws), slots: make([]uint32, pairDraws), blocks: make([]pool.Block, 1)}
+	if name == pairMixed {
+		p.blocks = make([]pool.Block, mixedLive)
+	}
+	r := rand.New(rand.NewPCG(mixedLive, 0))
+	for i := range p.sizes {
+		switch name {
+		case pairSmall:
+			p.sizes[i] = 4 << 10
+		case pairLarge:
+			p.sizes[i] = 1 << 20
+		default:
+			p.sizes[i], p.slots[i] = mixedFrom+r.Uint64N(mixedTo-mixedFrom+1), r.Uint32N(mixedLive)
+		}
+	}
+	var err error
+	if p.pool, err = o.pool(kind); err != nil {
+		return nil, err
+	}
+	if p.stream, err = o.dev.NewStream(); err != nil {
+		return nil, errors.Join(err, p.pool.Close())
+	}
+	if err := p.run(o.dev.settings.warmPairs); err != nil {
+		return nil, errors.Join(err, p.close())
+	}
+	return p, nil
+}
+
+func (p *pairs) run(n int) error {
+	for range n {
+		i := p.at % pairDraws
+		p.at++
+		b := &p.blocks[p.slots[i]]
+		if b.Ptr() != 0 {
+			if err := p.pool.Free(p.stream, *b); err != nil {
+				return err
+			}
+			*b = pool.Block{}
+		}
+		var err error
+		if *b, err = p.pool.Alloc(p.stream, p.sizes[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *pairs) measure(_ context.Context, loops int) (measure.Sample, error) {
+	began := time.Now()
+	err := p.run(loops)
+	return measure.Sample{NS: float64(time.Since(began))}, err
+}
+
+func (p *pairs) close() (err error) {
+	for _, b := range p.blocks {
+		if b.Ptr() != 0 {
+			err = errors.Join(err, p.pool.Free(p.stream, b))
+		}
+	}
+	return errors.Join(err, p.stream.Sync(), p.pool.Close(), p.stream.Close())
+}

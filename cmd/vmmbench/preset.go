@@ -1,13 +1,19 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
 // preset is a plan made of the plans of commands.
@@ -109,4 +115,128 @@ func (p preset) groups(devs []device, seed uint64) ([]group, error) {
 		list = append(list, groups...)
 	}
 	return list, nil
+}
+
+// tourGrowths is the number of samples of growing. Allocating and copying takes many
+// times as long as one copy, and the tour has to be short.
+const tourGrowths = stat.MinSamples
+
+// tour is the plan of the preset quick. It fits the device.
+type tour struct {
+	sizes   size.List // of copies; growing goes to the largest. Empty: what fits
+	growths int       // samples of growing
+}
+
+// fit returns the sizes of copies, and what memory grows to in how many steps: as much as
+// fits the device and half a minute.
+func (t *tour) fit(dev device) (copies size.List, target, steps uint64) {
+	if len(t.sizes) > 0 {
+		return t.sizes, slices.Max(t.sizes), 8
+	}
+	if onHost(dev) {
+		one, target := uint64(16<<20), uint64(64<<20)
+		for free, ok := machine.FreeMemory("/"); ok && target > 1<<20 && 8*target > free; target /= 2 {
+			one = min(one, target/8)
+		}
+		return size.List{one}, target, 8
+	}
+	one := uint64(512 << 20)
+	target, steps = 4<<30, 64
+	// Growing by copying takes three times the target at its end.
+	for free, _, err := dev.MemInfo(); err == nil && target > 64<<20 && 5*target > free; target /= 2 {
+		one = min(one, target/2)
+	}
+	return size.List{one}, target, steps
+}
+
+func (t *tour) groups(devs []device, seed uint64) ([]group, error) {
+	one, target, steps := t.fit(devs[0])
+	copies, growths := newBWPlan(), newGrowPlan()
+	copies.sizes = one
+	growths.targets = size.List{target}
+	growths.step = growStep{bytes: (target/steps + 7) &^ 7}
+	growths.mems.values = []string{growVMM, growKept, growWhole, growPlain, growDouble, growAsync, growRemap, growAppend}
+	growths.samples = t.growths
+	list, err := copies.groups(devs, seed)
+	if err != nil {
+		return nil, err
+	}
+	more, err := growths.groups(devs, seed)
+	list = append(list, more...)
+	// The tour shows ratios, and a ratio needs so many samples.
+	for i := range list {
+		list[i].minSamples = stat.MinSamples
+		list[i].edges = target > 1<<30 && !list[i].deviceChecks
+	}
+	return list, err
+}
+
+// root is vmmbench without a subcommand: it measures a preset, by default quick.
+func (a *app) root() *cobra.Command {
+	var m measureFlags
+	var sizes size.List
+	which := choice{value: quickPreset, of: presetNames()}
+	c := command(&cobra.Command{
+		Use:   "vmmbench",
+		Short: "Measure GPU and host memory that grows in place",
+		Long: `Measure memory that grows in place, on a GPU or on the host. Without a subcommand
+vmmbench measures a preset. The default one, quick, takes about half a minute: copies
+with memory that grows against ordinary memory, and growing in place against copying at
+each step, copying when full to twice the size, and a pool that keeps its memory. What
+was found stands last. After its samples each case is done once more, over other data, and every
+byte of the result is checked, or fewer by --verify: memory of a GPU by the GPU itself,
+if it can. If memory grows beyond 1 GiB, the host checks only the edges of chunks. Each
+case of quick has at least ten samples, even if that takes longer than --max-time: with
+fewer, a ratio has no interval.
+
+The presets:
+` + presetHelp() + `
+Exit status: 0 all passed, 1 a case could not be run or a report could not be written,
+2 usage, 3 data were wrong, 4 something against --baseline is what --fail-on names,
+77 this machine can do none of the cases, 130 interrupted (partial results are written).`,
+		Example: `  vmmbench --device host
+  vmmbench --preset full -o full.json`,
+	})
+	f := c.Flags()
+	m.add(f, a.settings, 30, 2*time.Second)
+	m.addVerify(f)
+	m.addMinTime(f)
+	f.Var(&which, "preset", "what to measure")
+	f.Var(&sizes, "size", "with preset quick: bytes of one copy, of which the largest is what memory grows to (default what fits the device); with nvbandwidth: bytes of one copy (default 512M)")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		p := presets[slices.Index(which.of, which.value)]
+		var own plan = p
+		switch {
+		case p.name == quickPreset:
+			t := &tour{sizes: sizes, growths: tourGrowths}
+			if f.Changed("samples") {
+				t.growths = m.samples
+			}
+			own = t
+		case p.name == nvbandwidthPreset:
+			if own = (&nvPlan{sizes}); len(sizes) == 0 {
+				own = &nvPlan{size.List{nvDefaultSize}}
+			}
+		case len(sizes) > 0:
+			return usageError{errors.New("--size is for --preset quick and nvbandwidth; the others have sizes of their own")}
+		}
+		names := []string{m.device}
+		if p.pairs() {
+			var err error
+			if names, err = p2pNames(m.device); err != nil {
+				return err
+			}
+		}
+		return a.measure(c.Context(), p.name, &m, names, own)
+	}
+	return c
+}
+
+// presetHelp has a line for each preset: its name and what it measures.
+func presetHelp() string {
+	var b strings.Builder
+	for _, p := range presets {
+		fmt.Fprintf(&b, "  %-12s %s\n", p.name, p.what)
+	}
+	return b.String()
 }

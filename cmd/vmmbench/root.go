@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
@@ -75,6 +77,20 @@ func (a *app) exit(ran *cobra.Command, err error) int {
 		return report.ExitError
 	}
 	return a.code
+}
+
+// benchmark completes a command that measures its plan. has are the flags of what it does.
+func (a *app) benchmark(c *cobra.Command, p commandPlan, samples int, maxTime time.Duration, has ...func(*measureFlags, *pflag.FlagSet)) (*cobra.Command, *measureFlags) {
+	m := &measureFlags{}
+	m.add(command(c).Flags(), a.settings, samples, maxTime)
+	for _, add := range has {
+		add(m, c.Flags())
+	}
+	p.flags(c.Flags())
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return a.measure(c.Context(), c.Name(), m, []string{m.device}, p)
+	}
+	return c, m
 }
 
 // printError prints an error to stderr. There is no place for an error of stderr.

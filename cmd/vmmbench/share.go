@@ -56,9 +56,8 @@ func (p *sharePlan) flags(f *pflag.FlagSet) {
 }
 
 func (a *app) share() *cobra.Command {
-	var m measureFlags
 	p := newSharePlan()
-	c := command(&cobra.Command{
+	c, _ := a.benchmark(&cobra.Command{
 		Use:   "share",
 		Short: "Measure sharing with other processes, also while memory grows",
 		Long: `Publish a range and time what other processes, which this command starts, see:
@@ -72,14 +71,7 @@ from the owner's call to the end of the wait in the reader. A reader waits by
 View.Wait. Every byte is compared in each reader, or less by --verify.`,
 		Example: `  vmmbench share
   vmmbench share --op attach --size 1G --chunk 2M,64M --readers 1,4`,
-	})
-	f := c.Flags()
-	m.add(f, a.settings, 100, 10*time.Second)
-	m.addVerify(f)
-	p.flags(f)
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.measure(c.Context(), c.Name(), &m, []string{m.device}, p)
-	}
+	}, p, 100, 10*time.Second, (*measureFlags).addVerify)
 	return c
 }
 
@@ -113,26 +105,15 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 	g.setup, g.fill, g.deviceChecks = s.setup, n*uint64(len(p.ops.values)), dev.checksItself()
 	for _, op := range p.ops.values {
 		// The payload is what is new to a reader.
-		bytes := n
-		if op != opAttach {
-			bytes = shareStep
-		}
-		if op == opGrowth {
-			bytes = chunk
-		}
+		bytes := map[string]uint64{opAttach: n, opGrowth: chunk, opAppend: shareStep, opWake: shareStep}[op]
 		check := n * uint64(readers)
 		if op == opWake { // has no data
 			check = 0
 		}
-		g.tasks = append(g.tasks, task{
+		g.add(task{
 			label: op, sample: callTime, check: check,
-			c: report.Case{
-				ID: g.name + "/" + op, Unit: unitUs, Bytes: bytes,
-				Axes: report.Axes{
-					{Name: "device", Value: dev.String()}, {Name: "how", Value: howFD}, {Name: "size", Value: n},
-					{Name: "chunk", Value: chunk}, {Name: "readers", Value: readers}, {Name: "op", Value: op},
-				},
-			},
+			c: report.Case{Unit: unitUs, Bytes: bytes, Axes: axes(
+				"device", dev.String(), "how", howFD, "size", n, "chunk", chunk, "readers", readers, "op", op)},
 			open: func(ctx context.Context) (contender, error) { return s.open(ctx, op) },
 		})
 	}
@@ -229,8 +210,8 @@ type sharer struct {
 	op   string
 	name string
 	r    *vmm.Range
-	p    *shareable.Publication
 	fds  []int // of each reader, with all of the object mapped
+	undo undo  // of publish
 }
 
 // publish makes a range of the size, filled with the pattern, and has the readers follow
@@ -243,6 +224,7 @@ func (c *sharer) publish(ctx context.Context) error {
 		return err
 	}
 	c.r = r
+	c.undo.add(r.Close)
 	if err := r.Grow(c.size); err != nil {
 		return err
 	}
@@ -252,31 +234,23 @@ func (c *sharer) publish(ctx context.Context) error {
 	}
 	c.names++
 	c.name = fmt.Sprint("x", c.names)
-	if c.p, err = c.server.Publish(c.name, r, shareable.PublishOptions{}); err != nil {
+	p, err := c.server.Publish(c.name, r, shareable.PublishOptions{})
+	if err != nil {
 		return err
 	}
+	c.undo.add(p.Close)
 	// A reader that only attaches does so in each sample.
 	if c.op == opAttach {
 		return nil
 	}
-	_, err = c.all(readerRequest{Do: doFollow, Name: c.name, Len: c.size})
-	return err
-}
-
-// unpublish undoes publish.
-func (c *sharer) unpublish() error {
-	var err error
-	if c.p != nil {
-		// Views end with their processes.
-		if c.op != opAttach && c.lost() == nil {
-			_, err = c.all(readerRequest{Do: doLeave, Name: c.name})
+	c.undo.add(func() error {
+		if c.lost() != nil { // views end with their processes
+			return nil
 		}
-		err = errors.Join(err, c.p.Close())
-	}
-	if c.r != nil {
-		err = errors.Join(err, c.r.Close())
-	}
-	c.p, c.r = nil, nil
+		_, err := c.all(readerRequest{Do: doLeave, Name: c.name})
+		return err
+	})
+	_, err = c.all(readerRequest{Do: doFollow, Name: c.name, Len: c.size})
 	return err
 }
 
@@ -334,7 +308,7 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		next = roundUp(c.r.Len(), c.chunk) + c.chunk
 	}
 	if next > c.r.Max() { // full: the next range begins with the first size again
-		if err := errors.Join(c.unpublish(), c.publish(ctx)); err != nil {
+		if err := errors.Join(c.undo.close(), c.publish(ctx)); err != nil {
 			return s, err
 		}
 		return c.measure(ctx, 1)
@@ -400,4 +374,4 @@ func (c *sharer) describe(rc *report.Case, samples []measure.Sample) {
 	rc.Stats.Sharing = x
 }
 
-func (c *sharer) close() error { return c.unpublish() }
+func (c *sharer) close() error { return c.undo.close() }

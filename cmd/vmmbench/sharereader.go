@@ -178,21 +178,14 @@ func (r *shareReader) check(ctx context.Context, q readerRequest) (reply readerR
 		}
 		defer func() { err = errors.Join(err, v.Close()) }()
 	}
-	p := verify.Pattern{Seed: q.Seed}
-	view := func(scratch []byte, off, n uint64) ([]byte, error) {
-		_, err := v.ReadAt(scratch[:n], int64(off))
-		return scratch[:n], err
-	}
 	k, err := r.dev.ownKernels()
 	if err != nil {
 		return reply, err
 	}
-	var result verify.Result
-	if k != nil {
-		result, err = p.CheckBy(ctx, q.Mode, q.Len, q.Chunks, k.comparer(v.Ptr()), view)
-	} else {
-		result, err = p.Check(ctx, q.Mode, q.Len, q.Chunks, view)
-	}
+	result, err := k.check(ctx, verify.Pattern{Seed: q.Seed}, q.Mode, q.Len, q.Chunks, v.Ptr(), func(scratch []byte, off, n uint64) ([]byte, error) {
+		_, err := v.ReadAt(scratch[:n], int64(off))
+		return scratch[:n], err
+	})
 	reply.Check = &result
 	return reply, err
 }

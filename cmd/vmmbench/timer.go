@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"math"
+	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -48,7 +50,7 @@ type timer struct {
 
 	byDevice bool // time by events without a gate, too
 	flag     string
-	undo     []func() error
+	undo     undo
 }
 
 // newTimer makes a timer for n copies at once. Copies of ordinary Go memory are
@@ -56,18 +58,14 @@ type timer struct {
 // close the timer.
 func newTimer(dev device, n int, gateable bool) (t *timer, err error) {
 	t = &timer{raw: dev.raw, flag: wallClock}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, t.close())
-		}
-	}()
+	defer func() { onError(&err, t.close) }()
 	for range n {
 		s, err := dev.raw.NewStream()
 		if err != nil {
 			return t, err
 		}
 		t.streams = append(t.streams, s)
-		t.undo = append(t.undo, func() error { return dev.raw.FreeStream(s) })
+		t.undo.add(func() error { return dev.raw.FreeStream(s) })
 		e, err := t.event()
 		if err != nil {
 			return t, err
@@ -88,7 +86,7 @@ func newTimer(dev device, n int, gateable bool) (t *timer, err error) {
 	if g.ptr, g.word, err = alloc.AllocHost(8); err != nil {
 		return t, err
 	}
-	t.undo = append(t.undo, func() error { return alloc.FreeHost(g.ptr) })
+	t.undo.add(func() error { return alloc.FreeHost(g.ptr) })
 	clear(g.word) // a gate that was never shut has the number 0
 	t.gate, t.flag = g, gated
 	return t, nil
@@ -97,7 +95,7 @@ func newTimer(dev device, n int, gateable bool) (t *timer, err error) {
 func (t *timer) event() (driver.Event, error) {
 	e, err := t.raw.NewEvent(driver.EventTiming | driver.EventBlocking)
 	if err == nil {
-		t.undo = append(t.undo, func() error { return t.raw.FreeEvent(e) })
+		t.undo.add(func() error { return t.raw.FreeEvent(e) })
 	}
 	return e, err
 }
@@ -209,7 +207,48 @@ func (t *timer) close() error {
 	for _, s := range t.streams {
 		err = errors.Join(err, t.raw.SyncStream(s))
 	}
-	err = errors.Join(err, undoAll(t.undo))
-	t.undo, t.streams = nil, nil
-	return err
+	t.streams = nil
+	return errors.Join(err, t.undo.close())
+}
+
+// gatedLoops bounds what is queued behind a gate.
+const gatedLoops = 128
+
+// gateSupport returns what a gate needs. ok is false where a stream cannot wait
+// for a word of memory.
+func gateSupport(dev device) (ops driver.StreamMemOps, alloc driver.HostAllocator, ok bool) {
+	ops, hasOps := dev.raw.(driver.StreamMemOps)
+	alloc, hasAlloc := dev.raw.(driver.HostAllocator)
+	return ops, alloc, hasOps && hasAlloc && dev.Supports(driver.FeatureStreamMemOps) == nil
+}
+
+// gate makes a stream wait until the host writes a word.
+type gate struct {
+	memOps driver.StreamMemOps
+	ptr    driver.Ptr
+	word   []byte // pinned
+	count  uint64 // how often it was shut
+
+	timeout time.Duration
+}
+
+// shut makes the stream wait. open lets the stream go on and returns false if
+// the gate had opened itself before, after the timeout. Calling open again does
+// nothing.
+func (g *gate) shut(s driver.Stream) (open func() (inTime bool), err error) {
+	g.count++
+	n := g.count
+	if err := g.memOps.WaitValue(s, g.ptr, n, 4); err != nil {
+		return nil, err
+	}
+	// The timer and open may both store. No Go code reads the word, so a plain
+	// store will do.
+	var once sync.Once
+	store := func() { once.Do(func() { binary.LittleEndian.PutUint32(g.word, uint32(n)) }) }
+	late := time.AfterFunc(g.timeout, store)
+	return func() bool {
+		inTime := late.Stop()
+		store()
+		return inTime
+	}, nil
 }

@@ -68,7 +68,7 @@ func wrongCopiesAreFound(t *testing.T, set *settings) {
 		}, 8*mib - 1, 0},
 	} {
 		dev := hookedDevice(t, nil)
-		dev.settings, dev.raw = set, wrongDevice{dev.raw, c.harm}
+		dev.settings, dev.raw = set, &wrongDevice{dev.raw, c.harm}
 		copies := newBWPlan()
 		copies.directions.values, copies.mems.values = []string{d2d}, []string{memVMM}
 		copies.sizes, copies.chunks = size.List{8 * mib}, size.List{2 * mib}

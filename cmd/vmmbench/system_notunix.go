@@ -3,6 +3,7 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"syscall"
 )
@@ -12,3 +13,8 @@ var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM}
 
 // pipeSignals is empty: here a write to stdout fails, and nothing else happens.
 var pipeSignals []os.Signal
+
+// openInPlace opens what is not a regular file.
+func openInPlace(name string, _ fs.FileMode) (*os.File, error) {
+	return os.OpenFile(name, os.O_WRONLY, 0)
+}

@@ -10,6 +10,12 @@ import (
 	"syscall"
 )
 
+// endSignals end a run: it writes what it has measured, and marks it.
+var endSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP}
+
+// pipeSignals come with a write to a pipe that is no longer read.
+var pipeSignals = []os.Signal{syscall.SIGPIPE}
+
 // openInPlace opens what is not a regular file. A named pipe has to have a reader by then:
 // what is written to one without is lost when the run ends.
 func openInPlace(name string, mode fs.FileMode) (*os.File, error) {

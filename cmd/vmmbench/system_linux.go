@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// runOn has all threads of the process run on these CPUs only. Threads that come later are
+// like those that make them.
+func runOn(cpus []int) (undo func() error, err error) {
+	var may, want unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &may); err != nil {
+		return nil, err
+	}
+	for _, n := range cpus {
+		if !may.IsSet(n) {
+			return nil, fmt.Errorf("this process may not run on CPU %d, or there is none", n)
+		}
+		want.Set(n)
+	}
+	return func() error { return setAffinity(&may) }, setAffinity(&want)
+}
+
+// setAffinity sets the CPUs of every thread, until no thread is new.
+func setAffinity(set *unix.CPUSet) error {
+	done := map[int]bool{}
+	for {
+		threads, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return err
+		}
+		seen := len(done)
+		for _, x := range threads {
+			id, err := strconv.Atoi(x.Name())
+			if err != nil || done[id] {
+				continue
+			}
+			// A thread may have ended since.
+			if err := unix.SchedSetaffinity(id, set); err != nil && !errors.Is(err, unix.ESRCH) {
+				return err
+			}
+			done[id] = true
+		}
+		if len(done) == seen {
+			return nil
+		}
+	}
+}
+
+// endWithParent kills a process when this one ends, however it does.
+func endWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
+
+// monotonic is a clock, in nanoseconds, that all processes of the machine share.
+func monotonic() int64 {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
+		return 0
+	}
+	return ts.Nano()
+}
+
+// remapped is anonymous memory of the host that grows by mremap. Its pages move to other
+// addresses unless those behind it are free.
+type remapped struct {
+	b     []byte
+	start *byte // of b; nil before the first append
+}
+
+func newRemapped() (grower, error) { return &remapped{}, nil }
+
+func (g *remapped) append(p piece) error {
+	have := len(g.b)
+	var grown []byte
+	var err error
+	if have == 0 {
+		grown, err = unix.Mmap(-1, 0, int(p.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	} else {
+		grown, err = unix.Mremap(g.b, have+int(p.size), unix.MREMAP_MAYMOVE)
+	}
+	if err != nil {
+		return err
+	}
+	g.b, g.start = grown, &grown[0]
+	copy(g.b[have:], p.host)
+	return nil
+}
+
+func (g *remapped) address() any                { return g.start }
+func (g *remapped) cost() (copied, peak uint64) { return 0, uint64(len(g.b)) }
+func (g *remapped) buffer() *buffer {
+	return &buffer{host: g.b, size: uint64(len(g.b)), chunks: []uint64{0}}
+}
+
+func (g *remapped) close() error {
+	if g.b == nil {
+		return nil
+	}
+	return unix.Munmap(g.b)
+}

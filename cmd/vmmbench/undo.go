@@ -1,0 +1,31 @@
+package main
+
+import (
+	"errors"
+	"slices"
+)
+
+// undo is what gives back what was taken, in that order.
+type undo []func() error
+
+func (u *undo) add(f func() error) { *u = append(*u, f) }
+
+// close calls all functions, the last one first, and once only.
+func (u *undo) close() error {
+	var err error
+	for _, f := range slices.Backward(*u) {
+		err = errors.Join(err, f())
+	}
+	*u = nil
+	return err
+}
+
+// onError is deferred: it calls giveBack if there is an error, which it joins with that.
+func onError(err *error, giveBack func() error) {
+	if *err != nil {
+		*err = errors.Join(*err, giveBack())
+	}
+}
+
+// noUndo is for what has nothing to undo.
+func noUndo() error { return nil }
