@@ -58,7 +58,7 @@ package shareable
 //	client.go              a client of a store: a connection for requests
 //	stats.go               Stats of a Server, and Readers
 //	accept.go              accepting connections, refusing and closing them; ServeConn
-//	idle.go                how long a connection may be idle, a multiple of RequestTimeout; places kept for operators
+//	idle.go                how long a connection may be idle, a store's client longer; places kept for operators
 //	charge.go              what counts for a user against MaxBytesPerUID
 //	object.go              what readers attach to: chunks, lengths, its readers
 //	storeobject.go         the objects that readers of a store attach to; ForStore

@@ -28,14 +28,14 @@ func filtered(groups []group, match *regexp.Regexp) ([]group, error) {
 			continue
 		}
 		g.fill = g.fill * uint64(len(tasks)) / uint64(len(g.tasks))
-		if g.controls != nil {
+		if g.compared != nil {
 			kept := []pair{}
-			for _, p := range g.controls {
+			for _, p := range g.compared {
 				if p = (pair{at[p.a], at[p.b]}); p.a >= 0 && p.b >= 0 {
 					kept = append(kept, p)
 				}
 			}
-			g.controls = kept
+			g.compared = kept
 		}
 		g.tasks = tasks
 		list = append(list, g)

@@ -61,7 +61,7 @@ type group struct {
 	// opened again now and then, because it matters where that lies.
 	keepsMemory bool
 	edges       bool   // checking all of the data would take too long: --verify full means edges
-	controls    []pair // the comparisons, if each task is there twice
+	compared    []pair // the comparisons, if they do not follow from grows
 	// setup makes what the contenders share. It may be nil.
 	setup func(context.Context) (undo func() error, err error)
 }
@@ -83,7 +83,7 @@ func axes(of ...any) (list report.Axes) {
 // addControls adds each task once more. The comparisons are then those of a task with
 // itself: what is not equal is an error of the measurement.
 func (g *group) addControls() {
-	g.fill, g.memory = 2*g.fill, 2*g.memory
+	g.fill, g.memory, g.compared = 2*g.fill, 2*g.memory, nil
 	for i, t := range g.tasks {
 		t.label += "-again"
 		t.c.Axes = slices.Clone(t.c.Axes)
@@ -92,16 +92,16 @@ func (g *group) addControls() {
 				t.c.Axes[k].Value = fmt.Sprint(x.Value, "-again")
 			}
 		}
-		g.controls = append(g.controls, pair{i, len(g.tasks)})
+		g.compared = append(g.compared, pair{i, len(g.tasks)})
 		g.add(t)
 	}
 }
 
 // pairs returns the comparisons to make: each task that grows, b, with each that
-// does not, a; or the controls.
+// does not, a; or those of compared.
 func (g group) pairs() []pair {
-	if g.controls != nil {
-		return g.controls
+	if g.compared != nil {
+		return g.compared
 	}
 	var list []pair
 	for a := range g.tasks {

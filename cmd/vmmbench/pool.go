@@ -42,14 +42,58 @@ var reusePolicies = map[string]pool.Reuse{
 	"events": pool.ReuseFollowEvents, "opportunistic": pool.ReuseOpportunistic, "dependencies": pool.ReuseInternalDependencies,
 }
 
+// reuseList is a flag that takes a list of policies, or of several joined by a plus.
+type reuseList []string
+
+// Set implements pflag.Value. It replaces the default.
+func (l *reuseList) Set(s string) error {
+	var list reuseList
+	for v := range strings.SplitSeq(s, ",") {
+		for word := range strings.SplitSeq(v, "+") {
+			if _, ok := reusePolicies[word]; !ok {
+				return fmt.Errorf("%q: want a list of %s, or of several of these joined by +", v, l.Type())
+			}
+		}
+		if !slices.Contains(list, v) {
+			list = append(list, v)
+		}
+	}
+	*l = list
+	return nil
+}
+
+func (l *reuseList) String() string { return strings.Join(*l, ",") }
+
+// Type implements pflag.Value.
+func (*reuseList) Type() string { return "all,none,events,opportunistic,dependencies" }
+
+// thresholds is a flag that takes sizes, and "all" for what has no end.
+type thresholds struct{ size.List }
+
+// Set implements pflag.Value. It replaces the default.
+func (l *thresholds) Set(s string) error {
+	words := strings.Split(s, ",")
+	sizes := slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "all" })
+	l.List = nil
+	if len(sizes) > 0 {
+		if err := l.List.Set(strings.Join(sizes, ",")); err != nil {
+			return err
+		}
+	}
+	if len(sizes) < len(words) {
+		l.List = append(l.List, math.MaxUint64)
+	}
+	return nil
+}
+
 // poolPlan is what pool measures.
 type poolPlan struct {
 	traces     choices
 	files      []string // to replay instead
 	seeds      int
 	peak       size.One // 0: 60 % of the device's memory
-	thresholds size.List
-	reuse      choices
+	thresholds thresholds
+	reuse      reuseList
 }
 
 func newPoolPlan() *poolPlan {
@@ -59,7 +103,7 @@ func newPoolPlan() *poolPlan {
 	}
 	return &poolPlan{
 		traces: choices{of: traces, values: traces, what: "TRACES"}, seeds: 1,
-		reuse: choices{of: []string{"all", "none", "events", "opportunistic", "dependencies"}, values: []string{"all"}},
+		reuse: reuseList{"all"},
 	}
 }
 
@@ -68,8 +112,8 @@ func (p *poolPlan) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Options.Trace or RMM writes them; .gz is decompressed")
 	f.IntVar(&p.seeds, "seeds", p.seeds, "how many traces of each kind")
 	f.Var(&p.peak, "peak", "the most bytes of a trace that are allocated at once (default 60 % of the device's memory)")
-	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range (default all)")
-	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams")
+	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range, and all (default all)")
+	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams: a list of those, or of several joined by +")
 }
 
 func (a *app) pool() *cobra.Command {
@@ -88,7 +132,7 @@ what is allocated and of what the pool holds stand beside it. --seeds has severa
 work is queued and nothing is written, so nothing is verified.`,
 		Example: `  vmmbench pool
   vmmbench pool --trace training,serving,adversarial --seeds 20 --samples 1
-  vmmbench pool --trace training --threshold 0,8G --reuse none
+  vmmbench pool --trace training --threshold 0,8G,all --reuse none,events+opportunistic
   vmmbench pool --replay rmm_log.csv,training.trace.gz --samples 5`,
 	}, p, 100, 10*time.Second)
 	m.minTime = a.settings.minTime // of many pairs
@@ -109,9 +153,9 @@ func (p *poolPlan) groups(devs []device, _ uint64) ([]group, error) {
 		}
 		peak = total / 10 * 6 &^ (1<<20 - 1)
 	}
-	thresholds := p.thresholds
-	if len(thresholds) == 0 {
-		thresholds = size.List{math.MaxUint64}
+	limits := p.thresholds.List
+	if len(limits) == 0 {
+		limits = size.List{math.MaxUint64}
 	}
 	recorded := make([]*trace.Trace, len(p.files))
 	for i, file := range p.files {
@@ -121,19 +165,21 @@ func (p *poolPlan) groups(devs []device, _ uint64) ([]group, error) {
 		}
 	}
 	var list []group
-	for _, threshold := range thresholds {
-		o := poolOptions{dev: dev, threshold: threshold, policies: p.reuse.String()}
-		for _, word := range p.reuse.values {
-			o.reuse |= reusePolicies[word]
-		}
-		for _, t := range recorded {
-			list = append(list, o.replay(t.Name, t.Name, "-", t.Peak(), func() *trace.Trace { return t }))
-		}
-		if len(recorded) > 0 {
-			continue
-		}
-		for _, name := range p.traces.values {
-			list = append(list, p.groupsOf(o, name, peak)...)
+	for _, threshold := range limits {
+		for _, policies := range p.reuse {
+			o := poolOptions{dev: dev, threshold: threshold, policies: policies}
+			for word := range strings.SplitSeq(policies, "+") {
+				o.reuse |= reusePolicies[word]
+			}
+			for _, t := range recorded {
+				list = append(list, o.replay(t.Name, t.Name, "-", t.Peak(), func() *trace.Trace { return t }))
+			}
+			if len(recorded) > 0 {
+				continue
+			}
+			for _, name := range p.traces.values {
+				list = append(list, p.groupsOf(o, name, peak)...)
+			}
 		}
 	}
 	return list, nil

@@ -28,9 +28,9 @@ func TestPool(t *testing.T) {
 	set := testSettings()
 	set.minTime = time.Microsecond
 	code, out, progress := benchWith(t, set, "pool", "--device", "host", "--peak", "16M", "--samples", "1", "--trace", "4K,mixed,training",
-		"--threshold", "8M", "--reuse", "events,opportunistic", "--format", "json", "-o", table, "-o", csvFile)
+		"--threshold", "8M", "--reuse", "events+opportunistic", "--format", "json", "-o", table, "-o", csvFile)
 	require.Equal(t, report.ExitPassed, code, progress)
-	require.Contains(t, progress, " left: pool/training-0/16MiB/threshold-8MiB/reuse-events,opportunistic")
+	require.Contains(t, progress, " left: pool/training-0/16MiB/threshold-8MiB/reuse-events+opportunistic")
 	require.NoError(t, conforms(t, strictSchema(t, ""), []byte(out)))
 	r := parse(t, out)
 	require.InDelta(t, 1000, r.Run.Measure.MinTime, 0, "a sample has many pairs")
@@ -39,7 +39,7 @@ func TestPool(t *testing.T) {
 	for _, c := range r.Cases {
 		require.Equal(t, report.Passed, c.Status, "%s: %s", c.ID, c.Reason)
 		require.Contains(t, []any{"pool", "mallocAsync"}, c.Axes["mem"])
-		require.Equal(t, "events,opportunistic", c.Axes["reuse"])
+		require.Equal(t, "events+opportunistic", c.Axes["reuse"])
 		require.InDelta(t, 8<<20, c.Axes["threshold"], 0)
 		require.Len(t, c.Samples, 1, c.ID)
 		if c.Axes["trace"] != "training" {
@@ -67,6 +67,20 @@ func TestPool(t *testing.T) {
 		require.Empty(t, lines[1][at], column)
 		require.NotEmpty(t, lines[6][at], column)
 	}
+}
+
+// Each threshold is measured with each list of policies.
+func TestPoolGrid(t *testing.T) {
+	t.Parallel()
+	code, out, stderr := bench(t, "pool", "--device", "host", "--trace", "4K", "--threshold", "all,0,64M", "--reuse", "all,none,events+opportunistic", "--dry-run")
+	require.Equal(t, report.ExitPassed, code, stderr)
+	var want []string
+	for _, threshold := range []string{"/threshold-0B", "/threshold-64MiB", ""} {
+		for _, reuse := range []string{"", "/reuse-none", "/reuse-events+opportunistic"} {
+			want = append(want, "pool/4K"+threshold+reuse+"/pool", "pool/4K"+threshold+reuse+"/mallocAsync")
+		}
+	}
+	require.Equal(t, want, strings.Fields(out))
 }
 
 // Files in RMM's form are replayed, compressed ones too, and those in another form are refused.

@@ -35,7 +35,7 @@ type readerProcess struct {
 
 // startReader starts a process that reads what a server on path has published. It is killed
 // when ctx is done.
-func startReader(ctx context.Context, set *settings, device, path string) (p *readerProcess, err error) {
+func startReader(ctx context.Context, set *settings, device, path string, files ...*os.File) (p *readerProcess, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -54,6 +54,7 @@ func startReader(ctx context.Context, set *settings, device, path string) (p *re
 		decode: json.NewDecoder(out), exited: make(chan struct{}),
 	}
 	p.cmd.Env, p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = append(os.Environ(), env...), stdin, stdout, os.Stderr
+	p.cmd.ExtraFiles = files
 	endWithParent(p.cmd)
 	// Its ends of the pipes are then open in the process only, so the pipes end with it.
 	err = p.cmd.Start()

@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,8 +21,10 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
 // What share measures, as --op takes it.
@@ -30,12 +35,16 @@ const (
 	opWake   = "wake"   // the owner writes a byte to a pipe; a process has read it: what waking it takes
 )
 
-// howFD is sharing by descriptors of chunks, as shareable does it.
-const howFD = "fd"
+// How memory is shared, as --how takes it.
+const (
+	howFD     = "fd"     // by descriptors of chunks, as shareable does it
+	howPool   = "pool"   // a block of the driver's pool, by the pool's descriptor and a token
+	howLegacy = "legacy" // by a legacy handle of plain memory
+)
 
 // sharePlan is what share measures.
 type sharePlan struct {
-	ops           choices
+	hows, ops     choices
 	sizes, chunks size.List
 	readers       counts
 }
@@ -43,12 +52,14 @@ type sharePlan struct {
 func newSharePlan() *sharePlan {
 	all := []string{opAttach, opGrowth, opAppend, opWake}
 	return &sharePlan{
-		ops: choices{of: all, values: all}, readers: counts{1, 2},
+		hows: choices{of: []string{howFD, howPool, howLegacy}, values: []string{howFD}},
+		ops:  choices{of: all, values: all}, readers: counts{1, 2},
 		sizes: size.List{64 << 20}, chunks: size.List{2 << 20, 32 << 20},
 	}
 }
 
 func (p *sharePlan) flags(f *pflag.FlagSet) {
+	f.Var(&p.hows, "how", "how memory is shared; pool and legacy only have attach, of one piece of memory")
 	f.Var(&p.ops, "op", "what is measured")
 	f.Var(&p.sizes, "size", "bytes that are there when a process attaches: a list or a range")
 	f.Var(&p.chunks, "chunk", "chunk sizes")
@@ -66,11 +77,15 @@ func (a *app) share() *cobra.Command {
   growth  the owner appends over the end of a chunk, and a process can read there
   append  the owner appends within a chunk, and a process can read there
   wake    a byte through a pipe, read by the same process: what it takes to wake it
+By --how a process attaches to a range (fd), or to memory that cannot grow: a block of the
+driver's pool (pool: import the pool and the block), or plain memory (legacy:
+cuIpcOpenMemHandle). Of those two it has the handle before the time begins.
 With several --readers it is the time of the last of them. All times are of one clock,
 from the owner's call to the end of the wait in the reader. A reader waits by
 View.Wait. Every byte is compared in each reader, or less by --verify.`,
 		Example: `  vmmbench share
-  vmmbench share --op attach --size 1G --chunk 2M,64M --readers 1,4`,
+  vmmbench share --op attach --size 1G --chunk 2M,64M --readers 1,4
+  vmmbench share --how fd,pool,legacy --op attach --size 64M,1G`,
 	}, p, 100, 10*time.Second, (*measureFlags).addVerify)
 	return c
 }
@@ -99,25 +114,50 @@ func (p *sharePlan) groups(devs []device, seed uint64) ([]group, error) {
 func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group {
 	g := group{
 		name:    fmt.Sprintf("share/%s/%s-chunks/readers-%d", size.Format(n), size.Format(chunk), readers),
-		samples: math.MaxInt, maxLoops: 1, memory: 2 * n * uint64(len(p.ops.values)),
+		samples: math.MaxInt, maxLoops: 1,
 	}
-	s := &sharing{dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
-	g.setup, g.fill, g.deviceChecks = s.setup, n*uint64(len(p.ops.values)), dev.checksItself()
-	for _, op := range p.ops.values {
-		// The payload is what is new to a reader.
-		bytes := map[string]uint64{opAttach: n, opGrowth: chunk, opAppend: shareStep, opWake: shareStep}[op]
-		check := n * uint64(readers)
-		if op == opWake { // has no data
-			check = 0
+	s := &sharing{
+		dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)},
+		pools: slices.Contains(p.hows.values, howPool),
+	}
+	g.setup, g.deviceChecks = s.setup, dev.checksItself()
+	for _, how := range p.hows.values {
+		for _, op := range p.ops.values {
+			if how == howFD || op == opAttach {
+				g.add(s.task(how, op))
+			}
 		}
-		g.add(task{
-			label: op, sample: callTime, check: check,
-			c: report.Case{Unit: unitUs, Bytes: bytes, Axes: axes(
-				"device", dev.String(), "how", howFD, "size", n, "chunk", chunk, "readers", readers, "op", op)},
-			open: func(ctx context.Context) (contender, error) { return s.open(ctx, op) },
-		})
+	}
+	g.fill = n * uint64(len(g.tasks))
+	g.memory = 2 * g.fill
+	for a, t := range g.tasks {
+		for b, by := range g.tasks {
+			if t.label != opAttach && by.label == opAttach && strings.HasPrefix(t.label, opAttach) {
+				g.compared = append(g.compared, pair{a, b})
+			}
+		}
 	}
 	return g
+}
+
+// task is a case of the group.
+func (s *sharing) task(how, op string) task {
+	label := op
+	if how != howFD {
+		label += "-" + how
+	}
+	// The payload is what is new to a reader.
+	bytes := map[string]uint64{opAttach: s.size, opGrowth: s.chunk, opAppend: shareStep, opWake: shareStep}[op]
+	check := s.size * uint64(s.readers)
+	if op == opWake { // has no data
+		check = 0
+	}
+	return task{
+		label: label, sample: callTime, check: check,
+		c: report.Case{Unit: unitUs, Bytes: bytes, Axes: axes(
+			"device", s.dev.String(), "how", how, "size", s.size, "chunk", s.chunk, "readers", s.readers, "op", op)},
+		open: func(ctx context.Context) (contender, error) { return s.open(ctx, how, op) },
+	}
 }
 
 // sharing is what the tasks of a group share: processes that read, and a server.
@@ -126,8 +166,10 @@ type sharing struct {
 	size, chunk uint64
 	readers     int
 	pattern     verify.Pattern
+	pools       bool // whether there is a case of the driver's pool
 
 	server *shareable.Server
+	pool   *pool.DriverPool
 	procs  []*readerProcess
 	names  int // of objects so far
 }
@@ -160,21 +202,46 @@ func (s *sharing) setup(ctx context.Context) (undo func() error, err error) {
 		if s.server != nil {
 			err = errors.Join(err, s.server.Close())
 		}
-		s.procs, s.server = nil, nil
+		if s.pool != nil {
+			err = errors.Join(err, s.pool.Close())
+		}
+		s.procs, s.server, s.pool = nil, nil, nil
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	if s.server, err = shareable.Listen(s.dev.Device, filepath.Join(dir, "socket"), shareable.Options{}); err != nil {
 		return nil, errors.Join(err, undo())
 	}
+	var files []*os.File
+	if s.pools {
+		f, err := s.makePool()
+		if err != nil {
+			return nil, errors.Join(err, undo())
+		}
+		defer f.Close() //nolint:errcheck // the readers have theirs
+		files = append(files, f)
+	}
 	// A reader is told where the server listens, so it starts after it.
 	for range s.readers {
-		p, err := startReader(ctx, s.dev.settings, s.dev.Info().Open, s.server.Path())
+		p, err := startReader(ctx, s.dev.settings, s.dev.Info().Open, s.server.Path(), files...)
 		if err != nil {
 			return nil, errors.Join(err, undo())
 		}
 		s.procs = append(s.procs, p)
 	}
 	return undo, nil
+}
+
+// makePool makes a pool of the driver's and returns its descriptor.
+func (s *sharing) makePool() (*os.File, error) {
+	var err error
+	if s.pool, err = pool.NewDriver(s.dev.Device, pool.Options{Share: vmm.ShareFD}); err != nil {
+		return nil, err
+	}
+	fd, err := ipc.ExportPool(s.pool)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "pool"), nil
 }
 
 // lost returns why a reader takes no requests any more, nil if all do.
@@ -187,13 +254,17 @@ func (s *sharing) lost() error {
 	return nil
 }
 
-// open publishes a range of its own for the contender.
-func (s *sharing) open(ctx context.Context, op string) (contender, error) {
-	c := &sharer{sharing: s, op: op}
+// open makes memory of its own for the contender, which readers can attach to.
+func (s *sharing) open(ctx context.Context, how, op string) (contender, error) {
+	c := &sharer{sharing: s, how: how, op: op}
 	if op == opWake {
 		return c, nil
 	}
-	if err := c.publish(ctx); err != nil {
+	lend := c.publish
+	if how != howFD {
+		lend = c.handOut
+	}
+	if err := lend(ctx); err != nil {
 		return nil, errors.Join(err, c.close())
 	}
 	return c, nil
@@ -204,14 +275,57 @@ const (
 	shareSteps = 64 // chunks that a range grows by before another replaces it
 )
 
-// sharer is a contender that publishes a range.
+// sharer is a contender that shares memory with the readers.
 type sharer struct {
 	*sharing
-	op   string
-	name string
-	r    *vmm.Range
-	fds  []int // of each reader, with all of the object mapped
-	undo undo  // of publish
+	how, op string
+	object  readerRequest // what a request says of the memory
+	memory  *buffer
+	r       *vmm.Range // if it is one
+	fds     []int      // of each reader, with all of the object mapped
+	undo    undo       // of publish or handOut
+}
+
+// ask is a request about the contender's memory.
+func (c *sharer) ask(do string) readerRequest {
+	q := c.object
+	q.Do, q.Len = do, c.size
+	return q
+}
+
+// handOut makes memory that readers attach to by a handle, filled with the pattern.
+func (c *sharer) handOut(ctx context.Context) error {
+	c.memory = &buffer{dev: c.dev, size: c.size}
+	var handle encoding.TextMarshaler
+	if c.how == howLegacy {
+		m, err := ipc.Alloc(c.dev.Device, c.size)
+		if err != nil {
+			return err
+		}
+		c.undo.add(m.Close)
+		c.memory.ptr = m.Ptr()
+		if handle, err = m.Handle(); err != nil {
+			return err
+		}
+	} else {
+		stream, err := c.dev.NewStream()
+		if err != nil {
+			return err
+		}
+		c.undo.add(stream.Close)
+		b, err := c.pool.Alloc(stream, c.size)
+		if err != nil {
+			return err
+		}
+		c.undo.add(func() error { return c.pool.FreeNow(b) })
+		c.memory.ptr = b.Ptr()
+		if handle, err = ipc.ExportPointer(c.pool, b); err != nil {
+			return err
+		}
+	}
+	text, err := handle.MarshalText()
+	c.object = readerRequest{How: c.how, Handle: string(text)}
+	return errors.Join(err, c.memory.fill(ctx, c.pattern))
 }
 
 // publish makes a range of the size, filled with the pattern, and has the readers follow
@@ -228,13 +342,13 @@ func (c *sharer) publish(ctx context.Context) error {
 	if err := r.Grow(c.size); err != nil {
 		return err
 	}
-	b := &buffer{dev: c.dev, ptr: r.Ptr(), size: c.size}
-	if err := errors.Join(b.fill(ctx, c.pattern), r.SetLen(c.size)); err != nil {
+	c.memory = &buffer{dev: c.dev, ptr: r.Ptr(), size: c.size}
+	if err := errors.Join(c.memory.fill(ctx, c.pattern), r.SetLen(c.size)); err != nil {
 		return err
 	}
 	c.names++
-	c.name = fmt.Sprint("x", c.names)
-	p, err := c.server.Publish(c.name, r, shareable.PublishOptions{})
+	c.object = readerRequest{How: howFD, Name: fmt.Sprint("x", c.names), Chunks: chunkStarts(r)}
+	p, err := c.server.Publish(c.object.Name, r, shareable.PublishOptions{})
 	if err != nil {
 		return err
 	}
@@ -247,10 +361,10 @@ func (c *sharer) publish(ctx context.Context) error {
 		if c.lost() != nil { // views end with their processes
 			return nil
 		}
-		_, err := c.all(readerRequest{Do: doLeave, Name: c.name})
+		_, err := c.all(c.ask(doLeave))
 		return err
 	})
-	_, err = c.all(readerRequest{Do: doFollow, Name: c.name, Len: c.size})
+	_, err = c.all(c.ask(doFollow))
 	return err
 }
 
@@ -285,7 +399,7 @@ func (c *sharer) replies() ([]readerReply, error) {
 func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
 	switch c.op {
 	case opAttach: // a reader times it by itself
-		replies, err := c.all(readerRequest{Do: doAttach, Name: c.name, Len: c.size})
+		replies, err := c.all(c.ask(doAttach))
 		c.fds = nil
 		for _, r := range replies {
 			s.Parts = append(s.Parts, float64(r.NS))
@@ -313,7 +427,9 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		}
 		return c.measure(ctx, 1)
 	}
-	return c.timeUntil(readerRequest{Do: doWait, Name: c.name, Len: next}, func() error {
+	q := c.ask(doWait)
+	q.Len = next
+	return c.timeUntil(q, func() error {
 		if err := c.r.Grow(next - c.r.Len()); err != nil {
 			return err
 		}
@@ -349,14 +465,15 @@ func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 	if mode == verify.Off || c.op == opWake {
 		return verify.Result{Mode: verify.Off}, nil
 	}
-	b := &buffer{dev: c.dev, ptr: c.r.Ptr(), size: c.size}
-	if err := b.flip(corrupt); err != nil {
+	if err := c.memory.flip(corrupt); err != nil {
 		return result, err
 	}
 	if err := ctx.Err(); err != nil {
 		return result, err
 	}
-	replies, err := c.all(readerRequest{Do: doCheck, Name: c.name, Len: c.size, Mode: mode, Seed: c.pattern.Seed, Chunks: chunkStarts(c.r)})
+	q := c.ask(doCheck)
+	q.Mode, q.Seed = mode, c.pattern.Seed
+	replies, err := c.all(q)
 	for _, r := range replies {
 		if r.Check != nil {
 			result.Add(*r.Check)

@@ -46,6 +46,37 @@ func sharesWithReaders(t *testing.T, set *settings) {
 	}
 }
 
+// A process attaches to memory by the handles of CUDA's own too, each compared with a range.
+func TestShareByHandles(t *testing.T) {
+	byHostAndDevice(t, func(t *testing.T, set *settings) {
+		t.Parallel()
+		args := []string{"share", "--how", "fd,pool,legacy", "--device", "host?page=64K", "--size", "160K", "--chunk", "64K", "--readers", "2", "--format", "json", "--progress", "off", "--samples", "10"}
+		code, out, stderr := benchWith(t, set, args...)
+		require.Equal(t, report.ExitPassed, code, stderr)
+		r := parse(t, out)
+		var ids []string
+		for _, c := range r.Cases {
+			ids = append(ids, strings.TrimPrefix(c.ID, "share/160KiB/64KiB-chunks/readers-2/"))
+			if c.Axes["op"] == opAttach {
+				require.Equal(t, uint64(2*160<<10), c.Verify.Bytes, "%s: every byte, by each reader", c.ID)
+			}
+		}
+		require.Equal(t, []string{"attach", "growth", "append", "wake", "attach-pool", "attach-legacy"}, ids)
+		require.Len(t, r.Comparisons, 2)
+		for i, how := range []string{"pool", "legacy"} {
+			require.True(t, strings.HasSuffix(r.Comparisons[i].A, "/attach-"+how), r.Comparisons[i].A)
+			require.True(t, strings.HasSuffix(r.Comparisons[i].B, "/attach"), r.Comparisons[i].B)
+		}
+
+		code, out, _ = benchWith(t, set, append(args, "--op", "attach", "--corrupt", "98305")...)
+		require.Equal(t, report.ExitMismatch, code)
+		for _, c := range parse(t, out).Cases {
+			require.Equal(t, uint64(98305), c.Verify.FirstBad.Offset, c.ID)
+			require.Equal(t, uint64(2), c.Verify.Errors, "one for each reader")
+		}
+	})
+}
+
 // If a reader cannot start, its reason is that of every case of the group.
 func TestShareWithoutReaders(t *testing.T) {
 	t.Parallel()

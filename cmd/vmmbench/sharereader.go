@@ -14,6 +14,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/ipc"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Requests to a reader, the values of Do.
@@ -29,6 +31,8 @@ const (
 // readerRequest is what share asks a process that reads: one line of JSON on its stdin.
 type readerRequest struct {
 	Do     string      `json:"do"`
+	How    string      `json:"how,omitempty"`
+	Handle string      `json:"handle,omitempty"`
 	Name   string      `json:"name"`
 	Len    uint64      `json:"len"`
 	Mode   verify.Mode `json:"mode,omitempty"`
@@ -158,32 +162,86 @@ func (r *shareReader) attach(ctx context.Context, q readerRequest) (*shareable.V
 	return v, nil
 }
 
-// attachOnce times attaching, and counts the descriptors that the view holds.
+// shared is memory that the reader has mapped.
+type shared struct {
+	ptr    vmm.Ptr
+	readAt func(dst []byte, off int64) (int, error)
+	close  func() error
+}
+
+func sharedView(v *shareable.View) shared {
+	return shared{ptr: v.Ptr(), readAt: v.ReadAt, close: v.Close}
+}
+
+// poolFile is the descriptor of the pool that the reader was given.
+const poolFile = 3
+
+// mapMemory maps the memory of a request.
+func (r *shareReader) mapMemory(ctx context.Context, q readerRequest) (shared, error) {
+	switch q.How {
+	case howLegacy:
+		var h ipc.Handle
+		if err := h.UnmarshalText([]byte(q.Handle)); err != nil {
+			return shared{}, err
+		}
+		m, err := ipc.Open(r.dev.Device, h)
+		if err != nil {
+			return shared{}, err
+		}
+		return shared{ptr: m.Ptr(), readAt: m.ReadAt, close: m.Close}, nil
+	case howPool:
+		var token ipc.Token
+		if err := token.UnmarshalText([]byte(q.Handle)); err != nil {
+			return shared{}, err
+		}
+		p, err := ipc.ImportPool(r.dev.Device, poolFile)
+		if err != nil {
+			return shared{}, err
+		}
+		b, err := p.Import(token)
+		if err != nil {
+			return shared{}, errors.Join(err, p.Close())
+		}
+		readAt := func(dst []byte, off int64) (int, error) {
+			return len(dst), r.dev.CopyOut(dst, b.Ptr()+vmm.Ptr(off))
+		}
+		return shared{ptr: b.Ptr(), readAt: readAt, close: func() error { return errors.Join(b.FreeNow(), p.Close()) }}, nil
+	}
+	v, err := r.attach(ctx, q)
+	if err != nil {
+		return shared{}, err
+	}
+	return sharedView(v), nil
+}
+
+// attachOnce times attaching, and counts the descriptors that the mapping holds.
 func (r *shareReader) attachOnce(ctx context.Context, q readerRequest) (readerReply, error) {
 	before, begun := openFiles(), monotonic()
-	v, err := r.attach(ctx, q)
+	m, err := r.mapMemory(ctx, q)
 	reply := readerReply{NS: monotonic() - begun, FDs: openFiles() - before}
 	if err != nil {
 		return reply, err
 	}
-	return reply, v.Close()
+	return reply, m.close()
 }
 
 // check compares the bytes, in a view of its own if this process has none.
 func (r *shareReader) check(ctx context.Context, q readerRequest) (reply readerReply, err error) {
-	v := r.views[q.Name]
-	if v == nil {
-		if v, err = r.attach(ctx, q); err != nil {
+	var m shared
+	if v := r.views[q.Name]; v != nil {
+		m = sharedView(v)
+	} else {
+		if m, err = r.mapMemory(ctx, q); err != nil {
 			return reply, err
 		}
-		defer func() { err = errors.Join(err, v.Close()) }()
+		defer func() { err = errors.Join(err, m.close()) }()
 	}
 	k, err := r.dev.ownKernels()
 	if err != nil {
 		return reply, err
 	}
-	result, err := k.check(ctx, verify.Pattern{Seed: q.Seed}, q.Mode, q.Len, q.Chunks, v.Ptr(), func(scratch []byte, off, n uint64) ([]byte, error) {
-		_, err := v.ReadAt(scratch[:n], int64(off))
+	result, err := k.check(ctx, verify.Pattern{Seed: q.Seed}, q.Mode, q.Len, q.Chunks, m.ptr, func(scratch []byte, off, n uint64) ([]byte, error) {
+		_, err := m.readAt(scratch[:n], int64(off))
 		return scratch[:n], err
 	})
 	reply.Check = &result

@@ -37,7 +37,7 @@ package collective
 //	environment.go  FromEnvironment
 //	secret.go       the secret, and how a member proves that it has it
 //	link.go         connections on which that was proved, and their frames
-//	meet.go         how the members meet, and how a host that is silent is noticed
+//	meet.go         how the members meet, and how a host that is silent is noticed (TCP keepalive)
 //	circle.go       the connections that stay: who has ended, how long others get to say so
 //	shrink.go       how the members that live agree on who continues
 //	survivors.go    Group.Shrink; which member an error is about

@@ -2,8 +2,12 @@ package ipc
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -180,6 +184,40 @@ func (h Handle) explain(want Kind, err error) error {
 	}
 	if gone := h.check(want); gone != nil {
 		return fmt.Errorf("%w: %w", gone, err)
+	}
+	return err
+}
+
+// readFile reads what may be a handle, and not more. It waits for nothing: to open a pipe takes as
+// long as another process likes.
+func readFile(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
+		return nil, errors.Join(err, fmt.Errorf("%w: no regular file", ErrHandle))
+	}
+	return io.ReadAll(io.LimitReader(f, maxText+1))
+}
+
+// writeFile replaces a file at once, so that no reader finds half of it. Only the user can
+// read it: whoever has a handle can use the memory.
+func writeFile(path string, text []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
 	}
 	return err
 }

@@ -5,9 +5,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -111,38 +108,4 @@ func (f field) set(value string) (err error) {
 		*f.value, err = strconv.ParseUint(value, f.base, 64)
 	}
 	return err
-}
-
-// writeFile replaces a file at once, so that no reader finds half of it. Only the user can
-// read it: whoever has a handle can use the memory.
-func writeFile(path string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
-}
-
-// readFile reads what may be a handle, and not more. It waits for nothing: to open a pipe takes as
-// long as another process likes.
-func readFile(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close() //nolint:errcheck // it was only read
-	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
-		return nil, errors.Join(err, fmt.Errorf("%w: no regular file", ErrHandle))
-	}
-	return io.ReadAll(io.LimitReader(f, maxText+1))
 }

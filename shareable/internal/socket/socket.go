@@ -1,5 +1,3 @@
-// Package socket has the socket of a server: its path, who may connect to it, and the lock
-// that decides which server has it. It knows no frame.
 package socket
 
 import (

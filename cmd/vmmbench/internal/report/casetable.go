@@ -11,8 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// axisMem is the axis in which compared cases differ.
-const axisMem = "mem"
+// Axes in which compared cases differ: their memory, or how it is shared.
+const axisMem, axisHow = "mem", "how"
 
 // byCommand are the cases of each command, the first part of their names.
 func byCommand(r *Report) []Group[Case] {
@@ -55,7 +55,7 @@ func layoutOf(r *Report, list []Case) layout {
 			continue
 		}
 		l.axes = slices.DeleteFunc(l.axes, func(name string) bool {
-			return name != axisMem && a.Axes.text(name) != b.Axes.text(name)
+			return name != axisMem && name != axisHow && a.Axes.text(name) != b.Axes.text(name)
 		})
 		l.name = true
 	}
@@ -176,7 +176,9 @@ func comparisons(r *Report, command Group[Case], runs bool) grid {
 	title, keys := ", new run against old", l.axes
 	if !runs {
 		title = " compared, ratio of times"
-		keys = append(without(l.axes, func(axis string) bool { return axis == axisMem }), axisMem, "against")
+		differs := func(axis string) bool { return axis == axisMem || axis == axisHow }
+		keys = append(without(l.axes, differs), slices.DeleteFunc(slices.Clone(l.axes), func(axis string) bool { return !differs(axis) })...)
+		keys = append(keys, "against")
 	}
 	known := byID(command.Of)
 	return ratios(r, strings.ToUpper(command.Key)+title, keys, func(c Comparison) map[string]string {
@@ -185,7 +187,7 @@ func comparisons(r *Report, command Group[Case], runs bool) grid {
 			return nil
 		}
 		cells := l.cells(b)
-		cells[axisMem], cells["against"] = l.value(b, axisMem), Contender(c.A)
+		cells["against"] = Contender(c.A)
 		return cells
 	})
 }

@@ -6,7 +6,7 @@ package report
 // Files:
 //
 //	report.go       Report and what it is made of: the schema
-//	state.go        the state of host and devices, in a report
+//	state.go        HostState, DeviceState: what may change, in a report; package machine fills them
 //	read.go         reading a report, and checks of its figures
 //	compare.go      comparing a report with a baseline
 //	findings.go     what was found, in sentences
@@ -16,9 +16,9 @@ package report
 //	nvbandwidth.go  nvbandwidth's text and JSON
 //	gobench.go      Go's benchmark format
 //	lookup.go       what documents show: figures by their names, Pivot and Slower
-//	metrics.go      the figures of a case: names, units, meanings; which table shows them
+//	metrics.go      the figures of a case: names, units, meanings; which tables beside the main one show them
 //	table.go        tables of the run and its devices; document, which all tables are written to
-//	casetable.go    tables of cases and of their comparisons, and of pairs of devices
+//	casetable.go    tables of cases and their columns, of their comparisons, of pairs of devices
 //	state_table.go  tables of the state of host and devices
 //	grid.go         grid: rows and columns as text that fits a terminal; NewTable: a table as it is printed
 //	legend.go       explanations of the words in tables
