@@ -15,11 +15,7 @@ import (
 const maxWaits = 1024
 
 // wait replies once an object is sealed, or there.
-func (s *Server) wait(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeWait(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) wait(c serve.Conn, f wire.Frame, q wire.Wait) error {
 	s.mu.Lock()
 	e := s.findLocked(q.Name)
 	if e != nil && (e.sealed || q.Unsealed) {
