@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -144,9 +145,7 @@ func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
 
 // resolve checks the options and fills in the defaults.
 func (o *Options) resolve(gran, memory uint64) error {
-	if o.Align == 0 {
-		o.Align = 256
-	}
+	o.Align = cmp.Or(o.Align, 256)
 	if bits.OnesCount64(o.Align) != 1 || o.Align < 16 || o.Align > gran {
 		return fmt.Errorf("%w: an alignment of %d", vmm.ErrInvalid, o.Align)
 	}
@@ -167,10 +166,7 @@ func (o *Options) resolve(gran, memory uint64) error {
 	if o.Max = o.Max / o.ChunkSize * o.ChunkSize; o.Max == 0 {
 		return fmt.Errorf("%w: Max is less than a chunk of %d bytes", vmm.ErrInvalid, o.ChunkSize)
 	}
-	if o.Addresses == 0 {
-		o.Addresses = 4 * o.Max
-	}
-	o.Addresses = max(o.Addresses, o.ChunkSize) / o.ChunkSize * o.ChunkSize
+	o.Addresses = max(cmp.Or(o.Addresses, 4*o.Max), o.ChunkSize) / o.ChunkSize * o.ChunkSize
 	return nil
 }
 
@@ -287,12 +283,8 @@ func (p *Pool) free(st *stream, b Block) error {
 // The errors are ErrDoubleFree, ErrForeignBlock, and ErrBusy for a block that HoldBlock holds.
 func (p *Pool) FreeNow(b Block) error {
 	err := ErrForeignBlock
-	switch {
-	case p == nil:
-	case p.extras != nil:
+	if p != nil {
 		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
-	default:
-		err = p.freeNow(b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }
