@@ -4,7 +4,6 @@ package host
 
 import (
 	"errors"
-	"os"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"golang.org/x/sys/unix"
@@ -58,8 +57,7 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 	if n > addressLimit {
 		return 0, refuse(verb, driver.ErrOutOfMemory, "%d bytes", n)
 	}
-	page := uint64(os.Getpagesize())
-	size := (n + page - 1) / page * page
+	size := wholePages(n)
 
 	d.memMu.Lock()
 	defer d.unlockAndClose()

@@ -125,8 +125,7 @@ func (d *Driver) sync(verb string, u *deviceState) error {
 	c := u.context
 	d.workMu.Unlock()
 	if c != nil {
-		end := c.looksAt(verb, &c.meetings)
-		defer end()
+		defer c.looksAt(verb, &c.meetings)()
 	}
 	if err := d.waitForAll(verb, u); err != nil {
 		return err

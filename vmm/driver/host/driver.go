@@ -118,6 +118,16 @@ func (d *Driver) state(verb string, dev int) (*deviceState, error) {
 	return u, nil
 }
 
+// checkDevices is state for the devices that a call names.
+func (d *Driver) checkDevices(verb string, devs ...int) error {
+	for _, dev := range devs {
+		if _, err := d.state(verb, dev); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (d *Driver) lostError(verb string, u *deviceState) error {
 	return refuse(verb, driver.ErrDeviceLost, "host:%d: %s", u.ordinal, *d.lostWhy.Load())
 }
@@ -155,13 +165,8 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 
 // CanAccessPeer is true except for the pairs of Config.NoPeer.
 func (d *Driver) CanAccessPeer(from, to int) (bool, error) {
-	const verb = "CanAccessPeer"
-	for _, dev := range []int{from, to} {
-		if _, err := d.state(verb, dev); err != nil {
-			return false, err
-		}
-	}
-	return d.canReach(from, to), nil
+	err := d.checkDevices("CanAccessPeer", from, to)
+	return err == nil && d.canReach(from, to), err
 }
 
 func (d *Driver) canReach(from, to int) bool {

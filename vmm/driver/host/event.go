@@ -90,8 +90,7 @@ func (d *Driver) event(verb string, e driver.Event) (*event, error) {
 // Record records the event after the work that the stream has now.
 func (v *device) Record(e driver.Event, s driver.Stream) error {
 	const verb = "Record"
-	end := v.looks(verb, s)
-	defer end()
+	defer v.looks(verb, s)()
 	return v.onStream(verb, s, func(x *stream) error {
 		ev, err := v.context.d.event(verb, e)
 		if err != nil {
@@ -146,8 +145,7 @@ func (v *device) RecordContext(e driver.Event) error {
 	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
-	end := v.context.looksAt(verb, &v.context.meetings)
-	defer end()
+	defer v.context.looksAt(verb, &v.context.meetings)()
 	return v.onContext(verb, func(c *context) error {
 		ev, err := c.d.event(verb, e)
 		if err != nil {
@@ -176,8 +174,7 @@ func (v *device) RecordContext(e driver.Event) error {
 // outside the capture.
 func (v *device) Wait(s driver.Stream, e driver.Event) error {
 	const verb = "Wait"
-	end := v.changes(verb, s, e)
-	defer end()
+	defer v.changes(verb, s, e)()
 	return v.onStream(verb, s, func(x *stream) error {
 		ev, err := v.context.d.event(verb, e)
 		if err != nil {

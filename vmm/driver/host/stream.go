@@ -213,8 +213,7 @@ func (v *device) FreeStream(s driver.Stream) error {
 	if v.closed.Load() {
 		return v.closedError(verb)
 	}
-	end := v.looks(verb, s)
-	defer end()
+	defer v.looks(verb, s)()
 	c := v.context
 	c.d.workMu.Lock()
 	defer c.d.workMu.Unlock()
