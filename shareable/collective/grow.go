@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -148,11 +149,7 @@ func (c *growCall) setRoot(root int) {
 }
 
 // fail records why this member cannot make the call.
-func (c *growCall) fail(err error) {
-	if c.err == nil {
-		c.err = err
-	}
-}
+func (c *growCall) fail(err error) { c.err = cmp.Or(c.err, err) }
 
 // appendTo sets dst, and holds it mapped.
 func (c *growCall) appendTo(dst Memory) {

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -217,9 +218,7 @@ func (d *Driver) freeBlocks(c *context) error {
 		}
 		d.loseIfUsed(within(r.base, r.end()))
 		d.remove(r)
-		if err := d.unmapBlock(r); err != nil && first == nil {
-			first = err
-		}
+		first = cmp.Or(first, d.unmapBlock(r))
 	}
 	d.freePools(c)
 	if c.plain != nil {

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"math/bits"
 	"os"
@@ -93,9 +94,7 @@ func (c Config) resolve() Config {
 	if c.Memory == 0 {
 		c.Memory = machineMemory()
 	}
-	if c.Granularity == 0 {
-		c.Granularity = defaultGranularity
-	}
+	c.Granularity = cmp.Or(c.Granularity, defaultGranularity)
 	page := uint64(os.Getpagesize())
 	c.Granularity = 1 << bits.Len64(min(max(c.Granularity, page), 1<<62)-1)
 	c.Mappings = max(0, c.Mappings)
