@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -56,12 +57,7 @@ func onPool(f func(*check, driver.Device, driver.Stream, driver.Pool)) func(*che
 func (c *check) destroy(d driver.Device, p driver.Pool) {
 	c.Helper()
 	c.must(c.prompt("destroy a pool", func() error { return as[driver.Pooler](c, d).DestroyPool(p) }), "destroy a pool")
-	for i, x := range c.held.pools {
-		if x.it == p {
-			c.held.pools = append(c.held.pools[:i:i], c.held.pools[i+1:]...)
-			return
-		}
-	}
+	c.held.pools = slices.DeleteFunc(c.held.pools, func(x owned[driver.Pool]) bool { return x.it == p })
 }
 
 // block allocates n bytes of a pool in a stream.

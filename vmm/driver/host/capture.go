@@ -126,7 +126,8 @@ func (c *capture) removeStream(s *stream) {
 // BeginCapture starts a capture. Work that is queued already is not part of it.
 func (v *device) BeginCapture(s driver.Stream, mode driver.CaptureMode) error {
 	const verb = "BeginCapture"
-	defer v.changes(verb, s, 0)()
+	end := v.changes(verb, s, 0)
+	defer end()
 	return v.onStream(verb, s, func(x *stream) error {
 		switch {
 		case mode > driver.CaptureRelaxed:
@@ -146,7 +147,8 @@ func (v *device) BeginCapture(s driver.Stream, mode driver.CaptureMode) error {
 // EndCapture ends the capture, also one that was destroyed, and returns its graph.
 func (v *device) EndCapture(s driver.Stream) (g driver.Graph, err error) {
 	const verb = "EndCapture"
-	defer v.changes(verb, s, 0)()
+	end := v.changes(verb, s, 0)
+	defer end()
 	err = v.onStream(verb, s, func(x *stream) error {
 		c := x.capture
 		if c == nil {
@@ -202,7 +204,8 @@ func (v *device) Capturing(s driver.Stream) (bool, error) {
 // streams counts as the legacy stream's too.
 func (v *device) StreamDone(s driver.Stream) (bool, error) {
 	const verb = "StreamDone"
-	defer v.looks(verb, s)()
+	end := v.looks(verb, s)
+	defer end()
 	var done bool
 	err := v.onStream(verb, s, func(x *stream) error {
 		if x.capture != nil {

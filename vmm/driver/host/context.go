@@ -125,7 +125,8 @@ func (d *Driver) sync(verb string, u *deviceState) error {
 	c := u.context
 	d.workMu.Unlock()
 	if c != nil {
-		defer c.looksAt(verb, &c.meetings)()
+		end := c.looksAt(verb, &c.meetings)
+		defer end()
 	}
 	if err := d.waitForAll(verb, u); err != nil {
 		return err

@@ -90,7 +90,8 @@ func (d *Driver) event(verb string, e driver.Event) (*event, error) {
 // Record records the event after the work that the stream has now.
 func (v *device) Record(e driver.Event, s driver.Stream) error {
 	const verb = "Record"
-	defer v.looks(verb, s)()
+	end := v.looks(verb, s)
+	defer end()
 	return v.onStream(verb, s, func(x *stream) error {
 		ev, err := v.context.d.event(verb, e)
 		if err != nil {
@@ -145,7 +146,8 @@ func (v *device) RecordContext(e driver.Event) error {
 	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
-	defer v.context.looksAt(verb, &v.context.meetings)()
+	end := v.context.looksAt(verb, &v.context.meetings)
+	defer end()
 	return v.onContext(verb, func(c *context) error {
 		ev, err := c.d.event(verb, e)
 		if err != nil {
@@ -174,7 +176,8 @@ func (v *device) RecordContext(e driver.Event) error {
 // outside the capture.
 func (v *device) Wait(s driver.Stream, e driver.Event) error {
 	const verb = "Wait"
-	defer v.changes(verb, s, e)()
+	end := v.changes(verb, s, e)
+	defer end()
 	return v.onStream(verb, s, func(x *stream) error {
 		ev, err := v.context.d.event(verb, e)
 		if err != nil {

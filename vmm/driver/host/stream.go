@@ -213,7 +213,8 @@ func (v *device) FreeStream(s driver.Stream) error {
 	if v.closed.Load() {
 		return v.closedError(verb)
 	}
-	defer v.looks(verb, s)()
+	end := v.looks(verb, s)
+	defer end()
 	c := v.context
 	c.d.workMu.Lock()
 	defer c.d.workMu.Unlock()
