@@ -101,10 +101,7 @@ func (g *Group) Engine() string {
 
 // Stats counts what the group has done.
 func (g *Group) Stats() Stats {
-	if g == nil {
-		return Stats{}
-	}
-	c := &g.counters
+	c := &nonnil.Of(g).counters
 	return Stats{Calls: c.calls.Load(), Registered: c.registered.Load(), Deregistered: c.deregistered.Load()}
 }
 

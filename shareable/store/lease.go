@@ -101,10 +101,7 @@ func (s *Server) sendLease(c serve.Conn, request uint32, e *entry) error {
 	if s.isFenced(e) {
 		access = wire.AccessRead
 	}
-	if err := e.obj.Describe(c, request, s.nameOf(e), access, fd); err != nil {
-		return &sentError{err}
-	}
-	return nil
+	return sending(e.obj.Describe(c, request, s.nameOf(e), access, fd))
 }
 
 // leasePage makes the page of a lease, if the connection has it still: another's stays as it
@@ -215,10 +212,7 @@ func (s *Server) grow(c serve.Conn, f wire.Frame, q wire.Grow) error {
 	if err := s.record(e, requestID{}); err != nil {
 		return err
 	}
-	if err := e.obj.ReplyChunks(c, f.Request, q.After); err != nil {
-		return &sentError{err}
-	}
-	return nil
+	return sending(e.obj.ReplyChunks(c, f.Request, q.After))
 }
 
 // wrote has readers woken.

@@ -303,7 +303,12 @@ func (e *sentError) Error() string { return e.err.Error() }
 
 // reply sends a reply.
 func reply(c serve.Conn, t wire.Type, request uint32, payload []byte, fds ...int) error {
-	if err := c.Reply(t, request, payload, fds...); err != nil {
+	return sending(c.Reply(t, request, payload, fds...))
+}
+
+// sending is the error of sending a reply.
+func sending(err error) error {
+	if err != nil {
 		return &sentError{err}
 	}
 	return nil

@@ -61,10 +61,7 @@ func (s *Server) addWaitLocked(w wait) {
 }
 
 func (s *Server) describe(c serve.Conn, request uint32, e *entry, name string) error {
-	if err := e.obj.Describe(c, request, name, wire.AccessRead); err != nil {
-		return &sentError{err}
-	}
-	return nil
+	return sending(e.obj.Describe(c, request, name, wire.AccessRead))
 }
 
 // replyWaits ends the waits for an object under these names: those for its seal if it is sealed.
