@@ -175,6 +175,14 @@ func onDevice(f func(*check, driver.Device)) func(*check) {
 	}
 }
 
+// onInterface makes a case of one that works with device 0 by an optional interface of it.
+func onInterface[I any](f func(c *check, d driver.Device, i I)) func(*check) {
+	return onDevice(func(c *check, d driver.Device) {
+		c.Helper()
+		f(c, d, as[I](c, d))
+	})
+}
+
 // onPair makes a case of one that works with devices 0 and 1.
 func onPair(f func(c *check, d, other driver.Device)) func(*check) {
 	return func(c *check) {

@@ -15,11 +15,11 @@ func captureRules() []Rule {
 		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: onDevice(captureSync)},
 		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: onChunks(1, captureSpared)},
 		{Name: "capture-beside", Says: "making and freeing streams, events and pinned memory, and opening and closing a device, destroy no capture of another goroutine", Source: measured, run: onDevice(captureBeside)},
-		{Name: "capture-apart", Says: "records and queries of a stream, and waits for it and its events, destroy no capture of another stream that another goroutine begins and ends", Source: measured, run: onDevice(captureApart)},
+		{Name: "capture-apart", Says: "records and queries of a stream, and waits for it and its events, destroy no capture of another stream that another goroutine begins and ends", Source: measured, run: onInterface(captureApart)},
 		{Name: "capture-legacy", Says: "while a thread's stream is captured, Capturing of the legacy stream returns ErrCapturing and the capture goes on", Source: measured, run: onDevice(captureLegacy)},
 		{Name: "capture-done", Says: "StreamDone of a capturing stream returns ErrCapturing and the capture goes on, as it does after StreamDone of another stream", Source: seam, run: onDevice(captureDone)},
 		{Name: "capture-only", Says: "captured work does not run", Source: guide, run: onChunks(1, captureOnly)},
-		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: onDevice(capturePairs)},
+		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: onInterface(capturePairs)},
 	}
 }
 
@@ -142,8 +142,7 @@ func captureBeside(c *check, d driver.Device) {
 	}
 }
 
-func captureApart(c *check, d driver.Device) {
-	i := as[driver.Grapher](c, d)
+func captureApart(c *check, d driver.Device, i driver.Grapher) {
 	s, other := c.stream(d), c.stream(d)
 	e := c.event(d, 0)
 	var rounds atomic.Int64
@@ -216,8 +215,7 @@ func captureOnly(c *check, d driver.Device, p driver.Ptr) {
 	c.reads(d, p, c.gran, 2)
 }
 
-func capturePairs(c *check, d driver.Device) {
-	i := as[driver.Grapher](c, d)
+func capturePairs(c *check, d driver.Device, i driver.Grapher) {
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.want(i.BeginCapture(s, driver.CaptureRelaxed), "begin again", driver.ErrInvalid)
 	c.survives(d, s)

@@ -11,9 +11,9 @@ import (
 func copy2DRules() []Rule {
 	return needing([]Rule{
 		{Name: "pitch", Says: "Pitch is at least the row, the same for what it returned, and ErrInvalid for no bytes or more than 2^63-1", Source: seam, run: pitch},
-		{Name: "copy2d-round-trip", Says: "rows go in and come out at any width and pitch, and what is between them is not written", Source: manual, run: onDevice(copy2DRoundTrip)},
-		{Name: "copy2d-device", Says: "rows are copied between memory of two pitches, pinned memory included, and what is between them is not written", Source: manual, run: onDevice(copy2DDevice)},
-		{Name: "copy2d-empty", Says: "a copy of no rows works, also where nothing is mapped", Source: manual, run: onDevice(copy2DEmpty)},
+		{Name: "copy2d-round-trip", Says: "rows go in and come out at any width and pitch, and what is between them is not written", Source: manual, run: onInterface(copy2DRoundTrip)},
+		{Name: "copy2d-device", Says: "rows are copied between memory of two pitches, pinned memory included, and what is between them is not written", Source: manual, run: onInterface(copy2DDevice)},
+		{Name: "copy2d-empty", Says: "a copy of no rows works, also where nothing is mapped", Source: manual, run: onInterface(copy2DEmpty)},
 		{Name: "copy2d-bounds", Says: "rows that overlap, are not whole, overflow, or have memory between them that is not mapped are ErrInvalid: nothing is written, and no harm done", Source: measured, run: onChunks(4, copy2DBounds)},
 		{Name: "copy2d-close", Says: "after Close, copies of rows and Pitch are ErrClosed", Source: seam, run: copy2DClose},
 	}, driver.FeatureCopy2D)
@@ -69,8 +69,7 @@ func pitch(c *check) {
 	}
 }
 
-func copy2DRoundTrip(c *check, d driver.Device) {
-	i := as[driver.Copier2D](c, d)
+func copy2DRoundTrip(c *check, d driver.Device, i driver.Copier2D) {
 	p, size := c.large()
 	for k, shape := range rowShapes() {
 		width, pitch, n := shape[0], shape[1], shape[2]
@@ -91,8 +90,7 @@ func copy2DRoundTrip(c *check, d driver.Device) {
 	}
 }
 
-func copy2DDevice(c *check, d driver.Device) {
-	i := as[driver.Copier2D](c, d)
+func copy2DDevice(c *check, d driver.Device, i driver.Copier2D) {
 	s := c.stream(d)
 	p, _ := c.large()
 	q, size := c.large()
@@ -123,8 +121,7 @@ func copy2DDevice(c *check, d driver.Device) {
 	}
 }
 
-func copy2DEmpty(c *check, d driver.Device) {
-	i := as[driver.Copier2D](c, d)
+func copy2DEmpty(c *check, d driver.Device, i driver.Copier2D) {
 	s := d.CopyStream()
 	nowhere := driver.PitchedPtr{Ptr: 64, Pitch: 512}
 	c.must(i.CopyIn2D(nowhere, nil, 64), "write no rows")

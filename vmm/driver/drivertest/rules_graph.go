@@ -12,7 +12,7 @@ func graphRules() []Rule {
 		{Name: "graph-copies", Says: "captured fills and copies run in their order at each launch, after the earlier work of the stream and before the later", Source: guide, needs: gated, run: onChunks(4, graphCopies)},
 		{Name: "graph-fork", Says: "a stream that waits for an event of a capture becomes part of it and has its number, until the first stream ends the capture", Source: guide, needs: gated, run: onChunks(4, graphFork)},
 		{Name: "graph-unjoined", Says: "if another stream has captured work that the first does not wait for, EndCapture is ErrInvalid and ends the capture", Source: guide, needs: gated, run: onChunks(1, graphUnjoined)},
-		{Name: "graph-origin", Says: "a capture ends on the stream that it began on; on another of its streams EndCapture is ErrInvalid", Source: manual, needs: gated, run: onDevice(graphOrigin)},
+		{Name: "graph-origin", Says: "a capture ends on the stream that it began on; on another of its streams EndCapture is ErrInvalid", Source: manual, needs: gated, run: onInterface(graphOrigin)},
 		{Name: "graph-update", Says: "an executable graph takes new values for the same work in the same order; for other work UpdateGraphExec is ErrInvalid and changes nothing", Source: manual, needs: gated, run: onChunks(2, graphUpdate)},
 		{Name: "graph-free", Says: "an executable graph outlives its graph, and queued launches outlive both", Source: manual, needs: gated, run: onChunks(1, graphFree)},
 		{Name: "graph-serial", Says: "two launches of one executable graph run one after the other, also on two streams", Source: manual, needs: gated, run: onChunks(1, graphSerial)},
@@ -146,8 +146,7 @@ func graphUnjoined(c *check, d driver.Device, p driver.Ptr) {
 	c.reads(d, p, c.gran, 3)
 }
 
-func graphOrigin(c *check, d driver.Device) {
-	i := as[driver.Grapher](c, d)
+func graphOrigin(c *check, d driver.Device, i driver.Grapher) {
 	for _, m := range modes() {
 		s, side := c.capture(d, m), c.stream(d)
 		c.follow(d, side, s)

@@ -10,8 +10,8 @@ import (
 func legacyIPCRules() []Rule {
 	return needing([]Rule{
 		{Name: "ipc-memory", Says: "another process opens plain memory by its handle, reads and writes it; opening it twice returns one address, and each close undoes one open", Source: manual, run: onDevice(ipcMemory), peer: ipcMemoryPeer},
-		{Name: "ipc-own", Says: "a process cannot open handles of its own", Source: manual, run: onDevice(ipcOwn)},
-		{Name: "ipc-refused", Says: "what is no handle, memory that is not plain, and an event that was not made for it are ErrInvalid", Source: manual, run: onDevice(ipcRefused)},
+		{Name: "ipc-own", Says: "a process cannot open handles of its own", Source: manual, run: onInterface(ipcOwn)},
+		{Name: "ipc-refused", Says: "what is no handle, memory that is not plain, and an event that was not made for it are ErrInvalid", Source: manual, run: onInterface(ipcRefused)},
 		{Name: "ipc-freed", Says: "the handle of memory that was freed is ErrInvalid", Source: seam, run: onDevice(ipcFreed), peer: ipcFreedPeer},
 		{Name: "ipc-dead", Says: "when its maker has ended, the handle of memory is ErrInvalid, and that of an event opens", Source: measured, run: onDevice(ipcDead), peer: ipcDeadPeer},
 		{Name: "ipc-event", Says: "what one process records in an event, streams and queries of the other wait for, in both directions", Source: guide, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: onDevice(ipcEvent), peer: ipcEventPeer},
@@ -124,8 +124,7 @@ func ipcPeersPeer(c *check, maker *process) {
 	c.closeMem(d, p)
 }
 
-func ipcOwn(c *check, d driver.Device) {
-	i := as[driver.LegacyIPC](c, d)
+func ipcOwn(c *check, d driver.Device, i driver.LegacyIPC) {
 	p := c.filledBlock(d, 1)
 	c.want(errOf(i.OpenMem(c.memHandle(d, p))), "open one's own memory", driver.ErrInvalid)
 	_, h := c.sharedEvent(d)
@@ -133,8 +132,7 @@ func ipcOwn(c *check, d driver.Device) {
 	c.must(d.Sync(), "sync afterwards")
 }
 
-func ipcRefused(c *check, d driver.Device) {
-	i := as[driver.LegacyIPC](c, d)
+func ipcRefused(c *check, d driver.Device, i driver.LegacyIPC) {
 	c.want(errOf(i.OpenMem(driver.IPCHandle{})), "open memory by zeros", driver.ErrInvalid)
 	c.want(errOf(i.OpenEvent(driver.IPCHandle{})), "open an event by zeros", driver.ErrInvalid)
 

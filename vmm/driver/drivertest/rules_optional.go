@@ -12,8 +12,8 @@ func optionalRules() []Rule {
 		{Name: "host-bytes", Says: "HostBytes shows what a device copies, over several mappings, and refuses what is not mapped", Source: seam, run: onChunks(3, hostBytes)},
 		{Name: "pinned", Says: "pinned memory has the same bytes as a slice and as an address, from every device", Source: manual, run: onDevice(pinned)},
 		{Name: "pinned-bounds", Says: "pinned memory of 0 bytes is ErrInvalid, and so are a copy past its end and a second free", Source: manual, run: onChunks(1, pinnedBounds)},
-		{Name: "plain", Says: "plain memory can be written, read, and freed once", Source: manual, run: onDevice(plain)},
-		{Name: "plain-async", Says: "stream-ordered memory is usable in its stream and freed once", Source: manual, run: onDevice(plainAsync)},
+		{Name: "plain", Says: "plain memory can be written, read, and freed once", Source: manual, run: onInterface(plain)},
+		{Name: "plain-async", Says: "stream-ordered memory is usable in its stream and freed once", Source: manual, run: onInterface(plainAsync)},
 		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes, and do not wait for a value that is already there", Source: manual, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: onStream(1, valueWait)},
 	}
 }
@@ -99,8 +99,7 @@ func pinnedBounds(c *check, d driver.Device, p driver.Ptr) {
 	c.want(pinner.FreeHost(p), "free what is not pinned", driver.ErrInvalid)
 }
 
-func plain(c *check, d driver.Device) {
-	i := as[driver.Allocator](c, d)
+func plain(c *check, d driver.Device, i driver.Allocator) {
 	p := valueOf(i.AllocPlain(c.gran+3)).optional(c, "Plain")
 	c.write(d, p, c.gran+3, 1)
 	c.reads(d, p, c.gran+3, 1)
@@ -115,8 +114,7 @@ func plain(c *check, d driver.Device) {
 	c.want(errOf(i.AllocPlain(1<<50)), "allocate 2^50 bytes", driver.ErrOutOfMemory)
 }
 
-func plainAsync(c *check, d driver.Device) {
-	i := as[driver.Allocator](c, d)
+func plainAsync(c *check, d driver.Device, i driver.Allocator) {
 	s := c.stream(d)
 	p := valueOf(i.AllocAsync(4096, s)).optional(c, "AllocAsync")
 	c.must(d.Fill(p, 5, 1, 4096, s), "fill it in its stream")

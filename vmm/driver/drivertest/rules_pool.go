@@ -9,14 +9,14 @@ import (
 
 func poolRules() []Rule {
 	rules := needing([]Rule{
-		{Name: "pool-current", Says: "AllocAsync takes from the current pool: the default one until another is set, and again when that is destroyed", Source: manual, run: onDevice(poolCurrent)},
+		{Name: "pool-current", Says: "AllocAsync takes from the current pool: the default one until another is set, and again when that is destroyed", Source: manual, run: onInterface(poolCurrent)},
 		{Name: "pool-current-own", Says: "a pool of another device cannot be made the current one", Source: manual, devices: 2, run: onPair(poolCurrentOwn)},
 		{Name: "pool-blocks", Says: "memory of a pool can be written and read to its end, and overlaps no other", Source: manual, run: onPool(poolBlocks)},
 		{Name: "pool-sizes", Says: "an allocation of 0 bytes from a pool is ErrInvalid, one beyond the device's memory ErrOutOfMemory, and the next one works", Source: manual, run: onPool(poolSizes)},
 		{Name: "pool-free", Says: "memory of a pool and plain memory are freed in a stream's order or at once, each only once", Source: guide, run: onPool(poolFree)},
 		{Name: "pool-destroy", Says: "memory outlives its pool and is freed as before; the pool is ErrInvalid from then on", Source: manual, run: onPool(poolDestroy)},
-		{Name: "pool-unknown", Says: "what is no pool is ErrInvalid to every call, and the default pool cannot be destroyed", Source: seam, run: onDevice(poolUnknown)},
-		{Name: "pool-attributes", Says: "all policies are on at first and the threshold is 0; what is set is read back", Source: manual, run: onDevice(poolAttributes)},
+		{Name: "pool-unknown", Says: "what is no pool is ErrInvalid to every call, and the default pool cannot be destroyed", Source: seam, run: onInterface(poolUnknown)},
+		{Name: "pool-attributes", Says: "all policies are on at first and the threshold is 0; what is set is read back", Source: manual, run: onInterface(poolAttributes)},
 		{Name: "pool-counts", Says: "a pool has reserved at least what is used, and its peaks stay until they are reset to what is", Source: manual, run: onPool(poolCounts)},
 		{Name: "pool-threshold", Says: "a synchronize releases what a pool holds beyond its threshold, whatever is waited for", Source: guide, run: onPool(poolThreshold)},
 		{Name: "pool-trim", Says: "a trim releases what no one uses, and nothing below what is to be kept", Source: manual, run: onPool(poolTrim)},
@@ -25,7 +25,7 @@ func poolRules() []Rule {
 		{Name: "pool-access", Says: "access to a pool is of all its memory, present and future, and its own device's cannot be revoked", Source: guide, devices: 2, run: onPair(poolAccess)},
 		{Name: "pool-no-path", Says: "a device without a path has no access to a pool, and a grant to it changes nothing", Source: guide, run: poolNoPath},
 		{Name: "pool-elsewhere", Says: "memory of a pool can be allocated, used and freed in a stream of another device with access", Source: manual, devices: 2, run: onPair(poolElsewhere)},
-		{Name: "pool-shares", Says: "a pool can be created for the ways to share that PoolShares returns, and for no other", Source: seam, run: onDevice(poolShares)},
+		{Name: "pool-shares", Says: "a pool can be created for the ways to share that PoolShares returns, and for no other", Source: seam, run: onInterface(poolShares)},
 		{Name: "pool-close", Says: "after Close, calls with pools are ErrClosed", Source: seam, run: poolClose},
 	}, driver.FeaturePools)
 	return append(rules,
@@ -103,8 +103,7 @@ func (c *check) isOf(d driver.Device, p driver.Ptr, pool driver.Pool, dev int) {
 	equal(c, on, dev, "the device of %v", p)
 }
 
-func poolCurrent(c *check, d driver.Device) {
-	i := as[driver.Pooler](c, d)
+func poolCurrent(c *check, d driver.Device, i driver.Pooler) {
 	s := c.stream(d)
 	own := valueOf(i.DefaultPool()).must(c, "ask for the default pool")
 	current := func(want driver.Pool) {
@@ -210,8 +209,7 @@ func poolDestroy(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	c.sync(d, s)
 }
 
-func poolUnknown(c *check, d driver.Device) {
-	i := as[driver.Pooler](c, d)
+func poolUnknown(c *check, d driver.Device, i driver.Pooler) {
 	s := c.stream(d)
 	gone := c.pool(d, driver.PoolProps{})
 	c.destroy(d, gone)
@@ -247,8 +245,7 @@ func poolOf(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	c.sync(d, s)
 }
 
-func poolShares(c *check, d driver.Device) {
-	i := as[driver.Pooler](c, d)
+func poolShares(c *check, d driver.Device, i driver.Pooler) {
 	ways := valueOf(i.PoolShares()).must(c, "ask how pools can be shared")
 	for f, way := range map[driver.Feature]driver.Share{driver.FeaturePoolShareFD: driver.ShareFD, driver.FeaturePoolShareFabric: driver.ShareFabric} {
 		can := ways&way != 0

@@ -7,8 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-func poolAttributes(c *check, d driver.Device) {
-	i := as[driver.Pooler](c, d)
+func poolAttributes(c *check, d driver.Device, i driver.Pooler) {
 	pool := c.pool(d, driver.PoolProps{})
 	reuse := []driver.PoolAttribute{driver.PoolReuseFollowEvents, driver.PoolReuseOpportunistic, driver.PoolReuseInternalDependencies}
 	is := func(a driver.PoolAttribute, want uint64) {
