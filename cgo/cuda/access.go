@@ -25,7 +25,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 	list := buf[:0]
 	for _, g := range who {
 		// Access may be taken away from a lost device, so that memory can be freed.
-		where, err := d.location(call, g.To, g.Access == driver.AccessNone)
+		where, err := d.location(call, "access for", g.To, g.Access == driver.AccessNone)
 		if err != nil {
 			return err
 		}
@@ -41,7 +41,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 // Access is what location who may do at p.
 func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
 	const call = "cuMemGetAccess"
-	where, err := d.location(call, who, false)
+	where, err := d.location(call, "access for", who, false)
 	if err != nil {
 		return driver.AccessNone, err
 	}
@@ -63,8 +63,9 @@ func accessOf(flags C.ulonglong) driver.Access {
 	return driver.AccessNone
 }
 
-// location is l as CUDA wants it. With evenLost it may be a lost device.
-func (d *Driver) location(call string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
+// location is l as CUDA wants it. With evenLost it may be a lost device. what is what is wanted
+// there, for the error.
+func (d *Driver) location(call, what string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
 	switch l.Kind {
 	case driver.LocationDevice:
 		if err := d.checkDevice(call, l.ID); err != nil && !(evenLost && l.ID >= 0 && l.ID < d.devices) {
@@ -74,10 +75,10 @@ func (d *Driver) location(call string, l driver.Location, evenLost bool) (c C.CU
 	case driver.LocationHostNUMA:
 		c._type = C.CU_MEM_LOCATION_TYPE_HOST_NUMA
 	default:
-		return c, refuse(call, driver.ErrInvalid, "access for %v", l)
+		return c, refuse(call, driver.ErrInvalid, "%s %v", what, l)
 	}
 	if l.ID < 0 || l.ID > math.MaxInt32 {
-		return c, refuse(call, driver.ErrInvalid, "access for %v", l)
+		return c, refuse(call, driver.ErrInvalid, "%s %v", what, l)
 	}
 	c.id = C.int(l.ID)
 	return c, nil

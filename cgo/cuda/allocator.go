@@ -10,28 +10,23 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 var _ driver.Allocator = (*Device)(nil)
 
 // AllocPlain is cuMemAlloc.
-func (v *Device) AllocPlain(n uint64) (driver.Ptr, error) {
-	const call = "cuMemAlloc"
-	if err := v.begin(call); err != nil {
-		return 0, err
-	}
-	defer v.end()
-	c := C.cuvmm_plain_alloc(v.d.api, v.ctx, C.size_t(n))
-	return driver.Ptr(c.v), v.check(call, c.r)
+func (v *Device) AllocPlain(n uint64) (p driver.Ptr, err error) {
+	err = v.inContext("cuMemAlloc", func() C.CUresult {
+		c := C.cuvmm_plain_alloc(v.d.api, v.ctx, C.size_t(n))
+		p = driver.Ptr(c.v)
+		return c.r
+	})
+	return p, err
 }
 
 // FreePlain is cuMemFree, which waits for the device.
 func (v *Device) FreePlain(p driver.Ptr) error {
 	const call = "cuMemFree"
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
 	if p == 0 {
-		return refuse(call, driver.ErrInvalid, "no address")
+		return v.refused(call, refuse(call, driver.ErrInvalid, "no address"))
 	}
 	return v.d.imports.during(p, func() error {
-		return v.check(call, C.cuvmm_plain_free(v.d.api, v.ctx, C.CUdeviceptr(p)))
+		return v.inContext(call, func() C.CUresult { return C.cuvmm_plain_free(v.d.api, v.ctx, C.CUdeviceptr(p)) })
 	})
 }
 
@@ -61,9 +56,5 @@ func (v *Device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 // refuseEmpty is the error of an allocation of 0 bytes, of which CUDA's documents say
 // nothing.
 func (v *Device) refuseEmpty(call string) error {
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
-	return refuse(call, driver.ErrInvalid, "0 bytes")
+	return v.refused(call, refuse(call, driver.ErrInvalid, "0 bytes"))
 }

@@ -14,77 +14,56 @@ import (
 
 // CopyIn copies ordinary memory to the device.
 func (v *Device) CopyIn(dst driver.Ptr, src []byte) error {
-	const call = "cuMemcpyHtoDAsync"
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
-	if len(src) == 0 {
-		return nil
-	}
-	return v.check(call, C.cuvmm_copy_in(v.d.api, v.ctx, C.CUdeviceptr(dst),
-		bytes(src), C.size_t(len(src)), v.copyStream))
+	return v.inContext("cuMemcpyHtoDAsync", func() C.CUresult {
+		if len(src) == 0 {
+			return 0
+		}
+		return C.cuvmm_copy_in(v.d.api, v.ctx, C.CUdeviceptr(dst), bytes(src), C.size_t(len(src)), v.copyStream)
+	})
 }
 
 // CopyOut copies device memory to ordinary memory.
 func (v *Device) CopyOut(dst []byte, src driver.Ptr) error {
-	const call = "cuMemcpyDtoHAsync"
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
-	if len(dst) == 0 {
-		return nil
-	}
-	return v.check(call, C.cuvmm_copy_out(v.d.api, v.ctx, bytes(dst),
-		C.CUdeviceptr(src), C.size_t(len(dst)), v.copyStream))
+	return v.inContext("cuMemcpyDtoHAsync", func() C.CUresult {
+		if len(dst) == 0 {
+			return 0
+		}
+		return C.cuvmm_copy_out(v.d.api, v.ctx, bytes(dst), C.CUdeviceptr(src), C.size_t(len(dst)), v.copyStream)
+	})
 }
 
 // Copy queues a copy.
 func (v *Device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 	const call = "cuMemcpyAsync"
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
 	if err := checkSpan(call, max(dst, src), n); err != nil {
-		return err
+		return v.refused(call, err)
 	}
-	entry, err := v.d.streams.acquire(call, uint64(s), v)
-	if err != nil {
-		return err
-	}
-	defer entry.release(v)
-	if n == 0 {
-		return nil
-	}
-	return v.checkQueued(entry, s, call, C.cuvmm_copy(v.d.api, v.queueOf(entry, s), C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n)))
+	return v.onQueue(call, s, func(q C.cuvmm_queue) C.CUresult {
+		if n == 0 {
+			return 0
+		}
+		return C.cuvmm_copy(v.d.api, q, C.CUdeviceptr(dst), C.CUdeviceptr(src), C.size_t(n))
+	})
 }
 
 // Fill queues a fill.
 func (v *Device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s driver.Stream) error {
 	const call = "cuMemsetAsync"
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
 	// A size that overflows would lose the device, so it must not reach CUDA.
 	over, size := bits.Mul64(n, uint64(max(width, 0)))
+	err := checkSpan(call, dst, size)
 	if over != 0 {
-		return refuse(call, driver.ErrInvalid, "%d elements of %d bytes", n, width)
+		err = refuse(call, driver.ErrInvalid, "%d elements of %d bytes", n, width)
 	}
-	if err := checkSpan(call, dst, size); err != nil {
-		return err
-	}
-	entry, err := v.d.streams.acquire(call, uint64(s), v)
 	if err != nil {
-		return err
+		return v.refused(call, err)
 	}
-	defer entry.release(v)
-	if n == 0 && (width == 1 || width == 2 || width == 4) {
-		return nil
-	}
-	return v.checkQueued(entry, s, call, C.cuvmm_fill(v.d.api, v.queueOf(entry, s), C.CUdeviceptr(dst), C.uint(pattern), C.int(width), C.size_t(n)))
+	return v.onQueue(call, s, func(q C.cuvmm_queue) C.CUresult {
+		if n == 0 && (width == 1 || width == 2 || width == 4) {
+			return 0
+		}
+		return C.cuvmm_fill(v.d.api, q, C.CUdeviceptr(dst), C.uint(pattern), C.int(width), C.size_t(n))
+	})
 }
 
 // bytes is the address of a slice's first byte. Its type keeps cgo from looking for

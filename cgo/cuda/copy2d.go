@@ -65,25 +65,17 @@ func (v *Device) CopyOut2D(dst []byte, src driver.PitchedPtr, width uint64) erro
 // Copy2D queues a copy of rows.
 func (v *Device) Copy2D(dst, src driver.PitchedPtr, width, rows uint64, s driver.Stream) error {
 	const call = "cuMemcpy2DAsync"
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
 	for _, p := range []driver.PitchedPtr{dst, src} {
 		if _, ok := p.Extent(width, rows); !ok {
-			return refuse(call, driver.ErrInvalid, "%d rows of %d bytes at %v", rows, width, p)
+			return v.refused(call, refuse(call, driver.ErrInvalid, "%d rows of %d bytes at %v", rows, width, p))
 		}
 	}
-	entry, err := v.d.streams.acquire(call, uint64(s), v)
-	if err != nil {
-		return err
-	}
-	defer entry.release(v)
-	if width == 0 || rows == 0 {
-		return nil
-	}
-	return v.checkQueued(entry, s, call, C.cuvmm_copy_2d(v.d.api, v.queueOf(entry, s), pitched(dst), pitched(src),
-		C.size_t(width), C.size_t(rows)))
+	return v.onQueue(call, s, func(q C.cuvmm_queue) C.CUresult {
+		if width == 0 || rows == 0 {
+			return 0
+		}
+		return C.cuvmm_copy_2d(v.d.api, q, pitched(dst), pitched(src), C.size_t(width), C.size_t(rows))
+	})
 }
 
 // rowsOf is how many rows of that width n bytes are, which lie at p.

@@ -80,6 +80,25 @@ func (v *Device) notBegun(call string) error {
 	return refuse(call, driver.ErrContextReset, "cuda:%d: close this Device and open it anew", v.n)
 }
 
+// during runs f as a call of the device.
+func (v *Device) during(call string, f func() error) error {
+	if err := v.begin(call); err != nil {
+		return err
+	}
+	defer v.end()
+	return f()
+}
+
+// inContext makes a call that uses no handle but the context.
+func (v *Device) inContext(call string, f func() C.CUresult) error {
+	return v.during(call, func() error { return v.check(call, f()) })
+}
+
+// refused is err, the refusal of a call, unless the device cannot be used: then it is that.
+func (v *Device) refused(call string, err error) error {
+	return v.during(call, func() error { return err })
+}
+
 // beginEvenLost is begin for calls that work on a lost device and after a reset.
 func (v *Device) beginEvenLost(call string) error {
 	if v.users.Add(1)&closedBit != 0 {
@@ -219,23 +238,17 @@ func (v *Device) checkFree(call string, r C.CUresult) error {
 
 // MemInfo is the device's free and total memory.
 func (v *Device) MemInfo() (free, total uint64, err error) {
-	const call = "cuMemGetInfo"
-	if err := v.begin(call); err != nil {
-		return 0, 0, err
-	}
-	defer v.end()
-	m := C.cuvmm_mem_info(v.d.api, v.ctx)
-	return uint64(m.free), uint64(m.total), v.check(call, m.r)
+	err = v.inContext("cuMemGetInfo", func() C.CUresult {
+		m := C.cuvmm_mem_info(v.d.api, v.ctx)
+		free, total = uint64(m.free), uint64(m.total)
+		return m.r
+	})
+	return free, total, err
 }
 
 // Sync waits for the context.
 func (v *Device) Sync() error {
-	const call = "cuCtxSynchronize"
-	if err := v.begin(call); err != nil {
-		return err
-	}
-	defer v.end()
-	return v.check(call, C.cuvmm_sync(v.d.api, v.ctx))
+	return v.inContext("cuCtxSynchronize", func() C.CUresult { return C.cuvmm_sync(v.d.api, v.ctx) })
 }
 
 // Do runs f on a locked thread with the context current.

@@ -2,7 +2,11 @@
 
 package cuda
 
-import "github.com/cuvmm/cuvmm/vmm/driver"
+import (
+	"cmp"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
 
 // Results that decide what kind of error a call returns.
 const (
@@ -86,8 +90,50 @@ func (r Result) sticky() bool {
 	return false
 }
 
-// kind is the error of package driver that a result means. It depends on the call,
-// because CUDA uses one code for several things.
+// kinds are the errors of package driver that results mean, but for those of sticky results and of
+// captures. A result that is not here is an error of its own.
+var kinds = map[Result]error{
+	contextDestroyed: driver.ErrContextReset,
+	outOfMemory:      driver.ErrOutOfMemory,
+	peerEnabled:      driver.ErrPeerEnabled,
+	tooManyPeers:     driver.ErrLimit,
+	notPermitted:     driver.ErrPermission,
+	deinitialized:    driver.ErrClosed,
+	stubLibrary:      driver.ErrNoDriver,
+	noDevice:         driver.ErrNoDevice, invalidDevice: driver.ErrNoDevice,
+	deviceUnavailable: driver.ErrUnavailable, systemNotReady: driver.ErrUnavailable,
+	notSupported: driver.ErrNotSupported, peerUnsupported: driver.ErrNotSupported, unsupportedAffinity: driver.ErrNotSupported,
+	noBinary: driver.ErrNotSupported, noCompiler: driver.ErrNotSupported, unsupportedPTX: driver.ErrNotSupported, compilerDisabled: driver.ErrNotSupported,
+	invalidValue: driver.ErrInvalid, invalidHandle: driver.ErrInvalid, invalidContext: driver.ErrInvalid, invalidCluster: driver.ErrInvalid,
+	invalidImage: driver.ErrInvalid, invalidPTX: driver.ErrInvalid, invalidSource: driver.ErrInvalid, forked: driver.ErrInvalid,
+	illegalState: driver.ErrInvalid, notFound: driver.ErrInvalid, notReady: driver.ErrInvalid, peerNotEnabled: driver.ErrInvalid,
+	outOfResources: driver.ErrInvalid, tooLarge: driver.ErrInvalid, updateFailure: driver.ErrInvalid,
+}
+
+// callResult is a result of one call.
+type callResult struct {
+	call string
+	r    Result
+}
+
+// kindsOf are the errors where one call means something else by a result: CUDA uses one code for
+// several things.
+var kindsOf = map[callResult]error{
+	{"cuMemAddressReserve", outOfMemory}:            driver.ErrAddressSpace,
+	{"cuMemMap", notSupported}:                      driver.ErrInvalid, // the size is not the handle's
+	{"cuMemImportFromShareableHandle", unknown}:     driver.ErrInvalid, // the descriptor is of something else
+	{"cuMemPoolImportFromShareableHandle", unknown}: driver.ErrInvalid, // as above
+	{"cuIpcOpenEventHandle", mapFailed}:             driver.ErrInvalid, // the handle is of no event
+	{"cuMemPoolSetAccess", invalidDevice}:           driver.ErrInvalid, // a device without a path to the pool's
+	// No descriptor is left.
+	{"cuMemExportToShareableHandle", operatingSystem}:       driver.ErrLimit,
+	{"cuMemImportFromShareableHandle", operatingSystem}:     driver.ErrLimit,
+	{"cuMemGetHandleForAddressRange", operatingSystem}:      driver.ErrLimit,
+	{"cuMemPoolExportToShareableHandle", operatingSystem}:   driver.ErrLimit,
+	{"cuMemPoolImportFromShareableHandle", operatingSystem}: driver.ErrLimit,
+}
+
+// kind is the error of package driver that a result of a call means.
 func (r Result) kind(call string) error {
 	switch {
 	case r.sticky():
@@ -95,57 +141,5 @@ func (r Result) kind(call string) error {
 	case r >= captureFirst && r <= captureLast:
 		return driver.ErrCapturing
 	}
-	switch r {
-	case contextDestroyed:
-		return driver.ErrContextReset
-	case outOfMemory:
-		if call == "cuMemAddressReserve" {
-			return driver.ErrAddressSpace
-		}
-		return driver.ErrOutOfMemory
-	case notSupported:
-		if call == "cuMemMap" {
-			return driver.ErrInvalid // the size is not the handle's
-		}
-		return driver.ErrNotSupported
-	case unknown:
-		if call == "cuMemImportFromShareableHandle" || call == "cuMemPoolImportFromShareableHandle" {
-			return driver.ErrInvalid // the descriptor is of something else
-		}
-	case invalidValue, invalidHandle, illegalState, invalidContext, notFound, notReady, peerNotEnabled,
-		invalidImage, invalidPTX, invalidSource, outOfResources, tooLarge, invalidCluster, updateFailure:
-		return driver.ErrInvalid
-	case mapFailed:
-		if call == "cuIpcOpenEventHandle" {
-			return driver.ErrInvalid // the handle is of no event
-		}
-	case peerUnsupported, noBinary, noCompiler, unsupportedPTX, compilerDisabled, unsupportedAffinity:
-		return driver.ErrNotSupported
-	case peerEnabled:
-		return driver.ErrPeerEnabled
-	case tooManyPeers:
-		return driver.ErrLimit
-	case notPermitted:
-		return driver.ErrPermission
-	case noDevice, invalidDevice:
-		if r == invalidDevice && call == "cuMemPoolSetAccess" {
-			return driver.ErrInvalid // a device without a path to the pool's
-		}
-		return driver.ErrNoDevice
-	case deinitialized:
-		return driver.ErrClosed
-	case deviceUnavailable, systemNotReady:
-		return driver.ErrUnavailable
-	case stubLibrary:
-		return driver.ErrNoDriver
-	case operatingSystem:
-		switch call {
-		case "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemGetHandleForAddressRange",
-			"cuMemPoolExportToShareableHandle", "cuMemPoolImportFromShareableHandle":
-			return driver.ErrLimit // no descriptor is left
-		}
-	case forked:
-		return driver.ErrInvalid
-	}
-	return r
+	return cmp.Or(kindsOf[callResult{call, r}], kinds[r], error(r))
 }

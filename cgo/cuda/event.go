@@ -6,7 +6,6 @@ package cuda
 import "C"
 
 import (
-	"cmp"
 	"math"
 	"time"
 
@@ -91,18 +90,13 @@ func (v *Device) Done(e driver.Event) (bool, error) {
 
 // Elapsed is the time between two events by the device's clock.
 func (v *Device) Elapsed(from, to driver.Event) (time.Duration, error) {
-	const call = "cuEventElapsedTime"
 	var c C.cuvmm_value
-	var inner error
-	err := v.onEvent(call, from, func() C.CUresult {
-		inner = v.onEvent(call, to, func() C.CUresult {
-			c = C.cuvmm_event_elapsed(v.d.api, v.ctx, event(from), event(to))
-			return 0
-		})
+	err := v.onBoth("cuEventElapsedTime", use{&v.d.events, uint64(from)}, use{&v.d.events, uint64(to)}, func() C.CUresult {
+		c = C.cuvmm_event_elapsed(v.d.api, v.ctx, event(from), event(to))
 		return c.r
 	})
 	ms := float64(math.Float32frombits(uint32(c.v)))
-	return time.Duration(ms * float64(time.Millisecond)), cmp.Or(inner, err)
+	return time.Duration(ms * float64(time.Millisecond)), err
 }
 
 // onEvent makes a call with an event that this package made.
@@ -112,15 +106,7 @@ func (v *Device) onEvent(call string, e driver.Event, f func() C.CUresult) error
 
 // onEventAndStream is onEvent and onStream for one call.
 func (v *Device) onEventAndStream(call string, e driver.Event, s driver.Stream, f func() C.CUresult) error {
-	var inner error
-	err := v.onEvent(call, e, func() (r C.CUresult) {
-		inner = v.onStream(call, s, func() C.CUresult {
-			r = f()
-			return 0
-		})
-		return r
-	})
-	return cmp.Or(inner, err)
+	return v.onBoth(call, use{&v.d.events, uint64(e)}, use{&v.d.streams, uint64(s)}, f)
 }
 
 // event is a handle as C wants it. It points into the driver's memory, never into

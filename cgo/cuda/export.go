@@ -55,11 +55,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 
 // checkImport checks the size and kind of memory that is to be imported.
 func (d *Driver) checkImport(call string, size uint64, p driver.Prop) error {
-	c, err := d.prop(call, p)
-	if err != nil {
-		return err
-	}
-	gran, err := d.granularity(call, p, c, false)
+	gran, err := d.granularity(call, p, false)
 	if err != nil {
 		return err
 	}

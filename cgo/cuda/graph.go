@@ -5,11 +5,7 @@ package cuda
 // #include "shims.h"
 import "C"
 
-import (
-	"cmp"
-
-	"github.com/cuvmm/cuvmm/vmm/driver"
-)
+import "github.com/cuvmm/cuvmm/vmm/driver"
 
 var _ driver.Grapher = (*Device)(nil)
 
@@ -91,30 +87,16 @@ func (v *Device) FreeGraphExec(x driver.GraphExec) error {
 // UpdateGraphExec gives an executable graph what another graph has. The graph's lock
 // is inside the other's, here and nowhere else.
 func (v *Device) UpdateGraphExec(x driver.GraphExec, g driver.Graph) error {
-	const call = "cuGraphExecUpdate"
-	var inner error
-	err := v.onHandle(call, &v.d.execs, uint64(x), func() (r C.CUresult) {
-		inner = v.onHandle(call, &v.d.graphs, uint64(g), func() C.CUresult {
-			r = C.cuvmm_graph_update(v.d.api, v.ctx, exec(x), graph(g))
-			return 0
-		})
-		return r
+	return v.onBoth("cuGraphExecUpdate", use{&v.d.execs, uint64(x)}, use{&v.d.graphs, uint64(g)}, func() C.CUresult {
+		return C.cuvmm_graph_update(v.d.api, v.ctx, exec(x), graph(g))
 	})
-	return cmp.Or(inner, err)
 }
 
 // LaunchGraph queues an executable graph.
 func (v *Device) LaunchGraph(x driver.GraphExec, s driver.Stream) error {
-	const call = "cuGraphLaunch"
-	var inner error
-	err := v.onHandle(call, &v.d.execs, uint64(x), func() (r C.CUresult) {
-		inner = v.onStream(call, s, func() C.CUresult {
-			r = C.cuvmm_graph_launch(v.d.api, v.ctx, exec(x), stream(s))
-			return 0
-		})
-		return r
+	return v.onBoth("cuGraphLaunch", use{&v.d.execs, uint64(x)}, use{&v.d.streams, uint64(s)}, func() C.CUresult {
+		return C.cuvmm_graph_launch(v.d.api, v.ctx, exec(x), stream(s))
 	})
-	return cmp.Or(inner, err)
 }
 
 // graph and exec are handles as C wants them. They point into the driver's memory,

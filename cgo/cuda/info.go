@@ -6,6 +6,7 @@ package cuda
 import "C"
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -224,9 +225,7 @@ func (d *Driver) tryWith(p driver.Prop, do func(h driver.Handle, n uint64) error
 	}
 	if err == nil {
 		err = do(h, n)
-		if undo := d.Release(h); err == nil {
-			err = undo
-		}
+		err = cmp.Or(err, d.Release(h))
 	}
 	return d.refused(err)
 }
@@ -252,16 +251,11 @@ func (d *Driver) tryExportRange(h driver.Handle, n uint64) error {
 	fd := -1
 	if err = d.Map(p, n, h); err == nil {
 		fd, err = d.ExportRange(p, n, 0)
-		if undo := d.Unmap(p, n); err == nil {
-			err = undo
-		}
+		err = cmp.Or(err, d.Unmap(p, n))
 	}
 	// The span may be freed only when no mapping is left in it.
 	if fd >= 0 {
 		_ = syscall.Close(fd)
 	}
-	if undo := d.Free(p, n); err == nil {
-		err = undo
-	}
-	return err
+	return cmp.Or(err, d.Free(p, n))
 }

@@ -5,11 +5,7 @@ package cuda
 // #include "shims.h"
 import "C"
 
-import (
-	"math"
-
-	"github.com/cuvmm/cuvmm/vmm/driver"
-)
+import "github.com/cuvmm/cuvmm/vmm/driver"
 
 // allocation is what is known of physical memory by its handle. CUDA may crash on
 // a handle that it does not know.
@@ -21,22 +17,10 @@ type allocation struct {
 
 // prop is p as CUDA wants it. It checks that the device exists and is not lost.
 func (d *Driver) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err error) {
-	switch p.Location.Kind {
-	case driver.LocationDevice:
-		if err := d.checkDevice(call, p.Location.ID); err != nil {
-			return c, err
-		}
-		c.location._type = C.CU_MEM_LOCATION_TYPE_DEVICE
-	case driver.LocationHostNUMA:
-		c.location._type = C.CU_MEM_LOCATION_TYPE_HOST_NUMA
-	default:
-		return c, refuse(call, driver.ErrInvalid, "memory on %v", p.Location)
-	}
-	if p.Location.ID < 0 || p.Location.ID > math.MaxInt32 {
-		return c, refuse(call, driver.ErrInvalid, "memory on %v", p.Location)
+	if c.location, err = d.location(call, "memory on", p.Location, false); err != nil {
+		return c, err
 	}
 	// Below, what CUDA has no flag for is refused here.
-	c.location.id = C.int(p.Location.ID)
 	c._type = C.CU_MEM_ALLOCATION_TYPE_PINNED
 	if p.Share&driver.ShareReadOnly != 0 {
 		return c, refuse(call, driver.ErrNotSupported, "a descriptor carries no rights: whoever imports it may write")
@@ -63,22 +47,12 @@ func (d *Driver) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err 
 
 // Granularity is the unit of sizes and addresses for memory of this kind.
 func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
-	const call = "cuMemGetAllocationGranularity"
-	c, err := d.prop(call, p)
-	if err != nil {
-		return 0, err
-	}
-	return d.granularity(call, p, c, false)
+	return d.granularity("cuMemGetAllocationGranularity", p, false)
 }
 
 // GranularityRecommended is the granularity that CUDA recommends for performance.
 func (d *Driver) GranularityRecommended(p driver.Prop) (uint64, error) {
-	const call = "cuMemGetAllocationGranularity"
-	c, err := d.prop(call, p)
-	if err != nil {
-		return 0, err
-	}
-	return d.granularity(call, p, c, true)
+	return d.granularity("cuMemGetAllocationGranularity", p, true)
 }
 
 // granularityKey is what a granularity depends on.
@@ -88,7 +62,11 @@ type granularityKey struct {
 }
 
 // granularity asks once for each kind of memory: it does not change.
-func (d *Driver) granularity(call string, p driver.Prop, c C.CUmemAllocationProp, recommended bool) (uint64, error) {
+func (d *Driver) granularity(call string, p driver.Prop, recommended bool) (uint64, error) {
+	c, err := d.prop(call, p)
+	if err != nil {
+		return 0, err
+	}
 	of := granularityKey{p, recommended}
 	if known, ok := d.granularities.Load(of); ok {
 		return known.(uint64), nil //nolint:forcetypeassert // nothing else is stored

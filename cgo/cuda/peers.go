@@ -6,6 +6,7 @@ package cuda
 import "C"
 
 import (
+	"cmp"
 	"maps"
 	"sync"
 
@@ -151,9 +152,7 @@ func (v *Device) disablePeers() (err error) {
 	for to := range maps.Clone(v.peers.contexts) {
 		_ = v.disable(call, to)
 		if _, on := v.peers.contexts[to]; on {
-			if disableErr := v.disable(call, to); err == nil {
-				err = disableErr
-			}
+			err = cmp.Or(err, v.disable(call, to))
 		}
 	}
 	return err

@@ -32,14 +32,13 @@ func (v *Device) DefaultPool() (driver.Pool, error) {
 }
 
 // CurrentPool is cuDeviceGetMemPool. The pool may be another library's.
-func (v *Device) CurrentPool() (driver.Pool, error) {
-	const call = "cuDeviceGetMemPool"
-	if err := v.begin(call); err != nil {
-		return 0, err
-	}
-	defer v.end()
-	c := C.cuvmm_pool_current(v.d.api, v.ctx, C.int(v.n))
-	return driver.Pool(c.v), v.check(call, c.r)
+func (v *Device) CurrentPool() (p driver.Pool, err error) {
+	err = v.inContext("cuDeviceGetMemPool", func() C.CUresult {
+		c := C.cuvmm_pool_current(v.d.api, v.ctx, C.int(v.n))
+		p = driver.Pool(c.v)
+		return c.r
+	})
+	return p, err
 }
 
 // SetCurrentPool is cuDeviceSetMemPool.
@@ -167,7 +166,7 @@ func (v *Device) SetPoolAccess(p driver.Pool, to []driver.Grant) error {
 		}
 		list := make([]C.CUmemAccessDesc, 0, len(to))
 		for _, g := range to {
-			where, err := v.d.location(call, g.To, false)
+			where, err := v.d.location(call, "access for", g.To, false)
 			if err != nil {
 				return 0, err
 			}
@@ -185,7 +184,7 @@ func (v *Device) SetPoolAccess(p driver.Pool, to []driver.Grant) error {
 func (v *Device) PoolAccess(p driver.Pool, to driver.Location) (a driver.Access, err error) {
 	const call = "cuMemPoolGetAccess"
 	err = v.onPool(call, p, func(int) (C.CUresult, error) {
-		where, err := v.d.location(call, to, false)
+		where, err := v.d.location(call, "access for", to, false)
 		if err != nil {
 			return 0, err
 		}
@@ -199,13 +198,12 @@ func (v *Device) PoolAccess(p driver.Pool, to driver.Location) (a driver.Access,
 // PoolOf asks cuPointerGetAttribute for the pool and the device. The pool may be one that
 // was destroyed.
 func (v *Device) PoolOf(p driver.Ptr) (of driver.Pool, device int, err error) {
-	const call = "cuPointerGetAttribute"
-	if err := v.begin(call); err != nil {
-		return 0, 0, err
-	}
-	defer v.end()
-	c := C.cuvmm_pool_of(v.d.api, v.ctx, C.CUdeviceptr(p))
-	return poolNumber(c.pool), int(c.device), v.check(call, c.r)
+	err = v.inContext("cuPointerGetAttribute", func() C.CUresult {
+		c := C.cuvmm_pool_of(v.d.api, v.ctx, C.CUdeviceptr(p))
+		of, device = poolNumber(c.pool), int(c.device)
+		return c.r
+	})
+	return of, device, err
 }
 
 // PoolShares tries each way.

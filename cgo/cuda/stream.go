@@ -6,6 +6,7 @@ package cuda
 import "C"
 
 import (
+	"cmp"
 	"math"
 	"unsafe"
 
@@ -31,13 +32,12 @@ func (v *Device) NewStream() (driver.Stream, error) {
 
 // Priorities is the range of the streams' priorities.
 func (v *Device) Priorities() (least, greatest int, err error) {
-	const call = "cuCtxGetStreamPriorityRange"
-	if err := v.begin(call); err != nil {
-		return 0, 0, err
-	}
-	defer v.end()
-	c := C.cuvmm_stream_priorities(v.d.api, v.ctx)
-	return int(c.least), int(c.greatest), v.check(call, c.r)
+	err = v.inContext("cuCtxGetStreamPriorityRange", func() C.CUresult {
+		c := C.cuvmm_stream_priorities(v.d.api, v.ctx)
+		least, greatest = int(c.least), int(c.greatest)
+		return c.r
+	})
+	return least, greatest, err
 }
 
 // NewStreamPriority makes a non-blocking stream with a priority.
@@ -103,6 +103,26 @@ func (v *Device) newEntry(call string, table *handleTable, e *tableEntry, create
 // onStream makes a call with a stream, which may be another library's.
 func (v *Device) onStream(call string, s driver.Stream, f func() C.CUresult) error {
 	return v.onHandle(call, &v.d.streams, uint64(s), f)
+}
+
+// use is a handle that a call uses, of one of the tables.
+type use struct {
+	table  *handleTable
+	handle uint64
+}
+
+// onBoth makes a call with two handles. The lock of the second one, if it has any, is inside that
+// of the first.
+func (v *Device) onBoth(call string, first, second use, f func() C.CUresult) error {
+	var inner error
+	err := v.onHandle(call, first.table, first.handle, func() (r C.CUresult) {
+		inner = v.onHandle(call, second.table, second.handle, func() C.CUresult {
+			r = f()
+			return 0
+		})
+		return r
+	})
+	return cmp.Or(inner, err)
 }
 
 // onHandle makes a call with a handle that cannot be freed meanwhile.

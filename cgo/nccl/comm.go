@@ -199,11 +199,8 @@ func (c *Comm) Run(stream driver.Stream, calls []Call) error {
 //
 // Safety: only numbers of NCCL's pointers are used.
 func (c *Comm) Register(p, n uint64) (handle uint64, err error) {
-	const call = "ncclCommRegister"
-	if err := c.checkSymbol(call, "2.19", func(l *Library) bool { return l.api.reg != nil && l.api.dereg != nil }); err != nil {
-		return 0, err
-	}
-	err = c.do(call, func() {
+	has := func(l *Library) bool { return l.api.reg != nil && l.api.dereg != nil }
+	err = c.doIf(has, "ncclCommRegister", "2.19", func() {
 		C.cuvmm_nccl_register(&c.lib.api, c.c, C.uint64_t(p), C.uint64_t(n))
 		handle = uint64(uintptr(c.c.handle))
 	})
@@ -212,11 +209,8 @@ func (c *Comm) Register(p, n uint64) (handle uint64, err error) {
 
 // Deregister undoes Register.
 func (c *Comm) Deregister(handle uint64) error {
-	const call = "ncclCommDeregister"
-	if err := c.checkSymbol(call, "2.19", func(l *Library) bool { return l.api.dereg != nil }); err != nil {
-		return err
-	}
-	return c.do(call, func() { C.cuvmm_nccl_deregister(&c.lib.api, c.c, C.uint64_t(handle)) })
+	has := func(l *Library) bool { return l.api.dereg != nil }
+	return c.doIf(has, "ncclCommDeregister", "2.19", func() { C.cuvmm_nccl_deregister(&c.lib.api, c.c, C.uint64_t(handle)) })
 }
 
 // RegisterWindow makes a symmetric window of n bytes at p. All members have to call it, with
@@ -225,11 +219,8 @@ func (c *Comm) Deregister(handle uint64) error {
 //
 // Safety: only the number of NCCL's pointer is used.
 func (c *Comm) RegisterWindow(p, n uint64) (handle uint64, err error) {
-	const call = "ncclCommWindowRegister"
-	if err := c.checkSymbol(call, "2.27", func(l *Library) bool { return l.api.window != nil && l.api.dewindow != nil }); err != nil {
-		return 0, err
-	}
-	err = c.do(call, func() {
+	has := func(l *Library) bool { return l.api.window != nil && l.api.dewindow != nil }
+	err = c.doIf(has, "ncclCommWindowRegister", "2.27", func() {
 		C.cuvmm_nccl_register_window(&c.lib.api, c.c, C.uint64_t(p), C.uint64_t(n))
 		handle = uint64(uintptr(unsafe.Pointer(c.c.window)))
 	})
@@ -238,22 +229,19 @@ func (c *Comm) RegisterWindow(p, n uint64) (handle uint64, err error) {
 
 // DeregisterWindow undoes RegisterWindow.
 func (c *Comm) DeregisterWindow(handle uint64) error {
-	const call = "ncclCommWindowDeregister"
-	if err := c.checkSymbol(call, "2.27", func(l *Library) bool { return l.api.dewindow != nil }); err != nil {
-		return err
-	}
-	return c.do(call, func() { C.cuvmm_nccl_deregister_window(&c.lib.api, c.c, C.uint64_t(handle)) })
+	has := func(l *Library) bool { return l.api.dewindow != nil }
+	return c.doIf(has, "ncclCommWindowDeregister", "2.27", func() { C.cuvmm_nccl_deregister_window(&c.lib.api, c.c, C.uint64_t(handle)) })
 }
 
-// checkSymbol is an error if the library has no such function.
-func (c *Comm) checkSymbol(call, since string, has func(*Library) bool) error {
+// doIf is do for a call that not every library has.
+func (c *Comm) doIf(has func(*Library) bool, call, since string, f func()) error {
 	if c == nil || c.lib == nil {
 		return closed(call)
 	}
 	if !has(c.lib) {
 		return notSupported(call, "NCCL %s does not have it; it came with %s", c.lib, since)
 	}
-	return nil
+	return c.do(call, f)
 }
 
 // Finalize waits for all that is queued. Then comes Destroy. NCCL does not say what its second call

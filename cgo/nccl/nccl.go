@@ -28,26 +28,27 @@ const (
 	kinds
 )
 
-var kindNames = [kinds]string{"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8e4m3", "float8e5m2"}
+// kindTable has each kind's name and the bytes of an element.
+var kindTable = [kinds]struct {
+	name string
+	size uint64
+}{
+	Int8: {"int8", 1}, Uint8: {"uint8", 1}, Int32: {"int32", 4}, Uint32: {"uint32", 4}, Int64: {"int64", 8}, Uint64: {"uint64", 8},
+	Float16: {"float16", 2}, Float32: {"float32", 4}, Float64: {"float64", 8}, BFloat16: {"bfloat16", 2},
+	Float8E4M3: {"float8e4m3", 1}, Float8E5M2: {"float8e5m2", 1},
+}
 
 func (k Kind) String() string {
 	if k < kinds {
-		return kindNames[k]
+		return kindTable[k].name
 	}
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
 // Size is an element's bytes; 0 for no kind.
 func (k Kind) Size() uint64 {
-	switch k {
-	case Int8, Uint8, Float8E4M3, Float8E5M2:
-		return 1
-	case Float16, BFloat16:
-		return 2
-	case Int32, Uint32, Float32:
-		return 4
-	case Int64, Uint64, Float64:
-		return 8
+	if k < kinds {
+		return kindTable[k].size
 	}
 	return 0
 }

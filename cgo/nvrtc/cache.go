@@ -43,16 +43,13 @@ func openFolder(c *Cache) (*folder, error) {
 	if c == nil {
 		c = &Cache{}
 	}
-	dir, maxBytes := c.Dir, c.MaxBytes
+	dir, maxBytes := c.Dir, cmp.Or(c.MaxBytes, defaultMaxBytes)
 	if dir == "" {
 		user, err := os.UserCacheDir()
 		if err != nil {
 			return nil, err
 		}
 		dir = filepath.Join(user, "cuvmm", "nvrtc")
-	}
-	if maxBytes == 0 {
-		maxBytes = defaultMaxBytes
 	}
 	if err := makeFolder(dir); err != nil {
 		return nil, err
@@ -187,10 +184,7 @@ func (d *folder) write(name string, b []byte) error {
 		return err
 	}
 	_, err = f.Write(b)
-	if closed := f.Close(); err == nil {
-		err = closed
-	}
-	if err != nil {
+	if err = cmp.Or(err, f.Close()); err != nil {
 		_ = d.root.Remove(name)
 	}
 	return err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -100,10 +101,7 @@ func (g *Group) Engine() string {
 
 // Stats counts what the group has done.
 func (g *Group) Stats() Stats {
-	if g == nil {
-		return Stats{}
-	}
-	c := &g.counters
+	c := &nonnil.Of(g).counters
 	return Stats{Calls: c.calls.Load(), Registered: c.registered.Load(), Deregistered: c.deregistered.Load()}
 }
 
@@ -135,10 +133,21 @@ func (g *Group) op(name string, err error) error {
 	return fmt.Errorf("%s, rank %d of %d: %w", name, g.rank, g.size, err)
 }
 
+// checkCall returns an error for a Group or a context that is none.
+func (g *Group) checkCall(ctx context.Context) error {
+	switch {
+	case g == nil || g.dev == nil:
+		return errNoGroup
+	case ctx == nil:
+		return errNoContext
+	}
+	return nil
+}
+
 // begin waits until no other call is made. The caller must call end, unless there is an error.
 func (g *Group) begin(ctx context.Context) error {
-	if ctx == nil {
-		return errNoContext
+	if err := g.checkCall(ctx); err != nil {
+		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return cmp.Or(g.Err(), err)
@@ -177,9 +186,6 @@ func (g *Group) end() { <-g.calling }
 // os.ErrDeadlineExceeded after Options.Timeout, and the error of a context that ends before the
 // operations are queued.
 func (g *Group) Do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
-	if g == nil || g.dev == nil {
-		return g.op("do", errNoGroup)
-	}
 	if err := g.begin(ctx); err != nil {
 		return g.op("do", err)
 	}
@@ -232,10 +238,7 @@ func (g *Group) do(ctx context.Context, st *vmm.Stream, ops ...Op) error {
 		g.waits.isNotQueued(q)
 		return err
 	}
-	if err := g.waits.isQueued(q); err != nil {
-		return g.fail(err)
-	}
-	return nil
+	return g.failIf(g.waits.isQueued(q))
 }
 
 // apart is nil if no bytes that an operation uses are written by another one of the same call, in
@@ -311,6 +314,14 @@ func (g *Group) fail(err error) error {
 	return err
 }
 
+// failIf is fail for an error, and nil for none.
+func (g *Group) failIf(err error) error {
+	if err == nil {
+		return nil
+	}
+	return g.fail(err)
+}
+
 // Abort ends this member's part of the group at once, and what the group has queued on streams; the
 // bytes that it would have written are undefined. It takes up to a second, and 4 ms more for each
 // call that is queued. Other calls return ErrAborted, or that the group is closed. Other members
@@ -375,18 +386,13 @@ func (g *Group) Close() error {
 	defer g.end() // not before the group is closed: no other call comes in between
 	// Registrations end first: the engine needs to be whole for that.
 	g.mu.Lock()
-	regs := make([]*Registration, 0, len(g.regs))
-	for r := range g.regs {
-		regs = append(regs, r)
-	}
+	regs := maps.Clone(g.regs)
 	g.mu.Unlock()
-	for _, r := range regs {
+	for r := range regs {
 		err = errors.Join(err, r.end())
 	}
-	if failed := g.call(context.Background(), g.e.Close); failed != nil {
-		err = errors.Join(err, failed)
-	}
-	return g.op("close", errors.Join(err, g.freeCalling()))
+	err = errors.Join(err, g.call(context.Background(), g.e.Close), g.freeCalling())
+	return g.op("close", err)
 }
 
 // Sync waits until the work that is queued on the stream has run. If another member is gone or
@@ -395,13 +401,11 @@ func (g *Group) Close() error {
 // nothing back. vmm.ErrCapturing, vmm.ErrInvalid and the error of a lost device leave the group as
 // it is. If the group is closed meanwhile, Sync ends with the stream's work alone.
 func (g *Group) Sync(ctx context.Context, st *vmm.Stream) error {
-	if g == nil || g.dev == nil {
-		return g.op("sync", errNoGroup)
+	err := g.checkCall(ctx)
+	if err == nil {
+		err = g.sync(ctx, st)
 	}
-	if ctx == nil {
-		return g.op("sync", errNoContext)
-	}
-	return g.op("sync", g.sync(ctx, st))
+	return g.op("sync", err)
 }
 
 func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {

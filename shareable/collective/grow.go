@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -106,25 +107,19 @@ func (g *Group) Gather(ctx context.Context, st *vmm.Stream, root int, dst, src M
 // appends them to dst. src and counts of the others may be nil. It returns the bytes received.
 // In all else it is as AllGather.
 func (g *Group) Scatter(ctx context.Context, st *vmm.Stream, root int, dst, src Memory, counts []uint64) (received uint64, err error) {
-	got, err := g.makeGrowCall(ctx, st, "scatter", func(c *growCall) {
-		c.setRoot(root)
+	return g.makeRootedCall(ctx, st, "scatter", root, func(c *growCall) {
 		if c.appendTo(dst); root == g.rank {
 			c.sendFrom(src)
 			c.split(counts)
 		}
 	})
-	if err != nil {
-		return 0, err
-	}
-	return got[root], nil
 }
 
 // AppendFrom appends src of the member root to dst of all members, the root's included. src of
 // the others may be nil. It returns the bytes received. In all else it is as AllGather.
 func (g *Group) AppendFrom(ctx context.Context, st *vmm.Stream, root int, dst, src Memory) (received uint64, err error) {
-	got, err := g.makeGrowCall(ctx, st, "append from", func(c *growCall) {
+	return g.makeRootedCall(ctx, st, "append from", root, func(c *growCall) {
 		c.toAll = true
-		c.setRoot(root)
 		if c.appendTo(dst); root == g.rank {
 			c.sendFrom(src)
 			for i := range c.counts {
@@ -132,10 +127,18 @@ func (g *Group) AppendFrom(ctx context.Context, st *vmm.Stream, root int, dst, s
 			}
 		}
 	})
+}
+
+// makeRootedCall is makeGrowCall for a call in which all bytes come from the root.
+func (g *Group) makeRootedCall(ctx context.Context, st *vmm.Stream, name string, root int, prepare func(*growCall)) (received uint64, err error) {
+	all, err := g.makeGrowCall(ctx, st, name, func(c *growCall) {
+		c.setRoot(root)
+		prepare(c)
+	})
 	if err != nil {
 		return 0, err
 	}
-	return got[root], nil
+	return all[root], nil
 }
 
 // setRoot sets the root.
@@ -146,11 +149,7 @@ func (c *growCall) setRoot(root int) {
 }
 
 // fail records why this member cannot make the call.
-func (c *growCall) fail(err error) {
-	if c.err == nil {
-		c.err = err
-	}
-}
+func (c *growCall) fail(err error) { c.err = cmp.Or(c.err, err) }
 
 // appendTo sets dst, and holds it mapped.
 func (c *growCall) appendTo(dst Memory) {
@@ -276,11 +275,17 @@ func rangeOf(x Memory) (*vmm.Range, error) {
 
 // makeGrowCall makes the call that prepare sets up, and returns the bytes received by rank.
 func (g *Group) makeGrowCall(ctx context.Context, st *vmm.Stream, name string, prepare func(*growCall)) (received []uint64, err error) {
-	if g == nil || g.dev == nil {
-		return nil, g.op(name, errNoGroup)
-	}
+	err = g.withGrowCall(ctx, st, name, prepare, func(c *growCall) (err error) {
+		received, err = g.runGrowCall(ctx, st, c)
+		return err
+	})
+	return received, err
+}
+
+// withGrowCall calls run with the call that prepare sets up. Memory is held until it returns.
+func (g *Group) withGrowCall(ctx context.Context, st *vmm.Stream, name string, prepare func(*growCall), run func(*growCall) error) error {
 	if err := g.begin(ctx); err != nil {
-		return nil, g.op(name, err)
+		return g.op(name, err)
 	}
 	defer g.end()
 	c := &growCall{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
@@ -289,8 +294,7 @@ func (g *Group) makeGrowCall(ctx context.Context, st *vmm.Stream, name string, p
 	if c.checkWhole(); c.err == nil {
 		c.err = c.usable(st, g.dev)
 	}
-	received, err = g.runGrowCall(ctx, st, c)
-	return received, g.op(name, err)
+	return g.op(name, run(c))
 }
 
 // usable returns an error if work on the stream could not run now, or not use the memory that is
@@ -470,10 +474,7 @@ func (g *Group) queueTransfers(ctx context.Context, st *vmm.Stream, c *growCall,
 			}
 		}
 	}
-	if err := g.do(ctx, st, ops...); err != nil {
-		return g.fail(err)
-	}
-	return nil
+	return g.failIf(g.do(ctx, st, ops...))
 }
 
 // layoutSum is a number that tells layouts apart. It is not 0.

@@ -1,6 +1,7 @@
 package collective
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -88,8 +89,6 @@ func (o Options) resolve(dev *vmm.Device) (Options, error) {
 	case o.Size == 0 && o.ID != ID{}:
 		return o, fmt.Errorf("%w: an identity without Size", vmm.ErrInvalid)
 	}
-	if o.Timeout == 0 {
-		o.Timeout = defaultTimeout
-	}
+	o.Timeout = cmp.Or(o.Timeout, defaultTimeout)
 	return o, nil
 }

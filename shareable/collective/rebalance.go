@@ -16,22 +16,11 @@ import (
 // While it runs it needs as much memory again as v will have. It waits for the stream, and its
 // errors are those of AllGather: after one that does not end the group v is as before.
 func (g *Group) Rebalance(ctx context.Context, st *vmm.Stream, v Memory) error {
-	const name = "rebalance"
-	if g == nil || g.dev == nil {
-		return g.op(name, errNoGroup)
+	both := func(c *growCall) {
+		c.appendTo(v)
+		c.sendFrom(v)
 	}
-	if err := g.begin(ctx); err != nil {
-		return g.op(name, err)
-	}
-	defer g.end()
-	c := &growCall{name: name, offsets: make([]uint64, g.size), counts: make([]uint64, g.size)}
-	defer c.release()
-	c.appendTo(v)
-	c.sendFrom(v)
-	if c.checkWhole(); c.err == nil {
-		c.err = c.usable(st, g.dev)
-	}
-	return g.op(name, g.rebalance(ctx, st, c, unitOf(v)))
+	return g.withGrowCall(ctx, st, "rebalance", both, func(c *growCall) error { return g.rebalance(ctx, st, c, unitOf(v)) })
 }
 
 // unitOf is the bytes from one element of v to the next.
@@ -53,11 +42,9 @@ func (g *Group) rebalance(ctx context.Context, st *vmm.Stream, c *growCall, unit
 	if err := g.checkSameCall(c, headers); err != nil {
 		return err
 	}
-	var total uint64
 	have := make([]uint64, g.size) // elements
 	for i, w := range headers {
 		have[i] = w[headerCounts]
-		total += have[i]
 		if w[headerCounts+1] != unit {
 			return fmt.Errorf("%w: elements of %d bytes at rank %d, of %d at rank %d", ErrMismatch, unit, g.rank, w[headerCounts+1], i)
 		}
@@ -75,25 +62,29 @@ func (g *Group) rebalance(ctx context.Context, st *vmm.Stream, c *growCall, unit
 		return nil // all members see the same
 	}
 	next, err := g.growForRebalance(ctx, st, c, mine)
-	if err != nil {
-		return errors.Join(err, next.Close())
+	if err == nil {
+		err = g.replaceContents(ctx, st, c, next, received)
 	}
-	err = g.replaceContents(ctx, st, c, next, received)
 	return errors.Join(err, next.Close())
 }
 
 // isEven reports whether all have what Rebalance would give them.
 func isEven(have []uint64) bool {
-	total := uint64(0)
-	for _, n := range have {
-		total += n
-	}
+	total := sum(have)
 	for i, n := range have {
 		if n != share(total, i, len(have)) {
 			return false
 		}
 	}
 	return true
+}
+
+// sum adds numbers up.
+func sum(all []uint64) (total uint64) {
+	for _, n := range all {
+		total += n
+	}
+	return total
 }
 
 // share is how many of total elements the member of rank i of n has in the end.
@@ -109,10 +100,7 @@ func share(total uint64, i, n int) uint64 {
 // from each. have is how many each has.
 func shares(have []uint64, rank int) (sends, received []uint64) {
 	n := len(have)
-	total := uint64(0)
-	for _, h := range have {
-		total += h
-	}
+	total := sum(have)
 	sends, received = make([]uint64, n), make([]uint64, n)
 	oldAt := uint64(0)
 	for i, h := range have {
@@ -162,18 +150,12 @@ func (g *Group) replaceContents(ctx context.Context, st *vmm.Stream, c *growCall
 	if err := g.sync(ctx, st); err != nil {
 		return err
 	}
-	n := uint64(0)
-	for _, x := range received {
-		n += x
-	}
+	n := sum(received)
 	if n > 0 {
 		if err := st.Copy(c.dst.Ptr(), next.Ptr(), n); err != nil {
 			return g.fail(err)
 		}
 	}
 	c.release()
-	if err := c.dst.SetLen(n); err != nil { // the others have their new elements
-		return g.fail(err)
-	}
-	return nil
+	return g.failIf(c.dst.SetLen(n)) // the others have their new elements
 }

@@ -52,9 +52,6 @@ type Registration struct {
 // calls use it all the same, and Registration.Err returns why.
 func (g *Group) Register(ctx context.Context, v Memory, o RegisterOptions) (*Registration, error) {
 	const name = "register"
-	if g == nil || g.dev == nil {
-		return nil, g.op(name, errNoGroup)
-	}
 	if err := g.begin(ctx); err != nil {
 		return nil, g.op(name, err)
 	}
@@ -102,9 +99,7 @@ func (r *Registration) mapped(s vmm.Segment) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {
-		if r.failed == nil {
-			r.failed = fmt.Errorf("register %d bytes at %v: %w", s.Size, s.Addr, err)
-		}
+		r.failed = cmp.Or(r.failed, fmt.Errorf("register %d bytes at %v: %w", s.Size, s.Addr, err))
 		return
 	}
 	r.g.counters.registered.Add(1)
@@ -126,9 +121,7 @@ func (r *Registration) unmapping(s vmm.Segment) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.failed == nil {
-		r.failed = fmt.Errorf("undo the registration of %d bytes at %v: %w", s.Size, s.Addr, err)
-	}
+	r.failed = cmp.Or(r.failed, fmt.Errorf("undo the registration of %d bytes at %v: %w", s.Size, s.Addr, err))
 }
 
 // deregister calls f, which undoes a registration. That of an engine that is aborted undoes all.

@@ -2,6 +2,7 @@ package collective
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -231,16 +232,11 @@ func (r refusal) Error() string {
 	return strings.TrimSpace(fmt.Sprintf("%v: %s", r.Unwrap(), r.text))
 }
 
-func (r refusal) Unwrap() error {
-	switch r.code {
-	case codeOtherSize, codeTwice, codeOtherJob, codeRank:
-		return ErrMismatch
-	case codeSecret:
-		return vmm.ErrPermission
-	case codeNeedsSecret:
-		return vmm.ErrInvalid
-	case codeLeftOut, codeMinority, codeElsewhere:
-		return ErrPeerGone
-	}
-	return ErrFailed
+// refusalKinds are the kinds of error of the codes; ErrFailed for others.
+var refusalKinds = map[code]error{
+	codeOtherSize: ErrMismatch, codeTwice: ErrMismatch, codeOtherJob: ErrMismatch, codeRank: ErrMismatch,
+	codeSecret: vmm.ErrPermission, codeNeedsSecret: vmm.ErrInvalid,
+	codeLeftOut: ErrPeerGone, codeMinority: ErrPeerGone, codeElsewhere: ErrPeerGone,
 }
+
+func (r refusal) Unwrap() error { return cmp.Or(refusalKinds[r.code], ErrFailed) }

@@ -362,14 +362,12 @@ func (c *circle) decide(ctx context.Context, absent []int, newID func() (ID, err
 		_ = l.write(frame{Type: framePropose}) // an error ends the link
 	}
 	for _, l := range links {
+		var f frame // of no type, if the link or the time ends
 		select {
-		case f, ok := <-l.in:
-			if !ok || f.Type != frameAccept {
-				l.close()
-				<-l.ended
-				return nil, nil, errRecount
-			}
+		case f = <-l.in:
 		case <-limited.Done():
+		}
+		if f.Type != frameAccept {
 			l.close()
 			<-l.ended
 			return nil, nil, errRecount

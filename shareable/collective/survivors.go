@@ -45,11 +45,8 @@ func (g *Group) engineFailed(err error) error {
 // new group, and this one as long as Shrink fails. Close and Abort wait for it.
 func (g *Group) Shrink(ctx context.Context) (_ *Group, err error) {
 	defer func() { err = g.op("shrink", err) }()
-	if g == nil || g.dev == nil {
-		return nil, errNoGroup
-	}
-	if ctx == nil {
-		return nil, errNoContext
+	if err := g.checkCall(ctx); err != nil {
+		return nil, err
 	}
 	_ = g.fail(ErrAborted)  // unless it has ended
 	g.calling <- struct{}{} // calls return soon

@@ -143,6 +143,14 @@ func (c *Client) check(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// target is what a call means by a name, if the client can be used with ctx.
+func (c *Client) target(ctx context.Context, name string) (target, error) {
+	if err := c.check(ctx); err != nil {
+		return target{}, err
+	}
+	return resolveTarget(name)
+}
+
 // Close ends the requests that run, and the Client. Writers and Views stay. Twice is fine,
 // and so is a nil Client.
 func (c *Client) Close() error {
@@ -326,6 +334,16 @@ func call(ctx context.Context, limit time.Duration, conn serve.Client, t wire.Ty
 
 // ignore is for a reply that says no more than that it is one.
 func ignore(wire.Frame) error { return nil }
+
+// into is for a reply whose payload decode reads into to.
+func into[T any](to *T, decode func([]byte) (T, error)) func(wire.Frame) error {
+	return func(f wire.Frame) (err error) {
+		if *to, err = decode(f.Payload); err != nil {
+			return protocolError(err)
+		}
+		return nil
+	}
+}
 
 // protocolError is the error for a payload that breaks the protocol.
 func protocolError(err error) error { return fmt.Errorf("%w: %w", shareable.ErrProtocol, err) }

@@ -9,20 +9,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Connect makes a Client in the server's process, which needs no socket in a directory. The
 // caller must Close it, before dev.
-func (s *Server) Connect(ctx context.Context, dev *vmm.Device, o ClientOptions) (*Client, error) {
+func (s *Server) Connect(ctx context.Context, dev *vmm.Device, o ClientOptions) (_ *Client, err error) {
+	defer errtext.Wrapf(&err, "connect to store")
 	if s == nil || s.dev == nil {
-		return nil, fmt.Errorf("connect to store: %w", errNoServer)
+		return nil, errNoServer
 	}
-	c, err := newClient(ctx, "", s.pair, dev, o)
-	if err != nil {
-		return nil, fmt.Errorf("connect to store: %w", err)
-	}
-	return c, nil
+	return newClient(ctx, "", s.pair, dev, o)
 }
 
 // pair makes a connection to the server.

@@ -30,10 +30,15 @@ type AppendOptions struct {
 // the object would exceed a limit of the server's or MaxBytes, and vmm.ErrOutOfMemory if the
 // server has no memory left. If it returns an error there is no object, except that one that
 // is Durable may be left if the server does not reply. The caller must Close the Writer.
-func (c *Client) Create(ctx context.Context, name string, o CreateOptions) (*Writer, error) {
-	w, err := c.create(ctx, name, o)
+func (c *Client) Create(ctx context.Context, name string, o CreateOptions) (_ *Writer, err error) {
+	defer errtext.Wrapf(&err, "create %q", name)
+	return opened(c.create(ctx, name, o))
+}
+
+// opened is a Writer that is open, or the error without one.
+func opened(w *Writer, err error) (*Writer, error) {
 	if err != nil {
-		return nil, fmt.Errorf("create %q: %w", name, err)
+		return nil, err
 	}
 	return w, nil
 }
@@ -136,19 +141,13 @@ func elemOf(l vmm.Layout) wire.Elem {
 // and more can be appended. Append returns vmm.ErrBusy while another Writer has the object,
 // unless it is to wait, shareable.ErrSealed if the object is sealed, and vmm.ErrPermission if
 // another user has made it. The caller must Close the Writer.
-func (c *Client) Append(ctx context.Context, name string, o AppendOptions) (*Writer, error) {
-	w, err := c.append(ctx, name, o)
-	if err != nil {
-		return nil, fmt.Errorf("append to %q: %w", name, err)
-	}
-	return w, nil
+func (c *Client) Append(ctx context.Context, name string, o AppendOptions) (_ *Writer, err error) {
+	defer errtext.Wrapf(&err, "append to %q", name)
+	return opened(c.append(ctx, name, o))
 }
 
 func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Writer, error) {
-	if err := c.check(ctx); err != nil {
-		return nil, err
-	}
-	t, err := resolveTarget(name)
+	t, err := c.target(ctx, name)
 	if err != nil {
 		return nil, err
 	}

@@ -68,11 +68,7 @@ func (e *entry) nameLocked() string {
 const maxObject = 1 << 46
 
 // create makes an object and leases it.
-func (s *Server) create(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeCreate(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) create(c serve.Conn, f wire.Frame, q wire.Create) error {
 	e, err := s.newEntry(c, q)
 	if err != nil {
 		return err
@@ -279,11 +275,7 @@ func (s *Server) unnameLocked(e *entry) {
 }
 
 // delete removes an object and its names.
-func (s *Server) delete(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeDelete(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) delete(c serve.Conn, f wire.Frame, q wire.Delete) error {
 	by := s.requestOf(c, f)
 	if q.Force && by.client != "" { // others of the connection may be done meanwhile
 		by.client += forcedSuffix
@@ -293,11 +285,7 @@ func (s *Server) delete(c serve.Conn, f wire.Frame) error {
 	}
 	s.mu.Lock()
 	e := s.findLocked(q.Name)
-	if e == nil {
-		err = shareable.ErrNotFound
-	} else {
-		err = s.mayChange(c, e)
-	}
+	err := s.mayChange(c, e)
 	if err != nil {
 		s.mu.Unlock()
 		return err
@@ -369,8 +357,11 @@ func (s *Server) forceDelete(c serve.Conn, number uint32, by requestID, e *entry
 }
 
 // mayChange is nil if the user at a connection may delete an object, or change its names:
-// who made it, the server's user and root.
+// who made it, the server's user and root. Without an object it is ErrNotFound.
 func (s *Server) mayChange(c serve.Conn, e *entry) error {
+	if e == nil {
+		return shareable.ErrNotFound
+	}
 	if uid := c.Cred().UID; uid != e.uid && uid != 0 && uid != uint32(os.Getuid()) {
 		return fmt.Errorf("%w: user %d has made it", vmm.ErrPermission, e.uid)
 	}
@@ -378,11 +369,7 @@ func (s *Server) mayChange(c serve.Conn, e *entry) error {
 }
 
 // link adds a name.
-func (s *Server) link(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeLink(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) link(c serve.Conn, f wire.Frame, q wire.Link) error {
 	e, sealed, err := s.addName(c, q)
 	if err == nil {
 		err = s.record(e, s.requestOf(c, f))
@@ -399,9 +386,7 @@ func (s *Server) addName(c serve.Conn, q wire.Link) (e *entry, sealed bool, err 
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e = s.findLocked(q.Name); e == nil {
-		return nil, false, shareable.ErrNotFound
-	}
+	e = s.findLocked(q.Name)
 	if err := s.mayChange(c, e); err != nil {
 		return nil, false, err
 	}
@@ -416,16 +401,11 @@ func (s *Server) addName(c serve.Conn, q wire.Link) (e *entry, sealed bool, err 
 }
 
 // unlink removes a name.
-func (s *Server) unlink(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeUnlink(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) unlink(c serve.Conn, f wire.Frame, q wire.Unlink) error {
 	s.mu.Lock()
 	e := s.byName[q.Name]
-	if e == nil {
-		err = shareable.ErrNotFound
-	} else if err = s.mayChange(c, e); err == nil {
+	err := s.mayChange(c, e)
+	if err == nil {
 		delete(s.byName, q.Name)
 		s.refundLocked(e, recordsOfName(q.Name))
 		// The old slice may be on its way to a client: infoLocked has returned it.

@@ -70,11 +70,7 @@ func (s *Server) revoke(e *entry) {
 }
 
 // revokeOf handles REVOKE.
-func (s *Server) revokeOf(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeRevoke(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) revokeOf(c serve.Conn, f wire.Frame, q wire.Revoke) (err error) {
 	s.mu.Lock()
 	e := s.findLocked(q.Name)
 	switch {
@@ -112,11 +108,7 @@ func (s *Server) takeAway(e *entry, c serve.Conn, reason string) {
 }
 
 // replace has an object take the names of one that is no longer written to.
-func (s *Server) replace(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeReplace(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) replace(c serve.Conn, f wire.Frame, q wire.Replace) error {
 	old, e, name, err := s.takeNames(c, q)
 	if err != nil {
 		return err
@@ -154,10 +146,7 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 	e.flags.Store(old.flags.Load()) // until now it was to go with its writer
 	names := old.names
 	name = old.nameLocked()
-	if x := s.clients[old.lease]; x != nil {
-		delete(x.leases, old.id)
-	}
-	old.lease = nil
+	s.unleaseLocked(old)
 	s.unnameLocked(old)
 	for _, n := range names {
 		s.ledger.Add(e.uid, recordsOfName(n))

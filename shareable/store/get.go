@@ -27,10 +27,7 @@ func (c *Client) Get(ctx context.Context, name string, o GetOptions) (_ *shareab
 }
 
 func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *shareable.View, err error) {
-	if err := c.check(ctx); err != nil {
-		return nil, err
-	}
-	t, err := resolveTarget(name)
+	t, err := c.target(ctx, name)
 	switch {
 	case err != nil:
 		return nil, err
@@ -165,18 +162,8 @@ func (c *Client) waitFor(ctx context.Context, t target, unsealed bool) (target, 
 		return t, err
 	}
 	var obj wire.Object
-	err = conn.Call(ctx, wire.TypeWait, wire.Wait{Unsealed: unsealed, Name: t.name}.Append(nil), wire.TypeObject, takeDescription(&obj))
+	err = conn.Call(ctx, wire.TypeWait, wire.Wait{Unsealed: unsealed, Name: t.name}.Append(nil), wire.TypeObject, into(&obj, wire.DecodeObject))
 	return target{name: wire.IDName(obj.ID), instance: conn.Hello().Instance}, err
-}
-
-// takeDescription handles OBJECT without descriptors.
-func takeDescription(obj *wire.Object) func(wire.Frame) error {
-	return func(f wire.Frame) (err error) {
-		if *obj, err = wire.DecodeObject(f.Payload); err != nil {
-			return protocolError(err)
-		}
-		return nil
-	}
 }
 
 // getsAtOnce is how many objects GetAll attaches to at a time.

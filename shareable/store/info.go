@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -83,12 +84,7 @@ func (c *Client) List(ctx context.Context, o ListOptions) (all []Info, err error
 
 // query sends one QUERY. instance is that of the server that has replied.
 func (c *Client) query(ctx context.Context, about target, q wire.Query) (found wire.Found, instance [16]byte, err error) {
-	instance, err = c.read(ctx, about, wire.TypeQuery, q.Append(nil), wire.TypeFound, func(f wire.Frame) (err error) {
-		if found, err = wire.DecodeFound(f.Payload); err != nil {
-			return protocolError(err)
-		}
-		return nil
-	})
+	instance, err = c.read(ctx, about, wire.TypeQuery, q.Append(nil), wire.TypeFound, into(&found, wire.DecodeFound))
 	return found, instance, err
 }
 
@@ -115,15 +111,12 @@ func (c *Client) Stat(ctx context.Context, name string) (_ Info, err error) {
 }
 
 func (c *Client) stat(ctx context.Context, name string) (Info, error) {
-	if err := c.check(ctx); err != nil {
-		return Info{}, err
-	}
-	t, err := resolveTarget(name)
+	t, err := c.target(ctx, name)
 	if err != nil {
 		return Info{}, err
 	}
 	var obj wire.Object
-	instance, err := c.read(ctx, t, wire.TypeStat, wire.Stat{Name: t.name}.Append(nil), wire.TypeObject, takeDescription(&obj))
+	instance, err := c.read(ctx, t, wire.TypeStat, wire.Stat{Name: t.name}.Append(nil), wire.TypeObject, into(&obj, wire.DecodeObject))
 	if err != nil {
 		return Info{}, err
 	}
@@ -164,10 +157,7 @@ func (c *Client) Unlink(ctx context.Context, name string) (err error) {
 
 // change sends a request that changes something about an object.
 func (c *Client) change(ctx context.Context, name string, t wire.Type, payload func(name string) []byte) error {
-	if err := c.check(ctx); err != nil {
-		return err
-	}
-	about, err := resolveTarget(name)
+	about, err := c.target(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -190,16 +180,11 @@ func (c *Client) Delete(ctx context.Context, name string, o DeleteOptions) (err 
 	if !o.Force {
 		return c.change(ctx, name, wire.TypeDelete, func(name string) []byte { q.Name = name; return q.Append(nil) })
 	}
-	if err := c.check(ctx); err != nil {
-		return err
-	}
-	t, err := resolveTarget(name)
+	t, err := c.target(ctx, name)
 	if err != nil {
 		return err
 	}
-	if o.Timeout == 0 {
-		o.Timeout = defaultForce
-	}
+	o.Timeout = cmp.Or(o.Timeout, defaultForce)
 	q.Name, q.Timeout = t.name, uint32(max(o.Timeout.Milliseconds(), 1))
 	// The reply takes its time, and others would wait for it on the same connection.
 	sub, cancel := c.both(ctx)
@@ -218,39 +203,31 @@ func (c *Client) Delete(ctx context.Context, name string, o DeleteOptions) (err 
 
 // Stats returns the server's counts as of now, without Conns.
 func (c *Client) Stats(ctx context.Context) (x Stats, err error) {
-	_, err = c.read(ctx, target{}, wire.TypeCount, nil, wire.TypeCounters, func(f wire.Frame) error {
-		counters, err := wire.DecodeCounters(f.Payload)
-		if err != nil {
-			return protocolError(err)
-		}
-		x.decode(counters)
-		return nil
-	})
-	if err != nil {
-		return Stats{}, fmt.Errorf("stats of store: %w", err)
+	defer errtext.Wrapf(&err, "stats of store")
+	var counters wire.Counters
+	if _, err := c.read(ctx, target{}, wire.TypeCount, nil, wire.TypeCounters, into(&counters, wire.DecodeCounters)); err != nil {
+		return Stats{}, err
 	}
+	x.decode(counters)
 	return x, nil
 }
 
 // Report returns what the store says of itself. Of other users it tells root and the store's user
 // alone.
-func (c *Client) Report(ctx context.Context) (Report, error) {
-	var r Report
-	err := c.check(ctx)
-	if err == nil {
-		_, err = c.read(ctx, target{}, wire.TypeReport, nil, wire.TypeReported, func(f wire.Frame) error {
-			x, err := wire.DecodeReported(f.Payload)
-			if err == nil {
-				err = json.Unmarshal(x.JSON, &r)
-			}
-			if err != nil {
-				return protocolError(err)
-			}
-			return nil
-		})
+func (c *Client) Report(ctx context.Context) (r Report, err error) {
+	defer errtext.Wrapf(&err, "report of store")
+	if err := c.check(ctx); err != nil {
+		return Report{}, err
 	}
+	_, err = c.read(ctx, target{}, wire.TypeReport, nil, wire.TypeReported, into(&r, func(b []byte) (r Report, err error) {
+		x, err := wire.DecodeReported(b)
+		if err == nil {
+			err = json.Unmarshal(x.JSON, &r)
+		}
+		return r, err
+	}))
 	if err != nil {
-		return Report{}, fmt.Errorf("report of store: %w", err)
+		return Report{}, err
 	}
 	return r, nil
 }

@@ -24,11 +24,7 @@ import (
 //	SEAL, RELEASE -> DONE                   the lease is over
 
 // lease gives the right to write to an object that is there.
-func (s *Server) lease(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeLease(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) lease(c serve.Conn, f wire.Frame, q wire.Lease) (err error) {
 	s.mu.Lock()
 	e := s.findLocked(q.Name)
 	switch {
@@ -73,6 +69,15 @@ func (s *Server) leaseLocked(e *entry, c serve.Conn) {
 	s.counts.leases.Add(1)
 }
 
+// unleaseLocked takes a lease from the connection that has it. Requires mu.
+func (s *Server) unleaseLocked(e *entry) {
+	invariants.Held(&s.mu)
+	if x := s.clients[e.lease]; x != nil {
+		delete(x.leases, e.id)
+	}
+	e.lease, e.mapped = nil, false
+}
+
 // sendLeased sends the reply to LEASE. If that fails the lease ends.
 func (s *Server) sendLeased(c serve.Conn, request uint32, e *entry) error {
 	err := s.sendLease(c, request, e)
@@ -96,10 +101,7 @@ func (s *Server) sendLease(c serve.Conn, request uint32, e *entry) error {
 	if s.isFenced(e) {
 		access = wire.AccessRead
 	}
-	if err := e.obj.Describe(c, request, s.nameOf(e), access, fd); err != nil {
-		return &sentError{err}
-	}
-	return nil
+	return sending(e.obj.Describe(c, request, s.nameOf(e), access, fd))
 }
 
 // leasePage makes the page of a lease, if the connection has it still: another's stays as it
@@ -152,6 +154,11 @@ var errNotWritten = fmt.Errorf("%w: the object is written to no more", vmm.ErrPe
 func (s *Server) written(c serve.Conn, id uint64) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.writtenLocked(c, id)
+}
+
+// writtenLocked is written. Requires mu.
+func (s *Server) writtenLocked(c serve.Conn, id uint64) (*entry, error) {
 	e, err := s.leasedLocked(c, id)
 	if err == nil && e.fenced {
 		err = errNotWritten
@@ -160,11 +167,7 @@ func (s *Server) written(c serve.Conn, id uint64) (*entry, error) {
 }
 
 // mapped has only the writer write to its page.
-func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeMapped(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) mapped(c serve.Conn, f wire.Frame, q wire.Mapped) error {
 	e, err := s.startLease(c, q.Object)
 	if err == nil {
 		err = s.record(e, s.requestOf(c, f))
@@ -179,12 +182,9 @@ func (s *Server) mapped(c serve.Conn, f wire.Frame) error {
 func (s *Server) startLease(c serve.Conn, id uint64) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, err := s.leasedLocked(c, id)
+	e, err := s.writtenLocked(c, id)
 	if err != nil {
 		return nil, err
-	}
-	if e.fenced {
-		return nil, errNotWritten
 	}
 	if err := e.obj.StartLease(); err != nil {
 		return nil, err
@@ -194,11 +194,7 @@ func (s *Server) startLease(c serve.Conn, id uint64) (*entry, error) {
 }
 
 // grow sends memory to the writer.
-func (s *Server) grow(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeGrow(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) grow(c serve.Conn, f wire.Frame, q wire.Grow) error {
 	e, err := s.written(c, q.Object)
 	if err != nil {
 		return err
@@ -216,18 +212,11 @@ func (s *Server) grow(c serve.Conn, f wire.Frame) error {
 	if err := s.record(e, requestID{}); err != nil {
 		return err
 	}
-	if err := e.obj.ReplyChunks(c, f.Request, q.After); err != nil {
-		return &sentError{err}
-	}
-	return nil
+	return sending(e.obj.ReplyChunks(c, f.Request, q.After))
 }
 
 // wrote has readers woken.
-func (s *Server) wrote(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeWrote(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) wrote(c serve.Conn, f wire.Frame, q wire.Wrote) error {
 	// It has no reply. The lease may have ended since it was sent.
 	if e, err := s.leased(c, q.Object); err == nil {
 		s.mu.Lock()
@@ -239,11 +228,7 @@ func (s *Server) wrote(c serve.Conn, f wire.Frame) error {
 }
 
 // seal makes the length final.
-func (s *Server) seal(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeSeal(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) seal(c serve.Conn, f wire.Frame, q wire.Seal) error {
 	e, err := s.written(c, q.Object)
 	if err != nil {
 		return err
@@ -269,8 +254,7 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 		return err
 	}
 	s.mu.Lock()
-	e.lease, e.mapped = nil, false
-	delete(s.clientLocked(c).leases, e.id)
+	s.unleaseLocked(e)
 	unused := e.has[ledger.Bytes] - min(e.has[ledger.Bytes], capacity)
 	s.refundLocked(e, ledger.Amounts{ledger.Bytes: unused, ledger.Descriptors: e.has[ledger.Descriptors] - s.descriptorsOf(uint64(chunks))})
 	s.usedLocked(e)
@@ -285,11 +269,7 @@ func (s *Server) seal(c serve.Conn, f wire.Frame) error {
 }
 
 // release ends a lease.
-func (s *Server) release(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeRelease(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) release(c serve.Conn, f wire.Frame, q wire.Release) error {
 	e, err := s.leased(c, q.Object)
 	if err != nil {
 		return err
@@ -315,11 +295,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID
 	// An object whose CREATE no client has heard of would have no use and no owner.
 	abort = abort || !e.started
 	e.fenced = e.fenced || runs && !s.opts.hooks.unfenced
-	e.mapped = false
-	e.lease = nil
-	if x := s.clients[c]; x != nil {
-		delete(x.leases, e.id)
-	}
+	s.unleaseLocked(e)
 	if !abort {
 		s.passLeaseLocked(e)
 		s.mu.Unlock()
@@ -346,10 +322,7 @@ func (s *Server) dropLease(e *entry, c serve.Conn) {
 		return
 	}
 	e.obj.EndLease()
-	e.lease, e.mapped = nil, false
-	if x := s.clients[c]; x != nil {
-		delete(x.leases, e.id)
-	}
+	s.unleaseLocked(e)
 	s.refuseLeasesLocked(e, shareable.ErrNotFound)
 }
 

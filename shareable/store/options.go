@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"math"
@@ -70,24 +71,12 @@ func (o Options) resolve() (Options, error) {
 	if o.MaxObjects < 0 || o.Timeout < 0 || o.LeaseTime < 0 {
 		return o, fmt.Errorf("%w: a limit below 0", vmm.ErrInvalid)
 	}
-	if o.MaxObjects == 0 {
-		o.MaxObjects = 4096
-	}
-	if o.MaxRecordBytes == 0 {
-		o.MaxRecordBytes = 256 << 20
-	}
-	if o.MaxBytes == 0 {
-		o.MaxBytes = math.MaxUint64
-	}
-	if o.MaxBytesPerUID == 0 {
-		o.MaxBytesPerUID = math.MaxUint64
-	}
-	if o.Timeout == 0 {
-		o.Timeout = 10 * time.Second
-	}
-	if o.LeaseTime == 0 {
-		o.LeaseTime = 30 * time.Second
-	}
+	o.MaxObjects = cmp.Or(o.MaxObjects, 4096)
+	o.MaxRecordBytes = cmp.Or(o.MaxRecordBytes, 256<<20)
+	o.MaxBytes = cmp.Or(o.MaxBytes, math.MaxUint64)
+	o.MaxBytesPerUID = cmp.Or(o.MaxBytesPerUID, math.MaxUint64)
+	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
+	o.LeaseTime = cmp.Or(o.LeaseTime, 30*time.Second)
 	return o, nil
 }
 

@@ -18,11 +18,11 @@ type recorder struct{}
 
 func (r *recorder) stop() {}
 
-func (s *Server) record(*entry, requestID) error      { return nil }
-func (s *Server) forget(*entry, requestID) error      { return nil }
-func (s *Server) isDone(requestID) bool               { return false }
-func (s *Server) clientsGone(...string)               {}
-func (s *Server) resume(serve.Conn, wire.Frame) error { return errLinux }
+func (s *Server) record(*entry, requestID) error                   { return nil }
+func (s *Server) forget(*entry, requestID) error                   { return nil }
+func (s *Server) isDone(requestID) bool                            { return false }
+func (s *Server) clientsGone(...string)                            {}
+func (s *Server) resume(serve.Conn, wire.Frame, wire.Resume) error { return errLinux }
 
 func (s *Server) recordSeal(_ *entry, _ requestID, q serve.Seal, apply func(serve.Seal) error) error {
 	return apply(q)

@@ -10,11 +10,7 @@ import (
 )
 
 // query lists objects.
-func (s *Server) query(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeQuery(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) query(c serve.Conn, f wire.Frame, q wire.Query) error {
 	const maxBytes = 16 << 10 // a client with a small buffer takes that, too
 	var found wire.Found
 	size := 0

@@ -273,11 +273,7 @@ func (s *Server) endExited() {
 func clientToken(t [16]byte, uid uint32) string { return fmt.Sprintf("%x:%d", t, uid) }
 
 // resume handles RESUME: what a client of a server before this one had is the connection's.
-func (s *Server) resume(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeResume(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) resume(c serve.Conn, f wire.Frame, q wire.Resume) error {
 	token := clientToken(q.Token, c.Cred().UID)
 	began := startTime(int(c.Cred().PID))
 	s.mu.Lock()

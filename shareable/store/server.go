@@ -232,6 +232,39 @@ func (h handler) Readers(o serve.Object) {
 	}
 }
 
+// requests are what a store does for each type of request.
+var requests = map[wire.Type]func(*Server, serve.Conn, wire.Frame) error{
+	wire.TypeCreate:  decoded((*Server).create, wire.DecodeCreate),
+	wire.TypeLease:   decoded((*Server).lease, wire.DecodeLease),
+	wire.TypeMapped:  decoded((*Server).mapped, wire.DecodeMapped),
+	wire.TypeGrow:    decoded((*Server).grow, wire.DecodeGrow),
+	wire.TypeWrote:   decoded((*Server).wrote, wire.DecodeWrote),
+	wire.TypeSeal:    decoded((*Server).seal, wire.DecodeSeal),
+	wire.TypeRelease: decoded((*Server).release, wire.DecodeRelease),
+	wire.TypeDelete:  decoded((*Server).delete, wire.DecodeDelete),
+	wire.TypeWait:    decoded((*Server).wait, wire.DecodeWait),
+	wire.TypeLink:    decoded((*Server).link, wire.DecodeLink),
+	wire.TypeUnlink:  decoded((*Server).unlink, wire.DecodeUnlink),
+	wire.TypeQuery:   decoded((*Server).query, wire.DecodeQuery),
+	wire.TypeCount:   (*Server).count,
+	wire.TypeWatch:   decoded((*Server).watch, wire.DecodeWatch),
+	wire.TypeReplace: decoded((*Server).replace, wire.DecodeReplace),
+	wire.TypeReport:  (*Server).report,
+	wire.TypeRevoke:  decoded((*Server).revokeOf, wire.DecodeRevoke),
+	wire.TypeResume:  decoded((*Server).resume, wire.DecodeResume),
+}
+
+// decoded is what handle does with a request whose payload decode reads.
+func decoded[Q any](handle func(*Server, serve.Conn, wire.Frame, Q) error, decode func([]byte) (Q, error)) func(*Server, serve.Conn, wire.Frame) error {
+	return func(s *Server, c serve.Conn, f wire.Frame) error {
+		q, err := decode(f.Payload)
+		if err != nil {
+			return err
+		}
+		return handle(s, c, f, q)
+	}
+}
+
 // Request handles a request of a client.
 func (h handler) Request(c serve.Conn, f wire.Frame) error {
 	s := h.s
@@ -240,53 +273,16 @@ func (h handler) Request(c serve.Conn, f wire.Frame) error {
 	if isOnce(f.Type) && s.isDone(s.requestOf(c, f)) {
 		return done(c, f.Request)
 	}
-	var err error
-	switch f.Type {
-	case wire.TypeCreate:
-		err = s.create(c, f)
-	case wire.TypeLease:
-		err = s.lease(c, f)
-	case wire.TypeMapped:
-		err = s.mapped(c, f)
-	case wire.TypeGrow:
-		err = s.grow(c, f)
-	case wire.TypeWrote:
-		return s.wrote(c, f)
-	case wire.TypeSeal:
-		err = s.seal(c, f)
-	case wire.TypeRelease:
-		err = s.release(c, f)
-	case wire.TypeDelete:
-		err = s.delete(c, f)
-	case wire.TypeWait:
-		err = s.wait(c, f)
-	case wire.TypeLink:
-		err = s.link(c, f)
-	case wire.TypeUnlink:
-		err = s.unlink(c, f)
-	case wire.TypeQuery:
-		err = s.query(c, f)
-	case wire.TypeCount:
-		x := s.Stats()
-		return c.Reply(wire.TypeCounters, f.Request, x.encode().Append(nil))
-	case wire.TypeWatch:
-		err = s.watch(c, f)
-	case wire.TypeReplace:
-		err = s.replace(c, f)
-	case wire.TypeReport:
-		err = s.report(c, f)
-	case wire.TypeRevoke:
-		err = s.revokeOf(c, f)
-	case wire.TypeResume:
-		err = s.resume(c, f)
-	default:
+	handle := requests[f.Type]
+	if handle == nil {
 		return &wire.ProtocolError{What: fmt.Sprintf("%v to a store", f.Type)}
 	}
+	err := handle(s, c, f)
 	var sent *sentError
 	var broke *wire.ProtocolError
 	switch {
-	case err == nil:
-		return nil
+	case err == nil, f.Type == wire.TypeWrote: // which has no reply
+		return err
 	case errors.As(err, &sent):
 		return sent.err
 	case errors.As(err, &broke):
@@ -304,7 +300,12 @@ func (e *sentError) Error() string { return e.err.Error() }
 
 // reply sends a reply.
 func reply(c serve.Conn, t wire.Type, request uint32, payload []byte, fds ...int) error {
-	if err := c.Reply(t, request, payload, fds...); err != nil {
+	return sending(c.Reply(t, request, payload, fds...))
+}
+
+// sending is the error of sending a reply.
+func sending(err error) error {
+	if err != nil {
 		return &sentError{err}
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/stats"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
@@ -47,6 +48,12 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.statsLocked(conns)
+}
+
+// count handles COUNT.
+func (s *Server) count(c serve.Conn, f wire.Frame) error {
+	x := s.Stats()
+	return reply(c, wire.TypeCounters, f.Request, x.encode().Append(nil))
 }
 
 // statsLocked is Stats. Requires mu.

@@ -15,11 +15,7 @@ import (
 const maxWaits = 1024
 
 // wait replies once an object is sealed, or there.
-func (s *Server) wait(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeWait(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) wait(c serve.Conn, f wire.Frame, q wire.Wait) error {
 	s.mu.Lock()
 	e := s.findLocked(q.Name)
 	if e != nil && (e.sealed || q.Unsealed) {
@@ -65,10 +61,7 @@ func (s *Server) addWaitLocked(w wait) {
 }
 
 func (s *Server) describe(c serve.Conn, request uint32, e *entry, name string) error {
-	if err := e.obj.Describe(c, request, name, wire.AccessRead); err != nil {
-		return &sentError{err}
-	}
-	return nil
+	return sending(e.obj.Describe(c, request, name, wire.AccessRead))
 }
 
 // replyWaits ends the waits for an object under these names: those for its seal if it is sealed.

@@ -61,11 +61,7 @@ const maxEvents = 1024
 var recordsOfWatch = ledger.Amounts{ledger.Records: maxEvents * recordOfName}
 
 // watch starts events.
-func (s *Server) watch(c serve.Conn, f wire.Frame) error {
-	q, err := wire.DecodeWatch(f.Payload)
-	if err != nil {
-		return err
-	}
+func (s *Server) watch(c serve.Conn, f wire.Frame, q wire.Watch) (err error) {
 	s.mu.Lock()
 	s.clientLocked(c)
 	w := &watcher{prefix: q.Prefix, wake: make(chan struct{}, 1)}

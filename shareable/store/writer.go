@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -106,9 +107,7 @@ func (w *Writer) event(f wire.Frame) error {
 func (w *Writer) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err == nil {
-		w.err = err
-	}
+	w.err = cmp.Or(w.err, err)
 }
 
 // ID is the object's.

@@ -40,18 +40,25 @@ func (p *Pool) live() error {
 	return nil
 }
 
+// with makes a call while the pool is open.
+func (p *Pool) with(op string, f func() error) error {
+	err := p.live()
+	if err == nil {
+		err = f()
+	}
+	return p.fail(op, 0, 0, err)
+}
+
 // SetReuse sets which policies are on, for calls of Alloc and TrimTo from now on. A value that
 // is not a set of policies is ErrInvalid.
 func (p *Pool) SetReuse(r Reuse) error {
-	err := p.live()
-	switch {
-	case err != nil:
-	case r&^ReuseAll != 0:
-		err = fmt.Errorf("%w: reuse %#x", vmm.ErrInvalid, uint8(r))
-	default:
+	return p.with("set reuse", func() error {
+		if r&^ReuseAll != 0 {
+			return fmt.Errorf("%w: reuse %#x", vmm.ErrInvalid, uint8(r))
+		}
 		p.reuse.Store(uint32(r))
-	}
-	return p.fail("set reuse", 0, 0, err)
+		return nil
+	})
 }
 
 // Reuse is the policies that are on.
@@ -65,21 +72,13 @@ func (p *Pool) Reuse() (Reuse, error) {
 // Grant is Reservation.Grant: it gives devices access to all memory of the pool, present and
 // future. From then on Alloc works in their streams.
 func (p *Pool) Grant(a vmm.Access, devs ...*vmm.Device) error {
-	err := p.live()
-	if err == nil {
-		err = p.res.Grant(a, devs...)
-	}
-	return p.fail("grant", 0, 0, err)
+	return p.with("grant", func() error { return p.res.Grant(a, devs...) })
 }
 
 // Revoke is Reservation.Revoke: it waits as Unmap does. The owner's access cannot be revoked.
 // Streams of the devices return ErrInvalid from then on.
 func (p *Pool) Revoke(devs ...*vmm.Device) error {
-	err := p.live()
-	if err == nil {
-		err = p.res.Revoke(devs...)
-	}
-	return p.fail("revoke", 0, 0, err)
+	return p.with("revoke", func() error { return p.res.Revoke(devs...) })
 }
 
 // Access is what a device may do with the memory.
@@ -102,9 +101,7 @@ func (p *Pool) Stats() (Stats, error) {
 	}
 	p.updateIdleLocked()
 	sum := p.sumLocked(locked)
-	for _, st := range locked {
-		st.mu.Unlock()
-	}
+	unlockAll(locked)
 	defer p.mu.Unlock()
 	s := p.stats
 	s.Reserved = uint64(p.chunks.Load()) * p.chunk                 //nolint:gosec // not negative
@@ -141,9 +138,14 @@ func (p *Pool) lockAll() (streams []*stream) {
 			return streams
 		}
 		p.mu.Unlock()
-		for _, st := range streams {
-			st.mu.Unlock()
-		}
+		unlockAll(streams)
+	}
+}
+
+// unlockAll unlocks streams, and not the pool.
+func unlockAll(streams []*stream) {
+	for _, st := range streams {
+		st.mu.Unlock()
 	}
 }
 
@@ -160,9 +162,7 @@ func (p *Pool) ResetPeaks() error {
 	p.long.settle(p)
 	p.chunksPeak = p.chunks.Load()
 	p.used.peak.Store(p.used.now.Load())
-	for _, st := range locked {
-		st.mu.Unlock()
-	}
+	unlockAll(locked)
 	return nil
 }
 

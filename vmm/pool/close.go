@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -47,9 +48,7 @@ func (p *Pool) Close() (err error) {
 		}
 	}
 	for _, c := range p.spare {
-		if err := c.Close(); err != nil && failed == nil {
-			failed = err
-		}
+		failed = cmp.Or(failed, c.Close())
 	}
 	p.spare = nil
 	for _, st := range p.all {

@@ -39,12 +39,8 @@ func (p *DriverPool) Hold() (handle driver.Pool, release func(), err error) {
 // ErrBusy. Calling release twice is fine. Errors are ErrDoubleFree, ErrForeignBlock,
 // ErrClosed, and ErrInvalid for a block of 0 bytes.
 func (p *DriverPool) HoldBlock(b Block) (release func(), err error) {
-	if err = p.enter(); err == nil {
-		err = p.addHold(b)
-		p.leave()
-	}
-	if err != nil {
-		return nil, p.fail("hold block", b.ptr, b.size, err)
+	if err := p.withBlock("hold block", b, func() error { return p.addHold(b) }); err != nil {
+		return nil, err
 	}
 	return sync.OnceFunc(func() {
 		p.liveMu.Lock()

@@ -129,13 +129,16 @@ func (p *DriverPool) enter() error {
 func (p *DriverPool) leave() { p.mu.RUnlock() }
 
 // with makes a call while the pool is open.
-func (p *DriverPool) with(op string, f func() error) error {
+func (p *DriverPool) with(op string, f func() error) error { return p.withBlock(op, Block{}, f) }
+
+// withBlock makes a call about a block while the pool is open.
+func (p *DriverPool) withBlock(op string, b Block, f func() error) error {
 	err := p.enter()
 	if err == nil {
 		err = f()
 		p.leave()
 	}
-	return p.fail(op, 0, 0, err)
+	return p.fail(op, b.ptr, b.size, err)
 }
 
 func (p *DriverPool) fail(op string, at vmm.Ptr, size uint64, err error) error {
@@ -250,12 +253,7 @@ func (p *DriverPool) notUndefined(b Block) { p.dev.MarkWritten(vmm.Span{Addr: b.
 
 // free makes the call that frees a block. If it fails the block is allocated as before.
 func (p *DriverPool) free(b Block, call func() error) error {
-	err := p.enter()
-	if err == nil {
-		err = p.freeOpen(b, call)
-		p.leave()
-	}
-	return p.fail("free", b.ptr, b.size, err)
+	return p.withBlock("free", b, func() error { return p.freeOpen(b, call) })
 }
 
 func (p *DriverPool) freeOpen(b Block, call func() error) error {

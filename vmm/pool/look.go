@@ -28,9 +28,7 @@ func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons
 			l.run()
 		}
 		reasons = l.reasons()
-		for _, t := range l.streams {
-			t.mu.Unlock()
-		}
+		unlockAll(l.streams)
 		f = l.found
 		if l.unmaps {
 			var some bool

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math/bits"
@@ -51,9 +52,7 @@ type Options struct {
 
 // resolve checks the options and fills in the defaults.
 func (o *Options) resolve(gran, memory uint64) error {
-	if o.Align == 0 {
-		o.Align = 256
-	}
+	o.Align = cmp.Or(o.Align, 256)
 	if bits.OnesCount64(o.Align) != 1 || o.Align < 16 || o.Align > gran {
 		return fmt.Errorf("%w: an alignment of %d", vmm.ErrInvalid, o.Align)
 	}
@@ -74,9 +73,6 @@ func (o *Options) resolve(gran, memory uint64) error {
 	if o.Max = o.Max / o.ChunkSize * o.ChunkSize; o.Max == 0 {
 		return fmt.Errorf("%w: Max is less than a chunk of %d bytes", vmm.ErrInvalid, o.ChunkSize)
 	}
-	if o.Addresses == 0 {
-		o.Addresses = 4 * o.Max
-	}
-	o.Addresses = max(o.Addresses, o.ChunkSize) / o.ChunkSize * o.ChunkSize
+	o.Addresses = max(cmp.Or(o.Addresses, 4*o.Max), o.ChunkSize) / o.ChunkSize * o.ChunkSize
 	return nil
 }

@@ -255,12 +255,8 @@ func (p *Pool) free(st *stream, b Block) error {
 // The errors are ErrDoubleFree, ErrForeignBlock, and ErrBusy for a block that HoldBlock holds.
 func (p *Pool) FreeNow(b Block) error {
 	err := ErrForeignBlock
-	switch {
-	case p == nil:
-	case p.extras != nil:
+	if p != nil {
 		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
-	default:
-		err = p.freeNow(b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }

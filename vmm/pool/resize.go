@@ -20,11 +20,7 @@ import (
 func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 	st, err := p.stream(s)
 	if err == nil {
-		if p.extras != nil {
-			err = p.extras.resize(st, b, n, func() error { return p.resize(st, b, n) })
-		} else {
-			err = p.resize(st, b, n)
-		}
+		err = p.extras.resize(st, b, n, func() error { return p.resize(st, b, n) })
 	}
 	if err != nil {
 		return b, p.fail("resize", b.ptr, n, err)

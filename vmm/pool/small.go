@@ -249,9 +249,7 @@ func (p *Pool) gather(ask bool) {
 	}
 	streams := p.lockAll()
 	p.gatherLocked(streams)
-	for _, t := range streams {
-		t.mu.Unlock()
-	}
+	unlockAll(streams)
 }
 
 // gatherLocked makes free memory of what streams keep: the blocks that were freed last, remote

@@ -198,9 +198,7 @@ func (p *Pool) forgetClosed() {
 			p.forgetLocked(st)
 		}
 	}
-	for _, st := range streams {
-		st.mu.Unlock()
-	}
+	unlockAll(streams)
 	p.mu.Unlock()
 }
 

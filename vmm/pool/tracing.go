@@ -1,8 +1,10 @@
 package pool
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -97,6 +99,9 @@ func (x *extras) failed(st *stream, n uint64) {
 // free runs f, which frees b in the stream, and notes it; st is nil for FreeNow. No other line
 // comes between: one that the memory was allocated again comes later.
 func (x *extras) free(st *stream, b Block, f func() error) error {
+	if x == nil {
+		return f()
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if err := f(); err != nil {
@@ -113,6 +118,9 @@ func (x *extras) free(st *stream, b Block, f func() error) error {
 // others in later lines, so f runs with the lock. A longer one takes what earlier lines freed, so
 // f runs without it: it may map memory, and functions of Device.OnPressure may free blocks.
 func (x *extras) resize(st *stream, b Block, n uint64, f func() error) (err error) {
+	if x == nil {
+		return f()
+	}
 	x.mu.Lock()
 	was := x.sizeLocked(b)
 	x.mu.Unlock()
@@ -165,15 +173,7 @@ func (p *Pool) Samples() []Sample {
 	x := p.extras
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	var all []Sample
-	for _, s := range x.samples {
-		all = append(all, s)
-	}
-	slices.SortFunc(all, func(a, b Sample) int {
-		if a.Ptr < b.Ptr {
-			return -1
-		}
-		return 1
-	})
+	all := slices.Collect(maps.Values(x.samples))
+	slices.SortFunc(all, func(a, b Sample) int { return cmp.Compare(a.Ptr, b.Ptr) })
 	return all
 }

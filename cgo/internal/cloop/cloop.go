@@ -42,6 +42,12 @@ func result(t C.cloop_took) (uint64, error) {
 	return uint64(t.v), nil
 }
 
+// failure is result for functions without a value.
+func failure(t C.cloop_took) error {
+	_, err := result(t)
+	return err
+}
+
 // timed is result for functions that time their calls.
 func timed(t C.cloop_took) (time.Duration, error) {
 	_, err := result(t)
@@ -50,8 +56,7 @@ func timed(t C.cloop_took) (time.Duration, error) {
 
 // Close releases the context.
 func (l *Loop) Close() error {
-	_, err := result(C.cloop_close(l.c))
-	return err
+	return failure(C.cloop_close(l.c))
 }
 
 // Reserve reserves addresses.
@@ -61,8 +66,7 @@ func (l *Loop) Reserve(size, align uint64) (uint64, error) {
 
 // Free frees addresses.
 func (l *Loop) Free(p, size uint64) error {
-	_, err := result(C.cloop_address_free(l.c, C.CUdeviceptr(p), C.size_t(size)))
-	return err
+	return failure(C.cloop_address_free(l.c, C.CUdeviceptr(p), C.size_t(size)))
 }
 
 // Create allocates physical memory.
@@ -83,20 +87,17 @@ func (l *Loop) Export(h uint64) (fd int, err error) {
 
 // Release frees physical memory.
 func (l *Loop) Release(h uint64) error {
-	_, err := result(C.cloop_release(l.c, C.CUmemGenericAllocationHandle(h)))
-	return err
+	return failure(C.cloop_release(l.c, C.CUmemGenericAllocationHandle(h)))
 }
 
 // Unmap removes whole mappings and waits for nothing.
 func (l *Loop) Unmap(p, size uint64) error {
-	_, err := result(C.cloop_unmap(l.c, C.CUdeviceptr(p), C.size_t(size)))
-	return err
+	return failure(C.cloop_unmap(l.c, C.CUdeviceptr(p), C.size_t(size)))
 }
 
 // SetPoolThreshold sets how much memory the device's default pool keeps.
 func (l *Loop) SetPoolThreshold(n uint64) error {
-	_, err := result(C.cloop_threshold(l.c, C.ulonglong(n)))
-	return err
+	return failure(C.cloop_threshold(l.c, C.ulonglong(n)))
 }
 
 // Map maps h at p and gives the device access: what is timed is cuMemMap and
@@ -197,8 +198,7 @@ func (l *Loop) PoolPairs(sizes []uint64, slots []uint32, live []uint64) (time.Du
 
 // PoolFree frees the blocks that PoolPairs has left, and waits.
 func (l *Loop) PoolFree(live []uint64) error {
-	_, err := result(C.cloop_pool_free(l.c, numbers(live), C.int(len(live))))
-	return err
+	return failure(C.cloop_pool_free(l.c, numbers(live), C.int(len(live))))
 }
 
 // Launch launches a kernel n times, one launch after the other, each with its own push
@@ -226,8 +226,7 @@ func (l *Loop) LaunchOne(f uint64, grid, block uint32, args []byte) error {
 
 // Sync waits for the launches.
 func (l *Loop) Sync() error {
-	_, err := result(C.cloop_sync(l.c))
-	return err
+	return failure(C.cloop_sync(l.c))
 }
 
 // numbers is a slice as C wants it.

@@ -16,6 +16,7 @@
 package collectivetest
 
 import (
+	"cmp"
 	"errors"
 	"net"
 	"sync"
@@ -60,9 +61,7 @@ func GroupsOn(tb testing.TB, devs ...*vmm.Device) []*collective.Group {
 // New is GroupsOn with options.
 func New(tb testing.TB, o Options, devs ...*vmm.Device) []*collective.Group {
 	tb.Helper()
-	if o.Timeout == 0 {
-		o.Timeout = defaultTimeout
-	}
+	o.Timeout = cmp.Or(o.Timeout, defaultTimeout)
 	if n := len(devs); n < 1 || n > hostengine.MaxMembers {
 		tb.Fatalf("a group of %d members; the most is %d", n, hostengine.MaxMembers)
 	}

@@ -66,10 +66,12 @@ func (c *check) createAs(size uint64, p driver.Prop) driver.Handle {
 	return h
 }
 
-func (c *check) release(h driver.Handle) {
+func (c *check) release(all ...driver.Handle) {
 	c.Helper()
-	c.must(c.prompt("release", func() error { return c.d.Release(h) }), "release handle %d", h)
-	delete(c.held.handles, h)
+	for _, h := range all {
+		c.must(c.prompt("release", func() error { return c.d.Release(h) }), "release handle %d", h)
+		delete(c.held.handles, h)
+	}
 }
 
 func (c *check) mapHandle(p driver.Ptr, size uint64, h driver.Handle) {
@@ -165,19 +167,45 @@ func (c *check) stream(d driver.Device) driver.Stream {
 	return s
 }
 
-// deviceAndChunks is device 0 and chunks(n).
-func (c *check) deviceAndChunks(n int) (driver.Device, driver.Ptr) {
-	c.Helper()
-	d := c.dev(0)
-	p, _ := c.chunks(n)
-	return d, p
+// onDevice makes a case of one that works with device 0.
+func onDevice(f func(*check, driver.Device)) func(*check) {
+	return func(c *check) {
+		c.Helper()
+		f(c, c.dev(0))
+	}
 }
 
-// streamAndChunks is what most rules work with: device 0, a stream of it, and chunks(n).
-func (c *check) streamAndChunks(n int) (driver.Device, driver.Stream, driver.Ptr) {
-	c.Helper()
-	d, p := c.deviceAndChunks(n)
-	return d, c.stream(d), p
+// onInterface makes a case of one that works with device 0 by an optional interface of it.
+func onInterface[I any](f func(c *check, d driver.Device, i I)) func(*check) {
+	return onDevice(func(c *check, d driver.Device) {
+		c.Helper()
+		f(c, d, as[I](c, d))
+	})
+}
+
+// onPair makes a case of one that works with devices 0 and 1.
+func onPair(f func(c *check, d, other driver.Device)) func(*check) {
+	return func(c *check) {
+		c.Helper()
+		f(c, c.dev(0), c.dev(1))
+	}
+}
+
+// onChunks makes a case of one that works with device 0 and chunks(n).
+func onChunks(n int, f func(*check, driver.Device, driver.Ptr)) func(*check) {
+	return onDevice(func(c *check, d driver.Device) {
+		c.Helper()
+		p, _ := c.chunks(n)
+		f(c, d, p)
+	})
+}
+
+// onStream makes a case of one that works with device 0, a stream of it, and chunks(n).
+func onStream(n int, f func(*check, driver.Device, driver.Stream, driver.Ptr)) func(*check) {
+	return onChunks(n, func(c *check, d driver.Device, p driver.Ptr) {
+		c.Helper()
+		f(c, d, c.stream(d), p)
+	})
 }
 
 // newEvent is an event for the case to free.

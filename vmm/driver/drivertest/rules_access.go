@@ -11,13 +11,13 @@ func accessRules() []Rule {
 	return []Rule{
 		{Name: "access-last", Says: "Access returns what SetAccess set last, throughout the span", Source: manual, run: accessLast},
 		{Name: "access-twice", Says: "of two entries for one device in one SetAccess the last one counts", Source: measured, run: accessTwice},
-		{Name: "access-several", Says: "one SetAccess spans many mappings", Source: measured, run: accessSeveral},
+		{Name: "access-several", Says: "one SetAccess spans many mappings", Source: measured, run: onDevice(accessSeveral)},
 		{Name: "access-hole", Says: "access on what is not mapped, or on a span that begins or ends in a hole, is ErrInvalid and changes nothing", Source: measured, run: accessHole},
 		{Name: "access-refused", Says: "a grant to LocationOwner, to a device that does not exist, or of an unknown level is refused, with every grant beside it", Source: seam, run: accessRefused},
 		{Name: "access-host", Says: "a host node cannot have access to device memory", Source: measured, run: accessHost},
-		{Name: "access-none", Says: "without access copies and fills are refused, harmlessly, and access can be granted again", Source: seam, run: accessNone},
-		{Name: "read-only", Says: "copies and fills into read-only memory are ErrInvalid and harmless", Source: measured, needs: readOnly, run: readOnlyMapping},
-		{Name: "read-only-alias", Says: "one handle can be read-write at one address and read-only at another", Source: measured, needs: readOnly, run: readOnlyAlias},
+		{Name: "access-none", Says: "without access copies and fills are refused, harmlessly, and access can be granted again", Source: seam, run: onChunks(2, accessNone)},
+		{Name: "read-only", Says: "copies and fills into read-only memory are ErrInvalid and harmless", Source: measured, needs: readOnly, run: onChunks(2, readOnlyMapping)},
+		{Name: "read-only-alias", Says: "one handle can be read-write at one address and read-only at another", Source: measured, needs: readOnly, run: onDevice(readOnlyAlias)},
 	}
 }
 
@@ -46,8 +46,7 @@ func accessTwice(c *check) {
 	c.has(p, 0, driver.AccessReadWrite)
 }
 
-func accessSeveral(c *check) {
-	d := c.dev(0)
+func accessSeveral(c *check, d driver.Device) {
 	p := c.reserve(5 * c.gran)
 	for _, m := range []struct{ at, n int }{{0, 2}, {2, 1}, {3, 2}} {
 		size := uint64(m.n) * c.gran
@@ -105,8 +104,7 @@ func accessHost(c *check) {
 	c.want(c.d.SetAccess(p, c.gran, []driver.Grant{host}), "grant to a host node", driver.ErrNotSupported)
 }
 
-func accessNone(c *check) {
-	d, p := c.deviceAndChunks(2)
+func accessNone(c *check, d driver.Device, p driver.Ptr) {
 	c.write(d, p, 2*c.gran, 1)
 	c.access(p, c.gran, grant(0, driver.AccessNone))
 	c.noAccess(d, p)
@@ -115,8 +113,7 @@ func accessNone(c *check) {
 	c.reads(d, p, 2*c.gran, 1)
 }
 
-func readOnlyMapping(c *check) {
-	d, p := c.deviceAndChunks(2)
+func readOnlyMapping(c *check, d driver.Device, p driver.Ptr) {
 	c.write(d, p, 2*c.gran, 1)
 	c.access(p, c.gran, grant(0, driver.AccessRead))
 	c.refusesWrites(d, p)
@@ -137,8 +134,7 @@ func (c *check) refusesWrites(d driver.Device, p driver.Ptr) {
 	c.must(d.Sync(), "sync afterwards")
 }
 
-func readOnlyAlias(c *check) {
-	d := c.dev(0)
+func readOnlyAlias(c *check, d driver.Device) {
 	p, hs := c.chunks(1)
 	q := c.mapped(hs[0], driver.AccessRead)
 	c.write(d, p, c.gran, 1)

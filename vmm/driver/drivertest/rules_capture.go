@@ -11,15 +11,15 @@ import (
 
 func captureRules() []Rule {
 	return []Rule{
-		{Name: "capture-grow", Says: "create, map, set access and unmap work during a capture, in every mode", Source: measured, run: captureGrow},
-		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: captureSync},
-		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: captureSpared},
-		{Name: "capture-beside", Says: "making and freeing streams, events and pinned memory, and opening and closing a device, destroy no capture of another goroutine", Source: measured, run: captureBeside},
-		{Name: "capture-apart", Says: "records and queries of a stream, and waits for it and its events, destroy no capture of another stream that another goroutine begins and ends", Source: measured, run: captureApart},
-		{Name: "capture-legacy", Says: "while a thread's stream is captured, Capturing of the legacy stream returns ErrCapturing and the capture goes on", Source: measured, run: captureLegacy},
-		{Name: "capture-done", Says: "StreamDone of a capturing stream returns ErrCapturing and the capture goes on, as it does after StreamDone of another stream", Source: seam, run: captureDone},
-		{Name: "capture-only", Says: "captured work does not run", Source: guide, run: captureOnly},
-		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: capturePairs},
+		{Name: "capture-grow", Says: "create, map, set access and unmap work during a capture, in every mode", Source: measured, run: onDevice(captureGrow)},
+		{Name: "capture-sync", Says: "a wait for the context or for a capturing stream is ErrCapturing and destroys the capture, in every mode", Source: measured, run: onDevice(captureSync)},
+		{Name: "capture-spared", Says: "waiting for an event or another stream, and a synchronous copy, destroy no capture", Source: contract(9), run: onChunks(1, captureSpared)},
+		{Name: "capture-beside", Says: "making and freeing streams, events and pinned memory, and opening and closing a device, destroy no capture of another goroutine", Source: measured, run: onDevice(captureBeside)},
+		{Name: "capture-apart", Says: "records and queries of a stream, and waits for it and its events, destroy no capture of another stream that another goroutine begins and ends", Source: measured, run: onInterface(captureApart)},
+		{Name: "capture-legacy", Says: "while a thread's stream is captured, Capturing of the legacy stream returns ErrCapturing and the capture goes on", Source: measured, run: onDevice(captureLegacy)},
+		{Name: "capture-done", Says: "StreamDone of a capturing stream returns ErrCapturing and the capture goes on, as it does after StreamDone of another stream", Source: seam, run: onDevice(captureDone)},
+		{Name: "capture-only", Says: "captured work does not run", Source: guide, run: onChunks(1, captureOnly)},
+		{Name: "capture-pairs", Says: "beginning twice, ending what was not begun, and unknown streams and modes are ErrInvalid", Source: manual, run: onInterface(capturePairs)},
 	}
 }
 
@@ -57,8 +57,7 @@ func modes() []driver.CaptureMode {
 	return []driver.CaptureMode{driver.CaptureGlobal, driver.CaptureThreadLocal, driver.CaptureRelaxed}
 }
 
-func captureGrow(c *check) {
-	d := c.dev(0)
+func captureGrow(c *check, d driver.Device) {
 	p := c.reserve(2 * c.gran)
 	for _, m := range modes() {
 		s := c.capture(d, m)
@@ -73,8 +72,7 @@ func captureGrow(c *check) {
 	}
 }
 
-func captureSync(c *check) {
-	d := c.dev(0)
+func captureSync(c *check, d driver.Device) {
 	for _, m := range modes() {
 		for _, wait := range []struct {
 			doing string
@@ -95,8 +93,7 @@ func captureSync(c *check) {
 	}
 }
 
-func captureSpared(c *check) {
-	d, p := c.deviceAndChunks(1)
+func captureSpared(c *check, d driver.Device, p driver.Ptr) {
 	other := c.stream(d)
 	e := c.event(d, driver.EventBlocking)
 	for i, m := range modes() {
@@ -115,8 +112,7 @@ func captureSpared(c *check) {
 
 // captureBeside captures on this goroutine's thread and makes the other calls on
 // other threads. The last device to close may end its context.
-func captureBeside(c *check) {
-	d := c.dev(0)
+func captureBeside(c *check, d driver.Device) {
 	far := len(c.info) - 1 // with several devices, one whose context is made anew
 	for _, m := range modes() {
 		s := c.capture(d, m)
@@ -146,9 +142,7 @@ func captureBeside(c *check) {
 	}
 }
 
-func captureApart(c *check) {
-	d := c.dev(0)
-	i := as[driver.Grapher](c, d)
+func captureApart(c *check, d driver.Device, i driver.Grapher) {
 	s, other := c.stream(d), c.stream(d)
 	e := c.event(d, 0)
 	var rounds atomic.Int64
@@ -184,8 +178,7 @@ func captureApart(c *check) {
 	c.must(<-ended, "look at another stream beside captures")
 }
 
-func captureLegacy(c *check) {
-	d := c.dev(0)
+func captureLegacy(c *check, d driver.Device) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	i := as[driver.Grapher](c, d)
@@ -200,8 +193,7 @@ func captureLegacy(c *check) {
 	}
 }
 
-func captureDone(c *check) {
-	d := c.dev(0)
+func captureDone(c *check, d driver.Device) {
 	other := c.stream(d)
 	for _, m := range modes() {
 		s := c.capture(d, m)
@@ -212,8 +204,7 @@ func captureDone(c *check) {
 	}
 }
 
-func captureOnly(c *check) {
-	d, p := c.deviceAndChunks(1)
+func captureOnly(c *check, d driver.Device, p driver.Ptr) {
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.fillAll(d, p, 1, s)
 	c.survives(d, s)
@@ -224,9 +215,7 @@ func captureOnly(c *check) {
 	c.reads(d, p, c.gran, 2)
 }
 
-func capturePairs(c *check) {
-	d := c.dev(0)
-	i := as[driver.Grapher](c, d)
+func capturePairs(c *check, d driver.Device, i driver.Grapher) {
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.want(i.BeginCapture(s, driver.CaptureRelaxed), "begin again", driver.ErrInvalid)
 	c.survives(d, s)

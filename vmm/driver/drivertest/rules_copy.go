@@ -13,12 +13,12 @@ import (
 
 func copyRules() []Rule {
 	return []Rule{
-		{Name: "copy-round-trip", Says: "bytes go in and come out at any offset and length, across chunks", Source: manual, run: copyRoundTrip},
-		{Name: "copy-empty", Says: "a copy of 0 bytes works, also where nothing is mapped", Source: manual, run: copyEmpty},
-		{Name: "copy-bounds", Says: "a copy that runs out of the mapped span is ErrInvalid, writes nothing and does no harm", Source: seam, run: copyBounds},
-		{Name: "copy-in-done", Says: "when CopyIn returns, the source slice may be reused and the memory unmapped", Source: seam, run: copyInDone},
-		{Name: "fill", Says: "a fill sets elements of 1, 2 or 4 bytes and nothing beside them", Source: manual, run: fill},
-		{Name: "fill-bounds", Says: "a fill of another width, at an odd address, past the mapping or past 2^64 is ErrInvalid", Source: manual, run: fillBounds},
+		{Name: "copy-round-trip", Says: "bytes go in and come out at any offset and length, across chunks", Source: manual, run: onChunks(3, copyRoundTrip)},
+		{Name: "copy-empty", Says: "a copy of 0 bytes works, also where nothing is mapped", Source: manual, run: onChunks(1, copyEmpty)},
+		{Name: "copy-bounds", Says: "a copy that runs out of the mapped span is ErrInvalid, writes nothing and does no harm", Source: seam, run: onChunks(4, copyBounds)},
+		{Name: "copy-in-done", Says: "when CopyIn returns, the source slice may be reused and the memory unmapped", Source: seam, run: onDevice(copyInDone)},
+		{Name: "fill", Says: "a fill sets elements of 1, 2 or 4 bytes and nothing beside them", Source: manual, run: onChunks(2, fill)},
+		{Name: "fill-bounds", Says: "a fill of another width, at an odd address, past the mapping or past 2^64 is ErrInvalid", Source: manual, run: onChunks(2, fillBounds)},
 		{Name: "device-close", Says: "a second Close works, every later call is ErrClosed, and another Device of the same ordinal goes on", Source: seam, run: deviceClose},
 		{Name: "device-do", Says: "Do runs the function once and returns its error", Source: seam, run: deviceDo},
 	}
@@ -33,8 +33,7 @@ func pattern(n uint64, seed byte) []byte {
 	return b
 }
 
-func copyRoundTrip(c *check) {
-	d, p := c.deviceAndChunks(3)
+func copyRoundTrip(c *check, d driver.Device, p driver.Ptr) {
 	want := make([]byte, 3*c.gran)
 	for i, span := range []struct{ off, n uint64 }{
 		{0, 3 * c.gran}, {1, 1}, {c.gran - 1, 2}, {c.gran - 3, c.gran + 5}, {3*c.gran - 1, 1}, {4097, 4095},
@@ -47,8 +46,7 @@ func copyRoundTrip(c *check) {
 	c.holds(d, p, want, "beside what was written")
 }
 
-func copyEmpty(c *check) {
-	d, p := c.deviceAndChunks(1)
+func copyEmpty(c *check, d driver.Device, p driver.Ptr) {
 	c.must(d.CopyIn(p, nil), "write nothing")
 	c.must(d.CopyOut(nil, p), "read nothing")
 	c.must(d.Copy(p, p+64, 0, d.CopyStream()), "copy nothing")
@@ -58,8 +56,7 @@ func copyEmpty(c *check) {
 	c.must(d.Fill(nowhere, 1, 4, 0, d.CopyStream()), "fill nothing where nothing is mapped")
 }
 
-func copyBounds(c *check) {
-	d, p := c.deviceAndChunks(4)
+func copyBounds(c *check, d driver.Device, p driver.Ptr) {
 	c.write(d, p, 4*c.gran, 1)
 	c.unmap(c.chunk(p, 1), c.gran)
 	good := c.chunk(p, 2) // two granules
@@ -86,8 +83,7 @@ func copyBounds(c *check) {
 	c.reads(d, good, 2*c.gran, 1)
 }
 
-func copyInDone(c *check) {
-	d := c.dev(0)
+func copyInDone(c *check, d driver.Device) {
 	p, hs := c.chunks(2)
 	for i := range 20 {
 		src := pattern(2*c.gran, byte(i))
@@ -104,8 +100,7 @@ func copyInDone(c *check) {
 	}
 }
 
-func fill(c *check) {
-	d, p := c.deviceAndChunks(2)
+func fill(c *check, d driver.Device, p driver.Ptr) {
 	for _, f := range []struct {
 		pattern uint32
 		width   int
@@ -130,8 +125,7 @@ func fill(c *check) {
 	}
 }
 
-func fillBounds(c *check) {
-	d, p := c.deviceAndChunks(2)
+func fillBounds(c *check, d driver.Device, p driver.Ptr) {
 	c.unmap(c.chunk(p, 1), c.gran)
 	for _, f := range []struct {
 		off   uint64

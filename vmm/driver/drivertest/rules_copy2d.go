@@ -11,10 +11,10 @@ import (
 func copy2DRules() []Rule {
 	return needing([]Rule{
 		{Name: "pitch", Says: "Pitch is at least the row, the same for what it returned, and ErrInvalid for no bytes or more than 2^63-1", Source: seam, run: pitch},
-		{Name: "copy2d-round-trip", Says: "rows go in and come out at any width and pitch, and what is between them is not written", Source: manual, run: copy2DRoundTrip},
-		{Name: "copy2d-device", Says: "rows are copied between memory of two pitches, pinned memory included, and what is between them is not written", Source: manual, run: copy2DDevice},
-		{Name: "copy2d-empty", Says: "a copy of no rows works, also where nothing is mapped", Source: manual, run: copy2DEmpty},
-		{Name: "copy2d-bounds", Says: "rows that overlap, are not whole, overflow, or have memory between them that is not mapped are ErrInvalid: nothing is written, and no harm done", Source: measured, run: copy2DBounds},
+		{Name: "copy2d-round-trip", Says: "rows go in and come out at any width and pitch, and what is between them is not written", Source: manual, run: onInterface(copy2DRoundTrip)},
+		{Name: "copy2d-device", Says: "rows are copied between memory of two pitches, pinned memory included, and what is between them is not written", Source: manual, run: onInterface(copy2DDevice)},
+		{Name: "copy2d-empty", Says: "a copy of no rows works, also where nothing is mapped", Source: manual, run: onInterface(copy2DEmpty)},
+		{Name: "copy2d-bounds", Says: "rows that overlap, are not whole, overflow, or have memory between them that is not mapped are ErrInvalid: nothing is written, and no harm done", Source: measured, run: onChunks(4, copy2DBounds)},
 		{Name: "copy2d-close", Says: "after Close, copies of rows and Pitch are ErrClosed", Source: seam, run: copy2DClose},
 	}, driver.FeatureCopy2D)
 }
@@ -22,8 +22,8 @@ func copy2DRules() []Rule {
 func copy2DOrderRules() []Rule {
 	both := []driver.Feature{driver.FeatureCopy2D, driver.FeatureStreamMemOps}
 	return []Rule{
-		{Name: "copy2d-order", Says: "a copy of rows runs in its stream's order, and one of ordinary memory waits for no other stream", Source: guide, needs: both, run: copy2DOrder},
-		{Name: "copy2d-capture", Says: "a captured copy of rows does not run, and one of ordinary memory destroys no capture", Source: contract(9), needs: both[:1], run: copy2DCapture},
+		{Name: "copy2d-order", Says: "a copy of rows runs in its stream's order, and one of ordinary memory waits for no other stream", Source: guide, needs: both, run: onStream(3, copy2DOrder)},
+		{Name: "copy2d-capture", Says: "a captured copy of rows does not run, and one of ordinary memory destroys no capture", Source: contract(9), needs: both[:1], run: onChunks(2, copy2DCapture)},
 	}
 }
 
@@ -69,9 +69,7 @@ func pitch(c *check) {
 	}
 }
 
-func copy2DRoundTrip(c *check) {
-	d := c.dev(0)
-	i := as[driver.Copier2D](c, d)
+func copy2DRoundTrip(c *check, d driver.Device, i driver.Copier2D) {
 	p, size := c.large()
 	for k, shape := range rowShapes() {
 		width, pitch, n := shape[0], shape[1], shape[2]
@@ -92,9 +90,7 @@ func copy2DRoundTrip(c *check) {
 	}
 }
 
-func copy2DDevice(c *check) {
-	d := c.dev(0)
-	i := as[driver.Copier2D](c, d)
+func copy2DDevice(c *check, d driver.Device, i driver.Copier2D) {
 	s := c.stream(d)
 	p, _ := c.large()
 	q, size := c.large()
@@ -125,9 +121,7 @@ func copy2DDevice(c *check) {
 	}
 }
 
-func copy2DEmpty(c *check) {
-	d := c.dev(0)
-	i := as[driver.Copier2D](c, d)
+func copy2DEmpty(c *check, d driver.Device, i driver.Copier2D) {
 	s := d.CopyStream()
 	nowhere := driver.PitchedPtr{Ptr: 64, Pitch: 512}
 	c.must(i.CopyIn2D(nowhere, nil, 64), "write no rows")
@@ -136,8 +130,7 @@ func copy2DEmpty(c *check) {
 	c.must(i.Copy2D(nowhere, nowhere, 0, 64, s), "copy rows of no bytes")
 }
 
-func copy2DBounds(c *check) {
-	d, p := c.deviceAndChunks(4)
+func copy2DBounds(c *check, d driver.Device, p driver.Ptr) {
 	i := as[driver.Copier2D](c, d)
 	s := d.CopyStream()
 	c.write(d, p, 4*c.gran, 1)
@@ -196,8 +189,7 @@ func rowCalls(i driver.Copier2D, p driver.Ptr, s driver.Stream) map[string]func(
 	}
 }
 
-func copy2DOrder(c *check) {
-	d, s, p := c.streamAndChunks(3)
+func copy2DOrder(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	i := as[driver.Copier2D](c, d)
 	g := c.hold(d, s)
 	// Rows of the second chunk become what the first has when the gate is open.
@@ -220,8 +212,7 @@ func copy2DOrder(c *check) {
 	c.reads(d, to.Ptr+8*256, 256, 0)
 }
 
-func copy2DCapture(c *check) {
-	d, p := c.deviceAndChunks(2)
+func copy2DCapture(c *check, d driver.Device, p driver.Ptr) {
 	i := as[driver.Copier2D](c, d)
 	rows, other := driver.PitchedPtr{Ptr: p, Pitch: 512}, driver.PitchedPtr{Ptr: c.chunk(p, 1), Pitch: 256}
 	src, got := pattern(8*100, 3), make([]byte, 8*100)

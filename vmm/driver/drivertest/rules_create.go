@@ -18,10 +18,10 @@ func createRules() []Rule {
 		{Name: "create-fabric", Says: "without a fabric, memory for fabric handles is refused, whatever attributes say", Source: measured, run: createFabric},
 		{Name: "host-numa", Says: "memory of a host node is visible to a device with access", Source: measured, needs: []driver.Feature{driver.FeatureHostNUMA}, run: hostNUMA},
 		{Name: "no-host-numa", Says: "memory of a host node is ErrNotSupported where the feature is", Source: seam, run: noHostNUMA},
-		{Name: "fresh-zero", Says: "new memory reads zero, also if it held data before", Source: measured, run: freshZero},
+		{Name: "fresh-zero", Says: "new memory reads zero, also if it held data before", Source: measured, run: onDevice(freshZero)},
 		{Name: "release-once", Says: "releasing a handle twice, or one that was never created, is ErrInvalid", Source: manual, run: releaseOnce},
-		{Name: "release-mapped", Says: "a mapping outlives the release of its handle", Source: guide, run: releaseMapped},
-		{Name: "memory-back", Says: "memory comes back exactly when it is released and unmapped, in either order", Source: contract(3), run: memoryBack},
+		{Name: "release-mapped", Says: "a mapping outlives the release of its handle", Source: guide, run: onDevice(releaseMapped)},
+		{Name: "memory-back", Says: "memory comes back exactly when it is released and unmapped, in either order", Source: contract(3), run: onDevice(memoryBack)},
 	}
 }
 
@@ -103,8 +103,7 @@ func noHostNUMA(c *check) {
 	c.want(errOf(c.d.Create(c.gran, driver.Prop{Location: driver.Location{Kind: driver.LocationHostNUMA}})), "create on a host node", driver.ErrNotSupported)
 }
 
-func freshZero(c *check) {
-	d := c.dev(0)
+func freshZero(c *check, d driver.Device) {
 	for range 4 {
 		p, hs := c.chunks(2)
 		c.reads(d, p, 2*c.gran, 0)
@@ -125,8 +124,7 @@ func releaseOnce(c *check) {
 	c.want(c.d.Map(p, c.gran, h), "map a released handle", driver.ErrInvalid)
 }
 
-func releaseMapped(c *check) {
-	d := c.dev(0)
+func releaseMapped(c *check, d driver.Device) {
 	p, hs := c.chunks(1)
 	c.write(d, p, c.gran, 3)
 	c.release(hs[0])
@@ -136,8 +134,7 @@ func releaseMapped(c *check) {
 	c.want(c.d.Release(hs[0]), "release again while mapped", driver.ErrInvalid)
 }
 
-func memoryBack(c *check) {
-	d := c.dev(0)
+func memoryBack(c *check, d driver.Device) {
 	size := 16 * c.gran
 	p := c.reserve(size)
 	before := c.freeMemory(d)

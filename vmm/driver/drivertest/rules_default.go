@@ -40,8 +40,7 @@ func (t *thread) must(doing string, f func() error) {
 	}), "%s", doing)
 }
 
-func streamDefaults(c *check) {
-	d, p := c.deviceAndChunks(1)
+func streamDefaults(c *check, d driver.Device, p driver.Ptr) {
 	e := c.event(d, 0)
 	t := c.thread()
 	for i, s := range []driver.Stream{0, legacy, perThread} {
@@ -56,8 +55,7 @@ func streamDefaults(c *check) {
 }
 
 // streamThread holds back the stream of one thread and checks what waits for it.
-func streamThread(c *check) {
-	d, p := c.deviceAndChunks(3)
+func streamThread(c *check, d driver.Device, p driver.Ptr) {
 	one, two := c.thread(), c.thread()
 	aside := c.stream(d)
 	var e [6]driver.Event

@@ -113,9 +113,7 @@ func noContext(c *check) {
 	c.has(p, 0, driver.AccessReadWrite)
 	c.must(c.d.SyncIfActive(0), "sync a device that is not open")
 	c.unmap(p, 3*c.gran)
-	for _, h := range hs {
-		c.release(h)
-	}
+	c.release(hs...)
 	c.free(p)
 }
 

@@ -9,21 +9,20 @@ import (
 func eventRules() []Rule {
 	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
-		{Name: "event-fresh", Says: "an event that was never recorded is done, and a wait for it returns at once", Source: manual, run: eventFresh},
-		{Name: "event-sync", Says: "SyncEvent waits for the work before the record, spinning or not", Source: manual, needs: gated, run: eventSync},
-		{Name: "event-last", Says: "an event stands for its last record", Source: manual, needs: gated, run: eventLast},
+		{Name: "event-fresh", Says: "an event that was never recorded is done, and a wait for it returns at once", Source: manual, run: onDevice(eventFresh)},
+		{Name: "event-sync", Says: "SyncEvent waits for the work before the record, spinning or not", Source: manual, needs: gated, run: onDevice(eventSync)},
+		{Name: "event-last", Says: "an event stands for its last record", Source: manual, needs: gated, run: onDevice(eventLast)},
 		{Name: "event-wait", Says: "a stream that waits for an event runs after the work before it", Source: manual, needs: gated, run: eventWait},
-		{Name: "event-wait-then", Says: "a wait is for the record made before it, not for a later one", Source: manual, needs: gated, run: eventWaitThen},
+		{Name: "event-wait-then", Says: "a wait is for the record made before it, not for a later one", Source: manual, needs: gated, run: onDevice(eventWaitThen)},
 		{Name: "event-across", Says: "a stream of one device can wait for an event of another", Source: manual, devices: 2, needs: gated, run: eventAcross},
-		{Name: "event-elapsed", Says: "Elapsed is the time between two events; without EventTiming, or before both are reached, it is ErrInvalid", Source: manual, needs: gated, run: eventElapsed},
-		{Name: "event-flags", Says: "EventTiming with EventInterprocess, and unknown flags, are ErrInvalid", Source: manual, run: eventFlags},
-		{Name: "event-unknown", Says: "an event that was freed or never made is ErrInvalid", Source: seam, run: eventUnknown},
-		{Name: "event-free", Says: "an event that is recorded and not reached can be freed", Source: manual, needs: gated, run: eventFree},
+		{Name: "event-elapsed", Says: "Elapsed is the time between two events; without EventTiming, or before both are reached, it is ErrInvalid", Source: manual, needs: gated, run: onStream(1, eventElapsed)},
+		{Name: "event-flags", Says: "EventTiming with EventInterprocess, and unknown flags, are ErrInvalid", Source: manual, run: onDevice(eventFlags)},
+		{Name: "event-unknown", Says: "an event that was freed or never made is ErrInvalid", Source: seam, run: onDevice(eventUnknown)},
+		{Name: "event-free", Says: "an event that is recorded and not reached can be freed", Source: manual, needs: gated, run: onChunks(2, eventFree)},
 	}
 }
 
-func eventFresh(c *check) {
-	d := c.dev(0)
+func eventFresh(c *check, d driver.Device) {
 	e := c.event(d, 0)
 	s := c.stream(d)
 	c.done(d, e, true)
@@ -32,8 +31,7 @@ func eventFresh(c *check) {
 	c.sync(d, s)
 }
 
-func eventSync(c *check) {
-	d := c.dev(0)
+func eventSync(c *check, d driver.Device) {
 	c.waits("sync an event", d, func(_ driver.Stream, e driver.Event) error { return d.SyncEvent(e) })
 	blocking := c.event(d, driver.EventBlocking)
 	c.waits("sync a blocking event", d, func(s driver.Stream, _ driver.Event) error {
@@ -41,8 +39,7 @@ func eventSync(c *check) {
 	})
 }
 
-func eventLast(c *check) {
-	d := c.dev(0)
+func eventLast(c *check, d driver.Device) {
 	s := c.stream(d)
 	e := c.event(d, 0)
 	c.record(d, e, s)
@@ -90,8 +87,7 @@ func eventAcross(c *check) {
 	c.eventOrders(1, 0)
 }
 
-func eventWaitThen(c *check) {
-	d := c.dev(0)
+func eventWaitThen(c *check, d driver.Device) {
 	s1, s2 := c.stream(d), c.stream(d)
 	e := c.event(d, 0)
 	c.record(d, e, s1)
@@ -102,8 +98,7 @@ func eventWaitThen(c *check) {
 	c.done(d, e, false)
 }
 
-func eventElapsed(c *check) {
-	d, s, p := c.streamAndChunks(1)
+func eventElapsed(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	from, to := c.event(d, driver.EventTiming), c.event(d, driver.EventTiming)
 	untimed := c.event(d, 0)
 	c.want(errOf(d.Elapsed(from, to)), "time between events never recorded", driver.ErrInvalid)
@@ -124,16 +119,14 @@ func eventElapsed(c *check) {
 	c.want(errOf(d.Elapsed(from, untimed)), "time to an event without timing", driver.ErrInvalid)
 }
 
-func eventFlags(c *check) {
-	d := c.dev(0)
+func eventFlags(c *check, d driver.Device) {
 	for _, f := range []driver.EventFlags{driver.EventInterprocess | driver.EventTiming, 1 << 7} {
 		c.want(errOf(d.NewEvent(f)), "make an event", driver.ErrInvalid)
 	}
 	c.event(d, driver.EventTiming|driver.EventBlocking)
 }
 
-func eventUnknown(c *check) {
-	d := c.dev(0)
+func eventUnknown(c *check, d driver.Device) {
 	s := c.stream(d)
 	freed := c.newEvent(d, 0)
 	c.must(d.FreeEvent(freed), "free it")
@@ -147,8 +140,7 @@ func eventUnknown(c *check) {
 	}
 }
 
-func eventFree(c *check) {
-	d, p := c.deviceAndChunks(2)
+func eventFree(c *check, d driver.Device, p driver.Ptr) {
 	s1, s2 := c.stream(d), c.stream(d)
 	e := c.newEvent(d, 0)
 	g := c.hold(d, s1)

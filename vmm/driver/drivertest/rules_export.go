@@ -16,7 +16,7 @@ func rangeRules() []Rule {
 		{Name: "range-export", Says: "a span of pages, of one chunk or several, is a descriptor of that size that is close-on-exec, where the device supports dma-buf", Source: measured, run: rangeExport},
 		{Name: "range-refused", Says: "a span that is empty, no whole pages, or not all mapped is ErrInvalid", Source: measured, run: rangeRefused},
 		{Name: "range-flags", Says: "a flag that the driver knows changes neither size nor close-on-exec; one that it does not know is ErrNotSupported", Source: manual, run: rangeFlags},
-		{Name: "range-keeps", Says: "a dma-buf alone keeps memory; when it is closed, all of the memory comes back", Source: measured, run: rangeKeeps},
+		{Name: "range-keeps", Says: "a dma-buf alone keeps memory; when it is closed, all of the memory comes back", Source: measured, run: onDevice(rangeKeeps)},
 	}
 }
 
@@ -25,7 +25,7 @@ func fabricRules() []Rule {
 	return []Rule{
 		{Name: "fabric-create", Says: "memory for fabric handles can be created where they are supported; elsewhere it is ErrNotSupported or ErrPermission, and the text says fabric", Source: measured, run: fabricCreate},
 		{Name: "fabric-private", Says: "memory created without a fabric handle has none", Source: measured, run: fabricPrivate},
-		{Name: "fabric-same", Says: "a handle imported by its name shows the exporter's bytes and cannot be exported again", Source: manual, needs: []driver.Feature{driver.FeatureShareFabric}, run: fabricSame},
+		{Name: "fabric-same", Says: "a handle imported by its name shows the exporter's bytes and cannot be exported again", Source: manual, needs: []driver.Feature{driver.FeatureShareFabric}, run: onDevice(fabricSame)},
 		{Name: "fabric-foreign", Says: "an unknown name is ErrInvalid, or ErrNotSupported where there is no fabric", Source: measured, run: fabricForeign},
 	}
 }
@@ -96,8 +96,7 @@ func rangeFlags(c *check) {
 	}
 }
 
-func rangeKeeps(c *check) {
-	d := c.dev(0)
+func rangeKeeps(c *check, d driver.Device) {
 	before := c.freeMemory(d)
 	h := c.create(c.gran)
 	p := c.mapped(h, driver.AccessReadWrite)
@@ -137,8 +136,7 @@ func fabricPrivate(c *check) {
 	c.want(errOf(c.d.ExportFabric(0)), "export handle 0", driver.ErrInvalid)
 }
 
-func fabricSame(c *check) {
-	d := c.dev(0)
+func fabricSame(c *check, d driver.Device) {
 	h := c.createAs(c.gran, inFabric())
 	p := c.mapped(h, driver.AccessReadWrite)
 	c.write(d, p, c.gran, 3)

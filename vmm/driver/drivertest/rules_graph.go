@@ -8,15 +8,15 @@ func graphRules() []Rule {
 	// A driver whose work is always done when the call returns may have neither forks
 	// nor graphs of copies. So what needs those needs streams that can be held.
 	return []Rule{
-		{Name: "capture-id", Says: "each capture has a number that no other capture has; outside captures it is 0", Source: manual, run: captureID},
-		{Name: "graph-copies", Says: "captured fills and copies run in their order at each launch, after the earlier work of the stream and before the later", Source: guide, needs: gated, run: graphCopies},
-		{Name: "graph-fork", Says: "a stream that waits for an event of a capture becomes part of it and has its number, until the first stream ends the capture", Source: guide, needs: gated, run: graphFork},
-		{Name: "graph-unjoined", Says: "if another stream has captured work that the first does not wait for, EndCapture is ErrInvalid and ends the capture", Source: guide, needs: gated, run: graphUnjoined},
-		{Name: "graph-origin", Says: "a capture ends on the stream that it began on; on another of its streams EndCapture is ErrInvalid", Source: manual, needs: gated, run: graphOrigin},
-		{Name: "graph-update", Says: "an executable graph takes new values for the same work in the same order; for other work UpdateGraphExec is ErrInvalid and changes nothing", Source: manual, needs: gated, run: graphUpdate},
-		{Name: "graph-free", Says: "an executable graph outlives its graph, and queued launches outlive both", Source: manual, needs: gated, run: graphFree},
-		{Name: "graph-serial", Says: "two launches of one executable graph run one after the other, also on two streams", Source: manual, needs: gated, run: graphSerial},
-		{Name: "capture-launch", Says: "a captured kernel runs only when the graph is launched, each time, with the arguments that it has then", Source: guide, needs: kernels, run: captureLaunch},
+		{Name: "capture-id", Says: "each capture has a number that no other capture has; outside captures it is 0", Source: manual, run: onDevice(captureID)},
+		{Name: "graph-copies", Says: "captured fills and copies run in their order at each launch, after the earlier work of the stream and before the later", Source: guide, needs: gated, run: onChunks(4, graphCopies)},
+		{Name: "graph-fork", Says: "a stream that waits for an event of a capture becomes part of it and has its number, until the first stream ends the capture", Source: guide, needs: gated, run: onChunks(4, graphFork)},
+		{Name: "graph-unjoined", Says: "if another stream has captured work that the first does not wait for, EndCapture is ErrInvalid and ends the capture", Source: guide, needs: gated, run: onChunks(1, graphUnjoined)},
+		{Name: "graph-origin", Says: "a capture ends on the stream that it began on; on another of its streams EndCapture is ErrInvalid", Source: manual, needs: gated, run: onInterface(graphOrigin)},
+		{Name: "graph-update", Says: "an executable graph takes new values for the same work in the same order; for other work UpdateGraphExec is ErrInvalid and changes nothing", Source: manual, needs: gated, run: onChunks(2, graphUpdate)},
+		{Name: "graph-free", Says: "an executable graph outlives its graph, and queued launches outlive both", Source: manual, needs: gated, run: onChunks(1, graphFree)},
+		{Name: "graph-serial", Says: "two launches of one executable graph run one after the other, also on two streams", Source: manual, needs: gated, run: onChunks(1, graphSerial)},
+		{Name: "capture-launch", Says: "a captured kernel runs only when the graph is launched, each time, with the arguments that it has then", Source: guide, needs: kernels, run: onChunks(1, captureLaunch)},
 	}
 }
 
@@ -55,8 +55,7 @@ func (c *check) id(d driver.Device, s driver.Stream) uint64 {
 	return valueOf(as[driver.Grapher](c, d).CaptureID(s)).optional(c, "CaptureID")
 }
 
-func captureID(c *check) {
-	d := c.dev(0)
+func captureID(c *check, d driver.Device) {
 	plain := c.stream(d)
 	seen := map[uint64]bool{}
 	for _, m := range modes() {
@@ -76,8 +75,7 @@ func captureID(c *check) {
 	}
 }
 
-func graphCopies(c *check) {
-	d, p := c.deviceAndChunks(4)
+func graphCopies(c *check, d driver.Device, p driver.Ptr) {
 	run := c.stream(d)
 	for i, m := range modes() {
 		s := c.capture(d, m)
@@ -100,8 +98,7 @@ func graphCopies(c *check) {
 	}
 }
 
-func graphFork(c *check) {
-	d, p := c.deviceAndChunks(4)
+func graphFork(c *check, d driver.Device, p driver.Ptr) {
 	for i, m := range modes() {
 		b := byte(i + 1)
 		s, side := c.capture(d, m), c.stream(d)
@@ -128,8 +125,7 @@ func graphFork(c *check) {
 	}
 }
 
-func graphUnjoined(c *check) {
-	d, p := c.deviceAndChunks(1)
+func graphUnjoined(c *check, d driver.Device, p driver.Ptr) {
 	i := as[driver.Grapher](c, d)
 	for _, m := range modes() {
 		s, side := c.capture(d, m), c.stream(d)
@@ -150,9 +146,7 @@ func graphUnjoined(c *check) {
 	c.reads(d, p, c.gran, 3)
 }
 
-func graphOrigin(c *check) {
-	d := c.dev(0)
-	i := as[driver.Grapher](c, d)
+func graphOrigin(c *check, d driver.Device, i driver.Grapher) {
 	for _, m := range modes() {
 		s, side := c.capture(d, m), c.stream(d)
 		c.follow(d, side, s)
@@ -165,8 +159,7 @@ func graphOrigin(c *check) {
 	}
 }
 
-func graphUpdate(c *check) {
-	d, p := c.deviceAndChunks(2)
+func graphUpdate(c *check, d driver.Device, p driver.Ptr) {
 	i := as[driver.Grapher](c, d)
 	captured := func(work func(driver.Stream)) driver.Stream {
 		s := c.capture(d, driver.CaptureRelaxed)
@@ -199,8 +192,7 @@ func graphUpdate(c *check) {
 	c.reads(d, p, c.gran, 2)
 }
 
-func graphFree(c *check) {
-	d, p := c.deviceAndChunks(1)
+func graphFree(c *check, d driver.Device, p driver.Ptr) {
 	i := as[driver.Grapher](c, d)
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.fillAll(d, p, 1, s)
@@ -216,8 +208,7 @@ func graphFree(c *check) {
 	c.reads(d, p, c.gran, 1)
 }
 
-func graphSerial(c *check) {
-	d, p := c.deviceAndChunks(1)
+func graphSerial(c *check, d driver.Device, p driver.Ptr) {
 	s := c.capture(d, driver.CaptureRelaxed)
 	c.fillAll(d, p, 1, s)
 	x := c.exec(d, s)
@@ -231,9 +222,8 @@ func graphSerial(c *check) {
 	c.reads(d, p, c.gran, 1)
 }
 
-func captureLaunch(c *check) {
+func captureLaunch(c *check, d driver.Device, p driver.Ptr) {
 	const n = 100
-	d, p := c.deviceAndChunks(1)
 	f := c.kernel(d, addWords)
 	s := c.capture(d, driver.CaptureRelaxed)
 	l := addLaunch(p, n, 1)

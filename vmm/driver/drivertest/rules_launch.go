@@ -11,24 +11,22 @@ func launchRules() []Rule {
 	kernels := []driver.Feature{driver.FeatureKernels}
 	gated := []driver.Feature{driver.FeatureKernels, driver.FeatureStreamMemOps}
 	return []Rule{
-		{Name: "module-unload", Says: "a module that was unloaded is unknown, and so are its functions: ErrInvalid", Source: seam, needs: kernels, run: moduleUnload},
+		{Name: "module-unload", Says: "a module that was unloaded is unknown, and so are its functions: ErrInvalid", Source: seam, needs: kernels, run: onInterface(moduleUnload)},
 		{Name: "module-bad-image", Says: "code that cannot be parsed is ErrInvalid, or ErrNotSupported on a device that takes no such code", Source: seam, needs: kernels, run: moduleBadImage},
-		{Name: "launch-missing", Says: "a name that no kernel of the code has is ErrInvalid", Source: manual, needs: kernels, run: launchMissing},
-		{Name: "launch-args", Says: "Params lists where each parameter lies, and how large it is", Source: manual, needs: kernels, run: launchArgs},
-		{Name: "launch-limits", Says: "a grid, block or shared memory beyond the limits is ErrInvalid, and nothing runs", Source: manual, needs: kernels, run: launchLimits},
-		{Name: "launch-clusters", Says: "clusters that do not divide the grid, or are of more blocks than any device has, are ErrInvalid, or ErrNotSupported on a device without clusters", Source: manual, needs: gated, run: launchClusters},
-		{Name: "launch-occupancy", Says: "some blocks of a legal size run at once, and a block that is suggested is legal", Source: manual, needs: kernels, run: launchOccupancy},
-		{Name: "launch-runs", Says: "a kernel runs later, once for each thread, with the arguments and the memory that it got", Source: guide, needs: gated, run: launchRuns},
-		{Name: "launch-order", Says: "a kernel runs after the earlier work of its stream and before the later", Source: guide, needs: gated, run: launchOrder},
-		{Name: "launch-copies", Says: "Launch keeps nothing that it was passed", Source: seam, needs: gated, run: launchCopies},
-		{Name: "launch-memory", Says: "memory that a launch uses may go when the launch has run, also if it is of the whole mapping", Source: contract(4), needs: gated, run: launchMemory},
-		{Name: "priorities", Says: "a stream can have any priority: one beyond the range is taken for the nearest in it", Source: manual, run: priorities},
+		{Name: "launch-missing", Says: "a name that no kernel of the code has is ErrInvalid", Source: manual, needs: kernels, run: onDevice(launchMissing)},
+		{Name: "launch-args", Says: "Params lists where each parameter lies, and how large it is", Source: manual, needs: kernels, run: onInterface(launchArgs)},
+		{Name: "launch-limits", Says: "a grid, block or shared memory beyond the limits is ErrInvalid, and nothing runs", Source: manual, needs: kernels, run: onStream(1, launchLimits)},
+		{Name: "launch-clusters", Says: "clusters that do not divide the grid, or are of more blocks than any device has, are ErrInvalid, or ErrNotSupported on a device without clusters", Source: manual, needs: gated, run: onStream(1, launchClusters)},
+		{Name: "launch-occupancy", Says: "some blocks of a legal size run at once, and a block that is suggested is legal", Source: manual, needs: kernels, run: onInterface(launchOccupancy)},
+		{Name: "launch-runs", Says: "a kernel runs later, once for each thread, with the arguments and the memory that it got", Source: guide, needs: gated, run: onStream(1, launchRuns)},
+		{Name: "launch-order", Says: "a kernel runs after the earlier work of its stream and before the later", Source: guide, needs: gated, run: onStream(3, launchOrder)},
+		{Name: "launch-copies", Says: "Launch keeps nothing that it was passed", Source: seam, needs: gated, run: onStream(1, launchCopies)},
+		{Name: "launch-memory", Says: "memory that a launch uses may go when the launch has run, also if it is of the whole mapping", Source: contract(4), needs: gated, run: onStream(4, launchMemory)},
+		{Name: "priorities", Says: "a stream can have any priority: one beyond the range is taken for the nearest in it", Source: manual, run: onInterface(priorities)},
 	}
 }
 
-func moduleUnload(c *check) {
-	d := c.dev(0)
-	i := as[driver.Launcher](c, d)
+func moduleUnload(c *check, d driver.Device, i driver.Launcher) {
 	m, _, err := i.LoadModule(kernels())
 	c.must(err, "load a module")
 	f := valueOf(i.Function(m, addWords)).must(c, "find a kernel")
@@ -53,8 +51,7 @@ func moduleBadImage(c *check) {
 	}
 }
 
-func launchMissing(c *check) {
-	d := c.dev(0)
+func launchMissing(c *check, d driver.Device) {
 	c.kernel(d, addWords)
 	i := as[driver.Launcher](c, d)
 	m := c.held.modules[0].it
@@ -63,9 +60,7 @@ func launchMissing(c *check) {
 	}
 }
 
-func launchArgs(c *check) {
-	d := c.dev(0)
-	i := as[driver.Launcher](c, d)
+func launchArgs(c *check, d driver.Device, i driver.Launcher) {
 	for name, want := range map[string][]driver.Param{addWords: addParams(), storeOne: storeParams()} {
 		f := c.kernel(d, name)
 		got := valueOf(i.Params(f)).optional(c, "Params")
@@ -75,9 +70,8 @@ func launchArgs(c *check) {
 	}
 }
 
-func launchLimits(c *check) {
+func launchLimits(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	const kib = 1 << 10
-	d, s, p := c.streamAndChunks(1)
 	i := as[driver.Launcher](c, d)
 	f := c.kernel(d, addWords)
 	info := valueOf(i.FunctionInfo(f)).must(c, "ask for the kernel")
@@ -121,8 +115,7 @@ func launchLimits(c *check) {
 	c.sync(d, s)
 }
 
-func launchClusters(c *check) {
-	d, s, p := c.streamAndChunks(1)
+func launchClusters(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	i := as[driver.Launcher](c, d)
 	f := c.kernel(d, addWords)
 	for _, bad := range []struct{ grid, cluster uint32 }{{3, 2}, {64, 64}} {
@@ -134,9 +127,7 @@ func launchClusters(c *check) {
 	c.words(d, p, 1, 0)
 }
 
-func launchOccupancy(c *check) {
-	d := c.dev(0)
-	i := as[driver.Launcher](c, d)
+func launchOccupancy(c *check, d driver.Device, i driver.Launcher) {
 	f := c.kernel(d, addWords)
 	info := valueOf(i.FunctionInfo(f)).must(c, "ask for the kernel")
 	for _, n := range []uint32{1, 32, 256, info.MaxThreads} {
@@ -153,9 +144,8 @@ func launchOccupancy(c *check) {
 	}
 }
 
-func launchRuns(c *check) {
+func launchRuns(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	const n, v = 1000, 7
-	d, s, p := c.streamAndChunks(1)
 	f := c.kernel(d, addWords)
 	e := c.event(d, 0)
 	g := c.hold(d, s)
@@ -169,8 +159,7 @@ func launchRuns(c *check) {
 	c.words(d, p+4+4*n, 1, 0)
 }
 
-func launchOrder(c *check) {
-	d, s, p := c.streamAndChunks(3)
+func launchOrder(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	f := c.kernel(d, addWords)
 	n := uint32(c.gran / 4)
 	g := c.hold(d, s)
@@ -186,8 +175,7 @@ func launchOrder(c *check) {
 	c.words(d, p, n, 0x09090909)
 }
 
-func launchCopies(c *check) {
-	d, s, p := c.streamAndChunks(1)
+func launchCopies(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	f := c.kernel(d, addWords)
 	g := c.hold(d, s)
 	l := addLaunch(p, 10, 1)
@@ -199,8 +187,7 @@ func launchCopies(c *check) {
 	c.words(d, p, 10, 1)
 }
 
-func launchMemory(c *check) {
-	d, s, p := c.streamAndChunks(4)
+func launchMemory(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	f := c.kernel(d, addWords)
 	c.unmap(c.chunk(p, 2), c.gran)
 	g := c.hold(d, s)
@@ -215,9 +202,7 @@ func launchMemory(c *check) {
 	c.must(c.returns("sync", d.Sync), "sync afterwards")
 }
 
-func priorities(c *check) {
-	d := c.dev(0)
-	i := as[driver.StreamPriorities](c, d)
+func priorities(c *check, d driver.Device, i driver.StreamPriorities) {
 	least, greatest, err := i.Priorities()
 	c.optional(err, "StreamPriorities")
 	if greatest > least {

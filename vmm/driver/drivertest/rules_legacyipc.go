@@ -9,13 +9,13 @@ import (
 
 func legacyIPCRules() []Rule {
 	return needing([]Rule{
-		{Name: "ipc-memory", Says: "another process opens plain memory by its handle, reads and writes it; opening it twice returns one address, and each close undoes one open", Source: manual, run: ipcMemory, peer: ipcMemoryPeer},
-		{Name: "ipc-own", Says: "a process cannot open handles of its own", Source: manual, run: ipcOwn},
-		{Name: "ipc-refused", Says: "what is no handle, memory that is not plain, and an event that was not made for it are ErrInvalid", Source: manual, run: ipcRefused},
-		{Name: "ipc-freed", Says: "the handle of memory that was freed is ErrInvalid", Source: seam, run: ipcFreed, peer: ipcFreedPeer},
-		{Name: "ipc-dead", Says: "when its maker has ended, the handle of memory is ErrInvalid, and that of an event opens", Source: measured, run: ipcDead, peer: ipcDeadPeer},
-		{Name: "ipc-event", Says: "what one process records in an event, streams and queries of the other wait for, in both directions", Source: guide, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: ipcEvent, peer: ipcEventPeer},
-		{Name: "ipc-peers", Says: "memory on another device is opened without peer access, enables none, and stays when that is enabled and disabled", Source: measured, devices: 2, run: ipcPeers, peer: ipcPeersPeer},
+		{Name: "ipc-memory", Says: "another process opens plain memory by its handle, reads and writes it; opening it twice returns one address, and each close undoes one open", Source: manual, run: onDevice(ipcMemory), peer: ipcMemoryPeer},
+		{Name: "ipc-own", Says: "a process cannot open handles of its own", Source: manual, run: onInterface(ipcOwn)},
+		{Name: "ipc-refused", Says: "what is no handle, memory that is not plain, and an event that was not made for it are ErrInvalid", Source: manual, run: onInterface(ipcRefused)},
+		{Name: "ipc-freed", Says: "the handle of memory that was freed is ErrInvalid", Source: seam, run: onDevice(ipcFreed), peer: ipcFreedPeer},
+		{Name: "ipc-dead", Says: "when its maker has ended, the handle of memory is ErrInvalid, and that of an event opens", Source: measured, run: onDevice(ipcDead), peer: ipcDeadPeer},
+		{Name: "ipc-event", Says: "what one process records in an event, streams and queries of the other wait for, in both directions", Source: guide, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: onDevice(ipcEvent), peer: ipcEventPeer},
+		{Name: "ipc-peers", Says: "memory on another device is opened without peer access, enables none, and stays when that is enabled and disabled", Source: measured, devices: 2, run: onDevice(ipcPeers), peer: ipcPeersPeer},
 		{Name: "ipc-close", Says: "Close closes what is open; after it, calls with handles are ErrClosed", Source: seam, run: ipcClose, peer: ipcClosePeer},
 	}, driver.FeatureLegacyIPC)
 }
@@ -65,8 +65,7 @@ func (c *check) openEvent(d driver.Device, h driver.IPCHandle) driver.Event {
 	return e
 }
 
-func ipcMemory(c *check) {
-	d := c.dev(0)
+func ipcMemory(c *check, d driver.Device) {
 	p := c.filledBlock(d, 1)
 	h := c.memHandle(d, p)
 	equal(c, c.memHandle(d, p), h, "the handle of memory, again")
@@ -98,8 +97,7 @@ func ipcMemoryPeer(c *check, maker *process) {
 	c.want(d.CopyIn(p, []byte{1}), "write what was closed", driver.ErrInvalid)
 }
 
-func ipcPeers(c *check) {
-	d := c.dev(0)
+func ipcPeers(c *check, d driver.Device) {
 	p := c.filledBlock(d, 1)
 	h := c.memHandle(d, p)
 	other := c.startPeer()
@@ -126,9 +124,7 @@ func ipcPeersPeer(c *check, maker *process) {
 	c.closeMem(d, p)
 }
 
-func ipcOwn(c *check) {
-	d := c.dev(0)
-	i := as[driver.LegacyIPC](c, d)
+func ipcOwn(c *check, d driver.Device, i driver.LegacyIPC) {
 	p := c.filledBlock(d, 1)
 	c.want(errOf(i.OpenMem(c.memHandle(d, p))), "open one's own memory", driver.ErrInvalid)
 	_, h := c.sharedEvent(d)
@@ -136,9 +132,7 @@ func ipcOwn(c *check) {
 	c.must(d.Sync(), "sync afterwards")
 }
 
-func ipcRefused(c *check) {
-	d := c.dev(0)
-	i := as[driver.LegacyIPC](c, d)
+func ipcRefused(c *check, d driver.Device, i driver.LegacyIPC) {
 	c.want(errOf(i.OpenMem(driver.IPCHandle{})), "open memory by zeros", driver.ErrInvalid)
 	c.want(errOf(i.OpenEvent(driver.IPCHandle{})), "open an event by zeros", driver.ErrInvalid)
 
@@ -162,8 +156,7 @@ func ipcRefused(c *check) {
 	c.must(d.Sync(), "sync afterwards")
 }
 
-func ipcFreed(c *check) {
-	d := c.dev(0)
+func ipcFreed(c *check, d driver.Device) {
 	p := c.filledBlock(d, 1)
 	h := c.memHandle(d, p)
 	c.freeBlock(d, p)
@@ -178,8 +171,7 @@ func ipcFreedPeer(c *check, maker *process) {
 	c.must(d.Sync(), "sync afterwards")
 }
 
-func ipcDead(c *check) {
-	d := c.dev(0)
+func ipcDead(c *check, d driver.Device) {
 	maker := c.startPeer()
 	memory, event := maker.receive(), maker.receive()
 	maker.kill()
@@ -204,8 +196,7 @@ func ipcDeadPeer(c *check, other *process) {
 
 // ipcEvent holds a fill back, and records an event behind it. The other process's copy
 // waits for that, and the event that it records for the copy.
-func ipcEvent(c *check) {
-	d := c.dev(0)
+func ipcEvent(c *check, d driver.Device) {
 	s := c.stream(d)
 	p := c.filledBlock(d, 1)
 	e, h := c.sharedEvent(d)

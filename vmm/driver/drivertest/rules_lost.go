@@ -11,15 +11,15 @@ import (
 func lostRules() []Rule {
 	rules := []Rule{
 		{Name: "lost-unmap", Says: "unmap waits for nothing: if work is still queued on the memory, the device is lost", Source: measured, run: lostUnmap},
-		{Name: "lost-entry", Says: "every call that names a lost device returns ErrDeviceLost at once", Source: contract(7), run: lostEntry},
+		{Name: "lost-entry", Says: "every call that names a lost device returns ErrDeviceLost at once", Source: contract(7), run: onDevice(lostEntry)},
 		{Name: "lost-process", Says: "one lost device is a lost process: every device is lost, also one that was not involved", Source: measured, devices: 2, run: lostProcess},
-		{Name: "lost-give-back", Says: "memory of a lost device can still be freed", Source: measured, run: lostGiveBack},
+		{Name: "lost-give-back", Says: "memory of a lost device can still be freed", Source: measured, run: onDevice(lostGiveBack)},
 		{Name: "lost-narrow", Says: "if access that queued work uses is taken away, the device is lost", Source: contract(4), run: lostNarrow},
 		{Name: "lost-read-only", Says: "if memory becomes read-only under a queued write, the device is lost", Source: contract(4), needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: lostReadOnly},
 		{Name: "lost-peer-unmap", Says: "a wait for the owner alone is not enough: unmap under a peer's work loses both", Source: measured, devices: 2, run: lostPeerUnmap},
 		{Name: "lost-peer-disable", Says: "in a lost process access to plain memory can be disabled and not enabled", Source: contract(7), devices: 2, run: lostPeerDisable},
-		{Name: "lost-kernel", Says: "a kernel that writes where nothing is mapped loses every device of the process; its module can still be unloaded", Source: manual, needs: []driver.Feature{driver.FeatureKernels}, run: lostKernel},
-		{Name: "lost-kernel-unmap", Says: "if memory is unmapped under a queued kernel that uses it, the device is lost", Source: contract(4), needs: []driver.Feature{driver.FeatureKernels}, run: lostKernelUnmap},
+		{Name: "lost-kernel", Says: "a kernel that writes where nothing is mapped loses every device of the process; its module can still be unloaded", Source: manual, needs: []driver.Feature{driver.FeatureKernels}, run: onDevice(lostKernel)},
+		{Name: "lost-kernel-unmap", Says: "if memory is unmapped under a queued kernel that uses it, the device is lost", Source: contract(4), needs: []driver.Feature{driver.FeatureKernels}, run: onStream(2, lostKernelUnmap)},
 		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses both", Source: contract(4), devices: 2, run: lostPeerNarrow},
 	}
 	for i := range rules {
@@ -48,8 +48,7 @@ func lostUnmap(c *check) {
 	c.lose(c.dev(0), p, func() { c.unmap(p, c.gran) })
 }
 
-func lostEntry(c *check) {
-	d := c.dev(0)
+func lostEntry(c *check, d driver.Device) {
 	p, hs := c.chunks(2)
 	// Made before the loss, because afterwards no call can make them.
 	q := c.reserve(c.gran)
@@ -93,9 +92,7 @@ func lostEntry(c *check) {
 	c.refuses(calls, "on a lost device", driver.ErrDeviceLost)
 	// What frees something still works.
 	c.unmap(c.chunk(p, 1), c.gran)
-	for _, h := range hs {
-		c.release(h)
-	}
+	c.release(hs...)
 	c.free(p)
 	c.free(q)
 }
@@ -118,16 +115,13 @@ func lostProcess(c *check) {
 	c.free(q)
 }
 
-func lostGiveBack(c *check) {
-	d := c.dev(0)
+func lostGiveBack(c *check, d driver.Device) {
 	p, hs := c.chunks(4)
 	s := c.lose(d, p, func() { c.unmap(p, c.gran) })
 	// In the order in which a program frees it, and each call only once.
 	c.access(c.chunk(p, 1), c.gran, grant(0, driver.AccessNone))
 	c.unmap(c.chunk(p, 1), 3*c.gran)
-	for _, h := range hs {
-		c.release(h)
-	}
+	c.release(hs...)
 	c.free(p)
 	for _, what := range []struct {
 		doing string
@@ -145,8 +139,7 @@ func lostGiveBack(c *check) {
 	c.want(errOf(c.d.Open(0)), "open it again", driver.ErrDeviceLost)
 }
 
-func lostKernel(c *check) {
-	d := c.dev(0)
+func lostKernel(c *check, d driver.Device) {
 	f := c.kernel(d, storeOne)
 	p := c.reserve(c.gran)
 	s := c.stream(d)
@@ -164,8 +157,7 @@ func lostKernel(c *check) {
 	c.must(as[driver.Launcher](c, d).UnloadModule(c.held.modules[0].it), "unload the module")
 }
 
-func lostKernelUnmap(c *check) {
-	d, s, p := c.streamAndChunks(2)
+func lostKernelUnmap(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	f := c.kernel(d, addWords)
 	g := c.hold(d, s)
 	l := addLaunch(p, uint32(2*c.gran/4), 1)

@@ -9,17 +9,17 @@ import (
 func mapRules() []Rule {
 	return []Rule{
 		{Name: "map-whole", Says: "a mapping is of the whole handle: any other size is ErrInvalid", Source: measured, run: mapWhole},
-		{Name: "map-over", Says: "mapping over a mapping is ErrInvalid and leaves the old one", Source: manual, run: mapOver},
+		{Name: "map-over", Says: "mapping over a mapping is ErrInvalid and leaves the old one", Source: manual, run: onDevice(mapOver)},
 		{Name: "map-outside", Says: "mapping outside a reservation, across its start, or at an odd address is ErrInvalid", Source: manual, run: mapOutside},
 		{Name: "map-unknown", Says: "mapping a handle that does not exist is ErrInvalid", Source: manual, run: mapUnknown},
-		{Name: "map-anywhere", Says: "handles can be mapped anywhere in a range, in any order", Source: guide, run: mapAnywhere},
-		{Name: "map-no-access", Says: "every new mapping starts without access, also that of a kept handle and beside an accessible one", Source: measured, run: mapNoAccess},
-		{Name: "map-keeps-data", Says: "a kept handle keeps its data from one mapping to the next", Source: measured, run: mapKeepsData},
-		{Name: "map-alias", Says: "one handle at two addresses shows the same bytes", Source: guide, run: mapAlias},
-		{Name: "map-many", Says: "512 mappings take one SetAccess and one Unmap", Source: measured, run: mapMany},
-		{Name: "unmap-part", Says: "unmapping part of a mapping is ErrInvalid and changes nothing", Source: measured, run: unmapPart},
-		{Name: "unmap-several", Says: "one call unmaps several whole mappings side by side", Source: measured, run: unmapSeveral},
-		{Name: "unmap-hole", Says: "unmapping across a hole is ErrInvalid and changes nothing, or removes the whole mappings there", Source: measured, run: unmapHole},
+		{Name: "map-anywhere", Says: "handles can be mapped anywhere in a range, in any order", Source: guide, run: onDevice(mapAnywhere)},
+		{Name: "map-no-access", Says: "every new mapping starts without access, also that of a kept handle and beside an accessible one", Source: measured, run: onDevice(mapNoAccess)},
+		{Name: "map-keeps-data", Says: "a kept handle keeps its data from one mapping to the next", Source: measured, run: onDevice(mapKeepsData)},
+		{Name: "map-alias", Says: "one handle at two addresses shows the same bytes", Source: guide, run: onDevice(mapAlias)},
+		{Name: "map-many", Says: "512 mappings take one SetAccess and one Unmap", Source: measured, run: onDevice(mapMany)},
+		{Name: "unmap-part", Says: "unmapping part of a mapping is ErrInvalid and changes nothing", Source: measured, run: onDevice(unmapPart)},
+		{Name: "unmap-several", Says: "one call unmaps several whole mappings side by side", Source: measured, run: onChunks(6, unmapSeveral)},
+		{Name: "unmap-hole", Says: "unmapping across a hole is ErrInvalid and changes nothing, or removes the whole mappings there", Source: measured, run: onDevice(unmapHole)},
 	}
 }
 
@@ -32,8 +32,7 @@ func mapWhole(c *check) {
 	c.mapHandle(p, 2*c.gran, h)
 }
 
-func mapOver(c *check) {
-	d := c.dev(0)
+func mapOver(c *check, d driver.Device) {
 	p := c.reserve(4 * c.gran)
 	first, second := c.create(2*c.gran), c.create(2*c.gran)
 	c.mapHandle(c.chunk(p, 1), 2*c.gran, first)
@@ -64,8 +63,7 @@ func mapUnknown(c *check) {
 	c.want(c.d.Map(p, c.gran, 0), "map handle 0", driver.ErrInvalid)
 }
 
-func mapAnywhere(c *check) {
-	d := c.dev(0)
+func mapAnywhere(c *check, d driver.Device) {
 	p := c.reserve(16 * c.gran)
 	for _, i := range []int{15, 0, 7, 8, 3} {
 		c.mapHandle(c.chunk(p, i), c.gran, c.create(c.gran))
@@ -80,8 +78,7 @@ func mapAnywhere(c *check) {
 	c.reads(d, c.chunk(p, 8), c.gran, 8)
 }
 
-func mapNoAccess(c *check) {
-	d := c.dev(0)
+func mapNoAccess(c *check, d driver.Device) {
 	p := c.reserve(3 * c.gran)
 	first, second := c.create(c.gran), c.create(c.gran)
 	c.mapHandle(p, c.gran, first)
@@ -112,8 +109,7 @@ func (c *check) noAccess(d driver.Device, p driver.Ptr) {
 	c.must(d.Sync(), "sync afterwards")
 }
 
-func mapKeepsData(c *check) {
-	d := c.dev(0)
+func mapKeepsData(c *check, d driver.Device) {
 	p, hs := c.chunks(1)
 	c.write(d, p, c.gran, 9)
 	c.unmap(p, c.gran)
@@ -123,8 +119,7 @@ func mapKeepsData(c *check) {
 	c.reads(d, c.chunk(q, 1), c.gran, 9)
 }
 
-func mapAlias(c *check) {
-	d := c.dev(0)
+func mapAlias(c *check, d driver.Device) {
 	p, hs := c.chunks(2)
 	q := c.mapped(hs[1], driver.AccessReadWrite)
 	c.write(d, c.chunk(p, 1), c.gran, 1)
@@ -135,23 +130,19 @@ func mapAlias(c *check) {
 	c.reads(d, q, c.gran, 2)
 }
 
-func mapMany(c *check) {
+func mapMany(c *check, d driver.Device) {
 	const n = 512
-	d := c.dev(0)
 	p, hs := c.chunks(n)
 	for i := range n {
 		c.has(c.chunk(p, i), 0, driver.AccessReadWrite)
 	}
 	c.write(d, c.chunk(p, n-1), c.gran, 1)
 	c.unmap(p, n*c.gran)
-	for _, h := range hs {
-		c.release(h)
-	}
+	c.release(hs...)
 	c.free(p)
 }
 
-func unmapPart(c *check) {
-	d := c.dev(0)
+func unmapPart(c *check, d driver.Device) {
 	p := c.reserve(6 * c.gran)
 	for _, i := range []int{0, 3} {
 		c.mapHandle(c.chunk(p, i), 3*c.gran, c.create(3*c.gran))
@@ -169,8 +160,7 @@ func unmapPart(c *check) {
 	c.write(d, p, 6*c.gran, 7)
 }
 
-func unmapSeveral(c *check) {
-	d, p := c.deviceAndChunks(6)
+func unmapSeveral(c *check, d driver.Device, p driver.Ptr) {
 	c.write(d, p, 6*c.gran, 1)
 	c.unmap(c.chunk(p, 1), 4*c.gran)
 	c.reads(d, p, c.gran, 1)
@@ -181,8 +171,7 @@ func unmapSeveral(c *check) {
 	}
 }
 
-func unmapHole(c *check) {
-	d := c.dev(0)
+func unmapHole(c *check, d driver.Device) {
 	for what, span := range map[string]struct{ from, n, first, last int }{
 		"a hole": {1, 1, 1, 1}, "across a hole": {0, 3, 0, 3}, "into a hole": {0, 2, 0, 1}, "out of a hole": {1, 2, 2, 3},
 	} {

@@ -9,17 +9,16 @@ import (
 
 func optionalRules() []Rule {
 	return []Rule{
-		{Name: "host-bytes", Says: "HostBytes shows what a device copies, over several mappings, and refuses what is not mapped", Source: seam, run: hostBytes},
-		{Name: "pinned", Says: "pinned memory has the same bytes as a slice and as an address, from every device", Source: manual, run: pinned},
-		{Name: "pinned-bounds", Says: "pinned memory of 0 bytes is ErrInvalid, and so are a copy past its end and a second free", Source: manual, run: pinnedBounds},
-		{Name: "plain", Says: "plain memory can be written, read, and freed once", Source: manual, run: plain},
-		{Name: "plain-async", Says: "stream-ordered memory is usable in its stream and freed once", Source: manual, run: plainAsync},
-		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes, and do not wait for a value that is already there", Source: manual, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: valueWait},
+		{Name: "host-bytes", Says: "HostBytes shows what a device copies, over several mappings, and refuses what is not mapped", Source: seam, run: onChunks(3, hostBytes)},
+		{Name: "pinned", Says: "pinned memory has the same bytes as a slice and as an address, from every device", Source: manual, run: onDevice(pinned)},
+		{Name: "pinned-bounds", Says: "pinned memory of 0 bytes is ErrInvalid, and so are a copy past its end and a second free", Source: manual, run: onChunks(1, pinnedBounds)},
+		{Name: "plain", Says: "plain memory can be written, read, and freed once", Source: manual, run: onInterface(plain)},
+		{Name: "plain-async", Says: "stream-ordered memory is usable in its stream and freed once", Source: manual, run: onInterface(plainAsync)},
+		{Name: "value-wait", Says: "streams write words of 4 and 8 bytes, and do not wait for a value that is already there", Source: manual, needs: []driver.Feature{driver.FeatureStreamMemOps}, run: onStream(1, valueWait)},
 	}
 }
 
-func hostBytes(c *check) {
-	d, p := c.deviceAndChunks(3)
+func hostBytes(c *check, d driver.Device, p driver.Ptr) {
 	b := valueOf(c.d.HostBytes(p, 3*c.gran)).optional(c, "HostViewer")
 	if uint64(len(b)) != 3*c.gran {
 		c.Fatalf("%d bytes seen of %d", len(b), 3*c.gran)
@@ -55,8 +54,7 @@ func hostBytes(c *check) {
 	}
 }
 
-func pinned(c *check) {
-	d := c.dev(0)
+func pinned(c *check, d driver.Device) {
 	host, b := c.pin(d, 2*4096+10)
 	if len(b) != 2*4096+10 {
 		c.Fatalf("%d bytes pinned of %d", len(b), 2*4096+10)
@@ -84,8 +82,7 @@ func pinned(c *check) {
 	}
 }
 
-func pinnedBounds(c *check) {
-	d, p := c.deviceAndChunks(1)
+func pinnedBounds(c *check, d driver.Device, p driver.Ptr) {
 	host, _ := c.pin(d, 4096)
 	pinner := as[driver.HostAllocator](c, d)
 	_, _, err := pinner.AllocHost(0)
@@ -102,9 +99,7 @@ func pinnedBounds(c *check) {
 	c.want(pinner.FreeHost(p), "free what is not pinned", driver.ErrInvalid)
 }
 
-func plain(c *check) {
-	d := c.dev(0)
-	i := as[driver.Allocator](c, d)
+func plain(c *check, d driver.Device, i driver.Allocator) {
 	p := valueOf(i.AllocPlain(c.gran+3)).optional(c, "Plain")
 	c.write(d, p, c.gran+3, 1)
 	c.reads(d, p, c.gran+3, 1)
@@ -119,9 +114,7 @@ func plain(c *check) {
 	c.want(errOf(i.AllocPlain(1<<50)), "allocate 2^50 bytes", driver.ErrOutOfMemory)
 }
 
-func plainAsync(c *check) {
-	d := c.dev(0)
-	i := as[driver.Allocator](c, d)
+func plainAsync(c *check, d driver.Device, i driver.Allocator) {
 	s := c.stream(d)
 	p := valueOf(i.AllocAsync(4096, s)).optional(c, "AllocAsync")
 	c.must(d.Fill(p, 5, 1, 4096, s), "fill it in its stream")
@@ -133,8 +126,7 @@ func plainAsync(c *check) {
 	c.want(i.FreeAsync(p, s), "free again", driver.ErrInvalid)
 }
 
-func valueWait(c *check) {
-	d, s, p := c.streamAndChunks(1)
+func valueWait(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	w := as[driver.StreamMemOps](c, d)
 	c.optional(w.WriteValue(s, p, 0x11223344, 4), "StreamMemOps")
 	c.must(w.WaitValue(s, p, 0x11223344, 4), "wait for what is written")

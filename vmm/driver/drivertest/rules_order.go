@@ -5,17 +5,16 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 func orderRules() []Rule {
 	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
-		{Name: "unmap-after-sync", Says: "unmapping after a wait for the work does no harm", Source: contract(4), run: unmapAfterSync},
-		{Name: "unmap-after-event", Says: "waiting for the streams that use the memory is enough", Source: contract(4), needs: gated, run: unmapAfterEvent},
-		{Name: "unmap-beside", Says: "mapping, unmapping and releasing other chunks during work does no harm and waits for nothing", Source: measured, needs: gated, run: unmapBeside},
-		{Name: "unmap-alias", Says: "unmapping one address of a handle harms no work at its other address", Source: guide, needs: gated, run: unmapAlias},
-		{Name: "release-under-work", Says: "releasing a mapped handle harms no work", Source: guide, needs: gated, run: releaseUnderWork},
-		{Name: "widen-under-work", Says: "granting access, or taking away access that the work does not use, does the work no harm", Source: contract(4), devices: 2, needs: gated, run: widenUnderWork},
+		{Name: "unmap-after-sync", Says: "unmapping after a wait for the work does no harm", Source: contract(4), run: onDevice(unmapAfterSync)},
+		{Name: "unmap-after-event", Says: "waiting for the streams that use the memory is enough", Source: contract(4), needs: gated, run: onDevice(unmapAfterEvent)},
+		{Name: "unmap-beside", Says: "mapping, unmapping and releasing other chunks during work does no harm and waits for nothing", Source: measured, needs: gated, run: onDevice(unmapBeside)},
+		{Name: "unmap-alias", Says: "unmapping one address of a handle harms no work at its other address", Source: guide, needs: gated, run: onDevice(unmapAlias)},
+		{Name: "release-under-work", Says: "releasing a mapped handle harms no work", Source: guide, needs: gated, run: onDevice(releaseUnderWork)},
+		{Name: "widen-under-work", Says: "granting access, or taking away access that the work does not use, does the work no harm", Source: contract(4), devices: 2, needs: gated, run: onStream(1, widenUnderWork)},
 	}
 }
 
-func unmapAfterSync(c *check) {
-	d := c.dev(0)
+func unmapAfterSync(c *check, d driver.Device) {
 	s := c.stream(d)
 	for range 10 {
 		p, _ := c.chunks(2)
@@ -27,8 +26,7 @@ func unmapAfterSync(c *check) {
 	}
 }
 
-func unmapAfterEvent(c *check) {
-	d := c.dev(0)
+func unmapAfterEvent(c *check, d driver.Device) {
 	busy, s := c.stream(d), c.stream(d)
 	e := c.event(d, driver.EventBlocking)
 	g := c.hold(d, busy)
@@ -41,8 +39,7 @@ func unmapAfterEvent(c *check) {
 	c.must(c.returns("sync", d.Sync), "sync afterwards")
 }
 
-func unmapBeside(c *check) {
-	d := c.dev(0)
+func unmapBeside(c *check, d driver.Device) {
 	s := c.stream(d)
 	p := c.reserve(3 * c.gran)
 	hs := []driver.Handle{c.create(c.gran), c.create(c.gran)}
@@ -63,8 +60,7 @@ func unmapBeside(c *check) {
 	c.reads(d, p, c.gran, 1)
 }
 
-func unmapAlias(c *check) {
-	d := c.dev(0)
+func unmapAlias(c *check, d driver.Device) {
 	s := c.stream(d)
 	p, hs := c.chunks(1)
 	q := c.mapped(hs[0], driver.AccessReadWrite)
@@ -75,8 +71,7 @@ func unmapAlias(c *check) {
 	c.reads(d, p, c.gran, 1)
 }
 
-func releaseUnderWork(c *check) {
-	d := c.dev(0)
+func releaseUnderWork(c *check, d driver.Device) {
 	s := c.stream(d)
 	p, hs := c.chunks(1)
 	g := c.hold(d, s)
@@ -86,8 +81,7 @@ func releaseUnderWork(c *check) {
 	c.reads(d, p, c.gran, 1)
 }
 
-func widenUnderWork(c *check) {
-	d, s, p := c.streamAndChunks(1)
+func widenUnderWork(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
 	c.access(p, c.gran, grant(1, driver.AccessReadWrite))

@@ -8,16 +8,15 @@ import (
 
 func peerRules() []Rule {
 	return []Rule{
-		{Name: "peer-grant", Says: "a peer without a grant is refused harmlessly; with one it reads and writes", Source: seam, devices: 2, run: peerGrant},
+		{Name: "peer-grant", Says: "a peer without a grant is refused harmlessly; with one it reads and writes", Source: seam, devices: 2, run: onPair(peerGrant)},
 		{Name: "peer-new-mapping", Says: "a new mapping starts without access for peers too, also that of a kept handle", Source: measured, devices: 2, run: peerNewMapping},
 		{Name: "peer-others-keep", Says: "a grant or a revocation changes no other device's access", Source: seam, devices: 2, run: peerOthersKeep},
-		{Name: "peer-read-only", Says: "a peer may have read-only access", Source: seam, devices: 2, needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: peerReadOnly},
+		{Name: "peer-read-only", Says: "a peer may have read-only access", Source: seam, devices: 2, needs: []driver.Feature{driver.FeatureReadOnlyMap}, run: onPair(peerReadOnly)},
 		{Name: "peer-alone", Says: "memory need not be accessible to the device it lives on", Source: guide, devices: 2, run: peerAlone},
 	}
 }
 
-func peerGrant(c *check) {
-	owner, peer := c.dev(0), c.dev(1)
+func peerGrant(c *check, owner, peer driver.Device) {
 	p, _ := c.chunks(2)
 	c.write(owner, p, 2*c.gran, 1)
 	c.peerRefused(p)
@@ -73,8 +72,7 @@ func peerOthersKeep(c *check) {
 	c.noAccess(owner, p)
 }
 
-func peerReadOnly(c *check) {
-	owner, peer := c.dev(0), c.dev(1)
+func peerReadOnly(c *check, owner, peer driver.Device) {
 	p, _ := c.chunks(1)
 	c.access(p, c.gran, grant(1, driver.AccessRead))
 	c.write(owner, p, c.gran, 1)

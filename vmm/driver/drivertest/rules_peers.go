@@ -19,7 +19,7 @@ func legacyPeerRules() []Rule {
 		{Name: "peer-enable-close", Says: "closing either device undoes what was enabled, and the other one works on", Source: seam, devices: 2, run: peerEnableClose},
 		{Name: "peer-no-path", Says: "enabling access where there is no path is ErrNotSupported", Source: manual, run: peerNoPath},
 		{Name: "peer-plain", Says: "copies of plain memory between devices are right before, while and after access is enabled", Source: manual, devices: 2, run: peerPlain},
-		{Name: "peer-plain-only", Says: "enabling access to plain memory gives no access to mapped memory", Source: guide, devices: 2, run: peerPlainOnly},
+		{Name: "peer-plain-only", Says: "enabling access to plain memory gives no access to mapped memory", Source: guide, devices: 2, run: onPair(peerPlainOnly)},
 	}
 }
 
@@ -215,8 +215,7 @@ func peerPlain(c *check) {
 	copies("after")
 }
 
-func peerPlainOnly(c *check) {
-	owner, peer := c.dev(0), c.dev(1)
+func peerPlainOnly(c *check, owner, peer driver.Device) {
 	p, _ := c.chunks(1)
 	c.write(owner, p, c.gran, 1)
 	q, _ := c.chunkOn(1)

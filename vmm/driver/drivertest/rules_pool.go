@@ -2,35 +2,36 @@ package drivertest
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 func poolRules() []Rule {
 	rules := needing([]Rule{
-		{Name: "pool-current", Says: "AllocAsync takes from the current pool: the default one until another is set, and again when that is destroyed", Source: manual, run: poolCurrent},
-		{Name: "pool-current-own", Says: "a pool of another device cannot be made the current one", Source: manual, devices: 2, run: poolCurrentOwn},
-		{Name: "pool-blocks", Says: "memory of a pool can be written and read to its end, and overlaps no other", Source: manual, run: poolBlocks},
-		{Name: "pool-sizes", Says: "an allocation of 0 bytes from a pool is ErrInvalid, one beyond the device's memory ErrOutOfMemory, and the next one works", Source: manual, run: poolSizes},
-		{Name: "pool-free", Says: "memory of a pool and plain memory are freed in a stream's order or at once, each only once", Source: guide, run: poolFree},
-		{Name: "pool-destroy", Says: "memory outlives its pool and is freed as before; the pool is ErrInvalid from then on", Source: manual, run: poolDestroy},
-		{Name: "pool-unknown", Says: "what is no pool is ErrInvalid to every call, and the default pool cannot be destroyed", Source: seam, run: poolUnknown},
-		{Name: "pool-attributes", Says: "all policies are on at first and the threshold is 0; what is set is read back", Source: manual, run: poolAttributes},
-		{Name: "pool-counts", Says: "a pool has reserved at least what is used, and its peaks stay until they are reset to what is", Source: manual, run: poolCounts},
-		{Name: "pool-threshold", Says: "a synchronize releases what a pool holds beyond its threshold, whatever is waited for", Source: guide, run: poolThreshold},
-		{Name: "pool-trim", Says: "a trim releases what no one uses, and nothing below what is to be kept", Source: manual, run: poolTrim},
-		{Name: "pool-max", Says: "from a pool with a maximum nothing larger can be allocated", Source: manual, run: poolMax},
-		{Name: "pool-of", Says: "PoolOf knows the pool and the device of an address, and what is of no pool", Source: guide, run: poolOf},
-		{Name: "pool-access", Says: "access to a pool is of all its memory, present and future, and its own device's cannot be revoked", Source: guide, devices: 2, run: poolAccess},
+		{Name: "pool-current", Says: "AllocAsync takes from the current pool: the default one until another is set, and again when that is destroyed", Source: manual, run: onInterface(poolCurrent)},
+		{Name: "pool-current-own", Says: "a pool of another device cannot be made the current one", Source: manual, devices: 2, run: onPair(poolCurrentOwn)},
+		{Name: "pool-blocks", Says: "memory of a pool can be written and read to its end, and overlaps no other", Source: manual, run: onPool(poolBlocks)},
+		{Name: "pool-sizes", Says: "an allocation of 0 bytes from a pool is ErrInvalid, one beyond the device's memory ErrOutOfMemory, and the next one works", Source: manual, run: onPool(poolSizes)},
+		{Name: "pool-free", Says: "memory of a pool and plain memory are freed in a stream's order or at once, each only once", Source: guide, run: onPool(poolFree)},
+		{Name: "pool-destroy", Says: "memory outlives its pool and is freed as before; the pool is ErrInvalid from then on", Source: manual, run: onPool(poolDestroy)},
+		{Name: "pool-unknown", Says: "what is no pool is ErrInvalid to every call, and the default pool cannot be destroyed", Source: seam, run: onInterface(poolUnknown)},
+		{Name: "pool-attributes", Says: "all policies are on at first and the threshold is 0; what is set is read back", Source: manual, run: onInterface(poolAttributes)},
+		{Name: "pool-counts", Says: "a pool has reserved at least what is used, and its peaks stay until they are reset to what is", Source: manual, run: onPool(poolCounts)},
+		{Name: "pool-threshold", Says: "a synchronize releases what a pool holds beyond its threshold, whatever is waited for", Source: guide, run: onPool(poolThreshold)},
+		{Name: "pool-trim", Says: "a trim releases what no one uses, and nothing below what is to be kept", Source: manual, run: onPool(poolTrim)},
+		{Name: "pool-max", Says: "from a pool with a maximum nothing larger can be allocated", Source: manual, run: onDevice(poolMax)},
+		{Name: "pool-of", Says: "PoolOf knows the pool and the device of an address, and what is of no pool", Source: guide, run: onPool(poolOf)},
+		{Name: "pool-access", Says: "access to a pool is of all its memory, present and future, and its own device's cannot be revoked", Source: guide, devices: 2, run: onPair(poolAccess)},
 		{Name: "pool-no-path", Says: "a device without a path has no access to a pool, and a grant to it changes nothing", Source: guide, run: poolNoPath},
-		{Name: "pool-elsewhere", Says: "memory of a pool can be allocated, used and freed in a stream of another device with access", Source: manual, devices: 2, run: poolElsewhere},
-		{Name: "pool-shares", Says: "a pool can be created for the ways to share that PoolShares returns, and for no other", Source: seam, run: poolShares},
+		{Name: "pool-elsewhere", Says: "memory of a pool can be allocated, used and freed in a stream of another device with access", Source: manual, devices: 2, run: onPair(poolElsewhere)},
+		{Name: "pool-shares", Says: "a pool can be created for the ways to share that PoolShares returns, and for no other", Source: seam, run: onInterface(poolShares)},
 		{Name: "pool-close", Says: "after Close, calls with pools are ErrClosed", Source: seam, run: poolClose},
 	}, driver.FeaturePools)
 	return append(rules,
 		Rule{Name: "copy-peer", Says: "bytes of plain memory are copied between two devices without access", Source: manual, devices: 2, run: copyPeerPlain},
-		Rule{Name: "copy-peer-pool", Says: "bytes of pools are copied between two devices without access", Source: guide, devices: 2, needs: []driver.Feature{driver.FeaturePools}, run: copyPeerPool},
-		Rule{Name: "copy-peer-refused", Says: "a copy to or from a device that the memory is not of is ErrInvalid, of one that does not exist ErrNoDevice", Source: seam, devices: 2, run: copyPeerRefused})
+		Rule{Name: "copy-peer-pool", Says: "bytes of pools are copied between two devices without access", Source: guide, devices: 2, needs: []driver.Feature{driver.FeaturePools}, run: onPair(copyPeerPool)},
+		Rule{Name: "copy-peer-refused", Says: "a copy to or from a device that the memory is not of is ErrInvalid, of one that does not exist ErrNoDevice", Source: seam, devices: 2, run: onDevice(copyPeerRefused)})
 }
 
 // blockSize is what most rules allocate: less than any driver maps at once.
@@ -44,23 +45,19 @@ func (c *check) pool(d driver.Device, props driver.PoolProps) driver.Pool {
 	return p
 }
 
-// streamAndPool is device 0, a stream of it, and a new pool on it.
-func (c *check) streamAndPool() (driver.Device, driver.Stream, driver.Pool) {
-	c.Helper()
-	d := c.dev(0)
-	return d, c.stream(d), c.pool(d, driver.PoolProps{})
+// onPool makes a case of one that works with device 0, a stream of it, and a new pool on it.
+func onPool(f func(*check, driver.Device, driver.Stream, driver.Pool)) func(*check) {
+	return onDevice(func(c *check, d driver.Device) {
+		c.Helper()
+		f(c, d, c.stream(d), c.pool(d, driver.PoolProps{}))
+	})
 }
 
 // destroy gives a pool of the case up.
 func (c *check) destroy(d driver.Device, p driver.Pool) {
 	c.Helper()
 	c.must(c.prompt("destroy a pool", func() error { return as[driver.Pooler](c, d).DestroyPool(p) }), "destroy a pool")
-	for i, x := range c.held.pools {
-		if x.it == p {
-			c.held.pools = append(c.held.pools[:i:i], c.held.pools[i+1:]...)
-			return
-		}
-	}
+	c.held.pools = slices.DeleteFunc(c.held.pools, func(x owned[driver.Pool]) bool { return x.it == p })
 }
 
 // block allocates n bytes of a pool in a stream.
@@ -106,9 +103,7 @@ func (c *check) isOf(d driver.Device, p driver.Ptr, pool driver.Pool, dev int) {
 	equal(c, on, dev, "the device of %v", p)
 }
 
-func poolCurrent(c *check) {
-	d := c.dev(0)
-	i := as[driver.Pooler](c, d)
+func poolCurrent(c *check, d driver.Device, i driver.Pooler) {
 	s := c.stream(d)
 	own := valueOf(i.DefaultPool()).must(c, "ask for the default pool")
 	current := func(want driver.Pool) {
@@ -133,8 +128,7 @@ func poolCurrent(c *check) {
 	current(own)
 }
 
-func poolCurrentOwn(c *check) {
-	d, other := c.dev(0), c.dev(1)
+func poolCurrentOwn(c *check, d, other driver.Device) {
 	i := as[driver.Pooler](c, d)
 	before := valueOf(i.CurrentPool()).must(c, "ask for the current pool")
 	theirs := valueOf(as[driver.Pooler](c, other).DefaultPool()).must(c, "ask for the other device's default pool")
@@ -144,8 +138,7 @@ func poolCurrentOwn(c *check) {
 	equal(c, valueOf(i.CurrentPool()).must(c, "ask again"), before, "the current pool")
 }
 
-func poolBlocks(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolBlocks(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	sizes := []uint64{1, 255, 256, 4096, c.gran, 3*c.gran + 5}
 	var all []driver.Ptr
 	for _, n := range sizes {
@@ -162,8 +155,7 @@ func poolBlocks(c *check) {
 	c.sync(d, s)
 }
 
-func poolSizes(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolSizes(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	i := as[driver.Pooler](c, d)
 	c.want(errOf(i.AllocFromPool(pool, 0, s)), "allocate nothing", driver.ErrInvalid)
 	c.want(errOf(as[driver.Allocator](c, d).AllocAsync(0, s)), "allocate nothing from the current pool", driver.ErrInvalid)
@@ -175,8 +167,7 @@ func poolSizes(c *check) {
 	c.sync(d, s)
 }
 
-func poolFree(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolFree(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	i := as[driver.Allocator](c, d)
 	// A fresh one each time: its address may come back from the next allocation.
 	plain := func() driver.Ptr {
@@ -203,8 +194,7 @@ func poolFree(c *check) {
 	c.must(d.Sync(), "sync")
 }
 
-func poolDestroy(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolDestroy(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	i := as[driver.Pooler](c, d)
 	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, blockSize, s)
 	c.destroy(d, pool)
@@ -219,9 +209,7 @@ func poolDestroy(c *check) {
 	c.sync(d, s)
 }
 
-func poolUnknown(c *check) {
-	d := c.dev(0)
-	i := as[driver.Pooler](c, d)
+func poolUnknown(c *check, d driver.Device, i driver.Pooler) {
 	s := c.stream(d)
 	gone := c.pool(d, driver.PoolProps{})
 	c.destroy(d, gone)
@@ -240,8 +228,7 @@ func poolUnknown(c *check) {
 	equal(c, valueOf(i.DefaultPool()).must(c, "ask again"), own, "the default pool")
 }
 
-func poolOf(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolOf(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	p := c.block(d, pool, blockSize, s)
 	c.isOf(d, p, pool, 0)
 	c.isOf(d, p+blockSize-1, pool, 0)
@@ -258,9 +245,7 @@ func poolOf(c *check) {
 	c.sync(d, s)
 }
 
-func poolShares(c *check) {
-	d := c.dev(0)
-	i := as[driver.Pooler](c, d)
+func poolShares(c *check, d driver.Device, i driver.Pooler) {
 	ways := valueOf(i.PoolShares()).must(c, "ask how pools can be shared")
 	for f, way := range map[driver.Feature]driver.Share{driver.FeaturePoolShareFD: driver.ShareFD, driver.FeaturePoolShareFabric: driver.ShareFabric} {
 		can := ways&way != 0

@@ -5,19 +5,18 @@ import "github.com/cuvmm/cuvmm/vmm/driver"
 func poolOrderRules() []Rule {
 	gated := []driver.Feature{driver.FeaturePools, driver.FeatureStreamMemOps}
 	return []Rule{
-		{Name: "pool-order", Says: "memory is allocated, used, freed and allocated again in a stream's order, and no call waits for it", Source: guide, needs: gated, run: poolOrder},
-		{Name: "pool-apart", Says: "memory freed in a stream is not another stream's before the free has run", Source: guide, needs: gated, run: poolApart},
-		{Name: "pool-follow", Says: "a stream that waits for an event after a free may have the memory at once", Source: guide, needs: gated, run: poolFollow},
-		{Name: "pool-free-elsewhere", Says: "memory can be freed in another stream, which waits for its use", Source: guide, needs: gated, run: poolFreeElsewhere},
-		{Name: "pool-trim-late", Says: "a trim leaves memory alone whose free has not run", Source: manual, needs: gated, run: poolTrimLate},
-		{Name: "pool-destroy-late", Says: "destroying a pool harms no work, and waits for none", Source: manual, needs: gated, run: poolDestroyLate},
-		{Name: "pool-plain-late", Says: "plain memory freed in a stream stays until the free has run", Source: guide, needs: gated, run: poolPlainLate},
-		{Name: "copy-peer-order", Says: "a copy between devices runs in its stream's order", Source: guide, devices: 2, needs: gated, run: copyPeerOrder},
+		{Name: "pool-order", Says: "memory is allocated, used, freed and allocated again in a stream's order, and no call waits for it", Source: guide, needs: gated, run: onPool(poolOrder)},
+		{Name: "pool-apart", Says: "memory freed in a stream is not another stream's before the free has run", Source: guide, needs: gated, run: onDevice(poolApart)},
+		{Name: "pool-follow", Says: "a stream that waits for an event after a free may have the memory at once", Source: guide, needs: gated, run: onDevice(poolFollow)},
+		{Name: "pool-free-elsewhere", Says: "memory can be freed in another stream, which waits for its use", Source: guide, needs: gated, run: onDevice(poolFreeElsewhere)},
+		{Name: "pool-trim-late", Says: "a trim leaves memory alone whose free has not run", Source: manual, needs: gated, run: onPool(poolTrimLate)},
+		{Name: "pool-destroy-late", Says: "destroying a pool harms no work, and waits for none", Source: manual, needs: gated, run: onPool(poolDestroyLate)},
+		{Name: "pool-plain-late", Says: "plain memory freed in a stream stays until the free has run", Source: guide, needs: gated, run: onDevice(poolPlainLate)},
+		{Name: "copy-peer-order", Says: "a copy between devices runs in its stream's order", Source: guide, devices: 2, needs: gated, run: onPair(copyPeerOrder)},
 	}
 }
 
-func poolOrder(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolOrder(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	to := c.scratch(4)
 	g := c.hold(d, s)
 	for i := range 4 {
@@ -34,8 +33,7 @@ func poolOrder(c *check) {
 
 // poolApart: were the memory one, the late work of the first stream would be seen in the
 // second one's.
-func poolApart(c *check) {
-	d := c.dev(0)
+func poolApart(c *check, d driver.Device) {
 	s, other := c.stream(d), c.stream(d)
 	pool := c.pool(d, driver.PoolProps{})
 	// With a wait for the first stream the memory could be had, but the gate is closed.
@@ -68,8 +66,7 @@ func (c *check) apart(d driver.Device, pool driver.Pool, p driver.Ptr, s driver.
 	return q
 }
 
-func poolFollow(c *check) {
-	d := c.dev(0)
+func poolFollow(c *check, d driver.Device) {
 	s, other := c.stream(d), c.stream(d)
 	e, after := c.event(d, 0), c.event(d, 0)
 	pool := c.pool(d, driver.PoolProps{})
@@ -92,8 +89,7 @@ func poolFollow(c *check) {
 	c.reads(d, to+blockSize, blockSize, 2)
 }
 
-func poolFreeElsewhere(c *check) {
-	d := c.dev(0)
+func poolFreeElsewhere(c *check, d driver.Device) {
 	s, other, third := c.stream(d), c.stream(d), c.stream(d)
 	e := c.event(d, 0)
 	pool := c.pool(d, driver.PoolProps{})
@@ -113,8 +109,7 @@ func poolFreeElsewhere(c *check) {
 	c.freeIn(d, q, third)
 }
 
-func poolTrimLate(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolTrimLate(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	to := c.scratch(1)
 	p := c.block(d, pool, blockSize, s)
 	g := c.hold(d, s)
@@ -129,8 +124,7 @@ func poolTrimLate(c *check) {
 	c.reads(d, to, blockSize, 1)
 }
 
-func poolDestroyLate(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolDestroyLate(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	to := c.scratch(1)
 	p, q := c.block(d, pool, blockSize, s), c.block(d, pool, blockSize, s)
 	g := c.hold(d, s)
@@ -144,8 +138,7 @@ func poolDestroyLate(c *check) {
 	c.reads(d, to, blockSize, 1)
 }
 
-func poolPlainLate(c *check) {
-	d := c.dev(0)
+func poolPlainLate(c *check, d driver.Device) {
 	s := c.stream(d)
 	to := c.scratch(1)
 	p := valueOf(as[driver.Allocator](c, d).AllocPlain(blockSize)).must(c, "allocate plain memory")
@@ -157,8 +150,7 @@ func poolPlainLate(c *check) {
 	c.reads(d, to, blockSize, 1)
 }
 
-func copyPeerOrder(c *check) {
-	d, peer := c.dev(0), c.dev(1)
+func copyPeerOrder(c *check, d, peer driver.Device) {
 	p := c.scratch(1)
 	ours, theirs := c.plainBlock(d), c.plainBlock(peer)
 	s := c.stream(d)

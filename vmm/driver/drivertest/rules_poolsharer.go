@@ -9,12 +9,12 @@ import (
 
 func poolSharerRules() []Rule {
 	return needing([]Rule{
-		{Name: "pool-export", Says: "a pool's descriptor does not pass to programs that this one starts; the default pool and one that is not shared have none", Source: guide, run: poolExport},
-		{Name: "pool-import", Says: "another process imports a pool and memory of it, reads, writes and frees that; both see the same bytes; where the driver counts in the imported pool, it counts that", Source: guide, run: poolImport, peer: poolImportPeer},
-		{Name: "pool-import-limits", Says: "from an imported pool nothing can be allocated, it cannot be the current one, nor be exported", Source: guide, run: poolImport, peer: poolImportLimitsPeer},
-		{Name: "pool-import-foreign", Says: "a descriptor of anything else is no pool: ErrInvalid, and the device stays healthy", Source: seam, run: poolImportForeign},
-		{Name: "pool-import-destroy", Says: "while memory of it is imported a pool is not destroyed, and nothing happens to either; after the free it is", Source: measured, run: poolImport, peer: poolImportDestroyPeer},
-		{Name: "pool-import-access", Says: "at first only its own device has access to an imported pool", Source: guide, devices: 2, run: poolImport, peer: poolImportAccessPeer},
+		{Name: "pool-export", Says: "a pool's descriptor does not pass to programs that this one starts; the default pool and one that is not shared have none", Source: guide, run: onInterface(poolExport)},
+		{Name: "pool-import", Says: "another process imports a pool and memory of it, reads, writes and frees that; both see the same bytes; where the driver counts in the imported pool, it counts that", Source: guide, run: onDevice(poolImport), peer: poolImportPeer},
+		{Name: "pool-import-limits", Says: "from an imported pool nothing can be allocated, it cannot be the current one, nor be exported", Source: guide, run: onDevice(poolImport), peer: poolImportLimitsPeer},
+		{Name: "pool-import-foreign", Says: "a descriptor of anything else is no pool: ErrInvalid, and the device stays healthy", Source: seam, run: onInterface(poolImportForeign)},
+		{Name: "pool-import-destroy", Says: "while memory of it is imported a pool is not destroyed, and nothing happens to either; after the free it is", Source: measured, run: onDevice(poolImport), peer: poolImportDestroyPeer},
+		{Name: "pool-import-access", Says: "at first only its own device has access to an imported pool", Source: guide, devices: 2, run: onDevice(poolImport), peer: poolImportAccessPeer},
 	}, driver.FeaturePools, driver.FeaturePoolShareFD)
 }
 
@@ -42,9 +42,7 @@ func (c *check) importPointer(d driver.Device, p driver.Pool, t driver.PoolToken
 	return valueOf(as[driver.PoolSharer](c, d).ImportPointer(p, t)).must(c, "import memory of a pool")
 }
 
-func poolExport(c *check) {
-	d := c.dev(0)
-	i := as[driver.PoolSharer](c, d)
+func poolExport(c *check, d driver.Device, i driver.PoolSharer) {
 	c.cloexec(c.exportPool(d, c.pool(d, driver.PoolProps{Share: driver.ShareFD})))
 	own := valueOf(as[driver.Pooler](c, d).DefaultPool()).must(c, "ask for the default pool")
 	private := c.pool(d, driver.PoolProps{})
@@ -62,8 +60,7 @@ func poolExport(c *check) {
 }
 
 // poolImport shares a block of ones, in which the other process writes eights.
-func poolImport(c *check) {
-	d := c.dev(0)
+func poolImport(c *check, d driver.Device) {
 	s := c.stream(d)
 	pool, apart := c.pool(d, driver.PoolProps{Share: driver.ShareFD}), c.pool(d, driver.PoolProps{Share: driver.ShareFD})
 	p, q := c.block(d, pool, blockSize, s), c.block(d, apart, blockSize, s)
@@ -186,9 +183,7 @@ func poolImportAccessPeer(c *check, maker *process) {
 	maker.send(mine)
 }
 
-func poolImportForeign(c *check) {
-	d := c.dev(0)
-	i := as[driver.PoolSharer](c, d)
+func poolImportForeign(c *check, d driver.Device, i driver.PoolSharer) {
 	foreign := c.foreign("/dev/null", "/dev/nvidiactl")
 	if c.d.Supports(0, driver.FeatureShareFD) == nil {
 		foreign["exported memory"] = c.export(c.createAs(c.gran, shared()))

@@ -7,9 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-func poolAttributes(c *check) {
-	d := c.dev(0)
-	i := as[driver.Pooler](c, d)
+func poolAttributes(c *check, d driver.Device, i driver.Pooler) {
 	pool := c.pool(d, driver.PoolProps{})
 	reuse := []driver.PoolAttribute{driver.PoolReuseFollowEvents, driver.PoolReuseOpportunistic, driver.PoolReuseInternalDependencies}
 	is := func(a driver.PoolAttribute, want uint64) {
@@ -45,8 +43,7 @@ func poolAttributes(c *check) {
 	}
 }
 
-func poolCounts(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolCounts(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	between := func(a driver.PoolAttribute, least, most uint64) uint64 {
 		c.Helper()
 		got := c.attribute(d, pool, a)
@@ -81,8 +78,7 @@ func poolCounts(c *check) {
 	between(driver.PoolReservedPeak, now, now)
 }
 
-func poolThreshold(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolThreshold(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	e := c.event(d, 0)
 	for what, wait := range map[string]func() error{
 		"the stream": func() error { return d.SyncStream(s) },
@@ -100,8 +96,7 @@ func poolThreshold(c *check) {
 	}
 }
 
-func poolTrim(c *check) {
-	d, s, pool := c.streamAndPool()
+func poolTrim(c *check, d driver.Device, s driver.Stream, pool driver.Pool) {
 	i := as[driver.Pooler](c, d)
 	c.setAttribute(d, pool, driver.PoolReleaseThreshold, math.MaxUint64)
 	// CUDA reserves 32 MiB at a time.
@@ -127,8 +122,7 @@ func poolTrim(c *check) {
 	equal(c, c.attribute(d, pool, driver.PoolReserved), 0, "bytes that are left where none is used")
 }
 
-func poolMax(c *check) {
-	d := c.dev(0)
+func poolMax(c *check, d driver.Device) {
 	const limit = 64 << 20
 	pool := valueOf(as[driver.Pooler](c, d).CreatePool(driver.PoolProps{Max: limit})).optional(c, "pools with a maximum")
 	c.held.pools = append(c.held.pools, owned[driver.Pool]{d, pool})
@@ -139,8 +133,7 @@ func poolMax(c *check) {
 	c.sync(d, s)
 }
 
-func poolAccess(c *check) {
-	d, peer := c.dev(0), c.dev(1)
+func poolAccess(c *check, d, peer driver.Device) {
 	i := as[driver.Pooler](c, d)
 	s := c.stream(d)
 	pool := c.pool(d, driver.PoolProps{})
@@ -186,8 +179,7 @@ func poolNoPath(c *check) {
 	})
 }
 
-func poolElsewhere(c *check) {
-	d, peer := c.dev(0), c.dev(1)
+func poolElsewhere(c *check, d, peer driver.Device) {
 	pool := c.pool(d, driver.PoolProps{})
 	c.must(as[driver.Pooler](c, d).SetPoolAccess(pool, []driver.Grant{grant(1, driver.AccessReadWrite)}), "grant")
 	s := c.stream(peer)
@@ -238,8 +230,7 @@ func (c *check) plainBlock(d driver.Device) driver.Ptr {
 	return p
 }
 
-func copyPeerPool(c *check) {
-	d, peer := c.dev(0), c.dev(1)
+func copyPeerPool(c *check, d, peer driver.Device) {
 	s, theirs := c.stream(d), c.stream(peer)
 	p := c.block(d, c.pool(d, driver.PoolProps{}), blockSize, s)
 	q := c.block(peer, c.pool(peer, driver.PoolProps{}), blockSize, theirs)
@@ -250,8 +241,7 @@ func copyPeerPool(c *check) {
 	c.freeIn(peer, q, theirs)
 }
 
-func copyPeerRefused(c *check) {
-	d := c.dev(0)
+func copyPeerRefused(c *check, d driver.Device) {
 	p, q := c.plainBlock(d), c.plainBlock(c.dev(1))
 	i := as[driver.PeerCopier](c, d)
 	s := d.CopyStream()

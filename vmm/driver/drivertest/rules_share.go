@@ -16,15 +16,15 @@ func shareRules() []Rule {
 	return needing([]Rule{
 		{Name: "export-private", Says: "memory created without a way to share cannot be exported", Source: measured, run: exportPrivate},
 		{Name: "export-cloexec", Says: "an exported descriptor does not pass to programs that this one starts", Source: measured, run: exportCloexec},
-		{Name: "export-keeps", Says: "a descriptor alone keeps memory and data; when it is closed, all of the memory comes back", Source: measured, run: exportKeeps},
-		{Name: "import-same", Says: "an imported handle shows the exporter's bytes, starts without access, and outlives the exporter's handle", Source: measured, run: importSame},
+		{Name: "export-keeps", Says: "a descriptor alone keeps memory and data; when it is closed, all of the memory comes back", Source: measured, run: onDevice(exportKeeps)},
+		{Name: "import-same", Says: "an imported handle shows the exporter's bytes, starts without access, and outlives the exporter's handle", Source: measured, run: onDevice(importSame)},
 		{Name: "import-leaves-fd", Says: "import does not close the descriptor, and closing it harms no handle", Source: measured, run: importLeavesFD},
-		{Name: "import-twice", Says: "one descriptor can be imported twice, and both handles can be mapped", Source: measured, run: importTwice},
-		{Name: "import-foreign", Says: "a descriptor of anything else is ErrInvalid, and the device stays healthy", Source: measured, run: importForeign},
+		{Name: "import-twice", Says: "one descriptor can be imported twice, and both handles can be mapped", Source: measured, run: onDevice(importTwice)},
+		{Name: "import-foreign", Says: "a descriptor of anything else is ErrInvalid, and the device stays healthy", Source: measured, run: onDevice(importForeign)},
 		{Name: "import-size", Says: "a wrong size fails at import or at map, as ErrInvalid", Source: measured, run: importSize},
 		{Name: "import-refused", Says: "import with LocationOwner is ErrInvalid, with a device that does not exist ErrNoDevice", Source: seam, run: importRefused},
 		{Name: "import-location", Says: "Properties says where imported memory is, whichever location Import was passed, and that it cannot be exported", Source: measured, devices: 2, run: importLocation},
-		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: shareReadOnly},
+		{Name: "share-read-only", Says: "memory shared read-only is never writable for an importer, and the owner keeps writing", Source: seam, run: onDevice(shareReadOnly)},
 		{Name: "share-freed", Says: "Freed is false until memory is released and its last descriptor closed", Source: seam, run: shareFreed},
 	}, driver.FeatureShareFD)
 }
@@ -106,8 +106,7 @@ func (c *check) cloexec(f *os.File) {
 	}
 }
 
-func exportKeeps(c *check) {
-	d := c.dev(0)
+func exportKeeps(c *check, d driver.Device) {
 	before := c.freeMemory(d)
 	p, h := c.sharedChunk(5)
 	f := c.export(h)
@@ -125,8 +124,7 @@ func exportKeeps(c *check) {
 	c.allFree(d, before, "with the descriptor closed")
 }
 
-func importSame(c *check) {
-	d := c.dev(0)
+func importSame(c *check, d driver.Device) {
 	p, h := c.sharedChunk(1)
 	f := c.export(h)
 	imported := c.importAs(f, c.gran, shared())
@@ -153,8 +151,7 @@ func importLeavesFD(c *check) {
 	c.reads(c.dev(0), c.mapped(imported, driver.AccessReadWrite), c.gran, 3)
 }
 
-func importTwice(c *check) {
-	d := c.dev(0)
+func importTwice(c *check, d driver.Device) {
 	_, h := c.sharedChunk(4)
 	f := c.export(h)
 	first, second := c.importAs(f, c.gran, shared()), c.importAs(f, c.gran, shared())
@@ -198,8 +195,7 @@ func (c *check) noImport(files map[string]*os.File, f func(fd int) error) {
 	}
 }
 
-func importForeign(c *check) {
-	d := c.dev(0)
+func importForeign(c *check, d driver.Device) {
 	foreign := c.foreign("/dev/null", "/dev/zero", "/dev/nvidiactl")
 	full := valueOf(os.Create(filepath.Join(c.TempDir(), "full"))).must(c, "make a file")
 	c.must(full.Truncate(int64(c.gran)), "size a file")
@@ -268,8 +264,7 @@ func (c *check) created(h driver.Handle, want driver.Prop) {
 	equal(c, got, want, "the properties of handle %d", h)
 }
 
-func shareReadOnly(c *check) {
-	d := c.dev(0)
+func shareReadOnly(c *check, d driver.Device) {
 	prop := driver.Prop{Location: at(0), Share: driver.ShareFD | driver.ShareReadOnly}
 	h := valueOf(c.d.Create(c.gran, prop)).optional(c, "memory that is shared read-only")
 	c.held.handles[h] = true

@@ -12,21 +12,21 @@ import (
 func streamRules() []Rule {
 	gated := []driver.Feature{driver.FeatureStreamMemOps}
 	return []Rule{
-		{Name: "stream-order", Says: "work of one stream runs in the order in which it was queued", Source: guide, run: streamOrder},
-		{Name: "stream-late", Says: "queued work runs later: after a closed gate nothing has run", Source: guide, needs: gated, run: streamLate},
-		{Name: "stream-apart", Says: "a stream that waits delays no other stream, nor the CopyStream", Source: guide, needs: gated, run: streamApart},
-		{Name: "stream-sync", Says: "SyncStream waits for all work of the stream", Source: manual, needs: gated, run: streamSync},
-		{Name: "stream-done", Says: "StreamDone reports whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: streamDone},
-		{Name: "stream-free", Says: "the queued work of a freed stream still runs", Source: manual, needs: gated, run: streamFree},
-		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default stream or the CopyStream is ErrInvalid", Source: seam, run: streamUnknown},
-		{Name: "copy-stream", Says: "CopyStream is one stream that works like any other", Source: seam, run: copyStreamOnly},
-		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: streamLegacy},
-		{Name: "stream-thread", Says: "stream 2 is the calling thread's; 0 and 1 are one stream, ordered with every thread's stream 2 and with no other", Source: measured, needs: gated, run: streamThread},
-		{Name: "stream-defaults", Says: "streams 1 and 2 take work and waits, and cannot be freed", Source: seam, run: streamDefaults},
+		{Name: "stream-order", Says: "work of one stream runs in the order in which it was queued", Source: guide, run: onStream(3, streamOrder)},
+		{Name: "stream-late", Says: "queued work runs later: after a closed gate nothing has run", Source: guide, needs: gated, run: onStream(1, streamLate)},
+		{Name: "stream-apart", Says: "a stream that waits delays no other stream, nor the CopyStream", Source: guide, needs: gated, run: onChunks(2, streamApart)},
+		{Name: "stream-sync", Says: "SyncStream waits for all work of the stream", Source: manual, needs: gated, run: onDevice(streamSync)},
+		{Name: "stream-done", Says: "StreamDone reports whether a stream has work left, and waits for nothing", Source: manual, needs: gated, run: onChunks(1, streamDone)},
+		{Name: "stream-free", Says: "the queued work of a freed stream still runs", Source: manual, needs: gated, run: onChunks(1, streamFree)},
+		{Name: "stream-unknown", Says: "freeing a stream twice, the legacy default stream or the CopyStream is ErrInvalid", Source: seam, run: onDevice(streamUnknown)},
+		{Name: "copy-stream", Says: "CopyStream is one stream that works like any other", Source: seam, run: onDevice(copyStreamOnly)},
+		{Name: "stream-legacy", Says: "stream 0, the legacy default stream, takes work", Source: seam, run: onChunks(1, streamLegacy)},
+		{Name: "stream-thread", Says: "stream 2 is the calling thread's; 0 and 1 are one stream, ordered with every thread's stream 2 and with no other", Source: measured, needs: gated, run: onChunks(3, streamThread)},
+		{Name: "stream-defaults", Says: "streams 1 and 2 take work and waits, and cannot be freed", Source: seam, run: onChunks(1, streamDefaults)},
 		{Name: "stream-concurrent", Says: "copies on many streams from many goroutines do not disturb each other", Source: contract(9), run: streamConcurrent},
-		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: seam, needs: gated, run: syncAll},
+		{Name: "sync-all", Says: "Sync and SyncIfActive wait for every stream of the context, whichever Device made it", Source: seam, needs: gated, run: onDevice(syncAll)},
 		{Name: "sync-closing", Says: "SyncIfActive is no error when the last Device closes meanwhile: a context that has ended is not active", Source: seam, run: syncClosing},
-		{Name: "sync-one-device", Says: "a wait for one device does not wait for another", Source: measured, devices: 2, needs: gated, run: syncOneDevice},
+		{Name: "sync-one-device", Says: "a wait for one device does not wait for another", Source: measured, devices: 2, needs: gated, run: onPair(syncOneDevice)},
 	}
 }
 
@@ -66,8 +66,7 @@ func (c *check) done(d driver.Device, e driver.Event, want bool) {
 	equal(c, got, want, "the event is done")
 }
 
-func streamOrder(c *check) {
-	d, s, p := c.streamAndChunks(3)
+func streamOrder(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	for i := range 20 {
 		c.fillAll(d, p, byte(i), s)
 		c.copyAll(d, c.chunk(p, 1), p, s)
@@ -78,8 +77,7 @@ func streamOrder(c *check) {
 	}
 }
 
-func streamLate(c *check) {
-	d, s, p := c.streamAndChunks(1)
+func streamLate(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	e := c.event(d, 0)
 	g := c.hold(d, s)
 	c.fillAll(d, p, 1, s)
@@ -92,8 +90,7 @@ func streamLate(c *check) {
 	c.reads(d, p, c.gran, 1)
 }
 
-func streamApart(c *check) {
-	d, p := c.deviceAndChunks(2)
+func streamApart(c *check, d driver.Device, p driver.Ptr) {
 	slow, fast := c.stream(d), c.stream(d)
 	c.hold(d, slow)
 	c.fillAll(d, p, 1, slow)
@@ -119,13 +116,11 @@ func (c *check) waits(doing string, d driver.Device, wait func(driver.Stream, dr
 	c.reads(d, p, c.gran, 9)
 }
 
-func streamSync(c *check) {
-	d := c.dev(0)
+func streamSync(c *check, d driver.Device) {
 	c.waits("sync a stream", d, func(s driver.Stream, _ driver.Event) error { return d.SyncStream(s) })
 }
 
-func streamDone(c *check) {
-	d, p := c.deviceAndChunks(1)
+func streamDone(c *check, d driver.Device, p driver.Ptr) {
 	s, other := c.stream(d), c.stream(d)
 	is := func(s driver.Stream, want bool) {
 		c.Helper()
@@ -142,8 +137,7 @@ func streamDone(c *check) {
 	is(s, true)
 }
 
-func syncAll(c *check) {
-	d := c.dev(0)
+func syncAll(c *check, d driver.Device) {
 	c.waits("sync the device", d, func(driver.Stream, driver.Event) error { return d.Sync() })
 	c.waits("sync by ordinal", d, func(driver.Stream, driver.Event) error { return c.d.SyncIfActive(0) })
 	other := c.openDevice(0)
@@ -169,8 +163,7 @@ func syncClosing(c *check) {
 	}
 }
 
-func syncOneDevice(c *check) {
-	mine, theirs := c.dev(0), c.dev(1)
+func syncOneDevice(c *check, mine, theirs driver.Device) {
 	s := c.stream(theirs)
 	e := c.event(theirs, 0)
 	c.hold(theirs, s)
@@ -180,8 +173,7 @@ func syncOneDevice(c *check) {
 	c.done(theirs, e, false)
 }
 
-func streamFree(c *check) {
-	d, p := c.deviceAndChunks(1)
+func streamFree(c *check, d driver.Device, p driver.Ptr) {
 	s := c.newStream(d)
 	e := c.event(d, 0)
 	g := c.hold(d, s)
@@ -194,8 +186,7 @@ func streamFree(c *check) {
 	c.reads(d, p, c.gran, 4)
 }
 
-func streamUnknown(c *check) {
-	d := c.dev(0)
+func streamUnknown(c *check, d driver.Device) {
 	s := c.newStream(d)
 	c.must(d.FreeStream(s), "free it")
 	c.want(d.FreeStream(s), "free it again", driver.ErrInvalid)
@@ -204,8 +195,7 @@ func streamUnknown(c *check) {
 	c.sync(d, d.CopyStream())
 }
 
-func copyStreamOnly(c *check) {
-	d := c.dev(0)
+func copyStreamOnly(c *check, d driver.Device) {
 	own := d.CopyStream()
 	if own == 0 || own != d.CopyStream() {
 		c.Fatalf("own stream is %d, then %d", own, d.CopyStream())
@@ -219,8 +209,7 @@ func copyStreamOnly(c *check) {
 	c.reads(d, p, c.gran, 1)
 }
 
-func streamLegacy(c *check) {
-	d, p := c.deviceAndChunks(1)
+func streamLegacy(c *check, d driver.Device, p driver.Ptr) {
 	c.fillAll(d, p, 1, 0)
 	c.sync(d, 0)
 	c.reads(d, p, c.gran, 1)
@@ -228,7 +217,8 @@ func streamLegacy(c *check) {
 
 func streamConcurrent(c *check) {
 	const goroutines, rounds = 6, 10
-	d, p := c.deviceAndChunks(2 * goroutines)
+	d := c.dev(0)
+	p, _ := c.chunks(2 * goroutines)
 	streams := make([]driver.Stream, goroutines)
 	for i := range streams {
 		streams[i] = c.stream(d)

@@ -3,8 +3,8 @@
 package host
 
 import (
+	"cmp"
 	"errors"
-	"os"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"golang.org/x/sys/unix"
@@ -58,8 +58,7 @@ func (v *device) alloc(verb string, n uint64, pinned bool) (driver.Ptr, error) {
 	if n > addressLimit {
 		return 0, refuse(verb, driver.ErrOutOfMemory, "%d bytes", n)
 	}
-	page := uint64(os.Getpagesize())
-	size := (n + page - 1) / page * page
+	size := wholePages(n)
 
 	d.memMu.Lock()
 	defer d.unlockAndClose()
@@ -219,9 +218,7 @@ func (d *Driver) freeBlocks(c *context) error {
 		}
 		d.loseIfUsed(within(r.base, r.end()))
 		d.remove(r)
-		if err := d.unmapBlock(r); err != nil && first == nil {
-			first = err
-		}
+		first = cmp.Or(first, d.unmapBlock(r))
 	}
 	d.freePools(c)
 	if c.plain != nil {

@@ -13,10 +13,8 @@ func (v *device) CopyPeer(dst driver.Ptr, to int, src driver.Ptr, from int, n ui
 	if err := v.checkOpen(verb); err != nil {
 		return err
 	}
-	for _, dev := range []int{to, from} {
-		if _, err := v.context.d.state(verb, dev); err != nil {
-			return err
-		}
+	if err := v.context.d.checkDevices(verb, to, from); err != nil {
+		return err
 	}
 	o := copyOp(copyingPeer, dst, src, n)
 	for i := range o.memory {

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"math/bits"
 	"os"
@@ -93,9 +94,7 @@ func (c Config) resolve() Config {
 	if c.Memory == 0 {
 		c.Memory = machineMemory()
 	}
-	if c.Granularity == 0 {
-		c.Granularity = defaultGranularity
-	}
+	c.Granularity = cmp.Or(c.Granularity, defaultGranularity)
 	page := uint64(os.Getpagesize())
 	c.Granularity = 1 << bits.Len64(min(max(c.Granularity, page), 1<<62)-1)
 	c.Mappings = max(0, c.Mappings)
@@ -116,6 +115,16 @@ func (d *Driver) state(verb string, dev int) (*deviceState, error) {
 		return nil, d.lostError(verb, u)
 	}
 	return u, nil
+}
+
+// checkDevices is state for the devices that a call names.
+func (d *Driver) checkDevices(verb string, devs ...int) error {
+	for _, dev := range devs {
+		if _, err := d.state(verb, dev); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (d *Driver) lostError(verb string, u *deviceState) error {
@@ -155,13 +164,8 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 
 // CanAccessPeer is true except for the pairs of Config.NoPeer.
 func (d *Driver) CanAccessPeer(from, to int) (bool, error) {
-	const verb = "CanAccessPeer"
-	for _, dev := range []int{from, to} {
-		if _, err := d.state(verb, dev); err != nil {
-			return false, err
-		}
-	}
-	return d.canReach(from, to), nil
+	err := d.checkDevices("CanAccessPeer", from, to)
+	return err == nil && d.canReach(from, to), err
 }
 
 func (d *Driver) canReach(from, to int) bool {

@@ -3,7 +3,6 @@
 package host
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/binary"
 	"os"
@@ -25,40 +24,32 @@ const (
 	ofEvent  = 2
 )
 
-// ipcHandle is a handle in parts.
+// ipcHandle is a handle in parts, in the order in which they lie in it. The last 16 bytes are the
+// number.
 type ipcHandle struct {
-	kind    byte
-	dev     uint16
-	fd      uint32 // of the process that made it
-	process uint64 // see processID
-	off     uint64
-	n       uint64 // bytes, for memory
+	Magic   [8]byte
+	Kind    byte
+	_       byte
+	Dev     uint16
+	FD      uint32 // of the process that made it
+	Process uint64 // see processID
+	Off     uint64
+	N       uint64 // bytes, for memory
 }
 
 // name is the 64 bytes of a new handle.
 func (h ipcHandle) name() (b [64]byte) {
-	copy(b[:], handleMagic)
-	b[8] = h.kind
-	binary.LittleEndian.PutUint16(b[10:], h.dev)
-	binary.LittleEndian.PutUint32(b[12:], h.fd)
-	binary.LittleEndian.PutUint64(b[16:], h.process)
-	binary.LittleEndian.PutUint64(b[24:], h.off)
-	binary.LittleEndian.PutUint64(b[32:], h.n)
+	copy(h.Magic[:], handleMagic)
+	_, _ = binary.Encode(b[:], binary.LittleEndian, h) // 40 bytes
 	_, _ = rand.Read(b[48:])
 	return b
 }
 
 // parseHandle takes a handle of that kind apart.
 func parseHandle(verb string, kind byte, b driver.IPCHandle) (ipcHandle, error) {
-	h := ipcHandle{
-		kind:    b[8],
-		dev:     binary.LittleEndian.Uint16(b[10:]),
-		fd:      binary.LittleEndian.Uint32(b[12:]),
-		process: binary.LittleEndian.Uint64(b[16:]),
-		off:     binary.LittleEndian.Uint64(b[24:]),
-		n:       binary.LittleEndian.Uint64(b[32:]),
-	}
-	if !bytes.HasPrefix(b[:], []byte(handleMagic)) || h.kind != kind || h.process == 0 {
+	var h ipcHandle
+	_, err := binary.Decode(b[:], binary.LittleEndian, &h)
+	if err != nil || string(h.Magic[:]) != handleMagic || h.Kind != kind || h.Process == 0 {
 		return h, refuse(verb, driver.ErrInvalid, "no handle of the host driver for that")
 	}
 	return h, nil
@@ -67,10 +58,10 @@ func parseHandle(verb string, kind byte, b driver.IPCHandle) (ipcHandle, error) 
 // openFile opens the file of a handle, which must be a memory file of this package.
 // Anything else is not opened, because to open it may block or have effects.
 func (d *Driver) openFile(verb string, h ipcHandle) (int, error) {
-	name := "/proc/" + strconv.Itoa(pidOf(h.process)) + "/fd/" + strconv.FormatUint(uint64(h.fd), 10)
+	name := "/proc/" + strconv.Itoa(pidOf(h.Process)) + "/fd/" + strconv.FormatUint(uint64(h.FD), 10)
 	link, err := os.Readlink(name)
 	if err != nil || link != "/memfd:"+memfdName+" (deleted)" {
-		return -1, refuse(verb, driver.ErrInvalid, "process %d has ended or has freed it, or is not this user's", pidOf(h.process))
+		return -1, refuse(verb, driver.ErrInvalid, "process %d has ended or has freed it, or is not this user's", pidOf(h.Process))
 	}
 	fd, err := unix.Open(name, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err == unix.EMFILE || err == unix.ENFILE {
@@ -95,8 +86,8 @@ func (v *device) MemHandle(p driver.Ptr) (h driver.IPCHandle, err error) {
 			return refuse(verb, driver.ErrInvalid, "at %v is no plain memory of host:%d", p, v.context.state.ordinal)
 		}
 		if r.block.name == [64]byte{} {
-			self := ipcHandle{kind: ofMemory, dev: uint16(v.context.state.ordinal), fd: uint32(r.file.fd), process: selfID(), off: r.off, n: r.block.n}
-			if self.process == 0 {
+			self := ipcHandle{Kind: ofMemory, Dev: uint16(v.context.state.ordinal), FD: uint32(r.file.fd), Process: selfID(), Off: r.off, N: r.block.n}
+			if self.Process == 0 {
 				return refuse(verb, driver.ErrNotSupported, "/proc is not mounted, by which processes open what is another's")
 			}
 			name := self.name()
@@ -124,7 +115,7 @@ func (v *device) OpenMem(name driver.IPCHandle) (p driver.Ptr, err error) {
 		if err != nil {
 			return err
 		}
-		on, err := v.reaches(verb, uint32(h.dev))
+		on, err := v.reaches(verb, uint32(h.Dev))
 		if err != nil {
 			return err
 		}
@@ -135,7 +126,7 @@ func (v *device) OpenMem(name driver.IPCHandle) (p driver.Ptr, err error) {
 		if err != nil {
 			return err
 		}
-		r.block = &block{context: v.context, n: h.n, name: name, foreign: on, opens: 1}
+		r.block = &block{context: v.context, n: h.N, name: name, foreign: on, opens: 1}
 		v.context.opened[name] = r
 		v.context.d.insert(r)
 		p = driver.Ptr(r.base)
@@ -146,11 +137,11 @@ func (v *device) OpenMem(name driver.IPCHandle) (p driver.Ptr, err error) {
 
 // made reports whether a handle of memory is one of this Driver's.
 func (d *Driver) made(h ipcHandle) bool {
-	if h.process != selfID() {
+	if h.Process != selfID() {
 		return false
 	}
 	for _, r := range d.regions {
-		if r.block != nil && r.file != nil && r.file.fd == int(h.fd) {
+		if r.block != nil && r.file != nil && r.file.fd == int(h.FD) {
 			return true
 		}
 	}
@@ -169,11 +160,11 @@ func (v *device) openBlock(verb string, h ipcHandle, name [64]byte) (*region, er
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, d.fail("fstat", driver.ErrInvalid, err)
 	}
-	size := (h.n + markSize() - 1) / markSize() * markSize()
-	if h.n > addressLimit || !inFile(h.off, size, h.n, uint64(st.Size)) {
+	size := wholePages(h.N)
+	if h.N > addressLimit || !inFile(h.Off, size, h.N, uint64(st.Size)) {
 		return nil, refuse(verb, driver.ErrInvalid, "no handle of the host driver for that")
 	}
-	return d.mapForeign(verb, fd, h.off, size, name)
+	return d.mapForeign(verb, fd, h.Off, size, name)
 }
 
 // CloseMem unmaps the memory with the last close. If work still uses it, the devices are

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"sync/atomic"
 
@@ -129,9 +130,7 @@ func (d *Driver) newHandle(m *memory, size uint64, share driver.Share, writable 
 	d.lastHandle++
 	d.handles[d.lastHandle] = &handle{m, size, share, writable}
 	m.handles++
-	if m.first == 0 {
-		m.first = d.lastHandle
-	}
+	m.first = cmp.Or(m.first, d.lastHandle)
 	return d.lastHandle
 }
 

@@ -12,13 +12,10 @@ var (
 // Peering is the same for all pairs except those of Config.NoPeer: one memory, one
 // path to it, and the processor's own atomic operations.
 func (d *Driver) Peering(from, to int) (driver.Peering, error) {
-	const verb = "Peering"
-	for _, dev := range []int{from, to} {
-		if _, err := d.state(verb, dev); err != nil {
-			return driver.Peering{}, err
-		}
-	}
+	err := d.checkDevices("Peering", from, to)
 	switch {
+	case err != nil:
+		return driver.Peering{}, err
 	case from == to:
 		return driver.Peering{Access: true, Link: "self", Atomics: true}, nil
 	case !d.canReach(from, to):

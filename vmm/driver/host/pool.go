@@ -4,7 +4,6 @@ package host
 
 import (
 	"cmp"
-	"os"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -123,8 +122,7 @@ func (v *device) allocFrom(verb string, n uint64, s driver.Stream, choose func(*
 	case n > addressLimit:
 		return 0, refuse(verb, driver.ErrOutOfMemory, "%d bytes", n)
 	}
-	page := uint64(os.Getpagesize())
-	size := (n + page - 1) / page * page
+	size := wholePages(n)
 	r := p.take(size, x)
 	if r == nil {
 		if r, err = p.newRegion(verb, size); err != nil {

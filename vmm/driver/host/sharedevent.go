@@ -216,7 +216,7 @@ func (v *device) EventHandle(e driver.Event) (h driver.IPCHandle, err error) {
 			return refuse(verb, driver.ErrInvalid, "event %d was made without EventInterprocess, or by another process", e)
 		}
 		if ev.shared.name == [64]byte{} {
-			self := ipcHandle{kind: ofEvent, dev: uint16(ev.context.state.ordinal), fd: uint32(ev.shared.fd), process: selfID()}
+			self := ipcHandle{Kind: ofEvent, Dev: uint16(ev.context.state.ordinal), FD: uint32(ev.shared.fd), Process: selfID()}
 			name := self.name()
 			if _, err := unix.Pwrite(ev.shared.fd, name[:], eventName); err != nil {
 				return c.d.fail("pwrite", driver.ErrOutOfMemory, err)
@@ -239,12 +239,12 @@ func (v *device) OpenEvent(name driver.IPCHandle) (e driver.Event, err error) {
 			return err
 		}
 		for _, ev := range c.d.events {
-			if ev.shared != nil && ev.shared.fd == int(h.fd) && ev.shared.name == name {
+			if ev.shared != nil && ev.shared.fd == int(h.FD) && ev.shared.name == name {
 				return refuse(verb, driver.ErrInvalid, "the handle is of this process, which has the event already")
 			}
 		}
 		s, err := c.d.openEvent(verb, h, name)
-		if err != nil && !running(h.process) {
+		if err != nil && !running(h.Process) {
 			s, err = c.d.newSharedEvent(verb)
 		}
 		if err != nil {

@@ -58,6 +58,9 @@ func largestFile(want uint64) uint64 {
 // show it.
 func markSize() uint64 { return uint64(os.Getpagesize()) }
 
+// wholePages is n bytes rounded up to whole pages.
+func wholePages(n uint64) uint64 { return (n + markSize() - 1) / markSize() * markSize() }
+
 // has reports whether there is room for a block of size bytes.
 func (f *sparse) has(size uint64) bool { return f.size-f.next >= size+markSize() }
 
