@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -14,11 +15,13 @@ import (
 func filtered(groups []group, match *regexp.Regexp) ([]group, error) {
 	var list []group
 	var words []string
+	first := ""
 	for _, g := range groups {
 		at := make([]int, len(g.tasks)) // where each task is afterwards
 		var tasks []task
 		for i, t := range g.tasks {
 			words = append(words, strings.Split(t.c.ID, "/")...)
+			first = cmp.Or(first, t.c.ID)
 			if at[i] = -1; match.MatchString(t.c.ID) {
 				at[i] = len(tasks)
 				tasks = append(tasks, t)
@@ -43,9 +46,9 @@ func filtered(groups []group, match *regexp.Regexp) ([]group, error) {
 	if len(list) > 0 {
 		return list, nil
 	}
-	err := fmt.Errorf("--filter %s: no case matches; --dry-run without it lists them", match)
+	err := fmt.Errorf("--filter %s: no case matches; --dry-run lists the names, such as %s", match, first)
 	for typed := range strings.FieldsFuncSeq(match.String(), func(c rune) bool { return strings.ContainsRune(`/^$()|`, c) }) {
-		if near := nearest(typed, words); near != "" {
+		if near := nearest(typed, words); near != "" && near != typed {
 			err = fmt.Errorf("%w; did you mean %s?", err, near)
 			break
 		}

@@ -138,6 +138,8 @@ func (m *measureFlags) check() error {
 		return usageError{fmt.Errorf("--max-time %v: want more than 0", m.maxTime)}
 	case m.baseline == "" && m.against.given():
 		return usageError{errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")}
+	case m.baseline != "" && len(m.files) == 0 && (m.format == report.NVBandwidth || m.format == report.NVBandwidthJSON):
+		return usageError{fmt.Errorf("--format %v has no place for what --baseline compares: give -o FILE.json, or another format", m.format)}
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
 		return usageError{errors.New("--dry-run prints names, which have no --format and go into no -o")}
 	}
@@ -271,6 +273,17 @@ func (p *percent) String() string { return strconv.FormatFloat(float64(*p)*100, 
 // Type implements pflag.Value.
 func (p *percent) Type() string { return "PERCENT" }
 
+// nvbandwidthFlags are flags of nvbandwidth, and what does the same here.
+var nvbandwidthFlags = map[string]string{
+	"l": "--preset nvbandwidth --dry-run", "list": "--preset nvbandwidth --dry-run",
+	"t": "--preset nvbandwidth --filter /NAME/", "testcase": "--preset nvbandwidth --filter /NAME/",
+	"p": "--preset nvbandwidth --filter /PREFIX", "testcasePrefixes": "--preset nvbandwidth --filter /PREFIX",
+	"b": "--size, as in --size 512M", "bufferSize": "--size, as in --size 512M",
+	"i": "--samples", "testSamples": "--samples",
+	"j": "--format nvbandwidth-json", "json": "--format nvbandwidth-json",
+	"s": "--verify off", "skipVerification": "--verify off",
+}
+
 // flagError is the usageError for an error of pflag, without words of Go's packages.
 func flagError(c *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
@@ -280,7 +293,9 @@ func flagError(c *cobra.Command, err error) error {
 	case errors.As(err, &unknown):
 		var names []string
 		c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		if near := nearest(unknown.GetSpecifiedName(), names); near != "" {
+		if instead := nvbandwidthFlags[unknown.GetSpecifiedName()]; instead != "" {
+			err = fmt.Errorf("%w; for what it is in nvbandwidth there is %s", err, instead)
+		} else if near := nearest(unknown.GetSpecifiedName(), names); near != "" {
 			err = fmt.Errorf("%w; did you mean --%s?", err, strings.ReplaceAll(near, ", ", ", --"))
 		}
 	case !errors.As(err, &invalid):

@@ -118,10 +118,7 @@ func next(r *Report) []step {
 	var list []step
 	switch {
 	case r.Run.Command == CommandCompare:
-		if open > 0 {
-			list = append(list, step{without + "; several reports on a side may have:", "vmmbench compare old1.json,old2.json new1.json,new2.json"})
-		}
-		return list
+		return nil
 	case m == nil:
 		return []step{{"What fits the device, in half a minute:", "vmmbench"}}
 	case r.Count()[Failed] > 0:
@@ -144,6 +141,7 @@ func next(r *Report) []step {
 			strings.Join(append([]string{"vmmbench"}, withoutFlags(r.Run.Flags(), "--samples", "--max-time")...), " "), 3*m.Samples, 3*m.MaxTime/1e9)})
 	}
 	if r.Run.Command == CommandQuick {
+		list = append(list, step{"The cases of NVIDIA's nvbandwidth, under their names:", "vmmbench --preset nvbandwidth"})
 		list = append(list, step{"All commands; the same line goes on after an interruption:", "vmmbench --preset full -o full.ndjson --resume full.ndjson"})
 	}
 	return append(list, step{"A page with pictures and all figures:", again + " -o run.json && vmmbench report run.json -o run.html"})
@@ -176,8 +174,8 @@ func withoutFlags(args []string, names ...string) []string {
 // copyFindings say how copies with the host, or within a device, in memory that grows compare with
 // others.
 func copyFindings(r *Report) []string {
-	cases, all, equal, open, margin := byID(r.Cases), 0, 0, 0, 0.0
-	var differ []string
+	cases, all, equal, margin := byID(r.Cases), 0, 0, 0.0
+	var open, differ []string
 	for _, c := range r.Comparisons {
 		b := cases[c.B]
 		if c.ofRuns() || c.Ratio == nil || b.Axes.text(axisMem) != "vmm" || b.Axes.Of("direction") == nil || b.Axes.Of("host") == nil {
@@ -185,13 +183,13 @@ func copyFindings(r *Report) []string {
 		}
 		all++
 		margin = 100 * c.Margin
+		name, _, _ := strings.Cut(strings.TrimPrefix(c.ID, "bw/"), ":")
 		switch {
 		case c.Verdict == stat.Equal:
 			equal++
 		case !c.Verdict.Firm():
-			open++
+			open = append(open, name)
 		default:
-			name, _, _ := strings.Cut(strings.TrimPrefix(c.ID, "bw/"), ":")
 			d := fmt.Sprintf("%s in %s takes %.3g times as long as in %s (95 %% %s).", name, Contender(c.B), *c.Ratio, Contender(c.A), c.interval())
 			differ = append(differ, strings.ToUpper(d[:1])+d[1:])
 		}
@@ -199,12 +197,12 @@ func copyFindings(r *Report) []string {
 	switch {
 	case all == 0:
 		return nil
-	case open == all:
+	case len(open) == all:
 		return []string{fmt.Sprintf("Whether copies take as long in memory that grows as in other memory, within %g %%, cannot be told of any of the %d: this machine is too noisy for so few samples.", margin, all)}
 	}
 	s := fmt.Sprintf("Of %d copies in memory that grows, %d take as long as in other memory, within %g %%", all, equal, margin)
-	if open > 0 {
-		s += fmt.Sprintf("; of %d it cannot be told, because this machine is too noisy for so few samples", open)
+	if len(open) > 0 {
+		s += fmt.Sprintf("; of %d it cannot be told, because this machine is too noisy for so few samples (%s)", len(open), some(open))
 	}
 	return append([]string{s + "."}, differ...)
 }
@@ -231,12 +229,15 @@ func runsFinding(r *Report) []string {
 		s += fmt.Sprintf(". The new one against the old one, within %g %%: %s", 100*margin, tally(count, stat.Verdicts()...))
 	}
 	list := []string{s + "."}
+	if count[stat.TooNoisy]+count[stat.TooFew] > 0 {
+		list = append(list, "Only more samples in each run, by --samples and --max-time, make an interval narrower.")
+	}
 	if worst != nil {
 		list = append(list, fmt.Sprintf("The most, %s takes %.3g times as long (95 %% %s).", worst.B, *worst.Ratio, worst.interval()))
 	}
 	if b := r.Baseline; b != nil {
 		if b.OldRuns*b.NewRuns == 1 {
-			list = append(list, "Two runs may differ by more than their intervals show: in clocks, in temperature, in where memory lies. Give several reports of each, as old1.json,old2.json,old3.json, and their intervals contain that.")
+			list = append(list, "Of one run each, a verdict knows only what chance did within the runs: between them clocks, temperature and where memory lies may differ, too. Give three reports of each, as old1.json,old2.json,old3.json, before you believe a small difference.")
 		}
 		if len(b.OnlyOld) > 0 {
 			list = append(list, fmt.Sprintf("Only in the old run: %s.", some(b.OnlyOld)))

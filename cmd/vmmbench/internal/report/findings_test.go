@@ -72,15 +72,15 @@ func TestGrowthFinding(t *testing.T) {
 func TestCopyFindings(t *testing.T) {
 	r := New(Run{}, Host{})
 	for i, verdict := range []stat.Verdict{stat.Equal, stat.Slower, stat.TooNoisy} {
-		id := fmt.Sprintf("bw/h2d/%d/", i)
+		id := fmt.Sprintf("bw/h2d/%d", i)
 		for _, mem := range []string{"cuMemAlloc", "vmm"} {
-			r.Cases = append(r.Cases, Case{ID: id + mem, Status: Passed, Axes: Axes{{"direction", "h2d"}, {"host", "pinned"}, {"mem", mem}}, Stats: &Stats{N: 10, Loops: 1}})
+			r.Cases = append(r.Cases, Case{ID: id + "/" + mem, Status: Passed, Axes: Axes{{"direction", "h2d"}, {"host", "pinned"}, {"mem", mem}}, Stats: &Stats{N: 10, Loops: 1}})
 		}
-		r.Comparisons = append(r.Comparisons, Comparison{ID: id + ": x", A: id + "cuMemAlloc", B: id + "vmm", Ratio: of(1.1), Low: of(1.05), High: of(1.2), Margin: 0.02, Verdict: verdict})
+		r.Comparisons = append(r.Comparisons, Comparison{ID: id + ": x", A: id + "/cuMemAlloc", B: id + "/vmm", Ratio: of(1.1), Low: of(1.05), High: of(1.2), Margin: 0.02, Verdict: verdict})
 	}
 	require.Equal(t, []string{
-		"Of 3 copies in memory that grows, 1 take as long as in other memory, within 2 %; of 1 it cannot be told, because this machine is too noisy for so few samples.",
-		"H2d/1/ in vmm takes 1.1 times as long as in cuMemAlloc (95 % 1.050 to 1.200).",
+		"Of 3 copies in memory that grows, 1 take as long as in other memory, within 2 %; of 1 it cannot be told, because this machine is too noisy for so few samples (h2d/2).",
+		"H2d/1 in vmm takes 1.1 times as long as in cuMemAlloc (95 % 1.050 to 1.200).",
 	}, Findings(r))
 }
 
@@ -92,9 +92,10 @@ func TestNext(t *testing.T) {
 	r.Comparisons = append(r.Comparisons, Comparison{Verdict: stat.Waived})
 	require.Equal(t, step{"1 of 1 comparisons have no verdict. With more samples, on CPUs near the GPU (--numa, --cpus) and without other work they may:", "vmmbench grow --samples 30 --max-time 6s"}, next(r)[0])
 	r.Run.Command = CommandQuick
-	require.Contains(t, next(r)[1].command, "--preset full")
+	require.Contains(t, next(r)[1].command, "--preset nvbandwidth")
+	require.Contains(t, next(r)[2].command, "--preset full")
 	r.Run.Command = CommandCompare
-	require.Contains(t, next(r)[0].command, "vmmbench compare")
+	require.Empty(t, next(r))
 	r.Run.Command, r.Cases[0].Status = "grow", Failed
 	require.Contains(t, next(r)[0].command, "--verify full")
 	require.Equal(t, "vmmbench", next(New(Run{}, Host{}))[0].command)
