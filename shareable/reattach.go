@@ -2,8 +2,10 @@ package shareable
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -19,7 +21,8 @@ import (
 //
 // If it cannot attach, Reattach returns old, false, and an error as Attach does: ErrOwnerGone or
 // ErrNotFound until the owner has published again. If old was attached with AttachOptions.Wait, it
-// waits for that. For a View that was not made by Attach it returns vmm.ErrInvalid.
+// waits for that. An object that was asked for by its ID is not found on another server, which may
+// have given the number to another object. For a View that was not made by Attach it returns vmm.ErrInvalid.
 func Reattach(ctx context.Context, old *View) (v *View, fresh bool, err error) {
 	if old == nil {
 		return nil, false, fmt.Errorf("attach again: %w", errNoView)
@@ -34,5 +37,10 @@ func Reattach(ctx context.Context, old *View) (v *View, fresh bool, err error) {
 	if err != nil {
 		return old, false, err
 	}
+	if _, isID := wire.ParseIDName(old.obj.Name); isID && v.Instance() != old.Instance() {
+		err = fmt.Errorf("attach to %q again: %w: the server that had it is gone", old.Name(), ErrNotFound)
+		return old, false, errors.Join(err, v.Close())
+	}
+	v.asked = old.asked
 	return v, true, nil
 }

@@ -27,9 +27,8 @@ type storeObject struct {
 
 var _ serve.Object = (*storeObject)(nil)
 
-// ForStore has what package store needs of this one. Nothing else can use it: its types are
-// internal.
-func ForStore() serve.Sharing[*Server, *View, Options, AttachOptions] { return forStore{} }
+// ForStore has what package store needs of this one. Only packages of this project can make a Key.
+func ForStore(serve.Key) serve.Sharing[*Server, *View, Options, AttachOptions] { return forStore{} }
 
 // forStore is a serve.Sharing.
 type forStore struct{}

@@ -35,7 +35,7 @@ type View struct {
 	res   *vmm.Reservation
 	obj   wire.Object
 	opts  AttachOptions
-	asked string          // the name or ID that a client of a store asked for; else empty
+	asked string          // what a client of a store asked for, set before anyone else has the View; else empty
 	path  string          // of the socket; empty after AttachConn and Receive
 	owner wire.Hello      // the owner's
 	max   uint64          // bytes that can be mapped here
@@ -230,7 +230,7 @@ func (v *View) Location() vmm.Location {
 	return vmm.Location{}
 }
 
-// Name is the name, or the ID, that the object was asked for with.
+// Name is the object's name. Of a View of store.Client.Get it is the name or ID that Get was given.
 func (v *View) Name() string {
 	v = nonnil.Of(v)
 	return cmp.Or(v.asked, v.obj.Name)

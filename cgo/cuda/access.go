@@ -63,8 +63,8 @@ func accessOf(flags C.ulonglong) driver.Access {
 	return driver.AccessNone
 }
 
-// location is l as CUDA wants it. With evenLost it may be a lost device. what is what is wanted
-// there, for the error.
+// location is l as CUDA wants it. With evenLost it may be a lost device. An error begins with
+// what, such as "access for".
 func (d *Driver) location(call, what string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
 	switch l.Kind {
 	case driver.LocationDevice:

@@ -23,10 +23,12 @@ func (v *Device) AllocPlain(n uint64) (p driver.Ptr, err error) {
 func (v *Device) FreePlain(p driver.Ptr) error {
 	const call = "cuMemFree"
 	if p == 0 {
-		return v.refused(call, refuse(call, driver.ErrInvalid, "no address"))
+		return v.refuse(call, refuse(call, driver.ErrInvalid, "no address"))
 	}
-	return v.d.imports.during(p, func() error {
-		return v.inContext(call, func() C.CUresult { return C.cuvmm_plain_free(v.d.api, v.ctx, C.CUdeviceptr(p)) })
+	return v.during(call, func() error {
+		return v.d.imports.during(p, func() error {
+			return v.check(call, C.cuvmm_plain_free(v.d.api, v.ctx, C.CUdeviceptr(p)))
+		})
 	})
 }
 
@@ -56,5 +58,5 @@ func (v *Device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 // refuseEmpty is the error of an allocation of 0 bytes, of which CUDA's documents say
 // nothing.
 func (v *Device) refuseEmpty(call string) error {
-	return v.refused(call, refuse(call, driver.ErrInvalid, "0 bytes"))
+	return v.refuse(call, refuse(call, driver.ErrInvalid, "0 bytes"))
 }

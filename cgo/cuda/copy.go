@@ -36,7 +36,7 @@ func (v *Device) CopyOut(dst []byte, src driver.Ptr) error {
 func (v *Device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 	const call = "cuMemcpyAsync"
 	if err := checkSpan(call, max(dst, src), n); err != nil {
-		return v.refused(call, err)
+		return v.refuse(call, err)
 	}
 	return v.onQueue(call, s, func(q C.cuvmm_queue) C.CUresult {
 		if n == 0 {
@@ -56,7 +56,7 @@ func (v *Device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s dri
 		err = refuse(call, driver.ErrInvalid, "%d elements of %d bytes", n, width)
 	}
 	if err != nil {
-		return v.refused(call, err)
+		return v.refuse(call, err)
 	}
 	return v.onQueue(call, s, func(q C.cuvmm_queue) C.CUresult {
 		if n == 0 && (width == 1 || width == 2 || width == 4) {

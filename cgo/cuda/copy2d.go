@@ -67,7 +67,7 @@ func (v *Device) Copy2D(dst, src driver.PitchedPtr, width, rows uint64, s driver
 	const call = "cuMemcpy2DAsync"
 	for _, p := range []driver.PitchedPtr{dst, src} {
 		if _, ok := p.Extent(width, rows); !ok {
-			return v.refused(call, refuse(call, driver.ErrInvalid, "%d rows of %d bytes at %v", rows, width, p))
+			return v.refuse(call, refuse(call, driver.ErrInvalid, "%d rows of %d bytes at %v", rows, width, p))
 		}
 	}
 	return v.onQueue(call, s, func(q C.cuvmm_queue) C.CUresult {

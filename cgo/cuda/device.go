@@ -94,8 +94,8 @@ func (v *Device) inContext(call string, f func() C.CUresult) error {
 	return v.during(call, func() error { return v.check(call, f()) })
 }
 
-// refused is err, the refusal of a call, unless the device cannot be used: then it is that.
-func (v *Device) refused(call string, err error) error {
+// refuse returns err, the refusal of a call. If the device cannot be used, it returns why instead.
+func (v *Device) refuse(call string, err error) error {
 	return v.during(call, func() error { return err })
 }
 

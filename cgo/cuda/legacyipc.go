@@ -152,7 +152,7 @@ func (v *Device) EventHandle(e driver.Event) (driver.IPCHandle, error) {
 // onMade is onHandle for a handle that this process made.
 func (v *Device) onMade(call string, table *handleTable, handle uint64, f func() C.CUresult) error {
 	if e := table.find(handle); e != nil && e.foreign {
-		return v.refused(call, refuse(call, driver.ErrInvalid, "%#x was made by another process", handle))
+		return v.refuse(call, refuse(call, driver.ErrInvalid, "%#x was made by another process", handle))
 	}
 	return v.onHandle(call, table, handle, f)
 }

@@ -28,7 +28,7 @@ func (v *Device) WaitValue(s driver.Stream, p driver.Ptr, x uint64, width int) e
 // onWord makes a call with a stream and an aligned word.
 func (v *Device) onWord(call string, s driver.Stream, p driver.Ptr, width int, f func() C.CUresult) error {
 	if width != 4 && width != 8 || uint64(p)%uint64(width) != 0 {
-		return v.refused(call, refuse(call, driver.ErrInvalid, "a word of %d bytes at %v", width, p))
+		return v.refuse(call, refuse(call, driver.ErrInvalid, "a word of %d bytes at %v", width, p))
 	}
 	return v.onStream(call, s, f)
 }

@@ -55,7 +55,7 @@ func (c *copier) addFlow(ctx context.Context, i int, x flow) (err error) {
 			}
 		}
 		if c.call == callSync {
-			parts[k] = f.thenSync(x.by.raw)
+			parts[k] = parts[k].thenSync(c.timing.raw)
 		}
 	}
 	c.copies = append(c.copies, parts...)

@@ -98,7 +98,8 @@ func (c *copyGroup) rate() float64 {
 	return linkRate
 }
 
-// group is the group without its cases. Behind a gate, so many streams share what may be queued.
+// group returns the group, still without cases. streams is how many streams share what may be
+// queued behind a gate.
 func (c *copyGroup) group(name string, seed uint64, streams int) group {
 	g := group{name: name, samples: math.MaxInt, keepsMemory: true, setup: c.setup}
 	// Each group has its own data: what another one left cannot pass for them.
@@ -121,8 +122,11 @@ func (c *copyGroup) add(g *group, label, kind string, s shape, of report.Case) {
 	g.fill += moved
 	for _, f := range c.flows {
 		for _, end := range f.ends() {
-			if end.Device != nil && onHost(end) || end.Device == nil && len(g.tasks) == 1 {
+			switch {
+			case end.Device != nil && onHost(end):
 				g.memory += f.size
+			case end.Device == nil && len(g.tasks) == 1:
+				g.shared += f.size
 			}
 		}
 	}

@@ -56,7 +56,8 @@ type group struct {
 	maxLoops     int    // repetitions in a sample at most; 0: no limit
 	fill         uint64 // bytes that are filled before the samples
 	deviceChecks bool   // the device fills and checks, not the host
-	memory       uint64 // bytes of the host that the group needs at once, estimated
+	memory       uint64 // bytes of the host that the cases need at once, estimated
+	shared       uint64 // bytes of the host that they share
 	// keepsMemory says that a contender works on the same memory in all samples. It is
 	// opened again now and then, because it matters where that lies.
 	keepsMemory bool

@@ -42,8 +42,8 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("not started: %w", err)
 	}
-	if free, ok := machine.FreeMemory("/"); ok && g.memory > free {
-		return fmt.Errorf("needs about %d bytes of host memory, %d are free: %w", g.memory, free, vmm.ErrOutOfMemory)
+	if free, ok := machine.FreeMemory("/"); ok && g.memory+g.shared > free {
+		return fmt.Errorf("needs about %d bytes of host memory, %d are free: %w", g.memory+g.shared, free, vmm.ErrOutOfMemory)
 	}
 	if g.setup != nil {
 		undo, failed := g.setup(ctx)

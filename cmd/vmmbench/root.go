@@ -79,7 +79,8 @@ func (a *app) exit(ran *cobra.Command, err error) int {
 	return a.code
 }
 
-// benchmark completes a command that measures its plan. has are the flags of what it does.
+// benchmark gives c the flags of measuring, those that has adds and those of the plan, and has it
+// measure the plan.
 func (a *app) benchmark(c *cobra.Command, p commandPlan, samples int, maxTime time.Duration, has ...func(*measureFlags, *pflag.FlagSet)) (*cobra.Command, *measureFlags) {
 	m := &measureFlags{}
 	m.add(command(c).Flags(), a.settings, samples, maxTime)

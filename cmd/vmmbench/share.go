@@ -94,6 +94,9 @@ func (p *sharePlan) groups(devs []device, seed uint64) ([]group, error) {
 	if err := checkMost("--chunk", p.chunks...); err != nil {
 		return nil, err
 	}
+	if !slices.Contains(p.hows.values, howFD) && !slices.Contains(p.ops.values, opAttach) {
+		return nil, usageError{fmt.Errorf("--how %v has --op %s only", &p.hows, opAttach)}
+	}
 	var list []group
 	for _, n := range p.sizes {
 		for _, chunk := range p.chunks {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// undo is what gives back what was taken, in that order.
+// undo has functions that give back what was taken, in the order in which it was taken.
 type undo []func() error
 
 func (u *undo) add(f func() error) { *u = append(*u, f) }
@@ -20,7 +20,7 @@ func (u *undo) close() error {
 	return err
 }
 
-// onError is deferred: it calls giveBack if there is an error, which it joins with that.
+// onError is for defer: after an error it calls giveBack, and joins its error to the first.
 func onError(err *error, giveBack func() error) {
 	if *err != nil {
 		*err = errors.Join(*err, giveBack())

@@ -276,13 +276,13 @@ func unasked(f wire.Frame) error {
 // connect makes a new connection.
 func (c *Client) connect(ctx context.Context, on serve.Notified) (serve.Client, error) {
 	if c.dial == nil {
-		return shareable.ForStore().Dial(ctx, c.path, c.dev, c.opts.attach(), on)
+		return shareable.ForStore(serve.Key{}).Dial(ctx, c.path, c.dev, c.opts.attach(), on)
 	}
 	conn, err := c.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return shareable.ForStore().DialConn(ctx, conn, c.dev, c.opts.attach(), on)
+	return shareable.ForStore(serve.Key{}).DialConn(ctx, conn, c.dev, c.opts.attach(), on)
 }
 
 // request sends a request about an object, and handles its reply. instance is that of the

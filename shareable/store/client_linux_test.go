@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"testing"
@@ -85,7 +86,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestFieldsGoThroughTheStore: Writer and Buffer have the fields that Create was called with, and
+// TestFieldsGoThroughTheStore: Writer and View have the fields that Create was called with, and
 // they count against the server's own memory.
 func TestFieldsGoThroughTheStore(t *testing.T) {
 	t.Parallel()
@@ -460,6 +461,58 @@ func TestAbort(t *testing.T) {
 	_, err := c.Stat(t.Context(), "a")
 	require.ErrorIs(t, err, shareable.ErrNotFound)
 	require.Zero(t, s.Stats().Bytes)
+}
+
+// TestReattachFindsByName: the next server's object of the name, not one that has the number of the
+// old one.
+func TestReattachFindsByName(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "socket")
+	serve := func(names ...string) *Server {
+		s, err := Listen(vmmtest.Device(t), path, Options{})
+		require.NoError(t, err)
+		c, err := Connect(t.Context(), path, vmmtest.Device(t), ClientOptions{})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, errors.Join(c.Close(), s.Close())) })
+		for _, name := range names {
+			w, err := c.Create(t.Context(), name, CreateOptions{Growable: true})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, w.Close()) })
+		}
+		return s
+	}
+	s := serve("x", "y")
+	c, err := Connect(t.Context(), path, vmmtest.Device(t), ClientOptions{})
+	require.NoError(t, err)
+	defer c.Close()
+	info, err := c.Stat(t.Context(), "x")
+	require.NoError(t, err)
+	byName := got(t, c, "x", GetOptions{Unsafe: true})
+	byID := got(t, c, info.ID.String(), GetOptions{Unsafe: true})
+	require.NoError(t, s.Close())
+	for _, v := range []*shareable.View{byName, byID} {
+		require.Eventually(t, func() bool { return v.Err() != nil }, inTime, step)
+	}
+	serve("y", "x")
+	next, fresh, err := shareable.Reattach(t.Context(), byName)
+	require.NoError(t, err)
+	defer next.Close()
+	require.True(t, fresh)
+	require.Equal(t, "x", next.Name())
+	info, err = clientAt(t, path).Stat(t.Context(), "x")
+	require.NoError(t, err)
+	require.Equal(t, info.ID, IDOf(next))
+	_, _, err = shareable.Reattach(t.Context(), byID)
+	require.Error(t, err, "an ID is of one server")
+}
+
+// clientAt is a client of the server at path.
+func clientAt(t *testing.T, path string) *Client {
+	t.Helper()
+	c, err := Connect(t.Context(), path, vmmtest.Device(t), ClientOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
 }
 
 // TestGetWaitsForUnsealed: with Unsafe a Get waits for the object alone, and not for its seal,

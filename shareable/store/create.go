@@ -319,7 +319,7 @@ func (w *Writer) takeObject(f wire.Frame) error {
 	if err != nil {
 		return protocolError(err)
 	}
-	w.page, err = shareable.ForStore().OpenWriterPage(f.FDs[0].Int(), o.Instance, o.ID)
+	w.page, err = shareable.ForStore(serve.Key{}).OpenWriterPage(f.FDs[0].Int(), o.Instance, o.ID)
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func everyRequest(ctx context.Context, t require.TestingT, path string, dev *vmm
 	require.NoError(t, checkWave(b, all))
 	require.NoError(t, b.Close())
 	require.NoError(t, c.Delete(ctx, "grows", DeleteOptions{}))
-	for { // its Buffers are closed, and the server hears of that later
+	for { // its Views are closed, and the server hears of that later
 		s, err := c.Stats(ctx)
 		require.NoError(t, err)
 		if s.Bytes == 0 && s.Objects == 0 && s.Leases == 0 {

@@ -10,6 +10,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
+// Key is what shareable.ForStore asks for: who cannot import this package cannot make one.
+type Key struct{}
+
 // Sharing is what package shareable does for package store alone. The type parameters are types of
 // shareable: *Server, *View, Options and AttachOptions.
 type Sharing[S, V, O, A any] interface {

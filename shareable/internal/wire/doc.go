@@ -38,7 +38,8 @@ package wire
 
 // Files:
 //
-//	limits.go        limits that both sides hold to, in bytes and in number; which names are valid; IDName
+//	limits.go        limits that both sides hold to, in bytes and in number
+//	name.go          which names are valid; the name that every object of a store has
 //	header.go        types of frames, their header, how many descriptors each has; ProtocolError
 //	requests.go      a reader's requests, HELLO to ACK; LISTED; ERROR
 //	events.go        what the owner tells its readers: CHUNKS to CLOSING

@@ -167,7 +167,7 @@ func (c *check) stream(d driver.Device) driver.Stream {
 	return s
 }
 
-// onDevice makes a case of one that works with device 0.
+// onDevice is the run of a Rule that calls f with device 0.
 func onDevice(f func(*check, driver.Device)) func(*check) {
 	return func(c *check) {
 		c.Helper()
@@ -175,7 +175,7 @@ func onDevice(f func(*check, driver.Device)) func(*check) {
 	}
 }
 
-// onInterface makes a case of one that works with device 0 by an optional interface of it.
+// onInterface is the run of a Rule that calls f with device 0 and an optional interface of it.
 func onInterface[I any](f func(c *check, d driver.Device, i I)) func(*check) {
 	return onDevice(func(c *check, d driver.Device) {
 		c.Helper()
@@ -183,7 +183,7 @@ func onInterface[I any](f func(c *check, d driver.Device, i I)) func(*check) {
 	})
 }
 
-// onPair makes a case of one that works with devices 0 and 1.
+// onPair is the run of a Rule that calls f with devices 0 and 1.
 func onPair(f func(c *check, d, other driver.Device)) func(*check) {
 	return func(c *check) {
 		c.Helper()
@@ -191,7 +191,7 @@ func onPair(f func(c *check, d, other driver.Device)) func(*check) {
 	}
 }
 
-// onChunks makes a case of one that works with device 0 and chunks(n).
+// onChunks is the run of a Rule that calls f with device 0 and chunks(n).
 func onChunks(n int, f func(*check, driver.Device, driver.Ptr)) func(*check) {
 	return onDevice(func(c *check, d driver.Device) {
 		c.Helper()
@@ -200,7 +200,7 @@ func onChunks(n int, f func(*check, driver.Device, driver.Ptr)) func(*check) {
 	})
 }
 
-// onStream makes a case of one that works with device 0, a stream of it, and chunks(n).
+// onStream is the run of a Rule that calls f with device 0, a stream of it, and chunks(n).
 func onStream(n int, f func(*check, driver.Device, driver.Stream, driver.Ptr)) func(*check) {
 	return onChunks(n, func(c *check, d driver.Device, p driver.Ptr) {
 		c.Helper()

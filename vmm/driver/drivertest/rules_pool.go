@@ -45,7 +45,7 @@ func (c *check) pool(d driver.Device, props driver.PoolProps) driver.Pool {
 	return p
 }
 
-// onPool makes a case of one that works with device 0, a stream of it, and a new pool on it.
+// onPool is the run of a Rule that calls f with device 0, a stream of it, and a new pool on it.
 func onPool(f func(*check, driver.Device, driver.Stream, driver.Pool)) func(*check) {
 	return onDevice(func(c *check, d driver.Device) {
 		c.Helper()

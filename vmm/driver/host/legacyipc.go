@@ -24,8 +24,8 @@ const (
 	ofEvent  = 2
 )
 
-// ipcHandle is a handle in parts, in the order in which they lie in it. The last 16 bytes are the
-// number.
+// ipcHandle is the first 40 bytes of a handle, in their order. The last 16 of its 64 bytes are random,
+// so that no two handles are the same.
 type ipcHandle struct {
 	Magic   [8]byte
 	Kind    byte

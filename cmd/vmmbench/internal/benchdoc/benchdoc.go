@@ -20,7 +20,6 @@ package benchdoc
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -201,13 +200,20 @@ func (f *filler) block(words []string) (string, error) {
 // Write writes what files makes, and removes the stale pictures.
 func Write(dir string) error {
 	made, stale, err := files(dir)
+	if err != nil {
+		return err
+	}
 	for name, text := range made {
-		err = cmp.Or(err, os.WriteFile(filepath.Join(dir, name), text, 0o666))
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o666); err != nil {
+			return err
+		}
 	}
 	for _, name := range stale {
-		err = cmp.Or(err, os.Remove(filepath.Join(dir, name)))
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // Check returns an error that names what Write would change.

@@ -149,8 +149,8 @@ func (g grid) print(heading string, markdown bool) Piece {
 	return Piece{Heading: heading, Table: NewTable(names, rows, 0), Sentences: below}
 }
 
-// NewTable is a table as it is printed. Columns without a value are left out. All columns but the
-// first share wrapped characters, over which their cells are broken into lines; 0 is no limit.
+// NewTable makes a table as it is printed, without its empty columns. wrapped is how many characters
+// all columns but the first have together; longer cells are broken into lines. 0 is no limit.
 func NewTable(header []string, rows [][]string, wrapped int) table.Writer {
 	t := table.NewWriter()
 	s := table.StyleLight

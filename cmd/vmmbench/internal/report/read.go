@@ -77,7 +77,7 @@ func checkSchema(text []byte) error {
 
 // readLines reads ndjson.
 func (r *Report) readLines(text []byte) error {
-	ended, list := false, bytes.Split(text, []byte("\n"))
+	ended, list := false, bytes.Split(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
 	for i, text := range list {
 		var one line // one of another kind is a new field
 		if err := json.Unmarshal(text, &one); err != nil && len(bytes.TrimSpace(text)) > 0 {
