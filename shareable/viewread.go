@@ -98,13 +98,14 @@ func (v *View) ReadAt(p []byte, off int64) (int, error) {
 	return n, eof
 }
 
-// Writable reports whether the memory is mapped for writing and the object is not sealed; see
-// AttachOptions.Write.
-func (v *View) Writable() bool { return v != nil && v.opts.Write && !v.Sealed() }
+// Writable reports whether WriteAt can write: the memory is mapped for writing (AttachOptions.Write),
+// the View follows its owner, and has not heard that the object is sealed.
+func (v *View) Writable() bool { return v != nil && v.opts.Write && v.Err() == nil && !v.Sealed() }
 
-// WriteAt copies p to the memory from off on. If the View is not Writable it returns
-// vmm.ErrPermission, also if the object was sealed since Attach, and beyond Len vmm.ErrBounds; it
-// writes nothing then.
+// WriteAt copies p to the memory from off on. It writes nothing and returns Err if the View no longer
+// follows its owner, vmm.ErrPermission if it is mapped for reading or Sealed, and vmm.ErrBounds beyond
+// Len. A seal does not wait for those who write by a View: until WaitSealed returns, WriteAt may
+// still change bytes that are sealed, as work of the device's that was queued before may.
 func (v *View) WriteAt(p []byte, off int64) (int, error) {
 	if v == nil || v.dev == nil {
 		return 0, errNoView

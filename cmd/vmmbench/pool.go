@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -49,17 +50,48 @@ type reuseList []string
 func (l *reuseList) Set(s string) error {
 	var list reuseList
 	for v := range strings.SplitSeq(s, ",") {
+		reuse, joined := pool.Reuse(0), strings.Contains(v, "+")
 		for word := range strings.SplitSeq(v, "+") {
-			if _, ok := reusePolicies[word]; !ok {
-				return fmt.Errorf("%q: want a list of %s, or of several of these joined by +", v, l.Type())
+			policy, ok := reusePolicies[word]
+			if !ok || joined && !single(policy) {
+				return fmt.Errorf("%q: want a list of %s, of which the last three can be joined by +", v, l.Type())
 			}
+			reuse |= policy
 		}
-		if !slices.Contains(list, v) {
-			list = append(list, v)
+		if !slices.ContainsFunc(list, func(x string) bool { return reuseOf(x) == reuse }) {
+			list = append(list, reuseName(reuse))
 		}
 	}
 	*l = list
 	return nil
+}
+
+// single reports whether it is one policy, as those that can be joined are.
+func single(r pool.Reuse) bool { return bits.OnesCount32(uint32(r)) == 1 }
+
+// reuseOf is what a name of reuseName means.
+func reuseOf(name string) (r pool.Reuse) {
+	for word := range strings.SplitSeq(name, "+") {
+		r |= reusePolicies[word]
+	}
+	return r
+}
+
+// reuseName is the one name of a set of policies.
+func reuseName(r pool.Reuse) string {
+	switch r {
+	case 0:
+		return "none"
+	case pool.ReuseAll:
+		return "all"
+	}
+	var words []string
+	for _, word := range []string{"events", "opportunistic", "dependencies"} {
+		if r&reusePolicies[word] != 0 {
+			words = append(words, word)
+		}
+	}
+	return strings.Join(words, "+")
 }
 
 func (l *reuseList) String() string { return strings.Join(*l, ",") }
@@ -167,10 +199,7 @@ func (p *poolPlan) groups(devs []device, _ uint64) ([]group, error) {
 	var list []group
 	for _, threshold := range limits {
 		for _, policies := range p.reuse {
-			o := poolOptions{dev: dev, threshold: threshold, policies: policies}
-			for word := range strings.SplitSeq(policies, "+") {
-				o.reuse |= reusePolicies[word]
-			}
+			o := poolOptions{dev: dev, threshold: threshold, policies: policies, reuse: reuseOf(policies)}
 			for _, t := range recorded {
 				list = append(list, o.replay(t.Name, t.Name, "-", t.Peak(), func() *trace.Trace { return t }))
 			}

@@ -72,7 +72,7 @@ func TestPool(t *testing.T) {
 // Each threshold is measured with each list of policies.
 func TestPoolGrid(t *testing.T) {
 	t.Parallel()
-	code, out, stderr := bench(t, "pool", "--device", "host", "--trace", "4K", "--threshold", "all,0,64M", "--reuse", "all,none,events+opportunistic", "--dry-run")
+	code, out, stderr := bench(t, "pool", "--device", "host", "--trace", "4K", "--threshold", "all,0,64M", "--reuse", "all,none,opportunistic+events,events+opportunistic,events+opportunistic+dependencies", "--dry-run")
 	require.Equal(t, report.ExitPassed, code, stderr)
 	var want []string
 	for _, threshold := range []string{"/threshold-0B", "/threshold-64MiB", ""} {

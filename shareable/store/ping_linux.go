@@ -3,6 +3,10 @@ package store
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -13,17 +17,29 @@ import (
 // all of it. It needs no device, and loads no driver. Of the options Token, UIDs and Timeout count.
 // A Timeout of 0 is the time to ctx's deadline, or 5 s if it has none. The errors are those of Connect.
 func Ping(ctx context.Context, path string, o ClientOptions) (err error) {
+	defer errtext.Wrapf(&err, "ping store")
 	if ctx == nil {
 		return errNoContext
 	}
-	defer errtext.Wrapf(&err, "ping store")
 	if o.Timeout < 0 {
 		return errTimeout(o.Timeout)
 	}
+	limited := ctx
 	if o.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.Timeout)
+		limited, cancel = context.WithTimeout(ctx, o.Timeout)
 		defer cancel()
 	}
-	return shareable.ForStore(serve.Key{}).Ping(ctx, cmp.Or(path, defaultName), o.Token, o.UIDs)
+	err = shareable.ForStore(serve.Key{}).Ping(limited, cmp.Or(path, defaultName), o.Token, o.UIDs)
+	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	// The end of ctx is told from that of Timeout.
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		return context.DeadlineExceeded
+	}
+	return fmt.Errorf("%w: no reply within %v", os.ErrDeadlineExceeded, cmp.Or(o.Timeout, defaultPing))
 }
+
+// defaultPing is how long Ping waits unless it is told.
+const defaultPing = 5 * time.Second
