@@ -88,6 +88,11 @@ func TestCopyFindings(t *testing.T) {
 func TestNext(t *testing.T) {
 	r := grown("cuda:0", map[string]float64{"vmm": 10, "cuMemAlloc-copy": 100})
 	require.Equal(t, []step{{"A page with pictures and all figures:", "vmmbench grow --samples 10 -o run.json && vmmbench report run.json -o run.html"}}, next(r))
+	host := grown("host:0", map[string]float64{"vmm": 10})
+	host.Devices = []Device{{Open: "host:0"}}
+	require.Equal(t, "vmmbench grow --samples 10 --device cuda:0", next(host)[0].command, "whoever asked for no device hears that there is no GPU")
+	host.Run.Args = append(host.Run.Args, "--device", "host")
+	require.Len(t, next(host), 1)
 	r.Comparisons[0].Verdict = stat.TooNoisy
 	r.Comparisons = append(r.Comparisons, Comparison{Verdict: stat.Waived})
 	require.Equal(t, step{"1 of 1 comparisons have no verdict. With more samples, on CPUs near the GPU (--numa, --cpus) and without other work they may:", "vmmbench grow --samples 30 --max-time 6s"}, next(r)[0])
