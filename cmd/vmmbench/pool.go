@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -44,7 +43,7 @@ var reusePolicies = map[string]pool.Reuse{
 }
 
 // reuseList is a flag that takes a list of policies, or of several joined by a plus.
-type reuseList []string
+type reuseList []pool.Reuse
 
 // Set implements pflag.Value. It replaces the default.
 func (l *reuseList) Set(s string) error {
@@ -53,29 +52,21 @@ func (l *reuseList) Set(s string) error {
 		reuse, joined := pool.Reuse(0), strings.Contains(v, "+")
 		for word := range strings.SplitSeq(v, "+") {
 			policy, ok := reusePolicies[word]
-			if !ok || joined && !single(policy) {
+			if !ok || joined && !slices.Contains(joinable, word) {
 				return fmt.Errorf("%q: want a list of %s, of which the last three can be joined by +", v, l.Type())
 			}
 			reuse |= policy
 		}
-		if !slices.ContainsFunc(list, func(x string) bool { return reuseOf(x) == reuse }) {
-			list = append(list, reuseName(reuse))
+		if !slices.Contains(list, reuse) {
+			list = append(list, reuse)
 		}
 	}
 	*l = list
 	return nil
 }
 
-// single reports whether it is one policy, as those that can be joined are.
-func single(r pool.Reuse) bool { return bits.OnesCount32(uint32(r)) == 1 }
-
-// reuseOf is what a name of reuseName means.
-func reuseOf(name string) (r pool.Reuse) {
-	for word := range strings.SplitSeq(name, "+") {
-		r |= reusePolicies[word]
-	}
-	return r
-}
+// joinable are the words of single policies.
+var joinable = []string{"events", "opportunistic", "dependencies"}
 
 // reuseName is the one name of a set of policies.
 func reuseName(r pool.Reuse) string {
@@ -85,19 +76,20 @@ func reuseName(r pool.Reuse) string {
 	case pool.ReuseAll:
 		return "all"
 	}
-	var words []string
-	for _, word := range []string{"events", "opportunistic", "dependencies"} {
-		if r&reusePolicies[word] != 0 {
-			words = append(words, word)
-		}
-	}
+	words := slices.DeleteFunc(slices.Clone(joinable), func(word string) bool { return r&reusePolicies[word] == 0 })
 	return strings.Join(words, "+")
 }
 
-func (l *reuseList) String() string { return strings.Join(*l, ",") }
+func (l *reuseList) String() string {
+	var names []string
+	for _, r := range *l {
+		names = append(names, reuseName(r))
+	}
+	return strings.Join(names, ",")
+}
 
 // Type implements pflag.Value.
-func (*reuseList) Type() string { return "all,none,events,opportunistic,dependencies" }
+func (*reuseList) Type() string { return "all,none," + strings.Join(joinable, ",") }
 
 // thresholds is a flag that takes sizes, and "all" for what has no end.
 type thresholds struct{ size.List }
@@ -135,7 +127,7 @@ func newPoolPlan() *poolPlan {
 	}
 	return &poolPlan{
 		traces: choices{of: traces, values: traces, what: "TRACES"}, seeds: 1,
-		reuse: reuseList{"all"},
+		reuse: reuseList{pool.ReuseAll},
 	}
 }
 
@@ -198,8 +190,8 @@ func (p *poolPlan) groups(devs []device, _ uint64) ([]group, error) {
 	}
 	var list []group
 	for _, threshold := range limits {
-		for _, policies := range p.reuse {
-			o := poolOptions{dev: dev, threshold: threshold, policies: policies, reuse: reuseOf(policies)}
+		for _, reuse := range p.reuse {
+			o := poolOptions{dev: dev, threshold: threshold, reuse: reuse}
 			for _, t := range recorded {
 				list = append(list, o.replay(t.Name, t.Name, "-", t.Peak(), func() *trace.Trace { return t }))
 			}
@@ -263,7 +255,6 @@ type poolOptions struct {
 	dev       device
 	threshold uint64
 	reuse     pool.Reuse
-	policies  string // their words
 }
 
 // group has our pool and the driver's.
@@ -275,11 +266,11 @@ func (o poolOptions) group(name, unit string, bytes uint64, which report.Axes, o
 		name += "/threshold-" + size.Format(o.threshold)
 	}
 	if o.reuse != pool.ReuseAll {
-		name += "/reuse-" + o.policies
+		name += "/reuse-" + reuseName(o.reuse)
 	}
 	g := group{name: name, samples: math.MaxInt}
 	for _, kind := range []string{memPool, memName(o.dev, memAsync)} {
-		of := slices.Concat(axes("device", o.dev.String()), which, axes("threshold", threshold, "reuse", o.policies, "mem", kind))
+		of := slices.Concat(axes("device", o.dev.String()), which, axes("threshold", threshold, "reuse", reuseName(o.reuse), "mem", kind))
 		g.add(task{
 			label: kind, grows: kind == memPool, sample: callTime, c: report.Case{Unit: unit, Bytes: bytes, Axes: of},
 			open: func(context.Context) (contender, error) { return open(kind) },

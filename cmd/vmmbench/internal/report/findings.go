@@ -140,8 +140,8 @@ func next(r *Report) []step {
 		list = append(list, step{without + ". With more samples" + how + " they may:", fmt.Sprintf("%s --samples %d --max-time %gs",
 			strings.Join(append([]string{"vmmbench"}, withoutFlags(r.Run.Flags(), "--samples", "--max-time")...), " "), 3*m.Samples, 3*m.MaxTime/1e9)})
 	}
-	onHost := func(d Device) bool { return strings.HasPrefix(d.Open, "host") }
-	if len(r.Devices) > 0 && !slices.ContainsFunc(r.Devices, func(d Device) bool { return !onHost(d) }) && !has("--device") {
+	gpu := func(d Device) bool { return !strings.HasPrefix(d.Open, "host") }
+	if len(r.Devices) > 0 && !slices.ContainsFunc(r.Devices, gpu) && !has("--device") {
 		list = append(list, step{"This was host memory, for want of a GPU: copies lie within it. What fails in place of that:", again + " --device cuda:0"})
 	}
 	if r.Run.Command == CommandQuick {
