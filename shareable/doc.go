@@ -87,12 +87,12 @@ package shareable
 //	ping.go                a request through a store, without a device
 //	attachwait.go          an Attach that waits for the owner, the name and the seal
 //	reattach.go            Reattach: a new View after a restart of the owner
-//	readerconn.go          a reader's end of a connection, and its goroutine; how many may be left behind
+//	readerconn.go          a reader's side of a connection, and its goroutine; how many may be left behind
 //	spare.go               a connection made ahead of its Attach; store/get.go keeps one
 //	again.go               connecting again to the server that replaces one that has ended
 //	viewagain.go           a View that does
 //	view.go                View: state, Len, Close
-//	viewframes.go          what a View does with the owner's frames: map, unmap, seal
+//	viewframes.go          what a View does with the owner's frames (map, unmap, seal), and when the connection ends
 //	viewread.go            the bytes: ReadAt, WriteAt, Host, Snapshot; Tensor and Layout
 //	viewwait.go            Wait, and watching the page
 //	viewgrant.go           access for more devices

@@ -126,8 +126,8 @@ package vmm
 //	copypeer.go          CopyPeer: copies between devices without access
 //	peers.go             PlanPeers, EnablePeers, of any Memory; EnableLegacyPeers, of cuMemAlloc's
 //	topology.go          Topology: which devices reach each other
-//	layout.go            Layout and Tensor; in what two Layouts differ, in words
-//	dtype.go             the fields of struct elements as NumPy's dtype
+//	layout.go            Layout and Tensor; in what two Layouts differ, but for the fields of elements
+//	dtype.go             the fields of struct elements as NumPy's dtype; in which field two differ
 //	stats.go             Stats, Report, and the counters behind them
 
 // Lock order:

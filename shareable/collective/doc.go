@@ -42,7 +42,7 @@ package collective
 //	shrink.go       how the members that live agree on who continues
 //	survivors.go    Group.Shrink; which member an error is about
 //	group.go        Group: Do, Sync, Close, Abort
-//	waits.go        the timer that ends what waits too long, in the engine, for a stream or on one
+//	waits.go        the calls that are queued or waited for: the timer that ends them, what an abort marks
 //	op.go           Memory and the operations of Do, and their checks
 //	grow.go         the calls that grow memory
 //	rebalance.go    Rebalance

@@ -40,7 +40,7 @@ package ipc
 //	text.go           what the texts of handles and tokens have in common
 //	memory.go         Memory: Alloc, Open, Close; the drivers count how often a handle is open
 //	event.go          EventHandle, OpenEvent
-//	token.go          Token; ExportPool, ExportPointer
+//	token.go          Token, which the driver makes; ExportPool, ExportPointer
 //	pool.go           ImportPool, Pool
 //	block.go          Block, and how several Blocks of one token are freed
 //	registry.go       which tokens this process has exported and imported

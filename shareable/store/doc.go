@@ -43,7 +43,7 @@ package store
 //	lease.go               the right to write: given, waited for, ended
 //	fence.go               memory of a writer without a lease: nothing writes to it any more
 //	renew.go               the copy of such memory that a client makes
-//	exit_linux.go          whether a process has ended
+//	exit_linux.go          whether a process has ended; waiting for that when a writer's connection ends
 //	exit_other.go          the same on other systems
 //	waits.go               the server: requests that wait for a seal
 //	evict.go               deleting what is not in use

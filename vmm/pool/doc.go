@@ -58,10 +58,10 @@ package pool
 //	block.go       Block
 //	search.go      the order in which memory for a block is looked for; OnOOM
 //	look.go        one look: idle memory, other streams' memory, waits, why there is none
-//	heap.go        taking, cutting, joining and freeing runs of memory; holes
+//	heap.go        taking, cutting, joining and freeing runs of memory; making and removing holes
 //	extent.go      a run of addresses and its kind; free lists; regions
-//	bins.go        free runs by size
-//	chunks.go      mapping: moving idle chunks, creating new ones, what happens if that fails
+//	bins.go        free runs and holes by size; which one is taken
+//	chunks.go      growth: where chunks are mapped, moving idle ones, creating new ones, what if that fails
 //	lastfreed.go   the long block that a stream freed last, for its next one without Pool.mu
 //	small.go       short blocks: allocating and freeing in slabs; slabs of closed streams
 //	remote.go      short blocks that were freed in other streams, and blocks lent to other streams

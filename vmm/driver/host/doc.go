@@ -149,7 +149,7 @@ package host
 //	allocator.go       plain and pinned memory
 //	pool.go            pools: blocks, and what they cache
 //	pooler.go          the driver's calls on pools
-//	poolsharer.go      pools in other processes
+//	poolsharer.go      pools in other processes; the tokens of their blocks
 //	sparse.go          sparse files, of which blocks that other processes may open are parts
 //	legacyipc.go       handles of plain memory and of events; how often one is open
 //	peers.go           pairs of devices: what is possible, and legacy access
