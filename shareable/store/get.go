@@ -46,20 +46,34 @@ func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *shareab
 	if err != nil {
 		return nil, err
 	}
-	if v.Sealed() {
-		err = v.WaitSealed(sub)
-	} else {
-		err = v.Wait(sub, v.Published())
-	}
-	if err != nil {
-		return nil, errors.Join(err, v.Close())
-	}
 	shareable.ForStore(serve.Key{}).SetName(v, name)
 	return v, nil
 }
 
-// attach makes a View of an object as it is.
-func (c *Client) attach(ctx context.Context, t target, o GetOptions) (v *shareable.View, err error) {
+// attach makes a View of an object as it is, and returns it when all of that is mapped. If the
+// object goes meanwhile, the server is asked again: it has another one by now, or none.
+func (c *Client) attach(ctx context.Context, t target, o GetOptions) (*shareable.View, error) {
+	for {
+		v, err := c.attachOnce(ctx, t, o)
+		if err != nil {
+			return nil, err
+		}
+		if v.Sealed() {
+			err = v.WaitSealed(ctx)
+		} else {
+			err = v.Wait(ctx, v.Published())
+		}
+		if err == nil {
+			return v, nil
+		}
+		if err = errors.Join(err, v.Close()); !errors.Is(err, shareable.ErrOwnerGone) {
+			return nil, err
+		}
+	}
+}
+
+// attachOnce makes a View, of which nothing need be mapped yet.
+func (c *Client) attachOnce(ctx context.Context, t target, o GetOptions) (v *shareable.View, err error) {
 	if spare := c.takeSpare(); spare != nil {
 		v, err = spare.Attach(ctx, t.name, o.Unsafe, o.Write)
 	}

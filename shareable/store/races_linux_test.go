@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"sync"
 	"testing"
 
@@ -119,4 +120,39 @@ func TestNoWaitForAnID(t *testing.T) {
 	require.NoError(t, c.Delete(t.Context(), "x", DeleteOptions{}))
 	_, err := c.Get(within(t), id.String(), GetOptions{Wait: true})
 	require.ErrorIs(t, err, shareable.ErrNotFound)
+}
+
+// TestGetBesideEnd: a Get during which the object goes says so; the server is still there.
+func TestGetBesideEnd(t *testing.T) {
+	t.Parallel()
+	ends := map[string]func(*Client, *Writer) error{
+		"abort": func(_ *Client, w *Writer) error { return w.Abort(t.Context()) },
+		"delete": func(c *Client, w *Writer) error {
+			return errors.Join(c.Delete(t.Context(), "g", DeleteOptions{}), w.Close())
+		},
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := listening(t, Options{})
+			c, reader := clientOf(t, s), clientOf(t, s)
+			for range 150 {
+				w, err := c.Create(t.Context(), "g", CreateOptions{Size: 1000})
+				require.NoError(t, err)
+				require.NoError(t, w.Append([]byte("bytes")))
+				got := make(chan error, 1)
+				go func() {
+					v, err := reader.Get(within(t), "g", GetOptions{Unsafe: true})
+					if err == nil {
+						err = v.Close()
+					}
+					got <- err
+				}()
+				require.NoError(t, end(c, w))
+				if err := <-got; err != nil {
+					require.ErrorIs(t, err, shareable.ErrNotFound)
+				}
+			}
+		})
+	}
 }
