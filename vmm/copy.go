@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 )
@@ -245,7 +246,7 @@ func (s *Stream) CopyOut(dst []byte, src Ptr) (err error) {
 		return s.dev.CopyOut(dst, src)
 	}
 	defer st.putBack(l)
-	return st.drain(l, l.firstBlock(s.order.Queue), func(b *block) ([]byte, error) {
+	return st.drain(l, l.firstBlock(s.order.Queue), hostcopy.IsFresh(dst), func(b *block) ([]byte, error) {
 		n := min(uint64(len(dst)), st.size())
 		if n == 0 {
 			return nil, nil

@@ -30,8 +30,9 @@ const (
 // Memory that is registered with another library (RDMA, NCCL) does not come back before that
 // registration is taken back, and the library goes on using its pages; Watch is for that.
 //
-// A range that has slept keeps the host memory for the next time, until Clip or
-// Close.
+// The contents are copied into private memory of the process, in huge pages where the system gives
+// those, by as many processors as there are, at most 16. What a control group leaves of memory is
+// looked at first: what would not fit is ErrOutOfMemory, and the ranges stay awake.
 func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 	defer func() { err = failFirst("sleep", ranges, err) }()
 	if mode > SleepKeep {
@@ -135,13 +136,14 @@ func (s *sleeper) undo() error {
 		return nil
 	case len(s.mem) == 0: // nothing was unmapped that was below the capacity
 		s.resume()
-		return nil
+	default:
+		if err := s.remapAll(); err != nil {
+			s.finishSleep()
+			return err
+		}
 	}
-	err := s.remapAll()
-	if err != nil {
-		s.finishSleep()
-	}
-	return err
+	s.freeHostCopy()
+	return nil
 }
 
 // quiesce lets nothing use the range any more and retires all of it. Then it waits for the
@@ -446,7 +448,15 @@ func (s *sleeper) finishWake() {
 	s.r.mappingMu.Lock()
 	defer s.r.mappingMu.Unlock()
 	s.showAwakeLocked()
+	s.freeHostCopy()
 	s.requestGrowAhead()
+}
+
+// freeHostCopy gives the host memory of a range that is awake back, unless it is to be kept.
+func (s *sleeper) freeHostCopy() {
+	if !s.opts.KeepHostMemory {
+		_ = s.hostCopy.Free() // what cannot be freed now is freed by the next Sleep, Clip or Close
+	}
 }
 
 // showAwakeLocked puts mapped memory into the table and opens the range. It needs

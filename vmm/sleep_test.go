@@ -391,13 +391,24 @@ func TestCloseWaitsForACopyOfWake(t *testing.T) {
 // TestHostMemoryOfSleepers is used again, and freed by Clip and Close.
 func TestHostMemoryOfSleepers(t *testing.T) {
 	w := newWorld(t, 1)
-	g := ranged(t, w, 5*page)
+	short := ranged(t, w, 5*page)
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, short))
+	require.NotZero(t, vmm.HostCopy(short))
+	require.EqualValues(t, vmm.HostCopy(short), w.devs[0].Stats().HostCopies)
+	require.NoError(t, vmm.Wake(short))
+	require.Zero(t, vmm.HostCopy(short), "nobody asked to keep it")
+	require.Zero(t, w.devs[0].Stats().HostCopies)
+	require.NoError(t, short.Close())
+
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, KeepHostMemory: true})
+	require.NoError(t, g.Append(pattern(5*page, 7)))
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	have := vmm.HostCopy(g)
 	require.NotZero(t, have)
 	for n := range 3 {
 		require.NoError(t, vmm.Wake(g))
 		require.Equal(t, have, vmm.HostCopy(g), "kept for the next time")
+		require.EqualValues(t, have, w.devs[0].Stats().HostCopies)
 		if n == 1 {
 			require.NoError(t, g.SetLen(2*page))
 		}

@@ -12,15 +12,17 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
-// Eight copiers with blocks of 4 MiB reach 0.87 to 0.91 of a pinned copy's speed
-// on an H200 (docs/benchmarks/other-programs.md), so more have little to gain.
+// Beside an H200, copiers with blocks of 4 MiB reach this much of a pinned copy's speed: 8 of them
+// 0.92 to the device and 0.79 from it, 16 of them 0.91 and 0.92, 24 no more
+// (docs/benchmarks/other-programs.md).
 const (
 	laneBlock = 4 << 20 // bytes of a block; a lane has two
-	mostLanes = 8       // so at most 64 MiB are pinned for a device
+	mostLanes = 16      // so at most 128 MiB are pinned for a device
 )
 
 const (
@@ -33,6 +35,10 @@ const (
 	// Two copiers reach 21 GB/s from host to device on an H200; the driver's own pageable
 	// copy 10, and 19 from device to host (docs/benchmarks/other-programs.md).
 	fewestToDevice, fewestToHost = 2, 3
+	// Memory that nobody has touched yet gets its pages on the way. That takes longer than the
+	// copy, so it is worth a copier less; and pieces that stay in a processor's cache meanwhile:
+	// 16 copiers reach 31 GB/s by 2 MiB, 25 by 4 MiB (docs/benchmarks/other-programs.md).
+	fewestToFresh, freshPiece = 2, 2 << 20
 	// On an H200 the driver's copy of pageable rows of an odd width is slow: 0.2 GB/s at 60
 	// bytes, 1.5 at 508, 3.5 at 1,000. With a multiple of evenWidth it reaches 15, and from
 	// wideRow on it does not matter. Staged rows of 500 bytes reach 6.
@@ -99,7 +105,7 @@ func (o *openDevice) copyIn(dst rows.Rows, src []byte) error {
 	if dst.IsFlat() && o.stage.tooSmall(uint64(len(src))) {
 		return o.CopyIn(dst.Ptr, src)
 	}
-	staged, err := o.stage.run(dst, uint64(len(src)), fewestToDevice, func(l *lane, next nextPiece) error {
+	staged, err := o.stage.run(dst, uint64(len(src)), fewestToDevice, o.stage.size(), func(l *lane, next nextPiece) error {
 		for k := 0; ; k ^= 1 {
 			off, n, ok := next()
 			if !ok {
@@ -130,8 +136,12 @@ func (o *openDevice) copyOut(dst []byte, src rows.Rows) error {
 	if src.IsFlat() && o.stage.tooSmall(uint64(len(dst))) {
 		return o.CopyOut(dst, src.Ptr)
 	}
-	staged, err := o.stage.run(src, uint64(len(dst)), fewestToHost, func(l *lane, next nextPiece) error {
-		return o.stage.drain(l, 0, func(b *block) ([]byte, error) {
+	fewest, most, fresh := fewestToHost, o.stage.size(), hostcopy.IsFresh(dst)
+	if fresh {
+		fewest, most = fewestToFresh, min(most, freshPiece)
+	}
+	staged, err := o.stage.run(src, uint64(len(dst)), fewest, most, func(l *lane, next nextPiece) error {
+		return o.stage.drain(l, 0, fresh, func(b *block) ([]byte, error) {
 			off, n, ok := next()
 			if !ok {
 				return nil, nil
@@ -147,8 +157,9 @@ func (o *openDevice) copyOut(dst []byte, src rows.Rows) error {
 
 // drain copies out of the lane's blocks in turn, beginning with block k. queueNext
 // queues the next copy into a block and returns where its bytes go, nil if there is no more.
-// So one copy runs while the bytes of the one before are copied out of the other block.
-func (st *staging) drain(l *lane, k int, queueNext func(*block) (dst []byte, err error)) error {
+// So one copy runs while the bytes of the one before are copied out of the other block. fresh is
+// that of where they go, by hostcopy.IsFresh.
+func (st *staging) drain(l *lane, k int, fresh bool, queueNext func(*block) (dst []byte, err error)) error {
 	var last []byte // where the bytes in the other block go
 	for ; ; k ^= 1 {
 		next, err := queueNext(&l.blocks[k])
@@ -159,7 +170,11 @@ func (st *staging) drain(l *lane, k int, queueNext func(*block) (dst []byte, err
 			if err := st.ready(other); err != nil {
 				return err
 			}
-			copy(last, other.mem)
+			if fresh {
+				hostcopy.Copy(last, other.mem)
+			} else {
+				copy(last, other.mem)
+			}
 		}
 		if next == nil {
 			return nil
@@ -176,19 +191,20 @@ func (st *staging) tooSmall(n uint64) bool {
 // nextPiece is the next piece of a copy that no lane has taken.
 type nextPiece func() (off, n uint64, ok bool)
 
-// run has lanes work through the pieces of a copy of n bytes until none is left or one
-// has failed, the first lane in the caller; false if the driver's own way is no slower.
-// No lane has work left when it returns. It returns the first error.
-func (st *staging) run(at rows.Rows, n uint64, fewest int, work func(*lane, nextPiece) error) (staged bool, err error) {
+// run has lanes work through the pieces of a copy of n bytes, of most bytes each, until none is
+// left or one has failed, the first lane in the caller; false if the driver's own way is no faster.
+// More lanes are made while the first copy. No lane has work left when it returns. It returns the
+// first error.
+func (st *staging) run(at rows.Rows, n uint64, fewest int, most uint64, work func(*lane, nextPiece) error) (staged bool, err error) {
 	if err := st.syncMaybeBusy(); err != nil {
 		return false, err
 	}
-	lanes, piece := st.take(at, n, fewest)
+	lanes, want, piece := st.take(at, n, fewest, most)
 	if len(lanes) == 0 {
 		return false, nil
 	}
-	defer st.putBack(lanes...)
 	if err := st.device.checkAlive(); err != nil {
+		st.putBack(lanes...)
 		return false, err
 	}
 	var done atomic.Uint64
@@ -202,6 +218,7 @@ func (st *staging) run(at rows.Rows, n uint64, fewest int, work func(*lane, next
 	// The first error ends the copy: the others find no piece left.
 	var once sync.Once
 	copier := func(l *lane) {
+		defer st.putBack(l)
 		failed := work(l, next)
 		if syncErr := l.sync(st.device.Device); failed == nil {
 			failed = syncErr
@@ -214,6 +231,20 @@ func (st *staging) run(at rows.Rows, n uint64, fewest int, work func(*lane, next
 	var copiers sync.WaitGroup
 	for _, l := range lanes[1:] {
 		copiers.Go(func() { copier(l) })
+	}
+	if len(lanes) < want {
+		copiers.Go(func() {
+			for range want - len(lanes) {
+				l := st.newLane()
+				if l == nil {
+					return
+				}
+				copiers.Go(func() { copier(l) })
+				if done.Load() >= n {
+					return
+				}
+			}
+		})
 	}
 	copier(lanes[0])
 	copiers.Wait()
@@ -229,20 +260,20 @@ func stagedFrom(r rows.Rows, fewest int) (from uint64, lanes int) {
 	return stageRowsFrom, 1
 }
 
-// take returns lanes for a copy of n bytes and how much each should copy at once,
-// or none if the driver's own way is no slower. It waits for no lane.
-func (st *staging) take(at rows.Rows, n uint64, fewest int) (lanes []*lane, piece uint64) {
+// take returns lanes for a copy of n bytes, of which want could work, and how much each should
+// copy at once, most at most; or none if the driver's own way is no slower. It waits for no lane.
+func (st *staging) take(at rows.Rows, n uint64, fewest int, most uint64) (lanes []*lane, want int, piece uint64) {
 	from, fewest := stagedFrom(at, fewest)
 	least, size := uint64(leastPiece), st.size()
 	if st.hooks.forced {
 		from, least, fewest = 1, max(1, size/8), 1
 	}
-	if n < from || st.limit() < fewest || !st.worthStaging(at.Ptr) || !at.IsFlat() && at.Width > size {
-		return nil, 0
+	if n < from || st.limit() < fewest || !st.worthStaging(at.Ptr) || !at.IsFlat() && at.Width > most {
+		return nil, 0, 0
 	}
-	want := int(min((n+least-1)/least, uint64(st.limit())))
+	want = int(min((n+least-1)/least, uint64(st.limit())))
 	if want < fewest {
-		return nil, 0
+		return nil, 0, 0
 	}
 	st.mu.Lock()
 	for i := len(st.idle) - 1; i >= 0 && len(lanes) < want; i-- {
@@ -254,7 +285,7 @@ func (st *staging) take(at rows.Rows, n uint64, fewest int) (lanes []*lane, piec
 	}
 	st.inUse += len(lanes)
 	st.mu.Unlock()
-	for len(lanes) < want {
+	for len(lanes) < fewest {
 		l := st.newLane()
 		if l == nil {
 			break
@@ -263,16 +294,16 @@ func (st *staging) take(at rows.Rows, n uint64, fewest int) (lanes []*lane, piec
 	}
 	if len(lanes) < fewest {
 		st.putBack(lanes...)
-		return nil, 0
+		return nil, 0, 0
 	}
 	// Four pieces for a lane let copies and bus work at the same time; whole
 	// pages keep the bus at its best.
 	const whole = 4096
-	piece = n / uint64(4*len(lanes))
+	piece = n / uint64(4*want)
 	if !st.hooks.forced {
 		piece = (piece + whole - 1) &^ (whole - 1)
 	}
-	return lanes, at.Whole(min(max(piece, least), size))
+	return lanes, want, at.Whole(min(max(piece, least), most))
 }
 
 // blockDoneLocked reports whether the block is free, without waiting. It needs st.mu.

@@ -21,7 +21,7 @@ type gauge struct{ now, peak uint64 }
 type counters struct {
 	mu lock.Mutex
 
-	reserved, committed, used, cached, retiring, quarantined, asleep gauge
+	reserved, committed, used, cached, retiring, quarantined, asleep, hostCopies gauge
 	Counts
 
 	freedBytes uint64 // that went back to the driver, ever
@@ -143,6 +143,7 @@ type Stats struct {
 	Retiring    uint64 `json:"retiring"`    // given up; the work that may use it has not ended
 	Quarantined uint64 `json:"quarantined"` // could not be undone or given back; Trim, growth out of memory and Close try again
 	Asleep      uint64 `json:"asleep"`      // below Len of a Range that sleeps
+	HostCopies  uint64 `json:"host_copies"` // host memory for the contents of Ranges that sleep or have slept; see RangeOptions.KeepHostMemory
 	Pinned      uint64 `json:"pinned"`      // host memory for staging, of Mirrors and of Pinned, of all Devices on this one
 
 	PeakReserved  uint64 `json:"peak_reserved"`
@@ -188,6 +189,7 @@ func (d *Device) Stats() Stats {
 		Retiring:         c.retiring.now,
 		Quarantined:      c.quarantined.now,
 		Asleep:           c.asleep.now,
+		HostCopies:       c.hostCopies.now,
 		Pinned:           pinned,
 		PeakReserved:     c.reserved.peak,
 		PeakCommitted:    c.committed.peak,

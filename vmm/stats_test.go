@@ -168,11 +168,13 @@ func TestStatsFollow(t *testing.T) {
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
 	step("sleep", func(s *vmm.Stats) {
 		s.Used, s.Asleep, s.Committed, s.Releases, s.Unmaps = 0, page/2, page, 3, 5
+		s.HostCopies = max(page/2, 4<<10) // in whole pages of the host
 		s.PeakRetiring = 3 * page
 	})
 	require.NoError(t, vmm.Wake(g))
 	step("wake", func(s *vmm.Stats) {
 		s.Used, s.Asleep, s.Committed, s.Cached, s.Creates, s.Maps = page/2, 0, 2*page, 0, 5, 7
+		s.HostCopies = 0
 	})
 	d.ResetPeaks()
 	now := d.Stats()

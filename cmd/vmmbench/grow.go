@@ -12,11 +12,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/internal/freememory"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -146,7 +146,7 @@ func (p *growPlan) memoryTarget(dev device) (uint64, error) {
 		return 0, err
 	}
 	if onHost(dev) {
-		if has, ok := machine.FreeMemory("/"); ok {
+		if has, ok := freememory.Bytes("/"); ok {
 			free = min(free, has)
 		}
 		free /= 2 // what is copied is there twice, and other programs need some

@@ -12,10 +12,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/internal/freememory"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -129,7 +129,7 @@ func TestGrowDoubling(t *testing.T) {
 // --memory is a share of what is free, in whole steps.
 func TestGrowToAShareOfMemory(t *testing.T) {
 	dev := hookedDevice(t, nil) // 1 GiB, or less if the machine has less than twice that
-	if free, ok := machine.FreeMemory("/"); ok && free < 2<<30 {
+	if free, ok := freememory.Bytes("/"); ok && free < 2<<30 {
 		t.Skipf("needs 2 GiB of free memory, there are %d bytes", free)
 	}
 	p := newGrowPlan()

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/internal/freememory"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -42,7 +42,7 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("not started: %w", err)
 	}
-	if free, ok := machine.FreeMemory("/"); ok && g.memory+g.shared > free {
+	if free, ok := freememory.Bytes("/"); ok && g.memory+g.shared > free {
 		return fmt.Errorf("needs about %d bytes of host memory, %d are free: %w", g.memory+g.shared, free, vmm.ErrOutOfMemory)
 	}
 	if g.setup != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/machine"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/internal/freememory"
 )
 
 // preset is a plan made of the plans of commands.
@@ -135,7 +135,7 @@ func (t *tour) fit(dev device) (copies size.List, target, steps uint64) {
 	}
 	if onHost(dev) {
 		one, target := uint64(16<<20), uint64(64<<20)
-		for free, ok := machine.FreeMemory("/"); ok && target > 1<<20 && 8*target > free; target /= 2 {
+		for free, ok := freememory.Bytes("/"); ok && target > 1<<20 && 8*target > free; target /= 2 {
 			one = min(one, target/8)
 		}
 		return size.List{one}, target, 8

@@ -10,7 +10,6 @@ package machine
 //	host_linux.go  limits of this process, and the kernel's version
 //	host_other.go  the same on other systems
 //	state.go       AddState: what may change: load, governors, huge pages; clocks, power, links
-//	freememory.go  FreeMemory: how much more memory this process can have
 //	cpus.go        lists of CPUs, and those of a NUMA node
 //	nvml.go        what NVML says of GPUs, and AddPaths: of what connects them
 //	nvml_cgo.go    the calls of NVML

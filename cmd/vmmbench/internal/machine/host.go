@@ -4,9 +4,11 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/internal/freememory"
 )
 
 // Host describes the machine, as far as it can be read, without its state. root is
@@ -17,7 +19,7 @@ func Host(root string) report.Host {
 		Kernel: kernel(), CPU: report.Text(procField(filepath.Join(root, "proc/cpuinfo"), "model name")),
 		Limits: append(limits(), mapCount(root)),
 	}
-	if n, ok := meminfo(root, "MemTotal"); ok {
+	if n, ok := freememory.Meminfo(root, "MemTotal"); ok {
 		h.Memory = &n
 	}
 	return h
@@ -41,7 +43,11 @@ func procField(file, name string) string {
 // mapCount is the number of mappings that the system allows a process.
 func mapCount(root string) report.Limit {
 	l := report.Limit{Name: "vm.max_map_count"}
-	n, err := readNumber(filepath.Join(root, "proc/sys/vm/max_map_count"))
+	text, err := os.ReadFile(filepath.Join(root, "proc/sys/vm/max_map_count"))
+	n, notNumber := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err == nil {
+		err = notNumber
+	}
 	if err != nil {
 		l.Reason = report.Text(err.Error())
 		return l

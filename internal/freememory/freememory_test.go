@@ -1,4 +1,4 @@
-package machine
+package freememory
 
 import (
 	"os"
@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestFreeMemory(t *testing.T) {
+func TestBytes(t *testing.T) {
 	const meminfo = "MemTotal: 4000 kB\nMemAvailable:    3000 kB\n"
 	for _, c := range []struct {
 		name  string
@@ -55,10 +55,10 @@ func TestFreeMemory(t *testing.T) {
 		for name, text := range c.files {
 			write(name, text)
 		}
-		free, ok := FreeMemory(root)
+		free, ok := Bytes(root)
 		require.True(t, ok, c.name)
 		require.Equal(t, c.want, free, c.name)
 	}
-	_, ok := FreeMemory(t.TempDir())
+	_, ok := Bytes(t.TempDir())
 	require.False(t, ok, "there is no figure where the files are missing")
 }

@@ -1,4 +1,6 @@
-package machine
+// Package freememory reads how much memory of the host a process can still have. A process that
+// passes the limit of a control group is killed, and gets no error.
+package freememory
 
 import (
 	"os"
@@ -9,10 +11,10 @@ import (
 	"strings"
 )
 
-// FreeMemory returns how much more memory this process can have: what the machine
+// Bytes returns how much more memory this process can have: what the machine
 // has, or less if a control group limits it. root is where the system's files are.
-func FreeMemory(root string) (free uint64, ok bool) {
-	free, ok = meminfo(root, "MemAvailable")
+func Bytes(root string) (free uint64, ok bool) {
+	free, ok = Meminfo(root, "MemAvailable")
 	for _, g := range memoryGroups(root) {
 		if left, limited := g.available(); limited && (!ok || left < free) {
 			free, ok = left, true
@@ -21,10 +23,16 @@ func FreeMemory(root string) (free uint64, ok bool) {
 	return free, ok
 }
 
-// meminfo returns a line of /proc/meminfo in bytes.
-func meminfo(root, name string) (uint64, bool) {
-	n, err := strconv.ParseUint(strings.TrimSuffix(procField(filepath.Join(root, "proc/meminfo"), name), " kB"), 10, 64)
-	return n * 1024, err == nil
+// Meminfo returns a line of /proc/meminfo in bytes.
+func Meminfo(root, name string) (uint64, bool) {
+	text, _ := os.ReadFile(filepath.Join(root, "proc/meminfo"))
+	for line := range strings.Lines(string(text)) {
+		if key, value, _ := strings.Cut(line, ":"); key == name {
+			n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(value), " kB"), 10, 64)
+			return n * 1024, err == nil
+		}
+	}
+	return 0, false
 }
 
 // memoryGroup has the files of a control group that may limit memory.

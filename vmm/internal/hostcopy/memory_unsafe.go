@@ -1,0 +1,52 @@
+//go:build linux
+
+package hostcopy
+
+import (
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// allocate maps memory and returns the size bytes of it that begin with a huge page.
+func allocate(size uint64) (mapping, mem []byte, err error) {
+	mapping, err = unix.Mmap(-1, 0, int(size+unit), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, nil, err
+	}
+	front := -uintptr(unsafe.Pointer(&mapping[0])) % unit
+	mem = mapping[front:][:size:size]
+	if size >= unit {
+		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // small pages do as well
+	}
+	return mapping, mem, nil
+}
+
+func free(mapping []byte) error { return unix.Munmap(mapping) }
+
+// drop gives the pages back. free does the same, in one thread.
+func drop(b []byte) { _ = unix.Madvise(b, unix.MADV_DONTNEED) }
+
+var pageSize = uintptr(os.Getpagesize())
+
+// pages is the pages in which the bytes lie.
+func pages(b []byte) (first unsafe.Pointer, n uintptr) {
+	p := unsafe.Pointer(&b[0])
+	into := uintptr(p) % pageSize
+	return unsafe.Add(p, -int(into)), (into + uintptr(len(b)) + pageSize - 1) &^ (pageSize - 1)
+}
+
+// populate gives the bytes pages, if the system can do that: else they come as they are written.
+func populate(b []byte) {
+	p, n := pages(b)
+	_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(p), n, unix.MADV_POPULATE_WRITE)
+}
+
+// resident reports whether the bytes, all of one page, have it; also where nobody knows.
+func resident(b []byte) bool {
+	p, _ := pages(b)
+	var in byte
+	_, _, failed := unix.Syscall(unix.SYS_MINCORE, uintptr(p), pageSize, uintptr(unsafe.Pointer(&in)))
+	return failed != 0 || in&1 != 0
+}
