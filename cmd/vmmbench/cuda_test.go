@@ -42,7 +42,7 @@ func TestCommandsOnFakeCUDA(t *testing.T) {
 	ops.sizes = size.List{2 << 20, 32 << 20}
 	ops.busy = testgate.Effort(counts{0}, counts{0, 1}, counts{0, 1})
 	copies := newBWPlan()
-	copies.hosts.values, copies.sizes, copies.steps = copies.hosts.of, size.List{4 << 20}, size.List{0, 1 << 20}
+	copies.hosts.values, copies.intos.values, copies.sizes, copies.steps = copies.hosts.of, copies.intos.of, size.List{4 << 20}, size.List{0, 1 << 20}
 	growths := newGrowPlan()
 	growths.targets, growths.step = size.List{8 << 20}, growStep{bytes: 2 << 20}
 	growths.busy = testgate.Effort(counts{1}, counts{0, 1}, counts{0, 1})

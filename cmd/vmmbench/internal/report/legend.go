@@ -22,6 +22,8 @@ var terms = []Word{
 	{"pageable", "ordinary host memory, which the driver copies through its own"},
 	{"pinned", "page-locked host memory"},
 	{"staging", "pageable memory, copied through pinned blocks of this library"},
+	{"touched", "memory of the host that was written before"},
+	{"fresh", "newly mapped memory of the host: the copy is the first to write to its pages"},
 	{"vmm", "memory of this library, which grows in place"},
 	{"vmm-whole", "no growth: memory of this library, mapped at once"},
 	{"vmm-ahead", "grows in place, with memory mapped before it is needed"},
