@@ -47,7 +47,9 @@ func TestCommandsOnFakeCUDA(t *testing.T) {
 	growths.targets, growths.step = size.List{8 << 20}, growStep{bytes: 2 << 20}
 	growths.busy = testgate.Effort(counts{1}, counts{0, 1}, counts{0, 1})
 	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
-	for name, plan := range map[string]plan{"ops": ops, "bw": copies, "grow": growths} {
+	sleeps := newSleepPlan()
+	sleeps.sizes = size.List{4 << 20}
+	for name, plan := range map[string]plan{"ops": ops, "bw": copies, "grow": growths, "sleep": sleeps} {
 		s := newRunner()
 		s.flags.samples = 1
 		s.run(t.Context(), t, dev, plan)
