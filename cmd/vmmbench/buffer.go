@@ -159,6 +159,17 @@ func hostBuffer(dev device, kind string, size uint64) (*buffer, error) {
 	return b, nil
 }
 
+// renew gives the buffer newly mapped memory of the host, of which no page is there yet.
+func (b *buffer) renew() error {
+	mem, err := mapMemory(b.size)
+	if err != nil {
+		return err
+	}
+	err = b.free()
+	b.host, b.free = mem, func() error { return unmapMemory(mem) }
+	return err
+}
+
 // span is the buffer as a kernel takes it.
 func (b *buffer) span() span { return span{b.ptr, b.size, vmm.AccessReadWrite} }
 

@@ -31,10 +31,16 @@ const (
 	noHost   = "none"    // a copy within the device
 )
 
+// Values of --into.
+const (
+	touched = "touched" // memory of the host that was written before
+	fresh   = "fresh"   // newly mapped: the copy is the first to write to its pages
+)
+
 // bwPlan is what bw measures: every combination of its fields.
 type bwPlan struct {
 	directions, engines  choices
-	hosts, mems          choices
+	hosts, intos, mems   choices
 	sizes, chunks, steps size.List
 	exportable, calls    choices
 	streams              counts
@@ -46,6 +52,7 @@ func newBWPlan() *bwPlan {
 		directions: choices{of: []string{h2d, d2h, d2d, both}, values: []string{h2d, d2h, d2d}},
 		engines:    newEngines(),
 		hosts:      choices{of: []string{pageable, pinned, staging}, values: []string{pageable, pinned}},
+		intos:      choices{of: []string{touched, fresh}, values: []string{touched}},
 		mems:       choices{of: []string{memVMM, memPlain, memAsync}, values: []string{memVMM, memPlain}},
 		sizes:      size.List{16 << 20, 64 << 20, 256 << 20},
 		chunks:     size.List{0},
@@ -64,6 +71,7 @@ func (p *bwPlan) flags(f *pflag.FlagSet) {
 		{"direction", "directions; both is h2d and d2h at once", &p.directions},
 		{"engine", engineUsage, &p.engines},
 		{"host", "kinds of host memory", &p.hosts},
+		{"into", "what d2h copies pageable and staging memory into: touched was written before, fresh is newly mapped for each copy", &p.intos},
 		{"mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host", &p.mems},
 		{"size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2", &p.sizes},
 		{"chunk", "chunk sizes of vmm memory; 0: the library chooses", &p.chunks},
@@ -114,7 +122,8 @@ compared; the ratio is of times, so above 1 vmm takes longer.
 Bandwidth is payload in GB/s, 1e9 bytes a second. A copy within the device reads
 and writes every byte: its traffic is twice the payload and is printed beside it.
 Pageable memory is copied by the driver. Staging is the same memory, copied by
-this project through pinned blocks of its own. With --step, vmm memory grows to its
+this project through pinned blocks of its own. With --into fresh, each copy from the
+device into such memory is the first to write to its pages. With --step, vmm memory grows to its
 size by appends of that many bytes, which decide the sizes of its chunks.
 
 With --engine sm, a kernel of the device copies, as in nvbandwidth's cases of that
@@ -123,6 +132,7 @@ name: within the device, and from and to pinned memory.`,
   vmmbench bw --direction h2d,both --host pinned --size 64K:256M:x4
   vmmbench bw --direction d2d --size 64M:16G:x2 --step 1M --verify edges
   vmmbench bw --direction d2d --engine ce,sm --size 1G
+  vmmbench bw --direction d2h --host staging,pinned --into fresh,touched --size 64M,1G
   vmmbench bw --host staging,pinned --chunk 0,2M,64M --format json -o bw.txt`,
 	}, p, 30, 4*time.Second, (*measureFlags).addVerify, (*measureFlags).addMinTime)
 	return c
@@ -131,6 +141,9 @@ name: within the device, and from and to pinned memory.`,
 // name is a part of a group's name. It leaves out what is the default.
 func (w copyKind) name() string {
 	name := w.direction + "/" + w.host
+	if w.into != touched {
+		name += "/" + w.into
+	}
 	if w.engine != engineCE {
 		name += "/" + w.engine
 	}
@@ -175,7 +188,8 @@ func (w copyKind) flows(dev device, n uint64) (list []flow) {
 	return list
 }
 
-// copyKinds are all combinations of directions, host memory, calls and streams.
+// copyKinds are all combinations of directions, host memory, calls and streams. Only downloads
+// to memory that the driver does not know may go into fresh memory.
 func (p *bwPlan) copyKinds() ([]copyKind, error) {
 	if slices.Contains(p.streams, 0) {
 		return nil, usageError{errors.New("--streams 0: want 1 or more")}
@@ -190,7 +204,14 @@ func (p *bwPlan) copyKinds() ([]copyKind, error) {
 			for _, call := range p.calls.values {
 				for _, streams := range p.streams {
 					for _, engine := range p.engines.values {
-						list = append(list, copyKind{engine, direction, host, call, streams})
+						w := copyKind{engine, direction, host, touched, call, streams}
+						intos := []string{touched}
+						if direction == d2h && w.synchronous() {
+							intos = p.intos.values
+						}
+						for _, w.into = range intos {
+							list = append(list, w)
+						}
 					}
 				}
 			}
@@ -225,11 +246,14 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 	// Both ends of a copy. Between a host and a GPU the link is slower than any cache.
 	c.cached = 2*n <= dev.Info().Cache && (w.direction == d2d || onHost(dev))
 	g := c.group("bw/"+w.name()+"/"+size.Format(n), seed, w.streams)
+	if w.into == fresh { // which it is for one copy
+		g.maxLoops = 1
+	}
 	for _, kind := range p.mems.values {
 		for _, s := range p.shapes(kind, n) {
 			label, layout := s.describe(memName(dev, kind), kind)
 			c.add(&g, label, kind, s, report.Case{Unit: unitGBs, Bytes: c.moved(), Axes: append(axes(
-				"device", dev.String(), "direction", w.direction, "engine", w.engine, "host", w.host, "call", w.call,
+				"device", dev.String(), "direction", w.direction, "engine", w.engine, "host", w.host, "into", w.into, "call", w.call,
 				"streams", w.streams, "size", n), layout...)})
 		}
 	}

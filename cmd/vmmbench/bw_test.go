@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -53,6 +54,38 @@ func TestStagingIsForDevicesWithMemoryOfTheirOwn(t *testing.T) {
 	for _, c := range parse(t, out).Cases {
 		require.Contains(t, string(c.Reason), "copies without staging")
 	}
+}
+
+// A copy into fresh memory finds no page of it, also when it is checked. What is not copied to
+// such memory is there once.
+func TestCopiesIntoFreshMemory(t *testing.T) {
+	args := []string{"bw", "--device", "host", "--size", "1M", "--direction", "h2d,d2h", "--host", "pageable,pinned", "--into", "fresh,touched",
+		"--mem", "vmm", "--samples", "2", "--progress", "off", "--format", "json"}
+	code, out, _ := bench(t, args...)
+	if runtime.GOOS != "linux" {
+		require.Contains(t, out, "fresh memory needs Linux")
+		return
+	}
+	require.Equal(t, report.ExitPassed, code)
+	var ids []string
+	for _, c := range parse(t, out).Cases {
+		require.Equal(t, report.Passed, c.Status, "%s: %s", c.ID, c.Reason)
+		require.Equal(t, c.Bytes, c.Verify.Bytes)
+		require.Equal(t, strings.Contains(c.ID, "/fresh/"), c.Axes["into"] == fresh)
+		ids = append(ids, strings.TrimSuffix(strings.TrimPrefix(c.ID, "bw/"), "/1MiB/vmm"))
+	}
+	require.Equal(t, []string{"h2d/pageable", "h2d/pinned", "d2h/pageable/fresh", "d2h/pageable", "d2h/pinned"}, ids)
+	code, _, _ = bench(t, append(args, "--corrupt", "1048575", "--filter", "fresh")...)
+	require.Equal(t, report.ExitMismatch, code)
+
+	b, err := hostBuffer(hookedDevice(t, nil), pageable, 1<<20)
+	require.NoError(t, err)
+	for range 2 {
+		require.NoError(t, b.renew())
+		require.Equal(t, make([]byte, 1<<20), b.host)
+		b.host[0] = 1
+	}
+	require.NoError(t, b.free())
 }
 
 func TestCopiesByCallAndStreams(t *testing.T) {

@@ -251,7 +251,7 @@ func TestCompareRefusesToMix(t *testing.T) {
 		}},
 		{"payload", "bytes", "", func(r *report.Report) { r.Cases[0].Bytes++ }},
 		{"unit", "GB/s", "", func(r *report.Report) { r.Cases[0].Unit = "ms" }},
-		{"axis", "streams 1, and 2", "", func(r *report.Report) { r.Cases[0].Axes[5].Value = 2 }},
+		{"axis", "streams 1, and 2", "", func(r *report.Report) { r.Cases[0].Axes[6].Value = 2 }},
 	} {
 		older, newer := verdictRuns(t)
 		c.change(newer)

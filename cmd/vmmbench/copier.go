@@ -232,6 +232,9 @@ func (c *copier) disablePeerAccess() error {
 
 func (c *copier) measure(ctx context.Context, loops int) (s measure.Sample, err error) {
 	err = c.withPeerAccess(func() error {
+		if err := c.refresh(); err != nil {
+			return err
+		}
 		// The first copy after the switch is slower and does not count.
 		if len(c.peers) > 0 {
 			if _, err := c.timer.time(ctx, 1, c.copies...); err != nil {
@@ -253,9 +256,22 @@ func (c *copier) measure(ctx context.Context, loops int) (s measure.Sample, err 
 	return s, err
 }
 
+// refresh maps the host's memory anew, if each copy is to find it so.
+func (c *copier) refresh() (err error) {
+	for _, b := range c.hostEnds {
+		if c.into == fresh {
+			err = errors.Join(err, b.renew())
+		}
+	}
+	return err
+}
+
 // once makes each copy once.
 func (c *copier) once(ctx context.Context) error {
 	return c.withPeerAccess(func() error {
+		if err := c.refresh(); err != nil {
+			return err
+		}
 		_, err := c.timer.time(ctx, 1, c.copies...)
 		return err
 	})

@@ -39,8 +39,8 @@ func (f flow) hasHost() bool { return f.src.Device == nil || f.dst.Device == nil
 
 // copyKind says how bytes are copied.
 type copyKind struct {
-	engine, direction, host, call string
-	streams                       int
+	engine, direction, host, into, call string
+	streams                             int
 }
 
 // synchronous reports whether copies are done when they return, whatever call says.
@@ -147,7 +147,7 @@ func (c *copyGroup) setup(ctx context.Context) (func() error, error) {
 		if err != nil {
 			return nil, errors.Join(err, made.close())
 		}
-		made.add(b.free)
+		made.add(func() error { return b.free() }) // of the memory that it has then
 		c.hostEnds[i] = b
 		switch n := f.size / 2; {
 		case f.way == halves:

@@ -42,12 +42,14 @@ func TestCommandsOnFakeCUDA(t *testing.T) {
 	ops.sizes = size.List{2 << 20, 32 << 20}
 	ops.busy = testgate.Effort(counts{0}, counts{0, 1}, counts{0, 1})
 	copies := newBWPlan()
-	copies.hosts.values, copies.sizes, copies.steps = copies.hosts.of, size.List{4 << 20}, size.List{0, 1 << 20}
+	copies.hosts.values, copies.intos.values, copies.sizes, copies.steps = copies.hosts.of, copies.intos.of, size.List{4 << 20}, size.List{0, 1 << 20}
 	growths := newGrowPlan()
 	growths.targets, growths.step = size.List{8 << 20}, growStep{bytes: 2 << 20}
 	growths.busy = testgate.Effort(counts{1}, counts{0, 1}, counts{0, 1})
 	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
-	for name, plan := range map[string]plan{"ops": ops, "bw": copies, "grow": growths} {
+	sleeps := newSleepPlan()
+	sleeps.sizes = size.List{4 << 20}
+	for name, plan := range map[string]plan{"ops": ops, "bw": copies, "grow": growths, "sleep": sleeps} {
 		s := newRunner()
 		s.flags.samples = 1
 		s.run(t.Context(), t, dev, plan)

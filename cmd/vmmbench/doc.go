@@ -51,6 +51,7 @@ package main
 //	sharereader.go        the reader, in a process of its own
 //	readerprocess.go      the owner's end of that process
 //	device.go             opening devices
+//	sleep.go              sleep: Sleep and Wake, against copies of pinned memory
 //	system_linux.go       threads on CPUs, mremap, processes that end with their parent, a clock they share
 //	system_notlinux.go    the same on other systems
 //	system_unix.go        which signals end a run; opening an output that is no regular file

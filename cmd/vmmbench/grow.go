@@ -396,11 +396,15 @@ func wakeDriver(dev device) error {
 // does that in the background, and a growth meanwhile would wait for it: the time of a
 // contender would depend on which of them was measured before it.
 func (g *growth) rest(ctx context.Context) {
-	if g.wake == nil {
-		return
+	if g.wake != nil {
+		waitCleared(ctx, g.last.peak)
 	}
+}
+
+// waitCleared waits as long as it takes to clear bytes, or until ctx is done.
+func waitCleared(ctx context.Context, bytes uint64) {
 	select {
-	case <-time.After(clearTime(g.last.peak)):
+	case <-time.After(clearTime(bytes)):
 	case <-ctx.Done():
 	}
 }

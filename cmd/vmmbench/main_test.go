@@ -241,7 +241,7 @@ func TestNoCUDAExitsWith77(t *testing.T) {
 		require.NoError(t, dev.Close())
 		t.Skip("needs a machine without a CUDA device")
 	}
-	for _, args := range [][]string{{}, {"bw"}, {"grow"}, {"ops"}, {"pool"}, {"p2p"}, {"share"}, {"info"}} {
+	for _, args := range [][]string{{}, {"bw"}, {"grow"}, {"ops"}, {"pool"}, {"p2p"}, {"share"}, {"sleep"}, {"info"}} {
 		args = append(args, "--device", "cuda:0", "--format", "json")
 		code, out, stderr := bench(t, args...)
 		require.Equal(t, report.ExitWaived, code, args)
@@ -267,7 +267,7 @@ func TestUsageExitsWith2(t *testing.T) {
 		{"bw", "--exportable", "maybe"}, {"grow", "--busy", "-1"}, {"grow", "--busy", "1,many"}, {"grow", "--busy", "65"},
 		{"ops", "--size", "0"}, {"ops", "--op", "move"}, {"ops", "--verify", "full"}, {"ops", "--min-time", "1ms"}, {"ops", "--busy", ""},
 		{"pool", "--trace", "none"}, {"pool", "--reuse", "some"}, {"pool", "--reuse", "all+some"}, {"pool", "--reuse", "all+none"}, {"pool", "--reuse", "none+events"}, {"pool", "--threshold", ",all"}, {"bw", "--baseline", "x.json", "--format", "nvbandwidth"}, {"-l"}, {"share", "--how", "mail"}, {"share", "--how", "pool,legacy", "--op", "growth"}, {"pool", "--seeds", "0"}, {"pool", "--verify", "full"},
-		{"bw", "--streams", "0"}, {"bw", "--call", "later"},
+		{"bw", "--streams", "0"}, {"bw", "--call", "later"}, {"bw", "--into", "none"}, {"sleep", "--size", "0"}, {"sleep", "--mode", "some"}, {"sleep", "--op", "none"}, {"sleep", "--min-time", "1ms"},
 	} {
 		if !slices.Contains(args, "--device") && args[0] != "help" && args[0] != "completion" {
 			args = append(args, "--device", "host")
@@ -286,7 +286,7 @@ func TestNoSuchHostDeviceIsWaived(t *testing.T) {
 }
 
 func TestSizesBeyondTheMachineAreErrors(t *testing.T) {
-	for _, command := range []string{"bw", "grow"} {
+	for _, command := range []string{"bw", "grow", "sleep"} {
 		code, out, _ := bench(t, command, "--device", "host", "--size", "64T", "--format", "json")
 		require.Equal(t, report.ExitError, code)
 		for _, c := range parse(t, out).Cases {

@@ -23,6 +23,7 @@ func TestFilter(t *testing.T) {
 		{"pool", "--filter", "pairs/1/vmm|^pool/[^/]*/pool$"},
 		{"p2p", "--filter", "read/4B/host:0-host:1/vmm"},
 		{"share", "--filter", "readers-1/attach"},
+		{"sleep", "--filter", "keep/1GiB/first/vmm"},
 	} {
 		code, all, _ := bench(t, append(args[:len(args)-2:len(args)-2], "--device", "host", "--dry-run")...)
 		require.Equal(t, report.ExitPassed, code, args)

@@ -242,7 +242,7 @@ func singleDevice(dev device) group {
 // peerCopies are copies between a device, which times them, and another one.
 func peerCopies(from, to device, engine, direction string, n uint64, timedOut map[string]bool) *copyGroup {
 	c := &copyGroup{
-		copyKind: copyKind{engine, direction, noHost, callAsync, 1}, timing: from, byDevice: true, gateTimedOut: timedOut,
+		copyKind: copyKind{engine, direction, noHost, touched, callAsync, 1}, timing: from, byDevice: true, gateTimedOut: timedOut,
 		flows: []flow{{from, to, from, n, oneWay}},
 	}
 	switch direction {

@@ -44,7 +44,7 @@ var presets = []preset{
 		"grow --mem vmm,plain --step x2 --memory 75% --write none",
 	}},
 	{name: nvbandwidthPreset, what: "the cases of NVIDIA's nvbandwidth under its names: ce by copy engines, sm by kernels"},
-	{name: "full", what: "every command, over many sizes and kinds of memory", lines: []presetLine{
+	{name: "full", what: "copies, growth, calls, pools, sharing and peers, over many sizes and kinds of memory", lines: []presetLine{
 		"bw --direction h2d,d2h,d2d,both --host pageable,pinned,staging --mem vmm,plain,async --size 64K,1M,16M,256M --chunk 0,2M,64M",
 		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync",
 		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4",

@@ -95,6 +95,7 @@ func TestOutputsConformToTheSchema(t *testing.T) {
 		"off":     append([]string{"grow", "--size", "64K", "--step", "32K", "--verify", "off"}, fast...),
 		"ops":     append([]string{"ops", "--size", "2M", "--total", "4M", "--busy", "0"}, fast...),
 		"p2p":     append([]string{"p2p", "--size", "4,64K", "--grants", "1"}, small...),
+		"sleep":   append([]string{"sleep", "--size", "64K"}, fast...),
 		"info":    {"info", "--device", "host"},
 		"absent":  {"bw", "--device", "host:99"},
 		"huge":    {"bw", "--device", "host", "--size", "64T", "--progress", "off"},

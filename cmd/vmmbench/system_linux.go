@@ -65,6 +65,13 @@ func monotonic() int64 {
 	return ts.Nano()
 }
 
+// mapMemory maps anonymous memory.
+func mapMemory(n uint64) ([]byte, error) {
+	return unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+}
+
+func unmapMemory(b []byte) error { return unix.Munmap(b) }
+
 // remapped is anonymous memory of the host that grows by mremap. Its pages move to other
 // addresses unless those behind it are free.
 type remapped struct {
@@ -79,7 +86,7 @@ func (g *remapped) append(p piece) error {
 	var grown []byte
 	var err error
 	if have == 0 {
-		grown, err = unix.Mmap(-1, 0, int(p.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		grown, err = mapMemory(p.size)
 	} else {
 		grown, err = unix.Mremap(g.b, have+int(p.size), unix.MREMAP_MAYMOVE)
 	}
@@ -101,5 +108,5 @@ func (g *remapped) close() error {
 	if g.b == nil {
 		return nil
 	}
-	return unix.Munmap(g.b)
+	return unmapMemory(g.b)
 }

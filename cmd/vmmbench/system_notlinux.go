@@ -21,6 +21,12 @@ func endWithParent(*exec.Cmd) {}
 // it: memory is shared on Linux only.
 func monotonic() int64 { return time.Now().UnixNano() }
 
+func mapMemory(uint64) ([]byte, error) {
+	return nil, fmt.Errorf("fresh memory needs Linux: %w", driver.ErrNotSupported)
+}
+
+func unmapMemory([]byte) error { return nil }
+
 func newRemapped() (grower, error) {
 	return nil, fmt.Errorf("mremap needs Linux: %w", driver.ErrNotSupported)
 }

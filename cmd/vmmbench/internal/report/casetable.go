@@ -105,7 +105,7 @@ func cases(r *Report, command Group[Case], name string) grid {
 	l := layoutOf(r, command.Of)
 	g := grid{title: strings.ToUpper(command.Key), keys: l.axes}
 	if name == "" {
-		g.columns = []string{"median", "95 %", "unit", "n", "traffic", "forward", "reverse", "verified", "status"}
+		g.columns = []string{"median", "95 %", "unit", "bandwidth", "n", "traffic", "forward", "reverse", "verified", "status"}
 		g.lift = []string{"unit", "n", "verified", "status"}
 	} else {
 		g.title += ", " + name

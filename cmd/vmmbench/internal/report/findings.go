@@ -146,7 +146,7 @@ func next(r *Report) []step {
 	}
 	if r.Run.Command == CommandQuick {
 		list = append(list, step{"The cases of NVIDIA's nvbandwidth, under their names:", "vmmbench --preset nvbandwidth"})
-		list = append(list, step{"All commands; the same line goes on after an interruption:", "vmmbench --preset full -o full.ndjson --resume full.ndjson"})
+		list = append(list, step{"Many more cases; the same line goes on after an interruption:", "vmmbench --preset full -o full.ndjson --resume full.ndjson"})
 	}
 	return append(list, step{"A page with pictures and all figures:", again + " -o run.json && vmmbench report run.json -o run.html"})
 }

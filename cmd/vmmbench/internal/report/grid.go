@@ -64,7 +64,7 @@ func (g grid) split(said []string, markdown bool) (list []Piece) {
 
 // usual are the values of axes that no heading names: those without a flag.
 var usual = map[string]string{
-	"call": "async", "engine": "ce", "streams": "1", "step": "whole", "exportable": "no", "busy": "0", "write": "device", "how": "fd",
+	"into": "touched", "call": "async", "engine": "ce", "streams": "1", "step": "whole", "exportable": "no", "busy": "0", "write": "device", "how": "fd",
 }
 
 // Usual reports whether the axis has the value that it has without a flag.

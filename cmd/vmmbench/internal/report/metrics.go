@@ -36,6 +36,7 @@ var metrics = []Metric{
 	{Name: "value", label: "median", Means: "the middle one of the samples"},
 	{Name: "value_low"},
 	{Name: "value_high"},
+	{Name: "bandwidth", label: "bandwidth", Means: "bytes over the median time, in GB/s"},
 	{Name: "traffic", label: "traffic", Means: "bytes read and written, twice the payload"},
 	{Name: "forward", label: "forward", Means: "the copies from host to device, or by the device in from, over their own time"},
 	{Name: "reverse", label: "reverse", Means: "the copies the other way, over their own time"},
@@ -76,6 +77,9 @@ func (c *Case) Metrics() []Metric {
 	fieldValues(reflect.ValueOf(*c.Stats), "", values)
 	if p := c.Stats.Pooled; p != nil {
 		values["reserved_of_live"] = float64(p.Reserved) / float64(max(p.Live, 1))
+	}
+	if c.Axes.text("mode") == "keep" && c.Stats.Median > 0 { // of sleep, where the unit is of time and the contents are copied
+		values["bandwidth"] = float64(c.Bytes) / c.Stats.Median
 	}
 	for _, m := range metrics {
 		if m.Value = values[m.Name]; m.Value != nil {

@@ -1,0 +1,239 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// What sleep measures, as --op takes it. Waking is opWake, as of share.
+const (
+	opFirst  = "first"  // the first Sleep of a range
+	opSecond = "second" // a later one, after a Wake
+)
+
+// What becomes of the contents, as --mode takes it.
+const (
+	modeKeep = "keep"
+	modeDrop = "drop"
+)
+
+// pinnedCopy is the report's name of what Sleep and Wake are compared with.
+const pinnedCopy = "pinned-copy"
+
+// sleepPlan is what sleep measures: every combination of its fields.
+type sleepPlan struct {
+	modes, ops choices
+	sizes      size.List
+}
+
+func newSleepPlan() *sleepPlan {
+	modes, ops := []string{modeKeep, modeDrop}, []string{opFirst, opSecond, opWake}
+	return &sleepPlan{
+		modes: choices{of: modes, values: modes}, ops: choices{of: ops, values: ops}, sizes: size.List{64 << 20, 1 << 30},
+	}
+}
+
+func (p *sleepPlan) flags(f *pflag.FlagSet) {
+	f.Var(&p.modes, "mode", "what becomes of the contents")
+	f.Var(&p.ops, "op", "what is measured")
+	f.Var(&p.sizes, "size", "bytes of a range: a list or a range")
+}
+
+func (a *app) sleep() *cobra.Command {
+	p := newSleepPlan()
+	c, _ := a.benchmark(&cobra.Command{
+		Use:   "sleep",
+		Short: "Measure Sleep and Wake: against copies of pinned memory",
+		Long: `Put a range to sleep, which gives its memory back and keeps its addresses, and wake it:
+  first   the first Sleep of a range, which has no host memory yet
+  second  a later one, after a Wake
+  wake    Wake, after a Sleep
+With --mode keep the contents wait in host memory, and beside it stands the limit: a copy
+of as many bytes from the device, or for wake to it, by memory of the host that was pinned
+before. With --mode drop they are lost, so nothing is verified.
+
+Each first Sleep is of a new range. Before a Wake there is a pause until a GPU's driver has
+cleared what was given back.`,
+		Example: `  vmmbench sleep
+  vmmbench sleep --mode keep --op first --size 64M:16G:x4 --max-time 30s`,
+	}, p, 30, 10*time.Second, (*measureFlags).addVerify)
+	return c
+}
+
+// groups plans one group for each mode, size and operation.
+func (p *sleepPlan) groups(devs []device, seed uint64) (list []group, err error) {
+	for _, mode := range p.modes.values {
+		for _, n := range p.sizes {
+			if err := checkSize(n); err != nil {
+				return nil, err
+			}
+			for _, op := range p.ops.values {
+				list = append(list, p.group(devs[0], seed, mode, op, n))
+			}
+		}
+	}
+	return list, nil
+}
+
+func (p *sleepPlan) group(dev device, seed uint64, mode, op string, n uint64) group {
+	w := copyKind{engine: engineCE, direction: d2h, host: pinned, into: touched, call: callAsync, streams: 1}
+	if op == opWake {
+		w.direction = h2d
+	}
+	c := &copyGroup{copyKind: w, timing: dev, flows: w.flows(dev, n)}
+	g := c.group("sleep/"+mode+"/"+size.Format(n)+"/"+op, seed, 1)
+	g.keepsMemory, g.maxLoops = false, 1
+	of := func(mem string) report.Case {
+		return report.Case{Unit: unitMs, Bytes: n, Axes: axes("device", dev.String(), "mode", mode, "size", n, "op", op, "mem", mem)}
+	}
+	g.add(task{
+		label: memVMM, grows: true, sample: transferTime(2*n, min(c.rate(), slowRate)), check: n, c: of(memVMM),
+		open: func(context.Context) (contender, error) {
+			return &sleeper{dev: dev, keep: mode == modeKeep, op: op, size: n, pattern: c.pattern}, nil
+		},
+	})
+	if onHost(dev) {
+		g.memory = n
+	}
+	if mode == modeDrop {
+		g.setup = nil
+		return g
+	}
+	c.add(&g, pinnedCopy, memPlain, shape{size: n}, of(pinnedCopy))
+	g.shared = 2 * n // the pinned memory, and what has the contents of a range that sleeps
+	return g
+}
+
+// sleeper is a contender that puts a range to sleep and wakes it.
+type sleeper struct {
+	noData
+	dev     device
+	keep    bool
+	op      string
+	size    uint64
+	pattern verify.Pattern
+	r       *vmm.Range // nil before the first sample
+}
+
+// ready has a range awake that is written to its end: for opFirst a new one each time, else one
+// that has slept.
+func (s *sleeper) ready(ctx context.Context) (err error) {
+	again := s.r != nil && s.op != opFirst
+	if !again {
+		if err := s.close(); err != nil {
+			return err
+		}
+		if s.r, err = grownRange(s.dev, shape{size: s.size}); err != nil {
+			return err
+		}
+	}
+	if err := s.write(ctx); err != nil || again || s.op == opFirst {
+		return err
+	}
+	if err := errors.Join(s.sleep(), s.wake()); err != nil {
+		return err
+	}
+	return s.write(ctx)
+}
+
+// write writes all of the range if nothing of it is left: a host takes no time for pages that
+// were never written.
+func (s *sleeper) write(ctx context.Context) error {
+	if s.r.Len() == s.size {
+		return nil
+	}
+	if err := s.r.SetLen(s.size); err != nil {
+		return err
+	}
+	return s.buffer().poison(ctx)
+}
+
+func (s *sleeper) sleep() error {
+	if s.keep {
+		return vmm.Sleep(vmm.SleepKeep, s.r)
+	}
+	return vmm.Sleep(vmm.SleepDrop, s.r)
+}
+
+func (s *sleeper) wake() error { return vmm.Wake(s.r) }
+
+func (s *sleeper) buffer() *buffer {
+	return &buffer{dev: s.dev, ptr: s.r.Ptr(), size: s.size, chunks: chunkStarts(s.r)}
+}
+
+func (s *sleeper) measure(ctx context.Context, _ int) (sample measure.Sample, err error) {
+	if err := s.ready(ctx); err != nil {
+		return sample, err
+	}
+	timed, after := s.sleep, noUndo
+	switch s.op {
+	case opSecond:
+		after = s.wake
+	case opWake:
+		timed = s.wake
+		if err := s.sleep(); err != nil {
+			return sample, err
+		}
+		if err := settle(ctx, s.dev, s.size); err != nil {
+			return sample, err
+		}
+	}
+	began := time.Now()
+	if err := timed(); err != nil {
+		return sample, err
+	}
+	sample.NS = float64(time.Since(began))
+	return sample, after()
+}
+
+// settle waits until a GPU's driver has probably cleared bytes that were given back, and wakes it.
+func settle(ctx context.Context, dev device, bytes uint64) error {
+	if onHost(dev) {
+		return nil
+	}
+	waitCleared(ctx, bytes)
+	return wakeDriver(dev)
+}
+
+// verify has other data sleep, and wake.
+func (s *sleeper) verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error) {
+	if mode == verify.Off || !s.keep {
+		return s.noData.verify(ctx, mode, corrupt)
+	}
+	result := verify.Result{Mode: mode}
+	if err := s.ready(ctx); err != nil {
+		return result, err
+	}
+	b := s.buffer()
+	if err := b.fill(ctx, s.pattern); err != nil {
+		return result, err
+	}
+	if err := errors.Join(s.sleep(), s.wake()); err != nil {
+		return result, err
+	}
+	if err := b.flip(corrupt); err != nil {
+		return result, err
+	}
+	return b.check(ctx, s.pattern, mode, b.chunks)
+}
+
+func (s *sleeper) close() error {
+	if s.r == nil {
+		return nil
+	}
+	err := s.r.Close()
+	if err == nil {
+		s.r = nil
+	}
+	return err
+}
