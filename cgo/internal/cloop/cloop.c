@@ -1,35 +1,8 @@
-#include "cloop.h"
-
-#include "shims.h"
+#include "internal.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
-
-struct cloop {
-	struct cuvmm_api api;
-	void *lib;
-	int dev;
-	CUcontext ctx;
-	CUstream stream;
-	CUmemAllocationProp prop;
-	CUmemAccessDesc access;
-};
-
-// TRY makes the function return the failure of a call.
-#define TRY(l, field, ...) \
-	do { \
-		CUresult r_ = (l)->api.field(__VA_ARGS__); \
-		if (r_ != CUDA_SUCCESS) \
-			return (cloop_took){.call = #field, .r = (int)r_}; \
-	} while (0)
-
-static long long now(void) {
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
 
 static const struct cuvmm_symbol symbols[] = {
 #define NEED(field, symbol, params) {symbol, offsetof(struct cuvmm_api, field), 1},

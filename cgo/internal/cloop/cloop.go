@@ -232,3 +232,8 @@ func (l *Loop) Sync() error {
 // numbers is a slice as C wants it.
 // Safety: both are 64 bits without a sign.
 func numbers(s []uint64) *C.ulonglong { return (*C.ulonglong)(unsafe.Pointer(unsafe.SliceData(s))) }
+
+// Download copies device memory into new memory of the host by several threads.
+func (l *Loop) Download(src, size uint64, threads int) (time.Duration, error) {
+	return timed(C.cloop_download(l.c, C.CUdeviceptr(src), C.size_t(size), C.int(threads)))
+}

@@ -49,4 +49,8 @@ int cloop_launch_one(struct cloop *l, CUfunction f, unsigned int grid, unsigned 
 cloop_took cloop_launch(struct cloop *l, CUfunction f, unsigned int grid, unsigned int block, const unsigned char *args, size_t size, int n);
 cloop_took cloop_sync(struct cloop *l);
 
+// cloop_download copies device memory into new memory of the host, in huge pages, through pinned
+// blocks by so many threads. Making and freeing those, and giving the memory back, is not timed.
+cloop_took cloop_download(struct cloop *l, CUdeviceptr src, size_t size, int threads);
+
 #endif
