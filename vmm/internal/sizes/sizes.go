@@ -51,17 +51,3 @@ func (l Ladder) Chunks(want uint64) iter.Seq[uint64] {
 		}
 	}
 }
-
-// Cached are the sizes of the cached chunks that may fill a part of left bytes. The driver sets
-// access chunk by chunk, so many small chunks cost more than new memory. With an eighth as the
-// least, a growth takes a few dozen; with Few, as many as Chunks has.
-func (l Ladder) Cached(left uint64) (least, most uint64) {
-	most = min(left, l.Most)
-	switch {
-	case l.Fixed != 0:
-		return l.Fixed, min(left, l.Fixed)
-	case l.Few:
-		return most, most
-	}
-	return left / 8, most
-}

@@ -63,25 +63,6 @@ func TestFew(t *testing.T) {
 	}
 }
 
-// TestCached: which cached chunks a growth takes, so that they are not too many.
-func TestCached(t *testing.T) {
-	const g = 2 << 20
-	for _, c := range []struct {
-		name              string
-		l                 sizes.Ladder
-		left, least, most uint64
-	}{
-		{"an eighth", sizes.Ladder{Gran: g, Most: 64 * g}, 16 * g, 2 * g, 16 * g},
-		{"no more than the most", sizes.Ladder{Gran: g, Most: 8 * g}, 16 * g, 2 * g, 8 * g},
-		{"fixed", sizes.Ladder{Gran: g, Most: 64 * g, Fixed: 4 * g}, 16 * g, 4 * g, 4 * g},
-		{"few", sizes.Ladder{Gran: g, Most: 64 * g, Few: true}, 17 * g, 17 * g, 17 * g},
-		{"few, over the most", sizes.Ladder{Gran: g, Most: 8 * g, Few: true}, 17 * g, 8 * g, 8 * g},
-	} {
-		least, most := c.l.Cached(c.left)
-		require.Equal(t, []uint64{c.least, c.most}, []uint64{least, most}, c.name)
-	}
-}
-
 func TestSizesKeepTheirPromises(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gran := uint64(1) << rapid.IntRange(12, 21).Draw(t, "gran")
