@@ -57,10 +57,11 @@ type AttachOptions struct {
 	// this process. 0 never spins.
 	//
 	// It costs one processor while it spins: all the time, if the owner publishes more often
-	// than every Spin, and else up to Spin for each time that it publishes. Several Wait of
-	// one View spin as one. A View does not spin if Go or the process has one processor only, nor
-	// once the object is sealed or closed. Close, an end of the connection, and the end of
-	// Wait's context end it at once.
+	// than every Spin, and else up to Spin for each time that it publishes. Where other work
+	// has all processors, it slows down the owner that it waits for. Several Wait of one View
+	// spin as one. A View does not spin if Go or the process has one processor only, nor once
+	// the object is sealed or closed. Close, an end of the connection, and the end of Wait's
+	// context end it at once.
 	Spin time.Duration
 }
 

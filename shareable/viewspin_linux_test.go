@@ -13,7 +13,7 @@ import (
 )
 
 // spinning is a View with two chunks of which the first byte is published, and its owner. What the
-// test stores on the page wakes nobody.
+// test stores on the page comes without a wake.
 func spinning(t *testing.T, spin time.Duration) (*View, *scriptedOwner) {
 	t.Helper()
 	s, far := newScriptedOwner(t, 4)
