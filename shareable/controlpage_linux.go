@@ -153,6 +153,8 @@ func (p *readerPage) published() uint64 { return word(p.b, atDone).Load() }
 
 func (p *readerPage) generation() uint64 { return word(p.b, atGeneration).Load() }
 
+func (p *readerPage) state() uint64 { return word(p.b, atState).Load() }
+
 func (p *readerPage) heartbeat() uint64 { return word(p.b, atHeartbeat).Load() }
 
 // check checks the words that never change.

@@ -57,10 +57,16 @@ const followerEnv = "SHAREABLE_TEST_FOLLOWER"
 // follow starts a follower of "x" on device n.
 func follow(t *testing.T, path string, n int) *follower {
 	t.Helper()
+	return followSpinning(t, path, n, 0)
+}
+
+// followSpinning is follow with AttachOptions.Spin.
+func followSpinning(t *testing.T, path string, n int, spin time.Duration) *follower {
+	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.CommandContext(context.Background(), self, "-test.run=^TestFollower$", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), followerEnv+"="+path, followerEnv+"_DEVICE="+strconv.Itoa(n))
+	cmd.Env = append(os.Environ(), followerEnv+"="+path, followerEnv+"_DEVICE="+strconv.Itoa(n), followerEnv+"_SPIN="+spin.String())
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	in, err := cmd.StdinPipe()
@@ -116,8 +122,10 @@ func TestFollower(t *testing.T) {
 	}
 	n, err := strconv.Atoi(os.Getenv(followerEnv + "_DEVICE"))
 	require.NoError(t, err)
+	spin, err := time.ParseDuration(os.Getenv(followerEnv + "_SPIN"))
+	require.NoError(t, err)
 	dev := deviceNumber(t, n)
-	v, err := Attach(t.Context(), path, "x", dev, AttachOptions{})
+	v, err := Attach(t.Context(), path, "x", dev, AttachOptions{Spin: spin})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, v.Close()) }()
 	say := func(format string, args ...any) { fmt.Fprintf(os.Stdout, "> "+format+"\n", args...) }
@@ -137,6 +145,19 @@ func TestFollower(t *testing.T) {
 				require.NoError(t, v.Wait(ctx, base+uint64(i+1)*a))
 				at[i] = monotonic(t)
 			}
+			say("%s", strings.Trim(fmt.Sprint(at), "[]"))
+		case "streams": // as wait, for a stream that waits: when it has gone on
+			say("waiting")
+			base := v.Len()
+			at := make([]int64, b)
+			s, err := dev.NewStream()
+			require.NoError(t, err)
+			for i := range at {
+				require.NoError(t, v.WaitOn(s, base+uint64(i+1)*a))
+				require.NoError(t, s.Sync())
+				at[i] = monotonic(t)
+			}
+			require.NoError(t, s.Close())
 			say("%s", strings.Trim(fmt.Sprint(at), "[]"))
 		case "lines": // b of them: when each was read
 			say("reading")
@@ -279,6 +300,38 @@ func TestPublishedUntilReadable(t *testing.T) {
 			q := stats.Quantiles(took, 0.5, 0.99)
 			t.Logf("published to readable in another process, %s: p50 %.1f us, p99 %.1f us, %d times, chunks of %d MiB; a line through a pipe p50 %.1f us", name, q[0], q[1], rounds, chunk>>20, bare)
 		})
+	}
+}
+
+// TestPublishedInARow measures the same for lengths that come one soon after the other, in memory
+// that is mapped: by a call and by a stream that waits, with and without AttachOptions.Spin.
+func TestPublishedInARow(t *testing.T) {
+	const pace, step = 500 * time.Microsecond, 64
+	rounds := testgate.Effort(20, 200, 2000)
+	for _, spin := range []time.Duration{0, 5 * time.Millisecond} {
+		for _, waits := range []string{"wait", "streams"} {
+			t.Run(fmt.Sprintf("%s/spin=%v", waits, spin), func(t *testing.T) {
+				s, _, g := published(t, vmm.RangeOptions{Max: 2 << 20, Chunk: 2 << 20})
+				require.NoError(t, g.Grow(2<<20))
+				f := followSpinning(t, s.Path(), 0, spin)
+				require.NoError(t, g.SetLen(step))
+				f.number("sum %d %d", step, 0) // the chunk is mapped
+				measure := func(verb string, show func()) float64 {
+					f.tell("%s %d %d", verb, step, rounds)
+					f.line()
+					from := make([]int64, rounds)
+					for i := range from {
+						time.Sleep(pace) //nolint:forbidigo // the pace of a producer
+						from[i] = monotonic(t)
+						show()
+					}
+					return stats.Quantiles(f.since(from), 0.5)[0]
+				}
+				took := measure(waits, func() { require.NoError(t, g.SetLen(g.Len()+step)) })
+				bare := measure("lines", func() { f.tell("line") })
+				t.Logf("published to readable in another process, %s, spin %v, one each %v: p50 %.1f us of %d; a line through a pipe p50 %.1f us", waits, spin, pace, took, rounds, bare)
+			})
+		}
 	}
 }
 

@@ -28,7 +28,7 @@ func (v *View) watchLocked() {
 	go v.watch(v.wake)
 }
 
-// watch waits for the wake socket and notifies the waiting calls and streams, as long as
+// watch waits for the page to change and notifies the waiting calls and streams, as long as
 // there are any.
 func (v *View) watch(wake *wakeReceiver) {
 	for {
@@ -38,6 +38,9 @@ func (v *View) watch(wake *wakeReceiver) {
 		}
 		if moved {
 			runtime.Gosched() // the notified goroutine runs now, on this thread
+		}
+		if v.spin() {
+			continue
 		}
 		v.pace.look(moved, v.ctx.Done())
 		begun := time.Now()
@@ -78,13 +81,18 @@ func (p *wakePace) look(moved bool, stop <-chan struct{}) {
 
 // checkPage updates the length and reports whether it has moved, and whether anything
 // waited for that. If nothing did, watch is over. Who has been notified may wait again, so
-// watch waits once more then.
+// watch waits once more then. With Spin it does not: the next Wait looks at the page itself.
 func (v *View) checkPage() (moved, more bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	more = !v.detached && !v.closed && v.waitedForLocked()
+	more = v.waitedForLocked()
+	moved = v.updateLenLocked()
+	if v.opts.Spin > 0 {
+		more = v.waitedForLocked()
+	}
+	more = more && !v.detached && !v.closed
 	v.watching = more
-	return v.updateLenLocked(), more
+	return moved, more
 }
 
 // waitedForLocked reports whether a call or a stream waits for a change. Requires mu.
@@ -146,6 +154,9 @@ func (v *View) waitUntil(ctx context.Context, reached func() (bool, error)) erro
 		}
 		if err := ctx.Err(); err != nil {
 			return err
+		}
+		if v.spinForCallLocked(ctx) {
+			continue
 		}
 		// The channel is taken and the watch is on before the lock is given up, so
 		// that no change is missed.
@@ -226,7 +237,11 @@ func (v *View) updateLenLocked() (moved bool) {
 // Requires mu.
 func (v *View) notifyLenLocked() {
 	invariants.Held(&v.mu)
-	v.notifiedLen = v.lenLocked()
+	n := v.lenLocked()
+	if n > v.notifiedLen {
+		v.grownAt = time.Now()
+	}
+	v.notifiedLen = n
 	v.notifyLocked()
 }
 
@@ -234,6 +249,7 @@ func (v *View) notifyLenLocked() {
 // releases the streams whose wait is over. Requires mu.
 func (v *View) notifyLocked() {
 	invariants.Held(&v.mu)
+	v.notices++
 	if v.changed != nil {
 		close(v.changed)
 		v.changed = nil

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
-	"github.com/cuvmm/cuvmm/vmm/internal/sizes"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
@@ -120,7 +119,7 @@ func (g *Range) mapMoreLocked(have, need uint64, purpose purpose) error {
 	}
 	want := least
 	if purpose == forCaller { // growth ahead takes what is affordable and no more
-		want = sizes.Growth(least, have, r.size-have, r.gran, g.opts.Chunk)
+		want = g.sizes.Growth(least, have, r.size-have)
 	}
 	got, err := g.mapBatchLocked(have, want, purpose)
 	if errors.Is(err, ErrOutOfMemory) && got == 0 && want > least {
@@ -156,7 +155,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 	hits := uint64(len(batch))
 	var charged uint64
 	if purpose == forCaller && left > 0 { // at once, so that what is beyond the limit creates nothing
-		for size := range sizes.Chunks(left, g.opts.MaxChunk, g.opts.Chunk) {
+		for size := range g.sizes.Chunks(left) {
 			charged += size
 		}
 		if err := d.state.charge(charged, purpose); err != nil {
@@ -165,7 +164,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 		defer func() { d.state.uncharge(charged) }()
 	}
 	var createErr error
-	for size := range sizes.Chunks(left, g.opts.MaxChunk, g.opts.Chunk) {
+	for size := range g.sizes.Chunks(left) {
 		var m *memory
 		if purpose == forGrowAhead {
 			m, _, createErr = d.create(size, p, purpose)

@@ -16,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
+	"github.com/cuvmm/cuvmm/vmm/internal/sizes"
 )
 
 // Range is a span of device memory that grows at an address that never moves:
@@ -29,7 +30,8 @@ type Range struct {
 	opts    RangeOptions
 	prop    Prop   // of its chunks
 	unit    uint64 // what Cap is a multiple of
-	noCache bool   // takes no cached memory
+	sizes   sizes.Ladder
+	noCache bool // takes no cached memory
 
 	lenMu    lock.Mutex // orders changes of Len
 	capMu    lock.Mutex // orders changes of Cap
@@ -59,7 +61,10 @@ type RangeOptions struct {
 	// in whole chunks. 0 is the device's memory.
 	Max uint64
 	// Chunk is the size of every chunk, a multiple of the granularity. 0 is the
-	// ladder: powers of two that grow with the range, up to MaxChunk.
+	// ladder: powers of two that grow with the range, up to MaxChunk. With Share it is
+	// fewer and larger chunks, because a reader imports each by itself: one for each growth,
+	// of 15 % of the range or more, up to MaxChunk. Then 16 GiB are 64 chunks at most, with
+	// granules of 2 MiB and no GrowAhead, which adds one for each time it maps.
 	Chunk uint64
 	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.
 	MaxChunk uint64
@@ -129,6 +134,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	}
 	// The addresses last: all that can be wrong with the options is known by now.
 	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), noCache: noCache, waitSlot: make(chan struct{}, 1)}
+	g.sizes = sizes.Ladder{Gran: gran, Most: o.MaxChunk, Fixed: o.Chunk, Few: o.Share != 0}
 	g.supply = newSupply(o.Supplier)
 	copies := &d.counters.hostCopies
 	g.hostCopy.Take = func(n uint64) error {

@@ -28,8 +28,38 @@ func TestSizes(t *testing.T) {
 		{"nothing needed, nothing there", 0, 0, 64 * g, 1 << 31, 0, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			require.Equal(t, c.want, slices.Collect(sizes.Chunks(sizes.Growth(c.need, c.committed, c.left, g, c.fixed), c.most, c.fixed)))
+			l := sizes.Ladder{Gran: g, Most: c.most, Fixed: c.fixed}
+			require.Equal(t, c.want, slices.Collect(l.Chunks(l.Growth(c.need, c.committed, c.left))))
 		})
+	}
+}
+
+// TestFew: however a range grows, its handles and its slack stay within their bounds.
+func TestFew(t *testing.T) {
+	const g, gib = 2 << 20, 1 << 30
+	l := sizes.Ladder{Gran: g, Most: 2 * gib, Few: true}
+	for _, size := range []uint64{1, g, g + 1, 3 * g, 100 << 20, gib - 1, gib, 5*gib + 12345, 16 * gib} {
+		for _, step := range []uint64{
+			64 << 10, 1 << 20, g - 1, g, g + 1, 3 * g, 7 * g, 31 << 20, 32 << 20, 33 << 20, 64 << 20,
+			127 * g, 255 * g, gib, gib + g, 2*gib - g, 2 * gib, 2*gib + g, 3*gib + 7, 16 * gib,
+		} {
+			var need, have uint64
+			handles := 0
+			for need < size {
+				need = min(need+step, size)
+				if need <= have {
+					continue
+				}
+				for c := range l.Chunks(l.Growth((need-have+g-1)/g*g, have, 64*gib-have)) {
+					require.LessOrEqual(t, c, l.Most)
+					require.Zero(t, c%g)
+					have += c
+					handles++
+				}
+				require.LessOrEqual(t, have-need, max(g-1, need/100*15+100), "slack at %d of %d by %d", need, size, step)
+			}
+			require.LessOrEqual(t, handles, 64, "%d by %d", size, step)
+		}
 	}
 }
 
@@ -42,7 +72,8 @@ func TestSizesKeepTheirPromises(t *testing.T) {
 		most := gran << rapid.IntRange(0, 12).Draw(t, "most")
 		var sum uint64
 		last := most
-		for s := range sizes.Chunks(sizes.Growth(need, committed, left, gran, 0), most, 0) {
+		l := sizes.Ladder{Gran: gran, Most: most}
+		for s := range l.Chunks(l.Growth(need, committed, left)) {
 			require.Equal(t, 1, bits.OnesCount64(s))
 			require.Zero(t, s%gran)
 			require.LessOrEqual(t, s, last)
