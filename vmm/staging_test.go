@@ -3,6 +3,7 @@ package vmm_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -199,6 +200,7 @@ func TestStagedFaults(t *testing.T) {
 		"Device.CopyOut": func(c scene) error { return c.w.devs[0].CopyOut(make([]byte, 5*edge), c.g.Ptr()) },
 		"Stream.CopyIn":  func(c scene) error { return c.s.CopyIn(c.g.Ptr()+2*edge, pattern(5*edge, 3)) },
 		"Stream.CopyOut": func(c scene) error { return c.s.CopyOut(make([]byte, 5*edge), c.g.Ptr()) },
+		"Sleep":          func(c scene) error { return errors.Join(vmm.Sleep(vmm.SleepKeep, c.g), vmm.Wake(c.g)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, lanes := range []int{1, 3} {
@@ -226,6 +228,8 @@ func TestStagedFaults(t *testing.T) {
 								isInjected(w, err)
 								require.EqualValues(t, 10*edge, c.g.Len(), note)
 							}
+							require.NoError(t, vmm.Wake(c.g), "what could not be undone; %s", note)
+							require.Zero(t, w.devs[0].Stats().HostCopies, note)
 							if more == 0 || err == nil {
 								require.NoError(t, do(c), note)
 							}

@@ -33,8 +33,8 @@ type Buffer struct {
 // Memory of a huge page or more begins with one, and has whole ones. Less has small pages.
 const unit, smallUnit = 2 << 20, 4 << 10
 
-// root is where the system's files are. It is a variable for tests.
-var root = "/"
+// Root is where the system's files are. It is a variable for tests.
+var Root = "/"
 
 // Ensure makes it n bytes at least. What it held is lost if it has to grow. It is
 // driver.ErrOutOfMemory if the system, or a control group of the process, has not so much left:
@@ -46,7 +46,7 @@ func (h *Buffer) Ensure(n uint64) error {
 	if err := h.Free(); err != nil {
 		return err
 	}
-	if free, known := freememory.Bytes(root); known && n > free {
+	if free, known := freememory.Bytes(Root); known && n > free {
 		return fmt.Errorf("%w: %d bytes, and the process can have %d", driver.ErrOutOfMemory, n, free)
 	}
 	of := uint64(unit)

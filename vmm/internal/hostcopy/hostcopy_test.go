@@ -48,16 +48,16 @@ func TestBuffer(t *testing.T) {
 
 // TestBufferBeyondTheGroup: what a control group would kill the process for is refused.
 func TestBufferBeyondTheGroup(t *testing.T) {
-	old := root
-	root = t.TempDir()
-	t.Cleanup(func() { root = old })
+	old := Root
+	Root = t.TempDir()
+	t.Cleanup(func() { Root = old })
 	for name, text := range map[string]string{
 		"proc/meminfo":                     "MemAvailable: 1000000 kB\n",
 		"proc/self/cgroup":                 "0::/job\n",
 		"sys/fs/cgroup/job/memory.max":     "9000000\n",
 		"sys/fs/cgroup/job/memory.current": "1000000\n",
 	} {
-		name = filepath.Join(root, name)
+		name = filepath.Join(Root, name)
 		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o700))
 		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 	}
