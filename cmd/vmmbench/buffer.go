@@ -32,6 +32,7 @@ type shape struct {
 	step  uint64      // bytes of one growth; 0: all at once
 	share bool        // the chunks can be exported
 	peer  *vmm.Device // is granted access; nil: no device is
+	keeps bool        // the host memory of a Sleep, for the next one
 }
 
 // Kinds of device memory, as --mem takes them.
@@ -103,7 +104,7 @@ func deviceBuffer(dev device, kind string, s shape) (*buffer, error) {
 
 // grownRange makes a range and grows it to its size by steps, as appends would.
 func grownRange(dev device, s shape) (*vmm.Range, error) {
-	o := vmm.RangeOptions{Max: s.size, Chunk: s.chunk}
+	o := vmm.RangeOptions{Max: s.size, Chunk: s.chunk, KeepHostMemory: s.keeps}
 	if s.share {
 		o.Share = vmm.ShareFD
 	}

@@ -18,7 +18,7 @@ import (
 // What sleep measures, as --op takes it. Waking is opWake, as of share.
 const (
 	opFirst  = "first"  // the first Sleep of a range
-	opSecond = "second" // a later one, after a Wake
+	opSecond = "second" // a later one, into host memory that was kept
 )
 
 // What becomes of the contents, as --mode takes it.
@@ -56,7 +56,7 @@ func (a *app) sleep() *cobra.Command {
 		Short: "Measure Sleep and Wake: against copies of pinned memory",
 		Long: `Put a range to sleep, which gives its memory back and keeps its addresses, and wake it:
   first   the first Sleep of a range, which has no host memory yet
-  second  a later one, after a Wake
+  second  a later one, of a range that keeps that memory meanwhile
   wake    Wake, after a Sleep
 With --mode keep the contents wait in host memory, and beside it stands the limit: a copy
 of as many bytes from the device, or for wake to it, by memory of the host that was pinned
@@ -133,7 +133,7 @@ func (s *sleeper) ready(ctx context.Context) (err error) {
 		if err := s.close(); err != nil {
 			return err
 		}
-		if s.r, err = grownRange(s.dev, shape{size: s.size}); err != nil {
+		if s.r, err = grownRange(s.dev, shape{size: s.size, keeps: s.op == opSecond}); err != nil {
 			return err
 		}
 	}

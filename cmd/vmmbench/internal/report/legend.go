@@ -51,7 +51,7 @@ var terms = []Word{
 	{"append", "the owner appends within a chunk, and a process can read there"},
 	{"wake", "of share: a byte through a pipe, read by the same process; of sleep: Wake, after a Sleep"},
 	{"first", "of sleep: the first Sleep of a range"},
-	{"second", "of sleep: a later one, after a Wake"},
+	{"second", "of sleep: a later one, into host memory that the range has kept"},
 	{"keep", "the contents of a range that sleeps wait in host memory"},
 	{"drop", "they are lost"},
 	{"pinned-copy", "a copy of as many bytes by host memory that was page-locked before, which is the limit"},
