@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/testing/nulldriver"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -38,6 +39,37 @@ func requireLinear(t *testing.T, n int, f func(n int) time.Duration) {
 	few, many := leastTime(n/10, f), leastTime(n, f)
 	t.Logf("%d: %v, %d: %v, %.1f times as long", n/10, few, n, many, float64(many)/float64(few))
 	require.LessOrEqual(t, many, 30*few)
+}
+
+// TestClipOfManyChunks: a Clip, and the growth before it, take a time that does not grow with the
+// number of chunks that stay.
+func TestClipOfManyChunks(t *testing.T) {
+	if lock.Ordered || invariants.Enabled {
+		return // the checks look at each chunk
+	}
+	const few, many, times, chunk = 100, 100_000, 100, 2 << 20
+	least := func(n uint64) time.Duration {
+		d, err := vmm.OpenDriver(nulldriver.New(), 0)
+		require.NoError(t, err)
+		g, err := d.NewRange(vmm.RangeOptions{Max: (n + 1) * chunk, Chunk: chunk})
+		require.NoError(t, err)
+		require.NoError(t, g.Grow(n*chunk))
+		require.NoError(t, g.SetLen(n*chunk))
+		took := leastTime(times, func(n int) time.Duration {
+			start := time.Now()
+			for range n {
+				require.NoError(t, g.Grow(1))
+				require.NoError(t, g.Clip())
+			}
+			return time.Since(start)
+		})
+		require.NoError(t, g.Close())
+		require.NoError(t, d.Close())
+		return took / times
+	}
+	a, b := least(few), least(many)
+	t.Logf("%d chunks: %v, %d: %v", few, a, many, b)
+	require.LessOrEqual(t, b, 10*a)
 }
 
 // capturing captures n fills of different memory, and returns how long that takes.
