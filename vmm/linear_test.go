@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/testing/nulldriver"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -70,6 +71,51 @@ func TestClipOfManyChunks(t *testing.T) {
 	a, b := least(few), least(many)
 	t.Logf("%d chunks: %v, %d: %v", few, a, many, b)
 	require.LessOrEqual(t, b, 10*a)
+}
+
+// TestReadAsksAboutFewStreams: a read waits for the context, and the driver is asked about the
+// legacy stream alone, however many streams there are, and about those whose handle the program has.
+func TestReadAsksAboutFewStreams(t *testing.T) {
+	const streams = 4000
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := newRange(t, d, vmm.RangeOptions{})
+	require.NoError(t, g.Append([]byte{1}))
+	for range streams {
+		stream(t, d)
+	}
+	asks := func() int {
+		before := w.made("Capturing")
+		_, err := g.ReadAt(make([]byte, 1), 0)
+		require.NoError(t, err)
+		return w.made("Capturing") - before
+	}
+	require.Equal(t, 1, asks())
+	for name, show := range map[string]func(*vmm.Stream) driver.Stream{
+		"Raw":   (*vmm.Stream).Raw,
+		"Queue": (*vmm.Stream).Queue,
+		"Hold": func(s *vmm.Stream) driver.Stream {
+			handle, _, release, err := s.Hold()
+			require.NoError(t, err)
+			release()
+			return handle
+		},
+		"wrapped": func(s *vmm.Stream) driver.Stream {
+			wrapped := d.WrapStream(uintptr(s.Raw()))
+			t.Cleanup(func() { require.NoError(t, wrapped.Close()) })
+			return wrapped.Raw()
+		},
+	} {
+		asked, s := asks(), stream(t, d)
+		handle := show(s)
+		require.Greater(t, asks(), asked, name)
+		c := raw(t, d).(driver.Grapher)
+		require.NoError(t, c.BeginCapture(handle, driver.CaptureRelaxed))
+		_, err := g.ReadAt(make([]byte, 1), 0)
+		require.ErrorIs(t, err, vmm.ErrCapturing, name)
+		require.NoError(t, endCapture(c, handle))
+	}
+	require.NoError(t, g.Close())
 }
 
 // capturing captures n fills of different memory, and returns how long that takes.
