@@ -30,10 +30,10 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 				continue
 			}
 			l.checked.Span = x
-			one, err := s.lockMemory(&l.checked)
-			if err != nil {
+			if err := s.lockMemory(&l.checked); err != nil {
 				return err
 			}
+			one := l.checked.locked
 			if one.r != nil {
 				l.locked = append(l.locked, one.r.lockSpan(x))
 			}
