@@ -1,6 +1,7 @@
 package vmm_test
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -39,13 +40,13 @@ func BenchmarkTwoRanges(b *testing.B) {
 			return err
 		},
 	}
-	for name, op := range ops {
+	for _, name := range slices.Sorted(maps.Keys(ops)) {
 		for _, apart := range []bool{false, true} {
 			where := "together"
 			if apart {
 				where = "apart"
 			}
-			b.Run("op="+name+"/"+where, func(b *testing.B) { benchTwoRanges(b, apart, op) })
+			b.Run("op="+name+"/"+where, func(b *testing.B) { benchTwoRanges(b, apart, ops[name]) })
 		}
 	}
 }
