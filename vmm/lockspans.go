@@ -41,7 +41,7 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 			one.unlock() // it counted as a copy up to here
 		}
 		if err = s.remember(o, nil, spans...); err == nil {
-			_, err = s.hold(o)
+			s.hold()
 		}
 		return err
 	})

@@ -183,7 +183,10 @@ var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 // once and soon.
 func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
-		capturing, err = s.hold(o)
+		s.hold()
+		if capturing, err = o.Capturing(s.order.Queue); err != nil {
+			s.unhold()
+		}
 		return err
 	})
 	if err != nil {
@@ -194,11 +197,9 @@ func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), e
 
 // hold keeps the stream from being closed, and captures of it from beginning and ending, until
 // unhold. It needs s.mu, shared.
-func (s *Stream) hold(o *openDevice) (capturing bool, err error) {
-	if capturing, err = o.Hold(&s.order); err == nil {
-		s.holds.Add(1)
-	}
-	return capturing, err
+func (s *Stream) hold() {
+	s.order.Hold()
+	s.holds.Add(1)
 }
 
 func (s *Stream) unhold() {

@@ -183,15 +183,11 @@ func (s *Stream) captured(d *Device) bool {
 	return capturing || err != nil
 }
 
-// Hold keeps captures of the stream from beginning and ending until Unhold, and reports whether it
-// is being captured.
-func (d *Device) Hold(s *Stream) (capturing bool, err error) {
-	d.gate.share()
-	defer d.gate.unshare()
-	if capturing, err = d.raw.Capturing(s.Queue); err == nil {
-		s.held.Add(1)
-	}
-	return capturing, err
+// Hold keeps captures of the stream from beginning and ending until Unhold.
+func (s *Stream) Hold() {
+	s.gate.share()
+	defer s.gate.unshare()
+	s.held.Add(1)
 }
 
 // Unhold undoes Hold.
