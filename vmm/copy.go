@@ -68,18 +68,23 @@ func (l *lockedSpans) unlock() {
 	}
 }
 
-// lockForKernel locks memory that a kernel uses, and appends it to locked. After an error
-// nothing is locked.
-func (s *Stream) lockForKernel(locked []lockedSpan, memory []LaunchMemory) ([]lockedSpan, error) {
+// lockForKernel locks memory that a kernel uses, until unlockMemory. After an error nothing is
+// locked.
+func (s *Stream) lockForKernel(memory []LaunchMemory) error {
 	for i := range memory {
-		l, err := s.lockMemory(&memory[i])
-		if err != nil {
-			unlockAll(locked)
-			return nil, err
+		if err := s.lockMemory(&memory[i]); err != nil {
+			unlockMemory(memory[:i])
+			return err
 		}
-		locked = append(locked, l)
 	}
-	return locked, nil
+	return nil
+}
+
+// unlockMemory undoes lockForKernel.
+func unlockMemory(memory []LaunchMemory) {
+	for i := range memory {
+		memory[i].locked.unlock()
+	}
 }
 
 // lockMemory locks one of them. Of 0 bytes at an address the first byte is checked.
@@ -88,14 +93,15 @@ func (s *Stream) lockForKernel(locked []lockedSpan, memory []LaunchMemory) ([]lo
 // the epoch of the reservation's copies, which whatever takes memory or access away changes
 // after it has marked what goes and before it waits for copies; and namings, which UsedBy
 // changes, and an undo that fails.
-func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
+func (s *Stream) lockMemory(m *LaunchMemory) (err error) {
 	if m.checkedOn == s {
-		l := lockedSpan{m.in, m.in.copies.begin()}
-		if l.epoch == m.checkedEpoch && m.in.namings.Load() == m.checkedNamings {
-			return l, nil
+		epoch := m.in.copies.begin()
+		if epoch == m.locked.epoch && m.in.namings.Load() == m.checkedNamings {
+			return nil // locked is what it was
 		}
-		l.unlock()
+		m.in.copies.end(epoch)
 	}
+	m.checkedOn = nil
 	x, r := m.Span, m.in
 	if r == nil {
 		x.Size = max(x.Size, 1)
@@ -103,24 +109,23 @@ func (s *Stream) lockMemory(m *LaunchMemory) (lockedSpan, error) {
 	}
 	switch {
 	case m.refused != nil:
-		return lockedSpan{}, m.refused
+		return m.refused
 	case x.Addr == 0:
-		return lockedSpan{}, fmt.Errorf("%w: no memory", ErrInvalid)
+		return fmt.Errorf("%w: no memory", ErrInvalid)
 	case x.Addr+Ptr(x.Size) < x.Addr:
-		return lockedSpan{}, fmt.Errorf("%w: the addresses overflow", ErrBounds)
+		return fmt.Errorf("%w: the addresses overflow", ErrBounds)
 	}
-	var namings uint64
 	if r != nil {
-		namings = r.namings.Load()
+		m.checkedNamings = r.namings.Load()
 	}
-	l, err := s.dev.lockReservation(s, r, x)
+	m.locked, err = s.dev.lockReservation(s, r, x)
 	if err == nil && m.in != nil {
-		m.checkedOn, m.checkedEpoch, m.checkedNamings = s, l.epoch, namings
+		m.checkedOn = s
 	}
-	return l, err
+	return err
 }
 
-// unlockAll undoes lockForKernel.
+// unlockAll unlocks all of them.
 func unlockAll(locked []lockedSpan) {
 	for _, l := range locked {
 		l.unlock()

@@ -92,7 +92,7 @@ type deviceState struct {
 	created       uint64
 	pressureHooks []*pressureHook
 
-	streamsMu lock.RWMutex    // shared while the driver is asked about them, so that none is freed
+	streamsMu lock.RWMutex
 	streams   []*order.Stream // of the Streams that this package knows: made here, or by WrapStream
 }
 
@@ -209,7 +209,7 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 	return o, nil
 }
 
-// addStream makes a stream one of those that are asked before a wait.
+// addStream makes a stream one of those that are known.
 func (s *deviceState) addStream(st *Stream) {
 	s.streamsMu.Lock()
 	defer s.streamsMu.Unlock()
@@ -245,18 +245,16 @@ func (s *deviceState) retained() (*openDevice, error) {
 	return o, nil
 }
 
-// notCapturing is ErrCapturing if a stream that is known here is being captured,
-// or one that the driver knows to wait for the legacy stream. It is for calls that a capture
-// does not allow, and that hurt none if one begins meanwhile.
+// notCapturing is ErrCapturing if a stream of the device is being captured, as far as
+// order.Device.NoneCaptured tells. It is for calls that a capture does not allow, and that hurt
+// none if one begins meanwhile.
 func (s *deviceState) notCapturing() error {
 	o, err := s.retained()
 	if o == nil {
 		return err
 	}
 	defer o.Release()
-	s.streamsMu.RLock()
-	defer s.streamsMu.RUnlock()
-	return o.NoneCaptured(s.streams)
+	return o.NoneCaptured()
 }
 
 // contextWait is a wait, that has begun, for all work that a device's context had.
@@ -275,9 +273,7 @@ func (s *deviceState) beginWait() (contextWait, error) {
 	defer o.Release()
 	release := s.gate.Quiet()
 	defer release()
-	s.streamsMu.RLock() // so that none is freed
-	defer s.streamsMu.RUnlock()
-	f, err := o.ContextFence(s.streams)
+	f, err := o.ContextFence()
 	return contextWait{dev: s, f: f}, err
 }
 

@@ -152,6 +152,7 @@ package vmm
 //	            deviceState.openMu         the driver opens its device
 //	              order.Stream.roomMu      copies that wait for room in a stream
 //	                order.Gate             captures begin, are joined or end
+//	                  Gate.askedMu         the driver is asked about streams that others may capture
 //	              Event.mu, Reservation.mu
 //	                Device.mu
 //	                  process.mu

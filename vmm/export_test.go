@@ -157,3 +157,9 @@ func WaitWithLock(g *Range) error {
 
 // LockKey is the place of the range's locks among those of other ranges.
 func LockKey(g *Range) uint64 { return g.r.id }
+
+// HoldCounters locks the device's counters until release.
+func HoldCounters(d *Device) (release func()) {
+	d.counters.mu.Lock()
+	return d.counters.mu.Unlock
+}

@@ -10,8 +10,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/testing/nulldriver"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -38,6 +40,82 @@ func requireLinear(t *testing.T, n int, f func(n int) time.Duration) {
 	few, many := leastTime(n/10, f), leastTime(n, f)
 	t.Logf("%d: %v, %d: %v, %.1f times as long", n/10, few, n, many, float64(many)/float64(few))
 	require.LessOrEqual(t, many, 30*few)
+}
+
+// TestClipOfManyChunks: a Clip, and the growth before it, take a time that does not grow with the
+// number of chunks that stay.
+func TestClipOfManyChunks(t *testing.T) {
+	if lock.Ordered || invariants.Enabled {
+		return // the checks look at each chunk
+	}
+	const few, many, times, chunk = 100, 100_000, 100, 2 << 20
+	least := func(n uint64) time.Duration {
+		d, err := vmm.OpenDriver(nulldriver.New(), 0)
+		require.NoError(t, err)
+		g, err := d.NewRange(vmm.RangeOptions{Max: (n + 1) * chunk, Chunk: chunk})
+		require.NoError(t, err)
+		require.NoError(t, g.Grow(n*chunk))
+		require.NoError(t, g.SetLen(n*chunk))
+		took := leastTime(times, func(n int) time.Duration {
+			start := time.Now()
+			for range n {
+				require.NoError(t, g.Grow(1))
+				require.NoError(t, g.Clip())
+			}
+			return time.Since(start)
+		})
+		require.NoError(t, g.Close())
+		require.NoError(t, d.Close())
+		return took / times
+	}
+	a, b := least(few), least(many)
+	t.Logf("%d chunks: %v, %d: %v", few, a, many, b)
+	require.LessOrEqual(t, b, 10*a)
+}
+
+// TestReadAsksAboutFewStreams: a read waits for the context, and the driver is asked about the
+// legacy stream alone, however many streams there are, and about those whose handle the program has.
+func TestReadAsksAboutFewStreams(t *testing.T) {
+	const streams = 4000
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := newRange(t, d, vmm.RangeOptions{})
+	require.NoError(t, g.Append([]byte{1}))
+	for range streams {
+		stream(t, d)
+	}
+	asks := func() int {
+		before := w.made("Capturing")
+		_, err := g.ReadAt(make([]byte, 1), 0)
+		require.NoError(t, err)
+		return w.made("Capturing") - before
+	}
+	require.Equal(t, 1, asks())
+	for name, show := range map[string]func(*vmm.Stream) driver.Stream{
+		"Raw":   (*vmm.Stream).Raw,
+		"Queue": (*vmm.Stream).Queue,
+		"Hold": func(s *vmm.Stream) driver.Stream {
+			handle, _, release, err := s.Hold()
+			require.NoError(t, err)
+			release()
+			return handle
+		},
+		"wrapped": func(s *vmm.Stream) driver.Stream {
+			wrapped := d.WrapStream(uintptr(s.Raw()))
+			t.Cleanup(func() { require.NoError(t, wrapped.Close()) })
+			return wrapped.Raw()
+		},
+	} {
+		asked, s := asks(), stream(t, d)
+		handle := show(s)
+		require.Greater(t, asks(), asked, name)
+		c := raw(t, d).(driver.Grapher)
+		require.NoError(t, c.BeginCapture(handle, driver.CaptureRelaxed))
+		_, err := g.ReadAt(make([]byte, 1), 0)
+		require.ErrorIs(t, err, vmm.ErrCapturing, name)
+		require.NoError(t, endCapture(c, handle))
+	}
+	require.NoError(t, g.Close())
 }
 
 // capturing captures n fills of different memory, and returns how long that takes.

@@ -23,24 +23,25 @@ import (
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	l := &spansLock{s: s}
 	l.locked = l.few[:0]
+	var memory LaunchMemory
 	// The stream is kept open until all are locked: the spans are checked for it.
 	err = s.with(func(o *openDevice) (err error) {
 		for _, x := range spans {
 			if x.Size == 0 {
 				continue
 			}
-			l.checked.Span = x
-			one, err := s.lockMemory(&l.checked)
-			if err != nil {
+			memory.Span = x
+			if err := s.lockMemory(&memory); err != nil {
 				return err
 			}
+			one := memory.locked
 			if one.r != nil {
 				l.locked = append(l.locked, one.r.lockSpan(x))
 			}
 			one.unlock() // it counted as a copy up to here
 		}
 		if err = s.remember(o, nil, spans...); err == nil {
-			_, err = s.hold(o)
+			s.hold()
 		}
 		return err
 	})
@@ -53,11 +54,10 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 
 // spansLock is what LockSpans has locked, in one allocation for a few spans.
 type spansLock struct {
-	s       *Stream
-	locked  []userSpan
-	few     [4]userSpan
-	checked LaunchMemory
-	done    atomic.Bool
+	s      *Stream
+	locked []userSpan
+	few    [4]userSpan
+	done   atomic.Bool
 }
 
 func (l *spansLock) unlock() {

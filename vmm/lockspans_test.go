@@ -94,6 +94,21 @@ func TestLockSpansKeepsMemory(t *testing.T) {
 	}
 }
 
+// TestLockSpansAsksNothing of the driver: it is called around small calls.
+func TestLockSpansAsksNothing(t *testing.T) {
+	w := newWorld(t, 1)
+	g, s := ranged(t, w, page), stream(t, w.devs[0])
+	require.NoError(t, g.SetLen(8))
+	w.arm()
+	unlock, err := s.LockSpans(vmm.Span{Addr: g.Ptr(), Size: 8, Access: vmm.AccessReadWrite})
+	require.NoError(t, err)
+	unlock()
+	require.Empty(t, w.disarm())
+	require.NoError(t, s.Close())
+	require.NoError(t, g.Close())
+	w.end()
+}
+
 // TestLockSpansHoldsTheStream: its Close waits for unlock, also of no spans.
 func TestLockSpansHoldsTheStream(t *testing.T) {
 	bubble(t, 1, func(t *testing.T, w *paced) {

@@ -243,9 +243,10 @@ func (m *MemoryArg) Err() error {
 type LaunchMemory struct {
 	MemoryArg
 
-	// The last check that succeeded; see lockMemory.
+	// The last lock, and the check that it was made with if that need not be made again; see
+	// lockMemory.
+	locked         lockedSpan
 	checkedOn      *Stream
-	checkedEpoch   uint64
 	checkedNamings uint64
 }
 
@@ -311,29 +312,37 @@ func (f *Function) Launch(s *Stream, l *Launch, memory []LaunchMemory) error {
 	if f == nil || f.m == nil {
 		return s.wrap("launch", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))
 	}
-	return s.wrap(f.op, 0, 0, s.with(func(o *openDevice) error {
-		if o != f.m.on {
-			return fmt.Errorf("%w: the kernel is loaded on %v, the stream is of %v", ErrInvalid, f.m.dev, s.dev)
+	if err := f.launch(s, l, memory); err != nil {
+		return s.wrap(f.op, 0, 0, err)
+	}
+	return nil
+}
+
+func (f *Function) launch(s *Stream, l *Launch, memory []LaunchMemory) error {
+	o, err := s.use()
+	if err != nil {
+		return err
+	}
+	defer s.mu.RUnlock()
+	if o != f.m.on {
+		return fmt.Errorf("%w: the kernel is loaded on %v, the stream is of %v", ErrInvalid, f.m.dev, s.dev)
+	}
+	if f.m.closed.Load() {
+		return errModuleClosed
+	}
+	if err := s.lockForKernel(memory); err != nil {
+		return err
+	}
+	defer unlockMemory(memory)
+	l.Memory = l.Memory[:0]
+	for i := range memory {
+		// Of what the driver sees, 0 bytes are all that is mapped from there on.
+		if m := &memory[i]; m.Size > 0 || m.in == nil {
+			l.Memory = append(l.Memory, m.Span)
 		}
-		if f.m.closed.Load() {
-			return errModuleClosed
-		}
-		var buf [8]lockedSpan
-		locked, err := s.lockForKernel(buf[:0], memory)
-		if err != nil {
-			return err
-		}
-		defer unlockAll(locked)
-		l.Memory = l.Memory[:0]
-		for i := range memory {
-			// Of what the driver sees, 0 bytes are all that is mapped from there on.
-			if m := &memory[i]; m.Size > 0 || m.in == nil {
-				l.Memory = append(l.Memory, m.Span)
-			}
-		}
-		if err := s.remember(o, f.m, l.Memory...); err != nil {
-			return err
-		}
-		return f.m.raw.Launch(f.handle, l, s.queued())
-	}))
+	}
+	if err := s.remember(o, f.m, l.Memory...); err != nil {
+		return err
+	}
+	return f.m.raw.Launch(f.handle, l, s.queued())
 }

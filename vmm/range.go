@@ -413,11 +413,11 @@ func (g *Range) publishLenLocked(n uint64) {
 	switch old := g.len.Swap(n); {
 	case n > old: // what is appended was written, or else is marked anew
 		r.dev.state.parent.undefined.remove(r.ptr+Ptr(old), r.ptr+Ptr(n), false)
-		c.add(n-old, &c.used, &r.counters.used)
+		c.raised(n-old, &r.counters)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu
 		r.dev.state.parent.undefined.remove(r.ptr+Ptr(n), r.ptr+Ptr(old), true)
-		c.sub(old-n, &c.used, &r.counters.used)
+		c.lowered(old, n, &r.counters)
 	default:
 		return
 	}
@@ -551,7 +551,7 @@ func (g *Range) Stats() RangeStats {
 		Quarantined:       c.quarantined.now,
 		Chunks:            r.table.Len(),
 		PeakCommitted:     c.committed.peak,
-		PeakUsed:          max(c.used.peak, used),
+		PeakUsed:          max(c.peakUsed, used),
 		Hits:              c.Hits,
 		Growths:           c.Growths,
 		GrowAheads:        c.GrowAheads,
@@ -572,9 +572,8 @@ func (g *Range) ResetPeaks() {
 	}
 	g.r.dev.counters.mu.Lock()
 	defer g.r.dev.counters.mu.Unlock()
-	for _, x := range []*gauge{&g.r.counters.committed, &g.r.counters.used} {
-		x.peak = x.now
-	}
+	c := &g.r.counters
+	c.committed.peak, c.peakUsed = c.committed.now, 0
 }
 
 // LookupRange is Lookup for an address in a Range, which it returns: nil and false for one

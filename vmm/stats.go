@@ -7,8 +7,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/stats"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
@@ -17,21 +19,34 @@ import (
 type gauge struct{ now, peak uint64 }
 
 // counters is what the Stats of a device and of its ranges are read from: one lock, so
-// that all numbers are of one moment. Nothing else is locked while it is held.
+// that all numbers are of one moment. While it is held, nothing but appended.mu is locked.
+//
+// What is appended in place is counted with its range's lock alone, so that ranges do not wait for
+// each other. used is without it until settleLocked adds it, before anything else looks at used.
+// Meanwhile used only rises, so its peak is right, too.
 type counters struct {
 	mu lock.Mutex
 
 	reserved, committed, used, cached, retiring, quarantined, asleep, hostCopies gauge
 	Counts
+	appended []*appended // of the ranges that have some
 
 	freedBytes uint64 // that went back to the driver, ever
 	threshold  uint64 // of the cache; changes with its lock held, too
 }
 
+// appended is bytes by which a range's Len has risen, and which its device's used lacks.
+type appended struct {
+	mu    sync.Mutex // nothing is locked while it is held
+	bytes uint64     // more than 0 while it is in counters.appended
+}
+
 // rangeCounters are the counters of one reservation, under its device's counters.mu.
-// All gauges but used change with Reservation.mu held, too.
+// All gauges change with Reservation.mu held, too.
 type rangeCounters struct {
-	committed, used, retiring, quarantined                  gauge
+	committed, retiring, quarantined                        gauge
+	peakUsed                                                uint64 // but for Len as it is now
+	appended                                                appended
 	Hits, Growths, GrowAheads, GrowAheadFailures, Reclaimed uint64
 }
 
@@ -54,10 +69,55 @@ func (c *counters) sub(n uint64, gauges ...*gauge) {
 	}
 }
 
+// raised counts that Len has risen by n bytes, more than 0.
+func (c *counters) raised(n uint64, of *rangeCounters) {
+	a := &of.appended
+	a.mu.Lock()
+	if a.bytes > 0 {
+		a.bytes += n
+		a.mu.Unlock()
+		return
+	}
+	a.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.bytes == 0 {
+		c.appended = append(c.appended, a)
+	}
+	a.bytes += n
+}
+
+// lowered counts that Len has fallen.
+func (c *counters) lowered(from, to uint64, of *rangeCounters) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settleLocked()
+	of.peakUsed = max(of.peakUsed, from)
+	c.used.now -= from - to
+}
+
+// settleLocked adds to used what was appended. A range whose bytes it has added waits for c.mu with
+// its next ones, so all that is added is of one moment, when it ends. It needs c.mu.
+func (c *counters) settleLocked() {
+	invariants.Held(&c.mu)
+	for _, a := range c.appended {
+		a.mu.Lock()
+		c.used.now += a.bytes
+		a.bytes = 0
+		a.mu.Unlock()
+	}
+	c.used.peak = max(c.used.peak, c.used.now)
+	clear(c.appended) // a range that closes is not kept
+	c.appended = c.appended[:0]
+}
+
 // move moves n bytes from one gauge to another.
 func (c *counters) move(n uint64, from, to *gauge) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.settleLocked()
 	from.now -= n
 	to.now += n
 	to.peak = max(to.peak, to.now)
@@ -181,6 +241,7 @@ func (d *Device) Stats() Stats {
 	c := &d.counters
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.settleLocked()
 	return Stats{
 		Reserved:         c.reserved.now,
 		Committed:        c.committed.now,
@@ -216,6 +277,7 @@ func (d *Device) ResetPeaks() {
 	c := &d.counters
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.settleLocked()
 	for _, g := range []*gauge{&c.reserved, &c.committed, &c.used, &c.cached, &c.retiring, &c.quarantined, &c.asleep} {
 		g.peak = g.now
 	}

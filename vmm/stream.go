@@ -119,6 +119,7 @@ func (d *Device) WrapStream(handle uintptr) *Stream {
 		s.order.End()
 		return s
 	}
+	s.order.Show()
 	d.state.addStream(s)
 	return s
 }
@@ -182,22 +183,23 @@ var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 // once and soon.
 func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
-		capturing, err = s.hold(o)
+		s.hold()
+		if capturing, err = o.Capturing(s.order.Queue); err != nil {
+			s.unhold()
+		}
 		return err
 	})
 	if err != nil {
 		return 0, false, nil, s.wrap("hold stream", 0, 0, err)
 	}
-	return s.order.Queue, capturing, sync.OnceFunc(s.unhold), nil
+	return s.Queue(), capturing, sync.OnceFunc(s.unhold), nil
 }
 
 // hold keeps the stream from being closed, and captures of it from beginning and ending, until
 // unhold. It needs s.mu, shared.
-func (s *Stream) hold(o *openDevice) (capturing bool, err error) {
-	if capturing, err = o.Hold(&s.order); err == nil {
-		s.holds.Add(1)
-	}
-	return capturing, err
+func (s *Stream) hold() {
+	s.order.Hold()
+	s.holds.Add(1)
 }
 
 func (s *Stream) unhold() {
@@ -349,10 +351,18 @@ func (s *Stream) runsWork(o *openDevice) error {
 // Queue is the driver's handle of the stream on which this package queues work, as Hold returns it,
 // for calls of the program's own. It is Raw, but for the default streams, which are all treated as
 // the legacy one: see Device.WrapStream.
-func (s *Stream) Queue() driver.Stream { return nonnil.Of(s).order.Queue }
+func (s *Stream) Queue() driver.Stream {
+	s = nonnil.Of(s)
+	s.order.Show()
+	return s.order.Queue
+}
 
 // Raw is the driver's handle, a CUstream on CUDA, as NewStream made it or WrapStream got it.
-func (s *Stream) Raw() driver.Stream { return nonnil.Of(s).handle }
+func (s *Stream) Raw() driver.Stream {
+	s = nonnil.Of(s)
+	s.order.Show()
+	return s.handle
+}
 
 // Close waits for the stream's work, takes the stream off every UsedBy and frees
 // it, a wrapped one excepted. While the stream is being captured it returns

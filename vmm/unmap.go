@@ -178,7 +178,7 @@ func (g *Range) retireTail(keep uint64) (*retirement, error) {
 	defer g.capMu.Unlock()
 	was := g.cap.Load()
 	r.mu.Lock()
-	end := max(was, r.table.Accessible(0, r.size)) // above Cap only after a failure
+	end := r.table.Accessible(was, r.size) // above Cap only after a failure
 	off := end
 	for i := r.table.Len() - 1; i >= 0 && r.table.At(i).Off >= max(keep, g.len.Load()); i-- {
 		off = min(off, r.table.At(i).Off)
@@ -196,14 +196,14 @@ func (g *Range) retireTail(keep uint64) (*retirement, error) {
 	return t, err
 }
 
-// recountCap sets Cap to what is accessible, after a Clip that failed.
+// recountCap sets Cap to what is accessible, after a Clip that failed. Below Cap all is.
 func (g *Range) recountCap() {
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.checkOpen() == nil {
-		g.cap.Store(g.r.table.Accessible(0, g.r.size))
+		g.cap.Store(g.r.table.Accessible(g.cap.Load(), g.r.size))
 	}
 }
 

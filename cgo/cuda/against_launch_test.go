@@ -152,8 +152,16 @@ const mostAdded = 80
 
 // BenchmarkLaunch is one batch of launches from Go, one from C, and the waits for them.
 // The metrics are of launches alone.
-func BenchmarkLaunch(b *testing.B) {
-	w := newRivals(b, device(b), libcuda).launches()
+func BenchmarkLaunch(b *testing.B) { newRivals(b, device(b), libcuda).launches().bench(b) }
+
+// BenchmarkLaunchOnFake is BenchmarkLaunch on the fake driver. Of its metrics those tell something
+// that are differences: C's own time is mostly the fake's.
+func BenchmarkLaunchOnFake(b *testing.B) {
+	v, _ := rivalsOnFake(b)
+	v.launches().bench(b)
+}
+
+func (w *launches) bench(b *testing.B) {
 	w.compare(times(10))
 	ours, binding, crossing, c := w.compare(b.Loop)
 	b.ReportMetric(ours, "Go-ns/launch")

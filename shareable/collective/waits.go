@@ -23,6 +23,7 @@ type waits struct {
 
 	mu      sync.Mutex // the locks of streams and events come after it
 	all     []*wait
+	spare   *wait         // one that has ended, for the next
 	queued  []*queuedCall // oldest first
 	idle    []*queuedCall // whose events can be recorded again
 	timer   *time.Timer
@@ -52,9 +53,13 @@ type queuedCall struct {
 const lookPause = 20 * time.Millisecond
 
 func (ws *waits) begin(ctx context.Context, limited bool) *wait {
-	w := &wait{ctx: ctx, limited: limited}
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
+	w := ws.spare
+	if ws.spare = nil; w == nil {
+		w = &wait{}
+	}
+	w.ctx, w.limited = ctx, limited
 	ws.all = append(ws.all, w)
 	ws.runLocked()
 	return w
@@ -79,6 +84,8 @@ func (ws *waits) end(w *wait) {
 	ws.all[slices.Index(ws.all, w)] = ws.all[last]
 	ws.all[last] = nil
 	ws.all = ws.all[:last]
+	*w = wait{}
+	ws.spare = w
 }
 
 // queue begins a call that is about to be queued on the stream. Then comes isQueued, or

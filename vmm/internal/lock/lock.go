@@ -31,6 +31,7 @@ const (
 	Open
 	StreamRoom
 	Gate
+	Asked
 	Event
 	Reservation
 	Device

@@ -297,6 +297,7 @@ func (d *Device) noteJoin(s *Stream) bool {
 		return false
 	}
 	s.joined.Store(true)
+	s.Show()
 	if raw, ok := d.raw.(driver.Grapher); ok {
 		id, err := raw.CaptureID(s.Queue)
 		if err != nil {

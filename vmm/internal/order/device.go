@@ -156,8 +156,10 @@ func (d *Device) FreeQueue(queue driver.Stream) error {
 // Free frees the driver's stream, unless another library has it. Its work has ended, or is
 // lost.
 func (d *Device) Free(s *Stream) error {
+	s.hide()
 	if !s.Wrapped {
 		if err := d.FreeQueue(s.Queue); err != nil {
+			s.unhide()
 			return err
 		}
 	}
@@ -184,16 +186,19 @@ func (d *Device) notCapturing(queue driver.Stream) error {
 	return err
 }
 
-// NoneCaptured is ErrCapturing if one of the streams is being captured, by whichever library, or
-// one that the driver knows to wait for the legacy stream.
-func (d *Device) NoneCaptured(streams []*Stream) error {
+// NoneCaptured is ErrCapturing if a stream of the device is being captured: in a capture that Begin
+// has begun, or of which the driver says so, of those that other libraries may capture and those
+// that the driver knows to wait for the legacy stream.
+func (d *Device) NoneCaptured() error {
 	if d.gate.open.Load() > 0 {
 		return errWaitDestroys
 	}
 	if err := d.notCapturing(0); err != nil {
 		return err
 	}
-	for _, s := range streams {
+	d.gate.askedMu.RLock()
+	defer d.gate.askedMu.RUnlock()
+	for _, s := range d.gate.asked {
 		if err := d.notCapturing(s.Queue); err != nil {
 			return err
 		}

@@ -187,10 +187,10 @@ func (d *Device) QueueFence(queue driver.Stream) (Fence, error) {
 // ContextFence is at the end of all work of the context; ErrCapturing while a stream of it is
 // being captured, as far as NoneCaptured tells. Where the driver cannot record such an event it
 // waits, and the Fence is the zero one.
-func (d *Device) ContextFence(streams []*Stream) (Fence, error) {
+func (d *Device) ContextFence() (Fence, error) {
 	waited := false
 	f, err := d.fence(func(e driver.Event) (Point, error) {
-		if err := d.NoneCaptured(streams); err != nil {
+		if err := d.NoneCaptured(); err != nil {
 			return Point{}, err
 		}
 		err := error(driver.ErrNotSupported)

@@ -23,6 +23,9 @@ type Gate struct {
 	mu    lock.RWMutex
 	open  atomic.Int32 // captures with streams of this device
 
+	askedMu lock.RWMutex // shared while the driver is asked about them, so that none is freed
+	asked   []*Stream    // that may be in a capture which Begin has not begun
+
 	holdMu  sync.Mutex // nothing is locked while it is held
 	holders int        // of Quiet
 	changed chan struct{}
@@ -52,7 +55,8 @@ func (w *World) Capturing() bool { return w.open.Load() > 0 }
 // NewGate is the Gate of device n.
 func (w *World) NewGate(n int) *Gate {
 	g := &Gate{world: w, n: n, changed: make(chan struct{})}
-	g.mu.At(lock.Gate, uint64(n)) //nolint:gosec // an ordinal
+	g.mu.At(lock.Gate, uint64(n))       //nolint:gosec // an ordinal
+	g.askedMu.At(lock.Asked, uint64(n)) //nolint:gosec // an ordinal
 	return g
 }
 

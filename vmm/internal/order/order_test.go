@@ -24,6 +24,7 @@ type device struct {
 	freed    int
 	ids      uint64
 	fails    map[string]error // the next call of that name returns it
+	asked    int              // calls of Capturing
 }
 
 // reached is one record of an event.
@@ -114,6 +115,7 @@ func (d *device) Done(e driver.Event) (bool, error) {
 func (d *device) Capturing(s driver.Stream) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.asked++
 	return d.captures[s] != 0, nil
 }
 
@@ -123,7 +125,7 @@ func (d *device) StreamDone(s driver.Stream) (bool, error) {
 	return len(d.queues[s]) == 0, nil
 }
 
-func (d *device) FreeStream(driver.Stream) error { return nil }
+func (d *device) FreeStream(driver.Stream) error { return d.failing("FreeStream") }
 
 // grapher is a device with graphs.
 type grapher struct {
@@ -346,10 +348,50 @@ func TestQuietIsShort(t *testing.T) {
 	_, err = d.Begin(streams[1])
 	require.NoError(t, err)
 	release()
-	require.ErrorIs(t, d.NoneCaptured(streams), driver.ErrCapturing)
+	require.ErrorIs(t, d.NoneCaptured(), driver.ErrCapturing)
 	for _, s := range streams {
 		_, _, err := d.End(s)
 		require.NoError(t, err)
 	}
-	require.NoError(t, d.NoneCaptured(streams))
+	require.NoError(t, d.NoneCaptured())
+}
+
+// TestAskedStreams: before a call that a capture does not allow the driver is asked about the
+// streams that others may capture, and about no others.
+func TestAskedStreams(t *testing.T) {
+	raw := newDevice()
+	d, streams := opened(grapher{device: raw}, 1000)
+	asks := func() int {
+		raw.asked = 0
+		require.NoError(t, d.NoneCaptured())
+		return raw.asked - 1 // the legacy stream is one
+	}
+	require.Zero(t, asks())
+	for range 2 {
+		streams[1].Show()
+		streams[2].Show()
+	}
+	require.Equal(t, 2, asks())
+	raw.captures[streams[2].Queue] = 7 // by another library
+	require.ErrorIs(t, d.NoneCaptured(), driver.ErrCapturing)
+	// What joins that capture by a wait is asked about, too.
+	e, err := raw.NewEvent(0)
+	require.NoError(t, err)
+	raw.captures[streams[3].Queue] = 7
+	_, err = d.Wait(streams[3], e, d.gate, func() Point { return Point{} }, true)
+	require.NoError(t, err)
+	delete(raw.captures, streams[2].Queue)
+	require.ErrorIs(t, d.NoneCaptured(), driver.ErrCapturing)
+	delete(raw.captures, streams[3].Queue)
+	require.Equal(t, 3, asks())
+
+	errFree := errors.New("not freed")
+	raw.fails["FreeStream"] = errFree
+	require.ErrorIs(t, d.Free(streams[1]), errFree)
+	require.Equal(t, 3, asks())
+	for _, s := range streams[1:4] {
+		require.NoError(t, d.Free(s))
+		s.Show()
+	}
+	require.Zero(t, asks(), "of streams that are freed")
 }

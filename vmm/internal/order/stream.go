@@ -2,6 +2,7 @@ package order
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -32,6 +33,7 @@ type Stream struct {
 	after    atomic.Pointer[afters] // what later work comes after; replaced, never changed
 	joined   atomic.Bool            // a capture, by a wait for an event of it
 	context  atomic.Bool            // of a wrapped stream: it takes events of the device's context
+	shown    atomic.Bool            // it is among gate.asked, or is freed; changes with gate.askedMu held
 
 	in   atomic.Pointer[capture] // that Begin has begun; changes with its gates alone
 	held atomic.Int64            // captures of it neither begin nor end; grows with the gate shared
@@ -144,21 +146,48 @@ func (s *Stream) MayBeCaptured() bool {
 	return s.Wrapped || s.joined.Load() || s.gate.open.Load() > 0
 }
 
+// Show notes that code outside this package has the driver's stream, or may have it: it can begin
+// a capture of it that this package does not see. From now on a call that a capture does not allow
+// asks the driver about the stream.
+func (s *Stream) Show() {
+	if s.gate == nil || s.shown.Load() {
+		return
+	}
+	g := s.gate
+	g.askedMu.Lock()
+	defer g.askedMu.Unlock()
+	if !s.shown.Swap(true) && !s.ended() {
+		g.asked = append(g.asked, s)
+	}
+}
+
+// unhide undoes hide. The stream may have been shown meanwhile.
+func (s *Stream) unhide() {
+	s.gate.askedMu.Lock()
+	defer s.gate.askedMu.Unlock()
+	s.gate.asked = append(s.gate.asked, s)
+}
+
+// hide has the driver asked about the stream no more: it is about to be freed.
+func (s *Stream) hide() {
+	g := s.gate
+	g.askedMu.Lock()
+	defer g.askedMu.Unlock()
+	s.shown.Store(true)
+	g.asked = slices.DeleteFunc(g.asked, func(x *Stream) bool { return x == s })
+}
+
 // captured asks the driver; in doubt it is true.
 func (s *Stream) captured(d *Device) bool {
 	capturing, err := d.raw.Capturing(s.Queue)
 	return capturing || err != nil
 }
 
-// Hold keeps captures of the stream from beginning and ending until Unhold, and reports whether it
-// is being captured.
-func (d *Device) Hold(s *Stream) (capturing bool, err error) {
-	d.gate.share()
-	defer d.gate.unshare()
-	if capturing, err = d.raw.Capturing(s.Queue); err == nil {
-		s.held.Add(1)
-	}
-	return capturing, err
+// Hold keeps captures of the stream from beginning and ending until Unhold.
+func (s *Stream) Hold() {
+	s.gate.share()
+	defer s.gate.unshare()
+	s.held.Add(1)
 }
 
 // Unhold undoes Hold.
