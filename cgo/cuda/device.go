@@ -59,8 +59,7 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 	return v, nil
 }
 
-// begin begins a call. The caller calls end unless there is an error. It is short, so
-// that the compiler puts it into every call.
+// begin begins a call. The caller calls end unless there is an error.
 func (v *Device) begin(call string) error {
 	if v.users.Add(1)&closedBit == 0 && !v.d.lost.Load() && !v.reset.Load() {
 		return nil
