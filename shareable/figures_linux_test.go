@@ -304,14 +304,18 @@ func TestPublishedUntilReadable(t *testing.T) {
 }
 
 // TestPublishedInARow measures the same for lengths that come one soon after the other, in memory
-// that is mapped: by a call and by a stream that waits, with and without AttachOptions.Spin.
+// that is mapped: by a call and by a stream that waits, with and without AttachOptions.Spin, and by Flush.
 func TestPublishedInARow(t *testing.T) {
 	const pace, step = 500 * time.Microsecond, 64
 	rounds := testgate.Effort(20, 200, 2000)
 	for _, spin := range []time.Duration{0, 5 * time.Millisecond} {
-		for _, waits := range []string{"wait", "streams"} {
-			t.Run(fmt.Sprintf("%s/spin=%v", waits, spin), func(t *testing.T) {
-				s, _, g := published(t, vmm.RangeOptions{Max: 2 << 20, Chunk: 2 << 20})
+		for _, way := range []struct {
+			waits string
+			flush bool // in the producer's goroutine, else by the publication's own
+		}{{"wait", false}, {"wait", true}, {"streams", false}} {
+			waits := way.waits
+			t.Run(fmt.Sprintf("%s/flush=%t/spin=%v", waits, way.flush, spin), func(t *testing.T) {
+				s, p, g := published(t, vmm.RangeOptions{Max: 2 << 20, Chunk: 2 << 20})
 				require.NoError(t, g.Grow(2<<20))
 				f := followSpinning(t, s.Path(), 0, spin)
 				require.NoError(t, g.SetLen(step))
@@ -327,9 +331,14 @@ func TestPublishedInARow(t *testing.T) {
 					}
 					return stats.Quantiles(f.since(from), 0.5)[0]
 				}
-				took := measure(waits, func() { require.NoError(t, g.SetLen(g.Len()+step)) })
+				took := measure(waits, func() {
+					require.NoError(t, g.SetLen(g.Len()+step))
+					if way.flush {
+						require.NoError(t, p.Flush(t.Context()))
+					}
+				})
 				bare := measure("lines", func() { f.tell("line") })
-				t.Logf("published to readable in another process, %s, spin %v, one each %v: p50 %.1f us of %d; a line through a pipe p50 %.1f us", waits, spin, pace, took, rounds, bare)
+				t.Logf("published to readable in another process, %s, flush %t, spin %v, one each %v: p50 %.1f us of %d; a line through a pipe p50 %.1f us", waits, way.flush, spin, pace, took, rounds, bare)
 			})
 		}
 	}
