@@ -171,6 +171,9 @@ func Slower(r *Report) (header []string, rows [][]string, firm, open, all int) {
 	cases := byID(r.Cases)
 	for _, x := range r.Comparisons {
 		a, b := cases[x.A], cases[x.B]
+		if Contender(x.A) == "pinned-copy" { // the limit, and no memory to choose
+			continue
+		}
 		if x.ofRuns() || x.Ratio == nil || a.Stats == nil || b.Stats == nil || !strings.HasPrefix(b.Axes.text(axisMem), "vmm") {
 			continue
 		}
