@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
@@ -41,6 +43,9 @@ func metricsAt(t *testing.T, address string) map[string]float64 {
 	p := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := p.TextToMetricFamilies(strings.NewReader(string(b)))
 	require.NoError(t, err, string(b))
+	problems, err := promlint.New(bytes.NewReader(b)).Lint()
+	require.NoError(t, err)
+	require.Empty(t, problems)
 	all := map[string]float64{}
 	for name, f := range families {
 		require.NotEmpty(t, f.GetHelp(), name)
@@ -116,6 +121,7 @@ func TestMetrics(t *testing.T) {
 	require.InDelta(t, 1, m[fmt.Sprintf("cuvmm_store_requests_refused_total{reason=limit}{uid=%d}", r.Users[0].UID)], 0)
 	require.EqualValues(t, 1, r.Refused["limit"])
 	require.InDelta(t, 64<<20, m["cuvmm_store_limit_bytes"], 0)
+	require.GreaterOrEqual(t, m["cuvmm_device_committed_bytes{device=host:0}"], m["cuvmm_store_bytes"])
 
 	_, stderr, code := call(t, "--socket="+path, "reload")
 	require.Zero(t, code, stderr)
