@@ -136,18 +136,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), noCache: noCache, waitSlot: make(chan struct{}, 1)}
 	g.sizes = sizes.Ladder{Gran: gran, Most: o.MaxChunk, Fixed: o.Chunk, Few: o.Share != 0}
 	g.supply = newSupply(o.Supplier)
-	copies := &d.counters.hostCopies
-	g.hostCopy.Take = func(n uint64) error {
-		err := takeAddresses(n)
-		if err == nil {
-			d.counters.add(n, copies)
-		}
-		return err
-	}
-	g.hostCopy.Return = func(n uint64) {
-		d.counters.sub(n, copies)
-		giveAddresses(n)
-	}
+	g.countHostCopy(d)
 	size, _ := roundUp(o.Max, g.unit) // as resolveOptions found possible
 	if g.r, err = d.reserve(size, gran, ReserveOptions{Align: o.Align}, true); err != nil {
 		return nil, err

@@ -452,6 +452,21 @@ func (s *sleeper) finishWake() {
 	s.requestGrowAhead()
 }
 
+// countHostCopy has the range's host memory counted by the device.
+func (g *Range) countHostCopy(d *Device) {
+	g.hostCopy.Take = func(n uint64) error {
+		err := takeAddresses(n)
+		if err == nil {
+			d.counters.add(n, &d.counters.hostCopies)
+		}
+		return err
+	}
+	g.hostCopy.Return = func(n uint64) {
+		d.counters.sub(n, &d.counters.hostCopies)
+		giveAddresses(n)
+	}
+}
+
 // freeHostCopy gives the host memory of a range that is awake back, unless it is to be kept.
 func (s *sleeper) freeHostCopy() {
 	if !s.opts.KeepHostMemory {

@@ -41,10 +41,10 @@ func memoryGroup(t *testing.T, most int) (dir string) {
 	return ""
 }
 
-// TestSleepBeyondTheGroup: contents for which the process's control group has no room stay on the
-// device, and nobody is killed. With the check off, the process is killed.
+// TestSleepBeyondTheGroup: contents that would pass the limit of the process's control group stay on
+// the device, and no process is killed. With the check off, the process is killed.
 func TestSleepBeyondTheGroup(t *testing.T) {
-	const size, room = 64 << 20, 48 << 20 // of the contents; beyond what is used before
+	const size, spare = 64 << 20, 48 << 20 // of the contents; beyond what is used before
 	if dir := os.Getenv("VMM_TEST_GROUP"); dir != "" {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, os.Getpid()), 0o600))
 		if os.Getenv("VMM_TEST_UNCHECKED") != "" {
@@ -69,7 +69,7 @@ func TestSleepBeyondTheGroup(t *testing.T) {
 	}
 	exe, err := os.Executable()
 	require.NoError(t, err)
-	group := memoryGroup(t, 2*size+room)
+	group := memoryGroup(t, 2*size+spare)
 	run := func(env ...string) (string, error) {
 		cmd := exec.CommandContext(t.Context(), exe, "-test.run=^TestSleepBeyondTheGroup$", "-test.v")
 		cmd.Env = append(os.Environ(), append(env, "VMM_TEST_GROUP="+group)...)

@@ -396,7 +396,7 @@ func TestHostMemoryOfSleepers(t *testing.T) {
 	require.NotZero(t, vmm.HostCopy(short))
 	require.EqualValues(t, vmm.HostCopy(short), w.devs[0].Stats().HostCopies)
 	require.NoError(t, vmm.Wake(short))
-	require.Zero(t, vmm.HostCopy(short), "nobody asked to keep it")
+	require.Zero(t, vmm.HostCopy(short), "it was not to be kept")
 	require.Zero(t, w.devs[0].Stats().HostCopies)
 	require.NoError(t, short.Close())
 

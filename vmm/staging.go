@@ -35,7 +35,7 @@ const (
 	// Two copiers reach 21 GB/s from host to device on an H200; the driver's own pageable
 	// copy 10, and 19 from device to host (docs/benchmarks/other-programs.md).
 	fewestToDevice, fewestToHost = 2, 3
-	// Memory that nobody has touched yet gets its pages on the way. That takes longer than the
+	// Memory that was never touched gets its pages on the way. That takes longer than the
 	// copy, so it is worth a copier less; and pieces that stay in a processor's cache meanwhile:
 	// 16 copiers reach 31 GB/s by 2 MiB, 25 by 4 MiB (docs/benchmarks/other-programs.md).
 	fewestToFresh, freshPiece = 2, 2 << 20

@@ -1,8 +1,5 @@
 //go:build cgo && linux
 
-// Package cloop makes the driver's calls as a C program would, without cgo/cuda, and
-// times them in C. It is for tests: the binding and the library above it are compared
-// with it. A failed call undoes nothing; the test fails.
 package cloop
 
 /*

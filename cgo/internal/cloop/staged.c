@@ -22,7 +22,7 @@ struct download {
 	struct cloop *l;
 	CUdeviceptr src;
 	char *dst;
-	size_t size, next; // next: of the piece that nobody has taken
+	size_t size, next; // next: of the piece that is taken next
 	struct lane lanes[MOST];
 };
 

@@ -1,5 +1,5 @@
 // Package hostcopy is host memory for contents of device memory: the memory in which those of
-// ranges wait that sleep, and copies into memory that nobody has touched yet. Files:
+// ranges wait that sleep, and copies into memory that was never touched. Files:
 //
 //	hostcopy.go       Buffer: as much memory as is asked for, if there is enough
 //	memory_unsafe.go  the system's calls, on Linux

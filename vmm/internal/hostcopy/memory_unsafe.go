@@ -31,6 +31,10 @@ func drop(b []byte) { _ = unix.Madvise(b, unix.MADV_DONTNEED) }
 var pageSize = uintptr(os.Getpagesize())
 
 // pages is the pages in which the bytes lie.
+//
+// Safety: the pointer is used by a system call that keeps nothing, while the caller has the bytes;
+// the pages hold at least one of those each, so they are the process's. Populating pages and asking
+// for them changes no contents.
 func pages(b []byte) (first unsafe.Pointer, n uintptr) {
 	p := unsafe.Pointer(&b[0])
 	into := uintptr(p) % pageSize
@@ -43,7 +47,7 @@ func populate(b []byte) {
 	_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(p), n, unix.MADV_POPULATE_WRITE)
 }
 
-// resident reports whether the bytes, all of one page, have it; also where nobody knows.
+// resident reports whether the bytes, all of one page, have it; also where that is not known.
 func resident(b []byte) bool {
 	p, _ := pages(b)
 	var in byte
