@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -25,7 +26,7 @@ func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 		if err = d.checkOpen(); err != nil {
 			return nil, err
 		}
-		m, short, err := d.create(size, d.resolve(p), forCaller)
+		m, short, err := d.create(size, d.resolve(p), forCaller, memsample.Chunk)
 		if err == nil {
 			c, err = d.chunk(m)
 		}
@@ -41,7 +42,7 @@ func (d *Device) CreateOrReuse(size uint64, p Prop) (*Chunk, error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, d.wrap("create or reuse chunk", 0, size, err)
 	}
-	if m := d.takeCached(d.resolve(p), size, size); m != nil {
+	if m := d.takeCached(d.resolve(p), size, size, memsample.Chunk); m != nil {
 		d.counters.count(1, &d.counters.Hits)
 		c, err := d.chunk(m)
 		return c, d.wrap("create or reuse chunk", 0, size, err)
@@ -56,11 +57,11 @@ func (d *Device) TryCreate(size uint64, p Prop) (c *Chunk, err error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, d.wrap("try to create chunk", 0, size, err)
 	}
-	m := d.takeCached(d.resolve(p), size, size)
+	m := d.takeCached(d.resolve(p), size, size, memsample.Chunk)
 	if m != nil {
 		d.counters.count(1, &d.counters.Hits)
 	} else {
-		m, _, err = d.create(size, d.resolve(p), forGrowAhead)
+		m, _, err = d.create(size, d.resolve(p), forGrowAhead, memsample.Chunk)
 	}
 	if err == nil {
 		c, err = d.chunk(m)
@@ -105,13 +106,20 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	if err != nil {
 		return nil, err
 	}
-	m := d.adopt(h, size, p)
+	m := d.adopt(h, size, p, memsample.Import)
 	actual, err := d.drv.Properties(h)
 	if err != nil {
 		return nil, joinErr(err, "and giving the memory back", m.release())
 	}
 	m.prop.Location = actual.Location
 	return d.chunk(m)
+}
+
+// CountAs has a heap profile show the memory as another kind; for packages beside this one.
+func (c *Chunk) CountAs(kind memsample.Kind) {
+	if c != nil && c.mem != nil {
+		c.mem.sample.Becomes(kind)
+	}
 }
 
 // Size is the chunk's size in bytes.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
@@ -35,6 +36,7 @@ type Device struct {
 	location Location // of its memory
 
 	counters counters
+	samples  *memsample.Owner // of who has the memory
 	cache    cache
 	workTime atomic.Int64 // nanoseconds of the goroutine's work
 	logger   atomic.Pointer[slog.Logger]
@@ -73,6 +75,8 @@ func newDevice(drv driver.Driver, info Info) *Device {
 	d.wakeup = sync.NewCond(&d.mu)
 	d.worker.kicked = make(chan struct{}, 1)
 	d.state = acquireState(drv, info.Ordinal, d)
+	d.samples = &memsample.Owner{Name: d.name, Moment: d.moment}
+	memsample.Add(d.samples)
 	return d
 }
 
@@ -87,6 +91,9 @@ func (d *Device) Info() Info { return nonnil.Of(d).info }
 
 // Driver is the driver below, for packages beside this one; nil for a nil Device.
 func (d *Device) Driver() driver.Driver { return nonnil.Of(d).drv }
+
+// Samples is the device for memsample; for packages beside this one.
+func (d *Device) Samples() *memsample.Owner { return nonnil.Of(d).samples }
 
 // checkOpen is nil while the device is open.
 func (d *Device) checkOpen() error {
@@ -307,6 +314,7 @@ func (d *Device) Close() (err error) {
 	if err == nil {
 		d.closed = true
 		d.state.releaseState(d)
+		memsample.Remove(d.samples)
 	}
 	return err
 }

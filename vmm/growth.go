@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -145,7 +146,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 	for left > 0 && !g.noCache {
 		// The driver sets access chunk by chunk, so many small chunks cost more than new
 		// memory. With an eighth as the least, a growth takes a few dozen.
-		m := d.takeCached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)))
+		m := d.takeCached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)), memsample.Range)
 		if m == nil {
 			break
 		}
@@ -167,8 +168,8 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 	for size := range g.sizes.Chunks(left) {
 		var m *memory
 		if purpose == forGrowAhead {
-			m, _, createErr = d.create(size, p, purpose)
-		} else if m, createErr = d.createCharged(size, p, purpose); createErr == nil {
+			m, _, createErr = d.create(size, p, purpose, memsample.Range)
+		} else if m, createErr = d.createCharged(size, p, purpose, memsample.Range); createErr == nil {
 			charged -= size
 		}
 		if createErr != nil {

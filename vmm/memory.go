@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/freelist"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -23,6 +24,7 @@ type memory struct {
 	created   bool        // counts against the limit
 	recycled  bool        // it was in the cache, so it may hold bytes of another range
 	refs      atomic.Int64
+	sample    *memsample.Sample // nil if it was not sampled
 }
 
 // zeroing is which memory is filled with zeros when it is mapped.
@@ -44,18 +46,18 @@ const (
 
 // create makes memory with one reference. Prop's location is resolved already. With its error it
 // returns the device that is short of memory.
-func (d *Device) create(size uint64, p Prop, purpose purpose) (m *memory, short *deviceState, err error) {
+func (d *Device) create(size uint64, p Prop, purpose purpose, kind memsample.Kind) (m *memory, short *deviceState, err error) {
 	if err := d.state.charge(size, purpose); err != nil {
 		return nil, d.state, err
 	}
-	if m, err = d.createCharged(size, p, purpose); err != nil {
+	if m, err = d.createCharged(size, p, purpose, kind); err != nil {
 		d.state.uncharge(size)
 	}
 	return m, d.state.home(p), err
 }
 
 // createCharged is create of memory that counts against the limit already.
-func (d *Device) createCharged(size uint64, p Prop, purpose purpose) (m *memory, err error) {
+func (d *Device) createCharged(size uint64, p Prop, purpose purpose, kind memsample.Kind) (m *memory, err error) {
 	home := d.state.home(p)
 	err = home.retryAfterRelease(purpose, func() error {
 		if err := home.mayCreate(); err != nil {
@@ -65,7 +67,7 @@ func (d *Device) createCharged(size uint64, p Prop, purpose purpose) (m *memory,
 		if err != nil {
 			return err
 		}
-		m = d.adopt(h, size, p)
+		m = d.adopt(h, size, p, kind)
 		// A network card may go on reading memory that it was shown.
 		m.created = true
 		m.cacheable.Store(p.Share == 0 && !p.RDMA)
@@ -86,10 +88,10 @@ func (s *deviceState) home(p Prop) *deviceState {
 }
 
 // adopt counts a handle that the driver has returned as the device's memory.
-func (d *Device) adopt(h driver.Handle, size uint64, p Prop) *memory {
-	m := &memory{dev: d, handle: h, size: size, prop: p}
+func (d *Device) adopt(h driver.Handle, size uint64, p Prop, kind memsample.Kind) *memory {
+	m := &memory{dev: d, handle: h, size: size, prop: p, sample: memsample.Of(d.samples, kind, size, 1)}
 	m.refs.Store(1)
-	d.counters.add(size, &d.counters.committed)
+	d.counters.adopted(size, m.sample)
 	return m
 }
 
@@ -141,7 +143,7 @@ func (m *memory) free() error {
 		d.refusedMemory = append(d.refusedMemory, m)
 		return err
 	}
-	d.counters.released(m.size)
+	d.counters.released(m.size, m.sample)
 	if m.created {
 		d.state.discharge(m.size)
 	}
@@ -212,7 +214,7 @@ func (d *Device) cacheMemory(m *memory) bool {
 	}
 	out := d.evictLocked(threshold - m.size)
 	c.list.Put(m.prop, m.size, m.handle)
-	d.counters.add(m.size, &d.counters.cached)
+	d.counters.kept(m.size, m.sample)
 	c.mu.Unlock()
 	releaseAll(out) //nolint:errcheck // counted as quarantined
 	return true
@@ -220,7 +222,7 @@ func (d *Device) cacheMemory(m *memory) bool {
 
 // takeCached returns the largest cached memory with property p from least to most
 // bytes, with one reference; nil if there is none, or if another operation has the turn.
-func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
+func (d *Device) takeCached(p driver.Prop, least, most uint64, kind memsample.Kind) *memory {
 	if d.state.mayCreate() != nil {
 		return nil
 	}
@@ -234,17 +236,18 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64) *memory {
 	if x == nil {
 		return nil
 	}
-	m := d.uncached(x)
+	m := d.uncached(x, kind)
 	m.cacheable.Store(true)
 	return m
 }
 
 // uncached is the memory, with one reference, of a piece that was taken out of the cache.
-func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle]) *memory {
-	d.counters.sub(x.Size, &d.counters.cached)
+func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle], kind memsample.Kind) *memory {
 	// A new object: a Segment of the old one has no claim to it.
 	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true, recycled: true}
+	m.sample = memsample.Of(d.samples, kind, x.Size, 1)
 	m.refs.Store(1)
+	d.counters.reused(x.Size, m.sample)
 	return m
 }
 
@@ -255,7 +258,7 @@ func (d *Device) evictLocked(keep uint64) (out []*memory) {
 	invariants.Held(&d.cache.mu)
 	c := &d.cache
 	for c.list.Bytes > keep {
-		out = append(out, d.uncached(c.list.Oldest()))
+		out = append(out, d.uncached(c.list.Oldest(), memsample.Leaving))
 	}
 	return out
 }

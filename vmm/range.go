@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -50,7 +51,8 @@ type Range struct {
 
 	// Of Sleep; guarded by r.closeMu.
 	hostCopy    hostcopy.Buffer // host memory for the contents
-	sleptChunks []uint64        // sizes of the chunks that come back
+	copySample  *memsample.Sample
+	sleptChunks []uint64 // sizes of the chunks that come back
 
 	asleep bool // counted as asleep; guarded by r.mu
 }

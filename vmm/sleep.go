@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -353,11 +354,11 @@ func (s *sleeper) createMemory() error {
 	for _, size := range s.sleptChunks {
 		var m *memory
 		if !s.noCache {
-			m = d.takeCached(p, size, size)
+			m = d.takeCached(p, size, size, memsample.Range)
 		}
 		if m == nil {
 			var err error
-			if m, _, err = d.create(size, p, forCaller); err != nil {
+			if m, _, err = d.create(size, p, forCaller, memsample.Range); err != nil {
 				return err
 			}
 		}
@@ -455,14 +456,15 @@ func (s *sleeper) finishWake() {
 // countHostCopy has the range's host memory counted by the device.
 func (g *Range) countHostCopy(d *Device) {
 	g.hostCopy.Take = func(n uint64) error {
-		err := takeAddresses(n)
-		if err == nil {
-			d.counters.add(n, &d.counters.hostCopies)
+		if err := takeAddresses(n); err != nil {
+			return err
 		}
-		return err
+		g.copySample = memsample.Of(d.samples, memsample.HostCopy, n, 1)
+		d.counters.copied(n, g.copySample)
+		return nil
 	}
 	g.hostCopy.Return = func(n uint64) {
-		d.counters.sub(n, &d.counters.hostCopies)
+		d.counters.uncopied(n, g.copySample)
 		giveAddresses(n)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/stats"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
@@ -151,13 +152,73 @@ func (c *counters) unmapped(n int, size, retiring uint64, of *rangeCounters) {
 	c.retiring.now -= retiring
 }
 
+// adopted counts memory that the driver has given. What is sampled of memory begins and ends with the
+// counters' lock held, so both are of one moment.
+func (c *counters) adopted(size uint64, s *memsample.Sample) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.committed.now += size
+	c.committed.peak = max(c.committed.peak, c.committed.now)
+	s.Begin()
+}
+
+// kept counts memory as cached, reused as taken out of the cache.
+func (c *counters) kept(size uint64, s *memsample.Sample) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cached.now += size
+	c.cached.peak = max(c.cached.peak, c.cached.now)
+	s.End()
+}
+
+func (c *counters) reused(size uint64, s *memsample.Sample) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cached.now -= size
+	s.Begin()
+}
+
 // released counts a chunk of size bytes as released by the driver.
-func (c *counters) released(size uint64) {
+func (c *counters) released(size uint64, s *memsample.Sample) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.committed.now -= size
 	c.Releases++
 	c.freedBytes += size
+	s.End()
+}
+
+// copied counts host memory for the contents of ranges that sleep, uncopied no longer.
+func (c *counters) copied(size uint64, s *memsample.Sample) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hostCopies.now += size
+	s.Begin()
+}
+
+func (c *counters) uncopied(size uint64, s *memsample.Sample) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.hostCopies.now -= size
+	s.End()
+}
+
+// moment is memsample.Owner.Moment.
+func (d *Device) moment(read func()) memsample.Totals {
+	pinned := d.pinned()
+	c := &d.counters
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	read()
+	return memsample.Totals{Committed: c.committed.now, Cached: c.cached.now, HostCopies: c.hostCopies.now, Pinned: pinned}
+}
+
+// pinned is how much host memory is pinned for the device.
+func (d *Device) pinned() uint64 {
+	if o := d.state.openDevice.Load(); o != nil {
+		return o.stage.pinned() + o.mirrors.Load() + o.pinnedCache.size.Load()
+	}
+	return 0
 }
 
 // setThreshold is for SetReleaseThreshold.
@@ -233,10 +294,7 @@ func (d *Device) Stats() Stats {
 	d.state.mu.Lock()
 	limit := d.state.limit
 	d.state.mu.Unlock()
-	var pinned uint64
-	if o := d.state.openDevice.Load(); o != nil {
-		pinned = o.stage.pinned() + o.mirrors.Load() + o.pinnedCache.size.Load()
-	}
+	pinned := d.pinned()
 	// What follows is of one moment; the limits above change by themselves.
 	c := &d.counters
 	c.mu.Lock()

@@ -13,8 +13,9 @@ import (
 
 const module = "github.com/cuvmm/cuvmm"
 
-// withPrometheus is what depends on Prometheus's client, so that nothing else in the library does.
-var withPrometheus = []string{"vmm/metrics", "shareable/metrics"}
+// withMore is what depends on Prometheus's client, or on pprof's profiles, so that nothing else in the
+// library does.
+var withMore = []string{"vmm/metrics", "shareable/metrics", "vmm/memprof"}
 
 // platforms is where a library package may pull in something of its own.
 var platforms = map[string][]string{
@@ -51,7 +52,7 @@ func inLibrary(pkg string) bool {
 	case "cmd", "docs", "examples", "internal":
 		return false
 	}
-	return !slices.Contains(withPrometheus, strings.TrimPrefix(pkg, module+"/"))
+	return !slices.Contains(withMore, strings.TrimPrefix(pkg, module+"/"))
 }
 
 // foreign lists what pkgs depend on, tests left out, beyond the standard

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -218,54 +217,6 @@ func TestTraceThatFails(t *testing.T) {
 	require.NoError(t, p.Close())
 	closeAll(t, s)
 	w.end()
-}
-
-func TestSamples(t *testing.T) {
-	w := newWorld(t, 1, 16*mib)
-	p, s := w.pool(pool.Options{SampleStacks: 1}), w.stream(0)
-	every := w.pool(pool.Options{SampleStacks: 1000})
-	all := blocks(t, p, s)
-	samples := p.Samples()
-	require.Len(t, samples, len(all))
-	for i, x := range samples {
-		require.True(t, i == 0 || samples[i-1].Ptr < x.Ptr)
-		f, _ := runtime.CallersFrames(x.Stack).Next()
-		require.Contains(t, f.Function, "pool", f.Function)
-		require.Contains(t, stackText(x.Stack), "TestSamples")
-	}
-	for name, b := range all {
-		if name == "slab" {
-			require.NoError(t, p.FreeNow(b))
-		} else {
-			require.NoError(t, p.Free(s, b))
-		}
-	}
-	require.Empty(t, p.Samples())
-	var some []pool.Block
-	for range 100 {
-		some = append(some, alloc(t, every, s, 100))
-	}
-	n := len(every.Samples())
-	require.Greater(t, n, 5)
-	require.LessOrEqual(t, n, 10)
-	for _, b := range some {
-		require.NoError(t, every.Free(s, b))
-	}
-	require.Empty(t, every.Samples())
-	closeAll(t, s, p, every)
-	w.end()
-}
-
-func stackText(pcs []uintptr) string {
-	var all []string
-	frames := runtime.CallersFrames(pcs)
-	for {
-		f, more := frames.Next()
-		all = append(all, f.Function)
-		if !more {
-			return strings.Join(all, " ")
-		}
-	}
 }
 
 // TestNothingCostsNothing: without options a pair makes no allocation and no driver call,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -315,6 +316,7 @@ func (p *Pool) create(have []*vmm.Chunk, n int) (all []*vmm.Chunk, created int, 
 			p.mu.Unlock()
 		}
 		if err = again; err == nil {
+			c.CountAs(memsample.Pool)
 			have = append(have, c)
 			created++
 		}

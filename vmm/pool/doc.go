@@ -73,7 +73,7 @@ package pool
 //	lookup.go      Lookup: the pool of an address, also of the driver's
 //	trim.go        TrimTo, the release threshold, giving memory back under pressure
 //	admin.go       Device, Reservation, SetReuse, Grant and Revoke, Stats, ResetPeaks
-//	tracing.go     Options.Trace and SampleStacks, Samples
+//	tracing.go     Options.Trace; blocks that were sampled for a heap profile
 //	close.go       Close
 //	driverpool.go  DriverPool: NewDriver, DriverDefault, DriverCurrent; FreePlain
 //	hold.go        HoldBlock of a Pool: how a block is kept from being freed
@@ -82,7 +82,7 @@ package pool
 // Lock order:
 //
 //	Pool.closeMu           Close, and calls that wait for its outcome
-//	  extras.mu            with Options.Trace or SampleStacks, for the whole of a free, and of a Resize to fewer bytes
+//	  extras.mu            with Options.Trace, for the whole of a free, and of a Resize to fewer bytes
 //	    stream.mu          a stream's slabs, and its remote blocks; of several the older first
 //	      Pool.mu          extents, free lists, holes, chunks, the list of streams
 //	        locks of package vmm

@@ -53,8 +53,8 @@ func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
 	switch {
 	case o.Align != 0 && bits.OnesCount64(o.Align) != 1, o.NoReuse&^ReuseAll != 0:
 		return nil, fmt.Errorf("%w: an alignment of %d, reuse %#x", vmm.ErrInvalid, o.Align, uint8(o.NoReuse))
-	case o.Align > 256, o.ChunkSize != 0, o.Addresses != 0, o.Trace != nil, o.SampleStacks != 0:
-		return nil, fmt.Errorf("%w: a pool of the driver with Align above 256, ChunkSize, Addresses, Trace or SampleStacks", vmm.ErrNotSupported)
+	case o.Align > 256, o.ChunkSize != 0, o.Addresses != 0, o.Trace != nil:
+		return nil, fmt.Errorf("%w: a pool of the driver with Align above 256, ChunkSize, Addresses or Trace", vmm.ErrNotSupported)
 	}
 	p, err := driverPool(dev)
 	if err != nil {

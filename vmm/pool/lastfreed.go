@@ -45,7 +45,7 @@ func (p *Pool) allocKept(st *stream, size, n uint64) (Block, error) {
 	st.kept = kept{}
 	e := k.ext
 	e.by, e.stamp = st, k.stamp // work before the block's own may still use the memory
-	seq := st.nextSeq()
+	seq := st.nextSeq(size)
 	e.seq.Store(seq)
 	st.count(1, size)
 	st.pages += size

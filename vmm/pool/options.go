@@ -45,9 +45,6 @@ type Options struct {
 	// called under a lock, and must not call the pool. Its first error ends the trace, and Close
 	// returns it.
 	Trace io.Writer
-	// SampleStacks is after how many allocated bytes Alloc records its caller's stack; see
-	// Pool.Samples. 0: never.
-	SampleStacks uint64
 }
 
 // resolve checks the options and fills in the defaults.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -27,6 +28,7 @@ type Pool struct {
 	prop       vmm.Prop
 	onOOM      func(*vmm.Stream, uint64) bool
 	extras     *extras // nil: none
+	samples    samples
 	hooks      hooks
 	stops      []func() // they take back OnPressure and OnSync
 	none       owner    // what blocks of 0 bytes are in
@@ -65,11 +67,12 @@ type Pool struct {
 	moving       int          // calls that hold memory which no other call sees: they map it or give it back
 	moved        sync.Cond    // on mu: moving has become less
 	chunksPeak   int64
-	longSeq      uint64 // Block.seq of the last long block
-	long         counts // of long blocks
-	past         counts // of streams that are forgotten
-	slabBytes    uint64 // of all slabs
-	stats        Stats  // Created, Remapped, Released and Waits alone
+	longSeq      uint64              // Block.seq of the last long block, without sampledBit
+	due          memsample.Countdown // of long blocks
+	long         counts              // of long blocks
+	past         counts              // of streams that are forgotten
+	slabBytes    uint64              // of all slabs
+	stats        Stats               // Created, Remapped, Released and Waits alone
 }
 
 // slot is the addresses of one chunk.
@@ -192,6 +195,9 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	if err == nil {
 		if n-1 < p.classes.most && p.extras == nil {
 			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
+				if b.seq&sampledBit != 0 {
+					p.sample(b)
+				}
 				return b, nil
 			}
 		}
@@ -201,6 +207,9 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 			b, err = p.alloc(st, n)
 		}
 		if err == nil {
+			if b.seq&sampledBit != 0 {
+				p.sample(b)
+			}
 			p.extras.allocated(st, b)
 			return b, nil
 		}
@@ -223,6 +232,9 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 		} else {
 			err = p.free(st, b)
 		}
+	}
+	if err == nil && b.seq&sampledBit != 0 {
+		p.samples.end(b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }
@@ -257,6 +269,9 @@ func (p *Pool) FreeNow(b Block) error {
 	err := ErrForeignBlock
 	if p != nil {
 		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
+	}
+	if err == nil && b.seq&sampledBit != 0 {
+		p.samples.end(b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }

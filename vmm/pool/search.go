@@ -48,11 +48,15 @@ func (p *Pool) allocPages(st *stream, n uint64, class int) (Block, error) {
 	p.longSeq++
 	e.kind = kindBlock
 	e.usedBy(st)
-	e.seq.Store(p.longSeq)
+	seq := p.longSeq
+	if p.due.Due(size) {
+		seq |= sampledBit
+	}
+	e.seq.Store(seq)
 	p.setOwnersLocked(e, &e.owner)
 	p.long.count(p, 1, size)
 	p.long.pages += size
-	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: p.longSeq}, nil
+	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: seq}, nil
 }
 
 // found is what a search has found: pages, which are in no list any more, or a block of a slab.

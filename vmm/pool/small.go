@@ -32,7 +32,7 @@ func (st *stream) allocSmall(class int, n uint64) (Block, bool) {
 
 // blockIn makes block i of a slab a block that is allocated. It needs st.mu.
 func (st *stream) blockIn(sl *slab, i int, n uint64) Block {
-	seq := st.nextSeq()
+	seq := st.nextSeq(sl.size)
 	sl.seqs[i].Store(seq)
 	st.count(1, sl.size)
 	return Block{ptr: sl.ptr + vmm.Ptr(uint64(i)*sl.size), size: n, in: &sl.owner, seq: seq} //nolint:gosec // not negative
@@ -154,7 +154,7 @@ func (st *stream) giveLocked(sl *slab, i int, inUse bool) {
 // So the block goes back to the stream that allocated it, in whose order that work is.
 func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	i := sl.index(b.ptr)
-	if in, ok := p.leases.Load(b.seq / leaseSize); ok {
+	if in, ok := p.leases.Load(b.seq &^ sampledBit / leaseSize); ok {
 		st := in.(*stream) //nolint:forcetypeassert // nothing else is stored
 		st.mu.Lock()
 		if !st.gone && st.open() {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -20,7 +21,8 @@ type stream struct {
 	_ [64]byte // other streams' calls read what is above, and this one's write what is below
 
 	mu      sync.Mutex // comes before Pool.mu
-	seq     uint64     // of the last block
+	seq     uint64     // of the last block, without sampledBit
+	due     memsample.Countdown
 	classes []ofClass
 	slabs   int // how many slabs it is the home of
 	kept    kept
@@ -117,12 +119,15 @@ const leaseSize = 1 << 30
 
 // nextSeq is the number of the next block that the stream allocates: no two blocks of a pool, ever,
 // have the same. It needs st.mu.
-func (st *stream) nextSeq() uint64 {
+func (st *stream) nextSeq(size uint64) uint64 {
 	if st.seq++; st.seq%leaseSize == 0 {
 		lease := st.p.leased.Add(1)
 		st.p.leases.Store(lease, st)
 		st.leases = append(st.leases, lease)
 		st.seq = lease*leaseSize + 1
+	}
+	if st.due.Due(size) {
+		return st.seq | sampledBit
 	}
 	return st.seq
 }

@@ -1,43 +1,29 @@
 package pool
 
 import (
-	"cmp"
 	"fmt"
 	"io"
-	"maps"
-	"runtime"
-	"slices"
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// extras are what a pool does beside allocating: a trace, and samples of stacks. A pool
-// without them has none. All its methods do nothing on nil.
+// extras are what a pool does beside allocating: a trace. A pool without one has none. All its
+// methods do nothing on nil.
 type extras struct {
-	every uint64
-
 	mu       sync.Mutex
 	trace    io.Writer
 	traceErr error
-	left     uint64            // bytes until the next sample
-	samples  map[uint64]Sample // by the sequence number of the block
-	resized  map[uint64]uint64 // sizes, by the same
-}
-
-// Sample is a block that is allocated, and where.
-type Sample struct {
-	Ptr   vmm.Ptr
-	Size  uint64    // bytes, as Alloc was asked for
-	Stack []uintptr // for runtime.CallersFrames
+	resized  map[uint64]uint64 // sizes, by the sequence number of the block
 }
 
 func newExtras(o Options) *extras {
-	if o.Trace == nil && o.SampleStacks == 0 {
+	if o.Trace == nil {
 		return nil
 	}
-	x := &extras{every: o.SampleStacks, trace: o.Trace, left: o.SampleStacks, samples: map[uint64]Sample{}, resized: map[uint64]uint64{}}
+	x := &extras{trace: o.Trace, resized: map[uint64]uint64{}}
 	x.write("Thread,Time,Action,Pointer,Size,Stream\n")
 	return x
 }
@@ -74,17 +60,6 @@ func (x *extras) allocated(st *stream, b Block) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.line("allocate", b.ptr, b.size, st)
-	if x.every == 0 || b.size == 0 {
-		return
-	}
-	if b.size < x.left {
-		x.left -= b.size
-		return
-	}
-	x.left = x.every
-	var pcs [32]uintptr
-	n := runtime.Callers(3, pcs[:]) // from the caller of Alloc on
-	x.samples[b.seq] = Sample{b.ptr, b.size, slices.Clone(pcs[:n])}
 }
 
 func (x *extras) failed(st *stream, n uint64) {
@@ -108,7 +83,6 @@ func (x *extras) free(st *stream, b Block, f func() error) error {
 		return err
 	}
 	x.line("free", b.ptr, x.sizeLocked(b), st)
-	delete(x.samples, b.seq)
 	delete(x.resized, b.seq)
 	return nil
 }
@@ -164,16 +138,51 @@ func (x *extras) close() error {
 	return nil
 }
 
-// Samples lists the sampled blocks that are still allocated, by address; see
-// Options.SampleStacks. The list is the caller's.
-func (p *Pool) Samples() []Sample {
-	if p == nil || p.extras == nil {
-		return nil
+// samples are blocks that are allocated and were sampled for a heap profile, by their numbers, which
+// have sampledBit.
+type samples struct {
+	mu sync.Mutex
+	of map[uint64]*memsample.Sample
+}
+
+// sample samples a block that was allocated just now.
+func (p *Pool) sample(b Block) {
+	s := memsample.Now(p.dev.Samples(), memsample.Block, p.rounded(b), 2)
+	p.samples.mu.Lock()
+	defer p.samples.mu.Unlock()
+	if p.samples.of == nil {
+		p.samples.of = map[uint64]*memsample.Sample{}
 	}
-	x := p.extras
+	p.samples.of[b.seq] = s
+}
+
+// rounded is how much memory the block uses.
+func (p *Pool) rounded(b Block) uint64 {
+	if sl := b.in.slab; sl != nil {
+		return sl.size
+	}
+	return (b.size + p.unit - 1) &^ (p.unit - 1)
+}
+
+func (x *samples) end(b Block) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	all := slices.Collect(maps.Values(x.samples))
-	slices.SortFunc(all, func(a, b Sample) int { return cmp.Compare(a.Ptr, b.Ptr) })
-	return all
+	x.of[b.seq].End()
+	delete(x.of, b.seq)
+}
+
+func (x *samples) resize(b Block, size uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.of[b.seq].Resize(size)
+}
+
+// endAll ends all samples: the device was lost.
+func (x *samples) endAll() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, s := range x.of {
+		s.End()
+	}
+	clear(x.of)
 }

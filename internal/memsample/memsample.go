@@ -1,0 +1,276 @@
+// Package memsample samples who has device memory, by the stack that asked for it, for package
+// memprof. As in Go's heap profile, memory is sampled by its bytes, and what is sampled stands for
+// what is not: its weight is the inverse of its chance.
+package memsample
+
+import (
+	"maps"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// Kind is what memory is for.
+type Kind uint8
+
+// The kinds of memory.
+const (
+	Range    Kind = iota // in a Range
+	Chunk                // in a Chunk that the program made
+	Import               // of another process
+	Pool                 // that a pool has, in blocks or not
+	Block                // of a pool; part of Pool
+	HostCopy             // of the host, for contents of a Range that sleeps
+	Leaving              // on its way back to the driver
+)
+
+// DefaultRate is what the rate is at first, in bytes.
+const DefaultRate = 512 << 20
+
+var rate = func() *atomic.Int64 {
+	r := &atomic.Int64{}
+	r.Store(DefaultRate)
+	return r
+}()
+
+// SetRate has one sample taken for each n bytes on average, all memory for 1 and none for 0, and
+// returns the old rate. What was sampled before stays.
+func SetRate(n int64) (old int64) { return rate.Swap(max(n, 0)) }
+
+// Rate is the rate now.
+func Rate() int64 { return rate.Load() }
+
+// Owner is a device whose memory is sampled.
+type Owner struct {
+	Name string
+	// Moment calls read while no sample of the device's memory begins or ends, and returns what its
+	// Stats are at that moment.
+	Moment func(read func()) Totals
+}
+
+// Totals are numbers of a device, in bytes.
+type Totals struct{ Committed, Cached, HostCopies, Pinned uint64 }
+
+var (
+	ownersMu sync.Mutex
+	owners   []*Owner
+)
+
+// Add lists a device until Remove.
+func Add(o *Owner) {
+	ownersMu.Lock()
+	defer ownersMu.Unlock()
+	owners = append(owners, o)
+}
+
+// Remove ends Add, and forgets the device's memory.
+func Remove(o *Owner) {
+	ownersMu.Lock()
+	owners = slices.DeleteFunc(owners, func(x *Owner) bool { return x == o })
+	ownersMu.Unlock()
+	buckets.Lock()
+	defer buckets.Unlock()
+	maps.DeleteFunc(buckets.of, func(k key, _ *bucket) bool { return k.owner == o })
+}
+
+// Owners are the devices that are listed.
+func Owners() []*Owner {
+	ownersMu.Lock()
+	defer ownersMu.Unlock()
+	return slices.Clone(owners)
+}
+
+// Stack is where memory was asked for, the innermost caller first; unused places are 0.
+type Stack [48]uintptr
+
+// Numbers are how much there was, estimated: objects and bytes.
+type Numbers struct{ AllocObjects, AllocBytes, FreeObjects, FreeBytes float64 }
+
+// bucket is what one stack has of one kind.
+type bucket struct {
+	key
+	Numbers
+}
+
+type key struct {
+	owner *Owner
+	kind  Kind
+	stack Stack
+}
+
+// buckets are all there are, as long as the process runs: what was freed counts as allocated, too.
+var buckets struct {
+	sync.Mutex
+	of map[key]*bucket
+}
+
+// Sample is memory that was sampled. A nil Sample is memory that was not: its methods do nothing.
+type Sample struct {
+	bucket *bucket // nil before Begin
+	key    key
+	weight float64
+	bytes  float64
+}
+
+// Of decides whether memory is sampled, and if so finds the stack of the caller, without so many
+// frames. Begin counts it.
+func Of(o *Owner, kind Kind, size uint64, skip int) *Sample {
+	r := rate.Load()
+	if r == 0 || float64(size) < float64(r)*64 && rand.Float64() >= chance(size, r) {
+		return nil
+	}
+	return taken(o, kind, size, r, skip+1)
+}
+
+// chance is how likely memory of a size is sampled.
+func chance(size uint64, rate int64) float64 { return -math.Expm1(-float64(size) / float64(rate)) }
+
+func taken(o *Owner, kind Kind, size uint64, rate int64, skip int) *Sample {
+	s := &Sample{key: key{owner: o, kind: kind}, weight: 1}
+	if rate > 1 {
+		s.weight = 1 / chance(size, rate)
+	}
+	s.bytes = s.weight * float64(size)
+	runtime.Callers(skip+2, s.key.stack[:])
+	return s
+}
+
+// Begin counts the memory as allocated.
+func (s *Sample) Begin() {
+	if s == nil {
+		return
+	}
+	buckets.Lock()
+	defer buckets.Unlock()
+	s.bucket = find(s.key)
+	s.bucket.AllocObjects += s.weight
+	s.bucket.AllocBytes += s.bytes
+}
+
+// find needs buckets' lock.
+func find(k key) *bucket {
+	b := buckets.of[k]
+	if b == nil {
+		if buckets.of == nil {
+			buckets.of = map[key]*bucket{}
+		}
+		b = &bucket{key: k}
+		buckets.of[k] = b
+	}
+	return b
+}
+
+// End counts the memory as freed. A second End does nothing.
+func (s *Sample) End() {
+	if s == nil {
+		return
+	}
+	buckets.Lock()
+	defer buckets.Unlock()
+	if s.bucket == nil {
+		return
+	}
+	s.bucket.FreeObjects += s.weight
+	s.bucket.FreeBytes += s.bytes
+	s.bucket = nil
+}
+
+// Resize counts the memory as freed and, as the same object at the same stack, allocated with size
+// bytes.
+func (s *Sample) Resize(size uint64) {
+	if s == nil {
+		return
+	}
+	buckets.Lock()
+	defer buckets.Unlock()
+	if b := s.bucket; b != nil {
+		b.FreeObjects += s.weight
+		b.FreeBytes += s.bytes
+		s.bytes = s.weight * float64(size)
+		b.AllocObjects += s.weight
+		b.AllocBytes += s.bytes
+	}
+}
+
+// Becomes has memory that was sampled count as another kind from now on, as if it always had.
+func (s *Sample) Becomes(kind Kind) {
+	if s == nil {
+		return
+	}
+	buckets.Lock()
+	defer buckets.Unlock()
+	if s.bucket == nil {
+		return
+	}
+	s.bucket.AllocObjects -= s.weight
+	s.bucket.AllocBytes -= s.bytes
+	s.key.kind = kind
+	s.bucket = find(s.key)
+	s.bucket.AllocObjects += s.weight
+	s.bucket.AllocBytes += s.bytes
+}
+
+// Countdown samples many small pieces for little: it draws only how many bytes come before the
+// next sample. Its zero value is ready to use. One goroutine uses it at a time.
+type Countdown struct {
+	left  float64
+	drawn int64 // the rate that left was drawn with
+}
+
+// Due reports whether a piece of so many bytes is to be sampled, by Now.
+func (c *Countdown) Due(size uint64) bool {
+	r := rate.Load()
+	if r != c.drawn {
+		c.drawn = r
+		c.draw()
+	}
+	if c.left -= float64(size); c.left > 0 {
+		return false
+	}
+	if r == 0 {
+		c.draw()
+		return false
+	}
+	c.draw()
+	return true
+}
+
+func (c *Countdown) draw() {
+	switch c.drawn {
+	case 0:
+		c.left = math.MaxFloat64
+	case 1:
+		c.left = 0
+	default:
+		c.left = rand.ExpFloat64() * float64(c.drawn)
+	}
+}
+
+// Now is a Sample that has begun, of a piece for which a Countdown was due.
+func Now(o *Owner, kind Kind, size uint64, skip int) *Sample {
+	s := taken(o, kind, size, max(rate.Load(), 1), skip+1)
+	s.Begin()
+	return s
+}
+
+// Record is what one stack has of one kind.
+type Record struct {
+	Kind  Kind
+	Stack Stack
+	Numbers
+}
+
+// Records are what a device's stacks have, and had. Call it in Owner.Moment to have it of one moment.
+func (o *Owner) Records() (all []Record) {
+	buckets.Lock()
+	defer buckets.Unlock()
+	for _, b := range buckets.of {
+		if b.owner == o {
+			all = append(all, Record{b.kind, b.stack, b.Numbers})
+		}
+	}
+	return all
+}

@@ -1,0 +1,86 @@
+package memsample
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func at(t *testing.T, rate int64) {
+	t.Helper()
+	old := SetRate(rate)
+	t.Cleanup(func() { SetRate(old) })
+}
+
+// sum is what a device's stacks have and had.
+func sum(o *Owner) (n Numbers) {
+	for _, r := range o.Records() {
+		n.AllocObjects += r.AllocObjects
+		n.AllocBytes += r.AllocBytes
+		n.FreeObjects += r.FreeObjects
+		n.FreeBytes += r.FreeBytes
+	}
+	return n
+}
+
+func TestSample(t *testing.T) {
+	at(t, 1)
+	o := &Owner{}
+	Add(o)
+	require.Contains(t, Owners(), o)
+	s := Of(o, Range, 10, 0)
+	require.Zero(t, sum(o), "it has not begun")
+	s.Begin()
+	s.Becomes(Pool)
+	require.Equal(t, Numbers{AllocObjects: 1, AllocBytes: 10}, sum(o))
+	s.Resize(30)
+	require.Equal(t, Numbers{2, 40, 1, 10}, sum(o))
+	s.End()
+	s.End()
+	s.Resize(5)
+	s.Becomes(Range)
+	require.Equal(t, Numbers{2, 40, 2, 40}, sum(o))
+	Remove(o)
+	require.NotContains(t, Owners(), o)
+	require.Empty(t, o.Records())
+
+	at(t, 0)
+	none := Of(o, Range, 1<<40, 0)
+	require.Nil(t, none)
+	none.Begin()
+	none.Becomes(Pool)
+	none.Resize(1)
+	none.End()
+}
+
+// TestEstimatesOfEachSize: whatever the size, what is sampled stands for all, mostly within two
+// standard deviations.
+func TestEstimatesOfEachSize(t *testing.T) {
+	const rate = 1 << 20
+	at(t, rate)
+	for _, size := range []uint64{100, 10_000, rate / 3, rate, 5 * rate} {
+		missed := 0
+		for range 20 {
+			o := &Owner{}
+			var c Countdown
+			n := 200*rate/int(size) + 200
+			for range n {
+				if c.Due(size) {
+					Now(o, Block, size, 0)
+				}
+				Of(o, Range, size, 0).Begin()
+			}
+			want := float64(n) * float64(size)
+			p := chance(size, rate)
+			deviation := math.Sqrt(float64(n)*(1-p)/p) * float64(size)
+			for _, r := range o.Records() {
+				if math.Abs(r.AllocBytes-want) > 2*deviation+1 {
+					missed++
+				}
+			}
+			Remove(o)
+		}
+		require.LessOrEqual(t, missed, 10, "of 40 estimates, at %d bytes", size)
+	}
+}

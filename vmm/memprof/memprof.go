@@ -1,0 +1,193 @@
+package memprof
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/pprof/profile"
+
+	"github.com/cuvmm/cuvmm/internal/memsample"
+)
+
+// DefaultRate is the rate at first.
+const DefaultRate = memsample.DefaultRate
+
+// SetRate has one sample taken for each n bytes of memory on average, and returns the old rate. 1
+// samples all memory, 0 none. What was allocated before stays as it was sampled then, so set it when
+// the program begins. Safe for concurrent use.
+func SetRate(n int64) (old int64) { return memsample.SetRate(n) }
+
+// Take is the profile of all devices that are open now. Each device is shown as it was at one moment.
+// The sample types are as in Go's heap profile, in bytes of physical memory: alloc_objects,
+// alloc_space, inuse_objects, inuse_space. The labels are device and kind:
+//
+//	range          memory that a Range has mapped, also ahead of need, and what is retiring
+//	chunk          a Chunk that the program has created
+//	import         memory of another process
+//	pool block     a block of a Pool, as rounded up
+//	pool free      what a Pool has and no block uses, where the pool grew
+//	cached         kept for growth; see Device.SetReleaseThreshold
+//	host copy      host memory for the contents of a Range that sleeps
+//	pinned         host memory for staging, of Mirrors and of Pinned
+//
+// All but the last two add up to Stats.Committed. Cached and pinned memory has no stack. No driver
+// is called.
+func Take() *profile.Profile {
+	b := newBuilder()
+	for _, o := range memsample.Owners() {
+		b.add(o)
+	}
+	return b.p
+}
+
+// Write writes the profile as Take takes it, in the form that go tool pprof reads.
+func Write(w io.Writer) error { return Take().Write(w) }
+
+// Handler serves the profile. Mount it beside net/http/pprof:
+//
+//	http.Handle("/debug/pprof/gpumem", memprof.Handler())
+func Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Content-Disposition", `attachment; filename="gpumem"`)
+		_ = Write(w) // the client has gone
+	})
+}
+
+// kinds are the labels.
+var kinds = map[memsample.Kind]string{
+	memsample.Range: "range", memsample.Chunk: "chunk", memsample.Import: "import", memsample.Pool: "pool free",
+	memsample.Block: "pool block", memsample.HostCopy: "host copy", memsample.Leaving: "cached",
+}
+
+// builder makes a profile.
+type builder struct {
+	p         *profile.Profile
+	functions map[string]*profile.Function
+	locations map[string]*profile.Location
+}
+
+func newBuilder() *builder {
+	count := func(what string) *profile.ValueType { return &profile.ValueType{Type: what, Unit: "count"} }
+	space := func(what string) *profile.ValueType { return &profile.ValueType{Type: what, Unit: "bytes"} }
+	return &builder{
+		p: &profile.Profile{
+			SampleType:        []*profile.ValueType{count("alloc_objects"), space("alloc_space"), count("inuse_objects"), space("inuse_space")},
+			DefaultSampleType: "inuse_space",
+			PeriodType:        space("space"),
+			Period:            memsample.Rate(),
+			TimeNanos:         time.Now().UnixNano(),
+		},
+		functions: map[string]*profile.Function{},
+		locations: map[string]*profile.Location{},
+	}
+}
+
+// add adds a device's memory.
+func (b *builder) add(o *memsample.Owner) {
+	var records []memsample.Record
+	totals := o.Moment(func() { records = o.Records() })
+	var inPools, inBlocks float64
+	for _, r := range records {
+		switch r.Kind {
+		case memsample.Pool:
+			inPools += r.AllocBytes - r.FreeBytes
+		case memsample.Block:
+			inBlocks += r.AllocBytes - r.FreeBytes
+		}
+	}
+	free := 0.0 // of what pools have, the part that no block uses
+	if inPools > 0 {
+		free = max(0, 1-inBlocks/inPools)
+	}
+	var pools, shown float64 // of the records so far: their memory, and what was shown as free
+	for _, r := range records {
+		objects, bytes := r.AllocObjects-r.FreeObjects, r.AllocBytes-r.FreeBytes
+		values := []float64{r.AllocObjects, r.AllocBytes, objects, bytes}
+		switch r.Kind {
+		case memsample.Pool: // its blocks are what was asked for
+			pools += bytes
+			now := math.Round(pools * free)
+			values, shown = []float64{0, 0, 0, now - shown}, now
+		case memsample.Leaving:
+			values = []float64{0, 0, 0, bytes}
+		}
+		b.sample(o, kinds[r.Kind], b.stack(r.Stack), values)
+	}
+	for kind, n := range map[string]uint64{"cached": totals.Cached, "pinned": totals.Pinned} {
+		b.sample(o, kind, []*profile.Location{b.location("["+kind+" memory]", "", 0)}, []float64{0, 0, 0, float64(n)})
+	}
+}
+
+// sample adds a sample, unless all its values are 0.
+func (b *builder) sample(o *memsample.Owner, kind string, stack []*profile.Location, values []float64) {
+	s := &profile.Sample{Location: stack, Label: map[string][]string{"device": {o.Name}, "kind": {kind}}}
+	for _, v := range values {
+		s.Value = append(s.Value, int64(math.Round(v)))
+	}
+	if slices.ContainsFunc(s.Value, func(v int64) bool { return v != 0 }) {
+		b.p.Sample = append(b.p.Sample, s)
+	}
+}
+
+// ours are the packages whose frames are left out where a stack begins: a profile says who asked for
+// memory.
+var ours = []string{"runtime.", "github.com/cuvmm/cuvmm/vmm.", "github.com/cuvmm/cuvmm/vmm/", "github.com/cuvmm/cuvmm/growable.",
+	"github.com/cuvmm/cuvmm/shareable.", "github.com/cuvmm/cuvmm/shareable/", "github.com/cuvmm/cuvmm/internal/"}
+
+func isOurs(function string) bool {
+	for _, p := range ours {
+		if rest, ok := strings.CutPrefix(function, p); ok && !strings.Contains(before(rest, "."), "_test") {
+			return true
+		}
+	}
+	return false
+}
+
+func before(s, sep string) string { first, _, _ := strings.Cut(s, sep); return first }
+
+// stack is the locations of a stack from the caller of this module on; all of it if there is none.
+func (b *builder) stack(s memsample.Stack) (all []*profile.Location) {
+	n := slices.Index(s[:], 0)
+	if n < 0 {
+		n = len(s)
+	}
+	var frames []runtime.Frame
+	for next, more := runtime.CallersFrames(s[:n]), n > 0; more; {
+		var f runtime.Frame
+		f, more = next.Next()
+		frames = append(frames, f)
+	}
+	if at := slices.IndexFunc(frames, func(f runtime.Frame) bool { return !isOurs(f.Function) && f.Function != "" }); at > 0 && frames[at].Function != "runtime.goexit" {
+		frames = frames[at:]
+	}
+	for _, f := range frames {
+		if f.Function != "runtime.goexit" {
+			all = append(all, b.location(f.Function, f.File, int64(f.Line)))
+		}
+	}
+	return all
+}
+
+func (b *builder) location(name, file string, line int64) *profile.Location {
+	f := b.functions[name+file]
+	if f == nil {
+		f = &profile.Function{ID: uint64(len(b.p.Function) + 1), Name: name, SystemName: name, Filename: file}
+		b.functions[name+file] = f
+		b.p.Function = append(b.p.Function, f)
+	}
+	key := fmt.Sprint(f.ID, ":", line)
+	l := b.locations[key]
+	if l == nil {
+		l = &profile.Location{ID: uint64(len(b.p.Location) + 1), Line: []profile.Line{{Function: f, Line: line}}}
+		b.locations[key] = l
+		b.p.Location = append(b.p.Location, l)
+	}
+	return l
+}

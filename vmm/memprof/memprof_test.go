@@ -1,0 +1,240 @@
+package memprof_test
+
+import (
+	"bytes"
+	"math"
+	"math/rand/v2"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/pprof/profile"
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/memsample"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/memprof"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
+)
+
+// all samples everything until the test ends. Tests that use it do not run in parallel.
+func all(t *testing.T) { at(t, 1) }
+
+func at(t *testing.T, rate int64) {
+	t.Helper()
+	old := memprof.SetRate(rate)
+	t.Cleanup(func() { memprof.SetRate(old) })
+}
+
+// inUse is how many bytes a device has of each kind, by the profile as pprof reads it.
+func inUse(t *testing.T) map[string]int64 {
+	t.Helper()
+	var b bytes.Buffer
+	require.NoError(t, memprof.Write(&b))
+	p, err := profile.Parse(&b)
+	require.NoError(t, err)
+	require.NoError(t, p.CheckValid())
+	have := map[string]int64{}
+	for _, s := range p.Sample {
+		have[s.Label["kind"][0]] += s.Value[3]
+	}
+	return have
+}
+
+// physical is the sum of the kinds that are memory of the device.
+func physical(have map[string]int64) (n int64) {
+	for kind, bytes := range have {
+		if kind != "host copy" && kind != "pinned" {
+			n += bytes
+		}
+	}
+	return n
+}
+
+func TestKinds(t *testing.T) {
+	all(t)
+	d := vmmtest.Device(t)
+	d.SetReleaseThreshold(1 << 30)
+	gran, err := d.Driver().Granularity(vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice}})
+	require.NoError(t, err)
+	g, err := d.NewRange(vmm.RangeOptions{Max: 64 * gran, Chunk: gran})
+	require.NoError(t, err)
+	require.NoError(t, g.Append(make([]byte, 3*gran)))
+	c, err := d.Create(2*gran, vmm.Prop{})
+	require.NoError(t, err)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	p, err := pool.New(d, pool.Options{ChunkSize: gran})
+	require.NoError(t, err)
+	long, err := p.Alloc(s, gran-100)
+	require.NoError(t, err)
+	short, err := p.Alloc(s, 100)
+	require.NoError(t, err)
+	st, err := p.Stats()
+	require.NoError(t, err)
+
+	have := inUse(t)
+	require.EqualValues(t, 3*gran, have["range"])
+	require.EqualValues(t, 2*gran, have["chunk"])
+	require.EqualValues(t, st.Used, have["pool block"])
+	require.EqualValues(t, st.Reserved-st.Used, have["pool free"])
+	require.EqualValues(t, d.Stats().Committed, physical(have))
+
+	require.NoError(t, g.SetLen(gran))
+	require.NoError(t, g.Clip())
+	require.NoError(t, p.Free(s, long))
+	require.NoError(t, p.FreeNow(short))
+	have = inUse(t)
+	require.EqualValues(t, d.Stats().Cached, have["cached"])
+	require.EqualValues(t, gran, have["range"])
+	require.Zero(t, have["pool block"])
+	require.EqualValues(t, d.Stats().Committed, physical(have))
+
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
+	have = inUse(t)
+	require.Zero(t, have["range"])
+	require.EqualValues(t, d.Stats().HostCopies, have["host copy"])
+	require.EqualValues(t, d.Stats().Committed, physical(have))
+	require.NoError(t, vmm.Wake(g))
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+	require.NoError(t, c.Close())
+	require.NoError(t, g.Close())
+	d.SetReleaseThreshold(0)
+	require.Zero(t, physical(inUse(t)))
+}
+
+// TestOfOneMoment: beside goroutines that allocate and free, what the profile has is what was
+// committed at that moment.
+func TestOfOneMoment(t *testing.T) {
+	all(t)
+	d := vmmtest.Device(t)
+	d.SetReleaseThreshold(1 << 20)
+	var workers sync.WaitGroup
+	done := make(chan struct{})
+	for range 8 {
+		workers.Go(func() {
+			s, err := d.NewStream()
+			require.NoError(t, err)
+			p, err := pool.New(d, pool.Options{})
+			require.NoError(t, err)
+			for {
+				select {
+				case <-done:
+					require.NoError(t, p.Close())
+					require.NoError(t, s.Close())
+					return
+				default:
+				}
+				g, err := d.NewRange(vmm.RangeOptions{Max: 1 << 20})
+				require.NoError(t, err)
+				require.NoError(t, g.Append(make([]byte, 1+rand.IntN(100_000))))
+				b, err := p.Alloc(s, 1+rand.Uint64N(100_000))
+				require.NoError(t, err)
+				require.NoError(t, g.SetLen(0))
+				require.NoError(t, g.Clip())
+				require.NoError(t, p.Free(s, b))
+				require.NoError(t, g.Close())
+			}
+		})
+	}
+	for range 300 {
+		for _, o := range memsample.Owners() {
+			var records []memsample.Record
+			totals := o.Moment(func() { records = o.Records() })
+			sum := float64(totals.Cached)
+			for _, r := range records {
+				if r.Kind != memsample.Block && r.Kind != memsample.HostCopy {
+					sum += r.AllocBytes - r.FreeBytes
+				}
+			}
+			require.EqualValues(t, totals.Committed, sum)
+		}
+	}
+	close(done)
+	workers.Wait()
+}
+
+// leak makes vectors of which it closes all but each thousandth.
+func leak(t *testing.T, d *vmm.Device, n int) (kept []*vmm.Range) {
+	for i := range n {
+		g, err := d.NewRange(vmm.RangeOptions{Max: 1 << 20})
+		require.NoError(t, err)
+		require.NoError(t, g.Grow(1))
+		if i%1000 == 7 {
+			kept = append(kept, g)
+			continue
+		}
+		require.NoError(t, g.Close())
+	}
+	return kept
+}
+
+// TestLeak: the line that leaks one vector in a thousand has the most memory in use.
+func TestLeak(t *testing.T) {
+	all(t)
+	d := vmmtest.Device(t)
+	kept := leak(t, d, 5000)
+	r := httptest.NewRecorder()
+	memprof.Handler().ServeHTTP(r, httptest.NewRequest("GET", "/debug/pprof/gpumem", nil))
+	p, err := profile.ParseData(r.Body.Bytes())
+	require.NoError(t, err)
+	require.Equal(t, "inuse_space", p.DefaultSampleType)
+	var found bool
+	for _, s := range p.Sample {
+		if s.Value[3] == 0 {
+			continue
+		}
+		line := s.Location[0].Line[0]
+		require.True(t, strings.HasSuffix(line.Function.Name, "memprof_test.leak"), line.Function.Name)
+		require.EqualValues(t, 5000, s.Value[0])
+		require.EqualValues(t, len(kept), s.Value[2])
+		found = true
+	}
+	require.True(t, found)
+	for _, g := range kept {
+		require.NoError(t, g.Close())
+	}
+}
+
+// TestEstimates: sampled now and then, the numbers are what they stand for, within four standard
+// deviations of the sampling.
+func TestEstimates(t *testing.T) {
+	const rate = 1 << 20
+	at(t, rate)
+	d := vmmtest.Device(t)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	p, err := pool.New(d, pool.Options{})
+	require.NoError(t, err)
+	var blocks []pool.Block
+	for i := range 4000 {
+		b, err := p.Alloc(s, uint64(1000+i*10))
+		require.NoError(t, err)
+		blocks = append(blocks, b)
+	}
+	st, err := p.Stats()
+	require.NoError(t, err)
+	have := float64(inUse(t)["pool block"])
+	used := float64(st.Used)
+	require.InDelta(t, used, have, 4*math.Sqrt(used*rate))
+	for _, b := range blocks {
+		require.NoError(t, p.Free(s, b))
+	}
+	require.Zero(t, inUse(t)["pool block"])
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+}
+
+// TestOff: with a rate of 0 nothing is sampled.
+func TestOff(t *testing.T) {
+	at(t, 0)
+	d := vmmtest.Device(t)
+	kept := leak(t, d, 8)
+	require.Zero(t, physical(inUse(t)))
+	for _, g := range kept {
+		require.NoError(t, g.Close())
+	}
+}
