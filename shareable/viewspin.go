@@ -9,7 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// spin is spinLocked for watch, which looks at the page already.
+// spin is spinLocked for watch, which looks at the page already, while a call or a stream waits.
+// Whoever has the channel of Changed may have gone.
 func (v *View) spin() (changed bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -27,7 +28,9 @@ func (v *View) spinForCallLocked(ctx context.Context) (changed bool) {
 		return true
 	}
 	v.watching = true
+	v.waiting++
 	changed = v.spinLocked(ctx.Done())
+	v.waiting--
 	v.updateLenLocked()
 	v.watching = false
 	if v.waitedForLocked() { // others have relied on this call
@@ -38,11 +41,12 @@ func (v *View) spinForCallLocked(ctx context.Context) (changed bool) {
 
 // spinLocked looks at the page until Len changes, until notifyLocked is called, or until done,
 // and reports whether one of the first two happened. It does so until AttachOptions.Spin after the
-// last growth. Requires mu, which it gives up meanwhile.
+// last growth, and while a call or a stream waits. Requires mu, which it gives up meanwhile.
 func (v *View) spinLocked(done <-chan struct{}) (changed bool) {
 	invariants.Held(&v.mu)
 	end := v.grownAt.Add(v.opts.Spin)
-	if v.opts.Spin == 0 || !time.Now().Before(end) || !v.pageLiveLocked() || !severalProcessors() {
+	needed := func() bool { return v.waiting > 0 || len(v.pendingWaits) > 0 }
+	if v.opts.Spin == 0 || !needed() || !time.Now().Before(end) || !v.pageLiveLocked() || !severalProcessors() {
 		return false
 	}
 	v.counts.spins.Add(1)
@@ -54,11 +58,12 @@ func (v *View) spinLocked(done <-chan struct{}) (changed bool) {
 			over = true
 		default:
 			v.mu.RLock()
-			over = v.notices != before || v.lenLocked() != v.notifiedLen || !v.pageLiveLocked()
+			over = v.notices != before || v.lenLocked() != v.notifiedLen || !v.pageLiveLocked() || !needed()
 			v.mu.RUnlock()
 		}
 	}
 	v.mu.Lock()
+	v.counts.spun.Add(1)
 	return v.lenLocked() != v.notifiedLen || v.notices != before
 }
 

@@ -122,6 +122,26 @@ func TestSpinEnds(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, <-got, context.Canceled)
 	})
+	t.Run("contexts of all calls", func(t *testing.T) {
+		t.Parallel()
+		v, _ := spinning(t, time.Hour)
+		ctx, cancel := context.WithCancel(t.Context())
+		got := waits(ctx, v)
+		spins(t, v)
+		other, cancelOther := context.WithCancel(t.Context())
+		second := waits(other, v) // by the channel of changes, which it leaves behind
+		soon(t, "the second waits", func() bool {
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			return v.changed != nil
+		})
+		cancel()
+		require.ErrorIs(t, <-got, context.Canceled)
+		soon(t, "watch spins for the second", func() bool { return v.counts.spins.Load() == 2 })
+		cancelOther()
+		require.ErrorIs(t, <-second, context.Canceled)
+		soon(t, "no goroutine spins", func() bool { return v.counts.spun.Load() == 2 })
+	})
 	t.Run("close", func(t *testing.T) {
 		t.Parallel()
 		v, _ := spinning(t, time.Hour)

@@ -155,18 +155,20 @@ func (v *View) waitUntil(ctx context.Context, reached func() (bool, error)) erro
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if v.spinForCallLocked(ctx) {
+		if v.spinForCallLocked(ctx) || ctx.Err() != nil {
 			continue
 		}
 		// The channel is taken and the watch is on before the lock is given up, so
 		// that no change is missed.
 		changed := v.changedLocked()
+		v.waiting++
 		v.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
 		v.mu.Lock()
+		v.waiting--
 	}
 }
 
