@@ -33,7 +33,8 @@ const (
 //
 // The contents are copied into private memory of the process, in huge pages where the system gives
 // those, by as many processors as there are, at most 16. What a control group leaves of memory is
-// looked at first: what would not fit is ErrOutOfMemory, and the ranges stay awake.
+// looked at first: what would not fit is ErrOutOfMemory, and the ranges stay awake. Its addresses count
+// against SetAddressLimit, and can be ErrAddressSpace.
 func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 	defer func() { err = failFirst("sleep", ranges, err) }()
 	if mode > SleepKeep {
@@ -213,7 +214,11 @@ func (s *sleeper) save() error {
 	if err := s.hostCopy.Ensure(n); err != nil {
 		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
 	}
-	return o.copyOut(s.hostCopy.Mem[:n], rows.Flat(s.r.ptr))
+	if err := o.copyOut(s.hostCopy.Mem[:n], rows.Flat(s.r.ptr)); err != nil {
+		return err
+	}
+	s.hostCopy.Filled()
+	return nil
 }
 
 // unmapAll unmaps all of the range and keeps what was below its capacity for now.
@@ -471,7 +476,7 @@ func (g *Range) countHostCopy(d *Device) {
 
 // freeHostCopy gives the host memory of a range that is awake back, unless it is to be kept.
 func (s *sleeper) freeHostCopy() {
-	if !s.opts.KeepHostMemory {
+	if !s.opts.KeepHostMemory || !s.hostCopy.IsFilled() {
 		_ = s.hostCopy.Free() // what cannot be freed now is freed by the next Sleep, Clip or Close
 	}
 }

@@ -388,6 +388,18 @@ func TestCloseWaitsForACopyOfWake(t *testing.T) {
 	w.end()
 }
 
+// TestHostMemoryOfAFailedSleep: what was not written to is not kept, for that has no pages yet.
+func TestHostMemoryOfAFailedSleep(t *testing.T) {
+	w := newWorld(t, 1)
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, KeepHostMemory: true})
+	require.NoError(t, g.Append(pattern(5*page, 7)))
+	w.refuse("CopyOut", 1, vmm.ErrOutOfMemory)
+	require.Error(t, vmm.Sleep(vmm.SleepKeep, g))
+	require.Zero(t, w.devs[0].Stats().HostCopies)
+	require.NoError(t, g.Close())
+	w.end()
+}
+
 // TestHostMemoryOfSleepers is used again, and freed by Clip and Close.
 func TestHostMemoryOfSleepers(t *testing.T) {
 	w := newWorld(t, 1)

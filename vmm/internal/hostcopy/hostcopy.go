@@ -28,7 +28,41 @@ type Buffer struct {
 	Return func(size uint64)
 
 	mapping []byte // Mem is part of it
+	owed    uint64 // part of the process's, until Filled
 }
+
+// owed is how many bytes of all Buffers may have no pages yet.
+var owed struct {
+	sync.Mutex
+	bytes uint64
+}
+
+// spare is how much more than the bytes must be left: for tables of pages, and for the program.
+const spare = 4 << 20
+
+// owe notes that n bytes will be written to, if the process can have them beside what it owes already:
+// several that ask at the same moment would each see the same memory as free.
+func (h *Buffer) owe(n uint64) error {
+	owed.Lock()
+	defer owed.Unlock()
+	if free, known := freememory.Bytes(Root); known && owed.bytes+n+n/256+spare > free {
+		return fmt.Errorf("%w: %d bytes, and the process can have %d, less %d that it will write to", driver.ErrOutOfMemory, n, free, owed.bytes)
+	}
+	owed.bytes += n
+	h.owed = n
+	return nil
+}
+
+// Filled says that the bytes have been written to, or that it is not known when they are. Free does, too.
+func (h *Buffer) Filled() {
+	owed.Lock()
+	defer owed.Unlock()
+	owed.bytes -= h.owed
+	h.owed = 0
+}
+
+// IsFilled reports whether there is memory that has been written to.
+func (h *Buffer) IsFilled() bool { return h.Mem != nil && h.owed == 0 }
 
 // Memory of a huge page or more begins with one, and has whole ones. Less has small pages.
 const unit, smallUnit = 2 << 20, 4 << 10
@@ -38,16 +72,14 @@ var Root = "/"
 
 // Ensure makes it n bytes at least. What it held is lost if it has to grow. It is
 // driver.ErrOutOfMemory if the system, or a control group of the process, has not so much left:
-// pages come when they are touched, and a process that passes its group's limit is killed.
+// pages come when they are touched, and a process that passes its group's limit is killed. Until Filled,
+// that memory counts as used.
 func (h *Buffer) Ensure(n uint64) error {
 	if uint64(len(h.Mem)) >= n {
 		return nil
 	}
 	if err := h.Free(); err != nil {
 		return err
-	}
-	if free, known := freememory.Bytes(Root); known && n > free {
-		return fmt.Errorf("%w: %d bytes, and the process can have %d", driver.ErrOutOfMemory, n, free)
 	}
 	of := uint64(unit)
 	if n < unit {
@@ -57,11 +89,16 @@ func (h *Buffer) Ensure(n uint64) error {
 	if size < n || size > math.MaxInt-unit {
 		return fmt.Errorf("%w: %d bytes", driver.ErrOutOfMemory, n)
 	}
-	err := h.Take(size)
+	err := h.owe(n)
 	if err != nil {
 		return err
 	}
+	if err = h.Take(size); err != nil {
+		h.Filled()
+		return err
+	}
 	if h.mapping, h.Mem, err = allocate(size); err != nil {
+		h.Filled()
 		h.Return(size)
 		return fmt.Errorf("%w: %d bytes: %w", driver.ErrOutOfMemory, size, err)
 	}
@@ -79,6 +116,7 @@ func (h *Buffer) Free() error {
 	}
 	h.Return(uint64(len(h.Mem)))
 	h.mapping, h.Mem = nil, nil
+	h.Filled()
 	return nil
 }
 

@@ -63,10 +63,26 @@ func TestBufferBeyondTheGroup(t *testing.T) {
 	}
 	var taken uint64
 	b := counted(&taken)
-	require.ErrorIs(t, b.Ensure(8_000_001), driver.ErrOutOfMemory)
+	require.ErrorIs(t, b.Ensure(3_800_000), driver.ErrOutOfMemory, "with 4 MiB left for others")
 	require.Zero(t, taken)
-	require.NoError(t, b.Ensure(8_000_000))
+	require.NoError(t, b.Ensure(3_790_000))
+	require.False(t, b.IsFilled())
+
+	second := counted(&taken)
+	require.ErrorIs(t, second.Ensure(100_000), driver.ErrOutOfMemory, "the first will write to it")
+	b.Filled()
+	require.True(t, b.IsFilled())
+	require.NoError(t, second.Ensure(100_000), "it has: it is no longer among what is free")
 	require.NoError(t, b.Free())
+	require.ErrorIs(t, b.Ensure(3_750_000), driver.ErrOutOfMemory)
+	require.NoError(t, second.Free())
+	require.NoError(t, b.Ensure(3_750_000))
+	refused := errors.New("refused")
+	require.NoError(t, b.Free())
+	b.Take = func(uint64) error { return refused }
+	require.ErrorIs(t, b.Ensure(3_750_000), refused)
+	require.NoError(t, second.Ensure(3_750_000), "a refused one owes nothing")
+	require.NoError(t, second.Free())
 }
 
 // TestCopyIntoFreshMemory: every byte arrives, from and to every place in a page.
