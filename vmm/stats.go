@@ -285,15 +285,23 @@ func (d *Device) Report() Report {
 	if d == nil || d.state == nil {
 		return Report{}
 	}
-	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}
+	rep := Report{Device: d.name, Stats: d.Stats()}
 	// Each object is asked without d.mu: some take locks that come before it.
 	d.mu.Lock()
-	things := make(map[any]OpenObject, len(d.unclosed))
+	things, opened := make([]any, 0, len(d.unclosed)), make([]openedAt, 0, len(d.unclosed))
 	for thing, o := range d.unclosed {
-		things[thing] = OpenObject{Kind: o.kind, Made: o.caller()}
+		things, opened = append(things, thing), append(opened, o)
 	}
 	d.mu.Unlock()
-	for thing, o := range things {
+	rep.Open = make([]OpenObject, 0, len(things))
+	lines := map[callers]string{} // many are made by the same line, and finding it takes time
+	for i, thing := range things {
+		made, ok := lines[opened[i].made]
+		if !ok {
+			made = opened[i].caller()
+			lines[opened[i].made] = made
+		}
+		o := OpenObject{Kind: opened[i].kind, Made: made}
 		if t, ok := thing.(describer); ok {
 			o.Addr, o.Size = t.where()
 		}
