@@ -24,6 +24,9 @@ func (p *Pool) String() string {
 	if p == nil || p.dev == nil {
 		return "no pool"
 	}
+	if p.base == 0 { // while its addresses are reserved, under this name
+		return fmt.Sprintf("pool of %v", p.dev)
+	}
 	return fmt.Sprintf("pool of %v at %v", p.dev, p.base)
 }
 
