@@ -293,27 +293,39 @@ func (d *Device) Report() Report {
 		things, opened = append(things, thing), append(opened, o)
 	}
 	d.mu.Unlock()
-	rep.Open = make([]OpenObject, 0, len(things))
 	lines := map[callers]string{} // many are made by the same line, and finding it takes time
+	order := make([]openAt, len(things))
 	for i, thing := range things {
-		made, ok := lines[opened[i].made]
-		if !ok {
-			made = opened[i].caller()
-			lines[opened[i].made] = made
+		if _, ok := lines[opened[i].made]; !ok {
+			lines[opened[i].made] = opened[i].caller()
 		}
-		o := OpenObject{Kind: opened[i].kind, Made: made}
+		order[i].i = i
 		if t, ok := thing.(describer); ok {
-			o.Addr, o.Size = t.where()
+			order[i].addr, order[i].size = t.where()
 		}
-		if t, ok := thing.(interface{ mappings() []Mapping }); ok {
-			o.Chunks = t.mappings()
-		}
-		rep.Open = append(rep.Open, o)
 	}
-	slices.SortFunc(rep.Open, func(a, b OpenObject) int {
-		return cmp.Or(cmp.Compare(a.Addr, b.Addr), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Made, b.Made))
+	slices.SortFunc(order, func(a, b openAt) int {
+		if a.addr != b.addr {
+			return cmp.Compare(a.addr, b.addr)
+		}
+		x, y := &opened[a.i], &opened[b.i]
+		return cmp.Or(cmp.Compare(x.kind, y.kind), cmp.Compare(lines[x.made], lines[y.made]))
 	})
+	rep.Open = make([]OpenObject, len(order))
+	for i, at := range order {
+		rep.Open[i] = OpenObject{Kind: opened[at.i].kind, Made: lines[opened[at.i].made], Addr: at.addr, Size: at.size}
+		if t, ok := things[at.i].(interface{ mappings() []Mapping }); ok {
+			rep.Open[i].Chunks = t.mappings()
+		}
+	}
 	return rep
+}
+
+// openAt is what Report sorts: moving it costs less than moving an OpenObject.
+type openAt struct {
+	addr Ptr
+	size uint64
+	i    int
 }
 
 // describer is an open object that can say more of itself than its kind.

@@ -170,13 +170,19 @@ func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 		x.Pools = append(x.Pools, y)
 	}
 	counts := map[string]int{}
+	chunks := 0
+	for i := range rep.Open {
+		chunks += len(rep.Open[i].Chunks)
+	}
+	runs := make([]Run, 0, chunks) // of all ranges, one after the other
 	for i := range rep.Open {
 		o := &rep.Open[i]
 		counts[o.Kind]++
 		if o.Addr == 0 || o.Chunks == nil {
 			continue
 		}
-		r := readRange(d, o)
+		var r Range
+		r, runs = readRange(d, o, runs)
 		r.Pool = names[r.Addr]
 		x.Ahead += r.Ahead
 		x.Ranges = append(x.Ranges, r)
@@ -187,9 +193,11 @@ func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 	return x
 }
 
-// readRange is a range or a reservation of a Report, with what the Range itself says.
-func readRange(d *vmm.Device, o *vmm.OpenObject) Range {
-	r := Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Made: o.Made, Chunks: make([]Run, 0, 2)}
+// readRange is a range or a reservation of a Report, with what the Range itself says. Its runs are
+// appended to those of others.
+func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (Range, []Run) {
+	r := Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Made: o.Made}
+	first := len(runs)
 	for i := range o.Chunks {
 		c := &o.Chunks[i]
 		state := c.State
@@ -203,14 +211,15 @@ func readRange(d *vmm.Device, o *vmm.OpenObject) Range {
 			r.Retiring += c.Size
 		}
 		r.Committed += c.Size
-		if n := len(r.Chunks); n > 0 {
-			if last := &r.Chunks[n-1]; last.State == state && last.Size == c.Size && last.Off+last.Size*last.Count == c.Off {
+		if n := len(runs); n > first {
+			if last := &runs[n-1]; last.State == state && last.Size == c.Size && last.Off+last.Size*last.Count == c.Off {
 				last.Count++
 				continue
 			}
 		}
-		r.Chunks = append(r.Chunks, Run{c.Off, c.Size, 1, state})
+		runs = append(runs, Run{c.Off, c.Size, 1, state})
 	}
+	r.Chunks = runs[first:len(runs):len(runs)]
 	if g, _, ok := d.LookupRange(o.Addr); ok {
 		st := g.Stats()
 		r.Len, r.Asleep = st.Used, st.Asleep
@@ -218,7 +227,7 @@ func readRange(d *vmm.Device, o *vmm.OpenObject) Range {
 			r.Ahead = free - r.Len
 		}
 	}
-	return r
+	return r, runs
 }
 
 func readPool(name string, p *pool.Pool) (Pool, error) {
