@@ -13,7 +13,7 @@
 //
 // Nothing while no page is open. Otherwise one snapshot each Options.Interval, for all pages
 // together, and one driver call for each device. The next snapshot is taken later if one costs more
-// than 1/150 of the interval, so a map takes less than 1 % of a processor; a page that opens costs
+// than 1/200 of the interval, so a map takes less than 1 % of a processor; a page that opens costs
 // one snapshot in full. With 10,000 ranges a snapshot takes a few milliseconds: see
 // BenchmarkSnapshot.
 package memmap

@@ -33,7 +33,7 @@ type Options struct {
 	Events func(*vmm.Device) []Event
 
 	// Interval is how often the page is told what has changed, 500 ms or more; 0: 500 ms. If taking
-	// a snapshot costs more than 1/150 of it, the page is told less often.
+	// a snapshot costs more than 1/200 of it, the page is told less often.
 	Interval time.Duration
 
 	// Samples is how many moments the growth over time has at most; 0: 2,000. Beyond that every
@@ -44,7 +44,7 @@ type Options struct {
 const (
 	leastInterval  = 500 * time.Millisecond
 	mostInterval   = 30 * time.Second
-	costShare      = 150 // an interval is as many times what its snapshot costs, at least
+	costShare      = 200 // an interval is as many times what its snapshot costs, at least
 	defaultSamples = 2000
 	leastSamples   = 16
 	mostEvents     = 256

@@ -23,6 +23,13 @@ func (a Addr) MarshalText() ([]byte, error) {
 	return strconv.AppendUint(append(make([]byte, 0, 18), "0x"...), uint64(a), 16), nil
 }
 
+// UnmarshalText reads what MarshalText writes.
+func (a *Addr) UnmarshalText(text []byte) error {
+	n, err := strconv.ParseUint(string(text), 0, 64)
+	*a = Addr(n)
+	return err
+}
+
 // Snapshot is what the map shows at one moment. All sizes are bytes. The numbers of one range, of
 // one pool and of a Stats are of one moment each; others may have changed between them.
 type Snapshot struct {

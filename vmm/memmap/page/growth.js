@@ -5,6 +5,9 @@ const series = [
   ["cached", "cached"], ["retiring", "retiring"], ["asleep", "asleep"],
 ];
 
+// spans are the seconds between marks of the time.
+const spans = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
+
 // growth is the chart of one device. isLive says that time goes on while nothing changes.
 function growth(isLive) {
   let chart = null, device = null, shown = "all", zoomed = null;
@@ -58,7 +61,7 @@ function growth(isLive) {
       cursor: {drag: {x: true, y: false}}, legend: {live: true},
       scales: {x: {time: true}, y: {range: (u, min, max) => [0, Math.max(max * 1.05, 1)]}},
       axes: [
-        {stroke: axis, grid, ticks: grid, values: (u, splits) => splits.map(t => clock(new Date(t * 1000))), space: 80},
+        {stroke: axis, grid, ticks: grid, values: (u, splits) => splits.map(t => clock(new Date(t * 1000))), space: 80, incrs: spans},
         {stroke: axis, grid, ticks: grid, size: 66, incrs: Array.from({length: 56}, (_, i) => 2 ** i), values: (u, splits) => splits.map(bytes)},
       ],
       series: [{label: "time", value: (u, t) => t == null ? "–" : clockMs(new Date(t * 1000))}, ...series.map(([key, label]) => ({
