@@ -63,7 +63,7 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	name := filepath.Join(dir, "map.html")
 	if err := m.WriteFile(name); err != nil {
 		panic(err)

@@ -20,8 +20,8 @@ var schemaText []byte
 //
 // Whoever may read it sees addresses, sizes and names of source files, so serve it where
 // net/http/pprof may be served. A page that is open gets at most one event each Options.Interval,
-// and all pages get the same: a snapshot is taken once. At most 64 pages watch at once; further ones
-// get 503.
+// and all pages get the same: a snapshot is taken once. At most 64 pages watch at once; further
+// ones get 503.
 func (m *Map) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")

@@ -107,8 +107,8 @@ func scanner(t *testing.T, r *http.Response) *bufio.Scanner {
 	return s
 }
 
-// schema compiles the part of the schema that ref names. No object may have a field that it does not
-// describe; the published one allows them, because a newer map may have some.
+// schema compiles the part of the schema that ref names. No object may have a field that it does
+// not describe; the published one allows them, because a newer map may have some.
 func schema(t *testing.T, ref string) *jsonschema.Schema {
 	t.Helper()
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(get(t, memmap.New(memmap.Options{}), "/schema.json").Body.Bytes()))

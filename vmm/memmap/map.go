@@ -40,15 +40,15 @@ func New(o Options) *Map {
 }
 
 // Close ends what the map sends to pages, so that http.Server.Shutdown need not wait for them; see
-// http.Server.RegisterOnShutdown. What was taken stays: WriteFile works after Close. It returns nil.
+// http.Server.RegisterOnShutdown. WriteFile works after Close. It returns nil.
 func (m *Map) Close() error {
 	m.close()
 	return nil
 }
 
-// Record notes how much memory there is every interval, at least a millisecond, until ctx is done or
-// the map is closed: the growth over time then begins before a page looks. It reads counters, and
-// asks the driver for the free memory. It returns the context's error, nil after Close.
+// Record notes how much memory there is every interval, at least a millisecond, until ctx is done
+// or the map is closed: the growth over time then begins before a page looks. It reads counters,
+// and asks the driver for the free memory. It returns the context's error, nil after Close.
 func (m *Map) Record(ctx context.Context, interval time.Duration) error {
 	t := time.NewTicker(max(interval, time.Millisecond))
 	defer t.Stop()

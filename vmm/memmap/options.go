@@ -64,7 +64,7 @@ func (o *Options) resolve() {
 
 // Sharer is one process that maps memory of this one.
 type Sharer struct {
-	Addr     Addr   `json:"addr"`           // in this process: any address in the range or reservation; 0: not known
+	Addr     Addr   `json:"addr"`           // in this process: any address in the range; 0: not known
 	Object   string `json:"object"`         // the name under which it is shared
 	Instance string `json:"instance"`       // of the process, where it says one
 	PID      int    `json:"pid"`            // as the kernel says; 0: not known

@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// everything is a map of a device on which every field has a value: a range that sleeps and one that
-// others map, a reservation, a pool and one that is none, another process and an event.
+// everything is a map of a device on which every field has a value: a range that sleeps and one
+// that others map, a reservation, a pool and one that is none, another process and an event.
 func everything(t *testing.T) (m *memmap.Map, d *vmm.Device, awake *vmm.Range, p *pool.Pool) {
 	t.Helper()
 	d = device(t)

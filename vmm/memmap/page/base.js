@@ -78,11 +78,10 @@ function color(name) {
   return colors.get(name);
 }
 
-// onTheme has what is called when colors change.
-const onTheme = [];
+// themeChanged draws what is drawn by a script: each has a redraw of its own.
 function themeChanged() {
   colors = new Map();
-  for (const f of onTheme) f();
+  for (const e of document.querySelectorAll("canvas, .chart")) if (e.redraw) e.redraw();
 }
 
 function startTheme() {

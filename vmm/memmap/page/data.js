@@ -52,13 +52,14 @@ function addSamples(to, rows) {
 // connect follows the program. changed is called after each event, state when the connection
 // comes or goes.
 function connect(changed, state) {
-  let events;
+  let events, again;
   const open = () => {
+    clearTimeout(again);
     events = new EventSource("events");
     events.addEventListener("open", () => state("live"));
     events.addEventListener("error", () => {
       state("lost");
-      if (events.readyState === EventSource.CLOSED) setTimeout(open, 3000); // it does not try again itself
+      if (events.readyState === EventSource.CLOSED) again = setTimeout(open, 3000); // it does not try again itself
     });
     events.addEventListener("snapshot", e => {
       load(JSON.parse(e.data));
@@ -75,7 +76,10 @@ function connect(changed, state) {
   };
   open();
   return {
-    pause: () => events.close(),
+    pause: () => {
+      clearTimeout(again);
+      events.close();
+    },
     resume: open,
   };
 }

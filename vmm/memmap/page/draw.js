@@ -21,7 +21,7 @@ function surface(className, label, height, paint) {
   };
   node.style.height = height + "px";
   new ResizeObserver(draw).observe(node);
-  onTheme.push(draw);
+  node.redraw = draw;
   return {node, draw, setHeight: h => shown = h};
 }
 

@@ -92,7 +92,7 @@ function growth(isLive) {
       head.addEventListener("click", () => queueMicrotask(() => head.setAttribute("aria-pressed", chart.series[i].show)));
     });
     new ResizeObserver(() => chart.setSize({width: Math.max(place.clientWidth, 200), height: place.clientWidth < 500 ? 200 : 240})).observe(place);
-    onTheme.push(() => chart.redraw(false));
+    place.redraw = () => chart.redraw(false);
   }
 
   function update(d) {

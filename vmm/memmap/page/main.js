@@ -73,7 +73,6 @@ function strayPanel() {
 function build() {
   const main = byID("main");
   main.replaceChildren();
-  onTheme.length = 0;
   const stray = strayPanel();
   views = model.devices.map(deviceView);
   main.append(...views.map(v => v.node), stray.node);
