@@ -4,17 +4,20 @@ const poolStates = [["used", "poolUsed"], ["in_slabs", "inSlabs"], ["pending", "
 
 function poolPanel() {
   let pool = null, layout = {columns: 1, width: 10, height: 30, each: 1, n: 0};
-  const title = el("h4"), facts = el("dl", {className: "facts"}), hint = el("p", {className: "note hint", "aria-live": "polite"});
+  const title = el("h4"), facts = el("dl", {className: "facts"}), hint = el("p", {className: "note hint"});
+  const spoken = el("p", {className: "hidden", "aria-live": "polite"});
   const grid = surface("cells", "", 34, paint);
   const streams = table("Free by stream", ["Stream", "Pending", "In slabs"]);
   const classes = table("Short blocks by size, of all streams", ["Size", "Slabs", "Blocks", "Free", "Taken"]);
-  const node = el("article", {className: "pool"}, title, facts, grid.node, hint,
+  const node = el("article", {className: "pool"}, title, facts, grid.node, hint, spoken,
     legend([["poolUsed", "in blocks"], ["inSlabs", "free in slabs"], ["pending", "pending"], ["poolFree", "idle"], ["reserved", "cannot be used now"]]),
     el("div", {className: "columns"}, streams.node, classes.node));
   grid.node.addEventListener("pointermove", e => {
     const box = grid.node.getBoundingClientRect();
     const i = Math.floor((e.clientY - box.top) / layout.height) * layout.columns + Math.floor((e.clientX - box.left) / layout.width);
-    if (i >= 0 && i < layout.n) setText(hint, chunkText(group(i)));
+    if (i < 0 || i >= layout.n) return;
+    cursor = i;
+    setText(hint, chunkText(group(i)));
   });
   let cursor = 0;
   grid.node.tabIndex = 0;
@@ -24,6 +27,7 @@ function poolPanel() {
     e.preventDefault();
     cursor = Math.max(0, Math.min(layout.n - 1, cursor + by));
     if (layout.n) setText(hint, chunkText(group(cursor)));
+    setText(spoken, hint.textContent);
     grid.draw();
   });
 
@@ -85,6 +89,7 @@ function poolPanel() {
       grid.setHeight(34 * Math.max(1, Math.min(10, Math.ceil(n / Math.max(1, Math.floor(width / w))))));
       grid.node.setAttribute("aria-label", many(n, "chunk") + " of pool " + p.name + ", arrow keys move");
       grid.draw();
+      if (hint.textContent) setText(hint, cursor < layout.n ? chunkText(group(cursor)) : "");
       streams.fill(p.streams.map(s => [s.stream === "0x0" ? "default" : s.stream, bytes(s.pending), bytes(s.in_slabs)]), "Idle memory, " + bytes(p.idle) + ", is free for any stream.");
       const bySize = new Map();
       for (const s of p.streams) {

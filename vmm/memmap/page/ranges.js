@@ -54,7 +54,7 @@ function ranges(name) {
   const [orderLabel, order] = select("Sort by", orders, refilter);
   const [scaleLabel, scale] = select("Scale", {own: ["each its own"], one: ["one for all"]}, () => paintRows());
   const total = el("p", {className: "note", role: "status"});
-  const hint = el("p", {className: "note hint", "aria-live": "polite"});
+  const hint = el("p", {className: "note hint"}), spoken = el("p", {className: "hidden", "aria-live": "polite"});
   const all = surface("cells", "All ranges as cells", 40, paintCells);
   const rows = el("ol", {className: "rows"});
   const page = by => {
@@ -67,7 +67,7 @@ function ranges(name) {
   const node = el("section", {className: "panel"},
     el("div", {className: "head"}, el("h3", {}, "Ranges"), total),
     el("div", {className: "filters"}, el("label", {className: "grow"}, "Filter ", text), stateLabel, orderLabel, scaleLabel),
-    all.node, hint,
+    all.node, hint, spoken,
     legend([["used", "used"], ["ahead", "ahead"], ["retiring", "retiring"], ["quarantined", "quarantined"], ["asleep striped", "asleep, contents on the host"],
       ["chunks", "chunks of the program"], ["poolUsed", "chunks of pools"], ["shared thin", "mapped by other processes"], ["reserved", "addresses alone"]]),
     rows, el("div", {className: "pager", role: "group", "aria-label": "Pages of ranges"}, back, where, forth), info.node);
@@ -79,8 +79,10 @@ function ranges(name) {
   });
   all.node.addEventListener("keydown", e => {
     const by = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -cells.columns, ArrowDown: cells.columns, Home: -1e9, End: 1e9}[e.key];
-    if (by) point(Math.max(0, Math.min(cells.n - 1, cursor + by)));
-    else if (e.key === "Enter" || e.key === " ") pickCell();
+    if (by) {
+      point(Math.max(0, Math.min(cells.n - 1, cursor + by)));
+      setText(spoken, hint.textContent);
+    } else if (e.key === "Enter" || e.key === " ") pickCell();
     else return;
     e.preventDefault();
   });
@@ -94,9 +96,13 @@ function ranges(name) {
   function point(i) {
     if (i < 0 || i >= cells.n) return;
     cursor = i;
-    const r = found[i * cells.each];
-    setText(hint, rangeText(r) + (cells.each > 1 ? ", and the next " + count(cells.each - 1) : ""));
+    tell();
     all.draw();
+  }
+
+  function tell() {
+    const r = found[cursor * cells.each];
+    setText(hint, r ? rangeText(r) + (cells.each > 1 ? ", and the next " + count(cells.each - 1) : "") : "");
   }
 
   function pickCell() {
@@ -172,6 +178,7 @@ function ranges(name) {
     setText(total, (found.length === whole ? many(whole, "range or reservation", "ranges and reservations") : count(found.length) + " of " + count(whole)) + ", " + bytes(committed) + " mapped");
     all.setHeight(cellsHeight());
     all.node.setAttribute("aria-label", "Cells of " + many(found.length, "range") + ", arrow keys move, Enter shows one");
+    if (hint.textContent) tell(); // it may have changed, or be another
     all.draw();
     showRows();
   }
