@@ -22,19 +22,26 @@ func TestBrowser(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "map.html")
 	require.NoError(t, m.WriteFile(file))
 	for _, size := range []string{"400,900", "1600,900"} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a browser that hangs
-		defer cancel()
-		cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0",
-			"--window-size="+size, "--user-data-dir="+t.TempDir(), "--virtual-time-budget=2000", "--dump-dom", "file://"+file)
-		var stderr strings.Builder
-		cmd.Stderr = &stderr
-		dom, err := cmd.Output()
-		require.NoError(t, err, stderr.String())
-		for line := range strings.Lines(stderr.String()) {
+		dom, log := show(t, browser, size, file)
+		for line := range strings.Lines(log) {
 			require.NotContains(t, line, "CONSOLE")
 		}
 		for _, text := range []string{"host:0 · host memory", awake.Ptr().String(), "shared with 1", "Pool p", "elsewhere", "schema_test.go", "u-legend"} {
-			require.Contains(t, string(dom), text)
+			require.Contains(t, dom, text)
 		}
 	}
+}
+
+// show is what the page has become in a window of a size, and what the browser has logged.
+func show(t *testing.T, browser, size, file string) (dom, log string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a browser that hangs
+	defer cancel()
+	cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0",
+		"--window-size="+size, "--user-data-dir="+t.TempDir(), "--virtual-time-budget=2000", "--dump-dom", "file://"+file)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, stderr.String())
+	return string(out), stderr.String()
 }
