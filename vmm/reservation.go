@@ -563,6 +563,7 @@ func (r *Reservation) where() (p Ptr, size uint64) { return r.ptr, r.size }
 func (r *Reservation) mappings() (all []Mapping) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	all = make([]Mapping, 0, r.table.Len())
 	for _, s := range r.table.All() {
 		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String()}
 		if s.Quarantined != nil {

@@ -405,27 +405,47 @@ func (d *Device) Report() Report {
 	if d == nil || d.state == nil {
 		return Report{}
 	}
-	rep := Report{Device: d.name, Stats: d.Stats(), Open: []OpenObject{}}
+	rep := Report{Device: d.name, Stats: d.Stats()}
 	// Each object is asked without d.mu: some take locks that come before it.
 	d.mu.Lock()
-	things := make(map[any]OpenObject, len(d.unclosed))
+	things, opened := make([]any, 0, len(d.unclosed)), make([]openedAt, 0, len(d.unclosed))
 	for thing, o := range d.unclosed {
-		things[thing] = OpenObject{Kind: o.kind, Made: o.caller()}
+		things, opened = append(things, thing), append(opened, o)
 	}
 	d.mu.Unlock()
-	for thing, o := range things {
+	lines := map[callers]string{} // many are made by the same line, and finding it takes time
+	order := make([]openAt, len(things))
+	for i, thing := range things {
+		if _, ok := lines[opened[i].made]; !ok {
+			lines[opened[i].made] = opened[i].caller()
+		}
+		order[i].i = i
 		if t, ok := thing.(describer); ok {
-			o.Addr, o.Size = t.where()
+			order[i].addr, order[i].size = t.where()
 		}
-		if t, ok := thing.(interface{ mappings() []Mapping }); ok {
-			o.Chunks = t.mappings()
-		}
-		rep.Open = append(rep.Open, o)
 	}
-	slices.SortFunc(rep.Open, func(a, b OpenObject) int {
-		return cmp.Or(cmp.Compare(a.Addr, b.Addr), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Made, b.Made))
+	slices.SortFunc(order, func(a, b openAt) int {
+		if a.addr != b.addr {
+			return cmp.Compare(a.addr, b.addr)
+		}
+		x, y := &opened[a.i], &opened[b.i]
+		return cmp.Or(cmp.Compare(x.kind, y.kind), cmp.Compare(lines[x.made], lines[y.made]))
 	})
+	rep.Open = make([]OpenObject, len(order))
+	for i, at := range order {
+		rep.Open[i] = OpenObject{Kind: opened[at.i].kind, Made: lines[opened[at.i].made], Addr: at.addr, Size: at.size}
+		if t, ok := things[at.i].(interface{ mappings() []Mapping }); ok {
+			rep.Open[i].Chunks = t.mappings()
+		}
+	}
 	return rep
+}
+
+// openAt is what Report sorts: moving it costs less than moving an OpenObject.
+type openAt struct {
+	addr Ptr
+	size uint64
+	i    int
 }
 
 // describer is an open object that can say more of itself than its kind.

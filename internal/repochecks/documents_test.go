@@ -143,7 +143,7 @@ func exportedNames(t *testing.T) map[string]bool {
 	names := map[string]bool{}
 	for _, pkg := range []string{
 		"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
-		"vmm/pool", "vmm/vmmtest",
+		"vmm/memmap", "vmm/pool", "vmm/vmmtest",
 	} {
 		files, err := filepath.Glob(filepath.Join(root(t), filepath.FromSlash(pkg), "*.go"))
 		require.NoError(t, err)

@@ -24,6 +24,9 @@ func (p *Pool) String() string {
 	if p == nil || p.dev == nil {
 		return "no pool"
 	}
+	if p.base == 0 { // while its addresses are reserved, under this name
+		return fmt.Sprintf("pool of %v", p.dev)
+	}
 	return fmt.Sprintf("pool of %v at %v", p.dev, p.base)
 }
 
@@ -95,14 +98,27 @@ func (p *Pool) Stats() (Stats, error) {
 	if p == nil || p.res == nil {
 		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)
 	}
-	locked := p.lockAll()
-	for _, st := range locked {
-		p.freeKeptLocked(st) // so that Pending and LargestFree include it
+	locked := p.lockFreed()
+	s := p.statsLocked(locked)
+	unlockAll(locked)
+	p.mu.Unlock()
+	return s, nil
+}
+
+// lockFreed is lockAll. Then no stream keeps a block that it has freed, so that what is pending
+// includes it.
+func (p *Pool) lockFreed() (streams []*stream) {
+	streams = p.lockAll()
+	for _, st := range streams {
+		p.freeKeptLocked(st)
 	}
 	p.updateIdleLocked()
+	return streams
+}
+
+// statsLocked is Stats, while all streams are locked by lockFreed.
+func (p *Pool) statsLocked(locked []*stream) Stats {
 	sum := p.sumLocked(locked)
-	unlockAll(locked)
-	defer p.mu.Unlock()
 	s := p.stats
 	s.Reserved = uint64(p.chunks.Load()) * p.chunk                 //nolint:gosec // not negative
 	s.ReservedPeak = max(s.Reserved, uint64(p.chunksPeak)*p.chunk) //nolint:gosec // not negative
@@ -114,7 +130,7 @@ func (p *Pool) Stats() (Stats, error) {
 	}
 	s.InSlabs = p.slabBytes - (s.Used - sum.pages)
 	s.LargestFree = p.largestLocked()
-	return s, nil
+	return s
 }
 
 // sumLocked is what all streams count together. Their mu is held.

@@ -73,6 +73,7 @@ package pool
 //	lookup.go      Lookup: the pool of an address, also of the driver's
 //	trim.go        TrimTo, the release threshold, giving memory back under pressure
 //	admin.go       Device, Reservation, SetReuse, Grant and Revoke, Stats, ResetPeaks
+//	usage.go       Usage: what chunks, streams and sizes of blocks have
 //	tracing.go     Options.Trace; blocks that were sampled for a heap profile
 //	close.go       Close
 //	driverpool.go  DriverPool: NewDriver, DriverDefault, DriverCurrent; FreePlain

@@ -1,0 +1,188 @@
+package memmap
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+)
+
+// Map shows where the memory of devices is. It is an http.Handler. Safe for concurrent use. It has
+// no goroutine of its own.
+type Map struct {
+	o      Options
+	closed chan struct{}
+	close  func()
+
+	mu      sync.Mutex
+	viewers int
+	samples []sampleList // of each device
+	moments []momentList // the same
+	seq     uint64
+	now     *Snapshot // the last one; nil: none was taken
+	full    []byte    // its JSON; nil: not made yet
+	change  []byte    // the JSON of what differs from the snapshot before; nil: there is none
+	before  uint64    // the Seq of that snapshot
+	due     time.Time // when the next snapshot may be taken
+	costs   [2]time.Duration
+}
+
+// New makes a map. It takes no memory and starts nothing; Close ends the pages that watch it.
+func New(o Options) *Map {
+	o.resolve()
+	m := &Map{o: o, closed: make(chan struct{})}
+	m.close = sync.OnceFunc(func() { close(m.closed) })
+	for range o.Devices {
+		m.samples = append(m.samples, sampleList{newSamples(), o.Samples})
+		m.moments = append(m.moments, momentList{all: []Moment{}})
+	}
+	return m
+}
+
+// Close ends what the map sends to pages, so that http.Server.Shutdown need not wait for them; see
+// http.Server.RegisterOnShutdown. WriteFile works after Close. It returns nil.
+func (m *Map) Close() error {
+	m.close()
+	return nil
+}
+
+// Record notes how much memory there is every interval, at least a millisecond, until ctx is done
+// or the map is closed: the growth over time then begins before a page looks. It reads counters,
+// and asks the driver for the free memory. It returns the context's error, nil after Close.
+func (m *Map) Record(ctx context.Context, interval time.Duration) error {
+	t := time.NewTicker(max(interval, time.Millisecond))
+	defer t.Stop()
+	for {
+		m.record(time.Now())
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-m.closed:
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+func (m *Map) record(now time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	used := make([]uint64, len(m.o.Devices))
+	if m.o.Pools != nil {
+		for _, p := range m.o.Pools() {
+			for i, d := range m.o.Devices {
+				if st, err := p.Stats(); err == nil && p.Device() == d {
+					used[i] += st.Used
+				}
+			}
+		}
+	}
+	for i, d := range m.o.Devices {
+		x := summary(d, d.Stats())
+		m.samples[i].add(now, sampleOf(&x, used[i]))
+	}
+}
+
+// Snapshot takes a snapshot now. The caller must not change it.
+func (m *Map) Snapshot() *Snapshot {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.takeLocked(time.Now())
+	return m.now
+}
+
+// takeLocked takes a snapshot, and makes the JSON of what has changed if a page needs it.
+func (m *Map) takeLocked(now time.Time) {
+	begin := time.Now()
+	was := m.now
+	is := m.snapshot(now)
+	var change []byte
+	if was != nil {
+		c := changeOf(was, is)
+		if c == nil { // nothing to tell: pages have it already
+			is.Seq = was.Seq
+			m.now, m.full = is, nil
+			m.paceLocked(now, time.Since(begin))
+			return
+		}
+		if m.viewers > 0 {
+			change = encode(c)
+		}
+		m.before = was.Seq
+	}
+	m.seq, m.now, m.change, m.full = is.Seq, is, change, nil
+	m.paceLocked(now, time.Since(begin))
+}
+
+// paceLocked sets when the next snapshot may be taken. One that took long by itself, because the
+// process did not run, does not count.
+func (m *Map) paceLocked(now time.Time, cost time.Duration) {
+	m.costs[0], m.costs[1] = m.costs[1], cost
+	m.due = now.Add(min(mostInterval, max(m.o.Interval, costShare*min(m.costs[0], m.costs[1]))))
+}
+
+// fullLocked is the JSON of the last snapshot.
+func (m *Map) fullLocked() []byte {
+	if m.full == nil {
+		begin := time.Now()
+		m.full = encode(m.now)
+		m.due = m.due.Add(costShare / 2 * time.Since(begin)) // pages that come are rarer than changes
+	}
+	return m.full
+}
+
+// current is the JSON of a snapshot that is not older than the interval.
+func (m *Map) current() []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refreshLocked()
+	return m.fullLocked()
+}
+
+func (m *Map) refreshLocked() {
+	if now := time.Now(); m.now == nil || !now.Before(m.due) {
+		m.takeLocked(now)
+	}
+}
+
+// next is what a page that has the snapshot seq is to be told, 0 if it has none: an event of the
+// stream, empty if there is nothing. It says what the page has then, and when to ask again.
+func (m *Map) next(seq uint64) (kind string, data []byte, now uint64, due time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.refreshLocked()
+	switch {
+	case seq == m.seq:
+	case seq != 0 && seq == m.before && m.change != nil:
+		kind, data = "change", m.change
+	default:
+		kind, data = "snapshot", m.fullLocked()
+	}
+	return kind, data, m.seq, m.due
+}
+
+// watch counts a page; false if there are too many.
+func (m *Map) watch() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.viewers >= mostViewers {
+		return false
+	}
+	m.viewers++
+	return true
+}
+
+func (m *Map) unwatch() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.viewers--
+}
+
+// encode is JSON in which <, > and & are escaped, so that it can stand in a page.
+func encode(x any) []byte {
+	b, err := json.Marshal(x)
+	if err != nil { // none of the types can fail
+		return []byte("{}")
+	}
+	return b
+}

@@ -1,0 +1,171 @@
+package memmap_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testing/nulldriver"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/memmap"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+)
+
+func TestSnapshot(t *testing.T) {
+	m, d, awake, p := everything(t)
+	s := m.Snapshot()
+	require.Equal(t, "everything", s.Title)
+	require.EqualValues(t, 1, s.Seq)
+	x := &s.Devices[0]
+	require.Equal(t, []string{"host:0", "host memory"}, []string{x.Name, x.Model})
+	require.EqualValues(t, 256*mib, x.Total)
+	require.Equal(t, d.Stats().Committed, x.Total-x.Free)
+	require.EqualValues(t, 3*mib, x.Ahead)
+
+	find := func(at vmm.Ptr) memmap.Range {
+		i := slices.IndexFunc(x.Ranges, func(r memmap.Range) bool { return r.Addr == memmap.Addr(at) })
+		require.GreaterOrEqual(t, i, 0)
+		return x.Ranges[i]
+	}
+	r := find(awake.Ptr())
+	require.Contains(t, r.Made, "harness_test.go:")
+	require.Equal(t, []memmap.Run{{Size: 2 * mib, Count: 3, State: "accessible"}}, r.Chunks)
+	require.Equal(t, []uint64{3 * mib, 6 * mib, 3 * mib}, []uint64{r.Len, r.Committed, r.Ahead})
+	require.Len(t, r.Sharers, 1)
+	require.Equal(t, "table", r.Sharers[0].Object)
+	require.Len(t, s.Sharers, 1, "one at no address of these")
+	i := slices.IndexFunc(x.Ranges, func(r memmap.Range) bool { return r.Asleep })
+	require.Equal(t, []uint64{mib, 0, 0}, []uint64{x.Ranges[i].Len, x.Ranges[i].Committed, x.Ranges[i].Ahead})
+
+	require.Equal(t, "p", find(p.Reservation().Ptr()).Pool)
+	require.Len(t, x.Pools, 1)
+	st, err := p.Stats()
+	require.NoError(t, err)
+	require.Equal(t, st, x.Pools[0].Stats)
+	require.Equal(t, st.Used, x.Samples.Pools[0])
+	require.Len(t, x.Pools[0].Streams, 1)
+	require.Equal(t, x.Pools[0].Streams[0].InSlabs, st.InSlabs)
+
+	require.Len(t, x.Events, 1, "the same event each time is one")
+	require.Contains(t, x.Events[0].Where, "schema_test.go:")
+	require.NotEmpty(t, x.Events[0].Stack)
+}
+
+// TestClosedDevice: a device that has closed is shown with the error.
+func TestClosedDevice(t *testing.T) {
+	d, err := vmm.OpenDriver(nulldriver.New(), 0)
+	require.NoError(t, err)
+	require.NoError(t, d.Close())
+	s := memmap.New(memmap.Options{Devices: []*vmm.Device{d, nil}}).Snapshot()
+	require.Contains(t, s.Devices[0].Error, "closed")
+	require.NotEmpty(t, s.Devices[1].Error)
+}
+
+// TestEventsOnce: an event that is reported again is shown once, and only the last 256 are.
+func TestEventsOnce(t *testing.T) {
+	var all []memmap.Event
+	at := time.Now()
+	m := memmap.New(memmap.Options{Devices: []*vmm.Device{device(t)}, Events: func(*vmm.Device) []memmap.Event { return all }})
+	require.Empty(t, m.Snapshot().Devices[0].Events)
+	for i := range 300 {
+		all = append(all, memmap.Event{Time: at.Add(time.Duration(i)), Kind: "map"})
+		if i%7 == 0 || i == 299 {
+			got := m.Snapshot().Devices[0].Events
+			require.Len(t, got, min(i+1, 256))
+			require.EqualValues(t, i+1, got[len(got)-1].Seq)
+		}
+	}
+	all = all[250:] // a history that keeps fewer
+	require.EqualValues(t, 300, m.Snapshot().Devices[0].Events[255].Seq)
+}
+
+// TestSamples: equal rows are one, and beyond the limit the older half gets thinner.
+func TestSamples(t *testing.T) {
+	d := device(t)
+	m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}, Samples: 16})
+	g := rangeOf(t, d, 2*mib, 0)
+	for i := range 100 {
+		require.NoError(t, g.SetLen(uint64(i)))
+		m.Snapshot()
+		m.Snapshot()
+	}
+	s := m.Snapshot().Devices[0].Samples
+	require.LessOrEqual(t, len(s.Time), 16)
+	require.GreaterOrEqual(t, len(s.Time), 8)
+	require.Zero(t, s.Used[0], "the first stays")
+	require.EqualValues(t, 99, s.Used[len(s.Used)-1])
+	require.True(t, slices.IsSorted(s.Time))
+	require.True(t, slices.IsSorted(s.Used))
+}
+
+// TestRecord: samples are taken while no page looks, until Close.
+func TestRecord(t *testing.T) {
+	d := device(t)
+	p := poolOf(t, d)
+	m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}, Pools: pools(map[string]*pool.Pool{"p": p})})
+	done := make(chan error)
+	go func() { done <- m.Record(t.Context(), time.Millisecond) }()
+	g := rangeOf(t, d, 2*mib, 0)
+	n := 1
+	require.Eventually(t, func() bool {
+		require.NoError(t, g.SetLen(uint64(n)))
+		n++
+		return len(m.Snapshot().Devices[0].Samples.Time) > 20
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, m.Close())
+	require.NoError(t, <-done)
+	s := m.Snapshot().Devices[0].Samples
+	require.Equal(t, s.Pools[0], s.Pools[len(s.Pools)-1])
+	require.NotZero(t, s.Pools[0])
+}
+
+// BenchmarkSnapshot: a snapshot of 10,000 ranges of two or three chunks each, without a driver: as
+// it is taken while pages watch, with what has changed, and in full.
+func BenchmarkSnapshot(b *testing.B) {
+	for name, moved := range map[string]int{"changed=0": 0, "changed=100": 100, "changed=10000": 10_000} {
+		b.Run(name, func(b *testing.B) {
+			d, all := manyRanges(b)
+			m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
+			release := m.WatchForTest()
+			defer release()
+			n := uint64(0)
+			for b.Loop() {
+				n++
+				for _, g := range all[:moved] {
+					require.NoError(b, g.SetLen(n%1000+1))
+				}
+				m.Snapshot()
+			}
+		})
+	}
+	b.Run("full", func(b *testing.B) {
+		d, _ := manyRanges(b)
+		m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
+		for b.Loop() {
+			var text strings.Builder
+			require.NoError(b, m.WriteHTML(&text))
+			b.SetBytes(int64(text.Len()))
+		}
+	})
+}
+
+func manyRanges(b *testing.B) (*vmm.Device, []*vmm.Range) {
+	b.Helper()
+	d, err := vmm.OpenDriver(nulldriver.New(), 0)
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, d.Close()) })
+	all := make([]*vmm.Range, 10_000)
+	for i := range all {
+		g, err := d.NewRange(vmm.RangeOptions{Max: 64 * mib})
+		require.NoError(b, err)
+		b.Cleanup(func() { require.NoError(b, g.Close()) })
+		require.NoError(b, g.Grow(2*mib))
+		require.NoError(b, g.Grow(uint64(6+i%2*8)*mib))
+		require.NoError(b, g.SetLen(5*mib))
+		all[i] = g
+	}
+	return d, all
+}
