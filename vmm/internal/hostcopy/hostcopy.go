@@ -28,11 +28,11 @@ type Buffer struct {
 	Return func(size uint64)
 
 	mapping []byte // Mem is part of it
-	owed    uint64 // part of the process's, until Filled
+	promised    uint64 // part of the process's, until Filled
 }
 
-// owed is how many bytes of all Buffers may have no pages yet.
-var owed struct {
+// promised is how many bytes of all Buffers may have no pages yet.
+var promised struct {
 	sync.Mutex
 	bytes uint64
 }
@@ -40,29 +40,29 @@ var owed struct {
 // spare is how much more than the bytes must be left: for tables of pages, and for the program.
 const spare = 4 << 20
 
-// owe notes that n bytes will be written to, if the process can have them beside what it owes already:
+// promise notes that n bytes will be written to, if the process can have them beside what is promised already:
 // several that ask at the same moment would each see the same memory as free.
-func (h *Buffer) owe(n uint64) error {
-	owed.Lock()
-	defer owed.Unlock()
-	if free, known := freememory.Bytes(Root); known && owed.bytes+n+n/256+spare > free {
-		return fmt.Errorf("%w: %d bytes, and the process can have %d, less %d that it will write to", driver.ErrOutOfMemory, n, free, owed.bytes)
+func (h *Buffer) promise(n uint64) error {
+	promised.Lock()
+	defer promised.Unlock()
+	if free, known := freememory.Bytes(Root); known && promised.bytes+n+n/256+spare > free {
+		return fmt.Errorf("%w: %d bytes, and the process can have %d, less %d that it will write to", driver.ErrOutOfMemory, n, free, promised.bytes)
 	}
-	owed.bytes += n
-	h.owed = n
+	promised.bytes += n
+	h.promised = n
 	return nil
 }
 
 // Filled says that the bytes have been written to, or that it is not known when they are. Free does, too.
 func (h *Buffer) Filled() {
-	owed.Lock()
-	defer owed.Unlock()
-	owed.bytes -= h.owed
-	h.owed = 0
+	promised.Lock()
+	defer promised.Unlock()
+	promised.bytes -= h.promised
+	h.promised = 0
 }
 
 // IsFilled reports whether there is memory that has been written to.
-func (h *Buffer) IsFilled() bool { return h.Mem != nil && h.owed == 0 }
+func (h *Buffer) IsFilled() bool { return h.Mem != nil && h.promised == 0 }
 
 // Memory of a huge page or more begins with one, and has whole ones. Less has small pages.
 const unit, smallUnit = 2 << 20, 4 << 10
@@ -89,7 +89,7 @@ func (h *Buffer) Ensure(n uint64) error {
 	if size < n || size > math.MaxInt-unit {
 		return fmt.Errorf("%w: %d bytes", driver.ErrOutOfMemory, n)
 	}
-	err := h.owe(n)
+	err := h.promise(n)
 	if err != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func TestBufferBeyondTheGroup(t *testing.T) {
 	require.NoError(t, b.Free())
 	b.Take = func(uint64) error { return refused }
 	require.ErrorIs(t, b.Ensure(3_750_000), refused)
-	require.NoError(t, second.Ensure(3_750_000), "a refused one owes nothing")
+	require.NoError(t, second.Ensure(3_750_000), "a refused one has no promise")
 	require.NoError(t, second.Free())
 }
 
