@@ -27,8 +27,8 @@ type Buffer struct {
 	Take   func(size uint64) error
 	Return func(size uint64)
 
-	mapping []byte // Mem is part of it
-	promised    uint64 // part of the process's, until Filled
+	mapping  []byte // Mem is part of it
+	promised uint64 // part of the process's, until Filled
 }
 
 // promised is how many bytes of all Buffers may have no pages yet.
