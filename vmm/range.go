@@ -65,7 +65,7 @@ type RangeOptions struct {
 	// Chunk is the size of every chunk, a multiple of the granularity. 0 is the
 	// ladder: powers of two that grow with the range, up to MaxChunk. With Share it is
 	// fewer and larger chunks, because a reader imports each by itself: one for each growth,
-	// of 15 % of the range or more, up to MaxChunk. Then 16 GiB are 64 chunks at most, with
+	// of 15 % of the range or more, up to MaxChunk. In equal steps 16 GiB are 64 chunks at most, with
 	// granules of 2 MiB and no GrowAhead, which adds one for each time it maps.
 	Chunk uint64
 	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.

@@ -54,7 +54,7 @@ func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 	}
 	// Each step for all ranges before the next one begins, so that undo can still take
 	// back whatever was done.
-	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).waitForWork, (*sleeper).save, (*sleeper).unmapAll} {
+	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).waitForWork, (*sleeper).takeHostMemory, (*sleeper).save, (*sleeper).unmapAll} {
 		for _, s := range all {
 			if err := step(s); err != nil {
 				return undoAll(err, "and mapping another range again, which now sleeps", all, (*sleeper).undo)
@@ -114,7 +114,8 @@ func lockRanges(ranges []*Range) (unlock func(), err error) {
 //
 //	quiesce      nothing new uses the range; all of it retires     (undone by resume)
 //	waitForWork  the work that may use it has ended
-//	save         its contents are copied to host memory
+//	takeHostMemory  there is memory of the host for its contents
+//	save         they are copied there
 //	unmapAll     it is unmapped; the memory is still ours          (undone by remapAll)
 //	finishSleep  the memory is released, and the range sleeps: the point of no return
 //
@@ -201,6 +202,22 @@ func (s *sleeper) resume() {
 // waitForWork waits for the work that may use the range.
 func (s *sleeper) waitForWork() error { return s.r.waitForWork() }
 
+// takeHostMemory takes memory of the host for the contents: for all ranges before any is copied.
+func (s *sleeper) takeHostMemory() error {
+	n := s.len.Load()
+	if n == 0 || s.mode == SleepDrop {
+		return nil
+	}
+	if err := s.hostCopy.Ensure(n); err != nil {
+		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
+	}
+	return nil
+}
+
+// savedAtOnce is after how many bytes a copy says that they have pages now, so that others who ask for
+// memory of the host do not count them twice.
+const savedAtOnce = 2 << 30
+
 // save copies the contents to host memory. Nothing uses the range.
 func (s *sleeper) save() error {
 	n := s.len.Load()
@@ -211,11 +228,13 @@ func (s *sleeper) save() error {
 	if err != nil {
 		return err
 	}
-	if err := s.hostCopy.Ensure(n); err != nil {
-		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
-	}
-	if err := o.copyOut(s.hostCopy.Mem[:n], rows.Flat(s.r.ptr)); err != nil {
-		return err
+	for off := uint64(0); off < n; {
+		part := min(n-off, savedAtOnce)
+		if err := o.copyOut(s.hostCopy.Mem[off:off+part], rows.Flat(s.r.ptr+Ptr(off))); err != nil {
+			return err
+		}
+		off += part
+		s.hostCopy.Wrote(part)
 	}
 	s.hostCopy.Filled()
 	return nil
@@ -328,6 +347,9 @@ func wake(ranges []*Range) (failedDev *deviceState, err error) {
 	}
 	for _, s := range all {
 		s.finishWake()
+	}
+	for _, s := range all { // they are awake already
+		s.freeHostCopy()
 	}
 	return nil, nil
 }
@@ -454,7 +476,6 @@ func (s *sleeper) finishWake() {
 	s.r.mappingMu.Lock()
 	defer s.r.mappingMu.Unlock()
 	s.showAwakeLocked()
-	s.freeHostCopy()
 	s.requestGrowAhead()
 }
 

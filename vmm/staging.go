@@ -192,7 +192,7 @@ func (st *staging) tooSmall(n uint64) bool {
 type nextPiece func() (off, n uint64, ok bool)
 
 // run has lanes work through the pieces of a copy of n bytes, of most bytes each, until none is
-// left or one has failed, the first lane in the caller; false if the driver's own way is no faster.
+// left or one has failed, the first lane in the caller; false if the driver's own way is no slower.
 // More lanes are made while the first copy. No lane has work left when it returns. It returns the
 // first error.
 func (st *staging) run(at rows.Rows, n uint64, fewest int, most uint64, work func(*lane, nextPiece) error) (staged bool, err error) {
@@ -268,7 +268,7 @@ func (st *staging) take(at rows.Rows, n uint64, fewest int, most uint64) (lanes 
 	if st.hooks.forced {
 		from, least, fewest = 1, max(1, size/8), 1
 	}
-	if n < from || st.limit() < fewest || !st.worthStaging(at.Ptr) || !at.IsFlat() && at.Width > most {
+	if n < from || st.limit() < fewest || !st.worthStaging(at.Ptr) || !at.IsFlat() && at.Width > size {
 		return nil, 0, 0
 	}
 	want = int(min((n+least-1)/least, uint64(st.limit())))
@@ -302,6 +302,9 @@ func (st *staging) take(at rows.Rows, n uint64, fewest int, most uint64) (lanes 
 	piece = n / uint64(4*want)
 	if !st.hooks.forced {
 		piece = (piece + whole - 1) &^ (whole - 1)
+	}
+	if !at.IsFlat() {
+		most = max(most, at.Width) // a row is not divided
 	}
 	return lanes, want, at.Whole(min(max(piece, least), most))
 }

@@ -66,8 +66,8 @@ func (c *Client) attach(ctx context.Context, t target, o GetOptions) (*shareable
 		if err == nil {
 			return v, nil
 		}
-		if err = errors.Join(err, v.Close()); !errors.Is(err, shareable.ErrOwnerGone) {
-			return nil, err
+		if failed := v.Close(); failed != nil || !errors.Is(err, shareable.ErrOwnerGone) {
+			return nil, errors.Join(err, failed)
 		}
 	}
 }

@@ -53,7 +53,7 @@ func (m *Map) Record(ctx context.Context, interval time.Duration) error {
 	t := time.NewTicker(max(interval, time.Millisecond))
 	defer t.Stop()
 	for {
-		m.record(time.Now())
+		m.record()
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -64,9 +64,10 @@ func (m *Map) Record(ctx context.Context, interval time.Duration) error {
 	}
 }
 
-func (m *Map) record(now time.Time) {
+func (m *Map) record() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	now := time.Now() // with the lock, so that rows come in order
 	used := make([]uint64, len(m.o.Devices))
 	if m.o.Pools != nil {
 		for _, p := range m.o.Pools() {

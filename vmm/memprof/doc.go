@@ -9,7 +9,7 @@
 //	go tool pprof -top http://host/debug/pprof/gpumem
 //
 // As in Go's heap profile memory is sampled, by default once in 512 MiB, so that an allocation of a
-// pool costs no more with it than without. See SetRate. Numbers are estimates, unless the rate is 1.
+// pool costs hardly more with it than without. See SetRate. Numbers are estimates, unless the rate is 1.
 package memprof
 
 // Files:

@@ -36,7 +36,7 @@ func SetRate(n int64) (old int64) { return memsample.SetRate(n) }
 //	host copy      host memory for the contents of a Range that sleeps
 //	pinned         host memory for staging, of Mirrors and of Pinned
 //
-// All but the last two add up to Stats.Committed. Cached and pinned memory has no stack. No driver
+// With a rate of 1, all but the last two add up to Stats.Committed. Cached and pinned memory has no stack. No driver
 // is called.
 func Take() *profile.Profile {
 	b := newBuilder()

@@ -232,7 +232,7 @@ func (l *look) wait(t *stream) bool {
 		err = l.st.s.WaitFence(f)
 	}
 	if err != nil {
-		if text := fmt.Sprintf("stream %#x cannot be waited for: %v", t.s.Raw(), err); !slices.Contains(l.refusals, text) {
+		if text := fmt.Sprintf("stream %#x cannot be waited for: %v", t.s.Number(), err); !slices.Contains(l.refusals, text) {
 			l.refusals = append(l.refusals, text)
 		}
 		return false
@@ -376,7 +376,7 @@ func (l *look) reasons() (all []string) {
 			rest += s.n
 			continue
 		}
-		add(s.n, "freed in stream %#x, whose work is not known to have ended", s.t.s.Raw())
+		add(s.n, "freed in stream %#x, whose work is not known to have ended", s.t.s.Number())
 	}
 	add(rest, "freed in other such streams")
 	add(l.largestLocked(), "in the longest free run")

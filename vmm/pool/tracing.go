@@ -47,8 +47,8 @@ func (x *extras) line(action string, ptr vmm.Ptr, size uint64, st *stream) {
 	if ptr != 0 {
 		at = fmt.Sprintf("%#x", uint64(ptr))
 	}
-	if st != nil && st.s.Raw() != 0 {
-		on = fmt.Sprintf("%#x", uint64(st.s.Raw()))
+	if st != nil && st.s.Number() != 0 {
+		on = fmt.Sprintf("%#x", st.s.Number())
 	}
 	x.write(fmt.Sprintf("1,%s,%s,%s,%d,%s\n", time.Now().Format("15:04:05.000000"), action, at, size, on))
 }

@@ -173,7 +173,7 @@ func (l *usageList) addStream(st *stream) {
 			c.Free += uint64(n) * l.Pool.classes.sizes[class] //nolint:gosec // not negative
 		}
 	}
-	u := StreamUsage{Stream: uint64(st.s.Raw()), Pending: st.free.total(), Classes: []ClassUsage{}}
+	u := StreamUsage{Stream: st.s.Number(), Pending: st.free.total(), Classes: []ClassUsage{}}
 	for _, c := range l.classes[st] {
 		if c.Size != 0 {
 			u.Classes = append(u.Classes, c)

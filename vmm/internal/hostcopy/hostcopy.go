@@ -53,6 +53,15 @@ func (h *Buffer) promise(n uint64) error {
 	return nil
 }
 
+// Wrote says that n bytes have been written to.
+func (h *Buffer) Wrote(n uint64) {
+	promised.Lock()
+	defer promised.Unlock()
+	n = min(n, h.promised)
+	promised.bytes -= n
+	h.promised -= n
+}
+
 // Filled says that the bytes have been written to, or that it is not known when they are. Free does, too.
 func (h *Buffer) Filled() {
 	promised.Lock()

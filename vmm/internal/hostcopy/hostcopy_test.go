@@ -70,6 +70,10 @@ func TestBufferBeyondTheGroup(t *testing.T) {
 
 	second := counted(&taken)
 	require.ErrorIs(t, second.Ensure(100_000), driver.ErrOutOfMemory, "the first will write to it")
+	b.Wrote(3_000_000)
+	require.NoError(t, second.Ensure(100_000), "most of it was written to")
+	require.NoError(t, second.Free())
+	require.False(t, b.IsFilled())
 	b.Filled()
 	require.True(t, b.IsFilled())
 	require.NoError(t, second.Ensure(100_000), "it has: it is no longer among what is free")
