@@ -91,7 +91,7 @@ func (s *deviceState) home(p Prop) *deviceState {
 func (d *Device) adopt(h driver.Handle, size uint64, p Prop, kind memsample.Kind) *memory {
 	m := &memory{dev: d, handle: h, size: size, prop: p, sample: memsample.Of(d.samples, kind, size, 1)}
 	m.refs.Store(1)
-	d.counters.adopted(size, m.sample)
+	d.counters.raise(&d.counters.committed, size, m.sample.Begin)
 	return m
 }
 
@@ -214,7 +214,7 @@ func (d *Device) cacheMemory(m *memory) bool {
 	}
 	out := d.evictLocked(threshold - m.size)
 	c.list.Put(m.prop, m.size, m.handle)
-	d.counters.kept(m.size, m.sample)
+	d.counters.raise(&d.counters.cached, m.size, m.sample.End)
 	c.mu.Unlock()
 	releaseAll(out) //nolint:errcheck // counted as quarantined
 	return true
@@ -247,7 +247,7 @@ func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle], kind me
 	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true, recycled: true}
 	m.sample = memsample.Of(d.samples, kind, x.Size, 1)
 	m.refs.Store(1)
-	d.counters.reused(x.Size, m.sample)
+	d.counters.lower(&d.counters.cached, x.Size, m.sample.Begin)
 	return m
 }
 

@@ -155,7 +155,7 @@ func (m *Mirror) allocate(n, maxPinned uint64) (err error) {
 	if n > maxPinned {
 		m.memory.Take, m.memory.Return = takeAddresses, giveAddresses
 		if err = m.memory.Ensure(n); err == nil {
-			m.memory.Filled() // the program writes to it when it likes
+			m.memory.Wrote(n) // or the program does when it likes
 			m.bytes = m.memory.Mem[:n:n]
 		}
 		return err

@@ -236,7 +236,6 @@ func (s *sleeper) save() error {
 		off += part
 		s.hostCopy.Wrote(part)
 	}
-	s.hostCopy.Filled()
 	return nil
 }
 
@@ -486,18 +485,18 @@ func (g *Range) countHostCopy(d *Device) {
 			return err
 		}
 		g.copySample = memsample.Of(d.samples, memsample.HostCopy, n, 1)
-		d.counters.copied(n, g.copySample)
+		d.counters.raise(&d.counters.hostCopies, n, g.copySample.Begin)
 		return nil
 	}
 	g.hostCopy.Return = func(n uint64) {
-		d.counters.uncopied(n, g.copySample)
+		d.counters.lower(&d.counters.hostCopies, n, g.copySample.End)
 		giveAddresses(n)
 	}
 }
 
 // freeHostCopy gives the host memory of a range that is awake back, unless it is to be kept.
 func (s *sleeper) freeHostCopy() {
-	if !s.opts.KeepHostMemory || !s.hostCopy.IsFilled() {
+	if !s.opts.KeepHostMemory || !s.hostCopy.IsWritten() {
 		_ = s.hostCopy.Free() // what cannot be freed now is freed by the next Sleep, Clip or Close
 	}
 }

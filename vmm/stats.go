@@ -6,10 +6,10 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/frames"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/stats"
@@ -152,30 +152,21 @@ func (c *counters) unmapped(n int, size, retiring uint64, of *rangeCounters) {
 	c.retiring.now -= retiring
 }
 
-// adopted counts memory that the driver has given. What is sampled of memory begins and ends with the
-// counters' lock held, so both are of one moment.
-func (c *counters) adopted(size uint64, s *memsample.Sample) {
+// raise adds n bytes to a gauge, lower takes them from it, and both call then with the counters' lock
+// held: what is sampled of memory begins and ends there, so both are of one moment.
+func (c *counters) raise(g *gauge, n uint64, then func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.committed.now += size
-	c.committed.peak = max(c.committed.peak, c.committed.now)
-	s.Begin()
+	g.now += n
+	g.peak = max(g.peak, g.now)
+	then()
 }
 
-// kept counts memory as cached, reused as taken out of the cache.
-func (c *counters) kept(size uint64, s *memsample.Sample) {
+func (c *counters) lower(g *gauge, n uint64, then func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.cached.now += size
-	c.cached.peak = max(c.cached.peak, c.cached.now)
-	s.End()
-}
-
-func (c *counters) reused(size uint64, s *memsample.Sample) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.cached.now -= size
-	s.Begin()
+	g.now -= n
+	then()
 }
 
 // released counts a chunk of size bytes as released by the driver.
@@ -185,21 +176,6 @@ func (c *counters) released(size uint64, s *memsample.Sample) {
 	c.committed.now -= size
 	c.Releases++
 	c.freedBytes += size
-	s.End()
-}
-
-// copied counts host memory for the contents of ranges that sleep, uncopied no longer.
-func (c *counters) copied(size uint64, s *memsample.Sample) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.hostCopies.now += size
-	s.Begin()
-}
-
-func (c *counters) uncopied(size uint64, s *memsample.Sample) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.hostCopies.now -= size
 	s.End()
 }
 
@@ -475,35 +451,15 @@ func (c *callers) String() (at string) {
 	if n < 0 {
 		n = len(c)
 	}
-	frames := runtime.CallersFrames(c[:n])
+	all := runtime.CallersFrames(c[:n])
 	for {
-		f, more := frames.Next()
-		pkg := packageOf(f.Function)
-		outside := pkg != "runtime" && pkg != "sync" // they only call what others gave them
-		if outside {
+		f, more := all.Next()
+		whose := frames.Of(f)
+		if whose != frames.Runtime {
 			at = fmt.Sprintf("%s:%d", f.File, f.Line)
 		}
-		if !more || outside && !ourCode(pkg, f.File) {
+		if !more || whose == frames.Program {
 			return at
 		}
 	}
-}
-
-const modulePath = "github.com/cuvmm/cuvmm"
-
-// ourCode reports whether a function is the library's. Tests, commands and examples are programs
-// that use it.
-func ourCode(pkg, file string) bool {
-	sub, ok := strings.CutPrefix(pkg+"/", modulePath+"/")
-	return ok && !strings.HasSuffix(pkg, "_test") && !strings.HasSuffix(file, "_test.go") &&
-		!strings.HasPrefix(sub, "cmd/") && !strings.HasPrefix(sub, "examples/")
-}
-
-// packageOf is the import path of a function's package.
-func packageOf(function string) string {
-	i := strings.LastIndexByte(function, '/') + 1
-	if j := strings.IndexByte(function[i:], '.'); j >= 0 {
-		return function[:i+j]
-	}
-	return function
 }

@@ -2,10 +2,10 @@ package memmap
 
 import (
 	"runtime"
-	"slices"
 	"strconv"
-	"strings"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/frames"
 )
 
 // Moment is an Event as the map shows it.
@@ -54,36 +54,23 @@ func same(a, b *Event) bool {
 	return a.Time.Equal(b.Time) && a.Kind == b.Kind && a.Addr == b.Addr && a.Size == b.Size && a.Stream == b.Stream
 }
 
-// library are the packages of this module whose lines are not the program's.
-var library = []string{"vmm", "growable", "shareable", "cgo", "internal"}
-
 // lines are the frames of a stack, and the line of the first one that is outside the library.
 func lines(pcs []uintptr) (where string, stack []string) {
 	if len(pcs) == 0 {
 		return "", nil
 	}
-	frames := runtime.CallersFrames(pcs)
+	all := runtime.CallersFrames(pcs)
 	for {
-		f, more := frames.Next()
+		f, more := all.Next()
 		at := f.File + ":" + strconv.Itoa(f.Line)
 		if f.Function != "" && len(stack) < mostStack {
 			stack = append(stack, f.Function+" "+at)
 		}
-		if where == "" && f.Function != "" && !inLibrary(f.Function, f.File) {
+		if where == "" && frames.Of(f) == frames.Program {
 			where = at
 		}
 		if !more || where != "" && len(stack) == mostStack {
 			return where, stack
 		}
 	}
-}
-
-// inLibrary reports whether a function is the library's and no test's.
-func inLibrary(function, file string) bool {
-	rest, ok := strings.CutPrefix(function, "github.com/cuvmm/cuvmm/")
-	if !ok {
-		return strings.HasPrefix(function, "runtime.")
-	}
-	top := rest[:strings.IndexAny(rest+".", "/.")]
-	return slices.Contains(library, top) && !strings.HasSuffix(file, "_test.go")
 }

@@ -7,11 +7,11 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/pprof/profile"
 
+	"github.com/cuvmm/cuvmm/internal/frames"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 )
 
@@ -136,41 +136,26 @@ func (b *builder) sample(o *memsample.Owner, kind string, stack []*profile.Locat
 	}
 }
 
-// ours are the packages whose frames are left out where a stack begins: a profile says who asked for
-// memory.
-var ours = []string{"runtime.", "github.com/cuvmm/cuvmm/vmm.", "github.com/cuvmm/cuvmm/vmm/", "github.com/cuvmm/cuvmm/growable.",
-	"github.com/cuvmm/cuvmm/shareable.", "github.com/cuvmm/cuvmm/shareable/", "github.com/cuvmm/cuvmm/internal/"}
-
-func isOurs(function string) bool {
-	for _, p := range ours {
-		if rest, ok := strings.CutPrefix(function, p); ok && !strings.Contains(before(rest, "."), "_test") {
-			return true
-		}
-	}
-	return false
-}
-
-func before(s, sep string) string { first, _, _ := strings.Cut(s, sep); return first }
-
 // stack is the locations of a stack from the caller of this module on; all of it if there is none.
 func (b *builder) stack(s memsample.Stack) (all []*profile.Location) {
 	n := slices.Index(s[:], 0)
 	if n < 0 {
 		n = len(s)
 	}
-	var frames []runtime.Frame
+	var ours []*profile.Location // if it never leaves the library
 	for next, more := runtime.CallersFrames(s[:n]), n > 0; more; {
 		var f runtime.Frame
 		f, more = next.Next()
-		frames = append(frames, f)
-	}
-	if at := slices.IndexFunc(frames, func(f runtime.Frame) bool { return !isOurs(f.Function) && f.Function != "" }); at > 0 && frames[at].Function != "runtime.goexit" {
-		frames = frames[at:]
-	}
-	for _, f := range frames {
-		if f.Function != "runtime.goexit" {
-			all = append(all, b.location(f.Function, f.File, int64(f.Line)))
+		l := func() *profile.Location { return b.location(f.Function, f.File, int64(f.Line)) }
+		switch whose := frames.Of(f); {
+		case whose == frames.Program, len(all) > 0 && f.Function != "runtime.goexit":
+			all = append(all, l())
+		case whose == frames.Library:
+			ours = append(ours, l())
 		}
+	}
+	if len(all) == 0 {
+		return ours
 	}
 	return all
 }

@@ -55,7 +55,6 @@ func (p *Pool) Close() (err error) {
 		p.dropFencesLocked(st)
 	}
 	p.chunks.Store(0)
-	p.samples.endAll()
 	if failed != nil {
 		return failed
 	}

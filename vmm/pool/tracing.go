@@ -176,13 +176,3 @@ func (x *samples) resize(b Block, size uint64) {
 	defer x.mu.Unlock()
 	x.of[b.seq].Resize(size)
 }
-
-// endAll ends all samples: the device was lost.
-func (x *samples) endAll() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, s := range x.of {
-		s.End()
-	}
-	clear(x.of)
-}

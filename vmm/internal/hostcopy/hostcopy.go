@@ -28,7 +28,7 @@ type Buffer struct {
 	Return func(size uint64)
 
 	mapping  []byte // Mem is part of it
-	promised uint64 // part of the process's, until Filled
+	promised uint64 // of its bytes, those that are not written to yet
 }
 
 // promised is how many bytes of all Buffers may have no pages yet.
@@ -53,7 +53,7 @@ func (h *Buffer) promise(n uint64) error {
 	return nil
 }
 
-// Wrote says that n bytes have been written to.
+// Wrote says that n more bytes have been written to.
 func (h *Buffer) Wrote(n uint64) {
 	promised.Lock()
 	defer promised.Unlock()
@@ -62,16 +62,8 @@ func (h *Buffer) Wrote(n uint64) {
 	h.promised -= n
 }
 
-// Filled says that the bytes have been written to, or that it is not known when they are. Free does, too.
-func (h *Buffer) Filled() {
-	promised.Lock()
-	defer promised.Unlock()
-	promised.bytes -= h.promised
-	h.promised = 0
-}
-
-// IsFilled reports whether there is memory that has been written to.
-func (h *Buffer) IsFilled() bool { return h.Mem != nil && h.promised == 0 }
+// IsWritten reports whether there is memory, and Wrote has said that all of it was written to.
+func (h *Buffer) IsWritten() bool { return h.Mem != nil && h.promised == 0 }
 
 // Memory of a huge page or more begins with one, and has whole ones. Less has small pages.
 const unit, smallUnit = 2 << 20, 4 << 10
@@ -81,8 +73,8 @@ var Root = "/"
 
 // Ensure makes it n bytes at least. What it held is lost if it has to grow. It is
 // driver.ErrOutOfMemory if the system, or a control group of the process, has not so much left:
-// pages come when they are touched, and a process that passes its group's limit is killed. Until Filled,
-// that memory counts as used.
+// pages come when they are touched, and a process that passes its group's limit is killed. What
+// Buffers have not written to yet counts as used.
 func (h *Buffer) Ensure(n uint64) error {
 	if uint64(len(h.Mem)) >= n {
 		return nil
@@ -103,11 +95,11 @@ func (h *Buffer) Ensure(n uint64) error {
 		return err
 	}
 	if err = h.Take(size); err != nil {
-		h.Filled()
+		h.Wrote(h.promised)
 		return err
 	}
 	if h.mapping, h.Mem, err = allocate(size); err != nil {
-		h.Filled()
+		h.Wrote(h.promised)
 		h.Return(size)
 		return fmt.Errorf("%w: %d bytes: %w", driver.ErrOutOfMemory, size, err)
 	}
@@ -125,7 +117,7 @@ func (h *Buffer) Free() error {
 	}
 	h.Return(uint64(len(h.Mem)))
 	h.mapping, h.Mem = nil, nil
-	h.Filled()
+	h.Wrote(h.promised)
 	return nil
 }
 
