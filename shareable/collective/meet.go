@@ -331,8 +331,8 @@ func (a *acceptor) serve(conn net.Conn, size int) {
 	}
 	if c != codeNone {
 		r := refusal{code: c, rank: int(h.Rank)}
+		a.note(fmt.Sprintf("rank %d at %v: %v", h.Rank, conn.RemoteAddr(), r)) // before the member knows
 		l.refuse(r)
-		a.note(fmt.Sprintf("rank %d at %v: %v", h.Rank, conn.RemoteAddr(), r))
 	} else if h.Probe == 0 {
 		l.run()
 	}
