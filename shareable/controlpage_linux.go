@@ -125,7 +125,7 @@ func systemError(call string, err error) error {
 }
 
 // The control page: one word for each thing that changes, each on a cache line
-// of its own, all little-endian. docs/protocol.md says how to read it.
+// of its own, all little-endian. docs/reference/protocol.md says how to read it.
 const (
 	pageBytes   = 4096
 	pageMagic   = 0x50565543 // "CUVP"

@@ -46,7 +46,7 @@
 // On the host the kernel keeps readers of a vmm.ShareReadOnly range from
 // writing. On CUDA a descriptor carries no rights: any process that has it can write. A
 // server checks the user at the other end before it reads anything, and both
-// sides limit what the other can cost them. docs/sharing.md has the details.
+// sides limit what the other can cost them. docs/guides/sharing.md has the details.
 package shareable
 
 // Files:

@@ -16,7 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// TestCrossings runs the table of crossings in docs/architecture.md: every row has a scene
+// TestCrossings runs the table of crossings in docs/contributing/architecture.md: every row has a scene
 // here, every scene has a row, and the outcome is that of the row.
 func TestCrossings(t *testing.T) {
 	rows := crossings(t)
@@ -43,7 +43,7 @@ func TestCrossings(t *testing.T) {
 // crossings reads the table: operation, state, outcome.
 func crossings(t *testing.T) map[string]string {
 	t.Helper()
-	f, err := os.Open("../docs/architecture.md")
+	f, err := os.Open("../docs/contributing/architecture.md")
 	require.NoError(t, err)
 	defer f.Close()
 	rows := map[string]string{}

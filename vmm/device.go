@@ -166,7 +166,7 @@ func (d *Device) Sync() error {
 
 // Do runs f on a locked thread with the device's context current, for the
 // caller's own calls into CUDA. A capture that f begins or ends must not meet waits
-// and records of this package: docs/kernels.md says which, and how to keep them apart.
+// and records of this package: docs/guides/kernels.md says which, and how to keep them apart.
 func (d *Device) Do(f func() error) error {
 	o, err := d.ensureOpen()
 	if err != nil {

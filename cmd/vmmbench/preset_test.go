@@ -9,9 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// docs/vmmbench.md has every preset with its commands. UPDATE_GOLDEN writes them.
+// docs/reference/vmmbench.md has every preset with its commands. UPDATE_GOLDEN writes them.
 func TestPresetsInDocument(t *testing.T) {
-	const name, begin, end = "../../docs/vmmbench.md", "<!-- presets -->\n", "<!-- /presets -->\n"
+	const name, begin, end = "../../docs/reference/vmmbench.md", "<!-- presets -->\n", "<!-- /presets -->\n"
 	text, err := os.ReadFile(name)
 	if os.IsNotExist(err) {
 		t.Skip("needs the module's sources")

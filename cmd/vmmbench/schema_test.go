@@ -21,7 +21,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-const schemaFile = "../../docs/vmmbench.schema.json"
+const schemaFile = "../../docs/reference/vmmbench.schema.json"
 
 // schemaURL is the name of the strict schema while it is compiled.
 const schemaURL = "schema.json"

@@ -4,7 +4,7 @@
         while r.wait(r.length() + 1, timeout=10):
             rows = r.array()        # NumPy, or memoryviews: nothing is copied
 
-It implements the protocol of docs/protocol.md and needs only the standard
+It implements the protocol of docs/reference/protocol.md and needs only the standard
 library; objects in a GPU's memory also need cuda-bindings. The first address,
 Reader.address, never changes. Use a Reader in one thread only.
 """

@@ -30,13 +30,13 @@ var stay = map[string]string{
 // notHere are commands that a reader runs and this test does not, and why.
 var notHere = map[string]string{"make test": "this test is part of it"}
 
-// TestCommandsWork runs README.md and getting-started.md: it saves their files and runs their
+// TestCommandsWork runs README.md and start.md: it saves their files and runs their
 // commands, in the order in which a reader does, word by word. The module comes from a repository
 // with the files of this folder.
 func TestCommandsWork(t *testing.T) {
 	testgate.Long(t)
 	env := readersEnv(t)
-	for doc, first := range map[string]string{"README.md": "main.go", "docs/getting-started.md": ""} {
+	for doc, first := range map[string]string{"README.md": "main.go", "docs/start.md": ""} {
 		t.Run(doc, func(t *testing.T) {
 			t.Parallel()
 			r := &reader{t: t, env: env, dir: t.TempDir()}

@@ -44,11 +44,11 @@ func TestLinks(t *testing.T) {
 
 	got := brokenLinks(filepath.Join(dir, "README.md"), `# The top
 [here](#the-top) [there](docs/README.md) [away](https://example.com/none) [title](#top)
-[none](docs/none.md) <img src="docs/images/none.svg"> [part](docs/architecture.md#no-part)
+[none](docs/none.md) <img src="docs/images/none.svg"> [part](docs/contributing/architecture.md#no-part)
 `)
 	require.Equal(t, []string{
 		"#top: no such heading", "docs/none.md: no such file",
-		"docs/architecture.md#no-part: no such heading", "docs/images/none.svg: no such file",
+		"docs/contributing/architecture.md#no-part: no such heading", "docs/images/none.svg: no such file",
 	}, got)
 }
 

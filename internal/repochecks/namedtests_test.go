@@ -11,10 +11,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestNamedTestsExist: docs/conformance.md names tests that are there.
+// TestNamedTestsExist: docs/contributing/conformance.md names tests that are there.
 func TestNamedTestsExist(t *testing.T) {
 	dir := root(t)
-	doc, err := os.ReadFile(filepath.Join(dir, "docs", "conformance.md"))
+	doc, err := os.ReadFile(filepath.Join(dir, "docs", "contributing", "conformance.md"))
 	require.NoError(t, err)
 	named := regexp.MustCompile("`(Test[A-Z]\\w*)`").FindAllStringSubmatch(string(doc), -1)
 	require.NotEmpty(t, named)
@@ -32,6 +32,6 @@ func TestNamedTestsExist(t *testing.T) {
 		return err
 	}))
 	for _, name := range named {
-		require.True(t, there[name[1]], "docs/conformance.md names %s", name[1])
+		require.True(t, there[name[1]], "docs/contributing/conformance.md names %s", name[1])
 	}
 }

@@ -23,8 +23,8 @@ import (
 // snippetPages are the documents whose Go is compiled as a reader would compile it: in
 // a module of its own.
 var snippetPages = []string{
-	"README.md", "docs/distributed.md", "docs/getting-started.md", "docs/embedding.md", "docs/kernels.md",
-	"docs/others.md", "docs/pool.md", "docs/store.md", "docs/vineyard.md",
+	"README.md", "docs/guides/groups.md", "docs/start.md", "docs/guides/embedding.md", "docs/guides/kernels.md",
+	"docs/coming-from/others.md", "docs/guides/pool.md", "docs/guides/store.md", "docs/coming-from/vineyard.md",
 }
 
 // snippet is one block of Go in a document. It is a file, which may name itself in its

@@ -42,7 +42,7 @@ func names(t *testing.T) map[string]bool {
 // are: for counters by their rate, for others as they are.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/grafana-dashboard.json")
+	text, err := os.ReadFile("../../docs/guides/grafana-dashboard.json")
 	require.NoError(t, err)
 	var dashboard struct {
 		Templating struct {
@@ -115,10 +115,10 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// TestMetricsAreDocumented: docs/metrics.md has the name of each metric, and no other one.
+// TestMetricsAreDocumented: docs/guides/metrics.md has the name of each metric, and no other one.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/metrics.md")
+	text, err := os.ReadFile("../../docs/guides/metrics.md")
 	require.NoError(t, err)
 	all, documented := names(t), map[string]bool{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `(cuvmm_\\w+)` \\|").FindAllStringSubmatch(string(text), -1) {

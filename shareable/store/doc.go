@@ -26,7 +26,7 @@
 //
 // A client that gets an object can write to it: on CUDA a descriptor carries no rights, and
 // on the host a store passes the same one to readers and to writers. Access and seals are
-// kept against mistakes. Options.UIDs says which users may connect; docs/store.md has the
+// kept against mistakes. Options.UIDs says which users may connect; docs/guides/store.md has the
 // rest, and what each failure leaves.
 package store
 

@@ -29,10 +29,10 @@ const vineyardBytes = 100_000
 // vineyardVar is the socket of a process that a test starts as a client.
 const vineyardVar = "STORE_TEST_VINEYARD"
 
-// vineyardRows are the first cells of the table below a heading of docs/vineyard.md.
+// vineyardRows are the first cells of the table below a heading of docs/coming-from/vineyard.md.
 func vineyardRows(t *testing.T, heading string) (rows []string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "vineyard.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "coming-from", "vineyard.md"))
 	require.NoError(t, err)
 	_, text, found := bytes.Cut(text, []byte("\n## "+heading+"\n"))
 	require.True(t, found)
@@ -388,7 +388,7 @@ var vineyardCalls = map[string]func(t *testing.T, s *Server, c *Client){
 	},
 }
 
-// TestVineyardCalls: each row of the table in docs/vineyard.md works by the names that it has
+// TestVineyardCalls: each row of the table in docs/coming-from/vineyard.md works by the names that it has
 // for it here. VMM_TEST_DRIVER=cuda runs it on a GPU.
 func TestVineyardCalls(t *testing.T) {
 	if vineyardClient(t) {
@@ -539,7 +539,7 @@ var vineyardFaults = map[string]func(t *testing.T){
 	},
 }
 
-// TestVineyardFaults: what docs/vineyard.md says of each of Vineyard's faults holds.
+// TestVineyardFaults: what docs/coming-from/vineyard.md says of each of Vineyard's faults holds.
 // VMM_TEST_DRIVER=cuda runs it on a GPU that nothing else uses: it counts free memory.
 func TestVineyardFaults(t *testing.T) {
 	if vineyardClient(t) {

@@ -33,7 +33,7 @@
 // CHUNKS, PUBLISH, RETIRE, SEALED, PAGE, DELETED, CLOSING and EVENT are events of the owner.
 // ERROR is a reply or an event.
 //
-// docs/protocol.md describes every field.
+// docs/reference/protocol.md describes every field.
 package wire
 
 // Files:

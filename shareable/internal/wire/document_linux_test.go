@@ -39,9 +39,9 @@ func bytesOf(t *testing.T, block string) []byte {
 	return b
 }
 
-// What docs/protocol.md shows is what is sent.
+// What docs/reference/protocol.md shows is what is sent.
 func TestProtocolDocument(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/protocol.md")
+	text, err := os.ReadFile("../../../docs/reference/protocol.md")
 	require.NoError(t, err)
 
 	var id [16]byte

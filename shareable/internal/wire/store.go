@@ -357,7 +357,7 @@ func (d *decoder) info() Info {
 }
 
 // Counters is the reply to COUNT, which has no payload: the counters of a store, in the
-// order that docs/protocol.md has.
+// order that docs/reference/protocol.md has.
 type Counters struct {
 	Values []uint64 // MaxCounters at most
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-var update = flag.Bool("update", false, "write docs/conformance.md")
+var update = flag.Bool("update", false, "write docs/contributing/conformance.md")
 
-const docPath = "../../../docs/conformance.md"
+const docPath = "../../../docs/contributing/conformance.md"
 
 const docHead = `# Conformance
 
@@ -62,7 +62,7 @@ func TestConformance(t *testing.T) {
 			require.Equal(t, want, string(got), "run this test with -update")
 		}
 		// What became of each rule on a GPU is written by hand, once it ran there.
-		notes, err := os.ReadFile("../../../docs/driver-notes.md")
+		notes, err := os.ReadFile("../../../docs/contributing/driver-notes.md")
 		require.NoError(t, err)
 		for _, r := range drivertest.Rules() {
 			require.Contains(t, string(notes), fmt.Sprintf("| %s | %s | ", r.Suite, r.Name), "run it on a GPU")

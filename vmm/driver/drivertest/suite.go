@@ -17,7 +17,7 @@ const (
 	seam     = "package driver"
 )
 
-// contract is a numbered promise of docs/architecture.md.
+// contract is a numbered promise of docs/contributing/architecture.md.
 func contract(n int) string { return fmt.Sprintf("contract %d", n) }
 
 // Rule is one promise of the seam, and one case that holds a driver to it.

@@ -14,7 +14,7 @@ import (
 
 // On a card the process dies where the begin or the end of a capture, or a wait by which a stream
 // joins one, meets another thread's record, query or end of one of its streams, or a record of, or
-// a wait for, its context (docs/driver-notes.md). Here workMu keeps calls apart. So in builds with
+// a wait for, its context (docs/contributing/driver-notes.md). Here workMu keeps calls apart. So in builds with
 // -tags invariants these calls are held open for a while, and two that meet end the process here,
 // too.
 

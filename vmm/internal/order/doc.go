@@ -4,7 +4,7 @@
 //
 // CUDA ends the process where a wait for a context, or a record or a query of a stream, meets
 // another thread's begin or end of a capture, whether or not it was asked before if the stream
-// is being captured (docs/driver-notes.md). So each device has a Gate. A call that changes which
+// is being captured (docs/contributing/driver-notes.md). So each device has a Gate. A call that changes which
 // streams are being captured has the Gate alone; one that looks at the end of a stream or of the
 // context shares it, and asks under it. Nothing waits for work under a Gate, where the driver
 // can record an event for a whole context: what waits, waits for the event. A record behind a

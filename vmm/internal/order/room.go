@@ -8,7 +8,7 @@ import (
 
 // CUDA queues about a thousand pieces of work for a stream, of copies from pinned memory fewer: on
 // an H100 the 75th blocked, each with an event behind it. Such a call blocks every other call of
-// the context, until the stream moves (docs/driver-notes.md). So what this package's users queue
+// the context, until the stream moves (docs/contributing/driver-notes.md). So what this package's users queue
 // by themselves, copies through pinned blocks, waits before that.
 const (
 	// roomOf is how many pieces of work may be queued on a stream for such a copy to be queued

@@ -78,7 +78,7 @@ func grown() *report.Report {
 func docs(t *testing.T, r *report.Report, text string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, sub := range []string{"benchmarks", "images"} {
+	for _, sub := range []string{"benchmarks", "images", "coming-from"} {
 		require.NoError(t, os.Mkdir(filepath.Join(dir, sub), 0o755))
 	}
 	f, err := os.Create(filepath.Join(dir, "benchmarks", "gpu.json"))
@@ -207,16 +207,16 @@ func TestFigures(t *testing.T) {
 		"too-noisy of grow":                             "0",
 	} {
 		dir := docs(t, grown(), shown+link("x", what))
-		change(t, dir, "others.md", func(string) string { return "takes " + link("9", what) })
+		change(t, dir, "coming-from/others.md", func(string) string { return "takes " + link("9", what) })
 		require.NoError(t, Write(dir), what)
 		require.NoError(t, Check(dir))
-		for _, name := range []string{"benchmarks.md", "others.md"} {
+		for _, name := range []string{"benchmarks.md", "coming-from/others.md"} {
 			text, err := os.ReadFile(filepath.Join(dir, name))
 			require.NoError(t, err)
 			require.Contains(t, string(text), link(want, what))
 		}
-		change(t, dir, "others.md", func(old string) string { return strings.Replace(old, "["+want, "["+want+"1", 1) })
-		require.ErrorContains(t, Check(dir), "others.md")
+		change(t, dir, "coming-from/others.md", func(old string) string { return strings.Replace(old, "["+want, "["+want+"1", 1) })
+		require.ErrorContains(t, Check(dir), "coming-from/others.md")
 	}
 	for text, want := range map[string]string{
 		link("x", "grow/1GiB/vmm"):                                                     "want FIGURE of CASE",
