@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
@@ -107,6 +108,7 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 		return nil, err
 	}
 	m := d.adopt(h, size, p, memsample.Import)
+	d.history.Add(history.Import, 0, size, 0)
 	actual, err := d.drv.Properties(h)
 	if err != nil {
 		return nil, joinErr(err, "and giving the memory back", m.release())
@@ -164,6 +166,7 @@ func (c *Chunk) Export() (fd int, err error) {
 	if err != nil {
 		return -1, c.dev.wrap("export chunk", 0, m.size, err)
 	}
+	c.dev.history.Add(history.Export, 0, m.size, 0)
 	return fd, nil
 }
 
@@ -303,6 +306,7 @@ func (d *Device) exportRange(p Ptr, size uint64, flags []DMABufFlags) (int, erro
 	if err != nil {
 		return -1, err
 	}
+	d.history.Add(history.Export, uint64(p), size, 0)
 	return fd, nil
 }
 
@@ -389,6 +393,9 @@ func (c *Chunk) ExportFabric() ([64]byte, error) {
 		return [64]byte{}, c.dev.wrap(op, 0, m.size, errNoFabric)
 	}
 	name, err := x.ExportFabric(m.handle)
+	if err == nil {
+		c.dev.history.Add(history.Export, 0, m.size, 0)
+	}
 	return name, c.dev.wrap(op, 0, m.size, err)
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
@@ -140,6 +141,7 @@ func (r *Reservation) finishClose() error {
 		return err
 	}
 	giveAddresses(r.size)
+	r.dev.history.Add(history.Close, uint64(r.ptr), r.size, 0)
 	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
 	r.mu.Lock()
 	r.phase.Store(phaseClosed)

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
@@ -37,6 +38,7 @@ type Device struct {
 
 	counters counters
 	samples  *memsample.Owner // of who has the memory
+	history  history.Log
 	cache    cache
 	workTime atomic.Int64 // nanoseconds of the goroutine's work
 	logger   atomic.Pointer[slog.Logger]
@@ -415,7 +417,7 @@ func (d *Device) wrap(op string, p Ptr, size uint64, err error) error {
 	if errors.As(err, &done) {
 		return err
 	}
-	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: err}
+	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: d.refused(p, size, err)}
 }
 
 // pairFail names the pair of an error, once.

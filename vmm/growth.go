@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
@@ -71,6 +72,8 @@ func (e growthLacks) Unwrap() error { return e.error }
 // growLocked brings Cap to at least need. It needs g.capMu.
 func (g *Range) growLocked(need uint64, purpose purpose) error {
 	invariants.Held(&g.capMu)
+	was := g.cap.Load()
+	defer func() { g.noteGrowth(was, g.cap.Load()) }()
 	for {
 		have := g.cap.Load()
 		if g.r.zeroed != zeroNone {
@@ -95,6 +98,13 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 		if reclaimable(g.r, have, need) == have {
 			return err
 		}
+	}
+}
+
+// noteGrowth notes in the device's history that Cap has risen.
+func (g *Range) noteGrowth(from, to uint64) {
+	if to > from {
+		g.r.dev.history.Add(history.Grow, uint64(g.r.ptr)+from, to-from, 0)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"math"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -72,6 +73,7 @@ func (d *Device) createCharged(size uint64, p Prop, purpose purpose, kind memsam
 		m.created = true
 		m.cacheable.Store(p.Share == 0 && !p.RDMA)
 		d.counters.count(1, &d.counters.Creates)
+		d.history.Add(history.Create, 0, size, 0)
 		return nil
 	})
 	return m, err
@@ -144,6 +146,7 @@ func (m *memory) free() error {
 		return err
 	}
 	d.counters.released(m.size, m.sample)
+	d.history.Add(history.Release, 0, m.size, 0)
 	if m.created {
 		d.state.discharge(m.size)
 	}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -87,6 +88,7 @@ func (s *deviceState) beginPressureHook(h *pressureHook) bool {
 
 func callPressureHook(h *pressureHook, err error) (released bool) {
 	defer h.running.Done()
+	h.dev.history.Add(history.Pressure, 0, 0, 0)
 	return h.f(err)
 }
 
@@ -307,6 +309,7 @@ func (s *deviceState) releaseForOthers(seen uint64) bool {
 	devs := slices.Clone(s.devices)
 	s.mu.Unlock()
 	for _, d := range devs {
+		d.history.Add(history.Pressure, 0, 0, 0)
 		if s.released.Load() == seen {
 			d.trim(0) //nolint:errcheck // what the driver refuses is counted as quarantined
 		}

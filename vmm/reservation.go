@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -161,6 +162,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	}
 	d.state.parent.add(r)
 	d.counters.add(rounded, &d.counters.reserved)
+	d.history.Add(history.Reserve, uint64(r.ptr), rounded, 0)
 	return r, nil
 }
 
@@ -304,6 +306,9 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	}
 	if err == nil && zeroed != zeroNone {
 		mayStillFill, err = r.zeroMemory(off, ms, zeroed)
+	}
+	if err == nil || mayStillFill {
+		r.dev.history.Add(history.Map, uint64(r.ptr)+off, size, 0)
 	}
 	if err == nil || done == 0 || mayStillFill {
 		return mayStillFill, err

@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
@@ -302,6 +303,7 @@ func (s *sleeper) finishSleep() {
 	c.move(s.len.Load(), &c.used, &c.asleep)
 	s.asleep = true
 	s.r.notify()
+	s.r.dev.history.Add(history.Sleep, uint64(s.r.ptr), s.capacity, 0)
 }
 
 // releaseMemory gives up the sleeper's references.
@@ -455,7 +457,9 @@ func (s *sleeper) rollback(err error) error {
 	if err == nil || lost(err) {
 		err = nil
 		if len(s.mem) > 0 {
-			err = r.dev.drv.Unmap(r.ptr, s.capacity)
+			if err = r.dev.drv.Unmap(r.ptr, s.capacity); err == nil {
+				r.dev.history.Add(history.Unmap, uint64(r.ptr), s.capacity, 0)
+			}
 		}
 	}
 	if err != nil {
@@ -475,6 +479,7 @@ func (s *sleeper) finishWake() {
 	s.r.mappingMu.Lock()
 	defer s.r.mappingMu.Unlock()
 	s.showAwakeLocked()
+	s.r.dev.history.Add(history.Wake, uint64(s.r.ptr), s.capacity, 0)
 	s.requestGrowAhead()
 }
 

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
@@ -134,6 +135,9 @@ func (g *Range) Clip() error {
 			g.recountCap()
 			return g.wrap("clip", g.len.Load(), 0, err)
 		}
+	}
+	if t != nil {
+		r.dev.history.Add(history.Clip, uint64(r.ptr)+t.off, t.size, 0)
 	}
 	if g.hostCopy.Mem != nil {
 		_ = g.hostCopy.Free() // what cannot be freed now is freed by the next Clip, or Close

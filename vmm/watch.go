@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -142,7 +143,8 @@ func (r *Reservation) unmapSlotsLocked(i, j int) error {
 		unmapping()
 	}
 	off := r.table.At(i).Off
-	err := r.dev.drv.Unmap(r.ptr+Ptr(off), r.table.At(j-1).End()-off)
+	size := r.table.At(j-1).End() - off
+	err := r.dev.drv.Unmap(r.ptr+Ptr(off), size)
 	if hooks.lateUnmapping {
 		unmapping()
 	}
@@ -150,6 +152,8 @@ func (r *Reservation) unmapSlotsLocked(i, j int) error {
 		for _, w := range r.watches {
 			w.mapped(all)
 		}
+		return err
 	}
-	return err
+	r.dev.history.Add(history.Unmap, uint64(r.ptr)+off, size, 0)
+	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"slices"
 	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/memtrace"
 )
 
 // Change is what differs between a snapshot and the one before it. A part that is nil is as it was.
@@ -18,14 +20,14 @@ type Change struct {
 
 // DeviceChange is what differs in one device.
 type DeviceChange struct {
-	Index   int      `json:"index"` // in Snapshot.Devices
-	Summary *Summary `json:"summary,omitempty"`
-	Ranges  []Range  `json:"ranges,omitempty"`  // new ones, and those that differ
-	Gone    []Addr   `json:"gone,omitempty"`    // ranges that are no more
-	Pools   []Pool   `json:"pools,omitempty"`   // as Ranges
-	Closed  []string `json:"closed,omitempty"`  // pools that are no more
-	Events  []Moment `json:"events,omitempty"`  // those after the ones before
-	Samples *Samples `json:"samples,omitempty"` // the rows after those before
+	Index   int              `json:"index"` // in Snapshot.Devices
+	Summary *Summary         `json:"summary,omitempty"`
+	Ranges  []Range          `json:"ranges,omitempty"`  // new ones, and those that differ
+	Gone    []Addr           `json:"gone,omitempty"`    // ranges that are no more
+	Pools   []Pool           `json:"pools,omitempty"`   // as Ranges
+	Closed  []string         `json:"closed,omitempty"`  // pools that are no more
+	Events  []memtrace.Event `json:"events,omitempty"`  // those after the ones before
+	Samples *Samples         `json:"samples,omitempty"` // the rows after those before
 }
 
 // changeOf is what differs from was to is; nil if nothing does.
@@ -68,8 +70,8 @@ func deviceChange(was, is *Device) (d DeviceChange, differs bool) {
 	if n := len(was.Events); n > 0 {
 		seen = was.Events[n-1].Seq
 	}
-	if n := len(is.Events); n > 0 && is.Events[n-1].Seq > seen {
-		d.Events = is.Events[max(0, n-int(min(is.Events[n-1].Seq-seen, uint64(n)))):] //nolint:gosec // not above n
+	if i := slices.IndexFunc(is.Events, func(e memtrace.Event) bool { return e.Seq > seen }); i >= 0 {
+		d.Events = is.Events[i:]
 	}
 	if is.Samples.last() > was.Samples.last() {
 		rows := is.Samples.after(was.Samples.last())

@@ -20,12 +20,12 @@ package memmap
 
 // Files:
 //
-//	options.go     Options, Sharer, Process, Event; intervals and limits
+//	options.go     Options, Sharer, Process; intervals and limits
 //	map.go         Map: New, Close, Record; when a snapshot is taken, and what a page is told
 //	snapshot.go    Snapshot and its parts, and how they are read
 //	change.go      Change: what differs between two snapshots
 //	samples.go     Samples: growth over time
-//	moments.go     Moment: an Event with the program's line
+//	events.go      the last events of a device
 //	handler.go     ServeHTTP: the paths, the stream of events
 //	page.go        putting the page together; WriteHTML, WriteFile
 //	schema.json    the JSON Schema of what is served

@@ -194,7 +194,6 @@ func TestHostileNames(t *testing.T) {
 		Title: hostile, Devices: []*vmm.Device{d}, Pools: pools(map[string]*pool.Pool{hostile: poolOf(t, d)}),
 		Sharers:   func() []memmap.Sharer { return []memmap.Sharer{{Object: hostile, Instance: hostile}} },
 		Processes: func(*vmm.Device) []memmap.Process { return []memmap.Process{{Name: hostile}} },
-		Events:    func(*vmm.Device) []memmap.Event { return []memmap.Event{{Kind: hostile}} },
 	})
 	var file strings.Builder
 	require.NoError(t, m.WriteHTML(&file))

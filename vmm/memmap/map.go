@@ -17,7 +17,7 @@ type Map struct {
 	mu      sync.Mutex
 	viewers int
 	samples []sampleList // of each device
-	moments []momentList // the same
+	events  []eventList  // the same
 	seq     uint64
 	now     *Snapshot // the last one; nil: none was taken
 	full    []byte    // its JSON; nil: not made yet
@@ -34,7 +34,7 @@ func New(o Options) *Map {
 	m.close = sync.OnceFunc(func() { close(m.closed) })
 	for range o.Devices {
 		m.samples = append(m.samples, sampleList{newSamples(), o.Samples})
-		m.moments = append(m.moments, momentList{all: []Moment{}})
+		m.events = append(m.events, eventList{})
 	}
 	return m
 }

@@ -14,7 +14,7 @@ type Options struct {
 	Title string
 
 	// Devices are the devices that the map shows, in this order. One that is closed is shown with
-	// the error.
+	// the error. Of what happened, the map shows the last 256 events that Device.SetHistory keeps.
 	Devices []*vmm.Device
 
 	// Pools returns the pools by the names that the map shows. Those of other devices are left
@@ -27,10 +27,6 @@ type Options struct {
 	// Processes returns the memory of a device that other processes have, as NVML says. nil: it is
 	// not known, and belongs to what the map cannot explain.
 	Processes func(*vmm.Device) []Process
-
-	// Events returns the last events of a device, the oldest first. The map shows the last 256. nil:
-	// it shows none.
-	Events func(*vmm.Device) []Event
 
 	// Interval is how often the page is told what has changed, 500 ms or more; 0: 500 ms. If taking
 	// a snapshot costs more than 1/200 of it, the page is told less often.
@@ -48,7 +44,6 @@ const (
 	defaultSamples = 2000
 	leastSamples   = 16
 	mostEvents     = 256
-	mostStack      = 8                // frames of an event
 	mostViewers    = 64               // pages that are told at once
 	writeTimeout   = 10 * time.Second // of one message to a page
 	heartbeat      = 15 * time.Second // a page that is told nothing gets an empty line
@@ -79,14 +74,4 @@ type Process struct {
 	PID   int    `json:"pid"`
 	Name  string `json:"name"`
 	Bytes uint64 `json:"bytes"`
-}
-
-// Event is something that happened to the memory of a device.
-type Event struct {
-	Time   time.Time
-	Kind   string // "map", "unmap" or any other
-	Addr   vmm.Ptr
-	Size   uint64    // bytes
-	Stream uint64    // the driver's handle
-	Stack  []uintptr // as runtime.Callers has it; nil: not known
 }

@@ -1,9 +1,7 @@
 package memmap_test
 
 import (
-	"runtime"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -24,8 +22,10 @@ func everything(t *testing.T) (m *memmap.Map, d *vmm.Device, awake *vmm.Range, p
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, res.Close()) })
 	p = poolOf(t, d)
-	var pcs [8]uintptr
-	n := runtime.Callers(1, pcs[:])
+	d.SetHistory(vmm.HistoryOptions{Events: 10})
+	c, err := d.Create(2*mib, vmm.Prop{})
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
 	m = memmap.New(memmap.Options{
 		Title: "everything", Devices: []*vmm.Device{d},
 		Pools: pools(map[string]*pool.Pool{"p": p, "none": nil}),
@@ -36,9 +36,6 @@ func everything(t *testing.T) (m *memmap.Map, d *vmm.Device, awake *vmm.Range, p
 			}
 		},
 		Processes: func(*vmm.Device) []memmap.Process { return []memmap.Process{{PID: 5, Name: "python3", Bytes: mib}} },
-		Events: func(*vmm.Device) []memmap.Event {
-			return []memmap.Event{{Time: time.Now(), Kind: "map", Addr: awake.Ptr(), Size: 2 * mib, Stream: 3, Stack: pcs[:n]}}
-		},
 	})
 	return m, d, awake, p
 }

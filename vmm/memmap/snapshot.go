@@ -4,31 +4,18 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/memtrace"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
 // SchemaVersion is the version of the data. It changes if the meaning of a field does.
 const SchemaVersion = "memmap/1"
 
-// Addr is an address or a handle. In JSON it is a text, "0x7f0000000000": a number in JavaScript
-// has 53 bits.
-type Addr uint64
-
-// MarshalText is the address in hexadecimal.
-func (a Addr) MarshalText() ([]byte, error) {
-	return strconv.AppendUint(append(make([]byte, 0, 18), "0x"...), uint64(a), 16), nil
-}
-
-// UnmarshalText reads what MarshalText writes.
-func (a *Addr) UnmarshalText(text []byte) error {
-	n, err := strconv.ParseUint(string(text), 0, 64)
-	*a = Addr(n)
-	return err
-}
+// Addr is an address or a handle; in JSON a text.
+type Addr = memtrace.Addr
 
 // Snapshot is what the map shows at one moment. All sizes are bytes. The numbers of one range, of
 // one pool and of a Stats are of one moment each; others may have changed between them.
@@ -44,10 +31,10 @@ type Snapshot struct {
 // Device is one device.
 type Device struct {
 	Summary
-	Ranges  []Range  `json:"ranges"` // by address
-	Pools   []Pool   `json:"pools"`  // by name
-	Events  []Moment `json:"events"` // the oldest first
-	Samples Samples  `json:"samples"`
+	Ranges  []Range          `json:"ranges"` // by address
+	Pools   []Pool           `json:"pools"`  // by name
+	Events  []memtrace.Event `json:"events"` // the oldest first
+	Samples Samples          `json:"samples"`
 }
 
 // Summary is a device without its parts.
@@ -135,10 +122,8 @@ func (m *Map) snapshot(now time.Time) *Snapshot {
 		x := m.device(d, pools)
 		m.samples[i].add(now, sampleOf(&x.Summary, x.usedInPools()))
 		x.Samples = m.samples[i].Samples
-		if m.o.Events != nil {
-			m.moments[i].update(m.o.Events(d))
-			x.Events = m.moments[i].all
-		}
+		m.events[i].update(d)
+		x.Events = m.events[i]
 		s.Devices = append(s.Devices, x)
 	}
 	if m.o.Sharers != nil {
@@ -159,7 +144,7 @@ func summary(d *vmm.Device, st vmm.Stats) Summary {
 
 func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 	rep := d.Report()
-	x := Device{Summary: summary(d, rep.Stats), Ranges: make([]Range, 0, len(rep.Open)), Pools: []Pool{}, Events: []Moment{}}
+	x := Device{Summary: summary(d, rep.Stats), Ranges: make([]Range, 0, len(rep.Open)), Pools: []Pool{}}
 	if m.o.Processes != nil {
 		x.Processes = append(x.Processes, m.o.Processes(d)...)
 	}

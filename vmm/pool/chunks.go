@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -151,8 +152,12 @@ func (p *Pool) mapLocked(s site, m mapping) error {
 		p.chunksPeak = max(p.chunksPeak, p.chunks.Load())
 		p.stats.Created += uint64(created) * p.chunk //nolint:gosec // not negative
 	}
-	p.stats.Remapped += p.putRunsLocked(moved)
+	unmapped := p.putRunsLocked(moved)
+	p.stats.Remapped += unmapped
 	if err == nil {
+		if unmapped > 0 {
+			p.log.Add(history.Move, uint64(p.base)+s.hole.off, unmapped, 0)
+		}
 		for i, c := range have {
 			p.slots[s.hole.off/p.chunk+uint64(i)].chunk = c //nolint:gosec // not negative
 		}

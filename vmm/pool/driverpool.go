@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -164,6 +165,7 @@ func (p *DriverPool) SetCurrent() error {
 func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 	for {
 		if b, err = p.alloc(s, n); err == nil {
+			p.dev.HistoryLog().AddBlock(history.Alloc, uint64(b.ptr), b.size, s.Number())
 			return b, nil
 		}
 		// The callback may free and close, so no lock is held.
@@ -232,7 +234,7 @@ func (p *DriverPool) reaches(dev *vmm.Device) error {
 
 // Free is cuMemFreeAsync. The errors are those of [Pool.Free].
 func (p *DriverPool) Free(s *vmm.Stream, b Block) error {
-	return p.free(b, func() error {
+	return p.free(b, s.Number(), func() error {
 		return p.onStream(s, func(handle driver.Stream) error {
 			p.notUndefined(b)
 			return p.plain.FreeAsync(b.ptr, handle)
@@ -242,7 +244,7 @@ func (p *DriverPool) Free(s *vmm.Stream, b Block) error {
 
 // FreeNow is cuMemFree: the driver assumes that no work uses the block, and does not wait.
 func (p *DriverPool) FreeNow(b Block) error {
-	return p.free(b, func() error {
+	return p.free(b, 0, func() error {
 		p.notUndefined(b)
 		return p.plain.FreePlain(b.ptr)
 	})
@@ -252,8 +254,14 @@ func (p *DriverPool) FreeNow(b Block) error {
 func (p *DriverPool) notUndefined(b Block) { p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size}) }
 
 // free makes the call that frees a block. If it fails the block is allocated as before.
-func (p *DriverPool) free(b Block, call func() error) error {
-	return p.withBlock("free", b, func() error { return p.freeOpen(b, call) })
+func (p *DriverPool) free(b Block, stream uint64, call func() error) error {
+	return p.withBlock("free", b, func() error {
+		err := p.freeOpen(b, call)
+		if err == nil {
+			p.dev.HistoryLog().AddBlock(history.Free, uint64(b.ptr), b.size, stream)
+		}
+		return err
+	})
 }
 
 func (p *DriverPool) freeOpen(b Block, call func() error) error {

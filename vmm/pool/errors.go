@@ -42,5 +42,8 @@ func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error
 	if errors.As(err, &done) {
 		return err
 	}
+	if errors.Is(err, vmm.ErrOutOfMemory) {
+		err = dev.HistoryLog().Refused(uint64(ptr), size, err)
+	}
 	return &vmm.OpError{Op: op, Device: dev.String(), Addr: ptr, Size: size, Err: err}
 }

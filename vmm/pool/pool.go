@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -18,6 +19,7 @@ import (
 type Pool struct {
 	// Immutable.
 	dev        *vmm.Device
+	log        *history.Log // dev's
 	res        *vmm.Reservation
 	base       vmm.Ptr
 	classes    *classes
@@ -122,6 +124,7 @@ func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
 	}
 	p := &Pool{
 		dev:        dev,
+		log:        dev.HistoryLog(),
 		classes:    newClasses(o.Align),
 		unit:       max(pageSize, o.Align),
 		chunk:      o.ChunkSize,
@@ -198,6 +201,7 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 				if b.seq&sampledBit != 0 {
 					p.sample(b)
 				}
+				p.note(history.Alloc, b, st)
 				return b, nil
 			}
 		}
@@ -210,6 +214,7 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 			if b.seq&sampledBit != 0 {
 				p.sample(b)
 			}
+			p.note(history.Alloc, b, st)
 			p.extras.allocated(st, b)
 			return b, nil
 		}
@@ -233,10 +238,30 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 			err = p.free(st, b)
 		}
 	}
-	if err == nil && b.seq&sampledBit != 0 {
-		p.samples.end(b)
+	if err == nil {
+		p.freed(st, b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
+}
+
+// freed is called for a block that has been freed; st is nil for FreeNow.
+func (p *Pool) freed(st *stream, b Block) {
+	if b.seq&sampledBit != 0 {
+		p.samples.end(b)
+	}
+	p.note(history.Free, b, st)
+}
+
+// note notes something of a block in the device's history.
+func (p *Pool) note(k history.Kind, b Block, st *stream) {
+	if !p.log.KeepsBlocks() {
+		return
+	}
+	var number uint64
+	if st != nil {
+		number = st.s.Number()
+	}
+	p.log.AddBlock(k, uint64(b.ptr), b.size, number)
 }
 
 // end ends a block, whose number the pool has there: the next block at the address is another one,
@@ -270,8 +295,8 @@ func (p *Pool) FreeNow(b Block) error {
 	if p != nil {
 		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
 	}
-	if err == nil && b.seq&sampledBit != 0 {
-		p.samples.end(b)
+	if err == nil {
+		p.freed(nil, b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }

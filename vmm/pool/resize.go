@@ -3,6 +3,7 @@ package pool
 import (
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -29,6 +30,7 @@ func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 	if b.seq&sampledBit != 0 {
 		p.samples.resize(b, p.rounded(b))
 	}
+	p.note(history.Resize, b, st)
 	return b, nil
 }
 

@@ -1,0 +1,167 @@
+// Package history keeps what last happened to the memory of a device: packages vmm and pool add
+// to it, and vmm.Device.History reads it.
+package history
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Kind is what happened.
+type Kind uint8
+
+// The kinds. What their addresses and sizes are stands at vmm.HistoryEvent.
+const (
+	Reserve Kind = iota
+	Close
+	Create
+	Import
+	Release
+	Map
+	Unmap
+	Grow
+	Clip
+	Sleep
+	Wake
+	Export
+	Move
+	Pressure
+	Refused
+	Alloc
+	Free
+	Resize
+)
+
+var names = [...]string{
+	"reserve", "close", "create", "import", "release", "map", "unmap", "grow", "clip", "sleep", "wake", "export", "move", "pressure",
+	"refused", "alloc", "free", "resize",
+}
+
+func (k Kind) String() string { return names[k] }
+
+// Event is one thing that happened.
+type Event struct {
+	Seq        uint64 // 1 for the first one of a device
+	Time       time.Time
+	Kind       Kind
+	Addr, Size uint64
+	Stream     uint64
+	Stack      []uintptr // the innermost caller first
+}
+
+// Options are what a Log keeps: nothing if Events is 0.
+type Options struct {
+	Events   int
+	Blocks   bool // also Alloc, Free and Resize
+	NoStacks bool
+}
+
+// Log is the last events of a device. Its zero value keeps none.
+type Log struct {
+	events, blocks atomic.Bool // what is kept
+
+	mu     sync.Mutex // nothing else is locked while it is held
+	seq    uint64     // of the newest event, ever
+	first  uint64     // of the oldest one that ring has had
+	ring   []entry    // the event seq is at seq % len
+	stacks []stack    // of the same events; nil: none
+	began  time.Time  // when the ring was made
+}
+
+// entry is an Event without its stack.
+type entry struct {
+	at                 time.Duration // since Log.began
+	addr, size, stream uint64
+	kind               Kind
+}
+
+// stack ends at the first 0.
+type stack [32]uintptr
+
+// Set says what is kept from now on, and forgets what there was.
+func (l *Log) Set(o Options) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ring, l.stacks = nil, nil
+	if o.Events > 0 {
+		l.ring = make([]entry, o.Events)
+		if !o.NoStacks {
+			l.stacks = make([]stack, o.Events)
+		}
+	}
+	l.first, l.began = l.seq+1, time.Now()
+	l.events.Store(o.Events > 0)
+	l.blocks.Store(o.Events > 0 && o.Blocks)
+}
+
+// Add adds an event of memory.
+func (l *Log) Add(k Kind, addr, size, stream uint64) {
+	if l.events.Load() {
+		l.add(k, addr, size, stream)
+	}
+}
+
+// AddBlock adds an event of a block of a pool.
+func (l *Log) AddBlock(k Kind, addr, size, stream uint64) {
+	if l.blocks.Load() {
+		l.add(k, addr, size, stream)
+	}
+}
+
+// KeepsBlocks reports whether AddBlock does anything.
+func (l *Log) KeepsBlocks() bool { return l.blocks.Load() }
+
+// Refused adds that a call was out of memory, and has err say where to look.
+func (l *Log) Refused(addr, size uint64, err error) error {
+	if !l.events.Load() {
+		return err
+	}
+	l.add(Refused, addr, size, 0)
+	return fmt.Errorf("%w (Device.History has what happened before)", err)
+}
+
+func (l *Log) add(k Kind, addr, size, stream uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := uint64(len(l.ring))
+	if n == 0 { // it was switched off meanwhile
+		return
+	}
+	l.seq++
+	i := l.seq % n
+	l.ring[i] = entry{time.Since(l.began), addr, size, stream, k}
+	if l.stacks != nil {
+		s := &l.stacks[i]
+		if k := runtime.Callers(3, s[:]); k < len(s) {
+			s[k] = 0
+		}
+	}
+}
+
+// After returns the events that are kept with numbers above seq, the oldest first.
+func (l *Log) After(seq uint64) (all []Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := uint64(len(l.ring))
+	if n == 0 {
+		return nil
+	}
+	from := max(seq+1, l.first, l.seq+1-min(n, l.seq))
+	for at := from; at <= l.seq; at++ {
+		e := &l.ring[at%n]
+		event := Event{at, l.began.Add(e.at), e.kind, e.addr, e.size, e.stream, nil}
+		if l.stacks != nil {
+			s := l.stacks[at%n][:]
+			if end := slices.Index(s, 0); end >= 0 {
+				s = s[:end]
+			}
+			event.Stack = slices.Clone(s)
+		}
+		all = append(all, event)
+	}
+	return all
+}

@@ -1,0 +1,88 @@
+package history
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestLast: the last events are kept, with numbers that go on.
+func TestLast(t *testing.T) {
+	var l Log
+	l.Add(Map, 1, 2, 3)
+	require.Empty(t, l.After(0), "off")
+	l.Set(Options{Events: 3})
+	require.Empty(t, l.After(0))
+	before := time.Now()
+	for i := range uint64(5) {
+		l.Add(Map, i, i*10, i*100)
+		l.AddBlock(Alloc, i, i, i)
+	}
+	all := l.After(0)
+	require.Len(t, all, 3)
+	for i, e := range all {
+		n := uint64(i)
+		require.Equal(t, Event{Seq: n + 3, Time: e.Time, Kind: Map, Addr: n + 2, Size: (n + 2) * 10, Stream: (n + 2) * 100, Stack: e.Stack}, e)
+		require.False(t, e.Time.Before(before))
+		f, _ := runtime.CallersFrames(e.Stack).Next()
+		require.Contains(t, f.Function, "history.TestLast")
+	}
+	require.Len(t, l.After(4), 1)
+	require.Empty(t, l.After(5))
+	l.Set(Options{Events: 3, Blocks: true, NoStacks: true})
+	require.Empty(t, l.After(0), "it is forgotten")
+	l.AddBlock(Free, 1, 2, 3)
+	require.Equal(t, uint64(6), l.After(0)[0].Seq)
+	require.Nil(t, l.After(0)[0].Stack)
+	l.Set(Options{})
+	require.Empty(t, l.After(0))
+}
+
+// TestRefused: the error says where to look, if there is something.
+func TestRefused(t *testing.T) {
+	var l Log
+	full := errors.New("full")
+	require.Equal(t, full, l.Refused(0, 1, full))
+	l.Set(Options{Events: 1})
+	require.EqualError(t, l.Refused(0, 1, full), "full (Device.History has what happened before)")
+	require.Equal(t, Refused, l.After(0)[0].Kind)
+}
+
+// TestManyGoroutines: each event has a number of its own, also while the log is switched.
+func TestManyGoroutines(t *testing.T) {
+	var l Log
+	var wait sync.WaitGroup
+	for range 4 {
+		wait.Go(func() {
+			for i := range 500 {
+				l.Add(Grow, 0, 0, 0)
+				if i%100 == 0 {
+					l.Set(Options{Events: 64})
+				}
+				var last uint64
+				for _, e := range l.After(0) {
+					require.Greater(t, e.Seq, last)
+					last = e.Seq
+				}
+			}
+		})
+	}
+	wait.Wait()
+}
+
+func BenchmarkAdd(b *testing.B) {
+	for _, o := range []Options{{}, {Events: 10_000, NoStacks: true}, {Events: 10_000}} {
+		name := map[Options]string{{}: "off", {Events: 10_000, NoStacks: true}: "nostacks", {Events: 10_000}: "stacks"}[o]
+		b.Run(name, func(b *testing.B) {
+			var l Log
+			l.Set(o)
+			for b.Loop() {
+				l.Add(Map, 1, 2, 3)
+			}
+		})
+	}
+}

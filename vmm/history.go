@@ -1,0 +1,82 @@
+package vmm
+
+import (
+	"errors"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/history"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
+)
+
+// HistoryOptions say what Device.SetHistory keeps.
+type HistoryOptions struct {
+	// Events is how many of the last events are kept; 0: none. Each takes 48 bytes, and 256 more
+	// with its stack.
+	Events int
+
+	// Blocks keeps alloc, free and resize of the device's pools, too. These come often, so what
+	// happens to ranges is soon gone.
+	Blocks bool
+
+	// NoStacks leaves out who made the call: finding that out is most of what an event costs.
+	NoStacks bool
+}
+
+// HistoryEvent is something that happened to the memory of a Device. Packages memtrace and memmap
+// show it.
+type HistoryEvent struct {
+	Seq  uint64 // counts all events of the Device, from 1
+	Time time.Time
+
+	// Kind is
+	//
+	//	reserve, close       addresses that are reserved, and given back
+	//	create, release      physical memory from the driver, and back to it; Addr is 0
+	//	import               physical memory of another process; Addr is 0
+	//	map, unmap           memory at addresses
+	//	grow, clip           Addr is where Cap was or becomes, Size by how much it changes
+	//	sleep, wake          of a range; Size is the memory that it gives up, or has again
+	//	export               memory that another process may import; Addr is 0 but for a dma-buf
+	//	move                 memory that a pool has moved to other addresses
+	//	pressure             a call lacks memory: what is unused is released, or functions of OnPressure are called
+	//	refused              a call that returns ErrOutOfMemory; Size is what it was asked for
+	//	alloc, free, resize  blocks of a pool, with HistoryOptions.Blocks
+	Kind string
+
+	Addr   Ptr
+	Size   uint64    // bytes; 0: not known
+	Stream uint64    // the driver's handle; 0: none, or the default stream
+	Stack  []uintptr // who made the call, for runtime.CallersFrames; nil with NoStacks
+}
+
+// SetHistory has the device keep what happens to its memory, and forget what it has kept. Without
+// a call of it nothing is kept. Events of goroutines that run at the same time are in the order in
+// which they are noted, just after they happened. While it is on, the text of an ErrOutOfMemory
+// says so. On a nil Device it does nothing.
+func (d *Device) SetHistory(o HistoryOptions) {
+	if d != nil {
+		d.history.Set(history.Options{Events: o.Events, Blocks: o.Blocks, NoStacks: o.NoStacks})
+	}
+}
+
+// History returns the events that are kept and have a Seq above after, the oldest first: with 0 all
+// of them, with the Seq of the last one those that are new. It also works on a Device that is closed.
+func (d *Device) History(after uint64) []HistoryEvent {
+	events := nonnil.Of(d).history.After(after)
+	all := make([]HistoryEvent, len(events))
+	for i, e := range events {
+		all[i] = HistoryEvent{e.Seq, e.Time, e.Kind.String(), Ptr(e.Addr), e.Size, e.Stream, e.Stack}
+	}
+	return all
+}
+
+// HistoryLog is where the device's history is kept, for packages beside this one.
+func (d *Device) HistoryLog() *history.Log { return &nonnil.Of(d).history }
+
+// refused notes an error if it is that memory has run out.
+func (d *Device) refused(p Ptr, size uint64, err error) error {
+	if d == nil || !errors.Is(err, ErrOutOfMemory) {
+		return err
+	}
+	return d.history.Refused(uint64(p), size, err)
+}

@@ -1,0 +1,84 @@
+package vmm_test
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// kinds are the kinds of events, in order.
+func kindsOf(events []vmm.HistoryEvent) (all []string) {
+	for _, e := range events {
+		all = append(all, e.Kind)
+	}
+	return all
+}
+
+// TestHistory: what happens to a range is there, in its order, with its addresses and its caller.
+func TestHistory(t *testing.T) {
+	dev := newWorld(t, 1).devs[0]
+	require.Empty(t, dev.History(0))
+	dev.SetHistory(vmm.HistoryOptions{Events: 100})
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: 2 * page})
+	require.NoError(t, err)
+	require.NoError(t, g.Append(make([]byte, 3*page)))
+	require.NoError(t, g.SetLen(page))
+	require.NoError(t, g.Clip())
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
+	require.NoError(t, vmm.Wake(g))
+	require.NoError(t, g.Close())
+	all := dev.History(0)
+	require.Equal(t, []string{
+		"reserve", "create", "create", "map", "grow", "unmap", "release", "clip", "unmap", "release", "sleep", "create", "map", "wake", "unmap", "release", "close",
+	}, kindsOf(all))
+	at := all[0].Addr
+	for i, e := range all {
+		require.Equal(t, uint64(i+1), e.Seq)
+		if e.Kind == "grow" {
+			require.Equal(t, at, e.Addr)
+			require.Equal(t, uint64(4*page), e.Size)
+		}
+		if e.Kind == "clip" {
+			require.Equal(t, at+2*page, e.Addr)
+			require.Equal(t, uint64(2*page), e.Size)
+		}
+		var names []string
+		frames := runtime.CallersFrames(e.Stack)
+		for f, more := frames.Next(); more; f, more = frames.Next() {
+			names = append(names, f.Function)
+		}
+		require.Contains(t, strings.Join(names, "\n"), "vmm_test.TestHistory", e.Kind)
+	}
+	require.Len(t, dev.History(10), 7)
+	dev.SetHistory(vmm.HistoryOptions{})
+	require.Empty(t, dev.History(0))
+}
+
+// TestHistoryAfterOutOfMemory: the error says that there is a history, and that ends with it.
+func TestHistoryAfterOutOfMemory(t *testing.T) {
+	dev := newWorld(t, 1).devs[0]
+	dev.SetLimit(4 * page)
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: 2 * page})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, g.Close()) }()
+	err = g.Grow(32 * page)
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.NotContains(t, err.Error(), "History")
+	dev.SetHistory(vmm.HistoryOptions{Events: 10_000})
+	err = g.Grow(32 * page)
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.ErrorContains(t, err, "Device.History has what happened before")
+	all := dev.History(0)
+	require.Equal(t, []string{"refused"}, kindsOf(all))
+	require.Equal(t, uint64(32*page), all[0].Size)
+	require.NoError(t, g.Append(make([]byte, 4*page)))
+	stop := dev.OnPressure(func(error) bool { return false })
+	defer stop()
+	_, err = dev.Create(page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Equal(t, []string{"create", "create", "map", "grow", "pressure", "pressure", "refused"}, kindsOf(dev.History(all[0].Seq)))
+}
