@@ -20,6 +20,7 @@ type object struct {
 	srv    *Server
 	id     uint64
 	name   string       // of a storeObject guarded by Server.mu, and one of several
+	addr   uint64       // of the range; 0: there is none
 	max    uint64       // bytes of addresses that readers reserve
 	base   uint64       // bytes of the first chunk in front of the object
 	write  bool         // readers may ask for memory that they can write

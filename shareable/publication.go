@@ -104,7 +104,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 		return nil, err
 	}
 	p.name, p.max, p.write, p.layout, p.meta = name, r.Stats().Reserved, o.Write, o.Layout, o.Meta
-	p.close = p.Close
+	p.addr, p.close = uint64(r.Ptr()), p.Close
 	p.gaveUp = func(seg vmm.Segment) bool { return !slices.Contains(r.Segments(), seg) }
 	return p, nil
 }

@@ -25,7 +25,7 @@ func TestReaders(t *testing.T) {
 	require.Eventually(t, func() bool { return len(s.Readers()) == 1 && caughtUp(s.Readers()[0]) }, inTime, time.Millisecond)
 	first := s.Readers()[0]
 	require.Equal(t, ReaderStats{
-		Object: 1, Name: "x", UID: uint32(os.Getuid()), PID: os.Getpid(), Sent: v.Stats().Chunks, Acknowledged: v.Stats().Chunks,
+		Object: 1, Name: "x", Addr: uint64(g.Ptr()), Bytes: v.Cap(), UID: uint32(os.Getuid()), PID: os.Getpid(), Sent: v.Stats().Chunks, Acknowledged: v.Stats().Chunks,
 	}, first)
 	b, err := json.Marshal(first)
 	require.NoError(t, err)

@@ -57,11 +57,13 @@ func (s *Server) Var() fmt.Stringer { return stats.Var(func() any { return s.Sta
 type ReaderStats struct {
 	Object uint64 `json:"object"` // the number of its ID
 	Name   string `json:"name"`   // the object's; in a store one of several, or its ID
+	Addr   uint64 `json:"addr"`   // of the range that is published, in this process; 0 in a store, which maps nothing
 	UID    uint32 `json:"uid"`    // the reader's user
 	PID    int    `json:"pid"`    // the reader's process, as the kernel says; 0 in another namespace
 
 	Sent         int    `json:"sent"`         // chunks, of those that the object has now
 	Acknowledged int    `json:"acknowledged"` // chunks of those
+	Bytes        uint64 `json:"bytes"`        // of chunks that were acknowledged: what the reader maps
 	BytesBehind  uint64 `json:"bytes_behind"` // of chunks that were sent and are not acknowledged
 
 	// BehindSince is when the reader has last made progress while it had chunks to map, or when
@@ -98,11 +100,15 @@ func (a *attachment) statsLocked(name string) ReaderStats {
 	o := a.obj
 	invariants.Held(&o.mu)
 	r := ReaderStats{
-		Object: o.id, Name: name, UID: a.ses.cred.UID, PID: int(a.ses.cred.PID),
+		Object: o.id, Name: name, Addr: o.addr, UID: a.ses.cred.UID, PID: int(a.ses.cred.PID),
 		Sent: o.indexLocked(a.sentID + 1), Acknowledged: o.indexLocked(a.ackedID + 1), BehindSince: a.behindSinceLocked(),
 	}
-	for _, c := range o.chunks[min(r.Acknowledged, r.Sent):r.Sent] {
-		r.BytesBehind += c.Size
+	for i, c := range o.chunks[:r.Sent] {
+		if i < r.Acknowledged {
+			r.Bytes += c.Size
+		} else {
+			r.BytesBehind += c.Size
+		}
 	}
 	return r
 }
