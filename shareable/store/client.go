@@ -74,6 +74,8 @@ type ClientOptions struct {
 	// Align is the alignment of the first address of each Writer and each View, a power of
 	// two. 0 is the granularity.
 	Align uint64
+	// Spin is shareable.AttachOptions.Spin of each View.
+	Spin time.Duration
 }
 
 func errTimeout(t time.Duration) error { return fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, t) }
@@ -98,7 +100,7 @@ func (o ClientOptions) resolve(dev *vmm.Device) (ClientOptions, error) {
 
 // attach is the options of a connection.
 func (o ClientOptions) attach() shareable.AttachOptions {
-	return shareable.AttachOptions{Token: o.Token, UIDs: o.UIDs, Timeout: o.Timeout, MaxBytes: o.MaxBytes, Align: o.Align}
+	return shareable.AttachOptions{Token: o.Token, UIDs: o.UIDs, Timeout: o.Timeout, MaxBytes: o.MaxBytes, Align: o.Align, Spin: o.Spin}
 }
 
 // Connect makes a Client of the store at path, which is as for Listen. dev is the device that

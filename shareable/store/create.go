@@ -27,8 +27,9 @@ type AppendOptions struct {
 
 // Create makes an object, and the Writer that may write to it. An empty name makes an object
 // that only its ID finds. Create returns vmm.ErrBusy if the name is taken, vmm.ErrLimit if
-// the object would exceed a limit of the server's or MaxBytes, and vmm.ErrOutOfMemory if the
-// server has no memory left. If it returns an error there is no object, except that one that
+// the object would exceed a limit of the server's or MaxBytes, vmm.ErrOutOfMemory if the
+// server has no memory left, and shareable.ErrNotFound if another client deletes the object
+// before there is a Writer. If it returns an error there is no object, except that one that
 // is Durable may be left if the server does not reply. The caller must Close the Writer.
 func (c *Client) Create(ctx context.Context, name string, o CreateOptions) (_ *Writer, err error) {
 	defer errtext.Wrapf(&err, "create %q", name)
