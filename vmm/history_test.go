@@ -33,7 +33,7 @@ func TestHistory(t *testing.T) {
 	require.NoError(t, g.Close())
 	all := dev.History(0)
 	require.Equal(t, []string{
-		"reserve", "create", "create", "map", "grow", "unmap", "release", "clip", "unmap", "release", "sleep", "create", "map", "wake", "unmap", "release", "close",
+		"reserve", "create", "create", "map", "grow", "unmap", "release", "clip", "unmap", "sleep", "release", "create", "map", "wake", "unmap", "release", "close",
 	}, kindsOf(all))
 	at := all[0].Addr
 	for i, e := range all {

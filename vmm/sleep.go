@@ -291,7 +291,7 @@ func (s *sleeper) finishSleep() {
 		// Not into the cache: the program sleeps so that others get the memory.
 		m.cacheable.Store(false)
 	}
-	s.releaseMemory()
+	defer s.releaseMemory() // when its bytes count as asleep
 	s.lenMu.Lock()
 	defer s.lenMu.Unlock()
 	s.r.mu.Lock()

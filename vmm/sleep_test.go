@@ -5,9 +5,11 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 // TestSleepAndWake: the memory is released, and everything known of it is restored.
@@ -545,4 +547,24 @@ func TestWakeOfWhatItsOwnerMayOnlyRead(t *testing.T) {
 		w.end()
 		return calls
 	})
+}
+
+// TestSleepCountsOnce: while a range falls asleep and wakes, at each call of the driver, no more is
+// used than there is memory.
+func TestSleepCountsOnce(t *testing.T) {
+	var w *world
+	looks := 0
+	w = worldWith(t, 1, func(drivertest.Call) {
+		if w != nil && len(w.devs) > 0 {
+			st := w.devs[0].Stats()
+			assert.LessOrEqual(t, st.Used, st.Committed)
+			looks++
+		}
+	})
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page})
+	require.NoError(t, g.Append(make([]byte, 3*page)))
+	looks = 0
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, g))
+	require.NoError(t, vmm.Wake(g))
+	require.Greater(t, looks, 10)
 }
