@@ -114,18 +114,6 @@ func hasHeading(text, anchor string) bool {
 	return false
 }
 
-// The picture in README.md is drawn twice: for light pages and for dark ones. Only the
-// colors differ, and it loads nothing.
-func TestPictures(t *testing.T) {
-	style := regexp.MustCompile(`(?s)<style>.*</style>`)
-	light, dark := readDoc(t, "docs/images/growth-light.svg"), readDoc(t, "docs/images/growth-dark.svg")
-	require.NotEqual(t, light, dark)
-	require.Equal(t, style.ReplaceAllString(light, ""), style.ReplaceAllString(dark, ""))
-	color := regexp.MustCompile(`#[0-9a-f]{6}`)
-	require.Equal(t, color.ReplaceAllString(light, ""), color.ReplaceAllString(dark, ""))
-	require.NotRegexp(t, `<script|<image|<foreignObject|href=|url\(|@import`, light)
-}
-
 // A name of this module that a document shows as code must exist.
 func TestNamesInDocuments(t *testing.T) {
 	names := exportedNames(t)
