@@ -124,13 +124,27 @@ func TestNamesInDocuments(t *testing.T) {
 		unknownNames("`vmm.Open`, `vmm.Opened`, `Range.Append`, `Range.Nothing()`, `os.Exit`, `Len`", names))
 }
 
+// troubleshooting.md has a line for each error of the packages that it is about.
+func TestErrorsAreExplained(t *testing.T) {
+	text, count := readDoc(t, "docs/guides/troubleshooting.md"), 0
+	for name := range exportedNames(t) {
+		pkg, of, _ := strings.Cut(name, ".")
+		if !regexp.MustCompile(`^Err[A-Z]`).MatchString(of) || pkg == "driver" || pkg != strings.ToLower(pkg) {
+			continue
+		}
+		count++
+		require.Contains(t, text, "| `"+name+"`")
+	}
+	require.NotZero(t, count)
+}
+
 // exportedNames are the exported names of the library's packages: "vmm.Open", and fields
 // and methods as "Range.Append".
 func exportedNames(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
 	for _, pkg := range []string{
-		"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
+		"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/ipc", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
 		"vmm/memmap", "vmm/pool", "vmm/vmmtest",
 	} {
 		files, err := filepath.Glob(filepath.Join(root(t), filepath.FromSlash(pkg), "*.go"))
@@ -193,7 +207,7 @@ func declaredName(pkg string, d *ast.FuncDecl) string {
 
 var (
 	shownAsCode = regexp.MustCompile("`([A-Za-z]+)\\.([A-Z][A-Za-z]*)(?:\\(\\))?`")
-	ourPackage  = regexp.MustCompile(`^(growable|shareable|vmm|driver|drivertest|host|kernel|nvrtc|pool|store|vmmtest|[A-Z]\w*)$`)
+	ourPackage  = regexp.MustCompile(`^(collective|growable|ipc|shareable|vmm|driver|drivertest|host|kernel|nvrtc|pool|store|vmmtest|[A-Z]\w*)$`)
 )
 
 // unknownNames are the names of this module in a document that names does not have.
