@@ -78,7 +78,7 @@ kernels: ## vmm/kernel/device/builtin.ptx of its CUDA source; needs nvcc
 # Debian's packages mkdocs, mkdocs-material and codespell are what it needs beside Go.
 PAGES = README.md CONTRIBUTING.md CHANGELOG.md docs examples
 docs: ## check the documents (words, links, names, snippets, spelling), and build their site into site/
-	go test ./internal/repochecks ./internal/docpictures ./cmd/vmmbench/internal/benchdoc -run 'Words|Links|Names|Errors|Snippets|Pictures|Document'
+	go test ./internal/repochecks ./internal/docpictures ./cmd/vmmbench/internal/benchdoc -run 'Words|Links|Names|Errors|Pages|Snippets|Pictures|Document'
 	codespell --ignore-words tools/spelling.txt --skip '*.html,*.json,*.svg,*.css,*.go,*.sum,*.mod' $(PAGES)
 	mkdocs build --quiet --strict --clean --site-dir site
 

@@ -114,6 +114,27 @@ func hasHeading(text, anchor string) bool {
 	return false
 }
 
+// Every page of docs is in the site's navigation and in the index.
+func TestPagesAreListed(t *testing.T) {
+	docs, nav, index := filepath.Join(root(t), "docs"), readDoc(t, "mkdocs.yml"), readDoc(t, "docs/README.md")
+	pages := 0
+	require.NoError(t, filepath.WalkDir(docs, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(file) != ".md" {
+			return err
+		}
+		page, err := filepath.Rel(docs, file)
+		if err != nil || page == "README.md" {
+			return err
+		}
+		pages++
+		page = filepath.ToSlash(page)
+		require.Contains(t, nav, ": "+page+"\n")
+		require.Contains(t, index, "]("+page+")")
+		return nil
+	}))
+	require.NotZero(t, pages)
+}
+
 // A name of this module that a document shows as code must exist.
 func TestNamesInDocuments(t *testing.T) {
 	names := exportedNames(t)
