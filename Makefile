@@ -2,7 +2,7 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels gpu-bundle gpu-test
+.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels docs gpu-bundle gpu-test
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -74,6 +74,13 @@ abi-check: ## our headers against NVIDIA's: CUDA_H=path, OUT=file writes what it
 
 kernels: ## vmm/kernel/device/builtin.ptx of its CUDA source; needs nvcc
 	tools/kernels
+
+# Debian's packages mkdocs, mkdocs-material and codespell are what it needs beside Go.
+PAGES = README.md CONTRIBUTING.md CHANGELOG.md docs examples
+docs: ## check the documents (words, links, names, snippets, spelling), and build their site into site/
+	go test ./internal/repochecks ./internal/docpictures ./cmd/vmmbench/internal/benchdoc -run 'Words|Links|Names|Errors|Pages|Snippets|Pictures|Document'
+	codespell --ignore-words tools/spelling.txt --skip '*.html,*.json,*.svg,*.css,*.go,*.sum,*.mod' $(PAGES)
+	mkdocs build --quiet --strict --clean --site-dir site
 
 gpu-bundle: ## compile tests and vmmbench into .gpu/, for a GPU machine
 	tools/gpu-bundle

@@ -1,10 +1,12 @@
 package repochecks
 
 import (
+	"archive/zip"
 	"bufio"
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,19 +29,20 @@ var stay = map[string]string{
 	"go run " + module + "/cmd/vmmstored@latest": "msg=serving",
 }
 
-// notHere are commands that a reader runs and this test does not, and why.
-var notHere = map[string]string{"make test": "this test is part of it"}
+// instead is what is run for a command that this test is part of: make says what it would do.
+var instead = map[string]string{"make test": "make -n test"}
 
 // TestCommandsWork runs README.md and start.md: it saves their files and runs their
-// commands, in the order in which a reader does, word by word. The module comes from a repository
-// with the files of this folder.
+// commands, in the order in which a reader does, word by word, in modules of the reader's own. This
+// module comes as it does when it is published: from a proxy, as version v0.1.0, and from a
+// repository, both with the files of this folder.
 func TestCommandsWork(t *testing.T) {
 	testgate.Long(t)
 	env := readersEnv(t)
 	for doc, first := range map[string]string{"README.md": "main.go", "docs/start.md": ""} {
 		t.Run(doc, func(t *testing.T) {
 			t.Parallel()
-			r := &reader{t: t, env: env, dir: t.TempDir()}
+			r := newReader(t, env)
 			steps, err := stepsIn(doc, readDoc(t, doc))
 			require.NoError(t, err)
 			if first != "" {
@@ -49,6 +52,7 @@ func TestCommandsWork(t *testing.T) {
 				require.NoError(t, r.take(s), "%s:%d", doc, s.line)
 			}
 			require.NotZero(t, r.ran)
+			r.checkSums()
 		})
 	}
 }
@@ -57,7 +61,7 @@ func TestCommandsWork(t *testing.T) {
 // module's own folder has no package.
 func TestCommandsThatFailAreFound(t *testing.T) {
 	testgate.Long(t)
-	r := &reader{t: t, env: readersEnv(t), dir: t.TempDir()}
+	r := newReader(t, readersEnv(t))
 	steps, err := stepsIn("README.md", readDoc(t, "README.md"))
 	require.NoError(t, err)
 	steps[0].file.file = "main.go"
@@ -67,7 +71,7 @@ func TestCommandsThatFailAreFound(t *testing.T) {
 	}
 	require.ErrorContains(t, r.take(step{commands: []string{"go run ."}}), "missing go.sum entry")
 
-	r = &reader{t: t, env: r.env, dir: t.TempDir()}
+	r = newReader(t, r.env)
 	require.NoError(t, r.take(step{commands: []string{"go mod init example.com/app"}}))
 	require.Error(t, r.take(step{commands: []string{"go run " + module + "/cmd/vmmstored"}}))
 }
@@ -113,8 +117,15 @@ func stepsIn(doc, text string) (steps []step, err error) {
 type reader struct {
 	t   *testing.T
 	env []string
+	top string // where the reader began
 	dir string // where the reader is
 	ran int
+}
+
+func newReader(t *testing.T, env []string) *reader {
+	t.Helper()
+	dir := t.TempDir()
+	return &reader{t: t, env: env, top: dir, dir: dir}
 }
 
 // take saves the step's file or runs its commands.
@@ -136,10 +147,10 @@ func (r *reader) take(s step) error {
 
 // run runs a command line, and stays in the folder into which that goes.
 func (r *reader) run(line string) error {
-	if _, not := notHere[line]; not {
-		return nil
-	}
 	r.ran++
+	if other, is := instead[line]; is {
+		line = other
+	}
 	if until, stays := stay[line]; stays {
 		return r.start(line, until)
 	}
@@ -190,12 +201,37 @@ func (r *reader) start(line, word string) error {
 	return fmt.Errorf("it has ended: %s", said)
 }
 
-// readersEnv is the environment of a reader, for whom the module comes from a repository with the
-// files of this folder. What else it needs comes from this machine's module cache where it can,
-// and the cache into which this module goes lasts as long as the test.
+// checkSums compares the sums of other modules, which go does not look up in a test, with this
+// module's own.
+func (r *reader) checkSums() {
+	r.t.Helper()
+	files, err := filepath.Glob(filepath.Join(r.top, "go.sum"))
+	require.NoError(r.t, err)
+	more, err := filepath.Glob(filepath.Join(r.top, "*", "go.sum"))
+	require.NoError(r.t, err)
+	ours := readDoc(r.t, "go.sum")
+	lines := 0
+	for _, file := range append(files, more...) {
+		sums, err := os.ReadFile(file)
+		require.NoError(r.t, err)
+		for line := range strings.Lines(string(sums)) {
+			if lines++; !strings.HasPrefix(line, module+" ") {
+				require.Contains(r.t, ours, line)
+			}
+		}
+	}
+	require.NotZero(r.t, lines)
+}
+
+// published is the version that a reader takes.
+const published = "v0.1.0"
+
+// readersEnv is the environment of a reader, for whom the module is published with the files of
+// this folder. What else it needs comes from this machine's module cache where it can, and the
+// cache into which this module goes lasts as long as the test.
 func readersEnv(t *testing.T) []string {
 	t.Helper()
-	repo := t.TempDir()
+	repo, proxy := t.TempDir(), t.TempDir()
 	script := `git -C "$1" ls-files -coz --exclude-standard | (cd "$1" && xargs -0 sh -c 'for f; do if [ -e "$f" ]; then echo "$f"; fi; done' sh) |
 		tar -C "$1" -cf - -T - | tar -xf -
 		git init -q -b main . && git add -A && git -c user.name=test -c user.email=test@example.com commit -qm test`
@@ -203,11 +239,60 @@ func readersEnv(t *testing.T) []string {
 	cmd.Dir = repo
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
+	publish(t, repo, proxy)
 	had, err := exec.CommandContext(t.Context(), "go", "env", "GOMODCACHE", "GOPROXY").Output()
 	require.NoError(t, err)
-	cache, proxy, _ := strings.Cut(strings.TrimSpace(string(had)), "\n")
+	cache, others, _ := strings.Cut(strings.TrimSpace(string(had)), "\n")
 	return append(os.Environ(),
 		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=url.file://"+repo+".insteadOf", "GIT_CONFIG_VALUE_0="+ours,
-		"GOPRIVATE="+module, "GONOSUMDB=*", "GOPROXY=file://"+cache+"/cache/download,"+proxy,
-		"GOMODCACHE="+t.TempDir(), "GOFLAGS=-modcacherw", "GOWORK=off", "XDG_RUNTIME_DIR="+t.TempDir())
+		"GOPROXY=file://"+proxy+",file://"+cache+"/cache/download,"+others, "GONOSUMDB=*", // see checkSums
+		"GOMODCACHE="+t.TempDir(), "GOFLAGS=-modcacherw -trimpath", "GOWORK=off", "XDG_RUNTIME_DIR="+t.TempDir())
+}
+
+// publish puts the module in a folder into that of a proxy, as go's reference describes both.
+func publish(t *testing.T, repo, proxy string) {
+	t.Helper()
+	dir := filepath.Join(proxy, filepath.FromSlash(module), "@v")
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	mod, err := os.ReadFile(filepath.Join(repo, "go.mod"))
+	require.NoError(t, err)
+	for name, text := range map[string]string{
+		"list": published + "\n", published + ".info": `{"Version":"` + published + `"}`, published + ".mod": string(mod),
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	file, err := os.Create(filepath.Join(dir, published+".zip"))
+	require.NoError(t, err)
+	w := zip.NewWriter(file)
+	require.NoError(t, filepath.WalkDir(repo, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			_, err := os.Stat(filepath.Join(name, "go.mod"))
+			if d.Name() == ".git" || name != repo && err == nil { // a module of its own
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if !d.Type().IsRegular() {
+			return nil
+		}
+		rel, err := filepath.Rel(repo, name)
+		if err != nil {
+			return err
+		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		to, err := w.Create(module + "@" + published + "/" + filepath.ToSlash(rel))
+		if err != nil {
+			return err
+		}
+		_, err = to.Write(text)
+		return err
+	}))
+	require.NoError(t, w.Close())
+	require.NoError(t, file.Close())
 }

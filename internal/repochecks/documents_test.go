@@ -114,16 +114,25 @@ func hasHeading(text, anchor string) bool {
 	return false
 }
 
-// The picture in README.md is drawn twice: for light pages and for dark ones. Only the
-// colors differ, and it loads nothing.
-func TestPictures(t *testing.T) {
-	style := regexp.MustCompile(`(?s)<style>.*</style>`)
-	light, dark := readDoc(t, "docs/images/growth-light.svg"), readDoc(t, "docs/images/growth-dark.svg")
-	require.NotEqual(t, light, dark)
-	require.Equal(t, style.ReplaceAllString(light, ""), style.ReplaceAllString(dark, ""))
-	color := regexp.MustCompile(`#[0-9a-f]{6}`)
-	require.Equal(t, color.ReplaceAllString(light, ""), color.ReplaceAllString(dark, ""))
-	require.NotRegexp(t, `<script|<image|<foreignObject|href=|url\(|@import`, light)
+// Every page of docs is in the site's navigation and in the index.
+func TestPagesAreListed(t *testing.T) {
+	docs, nav, index := filepath.Join(root(t), "docs"), readDoc(t, "mkdocs.yml"), readDoc(t, "docs/README.md")
+	pages := 0
+	require.NoError(t, filepath.WalkDir(docs, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(file) != ".md" {
+			return err
+		}
+		page, err := filepath.Rel(docs, file)
+		if err != nil || page == "README.md" {
+			return err
+		}
+		pages++
+		page = filepath.ToSlash(page)
+		require.Contains(t, nav, ": "+page+"\n")
+		require.Contains(t, index, "]("+page+")")
+		return nil
+	}))
+	require.NotZero(t, pages)
 }
 
 // A name of this module that a document shows as code must exist.
@@ -136,13 +145,27 @@ func TestNamesInDocuments(t *testing.T) {
 		unknownNames("`vmm.Open`, `vmm.Opened`, `Range.Append`, `Range.Nothing()`, `os.Exit`, `Len`", names))
 }
 
+// troubleshooting.md has a line for each error of the packages that it is about.
+func TestErrorsAreExplained(t *testing.T) {
+	text, count := readDoc(t, "docs/guides/troubleshooting.md"), 0
+	for name := range exportedNames(t) {
+		pkg, of, _ := strings.Cut(name, ".")
+		if !regexp.MustCompile(`^Err[A-Z]`).MatchString(of) || pkg == "driver" || pkg != strings.ToLower(pkg) {
+			continue
+		}
+		count++
+		require.Contains(t, text, "| `"+name+"`")
+	}
+	require.NotZero(t, count)
+}
+
 // exportedNames are the exported names of the library's packages: "vmm.Open", and fields
 // and methods as "Range.Append".
 func exportedNames(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
 	for _, pkg := range []string{
-		"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
+		"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/ipc", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
 		"vmm/memmap", "vmm/pool", "vmm/vmmtest",
 	} {
 		files, err := filepath.Glob(filepath.Join(root(t), filepath.FromSlash(pkg), "*.go"))
@@ -205,7 +228,7 @@ func declaredName(pkg string, d *ast.FuncDecl) string {
 
 var (
 	shownAsCode = regexp.MustCompile("`([A-Za-z]+)\\.([A-Z][A-Za-z]*)(?:\\(\\))?`")
-	ourPackage  = regexp.MustCompile(`^(growable|shareable|vmm|driver|drivertest|host|kernel|nvrtc|pool|store|vmmtest|[A-Z]\w*)$`)
+	ourPackage  = regexp.MustCompile(`^(collective|growable|ipc|shareable|vmm|driver|drivertest|host|kernel|nvrtc|pool|store|vmmtest|[A-Z]\w*)$`)
 )
 
 // unknownNames are the names of this module in a document that names does not have.

@@ -26,6 +26,8 @@ var snippetPages = []string{
 	"README.md", "docs/guides/groups.md", "docs/start.md", "docs/guides/embedding.md", "docs/guides/kernels.md",
 	"docs/coming-from/others.md", "docs/guides/pool.md", "docs/guides/store.md", "docs/coming-from/vineyard.md",
 	"docs/coming-from/cuda.md", "docs/coming-from/cudamallocasync.md", "docs/coming-from/pytorch.md", "docs/coming-from/cuda-core.md",
+	"docs/concepts.md", "docs/guides/pressure.md", "docs/guides/operations.md", "docs/guides/troubleshooting.md",
+	"docs/guides/testing.md", "docs/compatibility.md",
 }
 
 // snippet is one block of Go in a document. It is a file, which may name itself in its
