@@ -1,7 +1,9 @@
 package memmap_test
 
 import (
+	"bytes"
 	"context"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -20,7 +22,9 @@ func TestBrowser(t *testing.T) {
 	}
 	m, _, awake, _ := everything(t)
 	file := filepath.Join(t.TempDir(), "map.html")
-	require.NoError(t, m.WriteFile(file))
+	var page bytes.Buffer
+	require.NoError(t, m.WriteHTML(&page))
+	require.NoError(t, os.WriteFile(file, page.Bytes(), 0o600))
 	for _, size := range []string{"400,900", "1600,900"} {
 		dom, log := show(t, browser, size, file)
 		for line := range strings.Lines(log) {

@@ -5,7 +5,7 @@
 //	m := memmap.New(memmap.Options{Devices: []*vmm.Device{dev}})
 //	http.Handle("/debug/memmap/", m)
 //
-// [Map.WriteFile] writes the same page as one file with the data in it, for one at the end of a
+// [Map.WriteHTML] writes the same page as one file with the data in it, for one at the end of a
 // run. [Map.Record] notes the growth over time while no page is open. The data have a JSON Schema,
 // schema.json, which also describes vmm.Report, vmm.Stats and pool.Stats.
 //
@@ -27,7 +27,7 @@ package memmap
 //	samples.go     Samples: growth over time
 //	events.go      the last events of a device
 //	handler.go     ServeHTTP: the paths, the stream of events
-//	page.go        putting the page together; WriteHTML, WriteFile
+//	page.go        putting the page together; WriteHTML
 //	schema.json    the JSON Schema of what is served
 //	page/          the page: its frame, its styles, its program
 //	uplot/         uPlot 1.6.32, which draws the growth over time, and its license

@@ -40,7 +40,7 @@ func New(o Options) *Map {
 }
 
 // Close ends what the map sends to pages, so that http.Server.Shutdown need not wait for them; see
-// http.Server.RegisterOnShutdown. WriteFile works after Close. It returns nil.
+// http.Server.RegisterOnShutdown. WriteHTML works after Close. It returns nil.
 func (m *Map) Close() error {
 	m.close()
 	return nil

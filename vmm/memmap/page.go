@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"html/template"
 	"io"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 )
@@ -89,28 +87,3 @@ func (m *Map) writePage(w io.Writer, data []byte) error {
 // WriteHTML takes a snapshot and writes the page with it: one file that needs neither the program
 // nor a network.
 func (m *Map) WriteHTML(w io.Writer) error { return m.writePage(w, encode(m.Snapshot())) }
-
-// WriteFile is WriteHTML to a file, which is there as a whole or not at all. Only the user can read
-// it.
-func (m *Map) WriteFile(name string) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*")
-	if err != nil {
-		return fmt.Errorf("write map: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	if err = m.WriteHTML(f); err != nil {
-		_ = f.Close()
-		return err
-	}
-	if err = f.Close(); err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		return fmt.Errorf("write map: %w", err)
-	}
-	return nil
-}
