@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/internal/history"
@@ -59,6 +60,7 @@ type Device struct {
 type openedAt struct {
 	kind string
 	made callers
+	at   time.Time
 }
 
 func newDevice(drv driver.Driver, info Info) *Device {
@@ -194,7 +196,7 @@ func (d *Device) track(thing any, kind string) error {
 	if d == nil || d.state == nil {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
-	o := openedAt{kind: kind}
+	o := openedAt{kind: kind, at: time.Now()}
 	runtime.Callers(2, o.made[:])
 	d.mu.Lock()
 	defer d.mu.Unlock()

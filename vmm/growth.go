@@ -73,7 +73,7 @@ func (e growthLacks) Unwrap() error { return e.error }
 func (g *Range) growLocked(need uint64, purpose purpose) error {
 	invariants.Held(&g.capMu)
 	was := g.cap.Load()
-	defer func() { g.noteGrowth(was, g.cap.Load()) }()
+	defer func() { g.noteGrowth(was, g.cap.Load(), purpose) }()
 	for {
 		have := g.cap.Load()
 		if g.r.zeroed != zeroNone {
@@ -102,10 +102,23 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 }
 
 // noteGrowth notes in the device's history that Cap has risen.
-func (g *Range) noteGrowth(from, to uint64) {
-	if to > from {
-		g.r.dev.history.Add(history.Grow, uint64(g.r.ptr)+from, to-from, 0)
+func (g *Range) noteGrowth(from, to uint64, purpose purpose) {
+	switch at := uint64(g.r.ptr) + from; {
+	case to <= from:
+	case purpose == forGrowAhead:
+		g.r.dev.history.AddMadeAt(history.Grow, at, to-from, g.made())
+	default:
+		g.r.dev.history.Add(history.Grow, at, to-from, 0)
 	}
+}
+
+// made is who made the range, for memory that no call of the program asks for.
+func (g *Range) made() []uintptr {
+	d := g.r.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	made := d.unclosed[g.r].made
+	return made[:]
 }
 
 // mapMoreLocked is the part of growLocked that needs memory. It raises Cap by what it maps.
@@ -194,10 +207,22 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 	if err := g.r.mapChunks(off, batch, purpose); err != nil {
 		return 0, err
 	}
+	if purpose == forGrowAhead {
+		g.ownSamples(batch)
+	}
 	if hits > 0 {
 		d.counters.count(hits, &d.counters.Hits, &g.r.counters.Hits)
 	}
 	return want - left, createErr
+}
+
+// ownSamples has a heap profile show memory where the range was made.
+func (g *Range) ownSamples(ms []*memory) {
+	for _, m := range ms {
+		if m.sample != nil {
+			m.sample.MadeAt(g.made())
+		}
+	}
 }
 
 // reclaimable is how far reclaim would come.

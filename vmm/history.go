@@ -10,8 +10,8 @@ import (
 
 // HistoryOptions say what Device.SetHistory keeps.
 type HistoryOptions struct {
-	// Events is how many of the last events are kept; 0: none. Each takes 48 bytes, and 256 more
-	// with its stack.
+	// Events is how many of the last events are kept, at most a million; 0 or less: none. Each takes
+	// 48 bytes, and 256 more with its stack.
 	Events int
 
 	// Blocks keeps alloc, free and resize of the device's pools, too. These come often, so what
@@ -46,7 +46,7 @@ type HistoryEvent struct {
 	Addr   Ptr
 	Size   uint64    // bytes; 0: not known
 	Stream uint64    // the driver's handle; 0: none, or the default stream
-	Stack  []uintptr // who made the call, for runtime.CallersFrames; nil with NoStacks
+	Stack  []uintptr // who made the call, or the range that grew ahead, for runtime.CallersFrames; nil with NoStacks
 }
 
 // SetHistory has the device keep what happens to its memory, and forget what it has kept. Without

@@ -2,8 +2,8 @@ package vmm_test
 
 import (
 	"runtime"
-	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -46,12 +46,7 @@ func TestHistory(t *testing.T) {
 			require.Equal(t, at+2*page, e.Addr)
 			require.Equal(t, uint64(2*page), e.Size)
 		}
-		var names []string
-		frames := runtime.CallersFrames(e.Stack)
-		for f, more := frames.Next(); more; f, more = frames.Next() {
-			names = append(names, f.Function)
-		}
-		require.Contains(t, strings.Join(names, "\n"), "vmm_test.TestHistory", e.Kind)
+		require.Contains(t, names(e.Stack), "vmm_test.TestHistory", e.Kind)
 	}
 	require.Len(t, dev.History(10), 7)
 	dev.SetHistory(vmm.HistoryOptions{})
@@ -81,4 +76,28 @@ func TestHistoryAfterOutOfMemory(t *testing.T) {
 	_, err = dev.Create(page, vmm.Prop{})
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.Equal(t, []string{"create", "create", "map", "grow", "pressure", "pressure", "refused"}, kindsOf(dev.History(all[0].Seq)))
+}
+
+// TestHistoryOfGrowthAhead: what the device's goroutine does for a range names who made the range.
+func TestHistoryOfGrowthAhead(t *testing.T) {
+	dev := newWorld(t, 1).devs[0]
+	dev.SetHistory(vmm.HistoryOptions{Events: 1 << 62}) // more than there may be
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 8 * page})
+	require.NoError(t, err)
+	require.NoError(t, g.Append(make([]byte, 1)))
+	require.Eventually(t, func() bool { return g.Cap() >= 8*page }, time.Minute, time.Millisecond)
+	for _, e := range dev.History(0) {
+		if e.Kind == "grow" {
+			require.Contains(t, names(e.Stack), "vmm_test.TestHistoryOfGrowthAhead")
+		}
+	}
+	require.NoError(t, g.Close())
+}
+
+func names(pcs []uintptr) (all string) {
+	frames := runtime.CallersFrames(pcs)
+	for f, more := frames.Next(); more; f, more = frames.Next() {
+		all += f.Function + "\n"
+	}
+	return all
 }

@@ -393,6 +393,7 @@ func (s *sleeper) createMemory() error {
 		s.mem = append(s.mem, m)
 		s.capacity += size
 	}
+	s.ownSamples(s.mem) // those who have filled it are forgotten
 	return nil
 }
 

@@ -359,8 +359,10 @@ type Report struct {
 
 // OpenObject is one thing that is open.
 type OpenObject struct {
-	Kind   string    `json:"kind"` // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access", by KeepOpen, or by ReserveOptions.Owner
-	Made   string    `json:"made"` // file:line
+	Kind   string    `json:"kind"`            // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access", by KeepOpen, or by ReserveOptions.Owner
+	Made   string    `json:"made"`            // file:line of the program
+	Stack  []string  `json:"stack,omitempty"` // the program's lines, the innermost first, at most 4: Made, who called that, ...
+	Since  time.Time `json:"since"`
 	Addr   Ptr       `json:"addr,omitempty"`
 	Size   uint64    `json:"size,omitempty"`
 	Chunks []Mapping `json:"chunks,omitempty"` // of a range or a reservation
@@ -389,11 +391,11 @@ func (d *Device) Report() Report {
 		things, opened = append(things, thing), append(opened, o)
 	}
 	d.mu.Unlock()
-	lines := map[callers]string{} // many are made by the same line, and finding it takes time
+	lines := map[callers]madeAt{} // many are made by the same line, and finding it takes time
 	order := make([]openAt, len(things))
 	for i, thing := range things {
 		if _, ok := lines[opened[i].made]; !ok {
-			lines[opened[i].made] = opened[i].caller()
+			lines[opened[i].made] = opened[i].made.lines()
 		}
 		order[i].i = i
 		if t, ok := thing.(describer); ok {
@@ -405,11 +407,13 @@ func (d *Device) Report() Report {
 			return cmp.Compare(a.addr, b.addr)
 		}
 		x, y := &opened[a.i], &opened[b.i]
-		return cmp.Or(cmp.Compare(x.kind, y.kind), cmp.Compare(lines[x.made], lines[y.made]))
+		return cmp.Or(cmp.Compare(x.kind, y.kind), cmp.Compare(lines[x.made].line, lines[y.made].line))
 	})
 	rep.Open = make([]OpenObject, len(order))
 	for i, at := range order {
-		rep.Open[i] = OpenObject{Kind: opened[at.i].kind, Made: lines[opened[at.i].made], Addr: at.addr, Size: at.size}
+		o := &opened[at.i]
+		made := lines[o.made]
+		rep.Open[i] = OpenObject{Kind: o.kind, Made: made.line, Stack: made.stack, Since: o.at, Addr: at.addr, Size: at.size}
 		if t, ok := things[at.i].(interface{ mappings() []Mapping }); ok {
 			rep.Open[i].Chunks = t.mappings()
 		}
@@ -442,11 +446,18 @@ func describe(thing any, kind string) string {
 func (o openedAt) caller() string { return o.made.String() }
 
 // callers is the innermost callers of a function of this package, as runtime.Callers has them.
-type callers [8]uintptr
+type callers [16]uintptr
 
-// String is the first line outside the library, the program's. If all of them are inside, it is the
-// outermost one that is known.
-func (c *callers) String() (at string) {
+// madeAt is where an object was made.
+type madeAt struct {
+	line  string   // the first line outside the library; if all are inside, the outermost one that is known
+	stack []string // lines outside the library, the innermost first
+}
+
+// mostLines is how long madeAt.stack may be.
+const mostLines = 4
+
+func (c *callers) lines() (at madeAt) {
 	n := slices.Index(c[:], 0)
 	if n < 0 {
 		n = len(c)
@@ -454,12 +465,18 @@ func (c *callers) String() (at string) {
 	all := runtime.CallersFrames(c[:n])
 	for {
 		f, more := all.Next()
-		whose := frames.Of(f)
-		if whose != frames.Runtime {
-			at = fmt.Sprintf("%s:%d", f.File, f.Line)
+		line := fmt.Sprintf("%s:%d", f.File, f.Line)
+		switch whose := frames.Of(f); {
+		case whose == frames.Program && len(at.stack) < mostLines:
+			at.stack = append(at.stack, line)
+			at.line = at.stack[0]
+		case whose == frames.Library && len(at.stack) == 0:
+			at.line = line
 		}
-		if !more || whose == frames.Program {
+		if !more || len(at.stack) == mostLines {
 			return at
 		}
 	}
 }
+
+func (c *callers) String() string { return c.lines().line }

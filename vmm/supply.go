@@ -204,7 +204,7 @@ func (g *Range) mapSupplied(lack *lackingMemory, chunks []*Chunk, purpose purpos
 	}
 	if err = g.r.mapChunks(lack.off, held, purpose); err == nil {
 		g.cap.Store(end)
-		g.noteGrowth(lack.off, end)
+		g.noteGrowth(lack.off, end, purpose)
 	} else if moved() { // the driver has refused to unmap what a Clip gave up: that is taken back first
 		return errMoved
 	}

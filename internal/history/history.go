@@ -82,8 +82,12 @@ type entry struct {
 // stack ends at the first 0.
 type stack [32]uintptr
 
+// MostEvents is how many events a Log keeps at most.
+const MostEvents = 1_000_000
+
 // Set says what is kept from now on, and forgets what there was.
 func (l *Log) Set(o Options) {
+	o.Events = min(o.Events, MostEvents)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ring, l.stacks = nil, nil
@@ -124,7 +128,18 @@ func (l *Log) Refused(addr, size uint64, err error) error {
 	return fmt.Errorf("%w (Device.History has what happened before)", err)
 }
 
+// AddMadeAt is Add of what no call of the program has done, with a stack that ends at a 0.
+func (l *Log) AddMadeAt(k Kind, addr, size uint64, made []uintptr) {
+	if l.events.Load() {
+		l.put(k, addr, size, 0, func(s []uintptr) int { return copy(s, made) })
+	}
+}
+
 func (l *Log) add(k Kind, addr, size, stream uint64) {
+	l.put(k, addr, size, stream, func(s []uintptr) int { return runtime.Callers(5, s) })
+}
+
+func (l *Log) put(k Kind, addr, size, stream uint64, callers func([]uintptr) int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := uint64(len(l.ring))
@@ -136,7 +151,7 @@ func (l *Log) add(k Kind, addr, size, stream uint64) {
 	l.ring[i] = entry{time.Since(l.began), addr, size, stream, k}
 	if l.stacks != nil {
 		s := &l.stacks[i]
-		if k := runtime.Callers(3, s[:]); k < len(s) {
+		if k := callers(s[:]); k < len(s) {
 			s[k] = 0
 		}
 	}

@@ -196,7 +196,18 @@ func (s *Sample) Resize(size uint64) {
 }
 
 // Becomes has memory that was sampled count as another kind from now on, as if it always had.
-func (s *Sample) Becomes(kind Kind) {
+func (s *Sample) Becomes(kind Kind) { s.move(func(k *key) { k.kind = kind }) }
+
+// MadeAt has it count as asked for by another stack, which ends at a 0, as if it always had.
+func (s *Sample) MadeAt(stack []uintptr) {
+	s.move(func(k *key) {
+		k.stack = Stack{}
+		copy(k.stack[:], stack)
+	})
+}
+
+// move changes where the memory is counted.
+func (s *Sample) move(change func(*key)) {
 	if s == nil {
 		return
 	}
@@ -207,7 +218,7 @@ func (s *Sample) Becomes(kind Kind) {
 	}
 	s.bucket.AllocObjects -= s.weight
 	s.bucket.AllocBytes -= s.bytes
-	s.key.kind = kind
+	change(&s.key)
 	s.bucket = find(s.key)
 	s.bucket.AllocObjects += s.weight
 	s.bucket.AllocBytes += s.bytes

@@ -18,7 +18,8 @@ func (l *eventList) update(d *vmm.Device) {
 		seen = all[n-1].Seq
 	}
 	events := d.History(seen)
-	for _, e := range memtrace.Resolve(events[max(0, len(events)-mostEvents):]) {
+	for _, h := range events[max(0, len(events)-mostEvents):] {
+		e := memtrace.Resolve(h)
 		e.Stack = e.Stack[:min(len(e.Stack), mostStack)]
 		all = append(all, e)
 	}

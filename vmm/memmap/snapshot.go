@@ -58,19 +58,21 @@ type OpenKind struct {
 
 // Range is a Range, or a reservation in which a program or a Pool maps chunks.
 type Range struct {
-	Addr        Addr     `json:"addr"`
-	Size        uint64   `json:"size"` // addresses
-	Kind        string   `json:"kind"` // as vmm.OpenObject has it
-	Made        string   `json:"made"` // file:line
-	Pool        string   `json:"pool,omitempty"`
-	Len         uint64   `json:"len"`         // of a Range, also of one that sleeps
-	Committed   uint64   `json:"committed"`   // all that is mapped
-	Ahead       uint64   `json:"ahead"`       // of a Range: accessible beyond Len
-	Retiring    uint64   `json:"retiring"`    // given up; the work that may use it has not ended
-	Quarantined uint64   `json:"quarantined"` // could not be undone
-	Asleep      bool     `json:"asleep"`
-	Chunks      []Run    `json:"chunks"`
-	Sharers     []Sharer `json:"sharers,omitempty"`
+	Addr        Addr      `json:"addr"`
+	Size        uint64    `json:"size"`            // addresses
+	Kind        string    `json:"kind"`            // as vmm.OpenObject has it
+	Made        string    `json:"made"`            // file:line
+	Stack       []string  `json:"stack,omitempty"` // Made, who called that, and so on, as vmm.OpenObject has it
+	Since       time.Time `json:"since"`
+	Pool        string    `json:"pool,omitempty"`
+	Len         uint64    `json:"len"`         // of a Range, also of one that sleeps
+	Committed   uint64    `json:"committed"`   // all that is mapped
+	Ahead       uint64    `json:"ahead"`       // of a Range: accessible beyond Len
+	Retiring    uint64    `json:"retiring"`    // given up; the work that may use it has not ended
+	Quarantined uint64    `json:"quarantined"` // could not be undone
+	Asleep      bool      `json:"asleep"`
+	Chunks      []Run     `json:"chunks"`
+	Sharers     []Sharer  `json:"sharers,omitempty"`
 }
 
 // Run is chunks of one size and state that lie side by side.
@@ -188,7 +190,7 @@ func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 // readRange is a range or a reservation of a Report, with what the Range itself says. Its runs are
 // appended to those of others.
 func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (Range, []Run) {
-	r := Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Made: o.Made}
+	r := Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Made: o.Made, Stack: o.Stack, Since: o.Since}
 	first := len(runs)
 	for i := range o.Chunks {
 		c := &o.Chunks[i]

@@ -2,7 +2,7 @@
 // and which still have it, for go tool pprof. It is on in every program that uses package vmm or a
 // package above it; this package reads it.
 //
-//	http.Handle("/debug/pprof/gpumem", memprof.Handler())
+//	http.Handle("GET /debug/pprof/gpumem", memprof.Handler())
 //
 // and then
 //

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/google/pprof/profile"
@@ -51,16 +52,53 @@ func Write(w io.Writer) error { return Take().Write(w) }
 
 // Handler serves the profile. Mount it beside net/http/pprof:
 //
-//	http.Handle("/debug/pprof/gpumem", memprof.Handler())
+//	http.Handle("GET /debug/pprof/gpumem", memprof.Handler())
+//
+// As with Go's heap profile, ?seconds=N serves what has changed within so many seconds, and
+// ?debug=1 a text.
 func Handler() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p := Take()
+		if n := r.FormValue("seconds"); n != "" {
+			seconds, err := strconv.ParseUint(n, 10, 16)
+			if err != nil {
+				http.Error(w, "seconds: want a whole number", http.StatusBadRequest)
+				return
+			}
+			select {
+			case <-r.Context().Done():
+				return
+			case <-time.After(time.Duration(seconds) * time.Second): //nolint:gosec // not above 65,535
+			}
+			if p, err = since(p); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+		}
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if debug := r.FormValue("debug"); debug != "" && debug != "0" {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			_, _ = io.WriteString(w, p.String()) // the client has gone
+			return
+		}
 		w.Header().Set("Content-Type", "application/octet-stream")
 		w.Header().Set("Content-Disposition", `attachment; filename="gpumem"`)
-		_ = Write(w) // the client has gone
+		_ = p.Write(w) // the client has gone
 	})
 }
 
-// kinds are the labels.
+// since is what has changed since a profile was taken.
+func since(p *profile.Profile) (*profile.Profile, error) {
+	p.Scale(-1)
+	now := Take()
+	d, err := profile.Merge([]*profile.Profile{p, now})
+	if err != nil {
+		return nil, err
+	}
+	d.TimeNanos, d.DurationNanos = now.TimeNanos, now.TimeNanos-p.TimeNanos
+	return d, nil
+}
+
 var kinds = map[memsample.Kind]string{
 	memsample.Range: "range", memsample.Chunk: "chunk", memsample.Import: "import", memsample.Pool: "pool free",
 	memsample.Block: "pool block", memsample.HostCopy: "host copy", memsample.Leaving: "cached",
@@ -76,7 +114,7 @@ type builder struct {
 func newBuilder() *builder {
 	count := func(what string) *profile.ValueType { return &profile.ValueType{Type: what, Unit: "count"} }
 	space := func(what string) *profile.ValueType { return &profile.ValueType{Type: what, Unit: "bytes"} }
-	return &builder{
+	b := &builder{
 		p: &profile.Profile{
 			SampleType:        []*profile.ValueType{count("alloc_objects"), space("alloc_space"), count("inuse_objects"), space("inuse_space")},
 			DefaultSampleType: "inuse_space",
@@ -87,6 +125,10 @@ func newBuilder() *builder {
 		functions: map[string]*profile.Function{},
 		locations: map[string]*profile.Location{},
 	}
+	if b.p.Period != 1 { // pprof shows it with -comments
+		b.p.Comments = []string{fmt.Sprintf("Estimated: memory was sampled once in %d bytes on average. memprof.SetRate(1) has all of it.", b.p.Period)}
+	}
+	return b
 }
 
 // add adds a device's memory.

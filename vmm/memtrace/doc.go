@@ -13,5 +13,5 @@ package memtrace
 
 // Files:
 //
-//	memtrace.go  Event, Events, Addr; WriteLines, Handler
+//	memtrace.go  Event, Resolve, Addr; WriteLines, Handler
 //	trace.go     WriteTrace: trace events, as Perfetto reads them

@@ -2,10 +2,13 @@ package memtrace
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -41,20 +44,15 @@ type Event struct {
 	Stack  []string  `json:"stack,omitempty"` // the innermost first: function file:line
 }
 
-// Events are the events that the device keeps with a Seq above after, the oldest first.
-func Events(dev *vmm.Device, after uint64) []Event { return Resolve(dev.History(after)) }
-
-// Resolve finds the names and lines.
-func Resolve(events []vmm.HistoryEvent) []Event {
-	all := make([]Event, len(events))
-	for i, e := range events {
-		where, stack := lines(e.Stack)
-		all[i] = Event{e.Seq, e.Time, e.Kind, Addr(e.Addr), e.Size, Addr(e.Stream), where, stack}
-	}
-	return all
+// Resolve finds the names and lines. Of the library's own frames only the innermost stays, the call
+// that the program has made.
+func Resolve(e vmm.HistoryEvent) Event {
+	where, stack := lines(e.Stack)
+	return Event{e.Seq, e.Time, e.Kind, Addr(e.Addr), e.Size, Addr(e.Stream), where, stack}
 }
 
-// lines are the frames of a stack, and the line of the first one that is outside the library.
+// lines are the frames of a stack from the call into the library on, and the line of the first one
+// that is outside.
 func lines(pcs []uintptr) (where string, stack []string) {
 	if len(pcs) == 0 {
 		return "", nil
@@ -63,11 +61,15 @@ func lines(pcs []uintptr) (where string, stack []string) {
 	for {
 		f, more := all.Next()
 		at := f.File + ":" + strconv.Itoa(f.Line)
-		if f.Function != "" {
-			stack = append(stack, f.Function+" "+at)
-		}
-		if where == "" && frames.Of(f) == frames.Program {
+		switch whose := frames.Of(f); {
+		case f.Function == "":
+		case whose == frames.Program && where == "":
 			where = at
+			fallthrough
+		case where != "" || len(stack) == 0:
+			stack = append(stack, f.Function+" "+at)
+		case whose == frames.Library:
+			stack[0] = f.Function + " " + at
 		}
 		if !more {
 			return where, stack
@@ -76,11 +78,13 @@ func lines(pcs []uintptr) (where string, stack []string) {
 }
 
 // WriteLines writes all events that the device keeps, each as an Event in a line of JSON.
-func WriteLines(w io.Writer, dev *vmm.Device) error {
+func WriteLines(w io.Writer, dev *vmm.Device) error { return writeLines(w, dev.History(0)) }
+
+func writeLines(w io.Writer, events []vmm.HistoryEvent) error {
 	b := bufio.NewWriter(w)
 	line := json.NewEncoder(b)
-	for _, e := range Events(dev, 0) {
-		if err := line.Encode(e); err != nil {
+	for _, e := range events {
+		if err := line.Encode(Resolve(e)); err != nil {
 			return err
 		}
 	}
@@ -88,25 +92,35 @@ func WriteLines(w io.Writer, dev *vmm.Device) error {
 }
 
 // Handler serves what the devices keep: ?device=cuda:0 says of which, the first one if it is not
-// there; with ?format=trace as WriteTrace writes it, else as WriteLines does.
+// there; ?after=N leaves out events up to that Seq; with ?format=trace as WriteTrace writes it, else,
+// or with ?format=lines, as WriteLines does. A device that keeps nothing is 404.
 func Handler(devs ...*vmm.Device) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		name := r.FormValue("device")
-		for _, d := range devs {
-			if name != "" && d.String() != name {
-				continue
-			}
-			w.Header().Set("X-Content-Type-Options", "nosniff")
-			if r.FormValue("format") == "trace" {
-				w.Header().Set("Content-Type", "application/json")
-				w.Header().Set("Content-Disposition", `attachment; filename="history.json"`)
-				_ = WriteTrace(w, d) // the client has gone
-				return
-			}
-			w.Header().Set("Content-Type", "application/jsonl")
-			_ = WriteLines(w, d)
+		name, format := r.FormValue("device"), cmp.Or(r.FormValue("format"), "lines")
+		after, err := strconv.ParseUint(cmp.Or(r.FormValue("after"), "0"), 10, 64)
+		i := slices.IndexFunc(devs, func(d *vmm.Device) bool { return d != nil && (name == "" || d.String() == name) })
+		switch {
+		case i < 0:
+			http.Error(w, fmt.Sprintf("no device %q; there are %v", name, devs), http.StatusNotFound)
+			return
+		case err != nil || format != "lines" && format != "trace":
+			http.Error(w, "want ?format=lines or trace, and a number for after", http.StatusBadRequest)
 			return
 		}
-		http.Error(w, "no such device", http.StatusNotFound)
+		d := devs[i]
+		events := d.History(after)
+		if len(events) == 0 {
+			http.Error(w, d.String()+" keeps no such events: see Device.SetHistory", http.StatusNotFound)
+			return
+		}
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if format == "trace" {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Disposition", `attachment; filename="history.json"`)
+			_ = writeTrace(w, d.String(), events) // the client has gone
+			return
+		}
+		w.Header().Set("Content-Type", "application/jsonl")
+		_ = writeLines(w, events)
 	})
 }

@@ -65,7 +65,9 @@ func TestLines(t *testing.T) {
 		var e memtrace.Event
 		require.NoError(t, json.Unmarshal(lines.Bytes(), &e))
 		require.Contains(t, e.Where, "memtrace_test.go:", e.Kind)
-		require.NotEmpty(t, e.Stack)
+		require.Greater(t, len(e.Stack), 1)
+		require.Contains(t, e.Stack[0], "github.com/cuvmm/cuvmm/vmm", "the call of the library")
+		require.Contains(t, e.Stack[1], e.Where, "who made it")
 		all = append(all, e)
 	}
 	require.Len(t, all, len(d.History(0)))
@@ -191,7 +193,18 @@ func TestHandler(t *testing.T) {
 	}
 	require.Equal(t, len(d.History(0)), strings.Count(get("").Body.String(), "\n"))
 	require.NoError(t, checkTrace(get("?format=trace&device="+d.String()).Body.Bytes()))
+	require.Equal(t, len(d.History(0))-5, strings.Count(get("?after=5").Body.String(), "\n"))
 	require.Equal(t, http.StatusNotFound, get("?device=cuda:9").Code)
+	require.Contains(t, get("?device=cuda:9").Body.String(), d.String())
+	for _, query := range []string{"?format=csv", "?after=x", "?after=-1"} {
+		require.Equal(t, http.StatusBadRequest, get(query).Code, query)
+	}
+	h = memtrace.Handler(nil, d)
+	require.Equal(t, http.StatusOK, get("").Code)
+	d.SetHistory(vmm.HistoryOptions{})
+	require.Equal(t, http.StatusNotFound, get("").Code)
+	require.Contains(t, get("").Body.String(), "SetHistory")
+	require.Equal(t, http.StatusNotFound, func() int { h = memtrace.Handler(); return get("").Code }())
 }
 
 // failing fails to write after some bytes.

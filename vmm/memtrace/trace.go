@@ -45,15 +45,19 @@ const (
 //
 // Format: "Trace Event Format", which Perfetto documents as its JSON format.
 func WriteTrace(w io.Writer, dev *vmm.Device) error {
+	return writeTrace(w, dev.String(), dev.History(0))
+}
+
+func writeTrace(w io.Writer, dev string, events []vmm.HistoryEvent) error {
 	b := bufio.NewWriter(w)
 	if _, err := b.WriteString(`{"displayTimeUnit":"ns","traceEvents":[`); err != nil {
 		return err
 	}
 	t := &tracer{w: b, pid: os.Getpid(), streams: map[Addr]uint64{0: noStream}}
-	t.put(record{Name: "process_name", Phase: "M", Args: map[string]string{"name": "memory of " + dev.String()}})
+	t.put(record{Name: "process_name", Phase: "M", Args: map[string]string{"name": "memory of " + dev}})
 	t.put(record{Name: "thread_name", Phase: "M", TID: noStream, Args: map[string]string{"name": "device"}})
-	for _, e := range Events(dev, 0) {
-		t.event(e)
+	for _, e := range events {
+		t.event(Resolve(e))
 	}
 	if t.err != nil {
 		return t.err

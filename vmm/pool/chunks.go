@@ -306,7 +306,7 @@ func (p *Pool) chargeMore(create, more int, mayCreate bool) (int, error) {
 func (p *Pool) create(have []*vmm.Chunk, n int) (all []*vmm.Chunk, created int, err error) {
 	if n > 1 && len(have) < n { // of which releases cannot help
 		if limit := p.dev.Stats().Limit; limit > 0 && uint64(n)*p.chunk > limit { //nolint:gosec // not negative
-			return have, 0, fmt.Errorf("%w: the device's limit is %d bytes", vmm.ErrOutOfMemory, limit)
+			return have, 0, fmt.Errorf("%w: this process's limit is %d bytes", vmm.ErrOutOfMemory, limit)
 		}
 	}
 	for err == nil && len(have) < n {

@@ -67,6 +67,8 @@ const day = t => t.getFullYear() + "-" + pad(t.getMonth() + 1) + "-" + pad(t.get
 
 // line is the last part of a file's name, and the line.
 const line = made => made.slice(made.lastIndexOf("/") + 1);
+// maker is the line that made a range, with the one that called it: many programs make all of theirs in one function.
+const maker = r => r.stack && r.stack.length > 1 ? line(r.stack[0]) + " < " + line(r.stack[1]) : line(r.made);
 
 // bytesCell is an element that shows a size, and the exact one to who points at it.
 const bytesCell = (tag, n) => el(tag, {title: exact(n), className: "number"}, bytes(n));

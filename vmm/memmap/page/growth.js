@@ -109,7 +109,7 @@ function growth(isLive) {
     });
     if (chart.cursor.left == null || chart.cursor.left < 0) chart.setLegend({idx: data[0].length - 1}); // the newest, while nobody points
     const s = d.summary.stats;
-    place.setAttribute("aria-label", "Committed " + bytes(s.committed) + ", at most " + bytes(s.peak_committed) + "; used " + bytes(s.used) + ", at most " + bytes(s.peak_used));
+    place.setAttribute("aria-label", "Committed " + bytes(s.committed) + ", at its peak " + bytes(s.peak_committed) + "; used " + bytes(s.used) + ", at its peak " + bytes(s.peak_used));
   }
   place.setAttribute("role", "group");
   return {node, update};

@@ -11,13 +11,12 @@ function eventsPanel() {
   let device = null;
   function update(d) {
     device = d;
-    node.hidden = d.events.length === 0;
     const kinds = [...new Set(d.events.map(e => e.kind))].sort();
     const has = [...kind.options].slice(1).map(o => o.value);
     for (const k of kinds) if (!has.includes(k)) kind.append(el("option", {value: k}, k));
     const shown = d.events.filter(e => !kind.value || e.kind === kind.value).slice(-100).reverse();
     list.fill(shown.map(e => [clockMs(new Date(e.time)), e.kind, e.addr === "0x0" ? "–" : e.addr, e.size ? bytes(e.size) : "–", e.stream === "0x0" ? "–" : e.stream, e.where ? line(e.where) : "–"]),
-      shown.length < d.events.length ? count(shown.length) + " of the last " + count(d.events.length) + "." : "");
+      d.events.length === 0 ? "None are kept. Device.SetHistory keeps them." : shown.length < d.events.length ? count(shown.length) + " of the last " + count(d.events.length) + "." : "");
     [...list.node.querySelectorAll("tbody tr")].forEach((row, i) => {
       const e = shown[i];
       row.title = e.stack ? e.stack.join("\n") : e.where || "";
@@ -52,7 +51,7 @@ function deviceView(d, index) {
     update(d) {
       const x = d.summary;
       setText(heading, x.name + (x.model ? " · " + x.model : ""));
-      setText(sub, x.total ? bytes(x.total - x.free) + " of " + bytes(x.total) + " are taken; this program has " + bytes(x.stats.committed) + ", at most " + bytes(x.stats.peak_committed) : "");
+      setText(sub, x.total ? bytes(x.total - x.free) + " of " + bytes(x.total) + " are taken; this program has " + bytes(x.stats.committed) + ", at its peak " + bytes(x.stats.peak_committed) + (x.stats.limit ? ", of its limit of " + bytes(x.stats.limit) : "") : "");
       for (const p of panels) p.update(d);
     },
   };

@@ -18,6 +18,8 @@ const orders = {
   committed: ["memory", (a, b) => b.committed - a.committed],
   len: ["length", (a, b) => b.len - a.len],
   size: ["addresses", (a, b) => b.size - a.size],
+  ahead: ["ahead", (a, b) => b.ahead - a.ahead],
+  since: ["age", (a, b) => a.since < b.since ? -1 : a.since > b.since ? 1 : 0],
   made: ["where made", (a, b) => a.made < b.made ? -1 : a.made > b.made ? 1 : 0],
 };
 
@@ -36,7 +38,7 @@ const sharerNames = r => (r.sharers || []).map(s => [s.object, s.instance, s.pid
 function rangeText(r) {
   const what = r.pool ? "pool " + r.pool : r.kind;
   const size = isPlain(r) ? bytes(r.committed) + " mapped" : r.asleep ? bytes(r.len) + " asleep" : bytes(r.len) + " of " + bytes(r.committed);
-  return r.addr + ", " + what + ", " + size + ", made at " + line(r.made);
+  return r.addr + ", " + what + ", " + size + ", made at " + maker(r);
 }
 
 function ranges(name) {
@@ -164,7 +166,7 @@ function ranges(name) {
     for (const r of device.ranges.values()) {
       if (!ok(r)) continue;
       if (words.length) {
-        const hay = (r.addr + " " + r.kind + " " + r.made + " " + (r.pool || "") + " " + sharerNames(r)).toLowerCase();
+        const hay = (r.addr + " " + r.kind + " " + (r.stack || [r.made]).join(" ") + " " + maker(r) + " " + (r.pool || "") + " " + sharerNames(r)).toLowerCase();
         if (!words.every(w => hay.includes(w))) continue;
       }
       found.push(r);
@@ -202,8 +204,8 @@ function ranges(name) {
     keyed(rows, visible, r => r.addr, makeRow, (li, r) => {
       li.range = r;
       setText(li.addr, r.addr);
-      setText(li.what, (r.pool ? "pool " + r.pool : r.kind) + " · " + line(r.made));
-      li.what.title = r.made;
+      setText(li.what, (r.pool ? "pool " + r.pool : r.kind) + " · " + maker(r));
+      li.what.title = (r.stack || [r.made]).join("\n");
       const badges = [];
       if (r.asleep) badges.push("asleep");
       if (r.sharers) badges.push("shared with " + r.sharers.length);
