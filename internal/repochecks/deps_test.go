@@ -15,7 +15,7 @@ const module = "github.com/cuvmm/cuvmm"
 
 // withMore is what depends on Prometheus's client, or on pprof's profiles, so that nothing else in the
 // library does.
-var withMore = []string{"vmm/metrics", "shareable/metrics", "vmm/memprof"}
+var withMore = []string{"vmm/metrics", "shareable/metrics", "vmm/memprof", "vmm/memmap/gpuprocs"}
 
 // platforms is where a library package may pull in something of its own.
 var platforms = map[string][]string{

@@ -12,68 +12,29 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/internal/nvmlcalls"
 )
 
 // openNVML loads NVML where the loader finds it. The caller must close it.
 func openNVML() (library, error) { return openLibrary(nvml.New()) }
 
-// openLibrary loads NVML. A call of a function that the loaded library lacks would end
-// the process, since go-nvml leaves such names to the loader. So each is looked up
-// before it is called. nvmlInit, nvmlShutdown and nvmlErrorString are in every version.
 func openLibrary(lib nvml.Interface) (library, error) {
-	// go-nvml does not say why a library cannot be loaded.
-	if r := lib.Init(); errors.Is(r, nvml.ERROR_LIBRARY_NOT_FOUND) {
-		return nil, errors.New("NVML, libnvidia-ml.so.1, cannot be loaded")
-	} else if r != nvml.SUCCESS {
-		return nil, fmt.Errorf("NVML cannot be used: %w", r)
+	l, err := nvmlcalls.Open(lib)
+	if err != nil {
+		return nil, err
 	}
-	return nvmlLibrary{lib}, nil
+	return nvmlLibrary{l}, nil
 }
 
 // nvmlLibrary is NVML itself.
-type nvmlLibrary struct{ nvml.Interface }
+type nvmlLibrary struct{ nvmlcalls.Library }
 
-// call makes a call of NVML if the library has one of the functions named symbols.
-func call[T any](l nvml.Interface, f func() (T, nvml.Return), symbols ...string) (result T, err error) {
-	found := false
-	for _, symbol := range symbols {
-		found = found || l.Extensions().LookupSymbol(symbol) == nil
-	}
-	if !found {
-		return result, errors.New("the driver is too old for this value")
-	}
-	result, r := f()
-	if r != nvml.SUCCESS {
-		return result, r
-	}
-	return result, nil
-}
-
-func (l nvmlLibrary) close() { _ = l.Shutdown() } // what was read is right all the same
+func (l nvmlLibrary) close() { l.Close() }
 
 // find finds a GPU by its UUID, or else by its place on the PCI bus.
-func (l nvmlLibrary) find(which id) (g nvmlGPU, err error) {
-	byUUID := func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByUUID(which.uuid) }
-	d, err := call(l, byUUID, "nvmlDeviceGetHandleByUUID")
-	// A MIG instance is found by its UUID only. By PCI address its GPU is, which has most values.
-	if err == nil && which.mig {
-		parent, err := call(l, d.GetDeviceHandleFromMigDeviceHandle, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-		return nvmlGPU{l, d, parent}, err
-	}
-	if err != nil && which.pci != "" {
-		byPCI := func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByPciBusId(which.pci) }
-		parent, second := call(l, byPCI, "nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
-		if second == nil && which.mig {
-			return nvmlGPU{l, nil, parent}, nil
-		}
-		if second == nil {
-			d, err = parent, nil
-		}
-	}
-	if err != nil {
-		return g, fmt.Errorf("%s is not found: %w", which.uuid, err)
-	}
-	return nvmlGPU{l, d, d}, nil
+func (l nvmlLibrary) find(which id) (nvmlGPU, error) {
+	g, err := l.Find(which.uuid, which.pci, which.mig)
+	return nvmlGPU{l, g.Own, g.Parent}, err
 }
 
 // nvmlGPU is a GPU, or a MIG instance with its GPU. own is nil if only the GPU of an
@@ -101,7 +62,7 @@ func numberOf[A any](f func(A) (uint32, nvml.Return), a A) func() (uint64, nvml.
 
 // state implements library.
 func (l nvmlLibrary) state(s *report.DeviceState, which id, missing *reasons) {
-	version, err := call(l, l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion")
+	version, err := nvmlcalls.Call(l.Library, l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion")
 	s.DriverVersion = report.Text(version)
 	missing.add("driver_version", err)
 	g, err := l.find(which)
@@ -112,7 +73,7 @@ func (l nvmlLibrary) state(s *report.DeviceState, which id, missing *reasons) {
 	d := g.parent
 	get := func(name string, field **uint64, symbol string, f func() (uint64, nvml.Return)) {
 		// Of the link, the system has given the maxima of the GPU alone. NVML has those with its slot.
-		if n, err := call(l, f, "nvmlDeviceGet"+symbol); err == nil {
+		if n, err := nvmlcalls.Call(l.Library, f, "nvmlDeviceGet"+symbol); err == nil {
 			*field = &n
 		} else if *field == nil {
 			missing.add(name, err)
@@ -126,9 +87,9 @@ func (l nvmlLibrary) state(s *report.DeviceState, which id, missing *reasons) {
 	get("power", &power, "PowerUsage", number(d.GetPowerUsage))
 	get("power_limit", &powerLimit, "EnforcedPowerLimit", number(d.GetEnforcedPowerLimit))
 	// The second is the old name of the first.
-	bits, err := call(l, d.GetCurrentClocksEventReasons, "nvmlDeviceGetCurrentClocksEventReasons")
+	bits, err := nvmlcalls.Call(l.Library, d.GetCurrentClocksEventReasons, "nvmlDeviceGetCurrentClocksEventReasons")
 	if err != nil {
-		bits, err = call(l, d.GetCurrentClocksThrottleReasons, "nvmlDeviceGetCurrentClocksThrottleReasons")
+		bits, err = nvmlcalls.Call(l.Library, d.GetCurrentClocksThrottleReasons, "nvmlDeviceGetCurrentClocksThrottleReasons")
 	}
 	if missing.add("throttle", err); err == nil {
 		s.Throttle = throttleNames(bits)
@@ -156,8 +117,7 @@ func (l nvmlLibrary) state(s *report.DeviceState, which id, missing *reasons) {
 		u, r := g.own.GetUtilizationRates()
 		return uint64(u.Gpu), r
 	})
-	const symbol = "nvmlDeviceGetComputeRunningProcesses"
-	all, err := call(l, g.own.GetComputeRunningProcesses, symbol, symbol+"_v2", symbol+"_v3")
+	all, err := l.Processes(g.own)
 	if err != nil {
 		missing.add("other_processes", err)
 		return
@@ -188,7 +148,7 @@ func watts(milli *uint64) *float64 {
 // linksUp are the numbers of the NVLinks that are up. A GPU without NVLink has none.
 func (g nvmlGPU) linksUp() (up []int, err error) {
 	for link := range nvml.NVLINK_MAX_LINKS {
-		state, err := call(g.lib, func() (nvml.EnableState, nvml.Return) { return g.parent.GetNvLinkState(link) }, "nvmlDeviceGetNvLinkState")
+		state, err := nvmlcalls.Call(g.lib.Library, func() (nvml.EnableState, nvml.Return) { return g.parent.GetNvLinkState(link) }, "nvmlDeviceGetNvLinkState")
 		switch {
 		case errors.Is(err, nvml.ERROR_INVALID_ARGUMENT) || errors.Is(err, nvml.ERROR_NOT_SUPPORTED):
 		case err != nil:
@@ -209,14 +169,14 @@ func (g nvmlGPU) nvlinksTo(to nvmlGPU) (int, error) {
 		return 0, err
 	}
 	const ask = "nvmlDeviceGetPciInfo"
-	there, err := call(g.lib, to.parent.GetPciInfo, ask, ask+"_v2", ask+"_v3")
+	there, err := nvmlcalls.Call(g.lib.Library, to.parent.GetPciInfo, ask, ask+"_v2", ask+"_v3")
 	if err != nil {
 		return 0, err
 	}
 	direct := 0
 	for _, link := range up {
 		const ask = "nvmlDeviceGetNvLinkRemotePciInfo"
-		end, err := call(g.lib, func() (nvml.PciInfo, nvml.Return) { return g.parent.GetNvLinkRemotePciInfo(link) }, ask, ask+"_v2")
+		end, err := nvmlcalls.Call(g.lib.Library, func() (nvml.PciInfo, nvml.Return) { return g.parent.GetNvLinkRemotePciInfo(link) }, ask, ask+"_v2")
 		if err == nil && end.Domain == there.Domain && end.Bus == there.Bus && end.Device == there.Device {
 			direct++
 		}
@@ -232,7 +192,7 @@ func (g nvmlGPU) nvlinksTo(to nvmlGPU) (int, error) {
 }
 
 func (g nvmlGPU) status(to nvmlGPU, of nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, error) {
-	return call(g.lib, func() (nvml.GpuP2PStatus, nvml.Return) { return g.parent.GetP2PStatus(to.parent, of) }, "nvmlDeviceGetP2PStatus")
+	return nvmlcalls.Call(g.lib.Library, func() (nvml.GpuP2PStatus, nvml.Return) { return g.parent.GetP2PStatus(to.parent, of) }, "nvmlDeviceGetP2PStatus")
 }
 
 // refusals are why there is no peer access.
@@ -280,7 +240,7 @@ func (l nvmlLibrary) path(link *report.Link, from, to id, missing *reasons) {
 	}
 	missing.add("nvlinks", err)
 	ask := func() (nvml.GpuTopologyLevel, nvml.Return) { return a.parent.GetTopologyCommonAncestor(b.parent) }
-	level, err := call(l, ask, "nvmlDeviceGetTopologyCommonAncestor")
+	level, err := nvmlcalls.Call(l.Library, ask, "nvmlDeviceGetTopologyCommonAncestor")
 	if link.Path = report.Text(levels[level]); err != nil {
 		link.Path = ""
 	} else if link.Path == "" {

@@ -3,9 +3,6 @@
 package machine
 
 import (
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,32 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/internal/testing/fakenvml"
 )
 
-// fakeNVML builds testdata/nvml.c against NVIDIA's own header, without the functions
-// that are named, and returns what loads it.
+// fakeNVML is what loads a fake NVML without the functions that are named.
 func fakeNVML(t *testing.T, missing ...string) func() (library, error) {
 	t.Helper()
-	cc, err := exec.LookPath("cc")
-	if err != nil {
-		t.Skipf("needs a C compiler: %v", err)
-	}
-	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
-	if err != nil {
-		t.Skipf("needs the go command: %v", err)
-	}
-	path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
-	_, err = os.Stat("testdata/nvml.c") // so that the test cache knows of it
-	require.NoError(t, err)
-	args := []string{
-		"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", "-fPIC", "-shared", "-DNVML_NO_UNVERSIONED_FUNC_DEFS",
-		"-I", filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml"), "-o", path, "testdata/nvml.c",
-	}
-	for _, symbol := range missing {
-		args = append(args, "-D"+symbol+"=absent_"+symbol)
-	}
-	out, err := exec.CommandContext(t.Context(), cc, args...).CombinedOutput()
-	require.NoError(t, err, string(out))
+	path := fakenvml.Build(t, missing...)
 	return func() (library, error) { return openLibrary(nvml.New(nvml.WithLibraryPath(path))) }
 }
 
