@@ -15,6 +15,10 @@ import (
 
 // TestCost measures what the default rate adds, in turns with a rate of 0. It fails nothing.
 func TestCost(t *testing.T) {
+	rounds := 60
+	if testing.Short() {
+		rounds = 6
+	}
 	d := vmmtest.Device(t)
 	s, err := d.NewStream()
 	require.NoError(t, err)
@@ -61,7 +65,7 @@ func TestCost(t *testing.T) {
 				return time.Since(start)
 			}
 		}
-		took := versus.Rounds(60, at(memprof.DefaultRate), at(0))
+		took := versus.Rounds(rounds, at(memprof.DefaultRate), at(0))
 		low, high := versus.Interval(took[0], took[1])
 		t.Logf("%s: %.1f ns with the default rate, %.1f without, ratio %.3f to %.3f, at most 1.05: %s", c.name,
 			versus.Median(took[0])/batch, versus.Median(took[1])/batch, low, high, versus.Verdict(high <= 1.05))

@@ -15,6 +15,10 @@ import (
 
 // TestCost measures what a history adds, in turns with none. It fails nothing.
 func TestCost(t *testing.T) {
+	rounds := 60
+	if testing.Short() {
+		rounds = 6
+	}
 	d := vmmtest.Device(t)
 	s, err := d.NewStream()
 	require.NoError(t, err)
@@ -71,7 +75,7 @@ func TestCost(t *testing.T) {
 				return time.Since(start)
 			}
 		}
-		took := versus.Rounds(60, with(c.with), with(vmm.HistoryOptions{}))
+		took := versus.Rounds(rounds, with(c.with), with(vmm.HistoryOptions{}))
 		low, high := versus.Interval(took[0], took[1])
 		goal := "no goal"
 		if c.most > 0 {
