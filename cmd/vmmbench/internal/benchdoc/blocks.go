@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
@@ -43,14 +44,16 @@ func pageOf(file string, r *report.Report) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// reports is a table of where the figures come from, with links to all of them.
+// reports is a table of where the figures come from, with links to all of them, below a list of
+// what many of them share.
 func reports(f *filler, _ map[string]string, list []source) (string, error) {
+	var runs []string
 	var rows [][]string
 	for _, s := range list {
 		driver := ""
 		for _, d := range s.Devices {
 			if d.State != nil && d.State.DriverVersion != "" {
-				driver = fmt.Sprintf("%s (%s)", d.State.DriverVersion, d.Driver)
+				driver = fmt.Sprintf("driver %s (%s), ", d.State.DriverVersion, d.Driver)
 				break // a machine has one
 			}
 		}
@@ -64,16 +67,26 @@ func reports(f *filler, _ map[string]string, list []source) (string, error) {
 			commit = "unknown"
 		}
 		if s.Run.Interrupted {
-			commit += ", interrupted"
+			day += ", interrupted"
 		}
 		command := "`" + strings.TrimSpace("vmmbench "+strings.Join(s.Run.Args, " ")) + "`"
 		report := fmt.Sprintf("`vmmbench report %s -o page.html`", s.file)
 		if name := dataDir + "/" + pageName(s.file); f.files[name] != nil {
 			report = fmt.Sprintf("[page](%s)", name)
 		}
-		rows = append(rows, []string{fmt.Sprintf("[%s](%s/%s)", s.file, dataDir, s.file), report, machineOf(s.Report), driver, host, commit, day, command})
+		run := fmt.Sprintf("%s, %s%s, commit %s, %s", machineOf(s.Report), driver, host, commit, day)
+		number := 1 + slices.Index(runs, run)
+		if number == 0 {
+			runs = append(runs, run)
+			number = len(runs)
+		}
+		rows = append(rows, []string{fmt.Sprintf("[%s](%s/%s)", s.file, dataDir, s.file), report, strconv.Itoa(number), command})
 	}
-	return markdownTable([]string{"data", "all of it", "device", "driver", "host", "commit", "day", "command"}, rows), nil
+	var b strings.Builder
+	for i, run := range runs {
+		fmt.Fprintf(&b, "%d. %s\n", i+1, run)
+	}
+	return b.String() + "\n" + markdownTable([]string{"data", "all of it", "run", "command"}, rows), nil
 }
 
 // pivot is a table of what was measured, of one report after the other.
