@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,13 +25,8 @@ func TestPresetsInDocument(t *testing.T) {
 			fmt.Fprintf(&want, "    vmmbench %s\n", line)
 		}
 		if p.name == nvbandwidthPreset {
-			fmt.Fprintf(&want, "| case | copies at once | its value |\n| --- | --- | --- |\n")
-			for _, c := range nvCases {
-				value := c.value
-				if value == ofFirst && !strings.Contains(c.copies, " ") {
-					value = "the copy"
-				}
-				fmt.Fprintf(&want, "| %s | `%s` | %s |\n", c.name, c.copies, value)
+			for _, row := range nvRows() {
+				fmt.Fprintf(&want, "- %s:\n  %s\n", row.value, strings.Join(row.cases, ";\n  "))
 			}
 			fmt.Fprintln(&want)
 		}
@@ -46,4 +42,34 @@ func TestPresetsInDocument(t *testing.T) {
 		return
 	}
 	require.Equal(t, want.String(), got)
+}
+
+type nvRow struct {
+	value nvValue
+	cases []string
+}
+
+// nvRows has the cases and what they copy at once. It has a row for each value. Cases of copy engines and of kernels that copy the same are one.
+func nvRows() []*nvRow {
+	var rows []*nvRow
+	of := map[nvValue]*nvRow{}
+	for _, c := range nvCases {
+		if c.value == ofFirst && !strings.Contains(c.copies, " ") {
+			c.value = "the copy"
+		}
+		row := of[c.value]
+		if row == nil {
+			row = &nvRow{value: c.value}
+			of[c.value] = row
+			rows = append(rows, row)
+		}
+		name, sm := strings.CutSuffix(c.name, "_sm")
+		copies := fmt.Sprintf(" `%s`", c.copies)
+		if i := slices.Index(row.cases, name+"_ce"+copies); sm && i >= 0 {
+			row.cases[i] = name + "_ce, _sm" + copies
+			continue
+		}
+		row.cases = append(row.cases, c.name+copies)
+	}
+	return rows
 }
