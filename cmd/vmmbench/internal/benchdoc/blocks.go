@@ -70,9 +70,9 @@ func reports(f *filler, _ map[string]string, list []source) (string, error) {
 			day += ", interrupted"
 		}
 		command := "`" + strings.TrimSpace("vmmbench "+strings.Join(s.Run.Args, " ")) + "`"
-		report := fmt.Sprintf("`vmmbench report %s -o page.html`", s.file)
+		data := fmt.Sprintf("[%s](%s/%s)", s.file, dataDir, s.file)
 		if name := dataDir + "/" + pageName(s.file); f.files[name] != nil {
-			report = fmt.Sprintf("[page](%s)", name)
+			data += fmt.Sprintf(", [page](%s)", name)
 		}
 		run := fmt.Sprintf("%s, %s%s, commit %s, %s", machineOf(s.Report), driver, host, commit, day)
 		number := 1 + slices.Index(runs, run)
@@ -80,13 +80,13 @@ func reports(f *filler, _ map[string]string, list []source) (string, error) {
 			runs = append(runs, run)
 			number = len(runs)
 		}
-		rows = append(rows, []string{fmt.Sprintf("[%s](%s/%s)", s.file, dataDir, s.file), report, strconv.Itoa(number), command})
+		rows = append(rows, []string{data, strconv.Itoa(number), command})
 	}
 	var b strings.Builder
 	for i, run := range runs {
 		fmt.Fprintf(&b, "%d. %s\n", i+1, run)
 	}
-	return b.String() + "\n" + markdownTable([]string{"data", "all of it", "run", "command"}, rows), nil
+	return b.String() + "\n" + markdownTable([]string{"data", "run", "command"}, rows), nil
 }
 
 // pivot is a table of what was measured, of one report after the other.
