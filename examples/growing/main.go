@@ -2,11 +2,12 @@
 // mapped ahead of need, and Clip gives back what is unused. Try it, on a GPU if there is one:
 //
 //	go run ./examples/growing
-//	go run ./examples/growing host
+//	go run ./examples/growing -device host
 package main
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -17,17 +18,15 @@ import (
 )
 
 func main() {
-	name := "auto" // the first GPU, or host memory
-	if len(os.Args) > 1 {
-		name = os.Args[1]
-	}
-	if err := run(os.Stdout, name); err != nil {
+	device := flag.String("device", "auto", "which device; auto is the first GPU, or host memory")
+	flag.Parse()
+	if err := run(os.Stdout, *device); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(w io.Writer, name string) (err error) {
-	dev, err := vmm.Open(name)
+func run(w io.Writer, device string) (err error) {
+	dev, err := vmm.Open(device)
 	if err != nil {
 		return err
 	}
