@@ -1,5 +1,9 @@
-// Command arrow builds an Arrow array whose buffers are blocks of a pool on host memory. It
-// prints where the buffers were while they grew, and what the pool has taken from the system.
+// Command arrow builds an Arrow array whose buffers grow in place: they are blocks of a pool on host
+// memory. It prints where they were while they grew, and what the pool has taken from the system. It
+// is a module of its own. In its directory:
+//
+//	go run .
+//	go test .
 package main
 
 import (

@@ -1,13 +1,12 @@
 // Command distributed has several processes, each with a GPU of its own, build one table of
-// vectors that all of them have. In each round each member appends rows to its own part, some
-// more and some fewer, and all gather what is new. No address changes. In the end rank 0
-// searches the table for the row nearest to a query. By itself, on the GPUs of one host:
+// vectors that all of them have. Try it on the GPUs of one host; or on several hosts, where torchrun,
+// mpirun or srun starts it:
 //
-//	distributed -n 2
-//
-// On any number of hosts, started by torchrun, mpirun or srun:
-//
+//	go run ./examples/distributed -n 2
 //	torchrun --nnodes 2 --nproc-per-node 8 --no-python distributed
+//
+// In each round each member appends rows to its own part, some more and some fewer, and all gather
+// what is new. No address changes. In the end rank 0 searches the table for the row nearest to a query.
 package main
 
 import (

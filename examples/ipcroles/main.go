@@ -1,15 +1,12 @@
-// Command ipcroles shares plain memory between processes by legacy handles. It plays the
-// three roles of the article "CUDA IPC in Python". Run
+// Command ipcroles shares plain memory between processes by CUDA's legacy handles, and plays the
+// three roles of the article "CUDA IPC in Python". Try it in two terminals:
 //
-//	ipcroles main
+//	go run ./examples/ipcroles main
+//	go run ./examples/ipcroles memory
 //
-// in one terminal, which allocates numbers, sets all to 1, and leaves a handle in a file. Then
-//
-//	ipcroles memory
-//	ipcroles rtc
-//
-// in another: memory sets the numbers to 8 by copying, rtc adds 3 to each with a kernel that
-// is compiled when it runs, on host memory with a Go function. After each main prints what it
+// The role main allocates numbers, sets all to 1, and leaves a handle in a file. The role memory sets
+// the numbers to 8 by copying. The role rtc, started next, adds 3 to each with a kernel that is
+// compiled when it runs, on host memory with a Go function. After each main prints what it
 // finds: 1, 8, 11, and if rtc is run again 14. Without a role ipcroles prints what devices
 // there are.
 //

@@ -1,8 +1,14 @@
-// Command kernels runs three kernels on vectors. The first, in saxpy.go, runs on vectors that
-// grow between its launches. The second, in append.go, appends rows to a vector that grows under
-// it. The third, in filter.go, filters numbers with a counter, to which a warp adds once. On a
-// GPU the kernels are CUDA source that is compiled when the program runs. Without one, or where
-// there is no libnvrtc to compile it, Go functions do the same on host memory.
+// Command kernels runs kernels on vectors that grow, and lets kernels append to them. Try it, on a GPU
+// if there is one, and its test:
+//
+//	go run ./examples/kernels
+//	go test ./examples/kernels
+//
+// The first kernel, in saxpy.go, runs on vectors that grow between its launches. The second, in
+// append.go, appends rows to a vector that grows under it. The third, in filter.go, filters numbers
+// with a counter, to which a warp adds once. On a GPU the kernels are CUDA source that is compiled
+// when the program runs. Without one, or where there is no libnvrtc to compile it, Go functions do
+// the same on host memory.
 package main
 
 import (

@@ -44,7 +44,7 @@ type sequence struct {
 	token  chan struct{} // has one element while no one owns the sequence; closed when it is dropped
 	rows   *growable.Rows[uint16]
 	asleep bool          // the owner's
-	place  *list.Element // in idle, or in no list; under Cache.mu
+	elem   *list.Element // in idle, or in no list; under Cache.mu
 }
 
 // NewCache makes a cache of sequences of up to maxTokens tokens, each of width elements.
@@ -65,7 +65,7 @@ func (c *Cache) Add(id uint64) error {
 	if err != nil {
 		return fmt.Errorf("sequence %d: %w", id, err)
 	}
-	s := &sequence{token: make(chan struct{}, 1), rows: rows, place: new(list.Element)}
+	s := &sequence{token: make(chan struct{}, 1), rows: rows, elem: new(list.Element)}
 	s.token <- struct{}{}
 	c.sequences[id] = s
 	return nil
@@ -125,7 +125,7 @@ func (c *Cache) take(ctx context.Context, id uint64) (*sequence, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.idle.Remove(s.place) // if it is there
+	c.idle.Remove(s.elem) // if it is there
 	return s, nil
 }
 
@@ -135,7 +135,7 @@ func (c *Cache) put(s *sequence) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if hasMemory {
-		s.place = c.idle.PushBack(s)
+		s.elem = c.idle.PushBack(s)
 	}
 	s.token <- struct{}{} // never waits: the owner has taken the only one
 }
@@ -147,7 +147,8 @@ func (c *Cache) makeRoom(need error) (released bool) {
 	if s == nil {
 		return false
 	}
-	defer c.put(s)                                                   // at the end, so that one that cannot sleep does not come round again
+	defer c.put(s) // not before one sleeps: else one that cannot sleep would come round again
+
 	if err := vmm.Sleep(vmm.SleepKeep, s.rows.Range()); err != nil { // held, or the host has no memory
 		c.count(func(st *Stats) { st.SleepErr = err })
 		return c.makeRoom(need)

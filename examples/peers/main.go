@@ -1,7 +1,10 @@
-// Command peers grows a vector on one device while another device reads it. It
-// prints the links between the devices and the plan before it is applied, and ends
-// with a revoke. It uses the machine's GPUs, or two devices of host memory if there
-// are fewer than two GPUs.
+// Command peers grows a vector on one device while another device reads it. Try it, and its test:
+//
+//	go run ./examples/peers
+//	go test ./examples/peers
+//
+// It prints the links between the devices and the plan before it is applied, and ends with a revoke.
+// It uses the machine's GPUs, or two devices of host memory if there are fewer than two GPUs.
 package main
 
 import (

@@ -1,14 +1,11 @@
-// Command share shows how one process follows memory that grows in another. Run
+// Command share shows how one process follows memory that grows in another. Try it in two or more
+// terminals:
 //
-//	share -append
+//	go run ./examples/share -append
+//	go run ./examples/share -follow
 //
-// in one terminal and
-//
-//	share -follow
-//
-// in others. Each prints the number of rows of floats and their checksum. The
-// memory is that of the first GPU, or host memory if there is no GPU. No data is
-// copied between the processes.
+// Each prints the number of rows of floats and their checksum. The memory is that of the first GPU, or
+// host memory if there is no GPU. No data is copied between the processes.
 package main
 
 import (

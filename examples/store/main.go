@@ -1,12 +1,12 @@
-// Command store shows how processes share buffers by name. Run
+// Command store shows how processes share buffers by name, which outlive the process that wrote them.
+// Try it in two terminals:
 //
-//	store -serve
-//	store -write
-//	store -read ID
+//	go run ./examples/store -serve
+//	go run ./examples/store -write
 //
-// in three terminals; the second prints the ID. The writer makes a buffer, fills it through
-// a mirror in host memory, changes it by a kernel, and seals it. It may end before the reader
-// starts: the buffer is the store's. The reader maps it, reads it by a kernel and through a
+// The second prints an ID; then -read with that ID reads the buffer. The writer makes a buffer, fills
+// it through a mirror in host memory, changes it by a kernel, and seals it. It may end before the
+// reader starts: the buffer is the store's. The reader maps it, reads it by a kernel and through a
 // mirror, and deletes it. The memory is that of the first GPU, or host memory if there is no
 // GPU; between the processes no data is copied.
 package main

@@ -1,11 +1,9 @@
-// Command topk is a service that keeps vectors and returns the k nearest to a query. One
-// process appends:
+// Command topk is a service that keeps vectors and returns the k nearest to a query, from several
+// processes that have the same memory. Try it in two terminals: the first appends, and others attach
+// to its memory and serve queries too.
 //
-//	topk -append -width 3 -http 127.0.0.1:8080
-//
-// Others attach to its memory and serve queries too:
-//
-//	topk -http 127.0.0.1:8081
+//	go run ./examples/topk -append -width 3 -http 127.0.0.1:8080
+//	go run ./examples/topk -http 127.0.0.1:8081
 package main
 
 import (

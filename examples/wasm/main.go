@@ -1,5 +1,8 @@
 // Command wasm runs a WebAssembly program whose memory is a vmm.Range: it grows page by page
-// and never moves.
+// and never moves. It is a module of its own. In its directory:
+//
+//	go run .
+//	go test .
 package main
 
 import (
