@@ -1,0 +1,37 @@
+//go:build linux
+
+package memtrace_test
+
+import (
+	"fmt"
+	"log"
+
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/memtrace"
+)
+
+// What a device has done for an Append.
+func ExampleEvents() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+	dev.SetHistory(vmm.HistoryOptions{Events: 10_000})
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 1 << 30})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer g.Close()
+	if err := g.Append(make([]byte, 3<<20)); err != nil {
+		log.Fatal(err)
+	}
+	for _, e := range memtrace.Events(dev, 0) {
+		fmt.Println(e.Kind, e.Size)
+	}
+	// Output:
+	// reserve 1073741824
+	// create 4194304
+	// map 4194304
+	// grow 4194304
+}
