@@ -69,19 +69,20 @@ func (l load) run(c *Cache) error {
 			return err
 		}
 	}
+	tokens := make([]int, l.sequences) // of each sequence; used as its rows are, by one worker at a time
 	err := l.share(l.sequences+l.steps, func(ctx context.Context, step int) error {
 		id := uint64(step)
 		if step >= l.sequences { // each has been used once
 			id = rand.Uint64N(uint64(l.sequences))
 		}
-		return c.Use(ctx, id, func(rows *growable.Rows[uint16]) error { return grow(rows, id) })
+		return c.Use(ctx, id, func(rows *growable.Rows[uint16]) error { return grow(rows, id, &tokens[id]) })
 	})
 	if err != nil {
 		return err
 	}
 	return l.share(l.sequences, func(ctx context.Context, step int) error {
 		id := uint64(step)
-		return c.Use(ctx, id, func(rows *growable.Rows[uint16]) error { return check(rows, id) })
+		return c.Use(ctx, id, func(rows *growable.Rows[uint16]) error { return check(rows, id, tokens[id]) })
 	})
 }
 
@@ -109,21 +110,27 @@ func (l load) share(n int, do func(ctx context.Context, step int) error) error {
 }
 
 // grow checks what the sequence has, which may just have been woken, and appends tokens.
-func grow(rows *growable.Rows[uint16], id uint64) error {
-	if err := check(rows, id); err != nil {
+func grow(rows *growable.Rows[uint16], id uint64, tokens *int) error {
+	if err := check(rows, id, *tokens); err != nil {
 		return err
 	}
-	have := rows.Len()
-	add := min(1+rand.IntN(mostNew), rows.MaxLen()-have)
-	tokens := make([]uint16, add*width)
-	for i := range tokens {
-		tokens[i] = element(id, have+i/width)
+	add := min(1+rand.IntN(mostNew), rows.MaxLen()-*tokens)
+	more := make([]uint16, add*width)
+	for i := range more {
+		more[i] = element(id, *tokens+i/width)
 	}
-	return rows.Append(tokens...)
+	if err := rows.Append(more...); err != nil {
+		return err
+	}
+	*tokens += add
+	return nil
 }
 
-// check compares every element with what was appended.
-func check(rows *growable.Rows[uint16], id uint64) error {
+// check compares the length and every element with what was appended.
+func check(rows *growable.Rows[uint16], id uint64, tokens int) error {
+	if rows.Len() != tokens {
+		return fmt.Errorf("sequence %d has %d tokens, not %d", id, rows.Len(), tokens)
+	}
 	token := 0
 	for b, err := range rows.Blocks(nil) {
 		if err != nil {

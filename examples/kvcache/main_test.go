@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
@@ -79,6 +80,11 @@ $`, out.String())
 	require.Zero(t, dev.Stats().Limit, "the limit is as before")
 }
 
+// fill gives an empty sequence some tokens.
+func fill(c *Cache, id uint64) error {
+	return c.Use(context.Background(), id, func(rows *growable.Rows[uint16]) error { return grow(rows, id, new(int)) })
+}
+
 // newFilled is a cache of that many sequences with some tokens each.
 func newFilled(t *testing.T, dev *vmm.Device, sequences int) *Cache {
 	t.Helper()
@@ -86,7 +92,7 @@ func newFilled(t *testing.T, dev *vmm.Device, sequences int) *Cache {
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	for id := range uint64(sequences) {
 		require.NoError(t, c.Add(id))
-		require.NoError(t, c.Use(t.Context(), id, func(rows *growable.Rows[uint16]) error { return grow(rows, id) }))
+		require.NoError(t, fill(c, id))
 	}
 	return c
 }
@@ -104,12 +110,14 @@ func TestCheck(t *testing.T) {
 		_, err := rows.WriteAt(token, 0)
 		return err
 	}))
-	one := func(rows *growable.Rows[uint16]) error { return check(rows, 0) }
+	one := func(rows *growable.Rows[uint16]) error { return check(rows, 0, rows.Len()) }
 	require.ErrorContains(t, c.Use(t.Context(), 0, one), "token 0 of sequence 0 has 1, not 0")
 	require.NoError(t, c.Add(1))
-	require.NoError(t, c.Use(t.Context(), 1, func(rows *growable.Rows[uint16]) error { return grow(rows, 1) }))
+	require.NoError(t, fill(c, 1))
 	require.ErrorContains(t, c.Use(t.Context(), 0, one), "token 0 of sequence 0 has 1, not 0")
 	require.Equal(t, uint64(1), c.Stats().Woken)
+	less := func(rows *growable.Rows[uint16]) error { return check(rows, 1, rows.Len()+1) }
+	require.ErrorContains(t, c.Use(t.Context(), 1, less), "sequence 1 has ")
 }
 
 // The sequence that was used least recently sleeps, and the one in use does not.
@@ -120,7 +128,7 @@ func TestLeastRecentlyUsedSleeps(t *testing.T) {
 	dev.SetLimit(3 * page)
 	require.NoError(t, c.Add(3))
 	require.NoError(t, c.Use(t.Context(), 1, func(*growable.Rows[uint16]) error {
-		return c.Use(t.Context(), 3, func(rows *growable.Rows[uint16]) error { return grow(rows, 3) })
+		return fill(c, 3)
 	}))
 	var asleep []uint64
 	for id, s := range c.sequences {
@@ -131,62 +139,67 @@ func TestLeastRecentlyUsedSleeps(t *testing.T) {
 	require.Equal(t, []uint64{2}, asleep)
 }
 
-// A sequence that cannot sleep is passed over; if none can, memory is out and Stats say why.
+// A sequence that cannot sleep is passed over; if none can, memory is out at once and Stats say why.
 func TestSleepFails(t *testing.T) {
 	dev := open(t)
 	c := newFilled(t, dev, 2)
-	release := make([]func(), 2)
-	for id, s := range c.sequences {
+	release := map[*sequence]func(){}
+	for _, s := range c.sequences {
+		r := s.rows.Range()
 		var err error
-		release[id], err = s.rows.Range().Hold(0, s.rows.Range().Len())
+		release[s], err = r.Hold(0, r.Len())
 		require.NoError(t, err)
 	}
+	rounds := 0
+	stop := dev.OnPressure(func(error) bool { rounds++; return false })
+	defer stop()
 	dev.SetLimit(2 * page)
 	require.NoError(t, c.Add(2))
-	add := func() error {
-		return c.Use(t.Context(), 2, func(rows *growable.Rows[uint16]) error { return grow(rows, 2) })
-	}
-	require.ErrorIs(t, add(), vmm.ErrOutOfMemory)
+	require.ErrorIs(t, fill(c, 2), vmm.ErrOutOfMemory)
 	require.ErrorIs(t, c.Stats().SleepErr, vmm.ErrBusy)
+	require.Equal(t, 1, rounds, "makeRoom said that it had released something")
 	require.ErrorIs(t, c.Drop(t.Context(), 0), vmm.ErrBusy)
-	release[1]()
-	require.NoError(t, add())
-	require.True(t, c.sequences[1].asleep)
-	require.False(t, c.sequences[0].asleep)
-	release[0]()
+
+	first, last := c.idle.Front().Value.(*sequence), c.idle.Back().Value.(*sequence)
+	release[last]()
+	require.NoError(t, fill(c, 2))
+	require.True(t, last.asleep)
+	require.False(t, first.asleep)
+	release[first]()
 }
 
 // Who waits for a sequence can give up, and learns that it was dropped.
 func TestWaiters(t *testing.T) {
-	dev := open(t)
-	c := newFilled(t, dev, 1)
-	used, end := make(chan struct{}), make(chan struct{})
-	first := make(chan error, 1)
-	go func() {
-		first <- c.Use(context.Background(), 0, func(*growable.Rows[uint16]) error {
-			close(used)
-			<-end
-			return errors.New("of f")
-		})
-	}()
-	<-used
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	require.ErrorIs(t, c.Use(ctx, 0, nothing), context.Canceled)
-	require.ErrorIs(t, c.Drop(ctx, 0), context.Canceled)
+	synctest.Test(t, func(t *testing.T) {
+		dev := open(t)
+		c := newFilled(t, dev, 1)
+		end, used := make(chan struct{}), make(chan error, 1)
+		go func() {
+			used <- c.Use(context.Background(), 0, func(*growable.Rows[uint16]) error {
+				<-end
+				return errors.New("of f")
+			})
+		}()
+		synctest.Wait()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, c.Use(ctx, 0, nothing), context.Canceled)
+		require.ErrorIs(t, c.Drop(ctx, 0), context.Canceled)
 
-	drops := make(chan error, 2)
-	for range 2 {
-		go func() { drops <- c.Drop(context.Background(), 0) }()
-	}
-	close(end)
-	require.EqualError(t, <-first, "of f")
-	errs := []error{<-drops, <-drops}
-	require.ErrorIs(t, errors.Join(errs...), ErrNoSequence)
-	require.Contains(t, errs, nil, "one has dropped it")
-	require.ErrorIs(t, c.Use(t.Context(), 0, nothing), ErrNoSequence)
-	require.NoError(t, c.Add(0))
-	require.Error(t, c.Add(0))
-	require.NoError(t, c.Close())
-	require.Error(t, c.Add(1))
+		drops := make(chan error, 2)
+		for range 2 {
+			go func() { drops <- c.Drop(context.Background(), 0) }()
+		}
+		synctest.Wait() // both wait for the token
+		close(end)
+		require.EqualError(t, <-used, "of f")
+		errs := []error{<-drops, <-drops}
+		require.ErrorIs(t, errors.Join(errs...), ErrNoSequence)
+		require.Contains(t, errs, nil, "one has dropped it")
+		require.ErrorIs(t, c.Use(t.Context(), 0, nothing), ErrNoSequence)
+		require.NoError(t, c.Add(0))
+		require.Error(t, c.Add(0))
+		require.NoError(t, c.Close())
+		require.Error(t, c.Add(1))
+	})
 }
