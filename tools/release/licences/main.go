@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	classifier "github.com/google/licenseclassifier/v2"
 	"github.com/google/licenseclassifier/v2/assets"
@@ -145,6 +146,18 @@ func licencesOf(c *classifier.Classifier, text []byte) (names []string) {
 	return names
 }
 
+// inUTF8 converts a text that is in Latin 1.
+func inUTF8(text []byte) string {
+	if utf8.Valid(text) {
+		return string(text)
+	}
+	runes := make([]rune, len(text))
+	for i, b := range text {
+		runes[i] = rune(b)
+	}
+	return string(runes)
+}
+
 // writeTexts writes which part has which licence, and each text once.
 func writeTexts(w io.Writer, parts []part) error {
 	var b strings.Builder
@@ -158,10 +171,11 @@ func writeTexts(w io.Writer, parts []part) error {
 			if err != nil {
 				return err
 			}
-			if users[string(text)] == nil {
-				texts = append(texts, string(text))
+			of := inUTF8(text)
+			if users[of] == nil {
+				texts = append(texts, of)
 			}
-			users[string(text)] = append(users[string(text)], p.name)
+			users[of] = append(users[of], p.name)
 		}
 	}
 	for _, text := range texts {
