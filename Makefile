@@ -2,7 +2,7 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels docs gpu-bundle gpu-test api-diff
+.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels docs gpu-bundle gpu-test api-diff release-check
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -72,6 +72,9 @@ tools/bin/%: tools/go.mod tools/go.sum
 # What only a release needs.
 tools/release/bin/%: tools/release/go.mod tools/release/go.sum
 	go build -C tools/release -o bin/ tool
+
+release-check: ## all that a release has, into dist/, and checks of it; as root
+	tools/release-check
 
 api-diff: ## what the stable packages export, against the last tag or BASE=revision
 	tools/api-diff $(BASE)
