@@ -2,7 +2,7 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels docs gpu-bundle gpu-test
+.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels docs gpu-bundle gpu-test api-diff release-check
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -64,9 +64,20 @@ lint: tools/bin/golangci-lint ## golangci-lint, also for which package may impor
 	packages=$$(GOOS=darwin tools/differing) && GOOS=darwin CGO_ENABLED=0 tools/bin/golangci-lint run $$packages
 	cd examples/wasm && ../../tools/bin/golangci-lint run ./...
 	cd examples/arrow && ../../tools/bin/golangci-lint run ./...
+	cd tools/release && ../bin/golangci-lint run ./...
 
 tools/bin/%: tools/go.mod tools/go.sum
 	go build -C tools -o bin/ tool
+
+# What only a release needs.
+tools/release/bin/%: tools/release/go.mod tools/release/go.sum
+	go build -C tools/release -o bin/ tool
+
+release-check: ## all that a release has, into dist/, and checks of it; as root
+	tools/release-check
+
+api-diff: ## what the stable packages export, against the last tag or BASE=revision
+	tools/api-diff $(BASE)
 
 abi-check: ## our headers against NVIDIA's: CUDA_H=path, OUT=file writes what it says; NCCL_H=path
 	$(if $(CUDA_H)$(if $(NCCL_H),,x),tools/abi-check $(if $(OUT),-o "$(OUT)") "$(CUDA_H)")

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/man"
+	"github.com/cuvmm/cuvmm/cmd/internal/man"
 )
 
 func main() {

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/man"
+	"github.com/cuvmm/cuvmm/cmd/internal/man"
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 )
 
@@ -50,7 +50,7 @@ func pagesIn(t *testing.T, dir string) map[string]string {
 	return pages
 }
 
-// tools/man writes those pages, with the version of what it builds.
+// tools/man writes those pages, and those of vmmstored, with the version of what it builds.
 func TestManScript(t *testing.T) {
 	testgate.Long(t)
 	t.Parallel()
@@ -69,6 +69,8 @@ func TestManScript(t *testing.T) {
 	if commit, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output(); err == nil {
 		require.Equal(t, strings.TrimSpace(string(commit)), version[1])
 	}
+	require.Contains(t, pages["vmmstored-stats.1"], `"vmmstored `+version[1]+`"`)
+	maps.DeleteFunc(pages, func(page, _ string) bool { return strings.HasPrefix(page, "vmmstored") })
 	require.NoError(t, man.Write(direct, commandsOf(), "vmmbench "+version[1]))
 	require.Equal(t, pagesIn(t, direct), pages)
 }

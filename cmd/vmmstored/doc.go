@@ -9,8 +9,9 @@ package main
 
 // Files:
 //
-//	main.go           main, exit codes
-//	run.go            the root command, and the flags of the daemon
+//	main.go           main
+//	man.go            main of the build that writes man pages
+//	run.go            the root command, and the flags of the daemon; exit codes
 //	serve.go          serve: the daemon
 //	log.go            a log that no writer waits for
 //	metrics.go        metrics over HTTP

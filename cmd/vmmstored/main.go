@@ -1,8 +1,9 @@
+//go:build !man
+
 package main
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -16,8 +17,3 @@ func main() {
 	stop()
 	os.Exit(code)
 }
-
-// usageError is an error in the arguments.
-type usageError struct{ error }
-
-func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }

@@ -41,6 +41,11 @@ type options struct {
 	logFormat                 string
 }
 
+// usageError is an error in the arguments.
+type usageError struct{ error }
+
+func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
 // run runs the program and returns its exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := command(args, stdout, stderr)
@@ -212,8 +217,15 @@ func (o *options) access() (mode fs.FileMode, group *int, err error) {
 	return mode, &id, nil
 }
 
+// commit is set by the linker, as make build does: with -X main.commit=..., because not every
+// build finds the repository.
+var commit string
+
 // version is what the program was built of.
 func version() string {
+	if commit != "" {
+		return commit
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

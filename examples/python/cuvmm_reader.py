@@ -9,6 +9,8 @@ library; objects in a GPU's memory also need cuda-bindings. The first address,
 Reader.address, never changes. Use a Reader in one thread only.
 """
 
+from __future__ import annotations
+
 import ctypes
 import fcntl
 import hashlib
@@ -24,6 +26,13 @@ import struct
 import threading
 import time
 import warnings
+from typing import Any, Callable, Optional
+
+__all__ = ["CUDA", "HOST", "OwnerGone", "ProtocolError", "Reader", "Refused"]
+
+Bytes = bytes  # where Reader.bytes has the name
+
+__version__ = "0.1.0"
 
 MAJOR, MINOR = 1, 0
 MAGIC, PAGE_MAGIC, PAGE_VERSION = 0x4D565543, 0x50565543, 1
@@ -62,21 +71,26 @@ class ProtocolError(Exception):
 class Refused(Exception):
     """The owner sent an ERROR frame."""
 
-    def __init__(self, code, text):
+    def __init__(self, code: int, text: str) -> None:
         super().__init__(f"the owner says {text!r} (code {code})")
         self.code = code
 
 
-def expect(ok, what):
+def expect(ok: object, what: str) -> None:
     if not ok:
         raise ProtocolError(what)
 
 
-def close_later(closing):
+def close_later(closing: Callable[[], object]) -> None:
     """Closes what the owner chose in a thread that nothing waits for. The close of a
     file can wait for as long as its sender likes, and so can that of a socket with
     files in packets that were not read."""
     threading.Thread(target=closing, daemon=True).start()
+
+
+def close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 # Pages.
@@ -90,15 +104,15 @@ PROT_NONE, MAP_FIXED, MAP_NORESERVE = 0, 0x10, 0x4000
 NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
 
 
-def map_pages(address, size, prot, flags, fd=-1):
-    got = libc.mmap(address, size, prot, flags, fd, 0)
+def map_pages(address: Optional[int], size: int, prot: int, flags: int, fd: int = -1) -> int:
+    got: Any = libc.mmap(address, size, prot, flags, fd, 0)
     if got in (None, ctypes.c_void_p(-1).value):
         code = ctypes.get_errno()
         raise OSError(code, f"mmap of {size} bytes: {os.strerror(code)}")
-    return got
+    return int(got)
 
 
-def check_memory_file(fd, size, seals):
+def check_memory_file(fd: int, size: int, seals: int) -> None:
     """Checks seals and size: an owner that could truncate the file could kill
     this process with SIGBUS. Only a file in memory has seals; fstat of any other
     file could wait for the daemon of a file system."""
@@ -114,7 +128,7 @@ def check_memory_file(fd, size, seals):
 AT_EMPTY_PATH, AT_STATX_DONT_SYNC, STATX_TYPE = 0x1000, 0x4000, 1
 
 
-def is_device(fd):
+def is_device(fd: int) -> bool:
     """Whether fd is a character device. fstat could wait for the daemon of a file
     system; this asks the kernel only."""
     found = ctypes.create_string_buffer(256)  # struct statx
@@ -129,24 +143,24 @@ class HostMemory:
     granularity = mmap.PAGESIZE
     uuid = bytes(16)
 
-    def __init__(self, owner_uuid):
+    def __init__(self, owner_uuid: bytes) -> None:
         self.address = self.size = 0
 
-    def reserve(self, size):
+    def reserve(self, size: int) -> None:
         self.address, self.size = map_pages(None, size, PROT_NONE, NOTHING), size
 
-    def map(self, offset, size, fd):
+    def map(self, offset: int, size: int, fd: int) -> None:
         check_memory_file(fd, size, SEAL_SHRINK | SEAL_GROW)
         map_pages(self.address + offset, size, mmap.PROT_READ, mmap.MAP_SHARED | MAP_FIXED, fd)
 
-    def unmap(self, offset, sizes):
+    def unmap(self, offset: int, sizes: list[int]) -> None:
         if sizes:  # the addresses stay reserved
             map_pages(self.address + offset, sum(sizes), PROT_NONE, NOTHING | MAP_FIXED)
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         pass
 
-    def close(self):
+    def close(self) -> None:
         if self.address:
             libc.munmap(self.address, self.size)
             self.address = 0
@@ -155,7 +169,7 @@ class HostMemory:
 class CudaMemory:
     """The same on a GPU."""
 
-    def __init__(self, owner_uuid):
+    def __init__(self, owner_uuid: bytes) -> None:
         from cuda.bindings import driver
 
         self.cu, self.address, self.size, self.context = driver, 0, 0, None
@@ -176,24 +190,24 @@ class CudaMemory:
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self.granularity = self.call("cuMemGetAllocationGranularity", prop, least)
 
-    def call(self, name, *args):
+    def call(self, name: str, *args: Any) -> Any:
         err, *rest = getattr(self.cu, name)(*args)
         if err != self.cu.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"{name}: {err.name}")
         return rest[0] if rest else None
 
-    def location(self):
+    def location(self) -> Any:
         where = self.cu.CUmemLocation()
         where.type = self.cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         where.id = self.device
         return where
 
-    def reserve(self, size):
+    def reserve(self, size: int) -> None:
         # The primary context is the one that PyTorch and CuPy use.
         self.context = self.call("cuDevicePrimaryCtxRetain", self.handle)
         self.address, self.size = int(self.call("cuMemAddressReserve", size, 0, 0, 0)), size
 
-    def map(self, offset, size, fd):
+    def map(self, offset: int, size: int, fd: int) -> None:
         # For any other file the driver returns CUDA_ERROR_UNKNOWN.
         expect(is_device(fd), "a file that is no device instead of GPU memory")
         posix = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -212,16 +226,16 @@ class CudaMemory:
             self.call("cuMemUnmap", at, size)
             raise
 
-    def unmap(self, offset, sizes):
+    def unmap(self, offset: int, sizes: list[int]) -> None:
         for size in sizes:
             self.call("cuMemUnmap", self.address + offset, size)
             offset += size
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         self.call("cuCtxSetCurrent", self.context)
         self.call("cuCtxSynchronize")
 
-    def close(self):
+    def close(self) -> None:
         if self.address:
             self.call("cuMemAddressFree", self.address, self.size)
             self.address = 0
@@ -230,7 +244,7 @@ class CudaMemory:
             self.context = None
 
 
-def parse_name(name):
+def parse_name(name: str) -> tuple[str, Optional[bytes]]:
     """The name for ATTACH, and the instance that the owner must be: an object of a store
     that was printed as an ID, "@7:" and 32 hexadecimal digits, is "@7" of that store. Any
     other name is of whatever owner is there: None."""
@@ -246,39 +260,39 @@ class Frame:
     """One packet. Its exit closes the descriptors that came with it and are still in
     fds: no one knows what they are."""
 
-    def __init__(self, fds):
+    def __init__(self, fds: list[int]) -> None:
         self.fds, self.type, self.request, self.payload, self.truncated = fds, 0, 0, b"", False
 
-    def __enter__(self):
+    def __enter__(self) -> Frame:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         fds, self.fds = self.fds, []
         if fds:
-            close_later(lambda: [os.close(fd) for fd in fds])
+            close_later(lambda: close_all(fds))
 
 
 class Payload:
     """Decodes the fields of a payload, one after the other."""
 
-    def __init__(self, data):
+    def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
-    def take(self, n):
+    def take(self, n: int) -> bytes:
         expect(self.at + n <= len(self.data), "a payload that is too short")
         self.at += n
         return self.data[self.at - n : self.at]
 
-    def unpack(self, form):
+    def unpack(self, form: str) -> Any:
         got = struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
         return got if len(got) > 1 else got[0]
 
-    def string(self, most):
+    def string(self, most: int) -> bytes:
         n = self.unpack("I")
         expect(n <= most, f"a string of {n} bytes, over {most}")
         return self.take(n)
 
-    def end(self):
+    def end(self) -> None:
         expect(self.at == len(self.data), f"{len(self.data) - self.at} bytes too many")
 
 
@@ -298,20 +312,46 @@ class Reader:
     is left. Arrays that were made before must not be used after it.
     """
 
-    def __init__(self, path, name, token=b"", timeout=5.0, max_bytes=None, unsealed=False):
+    address: int
+    max: int
+    backend: int
+    device: Optional[int]
+    kind: str
+    bits: int
+    size: int
+    shape: tuple[int, ...]
+    pitch: int
+    base: int
+    metadata: Bytes
+    fields: Bytes
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        token: Bytes = b"",
+        timeout: float = 5.0,
+        max_bytes: Optional[int] = None,
+        unsealed: bool = False,
+    ) -> None:
         if len(token) > 32:
             raise ValueError(f"a token of {len(token)} bytes, over 32")
         self.name, self.max_bytes, self.unsealed = name, max_bytes, unsealed
-        self.on_retire = None
-        self.sealed = self.deleted = self.digest = None
-        self.gone = None  # the error that ended the connection
+        self.on_retire: Optional[Callable[[int], object]] = None
+        self.sealed: Optional[int] = None
+        self.deleted: Optional[bool] = None
+        self.digest: Optional[Bytes] = None
+        self.gone: Optional[Exception] = None  # the error that ended the connection
         self.generation = self.last_length = self.end = self.last_id = 0
-        self.chunks = []  # (id, offset, size) of the mapped chunks
+        self.chunks: list[tuple[int, int, int]] = []  # (id, offset, size) of the mapped chunks
         self.batch, self.resyncing = MAX_FDS, False
-        self.short_since, self.short_pause = None, SHORT_PAUSE  # too few descriptors
+        self.short_since: Optional[float] = None  # too few descriptors
+        self.short_pause = SHORT_PAUSE
         self.timeout = timeout
         self.sent = self.received = 0
-        self.memory = self.page = self.wake = None
+        self.memory: Any = None  # HostMemory or CudaMemory
+        self.page: Any = None  # an address
+        self.wake: Any = None  # a socket
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.sock.settimeout(timeout)
@@ -320,13 +360,13 @@ class Reader:
             self.close()
             raise
 
-    def __enter__(self):
+    def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Unmaps everything. Arrays must not be used any more. Twice is fine."""
         self._disconnect()
         if self.page:
@@ -341,7 +381,7 @@ class Reader:
         self.chunks, self.end, self.last_length = [], 0, 0
         self.gone = self.gone or ValueError("the reader is closed")
 
-    def _disconnect(self):
+    def _disconnect(self) -> None:
         try:
             self.sock.shutdown(socket.SHUT_RDWR)  # the owner knows at once
         except OSError:
@@ -350,7 +390,7 @@ class Reader:
 
     # Frames.
 
-    def _send(self, kind, payload, request=0):
+    def _send(self, kind: int, payload: Bytes, request: int = 0) -> None:
         self.sent += 1
         head = HEADER.pack(MAGIC, MAJOR, MINOR, kind, 0, 0, 0, len(payload), request, self.sent)
         try:
@@ -358,7 +398,7 @@ class Reader:
         except (BrokenPipeError, ConnectionResetError):
             pass  # frames that the owner sent before can still be read
 
-    def _receive(self):
+    def _receive(self) -> Frame:
         """Receives one frame, which the caller must close. Waits up to the timeout."""
         size = socket.CMSG_SPACE(KERNEL_FDS * 4)
         try:
@@ -378,7 +418,7 @@ class Reader:
             raise
         return frame
 
-    def _check(self, frame, data, flags):
+    def _check(self, frame: Frame, data: Bytes, flags: int) -> None:
         if not data and not frame.fds:
             raise OwnerGone("the owner is gone")
         expect(len(data) >= HEADER.size and not flags & socket.MSG_TRUNC, f"a packet of {len(data)} bytes")
@@ -396,7 +436,7 @@ class Reader:
         expect(nfds <= most, f"{nfds} descriptors")
         frame.type, frame.request, frame.payload = kind, request, data[HEADER.size :]
 
-    def _reply(self, kind, request):
+    def _reply(self, kind: int, request: int) -> Frame:
         """Receives the frame that must come next. The caller must close it."""
         while True:
             frame = self._receive()
@@ -409,7 +449,7 @@ class Reader:
                 raise ProtocolError(f"type {frame.type} instead of {kind}")
         return frame
 
-    def _check_end(self, frame):
+    def _check_end(self, frame: Frame) -> None:
         """Raises if the frame is ERROR or CLOSING."""
         p = Payload(frame.payload)
         if frame.type == ERROR:
@@ -425,7 +465,7 @@ class Reader:
 
     # Attaching.
 
-    def _attach(self, path, token):
+    def _attach(self, path: str, token: Bytes) -> None:
         name, wanted = parse_name(self.name)
         try:
             self.sock.connect(path)
@@ -446,17 +486,18 @@ class Reader:
         self._send(HELLO, struct.pack(
             "<Q16s16sIIQII32s", 0, bytes(16), uuid, self.backend, os.getpid(), granularity, bool(token), 0, token
         ))  # fmt: skip
-        name = name.encode()
-        self._send(ATTACH, struct.pack("<III", 1, UNSEALED if self.unsealed else 0, len(name)) + name, ATTACH_REQUEST)
+        asked = name.encode()
+        self._send(ATTACH, struct.pack("<III", 1, UNSEALED if self.unsealed else 0, len(asked)) + asked, ATTACH_REQUEST)
         with self._reply(OBJECT, ATTACH_REQUEST) as frame:
-            self._object(Payload(frame.payload), instance, name)
+            self._object(Payload(frame.payload), instance, asked)
             if frame.truncated:
                 raise OSError("the limit on open files is reached")
             expect(len(frame.fds) == 2, f"{len(frame.fds)} descriptors")
             self._open_page(frame.fds[0], instance)
             self._open_wake(frame.fds)
         # Only now: CUDA takes longer to start than an owner waits for ATTACH.
-        self.memory = HostMemory(uuid) if self.backend == HOST else CudaMemory(uuid)
+        memory: Any = HostMemory if self.backend == HOST else CudaMemory
+        self.memory = memory(uuid)
         self.device = getattr(self.memory, "device", None)
         if granularity % self.memory.granularity:
             raise ValueError(f"the owner's chunks are multiples of {granularity} bytes, and those here of {self.memory.granularity}")
@@ -465,7 +506,7 @@ class Reader:
         self.memory.reserve(self.max)
         self.address = self.memory.address + self.base
 
-    def _object(self, p, instance, name):
+    def _object(self, p: Payload, instance: Bytes, name: Bytes) -> None:
         self.id, self.max, self.generation, length, _, capacity, self.base = p.unpack("7Q")
         state, access, kind, self.bits, self.size, self.hash = p.unpack("4IQ32s")
         ndim, zero, *dims = p.unpack("2I4Q")
@@ -486,13 +527,13 @@ class Reader:
         self.pitch = self.pitch or row
         expect(self.pitch >= row, f"rows of {row} bytes, {self.pitch} apart")
 
-    def _open_page(self, fd, instance):
+    def _open_page(self, fd: int, instance: Bytes) -> None:
         check_memory_file(fd, PAGE_BYTES, SEAL_SHRINK | SEAL_GROW | SEAL_FUTURE_WRITE)
         self.page = map_pages(None, PAGE_BYTES, mmap.PROT_READ, mmap.MAP_SHARED, fd)
         head = struct.unpack("<II16sQ", ctypes.string_at(self.page, 32))
         expect(head == (PAGE_MAGIC, PAGE_VERSION, instance, self.id), "the control page of something else")
 
-    def _open_wake(self, fds):
+    def _open_wake(self, fds: list[int]) -> None:
         try:
             wake = socket.socket(fileno=fds[1])  # asks the kernel what kind it is
         except OSError as e:
@@ -505,12 +546,13 @@ class Reader:
 
     # Following.
 
-    def _word(self, offset):
+    def _word(self, offset: int) -> int:
         """One load of 8 bytes; struct would load byte by byte. On x86-64 loads
         stay in order; on other machines a reader needs acquire loads."""
-        return ctypes.c_uint64.from_address(self.page + offset).value
+        word: int = ctypes.c_uint64.from_address(self.page + offset).value
+        return word
 
-    def length(self):
+    def length(self) -> int:
         """How many bytes can be read now. It makes no system call."""
         if self.gone is None and self.page:
             mapped = max(self.end - self.base, 0)
@@ -522,11 +564,11 @@ class Reader:
                     self.last_length = max(self.last_length, min(done, mapped))
         return self.last_length
 
-    def rows(self):
+    def rows(self) -> int:
         """How many whole rows that is."""
         return self.length() // self.pitch
 
-    def wait(self, n, timeout=None):
+    def wait(self, n: int, timeout: Optional[float] = None) -> bool:
         """Waits until length() is at least n. Returns False after the timeout, or
         if the object is sealed or deleted before. Raises OwnerGone if the owner
         is gone."""
@@ -540,7 +582,7 @@ class Reader:
             self.step(left)
         return True
 
-    def step(self, timeout=None):
+    def step(self, timeout: Optional[float] = None) -> None:
         """Waits until a frame was handled or the length has changed. Call it
         often: it sends the acknowledgements that the owner waits for."""
         if self.gone is not None:
@@ -565,7 +607,7 @@ class Reader:
             if self.length() != before or not ready:
                 return None
 
-    def _take(self):
+    def _take(self) -> None:
         try:
             with self._receive() as frame:
                 self._do(frame)
@@ -575,7 +617,7 @@ class Reader:
             self._disconnect()  # so that the owner does not wait for this reader
             raise
 
-    def _do(self, frame):
+    def _do(self, frame: Frame) -> None:
         if frame.type not in KNOWN:
             return
         if frame.truncated:
@@ -602,10 +644,10 @@ class Reader:
         self._check_end(frame)
         raise ProtocolError(f"type {frame.type} to a reader")
 
-    def _ack(self):
+    def _ack(self) -> None:
         self._send(ACK, struct.pack("<QQQ", self.id, self.last_id, self.generation))
 
-    def _map(self, p, frame):
+    def _map(self, p: Payload, frame: Frame) -> None:
         object_id, generation, count, zero = p.unpack("QQII")
         expect((object_id, generation, zero) == (self.id, self.generation, 0), "chunks of something else")
         expect(0 < count == len(frame.fds), f"{count} chunks and {len(frame.fds)} descriptors")
@@ -615,7 +657,7 @@ class Reader:
             return  # sent before the owner read the RESYNC; it comes again
         self.resyncing = False
         known, at, last = set(self.chunks), self.end, self.last_id
-        fresh = []
+        fresh: list[tuple[int, int, int, int]] = []
         for fd, (chunk, offset, size) in zip(frame.fds, records):
             if not fresh and (chunk, offset, size) in known:
                 continue
@@ -636,7 +678,7 @@ class Reader:
         self.short_since, self.short_pause = None, SHORT_PAUSE
         self._ack()
 
-    def _replace_page(self, p, frame):
+    def _replace_page(self, p: Payload, frame: Frame) -> None:
         """Another process writes to the object, or none any more."""
         expect(p.unpack("Q") == self.id and len(frame.fds) == 1, "the page of something else")
         p.end()
@@ -647,7 +689,7 @@ class Reader:
         self.page = page
         self.short_since, self.short_pause = None, SHORT_PAUSE
 
-    def _resync(self, frame):
+    def _resync(self, frame: Frame) -> None:
         """Descriptors were lost at the limit on open files: requests the same
         chunks in smaller frames, and single ones, or a page, again after a pause."""
         if frame.type not in (CHUNKS, PAGE):
@@ -669,7 +711,7 @@ class Reader:
         self.resyncing = True
         self._send(RESYNC, struct.pack("<QQII", self.id, self.last_id + 1 if self.last_id else 0, self.batch, 0))
 
-    def _retire(self, p):
+    def _retire(self, p: Payload) -> None:
         object_id, generation, capacity = p.unpack("QQQ")
         p.end()
         expect(object_id == self.id and generation > self.generation, "something else is retired")
@@ -695,7 +737,7 @@ class Reader:
 
     # Arrays. None of them is a copy.
 
-    def bytes(self):
+    def bytes(self) -> memoryview:
         """The first length() bytes as a memoryview; only for host memory."""
         if self.backend != HOST:
             raise TypeError("the CPU cannot read the memory of a GPU")
@@ -704,14 +746,14 @@ class Reader:
             return memoryview(b"")
         return memoryview((ctypes.c_char * n).from_address(self.address)).cast("B").toreadonly()
 
-    def typestr(self):
+    def typestr(self) -> str:
         """The element's type as NumPy spells it."""
         if self.kind == "opaque":
             return "|u1"
         letter = {"int": "i", "uint": "u", "float": "f", "complex": "c", "bool": "b"}[self.kind]
         return ("|" if self.size == 1 else "<") + letter + str(self.size)
 
-    def dtype(self):
+    def dtype(self) -> Any:
         """The element's type for NumPy: with named fields, if the owner describes those of a
         struct, else bytes where it is opaque."""
         import numpy
@@ -720,13 +762,14 @@ class Reader:
             return numpy.dtype(self.typestr() if self.kind != "opaque" else f"|V{self.size}")
         try:
             described = json.loads(self.fields)
-            dtype = numpy.dtype({key: described[key] for key in ("names", "formats", "offsets", "itemsize")})
+            wanted: Any = {key: described[key] for key in ("names", "formats", "offsets", "itemsize")}
+            dtype = numpy.dtype(wanted)
         except (ValueError, TypeError, KeyError, RecursionError) as e:
             raise ProtocolError(f"a dtype that NumPy does not take: {e}") from e
         expect(dtype.itemsize == self.size and not dtype.hasobject, f"a dtype of {dtype.itemsize} bytes for elements of {self.size}")
         return dtype
 
-    def layout(self):
+    def layout(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape, and strides in bytes, of all rows as one array. Opaque elements
         become bytes, with one more dimension for the bytes of an element."""
         dims, step = list(self.shape), self.size
@@ -734,14 +777,14 @@ class Reader:
             step = 1
             if self.size > 1:
                 dims.append(self.size)
-        strides = []
+        strides: list[int] = []
         for n in reversed(dims):
             strides.insert(0, step)
             step *= n
         return (self.rows(), *dims), (self.pitch, *strides)
 
     @property
-    def __cuda_array_interface__(self):
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         if self.backend != CUDA:
             raise AttributeError("the object is in host memory")
         shape, strides = self.layout()
@@ -751,7 +794,7 @@ class Reader:
             "data": (self.address if shape[0] else 0, False), "version": 3,
         }  # fmt: skip
 
-    def array(self):
+    def array(self) -> Any:
         """All rows as one NumPy array; without NumPy, a memoryview of each row. Elements
         whose fields the owner describes have dtype(), other opaque ones are bytes."""
         try:
@@ -764,14 +807,14 @@ class Reader:
         dims = len(self.shape) + 1  # without the one for the bytes of an element
         return numpy.ndarray(shape[:dims], self.dtype(), self.bytes(), strides=strides[:dims])
 
-    def _numbers(self):
+    def _numbers(self) -> Any:
         """All rows as one NumPy array, where opaque elements are bytes."""
         import numpy
 
         shape, strides = self.layout()
         return numpy.ndarray(shape, self.typestr(), self.bytes(), strides=strides)
 
-    def _plain(self):
+    def _plain(self) -> list[memoryview]:
         form = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
                 "f4": "f", "f8": "d", "b1": "?"}.get(self.typestr()[1:])  # fmt: skip
         if form is None:
@@ -779,7 +822,7 @@ class Reader:
         data, row = self.bytes(), self.size * math.prod(self.shape)
         return [data[at : at + row].cast(form) for at in range(0, self.rows() * self.pitch, self.pitch)]
 
-    def torch(self):
+    def torch(self) -> Any:
         """All rows as one tensor."""
         import torch
 
@@ -789,7 +832,7 @@ class Reader:
             warnings.simplefilter("ignore")  # that the array is read-only
             return torch.from_numpy(self._numbers())
 
-    def cupy(self):
+    def cupy(self) -> Any:
         """All rows as one CuPy array; only for a GPU's memory."""
         import cupy
 
@@ -800,7 +843,7 @@ class Reader:
             memory = cupy.cuda.UnownedMemory(self.address, self.length(), self, self.device)
             return cupy.ndarray(shape, self.typestr(), cupy.cuda.MemoryPointer(memory, 0), strides=strides)
 
-    def verify(self):
+    def verify(self) -> bool:
         """Whether the sealed bytes have the digest that the owner sent."""
         if self.digest is None:
             raise ValueError("there is no digest")

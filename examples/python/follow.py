@@ -6,14 +6,17 @@ status 0 when the object is sealed or deleted, or after --count such lines, and
 with status 3 when the owner is gone.
 """
 
+from __future__ import annotations
+
 import argparse
 import importlib
 import sys
+from typing import Any, Optional
 
 from cuvmm_reader import CUDA, OwnerGone, Reader
 
 
-def total(reader, library):
+def total(reader: Reader, library: Optional[str]) -> Any:
     """The sum of all elements, computed where the memory is."""
     if library == "torch":
         import torch
@@ -31,8 +34,8 @@ def total(reader, library):
     return a.sum(dtype="f8" if a.dtype.kind == "f" else None).item()
 
 
-def follow(reader, library, count):
-    def say(text):
+def follow(reader: Reader, library: Optional[str], count: int) -> None:
+    def say(text: str) -> None:
         print(text, flush=True)
 
     reader.on_retire = lambda left: say(f"retire to {left // reader.pitch}")
@@ -56,7 +59,7 @@ def follow(reader, library, count):
         reader.step(1)
 
 
-def main():
+def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("path", help="the owner's socket")
     p.add_argument("name", help="the object")

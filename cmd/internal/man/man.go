@@ -1,5 +1,5 @@
 // Package man writes the man pages of a program whose commands are cobra's. It is apart from
-// vmmbench, which so carries no library for them.
+// the commands, which so carry no library for them.
 package man
 
 import (
