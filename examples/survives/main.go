@@ -1,7 +1,7 @@
 // Command survives shows that what a writer has published outlives it. Start vmmstored, then run
 //
-//	survives -read
-//	survives -write
+//	go run ./examples/survives -read
+//	go run ./examples/survives -write
 //
 // in two terminals, and kill the writer with SIGKILL. The reader keeps what it has, at the same
 // address. Start the writer again: it appends after the last number, and the reader goes on.

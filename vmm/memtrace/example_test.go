@@ -5,13 +5,14 @@ package memtrace_test
 import (
 	"fmt"
 	"log"
+	"path/filepath"
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/memtrace"
 )
 
 // What a device has done for an Append.
-func ExampleEvents() {
+func ExampleResolve() {
 	dev, err := vmm.Open("host")
 	if err != nil {
 		log.Fatal(err)
@@ -26,12 +27,13 @@ func ExampleEvents() {
 	if err := g.Append(make([]byte, 3<<20)); err != nil {
 		log.Fatal(err)
 	}
-	for _, e := range memtrace.Events(dev, 0) {
-		fmt.Println(e.Kind, e.Size)
+	for _, e := range dev.History(0) {
+		line := memtrace.Resolve(e) // its stack, as text
+		fmt.Println(line.Kind, line.Size, filepath.Base(line.Where) != "")
 	}
 	// Output:
-	// reserve 1073741824
-	// create 4194304
-	// map 4194304
-	// grow 4194304
+	// reserve 1073741824 true
+	// create 4194304 true
+	// map 4194304 true
+	// grow 4194304 true
 }
