@@ -102,9 +102,9 @@ func (s *Server) openSession(raw *net.UnixConn) (*session, error) {
 	ses, err := s.admit(c)
 	if err != nil {
 		s.counts.refused.Add(1)
+		cred, _ := c.Cred() // not of a connection that is closed
 		s.sendRefusal(c, err)
 		s.closeConn(c, func() {})
-		cred, _ := c.Cred()
 		s.opts.Logger.Warn("connection refused", "uid", cred.UID, "pid", cred.PID, "error", err)
 		return nil, fmt.Errorf("serve: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"slices"
 	"time"
 
@@ -63,6 +64,8 @@ type AttachOptions struct {
 	// the object is sealed or closed. Close, an end of the connection, and the end of Wait's
 	// context end it at once.
 	Spin time.Duration
+
+	made []uintptr // who attaches
 }
 
 const (
@@ -103,6 +106,10 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 	}
 	if o.Timeout == 0 {
 		o.Timeout = defaultTimeout
+	}
+	if o.made == nil {
+		o.made = make([]uintptr, 16)
+		o.made = o.made[:runtime.Callers(2, o.made)]
 	}
 	return o, nil
 }

@@ -316,6 +316,9 @@ func (p *Publication) publishLen(n uint64) error {
 	return nil
 }
 
+// String is the publication's name, for people.
+func (p *Publication) String() string { return fmt.Sprintf("publication of %q", p.Name()) }
+
 // Name is the name that readers attach to.
 func (p *Publication) Name() string { return nonnil.Of(p).name }
 

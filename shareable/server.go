@@ -113,6 +113,9 @@ func (s *Server) listenAt(path string) error {
 // Path is the path of the server's socket; empty without one.
 func (s *Server) Path() string { return nonnil.Of(s).path }
 
+// String is the server's path, for people.
+func (s *Server) String() string { return "server at " + s.Path() }
+
 // Instance is a random number of this server: another one after each start.
 func (s *Server) Instance() [16]byte { return nonnil.Of(s).hello.Instance }
 

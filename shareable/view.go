@@ -233,6 +233,9 @@ func (v *View) Location() vmm.Location {
 	return vmm.Location{}
 }
 
+// String is what Report and the errors of a device call the View's addresses, for people.
+func (v *View) String() string { return fmt.Sprintf("view of %q", nonnil.Of(v).obj.Name) }
+
 // Name is the object's name. Of a View of store.Client.Get it is the name or ID that Get was given.
 func (v *View) Name() string {
 	v = nonnil.Of(v)

@@ -67,7 +67,7 @@ func (d *Device) TryCreate(size uint64, p Prop) (c *Chunk, err error) {
 	if err == nil {
 		c, err = d.chunk(m)
 	}
-	return c, d.wrap("try to create chunk", 0, size, err)
+	return c, d.opError("try to create chunk", 0, size, err)
 }
 
 // resolve replaces LocationOwner by this device.

@@ -192,12 +192,17 @@ func (d *Device) Do(f func() error) error {
 
 // track notes that thing is open, or is about to be opened. Close returns ErrBusy and names
 // it until untrack.
-func (d *Device) track(thing any, kind string) error {
+func (d *Device) track(thing any, kind string) error { return d.trackMade(thing, kind, nil) }
+
+// trackMade is track of what was made by a stack; nil: by the caller.
+func (d *Device) trackMade(thing any, kind string, made []uintptr) error {
 	if d == nil || d.state == nil {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
 	o := openedAt{kind: kind, at: time.Now()}
-	runtime.Callers(2, o.made[:])
+	if copy(o.made[:], made) == 0 {
+		runtime.Callers(2, o.made[:])
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.liveLocked(); err != nil {
@@ -419,7 +424,15 @@ func (d *Device) wrap(op string, p Ptr, size uint64, err error) error {
 	if errors.As(err, &done) {
 		return err
 	}
-	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: d.refused(p, size, err)}
+	return d.opError(op, p, size, d.refused(p, size, err))
+}
+
+// opError is wrap of an error that is no refusal of what a program has asked for.
+func (d *Device) opError(op string, p Ptr, size uint64, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: err}
 }
 
 // pairFail names the pair of an error, once.

@@ -106,13 +106,13 @@ func (g *Range) noteGrowth(from, to uint64, purpose purpose) {
 	switch at := uint64(g.r.ptr) + from; {
 	case to <= from:
 	case purpose == forGrowAhead:
-		g.r.dev.history.AddMadeAt(history.Grow, at, to-from, g.made())
+		g.r.dev.history.AddMadeAt(history.Grow, at, to-from, g.made)
 	default:
 		g.r.dev.history.Add(history.Grow, at, to-from, 0)
 	}
 }
 
-// made is who made the range, for memory that no call of the program asks for.
+// made is who made the range.
 func (g *Range) made() []uintptr {
 	d := g.r.dev
 	d.mu.Lock()
@@ -364,7 +364,7 @@ func (g *Range) endGrowAhead(have, goal uint64, err error) error {
 	if before != nil {
 		return nil
 	}
-	return g.wrap("grow ahead", have, goal-have, err)
+	return d.opError("grow ahead", g.r.ptr+Ptr(have), goal-have, err)
 }
 
 // afterFailure is how long growth ahead pauses after it found less memory than it wanted. A growth

@@ -11,7 +11,7 @@ import (
 // HistoryOptions say what Device.SetHistory keeps.
 type HistoryOptions struct {
 	// Events is how many of the last events are kept, at most a million; 0 or less: none. Each takes
-	// 48 bytes, and 256 more with its stack.
+	// 40 bytes, and 256 more with its stack.
 	Events int
 
 	// Blocks keeps alloc, free and resize of the device's pools, too. These come often, so what
@@ -39,14 +39,16 @@ type HistoryEvent struct {
 	//	export               memory that another process may import; Addr is 0 but for a dma-buf
 	//	move                 memory that a pool has moved to other addresses
 	//	pressure             a call lacks memory: what is unused is released, or functions of OnPressure are called
-	//	refused              a call that returns ErrOutOfMemory; Size is what it was asked for
-	//	alloc, free, resize  blocks of a pool, with HistoryOptions.Blocks
+	//	refused              a call, or the Create of a pool inside one, that has found no memory; Size is
+	//	                     what it was asked for
+	//	alloc, free, resize  blocks of a pool, with HistoryOptions.Blocks; a free is noted when the block
+	//	                     can be had again, so the alloc of the next one there may come first
 	Kind string
 
 	Addr   Ptr
 	Size   uint64    // bytes; 0: not known
 	Stream uint64    // the driver's handle; 0: none, or the default stream
-	Stack  []uintptr // who made the call, or the range that grew ahead, for runtime.CallersFrames; nil with NoStacks
+	Stack  []uintptr // who made the call, for runtime.CallersFrames; of a grow ahead of need who made the range; nil with NoStacks
 }
 
 // SetHistory has the device keep what happens to its memory, and forget what it has kept. Without
@@ -55,14 +57,18 @@ type HistoryEvent struct {
 // says so. On a nil Device it does nothing.
 func (d *Device) SetHistory(o HistoryOptions) {
 	if d != nil {
-		d.history.Set(history.Options{Events: o.Events, Blocks: o.Blocks, NoStacks: o.NoStacks})
+		d.history.Set(history.Options(o))
 	}
 }
 
 // History returns the events that are kept and have a Seq above after, the oldest first: with 0 all
-// of them, with the Seq of the last one those that are new. It also works on a Device that is closed.
+// of them, with the Seq of the last one those that are new; nil if the device keeps none. It also
+// works on a Device that is closed.
 func (d *Device) History(after uint64) []HistoryEvent {
 	events := nonnil.Of(d).history.After(after)
+	if events == nil {
+		return nil
+	}
 	all := make([]HistoryEvent, len(events))
 	for i, e := range events {
 		all[i] = HistoryEvent{e.Seq, e.Time, e.Kind.String(), Ptr(e.Addr), e.Size, e.Stream, e.Stack}

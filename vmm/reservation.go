@@ -97,6 +97,10 @@ type ReserveOptions struct {
 	// address: see Device.Lookup and Reservation.Owner. If it has a String method, Reserve
 	// calls it, and Report and ErrBusy name the reservation by that.
 	Owner any
+
+	// Made is who makes it, as runtime.Callers has that, for Report and ErrBusy, if it is made for
+	// another goroutine; nil: the caller.
+	Made []uintptr
 }
 
 // Reserve takes a range of addresses of at least size bytes, rounded up to the
@@ -155,7 +159,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 		giveAddresses(rounded)
 		return nil, err
 	}
-	if err := d.track(r, r.kind); err != nil {
+	if err := d.trackMade(r, r.kind, o.Made); err != nil {
 		err = joinErr(err, "and freeing the addresses", d.drv.Free(r.ptr, rounded))
 		giveAddresses(rounded)
 		return nil, err
@@ -316,6 +320,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	// Undo: one call unmaps what has been mapped.
 	if second := drv.Unmap(r.ptr+Ptr(off), done); second != nil {
 		err = joinErr(err, "and undoing the mapping", second)
+		r.dev.history.Add(history.Map, uint64(r.ptr)+off, done, 0)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)

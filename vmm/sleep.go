@@ -393,7 +393,7 @@ func (s *sleeper) createMemory() error {
 		s.mem = append(s.mem, m)
 		s.capacity += size
 	}
-	s.ownSamples(s.mem) // those who have filled it are forgotten
+	s.ownSamples(s.mem) // a heap profile shows it where the range was made
 	return nil
 }
 

@@ -467,7 +467,7 @@ func (c *callers) lines() (at madeAt) {
 		f, more := all.Next()
 		line := fmt.Sprintf("%s:%d", f.File, f.Line)
 		switch whose := frames.Of(f); {
-		case whose == frames.Program && len(at.stack) < mostLines:
+		case whose == frames.Program:
 			at.stack = append(at.stack, line)
 			at.line = at.stack[0]
 		case whose == frames.Library && len(at.stack) == 0:

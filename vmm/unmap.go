@@ -169,7 +169,9 @@ func (g *Range) clipAhead(from, end, keep uint64, s *Stream) {
 	}
 	if inUse || r.queueUnmap(t, devs, []*Stream{s}) != nil {
 		g.recountCap()
+		return
 	}
+	r.dev.history.Add(history.Clip, uint64(r.ptr)+t.off, t.size, 0)
 }
 
 // retireTail retires the chunks beyond Len, and beyond keep, and takes them off Cap; nil if there

@@ -3,7 +3,7 @@
 package history
 
 import (
-	"fmt"
+	"errors"
 	"runtime"
 	"slices"
 	"sync"
@@ -62,7 +62,7 @@ type Options struct {
 
 // Log is the last events of a device. Its zero value keeps none.
 type Log struct {
-	events, blocks atomic.Bool // what is kept
+	events, blocks, hasStacks atomic.Bool // what is kept
 
 	mu     sync.Mutex // nothing else is locked while it is held
 	seq    uint64     // of the newest event, ever
@@ -100,6 +100,7 @@ func (l *Log) Set(o Options) {
 	l.first, l.began = l.seq+1, time.Now()
 	l.events.Store(o.Events > 0)
 	l.blocks.Store(o.Events > 0 && o.Blocks)
+	l.hasStacks.Store(l.stacks != nil)
 }
 
 // Add adds an event of memory.
@@ -119,27 +120,45 @@ func (l *Log) AddBlock(k Kind, addr, size, stream uint64) {
 // KeepsBlocks reports whether AddBlock does anything.
 func (l *Log) KeepsBlocks() bool { return l.blocks.Load() }
 
-// Refused adds that a call was out of memory, and has err say where to look.
+// Refused adds that a call was out of memory, and has err say once where to look.
 func (l *Log) Refused(addr, size uint64, err error) error {
 	if !l.events.Load() {
 		return err
 	}
 	l.add(Refused, addr, size, 0)
-	return fmt.Errorf("%w (Device.History has what happened before)", err)
+	var said hint
+	if errors.As(err, &said) {
+		return err
+	}
+	return hint{err}
 }
 
-// AddMadeAt is Add of what no call of the program has done, with a stack that ends at a 0.
-func (l *Log) AddMadeAt(k Kind, addr, size uint64, made []uintptr) {
+// hint is an error that says where to look.
+type hint struct{ err error }
+
+func (h hint) Error() string { return h.err.Error() + " (Device.History has what happened before)" }
+
+func (h hint) Unwrap() error { return h.err }
+
+// AddMadeAt is Add with the stack that made returns, which ends at a 0: for what the library does by
+// itself.
+func (l *Log) AddMadeAt(k Kind, addr, size uint64, made func() []uintptr) {
 	if l.events.Load() {
-		l.put(k, addr, size, 0, func(s []uintptr) int { return copy(s, made) })
+		var s stack
+		copy(s[:], made())
+		l.put(k, addr, size, 0, &s)
 	}
 }
 
 func (l *Log) add(k Kind, addr, size, stream uint64) {
-	l.put(k, addr, size, stream, func(s []uintptr) int { return runtime.Callers(5, s) })
+	var s stack
+	if l.hasStacks.Load() {
+		runtime.Callers(3, s[:]) // without the lock: it takes longer than all else
+	}
+	l.put(k, addr, size, stream, &s)
 }
 
-func (l *Log) put(k Kind, addr, size, stream uint64, callers func([]uintptr) int) {
+func (l *Log) put(k Kind, addr, size, stream uint64, s *stack) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := uint64(len(l.ring))
@@ -150,20 +169,22 @@ func (l *Log) put(k Kind, addr, size, stream uint64, callers func([]uintptr) int
 	i := l.seq % n
 	l.ring[i] = entry{time.Since(l.began), addr, size, stream, k}
 	if l.stacks != nil {
-		s := &l.stacks[i]
-		if k := callers(s[:]); k < len(s) {
-			s[k] = 0
-		}
+		l.stacks[i] = *s
 	}
 }
 
-// After returns the events that are kept with numbers above seq, the oldest first.
-func (l *Log) After(seq uint64) (all []Event) {
+// After returns the events that are kept with numbers above seq, the oldest first; nil if none are
+// kept.
+func (l *Log) After(seq uint64) []Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := uint64(len(l.ring))
 	if n == 0 {
 		return nil
+	}
+	all := []Event{}
+	if seq >= l.seq {
+		return all
 	}
 	from := max(seq+1, l.first, l.seq+1-min(n, l.seq))
 	for at := from; at <= l.seq; at++ {

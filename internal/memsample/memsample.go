@@ -198,7 +198,7 @@ func (s *Sample) Resize(size uint64) {
 // Becomes has memory that was sampled count as another kind from now on, as if it always had.
 func (s *Sample) Becomes(kind Kind) { s.move(func(k *key) { k.kind = kind }) }
 
-// MadeAt has it count as asked for by another stack, which ends at a 0, as if it always had.
+// MadeAt has memory that was sampled count at another stack, which ends at a 0, as if it always had.
 func (s *Sample) MadeAt(stack []uintptr) {
 	s.move(func(k *key) {
 		k.stack = Stack{}

@@ -166,7 +166,7 @@ func exportedNames(t *testing.T) map[string]bool {
 	names := map[string]bool{}
 	for _, pkg := range []string{
 		"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/ipc", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
-		"vmm/memmap", "vmm/pool", "vmm/vmmtest",
+		"vmm/memmap", "vmm/memmap/gpuprocs", "vmm/memprof", "vmm/memtrace", "vmm/pool", "vmm/vmmtest",
 	} {
 		files, err := filepath.Glob(filepath.Join(root(t), filepath.FromSlash(pkg), "*.go"))
 		require.NoError(t, err)
@@ -228,7 +228,7 @@ func declaredName(pkg string, d *ast.FuncDecl) string {
 
 var (
 	shownAsCode = regexp.MustCompile("`([A-Za-z]+)\\.([A-Z][A-Za-z]*)(?:\\(\\))?`")
-	ourPackage  = regexp.MustCompile(`^(collective|growable|ipc|shareable|vmm|driver|drivertest|host|kernel|nvrtc|pool|store|vmmtest|[A-Z]\w*)$`)
+	ourPackage  = regexp.MustCompile(`^(collective|growable|ipc|shareable|vmm|driver|drivertest|gpuprocs|host|kernel|memmap|memprof|memtrace|nvrtc|pool|store|vmmtest|[A-Z]\w*)$`)
 )
 
 // unknownNames are the names of this module in a document that names does not have.

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
@@ -38,6 +39,12 @@ func TestServers(t *testing.T) {
 	v, err := shareable.Attach(t.Context(), servers[0].Path(), "rows", dev, shareable.AttachOptions{})
 	require.NoError(t, err)
 
+	before := servers[0].Stats()
+	require.Eventually(t, func() bool { // what Attach has sent is counted when it has been sent
+		was := before
+		before = servers[0].Stats()
+		return before.Frames > 0 && before == was
+	}, time.Minute, 10*time.Millisecond)
 	got, stats := gathered(t, r), servers[0].Stats()
 	of := "{socket=" + servers[0].Path() + "}"
 	for name, n := range map[string]uint64{

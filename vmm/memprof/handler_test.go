@@ -55,9 +55,10 @@ func TestSince(t *testing.T) {
 	require.Equal(t, [4]int64{1, 2 << 20, 0, -2 << 20}, sums)
 	require.Positive(t, p.DurationNanos)
 	require.NoError(t, after.Close())
-	q, err := profile.Parse(get(t, memprof.Handler(), "?seconds=0").Body)
+	q, err := profile.Parse(get(t, memprof.Handler(), "?seconds=1").Body)
 	require.NoError(t, err)
 	require.Empty(t, q.Sample)
+	require.Equal(t, http.StatusBadRequest, get(t, memprof.Handler(), "?seconds=0").Code)
 }
 
 // TestRangesOwnWhatGrowsAhead: memory for which no call of the program has asked, by growth ahead and

@@ -1,6 +1,7 @@
 package memprof
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -58,17 +59,20 @@ func Write(w io.Writer) error { return Take().Write(w) }
 // ?debug=1 a text.
 func Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n := r.FormValue("seconds")
+		seconds, err := strconv.ParseUint(cmp.Or(n, "1"), 10, 16)
+		d := time.Duration(seconds) * time.Second //nolint:gosec // not above 65,535 s
+		srv, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
+		if err != nil || seconds == 0 || n != "" && srv != nil && srv.WriteTimeout > 0 && d >= srv.WriteTimeout {
+			http.Error(w, "seconds: want a whole number, below the server's WriteTimeout", http.StatusBadRequest)
+			return
+		}
 		p := Take()
-		if n := r.FormValue("seconds"); n != "" {
-			seconds, err := strconv.ParseUint(n, 10, 16)
-			if err != nil {
-				http.Error(w, "seconds: want a whole number", http.StatusBadRequest)
-				return
-			}
+		if n != "" {
 			select {
 			case <-r.Context().Done():
 				return
-			case <-time.After(time.Duration(seconds) * time.Second): //nolint:gosec // not above 65,535
+			case <-time.After(d):
 			}
 			if p, err = since(p); err != nil {
 				http.Error(w, err.Error(), http.StatusInternalServerError)

@@ -5,7 +5,6 @@ package memtrace_test
 import (
 	"fmt"
 	"log"
-	"path/filepath"
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/memtrace"
@@ -29,7 +28,7 @@ func ExampleResolve() {
 	}
 	for _, e := range dev.History(0) {
 		line := memtrace.Resolve(e) // its stack, as text
-		fmt.Println(line.Kind, line.Size, filepath.Base(line.Where) != "")
+		fmt.Println(line.Kind, line.Size, line.Where != "")
 	}
 	// Output:
 	// reserve 1073741824 true

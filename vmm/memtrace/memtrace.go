@@ -44,7 +44,7 @@ type Event struct {
 	Stack  []string  `json:"stack,omitempty"` // the innermost first: function file:line
 }
 
-// Resolve finds the names and lines. Of the library's own frames only the innermost stays, the call
+// Resolve finds the names and lines. Of the library's own frames only the outermost stays, the call
 // that the program has made.
 func Resolve(e vmm.HistoryEvent) Event {
 	where, stack := lines(e.Stack)
@@ -109,8 +109,8 @@ func Handler(devs ...*vmm.Device) http.Handler {
 		}
 		d := devs[i]
 		events := d.History(after)
-		if len(events) == 0 {
-			http.Error(w, d.String()+" keeps no such events: see Device.SetHistory", http.StatusNotFound)
+		if events == nil {
+			http.Error(w, d.String()+" keeps no events: see Device.SetHistory", http.StatusNotFound)
 			return
 		}
 		w.Header().Set("X-Content-Type-Options", "nosniff")

@@ -40,7 +40,7 @@ const (
 
 // WriteTrace writes all events that the device keeps as one JSON object in the trace event format. Each
 // is an instant in the track of its stream, with its details as arguments. A range that sleeps is a
-// slice from sleep to wake. Three counters show by how many bytes the physical memory, what is
+// slice from sleep to wake or close. Three counters show by how many bytes the physical memory, what is
 // mapped, and what is in blocks of pools have changed since the first event that is kept.
 //
 // Format: "Trace Event Format", which Perfetto documents as its JSON format.
@@ -53,7 +53,7 @@ func writeTrace(w io.Writer, dev string, events []vmm.HistoryEvent) error {
 	if _, err := b.WriteString(`{"displayTimeUnit":"ns","traceEvents":[`); err != nil {
 		return err
 	}
-	t := &tracer{w: b, pid: os.Getpid(), streams: map[Addr]uint64{0: noStream}}
+	t := &tracer{w: b, pid: os.Getpid(), streams: map[Addr]uint64{0: noStream}, sizes: map[Addr]int64{}, asleep: map[Addr]bool{}}
 	t.put(record{Name: "process_name", Phase: "M", Args: map[string]string{"name": "memory of " + dev}})
 	t.put(record{Name: "thread_name", Phase: "M", TID: noStream, Args: map[string]string{"name": "device"}})
 	for _, e := range events {
@@ -78,7 +78,8 @@ type tracer struct {
 
 	streams                  map[Addr]uint64 // their tracks
 	physical, mapped, blocks int64
-	asleep                   map[Addr]bool // the slice has begun
+	sizes                    map[Addr]int64 // of blocks whose alloc or resize was seen
+	asleep                   map[Addr]bool  // the slice has begun
 }
 
 func (t *tracer) event(e Event) {
@@ -97,12 +98,9 @@ func (t *tracer) event(e Event) {
 	id, _ := e.Addr.MarshalText()
 	switch e.Kind {
 	case "sleep":
-		if t.asleep == nil {
-			t.asleep = map[Addr]bool{}
-		}
 		t.asleep[e.Addr] = true
 		t.put(record{Name: "asleep", Cat: "sleep", Phase: "b", ID: string(id), TS: ts, TID: tid})
-	case "wake":
+	case "wake", "close":
 		if t.asleep[e.Addr] {
 			delete(t.asleep, e.Addr)
 			t.put(record{Name: "asleep", Cat: "sleep", Phase: "e", ID: string(id), TS: ts, TID: tid})
@@ -123,10 +121,18 @@ func (t *tracer) count(e Event, ts float64) {
 		name, counter = "mapped", &t.mapped
 	case "unmap":
 		name, counter, by = "mapped", &t.mapped, -by
-	case "alloc":
-		name, counter = "in blocks of pools", &t.blocks
+	case "alloc", "resize":
+		was, known := t.sizes[e.Addr]
+		t.sizes[e.Addr] = by
+		if name, counter = "in blocks of pools", &t.blocks; e.Kind == "resize" {
+			if !known {
+				return
+			}
+			by -= was
+		}
 	case "free":
 		name, counter, by = "in blocks of pools", &t.blocks, -by
+		delete(t.sizes, e.Addr)
 	default:
 		return
 	}

@@ -165,7 +165,7 @@ func (p *DriverPool) SetCurrent() error {
 func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 	for {
 		if b, err = p.alloc(s, n); err == nil {
-			p.dev.HistoryLog().AddBlock(history.Alloc, uint64(b.ptr), b.size, s.Number())
+			b.note(p.dev.HistoryLog(), history.Alloc, s)
 			return b, nil
 		}
 		// The callback may free and close, so no lock is held.
@@ -234,7 +234,7 @@ func (p *DriverPool) reaches(dev *vmm.Device) error {
 
 // Free is cuMemFreeAsync. The errors are those of [Pool.Free].
 func (p *DriverPool) Free(s *vmm.Stream, b Block) error {
-	return p.free(b, s.Number(), func() error {
+	return p.free(b, s, func() error {
 		return p.onStream(s, func(handle driver.Stream) error {
 			p.notUndefined(b)
 			return p.plain.FreeAsync(b.ptr, handle)
@@ -244,7 +244,7 @@ func (p *DriverPool) Free(s *vmm.Stream, b Block) error {
 
 // FreeNow is cuMemFree: the driver assumes that no work uses the block, and does not wait.
 func (p *DriverPool) FreeNow(b Block) error {
-	return p.free(b, 0, func() error {
+	return p.free(b, nil, func() error {
 		p.notUndefined(b)
 		return p.plain.FreePlain(b.ptr)
 	})
@@ -254,11 +254,11 @@ func (p *DriverPool) FreeNow(b Block) error {
 func (p *DriverPool) notUndefined(b Block) { p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size}) }
 
 // free makes the call that frees a block. If it fails the block is allocated as before.
-func (p *DriverPool) free(b Block, stream uint64, call func() error) error {
+func (p *DriverPool) free(b Block, s *vmm.Stream, call func() error) error {
 	return p.withBlock("free", b, func() error {
 		err := p.freeOpen(b, call)
 		if err == nil {
-			p.dev.HistoryLog().AddBlock(history.Free, uint64(b.ptr), b.size, stream)
+			b.note(p.dev.HistoryLog(), history.Free, s)
 		}
 		return err
 	})

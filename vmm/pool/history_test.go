@@ -87,3 +87,51 @@ func TestHistory(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.NoError(t, s.Close())
 }
+
+// TestHistoryOfARefusal: what the pool tries on the way is no refusal; the call that fails is one, with
+// what it was asked for.
+func TestHistoryOfARefusal(t *testing.T) {
+	w := newWorld(t, 1, 64*mib)
+	defer w.end()
+	s := w.stream(0)
+	var held []pool.Block
+	var p *pool.Pool
+	p = w.pool(pool.Options{ChunkSize: chunk, OnOOM: func(*vmm.Stream, uint64) bool {
+		if len(held) == 0 {
+			return false
+		}
+		require.NoError(t, p.FreeNow(held[0]))
+		held = held[1:]
+		return true
+	}})
+	d := p.Device()
+	d.SetLimit(16 * chunk)
+	d.SetHistory(vmm.HistoryOptions{Events: 1000})
+	for range 16 {
+		b, err := p.Alloc(s, chunk)
+		require.NoError(t, err)
+		held = append(held, b)
+	}
+	b, err := p.Alloc(s, 2*chunk)
+	require.NoError(t, err)
+	refused := func() (sizes []uint64) {
+		for _, e := range d.History(0) {
+			if e.Kind == "refused" {
+				sizes = append(sizes, e.Size)
+			}
+		}
+		return sizes
+	}
+	for _, size := range refused() {
+		require.EqualValues(t, chunk, size, "the Create of a pool inside a call")
+	}
+	d.SetHistory(vmm.HistoryOptions{Events: 1000})
+	_, err = p.Alloc(s, 17*chunk)
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.Contains(t, refused(), uint64(17*chunk))
+	for _, x := range append(held, b) {
+		require.NoError(t, p.FreeNow(x))
+	}
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+}

@@ -257,11 +257,16 @@ func (p *Pool) note(k history.Kind, b Block, st *stream) {
 	if !p.log.KeepsBlocks() {
 		return
 	}
-	var number uint64
+	var s *vmm.Stream
 	if st != nil {
-		number = st.s.Number()
+		s = st.s
 	}
-	p.log.AddBlock(k, uint64(b.ptr), b.size, number)
+	b.note(p.log, k, s)
+}
+
+// note is of any pool; s is nil if there is no stream.
+func (b Block) note(l *history.Log, k history.Kind, s *vmm.Stream) {
+	l.AddBlock(k, uint64(b.ptr), b.size, s.Number())
 }
 
 // end ends a block, whose number the pool has there: the next block at the address is another one,

@@ -36,8 +36,9 @@ func (p *Processes) Close() error {
 }
 
 // Of is memmap.Options.Processes: the other processes with a context on the device, as the driver
-// counts their memory; none for memory of the host, or if NVML does not say. Processes of other PID
-// namespaces, other containers for one, have the PIDs that the host gives them, and no name.
+// counts their memory; none for memory of the host, or if NVML does not say. NVML gives the PIDs of the
+// host: in a container with PIDs of its own a name may be another process's, and this process counts
+// as another.
 func (p *Processes) Of(dev *vmm.Device) (all []memmap.Process) {
 	info := dev.Info()
 	if !strings.HasPrefix(info.Open, "cuda:") {

@@ -115,10 +115,11 @@ function holders(d) {
   for (const r of d.ranges.values()) {
     const held = r.committed - r.retiring - r.quarantined;
     if (r.pool || held <= 0) continue;
-    const h = made.get(maker(r)) || {key: "made " + maker(r), made: maker(r), name: maker(r), about: (r.stack || [r.made]).join("\n"), bytes: 0, things: 0};
+    const key = (r.stack || [r.made]).slice(0, 2).join(" < ");
+    const h = made.get(key) || {key: "made " + key, made: maker(r), name: maker(r), about: (r.stack || [r.made]).join("\n"), bytes: 0, things: 0};
     h.bytes += held;
     h.things++;
-    made.set(maker(r), h);
+    made.set(key, h);
   }
   const all = [...made.values()];
   for (const h of all) h.about += ", " + many(h.things, "range or reservation", "ranges and reservations");

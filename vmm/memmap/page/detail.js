@@ -75,7 +75,7 @@ function detail(close) {
       setText(title, (r.pool ? "pool " + r.pool : r.kind) + " at " + r.addr);
       if (isNew || fits) fit(false);
       else paint();
-      const entries = [["made at", (r.stack || [r.made]).join(" < ")], ["since", clockMs(new Date(r.since))], ["addresses", bytes(r.size)], ["mapped", bytes(r.committed)]];
+      const entries = [["made at", (r.stack || [r.made]).join(" < ")], ["since", day(new Date(r.since)) + " " + clockMs(new Date(r.since))], ["addresses", bytes(r.size)], ["mapped", bytes(r.committed)]];
       if (!isPlain(r)) entries.push(["length", bytes(r.len)], ["ahead", bytes(r.ahead)]);
       entries.push(["retiring", bytes(r.retiring)], ["quarantined", bytes(r.quarantined)]);
       if (r.asleep) entries.push(["asleep", "its contents are in host memory"]);

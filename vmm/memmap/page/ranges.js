@@ -19,7 +19,7 @@ const orders = {
   len: ["length", (a, b) => b.len - a.len],
   size: ["addresses", (a, b) => b.size - a.size],
   ahead: ["ahead", (a, b) => b.ahead - a.ahead],
-  since: ["age", (a, b) => a.since < b.since ? -1 : a.since > b.since ? 1 : 0],
+  since: ["age", (a, b) => new Date(a.since) - new Date(b.since)],
   made: ["where made", (a, b) => a.made < b.made ? -1 : a.made > b.made ? 1 : 0],
 };
 
