@@ -30,7 +30,7 @@ type attachWait struct {
 // run tries until it has a View or an error that no wait helps against. An error of the context
 // comes with that of the last try.
 func (w *attachWait) run(ctx context.Context) (*View, error) {
-	told := false        // the last try began because the store has said that the object is there
+	told := false       // the last try began because the store has said that the object is there
 	var waitedFor error // of the last try that has failed with something to wait for
 	for pause := minAttachPause; ; {
 		v, err := attachOnce(ctx, w.path, w.name, w.dev, w.opts)
