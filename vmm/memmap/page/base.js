@@ -119,4 +119,5 @@ const parts = {
   process: ["other process", ""],
   rest: ["unexplained", "the driver, other libraries and processes that are not known"],
   free: ["free", ""],
+  beyond: ["free, beyond the limit", "this program cannot have it: Device.SetLimit"],
 };

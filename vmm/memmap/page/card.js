@@ -39,6 +39,7 @@ function card(pick) {
     }
     part("rest");
     part("free");
+    part("beyond");
     return out;
   }
 

@@ -104,7 +104,9 @@ function holdings(d) {
   const taken = d.summary.total - d.summary.free;
   const others = d.summary.processes.reduce((n, p) => n + p.bytes, 0);
   out.rest = Math.max(0, taken - s.committed - others);
-  out.free = d.summary.free;
+  const within = s.limit ? Math.max(0, s.limit - s.committed) : Infinity;
+  out.free = Math.min(d.summary.free, within);
+  out.beyond = d.summary.free - out.free;
   return out;
 }
 
