@@ -1,14 +1,17 @@
 package repochecks
 
 import (
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode"
@@ -145,18 +148,70 @@ func TestNamesInDocuments(t *testing.T) {
 		unknownNames("`vmm.Open`, `vmm.Opened`, `Range.Append`, `Range.Nothing()`, `os.Exit`, `Len`", names))
 }
 
-// troubleshooting.md has a line for each error of the packages that it is about.
+// troubleshooting.md has a line for each error of the packages that it is about, with its text as a
+// log shows it.
 func TestErrorsAreExplained(t *testing.T) {
-	text, count := readDoc(t, "docs/guides/troubleshooting.md"), 0
+	page, texts, count := readDoc(t, "docs/guides/troubleshooting.md"), errorTexts(t), 0
 	for name := range exportedNames(t) {
 		pkg, of, _ := strings.Cut(name, ".")
 		if !regexp.MustCompile(`^Err[A-Z]`).MatchString(of) || pkg == "driver" || pkg != strings.ToLower(pkg) {
 			continue
 		}
 		count++
-		require.Contains(t, text, "| `"+name+"`")
+		require.NotEmpty(t, texts[name], name)
+		require.Contains(t, page, fmt.Sprintf("| `%s`, %q |", name, texts[name]))
 	}
 	require.NotZero(t, count)
+}
+
+// errorTexts are the texts of the library's errors by name, as "vmm.ErrFull". What an error wraps
+// is not in its text here.
+func errorTexts(t *testing.T) map[string]string {
+	t.Helper()
+	texts, others := map[string]string{}, map[string]string{}
+	for _, pkg := range append([]string{"cgo/nccl"}, libraryPackages...) {
+		for _, file := range parsePackage(t, pkg) {
+			ast.Inspect(file, func(n ast.Node) bool {
+				s, ok := n.(*ast.ValueSpec)
+				if !ok {
+					return true
+				}
+				for i, name := range s.Names {
+					if i >= len(s.Values) || !strings.HasPrefix(name.Name, "Err") {
+						continue
+					}
+					key := path.Base(pkg) + "." + name.Name
+					if sel, ok := s.Values[i].(*ast.SelectorExpr); ok { // another package's error
+						others[key] = types.ExprString(sel)
+					} else {
+						texts[key] = strings.TrimPrefix(firstString(s.Values[i]), "%w: ")
+					}
+				}
+				return false
+			})
+		}
+	}
+	for key, other := range others {
+		texts[key] = texts[other]
+	}
+	return texts
+}
+
+// firstString is the first string in an expression.
+func firstString(x ast.Expr) (text string) {
+	ast.Inspect(x, func(n ast.Node) bool {
+		if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING && text == "" {
+			text, _ = strconv.Unquote(lit.Value)
+		}
+		return text == ""
+	})
+	return text
+}
+
+// libraryPackages are the packages whose names documents use.
+var libraryPackages = []string{
+	"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/ipc", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
+	"vmm/memmap", "vmm/memmap/gpuprocs", "vmm/memprof", "vmm/memtrace", "vmm/pool", "vmm/vmmtest",
 }
 
 // exportedNames are the exported names of the library's packages: "vmm.Open", and fields
@@ -164,23 +219,29 @@ func TestErrorsAreExplained(t *testing.T) {
 func exportedNames(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
-	for _, pkg := range []string{
-		"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/ipc", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
-		"vmm/memmap", "vmm/memmap/gpuprocs", "vmm/memprof", "vmm/memtrace", "vmm/pool", "vmm/vmmtest",
-	} {
-		files, err := filepath.Glob(filepath.Join(root(t), filepath.FromSlash(pkg), "*.go"))
-		require.NoError(t, err)
-		require.NotEmpty(t, files)
-		for _, file := range files {
-			if strings.HasSuffix(file, "_test.go") {
-				continue
-			}
-			parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-			require.NoError(t, err)
-			addNames(names, path.Base(pkg), parsed)
+	for _, pkg := range libraryPackages {
+		for _, file := range parsePackage(t, pkg) {
+			addNames(names, path.Base(pkg), file)
 		}
 	}
 	return names
+}
+
+// parsePackage is the files of a package, without its tests.
+func parsePackage(t *testing.T, pkg string) (all []*ast.File) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root(t), filepath.FromSlash(pkg), "*.go"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		require.NoError(t, err)
+		all = append(all, parsed)
+	}
+	return all
 }
 
 func addNames(names map[string]bool, pkg string, file *ast.File) {
