@@ -25,7 +25,7 @@ const ours = "https://" + module
 // stay are the commands of the documents that run until they are interrupted, with the words after
 // which the next command may come.
 var stay = map[string]string{
-	"go run ./owner": "publishing at",
+	"bin/owner": "publishing at",
 	"go run " + module + "/cmd/vmmstored@latest": "msg=serving",
 }
 
