@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	_ "net/http/pprof" //nolint:gosec // it is what the handler stands beside
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,9 +24,11 @@ func get(t *testing.T, h http.Handler, query string) *httptest.ResponseRecorder 
 	return w
 }
 
+var mount = sync.OnceFunc(func() { http.Handle("GET /debug/pprof/gpumem", memprof.Handler()) })
+
 // TestBesideGoProfiles: the handler is mounted as its doc comment says, beside net/http/pprof.
 func TestBesideGoProfiles(t *testing.T) {
-	http.DefaultServeMux.Handle("GET /debug/pprof/gpumem", memprof.Handler())
+	mount()
 	p, err := profile.Parse(get(t, http.DefaultServeMux, "").Body)
 	require.NoError(t, err)
 	require.Equal(t, "inuse_space", p.DefaultSampleType)
