@@ -124,7 +124,11 @@ func (s *Server) runSession(ses *session) error {
 		s.counts.timedOut.Add(1)
 	}
 	if err != nil {
-		s.opts.Logger.Warn("connection ended", "uid", ses.cred.UID, "pid", ses.cred.PID, "error", err)
+		event := "connection ended"
+		if errors.Is(err, errWrongToken) {
+			event = "connection refused"
+		}
+		s.opts.Logger.Warn(event, "uid", ses.cred.UID, "pid", ses.cred.PID, "error", err)
 		err = fmt.Errorf("serve: %w", err)
 	}
 	ses.awaitReturn()

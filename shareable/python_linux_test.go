@@ -8,8 +8,10 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -225,6 +227,70 @@ func TestPythonWithFewDescriptors(t *testing.T) {
 	f.exits(0)
 	require.Positive(t, b.s.Stats().Resyncs)
 	require.Zero(t, b.s.Stats().Violations)
+}
+
+// TestPythonOfAnotherUser: an owner that is neither this user nor root has to be named.
+func TestPythonOfAnotherUser(t *testing.T) {
+	python(t, "")
+	if os.Getuid() != 0 {
+		t.Skip("listens as another user, so it needs to be root")
+	}
+	const other = 65534
+	path := filepath.Join(t.TempDir(), "s")
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd) //nolint:errcheck // in a test
+	require.NoError(t, unix.Bind(fd, &unix.SockaddrUnix{Name: path}))
+	runtime.LockOSThread() // the kernel has the user of the thread
+	_, _, no := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), other, ^uintptr(0))
+	err = unix.Listen(fd, 1)
+	_, _, back := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), 0, ^uintptr(0))
+	require.Zero(t, back) // else the thread stays locked, and ends
+	runtime.UnlockOSThread()
+	require.Zero(t, no)
+	require.NoError(t, err)
+	for _, try := range []struct {
+		args []string
+		code int
+	}{
+		{nil, 1},
+		{[]string{"--owner", "0"}, 1},
+		{[]string{"--owner", "0", "--owner", "65534"}, 3}, // it is gone
+		{[]string{"--owner", "no such user"}, 2},
+	} {
+		f := startPython(t, `exec "$@"`, append(try.args, path, "rows")...)
+		if try.code != 2 {
+			c, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+			require.NoError(t, err)
+			if try.code == 3 {
+				require.NoError(t, unix.Close(c))
+				f.says("the owner is gone")
+			} else {
+				t.Cleanup(func() { _ = unix.Close(c) })
+			}
+		}
+		f.exits(try.code)
+	}
+}
+
+// TestPythonToken: the secret comes from a file, too.
+func TestPythonToken(t *testing.T) {
+	t.Parallel()
+	python(t, "")
+	s, p, g := stage(t, Options{Token: []byte("secret")}, PublishOptions{})
+	require.NoError(t, g.Append([]byte{1, 2, 250}))
+	require.NoError(t, p.Seal(t.Context(), SealOptions{}))
+	file := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(file, []byte("secret\n"), 0o600))
+	for _, token := range [][]string{{"--token-file", file}, {"--token", "secret"}} {
+		f := startPython(t, `exec "$@"`, append(token, s.Path(), "x")...)
+		f.says("length 3 sum 253")
+		f.says("sealed at 3")
+		f.exits(0)
+	}
+	startPython(t, `exec "$@"`, "--token", "another", s.Path(), "x").exits(1)
+	require.NoError(t, os.WriteFile(file, []byte("\n"), 0o600))
+	startPython(t, `exec "$@"`, "--token-file", file, s.Path(), "x").exits(2)
 }
 
 // An owner that ends says nothing.

@@ -140,6 +140,9 @@ func (ses *session) write(t wire.Type, request uint32, payload []byte, fds ...in
 	return err
 }
 
+// errWrongToken ends a session that exchangeHello refuses.
+var errWrongToken = fmt.Errorf("%w: the token is missing or wrong", vmm.ErrPermission)
+
 // exchangeHello sends HELLO, reads the reader's, and checks its token.
 func (ses *session) exchangeHello() error {
 	deadline := time.Now().Add(ses.srv.opts.HandshakeTimeout)
@@ -174,7 +177,7 @@ func (ses *session) exchangeHello() error {
 		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {
 			ses.srv.counts.refused.Add(1)
 			_ = ses.refuse(0, wire.CodePermission, "the token is missing or wrong")
-			return fmt.Errorf("%w: the token", vmm.ErrPermission)
+			return errWrongToken
 		}
 	}
 	return nil

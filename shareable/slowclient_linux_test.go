@@ -3,8 +3,10 @@ package shareable
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -234,7 +236,8 @@ func TestAdmission(t *testing.T) {
 	})
 	t.Run("token", func(t *testing.T) {
 		token := []byte("0123456789abcdef0123456789abcdef")
-		s, _, g := stage(t, Options{Token: token}, PublishOptions{})
+		var log strings.Builder
+		s, _, g := stage(t, Options{Token: token, Logger: slog.New(slog.NewTextHandler(&log, nil))}, PublishOptions{})
 		require.NoError(t, g.Append(pattern(0, 100)))
 		dev := vmmtest.Device(t)
 		wrong := append([]byte(nil), token...)
@@ -249,6 +252,9 @@ func TestAdmission(t *testing.T) {
 		require.NoError(t, e.send(wire.TypeHello, h.Append(nil)))
 		require.Equal(t, wire.CodePermission, e.last())
 		honest(t, s.Path(), dev, pattern(0, 100), AttachOptions{Token: token})
+		require.NoError(t, s.Close()) // after that nothing is logged
+		require.Equal(t, 4, strings.Count(log.String(), `msg="connection refused"`), log.String())
+		require.NotContains(t, log.String(), "connection ended")
 	})
 }
 

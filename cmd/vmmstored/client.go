@@ -249,11 +249,14 @@ func (o *options) reload() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
 			defer cancel()
-			return o.withClient(ctx, func(c *store.Client) error { return c.Replace(ctx, pid) })
+			if pid > 0 {
+				return replaceServer(ctx, pid)
+			}
+			return o.withClient(ctx, func(c *store.Client) error { return c.Replace(ctx, 0) })
 		},
 	}
 	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until it serves")
-	cmd.Flags().IntVar(&pid, "pid", 0, "the process to tell, where a service manager has made the socket (default: the one that has)")
+	cmd.Flags().IntVar(&pid, "pid", 0, "the daemon's own process, as a service manager knows it; no token, device or socket is needed then (default: who has made the socket)")
 	return cmd
 }
 

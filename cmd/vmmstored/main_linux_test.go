@@ -367,6 +367,31 @@ func TestReload(t *testing.T) {
 	require.NoFileExists(t, path)
 }
 
+// TestReloadByPID: it needs no token, no device and no socket, waits until the next process serves, and says
+// that it has not been replaced.
+func TestReloadByPID(t *testing.T) {
+	dir := t.TempDir()
+	path, token := filepath.Join(dir, "s"), filepath.Join(dir, "token")
+	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
+	p := started(t, "--socket="+path, "--token-file="+token)
+	pid := fmt.Sprint("--pid=", p.cmd.Process.Pid)
+	for range 3 {
+		was := p.server(t)
+		_, stderr, code := call(t, "reload", pid)
+		require.Zero(t, code, stderr)
+		require.NotEqual(t, was, p.server(t))
+	}
+	was := p.server(t)
+	require.NoError(t, os.WriteFile(token, []byte(" "), 0o600))
+	_, stderr, code := call(t, "reload", pid)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "has not been replaced")
+	require.Equal(t, was, p.server(t))
+	_, stderr, code = call(t, "reload", fmt.Sprint("--pid=", was))
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "no child that serves")
+}
+
 // TestReloadFails: a program that does not begin, as with a flag that is wrong by now, changes
 // nothing.
 func TestReloadFails(t *testing.T) {

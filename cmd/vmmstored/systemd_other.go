@@ -8,6 +8,7 @@ import (
 	"net"
 
 	"github.com/cuvmm/cuvmm/shareable/store"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 func newManager(log *slog.Logger) (*manager, error) { return &manager{log: log}, nil }
@@ -17,3 +18,5 @@ func (m *manager) changed(store.KeeperState) {}
 var listenConfig net.ListenConfig
 
 func reapOrphans(context.Context) {}
+
+func replaceServer(context.Context, int) error { return vmm.ErrNotSupported }

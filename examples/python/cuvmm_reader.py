@@ -26,7 +26,7 @@ import struct
 import threading
 import time
 import warnings
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Iterable, Optional
 
 __all__ = ["CUDA", "HOST", "OwnerGone", "ProtocolError", "Reader", "Refused"]
 
@@ -333,7 +333,10 @@ class Reader:
         timeout: float = 5.0,
         max_bytes: Optional[int] = None,
         unsealed: bool = False,
+        uids: Optional[Iterable[int]] = None,
     ) -> None:
+        """Attaches to the object name of the owner that listens at path. uids are the users whom the
+        owner may run as; None is this process's user and root."""
         if len(token) > 32:
             raise ValueError(f"a token of {len(token)} bytes, over 32")
         self.name, self.max_bytes, self.unsealed = name, max_bytes, unsealed
@@ -355,7 +358,7 @@ class Reader:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.sock.settimeout(timeout)
-            self._attach(path, token)
+            self._attach(path, token, (os.getuid(), 0) if uids is None else tuple(uids))
         except BaseException:
             self.close()
             raise
@@ -465,7 +468,7 @@ class Reader:
 
     # Attaching.
 
-    def _attach(self, path: str, token: Bytes) -> None:
+    def _attach(self, path: str, token: Bytes, uids: tuple[int, ...]) -> None:
         name, wanted = parse_name(self.name)
         try:
             self.sock.connect(path)
@@ -473,8 +476,8 @@ class Reader:
             raise OwnerGone(f"no owner listens at {path}") from e
         creds = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         uid = struct.unpack("3i", creds)[1]
-        if uid not in (os.getuid(), 0):
-            raise PermissionError(f"{path} is served by user {uid}")
+        if uid not in uids:
+            raise PermissionError(f"{path} is served by user {uid}, and not by one of {', '.join(map(str, uids))}")
         # The owner sends HELLO at once. This reader maps memory of either backend,
         # so it reads that first and replies with the same one.
         with self._reply(HELLO, 0) as frame:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import pwd
 import sys
 from typing import Any, Optional
 
@@ -59,20 +60,38 @@ def follow(reader: Reader, library: Optional[str], count: int) -> None:
         reader.step(1)
 
 
+def user_id(user: str) -> int:
+    """The id of a user by number or name."""
+    return int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid
+
+
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("path", help="the owner's socket")
     p.add_argument("name", help="the object")
     p.add_argument("--count", type=int, default=0, help="number of lines to print; 0 is no limit")
-    p.add_argument("--token", default="", help="the owner's shared secret")
+    p.add_argument("--owner", action="append", metavar="USER", help="a user, by name or id, whom the owner may run as; may be repeated (default: this user and root)")
+    secret = p.add_mutually_exclusive_group()
+    secret.add_argument("--token", default="", help="the owner's shared secret, which other users see in the list of processes")
+    secret.add_argument("--token-file", metavar="FILE", help="a file with that secret")
     which = p.add_mutually_exclusive_group()
     for library in ("torch", "cupy"):
         which.add_argument("--" + library, dest="library", action="store_const", const=library)
     args = p.parse_args()
     if args.library:  # the import takes seconds, longer than an owner waits
         importlib.import_module(args.library)
+    token = args.token.encode()
+    if args.token_file:
+        with open(args.token_file, "rb") as f:
+            token = f.read().strip()
+        if not token:
+            p.error(f"--token-file {args.token_file} has no secret")
     try:
-        with Reader(args.path, args.name, token=args.token.encode()) as reader:
+        uids = [user_id(u) for u in args.owner] if args.owner else None
+    except KeyError as e:
+        p.error(f"--owner: {e.args[0]}")
+    try:
+        with Reader(args.path, args.name, token=token, uids=uids) as reader:
             try:
                 follow(reader, args.library, args.count)
             except OwnerGone as e:
