@@ -377,6 +377,10 @@ func printReport(w io.Writer, r store.Report) error {
 		return "of " + format(n)
 	}
 	number := func(n uint64) string { return strconv.FormatUint(n, 10) }
+	var descriptors, records uint64
+	for _, u := range r.Users {
+		descriptors, records = descriptors+u.Descriptors, records+u.RecordBytes
+	}
 	for _, row := range []struct {
 		what       string
 		n          any
@@ -385,6 +389,8 @@ func printReport(w io.Writer, r store.Report) error {
 		{"device", r.Device, "", ""}, {"pid", r.PID, "", ""}, {"uptime", r.Uptime.Round(time.Second), "", ""},
 		{"objects", r.Objects, limit(r.Limits.Objects, number), limit(r.Limits.ObjectsPerUser, number)},
 		{"bytes", size.Format(r.Bytes), limit(r.Limits.Bytes, size.Format), limit(r.Limits.BytesPerUser, size.Format)},
+		{"descriptors", descriptors, limit(r.Limits.Descriptors, number), limit(r.Limits.DescriptorsPerUser, number)},
+		{"records", size.Format(records), limit(r.Limits.RecordBytes, size.Format), limit(r.Limits.RecordBytesPerUser, size.Format)},
 		{"connections", r.Clients, "", ""}, {"leases", r.Leases, "", ""}, {"waits", r.Waits, "", ""},
 		{"created", r.Created, "", ""}, {"sealed", r.Sealed, "", ""}, {"aborted", r.Aborted, "", ""}, {"deleted", r.Deleted, "", ""},
 		{"evicted", r.Evicted, "", ""}, {"leases granted", r.Granted, "", ""}, {"restarts", r.Restarts, "", ""},

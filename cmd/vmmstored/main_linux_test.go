@@ -258,6 +258,8 @@ func TestCommands(t *testing.T) {
 	out, _, code = call(t, with("stats")...)
 	require.Equal(t, 0, code)
 	require.Regexp(t, `(?m)^objects +3 +of 4096 +of 4096 each user$`, out)
+	require.Regexp(t, `(?m)^descriptors +[1-9][0-9]* +of [0-9]+ `, out)
+	require.Regexp(t, `(?m)^records +[1-9].* +of [0-9]`, out)
 	require.Regexp(t, `(?m)^`+owner+` +3 +[68]MiB `, out)
 
 	_, stderr, code = call(t, with("delete", "a/1", "none", "a/2")...)

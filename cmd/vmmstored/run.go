@@ -82,7 +82,16 @@ It makes no context, so the memory outlives a fault, or the end, of any client.
 One vmmstored serves one device; start one for each, with a socket of its own.
 
 The process keeps the socket, and starts another one that serves. If that ends, or on
-SIGHUP or "vmmstored reload", it starts the program anew, with the same flags, which goes on with all that there is.`,
+SIGHUP or "vmmstored reload", it starts the program anew, with the same flags, which goes on with all that there is.
+
+The packages have a unit of systemd for each GPU: "systemctl enable --now vmmstored@0" is for cuda:0.
+
+  /etc/default/vmmstored       VMMSTORED_FLAGS: flags of all units
+  /etc/default/vmmstored-0     VMMSTORED_FLAGS of vmmstored@0, in the place of those;
+                               VMMSTORED_DEVICE=host:0: host memory
+  /run/vmmstored-0/store.sock  the socket of vmmstored@0; clients name --owner vmmstored
+  /usr/lib/systemd/system      vmmstored@.service, and vmmstored@.socket, with which
+                               the first client starts it; clients name --owner root`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil
@@ -106,20 +115,20 @@ SIGHUP or "vmmstored reload", it starts the program anew, with the same flags, w
 	all.StringVar(&o.socket, "socket", "", "path or name of the socket (default: \"store\" in the user's own directory)")
 	all.StringVar(&o.device, "device", "auto", "device whose memory it is: cuda:0, host:0; auto is the first CUDA device, else the host")
 	all.StringSliceVar(&o.owners, "owner", nil, "names or ids of users whom clients accept as the store's (default: this user and root; for root the socket's owner)")
-	all.StringVar(&o.tokenFile, "token-file", "", "file with a shared secret of up to 32 bytes that clients must send")
+	all.StringVar(&o.tokenFile, "token-file", "", "file with a shared secret of up to 32 bytes that clients must send; the daemon's user must be able to read it")
 	f := root.Flags()
 	f.Var(&o.maxBytes, "max-bytes", "memory of all objects together (0: no limit)")
 	f.Var(&o.maxBytesPerUser, "max-bytes-per-user", "memory of the objects of one user (0: no limit)")
 	f.IntVar(&o.maxObjects, "max-objects", 0, "objects (default 4096)")
 	f.IntVar(&o.maxConns, "max-connections", 0, "connections (default: an eighth of the limit on open files)")
 	f.StringSliceVar(&o.users, "user", nil, "names or ids of the users who may connect (default: this user alone)")
-	f.StringVar(&o.mode, "mode", "", "mode of the socket's file (default 0600); 0660 with --group lets a group connect")
+	f.StringVar(&o.mode, "mode", "", "mode of the socket's file (default 0600); with 0660 those connect whom --user names and who are in the group")
 	f.StringVar(&o.group, "group", "", "name or id of the group of the socket's file")
 	f.BoolVar(&o.evict, "evict", false, "delete sealed objects that no reader has when memory or a limit runs out, the least recently used first")
 	f.DurationVar(&o.timeout, "timeout", 0, "longest wait for a client, after which it is disconnected (default 10s)")
 	f.DurationVar(&o.leaseTime, "lease-time", 0, "how long a writer may show no sign of life while another one waits for its object (default 30s)")
 	f.StringVar(&o.require, "require", "", "fail unless the device is of this driver: cuda, host")
-	f.StringVar(&o.metrics, "metrics", "", "address of an HTTP server with Prometheus's metrics at /metrics, as localhost:9470")
+	f.StringVar(&o.metrics, "metrics", "", "address of an HTTP server with Prometheus's metrics at /metrics, as 127.0.0.1:9470")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
 	root.AddCommand(o.list(stdout), o.stats(stdout), o.health(), o.get(stdout), o.put(), o.watch(stdout), o.link(), o.unlink(), o.delete(), o.revoke(), o.reload())
 	return root
