@@ -56,13 +56,13 @@ func inLibrary(pkg string) bool {
 }
 
 // foreign lists what pkgs depend on, tests left out, beyond the standard
-// library, this module, x/sys and x/exp.
+// library, this module and x/sys.
 func foreign(t *testing.T, env []string, pkgs ...string) []string {
 	t.Helper()
 	var out []string
 	args := append([]string{"-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}"}, pkgs...)
 	for _, pkg := range goList(t, env, args...) {
-		if !under(pkg, module) && !under(pkg, "golang.org/x/sys") && !under(pkg, "golang.org/x/exp") {
+		if !under(pkg, module) && !under(pkg, "golang.org/x/sys") {
 			out = append(out, pkg)
 		}
 	}
