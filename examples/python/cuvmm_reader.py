@@ -477,7 +477,7 @@ class Reader:
         creds = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         uid = struct.unpack("3i", creds)[1]
         if uid not in uids:
-            raise PermissionError(f"{path} is served by user {uid}, and not by one of {', '.join(map(str, uids))}")
+            raise PermissionError(f"{path} is served by user {uid}, and not by one of {', '.join(map(str, sorted(set(uids))))}")
         # The owner sends HELLO at once. This reader maps memory of either backend,
         # so it reads that first and replies with the same one.
         with self._reply(HELLO, 0) as frame:

@@ -71,6 +71,7 @@ def main() -> int:
     p.add_argument("name", help="the object")
     p.add_argument("--count", type=int, default=0, help="number of lines to print; 0 is no limit")
     p.add_argument("--owner", action="append", metavar="USER", help="a user, by name or id, whom the owner may run as; may be repeated (default: this user and root)")
+    p.add_argument("--unsealed", action="store_true", help="also an object of a store that is not sealed")
     secret = p.add_mutually_exclusive_group()
     secret.add_argument("--token", default="", help="the owner's shared secret, which other users see in the list of processes")
     secret.add_argument("--token-file", metavar="FILE", help="a file with that secret")
@@ -91,7 +92,7 @@ def main() -> int:
     except KeyError as e:
         p.error(f"--owner: {e.args[0]}")
     try:
-        with Reader(args.path, args.name, token=token, uids=uids) as reader:
+        with Reader(args.path, args.name, token=token, unsealed=args.unsealed, uids=uids) as reader:
             try:
                 follow(reader, args.library, args.count)
             except OwnerGone as e:
