@@ -95,6 +95,7 @@ func (x *waiting) survived(t *testing.T) {
 	require.Empty(t, x.get)
 	require.Empty(t, x.lease)
 	require.Eventually(t, func() bool { s, err := x.c.Stats(t.Context()); return err == nil && s.Waits == 2 }, inTime, step)
+	x.heard(t)
 	require.NoError(t, x.w.Append([]byte("by the first")))
 	require.NoError(t, x.w.Close())
 	w := <-x.lease
@@ -119,6 +120,29 @@ func (x *waiting) survived(t *testing.T) {
 	require.Equal(t, []EventKind{EventReleased, EventCreated, EventSealed}, kinds)
 	require.NoError(t, x.c.Delete(t.Context(), "held", DeleteOptions{}))
 	require.NoError(t, x.c.Delete(t.Context(), "held/later", DeleteOptions{}))
+}
+
+// heard returns once the watcher is there: what happens while it is on its way back to a new server it
+// is not told, but for EventLost.
+func (x *waiting) heard(t *testing.T) {
+	t.Helper()
+	for n := 0; ; n++ {
+		name := fmt.Sprint("held/heard", n)
+		sealed(t, x.c, name, []byte{1})
+		require.NoError(t, x.c.Delete(t.Context(), name, DeleteOptions{}))
+		late := time.After(10 * time.Millisecond)
+		for waits := true; waits; {
+			select {
+			case e, open := <-x.events:
+				require.True(t, open)
+				if e.Kind == EventDeleted && e.Name == name {
+					return
+				}
+			case <-late:
+				waits = false
+			}
+		}
+	}
 }
 
 // TestStormOfDeaths: servers are killed, and replaced, under 8 writers and 32 readers that never
