@@ -175,7 +175,12 @@ func pattern(from, n int) []byte {
 // stage is a server with one range published as "x".
 func stage(t *testing.T, o Options, po PublishOptions) (*Server, *Publication, *vmm.Range) {
 	t.Helper()
-	dev := vmmtest.Device(t)
+	return stageOn(t, vmmtest.Device(t), o, po)
+}
+
+// stageOn is stage on a device.
+func stageOn(t *testing.T, dev *vmm.Device, o Options, po PublishOptions) (*Server, *Publication, *vmm.Range) {
+	t.Helper()
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
