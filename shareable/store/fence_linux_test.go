@@ -49,7 +49,7 @@ func TestLateWriter(t *testing.T) {
 			require.NoError(t, w.Seal(within(t), shareable.SealOptions{}))
 			require.NoError(t, w.Close())
 			require.NoError(t, checkWave(got(t, c, "k", GetOptions{}), 2000))
-			require.ErrorIs(t, early.Err(), shareable.ErrOwnerGone)
+			require.ErrorIs(t, early.Wait(within(t), 1001), shareable.ErrOwnerGone) // it may not have heard yet
 			require.EqualValues(t, 1000, early.Len())
 			info, err := c.Stat(t.Context(), "k2")
 			require.NoError(t, err)
