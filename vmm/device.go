@@ -399,7 +399,7 @@ func (d *Device) openNamesLocked() []string {
 	invariants.Held(&d.mu)
 	var all []string
 	for thing, o := range d.unclosed {
-		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.caller()))
+		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.made.lines().line))
 	}
 	slices.Sort(all)
 	return firstFew(all)
@@ -424,7 +424,7 @@ func (d *Device) wrap(op string, p Ptr, size uint64, err error) error {
 	if errors.As(err, &done) {
 		return err
 	}
-	return d.opError(op, p, size, d.refused(p, size, err))
+	return d.opError(op, p, size, d.HistoryLog().Refused(uint64(p), size, err))
 }
 
 // opError is wrap of an error that is no refusal of what a program has asked for.

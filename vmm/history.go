@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/history"
@@ -78,11 +77,3 @@ func (d *Device) History(after uint64) []HistoryEvent {
 
 // HistoryLog is where the device's history is kept, for packages beside this one.
 func (d *Device) HistoryLog() *history.Log { return &nonnil.Of(d).history }
-
-// refused notes an error if it is that memory has run out.
-func (d *Device) refused(p Ptr, size uint64, err error) error {
-	if d == nil || !errors.Is(err, ErrOutOfMemory) {
-		return err
-	}
-	return d.history.Refused(uint64(p), size, err)
-}

@@ -448,7 +448,7 @@ type hold struct {
 func (h *hold) String() string {
 	s := h.what
 	if h.made[0] != 0 {
-		s += " made at " + h.made.String()
+		s += " made at " + h.made.lines().line
 	}
 	if h.end > 0 {
 		s += fmt.Sprintf(" [%#x, %#x)", h.off, h.end)

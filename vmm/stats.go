@@ -442,9 +442,6 @@ func describe(thing any, kind string) string {
 	return kind
 }
 
-// caller is the line of the program that made it.
-func (o openedAt) caller() string { return o.made.String() }
-
 // callers is the innermost callers of a function of this package, as runtime.Callers has them.
 type callers [16]uintptr
 
@@ -478,5 +475,3 @@ func (c *callers) lines() (at madeAt) {
 		}
 	}
 }
-
-func (c *callers) String() string { return c.lines().line }

@@ -11,17 +11,17 @@ const width = 480
 
 // theme are the colors of one kind of page.
 type theme struct {
-	name                                                                           string
-	ink, quiet, data, label, fresh, free, line, warm, warmFill, soft, softLine, on string
+	name                                                                     string
+	ink, quiet, data, label, fresh, line, warm, warmFill, soft, softLine, on string
 }
 
 var themes = []theme{
 	{
-		"light", "#1f2328", "#59636e", "#0969da", "#0969da", "#54aeff", "#818b98", "#818b98", "#bc4c00", "#fff1e5", "#f6f8fa",
+		"light", "#1f2328", "#59636e", "#0969da", "#0969da", "#54aeff", "#818b98", "#bc4c00", "#fff1e5", "#f6f8fa",
 		"#d1d9e0", "#ffffff",
 	},
 	{
-		"dark", "#f0f6fc", "#9198a1", "#1f6feb", "#58a6ff", "#79c0ff", "#656c76", "#656c76", "#f0883e", "#3d1300", "#151b23",
+		"dark", "#f0f6fc", "#9198a1", "#1f6feb", "#58a6ff", "#79c0ff", "#656c76", "#f0883e", "#3d1300", "#151b23",
 		"#3d444d", "#ffffff",
 	},
 }
@@ -45,14 +45,13 @@ func (t theme) style() string {
     .code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: 15px }
     .mid { text-anchor: middle }
     .end { text-anchor: end }
-`, t.ink, t.quiet, t.data, t.label, t.fresh, t.free, t.line, t.line, t.warm, t.warm, t.warmFill, t.warm, t.soft, t.softLine, t.on)
+`, t.ink, t.quiet, t.data, t.label, t.fresh, t.line, t.line, t.line, t.warm, t.warm, t.warmFill, t.warm, t.soft, t.softLine, t.on)
 }
 
 // canvas is a picture that is being drawn.
 type canvas struct {
-	height int
-	body   strings.Builder
-	low    []int // the lowest pixel of each shape, to check that it is inside
+	body strings.Builder
+	low  []int // the lowest pixel of each shape, to check that it is inside
 }
 
 func (c *canvas) add(bottom int, format string, args ...any) {
@@ -114,7 +113,7 @@ func (c *canvas) cross(x, y int) {
 
 // svg is the picture for one kind of page. It loads nothing.
 func (p picture) svg(t theme) string {
-	c := &canvas{height: p.height}
+	c := &canvas{}
 	p.draw(c)
 	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-labelledby="title desc">
   <title id="title">%s</title>

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Kind is what happened.
@@ -120,9 +122,10 @@ func (l *Log) AddBlock(k Kind, addr, size, stream uint64) {
 // KeepsBlocks reports whether AddBlock does anything.
 func (l *Log) KeepsBlocks() bool { return l.blocks.Load() }
 
-// Refused adds that a call was out of memory, and has err say once where to look.
+// Refused adds that a call was out of memory, and has err say once where to look. Other errors it
+// returns as they are.
 func (l *Log) Refused(addr, size uint64, err error) error {
-	if !l.events.Load() {
+	if !l.events.Load() || !errors.Is(err, driver.ErrOutOfMemory) {
 		return err
 	}
 	l.add(Refused, addr, size, 0)

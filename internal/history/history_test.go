@@ -2,12 +2,15 @@ package history
 
 import (
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // TestLast: the last events are kept, with numbers that go on.
@@ -45,10 +48,14 @@ func TestLast(t *testing.T) {
 // TestRefused: the error says where to look, if there is something.
 func TestRefused(t *testing.T) {
 	var l Log
-	full := errors.New("full")
+	full := fmt.Errorf("%w: full", driver.ErrOutOfMemory)
 	require.Equal(t, full, l.Refused(0, 1, full))
 	l.Set(Options{Events: 1})
-	require.EqualError(t, l.Refused(0, 1, full), "full (Device.History has what happened before)")
+	require.EqualError(t, l.Refused(0, 1, full), "out of device memory: full (Device.History has what happened before)")
+	require.Len(t, l.After(0), 1)
+	other := errors.New("other")
+	require.Equal(t, other, l.Refused(0, 1, other))
+	require.Len(t, l.After(0), 1, "no refusal of memory")
 	require.Equal(t, Refused, l.After(0)[0].Kind)
 }
 

@@ -38,9 +38,7 @@ func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error
 	if err == nil {
 		return nil // and nothing is allocated
 	}
-	if errors.Is(err, vmm.ErrOutOfMemory) {
-		err = dev.HistoryLog().Refused(uint64(ptr), size, err)
-	}
+	err = dev.HistoryLog().Refused(uint64(ptr), size, err)
 	var done *vmm.OpError
 	if errors.As(err, &done) {
 		return err
