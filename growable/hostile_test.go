@@ -125,8 +125,11 @@ func discard(method string, v reflect.Value) {
 		if method == "Device" || method == "Range" || method == "Lookup" {
 			return // it was there before
 		}
-		if made, ok := v.Interface().(io.Closer); ok {
+		switch made := v.Interface().(type) {
+		case io.Closer:
 			_ = made.Close()
+		case interface{ Release() }:
+			made.Release()
 		}
 	}
 }

@@ -18,9 +18,10 @@ type publishedChunk struct {
 // updateChunks makes the list of published chunks that of the range: chunks that
 // are gone are retired, new ones get the next ids. n is the length that is to be
 // published next.
-func (p *Publication) updateChunks(segs []vmm.Segment, n uint64) {
+func (p *Publication) updateChunks(segs []vmm.Segment, n, generation uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.chunksOf = generation
 	same := 0
 	for same < len(p.chunks) && same < len(segs) && p.chunks[same].seg == segs[same] {
 		same++

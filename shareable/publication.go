@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -28,8 +29,8 @@ type Publication struct {
 
 	// Immutable.
 	r         *vmm.Range
-	heldAs    string // what the range says of the published bytes
-	pendingAs string // and of those of PublishAfter
+	hold      *vmm.LenHold
+	pendingAs string // what the range says of bytes of PublishAfter
 
 	// Safe for concurrent use.
 	tasks        sync.WaitGroup
@@ -41,13 +42,12 @@ type Publication struct {
 	// it is having put the one element into the channel; see runExclusive.
 	exclusive chan struct{}
 	segments  []vmm.Segment // the range's, as they were last; inside runExclusive
-	release   func()        // ends the hold on the range
-	held      uint64        // bytes held
 
 	// Guarded by mu, which comes after exclusive.
 	pending        []pendingLength
-	pendingRunning bool // publishPending runs
-	lengthSetters  int  // calls of Seal and Retire that run: PublishAfter is refused
+	pendingRunning bool   // publishPending runs
+	lengthSetters  int    // calls of Seal and Retire that run: PublishAfter is refused
+	chunksOf       uint64 // the generation of the range when chunks were its own
 }
 
 // Publish makes a range available to readers under a name: up to 256 letters,
@@ -88,19 +88,16 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	if err != nil {
 		return nil, err
 	}
-	// A hold of 0 bytes keeps the range from being closed.
-	heldAs := heldFor(name)
-	release, err := r.HoldFor(heldAs, 0, 0)
-	if err != nil {
-		return nil, err
-	}
 	p := &Publication{
-		r: r, heldAs: heldAs, pendingAs: "about to be " + heldAs, release: release,
+		r: r, pendingAs: "about to be " + heldFor(name),
 		exclusive: make(chan struct{}, 1), exportWanted: make(chan struct{}, 1), recheck: make(chan struct{}, 1),
 	}
 	p.init(s)
 	if p.page, err = newOwnerPage(s.hello.Instance, p.id); err != nil {
-		release()
+		return nil, err
+	}
+	if p.hold, err = r.HoldLen(heldFor(name), p.lenRaised); err != nil {
+		p.page.close()
 		return nil, err
 	}
 	p.name, p.max, p.write, p.layout, p.meta = name, r.Stats().Reserved, o.Write, o.Layout, o.Meta
@@ -241,24 +238,39 @@ func (p *Publication) runExclusive(ctx context.Context, f func(context.Context) 
 // publishRangeExclusive publishes the range's length and chunks, inside
 // runExclusive:
 //
-//  1. hold the length: else it could go back, and come again with bytes that are
-//     not written yet;
-//  2. wait until the bytes below it are written;
-//  3. update the list of chunks, and then publish the length.
+//  1. wait until the bytes below it are written;
+//  2. update the list of chunks, and then publish the length.
+//
+// They are held: else the length could go back, and come again with bytes that are not
+// written yet.
 func (p *Publication) publishRangeExclusive(ctx context.Context) error {
 	if err := p.checkLive(); err != nil {
 		return err
 	}
-	n, err := p.holdLenExclusive()
-	if err == nil {
-		_, err = p.r.WaitWritten(ctx)
-	}
+	n, err := p.r.WaitWritten(ctx)
 	if err != nil {
 		return err
 	}
+	generation := p.r.Generation() // before the list: a chunk that goes meanwhile makes it an old one
 	p.segments = p.r.AppendSegments(p.segments[:0])
-	p.updateChunks(p.segments, n)
-	return p.publishLen(n)
+	p.updateChunks(p.segments, n, generation)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.publishLenLocked(n)
+	return p.failed
+}
+
+// lenRaised publishes a length of which all bytes are written, in the call that sets it, if the
+// chunks that it needs are published. Anything else is for follow, which has more to do or
+// to wait for.
+func (p *Publication) lenRaised(n uint64) {
+	if !p.mu.TryLock() { // the range's call must not wait
+		return
+	}
+	defer p.mu.Unlock()
+	if p.state == wire.StateLive && p.lengthSetters == 0 && n <= p.endLocked() && p.chunksOf == p.r.Generation() {
+		p.publishLenLocked(n)
+	}
 }
 
 // checkLive returns nil while more can be published, else why not.
@@ -274,37 +286,11 @@ func (p *Publication) checkLive() error {
 	return p.failed
 }
 
-// holdLenExclusive holds the bytes below Len, inside runExclusive, and returns
-// Len.
-func (p *Publication) holdLenExclusive() (uint64, error) {
-	for {
-		n := p.r.Len()
-		if n <= p.held {
-			return n, nil
-		}
-		release, err := p.r.HoldFor(p.heldAs, 0, n)
-		switch back := p.r.Len() < n; {
-		case err == nil && back: // before the hold, which does not count then
-			release()
-		case err == nil:
-			p.release()
-			p.release, p.held = release, n
-			return n, nil
-		case !back:
-			return 0, err
-		}
-	}
-}
-
-// publishLen stores the length n on the page and has the readers woken.
-func (p *Publication) publishLen(n uint64) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.failed != nil {
-		return p.failed
-	}
-	if n <= p.published {
-		return nil
+// publishLenLocked stores the length n on the page and has the readers woken. Requires mu.
+func (p *Publication) publishLenLocked(n uint64) {
+	invariants.Held(&p.mu)
+	if p.failed != nil || n <= p.published {
+		return
 	}
 	p.published = n
 	// queued is never below the published length on the page.
@@ -313,7 +299,6 @@ func (p *Publication) publishLen(n uint64) error {
 	}
 	p.page.published.Store(n)
 	p.notify()
-	return nil
 }
 
 // String is the publication's name, for people.
@@ -385,5 +370,5 @@ func (p *Publication) teardown() {
 	p.srv.takeBack(p.chunks)
 	p.chunks = nil
 	p.page.close()
-	p.release()
+	p.hold.Release()
 }

@@ -72,13 +72,5 @@ func (p *Publication) retireExclusive(ctx context.Context, n uint64) error {
 	if err != nil {
 		return err
 	}
-	// The new hold is taken before the old one is released: at no time are the
-	// bytes below n without one.
-	release, err := p.r.HoldFor(p.heldAs, 0, n)
-	if err != nil {
-		return err
-	}
-	p.release()
-	p.release, p.held = release, n
-	return p.r.SetLen(n)
+	return p.hold.SetLen(n)
 }

@@ -59,7 +59,7 @@ func (p *Publication) sealExclusive(ctx context.Context, o SealOptions) (err err
 	}
 	var digest *[32]byte
 	if o.Digest {
-		sum, err := prefix.Digest(ctx, p.r, p.held)
+		sum, err := prefix.Digest(ctx, p.r, p.Len())
 		if err != nil {
 			return err
 		}

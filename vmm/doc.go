@@ -106,6 +106,7 @@ package vmm
 //	range.go             Range, RangeOptions and their defaults: NewRange, Alloc, Append, SetLen, Hold, Close, Stats
 //	zero.go              RangeOptions.Zero: zeroing new and recycled memory, and waits before it
 //	history.go           SetHistory and History: what has happened to the memory
+//	lenhold.go           HoldLen: a hold of all bytes below Len, which tells when Len rises
 //	growth.go            Grow; where a growing range takes memory from; growth ahead (GrowAhead)
 //	supply.go            Supplier: memory for a range from elsewhere than the device
 //	background.go        the device's goroutine: intervals, order of work, end; SetLogger

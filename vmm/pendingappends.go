@@ -28,6 +28,14 @@ func (r *Reservation) noteAppendLocked(s *Stream) {
 	}
 	span.last = r.appendSeq
 	r.pendingAppends[s] = span
+	r.unwritten.Store(int32(len(r.pendingAppends)))
+}
+
+// forgetAppendsLocked is for a stream whose AppendOns have run. It needs r.mu.
+func (r *Reservation) forgetAppendsLocked(s *Stream) {
+	invariants.Held(&r.mu)
+	delete(r.pendingAppends, s)
+	r.unwritten.Store(int32(len(r.pendingAppends)))
 }
 
 // appendsDone notes that the AppendOns on s up to the given one have run.
@@ -40,7 +48,7 @@ func (r *Reservation) appendsDone(s *Stream, upTo uint64) {
 	case span.last > upTo:
 		r.pendingAppends[s] = appendSpan{max(span.first, upTo+1), span.last}
 	default:
-		delete(r.pendingAppends, s)
+		r.forgetAppendsLocked(s)
 		if _, named := r.namedStreams[s]; !named {
 			s.removeWaitedForBy(r)
 		}

@@ -37,7 +37,8 @@ type Range struct {
 	lenMu    lock.Mutex // orders changes of Len
 	capMu    lock.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
-	lows     lows // of reads that are under way
+	lows     lows                       // of reads that are under way
+	lenHolds atomic.Pointer[[]*LenHold] // replaced under r.mu
 
 	supply *supply // nil without RangeOptions.Supplier
 
@@ -201,7 +202,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 		return nil, err
 	}
 	if err = g.ensure(size); err == nil {
-		err = g.setLen(size)
+		err = g.setLen(size, nil)
 	}
 	if err == nil {
 		return g, nil
@@ -369,14 +370,11 @@ func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.wrap("set length", 0, n, g.checkOpen())
 	}
-	err := g.retryWithMemory(func() error { return g.setLen(n) })
-	// lenMu is free by now: no append waits for this.
-	g.requestGrowAhead()
-	return g.wrap("set length", 0, n, err)
+	return g.setLenOver(n, nil)
 }
 
-// setLenLocked moves Len. It needs g.lenMu.
-func (g *Range) setLenLocked(n uint64) error {
+// setLenLocked moves Len, also over mine. It needs g.lenMu.
+func (g *Range) setLenLocked(n uint64, mine *hold) error {
 	invariants.Held(&g.lenMu)
 	r := g.r
 	r.mu.Lock()
@@ -388,7 +386,7 @@ func (g *Range) setLenLocked(n uint64) error {
 		return fmt.Errorf("%w: a length of %d in a capacity of %d", ErrBounds, n, c)
 	}
 	if n < g.len.Load() { // moved up it takes nothing away
-		if err := r.checkHoldsLocked(n, math.MaxUint64); err != nil {
+		if err := r.checkHoldsLocked(n, math.MaxUint64, mine); err != nil {
 			return err
 		}
 	}
@@ -405,6 +403,7 @@ func (g *Range) publishLenLocked(n uint64) {
 	case n > old: // what is appended was written, or else is marked anew
 		r.dev.state.parent.undefined.remove(r.ptr+Ptr(old), r.ptr+Ptr(n), false)
 		c.raised(n-old, &r.counters)
+		g.tellLenHolds(n)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu
 		r.dev.state.parent.undefined.remove(r.ptr+Ptr(n), r.ptr+Ptr(old), true)

@@ -56,6 +56,7 @@ type Reservation struct {
 	namings       atomic.Uint64                  // calls of UsedBy, and undos that failed: launches check anew
 	waitsFor      atomic.Pointer[[]*deviceState] // see setWaitsForLocked
 	generation    atomic.Uint64
+	unwritten     atomic.Int32                  // streams with AppendOns that may not have run
 	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
 
 	mu             lock.Mutex // never held across a driver call
@@ -440,6 +441,7 @@ func (r *Reservation) checkInvariantsLocked() {
 // hold is a span that must stay mapped.
 type hold struct {
 	off, end uint64
+	below    *Range // it ends at Len
 	what     string
 	made     callers // only of what has no name of its own
 }
@@ -450,10 +452,17 @@ func (h *hold) String() string {
 	if h.made[0] != 0 {
 		s += " made at " + h.made.lines().line
 	}
-	if h.end > 0 {
-		s += fmt.Sprintf(" [%#x, %#x)", h.off, h.end)
+	if end := h.ends(); end > 0 {
+		s += fmt.Sprintf(" [%#x, %#x)", h.off, end)
 	}
 	return s
+}
+
+func (h *hold) ends() uint64 {
+	if h.below != nil {
+		return h.below.Len()
+	}
+	return h.end
 }
 
 // Hold makes the n bytes from off on stay: until release is called, unmapping any of
@@ -508,10 +517,10 @@ func (r *Reservation) addHold(off, n uint64, h *hold) (release func(), err error
 	}), nil
 }
 
-// checkHoldsLocked is ErrBusy if bytes of [off, end) are held. It needs r.mu.
-func (r *Reservation) checkHoldsLocked(off, end uint64) error {
+// checkHoldsLocked is ErrBusy if bytes of [off, end) are held, but for by mine. It needs r.mu.
+func (r *Reservation) checkHoldsLocked(off, end uint64, mine *hold) error {
 	invariants.Held(&r.mu)
-	return heldBy(r.holds, func(h *hold) bool { return h.off < end && off < h.end })
+	return heldBy(r.holds, func(h *hold) bool { return h != mine && h.off < end && off < h.ends() })
 }
 
 // checkAllHoldsLocked is ErrBusy if anything is held, if only the reservation itself. It needs

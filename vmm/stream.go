@@ -402,7 +402,7 @@ func (s *Stream) Close() (err error) {
 		// AppendOns of lost work have not run: they stay, so that WaitWritten returns the
 		// stream's error.
 		if lostErr == nil {
-			delete(r.pendingAppends, s)
+			r.forgetAppendsLocked(s)
 		}
 		r.mu.Unlock()
 	}

@@ -231,7 +231,7 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 		return nil, fmt.Errorf("%w: [%#x, %#x) is not made of whole chunks", ErrInvalid, off, end)
 	}
 	if len(r.holds) > 0 {
-		if err := r.checkHoldsLocked(off, end); err != nil {
+		if err := r.checkHoldsLocked(off, end, nil); err != nil {
 			return nil, err
 		}
 	}

@@ -351,10 +351,9 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 		return err
 	}
 	// The hold keeps the range from being closed, and what readers have from being cut off.
-	if w.release, err = r.HoldFor(w.heldAs, 0, w.obj.Length); err != nil {
+	if w.hold, err = r.HoldLen(w.heldAs, nil); err != nil {
 		return err
 	}
-	w.held = w.obj.Length
 	close(w.opened)
 	w.tasks.Go(w.follow)
 	w.tasks.Go(w.beat)

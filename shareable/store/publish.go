@@ -72,21 +72,21 @@ func (w *Writer) follow() {
 
 // publishExclusive publishes the range's length, inside runExclusive:
 //
-//  1. hold it: else it could go back, and come again with bytes that are not written yet;
-//  2. wait until the bytes below it are written;
-//  3. store it on the control page.
+//  1. wait until the bytes below it are written;
+//  2. store it on the control page.
+//
+// They are held: else it could go back, and come again with bytes that are not written yet.
 func (w *Writer) publishExclusive(ctx context.Context) error {
 	if err := w.Err(); err != nil {
 		return err
 	}
-	if err := w.holdLenExclusive(); err != nil {
+	w.page.Queued(w.r.Len())
+	n, err := w.r.WaitWritten(ctx)
+	if err != nil {
 		return err
 	}
-	w.page.Queued(w.held)
-	if _, err := w.r.WaitWritten(ctx); err != nil {
-		return err
-	}
-	w.page.Publish(w.held)
+	w.published = n
+	w.page.Publish(n)
 	w.wake()
 	return w.confirmExclusive(ctx)
 }
@@ -121,27 +121,6 @@ func (w *Writer) mayBeLate() bool {
 // started is what times of beats count from: by the monotonic clock, which goes on while the
 // process is stopped.
 var started = time.Now()
-
-// holdLenExclusive holds the bytes below Len, inside runExclusive.
-func (w *Writer) holdLenExclusive() error {
-	for {
-		n := w.r.Len()
-		if n <= w.held {
-			return nil
-		}
-		release, err := w.r.HoldFor(w.heldAs, 0, n)
-		switch back := w.r.Len() < n; {
-		case err == nil && back: // before the hold, which does not count then
-			release()
-		case err == nil:
-			w.release()
-			w.release, w.held = release, n
-			return nil
-		case !back:
-			return err
-		}
-	}
-}
 
 // beat shows once a second that the process runs.
 func (w *Writer) beat() {

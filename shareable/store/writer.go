@@ -47,6 +47,7 @@ type Writer struct {
 	obj     wire.Object
 	memory  *writerMemory
 	r       *vmm.Range
+	hold    *vmm.LenHold
 	page    serve.WriterPage
 	ctx     context.Context // ends what the goroutines wait for
 	cancel  context.CancelFunc
@@ -60,8 +61,7 @@ type Writer struct {
 
 	// Guarded by exclusive, a lock that a context can stop waiting for.
 	exclusive chan struct{}
-	release   func() // ends the hold on the range
-	held      uint64 // bytes held
+	published uint64 // what readers have of the range
 
 	// Guarded by mu.
 	mu     sync.Mutex
@@ -252,9 +252,9 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 			}
 		}()
 	}
-	q := wire.Seal{Object: w.id.Number, Length: w.held, HasDigest: o.Digest}
+	q := wire.Seal{Object: w.id.Number, Length: w.published, HasDigest: o.Digest}
 	if o.Digest {
-		if q.Digest, err = prefix.Digest(ctx, w.r, w.held); err != nil {
+		if q.Digest, err = prefix.Digest(ctx, w.r, w.published); err != nil {
 			return err
 		}
 	}
@@ -326,7 +326,7 @@ func (w *Writer) end(ctx context.Context, abort bool) error {
 		w.cancel()
 		w.tasks.Wait()
 		w.exclusive <- struct{}{} // for good: nothing uses the page any more
-		w.release()
+		w.hold.Release()
 	}
 	// The next Writer gets the object once nothing here can write to it.
 	if err := w.r.CloseContext(ctx); err != nil && !errors.Is(err, vmm.ErrDeviceLost) {

@@ -1,0 +1,121 @@
+package vmm_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// TestLenHold: it holds what Len counts, wherever that goes, tells of each rise in the call that
+// raises it, and only who has it moves Len back.
+func TestLenHold(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, 10)
+	var told []uint64
+	h, err := g.HoldLen("shown", func(n uint64) {
+		require.Equal(t, n, g.Len())
+		told = append(told, n)
+	})
+	require.NoError(t, err)
+	held := func(err error, end uint64) {
+		t.Helper()
+		require.ErrorIs(t, err, vmm.ErrBusy)
+		require.ErrorContains(t, err, fmt.Sprintf("held: shown [0x0, %#x)", end))
+	}
+	held(g.SetLen(9), 10)
+	require.NoError(t, g.Append(make([]byte, 2*page)))
+	held(g.SetLen(10), 10+2*page)
+	require.NoError(t, g.SetLen(3*page))
+	require.NoError(t, g.SetLen(3*page), "where it is")
+	require.Equal(t, []uint64{10 + 2*page, 3 * page}, told)
+	held(vmm.Sleep(vmm.SleepKeep, g), 3*page)
+	held(g.Close(), 3*page)
+	require.NoError(t, g.Grow(5*page))
+	require.NoError(t, g.Clip(), "what Len does not count is not held")
+	require.Equal(t, uint64(3*page), g.Cap())
+
+	other, err := g.HoldLen("shown elsewhere", nil)
+	require.NoError(t, err)
+	require.ErrorContains(t, h.SetLen(page), "held: shown elsewhere [0x0")
+	other.Release()
+	require.NoError(t, h.SetLen(page))
+	require.NoError(t, g.Clip())
+	held(g.SetLen(0), page)
+	require.NoError(t, h.SetLen(0))
+	require.ErrorContains(t, g.Close(), "held: shown")
+	h.Release()
+	h.Release()
+	require.NoError(t, g.Append([]byte{1}))
+	require.Len(t, told, 2, "it tells no more")
+	require.NoError(t, g.Close())
+	_, err = g.HoldLen("late", nil)
+	require.ErrorIs(t, err, vmm.ErrClosed)
+	w.end()
+}
+
+// TestLenHoldTellsOfWhatIsWritten: not of the bytes of an AppendOn, nor of those behind them.
+func TestLenHoldTellsOfWhatIsWritten(t *testing.T) {
+	w := newWorld(t, 1)
+	g, s := ranged(t, w, 10), stream(t, w.devs[0])
+	var told []uint64
+	h, err := g.HoldLen("shown", func(n uint64) { told = append(told, n) })
+	require.NoError(t, err)
+	open := gate(t, w.devs[0], s.Raw())
+	require.NoError(t, g.AppendOn(s, make([]byte, 10)))
+	require.ErrorIs(t, g.SetLen(10), vmm.ErrBusy, "it is held all the same")
+	require.NoError(t, g.Append([]byte{1}))
+	require.Empty(t, told)
+	open()
+	n, err := g.WaitWritten(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, uint64(21), n)
+	require.Empty(t, told, "who waits knows")
+	require.NoError(t, g.Append([]byte{1}))
+	require.Equal(t, []uint64{22}, told)
+	require.NoError(t, g.AppendOn(s, []byte{1}))
+	require.NoError(t, s.Close()) // which waits
+	require.NoError(t, g.Append([]byte{1}))
+	require.Equal(t, []uint64{22, 24}, told)
+	h.Release()
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestLenHoldsBesideAppends: holds come and go beside appends, each of which tells the hold that
+// stays.
+func TestLenHoldsBesideAppends(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, 1)
+	told := uint64(1)
+	h, err := g.HoldLen("stays", func(n uint64) {
+		require.Equal(t, told+1, n)
+		told = n
+	})
+	require.NoError(t, err)
+	rounds := testgate.Effort(200, 2000, 20000)
+	var group sync.WaitGroup
+	for range 3 {
+		group.Go(func() {
+			for range rounds {
+				o, err := g.HoldLen("comes and goes", func(uint64) {})
+				require.NoError(t, err)
+				require.ErrorIs(t, g.SetLen(0), vmm.ErrBusy)
+				o.Release()
+			}
+		})
+	}
+	for range rounds {
+		require.NoError(t, g.Append([]byte{1}))
+	}
+	group.Wait()
+	require.Equal(t, g.Len(), told)
+	h.Release()
+	require.NoError(t, g.SetLen(0))
+	require.NoError(t, g.Close())
+	w.end()
+}
