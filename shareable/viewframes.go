@@ -190,11 +190,12 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 var errNoFDs = errors.New("too few file descriptors for a frame")
 
 // importAll imports the memory of the records, one after the other: the driver
-// takes longer for several at a time. The caller must close the chunks, also after
+// takes longer for several at a time. The fds stay open until the next frame is read, when
+// nothing waits for their closes. The caller must close the chunks, also after
 // an error.
 func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Chunk, err error) {
 	for i, r := range records {
-		c, err := v.dev.Import(fds[i].Int(), r.Size, vmm.Prop{})
+		c, err := v.dev.ImportMade(v.opts.made, fds[i].Int(), r.Size, vmm.Prop{})
 		if errors.Is(err, vmm.ErrLimit) {
 			err = fmt.Errorf("%w (RLIMIT_NOFILE): %w", errNoFDs, err)
 		}
@@ -202,10 +203,6 @@ func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Ch
 			return chunks, err
 		}
 		chunks = append(chunks, c)
-		// What could be imported is memory, whose close does not wait.
-		if err := fds[i].Close(); err != nil {
-			return chunks, err
-		}
 	}
 	return chunks, nil
 }

@@ -29,7 +29,7 @@ func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 		}
 		m, short, err := d.create(size, d.resolve(p), forCaller, memsample.Chunk)
 		if err == nil {
-			c, err = d.chunk(m)
+			c, err = d.chunk(m, nil)
 		}
 		return short, err
 	})
@@ -45,7 +45,7 @@ func (d *Device) CreateOrReuse(size uint64, p Prop) (*Chunk, error) {
 	}
 	if m := d.takeCached(d.resolve(p), size, size, memsample.Chunk); m != nil {
 		d.counters.count(1, &d.counters.Hits)
-		c, err := d.chunk(m)
+		c, err := d.chunk(m, nil)
 		return c, d.wrap("create or reuse chunk", 0, size, err)
 	}
 	return d.Create(size, p)
@@ -65,7 +65,7 @@ func (d *Device) TryCreate(size uint64, p Prop) (c *Chunk, err error) {
 		m, _, err = d.create(size, d.resolve(p), forGrowAhead, memsample.Chunk)
 	}
 	if err == nil {
-		c, err = d.chunk(m)
+		c, err = d.chunk(m, nil)
 	}
 	return c, d.opError("try to create chunk", 0, size, err)
 }
@@ -78,10 +78,10 @@ func (d *Device) resolve(p Prop) Prop {
 	return p
 }
 
-// chunk makes a Chunk of a reference to m, which it takes over.
-func (d *Device) chunk(m *memory) (*Chunk, error) {
+// chunk makes a Chunk of a reference to m, which it takes over. made is who made it; nil: the caller.
+func (d *Device) chunk(m *memory, made []uintptr) (*Chunk, error) {
 	c := &Chunk{mem: m, dev: d}
-	if err := d.track(c, "chunk"); err != nil {
+	if err := d.trackMade(c, "chunk", made); err != nil {
 		return nil, joinErr(err, "and giving the memory back", m.release())
 	}
 	return c, nil
@@ -92,13 +92,19 @@ func (d *Device) chunk(m *memory) (*Chunk, error) {
 // the exporter's word: a wrong one may only show when the Chunk is mapped, as
 // ErrInvalid. The caller must Close the Chunk.
 func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
-	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) { return d.drv.Import(fd, size, p) })
+	return d.ImportMade(nil, fd, size, p)
+}
+
+// ImportMade is Import for packages beside this one, which do so for a call that has returned: a
+// heap profile, the history and a Report show the stack of that, as runtime.Callers returns it.
+func (d *Device) ImportMade(made []uintptr, fd int, size uint64, p Prop) (*Chunk, error) {
+	c, err := d.importChunk(made, size, p, func(p Prop) (driver.Handle, error) { return d.drv.Import(fd, size, p) })
 	return c, d.wrap("import chunk", 0, size, err)
 }
 
 // importChunk makes a Chunk of a handle that take imports. Its location is where the
 // memory really is, whatever p says.
-func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle, error)) (*Chunk, error) {
+func (d *Device) importChunk(made []uintptr, size uint64, p Prop, take func(Prop) (driver.Handle, error)) (*Chunk, error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
@@ -107,14 +113,18 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	if err != nil {
 		return nil, err
 	}
-	m := d.adopt(h, size, p, memsample.Import)
-	d.history.Add(history.Import, 0, size, 0)
+	m := d.adopt(h, size, p, memsample.Import, made)
+	if made == nil {
+		d.history.Add(history.Import, 0, size, 0)
+	} else {
+		d.history.AddMadeAt(history.Import, 0, size, func() []uintptr { return made })
+	}
 	actual, err := d.drv.Properties(h)
 	if err != nil {
 		return nil, joinErr(err, "and giving the memory back", m.release())
 	}
 	m.prop.Location = actual.Location
-	return d.chunk(m)
+	return d.chunk(m, made)
 }
 
 // CountAs has a heap profile show the memory as another kind; for packages beside this one.
@@ -221,7 +231,7 @@ func (s Segment) Chunk() (*Chunk, error) {
 	if !s.mem.retain() {
 		return nil, s.dev.wrap("take chunk", s.Addr, s.Size, fmt.Errorf("%w: memory", ErrClosed))
 	}
-	c, err := s.dev.chunk(s.mem)
+	c, err := s.dev.chunk(s.mem, nil)
 	return c, s.dev.wrap("take chunk", s.Addr, s.Size, err)
 }
 
@@ -405,7 +415,7 @@ var errNoFabric = fmt.Errorf("%w: fabric handles", ErrNotSupported)
 // machine of the fabric. For the size it is as Import. The caller must Close the
 // Chunk.
 func (d *Device) ImportFabric(name [64]byte, size uint64, p Prop) (*Chunk, error) {
-	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) {
+	c, err := d.importChunk(nil, size, p, func(p Prop) (driver.Handle, error) {
 		x, ok := d.drv.(driver.FabricSharer)
 		if !ok {
 			return 0, errNoFabric

@@ -47,7 +47,7 @@ type HistoryEvent struct {
 	Addr   Ptr
 	Size   uint64    // bytes; 0: not known
 	Stream uint64    // the driver's handle; 0: none, or the default stream
-	Stack  []uintptr // who made the call, for runtime.CallersFrames; of a grow ahead of need who made the range; nil with NoStacks
+	Stack  []uintptr // who made the call, for runtime.CallersFrames; of a grow ahead of need who made the range, of the import of a View who attached; nil with NoStacks
 }
 
 // SetHistory has the device keep what happens to its memory, and forget what it has kept. Without

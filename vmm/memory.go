@@ -68,7 +68,7 @@ func (d *Device) createCharged(size uint64, p Prop, purpose purpose, kind memsam
 		if err != nil {
 			return err
 		}
-		m = d.adopt(h, size, p, kind)
+		m = d.adopt(h, size, p, kind, nil)
 		// A network card may go on reading memory that it was shown.
 		m.created = true
 		m.cacheable.Store(p.Share == 0 && !p.RDMA)
@@ -89,9 +89,10 @@ func (s *deviceState) home(p Prop) *deviceState {
 	return cmp.Or(s.parent.states[p.Location.ID], s)
 }
 
-// adopt counts a handle that the driver has returned as the device's memory.
-func (d *Device) adopt(h driver.Handle, size uint64, p Prop, kind memsample.Kind) *memory {
-	m := &memory{dev: d, handle: h, size: size, prop: p, sample: memsample.Of(d.samples, kind, size, 1)}
+// adopt counts a handle that the driver has returned as the device's memory. made is who has asked
+// for it; nil: the caller.
+func (d *Device) adopt(h driver.Handle, size uint64, p Prop, kind memsample.Kind, made []uintptr) *memory {
+	m := &memory{dev: d, handle: h, size: size, prop: p, sample: memsample.OfMade(d.samples, kind, size, made, 1)}
 	m.refs.Store(1)
 	d.counters.raise(&d.counters.committed, size, m.sample.Begin)
 	return m

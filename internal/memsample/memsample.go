@@ -118,23 +118,30 @@ type Sample struct {
 // Of decides whether memory is sampled, and if so finds the stack of the caller, without so many
 // frames. Begin counts it.
 func Of(o *Owner, kind Kind, size uint64, skip int) *Sample {
+	return OfMade(o, kind, size, nil, skip+1)
+}
+
+// OfMade is Of for memory of which the stack is known; nil: it is not.
+func OfMade(o *Owner, kind Kind, size uint64, made []uintptr, skip int) *Sample {
 	r := rate.Load()
 	if r == 0 || float64(size) < float64(r)*64 && rand.Float64() >= chance(size, r) {
 		return nil
 	}
-	return taken(o, kind, size, r, skip+1)
+	return taken(o, kind, size, r, made, skip+1)
 }
 
 // chance is how likely memory of a size is sampled.
 func chance(size uint64, rate int64) float64 { return -math.Expm1(-float64(size) / float64(rate)) }
 
-func taken(o *Owner, kind Kind, size uint64, rate int64, skip int) *Sample {
+func taken(o *Owner, kind Kind, size uint64, rate int64, made []uintptr, skip int) *Sample {
 	s := &Sample{key: key{owner: o, kind: kind}, weight: 1}
 	if rate > 1 {
 		s.weight = 1 / chance(size, rate)
 	}
 	s.bytes = s.weight * float64(size)
-	runtime.Callers(skip+2, s.key.stack[:])
+	if copy(s.key.stack[:], made) == 0 {
+		runtime.Callers(skip+2, s.key.stack[:])
+	}
 	return s
 }
 
@@ -262,7 +269,7 @@ func (c *Countdown) draw() {
 
 // Now is a Sample that has begun, of a piece for which a Countdown was due.
 func Now(o *Owner, kind Kind, size uint64, skip int) *Sample {
-	s := taken(o, kind, size, max(rate.Load(), 1), skip+1)
+	s := taken(o, kind, size, max(rate.Load(), 1), nil, skip+1)
 	s.Begin()
 	return s
 }

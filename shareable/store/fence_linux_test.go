@@ -20,8 +20,8 @@ func TestLateWriter(t *testing.T) {
 		t.Run(fmt.Sprintf("control=%v", control), func(t *testing.T) {
 			o := Options{LeaseTime: 50 * time.Millisecond}
 			o.hooks.unfenced = control
-			s := listening(t, o)
-			c := clientOf(t, s)
+			s := listeningOn(t, testDevice(t), o)
+			c := clientOn(t, testDevice(t), s)
 			first := spawn(t, "holder", s.Path(), "late", "k")
 			first.expect("ready")
 			early := got(t, c, "k", GetOptions{Unsafe: true})
@@ -103,14 +103,14 @@ func TestKilledWithItsServer(t *testing.T) {
 // object one after the other.
 func TestLateWriterOfManyWaiting(t *testing.T) {
 	t.Parallel()
-	s := listening(t, Options{LeaseTime: 50 * time.Millisecond})
+	s := listeningOn(t, testDevice(t), Options{LeaseTime: 50 * time.Millisecond})
 	first := spawn(t, "holder", s.Path(), "late", "k")
 	first.expect("ready")
 	require.NoError(t, syscall.Kill(first.pid(), syscall.SIGSTOP))
 	const many = 8
 	over := make(chan error, many)
 	for range many {
-		c := clientOf(t, s)
+		c := clientOn(t, testDevice(t), s)
 		go func() {
 			w, err := c.Append(within(t), "k", AppendOptions{Wait: true})
 			if err == nil {
@@ -126,7 +126,7 @@ func TestLateWriterOfManyWaiting(t *testing.T) {
 		require.NoError(t, <-over)
 	}
 	require.NoError(t, syscall.Kill(first.pid(), syscall.SIGCONT))
-	b := got(t, clientOf(t, s), "k", GetOptions{Unsafe: true})
+	b := got(t, clientOn(t, testDevice(t), s), "k", GetOptions{Unsafe: true})
 	require.EqualValues(t, 1000+many*100, b.Len())
 	require.NoError(t, checkWave(b, b.Len()))
 	require.Equal(t, 1, s.Stats().Objects)
