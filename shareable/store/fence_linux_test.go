@@ -103,7 +103,8 @@ func TestKilledWithItsServer(t *testing.T) {
 // object one after the other.
 func TestLateWriterOfManyWaiting(t *testing.T) {
 	t.Parallel()
-	s := listeningOn(t, testDevice(t), Options{LeaseTime: 50 * time.Millisecond})
+	// Longer than the second between two signs of life: those that wait must not be late themselves.
+	s := listeningOn(t, testDevice(t), Options{LeaseTime: 2 * time.Second})
 	first := spawn(t, "holder", s.Path(), "late", "k")
 	first.expect("ready")
 	require.NoError(t, syscall.Kill(first.pid(), syscall.SIGSTOP))
