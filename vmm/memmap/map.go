@@ -33,7 +33,7 @@ func New(o Options) *Map {
 	m := &Map{o: o, closed: make(chan struct{})}
 	m.close = sync.OnceFunc(func() { close(m.closed) })
 	for range o.Devices {
-		m.samples = append(m.samples, sampleList{newSamples(), o.Samples})
+		m.samples = append(m.samples, sampleList{Samples: newSamples(), most: o.Samples})
 		m.events = append(m.events, eventList{})
 	}
 	return m
@@ -80,6 +80,7 @@ func (m *Map) record() {
 	}
 	for i, d := range m.o.Devices {
 		x := summary(d, d.Stats())
+		m.samples[i].begin(d)
 		m.samples[i].add(now, sampleOf(&x, used[i]))
 	}
 }

@@ -3,6 +3,8 @@ package memmap
 import (
 	"slices"
 	"time"
+
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Samples is how memory has grown: a column for each number, a row for each moment at which one of
@@ -38,10 +40,51 @@ func newSamples() (s Samples) {
 	return s
 }
 
+// Earlier is what the history of a device tells of the time before the first of Samples: a row for
+// each moment at which there was more or less memory from then on.
+type Earlier struct {
+	Time      []int64  `json:"time_ms"`
+	Committed []uint64 `json:"committed"`
+}
+
 // sampleList is the samples of a device.
 type sampleList struct {
 	Samples
-	most int
+	earlier Earlier
+	most    int
+}
+
+// begin reads, before the first sample, what was before it.
+func (l *sampleList) begin(d *vmm.Device) {
+	if len(l.Time) == 0 && l.earlier.Time == nil {
+		l.earlier = before(d.History(0), d.Stats().Committed, l.most)
+	}
+}
+
+// before is Earlier of a device that has so much memory after the events: most rows of it.
+func before(events []vmm.HistoryEvent, committed uint64, most int) Earlier {
+	e := Earlier{[]int64{}, []uint64{}}
+	for _, h := range slices.Backward(events) {
+		var by uint64 // how much there was more before it, or less
+		switch h.Kind {
+		case "create", "import":
+			by = -min(h.Size, committed)
+		case "release":
+			by = h.Size
+		default:
+			continue
+		}
+		if ms := h.Time.UnixMilli(); len(e.Time) == 0 || e.Time[len(e.Time)-1] != ms { // of one moment the last counts
+			e.Time, e.Committed = append(e.Time, ms), append(e.Committed, committed)
+		}
+		committed += by
+	}
+	slices.Reverse(e.Time)
+	slices.Reverse(e.Committed)
+	for len(e.Time) > most {
+		e.Time, e.Committed = thinned(e.Time, len(e.Time)), thinned(e.Committed, len(e.Committed))
+	}
+	return e
 }
 
 // add adds a row, unless it is as the last one.

@@ -35,6 +35,7 @@ type Device struct {
 	Pools   []Pool           `json:"pools"`  // by name
 	Events  []memtrace.Event `json:"events"` // the oldest first
 	Samples Samples          `json:"samples"`
+	Earlier Earlier          `json:"earlier"`
 }
 
 // Summary is a device without its parts.
@@ -122,8 +123,9 @@ func (m *Map) snapshot(now time.Time) *Snapshot {
 	}
 	for i, d := range m.o.Devices {
 		x := m.device(d, pools)
+		m.samples[i].begin(d)
 		m.samples[i].add(now, sampleOf(&x.Summary, x.usedInPools()))
-		x.Samples = m.samples[i].Samples
+		x.Samples, x.Earlier = m.samples[i].Samples, m.samples[i].earlier
 		m.events[i].update(d)
 		x.Events = m.events[i]
 		s.Devices = append(s.Devices, x)

@@ -13,8 +13,8 @@ function load(s) {
   model.title = s.title;
   model.sharers = s.sharers;
   model.devices = s.devices.map(d => {
-    const {ranges, pools, events, samples, ...summary} = d;
-    return {summary, ranges: byAddr(ranges), pools: byName(pools), events, samples, version: 0, rangesVersion: 0};
+    const {ranges, pools, events, samples, earlier, ...summary} = d;
+    return {summary, ranges: byAddr(ranges), pools: byName(pools), events, samples, earlier, version: 0, rangesVersion: 0};
   });
 }
 

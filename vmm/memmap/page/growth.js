@@ -38,15 +38,17 @@ function growth(isLive) {
   // rows are the columns for uPlot, with the last values once more at the end of the chart: there
   // is a row only when something changed.
   function rows() {
-    const s = device.samples, n = s.time_ms.length;
-    const data = [s.time_ms.map(t => t / 1000), ...series.map(([key]) => s[key].slice())];
+    const s = device.samples, e = device.earlier;
+    const data = [e.time_ms.concat(s.time_ms).map(t => t / 1000),
+      ...series.map(([key]) => (e[key] || e.time_ms.map(() => null)).concat(s[key]))];
+    const n = data[0].length;
     const end = isLive() ? Math.max(Date.now(), model.time) / 1000 : model.time / 1000;
     if (n && end > data[0][n - 1]) data.forEach((column, i) => column.push(i ? column[n - 1] : end));
     return data;
   }
 
   function span() {
-    const t = device.samples.time_ms, last = isLive() ? Math.max(Date.now(), model.time) / 1000 : model.time / 1000;
+    const t = device.earlier.time_ms.concat(device.samples.time_ms.slice(0, 1)), last = isLive() ? Math.max(Date.now(), model.time) / 1000 : model.time / 1000;
     const first = t.length ? t[0] / 1000 : last;
     if (zoomed) return zoomed;
     if (shown === "all") return [Math.min(first, last - 1), last];
