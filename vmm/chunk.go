@@ -27,7 +27,7 @@ func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 		if err = d.checkOpen(); err != nil {
 			return nil, err
 		}
-		m, short, err := d.create(size, d.resolve(p), forCaller, memsample.Chunk)
+		m, short, err := d.create(size, d.resolve(p), forCaller, &memsample.Source{Kind: memsample.Chunk})
 		if err == nil {
 			c, err = d.chunk(m, nil)
 		}
@@ -43,7 +43,7 @@ func (d *Device) CreateOrReuse(size uint64, p Prop) (*Chunk, error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, d.wrap("create or reuse chunk", 0, size, err)
 	}
-	if m := d.takeCached(d.resolve(p), size, size, memsample.Chunk); m != nil {
+	if m := d.takeCached(d.resolve(p), size, size, &memsample.Source{Kind: memsample.Chunk}); m != nil {
 		d.counters.count(1, &d.counters.Hits)
 		c, err := d.chunk(m, nil)
 		return c, d.wrap("create or reuse chunk", 0, size, err)
@@ -58,11 +58,11 @@ func (d *Device) TryCreate(size uint64, p Prop) (c *Chunk, err error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, d.wrap("try to create chunk", 0, size, err)
 	}
-	m := d.takeCached(d.resolve(p), size, size, memsample.Chunk)
+	m := d.takeCached(d.resolve(p), size, size, &memsample.Source{Kind: memsample.Chunk})
 	if m != nil {
 		d.counters.count(1, &d.counters.Hits)
 	} else {
-		m, _, err = d.create(size, d.resolve(p), forGrowAhead, memsample.Chunk)
+		m, _, err = d.create(size, d.resolve(p), forGrowAhead, &memsample.Source{Kind: memsample.Chunk})
 	}
 	if err == nil {
 		c, err = d.chunk(m, nil)
@@ -113,7 +113,7 @@ func (d *Device) importChunk(made []uintptr, size uint64, p Prop, take func(Prop
 	if err != nil {
 		return nil, err
 	}
-	m := d.adopt(h, size, p, memsample.Import, made)
+	m := d.adopt(h, size, p, &memsample.Source{Kind: memsample.Import, Made: made})
 	if made == nil {
 		d.history.Add(history.Import, 0, size, 0)
 	} else {

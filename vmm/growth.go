@@ -165,11 +165,15 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 		releaseAll(batch) //nolint:errcheck // mapped by now, or cached, or counted as quarantined
 	}()
 	d, p := g.r.dev, g.prop
+	from := &memsample.Source{Kind: memsample.Range}
+	if purpose == forGrowAhead {
+		from.Made = g.made()
+	}
 	left := want
 	for left > 0 && !g.noCache {
 		// The driver sets access chunk by chunk, so many small chunks cost more than new
 		// memory. With an eighth as the least, a growth takes a few dozen.
-		m := d.takeCached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)), memsample.Range)
+		m := d.takeCached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)), from)
 		if m == nil {
 			break
 		}
@@ -191,8 +195,8 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 	for size := range g.sizes.Chunks(left) {
 		var m *memory
 		if purpose == forGrowAhead {
-			m, _, createErr = d.create(size, p, purpose, memsample.Range)
-		} else if m, createErr = d.createCharged(size, p, purpose, memsample.Range); createErr == nil {
+			m, _, createErr = d.create(size, p, purpose, from)
+		} else if m, createErr = d.createCharged(size, p, purpose, from); createErr == nil {
 			charged -= size
 		}
 		if createErr != nil {
@@ -207,22 +211,10 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 	if err := g.r.mapChunks(off, batch, purpose); err != nil {
 		return 0, err
 	}
-	if purpose == forGrowAhead {
-		g.ownSamples(batch)
-	}
 	if hits > 0 {
 		d.counters.count(hits, &d.counters.Hits, &g.r.counters.Hits)
 	}
 	return want - left, createErr
-}
-
-// ownSamples has a heap profile show memory where the range was made.
-func (g *Range) ownSamples(ms []*memory) {
-	for _, m := range ms {
-		if m.sample != nil {
-			m.sample.MadeAt(g.made())
-		}
-	}
 }
 
 // reclaimable is how far reclaim would come.

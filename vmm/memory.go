@@ -47,18 +47,18 @@ const (
 
 // create makes memory with one reference. Prop's location is resolved already. With its error it
 // returns the device that is short of memory.
-func (d *Device) create(size uint64, p Prop, purpose purpose, kind memsample.Kind) (m *memory, short *deviceState, err error) {
+func (d *Device) create(size uint64, p Prop, purpose purpose, from *memsample.Source) (m *memory, short *deviceState, err error) {
 	if err := d.state.charge(size, purpose); err != nil {
 		return nil, d.state, err
 	}
-	if m, err = d.createCharged(size, p, purpose, kind); err != nil {
+	if m, err = d.createCharged(size, p, purpose, from); err != nil {
 		d.state.uncharge(size)
 	}
 	return m, d.state.home(p), err
 }
 
 // createCharged is create of memory that counts against the limit already.
-func (d *Device) createCharged(size uint64, p Prop, purpose purpose, kind memsample.Kind) (m *memory, err error) {
+func (d *Device) createCharged(size uint64, p Prop, purpose purpose, from *memsample.Source) (m *memory, err error) {
 	home := d.state.home(p)
 	err = home.retryAfterRelease(purpose, func() error {
 		if err := home.mayCreate(); err != nil {
@@ -68,7 +68,7 @@ func (d *Device) createCharged(size uint64, p Prop, purpose purpose, kind memsam
 		if err != nil {
 			return err
 		}
-		m = d.adopt(h, size, p, kind, nil)
+		m = d.adopt(h, size, p, from)
 		// A network card may go on reading memory that it was shown.
 		m.created = true
 		m.cacheable.Store(p.Share == 0 && !p.RDMA)
@@ -89,10 +89,9 @@ func (s *deviceState) home(p Prop) *deviceState {
 	return cmp.Or(s.parent.states[p.Location.ID], s)
 }
 
-// adopt counts a handle that the driver has returned as the device's memory. made is who has asked
-// for it; nil: the caller.
-func (d *Device) adopt(h driver.Handle, size uint64, p Prop, kind memsample.Kind, made []uintptr) *memory {
-	m := &memory{dev: d, handle: h, size: size, prop: p, sample: memsample.OfMade(d.samples, kind, size, made, 1)}
+// adopt counts a handle that the driver has returned as the device's memory.
+func (d *Device) adopt(h driver.Handle, size uint64, p Prop, from *memsample.Source) *memory {
+	m := &memory{dev: d, handle: h, size: size, prop: p, sample: memsample.Of(d.samples, from, size, 1)}
 	m.refs.Store(1)
 	d.counters.raise(&d.counters.committed, size, m.sample.Begin)
 	return m
@@ -226,7 +225,7 @@ func (d *Device) cacheMemory(m *memory) bool {
 
 // takeCached returns the largest cached memory with property p from least to most
 // bytes, with one reference; nil if there is none, or if another operation has the turn.
-func (d *Device) takeCached(p driver.Prop, least, most uint64, kind memsample.Kind) *memory {
+func (d *Device) takeCached(p driver.Prop, least, most uint64, from *memsample.Source) *memory {
 	if d.state.mayCreate() != nil {
 		return nil
 	}
@@ -240,16 +239,16 @@ func (d *Device) takeCached(p driver.Prop, least, most uint64, kind memsample.Ki
 	if x == nil {
 		return nil
 	}
-	m := d.uncached(x, kind)
+	m := d.uncached(x, from)
 	m.cacheable.Store(true)
 	return m
 }
 
 // uncached is the memory, with one reference, of a piece that was taken out of the cache.
-func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle], kind memsample.Kind) *memory {
+func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle], from *memsample.Source) *memory {
 	// A new object: a Segment of the old one has no claim to it.
 	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true, recycled: true}
-	m.sample = memsample.Of(d.samples, kind, x.Size, 1)
+	m.sample = memsample.Of(d.samples, from, x.Size, 1)
 	m.refs.Store(1)
 	d.counters.lower(&d.counters.cached, x.Size, m.sample.Begin)
 	return m
@@ -261,8 +260,9 @@ func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle], kind me
 func (d *Device) evictLocked(keep uint64) (out []*memory) {
 	invariants.Held(&d.cache.mu)
 	c := &d.cache
+	from := &memsample.Source{Kind: memsample.Leaving}
 	for c.list.Bytes > keep {
-		out = append(out, d.uncached(c.list.Oldest(), memsample.Leaving))
+		out = append(out, d.uncached(c.list.Oldest(), from))
 	}
 	return out
 }

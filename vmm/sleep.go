@@ -379,21 +379,21 @@ func (s *sleeper) restore() error {
 // first.
 func (s *sleeper) createMemory() error {
 	d, p := s.r.dev, s.prop
+	from := &memsample.Source{Kind: memsample.Range, Made: s.made()}
 	for _, size := range s.sleptChunks {
 		var m *memory
 		if !s.noCache {
-			m = d.takeCached(p, size, size, memsample.Range)
+			m = d.takeCached(p, size, size, from)
 		}
 		if m == nil {
 			var err error
-			if m, _, err = d.create(size, p, forCaller, memsample.Range); err != nil {
+			if m, _, err = d.create(size, p, forCaller, from); err != nil {
 				return err
 			}
 		}
 		s.mem = append(s.mem, m)
 		s.capacity += size
 	}
-	s.ownSamples(s.mem) // a heap profile shows it where the range was made
 	return nil
 }
 
@@ -490,7 +490,7 @@ func (g *Range) countHostCopy(d *Device) {
 		if err := takeAddresses(n); err != nil {
 			return err
 		}
-		g.copySample = memsample.Of(d.samples, memsample.HostCopy, n, 1)
+		g.copySample = memsample.Of(d.samples, &memsample.Source{Kind: memsample.HostCopy}, n, 1)
 		d.counters.raise(&d.counters.hostCopies, n, g.copySample.Begin)
 		return nil
 	}

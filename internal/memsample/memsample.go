@@ -115,33 +115,48 @@ type Sample struct {
 	bytes  float64
 }
 
-// Of decides whether memory is sampled, and if so finds the stack of the caller, without so many
-// frames. Begin counts it.
-func Of(o *Owner, kind Kind, size uint64, skip int) *Sample {
-	return OfMade(o, kind, size, nil, skip+1)
+// Source is what memory is asked for, and by whom. Several pieces of one call share it: finding a
+// stack takes longer than all else. One goroutine uses it at a time.
+type Source struct {
+	Kind Kind
+	Made []uintptr // who it is for; nil: the caller
+
+	stack Stack // once it is known
+	known bool
 }
 
-// OfMade is Of for memory of which the stack is known; nil: it is not.
-func OfMade(o *Owner, kind Kind, size uint64, made []uintptr, skip int) *Sample {
+// find finds the stack, of the caller without so many frames.
+func (s *Source) find(skip int) {
+	switch {
+	case s.known:
+	case s.Made != nil:
+		copy(s.stack[:], s.Made)
+	default:
+		runtime.Callers(skip+2, s.stack[:])
+	}
+	s.known = true
+}
+
+// Of decides whether memory is sampled, and if so finds the stack, of the caller without so many
+// frames. Begin counts it.
+func Of(o *Owner, from *Source, size uint64, skip int) *Sample {
 	r := rate.Load()
 	if r == 0 || float64(size) < float64(r)*64 && rand.Float64() >= chance(size, r) {
 		return nil
 	}
-	return taken(o, kind, size, r, made, skip+1)
+	return taken(o, from, size, r, skip+1)
 }
 
 // chance is how likely memory of a size is sampled.
 func chance(size uint64, rate int64) float64 { return -math.Expm1(-float64(size) / float64(rate)) }
 
-func taken(o *Owner, kind Kind, size uint64, rate int64, made []uintptr, skip int) *Sample {
-	s := &Sample{key: key{owner: o, kind: kind}, weight: 1}
+func taken(o *Owner, from *Source, size uint64, rate int64, skip int) *Sample {
+	from.find(skip + 1)
+	s := &Sample{key: key{owner: o, kind: from.Kind, stack: from.stack}, weight: 1}
 	if rate > 1 {
 		s.weight = 1 / chance(size, rate)
 	}
 	s.bytes = s.weight * float64(size)
-	if copy(s.key.stack[:], made) == 0 {
-		runtime.Callers(skip+2, s.key.stack[:])
-	}
 	return s
 }
 
@@ -205,14 +220,6 @@ func (s *Sample) Resize(size uint64) {
 // Becomes has memory that was sampled count as another kind from now on, as if it always had.
 func (s *Sample) Becomes(kind Kind) { s.move(func(k *key) { k.kind = kind }) }
 
-// MadeAt has memory that was sampled count at another stack, which ends at a 0, as if it always had.
-func (s *Sample) MadeAt(stack []uintptr) {
-	s.move(func(k *key) {
-		k.stack = Stack{}
-		copy(k.stack[:], stack)
-	})
-}
-
 // move changes where the memory is counted.
 func (s *Sample) move(change func(*key)) {
 	if s == nil {
@@ -269,7 +276,7 @@ func (c *Countdown) draw() {
 
 // Now is a Sample that has begun, of a piece for which a Countdown was due.
 func Now(o *Owner, kind Kind, size uint64, skip int) *Sample {
-	s := taken(o, kind, size, max(rate.Load(), 1), nil, skip+1)
+	s := taken(o, &Source{Kind: kind}, size, max(rate.Load(), 1), skip+1)
 	s.Begin()
 	return s
 }

@@ -29,7 +29,7 @@ func TestSample(t *testing.T) {
 	o := &Owner{}
 	Add(o)
 	require.Contains(t, Owners(), o)
-	s := Of(o, Range, 10, 0)
+	s := Of(o, &Source{Kind: Range}, 10, 0)
 	require.Zero(t, sum(o), "it has not begun")
 	s.Begin()
 	s.Becomes(Pool)
@@ -46,7 +46,7 @@ func TestSample(t *testing.T) {
 	require.Empty(t, o.Records())
 
 	at(t, 0)
-	none := Of(o, Range, 1<<40, 0)
+	none := Of(o, &Source{Kind: Range}, 1<<40, 0)
 	require.Nil(t, none)
 	none.Begin()
 	none.Becomes(Pool)
@@ -69,7 +69,7 @@ func TestEstimatesOfEachSize(t *testing.T) {
 				if c.Due(size) {
 					Now(o, Block, size, 0)
 				}
-				Of(o, Range, size, 0).Begin()
+				Of(o, &Source{Kind: Range}, size, 0).Begin()
 			}
 			want := float64(n) * float64(size)
 			p := chance(size, rate)
@@ -83,4 +83,17 @@ func TestEstimatesOfEachSize(t *testing.T) {
 		}
 		require.LessOrEqual(t, missed, 10, "of 40 estimates, at %d bytes", size)
 	}
+}
+
+// TestSource: the pieces of one call have one stack, found at the first that is sampled.
+func TestSource(t *testing.T) {
+	defer SetRate(SetRate(1))
+	o := &Owner{}
+	from := &Source{Kind: Range}
+	first := Of(o, from, 10, 0)
+	second := func() *Sample { return Of(o, from, 20, 0) }()
+	require.NotZero(t, first.key.stack[0])
+	require.Equal(t, first.key, second.key)
+	made := Of(o, &Source{Kind: Import, Made: []uintptr{1, 2}}, 10, 0)
+	require.Equal(t, Stack{1, 2}, made.key.stack)
 }
