@@ -16,12 +16,12 @@ type publishedChunk struct {
 }
 
 // updateChunks makes the list of published chunks that of the range: chunks that
-// are gone are retired, new ones get the next ids. n is the length that is to be
-// published next.
-func (p *Publication) updateChunks(segs []vmm.Segment, n, generation uint64) {
+// are gone are retired, new ones get the next ids. generation is that of the range from
+// before segs were listed, n the length that is to be published next.
+func (p *Publication) updateChunks(segs []vmm.Segment, generation, n uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.chunksOf = generation
+	p.chunksGeneration = generation
 	same := 0
 	for same < len(p.chunks) && same < len(segs) && p.chunks[same].seg == segs[same] {
 		same++

@@ -120,5 +120,6 @@ package shareable
 // Publication.exclusive and readerConn.working are held across driver calls, streamWaits.mu while a
 // wait is queued on a stream, and session.sending while the driver is asked what memory is free. No
 // other lock is held across a driver call, and of these only readerConn.working and session.sending
-// while a frame is written to a peer. A method whose name ends in Exclusive runs inside
+// while a frame is written to a peer. Publication.lenRaised tries mu with locks of the range held, so
+// what has mu waits for nothing. A method whose name ends in Exclusive runs inside
 // Publication.runExclusive; one that ends in Locked needs the lock that its comment names.

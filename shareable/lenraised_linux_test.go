@@ -56,7 +56,7 @@ func TestPublishedByTheCallWithItsChunks(t *testing.T) {
 		require.NoError(t, g.Clip())
 		require.NoError(t, g.Grow(4<<20)) // by another chunk
 		if !guard {
-			p.chunksOf = g.Generation()
+			p.chunksGeneration = g.Generation()
 		}
 		require.NoError(t, g.SetLen(3<<20))
 		require.Equal(t, !guard, p.Len() == 3<<20, "readers have the chunk that went")
@@ -91,5 +91,7 @@ func TestPublishedByTheCallUnlessItMustNot(t *testing.T) {
 	require.NoError(t, p.Seal(t.Context(), SealOptions{KeepWriting: true}))
 	require.NoError(t, g.SetLen(600))
 	require.Equal(t, uint64(500), p.Len())
+	require.NoError(t, g.SetLen(500), "what is not published any more is not held")
+	require.ErrorIs(t, g.SetLen(499), vmm.ErrBusy)
 	require.NoError(t, st.Close())
 }

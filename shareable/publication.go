@@ -44,10 +44,10 @@ type Publication struct {
 	segments  []vmm.Segment // the range's, as they were last; inside runExclusive
 
 	// Guarded by mu, which comes after exclusive.
-	pending        []pendingLength
-	pendingRunning bool   // publishPending runs
-	lengthSetters  int    // calls of Seal and Retire that run: PublishAfter is refused
-	chunksOf       uint64 // the generation of the range when chunks were its own
+	pending          []pendingLength
+	pendingRunning   bool   // publishPending runs
+	lengthSetters    int    // calls of Seal and Retire that run: PublishAfter is refused
+	chunksGeneration uint64 // of the range, when chunks were its own
 }
 
 // Publish makes a range available to readers under a name: up to 256 letters,
@@ -177,6 +177,7 @@ func (p *Publication) fail(err error) {
 	if p.failed == nil {
 		p.failed = err
 	}
+	p.hold.Fix(p.published) // nothing more is published
 	p.wakeWritersLocked()
 }
 
@@ -241,7 +242,7 @@ func (p *Publication) runExclusive(ctx context.Context, f func(context.Context) 
 //  1. wait until the bytes below it are written;
 //  2. update the list of chunks, and then publish the length.
 //
-// They are held: else the length could go back, and come again with bytes that are not
+// hold keeps the length from going back: it could come again with bytes that are not
 // written yet.
 func (p *Publication) publishRangeExclusive(ctx context.Context) error {
 	if err := p.checkLive(); err != nil {
@@ -253,22 +254,22 @@ func (p *Publication) publishRangeExclusive(ctx context.Context) error {
 	}
 	generation := p.r.Generation() // before the list: a chunk that goes meanwhile makes it an old one
 	p.segments = p.r.AppendSegments(p.segments[:0])
-	p.updateChunks(p.segments, n, generation)
+	p.updateChunks(p.segments, generation, n)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.publishLenLocked(n)
 	return p.failed
 }
 
-// lenRaised publishes a length of which all bytes are written, in the call that sets it, if the
-// chunks that it needs are published. Anything else is for follow, which has more to do or
-// to wait for.
+// lenRaised publishes a length of which all bytes are written, in the call that raises it, which has
+// locks of the range. The chunks that it needs must be published, and still be the range's: its
+// generation says so. Anything else is for follow, which has more to do or to wait for.
 func (p *Publication) lenRaised(n uint64) {
 	if !p.mu.TryLock() { // the range's call must not wait
 		return
 	}
 	defer p.mu.Unlock()
-	if p.state == wire.StateLive && p.lengthSetters == 0 && n <= p.endLocked() && p.chunksOf == p.r.Generation() {
+	if p.state == wire.StateLive && p.lengthSetters == 0 && n <= p.endLocked() && p.chunksGeneration == p.r.Generation() {
 		p.publishLenLocked(n)
 	}
 }

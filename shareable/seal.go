@@ -77,6 +77,7 @@ func (p *Publication) sealExclusive(ctx context.Context, o SealOptions) (err err
 	}
 	p.state, p.sealed, p.digest = wire.StateSealed, true, digest
 	p.page.state.Store(uint64(wire.StateSealed))
+	p.hold.Fix(p.published) // nothing more is published
 	p.notify()
 	p.wakeWritersLocked()
 	return nil

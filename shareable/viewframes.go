@@ -183,6 +183,7 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 	v.mapped, v.chunks = v.beyond(v.track.End()), v.track.Len()
 	v.notifyLenLocked()
 	v.mu.Unlock()
+	v.conn.release() // what could be imported is memory, whose close does not wait
 	return v.ack()
 }
 
@@ -190,12 +191,12 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 var errNoFDs = errors.New("too few file descriptors for a frame")
 
 // importAll imports the memory of the records, one after the other: the driver
-// takes longer for several at a time. The fds stay open until the next frame is read, when
-// nothing waits for their closes. The caller must close the chunks, also after
+// takes longer for several at a time. The fds stay open: the closes of all take a while, in which
+// nothing should wait for the memory. The caller must close the chunks, also after
 // an error.
 func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Chunk, err error) {
 	for i, r := range records {
-		c, err := v.dev.ImportMade(v.opts.made, fds[i].Int(), r.Size, vmm.Prop{})
+		c, err := v.dev.ImportMade(fds[i].Int(), r.Size, vmm.Prop{}, v.opts.made)
 		if errors.Is(err, vmm.ErrLimit) {
 			err = fmt.Errorf("%w (RLIMIT_NOFILE): %w", errNoFDs, err)
 		}

@@ -92,19 +92,20 @@ func (d *Device) chunk(m *memory, made []uintptr) (*Chunk, error) {
 // the exporter's word: a wrong one may only show when the Chunk is mapped, as
 // ErrInvalid. The caller must Close the Chunk.
 func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
-	return d.ImportMade(nil, fd, size, p)
+	return d.ImportMade(fd, size, p, nil)
 }
 
-// ImportMade is Import for packages beside this one, which do so for a call that has returned: a
-// heap profile, the history and a Report show the stack of that, as runtime.Callers returns it.
-func (d *Device) ImportMade(made []uintptr, fd int, size uint64, p Prop) (*Chunk, error) {
-	c, err := d.importChunk(made, size, p, func(p Prop) (driver.Handle, error) { return d.drv.Import(fd, size, p) })
+// ImportMade is Import for packages beside this one, where a goroutine imports on behalf of an
+// earlier call: a heap profile, the history and a Report show that call's stack, which is made, as
+// runtime.Callers returns it. Nil is the caller's.
+func (d *Device) ImportMade(fd int, size uint64, p Prop, made []uintptr) (*Chunk, error) {
+	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) { return d.drv.Import(fd, size, p) }, made)
 	return c, d.wrap("import chunk", 0, size, err)
 }
 
 // importChunk makes a Chunk of a handle that take imports. Its location is where the
 // memory really is, whatever p says.
-func (d *Device) importChunk(made []uintptr, size uint64, p Prop, take func(Prop) (driver.Handle, error)) (*Chunk, error) {
+func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle, error), made []uintptr) (*Chunk, error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
@@ -415,13 +416,13 @@ var errNoFabric = fmt.Errorf("%w: fabric handles", ErrNotSupported)
 // machine of the fabric. For the size it is as Import. The caller must Close the
 // Chunk.
 func (d *Device) ImportFabric(name [64]byte, size uint64, p Prop) (*Chunk, error) {
-	c, err := d.importChunk(nil, size, p, func(p Prop) (driver.Handle, error) {
+	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) {
 		x, ok := d.drv.(driver.FabricSharer)
 		if !ok {
 			return 0, errNoFabric
 		}
 		return x.ImportFabric(name, size, p)
-	})
+	}, nil)
 	return c, d.wrap("import chunk from the fabric", 0, size, err)
 }
 

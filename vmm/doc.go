@@ -104,9 +104,9 @@ package vmm
 //	closereservation.go  closing a reservation
 //	grant.go             Grant, Revoke and Access of one reservation, and their undo
 //	range.go             Range, RangeOptions and their defaults: NewRange, Alloc, Append, SetLen, Hold, Close, Stats
+//	lenhold.go           HoldLen: a hold of all bytes below Len, which tells when Len rises
 //	zero.go              RangeOptions.Zero: zeroing new and recycled memory, and waits before it
 //	history.go           SetHistory and History: what has happened to the memory
-//	lenhold.go           HoldLen: a hold of all bytes below Len, which tells when Len rises
 //	growth.go            Grow; where a growing range takes memory from; growth ahead (GrowAhead)
 //	supply.go            Supplier: memory for a range from elsewhere than the device
 //	background.go        the device's goroutine: intervals, order of work, end; SetLogger
@@ -174,8 +174,9 @@ package vmm
 //	Stream.mu           for reading, if no event could be recorded
 //	Module.closeMu      by Close, for work that may run the module's kernels
 //
-// None is held across a callback, except those of Watch: they run with mappingMu, and with what
-// its holder has, from closeMu to sweepMu. Reservation.mu and what comes after it are not held even
+// None is held across a callback, except those of Watch, which run with mappingMu, and with what
+// its holder has, from closeMu to sweepMu, and that of HoldLen, which runs with Range.lenMu and mostly
+// Reservation.mu. Reservation.mu and what comes after it are not held even
 // across a driver call, except staging.mu, which asks events.
 //
 // Whatever must wait for work or copies marks what it takes (a retirement, unfilled bytes), gives

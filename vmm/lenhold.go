@@ -3,6 +3,8 @@ package vmm
 import (
 	"fmt"
 	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/invariants"
 )
 
 // LenHold holds what a Range shows: all bytes below Len, wherever Len goes. Safe for concurrent
@@ -15,13 +17,14 @@ type LenHold struct {
 }
 
 // HoldLen holds all bytes below Len until Release, also those that come: SetLen downwards, Sleep
-// and Close return ErrBusy, which says what the hold is for.
+// and Close return ErrBusy, which says what the hold is for. It returns ErrClosed for a closed
+// range, and ErrAsleep for one that sleeps.
 //
-// raised, which may be nil, is called with a Len that has risen, in the call that raised it and
-// before that returns, if all bytes below it are written: not while an AppendOn may not have run
-// yet, nor for the bytes of that. After Release one call may still be under way. It runs with a lock
-// held that orders changes of Len, so it must not wait, nor call methods of the range other than
-// Len, Cap and Generation.
+// raised, which may be nil, is called with a Len that has risen since HoldLen returned, in the call
+// that raised it and before that returns, if all bytes below it are written: not for an AppendOn,
+// nor from then on until WaitWritten, or the close of its stream, has waited for that. After Release
+// one call may still be under way. It runs with locks of the range held. So it must not wait, and of
+// the range and the hold it must call nothing but Len, Cap and Generation.
 func (g *Range) HoldLen(what string, raised func(n uint64)) (*LenHold, error) {
 	if g == nil || g.r == nil {
 		return nil, g.wrap("hold length", 0, 0, g.checkOpen())
@@ -32,19 +35,18 @@ func (g *Range) HoldLen(what string, raised func(n uint64)) (*LenHold, error) {
 		return nil, g.wrap("hold length", 0, 0, err)
 	}
 	h.release = func() {
-		g.setLenHolds(func(all []*LenHold) []*LenHold {
-			return slices.DeleteFunc(all, func(o *LenHold) bool { return o == h })
-		})
+		h.quiet()
 		stop()
 	}
-	g.setLenHolds(func(all []*LenHold) []*LenHold { return append(all, h) })
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	g.setLenHoldsLocked(func(all []*LenHold) []*LenHold { return append(all, h) })
 	return h, nil
 }
 
-// setLenHolds replaces the list, which is read without a lock.
-func (g *Range) setLenHolds(change func([]*LenHold) []*LenHold) {
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
+// setLenHoldsLocked replaces the list, which is read without a lock. It needs r.mu.
+func (g *Range) setLenHoldsLocked(change func([]*LenHold) []*LenHold) {
+	invariants.Held(&g.r.mu)
 	var all []*LenHold
 	if old := g.lenHolds.Load(); old != nil {
 		all = slices.Clone(*old)
@@ -53,10 +55,10 @@ func (g *Range) setLenHolds(change func([]*LenHold) []*LenHold) {
 	g.lenHolds.Store(&all)
 }
 
-// tellLenHolds tells of a Len that has risen to n.
-func (g *Range) tellLenHolds(n uint64) {
+// notifyLenHolds tells of a Len that has risen to n.
+func (g *Range) notifyLenHolds(n uint64) {
 	all := g.lenHolds.Load()
-	if all == nil || g.r.unwritten.Load() > 0 {
+	if all == nil || g.r.pendingStreams.Load() > 0 {
 		return
 	}
 	for _, h := range *all {
@@ -66,20 +68,35 @@ func (g *Range) tellLenHolds(n uint64) {
 	}
 }
 
-// setLenOver is SetLen, for which one hold does not count.
-func (g *Range) setLenOver(n uint64, mine *hold) error {
-	err := g.retryWithMemory(func() error { return g.setLen(n, mine) })
-	// lenMu is free by now: no append waits for this.
-	g.requestGrowAhead()
-	return g.wrap("set length", 0, n, err)
+// quiet has raised called no more.
+func (h *LenHold) quiet() {
+	r := h.g.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h.g.setLenHoldsLocked(func(all []*LenHold) []*LenHold {
+		return slices.DeleteFunc(all, func(o *LenHold) bool { return o == h })
+	})
 }
 
-// SetLen is Range.SetLen for who has the hold: the bytes from n on are no longer held.
+// SetLen is Range.SetLen, for which this hold does not count.
 func (h *LenHold) SetLen(n uint64) error {
 	if h == nil || h.g == nil {
 		return fmt.Errorf("%w: no hold", ErrInvalid)
 	}
-	return h.g.setLenOver(n, h.h)
+	return h.g.setLenExcept(n, h.h)
+}
+
+// Fix ends that the hold goes where Len goes: from now on it holds the first n bytes, of those that
+// it has held, and tells of nothing more. Nil is fine.
+func (h *LenHold) Fix(n uint64) {
+	if h == nil || h.g == nil {
+		return
+	}
+	h.quiet()
+	r := h.g.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h.h.end, h.h.below = min(n, h.h.currentEnd()), nil
 }
 
 // Release ends the hold. Twice is fine, and so is a nil LenHold.
@@ -87,4 +104,12 @@ func (h *LenHold) Release() {
 	if h != nil && h.g != nil {
 		h.release()
 	}
+}
+
+// setLenExcept is SetLen, for which one hold does not count.
+func (g *Range) setLenExcept(n uint64, except *hold) error {
+	err := g.retryWithMemory(func() error { return g.setLen(n, except) })
+	// lenMu is free by now: no append waits for this.
+	g.requestGrowAhead()
+	return g.wrap("set length", 0, n, err)
 }

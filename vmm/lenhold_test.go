@@ -58,6 +58,27 @@ func TestLenHold(t *testing.T) {
 	w.end()
 }
 
+// TestLenHoldFixed: it holds what it is told to, of what it has held, and tells nothing.
+func TestLenHoldFixed(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, 1000)
+	h, err := g.HoldLen("shown", func(uint64) { t.Error("it tells") })
+	require.NoError(t, err)
+	h.Fix(500)
+	require.NoError(t, g.SetLen(2000))
+	require.NoError(t, g.SetLen(500))
+	require.ErrorContains(t, g.SetLen(499), "held: shown [0x0, 0x1f4)")
+	h.Fix(600)
+	require.NoError(t, g.SetLen(700))
+	require.NoError(t, g.SetLen(500), "it holds no more than it did")
+	h.Release()
+	h.Fix(100)
+	require.NoError(t, g.SetLen(0))
+	(*vmm.LenHold)(nil).Fix(1)
+	require.NoError(t, g.Close())
+	w.end()
+}
+
 // TestLenHoldTellsOfWhatIsWritten: not of the bytes of an AppendOn, nor of those behind them.
 func TestLenHoldTellsOfWhatIsWritten(t *testing.T) {
 	w := newWorld(t, 1)

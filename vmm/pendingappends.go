@@ -28,14 +28,14 @@ func (r *Reservation) noteAppendLocked(s *Stream) {
 	}
 	span.last = r.appendSeq
 	r.pendingAppends[s] = span
-	r.unwritten.Store(int32(len(r.pendingAppends)))
+	r.pendingStreams.Store(int32(len(r.pendingAppends)))
 }
 
 // forgetAppendsLocked is for a stream whose AppendOns have run. It needs r.mu.
 func (r *Reservation) forgetAppendsLocked(s *Stream) {
 	invariants.Held(&r.mu)
 	delete(r.pendingAppends, s)
-	r.unwritten.Store(int32(len(r.pendingAppends)))
+	r.pendingStreams.Store(int32(len(r.pendingAppends)))
 }
 
 // appendsDone notes that the AppendOns on s up to the given one have run.

@@ -370,11 +370,11 @@ func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.wrap("set length", 0, n, g.checkOpen())
 	}
-	return g.setLenOver(n, nil)
+	return g.setLenExcept(n, nil)
 }
 
-// setLenLocked moves Len, also over mine. It needs g.lenMu.
-func (g *Range) setLenLocked(n uint64, mine *hold) error {
+// setLenLocked moves Len; except does not hold it. It needs g.lenMu.
+func (g *Range) setLenLocked(n uint64, except *hold) error {
 	invariants.Held(&g.lenMu)
 	r := g.r
 	r.mu.Lock()
@@ -386,7 +386,7 @@ func (g *Range) setLenLocked(n uint64, mine *hold) error {
 		return fmt.Errorf("%w: a length of %d in a capacity of %d", ErrBounds, n, c)
 	}
 	if n < g.len.Load() { // moved up it takes nothing away
-		if err := r.checkHoldsLocked(n, math.MaxUint64, mine); err != nil {
+		if err := r.checkHoldsLocked(n, math.MaxUint64, except); err != nil {
 			return err
 		}
 	}
@@ -403,7 +403,7 @@ func (g *Range) publishLenLocked(n uint64) {
 	case n > old: // what is appended was written, or else is marked anew
 		r.dev.state.parent.undefined.remove(r.ptr+Ptr(old), r.ptr+Ptr(n), false)
 		c.raised(n-old, &r.counters)
-		g.tellLenHolds(n)
+		g.notifyLenHolds(n)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu
 		r.dev.state.parent.undefined.remove(r.ptr+Ptr(n), r.ptr+Ptr(old), true)

@@ -49,15 +49,15 @@ type Reservation struct {
 	watches   []*Watch   // guarded by mappingMu
 
 	// Atomic: read without a lock.
-	phase         atomic.Uint32                  // changes with mu held
-	closesRunning atomic.Int32                   // or about to run
-	closeSlot     chan struct{}                  // taken by the close whose caller may stop waiting
-	banCount      atomic.Int32                   // length of bans
-	namings       atomic.Uint64                  // calls of UsedBy, and undos that failed: launches check anew
-	waitsFor      atomic.Pointer[[]*deviceState] // see setWaitsForLocked
-	generation    atomic.Uint64
-	unwritten     atomic.Int32                  // streams with AppendOns that may not have run
-	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
+	phase          atomic.Uint32                  // changes with mu held
+	closesRunning  atomic.Int32                   // or about to run
+	closeSlot      chan struct{}                  // taken by the close whose caller may stop waiting
+	banCount       atomic.Int32                   // length of bans
+	namings        atomic.Uint64                  // calls of UsedBy, and undos that failed: launches check anew
+	waitsFor       atomic.Pointer[[]*deviceState] // see setWaitsForLocked
+	generation     atomic.Uint64
+	pendingStreams atomic.Int32                  // how many pendingAppends has
+	changed        atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
 
 	mu             lock.Mutex // never held across a driver call
 	owner          any        // a *Range, once that is made, or ReserveOptions.Owner
@@ -441,7 +441,7 @@ func (r *Reservation) checkInvariantsLocked() {
 // hold is a span that must stay mapped.
 type hold struct {
 	off, end uint64
-	below    *Range // it ends at Len
+	below    *Range // it ends at the Len of this; of a LenHold
 	what     string
 	made     callers // only of what has no name of its own
 }
@@ -452,13 +452,14 @@ func (h *hold) String() string {
 	if h.made[0] != 0 {
 		s += " made at " + h.made.lines().line
 	}
-	if end := h.ends(); end > 0 {
+	if end := h.currentEnd(); end > 0 {
 		s += fmt.Sprintf(" [%#x, %#x)", h.off, end)
 	}
 	return s
 }
 
-func (h *hold) ends() uint64 {
+// currentEnd is end, or Len.
+func (h *hold) currentEnd() uint64 {
 	if h.below != nil {
 		return h.below.Len()
 	}
@@ -517,10 +518,10 @@ func (r *Reservation) addHold(off, n uint64, h *hold) (release func(), err error
 	}), nil
 }
 
-// checkHoldsLocked is ErrBusy if bytes of [off, end) are held, but for by mine. It needs r.mu.
-func (r *Reservation) checkHoldsLocked(off, end uint64, mine *hold) error {
+// checkHoldsLocked is ErrBusy if bytes of [off, end) are held by another hold than except. It needs r.mu.
+func (r *Reservation) checkHoldsLocked(off, end uint64, except *hold) error {
 	invariants.Held(&r.mu)
-	return heldBy(r.holds, func(h *hold) bool { return h != mine && h.off < end && off < h.ends() })
+	return heldBy(r.holds, func(h *hold) bool { return h != except && h.off < end && off < h.currentEnd() })
 }
 
 // checkAllHoldsLocked is ErrBusy if anything is held, if only the reservation itself. It needs

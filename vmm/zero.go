@@ -114,8 +114,8 @@ func (g *Range) leaveUnfilledLocked(off, end uint64, dropped bool) {
 	g.unfilled = u
 }
 
-// setLen is the part of SetLen that moves Len, also over mine, and fills what it drops.
-func (g *Range) setLen(n uint64, mine *hold) error {
+// setLen is the part of SetLen that moves Len, which except does not hold, and fills what it drops.
+func (g *Range) setLen(n uint64, except *hold) error {
 	fills := g.r.zeroed != zeroNone && n < g.len.Load()
 	if fills { // no Clip, Sleep or Close comes between
 		if err := g.r.checkOpen(); err != nil {
@@ -124,7 +124,7 @@ func (g *Range) setLen(n uint64, mine *hold) error {
 		g.r.closeMu.Lock()
 		defer g.r.closeMu.Unlock()
 	}
-	dropped, err := g.moveLen(n, mine)
+	dropped, err := g.moveLen(n, except)
 	if err != nil || !fills || dropped == nil {
 		return err
 	}
@@ -145,14 +145,14 @@ func (g *Range) setLen(n uint64, mine *hold) error {
 }
 
 // moveLen moves Len, and returns what it has dropped and is unfilled; nil if that is nothing.
-func (g *Range) moveLen(n uint64, mine *hold) (dropped *unfilled, err error) {
+func (g *Range) moveLen(n uint64, except *hold) (dropped *unfilled, err error) {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	old := g.len.Load()
 	if err := g.fillLocked(); err != nil {
 		return nil, err
 	}
-	if err := g.setLenLocked(n, mine); err != nil {
+	if err := g.setLenLocked(n, except); err != nil {
 		return nil, err
 	}
 	g.leaveUnfilledLocked(n, max(n, old), true)

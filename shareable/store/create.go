@@ -351,7 +351,7 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 		return err
 	}
 	// The hold keeps the range from being closed, and what readers have from being cut off.
-	if w.hold, err = r.HoldLen(w.heldAs, nil); err != nil {
+	if err := w.holdFor(w.name); err != nil {
 		return err
 	}
 	close(w.opened)
@@ -359,6 +359,16 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 	w.tasks.Go(w.beat)
 	w.tasks.Go(w.sendWrote)
 	return nil
+}
+
+// holdFor holds what is published under a name, in place of another hold.
+func (w *Writer) holdFor(name string) error {
+	h, err := w.r.HoldLen(fmt.Sprintf("writing object %q", name), nil)
+	if err == nil {
+		w.hold.Release()
+		w.name, w.hold = name, h
+	}
+	return err
 }
 
 // giveBack undoes open: an object that was made goes again.

@@ -30,6 +30,7 @@ func TestLateWriter(t *testing.T) {
 			w, err := c.Append(within(t), "k", AppendOptions{Wait: true})
 			require.NoError(t, err)
 			require.EqualValues(t, 1000, w.Len())
+			require.ErrorContains(t, w.Range().SetLen(999), `held: writing object "k"`)
 			late := got(t, c, "k2", GetOptions{Unsafe: true})
 			require.NoError(t, syscall.Kill(first.pid(), syscall.SIGCONT))
 			first.tell("on")

@@ -75,7 +75,7 @@ func (w *Writer) follow() {
 //  1. wait until the bytes below it are written;
 //  2. store it on the control page.
 //
-// They are held: else it could go back, and come again with bytes that are not written yet.
+// hold keeps it from going back: it could come again with bytes that are not written yet.
 func (w *Writer) publishExclusive(ctx context.Context) error {
 	if err := w.Err(); err != nil {
 		return err

@@ -42,8 +42,7 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 	if next, err = w.c.create(ctx, "", o); err != nil {
 		return nil, err
 	}
-	next.name, next.heldAs = w.name, w.heldAs
-	if err := errors.Join(next.copyOf(ctx, b), b.Close()); err != nil {
+	if err := errors.Join(next.holdFor(w.name), next.copyOf(ctx, b), b.Close()); err != nil {
 		return next, err
 	}
 	q := wire.Replace{Old: w.id.Number, New: next.id.Number}

@@ -21,11 +21,12 @@ import (
 // Writer writes to an object: no other process may, until Seal, Abort or Close, or until
 // the process ends. Its memory is the store's, mapped here as a vmm.Range. What the range
 // shows up to its Len is published as soon as it is written: the bytes of Append at once,
-// those of AppendOn, and of a kernel that SetLen counts, when their work has finished.
+// those of AppendOn when their copy has finished, and those that a kernel has written when SetLen
+// counts them.
 //
 // Published bytes stay: of an object that is Durable also when this process is killed or
-// loses its device. They are held, so SetLen and Clip below them, and the range's Close,
-// return vmm.ErrBusy.
+// loses its device. They are held, as bytes about to be published are, so SetLen and Clip below them,
+// and the range's Close, return vmm.ErrBusy.
 //
 // If the server ends and no other one continues with the object, if the lease was taken away, or if
 // another client deletes the object, Err says so. The memory stays mapped, but nothing more is
@@ -37,7 +38,6 @@ type Writer struct {
 	c       *Client
 	conn    serve.Client
 	name    string
-	heldAs  string // what the range says of the bytes that readers have
 	ahead   uint64 // bytes
 	durable bool
 	created bool   // by this Writer
@@ -77,7 +77,7 @@ type Writer struct {
 
 // newWriter makes a Writer that is not open.
 func (c *Client) newWriter(name string, ahead uint64) *Writer {
-	w := &Writer{c: c, name: name, heldAs: fmt.Sprintf("writing object %q", name), ahead: ahead, opened: make(chan struct{}), wrote: make(chan struct{}, 1), exclusive: make(chan struct{}, 1)}
+	w := &Writer{c: c, name: name, ahead: ahead, opened: make(chan struct{}), wrote: make(chan struct{}, 1), exclusive: make(chan struct{}, 1)}
 	w.memory = &writerMemory{w: w}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w
@@ -181,9 +181,8 @@ func (w *Writer) Grow(n uint64) error {
 	return w.r.Grow(n)
 }
 
-// SetLen makes n the length, within Cap. It must not be below what is published
-// (vmm.ErrBusy). What a kernel has written is published by it, once the work on streams that
-// the range knows of has finished; see vmm.Range.UsedBy.
+// SetLen makes n the length, within Cap. It must not be below Len (vmm.ErrBusy). What a kernel has
+// written is published by it, so that must have finished.
 func (w *Writer) SetLen(n uint64) error {
 	if err := w.Err(); err != nil {
 		return err
@@ -262,6 +261,7 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 	if err := w.call(context.WithoutCancel(ctx), wire.TypeSeal, q.Append(nil), wire.TypeDone, ignore); err != nil {
 		return err
 	}
+	w.hold.Fix(w.published) // nothing more is published
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.sealed = true
