@@ -183,7 +183,9 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 	v.mapped, v.chunks = v.beyond(v.track.End()), v.track.Len()
 	v.notifyLenLocked()
 	v.mu.Unlock()
-	v.conn.release() // what could be imported is memory, whose close does not wait
+	for _, fd := range f.FDs[skip:] {
+		_ = fd.Close() // what could be imported is memory, whose close does not wait; the others may
+	}
 	return v.ack()
 }
 
