@@ -3,6 +3,7 @@ package shareable
 import (
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -15,13 +16,15 @@ type publishedChunk struct {
 	sentTo []uint32    // the users who were sent it, if Options.MaxBytesPerUID is set
 }
 
-// updateChunks makes the list of published chunks that of the range: chunks that
-// are gone are retired, new ones get the next ids. generation is that of the range from
-// before segs were listed, n the length that is to be published next.
-func (p *Publication) updateChunks(segs []vmm.Segment, generation, n uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.chunksGeneration = generation
+// updateChunksLocked makes the list of published chunks that of the range: chunks that
+// are gone are retired, new ones get the next ids. n is the length that is to be
+// published next. Requires mu, also while the range is asked: an append can take back a chunk
+// that a Clip has given up, and lenRaised must not publish a length in it meanwhile.
+func (p *Publication) updateChunksLocked(n uint64) {
+	invariants.Held(&p.mu)
+	p.chunksGeneration = p.r.Generation() // before the list: a chunk that goes meanwhile makes it an old one
+	p.segments = p.r.AppendSegments(p.segments[:0])
+	segs := p.segments
 	same := 0
 	for same < len(p.chunks) && same < len(segs) && p.chunks[same].seg == segs[same] {
 		same++

@@ -52,7 +52,9 @@ func TestPublishedByTheCallWithItsChunks(t *testing.T) {
 		require.NoError(t, g.Append(pattern(0, 100)))
 		require.NoError(t, g.Grow(4<<20))
 		resume := stopFollow(t, p)
+		p.mu.Lock()
 		require.Equal(t, g.Cap(), p.endLocked())
+		p.mu.Unlock()
 		require.NoError(t, g.Clip())
 		require.NoError(t, g.Grow(4<<20)) // by another chunk
 		if !guard {

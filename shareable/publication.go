@@ -41,13 +41,13 @@ type Publication struct {
 	// Guarded by exclusive, a lock that a context can stop waiting for: holding
 	// it is having put the one element into the channel; see runExclusive.
 	exclusive chan struct{}
-	segments  []vmm.Segment // the range's, as they were last; inside runExclusive
 
 	// Guarded by mu, which comes after exclusive.
 	pending          []pendingLength
-	pendingRunning   bool   // publishPending runs
-	lengthSetters    int    // calls of Seal and Retire that run: PublishAfter is refused
-	chunksGeneration uint64 // of the range, when chunks were its own
+	pendingRunning   bool          // publishPending runs
+	lengthSetters    int           // calls of Seal and Retire that run: PublishAfter is refused
+	chunksGeneration uint64        // of the range, when chunks were its own
+	segments         []vmm.Segment // the range\'s, as they were then
 }
 
 // Publish makes a range available to readers under a name: up to 256 letters,
@@ -252,11 +252,9 @@ func (p *Publication) publishRangeExclusive(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	generation := p.r.Generation() // before the list: a chunk that goes meanwhile makes it an old one
-	p.segments = p.r.AppendSegments(p.segments[:0])
-	p.updateChunks(p.segments, generation, n)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.updateChunksLocked(n)
 	p.publishLenLocked(n)
 	return p.failed
 }
