@@ -47,7 +47,7 @@ type Publication struct {
 	pendingRunning   bool          // publishPending runs
 	lengthSetters    int           // calls of Seal and Retire that run: PublishAfter is refused
 	chunksGeneration uint64        // of the range, when chunks were its own
-	segments         []vmm.Segment // the range\'s, as they were then
+	segments         []vmm.Segment // the range's, as they were then
 }
 
 // Publish makes a range available to readers under a name: up to 256 letters,
