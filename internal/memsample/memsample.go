@@ -109,8 +109,8 @@ var buckets struct {
 
 // Sample is memory that was sampled. A nil Sample is memory that was not: its methods do nothing.
 type Sample struct {
-	bucket *bucket // nil before Begin
-	key    key
+	bucket *bucket
+	begun  bool // counted as allocated, and not as freed
 	weight float64
 	bytes  float64
 }
@@ -152,7 +152,7 @@ func chance(size uint64, rate int64) float64 { return -math.Expm1(-float64(size)
 
 func taken(o *Owner, from *Source, size uint64, rate int64, skip int) *Sample {
 	from.find(skip + 1)
-	s := &Sample{key: key{owner: o, kind: from.Kind, stack: from.stack}, weight: 1}
+	s := &Sample{bucket: find(key{owner: o, kind: from.Kind, stack: from.stack}), weight: 1}
 	if rate > 1 {
 		s.weight = 1 / chance(size, rate)
 	}
@@ -167,13 +167,19 @@ func (s *Sample) Begin() {
 	}
 	buckets.Lock()
 	defer buckets.Unlock()
-	s.bucket = find(s.key)
+	s.begun = true
 	s.bucket.AllocObjects += s.weight
 	s.bucket.AllocBytes += s.bytes
 }
 
-// find needs buckets' lock.
 func find(k key) *bucket {
+	buckets.Lock()
+	defer buckets.Unlock()
+	return findLocked(k)
+}
+
+// findLocked needs buckets' lock.
+func findLocked(k key) *bucket {
 	b := buckets.of[k]
 	if b == nil {
 		if buckets.of == nil {
@@ -192,12 +198,12 @@ func (s *Sample) End() {
 	}
 	buckets.Lock()
 	defer buckets.Unlock()
-	if s.bucket == nil {
+	if !s.begun {
 		return
 	}
+	s.begun = false
 	s.bucket.FreeObjects += s.weight
 	s.bucket.FreeBytes += s.bytes
-	s.bucket = nil
 }
 
 // Resize counts the memory as freed and, as the same object at the same stack, allocated with size
@@ -208,7 +214,7 @@ func (s *Sample) Resize(size uint64) {
 	}
 	buckets.Lock()
 	defer buckets.Unlock()
-	if b := s.bucket; b != nil {
+	if b := s.bucket; s.begun {
 		b.FreeObjects += s.weight
 		b.FreeBytes += s.bytes
 		s.bytes = s.weight * float64(size)
@@ -218,22 +224,20 @@ func (s *Sample) Resize(size uint64) {
 }
 
 // Becomes has memory that was sampled count as another kind from now on, as if it always had.
-func (s *Sample) Becomes(kind Kind) { s.move(func(k *key) { k.kind = kind }) }
-
-// move changes where the memory is counted.
-func (s *Sample) move(change func(*key)) {
+func (s *Sample) Becomes(kind Kind) {
 	if s == nil {
 		return
 	}
 	buckets.Lock()
 	defer buckets.Unlock()
-	if s.bucket == nil {
+	if !s.begun {
 		return
 	}
 	s.bucket.AllocObjects -= s.weight
 	s.bucket.AllocBytes -= s.bytes
-	change(&s.key)
-	s.bucket = find(s.key)
+	k := s.bucket.key
+	k.kind = kind
+	s.bucket = findLocked(k)
 	s.bucket.AllocObjects += s.weight
 	s.bucket.AllocBytes += s.bytes
 }

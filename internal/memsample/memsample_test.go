@@ -92,8 +92,8 @@ func TestSource(t *testing.T) {
 	from := &Source{Kind: Range}
 	first := Of(o, from, 10, 0)
 	second := func() *Sample { return Of(o, from, 20, 0) }()
-	require.NotZero(t, first.key.stack[0])
-	require.Equal(t, first.key, second.key)
+	require.NotZero(t, first.bucket.stack[0])
+	require.Equal(t, first.bucket, second.bucket)
 	made := Of(o, &Source{Kind: Import, Made: []uintptr{1, 2}}, 10, 0)
-	require.Equal(t, Stack{1, 2}, made.key.stack)
+	require.Equal(t, Stack{1, 2}, made.bucket.stack)
 }
