@@ -23,8 +23,8 @@ type LenHold struct {
 // raised, which may be nil, is called with a Len that has risen since HoldLen returned, in the call
 // that raised it and before that returns, if all bytes below it are written: not for an AppendOn,
 // nor from then on until WaitWritten, or the close of its stream, has waited for that. After Release
-// one call may still be under way. It runs with locks of the range held. So it must not wait or panic, and of
-// the range and the hold it must call nothing but Len, Cap and Generation.
+// one call may still be under way. It runs with locks of the range held. So it must not wait or
+// panic, and of the range and the hold it must call nothing but Len, Cap and Generation.
 func (g *Range) HoldLen(what string, raised func(n uint64)) (*LenHold, error) {
 	if g == nil || g.r == nil {
 		return nil, g.wrap("hold length", 0, 0, g.checkOpen())

@@ -125,8 +125,8 @@ type Source struct {
 	known bool
 }
 
-// find finds the stack, of the caller without so many frames.
-func (s *Source) find(skip int) {
+// findStack finds the stack, of the caller without so many frames.
+func (s *Source) findStack(skip int) {
 	switch {
 	case s.known:
 	case s.Made != nil:
@@ -151,7 +151,7 @@ func Of(o *Owner, from *Source, size uint64, skip int) *Sample {
 func chance(size uint64, rate int64) float64 { return -math.Expm1(-float64(size) / float64(rate)) }
 
 func taken(o *Owner, from *Source, size uint64, rate int64, skip int) *Sample {
-	from.find(skip + 1)
+	from.findStack(skip + 1)
 	s := &Sample{bucket: find(key{owner: o, kind: from.Kind, stack: from.stack}), weight: 1}
 	if rate > 1 {
 		s.weight = 1 / chance(size, rate)
@@ -172,6 +172,7 @@ func (s *Sample) Begin() {
 	s.bucket.AllocBytes += s.bytes
 }
 
+// find finds the bucket, or makes it.
 func find(k key) *bucket {
 	buckets.Lock()
 	defer buckets.Unlock()
