@@ -22,7 +22,10 @@ import (
 // circles has members meet, and returns what they have, by rank.
 func circles(t *testing.T, size int) []*circle {
 	t.Helper()
-	m := meeting{address: freeAddress(t), size: size, secret: []byte("s")}
+	var lc net.ListenConfig
+	at, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0") // held: another process may take a number that is free
+	require.NoError(t, err)
+	m := meeting{address: at.Addr().String(), size: size, secret: []byte("s"), open: at}
 	all := make([]*circle, size)
 	done := make(chan error)
 	for rank := range size {

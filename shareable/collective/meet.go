@@ -24,7 +24,7 @@ type meeting struct {
 	job     uint64 // members of another job are sent away
 	secret  []byte
 
-	open     net.Listener  // for tests: rank 0's, at address; nil: rank 0 listens there
+	open     net.Listener  // rank 0's, at address; nil: rank 0 listens there
 	trusting bool          // for tests: takes any MAC
 	timeout  time.Duration // for tests: instead of meetTimeout
 }
