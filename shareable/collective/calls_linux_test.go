@@ -169,10 +169,22 @@ func (f *figures) parts() error {
 	run := func() error {
 		return f.g.call(f.ctx, func() error { return f.g.e.Run(f.st.Queue(), nil, []nccl.Call{call}) })
 	}
+	event, err := f.dev.NewEvent(vmm.EventBlocking)
+	if err != nil {
+		return err
+	}
+	defer event.Close() //nolint:errcheck // of a group that goes
+	bare, err := raw.NewEvent(vmm.EventBlocking)
+	if err != nil {
+		return err
+	}
+	defer raw.FreeEvent(bare) //nolint:errcheck // as above
 	for _, p := range []struct {
 		name string
 		call func() error
 	}{
+		{"Event.Record", func() error { return event.Record(f.st) }},
+		{"the driver's record", func() error { return raw.Record(bare, f.st.Raw()) }},
 		{"LockSpans", func() error {
 			unlock, err := f.st.LockSpans(span)
 			if err == nil {
