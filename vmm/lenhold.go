@@ -1,19 +1,13 @@
 package vmm
 
-import (
-	"fmt"
-	"slices"
-
-	"github.com/cuvmm/cuvmm/internal/invariants"
-)
+import "fmt"
 
 // LenHold holds what a Range shows: all bytes below Len, wherever Len goes. Safe for concurrent
 // use.
 type LenHold struct {
-	g       *Range
-	h       *hold
-	raised  func(n uint64)
-	release func()
+	g    *Range
+	h    *hold
+	stop func()
 }
 
 // HoldLen holds all bytes below Len until Release, also those that come: SetLen downwards, Sleep
@@ -29,29 +23,25 @@ func (g *Range) HoldLen(what string, raised func(n uint64)) (*LenHold, error) {
 	if g == nil || g.r == nil {
 		return nil, g.wrap("hold length", 0, 0, g.checkOpen())
 	}
-	h := &LenHold{g: g, h: &hold{what: what, below: g}, raised: raised}
-	stop, err := g.r.addHold(0, 0, h.h)
+	h := &hold{what: what, below: g, raised: raised}
+	stop, err := g.r.addHold(0, 0, h)
 	if err != nil {
 		return nil, g.wrap("hold length", 0, 0, err)
 	}
-	h.release = func() {
-		h.quiet()
-		stop()
-	}
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
-	g.setLenHoldsLocked(func(all []*LenHold) []*LenHold { return append(all, h) })
-	return h, nil
+	g.listLenHolds()
+	return &LenHold{g, h, stop}, nil
 }
 
-// setLenHoldsLocked replaces the list, which is read without a lock. It needs r.mu.
-func (g *Range) setLenHoldsLocked(change func([]*LenHold) []*LenHold) {
-	invariants.Held(&g.r.mu)
-	var all []*LenHold
-	if old := g.lenHolds.Load(); old != nil {
-		all = slices.Clone(*old)
+// listLenHolds lists those to be told of Len, for who holds no lock of the reservation.
+func (g *Range) listLenHolds() {
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	var all []*hold
+	for _, h := range g.r.holds {
+		if h.below != nil && h.raised != nil {
+			all = append(all, h)
+		}
 	}
-	all = change(all)
 	g.lenHolds.Store(&all)
 }
 
@@ -62,20 +52,8 @@ func (g *Range) notifyLenHolds(n uint64) {
 		return
 	}
 	for _, h := range *all {
-		if h.raised != nil {
-			h.raised(n)
-		}
+		h.raised(n)
 	}
-}
-
-// quiet has raised called no more.
-func (h *LenHold) quiet() {
-	r := h.g.r
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	h.g.setLenHoldsLocked(func(all []*LenHold) []*LenHold {
-		return slices.DeleteFunc(all, func(o *LenHold) bool { return o == h })
-	})
 }
 
 // SetLen is Range.SetLen, for which this hold does not count.
@@ -92,17 +70,17 @@ func (h *LenHold) Fix(n uint64) {
 	if h == nil || h.g == nil {
 		return
 	}
-	h.quiet()
-	r := h.g.r
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	h.g.r.mu.Lock()
 	h.h.end, h.h.below = min(n, h.h.currentEnd()), nil
+	h.g.r.mu.Unlock()
+	h.g.listLenHolds()
 }
 
 // Release ends the hold. Twice is fine, and so is a nil LenHold.
 func (h *LenHold) Release() {
 	if h != nil && h.g != nil {
-		h.release()
+		h.stop()
+		h.g.listLenHolds()
 	}
 }
 

@@ -37,8 +37,8 @@ type Range struct {
 	lenMu    lock.Mutex // orders changes of Len
 	capMu    lock.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
-	lows     lows                       // of reads that are under way
-	lenHolds atomic.Pointer[[]*LenHold] // replaced under r.mu
+	lows     lows                    // of reads that are under way
+	lenHolds atomic.Pointer[[]*hold] // those to be told of Len; replaced under r.mu
 
 	supply *supply // nil without RangeOptions.Supplier
 

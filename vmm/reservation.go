@@ -441,7 +441,8 @@ func (r *Reservation) checkInvariantsLocked() {
 // hold is a span that must stay mapped.
 type hold struct {
 	off, end uint64
-	below    *Range // it ends at the Len of this; of a LenHold
+	below    *Range         // it ends at the Len of this; of a LenHold
+	raised   func(n uint64) // see HoldLen; may be nil
 	what     string
 	made     callers // only of what has no name of its own
 }
