@@ -12,11 +12,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/testing/versus"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/cuvmm/cuvmm/vmm/memprof"
 )
 
 // timedDriver notes how many microseconds each call takes, while it is on. One goroutine uses
@@ -102,7 +102,7 @@ func (v *rivals) keptParts(rounds int) {
 	v.Helper()
 	w := v.kept(v.doublings()...)
 	unsampled := func() time.Duration {
-		defer memprof.SetRate(memprof.SetRate(0))
+		defer memsample.SetRate(memsample.SetRate(0))
 		return w.ours()
 	}
 	r := v.compete(rounds, job{name: "kept", ways: []func() time.Duration{w.ours, unsampled, w.c}, prepare: func() {}, undo: w.undo, apart: true})
