@@ -23,51 +23,67 @@ type Chunk struct {
 // Create takes size bytes of physical memory, a multiple of the granularity.
 // Prop.Location's zero value is this device. The caller must Close the Chunk.
 func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
-	err = withMemory(func() (short *deviceState, err error) {
-		if err = d.checkOpen(); err != nil {
-			return nil, err
-		}
-		m, short, err := d.create(size, d.resolve(p), forCaller, &memsample.Source{Kind: memsample.Chunk})
-		if err == nil {
-			c, err = d.chunk(m, nil)
-		}
-		return short, err
-	})
+	m, err := d.createForCaller(size, p, &memsample.Source{Kind: memsample.Chunk})
+	if err == nil {
+		c, err = d.chunk(m, nil)
+	}
 	return c, d.wrap("create chunk", 0, size, err)
 }
 
 // CreateOrReuse is Create that takes cached memory of that size and property, if there is
 // some: see SetReleaseThreshold. Such memory keeps what was written there before. The caller
 // must Close the Chunk, which may put the memory back into the cache.
-func (d *Device) CreateOrReuse(size uint64, p Prop) (*Chunk, error) {
-	if err := d.checkOpen(); err != nil {
-		return nil, d.wrap("create or reuse chunk", 0, size, err)
-	}
-	if m := d.takeCached(d.resolve(p), size, size, &memsample.Source{Kind: memsample.Chunk}); m != nil {
-		d.counters.count(1, &d.counters.Hits)
-		c, err := d.chunk(m, nil)
-		return c, d.wrap("create or reuse chunk", 0, size, err)
-	}
-	return d.Create(size, p)
-}
-
-// TryCreate is CreateOrReuse that takes what is free, and does not wait for more: it calls no
-// function of OnPressure and has no cache released. While memory is being released for another
-// operation it returns ErrOutOfMemory, too. The caller must Close the Chunk.
-func (d *Device) TryCreate(size uint64, p Prop) (c *Chunk, err error) {
-	if err := d.checkOpen(); err != nil {
-		return nil, d.wrap("try to create chunk", 0, size, err)
-	}
-	m := d.takeCached(d.resolve(p), size, size, &memsample.Source{Kind: memsample.Chunk})
-	if m != nil {
-		d.counters.count(1, &d.counters.Hits)
-	} else {
-		m, _, err = d.create(size, d.resolve(p), forGrowAhead, &memsample.Source{Kind: memsample.Chunk})
-	}
+func (d *Device) CreateOrReuse(size uint64, p Prop) (c *Chunk, err error) {
+	m, err := d.reuseOrCreate(size, p, forCaller, memsample.Chunk)
 	if err == nil {
 		c, err = d.chunk(m, nil)
 	}
-	return c, d.opError("try to create chunk", 0, size, err)
+	return c, d.wrap("create or reuse chunk", 0, size, err)
+}
+
+// CreatePart is CreateOrReuse for packages beside this one, of a chunk that is part of what is open
+// in the device already: ErrBusy and Report do not name it, and a heap profile shows it as of kind.
+// If wait is false it takes what is free: it calls no function of OnPressure and has no cache
+// released, and while memory is being released for another operation it returns ErrOutOfMemory, too.
+// The caller must Close the Chunk, before what it is part of.
+func (d *Device) CreatePart(size uint64, p Prop, kind memsample.Kind, wait bool) (*Chunk, error) {
+	m, err := d.reuseOrCreate(size, p, purpose(wait), kind)
+	switch {
+	case err == nil:
+		return &Chunk{mem: m, dev: d}, nil
+	case wait:
+		return nil, d.wrap("create chunk", 0, size, err)
+	}
+	return nil, d.opError("try to create chunk", 0, size, err)
+}
+
+// reuseOrCreate takes cached memory, or creates some.
+func (d *Device) reuseOrCreate(size uint64, p Prop, purpose purpose, kind memsample.Kind) (m *memory, err error) {
+	if err := d.checkOpen(); err != nil {
+		return nil, err
+	}
+	from := &memsample.Source{Kind: kind}
+	if m := d.takeCached(d.resolve(p), size, size, from); m != nil {
+		d.counters.count(1, &d.counters.Hits)
+		return m, nil
+	}
+	if purpose == forCaller {
+		return d.createForCaller(size, p, from)
+	}
+	m, _, err = d.create(size, d.resolve(p), purpose, from)
+	return m, err
+}
+
+// createForCaller creates memory, for which other memory may have to be released.
+func (d *Device) createForCaller(size uint64, p Prop, from *memsample.Source) (m *memory, err error) {
+	err = withMemory(func() (short *deviceState, err error) {
+		if err = d.checkOpen(); err != nil {
+			return nil, err
+		}
+		m, short, err = d.create(size, d.resolve(p), forCaller, from)
+		return short, err
+	})
+	return m, err
 }
 
 // resolve replaces LocationOwner by this device.
@@ -126,13 +142,6 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	}
 	m.prop.Location = actual.Location
 	return d.chunk(m, made)
-}
-
-// CountAs has a heap profile show the memory as another kind; for packages beside this one.
-func (c *Chunk) CountAs(kind memsample.Kind) {
-	if c != nil && c.mem != nil {
-		c.mem.sample.Becomes(kind)
-	}
 }
 
 // Size is the chunk's size in bytes.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
@@ -137,5 +138,28 @@ func TestCreateOrReuseCreates(t *testing.T) {
 	require.EqualValues(t, page, d.Stats().Cached)
 	w.end()
 	_, err = d.CreateOrReuse(page, vmm.Prop{})
+	require.ErrorIs(t, err, vmm.ErrClosed)
+}
+
+// TestPartsAreNotListed: a chunk that is part of something is not named by itself, and keeps the
+// device open all the same.
+func TestPartsAreNotListed(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	for _, wait := range []bool{true, false} {
+		c, err := d.CreatePart(page, vmm.Prop{}, memsample.Pool, wait)
+		require.NoError(t, err)
+		require.Empty(t, d.Report().Open)
+		require.EqualValues(t, page, d.Stats().Committed)
+		require.ErrorIs(t, d.Close(), vmm.ErrBusy)
+		require.NoError(t, c.Close())
+		require.Zero(t, d.Stats().Committed)
+	}
+	hog := spent(t, w)
+	_, err := d.CreatePart(page, vmm.Prop{}, memsample.Pool, false)
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.NoError(t, hog.Close())
+	w.end()
+	_, err = d.CreatePart(page, vmm.Prop{}, memsample.Pool, true)
 	require.ErrorIs(t, err, vmm.ErrClosed)
 }

@@ -30,11 +30,9 @@ const (
 // DefaultRate is what the rate is at first, in bytes.
 const DefaultRate = 512 << 20
 
-var rate = func() *atomic.Int64 {
-	r := &atomic.Int64{}
-	r.Store(DefaultRate)
-	return r
-}()
+var rate atomic.Int64
+
+var _ = rate.Swap(DefaultRate) // at first
 
 // SetRate has one sample taken for each n bytes on average, all memory for 1 and none for 0, and
 // returns the old rate. What was sampled before stays.
@@ -176,11 +174,6 @@ func (s *Sample) Begin() {
 func find(k key) *bucket {
 	buckets.Lock()
 	defer buckets.Unlock()
-	return findLocked(k)
-}
-
-// findLocked needs buckets' lock.
-func findLocked(k key) *bucket {
 	b := buckets.of[k]
 	if b == nil {
 		if buckets.of == nil {
@@ -224,58 +217,34 @@ func (s *Sample) Resize(size uint64) {
 	}
 }
 
-// Becomes has memory that was sampled count as another kind from now on, as if it always had.
-func (s *Sample) Becomes(kind Kind) {
-	if s == nil {
-		return
-	}
-	buckets.Lock()
-	defer buckets.Unlock()
-	if !s.begun {
-		return
-	}
-	s.bucket.AllocObjects -= s.weight
-	s.bucket.AllocBytes -= s.bytes
-	k := s.bucket.key
-	k.kind = kind
-	s.bucket = findLocked(k)
-	s.bucket.AllocObjects += s.weight
-	s.bucket.AllocBytes += s.bytes
-}
-
 // Countdown samples many small pieces for little: it draws only how many bytes come before the
 // next sample. Its zero value is ready to use. One goroutine uses it at a time.
 type Countdown struct {
-	left  float64
+	left  int64 // a piece of more bytes is sampled
 	drawn int64 // the rate that left was drawn with
 }
 
 // Due reports whether a piece of so many bytes is to be sampled, by Now.
 func (c *Countdown) Due(size uint64) bool {
-	r := rate.Load()
-	if r != c.drawn {
+	if r := rate.Load(); r != c.drawn {
 		c.drawn = r
 		c.draw()
 	}
-	if c.left -= float64(size); c.left > 0 {
-		return false
-	}
-	if r == 0 {
-		c.draw()
+	if c.left -= int64(size); c.left >= 0 { //nolint:gosec // no piece is as large
 		return false
 	}
 	c.draw()
-	return true
+	return c.drawn != 0
 }
 
 func (c *Countdown) draw() {
 	switch c.drawn {
 	case 0:
-		c.left = math.MaxFloat64
+		c.left = math.MaxInt64
 	case 1:
 		c.left = 0
 	default:
-		c.left = rand.ExpFloat64() * float64(c.drawn)
+		c.left = int64(min(rand.ExpFloat64()*float64(c.drawn), math.MaxInt64/2))
 	}
 }
 

@@ -310,18 +310,17 @@ func (p *Pool) create(have []*vmm.Chunk, n int) (all []*vmm.Chunk, created int, 
 		}
 	}
 	for err == nil && len(have) < n {
-		c, again := p.dev.TryCreate(p.chunk, p.prop)
+		c, again := p.dev.CreatePart(p.chunk, p.prop, memsample.Pool, false)
 		if errors.Is(again, vmm.ErrOutOfMemory) {
 			p.mu.Lock()
 			p.movedLocked()
 			p.mu.Unlock()
-			c, again = p.dev.CreateOrReuse(p.chunk, p.prop)
+			c, again = p.dev.CreatePart(p.chunk, p.prop, memsample.Pool, true)
 			p.mu.Lock()
 			p.moving++
 			p.mu.Unlock()
 		}
 		if err = again; err == nil {
-			c.CountAs(memsample.Pool)
 			have = append(have, c)
 			created++
 		}
