@@ -30,16 +30,15 @@ const (
 // DefaultRate is what the rate is at first, in bytes.
 const DefaultRate = 512 << 20
 
-var rate atomic.Int64
-
-var _ = rate.Swap(DefaultRate) // at first
+// rate is read by atomic.LoadInt64, since of an atomic.Int64 Due would not be inlined.
+var rate int64 = DefaultRate
 
 // SetRate has one sample taken for each n bytes on average, all memory for 1 and none for 0, and
 // returns the old rate. What was sampled before stays.
-func SetRate(n int64) (old int64) { return rate.Swap(max(n, 0)) }
+func SetRate(n int64) (old int64) { return atomic.SwapInt64(&rate, max(n, 0)) }
 
 // Rate is the rate now.
-func Rate() int64 { return rate.Load() }
+func Rate() int64 { return atomic.LoadInt64(&rate) }
 
 // Owner is a device whose memory is sampled.
 type Owner struct {
@@ -138,7 +137,7 @@ func (s *Source) findStack(skip int) {
 // Of decides whether memory is sampled, and if so finds the stack, of the caller without so many
 // frames. Begin counts it.
 func Of(o *Owner, from *Source, size uint64, skip int) *Sample {
-	r := rate.Load()
+	r := Rate()
 	if r == 0 || float64(size) < float64(r)*64 && rand.Float64() >= chance(size, r) {
 		return nil
 	}
@@ -224,13 +223,20 @@ type Countdown struct {
 	drawn int64 // the rate that left was drawn with
 }
 
-// Due reports whether a piece of so many bytes is to be sampled, by Now.
+// Due reports whether a piece of so many bytes is to be sampled, by Now. It is short, to be inlined.
 func (c *Countdown) Due(size uint64) bool {
-	if r := rate.Load(); r != c.drawn {
+	c.left -= int64(size) //nolint:gosec // no piece is as large
+	return (c.left < 0 || c.drawn != atomic.LoadInt64(&rate)) && c.due(size)
+}
+
+// due is Due where something may have to be drawn; left is without the piece already.
+func (c *Countdown) due(size uint64) bool {
+	if r := Rate(); r != c.drawn {
 		c.drawn = r
 		c.draw()
+		c.left -= int64(size) //nolint:gosec // as in Due
 	}
-	if c.left -= int64(size); c.left >= 0 { //nolint:gosec // no piece is as large
+	if c.left >= 0 {
 		return false
 	}
 	c.draw()
@@ -250,7 +256,7 @@ func (c *Countdown) draw() {
 
 // Now is a Sample that has begun, of a piece for which a Countdown was due.
 func Now(o *Owner, kind Kind, size uint64, skip int) *Sample {
-	s := taken(o, &Source{Kind: kind}, size, max(rate.Load(), 1), skip+1)
+	s := taken(o, &Source{Kind: kind}, size, max(Rate(), 1), skip+1)
 	s.Begin()
 	return s
 }

@@ -198,10 +198,9 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	if err == nil {
 		if n-1 < p.classes.most && p.extras == nil {
 			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
-				if b.seq&sampledBit != 0 {
-					p.sample(b)
+				if p.watched(b) {
+					p.tell(history.Alloc, st, b)
 				}
-				p.note(history.Alloc, b, st)
 				return b, nil
 			}
 		}
@@ -211,10 +210,9 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 			b, err = p.alloc(st, n)
 		}
 		if err == nil {
-			if b.seq&sampledBit != 0 {
-				p.sample(b)
+			if p.watched(b) {
+				p.tell(history.Alloc, st, b)
 			}
-			p.note(history.Alloc, b, st)
 			p.extras.allocated(st, b)
 			return b, nil
 		}
@@ -238,35 +236,10 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 			err = p.free(st, b)
 		}
 	}
-	if err == nil {
-		p.freed(st, b)
+	if err == nil && p.watched(b) {
+		p.tell(history.Free, st, b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
-}
-
-// freed is called for a block that has been freed; st is nil for FreeNow.
-func (p *Pool) freed(st *stream, b Block) {
-	if b.seq&sampledBit != 0 {
-		p.samples.end(b)
-	}
-	p.note(history.Free, b, st)
-}
-
-// note notes something of a block in the device's history.
-func (p *Pool) note(k history.Kind, b Block, st *stream) {
-	if !p.log.KeepsBlocks() {
-		return
-	}
-	var s *vmm.Stream
-	if st != nil {
-		s = st.s
-	}
-	b.note(p.log, k, s)
-}
-
-// note is of any pool; s is nil if there is no stream.
-func (b Block) note(l *history.Log, k history.Kind, s *vmm.Stream) {
-	l.AddBlock(k, uint64(b.ptr), b.size, s.Number())
 }
 
 // end ends a block, whose number the pool has there: the next block at the address is another one,
@@ -300,8 +273,8 @@ func (p *Pool) FreeNow(b Block) error {
 	if p != nil {
 		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
 	}
-	if err == nil {
-		p.freed(nil, b)
+	if err == nil && p.watched(b) {
+		p.tell(history.Free, nil, b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }

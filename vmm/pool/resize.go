@@ -27,10 +27,9 @@ func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 		return b, p.fail("resize", b.ptr, n, err)
 	}
 	b.size = n
-	if b.seq&sampledBit != 0 {
-		p.samples.resize(b, p.rounded(b))
+	if p.watched(b) {
+		p.tell(history.Resize, st, b)
 	}
-	p.note(history.Resize, b, st)
 	return b, nil
 }
 

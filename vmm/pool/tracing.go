@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -138,6 +139,30 @@ func (x *extras) close() error {
 	return nil
 }
 
+// watched reports whether tell has someone to tell of the block.
+func (p *Pool) watched(b Block) bool { return b.seq&sampledBit != 0 || p.log.KeepsBlocks() }
+
+// tell tells a heap profile and the device's history what has happened to a block; st is nil without
+// a stream.
+func (p *Pool) tell(what history.Kind, st *stream, b Block) {
+	if b.seq&sampledBit != 0 {
+		p.samples.tell(p, what, b)
+	}
+	if !p.log.KeepsBlocks() {
+		return
+	}
+	var s *vmm.Stream
+	if st != nil {
+		s = st.s
+	}
+	b.note(p.log, what, s)
+}
+
+// note notes what has happened to a block of any pool; s is nil without a stream.
+func (b Block) note(l *history.Log, what history.Kind, s *vmm.Stream) {
+	l.AddBlock(what, uint64(b.ptr), b.size, s.Number())
+}
+
 // samples are blocks that are allocated and were sampled for a heap profile, by their numbers, which
 // have sampledBit.
 type samples struct {
@@ -145,15 +170,25 @@ type samples struct {
 	of map[uint64]*memsample.Sample
 }
 
-// sample samples a block that was allocated just now.
-func (p *Pool) sample(b Block) {
-	s := memsample.Now(p.dev.Samples(), memsample.Block, p.rounded(b), 2)
-	p.samples.mu.Lock()
-	defer p.samples.mu.Unlock()
-	if p.samples.of == nil {
-		p.samples.of = map[uint64]*memsample.Sample{}
+func (x *samples) tell(p *Pool, what history.Kind, b Block) {
+	var made *memsample.Sample
+	if what == history.Alloc {
+		made = memsample.Now(p.dev.Samples(), memsample.Block, p.rounded(b), 3) // of the caller of Alloc
 	}
-	p.samples.of[b.seq] = s
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	switch what { //nolint:exhaustive // what happens to blocks
+	case history.Alloc:
+		if x.of == nil {
+			x.of = map[uint64]*memsample.Sample{}
+		}
+		x.of[b.seq] = made
+	case history.Resize:
+		x.of[b.seq].Resize(p.rounded(b))
+	default:
+		x.of[b.seq].End()
+		delete(x.of, b.seq)
+	}
 }
 
 // rounded is how much memory the block uses.
@@ -162,17 +197,4 @@ func (p *Pool) rounded(b Block) uint64 {
 		return sl.size
 	}
 	return (b.size + p.unit - 1) &^ (p.unit - 1)
-}
-
-func (x *samples) end(b Block) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.of[b.seq].End()
-	delete(x.of, b.seq)
-}
-
-func (x *samples) resize(b Block, size uint64) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.of[b.seq].Resize(size)
 }
