@@ -36,7 +36,7 @@ type Publication struct {
 	tasks        sync.WaitGroup
 	closeOnce    sync.Once
 	exportWanted chan struct{} // wakes exportAhead: there are new chunks
-	recheck      chan struct{} // wakes follow: the range and the page differ
+	recheck      chan struct{} // wakes follow: the range and the page may differ
 
 	// Guarded by exclusive, a lock that a context can stop waiting for: holding
 	// it is having put the one element into the channel; see runExclusive.
@@ -96,7 +96,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	if p.page, err = newOwnerPage(s.hello.Instance, p.id); err != nil {
 		return nil, err
 	}
-	if p.hold, err = r.HoldLen(heldFor(name), p.lenRaised); err != nil {
+	if p.hold, err = r.HoldLen(heldFor(name), p.lenRaised, p.wakeFollow); err != nil {
 		p.page.close()
 		return nil, err
 	}
@@ -138,13 +138,20 @@ func (p *Publication) start() {
 // moment, when nothing says that it can work now.
 const retryDelay = 2 * time.Millisecond
 
-// follow publishes every change of the range until Close.
+// wakeFollow has follow publish what has changed.
+func (p *Publication) wakeFollow() {
+	select {
+	case p.recheck <- struct{}{}:
+	default:
+	}
+}
+
+// follow publishes every change of the range until Close, but for those with which lenRaised is done.
 func (p *Publication) follow() {
 	for {
-		changed := p.r.Changed() // before Flush, so that no change is missed
 		err := p.Flush(p.ctx)
 		// What ends a failure decides how to wait: nothing tells of the end of a
-		// capture, so it is polled; a Wake closes changed; a dead range ends the loop.
+		// capture, so it is polled; a Wake is a change; a dead range ends the loop.
 		var timer <-chan time.Time
 		switch {
 		case err == nil:
@@ -160,7 +167,6 @@ func (p *Publication) follow() {
 			timer = time.After(retryDelay)
 		}
 		select {
-		case <-changed:
 		case <-p.recheck:
 		case <-timer:
 		case <-p.ctx.Done():
@@ -260,16 +266,19 @@ func (p *Publication) publishRangeExclusive(ctx context.Context) error {
 }
 
 // lenRaised publishes a length of which all bytes are written, in the call that raises it, which has
-// locks of the range. The chunks that it needs must be published, and still be the range's: its
-// generation says so. Anything else is for follow, which has more to do or to wait for.
-func (p *Publication) lenRaised(n uint64) {
+// locks of the range, and reports whether it has. The chunks that it needs must be published, and still
+// be the range's: its generation says so. Anything else is for follow, which has more to do or to wait
+// for.
+func (p *Publication) lenRaised(n uint64) (done bool) {
 	if !p.mu.TryLock() { // the range's call must not wait
-		return
+		return false
 	}
 	defer p.mu.Unlock()
-	if p.state == wire.StateLive && p.lengthSetters == 0 && n <= p.endLocked() && p.chunksGeneration == p.r.Generation() {
-		p.publishLenLocked(n)
+	if p.state != wire.StateLive || p.lengthSetters > 0 || n > p.endLocked() || p.chunksGeneration != p.r.Generation() {
+		return false
 	}
+	p.publishLenLocked(n)
+	return true
 }
 
 // checkLive returns nil while more can be published, else why not.
@@ -297,7 +306,9 @@ func (p *Publication) publishLenLocked(n uint64) {
 		p.page.queued.Store(n)
 	}
 	p.page.published.Store(n)
-	p.notify()
+	if len(p.attachments) > 0 { // else whoever attaches later is told of n
+		p.notify()
+	}
 }
 
 // String is the publication's name, for people.

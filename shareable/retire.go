@@ -27,10 +27,7 @@ func (p *Publication) Retire(ctx context.Context, n uint64) error {
 	p.addLengthSetter()
 	defer p.removeLengthSetter()
 	if err := p.runExclusive(ctx, func(ctx context.Context) error { return p.retireExclusive(ctx, n) }); err != nil {
-		select {
-		case p.recheck <- struct{}{}:
-		default:
-		}
+		p.wakeFollow()
 		return fmt.Errorf("retire %q from %d on: %w", p.name, n, err)
 	}
 	return nil

@@ -104,7 +104,7 @@ package vmm
 //	closereservation.go  closing a reservation
 //	grant.go             Grant, Revoke and Access of one reservation, and their undo
 //	range.go             Range, RangeOptions and their defaults: NewRange, Alloc, Append, SetLen, Hold, Close, Stats
-//	lenhold.go           HoldLen: a hold of all bytes below Len, which tells when Len rises
+//	lenhold.go           HoldLen: a hold of all bytes below Len, which tells of changes in their call
 //	zero.go              RangeOptions.Zero: zeroing new and recycled memory, and waits before it
 //	history.go           SetHistory and History: what has happened to the memory
 //	growth.go            Grow; where a growing range takes memory from; growth ahead (GrowAhead)
@@ -175,9 +175,9 @@ package vmm
 //	Module.closeMu      by Close, for work that may run the module's kernels
 //
 // None is held across a callback, except those of Watch, which run with mappingMu, and with what
-// its holder has, from closeMu to sweepMu, and that of HoldLen, which runs with Range.lenMu and mostly
-// Reservation.mu. Reservation.mu and what comes after it are not held even
-// across a driver call, except staging.mu, which asks events.
+// its holder has, from closeMu to sweepMu, and those of HoldLen, which run with what a change holds:
+// mostly Reservation.mu, and Range.lenMu for a Len. Reservation.mu and what comes after it are not
+// held even across a driver call, except staging.mu, which asks events.
 //
 // Whatever must wait for work or copies marks what it takes (a retirement, unfilled bytes), gives
 // up all other locks, waits, and looks again. The device's goroutine, for which all ranges of

@@ -17,10 +17,11 @@ func TestLenHold(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 10)
 	var told []uint64
-	h, err := g.HoldLen("shown", func(n uint64) {
+	h, err := g.HoldLen("shown", func(n uint64) bool {
 		require.Equal(t, n, g.Len())
 		told = append(told, n)
-	})
+		return true
+	}, func() {})
 	require.NoError(t, err)
 	held := func(err error, end uint64) {
 		t.Helper()
@@ -39,7 +40,7 @@ func TestLenHold(t *testing.T) {
 	require.NoError(t, g.Clip(), "what Len does not count is not held")
 	require.Equal(t, uint64(3*page), g.Cap())
 
-	other, err := g.HoldLen("shown elsewhere", nil)
+	other, err := g.HoldLen("shown elsewhere", nil, nil)
 	require.NoError(t, err)
 	require.ErrorContains(t, h.SetLen(page), "held: shown elsewhere [0x0")
 	other.Release()
@@ -53,7 +54,7 @@ func TestLenHold(t *testing.T) {
 	require.NoError(t, g.Append([]byte{1}))
 	require.Len(t, told, 2, "it tells no more")
 	require.NoError(t, g.Close())
-	_, err = g.HoldLen("late", nil)
+	_, err = g.HoldLen("late", nil, nil)
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	w.end()
 }
@@ -62,9 +63,11 @@ func TestLenHold(t *testing.T) {
 func TestLenHoldFixed(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 1000)
-	h, err := g.HoldLen("shown", func(uint64) { t.Error("it tells") })
+	told := false
+	h, err := g.HoldLen("shown", func(uint64) bool { told = true; return false }, func() { told = true })
 	require.NoError(t, err)
 	h.Fix(500)
+	defer func() { require.False(t, told) }()
 	require.NoError(t, g.SetLen(2000))
 	require.NoError(t, g.SetLen(500))
 	require.ErrorContains(t, g.SetLen(499), "held: shown [0x0, 0x1f4)")
@@ -84,13 +87,15 @@ func TestLenHoldTellsOfWhatIsWritten(t *testing.T) {
 	w := newWorld(t, 1)
 	g, s := ranged(t, w, 10), stream(t, w.devs[0])
 	var told []uint64
-	h, err := g.HoldLen("shown", func(n uint64) { told = append(told, n) })
+	left := 0
+	h, err := g.HoldLen("shown", func(n uint64) bool { told = append(told, n); return true }, func() { left++ })
 	require.NoError(t, err)
 	open := gate(t, w.devs[0], s.Raw())
 	require.NoError(t, g.AppendOn(s, make([]byte, 10)))
 	require.ErrorIs(t, g.SetLen(10), vmm.ErrBusy, "it is held all the same")
 	require.NoError(t, g.Append([]byte{1}))
 	require.Empty(t, told)
+	require.Equal(t, 2, left, "the holder waits for both")
 	open()
 	n, err := g.WaitWritten(t.Context())
 	require.NoError(t, err)
@@ -98,11 +103,40 @@ func TestLenHoldTellsOfWhatIsWritten(t *testing.T) {
 	require.Empty(t, told, "who waits knows")
 	require.NoError(t, g.Append([]byte{1}))
 	require.Equal(t, []uint64{22}, told)
+	require.Equal(t, 2, left)
 	require.NoError(t, g.AppendOn(s, []byte{1}))
 	require.NoError(t, s.Close()) // which waits
 	require.NoError(t, g.Append([]byte{1}))
 	require.Equal(t, []uint64{22, 24}, told)
 	h.Release()
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestLenHoldTellsOfAllElse: of what closes Changed, but for a Len with which the holder is done.
+func TestLenHoldTellsOfAllElse(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, 10)
+	done, left := true, 0
+	h, err := g.HoldLen("shown", func(uint64) bool { return done }, func() { left++ })
+	require.NoError(t, err)
+	after := func(want int, f func() error) {
+		t.Helper()
+		left = 0
+		changed := g.Changed()
+		require.NoError(t, f())
+		require.Equal(t, want, left)
+		<-changed
+	}
+	after(0, func() error { return g.SetLen(20) })
+	done = false
+	after(1, func() error { return g.SetLen(30) })
+	after(1, func() error { return h.SetLen(0) })
+	after(1, func() error { return g.Grow(3 * page) })
+	after(1, g.Clip)
+	h.Release()
+	require.NoError(t, g.Append([]byte{1}))
+	require.Equal(t, 1, left, "it tells no more")
 	require.NoError(t, g.Close())
 	w.end()
 }
@@ -113,17 +147,18 @@ func TestLenHoldsBesideAppends(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 1)
 	told := uint64(1)
-	h, err := g.HoldLen("stays", func(n uint64) {
+	h, err := g.HoldLen("stays", func(n uint64) bool {
 		require.Equal(t, told+1, n)
 		told = n
-	})
+		return true
+	}, func() {})
 	require.NoError(t, err)
 	rounds := testgate.Effort(200, 2000, 20000)
 	var group sync.WaitGroup
 	for range 3 {
 		group.Go(func() {
 			for range rounds {
-				o, err := g.HoldLen("comes and goes", func(uint64) {})
+				o, err := g.HoldLen("comes and goes", func(uint64) bool { return true }, func() {})
 				require.NoError(t, err)
 				require.ErrorIs(t, g.SetLen(0), vmm.ErrBusy)
 				o.Release()

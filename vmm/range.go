@@ -37,8 +37,7 @@ type Range struct {
 	lenMu    lock.Mutex // orders changes of Len
 	capMu    lock.Mutex // orders changes of Cap
 	len, cap atomic.Uint64
-	lows     lows                    // of reads that are under way
-	lenHolds atomic.Pointer[[]*hold] // those to be told of Len; replaced under r.mu
+	lows     lows // of reads that are under way
 
 	supply *supply // nil without RangeOptions.Supplier
 
@@ -403,15 +402,13 @@ func (g *Range) publishLenLocked(n uint64) {
 	case n > old: // what is appended was written, or else is marked anew
 		r.dev.state.parent.undefined.remove(r.ptr+Ptr(old), r.ptr+Ptr(n), false)
 		c.raised(n-old, &r.counters)
-		g.notifyLenHolds(n)
+		r.notifyRaised(n)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu
 		r.dev.state.parent.undefined.remove(r.ptr+Ptr(n), r.ptr+Ptr(old), true)
 		c.lowered(old, n, &r.counters)
-	default:
-		return
+		r.notify()
 	}
-	r.notify()
 }
 
 // Hold makes the n bytes from off on, which must be within Cap, stay: until release

@@ -58,6 +58,7 @@ type Reservation struct {
 	generation     atomic.Uint64
 	pendingStreams atomic.Int32                  // how many pendingAppends has
 	changed        atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
+	lenHolds       atomic.Pointer[[]*hold]       // those to be told of changes; replaced under mu
 
 	mu             lock.Mutex // never held across a driver call
 	owner          any        // a *Range, once that is made, or ReserveOptions.Owner
@@ -441,10 +442,13 @@ func (r *Reservation) checkInvariantsLocked() {
 // hold is a span that must stay mapped.
 type hold struct {
 	off, end uint64
-	below    *Range         // it ends at the Len of this; of a LenHold
-	raised   func(n uint64) // see HoldLen; may be nil
+	below    *Range // it ends at the Len of this; of a LenHold
 	what     string
 	made     callers // only of what has no name of its own
+
+	// Of a LenHold, see there; nil if it tells nothing.
+	raised  func(n uint64) (done bool)
+	changed func()
 }
 
 // String is what the hold is for, as errors name it.
@@ -564,8 +568,8 @@ var closedChan = func() chan struct{} {
 	return c
 }()
 
-// notify wakes those who wait on Changed. The caller has made the change already.
-func (r *Reservation) notify() {
+// wakeWaiters wakes those who wait on Changed.
+func (r *Reservation) wakeWaiters() {
 	if r.changed.Load() == nil {
 		return
 	}
