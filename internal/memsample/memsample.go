@@ -199,23 +199,6 @@ func (s *Sample) End() {
 	s.bucket.FreeBytes += s.bytes
 }
 
-// Resize counts the memory as freed and, as the same object at the same stack, allocated with size
-// bytes.
-func (s *Sample) Resize(size uint64) {
-	if s == nil {
-		return
-	}
-	buckets.Lock()
-	defer buckets.Unlock()
-	if b := s.bucket; s.begun {
-		b.FreeObjects += s.weight
-		b.FreeBytes += s.bytes
-		s.bytes = s.weight * float64(size)
-		b.AllocObjects += s.weight
-		b.AllocBytes += s.bytes
-	}
-}
-
 // Countdown samples many small pieces for little: it draws only how many bytes come before the
 // next sample. Its zero value is ready to use. One goroutine uses it at a time.
 type Countdown struct {
@@ -223,7 +206,7 @@ type Countdown struct {
 	drawn int64 // the rate that left was drawn with
 }
 
-// Due reports whether a piece of so many bytes is to be sampled, by Now. It is short, to be inlined.
+// Due reports whether a piece of so many bytes is to be sampled, by Sample. It is short, to be inlined.
 func (c *Countdown) Due(size uint64) bool {
 	c.left -= int64(size) //nolint:gosec // no piece is as large
 	return (c.left < 0 || c.drawn != atomic.LoadInt64(&rate)) && c.due(size)
@@ -250,13 +233,13 @@ func (c *Countdown) draw() {
 	case 1:
 		c.left = 0
 	default:
-		c.left = int64(min(rand.ExpFloat64()*float64(c.drawn), math.MaxInt64/2))
+		c.left = int64(min(rand.ExpFloat64()*float64(c.drawn), 1<<63-1024)) // the largest float64 below 1<<63
 	}
 }
 
-// Now is a Sample that has begun, of a piece for which a Countdown was due.
-func Now(o *Owner, kind Kind, size uint64, skip int) *Sample {
-	s := taken(o, &Source{Kind: kind}, size, max(Rate(), 1), skip+1)
+// Sample is a Sample that has begun, of a piece that was due just now.
+func (c *Countdown) Sample(o *Owner, kind Kind, size uint64) *Sample {
+	s := taken(o, &Source{Kind: kind}, size, max(c.drawn, 1), 1)
 	s.Begin()
 	return s
 }

@@ -33,12 +33,9 @@ func TestSample(t *testing.T) {
 	require.Zero(t, sum(o), "it has not begun")
 	s.Begin()
 	require.Equal(t, Numbers{AllocObjects: 1, AllocBytes: 10}, sum(o))
-	s.Resize(30)
-	require.Equal(t, Numbers{2, 40, 1, 10}, sum(o))
 	s.End()
 	s.End()
-	s.Resize(5)
-	require.Equal(t, Numbers{2, 40, 2, 40}, sum(o))
+	require.Equal(t, Numbers{1, 10, 1, 10}, sum(o))
 	Remove(o)
 	require.NotContains(t, Owners(), o)
 	require.Empty(t, o.Records())
@@ -47,7 +44,6 @@ func TestSample(t *testing.T) {
 	none := Of(o, &Source{Kind: Range}, 1<<40, 0)
 	require.Nil(t, none)
 	none.Begin()
-	none.Resize(1)
 	none.End()
 }
 
@@ -64,7 +60,7 @@ func TestEstimatesOfEachSize(t *testing.T) {
 			n := 200*rate/int(size) + 200
 			for range n {
 				if c.Due(size) {
-					Now(o, Block, size, 0)
+					c.Sample(o, Block, size)
 				}
 				Of(o, &Source{Kind: Range}, size, 0).Begin()
 			}
@@ -93,4 +89,16 @@ func TestSource(t *testing.T) {
 	require.Equal(t, first.bucket, second.bucket)
 	made := Of(o, &Source{Kind: Import, Made: []uintptr{1, 2}}, 10, 0)
 	require.Equal(t, Stack{1, 2}, made.bucket.stack)
+}
+
+// TestSampleOfTheRateThatWasDrawn: a rate that is set between the draw and the sample is not the sample's.
+func TestSampleOfTheRateThatWasDrawn(t *testing.T) {
+	at(t, 1)
+	o := &Owner{}
+	var c Countdown
+	require.True(t, c.Due(10))
+	SetRate(1 << 40)
+	c.Sample(o, Block, 10)
+	require.Equal(t, Numbers{AllocObjects: 1, AllocBytes: 10}, sum(o))
+	Remove(o)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/memsample"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/memprof"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -170,6 +171,73 @@ func leak(t *testing.T, d *vmm.Device, n int) (kept []*vmm.Range) {
 		require.NoError(t, g.Close())
 	}
 	return kept
+}
+
+// TestOfAFullPool: what one goroutine frees another one allocates at once, and no profile has both.
+func TestOfAFullPool(t *testing.T) {
+	all(t)
+	d := vmmtest.Device(t)
+	gran, err := d.Driver().Granularity(vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice}})
+	require.NoError(t, err)
+	p, err := pool.New(d, pool.Options{Max: 4 * gran, ChunkSize: gran, ReleaseThreshold: math.MaxUint64})
+	require.NoError(t, err)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	b, err := p.Alloc(s, 4*gran)
+	require.NoError(t, err)
+	require.NoError(t, p.Free(s, b))
+	stop := make(chan struct{})
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if b, err := p.Alloc(s, gran); err == nil {
+					require.NoError(t, p.Free(s, b))
+				}
+			}
+		})
+	}
+	for range testgate.Effort(100, 500, 5000) {
+		require.EqualValues(t, 4*gran, physical(inUse(t))) //nolint:testifylint // a test that fails ends with its goroutines
+	}
+	close(stop)
+	group.Wait()
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
+}
+
+// TestOfGrownBlocks: a block that Resize has made longer is sampled as one of that size.
+func TestOfGrownBlocks(t *testing.T) {
+	const size, rounds = 64 << 20, 4000
+	at(t, size)
+	d := vmmtest.Device(t)
+	p, err := pool.New(d, pool.Options{Max: 2 * size, ReleaseThreshold: math.MaxUint64})
+	require.NoError(t, err)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	sampled := 0
+	for range rounds {
+		b, err := p.Alloc(s, 128<<10)
+		require.NoError(t, err)
+		b, err = p.Resize(s, b, size)
+		require.NoError(t, err)
+		for _, r := range d.Samples().Records() {
+			if r.Kind == memsample.Block && r.AllocObjects > r.FreeObjects+0.5 {
+				sampled++
+			}
+		}
+		require.NoError(t, p.FreeNow(b))
+	}
+	chance := 1 - 1/math.E
+	deviation := math.Sqrt(rounds * chance * (1 - chance))
+	require.InDelta(t, rounds*chance, sampled, 6*deviation)
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
 }
 
 // TestLeak: the line that leaks one vector in a thousand has the most memory in use.

@@ -338,10 +338,12 @@ func (p *Pool) unmap(chunks []*vmm.Chunk, runs []*extent) (all []*vmm.Chunk, fai
 			}
 			continue
 		}
+		p.mu.Lock()
 		for i := e.off / p.chunk; i < e.end()/p.chunk; i++ {
 			chunks = append(chunks, p.slots[i].chunk)
 			p.slots[i].chunk = nil
 		}
+		p.mu.Unlock()
 	}
 	return chunks, failed
 }

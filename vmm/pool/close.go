@@ -25,6 +25,10 @@ func (p *Pool) Close() (err error) {
 	if err := p.shut(); err != nil {
 		return err
 	}
+	// The chunks go after the addresses, which hold the device open until then.
+	if release, err := p.dev.KeepOpen("pool that is closing"); err == nil {
+		defer release()
+	}
 	failed := p.res.Close()
 	if errors.Is(failed, vmm.ErrCapturing) || errors.Is(failed, vmm.ErrBusy) {
 		p.reopen()

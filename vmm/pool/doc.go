@@ -74,7 +74,7 @@ package pool
 //	trim.go        TrimTo, the release threshold, giving memory back under pressure
 //	admin.go       Device, Reservation, SetReuse, Grant and Revoke, Stats, ResetPeaks
 //	usage.go       Usage: what chunks, streams and sizes of blocks have
-//	tracing.go     Options.Trace; blocks that were sampled for a heap profile
+//	tracing.go     Options.Trace; what of blocks goes into a heap profile and the history
 //	close.go       Close
 //	driverpool.go  DriverPool: NewDriver, DriverDefault, DriverCurrent; FreePlain
 //	hold.go        HoldBlock of a Pool: how a block is kept from being freed

@@ -1,6 +1,10 @@
 package pool
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/memsample"
+)
 
 // pageSize is the unit of long blocks, which are in no slab, and of slabs.
 const pageSize = 16 << 10
@@ -33,7 +37,8 @@ type extent struct {
 	kind       kind
 	region     *region
 	off, size  uint64
-	prev, next *extent // by address
+	prev, next *extent           // by address
+	sample     *memsample.Sample // of the Block; guarded as that is by who has it
 
 	// Of a block or a slab: the stream whose work, up to stamp, may still use the memory of
 	// blocks that were there before; nil: no such work.
@@ -46,7 +51,7 @@ type extent struct {
 	binPrev, binNext *extent
 	older, newer     *extent // in the list's order
 
-	_ [48]byte // so that blocks of different streams share no line of the cache
+	_ [40]byte // so that blocks of different streams share no line of the cache
 }
 
 // end is the offset behind the extent.

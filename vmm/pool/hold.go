@@ -15,9 +15,6 @@ const heldBit = 1 << 63
 // resizingBit is set there while Resize is at work, so that no other call that frees finds it.
 const resizingBit = 1 << 62
 
-// sampledBit is set in the number of a block of which p.samples has a sample: it is part of the number.
-const sampledBit = resizingBit >> 1
-
 // numberBits are the number itself.
 const numberBits = resizingBit - 1
 

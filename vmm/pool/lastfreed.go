@@ -17,7 +17,7 @@ func (p *Pool) keep(st *stream, e *extent, b Block) error {
 		st.mu.Unlock()
 		return st.goneErr()
 	}
-	if err := p.end(&e.seq, b.seq, b.ptr, &e.size); err != nil {
+	if err := p.end(&e.seq, b.seq, b.ptr, &e.size, &e.sample); err != nil {
 		st.mu.Unlock()
 		return err
 	}
@@ -45,7 +45,8 @@ func (p *Pool) allocKept(st *stream, size, n uint64) (Block, error) {
 	st.kept = kept{}
 	e := k.ext
 	e.by, e.stamp = st, k.stamp // work before the block's own may still use the memory
-	seq := st.nextSeq(size)
+	e.sample = p.sample(&st.due, size)
+	seq := st.nextSeq()
 	e.seq.Store(seq)
 	st.count(1, size)
 	st.pages += size

@@ -30,7 +30,6 @@ type Pool struct {
 	prop       vmm.Prop
 	onOOM      func(*vmm.Stream, uint64) bool
 	extras     *extras // nil: none
-	samples    samples
 	hooks      hooks
 	stops      []func() // they take back OnPressure and OnSync
 	none       owner    // what blocks of 0 bytes are in
@@ -69,7 +68,7 @@ type Pool struct {
 	moving       int          // calls that hold memory which no other call sees: they map it or give it back
 	moved        sync.Cond    // on mu: moving has become less
 	chunksPeak   int64
-	longSeq      uint64              // Block.seq of the last long block, without sampledBit
+	longSeq      uint64              // Block.seq of the last long block
 	due          memsample.Countdown // of long blocks
 	long         counts              // of long blocks
 	past         counts              // of streams that are forgotten
@@ -198,8 +197,8 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	if err == nil {
 		if n-1 < p.classes.most && p.extras == nil {
 			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
-				if p.watched(b) {
-					p.tell(history.Alloc, st, b)
+				if p.log.KeepsBlocks() {
+					p.note(history.Alloc, st, b)
 				}
 				return b, nil
 			}
@@ -210,8 +209,8 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 			b, err = p.alloc(st, n)
 		}
 		if err == nil {
-			if p.watched(b) {
-				p.tell(history.Alloc, st, b)
+			if p.log.KeepsBlocks() {
+				p.note(history.Alloc, st, b)
 			}
 			p.extras.allocated(st, b)
 			return b, nil
@@ -236,20 +235,24 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 			err = p.free(st, b)
 		}
 	}
-	if err == nil && p.watched(b) {
-		p.tell(history.Free, st, b)
+	if err == nil && p.log.KeepsBlocks() {
+		p.note(history.Free, st, b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }
 
 // end ends a block, whose number the pool has there: the next block at the address is another one,
-// and none of its bytes is undefined. The caller has the lock without which none is allocated there
-// yet. Only who ended it may read its size.
-func (p *Pool) end(number *atomic.Uint64, seq uint64, at vmm.Ptr, size *uint64) error {
+// none of its bytes is undefined, and no heap profile has it. The caller has the lock without which none
+// is allocated there yet. Only who ended it may read its size, and its sample, if there is one.
+func (p *Pool) end(number *atomic.Uint64, seq uint64, at vmm.Ptr, size *uint64, sample **memsample.Sample) error {
 	if !number.CompareAndSwap(seq, 0) {
 		return notAllocated(number, seq)
 	}
 	p.dev.MarkWritten(vmm.Span{Addr: at, Size: *size})
+	if sample != nil && *sample != nil {
+		(*sample).End()
+		*sample = nil
+	}
 	return nil
 }
 
@@ -273,8 +276,8 @@ func (p *Pool) FreeNow(b Block) error {
 	if p != nil {
 		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
 	}
-	if err == nil && p.watched(b) {
-		p.tell(history.Free, nil, b)
+	if err == nil && p.log.KeepsBlocks() {
+		p.note(history.Free, nil, b)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }
@@ -291,7 +294,7 @@ func (p *Pool) freeNow(b Block) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := b.in.ext
-	if err := p.end(&e.seq, b.seq, b.ptr, &e.size); err != nil {
+	if err := p.end(&e.seq, b.seq, b.ptr, &e.size, &e.sample); err != nil {
 		return err
 	}
 	p.setOwnersLocked(e, nil)

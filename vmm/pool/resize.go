@@ -27,8 +27,8 @@ func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 		return b, p.fail("resize", b.ptr, n, err)
 	}
 	b.size = n
-	if p.watched(b) {
-		p.tell(history.Resize, st, b)
+	if p.log.KeepsBlocks() {
+		p.note(history.Resize, st, b)
 	}
 	return b, nil
 }
@@ -74,6 +74,10 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 		if err := p.lengthenLocked(e, size, st); err != nil {
 			return err
 		}
+	}
+	if size != was { // to a profile that is another block
+		e.sample.End()
+		e.sample = p.sample(&p.due, size)
 	}
 	by := int64(size) - int64(was) //nolint:gosec // far below 2^63
 	p.long.used += by

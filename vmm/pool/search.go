@@ -48,15 +48,12 @@ func (p *Pool) allocPages(st *stream, n uint64, class int) (Block, error) {
 	p.longSeq++
 	e.kind = kindBlock
 	e.usedBy(st)
-	seq := p.longSeq
-	if p.due.Due(size) {
-		seq |= sampledBit
-	}
-	e.seq.Store(seq)
+	e.sample = p.sample(&p.due, size)
+	e.seq.Store(p.longSeq)
 	p.setOwnersLocked(e, &e.owner)
 	p.long.count(p, 1, size)
 	p.long.pages += size
-	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: seq}, nil
+	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: p.longSeq}, nil
 }
 
 // found is what a search has found: pages, which are in no list any more, or a block of a slab.

@@ -3,6 +3,7 @@ package pool
 import (
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -18,6 +19,9 @@ type slab struct {
 	class int
 	seqs  []atomic.Uint64 // of each block, and bits above numberBits; 0: free
 
+	// Of each block, guarded as that is by who has it; nil until one is sampled, by home.
+	samples atomic.Pointer[[]*memsample.Sample]
+
 	home atomic.Pointer[stream] // changes once that stream is closed
 
 	// Guarded by home's mu.
@@ -29,7 +33,7 @@ type slab struct {
 	list       *slabList
 	prev, next *slab
 
-	_ [16]byte // so that no two slabs, of different streams, share a line of the cache
+	_ [8]byte // so that no two slabs, of different streams, share a line of the cache
 }
 
 func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
@@ -46,6 +50,25 @@ func newSlab(p *Pool, e *extent, class int, st *stream) *slab {
 	e.usedBy(st)
 	sl.stamp, sl.unused = e.stamp, e.stamp
 	return sl
+}
+
+// setSample sets the sample of a block that is about to be allocated. It needs home's mu.
+func (sl *slab) setSample(i int, x *memsample.Sample) {
+	all := sl.samples.Load()
+	if all == nil {
+		made := make([]*memsample.Sample, len(sl.seqs))
+		all = &made
+		sl.samples.Store(all)
+	}
+	(*all)[i] = x
+}
+
+// sample is where the sample of a block is; nil if no block of the slab has ever had one.
+func (sl *slab) sample(i int) **memsample.Sample {
+	if all := sl.samples.Load(); all != nil {
+		return &(*all)[i]
+	}
+	return nil
 }
 
 // index is the number of the block at an address, without a division: a slab has less than

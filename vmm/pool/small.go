@@ -32,7 +32,10 @@ func (st *stream) allocSmall(class int, n uint64) (Block, bool) {
 
 // blockIn makes block i of a slab a block that is allocated. It needs st.mu.
 func (st *stream) blockIn(sl *slab, i int, n uint64) Block {
-	seq := st.nextSeq(sl.size)
+	if x := st.p.sample(&st.due, sl.size); x != nil {
+		sl.setSample(i, x)
+	}
+	seq := st.nextSeq()
 	sl.seqs[i].Store(seq)
 	st.count(1, sl.size)
 	return Block{ptr: sl.ptr + vmm.Ptr(uint64(i)*sl.size), size: n, in: &sl.owner, seq: seq} //nolint:gosec // not negative
@@ -121,7 +124,7 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 		st.mu.Unlock()
 		return st.goneErr()
 	}
-	if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size); err != nil {
+	if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size, sl.sample(i)); err != nil {
 		st.mu.Unlock()
 		return err
 	}
@@ -154,12 +157,12 @@ func (st *stream) giveLocked(sl *slab, i int, inUse bool) {
 // So the block goes back to the stream that allocated it, in whose order that work is.
 func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	i := sl.index(b.ptr)
-	if in, ok := p.leases.Load(b.seq &^ sampledBit / leaseSize); ok {
+	if in, ok := p.leases.Load(b.seq / leaseSize); ok {
 		st := in.(*stream) //nolint:forcetypeassert // nothing else is stored
 		st.mu.Lock()
 		if !st.gone && st.open() {
 			defer st.mu.Unlock()
-			if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size); err != nil {
+			if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size, sl.sample(i)); err != nil {
 				return err
 			}
 			st.giveLocked(sl, i, false)
@@ -169,7 +172,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	}
 	home := sl.lockHome() // that stream is closed, and its work has ended
 	defer home.mu.Unlock()
-	if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size); err != nil {
+	if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size, sl.sample(i)); err != nil {
 		return err
 	}
 	home.giveLocked(sl, i, false)

@@ -21,7 +21,7 @@ type stream struct {
 	_ [64]byte // other streams' calls read what is above, and this one's write what is below
 
 	mu      sync.Mutex // comes before Pool.mu
-	seq     uint64     // of the last block, without sampledBit
+	seq     uint64     // of the last block
 	due     memsample.Countdown
 	classes []ofClass
 	slabs   int // how many slabs it is the home of
@@ -119,15 +119,12 @@ const leaseSize = 1 << 30
 
 // nextSeq is the number of the next block that the stream allocates: no two blocks of a pool, ever,
 // have the same. It needs st.mu.
-func (st *stream) nextSeq(size uint64) uint64 {
+func (st *stream) nextSeq() uint64 {
 	if st.seq++; st.seq%leaseSize == 0 {
 		lease := st.p.leased.Add(1)
 		st.p.leases.Store(lease, st)
 		st.leases = append(st.leases, lease)
 		st.seq = lease*leaseSize + 1
-	}
-	if st.due.Due(size) {
-		return st.seq | sampledBit
 	}
 	return st.seq
 }

@@ -139,18 +139,9 @@ func (x *extras) close() error {
 	return nil
 }
 
-// watched reports whether tell has someone to tell of the block.
-func (p *Pool) watched(b Block) bool { return b.seq&sampledBit != 0 || p.log.KeepsBlocks() }
-
-// tell tells a heap profile and the device's history what has happened to a block; st is nil without
-// a stream.
-func (p *Pool) tell(what history.Kind, st *stream, b Block) {
-	if b.seq&sampledBit != 0 {
-		p.samples.tell(p, what, b)
-	}
-	if !p.log.KeepsBlocks() {
-		return
-	}
+// note notes what has happened to a block in the device's history, if that keeps blocks; st is nil
+// without a stream.
+func (p *Pool) note(what history.Kind, st *stream, b Block) {
 	var s *vmm.Stream
 	if st != nil {
 		s = st.s
@@ -158,43 +149,16 @@ func (p *Pool) tell(what history.Kind, st *stream, b Block) {
 	b.note(p.log, what, s)
 }
 
-// note notes what has happened to a block of any pool; s is nil without a stream.
+// note is of any pool; s is nil without a stream.
 func (b Block) note(l *history.Log, what history.Kind, s *vmm.Stream) {
 	l.AddBlock(what, uint64(b.ptr), b.size, s.Number())
 }
 
-// samples are blocks that are allocated and were sampled for a heap profile, by their numbers, which
-// have sampledBit.
-type samples struct {
-	mu sync.Mutex
-	of map[uint64]*memsample.Sample
-}
-
-func (x *samples) tell(p *Pool, what history.Kind, b Block) {
-	var made *memsample.Sample
-	if what == history.Alloc {
-		made = memsample.Now(p.dev.Samples(), memsample.Block, p.rounded(b), 3) // of the caller of Alloc
+// sample decides whether a heap profile samples a block of so many bytes. It is called, with the lock
+// that guards due, before another call can find the block.
+func (p *Pool) sample(due *memsample.Countdown, size uint64) *memsample.Sample {
+	if !due.Due(size) {
+		return nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	switch what { //nolint:exhaustive // what happens to blocks
-	case history.Alloc:
-		if x.of == nil {
-			x.of = map[uint64]*memsample.Sample{}
-		}
-		x.of[b.seq] = made
-	case history.Resize:
-		x.of[b.seq].Resize(p.rounded(b))
-	default:
-		x.of[b.seq].End()
-		delete(x.of, b.seq)
-	}
-}
-
-// rounded is how much memory the block uses.
-func (p *Pool) rounded(b Block) uint64 {
-	if sl := b.in.slab; sl != nil {
-		return sl.size
-	}
-	return (b.size + p.unit - 1) &^ (p.unit - 1)
+	return due.Sample(p.dev.Samples(), memsample.Block, size)
 }

@@ -2,11 +2,13 @@ package pool_test
 
 import (
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
@@ -55,6 +57,55 @@ func TestUsage(t *testing.T) {
 	for _, s := range streams {
 		require.NoError(t, s.Close())
 	}
+}
+
+// TestUsageWhileChunksMove is for the race detector.
+func TestUsageWhileChunksMove(t *testing.T) {
+	w := newWorld(t, 1, 64*mib)
+	defer w.end()
+	p, s := w.pool(pool.Options{ChunkSize: chunk, Max: 8 * chunk}), w.stream(0)
+	stop := make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			u, err := p.Usage()
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(u.Chunks), 8)
+		}
+	})
+	for i := range 100 {
+		require.NoError(t, p.FreeNow(alloc(t, p, s, uint64(1+i%6)*chunk)))
+		_, err := p.TrimTo(0)
+		require.NoError(t, err)
+	}
+	close(stop)
+	group.Wait()
+	closeAll(t, s, p)
+}
+
+// TestCloseIsNamed: what holds the device open while Close gives memory back has a name.
+func TestCloseIsNamed(t *testing.T) {
+	w := newWorld(t, 1, 64*mib)
+	defer w.end()
+	p, s := w.pool(pool.Options{ChunkSize: chunk}), w.stream(0)
+	require.NoError(t, p.FreeNow(alloc(t, p, s, 3*chunk)))
+	require.NoError(t, s.Close())
+	released := 0
+	w.watch(func(c drivertest.Call) error {
+		if c.Name == "Release" {
+			released++
+			require.ErrorContains(t, w.devs[0].Close(), "in use: pool that is closing made at ")
+		}
+		return nil
+	})
+	require.NoError(t, p.Close())
+	w.watch(nil)
+	require.Equal(t, 3, released)
 }
 
 func checkUsage(t *testing.T, p *pool.Pool, u pool.Usage) {
