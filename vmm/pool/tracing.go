@@ -139,8 +139,8 @@ func (x *extras) close() error {
 	return nil
 }
 
-// note notes what has happened to a block in the device's history, if that keeps blocks; st is nil
-// without a stream.
+// note notes in the device's history what has happened to a block; st is nil without a stream. Callers
+// ask KeepsBlocks first, which costs them no call.
 func (p *Pool) note(what history.Kind, st *stream, b Block) {
 	var s *vmm.Stream
 	if st != nil {
