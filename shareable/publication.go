@@ -215,6 +215,8 @@ func (p *Publication) runExclusive(ctx context.Context, f func(context.Context) 
 		return errNoPublication
 	case ctx == nil:
 		return fmt.Errorf("%w: no context", vmm.ErrInvalid)
+	case ctx.Err() != nil: // select would choose
+		return ctx.Err()
 	}
 	closed := fmt.Errorf("%w: publication", vmm.ErrClosed)
 	select {

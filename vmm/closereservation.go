@@ -136,12 +136,13 @@ func (r *Reservation) finishClose() error {
 	// Out of the look-up first: the driver may hand the addresses out again at once.
 	all := r.dev.state.parent
 	all.remove(r)
+	r.dev.history.Add(history.Close, uint64(r.ptr), r.size, 0)
 	if err := r.dev.drv.Free(r.ptr, r.size); err != nil {
 		all.add(r)
+		r.dev.history.Add(history.Reserve, uint64(r.ptr), r.size, 0)
 		return err
 	}
 	giveAddresses(r.size)
-	r.dev.history.Add(history.Close, uint64(r.ptr), r.size, 0)
 	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
 	r.mu.Lock()
 	r.phase.Store(phaseClosed)

@@ -289,7 +289,7 @@ func (g *Range) growAhead() error {
 //
 // giveBack undoes it, but for the first keep bytes beyond Len. The chunks are unmapped when the
 // stream has done what it was told so far (see Stats.Retiring): the caller promises that no other
-// work has used them. What is held, or was taken meanwhile by a growth, stays.
+// work has used them. What is held, or was taken meanwhile by a growth, stays; without a stream all does.
 func (g *Range) GrowAhead(n uint64) (giveBack func(keep uint64, s *Stream)) {
 	var from, end uint64
 	if g.checkOpen() == nil && g.supply == nil && g.capMu.TryLock() {
@@ -301,7 +301,7 @@ func (g *Range) GrowAhead(n uint64) (giveBack func(keep uint64, s *Stream)) {
 		}
 	}
 	return func(keep uint64, s *Stream) {
-		if from < end {
+		if from < end && s != nil {
 			g.clipAhead(from, end, keep, s)
 		}
 	}

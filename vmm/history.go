@@ -1,6 +1,8 @@
 package vmm
 
 import (
+	"iter"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/history"
@@ -52,7 +54,7 @@ type HistoryEvent struct {
 
 // SetHistory has the device keep what happens to its memory, and forget what it has kept. Without
 // a call of it nothing is kept. Events of goroutines that run at the same time are in the order in
-// which they are noted, just after they happened. While it is on, the text of an ErrOutOfMemory
+// which they are noted, just after they happened, a close just before. While it is on, the text of an ErrOutOfMemory
 // says so. On a nil Device it does nothing.
 func (d *Device) SetHistory(o HistoryOptions) {
 	if d != nil {
@@ -64,15 +66,24 @@ func (d *Device) SetHistory(o HistoryOptions) {
 // of them, with the Seq of the last one those that are new; nil if the device keeps none. It also
 // works on a Device that is closed.
 func (d *Device) History(after uint64) []HistoryEvent {
-	events := nonnil.Of(d).history.After(after)
-	if events == nil {
+	if !nonnil.Of(d).history.Keeps() {
 		return nil
 	}
-	all := make([]HistoryEvent, len(events))
-	for i, e := range events {
-		all[i] = HistoryEvent{e.Seq, e.Time, e.Kind.String(), Ptr(e.Addr), e.Size, e.Stream, e.Stack}
+	return slices.AppendSeq([]HistoryEvent{}, d.HistoryEvents(after))
+}
+
+// HistoryEvents is History without a list of them all, up to the newest event when the iteration
+// begins. They are read a few at a time, so no call waits for the reader; those that are overwritten
+// meanwhile are left out.
+func (d *Device) HistoryEvents(after uint64) iter.Seq[HistoryEvent] {
+	events := nonnil.Of(d).history.After(after)
+	return func(yield func(HistoryEvent) bool) {
+		for e := range events {
+			if !yield(HistoryEvent{e.Seq, e.Time, e.Kind.String(), Ptr(e.Addr), e.Size, e.Stream, e.Stack}) {
+				return
+			}
+		}
 	}
-	return all
 }
 
 // HistoryLog is where the device's history is kept, for packages beside this one.

@@ -33,7 +33,7 @@ func TestHistory(t *testing.T) {
 	require.NoError(t, g.Close())
 	all := dev.History(0)
 	require.Equal(t, []string{
-		"reserve", "create", "create", "map", "grow", "unmap", "release", "clip", "unmap", "sleep", "release", "create", "map", "wake", "unmap", "release", "close",
+		"reserve", "create", "create", "map", "grow", "clip", "unmap", "release", "unmap", "sleep", "release", "create", "map", "wake", "unmap", "release", "close",
 	}, kindsOf(all))
 	at := all[0].Addr
 	for i, e := range all {
@@ -100,4 +100,59 @@ func names(pcs []uintptr) (all string) {
 		all += f.Function + "\n"
 	}
 	return all
+}
+
+// capOf is the Cap that the events of a range add up to.
+func capOf(events []vmm.HistoryEvent) (n uint64) {
+	for _, e := range events {
+		switch e.Kind {
+		case "grow":
+			n += e.Size
+		case "clip":
+			n -= e.Size
+		}
+	}
+	return n
+}
+
+// TestHistoryFollowsCap: also while a Clip waits and an Append takes back what it gives up, and when the
+// Clip then fails.
+func TestHistoryFollowsCap(t *testing.T) {
+	for _, refused := range []error{nil, errInjected} {
+		w := newWorld(t, 1)
+		d := w.devs[0]
+		d.SetHistory(vmm.HistoryOptions{Events: 100})
+		g, s := ranged(t, w, 8*page), stream(t, d)
+		require.NoError(t, g.SetLen(2*page))
+		open := gate(t, d, s.Raw())
+		clipped := make(chan error)
+		go func() { clipped <- g.Clip() }()
+		require.Eventually(t, func() bool { return g.Cap() == 2*page }, 10*time.Second, time.Millisecond)
+		require.Equal(t, g.Cap(), capOf(d.History(0)))
+		require.NoError(t, g.Append(make([]byte, 2*page)))
+		require.Equal(t, g.Cap(), capOf(d.History(0)))
+		if refused != nil {
+			w.refuse("Unmap", 1, refused)
+		}
+		open()
+		require.ErrorIs(t, <-clipped, refused)
+		require.Equal(t, g.Cap(), capOf(d.History(0)))
+		require.NoError(t, s.Close())
+		require.NoError(t, g.Close())
+		w.end()
+	}
+}
+
+// TestHistoryClosesFirst: the addresses are another range's only after the event that gives them back.
+func TestHistoryClosesFirst(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	d.SetHistory(vmm.HistoryOptions{Events: 100})
+	g := ranged(t, w, 1)
+	w.refuse("Free", 1, errInjected)
+	require.ErrorIs(t, g.Close(), errInjected)
+	require.Equal(t, []string{"close", "reserve"}, kindsOf(d.History(0))[6:])
+	require.NoError(t, g.Close())
+	require.Equal(t, []string{"close", "reserve", "close"}, kindsOf(d.History(0))[6:])
+	w.end()
 }

@@ -14,7 +14,7 @@ type LenHold struct {
 // and Close return ErrBusy, which says what the hold is for. It returns ErrClosed for a closed
 // range, and ErrAsleep for one that sleeps.
 //
-// raised and changed tell whoever follows the range; both may be nil. raised is called with a Len
+// raised and changed tell whoever follows the range; either may be nil. raised is called with a Len
 // that has risen since HoldLen returned, in the call that raised it and before that returns, if all
 // bytes below it are written: not for an AppendOn, nor from then on until WaitWritten, or the close
 // of its stream, has waited for that. It reports whether nothing is left to do for that Len. changed is
@@ -41,7 +41,7 @@ func (r *Reservation) listLenHolds() {
 	defer r.mu.Unlock()
 	var all []*hold
 	for _, h := range r.holds {
-		if h.below != nil && h.raised != nil && h.changed != nil {
+		if h.below != nil && (h.raised != nil || h.changed != nil) {
 			all = append(all, h)
 		}
 	}
@@ -60,17 +60,23 @@ func (r *Reservation) toBeTold() []*hold {
 // tells.
 func (r *Reservation) notify() {
 	for _, h := range r.toBeTold() {
-		h.changed()
+		h.tellChanged()
 	}
 	r.wakeWaiters()
+}
+
+func (h *hold) tellChanged() {
+	if h.changed != nil {
+		h.changed()
+	}
 }
 
 // notifyRaised tells of a Len that has risen to n.
 func (r *Reservation) notifyRaised(n uint64) {
 	written := r.pendingStreams.Load() == 0
 	for _, h := range r.toBeTold() {
-		if !written || !h.raised(n) {
-			h.changed()
+		if !written || h.raised == nil || !h.raised(n) {
+			h.tellChanged()
 		}
 	}
 	r.wakeWaiters()

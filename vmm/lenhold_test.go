@@ -137,6 +137,16 @@ func TestLenHoldTellsOfAllElse(t *testing.T) {
 	h.Release()
 	require.NoError(t, g.Append([]byte{1}))
 	require.Equal(t, 1, left, "it tells no more")
+
+	raised := 0
+	one, err := g.HoldLen("shown", func(uint64) bool { raised++; return false }, nil)
+	require.NoError(t, err)
+	other, err := g.HoldLen("shown", nil, func() { left++ })
+	require.NoError(t, err)
+	after(2, func() error { return g.Append(make([]byte, 2*page)) }) // the capacity, and Len
+	require.Equal(t, 1, raised)
+	one.Release()
+	other.Release()
 	require.NoError(t, g.Close())
 	w.end()
 }

@@ -198,6 +198,7 @@ func (s *sleeper) resume() {
 	defer s.r.mu.Unlock()
 	s.r.phase.Store(phaseOpen)
 	s.cap.Store(s.capacity)
+	s.r.notify() // whoever has had ErrAsleep meanwhile waits for this
 }
 
 // waitForWork waits for the work that may use the range.

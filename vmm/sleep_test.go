@@ -568,3 +568,20 @@ func TestSleepCountsOnce(t *testing.T) {
 	require.NoError(t, vmm.Wake(g))
 	require.Greater(t, looks, 10)
 }
+
+// TestSleepUndoneIsAChange: whoever has found the range asleep is told when the Sleep has failed.
+func TestSleepUndoneIsAChange(t *testing.T) {
+	w := newWorld(t, 1)
+	g := ranged(t, w, 100)
+	changed := g.Changed()
+	w.refuse("CopyOut", 1, errInjected)
+	require.ErrorIs(t, vmm.Sleep(vmm.SleepKeep, g), errInjected)
+	require.False(t, g.Stats().Asleep)
+	select {
+	case <-changed:
+	default:
+		t.Error("it is not told")
+	}
+	require.NoError(t, g.Close())
+	w.end()
+}

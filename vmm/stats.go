@@ -186,7 +186,7 @@ func (d *Device) moment(read func()) memsample.Totals {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	read()
-	return memsample.Totals{Committed: c.committed.now, Cached: c.cached.now, HostCopies: c.hostCopies.now, Pinned: pinned}
+	return memsample.Totals{Committed: c.committed.now, Cached: c.cached.now, HostCopies: c.hostCopies.now, Pinned: pinned, PinnedOf: d.state}
 }
 
 // pinned is how much host memory is pinned for the device.

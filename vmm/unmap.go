@@ -118,7 +118,7 @@ func (g *Range) Clip() error {
 	r := g.r
 	r.closeMu.Lock() // not lenMu: an Append does not wait for a Clip
 	defer r.closeMu.Unlock()
-	t, err := g.retireTail(0)
+	t, was, err := g.retireTail(0)
 	if err != nil {
 		return g.wrap("clip", g.len.Load(), 0, err)
 	}
@@ -132,12 +132,9 @@ func (g *Range) Clip() error {
 			err = r.queueUnmap(t, devs, streams)
 		}
 		if err != nil {
-			g.recountCap()
+			g.recountCap(was)
 			return g.wrap("clip", g.len.Load(), 0, err)
 		}
-	}
-	if t != nil {
-		r.dev.history.Add(history.Clip, uint64(r.ptr)+t.off, t.size, 0)
 	}
 	if g.hostCopy.Mem != nil {
 		_ = g.hostCopy.Free() // what cannot be freed now is freed by the next Clip, or Close
@@ -156,7 +153,7 @@ func (g *Range) clipAhead(from, end, keep uint64, s *Stream) {
 	if g.cap.Load() != end {
 		return
 	}
-	t, err := g.retireTail(max(from, g.len.Load()+keep))
+	t, was, err := g.retireTail(max(from, g.len.Load()+keep))
 	if err != nil || t == nil {
 		return
 	}
@@ -168,21 +165,19 @@ func (g *Range) clipAhead(from, end, keep uint64, s *Stream) {
 		r.unretire(t)
 	}
 	if inUse || r.queueUnmap(t, devs, []*Stream{s}) != nil {
-		g.recountCap()
-		return
+		g.recountCap(was)
 	}
-	r.dev.history.Add(history.Clip, uint64(r.ptr)+t.off, t.size, 0)
 }
 
-// retireTail retires the chunks beyond Len, and beyond keep, and takes them off Cap; nil if there
-// are none.
-func (g *Range) retireTail(keep uint64) (*retirement, error) {
+// retireTail retires the chunks beyond Len, and beyond keep, and takes them off Cap, which it returns
+// as it was; nil if there are none.
+func (g *Range) retireTail(keep uint64) (t *retirement, was uint64, err error) {
 	r := g.r
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
-	was := g.cap.Load()
+	was = g.cap.Load()
 	r.mu.Lock()
 	end := r.table.Accessible(was, r.size) // above Cap only after a failure
 	off := end
@@ -191,25 +186,33 @@ func (g *Range) retireTail(keep uint64) (*retirement, error) {
 	}
 	r.mu.Unlock()
 	if off == end {
-		return nil, r.checkOpen()
+		return nil, was, r.checkOpen()
 	}
 	// Cap falls first, so that no caller counts on memory that is about to go.
-	g.cap.Store(min(was, off))
-	t, err := r.retire(off, end-off)
-	if err != nil {
+	now := min(was, off)
+	g.cap.Store(now)
+	if t, err = r.retire(off, end-off); err != nil {
 		g.cap.Store(was)
+	} else if now < was {
+		r.dev.history.Add(history.Clip, uint64(r.ptr)+now, was-now, 0)
 	}
-	return t, err
+	return t, was, err
 }
 
-// recountCap sets Cap to what is accessible, after a Clip that failed. Below Cap all is.
-func (g *Range) recountCap() {
+// recountCap sets Cap to what is accessible, after a Clip that failed, up to what it was before. Below
+// Cap all is.
+func (g *Range) recountCap(was uint64) {
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.checkOpen() == nil {
-		g.cap.Store(g.r.table.Accessible(g.cap.Load(), g.r.size))
+		now := g.cap.Load()
+		again := min(g.r.table.Accessible(now, g.r.size), was)
+		if again > now {
+			g.cap.Store(again)
+			g.r.dev.history.Add(history.Grow, uint64(g.r.ptr)+now, again-now, 0)
+		}
 	}
 }
 

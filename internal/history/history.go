@@ -4,6 +4,7 @@ package history
 
 import (
 	"errors"
+	"iter"
 	"runtime"
 	"slices"
 	"sync"
@@ -89,16 +90,17 @@ const MostEvents = 1_000_000
 
 // Set says what is kept from now on, and forgets what there was.
 func (l *Log) Set(o Options) {
-	o.Events = min(o.Events, MostEvents)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ring, l.stacks = nil, nil
-	if o.Events > 0 {
-		l.ring = make([]entry, o.Events)
+	var ring []entry // made without the lock, for which calls wait
+	var stacks []stack
+	if o.Events = min(o.Events, MostEvents); o.Events > 0 {
+		ring = make([]entry, o.Events)
 		if !o.NoStacks {
-			l.stacks = make([]stack, o.Events)
+			stacks = make([]stack, o.Events)
 		}
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ring, l.stacks = ring, stacks
 	l.first, l.began = l.seq+1, time.Now()
 	l.events.Store(o.Events > 0)
 	l.blocks.Store(o.Events > 0 && o.Blocks)
@@ -176,31 +178,73 @@ func (l *Log) put(k Kind, addr, size, stream uint64, s *stack) {
 	}
 }
 
-// After returns the events that are kept with numbers above seq, the oldest first; nil if none are
-// kept.
-func (l *Log) After(seq uint64) []Event {
+// Keeps reports whether events are kept.
+func (l *Log) Keeps() bool { return l.events.Load() }
+
+// Newest is the number of the newest event, ever.
+func (l *Log) Newest() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.seq
+}
+
+// After are the events that are kept with numbers above seq, up to the newest one when the iteration
+// begins, the oldest first. What is overwritten meanwhile is left out.
+func (l *Log) After(seq uint64) iter.Seq[Event] {
+	return func(yield func(Event) bool) {
+		var b block
+		for newest := l.Newest(); seq < newest; seq = b.from + uint64(b.n) - 1 {
+			if l.read(&b, seq+1, newest); b.n == 0 {
+				return
+			}
+			for i := range b.n {
+				if !yield(b.event(i)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// block is some events that were copied while the lock was held: few, for which a call can wait.
+type block struct {
+	entries [256]entry
+	stacks  [256]stack
+	from    uint64 // the number of the first one
+	n       int
+	began   time.Time
+	stacked bool
+}
+
+// read copies the first events from a number on, up to another one.
+func (l *Log) read(b *block, from, to uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := uint64(len(l.ring))
+	b.n = 0
 	if n == 0 {
-		return nil
+		return
 	}
-	all := []Event{}
-	if seq >= l.seq {
-		return all
-	}
-	from := max(seq+1, l.first, l.seq+1-min(n, l.seq))
-	for at := from; at <= l.seq; at++ {
-		e := &l.ring[at%n]
-		event := Event{at, l.began.Add(e.at), e.kind, e.addr, e.size, e.stream, nil}
-		if l.stacks != nil {
-			s := l.stacks[at%n][:]
-			if end := slices.Index(s, 0); end >= 0 {
-				s = s[:end]
-			}
-			event.Stack = slices.Clone(s)
+	from = max(from, l.first, l.seq+1-min(n, l.seq))
+	b.from, b.began, b.stacked = from, l.began, l.stacks != nil
+	for at := from; at <= to && b.n < len(b.entries); at++ {
+		b.entries[b.n] = l.ring[at%n]
+		if b.stacked {
+			b.stacks[b.n] = l.stacks[at%n]
 		}
-		all = append(all, event)
+		b.n++
 	}
-	return all
+}
+
+func (b *block) event(i int) Event {
+	e := &b.entries[i]
+	event := Event{b.from + uint64(i), b.began.Add(e.at), e.kind, e.addr, e.size, e.stream, nil} //nolint:gosec // not negative
+	if b.stacked {
+		s := b.stacks[i][:]
+		if end := slices.Index(s, 0); end >= 0 {
+			s = s[:end]
+		}
+		event.Stack = slices.Clone(s)
+	}
+	return event
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -17,15 +18,15 @@ import (
 func TestLast(t *testing.T) {
 	var l Log
 	l.Add(Map, 1, 2, 3)
-	require.Empty(t, l.After(0), "off")
+	require.Empty(t, slices.Collect(l.After(0)), "off")
 	l.Set(Options{Events: 3})
-	require.Empty(t, l.After(0))
+	require.Empty(t, slices.Collect(l.After(0)))
 	before := time.Now()
 	for i := range uint64(5) {
 		l.Add(Map, i, i*10, i*100)
 		l.AddBlock(Alloc, i, i, i)
 	}
-	all := l.After(0)
+	all := slices.Collect(l.After(0))
 	require.Len(t, all, 3)
 	for i, e := range all {
 		n := uint64(i)
@@ -34,15 +35,39 @@ func TestLast(t *testing.T) {
 		f, _ := runtime.CallersFrames(e.Stack).Next()
 		require.Contains(t, f.Function, "history.TestLast")
 	}
-	require.Len(t, l.After(4), 1)
-	require.Empty(t, l.After(5))
+	require.Len(t, slices.Collect(l.After(4)), 1)
+	require.Empty(t, slices.Collect(l.After(5)))
 	l.Set(Options{Events: 3, Blocks: true, NoStacks: true})
-	require.Empty(t, l.After(0), "it is forgotten")
+	require.Empty(t, slices.Collect(l.After(0)), "it is forgotten")
 	l.AddBlock(Free, 1, 2, 3)
-	require.Equal(t, uint64(6), l.After(0)[0].Seq)
-	require.Nil(t, l.After(0)[0].Stack)
+	require.Equal(t, uint64(6), slices.Collect(l.After(0))[0].Seq)
+	require.Nil(t, slices.Collect(l.After(0))[0].Stack)
 	l.Set(Options{})
-	require.Empty(t, l.After(0))
+	require.Empty(t, slices.Collect(l.After(0)))
+}
+
+// TestReadInParts: calls go on while the events are read, and what they overwrite is left out; those
+// of after the beginning do not come.
+func TestReadInParts(t *testing.T) {
+	var l Log
+	l.Set(Options{Events: 1000, NoStacks: true})
+	for i := range uint64(1000) {
+		l.Add(Map, i, 0, 0)
+	}
+	var got []uint64
+	for e := range l.After(100) {
+		require.Equal(t, e.Seq, e.Addr+1)
+		got = append(got, e.Seq)
+		if len(got) == 10 {
+			for i := range uint64(500) {
+				l.Add(Map, 1000+i, 0, 0)
+			}
+		}
+	}
+	require.Equal(t, uint64(101), got[0])
+	require.Equal(t, uint64(1000), got[len(got)-1])
+	require.True(t, slices.IsSorted(got))
+	require.Len(t, got, 256+500, "those that were copied at once, and what was kept then")
 }
 
 // TestRefused: the error says where to look, if there is something.
@@ -52,11 +77,11 @@ func TestRefused(t *testing.T) {
 	require.Equal(t, full, l.Refused(0, 1, full))
 	l.Set(Options{Events: 1})
 	require.EqualError(t, l.Refused(0, 1, full), "out of device memory: full (Device.History has what happened before)")
-	require.Len(t, l.After(0), 1)
+	require.Len(t, slices.Collect(l.After(0)), 1)
 	other := errors.New("other")
 	require.Equal(t, other, l.Refused(0, 1, other))
-	require.Len(t, l.After(0), 1, "no refusal of memory")
-	require.Equal(t, Refused, l.After(0)[0].Kind)
+	require.Len(t, slices.Collect(l.After(0)), 1, "no refusal of memory")
+	require.Equal(t, Refused, slices.Collect(l.After(0))[0].Kind)
 }
 
 // TestManyGoroutines: each event has a number of its own, also while the log is switched.
@@ -71,7 +96,7 @@ func TestManyGoroutines(t *testing.T) {
 					l.Set(Options{Events: 64})
 				}
 				var last uint64
-				for _, e := range l.After(0) {
+				for e := range l.After(0) {
 					require.Greater(t, e.Seq, last)
 					last = e.Seq
 				}

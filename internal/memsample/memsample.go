@@ -48,8 +48,11 @@ type Owner struct {
 	Moment func(read func()) Totals
 }
 
-// Totals are numbers of a device, in bytes.
-type Totals struct{ Committed, Cached, HostCopies, Pinned uint64 }
+// Totals are numbers of a device, in bytes. What is pinned belongs to all owners with the same PinnedOf.
+type Totals struct {
+	Committed, Cached, HostCopies, Pinned uint64
+	PinnedOf                              any
+}
 
 var (
 	ownersMu sync.Mutex

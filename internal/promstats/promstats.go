@@ -32,6 +32,10 @@ type metric struct {
 // table looks for them with Mismatches.
 func NewSet[S any](rows []Row, of prometheus.Labels, each ...string) Set[S] {
 	var s Set[S]
+	labels := prometheus.Labels{}
+	for name, value := range of {
+		labels[name] = LabelValue(value)
+	}
 	for _, r := range rows {
 		field, ok := find(reflect.TypeFor[S](), r.Field)
 		if !ok {
@@ -41,10 +45,13 @@ func NewSet[S any](rows []Row, of prometheus.Labels, each ...string) Set[S] {
 		if strings.HasSuffix(r.Name, "_total") {
 			kind = prometheus.CounterValue
 		}
-		s.metrics = append(s.metrics, metric{field, prometheus.NewDesc(r.Name, r.Help, each, of), kind})
+		s.metrics = append(s.metrics, metric{field, prometheus.NewDesc(r.Name, r.Help, each, labels), kind})
 	}
 	return s
 }
+
+// LabelValue is text as the value of a label: a client panics at what is not UTF-8, as paths may be.
+func LabelValue(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
 // Describe sends a description of each metric.
 func (s Set[S]) Describe(to chan<- *prometheus.Desc) {

@@ -69,3 +69,13 @@ func TestCollector(t *testing.T) {
 	}
 	require.Equal(t, map[string]float64{"x_done_total": 1, "x_bytes": 2, "x_took_seconds": 3, "x_conns_done_total": 4}, got)
 }
+
+// TestAnyText: a label has the text that it can have.
+func TestAnyText(t *testing.T) {
+	t.Parallel()
+	r := prometheus.NewPedanticRegistry()
+	require.NoError(t, r.Register(Collector(right, prometheus.Labels{"socket": "/tmp/\xff"}, func() outer { return outer{} })))
+	all, err := r.Gather()
+	require.NoError(t, err)
+	require.Equal(t, "/tmp/\uFFFD", all[0].Metric[0].Label[0].GetValue())
+}

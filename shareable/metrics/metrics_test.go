@@ -86,14 +86,14 @@ func TestStore(t *testing.T) {
 		x.Behind = []shareable.ReaderStats{{BehindSince: time.Now().Add(-time.Hour)}, {BehindSince: time.Now().Add(-time.Minute)}}
 		return x
 	}
-	require.NoError(t, r.Register(newStore(read, "v1")))
+	require.NoError(t, r.Register(newStore(read, "v1\xff")))
 	require.Error(t, r.Register(newStore(read, "v1")))
 	got := gathered(t, r)
 	require.Equal(t, 1, reads)
 	require.InDelta(t, 3600, got["cuvmm_store_reader_behind_seconds"], 60)
 	delete(got, "cuvmm_store_reader_behind_seconds")
 	want := map[string]float64{
-		"info{device=host:0}{instance=ab}{version=v1}": 1,
+		"info{device=host:0}{instance=ab}{version=v1\uFFFD}": 1,
 		"objects": 1, "bytes": 2, "clients": 3, "leases": 4, "waits": 5, "created_total": 6, "sealed_total": 7, "aborted_total": 8,
 		"deleted_total": 9, "evicted_total": 10, "leases_granted_total": 11, "restarts_total": 12, "kept_descriptors": 13,
 		"connections_total": 14, "connections_refused_total": 15, "connections_timed_out_total": 16, "protocol_violations_total": 17,

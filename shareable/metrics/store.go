@@ -88,7 +88,7 @@ func newStore(report func() store.Report, version string) *storeCollector {
 		info:    desc("cuvmm_store_info", "The device and the program; the value is 1.", "device", "instance", "version"),
 		refused: desc("cuvmm_store_requests_refused_total", "Requests refused, by user and reason.", "uid", "reason"),
 		longest: desc("cuvmm_store_reader_behind_seconds", "The longest that a reader is behind."),
-		report:  report, version: version,
+		report:  report, version: promstats.LabelValue(version),
 	}
 }
 

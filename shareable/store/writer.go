@@ -204,6 +204,8 @@ func (w *Writer) runExclusive(ctx context.Context, f func(context.Context) error
 		return errNoWriter
 	case ctx == nil:
 		return errNoContext
+	case ctx.Err() != nil: // select would choose
+		return ctx.Err()
 	}
 	select {
 	case w.exclusive <- struct{}{}:

@@ -10,15 +10,17 @@ const mostStack = 8 // frames of an event
 // eventList is the last events of a device. Only those that are new are looked up.
 type eventList []memtrace.Event
 
-// update adds what is new.
+// update adds what is new, of the last mostEvents.
 func (l *eventList) update(d *vmm.Device) {
 	all := *l
 	var seen uint64
 	if n := len(all); n > 0 {
 		seen = all[n-1].Seq
 	}
-	events := d.History(seen)
-	for _, h := range events[max(0, len(events)-mostEvents):] {
+	if newest := d.HistoryLog().Newest(); newest > mostEvents {
+		seen = max(seen, newest-mostEvents)
+	}
+	for h := range d.HistoryEvents(seen) {
 		e := memtrace.Resolve(h)
 		e.Stack = e.Stack[:min(len(e.Stack), mostStack)]
 		all = append(all, e)

@@ -99,6 +99,9 @@ func since(p *profile.Profile) (*profile.Profile, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, s := range d.Sample { // a device that was closed has taken its allocations with it
+		s.Value[0], s.Value[1] = max(s.Value[0], 0), max(s.Value[1], 0)
+	}
 	d.TimeNanos, d.DurationNanos = now.TimeNanos, now.TimeNanos-p.TimeNanos
 	return d, nil
 }
@@ -113,6 +116,7 @@ type builder struct {
 	p         *profile.Profile
 	functions map[string]*profile.Function
 	locations map[string]*profile.Location
+	pinned    map[any]bool // whose pinned memory is in it
 }
 
 func newBuilder() *builder {
@@ -128,6 +132,7 @@ func newBuilder() *builder {
 		},
 		functions: map[string]*profile.Function{},
 		locations: map[string]*profile.Location{},
+		pinned:    map[any]bool{},
 	}
 	if b.p.Period != 1 { // pprof shows it with -comments
 		b.p.Comments = []string{fmt.Sprintf("Estimated: memory was sampled once in %d bytes on average. memprof.SetRate(1) has all of it.", b.p.Period)}
@@ -166,6 +171,10 @@ func (b *builder) add(o *memsample.Owner) {
 		}
 		b.sample(o, kinds[r.Kind], b.stack(r.Stack), values)
 	}
+	if b.pinned[totals.PinnedOf] {
+		totals.Pinned = 0
+	}
+	b.pinned[totals.PinnedOf] = true
 	for kind, n := range map[string]uint64{"cached": totals.Cached, "pinned": totals.Pinned} {
 		b.sample(o, kind, []*profile.Location{b.location("["+kind+" memory]", "", 0)}, []float64{0, 0, 0, float64(n)})
 	}

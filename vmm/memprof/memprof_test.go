@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/memprof"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
@@ -209,6 +210,25 @@ func TestOfAFullPool(t *testing.T) {
 	group.Wait()
 	require.NoError(t, p.Close())
 	require.NoError(t, s.Close())
+}
+
+// TestPinnedOnce: two Devices of one device share what is pinned.
+func TestPinnedOnce(t *testing.T) {
+	all(t)
+	drv := host.New(host.Config{Memory: 64 << 20})
+	var devs []*vmm.Device
+	for range 2 {
+		d, err := vmm.OpenDriver(drv, 0)
+		require.NoError(t, err)
+		devs = append(devs, d)
+	}
+	m, err := devs[0].AllocPinned(1 << 20)
+	require.NoError(t, err)
+	require.EqualValues(t, devs[0].Stats().Pinned, inUse(t)["pinned"])
+	require.NoError(t, m.Close())
+	for _, d := range devs {
+		require.NoError(t, d.Close())
+	}
 }
 
 // TestOfGrownBlocks: a block that Resize has made longer is sampled as one of that size.

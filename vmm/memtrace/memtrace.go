@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"net/http"
 	"runtime"
 	"slices"
@@ -78,12 +79,12 @@ func lines(pcs []uintptr) (where string, stack []string) {
 }
 
 // WriteLines writes all events that the device keeps, each as an Event in a line of JSON.
-func WriteLines(w io.Writer, dev *vmm.Device) error { return writeLines(w, dev.History(0)) }
+func WriteLines(w io.Writer, dev *vmm.Device) error { return writeLines(w, dev.HistoryEvents(0)) }
 
-func writeLines(w io.Writer, events []vmm.HistoryEvent) error {
+func writeLines(w io.Writer, events iter.Seq[vmm.HistoryEvent]) error {
 	b := bufio.NewWriter(w)
 	line := json.NewEncoder(b)
-	for _, e := range events {
+	for e := range events {
 		if err := line.Encode(Resolve(e)); err != nil {
 			return err
 		}
@@ -108,19 +109,33 @@ func Handler(devs ...*vmm.Device) http.Handler {
 			return
 		}
 		d := devs[i]
-		events := d.History(after)
-		if events == nil {
+		if !d.HistoryLog().Keeps() {
 			http.Error(w, d.String()+" keeps no events: see Device.SetHistory", http.StatusNotFound)
 			return
 		}
+		events, to := d.HistoryEvents(after), &patient{w, http.NewResponseController(w)}
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if format == "trace" {
 			w.Header().Set("Content-Type", "application/json")
 			w.Header().Set("Content-Disposition", `attachment; filename="history.json"`)
-			_ = writeTrace(w, d.String(), events) // the client has gone
+			_ = writeTrace(to, d.String(), events) // the client has gone
 			return
 		}
 		w.Header().Set("Content-Type", "application/jsonl")
-		_ = writeLines(w, events)
+		_ = writeLines(to, events)
 	})
+}
+
+// writeTimeout is how long one write to a client may take. A whole history may take longer.
+const writeTimeout = 10 * time.Second
+
+// patient writes to a client that takes what it gets, however much that is.
+type patient struct {
+	http.ResponseWriter
+	control *http.ResponseController
+}
+
+func (p *patient) Write(b []byte) (int, error) {
+	_ = p.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // not every ResponseWriter has one
+	return p.ResponseWriter.Write(b)
 }

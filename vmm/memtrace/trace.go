@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"io"
+	"iter"
 	"os"
 	"time"
 
@@ -45,10 +46,10 @@ const (
 //
 // Format: "Trace Event Format", which Perfetto documents as its JSON format.
 func WriteTrace(w io.Writer, dev *vmm.Device) error {
-	return writeTrace(w, dev.String(), dev.History(0))
+	return writeTrace(w, dev.String(), dev.HistoryEvents(0))
 }
 
-func writeTrace(w io.Writer, dev string, events []vmm.HistoryEvent) error {
+func writeTrace(w io.Writer, dev string, events iter.Seq[vmm.HistoryEvent]) error {
 	b := bufio.NewWriter(w)
 	if _, err := b.WriteString(`{"displayTimeUnit":"ns","traceEvents":[`); err != nil {
 		return err
@@ -56,7 +57,7 @@ func writeTrace(w io.Writer, dev string, events []vmm.HistoryEvent) error {
 	t := &tracer{w: b, pid: os.Getpid(), streams: map[Addr]uint64{0: noStream}, sizes: map[Addr]int64{}, asleep: map[Addr]bool{}}
 	t.put(record{Name: "process_name", Phase: "M", Args: map[string]string{"name": "memory of " + dev}})
 	t.put(record{Name: "thread_name", Phase: "M", TID: noStream, Args: map[string]string{"name": "device"}})
-	for _, e := range events {
+	for e := range events {
 		t.event(Resolve(e))
 	}
 	if t.err != nil {
