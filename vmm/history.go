@@ -54,8 +54,9 @@ type HistoryEvent struct {
 
 // SetHistory has the device keep what happens to its memory, and forget what it has kept. Without
 // a call of it nothing is kept. Events of goroutines that run at the same time are in the order in
-// which they are noted, just after they happened, a close just before. While it is on, the text of an ErrOutOfMemory
-// says so. On a nil Device it does nothing.
+// which they are noted, just after they happened; a close is noted just before, so no other range is
+// at its addresses yet. While it is on, the text of an ErrOutOfMemory says so. On a nil Device it does
+// nothing.
 func (d *Device) SetHistory(o HistoryOptions) {
 	if d != nil {
 		d.history.Set(history.Options(o))
