@@ -33,6 +33,8 @@ function card(pick) {
       const rest = all.slice(mostHolders);
       if (rest.length) out.push({key: "more", name: many(rest.length, "other holder"), about: "", color: "chunks", bytes: rest.reduce((n, x) => n + x.bytes, 0)});
       for (const key of ["cached", "retiring", "quarantined"]) part(key);
+      const left = d.summary.stats.committed - out.reduce((n, x) => n + x.bytes, 0);
+      if (left > 0) out.push({key: "unmapped", name: "not mapped", about: "chunks without addresses of this device", color: "chunks", bytes: left});
     }
     for (const p of d.summary.processes) {
       out.push({key: "process " + p.pid, name: p.name || "process", about: "pid " + p.pid + ", another process", color: "process", bytes: p.bytes});
