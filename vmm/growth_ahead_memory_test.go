@@ -128,6 +128,8 @@ func TestGrowAheadIsGivenBack(t *testing.T) {
 		giveBack := g.GrowAhead(100 * page)
 		require.EqualValues(t, 60*page, g.Cap(), "a sixteenth is left")
 		require.EqualValues(t, 1, g.Stats().GrowAheadFailures)
+		giveBack(0, nil)
+		require.EqualValues(t, 60*page, g.Cap(), "without a stream all stays")
 
 		open := gate(t, d, s.Raw())
 		require.NoError(t, g.SetLen(8*page))

@@ -70,13 +70,13 @@ func (d *Device) History(after uint64) []HistoryEvent {
 	if !nonnil.Of(d).history.Keeps() {
 		return nil
 	}
-	return slices.AppendSeq([]HistoryEvent{}, d.HistoryEvents(after))
+	return slices.AppendSeq([]HistoryEvent{}, d.HistorySeq(after))
 }
 
-// HistoryEvents is History without a list of them all, up to the newest event when the iteration
+// HistorySeq is History without a list of them all, up to the newest event when the iteration
 // begins. They are read a few at a time, so no call waits for the reader; those that are overwritten
 // meanwhile are left out.
-func (d *Device) HistoryEvents(after uint64) iter.Seq[HistoryEvent] {
+func (d *Device) HistorySeq(after uint64) iter.Seq[HistoryEvent] {
 	events := nonnil.Of(d).history.After(after)
 	return func(yield func(HistoryEvent) bool) {
 		for e := range events {

@@ -26,6 +26,12 @@ func (g *Range) HoldLen(what string, raised func(n uint64) (done bool), changed 
 	if g == nil || g.r == nil {
 		return nil, g.wrap("hold length", 0, 0, g.checkOpen())
 	}
+	if raised == nil {
+		raised = func(uint64) bool { return false }
+	}
+	if changed == nil {
+		changed = func() {}
+	}
 	h := &hold{what: what, below: g, raised: raised, changed: changed}
 	stop, err := g.r.addHold(0, 0, h)
 	if err != nil {
@@ -41,7 +47,7 @@ func (r *Reservation) listLenHolds() {
 	defer r.mu.Unlock()
 	var all []*hold
 	for _, h := range r.holds {
-		if h.below != nil && (h.raised != nil || h.changed != nil) {
+		if h.below != nil {
 			all = append(all, h)
 		}
 	}
@@ -60,23 +66,17 @@ func (r *Reservation) toBeTold() []*hold {
 // tells.
 func (r *Reservation) notify() {
 	for _, h := range r.toBeTold() {
-		h.tellChanged()
-	}
-	r.wakeWaiters()
-}
-
-func (h *hold) tellChanged() {
-	if h.changed != nil {
 		h.changed()
 	}
+	r.wakeWaiters()
 }
 
 // notifyRaised tells of a Len that has risen to n.
 func (r *Reservation) notifyRaised(n uint64) {
 	written := r.pendingStreams.Load() == 0
 	for _, h := range r.toBeTold() {
-		if !written || h.raised == nil || !h.raised(n) {
-			h.tellChanged()
+		if !written || !h.raised(n) {
+			h.changed()
 		}
 	}
 	r.wakeWaiters()

@@ -446,7 +446,7 @@ type hold struct {
 	what     string
 	made     callers // only of what has no name of its own
 
-	// Of a LenHold, see there; nil if it tells nothing.
+	// Of a LenHold, see HoldLen.
 	raised  func(n uint64) (done bool)
 	changed func()
 }

@@ -529,3 +529,21 @@ func TestZeroValuesOfSeveral(t *testing.T) {
 	require.NoError(t, g.Close())
 	w.end()
 }
+
+// TestClipThatFailsShowsNothingUnfilled: chunks above Cap whose fill failed stay above it.
+func TestClipThatFailsShowsNothingUnfilled(t *testing.T) {
+	w := newWorld(t, 1)
+	usedPages(t, w, 4)
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	w.refuse("SyncStream", 4, errInjected) // of the growth, and of its next try
+	require.ErrorIs(t, g.Grow(2*page), errInjected)
+	require.Zero(t, g.Cap())
+	require.EqualValues(t, 2*page, g.Stats().Committed)
+	w.refuse("Unmap", 1, errInjected)
+	require.ErrorIs(t, g.Clip(), errInjected)
+	require.Zero(t, g.Cap())
+	require.NoError(t, g.Grow(2*page))
+	require.Equal(t, make([]byte, 2*page), shown(t, g, 0))
+	require.NoError(t, g.Close())
+	w.end()
+}

@@ -20,7 +20,7 @@ func (l *eventList) update(d *vmm.Device) {
 	if newest := d.HistoryLog().Newest(); newest > mostEvents {
 		seen = max(seen, newest-mostEvents)
 	}
-	for h := range d.HistoryEvents(seen) {
+	for h := range d.HistorySeq(seen) {
 		e := memtrace.Resolve(h)
 		e.Stack = e.Stack[:min(len(e.Stack), mostStack)]
 		all = append(all, e)

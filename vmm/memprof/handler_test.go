@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/memprof"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -62,6 +63,18 @@ func TestSince(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, q.Sample)
 	require.Equal(t, http.StatusBadRequest, get(t, memprof.Handler(), "?seconds=0").Code)
+
+	gone, err := vmm.OpenDriver(host.New(host.Config{Memory: 64 << 20}), 0)
+	require.NoError(t, err)
+	c, err := gone.Create(2<<20, vmm.Prop{})
+	require.NoError(t, err)
+	p = memprof.Take()
+	require.NoError(t, c.Close())
+	require.NoError(t, gone.Close())
+	p, err = memprof.Since(p)
+	require.NoError(t, err)
+	require.Len(t, p.Sample, 1)
+	require.Equal(t, []int64{0, 0, -1, -2 << 20}, p.Sample[0].Value, "what was allocated is not taken back")
 }
 
 // TestRangesOwnWhatGrowsAhead: memory for which no call of the program has asked, by growth ahead and

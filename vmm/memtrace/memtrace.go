@@ -79,7 +79,7 @@ func lines(pcs []uintptr) (where string, stack []string) {
 }
 
 // WriteLines writes all events that the device keeps, each as an Event in a line of JSON.
-func WriteLines(w io.Writer, dev *vmm.Device) error { return writeLines(w, dev.HistoryEvents(0)) }
+func WriteLines(w io.Writer, dev *vmm.Device) error { return writeLines(w, dev.HistorySeq(0)) }
 
 func writeLines(w io.Writer, events iter.Seq[vmm.HistoryEvent]) error {
 	b := bufio.NewWriter(w)
@@ -113,7 +113,7 @@ func Handler(devs ...*vmm.Device) http.Handler {
 			http.Error(w, d.String()+" keeps no events: see Device.SetHistory", http.StatusNotFound)
 			return
 		}
-		events, to := d.HistoryEvents(after), &patient{w, http.NewResponseController(w)}
+		events, to := d.HistorySeq(after), &deadlineWriter{w, http.NewResponseController(w)}
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if format == "trace" {
 			w.Header().Set("Content-Type", "application/json")
@@ -129,13 +129,13 @@ func Handler(devs ...*vmm.Device) http.Handler {
 // writeTimeout is how long one write to a client may take. A whole history may take longer.
 const writeTimeout = 10 * time.Second
 
-// patient writes to a client that takes what it gets, however much that is.
-type patient struct {
+// deadlineWriter sets a deadline for each write.
+type deadlineWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController
 }
 
-func (p *patient) Write(b []byte) (int, error) {
-	_ = p.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // not every ResponseWriter has one
-	return p.ResponseWriter.Write(b)
+func (d *deadlineWriter) Write(b []byte) (int, error) {
+	_ = d.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // not every ResponseWriter has one
+	return d.ResponseWriter.Write(b)
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -237,5 +238,36 @@ func TestFullDisk(t *testing.T) {
 		require.EqualError(t, memtrace.WriteTrace(&f, d), "full")
 		f = n
 		require.EqualError(t, memtrace.WriteLines(&f, d), "full")
+	}
+}
+
+// deadlines is a client for whose writes there is a deadline.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	last time.Time
+}
+
+func (d *deadlines) SetWriteDeadline(t time.Time) error {
+	d.last = t
+	return nil
+}
+
+func (d *deadlines) Write(b []byte) (int, error) {
+	if d.last.IsZero() {
+		return 0, errors.New("a write that may take for ever")
+	}
+	d.last = time.Time{}
+	return d.ResponseRecorder.Write(b)
+}
+
+// TestEachWriteHasADeadline: a client that takes nothing does not stay.
+func TestEachWriteHasADeadline(t *testing.T) {
+	d := busy(t)
+	for _, format := range []string{"lines", "trace"} {
+		w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+		memtrace.Handler(d).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/?format="+format, nil))
+		require.Equal(t, http.StatusOK, w.Code)
+		require.Greater(t, w.Body.Len(), 4096, "more than one write")
+		require.True(t, strings.HasSuffix(w.Body.String(), "}\n"))
 	}
 }

@@ -46,7 +46,7 @@ const (
 //
 // Format: "Trace Event Format", which Perfetto documents as its JSON format.
 func WriteTrace(w io.Writer, dev *vmm.Device) error {
-	return writeTrace(w, dev.String(), dev.HistoryEvents(0))
+	return writeTrace(w, dev.String(), dev.HistorySeq(0))
 }
 
 func writeTrace(w io.Writer, dev string, events iter.Seq[vmm.HistoryEvent]) error {

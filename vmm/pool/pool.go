@@ -198,7 +198,7 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 		if n-1 < p.classes.most && p.extras == nil {
 			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
 				if p.log.KeepsBlocks() {
-					p.note(history.Alloc, st, b)
+					b.note(p.log, history.Alloc, s)
 				}
 				return b, nil
 			}
@@ -210,7 +210,7 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 		}
 		if err == nil {
 			if p.log.KeepsBlocks() {
-				p.note(history.Alloc, st, b)
+				b.note(p.log, history.Alloc, s)
 			}
 			p.extras.allocated(st, b)
 			return b, nil
@@ -236,7 +236,7 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 		}
 	}
 	if err == nil && p.log.KeepsBlocks() {
-		p.note(history.Free, st, b)
+		b.note(p.log, history.Free, s)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }
@@ -277,7 +277,7 @@ func (p *Pool) FreeNow(b Block) error {
 		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
 	}
 	if err == nil && p.log.KeepsBlocks() {
-		p.note(history.Free, nil, b)
+		b.note(p.log, history.Free, nil)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }

@@ -28,7 +28,7 @@ func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 	}
 	b.size = n
 	if p.log.KeepsBlocks() {
-		p.note(history.Resize, st, b)
+		b.note(p.log, history.Resize, s)
 	}
 	return b, nil
 }

@@ -139,17 +139,8 @@ func (x *extras) close() error {
 	return nil
 }
 
-// note notes in the device's history what has happened to a block; st is nil without a stream. Callers
-// ask KeepsBlocks first, which costs them no call.
-func (p *Pool) note(what history.Kind, st *stream, b Block) {
-	var s *vmm.Stream
-	if st != nil {
-		s = st.s
-	}
-	b.note(p.log, what, s)
-}
-
-// note is of any pool; s is nil without a stream.
+// note notes in a device's history what has happened to a block, of any pool; s is nil without a stream.
+// Where that costs much, callers ask KeepsBlocks first, which is no call.
 func (b Block) note(l *history.Log, what history.Kind, s *vmm.Stream) {
 	l.AddBlock(what, uint64(b.ptr), b.size, s.Number())
 }
