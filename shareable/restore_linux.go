@@ -185,10 +185,13 @@ func (s *Server) restore(st objectState, r serve.Recorded) (*storeObject, error)
 }
 
 // Adopt has the server accept connections at a listener that another process keeps.
-func (s storeServer) Adopt(path string, listener, lock int, own bool) error {
+func (s storeServer) Adopt(path string, listener, lock int, own bool, serves func() error) error {
 	l, err := socket.Adopt(os.NewFile(uintptr(listener), "listener"), path, lock)
 	if err != nil {
 		return err
+	}
+	if err := serves(); err != nil {
+		return errors.Join(err, l.Close())
 	}
 	s.Server.path, s.Server.socket = path, l
 	s.hello.Features |= wire.FeatureKept

@@ -95,7 +95,7 @@ func (o *storeObject) Record(uint64, string, *serve.Seal) (serve.Record, func(),
 }
 
 // Adopt needs Linux.
-func (s storeServer) Adopt(string, int, int, bool) error { return errLinux }
+func (s storeServer) Adopt(string, int, int, bool, func() error) error { return errLinux }
 
 // OpenWriterPage needs Linux.
 func (forStore) OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }

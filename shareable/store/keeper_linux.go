@@ -396,7 +396,12 @@ func (p *keptProcess) reaches(ctx context.Context, what, before <-chan struct{})
 		case <-what:
 			return nil
 		case <-p.ended:
-			return p.err
+			select {
+			case <-what: // before it ended: what it has said last is read by now
+				return nil
+			default:
+				return p.err
+			}
 		case <-before:
 			before = nil
 			t.Reset(takePatience)

@@ -88,9 +88,8 @@ func keptServer(dev *vmm.Device, o Options, path string, fd int, locked, own boo
 	s.before = before
 	go s.watchLeases() // from here on it tells the keeper what changes
 	go s.endAwaited()
-	if err = s.objects.Adopt(path, fd, lock, own); err == nil {
-		err = writeKept(from.conn, keptMessage{Op: opServing})
-	}
+	// The keeper hears of it before a client can: a client may end this process with a request.
+	err = s.objects.Adopt(path, fd, lock, own, func() error { return writeKept(from.conn, keptMessage{Op: opServing}) })
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

@@ -94,8 +94,9 @@ type Server interface {
 	Listen(path string) error
 	// Adopt has the server accept connections at a listener that another process keeps, and takes
 	// both descriptors; lock is -1 without a lock file. Close leaves the socket to that process.
-	// With own that one has made it.
-	Adopt(path string, listener, lock int, own bool) error
+	// With own that one has made it. Adopt calls serves before it accepts the first connection, and
+	// accepts none if that returns an error.
+	Adopt(path string, listener, lock int, own bool, serves func() error) error
 	// Users is how many connections each user has.
 	Users() map[uint32]int
 	// FileLimit is how many descriptors this process may have.
