@@ -144,7 +144,7 @@ func TestSoak(t *testing.T) {
 
 	_, out, _ = benchWith(t, set, "bw", "--device", "host", "--size", "4K", "--direction", "d2d", "--for", "50ms", "--progress", "off")
 	require.Contains(t, out, "repeated for long")
-	require.Regexp(t, `p99\.9 +slowest +after s`, out)
+	require.Regexp(t, `p50 .*slowest +after s`, out) // between them what the samples are enough for
 }
 
 // --format nvbandwidth is what scripts for nvbandwidth read.

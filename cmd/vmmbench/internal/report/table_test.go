@@ -138,6 +138,24 @@ func TestLegend(t *testing.T) {
 	}
 }
 
+// A percentile for which the samples are too few has no column.
+func TestSoakColumns(t *testing.T) {
+	r := fromFile(t, "full.json")
+	p99, p999 := 2e3, 3e3
+	for _, c := range r.Cases {
+		if c.Stats != nil {
+			c.Stats.Soak = &Soak{Seconds: 1, P50: 1e3, P99: &p99, P999: &p999, Slowest: 4e3}
+		}
+	}
+	require.Regexp(t, `p50 +p99 +p99\.9 +slowest +after s`, written(t, r, Table))
+	for _, c := range r.Cases {
+		if c.Stats != nil {
+			c.Stats.Soak.P999 = nil
+		}
+	}
+	require.Regexp(t, `p50 +p99 +slowest +after s`, written(t, r, Table))
+}
+
 // With many intervals, it is said that some are wrong.
 func TestChance(t *testing.T) {
 	require.NotContains(t, written(t, fromFile(t, "tour.json"), Table), "by chance")
