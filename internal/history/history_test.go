@@ -76,7 +76,7 @@ func TestRefused(t *testing.T) {
 	full := fmt.Errorf("%w: full", driver.ErrOutOfMemory)
 	require.Equal(t, full, l.Refused(0, 1, full))
 	l.Set(Options{Events: 1})
-	require.EqualError(t, l.Refused(0, 1, full), "out of device memory: full (Device.History has what happened before)")
+	require.EqualError(t, l.Refused(0, 1, full), "out of memory: full (Device.History has what happened before)")
 	require.Len(t, slices.Collect(l.After(0)), 1)
 	other := errors.New("other")
 	require.Equal(t, other, l.Refused(0, 1, other))

@@ -46,7 +46,7 @@ func (h *Buffer) promise(n uint64) error {
 	promised.Lock()
 	defer promised.Unlock()
 	if free, known := freememory.Bytes(Root); known && promised.bytes+n+n/256+spare > free {
-		return fmt.Errorf("%w: %d bytes, and the process can have %d, less %d that it will write to", driver.ErrOutOfMemory, n, free, promised.bytes)
+		return fmt.Errorf("%w: %d bytes of the host, and the process can have %d, less %d that it will write to", driver.ErrOutOfMemory, n, free, promised.bytes)
 	}
 	promised.bytes += n
 	h.promised = n
@@ -88,7 +88,7 @@ func (h *Buffer) Ensure(n uint64) error {
 	}
 	size := (n + of - 1) / of * of
 	if size < n || size > math.MaxInt-unit {
-		return fmt.Errorf("%w: %d bytes", driver.ErrOutOfMemory, n)
+		return fmt.Errorf("%w: %d bytes of the host", driver.ErrOutOfMemory, n)
 	}
 	err := h.promise(n)
 	if err != nil {
@@ -101,7 +101,7 @@ func (h *Buffer) Ensure(n uint64) error {
 	if h.mapping, h.Mem, err = allocate(size); err != nil {
 		h.Wrote(h.promised)
 		h.Return(size)
-		return fmt.Errorf("%w: %d bytes: %w", driver.ErrOutOfMemory, size, err)
+		return fmt.Errorf("%w: %d bytes of the host: %w", driver.ErrOutOfMemory, size, err)
 	}
 	return nil
 }
