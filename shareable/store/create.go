@@ -363,7 +363,7 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 
 // holdFor holds what is published under a name, in place of another hold.
 func (w *Writer) holdFor(name string) error {
-	h, err := w.r.HoldLen(fmt.Sprintf("writing object %q", name), nil, nil)
+	h, err := w.r.HoldLen(fmt.Sprintf("writing object %q", name), w.lenRaised, w.wakeFollow)
 	if err == nil {
 		w.hold.Release()
 		w.name, w.hold = name, h

@@ -74,7 +74,7 @@ package store
 //	  watcher.mu
 //
 //	Writer.closing
-//	  Writer.exclusive    what is published; held across waits for work
+//	  Writer.exclusive    what is published; held across waits for work, and tried with locks of the range held
 //	    Writer.mu
 //
 //	Client.connecting

@@ -42,10 +42,18 @@ func (w *Writer) wake() {
 // nothing says that it can work now.
 const retryDelay = 2 * time.Millisecond
 
-// follow publishes every change of the range until the Writer ends.
+// wakeFollow has follow publish what has changed.
+func (w *Writer) wakeFollow() {
+	select {
+	case w.changes <- struct{}{}:
+	default:
+	}
+}
+
+// follow publishes every change of the range until the Writer ends, but for those with which lenRaised
+// is done.
 func (w *Writer) follow() {
 	for {
-		changed := w.r.Changed() // before Flush, so that no change is missed
 		err := w.Flush(w.ctx)
 		var timer <-chan time.Time
 		switch {
@@ -59,7 +67,7 @@ func (w *Writer) follow() {
 			timer = time.After(retryDelay)
 		}
 		select {
-		case <-changed:
+		case <-w.changes:
 		case <-timer:
 		case <-w.conn.Ended():
 			w.fail(w.conn.Err())
@@ -85,10 +93,31 @@ func (w *Writer) publishExclusive(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	w.publishLenExclusive(n)
+	return w.confirmExclusive(ctx)
+}
+
+// publishLenExclusive stores the length n on the page and has the readers woken, inside runExclusive.
+func (w *Writer) publishLenExclusive(n uint64) {
 	w.published = n
 	w.page.Publish(n)
 	w.wake()
-	return w.confirmExclusive(ctx)
+}
+
+// lenRaised publishes a length of which all bytes are written, in the call that raises it, which has
+// locks of the range, and reports whether that is all: a lease that is to be confirmed is for follow.
+func (w *Writer) lenRaised(n uint64) (done bool) {
+	select {
+	case w.exclusive <- struct{}{}:
+	default: // the range's call must not wait
+		return false
+	}
+	defer func() { <-w.exclusive }()
+	if w.Err() != nil {
+		return false
+	}
+	w.publishLenExclusive(n)
+	return !w.mayBeLate()
 }
 
 // confirmExclusive asks the server whether the lease is there still, if this process may have been

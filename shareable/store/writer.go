@@ -55,6 +55,7 @@ type Writer struct {
 	// Safe for concurrent use.
 	tasks    sync.WaitGroup
 	opened   chan struct{} // closed by start
+	changes  chan struct{} // wakes follow: the range and the page may differ
 	wrote    chan struct{} // wakes sendWrote: the page has changed
 	lastBeat atomic.Int64  // since started, in ns
 	late     atomic.Bool   // a beat was late, and the lease was not confirmed since
@@ -77,7 +78,10 @@ type Writer struct {
 
 // newWriter makes a Writer that is not open.
 func (c *Client) newWriter(name string, ahead uint64) *Writer {
-	w := &Writer{c: c, name: name, ahead: ahead, opened: make(chan struct{}), wrote: make(chan struct{}, 1), exclusive: make(chan struct{}, 1)}
+	w := &Writer{
+		c: c, name: name, ahead: ahead, opened: make(chan struct{}), changes: make(chan struct{}, 1), wrote: make(chan struct{}, 1),
+		exclusive: make(chan struct{}, 1),
+	}
 	w.memory = &writerMemory{w: w}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w

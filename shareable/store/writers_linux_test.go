@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -422,4 +423,33 @@ func TestSealEmptyObject(t *testing.T) {
 		_, err := b.ReadAt(make([]byte, 1), 0)
 		require.ErrorIs(t, err, io.EOF)
 	}
+}
+
+// TestPublishedByTheCall: what is written is published when the call that appends it returns, with no
+// goroutine between.
+func TestPublishedByTheCall(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "x", CreateOptions{Growable: true})
+	require.NoError(t, w.Append(waveAt(0, 100)))
+	v, err := c.Get(t.Context(), "x", GetOptions{Unsafe: true})
+	require.NoError(t, err)
+	defer v.Close() //nolint:errcheck // it only reads
+	require.NoError(t, v.Wait(t.Context(), 100))
+	w.exclusive <- struct{}{} // follow can publish nothing
+	require.NoError(t, w.Append(waveAt(100, 100)))
+	require.EqualValues(t, 100, v.Len(), "another call decides what is published")
+	<-w.exclusive
+	require.NoError(t, v.Wait(t.Context(), 200), "follow has been told")
+	require.NoError(t, w.Flush(t.Context())) // and is done
+	for n := uint64(200); n < 1000; n += 100 {
+		require.NoError(t, w.Append(waveAt(n, 100)))
+		require.Equal(t, n+100, v.Len())
+	}
+	require.True(t, w.lenRaised(1000))
+	w.lastBeat.Store(int64(time.Since(started) - time.Hour))
+	require.False(t, w.lenRaised(1000), "its lease may have gone: follow asks the server")
+	require.NoError(t, checkWave(v, 1000))
+	require.NoError(t, w.Close())
 }
