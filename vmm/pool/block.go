@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -56,4 +57,10 @@ func (b Block) number() *atomic.Uint64 {
 		return &b.in.ext.seq
 	}
 	return nil
+}
+
+// note notes in a device's history what has happened to a block, of any pool; s is nil without a stream.
+// Where that costs much, callers ask KeepsBlocks first, which is no call.
+func (b Block) note(l *history.Log, what history.Kind, s *vmm.Stream) {
+	l.AddBlock(what, uint64(b.ptr), b.size, s.Number())
 }

@@ -20,7 +20,7 @@ func (p *Pool) Close() (err error) {
 	p.closeMu.Lock()
 	defer p.closeMu.Unlock()
 	if p.stops == nil {
-		return p.extras.close()
+		return p.trace.close()
 	}
 	if err := p.shut(); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (p *Pool) Close() (err error) {
 	if failed != nil {
 		return failed
 	}
-	return p.extras.close()
+	return p.trace.close()
 }
 
 // shut lets no call in any more. While a block is allocated it returns ErrBusy, and has changed

@@ -54,8 +54,8 @@ package pool
 //	allocator.go   Allocator, Reuse, Stats: what Pool and DriverPool have in common
 //	options.go     Options, their defaults and checks
 //	errors.go      the errors; why a block cannot be freed; the operation, address and size in an error
-//	pool.go        Pool: its fields, New; Alloc, Free, FreeNow; how a block stops being allocated
-//	block.go       Block
+//	pool.go        Pool: its fields, New; Alloc, Free, FreeNow; how a block stops being allocated; which are sampled
+//	block.go       Block; what a history gets of one
 //	search.go      the order in which memory for a block is looked for; OnOOM
 //	look.go        one look: idle memory, other streams' memory, waits, why there is none
 //	heap.go        taking, cutting, joining and freeing runs of memory; making and removing holes
@@ -74,7 +74,7 @@ package pool
 //	trim.go        TrimTo, the release threshold, giving memory back under pressure
 //	admin.go       Device, Reservation, SetReuse, Grant and Revoke, Stats, ResetPeaks
 //	usage.go       Usage: what chunks, streams and sizes of blocks have
-//	tracing.go     Options.Trace; what of blocks goes into a heap profile and the history
+//	trace.go       Options.Trace
 //	close.go       Close
 //	driverpool.go  DriverPool: NewDriver, DriverDefault, DriverCurrent; FreePlain
 //	hold.go        HoldBlock of a Pool: how a block is kept from being freed
@@ -83,7 +83,7 @@ package pool
 // Lock order:
 //
 //	Pool.closeMu           Close, and calls that wait for its outcome
-//	  extras.mu            with Options.Trace, for the whole of a free, and of a Resize to fewer bytes
+//	  trace.mu             with Options.Trace, for the whole of a free, and of a Resize to fewer bytes
 //	    stream.mu          a stream's slabs, and its remote blocks; of several the older first
 //	      Pool.mu          extents, free lists, holes, chunks, the list of streams
 //	        locks of package vmm
@@ -95,5 +95,5 @@ package pool
 // memory is created, mapped, unmapped or released, nor while a caller waits. Pool.underWay counts
 // the calls that release it in the middle: what they work on is kindBusy meanwhile, and Close
 // waits for them. These are held across a wait for the device: Pool.closeMu, and DriverPool.mu,
-// shared, by Grant and Revoke. None is held while Options.OnOOM runs. extras.mu is held across
+// shared, by Grant and Revoke. None is held while Options.OnOOM runs. trace.mu is held across
 // Write of Options.Trace.

@@ -29,7 +29,7 @@ type Pool struct {
 	most       int // chunks that it may hold
 	prop       vmm.Prop
 	onOOM      func(*vmm.Stream, uint64) bool
-	extras     *extras // nil: none
+	trace      *trace // nil: none
 	hooks      hooks
 	stops      []func() // they take back OnPressure and OnSync
 	none       owner    // what blocks of 0 bytes are in
@@ -135,7 +135,7 @@ func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
 	p.none.pool = p
 	p.noneUnderWay.L, p.moved.L = &p.mu, &p.mu
 	p.lastSlabs = make([]atomic.Pointer[slab], len(p.classes.sizes))
-	p.extras = newExtras(o)
+	p.trace = newTrace(o)
 	p.reuse.Store(uint32(ReuseAll &^ o.NoReuse))
 	p.threshold.Store(o.ReleaseThreshold)
 	if p.res, err = dev.Reserve(o.Addresses, vmm.ReserveOptions{Align: o.Align, Owner: p}); err != nil {
@@ -195,7 +195,7 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 		st, err = p.stream(s)
 	}
 	if err == nil {
-		if n-1 < p.classes.most && p.extras == nil {
+		if n-1 < p.classes.most && p.trace == nil {
 			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
 				if p.log.KeepsBlocks() {
 					b.note(p.log, history.Alloc, s)
@@ -212,10 +212,10 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 			if p.log.KeepsBlocks() {
 				b.note(p.log, history.Alloc, s)
 			}
-			p.extras.allocated(st, b)
+			p.trace.allocated(st, b)
 			return b, nil
 		}
-		p.extras.failed(st, n)
+		p.trace.failed(st, n)
 	}
 	return Block{}, p.fail("allocate", 0, n, err)
 }
@@ -229,8 +229,8 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	st, err := p.stream(s)
 	if err == nil {
-		if p.extras != nil {
-			err = p.extras.free(st, b, func() error { return p.free(st, b) })
+		if p.trace != nil {
+			err = p.trace.free(st, b, func() error { return p.free(st, b) })
 		} else {
 			err = p.free(st, b)
 		}
@@ -274,7 +274,7 @@ func (p *Pool) free(st *stream, b Block) error {
 func (p *Pool) FreeNow(b Block) error {
 	err := ErrForeignBlock
 	if p != nil {
-		err = p.extras.free(nil, b, func() error { return p.freeNow(b) })
+		err = p.trace.free(nil, b, func() error { return p.freeNow(b) })
 	}
 	if err == nil && p.log.KeepsBlocks() {
 		b.note(p.log, history.Free, nil)
@@ -305,3 +305,12 @@ func (p *Pool) freeNow(b Block) error {
 }
 
 func (p *Pool) allows(r Reuse) bool { return Reuse(p.reuse.Load())&r != 0 } //nolint:gosec // a Reuse was stored
+
+// sample decides whether a heap profile samples a block of so many bytes. It is called, with the lock
+// that guards due, before another call can find the block.
+func (p *Pool) sample(due *memsample.Countdown, size uint64) *memsample.Sample {
+	if !due.Due(size) {
+		return nil
+	}
+	return due.Sample(p.dev.Samples(), memsample.Block, size)
+}
