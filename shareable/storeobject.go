@@ -21,6 +21,7 @@ type storeObject struct {
 	// Guarded by mu.
 	next    *leasePage // made for a new writer, which has not mapped it yet
 	shown   uint64     // the id of the last chunk that readers can have: the others are not promised yet
+	retired bool       // Retire was called: no memory comes any more
 	ending  bool       // Close was called
 	started bool       // wakeReaders runs
 }
@@ -140,7 +141,7 @@ func (o *storeObject) AddChunk(size uint64, fd int) (err error) {
 		return fmt.Errorf("%w: a chunk of %d bytes, and the granularity is %d", vmm.ErrInvalid, size, gran)
 	case o.state == wire.StateSealed:
 		return ErrSealed
-	case o.state != wire.StateLive:
+	case o.state != wire.StateLive, o.retired: // else readers would get it below the length that was
 		return fmt.Errorf("%w: object %d", vmm.ErrClosed, o.id)
 	case size > o.max-end:
 		return fmt.Errorf("%w: %d bytes after %d, over %d", vmm.ErrBounds, size, end, o.max)
@@ -181,11 +182,14 @@ func (o *storeObject) ReplyChunks(c serve.Conn, request uint32, after uint64) er
 		i++
 	}
 	chunks := slices.Clone(o.chunks[i:min(len(o.chunks), i+wire.MaxFDs)])
-	msg, ending := wire.Chunks{Object: o.id, Generation: o.generation}, o.ending
+	msg := wire.Chunks{Object: o.id, Generation: o.generation}
+	deleted, sealed := o.retired || o.ending, o.sealed
 	o.mu.Unlock()
-	switch {
-	case ending: // it has been deleted since the request came
+	switch { // since the request came
+	case deleted:
 		return c.Refuse(request, fmt.Errorf("%w: object %d", ErrNotFound, o.id))
+	case sealed:
+		return c.Refuse(request, ErrSealed)
 	case len(chunks) == 0:
 		return c.Refuse(request, fmt.Errorf("%w: no chunk after %d", vmm.ErrBounds, after))
 	}
@@ -356,6 +360,7 @@ func (o *storeObject) Describe(c serve.Conn, request uint32, name string, access
 // Retire has all readers unmap all memory.
 func (o *storeObject) Retire(ctx context.Context) {
 	o.mu.Lock()
+	o.retired = true
 	if !o.sealed { // a final length stays what it is, also where there is no memory below it
 		o.published = 0
 	}

@@ -72,6 +72,11 @@ func TestStoreObjectAddChunkRefuses(t *testing.T) {
 	require.ErrorIs(t, add(smallChunk), ErrSealed)
 	require.NoError(t, x.Close())
 	require.ErrorIs(t, add(smallChunk), vmm.ErrClosed)
+
+	x = s.object(2)
+	x.grow(1)
+	x.Retire(t.Context())
+	require.ErrorIs(t, add(smallChunk), vmm.ErrClosed, "readers would see it below the length that was")
 }
 
 // What a writer stores after its lease counts for nothing, and the next one continues where it

@@ -121,9 +121,20 @@ func (k *Keeper) Run(ctx context.Context) error {
 	p, err := k.begin(ctx, nil)
 	if err == nil {
 		k.tell(KeeperServes)
+		p = k.keep(ctx, p)
 	}
+	k.tell(KeeperEnds)
+	k.end(p)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("the server has not begun: %w", err)
+}
+
+// keep has another process serve whenever one has ended, until ctx does. It returns the last one.
+func (k *Keeper) keep(ctx context.Context, p *keptProcess) *keptProcess {
 	hangs := k.watchHealth(ctx)
-	for ctx.Err() == nil && err == nil {
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case n := <-hangs:
@@ -151,12 +162,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 			}
 		}
 	}
-	k.tell(KeeperEnds)
-	k.end(p)
-	if ctx.Err() != nil {
-		return nil
+	for range hangs { // until nothing is asked any more
 	}
-	return fmt.Errorf("the server has not begun: %w", err)
+	return p
 }
 
 // Reload has a new process take the place of the one that serves: of the program as it is now at
@@ -191,10 +199,12 @@ func (k *Keeper) served() uint64 {
 }
 
 // watchHealth asks the server for its counts now and then. If there is no reply for HealthTime, it
-// sends which server that was: the number of those that have served.
+// sends which server that was: the number of those that have served. The channel is closed once ctx has
+// ended and nothing is asked any more.
 func (k *Keeper) watchHealth(ctx context.Context) <-chan uint64 {
 	hangs := make(chan uint64)
 	go func() {
+		defer close(hangs)
 		for ctx.Err() == nil {
 			n := k.served()
 			sub, cancel := context.WithTimeout(ctx, k.opts.HealthTime)

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -54,4 +55,24 @@ func TestServesIsSaidFirst(t *testing.T) {
 	require.Zero(t, s.conns.Stats().Accepted)
 	cancel()
 	require.ErrorIs(t, <-reply, context.Canceled)
+}
+
+// TestKeeperThatDoesNotBegin: Run returns why no server has begun, and asks no
+// server how it is then: that may be another one's.
+func TestKeeperThatDoesNotBegin(t *testing.T) {
+	t.Parallel()
+	var states []KeeperState
+	k, err := NewKeeper(KeeperOptions{
+		Path: socketAt(t), Command: func() *exec.Cmd { return exec.Command("false") }, HealthTime: time.Millisecond,
+		Changed: func(s KeeperState) { states = append(states, s) }, // by Run alone, as the race detector sees
+	})
+	require.NoError(t, err)
+	require.ErrorContains(t, k.Run(t.Context()), "exit status 1")
+	require.NoError(t, k.Close())
+	other, err := Listen(vmmtest.Device(t), k.Path(), Options{})
+	require.NoError(t, err)
+	<-time.After(20 * time.Millisecond) // many times HealthTime
+	require.Zero(t, other.conns.Stats().Accepted)
+	require.NoError(t, other.Close())
+	require.Equal(t, []KeeperState{KeeperEnds}, states)
 }

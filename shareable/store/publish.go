@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -53,19 +54,8 @@ func (w *Writer) wakeFollow() {
 // follow publishes every change of the range until the Writer ends, but for those with which lenRaised
 // is done.
 func (w *Writer) follow() {
+	var timer <-chan time.Time
 	for {
-		err := w.Flush(w.ctx)
-		var timer <-chan time.Time
-		switch {
-		case err == nil:
-		case w.Err() != nil:
-			return
-		case errors.Is(err, vmm.ErrClosed), errors.Is(err, vmm.ErrDeviceLost):
-			w.fail(err)
-			return
-		default: // a capture, say
-			timer = time.After(retryDelay)
-		}
 		select {
 		case <-w.changes:
 		case <-timer:
@@ -74,6 +64,17 @@ func (w *Writer) follow() {
 			return
 		case <-w.ctx.Done():
 			return
+		}
+		timer = nil
+		switch err := w.Flush(w.ctx); {
+		case err == nil:
+		case w.Err() != nil:
+			return
+		case errors.Is(err, vmm.ErrClosed), errors.Is(err, vmm.ErrDeviceLost):
+			w.fail(err)
+			return
+		default: // a capture, say
+			timer = time.After(retryDelay)
 		}
 	}
 }
@@ -94,12 +95,55 @@ func (w *Writer) publishExclusive(ctx context.Context) error {
 		return err
 	}
 	w.publishLenExclusive(n)
-	return w.confirmExclusive(ctx)
+	return nil
+}
+
+// settleExclusive publishes all that is appended, inside runExclusive. What is appended later, as long
+// as over is cause, is not in the object.
+func (w *Writer) settleExclusive(ctx context.Context, cause error) error {
+	for {
+		if err := w.publishExclusive(ctx); err != nil {
+			return err
+		}
+		w.mu.Lock()
+		settled := w.r.Len() <= w.published.Load()
+		if settled {
+			w.over = cause
+		}
+		w.mu.Unlock()
+		if settled {
+			return nil
+		}
+	}
+}
+
+// appended is the outcome of a call that has raised the length: an error if it came too late for the
+// object, as Seal and Close see it.
+func (w *Writer) appended() error {
+	if w.tooLate() == nil {
+		return nil
+	}
+	select { // a Seal may fail
+	case w.exclusive <- struct{}{}:
+		<-w.exclusive
+	case <-w.ctx.Done():
+	}
+	if n := w.r.Len(); n > 0 && n <= w.published.Load() { // a closed range has none
+		return nil
+	}
+	return w.tooLate()
+}
+
+// tooLate is why what is appended is not in the object; nil if it is.
+func (w *Writer) tooLate() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return cmp.Or(w.over, w.err)
 }
 
 // publishLenExclusive stores the length n on the page and has the readers woken, inside runExclusive.
 func (w *Writer) publishLenExclusive(n uint64) {
-	w.published = n
+	w.published.Store(n)
 	w.page.Publish(n)
 	w.wake()
 }
@@ -120,20 +164,21 @@ func (w *Writer) lenRaised(n uint64) (done bool) {
 	return !w.mayBeLate()
 }
 
-// confirmExclusive asks the server whether the lease is there still, if this process may have been
-// stopped: then another one may have the object, and no one sees what the page says.
-func (w *Writer) confirmExclusive(ctx context.Context) error {
+// confirm asks the server whether the lease is there still, if this process may have been stopped:
+// then another one may have the object, and no one sees what the page says.
+func (w *Writer) confirm(ctx context.Context) error {
 	if !w.mayBeLate() {
 		return nil
 	}
-	if err := w.mapped(ctx); err != nil {
-		if ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			w.fail(err)
-		}
-		return err
+	beats := w.lateBeats.Load() // a later one asks again
+	err := w.mapped(ctx)
+	switch {
+	case err == nil:
+		w.confirmed.Store(beats)
+	case ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded):
+		w.fail(err)
 	}
-	w.late.Store(false)
-	return nil
+	return err
 }
 
 // lateBeat is when a beat is late: the process was stopped, or had no processor.
@@ -142,9 +187,9 @@ const lateBeat = 1500 * time.Millisecond
 // mayBeLate reports whether a beat was late since the lease was last confirmed.
 func (w *Writer) mayBeLate() bool {
 	if last := w.lastBeat.Load(); last != 0 && time.Since(started)-time.Duration(last) > lateBeat {
-		w.late.Store(true)
+		w.lateBeats.Add(1)
 	}
-	return w.late.Load()
+	return w.lateBeats.Load() != w.confirmed.Load()
 }
 
 // started is what times of beats count from: by the monotonic clock, which goes on while the

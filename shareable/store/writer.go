@@ -53,20 +53,22 @@ type Writer struct {
 	cancel  context.CancelFunc
 
 	// Safe for concurrent use.
-	tasks    sync.WaitGroup
-	opened   chan struct{} // closed by start
-	changes  chan struct{} // wakes follow: the range and the page may differ
-	wrote    chan struct{} // wakes sendWrote: the page has changed
-	lastBeat atomic.Int64  // since started, in ns
-	late     atomic.Bool   // a beat was late, and the lease was not confirmed since
+	tasks     sync.WaitGroup
+	opened    chan struct{} // closed by start
+	changes   chan struct{} // wakes follow: the range and the page may differ
+	wrote     chan struct{} // wakes sendWrote: the page has changed
+	lastBeat  atomic.Int64  // since started, in ns
+	lateBeats atomic.Uint64 // how often a beat was seen to be late
+	confirmed atomic.Uint64 // lateBeats after which the server has confirmed the lease
+	published atomic.Uint64 // what readers have of the range; stored inside runExclusive
 
-	// Guarded by exclusive, a lock that a context can stop waiting for.
+	// A lock that a context can stop waiting for: what is published does not change, but by who has it.
 	exclusive chan struct{}
-	published uint64 // what readers have of the range
 
 	// Guarded by mu.
 	mu     sync.Mutex
 	err    error // why nothing more is published
+	over   error // why what is appended from here on is not in the object; a Seal that fails takes it back
 	sealed bool
 	closed bool
 
@@ -169,12 +171,16 @@ func (w *Writer) Err() error {
 
 // Append adds bytes at the end, and returns when they are copied. Memory is added as they
 // need it, up to Max (vmm.ErrFull). If the server refuses it, Append returns vmm.ErrLimit or
-// vmm.ErrOutOfMemory, and if nothing is published any more what Err returns.
+// vmm.ErrOutOfMemory, and if nothing is published any more what Err returns, also if a Seal or a
+// Close beside it came first.
 func (w *Writer) Append(p []byte) error {
 	if err := w.Err(); err != nil {
 		return err
 	}
-	return w.r.Append(p)
+	if err := w.r.Append(p); err != nil {
+		return cmp.Or(w.Err(), err)
+	}
+	return w.appended()
 }
 
 // Grow has at least n bytes of memory mapped. The errors are those of Append.
@@ -182,7 +188,10 @@ func (w *Writer) Grow(n uint64) error {
 	if err := w.Err(); err != nil {
 		return err
 	}
-	return w.r.Grow(n)
+	if err := w.r.Grow(n); err != nil {
+		return cmp.Or(w.Err(), err)
+	}
+	return nil
 }
 
 // SetLen makes n the length, within Cap. It must not be below Len (vmm.ErrBusy). What a kernel has
@@ -191,13 +200,19 @@ func (w *Writer) SetLen(n uint64) error {
 	if err := w.Err(); err != nil {
 		return err
 	}
-	return w.r.SetLen(n)
+	if err := w.r.SetLen(n); err != nil {
+		return cmp.Or(w.Err(), err)
+	}
+	return w.appended()
 }
 
 // Flush returns when the length that the range had at the call is published. A Writer
 // publishes by itself; call Flush before you tell anyone that the bytes are there.
 func (w *Writer) Flush(ctx context.Context) error {
-	return w.runExclusive(ctx, w.publishExclusive)
+	if err := w.runExclusive(ctx, w.publishExclusive); err != nil {
+		return err
+	}
+	return w.confirm(ctx)
 }
 
 // runExclusive runs f while no other call changes what is published. Both the wait for
@@ -242,9 +257,14 @@ func (w *Writer) Seal(ctx context.Context, o shareable.SealOptions) (err error) 
 
 // sealExclusive is Seal, inside runExclusive.
 func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (err error) {
-	if err := w.publishExclusive(ctx); err != nil {
+	if err := w.settleExclusive(ctx, errSealed); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil {
+			w.reopen()
+		}
+	}()
 	// Write access goes before the digest is computed, so that the digest is that of the
 	// bytes that stay.
 	if !o.KeepWriting {
@@ -257,9 +277,9 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 			}
 		}()
 	}
-	q := wire.Seal{Object: w.id.Number, Length: w.published, HasDigest: o.Digest}
+	q := wire.Seal{Object: w.id.Number, Length: w.published.Load(), HasDigest: o.Digest}
 	if o.Digest {
-		if q.Digest, err = prefix.Digest(ctx, w.r, w.published); err != nil {
+		if q.Digest, err = prefix.Digest(ctx, w.r, q.Length); err != nil {
 			return err
 		}
 	}
@@ -267,11 +287,21 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 	if err := w.call(context.WithoutCancel(ctx), wire.TypeSeal, q.Append(nil), wire.TypeDone, ignore); err != nil {
 		return err
 	}
-	w.hold.Fix(w.published) // nothing more is published
+	w.hold.Fix(q.Length) // nothing more is published
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.sealed = true
 	return nil
+}
+
+// reopen undoes what a Seal that has failed has settled.
+func (w *Writer) reopen() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if errors.Is(w.over, errSealed) { // else Close has come meanwhile
+		w.over = nil
+	}
+	w.wakeFollow()
 }
 
 // Abort removes the object, and closes the Writer. Clients that wait for the object get
@@ -320,13 +350,17 @@ func (w *Writer) end(ctx context.Context, abort bool) error {
 	// What was written counts, so it is published while that is possible. A failure that
 	// passes, of a capture say, ends the Close here, where nothing has changed.
 	if w.durable && !w.aborting && w.Err() == nil {
-		if err := w.Flush(ctx); err != nil && w.Err() == nil && !errors.Is(err, vmm.ErrDeviceLost) {
+		err := w.Flush(ctx)
+		if err == nil {
+			err = w.runExclusive(ctx, func(ctx context.Context) error { return w.settleExclusive(ctx, errWriterClosed) })
+		}
+		if err != nil && w.Err() == nil && !errors.Is(err, vmm.ErrDeviceLost) {
 			return err
 		}
 	}
 	w.mu.Lock()
 	first := !w.closed
-	w.closed = true
+	w.closed, w.over = true, errWriterClosed
 	w.mu.Unlock()
 	if first {
 		w.cancel()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -452,4 +453,58 @@ func TestPublishedByTheCall(t *testing.T) {
 	require.False(t, w.lenRaised(1000), "its lease may have gone: follow asks the server")
 	require.NoError(t, checkWave(v, 1000))
 	require.NoError(t, w.Close())
+}
+
+// TestAppendBesideTheEnd: what Append and SetLen have reported is in the object, also beside a Seal or a
+// Close; what came too late is an error, and at most one call of each goroutine has one for bytes that
+// are there.
+func TestAppendBesideTheEnd(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	ends := []func(w *Writer) error{(*Writer).Close, func(w *Writer) error { return w.Seal(t.Context(), shareable.SealOptions{KeepWriting: true}) }}
+	for round := range 100 {
+		w := writer(t, c, "x", CreateOptions{Growable: true, Durable: true})
+		var told atomic.Uint64
+		var all sync.WaitGroup
+		for range 2 {
+			all.Go(func() {
+				for w.Append([]byte("four")) == nil {
+					told.Add(4)
+				}
+			})
+		}
+		for told.Load() == 0 {
+			runtime.Gosched()
+		}
+		require.NoError(t, ends[round%2](w))
+		all.Wait()
+		require.NoError(t, w.Close())
+		info, err := c.Stat(t.Context(), "x")
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, info.Len, told.Load())
+		require.LessOrEqual(t, info.Len, told.Load()+2*4)
+		require.NoError(t, c.Delete(t.Context(), "x", DeleteOptions{}))
+	}
+}
+
+// TestAppendBesideASealThatFails: what is appended while a Seal runs that fails is in the object.
+func TestAppendBesideASealThatFails(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	c := clientOf(t, s)
+	w := writer(t, c, "x", CreateOptions{Growable: true, Durable: true})
+	require.NoError(t, w.Append([]byte("one")))
+	w.exclusive <- struct{}{}
+	require.NoError(t, w.settleExclusive(t.Context(), errSealed))
+	appended := make(chan error)
+	go func() { appended <- w.Append([]byte("two")) }()
+	require.Eventually(t, func() bool { return w.Len() == 6 }, inTime, step)
+	w.reopen()
+	<-w.exclusive
+	require.NoError(t, <-appended)
+	require.NoError(t, w.Close())
+	info, err := c.Stat(t.Context(), "x")
+	require.NoError(t, err)
+	require.EqualValues(t, 6, info.Len)
 }
