@@ -172,7 +172,8 @@ func (w *Writer) Err() error {
 // Append adds bytes at the end, and returns when they are copied. Memory is added as they
 // need it, up to Max (vmm.ErrFull). If the server refuses it, Append returns vmm.ErrLimit or
 // vmm.ErrOutOfMemory, and if nothing is published any more what Err returns, also if a Seal or a
-// Close beside it came first.
+// Close beside it came first. Where several goroutines append, that error can be of bytes that are in
+// the object; without an error they are.
 func (w *Writer) Append(p []byte) error {
 	if err := w.Err(); err != nil {
 		return err
