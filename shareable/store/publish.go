@@ -98,32 +98,35 @@ func (w *Writer) publishExclusive(ctx context.Context) error {
 	return nil
 }
 
-// settleExclusive publishes all that is appended, inside runExclusive. What is appended later, as long
-// as over is cause, is not in the object.
+// settleExclusive publishes what is the object's last length, for cause, inside runExclusive. A call that
+// has raised the length has reported that before, or waits, and looks whether it came in time.
 func (w *Writer) settleExclusive(ctx context.Context, cause error) error {
-	for {
-		if err := w.publishExclusive(ctx); err != nil {
-			return err
-		}
-		w.mu.Lock()
-		settled := w.r.Len() <= w.published.Load()
-		if settled {
-			w.over = cause
-		}
-		w.mu.Unlock()
-		if settled {
-			return nil
-		}
+	w.mu.Lock()
+	w.over = cause
+	w.mu.Unlock()
+	err := w.publishExclusive(ctx)
+	if err != nil {
+		w.reopen(cause)
 	}
+	return err
 }
 
-// appended is the outcome of a call that has raised the length: an error if it came too late for the
-// object, as Seal and Close see it.
+// reopen undoes settleExclusive, for a call that has failed.
+func (w *Writer) reopen(cause error) {
+	w.mu.Lock()
+	if errors.Is(w.over, cause) { // else Close has come meanwhile
+		w.over = nil
+	}
+	w.mu.Unlock()
+	w.wakeFollow()
+}
+
+// appended is the outcome of a call that has raised the length: an error if it came too late.
 func (w *Writer) appended() error {
 	if w.tooLate() == nil {
 		return nil
 	}
-	select { // a Seal may fail
+	select { // what settles may fail
 	case w.exclusive <- struct{}{}:
 		<-w.exclusive
 	case <-w.ctx.Done():
@@ -134,7 +137,7 @@ func (w *Writer) appended() error {
 	return w.tooLate()
 }
 
-// tooLate is why what is appended is not in the object; nil if it is.
+// tooLate is why what is appended from now on is not in the object; nil if it is.
 func (w *Writer) tooLate() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -68,7 +68,7 @@ type Writer struct {
 	// Guarded by mu.
 	mu     sync.Mutex
 	err    error // why nothing more is published
-	over   error // why what is appended from here on is not in the object; a Seal that fails takes it back
+	over   error // why the length that is published last is the object's, or is about to be
 	sealed bool
 	closed bool
 
@@ -179,7 +179,7 @@ func (w *Writer) Append(p []byte) error {
 		return err
 	}
 	if err := w.r.Append(p); err != nil {
-		return cmp.Or(w.Err(), err)
+		return cmp.Or(w.tooLate(), err)
 	}
 	return w.appended()
 }
@@ -190,7 +190,7 @@ func (w *Writer) Grow(n uint64) error {
 		return err
 	}
 	if err := w.r.Grow(n); err != nil {
-		return cmp.Or(w.Err(), err)
+		return cmp.Or(w.tooLate(), err)
 	}
 	return nil
 }
@@ -202,7 +202,7 @@ func (w *Writer) SetLen(n uint64) error {
 		return err
 	}
 	if err := w.r.SetLen(n); err != nil {
-		return cmp.Or(w.Err(), err)
+		return cmp.Or(w.tooLate(), err)
 	}
 	return w.appended()
 }
@@ -263,7 +263,7 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 	}
 	defer func() {
 		if err != nil {
-			w.reopen()
+			w.reopen(errSealed)
 		}
 	}()
 	// Write access goes before the digest is computed, so that the digest is that of the
@@ -293,16 +293,6 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 	defer w.mu.Unlock()
 	w.sealed = true
 	return nil
-}
-
-// reopen undoes what a Seal that has failed has settled.
-func (w *Writer) reopen() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if errors.Is(w.over, errSealed) { // else Close has come meanwhile
-		w.over = nil
-	}
-	w.wakeFollow()
 }
 
 // Abort removes the object, and closes the Writer. Clients that wait for the object get

@@ -500,9 +500,10 @@ func TestAppendBesideASealThatFails(t *testing.T) {
 	appended := make(chan error)
 	go func() { appended <- w.Append([]byte("two")) }()
 	require.Eventually(t, func() bool { return w.Len() == 6 }, inTime, step)
-	w.reopen()
+	w.reopen(errSealed)
 	<-w.exclusive
 	require.NoError(t, <-appended)
+	require.NoError(t, w.tooLate())
 	require.NoError(t, w.Close())
 	info, err := c.Stat(t.Context(), "x")
 	require.NoError(t, err)
