@@ -10,7 +10,7 @@ import (
 
 // Errors of the driver below.
 var (
-	ErrOutOfMemory  = driver.ErrOutOfMemory  // no more memory on the device or, for contents and pinned memory, of the host; or beyond Device.SetLimit
+	ErrOutOfMemory  = driver.ErrOutOfMemory  // no more memory on the device or, for pinned memory and what Sleep keeps, of the host; or beyond Device.SetLimit
 	ErrAddressSpace = driver.ErrAddressSpace // no more addresses, see SetAddressLimit
 	ErrNotSupported = driver.ErrNotSupported // the device or the system cannot do this
 	ErrInvalid      = driver.ErrInvalid      // an argument breaks a rule; nothing has changed

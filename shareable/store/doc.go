@@ -75,7 +75,7 @@ package store
 //
 //	Writer.closing
 //	  Writer.exclusive    what is published; held across waits for work, and tried with locks of the range held
-//	    Writer.mu
+//	    Writer.mu         no lock of the range is taken under it
 //
 //	Client.connecting
 //	  Client.mu

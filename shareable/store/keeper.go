@@ -26,7 +26,7 @@ type KeeperOptions struct {
 	// another one begins. 0 is 10 s.
 	HealthTime time.Duration
 	// Token returns the secret of Options.Token as it is now, to ask the server with; nil: there is
-	// none.
+	// none. It must not wait.
 	Token func() ([]byte, error)
 	// Logger gets a line for each server that ends or does not begin; nil logs nothing.
 	Logger *slog.Logger

@@ -268,6 +268,11 @@ func (k *Keeper) begin(ctx context.Context, old *keptProcess) (*keptProcess, err
 		return nil, err
 	}
 	if old != nil {
+		select {
+		case <-p.ended: // although it was ready: the old one serves on
+			return nil, p.err
+		default:
+		}
 		_ = old.cmd.Process.Kill()
 		_ = old.control.CloseRead() // it can promise nothing more, also if it takes its time to end
 		<-old.read                  // all that it has promised

@@ -141,8 +141,8 @@ type GetOptions struct {
 // DeleteOptions configures Client.Delete; its zero value is the default.
 type DeleteOptions struct {
 	// Force has readers unmap the object, instead of keeping its memory until the last one
-	// closes it: the Len of their Views falls to 0. A reader that takes longer than Timeout is disconnected; 0 is 5 s, and more
-	// than a minute counts as a minute.
+	// closes it: the Len of their Views falls to 0. A reader that takes longer than Timeout is
+	// disconnected; 0 is 5 s, and more than a minute counts as a minute.
 	Force   bool
 	Timeout time.Duration
 }

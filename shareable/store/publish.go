@@ -68,7 +68,7 @@ func (w *Writer) follow() {
 		timer = nil
 		switch err := w.Flush(w.ctx); {
 		case err == nil:
-		case w.Err() != nil:
+		case errors.Is(err, errSealed), errors.Is(err, errWriterClosed), w.Err() != nil:
 			return
 		case errors.Is(err, vmm.ErrClosed), errors.Is(err, vmm.ErrDeviceLost):
 			w.fail(err)
@@ -79,16 +79,13 @@ func (w *Writer) follow() {
 	}
 }
 
-// publishExclusive publishes the range's length, inside runExclusive:
+// publishExclusive publishes the range's length, with exclusive:
 //
 //  1. wait until the bytes below it are written;
 //  2. store it on the control page.
 //
 // hold keeps it from going back: it could come again with bytes that are not written yet.
 func (w *Writer) publishExclusive(ctx context.Context) error {
-	if err := w.Err(); err != nil {
-		return err
-	}
 	w.page.Queued(w.r.Len())
 	n, err := w.r.WaitWritten(ctx)
 	if err != nil {
@@ -98,53 +95,7 @@ func (w *Writer) publishExclusive(ctx context.Context) error {
 	return nil
 }
 
-// settleExclusive publishes what is the object's last length, for cause, inside runExclusive. A call that
-// has raised the length has reported that before, or waits, and looks whether it came in time.
-func (w *Writer) settleExclusive(ctx context.Context, cause error) error {
-	w.mu.Lock()
-	w.over = cause
-	w.mu.Unlock()
-	err := w.publishExclusive(ctx)
-	if err != nil {
-		w.reopen(cause)
-	}
-	return err
-}
-
-// reopen undoes settleExclusive, for a call that has failed.
-func (w *Writer) reopen(cause error) {
-	w.mu.Lock()
-	if errors.Is(w.over, cause) { // else Close has come meanwhile
-		w.over = nil
-	}
-	w.mu.Unlock()
-	w.wakeFollow()
-}
-
-// appended is the outcome of a call that has raised the length: an error if it came too late.
-func (w *Writer) appended() error {
-	if w.tooLate() == nil {
-		return nil
-	}
-	select { // what settles may fail
-	case w.exclusive <- struct{}{}:
-		<-w.exclusive
-	case <-w.ctx.Done():
-	}
-	if n := w.r.Len(); n > 0 && n <= w.published.Load() { // a closed range has none
-		return nil
-	}
-	return w.tooLate()
-}
-
-// tooLate is why what is appended from now on is not in the object; nil if it is.
-func (w *Writer) tooLate() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return cmp.Or(w.over, w.err)
-}
-
-// publishLenExclusive stores the length n on the page and has the readers woken, inside runExclusive.
+// publishLenExclusive stores the length n on the page and has the readers woken, with exclusive.
 func (w *Writer) publishLenExclusive(n uint64) {
 	w.published.Store(n)
 	w.page.Publish(n)
@@ -152,7 +103,7 @@ func (w *Writer) publishLenExclusive(n uint64) {
 }
 
 // lenRaised publishes a length of which all bytes are written, in the call that raises it, which has
-// locks of the range, and reports whether that is all: a lease that is to be confirmed is for follow.
+// locks of the range, and reports whether that is all: a lease that is in doubt is for follow.
 func (w *Writer) lenRaised(n uint64) (done bool) {
 	select {
 	case w.exclusive <- struct{}{}:
@@ -160,25 +111,86 @@ func (w *Writer) lenRaised(n uint64) (done bool) {
 		return false
 	}
 	defer func() { <-w.exclusive }()
-	if w.Err() != nil {
+	if w.checkCutOff() != nil {
 		return false
 	}
 	w.publishLenExclusive(n)
-	return !w.mayBeLate()
+	return !w.isInDoubt()
 }
 
-// confirm asks the server whether the lease is there still, if this process may have been stopped:
-// then another one may have the object, and no one sees what the page says.
-func (w *Writer) confirm(ctx context.Context) error {
-	if !w.mayBeLate() {
+// settleExclusive publishes the last length, for a call that ends that for cause, with exclusive. A
+// call that has raised the length has reported that before, or waits, and looks whether it came in time.
+func (w *Writer) settleExclusive(ctx context.Context, cause error) error {
+	if err := w.Err(); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	w.cutOff = cause
+	w.mu.Unlock()
+	err := w.publishExclusive(ctx)
+	if err != nil {
+		w.unsettle(cause)
+	}
+	return err
+}
+
+// unsettle undoes settleExclusive, for a call that has failed.
+func (w *Writer) unsettle(cause error) {
+	w.mu.Lock()
+	if errors.Is(w.cutOff, cause) { // else Close has come meanwhile
+		w.cutOff = nil
+	}
+	w.mu.Unlock()
+	w.wakeFollow()
+}
+
+// checkCutOff returns why no length is published any more; nil while they are.
+func (w *Writer) checkCutOff() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return cmp.Or(w.err, w.cutOff)
+}
+
+// outcome is the error of a call on the range that has raised the length to n, or returned err. What
+// came too late for the object, or may have, is an error.
+func (w *Writer) outcome(n uint64, err error) error {
+	if w.checkCutOff() == nil {
+		return err
+	}
+	select { // what settles may fail
+	case w.exclusive <- struct{}{}:
+		<-w.exclusive
+	case <-w.ctx.Done():
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.err != nil: // what was published last may be seen by nobody
+		return w.err
+	case w.cutOff == nil:
+		return err
+	case err == nil && n > 0 && n <= w.published.Load(): // n is 0 of a range that was closed meanwhile
 		return nil
 	}
-	beats := w.lateBeats.Load() // a later one asks again
+	return w.cutOff
+}
+
+// confirm asks the server whether the lease is there still, if that is in doubt: then another Writer
+// may have the object, and no one sees what the page says.
+func (w *Writer) confirm(ctx context.Context) error {
+	if !w.isInDoubt() {
+		return nil
+	}
+	doubts := w.doubts.Load() // of a later one it is asked again
 	err := w.mapped(ctx)
-	switch {
-	case err == nil:
-		w.confirmed.Store(beats)
-	case ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded):
+	if err == nil {
+		w.confirmed.Store(doubts)
+		return nil
+	}
+	if over := w.outcome(0, nil); over != nil { // a Seal or a Close has ended it
+		return over
+	}
+	if ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		w.fail(err)
 	}
 	return err
@@ -187,12 +199,12 @@ func (w *Writer) confirm(ctx context.Context) error {
 // lateBeat is when a beat is late: the process was stopped, or had no processor.
 const lateBeat = 1500 * time.Millisecond
 
-// mayBeLate reports whether a beat was late since the lease was last confirmed.
-func (w *Writer) mayBeLate() bool {
+// isInDoubt reports whether the lease may have ended since it was last confirmed.
+func (w *Writer) isInDoubt() bool {
 	if last := w.lastBeat.Load(); last != 0 && time.Since(started)-time.Duration(last) > lateBeat {
-		w.lateBeats.Add(1)
+		w.doubts.Add(1)
 	}
-	return w.lateBeats.Load() != w.confirmed.Load()
+	return w.doubts.Load() != w.confirmed.Load()
 }
 
 // started is what times of beats count from: by the monotonic clock, which goes on while the
@@ -204,7 +216,7 @@ func (w *Writer) beat() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
-		w.mayBeLate() // before the beat, which hides it
+		w.isInDoubt() // before the beat, which hides it
 		w.lastBeat.Store(int64(time.Since(started)))
 		w.page.Beat()
 		select {

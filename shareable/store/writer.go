@@ -58,17 +58,17 @@ type Writer struct {
 	changes   chan struct{} // wakes follow: the range and the page may differ
 	wrote     chan struct{} // wakes sendWrote: the page has changed
 	lastBeat  atomic.Int64  // since started, in ns
-	lateBeats atomic.Uint64 // how often a beat was seen to be late
-	confirmed atomic.Uint64 // lateBeats after which the server has confirmed the lease
-	published atomic.Uint64 // what readers have of the range; stored inside runExclusive
+	doubts    atomic.Uint64 // how often the lease may have ended: a beat was late, a Seal had no reply
+	confirmed atomic.Uint64 // after how many of these the server has said that it is there
+	published atomic.Uint64 // what readers have of the range; stored with exclusive
 
-	// A lock that a context can stop waiting for: what is published does not change, but by who has it.
+	// A lock: who has it alone publishes, or ends that. A context can stop the wait for it.
 	exclusive chan struct{}
 
 	// Guarded by mu.
 	mu     sync.Mutex
 	err    error // why nothing more is published
-	over   error // why the length that is published last is the object's, or is about to be
+	cutOff error // what ends publishing, or is about to: errSealed, errWriterClosed
 	sealed bool
 	closed bool
 
@@ -172,16 +172,14 @@ func (w *Writer) Err() error {
 // Append adds bytes at the end, and returns when they are copied. Memory is added as they
 // need it, up to Max (vmm.ErrFull). If the server refuses it, Append returns vmm.ErrLimit or
 // vmm.ErrOutOfMemory, and if nothing is published any more what Err returns, also if a Seal or a
-// Close beside it came first. Where several goroutines append, that error can be of bytes that are in
-// the object; without an error they are.
+// Close beside it came first; that error can be of bytes that are in the object. Without an error they
+// are published, or will be as long as Err returns nil.
 func (w *Writer) Append(p []byte) error {
 	if err := w.Err(); err != nil {
 		return err
 	}
-	if err := w.r.Append(p); err != nil {
-		return cmp.Or(w.tooLate(), err)
-	}
-	return w.appended()
+	err := w.r.Append(p)
+	return w.outcome(w.r.Len(), err)
 }
 
 // Grow has at least n bytes of memory mapped. The errors are those of Append.
@@ -189,10 +187,8 @@ func (w *Writer) Grow(n uint64) error {
 	if err := w.Err(); err != nil {
 		return err
 	}
-	if err := w.r.Grow(n); err != nil {
-		return cmp.Or(w.tooLate(), err)
-	}
-	return nil
+	err := w.r.Grow(n)
+	return w.outcome(w.r.Len(), err)
 }
 
 // SetLen makes n the length, within Cap. It must not be below Len (vmm.ErrBusy). What a kernel has
@@ -201,16 +197,20 @@ func (w *Writer) SetLen(n uint64) error {
 	if err := w.Err(); err != nil {
 		return err
 	}
-	if err := w.r.SetLen(n); err != nil {
-		return cmp.Or(w.tooLate(), err)
-	}
-	return w.appended()
+	err := w.r.SetLen(n)
+	return w.outcome(n, err)
 }
 
 // Flush returns when the length that the range had at the call is published. A Writer
 // publishes by itself; call Flush before you tell anyone that the bytes are there.
 func (w *Writer) Flush(ctx context.Context) error {
-	if err := w.runExclusive(ctx, w.publishExclusive); err != nil {
+	err := w.runExclusive(ctx, func(ctx context.Context) error {
+		if err := w.checkCutOff(); err != nil {
+			return err
+		}
+		return w.publishExclusive(ctx)
+	})
+	if err != nil {
 		return err
 	}
 	return w.confirm(ctx)
@@ -263,7 +263,7 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 	}
 	defer func() {
 		if err != nil {
-			w.reopen(errSealed)
+			w.unsettle(errSealed)
 		}
 	}()
 	// Write access goes before the digest is computed, so that the digest is that of the
@@ -286,6 +286,7 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 	}
 	// The context does not end the request: then it would be unknown whether it is sealed.
 	if err := w.call(context.WithoutCancel(ctx), wire.TypeSeal, q.Append(nil), wire.TypeDone, ignore); err != nil {
+		w.doubts.Add(1)
 		return err
 	}
 	w.hold.Fix(q.Length) // nothing more is published
@@ -351,7 +352,7 @@ func (w *Writer) end(ctx context.Context, abort bool) error {
 	}
 	w.mu.Lock()
 	first := !w.closed
-	w.closed, w.over = true, errWriterClosed
+	w.closed, w.cutOff = true, errWriterClosed
 	w.mu.Unlock()
 	if first {
 		w.cancel()

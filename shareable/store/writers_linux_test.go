@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -427,7 +426,7 @@ func TestSealEmptyObject(t *testing.T) {
 }
 
 // TestPublishedByTheCall: what is written is published when the call that appends it returns, with no
-// goroutine between.
+// goroutine between, unless another call has decided to publish or the lease is in doubt.
 func TestPublishedByTheCall(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})
@@ -438,52 +437,67 @@ func TestPublishedByTheCall(t *testing.T) {
 	require.NoError(t, err)
 	defer v.Close() //nolint:errcheck // it only reads
 	require.NoError(t, v.Wait(t.Context(), 100))
-	w.exclusive <- struct{}{} // follow can publish nothing
-	require.NoError(t, w.Append(waveAt(100, 100)))
-	require.EqualValues(t, 100, v.Len(), "another call decides what is published")
-	<-w.exclusive
-	require.NoError(t, v.Wait(t.Context(), 200), "follow has been told")
-	require.NoError(t, w.Flush(t.Context())) // and is done
-	for n := uint64(200); n < 1000; n += 100 {
-		require.NoError(t, w.Append(waveAt(n, 100)))
+	w.cancel()
+	w.tasks.Wait() // it has no goroutines any more
+	for n := uint64(100); n < 1000; n += 100 {
+		require.NoError(t, w.r.Append(waveAt(n, 100)))
 		require.Equal(t, n+100, v.Len())
 	}
-	require.True(t, w.lenRaised(1000))
+	w.exclusive <- struct{}{}
+	require.NoError(t, w.r.Append(waveAt(1000, 100)))
+	require.EqualValues(t, 1000, v.Len())
+	require.NotEmpty(t, w.changes, "follow is told")
+	<-w.exclusive
+	w.lastBeat.Store(int64(time.Since(started)))
+	require.True(t, w.lenRaised(1100))
 	w.lastBeat.Store(int64(time.Since(started) - time.Hour))
-	require.False(t, w.lenRaised(1000), "its lease may have gone: follow asks the server")
-	require.NoError(t, checkWave(v, 1000))
-	require.NoError(t, w.Close())
+	require.False(t, w.lenRaised(1100), "follow asks the server")
+	w.cutOff = errSealed
+	require.False(t, w.lenRaised(1100))
+	require.NoError(t, checkWave(v, 1100))
 }
 
-// TestAppendBesideTheEnd: what Append and SetLen have reported is in the object, also beside a Seal or a
-// Close; what came too late is an error, and at most one call of each goroutine has one for bytes that
-// are there.
+// TestAppendBesideTheEnd: what Append has reported is in the object, also beside a Seal or a Close. What
+// came too late is an error, and at most one call of each goroutine has that for bytes that are there.
 func TestAppendBesideTheEnd(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
-	ends := []func(w *Writer) error{(*Writer).Close, func(w *Writer) error { return w.Seal(t.Context(), shareable.SealOptions{KeepWriting: true}) }}
-	for round := range 100 {
+	seal := func(o shareable.SealOptions) func(*Writer) error {
+		return func(w *Writer) error { return w.Seal(t.Context(), o) }
+	}
+	ends := []struct {
+		end  func(*Writer) error
+		late error
+	}{{(*Writer).Close, vmm.ErrClosed}, {seal(shareable.SealOptions{KeepWriting: true}), shareable.ErrSealed}, {seal(shareable.SealOptions{}), shareable.ErrSealed}}
+	for round := range 99 {
 		w := writer(t, c, "x", CreateOptions{Growable: true, Durable: true})
+		const writers = 2
 		var told atomic.Uint64
-		var all sync.WaitGroup
-		for range 2 {
+		var began, all sync.WaitGroup
+		began.Add(writers)
+		late := make(chan error, writers)
+		for range writers {
 			all.Go(func() {
-				for w.Append([]byte("four")) == nil {
+				err := w.Append([]byte("four"))
+				for began.Done(); err == nil; err = w.Append([]byte("four")) {
 					told.Add(4)
 				}
+				late <- err
 			})
 		}
-		for told.Load() == 0 {
-			runtime.Gosched()
-		}
-		require.NoError(t, ends[round%2](w))
+		began.Wait()
+		end := ends[round%len(ends)]
+		require.NoError(t, end.end(w))
 		all.Wait()
+		for range writers {
+			require.ErrorIs(t, <-late, end.late)
+		}
 		require.NoError(t, w.Close())
 		info, err := c.Stat(t.Context(), "x")
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, info.Len, told.Load())
-		require.LessOrEqual(t, info.Len, told.Load()+2*4)
+		require.LessOrEqual(t, info.Len, told.Load()+4*writers)
 		require.NoError(t, c.Delete(t.Context(), "x", DeleteOptions{}))
 	}
 }
@@ -500,12 +514,30 @@ func TestAppendBesideASealThatFails(t *testing.T) {
 	appended := make(chan error)
 	go func() { appended <- w.Append([]byte("two")) }()
 	require.Eventually(t, func() bool { return w.Len() == 6 }, inTime, step)
-	w.reopen(errSealed)
+	w.unsettle(errSealed)
 	<-w.exclusive
 	require.NoError(t, <-appended)
-	require.NoError(t, w.tooLate())
+	require.NoError(t, w.checkCutOff())
+
 	require.NoError(t, w.Close())
 	info, err := c.Stat(t.Context(), "x")
 	require.NoError(t, err)
 	require.EqualValues(t, 6, info.Len)
+}
+
+// TestSealThatFailsIsADoubt: the server may have sealed the object when Seal has failed. So the Writer
+// asks whether it has its lease still, and what is appended is not said to be published.
+func TestSealThatFailsIsADoubt(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	w := writer(t, clientOf(t, s), "x", CreateOptions{Size: 1 << 20, Durable: true})
+	require.NoError(t, w.Append([]byte("one")))
+	s.mu.Lock()
+	e, conn := s.byName["x"], s.byName["x"].lease
+	s.mu.Unlock()
+	s.endLease(e, conn, false, false, requestID{})
+	require.Error(t, w.Seal(within(t), shareable.SealOptions{}))
+	_ = w.Append([]byte("lost")) // it may be the first to hear
+	require.Error(t, w.Flush(within(t)))
+	require.Error(t, w.Append([]byte("lost")))
 }

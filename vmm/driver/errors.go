@@ -18,7 +18,7 @@ func (s *sentinel) Is(target error) bool { return s.std != nil && target == s.st
 
 // The errors of a driver, always inside a *CallError. Compare with errors.Is.
 var (
-	ErrOutOfMemory  error = &sentinel{text: "out of memory"}                      // Create, Map, SetAccess, AllocPlain, AllocHost
+	ErrOutOfMemory  error = &sentinel{text: "out of memory"}                             // Create, Map, SetAccess, AllocPlain, AllocHost
 	ErrAddressSpace error = &sentinel{text: "out of address space"}                      // Reserve; never ErrOutOfMemory
 	ErrNotSupported error = &sentinel{text: "not supported", std: errors.ErrUnsupported} // the device cannot do this
 	ErrInvalid      error = &sentinel{text: "invalid argument", std: os.ErrInvalid}      // a rule was broken; nothing has changed
