@@ -165,7 +165,7 @@ func (w *Writer) outcome(n uint64, err error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.err != nil: // what was published last may be seen by nobody
+	case w.err != nil: // maybe no reader sees what was published last
 		return w.err
 	case w.cutOff == nil:
 		return err
