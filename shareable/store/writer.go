@@ -342,10 +342,7 @@ func (w *Writer) end(ctx context.Context, abort bool) error {
 	// What was written counts, so it is published while that is possible. A failure that
 	// passes, of a capture say, ends the Close here, where nothing has changed.
 	if w.durable && !w.aborting && w.Err() == nil {
-		err := w.Flush(ctx)
-		if err == nil {
-			err = w.runExclusive(ctx, func(ctx context.Context) error { return w.settleExclusive(ctx, errWriterClosed) })
-		}
+		err := w.runExclusive(ctx, func(ctx context.Context) error { return w.settleExclusive(ctx, errWriterClosed) })
 		if err != nil && w.Err() == nil && !errors.Is(err, vmm.ErrDeviceLost) {
 			return err
 		}
@@ -370,18 +367,19 @@ func (w *Writer) end(ctx context.Context, abort bool) error {
 	return errors.Join(err, w.page.Close())
 }
 
-// sendRelease ends the lease. An error counts only if the object should go: the lease ends
-// with the connection.
+// sendRelease ends the lease. An error counts only if the object should go, or if it may not have what
+// was published last: the lease ends with the connection.
 func (w *Writer) sendRelease(abort bool) error {
 	w.mu.Lock()
 	over := w.sealed || errors.Is(w.err, shareable.ErrNotFound)
+	counts := abort || w.durable && w.err == nil && w.isInDoubt()
 	w.mu.Unlock()
 	if over {
 		return nil
 	}
 	q := wire.Release{Object: w.id.Number, Abort: abort}
 	err := w.call(context.Background(), wire.TypeRelease, q.Append(nil), wire.TypeDone, ignore)
-	if !abort {
+	if !counts {
 		return nil
 	}
 	return err
