@@ -22,7 +22,6 @@ type storeObject struct {
 	next    *leasePage // made for a new writer, which has not mapped it yet
 	shown   uint64     // the id of the last chunk that readers can have: the others are not promised yet
 	retired bool       // Retire was called: no memory comes any more
-	ending  bool       // Close was called
 	started bool       // wakeReaders runs
 }
 
@@ -83,7 +82,7 @@ func (s storeServer) Listed(x serve.Object, name string) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.ending { // Close takes it out of the list, or has
+	if o.state == wire.StateClosed { // Close takes it out of the list, or has
 		return
 	}
 	s.mu.Lock()
@@ -183,7 +182,7 @@ func (o *storeObject) ReplyChunks(c serve.Conn, request uint32, after uint64) er
 	}
 	chunks := slices.Clone(o.chunks[i:min(len(o.chunks), i+wire.MaxFDs)])
 	msg := wire.Chunks{Object: o.id, Generation: o.generation}
-	deleted, sealed := o.retired || o.ending, o.sealed
+	deleted, sealed := o.retired || o.state == wire.StateClosed, o.sealed
 	o.mu.Unlock()
 	switch { // since the request came
 	case deleted:
@@ -390,9 +389,8 @@ func (o *storeObject) Retire(ctx context.Context) {
 // Close ends the object.
 func (o *storeObject) Close() error {
 	o.mu.Lock()
-	wasEnding := o.ending
-	o.ending = true
-	if !wasEnding {
+	wasClosed := o.state == wire.StateClosed
+	if !wasClosed {
 		o.state = wire.StateClosed
 		for _, c := range o.chunks {
 			o.srv.fds.dropChunk(c)
@@ -403,7 +401,7 @@ func (o *storeObject) Close() error {
 		o.setPageLocked(nil)
 	}
 	o.mu.Unlock()
-	if wasEnding {
+	if wasClosed {
 		return nil
 	}
 	o.srv.remove(&o.object)

@@ -61,7 +61,8 @@ package store
 //	connect_other.go       the same on other systems
 //	create.go              Create, Append and OpenAppend: a Writer and its lease
 //	writer.go              Writer
-//	publish.go             publishing what a Writer's range shows
+//	publish.go             publishing what a Writer's range shows, and what ends that
+//	writerlease.go         whether a Writer has its lease still: signs of life, and asking the server
 //	writermemory.go        the supplier of a Writer's range
 //	get.go                 Get and GetAll; the connection that is kept ready for the next Get
 //	info.go                List, Stat, Link, Delete, Stats
