@@ -2,6 +2,7 @@ package shareable
 
 import (
 	"context"
+	"net"
 	"testing"
 	"time"
 
@@ -66,19 +67,46 @@ func TestAttachWaits(t *testing.T) {
 	require.Equal(t, pattern(0, 100), read(t, r.v, 100))
 }
 
+// ownerThatLeaves listens, and closes each connection once it has said so.
+func ownerThatLeaves(t *testing.T) (path string, connected <-chan struct{}) {
+	t.Helper()
+	path = socketAt(t)
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Close() })
+	connections := make(chan struct{})
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			select {
+			case connections <- struct{}{}:
+			case <-t.Context().Done():
+			}
+			_ = conn.Close()
+		}
+	}()
+	return path, connections
+}
+
 // TestAttachWaitEnds: a context that ends, and what does not pass.
 func TestAttachWaitEnds(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	s, _, _ := stage(t, Options{Token: []byte("secret")}, PublishOptions{})
-	nowhere := attachLater(ctx, t, socketAt(t), AttachOptions{Wait: true})
+	path, connected := ownerThatLeaves(t)
+	nowhere := attachLater(ctx, t, path, AttachOptions{Wait: true})
 	noName := make(chan error, 1)
 	dev := vmmtest.Device(t)
 	go func() {
 		_, err := Attach(ctx, s.Path(), "y", dev, AttachOptions{Wait: true, Token: []byte("secret")})
 		noName <- err
 	}()
-	stillWaits(t, nowhere)
+	for range firstTries + 1 { // the last one is of another try: the first has failed
+		<-connected
+	}
 	cancel()
 	r := <-nowhere
 	require.ErrorIs(t, r.err, context.Canceled)
