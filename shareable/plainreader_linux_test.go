@@ -57,7 +57,7 @@ func dial(t *testing.T, path string) *wire.Conn {
 	c, err := wire.NewConn(raw)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
-	require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(inTime)))
 	return c
 }
 
@@ -105,6 +105,7 @@ func (p *plainReader) drop(keep int) {
 // step takes one frame and gives its type.
 func (p *plainReader) step() wire.Type {
 	p.t.Helper()
+	require.NoError(p.t, p.c.SetReadDeadline(time.Now().Add(inTime)))
 	f, err := p.c.Read()
 	require.NoError(p.t, err)
 	defer f.Close() //nolint:errcheck // in a test

@@ -268,8 +268,9 @@ func TestSendIsBounded(t *testing.T) {
 	_, _, g := smallOwnerOf(t, 200, Options{})
 	type receiver struct {
 		*wire.Conn
-		t      *testing.T
 		object uint64
+		chunks chan uint64     // the last chunk of each frame
+		ended  <-chan struct{} // closed when nothing more is sent
 	}
 	ack := func(r receiver, chunk uint64) error {
 		return r.Write(wire.TypeAck, 0, 0, wire.Ack{Object: r.object, Chunk: chunk}.Append(nil))
@@ -287,11 +288,15 @@ func TestSendIsBounded(t *testing.T) {
 			return ack(r, 64)
 		}},
 		"RESYNC, all acknowledged": {works: true, each: func(r receiver, _ int) error {
-			for _, chunk := range []uint64{64, 128, 192, 200} {
-				if err := ack(r, chunk); err != nil {
+			for last := uint64(0); last < 200; {
+				select {
+				case last = <-r.chunks:
+				case <-r.ended:
+					return nil
+				}
+				if err := ack(r, last); err != nil {
 					return err
 				}
-				<-time.After(20 * time.Millisecond)
 			}
 			return resync(r)
 		}},
@@ -313,15 +318,18 @@ func TestSendIsBounded(t *testing.T) {
 			a, b := pair(t)
 			conn, err := wire.NewConn(b)
 			require.NoError(t, err)
-			r := receiver{Conn: conn, t: t}
-			ctx, cancel := context.WithTimeout(t.Context(), 20*limit)
+			ended := make(chan struct{})
+			r := receiver{Conn: conn, chunks: make(chan uint64, 1000), ended: ended}
+			ctx, cancel := context.WithTimeout(t.Context(), inTime)
 			defer cancel()
 			o := Options{AckTimeout: limit}
 			if c.works {
 				o.AckTimeout = inTime
 			}
-			sent := make(chan error, 1)
-			go func() { sent <- send(ctx, a, g, o) }()
+			go func() {
+				defer close(ended)
+				err = send(ctx, a, g, o)
+			}()
 			require.NoError(t, r.Write(wire.TypeHello, 0, 0, wire.Hello{Backend: 1}.Append(nil)))
 			for _, of := range []wire.Type{wire.TypeHello, wire.TypeObject} {
 				f, err := r.Read()
@@ -342,15 +350,20 @@ func TestSendIsBounded(t *testing.T) {
 					if err != nil {
 						return
 					}
+					if m, err := wire.DecodeChunks(f.Payload); f.Type == wire.TypeChunks && err == nil {
+						select {
+						case r.chunks <- m.Records[len(m.Records)-1].ID:
+						default: // it reads on all the same
+						}
+					}
 					_ = f.Close()
 				}
 			}()
 			<-time.After(limit / 4) // what can be sent at once is
-			done := false
-			for i := 0; !done; i++ {
+			for i, done := 0, false; !done; i++ {
 				_ = c.each(r, i)
 				select {
-				case err = <-sent:
+				case <-ended:
 					done = true
 				case <-time.After(limit / 4):
 				}

@@ -23,13 +23,20 @@ import (
 // it at a time.
 type timedDriver struct {
 	driver.Driver
-	on   bool
-	took map[string][]float64
+	on      bool
+	took    map[string][]float64
+	imports time.Time // when the first import began
+	ended   time.Time // when the last call ended
 }
 
 func (d *timedDriver) note(call string, begun time.Time) {
-	if d.on {
-		d.took[call] = append(d.took[call], float64(time.Since(begun))/1e3)
+	if !d.on {
+		return
+	}
+	d.took[call] = append(d.took[call], float64(time.Since(begun))/1e3)
+	d.ended = time.Now()
+	if call == "import" && d.imports.IsZero() {
+		d.imports = begun
 	}
 }
 
@@ -65,7 +72,7 @@ func (d *timedDriver) SetAccess(p driver.Ptr, size uint64, grants []driver.Grant
 
 // during is how long f takes, and how long the driver's calls in it, in microseconds.
 func (d *timedDriver) during(f func() time.Duration) (all, inside float64) {
-	d.on, d.took = true, map[string][]float64{}
+	d.on, d.took, d.imports = true, map[string][]float64{}, time.Time{}
 	all = float64(f()) / 1e3
 	d.on = false
 	for _, calls := range d.took {
@@ -133,16 +140,16 @@ func (v *rivals) ladderParts(rounds int) {
 	v.Logf("%s: outside of the driver's calls over inside: median %.4f of %.4f", bySteps(w.sizes), versus.Median(outside), outside)
 }
 
-// attachParts says what of attaching to a published range has passed when Attach returns, and what
-// the driver's calls take.
+// attachParts says what of attaching to a published range has passed when Attach returns, before the
+// first import and after the last call of the driver, and what these calls take.
 func (v *rivals) attachParts(path string, size uint64, rounds int) {
 	v.Helper()
 	x, d := v.withTimes()
-	var attached, all, inside []float64
+	var attached, before, after, all, inside []float64
 	for range rounds {
 		var view *shareable.View
+		begun := time.Now()
 		a, i := d.during(func() time.Duration {
-			begun := time.Now()
 			var err error
 			view, err = shareable.Attach(v.Context(), path, "x", x.dev, shareable.AttachOptions{})
 			require.NoError(v, err)
@@ -151,9 +158,11 @@ func (v *rivals) attachParts(path string, size uint64, rounds int) {
 			return time.Since(begun)
 		})
 		all, inside = append(all, a), append(inside, i)
+		before, after = append(before, float64(d.imports.Sub(begun))/1e3), append(after, a-float64(d.ended.Sub(begun))/1e3)
 		require.NoError(v, view.Close())
 	}
-	v.Logf("attach to %s: %.1f us, %.1f until Attach returns; the driver's calls %.1f: %v", mibs(size), versus.Median(all), versus.Median(attached), versus.Median(inside), d)
+	v.Logf("attach to %s: %.1f us, %.1f until Attach returns, %.1f until the first import, %.1f after the last call; the driver's calls %.1f: %v",
+		mibs(size), versus.Median(all), versus.Median(attached), versus.Median(before), versus.Median(after), versus.Median(inside), d)
 }
 
 // TestAgainstCParts names the parts of what costs more than C.
@@ -161,8 +170,10 @@ func TestAgainstCParts(t *testing.T) {
 	v := newRivals(t, device(t), "libcuda.so.1")
 	v.keptParts(200)
 	v.ladderParts(12)
-	size := min(16*gib, v.free()/6) / v.gran * v.gran
-	v.attachParts(v.elsewhere(size, 0, true), size, 60)
+	for _, each := range []uint64{0, 64 * mib} {
+		size := min(16*gib, v.free()/6) / max(each, v.gran) * max(each, v.gran)
+		v.attachParts(v.elsewhere(size, each, true), size, 60)
+	}
 }
 
 func TestAgainstCPartsOnFake(t *testing.T) {
