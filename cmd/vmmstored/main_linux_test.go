@@ -149,6 +149,7 @@ func call(t *testing.T, args ...string) (stdout, stderr string, code int) {
 }
 
 func TestExitCodes(t *testing.T) {
+	t.Setenv("XDG_RUNTIME_DIR", t.TempDir()) // where the socket is by default
 	t.Setenv(asProgram, "1") // of what is started to serve
 	none := filepath.Join(t.TempDir(), "none")
 	empty := filepath.Join(t.TempDir(), "empty")
@@ -168,7 +169,7 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"--mode=0660", "--socket=@x"}, 1, "is no file"},
 		{[]string{"--group=no such group"}, 2, "group"},
 		{[]string{"--log-format=xml"}, 2, "text or json"},
-		{[]string{"--require=cuda", "--device=host:0", "--socket=@vmm-require"}, 1, "the server has not begun"},
+		{[]string{"--require=cuda", "--device=host:0"}, 1, "the server has not begun"},
 		{[]string{"get"}, 2, "get takes 1 arguments"},
 		{[]string{"--lease-time=1s"}, 2, "lease-time"},
 		{[]string{"stats", "more"}, 2, "more"},
