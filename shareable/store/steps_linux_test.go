@@ -97,7 +97,7 @@ func everyRequest(ctx context.Context, t require.TestingT, path string, dev *vmm
 // then something is done twice.
 func TestServerDiesAtEachStep(t *testing.T) {
 	t.Setenv(returnVar, "5s")
-	for step := 1; ; step += testgate.Effort(11, 1, 1) {
+	for step := 1; ; step += testgate.Effort(23, 1, 1) {
 		path := socketAt(t)
 		k := spawn(t, "keeper", path, strconv.Itoa(step))
 		k.expect("ready")
@@ -130,7 +130,7 @@ func playRequests(p *part) {
 
 func TestServerDiesAtEachStepControl(t *testing.T) {
 	t.Setenv(forgetVar, "1")
-	for step := 45; ; step++ { // before that nothing is done that could be done twice
+	for step := 51; ; step++ { // before that nothing is done that could be done twice
 		path := socketAt(t)
 		k := spawn(t, "keeper", path, strconv.Itoa(step))
 		k.expect("ready")
