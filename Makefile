@@ -33,7 +33,7 @@ soak: ## every test, and for long those that can run for long (VMM_SOAK=1)
 
 # In short runs: thorough has the length. Not for vmmbench, which runs code whose own tests are here, and the documents.
 race: ## the quick suite under the race detector, with internal/invariants on
-	go test -vet=off -race -short -tags invariants $$(go list ./... | grep -v -e cmd/vmmbench$$ -e internal/repochecks)
+	go test -vet=off -race -short -tags invariants $$(go list ./... | grep -v -e cmd/vmmbench$$ -e benchdoc$$ -e internal/repochecks)
 
 # A loaded libcuda stays, and the leak detector does not see what Go alone
 # points to. What leaks in the driver, the tests count.

@@ -118,7 +118,7 @@ func peerChunks(c int) bool {
 // 1 to 4 peers and 1 to 100 chunks: all access is as before, also for later chunks, and
 // then the same works.
 func TestPeerFaultAtEveryCall(t *testing.T) {
-	for n := 1; n <= 4; n++ {
+	for n := 1; n <= testgate.Effort(2, 4, 4); n++ {
 		for kind, made := range subjects(t, n) {
 			t.Run(fmt.Sprintf("peers=%d/%s", n, kind), func(t *testing.T) {
 				s := made()

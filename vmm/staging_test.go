@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -203,9 +204,9 @@ func TestStagedFaults(t *testing.T) {
 		"Sleep":          func(c scene) error { return errors.Join(vmm.Sleep(vmm.SleepKeep, c.g), vmm.Wake(c.g)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, lanes := range []int{1, 3} {
+			for _, lanes := range []int{3, 1}[:testgate.Effort(1, 2, 2)] {
 				for _, warm := range []bool{false, true} {
-					for _, more := range []int{0, 1, 2} { // calls that fail after the first
+					for _, more := range []int{0, 1, 2}[:testgate.Effort(2, 3, 3)] { // calls that fail after the first
 						if onCUDA && (lanes == 1 || warm || more > 0) {
 							continue // each world makes a context, which takes a GPU long
 						}

@@ -150,7 +150,7 @@ func call(t *testing.T, args ...string) (stdout, stderr string, code int) {
 
 func TestExitCodes(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir()) // where the socket is by default
-	t.Setenv(asProgram, "1") // of what is started to serve
+	t.Setenv(asProgram, "1")                 // of what is started to serve
 	none := filepath.Join(t.TempDir(), "none")
 	empty := filepath.Join(t.TempDir(), "empty")
 	require.NoError(t, os.WriteFile(empty, []byte(" \n"), 0o600))

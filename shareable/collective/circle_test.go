@@ -17,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 )
 
 // circles has members meet, and returns what they have, by rank.
@@ -363,7 +365,7 @@ func TestShrinkPartition(t *testing.T) {
 // groups.
 func TestShrinkBrokenNetwork(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(40) {
+	for seed := range testgate.Effort[uint64](10, 40, 400) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(seed, 32))
