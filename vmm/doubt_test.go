@@ -143,6 +143,29 @@ func TestTrimMendsASleepingRange(t *testing.T) {
 	w.end()
 }
 
+// TestCloseOfWhatSleepsWithMemory: it goes back.
+func TestCloseOfWhatSleepsWithMemory(t *testing.T) {
+	w := newWorld(t, 1)
+	a, b := ranged(t, w, page), ranged(t, w, page)
+	unmaps := 0
+	w.before = func(c drivertest.Call) error {
+		if c.Name == "Unmap" {
+			unmaps++
+		}
+		if c.Name == "Unmap" && unmaps == 2 || c.Name == "Map" { // of b, and of a again
+			return errInjected
+		}
+		return nil
+	}
+	require.ErrorIs(t, vmm.Sleep(vmm.SleepDrop, a, b), errInjected)
+	w.before = nil
+	require.True(t, a.Stats().Asleep)
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
+	require.Zero(t, w.devs[0].Stats().Committed)
+	w.end()
+}
+
 // TestEnablePeersWhoseUndoFails: Stats shows the state that it leaves, and the next call mends it.
 func TestEnablePeersWhoseUndoFails(t *testing.T) {
 	w := newWorld(t, 2)

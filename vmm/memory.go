@@ -145,7 +145,7 @@ func (m *memory) free() error {
 		d.refusedMemory = append(d.refusedMemory, m)
 		return err
 	}
-	d.counters.released(m.size, m.sample)
+	d.counters.released(m)
 	d.history.Add(history.Release, 0, m.size, 0)
 	if m.created {
 		d.state.discharge(m.size)

@@ -52,7 +52,8 @@ type Range struct {
 	// Of Sleep; guarded by r.closeMu.
 	hostCopy    hostcopy.Buffer // host memory for the contents
 	copySample  *memsample.Sample
-	sleptChunks []uint64 // sizes of the chunks that come back
+	sleptChunks []uint64  // sizes of the chunks that come back
+	sleptMem    []*memory // instead, memory with the contents, after a Sleep that could not be undone
 
 	asleep bool // counted as asleep; guarded by r.mu
 }
@@ -500,6 +501,8 @@ func (g *Range) close() error {
 	if !g.countClosed() {
 		return err
 	}
+	releaseAll(g.sleptMem) //nolint:errcheck // counted as quarantined
+	g.sleptMem = nil
 	return joinErr(err, "and giving host memory back", g.hostCopy.Free())
 }
 

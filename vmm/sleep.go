@@ -29,6 +29,9 @@ const (
 // all but Wake and Close; its Cap is 0. A range that is held is ErrBusy, and one with a
 // Supplier ErrNotSupported.
 //
+// If the driver refuses first to unmap one range and then to map another again, which the error says,
+// that one sleeps with its memory and its contents; Wake brings them back.
+//
 // Memory that is registered with another library (RDMA, NCCL) does not come back before that
 // registration is taken back, and the library goes on using its pages; Watch is for that.
 //
@@ -58,7 +61,7 @@ func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).waitForWork, (*sleeper).takeHostMemory, (*sleeper).save, (*sleeper).unmapAll} {
 		for _, s := range all {
 			if err := step(s); err != nil {
-				return undoAll(err, "and mapping another range again, which now sleeps", all, (*sleeper).undo)
+				return undoAll(err, "and mapping another range again, which now sleeps with its contents", all, (*sleeper).undo)
 			}
 		}
 	}
@@ -133,7 +136,7 @@ type sleeper struct {
 }
 
 // undo undoes the steps of sleep that were done. If the memory cannot be mapped again
-// the range sleeps.
+// the range sleeps with it.
 func (s *sleeper) undo() error {
 	switch {
 	case s.retired == nil:
@@ -142,7 +145,9 @@ func (s *sleeper) undo() error {
 		s.resume()
 	default:
 		if err := s.remapAll(); err != nil {
-			s.finishSleep()
+			s.sleptChunks, s.sleptMem, s.mem = nil, s.mem, nil
+			s.showAsleep()
+			s.freeHostCopy()
 			return err
 		}
 	}
@@ -292,12 +297,17 @@ func (s *sleeper) finishSleep() {
 		// Not into the cache: the program sleeps so that others get the memory.
 		m.cacheable.Store(false)
 	}
-	defer s.releaseMemory() // when its bytes count as asleep
+	s.showAsleep()
+	s.releaseMemory() // its bytes count as asleep
+}
+
+// showAsleep has the range be asleep.
+func (s *sleeper) showAsleep() {
 	s.lenMu.Lock()
 	defer s.lenMu.Unlock()
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
-	if s.mode == SleepDrop {
+	if s.mode == SleepDrop && s.sleptMem == nil {
 		s.publishLenLocked(0)
 	}
 	c := &s.r.dev.counters
@@ -377,8 +387,13 @@ func (s *sleeper) restore() error {
 }
 
 // createMemory takes memory for chunks of the same sizes as before, cached memory
-// first.
+// first. A range that has its memory keeps that until it is awake.
 func (s *sleeper) createMemory() error {
+	for _, m := range s.sleptMem {
+		m.retain()
+		s.mem = append(s.mem, m)
+		s.capacity += m.size
+	}
 	d, p := s.r.dev, s.prop
 	from := &memsample.Source{Kind: memsample.Range, Made: s.made()}
 	for _, size := range s.sleptChunks {
@@ -411,12 +426,15 @@ func (s *sleeper) mapMemory() error {
 		if err != nil {
 			return err
 		}
-		who := r.driverGrants
-		if who[0].Access == AccessRead && (s.len.Load() > 0 || r.zeroed != zeroNone) {
+		who, zeroed := r.driverGrants, r.zeroed
+		if s.sleptMem != nil { // it has the contents
+			zeroed = zeroNone
+		}
+		if who[0].Access == AccessRead && (s.len.Load() > 0 || zeroed != zeroNone) {
 			who = slices.Clone(who)
 			who[0].Access = AccessReadWrite
 		}
-		mayStillFill, err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who, r.zeroed)
+		mayStillFill, err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, who, zeroed)
 		if mayStillFill {
 			r.watchMappedLocked(0, s.mem)
 			r.mu.Lock()
@@ -431,7 +449,9 @@ func (s *sleeper) mapMemory() error {
 func (s *sleeper) load() error {
 	r := s.r
 	n := s.len.Load()
-	if n > 0 {
+	switch {
+	case s.sleptMem != nil: // it has them
+	case n > 0:
 		o, err := r.dev.ensureOpen()
 		if err != nil {
 			return err
@@ -439,7 +459,7 @@ func (s *sleeper) load() error {
 		if err := o.copyIn(rows.Flat(r.ptr), s.hostCopy.Mem[:n]); err != nil {
 			return err
 		}
-	} else if r.zeroed == zeroNone {
+	case r.zeroed == zeroNone:
 		return nil
 	}
 	r.mappingMu.Lock()
@@ -481,6 +501,8 @@ func (s *sleeper) finishWake() {
 	s.r.mappingMu.Lock()
 	defer s.r.mappingMu.Unlock()
 	s.showAwakeLocked()
+	releaseAll(s.sleptMem) //nolint:errcheck // mapped
+	s.sleptMem = nil
 	s.r.dev.history.Add(history.Wake, uint64(s.r.ptr), s.capacity, 0)
 	s.requestGrowAhead()
 }

@@ -169,14 +169,16 @@ func (c *counters) lower(g *gauge, n uint64, then func()) {
 	then()
 }
 
-// released counts a chunk of size bytes as released by the driver.
-func (c *counters) released(size uint64, s *memsample.Sample) {
+// released counts memory as released by the driver.
+func (c *counters) released(m *memory) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.committed.now -= size
-	c.Releases++
-	c.freedBytes += size
-	s.End()
+	c.committed.now -= m.size
+	if m.created { // else it is another process's still
+		c.Releases++
+	}
+	c.freedBytes += m.size
+	m.sample.End()
 }
 
 // moment is memsample.Owner.Moment.

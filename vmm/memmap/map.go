@@ -42,7 +42,9 @@ func New(o Options) *Map {
 // Close ends what the map sends to pages, so that http.Server.Shutdown need not wait for them; see
 // http.Server.RegisterOnShutdown. WriteHTML works after Close. It returns nil.
 func (m *Map) Close() error {
-	m.close()
+	if m != nil && m.close != nil {
+		m.close()
+	}
 	return nil
 }
 

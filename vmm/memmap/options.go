@@ -32,7 +32,7 @@ type Options struct {
 	// a snapshot costs more than 1/200 of it, the page is told less often.
 	Interval time.Duration
 
-	// Samples is how many moments the growth over time has at most; 0: 2,000. Beyond that every
+	// Samples is how many moments the growth over time has at most, 16 or more; 0: 2,000. Beyond that every
 	// other one of the older half is dropped, so the whole run stays in view.
 	Samples int
 }

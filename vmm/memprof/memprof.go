@@ -35,6 +35,7 @@ func SetRate(n int64) (old int64) { return memsample.SetRate(n) }
 //	pool block     a block of a Pool, as rounded up
 //	pool free      what a Pool has and no block uses, where the pool grew
 //	cached         kept for growth; see Device.SetReleaseThreshold
+//	leaving        was cached, and goes back to the driver, or was refused by it: Stats.Quarantined
 //	host copy      host memory for the contents of a Range that sleeps
 //	pinned         host memory for staging, of Mirrors and of Pinned
 //
@@ -64,7 +65,7 @@ func Handler() http.Handler {
 		d := time.Duration(seconds) * time.Second //nolint:gosec // not above 65,535 s
 		srv, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
 		if err != nil || seconds == 0 || n != "" && srv != nil && srv.WriteTimeout > 0 && d >= srv.WriteTimeout {
-			http.Error(w, "seconds: want a whole number, below the server's WriteTimeout", http.StatusBadRequest)
+			http.Error(w, "seconds: want a whole number, up to 65,535 and below the server's WriteTimeout", http.StatusBadRequest)
 			return
 		}
 		p := Take()
@@ -108,7 +109,7 @@ func since(p *profile.Profile) (*profile.Profile, error) {
 
 var kinds = map[memsample.Kind]string{
 	memsample.Range: "range", memsample.Chunk: "chunk", memsample.Import: "import", memsample.Pool: "pool free",
-	memsample.Block: "pool block", memsample.HostCopy: "host copy", memsample.Leaving: "cached",
+	memsample.Block: "pool block", memsample.HostCopy: "host copy", memsample.Leaving: "leaving",
 }
 
 // builder makes a profile.

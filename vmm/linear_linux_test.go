@@ -1,5 +1,3 @@
-//go:build linux || darwin
-
 package vmm_test
 
 import (
@@ -11,29 +9,15 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/testing/nulldriver"
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
+	"github.com/cuvmm/cuvmm/internal/testing/versus"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
-
-// cpuTime is how long the processor runs f: what runs beside it takes none of that.
-func cpuTime(t testing.TB, f func()) time.Duration {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	now := func() time.Duration {
-		var at unix.Timespec
-		require.NoError(t, unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &at))
-		return time.Duration(at.Nano())
-	}
-	start := now()
-	f()
-	return now() - start
-}
 
 // leastTime is the least time that f takes for n pieces of work, of several and without the garbage
 // collector, which has its own mind.
@@ -75,7 +59,7 @@ func TestClipOfManyChunks(t *testing.T) {
 		require.NoError(t, g.Grow(n*chunk))
 		require.NoError(t, g.SetLen(n*chunk))
 		took := leastTime(times, func(n int) time.Duration {
-			return cpuTime(t, func() {
+			return versus.CPUTime(t, func() {
 				for range n {
 					require.NoError(t, g.Grow(1))
 					require.NoError(t, g.Clip())
@@ -138,7 +122,7 @@ func TestReadAsksAboutFewStreams(t *testing.T) {
 
 // capturing captures n fills of different memory, and returns how long that takes.
 func capturing(t testing.TB, s *vmm.Stream, p vmm.Ptr, n int) time.Duration {
-	took := cpuTime(t, func() {
+	took := versus.CPUTime(t, func() {
 		require.NoError(t, s.BeginCapture())
 		for i := range n {
 			if err := s.Fill(p+vmm.Ptr(16*i), 1, 4, 4); err != nil {
@@ -248,7 +232,7 @@ func TestManyStreamsOrder(t *testing.T) {
 	}
 	requireLinear(t, 4000, func(n int) time.Duration {
 		streams := openStreams(t, n)
-		took := cpuTime(t, func() {
+		took := versus.CPUTime(t, func() {
 			waitInTurn(t, streams)
 			syncAll(t, streams)
 		})
