@@ -111,5 +111,6 @@ func TestImportedMemoryIsNotLimited(t *testing.T) {
 	_, err = d.Create(page, vmm.Prop{})
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.NoError(t, c.Close())
+	require.Equal(t, d.Stats().Creates, d.Stats().Releases, "imported memory is in neither")
 	w.end()
 }

@@ -150,6 +150,8 @@ func TestCloseEndsEvents(t *testing.T) {
 	require.False(t, ok)
 	require.Equal(t, http.StatusServiceUnavailable, get(t, m, "/events").Code)
 	require.Equal(t, http.StatusOK, get(t, m, "/").Code)
+	require.NoError(t, (*memmap.Map)(nil).Close())
+	require.NoError(t, new(memmap.Map).Close())
 }
 
 // TestTooManyPages: beyond 64 a page is refused, and then there is room again.

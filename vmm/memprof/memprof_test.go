@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/memprof"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -105,6 +106,28 @@ func TestKinds(t *testing.T) {
 	require.NoError(t, c.Close())
 	require.NoError(t, g.Close())
 	d.SetReleaseThreshold(0)
+	require.Zero(t, physical(inUse(t)))
+}
+
+// TestRefusedRelease: cached memory that the driver does not take back is on its way there.
+func TestRefusedRelease(t *testing.T) {
+	all(t)
+	d := vmmtest.Device(t, drivertest.FailNth("Release", 1, vmm.ErrInvalid))
+	d.SetReleaseThreshold(1 << 30)
+	g, err := d.NewRange(vmm.RangeOptions{Max: 1 << 20})
+	require.NoError(t, err)
+	require.NoError(t, g.Append([]byte{1}))
+	require.NoError(t, g.Close())
+	_, err = d.Trim(0)
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	st := d.Stats()
+	require.NotZero(t, st.Quarantined)
+	require.Zero(t, st.Cached)
+	have := inUse(t)
+	require.EqualValues(t, st.Quarantined, have["leaving"])
+	require.EqualValues(t, st.Committed, physical(have))
+	_, err = d.Trim(0)
+	require.NoError(t, err)
 	require.Zero(t, physical(inUse(t)))
 }
 

@@ -42,7 +42,8 @@ const (
 // WriteTrace writes all events that the device keeps as one JSON object in the trace event format. Each
 // is an instant in the track of its stream, with its details as arguments. A range that sleeps is a
 // slice from sleep to wake or close. Three counters show by how many bytes the physical memory, what is
-// mapped, and what is in blocks of pools have changed since the first event that is kept.
+// mapped, and what is in blocks of pools, as it was asked for, have changed since the first event that
+// is kept.
 //
 // Format: "Trace Event Format", which Perfetto documents as its JSON format.
 func WriteTrace(w io.Writer, dev *vmm.Device) error {
