@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
@@ -80,7 +81,7 @@ func TestHoldNoBlock(t *testing.T) {
 func TestHoldBesideFree(t *testing.T) {
 	w := newWorld(t, 1, 64*mib)
 	p, s := w.pool(pool.Options{}), w.stream(0)
-	for i := range 500 {
+	for i := range testgate.Effort(100, 500, 5000) {
 		b := alloc(t, p, s, []uint64{256, 2 * chunk}[i%2])
 		var freed, holds atomic.Int32
 		var tasks sync.WaitGroup
