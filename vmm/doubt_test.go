@@ -143,10 +143,10 @@ func TestTrimMendsASleepingRange(t *testing.T) {
 	w.end()
 }
 
-// TestCloseOfWhatSleepsWithMemory: it goes back.
-func TestCloseOfWhatSleepsWithMemory(t *testing.T) {
-	w := newWorld(t, 1)
-	a, b := ranged(t, w, page), ranged(t, w, page)
+// sleepsWithMemory is a range that sleeps with memory and contents, and one that is awake.
+func sleepsWithMemory(t *testing.T, w *world) (a, b *vmm.Range) {
+	t.Helper()
+	a, b = ranged(t, w, page), ranged(t, w, page)
 	unmaps := 0
 	w.before = func(c drivertest.Call) error {
 		if c.Name == "Unmap" {
@@ -160,9 +160,37 @@ func TestCloseOfWhatSleepsWithMemory(t *testing.T) {
 	require.ErrorIs(t, vmm.Sleep(vmm.SleepDrop, a, b), errInjected)
 	w.before = nil
 	require.True(t, a.Stats().Asleep)
+	return a, b
+}
+
+// TestCloseOfWhatSleepsWithMemory: it goes back.
+func TestCloseOfWhatSleepsWithMemory(t *testing.T) {
+	w := newWorld(t, 1)
+	a, b := sleepsWithMemory(t, w)
 	require.NoError(t, a.Close())
 	require.NoError(t, b.Close())
 	require.Zero(t, w.devs[0].Stats().Committed)
+	w.end()
+}
+
+// TestWakeOfWhatSleepsWithMemory: it maps that memory, also after a Wake that failed and could not
+// unmap it.
+func TestWakeOfWhatSleepsWithMemory(t *testing.T) {
+	w := newWorld(t, 1)
+	a, b := sleepsWithMemory(t, w)
+	w.refuse("SetAccess", 1, errInjected)
+	w.refuse("Unmap", 1, errInjected)
+	require.ErrorIs(t, vmm.Wake(a), errInjected)
+	require.NotZero(t, w.devs[0].Stats().Quarantined)
+	creates := w.devs[0].Stats().Creates
+	require.NoError(t, vmm.Wake(a))
+	require.Equal(t, creates, w.devs[0].Stats().Creates)
+	require.Equal(t, w.contents(b), w.contents(a))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, a))
+	require.NoError(t, vmm.Wake(a))
+	require.Equal(t, w.contents(b), w.contents(a))
+	require.NoError(t, a.Close())
+	require.NoError(t, b.Close())
 	w.end()
 }
 
