@@ -137,22 +137,20 @@ type sleeper struct {
 
 // undo undoes the steps of sleep that were done. If the memory cannot be mapped again
 // the range sleeps with it.
-func (s *sleeper) undo() error {
+func (s *sleeper) undo() (err error) {
 	switch {
 	case s.retired == nil:
 		return nil
 	case len(s.mem) == 0: // nothing was unmapped that was below the capacity
 		s.resume()
 	default:
-		if err := s.remapAll(); err != nil {
+		if err = s.remapAll(); err != nil {
 			s.sleptChunks, s.sleptMem, s.mem = nil, s.mem, nil
 			s.showAsleep()
-			s.freeHostCopy()
-			return err
 		}
 	}
 	s.freeHostCopy()
-	return nil
+	return err
 }
 
 // quiesce lets nothing use the range any more and retires all of it. Then it waits for the
