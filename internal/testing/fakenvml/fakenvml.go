@@ -2,13 +2,15 @@
 package fakenvml
 
 import (
-	"os"
+	_ "embed"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 )
+
+//go:embed testdata/nvml.c
+var source string
 
 // Build builds it against NVIDIA's own header, without the functions that are named, and returns its
 // path.
@@ -22,20 +24,17 @@ func Build(t *testing.T, missing ...string) string {
 	if err != nil {
 		t.Skipf("needs the go command: %v", err)
 	}
-	_, here, _, _ := runtime.Caller(0)
-	source := filepath.Join(filepath.Dir(here), "testdata", "nvml.c")
-	if _, err := os.Stat(source); err != nil { // also so that the test cache knows of it
-		t.Fatal(err)
-	}
 	path := filepath.Join(t.TempDir(), "libnvidia-ml.so.1")
 	args := []string{
 		"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-deprecated-declarations", "-fPIC", "-shared", "-DNVML_NO_UNVERSIONED_FUNC_DEFS",
-		"-I", filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml"), "-o", path, source,
+		"-I", filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml"), "-o", path,
 	}
 	for _, symbol := range missing {
 		args = append(args, "-D"+symbol+"=absent_"+symbol)
 	}
-	if out, err := exec.CommandContext(t.Context(), cc, args...).CombinedOutput(); err != nil {
+	cmd := exec.CommandContext(t.Context(), cc, append(args, "-x", "c", "-")...)
+	cmd.Stdin = strings.NewReader(source)
+	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	return path
