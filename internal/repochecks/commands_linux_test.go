@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,16 +31,17 @@ var stay = map[string]string{
 }
 
 // instead is what is run for a command that this test is part of: make says what it would do.
+// .ci/run runs the commands of a clone as they are written.
 var instead = map[string]string{"make test": "make -n test"}
 
 // TestCommandsWork runs README.md and start.md: it saves their files and runs their
-// commands, in the order in which a reader does, word by word, in modules of the reader's own. This
-// module comes as it does when it is published: from a proxy, as version v0.1.0, and from a
-// repository, both with the files of this folder.
+// commands, in the order in which a reader does, word by word. They begin with nothing published,
+// and a repository to clone. Where the reader makes a module, this one comes as it does when it
+// is published: from a proxy, as version v0.1.0, with the files of this folder like the repository.
 func TestCommandsWork(t *testing.T) {
 	testgate.Long(t)
 	env := readersEnv(t)
-	for doc, first := range map[string]string{"README.md": "main.go", "docs/start.md": ""} {
+	for doc, first := range map[string]string{"README.md": "app/main.go", "docs/start.md": ""} {
 		t.Run(doc, func(t *testing.T) {
 			t.Parallel()
 			r := newReader(t, env)
@@ -48,9 +50,16 @@ func TestCommandsWork(t *testing.T) {
 			if first != "" {
 				steps[0].file.file = first
 			}
+			r.env = append(slices.Clone(env), "GOPROXY="+unpublished(t))
 			for _, s := range steps {
+				if slices.ContainsFunc(s.commands, needsPublished) {
+					err := r.run("go run " + module + "/cmd/vmmbench@latest")
+					require.ErrorContains(t, err, "module lookup disabled", "it is not published yet")
+					r.env = env
+				}
 				require.NoError(t, r.take(s), "%s:%d", doc, s.line)
 			}
+			require.Equal(t, len(env), len(r.env), "no step made a module")
 			require.NotZero(t, r.ran)
 			r.checkSums()
 		})
@@ -75,6 +84,9 @@ func TestCommandsThatFailAreFound(t *testing.T) {
 	require.NoError(t, r.take(step{commands: []string{"go mod init example.com/app"}}))
 	require.Error(t, r.take(step{commands: []string{"go run " + module + "/cmd/vmmstored"}}))
 }
+
+// needsPublished reports whether a command makes a module, which then requires this one.
+func needsPublished(command string) bool { return strings.HasPrefix(command, "go mod init") }
 
 // step is a file that a reader saves, or commands that are run.
 type step struct {
@@ -240,13 +252,28 @@ func readersEnv(t *testing.T) []string {
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	publish(t, repo, proxy)
-	had, err := exec.CommandContext(t.Context(), "go", "env", "GOMODCACHE", "GOPROXY").Output()
-	require.NoError(t, err)
-	cache, others, _ := strings.Cut(strings.TrimSpace(string(had)), "\n")
+	cache, others := goProxies(t)
 	return append(os.Environ(),
 		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=url.file://"+repo+".insteadOf", "GIT_CONFIG_VALUE_0="+ours,
-		"GOPROXY=file://"+proxy+",file://"+cache+"/cache/download,"+others, "GONOSUMDB=*", // see checkSums
+		"GOPROXY=file://"+proxy+","+cache+","+others, "GONOSUMDB=*", // see checkSums
 		"GOMODCACHE="+t.TempDir(), "GOFLAGS=-modcacherw -trimpath", "GOWORK=off", "XDG_RUNTIME_DIR="+t.TempDir())
+}
+
+// goProxies are this machine's module cache as a proxy, and the proxies that it asks.
+func goProxies(t *testing.T) (cache, others string) {
+	t.Helper()
+	had, err := exec.CommandContext(t.Context(), "go", "env", "GOMODCACHE", "GOPROXY").Output()
+	require.NoError(t, err)
+	cache, others, _ = strings.Cut(strings.TrimSpace(string(had)), "\n")
+	return "file://" + cache + "/cache/download", others
+}
+
+// unpublished is what a reader asks for modules while this one is not published: what this
+// machine has in its module cache, which the build of this test has filled.
+func unpublished(t *testing.T) string {
+	t.Helper()
+	cache, _ := goProxies(t)
+	return cache + ",off"
 }
 
 // publish puts the module in a folder into that of a proxy, as go's reference describes both.
