@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -11,20 +12,32 @@ import (
 // overlapChecker is an allocator whose Alloc fails if two live blocks have a byte in common.
 type overlapChecker struct {
 	pool.Allocator
-	cells map[uint64][]pool.Block // the blocks that have a byte in each cell
+	runs [][]pool.Block // the live blocks by address, in runs that are short enough to insert into
 }
 
-// overlapCell is the length of a cell of addresses. A block is in each cell that it has a byte
-// of, so two blocks that overlap meet in one.
-const overlapCell = mib
+// overlapRun is how long a run gets.
+const overlapRun = 256
 
 func checkOverlaps(a pool.Allocator) *overlapChecker {
-	return &overlapChecker{a, map[uint64][]pool.Block{}}
+	return &overlapChecker{a, nil}
 }
 
 // bounds are a block's first byte and last.
 func bounds(b pool.Block) (first, last uint64) {
 	return uint64(b.Ptr()), uint64(b.Ptr()) + b.Size() - 1
+}
+
+// place is where the first block is that ends at an address or behind it: at most in the last run,
+// then behind its end.
+func (c *overlapChecker) place(at uint64) (run, i int) {
+	behind := func(b pool.Block, at uint64) int {
+		_, last := bounds(b)
+		return cmp.Compare(last, at)
+	}
+	run, _ = slices.BinarySearchFunc(c.runs, at, func(r []pool.Block, at uint64) int { return behind(r[len(r)-1], at) })
+	run = min(run, len(c.runs)-1)
+	i, _ = slices.BinarySearchFunc(c.runs[run], at, behind)
+	return run, i
 }
 
 func (c *overlapChecker) Alloc(s *vmm.Stream, n uint64) (pool.Block, error) {
@@ -36,23 +49,34 @@ func (c *overlapChecker) Alloc(s *vmm.Stream, n uint64) (pool.Block, error) {
 	if first == 0 || last < first {
 		return b, fmt.Errorf("a block of %d bytes is at %#x", n, first)
 	}
-	for cell := first / overlapCell; cell <= last/overlapCell; cell++ {
-		for _, other := range c.cells[cell] {
-			if from, to := bounds(other); first <= to && from <= last {
-				return b, fmt.Errorf("block [%#x, %#x) overlaps block [%#x, %#x)", first, last+1, from, to+1)
-			}
+	if len(c.runs) == 0 {
+		c.runs = [][]pool.Block{{b}}
+		return b, nil
+	}
+	run, i := c.place(first)
+	if i < len(c.runs[run]) {
+		// Those after it begin behind its end.
+		if from, to := bounds(c.runs[run][i]); from <= last {
+			return b, fmt.Errorf("block [%#x, %#x) overlaps block [%#x, %#x)", first, last+1, from, to+1)
 		}
-		c.cells[cell] = append(c.cells[cell], b)
+	}
+	c.runs[run] = slices.Insert(c.runs[run], i, b)
+	if r := c.runs[run]; len(r) > overlapRun {
+		half := len(r) / 2
+		c.runs = slices.Insert(c.runs, run+1, slices.Clone(r[half:]))
+		c.runs[run] = r[:half]
 	}
 	return b, nil
 }
 
 func (c *overlapChecker) Free(s *vmm.Stream, b pool.Block) error {
-	first, last := bounds(b)
-	for cell := first / overlapCell; cell <= last/overlapCell; cell++ {
-		c.cells[cell] = slices.DeleteFunc(c.cells[cell], func(other pool.Block) bool { return other == b })
-		if len(c.cells[cell]) == 0 {
-			delete(c.cells, cell)
+	if first, _ := bounds(b); len(c.runs) > 0 {
+		run, i := c.place(first)
+		if r := c.runs[run]; i < len(r) && r[i] == b {
+			c.runs[run] = slices.Delete(r, i, i+1)
+			if len(c.runs[run]) == 0 {
+				c.runs = slices.Delete(c.runs, run, run+1)
+			}
 		}
 	}
 	return c.Allocator.Free(s, b)
