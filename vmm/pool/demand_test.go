@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -10,7 +11,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -59,7 +59,7 @@ func (d *demand) fail(format string, args ...any) {
 	d.failed.CompareAndSwap(nil, &text)
 }
 
-// use is the work of one goroutine until the barrier.
+// user is the work of one goroutine until the barrier.
 type user struct {
 	*demand
 	rnd     *rand.Rand
@@ -249,7 +249,7 @@ func (d *demand) fits(n uint64) bool {
 // model decides what an Alloc returns. It returns what was wrong first.
 func runDemand(t *testing.T, d *demand, goroutines int, until func() bool) (wrong string, rounds int) {
 	t.Helper()
-	seed := uint64(time.Now().UnixNano())
+	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	var users []*user
 	shared, err := d.dev.NewStream()
@@ -357,15 +357,16 @@ func (d *demand) decide(u *user, s *vmm.Stream, n uint64) (b pool.Block, ok bool
 	return b, err == nil
 }
 
-// seconds is how long a test runs: the variable if it is set.
-func seconds(t *testing.T, variable string, otherwise int) time.Duration {
+// demandRounds is how many rounds TestDemand makes.
+func demandRounds(t *testing.T) int {
 	t.Helper()
-	if v := os.Getenv(variable); v != "" {
-		n, err := strconv.Atoi(v)
+	rounds := testgate.Effort(2, 24, 240)
+	if v := os.Getenv("VMM_DEMAND_ROUNDS"); v != "" {
+		var err error
+		rounds, err = strconv.Atoi(v)
 		require.NoError(t, err)
-		otherwise = n
 	}
-	return time.Duration(otherwise) * time.Second
+	return rounds
 }
 
 func newDemand(t *testing.T, reuse pool.Reuse) *demand {
@@ -394,7 +395,7 @@ func (d *demand) end(t *testing.T) {
 
 // TestDemand: as long as what is needed at once, rounded up, is below Max, no Alloc fails, with
 // other calls that trim and synchronise; with ReuseInternalDependencies off, one may while streams
-// have work, and none at a barrier. VMM_DEMAND_SECONDS is how long it takes in all.
+// have work, and none at a barrier. VMM_DEMAND_ROUNDS is how many rounds it makes with each reuse.
 func TestDemand(t *testing.T) {
 	all := []pool.Reuse{
 		pool.ReuseAll, pool.ReuseAll &^ pool.ReuseFollowEvents, pool.ReuseAll &^ pool.ReuseOpportunistic,
@@ -403,10 +404,9 @@ func TestDemand(t *testing.T) {
 	for _, reuse := range all {
 		t.Run(fmt.Sprintf("reuse %d", reuse), func(t *testing.T) {
 			d := newDemand(t, reuse)
-			end := time.Now().Add(seconds(t, "VMM_DEMAND_SECONDS", testgate.Effort(2, 6, 60)) / time.Duration(len(all)))
-			wrong, rounds := runDemand(t, d, 6, func() bool { return time.Now().After(end) })
+			left := demandRounds(t)
+			wrong, rounds := runDemand(t, d, 6, func() bool { left--; return left < 0 })
 			require.Empty(t, wrong)
-			require.NotZero(t, rounds)
 			st := statsOf(t, d.p)
 			t.Logf("%d rounds, %d allocations, %d waits, %d bytes moved, %d created", rounds, st.Allocs, st.Waits, st.Remapped, st.Created)
 			d.end(t)
@@ -420,8 +420,9 @@ func TestDemandControls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDemand(t, pool.ReuseAll)
 			off(d.p)
-			end := time.Now().Add(waitMost)
-			wrong, rounds := runDemand(t, d, 6, func() bool { return time.Now().After(end) })
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			wrong, rounds := runDemand(t, d, 6, func() bool { return ctx.Err() != nil })
 			t.Logf("after %d rounds: %s", rounds, wrong)
 			require.NotEmpty(t, wrong)
 			d.end(t)

@@ -27,7 +27,7 @@ const (
 
 // How long tests wait for what another goroutine does, and how often they look.
 const (
-	waitMost = time.Minute
+	patience = time.Minute
 	waitStep = 100 * time.Microsecond
 )
 

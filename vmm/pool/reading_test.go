@@ -52,7 +52,7 @@ func TestCloseInAFunctionOfOnSync(t *testing.T) {
 	s := w.stream(0)
 	done := make(chan error, 1)
 	go func() { done <- s.Sync() }()
-	require.Eventually(t, func() bool { return len(done) == 1 }, waitMost, waitStep, "Close waits for the Sync that has called it")
+	require.Eventually(t, func() bool { return len(done) == 1 }, patience, waitStep, "Close waits for the Sync that has called it")
 	require.NoError(t, <-done)
 	stop()
 	closeAll(t, s, p)

@@ -207,7 +207,7 @@ func TestOpportunisticWithLaterWork(t *testing.T) {
 		f, err := r.to.Fence()
 		require.NoError(t, err)
 		f.Free()
-		require.Eventually(t, func() bool { return r.gets(r.to) }, waitMost, waitStep)
+		require.Eventually(t, func() bool { return r.gets(r.to) }, patience, waitStep)
 		open()
 	})
 }
