@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
@@ -137,7 +138,7 @@ func work(t *testing.T, w *world, p *pool.Pool, seed int) {
 			t.Error(err)
 		}
 	}
-	for i := range 400 {
+	for i := range testgate.Effort(100, 400, 400) {
 		if i%50 == 0 {
 			if s != nil && !check(s.Close()) {
 				return

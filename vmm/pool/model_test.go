@@ -3,7 +3,6 @@ package pool_test
 import (
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -25,8 +24,8 @@ func TestModel(t *testing.T) {
 
 // TestLongModel runs it by random numbers, for longer: for minutes in a soak.
 func TestLongModel(t *testing.T) {
-	seeds, steps := testgate.Effort(2, 6, 300), testgate.Effort(400, 400, 3000)
-	first := uint64(time.Now().UnixNano())
+	seeds, steps := testgate.Effort(1, 6, 300), testgate.Effort(250, 400, 3000)
+	first := rand.Uint64()
 	for i := range seeds {
 		seed := first + uint64(i)
 		t.Logf("seed %d", seed)
@@ -41,8 +40,8 @@ func TestLongModel(t *testing.T) {
 
 // TestRandomFaults: of the driver's calls some fail, and nothing is lost.
 func TestRandomFaults(t *testing.T) {
-	seeds, steps := testgate.Effort(4, 12, 1000), testgate.Effort(250, 250, 1000)
-	first := uint64(time.Now().UnixNano())
+	seeds, steps := testgate.Effort(2, 12, 1000), testgate.Effort(250, 250, 1000)
+	first := rand.Uint64()
 	for i := range seeds {
 		seed := first + uint64(i)
 		t.Logf("seed %d", seed)

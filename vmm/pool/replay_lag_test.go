@@ -227,7 +227,7 @@ func shorten(t *trace.Trace, n int) {
 // those of TestReplay.
 func TestReplayLagging(t *testing.T) {
 	dev, peak := lagCard(t)
-	ops := testgate.Effort(3000, 30_000, 100_000)
+	ops := testgate.Effort(2000, 30_000, 100_000)
 	if onCUDA {
 		ops = 100_000
 	}

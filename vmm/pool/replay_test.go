@@ -97,6 +97,16 @@ func seeds() int {
 	return 1
 }
 
+// generated is a trace; in the quick suite the first part of it.
+func generated(g trace.Generator, seed, peak uint64) *trace.Trace {
+	tr := g.Make(seed, peak)
+	if part := len(tr.Ops) / testgate.Effort(8, 1, 1); !onCUDA && part < len(tr.Ops) {
+		shorten(tr, part)
+		tr.Scale(peak)
+	}
+	return tr
+}
+
 // atMost is what a pool may reserve for each byte that is live, at the peaks.
 var atMost = map[string]float64{"training": 1.10, "serving": 1.15, "adversarial": 1.5, "recorded": 1.15}
 
@@ -163,7 +173,7 @@ func TestReplay(t *testing.T) {
 			defer out.Log(t)
 			var ours *replayed
 			for _, c := range contenders() {
-				all, ok := replayAll(t, dev, c, seeds(), func(i int) *trace.Trace { return g.Make(uint64(i), total/10*6) })
+				all, ok := replayAll(t, dev, c, seeds(), func(i int) *trace.Trace { return generated(g, uint64(i), total/10*6) })
 				if !ok {
 					out.Add("%s\t%s\tnot supported here", g.Name, c.name)
 					continue
@@ -269,7 +279,7 @@ func TestReplayGivenUp(t *testing.T) {
 func TestReplayCountsFailures(t *testing.T) {
 	dev, err := vmm.OpenDriver(nulldriver.NewSized(1<<30), 0)
 	require.NoError(t, err)
-	tr := trace.Generators[0].Make(1, 3<<29)
+	tr := generated(trace.Generators[0], 1, 3<<29)
 	a, streams, end := contenders()[0].opened(t, dev, tr.Streams)
 	r, err := tr.Replay(t.Context(), checkOverlaps(a), streams, nil)
 	require.NoError(t, err)
