@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 	"math"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -30,6 +31,9 @@ type Builtins struct {
 //go:embed device/builtin.ptx
 var builtinPTX []byte
 
+// builtinParams is ptxParams of it, which takes milliseconds.
+var builtinParams = sync.OnceValue(func() map[string][]vmm.Param { return ptxParams(builtinPTX) })
+
 const (
 	builtinThreads = 256
 	maxBlocks      = 4096 // partial results of a reduction
@@ -44,7 +48,7 @@ const (
 // LoadBuiltins loads the kernels on the device. On a GPU of compute capability below 7.5
 // it returns vmm.ErrNotSupported. The caller must Close it.
 func LoadBuiltins(dev *vmm.Device) (*Builtins, error) {
-	mod, err := Load(dev, Code{Image: builtinPTX, Host: hostBuiltins()})
+	mod, err := load(dev, Code{Image: builtinPTX, Host: hostBuiltins()}, func([]byte) map[string][]vmm.Param { return builtinParams() })
 	if err != nil {
 		return nil, err
 	}

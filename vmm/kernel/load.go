@@ -42,7 +42,10 @@ type Module struct {
 // vmm.ErrNotSupported, and so does code without Host on a host device, and CUDA source where
 // there is no libnvrtc; code with mistakes returns vmm.ErrInvalid with the compiler's text.
 // The caller must Close the Module.
-func Load(dev *vmm.Device, c Code) (*Module, error) {
+func Load(dev *vmm.Device, c Code) (*Module, error) { return load(dev, c, ptxParams) }
+
+// load is Load with a function that knows the parameters of the image's kernels.
+func load(dev *vmm.Device, c Code, params func(image []byte) map[string][]vmm.Param) (*Module, error) {
 	m := &Module{}
 	if c.Image != nil && c.CUDA != "" {
 		return nil, fmt.Errorf("load module: %w: both Image and CUDA", vmm.ErrInvalid)
@@ -69,7 +72,7 @@ func Load(dev *vmm.Device, c Code) (*Module, error) {
 		return nil, err
 	}
 	m.log += log
-	m.ptx = ptxParams(c.Image)
+	m.ptx = params(c.Image)
 	return m, nil
 }
 
