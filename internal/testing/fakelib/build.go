@@ -114,6 +114,21 @@ func (s Source) root(tb testing.TB) string {
 // it once.
 func (s Source) compile(tb testing.TB, cc, root string, more []string, flags ...string) string {
 	tb.Helper()
+	once := fmt.Sprint(s, cc, root, more, flags)
+	if path, ok := compiled.Load(once); ok {
+		return path.(string) //nolint:forcetypeassert // nothing else is stored
+	}
+	path := s.compileAnew(tb, cc, root, more, flags)
+	compiled.Store(once, path)
+	return path
+}
+
+// compiled is the path of what this process has asked for before, by what it is made of.
+var compiled sync.Map
+
+// compileAnew is compile without what it knows from before.
+func (s Source) compileAnew(tb testing.TB, cc, root string, more, flags []string) string {
+	tb.Helper()
 	args := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread"}, flags...)
 	sum := sha256.New()
 	hash := func(file string) {
