@@ -174,8 +174,9 @@ static CUresult fill(CUdeviceptr dst, const void *pattern, size_t width, size_t 
 	for (size_t done = 0, rest; run && done < n * width; done += rest) {
 		unsigned char *to = bytes_at(dst + done, &rest);
 		rest = least(rest, n * width - done);
-		for (size_t i = 0; i < rest; i += width)
-			memcpy(to + i, pattern, width);
+		memcpy(to, pattern, width);
+		for (size_t have = width; have < rest; have *= 2)
+			memcpy(to + have, to, least(have, rest - have));
 	}
 	return CUDA_SUCCESS;
 }
