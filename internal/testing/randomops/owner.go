@@ -35,9 +35,7 @@ func (r *run) newOwner(i int) *owner {
 		o.peer = r.devs[(i+1)%len(r.devs)]
 	}
 	o.noise = make([]byte, 3*r.Granule)
-	for i := range o.noise {
-		o.noise[i] = byte(o.random.Uint32())
-	}
+	_, _ = rand.NewChaCha8([32]byte{byte(i), byte(r.Seed)}).Read(o.noise) // never fails
 	o.until("make a stream", func() (err error) {
 		o.s, err = o.d.NewStream()
 		return err
@@ -61,7 +59,9 @@ func (o *owner) failed(doing string, err error, also ...error) bool {
 // insist repeats a call on the range until it works.
 func (o *owner) insist(doing string, call func() error) {
 	var last error
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); runtime.Gosched() {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for ; ctx.Err() == nil; runtime.Gosched() {
 		if last = call(); !o.failed(doing, last) {
 			return
 		}

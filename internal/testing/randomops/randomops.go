@@ -46,6 +46,9 @@ type Options struct {
 // owners is how many ranges there are.
 const owners = 6
 
+// patience is how long a call that must work may be refused, and a goroutine take to end.
+const patience = time.Minute
+
 // run is one run of the program.
 type run struct {
 	Options
@@ -113,7 +116,9 @@ func (r *run) refused(doing string, err error, also ...error) bool {
 // until repeats a call until it works.
 func (r *run) until(doing string, call func() error, also ...error) {
 	var last error
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); runtime.Gosched() {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for ; ctx.Err() == nil; runtime.Gosched() {
 		if last = call(); !r.refused(doing, last, also...) {
 			return
 		}
@@ -201,7 +206,7 @@ func (r *run) phase(d time.Duration, failing bool) {
 	defer slow.Stop()
 	select {
 	case <-done:
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		text := make([]byte, 1<<20)
 		r.t.Fatalf("a goroutine does not end\n%s", text[:runtime.Stack(text, true)])
 	}
@@ -299,7 +304,7 @@ func (r *run) guestReads(d *vmm.Device, g *vmm.Range, random *rand.Rand) {
 	// The owner may shrink, put to sleep or close the range meanwhile.
 	err := d.CopyOut(make([]byte, 1+random.IntN(100)), g.Ptr())
 	r.refused("a guest's read", err, vmm.ErrBounds, vmm.ErrClosed, vmm.ErrAsleep, vmm.ErrBusy, vmm.ErrPermission)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for ctx.Err() == nil { // a range that sleeps keeps its grants
 		err := g.Revoke(d)
