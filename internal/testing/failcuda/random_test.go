@@ -5,6 +5,7 @@ package failcuda_test
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"strconv"
 	"sync/atomic"
@@ -65,7 +66,7 @@ func length(t *testing.T) time.Duration {
 	if n := number(t, "VMM_FAIL_SECONDS", 0); n > 0 {
 		return time.Duration(n) * time.Second
 	}
-	return testgate.Effort(300*time.Millisecond, 2*time.Second, 30*time.Second)
+	return testgate.Effort(100*time.Millisecond, 2*time.Second, 30*time.Second)
 }
 
 // forgetful is a driver whose devices skip a copy now and then.
@@ -105,7 +106,7 @@ func TestWrongBytesAreFound(t *testing.T) {
 }
 
 func randomFailures(t *testing.T, real string, rate uint32) {
-	seed := number(t, "VMM_FAIL_SEED", uint64(time.Now().UnixNano()))
+	seed := number(t, "VMM_FAIL_SEED", rand.Uint64())
 	t.Logf("VMM_FAIL_SEED=%d", seed)
 	fail := failcuda.New(t, failcuda.Options{Real: real, Seed: seed})
 	drv, err := cuda.Load(fail.Path)
