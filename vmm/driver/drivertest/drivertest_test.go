@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
@@ -55,8 +56,10 @@ func docTables(results []drivertest.Result) string {
 // docTail is where the hand-written part begins.
 const docTail = "\n## What users of other libraries complain about\n"
 
+// openHost opens what the document is about; in the quick suite with the smallest granules, of which
+// the kernel clears less.
 func openHost(testing.TB) driver.Driver {
-	return host.New(host.Config{Devices: 3, Memory: 1 << 30, NoPeer: [][2]int{{1, 2}}})
+	return host.New(host.Config{Devices: 3, Memory: 1 << 30, NoPeer: [][2]int{{1, 2}}, Granularity: testgate.Effort[uint64](4096, 0, 0)})
 }
 
 func TestConformance(t *testing.T) {
@@ -96,6 +99,7 @@ func TestConformance(t *testing.T) {
 // TestConformanceOfSmallChunks runs the suites on chunks of a page, which the host
 // driver allocates in another way.
 func TestConformanceOfSmallChunks(t *testing.T) {
+	testgate.Long(t) // in the quick suite TestConformance is this
 	open := func(testing.TB) driver.Driver {
 		return host.New(host.Config{Devices: 3, Memory: 1 << 30, NoPeer: [][2]int{{1, 2}}, Granularity: 4096})
 	}

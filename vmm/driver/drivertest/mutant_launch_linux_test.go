@@ -102,7 +102,7 @@ func (d *launchesLate) SyncStream(s driver.Stream) error {
 type usesMore struct{ full }
 
 func (d *usesMore) Launch(f driver.Function, l *driver.Launch, s driver.Stream) error {
-	const granule = 2 << 20
+	const granule = mutantGranule
 	more := *l
 	more.Memory = append(more.Memory, driver.Span{Addr: l.Memory[0].Addr + 3*granule, Size: 4, Access: driver.AccessRead})
 	return d.full.Launch(f, &more, s)
