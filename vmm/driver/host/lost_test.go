@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -18,7 +19,7 @@ import (
 func TestStormOfCopiesAndUnmaps(t *testing.T) {
 	const size, copiers = 4 * mib, 3
 	lost := 0
-	for round := range 24 {
+	for round := range testgate.Effort(9, 24, 24) {
 		d := New(Config{Devices: 2, Memory: 64 * mib})
 		p := chunk(t, d, size)
 		require.NoError(t, d.SetAccess(p, size, grant(1, driver.AccessReadWrite)))
@@ -251,7 +252,7 @@ func TestNothingDrifts(t *testing.T) {
 	}
 	cycle()
 	before, reservedBefore, mappingsBefore := holds(t), process.reserved, process.mappings
-	for range 50 {
+	for range testgate.Effort(10, 50, 50) {
 		cycle()
 	}
 	require.Equal(t, before, holds(t))

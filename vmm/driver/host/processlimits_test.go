@@ -38,6 +38,7 @@ func sieve(t *testing.T, d *Driver, pages int) (n int, undo func()) {
 // Driver and the rest with another, then the same beside an application that
 // maps things of its own. With a count for each, Go would die of a failed mmap.
 func TestDriversShareTheMappings(t *testing.T) {
+	testgate.Long(t)
 	if !testgate.InChild(t) {
 		return
 	}
