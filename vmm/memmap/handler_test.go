@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -170,19 +171,21 @@ func TestTooManyPages(t *testing.T) {
 
 // TestPace: a snapshot that costs much is taken less often; one that was slow once is not.
 func TestPace(t *testing.T) {
-	var wait time.Duration
-	m := memmap.New(memmap.Options{Devices: []*vmm.Device{device(t)}, Sharers: func() []memmap.Sharer {
-		<-time.After(wait)
-		return nil
-	}})
-	pause := func(cost time.Duration) time.Duration {
-		wait = cost
-		m.Snapshot()
-		return time.Until(m.Due())
-	}
-	require.LessOrEqual(t, pause(50*time.Millisecond), time.Second, "once")
-	require.Greater(t, pause(50*time.Millisecond), 5*time.Second, "each time")
-	require.Less(t, pause(0), time.Second)
+	synctest.Test(t, func(t *testing.T) {
+		var wait time.Duration
+		m := memmap.New(memmap.Options{Devices: []*vmm.Device{device(t)}, Sharers: func() []memmap.Sharer {
+			<-time.After(wait)
+			return nil
+		}})
+		pause := func(cost time.Duration) time.Duration {
+			wait = cost
+			m.Snapshot()
+			return time.Until(m.Due())
+		}
+		require.LessOrEqual(t, pause(50*time.Millisecond), time.Second, "once")
+		require.Greater(t, pause(50*time.Millisecond), 5*time.Second, "each time")
+		require.Less(t, pause(0), time.Second)
+	})
 }
 
 const hostile = `</script><script>alert(1)</script><img src=x onerror=alert(1)>`

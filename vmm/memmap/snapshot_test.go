@@ -1,10 +1,10 @@
 package memmap_test
 
 import (
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -109,41 +109,41 @@ func TestSamples(t *testing.T) {
 
 // TestEarlier: what the history tells of the time before the first sample.
 func TestEarlier(t *testing.T) {
-	d := device(t)
-	before := func(o memmap.Options) memmap.Earlier {
-		o.Devices = []*vmm.Device{d}
-		return memmap.New(o).Snapshot().Devices[0].Earlier
-	}
-	require.Equal(t, memmap.Earlier{Time: []int64{}, Committed: []uint64{}}, before(memmap.Options{}), "no history is kept")
-	d.SetHistory(vmm.HistoryOptions{Events: 1000})
-	g := rangeOf(t, d, 2*mib, 0)
-	// next has the next change come in another millisecond.
-	next := func() {
-		for last := time.Now().UnixMilli(); time.Now().UnixMilli() == last; {
-			runtime.Gosched()
+	synctest.Test(t, func(t *testing.T) {
+		d := device(t)
+		before := func(o memmap.Options) memmap.Earlier {
+			o.Devices = []*vmm.Device{d}
+			return memmap.New(o).Snapshot().Devices[0].Earlier
 		}
-	}
-	next()
-	require.NoError(t, g.Grow(6*mib))
-	next()
-	require.NoError(t, g.SetLen(3*mib))
-	require.NoError(t, g.Clip())
-	next()
-	m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
-	e := m.Snapshot().Devices[0].Earlier
-	require.Equal(t, d.Stats().Committed, e.Committed[len(e.Committed)-1])
-	require.Len(t, e.Time, len(e.Committed))
-	require.Contains(t, e.Committed, uint64(6*mib))
-	require.True(t, slices.IsSorted(e.Time))
-	require.LessOrEqual(t, e.Time[len(e.Time)-1], m.Snapshot().Devices[0].Samples.Time[0])
-	require.NoError(t, g.Grow(20*mib))
-	require.Equal(t, e, m.Snapshot().Devices[0].Earlier, "it is read once")
-	for range 100 {
+		require.Equal(t, memmap.Earlier{Time: []int64{}, Committed: []uint64{}}, before(memmap.Options{}), "no history is kept")
+		d.SetHistory(vmm.HistoryOptions{Events: 1000})
+		g := rangeOf(t, d, 2*mib, 0)
+		// next has the next change come in another millisecond.
+		next := func() {
+			time.Sleep(time.Millisecond)
+		}
+		next()
+		require.NoError(t, g.Grow(6*mib))
+		next()
+		require.NoError(t, g.SetLen(3*mib))
 		require.NoError(t, g.Clip())
 		next()
+		m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
+		e := m.Snapshot().Devices[0].Earlier
+		require.Equal(t, d.Stats().Committed, e.Committed[len(e.Committed)-1])
+		require.Len(t, e.Time, len(e.Committed))
+		require.Contains(t, e.Committed, uint64(6*mib))
+		require.True(t, slices.IsSorted(e.Time))
+		require.LessOrEqual(t, e.Time[len(e.Time)-1], m.Snapshot().Devices[0].Samples.Time[0])
 		require.NoError(t, g.Grow(20*mib))
-	}
-	require.LessOrEqual(t, len(before(memmap.Options{Samples: 16}).Time), 16)
+		require.Equal(t, e, m.Snapshot().Devices[0].Earlier, "it is read once")
+		for range 100 {
+			require.NoError(t, g.Clip())
+			next()
+			require.NoError(t, g.Grow(20*mib))
+		}
+		require.LessOrEqual(t, len(before(memmap.Options{Samples: 16}).Time), 16)
+	})
 }
 
 // TestRecord: samples are taken while no page looks, until Close.
