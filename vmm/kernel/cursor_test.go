@@ -143,7 +143,9 @@ func TestCursor(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, (1<<20+2)/3, got)
 	for i, x := range sorted(contents(t, w)) {
-		require.EqualValues(t, 3*i, x)
+		if x != uint32(3*i) {
+			require.EqualValues(t, 3*i, x)
+		}
 	}
 	require.Zero(t, c.Unfinished())
 	got, err = c.Resume(s, func(uint64) error { return errors.New("there is nothing to resume") })
@@ -183,7 +185,9 @@ func TestCursorFull(t *testing.T) {
 	require.EqualValues(t, n*by, got+rest)
 	slices.Sort(first)
 	for i, x := range first {
-		require.EqualValues(t, i/by, x, "each item once")
+		if x != uint32(i/by) {
+			require.EqualValues(t, i/by, x, "each item once")
+		}
 	}
 }
 
@@ -293,9 +297,8 @@ func TestCursorTakesWhatIsFree(t *testing.T) {
 	require.Zero(t, asked)
 	require.Equal(t, before, v.Cap(), "what was not used is given back")
 	require.Positive(t, dev.Stats().GrowAheadFailures, "it wanted more than was free")
-	for v.Range().Stats().Retiring > 0 { // the device's goroutine does it
-		time.Sleep(time.Millisecond) //nolint:forbidigo // the test of a GPU has no bubble
-	}
+	// The device's goroutine does it.
+	require.Eventually(t, func() bool { return v.Range().Stats().Retiring == 0 }, time.Minute, time.Millisecond)
 	dev.SetLimit(0)
 	add(large/1024, 1024)
 	add(large/1024, 1024)
@@ -312,7 +315,7 @@ func TestCursorTakesWhatIsFree(t *testing.T) {
 // memory.
 func TestCursorModel(t *testing.T) {
 	const n = 500
-	dev, err := vmm.OpenDriver(host.New(host.Config{Memory: 8 << 20, Granularity: 64 << 10}), 0)
+	dev, err := vmm.OpenDriver(host.New(host.Config{Memory: testgate.Effort[uint64](4, 8, 8) << 20, Granularity: 64 << 10}), 0)
 	ends(t, dev, err)
 	count := func(item, round uint64) uint64 { return item * round % 97 }
 	m, err := kernel.Load(dev, kernel.Code{Host: kernel.Host{"several": func(c *kernel.DeviceCursor, round uint64) {
@@ -352,7 +355,9 @@ func TestCursorModel(t *testing.T) {
 			}
 		}
 		for _, x := range contents(t, v)[before:] {
-			require.True(t, want[x], "twice, or of no item")
+			if !want[x] {
+				require.True(t, want[x], "twice, or of no item")
+			}
 			delete(want, x)
 		}
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/internal/testing/versus"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/kernel"
@@ -55,6 +56,7 @@ func filled[T any](t *testing.T, dev *vmm.Device, n uint64) *growable.Vector[T] 
 // TestKernelRates compares what the built-in kernels move, bytes read plus bytes written,
 // with a copy on the device in the same run.
 func TestKernelRates(t *testing.T) {
+	testgate.Long(t)
 	dev := open(t)
 	b, s := builtins(t, dev), stream(t, dev)
 	n := scaled(16<<30) / 4
@@ -148,6 +150,7 @@ func TestKernelRates(t *testing.T) {
 // TestDeviceAppendsThatGrow: kernels append 8 GiB to a vector that begins with 2 MiB, and
 // to one that had grown before.
 func TestDeviceAppendsThatGrow(t *testing.T) {
+	testgate.Long(t)
 	dev := open(t)
 	b, s := builtins(t, dev), stream(t, dev)
 	batch := scaled(1<<30) / 4

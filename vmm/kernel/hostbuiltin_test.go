@@ -209,7 +209,9 @@ func appended[T kernel.Number](r raw, what string, want []T, tiles uint64, launc
 			require.GreaterOrEqual(t, now, length, what)
 			length = now
 			for _, x := range contents(t, out)[length:] {
-				require.Equal(t, T(poison), x, "%s: nothing is written beyond %d", what, length)
+				if x != T(poison) { // require takes long even for what is right
+					require.Equal(t, T(poison), x, "%s: nothing is written beyond %d", what, length)
+				}
 			}
 			if fit {
 				break
