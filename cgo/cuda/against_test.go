@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/cgo/internal/cloop"
 	"github.com/cuvmm/cuvmm/internal/testing/fakecuda"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -286,7 +287,8 @@ func TestAgainstC(t *testing.T) {
 // nothing behind.
 func TestAgainstCOnFake(t *testing.T) {
 	v, _ := rivalsOnFake(t)
-	t.Log("\n" + table(v.compete(20, v.mapping()), v.compete(20, v.cold()), v.compete(8, v.doubling()), v.compete(8, v.moving())))
+	most, few := testgate.Effort(5, 20, 20), testgate.Effort(2, 8, 8)
+	t.Log("\n" + table(v.compete(most, v.mapping()), v.compete(most, v.cold()), v.compete(few, v.doubling()), v.compete(few, v.moving())))
 }
 
 // A comparison is fair if both sides make the same calls.
