@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -229,18 +228,13 @@ func TestRowsQueuedBeforeAFailureAreWaitedFor(t *testing.T) {
 		}
 		return third(c)
 	}
-	written := make(chan error, 1)
-	go func() {
+	written := parked(func() error {
 		_, err := g.WriteRowsAt(bytes.Repeat([]byte{secret}, 40), 0, 10, 16)
-		written <- err
-	}()
-	select {
-	case err := <-written:
-		t.Fatal("two rows are still to be copied", err)
-	case <-time.After(20 * time.Millisecond):
-	}
+		return err
+	})
+	require.Contains(t, stacks(), "vmm_test.runParked(", "two rows are still to be copied")
 	open()
-	require.ErrorIs(t, <-written, errInjected)
+	require.ErrorIs(t, written(), errInjected)
 	got := make([]byte, len(want))
 	_, err := g.ReadAt(got, 0)
 	require.NoError(t, err)

@@ -380,11 +380,11 @@ func TestAFillThatRunsInRetiredMemory(t *testing.T) {
 	done()
 	open := gatedFill(t, w)
 	require.ErrorIs(t, g.Grow(2*page), driver.ErrInvalid)
-	swept := make(chan error, 1)
-	go func() { swept <- vmm.Drain(d) }()
-	require.Never(t, func() bool { return g.Stats().Retiring == 0 }, 50*time.Millisecond, time.Millisecond)
+	swept := parked(func() error { return vmm.Drain(d) })
+	require.Contains(t, stacks(), "vmm_test.runParked(", "the fill still runs")
+	require.NotZero(t, g.Stats().Retiring)
 	open()
-	require.NoError(t, <-swept)
+	require.NoError(t, swept())
 	require.NoError(t, d.Sync(), "the device is well")
 	vmm.SetNoWorker(d, false)
 	require.NoError(t, s.Close())
@@ -403,16 +403,9 @@ func TestAFillThatRunsBesideAnAppend(t *testing.T) {
 	open := gatedFill(t, w)
 	require.ErrorIs(t, g.Append(make([]byte, page)), driver.ErrInvalid)
 	b := bytes.Repeat([]byte{secret}, page)
-	appended := make(chan error, 1)
-	go func() { appended <- g.AppendOn(s, b) }()
-	select {
-	case err := <-appended: // it may be queued, but not before the fill
-		require.NoError(t, err)
-		appended <- nil
-	case <-time.After(50 * time.Millisecond):
-	}
+	appended := parked(func() error { return g.AppendOn(s, b) }) // it may be queued, but not before the fill
 	open()
-	require.NoError(t, <-appended)
+	require.NoError(t, appended())
 	require.NoError(t, s.Sync())
 	require.NoError(t, d.Sync())
 	require.Equal(t, b, shown(t, g, 0)[:page])
