@@ -35,6 +35,7 @@ func leastTime(n int, f func(n int) time.Duration) time.Duration {
 // With time for each pair it takes 100 times as long.
 func requireLinear(t *testing.T, n int, f func(n int) time.Duration) {
 	t.Helper()
+	testgate.Long(t)
 	if lock.Ordered {
 		return // the race detector takes its own time
 	}
@@ -47,6 +48,7 @@ func requireLinear(t *testing.T, n int, f func(n int) time.Duration) {
 // TestClipOfManyChunks: a Clip, and the growth before it, take a time that does not grow with the
 // number of chunks that stay.
 func TestClipOfManyChunks(t *testing.T) {
+	testgate.Long(t)
 	if lock.Ordered || invariants.Enabled {
 		return // the checks look at each chunk
 	}
@@ -154,6 +156,7 @@ func forCapture(t testing.TB, n int) (*vmm.Stream, vmm.Ptr) {
 
 // TestCapturingIsLinear in the number of spans that the captured work uses.
 func TestCapturingIsLinear(t *testing.T) {
+	testgate.Long(t) // before it makes what it captures
 	s, p := forCapture(t, 80_000)
 	requireLinear(t, 20_000, func(n int) time.Duration { return capturing(t, s, p, n) })
 }
@@ -208,8 +211,8 @@ func closeStreams(t testing.TB, streams []*vmm.Stream) {
 	require.NoError(t, streams[0].Device().Close())
 }
 
-// TestManyStreamsOrder: what is known of the order of streams that wait for each other takes time
-// and memory for each stream, and not for each pair; and hardly any memory once they are synced.
+// TestManyStreamsOrder: what is known of the order of streams that wait for each other takes
+// memory for each stream, and not for each pair; and hardly any once they are synced.
 func TestManyStreamsOrder(t *testing.T) {
 	heap := func() uint64 {
 		runtime.GC()
@@ -218,7 +221,7 @@ func TestManyStreamsOrder(t *testing.T) {
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
-	for _, n := range []int{1000, 2000, 4000} {
+	for _, n := range []int{1000, 2000, 4000}[:testgate.Effort(1, 3, 3)] {
 		streams := openStreams(t, n)
 		before := heap()
 		waitInTurn(t, streams)
@@ -230,6 +233,11 @@ func TestManyStreamsOrder(t *testing.T) {
 		require.LessOrEqual(t, int64(synced-before), int64(n<<9), "2 MiB for 4,000")
 		closeStreams(t, streams)
 	}
+}
+
+// TestManyStreamsOrderIsLinear: what is known of that order takes time for each stream, and not for
+// each pair.
+func TestManyStreamsOrderIsLinear(t *testing.T) {
 	requireLinear(t, 4000, func(n int) time.Duration {
 		streams := openStreams(t, n)
 		took := versus.CPUTime(t, func() {
