@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
@@ -17,7 +18,8 @@ import (
 // TestConcurrentUse: writers, readers, growth, clips, grants, streams and a
 // Close at the end, all on one Range. Each Append is whole, and none is lost.
 func TestConcurrentUse(t *testing.T) {
-	const writers, each, record = 4, 400, 64
+	const writers, record = 4, 64
+	each := testgate.Effort(100, 400, 400)
 	w := newWorld(t, 2)
 	d := w.devs[0]
 	g, err := d.NewRange(vmm.RangeOptions{Max: 1024 * page})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
@@ -99,7 +100,7 @@ func TestPeerCopiesWhatGrows(t *testing.T) {
 			require.NoError(t, vmm.EnablePeers(vmm.AccessRead, w.devs, g))
 			f := newFollower(t, w.devs[1], c.o.Max)
 			var want []byte
-			for i := range c.growths {
+			for i := range c.growths / testgate.Effort(4, 1, 1) {
 				more := fresh(i)
 				from := g.Len()
 				require.NoError(t, g.Append(more))

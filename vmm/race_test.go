@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
@@ -392,11 +393,11 @@ func TestFailedAllocWaitsForNothing(t *testing.T) {
 // TestGrowthOfManyChunksAllocatesNoList of sizes: they are computed one by one.
 func TestGrowthOfManyChunksAllocatesNoList(t *testing.T) {
 	w := worldOn(t, 1, host.Config{Memory: 16 * page, Granularity: 4096})
-	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 1 << 40, Chunk: page})
+	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 1 << 20 * page, Chunk: page})
 	require.NoError(t, err)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	require.ErrorIs(t, g.Grow(1<<40), vmm.ErrOutOfMemory)
+	require.ErrorIs(t, g.Grow(1<<20*page), vmm.ErrOutOfMemory)
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(mib))
 	require.NoError(t, g.Close())
@@ -420,7 +421,7 @@ func TestGrowthMeetsSleep(t *testing.T) {
 			}
 		})
 	}
-	for range 500 {
+	for range testgate.Effort(50, 500, 500) {
 		w.refuse("CopyOut", 1, errInjected)
 		assert.ErrorIs(t, vmm.Sleep(vmm.SleepKeep, g), errInjected)
 		assert.GreaterOrEqual(t, g.Cap(), g.Len())

@@ -34,14 +34,14 @@ func atRandom(soak time.Duration) time.Duration {
 	if n, err := strconv.Atoi(os.Getenv("VMM_RANDOM_SECONDS")); err == nil {
 		return time.Duration(n) * time.Second
 	}
-	return testgate.Effort(300*time.Millisecond, 2*time.Second, soak)
+	return testgate.Effort(100*time.Millisecond, 2*time.Second, soak)
 }
 
 // TestEverythingAtOnce: devices open and close while ranges of others are checked against
 // what was written to them, and driver calls fail at random, in percent.
 // VMM_RANDOM_SECONDS is how long each rate runs, VMM_RANDOM_SEED the first seed.
 func TestEverythingAtOnce(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
+	seed := rand.Uint64()
 	if n, err := strconv.ParseUint(os.Getenv("VMM_RANDOM_SEED"), 0, 64); err == nil {
 		seed = n
 	}
