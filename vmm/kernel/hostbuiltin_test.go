@@ -230,7 +230,9 @@ func appended[T kernel.Number](r raw, what string, want []T, tiles uint64, launc
 		all := contents(t, out)[:n]
 		slices.Sort(all)
 		slices.Sort(want)
-		require.Equal(t, fmt.Sprint(want), fmt.Sprint(all), what)
+		if !slices.Equal(want, all) { // of which NaN is one
+			require.Equal(t, fmt.Sprint(want), fmt.Sprint(all), what)
+		}
 	}
 }
 
