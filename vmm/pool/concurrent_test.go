@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -41,7 +42,7 @@ func TestEverythingAtOnce(t *testing.T) {
 	}
 	for _, f := range meddling(w, p, keep) {
 		meddlers.Go(func() {
-			for rnd := newRand(1); !stop.Load(); {
+			for rnd := newRand(1); !stop.Load(); runtime.Gosched() { // the processors are for all
 				if err := f(rnd); err != nil {
 					t.Error(err)
 					return
@@ -138,7 +139,7 @@ func work(t *testing.T, w *world, p *pool.Pool, seed int) {
 			t.Error(err)
 		}
 	}
-	for i := range testgate.Effort(100, 400, 400) {
+	for i := range testgate.Effort(2000, 40_000, 400_000) {
 		if i%50 == 0 {
 			if s != nil && !check(s.Close()) {
 				return
