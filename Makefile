@@ -2,7 +2,7 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels docs gpu-bundle gpu-test api-diff release-check
+.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels docs gpu-bundle gpu-test gpu-sanitize api-diff release-check
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -31,9 +31,11 @@ arrow: ## vet and test examples/arrow, a module of its own
 soak: ## every test, and for long those that can run for long (VMM_SOAK=1)
 	VMM_SOAK=1 go test -tags invariants -count=1 -timeout 60m ./...
 
-# In short runs: thorough has the length. Not for vmmbench, which runs code whose own tests are here, and the documents.
+# In short runs: thorough has the length. Not for vmmbench, which runs code whose own tests are here, nor
+# for what has no second goroutine: its arithmetic, its reports, the formats of traces, the documents.
 race: ## the quick suite under the race detector, with internal/invariants on
-	go test -vet=off -race -short -tags invariants $$(go list ./... | grep -v -e cmd/vmmbench$$ -e benchdoc$$ -e internal/repochecks)
+	go test -vet=off -race -short -tags invariants $$(go list ./... | grep -v -e cmd/vmmbench$$ \
+		-e cmd/vmmbench/internal/[bprs] -e internal/repochecks -e internal/trace$$ -e internal/docpictures)
 
 # A loaded libcuda stays, and the leak detector does not see what Go alone
 # points to. What leaks in the driver, the tests count.
@@ -98,3 +100,6 @@ gpu-bundle: ## compile tests and vmmbench into .gpu/, for a GPU machine
 
 gpu-test: ## run .gpu/ on a GPU machine; needs no Go
 	tools/gpu-test
+
+gpu-sanitize: ## run kernels of .gpu/ under compute-sanitizer on a GPU machine, five minutes
+	tools/gpu-sanitize
