@@ -120,7 +120,7 @@ func TestEarlier(t *testing.T) {
 		g := rangeOf(t, d, 2*mib, 0)
 		// next has the next change come in another millisecond.
 		next := func() {
-			time.Sleep(time.Millisecond)
+			<-time.After(time.Millisecond)
 		}
 		next()
 		require.NoError(t, g.Grow(6*mib))
