@@ -202,6 +202,7 @@ func simulate(t *testing.T, s simulation, n int, places []int, spread, slow floa
 // whatever the samples have in common: with stalls, with samples that resemble the one
 // before, and with memory that is placed well or badly.
 func TestIntervalsAndVerdicts(t *testing.T) {
+	counts := []int{10, 12, 15, 20, 30, 45, 100}
 	for name, c := range map[string]struct {
 		s      simulation
 		places bool
@@ -209,7 +210,7 @@ func TestIntervalsAndVerdicts(t *testing.T) {
 		"independent": {wandering(0), false}, "drifting": {drifting, false}, "skewed": {skewed, false}, "stalled": {stalled, false},
 		"AR 0.6": {wandering(0.6), false}, "AR 0.6, with places": {wandering(0.6), true}, "placed": {placed, true}, "stalled, with places": {stalled, true},
 	} {
-		for _, n := range []int{10, 12, 15, 20, 30, 45, 100} {
+		for _, n := range testgate.Effort([]int{10, 15}, counts, counts) {
 			var places []int
 			if c.places {
 				places = Runs(n, 10)
