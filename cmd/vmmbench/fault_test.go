@@ -11,19 +11,20 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
 // One contender that cannot be made or breaks down leaves the others alone,
 // and gives back what it had.
 func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 	plan := newBWPlan()
-	plan.sizes = []uint64{2 << 20}
+	plan.sizes = []uint64{smallPage}
 	plan.directions.values = []string{d2d}
 	for _, call := range []string{"Create", "AllocPlain", "NewStream", "NewEvent"} {
 		for n := 1; n <= 2; n++ {
 			// What the device makes for itself when it is opened comes first.
 			var hook func(drivertest.Call) error
-			dev := hookedDevice(t, func(c drivertest.Call) error {
+			dev := hookedDeviceOf(t, host.Config{Memory: 1 << 30, Granularity: smallPage}, func(c drivertest.Call) error {
 				if hook == nil {
 					return nil
 				}
@@ -45,11 +46,11 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 func TestFailedGrowthLeavesTheOther(t *testing.T) {
 	t.Parallel()
 	plan := newGrowPlan()
-	plan.targets, plan.step = []uint64{6 << 20}, growStep{bytes: 2 << 20}
+	plan.targets, plan.step = []uint64{3 * smallPage}, growStep{bytes: smallPage}
 	plan.mems.values = []string{growVMM, growPlain}
 	plan.writes.values = []string{upload} // so that no source is made first
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
-		dev := hookedDevice(t, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
+		dev := hookedDeviceOf(t, host.Config{Memory: 1 << 30, Granularity: smallPage}, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))
 		s := newRunner()
 		s.run(t.Context(), t, dev, plan)
 		require.Equal(t, map[report.Status]int{report.Error: 1, report.Passed: 1}, s.report.Count(), call)

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
-	"runtime/debug"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -94,8 +92,10 @@ func growerFactory(dev device, kind string, target uint64, o vmm.RangeOptions) (
 		return func() (grower, error) { return newWholeRange(dev, target) }, noUndo, nil
 	case growRemap:
 		start = newRemapped
-	case growAppend, growWarm:
-		start = func() (grower, error) { return &goSlice{warm: kind == growWarm}, nil }
+	case growAppend:
+		start = func() (grower, error) { return &goSlice{release: dev.settings.freeMemory}, nil }
+	case growWarm:
+		start = func() (grower, error) { return &goSlice{release: dev.settings.collect}, nil }
 	default:
 		return reallocatingFactory(dev, kind)
 	}
@@ -323,7 +323,7 @@ func (g *reallocating) close() error {
 // goSlice is a Go slice that grows by append.
 type goSlice struct {
 	b            []byte
-	warm         bool
+	release      func() // after the last use of b
 	copied, peak uint64
 }
 
@@ -351,10 +351,6 @@ func (g *goSlice) buffer() *buffer {
 // keeps the pages.
 func (g *goSlice) close() error {
 	g.b = nil
-	if g.warm {
-		runtime.GC()
-		return nil
-	}
-	debug.FreeOSMemory()
+	g.release()
 	return nil
 }

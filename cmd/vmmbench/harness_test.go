@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"os"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -19,6 +21,12 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
+
+// TestMain has garbage collected seldom: what lives is little.
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400)
+	os.Exit(m.Run())
+}
 
 // testClock is a clock that does not follow the time, so no test depends on how fast the
 // machine is. Each look at it takes a nanosecond, and an hour once it is over.
@@ -41,7 +49,7 @@ func testSettings() *settings {
 	set := userSettings()
 	set.warmTime, set.warmPairs, set.minTime, set.now = 0, 2*mixedLive, 0, new(testClock).now
 	set.gateTimeout, set.peerGateTimeout = time.Hour, 2*time.Hour
-	set.freeMemory = func() {} // it is slow, and what tests need is little
+	set.freeMemory, set.collect = func() {}, func() {} // they are slow, and what tests need is little
 	set.checksOnDevice = func(device) bool { return false }
 	set.readerArgs = testReader
 	return set
@@ -51,7 +59,6 @@ func testSettings() *settings {
 // of processes that read.
 func kernelSettings() *settings {
 	set := testSettings()
-	set.freeMemory = func() {} // it is slow, and what tests need is little
 	set.checksOnDevice = func(device) bool { return true }
 	set.readerArgs = func(args ...string) (argv, env []string) {
 		argv, env = testReader(args...)
@@ -134,11 +141,19 @@ func openDriver(t *testing.T, drv driver.Driver, ordinal int) device {
 	return d
 }
 
+// smallPage is the granularity of drivers in tests that use memory of many of its pages.
+const smallPage = 64 << 10
+
 // hookedDevice is a small host device with a hook before each of its calls.
 func hookedDevice(t *testing.T, hook func(drivertest.Call) error) device {
 	t.Helper()
-	drv := host.New(host.Config{Devices: 1, Memory: 1 << 30})
-	dev := openDriver(t, drivertest.Inject(drv, hook), 0)
+	return hookedDeviceOf(t, host.Config{Devices: 1, Memory: 1 << 30}, hook)
+}
+
+// hookedDeviceOf is hookedDevice with a host driver of another kind.
+func hookedDeviceOf(t *testing.T, config host.Config, hook func(drivertest.Call) error) device {
+	t.Helper()
+	dev := openDriver(t, drivertest.Inject(host.New(config), hook), 0)
 	t.Cleanup(func() { require.NoError(t, dev.Close(), "nothing may be left open") })
 	return dev
 }

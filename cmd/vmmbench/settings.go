@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"runtime"
 	"runtime/debug"
 	"time"
 )
@@ -18,6 +19,8 @@ type settings struct {
 
 	// freeMemory gives the system what Go has freed: the next group needs it.
 	freeMemory func()
+	// collect collects what Go's heap no longer uses, and keeps its pages.
+	collect func()
 	// checksOnDevice reports whether a device is to fill and compare its memory by kernels.
 	checksOnDevice func(device) bool
 	// readerArgs returns the arguments and the additional environment of a process that reads.
@@ -44,6 +47,7 @@ func userSettings() *settings {
 		peerGateTimeout: 250 * time.Millisecond,
 
 		freeMemory: debug.FreeOSMemory,
+		collect:    runtime.GC,
 		// Memory of the host is compared where it is, by all processors.
 		checksOnDevice: func(dev device) bool { return !onHost(dev) },
 		readerArgs:     func(args ...string) (argv, env []string) { return args, nil },

@@ -66,8 +66,8 @@ func TestSleepAsTable(t *testing.T) {
 func TestSleeperIsReady(t *testing.T) {
 	for _, keep := range []bool{true, false} {
 		for _, op := range []string{opFirst, opSecond, opWake} {
-			dev := hookedDevice(t, nil)
-			s := &sleeper{dev: dev, keep: keep, op: op, size: 4 << 20}
+			dev := hookedDeviceOf(t, host.Config{Memory: 1 << 30, Granularity: smallPage}, nil)
+			s := &sleeper{dev: dev, keep: keep, op: op, size: 2 * smallPage}
 			var last *vmm.Range
 			for i := range 3 {
 				require.NoError(t, s.ready(t.Context()))
@@ -93,10 +93,10 @@ func TestSleeperIsReady(t *testing.T) {
 func TestSleepThatFailsGivesBack(t *testing.T) {
 	t.Parallel()
 	p := newSleepPlan()
-	p.sizes = size.List{4 << 20}
+	p.sizes = size.List{2 * smallPage}
 	for _, call := range []string{"Reserve", "Create", "Map", "SetAccess", "Fill", "AllocHost", "AllocPlain"} {
 		for n := 1; n <= 3; n++ {
-			drv := drivertest.Inject(host.New(host.Config{Devices: 1, Memory: 1 << 30}), nil)
+			drv := drivertest.Inject(host.New(host.Config{Devices: 1, Memory: 1 << 30, Granularity: smallPage}), nil)
 			dev := openDriver(t, drivertest.Inject(drv, drivertest.FailNth(call, n, vmm.ErrOutOfMemory)), 0)
 			s := newRunner()
 			s.flags.maxTime = time.Hour
