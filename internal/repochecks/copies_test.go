@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 )
 
 // copies is a package that copies what must not be copied, one type a function, and a
@@ -34,6 +36,7 @@ func Layout(x *vmm.Layout) any                     { y := *x; return &y }
 // TestVetFindsCopies: in a module of a user's, go vet finds each of these copies. A copy
 // would share memory with the original, and close it.
 func TestVetFindsCopies(t *testing.T) {
+	testgate.Long(t)
 	out := readersModule(t).vetOfWrong
 	var want, got []string
 	for _, name := range regexp.MustCompile(`(?m)^func (\w+)\(x `).FindAllStringSubmatch(copies, -1) {

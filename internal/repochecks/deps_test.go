@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 )
 
 const module = "github.com/cuvmm/cuvmm"
@@ -27,6 +29,9 @@ var platforms = map[string][]string{
 func TestLibraryDependencies(t *testing.T) {
 	for name, env := range platforms {
 		t.Run(name, func(t *testing.T) {
+			if name != "cgo" {
+				testgate.Long(t)
+			}
 			var library []string
 			for _, pkg := range goList(t, env, "./...") {
 				if inLibrary(pkg) {

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 )
 
 // snippetPages are the documents whose Go is compiled as a reader would compile it: in
@@ -45,14 +47,19 @@ const patience = 2 * time.Minute
 // prints is what a program says it prints, by lines.
 var prints = regexp.MustCompile(`(?m)// prints (.*)$`)
 
-// Programs in the documents must compile, and run as they say.
-func TestSnippets(t *testing.T) {
-	m := readersModule(t)
-	for _, s := range m.snippets {
+// Go in the documents is as gofmt writes it.
+func TestSnippetsAreFormatted(t *testing.T) {
+	for _, s := range snippets(t) {
 		formatted, err := format.Source([]byte(s.code))
 		require.NoError(t, err, "%s:%d", s.doc, s.line)
 		require.Equal(t, string(formatted), s.code, "%s:%d is not as gofmt writes it", s.doc, s.line)
 	}
+}
+
+// Programs in the documents must compile, and run as they say.
+func TestSnippets(t *testing.T) {
+	testgate.Long(t)
+	m := readersModule(t)
 	goIn(t, m.dir, append([]string{"vet"}, m.packages()...)...)
 	if runtime.GOOS != "linux" {
 		t.Skip("running them needs the host driver, which is for Linux")
@@ -91,10 +98,15 @@ var wrongDocs = map[string]string{
 
 // What does not compile is refused, with its line.
 func TestSnippetsAreCompiled(t *testing.T) {
+	testgate.Long(t)
 	out := readersModule(t).vetOfWrong
 	for doc, want := range wrongDocs {
 		require.Contains(t, out, wrongDoc(doc)+want)
 	}
+}
+
+// A block of Go has an end, and its fence is written as all are.
+func TestFences(t *testing.T) {
 	for _, doc := range []string{"```go\nfunc f() {}\n", "```Go\nfunc f() {}\n```\n", "```go\n```go\n```\n"} {
 		_, err := snippetsIn("DOC.md", doc)
 		require.Error(t, err, doc)
@@ -205,15 +217,22 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// snippets are those of all documents.
+func snippets(t *testing.T) (all []snippet) {
+	t.Helper()
+	for _, doc := range snippetPages {
+		found, err := snippetsIn(doc, readDoc(t, doc))
+		require.NoError(t, err)
+		all = append(all, found...)
+	}
+	require.NotEmpty(t, all)
+	return all
+}
+
 func readersModule(t *testing.T) *userModule {
 	t.Helper()
 	made.Do(func() {
-		for _, doc := range snippetPages {
-			found, err := snippetsIn(doc, readDoc(t, doc))
-			require.NoError(t, err)
-			made.snippets = append(made.snippets, found...)
-		}
-		require.NotEmpty(t, made.snippets)
+		made.snippets = snippets(t)
 		var err error
 		made.dir, err = os.MkdirTemp("", "cuvmm-reader") //nolint:usetesting // several tests use it
 		require.NoError(t, err)

@@ -115,6 +115,7 @@ func TestOtherSystems(t *testing.T) {
 
 // TestOtherSystemsFindsErrors: what is wrong on one system alone is found there.
 func TestOtherSystemsFindsErrors(t *testing.T) {
+	testgate.Long(t)
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"go.mod":      "module m\n",

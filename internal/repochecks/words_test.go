@@ -18,9 +18,9 @@ func TestWords(t *testing.T) {
 	dir := root(t)
 	list, err := os.ReadFile(filepath.Join(dir, "tools", "words.txt"))
 	require.NoError(t, err)
-	words, names := wordLists(list)
-	require.NotEmpty(t, words)
-	require.NotEmpty(t, names)
+	l := newWordList(list)
+	require.NotEmpty(t, l.words)
+	require.NotEmpty(t, l.names)
 	files := 0
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -49,7 +49,7 @@ func TestWords(t *testing.T) {
 			return nil // its examples are such words
 		}
 		files++
-		for _, c := range wordsIn(filepath.Ext(path), string(text), words, names) {
+		for _, c := range l.wordsIn(filepath.Ext(path), string(text)) {
 			t.Errorf("%s:%s", filepath.ToSlash(rel), c)
 		}
 		return nil
@@ -59,7 +59,7 @@ func TestWords(t *testing.T) {
 }
 
 func TestWordRules(t *testing.T) {
-	words, names := wordLists([]byte("# a comment\nfrob quiesce\n=room ensure\n"))
+	l := newWordList([]byte("# a comment\nfrob quiesce\n=room ensure\n"))
 	for text, want := range map[string]int{
 		"func frob() {}":             1,
 		"// It frobs.":               0,
@@ -73,53 +73,80 @@ func TestWordRules(t *testing.T) {
 		"/* a\nroom */ *room = 1":    1,
 		"x := '\"'; room := '\"'":    1,
 	} {
-		require.Len(t, wordsIn(".go", "package p\n"+text+"\n", words, names), want, text)
+		require.Len(t, l.wordsIn(".go", "package p\n"+text+"\n"), want, text)
 	}
-	require.Len(t, wordsIn(".md", "There is room to frob.", words, names), 1)
+	require.Len(t, l.wordsIn(".md", "There is room to frob."), 1)
 }
 
-// wordLists reads tools/words.txt: words of prose or parts of names, and whole names.
-func wordLists(list []byte) (words, names map[string]bool) {
-	words, names = map[string]bool{}, map[string]bool{}
+// wordList is tools/words.txt: words of prose or parts of names, and whole names.
+type wordList struct {
+	words, names map[string]bool
+	said         map[string][]string // which words are parts of a name that was met
+}
+
+func newWordList(list []byte) *wordList {
+	l := &wordList{map[string]bool{}, map[string]bool{}, map[string][]string{}}
 	for line := range strings.Lines(string(list)) {
 		first, _, _ := strings.Cut(strings.TrimSpace(line), " ")
 		switch {
 		case first == "", first[0] == '#':
 		case first[0] == '=':
-			names[first[1:]] = true
+			l.names[first[1:]] = true
 		default:
-			words[first] = true
+			l.words[first] = true
 		}
 	}
-	return words, names
+	return l
 }
 
-var (
-	identifier = regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_]*`)
-	// notCode matches what is not searched for names: strings, characters, comments and
-	// C's includes.
-	notCode = regexp.MustCompile("(?m)\"(?:[^\"\\\\\n]|\\\\.)*\"|'(?:[^'\\\\\n]|\\\\.)+'|`[^`]*`|//.*$|/\\*(?s:.*?)\\*/|^#include.*$")
-)
+// notCode matches what is not searched for names: strings, characters, comments and
+// C's includes.
+var notCode = regexp.MustCompile("(?m)\"(?:[^\"\\\\\n]|\\\\.)*\"|'(?:[^'\\\\\n]|\\\\.)+'|`[^`]*`|//.*$|/\\*(?s:.*?)\\*/|^#include.*$")
 
-// wordsIn returns which listed words and names stand in a file, by line.
-func wordsIn(ext string, text string, words, names map[string]bool) (found []string) {
-	for n, line := range strings.Split(text, "\n") {
-		for _, id := range identifier.FindAllString(line, -1) {
-			for _, part := range parts(id) {
-				if words[strings.ToLower(part)] {
-					found = append(found, fmt.Sprintf("%d says %s", n+1, part))
-				}
+// identifiers are the words of a line that can be names.
+func identifiers(line string) []string {
+	all := strings.FieldsFunc(line, func(r rune) bool {
+		return r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	})
+	for i := range all {
+		all[i] = strings.TrimLeft(all[i], "0123456789")
+	}
+	return all
+}
+
+// wordsOf are the listed words that are parts of a name.
+func (l *wordList) wordsOf(id string) []string {
+	said, ok := l.said[id]
+	if !ok {
+		for _, part := range parts(id) {
+			if l.words[strings.ToLower(part)] {
+				said = append(said, part)
 			}
 		}
+		l.said[id] = said
 	}
-	if ext != ".go" && ext != ".c" && ext != ".h" {
+	return said
+}
+
+// wordsIn returns which listed words and names stand in a file, by line.
+func (l *wordList) wordsIn(ext string, text string) (found []string) {
+	named := false
+	for n, line := range strings.Split(text, "\n") {
+		for _, id := range identifiers(line) {
+			for _, part := range l.wordsOf(id) {
+				found = append(found, fmt.Sprintf("%d says %s", n+1, part))
+			}
+			named = named || l.names[id]
+		}
+	}
+	if !named || ext != ".go" && ext != ".c" && ext != ".h" {
 		return found
 	}
 	// Lines are counted, so those of a comment have to stay.
 	code := notCode.ReplaceAllStringFunc(text, func(s string) string { return strings.Repeat("\n", strings.Count(s, "\n")) })
 	for n, line := range strings.Split(code, "\n") {
-		for _, id := range identifier.FindAllString(line, -1) {
-			if names[id] {
+		for _, id := range identifiers(line) {
+			if l.names[id] {
 				found = append(found, fmt.Sprintf("%d says %s", n+1, id))
 			}
 		}
