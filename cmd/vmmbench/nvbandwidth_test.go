@@ -202,7 +202,13 @@ func TestNVBandwidthGivesBack(t *testing.T) {
 		groups, err := (&nvPlan{size.List{64 << 10}}).groups(devs, 1)
 		require.NoError(t, err)
 		s := newRunner()
-		s.measureGroups(t.Context(), groups)
+		if testing.Short() { // no more groups than one that fails and one after it
+			for i := 0; i < len(groups) && s.report.Count()[report.Error] == 0; i++ {
+				s.measureGroups(t.Context(), groups[i:min(i+2, len(groups))])
+			}
+		} else {
+			s.measureGroups(t.Context(), groups)
+		}
 		require.NotZero(t, s.report.Count()[report.Error], call)
 		require.NotZero(t, s.report.Count()[report.Passed], call)
 		require.NoError(t, closeDevices(devs), call)

@@ -145,7 +145,7 @@ func TestBusyStreamThatFails(t *testing.T) {
 		n    int
 	}{{"Reserve", 1}, {"Create", 1}, {"NewStream", 1}, {"NewStream", 2}, {"NewEvent", 1}, {"NewEvent", 6}, {"Copy", 1}, {"Copy", 10}, {"Record", 2}, {"SyncEvent", 3}} {
 		var hook func(drivertest.Call) error
-		dev := hookedDevice(t, func(call drivertest.Call) error {
+		dev := hookedDeviceOf(t, host.Config{Memory: 64 << 20, Granularity: smallPage}, func(call drivertest.Call) error {
 			if hook == nil {
 				return nil
 			}

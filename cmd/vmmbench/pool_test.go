@@ -17,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/internal/testing/nulldriver"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
@@ -159,7 +160,7 @@ func TestPoolWithoutMemory(t *testing.T) {
 	s := newRunner()
 	s.flags.samples = 1
 	p := poolPlanOf("training")
-	p.peak = 128 << 20
+	p.peak = testgate.Effort[size.One](72<<20, 128<<20, 128<<20)
 	s.run(t.Context(), t, dev, p)
 	require.Equal(t, report.Passed, s.report.Cases[0].Status, s.report.Cases[0].Reason)
 	require.Positive(t, s.report.Cases[0].Stats.Failures)

@@ -19,6 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 )
 
 const schemaFile = "../../docs/reference/vmmbench.schema.json"
@@ -138,7 +139,7 @@ func TestPublishedReportsConformToTheSchema(t *testing.T) {
 	files, err := filepath.Glob("../../docs/benchmarks/*.json")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
-	for _, file := range files {
+	for _, file := range testgate.Effort(files[:1], files, files) {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		require.NoError(t, conforms(t, schema, text), file)

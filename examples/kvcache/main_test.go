@@ -30,10 +30,13 @@ func open(t *testing.T) *vmm.Device {
 }
 
 // most fits an eighth of the sequences.
-var most = load{sequences: 1000, steps: 1000, workers: 4, limit: 1000 / 8 * page}
+func most() load {
+	n := testgate.Effort(200, 1000, 1000)
+	return load{sequences: n, steps: n, workers: 4, limit: uint64(n / 8 * page)}
+}
 
 func TestMostSleep(t *testing.T) {
-	dev := open(t)
+	dev, most := open(t), most()
 	dev.SetLimit(most.limit)
 	c := NewCache(dev, width, maxTokens)
 	require.NoError(t, most.run(c))
@@ -50,7 +53,7 @@ func TestMostSleep(t *testing.T) {
 
 // With makeRoom off the same load runs out of memory.
 func TestNoRoomIsMade(t *testing.T) {
-	dev := open(t)
+	dev, most := open(t), most()
 	dev.SetLimit(most.limit)
 	c := NewCache(dev, width, maxTokens)
 	c.stop()
@@ -65,7 +68,7 @@ func TestLeastLimit(t *testing.T) {
 	const workers, pages = 8, 4
 	dev.SetLimit(workers * pages * page)
 	c := NewCache(dev, width, pages*page/2/width)
-	require.NoError(t, load{sequences: 100, steps: testgate.Effort(500, 2000, 100_000), workers: workers}.run(c))
+	require.NoError(t, load{sequences: 100, steps: testgate.Effort(100, 2000, 100_000), workers: workers}.run(c))
 	require.LessOrEqual(t, dev.Stats().PeakCommitted, uint64(workers*pages*page))
 	require.NoError(t, c.Close())
 }
