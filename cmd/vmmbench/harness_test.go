@@ -29,14 +29,15 @@ func TestMain(m *testing.M) {
 }
 
 // testClock is a clock that does not follow the time, so no test depends on how fast the
-// machine is. Each look at it takes a nanosecond, and an hour once it is over.
+// machine is. Each look at it takes a nanosecond, or a step that is set, and an hour once it is over.
 type testClock struct {
 	at   atomic.Int64
+	step time.Duration
 	over atomic.Bool
 }
 
 func (c *testClock) now() time.Time {
-	step := time.Nanosecond
+	step := max(c.step, time.Nanosecond)
 	if c.over.Load() {
 		step = time.Hour
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -16,34 +17,36 @@ import (
 
 // TestLast: the last events are kept, with numbers that go on.
 func TestLast(t *testing.T) {
-	var l Log
-	l.Add(Map, 1, 2, 3)
-	require.Empty(t, slices.Collect(l.After(0)), "off")
-	l.Set(Options{Events: 3})
-	require.Empty(t, slices.Collect(l.After(0)))
-	before := time.Now()
-	for i := range uint64(5) {
-		l.Add(Map, i, i*10, i*100)
-		l.AddBlock(Alloc, i, i, i)
-	}
-	all := slices.Collect(l.After(0))
-	require.Len(t, all, 3)
-	for i, e := range all {
-		n := uint64(i)
-		require.Equal(t, Event{Seq: n + 3, Time: e.Time, Kind: Map, Addr: n + 2, Size: (n + 2) * 10, Stream: (n + 2) * 100, Stack: e.Stack}, e)
-		require.False(t, e.Time.Before(before))
-		f, _ := runtime.CallersFrames(e.Stack).Next()
-		require.Contains(t, f.Function, "history.TestLast")
-	}
-	require.Len(t, slices.Collect(l.After(4)), 1)
-	require.Empty(t, slices.Collect(l.After(5)))
-	l.Set(Options{Events: 3, Blocks: true, NoStacks: true})
-	require.Empty(t, slices.Collect(l.After(0)), "it is forgotten")
-	l.AddBlock(Free, 1, 2, 3)
-	require.Equal(t, uint64(6), slices.Collect(l.After(0))[0].Seq)
-	require.Nil(t, slices.Collect(l.After(0))[0].Stack)
-	l.Set(Options{})
-	require.Empty(t, slices.Collect(l.After(0)))
+	synctest.Test(t, func(t *testing.T) {
+		var l Log
+		l.Add(Map, 1, 2, 3)
+		require.Empty(t, slices.Collect(l.After(0)), "off")
+		l.Set(Options{Events: 3})
+		require.Empty(t, slices.Collect(l.After(0)))
+		now := time.Now()
+		for i := range uint64(5) {
+			l.Add(Map, i, i*10, i*100)
+			l.AddBlock(Alloc, i, i, i)
+		}
+		all := slices.Collect(l.After(0))
+		require.Len(t, all, 3)
+		for i, e := range all {
+			n := uint64(i)
+			require.Equal(t, Event{Seq: n + 3, Time: e.Time, Kind: Map, Addr: n + 2, Size: (n + 2) * 10, Stream: (n + 2) * 100, Stack: e.Stack}, e)
+			require.True(t, e.Time.Equal(now), "the clock of a bubble stands")
+			f, _ := runtime.CallersFrames(e.Stack).Next()
+			require.Contains(t, f.Function, "history.TestLast")
+		}
+		require.Len(t, slices.Collect(l.After(4)), 1)
+		require.Empty(t, slices.Collect(l.After(5)))
+		l.Set(Options{Events: 3, Blocks: true, NoStacks: true})
+		require.Empty(t, slices.Collect(l.After(0)), "it is forgotten")
+		l.AddBlock(Free, 1, 2, 3)
+		require.Equal(t, uint64(6), slices.Collect(l.After(0))[0].Seq)
+		require.Nil(t, slices.Collect(l.After(0))[0].Stack)
+		l.Set(Options{})
+		require.Empty(t, slices.Collect(l.After(0)))
+	})
 }
 
 // TestReadInParts: calls go on while the events are read, and what they overwrite is left out; those

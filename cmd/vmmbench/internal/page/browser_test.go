@@ -58,12 +58,15 @@ func TestBrowser(t *testing.T) {
 	require.Contains(t, out, "beyond: TABLE")
 }
 
+// patience is how long a browser may take that does not hang.
+const patience = time.Minute
+
 // show returns what the frame says of the page, and what stands on the console.
 func show(t *testing.T, browser, dir string) (out string, console []string) {
 	t.Helper()
 	file := filepath.Join(dir, "frame.html")
 	require.NoError(t, os.WriteFile(file, []byte(frame), 0o600))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // only a browser that hangs
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
 		"--allow-file-access-from-files", "--enable-logging=stderr", "--v=0", "--window-size=1700,700",
