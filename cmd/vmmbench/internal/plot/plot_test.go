@@ -18,6 +18,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 )
 
 func load(t *testing.T) *report.Report {
@@ -139,7 +140,7 @@ func TestRatiosOrder(t *testing.T) {
 func TestSVG(t *testing.T) {
 	charts, _ := Charts(load(t))
 	for _, c := range charts {
-		for _, width := range []int{Narrow, 400, Wide, 1000} {
+		for _, width := range testgate.Effort([]int{Narrow, Wide}, []int{Narrow, 400, Wide, 1000}, []int{Narrow, 400, Wide, 1000}) {
 			got := svg(t, c, Light, width)
 			require.Equal(t, got, svg(t, c, Light, width), "twice the same")
 			require.NoError(t, complaint(got, width), "%s at %d", c.Name, width)
