@@ -38,17 +38,20 @@ func TestCommandsOnFakeCUDA(t *testing.T) {
 	dev := openDriver(t, drv, 0)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
 
+	less := func(mib uint64) size.List {
+		return testgate.Effort(size.List{mib << 19}, size.List{mib << 20}, size.List{mib << 20})
+	}
 	ops := newOpsPlan()
 	ops.sizes = size.List{2 << 20, 32 << 20}
 	ops.busy = testgate.Effort(counts{0}, counts{0, 1}, counts{0, 1})
 	copies := newBWPlan()
-	copies.hosts.values, copies.intos.values, copies.sizes, copies.steps = copies.hosts.of, copies.intos.of, size.List{4 << 20}, size.List{0, 1 << 20}
+	copies.hosts.values, copies.intos.values, copies.sizes, copies.steps = copies.hosts.of, copies.intos.of, less(4), testgate.Effort(size.List{1 << 20}, size.List{0, 1 << 20}, size.List{0, 1 << 20})
 	growths := newGrowPlan()
-	growths.targets, growths.step = size.List{8 << 20}, growStep{bytes: 2 << 20}
+	growths.targets, growths.step = less(8), growStep{bytes: 2 << 20}
 	growths.busy = testgate.Effort(counts{1}, counts{0, 1}, counts{0, 1})
 	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
 	sleeps := newSleepPlan()
-	sleeps.sizes = size.List{4 << 20}
+	sleeps.sizes = less(4)
 	for name, plan := range map[string]plan{"ops": ops, "bw": copies, "grow": growths, "sleep": sleeps} {
 		s := newRunner()
 		s.flags.samples = 1
