@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/kernel"
@@ -53,11 +54,12 @@ func TestRunWithoutCompiler(t *testing.T) {
 func TestCheck(t *testing.T) {
 	right := code.Host
 	t.Cleanup(func() { code.Host = right })
-	for _, c := range []struct {
+	type wrongKernel struct {
 		kernel string
 		wrong  any
 		want   string
-	}{
+	}
+	wrong := []wrongKernel{
 		{"saxpy", func(a float32, x, y []float32) {
 			saxpy(a, x, y)
 			if len(y) == rounds*part {
@@ -80,7 +82,8 @@ func TestCheck(t *testing.T) {
 			to := kernel.Slice[int32](dst, uint64(n))
 			to[0] = to[1]
 		}, "numbers were kept, and are not the"},
-	} {
+	}
+	for _, c := range testgate.Effort([]wrongKernel{wrong[0], wrong[1], wrong[4]}, wrong, wrong) {
 		code.Host = maps.Clone(right)
 		code.Host[c.kernel] = c.wrong
 		require.ErrorContains(t, run(&strings.Builder{}, vmmtest.Device(t)), c.want, c.kernel)
