@@ -139,7 +139,11 @@ func TestRefusedRequestsChangeNothing(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	c := clientOf(t, s)
 	_ = writer(t, c, "open", CreateOptions{Size: 3 * gib / 2})
-	sealed(t, c, "sealed", make([]byte, gib))
+	w := writer(t, c, "sealed", CreateOptions{Size: gib})
+	require.NoError(t, w.Append([]byte{1}))
+	require.NoError(t, w.Seal(t.Context(), shareable.SealOptions{}))
+	require.NoError(t, w.Close())
+	require.EqualValues(t, 5*gib/2, s.Stats().Bytes)
 	grows := writer(t, c, "grows", CreateOptions{Size: 8 * gib, Growable: true})
 	before := s.Stats()
 	same := func() {
