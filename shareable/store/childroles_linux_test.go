@@ -378,10 +378,7 @@ func playReaders(p *part) {
 			p.say("seen", most)
 		case "upto": // all of them have seen as much
 			for _, f := range all {
-				for end := time.Now().Add(inTime); f.seen.Load() < n; {
-					p.check(time.Now().Before(end), "%d of %d bytes seen, %v", f.seen.Load(), n, f.b.Err())
-					<-time.After(step)
-				}
+				p.eventually(fmt.Sprintf("%d bytes seen", n), func() bool { return f.seen.Load() >= n })
 			}
 			p.say("upto")
 		case "sealed":

@@ -5,7 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -73,7 +74,7 @@ type clients struct {
 
 const (
 	objectsOfDaemon = 100
-	bytesOfObject   = 300_000
+	bytesOfObject   = 30_000
 )
 
 // playClients makes sealed objects, durable ones and others, has some of them mapped, and
@@ -158,10 +159,7 @@ func (x *clients) wait() {
 }
 
 func (p *part) eventually(what string, so func() bool) {
-	for end := time.Now().Add(inTime); !so(); {
-		p.check(time.Now().Before(end), "not for %v: %s", inTime, what)
-		<-time.After(step)
-	}
+	require.Eventually(exits{}, so, inTime, step, what)
 }
 
 // daemonGone checks what everything says after the daemon was killed.
