@@ -56,10 +56,19 @@ type child struct {
 // process does.
 func spawn(t *testing.T, role string, args ...string) *child {
 	t.Helper()
+	return spawnWith(t, "", role, args...)
+}
+
+// spawnWith is spawn with a variable more, as in "NAME=value", in the environment.
+func spawnWith(t *testing.T, variable, role string, args ...string) *child {
+	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	c := &child{t: t, cmd: exec.Command(self, args...), lines: make(chan string, 4096)}
 	c.cmd.Env = append(os.Environ(), partVar+"="+role)
+	if variable != "" {
+		c.cmd.Env = append(c.cmd.Env, variable)
+	}
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	c.cmd.Stderr = &c.err
 	c.in, err = c.cmd.StdinPipe()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -136,7 +137,7 @@ func TestGetBesideEnd(t *testing.T) {
 			t.Parallel()
 			s := listening(t, Options{})
 			c, reader := clientOf(t, s), clientOf(t, s)
-			for range 150 {
+			for range testgate.Effort(25, 150, 1500) {
 				w, err := c.Create(t.Context(), "g", CreateOptions{Size: 1000})
 				require.NoError(t, err)
 				require.NoError(t, w.Append([]byte("bytes")))

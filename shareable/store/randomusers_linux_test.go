@@ -368,6 +368,7 @@ func killedUser(path string, seed uint64, n int) error {
 // TestRandomUsers: users make random requests of a daemon, lose their connections and are killed.
 // Every byte that one reads is right, and afterwards the daemon has what it had before.
 func TestRandomUsers(t *testing.T) {
+	t.Parallel()
 	users, requests, processes := testgate.Effort(8, 16, 64), testgate.Effort(50, 100, 1000), testgate.Effort(1, 2, 8)
 	d := startDaemon(t, smallDevice)
 	dev := smallPages(t)

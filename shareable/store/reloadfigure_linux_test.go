@@ -10,10 +10,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// TestFigureReload measures the longest call of clients while the server is replaced, 20 times,
+// TestFigureReload measures the longest call of clients while the server is replaced, 20 times (twice in the quick suite),
 // beside three readers that are stopped, a connection that says nothing, and one that does not
 // read.
 func TestFigureReload(t *testing.T) {
@@ -45,7 +46,7 @@ func TestFigureReload(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, w.Close()) })
 	var longest []time.Duration
-	for range 20 {
+	for range testgate.Effort(2, 20, 20) {
 		dial()
 		deaf, err := wire.NewConn(dial())
 		require.NoError(t, err)

@@ -220,8 +220,8 @@ func TestScale(t *testing.T) {
 	var limit unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	// On the host memory costs two descriptors: the driver keeps one, to see when it is free.
-	objects := int(min(limit.Cur, 20_000)) * 8 / 10 / 2 / testgate.Effort(40, 10, 1)
-	clients, rounds, calls := testgate.Effort(50, 200, 2000), testgate.Effort(1, 2, 20), testgate.Effort(100, 200, 200)
+	objects := int(min(limit.Cur, 20_000)) * 8 / 10 / 2 / testgate.Effort(100, 10, 1)
+	clients, rounds, calls := testgate.Effort(20, 200, 2000), testgate.Effort(1, 2, 20), testgate.Effort(30, 200, 200)
 	const atOnce = 4
 	dev := smallPages(t)
 	empty, full := startDaemon(t, smallDevice), startDaemon(t, smallDevice)

@@ -29,17 +29,17 @@ func everyRequest(ctx context.Context, t require.TestingT, path string, dev *vmm
 	require.NoError(t, w.Flush(ctx))
 	follows, err := c.Get(ctx, "grows", GetOptions{Unsafe: true})
 	require.NoError(t, err)
-	require.NoError(t, w.Append(waveAt(1000, 3<<20)))
+	require.NoError(t, w.Append(waveAt(1000, 2<<20)))
 	require.NoError(t, w.Close())
 	w, err = c.Append(ctx, "grows", AppendOptions{Wait: true})
 	require.NoError(t, err)
-	require.EqualValues(t, 1000+3<<20, w.Len())
+	require.EqualValues(t, 1000+2<<20, w.Len())
 	require.NoError(t, c.Link(ctx, "grows", "another"))
 	require.NoError(t, c.Unlink(ctx, "another"))
-	require.NoError(t, w.Append(waveAt(1000+3<<20, 5<<20)))
+	require.NoError(t, w.Append(waveAt(1000+2<<20, 2<<20)))
 	require.NoError(t, w.Seal(ctx, shareable.SealOptions{Digest: true}))
 	require.NoError(t, w.Close())
-	const all = 1000 + 3<<20 + 5<<20
+	const all = 1000 + 2<<20 + 2<<20
 	require.NoError(t, follows.WaitSealed(ctx))
 	require.NoError(t, checkWave(follows, all))
 	require.NoError(t, follows.Close())
@@ -82,24 +82,22 @@ func everyRequest(ctx context.Context, t require.TestingT, path string, dev *vmm
 	require.NoError(t, checkWave(b, all))
 	require.NoError(t, b.Close())
 	require.NoError(t, c.Delete(ctx, "grows", DeleteOptions{}))
-	for { // its Views are closed, and the server hears of that later
+	require.Eventually(t, func() bool { // its Views are closed, and the server hears of that later
 		s, err := c.Stats(ctx)
-		require.NoError(t, err)
-		if s.Bytes == 0 && s.Objects == 0 && s.Leases == 0 {
-			return
-		}
-		<-time.After(step)
-	}
+		return err != nil || s.Bytes == 0 && s.Objects == 0 && s.Leases == 0
+	}, inTime, step)
+	_, err = c.Stats(ctx)
+	require.NoError(t, err)
 }
 
 // TestServerDiesAtEachStep: whichever step of whichever request a server dies at, the client gets
 // what it would have got. As a negative control the next server knows nothing of what was done:
 // then something is done twice.
 func TestServerDiesAtEachStep(t *testing.T) {
-	t.Setenv(returnVar, "5s")
-	for step := 1; ; step += testgate.Effort(23, 1, 1) {
+	t.Parallel()
+	for step := 1; ; step += testgate.Effort(41, 1, 1) {
 		path := socketAt(t)
-		k := spawn(t, "keeper", path, strconv.Itoa(step))
+		k := spawnWith(t, returnVar+"=5s", "keeper", path, strconv.Itoa(step))
 		k.expect("ready")
 		first := k.ask("pid")
 		everyRequest(within(t), t, path, testDevice(t))
@@ -129,10 +127,10 @@ func playRequests(p *part) {
 }
 
 func TestServerDiesAtEachStepControl(t *testing.T) {
-	t.Setenv(forgetVar, "1")
+	t.Parallel()
 	for step := 51; ; step++ { // before that nothing is done that could be done twice
 		path := socketAt(t)
-		k := spawn(t, "keeper", path, strconv.Itoa(step))
+		k := spawnWith(t, forgetVar+"=1", "keeper", path, strconv.Itoa(step))
 		k.expect("ready")
 		first := k.ask("pid")
 		c := spawn(t, "requests", path)
@@ -152,6 +150,7 @@ func TestServerDiesAtEachStepControl(t *testing.T) {
 
 // TestServerThatHangs: one that does not reply is killed, and clients go on with the next one.
 func TestServerThatHangs(t *testing.T) {
+	t.Parallel()
 	k, path, c := kept(t)
 	w, err := c.Create(t.Context(), "w", CreateOptions{Size: 1 << 20})
 	require.NoError(t, err)

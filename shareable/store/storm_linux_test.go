@@ -15,11 +15,13 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// stormOn starts 8 writers and 32 readers, in two processes.
+// stormOn starts 8 writers and 32 readers, in two processes. The quick suite
+// has 4 and 8.
 func stormOn(t *testing.T, path string) (all []*child) {
 	t.Helper()
+	each := testgate.Effort("2", "4", "4")
 	for i := range 2 {
-		c := spawn(t, "storm", path, fmt.Sprintf("storm%d", i), "4", "4")
+		c := spawn(t, "storm", path, fmt.Sprintf("storm%d", i), each, each)
 		c.expect("ready")
 		all = append(all, c)
 	}
@@ -148,13 +150,14 @@ func (x *waiting) heard(t *testing.T) {
 // TestStormOfDeaths: servers are killed, and replaced, under 8 writers and 32 readers that never
 // pause. No call of any has an error, and no byte is wrong.
 func TestStormOfDeaths(t *testing.T) {
+	t.Parallel()
 	path := socketAt(t)
 	k := spawn(t, "keeper", path)
 	k.expect("ready")
 	all := stormOn(t, path)
 	x := waitingOn(t, path)
-	goesOn(all, 20)
-	for i := range testgate.Effort(4, 20, 200) {
+	goesOn(all, testgate.Effort(5, 20, 20))
+	for i := range testgate.Effort(2, 20, 200) {
 		<-time.After(time.Duration(i*7%50) * time.Millisecond)
 		if i%2 == 0 {
 			k.ask("kill")
@@ -186,6 +189,7 @@ func kept(t *testing.T) (k *child, path string, c *Client) {
 
 // TestManyRequestsAtOnce: each of them is done, whatever the order in which they are sent.
 func TestManyRequestsAtOnce(t *testing.T) {
+	t.Parallel()
 	k, _, c := kept(t)
 	const many = 32
 	over := make(chan error, many)
@@ -193,7 +197,7 @@ func TestManyRequestsAtOnce(t *testing.T) {
 		name := fmt.Sprint("o", i)
 		sealed(t, c, name, []byte{1})
 		go func() {
-			for range testgate.Effort(20, 200, 2000) {
+			for range testgate.Effort(5, 200, 2000) {
 				err := c.Link(t.Context(), name, name+"/2")
 				if err == nil {
 					_, err = c.Stat(t.Context(), name+"/2")
@@ -221,6 +225,7 @@ func TestManyRequestsAtOnce(t *testing.T) {
 // TestDeathWithAnOverwrittenPage: what a writer has done to its page keeps no server from
 // beginning.
 func TestDeathWithAnOverwrittenPage(t *testing.T) {
+	t.Parallel()
 	k, path, c := kept(t)
 	gran, err := granularity(c.Device())
 	require.NoError(t, err)
@@ -238,6 +243,7 @@ func TestDeathWithAnOverwrittenPage(t *testing.T) {
 // TestRefusedSealOfAKeptServer: a seal that cannot be changes nothing, also where a keeper would be
 // told of it.
 func TestRefusedSealOfAKeptServer(t *testing.T) {
+	t.Parallel()
 	k, path, c := kept(t)
 	gran, err := granularity(c.Device())
 	require.NoError(t, err)

@@ -137,7 +137,7 @@ func processFDs(t *testing.T) int {
 	return len(l)
 }
 
-var everythingsBytes = sync.OnceValue(func() []byte { return bytesOf(5 << 20) })
+var everythingsBytes = sync.OnceValue(func() []byte { return bytesOf(2<<20 + 1000) })
 
 // everything makes each request of a client, and closes all that it has made. It returns the
 // first error.
@@ -206,7 +206,7 @@ func everything(ctx context.Context, c *Client) (err error) {
 
 // everyStep does everything once for each frame, with what act makes at that frame, and
 // checks that each error is one of want and that nothing is left. The quick suite takes every
-// third frame.
+// seventh frame.
 func everyStep(t *testing.T, stall bool, want []error, act func(*tap, context.CancelFunc) func()) {
 	t.Helper()
 	dev := vmmtest.Device(t)
@@ -255,7 +255,7 @@ func everyStep(t *testing.T, stall bool, want []error, act func(*tap, context.Ca
 			t.Logf("fewer than %d frames", step)
 			break
 		}
-		step += testgate.Effort(3, 1, 1)
+		step += testgate.Effort(7, 1, 1)
 	}
 	require.Eventually(t, func() bool { return processFDs(t) <= before }, inTime, step)
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -470,7 +471,7 @@ func TestAppendBesideTheEnd(t *testing.T) {
 		end  func(*Writer) error
 		late error
 	}{{(*Writer).Close, vmm.ErrClosed}, {seal(shareable.SealOptions{KeepWriting: true}), shareable.ErrSealed}, {seal(shareable.SealOptions{}), shareable.ErrSealed}}
-	for round := range 99 {
+	for round := range testgate.Effort(12, 99, 999) {
 		w := writer(t, c, "x", CreateOptions{Growable: true, Durable: true})
 		const writers = 2
 		var told atomic.Uint64
