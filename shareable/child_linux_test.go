@@ -226,13 +226,21 @@ func socketAt(t *testing.T) string {
 // soon waits for something that has to happen.
 func soon(t *testing.T, what string, so func() bool) {
 	t.Helper()
-	tick := time.NewTicker(200 * time.Microsecond)
-	defer tick.Stop()
-	for end := time.Now().Add(patience); !so(); {
-		if time.Now().After(end) {
-			t.Fatalf("not for %v: %s", patience, what)
-		}
-		<-tick.C
+	if !so() {
+		require.Eventually(t, so, patience, 200*time.Microsecond, what)
+	}
+}
+
+// exits is a test that ends its process when it fails.
+type exits struct{}
+
+func (exits) Errorf(format string, args ...any) { fmt.Fprintf(os.Stderr, format, args...) }
+func (exits) FailNow()                          { os.Exit(1) }
+
+// eventually is soon in a process of a test's own.
+func (p *part) eventually(what string, so func() bool) {
+	if !so() {
+		require.Eventually(exits{}, so, patience, 200*time.Microsecond, what)
 	}
 }
 

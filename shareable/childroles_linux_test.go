@@ -50,8 +50,7 @@ func playOwner(p *part) {
 			p.must(x.Flush(ctx))
 			p.say("published", x.Len())
 		case "sent": // replies when as many frames of chunks have gone out
-			for s.Stats().Frames < n {
-				<-time.After(200 * time.Microsecond)
+			p.eventually("the frames go out", func() bool {
 				// While a frame is not acknowledged, a chunk is sent only if it has been exported.
 				// Nothing wakes the writer when it has.
 				s.mu.Lock()
@@ -59,7 +58,8 @@ func playOwner(p *part) {
 					ses.wakeWriter()
 				}
 				s.mu.Unlock()
-			}
+				return s.Stats().Frames >= n
+			})
 			p.say("sent")
 		case "retire":
 			p.must(x.Retire(ctx, n))
@@ -134,16 +134,12 @@ func playReader(p *part) {
 			p.must(err)
 			p.say("sound", n)
 		case "orphaned":
-			for end := time.Now().Add(patience); v.Err() == nil && time.Now().Before(end); {
-				<-time.After(200 * time.Microsecond)
-			}
+			p.eventually("the view has ended", func() bool { return v.Err() != nil })
 			p.answer("orphaned", v.Err())
 		case "close":
 			p.answer("closed", v.Close())
 		case "settled": // the connections that have ended are closed
-			for left() > 0 {
-				<-time.After(200 * time.Microsecond)
-			}
+			p.eventually("they are closed", func() bool { return left() == 0 })
 			p.say("settled", "ok")
 		case "fds":
 			n, err := processFDs()

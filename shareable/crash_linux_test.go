@@ -164,10 +164,9 @@ func readerKilled(t *testing.T) {
 	go func() { retired <- p.Retire(t.Context(), total-mib) }()
 	soon(t, "it is told", func() bool { return p.Generation() > 0 })
 	require.Empty(t, retired)
-	begun := time.Now()
 	owes.kill()
 	require.NoError(t, <-retired)
-	require.Less(t, time.Since(begun), 5*time.Second, "long before Options.AckTimeout")
+	require.Zero(t, s.Stats().TimedOut, "it has not waited for Options.AckTimeout")
 	reads(t, stays, total-mib)
 	grown := int(4 * 3 * mib / crashChunk)
 	soon(t, "no descriptor is left open", func() bool {
@@ -245,7 +244,7 @@ func ownerKilledUnread(t *testing.T) {
 // The owner appends, grows, publishes and takes back without end and is killed
 // somewhere in there.
 func ownerKilledAnywhere(t *testing.T) {
-	kills := testgate.Effort(6, 30, 1000)
+	kills := testgate.Effort(4, 30, 1000)
 	dev := crashDevice(t)
 	at := socketAt(t)
 	path := func(i int) string { return at + strconv.Itoa(i) }
@@ -428,7 +427,7 @@ func ownerFrees(t *testing.T) {
 	owner := spawn(t, "owner", path)
 	owner.expect("ready")
 	const stays = 3 * mib
-	times := testgate.Effort[uint64](6, 20, 20)
+	times := testgate.Effort[uint64](3, 20, 20)
 	n := grownBy(t, owner, 12*mib)
 	dev := crashDevice(t)
 	v := joined(t, path, dev, AttachOptions{})

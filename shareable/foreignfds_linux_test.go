@@ -100,10 +100,10 @@ func TestForeignDescriptors(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, p, g := stage(t, takingFDs(Options{}), PublishOptions{})
-			require.NoError(t, g.Append(pattern(0, 5<<20)))
+			require.NoError(t, g.Append(pattern(0, 2<<20+1000)))
 			require.NoError(t, p.Flush(t.Context()))
 			dev := vmmtest.Device(t)
-			honest(t, s.Path(), dev, pattern(0, 5<<20), AttachOptions{})
+			honest(t, s.Path(), dev, pattern(0, 2<<20+1000), AttachOptions{})
 			soon(t, "the reader has gone", func() bool { return s.Stats().Conns == 0 })
 			attack := func() (finish func()) {
 				// With the lock held the server gets no further than the limit on connections,

@@ -257,7 +257,7 @@ func TestReceiveForEver(t *testing.T) {
 	t.Parallel()
 	dev := vmmtest.Device(t)
 	k, far := newHostileOwner(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	got := make(chan error, 1)
 	go func() {
@@ -267,9 +267,14 @@ func TestReceiveForEver(t *testing.T) {
 	k.o.State = wire.StateSealed
 	k.hello()
 	k.send(wire.TypeObject, 0, k.o.Append(nil))
-	for k.c.Write(wire.TypeSealed, 0, 0, wire.Sealed{Object: 7}.Append(nil)) == nil {
+	last := testgate.Effort(10_000, 200_000, 200_000) // of the frames before the context ends
+	for n := 0; k.c.Write(wire.TypeSealed, 0, 0, wire.Sealed{Object: 7}.Append(nil)) == nil; n++ {
+		if n == last {
+			require.Empty(t, got)
+			cancel()
+		}
 	}
-	require.ErrorIs(t, <-got, context.DeadlineExceeded)
+	require.ErrorIs(t, <-got, context.Canceled)
 }
 
 // TestSendToHostile: a receiver that is slow, or asks for what it has, does not
@@ -367,7 +372,7 @@ func TestReaderDoesNotSpin(t *testing.T) {
 			got := make(chan error, 1)
 			go func() { got <- v.Wait(ctx, v.Max()) }()
 			begun, before := time.Now(), v.counts.wakes.Load()
-			span := testgate.Effort[time.Duration](100, 400, 400) * time.Millisecond
+			span := testgate.Effort[time.Duration](50, 400, 400) * time.Millisecond
 			n := uint64(piecesize)
 			for end := time.Now().Add(span); time.Now().Before(end); {
 				for range 20 {

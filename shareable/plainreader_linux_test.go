@@ -165,10 +165,11 @@ func (p *plainReader) until(n uint64) []byte {
 }
 
 func pattern(from, n int) []byte {
-	b := make([]byte, n)
+	const step = 2654435761
+	b, x := make([]byte, n), uint32(from)*step
 	for i := range b {
-		x := uint32(from+i) * 2654435761
 		b[i] = byte(x >> 24)
+		x += step
 	}
 	return b
 }

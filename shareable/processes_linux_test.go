@@ -56,7 +56,7 @@ func TestNoStreamWaitsForAnotherProcess(t *testing.T) {
 	if !withCUDA { // a GPU's context has the streams of all tests
 		t.Parallel()
 	}
-	times := testgate.Effort(10, 100, 100)
+	times := testgate.Effort(4, 100, 100)
 	if withCUDA && !testgate.Soak() {
 		times = min(times, 20)
 	}
@@ -136,11 +136,12 @@ func smallOwner(t *testing.T, o Options, chunk, size uint64) (*Server, *Publicat
 // owner writes.
 func TestManyProcesses(t *testing.T) {
 	t.Parallel()
-	const processes, readers, chunk = 4, 25, 64 << 10
-	publishes := testgate.Effort(500, 10_000, 10_000)
+	const chunk = 64 << 10
+	processes, readers := testgate.Effort(2, 4, 4), testgate.Effort(10, 25, 25)
+	publishes := testgate.Effort(300, 10_000, 10_000)
 	var files unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
-	chunks := min(200, (files.Cur-300)/readers) // each view's keeps a descriptor
+	chunks := min(testgate.Effort[uint64](40, 200, 200), (files.Cur-300)/uint64(readers)) // each view's keeps a descriptor
 	step := chunks * chunk / uint64(publishes)
 	last := step * uint64(publishes)
 	s, p, g := smallOwner(t, Options{MaxConns: 200, MaxConnsPerUID: 200}, chunk, chunks*chunk)
@@ -172,8 +173,8 @@ func TestManyProcesses(t *testing.T) {
 // Of ten readers in processes of their own one stands still. The owner does not
 // notice, and what is kept for that one is bounded.
 func TestStoppedReader(t *testing.T) {
-	rounds, appends := testgate.Effort(6, 6, 40), testgate.Effort(100, 200, 1000)
-	const readers, step = 10, 512
+	rounds, appends, readers := testgate.Effort(3, 6, 40), testgate.Effort(50, 200, 1000), testgate.Effort(4, 10, 10)
+	const step = 512
 	size := uint64(2*(rounds+1)*appends*step+1<<20) &^ 0xffff
 	s, p, g := smallOwner(t, Options{AckTimeout: time.Hour, RequestTimeout: time.Hour}, 64<<10, size)
 	var all []*child
@@ -250,7 +251,7 @@ func tally(t *testing.T, s *Server, dev *vmm.Device) ends {
 // Connections are made and their processes killed, at whatever stage they are.
 func TestConnectAndKill(t *testing.T) {
 	const each = 50
-	cycles := testgate.Effort[uint64](200, 200, 10_000)
+	cycles := testgate.Effort[uint64](100, 200, 10_000)
 	s, _, g := owning(t, Options{MaxConns: 4 * each, MaxConnsPerUID: 4 * each})
 	require.NoError(t, appendWave(g, 0, 9*mib))
 	batch := func(seed int, c *child) {

@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -50,10 +51,11 @@ func TestViewFollows(t *testing.T) {
 	at := v.Ptr()
 	require.Equal(t, pattern(0, 100), read(t, v, 100))
 	require.Equal(t, []byte("rows"), v.Meta())
-	for n := 100; n < 30<<20; n += 5 << 20 {
-		require.NoError(t, g.Append(pattern(n, 5<<20)))
-		wait(t, v, uint64(n+5<<20))
-		require.Equal(t, pattern(0, n+5<<20), read(t, v, n+5<<20))
+	const more = 2<<20 + 5000 // over a chunk
+	for n := 100; n < 6*more; n += more {
+		require.NoError(t, g.Append(pattern(n, more)))
+		wait(t, v, uint64(n+more))
+		require.True(t, bytes.Equal(pattern(0, n+more), read(t, v, n+more)))
 	}
 	require.Equal(t, at, v.Ptr())
 	old := v.Snapshot()

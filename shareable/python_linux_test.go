@@ -188,6 +188,7 @@ func pythonFollows(t *testing.T, b *table, args []string) {
 
 // Every eighth byte of a row is data, the rest padding.
 func TestPythonPaddedRows(t *testing.T) {
+	testgate.Long(t)
 	t.Parallel()
 	python(t, "")
 	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Pitch: 32})
@@ -198,6 +199,7 @@ func TestPythonPaddedRows(t *testing.T) {
 }
 
 func TestPythonTellsBytes(t *testing.T) {
+	testgate.Long(t)
 	t.Parallel()
 	python(t, "")
 	b := newTable(t, vmmtest.Device(t), vmm.Layout{})
@@ -249,15 +251,17 @@ func TestPythonOfAnotherUser(t *testing.T) {
 	runtime.UnlockOSThread()
 	require.Zero(t, no)
 	require.NoError(t, err)
-	for _, try := range []struct {
+	type try struct {
 		args []string
 		code int
-	}{
-		{nil, 1},
+	}
+	tries := []try{
 		{[]string{"--owner", "0"}, 1},
 		{[]string{"--owner", "0", "--owner", "65534"}, 3}, // it is gone
+		{nil, 1},
 		{[]string{"--owner", "no such user"}, 2},
-	} {
+	}
+	for _, try := range testgate.Effort(tries[:2], tries, tries) {
 		f := startPython(t, `exec "$@"`, append(try.args, path, "rows")...)
 		if try.code != 2 {
 			c, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
@@ -282,13 +286,17 @@ func TestPythonToken(t *testing.T) {
 	require.NoError(t, p.Seal(t.Context(), SealOptions{}))
 	file := filepath.Join(t.TempDir(), "token")
 	require.NoError(t, os.WriteFile(file, []byte("secret\n"), 0o600))
-	for _, token := range [][]string{{"--token-file", file}, {"--token", "secret"}} {
+	ways := [][]string{{"--token-file", file}, {"--token", "secret"}}
+	for _, token := range testgate.Effort(ways[:1], ways, ways) {
 		f := startPython(t, `exec "$@"`, append(token, s.Path(), "x")...)
 		f.says("length 3 sum 253")
 		f.says("sealed at 3")
 		f.exits(0)
 	}
 	startPython(t, `exec "$@"`, "--token", "another", s.Path(), "x").exits(1)
+	if testing.Short() {
+		return
+	}
 	require.NoError(t, os.WriteFile(file, []byte("\n"), 0o600))
 	startPython(t, `exec "$@"`, "--token-file", file, s.Path(), "x").exits(2)
 }
@@ -350,6 +358,7 @@ func TestPythonSeesTheOwnerGo(t *testing.T) {
 }
 
 func TestPythonRefusesWhatIsNoMemory(t *testing.T) {
+	testgate.Long(t)
 	t.Parallel()
 	python(t, "")
 	var out strings.Builder

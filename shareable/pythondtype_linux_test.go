@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
@@ -108,6 +109,7 @@ with c.Reader(sys.argv[1], "numbers") as r:
 
 // TestPythonRefusesADtypeOfNumbers: fields are those of opaque elements.
 func TestPythonRefusesADtypeOfNumbers(t *testing.T) {
+	testgate.Long(t)
 	t.Parallel()
 	python(t, "")
 	o := wire.Object{ID: 9, Max: 1 << 20, State: wire.StateLive, Access: wire.AccessRead, Name: "n", Elem: wire.Elem{Kind: wire.KindInt, Bits: 32, Size: 4, Dtype: "{}"}}

@@ -39,14 +39,14 @@ func TestUnreadFrames(t *testing.T) {
 	for name, do := range map[string]func(t *testing.T, e *hostileClient, p *Publication){
 		"RESYNC": func(t *testing.T, e *hostileClient, p *Publication) {
 			attach(e, "x")
-			for range testgate.Effort(20, 60, 60) {
+			for range testgate.Effort(8, 60, 60) {
 				require.NoError(t, e.send(wire.TypeResync, again(p.id)))
 				<-time.After(2 * time.Millisecond)
 			}
 		},
 		"ACK": func(t *testing.T, e *hostileClient, p *Publication) {
 			attach(e, "x")
-			for range testgate.Effort(20, 60, 60) {
+			for range testgate.Effort(8, 60, 60) {
 				p.mu.Lock()
 				var last uint64
 				for a := range p.attachments {

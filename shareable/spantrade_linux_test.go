@@ -204,7 +204,7 @@ func TestBlocksOfTwoProcesses(t *testing.T) {
 	c.tell("churn", 2)
 	c.expect("churns")
 	sizes := []uint64{1, 300, 50_000, mib, 5 * mib}
-	for round := range testgate.Effort(10, 30, 30) {
+	for round := range testgate.Effort(5, 30, 30) {
 		n, v := sizes[round%len(sizes)], byte(round*4+1)
 		// Ours, there.
 		ours := x.publish(n, v)
@@ -272,7 +272,7 @@ func TestBlockOwnerIsKilled(t *testing.T) {
 func TestKilledWhileBlocksAreTraded(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(1, 2))
-	for range testgate.Effort(6, 20, 60) {
+	for range testgate.Effort(3, 20, 60) {
 		x, c := trade(t)
 		ours := x.publish(3*mib, 1)
 		c.tell("publish", 1, 2*mib)

@@ -152,7 +152,7 @@ func readsOn(v *View) *honestReader {
 func TestStorm(t *testing.T) {
 	for name, takes := range map[string]bool{"descriptors arrive": true, "descriptors are refused": false} {
 		t.Run(name, func(t *testing.T) {
-			length := testgate.Effort[time.Duration](300, 3000, 75_000) * time.Millisecond
+			length := testgate.Effort[time.Duration](100, 3000, 75_000) * time.Millisecond
 			o := Options{AckTimeout: patience, RequestTimeout: patience, MaxConns: 64, MaxConnsPerUID: 64}
 			o.hooks.takeFDs = takes
 			storm(t, o, length)
