@@ -39,7 +39,7 @@ type circle struct {
 }
 
 func newCircle(m meeting, rank int, own *acceptor, addresses []string, links map[int]*link) *circle {
-	c := &circle{meeting: m, rank: rank, own: own, addresses: addresses, links: links, dial: dial, gone: map[int]frame{}, dead: map[int]bool{}, promised: -1}
+	c := &circle{meeting: m, rank: rank, own: own, addresses: addresses, links: links, dial: m.dialer(), gone: map[int]frame{}, dead: map[int]bool{}, promised: -1}
 	for rank, l := range links {
 		go c.receive(rank, l)
 	}

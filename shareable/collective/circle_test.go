@@ -24,10 +24,22 @@ import (
 // circles has members meet, and returns what they have, by rank.
 func circles(t *testing.T, size int) []*circle {
 	t.Helper()
-	var lc net.ListenConfig
-	at, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0") // held: another process may take a number that is free
+	return circlesOn(t, nil, size)
+}
+
+// circlesOn is circles on a network; nil: TCP.
+func circlesOn(t *testing.T, n *network, size int) []*circle {
+	t.Helper()
+	listen := func(ctx context.Context, address string) (net.Listener, error) {
+		var lc net.ListenConfig
+		return lc.Listen(ctx, "tcp", address)
+	}
+	if n != nil {
+		listen = n.listen
+	}
+	at, err := listen(t.Context(), "127.0.0.1:0") // held: another process may take a number that is free
 	require.NoError(t, err)
-	m := meeting{address: at.Addr().String(), size: size, secret: []byte("s"), open: at}
+	m := meeting{address: at.Addr().String(), size: size, secret: []byte("s"), open: at, network: n}
 	all := make([]*circle, size)
 	done := make(chan error)
 	for rank := range size {
@@ -301,15 +313,17 @@ func TestShrinkLeftOut(t *testing.T) {
 	for rank := range 3 {
 		t.Run(fmt.Sprint(rank), func(t *testing.T) {
 			t.Parallel()
-			all := circles(t, 3)
-			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
-			defer cancel()
-			rest := without(all, rank)
-			got := shrinkAll(ctx, rest)
-			requireCircle(t, got, rest[0].rank, rest[1].rank)
-			_, _, _, err := all[rank].shrink(t.Context(), idOf(ID{9}))
-			require.ErrorIs(t, err, ErrPeerGone)
-			require.ErrorContains(t, err, "without this member")
+			bubble(t, func(t *testing.T, n *network) {
+				all := circlesOn(t, n, 3)
+				ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+				defer cancel()
+				rest := without(all, rank)
+				got := shrinkAll(ctx, rest)
+				requireCircle(t, got, rest[0].rank, rest[1].rank)
+				_, _, _, err := all[rank].shrink(t.Context(), idOf(ID{9}))
+				require.ErrorIs(t, err, ErrPeerGone)
+				require.ErrorContains(t, err, "without this member")
+			})
 		})
 	}
 }
@@ -321,7 +335,7 @@ func split(all []*circle, reaches func(from, to int) bool) {
 			if to := slices.Index(c.addresses, address); !reaches(from, to) {
 				return nil, fmt.Errorf("dial rank %d: %w", to, os.ErrDeadlineExceeded)
 			}
-			return dial(ctx, address)
+			return c.dialer()(ctx, address)
 		}
 	}
 }
@@ -368,29 +382,31 @@ func TestShrinkBrokenNetwork(t *testing.T) {
 	for seed := range testgate.Effort[uint64](10, 40, 400) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			r := rand.New(rand.NewPCG(seed, 32))
-			var blocked [5][5]bool
-			for from := range 5 {
-				for to := range 5 {
-					blocked[from][to] = r.IntN(10) < 3
+			bubble(t, func(t *testing.T, n *network) {
+				r := rand.New(rand.NewPCG(seed, 32))
+				var blocked [5][5]bool
+				for from := range 5 {
+					for to := range 5 {
+						blocked[from][to] = r.IntN(10) < 3
+					}
 				}
-			}
-			all := circles(t, 5)
-			split(all, func(from, to int) bool { return !blocked[from][to] })
-			dead := r.IntN(10) // no one, if it is 5 or more
-			if dead < 5 {
-				all[dead].die()
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-			defer cancel()
-			groups := map[ID]int{}
-			for _, s := range shrinkAll(ctx, without(all, dead)) {
-				if s.err == nil {
-					groups[s.id]++
-					t.Cleanup(s.next.leave)
+				all := circlesOn(t, n, 5)
+				split(all, func(from, to int) bool { return !blocked[from][to] })
+				dead := r.IntN(10) // no one, if it is 5 or more
+				if dead < 5 {
+					all[dead].die()
 				}
-			}
-			require.LessOrEqual(t, len(groups), 1, "%v", slices.Collect(maps.Keys(groups)))
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				defer cancel()
+				groups := map[ID]int{}
+				for _, s := range shrinkAll(ctx, without(all, dead)) {
+					if s.err == nil {
+						groups[s.id]++
+						t.Cleanup(s.next.leave)
+					}
+				}
+				require.LessOrEqual(t, len(groups), 1, "%v", slices.Collect(maps.Keys(groups)))
+			})
 		})
 	}
 }
@@ -403,20 +419,22 @@ func TestShrinkAccepted(t *testing.T) {
 		leader, accepted := i%2, i/2 == 1
 		t.Run(fmt.Sprint(leader, accepted), func(t *testing.T) {
 			t.Parallel()
-			all := circles(t, 3)
-			split(all, func(_, to int) bool { return to != leader })
-			if accepted {
-				all[2].promised = leader
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
-			defer cancel()
-			got := shrinkAll(ctx, without(all, leader))
-			if !accepted {
-				requireCircle(t, got, 1-leader, 2)
-				return
-			}
-			require.ErrorIs(t, got[0].err, ErrPeerGone)
-			require.ErrorIs(t, got[1].err, context.DeadlineExceeded)
+			bubble(t, func(t *testing.T, n *network) {
+				all := circlesOn(t, n, 3)
+				split(all, func(_, to int) bool { return to != leader })
+				if accepted {
+					all[2].promised = leader
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+				defer cancel()
+				got := shrinkAll(ctx, without(all, leader))
+				if !accepted {
+					requireCircle(t, got, 1-leader, 2)
+					return
+				}
+				require.ErrorIs(t, got[0].err, ErrPeerGone)
+				require.ErrorIs(t, got[1].err, context.DeadlineExceeded)
+			})
 		})
 	}
 }
@@ -481,21 +499,23 @@ func TestShrinkLeaderDoesNotCome(t *testing.T) {
 	for from := 1; from < 4; from++ {
 		t.Run(strconv.Itoa(from), func(t *testing.T) {
 			t.Parallel()
-			all := circles(t, 5)
-			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
-			defer cancel()
-			got := shrinkAll(ctx, all[from:])
-			switch from {
-			case 1:
-				requireCircle(t, got, 1, 2, 3, 4)
-				return
-			case 2:
-				requireCircle(t, got, 2, 3, 4)
-				return
-			}
-			for _, s := range got {
-				require.ErrorIs(t, s.err, ErrPeerGone)
-			}
+			bubble(t, func(t *testing.T, n *network) {
+				all := circlesOn(t, n, 5)
+				ctx, cancel := context.WithTimeout(t.Context(), 6*time.Second)
+				defer cancel()
+				got := shrinkAll(ctx, all[from:])
+				switch from {
+				case 1:
+					requireCircle(t, got, 1, 2, 3, 4)
+					return
+				case 2:
+					requireCircle(t, got, 2, 3, 4)
+					return
+				}
+				for _, s := range got {
+					require.ErrorIs(t, s.err, ErrPeerGone)
+				}
+			})
 		})
 	}
 }

@@ -27,6 +27,21 @@ type meeting struct {
 	open     net.Listener  // rank 0's, at address; nil: rank 0 listens there
 	trusting bool          // for tests: takes any MAC
 	timeout  time.Duration // for tests: instead of meetTimeout
+	network  *network      // for tests: instead of TCP
+}
+
+// network is where members listen, and how they connect.
+type network struct {
+	listen func(ctx context.Context, address string) (net.Listener, error)
+	dial   dialer
+}
+
+// dialer is how the members connect.
+func (m meeting) dialer() dialer {
+	if m.network != nil {
+		return m.network.dial
+	}
+	return dial
 }
 
 const (
@@ -135,7 +150,7 @@ func (m meeting) follow(ctx context.Context, rank int) (c *circle, id ID, err er
 	h := hello{Job: m.job, Rank: uint32(rank), Size: uint32(m.size), TCPPort: uint32(p)}
 	var last error
 	for {
-		l, err := m.call(ctx, dial, m.address, h, cmp.Or(m.timeout, meetTimeout))
+		l, err := m.call(ctx, m.dialer(), m.address, h, cmp.Or(m.timeout, meetTimeout))
 		var w *welcome
 		if err == nil {
 			w, err = l.await(ctx, m.size)
@@ -247,8 +262,15 @@ type acceptor struct {
 
 // listen starts to accept connections on all interfaces. The caller must close the acceptor.
 func (m meeting) listen(ctx context.Context, tcpPort string, rank int) (*acceptor, error) {
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-	l, err := lc.Listen(ctx, "tcp", net.JoinHostPort("", tcpPort))
+	address := net.JoinHostPort("", tcpPort)
+	listen := func(ctx context.Context, address string) (net.Listener, error) {
+		lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+		return lc.Listen(ctx, "tcp", address)
+	}
+	if m.network != nil {
+		listen = m.network.listen
+	}
+	l, err := listen(ctx, address)
 	if err != nil {
 		return nil, err
 	}

@@ -394,19 +394,21 @@ func TestMeetVanished(t *testing.T) {
 	for name, first := range map[string]int{"its rank comes again": 2, "the last one comes": 1} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := meeting{address: freeAddress(t), size: 3}
-			leader := start(t.Context(), m, 0)
-			vanished := greet(t, m, hello{Rank: 2, Size: 3})
-			defer vanished.conn.Close() //nolint:errcheck // closed already
-			one := start(t.Context(), m, first)
-			f, err := vanished.next()
-			require.NoError(t, err)
-			require.Equal(t, framePing, f.Type)
-			_, err = vanished.next()
-			require.Error(t, err)
-			require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 3-first))
-			require.Equal(t, met{id: ID{7}}, <-one)
-			require.Equal(t, met{id: ID{7}}, <-leader)
+			bubble(t, func(t *testing.T, n *network) {
+				m := meeting{address: memoryAddress, size: 3, network: n}
+				leader := start(t.Context(), m, 0)
+				vanished := greet(t, m, hello{Rank: 2, Size: 3})
+				defer vanished.conn.Close() //nolint:errcheck // closed already
+				one := start(t.Context(), m, first)
+				f, err := vanished.next()
+				require.NoError(t, err)
+				require.Equal(t, framePing, f.Type)
+				_, err = vanished.next()
+				require.Error(t, err)
+				require.Equal(t, met{id: ID{7}}, <-start(t.Context(), m, 3-first))
+				require.Equal(t, met{id: ID{7}}, <-one)
+				require.Equal(t, met{id: ID{7}}, <-leader)
+			})
 		})
 	}
 }

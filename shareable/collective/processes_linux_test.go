@@ -6,7 +6,9 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"log"
 	"os"
 	"os/exec"
 	"strconv"
@@ -40,6 +42,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if err := flag.Set("test.parallel", "4"); err != nil { // they wait more than they compute
+		log.Fatal(err)
 	}
 	os.Exit(m.Run())
 }

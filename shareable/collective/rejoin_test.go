@@ -13,9 +13,15 @@ import (
 // connect connects to an address once something listens there. The caller must close it.
 func connect(t *testing.T, address string) (c net.Conn) {
 	t.Helper()
+	return meeting{address: address}.connected(t)
+}
+
+// connected is connect for where a meeting is.
+func (m meeting) connected(t *testing.T) (c net.Conn) {
+	t.Helper()
 	require.Eventually(t, func() (ok bool) {
 		var err error
-		c, err = dial(t.Context(), address)
+		c, err = m.dialer()(t.Context(), m.address)
 		return err == nil
 	}, 10*time.Second, time.Millisecond)
 	return c
@@ -27,7 +33,7 @@ func greet(t *testing.T, m meeting, h hello) (l *link) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		var err error
-		c := connect(t, m.address)
+		c := m.connected(t)
 		if l, err = m.introduce(c, h); err != nil {
 			_ = c.Close()
 		}
@@ -56,15 +62,17 @@ func TestMeetAgain(t *testing.T) {
 // TestMeetWithoutWhoHasEnded: no group is made with a member that has ended.
 func TestMeetWithoutWhoHasEnded(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	m := meeting{address: freeAddress(t), size: 3}
-	leader := start(ctx, m, 0)
-	greet(t, m, hello{Rank: 2, Size: 3}).close()
-	require.ErrorIs(t, (<-start(ctx, m, 1)).err, context.DeadlineExceeded)
-	err := (<-leader).err
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "of 3 members are missing")
+	bubble(t, func(t *testing.T, n *network) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		m := meeting{address: memoryAddress, size: 3, network: n}
+		leader := start(ctx, m, 0)
+		greet(t, m, hello{Rank: 2, Size: 3}).close()
+		require.ErrorIs(t, (<-start(ctx, m, 1)).err, context.DeadlineExceeded)
+		err := (<-leader).err
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "of 3 members are missing")
+	})
 }
 
 // TestMeetAtAnotherProgram: the error says so when something else listens where rank 0 should.
