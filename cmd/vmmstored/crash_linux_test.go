@@ -136,6 +136,7 @@ func (p *promises) has(name string, o store.GetOptions, data []byte) {
 // was promised is so afterwards. Once all is deleted neither process has more descriptors than at
 // first.
 func TestServerDiesAtAnyMoment(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path)
 	t.Cleanup(func() {
@@ -158,7 +159,7 @@ func TestServerDiesAtAnyMoment(t *testing.T) {
 	}
 	before := fds(p.cmd.Process.Pid)
 	random := rand.New(rand.NewPCG(33, 0))
-	for round := range testgate.Effort(15, 100, 1000) {
+	for round := range testgate.Effort(5, 100, 1000) {
 		var clients sync.WaitGroup
 		ctx, cancel := context.WithCancel(t.Context())
 		for i, x := range all {
@@ -166,7 +167,7 @@ func TestServerDiesAtAnyMoment(t *testing.T) {
 			clients.Go(func() { x.work(ctx, own) })
 		}
 		<-time.After(time.Duration(random.IntN(30)) * time.Millisecond)
-		if round%10 == 9 {
+		if round%10 == testgate.Effort(4, 9, 9) {
 			require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
 		} else {
 			require.NoError(t, syscall.Kill(p.server(t), syscall.SIGKILL))
@@ -198,6 +199,7 @@ func TestServerDiesAtAnyMoment(t *testing.T) {
 // TestEvictsAfterADeath: what a server before has made can be evicted, the oldest first, and what
 // it counts is what it counted.
 func TestEvictsAfterADeath(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path, "--max-bytes=8MiB", "--evict")
 	c := clientAt(t, path)

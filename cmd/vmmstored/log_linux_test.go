@@ -20,6 +20,7 @@ import (
 // TestLogIsNotRead: a reader of the log that is gone, or does not read, costs the store lines of
 // the log and nothing else. Nor does SIGHUP end it.
 func TestLogIsNotRead(t *testing.T) {
+	t.Parallel()
 	for name, gone := range map[string]bool{"gone": true, "stalled": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,6 +51,9 @@ func testDevice(t *testing.T) *vmm.Device {
 func TestMain(m *testing.M) {
 	if os.Getenv(asProgram) != "" {
 		main()
+	}
+	if err := flag.Set("test.parallel", "4"); err != nil { // they wait more than they compute
+		log.Fatal(err)
 	}
 	os.Exit(m.Run())
 }
@@ -338,6 +343,7 @@ func childrenOf(t *testing.T, pid int) (all []int) {
 // TestReload: another process serves after the command and after the signal; clients go on, and the
 // process that was started is the same.
 func TestReload(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path)
 	c := clientAt(t, path)
@@ -373,6 +379,7 @@ func TestReload(t *testing.T) {
 // TestReloadByPID: it needs no token, no device and no socket, waits until the next process serves, and says
 // that it has not been replaced.
 func TestReloadByPID(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path, token := filepath.Join(dir, "s"), filepath.Join(dir, "token")
 	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
@@ -398,6 +405,7 @@ func TestReloadByPID(t *testing.T) {
 // TestReloadFails: a program that does not begin, as with a flag that is wrong by now, changes
 // nothing.
 func TestReloadFails(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path, token := filepath.Join(dir, "s"), filepath.Join(dir, "token")
 	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
@@ -425,6 +433,7 @@ func TestReloadFails(t *testing.T) {
 // published of what is durable, and what has a Writer. If the process that keeps the socket dies,
 // the one that serves ends.
 func TestServerDies(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "s")
 	p := started(t, "--socket="+path)
 	c := clientAt(t, path)
