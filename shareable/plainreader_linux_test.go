@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -165,6 +166,16 @@ func (p *plainReader) until(n uint64) []byte {
 }
 
 func pattern(from, n int) []byte {
+	if first := firstPattern(); from+n <= len(first) {
+		return bytes.Clone(first[from : from+n])
+	}
+	return makePattern(from, n)
+}
+
+// firstPattern is the pattern of what most tests write.
+var firstPattern = sync.OnceValue(func() []byte { return makePattern(0, 8<<20) })
+
+func makePattern(from, n int) []byte {
 	const step = 2654435761
 	b, x := make([]byte, n), uint32(from)*step
 	for i := range b {

@@ -212,10 +212,11 @@ func TestPythonTellsBytes(t *testing.T) {
 }
 
 func TestPythonWithFewDescriptors(t *testing.T) {
+	testgate.Long(t)
 	t.Parallel()
 	python(t, "")
 	const pitch = 2 << 20 // one number in each chunk
-	rows := testgate.Effort(30, 50, 50)
+	const rows = 50
 	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.ElemUint, Bits: 16, Size: 2, Pitch: pitch})
 	data := make([]byte, rows*pitch)
 	for i := range rows {
