@@ -248,7 +248,7 @@ func (p *part) eventually(what string, so func() bool) {
 // places of an object that could be mistaken for one another differ.
 const wavePeriod = 1<<20 + 7
 
-var waveTable = sync.OnceValue(func() []byte { return append(pattern(0, wavePeriod), pattern(0, wavePeriod)...) })
+var waveTable = sync.OnceValue(func() []byte { return append(makePattern(0, wavePeriod), makePattern(0, wavePeriod)...) })
 
 // wave is what stands at from, up to wavePeriod bytes of it, by a seed that
 // owner and readers know.

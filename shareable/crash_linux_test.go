@@ -136,8 +136,8 @@ func readerKilled(t *testing.T) {
 	reads(t, stays, 5*mib)
 	before, err := processFDs()
 	require.NoError(t, err)
-	kept, total := s.Stats().KeptFDs, uint64(5*mib)
-	for i := range 4 {
+	kept, total, times := s.Stats().KeptFDs, uint64(5*mib), testgate.Effort(2, 4, 4)
+	for i := range times {
 		dies := reader(t, s)
 		require.Equal(t, 2, p.Readers())
 		if i%2 == 0 { // in the middle of something
@@ -168,7 +168,7 @@ func readerKilled(t *testing.T) {
 	require.NoError(t, <-retired)
 	require.Zero(t, s.Stats().TimedOut, "it has not waited for Options.AckTimeout")
 	reads(t, stays, total-mib)
-	grown := int(4 * 3 * mib / crashChunk)
+	grown := times * 3 * mib / crashChunk
 	soon(t, "no descriptor is left open", func() bool {
 		after, err := processFDs()
 		extra := s.Stats().KeptFDs - kept
@@ -340,8 +340,8 @@ func readerStopped(t *testing.T) {
 	require.NoError(t, appendWave(g, 0, mib))
 	reads(t, still, mib)
 	still.stop()
-	n, worst := uint64(mib), time.Duration(0)
-	for range 20 {
+	n, worst, times := uint64(mib), time.Duration(0), testgate.Effort(8, 20, 20)
+	for range times {
 		begun := time.Now()
 		require.NoError(t, appendWave(g, 0, 2*mib))
 		require.NoError(t, p.Flush(t.Context()))
@@ -350,7 +350,7 @@ func readerStopped(t *testing.T) {
 		require.Equal(t, n, p.Len())
 	}
 	reads(t, moves, n)
-	t.Logf("the slowest of 20 times 2 MiB took %v", worst)
+	t.Logf("the slowest of %d times 2 MiB took %v", times, worst)
 	require.Less(t, worst, 3*time.Second, "not even one deadline of the server's")
 	for _, q := range queuedBytes(t, s) {
 		require.LessOrEqual(t, q, 64<<10)
@@ -513,7 +513,8 @@ func copyAll(ctx context.Context, v *View, stays, seeds uint64, good *atomic.Int
 
 func fdLimit(t *testing.T) {
 	s, p, g := owning(t, Options{})
-	require.NoError(t, appendWave(g, 0, 40*mib))
+	all := testgate.Effort[uint64](20, 40, 40) * mib
+	require.NoError(t, appendWave(g, 0, all))
 
 	// Room for a few at a time: in smaller frames all of it comes.
 	c := spawn(t, "reader", s.Path(), "raise")
@@ -526,13 +527,13 @@ func fdLimit(t *testing.T) {
 	require.Equal(t, "ok", c.expect("few"))
 	c.tell("attach")
 	require.Equal(t, "ok", c.expect("attached"))
-	c.tell("wait", 40*mib)
+	c.tell("wait", all)
 	require.Equal(t, "ok", c.expect("there"))
 	require.Positive(t, s.Stats().Resyncs)
 	t.Logf("%d frames, %d times asked again", s.Stats().Frames, s.Stats().Resyncs)
 	c.tell("enough")
 	require.Equal(t, "ok", c.expect("enough"))
-	reads(t, c, 40*mib) // for which a GPU's driver opens what it needs
+	reads(t, c, all) // for which a GPU's driver opens what it needs
 	c.tell("close")
 	require.Equal(t, "ok", c.expect("closed"))
 
@@ -541,7 +542,7 @@ func fdLimit(t *testing.T) {
 	none.expect("ready")
 	none.tell("attach") // once, for what the driver opens and keeps
 	require.Equal(t, "ok", none.expect("attached"))
-	reads(t, none, 40*mib)
+	reads(t, none, all)
 	none.tell("close")
 	require.Equal(t, "ok", none.expect("closed"))
 	none.tell("settled")
