@@ -27,16 +27,16 @@ func bounds(b pool.Block) (first, last uint64) {
 	return uint64(b.Ptr()), uint64(b.Ptr()) + b.Size() - 1
 }
 
-// place is where the first block is that ends at an address or behind it: at most in the last run,
-// then behind its end.
-func (c *overlapChecker) place(at uint64) (run, i int) {
-	behind := func(b pool.Block, at uint64) int {
+// find returns the run and the index of the first block that ends at an address or above it. If there
+// is none, that is the end of the last run.
+func (c *overlapChecker) find(at uint64) (run, i int) {
+	endsBelow := func(b pool.Block, at uint64) int {
 		_, last := bounds(b)
 		return cmp.Compare(last, at)
 	}
-	run, _ = slices.BinarySearchFunc(c.runs, at, func(r []pool.Block, at uint64) int { return behind(r[len(r)-1], at) })
+	run, _ = slices.BinarySearchFunc(c.runs, at, func(r []pool.Block, at uint64) int { return endsBelow(r[len(r)-1], at) })
 	run = min(run, len(c.runs)-1)
-	i, _ = slices.BinarySearchFunc(c.runs[run], at, behind)
+	i, _ = slices.BinarySearchFunc(c.runs[run], at, endsBelow)
 	return run, i
 }
 
@@ -53,9 +53,9 @@ func (c *overlapChecker) Alloc(s *vmm.Stream, n uint64) (pool.Block, error) {
 		c.runs = [][]pool.Block{{b}}
 		return b, nil
 	}
-	run, i := c.place(first)
+	run, i := c.find(first)
 	if i < len(c.runs[run]) {
-		// Those after it begin behind its end.
+		// Those after it begin above its end.
 		if from, to := bounds(c.runs[run][i]); from <= last {
 			return b, fmt.Errorf("block [%#x, %#x) overlaps block [%#x, %#x)", first, last+1, from, to+1)
 		}
@@ -71,7 +71,7 @@ func (c *overlapChecker) Alloc(s *vmm.Stream, n uint64) (pool.Block, error) {
 
 func (c *overlapChecker) Free(s *vmm.Stream, b pool.Block) error {
 	if first, _ := bounds(b); len(c.runs) > 0 {
-		run, i := c.place(first)
+		run, i := c.find(first)
 		if r := c.runs[run]; i < len(r) && r[i] == b {
 			c.runs[run] = slices.Delete(r, i, i+1)
 			if len(c.runs[run]) == 0 {
