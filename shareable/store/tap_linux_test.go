@@ -149,9 +149,14 @@ func everything(ctx context.Context, c *Client) (err error) {
 		return e == nil
 	}
 	data := everythingsBytes()
-	events, e := c.Watch(ctx, "")
+	watching, unwatch := context.WithCancel(ctx)
+	defer unwatch()
+	events, e := c.Watch(watching, "")
 	if note(e) {
 		defer func() {
+			if errors.Is(err, os.ErrDeadlineExceeded) { // of a request that was to make the first event
+				unwatch()
+			}
 			for _, e := range events {
 				note(e)
 				break
