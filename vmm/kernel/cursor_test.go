@@ -229,9 +229,7 @@ func TestCursorChecksTheSize(t *testing.T) {
 	dev := open(t)
 	m, s := repeaters(t, dev), stream(t, dev)
 	for _, name := range []string{"wide", "wide_tiles"} {
-		v := vector[uint32](t, dev, 42)
-		require.NoError(t, v.Grow(1<<14))
-		require.NoError(t, v.SetLen(1<<14))
+		v := vector(t, dev, make([]uint32, 1<<14)...) // so that what is read below was written
 		require.NoError(t, v.Truncate(1))
 		read := func() []uint32 {
 			all := make([]uint32, 1<<14)
