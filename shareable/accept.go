@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -24,13 +25,25 @@ func (s *Server) acceptLoop() {
 		case s.isStopped():
 			s.closeListener()
 			return
+		case errors.Is(err, os.ErrDeadlineExceeded): // serve.Server.Health has woken it
+			_ = s.socket.SetDeadline(time.Time{})
 		default: // it passes: one connection failed, or there are no descriptors just now
 			s.opts.Logger.Warn("accept", "path", s.path, "error", err)
 			s.pause()
 		}
+		s.setTurned()
 		for s.slowCloses.len() >= s.opts.MaxConns && !s.isStopped() {
 			s.pause()
+			s.setTurned()
 		}
+	}
+}
+
+// setTurned tells serve.Server.Health that the accept loop turns.
+func (s *Server) setTurned() {
+	select {
+	case s.turned <- struct{}{}:
+	default:
 	}
 }
 

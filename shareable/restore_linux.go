@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -200,4 +202,37 @@ func (s storeServer) Adopt(path string, listener, lock int, own bool, serves fun
 	}
 	s.tasks.Go(s.acceptLoop)
 	return nil
+}
+
+// Health returns what checks that the accept loop turns and that a session replies to COUNT. The
+// session is a new one each time, so that neither Options.Rate nor a time limit ends it.
+func (s storeServer) Health(near, far *net.UnixConn) (check func() error, err error) {
+	reply, err := wire.NewOwnerConn(near)
+	if err != nil {
+		return nil, err
+	}
+	request, err := wire.NewOwnerConn(far)
+	return func() error {
+		select {
+		case <-s.turned: // before
+		default:
+		}
+		if err := s.socket.SetDeadline(time.Unix(1, 0)); err != nil {
+			return err
+		}
+		select {
+		case <-s.turned:
+		case <-s.stop:
+			return fmt.Errorf("%w: server", vmm.ErrClosed)
+		}
+		ses := newSession(s.Server, request, wire.Cred{PID: int32(os.Getpid()), UID: uint32(os.Getuid())})
+		if err := ses.handle(wire.Frame{Header: wire.Header{Type: wire.TypeCount, Request: 1}}); err != nil {
+			return err
+		}
+		f, err := reply.Read()
+		if err == nil && f.Type != wire.TypeCounters {
+			err = fmt.Errorf("%w: %v", ErrProtocol, f.Type)
+		}
+		return err
+	}, err
 }

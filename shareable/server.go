@@ -28,6 +28,7 @@ type Server struct {
 	path   string
 	socket *socket.Listener // nil: every connection comes by ServeConn
 	stop   chan struct{}    // closed by Close
+	turned chan struct{}    // of capacity 1: the accept loop has turned
 
 	// Safe for concurrent use.
 	tasks      sync.WaitGroup
@@ -65,7 +66,7 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		dev: dev, opts: o, fds: newFDCache(o.KeepFDs), stop: make(chan struct{}),
+		dev: dev, opts: o, fds: newFDCache(o.KeepFDs), stop: make(chan struct{}), turned: make(chan struct{}, 1),
 		names: map[string]*object{}, sessions: map[*session]struct{}{}, connsByUID: map[uint32]int{},
 		bytesByUID: map[uint32]uint64{}, takenByUID: map[uint32]uint64{}, taken: map[vmm.Segment]*takenMemory{},
 	}

@@ -4,6 +4,7 @@ package shareable
 
 import (
 	"fmt"
+	"net"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -96,6 +97,9 @@ func (o *storeObject) Record(uint64, string, *serve.Seal) (serve.Record, func(),
 
 // Adopt needs Linux.
 func (s storeServer) Adopt(string, int, int, bool, func() error) error { return errLinux }
+
+// Health needs Linux.
+func (s storeServer) Health(_, _ *net.UnixConn) (func() error, error) { return nil, errLinux }
 
 // OpenWriterPage needs Linux.
 func (forStore) OpenWriterPage(int, [16]byte, uint64) (serve.WriterPage, error) { return nil, errLinux }

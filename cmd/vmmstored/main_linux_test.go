@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -78,6 +79,8 @@ func (o *output) String() string {
 
 // program is a process of the program.
 type program struct {
+	self string   // its file; empty: that of the test
+	env  []string // beside that of the test
 	cmd  *exec.Cmd
 	err  output
 	ends chan int // its exit code
@@ -97,8 +100,8 @@ func (p *program) start(t *testing.T, stderr io.Writer, args ...string) {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
-	p.cmd, p.ends = exec.Command(self, append([]string{deviceFlag}, args...)...), make(chan int, 1)
-	p.cmd.Env = append(os.Environ(), asProgram+"=1")
+	p.cmd, p.ends = exec.Command(cmp.Or(p.self, self), append([]string{deviceFlag}, args...)...), make(chan int, 1)
+	p.cmd.Env = append(append(os.Environ(), asProgram+"=1"), p.env...)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p.cmd.Stderr = stderr
 	require.NoError(t, p.cmd.Start())

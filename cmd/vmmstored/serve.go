@@ -86,7 +86,7 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 		return err
 	}
 	k, err := store.NewKeeper(store.KeeperOptions{
-		Path: o.socket, Mode: mode, Group: group, Listener: manager.listener, HealthTime: manager.health, Token: o.token, Logger: so.Logger, Changed: manager.changed,
+		Path: o.socket, Mode: mode, Group: group, Listener: manager.listener, HealthTime: manager.health, Logger: so.Logger, Changed: manager.changed,
 		Command: func() *exec.Cmd {
 			cmd := exec.Command(self, args...)
 			cmd.Stderr = stderr

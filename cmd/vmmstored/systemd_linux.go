@@ -27,12 +27,12 @@ func newManager(log *slog.Logger) (*manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.health = watchdog / 3 // so that a server that hangs is replaced before the watchdog ends all
+	m.health = watchdog / 3 // of which it is told several times
 	return m, nil
 }
 
-// changed tells the service manager what the keeper does. The watchdog is fed by a request through
-// the server.
+// changed tells the service manager what the keeper does. Its watchdog is for the keeper: that kills a
+// server that hangs.
 func (m *manager) changed(s store.KeeperState) {
 	state := map[store.KeeperState]string{
 		store.KeeperServes:   daemon.SdNotifyReady + "\nSTATUS=serving",

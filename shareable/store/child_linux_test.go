@@ -172,7 +172,7 @@ func play(role string) {
 	p := &part{args: os.Args[1:], in: bufio.NewScanner(os.Stdin)}
 	roles := map[string]func(*part){
 		"daemon": playDaemon, "writer": playWriter, "readers": playReaders, "memory": playMemory,
-		"holder": playHolder, "clients": playClients, "storm": playStorm, "keeper": playKeeper, "kept": playKept, "requests": playRequests, "good": playGood, "bad": playBad, "keeps": playKeeps,
+		"holder": playHolder, "clients": playClients, "storm": playStorm, "keeper": playKeeper, "kept": playKept, "requests": playRequests, "good": playGood, "bad": playBad, "keeps": playKeeps, "old": playOld,
 	}
 	act, ok := roles[role]
 	if !ok {

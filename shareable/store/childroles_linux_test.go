@@ -81,20 +81,34 @@ func playDaemon(p *part) {
 func playKeeper(p *part) {
 	self, err := os.Executable()
 	p.must(err)
+	var looks atomic.Int64
+	health := time.Second
+	if d, err := time.ParseDuration(os.Getenv(healthVar)); err == nil {
+		health = d
+	}
 	k, err := NewKeeper(KeeperOptions{Path: p.args[0], Command: func() *exec.Cmd {
 		cmd := exec.Command(self, p.args[1:]...)
 		p.args = p.args[:1] // for the first one alone
 		cmd.Env = append(os.Environ(), partVar+"=kept")
 		cmd.Stderr = os.Stderr
 		return cmd
-	}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), HealthTime: time.Second})
+	}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), HealthTime: health, Changed: func(s KeeperState) {
+		if s == KeeperHealthy {
+			looks.Add(1)
+		}
+	}})
 	p.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan error, 1)
 	go func() { over <- k.Run(ctx) }()
 	p.say("ready")
 	for {
-		switch word, _ := p.next(); word {
+		switch word, n := p.next(); word {
+		case "looks": // so many later
+			for last := looks.Load() + int64(n); looks.Load() < last; {
+				<-time.After(step)
+			}
+			p.say("looks")
 		case "reload":
 			p.must(k.Reload(ctx))
 			p.say("reload")
@@ -165,9 +179,10 @@ func playKept(p *part) {
 			}
 		}
 	}
+	began := o.hangs(p)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	p.must(ServeKept(ctx, dev, o, nil))
+	p.must(ServeKept(ctx, dev, o, began))
 	p.must(dev.Close())
 }
 

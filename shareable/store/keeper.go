@@ -22,12 +22,9 @@ type KeeperOptions struct {
 	Listener *os.File
 	// Command makes each process, which has to call ServeKept.
 	Command func() *exec.Cmd
-	// HealthTime is how long a server may take to reply. One that takes longer is killed, and
-	// another one begins. 0 is 10 s.
+	// HealthTime is how long a server may take to reply to its Keeper. One that takes longer is
+	// killed, and another one begins. 0 is 10 s.
 	HealthTime time.Duration
-	// Token returns the secret of Options.Token as it is now, to ask the server with; nil: there is
-	// none. It must not wait.
-	Token func() ([]byte, error)
 	// Logger gets a line for each server that ends or does not begin; nil logs nothing.
 	Logger *slog.Logger
 	// Changed, if not nil, is called with what the Keeper does, by several goroutines. It must not
@@ -41,7 +38,7 @@ type KeeperState string
 // States of a Keeper.
 const (
 	KeeperServes   KeeperState = "serves"   // a server serves
-	KeeperHealthy  KeeperState = "healthy"  // it has replied
+	KeeperHealthy  KeeperState = "healthy"  // the Keeper runs, whatever its server does: each quarter of HealthTime
 	KeeperReplaces KeeperState = "replaces" // another one is to take its place
 	KeeperRestarts KeeperState = "restarts" // it has ended, and another one begins
 	KeeperEnds     KeeperState = "ends"

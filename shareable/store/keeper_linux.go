@@ -26,6 +26,8 @@ import (
 //	                   the keeper kills the one that serves
 //	keeper -> server   go, after the last change
 //	server -> keeper   serving; then what it promises
+//	keeper -> server   health, now and then
+//	server -> keeper   healthy
 //
 // So there is one way in which a server ends, whatever ends it. The Keeper reads nothing that a
 // client sends. If it ends, the server sees that, and ends, too.
@@ -44,6 +46,8 @@ type Keeper struct {
 	kept    keptObjects
 	next    *keptProcess // it is told what changes; nil: no process begins
 	servers uint64       // that have served
+
+	watches sync.WaitGroup // each of a process that serves
 }
 
 // keepSocket checks the options and makes the socket, or takes Listener.
@@ -125,6 +129,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 	k.tell(KeeperEnds)
 	k.end(p)
+	k.watches.Wait()
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -133,15 +138,12 @@ func (k *Keeper) Run(ctx context.Context) error {
 
 // keep has another process serve whenever one has ended, until ctx does. It returns the last one.
 func (k *Keeper) keep(ctx context.Context, p *keptProcess) *keptProcess {
-	hangs := k.watchHealth(ctx)
+	var shows sync.WaitGroup
+	defer shows.Wait()
+	shows.Go(func() { k.showHealth(ctx) })
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case n := <-hangs:
-			if n == k.served() { // and not another one meanwhile
-				k.log.Error("the server does not reply; it is killed", "pid", p.cmd.Process.Pid)
-				_ = p.cmd.Process.Kill()
-			}
 		case done := <-k.reloads:
 			k.tell(KeeperReplaces)
 			next, err := k.begin(ctx, p)
@@ -161,8 +163,6 @@ func (k *Keeper) keep(ctx context.Context, p *keptProcess) *keptProcess {
 				k.tell(KeeperServes)
 			}
 		}
-	}
-	for range hangs { // until nothing is asked any more
 	}
 	return p
 }
@@ -191,48 +191,66 @@ func (k *Keeper) Reload(ctx context.Context) error {
 	}
 }
 
-// served is how many servers have served.
-func (k *Keeper) served() uint64 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.servers
+// healthLooks is how often a Keeper looks for a reply in HealthTime. After a pause of all processes it
+// is one look later, and not HealthTime.
+const healthLooks = 4
+
+// healthTicker ticks once for each look.
+func (k *Keeper) healthTicker() *time.Ticker {
+	return time.NewTicker(max(k.opts.HealthTime/healthLooks, 1))
 }
 
-// watchHealth asks the server for its counts now and then. If there is no reply for HealthTime, it
-// sends which server that was: the number of those that have served. The channel is closed once ctx has
-// ended and nothing is asked any more.
-func (k *Keeper) watchHealth(ctx context.Context) <-chan uint64 {
-	hangs := make(chan uint64)
-	go func() {
-		defer close(hangs)
-		for ctx.Err() == nil {
-			n := k.served()
-			sub, cancel := context.WithTimeout(ctx, k.opts.HealthTime)
-			var err error
-			var o ClientOptions
-			if k.opts.Token != nil {
-				o.Token, err = k.opts.Token()
-			}
-			if err == nil {
-				err = Ping(sub, k.socket.Path, o)
-			}
-			cancel()
-			switch {
-			case err == nil:
-				k.tell(KeeperHealthy)
-			case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
-				select {
-				case hangs <- n:
-				case <-ctx.Done():
-				}
-			}
-			select {
-			case <-time.After(k.opts.HealthTime / 4):
-			case <-ctx.Done():
-			}
+// showHealth tells that the Keeper runs, until ctx ends. What the server does is no matter: nothing
+// that it is refused, and no server that cannot begin, is a reason to end the Keeper and all objects.
+func (k *Keeper) showHealth(ctx context.Context) {
+	t := k.healthTicker()
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			k.mu.Lock()   // a Keeper that hangs with it says nothing
+			k.mu.Unlock() //nolint:staticcheck // that it can be had is enough
+			k.tell(KeeperHealthy)
+		case <-ctx.Done():
+			return
 		}
-	}()
-	return hangs
+	}
+}
+
+// watchHealth asks a process that serves how it is, until it or ctx ends, and kills it if it has
+// not replied for HealthTime.
+func (k *Keeper) watchHealth(ctx context.Context, p *keptProcess) {
+	t := k.healthTicker()
+	defer t.Stop()
+	looks := 0 // since it was asked; 0: it has replied
+	wrong := ""
+	for {
+		select {
+		case <-t.C:
+		case <-p.ended:
+			return
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case says := <-p.healthy:
+			if looks = 0; says != wrong && says != "" {
+				k.log.Warn("the server is not well", "pid", p.cmd.Process.Pid, "error", says)
+			}
+			wrong = says
+		default:
+		}
+		switch looks {
+		case 0:
+			_ = p.control.SetWriteDeadline(time.Now().Add(tellPatience))
+			_ = writeKept(p.control, keptMessage{Op: opHealth}) // without it there is no reply
+		case healthLooks:
+			k.log.Error("the server does not reply; it is killed", "pid", p.cmd.Process.Pid)
+			_ = p.cmd.Process.Kill()
+			return
+		}
+		looks++
+	}
 }
 
 // keptProcess is a process that serves, or is to.
@@ -241,6 +259,8 @@ type keptProcess struct {
 	control *net.UnixConn
 	ready   chan struct{} // closed once it can go on
 	serving chan struct{} // closed once it serves
+	replies bool          // to opHealth; set before serving is closed
+	healthy chan string   // of capacity 1: its replies, what is wrong or nothing
 	read    chan struct{} // closed once it says no more
 	ended   chan struct{} // closed once it has ended, after err is set
 	err     error
@@ -286,8 +306,14 @@ func (k *Keeper) begin(ctx context.Context, old *keptProcess) (*keptProcess, err
 	}
 	if err != nil {
 		p.kill()
+		return p, err
 	}
-	return p, err
+	if p.replies {
+		k.watches.Go(func() { k.watchHealth(ctx, p) })
+	} else {
+		k.log.Warn("the server is of a program that its keeper cannot ask for its health", "pid", p.cmd.Process.Pid)
+	}
+	return p, nil
 }
 
 // start starts a process. Its first descriptor after the standard ones is that of its keeper, then
@@ -311,7 +337,8 @@ func (k *Keeper) start() (*keptProcess, error) {
 		return nil, errors.Join(err, control.Close())
 	}
 	p := &keptProcess{
-		cmd: cmd, control: control, ready: make(chan struct{}), serving: make(chan struct{}), read: make(chan struct{}), ended: make(chan struct{}),
+		cmd: cmd, control: control, ready: make(chan struct{}), serving: make(chan struct{}), healthy: make(chan string, 1),
+		read: make(chan struct{}), ended: make(chan struct{}),
 	}
 	go func() {
 		defer close(p.read)
@@ -360,7 +387,13 @@ func (k *Keeper) do(p *keptProcess, m keptMessage, fds []int) error {
 	case opReady:
 		closeOnce(p.ready)
 	case opServing:
+		p.replies = m.Health
 		closeOnce(p.serving)
+	case opHealthy:
+		select {
+		case p.healthy <- string(m.Text):
+		default: // it was not asked
+		}
 	default:
 		if k.next != nil && k.next != p {
 			_ = k.tellLocked(k.next, m, fds...) // it cannot begin then

@@ -47,6 +47,12 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	stop := context.AfterFunc(ctx, func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	from := newKeptReader(control)
+	near, far, err := socketPair() // now: later there may be no descriptors
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	defer near.Close() //nolint:errcheck // no one reads it any more
+	defer far.Close()  //nolint:errcheck // the same
 	s, err := keptServer(dev, o, path, first+1, files == "2", own == "true", from)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -54,10 +60,26 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	if began != nil {
 		began(s)
 	}
-	for err == nil { // it says nothing more, and ends
-		_, _, err = from.next()
+	check, err := s.objects.Health(near, far)
+	if o.hooks.blind {
+		check = func() error { return nil }
+	}
+	for err == nil { // until the keeper ends
+		var m keptMessage
+		if m, _, err = from.next(); err == nil && m.Op == opHealth {
+			err = sendHealth(control, check())
+		}
 	}
 	return s.Close()
+}
+
+// sendHealth replies to opHealth.
+func sendHealth(control *net.UnixConn, wrong error) error {
+	m := keptMessage{Op: opHealthy}
+	if wrong != nil {
+		m.Text = []byte(wrong.Error())
+	}
+	return writeKept(control, m)
 }
 
 // keptServer makes the server. fd is the first of the descriptors of the socket.
@@ -89,7 +111,7 @@ func keptServer(dev *vmm.Device, o Options, path string, fd int, locked, own boo
 	go s.watchLeases() // from here on it tells the keeper what changes
 	go s.endAwaited()
 	// The keeper hears of it before a client can: a client may end this process with a request.
-	err = s.objects.Adopt(path, fd, lock, own, func() error { return writeKept(from.conn, keptMessage{Op: opServing}) })
+	err = s.objects.Adopt(path, fd, lock, own, func() error { return writeKept(from.conn, keptMessage{Op: opServing, Health: true}) })
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

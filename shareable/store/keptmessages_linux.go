@@ -30,6 +30,7 @@ type keptMessage struct {
 	Client  string   `json:",omitempty"` // whose request it is; see clientToken
 	Request uint32   `json:",omitempty"` // the number of that; 0: what is known of the client is of no use any more
 	Count   uint64   `json:",omitempty"` // how many servers there were before
+	Health  bool     `json:",omitempty"` // of opServing: it replies to opHealth, as those of 0.1.0 do not
 	Text    []byte   `json:"-"`          // of the object, or of the server; it follows the rest after a line feed
 }
 
@@ -38,6 +39,8 @@ const (
 	opReady   = "ready"   // the server can go on with that
 	opGo      = "go"      // it is to: the one before has ended
 	opServing = "serving" // it does
+	opHealth  = "health"  // the keeper: is it well?
+	opHealthy = "healthy" // the server: it does not hang; a text says what is wrong
 	opServer  = "server"  // the text of the server; both ways
 	opPut     = "put"     // an object, or some of its descriptors; both ways
 	opForget  = "forget"  // an object is gone; both ways

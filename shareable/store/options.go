@@ -64,6 +64,7 @@ type hooks struct {
 	keepPage bool // readers keep the page of a writer whose lease has ended
 	unfenced bool // memory of a writer that may run is the next one's
 	forget   bool // what a server before this one has done is not known
+	blind    bool // it says that it does not hang, without a look
 }
 
 // resolve checks the options and fills in the defaults.

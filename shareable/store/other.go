@@ -62,5 +62,5 @@ func (c *Client) Replace(context.Context, int) error { return errLinux }
 
 // These are of Linux alone.
 var _ = func(s *Server, x *clientState) (map[string]*awaited, bool, uint64) {
-	return s.awaited, s.opts.hooks.forget, x.began
+	return s.awaited, s.opts.hooks.forget || s.opts.hooks.blind, x.began
 }

@@ -97,6 +97,12 @@ type Server interface {
 	// With own that one has made it. Adopt calls serves before it accepts the first connection, and
 	// accepts none if that returns an error.
 	Adopt(path string, listener, lock int, own bool, serves func() error) error
+	// Health returns what checks a server that has adopted a listener: it returns once the accept
+	// loop has turned, which it wakes, and a session has replied to COUNT over the two ends of a
+	// connection, which Health does not take. The error is what the reply was instead. If the server
+	// hangs it does not return before Close. It shows no credentials, and counts against no limit.
+	// One goroutine at a time may call it.
+	Health(near, far *net.UnixConn) (check func() error, err error)
 	// Users is how many connections each user has.
 	Users() map[uint32]int
 	// FileLimit is how many descriptors this process may have.
