@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -233,4 +234,22 @@ func TestHealthNeedsNoPlace(t *testing.T) {
 	k.ask("close")
 	require.NotContains(t, k.err.String(), "not well")
 	require.NotContains(t, k.err.String(), "does not reply")
+}
+
+// TestPromisesBesideAnUnreadQuestion: what a server has promised is kept, although it has ended before it
+// has read what its keeper asked.
+func TestPromisesBesideAnUnreadQuestion(t *testing.T) {
+	t.Parallel()
+	near, far, err := socketPair()
+	require.NoError(t, err)
+	defer near.Close()
+	require.NoError(t, writeKept(near, keptMessage{Op: opHealth}))
+	require.NoError(t, writeKept(far, keptMessage{Op: opForget, ID: 7}))
+	require.NoError(t, far.Close())
+	r := newKeptReader(near)
+	m, _, err := r.next()
+	require.NoError(t, err)
+	require.EqualValues(t, 7, m.ID)
+	_, _, err = r.next()
+	require.ErrorIs(t, err, io.EOF)
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -92,6 +93,9 @@ func newKeptReader(conn *net.UnixConn) *keptReader {
 // next returns the next message. The caller closes the descriptors.
 func (r *keptReader) next() (m keptMessage, fds []int, err error) {
 	n, oobn, flags, _, err := r.conn.ReadMsgUnix(r.b, r.oob)
+	if errors.Is(err, unix.ECONNRESET) { // said once, of a process that has ended and left something unread: what it has sent comes next
+		n, oobn, flags, _, err = r.conn.ReadMsgUnix(r.b, r.oob)
+	}
 	if err == nil && n == 0 {
 		err = io.EOF
 	}
