@@ -35,7 +35,7 @@ type AttachOptions struct {
 	// Token is the shared secret that the owner may ask for, up to 32 bytes.
 	Token []byte
 	// UIDs are the users that the owner may run as; nil is the user of this
-	// process, and root.
+	// process, unless others look like it here (see Options.UIDs), and root.
 	UIDs []uint32
 	// MaxBytes limits the bytes that are mapped and the addresses that are
 	// reserved. If the owner sends more, the View ends with vmm.ErrLimit. 0 is the
@@ -74,7 +74,12 @@ const (
 )
 
 // defaultOwners are the users that an owner may run as unless the caller says others.
-func defaultOwners() []uint32 { return []uint32{uint32(os.Getuid()), 0} }
+func defaultOwners() []uint32 {
+	if own := uint32(os.Getuid()); wire.IsOwn(own) {
+		return []uint32{own, 0}
+	}
+	return []uint32{0}
+}
 
 // resolve checks the options and fills in the defaults.
 func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {

@@ -1,7 +1,6 @@
 package shareable
 
 import (
-	"os"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -15,7 +14,7 @@ const reservedConns = 8
 // hasPlaceLocked reports whether a user has one of the reserved connections left. Requires mu.
 func (s *Server) hasPlaceLocked(user uint32) bool {
 	invariants.Held(&s.mu)
-	if s.opts.hooks.handler == nil || user != 0 && user != uint32(os.Getuid()) {
+	if s.opts.hooks.handler == nil || user != 0 && !wire.IsOwn(user) {
 		return false
 	}
 	n := 0

@@ -16,7 +16,9 @@ import (
 // Options configures a Server; its zero value is the default.
 type Options struct {
 	// UIDs are the users who may connect; nil is the server's own user. They are
-	// checked before the first byte is read.
+	// checked before the first byte is read. In a user namespace that does not map all
+	// users those without an id there look like one, the overflow user. A server that
+	// runs as that needs UIDs or a Token, else it is refused: vmm.ErrInvalid.
 	UIDs []uint32
 	// Token is a shared secret of up to 32 bytes that readers must send; nil
 	// asks for none.
@@ -76,7 +78,11 @@ func (o Options) resolve() (Options, error) {
 		return o, errToken(o.Token)
 	}
 	if o.UIDs == nil {
-		o.UIDs = []uint32{uint32(os.Getuid())}
+		own := uint32(os.Getuid())
+		if !wire.IsOwn(own) && len(o.Token) == 0 {
+			return o, fmt.Errorf("%w: users that this namespace does not map look like the server's own, %d: name the users who may connect, or a token", vmm.ErrInvalid, own)
+		}
+		o.UIDs = []uint32{own}
 	}
 	o.UIDs, o.Token = slices.Clone(o.UIDs), slices.Clone(o.Token)
 	// Each default goes in where the field is zero, so that a caller sets only

@@ -62,8 +62,8 @@ type Client struct {
 type ClientOptions struct {
 	// Token is the shared secret that the server may ask for, up to 32 bytes.
 	Token []byte
-	// UIDs are the users that the server may run as; nil is the user of this process, and
-	// root.
+	// UIDs are the users that the server may run as; nil is the user of this process, unless
+	// others look like it here (see shareable.Options), and root.
 	UIDs []uint32
 	// Timeout limits each wait for the server, apart from those that a call asks for; 0 is
 	// 5 s.

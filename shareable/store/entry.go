@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -362,7 +361,7 @@ func (s *Server) mayChange(c serve.Conn, e *entry) error {
 	if e == nil {
 		return shareable.ErrNotFound
 	}
-	if uid := c.Cred().UID; uid != e.uid && uid != 0 && uid != uint32(os.Getuid()) {
+	if uid := c.Cred().UID; uid != e.uid && uid != 0 && !wire.IsOwn(uid) {
 		return fmt.Errorf("%w: user %d has made it", vmm.ErrPermission, e.uid)
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -19,7 +20,7 @@ const defaultName = "store"
 // Options configures a Server; its zero value is the default.
 type Options struct {
 	// UIDs are the users who may connect beside the server's own and root; nil is the server's own
-	// alone.
+	// alone, or vmm.ErrInvalid as for shareable.Options.
 	UIDs []uint32
 	// Token is a shared secret of up to 32 bytes that clients must send; nil asks for none.
 	Token []byte
@@ -86,7 +87,10 @@ func (o Options) resolve() (Options, error) {
 func (o Options) server() shareable.Options {
 	uids := o.UIDs
 	if uids != nil {
-		uids = append(slices.Clone(uids), uint32(os.Getuid()), 0)
+		uids = append(slices.Clone(uids), 0)
+		if own := uint32(os.Getuid()); wire.IsOwn(own) {
+			uids = append(uids, own)
+		}
 		slices.Sort(uids)
 		uids = slices.Compact(uids)
 	}

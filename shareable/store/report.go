@@ -152,7 +152,7 @@ func (s *Server) limitsLocked() Limits {
 // report handles REPORT.
 func (s *Server) report(c serve.Conn, f wire.Frame) error {
 	r := s.Report()
-	if uid := c.Cred().UID; uid != 0 && uid != uint32(os.Getuid()) {
+	if uid := c.Cred().UID; uid != 0 && !wire.IsOwn(uid) {
 		r.Users = slices.DeleteFunc(r.Users, func(u UserReport) bool { return u.UID != uid })
 		r.Behind = slices.DeleteFunc(r.Behind, func(b shareable.ReaderStats) bool { return b.UID != uid })
 	}

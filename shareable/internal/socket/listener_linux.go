@@ -46,7 +46,7 @@ func checkDirectory(path string) error {
 		return fmt.Errorf("%w: %s belongs to user %d", vmm.ErrPermission, dir, st.Uid)
 	case own && mode.Perm()&0o077 != 0:
 		return fmt.Errorf("%w: %s has mode %#o, which admits other users", vmm.ErrPermission, dir, mode.Perm())
-	case mode.Perm()&0o022 != 0 && mode&fs.ModeSticky == 0:
+	case mode.Perm()&0o022 != 0 && (mode&fs.ModeSticky == 0 || known && st.Uid != 0 && !wire.IsOwn(st.Uid)):
 		return fmt.Errorf("%w: %s has mode %#o, so other users can replace the socket", vmm.ErrPermission, dir, mode.Perm())
 	}
 	return nil

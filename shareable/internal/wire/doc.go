@@ -49,6 +49,7 @@ package wire
 //	conn.go          Conn: reading and writing frames
 //	fd.go            FD: a descriptor that is closed once
 //	tracker.go       Tracker: what a reader accepts from its owner, chunk by chunk
+//	own.go           IsOwn: whether an id is this user's and no one else's
 //	sys_linux.go     the calls of Linux behind a Conn: descriptors, who is at the other end
 //	unread_linux.go  waiting for a frame without reading it; RefuseFDs
 //	sys_other.go     systems other than Linux
