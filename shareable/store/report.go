@@ -91,7 +91,7 @@ func reasonOf(err error) string {
 // refused counts a request, and logs it.
 func (s *Server) refused(c serve.Conn, t wire.Type, err error) {
 	reason := reasonOf(err)
-	if reason == "" {
+	if reason == "" || t == wire.TypeMapped && s.before > 0 { // a lease may have ended with the server before: its client asks anew
 		return
 	}
 	cred := c.Cred()
