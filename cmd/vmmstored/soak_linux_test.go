@@ -328,6 +328,7 @@ func (x *soakClient) link(ctx context.Context) error {
 // longer than a server needs to begin and a second more. It runs by the clock: what is tested is a
 // schedule of several processes.
 func TestServersDieWhileTheSecretChanges(t *testing.T) {
+	testgate.Long(t)
 	dir := t.TempDir()
 	s := &soak{t: t, path: filepath.Join(dir, "s"), token: filepath.Join(dir, "token"), dev: testDevice(t), flushed: make([]atomic.Int64, 8)}
 	require.NoError(t, s.rotate())
@@ -353,7 +354,7 @@ func TestServersDieWhileTheSecretChanges(t *testing.T) {
 	p.start(t, in, "--socket="+s.path, "--token-file="+s.token)
 	<-serving
 
-	ctx, cancel := context.WithTimeout(t.Context(), testgate.Effort(time.Second, 20*time.Second, 5*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testgate.Effort(20*time.Second, 20*time.Second, 5*time.Minute))
 	defer cancel()
 	var others, clients sync.WaitGroup
 	var kills int64
