@@ -117,9 +117,24 @@ func newPageFile() (fd int, err error) {
 
 // systemError makes a driver.CallError of a failed system call of the owner's side.
 func systemError(call string, err error) error {
-	kind := driver.ErrOutOfMemory
-	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+	kind := driver.ErrInvalid // it breaks one of the kernel's rules
+	var errno unix.Errno
+	errors.As(err, &errno)
+	switch errno {
+	case unix.EMFILE, unix.ENFILE:
 		kind = driver.ErrLimit
+	case unix.EFBIG:
+		kind = driver.ErrLimit
+		err = fmt.Errorf("RLIMIT_FSIZE allows no file of %d bytes: %w", pageBytes, err)
+	case unix.ENOMEM, unix.ENOSPC, unix.EDQUOT, unix.ENOBUFS:
+		kind = driver.ErrOutOfMemory
+	case unix.EPERM, unix.EACCES:
+		kind = driver.ErrPermission
+	case unix.ENOSYS:
+		kind = driver.ErrNotSupported
+	case unix.ENOENT: // only files of /proc/self/fd are opened
+		kind = driver.ErrNotSupported
+		err = fmt.Errorf("/proc is not mounted: %w", err)
 	}
 	return &driver.CallError{Call: call, Kind: kind, Err: err}
 }
