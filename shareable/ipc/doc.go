@@ -35,8 +35,8 @@ package ipc
 //
 //	errors.go         the errors and their texts
 //	handle.go         Handle, its text and its files; what is refused before the driver is asked
-//	process_linux.go  which process made a handle, and whether it runs
-//	process_other.go  the same on other systems
+//	nowait_linux.go   how a file is opened without a wait for another process
+//	nowait_other.go   the same on other systems
 //	text.go           what the texts of handles and tokens have in common
 //	memory.go         Memory: Alloc, Open, Close; the drivers count how often a handle is open
 //	event.go          EventHandle, OpenEvent

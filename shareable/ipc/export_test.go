@@ -1,5 +1,8 @@
 package ipc
 
+// NewHandle is newHandle.
+var NewHandle = newHandle
+
 // OwnTokens is how many tokens of this process's blocks are remembered.
 func OwnTokens() int {
 	tokens.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/processes"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -146,32 +147,40 @@ func WriteFile(path string, h Handle) error {
 
 // newHandle is a handle of this process's own.
 func newHandle(dev *vmm.Device, k Kind, raw driver.IPCHandle) Handle {
-	self := thisProcess()
-	return Handle{
-		Raw: raw, Kind: k, UUID: dev.Info().UUID,
-		PID: self.pid, Start: self.start, Boot: self.boot, PIDNamespace: self.namespace,
+	h := Handle{Raw: raw, Kind: k, UUID: dev.Info().UUID}
+	if self, boot, known := thisProcess(); known {
+		h.PID, h.Start, h.Boot, h.PIDNamespace = self.PID, self.Start, boot, self.Namespace
 	}
+	return h
+}
+
+// thisProcess is which process this is, unless the system does not tell now.
+func thisProcess() (self processes.ID, boot string, known bool) {
+	boot, err := processes.Boot()
+	if err == nil {
+		self, err = processes.Self()
+	}
+	return self, boot, err == nil
 }
 
 // check finds out what can be known of a handle without the driver.
 func (h Handle) check(want Kind) error {
-	switch self := thisProcess(); {
+	self, boot, known := thisProcess()
+	made := processes.ID{PID: h.PID, Start: h.Start, Namespace: h.PIDNamespace}
+	switch {
 	case h.Raw == [64]byte{}:
 		return fmt.Errorf("%w: 64 zero bytes", ErrHandle)
 	case h.Kind != KindUnknown && h.Kind != want:
 		return fmt.Errorf("%w of %v, but of %v", ErrHandle, want, h.Kind)
 	case h.PID < 0:
 		return fmt.Errorf("%w: process %d", ErrHandle, h.PID)
-	case h.PID == 0 || h.Boot == "" || self.boot == "":
+	case h.PID == 0 || h.Boot == "" || !known:
 		return nil
-	case h.Boot != self.boot:
+	case h.Boot != boot:
 		return fmt.Errorf("%w: the system has started anew", ErrExporterGone)
-	case h.PIDNamespace != self.namespace:
-		return nil // its number means nothing here
-	case h.PID == self.pid && h.Start == self.start:
+	case made == self:
 		return ErrOwnHandle
-	}
-	if start, runs := startOf(h.PID); !runs || start != 0 && h.Start != 0 && start != h.Start {
+	case processes.Ended(made):
 		return fmt.Errorf("%w: process %d", ErrExporterGone, h.PID)
 	}
 	return nil

@@ -57,11 +57,13 @@
 //     asked for, and follows no dependency between streams. Its memory can be no part of a
 //     capture. Pools end with the context.
 //   - A wait for what another process has recorded looks at that page up to every 200 us. If
-//     the process has died, what it recorded counts as reached. The handle of an event whose
-//     maker has died opens an event that was never recorded and is this process's alone; on
-//     the card it may still be shared with others that have it open.
+//     the process is known to have died, what it recorded counts as reached. That is not known
+//     while this process has no descriptor to look with: then the wait goes on, until it has one
+//     or the context ends. The handle of an event whose maker has died opens an event that was
+//     never recorded and is this process's alone; on the card it may still be shared with others
+//     that have it open.
 //   - CloseMem under queued work loses the devices. A handle is for processes with the same
-//     user and the same process ids.
+//     user, in the same pid namespace, whose /proc shows it: others do not open it.
 //   - A pool that can be shared gives memory back to the system, also while another process
 //     has it imported, which then reads zeros. Importing memory that was freed is ErrInvalid.
 //   - What a thread-local capture forbids its thread is forbidden to all threads,
@@ -153,7 +155,7 @@ package host
 //	sparse.go          sparse files, of which blocks that other processes may open are parts
 //	legacyipc.go       handles of plain memory and of events; how often one is open
 //	peers.go           pairs of devices: what is possible, and legacy access
-//	process.go         the id of a process, and whether it runs
+//	process.go         by which word a process is named, and whether it is known to have ended
 //	sys_unsafe.go      mmap and its kin, and memory by its address
 //	unsupported.go     calls that host memory does not support
 //	other.go           systems other than Linux

@@ -31,8 +31,11 @@ func (d *Driver) fail(call string, noMemory, err error) error {
 		kind = driver.ErrPermission
 	case unix.ENOSPC, unix.EDQUOT:
 		kind = driver.ErrOutOfMemory
-	case unix.ENOSYS, unix.ENOENT:
+	case unix.ENOSYS:
 		kind = driver.ErrNotSupported
+	case unix.ENOENT: // no other files are opened
+		kind = driver.ErrNotSupported
+		err = fmt.Errorf("/proc is not mounted, by which processes find each other and their own files: %w", err)
 	case unix.ENOMEM:
 		kind = noMemory
 		if all, _ := mapped(); all >= maxMapCount()-1 {

@@ -5,7 +5,9 @@ package host
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -15,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/processes"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -69,14 +72,20 @@ var lastLevelCache = sync.OnceValue(func() uint64 {
 
 // machine is what tells this machine from others: its id, or where it has
 // none, that of this boot.
-var machine = sync.OnceValue(func() []byte {
-	for _, name := range []string{"/etc/machine-id", "/proc/sys/kernel/random/boot_id"} {
-		if b, err := os.ReadFile(name); err == nil && len(bytes.TrimSpace(b)) > 0 {
-			return bytes.TrimSpace(b)
+func machine() []byte {
+	id, _ := knownMachine.Get(func() ([]byte, error) {
+		b, err := os.ReadFile("/etc/machine-id")
+		if id := bytes.TrimSpace(b); err == nil && len(id) > 0 {
+			return id, nil
 		}
-	}
-	return nil
-})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+			return nil, err // it may have an id
+		}
+		boot, err := processes.Boot()
+		return []byte(boot), err
+	})
+	return id
+}
 
 // uuid is the same for one device of one machine in every process. The
 // machine's id is confidential, so only a digest of it shows.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 
+	"github.com/cuvmm/cuvmm/internal/processes"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"golang.org/x/sys/unix"
 )
@@ -24,7 +25,7 @@ const (
 	ofEvent  = 2
 )
 
-// ipcHandle is the first 40 bytes of a handle, in their order. The last 16 of its 64 bytes are random,
+// ipcHandle is the first 48 bytes of a handle, in their order. The last 16 of its 64 bytes are random,
 // so that no two handles are the same.
 type ipcHandle struct {
 	Magic   [8]byte
@@ -32,15 +33,17 @@ type ipcHandle struct {
 	_       byte
 	Dev     uint16
 	FD      uint32 // of the process that made it
-	Process uint64 // see processID
+	Process uint64 // see wordOf
 	Off     uint64
 	N       uint64 // bytes, for memory
+
+	Namespace uint64 // of Process
 }
 
 // name is the 64 bytes of a new handle.
 func (h ipcHandle) name() (b [64]byte) {
 	copy(h.Magic[:], handleMagic)
-	_, _ = binary.Encode(b[:], binary.LittleEndian, h) // 40 bytes
+	_, _ = binary.Encode(b[:], binary.LittleEndian, h) // 48 bytes
 	_, _ = rand.Read(b[48:])
 	return b
 }
@@ -58,7 +61,16 @@ func parseHandle(verb string, kind byte, b driver.IPCHandle) (ipcHandle, error) 
 // openFile opens the file of a handle, which must be a memory file of this package.
 // Anything else is not opened, because to open it may block or have effects.
 func (d *Driver) openFile(verb string, h ipcHandle) (int, error) {
-	name := "/proc/" + strconv.Itoa(pidOf(h.Process)) + "/fd/" + strconv.FormatUint(uint64(h.FD), 10)
+	of := "self"
+	if !isSelf(h.Process, h.Namespace) {
+		if self, err := d.self(); err != nil {
+			return -1, err
+		} else if h.Namespace != self.Namespace || !processes.Shown() {
+			return -1, refuse(verb, driver.ErrInvalid, "process %d or /proc here is of another pid namespace", pidOf(h.Process))
+		}
+		of = strconv.Itoa(pidOf(h.Process))
+	}
+	name := "/proc/" + of + "/fd/" + strconv.FormatUint(uint64(h.FD), 10)
 	link, err := os.Readlink(name)
 	if err != nil || link != "/memfd:"+memfdName+" (deleted)" {
 		return -1, refuse(verb, driver.ErrInvalid, "process %d has ended or has freed it, or is not this user's", pidOf(h.Process))
@@ -86,10 +98,11 @@ func (v *device) MemHandle(p driver.Ptr) (h driver.IPCHandle, err error) {
 			return refuse(verb, driver.ErrInvalid, "at %v is no plain memory of host:%d", p, v.context.state.ordinal)
 		}
 		if r.block.name == [64]byte{} {
-			self := ipcHandle{Kind: ofMemory, Dev: uint16(v.context.state.ordinal), FD: uint32(r.file.fd), Process: selfID(), Off: r.off, N: r.block.n}
-			if self.Process == 0 {
-				return refuse(verb, driver.ErrNotSupported, "/proc is not mounted, by which processes open what is another's")
+			id, err := v.context.d.self()
+			if err != nil {
+				return err
 			}
+			self := ipcHandle{Kind: ofMemory, Dev: uint16(v.context.state.ordinal), FD: uint32(r.file.fd), Process: wordOf(id), Namespace: id.Namespace, Off: r.off, N: r.block.n}
 			name := self.name()
 			if err := v.context.d.mark(r.file, r.off, r.size, name); err != nil {
 				return err
@@ -137,7 +150,7 @@ func (v *device) OpenMem(name driver.IPCHandle) (p driver.Ptr, err error) {
 
 // made reports whether a handle of memory is one of this Driver's.
 func (d *Driver) made(h ipcHandle) bool {
-	if h.Process != selfID() {
+	if !isSelf(h.Process, h.Namespace) {
 		return false
 	}
 	for _, r := range d.regions {

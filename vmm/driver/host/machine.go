@@ -7,30 +7,46 @@ import (
 	"path"
 	"strconv"
 	"strings"
-	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/processes"
 	"golang.org/x/sys/unix"
 )
 
+// What the machine tells, unless it could not be asked.
+var (
+	knownMapCount processes.Known[int]
+	knownMemory   processes.Known[uint64]
+	knownMachine  processes.Known[[]byte]
+)
+
 // maxMapCount is the kernel's limit of mappings in one process.
-var maxMapCount = sync.OnceValue(func() int {
-	if n, ok := readNumber("/proc/sys/vm/max_map_count"); ok {
-		return int(min(n, 1<<31-1))
-	}
-	return 65530
-})
+func maxMapCount() int {
+	n, _ := knownMapCount.Get(func() (int, error) {
+		n, err := readNumber("/proc/sys/vm/max_map_count")
+		if err != nil {
+			return 65530, err
+		}
+		return int(min(n, 1<<31-1)), nil
+	})
+	return n
+}
 
 // machineMemory is the memory that this process can have: the machine's, or the
 // least limit of its control groups.
-var machineMemory = sync.OnceValue(func() uint64 {
+func machineMemory() uint64 {
+	n, _ := knownMemory.Get(askMemory)
+	return n
+}
+
+func askMemory() (total uint64, err error) {
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return 1 << 30
+		return 1 << 30, err
 	}
-	total := uint64(info.Totalram) * uint64(info.Unit)
+	total = uint64(info.Totalram) * uint64(info.Unit)
 	groups, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		return total
+		return total, err
 	}
 	for line := range strings.Lines(string(groups)) {
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -46,7 +62,7 @@ var machineMemory = sync.OnceValue(func() uint64 {
 		}
 		// A parent's limit holds for its children too.
 		for dir := path.Clean("/" + f[2]); ; dir = path.Dir(dir) {
-			if n, ok := readNumber(path.Join(root, dir, file)); ok && n > 0 {
+			if n, err := readNumber(path.Join(root, dir, file)); err == nil && n > 0 {
 				total = min(total, n)
 			}
 			if dir == "/" {
@@ -54,15 +70,14 @@ var machineMemory = sync.OnceValue(func() uint64 {
 			}
 		}
 	}
-	return total
-})
+	return total, nil
+}
 
 // readNumber reads a file that holds one number.
-func readNumber(name string) (uint64, bool) {
+func readNumber(name string) (uint64, error) {
 	b, err := os.ReadFile(name)
 	if err != nil {
-		return 0, false
+		return 0, err
 	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
-	return n, err == nil
+	return strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
 }

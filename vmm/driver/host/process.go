@@ -3,41 +3,38 @@
 package host
 
 import (
-	"bytes"
-	"os"
-	"strconv"
-	"sync"
+	"github.com/cuvmm/cuvmm/internal/processes"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// The id of a process is its pid and, in the lower bits, when it started: a pid is used
-// again.
+// A process is named by a word: its pid and, in the lower bits, when it started. The pid counts
+// in the pid namespace of whoever has made the handle or the event.
 const startBits = 42
 
-// processID is the id of a process that is running, else 0. A zombie has ended.
-func processID(pid int) uint64 {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+func wordOf(id processes.ID) uint64 { return uint64(id.PID)<<startBits | id.Start&(1<<startBits-1) }
+
+func pidOf(word uint64) int { return int(word >> startBits) }
+
+// self is this process.
+func (d *Driver) self() (processes.ID, error) {
+	id, err := processes.Self()
 	if err != nil {
-		return 0
+		err = d.fail("read /proc/self/stat", driver.ErrOutOfMemory, err)
 	}
-	// The name, in parentheses, may hold any characters.
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	const state, started = 0, 19
-	if len(f) <= started || f[state][0] == 'Z' || f[state][0] == 'X' {
-		return 0
-	}
-	at, err := strconv.ParseUint(string(f[started]), 10, 64)
-	if err != nil {
-		return 0
-	}
-	return uint64(pid)<<startBits | at&(1<<startBits-1)
+	return id, err
 }
 
-func pidOf(id uint64) int { return int(id >> startBits) }
-
-// running reports whether the process of an id has not ended.
-func running(id uint64) bool {
-	return id != 0 && (id == selfID() || processID(pidOf(id)) == id)
+// isSelf reports whether a word of a pid namespace names this process.
+func isSelf(word, namespace uint64) bool {
+	id, err := processes.Self()
+	return err == nil && word == wordOf(id) && namespace == id.Namespace
 }
 
-// selfID is the id of this process, 0 without /proc.
-var selfID = sync.OnceValue(func() uint64 { return processID(os.Getpid()) })
+// ended reports whether the process of a word is known to have ended. While it is not known, for
+// want of a descriptor for one, the process runs.
+func ended(word, namespace uint64) bool {
+	return hasEnded(processes.ID{PID: pidOf(word), Start: word & (1<<startBits - 1), Namespace: namespace})
+}
+
+// hasEnded is for the control of a test.
+var hasEnded = processes.Ended

@@ -78,7 +78,9 @@ func (l *processLimits) recount() {
 	all, foreign := mapped()
 	// The kernel counts adjacent reservations as one mapping, so the difference alone
 	// could be too small.
-	l.limit = maxMapCount() - spareMappings - max(all-l.mappings, foreign)
+	if all > 0 || l.limit == 0 { // else it cannot be read just now
+		l.limit = maxMapCount() - spareMappings - max(all-l.mappings, foreign)
+	}
 	l.untilRecount = min((l.limit+spareForLess-l.mappings)/2, recountAfter)
 }
 
@@ -107,7 +109,7 @@ func (l *processLimits) returnAddresses(n uint64) {
 
 // mapped is how many mappings the process has now, and how many of them cannot be
 // this package's, because they are neither a memory file nor addresses without
-// memory. Both are 0 where /proc is missing.
+// memory. Both are 0 where /proc is missing, or there is no descriptor to read it.
 func mapped() (all, foreign int) {
 	b, err := os.ReadFile("/proc/self/maps")
 	if err != nil {

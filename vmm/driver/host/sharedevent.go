@@ -5,6 +5,7 @@ package host
 import (
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/processes"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"golang.org/x/sys/unix"
 )
@@ -18,13 +19,14 @@ import (
 //	words 504 to 511 the event's handle
 //
 // Records are numbered from 1. A process that dies leaves its word in the second part. The
-// others see that it has ended, and then so have its records.
+// others see that it has ended, and then so have its records. Before they can see it, they wait.
 type sharedEvent struct {
-	page   uint64   // its address
-	fd     int      // of the page's file; -1 where another process made it
-	name   [64]byte // the handle; zero before the first EventHandle
-	member uint64   // this process's word in the second part
-	uses   int      // the event, and what is queued; guarded by Driver.workMu
+	page   uint64       // its address
+	fd     int          // of the page's file; -1 where another process made it
+	name   [64]byte     // the handle; zero before the first EventHandle
+	self   processes.ID // this process; all others are of its pid namespace
+	member uint64       // this process's word in the second part
+	uses   int          // the event, and what is queued; guarded by Driver.workMu
 }
 
 const (
@@ -39,6 +41,10 @@ func (s *sharedEvent) end(n uint64) uint64 { return s.word(eventMembers + 1 + n%
 
 // mapEvent maps the page of an event and joins its processes.
 func (d *Driver) mapEvent(verb string, fd int) (*sharedEvent, error) {
+	self, err := d.self()
+	if err != nil {
+		return nil, err
+	}
 	if !process.takeMappings(1, forMore) {
 		return nil, refuse(verb, driver.ErrLimit, "the process has no mappings left (vm.max_map_count is %d)", maxMapCount())
 	}
@@ -47,7 +53,7 @@ func (d *Driver) mapEvent(verb string, fd int) (*sharedEvent, error) {
 		process.returnMappings(1)
 		return nil, d.fail("mmap", driver.ErrOutOfMemory, err)
 	}
-	s := &sharedEvent{page: page, fd: -1, uses: 1}
+	s := &sharedEvent{page: page, fd: -1, self: self, uses: 1}
 	if !s.join() {
 		s.unmap()
 		return nil, refuse(verb, driver.ErrLimit, "%d processes have the event open", eventMembers)
@@ -57,9 +63,6 @@ func (d *Driver) mapEvent(verb string, fd int) (*sharedEvent, error) {
 
 // newSharedEvent makes the page of an event.
 func (d *Driver) newSharedEvent(verb string) (*sharedEvent, error) {
-	if selfID() == 0 {
-		return nil, refuse(verb, driver.ErrNotSupported, "/proc is not mounted, by which processes learn of the end of another")
-	}
 	fd, _, err := d.memfd(markSize(), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL, false)
 	if err != nil {
 		return nil, err
@@ -75,7 +78,7 @@ func (d *Driver) newSharedEvent(verb string) (*sharedEvent, error) {
 
 // join takes a free word of the second part, or that of a process that has ended.
 func (s *sharedEvent) join() bool {
-	self := selfID()
+	self := wordOf(s.self)
 	for i := uint64(1); i <= eventMembers; i++ {
 		if swap(s.word(i), 0, self) {
 			s.member = i
@@ -84,7 +87,7 @@ func (s *sharedEvent) join() bool {
 	}
 	for i := uint64(1); i <= eventMembers; i++ {
 		old := load(s.word(i), 8)
-		if running(old) {
+		if old != 0 && !s.dead(old) {
 			continue
 		}
 		// Its last record has ended with it, which the word does not show any more.
@@ -104,12 +107,15 @@ func (s *sharedEvent) release() {
 	if s.uses--; s.uses > 0 {
 		return
 	}
-	swap(s.word(s.member), selfID(), 0)
+	swap(s.word(s.member), wordOf(s.self), 0)
 	s.unmap()
 	if s.fd >= 0 {
 		_ = unix.Close(s.fd)
 	}
 }
+
+// dead reports whether the process of a word is known to have ended.
+func (s *sharedEvent) dead(word uint64) bool { return ended(word, s.self.Namespace) }
 
 func (s *sharedEvent) unmap() {
 	_ = munmap(s.page, markSize())
@@ -165,12 +171,12 @@ func (r sharedRecord) ended() bool {
 	return r.n == 0 || r.id == 0 || load(r.event.end(r.n), 8) >= r.n || load(r.event.word(r.member), 8) != r.id
 }
 
-// endedOrDead is ended, which it finds out also where the process has died.
+// endedOrDead is ended, which it finds out also where the process is known to have died.
 func (r sharedRecord) endedOrDead() bool {
 	if r.ended() {
 		return true
 	}
-	if running(r.id) {
+	if !r.event.dead(r.id) {
 		return false
 	}
 	r.event.markEnded(r.n)
@@ -180,7 +186,8 @@ func (r sharedRecord) endedOrDead() bool {
 // lookForDeath is how often a wait looks whether the other process has died.
 const lookForDeath = 20 * time.Millisecond
 
-// wait waits for the record, and returns false if the context is stopped before.
+// wait waits for the record, and returns false if the context is stopped before. Nothing else
+// ends the wait for a process of which nothing can be found out.
 func (r sharedRecord) wait(stop <-chan struct{}) bool {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -216,7 +223,7 @@ func (v *device) EventHandle(e driver.Event) (h driver.IPCHandle, err error) {
 			return refuse(verb, driver.ErrInvalid, "event %d was made without EventInterprocess, or by another process", e)
 		}
 		if ev.shared.name == [64]byte{} {
-			self := ipcHandle{Kind: ofEvent, Dev: uint16(ev.context.state.ordinal), FD: uint32(ev.shared.fd), Process: selfID()}
+			self := ipcHandle{Kind: ofEvent, Dev: uint16(ev.context.state.ordinal), FD: uint32(ev.shared.fd), Process: wordOf(ev.shared.self), Namespace: ev.shared.self.Namespace}
 			name := self.name()
 			if _, err := unix.Pwrite(ev.shared.fd, name[:], eventName); err != nil {
 				return c.d.fail("pwrite", driver.ErrOutOfMemory, err)
@@ -229,8 +236,9 @@ func (v *device) EventHandle(e driver.Event) (h driver.IPCHandle, err error) {
 	return h, err
 }
 
-// OpenEvent maps the event's page. If its maker has ended, so have all its records, and
-// what is returned is an event of this process alone.
+// OpenEvent maps the event's page. If its maker is known to have ended, so have all its records,
+// and what is returned is an event of this process alone. A maker of another pid namespace cannot
+// be looked at, and its event is not opened.
 func (v *device) OpenEvent(name driver.IPCHandle) (e driver.Event, err error) {
 	const verb = "OpenEvent"
 	err = v.onContext(verb, func(c *context) error {
@@ -244,7 +252,7 @@ func (v *device) OpenEvent(name driver.IPCHandle) (e driver.Event, err error) {
 			}
 		}
 		s, err := c.d.openEvent(verb, h, name)
-		if err != nil && !running(h.Process) {
+		if err != nil && ended(h.Process, h.Namespace) {
 			s, err = c.d.newSharedEvent(verb)
 		}
 		if err != nil {

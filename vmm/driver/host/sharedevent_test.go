@@ -4,11 +4,9 @@ package host
 
 import (
 	"errors"
-	"os"
 	"os/exec"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -154,12 +152,11 @@ func deadProcess(t testing.TB) uint64 {
 	_, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
-	id := processID(cmd.Process.Pid)
-	require.True(t, running(id))
+	id := otherProcess(t, cmd.Process.Pid)
+	require.False(t, ended(id, thisProcess(t).Namespace))
 	require.NoError(t, cmd.Process.Kill())
-	require.Eventually(t, func() bool { return !running(id) }, time.Minute, time.Millisecond, "a zombie has ended")
 	require.Error(t, cmd.Wait())
-	require.False(t, running(id))
+	require.True(t, ended(id, thisProcess(t).Namespace))
 	return id
 }
 
@@ -172,7 +169,7 @@ func TestSharedEventMembers(t *testing.T) {
 	require.NoError(t, err)
 	s := v.context.d.events[e].shared
 	for i := uint64(3); i <= eventMembers; i++ {
-		store(s.word(i), selfID(), 8)
+		store(s.word(i), wordOf(thisProcess(t)), 8)
 	}
 	_, err = w.OpenEvent(h)
 	require.ErrorIs(t, err, driver.ErrLimit)
@@ -228,14 +225,4 @@ func TestSharedEventConcurrently(t *testing.T) {
 	require.True(t, eventDone(t, v, e))
 	require.NoError(t, v.FreeEvent(e))
 	require.NoError(t, w.FreeEvent(theirs))
-}
-
-// TestProcessID: of this process, of none, and of one whose number is used again.
-func TestProcessID(t *testing.T) {
-	require.NotZero(t, selfID())
-	require.Equal(t, os.Getpid(), pidOf(selfID()))
-	require.True(t, running(selfID()))
-	require.False(t, running(selfID()+1), "it started at another time")
-	require.False(t, running(0))
-	require.Zero(t, processID(1<<22))
 }

@@ -136,8 +136,8 @@ func (c *context) plainFile(size uint64) (*sparse, error) {
 
 // probeSparse tries whether the system has what sharing of blocks needs.
 func (d *Driver) probeSparse() error {
-	if selfID() == 0 {
-		return refuse("Supports", driver.ErrNotSupported, "/proc is not mounted, by which processes open what is another's")
+	if _, err := d.self(); err != nil {
+		return err
 	}
 	f, err := d.newSparse(0, markSize())
 	if err != nil {
