@@ -166,7 +166,7 @@ func callLogger(l *slog.Logger, device string, err error) {
 }
 
 // inLogger reports whether the logger's handler, in the device's goroutine, has called this.
-func (w *worker) inLogger() bool { return w.logging.Load() && calledBy("callLogger") }
+func (w *worker) inLogger() bool { return w.logging.Load() && calledBy(callLogger) }
 
 // takeGrowths takes the ranges to grow off the queue, which goes on in the memory of spare.
 func (d *Device) takeGrowths(spare []*Range) []*Range {

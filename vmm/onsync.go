@@ -1,9 +1,9 @@
 package vmm
 
 import (
+	"reflect"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -94,16 +94,17 @@ func callSyncHook(h *syncHook) {
 }
 
 // inSyncHook reports whether a function of OnSync has called this one.
-func inSyncHook() bool { return calledBy("callSyncHook") }
+func inSyncHook() bool { return calledBy(callSyncHook) }
 
-// calledBy reports whether a function of this package is on the goroutine's stack. That takes
-// microseconds.
-func calledBy(name string) bool {
+// calledBy reports whether a function, which is never inlined, is on the goroutine's stack. It is
+// known by where it begins: programs may be built with other names. That takes microseconds.
+func calledBy(function any) bool {
+	entry := runtime.FuncForPC(reflect.ValueOf(function).Pointer()).Entry()
 	var pcs [32]uintptr
 	for skip := 0; ; {
 		n := runtime.Callers(skip, pcs[:])
 		for _, pc := range pcs[:n] {
-			if f := runtime.FuncForPC(pc - 1); f != nil && strings.HasSuffix(f.Name(), "/vmm."+name) {
+			if f := runtime.FuncForPC(pc - 1); f != nil && f.Entry() == entry {
 				return true
 			}
 		}

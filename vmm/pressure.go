@@ -113,7 +113,7 @@ func (s *deviceState) mayCreate() error {
 }
 
 // isLetThrough reports whether the goroutine has a turn, or has waited for one in vain.
-func isLetThrough() bool { return pressure.letThrough.Load() > 0 && calledBy("letThrough") }
+func isLetThrough() bool { return pressure.letThrough.Load() > 0 && calledBy(letThrough) }
 
 // withMemory runs op, and again each time that memory may have been released for it. With its
 // error op returns the device that it is short of memory of. The caller holds no lock.
