@@ -356,8 +356,7 @@ func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, er
 		return outFrame{kind: wire.TypePage, payload: wire.Page{Object: o.id}.Append(nil), page: fd}, true, nil
 	case len(chunks) > 0:
 		return a.chunksFrameLocked(chunks)
-	case a.wantsPublish && a.sentLen != o.lenLocked():
-		a.sentLen = o.lenLocked()
+	case a.wantsPublish && a.tookLenLocked():
 		f := wire.Publish{Object: o.id, Length: a.sentLen, Generation: o.generation, Timeline: a.sentLen}
 		return outFrame{kind: wire.TypePublish, payload: f.Append(nil)}, true, nil
 	case o.sealed && !a.sentSealed:
@@ -371,6 +370,15 @@ func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, er
 		return deleted, true, nil
 	}
 	return f, false, nil
+}
+
+// tookLenLocked takes the length for a PUBLISH, and reports whether it has moved since the last one.
+// Requires obj.mu.
+func (a *attachment) tookLenLocked() bool {
+	invariants.Held(&a.obj.mu)
+	before := a.sentLen
+	a.sentLen = a.obj.lenLocked()
+	return a.sentLen != before
 }
 
 // retireFrameLocked makes a RETIRE of the newest generation and records it as sent.

@@ -19,10 +19,18 @@ import (
 // leaves none half written.
 type ownerPage struct {
 	mem     []byte
-	fd      int  // for readers: opened for reading only
-	foreign bool // another process writes the words, and this one only reads them
+	fd      int         // for readers: opened for reading only
+	foreign *readerPage // the same page, if another process writes the words; nil: this one does
 
-	queued, published, generation, state, heartbeat *atomic.Uint64
+	queued, published, generation, state, heartbeat *atomic.Uint64 // nil of a foreign page
+}
+
+// begun is how many bytes are done or being written.
+func (p *ownerPage) begun() uint64 {
+	if p.foreign != nil {
+		return p.foreign.queued()
+	}
+	return p.queued.Load()
 }
 
 // newOwnerPage makes a page that only this mapping can write.
@@ -158,19 +166,30 @@ const (
 )
 
 // readerPage is another process's control page, mapped for reading. That process
-// can store anything to it, so a loaded value is only compared, or limited to what
-// is mapped here.
-type readerPage struct{ b []byte }
+// can store anything to it at any time. So a loaded value is only compared, or limited to what
+// is mapped here, and each decision is made of one load of a word.
+type readerPage struct {
+	b      []byte
+	loaded func(at int) // of tests: called after each load of a word that changes
+}
 
-func (p *readerPage) queued() uint64 { return word(p.b, atQueued).Load() }
+func (p *readerPage) queued() uint64 { return p.load(atQueued) }
 
-func (p *readerPage) published() uint64 { return word(p.b, atDone).Load() }
+func (p *readerPage) published() uint64 { return p.load(atDone) }
 
-func (p *readerPage) generation() uint64 { return word(p.b, atGeneration).Load() }
+func (p *readerPage) generation() uint64 { return p.load(atGeneration) }
 
-func (p *readerPage) state() uint64 { return word(p.b, atState).Load() }
+func (p *readerPage) state() uint64 { return p.load(atState) }
 
-func (p *readerPage) heartbeat() uint64 { return word(p.b, atHeartbeat).Load() }
+func (p *readerPage) heartbeat() uint64 { return p.load(atHeartbeat) }
+
+func (p *readerPage) load(at int) uint64 {
+	n := word(p.b, at).Load()
+	if p.loaded != nil {
+		p.loaded(at)
+	}
+	return n
+}
 
 // check checks the words that never change.
 func (p *readerPage) check(instance [16]byte, object uint64) error {

@@ -94,9 +94,7 @@ func mapForeignPage(fd int) (*ownerPage, error) {
 }
 
 func foreignPage(r *readerPage, fd int) *ownerPage {
-	p := &ownerPage{mem: r.b, fd: fd, foreign: true}
-	p.setWords()
-	return p
+	return &ownerPage{mem: r.b, fd: fd, foreign: r}
 }
 
 // close closes the descriptor. The writer keeps its mapping. A nil leasePage is fine.

@@ -112,7 +112,7 @@ func (o *object) describeLocked(name string, access uint32) wire.Object {
 	l, n := o.layout, o.lenLocked()
 	queued := n
 	if o.page != nil && o.state != wire.StateClosed { // teardown unmaps the page
-		queued = max(queued, min(o.page.queued.Load(), o.max))
+		queued = max(queued, min(o.page.begun(), o.max))
 	}
 	desc := wire.Object{
 		ID: o.id, Max: o.max, Generation: o.generation, Length: n, Queued: queued,
@@ -144,7 +144,7 @@ func (o *object) dropChunksLocked(i int) {
 	o.srv.takeBack(o.chunks[i:])
 	o.chunks = o.chunks[:i]
 	o.generation++
-	if o.page != nil && !o.page.foreign {
+	if o.page != nil && o.page.foreign == nil {
 		o.page.generation.Store(o.generation)
 	}
 	for a := range o.attachments {
@@ -172,13 +172,13 @@ func (o *object) isSealed() bool {
 }
 
 // lenLocked is the published length. Requires mu. A writer in another process stores it on
-// its page, and can store anything.
+// its page, and can store anything, also between two calls: who decides something calls it once.
 func (o *object) lenLocked() uint64 {
 	invariants.Held(&o.mu)
-	if o.page == nil || !o.page.foreign || o.state != wire.StateLive {
+	if o.page == nil || o.page.foreign == nil || o.state != wire.StateLive {
 		return o.published
 	}
-	return max(o.published, min(o.page.published.Load(), o.endLocked()))
+	return max(o.published, min(o.page.foreign.published(), o.endLocked()))
 }
 
 // pageFDLocked returns a descriptor of the page for a reader. The caller must close it.

@@ -63,6 +63,8 @@ type Options struct {
 type hooks struct {
 	handler serve.Handler // of NewStore
 	takeFDs bool          // the kernel does not refuse descriptors from readers, as before Linux 6.16
+
+	readTwice bool // negative control: the length at a lease's end is read again after it was shown
 }
 
 // tokenSize is the size of HELLO's token field.

@@ -93,7 +93,7 @@ func (o *storeObject) Record(after uint64, name string, seal *serve.Seal) (r ser
 		r.Last = o.chunks[n-1].ID
 	}
 	r.Seen = o.lastID
-	if r.Page = o.page != nil && o.page.foreign && seal == nil; r.Page {
+	if r.Page = o.page != nil && o.page.foreign != nil && seal == nil; r.Page {
 		if page, err = dup(o.page.fd); err != nil {
 			return r, nil, err
 		}

@@ -235,7 +235,7 @@ func (o *storeObject) LeasePage() (fd int, err error) {
 func (o *storeObject) StartLease() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.next == nil && o.state == wire.StateLive && o.page != nil && o.page.foreign { // it has begun
+	if o.next == nil && o.state == wire.StateLive && o.page != nil && o.page.foreign != nil { // it has begun
 		return nil
 	}
 	if o.next == nil || o.state != wire.StateLive {
@@ -255,7 +255,7 @@ func (o *storeObject) StartLease() error {
 // setPageLocked replaces the page that readers get; nil for one that does not change any
 // more. Requires mu.
 func (o *storeObject) setPageLocked(page *ownerPage) {
-	o.published = o.lenLocked()
+	invariants.Held(&o.mu)
 	if o.page != nil {
 		o.page.close()
 	}
@@ -270,13 +270,18 @@ func (o *storeObject) EndLease() {
 	defer o.mu.Unlock()
 	o.next.close()
 	o.next = nil
-	if o.page == nil || !o.page.foreign || o.state != wire.StateLive {
+	if o.page == nil || o.page.foreign == nil || o.state != wire.StateLive {
 		return
 	}
-	// The writer may run on, and write to its page. So readers get one that does not change.
-	page, err := o.newPage(o.lenLocked())
-	if err != nil { // readers keep the writer's, and it counts no more
+	// The writer may run on, and write to its page. So readers get one that does not change, and that
+	// shows what counts.
+	o.published = o.lenLocked()
+	page, err := o.newPage(o.published)
+	if err != nil { // each reader gets one of its own
 		page = nil
+	}
+	if o.srv.opts.hooks.readTwice {
+		o.published = o.lenLocked()
 	}
 	o.setPageLocked(page)
 }
@@ -306,10 +311,10 @@ func (o *storeObject) startWakesLocked() {
 func (o *storeObject) Beat() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.page == nil {
+	if o.page == nil || o.page.foreign == nil {
 		return 0
 	}
-	return o.page.heartbeat.Load()
+	return o.page.foreign.heartbeat()
 }
 
 // Wrote has the readers woken.
@@ -337,13 +342,14 @@ func (o *storeObject) Seal(q serve.Seal) error {
 // checkSealLocked returns an error if the object cannot be sealed so. Requires mu.
 func (o *storeObject) checkSealLocked(q serve.Seal) error {
 	invariants.Held(&o.mu)
+	n, end := o.lenLocked(), o.endLocked()
 	switch {
 	case o.state == wire.StateSealed:
 		return ErrSealed
 	case o.state != wire.StateLive:
 		return fmt.Errorf("%w: object %d", vmm.ErrClosed, o.id)
-	case q.Length < o.lenLocked() && !q.Told || q.Length > o.endLocked():
-		return fmt.Errorf("%w: a length of %d, with %d bytes visible of %d", vmm.ErrBounds, q.Length, o.lenLocked(), o.endLocked())
+	case q.Length < n && !q.Told || q.Length > end:
+		return fmt.Errorf("%w: a length of %d, with %d bytes visible of %d", vmm.ErrBounds, q.Length, n, end)
 	}
 	return nil
 }
@@ -391,6 +397,7 @@ func (o *storeObject) Close() error {
 	o.mu.Lock()
 	wasClosed := o.state == wire.StateClosed
 	if !wasClosed {
+		o.published = o.lenLocked()
 		o.state = wire.StateClosed
 		for _, c := range o.chunks {
 			o.srv.fds.dropChunk(c)

@@ -25,13 +25,14 @@ func tooManyRefs(error) bool { return false }
 // ownerPage cannot be made here.
 type ownerPage struct {
 	fd      int
-	foreign bool
+	foreign *readerPage
 
 	queued, published, generation, state, heartbeat *atomic.Uint64
 }
 
 func newOwnerPage([16]byte, uint64) (*ownerPage, error) { return nil, errLinux }
 func (p *ownerPage) close()                             {}
+func (p *ownerPage) begun() uint64                      { return 0 }
 
 func newFinalPage([16]byte, uint64, uint64, uint64) (int, error) { return -1, errLinux }
 

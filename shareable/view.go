@@ -106,7 +106,9 @@ func (v *View) beyond(end uint64) uint64 { return end - min(end, v.obj.Base) }
 
 // Len is how many bytes can be read: what the owner has published, as far as it is
 // mapped here. It makes no system call. It only grows, unless the owner takes
-// bytes back, which changes Generation. After Close it is 0.
+// bytes back, which changes Generation. Of a store's object that is not sealed it can show bytes for a moment
+// that do not count, because their Writer has lost its lease: then Len becomes what counts, and Err is
+// ErrRetired. After Close it is 0.
 func (v *View) Len() uint64 {
 	if v == nil || v.dev == nil {
 		return 0
@@ -120,29 +122,37 @@ func (v *View) Len() uint64 {
 // word, so a length from it is limited to what is mapped. It counts only if the
 // generation, loaded after it, is the one that is mapped.
 func (v *View) lenLocked() uint64 {
+	n, _ := v.lengthsLocked()
+	return n
+}
+
+// lengthsLocked is Len and Published, of one look at the page. Requires mu, for reading at least.
+func (v *View) lengthsLocked() (n, published uint64) {
 	invariants.Held(&v.mu)
 	switch {
 	case v.closed:
-		return 0
+		return 0, 0
 	case v.detached:
-		return v.finalLen
+		return v.finalLen, v.finalLen
 	case v.sealed:
-		return min(v.sealedLen, v.mapped)
+		return min(v.sealedLen, v.mapped), v.sealedLen
 	case v.page == nil:
-		return 0
+		return 0, 0
 	}
-	n := min(v.page.published(), v.mapped)
+	published = min(v.page.published(), v.max)
+	n = min(published, v.mapped)
 	if v.page.generation() != v.generation { // a RETIRE is on its way
-		return min(v.lastLen.Load(), v.mapped)
+		n = min(v.lastLen.Load(), v.mapped)
+		return n, max(n, published)
 	}
-	// Within a generation the length never goes back: a smaller one is ignored.
+	// On one page, within a generation, the length never goes back: a smaller one is ignored.
 	for {
 		old := v.lastLen.Load()
 		if n <= old {
-			return old
+			return old, max(old, published)
 		}
 		if v.lastLen.CompareAndSwap(old, n) {
-			return n
+			return n, published
 		}
 	}
 }
@@ -169,22 +179,8 @@ func (v *View) Published() uint64 {
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return v.publishedLocked()
-}
-
-// publishedLocked is Published. Requires mu, for reading at least.
-func (v *View) publishedLocked() uint64 {
-	invariants.Held(&v.mu)
-	n := v.lenLocked()
-	switch {
-	case v.closed || v.detached:
-		return n
-	case v.sealed:
-		return v.sealedLen
-	case v.page == nil:
-		return n
-	}
-	return max(n, min(v.page.published(), v.max))
+	_, n := v.lengthsLocked()
+	return n
 }
 
 // Queued is how many bytes the owner says it has begun to write. Len will reach
@@ -195,7 +191,7 @@ func (v *View) Queued() uint64 {
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	n := v.publishedLocked()
+	_, n := v.lengthsLocked()
 	if v.closed || v.detached || v.sealed || v.page == nil {
 		return n
 	}
@@ -211,10 +207,14 @@ func (v *View) Heartbeat() time.Time {
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.page == nil || v.page.heartbeat() == 0 {
+	if v.page == nil {
 		return time.Time{}
 	}
-	return time.Unix(0, int64(v.page.heartbeat()))
+	at := v.page.heartbeat()
+	if at == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(at))
 }
 
 // Max is how many bytes can be mapped here at most: the owner's maximum, and no more

@@ -181,7 +181,7 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 	v.counts.frames.Add(1)
 	v.mu.Lock()
 	v.mapped, v.chunks = v.beyond(v.track.End()), v.track.Len()
-	v.notifyLenLocked()
+	v.notifyLenLocked(v.lenLocked())
 	v.mu.Unlock()
 	for _, fd := range f.FDs[skip:] {
 		_ = fd.Close() // what could be imported is memory, whose close does not wait; the others may
@@ -298,7 +298,7 @@ func (v *View) replacePageLocked(page *readerPage) error {
 	v.lenLocked() // the last word of the old page counts
 	old := v.page
 	v.page = page
-	v.notifyLenLocked()
+	v.notifyLenLocked(v.lenLocked())
 	return old.close()
 }
 
@@ -308,20 +308,21 @@ func (v *View) handleSealed(s wire.Sealed) error {
 	defer v.mu.Unlock()
 	// The final length may not contradict an earlier one, nor hide bytes that were
 	// shown.
+	n := v.lenLocked()
 	switch {
 	case s.Object != v.obj.ID || s.Length > v.obj.Max-v.obj.Base:
 		return fmt.Errorf("%w: object %d of at most %d bytes is sealed as %d with %d bytes",
 			ErrProtocol, v.obj.ID, v.obj.Max, s.Object, s.Length)
 	case v.sealed && s.Length != v.sealedLen:
 		return fmt.Errorf("%w: sealed with %d bytes after %d", ErrProtocol, s.Length, v.sealedLen)
-	case s.Length < v.lenLocked() && !v.opts.Unsealed: // else its writer may have shown anything
-		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, v.lenLocked())
+	case s.Length < n && !v.opts.Unsealed: // else its writer may have shown anything
+		return fmt.Errorf("%w: sealed with %d bytes, and %d were published", ErrProtocol, s.Length, n)
 	}
 	v.sealed, v.sealedLen, v.finished = true, s.Length, true
 	if s.HasDigest {
 		v.digest = &s.Digest
 	}
-	v.notifyLenLocked()
+	v.notifyLenLocked(v.lenLocked())
 	return nil
 }
 
@@ -388,7 +389,7 @@ func (v *View) hideFrom(generation, from, before uint64) error {
 		}
 	}
 	v.lastLen.Store(min(last, from))
-	v.notifyLenLocked()
+	v.notifyLenLocked(v.lenLocked())
 	return nil
 }
 

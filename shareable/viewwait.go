@@ -228,18 +228,17 @@ func (v *View) reachedLocked(n uint64) (bool, error) {
 // whether it has. Requires mu.
 func (v *View) updateLenLocked() (moved bool) {
 	invariants.Held(&v.mu)
-	if v.lenLocked() == v.notifiedLen {
+	n := v.lenLocked()
+	if n == v.notifiedLen {
 		return false
 	}
-	v.notifyLenLocked()
+	v.notifyLenLocked(n)
 	return true
 }
 
-// notifyLenLocked notifies of the present length, and of what else has changed.
-// Requires mu.
-func (v *View) notifyLenLocked() {
+// notifyLenLocked notifies of the length n, and of what else has changed. Requires mu.
+func (v *View) notifyLenLocked(n uint64) {
 	invariants.Held(&v.mu)
-	n := v.lenLocked()
 	if n > v.notifiedLen {
 		v.grownAt = time.Now()
 	}
