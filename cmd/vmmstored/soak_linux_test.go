@@ -358,6 +358,7 @@ func TestServersDieWhileTheSecretChanges(t *testing.T) {
 	defer cancel()
 	var others, clients sync.WaitGroup
 	var kills int64
+	var began atomic.Int64 // when the server has begun that serves
 	others.Go(func() {
 		for {
 			select {
@@ -376,17 +377,21 @@ func TestServersDieWhileTheSecretChanges(t *testing.T) {
 				t.Errorf("no server begins")
 				return
 			}
+			began.Store(killed.UnixNano())
 			s.mu.Lock()
 			s.begin = max(s.begin, time.Since(killed))
 			s.mu.Unlock()
 		}
 	})
 	others.Go(func() {
-		for {
-			select {
-			case <-time.After(time.Second):
-			case <-ctx.Done():
-				return
+		for rotated := int64(-1); ; rotated = time.Now().UnixNano() {
+			// Where a server needs longer than a second to begin, none would serve with the newest secret.
+			for pause := time.Second; pause == time.Second || began.Load() <= rotated; pause = 10 * time.Millisecond {
+				select {
+				case <-time.After(pause):
+				case <-ctx.Done():
+					return
+				}
 			}
 			if err := s.rotate(); err != nil {
 				t.Errorf("rotate: %v", err)

@@ -108,6 +108,7 @@ func TestServerOfWhichAPartHangs(t *testing.T) {
 			require.NoError(t, w.Append([]byte{1}))
 			require.NoError(t, w.Close())
 			k.ask("close")
+			k.wait()
 			require.Contains(t, k.err.String(), "does not reply")
 		})
 		// As a negative control such a server says that it does not hang: it lives on.
@@ -118,6 +119,7 @@ func TestServerOfWhichAPartHangs(t *testing.T) {
 			k.ask("kill") // it would not end
 			require.Eventually(t, func() bool { return k.ask("pid") != pid }, inTime, step)
 			k.ask("close")
+			k.wait()
 			require.NotContains(t, k.err.String(), "does not reply")
 		})
 	}
@@ -232,6 +234,7 @@ func TestHealthNeedsNoPlace(t *testing.T) {
 	k.ask("looks", 5*healthLooks)
 	require.Equal(t, pid, k.ask("pid"))
 	k.ask("close")
+	k.wait()
 	require.NotContains(t, k.err.String(), "not well")
 	require.NotContains(t, k.err.String(), "does not reply")
 }
