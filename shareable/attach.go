@@ -66,6 +66,8 @@ type AttachOptions struct {
 	Spin time.Duration
 
 	made []uintptr // who attaches
+
+	keepLen bool // negative control, for tests: what a writer without a lease has shown stays
 }
 
 const (

@@ -41,7 +41,7 @@ type attachment struct {
 	retiredID       uint64 // sentID when the last RETIRE was sent
 
 	// Lengths.
-	sentPage   *ownerPage // the page that the reader has
+	sentPage   *ownerPage // the page that the reader has; lostPage if it may lack it
 	sentLen    uint64     // of the last PUBLISH
 	sentSealed bool       // SEALED was sent
 
@@ -313,14 +313,17 @@ func (a *attachment) unblockLocked() {
 	a.retryAt, a.blockedAt = time.Time{}, time.Time{}
 }
 
+// lostPage stands for a page of a writer's that is no object's any more.
+var lostPage = &ownerPage{foreign: &readerPage{}}
+
 // nextFrame returns the next frame for the reader and records it as sent; chunks are
 // those that can be sent. Its priorities, the first that applies:
 //
-//  1. DELETED, once the publication is closed and the reader knows whether it was
-//     sealed: nothing else matters then;
+//  1. DELETED, once the publication is closed, the reader knows whether it was
+//     sealed, and it has no page that a writer may write to yet: nothing else matters then;
 //  2. RETIRE, if the generation has moved and the last RETIRE is acknowledged: the
 //     owner waits for it, and all that follows must come after it;
-//  3. PAGE, if another process writes to the object than before;
+//  3. PAGE, if another process writes to the object than before, or none any more;
 //  4. CHUNKS, while the window has room;
 //  5. PUBLISH, if the reader asked for it and the length has moved;
 //  6. SEALED, after the chunks;
@@ -331,11 +334,12 @@ func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, er
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	closed := o.state == wire.StateClosed
+	otherPage := o.page != a.sentPage && !o.sealed && (!closed || a.sentPage != nil && a.sentPage.foreign != nil)
 	deleted := outFrame{kind: wire.TypeDeleted, payload: wire.Deleted{Object: o.id}.Append(nil), last: true}
 	switch {
 	case !a.started || a.detached:
 		return f, false, nil
-	case closed && o.sealed == a.sentSealed:
+	case closed && o.sealed == a.sentSealed && !otherPage:
 		return deleted, true, nil
 	case a.sentGeneration != o.generation:
 		// A closed publication waits for no reader.
@@ -343,8 +347,11 @@ func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, er
 			return f, false, nil
 		}
 		return a.retireFrameLocked(), true, nil
-	case o.page != nil && o.page != a.sentPage && !closed:
+	case otherPage:
 		fd, err := o.pageFDLocked()
+		if err != nil && closed {
+			return deleted, true, nil
+		}
 		if err != nil {
 			if a.blockLocked() { // the limit on open files is reached: later
 				err = nil
@@ -504,7 +511,7 @@ func (a *attachment) resync(q wire.Resync) {
 	defer o.mu.Unlock()
 	a.batch = int(min(max(q.Batch, 1), wire.MaxFDs))
 	if o.stored != nil { // the reader may have had no room for it
-		a.sentPage = nil
+		a.sentPage = lostPage
 	}
 	if i := o.indexLocked(q.Next); i < a.nextChunk {
 		a.nextChunk, a.unacked = i, nil // the clock runs on: a RESYNC wins the reader no time

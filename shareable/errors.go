@@ -19,7 +19,7 @@ var (
 	ErrOwnerGone = errors.New("the owner is gone")                                     // mapped memory stays, and nothing more comes
 	ErrSealed    = errors.New("sealed: its length is final")                           // more bytes are asked for than there will be, or a sealed object is to be written
 	ErrTooSlow   = errors.New("the owner did not wait any longer")                     // it lives, and has disconnected this process, which was stopped, say
-	ErrRetired   = errors.New("the owner took back memory that is in use here")        // so the view has detached from the owner
+	ErrRetired   = errors.New("the owner took back memory that is in use here")        // so the view has detached from the owner; also bytes of a store's writer that do not count, and were shown
 	ErrNotSealed = errors.New("not sealed")                                            // a store's object, and it was not asked for as it is
 	ErrAborted   = errors.New("its writer has given it up")                            // a store's object
 	ErrNotFound  = errors.New("no object of this name")                                // not published, or no longer

@@ -43,7 +43,7 @@ func (x *storedX) onLoad(f func(at int)) {
 // changes after each.
 func TestOneLoadADecision(t *testing.T) {
 	t.Parallel()
-	_, x, w, v := written(t, Options{})
+	s, x, w, _ := written(t, Options{})
 	o := x.own()
 	loads, n := map[int]int{}, uint64(100)
 	loaded := func(at int) {
@@ -83,14 +83,11 @@ func TestOneLoadADecision(t *testing.T) {
 		release()
 	})
 	once("Beat", []int{atHeartbeat}, func() { x.Beat() })
-	of := pageOf(v)
 	once("EndLease", done, x.EndLease)
-	pageAfter(t, v, of)
 
-	// The view looks at a page that no one replaces meanwhile.
-	of = pageOf(v)
 	w = x.lease()
-	pageAfter(t, v, of)
+	v := s.attach(AttachOptions{Unsealed: true})
+	wait(t, v, x.length())
 	look := func(f func(int)) {
 		v.mu.Lock()
 		defer v.mu.Unlock()

@@ -108,23 +108,52 @@ func TestViewRefusesPages(t *testing.T) {
 	}
 }
 
-// The length of another page counts from where the last page was, whatever it shows.
-func TestViewPageNeverGoesBack(t *testing.T) {
+// What another page shows counts. What the page before showed beyond it was stored by a writer whose
+// lease had ended: a view that has not seen it goes on, and one that has says so. As a negative control
+// it keeps what it has seen.
+func TestViewTakesTheLengthOfAnotherPage(t *testing.T) {
 	t.Parallel()
-	s, far := newScriptedOwner(t, 4)
-	v := viewed(t, s, far, AttachOptions{Unsealed: true})
-	s.grow(1)
-	s.chunks(0, 1)
-	s.ack()
-	storeWord(s.page, atDone, 100) // the view has not looked yet
-	of := pageOf(v)
-	s.sendPage(s.obj.ID, s.anotherPage(20))
-	pageAfter(t, v, of)
-	require.Equal(t, uint64(100), v.Len())
-	of = pageOf(v)
-	s.sendPage(s.obj.ID, s.anotherPage(1<<40))
-	pageAfter(t, v, of)
-	require.Equal(t, s.gran, v.Len())
+	for _, c := range []struct {
+		name          string
+		seen, control bool
+	}{{"not seen", false, false}, {"seen", true, false}, {"control", true, true}} {
+		t.Run(c.name, func(t *testing.T) {
+			s, far := newScriptedOwner(t, 4)
+			v := viewed(t, s, far, AttachOptions{Unsealed: true, keepLen: c.control})
+			s.grow(1)
+			s.chunks(0, 1)
+			s.ack()
+			storeWord(s.page, atDone, 100)
+			if c.seen {
+				require.Equal(t, uint64(100), v.Len())
+			}
+			of := pageOf(v)
+			s.sendPage(s.obj.ID, s.anotherPage(20))
+			pageAfter(t, v, of)
+			switch {
+			case c.control:
+				require.Equal(t, uint64(100), v.Len())
+				require.NoError(t, v.Err())
+			case c.seen:
+				ctx, cancel := contextIn(t, patience)
+				defer cancel()
+				err := v.Wait(ctx, v.Max())
+				require.ErrorIs(t, err, ErrRetired)
+				require.ErrorContains(t, err, "20 of the 100 bytes that it showed count")
+				require.Equal(t, err, v.Err())
+				require.Equal(t, uint64(20), v.Len())
+				require.Equal(t, uint64(20), v.Published())
+				s.gone()
+			default:
+				require.Equal(t, uint64(20), v.Len())
+				of = pageOf(v)
+				s.sendPage(s.obj.ID, s.anotherPage(1<<40))
+				pageAfter(t, v, of)
+				require.Equal(t, s.gran, v.Len())
+				require.NoError(t, v.Err())
+			}
+		})
+	}
 }
 
 // The owner sends the page again after a RESYNC.

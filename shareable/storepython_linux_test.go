@@ -79,3 +79,46 @@ with Reader(sys.argv[1], "x", unsealed=True) as r:
 	says("deleted 0 0")
 	require.NoError(t, cmd.Wait())
 }
+
+// The reader in Python that has seen what a writer without a lease has stored says so.
+func TestPythonSeesTooMuch(t *testing.T) {
+	t.Parallel()
+	python(t, "import mmap")
+	s := newSmallStore(t, Options{})
+	x := s.object(4)
+	x.grow(2)
+	w := x.lease()
+	w.Publish(100)
+	const script = `
+import sys
+sys.path.insert(0, "../examples/python")
+from cuvmm_reader import Reader, TakenBack
+with Reader(sys.argv[1], "x", unsealed=True) as r:
+    for n in 100, 300:
+        assert r.wait(n, 60)
+        print(r.length(), flush=True)
+    try:
+        r.wait(1000, 60)
+    except TakenBack as e:
+        print(r.length(), e, flush=True)
+`
+	ctx, cancel := contextIn(t, patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "python3", "-BS", "-c", script, s.srv.Path())
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	cmd.Stderr = t.Output()
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(out)
+	says := func(line string) {
+		t.Helper()
+		require.True(t, lines.Scan(), "the end instead of %q", line)
+		require.Equal(t, line, lines.Text())
+	}
+	says("100")
+	late := beyondItsLease(t, x, w)
+	says("300")
+	late()
+	says("100 the writer has lost its lease: 100 of the 300 bytes that it showed count")
+	require.NoError(t, cmd.Wait())
+}

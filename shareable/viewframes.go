@@ -292,12 +292,17 @@ func (v *View) handlePage(f wire.Frame, p wire.Page) error {
 	return v.replacePageLocked(page)
 }
 
-// replacePageLocked replaces the control page. Requires mu.
+// replacePageLocked replaces the control page. What the old one shows that is not on the new one does
+// not count: the writer has stored it after its lease ended. If it was seen here, that is an error.
+// Requires mu.
 func (v *View) replacePageLocked(page *readerPage) error {
 	invariants.Held(&v.mu)
-	v.lenLocked() // the last word of the old page counts
-	old := v.page
+	old, shown := v.page, v.lastLen.Load()
 	v.page = page
+	if n := page.published(); n < shown && page.generation() == v.generation && !v.opts.keepLen {
+		v.lastLen.Store(n)
+		return closeAfter(fmt.Errorf("%w: its writer has lost the lease, and %d of the %d bytes that it showed count", ErrRetired, n, shown), old)
+	}
 	v.notifyLenLocked(v.lenLocked())
 	return old.close()
 }

@@ -28,7 +28,7 @@ import time
 import warnings
 from typing import Any, Callable, Iterable, Optional
 
-__all__ = ["CUDA", "HOST", "OwnerGone", "ProtocolError", "Reader", "Refused"]
+__all__ = ["CUDA", "HOST", "OwnerGone", "ProtocolError", "Reader", "Refused", "TakenBack"]
 
 Bytes = bytes  # where Reader.bytes has the name
 
@@ -62,6 +62,11 @@ SHORT_PAUSE, MAX_SHORT_PAUSE = 0.001, 0.1
 
 class OwnerGone(Exception):
     """The owner has ended. Mapped memory stays, and nothing more comes."""
+
+
+class TakenBack(OwnerGone):
+    """The writer of a store's object has lost its lease, and bytes that length() has counted
+    do not count. length() is what does."""
 
 
 class ProtocolError(Exception):
@@ -574,7 +579,7 @@ class Reader:
     def wait(self, n: int, timeout: Optional[float] = None) -> bool:
         """Waits until length() is at least n. Returns False after the timeout, or
         if the object is sealed or deleted before. Raises OwnerGone if the owner
-        is gone."""
+        is gone, and TakenBack if bytes that length() has counted do not count."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.length() < n:
             if self.deleted or self.sealed is not None and n > self.sealed:
@@ -687,10 +692,14 @@ class Reader:
         p.end()
         check_memory_file(frame.fds[0], PAGE_BYTES, SEAL_SHRINK | SEAL_GROW | SEAL_FUTURE_WRITE)
         page = map_pages(None, PAGE_BYTES, mmap.PROT_READ, mmap.MAP_SHARED, frame.fds[0])
-        self.length()  # the old page's last length counts
         libc.munmap(self.page, PAGE_BYTES)
-        self.page = page
+        self.page, shown = page, self.last_length
         self.short_since, self.short_pause = None, SHORT_PAUSE
+        # What the old page shows that is not on this one was stored after the lease had ended.
+        done = self._word(AT_DONE)
+        if done < shown and self._word(AT_GENERATION) == self.generation:
+            self.last_length = done
+            raise TakenBack(f"the writer has lost its lease: {done} of the {shown} bytes that it showed count")
 
     def _resync(self, frame: Frame) -> None:
         """Descriptors were lost at the limit on open files: requests the same
