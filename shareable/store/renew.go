@@ -42,7 +42,7 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 	if next, err = w.c.create(ctx, "", o); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(next.holdFor(w.name), next.copyOf(ctx, b), b.Close()); err != nil {
+	if err := errors.Join(next.holdFor(w.name), next.copyOf(ctx, b, w.obj.Length), b.Close()); err != nil {
 		return next, err
 	}
 	q := wire.Replace{Old: w.id.Number, New: next.id.Number}
@@ -75,11 +75,25 @@ func (w *Writer) showLife(ctx context.Context) {
 	}
 }
 
-// copyOf makes the bytes of b those of the Writer, which has none.
-func (w *Writer) copyOf(ctx context.Context, b *shareable.View) error {
-	n := b.Len()
+// copyOf makes the first n bytes of b those of the Writer, which has none. The server says how many
+// count, and not the page that b has.
+func (w *Writer) copyOf(ctx context.Context, b *shareable.View, n uint64) error {
 	if n == 0 {
 		return nil
+	}
+	for b.Cap() < n {
+		changed := b.Changed()
+		if b.Cap() >= n {
+			break
+		}
+		if err := b.Err(); err != nil {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	if err := w.r.Grow(n); err != nil {
 		return err
