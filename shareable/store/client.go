@@ -76,6 +76,8 @@ type ClientOptions struct {
 	Align uint64
 	// Spin is shareable.AttachOptions.Spin of each View.
 	Spin time.Duration
+
+	unasked bool // negative control, for tests: Flush does not ask the server
 }
 
 func errTimeout(t time.Duration) error { return fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, t) }

@@ -354,6 +354,7 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 	if err := w.holdFor(w.name); err != nil {
 		return err
 	}
+	w.counted.Store(w.obj.Length)
 	close(w.opened)
 	w.tasks.Go(w.follow)
 	w.tasks.Go(w.beat)

@@ -181,4 +181,5 @@ func TestFlushAfterAStop(t *testing.T) {
 	s.endLease(e, conn, false, true, requestID{}) // and it has not heard of that
 	_ = w.Append([]byte("lost"))                  // it may be the first to hear
 	require.Error(t, w.Flush(within(t)))
+	require.Error(t, w.Close()) // once
 }

@@ -168,8 +168,8 @@ func (s *Server) writtenLocked(c serve.Conn, id uint64) (*entry, error) {
 
 // mapped has only the writer write to its page.
 func (s *Server) mapped(c serve.Conn, f wire.Frame, q wire.Mapped) error {
-	e, err := s.startLease(c, q.Object)
-	if err == nil {
+	e, had, err := s.startLease(c, q.Object)
+	if err == nil && !had {
 		err = s.record(e, s.requestOf(c, f))
 	}
 	if err != nil {
@@ -178,19 +178,20 @@ func (s *Server) mapped(c serve.Conn, f wire.Frame, q wire.Mapped) error {
 	return done(c, f.Request)
 }
 
-// startLease has readers get the page of a lease, if the connection has it still.
-func (s *Server) startLease(c serve.Conn, id uint64) (*entry, error) {
+// startLease has readers get the page of a lease, if the connection has it still. It reports whether
+// they had it before: then the client asks what it has published, which counts once this has returned.
+func (s *Server) startLease(c serve.Conn, id uint64) (e *entry, had bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e, err := s.writtenLocked(c, id)
-	if err != nil {
-		return nil, err
+	if e, err = s.writtenLocked(c, id); err != nil {
+		return nil, false, err
 	}
 	if err := e.obj.StartLease(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
+	had = e.mapped
 	e.started, e.mapped = true, true
-	return e, nil
+	return e, had, nil
 }
 
 // grow sends memory to the writer.

@@ -46,7 +46,11 @@ func (w *Writer) follow() {
 			return
 		}
 		timer = nil
-		switch err := w.Flush(w.ctx); {
+		n, err := w.publish(w.ctx)
+		if err == nil && w.isInDoubt() {
+			err = w.confirm(w.ctx, n)
+		}
+		switch {
 		case err == nil:
 		case errors.Is(err, errSealed), errors.Is(err, errWriterClosed), w.Err() != nil:
 			return
@@ -57,6 +61,19 @@ func (w *Writer) follow() {
 			timer = time.After(retryDelay)
 		}
 	}
+}
+
+// publish publishes the length that the range has, and returns it.
+func (w *Writer) publish(ctx context.Context) (n uint64, err error) {
+	err = w.runExclusive(ctx, func(ctx context.Context) error {
+		if err := w.checkCutOff(); err != nil {
+			return err
+		}
+		err := w.publishExclusive(ctx)
+		n = w.published.Load()
+		return err
+	})
+	return n, err
 }
 
 // publishExclusive publishes the range's length, with exclusive:

@@ -21,7 +21,8 @@ import (
 // tap stands between clients and a server and counts their frames. At one of them it
 // acts.
 type tap struct {
-	s *Server
+	s    *Server
+	edit func(frame []byte) // called with each frame, if not nil
 
 	mu     sync.Mutex
 	left   int    // frames until act
@@ -71,6 +72,9 @@ func (p *tap) pass(from, to *net.UnixConn) {
 		if err != nil || n == 0 {
 			_, _ = to.CloseWrite(), from.CloseRead()
 			return
+		}
+		if p.edit != nil {
+			p.edit(buf[:n])
 		}
 		if !p.count() {
 			closeRights(oob[:oobn])

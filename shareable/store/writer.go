@@ -61,6 +61,7 @@ type Writer struct {
 	doubts    atomic.Uint64 // how often the lease may have ended: a beat was late, a Seal had no reply
 	confirmed atomic.Uint64 // after how many of these the server has said that it is there
 	published atomic.Uint64 // what readers have of the range; stored with exclusive
+	counted   atomic.Uint64 // bytes that the server has said count, whatever becomes of the lease
 
 	// A lock: who has it alone publishes, or ends that. A context can stop the wait for it.
 	exclusive chan struct{}
@@ -74,8 +75,9 @@ type Writer struct {
 
 	// Guarded by closing.
 	closing  sync.Mutex
-	aborting bool // the object goes
-	ended    bool // nothing is left to be closed
+	aborting bool   // the object goes
+	ended    bool   // nothing is left to be closed
+	length   uint64 // that the range had
 }
 
 // newWriter makes a Writer that is not open.
@@ -201,19 +203,16 @@ func (w *Writer) SetLen(n uint64) error {
 	return w.outcome(n, err)
 }
 
-// Flush returns when the length that the range had at the call is published. A Writer
-// publishes by itself; call Flush before you tell anyone that the bytes are there.
+// Flush returns when the length that the range had at the call is published and the server has
+// confirmed it: from then on these bytes count, whatever becomes of this Writer. A Writer publishes by
+// itself, without a request; but bytes that no Flush, Seal or Close has returned for are lost if its
+// lease is taken away meanwhile. Call Flush before you tell anyone that they are there.
 func (w *Writer) Flush(ctx context.Context) error {
-	err := w.runExclusive(ctx, func(ctx context.Context) error {
-		if err := w.checkCutOff(); err != nil {
-			return err
-		}
-		return w.publishExclusive(ctx)
-	})
-	if err != nil {
+	n, err := w.publish(ctx)
+	if err != nil || w.c.opts.unasked {
 		return err
 	}
-	return w.confirm(ctx)
+	return w.confirm(ctx, n)
 }
 
 // runExclusive runs f while no other call changes what is published. Both the wait for
@@ -289,6 +288,7 @@ func (w *Writer) sealExclusive(ctx context.Context, o shareable.SealOptions) (er
 		w.doubts.Add(1)
 		return err
 	}
+	w.counted.Store(q.Length)
 	w.hold.Fix(q.Length) // nothing more is published
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -314,7 +314,9 @@ func (w *Writer) Abort(ctx context.Context) (err error) {
 
 // Close waits for work that uses the memory, unmaps it, and lets the next Writer have the
 // object. An object that is Durable or sealed stays, with all that was written; any other
-// goes. If Close returns an error, call it again. Twice is fine, and so is a nil Writer.
+// goes. If Close returns an error, call it again: what is left is done then. It also returns one, which
+// is Err's if there was one, if bytes of a Durable object may not count: those since the last Flush, if the
+// lease was taken away or the server has ended. Twice is fine, and so is a nil Writer.
 func (w *Writer) Close() (err error) {
 	if w == nil || w.c == nil {
 		return nil
@@ -357,6 +359,7 @@ func (w *Writer) end(ctx context.Context, abort bool) error {
 		w.exclusive <- struct{}{} // for good: nothing uses the page any more
 		w.hold.Release()
 	}
+	w.length = max(w.length, w.r.Len())
 	// The next Writer gets the object once nothing here can write to it.
 	if err := w.r.CloseContext(ctx); err != nil && !errors.Is(err, vmm.ErrDeviceLost) {
 		return err
@@ -367,20 +370,26 @@ func (w *Writer) end(ctx context.Context, abort bool) error {
 	return errors.Join(err, w.page.Close())
 }
 
-// sendRelease ends the lease. An error counts only if the object should go, or if it may not have what
-// was published last: the lease ends with the connection.
+// sendRelease ends the lease, as the end of the connection does, too. It returns an error if the object
+// should go, or if it may not have all that was written.
 func (w *Writer) sendRelease(abort bool) error {
 	w.mu.Lock()
-	over := w.sealed || errors.Is(w.err, shareable.ErrNotFound)
-	counts := abort || w.durable && w.err == nil && w.isInDoubt()
+	sealed, failed := w.sealed, w.err
 	w.mu.Unlock()
-	if over {
+	if sealed || errors.Is(failed, shareable.ErrNotFound) {
 		return nil
 	}
 	q := wire.Release{Object: w.id.Number, Abort: abort}
 	err := w.call(context.Background(), wire.TypeRelease, q.Append(nil), wire.TypeDone, ignore)
-	if !counts {
+	counted := w.counted.Load()
+	if err == nil {
+		counted = max(counted, w.published.Load())
+	}
+	switch {
+	case abort:
+		return err
+	case !w.durable || w.length <= counted || errors.Is(failed, vmm.ErrDeviceLost): // the last loses what it has not written
 		return nil
 	}
-	return err
+	return cmp.Or(failed, err)
 }

@@ -3,8 +3,12 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"time"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // again is called when another server has taken the place of the one before. A lease that has begun
@@ -15,9 +19,9 @@ func (w *Writer) again() {
 	case <-w.ctx.Done():
 		return
 	}
-	err := w.mapped(w.ctx)
+	err := w.askLease(w.ctx)
 	for errors.Is(err, os.ErrDeadlineExceeded) && w.conn.Err() == nil { // that one has ended, too
-		err = w.mapped(w.ctx)
+		err = w.askLease(w.ctx)
 	}
 	if err != nil {
 		w.fail(err)
@@ -26,19 +30,32 @@ func (w *Writer) again() {
 	w.wake()
 }
 
-// confirm asks the server whether the lease is there still, if that is in doubt: then another Writer
-// may have the object, and no one sees what the page says.
-func (w *Writer) confirm(ctx context.Context) error {
-	if !w.isInDoubt() {
-		return nil
-	}
-	doubts := w.doubts.Load() // of a later one it is asked again
+// askLease asks the server whether the lease is there still.
+func (w *Writer) askLease(ctx context.Context) error {
 	err := w.mapped(ctx)
+	if errors.Is(err, vmm.ErrPermission) {
+		return fmt.Errorf("%w: the lease has ended: %w", shareable.ErrOwnerGone, err)
+	}
+	return err
+}
+
+// confirm asks the server whether the lease is there still, after n bytes were published. If so they
+// count: a server that ends a lease takes the length from the page. Else another Writer may have the
+// object, and no one sees what the page says.
+func (w *Writer) confirm(ctx context.Context, n uint64) error {
+	doubts := w.doubts.Load() // of a later one it is asked again
+	err := w.askLease(ctx)
 	if err == nil {
 		w.confirmed.Store(doubts)
+		for old := w.counted.Load(); old < n && !w.counted.CompareAndSwap(old, n); old = w.counted.Load() {
+		}
 		return nil
 	}
-	if over := w.outcome(0, nil); over != nil { // a Seal or a Close has ended it
+	over := w.outcome(0, nil) // a Seal or a Close has ended it
+	switch {
+	case errors.Is(over, errSealed) && n <= w.counted.Load():
+		return nil
+	case over != nil:
 		return over
 	}
 	if ctx.Err() == nil && !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -541,4 +541,5 @@ func TestSealThatFailsIsADoubt(t *testing.T) {
 	_ = w.Append([]byte("lost")) // it may be the first to hear
 	require.Error(t, w.Flush(within(t)))
 	require.Error(t, w.Append([]byte("lost")))
+	require.Error(t, w.Close()) // once
 }
