@@ -310,8 +310,8 @@ func (d *Device) trim(keep uint64) error {
 // whatever the number of Devices opened on it; 0, the default, is no bound. It
 // returns the old limit. What would go beyond it is ErrOutOfMemory, after cached
 // memory has been released. A limit below what there is already only stops
-// growth. Imported memory does not count; memory created here to live elsewhere
-// does. The limit lasts until the last Device on it closes; on a closed Device
+// growth. Imported memory does not count, nor does that of the driver's pools and of
+// package ipc; memory created here to live elsewhere does. The limit lasts until the last Device on it closes; on a closed Device
 // nothing changes.
 func (d *Device) SetLimit(bytes uint64) (old uint64) {
 	if d == nil || d.state == nil {

@@ -33,7 +33,8 @@ var pressure struct {
 }
 
 // OnPressure registers f, which is called when memory of the device runs out, before a Create,
-// Alloc, Map, Grow, Append, AppendOn or Wake returns ErrOutOfMemory. f releases what its program
+// Alloc, Map, Grow, Append, AppendOn or Wake, or an Alloc of a pool.DriverPool or of package ipc,
+// returns ErrOutOfMemory. f releases what its program
 // can do without, for example a pool's free blocks. It reports whether it released anything; if so,
 // the operation is tried again. The package's own unused memory goes first. f must return false
 // once it has nothing to release, and must not panic.
@@ -121,6 +122,27 @@ func withMemory(op func() (short *deviceState, err error)) error {
 	t := newTicket()
 	short, err := op()
 	return t.again(nil, short, err, op)
+}
+
+// WithMemory calls f, for packages beside this one, which allocates memory of the device by the
+// driver. While f returns ErrOutOfMemory, memory is released as for a Create and f is called again:
+// what Devices on the same ordinal do not use, and then what functions of OnPressure release. It
+// returns f's last error. Memory that f allocates does not count in SetLimit. While memory is being
+// released for another operation it waits before it calls f. The caller holds no lock that a
+// function of OnPressure needs. On a nil or closed device f is called once.
+func (d *Device) WithMemory(f func() error) error {
+	if d.checkOpen() != nil {
+		return f()
+	}
+	s := d.state
+	return withMemory(func() (*deviceState, error) {
+		return s, s.retryAfterRelease(forCaller, func() error {
+			if err := s.mayCreate(); err != nil {
+				return err
+			}
+			return f()
+		})
+	})
 }
 
 // ticket is what an operation that is short of memory has done to find some.

@@ -32,8 +32,9 @@ var errNoMemory = &vmm.OpError{Op: "use plain memory", Err: fmt.Errorf("%w: no m
 // Alloc allocates n bytes of plain memory on the device. What they contain is undefined. The
 // driver rounds n up, and the memory beside it may be other plain memory of this process: on
 // CUDA a process that opens the handle maps whole 2 MiB, and can reach what lies there, too.
-// If the driver has no plain memory, or no handles for it, that is ErrNotSupported. The
-// caller must Close it.
+// If the driver has no plain memory, or no handles for it, that is ErrNotSupported. If the device
+// has no memory, what this process does not use of it is released, as for vmm.Device.Create. The
+// memory does not count in vmm.Device.SetLimit. The caller must Close it.
 func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 	defer func() { err = fail(dev, "allocate plain memory", 0, n, err) }()
 	m, err := newMemory(dev, n)
@@ -45,7 +46,7 @@ func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 		plain, ok := raw.(driver.Allocator)
 		if !ok {
 			err = fmt.Errorf("%w: plain memory", vmm.ErrNotSupported)
-		} else if m.ptr, err = plain.AllocPlain(n); err == nil {
+		} else if err = dev.WithMemory(func() error { m.ptr, err = plain.AllocPlain(n); return err }); err == nil {
 			m.plain = plain
 			return m, nil
 		}

@@ -13,7 +13,9 @@ import (
 
 	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
@@ -487,4 +489,39 @@ func TestWeExport(t *testing.T) {
 			c.kill()
 		}
 	})
+}
+
+// TestAllocHasIdleMemoryReleased: plain memory is to be had while the device's cache, or a pool,
+// keeps more idle than is left. In the control nothing is released.
+func TestAllocHasIdleMemoryReleased(t *testing.T) {
+	dev := testDriver.Device(t)
+	s, err := dev.NewStream()
+	require.NoError(t, err)
+	free, _, err := dev.MemInfo()
+	require.NoError(t, err)
+	n := free / 10 * 6 / mib * mib
+	p, err := pool.New(dev, pool.Options{ReleaseThreshold: 1 << 62})
+	require.NoError(t, err)
+	b, err := p.Alloc(s, n)
+	require.NoError(t, err)
+	require.NoError(t, p.Free(s, b))
+	require.NoError(t, s.Sync())
+	raw, err := dev.Raw()
+	require.NoError(t, err)
+	_, err = raw.(driver.Allocator).AllocPlain(n)
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory, "the control")
+	m, err := ipc.Alloc(dev, n)
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+
+	dev.SetReleaseThreshold(1 << 62)
+	g, err := dev.Alloc(n)
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+	require.NotZero(t, dev.Stats().Cached)
+	m, err = ipc.Alloc(dev, n)
+	require.NoError(t, err)
+	require.NoError(t, m.Close())
+	require.NoError(t, p.Close())
+	require.NoError(t, s.Close())
 }

@@ -19,6 +19,10 @@ import (
 // allocated itself can be freed through it: a block of another DriverPool is ErrForeignBlock,
 // even if both are of the same pool of the driver. Safe for concurrent use. The caller must Close
 // it, before the device.
+//
+// When this module needs memory of the device and there is none, the pool gives back what no block
+// uses (vmm.Device.OnPressure): of the default and the current pool also what other libraries have
+// freed. Its memory does not count in vmm.Device.SetLimit.
 type DriverPool struct {
 	// Immutable.
 	dev   *vmm.Device
@@ -30,7 +34,9 @@ type DriverPool struct {
 	ownerUnknown bool
 
 	onOOM func(*vmm.Stream, uint64) bool
-	in    owner // what its blocks are in
+	max   uint64 // 0: none
+	in    owner  // what its blocks are in
+	stop  func() // takes back OnPressure; nil where it has not registered
 
 	mu     sync.RWMutex // shared by all calls but Close
 	closed bool
@@ -61,7 +67,7 @@ func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
 	if err != nil {
 		return nil, err
 	}
-	p.made, p.onOOM = true, o.OnOOM
+	p.made, p.onOOM, p.max = true, o.OnOOM, o.Max
 	if p.pool, err = p.calls.CreatePool(driver.PoolProps{Max: o.Max, Share: o.Share}); err != nil {
 		return nil, err
 	}
@@ -72,6 +78,7 @@ func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
 	if err != nil {
 		return nil, dev.Discard(err, p.Close)
 	}
+	p.stop = dev.OnPressure(p.onPressure)
 	return p, nil
 }
 
@@ -79,13 +86,22 @@ func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
 // share, and so do Stats, the threshold and the policies. Close leaves it as it is. The
 // caller must Close it.
 func DriverDefault(dev *vmm.Device) (*DriverPool, error) {
-	return ofDriver(dev, "find default pool", driver.Pooler.DefaultPool)
+	return sharedPool(dev, "find default pool", driver.Pooler.DefaultPool)
 }
 
 // DriverCurrent is the pool from which cuMemAllocAsync takes now: the default one until
 // SetCurrent. The rest is as for DriverDefault.
 func DriverCurrent(dev *vmm.Device) (*DriverPool, error) {
-	return ofDriver(dev, "find current pool", driver.Pooler.CurrentPool)
+	return sharedPool(dev, "find current pool", driver.Pooler.CurrentPool)
+}
+
+// sharedPool is ofDriver of a pool from which this process allocates.
+func sharedPool(dev *vmm.Device, op string, find func(driver.Pooler) (driver.Pool, error)) (*DriverPool, error) {
+	p, err := ofDriver(dev, op, find)
+	if err == nil {
+		p.stop = dev.OnPressure(p.onPressure)
+	}
+	return p, err
 }
 
 func ofDriver(dev *vmm.Device, op string, find func(driver.Pooler) (driver.Pool, error)) (*DriverPool, error) {
@@ -161,10 +177,11 @@ func (p *DriverPool) SetCurrent() error {
 
 // Alloc is cuMemAllocFromPoolAsync. The stream may be of another device that was granted
 // access, else it is ErrInvalid; a closed stream is ErrClosed, one that is being captured
-// ErrCapturing.
+// ErrCapturing. If the device has no memory, what this process does not use of it is released, as
+// for vmm.Device.Create; then Options.OnOOM is called.
 func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 	for {
-		if b, err = p.alloc(s, n); err == nil {
+		if b, err = p.allocOrRelease(s, n); err == nil {
 			b.note(p.dev.HistoryLog(), history.Alloc, s)
 			return b, nil
 		}
@@ -175,25 +192,42 @@ func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 	}
 }
 
-func (p *DriverPool) alloc(s *vmm.Stream, n uint64) (Block, error) {
+// allocOrRelease is alloc, for which other memory may have to be released.
+func (p *DriverPool) allocOrRelease(s *vmm.Stream, n uint64) (b Block, err error) {
+	lacking := p.Device().WithMemory(func() error {
+		var full bool
+		if b, full, err = p.alloc(s, n); full {
+			return nil // no release helps
+		}
+		return err
+	})
+	return b, cmp.Or(lacking, err)
+}
+
+// alloc reports also whether it failed because of the pool's Max.
+func (p *DriverPool) alloc(s *vmm.Stream, n uint64) (b Block, full bool, err error) {
 	if err := p.enter(); err != nil {
-		return Block{}, err
+		return Block{}, false, err
 	}
 	defer p.leave()
 	var at vmm.Ptr
-	err := p.onStream(s, func(handle driver.Stream) (err error) {
+	err = p.onStream(s, func(handle driver.Stream) (err error) {
 		if err = p.reaches(s.Device()); err != nil || n == 0 {
 			return err
 		}
 		at, err = p.calls.AllocFromPool(p.pool, n, handle)
 		return err
 	})
-	if err != nil || n == 0 {
-		return Block{in: &p.in}, err
+	if p.max > 0 && errors.Is(err, vmm.ErrOutOfMemory) {
+		used, unknown := p.get(driver.PoolUsed)
+		full = unknown == nil && (n > p.max || used > p.max-n)
 	}
-	b := Block{ptr: at, size: n, in: &p.in, seq: p.last.Add(1)}
+	if err != nil || n == 0 {
+		return Block{in: &p.in}, full, err
+	}
+	b = Block{ptr: at, size: n, in: &p.in, seq: p.last.Add(1)}
 	p.setLive(b)
-	return b, nil
+	return b, false, nil
 }
 
 // onStream makes a call with the driver's handle of a stream, which cannot be closed
@@ -318,6 +352,12 @@ func (p *DriverPool) TrimTo(keep uint64) (freed uint64, err error) {
 		return err
 	})
 	return freed, err
+}
+
+// onPressure gives back what no block uses when the device's memory runs out.
+func (p *DriverPool) onPressure(error) bool {
+	freed, err := p.TrimTo(0)
+	return err == nil && freed > 0
 }
 
 func (p *DriverPool) get(a driver.PoolAttribute) (uint64, error) {
@@ -497,6 +537,14 @@ func (p *DriverPool) Close() error {
 	if p == nil || p.dev == nil {
 		return nil
 	}
+	err := p.close()
+	if err == nil && p.stop != nil {
+		p.stop() // without the lock, which a call of onPressure takes
+	}
+	return err
+}
+
+func (p *DriverPool) close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {

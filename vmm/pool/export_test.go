@@ -83,3 +83,14 @@ func PagesOf(p *Pool, n uint64) uint64 {
 
 // Unit is what pages are multiples of.
 func Unit(p *Pool) uint64 { return p.unit }
+
+// SetNoPressure takes back what the pool has registered with OnPressure: the negative control of
+// the tests that idle memory is to be had.
+func SetNoPressure(p Allocator) {
+	switch p := p.(type) {
+	case *Pool:
+		p.stops[0]()
+	case *DriverPool:
+		p.stop()
+	}
+}
