@@ -48,6 +48,8 @@ type testHooks struct {
 	noAccessCheck   bool // so is work of devices with too little access, or access in doubt or changing
 	staging         stagingHooks
 
+	noAllocationCheck bool // graphs are launched whose Allocations were freed
+
 	noUnmapping, lateUnmapping bool // Watch.Unmapping is not called, or after the unmap
 }
 
@@ -60,6 +62,8 @@ type driverState struct {
 	captures  captures
 	onSync    syncHooks
 	undefined undefined
+
+	allocations allocations
 
 	devicesOpen   int          // Devices; guarded by process.mu
 	refusedCloses refusedCalls // of an openDevice whose last use has ended; Device.Close tries again

@@ -119,6 +119,7 @@ package vmm
 //	module.go            Module and Function: loaded code, its limits and launches; what memory they use
 //	undefined.go         bytes that stopped work did not write: MarkUndefined, MarkWritten; Drops
 //	graph.go             capturing streams; Graph and GraphExec, and what they remember
+//	allocation.go        Allocation: memory in no reservation that graphs remember
 //	copy.go              CopyIn, CopyOut, Copy2D, Pitch; locking spans while a call runs
 //	lockspans.go         LockSpans: the same for the program's own calls
 //	pinned.go            AllocPinned, Pinned: page-locked memory, kept until the device closes

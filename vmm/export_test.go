@@ -123,6 +123,19 @@ func Retirements(g *Range) int {
 // control of the test that it is refused.
 func SetNoNameCheck(d *Device, off bool) { d.state.parent.hooks.noNameCheck = off }
 
+// SetNoAllocationCheck lets graphs be launched that use memory of the driver's which was freed: the
+// negative control of the tests that they are refused.
+func SetNoAllocationCheck(d *Device, off bool) { d.state.parent.hooks.noAllocationCheck = off }
+
+// Awaited reports whether a Retire waits for launches of graphs that use the memory.
+func Awaited(a *Allocation) bool {
+	if !a.mu.TryRLock() {
+		return true
+	}
+	a.mu.RUnlock()
+	return false
+}
+
 // SetNoUnmapping keeps Watch.Unmapping of the device's driver from being called before an
 // unmap, and SetLateUnmapping calls it after: the negative controls of the tests of Watch.
 func SetNoUnmapping(d *Device, off bool)  { d.state.parent.hooks.noUnmapping = off }

@@ -19,10 +19,11 @@ type captures struct {
 
 // captured is what the work of a capture, or of the graph made of it, uses.
 type captured struct {
-	on      *deviceState // all of the work is of this device
-	memory  used[capturedSpan]
-	modules used[*Module]
-	around  []func(*Stream) (func(), error) // of OnGraphLaunch
+	on          *deviceState // all of the work is of this device
+	memory      used[capturedSpan]
+	allocations used[*Allocation]
+	modules     used[*Module]
+	around      []func(*Stream) (func(), error) // of OnGraphLaunch
 }
 
 // used is what work uses, each once, in the order of the first use.
@@ -101,7 +102,7 @@ func (all *captures) end(id uint64) (c captured) {
 	defer all.mu.Unlock()
 	if known := all.byID[id]; known != nil {
 		c = *known
-		c.memory.seen, c.modules.seen = nil, nil
+		c.memory.seen, c.allocations.seen, c.modules.seen = nil, nil, nil
 	}
 	delete(all.byID, id)
 	return c
@@ -120,9 +121,12 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	}
 	// The reservations first: finding them takes driverState.mu, which comes before captures.mu.
 	uses := make([]capturedSpan, 0, len(spans))
+	var others []*Allocation
 	for _, x := range spans {
 		if r := s.dev.state.parent.find(x.Addr); r != nil {
 			uses = append(uses, capturedSpan{r, x})
+		} else if a := s.dev.state.parent.allocations.find(x.Addr); a != nil {
+			others = append(others, a)
 		}
 	}
 	all.mu.Lock()
@@ -137,6 +141,9 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	}
 	for _, u := range uses {
 		c.memory.add(u)
+	}
+	for _, a := range others {
+		c.allocations.add(a)
 	}
 	if m != nil {
 		c.modules.add(m)
@@ -204,7 +211,8 @@ func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
 }
 
 // Graph is work that a stream captured. It remembers which memory of this package's
-// reservations the work uses, and which modules. It can be instantiated several times.
+// reservations the work uses, which memory of the driver's that packages pool and ipc have
+// allocated, and which modules. It can be instantiated several times.
 // Safe for concurrent use. The caller must Close it.
 type Graph struct {
 	dev  *Device
@@ -307,7 +315,9 @@ type GraphExec struct {
 // the work uses is checked and kept as for Function.Launch: if some of it is not mapped, or
 // sleeps, or if UsedBy has named other streams than s, nothing is queued. Once it is mapped
 // again, at the same address as always, the graph can be launched again. A reservation or a
-// module that was closed is ErrClosed for good.
+// module that was closed is ErrClosed for good, and so is a block of a pool.DriverPool, memory of
+// package ipc, or a Pinned, that was freed; what frees it waits for a launch under way, and the
+// program for the work.
 //
 // While the stream is being captured it returns ErrCapturing. Work that other libraries
 // queued while the stream was captured is not known here.
@@ -363,9 +373,14 @@ func (x *GraphExec) announce(s *Stream) (launched func(), err error) {
 // lockUses locks the memory that the graph uses, for a launch on s, whose lock is held.
 // After an error nothing is locked. It needs x.mu.
 func (x *GraphExec) lockUses(s *Stream) (unlock func(), err error) {
+	others := x.uses.allocations.all
+	locked := 0 // of them
 	unlock = func() {
 		unlockAll(x.locked)
 		x.locked = x.locked[:0]
+		for _, a := range others[:locked] {
+			a.unlock()
+		}
 	}
 	if err := x.uses.loaded(); err != nil {
 		return nil, err
@@ -378,6 +393,13 @@ func (x *GraphExec) lockUses(s *Stream) (unlock func(), err error) {
 			return nil, fmt.Errorf("memory that the graph uses: %w", err)
 		}
 		x.locked = append(x.locked, l)
+	}
+	for _, a := range others {
+		if err := a.lock(); err != nil {
+			unlock()
+			return nil, fmt.Errorf("memory that the graph uses: %w", err)
+		}
+		locked++
 	}
 	return unlock, nil
 }

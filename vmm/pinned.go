@@ -18,6 +18,7 @@ type Pinned struct {
 	on     *openDevice
 	n      uint64
 	block  pinnedBlock
+	noted  *Allocation
 	closed atomic.Bool
 }
 
@@ -66,6 +67,7 @@ func (d *Device) AllocPinned(n uint64) (_ *Pinned, err error) {
 		d.untrack(x)
 		return nil, err
 	}
+	x.noted = d.NoteAllocation(x.block.p, n)
 	return x, nil
 }
 
@@ -136,6 +138,7 @@ func (x *Pinned) Close() error {
 	if x == nil || x.dev == nil || x.closed.Swap(true) {
 		return nil
 	}
+	x.noted.Retire()
 	x.dev.MarkWritten(Span{Addr: x.block.p, Size: x.n})
 	x.on.pinnedCache.put(x.block)
 	x.dev.untrack(x)

@@ -28,6 +28,7 @@ type mapping struct {
 	ptr     vmm.Ptr
 	size    uint64 // as the token said that was imported first
 	release func() // lets this process free the block, if it is its own
+	noted   *vmm.Allocation
 
 	blocks int          // how many Blocks are not freed
 	before []*vmm.Event // of Blocks that were freed in stream order; the last free comes after them
@@ -103,8 +104,18 @@ func (b *Block) FreeNow() error {
 		if m.blocks > 1 {
 			return nil
 		}
-		return p.frees.FreePlain(m.ptr)
+		return m.unmap(func() error { return p.frees.FreePlain(m.ptr) })
 	})
+}
+
+// unmap makes the call by which the memory goes. Graphs that use it are not launched any more.
+func (m *mapping) unmap(call func() error) error {
+	m.noted.Retire()
+	err := call()
+	if err != nil && !lost(err) {
+		m.noted.Restore()
+	}
+	return err
 }
 
 // free makes a call that gives up one Block of a mapping, and notes that it did.
@@ -148,7 +159,7 @@ func (p *Pool) freeInOrderLocked(m *mapping, s *vmm.Stream, handle driver.Stream
 	if err != nil {
 		return err
 	}
-	if err := p.frees.FreeAsync(m.ptr, handle); err != nil {
+	if err := m.unmap(func() error { return p.frees.FreeAsync(m.ptr, handle) }); err != nil {
 		p.closeEventLocked(ended)
 		return err
 	}

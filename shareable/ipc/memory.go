@@ -22,9 +22,11 @@ type Memory struct {
 	ptr   vmm.Ptr
 	size  uint64
 	keep  func() // lets the device close
+	noted *vmm.Allocation
 
-	mu     sync.RWMutex // shared by all calls but Close
-	closed bool
+	mu      sync.RWMutex // shared by all calls but Close
+	closing int          // calls of Close under way
+	closed  bool
 }
 
 var errNoMemory = &vmm.OpError{Op: "use plain memory", Err: fmt.Errorf("%w: no memory", vmm.ErrInvalid)}
@@ -48,6 +50,7 @@ func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 			err = fmt.Errorf("%w: plain memory", vmm.ErrNotSupported)
 		} else if err = dev.WithMemory(func() error { m.ptr, err = plain.AllocPlain(n); return err }); err == nil {
 			m.plain = plain
+			m.noted = dev.NoteAllocation(m.ptr, n)
 			return m, nil
 		}
 	}
@@ -101,6 +104,7 @@ func Open(dev *vmm.Device, h Handle) (_ *Memory, err error) {
 		m.keep()
 		return nil, h.explain(KindMemory, err)
 	}
+	m.noted = dev.NoteAllocation(m.ptr, m.size)
 	return m, nil
 }
 
@@ -213,11 +217,15 @@ func (m *Memory) Close() error {
 	if m == nil || m.dev == nil {
 		return nil
 	}
-	// Work on memory that is unmapped would lose the device. The wait holds no lock: functions of
-	// vmm.Device.OnSync may use the memory.
-	err := m.wait()
+	// Work on memory that is unmapped would lose the device, so graphs that use it are not launched
+	// any more. The wait holds no lock: functions of vmm.Device.OnSync may use the memory.
+	if !m.beginClose() {
+		return nil
+	}
+	err := m.dev.Sync()
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.closing--
 	if m.closed {
 		return nil
 	}
@@ -227,19 +235,23 @@ func (m *Memory) Close() error {
 	if err == nil || lost(err) {
 		m.closed = true
 		m.keep()
+	} else if m.closing == 0 {
+		m.noted.Restore()
 	}
 	return fail(m.dev, "close plain memory", m.ptr, m.size, err)
 }
 
-// wait waits for the work of the device, unless the memory is closed.
-func (m *Memory) wait() error {
-	m.mu.RLock()
-	closed := m.closed
-	m.mu.RUnlock()
-	if closed {
-		return nil
+// beginClose has no graph launched that uses the memory, unless that is closed.
+func (m *Memory) beginClose() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
 	}
-	return m.dev.Sync()
+	if m.closing++; m.closing == 1 {
+		m.noted.Retire()
+	}
+	return true
 }
 
 // closeLocked is Close, of memory that is open; it needs m.mu.

@@ -158,6 +158,7 @@ func (p *Pool) mapLocked(k tokenKey, size uint64) (*mapping, error) {
 		}
 		return nil, err
 	}
+	m.noted = p.dev.NoteAllocation(m.ptr, size)
 	return m, nil
 }
 

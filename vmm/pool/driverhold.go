@@ -45,14 +45,17 @@ func (p *DriverPool) HoldBlock(b Block) (release func(), err error) {
 	return sync.OnceFunc(func() {
 		p.liveMu.Lock()
 		defer p.liveMu.Unlock()
-		p.live[b.seq]--
+		x := p.live[b.seq]
+		x.holds--
+		p.live[b.seq] = x
 	}), nil
 }
 
 func (p *DriverPool) addHold(b Block) error {
 	p.liveMu.Lock()
 	defer p.liveMu.Unlock()
-	switch _, allocated := p.live[b.seq]; {
+	x, allocated := p.live[b.seq]
+	switch {
 	case b.in != &p.in:
 		return ErrForeignBlock
 	case b.seq == 0:
@@ -60,6 +63,7 @@ func (p *DriverPool) addHold(b Block) error {
 	case !allocated:
 		return ErrDoubleFree
 	}
-	p.live[b.seq]++
+	x.holds++
+	p.live[b.seq] = x
 	return nil
 }

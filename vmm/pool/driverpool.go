@@ -43,7 +43,13 @@ type DriverPool struct {
 
 	last   atomic.Uint64 // Block.seq of the last block
 	liveMu sync.Mutex
-	live   map[uint64]int // how often each block that is allocated is held, by Block.seq
+	live   map[uint64]driverBlock // those that are allocated, by Block.seq
+}
+
+// driverBlock is what a DriverPool knows of a block.
+type driverBlock struct {
+	holds int
+	noted *vmm.Allocation // for graphs
 }
 
 var _ Allocator = (*DriverPool)(nil)
@@ -126,7 +132,7 @@ func driverPool(dev *vmm.Device) (*DriverPool, error) {
 	if !pools || !frees {
 		return nil, fmt.Errorf("%w: pools of the driver", vmm.ErrNotSupported)
 	}
-	return &DriverPool{dev: dev, calls: calls, plain: plain, live: map[uint64]int{}}, nil
+	return &DriverPool{dev: dev, calls: calls, plain: plain, live: map[uint64]driverBlock{}}, nil
 }
 
 // enter keeps the pool open until leave, unless it returns an error.
@@ -226,7 +232,7 @@ func (p *DriverPool) alloc(s *vmm.Stream, n uint64) (b Block, full bool, err err
 		return Block{in: &p.in}, full, err
 	}
 	b = Block{ptr: at, size: n, in: &p.in, seq: p.last.Add(1)}
-	p.setLive(b)
+	p.setLive(b, driverBlock{noted: p.dev.NoteAllocation(at, n)})
 	return b, false, nil
 }
 
@@ -305,35 +311,38 @@ func (p *DriverPool) freeOpen(b Block, call func() error) error {
 	case b.seq == 0:
 		return nil // of 0 bytes
 	}
-	if err := p.setFreed(b); err != nil {
+	was, err := p.setFreed(b)
+	if err != nil {
 		return err
 	}
-	err := call()
-	if err != nil {
-		p.setLive(b)
+	was.noted.Retire()
+	if err = call(); err != nil {
+		was.noted.Restore()
+		p.setLive(b, was)
 	}
 	return err
 }
 
-func (p *DriverPool) setLive(b Block) {
+func (p *DriverPool) setLive(b Block, as driverBlock) {
 	p.liveMu.Lock()
 	defer p.liveMu.Unlock()
-	p.live[b.seq] = 0
+	p.live[b.seq] = as
 }
 
 // setFreed returns ErrDoubleFree for a block that was freed before, or is being freed, and
 // ErrBusy for one that is held.
-func (p *DriverPool) setFreed(b Block) error {
+func (p *DriverPool) setFreed(b Block) (driverBlock, error) {
 	p.liveMu.Lock()
 	defer p.liveMu.Unlock()
-	switch holds, was := p.live[b.seq]; {
+	x, was := p.live[b.seq]
+	switch {
 	case !was:
-		return ErrDoubleFree
-	case holds > 0:
-		return fmt.Errorf("%w: the block is imported in this process", vmm.ErrBusy)
+		return x, ErrDoubleFree
+	case x.holds > 0:
+		return x, fmt.Errorf("%w: the block is imported in this process", vmm.ErrBusy)
 	}
 	delete(p.live, b.seq)
-	return nil
+	return x, nil
 }
 
 // TrimTo is cuMemPoolTrimTo. What other libraries allocate and free meanwhile may change

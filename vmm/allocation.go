@@ -1,0 +1,120 @@
+package vmm
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"sync"
+)
+
+// Allocation is memory that the driver has allocated for a package beside this one, in no
+// reservation. A graph whose work uses it remembers it, and is not launched once it is freed. Safe
+// for concurrent use. A nil Allocation, and its zero value, is of no memory.
+type Allocation struct {
+	of   *driverState
+	at   Ptr
+	size uint64
+
+	users int // of which Retire was not called; guarded by allocations.mu
+
+	mu    sync.RWMutex // shared by launches of graphs that use it; a leaf
+	freed bool         // or about to be
+}
+
+// allocations is the Allocations of a driver that have users, by address.
+type allocations struct {
+	mu  sync.Mutex // a leaf
+	all []*Allocation
+}
+
+// NoteAllocation notes n bytes that the driver has allocated, for packages beside this one. The
+// caller must Retire the Allocation before it frees them. What was noted at an address already, as
+// memory of a handle that is opened twice, is the same Allocation, which has one more user.
+func (d *Device) NoteAllocation(at Ptr, n uint64) *Allocation {
+	if d == nil || d.state == nil || n == 0 {
+		return nil
+	}
+	t := &d.state.parent.allocations
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, there := t.placeLocked(at)
+	if !there {
+		t.all = slices.Insert(t.all, i, &Allocation{of: d.state.parent, at: at, size: n})
+	}
+	t.all[i].users++
+	return t.all[i]
+}
+
+// Retire is called before a user frees the memory. After the last one's no launch of a graph that
+// uses it is under way, and none begins.
+func (a *Allocation) Retire() {
+	if a == nil || a.of == nil {
+		return
+	}
+	t := &a.of.allocations
+	t.mu.Lock()
+	a.users--
+	last := a.users == 0
+	if i, there := t.placeLocked(a.at); last && there && t.all[i] == a {
+		t.all = slices.Delete(t.all, i, i+1) // the driver may hand the addresses out again at once
+	}
+	t.mu.Unlock()
+	if last {
+		a.setFreed(true)
+	}
+}
+
+// Restore undoes one Retire, after which the memory was not freed.
+func (a *Allocation) Restore() {
+	if a == nil || a.of == nil {
+		return
+	}
+	t := &a.of.allocations
+	t.mu.Lock()
+	a.users++
+	first := a.users == 1
+	if i, there := t.placeLocked(a.at); first && !there {
+		t.all = slices.Insert(t.all, i, a)
+	}
+	t.mu.Unlock()
+	if first {
+		a.setFreed(false)
+	}
+}
+
+func (a *Allocation) setFreed(to bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.freed = to
+}
+
+// lock keeps the memory from being freed until unlock.
+func (a *Allocation) lock() error {
+	a.mu.RLock()
+	if a.freed && !a.of.hooks.noAllocationCheck {
+		a.mu.RUnlock()
+		return fmt.Errorf("%w: %s at %v was freed", ErrClosed, sizeText(a.size), a.at)
+	}
+	return nil
+}
+
+func (a *Allocation) unlock() { a.mu.RUnlock() }
+
+// placeLocked is where memory that begins at p is listed, or would be.
+func (t *allocations) placeLocked(p Ptr) (i int, there bool) {
+	return slices.BinarySearchFunc(t.all, p, func(a *Allocation, p Ptr) int { return cmp.Compare(a.at, p) })
+}
+
+// find is the Allocation that p lies in, or nil.
+func (t *allocations) find(p Ptr) *Allocation {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i, there := t.placeLocked(p)
+	if !there {
+		i--
+	}
+	if i < 0 || p-t.all[i].at >= Ptr(t.all[i].size) {
+		return nil
+	}
+	return t.all[i]
+}
