@@ -129,8 +129,11 @@ func withMemory(op func() (short *deviceState, err error)) error {
 // what Devices on the same ordinal do not use, and then what functions of OnPressure release. It
 // returns f's last error. Memory that f allocates does not count in SetLimit. While memory is being
 // released for another operation it waits before it calls f. The caller holds no lock that a
-// function of OnPressure needs. On a nil or closed device f is called once.
+// function of OnPressure needs. On a nil or closed device f is called once. A nil f is ErrInvalid.
 func (d *Device) WithMemory(f func() error) error {
+	if f == nil {
+		return fmt.Errorf("%w: no function", ErrInvalid)
+	}
 	if d.checkOpen() != nil {
 		return f()
 	}

@@ -12,7 +12,8 @@ import (
 )
 
 // TestIdleMemoryOfOthers: whatever this process keeps idle on a device, whoever needs memory there
-// can have. In the controls the pools are not asked.
+// can have. In the controls the pools are not asked. What its own pools keep idle a GPU's driver gives to
+// a Create by itself, so these controls are for the host driver.
 func TestIdleMemoryOfOthers(t *testing.T) {
 	idle := func(p pool.Allocator) func(*testing.T, *world, *vmm.Stream, uint64) pool.Allocator {
 		return func(t *testing.T, _ *world, s *vmm.Stream, n uint64) pool.Allocator {
@@ -74,6 +75,9 @@ func TestIdleMemoryOfOthers(t *testing.T) {
 				name := idler + " for " + user
 				if control && (idler == "cache" || idler != "pool" && user == "driver's pool") {
 					continue // the device's cache, and the driver among its own pools, need no function
+				}
+				if control && onCUDA && idler != "pool" {
+					continue
 				}
 				if control {
 					name += ", control"
