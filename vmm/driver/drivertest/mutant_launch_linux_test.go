@@ -24,6 +24,7 @@ func launchMutants(device func(rule string, wrap func(full) driver.Device) mutan
 		"a kernel uses all memory":         device("launch-memory", func(f full) driver.Device { return &usesMore{f} }),
 		"priorities end at their range":    device("priorities", func(f full) driver.Device { return &refusesPriority{f} }),
 		"a kernel's fault is silent":       device("lost-kernel", func(f full) driver.Device { return &silentLoss{f} }),
+		"a graph's fault is silent":        device("lost-graph", func(f full) driver.Device { return &silentLoss{f} }),
 		"a kernel's memory is not watched": device("lost-kernel-unmap", func(f full) driver.Device { return &watchesNothing{f} }),
 		"a lost device still loads":        device("lost-entry", func(f full) driver.Device { return &loadsLost{f} }),
 		"launching waits":                  waits,

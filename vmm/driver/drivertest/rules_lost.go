@@ -20,6 +20,7 @@ func lostRules() []Rule {
 		{Name: "lost-peer-disable", Says: "in a lost process access to plain memory can be disabled and not enabled", Source: contract(7), devices: 2, run: lostPeerDisable},
 		{Name: "lost-kernel", Says: "a kernel that writes where nothing is mapped loses every device of the process; its module can still be unloaded", Source: manual, needs: []driver.Feature{driver.FeatureKernels}, run: onDevice(lostKernel)},
 		{Name: "lost-kernel-unmap", Says: "if memory is unmapped under a queued kernel that uses it, the device is lost", Source: contract(4), needs: []driver.Feature{driver.FeatureKernels}, run: onStream(2, lostKernelUnmap)},
+		{Name: "lost-graph", Says: "a launch of a graph whose memory is not mapped any more is no error, and loses the device", Source: manual, run: lostGraph},
 		{Name: "lost-peer-narrow", Says: "revoking a peer under its queued work loses both", Source: contract(4), devices: 2, run: lostPeerNarrow},
 	}
 	for i := range rules {
@@ -167,6 +168,21 @@ func lostKernelUnmap(c *check, d driver.Device, s driver.Stream, p driver.Ptr) {
 	g.open()
 	err := c.returns("sync the stream", func() error { return d.SyncStream(s) })
 	c.want(err, "sync the stream whose memory is gone", driver.ErrDeviceLost)
+}
+
+func lostGraph(c *check) {
+	p, _ := c.chunks(1)
+	d := c.dev(0)
+	s, run := c.capture(d, driver.CaptureRelaxed), c.stream(d)
+	c.fillAll(d, p, 1, s)
+	x := c.exec(d, s)
+	c.launchGraph(d, x, run)
+	c.sync(d, run)
+	c.reads(d, p, c.gran, 1)
+	c.unmap(p, c.gran)
+	c.launchGraph(d, x, run)
+	err := c.returns("sync the stream", func() error { return d.SyncStream(run) })
+	c.want(err, "sync the stream whose graph's memory is gone", driver.ErrDeviceLost)
 }
 
 func lostNarrow(c *check) {

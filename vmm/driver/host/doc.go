@@ -38,7 +38,8 @@
 // process. A new Driver is not affected.
 //
 // Where the outcome on the card depends on timing, this driver always takes the bad
-// one: work runs late, and memory that is unmapped under it loses the devices.
+// one: work runs late, and memory that is unmapped under it loses the devices. So does the
+// launch of a graph whose memory is not there any more.
 //
 // Different from the card:
 //   - The system provides memory at the first touch, not at Create. So all devices

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -105,14 +106,13 @@ func (v *device) LaunchGraph(x driver.GraphExec, s driver.Stream) error {
 		}
 		// All is checked before anything is queued.
 		ops := make([]*op, len(exec.nodes))
+		var missing error
 		for i, n := range exec.nodes {
 			if n.context.stopped() {
 				return refuse(verb, driver.ErrInvalid, "the graph has work of host:%d, which has closed", n.context.state.ordinal)
 			}
 			ops[i] = &op{work: n.work}
-			if err := ops[i].check(verb); err != nil {
-				return err
-			}
+			missing = cmp.Or(missing, ops[i].check(verb))
 		}
 		if to.capture != nil {
 			for _, o := range ops {
@@ -124,6 +124,10 @@ func (v *device) LaunchGraph(x driver.GraphExec, s driver.Stream) error {
 		}
 		if err := to.checkWork(verb); err != nil {
 			return err
+		}
+		if missing != nil { // the card looks only when the work runs
+			d.lose("a graph was launched whose memory is not there, or not accessible, any more: " + missing.Error())
+			return nil
 		}
 		to.orderDefaults()
 		if exec.last != nil && !exec.last.ended {

@@ -3,6 +3,8 @@
 package host
 
 import (
+	"cmp"
+	"fmt"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -24,36 +26,57 @@ func captured(t testing.TB, v *device, f func(driver.Stream)) (driver.Graph, dri
 	return g, x
 }
 
-// A launch checks all memory that the graph captured before it queues any work.
+// A launch of a graph whose memory is not there any more, or not accessible, loses the devices, as
+// on the card, and writes nothing.
 func TestGraphMemory(t *testing.T) {
-	d := New(Config{Memory: 64 * mib})
-	v := open(t, d, 0)
-	a, b := chunk(t, d, 4*mib), chunk(t, d, 4*mib)
-	f := kernel(t, v, fillKernel(b, 10, 2))
-	_, copies := captured(t, v, func(s driver.Stream) {
-		require.NoError(t, v.Fill(a, 1, 1, 4*mib, s))
-		require.NoError(t, v.Copy(b, a, mib, s))
-	})
-	_, kernels := captured(t, v, func(s driver.Stream) {
-		require.NoError(t, v.Fill(a, 2, 1, 4*mib, s))
-		require.NoError(t, v.Launch(f, uses(b, 0, driver.AccessReadWrite), s))
-	})
-	require.NoError(t, d.SetAccess(b, 4*mib, grant(0, driver.AccessRead)))
-	for _, x := range []driver.GraphExec{copies, kernels} {
-		require.ErrorIs(t, v.LaunchGraph(x, 0), driver.ErrInvalid)
-		require.NoError(t, v.Sync())
-		require.Zero(t, bytesAt(uint64(a), 1)[0], "nothing was queued")
+	takes := map[string]func(*Driver, *device, driver.Ptr) error{
+		"narrowed": func(d *Driver, _ *device, p driver.Ptr) error {
+			return d.SetAccess(p, 4*mib, grant(0, driver.AccessRead))
+		},
+		"unmapped": func(d *Driver, _ *device, p driver.Ptr) error { return d.Unmap(p, 4*mib) },
+		"freed":    func(_ *Driver, v *device, p driver.Ptr) error { return v.FreePlain(p) },
+		"freed in order": func(_ *Driver, v *device, p driver.Ptr) error {
+			return cmp.Or(v.FreeAsync(p, 0), v.Sync())
+		},
 	}
-	require.NoError(t, d.SetAccess(b, 4*mib, grant(0, driver.AccessReadWrite)))
-	for i, x := range []driver.GraphExec{copies, kernels} {
-		require.NoError(t, v.LaunchGraph(x, 0))
-		require.NoError(t, v.Sync())
-		require.EqualValues(t, i+1, bytesAt(uint64(a), 1)[0])
-		require.EqualValues(t, i+1, bytesAt(uint64(b), 10)[9])
+	for how, take := range takes {
+		for _, kernels := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s kernels=%v", how, kernels), func(t *testing.T) {
+				d := New(Config{Memory: 64 * mib})
+				v := open(t, d, 0)
+				a := chunk(t, d, 4*mib)
+				b := plain(t, v, 4*mib, 0)
+				if how == "narrowed" || how == "unmapped" {
+					b = chunk(t, d, 4*mib)
+				}
+				f := kernel(t, v, fillKernel(b, 10, 2))
+				_, x := captured(t, v, func(s driver.Stream) {
+					require.NoError(t, v.Fill(a, 1, 1, 4*mib, s))
+					if kernels {
+						require.NoError(t, v.Launch(f, uses(b, 10, driver.AccessReadWrite), s))
+					} else {
+						require.NoError(t, v.Copy(b, a, mib, s))
+					}
+				})
+				require.NoError(t, v.LaunchGraph(x, 0))
+				require.NoError(t, v.Sync())
+				want := byte(1)
+				if kernels {
+					want = 2
+				}
+				require.Equal(t, want, bytesAt(uint64(b), 10)[9])
+				require.NoError(t, v.Fill(a, 0, 1, 4*mib, 0))
+				require.NoError(t, v.Sync())
+				require.NoError(t, take(d, v, b))
+				require.False(t, d.lost.Load())
+				require.NoError(t, v.LaunchGraph(x, 0))
+				err := v.Sync()
+				require.ErrorIs(t, err, driver.ErrDeviceLost)
+				require.ErrorContains(t, err, "a graph was launched whose memory is not there")
+				require.Zero(t, bytesAt(uint64(a), 1)[0])
+			})
+		}
 	}
-	require.NoError(t, d.Unmap(b, 4*mib))
-	require.ErrorIs(t, v.LaunchGraph(kernels, 0), driver.ErrInvalid)
-	require.False(t, d.lost.Load())
 }
 
 // A kernel that uses all memory from an address on uses what is there at each launch.
@@ -135,9 +158,6 @@ func TestGraphOfTwoDevices(t *testing.T) {
 	require.NoError(t, v.Sync())
 	require.Equal(t, []byte{1, 2}, []byte{bytesAt(uint64(p), 1)[0], bytesAt(uint64(q), 1)[0]})
 
-	require.NoError(t, d.SetAccess(q, 4*mib, grant(1, driver.AccessRead)))
-	require.ErrorIs(t, v.LaunchGraph(x, 0), driver.ErrInvalid)
-	require.NoError(t, d.SetAccess(q, 4*mib, grant(1, driver.AccessReadWrite)))
 	require.NoError(t, other.Close())
 	require.ErrorIs(t, v.LaunchGraph(x, 0), driver.ErrInvalid)
 
@@ -159,6 +179,32 @@ func TestGraphOfTwoDevices(t *testing.T) {
 	require.False(t, d.lost.Load(), "device 0 does not use it")
 	require.NoError(t, d.SetAccess(q, 4*mib, grant(1, driver.AccessRead)))
 	require.True(t, d.lost.Load(), "device 1 does")
+}
+
+// TestGraphIsCheckedAsOfItsDevice: work of another device needs that device's access.
+func TestGraphIsCheckedAsOfItsDevice(t *testing.T) {
+	d := New(Config{Devices: 2, Memory: 64 * mib})
+	v, other := open(t, d, 0), open(t, d, 1)
+	q := chunk(t, d, 4*mib)
+	require.NoError(t, d.SetAccess(q, 4*mib, []driver.Grant{{To: on(0)}, {To: on(1), Access: driver.AccessReadWrite}}))
+	far, err := other.NewStream()
+	require.NoError(t, err)
+	e, err := v.NewEvent(0)
+	require.NoError(t, err)
+	back, err := other.NewEvent(0)
+	require.NoError(t, err)
+	_, x := captured(t, v, func(s driver.Stream) {
+		require.NoError(t, v.Record(e, s))
+		require.NoError(t, other.Wait(far, e))
+		require.NoError(t, other.Fill(q, 2, 1, 8, far))
+		require.NoError(t, other.Record(back, far))
+		require.NoError(t, v.Wait(s, back))
+	})
+	require.NoError(t, v.LaunchGraph(x, 0))
+	require.NoError(t, v.Sync())
+	require.NoError(t, d.SetAccess(q, 4*mib, grant(1, driver.AccessRead)))
+	require.NoError(t, v.LaunchGraph(x, 0))
+	require.ErrorIs(t, v.Sync(), driver.ErrDeviceLost)
 }
 
 // TestGraphPairs: graphs that were freed or never made are unknown.

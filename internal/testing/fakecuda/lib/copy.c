@@ -171,14 +171,26 @@ static CUresult fill(CUdeviceptr dst, const void *pattern, size_t width, size_t 
 	if (dst % width != 0 || n > SIZE_MAX / width)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(reach(dev, dst, n * width, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, true));
-	for (size_t done = 0, rest; run && done < n * width; done += rest) {
-		unsigned char *to = bytes_at(dst + done, &rest);
-		rest = least(rest, n * width - done);
-		memcpy(to, pattern, width);
-		for (size_t have = width; have < rest; have *= 2)
+	struct fill f = {.dst = dst, .width = width, .n = n};
+	memcpy(f.pattern, pattern, width);
+	if (!run) {
+		struct stream *s;
+		TRY(stream_of(dev, stream, &s));
+		return add_node(&s->captured, NULL, &f, sizeof f);
+	}
+	run_fill(&f);
+	return CUDA_SUCCESS;
+}
+
+void run_fill(const struct fill *f) {
+	size_t n = f->n * f->width;
+	for (size_t done = 0, rest; done < n; done += rest) {
+		unsigned char *to = bytes_at(f->dst + done, &rest);
+		rest = least(rest, n - done);
+		memcpy(to, f->pattern, f->width);
+		for (size_t have = f->width; have < rest; have *= 2)
 			memcpy(to + have, to, least(have, rest - have));
 	}
-	return CUDA_SUCCESS;
 }
 
 CUresult cu_fill8(CUdeviceptr dst, unsigned char pattern, size_t n, CUstream stream) {

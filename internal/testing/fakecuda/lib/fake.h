@@ -174,12 +174,19 @@ struct span {
 	unsigned char host_access;
 };
 
-// node is a captured launch. Other captured work does not come into the graph.
+// node is a captured launch, or a captured fill. Copies do not come into the graph.
 struct node {
 	struct node *next;
-	CUfunction f;
+	CUfunction f; // NULL: a fill, whose arguments are a struct fill
 	size_t n;
 	unsigned char args[];
+};
+
+// fill is n times a pattern of width bytes.
+struct fill {
+	CUdeviceptr dst;
+	size_t width, n;
+	unsigned char pattern[4];
 };
 
 struct stream {
@@ -341,6 +348,8 @@ CUresult stream_of(struct device *dev, CUstream s, struct stream **out);
 // add_node appends a launch to a list. run_node runs one.
 CUresult add_node(struct node **list, CUfunction f, const void *args, size_t n);
 CUresult run_node(struct device *dev, const struct node *node);
+// run_fill fills memory that is there.
+void run_fill(const struct fill *f);
 void free_nodes(struct node **list);
 
 // unsafe_in_capture is for a call that might wait. Where captures forbid it, it ends
