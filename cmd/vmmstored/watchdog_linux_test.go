@@ -36,9 +36,9 @@ type serviceManager struct {
 	expired bool // and it ended the service
 }
 
-func newServiceManager(t *testing.T) (m *serviceManager, watch func(*program)) {
+func newServiceManager(t *testing.T) (manager *serviceManager, watch func(*program)) {
 	t.Helper()
-	m = &serviceManager{path: filepath.Join(t.TempDir(), "notify")}
+	m := &serviceManager{path: filepath.Join(t.TempDir(), "notify")}
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: m.path, Net: "unixgram"})
 	require.NoError(t, err)
 	return m, func(p *program) {

@@ -209,7 +209,7 @@ func (k *Keeper) showHealth(ctx context.Context) {
 		select {
 		case <-t.C:
 			k.mu.Lock()   // a Keeper that hangs with it says nothing
-			k.mu.Unlock() //nolint:staticcheck // that it can be had is enough
+			k.mu.Unlock() // that it can be had is enough
 			k.tell(KeeperHealthy)
 		case <-ctx.Done():
 			return

@@ -113,7 +113,8 @@ func TestSharedEventAtTheDescriptorLimit(t *testing.T) {
 	}
 	store(s.word(5), otherProcess(t, os.Getppid()), 8)
 	store(s.word(0), 2<<8|5, 8)
-	defer limitDescriptors(t)()
+	lift = limitDescriptors(t)
+	defer lift()
 	require.True(t, eventDone(t, w, theirs))
 }
 
