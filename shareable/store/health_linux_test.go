@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 )
 
 // hangVar is the variable of the environment that says what hangs in a server from SIGUSR1 on, and
@@ -216,8 +218,9 @@ func TestServerOfAnOldProgram(t *testing.T) {
 // TestHealthNeedsNoPlace: the reply counts against no limit and shows no token. It uses the clock of the
 // keeper's process, as the test above.
 func TestHealthNeedsNoPlace(t *testing.T) {
+	testgate.Long(t) // a server that gets no processor for a health time is taken for one that hangs
 	t.Setenv(optionsVar, `{"MaxConns": 2, "Rate": 1, "Token": "c2VjcmV0", "MaxObjects": 1, "MaxBytes": 1, "MaxRecordBytes": 1}`)
-	t.Setenv(healthVar, "300ms")
+	t.Setenv(healthVar, "2s")
 	k := spawn(t, "keeper", socketAt(t))
 	k.expect("ready")
 	require.Eventually(t, func() bool { return k.ask("pid") != "0" }, inTime, step)
