@@ -106,9 +106,9 @@ func (v *View) beyond(end uint64) uint64 { return end - min(end, v.obj.Base) }
 
 // Len is how many bytes can be read: what the owner has published, as far as it is
 // mapped here. It makes no system call. It only grows, unless the owner takes
-// bytes back, which changes Generation. Of a store's object that is not sealed it can show bytes for a moment
-// that do not count, because their Writer has lost its lease: then Len becomes what counts, and Err is
-// ErrRetired. After Close it is 0.
+// bytes back, which changes Generation. A store's object that is not sealed can show for a moment
+// bytes that do not count, because their Writer has lost its lease. Then Len falls to what counts,
+// and Err is ErrRetired. After Close it is 0.
 func (v *View) Len() uint64 {
 	if v == nil || v.dev == nil {
 		return 0
