@@ -172,9 +172,9 @@ func (v *View) waitUntil(ctx context.Context, reached func() (bool, error)) erro
 	}
 }
 
-// Changed is closed at the next change: of Len, Cap, Generation, Sealed or Err. Once
-// nothing more can come it is closed already: after Close, after an error, and when a
-// sealed object is wholly mapped.
+// Changed is closed at the next change: of Len, Cap, Generation, Sealed or Err. Take it
+// before what you look at, and no change is missed. Once nothing more can come it is
+// closed already: after Close, after an error, and when a sealed object is wholly mapped.
 func (v *View) Changed() <-chan struct{} {
 	if v == nil || v.dev == nil {
 		return closedChan

@@ -542,8 +542,8 @@ func (r *Reservation) checkAllHoldsLocked() error {
 // for the bytes it covers. It does not say when to take one back: see Watch.
 func (r *Reservation) Generation() uint64 { return nonnil.Of(r).generation.Load() }
 
-// Changed is closed at the next Map or Unmap, and on a Range also when Len
-// moves. After Close it is closed already.
+// Changed is closed at the next Map or Unmap, on a Range also when Len moves, and after
+// Close. Take it before what you look at, and no change is missed.
 func (r *Reservation) Changed() <-chan struct{} {
 	if r == nil || r.dev == nil {
 		return closedChan

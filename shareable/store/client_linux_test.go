@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -348,13 +347,7 @@ func TestVector(t *testing.T) {
 	for i := range 1000 {
 		require.NoError(t, v.Append(float32(i), float32(-i)))
 	}
-	for r.Len() < 2000 {
-		select {
-		case <-r.Changed():
-		case <-within(t).Done():
-			t.Fatal("the reader does not follow")
-		}
-	}
+	require.NoError(t, r.Wait(within(t), 2000))
 	x, err := r.At(1999)
 	require.NoError(t, err)
 	require.Equal(t, float32(-999), x)
@@ -367,11 +360,8 @@ func TestVector(t *testing.T) {
 	require.Equal(t, 2000, v.Len())
 	require.NoError(t, v.Append(7))
 	require.NoError(t, again.Close())
+	require.NoError(t, r.Wait(within(t), 2001))
 	x, err = r.At(2000)
-	for errors.Is(err, vmm.ErrBounds) || errors.Is(err, io.EOF) {
-		<-r.Changed()
-		x, err = r.At(2000)
-	}
 	require.NoError(t, err)
 	require.Equal(t, float32(7), x)
 }
