@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"net"
 	"slices"
 	"sync"
@@ -37,7 +36,7 @@ type client struct {
 	// Guarded by mu.
 	mu      sync.Mutex
 	h       *handshake       // the connection, or the last one
-	last    uint32           // the number of the last request
+	last    uint64           // how many requests there were
 	calls   map[uint32]*call // by number
 	times   int              // how often it has connected again
 	err     error            // why it has ended
@@ -46,6 +45,7 @@ type client struct {
 
 // call is a request that waits for its reply.
 type call struct {
+	nth     uint64 // of the client's requests
 	t       wire.Type
 	payload []byte
 	reply   wire.Type
@@ -196,7 +196,8 @@ func (c *client) resume(h *handshake) error {
 	if c.isEnded {
 		return c.err
 	}
-	for _, n := range slices.Sorted(maps.Keys(c.calls)) {
+	inOrder := func(a, b uint32) int { return cmp.Compare(c.calls[a].nth, c.calls[b].nth) }
+	for _, n := range slices.SortedFunc(maps.Keys(c.calls), inOrder) {
 		if err := h.write(c.calls[n].t, n, c.calls[n].payload); err != nil {
 			return err
 		}
@@ -288,18 +289,16 @@ func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wi
 // send numbers a request and sends it. Requires sending.
 func (c *client) send(x *call) (request uint32, err error) {
 	c.mu.Lock()
-	switch {
-	case c.isEnded:
-		err = c.err
-	case c.last == math.MaxUint32:
-		err = fmt.Errorf("%w: the connection has no more numbers for requests", vmm.ErrLimit)
-	}
-	if err != nil {
+	if c.isEnded {
+		err := c.err
 		c.mu.Unlock()
 		return 0, err
 	}
-	c.last++
-	request = c.last
+	for request == 0 || c.calls[request] != nil { // after 2^32 requests the numbers begin again
+		c.last++
+		request = uint32(c.last)
+	}
+	x.nth = c.last
 	c.calls[request] = x
 	h := c.h // what is in calls is sent again over the next one
 	c.mu.Unlock()
