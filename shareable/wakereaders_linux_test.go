@@ -233,21 +233,12 @@ func TestWakesOfStrangers(t *testing.T) {
 	t.Run("victim", func(t *testing.T) {
 		k, far := newHostileOwner(t)
 		v := viewOfTwoChunks(t, k, far, dev, AttachOptions{})
-		got := make(chan error, 1)
-		go func() { got <- v.Wait(t.Context(), v.Max()) }()
-		soon(t, "it waits", func() bool {
-			v.mu.Lock()
-			defer v.mu.Unlock()
-			return v.watching
-		})
-		// The View is kept from reading until the test's own close is not the last.
+		// Nothing reads it before there is a Wait, so the test's own close is not the last.
 		fd, release := slowSocket(t)
-		v.mu.Lock()
-		k.wake.send()
-		soon(t, "watch has read that", func() bool { return pending(t, k.wake) == 0 })
 		require.NoError(t, sendRaw(k.wake.fd, []byte{0}, unix.UnixRights(fd)))
 		require.NoError(t, unix.Close(fd))
-		v.mu.Unlock()
+		got := make(chan error, 1)
+		go func() { got <- v.Wait(t.Context(), v.Max()) }()
 		soon(t, "watch reads that", func() bool { return pending(t, k.wake) == 0 })
 		ctx, cancel := contextIn(t, 20*time.Millisecond)
 		defer cancel()
