@@ -61,7 +61,7 @@ package shareable
 //	idle.go                how long a connection may be idle, a store's client longer; places kept for operators
 //	charge.go              what counts for a user against MaxBytesPerUID
 //	object.go              what readers attach to: chunks, lengths, its readers
-//	storeobject.go         the objects that readers of a store attach to; ForStore
+//	storeobject.go         the objects that readers of a store attach to; the door for package store
 //	leasepage_linux.go     the control pages of a store's writers
 //	restore_linux.go       objects of a store as a new server can make them again
 //	publication.go         an object that follows a range: Publish, Flush, Close

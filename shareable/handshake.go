@@ -10,6 +10,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -105,7 +106,7 @@ func (h *handshake) run(ctx context.Context, f func() error, next func()) (*View
 // result is the View, unless there is an error: then there is none.
 func (h *handshake) result(err error) (*View, error) {
 	if err != nil {
-		return nil, h.dev.Discard(err, h.view.Close)
+		return nil, inside.VMM.Discard(h.dev, err, h.view.Close)
 	}
 	return h.view, nil
 }

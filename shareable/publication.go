@@ -8,7 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -29,7 +31,7 @@ type Publication struct {
 
 	// Immutable.
 	r         *vmm.Range
-	hold      *vmm.LenHold
+	hold      door.LenHold
 	pendingAs string // what the range says of bytes of PublishAfter
 
 	// Safe for concurrent use.
@@ -96,7 +98,7 @@ func (s *Server) newPublication(name string, r *vmm.Range, o PublishOptions) (*P
 	if p.page, err = newOwnerPage(s.hello.Instance, p.id); err != nil {
 		return nil, err
 	}
-	if p.hold, err = r.HoldLen(heldFor(name), p.lenRaised, p.wakeFollow); err != nil {
+	if p.hold, err = inside.VMM.HoldLen(r, heldFor(name), p.lenRaised, p.wakeFollow); err != nil {
 		p.page.close()
 		return nil, err
 	}

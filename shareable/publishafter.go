@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -43,7 +44,7 @@ func (p *Publication) addPending(n uint64, event *vmm.Event) (err error) {
 		return err
 	}
 	// A Clip would take the memory away before Len counts it.
-	release, err := p.r.HoldFor(p.pendingAs, 0, n)
+	release, err := inside.VMM.HoldRange(p.r, p.pendingAs, 0, n)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -54,7 +55,7 @@ func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o
 	if o, err = o.resolve(name); err != nil {
 		return nil, err
 	}
-	release, err := res.HoldFor(heldFor(name), off, n)
+	release, err := inside.VMM.HoldReservation(res, heldFor(name), off, n)
 	if err != nil {
 		return nil, err
 	}

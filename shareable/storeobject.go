@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -27,11 +28,10 @@ type storeObject struct {
 
 var _ serve.Object = (*storeObject)(nil)
 
-// ForStore has what package store needs of this one. Only packages of this project can make a Key.
-func ForStore(serve.Key) serve.Sharing[*Server, *View, Options, AttachOptions] { return forStore{} }
-
-// forStore is a serve.Sharing.
+// forStore is what package store may ask for: see serve.Sharing.
 type forStore struct{}
+
+var _ = door.Open[serve.Sharing[*Server, *View, Options, AttachOptions]](forStore{})
 
 // NewStore makes a server, as NewServer does, whose requests h handles beside those of readers.
 func (forStore) NewStore(dev *vmm.Device, o Options, h serve.Handler) (*Server, serve.Server, error) {

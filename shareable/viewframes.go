@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -198,7 +199,7 @@ var errNoFDs = errors.New("too few file descriptors for a frame")
 // an error.
 func (v *View) importAll(records []wire.Chunk, fds []*wire.FD) (chunks []*vmm.Chunk, err error) {
 	for i, r := range records {
-		c, err := v.dev.ImportMade(fds[i].Int(), r.Size, vmm.Prop{}, v.opts.made)
+		c, err := inside.VMM.ImportMade(v.dev, fds[i].Int(), r.Size, vmm.Prop{}, v.opts.made)
 		if errors.Is(err, vmm.ErrLimit) {
 			err = fmt.Errorf("%w (RLIMIT_NOFILE): %w", errNoFDs, err)
 		}

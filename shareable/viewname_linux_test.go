@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
@@ -64,7 +65,7 @@ func TestImportsAreNamed(t *testing.T) {
 	}
 	require.Equal(t, 1, imports)
 	sampled := 0
-	for _, r := range dev.Samples().Records() {
+	for _, r := range inside.VMM.Samples(dev).Records() {
 		if r.Kind == memsample.Import {
 			sampled++
 			require.True(t, here(r.Stack[:]))

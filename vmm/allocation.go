@@ -7,10 +7,8 @@ import (
 	"sync"
 )
 
-// Allocation is memory that the driver has allocated for a package beside this one, in no
-// reservation. A graph whose work uses it remembers it, and is not launched once it is freed. Safe
-// for concurrent use. A nil Allocation, and its zero value, is of no memory.
-type Allocation struct {
+// allocation is a door.Allocation. A nil one is of no memory.
+type allocation struct {
 	of   *driverState
 	at   Ptr
 	size uint64
@@ -24,13 +22,11 @@ type Allocation struct {
 // allocations is the Allocations of a driver that have users, by address.
 type allocations struct {
 	mu  sync.Mutex // a leaf
-	all []*Allocation
+	all []*allocation
 }
 
-// NoteAllocation notes n bytes that the driver has allocated, for packages beside this one. The
-// caller must Retire the Allocation before it frees them. What was noted at an address already, as
-// memory of a handle that is opened twice, is the same Allocation, which has one more user.
-func (d *Device) NoteAllocation(at Ptr, n uint64) *Allocation {
+// noteAllocation is door.VMM.NoteAllocation.
+func (d *Device) noteAllocation(at Ptr, n uint64) *allocation {
 	if d == nil || d.state == nil || n == 0 {
 		return nil
 	}
@@ -39,7 +35,7 @@ func (d *Device) NoteAllocation(at Ptr, n uint64) *Allocation {
 	defer t.mu.Unlock()
 	i, there := t.placeLocked(at)
 	if !there {
-		t.all = slices.Insert(t.all, i, &Allocation{of: d.state.parent, at: at, size: n})
+		t.all = slices.Insert(t.all, i, &allocation{of: d.state.parent, at: at, size: n})
 	}
 	t.all[i].users++
 	return t.all[i]
@@ -47,8 +43,8 @@ func (d *Device) NoteAllocation(at Ptr, n uint64) *Allocation {
 
 // Retire is called before a user frees the memory. After the last one's no launch of a graph that
 // uses it is under way, and none begins.
-func (a *Allocation) Retire() {
-	if a == nil || a.of == nil {
+func (a *allocation) Retire() {
+	if a == nil {
 		return
 	}
 	t := &a.of.allocations
@@ -65,8 +61,8 @@ func (a *Allocation) Retire() {
 }
 
 // Restore undoes one Retire, after which the memory was not freed.
-func (a *Allocation) Restore() {
-	if a == nil || a.of == nil {
+func (a *allocation) Restore() {
+	if a == nil {
 		return
 	}
 	t := &a.of.allocations
@@ -82,14 +78,14 @@ func (a *Allocation) Restore() {
 	}
 }
 
-func (a *Allocation) setFreed(to bool) {
+func (a *allocation) setFreed(to bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.freed = to
 }
 
 // lock keeps the memory from being freed until unlock.
-func (a *Allocation) lock() error {
+func (a *allocation) lock() error {
 	a.mu.RLock()
 	if a.freed && !a.of.hooks.noAllocationCheck {
 		a.mu.RUnlock()
@@ -98,15 +94,15 @@ func (a *Allocation) lock() error {
 	return nil
 }
 
-func (a *Allocation) unlock() { a.mu.RUnlock() }
+func (a *allocation) unlock() { a.mu.RUnlock() }
 
 // placeLocked is where memory that begins at p is listed, or would be.
 func (t *allocations) placeLocked(p Ptr) (i int, there bool) {
-	return slices.BinarySearchFunc(t.all, p, func(a *Allocation, p Ptr) int { return cmp.Compare(a.at, p) })
+	return slices.BinarySearchFunc(t.all, p, func(a *allocation, p Ptr) int { return cmp.Compare(a.at, p) })
 }
 
 // find is the Allocation that p lies in, or nil.
-func (t *allocations) find(p Ptr) *Allocation {
+func (t *allocations) find(p Ptr) *allocation {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	i, there := t.placeLocked(p)

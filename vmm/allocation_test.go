@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -37,7 +38,7 @@ func TestGraphOutlivesAllocation(t *testing.T) {
 		require.NoError(t, err)
 		p, err := raw.(driver.Allocator).AllocPlain(page)
 		require.NoError(t, err)
-		a := d.NoteAllocation(p, page)
+		a := inside.VMM.NoteAllocation(d, p, page)
 		x := plainGraph(t, s, p, page)
 		require.NoError(t, x.Launch(s))
 		a.Retire()
@@ -49,7 +50,7 @@ func TestGraphOutlivesAllocation(t *testing.T) {
 		again := plainGraph(t, s, p, page)
 
 		// Noted twice, it is freed with the second.
-		require.Same(t, a, d.NoteAllocation(p, page))
+		require.Same(t, a, inside.VMM.NoteAllocation(d, p, page))
 		a.Retire()
 		require.NoError(t, x.Launch(s))
 		require.NoError(t, s.Sync())
@@ -66,7 +67,7 @@ func TestGraphOutlivesAllocation(t *testing.T) {
 			require.ErrorContains(t, err, "was freed")
 		}
 		// Other memory, perhaps at the same address, does not make the graph usable.
-		require.NotSame(t, a, d.NoteAllocation(p, page))
+		require.NotSame(t, a, inside.VMM.NoteAllocation(d, p, page))
 		require.ErrorIs(t, x.Launch(s), vmm.ErrClosed)
 		require.NoError(t, s.Sync())
 	}
@@ -81,7 +82,7 @@ func TestRetireWaitsForLaunch(t *testing.T) {
 	require.NoError(t, err)
 	p, err := raw.(driver.Allocator).AllocPlain(page)
 	require.NoError(t, err)
-	a := d.NoteAllocation(p, page)
+	a := inside.VMM.NoteAllocation(d, p, page)
 	x := plainGraph(t, s, p, page)
 	launching, goOn := make(chan bool), make(chan bool)
 	w.before = func(c drivertest.Call) error {

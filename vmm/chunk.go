@@ -41,12 +41,8 @@ func (d *Device) CreateOrReuse(size uint64, p Prop) (c *Chunk, err error) {
 	return c, d.wrap("create or reuse chunk", 0, size, err)
 }
 
-// CreatePart is CreateOrReuse for packages beside this one, of a chunk that is part of what is open
-// in the device already: ErrBusy and Report do not name it, and a heap profile shows it as of kind.
-// If wait is false it takes what is free: it calls no function of OnPressure and has no cache
-// released, and while memory is being released for another operation it returns ErrOutOfMemory, too.
-// The caller must Close the Chunk, before what it is part of.
-func (d *Device) CreatePart(size uint64, p Prop, kind memsample.Kind, wait bool) (*Chunk, error) {
+// createPart is door.VMM.CreatePart.
+func (d *Device) createPart(size uint64, p Prop, kind memsample.Kind, wait bool) (*Chunk, error) {
 	m, err := d.reuseOrCreate(size, p, purpose(wait), kind)
 	switch {
 	case err == nil:
@@ -108,13 +104,11 @@ func (d *Device) chunk(m *memory, made []uintptr) (*Chunk, error) {
 // the exporter's word: a wrong one may only show when the Chunk is mapped, as
 // ErrInvalid. The caller must Close the Chunk.
 func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
-	return d.ImportMade(fd, size, p, nil)
+	return d.importMade(fd, size, p, nil)
 }
 
-// ImportMade is Import for packages beside this one, where a goroutine imports on behalf of an
-// earlier call: a heap profile, the history and a Report show that call's stack, which is made, as
-// runtime.Callers returns it. Nil is the caller's.
-func (d *Device) ImportMade(fd int, size uint64, p Prop, made []uintptr) (*Chunk, error) {
+// importMade is door.VMM.ImportMade.
+func (d *Device) importMade(fd int, size uint64, p Prop, made []uintptr) (*Chunk, error) {
 	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) { return d.drv.Import(fd, size, p) }, made)
 	return c, d.wrap("import chunk", 0, size, err)
 }

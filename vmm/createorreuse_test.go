@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
@@ -147,7 +148,7 @@ func TestPartsAreNotListed(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	for _, wait := range []bool{true, false} {
-		c, err := d.CreatePart(page, vmm.Prop{}, memsample.Pool, wait)
+		c, err := inside.VMM.CreatePart(d, page, vmm.Prop{}, memsample.Pool, wait)
 		require.NoError(t, err)
 		require.Empty(t, d.Report().Open)
 		require.EqualValues(t, page, d.Stats().Committed)
@@ -156,10 +157,10 @@ func TestPartsAreNotListed(t *testing.T) {
 		require.Zero(t, d.Stats().Committed)
 	}
 	hog := spent(t, w)
-	_, err := d.CreatePart(page, vmm.Prop{}, memsample.Pool, false)
+	_, err := inside.VMM.CreatePart(d, page, vmm.Prop{}, memsample.Pool, false)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.NoError(t, hog.Close())
 	w.end()
-	_, err = d.CreatePart(page, vmm.Prop{}, memsample.Pool, true)
+	_, err = inside.VMM.CreatePart(d, page, vmm.Prop{}, memsample.Pool, true)
 	require.ErrorIs(t, err, vmm.ErrClosed)
 }

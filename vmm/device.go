@@ -93,11 +93,8 @@ func (d *Device) String() string { return nonnil.Of(d).name }
 // Info describes the device. It costs no driver call.
 func (d *Device) Info() Info { return nonnil.Of(d).info }
 
-// Driver is the driver below, for packages beside this one; nil for a nil Device.
+// Driver is the driver below, for calls that this package does not make; nil for a nil Device.
 func (d *Device) Driver() driver.Driver { return nonnil.Of(d).drv }
-
-// Samples is the device for memsample; for packages beside this one.
-func (d *Device) Samples() *memsample.Owner { return nonnil.Of(d).samples }
 
 // checkOpen is nil while the device is open.
 func (d *Device) checkOpen() error {
@@ -126,8 +123,9 @@ func (d *Device) ensureOpen() (*openDevice, error) {
 	return d.state.ensureOpen()
 }
 
-// Raw is the driver's device, for packages beside this one. It makes the
-// context if there is none yet. Closing it is the Device's business.
+// Raw is the driver's device, for calls that this package does not make, and for other libraries
+// that need its context. It makes the context if there is none yet. Closing it is the Device's
+// business.
 func (d *Device) Raw() (driver.Device, error) {
 	o, err := d.ensureOpen()
 	if err != nil {
@@ -213,10 +211,8 @@ func (d *Device) trackMade(thing any, kind string, made []uintptr) error {
 	return nil
 }
 
-// KeepOpen is for packages beside this one that have something open in the device: until
-// release, Close returns ErrBusy and names its kind, and Report lists it. Calling release
-// twice is fine.
-func (d *Device) KeepOpen(kind string) (release func(), err error) {
+// keepOpen is door.VMM.KeepOpen.
+func (d *Device) keepOpen(kind string) (release func(), err error) {
 	thing := &kind
 	if err := d.track(thing, kind); err != nil {
 		return nil, d.wrap("open "+kind, 0, 0, err)
@@ -224,10 +220,9 @@ func (d *Device) KeepOpen(kind string) (release func(), err error) {
 	return func() { d.untrack(thing) }, nil
 }
 
-// Discard closes what no caller will close, as a constructor does that fails with cause. It returns
-// cause, with the error of close if that fails; Trim and Close of the device then try again. It is
-// for packages beside this one, too.
-func (d *Device) Discard(cause error, close func() error) error {
+// discard closes what no caller will close, as a constructor does that fails with cause. It returns
+// cause, with the error of close if that fails; Trim and Close of the device then try again.
+func (d *Device) discard(cause error, close func() error) error {
 	var undo error
 	if close != nil {
 		undo = close()
@@ -424,7 +419,7 @@ func (d *Device) wrap(op string, p Ptr, size uint64, err error) error {
 	if errors.As(err, &done) {
 		return err
 	}
-	return d.opError(op, p, size, d.HistoryLog().Refused(uint64(p), size, err))
+	return d.opError(op, p, size, nonnil.Of(d).history.Refused(uint64(p), size, err))
 }
 
 // opError is wrap of an error that is no refusal of what a program has asked for.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -136,9 +137,9 @@ func TestOpenSaysWhatThereIs(t *testing.T) {
 func TestKeepOpen(t *testing.T) {
 	dev, err := vmm.Open("host")
 	require.NoError(t, err)
-	release, err := dev.KeepOpen("loan")
+	release, err := inside.VMM.KeepOpen(dev, "loan")
 	require.NoError(t, err)
-	other, err := dev.KeepOpen("loan")
+	other, err := inside.VMM.KeepOpen(dev, "loan")
 	require.NoError(t, err)
 	err = dev.Close()
 	require.ErrorIs(t, err, vmm.ErrBusy)
@@ -151,6 +152,6 @@ func TestKeepOpen(t *testing.T) {
 	require.ErrorIs(t, dev.Close(), vmm.ErrBusy)
 	other()
 	require.NoError(t, dev.Close())
-	_, err = dev.KeepOpen("loan")
+	_, err = inside.VMM.KeepOpen(dev, "loan")
 	require.ErrorIs(t, err, vmm.ErrClosed)
 }

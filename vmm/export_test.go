@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -128,7 +129,8 @@ func SetNoNameCheck(d *Device, off bool) { d.state.parent.hooks.noNameCheck = of
 func SetNoAllocationCheck(d *Device, off bool) { d.state.parent.hooks.noAllocationCheck = off }
 
 // Awaited reports whether a Retire waits for launches of graphs that use the memory.
-func Awaited(a *Allocation) bool {
+func Awaited(x door.Allocation) bool {
+	a := x.(*allocation)
 	if !a.mu.TryRLock() {
 		return true
 	}

@@ -21,7 +21,7 @@ type captures struct {
 type captured struct {
 	on          *deviceState // all of the work is of this device
 	memory      used[capturedSpan]
-	allocations used[*Allocation]
+	allocations used[*allocation]
 	modules     used[*Module]
 	around      []func(*Stream) (func(), error) // of OnGraphLaunch
 }
@@ -121,7 +121,7 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	}
 	// The reservations first: finding them takes driverState.mu, which comes before captures.mu.
 	uses := make([]capturedSpan, 0, len(spans))
-	var others []*Allocation
+	var others []*allocation
 	for _, x := range spans {
 		if r := s.dev.state.parent.find(x.Addr); r != nil {
 			uses = append(uses, capturedSpan{r, x})

@@ -86,6 +86,3 @@ func (d *Device) HistorySeq(after uint64) iter.Seq[HistoryEvent] {
 		}
 	}
 }
-
-// HistoryLog is where the device's history is kept, for packages beside this one.
-func (d *Device) HistoryLog() *history.Log { return &nonnil.Of(d).history }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -31,7 +32,7 @@ func TestHoldsAreNamed(t *testing.T) {
 	own := made("a hold", 0, 2*page)
 	require.NoError(t, err)
 	refused(g.SetLen(page), own)
-	named, err := g.HoldFor(`published as "x"`, page, page)
+	named, err := inside.VMM.HoldRange(g, `published as "x"`, page, page)
 	require.NoError(t, err)
 	published := fmt.Sprintf(`published as "x" [%#x, %#x)`, page, 2*page)
 	refused(g.SetLen(page), own, published)
@@ -52,7 +53,7 @@ func TestHoldsAreNamed(t *testing.T) {
 	require.NoError(t, err)
 	refused(g.Clip(), own)
 	release()
-	release, err = g.HoldFor("a launch", 0, 0)
+	release, err = inside.VMM.HoldRange(g, "a launch", 0, 0)
 	require.NoError(t, err)
 	require.NoError(t, g.SetLen(0))
 	refused(g.Close(), "a launch")
@@ -62,7 +63,7 @@ func TestHoldsAreNamed(t *testing.T) {
 	release, err = r.Hold(0, 1)
 	own = made("a hold", 0, 1)
 	require.NoError(t, err)
-	named, err = r.HoldFor("a launch", 1, 1)
+	named, err = inside.VMM.HoldReservation(r, "a launch", 1, 1)
 	require.NoError(t, err)
 	refused(r.Unmap(0, page), own, "a launch [0x1, 0x2)")
 	refused(r.UnmapAfter(0, page), own, "a launch [0x1, 0x2)")
@@ -79,7 +80,7 @@ func TestManyHoldsAreNamed(t *testing.T) {
 	g := ranged(t, w, page)
 	var all []func()
 	for i := range 20 {
-		release, err := g.HoldFor(fmt.Sprintf("hold %d", i/2), 0, 0)
+		release, err := inside.VMM.HoldRange(g, fmt.Sprintf("hold %d", i/2), 0, 0)
 		require.NoError(t, err)
 		all = append(all, release)
 	}
@@ -95,23 +96,23 @@ func TestManyHoldsAreNamed(t *testing.T) {
 func TestHoldForRefuses(t *testing.T) {
 	w := newWorld(t, 1)
 	g, r := ranged(t, w, page), holed(t, w)
-	_, err := g.HoldFor("x", 0, g.Cap()+1)
+	_, err := inside.VMM.HoldRange(g, "x", 0, g.Cap()+1)
 	require.ErrorIs(t, err, vmm.ErrBounds)
-	_, err = r.HoldFor("x", 0, r.Size()+1)
+	_, err = inside.VMM.HoldReservation(r, "x", 0, r.Size()+1)
 	require.ErrorIs(t, err, vmm.ErrBounds)
 	of, _, ok := w.devs[0].Lookup(g.Ptr())
 	require.True(t, ok)
-	_, err = of.HoldFor("x", 0, 0)
+	_, err = inside.VMM.HoldReservation(of, "x", 0, 0)
 	require.ErrorIs(t, err, vmm.ErrBusy)
 	require.NoError(t, g.Close())
 	require.NoError(t, r.Close())
-	_, err = g.HoldFor("x", 0, 0)
+	_, err = inside.VMM.HoldRange(g, "x", 0, 0)
 	require.ErrorIs(t, err, vmm.ErrClosed)
-	_, err = r.HoldFor("x", 0, 0)
+	_, err = inside.VMM.HoldReservation(r, "x", 0, 0)
 	require.ErrorIs(t, err, vmm.ErrClosed)
-	_, err = (*vmm.Range)(nil).HoldFor("x", 0, 0)
+	_, err = inside.VMM.HoldRange(nil, "x", 0, 0)
 	require.ErrorIs(t, err, vmm.ErrInvalid)
-	_, err = (*vmm.Reservation)(nil).HoldFor("x", 0, 0)
+	_, err = inside.VMM.HoldReservation(nil, "x", 0, 0)
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	w.end()
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -17,7 +18,7 @@ func TestLenHold(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 10)
 	var told []uint64
-	h, err := g.HoldLen("shown", func(n uint64) bool {
+	h, err := inside.VMM.HoldLen(g, "shown", func(n uint64) bool {
 		require.Equal(t, n, g.Len())
 		told = append(told, n)
 		return true
@@ -40,7 +41,7 @@ func TestLenHold(t *testing.T) {
 	require.NoError(t, g.Clip(), "what Len does not count is not held")
 	require.Equal(t, uint64(3*page), g.Cap())
 
-	other, err := g.HoldLen("shown elsewhere", nil, nil)
+	other, err := inside.VMM.HoldLen(g, "shown elsewhere", nil, nil)
 	require.NoError(t, err)
 	require.ErrorContains(t, h.SetLen(page), "held: shown elsewhere [0x0")
 	other.Release()
@@ -54,7 +55,7 @@ func TestLenHold(t *testing.T) {
 	require.NoError(t, g.Append([]byte{1}))
 	require.Len(t, told, 2, "it tells no more")
 	require.NoError(t, g.Close())
-	_, err = g.HoldLen("late", nil, nil)
+	_, err = inside.VMM.HoldLen(g, "late", nil, nil)
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	w.end()
 }
@@ -64,7 +65,7 @@ func TestLenHoldFixed(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 1000)
 	told := false
-	h, err := g.HoldLen("shown", func(uint64) bool { told = true; return false }, func() { told = true })
+	h, err := inside.VMM.HoldLen(g, "shown", func(uint64) bool { told = true; return false }, func() { told = true })
 	require.NoError(t, err)
 	h.Fix(500)
 	defer func() { require.False(t, told) }()
@@ -77,7 +78,6 @@ func TestLenHoldFixed(t *testing.T) {
 	h.Release()
 	h.Fix(100)
 	require.NoError(t, g.SetLen(0))
-	(*vmm.LenHold)(nil).Fix(1)
 	require.NoError(t, g.Close())
 	w.end()
 }
@@ -88,7 +88,7 @@ func TestLenHoldTellsOfWhatIsWritten(t *testing.T) {
 	g, s := ranged(t, w, 10), stream(t, w.devs[0])
 	var told []uint64
 	left := 0
-	h, err := g.HoldLen("shown", func(n uint64) bool { told = append(told, n); return true }, func() { left++ })
+	h, err := inside.VMM.HoldLen(g, "shown", func(n uint64) bool { told = append(told, n); return true }, func() { left++ })
 	require.NoError(t, err)
 	open := gate(t, w.devs[0], s.Raw())
 	require.NoError(t, g.AppendOn(s, make([]byte, 10)))
@@ -118,7 +118,7 @@ func TestLenHoldTellsOfAllElse(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 10)
 	done, left := true, 0
-	h, err := g.HoldLen("shown", func(uint64) bool { return done }, func() { left++ })
+	h, err := inside.VMM.HoldLen(g, "shown", func(uint64) bool { return done }, func() { left++ })
 	require.NoError(t, err)
 	after := func(want int, f func() error) {
 		t.Helper()
@@ -139,9 +139,9 @@ func TestLenHoldTellsOfAllElse(t *testing.T) {
 	require.Equal(t, 1, left, "it tells no more")
 
 	raised := 0
-	one, err := g.HoldLen("shown", func(uint64) bool { raised++; return false }, nil)
+	one, err := inside.VMM.HoldLen(g, "shown", func(uint64) bool { raised++; return false }, nil)
 	require.NoError(t, err)
-	other, err := g.HoldLen("shown", nil, func() { left++ })
+	other, err := inside.VMM.HoldLen(g, "shown", nil, func() { left++ })
 	require.NoError(t, err)
 	after(2, func() error { return g.Append(make([]byte, 2*page)) }) // the capacity, and Len
 	require.Equal(t, 1, raised)
@@ -157,7 +157,7 @@ func TestLenHoldsBesideAppends(t *testing.T) {
 	w := newWorld(t, 1)
 	g := ranged(t, w, 1)
 	told := uint64(1)
-	h, err := g.HoldLen("stays", func(n uint64) bool {
+	h, err := inside.VMM.HoldLen(g, "stays", func(n uint64) bool {
 		require.Equal(t, told+1, n)
 		told = n
 		return true
@@ -168,7 +168,7 @@ func TestLenHoldsBesideAppends(t *testing.T) {
 	for range 3 {
 		group.Go(func() {
 			for range rounds {
-				o, err := g.HoldLen("comes and goes", func(uint64) bool { return true }, func() {})
+				o, err := inside.VMM.HoldLen(g, "comes and goes", func(uint64) bool { return true }, func() {})
 				require.NoError(t, err)
 				require.ErrorIs(t, g.SetLen(0), vmm.ErrBusy)
 				o.Release()

@@ -100,7 +100,7 @@ func (d *Device) NewMirror(p Ptr, n uint64, o MirrorOptions) (_ *Mirror, err err
 	}
 	// The caller gets no Mirror, so what cannot be given back now is the device's.
 	d.rename(m, "what a failed NewMirror could not give back")
-	return nil, d.Discard(err, m.giveBack)
+	return nil, d.discard(err, m.giveBack)
 }
 
 // hold keeps the memory mapped, and checks that it is and that the device may access it.

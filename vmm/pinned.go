@@ -18,7 +18,7 @@ type Pinned struct {
 	on     *openDevice
 	n      uint64
 	block  pinnedBlock
-	noted  *Allocation
+	noted  *allocation
 	closed atomic.Bool
 }
 
@@ -67,7 +67,7 @@ func (d *Device) AllocPinned(n uint64) (_ *Pinned, err error) {
 		d.untrack(x)
 		return nil, err
 	}
-	x.noted = d.NoteAllocation(x.block.p, n)
+	x.noted = d.noteAllocation(x.block.p, n)
 	return x, nil
 }
 

@@ -124,13 +124,8 @@ func withMemory(op func() (short *deviceState, err error)) error {
 	return t.again(nil, short, err, op)
 }
 
-// WithMemory calls f, for packages beside this one, which allocates memory of the device by the
-// driver. While f returns ErrOutOfMemory, memory is released as for a Create and f is called again:
-// what Devices on the same ordinal do not use, and then what functions of OnPressure release. It
-// returns f's last error. Memory that f allocates does not count in SetLimit. While memory is being
-// released for another operation it waits before it calls f. The caller holds no lock that a
-// function of OnPressure needs. On a nil or closed device f is called once. A nil f is ErrInvalid.
-func (d *Device) WithMemory(f func() error) error {
+// withMemory is door.VMM.WithMemory.
+func (d *Device) withMemory(f func() error) error {
 	if f == nil {
 		return fmt.Errorf("%w: no function", ErrInvalid)
 	}

@@ -209,7 +209,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	}
 	// The caller gets no Range, so what cannot be given back now is the device's.
 	d.rename(g.r, "what a failed Alloc could not give back")
-	return nil, d.Discard(err, g.close)
+	return nil, d.discard(err, g.close)
 }
 
 // Ptr is the first address. It stays the same until Close.
@@ -420,8 +420,8 @@ func (g *Range) Hold(off, n uint64) (release func(), err error) {
 	return g.hold(off, n, heldHere("a hold"))
 }
 
-// HoldFor is Reservation.HoldFor, with the bounds of Hold.
-func (g *Range) HoldFor(what string, off, n uint64) (release func(), err error) {
+// holdFor is Reservation.holdFor, with the bounds of Hold.
+func (g *Range) holdFor(what string, off, n uint64) (release func(), err error) {
 	return g.hold(off, n, &hold{what: what})
 }
 

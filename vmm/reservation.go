@@ -481,9 +481,8 @@ func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
 	return release, r.wrap("hold", off, n, err)
 }
 
-// HoldFor is Hold for packages beside this one: errors say what it is for, such as `published as
-// "x"`.
-func (r *Reservation) HoldFor(what string, off, n uint64) (release func(), err error) {
+// holdFor is door.VMM.HoldReservation.
+func (r *Reservation) holdFor(what string, off, n uint64) (release func(), err error) {
 	if err = r.checkNotOwnedByRange(); err == nil {
 		release, err = r.addHold(off, n, &hold{what: what})
 	}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -360,7 +361,7 @@ func (g *Group) freeCalling() error {
 	for r := range regs {
 		err = errors.Join(err, r.end())
 	}
-	discard := func(f func() error) error { return g.dev.Discard(nil, f) }
+	discard := func(f func() error) error { return inside.VMM.Discard(g.dev, nil, f) }
 	err = errors.Join(err, g.waits.free(discard), discard(g.ownStream.Close), discard(g.scratch.Close))
 	g.circle.leave()
 	g.engineMu.Lock()

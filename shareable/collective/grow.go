@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/fnv"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -176,7 +177,7 @@ func (c *growCall) appendTo(dst Memory) {
 
 // hold keeps memory mapped until release: calls that would unmap it return vmm.ErrBusy.
 func (c *growCall) hold(r *vmm.Range, off, n uint64) error {
-	release, err := r.HoldFor("a collective call", off, n)
+	release, err := inside.VMM.HoldRange(r, "a collective call", off, n)
 	if err == nil {
 		c.releases = append(c.releases, release)
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -148,7 +149,7 @@ func (r *Registration) window(ctx context.Context, of *vmm.Range) error {
 	if of.Options().Share&vmm.ShareFD == 0 {
 		return fmt.Errorf("%w: a window needs memory that can be exported, made with RangeOptions.Share and ShareFD", vmm.ErrInvalid)
 	}
-	hold, err := of.HoldFor("a window of a group", 0, of.Cap())
+	hold, err := inside.VMM.HoldRange(of, "a window of a group", 0, of.Cap())
 	if err != nil {
 		return err
 	}

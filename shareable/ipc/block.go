@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -28,7 +29,7 @@ type mapping struct {
 	ptr     vmm.Ptr
 	size    uint64 // as the token said that was imported first
 	release func() // lets this process free the block, if it is its own
-	noted   *vmm.Allocation
+	noted   door.Allocation
 
 	blocks int          // how many Blocks are not freed
 	before []*vmm.Event // of Blocks that were freed in stream order; the last free comes after them

@@ -6,6 +6,8 @@ import (
 	"io"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/door"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -22,7 +24,7 @@ type Memory struct {
 	ptr   vmm.Ptr
 	size  uint64
 	keep  func() // lets the device close
-	noted *vmm.Allocation
+	noted door.Allocation
 
 	mu      sync.RWMutex // shared by all calls but Close
 	closing int          // calls of Close under way
@@ -48,9 +50,9 @@ func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 		plain, ok := raw.(driver.Allocator)
 		if !ok {
 			err = fmt.Errorf("%w: plain memory", vmm.ErrNotSupported)
-		} else if err = dev.WithMemory(func() error { m.ptr, err = plain.AllocPlain(n); return err }); err == nil {
+		} else if err = inside.VMM.WithMemory(dev, func() error { m.ptr, err = plain.AllocPlain(n); return err }); err == nil {
 			m.plain = plain
-			m.noted = dev.NoteAllocation(m.ptr, n)
+			m.noted = inside.VMM.NoteAllocation(dev, m.ptr, n)
 			return m, nil
 		}
 	}
@@ -71,7 +73,7 @@ func newMemory(dev *vmm.Device, n uint64) (*Memory, error) {
 	case n == 0:
 		return nil, fmt.Errorf("%w: memory of 0 bytes, or of unknown size: set Handle.Size", vmm.ErrInvalid)
 	}
-	keep, err := dev.KeepOpen("plain memory")
+	keep, err := inside.VMM.KeepOpen(dev, "plain memory")
 	return &Memory{dev: dev, calls: calls, size: n, keep: keep}, err
 }
 
@@ -104,7 +106,7 @@ func Open(dev *vmm.Device, h Handle) (_ *Memory, err error) {
 		m.keep()
 		return nil, h.explain(KindMemory, err)
 	}
-	m.noted = dev.NoteAllocation(m.ptr, m.size)
+	m.noted = inside.VMM.NoteAllocation(dev, m.ptr, m.size)
 	return m, nil
 }
 

@@ -5,11 +5,16 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/door"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
+
+// inPool is what package pool does for this one alone.
+var inPool = door.Through[door.Pool[*vmm.Device, *pool.DriverPool]]()
 
 // Pool is a pool of the driver's that another process has made and this one has imported. It has
 // no Alloc: only the process that made the pool allocates from it, and here its blocks are imported.
@@ -54,14 +59,14 @@ func ImportPool(dev *vmm.Device, fd int) (_ *Pool, err error) {
 		return nil, fmt.Errorf("%w: pools of the driver", vmm.ErrNotSupported)
 	}
 	p := &Pool{dev: dev, calls: calls, pools: pools, frees: frees, mapped: map[tokenKey]*mapping{}, leaving: map[tokenKey]*vmm.Event{}}
-	if p.keep, err = dev.KeepOpen("imported pool"); err != nil {
+	if p.keep, err = inside.VMM.KeepOpen(dev, "imported pool"); err != nil {
 		return nil, err
 	}
 	if p.raw, err = calls.ImportPool(fd); err != nil {
 		p.keep()
 		return nil, err
 	}
-	if p.in, err = pool.WrapDriver(dev, p.raw); err != nil {
+	if p.in, err = inPool.WrapDriver(dev, p.raw); err != nil {
 		err = joinErr(err, pools.DestroyPool(p.raw))
 		p.keep()
 		return nil, err
@@ -158,7 +163,7 @@ func (p *Pool) mapLocked(k tokenKey, size uint64) (*mapping, error) {
 		}
 		return nil, err
 	}
-	m.noted = p.dev.NoteAllocation(m.ptr, size)
+	m.noted = inside.VMM.NoteAllocation(p.dev, m.ptr, size)
 	return m, nil
 }
 

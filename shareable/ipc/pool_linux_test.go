@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/shareable/ipc"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -216,7 +217,7 @@ func TestImportedPoolRefuses(t *testing.T) {
 	def, err := pool.DriverDefault(w.devs[0])
 	require.NoError(t, err)
 	private := w.pool(pool.Options{})
-	same, err := pool.WrapDriver(w.devs[0], w.in.Raw())
+	same, err := door.Through[door.Pool[*vmm.Device, *pool.DriverPool]]().WrapDriver(w.devs[0], w.in.Raw())
 	require.NoError(t, err)
 	for name, p := range map[string]*pool.DriverPool{"default": def, "without Share": private, "imported": same} {
 		fd, err := ipc.ExportPool(p)

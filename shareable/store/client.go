@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -18,6 +19,9 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
+
+// sharing is what package shareable does for this one alone.
+var sharing = door.Through[serve.Sharing[*shareable.Server, *shareable.View, shareable.Options, shareable.AttachOptions]]()
 
 // Client makes objects in a store and gets them. Requests share one connection. If a server ends
 // that a Keeper has started, Clients, Writers, Views and Watches connect to the next one by
@@ -280,13 +284,13 @@ func unasked(f wire.Frame) error {
 // connect makes a new connection.
 func (c *Client) connect(ctx context.Context, on serve.Notified) (serve.Client, error) {
 	if c.dial == nil {
-		return shareable.ForStore(serve.Key{}).Dial(ctx, c.path, c.dev, c.opts.attach(), on)
+		return sharing.Dial(ctx, c.path, c.dev, c.opts.attach(), on)
 	}
 	conn, err := c.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return shareable.ForStore(serve.Key{}).DialConn(ctx, conn, c.dev, c.opts.attach(), on)
+	return sharing.DialConn(ctx, conn, c.dev, c.opts.attach(), on)
 }
 
 // request sends a request about an object, and handles its reply. instance is that of the

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -320,7 +321,7 @@ func (w *Writer) takeObject(f wire.Frame) error {
 	if err != nil {
 		return protocolError(err)
 	}
-	w.page, err = shareable.ForStore(serve.Key{}).OpenWriterPage(f.FDs[0].Int(), o.Instance, o.ID)
+	w.page, err = sharing.OpenWriterPage(f.FDs[0].Int(), o.Instance, o.ID)
 	if err != nil {
 		return err
 	}
@@ -364,7 +365,7 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 
 // holdFor holds what is published under a name, in place of another hold.
 func (w *Writer) holdFor(name string) error {
-	h, err := w.r.HoldLen(fmt.Sprintf("writing object %q", name), w.lenRaised, w.wakeFollow)
+	h, err := inside.VMM.HoldLen(w.r, fmt.Sprintf("writing object %q", name), w.lenRaised, w.wakeFollow)
 	if err == nil {
 		w.hold.Release()
 		w.name, w.hold = name, h

@@ -182,7 +182,7 @@ func TestFigureGet(t *testing.T) {
 // plainTo is connected for a socket.
 func plainTo(t *testing.T, path string, dev *vmm.Device) plainClient {
 	t.Helper()
-	c, err := shareable.ForStore(serve.Key{}).Dial(t.Context(), path, dev, shareable.AttachOptions{}, serve.Notified{Event: func(wire.Frame) error { return nil }})
+	c, err := sharing.Dial(t.Context(), path, dev, shareable.AttachOptions{}, serve.Notified{Event: func(wire.Frame) error { return nil }})
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
 	return plainClient{t, dev, c}

@@ -46,7 +46,7 @@ func (c *Client) get(ctx context.Context, name string, o GetOptions) (_ *shareab
 	if err != nil {
 		return nil, err
 	}
-	shareable.ForStore(serve.Key{}).SetName(v, name)
+	sharing.SetName(v, name)
 	return v, nil
 }
 
@@ -154,13 +154,13 @@ func (c *Client) dropSpare(s serve.Spare[*shareable.View]) {
 
 func (c *Client) dialSpare() (serve.Spare[*shareable.View], error) {
 	if c.dial == nil {
-		return shareable.ForStore(serve.Key{}).DialSpare(c.ctx, c.path, c.dev, c.opts.attach())
+		return sharing.DialSpare(c.ctx, c.path, c.dev, c.opts.attach())
 	}
 	conn, err := c.dial(c.ctx)
 	if err != nil {
 		return nil, err
 	}
-	return shareable.ForStore(serve.Key{}).DialSpareConn(c.ctx, conn, c.dev, c.opts.attach())
+	return sharing.DialSpareConn(c.ctx, conn, c.dev, c.opts.attach())
 }
 
 // waitFor waits until an object is there, and sealed unless it need not be, and returns its ID: its

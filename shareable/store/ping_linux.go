@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
-	"github.com/cuvmm/cuvmm/shareable"
-	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 )
 
 // Ping asks the server at path, which is as for Listen, whether it replies: a request goes through
@@ -30,7 +28,7 @@ func Ping(ctx context.Context, path string, o ClientOptions) (err error) {
 		limited, cancel = context.WithTimeout(ctx, o.Timeout)
 		defer cancel()
 	}
-	err = shareable.ForStore(serve.Key{}).Ping(limited, cmp.Or(path, defaultName), o.Token, o.UIDs)
+	err = sharing.Ping(limited, cmp.Or(path, defaultName), o.Token, o.UIDs)
 	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
-	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -81,7 +80,7 @@ func TestLateLease(t *testing.T) {
 
 	next := connected(t, s)
 	err = next.Call(t.Context(), wire.TypeLease, wire.Lease{Name: "d"}.Append(nil), wire.TypeObject, func(f wire.Frame) error {
-		m.page, err = shareable.ForStore(serve.Key{}).OpenWriterPage(f.FDs[0].Int(), next.Hello().Instance, m.ID)
+		m.page, err = sharing.OpenWriterPage(f.FDs[0].Int(), next.Hello().Instance, m.ID)
 		return err
 	})
 	require.NoError(t, err)

@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -103,7 +102,7 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 		return nil, 0, nil, err
 	}
 	var all []serve.Object
-	if s.conns, s.objects, all, err = shareable.ForStore(serve.Key{}).Restore(dev, o.server(), handler{s}, text.Hello.Instance, text.IDs, objects); err != nil {
+	if s.conns, s.objects, all, err = sharing.Restore(dev, o.server(), handler{s}, text.Hello.Instance, text.IDs, objects); err != nil {
 		return nil, 0, nil, err
 	}
 	s.ledger = newLedger(o, s.objects.FileLimit())

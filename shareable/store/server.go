@@ -96,7 +96,7 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.conns, s.objects, err = shareable.ForStore(serve.Key{}).NewStore(dev, o.server(), handler{s}); err != nil {
+	if s.conns, s.objects, err = sharing.NewStore(dev, o.server(), handler{s}); err != nil {
 		return nil, err
 	}
 	s.ledger = newLedger(o, s.objects.FileLimit())

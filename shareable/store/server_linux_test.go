@@ -38,7 +38,7 @@ type plainClient struct {
 func connected(t *testing.T, s *Server) plainClient {
 	t.Helper()
 	dev := vmmtest.Device(t)
-	c, err := shareable.ForStore(serve.Key{}).Dial(t.Context(), s.Path(), dev, shareable.AttachOptions{}, serve.Notified{Event: func(wire.Frame) error { return nil }})
+	c, err := sharing.Dial(t.Context(), s.Path(), dev, shareable.AttachOptions{}, serve.Notified{Event: func(wire.Frame) error { return nil }})
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
 	return plainClient{t, dev, c}
@@ -58,7 +58,7 @@ func (c plainClient) leaseWith(t wire.Type, payload []byte) (m made, err error) 
 		if m.Object, err = wire.DecodeObject(f.Payload); err != nil {
 			return err
 		}
-		m.page, err = shareable.ForStore(serve.Key{}).OpenWriterPage(f.FDs[0].Int(), c.Hello().Instance, m.ID)
+		m.page, err = sharing.OpenWriterPage(f.FDs[0].Int(), c.Hello().Instance, m.ID)
 		return err
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/internal/prefix"
@@ -47,7 +48,7 @@ type Writer struct {
 	obj     wire.Object
 	memory  *writerMemory
 	r       *vmm.Range
-	hold    *vmm.LenHold
+	hold    door.LenHold
 	page    serve.WriterPage
 	ctx     context.Context // ends what the goroutines wait for
 	cancel  context.CancelFunc

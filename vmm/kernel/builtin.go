@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -54,7 +55,7 @@ func LoadBuiltins(dev *vmm.Device) (*Builtins, error) {
 	}
 	b := &Builtins{mod: mod, funcs: map[string]*Func{}, free: make(chan uint64, scratchSlots)}
 	if err := b.prepare(dev); err != nil {
-		return nil, fmt.Errorf("load built-in kernels: %w", dev.Discard(err, b.Close))
+		return nil, fmt.Errorf("load built-in kernels: %w", inside.VMM.Discard(dev, err, b.Close))
 	}
 	return b, nil
 }

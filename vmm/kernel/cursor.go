@@ -8,6 +8,7 @@ import (
 	"math/bits"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -240,7 +241,7 @@ func (c *Cursor) fail(err error) error { return fmt.Errorf("append from the devi
 func (c *Cursor) holdAll() (size uint64, release func(), err error) {
 	for {
 		size = c.dst.Cap()
-		release, err = c.dst.HoldFor("kernels that append", 0, size)
+		release, err = inside.VMM.HoldRange(c.dst, "kernels that append", 0, size)
 		if !errors.Is(err, vmm.ErrBounds) { // else it was clipped in between
 			return size, release, err
 		}

@@ -1,6 +1,7 @@
 package memmap
 
 import (
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/memtrace"
 )
@@ -17,7 +18,7 @@ func (l *eventList) update(d *vmm.Device) {
 	if n := len(all); n > 0 {
 		seen = all[n-1].Seq
 	}
-	if newest := d.HistoryLog().Newest(); newest > mostEvents {
+	if newest := inside.VMM.HistoryLog(d).Newest(); newest > mostEvents {
 		seen = max(seen, newest-mostEvents)
 	}
 	for h := range d.HistorySeq(seen) {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/pprof/profile"
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -269,7 +270,7 @@ func TestOfGrownBlocks(t *testing.T) {
 		require.NoError(t, err)
 		b, err = p.Resize(s, b, size)
 		require.NoError(t, err)
-		for _, r := range d.Samples().Records() {
+		for _, r := range inside.VMM.Samples(d).Records() {
 			if r.Kind == memsample.Block && r.AllocObjects > r.FreeObjects+0.5 {
 				sampled++
 			}

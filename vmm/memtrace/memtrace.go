@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/frames"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -109,7 +110,7 @@ func Handler(devs ...*vmm.Device) http.Handler {
 			return
 		}
 		d := devs[i]
-		if !d.HistoryLog().Keeps() {
+		if !inside.VMM.HistoryLog(d).Keeps() {
 			http.Error(w, d.String()+" keeps no events: see Device.SetHistory", http.StatusNotFound)
 			return
 		}

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/cuvmm/cuvmm/internal/history"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -310,12 +311,12 @@ func (p *Pool) create(have []*vmm.Chunk, n int) (all []*vmm.Chunk, created int, 
 		}
 	}
 	for err == nil && len(have) < n {
-		c, again := p.dev.CreatePart(p.chunk, p.prop, memsample.Pool, false)
+		c, again := inside.VMM.CreatePart(p.dev, p.chunk, p.prop, memsample.Pool, false)
 		if errors.Is(again, vmm.ErrOutOfMemory) {
 			p.mu.Lock()
 			p.movedLocked()
 			p.mu.Unlock()
-			c, again = p.dev.CreatePart(p.chunk, p.prop, memsample.Pool, true)
+			c, again = inside.VMM.CreatePart(p.dev, p.chunk, p.prop, memsample.Pool, true)
 			p.mu.Lock()
 			p.moving++
 			p.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -26,7 +27,7 @@ func (p *Pool) Close() (err error) {
 		return err
 	}
 	// The chunks go after the addresses, which hold the device open until then.
-	if release, err := p.dev.KeepOpen("pool that is closing"); err == nil {
+	if release, err := inside.VMM.KeepOpen(p.dev, "pool that is closing"); err == nil {
 		defer release()
 	}
 	failed := p.res.Close()

@@ -78,7 +78,7 @@ package pool
 //	close.go       Close
 //	driverpool.go  DriverPool: NewDriver, DriverDefault, DriverCurrent; FreePlain
 //	hold.go        HoldBlock of a Pool: how a block is kept from being freed
-//	driverhold.go  what package ipc needs of a DriverPool: Hold, HoldBlock, WrapDriver
+//	driverhold.go  what package ipc needs of a DriverPool: Hold, HoldBlock, and its door
 
 // Lock order:
 //

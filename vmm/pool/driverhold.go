@@ -4,15 +4,17 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// WrapDriver is a DriverPool of a pool that the driver has already, for packages beside this one.
-// If dev has no access to it yet, the memory is taken to be another device's; if it has, dev's.
-// Errors are those of Access. Close leaves the driver's pool as it is. The caller must Close it,
-// before dev.
-func WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {
+// forIPC is what package ipc may ask for: see door.Pool.
+type forIPC struct{}
+
+var _ = door.Open[door.Pool[*vmm.Device, *DriverPool]](forIPC{})
+
+func (forIPC) WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {
 	p, err := ofDriver(dev, "wrap pool", func(driver.Pooler) (driver.Pool, error) { return of, nil })
 	if err != nil {
 		return nil, err

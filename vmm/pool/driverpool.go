@@ -9,7 +9,9 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/history"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -49,7 +51,7 @@ type DriverPool struct {
 // driverBlock is what a DriverPool knows of a block.
 type driverBlock struct {
 	holds int
-	noted *vmm.Allocation // for graphs
+	noted door.Allocation // for graphs
 }
 
 var _ Allocator = (*DriverPool)(nil)
@@ -82,7 +84,7 @@ func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
 		err = p.setReuse(ReuseAll &^ o.NoReuse)
 	}
 	if err != nil {
-		return nil, dev.Discard(err, p.Close)
+		return nil, inside.VMM.Discard(dev, err, p.Close)
 	}
 	p.stop = dev.OnPressure(p.onPressure)
 	return p, nil
@@ -188,7 +190,7 @@ func (p *DriverPool) SetCurrent() error {
 func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 	for {
 		if b, err = p.allocOrRelease(s, n); err == nil {
-			b.note(p.dev.HistoryLog(), history.Alloc, s)
+			b.note(inside.VMM.HistoryLog(p.dev), history.Alloc, s)
 			return b, nil
 		}
 		// The callback may free and close, so no lock is held.
@@ -200,7 +202,7 @@ func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 
 // allocOrRelease is alloc, for which other memory may have to be released.
 func (p *DriverPool) allocOrRelease(s *vmm.Stream, n uint64) (b Block, err error) {
-	lacking := p.Device().WithMemory(func() error {
+	lacking := inside.VMM.WithMemory(p.Device(), func() error {
 		var full bool
 		if b, full, err = p.alloc(s, n); full {
 			return nil // no release helps
@@ -232,7 +234,7 @@ func (p *DriverPool) alloc(s *vmm.Stream, n uint64) (b Block, full bool, err err
 		return Block{in: &p.in}, full, err
 	}
 	b = Block{ptr: at, size: n, in: &p.in, seq: p.last.Add(1)}
-	p.setLive(b, driverBlock{noted: p.dev.NoteAllocation(at, n)})
+	p.setLive(b, driverBlock{noted: inside.VMM.NoteAllocation(p.dev, at, n)})
 	return b, false, nil
 }
 
@@ -298,7 +300,7 @@ func (p *DriverPool) free(b Block, s *vmm.Stream, call func() error) error {
 	return p.withBlock("free", b, func() error {
 		err := p.freeOpen(b, call)
 		if err == nil {
-			b.note(p.dev.HistoryLog(), history.Free, s)
+			b.note(inside.VMM.HistoryLog(p.dev), history.Free, s)
 		}
 		return err
 	})
@@ -460,7 +462,7 @@ func (p *DriverPool) setAccess(a vmm.Access, devs []*vmm.Device) error {
 		if err := p.checkGrant(a, d); err != nil {
 			return &vmm.PairError{From: d.String(), To: p.dev.String(), Err: err}
 		}
-		release, err := d.KeepOpen("access to a pool")
+		release, err := inside.VMM.KeepOpen(d, "access to a pool")
 		if err != nil { // it is closed, and opens no context here
 			return err
 		}

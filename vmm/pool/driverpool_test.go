@@ -509,7 +509,7 @@ func TestDriverPoolHold(t *testing.T) {
 	require.NoError(t, p.Free(s, b), "as often as it was refused")
 
 	// A wrapped pool is the driver's own: its Close destroys nothing.
-	same, err := pool.WrapDriver(w.devs[0], p.Raw())
+	same, err := inPool.WrapDriver(w.devs[0], p.Raw())
 	require.NoError(t, err)
 	require.NoError(t, same.Close())
 	handle, release, err := p.Hold()
@@ -528,6 +528,6 @@ func TestDriverPoolHold(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrClosed)
 	_, err = p.HoldBlock(b)
 	require.ErrorIs(t, err, vmm.ErrClosed)
-	_, err = pool.WrapDriver(nil, 1)
+	_, err = inPool.WrapDriver(nil, 1)
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 }

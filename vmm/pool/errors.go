@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -38,7 +39,7 @@ func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error
 	if err == nil {
 		return nil // and nothing is allocated
 	}
-	err = dev.HistoryLog().Refused(uint64(ptr), size, err)
+	err = inside.VMM.HistoryLog(dev).Refused(uint64(ptr), size, err)
 	var done *vmm.OpError
 	if errors.As(err, &done) {
 		return err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -30,6 +31,8 @@ const (
 	patience = time.Minute
 	waitStep = 100 * time.Microsecond
 )
+
+var inPool = door.Through[door.Pool[*vmm.Device, *pool.DriverPool]]()
 
 var errInjected = errors.New("injected")
 

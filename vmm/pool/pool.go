@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/history"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -123,7 +124,7 @@ func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
 	}
 	p := &Pool{
 		dev:        dev,
-		log:        dev.HistoryLog(),
+		log:        inside.VMM.HistoryLog(dev),
 		classes:    newClasses(o.Align),
 		unit:       max(pageSize, o.Align),
 		chunk:      o.ChunkSize,
@@ -312,5 +313,5 @@ func (p *Pool) sample(due *memsample.Countdown, size uint64) *memsample.Sample {
 	if !due.Due(size) {
 		return nil
 	}
-	return due.Sample(p.dev.Samples(), memsample.Block, size)
+	return due.Sample(inside.VMM.Samples(p.dev), memsample.Block, size)
 }

@@ -10,10 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Key is what shareable.ForStore asks for: who cannot import this package cannot make one.
-type Key struct{}
-
-// Sharing is what package shareable does for package store alone. The type parameters are types of
+// Sharing is the door of package shareable, for package store: see package door. The type parameters are types of
 // shareable: *Server, *View, Options and AttachOptions.
 type Sharing[S, V, O, A any] interface {
 	// NewStore makes a server, as NewServer does, whose requests h handles beside those of readers.

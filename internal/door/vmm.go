@@ -1,0 +1,84 @@
+package door
+
+import (
+	"github.com/cuvmm/cuvmm/internal/history"
+	"github.com/cuvmm/cuvmm/internal/memsample"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// VMM is the door of package vmm. Its types are *Device, *Range, *Reservation, *Chunk and *Stream.
+type VMM[D, G, R, C, S any] interface {
+	// Samples is the device for memsample.
+	Samples(dev D) *memsample.Owner
+	// HistoryLog is where the device's history is kept.
+	HistoryLog(dev D) *history.Log
+	// KeepOpen says that something is open in the device: until release, Close returns ErrBusy and
+	// names its kind, and Report lists it. Calling release twice is fine.
+	KeepOpen(dev D, kind string) (release func(), err error)
+	// Discard closes what no caller will close, as a constructor does that fails with cause. It
+	// returns cause, with the error of close if that fails; Trim and Close of the device then try
+	// again.
+	Discard(dev D, cause error, close func() error) error
+
+	// CreatePart is CreateOrReuse of a chunk that is part of what is open in the device already:
+	// ErrBusy and Report do not name it, and a heap profile shows it as of kind. If wait is false it
+	// takes what is free: it calls no function of OnPressure and has no cache released, and while
+	// memory is being released for another operation it returns ErrOutOfMemory, too. The caller
+	// must Close the Chunk, before what it is part of.
+	CreatePart(dev D, size uint64, p driver.Prop, kind memsample.Kind, wait bool) (C, error)
+	// ImportMade is Import where a goroutine imports on behalf of an earlier call: a heap profile,
+	// the history and a Report show that call's stack, which is made, as runtime.Callers returns it.
+	// Nil is the caller's.
+	ImportMade(dev D, fd int, size uint64, p driver.Prop, made []uintptr) (C, error)
+
+	// WithMemory calls f, which allocates memory of the device by the driver. While f returns
+	// ErrOutOfMemory, memory is released as for a Create and f is called again: what Devices on the
+	// same ordinal do not use, and then what functions of OnPressure release. It returns f's last
+	// error. Memory that f allocates does not count in SetLimit. While memory is being released for
+	// another operation it waits before it calls f. The caller holds no lock that a function of
+	// OnPressure needs. On a nil or closed device f is called once. A nil f is ErrInvalid.
+	WithMemory(dev D, f func() error) error
+	// NoteAllocation notes n bytes that the driver has allocated. The caller must Retire the
+	// Allocation before it frees them. What was noted at an address already, as memory of a handle
+	// that is opened twice, is the same Allocation, which has one more user.
+	NoteAllocation(dev D, at driver.Ptr, n uint64) Allocation
+
+	// HoldRange and HoldReservation are Hold whose errors say what it is for, such as `published as
+	// "x"`.
+	HoldRange(g G, what string, off, n uint64) (release func(), err error)
+	HoldReservation(r R, what string, off, n uint64) (release func(), err error)
+	// HoldLen holds all bytes below Len until Release, also those that come: SetLen downwards,
+	// Sleep and Close return ErrBusy, which says what the hold is for. It returns ErrClosed for a
+	// closed range, and ErrAsleep for one that sleeps.
+	//
+	// raised and changed tell whoever follows the range; either may be nil. raised is called with a
+	// Len that has risen since HoldLen returned, in the call that raised it and before that returns,
+	// if all bytes below it are written: not for an AppendOn, nor from then on until WaitWritten, or
+	// the close of its stream, has waited for that. It reports whether nothing is left to do for that
+	// Len. changed is called for all else that closes Changed, and for a Len that raised was not told
+	// of or is not done with. After Release one call may still be under way. Both run with locks of
+	// the range held. So they must not wait or panic, and of the range and the hold they must call
+	// nothing but Len, Cap and Generation.
+	HoldLen(g G, what string, raised func(n uint64) (done bool), changed func()) (LenHold, error)
+}
+
+// LenHold holds what a Range shows: all bytes below Len, wherever Len goes. Safe for concurrent use.
+type LenHold interface {
+	// SetLen is Range.SetLen, for which this hold does not count.
+	SetLen(n uint64) error
+	// Fix ends that the hold goes where Len goes: from now on it holds the first n bytes, of those
+	// that it has held, and tells of nothing more.
+	Fix(n uint64)
+	// Release ends the hold. Twice is fine.
+	Release()
+}
+
+// Allocation is memory that the driver has allocated, in no reservation. A graph whose work uses it
+// remembers it, and is not launched once it is freed. Safe for concurrent use.
+type Allocation interface {
+	// Retire is called before a user frees the memory. After the last one's no launch of a graph
+	// that uses it is under way, and none begins.
+	Retire()
+	// Restore undoes one Retire, after which the memory was not freed.
+	Restore()
+}

@@ -1,0 +1,53 @@
+package vmm
+
+import (
+	"github.com/cuvmm/cuvmm/internal/door"
+	"github.com/cuvmm/cuvmm/internal/history"
+	"github.com/cuvmm/cuvmm/internal/memsample"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
+)
+
+// inside is what the packages beside this one may ask for: see door.VMM.
+type inside struct{}
+
+var _ = door.Open[door.VMM[*Device, *Range, *Reservation, *Chunk, *Stream]](inside{})
+
+func (inside) Samples(d *Device) *memsample.Owner { return nonnil.Of(d).samples }
+
+func (inside) HistoryLog(d *Device) *history.Log { return &nonnil.Of(d).history }
+
+func (inside) KeepOpen(d *Device, kind string) (release func(), err error) { return d.keepOpen(kind) }
+
+func (inside) Discard(d *Device, cause error, close func() error) error {
+	return d.discard(cause, close)
+}
+
+func (inside) CreatePart(d *Device, size uint64, p Prop, kind memsample.Kind, wait bool) (*Chunk, error) {
+	return d.createPart(size, p, kind, wait)
+}
+
+func (inside) ImportMade(d *Device, fd int, size uint64, p Prop, made []uintptr) (*Chunk, error) {
+	return d.importMade(fd, size, p, made)
+}
+
+func (inside) WithMemory(d *Device, f func() error) error { return d.withMemory(f) }
+
+func (inside) NoteAllocation(d *Device, at Ptr, n uint64) door.Allocation {
+	return d.noteAllocation(at, n)
+}
+
+func (inside) HoldRange(g *Range, what string, off, n uint64) (release func(), err error) {
+	return g.holdFor(what, off, n)
+}
+
+func (inside) HoldReservation(r *Reservation, what string, off, n uint64) (release func(), err error) {
+	return r.holdFor(what, off, n)
+}
+
+func (inside) HoldLen(g *Range, what string, raised func(uint64) bool, changed func()) (door.LenHold, error) {
+	h, err := g.holdLen(what, raised, changed)
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
