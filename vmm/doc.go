@@ -180,7 +180,7 @@ package vmm
 // mostly Reservation.mu, and Range.lenMu for a Len. Reservation.mu and what comes after it are not
 // held even across a driver call, except staging.mu, which asks events.
 //
-// Whatever must wait for work or copies marks what it takes (a retirement, unfilled bytes), gives
+// Whatever must wait for work or copies marks what it takes (a retirement), gives
 // up all other locks, waits, and looks again. The device's goroutine, for which all ranges of
 // the device wait, only tries the locks of a range.
 //

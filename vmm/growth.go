@@ -51,7 +51,7 @@ func (g *Range) ensure(need uint64) error {
 		return err // a Close has overtaken the caller; it shall find no new memory
 	}
 	err := g.growLocked(need, forCaller)
-	if !errors.Is(err, errNotQuiet) { // else it comes again
+	if !errors.Is(err, errRetiring) { // else it comes again
 		d := g.r.dev
 		d.counters.count(1, &d.counters.Growths, &g.r.counters.Growths)
 	}
@@ -78,7 +78,7 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 		have := g.cap.Load()
 		if g.r.zeroed != zeroNone {
 			var err error
-			if have, err = g.reclaimZeroedLocked(have, need); err != nil {
+			if have, err = g.fillAboveCapLocked(have, need); err != nil {
 				return err
 			}
 		} else {

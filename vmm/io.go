@@ -36,9 +36,6 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 		at, err = g.appendOn(s, p)
 		return err
 	})
-	if err != nil {
-		err = g.fillAfter(err)
-	}
 	g.requestGrowAhead()
 	return g.wrap("append", at, uint64(len(p)), err)
 }
@@ -55,9 +52,6 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 		return at, err
 	}
 	end, err := g.endWithin(at, uint64(len(p)))
-	if err == nil {
-		err = g.fillLocked()
-	}
 	if err == nil && end > g.cap.Load() {
 		err = g.ensure(end)
 	}
@@ -75,8 +69,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 				r.mu.Unlock()
 			}
 		}
-		g.leaveUnfilledLocked(at, at+uint64(len(p)), false)
-		return at, leftUnfilled{err}
+		return at, err
 	}
 	// Both under r.mu: WaitWritten sees the length only with its append.
 	r.mu.Lock()

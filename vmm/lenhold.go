@@ -88,7 +88,7 @@ func (h *lenHold) Release() {
 
 // setLenExcept is SetLen, for which one hold does not count.
 func (g *Range) setLenExcept(n uint64, except *hold) error {
-	err := g.retryWithMemory(func() error { return g.setLen(n, except) })
+	err := g.moveLen(n, except)
 	// lenMu is free by now: no append waits for this.
 	g.requestGrowAhead()
 	return g.wrap("set length", 0, n, err)

@@ -15,11 +15,10 @@ import (
 // being captured, the graph remembers the spans. The stream is held, too, as Hold does.
 //
 // unlock must be called once, soon. What takes memory of the spans away waits for it. So do Close,
-// Sleep, a change of access, a Trim that mends access (see Grant), and Close of the stream. In a
-// range with RangeOptions.Zero, so does a SetLen that drops bytes of the spans, and then whatever
-// moves Len or grows, since that first fills what was dropped. Before unlock the goroutine must
-// make none of these calls, nor one that needs memory if a function of OnPressure takes away memory
-// of the spans.
+// Sleep, a change of access, a Trim that mends access (see Grant), and Close of the stream. So does a
+// growth that meets a Clip of a range with RangeOptions.Zero. Before unlock the goroutine must make
+// none of these calls, nor one that needs memory if a function of OnPressure takes away memory of the
+// spans.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	l := &spansLock{s: s}
 	l.locked = l.few[:0]

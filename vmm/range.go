@@ -45,8 +45,6 @@ type Range struct {
 	aheadWanted atomic.Int32              // what it wants of the device's goroutine
 	aheadPause  atomic.Pointer[time.Time] // not before this
 
-	unfilled *unfilled // nil if all is filled; guarded by lenMu
-
 	waitSlot chan struct{} // taken by the one WaitWritten that waits
 
 	// Of Sleep; guarded by r.closeMu.
@@ -77,13 +75,12 @@ type RangeOptions struct {
 	// It leaves a sixteenth of the limit free; and a sixteenth of the device's memory, if its
 	// context is open and can be asked what is free. Clip unmaps what was mapped ahead.
 	GrowAhead uint64
-	// Zero fills memory with zeros when it enters Cap, and bytes that SetLen drops. Both happen
-	// after the work that may still write to them. For example, SetLen to 0 and back to 100 shows
-	// 100 zeros. SetLen upwards fills nothing itself, so it also shows what was written since.
-	// Without Zero, memory that was cached keeps what an earlier range wrote. With it, growth
-	// costs a fill of memory that was used before; on CUDA, of all memory. Growth into what a
-	// Clip gave up waits for work, and so returns ErrCapturing during a capture; growth ahead
-	// leaves that to the next append. The owner needs write access.
+	// Zero fills memory with zeros when it enters Cap. Without it, memory that was cached keeps what
+	// an earlier range wrote. SetLen fills nothing: moved down and up again it shows the old bytes, as
+	// a slice does. Growth costs a fill of memory that was used before; on CUDA, of all memory. Clip
+	// waits until the memory is unmapped, also after UsedBy. A growth that meets a Clip waits for it,
+	// and so returns ErrCapturing during a capture; growth ahead leaves that to the next append. The
+	// owner needs write access.
 	Zero bool
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share
@@ -202,7 +199,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 		return nil, err
 	}
 	if err = g.ensure(size); err == nil {
-		err = g.setLen(size, nil)
+		err = g.moveLen(size, nil)
 	}
 	if err == nil {
 		return g, nil
@@ -281,10 +278,10 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 	t := newTicket()
 	at, err := g.append(p, size, width, pitch)
 	if err != nil {
-		err = g.fillAfter(g.retry(&t, err, func() (err error) {
+		err = g.retry(&t, err, func() (err error) {
 			at, err = g.append(p, size, width, pitch)
 			return err
-		}))
+		})
 	}
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // lenMu is free by now: no append waits for this
@@ -304,9 +301,6 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 	if err != nil || size == 0 {
 		return at, err
 	}
-	if err := g.fillLocked(); err != nil {
-		return at, err
-	}
 	if end > g.cap.Load() {
 		if err := g.ensure(end); err != nil {
 			return at, err
@@ -321,8 +315,7 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 		return at, err
 	}
 	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(at), Width: width, Pitch: pitch}, p); err != nil {
-		g.leaveUnfilledLocked(at, at+size, false)
-		return at, leftUnfilled{err}
+		return at, err
 	}
 	// Len last: whoever sees it may read the bytes.
 	g.publishLenLocked(end)
@@ -362,10 +355,9 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 }
 
 // SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it, ErrBusy below a Hold.
-// Moved up it shows what the memory contains: bytes that a kernel wrote, zeros with
-// RangeOptions.Zero, else anything. Moved down it drops bytes and keeps the memory (see Clip); with
-// Zero it then waits for work, and for an unlock of LockSpans, and fills them. If it cannot, as
-// during a capture (ErrCapturing), Len moves back, and they may be zeros.
+// Moved up it shows what the memory contains: what was there before Len moved down, bytes that a
+// kernel wrote, and else zeros with RangeOptions.Zero, or anything without. Moved down it drops bytes
+// and keeps the memory (see Clip).
 func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.wrap("set length", 0, n, g.checkOpen())
@@ -373,9 +365,10 @@ func (g *Range) SetLen(n uint64) error {
 	return g.setLenExcept(n, nil)
 }
 
-// setLenLocked moves Len; except does not hold it. It needs g.lenMu.
-func (g *Range) setLenLocked(n uint64, except *hold) error {
-	invariants.Held(&g.lenMu)
+// moveLen moves Len; except does not hold it.
+func (g *Range) moveLen(n uint64, except *hold) error {
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
 	r := g.r
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -181,8 +181,8 @@ func TestPitch(t *testing.T) {
 	w.end()
 }
 
-// TestFailedAppendRows: some of the rows are written when a copy fails, but Len stays, and
-// with Zero what was written is zeros again, and so is all padding.
+// TestFailedAppendRows: some of the rows are written when a copy fails, but Len stays, and nothing is
+// written to the padding, which is zeros with Zero.
 func TestFailedAppendRows(t *testing.T) {
 	for _, zero := range []bool{false, true} {
 		w := unstaged(t)
@@ -203,7 +203,7 @@ func TestFailedAppendRows(t *testing.T) {
 		w.before = nil
 		dirty := make([]byte, 64)
 		require.NoError(t, w.devs[0].CopyOut(dirty, g.Ptr()+2))
-		require.Equal(t, !zero, bytes.Contains(dirty, []byte{secret}), "zero %v", zero)
+		require.True(t, bytes.Contains(dirty, []byte{secret}))
 
 		require.NoError(t, g.AppendRows(rows, 10, 16))
 		require.EqualValues(t, 66, g.Len())

@@ -122,7 +122,7 @@ var heldUps = map[string]heldUp{
 	}},
 	"Close behind work":   {hold: behindWork((*vmm.Range).Close)},
 	"Close behind a copy": {hold: behindSpans((*vmm.Range).Close)},
-	"SetLen with Zero":    {opts: vmm.RangeOptions{Zero: true}, hold: behindWork(func(g *vmm.Range) error { return g.SetLen(page) })},
+	"Clip with Zero":      {opts: vmm.RangeOptions{Zero: true}, hold: behindWork(clipTo(page))},
 	"ReadAt behind work":  {hold: behindWork(func(g *vmm.Range) error { _, err := g.ReadAt(make([]byte, 1), 0); return err })},
 	"Sync behind work":    {hold: behindWork(func(g *vmm.Range) error { return g.Device().Sync() })},
 	"Grow with Zero": {
@@ -130,8 +130,8 @@ var heldUps = map[string]heldUp{
 		hold: func(w *world, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
 			require.NoError(w.t, g.SetLen(page))
 			open := gate(w.t, g.Device(), s.Raw())
-			require.NoError(w.t, g.Clip())
-			return open, func() error { return g.Grow(6 * page) }
+			clip := parked(g.Clip)
+			return open, func() error { return errors.Join(g.Grow(6*page), clip()) }
 		},
 	},
 	"Grow ahead with Zero": {
@@ -140,10 +140,10 @@ var heldUps = map[string]heldUp{
 			require.NoError(w.t, g.SetLen(page/2))
 			require.NoError(w.t, g.Grow(64*page))
 			open := gate(w.t, g.Device(), s.Raw())
-			require.NoError(w.t, g.Clip())
+			clip := parked(g.Clip)
 			end := parked(func() error { return g.Grow(64 * page) })
 			return open, func() error {
-				return errors.Join(g.Append(make([]byte, page/4)), end()) // which asks for growth ahead
+				return errors.Join(g.Append(make([]byte, page/4)), clip(), end()) // which asks for growth ahead
 			}
 		},
 	},
@@ -366,52 +366,17 @@ func TestLockedSpansBesideAnotherClose(t *testing.T) {
 	w.end()
 }
 
-// TestZeroAppendBesideOwnSpans: an append to a range with Zero takes back what retires without
+// TestZeroAppendBesideOwnSpans: an append to a range with Zero has what retires unmapped without
 // waiting for spans that its own goroutine has locked.
 func TestZeroAppendBesideOwnSpans(t *testing.T) {
-	for _, zero := range []bool{false, true} {
-		w := newWorld(t, 1)
-		d := w.devs[0]
-		s := stream(t, d)
-		g, err := d.NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: zero})
-		require.NoError(t, err)
-		require.NoError(t, g.UsedBy(s))
-		require.NoError(t, g.Append(make([]byte, 8*page)))
-		require.NoError(t, g.SetLen(page))
-		open := gate(t, d, s.Raw())
-		require.NoError(t, g.Clip())
-		unlock, err := s.LockSpans(vmm.Span{Addr: g.Ptr(), Size: page, Access: vmm.AccessReadWrite})
-		require.NoError(t, err)
-		open()
-		returns(t, func() { require.NoError(t, g.Append(make([]byte, 4*page))) })
-		unlock()
-		require.NoError(t, errors.Join(g.Close(), s.Close()))
-		w.end()
-	}
-}
-
-// TestSetLenThatCannotFill leaves the length, and appends fill before they write.
-func TestSetLenThatCannotFill(t *testing.T) {
 	w := newWorld(t, 1)
-	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
+	g, s, open := retiringAhead(t, w)
+	unlock, err := s.LockSpans(vmm.Span{Addr: g.Ptr(), Size: page, Access: vmm.AccessReadWrite})
 	require.NoError(t, err)
-	require.NoError(t, g.Append(pattern(4*page, 1)))
-	w.before = func(c drivertest.Call) error {
-		if c.Name == "Fill" {
-			return errInjected
-		}
-		return nil
-	}
-	require.ErrorIs(t, g.SetLen(page), errInjected)
-	require.EqualValues(t, 4*page, g.Len())
-	w.before = nil
-	require.NoError(t, g.SetLen(page))
-	require.NoError(t, g.SetLen(4*page))
-	got := make([]byte, 3*page)
-	_, err = g.ReadAt(got, page)
-	require.NoError(t, err)
-	require.Equal(t, make([]byte, 3*page), got)
-	require.NoError(t, g.Close())
+	open()
+	returns(t, func() { require.NoError(t, g.Append(make([]byte, 4*page))) })
+	unlock()
+	require.NoError(t, errors.Join(g.Close(), s.Close()))
 	w.end()
 }
 

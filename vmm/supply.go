@@ -83,12 +83,12 @@ func (*lackingMemory) Error() string { return "memory of the Supplier is lacking
 // belongs there no longer.
 var errMoved = errors.New("the range's memory ends elsewhere")
 
-// obtain reports whether an operation that has failed with err is to be tried again, since the work
-// that it waits for has ended, or the Supplier has provided the memory that it lacked. If not, it
+// obtain reports whether an operation that has failed with err is to be tried again, since what
+// retired is unmapped, or the Supplier has provided the memory that it lacked. If not, it
 // returns the operation's error. The caller holds no lock.
 func (g *Range) obtain(err error) (again bool, _ error) {
-	if errors.Is(err, errNotQuiet) {
-		err = g.waitQuiet()
+	if errors.Is(err, errRetiring) {
+		err = g.waitForRetired()
 		return err == nil, err
 	}
 	var lack *lackingMemory

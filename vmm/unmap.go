@@ -31,7 +31,6 @@ type retirement struct {
 	streams   []*Stream // that UnmapAfter named
 	fences    []order.Fence
 	sweeping  bool // a goroutine has its fences; growth may still take slots back
-	quiet     bool // nothing uses it any more: growth may fill it with zeros
 }
 
 // Unmap takes away the whole chunks that fill [off, off+size), after waiting
@@ -107,7 +106,7 @@ func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
 // After UsedBy it does not wait. The chunks are unmapped after the work already queued in the named
 // streams, and retire until then (see Stats.Retiring). A growth that needs the memory earlier takes
 // it back without a driver call and without a wait. Work that those streams have queued then
-// overwrites what is appended meanwhile, just as after a SetLen alone.
+// overwrites what is appended meanwhile, just as after a SetLen alone. With RangeOptions.Zero it waits.
 //
 // Memory that is registered with another library (RDMA, NCCL) keeps its pages until that
 // registration is taken back, which Watch is for.
@@ -125,7 +124,7 @@ func (g *Range) Clip() error {
 	if t != nil {
 		r.waitForCopies(t.off, t.size)
 		// Without UsedBy any work of a device may use the memory: no event covers that.
-		if r.waitsFor.Load() != nil || r.dev.state.parent.hooks.noWait {
+		if r.waitsFor.Load() != nil || r.zeroed != zeroNone || r.dev.state.parent.hooks.noWait {
 			err = r.waitAndUnmap(t, r.waitForWork)
 		} else {
 			devs, streams := r.usersNow(nil, nil)

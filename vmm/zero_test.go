@@ -3,7 +3,6 @@ package vmm_test
 import (
 	"bytes"
 	"fmt"
-	"runtime"
 	"testing"
 	"time"
 
@@ -11,7 +10,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 const secret = 0x5a
@@ -75,12 +73,6 @@ func TestZero(t *testing.T) {
 			require.Eventually(t, func() bool { return g.Cap() == 4*page }, 10*time.Second, time.Millisecond)
 			return g, shown(t, g, 0)
 		},
-		"SetLen down and up": func(t *testing.T, w *world, o vmm.RangeOptions) (*vmm.Range, []byte) {
-			g := newRange(t, w.devs[0], o)
-			require.NoError(t, g.Append(bytes.Repeat([]byte{secret}, 3*page+5)))
-			require.NoError(t, g.SetLen(page+7))
-			return g, shown(t, g, page+7)
-		},
 		"Clip and Grow": func(t *testing.T, w *world, o vmm.RangeOptions) (*vmm.Range, []byte) {
 			w.devs[0].SetReleaseThreshold(1 << 30)
 			g := newRange(t, w.devs[0], o)
@@ -98,15 +90,18 @@ func TestZero(t *testing.T) {
 			// The secret is written when the range has grown again.
 			open := gate(t, w.devs[0], s.Raw())
 			require.NoError(t, s.Fill(g.Ptr(), secret, 1, 4*page))
-			require.NoError(t, g.Clip())
-			grown := make(chan error, 1)
-			go func() { grown <- g.Grow(4 * page) }()
+			clip := parked(g.Clip)
 			if !o.Zero {
-				require.NoError(t, <-grown)
+				require.NoError(t, clip())
+			}
+			grow := parked(func() error { return g.Grow(4 * page) })
+			if !o.Zero {
+				require.NoError(t, grow())
 			}
 			open()
 			if o.Zero {
-				require.NoError(t, <-grown, "it waits for the work of before")
+				require.NoError(t, clip(), "it waits for the work of before")
+				require.NoError(t, grow(), "and this for the Clip")
 			}
 			require.NoError(t, s.Sync())
 			b := shown(t, g, 0)
@@ -164,31 +159,6 @@ func TestZeroLeavesWhatIsWritten(t *testing.T) {
 	w.end()
 }
 
-// TestAFailedAppendLeavesZeros: the part of it that was written is not shown later.
-func TestAFailedAppendLeavesZeros(t *testing.T) {
-	for name, fails := range map[string]func(g *vmm.Range, s *vmm.Stream) error{
-		"Append":   func(g *vmm.Range, _ *vmm.Stream) error { return g.Append(make([]byte, 100)) },
-		"AppendOn": func(g *vmm.Range, s *vmm.Stream) error { return g.AppendOn(s, make([]byte, 100)) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := unstaged(t)
-			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
-			s := stream(t, w.devs[0])
-			require.NoError(t, g.Grow(2*page))
-			fillCap(t, g)                                   // as if the copy had come so far
-			w.refuse("AllocHost", 1, driver.ErrOutOfMemory) // so that AppendOn has no lane
-			w.refuse("CopyIn", 1, driver.ErrInvalid)
-			require.ErrorIs(t, fails(g, s), driver.ErrInvalid)
-			b := shown(t, g, 0)
-			require.Equal(t, make([]byte, 100), b[:100])
-			require.EqualValues(t, secret, b[100])
-			require.NoError(t, s.Close())
-			require.NoError(t, g.Close())
-			w.end()
-		})
-	}
-}
-
 // TestZeroWithAReadOnlyOwner: it wakes, and does not grow.
 func TestZeroWithAReadOnlyOwner(t *testing.T) {
 	w := newWorld(t, 1)
@@ -224,85 +194,6 @@ func TestMaxIsExact(t *testing.T) {
 	require.ErrorIs(t, g.Append([]byte{1}), vmm.ErrFull)
 	require.NoError(t, g.Close())
 	w.end()
-}
-
-// givenUp is a range with Zero and two pages, and two more that retire behind a stream.
-func givenUp(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open func()) {
-	t.Helper()
-	g = newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
-	s = stream(t, w.devs[0])
-	require.NoError(t, g.Grow(4*page))
-	require.NoError(t, g.SetLen(2*page))
-	require.NoError(t, g.UsedBy(s))
-	open = work(t, w.devs[0], s.Raw(), g.Ptr()+3*page)
-	require.NoError(t, g.Clip())
-	require.EqualValues(t, 2*page, g.Stats().Retiring)
-	return g, s, open
-}
-
-// TestZeroedGrowthThatFailsChangesNothing: what retires still retires, and the range grows
-// later.
-func TestZeroedGrowthThatFailsChangesNothing(t *testing.T) {
-	for name, fails := range map[string]func(w *world, g *vmm.Range, s *vmm.Stream, open func()){
-		"captured": func(w *world, g *vmm.Range, s *vmm.Stream, open func()) {
-			end := captured(t, w, s)
-			require.ErrorIs(t, g.Grow(2*page), vmm.ErrCapturing)
-			require.EqualValues(t, 2*page, g.Stats().Retiring)
-			end()
-			open()
-		},
-		"not filled": func(w *world, g *vmm.Range, _ *vmm.Stream, open func()) {
-			w.refuse("Fill", 1, driver.ErrInvalid)
-			grown := make(chan error, 1)
-			go func() { grown <- g.Grow(2 * page) }()
-			open()
-			require.ErrorIs(t, <-grown, driver.ErrInvalid)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, 1)
-			g, s, open := givenUp(t, w)
-			fails(w, g, s, open)
-			require.NoError(t, s.Sync())
-			require.NoError(t, g.SetLen(0))
-			require.NoError(t, g.Clip())
-			require.Eventually(t, func() bool { return g.Stats().Committed == 0 }, 10*time.Second, time.Millisecond)
-			require.NoError(t, g.Grow(4*page))
-			require.Equal(t, make([]byte, 4*page), shown(t, g, 0))
-			require.NoError(t, s.Close())
-			require.NoError(t, g.Close())
-			w.end()
-		})
-	}
-}
-
-// TestZeroedSetLenThatFailsChangesNothing: Len stays, and what is dropped later is filled.
-func TestZeroedSetLenThatFailsChangesNothing(t *testing.T) {
-	for name, c := range map[string]struct{ fail, mend func(w *world, g *vmm.Range) }{
-		"Fill":       {func(w *world, _ *vmm.Range) { w.refuse("Fill", 1, driver.ErrInvalid) }, nil},
-		"SyncStream": {func(w *world, _ *vmm.Range) { w.refuse("SyncStream", 1, driver.ErrInvalid) }, nil},
-		"read-only owner": {
-			func(w *world, g *vmm.Range) { require.NoError(t, g.Grant(vmm.AccessRead, w.devs[0])) },
-			func(w *world, g *vmm.Range) { require.NoError(t, g.Grant(vmm.AccessReadWrite, w.devs[0])) },
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, 1)
-			g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
-			w.register(g)
-			require.NoError(t, g.Append(bytes.Repeat([]byte{secret}, 2*page)))
-			c.fail(w, g)
-			require.ErrorIs(t, g.SetLen(0), driver.ErrInvalid)
-			require.EqualValues(t, 2*page, g.Len())
-			if c.mend != nil {
-				c.mend(w, g)
-			}
-			require.NoError(t, g.SetLen(0))
-			require.Equal(t, make([]byte, 2*page), shown(t, g, 0))
-			require.NoError(t, g.Close())
-			w.end()
-		})
-	}
 }
 
 // TestAFillThatRunsIsNotUnmapped: if it cannot be waited for, its memory stays, and is
@@ -354,80 +245,54 @@ func TestClipAfterAFillThatRuns(t *testing.T) {
 	w.end()
 }
 
-// gatedFill has the next Fill of the library wait, and neither of the two tries to wait for
-// it succeed. open lets it run.
-func gatedFill(t *testing.T, w *world) (open func()) {
-	t.Helper()
-	d, started := w.devs[0], false
-	let := func() {}
-	w.before = func(c drivertest.Call) error {
-		if c.Name == "Fill" && !started {
-			started = true
-			let = gate(t, d, raw(t, d).CopyStream())
-			w.refuse("SyncStream", 2, driver.ErrInvalid)
-		}
-		return nil
+// TestSetLenShowsTheOldBytes, as a slice does, with Zero too.
+func TestSetLenShowsTheOldBytes(t *testing.T) {
+	for _, zero := range []bool{true, false} {
+		w := newWorld(t, 1)
+		g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: zero})
+		b := bytes.Repeat([]byte{secret}, 3*page)
+		require.NoError(t, g.Append(b))
+		require.NoError(t, g.SetLen(page+7))
+		require.NoError(t, g.SetLen(3*page))
+		require.Equal(t, b, shown(t, g, 0))
+		require.NoError(t, g.Close())
+		w.end()
 	}
-	return func() { let() }
 }
 
-// TestAFillThatRunsInRetiredMemory: what retires again after it is not unmapped under it.
-func TestAFillThatRunsInRetiredMemory(t *testing.T) {
-	w := newWorld(t, 1)
+// retiringAhead is a range with Zero and two pages, and two more that were mapped ahead and retire
+// behind a stream.
+func retiringAhead(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open func()) {
+	t.Helper()
 	d := w.devs[0]
-	g, s, done := givenUp(t, w)
-	vmm.SetNoWorker(d, true)
-	done()
-	open := gatedFill(t, w)
-	require.ErrorIs(t, g.Grow(2*page), driver.ErrInvalid)
-	swept := parked(func() error { return vmm.Drain(d) })
-	require.Contains(t, stacks(), "vmm_test.runParked(", "the fill still runs")
-	require.NotZero(t, g.Stats().Retiring)
-	open()
-	require.NoError(t, swept())
-	require.NoError(t, d.Sync(), "the device is well")
-	vmm.SetNoWorker(d, false)
-	require.NoError(t, s.Close())
-	require.NoError(t, g.Close())
-	w.end()
-}
-
-// TestAFillThatRunsBesideAnAppend: an append that comes after it writes after it.
-func TestAFillThatRunsBesideAnAppend(t *testing.T) {
-	w := newWorld(t, 1)
-	d := w.devs[0]
-	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
-	s := stream(t, d)
+	g = newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true, GrowAhead: page})
+	s = stream(t, d)
 	require.NoError(t, g.Grow(2*page))
-	w.refuse("CopyIn", 1, driver.ErrInvalid)
-	open := gatedFill(t, w)
-	require.ErrorIs(t, g.Append(make([]byte, page)), driver.ErrInvalid)
-	b := bytes.Repeat([]byte{secret}, page)
-	appended := parked(func() error { return g.AppendOn(s, b) }) // it may be queued, but not before the fill
-	open()
-	require.NoError(t, appended())
-	require.NoError(t, s.Sync())
-	require.NoError(t, d.Sync())
-	require.Equal(t, b, shown(t, g, 0)[:page])
-	require.NoError(t, s.Close())
-	require.NoError(t, g.Close())
-	w.end()
+	require.NoError(t, g.UsedBy(s))
+	giveBack := g.GrowAhead(4 * page)
+	require.EqualValues(t, 4*page, g.Cap())
+	open = work(t, d, s.Raw(), g.Ptr()+3*page)
+	giveBack(2*page, s)
+	require.EqualValues(t, 2*page, g.Stats().Retiring)
+	return g, s, open
 }
 
-// TestAFailedFillIsDoneLater: what a failed append wrote between rows, and could not fill
-// with zeros, is filled before rows are appended there.
-func TestAFailedFillIsDoneLater(t *testing.T) {
-	w := unstaged(t)
-	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
-	require.NoError(t, g.Grow(page))
-	fillCap(t, g) // as if the copy had come so far
-	w.refuse("CopyIn", 1, driver.ErrInvalid)
-	w.refuse("CopyIn2D", 1, driver.ErrInvalid)
-	w.refuse("Fill", 1, driver.ErrInvalid)
-	require.ErrorIs(t, g.AppendRows(make([]byte, 80), 10, 100), driver.ErrInvalid)
-	require.NoError(t, g.AppendRows(bytes.Repeat([]byte{1}, 20), 10, 100))
-	b := shown(t, g, 0)[:200]
-	require.Equal(t, append(bytes.Repeat([]byte{1}, 10), make([]byte, 90)...), b[:100])
+// TestZeroedGrowthWaitsForWhatRetires: it maps memory anew, and fails during a capture.
+func TestZeroedGrowthWaitsForWhatRetires(t *testing.T) {
+	w := newWorld(t, 1)
+	g, s, open := retiringAhead(t, w)
+	end := captured(t, w, s)
+	require.ErrorIs(t, g.Grow(4*page), vmm.ErrCapturing)
+	require.EqualValues(t, 2*page, g.Stats().Retiring)
+	end()
+	w.refuse("Unmap", 1, errInjected)
+	grow := parked(func() error { return g.Grow(4 * page) })
+	open()
+	require.ErrorIs(t, grow(), errInjected)
+	require.NoError(t, g.Grow(4*page))
+	require.NoError(t, s.Sync())
+	require.Equal(t, make([]byte, 4*page), shown(t, g, 0))
+	require.NoError(t, s.Close())
 	require.NoError(t, g.Close())
 	w.end()
 }
@@ -437,15 +302,8 @@ func TestAFailedFillIsDoneLater(t *testing.T) {
 func TestZeroedGrowthAheadDoesNotWait(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true, GrowAhead: 2 * page})
-	s := stream(t, d)
-	require.NoError(t, g.Grow(4*page))
-	require.NoError(t, g.UsedBy(s))
-	open := work(t, d, s.Raw(), g.Ptr()+3*page)
-	require.NoError(t, g.SetLen(page))
-	require.NoError(t, g.Clip())
-	require.NotZero(t, g.Stats().Retiring)
-	require.NoError(t, g.SetLen(page)) // asks for growth ahead
+	g, s, open := retiringAhead(t, w)
+	require.NoError(t, g.SetLen(2*page)) // asks for growth ahead
 
 	other := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page, GrowAhead: 4 * page})
 	require.NoError(t, other.Append([]byte{1}))
@@ -476,33 +334,6 @@ func TestAFillThatRunsDuringAWake(t *testing.T) {
 	require.NoError(t, vmm.Wake(g))
 	require.Zero(t, g.Stats().Quarantined)
 	require.Equal(t, append(b, make([]byte, 3*page)...), shown(t, g, 0))
-	require.NoError(t, g.Close())
-	w.end()
-}
-
-// TestZeroAfterAWriteThatHadBegun: a WriteAt that looked at Len before SetLen lowered it
-// does not write after the fill.
-func TestZeroAfterAWriteThatHadBegun(t *testing.T) {
-	var g *vmm.Range
-	set := make(chan error, 1)
-	begun := false
-	w := worldWith(t, 1, func(c drivertest.Call) {
-		if c.Name != "CopyIn" || !begun {
-			return
-		}
-		begun = false
-		go func() { set <- g.SetLen(0) }()
-		for g.Len() > 0 { // until it waits for the write
-			runtime.Gosched()
-		}
-	})
-	g = newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page, Zero: true})
-	require.NoError(t, g.Append(make([]byte, 2*page)))
-	begun = true
-	_, err := g.WriteAt(bytes.Repeat([]byte{secret}, page), 0)
-	require.NoError(t, err)
-	require.NoError(t, <-set)
-	require.Equal(t, make([]byte, 2*page), shown(t, g, 0))
 	require.NoError(t, g.Close())
 	w.end()
 }
