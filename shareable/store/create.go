@@ -366,11 +366,19 @@ func (w *Writer) mapMemory(ctx context.Context) error {
 // holdFor holds what is published under a name, in place of another hold.
 func (w *Writer) holdFor(name string) error {
 	h, err := inside.VMM.HoldLen(w.r, fmt.Sprintf("writing object %q", name), w.lenRaised, w.wakeFollow)
-	if err == nil {
-		w.hold.Release()
-		w.name, w.hold = name, h
+	if err != nil {
+		return err
 	}
-	return err
+	w.releaseHold()
+	w.name, w.hold = name, h
+	return nil
+}
+
+// releaseHold ends the hold, if there is one.
+func (w *Writer) releaseHold() {
+	if w.hold != nil {
+		w.hold.Release()
+	}
 }
 
 // giveBack undoes open: an object that was made goes again.

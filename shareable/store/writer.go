@@ -358,7 +358,7 @@ func (w *Writer) end(ctx context.Context, abort bool) error {
 		w.cancel()
 		w.tasks.Wait()
 		w.exclusive <- struct{}{} // for good: nothing uses the page any more
-		w.hold.Release()
+		w.releaseHold()
 	}
 	w.length = max(w.length, w.r.Len())
 	// The next Writer gets the object once nothing here can write to it.
