@@ -147,19 +147,18 @@ func TestCaptureBesideOneCall(t *testing.T) {
 			err := vmm.Sleep(vmm.SleepKeep, p.g)
 			return errors.Join(err, vmm.Wake(p.g))
 		},
-		"UnmapAfter": func(p pair) error {
-			c, err := p.d.Create(page, vmm.Prop{})
+		"Clip after UsedBy": func(p pair) error {
+			g, err := p.d.NewRange(vmm.RangeOptions{Max: page})
 			if err != nil {
 				return err
 			}
-			err = p.r.Map(0, c)
-			if err == nil {
-				err = p.r.UnmapAfter(0, page, p.s)
+			err = errors.Join(g.UsedBy(p.s), g.Grow(page), g.Clip())
+			for again := g.Close(); again != nil; again = g.Close() {
+				if !errors.Is(again, vmm.ErrCapturing) {
+					return errors.Join(err, again)
+				}
 			}
-			if errors.Is(err, vmm.ErrBusy) { // the one before is retiring
-				err = nil
-			}
-			return errors.Join(err, c.Close())
+			return err
 		},
 	}
 	for name, call := range beside {

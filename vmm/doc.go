@@ -95,7 +95,7 @@ package vmm
 //	chunk.go             Chunk and Segment: Create, CreateOrReuse, Import, Export, dma-buf, fabric
 //	reservation.go       Reservation: Reserve, Owner, Map, Hold, Changed, Generation
 //	quarantine.go        what a failed undo has left, and access in doubt; how Trim repairs both
-//	unmap.go             Unmap, UnmapNow, UnmapAfter, Clip: giving memory up; unmapping it later
+//	unmap.go             Unmap, UnmapNow, Clip: giving memory up; unmapping it later
 //	watch.go             Watch: calls when chunks are mapped and before they are unmapped
 //	usedby.go            UsedBy; which devices and streams may use a reservation's memory now
 //	waitforwork.go       what an unmap waits for

@@ -66,7 +66,7 @@ func TestHoldsAreNamed(t *testing.T) {
 	named, err = inside.VMM.HoldReservation(r, "a launch", 1, 1)
 	require.NoError(t, err)
 	refused(r.Unmap(0, page), own, "a launch [0x1, 0x2)")
-	refused(r.UnmapAfter(0, page), own, "a launch [0x1, 0x2)")
+	refused(r.UnmapNow(0, page), own, "a launch [0x1, 0x2)")
 	refused(r.Close(), own, "a launch [0x1, 0x2)")
 	release()
 	named()

@@ -70,10 +70,12 @@ func TestPointCounts(t *testing.T) {
 		"Record":       func() error { return record(t, s).Close() },
 		"Event.Record": func() error { return e.Record(s) },
 		"Fence":        func() error { fence(t, s).Free(); return nil },
-		"UnmapAfter": func() error {
-			r := holed(t, w)
-			require.NoError(t, r.UnmapAfter(0, page, s))
-			return r.Close()
+		"Clip after UsedBy": func() error {
+			g := ranged(t, w, page)
+			if err := errors.Join(g.UsedBy(s), g.SetLen(0), g.Clip()); err != nil {
+				return err
+			}
+			return g.Close()
 		},
 	} {
 		before := s.Point()

@@ -152,7 +152,7 @@ func TestMemoryThatIsNone(t *testing.T) {
 	in := g.Reservation()
 	require.Same(t, in, in.Reservation())
 	for name, err := range map[string]error{
-		"Map": in.Map(page), "Unmap": in.Unmap(0, page), "Close": in.Close(), "UnmapAfter": in.UnmapAfter(0, page),
+		"Map": in.Map(page), "Unmap": in.Unmap(0, page), "Close": in.Close(), "UnmapNow": in.UnmapNow(0, page),
 	} {
 		require.ErrorIs(t, err, vmm.ErrBusy, name)
 	}

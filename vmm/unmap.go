@@ -19,16 +19,14 @@ import (
 //	unmapRetired   one driver call; then each chunk is cached or released
 //
 // Between retire and unmapRetired a growth may take slots back (reclaim). Unmap does
-// all steps itself. Clip after UsedBy, and UnmapAfter, leave the last two to the
-// device's goroutine.
+// all steps itself. Clip after UsedBy leaves the last two to the device's goroutine.
 
 // retirement is memory that was given up together. If it is left to the device's
 // goroutine, it stands in r.retirements, and no work uses it once its fences are done.
 // Guarded by r.mu, but for the fences while it is being swept.
 type retirement struct {
 	off, size uint64
-	left      int       // slots that no growth has taken back
-	streams   []*Stream // that UnmapAfter named
+	left      int // slots that no growth has taken back
 	fences    []order.Fence
 	sweeping  bool // a goroutine has its fences; growth may still take slots back
 }
@@ -69,35 +67,6 @@ func (r *Reservation) waitForOwnCopies() error {
 	devs := r.mayAccessLocked(nil)
 	r.mu.Unlock()
 	return waitStreams(r.dev.state, devs, nil)
-}
-
-// UnmapAfter is Unmap that does not wait. The chunks are unmapped after the work already queued in
-// the streams. Until then they retire (see Stats.Retiring), and Map at their addresses returns
-// ErrBusy.
-//
-// By naming the streams the caller promises that no other work uses the chunks, except the
-// library's own. What UsedBy has named makes no difference. UnmapAfter waits only if an event
-// cannot stand for a stream, as for one of another context. While one of the streams is being
-// captured it returns ErrCapturing and changes nothing.
-func (r *Reservation) UnmapAfter(off, size uint64, streams ...*Stream) error {
-	err := r.checkNotOwnedByRange()
-	for i := 0; err == nil && i < len(streams); i++ {
-		err = streams[i].checkUsable(r.dev.state.parent)
-	}
-	var t *retirement
-	if err == nil {
-		t, err = r.retire(off, size, streams...)
-	}
-	if err != nil {
-		return r.wrap("unmap later", off, size, err)
-	}
-	// The streams stand for all work but the library's own copies, which UsedBy does not
-	// name either.
-	r.waitForCopies(off, size)
-	r.mu.Lock()
-	devs := r.mayAccessLocked(nil)
-	r.mu.Unlock()
-	return r.wrap("unmap later", off, size, r.queueUnmap(t, devs, streams))
 }
 
 // Clip gives back the chunks that lie wholly beyond Len. It waits as Unmap does. On error nothing
@@ -216,9 +185,8 @@ func (g *Range) recountCap(was uint64) {
 }
 
 // retire gives up the whole slots that fill [off, off+size): no use of them begins
-// any more. The caller then waits for copies. The streams are those of UnmapAfter: until
-// the slots are unmapped, waitForWork waits for them too.
-func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement, error) {
+// any more. The caller then waits for copies.
+func (r *Reservation) retire(off, size uint64) (*retirement, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.checkOpen(); err != nil {
@@ -246,9 +214,7 @@ func (r *Reservation) retire(off, size uint64, streams ...*Stream) (*retirement,
 			return nil, fmt.Errorf("quarantined: %w", s.Quarantined)
 		}
 	}
-	t := r.retireLocked(i, j)
-	t.streams = slices.Clone(streams)
-	return t, nil
+	return r.retireLocked(i, j), nil
 }
 
 // retireLocked retires the accessible slots of [i, j). A quarantined slot without
@@ -303,10 +269,8 @@ func (r *Reservation) unretire(t *retirement) {
 // unmaps it. If either fails it makes the memory accessible again.
 func (r *Reservation) waitAndUnmap(t *retirement, wait func() error) error {
 	err := wait()
-	if err == nil && r.inRange {
-		// In a range, what retired earlier lies above t, and the wait covered it too: it is
-		// unmapped first. In a user's reservation an UnmapAfter may have come since that
-		// the wait does not cover.
+	if err == nil {
+		// What retired earlier in a range lies above t, and the wait covered it too: it is unmapped first.
 		err = r.unmapEarlier()
 	}
 	if err == nil {
@@ -397,31 +361,22 @@ func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*
 	return nil
 }
 
-// unmapFinishedLocked unmaps the retirements whose work has ended. In a range it does so in
-// order: so there is never a hole between its capacity and the end of what retires. waited
-// says that the caller has waited for all of that work. What lockMapping cannot lock is left
-// for the next time. What fails is still retiring: a growth can take it back, and Close
-// releases it. It needs r.sweepMu.
+// unmapFinishedLocked unmaps the retirements whose work has ended, in their order: so there is never
+// a hole between a range's capacity and the end of what retires. waited says that the caller has
+// waited for all of that work. What lockMapping cannot lock is left for the next time. What fails is
+// still retiring: a growth can take it back, and Close releases it. It needs r.sweepMu.
 func (r *Reservation) unmapFinishedLocked(waited bool, lockMapping func() bool) (progress bool, failed error) {
 	invariants.Held(&r.sweepMu)
-	var busy [][]*Stream // a retirement that waits for one of these lists is not done either
-	for i := 0; ; {
+	for {
 		r.mu.Lock()
-		if i == len(r.retirements) {
-			if i == 0 {
-				r.dev.mu.Lock()
-				delete(r.dev.retiring, r)
-				r.dev.mu.Unlock()
-			}
+		if len(r.retirements) == 0 {
+			r.dev.mu.Lock()
+			delete(r.dev.retiring, r)
+			r.dev.mu.Unlock()
 			r.mu.Unlock()
-			return progress, failed
+			return progress, nil
 		}
-		t := r.retirements[i]
-		if slices.ContainsFunc(busy, func(b []*Stream) bool { return slices.Equal(b, t.streams) }) {
-			r.mu.Unlock()
-			i++
-			continue
-		}
+		t := r.retirements[0]
 		t.sweeping = true // its fences are this goroutine's until it is false again
 		r.mu.Unlock()
 
@@ -447,26 +402,16 @@ func (r *Reservation) unmapFinishedLocked(waited bool, lockMapping func() bool) 
 		// A growth may have taken all of it back meanwhile, and has left its fences to us.
 		removed := finished || t.left == 0
 		if removed {
-			r.retirements = slices.Delete(r.retirements, i, i+1)
+			r.retirements = slices.Delete(r.retirements, 0, 1)
 		}
 		r.mu.Unlock()
 		if removed && len(t.fences) > 0 {
 			freeFences(t.fences)
 		}
-		switch {
-		case finished: // i is the next one by now
-			progress = true
-		case r.inRange: // none may be unmapped before this one
+		if !finished {
 			return progress, err
-		default: // those of a user's reservation have no order: the others are tried
-			failed = joinErr(failed, "and", err)
-			if err == nil {
-				busy = append(busy, t.streams)
-			}
-			if !removed {
-				i++
-			}
 		}
+		progress = true
 	}
 }
 

@@ -13,8 +13,7 @@ import (
 // instead of for whole devices. Streams of other contexts and other libraries
 // count too; see Device.WrapStream. Closing a stream takes it off the list.
 // From then on this package's own calls on a stream that is not on it, Stream.Copy
-// for one, return ErrInvalid if they would touch the memory. Streams that UnmapAfter has
-// named are waited for as well, until their chunks are unmapped.
+// for one, return ErrInvalid if they would touch the memory.
 func (r *Reservation) UsedBy(streams ...*Stream) (err error) {
 	defer func() { err = r.wrap("use streams", 0, 0, err) }()
 	if r == nil || r.dev == nil || len(streams) == 0 {
@@ -81,7 +80,6 @@ func (r *Reservation) mayAccessLocked(devs []*deviceState) []*deviceState {
 //
 //   - that UsedBy has named
 //   - on which an AppendOn may not have run yet
-//   - that an UnmapAfter still waits for
 //
 // UsedBy promises that there is no other work.
 func (r *Reservation) usersNow(devs []*deviceState, streams []*Stream) ([]*deviceState, []*Stream) {
@@ -93,15 +91,6 @@ func (r *Reservation) usersNow(devs []*deviceState, streams []*Stream) ([]*devic
 	for s := range r.pendingAppends {
 		if _, named := r.namedStreams[s]; !named {
 			streams = append(streams, s)
-		}
-	}
-	for i := 0; !r.inRange && i < r.table.Len(); i++ { // a range has no UnmapAfter
-		if t := r.table.At(i).Retired; t != nil {
-			for _, s := range t.streams {
-				if !slices.Contains(streams, s) {
-					streams = append(streams, s)
-				}
-			}
 		}
 	}
 	return r.mayAccessLocked(devs), streams
