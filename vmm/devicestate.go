@@ -55,13 +55,13 @@ type testHooks struct {
 
 // driverState is one driver and what this process has open on it.
 type driverState struct {
-	drv       driver.Driver
-	hooks     testHooks
-	legacy    legacyPairs
-	world     *order.World
-	captures  captures
-	onSync    syncHooks
-	undefined undefined
+	drv      driver.Driver
+	hooks    testHooks
+	legacy   legacyPairs
+	world    *order.World
+	captures captures
+	onSync   syncHooks
+	stops    stops
 
 	allocations allocations
 

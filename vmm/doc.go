@@ -113,12 +113,12 @@ package vmm
 //	inside.go            the door for the packages beside this one
 //	io.go                AppendOn, WaitWritten, ReadAt, WriteAt, ReadFrom, WriteTo, Host; of rows
 //	sleep.go             Sleep and Wake
+//	stopped.go           work that a library has stopped: what waits for it returns the error
 //	stream.go            Stream, its priorities, WrapStream, Hold, Usable
 //	fence.go             Fence: an event at the end of a stream's work; waiting for a stream
 //	onsync.go            OnSync: functions that are called after the program's own waits
 //	event.go             Event; events of several processes
 //	module.go            Module and Function: loaded code, its limits and launches; what memory they use
-//	undefined.go         bytes that stopped work did not write: MarkUndefined, MarkWritten; Drops
 //	graph.go             capturing streams; Graph and GraphExec, and what they remember
 //	allocation.go        Allocation: memory in no reservation that graphs remember
 //	copy.go              CopyIn, CopyOut, Copy2D, Pitch; locking spans while a call runs

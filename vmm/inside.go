@@ -36,6 +36,13 @@ func (inside) NoteAllocation(d *Device, at Ptr, n uint64) door.Allocation {
 	return d.noteAllocation(at, n)
 }
 
+func (inside) StopWork(s *Stream, err error) (end func()) { return s.stopWork(err) }
+
+func (inside) Stops(s *Stream) (stopped func() error) {
+	begun := s.dev.state.parent.stops.begun.Load()
+	return func() error { return s.stopped(begun) }
+}
+
 func (inside) HoldRange(g *Range, what string, off, n uint64) (release func(), err error) {
 	return g.holdFor(what, off, n)
 }

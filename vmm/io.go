@@ -155,7 +155,8 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	defer g.lows.end(lowest)
 	have := g.len.Load()
 	// Before the copy is counted: this wait must not hold up those that wait for copies.
-	if err := g.r.waitForWork(); err != nil {
+	stops := g.r.dev.state.parent.stops.begun.Load()
+	if err := cmp.Or(g.r.waitForWork(), g.r.stopped(stops)); err != nil {
 		return 0, err
 	}
 	o, epoch, err := g.beginCopy()
@@ -167,9 +168,6 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	n, eof := rows.Below(len(p), off, min(have, now, g.lows.of(lowest)), width, pitch)
 	if n > 0 {
 		at := g.r.ptr + Ptr(off)
-		if err := g.r.dev.state.parent.undefined.check(at, at+Ptr(uint64(n-1)/width*pitch+width)); err != nil {
-			return 0, err
-		}
 		if err := o.copyOut(p[:n], rows.Rows{Ptr: at, Width: width, Pitch: pitch}); err != nil {
 			return 0, err
 		}
@@ -286,10 +284,7 @@ func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
 // waits for nothing.
 func (g *Range) Host() (b []byte, err error) {
 	if err = g.checkOpen(); err == nil {
-		n := g.len.Load()
-		if err = g.r.dev.state.parent.undefined.check(g.r.ptr, g.r.ptr+Ptr(n)); err == nil {
-			b, err = prefix.HostBytes(g.r.dev.drv, g.r.ptr, n)
-		}
+		b, err = prefix.HostBytes(g.r.dev.drv, g.r.ptr, g.len.Load())
 	}
 	return b, g.wrap("view from the host", 0, 0, err)
 }

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -178,7 +179,8 @@ func (m *Mirror) allocate(n, maxPinned uint64) (err error) {
 // read copies the device memory to the host's, after the work that may write to it.
 func (m *Mirror) read() error {
 	if m.res != nil {
-		if err := m.res.waitForWork(); err != nil {
+		stops := m.on.state.parent.stops.begun.Load()
+		if err := cmp.Or(m.res.waitForWork(), m.res.stopped(stops)); err != nil {
 			return err
 		}
 	}

@@ -139,7 +139,6 @@ func (x *Pinned) Close() error {
 		return nil
 	}
 	x.noted.Retire()
-	x.dev.MarkWritten(Span{Addr: x.block.p, Size: x.n})
 	x.on.pinnedCache.put(x.block)
 	x.dev.untrack(x)
 	return nil

@@ -393,13 +393,11 @@ func (g *Range) publishLenLocked(n uint64) {
 	r := g.r
 	c := &r.dev.counters
 	switch old := g.len.Swap(n); {
-	case n > old: // what is appended was written, or else is marked anew
-		r.dev.state.parent.undefined.remove(r.ptr+Ptr(old), r.ptr+Ptr(n), false)
+	case n > old:
 		c.raised(n-old, &r.counters)
 		r.notifyRaised(n)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu
-		r.dev.state.parent.undefined.remove(r.ptr+Ptr(n), r.ptr+Ptr(old), true)
 		c.lowered(old, n, &r.counters)
 		r.notify()
 	}

@@ -300,7 +300,9 @@ func (s *Stream) Wait(e *Event) error {
 // alone.
 func (s *Stream) Done() (done bool, err error) {
 	err = s.with(func(o *openDevice) (err error) {
-		done, err = o.StreamDone(&s.order)
+		if done, err = o.StreamDone(&s.order); done {
+			err = s.stoppedNow()
+		}
 		return err
 	})
 	return done, s.wrap("query stream", 0, 0, err)
@@ -310,12 +312,13 @@ func (s *Stream) Done() (done bool, err error) {
 // and leaves the capture alone.
 func (s *Stream) Sync() error {
 	err := s.with(func(*openDevice) error { return nil })
-	if err == nil {
-		err = s.sync()
+	if err != nil {
+		return s.wrap("synchronise stream", 0, 0, err)
 	}
-	if err == nil {
+	stops := s.dev.state.parent.stops.begun.Load()
+	if err = s.sync(); err == nil {
 		s.dev.state.parent.runSyncHooks()
-		err = s.dev.state.parent.undefined.checkStream(s)
+		err = s.stopped(stops)
 	}
 	return s.wrap("synchronise stream", 0, 0, err)
 }

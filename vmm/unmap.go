@@ -322,7 +322,6 @@ func (r *Reservation) unmapRetiredLocked(t *retirement) error {
 		r.mu.Unlock()
 		return err
 	}
-	r.forgetUndefinedLocked(i, j)
 	removed := r.removeSlotsLocked(i, j, nil)
 	r.notify()
 	r.mu.Unlock()
@@ -506,7 +505,6 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed e
 		err := r.unmapSlotsLocked(i, j)
 		r.mu.Lock()
 		if err == nil {
-			r.forgetUndefinedLocked(i, j)
 			removed = r.removeSlotsLocked(i, j, removed)
 		} else {
 			failed = joinErr(failed, "and", err)

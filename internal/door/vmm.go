@@ -43,6 +43,15 @@ type VMM[D, G, R, C, S any] interface {
 	// that is opened twice, is the same Allocation, which has one more user.
 	NoteAllocation(dev D, at driver.Ptr, n uint64) Allocation
 
+	// StopWork says that work of the stream was stopped, as when another process that took part has
+	// died, so that the bytes that it was to write are undefined. Until end, Sync and Done of the stream
+	// return err, and so do reads that wait for the stream's work. The caller calls it before the work
+	// ends, so that no wait returns in between. Calling end twice is fine.
+	StopWork(s S, err error) (end func())
+	// Stops is called before a wait for the stream. stopped, called after it, is the error of what was
+	// stopped meanwhile, or is.
+	Stops(s S) (stopped func() error)
+
 	// HoldRange and HoldReservation are Hold whose errors say what it is for, such as `published as
 	// "x"`.
 	HoldRange(g G, what string, off, n uint64) (release func(), err error)

@@ -23,9 +23,9 @@
 // the environment keep a connection, and learn at once of one that has ended. Then the group is
 // aborted in this process: what it has queued ends, and all its calls return why, until Close. The
 // device and its memory are as before, but for the bytes that calls would have written which had
-// not run: whatever only reads these returns the error, and so does Stream.Sync of their stream,
-// until Device.MarkWritten is called for them, or they are dropped, unmapped, or given back to a
-// pool. Group.Shrink makes a group of those who live.
+// not run: Group.Unwritten lists them. Until Close, Abort or Shrink, Stream.Sync and Stream.Done of
+// their streams return the error, and so do reads that wait for those streams. Group.Shrink makes a
+// group of those who live.
 package collective
 
 // Files:

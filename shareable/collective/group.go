@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -73,7 +74,7 @@ func newGroup(dev *vmm.Device, e engine.Engine, o Options, of engine.Maker, c *c
 		dev: dev, rank: o.Rank, size: o.Size, opts: o, e: e, of: of, circle: c, met: c != nil, stop: make(chan struct{}), aborted: make(chan struct{}),
 		calling: make(chan struct{}, 1), regs: map[*Registration]struct{}{},
 	}
-	g.waits.g, g.waits.drops = g, dev.NewDrops()
+	g.waits.g = g
 	if err := g.makeScratch(); err != nil {
 		g.circle = nil // the caller's: Shrink may be called again
 		c.hangUp(err)
@@ -323,8 +324,20 @@ func (g *Group) failIf(err error) error {
 	return g.fail(err)
 }
 
+// Unwritten lists what calls would have written that were queued on streams and had not run when the
+// group ended: its bytes are undefined. Empty while the group goes on. It stays after Close, Abort and
+// Shrink. Memory that was unmapped or freed since may be anybody's by now.
+func (g *Group) Unwritten() []vmm.Span {
+	if g == nil {
+		return nil
+	}
+	g.waits.mu.Lock()
+	defer g.waits.mu.Unlock()
+	return slices.Clone(g.waits.unwritten)
+}
+
 // Abort ends this member's part of the group at once, and what the group has queued on streams; the
-// bytes that it would have written are undefined. It takes up to a second, and 4 ms more for each
+// bytes that it would have written are undefined (see Unwritten). It takes up to a second, and 4 ms more for each
 // call that is queued. Other calls return ErrAborted, or that the group is closed. Other members
 // get ErrPeerGone, or reach their Timeout. Twice is fine, and so is a nil Group.
 func (g *Group) Abort() error {
@@ -431,14 +444,15 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	if capturing {
 		return fmt.Errorf("%w: what is queued on the stream becomes part of a graph", vmm.ErrCapturing)
 	}
+	stopped := inside.VMM.Stops(st)
 	w := g.waits.begin(ctx, false)
 	err = raw.SyncStream(queue) // not Stream.Sync: that waits for an event, and wakes up later
 	g.waits.end(w)
 	if err = cmp.Or(g.stopped(), err); err != nil {
 		return err
 	}
-	if other := st.Undefined(); other != nil { // another group's, of which errors.Is must say nothing here
-		return errors.New("what another group was to write on the stream is undefined: " + other.Error())
+	if other := stopped(); other != nil { // another group's, of which errors.Is must say nothing here
+		return errors.New("another group's work on the stream was stopped: " + other.Error())
 	}
 	return nil
 }

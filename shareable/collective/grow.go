@@ -380,12 +380,8 @@ func (g *Group) runGrowCall(ctx context.Context, st *vmm.Stream, c *growCall) (r
 	if err = g.queueTransfers(ctx, st, c, added.Addr, received); err == nil && mine > 0 {
 		err = c.dst.SetLen(c.dst.Len() + mine)
 	}
-	switch stopped := g.Err(); {
-	case err != nil: // they are not in the range, so the program does not know of them
-		g.dev.MarkWritten(added)
+	if err != nil {
 		return nil, err
-	case stopped != nil: // SetLen has taken the mark off
-		st.MarkUndefined(stopped, 0, added)
 	}
 	return received, nil
 }

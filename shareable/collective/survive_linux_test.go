@@ -362,7 +362,6 @@ func (s *survivor) round(moment string) (took time.Duration, err error) {
 	if again := g.Do(s.ctx, s.st, AllReduce(s.v, s.v, Uint32, Sum)); !errors.Is(again, ErrAborted) {
 		return took, fmt.Errorf("the group afterwards: %w", again)
 	}
-	s.dev.MarkWritten(vmm.Span{Addr: s.v.Ptr(), Size: s.v.Len()}) // what is summed does not matter
 	alone, err := g.Shrink(s.ctx)
 	if err != nil {
 		return took, err

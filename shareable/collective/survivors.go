@@ -29,8 +29,7 @@ func (g *Group) engineFailed(err error) error {
 // Shrink makes a group of the members that live, in the order of their ranks, and ends this one, of
 // which no error can come any more. Each of them has to call it, usually after ErrPeerGone; what
 // this group has queued on streams is ended first, as by Abort. Memory stays where it is, with its
-// contents, but for bytes that are undefined since then: see Device.MarkWritten. Registrations
-// end.
+// contents, but for the bytes that Unwritten lists. Registrations end.
 //
 // The members find each other by the addresses at which they met, so one of Options.ID has
 // vmm.ErrNotSupported. The lowest rank that lives leads, whoever that is. A member is known to be

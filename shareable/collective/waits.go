@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -18,8 +19,7 @@ import (
 // One timer looks at all of them every 20 ms: a timer and a context.AfterFunc for each call would
 // take more than a third of the time of a small call.
 type waits struct {
-	g     *Group
-	drops *vmm.Drops // memory that is given up while calls are queued
+	g *Group
 
 	mu      sync.Mutex // the locks of streams and events come after it
 	all     []*wait
@@ -29,6 +29,9 @@ type waits struct {
 	timer   *time.Timer
 	running bool // the timer
 	stopped bool // no call is queued any more
+
+	unwritten []vmm.Span // what the calls would have written that were stopped
+	ends      []func()   // of the stops of their streams
 }
 
 type wait struct {
@@ -42,7 +45,6 @@ type wait struct {
 type queuedCall struct {
 	st         *vmm.Stream
 	writes     []vmm.Span
-	since      vmm.Moment // when it was queued
 	start, end *vmm.Event
 	whole      bool      // end is recorded
 	began      time.Time // when the timer saw that start is reached; zero before that
@@ -115,20 +117,10 @@ func (ws *waits) add(q *queuedCall) bool {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if !ws.stopped {
-		q.since = ws.drops.Now()
 		ws.queued = append(ws.queued, q)
 		ws.runLocked()
 	}
 	return !ws.stopped
-}
-
-// forgetLocked has nothing remembered that no call that is queued needs. Requires mu.
-func (ws *waits) forgetLocked() {
-	if len(ws.queued) == 0 {
-		ws.drops.Forget(0)
-		return
-	}
-	ws.drops.Forget(ws.queued[0].since)
 }
 
 // enough is how many calls are queued, at least, before one is asked whether it has run. To ask
@@ -147,7 +139,6 @@ func (ws *waits) takeIdle() (q *queuedCall) {
 			if ran, err := last.hasRun(); ran && err == nil {
 				ws.idle = append(ws.idle, ws.queued[:n]...)
 				ws.queued = slices.Delete(ws.queued, 0, n)
-				ws.forgetLocked()
 			}
 		}
 	}
@@ -248,19 +239,24 @@ func (ws *waits) overLocked() error {
 	}
 	clear(ws.queued[len(left):])
 	ws.queued = left
-	ws.forgetLocked()
 	return late
 }
 
-// stop marks what the calls would have written that are queued and have not run: they are about to
-// be ended. The caller holds the group's lock.
+// stop stops the streams of calls that are queued and have not run: they are about to be ended. The
+// caller holds the group's lock.
 func (ws *waits) stop(cause error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	ws.stopped = true
+	var streams []*vmm.Stream
 	for _, q := range ws.queued {
-		if ran, err := q.hasRun(); !ran || err != nil {
-			q.st.MarkUndefined(cause, q.since, q.writes...)
+		if ran, err := q.hasRun(); ran && err == nil {
+			continue
+		}
+		ws.unwritten = append(ws.unwritten, q.writes...)
+		if !slices.Contains(streams, q.st) {
+			streams = append(streams, q.st)
+			ws.ends = append(ws.ends, inside.VMM.StopWork(q.st, cause))
 		}
 	}
 }
@@ -274,7 +270,10 @@ func (ws *waits) free(discard func(func() error) error) (err error) {
 		err = errors.Join(err, discard(q.close))
 	}
 	ws.queued, ws.idle = nil, nil
-	ws.drops.Close()
+	for _, end := range ws.ends {
+		end()
+	}
+	ws.ends = nil
 	return err
 }
 

@@ -2,7 +2,6 @@ package collective
 
 import (
 	"errors"
-	"math"
 	"os"
 	"testing"
 	"time"
@@ -29,7 +28,6 @@ func alone(t *testing.T, h hooks) (*Group, *vmm.Stream) {
 	require.NoError(t, r.Append(make([]byte, 8)))
 	t.Cleanup(func() {
 		require.NoError(t, g.Abort())
-		g.Device().MarkWritten(vmm.Span{Size: math.MaxUint64})
 		require.NoError(t, st.Sync())
 		require.NoError(t, r.Close())
 		require.NoError(t, st.Close())

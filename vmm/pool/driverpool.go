@@ -278,7 +278,6 @@ func (p *DriverPool) reaches(dev *vmm.Device) error {
 func (p *DriverPool) Free(s *vmm.Stream, b Block) error {
 	return p.free(b, s, func() error {
 		return p.onStream(s, func(handle driver.Stream) error {
-			p.notUndefined(b)
 			return p.plain.FreeAsync(b.ptr, handle)
 		})
 	})
@@ -287,13 +286,9 @@ func (p *DriverPool) Free(s *vmm.Stream, b Block) error {
 // FreeNow is cuMemFree: the driver assumes that no work uses the block, and does not wait.
 func (p *DriverPool) FreeNow(b Block) error {
 	return p.free(b, nil, func() error {
-		p.notUndefined(b)
 		return p.plain.FreePlain(b.ptr)
 	})
 }
-
-// notUndefined is called before a block can be another one.
-func (p *DriverPool) notUndefined(b Block) { p.dev.MarkWritten(vmm.Span{Addr: b.ptr, Size: b.size}) }
 
 // free makes the call that frees a block. If it fails the block is allocated as before.
 func (p *DriverPool) free(b Block, s *vmm.Stream, call func() error) error {

@@ -17,7 +17,7 @@ func (p *Pool) keep(st *stream, e *extent, b Block) error {
 		st.mu.Unlock()
 		return st.goneErr()
 	}
-	if err := p.end(&e.seq, b.seq, b.ptr, &e.size, &e.sample); err != nil {
+	if err := endBlock(&e.seq, b.seq, &e.sample); err != nil {
 		st.mu.Unlock()
 		return err
 	}

@@ -242,14 +242,13 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	return p.fail("free", b.ptr, b.size, err)
 }
 
-// end ends a block, whose number the pool has there: the next block at the address is another one,
-// none of its bytes is undefined, and no heap profile has it. The caller has the lock without which none
-// is allocated there yet. Only who ended it may read its size, and its sample, if there is one.
-func (p *Pool) end(number *atomic.Uint64, seq uint64, at vmm.Ptr, size *uint64, sample **memsample.Sample) error {
+// endBlock ends a block, whose number the pool has there: the next block at the address is another one,
+// and no heap profile has it. The caller has the lock without which none is allocated there yet. Only who
+// ended it may read its sample, if there is one.
+func endBlock(number *atomic.Uint64, seq uint64, sample **memsample.Sample) error {
 	if !number.CompareAndSwap(seq, 0) {
 		return notAllocated(number, seq)
 	}
-	p.dev.MarkWritten(vmm.Span{Addr: at, Size: *size})
 	if sample != nil && *sample != nil {
 		(*sample).End()
 		*sample = nil
@@ -295,7 +294,7 @@ func (p *Pool) freeNow(b Block) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := b.in.ext
-	if err := p.end(&e.seq, b.seq, b.ptr, &e.size, &e.sample); err != nil {
+	if err := endBlock(&e.seq, b.seq, &e.sample); err != nil {
 		return err
 	}
 	p.setOwnersLocked(e, nil)

@@ -96,7 +96,6 @@ func (p *Pool) shortenLocked(e *extent, size uint64, st *stream, stamp uint64) {
 		e.next.prev = rest
 	}
 	e.next, e.size = rest, size
-	p.dev.MarkWritten(vmm.Span{Addr: p.base + vmm.Ptr(rest.off), Size: rest.size})
 	p.freeLocked(rest, st, stamp)
 }
 

@@ -124,7 +124,7 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 		st.mu.Unlock()
 		return st.goneErr()
 	}
-	if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size, sl.sample(i)); err != nil {
+	if err := endBlock(&sl.seqs[i], b.seq, sl.sample(i)); err != nil {
 		st.mu.Unlock()
 		return err
 	}
@@ -162,7 +162,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 		st.mu.Lock()
 		if !st.gone && st.open() {
 			defer st.mu.Unlock()
-			if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size, sl.sample(i)); err != nil {
+			if err := endBlock(&sl.seqs[i], b.seq, sl.sample(i)); err != nil {
 				return err
 			}
 			st.giveLocked(sl, i, false)
@@ -172,7 +172,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	}
 	home := sl.lockHome() // that stream is closed, and its work has ended
 	defer home.mu.Unlock()
-	if err := p.end(&sl.seqs[i], b.seq, b.ptr, &sl.size, sl.sample(i)); err != nil {
+	if err := endBlock(&sl.seqs[i], b.seq, sl.sample(i)); err != nil {
 		return err
 	}
 	home.giveLocked(sl, i, false)

@@ -18,7 +18,6 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/hostengine"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
@@ -36,7 +35,7 @@ func queuedAlone(t *testing.T, o collectivetest.Options) (groups []*collective.G
 }
 
 // TestQueuedCallsEnd: whatever waits for a call that is queued ends with the call, if another
-// member dies, and returns the error as long as the bytes are undefined.
+// member dies, and returns the error until the group is closed, which says what was not written.
 func TestQueuedCallsEnd(t *testing.T) {
 	buf := make([]uint64, 3)
 	for name, wait := range map[string]func(*collective.Group, *vmm.Stream, *growable.Vector[uint64]) error{
@@ -61,11 +60,16 @@ func TestQueuedCallsEnd(t *testing.T) {
 				require.NoError(t, collectivetest.Kill(groups[1]))
 				require.ErrorIs(t, wait(groups[0], st, v), kind)
 				require.ErrorIs(t, groups[0].Err(), kind)
+				require.ErrorIs(t, wait(groups[0], st, v), kind, "as often as it is asked")
+				_, err := st.Done()
+				require.ErrorIs(t, err, kind)
 				require.NoError(t, groups[0].Abort())
-				require.ErrorIs(t, wait(groups[0], st, v), collective.ErrAborted, "the bytes are still undefined")
-				groups[0].Device().MarkWritten(vmm.Span{Addr: v.Range().Ptr(), Size: 24})
+				written := groups[0].Unwritten()
+				require.Len(t, written, 1)
+				require.Equal(t, v.Range().Ptr(), written[0].Addr)
+				require.EqualValues(t, 24, written[0].Size)
 				require.NoError(t, st.Sync())
-				_, err := v.ReadAt(buf, 0)
+				_, err = v.ReadAt(buf, 0)
 				require.NoError(t, err)
 				require.NoError(t, errors.Join(v.Close(), st.Close()))
 			})
@@ -107,54 +111,9 @@ func TestOwnWorkIsNotTimed(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// TestGivenUpInFlight: what the program gives up while a call that writes it is queued is not
-// undefined once the call is stopped, and can be other memory by then.
-func TestGivenUpInFlight(t *testing.T) {
-	const size = 512
-	for name, drop := range map[string]func(*pool.Pool, *peer, pool.Block, *growable.Vector[uint64]) error{
-		"freed":     func(p *pool.Pool, m *peer, b pool.Block, _ *growable.Vector[uint64]) error { return p.Free(m.st, b) },
-		"freed now": func(p *pool.Pool, _ *peer, b pool.Block, _ *growable.Vector[uint64]) error { return p.FreeNow(b) },
-		"dropped":   func(_ *pool.Pool, _ *peer, _ pool.Block, v *growable.Vector[uint64]) error { return v.SetLen(0) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			ps := peers(t, collectivetest.Options{}, 2)
-			m := ps[0]
-			p, err := pool.New(m.dev, pool.Options{})
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, p.Close()) })
-			neighbour, err := p.Alloc(m.st, size) // keeps the memory mapped
-			require.NoError(t, err)
-			b, err := p.Alloc(m.st, size)
-			require.NoError(t, err)
-			v, err := growable.New[uint64](m.dev, growable.Options{MaxLen: 1 << 20})
-			require.NoError(t, err)
-			t.Cleanup(func() { require.NoError(t, v.Close()) })
-			require.NoError(t, v.Append(make([]uint64, size/8)...))
-			var of collective.Memory = b
-			if name == "dropped" {
-				of = v
-			}
-			require.NoError(t, m.g.Do(t.Context(), m.st, collective.Recv(of, 1)))
-			require.NoError(t, drop(p, m, b, v))
-			require.NoError(t, collectivetest.Kill(ps[1].g))
-			require.ErrorIs(t, m.sync(), collective.ErrPeerGone)
-			require.NoError(t, m.g.Abort())
-			require.NoError(t, m.st.Sync())
-			next := b
-			if name != "dropped" {
-				next, err = p.Alloc(m.st, size)
-				require.NoError(t, err)
-				require.Equal(t, b.Ptr(), next.Ptr())
-				require.NoError(t, m.dev.CopyOut(make([]byte, size), next.Ptr()))
-			}
-			require.NoError(t, errors.Join(p.Free(m.st, next), p.Free(m.st, neighbour)))
-		})
-	}
-}
-
-// TestOthersUndefinedBytes: a group that goes on says of bytes that another one left undefined what
-// they are, and not that a member of its own is gone.
-func TestOthersUndefinedBytes(t *testing.T) {
+// TestOthersStop: a group that goes on says of work that another one has stopped what it is, and not that
+// a member of its own is gone.
+func TestOthersStop(t *testing.T) {
 	devs := []*vmm.Device{vmmtest.Device(t), vmmtest.Device(t)}
 	dies, lives := collectivetest.GroupsOn(t, devs...), collectivetest.GroupsOn(t, devs...)
 	m := newPeer(t, devs[0])
@@ -166,7 +125,7 @@ func TestOthersUndefinedBytes(t *testing.T) {
 	require.NotErrorIs(t, err, collective.ErrPeerGone)
 	require.NotErrorIs(t, err, collective.ErrAborted)
 	require.NoError(t, lives[0].Err())
-	devs[0].MarkWritten(vmm.Span{Addr: m.f.Ptr(), Size: m.f.Len()})
+	require.NoError(t, dies[0].Abort())
 	require.NoError(t, lives[0].Sync(t.Context(), m.st))
 }
 
