@@ -33,6 +33,12 @@ type forStore struct{}
 
 var _ = door.Open[serve.Sharing[*Server, *View, Options, AttachOptions]](forStore{})
 
+// Check is the error of the options.
+func (forStore) Check(o Options) error {
+	_, err := o.resolve()
+	return err
+}
+
 // NewStore makes a server, as NewServer does, whose requests h handles beside those of readers.
 func (forStore) NewStore(dev *vmm.Device, o Options, h serve.Handler) (*Server, serve.Server, error) {
 	o.hooks.handler = h

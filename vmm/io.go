@@ -26,7 +26,8 @@ var errNoReader = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 // later sees them. Len moves at once, so other readers wait as for bytes
 // that a kernel writes; ReadAt does, and WaitWritten is the length up to which the
 // bytes have arrived. If UsedBy has named streams, s has to be one
-// of them, else ErrInvalid. A failed AppendOn has waited for what it had queued.
+// of them, else ErrInvalid. A failed AppendOn has waited for what it had queued. After a SetLen
+// that drops the bytes they may still arrive, over what is appended there next: Sync the stream before.
 func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil || g.r == nil {
 		return g.wrap("append", 0, uint64(len(p)), g.checkOpen())

@@ -418,12 +418,14 @@ func TestReloadFails(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, c.Close()) })
 	sealed(t, c, "s", nil)
 	was := p.server(t)
-	require.NoError(t, os.WriteFile(token, []byte(" "), 0o600))
-	require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
-	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), "has not been replaced") }, inTime, time.Millisecond)
-	require.Equal(t, was, p.server(t))
-	_, err = c.Stat(t.Context(), "s")
-	require.NoError(t, err)
+	for n, wrong := range []string{" ", strings.Repeat("x", 40)} { // none; too long
+		require.NoError(t, os.WriteFile(token, []byte(wrong), 0o600))
+		require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
+		require.Eventually(t, func() bool { return strings.Count(p.err.String(), "has not been replaced") == n+1 }, inTime, time.Millisecond)
+		require.Equal(t, was, p.server(t))
+		_, err = c.Stat(t.Context(), "s")
+		require.NoError(t, err)
+	}
 
 	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
 	_, stderr, code := call(t, "--socket="+path, "--token-file="+token, "reload")

@@ -45,8 +45,11 @@ func TestKeptMemoryCounts(t *testing.T) {
 	require.Zero(t, s.Stats().Bytes)
 	_, err := c.Create(t.Context(), "x", CreateOptions{Size: 1})
 	require.ErrorIs(t, err, vmm.ErrLimit)
+	require.Len(t, s.Report().Users, 1)
+	require.NotZero(t, s.Report().Users[0].Bytes)
 	p.tell("end")
 	p.wait()
+	require.Eventually(t, func() bool { return s.Report().Users[0].Bytes == 0 }, inTime, step, "a report asks, too")
 	w := writer(t, c, "x", CreateOptions{Size: 16 << 20})
 	require.NoError(t, w.Abort(t.Context()))
 	for range 100 { // who gives memory up is not held to it

@@ -79,7 +79,8 @@ func (o Options) resolve() (Options, error) {
 	o.MaxBytesPerUID = cmp.Or(o.MaxBytesPerUID, math.MaxUint64)
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	o.LeaseTime = cmp.Or(o.LeaseTime, 30*time.Second)
-	return o, nil
+	// All of them now: a server that a Keeper replaces has gone when its connections are made.
+	return o, sharing.Check(o.server())
 }
 
 // server are the options of the connections. The server's own user and root look after it, whoever

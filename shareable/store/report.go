@@ -113,6 +113,7 @@ func (s *Server) Report() Report {
 	if s == nil || s.dev == nil {
 		return Report{}
 	}
+	s.askHeld(heldAsked, func(heldChunk) bool { return true }) // nothing else may ask for long
 	clients := s.objects.Users()
 	late := slices.DeleteFunc(s.conns.Readers(), func(r shareable.ReaderStats) bool { return r.BehindSince.IsZero() })
 	conns := s.conns.Stats()

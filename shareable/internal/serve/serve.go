@@ -13,6 +13,8 @@ import (
 // Sharing is the door of package shareable, for package store: see package door. The type parameters are types of
 // shareable: *Server, *View, Options and AttachOptions.
 type Sharing[S, V, O, A any] interface {
+	// Check is the error that NewStore and Restore would return for the options.
+	Check(o O) error
 	// NewStore makes a server, as NewServer does, whose requests h handles beside those of readers.
 	NewStore(dev *vmm.Device, o O, h Handler) (S, Server, error)
 	// Restore makes a server of what Record described, without a socket, and takes the
