@@ -12,7 +12,7 @@ import (
 )
 
 // SetAccess sets what each location of who may do with [p, p+size).
-func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
+func (d *libcuda) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error {
 	const call = "cuMemSetAccess"
 	if err := checkSpan(call, p, size); err != nil {
 		return err
@@ -39,7 +39,7 @@ func (d *Driver) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error 
 }
 
 // Access is what location who may do at p.
-func (d *Driver) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
+func (d *libcuda) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
 	const call = "cuMemGetAccess"
 	where, err := d.location(call, "access for", who, false)
 	if err != nil {
@@ -65,7 +65,7 @@ func accessOf(flags C.ulonglong) driver.Access {
 
 // location is l as CUDA wants it. With evenLost it may be a lost device. An error begins with
 // what, such as "access for".
-func (d *Driver) location(call, what string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
+func (d *libcuda) location(call, what string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
 	switch l.Kind {
 	case driver.LocationDevice:
 		if err := d.checkDevice(call, l.ID); err != nil && !(evenLost && l.ID >= 0 && l.ID < d.devices) {

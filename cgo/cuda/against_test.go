@@ -51,7 +51,7 @@ func rivalsOnFake(tb testing.TB) (*rivals, *fakecuda.Library) {
 	path := fakecuda.Build(tb)
 	fake := fakecuda.Open(tb, path)
 	fake.Configure(1, 256*mib)
-	drv, err := cuda.Load(path)
+	drv, err := cuda.Loaded(path)
 	require.NoError(tb, err)
 	tb.Cleanup(fake.Clean)
 	return newRivals(tb, drv, path), fake

@@ -7,10 +7,10 @@ import "C"
 
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
-var _ driver.Allocator = (*Device)(nil)
+var _ driver.Allocator = (*device)(nil)
 
 // AllocPlain is cuMemAlloc.
-func (v *Device) AllocPlain(n uint64) (p driver.Ptr, err error) {
+func (v *device) AllocPlain(n uint64) (p driver.Ptr, err error) {
 	err = v.inContext("cuMemAlloc", func() C.CUresult {
 		c := C.cuvmm_plain_alloc(v.d.api, v.ctx, C.size_t(n))
 		p = driver.Ptr(c.v)
@@ -20,7 +20,7 @@ func (v *Device) AllocPlain(n uint64) (p driver.Ptr, err error) {
 }
 
 // FreePlain is cuMemFree, which waits for the device.
-func (v *Device) FreePlain(p driver.Ptr) error {
+func (v *device) FreePlain(p driver.Ptr) error {
 	const call = "cuMemFree"
 	if p == 0 {
 		return v.refuse(call, refuse(call, driver.ErrInvalid, "no address"))
@@ -33,7 +33,7 @@ func (v *Device) FreePlain(p driver.Ptr) error {
 }
 
 // AllocAsync allocates from the current pool of the stream's device.
-func (v *Device) AllocAsync(n uint64, s driver.Stream) (driver.Ptr, error) {
+func (v *device) AllocAsync(n uint64, s driver.Stream) (driver.Ptr, error) {
 	const call = "cuMemAllocAsync"
 	if n == 0 {
 		return 0, v.refuseEmpty(call)
@@ -47,7 +47,7 @@ func (v *Device) AllocAsync(n uint64, s driver.Stream) (driver.Ptr, error) {
 }
 
 // FreeAsync frees memory in the order of a stream: back to its pool, if it is of one.
-func (v *Device) FreeAsync(p driver.Ptr, s driver.Stream) error {
+func (v *device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 	return v.d.imports.during(p, func() error {
 		return v.onQueue("cuMemFreeAsync", s, func(q C.cuvmm_queue) C.CUresult {
 			return C.cuvmm_pool_free(v.d.api, q, C.CUdeviceptr(p))
@@ -57,6 +57,6 @@ func (v *Device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 
 // refuseEmpty is the error of an allocation of 0 bytes, of which CUDA's documents say
 // nothing.
-func (v *Device) refuseEmpty(call string) error {
+func (v *device) refuseEmpty(call string) error {
 	return v.refuse(call, refuse(call, driver.ErrInvalid, "0 bytes"))
 }

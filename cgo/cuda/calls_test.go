@@ -206,12 +206,12 @@ func (x *things) calls() []call {
 func onCall(t *testing.T, path string, fake *fakecuda.Library, i int, f func(*testing.T, *things, call)) bool {
 	t.Helper()
 	fake.Reset()
-	d, err := cuda.Load(path)
+	d, err := cuda.Loaded(path)
 	require.NoError(t, err)
 	more := true
 	t.Run(fmt.Sprint(i), func(t *testing.T) {
 		x := makeThings(t, d)
-		other, err := cuda.Load(path)
+		other, err := cuda.Loaded(path)
 		require.NoError(t, err)
 		x.foreign, err = openOn(t, other, 0).NewStream()
 		require.NoError(t, err)

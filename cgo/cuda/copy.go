@@ -13,7 +13,7 @@ import (
 )
 
 // CopyIn copies ordinary memory to the device.
-func (v *Device) CopyIn(dst driver.Ptr, src []byte) error {
+func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 	return v.inContext("cuMemcpyHtoDAsync", func() C.CUresult {
 		if len(src) == 0 {
 			return 0
@@ -23,7 +23,7 @@ func (v *Device) CopyIn(dst driver.Ptr, src []byte) error {
 }
 
 // CopyOut copies device memory to ordinary memory.
-func (v *Device) CopyOut(dst []byte, src driver.Ptr) error {
+func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
 	return v.inContext("cuMemcpyDtoHAsync", func() C.CUresult {
 		if len(dst) == 0 {
 			return 0
@@ -33,7 +33,7 @@ func (v *Device) CopyOut(dst []byte, src driver.Ptr) error {
 }
 
 // Copy queues a copy.
-func (v *Device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
+func (v *device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 	const call = "cuMemcpyAsync"
 	if err := checkSpan(call, max(dst, src), n); err != nil {
 		return v.refuse(call, err)
@@ -47,7 +47,7 @@ func (v *Device) Copy(dst, src driver.Ptr, n uint64, s driver.Stream) error {
 }
 
 // Fill queues a fill.
-func (v *Device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s driver.Stream) error {
+func (v *device) Fill(dst driver.Ptr, pattern uint32, width int, n uint64, s driver.Stream) error {
 	const call = "cuMemsetAsync"
 	// A size that overflows would lose the device, so it must not reach CUDA.
 	over, size := bits.Mul64(n, uint64(max(width, 0)))

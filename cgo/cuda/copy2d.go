@@ -11,11 +11,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-var _ driver.Copier2D = (*Device)(nil)
+var _ driver.Copier2D = (*device)(nil)
 
 // Pitch is rowBytes rounded up to the alignment of textures. cuMemAllocPitch chooses the
 // same for every size of element; TestPitchIsCUDAs compares them.
-func (v *Device) Pitch(rowBytes uint64) (uint64, error) {
+func (v *device) Pitch(rowBytes uint64) (uint64, error) {
 	const call = "cuDeviceGetAttribute"
 	if err := v.begin(call); err != nil {
 		return 0, err
@@ -33,7 +33,7 @@ func (v *Device) Pitch(rowBytes uint64) (uint64, error) {
 }
 
 // CopyIn2D copies rows of ordinary memory to the device.
-func (v *Device) CopyIn2D(dst driver.PitchedPtr, src []byte, width uint64) error {
+func (v *device) CopyIn2D(dst driver.PitchedPtr, src []byte, width uint64) error {
 	const call = "cuMemcpy2DAsync"
 	if err := v.begin(call); err != nil {
 		return err
@@ -48,7 +48,7 @@ func (v *Device) CopyIn2D(dst driver.PitchedPtr, src []byte, width uint64) error
 }
 
 // CopyOut2D copies rows of device memory to ordinary memory.
-func (v *Device) CopyOut2D(dst []byte, src driver.PitchedPtr, width uint64) error {
+func (v *device) CopyOut2D(dst []byte, src driver.PitchedPtr, width uint64) error {
 	const call = "cuMemcpy2DAsync"
 	if err := v.begin(call); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (v *Device) CopyOut2D(dst []byte, src driver.PitchedPtr, width uint64) erro
 }
 
 // Copy2D queues a copy of rows.
-func (v *Device) Copy2D(dst, src driver.PitchedPtr, width, rows uint64, s driver.Stream) error {
+func (v *device) Copy2D(dst, src driver.PitchedPtr, width, rows uint64, s driver.Stream) error {
 	const call = "cuMemcpy2DAsync"
 	for _, p := range []driver.PitchedPtr{dst, src} {
 		if _, ok := p.Extent(width, rows); !ok {

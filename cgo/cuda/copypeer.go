@@ -14,11 +14,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-var _ driver.PeerCopier = (*Device)(nil)
+var _ driver.PeerCopier = (*device)(nil)
 
 // CopyPeer is cuMemcpyPeerAsync. It retains the primary contexts of both devices until
 // Close, because the copy needs them until it has run.
-func (v *Device) CopyPeer(dst driver.Ptr, to int, src driver.Ptr, from int, n uint64, s driver.Stream) error {
+func (v *device) CopyPeer(dst driver.Ptr, to int, src driver.Ptr, from int, n uint64, s driver.Stream) error {
 	const call = "cuMemcpyPeerAsync"
 	if err := v.begin(call); err != nil {
 		return err
@@ -55,7 +55,7 @@ type retained struct {
 
 // of is the primary context of a device, which stays retained until release. One that
 // was reset since is retained anew.
-func (r *retained) of(v *Device, call string, dev int) (ctx C.cuvmm_ctx, err error) {
+func (r *retained) of(v *device, call string, dev int) (ctx C.cuvmm_ctx, err error) {
 	if err := v.d.checkDevice(call, dev); err != nil || dev == v.n {
 		return v.ctx, err
 	}
@@ -81,7 +81,7 @@ func (r *retained) of(v *Device, call string, dev int) (ctx C.cuvmm_ctx, err err
 
 // release releases all of them when the device closes. No later call could try again, so
 // each is tried twice here.
-func (r *retained) release(v *Device) (err error) {
+func (r *retained) release(v *device) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	release := func(dev int) error {

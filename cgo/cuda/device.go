@@ -14,10 +14,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Device is a retained primary context with a copy stream of its own. Safe for
+// device is a retained primary context with a copy stream of its own. Safe for
 // concurrent use; calls under way when it closes finish first.
-type Device struct {
-	d          *Driver
+type device struct {
+	d          *libcuda
 	n          int
 	ctx        C.cuvmm_ctx
 	copyStream C.CUstream
@@ -42,10 +42,10 @@ type Device struct {
 
 const closedBit, releasedBit = 1 << 62, 1 << 61
 
-var _ driver.Device = (*Device)(nil)
+var _ driver.Device = (*device)(nil)
 
 // Open retains the primary context of a device.
-func (d *Driver) Open(dev int) (driver.Device, error) {
+func (d *libcuda) Open(dev int) (driver.Device, error) {
 	const call = "cuDevicePrimaryCtxRetain"
 	if err := d.checkDevice(call, dev); err != nil {
 		return nil, err
@@ -54,13 +54,13 @@ func (d *Driver) Open(dev int) (driver.Device, error) {
 	if c.r != 0 {
 		return nil, d.fail(call, Result(c.r))
 	}
-	v := &Device{d: d, n: dev, ctx: c.ctx, copyStream: c.copy_stream}
+	v := &device{d: d, n: dev, ctx: c.ctx, copyStream: c.copy_stream}
 	d.streams.add(&tableEntry{handle: uint64(v.CopyStream()), maker: v, copyStream: true})
 	return v, nil
 }
 
 // begin begins a call. The caller calls end unless there is an error.
-func (v *Device) begin(call string) error {
+func (v *device) begin(call string) error {
 	if v.users.Add(1)&closedBit == 0 && !v.d.lost.Load() && !v.reset.Load() {
 		return nil
 	}
@@ -68,7 +68,7 @@ func (v *Device) begin(call string) error {
 }
 
 // notBegun ends a call that is refused, and returns why it is.
-func (v *Device) notBegun(call string) error {
+func (v *device) notBegun(call string) error {
 	defer v.end()
 	switch {
 	case v.users.Load()&closedBit != 0:
@@ -76,11 +76,11 @@ func (v *Device) notBegun(call string) error {
 	case v.d.lost.Load():
 		return v.d.checkDevice(call, v.n)
 	}
-	return refuse(call, driver.ErrContextReset, "cuda:%d: close this Device and open it anew", v.n)
+	return refuse(call, driver.ErrContextReset, "cuda:%d: close this device and open it anew", v.n)
 }
 
 // during runs f as a call of the device.
-func (v *Device) during(call string, f func() error) error {
+func (v *device) during(call string, f func() error) error {
 	if err := v.begin(call); err != nil {
 		return err
 	}
@@ -89,17 +89,17 @@ func (v *Device) during(call string, f func() error) error {
 }
 
 // inContext makes a call that uses no handle but the context.
-func (v *Device) inContext(call string, f func() C.CUresult) error {
+func (v *device) inContext(call string, f func() C.CUresult) error {
 	return v.during(call, func() error { return v.check(call, f()) })
 }
 
 // refuse returns err, the refusal of a call. If the device cannot be used, it returns why instead.
-func (v *Device) refuse(call string, err error) error {
+func (v *device) refuse(call string, err error) error {
 	return v.during(call, func() error { return err })
 }
 
 // beginEvenLost is begin for calls that work on a lost device and after a reset.
-func (v *Device) beginEvenLost(call string) error {
+func (v *device) beginEvenLost(call string) error {
 	if v.users.Add(1)&closedBit != 0 {
 		v.end()
 		return refuse(call, driver.ErrClosed, "cuda:%d", v.n)
@@ -108,7 +108,7 @@ func (v *Device) beginEvenLost(call string) error {
 }
 
 // end ends a call. The last call of a closed device releases the context.
-func (v *Device) end() {
+func (v *device) end() {
 	if v.users.Add(-1) == closedBit {
 		v.release() //nolint:errcheck // Close has returned, so there is no one to tell
 	}
@@ -116,7 +116,7 @@ func (v *Device) end() {
 
 // release releases the context once, or again where the driver refused it and
 // Close is called again.
-func (v *Device) release() error {
+func (v *device) release() error {
 	// A call that was refused for closedBit ends here too.
 	if !v.users.CompareAndSwap(closedBit, closedBit|releasedBit) {
 		return nil
@@ -148,7 +148,7 @@ func (v *Device) release() error {
 // releaseContext destroys the copy stream and releases the context. Where the
 // context is lost or was reset, its stream is gone and the result of the release
 // does not matter.
-func (v *Device) releaseContext() error {
+func (v *device) releaseContext() error {
 	if !v.copyStreamGone && !v.reset.Load() {
 		err := v.check("cuStreamDestroy", C.cuvmm_stream_destroy(v.d.api, v.ctx, v.copyStream))
 		if err != nil && !errors.Is(err, driver.ErrDeviceLost) {
@@ -168,7 +168,7 @@ func (v *Device) releaseContext() error {
 }
 
 // Close releases the context. After an error it can be called again.
-func (v *Device) Close() error {
+func (v *device) Close() error {
 	for {
 		n := v.users.Load()
 		if n == closedBit {
@@ -187,7 +187,7 @@ func (v *Device) Close() error {
 }
 
 // check is Driver.fail, and records a reset.
-func (v *Device) check(call string, r C.CUresult) error {
+func (v *device) check(call string, r C.CUresult) error {
 	if Result(r) == contextDestroyed {
 		v.reset.Store(true)
 	}
@@ -196,7 +196,7 @@ func (v *Device) check(call string, r C.CUresult) error {
 
 // checkBoth is check for a call that involves the context of another device too:
 // that may be the one that was reset.
-func (v *Device) checkBoth(call string, r C.CUresult) error {
+func (v *device) checkBoth(call string, r C.CUresult) error {
 	if Result(r) != contextDestroyed || v.d.api.ctx_id == nil || v.wasReset() {
 		return v.check(call, r)
 	}
@@ -204,7 +204,7 @@ func (v *Device) checkBoth(call string, r C.CUresult) error {
 }
 
 // wasReset asks whether the context is still the one that was opened.
-func (v *Device) wasReset() bool {
+func (v *device) wasReset() bool {
 	if !v.reset.Load() && Result(C.cuvmm_check_reset(v.d.api, v.ctx)) == contextDestroyed {
 		v.reset.Store(true)
 	}
@@ -213,7 +213,7 @@ func (v *Device) wasReset() bool {
 
 // validFor reports whether a call of w may use handles of v: the context that v opened
 // is still there. On one device the ids of the two contexts tell.
-func (v *Device) validFor(w *Device) bool {
+func (v *device) validFor(w *device) bool {
 	switch {
 	case v.reset.Load():
 		return false
@@ -224,10 +224,10 @@ func (v *Device) validFor(w *Device) bool {
 }
 
 // gone says that the context is gone, and with it all that was to be freed.
-func (v *Device) gone() bool { return v.d.lost.Load() || v.reset.Load() }
+func (v *device) gone() bool { return v.d.lost.Load() || v.reset.Load() }
 
 // checkFree is check for calls that free something.
-func (v *Device) checkFree(call string, r C.CUresult) error {
+func (v *device) checkFree(call string, r C.CUresult) error {
 	err := v.check(call, r)
 	if v.gone() {
 		return nil
@@ -236,7 +236,7 @@ func (v *Device) checkFree(call string, r C.CUresult) error {
 }
 
 // MemInfo is the device's free and total memory.
-func (v *Device) MemInfo() (free, total uint64, err error) {
+func (v *device) MemInfo() (free, total uint64, err error) {
 	err = v.inContext("cuMemGetInfo", func() C.CUresult {
 		m := C.cuvmm_mem_info(v.d.api, v.ctx)
 		free, total = uint64(m.free), uint64(m.total)
@@ -246,12 +246,12 @@ func (v *Device) MemInfo() (free, total uint64, err error) {
 }
 
 // Sync waits for the context.
-func (v *Device) Sync() error {
+func (v *device) Sync() error {
 	return v.inContext("cuCtxSynchronize", func() C.CUresult { return C.cuvmm_sync(v.d.api, v.ctx) })
 }
 
 // Do runs f on a locked thread with the context current.
-func (v *Device) Do(f func() error) error {
+func (v *device) Do(f func() error) error {
 	const call = "cuCtxPushCurrent"
 	if err := v.begin(call); err != nil {
 		return err
@@ -267,7 +267,7 @@ func (v *Device) Do(f func() error) error {
 }
 
 // SyncIfActive waits for the primary context if anyone has it active.
-func (d *Driver) SyncIfActive(dev int) error {
+func (d *libcuda) SyncIfActive(dev int) error {
 	const call = "cuCtxSynchronize"
 	if err := d.checkDevice(call, dev); err != nil {
 		return err
@@ -277,7 +277,7 @@ func (d *Driver) SyncIfActive(dev int) error {
 
 // ContextActive reports whether this process has dev's primary context, whichever library
 // has made it. It makes none.
-func (d *Driver) ContextActive(dev int) (bool, error) {
+func (d *libcuda) ContextActive(dev int) (bool, error) {
 	const call = "cuDevicePrimaryCtxGetState"
 	if err := d.checkDevice(call, dev); err != nil {
 		return false, err

@@ -14,9 +14,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Driver is a loaded libcuda. Its own calls need no context and make none. Safe
+// libcuda is one that is loaded, as a driver.Driver. Its own calls need no context and make none. Safe
 // for concurrent use.
-type Driver struct {
+type libcuda struct {
 	api     *C.struct_cuvmm_api
 	devices int
 
@@ -38,13 +38,13 @@ type Driver struct {
 	granularities sync.Map // granularityKey to uint64
 }
 
-var _ driver.Driver = (*Driver)(nil)
+var _ driver.Driver = (*libcuda)(nil)
 
 // Name is "cuda".
-func (d *Driver) Name() string { return "cuda" }
+func (d *libcuda) Name() string { return "cuda" }
 
 // fail turns a result into an error. A sticky result loses the process.
-func (d *Driver) fail(call string, r Result) error {
+func (d *libcuda) fail(call string, r Result) error {
 	if r == success {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (d *Driver) fail(call string, r Result) error {
 }
 
 // text is a result with CUDA's words for it.
-func (d *Driver) text(r Result) error {
+func (d *libcuda) text(r Result) error {
 	if r == forked {
 		return r
 	}
@@ -72,7 +72,7 @@ func refuse(call string, kind error, format string, args ...any) error {
 }
 
 // checkDevice checks that there is such a device and that the process is not lost.
-func (d *Driver) checkDevice(call string, dev int) error {
+func (d *libcuda) checkDevice(call string, dev int) error {
 	if dev < 0 || dev >= d.devices {
 		return refuse(call, driver.ErrNoDevice, "cuda:%d; there are %d", dev, d.devices)
 	}

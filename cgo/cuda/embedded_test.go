@@ -15,7 +15,7 @@ import (
 // TestCopiesOfEmbeddedBytes: bytes in a struct beside a pointer can be copied. cgo must
 // not look for pointers in the rest of the struct.
 func TestCopiesOfEmbeddedBytes(t *testing.T) {
-	d, err := cuda.Load(fakecuda.Build(t))
+	d, err := cuda.Loaded(fakecuda.Build(t))
 	require.NoError(t, err)
 	dev, err := vmm.OpenDriver(d, 0)
 	require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 )
 
 // NewEvent makes an event.
-func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
+func (v *device) NewEvent(f driver.EventFlags) (driver.Event, error) {
 	const call = "cuEventCreate"
 	e, err := v.newHandle(call, &v.d.events, func() (c C.cuvmm_value, err error) {
 		if f&^(driver.EventTiming|driver.EventBlocking|driver.EventInterprocess) != 0 {
@@ -39,21 +39,21 @@ func (v *Device) NewEvent(f driver.EventFlags) (driver.Event, error) {
 }
 
 // FreeEvent frees an event.
-func (v *Device) FreeEvent(e driver.Event) error {
-	return v.freeHandle("cuEventDestroy", &v.d.events, uint64(e), func(maker *Device) C.CUresult {
+func (v *device) FreeEvent(e driver.Event) error {
+	return v.freeHandle("cuEventDestroy", &v.d.events, uint64(e), func(maker *device) C.CUresult {
 		return C.cuvmm_event_destroy(maker.d.api, maker.ctx, event(e))
 	})
 }
 
 // SyncEvent waits for an event.
-func (v *Device) SyncEvent(e driver.Event) error {
+func (v *device) SyncEvent(e driver.Event) error {
 	return v.onEvent("cuEventSynchronize", e, func() C.CUresult {
 		return C.cuvmm_event_sync(v.d.api, v.ctx, event(e))
 	})
 }
 
 // Record records the event after the work that the stream has now.
-func (v *Device) Record(e driver.Event, s driver.Stream) error {
+func (v *device) Record(e driver.Event, s driver.Stream) error {
 	return v.onEventAndStream("cuEventRecord", e, s, func() C.CUresult {
 		return C.cuvmm_event_record(v.d.api, v.ctx, event(e), stream(s))
 	})
@@ -61,21 +61,21 @@ func (v *Device) Record(e driver.Event, s driver.Stream) error {
 
 // RecordContext records the event after all work that the context has now, whichever library
 // has queued it. Before CUDA 12.5 it returns ErrNotSupported.
-func (v *Device) RecordContext(e driver.Event) error {
+func (v *device) RecordContext(e driver.Event) error {
 	return v.onEvent("cuCtxRecordEvent", e, func() C.CUresult {
 		return C.cuvmm_ctx_record(v.d.api, v.ctx, event(e))
 	})
 }
 
 // Wait makes later work of the stream wait for the event.
-func (v *Device) Wait(s driver.Stream, e driver.Event) error {
+func (v *device) Wait(s driver.Stream, e driver.Event) error {
 	return v.onEventAndStream("cuStreamWaitEvent", e, s, func() C.CUresult {
 		return C.cuvmm_event_wait(v.d.api, v.ctx, stream(s), event(e))
 	})
 }
 
 // Done reports whether the work before the event has run.
-func (v *Device) Done(e driver.Event) (bool, error) {
+func (v *device) Done(e driver.Event) (bool, error) {
 	done := false
 	err := v.onEvent("cuEventQuery", e, func() C.CUresult {
 		r := C.cuvmm_event_query(v.d.api, v.ctx, event(e))
@@ -89,7 +89,7 @@ func (v *Device) Done(e driver.Event) (bool, error) {
 }
 
 // Elapsed is the time between two events by the device's clock.
-func (v *Device) Elapsed(from, to driver.Event) (time.Duration, error) {
+func (v *device) Elapsed(from, to driver.Event) (time.Duration, error) {
 	var c C.cuvmm_value
 	err := v.onBoth("cuEventElapsedTime", use{&v.d.events, uint64(from)}, use{&v.d.events, uint64(to)}, func() C.CUresult {
 		c = C.cuvmm_event_elapsed(v.d.api, v.ctx, event(from), event(to))
@@ -100,12 +100,12 @@ func (v *Device) Elapsed(from, to driver.Event) (time.Duration, error) {
 }
 
 // onEvent makes a call with an event that this package made.
-func (v *Device) onEvent(call string, e driver.Event, f func() C.CUresult) error {
+func (v *device) onEvent(call string, e driver.Event, f func() C.CUresult) error {
 	return v.onHandle(call, &v.d.events, uint64(e), f)
 }
 
 // onEventAndStream is onEvent and onStream for one call.
-func (v *Device) onEventAndStream(call string, e driver.Event, s driver.Stream, f func() C.CUresult) error {
+func (v *device) onEventAndStream(call string, e driver.Event, s driver.Stream, f func() C.CUresult) error {
 	return v.onBoth(call, use{&v.d.events, uint64(e)}, use{&v.d.streams, uint64(s)}, f)
 }
 

@@ -15,12 +15,12 @@ import (
 )
 
 var (
-	_ driver.RangeExporter = (*Driver)(nil)
-	_ driver.FabricSharer  = (*Driver)(nil)
+	_ driver.RangeExporter = (*libcuda)(nil)
+	_ driver.FabricSharer  = (*libcuda)(nil)
 )
 
 // Export returns a new file descriptor, which the driver makes close-on-exec.
-func (d *Driver) Export(h driver.Handle) (int, error) {
+func (d *libcuda) Export(h driver.Handle) (int, error) {
 	const call = "cuMemExportToShareableHandle"
 	a, err := d.tracked(call, h)
 	if err != nil {
@@ -38,7 +38,7 @@ func (d *Driver) Export(h driver.Handle) (int, error) {
 
 // Import makes a handle of an exported descriptor. The driver checks what the
 // descriptor refers to; its size only Map checks.
-func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
+func (d *libcuda) Import(fd int, size uint64, p driver.Prop) (driver.Handle, error) {
 	const call = "cuMemImportFromShareableHandle"
 	if err := d.checkImport(call, size, p); err != nil {
 		return 0, err
@@ -54,7 +54,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 }
 
 // checkImport checks the size and kind of memory that is to be imported.
-func (d *Driver) checkImport(call string, size uint64, p driver.Prop) error {
+func (d *libcuda) checkImport(call string, size uint64, p driver.Prop) error {
 	gran, err := d.granularity(call, p, false)
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func (d *Driver) checkImport(call string, size uint64, p driver.Prop) error {
 
 // trackImported is track with the location where the memory is. The importer may
 // have named another one.
-func (d *Driver) trackImported(h driver.Handle) (driver.Handle, error) {
+func (d *libcuda) trackImported(h driver.Handle) (driver.Handle, error) {
 	p, err := d.properties(h)
 	if err != nil {
 		C.cuvmm_release(d.api, C.CUmemGenericAllocationHandle(h)) // the error is err whatever this returns
@@ -78,7 +78,7 @@ func (d *Driver) trackImported(h driver.Handle) (driver.Handle, error) {
 
 // ExportRange is cuMemGetHandleForAddressRange for a dma-buf. That call needs a
 // current context, so the device's primary context is retained for it.
-func (d *Driver) ExportRange(p driver.Ptr, size uint64, flags driver.DMABufFlags) (int, error) {
+func (d *libcuda) ExportRange(p driver.Ptr, size uint64, flags driver.DMABufFlags) (int, error) {
 	const call = "cuMemGetHandleForAddressRange"
 	if d.api.mem_range_handle == nil {
 		return -1, refuse(call, driver.ErrNotSupported, "the driver has no such call; it came with CUDA 11.7")
@@ -111,7 +111,7 @@ const dmaBufFlagsVersion = 12080
 
 // dmaBufFlags is the flags as CUDA wants them. Drivers from before CUDA 12.8 return
 // INVALID_VALUE for any, so they are not asked.
-func (d *Driver) dmaBufFlags(call string, flags driver.DMABufFlags) (c C.ulonglong, err error) {
+func (d *libcuda) dmaBufFlags(call string, flags driver.DMABufFlags) (c C.ulonglong, err error) {
 	switch flags {
 	case 0:
 		return 0, nil
@@ -125,7 +125,7 @@ func (d *Driver) dmaBufFlags(call string, flags driver.DMABufFlags) (c C.ulonglo
 // ExportFabric is cuMemExportToShareableHandle for a fabric handle.
 //
 // Safety: the name is an array of 64 bytes.
-func (d *Driver) ExportFabric(h driver.Handle) (name [64]byte, err error) {
+func (d *libcuda) ExportFabric(h driver.Handle) (name [64]byte, err error) {
 	const call = "cuMemExportToShareableHandle"
 	a, err := d.tracked(call, h)
 	if err != nil {
@@ -144,7 +144,7 @@ func (d *Driver) ExportFabric(h driver.Handle) (name [64]byte, err error) {
 // ImportFabric is cuMemImportFromShareableHandle for a fabric handle.
 //
 // Safety: the name is an array of 64 bytes.
-func (d *Driver) ImportFabric(name [64]byte, size uint64, p driver.Prop) (driver.Handle, error) {
+func (d *libcuda) ImportFabric(name [64]byte, size uint64, p driver.Prop) (driver.Handle, error) {
 	const call = "cuMemImportFromShareableHandle"
 	if err := d.checkImport(call, size, p); err != nil {
 		return 0, err

@@ -25,7 +25,7 @@ func onFake(tb testing.TB, changes ...fakelib.Change) (*cuda.Driver, *fakecuda.L
 	tb.Helper()
 	path := fakecuda.Build(tb, changes...)
 	fake := fakecuda.Open(tb, path)
-	d, err := cuda.Load(path)
+	d, err := cuda.Loaded(path)
 	require.NoError(tb, err)
 	tb.Cleanup(fake.Clean)
 	return d, fake
@@ -56,7 +56,7 @@ func TestConformanceOnFake(t *testing.T) {
 			fake.Configure(3, gib)
 			fake.Link(1, 2, fakecuda.NoPath)
 			fake.Link(2, 1, fakecuda.NoPath)
-			d, err := cuda.Load(path)
+			d, err := cuda.Loaded(path)
 			require.NoError(tb, err)
 			tb.Cleanup(fake.Clean)
 			return d
@@ -66,7 +66,7 @@ func TestConformanceOnFake(t *testing.T) {
 		drivertest.Async(t, func(tb testing.TB) driver.Driver {
 			path := fakecuda.Build(tb, fakecuda.Missing("cuStreamWaitValue32_v2", "cuIpcOpenMemHandle_v2", "cuMemPoolExportToShareableHandle"))
 			fake := fakecuda.Open(tb, path)
-			d, err := cuda.Load(path)
+			d, err := cuda.Loaded(path)
 			require.NoError(tb, err)
 			tb.Cleanup(fake.Clean)
 			return resettable{d, path}

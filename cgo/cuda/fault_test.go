@@ -153,7 +153,7 @@ func attempt(t *testing.T, path string, fake *fakecuda.Library, op operation, sy
 	t.Helper()
 	const code = 2
 	fake.Reset()
-	d, err := cuda.Load(path)
+	d, err := cuda.Loaded(path)
 	require.NoError(t, err)
 	var devs [2]*vmm.Device
 	for i := range devs {

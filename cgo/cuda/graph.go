@@ -7,10 +7,10 @@ import "C"
 
 import "github.com/cuvmm/cuvmm/vmm/driver"
 
-var _ driver.Grapher = (*Device)(nil)
+var _ driver.Grapher = (*device)(nil)
 
 // Capturing reports whether a stream is being captured.
-func (v *Device) Capturing(s driver.Stream) (bool, error) {
+func (v *device) Capturing(s driver.Stream) (bool, error) {
 	var c C.cuvmm_value
 	err := v.onStream("cuStreamIsCapturing", s, func() C.CUresult {
 		c = C.cuvmm_stream_capturing(v.d.api, v.ctx, stream(s))
@@ -20,7 +20,7 @@ func (v *Device) Capturing(s driver.Stream) (bool, error) {
 }
 
 // CaptureID is the number of a stream's capture.
-func (v *Device) CaptureID(s driver.Stream) (uint64, error) {
+func (v *device) CaptureID(s driver.Stream) (uint64, error) {
 	var c C.cuvmm_value
 	err := v.onStream("cuStreamGetCaptureInfo", s, func() C.CUresult {
 		c = C.cuvmm_capture_id(v.d.api, v.ctx, stream(s))
@@ -30,14 +30,14 @@ func (v *Device) CaptureID(s driver.Stream) (uint64, error) {
 }
 
 // BeginCapture begins to capture a stream into a graph.
-func (v *Device) BeginCapture(s driver.Stream, m driver.CaptureMode) error {
+func (v *device) BeginCapture(s driver.Stream, m driver.CaptureMode) error {
 	return v.onStream("cuStreamBeginCapture", s, func() C.CUresult {
 		return C.cuvmm_begin_capture(v.d.api, v.ctx, stream(s), C.int(m))
 	})
 }
 
 // EndCapture ends a capture.
-func (v *Device) EndCapture(s driver.Stream) (driver.Graph, error) {
+func (v *device) EndCapture(s driver.Stream) (driver.Graph, error) {
 	const call = "cuStreamEndCapture"
 	var c C.cuvmm_value
 	err := v.onStream(call, s, func() C.CUresult {
@@ -57,14 +57,14 @@ func (v *Device) EndCapture(s driver.Stream) (driver.Graph, error) {
 }
 
 // FreeGraph frees a graph.
-func (v *Device) FreeGraph(g driver.Graph) error {
-	return v.freeHandle("cuGraphDestroy", &v.d.graphs, uint64(g), func(maker *Device) C.CUresult {
+func (v *device) FreeGraph(g driver.Graph) error {
+	return v.freeHandle("cuGraphDestroy", &v.d.graphs, uint64(g), func(maker *device) C.CUresult {
 		return C.cuvmm_graph_destroy(maker.d.api, maker.ctx, graph(g))
 	})
 }
 
 // Instantiate makes a graph executable.
-func (v *Device) Instantiate(g driver.Graph) (driver.GraphExec, error) {
+func (v *device) Instantiate(g driver.Graph) (driver.GraphExec, error) {
 	const call = "cuGraphInstantiate"
 	var c C.cuvmm_value
 	err := v.onHandle(call, &v.d.graphs, uint64(g), func() C.CUresult {
@@ -78,22 +78,22 @@ func (v *Device) Instantiate(g driver.Graph) (driver.GraphExec, error) {
 }
 
 // FreeGraphExec frees an executable graph.
-func (v *Device) FreeGraphExec(x driver.GraphExec) error {
-	return v.freeHandle("cuGraphExecDestroy", &v.d.execs, uint64(x), func(maker *Device) C.CUresult {
+func (v *device) FreeGraphExec(x driver.GraphExec) error {
+	return v.freeHandle("cuGraphExecDestroy", &v.d.execs, uint64(x), func(maker *device) C.CUresult {
 		return C.cuvmm_graph_exec_destroy(maker.d.api, maker.ctx, exec(x))
 	})
 }
 
 // UpdateGraphExec gives an executable graph what another graph has. The graph's lock
 // is inside the other's, here and nowhere else.
-func (v *Device) UpdateGraphExec(x driver.GraphExec, g driver.Graph) error {
+func (v *device) UpdateGraphExec(x driver.GraphExec, g driver.Graph) error {
 	return v.onBoth("cuGraphExecUpdate", use{&v.d.execs, uint64(x)}, use{&v.d.graphs, uint64(g)}, func() C.CUresult {
 		return C.cuvmm_graph_update(v.d.api, v.ctx, exec(x), graph(g))
 	})
 }
 
 // LaunchGraph queues an executable graph.
-func (v *Device) LaunchGraph(x driver.GraphExec, s driver.Stream) error {
+func (v *device) LaunchGraph(x driver.GraphExec, s driver.Stream) error {
 	return v.onBoth("cuGraphLaunch", use{&v.d.execs, uint64(x)}, use{&v.d.streams, uint64(s)}, func() C.CUresult {
 		return C.cuvmm_graph_launch(v.d.api, v.ctx, exec(x), stream(s))
 	})

@@ -49,7 +49,7 @@ func TestGraphOutlivesMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake.Reset()
-			d, err := cuda.Load(path)
+			d, err := cuda.Loaded(path)
 			require.NoError(t, err)
 			dev, err := vmm.OpenDriver(d, 0)
 			require.NoError(t, err)

@@ -30,7 +30,7 @@ type handleTable struct {
 // tableEntry is one handle.
 type tableEntry struct {
 	handle     uint64 // it never changes
-	maker      *Device
+	maker      *device
 	module     *tableEntry // of a function; a call with the function counts as a user of it
 	foreign    bool        // another process made it: an event of OpenEvent, a pool of ImportPool
 	copyStream bool        // the maker's own, which only its Close frees
@@ -96,14 +96,14 @@ func (m *handleTable) removeIf(gone func(*tableEntry) bool) (removed []*tableEnt
 }
 
 // removeAllOf removes what a Device made that is closing: its context may go.
-func (m *handleTable) removeAllOf(maker *Device) []*tableEntry {
+func (m *handleTable) removeAllOf(maker *device) []*tableEntry {
 	return m.removeIf(func(e *tableEntry) bool { return e.maker == maker })
 }
 
 // acquire keeps a handle from being freed during a call of v, until release. It
 // returns nil for a handle that this package did not make, and an error where the
 // handle may not reach libcuda.
-func (m *handleTable) acquire(call string, handle uint64, v *Device) (*tableEntry, error) {
+func (m *handleTable) acquire(call string, handle uint64, v *device) (*tableEntry, error) {
 	e := m.find(handle)
 	if e != nil && e.module != nil {
 		e = e.module
@@ -129,7 +129,7 @@ func (m *handleTable) acquire(call string, handle uint64, v *Device) (*tableEntr
 
 // release ends what acquire began. The last call that uses a handle which is
 // being freed frees it.
-func (e *tableEntry) release(v *Device) {
+func (e *tableEntry) release(v *device) {
 	if e == nil {
 		return
 	}
@@ -144,7 +144,7 @@ func (e *tableEntry) release(v *Device) {
 // remove takes a handle off the table and frees it with free. It does not wait for
 // calls that use the handle: the last of them then frees it. Where free fails at
 // once the handle stays.
-func (m *handleTable) remove(call string, handle uint64, v *Device, free func(*tableEntry) error) error {
+func (m *handleTable) remove(call string, handle uint64, v *device, free func(*tableEntry) error) error {
 	// First off the table: libcuda may return the same number from another
 	// thread's create before free has come back.
 	e, err := m.unlist(call, handle, v)
@@ -174,7 +174,7 @@ func (m *handleTable) remove(call string, handle uint64, v *Device, free func(*t
 
 // unlist takes a handle off the table. It returns nil without an error where a
 // reset took v's handle along and the number is another Device's by now.
-func (m *handleTable) unlist(call string, handle uint64, v *Device) (*tableEntry, error) {
+func (m *handleTable) unlist(call string, handle uint64, v *device) (*tableEntry, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.entries[handle]

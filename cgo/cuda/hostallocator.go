@@ -11,12 +11,12 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-var _ driver.HostAllocator = (*Device)(nil)
+var _ driver.HostAllocator = (*device)(nil)
 
 // AllocHost allocates page-locked memory that every device can use.
 //
 // Safety: the driver allocated n bytes, which stay until FreeHost.
-func (v *Device) AllocHost(n uint64) (driver.Ptr, []byte, error) {
+func (v *device) AllocHost(n uint64) (driver.Ptr, []byte, error) {
 	const call = "cuMemHostAlloc"
 	if err := v.begin(call); err != nil {
 		return 0, nil, err
@@ -34,7 +34,7 @@ func (v *Device) AllocHost(n uint64) (driver.Ptr, []byte, error) {
 
 // FreeHost frees what AllocHost allocated. A reset of the context has freed it
 // already.
-func (v *Device) FreeHost(p driver.Ptr) error {
+func (v *device) FreeHost(p driver.Ptr) error {
 	const call = "cuMemFreeHost"
 	if err := v.beginEvenLost(call); err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 
 // Devices lists the devices that this process can see. CUDA_VISIBLE_DEVICES hides
 // the others.
-func (d *Driver) Devices() ([]driver.Info, error) {
+func (d *libcuda) Devices() ([]driver.Info, error) {
 	v := C.cuvmm_version(d.api)
 	if v.r != 0 {
 		return nil, d.fail("cuDriverGetVersion", Result(v.r))
@@ -37,7 +37,7 @@ func (d *Driver) Devices() ([]driver.Info, error) {
 }
 
 // Supports tries what can be tried without a context.
-func (d *Driver) Supports(dev int, f driver.Feature) error {
+func (d *libcuda) Supports(dev int, f driver.Feature) error {
 	if err := d.checkDevice("Supports", dev); err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func info(ordinal int, c *C.cuvmm_device, version int) driver.Info {
 
 // probe is Supports for a device that exists. Where a call can tell, it makes the
 // call: an attribute that says "supported" is no proof.
-func (d *Driver) probe(dev int, f driver.Feature) error {
+func (d *libcuda) probe(dev int, f driver.Feature) error {
 	const call = "Supports"
 	at := driver.Location{Kind: driver.LocationDevice, ID: dev}
 	absent := refuse(call, driver.ErrNotSupported, "%v on cuda:%d", f, dev)
@@ -132,7 +132,7 @@ func (d *Driver) probe(dev int, f driver.Feature) error {
 }
 
 // needsAttribute returns absent unless the device has the attribute.
-func (d *Driver) needsAttribute(dev int, a C.CUdevice_attribute, absent error) error {
+func (d *libcuda) needsAttribute(dev int, a C.CUdevice_attribute, absent error) error {
 	v := C.cuvmm_attribute(d.api, C.int(a), C.int(dev))
 	if v.r != 0 && Result(v.r) != invalidValue { // the driver is older than the attribute
 		return d.fail("cuDeviceGetAttribute", Result(v.r))
@@ -145,7 +145,7 @@ func (d *Driver) needsAttribute(dev int, a C.CUdevice_attribute, absent error) e
 
 // tryHostNUMA tries the device's own NUMA node. Where the driver does not name it,
 // it tries the nodes that are online until one has memory.
-func (d *Driver) tryHostNUMA(dev int) error {
+func (d *libcuda) tryHostNUMA(dev int) error {
 	v := C.cuvmm_attribute(d.api, C.CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, C.int(dev))
 	nodes := onlineNodes(nodesOnline)
 	if own := int(int32(v.v)); v.r == 0 && own >= 0 {
@@ -194,7 +194,7 @@ func onlineNodes(path string) (nodes []int) {
 // tryLegacyIPC asks for an IPC handle if a context is active; a probe must not make
 // one. There is no attribute for IPC. On Linux a device with unified addressing has
 // it.
-func (d *Driver) tryLegacyIPC(dev int, absent error) error {
+func (d *libcuda) tryLegacyIPC(dev int, absent error) error {
 	if d.api.ipc_get_mem == nil || d.api.ipc_open_mem == nil {
 		return absent
 	}
@@ -210,14 +210,14 @@ func (d *Driver) tryLegacyIPC(dev int, absent error) error {
 }
 
 // tryCreate creates the least memory there is and releases it.
-func (d *Driver) tryCreate(p driver.Prop) error {
+func (d *libcuda) tryCreate(p driver.Prop) error {
 	return d.tryWith(p, func(driver.Handle, uint64) error { return nil })
 }
 
 // tryWith creates the least memory there is, calls do with it and releases it. A
 // refusal counts as "not supported". Lack of memory proves nothing, so its error is
 // returned as it is.
-func (d *Driver) tryWith(p driver.Prop, do func(h driver.Handle, n uint64) error) error {
+func (d *libcuda) tryWith(p driver.Prop, do func(h driver.Handle, n uint64) error) error {
 	n, err := d.Granularity(p)
 	var h driver.Handle
 	if err == nil {
@@ -231,7 +231,7 @@ func (d *Driver) tryWith(p driver.Prop, do func(h driver.Handle, n uint64) error
 }
 
 // refused is the error of a probe's call: a refusal counts as "not supported".
-func (d *Driver) refused(err error) error {
+func (d *libcuda) refused(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -243,7 +243,7 @@ func (d *Driver) refused(err error) error {
 }
 
 // tryExportRange maps h, of n bytes, and exports that span.
-func (d *Driver) tryExportRange(h driver.Handle, n uint64) error {
+func (d *libcuda) tryExportRange(h driver.Handle, n uint64) error {
 	p, err := d.Reserve(n, 0)
 	if err != nil {
 		return err

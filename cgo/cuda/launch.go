@@ -15,7 +15,7 @@ import (
 // onHandle.
 //
 // Safety: the library and the context are memory of C's, which stays until Close.
-func (v *Device) Launch(f driver.Function, l *driver.Launch, s driver.Stream) error {
+func (v *device) Launch(f driver.Function, l *driver.Launch, s driver.Stream) error {
 	const call = "cuLaunchKernel"
 	if err := v.begin(call); err != nil {
 		return err
@@ -33,7 +33,7 @@ func (v *Device) Launch(f driver.Function, l *driver.Launch, s driver.Stream) er
 
 // launch is Launch as a call that has begun; both says that the stream is of another device. No
 // defer: nothing here panics.
-func (v *Device) launch(call string, f driver.Function, l *driver.Launch, s driver.Stream) (r C.CUresult, both bool, err error) {
+func (v *device) launch(call string, f driver.Function, l *driver.Launch, s driver.Stream) (r C.CUresult, both bool, err error) {
 	module, err := v.acquireOwn(call, &v.d.functions, uint64(f))
 	if err != nil {
 		return 0, false, err
@@ -49,7 +49,7 @@ func (v *Device) launch(call string, f driver.Function, l *driver.Launch, s driv
 }
 
 // queueKernel makes the call of libcuda.
-func (v *Device) queueKernel(f driver.Function, l *driver.Launch, s driver.Stream) C.CUresult {
+func (v *device) queueKernel(f driver.Function, l *driver.Launch, s driver.Stream) C.CUresult {
 	k := C.cuvmm_kernel{
 		api: C.uintptr_t(uintptr(unsafe.Pointer(v.d.api))), ctx: C.uintptr_t(uintptr(unsafe.Pointer(v.ctx.ctx))), ctx_id: v.ctx.id,
 		f: C.uintptr_t(f), stream: C.uintptr_t(s),

@@ -14,7 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-var _ driver.LegacyIPC = (*Device)(nil)
+var _ driver.LegacyIPC = (*device)(nil)
 
 // openedMemory is the memory of other processes that a Device has open.
 type openedMemory struct {
@@ -33,7 +33,7 @@ type opened struct {
 }
 
 // MemHandle is cuIpcGetMemHandle.
-func (v *Device) MemHandle(p driver.Ptr) (driver.IPCHandle, error) {
+func (v *device) MemHandle(p driver.Ptr) (driver.IPCHandle, error) {
 	name, err := v.newName("cuIpcGetMemHandle", func() C.cuvmm_name {
 		return C.cuvmm_ipc_get_mem(v.d.api, v.ctx, C.CUdeviceptr(p))
 	})
@@ -43,7 +43,7 @@ func (v *Device) MemHandle(p driver.Ptr) (driver.IPCHandle, error) {
 // OpenMem is cuIpcOpenMemHandle.
 //
 // Safety: the handle is an array of 64 bytes.
-func (v *Device) OpenMem(h driver.IPCHandle) (driver.Ptr, error) {
+func (v *device) OpenMem(h driver.IPCHandle) (driver.Ptr, error) {
 	const call = "cuIpcOpenMemHandle"
 	if err := v.begin(call); err != nil {
 		return 0, err
@@ -87,7 +87,7 @@ func ownHandle(err error) error {
 }
 
 // CloseMem is cuIpcCloseMemHandle, with the last close.
-func (v *Device) CloseMem(p driver.Ptr) error {
+func (v *device) CloseMem(p driver.Ptr) error {
 	const call = "cuIpcCloseMemHandle"
 	if err := v.begin(call); err != nil {
 		return err
@@ -109,7 +109,7 @@ func (v *Device) CloseMem(p driver.Ptr) error {
 
 // closeMem makes as many calls as were made to open the memory. After an error it can be
 // called again. The caller holds the lock.
-func (v *Device) closeMem(o *opened, check func(string, C.CUresult) error) error {
+func (v *device) closeMem(o *opened, check func(string, C.CUresult) error) error {
 	for ; o.calls > 0; o.calls-- {
 		if err := check("cuIpcCloseMemHandle", C.cuvmm_ipc_close_mem(v.d.api, v.ctx, C.CUdeviceptr(o.p))); err != nil {
 			return err
@@ -124,7 +124,7 @@ func (v *Device) closeMem(o *opened, check func(string, C.CUresult) error) error
 
 // closeOpened closes the memory that is left open when the device closes. What a reset
 // took is forgotten.
-func (v *Device) closeOpened() error {
+func (v *device) closeOpened() error {
 	v.opened.mu.Lock()
 	defer v.opened.mu.Unlock()
 	for _, o := range v.opened.byPtr {
@@ -139,7 +139,7 @@ func (v *Device) closeOpened() error {
 }
 
 // EventHandle is cuIpcGetEventHandle.
-func (v *Device) EventHandle(e driver.Event) (driver.IPCHandle, error) {
+func (v *device) EventHandle(e driver.Event) (driver.IPCHandle, error) {
 	const call = "cuIpcGetEventHandle"
 	var c C.cuvmm_name
 	err := v.onMade(call, &v.d.events, uint64(e), func() C.CUresult {
@@ -150,7 +150,7 @@ func (v *Device) EventHandle(e driver.Event) (driver.IPCHandle, error) {
 }
 
 // onMade is onHandle for a handle that this process made.
-func (v *Device) onMade(call string, table *handleTable, handle uint64, f func() C.CUresult) error {
+func (v *device) onMade(call string, table *handleTable, handle uint64, f func() C.CUresult) error {
 	if e := table.find(handle); e != nil && e.foreign {
 		return v.refuse(call, refuse(call, driver.ErrInvalid, "%#x was made by another process", handle))
 	}
@@ -160,7 +160,7 @@ func (v *Device) onMade(call string, table *handleTable, handle uint64, f func()
 // OpenEvent is cuIpcOpenEventHandle.
 //
 // Safety: the handle is an array of 64 bytes.
-func (v *Device) OpenEvent(h driver.IPCHandle) (driver.Event, error) {
+func (v *device) OpenEvent(h driver.IPCHandle) (driver.Event, error) {
 	e, err := v.newEntry("cuIpcOpenEventHandle", &v.d.events, &tableEntry{foreign: true}, func() (C.cuvmm_value, error) {
 		return C.cuvmm_ipc_open_event(v.d.api, v.ctx, *(*C.CUipcEventHandle)(unsafe.Pointer(&h))), nil
 	})
@@ -168,7 +168,7 @@ func (v *Device) OpenEvent(h driver.IPCHandle) (driver.Event, error) {
 }
 
 // newName makes a call that returns 64 bytes.
-func (v *Device) newName(call string, f func() C.cuvmm_name) ([64]byte, error) {
+func (v *device) newName(call string, f func() C.cuvmm_name) ([64]byte, error) {
 	if err := v.begin(call); err != nil {
 		return [64]byte{}, err
 	}

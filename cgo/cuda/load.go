@@ -53,7 +53,7 @@ func Default() (driver.Driver, error) {
 	standard.Lock()
 	defer standard.Unlock()
 	if standard.driver == nil {
-		d, err := Load(library)
+		d, err := load(library)
 		if err != nil {
 			return nil, err
 		}
@@ -65,13 +65,22 @@ func Default() (driver.Driver, error) {
 // standard is the process's driver, nil until it has been loaded.
 var standard struct {
 	sync.Mutex
-	driver *Driver
+	driver *libcuda
 }
 
 // Load opens any library as libcuda, for tests. The library stays loaded.
+func Load(path string) (driver.Driver, error) {
+	d, err := load(path)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// load is Load.
 //
 // Safety: what is freed came from calloc, and nothing else refers to it yet.
-func Load(path string) (*Driver, error) {
+func load(path string) (*libcuda, error) {
 	lib, err := dl.Open(path, driver.ErrNoDriver)
 	if err != nil {
 		return nil, err
@@ -90,8 +99,8 @@ func Load(path string) (*Driver, error) {
 // bind finds the symbols of a library.
 //
 // Safety: as Load.
-func bind(path string, lib *dl.Library) (*Driver, error) {
-	d := &Driver{api: (*C.struct_cuvmm_api)(C.calloc(1, C.sizeof_struct_cuvmm_api)), allocations: map[driver.Handle]allocation{}}
+func bind(path string, lib *dl.Library) (*libcuda, error) {
+	d := &libcuda{api: (*C.struct_cuvmm_api)(C.calloc(1, C.sizeof_struct_cuvmm_api)), allocations: map[driver.Handle]allocation{}}
 	d.graphs.oneAtATime, d.execs.oneAtATime = true, true
 	if d.api == nil {
 		return nil, &driver.CallError{Call: "open " + path, Kind: driver.ErrOutOfMemory}
@@ -107,7 +116,7 @@ func bind(path string, lib *dl.Library) (*Driver, error) {
 var watched = sync.OnceValue(func() bool { return C.cuvmm_watch_fork() == 0 })
 
 // start initialises the driver and counts its devices.
-func (d *Driver) start() error {
+func (d *libcuda) start() error {
 	// Before the first call: a child must never use what its parent initialised.
 	if !watched() {
 		return &driver.CallError{Call: "pthread_atfork", Kind: driver.ErrOutOfMemory}

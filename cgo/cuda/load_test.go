@@ -37,7 +37,7 @@ func isOnly(t *testing.T, err, kind error, what ...any) {
 
 func TestLoadNothing(t *testing.T) {
 	for _, path := range []string{"libcuda-not-here.so.1", filepath.Join(t.TempDir(), "libcuda.so.1")} {
-		_, err := cuda.Load(path)
+		_, err := cuda.Loaded(path)
 		isOnly(t, err, driver.ErrNoDriver)
 		require.ErrorContains(t, err, path, "what was looked for")
 	}
@@ -49,12 +49,12 @@ func TestLoadWithoutWords(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "No such file")
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	path := filepath.Join(dir, "libcuda.so.1")
-	_, err := cuda.Load(path)
+	_, err := cuda.Loaded(path)
 	isOnly(t, err, driver.ErrNoDriver)
 	require.NoError(t, os.WriteFile(path, []byte("no library"), 0o600))
 	for _, locale := range []string{"", "C", "de_DE.UTF-8"} {
 		t.Setenv("LC_ALL", locale)
-		_, err = cuda.Load(path)
+		_, err = cuda.Loaded(path)
 		isOnly(t, err, driver.ErrNotSupported, locale)
 	}
 }
@@ -104,7 +104,7 @@ func TestDefaultAgain(t *testing.T) {
 func TestLoadRubbish(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libcuda.so.1")
 	require.NoError(t, os.WriteFile(path, []byte("no library"), 0o600))
-	_, err := cuda.Load(path)
+	_, err := cuda.Loaded(path)
 	isOnly(t, err, driver.ErrNotSupported)
 	require.ErrorContains(t, err, path)
 }
@@ -124,7 +124,7 @@ func TestLoadFails(t *testing.T) {
 		"a driver and card at odds": {fakecuda.Init(803), nil, 803},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := cuda.Load(fakecuda.Build(t, c.change))
+			_, err := cuda.Loaded(fakecuda.Build(t, c.change))
 			isOnly(t, err, c.kind)
 			var r cuda.Result
 			require.ErrorAs(t, err, &r)
@@ -136,7 +136,7 @@ func TestLoadFails(t *testing.T) {
 
 func TestLoadTooOld(t *testing.T) {
 	for _, symbol := range []string{"cuMemMap", "cuCtxPushCurrent_v2", "cuInit"} {
-		_, err := cuda.Load(fakecuda.Build(t, fakecuda.Missing(symbol)))
+		_, err := cuda.Loaded(fakecuda.Build(t, fakecuda.Missing(symbol)))
 		isOnly(t, err, driver.ErrNotSupported)
 		require.ErrorContains(t, err, symbol)
 		require.ErrorContains(t, err, "too old")
@@ -182,7 +182,7 @@ func TestLoadCount(t *testing.T) {
 	path := fakecuda.Build(t)
 	fake := fakecuda.Open(t, path)
 	fake.Fail("cuDeviceGetCount", 1, 999)
-	_, err := cuda.Load(path)
+	_, err := cuda.Loaded(path)
 	isOnly(t, err, nil)
 	require.ErrorContains(t, err, "cuDeviceGetCount")
 }

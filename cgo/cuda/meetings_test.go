@@ -54,7 +54,7 @@ func TestFakeSeesCallsMeet(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake.Reset()
-			d, err := cuda.Load(path)
+			d, err := cuda.Loaded(path)
 			require.NoError(t, err)
 			opened, err := d.Open(0)
 			require.NoError(t, err)

@@ -16,7 +16,7 @@ type allocation struct {
 }
 
 // prop is p as CUDA wants it. It checks that the device exists and is not lost.
-func (d *Driver) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err error) {
+func (d *libcuda) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err error) {
 	if c.location, err = d.location(call, "memory on", p.Location, false); err != nil {
 		return c, err
 	}
@@ -46,12 +46,12 @@ func (d *Driver) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err 
 }
 
 // Granularity is the unit of sizes and addresses for memory of this kind.
-func (d *Driver) Granularity(p driver.Prop) (uint64, error) {
+func (d *libcuda) Granularity(p driver.Prop) (uint64, error) {
 	return d.granularity("cuMemGetAllocationGranularity", p, false)
 }
 
 // GranularityRecommended is the granularity that CUDA recommends for performance.
-func (d *Driver) GranularityRecommended(p driver.Prop) (uint64, error) {
+func (d *libcuda) GranularityRecommended(p driver.Prop) (uint64, error) {
 	return d.granularity("cuMemGetAllocationGranularity", p, true)
 }
 
@@ -62,7 +62,7 @@ type granularityKey struct {
 }
 
 // granularity asks once for each kind of memory: it does not change.
-func (d *Driver) granularity(call string, p driver.Prop, recommended bool) (uint64, error) {
+func (d *libcuda) granularity(call string, p driver.Prop, recommended bool) (uint64, error) {
 	c, err := d.prop(call, p)
 	if err != nil {
 		return 0, err
@@ -83,19 +83,19 @@ func (d *Driver) granularity(call string, p driver.Prop, recommended bool) (uint
 }
 
 // Reserve reserves addresses.
-func (d *Driver) Reserve(size, align uint64) (driver.Ptr, error) {
+func (d *libcuda) Reserve(size, align uint64) (driver.Ptr, error) {
 	const call = "cuMemAddressReserve"
 	v := C.cuvmm_reserve(d.api, C.size_t(size), C.size_t(align))
 	return driver.Ptr(v.v), d.fail(call, Result(v.r))
 }
 
 // Free frees reserved addresses.
-func (d *Driver) Free(p driver.Ptr, size uint64) error {
+func (d *libcuda) Free(p driver.Ptr, size uint64) error {
 	return d.fail("cuMemAddressFree", Result(C.cuvmm_address_free(d.api, C.CUdeviceptr(p), C.size_t(size))))
 }
 
 // Create allocates physical memory.
-func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
+func (d *libcuda) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 	const call = "cuMemCreate"
 	c, err := d.prop(call, p)
 	if err != nil {
@@ -113,7 +113,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 }
 
 // track records a handle, or one more reference to it.
-func (d *Driver) track(h driver.Handle, at driver.Location, share driver.Share) driver.Handle {
+func (d *libcuda) track(h driver.Handle, at driver.Location, share driver.Share) driver.Handle {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, known := d.allocations[h]
@@ -130,7 +130,7 @@ func (d *Driver) track(h driver.Handle, at driver.Location, share driver.Share) 
 }
 
 // tracked finds a handle and checks that its device is not lost.
-func (d *Driver) tracked(call string, h driver.Handle) (allocation, error) {
+func (d *libcuda) tracked(call string, h driver.Handle) (allocation, error) {
 	d.mu.Lock()
 	a, ok := d.allocations[h]
 	d.mu.Unlock()
@@ -144,7 +144,7 @@ func (d *Driver) tracked(call string, h driver.Handle) (allocation, error) {
 }
 
 // Release drops a reference. It works on a lost device.
-func (d *Driver) Release(h driver.Handle) error {
+func (d *libcuda) Release(h driver.Handle) error {
 	const call = "cuMemRelease"
 	// First, because libcuda may return the number from another thread's Create
 	// before this release has come back.
@@ -164,7 +164,7 @@ func (d *Driver) Release(h driver.Handle) error {
 }
 
 // untrack undoes one track.
-func (d *Driver) untrack(h driver.Handle) (allocation, bool) {
+func (d *libcuda) untrack(h driver.Handle) (allocation, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a, ok := d.allocations[h]
@@ -180,7 +180,7 @@ func (d *Driver) untrack(h driver.Handle) (allocation, bool) {
 }
 
 // Map maps the whole of h at p.
-func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
+func (d *libcuda) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 	const call = "cuMemMap"
 	if _, err := d.tracked(call, h); err != nil {
 		return err
@@ -189,7 +189,7 @@ func (d *Driver) Map(p driver.Ptr, size uint64, h driver.Handle) error {
 }
 
 // Unmap removes whole mappings and waits for nothing.
-func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
+func (d *libcuda) Unmap(p driver.Ptr, size uint64) error {
 	if err := checkSpan("cuMemUnmap", p, size); err != nil {
 		return err
 	}
@@ -197,7 +197,7 @@ func (d *Driver) Unmap(p driver.Ptr, size uint64) error {
 }
 
 // Properties is what a handle's memory was created with.
-func (d *Driver) Properties(h driver.Handle) (driver.Prop, error) {
+func (d *libcuda) Properties(h driver.Handle) (driver.Prop, error) {
 	if _, err := d.tracked("cuMemGetAllocationPropertiesFromHandle", h); err != nil {
 		return driver.Prop{}, err
 	}
@@ -205,7 +205,7 @@ func (d *Driver) Properties(h driver.Handle) (driver.Prop, error) {
 }
 
 // properties is Properties for a handle that is tracked or just imported.
-func (d *Driver) properties(h driver.Handle) (p driver.Prop, err error) {
+func (d *libcuda) properties(h driver.Handle) (p driver.Prop, err error) {
 	const call = "cuMemGetAllocationPropertiesFromHandle"
 	c := C.cuvmm_properties(d.api, C.CUmemGenericAllocationHandle(h))
 	at := c.prop.location

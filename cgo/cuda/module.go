@@ -18,13 +18,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-var _ driver.Launcher = (*Device)(nil)
+var _ driver.Launcher = (*device)(nil)
 
 // logSize is the room for each log of the compiler, which leaves out what is beyond.
 const logSize = 16 << 10
 
 // LoadModule loads code. The compiler's errors are in the log and in the error.
-func (v *Device) LoadModule(code driver.Code) (m driver.Module, log string, err error) {
+func (v *device) LoadModule(code driver.Code) (m driver.Module, log string, err error) {
 	const call = "cuModuleLoadDataEx"
 	var logs []byte
 	handle, err := v.newHandle(call, &v.d.modules, func() (c C.cuvmm_value, err error) {
@@ -121,7 +121,7 @@ func fatbinSize(image []byte) uint64 {
 }
 
 // UnloadModule frees a module and its functions.
-func (v *Device) UnloadModule(m driver.Module) error {
+func (v *device) UnloadModule(m driver.Module) error {
 	const call = "cuModuleUnload"
 	if err := v.beginEvenLost(call); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (v *Device) UnloadModule(m driver.Module) error {
 // which is what is freed.
 //
 // Safety: C does not keep the name.
-func (v *Device) Function(m driver.Module, name string) (driver.Function, error) {
+func (v *device) Function(m driver.Module, name string) (driver.Function, error) {
 	const call = "cuModuleGetFunction"
 	if err := v.begin(call); err != nil {
 		return 0, err
@@ -170,7 +170,7 @@ func (v *Device) Function(m driver.Module, name string) (driver.Function, error)
 }
 
 // Params lists a kernel's parameters: CUDA is asked until there is none.
-func (v *Device) Params(f driver.Function) (params []driver.Param, err error) {
+func (v *device) Params(f driver.Function) (params []driver.Param, err error) {
 	err = v.onFunction("cuFuncGetParamInfo", f, func() C.CUresult {
 		for {
 			p := C.cuvmm_function_param(v.d.api, v.ctx, function(f), C.size_t(len(params)))
@@ -189,7 +189,7 @@ func (v *Device) Params(f driver.Function) (params []driver.Param, err error) {
 }
 
 // FunctionInfo describes a kernel.
-func (v *Device) FunctionInfo(f driver.Function) (info driver.FunctionInfo, err error) {
+func (v *device) FunctionInfo(f driver.Function) (info driver.FunctionInfo, err error) {
 	err = v.onFunction("cuFuncGetAttribute", f, func() C.CUresult {
 		c := C.cuvmm_function_info(v.d.api, v.ctx, function(f))
 		if c.r == 0 {
@@ -205,7 +205,7 @@ func (v *Device) FunctionInfo(f driver.Function) (info driver.FunctionInfo, err 
 }
 
 // SetMaxDynamicShared allows launches with that much dynamic shared memory.
-func (v *Device) SetMaxDynamicShared(f driver.Function, n uint32) error {
+func (v *device) SetMaxDynamicShared(f driver.Function, n uint32) error {
 	return v.onFunction("cuFuncSetAttribute", f, func() C.CUresult {
 		if n > math.MaxInt32 {
 			return C.CUDA_ERROR_INVALID_VALUE
@@ -215,7 +215,7 @@ func (v *Device) SetMaxDynamicShared(f driver.Function, n uint32) error {
 }
 
 // Occupancy is how many blocks run at once on one multiprocessor.
-func (v *Device) Occupancy(f driver.Function, threads, shared uint32) (blocks int, err error) {
+func (v *device) Occupancy(f driver.Function, threads, shared uint32) (blocks int, err error) {
 	err = v.onFunction("cuOccupancyMaxActiveBlocksPerMultiprocessor", f, func() C.CUresult {
 		if threads > math.MaxInt32 {
 			return C.CUDA_ERROR_INVALID_VALUE
@@ -228,7 +228,7 @@ func (v *Device) Occupancy(f driver.Function, threads, shared uint32) (blocks in
 }
 
 // SuggestBlock is the block and the grid that occupy the device best.
-func (v *Device) SuggestBlock(f driver.Function, shared uint32) (threads, blocks uint32, err error) {
+func (v *device) SuggestBlock(f driver.Function, shared uint32) (threads, blocks uint32, err error) {
 	err = v.onFunction("cuOccupancyMaxPotentialBlockSize", f, func() C.CUresult {
 		c := C.cuvmm_occupancy_block(v.d.api, v.ctx, function(f), C.size_t(shared))
 		threads, blocks = uint32(c.threads), uint32(c.blocks)
@@ -238,7 +238,7 @@ func (v *Device) SuggestBlock(f driver.Function, shared uint32) (threads, blocks
 }
 
 // onFunction makes a call with a function whose module cannot be unloaded meanwhile.
-func (v *Device) onFunction(call string, f driver.Function, do func() C.CUresult) error {
+func (v *device) onFunction(call string, f driver.Function, do func() C.CUresult) error {
 	if err := v.begin(call); err != nil {
 		return err
 	}
@@ -252,7 +252,7 @@ func (v *Device) onFunction(call string, f driver.Function, do func() C.CUresult
 }
 
 // acquireOwn is acquire of a handle that must be of this device and of this package.
-func (v *Device) acquireOwn(call string, table *handleTable, handle uint64) (*tableEntry, error) {
+func (v *device) acquireOwn(call string, table *handleTable, handle uint64) (*tableEntry, error) {
 	e, err := table.acquire(call, handle, v)
 	switch {
 	case err != nil:

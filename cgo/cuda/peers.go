@@ -14,12 +14,12 @@ import (
 )
 
 var (
-	_ driver.PeerInfo    = (*Driver)(nil)
-	_ driver.LegacyPeers = (*Device)(nil)
+	_ driver.PeerInfo    = (*libcuda)(nil)
+	_ driver.LegacyPeers = (*device)(nil)
 )
 
 // CanAccessPeer reports whether one device can reach the other's memory.
-func (d *Driver) CanAccessPeer(from, to int) (bool, error) {
+func (d *libcuda) CanAccessPeer(from, to int) (bool, error) {
 	const call = "cuDeviceCanAccessPeer"
 	for _, dev := range []int{from, to} {
 		if err := d.checkDevice(call, dev); err != nil {
@@ -36,7 +36,7 @@ func (d *Driver) CanAccessPeer(from, to int) (bool, error) {
 // Peering is what CUDA knows of the path from one device to another's memory. The
 // driver API does not name the link. So native atomics between two GPUs are taken
 // for NVLink, and access without them for PCIe.
-func (d *Driver) Peering(from, to int) (driver.Peering, error) {
+func (d *libcuda) Peering(from, to int) (driver.Peering, error) {
 	can, err := d.CanAccessPeer(from, to)
 	switch {
 	case err != nil:
@@ -71,7 +71,7 @@ type peers struct {
 
 // EnablePeer is cuCtxEnablePeerAccess. It retains the peer's primary context
 // until DisablePeer or Close.
-func (v *Device) EnablePeer(to int) error {
+func (v *device) EnablePeer(to int) error {
 	const call = "cuCtxEnablePeerAccess"
 	if err := v.begin(call); err != nil {
 		return err
@@ -102,7 +102,7 @@ func (v *Device) EnablePeer(to int) error {
 
 // DisablePeer is cuCtxDisablePeerAccess. Access that this Device did not enable may
 // be another library's, so to disable it is ErrInvalid. It works on a lost device.
-func (v *Device) DisablePeer(to int) error {
+func (v *device) DisablePeer(to int) error {
 	const call = "cuCtxDisablePeerAccess"
 	if err := v.beginEvenLost(call); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (v *Device) DisablePeer(to int) error {
 // disable takes access to a peer away and releases the peer's context. After an
 // error the peer stays listed, to be tried again. Not so where the process is lost
 // or the context was reset: then the access is gone.
-func (v *Device) disable(call string, to int) error {
+func (v *device) disable(call string, to int) error {
 	c := C.cuvmm_disable_peer(v.d.api, v.ctx, v.peers.contexts[to], C.int(to))
 	err := v.checkBoth(call, c.r)
 	gone := v.gone()
@@ -145,7 +145,7 @@ func (v *Device) disable(call string, to int) error {
 
 // disablePeers disables what is still enabled when the device closes. No later call
 // could try again, so each peer is tried twice here.
-func (v *Device) disablePeers() (err error) {
+func (v *device) disablePeers() (err error) {
 	const call = "cuCtxDisablePeerAccess"
 	v.peers.mu.Lock()
 	defer v.peers.mu.Unlock()

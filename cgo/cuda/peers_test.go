@@ -27,7 +27,7 @@ func TestPeering(t *testing.T) {
 	fake := fakecuda.Open(t, path)
 	fake.Configure(4, 1<<30)
 	t.Cleanup(fake.Clean)
-	d, err := cuda.Load(path)
+	d, err := cuda.Loaded(path)
 	require.NoError(t, err)
 	fake.Link(0, 2, fakecuda.PCIe)
 	fake.Link(3, 0, fakecuda.NoPath)
@@ -121,7 +121,7 @@ func TestPeerFaults(t *testing.T) {
 		for _, symbol := range c.symbols {
 			t.Run(name+" with "+symbol+" failing", func(t *testing.T) {
 				fake.Reset()
-				d, err := cuda.Load(path)
+				d, err := cuda.Loaded(path)
 				require.NoError(t, err)
 				v, other := openOn(t, d, 0), openOn(t, d, 1)
 				if c.enabled {
@@ -150,7 +150,7 @@ func TestPeerFaults(t *testing.T) {
 func TestPeerNotPopped(t *testing.T) {
 	path := fakecuda.Build(t)
 	fake := fakecuda.Open(t, path)
-	d, err := cuda.Load(path)
+	d, err := cuda.Loaded(path)
 	require.NoError(t, err)
 	v, other := openOn(t, d, 0), openOn(t, d, 1)
 	defer fake.Reset() // pops what is still pushed
@@ -173,7 +173,7 @@ func TestPeerNotPopped(t *testing.T) {
 func TestPeerDisabledByOthers(t *testing.T) {
 	path := fakecuda.Build(t)
 	fake := fakecuda.Open(t, path)
-	d, err := cuda.Load(path)
+	d, err := cuda.Loaded(path)
 	require.NoError(t, err)
 	v := openOn(t, d, 0)
 	openOn(t, d, 1) // else its context goes, to which access is still recorded
@@ -219,7 +219,7 @@ func TestPeerLostBesides(t *testing.T) {
 	for _, symbol := range []string{"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxDisablePeerAccess"} {
 		path := fakecuda.Build(t)
 		fake := fakecuda.Open(t, path)
-		d, err := cuda.Load(path)
+		d, err := cuda.Loaded(path)
 		require.NoError(t, err)
 		v := openOn(t, d, 0)
 		enabling := symbol == "cuDevicePrimaryCtxRetain"

@@ -12,7 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-var _ driver.Pooler = (*Device)(nil)
+var _ driver.Pooler = (*device)(nil)
 
 // Versions of the driver, as cuDriverGetVersion numbers them.
 const (
@@ -22,7 +22,7 @@ const (
 )
 
 // DefaultPool is cuDeviceGetDefaultMemPool.
-func (v *Device) DefaultPool() (driver.Pool, error) {
+func (v *device) DefaultPool() (driver.Pool, error) {
 	const call = "cuDeviceGetDefaultMemPool"
 	if err := v.begin(call); err != nil {
 		return 0, err
@@ -32,7 +32,7 @@ func (v *Device) DefaultPool() (driver.Pool, error) {
 }
 
 // CurrentPool is cuDeviceGetMemPool. The pool may be another library's.
-func (v *Device) CurrentPool() (p driver.Pool, err error) {
+func (v *device) CurrentPool() (p driver.Pool, err error) {
 	err = v.inContext("cuDeviceGetMemPool", func() C.CUresult {
 		c := C.cuvmm_pool_current(v.d.api, v.ctx, C.int(v.n))
 		p = driver.Pool(c.v)
@@ -42,7 +42,7 @@ func (v *Device) CurrentPool() (p driver.Pool, err error) {
 }
 
 // SetCurrentPool is cuDeviceSetMemPool.
-func (v *Device) SetCurrentPool(p driver.Pool) error {
+func (v *device) SetCurrentPool(p driver.Pool) error {
 	const call = "cuDeviceSetMemPool"
 	return v.onPool(call, p, func(owner int) (C.CUresult, error) {
 		if err := notImported(call, p, owner); err != nil {
@@ -56,7 +56,7 @@ func (v *Device) SetCurrentPool(p driver.Pool) error {
 }
 
 // CreatePool is cuMemPoolCreate. Close destroys a pool that is left.
-func (v *Device) CreatePool(p driver.PoolProps) (driver.Pool, error) {
+func (v *device) CreatePool(p driver.PoolProps) (driver.Pool, error) {
 	const call = "cuMemPoolCreate"
 	handle, err := v.newHandle(call, &v.d.pools, func() (C.cuvmm_value, error) {
 		props, err := v.d.poolProps(call, v.n, p)
@@ -70,15 +70,15 @@ func (v *Device) CreatePool(p driver.PoolProps) (driver.Pool, error) {
 
 // DestroyPool is cuMemPoolDestroy. Only pools of CreatePool and ImportPool can be destroyed.
 // For one of ImportPool whose memory is imported libcuda refuses.
-func (v *Device) DestroyPool(p driver.Pool) error {
-	return v.freeHandle("cuMemPoolDestroy", &v.d.pools, uint64(p), func(maker *Device) C.CUresult {
+func (v *device) DestroyPool(p driver.Pool) error {
+	return v.freeHandle("cuMemPoolDestroy", &v.d.pools, uint64(p), func(maker *device) C.CUresult {
 		return C.cuvmm_pool_destroy(maker.d.api, maker.ctx, pool(p))
 	})
 }
 
 // destroyPools destroys the pools that are left when the device closes. After an error
 // the next Close goes on.
-func (v *Device) destroyPools() error {
+func (v *device) destroyPools() error {
 	v.leftPools = append(v.leftPools, v.d.pools.removeAllOf(v)...)
 	for len(v.leftPools) > 0 {
 		e := v.leftPools[0]
@@ -97,7 +97,7 @@ func (v *Device) destroyPools() error {
 }
 
 // AllocFromPool is cuMemAllocFromPoolAsync.
-func (v *Device) AllocFromPool(p driver.Pool, n uint64, s driver.Stream) (driver.Ptr, error) {
+func (v *device) AllocFromPool(p driver.Pool, n uint64, s driver.Stream) (driver.Ptr, error) {
 	const call = "cuMemAllocFromPoolAsync"
 	if n == 0 {
 		return 0, v.refuseEmpty(call)
@@ -116,14 +116,14 @@ func (v *Device) AllocFromPool(p driver.Pool, n uint64, s driver.Stream) (driver
 }
 
 // TrimPool is cuMemPoolTrimTo.
-func (v *Device) TrimPool(p driver.Pool, keep uint64) error {
+func (v *device) TrimPool(p driver.Pool, keep uint64) error {
 	return v.onPool("cuMemPoolTrimTo", p, func(int) (C.CUresult, error) {
 		return C.cuvmm_pool_trim(v.d.api, v.ctx, pool(p), C.size_t(keep)), nil
 	})
 }
 
 // PoolAttribute is cuMemPoolGetAttribute.
-func (v *Device) PoolAttribute(p driver.Pool, a driver.PoolAttribute) (uint64, error) {
+func (v *device) PoolAttribute(p driver.Pool, a driver.PoolAttribute) (uint64, error) {
 	const call = "cuMemPoolGetAttribute"
 	var c C.cuvmm_value
 	err := v.onPool(call, p, func(int) (C.CUresult, error) {
@@ -137,7 +137,7 @@ func (v *Device) PoolAttribute(p driver.Pool, a driver.PoolAttribute) (uint64, e
 }
 
 // SetPoolAttribute is cuMemPoolSetAttribute.
-func (v *Device) SetPoolAttribute(p driver.Pool, a driver.PoolAttribute, value uint64) error {
+func (v *device) SetPoolAttribute(p driver.Pool, a driver.PoolAttribute, value uint64) error {
 	const call = "cuMemPoolSetAttribute"
 	return v.onPool(call, p, func(int) (C.CUresult, error) {
 		most := uint64(0)
@@ -158,7 +158,7 @@ func (v *Device) SetPoolAttribute(p driver.Pool, a driver.PoolAttribute, value u
 }
 
 // SetPoolAccess is cuMemPoolSetAccess.
-func (v *Device) SetPoolAccess(p driver.Pool, to []driver.Grant) error {
+func (v *device) SetPoolAccess(p driver.Pool, to []driver.Grant) error {
 	const call = "cuMemPoolSetAccess"
 	return v.onPool(call, p, func(owner int) (C.CUresult, error) {
 		if len(to) == 0 {
@@ -181,7 +181,7 @@ func (v *Device) SetPoolAccess(p driver.Pool, to []driver.Grant) error {
 }
 
 // PoolAccess is cuMemPoolGetAccess.
-func (v *Device) PoolAccess(p driver.Pool, to driver.Location) (a driver.Access, err error) {
+func (v *device) PoolAccess(p driver.Pool, to driver.Location) (a driver.Access, err error) {
 	const call = "cuMemPoolGetAccess"
 	err = v.onPool(call, p, func(int) (C.CUresult, error) {
 		where, err := v.d.location(call, "access for", to, false)
@@ -197,7 +197,7 @@ func (v *Device) PoolAccess(p driver.Pool, to driver.Location) (a driver.Access,
 
 // PoolOf asks cuPointerGetAttribute for the pool and the device. The pool may be one that
 // was destroyed.
-func (v *Device) PoolOf(p driver.Ptr) (of driver.Pool, device int, err error) {
+func (v *device) PoolOf(p driver.Ptr) (of driver.Pool, device int, err error) {
 	err = v.inContext("cuPointerGetAttribute", func() C.CUresult {
 		c := C.cuvmm_pool_of(v.d.api, v.ctx, C.CUdeviceptr(p))
 		of, device = poolNumber(c.pool), int(c.device)
@@ -207,7 +207,7 @@ func (v *Device) PoolOf(p driver.Ptr) (of driver.Pool, device int, err error) {
 }
 
 // PoolShares tries each way.
-func (v *Device) PoolShares() (ways driver.Share, err error) {
+func (v *device) PoolShares() (ways driver.Share, err error) {
 	const call = "cuMemPoolCreate"
 	if err := v.begin(call); err != nil {
 		return 0, err
@@ -234,7 +234,7 @@ var poolShares = map[driver.Feature]driver.Share{
 // onPool makes a call with a pool, which cannot be destroyed meanwhile. owner is the ordinal of its
 // device, or imported. A pool that is neither of CreatePool nor any device's default or current one
 // does not reach libcuda.
-func (v *Device) onPool(call string, p driver.Pool, f func(owner int) (C.CUresult, error)) error {
+func (v *device) onPool(call string, p driver.Pool, f func(owner int) (C.CUresult, error)) error {
 	if err := v.begin(call); err != nil {
 		return err
 	}
@@ -268,7 +268,7 @@ func (v *Device) onPool(call string, p driver.Pool, f func(owner int) (C.CUresul
 const imported = -1
 
 // ownerOf is the device of a pool that this package did not make.
-func (v *Device) ownerOf(call string, p driver.Pool) (int, error) {
+func (v *device) ownerOf(call string, p driver.Pool) (int, error) {
 	if p != 0 && uint64(p) == v.defaultPool.Load() {
 		return v.n, nil
 	}
@@ -289,7 +289,7 @@ func (v *Device) ownerOf(call string, p driver.Pool) (int, error) {
 }
 
 // defaultPoolOf is a device's default pool. v's own is stored, for onPool.
-func (v *Device) defaultPoolOf(call string, dev int) (driver.Pool, error) {
+func (v *device) defaultPoolOf(call string, dev int) (driver.Pool, error) {
 	c := C.cuvmm_pool_default(v.d.api, v.ctx, C.int(dev))
 	if c.r == 0 && dev == v.n {
 		v.defaultPool.Store(uint64(c.v))
@@ -298,7 +298,7 @@ func (v *Device) defaultPoolOf(call string, dev int) (driver.Pool, error) {
 }
 
 // poolProps is p as CUDA wants it, where the driver's version knows that.
-func (d *Driver) poolProps(call string, dev int, p driver.PoolProps) (c C.CUmemPoolProps, err error) {
+func (d *libcuda) poolProps(call string, dev int, p driver.PoolProps) (c C.CUmemPoolProps, err error) {
 	prop, err := d.prop(call, driver.Prop{Location: driver.Location{Kind: driver.LocationDevice, ID: dev}, Share: p.Share})
 	if err != nil {
 		return c, err
@@ -319,7 +319,7 @@ func (d *Driver) poolProps(call string, dev int, p driver.PoolProps) (c C.CUmemP
 }
 
 // needsVersion returns absent if the driver is older.
-func (d *Driver) needsVersion(version int, absent error) error {
+func (d *libcuda) needsVersion(version int, absent error) error {
 	if version == 0 {
 		return nil
 	}
@@ -332,7 +332,7 @@ func (d *Driver) needsVersion(version int, absent error) error {
 
 // hasPools returns absent for a device without pools. A driver from before CUDA 11.2 is
 // not asked.
-func (d *Driver) hasPools(dev int, absent error) error {
+func (d *libcuda) hasPools(dev int, absent error) error {
 	if d.api.pool_create == nil || d.api.pool_alloc == nil {
 		return absent
 	}
@@ -344,7 +344,7 @@ func (d *Driver) hasPools(dev int, absent error) error {
 
 // tryPoolShare creates a pool that can be shared that way, if an attribute says that it
 // can. A driver from before CUDA 11.3 is not asked.
-func (d *Driver) tryPoolShare(dev int, way driver.Share, absent error) error {
+func (d *libcuda) tryPoolShare(dev int, way driver.Share, absent error) error {
 	const call = "cuMemPoolCreate"
 	if err := d.hasPools(dev, absent); err != nil {
 		return err

@@ -21,7 +21,7 @@ func twice(t *testing.T) (d, other *cuda.Driver, fake *fakecuda.Library) {
 	t.Cleanup(fake.Clean)
 	for _, x := range []**cuda.Driver{&d, &other} {
 		var err error
-		*x, err = cuda.Load(path)
+		*x, err = cuda.Loaded(path)
 		require.NoError(t, err)
 	}
 	return d, other, fake

@@ -14,11 +14,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-var _ driver.PoolSharer = (*Device)(nil)
+var _ driver.PoolSharer = (*device)(nil)
 
 // ExportPool is cuMemPoolExportToShareableHandle. A pool that this package did not create
 // does not reach libcuda.
-func (v *Device) ExportPool(p driver.Pool) (int, error) {
+func (v *device) ExportPool(p driver.Pool) (int, error) {
 	const call = "cuMemPoolExportToShareableHandle"
 	fd := -1
 	// No process is started before the descriptor closes on exec.
@@ -79,7 +79,7 @@ func (m *imports) left(of *tableEntry) driver.Ptr {
 }
 
 // freeImports frees what is left of an imported pool's memory.
-func (v *Device) freeImports(of *tableEntry) error {
+func (v *device) freeImports(of *tableEntry) error {
 	for p := v.d.imports.left(of); p != 0; p = v.d.imports.left(of) {
 		err := v.d.imports.during(p, func() error {
 			return of.destroy("cuMemFree", func() C.CUresult {
@@ -99,7 +99,7 @@ func (v *Device) freeImports(of *tableEntry) error {
 
 // ImportPool is cuMemPoolImportFromShareableHandle. Close frees what is left of its memory,
 // and destroys it.
-func (v *Device) ImportPool(fd int) (driver.Pool, error) {
+func (v *device) ImportPool(fd int) (driver.Pool, error) {
 	const call = "cuMemPoolImportFromShareableHandle"
 	handle, err := v.newEntry(call, &v.d.pools, &tableEntry{foreign: true}, func() (C.cuvmm_value, error) {
 		if err := checkExported(fd); err != nil {
@@ -127,7 +127,7 @@ func notImported(call string, p driver.Pool, owner int) error {
 
 // ExportPointer is cuMemPoolExportPointer. If the pool was not exported before, it does that
 // first, and closes the descriptor.
-func (v *Device) ExportPointer(p driver.Ptr) (driver.PoolToken, error) {
+func (v *device) ExportPointer(p driver.Ptr) (driver.PoolToken, error) {
 	token, err := v.exportPointer(p)
 	var r Result
 	if !errors.As(err, &r) || r != invalidValue {
@@ -146,7 +146,7 @@ func (v *Device) ExportPointer(p driver.Ptr) (driver.PoolToken, error) {
 	return v.exportPointer(p)
 }
 
-func (v *Device) exportPointer(p driver.Ptr) (driver.PoolToken, error) {
+func (v *device) exportPointer(p driver.Ptr) (driver.PoolToken, error) {
 	return v.newName("cuMemPoolExportPointer", func() C.cuvmm_name {
 		return C.cuvmm_pool_export_pointer(v.d.api, v.ctx, C.CUdeviceptr(p))
 	})
@@ -155,7 +155,7 @@ func (v *Device) exportPointer(p driver.Ptr) (driver.PoolToken, error) {
 // ImportPointer is cuMemPoolImportPointer.
 //
 // Safety: the token is an array of 64 bytes.
-func (v *Device) ImportPointer(from driver.Pool, t driver.PoolToken) (driver.Ptr, error) {
+func (v *device) ImportPointer(from driver.Pool, t driver.PoolToken) (driver.Ptr, error) {
 	const call = "cuMemPoolImportPointer"
 	var c C.cuvmm_value
 	err := v.onPool(call, from, func(owner int) (C.CUresult, error) {

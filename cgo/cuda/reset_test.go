@@ -21,7 +21,7 @@ func onReset(t *testing.T, changes ...fakelib.Change) (d *cuda.Driver, fake *fak
 	t.Helper()
 	path := fakecuda.Build(t, changes...)
 	fake = fakecuda.Open(t, path)
-	d, err := cuda.Load(path)
+	d, err := cuda.Loaded(path)
 	require.NoError(t, err)
 	t.Cleanup(fake.Clean)
 	return d, fake, func(dev int) {

@@ -13,17 +13,17 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-var _ driver.StreamPriorities = (*Device)(nil)
+var _ driver.StreamPriorities = (*device)(nil)
 
 // CopyStream is the library's copy stream.
 //
 // Safety: only the number of a pointer of the driver's is used.
-func (v *Device) CopyStream() driver.Stream {
+func (v *device) CopyStream() driver.Stream {
 	return driver.Stream(uintptr(unsafe.Pointer(v.copyStream)))
 }
 
 // NewStream makes a non-blocking stream.
-func (v *Device) NewStream() (driver.Stream, error) {
+func (v *device) NewStream() (driver.Stream, error) {
 	s, err := v.newHandle("cuStreamCreate", &v.d.streams, func() (C.cuvmm_value, error) {
 		return C.cuvmm_stream_create(v.d.api, v.ctx), nil
 	})
@@ -31,7 +31,7 @@ func (v *Device) NewStream() (driver.Stream, error) {
 }
 
 // Priorities is the range of the streams' priorities.
-func (v *Device) Priorities() (least, greatest int, err error) {
+func (v *device) Priorities() (least, greatest int, err error) {
 	err = v.inContext("cuCtxGetStreamPriorityRange", func() C.CUresult {
 		c := C.cuvmm_stream_priorities(v.d.api, v.ctx)
 		least, greatest = int(c.least), int(c.greatest)
@@ -41,7 +41,7 @@ func (v *Device) Priorities() (least, greatest int, err error) {
 }
 
 // NewStreamPriority makes a non-blocking stream with a priority.
-func (v *Device) NewStreamPriority(priority int) (driver.Stream, error) {
+func (v *device) NewStreamPriority(priority int) (driver.Stream, error) {
 	s, err := v.newHandle("cuStreamCreateWithPriority", &v.d.streams, func() (C.cuvmm_value, error) {
 		nearest := max(math.MinInt32, min(priority, math.MaxInt32))
 		return C.cuvmm_stream_create_priority(v.d.api, v.ctx, C.int(nearest)), nil
@@ -50,21 +50,21 @@ func (v *Device) NewStreamPriority(priority int) (driver.Stream, error) {
 }
 
 // FreeStream destroys a stream; its queued work still runs.
-func (v *Device) FreeStream(s driver.Stream) error {
-	return v.freeHandle("cuStreamDestroy", &v.d.streams, uint64(s), func(maker *Device) C.CUresult {
+func (v *device) FreeStream(s driver.Stream) error {
+	return v.freeHandle("cuStreamDestroy", &v.d.streams, uint64(s), func(maker *device) C.CUresult {
 		return C.cuvmm_stream_destroy(maker.d.api, maker.ctx, stream(s))
 	})
 }
 
 // SyncStream waits for a stream.
-func (v *Device) SyncStream(s driver.Stream) error {
+func (v *device) SyncStream(s driver.Stream) error {
 	return v.onStream("cuStreamSynchronize", s, func() C.CUresult {
 		return C.cuvmm_stream_sync(v.d.api, v.ctx, stream(s))
 	})
 }
 
 // StreamDone reports whether the work that the stream has now has run.
-func (v *Device) StreamDone(s driver.Stream) (bool, error) {
+func (v *device) StreamDone(s driver.Stream) (bool, error) {
 	done := false
 	err := v.onStream("cuStreamQuery", s, func() C.CUresult {
 		r := C.cuvmm_stream_query(v.d.api, v.ctx, stream(s))
@@ -78,12 +78,12 @@ func (v *Device) StreamDone(s driver.Stream) (bool, error) {
 }
 
 // newHandle makes something that can be freed, and lists it.
-func (v *Device) newHandle(call string, table *handleTable, create func() (C.cuvmm_value, error)) (uint64, error) {
+func (v *device) newHandle(call string, table *handleTable, create func() (C.cuvmm_value, error)) (uint64, error) {
 	return v.newEntry(call, table, &tableEntry{}, create)
 }
 
 // newEntry is newHandle for an entry that says more of the handle.
-func (v *Device) newEntry(call string, table *handleTable, e *tableEntry, create func() (C.cuvmm_value, error)) (uint64, error) {
+func (v *device) newEntry(call string, table *handleTable, e *tableEntry, create func() (C.cuvmm_value, error)) (uint64, error) {
 	if err := v.begin(call); err != nil {
 		return 0, err
 	}
@@ -101,7 +101,7 @@ func (v *Device) newEntry(call string, table *handleTable, e *tableEntry, create
 }
 
 // onStream makes a call with a stream, which may be another library's.
-func (v *Device) onStream(call string, s driver.Stream, f func() C.CUresult) error {
+func (v *device) onStream(call string, s driver.Stream, f func() C.CUresult) error {
 	return v.onHandle(call, &v.d.streams, uint64(s), f)
 }
 
@@ -113,7 +113,7 @@ type use struct {
 
 // onBoth makes a call with two handles. The lock of the second one, if it has any, is inside that
 // of the first.
-func (v *Device) onBoth(call string, first, second use, f func() C.CUresult) error {
+func (v *device) onBoth(call string, first, second use, f func() C.CUresult) error {
 	var inner error
 	err := v.onHandle(call, first.table, first.handle, func() (r C.CUresult) {
 		inner = v.onHandle(call, second.table, second.handle, func() C.CUresult {
@@ -126,7 +126,7 @@ func (v *Device) onBoth(call string, first, second use, f func() C.CUresult) err
 }
 
 // onHandle makes a call with a handle that cannot be freed meanwhile.
-func (v *Device) onHandle(call string, table *handleTable, handle uint64, f func() C.CUresult) error {
+func (v *device) onHandle(call string, table *handleTable, handle uint64, f func() C.CUresult) error {
 	if err := v.begin(call); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (v *Device) onHandle(call string, table *handleTable, handle uint64, f func
 
 // checkWith is check for a call with a handle. Where that is another device's, a reset
 // may be that device's.
-func (v *Device) checkWith(entry *tableEntry, call string, r C.CUresult) error {
+func (v *device) checkWith(entry *tableEntry, call string, r C.CUresult) error {
 	if entry != nil && entry.maker.n != v.n {
 		return v.checkBoth(call, r)
 	}
@@ -159,7 +159,7 @@ func (v *Device) checkWith(entry *tableEntry, call string, r C.CUresult) error {
 // queueOf is a stream and the context in which work is queued on it: its maker's, or for
 // another library's stream what the driver says. The default streams, which have no
 // entry either, are v's.
-func (v *Device) queueOf(entry *tableEntry, s driver.Stream) C.cuvmm_queue {
+func (v *device) queueOf(entry *tableEntry, s driver.Stream) C.cuvmm_queue {
 	q := C.cuvmm_queue{ctx: v.ctx, stream: stream(s)}
 	switch {
 	case entry != nil:
@@ -174,7 +174,7 @@ func (v *Device) queueOf(entry *tableEntry, s driver.Stream) C.cuvmm_queue {
 const lastDefault driver.Stream = 2
 
 // onQueue is onStream for a call that may be made with a stream of any device.
-func (v *Device) onQueue(call string, s driver.Stream, f func(C.cuvmm_queue) C.CUresult) error {
+func (v *device) onQueue(call string, s driver.Stream, f func(C.cuvmm_queue) C.CUresult) error {
 	if err := v.begin(call); err != nil {
 		return err
 	}
@@ -189,7 +189,7 @@ func (v *Device) onQueue(call string, s driver.Stream, f func(C.cuvmm_queue) C.C
 
 // checkQueued is checkWith for work on a stream. Where that is another library's, a reset
 // may be of the stream's own context.
-func (v *Device) checkQueued(entry *tableEntry, s driver.Stream, call string, r C.CUresult) error {
+func (v *device) checkQueued(entry *tableEntry, s driver.Stream, call string, r C.CUresult) error {
 	if entry == nil && s > lastDefault {
 		return v.checkBoth(call, r)
 	}
@@ -197,7 +197,7 @@ func (v *Device) checkQueued(entry *tableEntry, s driver.Stream, call string, r 
 }
 
 // freeHandle frees a handle of this package.
-func (v *Device) freeHandle(call string, table *handleTable, handle uint64, destroy func(maker *Device) C.CUresult) error {
+func (v *device) freeHandle(call string, table *handleTable, handle uint64, destroy func(maker *device) C.CUresult) error {
 	if err := v.beginEvenLost(call); err != nil {
 		return err
 	}
