@@ -164,21 +164,6 @@ func (c *counted) setLen(r *vmm.Range, n int) error {
 	return r.SetLen(size)
 }
 
-func (c *counted) truncate(r *vmm.Range, n int) error {
-	size, err := c.bytes("truncate to", n)
-	if err != nil {
-		return err
-	}
-	have := r.Len()
-	if size <= have {
-		return r.SetLen(size)
-	}
-	if err := open(r); err != nil { // then Len is 0
-		return fmt.Errorf("truncate to %d %s: %w", n, c.noun, err)
-	}
-	return fmt.Errorf("truncate to %d %s: %w: there are %d", n, c.noun, vmm.ErrBounds, c.count(have))
-}
-
 // open is nil unless r is closed or asleep.
 func open(r *vmm.Range) error {
 	release, err := r.Hold(0, 0)

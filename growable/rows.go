@@ -139,10 +139,6 @@ func (r *Rows[T]) Grow(n int) error { return r.base().grow(r.Range(), n) }
 // memory; see Clip.
 func (r *Rows[T]) SetLen(n int) error { return r.base().setLen(r.Range(), n) }
 
-// Truncate drops the rows from n on and keeps the memory; see Clip. It is SetLen for
-// callers that mean to drop only: if n is above Len, it returns vmm.ErrBounds.
-func (r *Rows[T]) Truncate(n int) error { return r.base().truncate(r.Range(), n) }
-
 // Clip unmaps the chunks that lie wholly beyond Len, after waiting for work that
 // may use them.
 func (r *Rows[T]) Clip() error { return r.Range().Clip() }

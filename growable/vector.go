@@ -12,7 +12,7 @@ import (
 )
 
 // Vector is a slice of T in device memory that grows in place. Counts and indices are
-// elements. Safe for concurrent use: Append is atomic, while Grow, SetLen and Truncate
+// elements. Safe for concurrent use: Append is atomic, while Grow and SetLen
 // used together want one producer at a time. The caller must Close it.
 type Vector[T any] struct {
 	r      *vmm.Range // nil in a zero Vector
@@ -150,10 +150,6 @@ func (v *Vector[T]) Grow(n int) error { return v.base().grow(v.Range(), n) }
 // SetLen sets Len to n, at most Cap. A smaller Len drops elements and keeps the
 // memory; see Clip.
 func (v *Vector[T]) SetLen(n int) error { return v.base().setLen(v.Range(), n) }
-
-// Truncate drops the elements from n on and keeps the memory; see Clip. It is SetLen
-// for callers that mean to drop only: if n is above Len, it returns vmm.ErrBounds.
-func (v *Vector[T]) Truncate(n int) error { return v.base().truncate(v.Range(), n) }
 
 // Clip unmaps the chunks that lie wholly beyond Len, after waiting for work that
 // may use them.

@@ -352,28 +352,6 @@ func TestVectorAppendSeq(t *testing.T) {
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 }
 
-func TestVectorTruncate(t *testing.T) {
-	v := vector[int32](t, vmmtest.Device(t), growable.Options{MaxLen: 1000})
-	require.NoError(t, v.Append(1, 2, 3))
-	require.Greater(t, v.Cap(), 4)
-	require.NoError(t, v.Truncate(3))
-	err := v.Truncate(4)
-	require.ErrorIs(t, err, vmm.ErrBounds, "although there is memory for it")
-	require.ErrorContains(t, err, "truncate to 4 elements: out of bounds: there are 3")
-	require.ErrorIs(t, v.Truncate(-1), vmm.ErrInvalid)
-	require.ErrorIs(t, v.Truncate(math.MaxInt), vmm.ErrFull)
-	capacity := v.Cap()
-	require.NoError(t, v.Truncate(1))
-	require.Equal(t, []int32{1}, all(t, v))
-	require.Equal(t, capacity, v.Cap(), "the memory stays")
-	require.NoError(t, v.Truncate(0))
-	require.ErrorIs(t, v.Truncate(1), vmm.ErrBounds)
-	require.NoError(t, v.Close())
-	for _, n := range []int{0, 1} {
-		require.ErrorIs(t, v.Truncate(n), vmm.ErrClosed)
-	}
-}
-
 func TestVectorString(t *testing.T) {
 	v := vector[float32](t, vmmtest.Device(t), growable.Options{MaxLen: 1 << 19})
 	require.NoError(t, v.Append(1, 2, 3))

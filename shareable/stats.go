@@ -2,7 +2,6 @@ package shareable
 
 import (
 	"cmp"
-	"fmt"
 	"log/slog"
 	"math"
 	"slices"
@@ -27,7 +26,7 @@ type Stats struct {
 	Resyncs    uint64 `json:"resyncs"`    // requests to send chunks again
 }
 
-// String is the statistics as JSON, which makes them an expvar.Var.
+// String is the statistics as JSON, as expvar.Func has them, too.
 func (s Stats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.
@@ -47,10 +46,6 @@ func (s *Server) Stats() Stats {
 		Frames: s.counts.frames.Load(), Resyncs: s.counts.resyncs.Load(),
 	}
 }
-
-// Var is the server's Stats as a variable for expvar.Publish: its String reads them anew each
-// time, as JSON. Safe for concurrent use.
-func (s *Server) Var() fmt.Stringer { return stats.Var(func() any { return s.Stats() }) }
 
 // ReaderStats is one reader of one object: what was sent to it, and what it has acknowledged. A
 // reader acknowledges memory once it has mapped it, and reads lengths without telling.

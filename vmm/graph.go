@@ -151,12 +151,8 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	return nil
 }
 
-// OnGraphLaunch registers f for the graph that the stream's capture becomes. f is called before
-// each launch of the graph, with the stream that it is launched on. What f returns is called after
-// the launch. This is for work around a launch that cannot be part of the graph, such as events. If
-// f returns an error, the launch returns it. f must not launch the graph. A stream that
-// BeginCapture, of it or of one that it has joined, does not capture is ErrInvalid.
-func (s *Stream) OnGraphLaunch(f func(on *Stream) (launched func(), err error)) error {
+// onGraphLaunch is door.VMM.OnGraphLaunch.
+func (s *Stream) onGraphLaunch(f func(on *Stream) (launched func(), err error)) error {
 	return s.wrap("watch graph", 0, 0, s.with(func(o *openDevice) error {
 		id, err := o.CaptureID(&s.order)
 		if err != nil {
@@ -352,7 +348,7 @@ func (x *GraphExec) Launch(s *Stream) error {
 	}))
 }
 
-// announce calls the functions of OnGraphLaunch before a launch on s, and what it returns calls
+// announce calls the functions of onGraphLaunch before a launch on s, and what it returns calls
 // what they return. It needs x.mu.
 func (x *GraphExec) announce(s *Stream) (launched func(), err error) {
 	var all []func()

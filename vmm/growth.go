@@ -282,15 +282,8 @@ func (g *Range) growAhead() error {
 	return g.growAheadLocked(have, goal)
 }
 
-// GrowAhead makes room for n more bytes beyond Len, or for fewer: it takes what is free, as
-// RangeOptions.GrowAhead does, for work that runs and may need it. It waits for nothing, has no one
-// release memory, and asks no Supplier. What the range has given up and is still Retiring it leaves
-// alone: earlier work may use that, and a growth has it back without a driver call.
-//
-// giveBack undoes it, but for the first keep bytes beyond Len. The chunks are unmapped when the
-// stream has done what it was told so far (see Stats.Retiring): the caller promises that no other
-// work has used them. What is held, or was taken meanwhile by a growth, stays; without a stream all does.
-func (g *Range) GrowAhead(n uint64) (giveBack func(keep uint64, s *Stream)) {
+// growAheadBy is door.VMM.GrowAhead.
+func (g *Range) growAheadBy(n uint64) (giveBack func(keep uint64, s *Stream)) {
 	var from, end uint64
 	if g.checkOpen() == nil && g.supply == nil && g.capMu.TryLock() {
 		defer g.capMu.Unlock()

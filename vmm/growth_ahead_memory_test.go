@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
@@ -125,7 +126,7 @@ func TestGrowAheadIsGivenBack(t *testing.T) {
 		g := newRange(t, d, vmm.RangeOptions{Max: 1024 * page, Chunk: page})
 		require.NoError(t, g.Append(pattern(4*page, 1)))
 		require.NoError(t, g.Grow(2*page))
-		giveBack := g.GrowAhead(100 * page)
+		giveBack := inside.VMM.GrowAhead(g, 100*page)
 		require.EqualValues(t, 60*page, g.Cap(), "a sixteenth is left")
 		require.EqualValues(t, 1, g.Stats().GrowAheadFailures)
 		giveBack(0, nil)
@@ -146,7 +147,7 @@ func TestGrowAheadIsGivenBack(t *testing.T) {
 		giveBack(0, s)
 		require.EqualValues(t, 10*page, g.Cap(), "it has ended elsewhere since")
 
-		giveBack = g.GrowAhead(4 * page)
+		giveBack = inside.VMM.GrowAhead(g, 4*page)
 		require.EqualValues(t, 12*page, g.Cap())
 		release, err := g.Hold(11*page, page)
 		require.NoError(t, err)
@@ -160,15 +161,15 @@ func TestGrowAheadIsGivenBack(t *testing.T) {
 		require.NoError(t, g.UsedBy(s))
 		open = gate(t, d, s.Raw())
 		require.NoError(t, g.Clip())
-		giveBack = g.GrowAhead(4 * page)
+		giveBack = inside.VMM.GrowAhead(g, 4*page)
 		giveBack(0, s)
 		require.EqualValues(t, 8*page, g.Cap())
 		open()
 
 		require.Zero(t, asked)
 		require.NoError(t, g.Close())
-		g.GrowAhead(page)(0, s)
-		(*vmm.Range)(nil).GrowAhead(page)(0, s)
+		inside.VMM.GrowAhead(g, page)(0, s)
+		inside.VMM.GrowAhead(nil, page)(0, s)
 		stop()
 		require.NoError(t, s.Close())
 	})

@@ -36,6 +36,16 @@ func (inside) NoteAllocation(d *Device, at Ptr, n uint64) door.Allocation {
 	return d.noteAllocation(at, n)
 }
 
+func (inside) GrowAhead(g *Range, n uint64) (giveBack func(keep uint64, s *Stream)) {
+	return g.growAheadBy(n)
+}
+
+func (inside) StreamNumber(s *Stream) uint64 { return uint64(nonnil.Of(s).handle) }
+
+func (inside) OnGraphLaunch(s *Stream, f func(on *Stream) (launched func(), err error)) error {
+	return s.onGraphLaunch(f)
+}
+
 func (inside) StopWork(s *Stream, err error) (end func()) { return s.stopWork(err) }
 
 func (inside) Stops(s *Stream) (stopped func() error) {

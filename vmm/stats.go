@@ -301,10 +301,6 @@ func (d *Device) Stats() Stats {
 	}
 }
 
-// Var is the device's Stats as a variable for expvar.Publish: its String reads them anew
-// each time, as JSON. Stats().String() is a string of one moment.
-func (d *Device) Var() fmt.Stringer { return stats.Var(func() any { return d.Stats() }) }
-
 // ResetPeaks makes the high-water marks what there is now.
 func (d *Device) ResetPeaks() {
 	if d == nil || d.state == nil {
@@ -319,7 +315,7 @@ func (d *Device) ResetPeaks() {
 	}
 }
 
-// String is the statistics as JSON, which makes them an expvar.Var.
+// String is the statistics as JSON, as expvar.Func has them, too.
 func (s Stats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.
@@ -346,7 +342,7 @@ type RangeStats struct {
 	Asleep bool `json:"asleep"`
 }
 
-// String is the statistics as JSON, which makes them an expvar.Var.
+// String is the statistics as JSON, as expvar.Func has them, too.
 func (s RangeStats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.

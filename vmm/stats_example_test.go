@@ -17,7 +17,7 @@ func ExampleStats_expvar() {
 		panic(err)
 	}
 	defer dev.Close()
-	expvar.Publish("gpu0", dev.Var())
+	expvar.Publish("gpu0", expvar.Func(func() any { return dev.Stats() }))
 
 	g, err := dev.Alloc(3 << 20)
 	if err != nil {

@@ -367,10 +367,6 @@ func (s *Stream) Raw() driver.Stream {
 	return s.handle
 }
 
-// Number is the number of Raw, to print: no work can be queued by it. So unlike Raw it does not make
-// waits ask the driver whether somebody else captures the stream.
-func (s *Stream) Number() uint64 { return uint64(nonnil.Of(s).handle) }
-
 // Close waits for the stream's work, takes the stream off every UsedBy and frees
 // it, a wrapped one excepted. While the stream is being captured it returns
 // ErrCapturing and changes nothing. Twice is fine, and so is a nil Stream.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -269,7 +270,7 @@ func retiringAhead(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open fu
 	s = stream(t, d)
 	require.NoError(t, g.Grow(2*page))
 	require.NoError(t, g.UsedBy(s))
-	giveBack := g.GrowAhead(4 * page)
+	giveBack := inside.VMM.GrowAhead(g, 4*page)
 	require.EqualValues(t, 4*page, g.Cap())
 	open = work(t, d, s.Raw(), g.Ptr()+3*page)
 	giveBack(2*page, s)

@@ -101,16 +101,3 @@ func TestLookupRange(t *testing.T) {
 	require.NoError(t, r.Close())
 	w.end()
 }
-
-// TestVarIsReadAnew each time, as expvar does.
-func TestVarIsReadAnew(t *testing.T) {
-	w := newWorld(t, 1)
-	v := w.devs[0].Var()
-	before := v.String()
-	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 4 * page})
-	require.NotEqual(t, before, v.String())
-	require.JSONEq(t, w.devs[0].Stats().String(), v.String())
-	require.NoError(t, g.Close())
-	w.end()
-	require.NotEmpty(t, (*vmm.Device)(nil).Var().String())
-}

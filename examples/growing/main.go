@@ -44,7 +44,7 @@ func run(w io.Writer, device string) (err error) {
 		}
 	}
 	fmt.Fprintf(w, "%d elements, the same pointer: %t\n", v.Len(), v.Ptr() == first)
-	if err := v.Truncate(4 << 20); err != nil { // the memory stays for the next Append
+	if err := v.SetLen(4 << 20); err != nil { // the memory stays for the next Append
 		return err
 	}
 	if err := v.Clip(); err != nil { // now it is given back

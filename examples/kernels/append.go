@@ -106,7 +106,7 @@ func appendRows(w io.Writer, s *vmm.Stream, f *kernel.Func) (err error) {
 			}
 		}
 		// Append waits for its stream, so the last batch may be overwritten here.
-		if err := errors.Join(in.Truncate(0), in.Append(rows...)); err != nil {
+		if err := errors.Join(in.SetLen(0), in.Append(rows...)); err != nil {
 			return err
 		}
 		launches := 0

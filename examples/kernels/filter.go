@@ -77,7 +77,7 @@ func filter(w io.Writer, s *vmm.Stream, f *kernel.Func) (err error) {
 	if _, err := count.ReadAt(kept, 0); err != nil { // waits for the kernel
 		return err
 	}
-	if err := dst.Truncate(int(kept[0])); err != nil {
+	if err := dst.SetLen(int(kept[0])); err != nil {
 		return err
 	}
 	if err := checkKept("numbers", dst, want, cmp.Compare); err != nil {

@@ -43,6 +43,25 @@ type VMM[D, G, R, C, S any] interface {
 	// that is opened twice, is the same Allocation, which has one more user.
 	NoteAllocation(dev D, at driver.Ptr, n uint64) Allocation
 
+	// GrowAhead makes room for n more bytes beyond Len of a Range, or for fewer: it takes what is free, as
+	// RangeOptions.GrowAhead does, for work that runs and may need it. It waits for nothing, has no one
+	// release memory, and asks no Supplier. What the range has given up and is still Retiring it leaves
+	// alone: earlier work may use that, and a growth has it back without a driver call.
+	//
+	// giveBack undoes it, but for the first keep bytes beyond Len. The chunks are unmapped when the
+	// stream has done what it was told so far (see Stats.Retiring): the caller promises that no other
+	// work has used them. What is held, or was taken meanwhile by a growth, stays; without a stream all does.
+	GrowAhead(g G, n uint64) (giveBack func(keep uint64, st S))
+
+	// StreamNumber is the number of Stream.Raw, to print: no work can be queued by it. So unlike Raw it
+	// does not make waits ask the driver whether somebody else captures the stream.
+	StreamNumber(s S) uint64
+	// OnGraphLaunch registers f for the graph that the stream's capture becomes. f is called before each
+	// launch of the graph, with the stream that it is launched on. What f returns is called after the
+	// launch. This is for work around a launch that cannot be part of the graph, such as events. If f
+	// returns an error, the launch returns it. f must not launch the graph. A stream that BeginCapture,
+	// of it or of one that it has joined, does not capture is ErrInvalid.
+	OnGraphLaunch(s S, f func(on S) (launched func(), err error)) error
 	// StopWork says that work of the stream was stopped, as when another process that took part has
 	// died, so that the bytes that it was to write are undefined. Until end, Sync and Done of the stream
 	// return err, and so do reads that wait for the stream's work. The caller calls it before the work

@@ -22,7 +22,7 @@ var surfaces = []string{
 
 // mostSurface is how many exported functions, methods and types they have together, at most. Who adds one
 // takes one away, or says in the commit why the users need it.
-const mostSurface = 760
+const mostSurface = 744
 
 // surface is what go doc shows of a package.
 type surface struct {
@@ -109,8 +109,7 @@ func TestSurface(t *testing.T) {
 	}
 	t.Logf("together: %d", all)
 	require.LessOrEqual(t, all, mostSurface)
-	cuda := surfaceOf(t, filepath.Join(dir, "cgo", "cuda"))
-	t.Logf("cgo/cuda: %d", len(cuda.names))
+	require.LessOrEqual(t, len(surfaceOf(t, filepath.Join(dir, "cgo", "cuda")).names), 15, "the others only satisfy interfaces")
 }
 
 // TestSurfaceIsSeen: the check finds what it looks for, and leaves alone what is not exported.

@@ -29,20 +29,3 @@ func attrs(v reflect.Value) (all []slog.Attr) {
 	}
 	return all
 }
-
-// Var is statistics that String reads anew each time, as expvar wants them.
-type Var func() any
-
-// String is the JSON of what the function returns.
-func (f Var) String() string { return Text(f()) }
-
-// Try is a Var of statistics that may fail to be read. Then it is {"error": the text}.
-func Try[T any](read func() (T, error)) Var {
-	return func() any {
-		x, err := read()
-		if err != nil {
-			return map[string]string{"error": err.Error()}
-		}
-		return x
-	}
-}

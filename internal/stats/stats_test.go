@@ -2,7 +2,6 @@ package stats_test
 
 import (
 	"bytes"
-	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -32,15 +31,4 @@ func TestStats(t *testing.T) {
 	var b bytes.Buffer
 	slog.New(slog.NewTextHandler(&b, nil)).Info("x", "s", stats.Group(x))
 	require.Contains(t, b.String(), "s.calls=3 s.bytes=7 s.since=0001-01-01T00:00:00.000Z s.part.calls=4")
-}
-
-// TestVar: a Var is read anew each time, also after an error.
-func TestVar(t *testing.T) {
-	n, err := uint64(1), error(nil)
-	v := stats.Try(func() (inner, error) { return inner{n}, err })
-	require.JSONEq(t, `{"calls":1}`, v.String())
-	err = errors.New(`"gone"`)
-	require.JSONEq(t, `{"error":"\"gone\""}`, v.String())
-	n, err = 2, nil
-	require.JSONEq(t, `{"calls":2}`, v.String())
 }

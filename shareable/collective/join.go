@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -66,10 +67,17 @@ func Join(ctx context.Context, dev *vmm.Device, o Options) (_ *Group, err error)
 	return joinOn(ctx, dev, o, ncclMaker{lib, o.hooks.anyDevice}, at)
 }
 
-// JoinOn is for package collectivetest: Join with o.Rank and o.Size on another engine than NCCL. If
-// at is not nil, all members meet where it listens, and it is that of rank 0, which takes it over.
-// If it is nil, they do not meet, and o.ID is the group's.
-func JoinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (_ *Group, err error) {
+// forTests is what package collectivetest may ask for: see engine.ForTests.
+type forTests struct{}
+
+var _ = door.Open[engine.ForTests[*Group, Options]](forTests{})
+
+func (forTests) JoinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (*Group, error) {
+	return onEngine(ctx, dev, o, of, at)
+}
+
+// onEngine is engine.ForTests.JoinOn.
+func onEngine(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (_ *Group, err error) {
 	defer errtext.Wrapf(&err, "join a group")
 	if o, err = o.resolve(dev); err != nil {
 		return nil, err

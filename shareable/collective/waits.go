@@ -281,7 +281,7 @@ func (ws *waits) free(discard func(func() error) error) (err error) {
 // queued. A capture that another library has begun is not known, so neither are its launches.
 func (ws *waits) inGraph(st *vmm.Stream, spans []vmm.Span) error {
 	spans = slices.Clone(spans)
-	err := st.OnGraphLaunch(func(on *vmm.Stream) (launched func(), err error) {
+	err := inside.VMM.OnGraphLaunch(st, func(on *vmm.Stream) (launched func(), err error) {
 		q, err := ws.queue(on, spans)
 		if err != nil { // the group has ended, or the stream
 			return nil, err

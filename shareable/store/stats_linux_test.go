@@ -9,18 +9,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestStatsVar: the server's and a client's Stats agree, and are read anew each time.
-func TestStatsVar(t *testing.T) {
+// TestStatsText: the server's and a client's Stats agree, as JSON too.
+func TestStatsText(t *testing.T) {
 	t.Parallel()
 	s := listening(t, Options{})
 	c := clientOf(t, s)
-	server, client := s.Var(), c.Var()
 	for n := range 2 {
 		var x Stats
-		require.NoError(t, json.Unmarshal([]byte(server.String()), &x))
+		require.NoError(t, json.Unmarshal([]byte(s.Stats().String()), &x))
 		require.EqualValues(t, n, x.Created)
 		require.NotZero(t, x.Conns.Accepted)
 		var y Stats
+		client, err := c.Stats(t.Context())
+		require.NoError(t, err)
 		require.NoError(t, json.Unmarshal([]byte(client.String()), &y))
 		require.Equal(t, x.Objects, y.Objects)
 		require.EqualValues(t, n, y.Created)
@@ -32,8 +33,7 @@ func TestStatsVar(t *testing.T) {
 	require.Contains(t, b.String(), "stats.conns.published=")
 
 	require.NoError(t, c.Close())
-	require.JSONEq(t, `{"error":"stats of store: already closed: client"}`, client.String())
-	require.Contains(t, (*Client)(nil).Var().String(), "error")
-	require.Contains(t, (*Server)(nil).Var().String(), `"objects":0`)
-	require.Contains(t, (&Client{}).Var().String(), "error")
+	_, err := c.Stats(t.Context())
+	require.EqualError(t, err, "stats of store: already closed: client")
+	require.Contains(t, (*Server)(nil).Stats().String(), `"objects":0`)
 }

@@ -200,7 +200,7 @@ func (c *Cursor) run(s *vmm.Stream, launch func(uint64) error, begin func() erro
 	for {
 		res, err := c.pass(s, launch, func() {
 			if giveBack == nil { // for this Append and the next, as if each appended as much as the last one
-				giveBack = c.dst.GrowAhead(2 * c.last * c.elem)
+				giveBack = inside.VMM.GrowAhead(c.dst, 2*c.last*c.elem)
 			}
 		})
 		n = res.written - first

@@ -171,7 +171,7 @@ func TestCursorFull(t *testing.T) {
 	require.EqualValues(t, n, got/by+c.Unfinished(), "each item is done or noted")
 	first := contents(t, v)
 
-	require.NoError(t, v.Truncate(0))
+	require.NoError(t, v.SetLen(0))
 	rest := uint64(0)
 	for c.Unfinished() > 0 {
 		more, err := c.Resume(s, launches(s, f, c, n, by, &passes))
@@ -180,7 +180,7 @@ func TestCursorFull(t *testing.T) {
 		}
 		rest += more
 		first = append(first, contents(t, v)...)
-		require.NoError(t, v.Truncate(0))
+		require.NoError(t, v.SetLen(0))
 	}
 	require.EqualValues(t, n*by, got+rest)
 	slices.Sort(first)
@@ -230,13 +230,13 @@ func TestCursorChecksTheSize(t *testing.T) {
 	m, s := repeaters(t, dev), stream(t, dev)
 	for _, name := range []string{"wide", "wide_tiles"} {
 		v := vector(t, dev, make([]uint32, 1<<14)...) // so that what is read below was written
-		require.NoError(t, v.Truncate(1))
+		require.NoError(t, v.SetLen(1))
 		read := func() []uint32 {
 			all := make([]uint32, 1<<14)
 			require.NoError(t, v.SetLen(1<<14))
 			_, err := v.ReadAt(all, 0)
 			require.NoError(t, err)
-			require.NoError(t, v.Truncate(1))
+			require.NoError(t, v.SetLen(1))
 			return all
 		}
 		before := read()
@@ -289,7 +289,7 @@ func TestCursorTakesWhatIsFree(t *testing.T) {
 	t.Cleanup(dev.OnPressure(func(error) bool { asked++; return false }))
 	defer dev.SetLimit(0)
 	dev.SetLimit(dev.Stats().Committed + 4*large) // the memory of one such Append: the next one is to have that of two
-	require.NoError(t, v.Truncate(v.Len()-100))
+	require.NoError(t, v.SetLen(v.Len()-100))
 	before := v.Cap()
 	add(4, 1)
 	require.Zero(t, asked)

@@ -96,7 +96,7 @@ func TestKernelRates(t *testing.T) {
 			return s.Sync()
 		}},
 		{"compact, half kept", 6 * float64(n), 0.5, func() error {
-			if err := out.Truncate(0); err != nil {
+			if err := out.SetLen(0); err != nil {
 				return err
 			}
 			_, err := kernel.Compact(b, s, c, src, kernel.Less, uint32(1<<31))

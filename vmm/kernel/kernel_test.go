@@ -179,7 +179,7 @@ func TestBound(t *testing.T) {
 	require.ErrorIs(t, b.Set(0, uint64(1)), vmm.ErrInvalid)
 	require.ErrorIs(t, b.Set(2, uint32(1)), vmm.ErrInvalid)
 	require.ErrorIs(t, b.Set(-1, uint32(1)), vmm.ErrInvalid)
-	require.NoError(t, v.Truncate(0))
+	require.NoError(t, v.SetLen(0))
 	require.NoError(t, b.Launch(s), "no elements")
 	require.NoError(t, s.Sync())
 }

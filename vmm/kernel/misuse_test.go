@@ -26,7 +26,7 @@ func TestCursorOutsideAppend(t *testing.T) {
 	f := function(t, m, "repeat")
 	_, err := c.Append(s, 1, launches(s, f, c, 1, 1, &passes))
 	require.NoError(t, err)
-	require.NoError(t, v.Truncate(0))
+	require.NoError(t, v.SetLen(0))
 	require.NoError(t, v.Clip())
 	require.NoError(t, f.Launch(s, kernel.Over(1, 1), c, uint64(1), uint64(1)))
 	require.NoError(t, s.Sync())

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"fmt"
 	"log/slog"
 
 	"github.com/cuvmm/cuvmm/internal/stats"
@@ -98,15 +97,8 @@ type Stats struct {
 	Waits       uint64 `json:"waits"`        // how many waits ReuseInternalDependencies has put into streams, ever
 }
 
-// String is the statistics as JSON, which makes them an expvar.Var.
+// String is the statistics as JSON, as expvar.Func has them, too.
 func (s Stats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.
 func (s Stats) LogValue() slog.Value { return stats.Group(s) }
-
-// Var is the pool's Stats as a variable for expvar.Publish: its String reads them anew each
-// time, as JSON. If that fails, it is {"error": the text}. Safe for concurrent use.
-func (p *Pool) Var() fmt.Stringer { return stats.Try(p.Stats) }
-
-// Var is as Pool.Var.
-func (p *DriverPool) Var() fmt.Stringer { return stats.Try(p.Stats) }

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/history"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -62,5 +63,5 @@ func (b Block) number() *atomic.Uint64 {
 // note notes in a device's history what has happened to a block, of any pool; s is nil without a stream.
 // Where that costs much, callers ask KeepsBlocks first, which is no call.
 func (b Block) note(l *history.Log, what history.Kind, s *vmm.Stream) {
-	l.AddBlock(what, uint64(b.ptr), b.size, s.Number())
+	l.AddBlock(what, uint64(b.ptr), b.size, inside.VMM.StreamNumber(s))
 }

@@ -186,7 +186,7 @@ func (p *Pool) awaitLocked(st *stream, runs []*extent) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("%w: wait for stream %#x: %w", vmm.ErrOutOfMemory, st.s.Number(), err)
+		return fmt.Errorf("%w: wait for stream %#x: %w", vmm.ErrOutOfMemory, inside.VMM.StreamNumber(st.s), err)
 	}
 	return nil
 }

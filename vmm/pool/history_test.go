@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
@@ -56,7 +57,7 @@ func TestHistory(t *testing.T) {
 		kinds[e.Kind]++
 		switch e.Kind {
 		case "alloc", "resize":
-			require.Equal(t, s.Number(), e.Stream)
+			require.Equal(t, inside.VMM.StreamNumber(s), e.Stream)
 			found[e.Addr] = e.Size
 		case "free":
 			require.Contains(t, found, e.Addr)

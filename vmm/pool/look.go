@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -232,7 +233,7 @@ func (l *look) wait(t *stream) bool {
 		err = l.st.s.WaitFence(f)
 	}
 	if err != nil {
-		if text := fmt.Sprintf("stream %#x cannot be waited for: %v", t.s.Number(), err); !slices.Contains(l.refusals, text) {
+		if text := fmt.Sprintf("stream %#x cannot be waited for: %v", inside.VMM.StreamNumber(t.s), err); !slices.Contains(l.refusals, text) {
 			l.refusals = append(l.refusals, text)
 		}
 		return false
@@ -376,7 +377,7 @@ func (l *look) reasons() (all []string) {
 			rest += s.n
 			continue
 		}
-		add(s.n, "freed in stream %#x, whose work is not known to have ended", s.t.s.Number())
+		add(s.n, "freed in stream %#x, whose work is not known to have ended", inside.VMM.StreamNumber(s.t.s))
 	}
 	add(rest, "freed in other such streams")
 	add(l.largestLocked(), "in the longest free run")

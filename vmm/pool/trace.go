@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -46,8 +47,8 @@ func (t *trace) line(action string, ptr vmm.Ptr, size uint64, st *stream) {
 	if ptr != 0 {
 		at = fmt.Sprintf("%#x", uint64(ptr))
 	}
-	if st != nil && st.s.Number() != 0 {
-		on = fmt.Sprintf("%#x", st.s.Number())
+	if st != nil && inside.VMM.StreamNumber(st.s) != 0 {
+		on = fmt.Sprintf("%#x", inside.VMM.StreamNumber(st.s))
 	}
 	t.write(fmt.Sprintf("1,%s,%s,%s,%d,%s\n", time.Now().Format("15:04:05.000000"), action, at, size, on))
 }

@@ -3,6 +3,7 @@ package pool
 import (
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -173,7 +174,7 @@ func (l *usageList) addStream(st *stream) {
 			c.Free += uint64(n) * l.Pool.classes.sizes[class] //nolint:gosec // not negative
 		}
 	}
-	u := StreamUsage{Stream: st.s.Number(), Pending: st.free.total(), Classes: []ClassUsage{}}
+	u := StreamUsage{Stream: inside.VMM.StreamNumber(st.s), Pending: st.free.total(), Classes: []ClassUsage{}}
 	for _, c := range l.classes[st] {
 		if c.Size != 0 {
 			u.Classes = append(u.Classes, c)

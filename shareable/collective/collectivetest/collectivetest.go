@@ -23,7 +23,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/shareable/collective"
+	"github.com/cuvmm/cuvmm/shareable/collective/internal/engine"
 	"github.com/cuvmm/cuvmm/shareable/collective/internal/hostengine"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
@@ -58,6 +60,8 @@ func GroupsOn(tb testing.TB, devs ...*vmm.Device) []*collective.Group {
 	return New(tb, Options{}, devs...)
 }
 
+var forTests = door.Through[engine.ForTests[*collective.Group, collective.Options]]()
+
 // New is GroupsOn with options.
 func New(tb testing.TB, o Options, devs ...*vmm.Device) []*collective.Group {
 	tb.Helper()
@@ -89,7 +93,7 @@ func New(tb testing.TB, o Options, devs ...*vmm.Device) []*collective.Group {
 	var members sync.WaitGroup
 	for rank, dev := range devs {
 		members.Go(func() {
-			groups[rank], errs[rank] = collective.JoinOn(tb.Context(), dev, collective.Options{Rank: rank, Size: len(devs), Timeout: o.Timeout}, worlds, at)
+			groups[rank], errs[rank] = forTests.JoinOn(tb.Context(), dev, collective.Options{Rank: rank, Size: len(devs), Timeout: o.Timeout}, worlds, at)
 		})
 	}
 	members.Wait()

@@ -125,7 +125,7 @@ func TestKillAtEachStep(t *testing.T) {
 					return victim
 				}}
 				for i, dev := range devs {
-					g, err := collective.JoinOn(t.Context(), dev, collective.Options{Rank: i, Size: len(devs), Timeout: time.Minute}, worlds, nil)
+					g, err := collectivetest.JoinOn(t.Context(), dev, collective.Options{Rank: i, Size: len(devs), Timeout: time.Minute}, worlds, nil)
 					require.NoError(t, err)
 					groups = append(groups, g)
 					members = append(members, member{g, t.Context(), newStream(t, dev), newRange(t, dev, 100+100*i), newRange(t, dev, 3*part)})

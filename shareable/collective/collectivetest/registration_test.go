@@ -88,7 +88,7 @@ func onEngine(t *testing.T, with func(*hostengine.Member) engine.Engine) *collec
 	t.Helper()
 	dev := vmmtest.Device(t)
 	worlds := &hostengine.Worlds{Options: hostengine.Options{Report: t.Errorf}, Wrap: func(_ int, m *hostengine.Member) engine.Engine { return with(m) }}
-	g, err := collective.JoinOn(t.Context(), dev, collective.Options{Size: 1, Timeout: time.Minute}, worlds, nil)
+	g, err := collectivetest.JoinOn(t.Context(), dev, collective.Options{Size: 1, Timeout: time.Minute}, worlds, nil)
 	require.NoError(t, err)
 	return g
 }

@@ -191,7 +191,7 @@ func TestVictim(t *testing.T) {
 	}
 	rank, err := strconv.Atoi(os.Getenv(victimsRank))
 	require.NoError(t, err)
-	g, err := collective.JoinOn(t.Context(), vmmtest.Device(t), collective.Options{Rank: rank, Size: 3}, &hostengine.Worlds{}, address(at))
+	g, err := collectivetest.JoinOn(t.Context(), vmmtest.Device(t), collective.Options{Rank: rank, Size: 3}, &hostengine.Worlds{}, address(at))
 	require.NoError(t, err)
 	fmt.Println("joined")
 	<-t.Context().Done()
@@ -229,7 +229,7 @@ func TestShrinkAfterSIGKILL(t *testing.T) {
 			for i, rank := range ranks {
 				dev := vmmtest.Device(t)
 				wg.Go(func() {
-					groups[i], errs[i] = collective.JoinOn(t.Context(), dev, collective.Options{Rank: rank, Size: 3, Timeout: time.Minute}, worlds, at)
+					groups[i], errs[i] = collectivetest.JoinOn(t.Context(), dev, collective.Options{Rank: rank, Size: 3, Timeout: time.Minute}, worlds, at)
 				})
 			}
 			wg.Wait()

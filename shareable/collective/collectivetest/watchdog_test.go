@@ -146,7 +146,7 @@ func TestJoinTakesTooLong(t *testing.T) {
 	for rank := range errs {
 		dev := vmmtest.Device(t)
 		all.Go(func() {
-			_, errs[rank] = collective.JoinOn(t.Context(), dev, collective.Options{Rank: rank, Size: len(errs), Timeout: 500 * time.Millisecond}, neverJoins{}, at)
+			_, errs[rank] = collectivetest.JoinOn(t.Context(), dev, collective.Options{Rank: rank, Size: len(errs), Timeout: 500 * time.Millisecond}, neverJoins{}, at)
 		})
 	}
 	all.Wait()

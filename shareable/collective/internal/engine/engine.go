@@ -4,6 +4,7 @@ package engine
 
 import (
 	"context"
+	"net"
 
 	"github.com/cuvmm/cuvmm/cgo/nccl"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -17,6 +18,15 @@ type Maker interface {
 	// Join makes this process a member of a group and returns once all members are there, or when
 	// ctx ends.
 	Join(ctx context.Context, dev *vmm.Device, id nccl.ID, rank, size int) (Engine, error)
+}
+
+// ForTests is the door of package collective, for package collectivetest: see package door. Its types are
+// *Group and Options.
+type ForTests[G, O any] interface {
+	// JoinOn is Join with o.Rank and o.Size on another engine than NCCL. If at is not nil, all members
+	// meet where it listens, and it is that of rank 0, which takes it over. If it is nil, they do not
+	// meet, and o.ID is the group's.
+	JoinOn(ctx context.Context, dev *vmm.Device, o O, of Maker, at net.Listener) (G, error)
 }
 
 // Engine is one member's end of a group that all members have joined. A Group makes one call at a
