@@ -8,7 +8,6 @@
 //	Chunk        one piece of physical memory                 Device.Create, Device.Import
 //	Stream       work that runs in order                      Device.NewStream
 //	Event        a point of that work to wait for             Device.NewEvent, Stream.Record
-//	Fence        the same without an allocation, to be freed  Stream.Fence
 //	Graph        captured work, to be launched many times     Stream.EndCapture
 //	Mirror       a copy of device memory in host memory       Device.NewMirror
 //	Pinned       page-locked host memory                      Device.AllocPinned
@@ -115,7 +114,7 @@ package vmm
 //	sleep.go             Sleep and Wake
 //	stopped.go           work that a library has stopped: what waits for it returns the error
 //	stream.go            Stream, its priorities, WrapStream, Hold, Usable
-//	fence.go             Fence: an event at the end of a stream's work; waiting for a stream
+//	fence.go             events at the end of a stream's work; waiting for a stream
 //	onsync.go            OnSync: functions that are called after the program's own waits
 //	event.go             Event; events of several processes
 //	module.go            Module and Function: loaded code, its limits and launches; what memory they use

@@ -3,6 +3,7 @@ package vmm
 import (
 	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
@@ -178,3 +179,10 @@ func HoldCounters(d *Device) (release func()) {
 	d.counters.mu.Lock()
 	return d.counters.mu.Unlock
 }
+
+// Fence is one of package pool.
+type Fence = order.Fence
+
+func (s *Stream) Fence() (Fence, error)   { return forPool{}.Fence(s) }
+func (s *Stream) WaitFence(f Fence) error { return forPool{}.WaitFence(s, f) }
+func SyncFence(s *Stream, f Fence) error  { return forPool{}.SyncFence(s, f) }

@@ -2,34 +2,10 @@ package vmm
 
 import (
 	"errors"
-	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
-
-// Fence is a point of a stream's work to wait for, made by Stream.Fence. It is for programs that
-// need many: its event comes from the device's pool and costs no allocation. It does not record
-// where it was made, and is not listed as open. When the Device closes, its work has ended. The
-// zero Fence is done. Safe for concurrent use, up to Free.
-type Fence struct {
-	f      order.Fence
-	parent *driverState
-}
-
-// Free gives the Fence up. It must be called once.
-func (f Fence) Free() { f.f.Free() }
-
-// Sync waits until the work has ended.
-func (f Fence) Sync() error {
-	err := f.f.Sync()
-	if err == nil && f.parent != nil {
-		f.parent.runSyncHooks()
-	}
-	return err
-}
-
-// Done reports whether the work has ended, by itself or with its device, without waiting.
-func (f Fence) Done() (bool, error) { return f.f.Done() }
 
 // freeFences frees events.
 func freeFences(all []order.Fence) {
@@ -38,32 +14,29 @@ func freeFences(all []order.Fence) {
 	}
 }
 
-// Fence records an event at the end of the work that the stream has now.
-//
-// For example, another stream's WaitFence of it makes that stream's later work wait for this work.
-// Sync waits for it here.
-//
-// While the stream is being captured, Fence returns ErrCapturing. The caller must Free the Fence.
-func (s *Stream) Fence() (Fence, error) {
+// forPool is what package pool may ask for: see order.Fences.
+type forPool struct{}
+
+var _ = door.Open[order.Fences[*Stream]](forPool{})
+
+func (forPool) Fence(s *Stream) (order.Fence, error) {
 	if s == nil || s.dev == nil {
-		return Fence{}, s.wrap("record fence", 0, 0, errNoStream)
+		return order.Fence{}, s.wrap("record fence", 0, 0, errNoStream)
 	}
 	f, err := s.fence()
-	if err != nil {
-		return Fence{}, s.wrap("record fence", 0, 0, err)
-	}
-	return Fence{f, s.dev.state.parent}, nil
+	return f, s.wrap("record fence", 0, 0, err)
 }
 
-// WaitFence makes later work of the stream wait for the fence, of any device of the
-// same driver. Stream.After counts it.
-func (s *Stream) WaitFence(f Fence) error {
-	return s.wrap("wait for fence", 0, 0, s.with(func(o *openDevice) error {
-		if f.parent != nil && f.parent != o.state.parent {
-			return fmt.Errorf("%w: the fence is of another driver", ErrInvalid)
-		}
-		return o.WaitFence(&s.order, f.f)
-	}))
+func (forPool) SyncFence(s *Stream, f order.Fence) error {
+	err := f.Sync()
+	if err == nil {
+		s.dev.state.parent.runSyncHooks()
+	}
+	return err
+}
+
+func (forPool) WaitFence(s *Stream, f order.Fence) error {
+	return s.wrap("wait for fence", 0, 0, s.with(func(o *openDevice) error { return o.WaitFence(&s.order, f) }))
 }
 
 // onEnd calls f, which records an event at the stream's end; not if the stream is freed, its

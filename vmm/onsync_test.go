@@ -24,7 +24,7 @@ func TestOnSync(t *testing.T) {
 	e = record(t, s)
 	f := fence(t, s)
 	for name, do := range map[string]func() error{
-		"Stream.Sync": s.Sync, "Event.Sync": e.Sync, "Fence.Sync": f.Sync, "Device.Sync": w.devs[1].Sync,
+		"Stream.Sync": s.Sync, "Event.Sync": e.Sync, "Fence.Sync": func() error { return vmm.SyncFence(s, f) }, "Device.Sync": w.devs[1].Sync,
 	} {
 		calls = 0
 		require.NoError(t, do(), name)
@@ -33,7 +33,7 @@ func TestOnSync(t *testing.T) {
 	calls, point = 0, 0
 	w.refuse("SyncEvent", 2, errInjected)
 	require.ErrorIs(t, e.Sync(), errInjected)
-	require.ErrorIs(t, f.Sync(), errInjected)
+	require.ErrorIs(t, vmm.SyncFence(s, f), errInjected)
 	w.refuse("RecordContext", 1, errInjected)
 	require.ErrorIs(t, d.Sync(), errInjected)
 	require.NoError(t, s.BeginCapture())

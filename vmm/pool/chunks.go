@@ -174,9 +174,9 @@ func (p *Pool) mapLocked(s site, m mapping) error {
 // It releases p.mu meanwhile.
 func (p *Pool) awaitLocked(st *stream, runs []*extent) error {
 	p.mu.Unlock()
-	f, err := st.s.Fence()
+	f, err := fences.Fence(st.s)
 	if err == nil {
-		err = f.Sync()
+		err = fences.SyncFence(st.s, f)
 		f.Free()
 	}
 	p.mu.Lock()

@@ -120,8 +120,8 @@ func (u *user) free() {
 	s := x.s
 	if u.rnd.IntN(4) == 0 { // in another stream, which comes after
 		to := u.stream()
-		if f, err := s.Fence(); err == nil {
-			if to.WaitFence(f) == nil {
+		if f, err := fences.Fence(s); err == nil {
+			if fences.WaitFence(to, f) == nil {
 				s = to
 			}
 			f.Free()

@@ -93,9 +93,9 @@ func TestFreedInAStreamThatLags(t *testing.T) {
 		for range 8*mib/size + 100 {
 			x, err := p.Alloc(a, size)
 			require.NoError(t, err, "%d bytes", size)
-			f, err := a.Fence()
+			f, err := fences.Fence(a)
 			require.NoError(t, err)
-			require.NoError(t, b.WaitFence(f))
+			require.NoError(t, fences.WaitFence(b, f))
 			f.Free()
 			require.NoError(t, p.Free(b, x))
 		}
@@ -129,9 +129,9 @@ func TestBlocksOfAnotherStreamsSlabs(t *testing.T) {
 			"synchronised": func(_ *world, a, _ *vmm.Stream) { require.NoError(t, a.Sync()) },
 			"closed":       func(_ *world, a, _ *vmm.Stream) { require.NoError(t, a.Close()) },
 			"waited for": func(_ *world, a, b *vmm.Stream) {
-				f, err := a.Fence()
+				f, err := fences.Fence(a)
 				require.NoError(t, err)
-				require.NoError(t, b.WaitFence(f))
+				require.NoError(t, fences.WaitFence(b, f))
 				f.Free()
 			},
 			"": func(*world, *vmm.Stream, *vmm.Stream) {},
@@ -201,11 +201,11 @@ func TestWholeSlabsOfSeveralStreams(t *testing.T) {
 	g := w.gates(0)
 	streams := []*vmm.Stream{w.stream(0), w.stream(0), w.stream(0)}
 	all := fill(t, p, streams[0], 4*kib)
-	f, err := streams[0].Fence()
+	f, err := fences.Fence(streams[0])
 	require.NoError(t, err)
 	open := g.hold(streams[1])
 	for _, s := range streams[1:] {
-		require.NoError(t, s.WaitFence(f))
+		require.NoError(t, fences.WaitFence(s, f))
 	}
 	f.Free()
 	for i, x := range all {
@@ -232,9 +232,9 @@ func TestNoTheft(t *testing.T) {
 			for i := 0; i < len(all); i += 2 { // so that no slab is empty
 				require.NoError(t, p.Free(a, all[i]))
 			}
-			f, err := a.Fence()
+			f, err := fences.Fence(a)
 			require.NoError(t, err)
-			require.NoError(t, b.WaitFence(f)) // so b may have it
+			require.NoError(t, fences.WaitFence(b, f)) // so b may have it
 			f.Free()
 			_, err = p.Alloc(b, 2*mib)
 			require.ErrorIs(t, err, vmm.ErrOutOfMemory)

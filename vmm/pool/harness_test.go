@@ -17,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
@@ -31,6 +32,8 @@ const (
 	patience = time.Minute
 	waitStep = 100 * time.Microsecond
 )
+
+var fences = door.Through[order.Fences[*vmm.Stream]]()
 
 var inPool = door.Through[door.Pool[*vmm.Device, *pool.DriverPool]]()
 

@@ -227,10 +227,10 @@ func (l *look) wait(t *stream) bool {
 	if t == l.st || l.reach(l.st, t, true) > newest {
 		return true
 	}
-	f, err := t.s.Fence()
+	f, err := fences.Fence(t.s)
 	if err == nil {
 		defer f.Free()
-		err = l.st.s.WaitFence(f)
+		err = fences.WaitFence(l.st.s, f)
 	}
 	if err != nil {
 		if text := fmt.Sprintf("stream %#x cannot be waited for: %v", inside.VMM.StreamNumber(t.s), err); !slices.Contains(l.refusals, text) {

@@ -255,12 +255,12 @@ func (m *machine) follow(to, from *lane) bool {
 		m.closeOne(e)
 		return !m.fails(err)
 	}
-	f, err := from.s.Fence()
+	f, err := fences.Fence(from.s)
 	if m.fails(err) {
 		return false
 	}
 	defer f.Free()
-	return !m.fails(to.s.WaitFence(f))
+	return !m.fails(fences.WaitFence(to.s, f))
 }
 
 func (m *machine) freeElsewhere() {

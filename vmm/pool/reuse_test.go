@@ -140,9 +140,9 @@ func TestFollowEvents(t *testing.T) {
 			closeAll(t, e)
 		},
 		"WaitFence": func(t *testing.T, r *reuse) {
-			f, err := r.s.Fence()
+			f, err := fences.Fence(r.s)
 			require.NoError(t, err)
-			require.NoError(t, r.to.WaitFence(f))
+			require.NoError(t, fences.WaitFence(r.to, f))
 			f.Free()
 		},
 		"by way of a third stream": func(t *testing.T, r *reuse) {
@@ -204,7 +204,7 @@ func TestOpportunisticWithLaterWork(t *testing.T) {
 		require.False(t, r.gets(r.to)) // which asks
 		open := r.g.hold(r.s)
 		r.open()
-		f, err := r.to.Fence()
+		f, err := fences.Fence(r.to)
 		require.NoError(t, err)
 		f.Free()
 		require.Eventually(t, func() bool { return r.gets(r.to) }, patience, waitStep)
@@ -458,9 +458,9 @@ func TestSameCallsSameAddresses(t *testing.T) {
 				live = live[:len(live)-1]
 			case what < 11:
 				to := rnd.IntN(len(streams))
-				f, err := streams[k].Fence()
+				f, err := fences.Fence(streams[k])
 				require.NoError(t, err)
-				require.NoError(t, streams[to].WaitFence(f))
+				require.NoError(t, fences.WaitFence(streams[to], f))
 				f.Free()
 			default:
 				for i, open := range opens {

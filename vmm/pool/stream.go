@@ -6,8 +6,10 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
 // stream is what a pool knows of one stream.
@@ -35,9 +37,12 @@ type stream struct {
 	fences []fence
 }
 
+// fences is what package vmm does with fences for this one alone.
+var fences = door.Through[order.Fences[*vmm.Stream]]()
+
 // fence is an event of the pool's own in a stream.
 type fence struct {
-	f     vmm.Fence
+	f     order.Fence
 	after uint64 // when f is done, the work has ended of all that was freed with a lower stamp
 }
 
@@ -288,7 +293,7 @@ func (p *Pool) fenceLocked(t *stream) {
 		return
 	}
 	after := t.point() + 1
-	if f, err := t.s.Fence(); err == nil {
+	if f, err := fences.Fence(t.s); err == nil {
 		t.fences = append(t.fences, fence{f, after})
 	}
 }

@@ -9,6 +9,19 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
+// Fences is the door of package vmm for package pool: see package door. Its type is *vmm.Stream.
+type Fences[S any] interface {
+	// Fence records an event at the end of the work that the stream has now. Its event comes from the
+	// device's pool and costs no allocation. When the Device closes, its work has ended. While the
+	// stream is being captured it returns ErrCapturing. The caller must Free the Fence.
+	Fence(s S) (Fence, error)
+	// SyncFence waits until the work of a Fence of the stream has ended.
+	SyncFence(s S, f Fence) error
+	// WaitFence makes later work of the stream wait for the Fence, of any device of the same driver.
+	// Stream.After counts it.
+	WaitFence(s S, f Fence) error
+}
+
 // Fence is an event of the device's pool, recorded at the end of some work. The zero one stands
 // for work that has ended. Safe for concurrent use, up to Free.
 type Fence struct {
