@@ -281,6 +281,7 @@ func retiringAhead(t *testing.T, w *world) (g *vmm.Range, s *vmm.Stream, open fu
 // TestZeroedGrowthWaitsForWhatRetires: it maps memory anew, and fails during a capture.
 func TestZeroedGrowthWaitsForWhatRetires(t *testing.T) {
 	w := newWorld(t, 1)
+	vmm.SetNoWorker(w.devs[0], true) // the growth unmaps
 	g, s, open := retiringAhead(t, w)
 	end := captured(t, w, s)
 	require.ErrorIs(t, g.Grow(4*page), vmm.ErrCapturing)
@@ -291,6 +292,7 @@ func TestZeroedGrowthWaitsForWhatRetires(t *testing.T) {
 	open()
 	require.ErrorIs(t, grow(), errInjected)
 	require.NoError(t, g.Grow(4*page))
+	vmm.SetNoWorker(w.devs[0], false)
 	require.NoError(t, s.Sync())
 	require.Equal(t, make([]byte, 4*page), shown(t, g, 0))
 	require.NoError(t, s.Close())

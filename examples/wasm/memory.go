@@ -90,10 +90,17 @@ func (m *memory) Reallocate(size uint64) []byte {
 }
 
 func resize(r *vmm.Range, size uint64) ([]byte, error) {
-	if have := r.Len(); size > have {
+	switch have := r.Len(); {
+	case size > have:
 		if err := r.Grow(size - have); err != nil {
 			return nil, err
 		}
+	case size < have: // what comes back later is zero, too
+		b, err := r.Host()
+		if err != nil {
+			return nil, err
+		}
+		clear(b[size:])
 	}
 	if err := r.SetLen(size); err != nil {
 		return nil, err
