@@ -310,8 +310,11 @@ func (d *Device) noteJoin(s *Stream) bool {
 
 // WaitFence makes later work of the stream wait for the fence.
 func (d *Device) WaitFence(s *Stream, f Fence) error {
-	if f.on == nil {
+	switch {
+	case f.on == nil:
 		return nil
+	case f.on.gate.world != d.gate.world:
+		return fmt.Errorf("%w: the fence is of another driver", driver.ErrInvalid)
 	}
 	both := d.with(f.on.gate)
 	both.share()
