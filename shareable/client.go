@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"slices"
 	"sync"
@@ -36,7 +37,7 @@ type client struct {
 	// Guarded by mu.
 	mu      sync.Mutex
 	h       *handshake       // the connection, or the last one
-	last    uint64           // how many requests there were
+	last    uint32           // the number of the last request
 	calls   map[uint32]*call // by number
 	times   int              // how often it has connected again
 	err     error            // why it has ended
@@ -45,7 +46,6 @@ type client struct {
 
 // call is a request that waits for its reply.
 type call struct {
-	nth     uint64 // of the client's requests
 	t       wire.Type
 	payload []byte
 	reply   wire.Type
@@ -196,8 +196,7 @@ func (c *client) resume(h *handshake) error {
 	if c.isEnded {
 		return c.err
 	}
-	inOrder := func(a, b uint32) int { return cmp.Compare(c.calls[a].nth, c.calls[b].nth) }
-	for _, n := range slices.SortedFunc(maps.Keys(c.calls), inOrder) {
+	for _, n := range slices.Sorted(maps.Keys(c.calls)) {
 		if err := h.write(c.calls[n].t, n, c.calls[n].payload); err != nil {
 			return err
 		}
@@ -289,16 +288,18 @@ func (c *client) Call(ctx context.Context, t wire.Type, payload []byte, reply wi
 // send numbers a request and sends it. Requires sending.
 func (c *client) send(x *call) (request uint32, err error) {
 	c.mu.Lock()
-	if c.isEnded {
-		err := c.err
+	switch {
+	case c.isEnded:
+		err = c.err
+	case c.last == math.MaxUint32:
+		err = fmt.Errorf("%w: the connection has no more numbers for requests", vmm.ErrLimit)
+	}
+	if err != nil {
 		c.mu.Unlock()
 		return 0, err
 	}
-	for request == 0 || c.calls[request] != nil { // after 2^32 requests the numbers begin again
-		c.last++
-		request = uint32(c.last)
-	}
-	x.nth = c.last
+	c.last++
+	request = c.last
 	c.calls[request] = x
 	h := c.h // what is in calls is sent again over the next one
 	c.mu.Unlock()

@@ -3,7 +3,6 @@ package shareable
 import (
 	"context"
 	"errors"
-	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -238,29 +237,6 @@ func TestClientCallWaitsForDone(t *testing.T) {
 	}
 	close(finish)
 	require.NoError(t, returned(t, got))
-}
-
-// After 2^32 requests the numbers begin again, without 0 and without those that wait for their
-// reply; the next connection gets the requests in their order.
-func TestClientBeginsNumbersAgain(t *testing.T) {
-	t.Parallel()
-	s := newScriptedStore(t)
-	c := s.client.(*client)
-	want := []uint32{1, math.MaxUint32, 2}
-	got := make([]<-chan error, len(want))
-	for i, n := range want {
-		got[i] = s.call(t.Context(), nothing)
-		require.Equal(t, n, s.next().Request)
-		c.mu.Lock()
-		c.last = max(c.last, math.MaxUint32-1)
-		c.mu.Unlock()
-	}
-	require.NoError(t, c.resume(c.h))
-	for i, n := range want {
-		require.Equal(t, n, s.next().Request)
-		s.write(wire.TypeDone, n, nil)
-		require.NoError(t, returned(t, got[i]))
-	}
 }
 
 func TestClientWrongReply(t *testing.T) {
