@@ -239,7 +239,13 @@ func (s *Stream) CopyIn(dst Ptr, src []byte) error {
 // returns when dst is filled. On a stream that is being captured it returns
 // ErrCapturing.
 func (s *Stream) CopyOut(dst []byte, src Ptr) (err error) {
-	defer func(n uint64, src Ptr) { err = s.wrap("copy out", src, n, err) }(uint64(len(dst)), src)
+	stops := inside{}.Stops(s)
+	defer func(n uint64, src Ptr) {
+		if err == nil {
+			err = stops()
+		}
+		err = s.wrap("copy out", src, n, err)
+	}(uint64(len(dst)), src)
 	st, l, err := s.borrowLane(Span{Addr: src, Size: uint64(len(dst)), Access: AccessRead})
 	if err != nil {
 		return err

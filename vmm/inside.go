@@ -49,8 +49,11 @@ func (inside) OnGraphLaunch(s *Stream, f func(on *Stream) (launched func(), err 
 func (inside) StopWork(s *Stream, err error) (end func()) { return s.stopWork(err) }
 
 func (inside) Stops(s *Stream) (stopped func() error) {
-	begun := s.dev.state.parent.stops.begun.Load()
-	return func() error { return s.stopped(begun) }
+	if s == nil || s.dev == nil {
+		return func() error { return nil }
+	}
+	ended := s.dev.state.parent.stops.ended.Load()
+	return func() error { return s.stopped(ended) }
 }
 
 func (inside) HoldRange(g *Range, what string, off, n uint64) (release func(), err error) {

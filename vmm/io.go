@@ -156,7 +156,7 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	defer g.lows.end(lowest)
 	have := g.len.Load()
 	// Before the copy is counted: this wait must not hold up those that wait for copies.
-	stops := g.r.dev.state.parent.stops.begun.Load()
+	stops := g.r.dev.state.parent.stops.ended.Load()
 	if err := cmp.Or(g.r.waitForWork(), g.r.stopped(stops)); err != nil {
 		return 0, err
 	}

@@ -72,7 +72,7 @@ func (r *Reservation) notifyRaised(n uint64) {
 func (h *lenHold) SetLen(n uint64) error { return h.g.setLenExcept(n, h.h) }
 
 // Fix ends that the hold goes where Len goes: from now on it holds the first n bytes, of those that
-// it has held, and tells of nothing more. Nil is fine.
+// it has held, and tells of nothing more.
 func (h *lenHold) Fix(n uint64) {
 	h.g.r.mu.Lock()
 	h.h.end, h.h.below = min(n, h.h.currentEnd()), nil

@@ -179,7 +179,7 @@ func (m *Mirror) allocate(n, maxPinned uint64) (err error) {
 // read copies the device memory to the host's, after the work that may write to it.
 func (m *Mirror) read() error {
 	if m.res != nil {
-		stops := m.on.state.parent.stops.begun.Load()
+		stops := m.on.state.parent.stops.ended.Load()
 		if err := cmp.Or(m.res.waitForWork(), m.res.stopped(stops)); err != nil {
 			return err
 		}

@@ -1,7 +1,7 @@
 package vmm
 
 import (
-	"math"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,21 +11,21 @@ import (
 // has died. The bytes that it would have written are undefined. So what waits for that work returns the
 // stop's error, until the library ends the stop; also a wait that began before the stop and ends after it.
 type stops struct {
-	begun  atomic.Uint64 // how many there were
-	active atomic.Int32  // how many have not ended
+	ended  atomic.Uint64 // how many have ended
+	active atomic.Int32  // how many have not
 
 	mu  sync.Mutex // a leaf
-	all []*stop    // oldest first: all that have not ended, and the last of the others
+	all []*stop    // oldest first: all that have not ended, and the keptStops newest that have
 }
 
 type stop struct {
 	stream *Stream
+	waits  []*Reservation // whose work included the stream's
 	err    error
-	number uint64 // from 1
-	ended  bool
+	ended  uint64 // its number among those that have ended, from 1; 0: it has not
 }
 
-// keptStops is how many stops that have ended are kept for waits that began before them.
+// keptStops is how many stops that have ended are kept for waits that began before their end.
 const keptStops = 64
 
 // stopWork is door.VMM.StopWork.
@@ -33,68 +33,59 @@ func (s *Stream) stopWork(err error) (end func()) {
 	if s == nil || s.dev == nil || err == nil {
 		return func() {}
 	}
+	s.dev.mu.Lock()
+	waits := slices.Collect(maps.Keys(s.waitedForBy))
+	s.dev.mu.Unlock()
 	x := &s.dev.state.parent.stops
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	ended := len(x.all) - int(x.active.Load())
-	x.all = slices.DeleteFunc(x.all, func(a *stop) bool {
-		old := a.ended && ended > keptStops
-		if old {
-			ended--
-		}
-		return old
-	})
-	a := &stop{stream: s, err: err, number: x.begun.Load() + 1}
+	before := x.ended.Load()
+	x.all = slices.DeleteFunc(x.all, func(a *stop) bool { return a.ended > 0 && a.ended+keptStops <= before })
+	a := &stop{stream: s, waits: waits, err: err}
 	x.all = append(x.all, a)
 	x.active.Add(1)
-	x.begun.Add(1)
 	return sync.OnceFunc(func() {
 		x.mu.Lock()
 		defer x.mu.Unlock()
-		a.ended = true
+		a.ended = x.ended.Add(1) // first: no wait misses it between the two
 		x.active.Add(-1)
 	})
 }
 
-// noneSince reports whether no stop is active, and none has begun after there were so many.
-func (x *stops) noneSince(begun uint64) bool {
-	return x.active.Load() == 0 && x.begun.Load() <= begun
+// noneSince reports whether no stop is active, and none has ended after so many had.
+func (x *stops) noneSince(ended uint64) bool {
+	return x.active.Load() == 0 && x.ended.Load() <= ended
 }
 
-// since is the error of a stop of such a stream that is active, or that has begun after there were so
-// many.
-func (x *stops) since(begun uint64, such func(*Stream) bool) error {
-	if x.noneSince(begun) {
+// since is the error of such a stop that is active, or that has ended after so many had.
+func (x *stops) since(ended uint64, such func(*stop) bool) error {
+	if x.noneSince(ended) {
 		return nil
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, a := range x.all {
-		if (!a.ended || a.number > begun) && such(a.stream) {
+		if (a.ended == 0 || a.ended > ended) && such(a) {
 			return a.err
 		}
 	}
 	return nil
 }
 
-// stopped is the error of work of the stream that is stopped, or was since there were so many stops.
-func (s *Stream) stopped(begun uint64) error {
-	return s.dev.state.parent.stops.since(begun, func(of *Stream) bool { return of == s })
+// stopped is the error of work of the stream that is stopped, or was when so many stops had ended.
+func (s *Stream) stopped(ended uint64) error {
+	return s.dev.state.parent.stops.since(ended, func(a *stop) bool { return a.stream == s })
 }
 
-// stoppedNow is stopped, of what is stopped now.
-func (s *Stream) stoppedNow() error { return s.stopped(math.MaxUint64) }
-
-// stopped is the error of work that waitForWork waits for and that is stopped, or was since there were
-// so many stops.
-func (r *Reservation) stopped(begun uint64) error {
+// stopped is the error of work that waitForWork waits for and that is stopped, or was when so many
+// stops had ended.
+func (r *Reservation) stopped(ended uint64) error {
 	x := &r.dev.state.parent.stops
-	if x.noneSince(begun) {
+	if x.noneSince(ended) {
 		return nil
 	}
 	if devs := r.waitsFor.Load(); devs != nil {
-		return x.since(begun, func(of *Stream) bool { return slices.Contains(*devs, of.dev.state) })
+		return x.since(ended, func(a *stop) bool { return slices.Contains(*devs, a.stream.dev.state) })
 	}
-	_, streams := r.usersNow(nil, nil)
-	return x.since(begun, func(of *Stream) bool { return slices.Contains(streams, of) })
+	return x.since(ended, func(a *stop) bool { return slices.Contains(a.waits, r) })
 }

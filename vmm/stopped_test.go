@@ -42,6 +42,7 @@ func TestStoppedWork(t *testing.T) {
 		"All": func() error {
 			return iterated(func(y func(error) bool) { v.All()(func(_ int32, err error) bool { return y(err) }) })
 		},
+		"CopyOut":      func() error { return s.CopyOut(make([]byte, 4), v.Ptr()) },
 		"WriteTo":      func() error { _, err := v.Range().WriteTo(io.Discard); return err },
 		"ReadRowsAt":   func() error { _, err := rows.Range().ReadRowsAt(make([]byte, 120), 0, 12, 64); return err },
 		"rows, ReadAt": func() error { _, err := rows.ReadAt(make([]int32, 30), 0); return err },
@@ -93,12 +94,21 @@ func TestStopThatEndsDuringAWait(t *testing.T) {
 		for range 100 { // of the many that have ended some are forgotten
 			inside.VMM.StopWork(s, errors.New("long ago"))()
 		}
-		open := gate(t, d, s.Raw())
-		waited := parked(wait)
-		inside.VMM.StopWork(s, stops)()
-		open()
-		require.ErrorIs(t, waited(), stops, name)
-		require.NoError(t, wait(), name)
+		for begins, before := range map[string]bool{"before the stop": false, "in it": true} {
+			open := gate(t, d, s.Raw())
+			end := func() {}
+			if before {
+				end = inside.VMM.StopWork(s, stops)
+			}
+			waited := parked(wait)
+			if !before {
+				end = inside.VMM.StopWork(s, stops)
+			}
+			end()
+			open()
+			require.ErrorIs(t, waited(), stops, "%s %s", name, begins)
+			require.NoError(t, wait(), name)
+		}
 	}
 	require.NoError(t, errors.Join(s.Close(), g.Close()))
 	w.end()

@@ -300,8 +300,9 @@ func (s *Stream) Wait(e *Event) error {
 // alone.
 func (s *Stream) Done() (done bool, err error) {
 	err = s.with(func(o *openDevice) (err error) {
+		stops := s.dev.state.parent.stops.ended.Load()
 		if done, err = o.StreamDone(&s.order); done {
-			err = s.stoppedNow()
+			err = s.stopped(stops)
 		}
 		return err
 	})
@@ -315,7 +316,7 @@ func (s *Stream) Sync() error {
 	if err != nil {
 		return s.wrap("synchronise stream", 0, 0, err)
 	}
-	stops := s.dev.state.parent.stops.begun.Load()
+	stops := s.dev.state.parent.stops.ended.Load()
 	if err = s.sync(); err == nil {
 		s.dev.state.parent.runSyncHooks()
 		err = s.stopped(stops)

@@ -24,8 +24,8 @@
 // aborted in this process: what it has queued ends, and all its calls return why, until Close. The
 // device and its memory are as before, but for the bytes that calls would have written which had
 // not run: Group.Unwritten lists them. Until Close, Abort or Shrink, Stream.Sync and Stream.Done of
-// their streams return the error, and so do reads that wait for those streams. Group.Shrink makes a
-// group of those who live.
+// their streams return the error, and so do reads that wait for those streams: without UsedBy, of all
+// ranges of the device. Group.Shrink makes a group of those who live.
 package collective
 
 // Files:

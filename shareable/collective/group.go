@@ -298,7 +298,7 @@ func (g *Group) fail(err error) error {
 		if g.failed = err; !errors.Is(err, ErrAborted) {
 			g.failed = fmt.Errorf("%w: %w", ErrAborted, err)
 		}
-		g.waits.stop(g.failed) // who learns of the failure finds all marked, and may end that
+		g.waits.stop(g.failed) // who learns of the failure finds the streams stopped
 		close(g.stop)
 	}
 	g.mu.Unlock()
@@ -325,7 +325,7 @@ func (g *Group) failIf(err error) error {
 }
 
 // Unwritten lists what calls would have written that were queued on streams and had not run when the
-// group ended: its bytes are undefined. Empty while the group goes on. It stays after Close, Abort and
+// group ended, also beyond the length for a call that was to append: its bytes are undefined. Empty while the group goes on. It stays after Close, Abort and
 // Shrink. Memory that was unmapped or freed since may be anybody's by now.
 func (g *Group) Unwritten() []vmm.Span {
 	if g == nil {
@@ -448,10 +448,14 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 	w := g.waits.begin(ctx, false)
 	err = raw.SyncStream(queue) // not Stream.Sync: that waits for an event, and wakes up later
 	g.waits.end(w)
+	other := stopped()
 	if err = cmp.Or(g.stopped(), err); err != nil {
 		return err
 	}
-	if other := stopped(); other != nil { // another group's, of which errors.Is must say nothing here
+	if other != nil && g.Err() != nil { // its own: it is about to be aborted
+		return g.Err()
+	}
+	if other != nil { // another group's, of which errors.Is must say nothing here
 		return errors.New("another group's work on the stream was stopped: " + other.Error())
 	}
 	return nil

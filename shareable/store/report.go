@@ -113,7 +113,9 @@ func (s *Server) Report() Report {
 	if s == nil || s.dev == nil {
 		return Report{}
 	}
-	s.askHeld(heldAsked, func(heldChunk) bool { return true }) // nothing else may ask for long
+	for range heldAsked / heldEach { // a few at a time: others that ask meanwhile do not see those
+		s.askHeld(heldEach, func(heldChunk) bool { return true })
+	}
 	clients := s.objects.Users()
 	late := slices.DeleteFunc(s.conns.Readers(), func(r shareable.ReaderStats) bool { return r.BehindSince.IsZero() })
 	conns := s.conns.Stats()
