@@ -26,7 +26,7 @@ type Stats struct {
 	Resyncs    uint64 `json:"resyncs"`    // requests to send chunks again
 }
 
-// String is the statistics as JSON, as expvar.Func has them, too.
+// String is the statistics as JSON, the same that expvar.Func makes of Stats.
 func (s Stats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.

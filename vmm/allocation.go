@@ -41,8 +41,7 @@ func (d *Device) noteAllocation(at Ptr, n uint64) *allocation {
 	return t.all[i]
 }
 
-// Retire is called before a user frees the memory. After the last one's no launch of a graph that
-// uses it is under way, and none begins.
+// Retire is door.Allocation.Retire.
 func (a *allocation) Retire() {
 	if a == nil {
 		return
@@ -60,7 +59,7 @@ func (a *allocation) Retire() {
 	}
 }
 
-// Restore undoes one Retire, after which the memory was not freed.
+// Restore is door.Allocation.Restore.
 func (a *allocation) Restore() {
 	if a == nil {
 		return

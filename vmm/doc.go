@@ -109,7 +109,7 @@ package vmm
 //	growth.go            Grow; where a growing range takes memory from; growth ahead (GrowAhead)
 //	supply.go            Supplier: memory for a range from elsewhere than the device
 //	background.go        the device's goroutine: intervals, order of work, end; SetLogger
-//	inside.go            the door for the packages beside this one
+//	inside.go            the door for the other packages of the module
 //	io.go                AppendOn, WaitWritten, ReadAt, WriteAt, ReadFrom, WriteTo, Host; of rows
 //	sleep.go             Sleep and Wake
 //	stopped.go           work that a library has stopped: what waits for it returns the error

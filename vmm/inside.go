@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 )
 
-// inside is what the packages beside this one may ask for: see door.VMM.
+// inside is what the other packages of the module may ask for: see door.VMM.
 type inside struct{}
 
 var _ = door.Open[door.VMM[*Device, *Range, *Reservation, *Chunk, *Stream]](inside{})

@@ -68,11 +68,10 @@ func (r *Reservation) notifyRaised(n uint64) {
 	r.wakeWaiters()
 }
 
-// SetLen is Range.SetLen, for which this hold does not count.
+// SetLen is door.LenHold.SetLen.
 func (h *lenHold) SetLen(n uint64) error { return h.g.setLenExcept(n, h.h) }
 
-// Fix ends that the hold goes where Len goes: from now on it holds the first n bytes, of those that
-// it has held, and tells of nothing more.
+// Fix is door.LenHold.Fix.
 func (h *lenHold) Fix(n uint64) {
 	h.g.r.mu.Lock()
 	h.h.end, h.h.below = min(n, h.h.currentEnd()), nil
@@ -80,7 +79,7 @@ func (h *lenHold) Fix(n uint64) {
 	h.g.r.listLenHolds()
 }
 
-// Release ends the hold. Twice is fine.
+// Release is door.LenHold.Release.
 func (h *lenHold) Release() {
 	h.stop()
 	h.g.r.listLenHolds()

@@ -76,8 +76,8 @@ type RangeOptions struct {
 	// context is open and can be asked what is free. Clip unmaps what was mapped ahead.
 	GrowAhead uint64
 	// Zero fills memory with zeros when it enters Cap. Without it, memory that was cached keeps what
-	// an earlier range wrote. SetLen fills nothing: moved down and up again it shows the old bytes, as
-	// a slice does. Growth costs a fill of memory that was used before; on CUDA, of all memory. Clip
+	// an earlier range wrote. SetLen fills nothing: after SetLen down and up the old bytes are there
+	// again, as in a slice. Growth costs a fill of memory that was used before; on CUDA, of all memory. Clip
 	// waits until the memory is unmapped, also after UsedBy. A growth that meets a Clip waits for it,
 	// and so returns ErrCapturing during a capture; growth ahead leaves that to the next append. The
 	// owner needs write access.

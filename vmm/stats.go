@@ -315,7 +315,7 @@ func (d *Device) ResetPeaks() {
 	}
 }
 
-// String is the statistics as JSON, as expvar.Func has them, too.
+// String is the statistics as JSON, the same that expvar.Func makes of Stats.
 func (s Stats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.
@@ -342,7 +342,7 @@ type RangeStats struct {
 	Asleep bool `json:"asleep"`
 }
 
-// String is the statistics as JSON, as expvar.Func has them, too.
+// String is the statistics as JSON, the same that expvar.Func makes of RangeStats.
 func (s RangeStats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.

@@ -1,5 +1,5 @@
-// Package door lets a package of this module do things for the packages beside it that a program
-// cannot ask for. The package opens a door, and those beside it go through:
+// Package door keeps what only packages of this module need out of the exported methods that programs
+// see. A package opens a door, and the others go through:
 //
 //	var _ = door.Open[seam[*Device]](inside{}) // in package vmm
 //	in := door.Through[seam[*vmm.Device]]()    // in a package that imports it

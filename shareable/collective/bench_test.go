@@ -65,7 +65,7 @@ func BenchmarkDo(b *testing.B) {
 }
 
 func benchDo(b *testing.B, dev *vmm.Device) {
-	g, err := onEngine(b.Context(), dev, Options{Size: 1}, idle{}, nil)
+	g, err := forTests{}.JoinOn(b.Context(), dev, Options{Size: 1}, idle{}, nil)
 	require.NoError(b, err)
 	defer func() { require.NoError(b, g.Close()) }()
 	st, err := dev.NewStream()

@@ -72,12 +72,7 @@ type forTests struct{}
 
 var _ = door.Open[engine.ForTests[*Group, Options]](forTests{})
 
-func (forTests) JoinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (*Group, error) {
-	return onEngine(ctx, dev, o, of, at)
-}
-
-// onEngine is engine.ForTests.JoinOn.
-func onEngine(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (_ *Group, err error) {
+func (forTests) JoinOn(ctx context.Context, dev *vmm.Device, o Options, of engine.Maker, at net.Listener) (_ *Group, err error) {
 	defer errtext.Wrapf(&err, "join a group")
 	if o, err = o.resolve(dev); err != nil {
 		return nil, err

@@ -269,7 +269,7 @@ func TestMisuseOnHostMemory(t *testing.T) {
 		var groups []*Group
 		worlds := &hostengine.Worlds{Options: hostengine.Options{Report: t.Errorf}}
 		for rank, dev := range devs {
-			g, err := onEngine(t.Context(), dev, Options{Rank: rank, Size: len(devs), Timeout: limit}, worlds, nil)
+			g, err := forTests{}.JoinOn(t.Context(), dev, Options{Rank: rank, Size: len(devs), Timeout: limit}, worlds, nil)
 			require.NoError(t, err)
 			groups = append(groups, g)
 		}

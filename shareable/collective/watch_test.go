@@ -19,7 +19,7 @@ func alone(t *testing.T, h hooks) (*Group, *vmm.Stream) {
 	t.Helper()
 	worlds := &hostengine.Worlds{Options: hostengine.Options{Silent: true}}
 	o := Options{Size: 2, Timeout: 100 * time.Millisecond, hooks: h}
-	g, err := onEngine(t.Context(), vmmtest.Device(t), o, worlds, nil)
+	g, err := forTests{}.JoinOn(t.Context(), vmmtest.Device(t), o, worlds, nil)
 	require.NoError(t, err)
 	st, err := g.Device().NewStream()
 	require.NoError(t, err)
@@ -53,7 +53,7 @@ func TestWatchControl(t *testing.T) {
 func TestGraphsAreWatched(t *testing.T) {
 	t.Parallel()
 	dev := vmmtest.Device(t)
-	g, err := onEngine(t.Context(), dev, Options{Size: 1, Timeout: time.Minute}, idle{}, nil)
+	g, err := forTests{}.JoinOn(t.Context(), dev, Options{Size: 1, Timeout: time.Minute}, idle{}, nil)
 	require.NoError(t, err)
 	st, err := dev.NewStream()
 	require.NoError(t, err)

@@ -79,7 +79,7 @@ func (o Options) resolve() (Options, error) {
 	o.MaxBytesPerUID = cmp.Or(o.MaxBytesPerUID, math.MaxUint64)
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	o.LeaseTime = cmp.Or(o.LeaseTime, 30*time.Second)
-	// All of them now: a server that a Keeper replaces has gone when its connections are made.
+	// Checked here: when the server that a Keeper starts makes its connections, the old one has gone.
 	return o, sharing.Check(o.server())
 }
 

@@ -113,7 +113,7 @@ func (s *Server) Report() Report {
 	if s == nil || s.dev == nil {
 		return Report{}
 	}
-	for range heldAsked / heldEach { // a few at a time: others that ask meanwhile do not see those
+	for range heldAsked / heldEach { // a few at a time: meanwhile freeHeld does not find them
 		s.askHeld(heldEach, func(heldChunk) bool { return true })
 	}
 	clients := s.objects.Users()

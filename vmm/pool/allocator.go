@@ -97,7 +97,7 @@ type Stats struct {
 	Waits       uint64 `json:"waits"`        // how many waits ReuseInternalDependencies has put into streams, ever
 }
 
-// String is the statistics as JSON, as expvar.Func has them, too.
+// String is the statistics as JSON, the same that expvar.Func makes of Stats.
 func (s Stats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.
