@@ -223,11 +223,12 @@ func socketAt(t *testing.T) string {
 	return filepath.Join(dir, "s")
 }
 
-// soon waits for something that has to happen.
-func soon(t *testing.T, what string, so func() bool) {
+// soon waits for something that has to happen. It asks on this goroutine: what counts goroutines
+// would count that of require.Eventually, too.
+func soon(t *testing.T, what string, so func() bool, args ...any) {
 	t.Helper()
-	if !so() {
-		require.Eventually(t, so, patience, 200*time.Microsecond, what)
+	for end := time.Now().Add(patience); !so(); <-time.After(200 * time.Microsecond) {
+		require.True(t, time.Now().Before(end), append([]any{what}, args...)...)
 	}
 }
 

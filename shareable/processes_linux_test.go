@@ -248,6 +248,18 @@ func tally(t *testing.T, s *Server, dev *vmm.Device) ends {
 	return ends{fds, runtime.NumGoroutine(), shared, s.Stats().KeptFDs, dev.Stats().Committed, charged}
 }
 
+// isAsBefore waits until there is no more than there was.
+func isAsBefore(t *testing.T, s *Server, dev *vmm.Device, before ends) (now ends) {
+	t.Helper()
+	soon(t, "%+v before, %+v now", func() bool {
+		now = tally(t, s, dev)
+		// Fewer is no leak: memory of earlier tests may be freed meanwhile.
+		now.goroutines, now.fds = max(now.goroutines, before.goroutines), max(now.fds, before.fds)
+		return now == before
+	}, before, &now)
+	return now
+}
+
 // Connections are made and their processes killed, at whatever stage they are.
 func TestConnectAndKill(t *testing.T) {
 	const each = 50
@@ -281,13 +293,7 @@ func TestConnectAndKill(t *testing.T) {
 			next.kill()
 		}
 	}
-	var after ends
-	for end := time.Now().Add(patience); after != before && time.Now().Before(end); <-time.After(10 * time.Millisecond) {
-		after = tally(t, s, g.Device())
-		// Fewer is no leak: memory of earlier tests may be freed meanwhile.
-		after.goroutines, after.fds = max(after.goroutines, before.goroutines), max(after.fds, before.fds)
-	}
-	require.Equal(t, before, after)
+	after := isAsBefore(t, s, g.Device(), before)
 	end := s.Stats()
 	t.Logf("%d connections of %d killed processes, %d violations, %d cut off: before %+v, after %+v",
 		end.Accepted-start.Accepted, killed, end.Violations-start.Violations, end.TimedOut-start.TimedOut, before, after)

@@ -2,7 +2,6 @@ package shareable
 
 import (
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -222,13 +221,7 @@ func storm(t *testing.T, o Options, length time.Duration) {
 		require.NoError(t, views[i].Close())
 	}
 	quiet()
-	now := tally(t, s, g.Device())
-	soon(t, fmt.Sprintf("all is as before: %+v, now %+v", before, now), func() bool {
-		now = tally(t, s, g.Device())
-		// Fewer is no leak: memory of earlier tests may be freed meanwhile.
-		now.goroutines, now.fds = max(now.goroutines, before.goroutines), max(now.fds, before.fds)
-		return now == before
-	})
+	isAsBefore(t, s, g.Device(), before)
 	t.Logf("%v, %d looks, %+v", steps, looks, s.Stats())
 	v = attach()
 	require.NoError(t, waitFor(v, g.Len()))
