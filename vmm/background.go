@@ -29,16 +29,7 @@ const (
 	maxSweepInterval = 32 * time.Millisecond
 )
 
-// The poll interval: how often the goroutine looks at its queue. Ranges put themselves there
-// without waking it, unless it is urgent: waking it is a system call in the middle of an
-// append. It ends once it has had nothing to do for idleTimeout.
-const (
-	minPollInterval = 250 * time.Microsecond
-	maxPollInterval = 4 * time.Millisecond
-	idleTimeout     = 20 * time.Millisecond
-)
-
-// queueGrowth has the goroutine grow g when it polls next.
+// queueGrowth has the goroutine grow g.
 func (d *Device) queueGrowth(g *Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -46,6 +37,9 @@ func (d *Device) queueGrowth(g *Range) {
 		return // a Close has overtaken the Grow, and would not wait for the goroutine
 	}
 	d.worker.queue = append(d.worker.queue, g)
+	if d.worker.running {
+		d.worker.kick()
+	}
 	d.startWorkerLocked()
 }
 
@@ -66,13 +60,13 @@ func (w *worker) kick() {
 	}
 }
 
-// runWorker runs until nothing is left to do. It looks at the queue at the end of each poll
-// interval and sweeps at the end of each sweep interval. Both double up to their maximum
-// while there is nothing to do, and are the minimum again once there was something.
+// runWorker runs until nothing is left to do. It looks at the queue whenever it is kicked, and
+// sweeps at the end of each sweep interval, which doubles up to its maximum while a sweep finds
+// nothing to unmap, and is the minimum again once one did.
 func (d *Device) runWorker() {
-	sweepInterval, pollInterval := minSweepInterval, minPollInterval
+	interval := minSweepInterval
 	awake := time.Now() // since when: what is counted as work
-	nextSweep, lastProgress := awake.Add(sweepInterval), awake
+	nextSweep := awake.Add(interval)
 	var growths []*Range
 	logged := "" // the text of the last failure of a sweep
 	for {
@@ -84,34 +78,31 @@ func (d *Device) runWorker() {
 		growths = d.takeGrowths(growths)
 		for _, g := range growths {
 			d.logFailure(g.growAhead())
-			pollInterval, lastProgress = minPollInterval, time.Now()
 		}
 		if !awake.Before(nextSweep) {
-			sweepInterval = min(2*sweepInterval, maxSweepInterval)
+			interval = min(2*interval, maxSweepInterval)
 			progress, err := false, d.state.syncFills()
 			if err == nil {
 				progress, err = sweepRetired(d, true)
 			}
 			if progress {
-				sweepInterval, lastProgress = minSweepInterval, time.Now()
+				interval = minSweepInterval
 			}
 			// What fails is tried again, and logged once.
 			if err != nil && err.Error() != logged {
 				logged = err.Error()
 				d.logFailure(err)
 			}
-			nextSweep = time.Now().Add(sweepInterval)
+			nextSweep = time.Now().Add(interval)
 		}
 		d.logFailures()
 		d.workTime.Add(int64(time.Since(awake)))
-		if d.stopIfIdle(time.Since(lastProgress) >= idleTimeout) {
+		if d.stopIfDone() {
 			return
 		}
-		// A sweep that is due comes in time however long the poll interval is by now.
 		select {
 		case <-d.worker.kicked:
-		case <-time.After(min(pollInterval, max(0, time.Until(nextSweep)))):
-			pollInterval = min(2*pollInterval, maxPollInterval)
+		case <-time.After(time.Until(nextSweep)):
 		}
 		awake = time.Now()
 	}
@@ -178,12 +169,11 @@ func (d *Device) takeGrowths(spare []*Range) []*Range {
 	return all
 }
 
-// stopIfIdle ends the goroutine if nothing is left to do; unless idle, only once
-// nothing is open that could bring more.
-func (d *Device) stopIfIdle(idle bool) bool {
+// stopIfDone ends the goroutine if nothing is left to do.
+func (d *Device) stopIfDone() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if len(d.worker.queue) > 0 || len(d.worker.failures) > 0 || len(d.retiring) > 0 || !idle && len(d.unclosed) > 0 {
+	if len(d.worker.queue) > 0 || len(d.worker.failures) > 0 || len(d.retiring) > 0 {
 		return false
 	}
 	d.worker.running = false

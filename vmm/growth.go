@@ -268,12 +268,11 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 // growAhead is what the device's goroutine does for a range in its queue.
 // It returns an error if the range has less than it should, for the first time in a row.
 func (g *Range) growAhead() error {
-	if !g.capMu.TryLock() { // other ranges are not to wait for whoever has it
-		g.r.dev.queueGrowth(g)
+	g.aheadWanted.Store(false) // before looking, so that no change goes unseen
+	if !g.capMu.TryLock() {    // other ranges are not to wait for whoever has it; a growth asks again
 		return nil
 	}
 	defer g.capMu.Unlock()
-	g.aheadWanted.Store(growNotWanted) // before looking, so that no change goes unseen
 	have, goal := g.goalAheadLocked(g.opts.GrowAhead)
 	if goal > have && g.supply != nil {
 		g.startSupplyAhead(have, goal)
@@ -382,35 +381,17 @@ func (g *Range) affordable(have, goal uint64) uint64 {
 	return goal
 }
 
-// What a range wants of the device's goroutine.
-const (
-	growNotWanted int32 = iota
-	growSoon            // memory, when it polls
-	growNow             // memory, at once
-)
-
-// requestGrowAhead queues the range for the device's goroutine if half of GrowAhead is used
-// up, and wakes the goroutine at three quarters.
+// requestGrowAhead has the device's goroutine grow the range if half of GrowAhead is used up.
 func (g *Range) requestGrowAhead() {
 	have := g.cap.Load()
 	ready := have - min(g.len.Load(), have)
-	if ready > g.opts.GrowAhead/2 || g.opts.GrowAhead == 0 || have == g.r.size {
+	if ready > g.opts.GrowAhead/2 || g.opts.GrowAhead == 0 || have == g.r.size || g.aheadWanted.Load() {
 		return
 	}
-	need := growSoon
-	if ready <= g.opts.GrowAhead/4 {
-		need = growNow
-	}
-	// It is queued once: by the call that changes aheadWanted from growNotWanted.
-	was := g.aheadWanted.Load()
-	pause := g.aheadPause.Load()
-	if was >= need || pause != nil && time.Now().Before(*pause) || !g.aheadWanted.CompareAndSwap(was, need) {
+	if pause := g.aheadPause.Load(); pause != nil && time.Now().Before(*pause) {
 		return
 	}
-	if was == growNotWanted {
+	if g.aheadWanted.CompareAndSwap(false, true) { // so it is in the queue once
 		g.r.dev.queueGrowth(g)
-	}
-	if need == growNow {
-		g.r.dev.worker.kick()
 	}
 }

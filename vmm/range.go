@@ -42,7 +42,7 @@ type Range struct {
 	supply *supply // nil without RangeOptions.Supplier
 
 	// Of growth ahead: what RangeOptions.GrowAhead has the device's goroutine do.
-	aheadWanted atomic.Int32              // what it wants of the device's goroutine
+	aheadWanted atomic.Bool               // the device's goroutine is to grow it
 	aheadPause  atomic.Pointer[time.Time] // not before this
 
 	waitSlot chan struct{} // taken by the one WaitWritten that waits

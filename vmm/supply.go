@@ -137,12 +137,12 @@ func (g *Range) startSupplyAhead(have, goal uint64) {
 	default:
 		return
 	}
-	g.aheadWanted.Store(growNow) // so that no append queues the range meanwhile
+	g.aheadWanted.Store(true) // so that no append queues the range meanwhile
 	go func() {
 		// The slot last: a Close that has it knows that the goroutine is done with the range.
 		defer func() { <-s.slot }()
 		err := g.supplyTo(goal, forGrowAhead)
-		g.aheadWanted.Store(growNotWanted)
+		g.aheadWanted.Store(false)
 		if g.r.checkOpen() != nil {
 			return
 		}
