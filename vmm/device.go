@@ -49,7 +49,6 @@ type Device struct {
 	closed        bool
 	closing       bool // Close is closing the driver's device
 	unclosed      map[any]openedAt
-	refusedCalls  refusedCalls              // releases that Trim and Close try again
 	refusedMemory []*memory                 // not released; Trim, and growth out of memory, try again
 	detachedCalls int                       // of runDetached; Close waits for them
 	retiring      map[*Reservation]struct{} // have retirements that the goroutine ends
@@ -228,7 +227,7 @@ func (d *Device) discard(cause error, close func() error) error {
 		undo = close()
 	}
 	if undo != nil && d != nil && d.state != nil {
-		d.refusedCalls.add(close)
+		d.state.parent.refusedCalls.add(d, close)
 	}
 	return joinErr(cause, "and giving back what was made", undo)
 }
@@ -293,13 +292,13 @@ func (d *Device) Close() (err error) {
 	defer func() { err = d.wrap("close device", 0, 0, err) }()
 	d.waitForDetachedCalls()
 	// What was refused comes first: until it is released it counts as open.
-	refused := d.refusedCalls.retry()
+	refused := d.state.parent.refusedCalls.retry(d)
 	if err := d.stopWorker(); err != nil {
 		return joinErr(refused, "and", err) // a refused close is why something is still open
 	}
 	// After the goroutine has ended: nothing more is cached.
 	err = joinErr(refused, "and", d.trim(0))
-	err = joinErr(err, "and", d.state.parent.refusedCloses.retry())
+	err = joinErr(err, "and", d.state.parent.refusedCalls.retry(nil))
 	if err != nil {
 		return err
 	}

@@ -65,8 +65,8 @@ type driverState struct {
 
 	allocations allocations
 
-	devicesOpen   int          // Devices; guarded by process.mu
-	refusedCloses refusedCalls // of an openDevice whose last use has ended; Device.Close tries again
+	devicesOpen  int // Devices; guarded by process.mu
+	refusedCalls refusedCalls
 
 	mu           lock.RWMutex
 	states       map[int]*deviceState
@@ -107,6 +107,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	parent := process.drivers[drv]
 	if parent == nil {
 		parent = &driverState{drv: drv, world: order.NewWorld(), states: map[int]*deviceState{}}
+		parent.refusedCalls.all = map[*Device][]func() error{}
 		parent.legacy.pairs = map[[2]int]*legacyPair{}
 		parent.mu.At(lock.Driver, 0)
 		parent.legacy.mu.At(lock.LegacyPairs, 0)
@@ -166,7 +167,7 @@ func (s *deviceState) closeDevice(d *Device) error {
 	}
 	err := o.Close()
 	if err != nil {
-		d.refusedCalls.add(o.Close) // it may be half closed: it is not used again
+		s.parent.refusedCalls.add(d, o.Close) // it may be half closed: it is not used again
 	}
 	return err
 }
@@ -206,7 +207,7 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 		return nil, err
 	}
 	o := &openDevice{state: s}
-	o.Device = order.NewDevice(raw, s.gate, o.freePinned, s.parent.refusedCloses.add)
+	o.Device = order.NewDevice(raw, s.gate, o.freePinned, func(close func() error) { s.parent.refusedCalls.add(nil, close) })
 	o.stage.device, o.stage.hooks = o, &s.parent.hooks.staging
 	o.stage.mu.At(lock.Staging, 0)
 	s.openDevice.Store(o)
@@ -388,29 +389,30 @@ func (o *openDevice) freePinned() error {
 	return o.pinnedCache.close(o)
 }
 
-// refusedCalls are calls by which something is released, and which the driver refused. They
-// are tried again later.
+// refusedCalls are the calls by which something of a driver is released, and which it refused, by
+// the Device whose Trim and Close try them again: nil for what the last use of a driver's device
+// left, which any Close tries.
 type refusedCalls struct {
 	mu  sync.Mutex // nothing else is locked while it is held
-	all []func() error
+	all map[*Device][]func() error
 }
 
-func (r *refusedCalls) add(again func() error) {
+func (r *refusedCalls) add(d *Device, again func() error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.all = append(r.all, again)
+	r.all[d] = append(r.all[d], again)
 }
 
-// retry calls each once more, and keeps those that are refused again.
-func (r *refusedCalls) retry() (failed error) {
+// retry calls each of a Device once more, and keeps those that are refused again.
+func (r *refusedCalls) retry(d *Device) (failed error) {
 	r.mu.Lock()
-	all := r.all
-	r.all = nil
+	all := r.all[d]
+	delete(r.all, d)
 	r.mu.Unlock()
-	for _, retry := range all {
-		if err := retry(); err != nil {
+	for _, again := range all {
+		if err := again(); err != nil {
 			failed = joinErr(failed, "and", err)
-			r.add(retry)
+			r.add(d, again)
 		}
 	}
 	return failed

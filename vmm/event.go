@@ -210,7 +210,7 @@ func (e *Event) release() {
 	last := e.closed && e.users == 0
 	e.mu.Unlock()
 	if last && e.free() != nil {
-		e.dev.refusedCalls.add(e.free)
+		e.dev.state.parent.refusedCalls.add(e.dev, e.free)
 	}
 }
 

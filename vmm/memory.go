@@ -277,7 +277,7 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 		return 0, d.wrap("trim", 0, keep, err)
 	}
 	before := d.counters.read(&d.counters.freedBytes)
-	err = d.refusedCalls.retry() // it may wait, so not within trim
+	err = d.state.parent.refusedCalls.retry(d) // it may wait, so not within trim
 	err = joinErr(err, "and", d.state.syncFills())
 	for _, r := range d.openReservations() {
 		err = joinErr(err, "and", r.repair())

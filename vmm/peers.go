@@ -458,7 +458,7 @@ func (k legacyKey) removeUserLocked(undo bool) error {
 			if !undo {
 				return err
 			}
-			k.from.refusedCalls.add(func() error { return k.leftover(p) })
+			k.l.parent.refusedCalls.add(k.from, func() error { return k.leftover(p) })
 		}
 	}
 	p.users--
