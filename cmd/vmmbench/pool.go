@@ -133,7 +133,7 @@ func newPoolPlan() *poolPlan {
 
 func (p *poolPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.traces, "trace", "what is allocated and freed")
-	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Options.Trace or RMM writes them; .gz is decompressed")
+	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Trace or RMM writes them; .gz is decompressed")
 	f.IntVar(&p.seeds, "seeds", p.seeds, "how many traces of each kind")
 	f.Var(&p.peak, "peak", "the most bytes of a trace that are allocated at once (default 60 % of the device's memory)")
 	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range, and all (default all)")

@@ -22,7 +22,7 @@ var surfaces = []string{
 
 // mostSurface is how many exported functions, methods and types they have together, at most. Who adds one
 // takes one away, or says in the commit why the users need it.
-const mostSurface = 738
+const mostSurface = 740
 
 // surface is what go doc shows of a package.
 type surface struct {

@@ -1,7 +1,7 @@
 // Package trace has the sequences of allocations by which pools are compared: made from a
 // seed, or recorded from a program and read from a file. Replay runs one on a pool.
 //
-// A file has the form that pool.Options.Trace writes, which is RMM's:
+// A file has the form that pool.Trace writes, which is RMM's:
 //
 //	Thread,Time,Action,Pointer,Size,Stream
 //	1,12:00:00.000001,allocate,0x7f0000000000,1024,0x5555aa00

@@ -15,7 +15,7 @@ import (
 // header is the first line; see RMM's cpp/src/mr/detail/logging_resource_adaptor_impl.cpp.
 const header = "Thread,Time,Action,Pointer,Size,Stream"
 
-// Read reads what pool.Options.Trace or RMM wrote. Allocations that failed, and those of 0
+// Read reads what pool.Trace or RMM wrote. Allocations that failed, and those of 0
 // bytes, are left out. Streams are numbered as they appear. Blocks that are left at the end are
 // freed in the streams that they were allocated in.
 func Read(r io.Reader, name string) (*Trace, error) {

@@ -133,7 +133,7 @@ func parse(t *testing.T, b []byte) (all []traced) {
 func TestTrace(t *testing.T) {
 	w := newWorld(t, 1, 16*mib)
 	var out bytes.Buffer
-	p, s := w.pool(pool.Options{Trace: &out}), w.stream(0)
+	p, s := pool.Trace(w.pool(pool.Options{}), &out), w.stream(0)
 	raw := uint64(s.Raw())
 	var want []traced
 	for _, n := range []uint64{0, 100, 70 * kib, 3 * chunk} {
@@ -163,7 +163,7 @@ func TestTrace(t *testing.T) {
 func TestTraceOfManyGoroutines(t *testing.T) {
 	w := newWorld(t, 1, 16*mib)
 	var out bytes.Buffer
-	p, s := w.pool(pool.Options{Trace: &out, ReleaseThreshold: 16 * mib}), w.stream(0)
+	p, s := pool.Trace(w.pool(pool.Options{ReleaseThreshold: 16 * mib}), &out), w.stream(0)
 	var all sync.WaitGroup
 	for i := range 4 {
 		all.Go(func() {
@@ -206,7 +206,7 @@ func (b *broken) Write(p []byte) (int, error) {
 func TestTraceThatFails(t *testing.T) {
 	w := newWorld(t, 1, 16*mib)
 	out := &broken{left: 3}
-	p, s := w.pool(pool.Options{Trace: out}), w.stream(0)
+	p, s := pool.Trace(w.pool(pool.Options{}), out), w.stream(0)
 	for range 4 {
 		require.NoError(t, p.Free(s, alloc(t, p, s, 100)))
 	}

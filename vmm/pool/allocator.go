@@ -25,6 +25,11 @@ type Allocator interface {
 	Free(s *vmm.Stream, b Block) error
 	// FreeNow gives up a block that no work uses any more. It does not wait.
 	FreeNow(b Block) error
+	// Resize makes a block, where it lies, n bytes long. The block that is returned is the same
+	// one: of the two values one is freed. It returns ErrNoRoom if the memory behind the block is
+	// not free, ErrNotSupported from a DriverPool, and the errors of Free. After an error nothing
+	// has changed.
+	Resize(s *vmm.Stream, b Block, n uint64) (Block, error)
 
 	// TrimTo releases memory that no block uses until at most keep bytes are reserved, and
 	// returns how many bytes went. Memory freed in a stream whose work is not known to have

@@ -31,7 +31,7 @@ func unchanged(t *testing.T, p *pool.Pool, f func()) {
 }
 
 // isOpError checks that an error says operation and device.
-func isOpError(t *testing.T, p *pool.Pool, err error) {
+func isOpError(t *testing.T, p pool.Allocator, err error) {
 	t.Helper()
 	var op *vmm.OpError
 	require.ErrorAs(t, err, &op)

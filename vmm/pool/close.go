@@ -21,7 +21,7 @@ func (p *Pool) Close() (err error) {
 	p.closeMu.Lock()
 	defer p.closeMu.Unlock()
 	if p.stops == nil {
-		return p.trace.close()
+		return nil
 	}
 	if err := p.shut(); err != nil {
 		return err
@@ -60,10 +60,7 @@ func (p *Pool) Close() (err error) {
 		p.dropFencesLocked(st)
 	}
 	p.chunks.Store(0)
-	if failed != nil {
-		return failed
-	}
-	return p.trace.close()
+	return failed
 }
 
 // shut lets no call in any more. While a block is allocated it returns ErrBusy, and has changed

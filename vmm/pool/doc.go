@@ -74,7 +74,7 @@ package pool
 //	trim.go        TrimTo, the release threshold, giving memory back under pressure
 //	admin.go       Device, Reservation, SetReuse, Grant and Revoke, Stats, ResetPeaks
 //	usage.go       Usage: what chunks, streams and sizes of blocks have
-//	trace.go       Options.Trace
+//	trace.go       Trace
 //	close.go       Close
 //	driverpool.go  DriverPool: NewDriver, DriverDefault, DriverCurrent; FreePlain
 //	hold.go        HoldBlock of a Pool: how a block is kept from being freed
@@ -83,10 +83,9 @@ package pool
 // Lock order:
 //
 //	Pool.closeMu           Close, and calls that wait for its outcome
-//	  trace.mu             with Options.Trace, for the whole of a free, and of a Resize to fewer bytes
-//	    stream.mu          a stream's slabs, and its remote blocks; of several the older first
-//	      Pool.mu          extents, free lists, holes, chunks, the list of streams
-//	        locks of package vmm
+//	  stream.mu            a stream's slabs, and its remote blocks; of several the older first
+//	    Pool.mu            extents, free lists, holes, chunks, the list of streams
+//	      locks of package vmm
 //
 //	DriverPool.mu          shared by all calls but Close; held across driver calls
 //	  DriverPool.liveMu
@@ -95,5 +94,5 @@ package pool
 // memory is created, mapped, unmapped or released, nor while a caller waits. Pool.underWay counts
 // the calls that release it in the middle: what they work on is kindBusy meanwhile, and Close
 // waits for them. These are held across a wait for the device: Pool.closeMu, and DriverPool.mu,
-// shared, by Grant and Revoke. None is held while Options.OnOOM runs. trace.mu is held across
-// Write of Options.Trace.
+// shared, by Grant and Revoke. None is held while Options.OnOOM runs. traced.mu is above
+// all of them: it is held across a free, a Resize to fewer bytes, and Write of the trace's writer.

@@ -68,8 +68,8 @@ func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
 	switch {
 	case o.Align != 0 && bits.OnesCount64(o.Align) != 1, o.NoReuse&^ReuseAll != 0:
 		return nil, fmt.Errorf("%w: an alignment of %d, reuse %#x", vmm.ErrInvalid, o.Align, uint8(o.NoReuse))
-	case o.Align > 256, o.ChunkSize != 0, o.Addresses != 0, o.Trace != nil:
-		return nil, fmt.Errorf("%w: a pool of the driver with Align above 256, ChunkSize, Addresses or Trace", vmm.ErrNotSupported)
+	case o.Align > 256, o.ChunkSize != 0, o.Addresses != 0:
+		return nil, fmt.Errorf("%w: a pool of the driver with Align above 256, ChunkSize or Addresses", vmm.ErrNotSupported)
 	}
 	p, err := driverPool(dev)
 	if err != nil {
@@ -289,6 +289,11 @@ func (p *DriverPool) FreeNow(b Block) error {
 	return p.free(b, nil, func() error {
 		return p.plain.FreePlain(b.ptr)
 	})
+}
+
+// Resize returns ErrNotSupported: a block of the driver's keeps its size.
+func (p *DriverPool) Resize(_ *vmm.Stream, b Block, n uint64) (Block, error) {
+	return b, p.fail("resize", b.ptr, n, fmt.Errorf("%w: a block of the driver's", vmm.ErrNotSupported))
 }
 
 // free makes the call that frees a block. If it fails the block is allocated as before.

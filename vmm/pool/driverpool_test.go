@@ -194,7 +194,7 @@ func TestDriverPoolOptions(t *testing.T) {
 	w := newWorld(t, 1, 64*mib)
 	s := w.stream(0)
 	for _, o := range []pool.Options{
-		{Align: 512}, {ChunkSize: mib}, {Addresses: mib}, {Trace: t.Output()}, {Share: vmm.ShareFabric},
+		{Align: 512}, {ChunkSize: mib}, {Addresses: mib}, {Share: vmm.ShareFabric},
 	} {
 		_, err := pool.NewDriver(w.devs[0], o)
 		require.ErrorIs(t, err, vmm.ErrNotSupported, "%+v", o)

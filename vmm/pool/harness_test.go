@@ -165,7 +165,7 @@ func (w *world) free(n int) uint64 {
 }
 
 // alloc is Alloc that works.
-func alloc(t testing.TB, p *pool.Pool, s *vmm.Stream, n uint64) pool.Block {
+func alloc(t testing.TB, p pool.Allocator, s *vmm.Stream, n uint64) pool.Block {
 	t.Helper()
 	b, err := p.Alloc(s, n)
 	require.NoError(t, err)

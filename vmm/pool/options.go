@@ -3,7 +3,6 @@ package pool
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"math/bits"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -38,13 +37,6 @@ type Options struct {
 	// for. OnOOM may free blocks, and returns whether to try once more. It is called with no
 	// lock held, by several goroutines at once. It must not panic.
 	OnOOM func(s *vmm.Stream, n uint64) (retry bool)
-	// Trace gets a line for each Alloc, Free and FreeNow, in the form that RMM writes and its
-	// replay benchmark reads: Thread,Time,Action,Pointer,Size,Stream. An Alloc that fails has one,
-	// "allocate failure". A Resize to another size is a free and an allocation at the same address,
-	// one line after the other. Any other call that fails has none. Thread is always 1. Write is
-	// called under a lock, and must not call the pool. Its first error ends the trace, and Close
-	// returns it.
-	Trace io.Writer
 }
 
 // resolve checks the options and fills in the defaults.

@@ -30,7 +30,6 @@ type Pool struct {
 	most       int // chunks that it may hold
 	prop       vmm.Prop
 	onOOM      func(*vmm.Stream, uint64) bool
-	trace      *trace // nil: none
 	hooks      hooks
 	stops      []func() // they take back OnPressure and OnSync
 	none       owner    // what blocks of 0 bytes are in
@@ -136,7 +135,6 @@ func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
 	p.none.pool = p
 	p.noneUnderWay.L, p.moved.L = &p.mu, &p.mu
 	p.lastSlabs = make([]atomic.Pointer[slab], len(p.classes.sizes))
-	p.trace = newTrace(o)
 	p.reuse.Store(uint32(ReuseAll &^ o.NoReuse))
 	p.threshold.Store(o.ReleaseThreshold)
 	if p.res, err = dev.Reserve(o.Addresses, vmm.ReserveOptions{Align: o.Align, Owner: p}); err != nil {
@@ -196,7 +194,7 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 		st, err = p.stream(s)
 	}
 	if err == nil {
-		if n-1 < p.classes.most && p.trace == nil {
+		if n-1 < p.classes.most {
 			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
 				if p.log.KeepsBlocks() {
 					b.note(p.log, history.Alloc, s)
@@ -213,10 +211,8 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 			if p.log.KeepsBlocks() {
 				b.note(p.log, history.Alloc, s)
 			}
-			p.trace.allocated(st, b)
 			return b, nil
 		}
-		p.trace.failed(st, n)
 	}
 	return Block{}, p.fail("allocate", 0, n, err)
 }
@@ -230,11 +226,7 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	st, err := p.stream(s)
 	if err == nil {
-		if p.trace != nil {
-			err = p.trace.free(st, b, func() error { return p.free(st, b) })
-		} else {
-			err = p.free(st, b)
-		}
+		err = p.free(st, b)
 	}
 	if err == nil && p.log.KeepsBlocks() {
 		b.note(p.log, history.Free, s)
@@ -274,7 +266,7 @@ func (p *Pool) free(st *stream, b Block) error {
 func (p *Pool) FreeNow(b Block) error {
 	err := ErrForeignBlock
 	if p != nil {
-		err = p.trace.free(nil, b, func() error { return p.freeNow(b) })
+		err = p.freeNow(b)
 	}
 	if err == nil && p.log.KeepsBlocks() {
 		b.note(p.log, history.Free, nil)

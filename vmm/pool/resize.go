@@ -21,7 +21,7 @@ import (
 func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 	st, err := p.stream(s)
 	if err == nil {
-		err = p.trace.resize(st, b, n, func() error { return p.resize(st, b, n) })
+		err = p.resize(st, b, n)
 	}
 	if err != nil {
 		return b, p.fail("resize", b.ptr, n, err)

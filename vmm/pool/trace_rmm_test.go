@@ -112,7 +112,7 @@ func replayRMM(all []rmmEvent) (peak uint64, failures int, err error) {
 // exactly as many bytes as it ever has.
 type tracer struct {
 	*rand.Rand
-	p       *pool.Pool
+	p       pool.Allocator
 	streams []*vmm.Stream
 	all     []pool.Block
 	old     []pool.Block // the same, as they were before a Resize
@@ -196,7 +196,7 @@ func (x *tracer) round() error {
 func TestTraceIsReadByRMM(t *testing.T) {
 	w := newWorld(t, 1, 128*mib)
 	var out bytes.Buffer
-	p := w.pool(pool.Options{Trace: &out, ReleaseThreshold: 128 * mib})
+	p := pool.Trace(w.pool(pool.Options{ReleaseThreshold: 128 * mib}), &out)
 	streams := []*vmm.Stream{w.stream(0), w.stream(0), w.stream(0)}
 	all := make([]*tracer, 4)
 	for i := range all {
@@ -265,7 +265,7 @@ func TestTraceIsReadByRMM(t *testing.T) {
 func TestTraceOfResize(t *testing.T) {
 	w := newWorld(t, 1, 16*mib)
 	var out bytes.Buffer
-	p, s, other := w.pool(pool.Options{Trace: &out}), w.stream(0), w.stream(0)
+	p, s, other := pool.Trace(w.pool(pool.Options{}), &out), w.stream(0), w.stream(0)
 	raw, second := uint64(s.Raw()), uint64(other.Raw())
 	var want []traced
 	for _, sizes := range [][]uint64{{100_000, 2_000_000, 500, 500, 1}, {100, 120, 3, 3}} { // in chunks, in a slab
@@ -295,11 +295,30 @@ func TestTraceOfResize(t *testing.T) {
 	w.end()
 }
 
+// TestTraceOfADriverPool: any Allocator can be written down. Its Resize fails, which is no line.
+func TestTraceOfADriverPool(t *testing.T) {
+	w := newWorld(t, 1, 16*mib)
+	dp, err := pool.NewDriver(w.devs[0], pool.Options{})
+	require.NoError(t, err)
+	var out bytes.Buffer
+	p, s := pool.Trace(dp, &out), w.stream(0)
+	b := alloc(t, p, s, 1000)
+	r, err := p.Resize(s, b, 500)
+	require.ErrorIs(t, err, vmm.ErrNotSupported)
+	require.Equal(t, b, r)
+	require.NoError(t, p.Free(s, b))
+	closeAll(t, p)
+	on := uint64(s.Raw())
+	require.Equal(t, []traced{{"allocate", uint64(b.Ptr()), 1000, on}, {"free", uint64(b.Ptr()), 1000, on}}, parse(t, out.Bytes()))
+	closeAll(t, s)
+	w.end()
+}
+
 // TestTraceForm: the lines are those that RMM writes, and package trace reads them.
 func TestTraceForm(t *testing.T) {
 	w := newWorld(t, 1, 16*mib)
 	var out bytes.Buffer
-	p, s := w.pool(pool.Options{Trace: &out}), w.stream(0)
+	p, s := pool.Trace(w.pool(pool.Options{}), &out), w.stream(0)
 	b := alloc(t, p, s, 1000)
 	_, err := p.Alloc(s, 64*mib)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
