@@ -192,10 +192,27 @@ func TestPythonPaddedRows(t *testing.T) {
 	t.Parallel()
 	python(t, "")
 	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Pitch: 32})
-	b.grow(5) // the first of each row: 0, 3, 1, 4, 2
+	b.grow(4) // the first of each row: 0, 3, 1, 4
 	f := startPython(t, `exec "$@"`, "--count", "1", b.s.Path(), "rows")
-	f.says("length 5 sum 10.0")
+	f.says("length 4 sum 8.0")
 	f.exits(0)
+}
+
+// TestPythonLayout: shape and strides, from which NumPy, PyTorch and CuPy make their arrays.
+func TestPythonLayout(t *testing.T) {
+	testgate.Long(t)
+	t.Parallel()
+	python(t, "")
+	b := newTable(t, vmmtest.Device(t), vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{2, 3}, Pitch: 32})
+	b.grow(5)
+	const script = `import sys; sys.path.insert(0, "../examples/python")
+from cuvmm_reader import Reader
+with Reader(sys.argv[1], "rows") as r:
+    while r.rows() < 5: r.step(1)
+    print(*r.layout())`
+	out, err := exec.CommandContext(t.Context(), "python3", "-BSc", script, b.s.Path()).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, "(5, 2, 3) (32, 12, 4)\n", string(out))
 }
 
 func TestPythonTellsBytes(t *testing.T) {
