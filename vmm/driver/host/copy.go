@@ -17,30 +17,32 @@ const piece = 1 << 20
 func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 	const verb = "CopyIn"
 	n := uint64(len(src))
-	o := &op{}
+	o := spareOps.Get().(*op)
 	o.use(dst, n, driver.AccessReadWrite)
 	return v.runNow(verb, n, o, func() {
-		o.run = func(c *context) bool { return c.move(bytesAt(uint64(dst), n), src) }
-		if n < minWrite {
-			return
-		}
-		if fresh := v.context.d.untouchedExtents(uint64(dst), n); fresh != nil {
-			o.run = func(c *context) (whole bool) {
-				whole, o.err = c.write(fresh, src)
-				return whole
-			}
+		o.dst, o.src = bytesAt(uint64(dst), n), src
+		if n >= minWrite {
+			o.writeFresh(v.context.d.untouchedExtents(uint64(dst), n))
 		}
 	})
+}
+
+// writeFresh has the copy write to files, if there are any, that lie where it would touch memory.
+func (o *op) writeFresh(fresh []extent) {
+	if fresh != nil {
+		o.run = func(c *context) (whole bool) {
+			whole, o.err = c.write(fresh, o.src)
+			return whole
+		}
+	}
 }
 
 // CopyOut is CopyIn the other way.
 func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
 	n := uint64(len(dst))
-	o := &op{}
+	o := spareOps.Get().(*op)
 	o.use(src, n, driver.AccessRead)
-	return v.runNow("CopyOut", n, o, func() {
-		o.run = func(c *context) bool { return c.move(dst, bytesAt(uint64(src), n)) }
-	})
+	return v.runNow("CopyOut", n, o, func() { o.dst, o.src = dst, bytesAt(uint64(src), n) })
 }
 
 // Copy queues a copy. Overlapping spans are copied from the front.
@@ -122,7 +124,7 @@ func (o *op) check(verb string) error {
 }
 
 // runNow runs an op on the CopyStream and returns when it has ended. It calls
-// prepare, which sets op.run, when the op has passed its check.
+// prepare, which sets what it does, when the op has passed its check. The op is runNow's.
 func (v *device) runNow(verb string, n uint64, o *op, prepare func()) error {
 	if err := v.checkOpen(verb); err != nil {
 		return err
@@ -159,22 +161,28 @@ func (v *device) runNow(verb string, n uint64, o *op, prepare func()) error {
 	if err != nil {
 		return err
 	}
+	var dropped bool
 	// In this goroutine if the stream was empty, which spares a switch to another.
 	if o.started {
 		d.workMu.Unlock()
-		whole := o.run(c)
+		whole := o.do(c)
 		d.workMu.Lock()
-		o.dropped = !whole
 		o.end()
 		s.inline = slices.DeleteFunc(s.inline, func(x *op) bool { return x == o })
 		s.dropIfIdle()
+		dropped, err = !whole, o.err
+		if !o.seen {
+			*o = op{}
+			spareOps.Put(o)
+		}
 	} else {
 		o.wait(d)
+		dropped, err = o.dropped, o.err
 	}
-	if o.dropped {
+	if dropped {
 		return c.stoppedError(verb)
 	}
-	return o.err
+	return err
 }
 
 // move copies in pieces, and returns false if the context is stopped meanwhile.

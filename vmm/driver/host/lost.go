@@ -55,6 +55,7 @@ func (d *Driver) visitOps(hit func(*deviceState, span) bool, visit func(*op)) {
 		for s := range u.context.busy {
 			for _, o := range slices.Concat(s.inline, s.queue) {
 				if slices.ContainsFunc(o.spans, func(x span) bool { return hit(cmp.Or(x.owner, o.context.state), x) }) {
+					o.seen = true
 					visit(o)
 				}
 			}

@@ -3,6 +3,8 @@
 package host
 
 import (
+	"sync"
+
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -25,7 +27,7 @@ type work struct {
 	context *context // of the device that does it
 	memory  []span
 	two     [2]span             // what memory begins as, so that a copy allocates none
-	run     func(*context) bool // returns false if it was cut short
+	run     func(*context) bool // returns false if it was cut short; nil: the op's copy
 }
 
 // kind is the kind of work, for comparing graphs.
@@ -56,6 +58,20 @@ type op struct {
 	err     error         // of a synchronous copy, for its caller
 	done    chan struct{} // closed when it ends; made by the first wait
 	atEnd   func()        // called under workMu when it ends, whether it has run or not
+
+	dst, src []byte // of a copy without run
+	seen     bool   // others than its caller may know it, also once it has ended
+}
+
+// spareOps are those of copies that ended in their callers unseen, so that the next allocates none.
+var spareOps = sync.Pool{New: func() any { return new(op) }}
+
+// do runs the op, and returns false if it was cut short.
+func (o *op) do(c *context) bool {
+	if o.run == nil {
+		return c.move(o.dst, o.src)
+	}
+	return o.run(c)
 }
 
 // span is memory that an op uses, and the access it needs.
@@ -130,7 +146,7 @@ func (s *stream) drain() {
 		o := s.queue[0]
 		if o.started = !c.stopped(); o.started {
 			c.d.workMu.Unlock()
-			whole := o.run(c)
+			whole := o.do(c)
 			c.d.workMu.Lock()
 			o.dropped = !whole
 		} else {
@@ -186,6 +202,9 @@ func (o *op) wait(d *Driver) {
 func (s *stream) lastOps() []*op {
 	if n := len(s.queue); n > 0 {
 		return s.queue[n-1:]
+	}
+	for _, o := range s.inline {
+		o.seen = true
 	}
 	return s.inline
 }
