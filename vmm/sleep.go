@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/memsample"
+	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 
 	"github.com/cuvmm/cuvmm/internal/history"
@@ -58,11 +59,22 @@ func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 	}
 	// Each step for all ranges before the next one begins, so that undo can still take
 	// back whatever was done.
-	for _, step := range []func(*sleeper) error{(*sleeper).quiesce, (*sleeper).waitForWork, (*sleeper).takeHostMemory, (*sleeper).save, (*sleeper).unmapAll} {
-		for _, s := range all {
-			if err := step(s); err != nil {
-				return undoAll(err, "and mapping another range again, which now sleeps with its contents", all, (*sleeper).undo)
+	each := func(step func(*sleeper) error) func() error {
+		return func() error {
+			for _, s := range all {
+				if err := step(s); err != nil {
+					return err
+				}
 			}
+			return nil
+		}
+	}
+	for _, step := range []func() error{
+		each((*sleeper).quiesce), each((*sleeper).waitForWork), func() error { return takeHostMemory(all) },
+		each((*sleeper).save), each((*sleeper).unmapAll),
+	} {
+		if err := step(); err != nil {
+			return undoAll(err, "and mapping another range again, which now sleeps with its contents", all, (*sleeper).undo)
 		}
 	}
 	for _, s := range all {
@@ -207,14 +219,18 @@ func (s *sleeper) resume() {
 // waitForWork waits for the work that may use the range.
 func (s *sleeper) waitForWork() error { return s.r.waitForWork() }
 
-// takeHostMemory takes memory of the host for the contents: for all ranges before any is copied.
-func (s *sleeper) takeHostMemory() error {
-	n := s.len.Load()
-	if n == 0 || s.mode == SleepDrop {
-		return nil
+// takeHostMemory takes memory of the host for the contents of all ranges, before any is copied.
+func takeHostMemory(all []*sleeper) error {
+	var needs []hostcopy.Need
+	var sum uint64
+	for _, s := range all {
+		if n := s.len.Load(); n > 0 && s.mode == SleepKeep {
+			needs = append(needs, hostcopy.Need{Of: &s.hostCopy, Bytes: n})
+			sum += n
+		}
 	}
-	if err := s.hostCopy.Ensure(n); err != nil {
-		return fmt.Errorf("host memory for %s: %w", sizeText(n), err)
+	if err := hostcopy.Ensure(needs...); err != nil {
+		return fmt.Errorf("host memory for %s: %w", sizeText(sum), err)
 	}
 	return nil
 }

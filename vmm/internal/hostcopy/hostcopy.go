@@ -42,23 +42,27 @@ const spare = 4 << 20
 
 // promise notes that n bytes will be written to, if the process can have them beside what is promised already:
 // several that ask at the same moment would each see the same memory as free.
-func (h *Buffer) promise(n uint64) error {
+func promise(n uint64) error {
 	promised.Lock()
 	defer promised.Unlock()
 	if free, known := freememory.Bytes(Root); known && promised.bytes+n+n/256+spare > free {
 		return fmt.Errorf("%w: %d bytes of the host, and the process can have %d, less %d that it will write to", driver.ErrOutOfMemory, n, free, promised.bytes)
 	}
 	promised.bytes += n
-	h.promised = n
 	return nil
+}
+
+// keepPromise notes that n bytes of what was promised have pages, or will not be written to.
+func keepPromise(n uint64) {
+	promised.Lock()
+	defer promised.Unlock()
+	promised.bytes -= n
 }
 
 // Wrote says that n more bytes have been written to.
 func (h *Buffer) Wrote(n uint64) {
-	promised.Lock()
-	defer promised.Unlock()
 	n = min(n, h.promised)
-	promised.bytes -= n
+	keepPromise(n)
 	h.promised -= n
 }
 
@@ -71,35 +75,65 @@ const unit, smallUnit = 2 << 20, 4 << 10
 // Root is where the system's files are. It is a variable for tests.
 var Root = "/"
 
-// Ensure makes it n bytes at least. What it held is lost if it has to grow. It is
-// driver.ErrOutOfMemory if the system, or a control group of the process, has not so much left:
-// pages come when they are touched, and a process that passes its group's limit is killed. What
-// Buffers have not written to yet counts as used.
-func (h *Buffer) Ensure(n uint64) error {
-	if uint64(len(h.Mem)) >= n {
+// Need is how many bytes a Buffer is to have.
+type Need struct {
+	Of    *Buffer
+	Bytes uint64
+}
+
+// Ensure makes Buffers as large as they need to be, at least. What one held is lost if it has to
+// grow. It is driver.ErrOutOfMemory if the system, or a control group of the process, has not so
+// much left for all of them: pages come when they are touched, and a process that passes its group's
+// limit is killed. What Buffers have not written to yet counts as used. After an error some of them
+// may have memory.
+func Ensure(all ...Need) error {
+	var sum uint64
+	var small []Need
+	for _, n := range all {
+		if uint64(len(n.Of.Mem)) >= n.Bytes {
+			continue
+		}
+		if err := n.Of.Free(); err != nil {
+			return err
+		}
+		if n.Bytes > math.MaxInt-unit-sum {
+			return fmt.Errorf("%w: %d bytes of the host", driver.ErrOutOfMemory, n.Bytes)
+		}
+		sum += n.Bytes
+		small = append(small, n)
+	}
+	if sum == 0 {
 		return nil
 	}
-	if err := h.Free(); err != nil {
+	if err := promise(sum); err != nil {
 		return err
 	}
+	for _, n := range small {
+		if err := n.Of.take(n.Bytes); err != nil {
+			keepPromise(sum)
+			return err
+		}
+		n.Of.promised = n.Bytes
+		sum -= n.Bytes
+	}
+	return nil
+}
+
+// Ensure is Ensure of one.
+func (h *Buffer) Ensure(n uint64) error { return Ensure(Need{h, n}) }
+
+// take gives an empty Buffer n bytes.
+func (h *Buffer) take(n uint64) error {
 	of := uint64(unit)
 	if n < unit {
 		of = smallUnit
 	}
 	size := (n + of - 1) / of * of
-	if size < n || size > math.MaxInt-unit {
-		return fmt.Errorf("%w: %d bytes of the host", driver.ErrOutOfMemory, n)
-	}
-	err := h.promise(n)
+	err := h.Take(size)
 	if err != nil {
 		return err
 	}
-	if err = h.Take(size); err != nil {
-		h.Wrote(h.promised)
-		return err
-	}
 	if h.mapping, h.Mem, err = allocate(size); err != nil {
-		h.Wrote(h.promised)
 		h.Return(size)
 		return fmt.Errorf("%w: %d bytes of the host: %w", driver.ErrOutOfMemory, size, err)
 	}

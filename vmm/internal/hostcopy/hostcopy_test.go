@@ -87,6 +87,18 @@ func TestBufferBeyondTheGroup(t *testing.T) {
 	require.ErrorIs(t, b.Ensure(3_750_000), refused)
 	require.NoError(t, second.Ensure(3_750_000), "a refused one has no promise")
 	require.NoError(t, second.Free())
+
+	// Several are one promise: all of it, or none.
+	third := counted(&taken)
+	require.ErrorIs(t, Ensure(Need{third, 2_000_000}, Need{second, 1_800_000}), driver.ErrOutOfMemory)
+	require.Zero(t, taken)
+	require.ErrorIs(t, Ensure(Need{third, 2_000_000}, Need{b, 1_700_000}), refused)
+	require.NoError(t, second.Ensure(1_700_000), "what the refused one needed is promised no more")
+	require.ErrorIs(t, Ensure(Need{third, 2_000_000}, Need{second, 1_800_000}), driver.ErrOutOfMemory, "third has its memory and its promise")
+	require.NoError(t, third.Free())
+	require.NoError(t, second.Free())
+	require.ErrorIs(t, Ensure(Need{third, 1 << 62}, Need{second, 1 << 62}, Need{b, 1 << 62}), driver.ErrOutOfMemory)
+	require.Zero(t, taken)
 }
 
 // TestCopyIntoFreshMemory: every byte arrives, from and to every place in a page.
