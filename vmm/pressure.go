@@ -173,7 +173,7 @@ func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*devi
 			var ended bool
 			if ended, err = g.obtain(err); ended {
 				if t.last {
-					short, err, _ = letThrough(t, nil, nil, false, op)
+					short, err = t.tryLast(op)
 				} else {
 					short, err = t.try(op)
 				}
@@ -186,7 +186,7 @@ func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*devi
 		}
 		var more, waited bool
 		if waited, t.last = t.takeTurn(short); t.last {
-			short, err, _ = letThrough(t, nil, nil, false, op)
+			short, err = t.tryLast(op)
 			continue
 		}
 		var lack growthLacks
@@ -202,6 +202,12 @@ func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*devi
 		}
 	}
 	return nil
+}
+
+// tryLast is the try of an operation that has waited for a turn in vain: it needs none.
+func (t *ticket) tryLast(op func() (*deviceState, error)) (short *deviceState, err error) {
+	short, err, _ = letThrough(t, nil, nil, false, op)
+	return short, err
 }
 
 // mayWait reports whether there are functions to wait for.

@@ -138,7 +138,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	g.supply = newSupply(o.Supplier)
 	g.countHostCopy(d)
 	size, _ := roundUp(o.Max, g.unit) // as resolveOptions found possible
-	if g.r, err = d.reserve(size, gran, ReserveOptions{Align: o.Align}, true); err != nil {
+	if g.r, err = d.reserve(size, gran, ReserveOptions{Align: o.Align}, g); err != nil {
 		return nil, err
 	}
 	g.r.zeroed = zeroed
