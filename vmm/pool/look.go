@@ -75,7 +75,7 @@ type look struct {
 
 func (l *look) run() {
 	l.gatherLocked(l.streams)
-	if l.take() || l.move(false) || l.unmaps {
+	if l.take() || l.move(l.isIdle) || l.unmaps {
 		return
 	}
 	wait := l.allows(ReuseInternalDependencies)
@@ -102,7 +102,7 @@ func (l *look) run() {
 		}
 	}
 	if wait {
-		l.move(true)
+		l.move(l.usable)
 	}
 }
 
@@ -155,7 +155,7 @@ func (l *look) eachRun(ok func(*extent) bool, f func(first, next *extent, size u
 // takeBlock takes a block of a class from a slab of any stream.
 func (l *look) takeBlock(class int) bool {
 	for _, t := range append([]*stream{l.st}, l.streams...) {
-		if t == l.st || l.lendLocked(t, l.st, class, l.follow, lendMost, false) {
+		if t == l.st || l.lendLocked(t, l.st, class, l.follow, lendMost, slabsToo) {
 			if l.found.block, _ = l.st.takeAtHand(class, l.n); l.found.block.in != nil {
 				return true
 			}
@@ -224,7 +224,7 @@ func (l *look) wait(t *stream) bool {
 	if t.free.newest != nil {
 		newest = max(newest, t.free.newest.stamp)
 	}
-	if t == l.st || l.reach(l.st, t, true) > newest {
+	if t == l.st || l.reachFollowing(l.st, t) > newest {
 		return true
 	}
 	f, err := fences.Fence(t.s)
@@ -242,10 +242,10 @@ func (l *look) wait(t *stream) bool {
 	return true
 }
 
-// move finds a site for chunks that are idle, or new, or, if wait is set, that the stream may use
-// without having ended, and takes them. Of all sites it takes one for which the fewest chunks are
+// move finds a site for chunks that are as ok says, or new, and takes them: ok is isIdle, or usable for
+// those, too, whose work has not ended. Of all sites it takes one for which the fewest chunks are
 // needed, with those in front of the hole, which cannot move.
-func (l *look) move(wait bool) bool {
+func (l *look) move(ok func(*extent) bool) bool {
 	best := site{}
 	var before uint64
 	needed := 0
@@ -265,10 +265,6 @@ func (l *look) move(wait bool) bool {
 			consider(next, first, size)
 		}
 	})
-	ok := l.isIdle
-	if wait {
-		ok = l.usable
-	}
 	has := len(l.spare)
 	if l.create {
 		has += l.most - int(l.chunks.Load())
@@ -292,7 +288,7 @@ func (l *look) move(wait bool) bool {
 	l.site, l.mapping = best, mapping{create: l.create}
 	left := best.chunks - len(l.spare)
 	left -= l.takeChunks(l.isIdle, left)
-	if wait && l.takeChunks(l.usable, left) > 0 {
+	if l.takeChunks(ok, left) > 0 {
 		l.mapping.after = l.st
 	}
 	return true
