@@ -369,6 +369,7 @@ func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*
 func (r *Reservation) unmapFinishedLocked(done func(*order.Fence) (bool, error), acquire func(*lock.Mutex) bool) (progress bool, failed error) {
 	invariants.Held(&r.sweepMu)
 	for {
+		// Take the oldest retirement. Without any, the device's goroutine has nothing to do here.
 		r.mu.Lock()
 		if len(r.retirements) == 0 {
 			r.dev.mu.Lock()
@@ -381,7 +382,8 @@ func (r *Reservation) unmapFinishedLocked(done func(*order.Fence) (bool, error),
 		t.sweeping = true // its fences are this goroutine's until it is false again
 		r.mu.Unlock()
 
-		// Without r.mu: the driver is called.
+		// Has the work behind all its fences ended? Without r.mu, since the driver is called. A fence
+		// that is done is freed at once, so that the next look begins with the one after it.
 		finished, err := true, error(nil)
 		for len(t.fences) > 0 && finished && err == nil {
 			if finished, err = done(&t.fences[0]); finished && err == nil {
@@ -389,15 +391,17 @@ func (r *Reservation) unmapFinishedLocked(done func(*order.Fence) (bool, error),
 				t.fences = t.fences[1:]
 			}
 		}
+		// If so, unmap it. If a lock is taken or the driver refuses, it stays the first in the queue.
 		if finished = finished && err == nil && acquire(&r.mappingMu); finished {
 			err = r.unmapRetiredLocked(t)
 			r.mappingMu.Unlock()
 			finished = err == nil
 		}
 
+		// Take it out of the queue. A growth may have taken all of it back meanwhile, and has left its
+		// fences to us.
 		r.mu.Lock()
 		t.sweeping = false
-		// A growth may have taken all of it back meanwhile, and has left its fences to us.
 		removed := finished || t.left == 0
 		if removed {
 			r.retirements = slices.Delete(r.retirements, 0, 1)
