@@ -287,7 +287,7 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 // so they are ErrInvalid, and so is a hole. ErrNotSupported where the driver has
 // no dma-buf, the host's for one.
 //
-// The descriptor keeps the memory alive, not what is mapped: Generation says
+// The descriptor keeps the memory alive, not what is mapped: Generation tells
 // whether a registration still shows what lies at the addresses. Growth leaves
 // it right and does not extend it. If a library wants a registration for each
 // chunk, every one of Segments has to be exported; Watch says when chunks come and go.

@@ -215,7 +215,7 @@ func lockBoth(a, b *stream) (unlock func()) {
 	}
 }
 
-// remotesFor gives st remote blocks of other streams that it may have, of one class. It says
+// remotesFor gives st remote blocks of other streams that it may have, of one class. It reports
 // whether there were any.
 func (p *Pool) remotesFor(st *stream, class int) bool {
 	if p.remotes.Load() == 0 {
