@@ -358,7 +358,7 @@ func keepUp(c *wire.Conn) error {
 	}
 }
 
-// playPasser sends its second argument, a file, to the server at its first, and says
+// playPasser sends its second argument, a file, to the server at its first, and reports
 // whether some other process still has a lock on that file.
 func playPasser(p *part) {
 	raw, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: p.args[0], Net: "unixpacket"})

@@ -6,8 +6,8 @@
 //	Send, Receive      one range as it is now, over a connection that you have
 //	Publish, Attach    a range by name, and a View that follows its growth
 //
-// Package store, beside this one, keeps memory that outlives the process that wrote it.
-// Package ipc has CUDA's older ways to share.
+// Package shareable/store keeps memory that outlives the process that wrote it.
+// Package shareable/ipc has CUDA's older ways to share.
 //
 // The process whose memory it is, the owner, makes a [Server] with [Listen] and
 // publishes a range that was made with vmm.ShareFD. After that it appends as

@@ -12,7 +12,7 @@ import (
 )
 
 // Stats counts what a Server has done since it was made. It is an slog.LogValuer, and String is
-// its JSON, as package expvar wants it. The JSON names stay.
+// its JSON, as package expvar wants it. JSON field names are stable.
 type Stats struct {
 	Conns     int `json:"conns"`     // open now, also those that are being closed
 	Published int `json:"published"` // publications now

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // The device's one goroutine grows ranges before they need it and unmaps what
@@ -83,7 +84,8 @@ func (d *Device) runWorker() {
 			interval = min(2*interval, maxSweepInterval)
 			progress, err := false, d.state.syncFills()
 			if err == nil {
-				progress, err = sweepRetired(d, true)
+				// Other ranges wait for this goroutine, so it waits for no lock: it comes again.
+				progress, err = sweepRetired(d, (*lock.Mutex).TryLock)
 			}
 			if progress {
 				interval = minSweepInterval

@@ -41,13 +41,13 @@ func (d *Device) CreateOrReuse(size uint64, p Prop) (c *Chunk, err error) {
 	return c, d.wrap("create or reuse chunk", 0, size, err)
 }
 
-// createPart is door.VMM.CreatePart.
-func (d *Device) createPart(size uint64, p Prop, kind memsample.Kind, wait bool) (*Chunk, error) {
-	m, err := d.reuseOrCreate(size, p, purpose(wait), kind)
+// createPart is door.VMM.CreatePart, or TryCreatePart if it is not for a caller that waits.
+func (d *Device) createPart(size uint64, p Prop, kind memsample.Kind, purpose purpose) (*Chunk, error) {
+	m, err := d.reuseOrCreate(size, p, purpose, kind)
 	switch {
 	case err == nil:
 		return &Chunk{mem: m, dev: d}, nil
-	case wait:
+	case purpose == forCaller:
 		return nil, d.wrap("create chunk", 0, size, err)
 	}
 	return nil, d.opError("try to create chunk", 0, size, err)
@@ -287,7 +287,7 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 // so they are ErrInvalid, and so is a hole. ErrNotSupported where the driver has
 // no dma-buf, the host's for one.
 //
-// The descriptor keeps the memory alive, not what is mapped: Generation says
+// The descriptor keeps the memory alive, not what is mapped: Generation tells
 // whether a registration still shows what lies at the addresses. Growth leaves
 // it right and does not extend it. If a library wants a registration for each
 // chunk, every one of Segments has to be exported; Watch says when chunks come and go.

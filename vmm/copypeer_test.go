@@ -46,7 +46,7 @@ func TestCopyPeer(t *testing.T) {
 	w.end()
 }
 
-// TestCopyPeerIsWaitedFor by what unmaps either side, though the stream's device has no access
+// TestCopyPeerIsWaitedFor by calls that unmap either side, though the stream's device has no access
 // to it. Without the wait the device is lost.
 func TestCopyPeerIsWaitedFor(t *testing.T) {
 	for side := range 2 {

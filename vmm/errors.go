@@ -274,42 +274,54 @@ type EventFlags = driver.EventFlags
 // plain data.
 type IPCHandle = driver.IPCHandle
 
-// Package driver's constants under this package's name.
+// Kinds of location: the device that a call is made on, a device by its ordinal, a NUMA node of the host.
 const (
 	LocationOwner    = driver.LocationOwner
 	LocationDevice   = driver.LocationDevice
 	LocationHostNUMA = driver.LocationHostNUMA
+)
 
+// Access levels, in rising order: each allows what the ones before it allow.
+const (
 	AccessNone      = driver.AccessNone
 	AccessRead      = driver.AccessRead
 	AccessReadWrite = driver.AccessReadWrite
+)
 
-	DMABufPCIe = driver.DMABufPCIe
-
+// Ways to share memory, to be combined with |. Share describes each.
+const (
 	ShareFD       = driver.ShareFD
 	ShareFabric   = driver.ShareFabric
 	ShareReadOnly = driver.ShareReadOnly
+)
 
-	FeatureVMM           = driver.FeatureVMM
-	FeatureShareFD       = driver.FeatureShareFD
-	FeatureShareFabric   = driver.FeatureShareFabric
-	FeatureDMABuf        = driver.FeatureDMABuf
-	FeatureRDMA          = driver.FeatureRDMA
-	FeatureHostNUMA      = driver.FeatureHostNUMA
-	FeaturePools         = driver.FeaturePools
-	FeatureLegacyIPC     = driver.FeatureLegacyIPC
-	FeatureStreamMemOps  = driver.FeatureStreamMemOps
-	FeatureKernels       = driver.FeatureKernels
-	FeatureReadOnlyMap   = driver.FeatureReadOnlyMap
-	FeatureShareReadOnly = driver.FeatureShareReadOnly
-	FeaturePageChunks    = driver.FeaturePageChunks
-	FeatureHostView      = driver.FeatureHostView
-	FeatureZeroFilled    = driver.FeatureZeroFilled
-	FeatureCopy2D        = driver.FeatureCopy2D
-
+// Features that a device may have. Feature describes each.
+const (
+	FeatureVMM             = driver.FeatureVMM
+	FeatureShareFD         = driver.FeatureShareFD
+	FeatureShareFabric     = driver.FeatureShareFabric
+	FeatureDMABuf          = driver.FeatureDMABuf
+	FeatureRDMA            = driver.FeatureRDMA
+	FeatureHostNUMA        = driver.FeatureHostNUMA
+	FeaturePools           = driver.FeaturePools
+	FeatureLegacyIPC       = driver.FeatureLegacyIPC
+	FeatureStreamMemOps    = driver.FeatureStreamMemOps
+	FeatureKernels         = driver.FeatureKernels
+	FeatureReadOnlyMap     = driver.FeatureReadOnlyMap
+	FeatureShareReadOnly   = driver.FeatureShareReadOnly
+	FeaturePageChunks      = driver.FeaturePageChunks
+	FeatureHostView        = driver.FeatureHostView
+	FeatureZeroFilled      = driver.FeatureZeroFilled
+	FeatureCopy2D          = driver.FeatureCopy2D
 	FeaturePoolShareFD     = driver.FeaturePoolShareFD
 	FeaturePoolShareFabric = driver.FeaturePoolShareFabric
+)
 
+// DMABufPCIe is a flag of ExportDMABuf: other devices reach the memory over PCIe, also where they have a faster link.
+const DMABufPCIe = driver.DMABufPCIe
+
+// Flags of an event, to be combined with |. EventFlags describes each.
+const (
 	EventTiming       = driver.EventTiming
 	EventBlocking     = driver.EventBlocking
 	EventInterprocess = driver.EventInterprocess

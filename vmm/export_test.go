@@ -31,7 +31,7 @@ func SetNoWorker(d *Device, off bool) { d.state.parent.hooks.noWorker = off }
 func Drain(d *Device) error {
 	err := d.state.syncFills()
 	if err == nil {
-		_, err = sweepRetired(d, false)
+		_, err = sweepRetired(d, waitForLock)
 	}
 	return err
 }

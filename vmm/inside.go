@@ -22,8 +22,12 @@ func (inside) Discard(d *Device, cause error, close func() error) error {
 	return d.discard(cause, close)
 }
 
-func (inside) CreatePart(d *Device, size uint64, p Prop, kind memsample.Kind, wait bool) (*Chunk, error) {
-	return d.createPart(size, p, kind, wait)
+func (inside) CreatePart(d *Device, size uint64, p Prop, kind memsample.Kind) (*Chunk, error) {
+	return d.createPart(size, p, kind, forCaller)
+}
+
+func (inside) TryCreatePart(d *Device, size uint64, p Prop, kind memsample.Kind) (*Chunk, error) {
+	return d.createPart(size, p, kind, forGrowAhead)
 }
 
 func (inside) ImportMade(d *Device, fd int, size uint64, p Prop, made []uintptr) (*Chunk, error) {

@@ -292,7 +292,7 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 func (d *Device) trim(keep uint64) error {
 	var err error
 	if !d.state.mayFill() { // a fence covers no fill that came after it
-		_, err = sweepRetired(d, false)
+		_, err = sweepRetired(d, waitForLock)
 	}
 	if d.counters.read(&d.counters.quarantined.now) > 0 {
 		for _, r := range d.openReservations() {

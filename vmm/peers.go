@@ -395,8 +395,7 @@ func (l *legacy) enable(devs []*Device) error {
 	defer l.parent.legacy.mu.Unlock()
 	for _, k := range all {
 		if err := k.addUserLocked(); err != nil {
-			remove := func(k legacyKey) error { return k.removeUserLocked(true) }
-			return undoAll(pairFail(k.from, k.to, err), "and disabling another pair", l.left, remove)
+			return undoAll(pairFail(k.from, k.to, err), "and disabling another pair", l.left, legacyKey.undoUserLocked)
 		}
 		l.left = append(l.left, k)
 	}
@@ -444,25 +443,33 @@ func (k legacyKey) addUserLocked() error {
 }
 
 // removeUserLocked undoes addUserLocked; the last user disables the pair. A device that is lost has
-// nothing left to disable. After an error the pair stays as it was, or, where
-// no caller could be told of it, stays enabled without a user: the next one finds
-// it, and the device tries again when it closes. It needs legacyPairs.mu.
-func (k legacyKey) removeUserLocked(undo bool) error {
+// nothing left to disable. After any other error the pair stays as it was. It needs legacyPairs.mu.
+func (k legacyKey) removeUserLocked() error {
 	all := &k.l.parent.legacy
 	invariants.Held(&all.mu)
 	p := all.pairs[k.at()]
 	var err error
 	if p.users == 1 {
-		err = k.disableLocked(p)
-		if err != nil && !lost(err) {
-			if !undo {
-				return err
-			}
-			k.l.parent.refusedCalls.add(k.from, func() error { return k.leftover(p) })
+		if err = k.disableLocked(p); err != nil && !lost(err) {
+			return err
 		}
 	}
 	p.users--
 	k.untrack()
+	return err
+}
+
+// undoUserLocked is removeUserLocked for an EnableLegacyPeers that fails, whose caller has nothing to
+// disable later. A pair that cannot be disabled stays enabled without a user: the next user finds it,
+// and the device tries again when it closes. It needs legacyPairs.mu.
+func (k legacyKey) undoUserLocked() error {
+	p := k.l.parent.legacy.pairs[k.at()]
+	err := k.removeUserLocked()
+	if err != nil && !lost(err) {
+		k.l.parent.refusedCalls.add(k.from, func() error { return k.leftover(p) })
+		p.users--
+		k.untrack()
+	}
 	return err
 }
 
@@ -511,7 +518,7 @@ func (l *legacy) disable() error {
 	defer l.parent.legacy.mu.Unlock()
 	var failed error
 	l.left = slices.DeleteFunc(l.left, func(k legacyKey) bool {
-		err := k.removeUserLocked(false)
+		err := k.removeUserLocked()
 		failed = joinErr(failed, "and", err)
 		return err == nil || lost(err)
 	})

@@ -12,13 +12,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
-// When memory of a device runs out, what the package itself can do without goes first, under the
+// When memory of a device runs out, the package first releases what it can do without, under the
 // locks of the operation that needs it (retryAfterRelease). If that does not help, the operation
-// fails, gives up all its locks, and waits for the device's turn (withMemory). It keeps the turn
+// fails, releases all its locks, and waits for the device's turn (withMemory). It keeps the turn
 // over functions of OnPressure and its further tries, until it has succeeded or nothing more is
 // released for it. A range only grows in its turn: what it does with the memory comes after, and
 // may take long; but a Wake copies in it. Meanwhile nothing else is created on the device
-// (mayCreate): what else needs memory gives up its locks, too, and waits for the turn. An operation
+// (mayCreate): other operations that need memory release their locks, too, and wait for the turn. An operation
 // that had to wait tries again before it calls functions. A goroutine has one turn at a time, and
 // gives it up before it waits for work or for a Supplier.
 
@@ -173,7 +173,7 @@ func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*devi
 			var ended bool
 			if ended, err = g.obtain(err); ended {
 				if t.last {
-					short, err, _ = letThrough(t, nil, nil, false, op)
+					short, err = t.tryLast(op)
 				} else {
 					short, err = t.try(op)
 				}
@@ -186,7 +186,7 @@ func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*devi
 		}
 		var more, waited bool
 		if waited, t.last = t.takeTurn(short); t.last {
-			short, err, _ = letThrough(t, nil, nil, false, op)
+			short, err = t.tryLast(op)
 			continue
 		}
 		var lack growthLacks
@@ -202,6 +202,12 @@ func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*devi
 		}
 	}
 	return nil
+}
+
+// tryLast is the try of an operation that has waited for a turn in vain: it needs none.
+func (t *ticket) tryLast(op func() (*deviceState, error)) (short *deviceState, err error) {
+	short, err, _ = letThrough(t, nil, nil, false, op)
+	return short, err
 }
 
 // mayWait reports whether there are functions to wait for.
@@ -303,7 +309,7 @@ func (s *deviceState) runPressureHooks(err error) (released bool) {
 }
 
 // releaseTries is how often one piece of memory is asked for, each time after something was
-// released, before the operation gives up its locks. Others may take what was released.
+// released, before the operation releases its locks. Others may take what was released.
 const releaseTries = 8
 
 // retryAfterRelease calls f. If f fails with ErrOutOfMemory and a caller waits for

@@ -103,11 +103,11 @@ const defaultMaxChunk = 2 << 30
 
 // NewRange reserves a range. It commits no memory yet. The caller must Close it.
 func (d *Device) NewRange(o RangeOptions) (*Range, error) {
-	g, err := d.newRange(o, false)
+	g, err := d.newRange(o)
 	return g, d.wrap("make range", 0, o.Max, err)
 }
 
-func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
+func (d *Device) newRange(o RangeOptions) (*Range, error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
@@ -133,12 +133,12 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 		}
 	}
 	// The addresses last: all that can be wrong with the options is known by now.
-	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), noCache: noCache, waitSlot: make(chan struct{}, 1)}
+	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), waitSlot: make(chan struct{}, 1)}
 	g.sizes = sizes.Ladder{Gran: gran, Most: o.MaxChunk, Fixed: o.Chunk, Few: o.Share != 0}
 	g.supply = newSupply(o.Supplier)
 	g.countHostCopy(d)
 	size, _ := roundUp(o.Max, g.unit) // as resolveOptions found possible
-	if g.r, err = d.reserve(size, gran, ReserveOptions{Align: o.Align}, true); err != nil {
+	if g.r, err = d.reserve(size, gran, ReserveOptions{Align: o.Align}, g); err != nil {
 		return nil, err
 	}
 	g.r.zeroed = zeroed
@@ -194,10 +194,11 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	if size == 0 {
 		return nil, fmt.Errorf("%w: a size of 0", ErrInvalid)
 	}
-	g, err := d.newRange(RangeOptions{Max: size, Zero: true}, true)
+	g, err := d.newRange(RangeOptions{Max: size, Zero: true})
 	if err != nil {
 		return nil, err
 	}
+	g.noCache = true
 	if err = g.ensure(size); err == nil {
 		err = g.moveLen(size, nil)
 	}

@@ -118,12 +118,12 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err != nil {
 		return nil, d.wrap("reserve", 0, size, err)
 	}
-	r, err := d.reserve(size, gran, o, false)
+	r, err := d.reserve(size, gran, o, nil)
 	return r, d.wrap("reserve", 0, size, err)
 }
 
-// reserve makes a reservation, for a range or a user, of chunks of multiples of gran.
-func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Reservation, error) {
+// reserve makes a reservation of chunks of multiples of gran: for a range, or, if of is nil, for a user.
+func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reservation, error) {
 	rounded, ok := roundUp(size, gran)
 	switch {
 	case !ok || size == 0:
@@ -135,10 +135,10 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, inRange bool) (*Re
 	if owner, ok := o.Owner.(fmt.Stringer); ok {
 		kind = owner.String()
 	}
-	if inRange {
+	if of != nil {
 		kind = "range"
 	}
-	r := &Reservation{dev: d, kind: kind, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: inRange, owner: o.Owner, id: reservationCount.Add(1), closeSlot: make(chan struct{}, 1)}
+	r := &Reservation{dev: d, kind: kind, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: of != nil, owner: o.Owner, id: reservationCount.Add(1), closeSlot: make(chan struct{}, 1)}
 	r.generation.Store(r.id << 32)               // so that no two reservations have the same, at one address or not
 	r.table = slots.New[*memory, *retirement](4) // so that the first growth allocates its chunk and nothing else
 	r.closeMu.At(lock.ReservationClose, r.id)

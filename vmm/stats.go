@@ -226,9 +226,9 @@ type Counts struct {
 	Reclaimed         uint64 `json:"reclaimed"`           // bytes taken back while retiring
 }
 
-// Stats is what a device has, in bytes. All numbers are of one moment; reading
-// them makes no driver call. It is an slog.LogValuer, and String is its JSON, as
-// package expvar wants it. The JSON names stay.
+// Stats is a consistent snapshot of a device's memory usage, in bytes. Reading it
+// makes no driver call. It is an slog.LogValuer, and String is its JSON, as
+// package expvar wants it. JSON field names are stable.
 //
 // They count what this package has. Pages that were unmapped and stay because they are
 // registered with another library (RDMA, NCCL), until that registration is taken back (see

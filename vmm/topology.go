@@ -14,7 +14,7 @@ import (
 )
 
 // Links is what is known of the ways between devices. It makes no context and
-// holds nothing open. Its JSON names stay. Safe for concurrent use.
+// holds nothing open. JSON field names are stable. Safe for concurrent use.
 type Links struct {
 	Devices []Info
 	Pairs   []Link // every device to every other, by ordinals

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -361,12 +362,14 @@ func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*
 }
 
 // unmapFinishedLocked unmaps the retirements whose work has ended, in their order: so there is never
-// a hole between a range's capacity and the end of what retires. waited says that the caller has
-// waited for all of that work. What lockMapping cannot lock is left for the next time. What fails is
-// still retiring: a growth can take it back, and Close releases it. It needs r.sweepMu.
-func (r *Reservation) unmapFinishedLocked(waited bool, lockMapping func() bool) (progress bool, failed error) {
+// a hole between a range's capacity and the end of what retires. done reports whether the work before
+// a fence has ended: fenceDone, or hasEnded if the caller has waited for all of it. If acquire
+// does not lock r.mappingMu, the rest is left for the next time. What fails is still retiring: a growth can take
+// it back, and Close releases it. It needs r.sweepMu.
+func (r *Reservation) unmapFinishedLocked(done func(*order.Fence) (bool, error), acquire func(*lock.Mutex) bool) (progress bool, failed error) {
 	invariants.Held(&r.sweepMu)
 	for {
+		// Take the oldest retirement. Without any, the device's goroutine has nothing to do here.
 		r.mu.Lock()
 		if len(r.retirements) == 0 {
 			r.dev.mu.Lock()
@@ -379,26 +382,26 @@ func (r *Reservation) unmapFinishedLocked(waited bool, lockMapping func() bool) 
 		t.sweeping = true // its fences are this goroutine's until it is false again
 		r.mu.Unlock()
 
-		// Without r.mu: the driver is called.
+		// Has the work behind all its fences ended? Without r.mu, since the driver is called. A fence
+		// that is done is freed at once, so that the next look begins with the one after it.
 		finished, err := true, error(nil)
 		for len(t.fences) > 0 && finished && err == nil {
-			if !waited {
-				finished, err = fenceDone(&t.fences[0])
-			}
-			if finished && err == nil {
+			if finished, err = done(&t.fences[0]); finished && err == nil {
 				t.fences[0].Free()
 				t.fences = t.fences[1:]
 			}
 		}
-		if finished = finished && err == nil && lockMapping(); finished {
+		// If so, unmap it. If a lock is taken or the driver refuses, it stays the first in the queue.
+		if finished = finished && err == nil && acquire(&r.mappingMu); finished {
 			err = r.unmapRetiredLocked(t)
 			r.mappingMu.Unlock()
 			finished = err == nil
 		}
 
+		// Take it out of the queue. A growth may have taken all of it back meanwhile, and has left its
+		// fences to us.
 		r.mu.Lock()
 		t.sweeping = false
-		// A growth may have taken all of it back meanwhile, and has left its fences to us.
 		removed := finished || t.left == 0
 		if removed {
 			r.retirements = slices.Delete(r.retirements, 0, 1)
@@ -413,6 +416,9 @@ func (r *Reservation) unmapFinishedLocked(waited bool, lockMapping func() bool) 
 		progress = true
 	}
 }
+
+// hasEnded is fenceDone where the caller has waited for the work.
+func hasEnded(*order.Fence) (bool, error) { return true, nil }
 
 // fenceDone reports whether the work before a fence has ended. A fence that cannot tell, since its
 // event is part of another library's capture, or none could be recorded, is replaced by one
@@ -445,34 +451,28 @@ func (r *Reservation) unmapEarlier() error {
 	}
 	r.sweepMu.Lock()
 	defer r.sweepMu.Unlock()
-	_, err := r.unmapFinishedLocked(true, r.lockMapping)
+	_, err := r.unmapFinishedLocked(hasEnded, waitForLock)
 	return err
 }
 
-// lockMapping takes mappingMu.
-func (r *Reservation) lockMapping() bool {
-	r.mappingMu.Lock()
+// waitForLock is like TryLock, and waits.
+func waitForLock(m *lock.Mutex) bool {
+	m.Lock()
 	return true
 }
 
-// sweepRetired unmaps what has retired and is not in use any more, and reports whether
-// there was any. With try it leaves out what others have locked: the device's goroutine, for
-// which all other ranges wait, comes again.
-func sweepRetired(d *Device, try bool) (progress bool, failed error) {
+// sweepRetired unmaps what has retired and is not in use any more, and reports whether there was
+// any. It leaves out what acquire does not lock: waitForLock locks all, (*lock.Mutex).TryLock what no
+// other call has locked.
+func sweepRetired(d *Device, acquire func(*lock.Mutex) bool) (progress bool, failed error) {
 	d.mu.Lock()
 	all := slices.Collect(maps.Keys(d.retiring))
 	d.mu.Unlock()
 	for _, r := range all {
-		lockMapping := r.lockMapping
-		if try {
-			if !r.sweepMu.TryLock() {
-				continue
-			}
-			lockMapping = r.mappingMu.TryLock
-		} else {
-			r.sweepMu.Lock()
+		if !acquire(&r.sweepMu) {
+			continue
 		}
-		some, err := r.unmapFinishedLocked(false, lockMapping)
+		some, err := r.unmapFinishedLocked(fenceDone, acquire)
 		r.sweepMu.Unlock()
 		progress = progress || some
 		if err != nil {

@@ -25,7 +25,7 @@ func (d *libcuda) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error
 	list := buf[:0]
 	for _, g := range who {
 		// Access may be taken away from a lost device, so that memory can be freed.
-		where, err := d.location(call, "access for", g.To, g.Access == driver.AccessNone)
+		where, err := d.anyLocation(call, "access for", g.To, g.Access == driver.AccessNone)
 		if err != nil {
 			return err
 		}
@@ -41,7 +41,7 @@ func (d *libcuda) SetAccess(p driver.Ptr, size uint64, who []driver.Grant) error
 // Access is what location who may do at p.
 func (d *libcuda) Access(p driver.Ptr, who driver.Location) (driver.Access, error) {
 	const call = "cuMemGetAccess"
-	where, err := d.location(call, "access for", who, false)
+	where, err := d.location(call, "access for", who)
 	if err != nil {
 		return driver.AccessNone, err
 	}
@@ -63,9 +63,14 @@ func accessOf(flags C.ulonglong) driver.Access {
 	return driver.AccessNone
 }
 
-// location is l as CUDA wants it. With evenLost it may be a lost device. An error begins with
+// location is anyLocation of a device that is not lost.
+func (d *libcuda) location(call, what string, l driver.Location) (C.CUmemLocation, error) {
+	return d.anyLocation(call, what, l, false)
+}
+
+// anyLocation is l as CUDA wants it. With evenLost it may be a lost device. An error begins with
 // what, such as "access for".
-func (d *libcuda) location(call, what string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
+func (d *libcuda) anyLocation(call, what string, l driver.Location, evenLost bool) (c C.CUmemLocation, err error) {
 	switch l.Kind {
 	case driver.LocationDevice:
 		if err := d.checkDevice(call, l.ID); err != nil && !(evenLost && l.ID >= 0 && l.ID < d.devices) {

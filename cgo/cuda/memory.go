@@ -17,7 +17,7 @@ type allocation struct {
 
 // prop is p as CUDA wants it. It checks that the device exists and is not lost.
 func (d *libcuda) prop(call string, p driver.Prop) (c C.CUmemAllocationProp, err error) {
-	if c.location, err = d.location(call, "memory on", p.Location, false); err != nil {
+	if c.location, err = d.location(call, "memory on", p.Location); err != nil {
 		return c, err
 	}
 	// Below, what CUDA has no flag for is refused here.

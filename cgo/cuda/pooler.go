@@ -166,7 +166,7 @@ func (v *device) SetPoolAccess(p driver.Pool, to []driver.Grant) error {
 		}
 		list := make([]C.CUmemAccessDesc, 0, len(to))
 		for _, g := range to {
-			where, err := v.d.location(call, "access for", g.To, false)
+			where, err := v.d.location(call, "access for", g.To)
 			if err != nil {
 				return 0, err
 			}
@@ -184,7 +184,7 @@ func (v *device) SetPoolAccess(p driver.Pool, to []driver.Grant) error {
 func (v *device) PoolAccess(p driver.Pool, to driver.Location) (a driver.Access, err error) {
 	const call = "cuMemPoolGetAccess"
 	err = v.onPool(call, p, func(int) (C.CUresult, error) {
-		where, err := v.d.location(call, "access for", to, false)
+		where, err := v.d.location(call, "access for", to)
 		if err != nil {
 			return 0, err
 		}

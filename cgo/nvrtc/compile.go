@@ -170,13 +170,13 @@ func (c *Compiler) compile(source string, o Options, cubin bool) (*Result, error
 	C.cuvmm_nvrtc_compile(&c.api, &in, &out)
 	defer C.cuvmm_nvrtc_free(&in, &out)
 
-	log := string(goBytes(out.log, true))
+	log := string(goText(out.log))
 	if out.call != nil {
 		return nil, c.failure(&out, o, log)
 	}
-	r := &Result{Kind: KindPTX, Log: log, Image: goBytes(out.image, !cubin), Names: map[string]string{}}
+	r := &Result{Kind: KindPTX, Log: log, Image: goText(out.image), Names: map[string]string{}}
 	if cubin {
-		r.Kind = KindCubin
+		r.Kind, r.Image = KindCubin, goBytes(out.image)
 	}
 	if len(r.Image) == 0 {
 		return nil, refuse(driver.ErrInvalid, "with %q there is no %s", o.Flags, r.Kind)
@@ -201,16 +201,15 @@ func (c *Compiler) failure(out *C.struct_cuvmm_nvrtc_output, o Options, log stri
 	return c.fail(call, s, strings.TrimSpace(log))
 }
 
-// goBytes copies bytes of C's. Of a text the zero byte at its end is left out.
+// goBytes copies bytes of C's.
 //
 // Safety: b.at is NULL or has b.size bytes.
-func goBytes(b C.struct_cuvmm_nvrtc_bytes, text bool) []byte {
-	all := bytes.Clone(unsafe.Slice((*byte)(unsafe.Pointer(b.at)), int(b.size)))
-	if text {
-		all = bytes.TrimSuffix(all, []byte{0})
-	}
-	return all
+func goBytes(b C.struct_cuvmm_nvrtc_bytes) []byte {
+	return bytes.Clone(unsafe.Slice((*byte)(unsafe.Pointer(b.at)), int(b.size)))
 }
+
+// goText is goBytes without the zero byte at the end of a text.
+func goText(b C.struct_cuvmm_nvrtc_bytes) []byte { return bytes.TrimSuffix(goBytes(b), []byte{0}) }
 
 // cMemory is what C reads during one call.
 type cMemory struct{ all []unsafe.Pointer }

@@ -21,11 +21,13 @@ type VMM[D, G, R, C, S any] interface {
 	Discard(dev D, cause error, close func() error) error
 
 	// CreatePart is CreateOrReuse of a chunk that is part of what is open in the device already:
-	// ErrBusy and Report do not name it, and a heap profile shows it as of kind. If wait is false it
-	// takes what is free: it calls no function of OnPressure and has no cache released, and while
-	// memory is being released for another operation it returns ErrOutOfMemory, too. The caller
-	// must Close the Chunk, before what it is part of.
-	CreatePart(dev D, size uint64, p driver.Prop, kind memsample.Kind, wait bool) (C, error)
+	// ErrBusy and Report do not name it, and a heap profile shows it as of kind. The caller must Close
+	// the Chunk, before what it is part of.
+	CreatePart(dev D, size uint64, p driver.Prop, kind memsample.Kind) (C, error)
+	// TryCreatePart is CreatePart that takes what is free: it calls no function of OnPressure and has
+	// no cache released, and while memory is being released for another operation it returns
+	// ErrOutOfMemory, too.
+	TryCreatePart(dev D, size uint64, p driver.Prop, kind memsample.Kind) (C, error)
 	// ImportMade is Import where a goroutine imports on behalf of an earlier call: a heap profile,
 	// the history and a Report show that call's stack, which is made, as runtime.Callers returns it.
 	// Nil is the caller's.

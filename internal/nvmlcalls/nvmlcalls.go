@@ -64,8 +64,9 @@ func (l Library) Find(uuid, pci string, mig bool) (GPU, error) {
 			return GPU{nil, parent}, nil
 		}
 		if second == nil {
-			d, err = parent, nil
+			return GPU{parent, parent}, nil
 		}
+		err = fmt.Errorf("%w; at %s: %w", err, pci, second)
 	}
 	if err != nil {
 		return GPU{}, fmt.Errorf("%s is not found: %w", uuid, err)

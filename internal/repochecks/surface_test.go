@@ -28,7 +28,6 @@ const mostSurface = 740
 type surface struct {
 	names    []string // of functions, methods and types
 	internal []string // where a type of an internal package stands in a signature or an exported field
-	siblings []string // what the text says is for other packages of this module
 }
 
 // surfaceOf reads a package, of the files that are built on Linux with cgo.
@@ -67,11 +66,8 @@ func shown(t *testing.T, fset *token.FileSet, files []*ast.File) (s surface) {
 	}
 	d, err := doc.NewFromFiles(fset, files, "example.test/p")
 	require.NoError(t, err)
-	note := func(name, text string, signature ast.Node) {
+	note := func(name string, signature ast.Node) {
 		s.names = append(s.names, name)
-		if strings.Contains(text, "packages beside this one") {
-			s.siblings = append(s.siblings, name)
-		}
 		ast.Inspect(signature, func(n ast.Node) bool {
 			if x, ok := n.(*ast.SelectorExpr); ok {
 				if of, ok := x.X.(*ast.Ident); ok && inside[of.Name] {
@@ -82,15 +78,15 @@ func shown(t *testing.T, fset *token.FileSet, files []*ast.File) (s surface) {
 		})
 	}
 	for _, f := range d.Funcs {
-		note(f.Name, f.Doc, f.Decl.Type)
+		note(f.Name, f.Decl.Type)
 	}
 	for _, x := range d.Types {
-		note(x.Name, x.Doc, x.Decl) // go/doc leaves out what is not exported
+		note(x.Name, x.Decl) // go/doc leaves out what is not exported
 		for _, f := range x.Funcs {
-			note(f.Name, f.Doc, f.Decl.Type)
+			note(f.Name, f.Decl.Type)
 		}
 		for _, f := range x.Methods {
-			note(x.Name+"."+f.Name, f.Doc, f.Decl.Type)
+			note(x.Name+"."+f.Name, f.Decl.Type)
 		}
 	}
 	return s
@@ -103,7 +99,6 @@ func TestSurface(t *testing.T) {
 	for _, name := range surfaces {
 		s := surfaceOf(t, filepath.Join(dir, name))
 		require.Empty(t, s.internal, name)
-		require.Empty(t, s.siblings, name)
 		t.Logf("%s: %d", name, len(s.names))
 		all += len(s.names)
 	}
@@ -122,7 +117,6 @@ import (
 	other "example.test/x/internal/y"
 )
 
-// Open is for packages beside this one.
 func Open(inner.Key) {}
 
 type T struct {
@@ -139,5 +133,4 @@ type alias = inner.Key
 	s := shown(t, fset, []*ast.File{f})
 	require.ElementsMatch(t, []string{"Open", "T", "T.M"}, s.names)
 	require.ElementsMatch(t, []string{"Open has inner.Key", "T has other.Z", "T.M has other.Z"}, s.internal)
-	require.Equal(t, []string{"Open"}, s.siblings)
 }

@@ -21,6 +21,7 @@ func TestWords(t *testing.T) {
 	l := newWordList(list)
 	require.NotEmpty(t, l.words)
 	require.NotEmpty(t, l.names)
+	require.Contains(t, l.phrases.String(), "who")
 	files := 0
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -49,7 +50,7 @@ func TestWords(t *testing.T) {
 			return nil // its examples are such words
 		}
 		files++
-		for _, c := range l.wordsIn(filepath.Ext(path), string(text)) {
+		for _, c := range append(l.wordsIn(filepath.Ext(path), string(text)), l.phrasesIn(filepath.Ext(path), string(text))...) {
 			t.Errorf("%s:%s", filepath.ToSlash(rel), c)
 		}
 		return nil
@@ -78,24 +79,47 @@ func TestWordRules(t *testing.T) {
 	require.Len(t, l.wordsIn(".md", "There is room to frob."), 1)
 }
 
-// wordList is tools/words.txt: words of prose or parts of names, and whole names.
+// TestPhraseRules: a phrase is found over the ends of lines, in comments and documents alone.
+func TestPhraseRules(t *testing.T) {
+	l := newWordList([]byte("\"Who looks\"   reading it\n\"keeps every error\"  returns it\n"))
+	for text, want := range map[string][]string{
+		"x() // a man who looks":                   {`2 says "who looks"`},
+		"// Two:\n// Who\n// looks asks":           {`3 says "Who looks"`},
+		"// who\nf()\n// looks":                    nil,
+		"s := \"who looks\"":                       nil,
+		"// who  looks, and keeps every\n// error": {`2 says "who looks"`, `2 says "keeps every error"`},
+		"// whoever looks, who lookson":            nil,
+	} {
+		require.Equal(t, want, l.phrasesIn(".go", "package p\n"+text+"\n"), text)
+	}
+	require.Equal(t, []string{`1 says "who looks"`}, l.phrasesIn(".md", "so who\nlooks asks nothing"))
+	require.Empty(t, l.phrasesIn(".c", "// who looks"))
+}
+
+// wordList is tools/words.txt: words of prose or parts of names, whole names, and phrases.
 type wordList struct {
 	words, names map[string]bool
 	said         map[string][]string // which words are parts of a name that was met
+	phrases      *regexp.Regexp      // all of them
 }
 
 func newWordList(list []byte) *wordList {
-	l := &wordList{map[string]bool{}, map[string]bool{}, map[string][]string{}}
+	l := &wordList{words: map[string]bool{}, names: map[string]bool{}, said: map[string][]string{}}
+	var phrases []string
 	for line := range strings.Lines(string(list)) {
 		first, _, _ := strings.Cut(strings.TrimSpace(line), " ")
 		switch {
 		case first == "", first[0] == '#':
+		case first[0] == '"':
+			words := strings.Fields(strings.Split(line, "\"")[1])
+			phrases = append(phrases, strings.Join(words, `\s+`))
 		case first[0] == '=':
 			l.names[first[1:]] = true
 		default:
 			l.words[first] = true
 		}
 	}
+	l.phrases = regexp.MustCompile(`(?i)\b(?:` + strings.Join(phrases, `|`) + `)\b`)
 	return l
 }
 
@@ -150,6 +174,28 @@ func (l *wordList) wordsIn(ext string, text string) (found []string) {
 				found = append(found, fmt.Sprintf("%d says %s", n+1, id))
 			}
 		}
+	}
+	return found
+}
+
+// phrasesIn returns which listed phrases stand in a document, or in the comments of a Go file, by line.
+func (l *wordList) phrasesIn(ext string, text string) (found []string) {
+	if ext != ".go" && ext != ".md" {
+		return nil
+	}
+	if ext == ".go" { // of each line its comment; a line without one ends a phrase
+		lines := strings.Split(text, "\n")
+		for i, line := range lines {
+			_, comment, ok := strings.Cut(line, "//")
+			if lines[i] = comment; !ok {
+				lines[i] = "."
+			}
+		}
+		text = strings.Join(lines, "\n")
+	}
+	for _, at := range l.phrases.FindAllStringIndex(text, -1) {
+		said := strings.Join(strings.Fields(text[at[0]:at[1]]), " ")
+		found = append(found, fmt.Sprintf("%d says %q", 1+strings.Count(text[:at[0]], "\n"), said))
 	}
 	return found
 }

@@ -280,7 +280,7 @@ func (g *Group) call(ctx context.Context, f func() error) error {
 	if err := g.stopped(); err != nil { // the engine cannot be used any more
 		return err
 	}
-	w := g.waits.begin(ctx, true)
+	w := g.waits.beginCall(ctx)
 	err := f()
 	g.waits.end(w)
 	if err == nil || errors.Is(err, vmm.ErrInvalid) || errors.Is(err, vmm.ErrNotSupported) {
@@ -445,7 +445,7 @@ func (g *Group) sync(ctx context.Context, st *vmm.Stream) error {
 		return fmt.Errorf("%w: what is queued on the stream becomes part of a graph", vmm.ErrCapturing)
 	}
 	stopped := inside.VMM.Stops(st)
-	w := g.waits.begin(ctx, false)
+	w := g.waits.beginSync(ctx)
 	err = raw.SyncStream(queue) // not Stream.Sync: that waits for an event, and wakes up later
 	g.waits.end(w)
 	other := stopped()

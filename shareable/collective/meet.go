@@ -518,8 +518,13 @@ func (a *acceptor) renew(generation uint64, rank, size int) {
 	a.changedLocked()
 }
 
-// dismiss refuses those that are there, with r, and admits no one as long as following is set.
-func (a *acceptor) dismiss(r refusal, following bool) {
+// dismiss refuses those that are there, with r, and admits others from now on.
+func (a *acceptor) dismiss(r refusal) { a.refuseAll(r, false) }
+
+// follow is dismiss for a member that follows another one: it admits no one.
+func (a *acceptor) follow(r refusal) { a.refuseAll(r, true) }
+
+func (a *acceptor) refuseAll(r refusal, following bool) {
 	a.mu.Lock()
 	a.following = following
 	members := a.members

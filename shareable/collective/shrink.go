@@ -94,7 +94,7 @@ func (c *circle) shrink(ctx context.Context, newID func() (ID, error)) (next *ci
 			return next, w.Ranks, ID(w.ID), err
 		}
 		if c.own != nil { // those that wait here are to look again
-			c.own.dismiss(refusal{code: codeElsewhere}, false)
+			c.own.dismiss(refusal{code: codeElsewhere})
 		}
 		if ctx.Err() != nil {
 			return nil, nil, id, fmt.Errorf("go on with those that live: %w: %w", ctx.Err(), err)
@@ -200,7 +200,7 @@ func (c *circle) followShrink(ctx context.Context, began time.Time, leader int, 
 			l.close()
 		}
 	}()
-	c.own.dismiss(refusal{code: codeElsewhere}, true)
+	c.own.follow(refusal{code: codeElsewhere})
 	var notLeading <-chan time.Time
 	if end, ok := ctx.Deadline(); ok {
 		all := end.Sub(began)
@@ -293,7 +293,7 @@ func (c *circle) leadShrink(ctx, patience context.Context, newID func() (ID, err
 		}
 		if n := c.size - len(c.dead) - len(may); n < len(may) || n == len(may) && may[0] < c.rank {
 			r := refusal{code: codeMinority, text: fmt.Sprintf("this side is not the larger part of those that may live: ranks %s cannot be reached or did not come", list(may))}
-			c.own.dismiss(r, false)
+			c.own.dismiss(r)
 			return nil, nil, r
 		}
 		w, links, err := c.decide(ctx, may, newID)
@@ -375,7 +375,7 @@ func (c *circle) decide(ctx context.Context, absent []int, newID func() (ID, err
 	}
 	id, err := newID()
 	if err != nil {
-		c.own.dismiss(refusal{code: codeFailed, text: err.Error()}, false)
+		c.own.dismiss(refusal{code: codeFailed, text: err.Error()})
 		return nil, nil, err
 	}
 	w.ID = id[:]

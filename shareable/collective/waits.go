@@ -54,6 +54,10 @@ type queuedCall struct {
 // to two after Options.Timeout.
 const lookPause = 20 * time.Millisecond
 
+// beginCall begins a call of the engine, which Options.Timeout limits, and beginSync a wait for a stream.
+func (ws *waits) beginCall(ctx context.Context) *wait { return ws.begin(ctx, true) }
+func (ws *waits) beginSync(ctx context.Context) *wait { return ws.begin(ctx, false) }
+
 func (ws *waits) begin(ctx context.Context, limited bool) *wait {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()

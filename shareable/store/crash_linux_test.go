@@ -160,7 +160,7 @@ func TestTwoWriters(t *testing.T) {
 }
 
 // TestKilledWithWorkQueued: work that a killed writer had queued, beyond what is published,
-// does not write over what the next one appends, which has waited for the lease.
+// does not write over bytes of the next writer, which has waited for the lease.
 func TestKilledWithWorkQueued(t *testing.T) {
 	path := socketAt(t)
 	d, c := daemonAt(t, path)

@@ -76,7 +76,7 @@ func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*Wri
 		}
 		w.size = (q.Size + gran - 1) / gran * gran
 		return wire.TypeCreate, q.Append(nil)
-	}, false)
+	})
 }
 
 // request checks the options, and is what CREATE has of them.
@@ -155,10 +155,10 @@ func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Wri
 	}
 	for {
 		w := c.newWriter(name, o.GrowAhead)
-		w.durable = true
+		w.durable, w.waits = true, o.Wait
 		err := w.open(ctx, t, func(uint64) (wire.Type, []byte) {
 			return wire.TypeLease, wire.Lease{Wait: o.Wait, Name: t.name}.Append(nil)
-		}, o.Wait)
+		})
 		if err != nil || !w.fenced {
 			return w, err
 		}
@@ -238,7 +238,7 @@ func checkOpened(w *Writer, want vmm.Layout) (*Writer, error) {
 //	CREATE, LEASE -> OBJECT   the lease, with a control page
 //	MAPPED        -> DONE     the page is mapped: readers get it
 //	GROW          -> CHUNKS   the memory, as the range asks for it
-func (w *Writer) open(ctx context.Context, about target, ask func(gran uint64) (wire.Type, []byte), waits bool) (err error) {
+func (w *Writer) open(ctx context.Context, about target, ask func(gran uint64) (wire.Type, []byte)) (err error) {
 	sub, cancel := w.c.both(ctx)
 	defer cancel()
 	defer func() { err = w.c.why(ctx, err) }()
@@ -265,7 +265,7 @@ func (w *Writer) open(ctx context.Context, about target, ask func(gran uint64) (
 	t, payload := ask(gran)
 	for {
 		times := w.conn.Times()
-		if waits {
+		if w.waits {
 			err = w.conn.Call(sub, t, payload, wire.TypeObject, w.takeObject)
 		} else {
 			err = w.call(sub, t, payload, wire.TypeObject, w.takeObject)

@@ -89,10 +89,10 @@ func (s *Server) create(c serve.Conn, f wire.Frame, q wire.Create) error {
 	s.counts.created.Add(1)
 	s.emit(wire.EventCreated, e, 0)
 	if err := s.sendLease(c, f.Request, e); err != nil {
-		s.endLease(e, c, true, false, requestID{})
+		s.endLease(e, c, leaseEnd{abort: true})
 		return err
 	}
-	s.replyWaits(e, false, q.Name)
+	s.replyWaits(e, q.Name)
 	return nil
 }
 
@@ -369,34 +369,34 @@ func (s *Server) mayChange(c serve.Conn, e *entry) error {
 
 // link adds a name.
 func (s *Server) link(c serve.Conn, f wire.Frame, q wire.Link) error {
-	e, sealed, err := s.addName(c, q)
+	e, err := s.addName(c, q)
 	if err == nil {
 		err = s.record(e, s.requestOf(c, f))
 	}
 	if err != nil {
 		return err
 	}
-	s.replyWaits(e, sealed, q.As)
+	s.replyWaits(e, q.As)
 	return done(c, f.Request)
 }
 
-// addName does what LINK requests, and reports whether the object is sealed.
-func (s *Server) addName(c serve.Conn, q wire.Link) (e *entry, sealed bool, err error) {
+// addName does what LINK requests.
+func (s *Server) addName(c serve.Conn, q wire.Link) (e *entry, err error) {
 	defer s.closeEvicted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e = s.findLocked(q.Name)
 	if err := s.mayChange(c, e); err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	if strings.HasPrefix(q.As, "@") {
-		return nil, false, fmt.Errorf("%w: %q is the form of an id", vmm.ErrInvalid, q.As)
+		return nil, fmt.Errorf("%w: %q is the form of an id", vmm.ErrInvalid, q.As)
 	}
 	if err := s.addNameLocked(e, q.As); err != nil {
-		return nil, false, err
+		return nil, err
 	}
 	s.objects.Listed(e.obj, e.nameLocked())
-	return e, e.sealed, nil
+	return e, nil
 }
 
 // unlink removes a name.

@@ -100,7 +100,7 @@ func (s *Server) takeAway(e *entry, c serve.Conn, reason string) {
 	if s.opts.Logger != nil {
 		s.opts.Logger.Warn("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", reason)
 	}
-	s.endLease(e, c, !e.durable(), true, requestID{})
+	s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: true})
 	go func() { // it may not read
 		_ = c.Refuse(0, err)
 		c.Close(err)

@@ -82,7 +82,7 @@ func (s *Server) unleaseLocked(e *entry) {
 func (s *Server) sendLeased(c serve.Conn, request uint32, e *entry) error {
 	err := s.sendLease(c, request, e)
 	if err != nil {
-		s.endLease(e, c, false, false, requestID{})
+		s.endLease(e, c, leaseEnd{})
 	}
 	return err
 }
@@ -265,7 +265,7 @@ func (s *Server) seal(c serve.Conn, f wire.Frame, q wire.Seal) error {
 	s.freeMemory(e, unused)
 	s.counts.sealed.Add(1)
 	s.emit(wire.EventSealed, e, length)
-	s.replyWaits(e, true, names...)
+	s.replyWaits(e, names...)
 	return done(c, f.Request)
 }
 
@@ -275,14 +275,19 @@ func (s *Server) release(c serve.Conn, f wire.Frame, q wire.Release) error {
 	if err != nil {
 		return err
 	}
-	s.endLease(e, c, q.Abort || !e.durable(), false, s.requestOf(c, f))
+	s.endLease(e, c, leaseEnd{abort: q.Abort || !e.durable(), by: s.requestOf(c, f)})
 	return done(c, f.Request)
 }
 
-// endLease ends the lease that a connection has, if it has it still. With abort the object goes,
-// else the next that waits for the lease gets it. With runs the writer may still write to the
-// memory. by is the request that has it so.
-func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID) {
+// leaseEnd says how a lease ends.
+type leaseEnd struct {
+	abort bool      // the object goes; else the next that waits for the lease gets it
+	runs  bool      // the writer may still write to the memory
+	by    requestID // the request that ends it, if one does
+}
+
+// endLease ends the lease that a connection has, if it has it still.
+func (s *Server) endLease(e *entry, c serve.Conn, how leaseEnd) {
 	s.mu.Lock()
 	if e.lease != c {
 		s.mu.Unlock()
@@ -294,13 +299,13 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID
 		e.obj.EndLease()
 	}
 	// An object whose CREATE no client has heard of would have no use and no owner.
-	abort = abort || !e.started
-	e.fenced = e.fenced || runs && !s.opts.hooks.unfenced
+	how.abort = how.abort || !e.started
+	e.fenced = e.fenced || how.runs && !s.opts.hooks.unfenced
 	s.unleaseLocked(e)
-	if !abort {
+	if !how.abort {
 		s.passLeaseLocked(e)
 		s.mu.Unlock()
-		_ = s.record(e, by) // without a keeper the process ends
+		_ = s.record(e, how.by) // without a keeper the process ends
 		return
 	}
 	names := e.allNamesLocked()
@@ -311,7 +316,7 @@ func (s *Server) endLease(e *entry, c serve.Conn, abort, runs bool, by requestID
 	s.mu.Unlock()
 	s.counts.aborted.Add(1)
 	s.refuseWaits(names)
-	_ = s.forget(e, by) // without a keeper the process ends
+	_ = s.forget(e, how.by) // without a keeper the process ends
 	s.drop(e)
 }
 

@@ -362,7 +362,7 @@ func (h handler) End(c serve.Conn) {
 	s.mu.Unlock()
 	runs := len(state.leases) > 0 && !waitExit(int(c.Cred().PID), c.PeerPIDFD)
 	for _, e := range state.leases {
-		s.endLease(e, c, !e.durable(), runs, requestID{})
+		s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: runs})
 	}
 	if state.token != "" {
 		s.clientsGone(state.token)

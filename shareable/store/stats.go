@@ -110,7 +110,7 @@ func (x *Stats) decode(c wire.Counters) {
 	}
 }
 
-// String is the statistics as JSON, the same that expvar.Func makes of Stats. The JSON names stay.
+// String is the statistics as JSON, the same that expvar.Func makes of Stats. JSON field names are stable.
 func (x Stats) String() string { return stats.Text(x) }
 
 // LogValue is the statistics as a group of numbers.

@@ -65,28 +65,27 @@ func (s *Server) describe(c serve.Conn, request uint32, e *entry, name string) e
 }
 
 // replyWaits ends the waits for an object under these names: those for its seal if it is sealed.
-func (s *Server) replyWaits(e *entry, sealed bool, names ...string) {
-	for _, w := range s.takeWaits(sealed, names...) {
+func (s *Server) replyWaits(e *entry, names ...string) {
+	for _, w := range s.takeWaits(names, func(w wait) bool { return e.sealed || w.unsealed }) {
 		go func() { _ = s.describe(w.c, w.request, e, w.name) }() // an error ends the connection
 	}
 }
 
 // refuseWaits ends the waits under these names for an object that goes before it is sealed.
 func (s *Server) refuseWaits(names []string) {
-	for _, w := range s.takeWaits(true, names...) {
+	for _, w := range s.takeWaits(names, func(wait) bool { return true }) {
 		go func() { _ = w.c.Refuse(w.request, shareable.ErrAborted) }() // an error ends the connection
 	}
 }
 
-// takeWaits takes the waits for objects of these names to be there, and if sealed is set those for
-// them to be sealed, too.
-func (s *Server) takeWaits(sealed bool, names ...string) (all []wait) {
+// takeWaits takes the waits for objects of these names that match. It calls match with mu.
+func (s *Server) takeWaits(names []string, match func(wait) bool) (all []wait) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range names {
 		var left []wait
 		for _, w := range s.waits[name] {
-			if sealed || w.unsealed {
+			if match(w) {
 				all = append(all, w)
 			} else {
 				left = append(left, w)

@@ -42,6 +42,7 @@ type Writer struct {
 	ahead   uint64 // bytes
 	durable bool
 	created bool   // by this Writer
+	waits   bool   // for the lease, as long as its context allows
 	fenced  bool   // the object's memory is no longer written to
 	size    uint64 // bytes of a created object
 	id      ID

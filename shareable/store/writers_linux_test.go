@@ -536,7 +536,7 @@ func TestSealThatFailsIsADoubt(t *testing.T) {
 	s.mu.Lock()
 	e, conn := s.byName["x"], s.byName["x"].lease
 	s.mu.Unlock()
-	s.endLease(e, conn, false, false, requestID{})
+	s.endLease(e, conn, leaseEnd{})
 	require.Error(t, w.Seal(within(t), shareable.SealOptions{}))
 	_ = w.Append([]byte("lost")) // it may be the first to hear
 	require.Error(t, w.Flush(within(t)))

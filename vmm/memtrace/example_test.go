@@ -10,7 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/memtrace"
 )
 
-// What a device has done for an Append.
+// An Append, as the history of its device shows it.
 func ExampleResolve() {
 	dev, err := vmm.Open("host")
 	if err != nil {

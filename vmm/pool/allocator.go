@@ -81,7 +81,7 @@ const (
 )
 
 // Stats is a pool in numbers. Sizes are in bytes. "Ever" is since New. It is an slog.LogValuer,
-// and String is its JSON, as package expvar wants it. The JSON names stay.
+// and String is its JSON, as package expvar wants it. JSON field names are stable.
 type Stats struct {
 	Reserved     uint64 `json:"reserved"`      // of memory that the pool holds, allocated or not
 	ReservedPeak uint64 `json:"reserved_peak"` // the most since ResetPeaks

@@ -27,10 +27,10 @@ type mapping struct {
 	create bool      // new chunks may be created
 }
 
-// growLocked maps memory for w: chunks that are idle elsewhere, then, if create is set, new
+// growLocked maps memory for w: chunks that are idle elsewhere, then, if m may create them, new
 // ones, else it returns errMustCreate. It completes or changes nothing. It releases p.mu
 // meanwhile.
-func (p *Pool) growLocked(st *stream, w want, create bool) (*extent, error) {
+func (p *Pool) growLocked(st *stream, w want, m mapping) (*extent, error) {
 	s, ok := p.anySiteLocked(st, w.size, w.r)
 	if !ok && p.bad > 0 {
 		p.mu.Unlock()
@@ -41,7 +41,7 @@ func (p *Pool) growLocked(st *stream, w want, create bool) (*extent, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: %d bytes of addresses are taken or in pieces too short; see Options.Addresses", vmm.ErrOutOfMemory, p.res.Size())
 	}
-	return p.mapForLocked(s, w.size, mapping{create: create})
+	return p.mapForLocked(s, w.size, m)
 }
 
 // mapForLocked maps memory at a site, and returns its first size bytes. The rest is idle.
@@ -311,12 +311,12 @@ func (p *Pool) create(have []*vmm.Chunk, n int) (all []*vmm.Chunk, created int, 
 		}
 	}
 	for err == nil && len(have) < n {
-		c, again := inside.VMM.CreatePart(p.dev, p.chunk, p.prop, memsample.Pool, false)
+		c, again := inside.VMM.TryCreatePart(p.dev, p.chunk, p.prop, memsample.Pool)
 		if errors.Is(again, vmm.ErrOutOfMemory) {
 			p.mu.Lock()
 			p.movedLocked()
 			p.mu.Unlock()
-			c, again = inside.VMM.CreatePart(p.dev, p.chunk, p.prop, memsample.Pool, true)
+			c, again = inside.VMM.CreatePart(p.dev, p.chunk, p.prop, memsample.Pool)
 			p.mu.Lock()
 			p.moving++
 			p.mu.Unlock()

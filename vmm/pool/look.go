@@ -16,14 +16,22 @@ import (
 // at what it may have once it waits for other streams. If chunks have to move before their work
 // has ended it takes them first, so that no other call gets them, and waits then.
 //
-// again says that other calls were moving memory when it looked, and that it has waited for one
-// of them; else reasons say why there is none. It releases p.mu meanwhile.
+//	f        the memory; nothing in it if there is none
+//	again    there may be some by now: the caller looks again, because another call has moved memory
+//	         meanwhile, or this one has unmapped chunks to make a hole longer
+//	reasons  where the pool's memory is, for the text of the error
+//	err      why it could not look or map; lack of memory is no error here
+//
+// It releases p.mu meanwhile.
 func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons []string, err error) {
+	// Ask the driver how far the streams are, before they are locked: some memory may be free by now.
 	p.mu.Unlock()
 	if p.allows(ReuseOpportunistic) {
 		p.ask((*stream).newestSmall)
 	}
-	for _, create := range []bool{true, false} { // the second time without what the device has refused
+	// First with new chunks. If the device refuses them, once more with those that the pool has.
+	for _, create := range []bool{true, false} {
+		// Decide with everything locked: what is found is taken, so no other call gets it.
 		l := look{Pool: p, st: st, want: w, follow: p.allows(ReuseFollowEvents), create: create, streams: p.lockAll()}
 		if !st.gone {
 			l.run()
@@ -31,6 +39,7 @@ func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons
 		reasons = l.reasons()
 		unlockAll(l.streams)
 		f = l.found
+		// Then act, with the streams unlocked: unmap what the look has taken, or map it at its site.
 		if l.unmaps {
 			var some bool
 			if some, err = p.unmapLocked(l.mapping); some {
@@ -46,10 +55,11 @@ func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons
 		}
 		p.mu.Unlock()
 	}
-	// What is held, or cannot be had, is as if it had not been found.
+	// Chunks that are held, or that the device refuses, are as if they had not been found.
 	if errors.Is(err, vmm.ErrOutOfMemory) || errors.Is(err, vmm.ErrBusy) || errors.Is(err, errMustCreate) {
 		err = nil
 	}
+	// Memory that another call was moving was in no list. Once that call is done it may be there.
 	if err == nil && f.pages == nil && f.block.in == nil && p.moving > 0 && !p.hooks.noWait {
 		p.moved.Wait()
 		again = true
@@ -73,20 +83,24 @@ type look struct {
 	refusals []string // why streams cannot be waited for
 }
 
+// run finds what the stream may have, the cheapest first: memory without a wait, chunks moved
+// together, memory after a wait for other streams, a block of a larger class, and last chunks that
+// are moved after a wait.
 func (l *look) run() {
 	l.gatherLocked(l.streams)
-	if l.take() || l.move(false) || l.unmaps {
+	if l.take() || l.move(l.isIdle) || l.unmaps {
 		return
 	}
 	wait := l.allows(ReuseInternalDependencies)
 	if wait {
-		l.follow = true
+		l.follow = true // from here on, also memory of streams that this one waits for
 		// First a stream that has what is asked for: then one wait is enough.
 		for _, t := range l.streams {
 			if l.fits(t) && l.wait(t) && l.take() {
 				return
 			}
 		}
+		// No stream has it alone. After a wait for all that have something, their pieces are one run.
 		for _, t := range l.streams {
 			if t.hasFree() {
 				l.wait(t)
@@ -96,13 +110,14 @@ func (l *look) run() {
 			return
 		}
 	}
+	// No slab has such a block, and there are no pages for a new slab: a larger block serves as well.
 	for class := l.class + 1; l.class >= 0 && class < len(l.st.classes); class++ {
 		if l.takeBlock(class) {
 			return
 		}
 	}
 	if wait {
-		l.move(true)
+		l.move(l.usable)
 	}
 }
 
@@ -112,6 +127,7 @@ func (l *look) take() bool {
 		return true
 	}
 	l.releaseWholeSlabs()
+	// Of the runs that are long enough the shortest, so that the long ones stay whole.
 	var best *extent
 	var length uint64
 	l.eachRun(l.usable, func(first, _ *extent, size uint64) {
@@ -155,7 +171,7 @@ func (l *look) eachRun(ok func(*extent) bool, f func(first, next *extent, size u
 // takeBlock takes a block of a class from a slab of any stream.
 func (l *look) takeBlock(class int) bool {
 	for _, t := range append([]*stream{l.st}, l.streams...) {
-		if t == l.st || l.lendLocked(t, l.st, class, l.follow, lendMost, false) {
+		if t == l.st || l.lendLocked(t, l.st, class, l.follow, lendMost, slabsToo) {
 			if l.found.block, _ = l.st.takeAtHand(class, l.n); l.found.block.in != nil {
 				return true
 			}
@@ -169,7 +185,8 @@ func (l *look) takeBlock(class int) bool {
 // another one, in which they were freed, may have at once.
 func (l *look) releaseWholeSlabs() {
 	follow := l.follow && l.allows(ReuseInternalDependencies)
-	waiting := map[*slab]int{} // blocks that were freed elsewhere and that the stream may have
+	// Count by slab the blocks that were freed elsewhere and that the stream may have.
+	waiting := map[*slab]int{}
 	for _, t := range l.streams {
 		before := l.reach(l.st, t, follow)
 		for i := range t.classes {
@@ -180,6 +197,7 @@ func (l *look) releaseWholeSlabs() {
 			}
 		}
 	}
+	// Keep the slabs all of whose blocks are free: no others are in use, and the stream may have the rest.
 	for sl, n := range waiting {
 		if home := sl.home.Load(); sl.inUse() != n || sl.stamp >= l.reach(l.st, home, follow) {
 			delete(waiting, sl)
@@ -188,6 +206,7 @@ func (l *look) releaseWholeSlabs() {
 	if len(waiting) == 0 {
 		return
 	}
+	// Take those blocks from the streams that have them, then make pages of the slabs.
 	for _, t := range l.streams {
 		for i := range t.classes {
 			t.classes[i].remote.drop(l.Pool, func(b remoteBlock) bool { return waiting[b.sl] > 0 })
@@ -220,11 +239,12 @@ func (l *look) fits(t *stream) bool {
 
 // wait has the stream wait for t; false if that cannot be.
 func (l *look) wait(t *stream) bool {
+	// No wait is needed if the stream comes after the last Free in t already.
 	newest, _ := t.newestSmall()
 	if t.free.newest != nil {
 		newest = max(newest, t.free.newest.stamp)
 	}
-	if t == l.st || l.reach(l.st, t, true) > newest {
+	if t == l.st || l.reachFollowing(l.st, t) > newest {
 		return true
 	}
 	f, err := fences.Fence(t.s)
@@ -232,7 +252,7 @@ func (l *look) wait(t *stream) bool {
 		defer f.Free()
 		err = fences.WaitFence(l.st.s, f)
 	}
-	if err != nil {
+	if err != nil { // a captured stream, for one: the error of the Alloc says so
 		if text := fmt.Sprintf("stream %#x cannot be waited for: %v", inside.VMM.StreamNumber(t.s), err); !slices.Contains(l.refusals, text) {
 			l.refusals = append(l.refusals, text)
 		}
@@ -242,12 +262,13 @@ func (l *look) wait(t *stream) bool {
 	return true
 }
 
-// move finds a site for chunks that are idle, or new, or, if wait is set, that the stream may use
-// without having ended, and takes them. Of all sites it takes one for which the fewest chunks are
+// move finds a site for chunks that are as ok says, or new, and takes them: ok is isIdle, or usable for
+// those, too, whose work has not ended. Of all sites it takes one for which the fewest chunks are
 // needed, with those in front of the hole, which cannot move.
-func (l *look) move(wait bool) bool {
+func (l *look) move(ok func(*extent) bool) bool {
+	// Choose the site: a hole alone, or a hole with free memory in front of it.
 	best := site{}
-	var before uint64
+	var before uint64 // bytes of best.before
 	needed := 0
 	consider := func(hole, first *extent, size uint64) {
 		if size >= l.size {
@@ -265,10 +286,8 @@ func (l *look) move(wait bool) bool {
 			consider(next, first, size)
 		}
 	})
-	ok := l.isIdle
-	if wait {
-		ok = l.usable
-	}
+	// Are there enough chunks for it: spare ones, new ones, and those of runs that are as ok says? The
+	// run in front of the hole is not counted, because it is part of the site.
 	has := len(l.spare)
 	if l.create {
 		has += l.most - int(l.chunks.Load())
@@ -285,6 +304,8 @@ func (l *look) move(wait bool) bool {
 	if has < best.chunks {
 		return false
 	}
+	// Take the addresses, and the chunks that are to be mapped there: idle ones first, since the others
+	// have to be waited for.
 	if best.before != nil {
 		best.before = l.takeSpanLocked(l.st, best.before, best.before.off, before)
 	}
@@ -292,7 +313,7 @@ func (l *look) move(wait bool) bool {
 	l.site, l.mapping = best, mapping{create: l.create}
 	left := best.chunks - len(l.spare)
 	left -= l.takeChunks(l.isIdle, left)
-	if wait && l.takeChunks(l.usable, left) > 0 {
+	if l.takeChunks(ok, left) > 0 {
 		l.mapping.after = l.st
 	}
 	return true
@@ -301,6 +322,7 @@ func (l *look) move(wait bool) bool {
 // makeRoom takes all chunks that are as ok says, to unmap them, if there are enough with those that
 // the pool has otherwise: addresses between them become longer holes.
 func (l *look) makeRoom(ok func(*extent) bool, has int) {
+	// Without enough chunks for the size, unmapping them would not help.
 	mapped := 0
 	l.eachRun(ok, func(first, _ *extent, size uint64) { mapped += l.wholeChunks(first.off, first.off+size) })
 	if mapped == 0 || uint64(has+mapped)*l.chunk < l.size { //nolint:gosec // not negative
@@ -308,6 +330,7 @@ func (l *look) makeRoom(ok func(*extent) bool, has int) {
 	}
 	l.unmaps = true
 	l.takeChunks(ok, mapped)
+	// Chunks whose work has not ended are waited for before they are unmapped.
 	if slices.ContainsFunc(l.mapping.runs, func(e *extent) bool { return e.by != nil }) {
 		l.mapping.after = l.st
 	}
@@ -322,6 +345,7 @@ func (p *Pool) unmapLocked(m mapping) (some bool, err error) {
 			return false, err
 		}
 	}
+	// Unmap with p.mu free, so that other calls go on; p.moving has them wait for what is in no list.
 	p.moving++
 	p.mu.Unlock()
 	out, err := p.unmap(nil, m.runs) // what a Hold keeps mapped stays
@@ -334,10 +358,11 @@ func (p *Pool) unmapLocked(m mapping) (some bool, err error) {
 
 // takeChunks takes up to n whole chunks of the runs that are as ok says, and returns how many.
 func (l *look) takeChunks(ok func(*extent) bool, n int) (taken int) {
+	// List the runs first: taking from one changes the list that eachRun walks.
 	var runs []*extent
 	var sizes []uint64
 	l.eachRun(ok, func(first, _ *extent, size uint64) { runs, sizes = append(runs, first), append(sizes, size) })
-	for i, first := range runs {
+	for i, first := range runs { // only what fills whole chunks can be unmapped
 		off := (first.off + l.chunk - 1) / l.chunk * l.chunk
 		if m := min(n-taken, l.wholeChunks(first.off, first.off+sizes[i])); m > 0 {
 			l.mapping.runs = append(l.mapping.runs, l.takeSpanLocked(l.st, first, off, uint64(m)*l.chunk)) //nolint:gosec // not negative
@@ -359,6 +384,7 @@ func (l *look) reasons() (all []string) {
 	add(used, "in blocks")
 	add(l.slabBytes-(used-sum.pages), "free in slabs")
 	add(l.idle.total(), "idle")
+	// The streams that hold most, by name, and the others as one sum.
 	const most = 4
 	type share struct {
 		t *stream

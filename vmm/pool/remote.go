@@ -85,12 +85,17 @@ func (q *remoteQueue) drop(p *Pool, f func(remoteBlock) bool) {
 // lendMost is how many blocks a stream gets at once that were another's.
 const lendMost = 16
 
-// lendLocked gives st up to most free blocks of a class that t has, remote ones or, unless
-// remoteOnly is set, of its slabs, which st may have as reach says. It reports whether there were any.
-// The mu of both streams are held.
-func (p *Pool) lendLocked(t, st *stream, class int, follow bool, most int, remoteOnly bool) bool {
+// lending is which blocks a stream lends.
+type lending uint8
+
+const remotesOnly, slabsToo lending = 0, 1
+
+// lendLocked gives st up to most free blocks of a class that t has, remote ones or, with slabsToo, of
+// its slabs, which st may have as reach says. It reports whether there were any. The mu of both
+// streams are held.
+func (p *Pool) lendLocked(t, st *stream, class int, follow bool, most int, which lending) bool {
 	from, to := &t.classes[class], &st.classes[class]
-	idle, before := p.reach(nil, t, false), p.reach(st, t, follow)
+	idle, before := p.reachEnded(nil, t), p.reach(st, t, follow)
 	lent := 0
 	for lent < most {
 		b, ok := from.remote.oldest(p, before)
@@ -111,7 +116,7 @@ func (p *Pool) lendLocked(t, st *stream, class int, follow bool, most int, remot
 		}
 		most = p.lendsMore(isIdle, most)
 	}
-	for lent < most && !remoteOnly && !p.hooks.noLending {
+	for lent < most && which == slabsToo && !p.hooks.noLending {
 		sl := from.takeOut(before)
 		if sl == nil {
 			break
@@ -187,14 +192,14 @@ func (c *ofClass) forget(sl *slab) {
 	}
 }
 
-// lend is lendLocked for what st may have of t now; remoteOnly leaves t's slabs alone.
-func (p *Pool) lend(t, st *stream, class, most int, remoteOnly bool) bool {
+// lend is lendLocked for what st may have of t now.
+func (p *Pool) lend(t, st *stream, class, most int, which lending) bool {
 	unlock := lockBoth(t, st)
 	defer unlock()
 	if st.gone {
 		return false
 	}
-	return p.lendLocked(t, st, class, p.allows(ReuseFollowEvents), most, remoteOnly)
+	return p.lendLocked(t, st, class, p.allows(ReuseFollowEvents), most, which)
 }
 
 // lockBoth locks two streams: the older one first.
@@ -210,7 +215,7 @@ func lockBoth(a, b *stream) (unlock func()) {
 	}
 }
 
-// remotesFor gives st remote blocks of other streams that it may have, of one class. It says
+// remotesFor gives st remote blocks of other streams that it may have, of one class. It reports
 // whether there were any.
 func (p *Pool) remotesFor(st *stream, class int) bool {
 	if p.remotes.Load() == 0 {
@@ -224,7 +229,7 @@ func (p *Pool) remotesFor(st *stream, class int) bool {
 		if !waiting {
 			continue
 		}
-		if p.lend(t, st, class, lendMost, true) {
+		if p.lend(t, st, class, lendMost, remotesOnly) {
 			return true
 		}
 		if p.allows(ReuseOpportunistic) {
@@ -235,7 +240,7 @@ func (p *Pool) remotesFor(st *stream, class int) bool {
 			}
 			p.queryStreamLocked(t, newest)
 			p.mu.Unlock()
-			if p.lend(t, st, class, lendMost, true) {
+			if p.lend(t, st, class, lendMost, remotesOnly) {
 				return true
 			}
 		}
@@ -262,7 +267,7 @@ func (p *Pool) firstOf(st *stream, class int) bool {
 		return false
 	}
 	t := sl.home.Load()
-	return t != st && p.lend(t, st, class, 1, false)
+	return t != st && p.lend(t, st, class, 1, slabsToo)
 }
 
 // newestRemoteOf is the highest stamp of the remote blocks of a class; false if there are none.

@@ -147,13 +147,13 @@ func (p *Pool) findOrCreateLocked(st *stream, w want) (*extent, error) {
 	}
 	// New memory comes last. Before it come idle chunks elsewhere, slabs without blocks that
 	// the streams keep, and free memory where blocks of other sizes lie.
-	e, err := p.growLocked(st, w, p.tightLocked(w.r))
+	e, err := p.growLocked(st, w, mapping{create: p.tightLocked(w.r)})
 	if errors.Is(err, errMustCreate) || errors.Is(err, vmm.ErrOutOfMemory) {
 		p.gather(p.allows(ReuseOpportunistic))
 		if e = p.searchLocked(st, w.size, w.r); e != nil {
 			return e, nil
 		}
-		e, err = p.growLocked(st, w, false)
+		e, err = p.growLocked(st, w, mapping{})
 	}
 	for i := 1; i < regionCount && errors.Is(err, errMustCreate); i++ {
 		if e = p.findLocked(st, w.size, &p.regions[(w.r.index+i)%regionCount], p.allows(ReuseFollowEvents)); e != nil {
@@ -161,7 +161,7 @@ func (p *Pool) findOrCreateLocked(st *stream, w want) (*extent, error) {
 		}
 	}
 	if errors.Is(err, errMustCreate) {
-		e, err = p.growLocked(st, w, true)
+		e, err = p.growLocked(st, w, mapping{create: true})
 	}
 	return e, err
 }
@@ -207,3 +207,7 @@ func (p *Pool) reach(st, t *stream, follow bool) uint64 {
 	}
 	return t.finished()
 }
+
+// reachEnded is reach of what is known to have ended, and reachFollowing also of what comes before.
+func (p *Pool) reachEnded(st, t *stream) uint64     { return p.reach(st, t, false) }
+func (p *Pool) reachFollowing(st, t *stream) uint64 { return p.reach(st, t, true) }

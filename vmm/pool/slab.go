@@ -191,6 +191,9 @@ func (c *ofClass) next() *slab {
 	return c.current
 }
 
+// giveIdle is give of a block whose work has ended.
+func (c *ofClass) giveIdle(p *Pool, sl *slab, i int) (release *slab) { return c.give(p, sl, i, true) }
+
 // give gives block i back to its slab. It needs the mu of the slab's home. If the slab has no
 // block any more and enough such are kept, it returns the slab: it is in no list then, and the
 // caller releases it.

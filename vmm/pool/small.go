@@ -128,10 +128,15 @@ func (p *Pool) freeInSlab(st *stream, sl *slab, b Block) error {
 		st.mu.Unlock()
 		return err
 	}
-	st.giveLocked(sl, i, true)
+	st.giveUsedLocked(sl, i)
 	st.mu.Unlock()
 	return nil
 }
+
+// giveUsedLocked is giveLocked of a block that work of st may use, and giveUnusedLocked of one that
+// none uses.
+func (st *stream) giveUsedLocked(sl *slab, i int)   { st.giveLocked(sl, i, true) }
+func (st *stream) giveUnusedLocked(sl *slab, i int) { st.giveLocked(sl, i, false) }
 
 // giveLocked takes a block back that was allocated. inUse reports whether work of st may use it; work
 // before it was allocated may in any case. It needs st.mu.
@@ -165,7 +170,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 			if err := endBlock(&sl.seqs[i], b.seq, sl.sample(i)); err != nil {
 				return err
 			}
-			st.giveLocked(sl, i, false)
+			st.giveUnusedLocked(sl, i)
 			return nil
 		}
 		st.mu.Unlock()
@@ -175,7 +180,7 @@ func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
 	if err := endBlock(&sl.seqs[i], b.seq, sl.sample(i)); err != nil {
 		return err
 	}
-	home.giveLocked(sl, i, false)
+	home.giveUnusedLocked(sl, i)
 	return nil
 }
 
@@ -218,7 +223,7 @@ func (p *Pool) adoptFrom(t, st *stream, class int) bool {
 	if st.gone {
 		return false
 	}
-	sl := t.classes[class].takeOut(p.reach(st, t, false))
+	sl := t.classes[class].takeOut(p.reachEnded(st, t))
 	if sl == nil {
 		return false
 	}
@@ -260,11 +265,11 @@ func (p *Pool) gather(ask bool) {
 func (p *Pool) gatherLocked(streams []*stream) {
 	for _, t := range streams {
 		p.freeKeptLocked(t)
-		done := p.reach(nil, t, false)
+		done := p.reachEnded(nil, t)
 		for class := range t.classes {
 			for b, ok := t.classes[class].remote.oldest(p, done); ok; b, ok = t.classes[class].remote.oldest(p, done) {
 				home := b.sl.home.Load()
-				if release := home.classes[class].give(p, b.sl, b.i, true); release != nil {
+				if release := home.classes[class].giveIdle(p, b.sl, b.i); release != nil {
 					home.slabs--
 					p.releaseSlabLocked(release, home)
 				}

@@ -14,6 +14,9 @@ func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) {
 	return freed, p.fail("trim", 0, keep, err)
 }
 
+// trimEnded is trim of what is known to be free, without a question to the driver.
+func (p *Pool) trimEnded(keep uint64) (freed uint64, err error) { return p.trim(keep, false) }
+
 // trim is TrimTo; ask reports whether to ask the driver how far streams have come.
 func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 	p.mu.Lock()
@@ -106,7 +109,7 @@ func (p *Pool) onSync() {
 	if uint64(p.chunks.Load())*p.chunk <= keep || p.live() != nil { //nolint:gosec // not negative
 		return
 	}
-	_, _ = p.trim(keep, false) // what the driver refuses the device counts as quarantined
+	_, _ = p.trimEnded(keep) // what the driver refuses the device counts as quarantined
 }
 
 // SetReleaseThreshold is how many bytes the pool keeps when a call of this module has

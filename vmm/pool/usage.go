@@ -8,7 +8,7 @@ import (
 )
 
 // Usage is what the memory of a Pool is used for, as it was at one moment. All sizes are bytes.
-// The JSON names stay.
+// JSON field names are stable.
 type Usage struct {
 	Stats   Stats         `json:"stats"`
 	Idle    uint64        `json:"idle"`    // free memory that any stream may have at once

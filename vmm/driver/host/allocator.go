@@ -103,7 +103,7 @@ func (v *device) checkAlloc(verb string, pinned bool) error {
 	if pinned {
 		return nil
 	}
-	return v.context.destroyCaptures(verb, false)
+	return v.context.destroyUnrelaxed(verb)
 }
 
 // mapBlock maps size bytes of new memory anywhere: of a file, or of none.
@@ -160,7 +160,7 @@ func (v *device) free(verb string, p driver.Ptr, pinned bool) error {
 	}
 	d.workMu.Lock()
 	if !pinned {
-		if err := v.context.destroyCaptures(verb, false); err != nil {
+		if err := v.context.destroyUnrelaxed(verb); err != nil {
 			d.workMu.Unlock()
 			d.memMu.Unlock()
 			return err

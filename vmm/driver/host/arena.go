@@ -157,7 +157,7 @@ func (a *arena) insert(p part) {
 // may have a file.
 func (d *Driver) newArena(size uint64) (*arena, error) {
 	size = max(size, largestFile(arenaSize)/d.granularity*d.granularity)
-	fd, _, err := d.memfd(size, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL, false)
+	fd, _, err := d.memfd(size, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL, private)
 	if err != nil {
 		return nil, err
 	}

@@ -85,7 +85,7 @@ func BenchmarkGrow(b *testing.B) {
 		d := New(Config{})
 		b.SetBytes(size)
 		for b.Loop() {
-			fd, _, err := d.memfd(size, 0, false)
+			fd, _, err := d.memfd(size, 0, private)
 			require.NoError(b, err)
 			p, err := mmap(0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, fd, 0)
 			require.NoError(b, err)

@@ -25,10 +25,13 @@ func (c *capture) destroy(verb string) error {
 	return refuse(verb, driver.ErrCapturing, "the call destroys the capture")
 }
 
-// destroyCaptures destroys the captures of all streams, as a wait for the whole
-// device does. Without relaxed it spares the relaxed ones, as allocating and freeing
-// plain memory do.
-func (c *context) destroyCaptures(verb string, relaxed bool) error {
+// destroyCaptures destroys the captures of all streams, as a wait for the whole device does.
+func (c *context) destroyCaptures(verb string) error { return c.destroyThose(verb, true) }
+
+// destroyUnrelaxed spares the relaxed captures, as allocating and freeing plain memory do.
+func (c *context) destroyUnrelaxed(verb string) error { return c.destroyThose(verb, false) }
+
+func (c *context) destroyThose(verb string, relaxed bool) error {
 	var err error
 	for s := range c.allStreams() {
 		if s.capture != nil && (relaxed || s.capture.mode != driver.CaptureRelaxed) {

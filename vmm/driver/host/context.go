@@ -142,7 +142,7 @@ func (d *Driver) waitForAll(verb string, u *deviceState) error {
 	if c == nil {
 		return nil
 	}
-	if err := c.destroyCaptures(verb, true); err != nil {
+	if err := c.destroyCaptures(verb); err != nil {
 		return err
 	}
 	return c.wait(verb, c.pendingOps())

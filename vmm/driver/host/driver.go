@@ -139,15 +139,15 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 	}
 	switch f {
 	case driver.FeatureVMM, driver.FeatureReadOnlyMap, driver.FeatureStreamMemOps, driver.FeatureHostView, driver.FeatureZeroFilled, driver.FeatureCopy2D:
-		return d.probe(0, false)
+		return d.probe(0, private)
 	case driver.FeatureKernels, driver.FeaturePools:
 		return nil
 	case driver.FeatureLegacyIPC, driver.FeaturePoolShareFD:
 		return d.probeSparse()
 	case driver.FeatureShareFD:
-		return d.probe(0, true)
+		return d.probe(0, driver.ShareFD)
 	case driver.FeatureShareReadOnly:
-		err := d.probe(unix.F_SEAL_FUTURE_WRITE, true)
+		err := d.probe(unix.F_SEAL_FUTURE_WRITE, driver.ShareFD)
 		if errors.Is(err, unix.EINVAL) {
 			return refuse(verb, driver.ErrNotSupported, "%v: the kernel has no such seal; it came with Linux 5.1", f)
 		}
@@ -155,7 +155,7 @@ func (d *Driver) Supports(dev int, f driver.Feature) error {
 	case driver.FeaturePageChunks:
 		page := uint64(os.Getpagesize())
 		if d.granularity == page {
-			return d.probe(0, false)
+			return d.probe(0, private)
 		}
 		return refuse(verb, driver.ErrNotSupported, "%v: the granularity is %d bytes; \"host?page=%s\" has it", f, d.granularity, sizeText(page))
 	}

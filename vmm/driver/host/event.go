@@ -156,7 +156,7 @@ func (v *device) RecordContext(e driver.Event) error {
 		if ev.context != c {
 			return refuse(verb, driver.ErrInvalid, "event %d is of another device", e)
 		}
-		if err := c.destroyCaptures(verb, true); err != nil {
+		if err := c.destroyCaptures(verb); err != nil {
 			return err
 		}
 		var pending []<-chan struct{}

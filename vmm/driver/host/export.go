@@ -111,7 +111,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	// Memory of this Driver has a count, a location and a device already.
 	if m := d.created[inode{uint64(st.Dev), st.Ino}]; m != nil {
 		d.unorphan(m)
-		return d.newHandle(m, size, 0, writable), nil
+		return d.newHandle(handle{memory: m, size: size, writable: writable}), nil
 	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -119,7 +119,7 @@ func (d *Driver) Import(fd int, size uint64, p driver.Prop) (driver.Handle, erro
 	}
 	m := &memory{fd: own, size: uint64(st.Size), state: u}
 	m.touched.Store(m.size)
-	return d.newHandle(m, size, 0, writable), nil
+	return d.newHandle(handle{memory: m, size: size, writable: writable}), nil
 }
 
 // inspect refuses a descriptor of anything else than memory, and memory that could
@@ -175,8 +175,8 @@ func (d *Driver) countable(fd int) (int, error) {
 
 // probe tries whether the system has what memory files need: these seals besides the
 // usual ones, and sharing.
-func (d *Driver) probe(seals int, sharing bool) error {
-	fd, _, err := d.memfd(d.granularity, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|seals, sharing)
+func (d *Driver) probe(seals int, share driver.Share) error {
+	fd, _, err := d.memfd(d.granularity, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|seals, share)
 	if err != nil {
 		return err
 	}

@@ -164,7 +164,7 @@ func TestImportRefusesOtherFiles(t *testing.T) {
 	plain := filepath.Join(t.TempDir(), "plain")
 	require.NoError(t, os.WriteFile(plain, make([]byte, 2*mib), 0o600))
 	memfd := func(with int) int {
-		fd, _, err := d.memfd(2*mib, with, false)
+		fd, _, err := d.memfd(2*mib, with, private)
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = unix.Close(fd) })
 		return fd

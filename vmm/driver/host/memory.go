@@ -67,7 +67,7 @@ func (d *Driver) Create(size uint64, p driver.Prop) (driver.Handle, error) {
 		return 0, err
 	}
 	m.state, m.charged = u, true
-	return d.newHandle(m, size, p.Share, true), nil
+	return d.newHandle(handle{memory: m, size: size, share: p.Share, writable: true}), nil
 }
 
 // newMemory makes memory that no device is charged for yet.
@@ -84,7 +84,7 @@ func (d *Driver) newMemory(size uint64, share driver.Share) (*memory, error) {
 		// Else the holder of a writable descriptor could add more seals.
 		seals |= unix.F_SEAL_SEAL
 	}
-	fd, id, err := d.memfd(size, seals, share&driver.ShareFD != 0)
+	fd, id, err := d.memfd(size, seals, share)
 	if err != nil {
 		return nil, err
 	}
@@ -126,11 +126,11 @@ func (d *Driver) Release(h driver.Handle) error {
 	return nil
 }
 
-func (d *Driver) newHandle(m *memory, size uint64, share driver.Share, writable bool) driver.Handle {
+func (d *Driver) newHandle(h handle) driver.Handle {
 	d.lastHandle++
-	d.handles[d.lastHandle] = &handle{m, size, share, writable}
-	m.handles++
-	m.first = cmp.Or(m.first, d.lastHandle)
+	d.handles[d.lastHandle] = &h
+	h.memory.handles++
+	h.memory.first = cmp.Or(h.memory.first, d.lastHandle)
 	return d.lastHandle
 }
 
@@ -219,9 +219,12 @@ func (d *Driver) close(f freed) {
 // memfdName is what /proc/self/maps calls the memory.
 const memfdName = "cuvmm"
 
-// memfd makes a memory file of size bytes with seals. For sharing it returns a
-// countable descriptor, or ErrNotSupported where there can be none.
-func (d *Driver) memfd(size uint64, seals int, sharing bool) (int, inode, error) {
+// private is memory that is not shared.
+const private driver.Share = 0
+
+// memfd makes a memory file of size bytes with seals. With ShareFD it returns a countable
+// descriptor, or ErrNotSupported where there can be none.
+func (d *Driver) memfd(size uint64, seals int, share driver.Share) (int, inode, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(memfdName, flags|unix.MFD_NOEXEC_SEAL)
 	if err == unix.EINVAL { // before Linux 6.3
@@ -243,7 +246,7 @@ func (d *Driver) memfd(size uint64, seals int, sharing bool) (int, inode, error)
 		_ = unix.Close(fd)
 		return 0, inode{}, d.fail(call, driver.ErrOutOfMemory, err)
 	}
-	if sharing {
+	if share&driver.ShareFD != 0 {
 		counted, err := d.countable(fd)
 		_ = unix.Close(fd)
 		if err != nil {

@@ -63,7 +63,7 @@ func (d *Driver) mapEvent(verb string, fd int) (*sharedEvent, error) {
 
 // newSharedEvent makes the page of an event.
 func (d *Driver) newSharedEvent(verb string) (*sharedEvent, error) {
-	fd, _, err := d.memfd(markSize(), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL, false)
+	fd, _, err := d.memfd(markSize(), unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL, private)
 	if err != nil {
 		return nil, err
 	}

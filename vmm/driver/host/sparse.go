@@ -37,7 +37,7 @@ type sparse struct {
 // newSparse makes a file with room for a block of size bytes behind the first offset.
 func (d *Driver) newSparse(first, size uint64) (*sparse, error) {
 	all := max(first+size+markSize(), largestFile(sparseSize))
-	fd, _, err := d.memfd(all, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL, false)
+	fd, _, err := d.memfd(all, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL, private)
 	if err != nil {
 		return nil, err
 	}

@@ -28,12 +28,17 @@ func goroutine() uintptr
 
 func (p *position) at(l Level, key uint64) { p.level, p.key = l, key }
 
-func (p *position) take(try bool) {
+// take panics if the goroutine holds what comes later in the order. takeTried does not: a TryLock
+// waits for no other goroutine.
+func (p *position) take()      { p.note(false) }
+func (p *position) takeTried() { p.note(true) }
+
+func (p *position) note(tried bool) {
 	by := goroutine()
 	held.Lock()
 	defer held.Unlock()
 	for _, h := range held.by[by] {
-		if !try && (h.level > p.level || h.level == p.level && h.key >= p.key) {
+		if !tried && (h.level > p.level || h.level == p.level && h.key >= p.key) {
 			panic(fmt.Sprintf("lock: level %d, key %d is taken while level %d, key %d is held", p.level, p.key, h.level, h.key))
 		}
 	}
@@ -59,14 +64,14 @@ type mutex struct {
 }
 
 func (m *mutex) Lock() {
-	m.take(false)
+	m.take()
 	m.mu.Lock()
 }
 
 func (m *mutex) TryLock() bool {
 	ok := m.mu.TryLock()
 	if ok {
-		m.take(true)
+		m.takeTried()
 	}
 	return ok
 }
@@ -82,7 +87,7 @@ type rwMutex struct {
 }
 
 func (m *rwMutex) Lock() {
-	m.take(false)
+	m.take()
 	m.mu.Lock()
 }
 
@@ -92,14 +97,14 @@ func (m *rwMutex) Unlock() {
 }
 
 func (m *rwMutex) RLock() {
-	m.take(false)
+	m.take()
 	m.mu.RLock()
 }
 
 func (m *rwMutex) TryRLock() bool {
 	ok := m.mu.TryRLock()
 	if ok {
-		m.take(true)
+		m.takeTried()
 	}
 	return ok
 }

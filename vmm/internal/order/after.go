@@ -134,23 +134,27 @@ func union(a, b *events) *events {
 		return a
 	case a == nil:
 		return b
-	case a.bit == b.bit && a.id == b.id:
+	case a.bit == b.bit && a.id == b.id: // the same place in the tree
+		// Two leaves are of one stream: the later event counts.
 		if a.bit == 0 && a.n < b.n {
 			return b
 		}
 		if a.bit == 0 {
 			return a
 		}
+		// Two branches: their halves one by one. If a's stay, so does a, and nothing is allocated.
 		zero, one := union(a.zero, b.zero), union(a.one, b.one)
 		if zero == a.zero && one == a.one {
 			return a
 		}
 		return b.branch(zero, one)
+	// One is a branch that all of the other is below: only that half changes.
 	case a.bit > b.bit && a.below(b.id):
 		return a.add(b, func(half *events) *events { return union(half, b) })
 	case b.bit > a.bit && b.below(a.id):
 		return b.add(a, func(half *events) *events { return union(a, half) })
 	}
+	// They have no stream in common: a new branch at the highest bit in which their ids differ.
 	split := uint64(1) << (bits.Len64(a.id^b.id) - 1)
 	e := &events{id: a.id &^ (2*split - 1), bit: split, zero: a, one: b, count: a.count + b.count}
 	if a.id&split != 0 {
