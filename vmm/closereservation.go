@@ -137,7 +137,7 @@ func (r *Reservation) finishClose() error {
 	all := r.dev.state.parent
 	all.remove(r)
 	r.dev.history.Add(history.Close, uint64(r.ptr), r.size, 0)
-	if err := r.dev.drv.Free(r.ptr, r.size); err != nil {
+	if err := all.unreserve(r.ptr, r.size); err != nil {
 		all.add(r)
 		r.dev.history.Add(history.Reserve, uint64(r.ptr), r.size, 0)
 		return err

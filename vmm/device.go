@@ -299,6 +299,7 @@ func (d *Device) Close() (err error) {
 	// After the goroutine has ended: nothing more is cached.
 	err = joinErr(refused, "and", d.trim(0))
 	err = joinErr(err, "and", d.state.parent.refusedCalls.retry(nil))
+	err = joinErr(err, "and", d.state.parent.arenas.FreeEmpty())
 	if err != nil {
 		return err
 	}

@@ -1,13 +1,13 @@
 package vmm
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/arena"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
@@ -34,7 +34,8 @@ type processState struct {
 	drivers map[driver.Driver]*driverState
 
 	limit    uint64 // bytes of addresses
-	reserved uint64
+	reserved uint64 // of them, by reservations and host memory
+	arenas   uint64 // bytes of arenas, handed out or not
 }
 
 // testHooks are set by tests only, before the first use: each turns one guard off, or
@@ -70,7 +71,8 @@ type driverState struct {
 
 	mu           lock.RWMutex
 	states       map[int]*deviceState
-	reservations []*Reservation // by address
+	reservations byAddress
+	arenas       arena.Arenas
 }
 
 // deviceState is one device of a driver, shared by all Devices opened on it.
@@ -108,6 +110,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	if parent == nil {
 		parent = &driverState{drv: drv, world: order.NewWorld(), states: map[int]*deviceState{}}
 		parent.refusedCalls.all = map[*Device][]func() error{}
+		parent.arenas = arena.Arenas{Reserve: drv.Reserve, Free: drv.Free, Count: countArena, Uncount: uncountArena}
 		parent.legacy.pairs = map[[2]int]*legacyPair{}
 		parent.mu.At(lock.Driver, 0)
 		parent.legacy.mu.At(lock.LegacyPairs, 0)
@@ -313,14 +316,11 @@ func (s *deviceState) sync() error {
 	return nil
 }
 
-func byAddress(r *Reservation, p Ptr) int { return cmp.Compare(r.ptr, p) }
-
 // add makes r findable by its addresses.
 func (s *driverState) add(r *Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i, _ := slices.BinarySearchFunc(s.reservations, r.ptr, byAddress)
-	s.reservations = slices.Insert(s.reservations, i, r)
+	s.reservations.add(r)
 }
 
 // remove undoes add. It must come before the addresses go back to the driver,
@@ -328,23 +328,14 @@ func (s *driverState) add(r *Reservation) {
 func (s *driverState) remove(r *Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i, ok := slices.BinarySearchFunc(s.reservations, r.ptr, byAddress); ok {
-		s.reservations = slices.Delete(s.reservations, i, i+1)
-	}
+	s.reservations.remove(r)
 }
 
 // find is the reservation that p lies in, or nil.
 func (s *driverState) find(p Ptr) *Reservation {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	i, ok := slices.BinarySearchFunc(s.reservations, p, byAddress)
-	if !ok {
-		i--
-	}
-	if i < 0 || p-s.reservations[i].ptr >= Ptr(s.reservations[i].size) {
-		return nil
-	}
-	return s.reservations[i]
+	return s.reservations.find(p)
 }
 
 // Lookup says whose address p is: the reservation it lies in, on any device of

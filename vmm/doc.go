@@ -87,7 +87,8 @@ package vmm
 //	errors.go            errors, OpError, PairError; package driver's names under this package's
 //	device.go            Open; Device: Info, Lookup, Supports, MemInfo, Sync, Do, KeepOpen, Close
 //	devicename.go        what the names that Open takes stand for
-//	addresslimit.go      SetAddressLimit: how many addresses the process may reserve
+//	addresslimit.go      SetAddressLimit; where the addresses of a reservation come from
+//	byaddress.go         which reservation an address lies in
 //	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
 //	memory.go            physical memory: created, cached (SetReleaseThreshold, Trim; the oldest goes first), SetLimit
 //	pressure.go          what is released when memory runs out; OnPressure

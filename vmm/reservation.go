@@ -157,12 +157,12 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 		return nil, err
 	}
 	var err error
-	if r.ptr, err = d.drv.Reserve(rounded, max(o.Align, gran)); err != nil {
+	if r.ptr, err = d.state.parent.reserve(rounded, gran, o.Align); err != nil {
 		giveAddresses(rounded)
 		return nil, err
 	}
 	if err := d.trackMade(r, r.kind, o.Made); err != nil {
-		err = joinErr(err, "and freeing the addresses", d.drv.Free(r.ptr, rounded))
+		err = joinErr(err, "and freeing the addresses", d.state.parent.unreserve(r.ptr, rounded))
 		giveAddresses(rounded)
 		return nil, err
 	}
