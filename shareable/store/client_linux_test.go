@@ -253,7 +253,6 @@ func TestRefusals(t *testing.T) {
 		"connect to nothing":     {func() error { _, err := Connect(ctx, s.Path()+"x", dev, ClientOptions{}); return err }, shareable.ErrOwnerGone},
 		"connect without device": {func() error { _, err := Connect(ctx, s.Path(), nil, ClientOptions{}); return err }, vmm.ErrInvalid},
 		"connect, bad timeout":   {func() error { _, err := Connect(ctx, s.Path(), dev, ClientOptions{Timeout: -1}); return err }, vmm.ErrInvalid},
-		"connect, bad spin":      {func() error { _, err := Connect(ctx, s.Path(), dev, ClientOptions{Spin: -1}); return err }, vmm.ErrInvalid},
 		"connect, long token": {func() error {
 			_, err := Connect(ctx, s.Path(), dev, ClientOptions{Token: make([]byte, 33)})
 			return err
