@@ -273,12 +273,7 @@ func (g *Range) growAhead() error {
 		return nil
 	}
 	defer g.capMu.Unlock()
-	have, goal := g.goalAheadLocked(g.opts.GrowAhead)
-	if goal > have && g.supply != nil {
-		g.startSupplyAhead(have, goal)
-		return nil
-	}
-	return g.growAheadLocked(have, goal)
+	return g.growAheadLocked(g.goalAheadLocked(g.opts.GrowAhead))
 }
 
 // growAheadBy is door.VMM.GrowAhead.

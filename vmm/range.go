@@ -93,8 +93,8 @@ type RangeOptions struct {
 	// Align is the alignment of the first address, a power of two. 0 is the granularity.
 	Align uint64
 	// Supplier gives the range its memory; nil has the device create it. The Supplier
-	// decides what its chunks are and what they hold: with one, Chunk, MaxChunk, Zero,
-	// Share, RDMA and Compress are ErrInvalid. See Supplier.
+	// decides what its chunks are and what they hold: with one, Chunk, MaxChunk, GrowAhead,
+	// Zero, Share, RDMA and Compress are ErrInvalid. See Supplier.
 	Supplier Supplier
 }
 
