@@ -49,9 +49,6 @@ type AttachOptions struct {
 	// memory that the owner takes back, and the time for which a View without a free
 	// descriptor tries again. 0 is 5 s.
 	Timeout time.Duration
-	// Align is the alignment of the first address, a power of two. 0 is the
-	// granularity.
-	Align uint64
 
 	made []uintptr // who attaches
 

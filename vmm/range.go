@@ -90,8 +90,6 @@ type RangeOptions struct {
 	KeepHostMemory bool
 	// RDMA and Compress are as in Prop.
 	RDMA, Compress bool
-	// Align is the alignment of the first address, a power of two. 0 is the granularity.
-	Align uint64
 	// Supplier gives the range its memory; nil has the device create it. The Supplier
 	// decides what its chunks are and what they hold: with one, Chunk, MaxChunk, GrowAhead,
 	// Zero, Share, RDMA and Compress are ErrInvalid. See Supplier.
@@ -138,7 +136,7 @@ func (d *Device) newRange(o RangeOptions, noCache bool) (*Range, error) {
 	g.supply = newSupply(o.Supplier)
 	g.countHostCopy(d)
 	size, _ := roundUp(o.Max, g.unit) // as resolveOptions found possible
-	if g.r, err = d.reserve(size, gran, ReserveOptions{Align: o.Align}, true); err != nil {
+	if g.r, err = d.reserve(size, gran, ReserveOptions{}, true); err != nil {
 		return nil, err
 	}
 	g.r.zeroed = zeroed
@@ -168,9 +166,6 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 	}
 	if _, ok := roundUp(o.Max, max(gran, o.Chunk)); !ok {
 		return o, fmt.Errorf("%w: a maximum of %d bytes", ErrInvalid, o.Max)
-	}
-	if o.Align == 0 {
-		o.Align = gran
 	}
 	return o, nil
 }

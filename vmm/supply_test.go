@@ -224,7 +224,7 @@ func TestSupplierOptions(t *testing.T) {
 	_, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 8 * page, GrowAhead: page, Supplier: l})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	require.ErrorContains(t, err, "growth ahead of a range with a Supplier")
-	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 8*page - 1, Align: 4 * page, Supplier: l})
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 8*page - 1, Supplier: l})
 	again := newRange(t, w.devs[0], g.Options())
 	l.size = 8 * page
 	require.NoError(t, again.Append(pattern(8*page-1, 1)), "the maximum is exact, the chunks are whole")

@@ -330,7 +330,7 @@ func (w *Writer) takeObject(f wire.Frame) error {
 // mapMemory makes the range, with all memory and the length that the object has, and starts
 // the goroutines.
 func (w *Writer) mapMemory(ctx context.Context) error {
-	r, err := w.c.dev.NewRange(vmm.RangeOptions{Max: w.obj.Max, Align: w.c.opts.Align, Supplier: w.memory})
+	r, err := w.c.dev.NewRange(vmm.RangeOptions{Max: w.obj.Max, Supplier: w.memory})
 	if err != nil {
 		return err
 	}
