@@ -37,7 +37,7 @@ type Supplier interface {
 
 // checkSupplier refuses options for chunks of the range's own, and GrowAhead, beside a Supplier.
 func (o RangeOptions) checkSupplier() error {
-	own := o.Chunk != 0 || o.MaxChunk != 0 || o.Zero || o.Share != 0 || o.RDMA || o.Compress
+	own := o.Chunk != 0 || o.Zero || o.Share != 0 || o.RDMA || o.Compress
 	switch {
 	case o.Supplier == nil:
 		return nil

@@ -215,7 +215,7 @@ func TestSupplierOptions(t *testing.T) {
 	w := newWorld(t, 1)
 	l := newLender(t, w.devs[0])
 	for _, o := range []vmm.RangeOptions{
-		{Chunk: page}, {MaxChunk: page}, {Zero: true}, {Share: vmm.ShareFD}, {RDMA: true}, {Compress: true},
+		{Chunk: page}, {Zero: true}, {Share: vmm.ShareFD}, {RDMA: true}, {Compress: true},
 	} {
 		o.Max, o.Supplier = 8*page, l
 		_, err := w.devs[0].NewRange(o)
