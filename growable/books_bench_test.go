@@ -71,9 +71,10 @@ func BenchmarkBooks(b *testing.B) {
 	run("WriteAt", func(*testing.B) error { _, err := v.WriteAt(one, 0); return err })
 	run("At", func(*testing.B) error { _, err := v.At(0); return err })
 	run("Set", func(*testing.B) error { return v.Set(0, 7) })
-	w := growable.NewWriter(v, 1<<10)
+	const buffer = 1 << 10
+	w := growable.NewWriter(v, buffer)
 	run("Writer.Append", func(b *testing.B) error {
-		if w.Available() == 0 && v.Cap()-v.Len() < w.Size() {
+		if w.Buffered() == buffer && v.Cap()-v.Len() < buffer {
 			require.NoError(b, v.SetLen(1))
 		}
 		return w.Append(7)

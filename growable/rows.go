@@ -24,8 +24,8 @@ type Rows[T any] struct {
 // RowsOptions configures NewRows; its zero value is the default.
 type RowsOptions struct {
 	// Pitch is the number of bytes from one row to the next: a multiple of the
-	// element's alignment, and at least the size of a row. 0 is no padding, and
-	// DevicePitch is the device's choice.
+	// element's alignment, and at least the size of a row. 0 is no padding; for what the
+	// device prefers ask vmm.Device.Pitch.
 	Pitch int
 	// MaxRows is how many rows there can be; 0 uses Range.Max. If both are set, they
 	// must be the same.
@@ -34,10 +34,6 @@ type RowsOptions struct {
 	Range vmm.RangeOptions
 }
 
-// DevicePitch as RowsOptions.Pitch has the device choose, as vmm.Device.Pitch does. That
-// makes the device's context if there is none yet. Rows.Pitch is what it has chosen.
-const DevicePitch = -1
-
 // NewRows makes empty Rows of width elements each. It commits no memory yet. If T
 // is not plain data, it returns ErrElement. The caller must Close it.
 func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
@@ -45,7 +41,7 @@ func NewRows[T any](d *vmm.Device, width int, o RowsOptions) (*Rows[T], error) {
 	if err := check(t); err != nil {
 		return nil, fmt.Errorf("make rows: %w", err)
 	}
-	data, pitch, err := rowSizeOn(d, t, width, o.Pitch)
+	data, pitch, err := rowSize(t, width, o.Pitch)
 	if err == nil {
 		o.Range.Max, err = maxBytes(o.MaxRows, pitch, "rows", o.Range.Max)
 	}

@@ -164,16 +164,17 @@ func TestRowsMoveNoPadding(t *testing.T) {
 	require.EqualValues(t, 12, made["CopyIn"].Bytes, "one row is no copy of rows")
 }
 
-// TestDevicePitch: the device chooses, and a driver without a choice has no padding.
-func TestDevicePitch(t *testing.T) {
+// TestPitchOfTheDevice: rows take the pitch that the device prefers, and that of a driver which
+// prefers none is no padding.
+func TestPitchOfTheDevice(t *testing.T) {
 	d := vmmtest.Device(t)
 	none, err := vmm.OpenDriver(nulldriver.New(), 0)
 	require.NoError(t, err)
 	for _, width := range []int{1, 100, 768} {
-		r := rows[float32](t, d, width, growable.RowsOptions{Pitch: growable.DevicePitch, MaxRows: 20})
-		want, err := d.Pitch(uint64(4 * width))
+		pitch, err := d.Pitch(uint64(4 * width))
 		require.NoError(t, err)
-		require.EqualValues(t, want, r.Pitch())
+		r := rows[float32](t, d, width, growable.RowsOptions{Pitch: int(pitch), MaxRows: 20})
+		require.EqualValues(t, pitch, r.Pitch())
 		require.Equal(t, 20, r.MaxLen())
 		s := make([]float32, 5*width)
 		for i := range s {
@@ -185,15 +186,13 @@ func TestDevicePitch(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, s, got)
 
-		flat := rows[float32](t, none, width, growable.RowsOptions{Pitch: growable.DevicePitch, MaxRows: 20})
+		pitch, err = none.Pitch(uint64(4 * width))
+		require.NoError(t, err)
+		flat := rows[float32](t, none, width, growable.RowsOptions{Pitch: int(pitch), MaxRows: 20})
 		require.Equal(t, 4*width, flat.Pitch())
 		require.NoError(t, flat.Close())
 	}
 	require.NoError(t, none.Close())
-	_, err = growable.NewRows[float32](none, 3, growable.RowsOptions{Pitch: growable.DevicePitch})
-	require.ErrorIs(t, err, vmm.ErrClosed)
-	_, err = growable.NewRows[float32](nil, 3, growable.RowsOptions{Pitch: growable.DevicePitch})
-	require.ErrorIs(t, err, vmm.ErrInvalid)
 }
 
 // BenchmarkRowsAppend appends 4 MiB of rows with padding: to memory that has been written,

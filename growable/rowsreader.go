@@ -79,21 +79,6 @@ func rowSize(t reflect.Type, width, pitch int) (data, step uint64, err error) {
 	return data, uint64(pitch), nil
 }
 
-// rowSizeOn is rowSize where the pitch may be the device's choice.
-func rowSizeOn(d *vmm.Device, t reflect.Type, width, pitch int) (data, step uint64, err error) {
-	if pitch != DevicePitch {
-		return rowSize(t, width, pitch)
-	}
-	if data, _, err = rowSize(t, width, 0); err != nil {
-		return 0, 0, err
-	}
-	chosen, err := d.Pitch(data)
-	if err != nil {
-		return 0, 0, err
-	}
-	return rowSize(t, width, int(min(chosen, math.MaxInt)))
-}
-
 // base returns the counted Source; nil for a nil RowsReader.
 func (r *RowsReader[T]) base() *counted {
 	if r == nil {

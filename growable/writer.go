@@ -54,7 +54,8 @@ func NewWriter[T any](to Appender[T], n int) *Writer[T] {
 
 // Append takes all of x or, with an error, none of it; for Rows, x must be whole rows.
 // If x does not fit into the buffer, the buffer is flushed first. A call costs a few
-// nanoseconds and no allocation. For slices as large as the buffer use AppendSlice.
+// nanoseconds and no allocation. What is larger than the buffer is cloned: after Flush, Append of
+// the Vector or the Rows takes it without that.
 func (w *Writer[T]) Append(x ...T) error {
 	if w == nil {
 		return fmt.Errorf("append %d elements: %w", len(x), errNothing)
@@ -64,8 +65,11 @@ func (w *Writer[T]) Append(x ...T) error {
 		w.n++
 		return nil
 	}
-	if err := w.check(len(x)); err != nil {
-		return err
+	if w.to == nil {
+		return fmt.Errorf("append %d elements: %w", len(x), errNothing)
+	}
+	if len(x)%w.width != 0 {
+		return fmt.Errorf("append %d elements: %w: not whole rows of %d", len(x), vmm.ErrInvalid, w.width)
 	}
 	// The flush comes before anything of x is taken: if it fails, none of x is.
 	if len(x) > len(w.buf)-w.n {
@@ -79,32 +83,6 @@ func (w *Writer[T]) Append(x ...T) error {
 		}
 	}
 	w.n += copy(w.buf[w.n:], x)
-	return nil
-}
-
-// AppendSlice is Append for large slices: one that would fill the whole buffer is
-// appended without a copy.
-func (w *Writer[T]) AppendSlice(s []T) error {
-	if w == nil || len(s) < len(w.buf) {
-		return w.Append(s...)
-	}
-	if err := w.check(len(s)); err != nil {
-		return err
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	return w.to.Append(s...)
-}
-
-// check returns an error if n elements cannot be taken.
-func (w *Writer[T]) check(n int) error {
-	if w.to == nil {
-		return fmt.Errorf("append %d elements: %w", n, errNothing)
-	}
-	if n%w.width != 0 {
-		return fmt.Errorf("append %d elements: %w: not whole rows of %d", n, vmm.ErrInvalid, w.width)
-	}
 	return nil
 }
 
@@ -133,29 +111,10 @@ func (w *Writer[T]) Reset(to Appender[T]) {
 	}
 }
 
-// Size is how many elements or rows the buffer holds.
-func (w *Writer[T]) Size() int {
-	if w == nil {
-		return 0
-	}
-	return w.items(len(w.buf))
-}
-
 // Buffered is how many elements or rows are in the buffer.
 func (w *Writer[T]) Buffered() int {
 	if w == nil {
 		return 0
 	}
-	return w.items(w.n)
-}
-
-// Available is how many more elements or rows fit before a flush.
-func (w *Writer[T]) Available() int { return w.Size() - w.Buffered() }
-
-// items is how many whole items n elements are.
-func (w *Writer[T]) items(n int) int {
-	if w.width <= 1 { // no division for a Vector
-		return n
-	}
-	return n / w.width
+	return w.n / max(1, w.width)
 }

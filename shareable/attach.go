@@ -49,21 +49,6 @@ type AttachOptions struct {
 	// memory that the owner takes back, and the time for which a View without a free
 	// descriptor tries again. 0 is 5 s.
 	Timeout time.Duration
-	// Align is the alignment of the first address, a power of two. 0 is the
-	// granularity.
-	Align uint64
-	// Spin is for how long the View looks at the control page without a pause, from the time
-	// at which it has last seen Len grow, while a call or a stream waits. A growth within
-	// that time ends the wait within some microseconds; one that comes later has to wake
-	// this process. 0 never spins.
-	//
-	// It costs one processor while it spins: all the time, if the owner publishes more often
-	// than every Spin, and else up to Spin for each time that it publishes. Where other work
-	// has all processors, it slows down the owner that it waits for. Several Wait of one View
-	// spin as one. A View does not spin if Go or the process has one processor only, nor once
-	// the object is sealed or closed. Close, an end of the connection, and the end of Wait's
-	// context end it at once.
-	Spin time.Duration
 
 	made []uintptr // who attaches
 
@@ -92,8 +77,6 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 		return o, errToken(o.Token)
 	case o.Timeout < 0:
 		return o, fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
-	case o.Spin < 0:
-		return o, fmt.Errorf("%w: to spin for %v", vmm.ErrInvalid, o.Spin)
 	case o.MaxChunks < 0:
 		return o, fmt.Errorf("%w: at most %d chunks", vmm.ErrInvalid, o.MaxChunks)
 	}

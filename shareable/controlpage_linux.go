@@ -179,8 +179,6 @@ func (p *readerPage) published() uint64 { return p.load(atDone) }
 
 func (p *readerPage) generation() uint64 { return p.load(atGeneration) }
 
-func (p *readerPage) state() uint64 { return p.load(atState) }
-
 func (p *readerPage) heartbeat() uint64 { return p.load(atHeartbeat) }
 
 func (p *readerPage) load(at int) uint64 {

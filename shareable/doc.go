@@ -95,7 +95,6 @@ package shareable
 //	viewframes.go          what a View does with the owner's frames (map, unmap, seal), and when the connection ends
 //	viewread.go            the bytes: ReadAt, WriteAt, Host, Snapshot; Tensor and Layout
 //	viewwait.go            Wait, and watching the page
-//	viewspin.go            looking at the page without a pause: AttachOptions.Spin
 //	viewgrant.go           access for more devices
 //	streamwait.go          WaitOn: a stream that waits for a length
 //	streamwait_unsafe.go   the words that such a stream waits for

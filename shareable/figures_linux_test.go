@@ -57,16 +57,10 @@ const followerEnv = "SHAREABLE_TEST_FOLLOWER"
 // follow starts a follower of "x" on device n.
 func follow(t *testing.T, path string, n int) *follower {
 	t.Helper()
-	return followSpinning(t, path, n, 0)
-}
-
-// followSpinning is follow with AttachOptions.Spin.
-func followSpinning(t *testing.T, path string, n int, spin time.Duration) *follower {
-	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.CommandContext(context.Background(), self, "-test.run=^TestFollower$", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), followerEnv+"="+path, followerEnv+"_DEVICE="+strconv.Itoa(n), followerEnv+"_SPIN="+spin.String())
+	cmd.Env = append(os.Environ(), followerEnv+"="+path, followerEnv+"_DEVICE="+strconv.Itoa(n))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	in, err := cmd.StdinPipe()
@@ -122,10 +116,8 @@ func TestFollower(t *testing.T) {
 	}
 	n, err := strconv.Atoi(os.Getenv(followerEnv + "_DEVICE"))
 	require.NoError(t, err)
-	spin, err := time.ParseDuration(os.Getenv(followerEnv + "_SPIN"))
-	require.NoError(t, err)
 	dev := deviceNumber(t, n)
-	v, err := Attach(t.Context(), path, "x", dev, AttachOptions{Spin: spin})
+	v, err := Attach(t.Context(), path, "x", dev, AttachOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, v.Close()) }()
 	say := func(format string, args ...any) { fmt.Fprintf(os.Stdout, "> "+format+"\n", args...) }
@@ -304,43 +296,41 @@ func TestPublishedUntilReadable(t *testing.T) {
 }
 
 // TestPublishedInARow measures the same for lengths that come one soon after the other, in memory
-// that is mapped: by a call and by a stream that waits, with and without AttachOptions.Spin, and by Flush.
+// that is mapped: by a call and by a stream that waits, and by Flush.
 func TestPublishedInARow(t *testing.T) {
 	const pace, step = 500 * time.Microsecond, 64
 	rounds := testgate.Effort(20, 200, 2000)
-	for _, spin := range []time.Duration{0, 5 * time.Millisecond} {
-		for _, way := range []struct {
-			waits string
-			flush bool // in the producer's goroutine, else by the publication's own
-		}{{"wait", false}, {"wait", true}, {"streams", false}} {
-			waits := way.waits
-			t.Run(fmt.Sprintf("%s/flush=%t/spin=%v", waits, way.flush, spin), func(t *testing.T) {
-				s, p, g := published(t, vmm.RangeOptions{Max: 2 << 20, Chunk: 2 << 20})
-				require.NoError(t, g.Grow(2<<20))
-				f := followSpinning(t, s.Path(), 0, spin)
-				require.NoError(t, g.SetLen(step))
-				f.number("sum %d %d", step, 0) // the chunk is mapped
-				measure := func(verb string, show func()) float64 {
-					f.tell("%s %d %d", verb, step, rounds)
-					f.line()
-					from := make([]int64, rounds)
-					for i := range from {
-						time.Sleep(pace) //nolint:forbidigo // the pace of a producer
-						from[i] = monotonic(t)
-						show()
-					}
-					return stats.Quantiles(f.since(from), 0.5)[0]
+	for _, way := range []struct {
+		waits string
+		flush bool // in the producer's goroutine, else by the publication's own
+	}{{"wait", false}, {"wait", true}, {"streams", false}} {
+		waits := way.waits
+		t.Run(fmt.Sprintf("%s/flush=%t", waits, way.flush), func(t *testing.T) {
+			s, p, g := published(t, vmm.RangeOptions{Max: 2 << 20, Chunk: 2 << 20})
+			require.NoError(t, g.Grow(2<<20))
+			f := follow(t, s.Path(), 0)
+			require.NoError(t, g.SetLen(step))
+			f.number("sum %d %d", step, 0) // the chunk is mapped
+			measure := func(verb string, show func()) float64 {
+				f.tell("%s %d %d", verb, step, rounds)
+				f.line()
+				from := make([]int64, rounds)
+				for i := range from {
+					time.Sleep(pace) //nolint:forbidigo // the pace of a producer
+					from[i] = monotonic(t)
+					show()
 				}
-				took := measure(waits, func() {
-					require.NoError(t, g.SetLen(g.Len()+step))
-					if way.flush {
-						require.NoError(t, p.Flush(t.Context()))
-					}
-				})
-				bare := measure("lines", func() { f.tell("line") })
-				t.Logf("published to readable in another process, %s, flush %t, spin %v, one each %v: p50 %.1f us of %d; a line through a pipe p50 %.1f us", waits, way.flush, spin, pace, took, rounds, bare)
+				return stats.Quantiles(f.since(from), 0.5)[0]
+			}
+			took := measure(waits, func() {
+				require.NoError(t, g.SetLen(g.Len()+step))
+				if way.flush {
+					require.NoError(t, p.Flush(t.Context()))
+				}
 			})
-		}
+			bare := measure("lines", func() { f.tell("line") })
+			t.Logf("published to readable in another process, %s, flush %t, one each %v: p50 %.1f us of %d; a line through a pipe p50 %.1f us", waits, way.flush, pace, took, rounds, bare)
+		})
 	}
 }
 

@@ -238,7 +238,7 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 	// any maximum, and the addresses of a process are limited.
 	size := min(obj.Max, h.opts.MaxBytes/h.gran*h.gran)
 	v := &View{obj: obj}
-	res, err := h.dev.Reserve(max(size, h.gran), vmm.ReserveOptions{Align: h.opts.Align, ReadOnly: !h.opts.Write, Owner: v, Made: h.opts.made})
+	res, err := h.dev.Reserve(max(size, h.gran), vmm.ReserveOptions{ReadOnly: !h.opts.Write, Owner: v, Made: h.opts.made})
 	if err != nil {
 		return err
 	}

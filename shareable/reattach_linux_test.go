@@ -67,7 +67,7 @@ func TestReattachAsBefore(t *testing.T) {
 	s, p, g := stage(t, o, PublishOptions{Write: true})
 	require.NoError(t, g.Append(pattern(0, 100)))
 	token := []byte("secret")
-	ask := AttachOptions{Token: token, Write: true, MaxBytes: 32 << 20, Timeout: patience, Align: 4 << 20}
+	ask := AttachOptions{Token: token, Write: true, MaxBytes: 32 << 20, Timeout: patience}
 	v := attached(t, s, ask)
 	clear(token)
 	require.NoError(t, p.Close())

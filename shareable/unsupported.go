@@ -53,8 +53,6 @@ func (p *readerPage) published() uint64 { return 0 }
 
 func (p *readerPage) generation() uint64 { return 0 }
 
-func (p *readerPage) state() uint64 { return 0 }
-
 func (p *readerPage) heartbeat() uint64 { return 0 }
 
 func (p *readerPage) close() error { return nil }

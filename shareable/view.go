@@ -56,7 +56,7 @@ type View struct {
 
 	// Safe for concurrent use.
 	lastLen atomic.Uint64 // the length last seen in this generation
-	counts  struct{ frames, resyncs, wakes, spins, spun atomic.Uint64 }
+	counts  struct{ frames, resyncs, wakes atomic.Uint64 }
 	tasks   sync.WaitGroup // unmaps
 	waits   streamWaits
 
@@ -78,11 +78,8 @@ type View struct {
 	closed       bool
 	hostLen      uint64        // bytes that Host has returned
 	notifiedLen  uint64        // the length of the last notifyLenLocked
-	grownAt      time.Time     // when notifyLenLocked last saw Len grow
-	waiting      int           // calls of Wait and WaitSealed under way
-	notices      uint64        // how often notifyLocked was called
 	changed      chan struct{} // closed by notifyLocked; nil while no call has it
-	watching     bool          // watch runs, or a call spins: one goroutine at a time looks at the page
+	watching     bool          // watch runs: one goroutine at a time looks at the page
 	pendingWaits []*streamWait // queued on streams and not released
 
 	// Guarded by closeMu.

@@ -39,9 +39,6 @@ func (v *View) watch(wake *wakeReceiver) {
 		if moved {
 			runtime.Gosched() // the notified goroutine runs now, on this thread
 		}
-		if v.spin() {
-			continue
-		}
 		v.pace.look(moved, v.ctx.Done())
 		begun := time.Now()
 		if !wake.wait() {
@@ -81,15 +78,12 @@ func (p *wakePace) look(moved bool, stop <-chan struct{}) {
 
 // checkPage updates the length and reports whether it has moved, and whether anything
 // waited for that. If nothing did, watch is over. Who has been notified may wait again, so
-// watch waits once more then. With Spin it does not: the next Wait looks at the page itself.
+// watch waits once more then.
 func (v *View) checkPage() (moved, more bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	more = v.waitedForLocked()
 	moved = v.updateLenLocked()
-	if v.opts.Spin > 0 {
-		more = v.waitedForLocked()
-	}
 	more = more && !v.detached && !v.closed
 	v.watching = more
 	return moved, more
@@ -155,20 +149,15 @@ func (v *View) waitUntil(ctx context.Context, reached func() (bool, error)) erro
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if v.spinForCallLocked(ctx) || ctx.Err() != nil {
-			continue
-		}
 		// The channel is taken and the watch is on before the lock is given up, so
 		// that no change is missed.
 		changed := v.changedLocked()
-		v.waiting++
 		v.mu.Unlock()
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
 		v.mu.Lock()
-		v.waiting--
 	}
 }
 
@@ -239,9 +228,6 @@ func (v *View) updateLenLocked() (moved bool) {
 // notifyLenLocked notifies of the length n, and of what else has changed. Requires mu.
 func (v *View) notifyLenLocked(n uint64) {
 	invariants.Held(&v.mu)
-	if n > v.notifiedLen {
-		v.grownAt = time.Now()
-	}
 	v.notifiedLen = n
 	v.notifyLocked()
 }
@@ -250,7 +236,6 @@ func (v *View) notifyLenLocked(n uint64) {
 // releases the streams whose wait is over. Requires mu.
 func (v *View) notifyLocked() {
 	invariants.Held(&v.mu)
-	v.notices++
 	if v.changed != nil {
 		close(v.changed)
 		v.changed = nil

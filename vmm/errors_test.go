@@ -57,7 +57,6 @@ func TestBadInput(t *testing.T) {
 		{"alloc nothing", vmm.ErrInvalid, func() error { _, err := d.Alloc(0); return err }},
 		{"alloc too much", vmm.ErrOutOfMemory, func() error { _, err := d.Alloc(1 << 40); return err }},
 		{"chunks of part of a granule", vmm.ErrInvalid, func() error { _, err := d.NewRange(vmm.RangeOptions{Chunk: 5}); return err }},
-		{"a largest chunk that is no power of two", vmm.ErrInvalid, func() error { _, err := d.NewRange(vmm.RangeOptions{MaxChunk: 3 * page}); return err }},
 		{"a maximum that overflows", vmm.ErrInvalid, func() error { _, err := d.NewRange(vmm.RangeOptions{Max: math.MaxUint64}); return err }},
 		{"fabric", fabric, func() error { _, err := d.Create(page, vmm.Prop{Share: vmm.ShareFabric}); return err }},
 		{"map nothing", vmm.ErrInvalid, func() error { return r.Map(3 * page) }},

@@ -173,7 +173,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 	for left > 0 && !g.noCache {
 		// The driver sets access chunk by chunk, so many small chunks cost more than new
 		// memory. With an eighth as the least, a growth takes a few dozen.
-		m := d.takeCached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, g.opts.MaxChunk)), from)
+		m := d.takeCached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, maxChunk)), from)
 		if m == nil {
 			break
 		}
@@ -273,12 +273,7 @@ func (g *Range) growAhead() error {
 		return nil
 	}
 	defer g.capMu.Unlock()
-	have, goal := g.goalAheadLocked(g.opts.GrowAhead)
-	if goal > have && g.supply != nil {
-		g.startSupplyAhead(have, goal)
-		return nil
-	}
-	return g.growAheadLocked(have, goal)
+	return g.growAheadLocked(g.goalAheadLocked(g.opts.GrowAhead))
 }
 
 // growAheadBy is door.VMM.GrowAhead.

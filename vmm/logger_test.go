@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"strings"
@@ -45,29 +44,18 @@ func (c closing) Handle(context.Context, slog.Record) error {
 
 // TestLoggerClosesTheDevice: a handler may close what it is told of.
 func TestLoggerClosesTheDevice(t *testing.T) {
-	for _, supplied := range []bool{false, true} {
-		t.Run(fmt.Sprintf("supplied=%v", supplied), func(t *testing.T) {
-			w := newWorld(t, 1)
-			d := w.devs[0]
-			opts := vmm.RangeOptions{Max: 256 * page, GrowAhead: 64 * page}
-			if supplied {
-				l := newLender(t, d)
-				l.share = false
-				l.set(func(context.Context) error { return errInjected }, nil)
-				opts.Supplier = l
-			}
-			other := ranged(t, w, page)
-			d.SetLimit(d.Stats().Committed)
-			made, closed := make(chan *vmm.Range, 1), make(chan error, 1)
-			var once sync.Once
-			d.SetLogger(slog.New(closing{slog.NewTextHandler(io.Discard, nil), func() {
-				once.Do(func() { closed <- errors.Join((<-made).Close(), other.Close(), d.Close()) })
-			}}))
-			made <- newRange(t, d, opts)
-			returns(t, func() { require.NoError(t, <-closed) })
-			w.end()
-		})
-	}
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	other := ranged(t, w, page)
+	d.SetLimit(d.Stats().Committed)
+	made, closed := make(chan *vmm.Range, 1), make(chan error, 1)
+	var once sync.Once
+	d.SetLogger(slog.New(closing{slog.NewTextHandler(io.Discard, nil), func() {
+		once.Do(func() { closed <- errors.Join((<-made).Close(), other.Close(), d.Close()) })
+	}}))
+	made <- newRange(t, d, vmm.RangeOptions{Max: 256 * page, GrowAhead: 64 * page})
+	returns(t, func() { require.NoError(t, <-closed) })
+	w.end()
 }
 
 // TestLogger: what fails in the device's goroutine is logged, once.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/nulldriver"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
@@ -93,7 +94,6 @@ func TestGrowthTakesWhatFits(t *testing.T) {
 		{"exactly", vmm.RangeOptions{}, []uint64{8}, 8, 1, 0},
 		{"none is large enough to be worth it", vmm.RangeOptions{}, []uint64{1, 1, 1, 1}, 64, 0, 4},
 		{"an eighth is", vmm.RangeOptions{}, []uint64{8, 1}, 64, 1, 1},
-		{"above the largest chunk", vmm.RangeOptions{MaxChunk: 2 * page}, []uint64{4, 2}, 8, 1, 4},
 		{"fixed, and larger ones are kept", vmm.RangeOptions{Chunk: 2 * page}, []uint64{4, 3, 2, 1}, 6, 1, 8},
 		{"fixed, and only an odd one is kept", vmm.RangeOptions{Chunk: 2 * page}, []uint64{3}, 6, 0, 3},
 		{"fixed, smaller ones are kept", vmm.RangeOptions{Chunk: 4 * page}, []uint64{2, 2}, 4, 0, 4},
@@ -121,6 +121,30 @@ func TestGrowthTakesWhatFits(t *testing.T) {
 			w.end()
 		})
 	}
+}
+
+// TestGrowthTakesNoneAboveTheLargest: neither a kept chunk of more than 2 GiB, nor a new one.
+func TestGrowthTakesNoneAboveTheLargest(t *testing.T) {
+	const gib = 1 << 30
+	d, err := vmm.OpenDriver(nulldriver.New(), 0)
+	require.NoError(t, err)
+	d.SetReleaseThreshold(16 * gib)
+	for _, size := range []uint64{4 * gib, 2 * gib} {
+		c, err := d.Create(size, vmm.Prop{})
+		require.NoError(t, err)
+		require.NoError(t, c.Close())
+	}
+	g := newRange(t, d, vmm.RangeOptions{Max: 16 * gib})
+	require.NoError(t, g.Grow(8*gib))
+	require.EqualValues(t, 1, d.Stats().Hits)
+	require.EqualValues(t, 4*gib, d.Stats().Cached)
+	segments := g.Segments()
+	require.Len(t, segments, 4)
+	for _, s := range segments {
+		require.EqualValues(t, 2*gib, s.Size)
+	}
+	require.NoError(t, g.Close())
+	require.NoError(t, d.Close())
 }
 
 func TestTheOldestAreReleasedFirst(t *testing.T) {

@@ -162,3 +162,15 @@ func TestMemoryThatIsNone(t *testing.T) {
 	closeAll(t, g)
 	w.end()
 }
+
+// TestReserveAligned: a reservation begins at a multiple of what was asked for.
+func TestReserveAligned(t *testing.T) {
+	w := newWorld(t, 1)
+	for align := uint64(page); align <= 64*page; align *= 2 {
+		r, err := w.devs[0].Reserve(page, vmm.ReserveOptions{Align: align})
+		require.NoError(t, err)
+		require.Zero(t, r.Ptr()%vmm.Ptr(align))
+		require.NoError(t, r.Close())
+	}
+	w.end()
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -62,13 +61,11 @@ type RangeOptions struct {
 	// in whole chunks. 0 is the device's memory.
 	Max uint64
 	// Chunk is the size of every chunk, a multiple of the granularity. 0 is the
-	// ladder: powers of two that grow with the range, up to MaxChunk. With Share it is
+	// ladder: powers of two that grow with the range, up to 2 GiB. With Share it is
 	// fewer and larger chunks, because a reader imports each by itself: one for each growth,
-	// of 15 % of the range or more, up to MaxChunk. In equal steps 16 GiB are 64 chunks at most, with
+	// of 15 % of the range or more, up to 2 GiB. In equal steps 16 GiB are 64 chunks at most, with
 	// granules of 2 MiB and no GrowAhead, which adds one for each time it maps.
 	Chunk uint64
-	// MaxChunk is the largest chunk of the ladder, a power of two. 0 is 2 GiB.
-	MaxChunk uint64
 	// GrowAhead is how many bytes the device's goroutine keeps mapped beyond Len, so that growth
 	// finds them. This is growth ahead. 0 is none. With 64 MiB, for example, the goroutine maps
 	// more once 32 MiB or less are left beyond Len. It never maps past Max or the device's limit.
@@ -90,16 +87,15 @@ type RangeOptions struct {
 	KeepHostMemory bool
 	// RDMA and Compress are as in Prop.
 	RDMA, Compress bool
-	// Align is the alignment of the first address, a power of two. 0 is the granularity.
-	Align uint64
 	// Supplier gives the range its memory; nil has the device create it. The Supplier
-	// decides what its chunks are and what they hold: with one, Chunk, MaxChunk, Zero,
-	// Share, RDMA and Compress are ErrInvalid. See Supplier.
+	// decides what its chunks are and what they hold: with one, Chunk, GrowAhead, Zero, Share,
+	// RDMA and Compress are ErrInvalid. See Supplier.
 	Supplier Supplier
 }
 
-// defaultMaxChunk keeps the number of driver calls of a large growth small.
-const defaultMaxChunk = 2 << 30
+// maxChunk is the largest chunk of the ladder. It keeps the number of driver calls of a large
+// growth small.
+const maxChunk = 2 << 30
 
 // NewRange reserves a range. It commits no memory yet. The caller must Close it.
 func (d *Device) NewRange(o RangeOptions) (*Range, error) {
@@ -134,11 +130,11 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 	}
 	// The addresses last: all that can be wrong with the options is known by now.
 	g := &Range{opts: o, prop: prop, unit: max(gran, o.Chunk), waitSlot: make(chan struct{}, 1)}
-	g.sizes = sizes.Ladder{Gran: gran, Most: o.MaxChunk, Fixed: o.Chunk, Few: o.Share != 0}
+	g.sizes = sizes.Ladder{Gran: gran, Most: max(maxChunk, gran), Fixed: o.Chunk, Few: o.Share != 0}
 	g.supply = newSupply(o.Supplier)
 	g.countHostCopy(d)
 	size, _ := roundUp(o.Max, g.unit) // as resolveOptions found possible
-	if g.r, err = d.reserve(size, gran, ReserveOptions{Align: o.Align}, g); err != nil {
+	if g.r, err = d.reserve(size, gran, ReserveOptions{}, g); err != nil {
 		return nil, err
 	}
 	g.r.zeroed = zeroed
@@ -156,21 +152,11 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 	if o.Max == 0 {
 		o.Max = d.info.Memory
 	}
-	// Sizes are filled in before they are checked against each other.
-	if o.MaxChunk == 0 && o.Supplier == nil {
-		o.MaxChunk = max(defaultMaxChunk, gran)
-	}
-	if o.Supplier == nil && (bits.OnesCount64(o.MaxChunk) != 1 || o.MaxChunk < gran) {
-		return o, fmt.Errorf("%w: a largest chunk of %d bytes, which is no power of two from the granularity %d on", ErrInvalid, o.MaxChunk, gran)
-	}
 	if o.Chunk%gran != 0 {
 		return o, fmt.Errorf("%w: chunks of %d bytes, which is no multiple of the granularity %d", ErrInvalid, o.Chunk, gran)
 	}
 	if _, ok := roundUp(o.Max, max(gran, o.Chunk)); !ok {
 		return o, fmt.Errorf("%w: a maximum of %d bytes", ErrInvalid, o.Max)
-	}
-	if o.Align == 0 {
-		o.Align = gran
 	}
 	return o, nil
 }

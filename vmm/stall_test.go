@@ -135,7 +135,7 @@ var heldUps = map[string]heldUp{
 		},
 	},
 	"Grow ahead with Zero": {
-		opts: vmm.RangeOptions{Zero: true, GrowAhead: 64 * page, MaxChunk: page},
+		opts: vmm.RangeOptions{Zero: true, GrowAhead: 64 * page, Chunk: page},
 		hold: func(w *world, g *vmm.Range, s *vmm.Stream) (func(), func() error) {
 			require.NoError(w.t, g.SetLen(page/2))
 			require.NoError(w.t, g.Grow(64*page))

@@ -28,19 +28,23 @@ type Supplier interface {
 	// break a rule above, one that is closed, nil or listed twice included, are ErrInvalid.
 	// After ErrOutOfMemory, OnPressure is asked to release memory, and then Chunks once more.
 	//
-	// One call at a time is made for a range, by the goroutine that needs the memory, or by
-	// one of the range's own for RangeOptions.GrowAhead. The package holds no lock meanwhile,
-	// so a call may take long: only what needs more memory waits for it. It must not grow or
-	// close the range, which would wait for itself. ctx is done when the range closes. Close
-	// waits until the call has returned.
+	// One call at a time is made for a range, by the goroutine that needs the memory. The
+	// package holds no lock meanwhile, so a call may take long: only what needs more memory
+	// waits for it. It must not grow or close the range, which would wait for itself. ctx is
+	// done when the range closes. Close waits until the call has returned.
 	Chunks(ctx context.Context, off, need uint64) ([]*Chunk, error)
 }
 
-// checkSupplier refuses options for chunks of the range's own beside a Supplier.
+// checkSupplier refuses options for chunks of the range's own, and GrowAhead, beside a Supplier.
 func (o RangeOptions) checkSupplier() error {
-	own := o.Chunk != 0 || o.MaxChunk != 0 || o.Zero || o.Share != 0 || o.RDMA || o.Compress
-	if own && o.Supplier != nil {
+	own := o.Chunk != 0 || o.Zero || o.Share != 0 || o.RDMA || o.Compress
+	switch {
+	case o.Supplier == nil:
+		return nil
+	case own:
 		return fmt.Errorf("%w: options for chunks of the range's own, and a Supplier", ErrInvalid)
+	case o.GrowAhead != 0:
+		return fmt.Errorf("%w: growth ahead of a range with a Supplier", ErrInvalid)
 	}
 	return nil
 }
@@ -116,7 +120,7 @@ func (g *Range) retry(t *ticket, err error, op func() error) error {
 	return t.again(g, s, err, func() (*deviceState, error) { return s, op() })
 }
 
-// supplyFor has the Supplier provide what a caller's growth lacks.
+// supplyFor has the Supplier provide what a growth lacks.
 func (g *Range) supplyFor(lack *lackingMemory) error {
 	s := g.supply
 	select {
@@ -125,48 +129,18 @@ func (g *Range) supplyFor(lack *lackingMemory) error {
 		return errReservationClosed
 	}
 	defer func() { <-s.slot }()
-	return g.supplyTo(lack.need, forCaller)
-}
-
-// startSupplyAhead has a goroutine of the range's own bring Cap to goal: the device's must not
-// wait for a Supplier. If a call of it is under way, the caller of that asks again at its end.
-func (g *Range) startSupplyAhead(have, goal uint64) {
-	s := g.supply
-	select {
-	case s.slot <- struct{}{}:
-	default:
-		return
-	}
-	g.aheadWanted.Store(true) // so that no append queues the range meanwhile
-	go func() {
-		// The slot last: a Close that has it knows that the goroutine is done with the range.
-		defer func() { <-s.slot }()
-		err := g.supplyTo(goal, forGrowAhead)
-		g.aheadWanted.Store(false)
-		if g.r.checkOpen() != nil {
-			return
-		}
-		if !errors.Is(err, errMoved) {
-			g.r.dev.reportFailure(g.endGrowAhead(have, goal, err))
-		}
-		g.requestGrowAhead()
-	}()
-}
-
-// supplyTo brings Cap to at least need. The caller has the slot and holds no lock.
-func (g *Range) supplyTo(need uint64, purpose purpose) error {
 	// Another call may have mapped the memory while this one waited for the slot.
-	lack, err := g.whatLacks(need, purpose)
+	lack, err := g.whatLacks(lack.need)
 	if lack == nil {
 		return err
 	}
 	lock.Waits()
-	chunks, err := g.supply.from.Chunks(g.supply.closed, lack.off, lack.least)
+	chunks, err := s.from.Chunks(s.closed, lack.off, lack.least)
 	if dead := g.r.checkOpen(); dead != nil {
 		err = dead // rather than that ctx was done
 	}
 	if err == nil {
-		err = g.mapSupplied(lack, chunks, purpose)
+		err = g.mapSupplied(lack, chunks)
 	}
 	for _, c := range chunks {
 		_ = c.Close() // mapped, or refused by the driver and counted as quarantined
@@ -176,18 +150,18 @@ func (g *Range) supplyTo(need uint64, purpose purpose) error {
 
 // whatLacks takes back what retires of the range, and returns what a growth lacks beyond that;
 // nil if nothing does, or if the range cannot grow.
-func (g *Range) whatLacks(need uint64, purpose purpose) (lack *lackingMemory, err error) {
+func (g *Range) whatLacks(need uint64) (lack *lackingMemory, err error) {
 	g.capMu.Lock()
 	defer g.capMu.Unlock()
 	if err = g.r.checkOpen(); err == nil && need > g.cap.Load() {
-		err = g.growLocked(need, purpose)
+		err = g.growLocked(need, forCaller)
 	}
 	errors.As(err, &lack)
 	return lack, err
 }
 
 // mapSupplied maps what the Supplier returned, all or nothing.
-func (g *Range) mapSupplied(lack *lackingMemory, chunks []*Chunk, purpose purpose) error {
+func (g *Range) mapSupplied(lack *lackingMemory, chunks []*Chunk) error {
 	held, size, err := g.checkSupplied(lack, chunks)
 	defer func() {
 		releaseAll(held) //nolint:errcheck // the mapping, or the chunk, holds it too
@@ -202,9 +176,9 @@ func (g *Range) mapSupplied(lack *lackingMemory, chunks []*Chunk, purpose purpos
 	if moved() { // a Clip, or a Close, has been here
 		return errMoved
 	}
-	if err = g.r.mapChunks(lack.off, held, purpose); err == nil {
+	if err = g.r.mapChunks(lack.off, held, forCaller); err == nil {
 		g.cap.Store(end)
-		g.noteGrowth(lack.off, end, purpose)
+		g.noteGrowth(lack.off, end, forCaller)
 	} else if moved() { // the driver has refused to unmap what a Clip gave up: that is taken back first
 		return errMoved
 	}

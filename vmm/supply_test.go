@@ -209,19 +209,22 @@ func TestSuppliedChunksAreNotCached(t *testing.T) {
 	w.end()
 }
 
-// TestSupplierOptions: those for chunks of the range's own are refused beside a Supplier, and
-// what the range has filled in makes another one.
+// TestSupplierOptions: those for chunks of the range's own, and growth ahead, are refused beside a
+// Supplier, and what the range has filled in makes another one.
 func TestSupplierOptions(t *testing.T) {
 	w := newWorld(t, 1)
 	l := newLender(t, w.devs[0])
 	for _, o := range []vmm.RangeOptions{
-		{Chunk: page}, {MaxChunk: page}, {Zero: true}, {Share: vmm.ShareFD}, {RDMA: true}, {Compress: true},
+		{Chunk: page}, {Zero: true}, {Share: vmm.ShareFD}, {RDMA: true}, {Compress: true},
 	} {
 		o.Max, o.Supplier = 8*page, l
 		_, err := w.devs[0].NewRange(o)
 		require.ErrorIs(t, err, vmm.ErrInvalid, "%+v", o)
 	}
-	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 8*page - 1, Align: 4 * page, Supplier: l})
+	_, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 8 * page, GrowAhead: page, Supplier: l})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.ErrorContains(t, err, "growth ahead of a range with a Supplier")
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 8*page - 1, Supplier: l})
 	again := newRange(t, w.devs[0], g.Options())
 	l.size = 8 * page
 	require.NoError(t, again.Append(pattern(8*page-1, 1)), "the maximum is exact, the chunks are whole")
@@ -451,56 +454,12 @@ func TestCloseWhileASupplierIsAsked(t *testing.T) {
 	}
 }
 
-// TestSupplyAhead: a goroutine of the range asks its Supplier ahead of need. The device's goes
-// on growing others meanwhile.
-func TestSupplyAhead(t *testing.T) {
-	bubble(t, 1, func(t *testing.T, w *paced) {
-		d := w.devs[0]
-		l := newLender(t, d)
-		reached, let := l.stopped()
-		g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, GrowAhead: 4 * page, Supplier: l})
-		<-reached
-		own := ahead(t, d)
-		require.NoError(t, own.Close())
-		require.Zero(t, g.Cap())
-		let()
-		looked()
-		require.EqualValues(t, 4*page, g.Cap())
-		l.set(nil, nil)
-		for n := range 20 {
-			require.NoError(t, g.Append(pattern(page, byte(n))))
-			looked()
-			require.GreaterOrEqual(t, g.Cap()-g.Len(), uint64(2*page), "half of it at least")
-		}
-		require.Zero(t, g.Stats().Growths, "no call waited for one")
-
-		// A failure is counted, and the append that needs the memory asks for itself.
-		l.set(func(context.Context) error { return errInjected }, nil)
-		require.NoError(t, g.Append(pattern(int(g.Cap()-g.Len()), 1)))
-		looked()
-		require.EqualValues(t, 1, g.Stats().GrowAheadFailures)
-		require.ErrorIs(t, g.Append([]byte{1}), errInjected)
-		l.set(nil, nil)
-		require.NoError(t, g.Append([]byte{1}))
-
-		// Close ends the call.
-		pass(200 * 1e6)
-		reached, _ = l.stopped()
-		require.NoError(t, g.Append(pattern(int(g.Cap()-g.Len()), 1)))
-		looked()
-		<-reached
-		require.NoError(t, g.Close())
-		require.EqualValues(t, 1, g.Stats().GrowAheadFailures)
-	})
-}
-
-// TestSupplyBesideOthers: appends, growth, clips and growth ahead at once; every byte is where
-// it belongs.
+// TestSupplyBesideOthers: appends, growth and clips at once; every byte is where it belongs.
 func TestSupplyBesideOthers(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
 	l := newLender(t, d)
-	g := newRange(t, d, vmm.RangeOptions{Max: 256 * page, GrowAhead: 2 * page, Supplier: l})
+	g := newRange(t, d, vmm.RangeOptions{Max: 256 * page, Supplier: l})
 	const each, writers = 30, 4
 	var all sync.WaitGroup
 	for n := range writers {

@@ -75,11 +75,6 @@ type ClientOptions struct {
 	// MaxBytes limits the size of each Writer and each View; 0 is the size of the device's
 	// memory.
 	MaxBytes uint64
-	// Align is the alignment of the first address of each Writer and each View, a power of
-	// two. 0 is the granularity.
-	Align uint64
-	// Spin is shareable.AttachOptions.Spin of each View.
-	Spin time.Duration
 
 	unasked bool // negative control, for tests: Flush does not ask the server
 }
@@ -106,7 +101,7 @@ func (o ClientOptions) resolve(dev *vmm.Device) (ClientOptions, error) {
 
 // attach is the options of a connection.
 func (o ClientOptions) attach() shareable.AttachOptions {
-	return shareable.AttachOptions{Token: o.Token, UIDs: o.UIDs, Timeout: o.Timeout, MaxBytes: o.MaxBytes, Align: o.Align, Spin: o.Spin}
+	return shareable.AttachOptions{Token: o.Token, UIDs: o.UIDs, Timeout: o.Timeout, MaxBytes: o.MaxBytes}
 }
 
 // Connect makes a Client of the store at path, which is as for Listen. dev is the device that

@@ -253,7 +253,6 @@ func TestRefusals(t *testing.T) {
 		"connect to nothing":     {func() error { _, err := Connect(ctx, s.Path()+"x", dev, ClientOptions{}); return err }, shareable.ErrOwnerGone},
 		"connect without device": {func() error { _, err := Connect(ctx, s.Path(), nil, ClientOptions{}); return err }, vmm.ErrInvalid},
 		"connect, bad timeout":   {func() error { _, err := Connect(ctx, s.Path(), dev, ClientOptions{Timeout: -1}); return err }, vmm.ErrInvalid},
-		"connect, bad spin":      {func() error { _, err := Connect(ctx, s.Path(), dev, ClientOptions{Spin: -1}); return err }, vmm.ErrInvalid},
 		"connect, long token": {func() error {
 			_, err := Connect(ctx, s.Path(), dev, ClientOptions{Token: make([]byte, 33)})
 			return err
@@ -311,25 +310,6 @@ func TestGrowing(t *testing.T) {
 	require.NoError(t, b.Wait(within(t), uint64(len(want))))
 	require.Equal(t, want, contents(t, b))
 	require.Equal(t, want, contents(t, got(t, c, "g", GetOptions{})))
-}
-
-// TestGrowAhead: memory is mapped before it is needed.
-func TestGrowAhead(t *testing.T) {
-	t.Parallel()
-	s := listening(t, Options{})
-	c := clientOf(t, s)
-	w := writer(t, c, "g", CreateOptions{Size: 64 << 20, Growable: true, Durable: true, GrowAhead: 4 << 20})
-	ahead := func(w *Writer) func() bool { return func() bool { return w.Cap() >= w.Len()+4<<20 } }
-	for range 5 {
-		require.NoError(t, w.Append(bytesOf(3<<20)))
-		require.Eventually(t, ahead(w), inTime, step)
-	}
-	require.NoError(t, w.Close())
-	w, err := c.Append(t.Context(), "g", AppendOptions{GrowAhead: 4 << 20})
-	require.NoError(t, err)
-	require.NoError(t, w.Append(bytesOf(3<<20)))
-	require.Eventually(t, ahead(w), inTime, step)
-	require.NoError(t, w.Close())
 }
 
 // TestVector: a Vector on a Writer's range publishes, and a Reader on a View follows it.

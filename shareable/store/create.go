@@ -22,8 +22,6 @@ type AppendOptions struct {
 	// Wait waits until no other Writer has the object, as long as the context allows. Without
 	// it Append returns vmm.ErrBusy then.
 	Wait bool
-	// GrowAhead is as in CreateOptions.
-	GrowAhead uint64
 }
 
 // Create makes an object, and the Writer that may write to it. An empty name makes an object
@@ -68,7 +66,7 @@ func (c *Client) create(ctx context.Context, name string, o CreateOptions) (*Wri
 	if q.Flags&wire.StoreHost == 0 {
 		q.Device = uint32(c.dev.Info().Ordinal)
 	}
-	w := c.newWriter(name, o.GrowAhead)
+	w := c.newWriter(name)
 	w.durable, w.created = o.Durable, true
 	return w, w.open(ctx, target{}, func(gran uint64) (wire.Type, []byte) {
 		if q.Size == 0 {
@@ -154,7 +152,7 @@ func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Wri
 		return nil, err
 	}
 	for {
-		w := c.newWriter(name, o.GrowAhead)
+		w := c.newWriter(name)
 		w.durable, w.waits = true, o.Wait
 		err := w.open(ctx, t, func(uint64) (wire.Type, []byte) {
 			return wire.TypeLease, wire.Lease{Wait: o.Wait, Name: t.name}.Append(nil)
@@ -171,11 +169,11 @@ func (c *Client) append(ctx context.Context, name string, o AppendOptions) (*Wri
 // OpenAppend makes a Writer of the object of that name, as Append does, or creates one that is
 // Durable if there is none. Other clients may create and delete the object meanwhile: OpenAppend
 // tries both in turn until one of them works or ctx ends. An object that is there keeps what it was
-// created with, so all of the options but Wait and GrowAhead are for a new one. If they have a
-// Layout, that of the object must equal it; else OpenAppend returns vmm.ErrInvalid with what
-// differs. It returns vmm.ErrBusy while another Writer has the object, unless it is to wait, and
-// vmm.ErrInvalid for an ID or an empty name. The other errors are those of Append and Create. Safe
-// for concurrent use. The caller must Close the Writer.
+// created with, so all of the options but Wait are for a new one. If they have a Layout, that of
+// the object must equal it; else OpenAppend returns vmm.ErrInvalid with what differs. It returns
+// vmm.ErrBusy while another Writer has the object, unless it is to wait, and vmm.ErrInvalid for an ID
+// or an empty name. The other errors are those of Append and Create. Safe for concurrent use. The
+// caller must Close the Writer.
 func (c *Client) OpenAppend(ctx context.Context, name string, o CreateOptions) (_ *Writer, err error) {
 	defer errtext.Wrapf(&err, "append to or create %q", name)
 	if err := c.check(ctx); err != nil {
@@ -190,7 +188,7 @@ func (c *Client) OpenAppend(ctx context.Context, name string, o CreateOptions) (
 	}
 	o.Durable = true
 	for {
-		w, err := c.append(ctx, name, AppendOptions{Wait: o.Wait, GrowAhead: o.GrowAhead})
+		w, err := c.append(ctx, name, AppendOptions{Wait: o.Wait})
 		if err == nil {
 			return checkOpened(w, o.Layout)
 		}
@@ -332,9 +330,7 @@ func (w *Writer) takeObject(f wire.Frame) error {
 // mapMemory makes the range, with all memory and the length that the object has, and starts
 // the goroutines.
 func (w *Writer) mapMemory(ctx context.Context) error {
-	r, err := w.c.dev.NewRange(vmm.RangeOptions{
-		Max: w.obj.Max, Align: w.c.opts.Align, GrowAhead: w.ahead, Supplier: w.memory,
-	})
+	r, err := w.c.dev.NewRange(vmm.RangeOptions{Max: w.obj.Max, Supplier: w.memory})
 	if err != nil {
 		return err
 	}

@@ -116,9 +116,6 @@ type CreateOptions struct {
 	// Wait has Client.OpenAppend wait until no other Writer has the object, as long as the
 	// context allows; see AppendOptions. Create has nothing to wait for.
 	Wait bool
-	// GrowAhead has the Writer keep so many bytes of memory mapped beyond its Len, as in
-	// vmm.RangeOptions. 0 is none.
-	GrowAhead uint64
 	// Host has the memory on the host, on the NUMA node of that number, instead of on the
 	// client's device; nil: on the device. A store on a host device has no other memory:
 	// vmm.ErrNotSupported.

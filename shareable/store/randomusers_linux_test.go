@@ -184,9 +184,6 @@ func (u *user) create(ctx context.Context) error {
 		Size: 1 + u.random.Uint64N(256<<10), Growable: u.random.IntN(2) == 0, Durable: u.random.IntN(2) == 0,
 		Meta: binary.LittleEndian.AppendUint64(nil, u.random.Uint64()), Labels: map[string]string{"k": name},
 	}
-	if u.random.IntN(3) == 0 {
-		o.GrowAhead = 16 << 10
-	}
 	w, err := u.c.Create(ctx, name, o)
 	if err == nil {
 		u.writers = append(u.writers, w)

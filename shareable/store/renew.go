@@ -35,7 +35,7 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 		return nil, err
 	}
 	defer func() { _ = b.Close() }() // twice is fine
-	o := CreateOptions{Size: info.Max, Growable: info.Growable, GrowAhead: w.ahead, Layout: b.Layout(), Meta: b.Meta(), Labels: info.Labels}
+	o := CreateOptions{Size: info.Max, Growable: info.Growable, Layout: b.Layout(), Meta: b.Meta(), Labels: info.Labels}
 	if info.Host {
 		o.Host = &info.Node
 	}

@@ -39,7 +39,6 @@ type Writer struct {
 	c       *Client
 	conn    serve.Client
 	name    string
-	ahead   uint64 // bytes
 	durable bool
 	created bool   // by this Writer
 	waits   bool   // for the lease, as long as its context allows
@@ -83,9 +82,9 @@ type Writer struct {
 }
 
 // newWriter makes a Writer that is not open.
-func (c *Client) newWriter(name string, ahead uint64) *Writer {
+func (c *Client) newWriter(name string) *Writer {
 	w := &Writer{
-		c: c, name: name, ahead: ahead, opened: make(chan struct{}), changes: make(chan struct{}, 1), wrote: make(chan struct{}, 1),
+		c: c, name: name, opened: make(chan struct{}), changes: make(chan struct{}, 1), wrote: make(chan struct{}, 1),
 		exclusive: make(chan struct{}, 1),
 	}
 	w.memory = &writerMemory{w: w}
