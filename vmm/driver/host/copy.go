@@ -17,7 +17,7 @@ const piece = 1 << 20
 func (v *device) CopyIn(dst driver.Ptr, src []byte) error {
 	const verb = "CopyIn"
 	n := uint64(len(src))
-	o := spareOps.Get().(*op)
+	o := newCopy()
 	o.use(dst, n, driver.AccessReadWrite)
 	return v.runNow(verb, n, o, func() {
 		o.dst, o.src = bytesAt(uint64(dst), n), src
@@ -40,7 +40,7 @@ func (o *op) writeFresh(fresh []extent) {
 // CopyOut is CopyIn the other way.
 func (v *device) CopyOut(dst []byte, src driver.Ptr) error {
 	n := uint64(len(dst))
-	o := spareOps.Get().(*op)
+	o := newCopy()
 	o.use(src, n, driver.AccessRead)
 	return v.runNow("CopyOut", n, o, func() { o.dst, o.src = dst, bytesAt(uint64(src), n) })
 }

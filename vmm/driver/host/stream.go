@@ -66,6 +66,8 @@ type op struct {
 // spareOps are those of copies that ended in their callers unseen, so that the next allocates none.
 var spareOps = sync.Pool{New: func() any { return new(op) }}
 
+func newCopy() *op { return spareOps.Get().(*op) } //nolint:forcetypeassert // it has no others
+
 // do runs the op, and returns false if it was cut short.
 func (o *op) do(c *context) bool {
 	if o.run == nil {
