@@ -87,6 +87,7 @@ package vmm
 //	errors.go            errors, OpError, PairError; package driver's names under this package's
 //	device.go            Open; Device: Info, Lookup, Supports, MemInfo, Sync, Do, KeepOpen, Close
 //	devicename.go        what the names that Open takes stand for
+//	name.go              names that a program gives to ranges: how long, and how texts quote them
 //	addresslimit.go      SetAddressLimit: how many addresses the process may reserve
 //	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
 //	memory.go            physical memory: created, cached (SetReleaseThreshold, Trim; the oldest goes first), SetLimit
