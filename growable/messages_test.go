@@ -2,6 +2,7 @@ package growable_test
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -68,4 +69,24 @@ func TestMessages(t *testing.T) {
 	} {
 		require.ErrorContains(t, c.err, c.text)
 	}
+}
+
+// TestNameOfAVector: a Vector and Rows pass the name of their range on, so errors have it.
+func TestNameOfAVector(t *testing.T) {
+	d := vmmtest.Device(t)
+	d.SetLimit(1 << 20)
+	v, err := growable.New[float32](d, growable.Options{MaxLen: 1 << 20, Range: vmm.RangeOptions{Name: "seq-17"}})
+	require.NoError(t, err)
+	r, err := growable.NewRows[float32](d, 8, growable.RowsOptions{MaxRows: 1 << 20, Range: vmm.RangeOptions{Name: "rows"}})
+	require.NoError(t, err)
+	for name, err := range map[string]error{"seq-17": v.Append(make([]float32, 1<<20)...), "rows": r.Append(make([]float32, 1<<20)...)} {
+		require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+		var e *vmm.OpError
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, name, e.Name)
+	}
+	require.NoError(t, r.Close())
+	require.NoError(t, v.Close())
+	_, err = growable.New[float32](d, growable.Options{Range: vmm.RangeOptions{Name: strings.Repeat("n", 65)}})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
 }

@@ -54,8 +54,8 @@ func NewWriter[T any](to Appender[T], n int) *Writer[T] {
 
 // Append takes all of x or, with an error, none of it; for Rows, x must be whole rows.
 // If x does not fit into the buffer, the buffer is flushed first. A call costs a few
-// nanoseconds and no allocation. What is larger than the buffer is cloned: after Flush, Append of
-// the Vector or the Rows takes it without that.
+// nanoseconds and no allocation. A slice larger than the buffer is copied
+// once more; Flush, and then Append to the Vector or the Rows, do not.
 func (w *Writer[T]) Append(x ...T) error {
 	if w == nil {
 		return fmt.Errorf("append %d elements: %w", len(x), errNothing)

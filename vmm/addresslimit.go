@@ -15,27 +15,49 @@ const defaultAddressLimit = 1 << 46
 // cannot grow and the process dies. A limit below what is reserved already only
 // stops new reservations.
 //
-// Most addresses are cut out of arenas of 1 TiB, of which those that are handed out count. No
-// arena is made, and an empty one is given back, where the limit has no room for all of it.
+// Most addresses are cut out of arenas of 1 TiB, which the process has whole. An arena is made only
+// where the limit has room for all of it, and an empty one is given back for what needs the room.
 func SetAddressLimit(bytes uint64) (old uint64) {
 	process.mu.Lock()
 	old, process.limit = process.limit, bytes
-	var drivers []*driverState
-	if process.arenas > bytes-min(bytes, process.reserved) {
-		drivers = slices.Collect(maps.Values(process.drivers))
-	}
 	process.mu.Unlock()
-	for _, s := range drivers {
-		_ = s.arenas.FreeEmpty() // the last Close tells
+	if !process.has(0) {
+		freeEmptyArenas()
 	}
 	return old
 }
 
+// has reports whether the limit has room for size bytes more.
+func (p *processState) has(size uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hasLocked(size)
+}
+
+func (p *processState) hasLocked(size uint64) bool {
+	have := p.reserved + p.spare
+	return have <= p.limit && size <= p.limit-have
+}
+
+// freeEmptyArenas gives back what no reservation is in. What a driver refuses is its last Close's to tell.
+func freeEmptyArenas() {
+	process.mu.Lock()
+	all := slices.Collect(maps.Values(process.drivers))
+	process.mu.Unlock()
+	for _, s := range all {
+		_ = s.arenas.FreeEmpty()
+	}
+}
+
 // takeAddresses counts size against the process's limit.
 func takeAddresses(size uint64) error {
+	if !process.has(size) {
+		freeEmptyArenas()
+	}
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	if left := process.limit - min(process.limit, process.reserved); size > left {
+	if !process.hasLocked(size) {
+		left := process.limit - min(process.limit, process.reserved+process.spare)
 		return fmt.Errorf("%w: %s are left of this process's limit of %s; ask for a smaller Max or see SetAddressLimit",
 			ErrAddressSpace, sizeText(left), sizeText(process.limit))
 	}
@@ -50,35 +72,60 @@ func giveAddresses(size uint64) {
 	process.reserved -= size
 }
 
-// countArena counts an arena, whose addresses are handed out one after the other; false if the
-// process's limit has no room for it beside what is handed out.
-func countArena(size uint64) bool {
+// arenaBudget is what arenas and the reservations in them take of the process's limit.
+type arenaBudget struct{}
+
+func (arenaBudget) Make(size uint64) bool {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	if process.arenas+size > process.limit-min(process.limit, process.reserved) {
+	if !process.hasLocked(size) {
 		return false
 	}
-	process.arenas += size
+	process.spare += size
 	return true
 }
 
-func uncountArena(size uint64) {
+func (arenaBudget) Unmake(size uint64) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	process.arenas -= size
+	process.spare -= size
+}
+
+func (arenaBudget) Take(size uint64) bool {
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	if process.reserved > process.limit || size > process.limit-process.reserved {
+		return false
+	}
+	process.reserved += size
+	process.spare -= size
+	return true
+}
+
+func (arenaBudget) Give(size uint64) {
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	process.reserved -= size
+	process.spare += size
 }
 
 // reserve takes size bytes of addresses for chunks of gran: out of an arena, or, where there is none, of
 // the driver.
 func (s *driverState) reserve(size, gran, align uint64) (Ptr, error) {
 	if align <= gran {
-		if p, ok, err := s.arenas.Take(size, gran); ok || err != nil {
-			return p, err
+		if p, ok := s.arenas.Take(size, gran); ok {
+			return p, nil
 		}
+	}
+	if err := takeAddresses(size); err != nil {
+		return 0, err
 	}
 	p, err := s.drv.Reserve(size, max(align, gran))
 	if errors.Is(err, ErrAddressSpace) && s.arenas.FreeEmpty() == nil {
 		p, err = s.drv.Reserve(size, max(align, gran))
+	}
+	if err != nil {
+		giveAddresses(size)
 	}
 	return p, err
 }
@@ -88,5 +135,9 @@ func (s *driverState) unreserve(p Ptr, size uint64) error {
 	if s.arenas.Give(p, size) {
 		return nil
 	}
-	return s.drv.Free(p, size)
+	err := s.drv.Free(p, size)
+	if err == nil {
+		giveAddresses(size)
+	}
+	return err
 }

@@ -74,9 +74,6 @@ func TestNoArenaOfTheDriver(t *testing.T) {
 	require.Equal(t, 1, w.made("Reserve"))
 	require.NoError(t, g.Close())
 	require.Equal(t, 1, w.made("Free"), "it is no arena")
-	w.refuse("Reserve", 1, errInjected)
-	_, err := d.NewRange(vmm.RangeOptions{Max: page})
-	require.ErrorIs(t, err, errInjected)
 
 	require.NoError(t, newRange(t, d, vmm.RangeOptions{Max: page}).Close())
 	w.refuse("Reserve", 1, vmm.ErrAddressSpace)

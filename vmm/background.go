@@ -38,6 +38,11 @@ func (d *Device) queueGrowth(g *Range) {
 		return // a Close has overtaken the Grow, and would not wait for the goroutine
 	}
 	d.worker.queue = append(d.worker.queue, g)
+	d.wakeWorkerLocked()
+}
+
+// wakeWorkerLocked has the goroutine look at its queue at once. It needs d.mu.
+func (d *Device) wakeWorkerLocked() {
 	if d.worker.running {
 		d.worker.kick()
 	}
@@ -128,7 +133,7 @@ func (d *Device) reportFailure(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.worker.failures = append(d.worker.failures, err)
-	d.startWorkerLocked()
+	d.wakeWorkerLocked()
 }
 
 // logFailures logs what was reported.

@@ -36,8 +36,10 @@ func (a *byAddress) add(r *Reservation) {
 	b = slices.Insert(b, i, r)
 	(*a)[k] = b
 	if len(b) > blockSize {
-		(*a)[k] = slices.Clip(b[:blockSize/2])
-		*a = slices.Insert(*a, k+1, slices.Clone(b[blockSize/2:]))
+		upper := slices.Clone(b[blockSize/2:])
+		clear(b[blockSize/2:])
+		(*a)[k] = b[:blockSize/2]
+		*a = slices.Insert(*a, k+1, upper)
 	}
 }
 

@@ -23,7 +23,7 @@ type Chunk struct {
 // Create takes size bytes of physical memory, a multiple of the granularity.
 // Prop.Location's zero value is this device. The caller must Close the Chunk.
 func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
-	m, err := d.createForCaller(size, p, &memsample.Source{Kind: memsample.Chunk})
+	m, err := d.createForCaller("create chunk", size, p, &memsample.Source{Kind: memsample.Chunk})
 	if err == nil {
 		c, err = d.chunk(m, nil)
 	}
@@ -34,7 +34,7 @@ func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 // some: see SetReleaseThreshold. Such memory keeps what was written there before. The caller
 // must Close the Chunk, which may put the memory back into the cache.
 func (d *Device) CreateOrReuse(size uint64, p Prop) (c *Chunk, err error) {
-	m, err := d.reuseOrCreate(size, p, forCaller, memsample.Chunk)
+	m, err := d.reuseOrCreate("create or reuse chunk", size, p, forCaller, &memsample.Source{Kind: memsample.Chunk})
 	if err == nil {
 		c, err = d.chunk(m, nil)
 	}
@@ -42,37 +42,37 @@ func (d *Device) CreateOrReuse(size uint64, p Prop) (c *Chunk, err error) {
 }
 
 // createPart is door.VMM.CreatePart, or TryCreatePart if it is not for a caller that waits.
-func (d *Device) createPart(size uint64, p Prop, kind memsample.Kind, purpose purpose) (*Chunk, error) {
-	m, err := d.reuseOrCreate(size, p, purpose, kind)
+func (d *Device) createPart(size uint64, p Prop, from *memsample.Source, purpose purpose) (*Chunk, error) {
+	m, err := d.reuseOrCreate("create chunk", size, p, purpose, from)
 	switch {
 	case err == nil:
 		return &Chunk{mem: m, dev: d}, nil
 	case purpose == forCaller:
-		return nil, d.wrap("create chunk", 0, size, err)
+		return nil, d.wrapNamed("create chunk", from.Name, 0, size, err)
 	}
-	return nil, d.opError("try to create chunk", 0, size, err)
+	return nil, d.opError("try to create chunk", from.Name, 0, size, err)
 }
 
-// reuseOrCreate takes cached memory, or creates some.
-func (d *Device) reuseOrCreate(size uint64, p Prop, purpose purpose, kind memsample.Kind) (m *memory, err error) {
+// reuseOrCreate takes cached memory, or creates some, for op.
+func (d *Device) reuseOrCreate(op string, size uint64, p Prop, purpose purpose, from *memsample.Source) (m *memory, err error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
-	from := &memsample.Source{Kind: kind}
 	if m := d.takeCached(d.resolve(p), size, size, from); m != nil {
 		d.counters.count(1, &d.counters.Hits)
 		return m, nil
 	}
 	if purpose == forCaller {
-		return d.createForCaller(size, p, from)
+		return d.createForCaller(op, size, p, from)
 	}
 	m, _, err = d.create(size, d.resolve(p), purpose, from)
 	return m, err
 }
 
-// createForCaller creates memory, for which other memory may have to be released.
-func (d *Device) createForCaller(size uint64, p Prop, from *memsample.Source) (m *memory, err error) {
-	err = withMemory(func() (short *deviceState, err error) {
+// createForCaller creates memory for op, for which other memory may have to be released.
+func (d *Device) createForCaller(op string, size uint64, p Prop, from *memsample.Source) (m *memory, err error) {
+	need := func(err error) error { return d.opError(op, from.Name, 0, size, err) }
+	err = withMemory(need, func() (short *deviceState, err error) {
 		if err = d.checkOpen(); err != nil {
 			return nil, err
 		}
@@ -126,9 +126,9 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	}
 	m := d.adopt(h, size, p, &memsample.Source{Kind: memsample.Import, Made: made})
 	if made == nil {
-		d.history.Add(history.Import, 0, size, 0)
+		d.history.Add(history.Import, 0, size, 0, "")
 	} else {
-		d.history.AddMadeAt(history.Import, 0, size, func() []uintptr { return made })
+		d.history.AddMadeAt(history.Import, 0, size, "", func() []uintptr { return made })
 	}
 	actual, err := d.drv.Properties(h)
 	if err != nil {
@@ -180,7 +180,7 @@ func (c *Chunk) Export() (fd int, err error) {
 	if err != nil {
 		return -1, c.dev.wrap("export chunk", 0, m.size, err)
 	}
-	c.dev.history.Add(history.Export, 0, m.size, 0)
+	c.dev.history.Add(history.Export, 0, m.size, 0, "")
 	return fd, nil
 }
 
@@ -303,11 +303,11 @@ func (r *Reservation) ExportDMABuf(off, size uint64, flags ...DMABufFlags) (fd i
 	if err := r.exportable(off, size); err != nil {
 		return -1, err
 	}
-	return r.dev.exportRange(r.ptr+Ptr(off), size, flags)
+	return r.dev.exportRange(r.ptr+Ptr(off), size, r.name, flags)
 }
 
-// exportRange returns a dma-buf of what is mapped at p, or -1 and an error.
-func (d *Device) exportRange(p Ptr, size uint64, flags []DMABufFlags) (int, error) {
+// exportRange returns a dma-buf of what is mapped at p in a reservation of a name, or -1 and an error.
+func (d *Device) exportRange(p Ptr, size uint64, name string, flags []DMABufFlags) (int, error) {
 	x, ok := d.drv.(driver.RangeExporter)
 	if !ok {
 		return -1, fmt.Errorf("%w: dma-buf", ErrNotSupported)
@@ -320,7 +320,7 @@ func (d *Device) exportRange(p Ptr, size uint64, flags []DMABufFlags) (int, erro
 	if err != nil {
 		return -1, err
 	}
-	d.history.Add(history.Export, uint64(p), size, 0)
+	d.history.Add(history.Export, uint64(p), size, 0, name)
 	return fd, nil
 }
 
@@ -340,7 +340,7 @@ func (s Segment) ExportDMABuf(flags ...DMABufFlags) (fd int, err error) {
 	if s.mem.cacheable.Load() {
 		return -1, s.dev.wrap(op, s.Addr, s.Size, errCacheable)
 	}
-	fd, err = s.dev.exportRange(s.Addr, s.Size, flags)
+	fd, err = s.dev.exportRange(s.Addr, s.Size, "", flags)
 	return fd, s.dev.wrap(op, s.Addr, s.Size, err)
 }
 
@@ -408,7 +408,7 @@ func (c *Chunk) ExportFabric() ([64]byte, error) {
 	}
 	name, err := x.ExportFabric(m.handle)
 	if err == nil {
-		c.dev.history.Add(history.Export, 0, m.size, 0)
+		c.dev.history.Add(history.Export, 0, m.size, 0, "")
 	}
 	return name, c.dev.wrap(op, 0, m.size, err)
 }

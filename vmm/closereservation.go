@@ -136,13 +136,12 @@ func (r *Reservation) finishClose() error {
 	// Out of the look-up first: the driver may hand the addresses out again at once.
 	all := r.dev.state.parent
 	all.remove(r)
-	r.dev.history.Add(history.Close, uint64(r.ptr), r.size, 0)
+	r.note(history.Close, 0, r.size)
 	if err := all.unreserve(r.ptr, r.size); err != nil {
 		all.add(r)
-		r.dev.history.Add(history.Reserve, uint64(r.ptr), r.size, 0)
+		r.note(history.Reserve, 0, r.size)
 		return err
 	}
-	giveAddresses(r.size)
 	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
 	r.mu.Lock()
 	r.phase.Store(phaseClosed)

@@ -147,8 +147,8 @@ func TestCreateOrReuseCreates(t *testing.T) {
 func TestPartsAreNotListed(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	for _, create := range []func(*vmm.Device, uint64, vmm.Prop, memsample.Kind) (*vmm.Chunk, error){inside.VMM.CreatePart, inside.VMM.TryCreatePart} {
-		c, err := create(d, page, vmm.Prop{}, memsample.Pool)
+	for _, create := range []func(*vmm.Device, uint64, vmm.Prop, *memsample.Source) (*vmm.Chunk, error){inside.VMM.CreatePart, inside.VMM.TryCreatePart} {
+		c, err := create(d, page, vmm.Prop{}, &memsample.Source{Kind: memsample.Pool})
 		require.NoError(t, err)
 		require.Empty(t, d.Report().Open)
 		require.EqualValues(t, page, d.Stats().Committed)
@@ -157,10 +157,10 @@ func TestPartsAreNotListed(t *testing.T) {
 		require.Zero(t, d.Stats().Committed)
 	}
 	hog := spent(t, w)
-	_, err := inside.VMM.TryCreatePart(d, page, vmm.Prop{}, memsample.Pool)
+	_, err := inside.VMM.TryCreatePart(d, page, vmm.Prop{}, &memsample.Source{Kind: memsample.Pool})
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.NoError(t, hog.Close())
 	w.end()
-	_, err = inside.VMM.CreatePart(d, page, vmm.Prop{}, memsample.Pool)
+	_, err = inside.VMM.CreatePart(d, page, vmm.Prop{}, &memsample.Source{Kind: memsample.Pool})
 	require.ErrorIs(t, err, vmm.ErrClosed)
 }

@@ -412,6 +412,11 @@ func firstFew(all []string) []string {
 // wrap wraps err for op, once: an error that already names its operation stays
 // as it is.
 func (d *Device) wrap(op string, p Ptr, size uint64, err error) error {
+	return d.wrapNamed(op, "", p, size, err)
+}
+
+// wrapNamed is wrap for what has a name.
+func (d *Device) wrapNamed(op, name string, p Ptr, size uint64, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -419,15 +424,15 @@ func (d *Device) wrap(op string, p Ptr, size uint64, err error) error {
 	if errors.As(err, &done) {
 		return err
 	}
-	return d.opError(op, p, size, nonnil.Of(d).history.Refused(uint64(p), size, err))
+	return d.opError(op, name, p, size, nonnil.Of(d).history.Refused(uint64(p), size, name, err))
 }
 
 // opError is wrap of an error that is no refusal of what a program has asked for.
-func (d *Device) opError(op string, p Ptr, size uint64, err error) error {
+func (d *Device) opError(op, name string, p Ptr, size uint64, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &OpError{Op: op, Device: d.String(), Addr: p, Size: size, Err: err}
+	return &OpError{Op: op, Device: d.String(), Name: name, Addr: p, Size: size, Err: err}
 }
 
 // pairFail names the pair of an error, once.

@@ -35,7 +35,7 @@ type processState struct {
 
 	limit    uint64 // bytes of addresses
 	reserved uint64 // of them, by reservations and host memory
-	arenas   uint64 // bytes of arenas, handed out or not
+	spare    uint64 // of arenas, in no reservation
 }
 
 // testHooks are set by tests only, before the first use: each turns one guard off, or
@@ -110,7 +110,7 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 	if parent == nil {
 		parent = &driverState{drv: drv, world: order.NewWorld(), states: map[int]*deviceState{}}
 		parent.refusedCalls.all = map[*Device][]func() error{}
-		parent.arenas = arena.Arenas{Reserve: drv.Reserve, Free: drv.Free, Count: countArena, Uncount: uncountArena}
+		parent.arenas = arena.Arenas{Reserve: drv.Reserve, Free: drv.Free, Budget: arenaBudget{}}
 		parent.legacy.pairs = map[[2]int]*legacyPair{}
 		parent.mu.At(lock.Driver, 0)
 		parent.legacy.mu.At(lock.LegacyPairs, 0)
@@ -382,7 +382,7 @@ func (o *openDevice) freePinned() error {
 
 // refusedCalls are the calls by which something of a driver is released, and which it refused, by
 // the Device whose Trim and Close try them again: nil for what the last use of a driver's device
-// left, which any Close tries.
+// left, which any Close tries. A Device that is never closed keeps its own until the driver's last one closes.
 type refusedCalls struct {
 	mu  sync.Mutex // nothing else is locked while it is held
 	all map[*Device][]func() error

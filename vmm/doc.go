@@ -87,6 +87,7 @@ package vmm
 //	errors.go            errors, OpError, PairError; package driver's names under this package's
 //	device.go            Open; Device: Info, Lookup, Supports, MemInfo, Sync, Do, KeepOpen, Close
 //	devicename.go        what the names that Open takes stand for
+//	name.go              names that a program gives to ranges: how long, and how texts quote them
 //	addresslimit.go      SetAddressLimit; where the addresses of a reservation come from
 //	byaddress.go         which reservation an address lies in
 //	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
@@ -179,7 +180,8 @@ package vmm
 // None is held across a callback, except those of Watch, which run with mappingMu, and with what
 // its holder has, from closeMu to sweepMu, and those of HoldLen, which run with what a change holds:
 // mostly Reservation.mu, and Range.lenMu for a Len. Reservation.mu and what comes after it are not
-// held even across a driver call, except staging.mu, which asks events.
+// held even across a driver call, except staging.mu, which asks events. The lock of the arenas of
+// addresses is held across Reserve and Free; process.mu is below it.
 //
 // Whatever must wait for work or copies marks what it takes (a retirement), gives
 // up all other locks, waits, and looks again. The device's goroutine, for which all ranges of

@@ -16,32 +16,35 @@ import (
 func TestWithMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	d := w.devs[0]
-	require.ErrorIs(t, inside.VMM.WithMemory(d, nil), vmm.ErrInvalid)
+	require.ErrorIs(t, inside.VMM.WithMemory(d, "allocate", "x", page, nil), vmm.ErrInvalid)
 	calls, releases := 0, 2
 	stop := d.OnPressure(func(need error) bool {
 		require.ErrorIs(t, need, vmm.ErrOutOfMemory)
+		var op *vmm.OpError
+		require.ErrorAs(t, need, &op)
+		require.Equal(t, []any{"allocate", "x", uint64(page), d.String()}, []any{op.Op, op.Name, op.Size, op.Device})
 		releases--
 		return releases >= 0
 	})
 	lacking := func() error { calls++; return vmm.ErrOutOfMemory }
-	require.ErrorIs(t, inside.VMM.WithMemory(d, lacking), vmm.ErrOutOfMemory)
+	require.ErrorIs(t, inside.VMM.WithMemory(d, "allocate", "x", page, lacking), vmm.ErrOutOfMemory)
 	require.Equal(t, -1, releases, "asked until there is nothing to release")
 	require.GreaterOrEqual(t, calls, 3)
 	releases, calls = 1, 0
-	require.NoError(t, inside.VMM.WithMemory(d, func() error {
+	require.NoError(t, inside.VMM.WithMemory(d, "allocate", "x", page, func() error {
 		if calls++; releases > 0 {
 			return vmm.ErrOutOfMemory
 		}
 		return nil
 	}))
 	releases, calls = 1, 0
-	require.ErrorIs(t, inside.VMM.WithMemory(d, func() error { calls++; return errInjected }), errInjected)
+	require.ErrorIs(t, inside.VMM.WithMemory(d, "allocate", "x", page, func() error { calls++; return errInjected }), errInjected)
 	require.Equal(t, 1, calls)
 	require.Equal(t, 1, releases)
 	stop()
 	require.NoError(t, d.Close())
 	calls = 0
-	require.ErrorIs(t, inside.VMM.WithMemory(d, lacking), vmm.ErrOutOfMemory)
+	require.ErrorIs(t, inside.VMM.WithMemory(d, "allocate", "x", page, lacking), vmm.ErrOutOfMemory)
 	require.Equal(t, 1, calls, "closed")
 	w.end()
 }

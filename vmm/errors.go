@@ -43,6 +43,7 @@ func lost(err error) bool { return errors.Is(err, ErrDeviceLost) }
 type OpError struct {
 	Op     string // "map", "grow", "append"
 	Device string // "cuda:0"
+	Name   string // RangeOptions.Name or pool.Options.Name; in the text it is quoted
 	Addr   Ptr    // 0 where there is none
 	Size   uint64 // bytes asked for; 0 where there is none
 	Err    error
@@ -55,6 +56,9 @@ func (e *OpError) Error() string {
 	}
 	if e.Addr != 0 {
 		text += " at " + e.Addr.String()
+	}
+	if e.Name != "" {
+		text = withName(text+" of", e.Name)
 	}
 	if e.Device != "" {
 		text += " on " + e.Device

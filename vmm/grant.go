@@ -409,7 +409,7 @@ func (r *Reservation) setGrantsLocked(grants []grant) {
 }
 
 func (k grantKey) describe(kind string) string {
-	return fmt.Sprintf("%s of memory of %v at %v", kind, k.r.dev, k.r.ptr)
+	return withName(fmt.Sprintf("%s of memory of %v at %v", kind, k.r.dev, k.r.ptr), k.r.name)
 }
 
 func (k grantKey) where() (p Ptr, size uint64) { return k.r.ptr, k.r.size }

@@ -30,7 +30,7 @@ func (g *Range) Grow(n uint64) error {
 	if err := g.checkOpen(); err != nil {
 		return g.wrap("grow", 0, n, err)
 	}
-	return g.wrap("grow", 0, n, g.retryWithMemory(func() error {
+	return g.wrap("grow", 0, n, g.retryWithMemory("grow", n, func() error {
 		need, err := g.endWithin(g.len.Load(), n)
 		if err == nil && need > g.cap.Load() {
 			err = g.ensure(need)
@@ -103,12 +103,12 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 
 // noteGrowth notes in the device's history that Cap has risen.
 func (g *Range) noteGrowth(from, to uint64, purpose purpose) {
-	switch at := uint64(g.r.ptr) + from; {
+	switch {
 	case to <= from:
 	case purpose == forGrowAhead:
-		g.r.dev.history.AddMadeAt(history.Grow, at, to-from, g.made)
+		g.r.dev.history.AddMadeAt(history.Grow, uint64(g.r.ptr)+from, to-from, g.r.name, g.made)
 	default:
-		g.r.dev.history.Add(history.Grow, at, to-from, 0)
+		g.r.note(history.Grow, from, to-from)
 	}
 }
 
@@ -165,7 +165,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 		releaseAll(batch) //nolint:errcheck // mapped by now, or cached, or counted as quarantined
 	}()
 	d, p := g.r.dev, g.prop
-	from := &memsample.Source{Kind: memsample.Range}
+	from := &memsample.Source{Kind: memsample.Range, Name: g.opts.Name}
 	if purpose == forGrowAhead {
 		from.Made = g.made()
 	}
@@ -269,11 +269,17 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 // It returns an error if the range has less than it should, for the first time in a row.
 func (g *Range) growAhead() error {
 	g.aheadWanted.Store(false) // before looking, so that no change goes unseen
-	if !g.capMu.TryLock() {    // other ranges are not to wait for whoever has it; a growth asks again
+	if !g.capMu.TryLock() {    // other ranges are not to wait for whoever has it; the next append or growth asks again
 		return nil
 	}
 	defer g.capMu.Unlock()
-	return g.growAheadLocked(g.goalAheadLocked(g.opts.GrowAhead))
+	have, goal := g.goalAheadLocked(g.opts.GrowAhead)
+	if goal == have && have-min(have, g.len.Load()) <= g.opts.GrowAhead/2 {
+		// It may not have more now. So that not every append asks, the next that does comes later.
+		g.aheadWanted.Store(true)
+		time.AfterFunc(minSweepInterval, func() { g.aheadWanted.Store(false) })
+	}
+	return g.growAheadLocked(have, goal)
 }
 
 // growAheadBy is door.VMM.GrowAhead.
@@ -343,7 +349,7 @@ func (g *Range) endGrowAhead(have, goal uint64, err error) error {
 	if before != nil {
 		return nil
 	}
-	return d.opError("grow ahead", g.r.ptr+Ptr(have), goal-have, err)
+	return g.r.opError("grow ahead", have, goal-have, err)
 }
 
 // afterFailure is how long growth ahead pauses after it found less memory than it wanted. A growth

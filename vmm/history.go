@@ -12,7 +12,7 @@ import (
 // HistoryOptions say what Device.SetHistory keeps.
 type HistoryOptions struct {
 	// Events is how many of the last events are kept, at most a million; 0 or less: none. Each takes
-	// 40 bytes, and 256 more with its stack.
+	// 56 bytes, and 256 more with its stack.
 	Events int
 
 	// Blocks keeps alloc, free and resize of the device's pools, too. These come often, so what
@@ -49,6 +49,7 @@ type HistoryEvent struct {
 	Addr   Ptr
 	Size   uint64    // bytes; 0: not known
 	Stream uint64    // the driver's handle; 0: none, or the default stream
+	Name   string    // RangeOptions.Name or pool.Options.Name of what it is about; of a create, and of pressure, of what needs the memory
 	Stack  []uintptr // who made the call, for runtime.CallersFrames; of a grow ahead of need who made the range, of the import of a View who attached; nil with NoStacks
 }
 
@@ -80,7 +81,7 @@ func (d *Device) HistorySeq(after uint64) iter.Seq[HistoryEvent] {
 	events := nonnil.Of(d).history.After(after)
 	return func(yield func(HistoryEvent) bool) {
 		for e := range events {
-			if !yield(HistoryEvent{e.Seq, e.Time, e.Kind.String(), Ptr(e.Addr), e.Size, e.Stream, e.Stack}) {
+			if !yield(HistoryEvent{e.Seq, e.Time, e.Kind.String(), Ptr(e.Addr), e.Size, e.Stream, e.Name, e.Stack}) {
 				return
 			}
 		}

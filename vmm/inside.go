@@ -22,19 +22,23 @@ func (inside) Discard(d *Device, cause error, close func() error) error {
 	return d.discard(cause, close)
 }
 
-func (inside) CreatePart(d *Device, size uint64, p Prop, kind memsample.Kind) (*Chunk, error) {
-	return d.createPart(size, p, kind, forCaller)
+func (inside) CreatePart(d *Device, size uint64, p Prop, from *memsample.Source) (*Chunk, error) {
+	return d.createPart(size, p, from, forCaller)
 }
 
-func (inside) TryCreatePart(d *Device, size uint64, p Prop, kind memsample.Kind) (*Chunk, error) {
-	return d.createPart(size, p, kind, forGrowAhead)
+func (inside) TryCreatePart(d *Device, size uint64, p Prop, from *memsample.Source) (*Chunk, error) {
+	return d.createPart(size, p, from, forGrowAhead)
 }
 
 func (inside) ImportMade(d *Device, fd int, size uint64, p Prop, made []uintptr) (*Chunk, error) {
 	return d.importMade(fd, size, p, made)
 }
 
-func (inside) WithMemory(d *Device, f func() error) error { return d.withMemory(f) }
+func (inside) CopyName(name string) (string, error) { return copyName(name) }
+
+func (inside) WithMemory(d *Device, op, name string, size uint64, f func() error) error {
+	return d.withMemory(op, name, size, f)
+}
 
 func (inside) NoteAllocation(d *Device, at Ptr, n uint64) door.Allocation {
 	return d.noteAllocation(at, n)

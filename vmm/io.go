@@ -33,7 +33,7 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 		return g.wrap("append", 0, uint64(len(p)), g.checkOpen())
 	}
 	var at uint64
-	err := g.retryWithMemory(func() (err error) {
+	err := g.retryWithMemory("append", uint64(len(p)), func() (err error) {
 		at, err = g.appendOn(s, p)
 		return err
 	})

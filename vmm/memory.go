@@ -73,7 +73,7 @@ func (d *Device) createCharged(size uint64, p Prop, purpose purpose, from *memsa
 		m.created = true
 		m.cacheable.Store(p.Share == 0 && !p.RDMA)
 		d.counters.count(1, &d.counters.Creates)
-		d.history.Add(history.Create, 0, size, 0)
+		d.history.Add(history.Create, 0, size, 0, from.Name)
 		return nil
 	})
 	return m, err
@@ -146,7 +146,7 @@ func (m *memory) free() error {
 		return err
 	}
 	d.counters.released(m)
-	d.history.Add(history.Release, 0, m.size, 0)
+	d.history.Add(history.Release, 0, m.size, 0, "")
 	if m.created {
 		d.state.discharge(m.size)
 	}

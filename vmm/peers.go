@@ -275,7 +275,7 @@ func (p *Plan) String() string {
 	refused, all := 0, 0
 	for i := range p.Memory {
 		mp := &p.Memory[i]
-		fmt.Fprintf(&b, "%s %d of %v, %s in %s: %s\n", mp.r.kind, i, mp.r.dev, sizeText(mp.Bytes), plural(mp.Chunks, "chunk"), mp.cost())
+		fmt.Fprintf(&b, "%s %d of %v, %s in %s: %s\n", withName(mp.r.kind, mp.r.name), i, mp.r.dev, sizeText(mp.Bytes), plural(mp.Chunks, "chunk"), mp.cost())
 		for _, d := range mp.Devices {
 			all++
 			if d.Err != nil || mp.Err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/history"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -34,7 +35,8 @@ var pressure struct {
 
 // OnPressure registers f, which is called when memory of the device runs out, before a Create,
 // Alloc, Map, Grow, Append, AppendOn or Wake, or an Alloc of a pool.DriverPool or of package ipc,
-// returns ErrOutOfMemory. f releases what its program
+// returns ErrOutOfMemory. In need, errors.As finds an OpError: which operation needs memory, of what
+// name, and how many bytes it was asked for. f releases what its program
 // can do without, for example a pool's free blocks. It reports whether it released anything; if so,
 // the operation is tried again. The package's own unused memory goes first. f must return false
 // once it has nothing to release, and must not panic.
@@ -89,7 +91,9 @@ func (s *deviceState) beginPressureHook(h *pressureHook) bool {
 
 func callPressureHook(h *pressureHook, err error) (released bool) {
 	defer h.running.Done()
-	h.dev.history.Add(history.Pressure, 0, 0, 0)
+	var need *OpError
+	errors.As(err, &need)
+	h.dev.history.Add(history.Pressure, 0, 0, 0, nonnil.Of(need).Name)
 	return h.f(err)
 }
 
@@ -117,15 +121,17 @@ func (s *deviceState) mayCreate() error {
 func isLetThrough() bool { return pressure.letThrough.Load() > 0 && calledBy(letThrough) }
 
 // withMemory runs op, and again each time that memory may have been released for it. With its
-// error op returns the device that it is short of memory of. The caller holds no lock.
-func withMemory(op func() (short *deviceState, err error)) error {
+// error op returns the device that it is short of memory of. need wraps that error for functions of
+// OnPressure. The caller holds no lock.
+func withMemory(need func(error) error, op func() (short *deviceState, err error)) error {
 	t := newTicket()
 	short, err := op()
+	t.need = need
 	return t.again(nil, short, err, op)
 }
 
 // withMemory is door.VMM.WithMemory.
-func (d *Device) withMemory(f func() error) error {
+func (d *Device) withMemory(op, name string, size uint64, f func() error) error {
 	if f == nil {
 		return fmt.Errorf("%w: no function", ErrInvalid)
 	}
@@ -133,7 +139,8 @@ func (d *Device) withMemory(f func() error) error {
 		return f()
 	}
 	s := d.state
-	return withMemory(func() (*deviceState, error) {
+	need := func(err error) error { return d.opError(op, name, 0, size, err) }
+	return withMemory(need, func() (*deviceState, error) {
 		return s, s.retryAfterRelease(forCaller, func() error {
 			if err := s.mayCreate(); err != nil {
 				return err
@@ -150,6 +157,8 @@ type ticket struct {
 	inUse uint64       // of dev's memory, when its last try began
 	until time.Time    // when it stops; zero before its first wait
 	last  bool         // it has waited for a turn in vain
+
+	need func(error) error // wraps its error for functions of OnPressure
 }
 
 // newTicket begins the first try of an operation.
@@ -270,6 +279,10 @@ func letThrough(t *ticket, s *deviceState, err error, waited bool, op func() (*d
 // relieve calls the functions of OnPressure, and reports whether memory may have been released
 // since the last try began.
 func (t *ticket) relieve(s *deviceState, err error) bool {
+	var done *OpError
+	if !errors.As(err, &done) {
+		err = t.need(err)
+	}
 	return s.runPressureHooks(err) || t.isFreed(s)
 }
 
@@ -335,7 +348,7 @@ func (s *deviceState) releaseForOthers(seen uint64) bool {
 	devs := slices.Clone(s.devices)
 	s.mu.Unlock()
 	for _, d := range devs {
-		d.history.Add(history.Pressure, 0, 0, 0)
+		d.history.Add(history.Pressure, 0, 0, 0, "")
 		if s.released.Load() == seen {
 			d.trim(0) //nolint:errcheck // what the driver refuses is counted as quarantined
 		}

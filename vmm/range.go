@@ -57,6 +57,10 @@ type Range struct {
 
 // RangeOptions is how a Range is made; its zero value is the default.
 type RangeOptions struct {
+	// Name is what errors, Report, History, and packages memmap, memtrace and memprof call the range:
+	// for example the sequence that it belongs to. Several ranges may have the same. It is at most
+	// 64 bytes, of any kind: texts quote it as strconv.Quote does.
+	Name string
 	// Max is how many bytes the range can grow to. Its addresses are reserved at once,
 	// in whole chunks. 0 is the device's memory.
 	Max uint64
@@ -99,8 +103,13 @@ const maxChunk = 2 << 30
 
 // NewRange reserves a range. It commits no memory yet. The caller must Close it.
 func (d *Device) NewRange(o RangeOptions) (*Range, error) {
+	name, err := copyName(o.Name)
+	if err != nil {
+		return nil, d.wrap("make range", 0, o.Max, err)
+	}
+	o.Name = name
 	g, err := d.newRange(o)
-	return g, d.wrap("make range", 0, o.Max, err)
+	return g, d.wrapNamed("make range", name, 0, o.Max, err)
 }
 
 func (d *Device) newRange(o RangeOptions) (*Range, error) {
@@ -134,7 +143,7 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 	g.supply = newSupply(o.Supplier)
 	g.countHostCopy(d)
 	size, _ := roundUp(o.Max, g.unit) // as resolveOptions found possible
-	if g.r, err = d.reserve(size, gran, ReserveOptions{}, g); err != nil {
+	if g.r, err = d.reserve(size, gran, ReserveOptions{Name: o.Name}, g); err != nil {
 		return nil, err
 	}
 	g.r.zeroed = zeroed
@@ -166,7 +175,8 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 // fails, everything is given back. The caller must Close the Range.
 func (d *Device) Alloc(size uint64) (*Range, error) {
 	var g *Range
-	err := withMemory(func() (short *deviceState, err error) {
+	need := func(err error) error { return d.opError("allocate", "", 0, size, err) }
+	err := withMemory(need, func() (short *deviceState, err error) {
 		if err = d.checkOpen(); err != nil {
 			return nil, err
 		}
@@ -232,7 +242,7 @@ func (g *Range) String() string {
 	if g == nil || g.r == nil {
 		return "no range"
 	}
-	return fmt.Sprintf("range on %v [%v, %v): %d of %d bytes", g.r.dev, g.r.ptr, g.r.ptr+Ptr(g.r.size), g.Len(), g.Cap())
+	return fmt.Sprintf("%s on %v [%v, %v): %d of %d bytes", withName("range", g.r.name), g.r.dev, g.r.ptr, g.r.ptr+Ptr(g.r.size), g.Len(), g.Cap())
 }
 
 // wrap wraps err for op at offset off.
@@ -265,7 +275,7 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 	t := newTicket()
 	at, err := g.append(p, size, width, pitch)
 	if err != nil {
-		err = g.retry(&t, err, func() (err error) {
+		err = g.retry(&t, op, size, err, func() (err error) {
 			at, err = g.append(p, size, width, pitch)
 			return err
 		})

@@ -28,6 +28,7 @@ type Reservation struct {
 	gran     uint64
 	readOnly bool
 	kind     string  // under which it is listed as open
+	name     string  // the user's
 	inRange  bool    // a Range alone maps and unmaps
 	zeroed   zeroing // what memory is filled with zeros when it is mapped
 	id       uint64  // defines the order in which several are locked
@@ -95,6 +96,9 @@ type ReserveOptions struct {
 	Align    uint64 // a power of two; 0: the granularity
 	ReadOnly bool   // no device gets more than AccessRead, the owner included
 
+	// Name is as in RangeOptions.
+	Name string
+
 	// Owner is what the reservation is part of, if the program wants to find it by an
 	// address: see Device.Lookup and Reservation.Owner. If it has a String method, Reserve
 	// calls it, and Report and ErrBusy name the reservation by that.
@@ -113,13 +117,17 @@ func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, d.wrap("reserve", 0, size, err)
 	}
+	var err error
+	if o.Name, err = copyName(o.Name); err != nil {
+		return nil, d.wrap("reserve", 0, size, err)
+	}
 	// Asked each time: it also returns ErrDeviceLost, which is not remembered here.
 	gran, err := d.drv.Granularity(Prop{Location: d.location})
 	if err != nil {
-		return nil, d.wrap("reserve", 0, size, err)
+		return nil, d.wrapNamed("reserve", o.Name, 0, size, err)
 	}
 	r, err := d.reserve(size, gran, o, nil)
-	return r, d.wrap("reserve", 0, size, err)
+	return r, d.wrapNamed("reserve", o.Name, 0, size, err)
 }
 
 // reserve makes a reservation of chunks of multiples of gran: for a range, or, if of is nil, for a user.
@@ -138,7 +146,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	if of != nil {
 		kind = "range"
 	}
-	r := &Reservation{dev: d, kind: kind, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: of != nil, owner: o.Owner, id: reservationCount.Add(1), closeSlot: make(chan struct{}, 1)}
+	r := &Reservation{dev: d, kind: kind, name: o.Name, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: of != nil, owner: o.Owner, id: reservationCount.Add(1), closeSlot: make(chan struct{}, 1)}
 	r.generation.Store(r.id << 32)               // so that no two reservations have the same, at one address or not
 	r.table = slots.New[*memory, *retirement](4) // so that the first growth allocates its chunk and nothing else
 	r.closeMu.At(lock.ReservationClose, r.id)
@@ -153,22 +161,19 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	r.mu.Lock()
 	r.setGrantsLocked([]grant{{dev: d, access: own}})
 	r.mu.Unlock()
-	if err := takeAddresses(rounded); err != nil {
-		return nil, err
-	}
 	var err error
 	if r.ptr, err = d.state.parent.reserve(rounded, gran, o.Align); err != nil {
-		giveAddresses(rounded)
 		return nil, err
 	}
 	if err := d.trackMade(r, r.kind, o.Made); err != nil {
+		// The device has closed meanwhile, so no other close need give the arena back.
 		err = joinErr(err, "and freeing the addresses", d.state.parent.unreserve(r.ptr, rounded))
-		giveAddresses(rounded)
+		err = joinErr(err, "and their arena", d.state.parent.arenas.FreeEmpty())
 		return nil, err
 	}
 	d.state.parent.add(r)
 	d.counters.add(rounded, &d.counters.reserved)
-	d.history.Add(history.Reserve, uint64(r.ptr), rounded, 0)
+	r.note(history.Reserve, 0, rounded)
 	return r, nil
 }
 
@@ -209,7 +214,17 @@ func (r *Reservation) wrap(op string, off, size uint64, err error) error {
 	if r == nil || r.dev == nil {
 		return &OpError{Op: op, Size: size, Err: err}
 	}
-	return r.dev.wrap(op, r.ptr+Ptr(off), size, err)
+	return r.dev.wrapNamed(op, r.name, r.ptr+Ptr(off), size, err)
+}
+
+// opError is what wrap makes of err, without a note in the history.
+func (r *Reservation) opError(op string, off, size uint64, err error) error {
+	return r.dev.opError(op, r.name, r.ptr+Ptr(off), size, err)
+}
+
+// note notes in the device's history what has happened at offset off.
+func (r *Reservation) note(what history.Kind, off, size uint64) {
+	r.dev.history.Add(what, uint64(r.ptr)+off, size, 0, r.name)
 }
 
 // checkOpen is nil while the reservation is open. Without r.mu that may be over when it
@@ -264,7 +279,8 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 		held = append(held, m)
 		size += m.size
 	}
-	return r.wrap("map", off, size, withMemory(func() (*deviceState, error) { return r.dev.state, r.mapChunks(off, held, forCaller) }))
+	return r.wrap("map", off, size, withMemory(func(err error) error { return r.opError("map", off, size, err) },
+		func() (*deviceState, error) { return r.dev.state, r.mapChunks(off, held, forCaller) }))
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes its own reference.
@@ -314,7 +330,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 		mayStillFill, err = r.zeroMemory(off, ms, zeroed)
 	}
 	if err == nil || mayStillFill {
-		r.dev.history.Add(history.Map, uint64(r.ptr)+off, size, 0)
+		r.note(history.Map, off, size)
 	}
 	if err == nil || done == 0 || mayStillFill {
 		return mayStillFill, err
@@ -322,7 +338,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	// Undo: one call unmaps what has been mapped.
 	if second := drv.Unmap(r.ptr+Ptr(off), done); second != nil {
 		err = joinErr(err, "and undoing the mapping", second)
-		r.dev.history.Add(history.Map, uint64(r.ptr)+off, done, 0)
+		r.note(history.Map, off, done)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.insertSlotsLocked(i, off, ms[:n], slots.Mapped, err)
@@ -575,25 +591,4 @@ func (r *Reservation) wakeWaiters() {
 	if c := r.changed.Swap(nil); c != nil {
 		close(*c)
 	}
-}
-
-func (r *Reservation) describe(kind string) string {
-	return fmt.Sprintf("%s at %v of %s", kind, r.ptr, sizeText(r.size))
-}
-
-func (r *Reservation) where() (p Ptr, size uint64) { return r.ptr, r.size }
-
-// mappings lists the slots.
-func (r *Reservation) mappings() (all []Mapping) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	all = make([]Mapping, 0, r.table.Len())
-	for _, s := range r.table.All() {
-		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String()}
-		if s.Quarantined != nil {
-			m.Quarantined = s.Quarantined.Error()
-		}
-		all = append(all, m)
-	}
-	return all
 }

@@ -87,7 +87,18 @@ func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 // the same sizes, with the same grants, and brings back their contents: all of
 // them or none. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
-	return failFirst("wake", ranges, withMemory(func() (*deviceState, error) { return wake(ranges) }))
+	var failed *Range
+	var size uint64 // of its memory
+	err := withMemory(func(err error) error { return failed.r.opError("wake", 0, size, err) }, func() (short *deviceState, err error) {
+		if failed, size, err = wake(ranges); failed != nil {
+			short = failed.r.dev.state
+		}
+		return short, err
+	})
+	if failed != nil {
+		return failed.wrap("wake", 0, size, err)
+	}
+	return failFirst("wake", ranges, err)
 }
 
 // failFirst wraps err for op on several ranges.
@@ -128,17 +139,17 @@ func lockRanges(ranges []*Range) (unlock func(), err error) {
 //
 // To sleep, each step for all ranges before the next one begins:
 //
-//	quiesce      nothing new uses the range; all of it retires     (undone by resume)
-//	waitForWork  the work that may use it has ended
+//	quiesce         nothing new uses the range; all of it retires     (undone by resume)
+//	waitForWork     the work that may use it has ended
 //	takeHostMemory  there is memory of the host for its contents
-//	save         they are copied there
-//	unmapAll     it is unmapped; the memory is still ours          (undone by remapAll)
-//	finishSleep  the memory is released, and the range sleeps: the point of no return
+//	save            they are copied there
+//	unmapAll        it is unmapped; the memory is still ours          (undone by remapAll)
+//	finishSleep     the memory is released, and the range sleeps: the point of no return
 //
 // Awake, step by step for each range, and at the end for all of them:
 //
-//	restore      it has memory, mappings and contents              (undone by rollback)
-//	finishWake   the table and the counters show that
+//	restore         it has memory, mappings and contents              (undone by rollback)
+//	finishWake      the table and the counters show that
 type sleeper struct {
 	*Range
 	mode     SleepMode
@@ -328,7 +339,7 @@ func (s *sleeper) showAsleep() {
 	c.move(s.len.Load(), &c.used, &c.asleep)
 	s.asleep = true
 	s.r.notify()
-	s.r.dev.history.Add(history.Sleep, uint64(s.r.ptr), s.capacity, 0)
+	s.r.note(history.Sleep, 0, s.capacity)
 }
 
 // releaseMemory gives up the sleeper's references.
@@ -337,21 +348,20 @@ func (s *sleeper) releaseMemory() {
 	s.mem = nil
 }
 
-// wake returns also the device whose range could not be woken.
-func wake(ranges []*Range) (failedDev *deviceState, err error) {
+// wake returns also the range that could not be woken, and how much memory that needs.
+func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 	unlock, err := lockRanges(ranges)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer unlock()
 	needs := map[*deviceState]uint64{}
 	for _, g := range ranges {
 		if s := g.r.dev.state; errors.Is(g.r.checkOpen(), ErrAsleep) {
-			for _, size := range g.sleptChunks {
-				needs[s] += size
-			}
+			size := g.sleptSize()
+			needs[s] += size
 			if err := s.tooLarge(needs[s]); err != nil {
-				return s, err
+				return g, size, err
 			}
 		}
 	}
@@ -367,7 +377,7 @@ func wake(ranges []*Range) (failedDev *deviceState, err error) {
 		}
 		if err != nil {
 			rollback := func(s *sleeper) error { return s.rollback(nil) } // its copy has ended
-			return g.r.dev.state, undoAll(err, "and", all, rollback)
+			return g, g.sleptSize(), undoAll(err, "and", all, rollback)
 		}
 		all = append(all, s)
 	}
@@ -377,7 +387,15 @@ func wake(ranges []*Range) (failedDev *deviceState, err error) {
 	for _, s := range all { // they are awake already
 		s.freeHostCopy()
 	}
-	return nil, nil
+	return nil, 0, nil
+}
+
+// sleptSize is how much memory a range needs to wake. It needs r.closeMu.
+func (g *Range) sleptSize() (n uint64) {
+	for _, size := range g.sleptChunks {
+		n += size
+	}
+	return n
 }
 
 // restore gives a sleeping range memory and contents. If it fails the range has
@@ -409,7 +427,7 @@ func (s *sleeper) createMemory() error {
 		s.capacity += m.size
 	}
 	d, p := s.r.dev, s.prop
-	from := &memsample.Source{Kind: memsample.Range, Made: s.made()}
+	from := &memsample.Source{Kind: memsample.Range, Name: s.opts.Name, Made: s.made()}
 	for _, size := range s.sleptChunks {
 		var m *memory
 		if !s.noCache {
@@ -494,7 +512,7 @@ func (s *sleeper) rollback(err error) error {
 		err = nil
 		if len(s.mem) > 0 {
 			if err = r.dev.drv.Unmap(r.ptr, s.capacity); err == nil {
-				r.dev.history.Add(history.Unmap, uint64(r.ptr), s.capacity, 0)
+				r.note(history.Unmap, 0, s.capacity)
 			}
 		}
 	}
@@ -517,7 +535,7 @@ func (s *sleeper) finishWake() {
 	s.showAwakeLocked()
 	releaseAll(s.sleptMem) //nolint:errcheck // mapped
 	s.sleptMem = nil
-	s.r.dev.history.Add(history.Wake, uint64(s.r.ptr), s.capacity, 0)
+	s.r.note(history.Wake, 0, s.capacity)
 	s.requestGrowAhead()
 }
 
@@ -527,7 +545,7 @@ func (g *Range) countHostCopy(d *Device) {
 		if err := takeAddresses(n); err != nil {
 			return err
 		}
-		g.copySample = memsample.Of(d.samples, &memsample.Source{Kind: memsample.HostCopy}, n, 1)
+		g.copySample = memsample.Of(d.samples, &memsample.Source{Kind: memsample.HostCopy, Name: g.opts.Name}, n, 1)
 		d.counters.raise(&d.counters.hostCopies, n, g.copySample.Begin)
 		return nil
 	}

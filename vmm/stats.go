@@ -358,6 +358,7 @@ type Report struct {
 // OpenObject is one thing that is open.
 type OpenObject struct {
 	Kind   string    `json:"kind"`            // "range", "reservation", "chunk", "stream", "event", "grant", "legacy peer access", by KeepOpen, or by ReserveOptions.Owner
+	Name   string    `json:"name,omitempty"`  // RangeOptions.Name, pool.Options.Name or ReserveOptions.Name
 	Made   string    `json:"made"`            // file:line of the program
 	Stack  []string  `json:"stack,omitempty"` // the program's lines, the innermost first, at most 4: Made, who called that, ...
 	Since  time.Time `json:"since"`
@@ -412,8 +413,8 @@ func (d *Device) Report() Report {
 		o := &opened[at.i]
 		made := lines[o.made]
 		rep.Open[i] = OpenObject{Kind: o.kind, Made: made.line, Stack: made.stack, Since: o.at, Addr: at.addr, Size: at.size}
-		if t, ok := things[at.i].(interface{ mappings() []Mapping }); ok {
-			rep.Open[i].Chunks = t.mappings()
+		if r, ok := things[at.i].(*Reservation); ok {
+			rep.Open[i].Name, rep.Open[i].Chunks = r.name, r.mappings()
 		}
 	}
 	return rep
@@ -438,6 +439,27 @@ func describe(thing any, kind string) string {
 		return t.describe(kind)
 	}
 	return kind
+}
+
+func (r *Reservation) describe(kind string) string {
+	return fmt.Sprintf("%s at %v of %s", withName(kind, r.name), r.ptr, sizeText(r.size))
+}
+
+func (r *Reservation) where() (p Ptr, size uint64) { return r.ptr, r.size }
+
+// mappings lists the slots.
+func (r *Reservation) mappings() (all []Mapping) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all = make([]Mapping, 0, r.table.Len())
+	for _, s := range r.table.All() {
+		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String()}
+		if s.Quarantined != nil {
+			m.Quarantined = s.Quarantined.Error()
+		}
+		all = append(all, m)
+	}
+	return all
 }
 
 // callers is the innermost callers of a function of this package, as runtime.Callers has them.

@@ -104,19 +104,20 @@ func (g *Range) obtain(err error) (again bool, _ error) {
 }
 
 // retryWithMemory runs op, again each time that obtain says so or memory may have been released
-// for it.
-func (g *Range) retryWithMemory(op func() error) error {
+// for it. Functions of OnPressure hear that what lacks size bytes.
+func (g *Range) retryWithMemory(what string, size uint64, op func() error) error {
 	t := newTicket()
 	err := op()
 	if err == nil {
 		return nil
 	}
-	return g.retry(&t, err, op)
+	return g.retry(&t, what, size, err, op)
 }
 
 // retry is retryWithMemory of an operation that has failed with err.
-func (g *Range) retry(t *ticket, err error, op func() error) error {
+func (g *Range) retry(t *ticket, what string, size uint64, err error, op func() error) error {
 	s := g.r.dev.state
+	t.need = func(err error) error { return g.r.opError(what, 0, size, err) }
 	return t.again(g, s, err, func() (*deviceState, error) { return s, op() })
 }
 

@@ -163,7 +163,7 @@ func (g *Range) retireTail(keep uint64) (t *retirement, was uint64, err error) {
 	if t, err = r.retire(off, end-off); err != nil {
 		g.cap.Store(was)
 	} else if now < was {
-		r.dev.history.Add(history.Clip, uint64(r.ptr)+now, was-now, 0)
+		r.note(history.Clip, now, was-now)
 	}
 	return t, was, err
 }
@@ -180,7 +180,7 @@ func (g *Range) recountCap(was uint64) {
 		again := min(g.r.table.Accessible(now, g.r.size), was)
 		if again > now {
 			g.cap.Store(again)
-			g.r.dev.history.Add(history.Grow, uint64(g.r.ptr)+now, again-now, 0)
+			g.r.note(history.Grow, now, again-now)
 		}
 	}
 }

@@ -154,6 +154,6 @@ func (r *Reservation) unmapSlotsLocked(i, j int) error {
 		}
 		return err
 	}
-	r.dev.history.Add(history.Unmap, uint64(r.ptr)+off, size, 0)
+	r.note(history.Unmap, off, size)
 	return nil
 }

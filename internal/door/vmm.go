@@ -21,25 +21,28 @@ type VMM[D, G, R, C, S any] interface {
 	Discard(dev D, cause error, close func() error) error
 
 	// CreatePart is CreateOrReuse of a chunk that is part of what is open in the device already:
-	// ErrBusy and Report do not name it, and a heap profile shows it as of kind. The caller must Close
+	// ErrBusy and Report do not name it, and a heap profile shows it as from. The caller must Close
 	// the Chunk, before what it is part of.
-	CreatePart(dev D, size uint64, p driver.Prop, kind memsample.Kind) (C, error)
+	CreatePart(dev D, size uint64, p driver.Prop, from *memsample.Source) (C, error)
 	// TryCreatePart is CreatePart that takes what is free: it calls no function of OnPressure and has
 	// no cache released, and while memory is being released for another operation it returns
 	// ErrOutOfMemory, too.
-	TryCreatePart(dev D, size uint64, p driver.Prop, kind memsample.Kind) (C, error)
+	TryCreatePart(dev D, size uint64, p driver.Prop, from *memsample.Source) (C, error)
 	// ImportMade is Import where a goroutine imports on behalf of an earlier call: a heap profile,
 	// the history and a Report show that call's stack, which is made, as runtime.Callers returns it.
 	// Nil is the caller's.
 	ImportMade(dev D, fd int, size uint64, p driver.Prop, made []uintptr) (C, error)
 
+	// CopyName is a copy of the name of a pool; one that is too long is ErrInvalid.
+	CopyName(name string) (string, error)
 	// WithMemory calls f, which allocates memory of the device by the driver. While f returns
 	// ErrOutOfMemory, memory is released as for a Create and f is called again: what Devices on the
 	// same ordinal do not use, and then what functions of OnPressure release. It returns f's last
 	// error. Memory that f allocates does not count in SetLimit. While memory is being released for
 	// another operation it waits before it calls f. The caller holds no lock that a function of
 	// OnPressure needs. On a nil or closed device f is called once. A nil f is ErrInvalid.
-	WithMemory(dev D, f func() error) error
+	// The functions get a vmm.OpError with op, name and size.
+	WithMemory(dev D, op, name string, size uint64, f func() error) error
 	// NoteAllocation notes n bytes that the driver has allocated. The caller must Retire the
 	// Allocation before it frees them. What was noted at an address already, as memory of a handle
 	// that is opened twice, is the same Allocation, which has one more user.

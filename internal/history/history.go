@@ -53,6 +53,7 @@ type Event struct {
 	Kind       Kind
 	Addr, Size uint64
 	Stream     uint64
+	Name       string    // of the range or pool
 	Stack      []uintptr // the innermost caller first
 }
 
@@ -79,6 +80,7 @@ type Log struct {
 type entry struct {
 	at                 time.Duration // since Log.began
 	addr, size, stream uint64
+	name               string
 	kind               Kind
 }
 
@@ -108,16 +110,16 @@ func (l *Log) Set(o Options) {
 }
 
 // Add adds an event of memory.
-func (l *Log) Add(k Kind, addr, size, stream uint64) {
+func (l *Log) Add(k Kind, addr, size, stream uint64, name string) {
 	if l.events.Load() {
-		l.add(k, addr, size, stream)
+		l.add(k, addr, size, stream, name)
 	}
 }
 
 // AddBlock adds an event of a block of a pool.
-func (l *Log) AddBlock(k Kind, addr, size, stream uint64) {
+func (l *Log) AddBlock(k Kind, addr, size, stream uint64, name string) {
 	if l.blocks.Load() {
-		l.add(k, addr, size, stream)
+		l.add(k, addr, size, stream, name)
 	}
 }
 
@@ -126,11 +128,11 @@ func (l *Log) KeepsBlocks() bool { return l.blocks.Load() }
 
 // Refused adds that a call was out of memory, and has err say once where to look. Other errors it
 // returns as they are.
-func (l *Log) Refused(addr, size uint64, err error) error {
+func (l *Log) Refused(addr, size uint64, name string, err error) error {
 	if !l.events.Load() || !errors.Is(err, driver.ErrOutOfMemory) {
 		return err
 	}
-	l.add(Refused, addr, size, 0)
+	l.add(Refused, addr, size, 0, name)
 	var said hint
 	if errors.As(err, &said) {
 		return err
@@ -147,23 +149,23 @@ func (h hint) Unwrap() error { return h.err }
 
 // AddMadeAt is Add with the stack that made returns, which ends at a 0: for what the library does by
 // itself.
-func (l *Log) AddMadeAt(k Kind, addr, size uint64, made func() []uintptr) {
+func (l *Log) AddMadeAt(k Kind, addr, size uint64, name string, made func() []uintptr) {
 	if l.events.Load() {
 		var s stack
 		copy(s[:], made())
-		l.put(k, addr, size, 0, &s)
+		l.put(k, addr, size, 0, name, &s)
 	}
 }
 
-func (l *Log) add(k Kind, addr, size, stream uint64) {
+func (l *Log) add(k Kind, addr, size, stream uint64, name string) {
 	var s stack
 	if l.hasStacks.Load() {
 		runtime.Callers(3, s[:]) // without the lock: it takes longer than all else
 	}
-	l.put(k, addr, size, stream, &s)
+	l.put(k, addr, size, stream, name, &s)
 }
 
-func (l *Log) put(k Kind, addr, size, stream uint64, s *stack) {
+func (l *Log) put(k Kind, addr, size, stream uint64, name string, s *stack) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := uint64(len(l.ring))
@@ -172,7 +174,7 @@ func (l *Log) put(k Kind, addr, size, stream uint64, s *stack) {
 	}
 	l.seq++
 	i := l.seq % n
-	l.ring[i] = entry{time.Since(l.began), addr, size, stream, k}
+	l.ring[i] = entry{time.Since(l.began), addr, size, stream, name, k}
 	if l.stacks != nil {
 		l.stacks[i] = *s
 	}
@@ -238,7 +240,7 @@ func (l *Log) read(b *block, from, to uint64) {
 
 func (b *block) event(i int) Event {
 	e := &b.entries[i]
-	event := Event{b.from + uint64(i), b.began.Add(e.at), e.kind, e.addr, e.size, e.stream, nil} //nolint:gosec // not negative
+	event := Event{b.from + uint64(i), b.began.Add(e.at), e.kind, e.addr, e.size, e.stream, e.name, nil} //nolint:gosec // not negative
 	if b.stacked {
 		s := b.stacks[i][:]
 		if end := slices.Index(s, 0); end >= 0 {

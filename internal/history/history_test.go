@@ -19,14 +19,14 @@ import (
 func TestLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Log
-		l.Add(Map, 1, 2, 3)
+		l.Add(Map, 1, 2, 3, "")
 		require.Empty(t, slices.Collect(l.After(0)), "off")
 		l.Set(Options{Events: 3})
 		require.Empty(t, slices.Collect(l.After(0)))
 		now := time.Now()
 		for i := range uint64(5) {
-			l.Add(Map, i, i*10, i*100)
-			l.AddBlock(Alloc, i, i, i)
+			l.Add(Map, i, i*10, i*100, "")
+			l.AddBlock(Alloc, i, i, i, "")
 		}
 		all := slices.Collect(l.After(0))
 		require.Len(t, all, 3)
@@ -41,7 +41,7 @@ func TestLast(t *testing.T) {
 		require.Empty(t, slices.Collect(l.After(5)))
 		l.Set(Options{Events: 3, Blocks: true, NoStacks: true})
 		require.Empty(t, slices.Collect(l.After(0)), "it is forgotten")
-		l.AddBlock(Free, 1, 2, 3)
+		l.AddBlock(Free, 1, 2, 3, "")
 		require.Equal(t, uint64(6), slices.Collect(l.After(0))[0].Seq)
 		require.Nil(t, slices.Collect(l.After(0))[0].Stack)
 		l.Set(Options{})
@@ -55,7 +55,7 @@ func TestReadInParts(t *testing.T) {
 	var l Log
 	l.Set(Options{Events: 1000, NoStacks: true})
 	for i := range uint64(1000) {
-		l.Add(Map, i, 0, 0)
+		l.Add(Map, i, 0, 0, "")
 	}
 	var got []uint64
 	for e := range l.After(100) {
@@ -63,7 +63,7 @@ func TestReadInParts(t *testing.T) {
 		got = append(got, e.Seq)
 		if len(got) == 10 {
 			for i := range uint64(500) {
-				l.Add(Map, 1000+i, 0, 0)
+				l.Add(Map, 1000+i, 0, 0, "")
 			}
 		}
 	}
@@ -77,12 +77,12 @@ func TestReadInParts(t *testing.T) {
 func TestRefused(t *testing.T) {
 	var l Log
 	full := fmt.Errorf("%w: full", driver.ErrOutOfMemory)
-	require.Equal(t, full, l.Refused(0, 1, full))
+	require.Equal(t, full, l.Refused(0, 1, "", full))
 	l.Set(Options{Events: 1})
-	require.EqualError(t, l.Refused(0, 1, full), "out of memory: full (Device.History has what happened before)")
+	require.EqualError(t, l.Refused(0, 1, "", full), "out of memory: full (Device.History has what happened before)")
 	require.Len(t, slices.Collect(l.After(0)), 1)
 	other := errors.New("other")
-	require.Equal(t, other, l.Refused(0, 1, other))
+	require.Equal(t, other, l.Refused(0, 1, "", other))
 	require.Len(t, slices.Collect(l.After(0)), 1, "no refusal of memory")
 	require.Equal(t, Refused, slices.Collect(l.After(0))[0].Kind)
 }
@@ -94,7 +94,7 @@ func TestManyGoroutines(t *testing.T) {
 	for range 4 {
 		wait.Go(func() {
 			for i := range 500 {
-				l.Add(Grow, 0, 0, 0)
+				l.Add(Grow, 0, 0, 0, "")
 				if i%100 == 0 {
 					l.Set(Options{Events: 64})
 				}
@@ -116,8 +116,24 @@ func BenchmarkAdd(b *testing.B) {
 			var l Log
 			l.Set(o)
 			for b.Loop() {
-				l.Add(Map, 1, 2, 3)
+				l.Add(Map, 1, 2, 3, "")
 			}
 		})
 	}
+}
+
+// TestNames: each event has the name that it was added with, also one of the library's own and a refusal.
+func TestNames(t *testing.T) {
+	var l Log
+	l.Set(Options{Events: 10, Blocks: true})
+	l.Add(Map, 1, 2, 3, "map")
+	l.AddBlock(Alloc, 1, 2, 3, "block")
+	l.AddMadeAt(Grow, 1, 2, "ahead", func() []uintptr { return nil })
+	require.Error(t, l.Refused(1, 2, "refused", driver.ErrOutOfMemory))
+	l.Add(Unmap, 1, 2, 3, "")
+	var all []string
+	for e := range l.After(0) {
+		all = append(all, e.Name)
+	}
+	require.Equal(t, []string{"map", "block", "ahead", "refused", ""}, all)
 }

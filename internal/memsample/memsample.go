@@ -89,10 +89,21 @@ type Stack [48]uintptr
 // Numbers are how much there was, estimated: objects and bytes.
 type Numbers struct{ AllocObjects, AllocBytes, FreeObjects, FreeBytes float64 }
 
+// InUse is what is in use, estimated: objects and bytes.
+type InUse struct{ Objects, Bytes float64 }
+
 // bucket is what one stack has of one kind.
 type bucket struct {
 	key
 	Numbers
+	named map[string]*named // by their names
+}
+
+// named is what is in use in a bucket and has a name. It goes with the last of it: a program may use any number
+// of names, one after the other.
+type named struct {
+	InUse
+	samples int
 }
 
 type key struct {
@@ -110,6 +121,7 @@ var buckets struct {
 // Sample is memory that was sampled. A nil Sample is memory that was not: its methods do nothing.
 type Sample struct {
 	bucket *bucket
+	name   string
 	begun  bool // counted as allocated, and not as freed
 	weight float64
 	bytes  float64
@@ -119,6 +131,7 @@ type Sample struct {
 // stack takes longer than all else. One goroutine uses it at a time.
 type Source struct {
 	Kind Kind
+	Name string    // of the range or pool
 	Made []uintptr // who it is for; nil: the caller
 
 	stack Stack // once it is known
@@ -152,7 +165,7 @@ func chance(size uint64, rate int64) float64 { return -math.Expm1(-float64(size)
 
 func taken(o *Owner, from *Source, size uint64, rate int64, skip int) *Sample {
 	from.findStack(skip + 1)
-	s := &Sample{bucket: find(key{owner: o, kind: from.Kind, stack: from.stack}), weight: 1}
+	s := &Sample{bucket: find(key{owner: o, kind: from.Kind, stack: from.stack}), name: from.Name, weight: 1}
 	if rate > 1 {
 		s.weight = 1 / chance(size, rate)
 	}
@@ -170,6 +183,28 @@ func (s *Sample) Begin() {
 	s.begun = true
 	s.bucket.AllocObjects += s.weight
 	s.bucket.AllocBytes += s.bytes
+	s.countName(1)
+}
+
+// countName counts a sample that has a name as in use, by 1, or no longer, by -1. It needs buckets.
+func (s *Sample) countName(by int) {
+	if s.name == "" {
+		return
+	}
+	n := s.bucket.named[s.name]
+	if n == nil {
+		if s.bucket.named == nil {
+			s.bucket.named = map[string]*named{}
+		}
+		n = &named{}
+		s.bucket.named[s.name] = n
+	}
+	n.samples += by
+	n.Objects += float64(by) * s.weight
+	n.Bytes += float64(by) * s.bytes
+	if n.samples == 0 {
+		delete(s.bucket.named, s.name)
+	}
 }
 
 // find finds the bucket, or makes it.
@@ -200,6 +235,7 @@ func (s *Sample) End() {
 	s.begun = false
 	s.bucket.FreeObjects += s.weight
 	s.bucket.FreeBytes += s.bytes
+	s.countName(-1)
 }
 
 // Countdown samples many small pieces for little: it draws only how many bytes come before the
@@ -241,8 +277,8 @@ func (c *Countdown) draw() {
 }
 
 // Sample is a Sample that has begun, of a piece that was due just now.
-func (c *Countdown) Sample(o *Owner, kind Kind, size uint64) *Sample {
-	s := taken(o, &Source{Kind: kind}, size, max(c.drawn, 1), 1)
+func (c *Countdown) Sample(o *Owner, from *Source, size uint64) *Sample {
+	s := taken(o, from, size, max(c.drawn, 1), 1)
 	s.Begin()
 	return s
 }
@@ -252,6 +288,7 @@ type Record struct {
 	Kind  Kind
 	Stack Stack
 	Numbers
+	Named map[string]InUse // the part that is in use and has a name
 }
 
 // Records are what a device's stacks have, and had. Call it in Owner.Moment to have it of one moment.
@@ -260,7 +297,14 @@ func (o *Owner) Records() (all []Record) {
 	defer buckets.Unlock()
 	for _, b := range buckets.of {
 		if b.owner == o {
-			all = append(all, Record{b.kind, b.stack, b.Numbers})
+			r := Record{Kind: b.kind, Stack: b.stack, Numbers: b.Numbers}
+			for name, n := range b.named {
+				if r.Named == nil {
+					r.Named = map[string]InUse{}
+				}
+				r.Named[name] = n.InUse
+			}
+			all = append(all, r)
 		}
 	}
 	return all

@@ -62,7 +62,7 @@ func TestEstimatesOfEachSize(t *testing.T) {
 			n := 200*rate/int(size) + 200
 			for range n {
 				if c.Due(size) {
-					c.Sample(o, Block, size)
+					c.Sample(o, &Source{Kind: Block}, size)
 				}
 				Of(o, &Source{Kind: Range}, size, 0).Begin()
 			}
@@ -100,7 +100,34 @@ func TestSampleOfTheRateThatWasDrawn(t *testing.T) {
 	var c Countdown
 	require.True(t, c.Due(10))
 	SetRate(1 << 40)
-	c.Sample(o, Block, 10)
+	c.Sample(o, &Source{Kind: Block}, 10)
 	require.Equal(t, Numbers{AllocObjects: 1, AllocBytes: 10}, sum(o))
 	Remove(o)
+}
+
+// TestNames: a name lasts as long as something in use has it, and takes no place afterwards.
+func TestNames(t *testing.T) {
+	at(t, 1)
+	o := &Owner{}
+	defer Remove(o)
+	var all []*Sample
+	for _, name := range []string{"a", "a", "b", ""} {
+		s := Of(o, &Source{Kind: Range, Name: name, Made: []uintptr{1}}, 10, 0)
+		s.Begin()
+		all = append(all, s)
+	}
+	named := func() map[string]InUse {
+		r := o.Records()
+		require.Len(t, r, 1)
+		return r[0].Named
+	}
+	require.Equal(t, map[string]InUse{"a": {2, 20}, "b": {1, 10}}, named())
+	all[0].End()
+	all[0].End()
+	all[2].End()
+	require.Equal(t, map[string]InUse{"a": {1, 10}}, named())
+	all[1].End()
+	require.Empty(t, named())
+	require.Empty(t, all[1].bucket.named)
+	require.Equal(t, Numbers{4, 40, 3, 30}, sum(o))
 }

@@ -50,7 +50,7 @@ func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 		plain, ok := raw.(driver.Allocator)
 		if !ok {
 			err = fmt.Errorf("%w: plain memory", vmm.ErrNotSupported)
-		} else if err = inside.VMM.WithMemory(dev, func() error { m.ptr, err = plain.AllocPlain(n); return err }); err == nil {
+		} else if err = inside.VMM.WithMemory(dev, "allocate plain memory", "", n, func() error { m.ptr, err = plain.AllocPlain(n); return err }); err == nil {
 			m.plain = plain
 			m.noted = inside.VMM.NoteAllocation(dev, m.ptr, n)
 			return m, nil

@@ -30,7 +30,7 @@ func TestBrowser(t *testing.T) {
 		for line := range strings.Lines(log) {
 			require.NotContains(t, line, "CONSOLE")
 		}
-		for _, text := range []string{"host:0 · host memory", awake.Ptr().String(), "shared with 1", "Pool p", "elsewhere", "schema_test.go", "u-legend"} {
+		for _, text := range []string{"host:0 · host memory", awake.Ptr().String(), `range "&lt;b&gt;awake&lt;/b&gt;"`, "shared with 1", "Pool p", "elsewhere", "schema_test.go", "u-legend"} {
 			require.True(t, strings.Contains(dom, text), text) // the page is long
 		}
 	}

@@ -8,6 +8,9 @@ func (m *Map) WatchForTest() (release func()) {
 	return m.unwatch
 }
 
+// SameRange reports whether a page has no need to be told of b when it has a.
+func SameRange(a, b *Range) bool { return a.equal(b) }
+
 // Due is when the next snapshot may be taken.
 func (m *Map) Due() time.Time {
 	m.mu.Lock()

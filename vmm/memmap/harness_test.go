@@ -36,7 +36,12 @@ func device(t testing.TB) *vmm.Device {
 // rangeOf is a range of so many bytes, of which used are below Len.
 func rangeOf(t testing.TB, d *vmm.Device, size, used uint64) *vmm.Range {
 	t.Helper()
-	g, err := d.NewRange(vmm.RangeOptions{Max: 64 * mib, Chunk: 2 * mib})
+	return namedRange(t, d, "", size, used)
+}
+
+func namedRange(t testing.TB, d *vmm.Device, name string, size, used uint64) *vmm.Range {
+	t.Helper()
+	g, err := d.NewRange(vmm.RangeOptions{Name: name, Max: 64 * mib, Chunk: 2 * mib})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, g.Close()) })
 	require.NoError(t, g.Grow(size))

@@ -15,7 +15,7 @@ import (
 func everything(t *testing.T) (m *memmap.Map, d *vmm.Device, awake *vmm.Range, p *pool.Pool) {
 	t.Helper()
 	d = device(t)
-	awake = rangeOf(t, d, 6*mib, 3*mib)
+	awake = namedRange(t, d, "<b>awake</b>", 6*mib, 3*mib)
 	asleep := rangeOf(t, d, 2*mib, mib)
 	require.NoError(t, vmm.Sleep(vmm.SleepKeep, asleep))
 	res, err := d.Reserve(8*mib, vmm.ReserveOptions{})

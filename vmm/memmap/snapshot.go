@@ -62,6 +62,7 @@ type Range struct {
 	Addr        Addr      `json:"addr"`
 	Size        uint64    `json:"size"`            // addresses
 	Kind        string    `json:"kind"`            // as vmm.OpenObject has it
+	Name        string    `json:"name,omitempty"`  // the program's, as vmm.OpenObject has it
 	Made        string    `json:"made"`            // file:line
 	Stack       []string  `json:"stack,omitempty"` // Made, who called that, and so on, as vmm.OpenObject has it
 	Since       time.Time `json:"since"`
@@ -192,7 +193,7 @@ func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 // readRange is a range or a reservation of a Report, with what the Range itself says. Its runs are
 // appended to those of others.
 func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (Range, []Run) {
-	r := Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Made: o.Made, Stack: o.Stack, Since: o.Since}
+	r := Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Name: o.Name, Made: o.Made, Stack: o.Stack, Since: o.Since}
 	first := len(runs)
 	for i := range o.Chunks {
 		c := &o.Chunks[i]

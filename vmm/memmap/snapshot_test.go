@@ -1,6 +1,7 @@
 package memmap_test
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 	"testing"
@@ -213,4 +214,43 @@ func manyRanges(b *testing.B) (*vmm.Device, []*vmm.Range) {
 		all[i] = g
 	}
 	return d, all
+}
+
+// TestNames: ranges, pools and events have their names in the data and in the page, where none is markup.
+func TestNames(t *testing.T) {
+	const name = "<img src=x onerror=alert(1)>\n\xff\""
+	const inJSON = `"name":"\u003cimg src=x onerror=alert(1)\u003e\n\ufffd\""`
+	d := device(t)
+	d.SetHistory(vmm.HistoryOptions{Events: 10})
+	g, err := d.NewRange(vmm.RangeOptions{Name: name, Max: 8 * mib})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, g.Close()) })
+	p, err := pool.New(d, pool.Options{Name: "batch"})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.Close()) })
+	m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}, Pools: pools(map[string]*pool.Pool{"p": p})})
+	s := m.Snapshot()
+	have := map[memmap.Addr]string{}
+	for _, r := range s.Devices[0].Ranges {
+		have[r.Addr] = r.Name
+	}
+	require.Equal(t, map[memmap.Addr]string{memmap.Addr(g.Ptr()): name, memmap.Addr(p.Reservation().Ptr()): "batch"}, have)
+	require.Equal(t, name, s.Devices[0].Events[0].Name)
+	data := get(t, m, "/data.json").Body.Bytes()
+	require.NoError(t, conforms(t, schema(t, ""), data))
+	require.Equal(t, 2, bytes.Count(data, []byte(inJSON)), "the range and its event")
+	require.NoError(t, conforms(t, schema(t, "#/$defs/report"), asJSON(t, d.Report())))
+	var page bytes.Buffer
+	require.NoError(t, m.WriteHTML(&page))
+	require.Contains(t, page.String(), inJSON)
+	require.NotContains(t, page.String(), "<img src=x")
+}
+
+// TestOtherName: another range at the same address, of the same line and moment, differs by its name.
+func TestOtherName(t *testing.T) {
+	r := memmap.Range{Name: "a"}
+	same, other := r, r
+	other.Name = "b"
+	require.True(t, memmap.SameRange(&r, &same))
+	require.False(t, memmap.SameRange(&r, &other))
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"runtime"
@@ -38,6 +39,9 @@ func SetRate(n int64) (old int64) { return memsample.SetRate(n) }
 //	leaving        was cached, and goes back to the driver, or was refused by it: Stats.Quarantined
 //	host copy      host memory for the contents of a Range that sleeps
 //	pinned         host memory for staging, of Mirrors and of Pinned
+//
+// What is in use of a range or pool that has a name has the label name, too. What was ever allocated has
+// none: the names of ranges that are closed would add up.
 //
 // With a rate of 1, all but the last two add up to Stats.Committed. Cached and pinned memory has no stack. No driver
 // is called.
@@ -145,45 +149,84 @@ func newBuilder() *builder {
 func (b *builder) add(o *memsample.Owner) {
 	var records []memsample.Record
 	totals := o.Moment(func() { records = o.Records() })
-	var inPools, inBlocks float64
-	for _, r := range records {
-		switch r.Kind {
-		case memsample.Pool:
-			inPools += r.AllocBytes - r.FreeBytes
-		case memsample.Block:
-			inBlocks += r.AllocBytes - r.FreeBytes
+	all := map[string]*pools{} // by their names
+	for i := range records {
+		for _, p := range parts(&records[i]) {
+			if all[p.name] == nil {
+				all[p.name] = &pools{}
+			}
+			switch records[i].Kind {
+			case memsample.Pool:
+				all[p.name].held += p.bytes
+			case memsample.Block:
+				all[p.name].inBlocks += p.bytes
+			}
 		}
 	}
-	free := 0.0 // of what pools have, the part that no block uses
-	if inPools > 0 {
-		free = max(0, 1-inBlocks/inPools)
-	}
-	var pools, shown float64 // of the records so far: their memory, and what was shown as free
-	for _, r := range records {
-		objects, bytes := r.AllocObjects-r.FreeObjects, r.AllocBytes-r.FreeBytes
-		values := []float64{r.AllocObjects, r.AllocBytes, objects, bytes}
-		switch r.Kind {
-		case memsample.Pool: // its blocks are what was asked for
-			pools += bytes
-			now := math.Round(pools * free)
-			values, shown = []float64{0, 0, 0, now - shown}, now
-		case memsample.Leaving:
-			values = []float64{0, 0, 0, bytes}
+	for i := range records {
+		r := &records[i]
+		stack := b.stack(r.Stack)
+		for _, p := range parts(r) {
+			values := []float64{p.allocObjects, p.allocBytes, p.objects, p.bytes}
+			switch r.Kind {
+			case memsample.Pool: // its blocks are what was asked for
+				values = []float64{0, 0, 0, all[p.name].free(p.bytes)}
+			case memsample.Leaving:
+				values = []float64{0, 0, 0, p.bytes}
+			}
+			b.sample(o, kinds[r.Kind], p.name, stack, values)
 		}
-		b.sample(o, kinds[r.Kind], b.stack(r.Stack), values)
 	}
 	if b.pinned[totals.PinnedOf] {
 		totals.Pinned = 0
 	}
 	b.pinned[totals.PinnedOf] = true
 	for kind, n := range map[string]uint64{"cached": totals.Cached, "pinned": totals.Pinned} {
-		b.sample(o, kind, []*profile.Location{b.location("["+kind+" memory]", "", 0)}, []float64{0, 0, 0, float64(n)})
+		b.sample(o, kind, "", []*profile.Location{b.location("["+kind+" memory]", "", 0)}, []float64{0, 0, 0, float64(n)})
 	}
 }
 
+// part is what a record has under one name.
+type part struct {
+	name                                     string
+	allocObjects, allocBytes, objects, bytes float64
+}
+
+// parts divides a record by names. What was ever allocated is in the first part, which has none.
+func parts(r *memsample.Record) []part {
+	all := []part{{"", r.AllocObjects, r.AllocBytes, r.AllocObjects - r.FreeObjects, r.AllocBytes - r.FreeBytes}}
+	for _, name := range slices.Sorted(maps.Keys(r.Named)) {
+		n := r.Named[name]
+		all = append(all, part{name: name, objects: n.Objects, bytes: n.Bytes})
+		all[0].objects -= n.Objects
+		all[0].bytes -= n.Bytes
+	}
+	return all
+}
+
+// pools are the bytes of all pools of one name.
+type pools struct {
+	held, inBlocks float64
+	read, shown    float64 // so far: of held, and of what is in no block
+}
+
+// free is how many of the next bytes of held are in no block.
+func (p *pools) free(bytes float64) float64 {
+	before := p.shown
+	p.read += bytes
+	if p.held > 0 {
+		p.shown = math.Round(p.read * max(0, 1-p.inBlocks/p.held))
+	}
+	return p.shown - before
+}
+
 // sample adds a sample, unless all its values are 0.
-func (b *builder) sample(o *memsample.Owner, kind string, stack []*profile.Location, values []float64) {
+func (b *builder) sample(o *memsample.Owner, kind, name string, stack []*profile.Location, values []float64) {
 	s := &profile.Sample{Location: stack, Label: map[string][]string{"device": {o.Name}, "kind": {kind}}}
+	if name != "" {
+		quoted := strconv.Quote(name) // a label is UTF-8
+		s.Label["name"] = []string{quoted[1 : len(quoted)-1]}
+	}
 	for _, v := range values {
 		s.Value = append(s.Value, int64(math.Round(v)))
 	}

@@ -2,6 +2,7 @@ package memprof_test
 
 import (
 	"bytes"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"net/http/httptest"
@@ -349,4 +350,78 @@ func TestOff(t *testing.T) {
 	for _, g := range kept {
 		require.NoError(t, g.Close())
 	}
+}
+
+// TestNames: what is in use has the name of its range or pool as a label, and what was ever allocated has none.
+func TestNames(t *testing.T) {
+	all(t)
+	d := vmmtest.Device(t)
+	gran, err := d.Driver().Granularity(vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice}})
+	require.NoError(t, err)
+	type key struct{ name, kind string }
+	have := func() (inUse, ever map[key]int64) {
+		var b bytes.Buffer
+		require.NoError(t, memprof.Write(&b))
+		p, err := profile.Parse(&b)
+		require.NoError(t, err)
+		inUse, ever = map[key]int64{}, map[key]int64{}
+		for _, s := range p.Sample {
+			k := key{kind: s.Label["kind"][0]}
+			if l := s.Label["name"]; l != nil {
+				k.name = l[0]
+			}
+			if s.Value[3] != 0 {
+				inUse[k] += s.Value[3]
+			}
+			if s.Value[1] != 0 && s.Label["device"][0] == d.String() {
+				ever[k] += s.Value[1]
+			}
+		}
+		delete(inUse, key{"", "pinned"})
+		return inUse, ever
+	}
+	_, before := have()
+	var ranges []*vmm.Range
+	for i, name := range []string{"", "seq-17", "a\n\x00\xff\""} { // on one line
+		g, err := d.NewRange(vmm.RangeOptions{Name: name, Max: 64 * gran, Chunk: gran})
+		require.NoError(t, err)
+		require.NoError(t, g.Grow(uint64(i+1)*gran)) //nolint:gosec // not negative
+		ranges = append(ranges, g)
+	}
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	full, err := pool.New(d, pool.Options{Name: "full", ChunkSize: gran})
+	require.NoError(t, err)
+	b, err := full.Alloc(s, gran)
+	require.NoError(t, err)
+	idle, err := pool.New(d, pool.Options{Name: "idle", ChunkSize: gran, ReleaseThreshold: gran})
+	require.NoError(t, err)
+	gone, err := idle.Alloc(s, gran)
+	require.NoError(t, err)
+	require.NoError(t, idle.Free(s, gone))
+
+	inUse, ever := have()
+	n := int64(gran) //nolint:gosec // small
+	require.Equal(t, map[key]int64{
+		{"", "range"}: n, {"seq-17", "range"}: 2 * n, {`a\n\x00\xff\"`, "range"}: 3 * n,
+		{"full", "pool block"}: n, {"idle", "pool free"}: n,
+	}, inUse)
+	require.Equal(t, 6*n, ever[key{"", "range"}]-before[key{"", "range"}])
+	for k := range ever {
+		require.Empty(t, k.name, k.kind)
+	}
+
+	require.NoError(t, ranges[1].SetLen(gran))
+	require.NoError(t, vmm.Sleep(vmm.SleepKeep, ranges[1]))
+	inUse, _ = have()
+	require.Zero(t, inUse[key{"seq-17", "range"}])
+	require.Equal(t, n, inUse[key{"seq-17", "host copy"}])
+	require.NoError(t, vmm.Wake(ranges[1]))
+	inUse, _ = have()
+	require.Equal(t, 2*n, inUse[key{"seq-17", "range"}])
+	require.NoError(t, ranges[1].Close())
+	require.NoError(t, full.Free(s, b))
+	require.NoError(t, errors.Join(full.Close(), idle.Close(), s.Close(), ranges[0].Close(), ranges[2].Close()))
+	inUse, _ = have()
+	require.Empty(t, inUse)
 }

@@ -42,6 +42,7 @@ type Event struct {
 	Addr   Addr      `json:"addr"`
 	Size   uint64    `json:"size"`
 	Stream Addr      `json:"stream"`
+	Name   string    `json:"name,omitempty"`  // of the range or pool
 	Where  string    `json:"where,omitempty"` // the program's line, file:line
 	Stack  []string  `json:"stack,omitempty"` // the innermost first: function file:line
 }
@@ -50,7 +51,7 @@ type Event struct {
 // that the program has made.
 func Resolve(e vmm.HistoryEvent) Event {
 	where, stack := lines(e.Stack)
-	return Event{e.Seq, e.Time, e.Kind, Addr(e.Addr), e.Size, Addr(e.Stream), where, stack}
+	return Event{e.Seq, e.Time, e.Kind, Addr(e.Addr), e.Size, Addr(e.Stream), e.Name, where, stack}
 }
 
 // lines are the frames of a stack from the call into the library on, and the line of the first one

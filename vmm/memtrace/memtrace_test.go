@@ -271,3 +271,44 @@ func TestEachWriteHasADeadline(t *testing.T) {
 		require.True(t, strings.HasSuffix(w.Body.String(), "}\n"))
 	}
 }
+
+// TestNames: lines and instants have the names of ranges and pools, as JSON, and nothing where there is none.
+func TestNames(t *testing.T) {
+	d, err := vmm.OpenDriver(nulldriver.New(), 0)
+	require.NoError(t, err)
+	d.SetHistory(vmm.HistoryOptions{Events: 1000, Blocks: true})
+	const name = "a\n\x00\xff\""
+	const inJSON = `"name":"a\n\u0000\ufffd\""`
+	g, err := d.NewRange(vmm.RangeOptions{Name: name, Max: 64 * mib})
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+	p, err := pool.New(d, pool.Options{Name: "batch", Max: 1 << 30})
+	require.NoError(t, err)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	b, err := p.Alloc(s, 100)
+	require.NoError(t, err)
+	require.NoError(t, p.Free(s, b))
+	require.NoError(t, errors.Join(s.Close(), p.Close()))
+	c, err := d.Create(2*mib, vmm.Prop{})
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(c.Close(), d.Close()))
+	var lines, trace bytes.Buffer
+	require.NoError(t, memtrace.WriteLines(&lines, d))
+	require.NoError(t, memtrace.WriteTrace(&trace, d))
+	for line := range strings.Lines(lines.String()) {
+		var e memtrace.Event
+		require.NoError(t, json.Unmarshal([]byte(line), &e))
+		switch {
+		case e.Addr == memtrace.Addr(g.Ptr()) && e.Size == 64*mib:
+			require.Contains(t, line, inJSON)
+		case e.Kind == "alloc" || e.Kind == "free" || e.Kind == "map":
+			require.Equal(t, "batch", e.Name)
+		case e.Kind == "release":
+			require.NotContains(t, line, `"name"`)
+		}
+	}
+	require.Equal(t, 2, strings.Count(lines.String(), inJSON), "reserve and close")
+	require.Equal(t, 2, strings.Count(trace.String(), inJSON))
+	require.Contains(t, trace.String(), `"name":"batch"`)
+}

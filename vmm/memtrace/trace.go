@@ -29,6 +29,7 @@ type details struct {
 	Seq   uint64   `json:"seq"`
 	Addr  Addr     `json:"addr"`
 	Size  uint64   `json:"size"`
+	Name  string   `json:"name,omitempty"`
 	Where string   `json:"where,omitempty"`
 	Stack []string `json:"stack,omitempty"`
 }
@@ -96,7 +97,7 @@ func (t *tracer) event(e Event) {
 		name, _ := e.Stream.MarshalText()
 		t.put(record{Name: "thread_name", Phase: "M", TID: tid, Args: map[string]string{"name": "stream " + string(name)}})
 	}
-	t.put(record{Name: e.Kind, Cat: "memory", Phase: "i", Scope: "t", TS: ts, TID: tid, Args: details{e.Seq, e.Addr, e.Size, e.Where, e.Stack}})
+	t.put(record{Name: e.Kind, Cat: "memory", Phase: "i", Scope: "t", TS: ts, TID: tid, Args: details{e.Seq, e.Addr, e.Size, e.Name, e.Where, e.Stack}})
 	id, _ := e.Addr.MarshalText()
 	switch e.Kind {
 	case "sleep":

@@ -27,6 +27,9 @@ func (p *Pool) String() string {
 	if p.base == 0 { // while its addresses are reserved, under this name
 		return fmt.Sprintf("pool of %v", p.dev)
 	}
+	if p.name != "" {
+		return fmt.Sprintf("pool %q of %v at %v", p.name, p.dev, p.base)
+	}
 	return fmt.Sprintf("pool of %v at %v", p.dev, p.base)
 }
 

@@ -60,8 +60,8 @@ func (b Block) number() *atomic.Uint64 {
 	return nil
 }
 
-// note notes in a device's history what has happened to a block, of any pool; s is nil without a stream.
+// note notes in a device's history what has happened to a block of a pool of a name; s is nil without a stream.
 // Where that costs much, callers ask KeepsBlocks first, which is no call.
-func (b Block) note(l *history.Log, what history.Kind, s *vmm.Stream) {
-	l.AddBlock(what, uint64(b.ptr), b.size, inside.VMM.StreamNumber(s))
+func (b Block) note(l *history.Log, what history.Kind, s *vmm.Stream, name string) {
+	l.AddBlock(what, uint64(b.ptr), b.size, inside.VMM.StreamNumber(s), name)
 }

@@ -157,7 +157,7 @@ func (p *Pool) mapLocked(s site, m mapping) error {
 	p.stats.Remapped += unmapped
 	if err == nil {
 		if unmapped > 0 {
-			p.log.Add(history.Move, uint64(p.base)+s.hole.off, unmapped, 0)
+			p.log.Add(history.Move, uint64(p.base)+s.hole.off, unmapped, 0, p.name)
 		}
 		for i, c := range have {
 			p.slots[s.hole.off/p.chunk+uint64(i)].chunk = c //nolint:gosec // not negative
@@ -311,12 +311,13 @@ func (p *Pool) create(have []*vmm.Chunk, n int) (all []*vmm.Chunk, created int, 
 		}
 	}
 	for err == nil && len(have) < n {
-		c, again := inside.VMM.TryCreatePart(p.dev, p.chunk, p.prop, memsample.Pool)
+		from := &memsample.Source{Kind: memsample.Pool, Name: p.name}
+		c, again := inside.VMM.TryCreatePart(p.dev, p.chunk, p.prop, from)
 		if errors.Is(again, vmm.ErrOutOfMemory) {
 			p.mu.Lock()
 			p.movedLocked()
 			p.mu.Unlock()
-			c, again = inside.VMM.CreatePart(p.dev, p.chunk, p.prop, memsample.Pool)
+			c, again = inside.VMM.CreatePart(p.dev, p.chunk, p.prop, from)
 			p.mu.Lock()
 			p.moving++
 			p.mu.Unlock()

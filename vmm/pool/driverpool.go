@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -38,6 +37,7 @@ type DriverPool struct {
 	onOOM func(*vmm.Stream, uint64) bool
 	max   uint64 // 0: none
 	in    owner  // what its blocks are in
+	name  string
 	stop  func() // takes back OnPressure; nil where it has not registered
 
 	mu     sync.RWMutex // shared by all calls but Close
@@ -59,23 +59,20 @@ var _ Allocator = (*DriverPool)(nil)
 // NewDriver makes a pool of the driver's for dev's memory. If the driver has no pools it
 // returns ErrNotSupported. The caller must Close the pool, before dev.
 //
-// These options count: Max, which the driver may round up; ReleaseThreshold; NoReuse; OnOOM,
+// These options count: Name; Max, which the driver may round up; ReleaseThreshold; NoReuse; OnOOM,
 // as for [New]; Share, as far as Device.Supports says for FeaturePoolShareFD and
 // FeaturePoolShareFabric. Blocks are aligned to 256 bytes: an Align of more, and all other
 // options, are ErrNotSupported.
 func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
-	defer func() { err = wrap(dev, "make driver's pool", 0, 0, err) }()
-	switch {
-	case o.Align != 0 && bits.OnesCount64(o.Align) != 1, o.NoReuse&^ReuseAll != 0:
-		return nil, fmt.Errorf("%w: an alignment of %d, reuse %#x", vmm.ErrInvalid, o.Align, uint8(o.NoReuse))
-	case o.Align > 256, o.ChunkSize != 0, o.Addresses != 0:
-		return nil, fmt.Errorf("%w: a pool of the driver with Align above 256, ChunkSize or Addresses", vmm.ErrNotSupported)
+	defer func() { err = wrapNamed(dev, "make driver's pool", o.Name, 0, 0, err) }()
+	if err = o.resolveDriver(); err != nil {
+		return nil, err
 	}
 	p, err := driverPool(dev)
 	if err != nil {
 		return nil, err
 	}
-	p.made, p.onOOM, p.max = true, o.OnOOM, o.Max
+	p.made, p.name, p.onOOM, p.max = true, o.Name, o.OnOOM, o.Max
 	if p.pool, err = p.calls.CreatePool(driver.PoolProps{Max: o.Max, Share: o.Share}); err != nil {
 		return nil, err
 	}
@@ -167,7 +164,7 @@ func (p *DriverPool) withBlock(op string, b Block, f func() error) error {
 }
 
 func (p *DriverPool) fail(op string, at vmm.Ptr, size uint64, err error) error {
-	return wrap(p.Device(), op, at, size, err)
+	return wrapNamed(p.Device(), op, nonnil.Of(p).name, at, size, err)
 }
 
 // Device is the device that the pool was made, found or wrapped with. The memory is that device's,
@@ -191,7 +188,7 @@ func (p *DriverPool) SetCurrent() error {
 func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 	for {
 		if b, err = p.allocOrRelease(s, n); err == nil {
-			b.note(inside.VMM.HistoryLog(p.dev), history.Alloc, s)
+			b.note(inside.VMM.HistoryLog(p.dev), history.Alloc, s, p.name)
 			return b, nil
 		}
 		// The callback may free and close, so no lock is held.
@@ -203,7 +200,7 @@ func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 
 // allocOrRelease is alloc, for which other memory may have to be released.
 func (p *DriverPool) allocOrRelease(s *vmm.Stream, n uint64) (b Block, err error) {
-	lacking := inside.VMM.WithMemory(p.Device(), func() error {
+	lacking := inside.VMM.WithMemory(p.Device(), "allocate", nonnil.Of(p).name, n, func() error {
 		var full bool
 		if b, full, err = p.alloc(s, n); full {
 			return nil // no release helps
@@ -301,7 +298,7 @@ func (p *DriverPool) free(b Block, s *vmm.Stream, call func() error) error {
 	return p.withBlock("free", b, func() error {
 		err := p.freeOpen(b, call)
 		if err == nil {
-			b.note(inside.VMM.HistoryLog(p.dev), history.Free, s)
+			b.note(inside.VMM.HistoryLog(p.dev), history.Free, s, p.name)
 		}
 		return err
 	})

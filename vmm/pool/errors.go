@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/inside"
+	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -31,18 +32,26 @@ func notAllocated(number *atomic.Uint64, seq uint64) error {
 
 // fail wraps err for op.
 func (p *Pool) fail(op string, ptr vmm.Ptr, size uint64, err error) error {
-	return wrap(p.Device(), op, ptr, size, err)
+	if err == nil {
+		return nil
+	}
+	return wrapNamed(p.Device(), op, nonnil.Of(p).name, ptr, size, err)
 }
 
 // wrap is nil for nil, and an error that is wrapped already as it is.
 func wrap(dev *vmm.Device, op string, ptr vmm.Ptr, size uint64, err error) error {
+	return wrapNamed(dev, op, "", ptr, size, err)
+}
+
+// wrapNamed is wrap for what has a name.
+func wrapNamed(dev *vmm.Device, op, name string, ptr vmm.Ptr, size uint64, err error) error {
 	if err == nil {
 		return nil // and nothing is allocated
 	}
-	err = inside.VMM.HistoryLog(dev).Refused(uint64(ptr), size, err)
+	err = inside.VMM.HistoryLog(dev).Refused(uint64(ptr), size, name, err)
 	var done *vmm.OpError
 	if errors.As(err, &done) {
 		return err
 	}
-	return &vmm.OpError{Op: op, Device: dev.String(), Addr: ptr, Size: size, Err: err}
+	return &vmm.OpError{Op: op, Device: dev.String(), Name: name, Addr: ptr, Size: size, Err: err}
 }

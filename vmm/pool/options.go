@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"math/bits"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Options is how to make a pool; its zero value is the default.
 type Options struct {
+	// Name is as in vmm.RangeOptions.
+	Name string
 	// Max is the most bytes of memory that the pool may hold, rounded down to whole chunks, of
 	// which it must have one. 0: the device's memory. Beyond it Alloc returns ErrOutOfMemory.
 	Max uint64
@@ -63,5 +66,19 @@ func (o *Options) resolve(gran, memory uint64) error {
 		return fmt.Errorf("%w: Max is less than a chunk of %d bytes", vmm.ErrInvalid, o.ChunkSize)
 	}
 	o.Addresses = max(cmp.Or(o.Addresses, 4*o.Max), o.ChunkSize) / o.ChunkSize * o.ChunkSize
+	return nil
+}
+
+// resolveDriver checks the options for a pool of the driver's.
+func (o *Options) resolveDriver() (err error) {
+	if o.Name, err = inside.VMM.CopyName(o.Name); err != nil {
+		return err
+	}
+	switch {
+	case o.Align != 0 && bits.OnesCount64(o.Align) != 1, o.NoReuse&^ReuseAll != 0:
+		return fmt.Errorf("%w: an alignment of %d, reuse %#x", vmm.ErrInvalid, o.Align, uint8(o.NoReuse))
+	case o.Align > 256, o.ChunkSize != 0, o.Addresses != 0:
+		return fmt.Errorf("%w: a pool of the driver with Align above 256, ChunkSize or Addresses", vmm.ErrNotSupported)
+	}
 	return nil
 }

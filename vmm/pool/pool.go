@@ -21,6 +21,7 @@ type Pool struct {
 	// Immutable.
 	dev        *vmm.Device
 	log        *history.Log // dev's
+	name       string
 	res        *vmm.Reservation
 	base       vmm.Ptr
 	classes    *classes
@@ -109,7 +110,10 @@ var _ Allocator = (*Pool)(nil)
 // that make no sense are ErrInvalid, also a Max of less than one chunk. The caller must Close
 // it, before dev.
 func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
-	defer func() { err = wrap(dev, "make pool", 0, 0, err) }()
+	defer func() { err = wrapNamed(dev, "make pool", o.Name, 0, 0, err) }()
+	if o.Name, err = inside.VMM.CopyName(o.Name); err != nil {
+		return nil, err
+	}
 	if dev.Driver() == nil {
 		return nil, fmt.Errorf("%w: no device", vmm.ErrInvalid)
 	}
@@ -124,6 +128,7 @@ func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
 	p := &Pool{
 		dev:        dev,
 		log:        inside.VMM.HistoryLog(dev),
+		name:       o.Name,
 		classes:    newClasses(o.Align),
 		unit:       max(pageSize, o.Align),
 		chunk:      o.ChunkSize,
@@ -137,7 +142,7 @@ func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
 	p.lastSlabs = make([]atomic.Pointer[slab], len(p.classes.sizes))
 	p.reuse.Store(uint32(ReuseAll &^ o.NoReuse))
 	p.threshold.Store(o.ReleaseThreshold)
-	if p.res, err = dev.Reserve(o.Addresses, vmm.ReserveOptions{Align: o.Align, Owner: p}); err != nil {
+	if p.res, err = dev.Reserve(o.Addresses, vmm.ReserveOptions{Align: o.Align, Name: o.Name, Owner: p}); err != nil {
 		return nil, err
 	}
 	p.base = p.res.Ptr()
@@ -197,7 +202,7 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 		if n-1 < p.classes.most {
 			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
 				if p.log.KeepsBlocks() {
-					b.note(p.log, history.Alloc, s)
+					b.note(p.log, history.Alloc, s, p.name)
 				}
 				return b, nil
 			}
@@ -209,7 +214,7 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 		}
 		if err == nil {
 			if p.log.KeepsBlocks() {
-				b.note(p.log, history.Alloc, s)
+				b.note(p.log, history.Alloc, s, p.name)
 			}
 			return b, nil
 		}
@@ -229,7 +234,7 @@ func (p *Pool) Free(s *vmm.Stream, b Block) error {
 		err = p.free(st, b)
 	}
 	if err == nil && p.log.KeepsBlocks() {
-		b.note(p.log, history.Free, s)
+		b.note(p.log, history.Free, s, p.name)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }
@@ -269,7 +274,7 @@ func (p *Pool) FreeNow(b Block) error {
 		err = p.freeNow(b)
 	}
 	if err == nil && p.log.KeepsBlocks() {
-		b.note(p.log, history.Free, nil)
+		b.note(p.log, history.Free, nil, p.name)
 	}
 	return p.fail("free", b.ptr, b.size, err)
 }
@@ -304,5 +309,5 @@ func (p *Pool) sample(due *memsample.Countdown, size uint64) *memsample.Sample {
 	if !due.Due(size) {
 		return nil
 	}
-	return due.Sample(inside.VMM.Samples(p.dev), memsample.Block, size)
+	return due.Sample(inside.VMM.Samples(p.dev), &memsample.Source{Kind: memsample.Block, Name: p.name}, size)
 }

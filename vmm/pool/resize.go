@@ -28,7 +28,7 @@ func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 	}
 	b.size = n
 	if p.log.KeepsBlocks() {
-		b.note(p.log, history.Resize, s)
+		b.note(p.log, history.Resize, s, p.name)
 	}
 	return b, nil
 }

@@ -61,6 +61,7 @@ func (t *traced) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	delete(t.resized, b.ptr) // of a block that was freed elsewhere
 	t.line(action, b.ptr, n, s)
 	return b, err
 }

@@ -167,10 +167,11 @@ func (v *device) runNow(verb string, n uint64, o *op, prepare func()) error {
 		d.workMu.Unlock()
 		whole := o.do(c)
 		d.workMu.Lock()
+		o.dropped = !whole
 		o.end()
 		s.inline = slices.DeleteFunc(s.inline, func(x *op) bool { return x == o })
 		s.dropIfIdle()
-		dropped, err = !whole, o.err
+		dropped, err = o.dropped, o.err
 		if !o.seen {
 			*o = op{}
 			spareOps.Put(o)

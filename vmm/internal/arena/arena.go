@@ -26,13 +26,21 @@ type Arenas struct {
 	// Reserve and Free are the driver's calls.
 	Reserve func(size, align uint64) (driver.Ptr, error)
 	Free    func(p driver.Ptr, size uint64) error
-	// Count counts an arena against the limit of the process; false if that has no room for it.
-	// Uncount undoes it.
-	Count   func(size uint64) bool
-	Uncount func(size uint64)
+	Budget  Budget
 
 	mu  sync.Mutex // held across Reserve and Free
 	all []*arena   // by address
+}
+
+// Budget is what the process may have of addresses.
+type Budget interface {
+	// Make counts an arena, none of which is handed out; false if there is no room for it.
+	Make(size uint64) bool
+	// Unmake undoes Make.
+	Unmake(size uint64)
+	// Take counts what is about to be handed out; false if that is too much. Give undoes it.
+	Take(size uint64) bool
+	Give(size uint64)
 }
 
 type arena struct {
@@ -42,18 +50,18 @@ type arena struct {
 	free spans  // in units from base
 }
 
-// errNone is that there is no arena, so that the caller reserves for itself.
-var errNone = errors.New("no arena")
-
-// Take returns size bytes of addresses, a multiple of unit, that begin at one. The unit
-// behind them goes to no caller. Addresses that were given back come again last of all. If ok is false no
-// arena has them and none can be made: the caller asks the driver.
-func (a *Arenas) Take(size, unit uint64) (p driver.Ptr, ok bool, err error) {
+// Take returns size bytes of addresses, a multiple of unit, that begin at one. The unit behind them
+// goes to no caller. Addresses that were given back come again last of all. It returns false if no
+// arena has them and none can be made: the caller then asks the driver.
+func (a *Arenas) Take(size, unit uint64) (p driver.Ptr, ok bool) {
 	if size > Most {
-		return 0, false, nil
+		return 0, false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if !a.Budget.Take(size) {
+		return 0, false
+	}
 	n := size/unit + 1
 	for _, again := range []bool{false, true} {
 		for _, x := range a.all {
@@ -61,37 +69,38 @@ func (a *Arenas) Take(size, unit uint64) (p driver.Ptr, ok bool, err error) {
 				continue
 			}
 			if at, ok := x.free.take(n, again); ok {
-				x.used += n
-				return x.base + driver.Ptr(at*unit), true, nil
+				return x.handOut(at, n), true
 			}
 		}
 	}
-	x, err := a.makeLocked(unit)
-	if err != nil {
-		if errors.Is(err, errNone) || errors.Is(err, driver.ErrAddressSpace) || errors.Is(err, driver.ErrOutOfMemory) {
-			err = nil
-		}
-		return 0, false, err
+	x := a.makeLocked(unit)
+	if x == nil {
+		a.Budget.Give(size)
+		return 0, false
 	}
 	at, _ := x.free.take(n, false)
-	x.used += n
-	return x.base + driver.Ptr(at*unit), true, nil
+	return x.handOut(at, n), true
 }
 
-// makeLocked makes an arena.
-func (a *Arenas) makeLocked(unit uint64) (*arena, error) {
-	if !a.Count(Size) {
-		return nil, errNone
+func (x *arena) handOut(at, n uint64) driver.Ptr {
+	x.used += n
+	return x.base + driver.Ptr(at*x.unit)
+}
+
+// makeLocked makes an arena; nil if the budget has no room for it, or the driver refuses.
+func (a *Arenas) makeLocked(unit uint64) *arena {
+	if !a.Budget.Make(Size) {
+		return nil
 	}
 	base, err := a.Reserve(Size, unit)
 	if err != nil {
-		a.Uncount(Size)
-		return nil, err
+		a.Budget.Unmake(Size)
+		return nil
 	}
 	x := &arena{base: base, unit: unit, free: newSpans(Size / unit)}
 	i, _ := a.findLocked(base)
 	a.all = slices.Insert(a.all, i, x)
-	return x, nil
+	return x
 }
 
 // findLocked is where the arena that begins at p is, or would be.
@@ -115,6 +124,7 @@ func (a *Arenas) Give(p driver.Ptr, size uint64) bool {
 	n := size/x.unit + 1
 	x.free.give(uint64(p-x.base)/x.unit, n)
 	x.used -= n
+	a.Budget.Give(size)
 	if x.used == 0 && slices.ContainsFunc(a.all, func(y *arena) bool { return y != x && y.used == 0 }) {
 		_ = a.freeLocked(x) // FreeEmpty tries again, and tells
 	}
@@ -138,6 +148,6 @@ func (a *Arenas) freeLocked(x *arena) error {
 		return err
 	}
 	a.all = slices.DeleteFunc(a.all, func(y *arena) bool { return y == x })
-	a.Uncount(Size)
+	a.Budget.Unmake(Size)
 	return nil
 }

@@ -21,11 +21,13 @@ type source struct {
 	next   driver.Ptr
 	live   map[driver.Ptr]uint64
 	left   int // arenas that the limit has room for
+	taken  uint64
+	most   uint64 // of what is handed out
 	refuse error
 }
 
 func newArenas(left int) (*Arenas, *source) {
-	s := &source{next: 1 << 41, live: map[driver.Ptr]uint64{}, left: left}
+	s := &source{next: 1 << 41, live: map[driver.Ptr]uint64{}, left: left, most: 1 << 60}
 	return &Arenas{
 		Reserve: func(size, align uint64) (driver.Ptr, error) {
 			if s.refuse != nil {
@@ -46,18 +48,33 @@ func newArenas(left int) (*Arenas, *source) {
 			delete(s.live, p)
 			return nil
 		},
-		Count:   func(uint64) bool { s.left--; return s.left >= 0 || s.uncount() },
-		Uncount: func(uint64) { s.left++ },
+		Budget: s,
 	}, s
 }
 
-// uncount undoes a Count that is refused.
-func (s *source) uncount() bool { s.left++; return false }
+func (s *source) Make(uint64) bool {
+	if s.left == 0 {
+		return false
+	}
+	s.left--
+	return true
+}
+
+func (s *source) Unmake(uint64) { s.left++ }
+
+func (s *source) Take(n uint64) bool {
+	if n > s.most-s.taken {
+		return false
+	}
+	s.taken += n
+	return true
+}
+
+func (s *source) Give(n uint64) { s.taken -= n }
 
 func take(t *testing.T, a *Arenas, size uint64) driver.Ptr {
 	t.Helper()
-	p, ok, err := a.Take(size, unit)
-	require.NoError(t, err)
+	p, ok := a.Take(size, unit)
 	require.True(t, ok)
 	return p
 }
@@ -81,8 +98,7 @@ func TestRandom(t *testing.T) {
 	for range 40_000 {
 		if r.IntN(100) < 55 {
 			size := (1 + r.Uint64N(1<<r.Uint64N(15))) * unit
-			p, ok, err := a.Take(size, unit)
-			require.NoError(t, err)
+			p, ok := a.Take(size, unit)
 			if !ok {
 				refused++
 				continue
@@ -137,18 +153,17 @@ func TestFreedAddressesComeLast(t *testing.T) {
 	require.Equal(t, base+2*Most, take(t, a, size), "freed long ago")
 	require.Equal(t, base+10*Most, take(t, a, size))
 	require.Equal(t, base+8*Most, take(t, a, size))
-	_, ok, err := a.Take(unit, unit)
-	require.NoError(t, err)
+	_, ok := a.Take(unit, unit)
 	require.False(t, ok)
 	require.Len(t, s.live, 1)
+	require.Equal(t, uint64(16*size), s.taken)
 }
 
 // TestUnits: reservations in units of other sizes have arenas of their own.
 func TestUnits(t *testing.T) {
 	a, s := newArenas(2)
 	p := take(t, a, unit)
-	q, ok, err := a.Take(4096, 4096)
-	require.NoError(t, err)
+	q, ok := a.Take(4096, 4096)
 	require.True(t, ok)
 	require.Len(t, s.live, 2)
 	require.True(t, a.Give(q, 4096))
@@ -158,32 +173,25 @@ func TestUnits(t *testing.T) {
 	require.False(t, a.Give(1, unit))
 }
 
-// TestNoArena: the caller reserves for itself where there is no room, or no address left. Any
-// other error of the driver is the caller's.
+// TestNoArena: the caller reserves for itself where there is no room, or the driver refuses.
 func TestNoArena(t *testing.T) {
 	a, s := newArenas(0)
-	none := func() {
+	none := func(size uint64) {
 		t.Helper()
-		_, ok, err := a.Take(unit, unit)
-		require.NoError(t, err)
+		_, ok := a.Take(size, unit)
 		require.False(t, ok)
+		require.Zero(t, s.taken)
 	}
-	none()
-	s.left = 1
-	for _, err := range []error{driver.ErrAddressSpace, driver.ErrOutOfMemory} {
-		s.refuse = err
-		none()
-		require.Equal(t, 1, s.left)
-	}
-	s.refuse = errInjected
-	_, _, err := a.Take(unit, unit)
-	require.ErrorIs(t, err, errInjected)
+	none(unit)
+	s.left, s.refuse = 1, errInjected
+	none(unit)
 	require.Equal(t, 1, s.left)
 	s.refuse = nil
-	_, ok, err := a.Take(Most+unit, unit)
-	require.NoError(t, err)
-	require.False(t, ok, "too large")
+	none(Most + unit)
+	s.most = unit
+	none(2 * unit)
 	require.Empty(t, s.live)
+	take(t, a, unit)
 }
 
 // TestFreeThatFails: the arena stays, and can be used and freed again.

@@ -36,8 +36,7 @@ func (s *spans) take(n uint64, again bool) (at uint64, ok bool) {
 	if e == nil {
 		return 0, false
 	}
-	x := *e.Value.(*span)
-	s.remove(e)
+	x := s.remove(e)
 	if x.n > n {
 		s.add(span{x.at + n, x.n - n}, true)
 	}
@@ -49,7 +48,7 @@ func (s *spans) find(n uint64) *list.Element {
 	class := bits.Len64(n) - 1
 	looked := 0
 	for e := s.classes[class].Front(); e != nil && looked < looks; e = e.Next() {
-		if e.Value.(*span).n >= n {
+		if spanOf(e).n >= n {
 			return e
 		}
 		looked++
@@ -66,13 +65,11 @@ func (s *spans) find(n uint64) *list.Element {
 func (s *spans) give(at, n uint64) {
 	x := span{at, n}
 	if e := s.ends[x.at]; e != nil {
-		before := e.Value.(*span)
+		before := s.remove(e)
 		x.at, x.n = before.at, x.n+before.n
-		s.remove(e)
 	}
 	if e := s.begins[x.at+x.n]; e != nil {
-		x.n += e.Value.(*span).n
-		s.remove(e)
+		x.n += s.remove(e).n
 	}
 	s.add(x, false)
 	if x.n == s.end { // all of it
@@ -92,9 +89,12 @@ func (s *spans) add(x span, oldest bool) {
 	s.begins[x.at], s.ends[x.at+x.n] = e, e
 }
 
-func (s *spans) remove(e *list.Element) {
-	x := e.Value.(*span)
+func (s *spans) remove(e *list.Element) span {
+	x := spanOf(e)
 	delete(s.begins, x.at)
 	delete(s.ends, x.at+x.n)
 	s.classes[bits.Len64(x.n)-1].Remove(e)
+	return x
 }
+
+func spanOf(e *list.Element) span { return *e.Value.(*span) } //nolint:forcetypeassert // add has put it there

@@ -70,6 +70,11 @@ const line = made => made.slice(made.lastIndexOf("/") + 1);
 // maker is the line that made a range, with the one that called it: many programs make all of theirs in one function.
 const maker = r => r.stack && r.stack.length > 1 ? line(r.stack[0]) + " < " + line(r.stack[1]) : line(r.made);
 
+// quoted is a name in which nothing hides: what does not show is there in hexadecimal.
+const quoted = name => JSON.stringify(name).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, c => "\\u{" + c.codePointAt(0).toString(16) + "}");
+// named is what a range is, with its name.
+const named = r => (r.pool ? "pool " + r.pool : r.kind) + (r.name ? " " + quoted(r.name) : "");
+
 // bytesCell is an element that shows a size, and the exact one to who points at it.
 const bytesCell = (tag, n) => el(tag, {title: exact(n), className: "number"}, bytes(n));
 

@@ -72,7 +72,7 @@ function detail(close) {
       }
       const isNew = !range || range.addr !== r.addr;
       range = r;
-      setText(title, (r.pool ? "pool " + r.pool : r.kind) + " at " + r.addr);
+      setText(title, named(r) + " at " + r.addr);
       if (isNew || fits) fit(false);
       else paint();
       const entries = [["made at", (r.stack || [r.made]).join(" < ")], ["since", day(new Date(r.since)) + " " + clockMs(new Date(r.since))], ["addresses", bytes(r.size)], ["mapped", bytes(r.committed)]];

@@ -6,7 +6,7 @@ let connection = null, status = "", paused = false, views = [], waiting = false;
 // eventsPanel shows the last events of a device, the newest first.
 function eventsPanel() {
   const kind = el("select", {onchange: () => update(device)}, el("option", {value: ""}, "all"));
-  const list = table("Last events, the newest first", ["Time", "Kind", "Address", "Size", "Stream", "Where"]);
+  const list = table("Last events, the newest first", ["Time", "Kind", "Name", "Address", "Size", "Stream", "Where"]);
   const node = el("section", {className: "panel events"}, el("div", {className: "head"}, el("h3", {}, "Last events"), el("label", {}, "Kind ", kind)), list.node);
   let device = null;
   function update(d) {
@@ -15,7 +15,7 @@ function eventsPanel() {
     const has = [...kind.options].slice(1).map(o => o.value);
     for (const k of kinds) if (!has.includes(k)) kind.append(el("option", {value: k}, k));
     const shown = d.events.filter(e => !kind.value || e.kind === kind.value).slice(-100).reverse();
-    list.fill(shown.map(e => [clockMs(new Date(e.time)), e.kind, e.addr === "0x0" ? "–" : e.addr, e.size ? bytes(e.size) : "–", e.stream === "0x0" ? "–" : e.stream, e.where ? line(e.where) : "–"]),
+    list.fill(shown.map(e => [clockMs(new Date(e.time)), e.kind, e.name ? quoted(e.name) : "–", e.addr === "0x0" ? "–" : e.addr, e.size ? bytes(e.size) : "–", e.stream === "0x0" ? "–" : e.stream, e.where ? line(e.where) : "–"]),
       d.events.length === 0 ? "None are kept. Device.SetHistory keeps them." : shown.length < d.events.length ? count(shown.length) + " of the last " + count(d.events.length) + "." : "");
     [...list.node.querySelectorAll("tbody tr")].forEach((row, i) => {
       const e = shown[i];

@@ -20,6 +20,7 @@ const orders = {
   size: ["addresses", (a, b) => b.size - a.size],
   ahead: ["ahead", (a, b) => b.ahead - a.ahead],
   since: ["age", (a, b) => new Date(a.since) - new Date(b.since)],
+  name: ["name", (a, b) => (a.name || "") < (b.name || "") ? -1 : (a.name || "") > (b.name || "") ? 1 : 0],
   made: ["where made", (a, b) => a.made < b.made ? -1 : a.made > b.made ? 1 : 0],
 };
 
@@ -36,9 +37,8 @@ function dominant(r) {
 const sharerNames = r => (r.sharers || []).map(s => [s.object, s.instance, s.pid ? "pid " + s.pid : ""].join(" ")).join(" ");
 
 function rangeText(r) {
-  const what = r.pool ? "pool " + r.pool : r.kind;
   const size = isPlain(r) ? bytes(r.committed) + " mapped" : r.asleep ? bytes(r.len) + " asleep" : bytes(r.len) + " of " + bytes(r.committed);
-  return r.addr + ", " + what + ", " + size + ", made at " + maker(r);
+  return r.addr + ", " + named(r) + ", " + size + ", made at " + maker(r);
 }
 
 function ranges(name) {
@@ -51,7 +51,7 @@ function ranges(name) {
     first = 0;
     search(true);
   };
-  const text = el("input", {type: "search", placeholder: "address, file, pool, process", spellcheck: false, oninput: refilter});
+  const text = el("input", {type: "search", placeholder: "address, name, file, pool, process", spellcheck: false, oninput: refilter});
   const [stateLabel, state] = select("State", filters, refilter);
   const [orderLabel, order] = select("Sort by", orders, refilter);
   const [scaleLabel, scale] = select("Scale", {own: ["each its own"], one: ["one for all"]}, () => paintRows());
@@ -166,7 +166,7 @@ function ranges(name) {
     for (const r of device.ranges.values()) {
       if (!ok(r)) continue;
       if (words.length) {
-        const hay = (r.addr + " " + r.kind + " " + (r.stack || [r.made]).join(" ") + " " + maker(r) + " " + (r.pool || "") + " " + sharerNames(r)).toLowerCase();
+        const hay = (r.addr + " " + r.kind + " " + (r.stack || [r.made]).join(" ") + " " + maker(r) + " " + (r.pool || "") + " " + (r.name || "") + " " + sharerNames(r)).toLowerCase();
         if (!words.every(w => hay.includes(w))) continue;
       }
       found.push(r);
@@ -204,7 +204,7 @@ function ranges(name) {
     keyed(rows, visible, r => r.addr, makeRow, (li, r) => {
       li.range = r;
       setText(li.addr, r.addr);
-      setText(li.what, (r.pool ? "pool " + r.pool : r.kind) + " · " + maker(r));
+      setText(li.what, named(r) + " · " + maker(r));
       li.what.title = (r.stack || [r.made]).join("\n");
       const badges = [];
       if (r.asleep) badges.push("asleep");
