@@ -295,6 +295,25 @@ func TestTraceOfResize(t *testing.T) {
 	w.end()
 }
 
+// TestTraceOfABlockFreedElsewhere: the next block at its address has its own size.
+func TestTraceOfABlockFreedElsewhere(t *testing.T) {
+	w := newWorld(t, 1, 16*mib)
+	var out bytes.Buffer
+	inner, s := w.pool(pool.Options{}), w.stream(0)
+	p := pool.Trace(inner, &out)
+	b, err := p.Resize(s, alloc(t, p, s, 100_000), 99_000)
+	require.NoError(t, err)
+	require.NoError(t, inner.Free(s, b))
+	c := alloc(t, p, s, 100_000)
+	require.Equal(t, b.Ptr(), c.Ptr())
+	require.NoError(t, p.Free(s, c))
+	closeAll(t, p)
+	lines := parse(t, out.Bytes())
+	require.Equal(t, traced{"free", uint64(c.Ptr()), 100_000, uint64(s.Raw())}, lines[len(lines)-1])
+	closeAll(t, s)
+	w.end()
+}
+
 // TestTraceOfADriverPool: any Allocator can be written down. Its Resize fails, which is no line.
 func TestTraceOfADriverPool(t *testing.T) {
 	w := newWorld(t, 1, 16*mib)

@@ -60,6 +60,35 @@ func TestResetContext(t *testing.T) {
 	})
 }
 
+// TestResetCutsACopyShort that runs in its caller: whoever waits for it gets the error, too.
+func TestResetCutsACopyShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := New(Config{Memory: 64 * mib})
+		opened, err := d.Open(0)
+		require.NoError(t, err)
+		v := opened.(*device)
+		let := make(chan struct{})
+		o := &op{}
+		o.use(chunk(t, d, 2*mib), mib, driver.AccessReadWrite)
+		copied, synced, reset := make(chan error, 1), make(chan error, 1), make(chan error, 1)
+		go func() {
+			copied <- v.runNow("CopyIn", mib, o, func() {
+				o.run = func(c *context) bool { <-let; return !c.stopped() }
+			})
+		}()
+		synctest.Wait()
+		go func() { synced <- v.SyncStream(v.copyStream) }()
+		synctest.Wait()
+		go func() { reset <- d.ResetContext(0) }()
+		synctest.Wait()
+		close(let)
+		require.NoError(t, <-reset)
+		require.ErrorIs(t, <-copied, driver.ErrContextReset)
+		require.ErrorIs(t, <-synced, driver.ErrContextReset)
+		require.NoError(t, v.Close())
+	})
+}
+
 // TestResetContextUnderAPeer frees memory that another device is working on.
 func TestResetContextUnderAPeer(t *testing.T) {
 	d := New(Config{Devices: 2, Memory: 64 * mib})
