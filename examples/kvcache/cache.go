@@ -19,6 +19,9 @@ var ErrNoSequence = errors.New("no such sequence")
 // idle ones that were used least recently sleep in host memory until they are used. The limit must have
 // room for those that are used at once. Safe for concurrent use. The caller must Close it.
 //
+// A sequence is one range, and a token one row of it, with the keys and values of all layers. A range for
+// each layer would take 2 MiB each from the first token on: see docs/guides/many.md.
+//
 // Who has taken a sequence's token owns it, and alone may wake, use, close it or put it to sleep.
 // Users wait for the token. makeRoom, which runs where memory is needed, takes one only if it is
 // there: so it waits for no one, and leaves the sequence that needs the memory alone.
@@ -61,7 +64,10 @@ func (c *Cache) Add(id uint64) error {
 	if c.closed || c.sequences[id] != nil {
 		return fmt.Errorf("sequence %d exists, or the cache is closed", id)
 	}
-	rows, err := growable.NewRows[uint16](c.dev, c.width, growable.RowsOptions{MaxRows: c.maxTokens})
+	rows, err := growable.NewRows[uint16](c.dev, c.width, growable.RowsOptions{
+		MaxRows: c.maxTokens,
+		Range:   vmm.RangeOptions{Name: fmt.Sprint("sequence ", id)}, // in errors, and in the map
+	})
 	if err != nil {
 		return fmt.Errorf("sequence %d: %w", id, err)
 	}
