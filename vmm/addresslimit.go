@@ -15,8 +15,8 @@ const defaultAddressLimit = 1 << 46
 // cannot grow and the process dies. A limit below what is reserved already only
 // stops new reservations.
 //
-// Most addresses are cut out of arenas of 1 TiB, which the process has whole. An arena is made only
-// where the limit has room for all of it, and an empty one is given back for what needs the room.
+// Most addresses are cut out of arenas of 1 TiB, which the process has whole. They are made in half of
+// what the limit allows, and an empty one is given back for what needs the room.
 func SetAddressLimit(bytes uint64) (old uint64) {
 	process.mu.Lock()
 	old, process.limit = process.limit, bytes
@@ -78,7 +78,7 @@ type arenaBudget struct{}
 func (arenaBudget) Make(size uint64) bool {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	if !process.hasLocked(size) {
+	if process.reserved+process.spare+size > process.limit/2 {
 		return false
 	}
 	process.spare += size
@@ -113,8 +113,8 @@ func (arenaBudget) Give(size uint64) {
 // the driver.
 func (s *driverState) reserve(size, gran, align uint64) (Ptr, error) {
 	if align <= gran {
-		if p, ok := s.arenas.Take(size, gran); ok {
-			return p, nil
+		if p, ok, err := s.arenas.Take(size, gran); ok || err != nil {
+			return p, err
 		}
 	}
 	if err := takeAddresses(size); err != nil {

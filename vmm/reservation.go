@@ -279,8 +279,18 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 		held = append(held, m)
 		size += m.size
 	}
-	return r.wrap("map", off, size, withMemory(func(err error) error { return r.opError("map", off, size, err) },
-		func() (*deviceState, error) { return r.dev.state, r.mapChunks(off, held, forCaller) }))
+	t := newTicket()
+	err := r.mapChunks(off, held, forCaller)
+	if lacksMemory(err) {
+		err = r.mapAgain(t, err, off, size, held)
+	}
+	return r.wrap("map", off, size, err)
+}
+
+// mapAgain goes on with a Map whose first try has failed, short of memory. Map allocates nothing without it.
+func (r *Reservation) mapAgain(t ticket, err error, off, size uint64, ms []*memory) error {
+	t.need = func(err error) error { return r.opError("map", off, size, err) }
+	return t.again(nil, r.dev.state, err, func() (*deviceState, error) { return r.dev.state, r.mapChunks(off, ms, forCaller) })
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes its own reference.

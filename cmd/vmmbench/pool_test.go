@@ -131,7 +131,7 @@ func TestPoolThatFailsGivesBack(t *testing.T) {
 		{"NewStream", "training"}, {"Map", "training"},
 	} {
 		drv := drivertest.Inject(nulldriver.NewSized(1<<30), nil)
-		failing := drivertest.Inject(drv, drivertest.FailNth(c.call, 1, vmm.ErrInvalid))
+		failing := drivertest.Inject(drv, drivertest.FailNth(c.call, 1, vmm.ErrBusy))
 		dev := openDriver(t, failing, 0)
 		s := newRunner()
 		s.flags.samples = 1

@@ -52,15 +52,16 @@ type arena struct {
 
 // Take returns size bytes of addresses, a multiple of unit, that begin at one. The unit behind them
 // goes to no caller. Addresses that were given back come again last of all. It returns false if no
-// arena has them and none can be made: the caller then asks the driver.
-func (a *Arenas) Take(size, unit uint64) (p driver.Ptr, ok bool) {
+// arena has them and none can be made: the caller then asks the driver. A driver that has not so
+// many addresses in one piece is no error; what else it returns is.
+func (a *Arenas) Take(size, unit uint64) (p driver.Ptr, ok bool, err error) {
 	if size > Most {
-		return 0, false
+		return 0, false, nil
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.Budget.Take(size) {
-		return 0, false
+		return 0, false, nil
 	}
 	n := size/unit + 1
 	for _, again := range []bool{false, true} {
@@ -69,17 +70,17 @@ func (a *Arenas) Take(size, unit uint64) (p driver.Ptr, ok bool) {
 				continue
 			}
 			if at, ok := x.free.take(n, again); ok {
-				return x.handOut(at, n), true
+				return x.handOut(at, n), true, nil
 			}
 		}
 	}
-	x := a.makeLocked(unit)
+	x, err := a.makeLocked(unit)
 	if x == nil {
 		a.Budget.Give(size)
-		return 0, false
+		return 0, false, err
 	}
 	at, _ := x.free.take(n, false)
-	return x.handOut(at, n), true
+	return x.handOut(at, n), true, nil
 }
 
 func (x *arena) handOut(at, n uint64) driver.Ptr {
@@ -87,20 +88,23 @@ func (x *arena) handOut(at, n uint64) driver.Ptr {
 	return x.base + driver.Ptr(at*x.unit)
 }
 
-// makeLocked makes an arena; nil if the budget has no room for it, or the driver refuses.
-func (a *Arenas) makeLocked(unit uint64) *arena {
+// makeLocked makes an arena; nil if the budget, or the driver, has no room for it.
+func (a *Arenas) makeLocked(unit uint64) (*arena, error) {
 	if !a.Budget.Make(Size) {
-		return nil
+		return nil, nil
 	}
 	base, err := a.Reserve(Size, unit)
 	if err != nil {
 		a.Budget.Unmake(Size)
-		return nil
+		if errors.Is(err, driver.ErrAddressSpace) || errors.Is(err, driver.ErrInvalid) {
+			err = nil
+		}
+		return nil, err
 	}
 	x := &arena{base: base, unit: unit, free: newSpans(Size / unit)}
 	i, _ := a.findLocked(base)
 	a.all = slices.Insert(a.all, i, x)
-	return x
+	return x, nil
 }
 
 // findLocked is where the arena that begins at p is, or would be.

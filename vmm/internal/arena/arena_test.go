@@ -74,7 +74,8 @@ func (s *source) Give(n uint64) { s.taken -= n }
 
 func take(t *testing.T, a *Arenas, size uint64) driver.Ptr {
 	t.Helper()
-	p, ok := a.Take(size, unit)
+	p, ok, err := a.Take(size, unit)
+	require.NoError(t, err)
 	require.True(t, ok)
 	return p
 }
@@ -98,7 +99,8 @@ func TestRandom(t *testing.T) {
 	for range 40_000 {
 		if r.IntN(100) < 55 {
 			size := (1 + r.Uint64N(1<<r.Uint64N(15))) * unit
-			p, ok := a.Take(size, unit)
+			p, ok, err := a.Take(size, unit)
+			require.NoError(t, err)
 			if !ok {
 				refused++
 				continue
@@ -153,7 +155,8 @@ func TestFreedAddressesComeLast(t *testing.T) {
 	require.Equal(t, base+2*Most, take(t, a, size), "freed long ago")
 	require.Equal(t, base+10*Most, take(t, a, size))
 	require.Equal(t, base+8*Most, take(t, a, size))
-	_, ok := a.Take(unit, unit)
+	_, ok, err := a.Take(unit, unit)
+	require.NoError(t, err)
 	require.False(t, ok)
 	require.Len(t, s.live, 1)
 	require.Equal(t, uint64(16*size), s.taken)
@@ -163,7 +166,8 @@ func TestFreedAddressesComeLast(t *testing.T) {
 func TestUnits(t *testing.T) {
 	a, s := newArenas(2)
 	p := take(t, a, unit)
-	q, ok := a.Take(4096, 4096)
+	q, ok, err := a.Take(4096, 4096)
+	require.NoError(t, err)
 	require.True(t, ok)
 	require.Len(t, s.live, 2)
 	require.True(t, a.Give(q, 4096))
@@ -173,19 +177,22 @@ func TestUnits(t *testing.T) {
 	require.False(t, a.Give(1, unit))
 }
 
-// TestNoArena: the caller reserves for itself where there is no room, or the driver refuses.
+// TestNoArena: the caller reserves for itself where there is no room, or the driver has none. Any other error is its own.
 func TestNoArena(t *testing.T) {
 	a, s := newArenas(0)
 	none := func(size uint64) {
 		t.Helper()
-		_, ok := a.Take(size, unit)
+		_, ok, err := a.Take(size, unit)
+		require.Equal(t, s.refuse == errInjected, err != nil) //nolint:errorlint // it is that one
 		require.False(t, ok)
 		require.Zero(t, s.taken)
 	}
 	none(unit)
-	s.left, s.refuse = 1, errInjected
-	none(unit)
-	require.Equal(t, 1, s.left)
+	s.left = 1
+	for _, s.refuse = range []error{driver.ErrAddressSpace, driver.ErrInvalid, errInjected} {
+		none(unit)
+		require.Equal(t, 1, s.left)
+	}
 	s.refuse = nil
 	none(Most + unit)
 	s.most = unit
