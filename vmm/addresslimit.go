@@ -141,3 +141,12 @@ func (s *driverState) unreserve(p Ptr, size uint64) error {
 	}
 	return err
 }
+
+// roundUp rounds n up to a multiple of unit; false if that overflows.
+func roundUp(n, unit uint64) (uint64, bool) {
+	if rest := n % unit; rest != 0 {
+		up := n + (unit - rest)
+		return up, up > n
+	}
+	return n, true
+}

@@ -177,15 +177,6 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	return r, nil
 }
 
-// roundUp rounds n up to a multiple of unit; false if that overflows.
-func roundUp(n, unit uint64) (uint64, bool) {
-	if rest := n % unit; rest != 0 {
-		up := n + (unit - rest)
-		return up, up > n
-	}
-	return n, true
-}
-
 // Ptr is the first address. It stays the same until Close.
 func (r *Reservation) Ptr() Ptr { return nonnil.Of(r).ptr }
 
