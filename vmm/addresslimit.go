@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,8 +14,8 @@ const defaultAddressLimit = 1 << 46
 // cannot grow and the process dies. A limit below what is reserved already only
 // stops new reservations.
 //
-// Most addresses are cut out of arenas of 1 TiB, which the process has whole. They are made in half of
-// what the limit allows, and an empty one is given back for what needs the room.
+// Most addresses are cut out of arenas of 1 TiB, each of which counts whole. Arenas take at most half of
+// the limit. An empty one is freed when another reservation needs its room.
 func SetAddressLimit(bytes uint64) (old uint64) {
 	process.mu.Lock()
 	old, process.limit = process.limit, bytes
@@ -39,7 +38,8 @@ func (p *processState) hasLocked(size uint64) bool {
 	return have <= p.limit && size <= p.limit-have
 }
 
-// freeEmptyArenas gives back what no reservation is in. What a driver refuses is its last Close's to tell.
+// freeEmptyArenas gives the empty arenas of all drivers back. The last Close of a driver returns the error
+// if it refuses one.
 func freeEmptyArenas() {
 	process.mu.Lock()
 	all := slices.Collect(maps.Values(process.drivers))
@@ -70,83 +70,4 @@ func giveAddresses(size uint64) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	process.reserved -= size
-}
-
-// arenaBudget is what arenas and the reservations in them take of the process's limit.
-type arenaBudget struct{}
-
-func (arenaBudget) Make(size uint64) bool {
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	if process.reserved+process.spare+size > process.limit/2 {
-		return false
-	}
-	process.spare += size
-	return true
-}
-
-func (arenaBudget) Unmake(size uint64) {
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	process.spare -= size
-}
-
-func (arenaBudget) Take(size uint64) bool {
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	if process.reserved > process.limit || size > process.limit-process.reserved {
-		return false
-	}
-	process.reserved += size
-	process.spare -= size
-	return true
-}
-
-func (arenaBudget) Give(size uint64) {
-	process.mu.Lock()
-	defer process.mu.Unlock()
-	process.reserved -= size
-	process.spare += size
-}
-
-// reserve takes size bytes of addresses for chunks of gran: out of an arena, or, where there is none, of
-// the driver.
-func (s *driverState) reserve(size, gran, align uint64) (Ptr, error) {
-	if align <= gran {
-		if p, ok, err := s.arenas.Take(size, gran); ok || err != nil {
-			return p, err
-		}
-	}
-	if err := takeAddresses(size); err != nil {
-		return 0, err
-	}
-	p, err := s.drv.Reserve(size, max(align, gran))
-	if errors.Is(err, ErrAddressSpace) && s.arenas.FreeEmpty() == nil {
-		p, err = s.drv.Reserve(size, max(align, gran))
-	}
-	if err != nil {
-		giveAddresses(size)
-	}
-	return p, err
-}
-
-// unreserve undoes reserve.
-func (s *driverState) unreserve(p Ptr, size uint64) error {
-	if s.arenas.Give(p, size) {
-		return nil
-	}
-	err := s.drv.Free(p, size)
-	if err == nil {
-		giveAddresses(size)
-	}
-	return err
-}
-
-// roundUp rounds n up to a multiple of unit; false if that overflows.
-func roundUp(n, unit uint64) (uint64, bool) {
-	if rest := n % unit; rest != 0 {
-		up := n + (unit - rest)
-		return up, up > n
-	}
-	return n, true
 }

@@ -287,7 +287,7 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 // so they are ErrInvalid, and so is a hole. ErrNotSupported where the driver has
 // no dma-buf, the host's for one.
 //
-// The descriptor keeps the memory alive, not what is mapped: Generation tells
+// The descriptor keeps the memory alive, and not its mapping: Generation tells
 // whether a registration still shows what lies at the addresses. Growth leaves
 // it right and does not extend it. If a library wants a registration for each
 // chunk, every one of Segments has to be exported; Watch says when chunks come and go.
@@ -306,7 +306,7 @@ func (r *Reservation) ExportDMABuf(off, size uint64, flags ...DMABufFlags) (fd i
 	return r.dev.exportRange(r.ptr+Ptr(off), size, r.name, flags)
 }
 
-// exportRange returns a dma-buf of what is mapped at p in a reservation of a name, or -1 and an error.
+// exportRange returns a dma-buf of the memory mapped at p, in a reservation of a name, or -1 and an error.
 func (d *Device) exportRange(p Ptr, size uint64, name string, flags []DMABufFlags) (int, error) {
 	x, ok := d.drv.(driver.RangeExporter)
 	if !ok {

@@ -88,7 +88,8 @@ package vmm
 //	device.go            Open; Device: Info, Lookup, Supports, MemInfo, Sync, Do, KeepOpen, Close
 //	devicename.go        what the names that Open takes stand for
 //	name.go              names that a program gives to ranges: how long, and how texts quote them
-//	addresslimit.go      SetAddressLimit; where the addresses of a reservation come from
+//	addresslimit.go      SetAddressLimit: how many addresses the process may reserve
+//	addresses.go         where the addresses of a reservation come from: an arena, or the driver
 //	byaddress.go         which reservation an address lies in
 //	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
 //	memory.go            physical memory: created, cached (SetReleaseThreshold, Trim; the oldest goes first), SetLimit

@@ -269,7 +269,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 // It returns an error if the range has less than it should, for the first time in a row.
 func (g *Range) growAhead() error {
 	g.aheadWanted.Store(false) // before looking, so that no change goes unseen
-	if !g.capMu.TryLock() {    // other ranges are not to wait for whoever has it; the next append or growth asks again
+	if !g.capMu.TryLock() {    // other ranges must not wait for its holder; the next append or growth asks again
 		return nil
 	}
 	defer g.capMu.Unlock()

@@ -49,7 +49,7 @@ type HistoryEvent struct {
 	Addr   Ptr
 	Size   uint64    // bytes; 0: not known
 	Stream uint64    // the driver's handle; 0: none, or the default stream
-	Name   string    // RangeOptions.Name or pool.Options.Name of what it is about; of a create, and of pressure, of what needs the memory
+	Name   string    // RangeOptions.Name or pool.Options.Name of the memory; of a create, and of pressure, of the range or pool that needs some
 	Stack  []uintptr // who made the call, for runtime.CallersFrames; of a grow ahead of need who made the range, of the import of a View who attached; nil with NoStacks
 }
 

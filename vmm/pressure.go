@@ -13,7 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
-// When memory of a device runs out, the package first releases what it can do without, under the
+// When memory of a device runs out, the package first releases memory that it keeps unused, under the
 // locks of the operation that needs it (retryAfterRelease). If that does not help, the operation
 // fails, releases all its locks, and waits for the device's turn (withMemory). It keeps the turn
 // over functions of OnPressure and its further tries, until it has succeeded or nothing more is
@@ -213,7 +213,7 @@ func (t *ticket) again(g *Range, short *deviceState, err error, op func() (*devi
 	return nil
 }
 
-// tryLast is the try of an operation that has waited for a turn in vain: it needs none.
+// tryLast is the last try of an operation that has waited for a turn too long: it needs none.
 func (t *ticket) tryLast(op func() (*deviceState, error)) (short *deviceState, err error) {
 	short, err, _ = letThrough(t, nil, nil, false, op)
 	return short, err
@@ -322,7 +322,7 @@ func (s *deviceState) runPressureHooks(err error) (released bool) {
 }
 
 // releaseTries is how often one piece of memory is asked for, each time after something was
-// released, before the operation releases its locks. Others may take what was released.
+// released, before the operation releases its locks. Others may take the released memory.
 const releaseTries = 8
 
 // retryAfterRelease calls f. If f fails with ErrOutOfMemory and a caller waits for

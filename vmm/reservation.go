@@ -278,7 +278,8 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	return r.wrap("map", off, size, err)
 }
 
-// mapAgain goes on with a Map whose first try has failed, short of memory. Map allocates nothing without it.
+// mapAgain retries a Map that was short of memory. It is a function of its own so that a Map that works
+// allocates nothing.
 func (r *Reservation) mapAgain(t ticket, err error, off, size uint64, ms []*memory) error {
 	t.need = func(err error) error { return r.opError("map", off, size, err) }
 	return t.again(nil, r.dev.state, err, func() (*deviceState, error) { return r.dev.state, r.mapChunks(off, ms, forCaller) })

@@ -104,7 +104,7 @@ func (g *Range) obtain(err error) (again bool, _ error) {
 }
 
 // retryWithMemory runs op, again each time that obtain says so or memory may have been released
-// for it. Functions of OnPressure hear that what lacks size bytes.
+// for it. Functions of OnPressure get an OpError with the operation's name and its size.
 func (g *Range) retryWithMemory(what string, size uint64, op func() error) error {
 	t := newTicket()
 	err := op()
@@ -121,7 +121,7 @@ func (g *Range) retry(t *ticket, what string, size uint64, err error, op func() 
 	return t.again(g, s, err, func() (*deviceState, error) { return s, op() })
 }
 
-// supplyFor has the Supplier provide what a growth lacks.
+// supplyFor has the Supplier provide the memory that a growth lacks.
 func (g *Range) supplyFor(lack *lackingMemory) error {
 	s := g.supply
 	select {

@@ -362,7 +362,7 @@ func (r *Reservation) queueUnmap(t *retirement, devs []*deviceState, streams []*
 }
 
 // unmapFinishedLocked unmaps the retirements whose work has ended, in their order: so there is never
-// a hole between a range's capacity and the end of what retires. done reports whether the work before
+// a hole between a range's capacity and the end of its retiring memory. done reports whether the work before
 // a fence has ended: fenceDone, or hasEnded if the caller has waited for all of it. If acquire
 // does not lock r.mappingMu, the rest is left for the next time. What fails is still retiring: a growth can take
 // it back, and Close releases it. It needs r.sweepMu.

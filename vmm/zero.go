@@ -9,7 +9,7 @@ import (
 )
 
 // A range that promises zeros fills memory when it enters Cap. Nothing may write there any more by
-// then. So what retires is not taken back: a growth that meets it releases its locks, waits until it
+// then. So retiring memory is not taken back: a growth that meets it releases its locks, waits until it
 // is unmapped (waitForRetired), and is tried again.
 
 // errRetiring is that a growth has met memory that retires.

@@ -24,7 +24,7 @@ type VMM[D, G, R, C, S any] interface {
 	// ErrBusy and Report do not name it, and a heap profile shows it as from. The caller must Close
 	// the Chunk, before what it is part of.
 	CreatePart(dev D, size uint64, p driver.Prop, from *memsample.Source) (C, error)
-	// TryCreatePart is CreatePart that takes what is free: it calls no function of OnPressure and has
+	// TryCreatePart is CreatePart that takes free memory only: it calls no function of OnPressure and has
 	// no cache released, and while memory is being released for another operation it returns
 	// ErrOutOfMemory, too.
 	TryCreatePart(dev D, size uint64, p driver.Prop, from *memsample.Source) (C, error)

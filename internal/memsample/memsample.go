@@ -89,7 +89,7 @@ type Stack [48]uintptr
 // Numbers are how much there was, estimated: objects and bytes.
 type Numbers struct{ AllocObjects, AllocBytes, FreeObjects, FreeBytes float64 }
 
-// InUse is what is in use, estimated: objects and bytes.
+// InUse is an estimate of the objects and bytes in use.
 type InUse struct{ Objects, Bytes float64 }
 
 // bucket is what one stack has of one kind.
@@ -99,7 +99,7 @@ type bucket struct {
 	named map[string]*named // by their names
 }
 
-// named is what is in use in a bucket and has a name. It goes with the last of it: a program may use any number
+// named counts the memory of one name in a bucket. It goes with the last of it: a program may use any number
 // of names, one after the other.
 type named struct {
 	InUse

@@ -25,7 +25,7 @@
 // device and its memory are as before, but for the bytes that calls would have written which had
 // not run: Group.Unwritten lists them. Until Close, Abort or Shrink, Stream.Sync and Stream.Done of
 // their streams return the error, and so do reads that wait for those streams: without UsedBy, of all
-// ranges of the device. Group.Shrink makes a group of those who live.
+// ranges of the device. Group.Shrink makes a group of the members that live.
 package collective
 
 // Files:

@@ -298,7 +298,7 @@ func (g *Group) fail(err error) error {
 		if g.failed = err; !errors.Is(err, ErrAborted) {
 			g.failed = fmt.Errorf("%w: %w", ErrAborted, err)
 		}
-		g.waits.stop(g.failed) // who learns of the failure finds the streams stopped
+		g.waits.stop(g.failed) // the streams are stopped before any caller learns of the failure
 		close(g.stop)
 	}
 	g.mu.Unlock()
@@ -324,9 +324,10 @@ func (g *Group) failIf(err error) error {
 	return g.fail(err)
 }
 
-// Unwritten lists what calls would have written that were queued on streams and had not run when the
-// group ended, also beyond the length for a call that was to append: its bytes are undefined. Empty while the group goes on. It stays after Close, Abort and
-// Shrink. Memory that was unmapped or freed since may be anybody's by now.
+// Unwritten lists the memory that calls were to write which were queued on streams when the group
+// ended, and had not run. Its bytes are undefined. A call that was to append is listed beyond Len. The
+// list is empty while the group runs, and stays after Close, Abort and Shrink. Memory that was unmapped
+// or freed since may have another user by now.
 func (g *Group) Unwritten() []vmm.Span {
 	if g == nil {
 		return nil

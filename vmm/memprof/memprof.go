@@ -40,7 +40,7 @@ func SetRate(n int64) (old int64) { return memsample.SetRate(n) }
 //	host copy      host memory for the contents of a Range that sleeps
 //	pinned         host memory for staging, of Mirrors and of Pinned
 //
-// What is in use of a range or pool that has a name has the label name, too. What was ever allocated has
+// Memory in use of a range or pool with a name has the label name, too. Allocations of the past have
 // none: the names of ranges that are closed would add up.
 //
 // With a rate of 1, all but the last two add up to Stats.Committed. Cached and pinned memory has no stack. No driver
@@ -169,7 +169,7 @@ func (b *builder) add(o *memsample.Owner) {
 		for _, p := range parts(r) {
 			values := []float64{p.allocObjects, p.allocBytes, p.objects, p.bytes}
 			switch r.Kind {
-			case memsample.Pool: // its blocks are what was asked for
+			case memsample.Pool: // its blocks have the bytes that were asked for
 				values = []float64{0, 0, 0, all[p.name].free(p.bytes)}
 			case memsample.Leaving:
 				values = []float64{0, 0, 0, p.bytes}
@@ -186,13 +186,13 @@ func (b *builder) add(o *memsample.Owner) {
 	}
 }
 
-// part is what a record has under one name.
+// part is the share of one name in a record.
 type part struct {
 	name                                     string
 	allocObjects, allocBytes, objects, bytes float64
 }
 
-// parts divides a record by names. What was ever allocated is in the first part, which has none.
+// parts divides a record by names. Allocations of the past are in the first part, which has none.
 func parts(r *memsample.Record) []part {
 	all := []part{{"", r.AllocObjects, r.AllocBytes, r.AllocObjects - r.FreeObjects, r.AllocBytes - r.FreeBytes}}
 	for _, name := range slices.Sorted(maps.Keys(r.Named)) {
@@ -207,7 +207,7 @@ func parts(r *memsample.Record) []part {
 // pools are the bytes of all pools of one name.
 type pools struct {
 	held, inBlocks float64
-	read, shown    float64 // so far: of held, and of what is in no block
+	read, shown    float64 // so far: of held, and of memory in no block
 }
 
 // free is how many of the next bytes of held are in no block.

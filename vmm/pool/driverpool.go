@@ -183,7 +183,7 @@ func (p *DriverPool) SetCurrent() error {
 // Alloc is cuMemAllocFromPoolAsync. The stream may be of another device that was granted
 // access, else it is ErrInvalid; a closed stream is ErrClosed, one that is being captured
 // ErrCapturing. If the device has no memory, what this process does not use of it is released, as
-// for vmm.Device.Create; then Options.OnOOM is called. While that goes on for another operation, Alloc
+// for vmm.Device.Create; then Options.OnOOM is called. While memory is being released for another operation, Alloc
 // waits for it, for up to 10 seconds.
 func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 	for {

@@ -31,7 +31,7 @@ func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons
 	}
 	// First with new chunks. If the device refuses them, once more with those that the pool has.
 	for _, create := range []bool{true, false} {
-		// Decide with everything locked: what is found is taken, so no other call gets it.
+		// Decide with everything locked: memory that is found is taken at once, so no other call gets it.
 		l := look{Pool: p, st: st, want: w, follow: p.allows(ReuseFollowEvents), create: create, streams: p.lockAll()}
 		if !st.gone {
 			l.run()
@@ -345,7 +345,7 @@ func (p *Pool) unmapLocked(m mapping) (some bool, err error) {
 			return false, err
 		}
 	}
-	// Unmap with p.mu free, so that other calls go on; p.moving has them wait for what is in no list.
+	// Unmap with p.mu free, so that other calls proceed. p.moving has them wait for memory that is in no list.
 	p.moving++
 	p.mu.Unlock()
 	out, err := p.unmap(nil, m.runs) // what a Hold keeps mapped stays

@@ -208,6 +208,6 @@ func (p *Pool) reach(st, t *stream, follow bool) uint64 {
 	return t.finished()
 }
 
-// reachEnded is reach of what is known to have ended, and reachFollowing also of what comes before.
+// reachEnded is reach of work that is known to have ended, reachFollowing also of work that st waits for.
 func (p *Pool) reachEnded(st, t *stream) uint64     { return p.reach(st, t, false) }
 func (p *Pool) reachFollowing(st, t *stream) uint64 { return p.reach(st, t, true) }

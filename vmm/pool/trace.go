@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Trace returns an Allocator that does what a does and writes it down, in the form that RMM writes
-// and its replay benchmark reads: Thread,Time,Action,Pointer,Size,Stream. Thread is always 1.
+// Trace returns an Allocator that passes all calls on to a, and writes them to w in the form that RMM
+// writes and its replay benchmark reads: Thread,Time,Action,Pointer,Size,Stream. Thread is always 1.
 // Blocks of a may be freed in it, and its blocks in a, which writes nothing.
 //
 // Each Alloc, Free and FreeNow is a line; an Alloc that fails is the line "allocate failure". A
@@ -88,7 +88,7 @@ func (t *traced) free(s *vmm.Stream, b Block, f func() error) error {
 }
 
 // Resize notes that the block is freed, and allocated again where it lies, with no other line
-// between. What a shorter block gives up is allocated by others in later lines, so the call runs
+// between. The memory that a shorter block frees is allocated by others in later lines, so the call runs
 // with the lock. A longer one takes what earlier lines freed, so the call runs without it: it may
 // map memory, and functions of Device.OnPressure may free blocks.
 func (t *traced) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {

@@ -14,7 +14,7 @@ func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) {
 	return freed, p.fail("trim", 0, keep, err)
 }
 
-// trimEnded is trim of what is known to be free, without a question to the driver.
+// trimEnded is trim of memory that is known to be free, without a question to the driver.
 func (p *Pool) trimEnded(keep uint64) (freed uint64, err error) { return p.trim(keep, false) }
 
 // trim is TrimTo; ask reports whether to ask the driver how far streams have come.

@@ -32,13 +32,13 @@ type Arenas struct {
 	all []*arena   // by address
 }
 
-// Budget is what the process may have of addresses.
+// Budget is how many bytes of addresses the process may have.
 type Budget interface {
-	// Make counts an arena, none of which is handed out; false if there is no room for it.
+	// Make counts an arena that no reservation is in yet; false if there is no room for it.
 	Make(size uint64) bool
 	// Unmake undoes Make.
 	Unmake(size uint64)
-	// Take counts what is about to be handed out; false if that is too much. Give undoes it.
+	// Take counts a reservation in an arena; false if that is too much. Give undoes it.
 	Take(size uint64) bool
 	Give(size uint64)
 }
@@ -51,9 +51,9 @@ type arena struct {
 }
 
 // Take returns size bytes of addresses, a multiple of unit, that begin at one. The unit behind them
-// goes to no caller. Addresses that were given back come again last of all. It returns false if no
-// arena has them and none can be made: the caller then asks the driver. A driver that has not so
-// many addresses in one piece is no error; what else it returns is.
+// goes to no caller. Freed addresses are used again last. Take returns false if no arena has room and
+// none can be made: the caller then asks the driver. A driver without enough addresses is no error;
+// any other error of the driver is returned.
 func (a *Arenas) Take(size, unit uint64) (p driver.Ptr, ok bool, err error) {
 	if size > Most {
 		return 0, false, nil

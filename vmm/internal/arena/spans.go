@@ -6,10 +6,10 @@ import (
 )
 
 // spans are the free addresses of an arena, in units from its beginning: those that were never
-// taken, from fresh on, and what came back, by its length.
+// taken, from fresh on, and those that were freed, by length.
 type spans struct {
 	fresh, end uint64
-	begins     map[uint64]*list.Element // what came back, by its begin, and by its end
+	begins     map[uint64]*list.Element // freed spans, by their begin, and by their end
 	ends       map[uint64]*list.Element
 	classes    [64]list.List // of *span with 2^i units or more, less than 2^(i+1), the oldest first
 }
@@ -23,7 +23,7 @@ func newSpans(n uint64) spans {
 // looks is how many spans of a class are looked at that may be too short.
 const looks = 32
 
-// take takes n units: of those that were never taken, or, again, of those that came back.
+// take takes n units: of those that were never taken, or, again, of those that were freed.
 func (s *spans) take(n uint64, again bool) (at uint64, ok bool) {
 	if !again {
 		if s.end-s.fresh < n {
@@ -43,7 +43,7 @@ func (s *spans) take(n uint64, again bool) (at uint64, ok bool) {
 	return x.at, true
 }
 
-// find finds n units that came back: those that did so long ago, if there are several.
+// find finds n freed units, those that were freed long ago before others.
 func (s *spans) find(n uint64) *list.Element {
 	class := bits.Len64(n) - 1
 	looked := 0
@@ -61,7 +61,7 @@ func (s *spans) find(n uint64) *list.Element {
 	return nil
 }
 
-// give takes n units back, and joins them with what is free beside them.
+// give frees n units, and joins them with the free spans on either side.
 func (s *spans) give(at, n uint64) {
 	x := span{at, n}
 	if e := s.ends[x.at]; e != nil {

@@ -52,7 +52,7 @@ func promise(n uint64) error {
 	return nil
 }
 
-// keepPromise notes that n bytes of what was promised have pages, or will not be written to.
+// keepPromise notes that n of the promised bytes have pages now, or will not be written to.
 func keepPromise(n uint64) {
 	promised.Lock()
 	defer promised.Unlock()
