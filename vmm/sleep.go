@@ -71,7 +71,7 @@ func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 	}
 	for _, step := range []func() error{
 		each((*sleeper).quiesce), each((*sleeper).waitForWork), func() error { return takeHostMemory(all) },
-		each((*sleeper).save), each((*sleeper).unmapAll),
+		func() error { return save(all) }, each((*sleeper).unmapAll),
 	} {
 		if err := step(); err != nil {
 			return undoAll(err, "and mapping another range again, which now sleeps with its contents", all, (*sleeper).undo)
@@ -146,9 +146,10 @@ func lockRanges(ranges []*Range) (unlock func(), err error) {
 //	unmapAll        it is unmapped; the memory is still ours          (undone by remapAll)
 //	finishSleep     the memory is released, and the range sleeps: the point of no return
 //
-// Awake, step by step for each range, and at the end for all of them:
+// Awake, each step for all ranges before the next one begins:
 //
-//	restore         it has memory, mappings and contents              (undone by rollback)
+//	restore         it has memory and mappings                        (undone by rollback)
+//	load            it has its contents
 //	finishWake      the table and the counters show that
 type sleeper struct {
 	*Range
@@ -246,27 +247,53 @@ func takeHostMemory(all []*sleeper) error {
 	return nil
 }
 
-// savedAtOnce is after how many bytes a copy says that they have pages now, so that others who ask for
+// copiedAtOnce is after how many bytes a copy says that they have pages now, so that others who ask for
 // memory of the host do not count them twice.
-const savedAtOnce = 2 << 30
+const copiedAtOnce = 2 << 30
 
-// save copies the contents to host memory. Nothing uses the range.
-func (s *sleeper) save() error {
-	n := s.len.Load()
-	if n == 0 || s.mode == SleepDrop {
-		return nil
+// save copies the contents to host memory. Nothing uses the ranges.
+func save(all []*sleeper) error {
+	return copyContents(all, func(s *sleeper) bool { return s.mode == SleepKeep }, (*openDevice).copyAllOut)
+}
+
+// contents is a part of what a range has, in its memory and in the host's.
+type contents struct {
+	of *sleeper
+	transfer
+}
+
+// copyContents copies between those of the ranges that have contents to copy, and their host memory.
+// The lanes of a device share the ranges that follow one another there.
+func copyContents(all []*sleeper, has func(*sleeper) bool, copyAll func(*openDevice, []transfer) error) error {
+	var left []contents
+	for _, s := range all {
+		if n := s.len.Load(); n > 0 && has(s) {
+			for _, t := range cut([]transfer{{rows.Flat(s.r.ptr), s.hostCopy.Mem[:n]}}, copiedAtOnce) {
+				left = append(left, contents{s, t})
+			}
+		}
 	}
-	o, err := s.r.dev.ensureOpen()
-	if err != nil {
-		return err
-	}
-	for off := uint64(0); off < n; {
-		part := min(n-off, savedAtOnce)
-		if err := o.copyOut(s.hostCopy.Mem[off:off+part], rows.Flat(s.r.ptr+Ptr(off))); err != nil {
+	for len(left) > 0 {
+		dev := left[0].of.r.dev
+		var now []transfer
+		for bytes := 0; len(now) < len(left); {
+			next := left[len(now)]
+			if bytes += len(next.host); next.of.r.dev.state != dev.state || len(now) > 0 && bytes > copiedAtOnce {
+				break
+			}
+			now = append(now, next.transfer)
+		}
+		o, err := dev.ensureOpen()
+		if err == nil {
+			err = copyAll(o, now)
+		}
+		if err != nil {
 			return err
 		}
-		off += part
-		s.hostCopy.Wrote(part)
+		for _, c := range left[:len(now)] {
+			c.of.hostCopy.Wrote(uint64(len(c.host)))
+		}
+		left = left[len(now):]
 	}
 	return nil
 }
@@ -376,10 +403,14 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 			err = s.restore()
 		}
 		if err != nil {
-			rollback := func(s *sleeper) error { return s.rollback(nil) } // its copy has ended
+			rollback := func(s *sleeper) error { return s.rollback(nil) } // no copy has begun
 			return g, g.sleptSize(), undoAll(err, "and", all, rollback)
 		}
 		all = append(all, s)
+	}
+	if err := load(all); err != nil {
+		rollback := func(s *sleeper) error { return s.rollback(s.r.waitForWork()) } // its copy may be under way
+		return all[0].Range, all[0].sleptSize(), undoAll(err, "and", all, rollback)
 	}
 	for _, s := range all {
 		s.finishWake()
@@ -398,8 +429,7 @@ func (g *Range) sleptSize() (n uint64) {
 	return n
 }
 
-// restore gives a sleeping range memory and contents. If it fails the range has
-// none, and sleeps on.
+// restore gives a sleeping range memory. If it fails the range has none, and sleeps on.
 func (s *sleeper) restore() error {
 	if err := s.r.unmapQuarantined(); err != nil {
 		return err
@@ -410,12 +440,8 @@ func (s *sleeper) restore() error {
 	}
 	if err != nil {
 		s.releaseMemory()
-		return err
 	}
-	if err := s.load(); err != nil {
-		return joinErr(err, "and", s.rollback(s.r.waitForWork())) // the copy may be under way
-	}
-	return nil
+	return err
 }
 
 // createMemory takes memory for chunks of the same sizes as before, cached memory
@@ -478,31 +504,34 @@ func (s *sleeper) mapMemory() error {
 }
 
 // load copies the contents back.
-func (s *sleeper) load() error {
-	r := s.r
-	n := s.len.Load()
-	switch {
-	case s.sleptMem != nil: // it has them
-	case n > 0:
-		o, err := r.dev.ensureOpen()
-		if err != nil {
-			return err
-		}
-		if err := o.copyIn(rows.Flat(r.ptr), s.hostCopy.Mem[:n]); err != nil {
-			return err
-		}
-	case r.zeroed == zeroNone:
-		return nil
+func load(all []*sleeper) error {
+	// One that has its memory has its contents.
+	if err := copyContents(all, func(s *sleeper) bool { return s.sleptMem == nil }, (*openDevice).copyAllIn); err != nil {
+		return err
 	}
-	r.mappingMu.Lock()
-	defer r.mappingMu.Unlock()
-	if r.driverGrants[0].Access == AccessRead { // as granted; see mapMemory
-		return r.dev.drv.SetAccess(r.ptr, s.capacity, r.driverGrants[:1])
+	for _, s := range all {
+		if err := s.setOwnAccess(); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// rollback undoes restore. If err says that the copy may still run, or if unmapping
+// setOwnAccess has the owner access its memory as granted, where mapMemory gave it more.
+func (s *sleeper) setOwnAccess() error {
+	r := s.r
+	if s.sleptMem == nil && s.len.Load() == 0 && r.zeroed == zeroNone {
+		return nil
+	}
+	r.mappingMu.Lock()
+	defer r.mappingMu.Unlock()
+	if r.driverGrants[0].Access != AccessRead {
+		return nil
+	}
+	return r.dev.drv.SetAccess(r.ptr, s.capacity, r.driverGrants[:1])
+}
+
+// rollback undoes restore and load. If err says that the copy may still run, or if unmapping
 // fails, the memory stays mapped and is quarantined: Close waits for the copy.
 func (s *sleeper) rollback(err error) error {
 	r := s.r

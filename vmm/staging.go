@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -96,6 +97,12 @@ func (st *staging) limit() int {
 	return min(runtime.GOMAXPROCS(0), mostLanes)
 }
 
+// transfer is a copy between host memory and rows of the device that has as many bytes.
+type transfer struct {
+	at   rows.Rows
+	host []byte
+}
+
 // copyIn copies host memory to rows of the device and has finished when it returns.
 // The caller keeps the memory from being unmapped.
 func (o *openDevice) copyIn(dst rows.Rows, src []byte) error {
@@ -105,10 +112,15 @@ func (o *openDevice) copyIn(dst rows.Rows, src []byte) error {
 	if dst.IsFlat() && o.stage.tooSmall(uint64(len(src))) {
 		return o.CopyIn(dst.Ptr, src)
 	}
-	staged, err := o.stage.run(dst, uint64(len(src)), fewestToDevice, o.stage.size(), func(l *lane, next nextPiece) error {
+	return o.copyAllIn([]transfer{{dst, src}})
+}
+
+// copyAllIn is copyIn of one or several, which the lanes share. Several are flat.
+func (o *openDevice) copyAllIn(all []transfer) error {
+	staged, err := o.stage.run(all, fewestToDevice, o.stage.size(), func(l *lane, next nextPiece) error {
 		for k := 0; ; k ^= 1 {
-			off, n, ok := next()
-			if !ok {
+			piece := next()
+			if piece == nil {
 				return nil
 			}
 			// One block is filled while the copy out of the other runs.
@@ -116,14 +128,14 @@ func (o *openDevice) copyIn(dst rows.Rows, src []byte) error {
 			if err := o.stage.ready(b); err != nil {
 				return err
 			}
-			copy(b.mem, src[off:off+n])
-			if err := l.queueCopy(o.Device, b, dst.From(off), rows.Flat(b.p), n); err != nil {
+			n := copy(b.mem, piece.host)
+			if err := l.queueCopy(o.Device, b, piece.at, rows.Flat(b.p), uint64(n)); err != nil {
 				return err
 			}
 		}
 	})
-	if err == nil && !staged {
-		err = o.copyInNow(dst, src)
+	for i := 0; i < len(all) && err == nil && !staged; i++ {
+		err = o.copyInNow(all[i].at, all[i].host)
 	}
 	return err
 }
@@ -136,21 +148,27 @@ func (o *openDevice) copyOut(dst []byte, src rows.Rows) error {
 	if src.IsFlat() && o.stage.tooSmall(uint64(len(dst))) {
 		return o.CopyOut(dst, src.Ptr)
 	}
-	fewest, most, fresh := fewestToHost, o.stage.size(), hostcopy.IsFresh(dst)
+	return o.copyAllOut([]transfer{{src, dst}})
+}
+
+// copyAllOut is copyAllIn the other way.
+func (o *openDevice) copyAllOut(all []transfer) error {
+	fewest, most := fewestToHost, o.stage.size()
+	fresh := slices.ContainsFunc(all, func(t transfer) bool { return hostcopy.IsFresh(t.host) })
 	if fresh {
 		fewest, most = fewestToFresh, min(most, freshPiece)
 	}
-	staged, err := o.stage.run(src, uint64(len(dst)), fewest, most, func(l *lane, next nextPiece) error {
+	staged, err := o.stage.run(all, fewest, most, func(l *lane, next nextPiece) error {
 		return o.stage.drain(l, 0, fresh, func(b *block) ([]byte, error) {
-			off, n, ok := next()
-			if !ok {
+			piece := next()
+			if piece == nil {
 				return nil, nil
 			}
-			return dst[off : off+n], l.queueCopy(o.Device, b, rows.Flat(b.p), src.From(off), n)
+			return piece.host, l.queueCopy(o.Device, b, rows.Flat(b.p), piece.at, uint64(len(piece.host)))
 		})
 	})
-	if err == nil && !staged {
-		err = o.copyOutNow(dst, src)
+	for i := 0; i < len(all) && err == nil && !staged; i++ {
+		err = o.copyOutNow(all[i].host, all[i].at)
 	}
 	return err
 }
@@ -188,18 +206,18 @@ func (st *staging) tooSmall(n uint64) bool {
 	return n < stageFrom && st.maybeBusy.Load() == 0 && !st.hooks.forced
 }
 
-// nextPiece is the next piece of a copy that no lane has taken.
-type nextPiece func() (off, n uint64, ok bool)
+// nextPiece is the next piece of a copy that no lane has taken, or nil.
+type nextPiece func() *transfer
 
-// run has lanes work through the pieces of a copy of n bytes, of most bytes each, until none is
+// run has lanes work through the pieces of transfers, of most bytes each, until none is
 // left or one has failed, the first lane in the caller; false if the driver's own way is no slower.
 // More lanes are made while the first copy. No lane has work left when it returns. It returns the
 // first error.
-func (st *staging) run(at rows.Rows, n uint64, fewest int, most uint64, work func(*lane, nextPiece) error) (staged bool, err error) {
+func (st *staging) run(all []transfer, fewest int, most uint64, work func(*lane, nextPiece) error) (staged bool, err error) {
 	if err := st.syncMaybeBusy(); err != nil {
 		return false, err
 	}
-	lanes, want, piece := st.take(at, n, fewest, most)
+	lanes, want, piece := st.take(all, fewest, most)
 	if len(lanes) == 0 {
 		return false, nil
 	}
@@ -207,13 +225,13 @@ func (st *staging) run(at rows.Rows, n uint64, fewest int, most uint64, work fun
 		st.putBack(lanes...)
 		return false, err
 	}
-	var done atomic.Uint64
-	next := func() (off, m uint64, ok bool) {
-		off = done.Add(piece) - piece
-		if off >= n {
-			return 0, 0, false
+	pieces := cut(all, piece)
+	var taken atomic.Int64
+	next := func() *transfer {
+		if i := taken.Add(1) - 1; i < int64(len(pieces)) {
+			return &pieces[i]
 		}
-		return off, min(piece, n-off), true
+		return nil
 	}
 	// The first error ends the copy: the others find no piece left.
 	var once sync.Once
@@ -224,7 +242,7 @@ func (st *staging) run(at rows.Rows, n uint64, fewest int, most uint64, work fun
 			failed = syncErr
 		}
 		if failed != nil {
-			done.Store(n)
+			taken.Store(int64(len(pieces)))
 			once.Do(func() { err = failed })
 		}
 	}
@@ -240,7 +258,7 @@ func (st *staging) run(at rows.Rows, n uint64, fewest int, most uint64, work fun
 					return
 				}
 				copiers.Go(func() { copier(l) })
-				if done.Load() >= n {
+				if taken.Load() >= int64(len(pieces)) {
 					return
 				}
 			}
@@ -249,6 +267,17 @@ func (st *staging) run(at rows.Rows, n uint64, fewest int, most uint64, work fun
 	copier(lanes[0])
 	copiers.Wait()
 	return true, err
+}
+
+// cut divides transfers into pieces of that size at most.
+func cut(all []transfer, piece uint64) (pieces []transfer) {
+	for _, t := range all {
+		for part := range slices.Chunk(t.host, int(min(piece, math.MaxInt))) {
+			pieces = append(pieces, transfer{t.at, part})
+			t.at = t.at.From(uint64(len(part)))
+		}
+	}
+	return pieces
 }
 
 // stagedFrom is from how many bytes on a copy is staged, and by how many lanes at least,
@@ -260,9 +289,13 @@ func stagedFrom(r rows.Rows, fewest int) (from uint64, lanes int) {
 	return stageRowsFrom, 1
 }
 
-// take returns lanes for a copy of n bytes, of which want could work, and how much each should
+// take returns lanes for transfers, of which want could work, and how much each should
 // copy at once, most at most; or none if the driver's own way is no slower. It waits for no lane.
-func (st *staging) take(at rows.Rows, n uint64, fewest int, most uint64) (lanes []*lane, want int, piece uint64) {
+func (st *staging) take(all []transfer, fewest int, most uint64) (lanes []*lane, want int, piece uint64) {
+	at, n := all[0].at, uint64(0) // several are alike
+	for _, t := range all {
+		n += uint64(len(t.host))
+	}
 	from, fewest := stagedFrom(at, fewest)
 	least, size := uint64(leastPiece), st.size()
 	if st.hooks.forced {

@@ -89,6 +89,14 @@ cloop_took cloop_release(struct cloop *l, CUmemGenericAllocationHandle h) {
 	return (cloop_took){0};
 }
 
+cloop_took cloop_range_start(struct cloop *l, CUdeviceptr p) {
+	CUdeviceptr first;
+	TRY(l, ctx_push, l->ctx);
+	CUresult r = l->api.pointer_attribute(&first, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, p);
+	TRY(l, ctx_pop, &l->ctx);
+	return r == CUDA_SUCCESS ? (cloop_took){.v = first} : (cloop_took){.call = "pointer_attribute", .r = (int)r};
+}
+
 cloop_took cloop_unmap(struct cloop *l, CUdeviceptr p, size_t size) {
 	TRY(l, mem_unmap, p, size);
 	return (cloop_took){0};

@@ -92,6 +92,11 @@ func (l *Loop) Unmap(p, size uint64) error {
 	return failure(C.cloop_unmap(l.c, C.CUdeviceptr(p), C.size_t(size)))
 }
 
+// RangeStart is where the memory of p begins, as other libraries ask for it.
+func (l *Loop) RangeStart(p uint64) (uint64, error) {
+	return result(C.cloop_range_start(l.c, C.CUdeviceptr(p)))
+}
+
 // SetPoolThreshold sets how much memory the device's default pool keeps.
 func (l *Loop) SetPoolThreshold(n uint64) error {
 	return failure(C.cloop_threshold(l.c, C.ulonglong(n)))
@@ -233,4 +238,9 @@ func numbers(s []uint64) *C.ulonglong { return (*C.ulonglong)(unsafe.Pointer(uns
 // Download copies device memory into new memory of the host by several threads.
 func (l *Loop) Download(src, size uint64, threads int) (time.Duration, error) {
 	return timed(C.cloop_download(l.c, C.CUdeviceptr(src), C.size_t(size), C.int(threads)))
+}
+
+// Upload copies memory of the host to the device by several threads.
+func (l *Loop) Upload(dst, size uint64, threads int) (time.Duration, error) {
+	return timed(C.cloop_upload(l.c, C.CUdeviceptr(dst), C.size_t(size), C.int(threads)))
 }

@@ -24,6 +24,7 @@ cloop_took cloop_create(struct cloop *l, size_t size);
 cloop_took cloop_create_shared(struct cloop *l, size_t size);
 cloop_took cloop_export(struct cloop *l, CUmemGenericAllocationHandle h); // v: the descriptor
 cloop_took cloop_release(struct cloop *l, CUmemGenericAllocationHandle h);
+cloop_took cloop_range_start(struct cloop *l, CUdeviceptr p); // v: where the driver says that the memory of p begins
 cloop_took cloop_unmap(struct cloop *l, CUdeviceptr p, size_t size);
 cloop_took cloop_threshold(struct cloop *l, unsigned long long n);
 
@@ -52,5 +53,7 @@ cloop_took cloop_sync(struct cloop *l);
 // cloop_download copies device memory into new memory of the host, in huge pages, through pinned
 // blocks by so many threads. Making and freeing those, and giving the memory back, is not timed.
 cloop_took cloop_download(struct cloop *l, CUdeviceptr src, size_t size, int threads);
+// cloop_upload copies memory of the host, which has its pages, to the device in the same way.
+cloop_took cloop_upload(struct cloop *l, CUdeviceptr dst, size_t size, int threads);
 
 #endif
