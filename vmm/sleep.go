@@ -3,7 +3,10 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
@@ -415,9 +418,7 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 	for _, s := range all {
 		s.finishWake()
 	}
-	for _, s := range all { // they are awake already
-		s.freeHostCopy()
-	}
+	freeHostCopies(all) // they are awake already
 	return nil, 0, nil
 }
 
@@ -582,6 +583,21 @@ func (g *Range) countHostCopy(d *Device) {
 		d.counters.lower(&d.counters.hostCopies, n, g.copySample.End)
 		giveAddresses(n)
 	}
+}
+
+// freeHostCopies gives the host memory of ranges back by as many threads as there are processors: pages
+// take the system longer than their copy took the GPU.
+func freeHostCopies(all []*sleeper) {
+	var next atomic.Int64
+	var threads sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(all)) {
+		threads.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(all)); i = next.Add(1) - 1 {
+				all[i].freeHostCopy()
+			}
+		})
+	}
+	threads.Wait()
 }
 
 // freeHostCopy gives the host memory of a range that is awake back, unless it is to be kept.

@@ -258,7 +258,7 @@ CUresult cu_pointer_attribute(void *value, CUpointer_attribute attribute, CUdevi
 		*(int *)value = s->device;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-		*(CUdeviceptr *)value = s->p;
+		*(CUdeviceptr *)value = s->kind == MAPPED ? s->within->p : s->p;
 		return CUDA_SUCCESS;
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
 		*(CUmemoryPool *)value = (CUmemoryPool)s->pool;
