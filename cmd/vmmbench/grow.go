@@ -49,7 +49,8 @@ type growPlan struct {
 	ahead           size.One
 	mems, writes    choices
 	busy            counts
-	samples         int // at most, also if --samples asks for more
+	ranges          size.List // not empty: so many ranges, in place of one container that grows
+	samples         int       // at most, also if --samples asks for more
 }
 
 func newGrowPlan() *growPlan {
@@ -70,6 +71,7 @@ func (p *growPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.ahead, "ahead", "bytes that --mem ahead keeps mapped beyond its length; 0: four steps, 64 MiB at least")
 	f.Var(&p.writes, "write", "where the appended bytes come from")
 	f.Var(&p.busy, "busy", "how many streams copy in the background")
+	f.Var(&p.ranges, "ranges", "how many ranges make, grow, sleep and close")
 }
 
 func (a *app) grow() *cobra.Command {
@@ -94,11 +96,17 @@ The appended bytes are copied on the device, where a kernel would write them. Wi
 With --write none nothing is written, so nothing is verified. With --busy, streams copy
 in the background.
 
+With --ranges many small vectors are measured instead, as those of a KV cache: make all of
+them, append a first row of 128 bytes, have each grow by its second chunk (cold; from kept
+chunks; where growth ahead has mapped it), sleep, wake and close. A sample is the time of
+all ranges. Nothing is verified.
+
 The first step includes making the container. Giving the memory back is not timed; a
 GPU's driver clears it afterwards, so there is a pause after each sample.`,
 		Example: `  vmmbench grow
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
-  vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1`,
+  vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1
+  vmmbench grow --ranges 64,4096`,
 	}, p, 10, 15*time.Second, (*measureFlags).addVerify)
 	c.PreRunE = func(*cobra.Command, []string) error {
 		if c.Flags().Changed("memory") && c.Flags().Changed("size") {
@@ -116,6 +124,20 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	if err := cmp.Or(checkMost("--step", p.step.bytes), checkMost("--chunk", p.chunks...), checkMost("--ahead", uint64(p.ahead))); err != nil {
 		return nil, err
 	}
+	var list []group
+	for _, n := range p.ranges {
+		if n == 0 || n > mostRanges {
+			return nil, usageError{fmt.Errorf("--ranges %d: want 1 to %d", n, mostRanges)}
+		}
+		g, err := manyGroup(devs[0], int(n))
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, g)
+	}
+	if len(list) > 0 {
+		return list, nil
+	}
 	// --memory replaces --size.
 	targets := p.targets
 	if p.memory > 0 {
@@ -125,7 +147,6 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 		}
 		targets = size.List{target}
 	}
-	var list []group
 	for _, target := range targets {
 		if err := checkSize(target); err != nil {
 			return nil, err
