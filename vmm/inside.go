@@ -34,6 +34,15 @@ func (inside) ImportMade(d *Device, fd int, size uint64, p Prop, made []uintptr)
 	return d.importMade(fd, size, p, made)
 }
 
+func (inside) Created(d *Device) uint64 {
+	if d == nil || d.state == nil {
+		return 0
+	}
+	d.state.mu.Lock()
+	defer d.state.mu.Unlock()
+	return d.state.created
+}
+
 func (inside) CopyName(name string) (string, error) { return copyName(name) }
 
 func (inside) WithMemory(d *Device, op, name string, size uint64, f func() error) error {

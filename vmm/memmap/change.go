@@ -14,7 +14,8 @@ type Change struct {
 	Seq     uint64         `json:"seq"`
 	Before  uint64         `json:"before"` // the Seq that it is relative to
 	Time    time.Time      `json:"time"`
-	Devices []DeviceChange `json:"devices"` // those that differ
+	Every   int64          `json:"ranges_every_ms"` // as Snapshot has it
+	Devices []DeviceChange `json:"devices"`         // those that differ
 	Sharers *[]Sharer      `json:"sharers,omitempty"`
 }
 
@@ -32,7 +33,7 @@ type DeviceChange struct {
 
 // changeOf is what differs from was to is; nil if nothing does.
 func changeOf(was, is *Snapshot) *Change {
-	c := &Change{Schema: SchemaVersion, Seq: is.Seq, Before: was.Seq, Time: is.Time, Devices: []DeviceChange{}}
+	c := &Change{Schema: SchemaVersion, Seq: is.Seq, Before: was.Seq, Time: is.Time, Every: is.RangesEvery, Devices: []DeviceChange{}}
 	for i := range is.Devices {
 		if d, differs := deviceChange(&was.Devices[i], &is.Devices[i]); differs {
 			d.Index = i
@@ -52,7 +53,9 @@ func deviceChange(was, is *Device) (d DeviceChange, differs bool) {
 	if !reflect.DeepEqual(was.Summary, is.Summary) {
 		d.Summary = &is.Summary
 	}
-	d.Ranges, d.Gone = rangeChanges(was.Ranges, is.Ranges)
+	if !sameSlice(was.Ranges, is.Ranges) { // else they were not read
+		d.Ranges, d.Gone = rangeChanges(was.Ranges, is.Ranges)
+	}
 	for i := range is.Pools {
 		p := &is.Pools[i]
 		j := slices.IndexFunc(was.Pools, func(q Pool) bool { return q.Name == p.Name })
@@ -79,6 +82,10 @@ func deviceChange(was, is *Device) (d DeviceChange, differs bool) {
 	}
 	differs = d.Summary != nil || d.Ranges != nil || d.Gone != nil || d.Pools != nil || d.Closed != nil || d.Events != nil || d.Samples != nil
 	return d, differs
+}
+
+func sameSlice(a, b []Range) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // rangeChanges compares two lists by address.

@@ -17,3 +17,8 @@ func (m *Map) Due() time.Time {
 	defer m.mu.Unlock()
 	return m.due
 }
+
+// NextForTest is what a page that has the snapshot seq is told.
+func (m *Map) NextForTest(seq uint64) (kind string, data []byte, now uint64, due time.Time) {
+	return m.next(seq)
+}

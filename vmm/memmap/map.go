@@ -23,8 +23,12 @@ type Map struct {
 	full    []byte    // its JSON; nil: not made yet
 	change  []byte    // the JSON of what differs from the snapshot before; nil: there is none
 	before  uint64    // the Seq of that snapshot
-	due     time.Time // when the next snapshot may be taken
-	costs   [2]time.Duration
+	due     time.Time // when everything may be read again
+
+	served    []byte // what data.json is until servedDue
+	servedDue time.Time
+	lightDue  time.Time // when what costs little may be read again
+	costs     [2]time.Duration
 }
 
 // New makes a map. It takes no memory and starts nothing; Close ends the pages that watch it.
@@ -70,43 +74,56 @@ func (m *Map) record() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now() // with the lock, so that rows come in order
-	used := make([]uint64, len(m.o.Devices))
-	if m.o.Pools != nil {
-		for _, p := range m.o.Pools() {
-			for i, d := range m.o.Devices {
-				if st, err := p.Stats(); err == nil && p.Device() == d {
-					used[i] += st.Used
-				}
-			}
-		}
-	}
+	used := m.usedInPools()
 	for i, d := range m.o.Devices {
-		x := summary(d, d.Stats())
+		x := summary(d)
 		m.samples[i].begin(d)
 		m.samples[i].add(now, sampleOf(&x, used[i]))
 	}
+}
+
+// usedInPools is what blocks have of each device.
+func (m *Map) usedInPools() []uint64 {
+	used := make([]uint64, len(m.o.Devices))
+	if m.o.Pools == nil {
+		return used
+	}
+	for _, p := range m.o.Pools() {
+		for i, d := range m.o.Devices {
+			if st, err := p.Stats(); err == nil && p.Device() == d {
+				used[i] += st.Used
+			}
+		}
+	}
+	return used
 }
 
 // Snapshot takes a snapshot now. The caller must not change it.
 func (m *Map) Snapshot() *Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.takeLocked(time.Now())
+	m.takeWholeLocked(time.Now())
 	return m.now
 }
 
-// takeLocked takes a snapshot, and makes the JSON of what has changed if a page needs it.
-func (m *Map) takeLocked(now time.Time) {
+// takeWholeLocked reads everything.
+func (m *Map) takeWholeLocked(now time.Time) {
 	begin := time.Now()
-	was := m.now
 	is := m.snapshot(now)
+	is.RangesEvery = m.interval(min(m.costs[1], time.Since(begin))).Milliseconds()
+	m.takeLocked(is)
+	m.paceLocked(now, time.Since(begin))
+}
+
+// takeLocked makes a snapshot the last one, and the JSON of what has changed if a page needs it.
+func (m *Map) takeLocked(is *Snapshot) {
+	was := m.now
 	var change []byte
 	if was != nil {
 		c := changeOf(was, is)
 		if c == nil { // nothing to tell: pages have it already
 			is.Seq = was.Seq
 			m.now, m.full = is, nil
-			m.paceLocked(now, time.Since(begin))
 			return
 		}
 		if m.viewers > 0 {
@@ -115,14 +132,18 @@ func (m *Map) takeLocked(now time.Time) {
 		m.before = was.Seq
 	}
 	m.seq, m.now, m.change, m.full = is.Seq, is, change, nil
-	m.paceLocked(now, time.Since(begin))
 }
 
-// paceLocked sets when the next snapshot may be taken. One that took long by itself, because the
-// process did not run, does not count.
+// paceLocked sets when everything may be read again, and what costs little. One that took long by
+// itself, because the process did not run, does not count.
 func (m *Map) paceLocked(now time.Time, cost time.Duration) {
 	m.costs[0], m.costs[1] = m.costs[1], cost
-	m.due = now.Add(min(mostInterval, max(m.o.Interval, costShare*min(m.costs[0], m.costs[1]))))
+	m.due, m.lightDue = now.Add(m.interval(min(m.costs[0], m.costs[1]))), now.Add(m.o.Interval)
+}
+
+// interval is how long not to read again what costs so much.
+func (m *Map) interval(cost time.Duration) time.Duration {
+	return min(mostInterval, max(m.o.Interval, costShare*cost))
 }
 
 // fullLocked is the JSON of the last snapshot.
@@ -135,17 +156,26 @@ func (m *Map) fullLocked() []byte {
 	return m.full
 }
 
-// current is the JSON of a snapshot that is not older than the interval.
+// current is the JSON of a snapshot. It is made each interval at most, less often if it is long.
 func (m *Map) current() []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.refreshLocked()
-	return m.fullLocked()
+	if now := time.Now(); !now.Before(m.servedDue) {
+		m.refreshLocked()
+		begin := time.Now()
+		m.served = m.fullLocked()
+		m.servedDue = now.Add(m.interval(time.Since(begin)))
+	}
+	return m.served
 }
 
 func (m *Map) refreshLocked() {
-	if now := time.Now(); m.now == nil || !now.Before(m.due) {
-		m.takeLocked(now)
+	switch now := time.Now(); {
+	case m.now == nil || !now.Before(m.due):
+		m.takeWholeLocked(now)
+	case !now.Before(m.lightDue):
+		m.takeLocked(m.light(now))
+		m.lightDue = now.Add(m.o.Interval)
 	}
 }
 
@@ -161,6 +191,9 @@ func (m *Map) next(seq uint64) (kind string, data []byte, now uint64, due time.T
 		kind, data = "change", m.change
 	default:
 		kind, data = "snapshot", m.fullLocked()
+	}
+	if m.lightDue.Before(m.due) {
+		return kind, data, m.seq, m.lightDue
 	}
 	return kind, data, m.seq, m.due
 }

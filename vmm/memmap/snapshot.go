@@ -3,9 +3,11 @@ package memmap
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/memtrace"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -26,6 +28,10 @@ type Snapshot struct {
 	Title   string    `json:"title"`
 	Devices []Device  `json:"devices"`
 	Sharers []Sharer  `json:"sharers"` // those whose address is in no range or reservation of Devices
+
+	// RangesEvery is after how many milliseconds ranges and pools are read again. The rest is read each
+	// Options.Interval, also where reading thousands of ranges takes long.
+	RangesEvery int64 `json:"ranges_every_ms"`
 }
 
 // Device is one device.
@@ -46,7 +52,10 @@ type Summary struct {
 	Free      uint64     `json:"free"`            // of it, for all processes
 	Error     string     `json:"error,omitempty"` // why Total and Free are not known
 	Stats     vmm.Stats  `json:"stats"`
-	Ahead     uint64     `json:"ahead"` // accessible beyond Len, of all Ranges
+	Others    uint64     `json:"others"`   // taken of the device, and not by this program
+	Ahead     uint64     `json:"ahead"`    // accessible beyond Len, of all Ranges
+	Mapped    uint64     `json:"mapped"`   // in reservations that are no Range and no pool's
+	Unmapped  uint64     `json:"unmapped"` // of open Chunks, less Mapped
 	Open      []OpenKind `json:"open"`
 	Processes []Process  `json:"processes"`
 }
@@ -137,19 +146,53 @@ func (m *Map) snapshot(now time.Time) *Snapshot {
 	return s
 }
 
-// summary reads what a sample needs of a device.
-func summary(d *vmm.Device, st vmm.Stats) Summary {
-	x := Summary{Name: d.String(), Model: d.Info().Name, Stats: st, Open: []OpenKind{}, Processes: []Process{}}
-	var err error
-	if x.Free, x.Total, err = d.MemInfo(); err != nil {
-		x.Error = err.Error()
+// light is the last snapshot, with what costs little read anew.
+func (m *Map) light(now time.Time) *Snapshot {
+	s := *m.now
+	s.Seq, s.Time = m.seq+1, now
+	s.Devices = slices.Clone(s.Devices)
+	used := m.usedInPools()
+	for i, d := range m.o.Devices {
+		x := &s.Devices[i]
+		x.readMemory(d)
+		m.samples[i].add(now, sampleOf(&x.Summary, used[i]))
+		x.Samples = m.samples[i].Samples
 	}
+	return &s
+}
+
+// summary reads what a sample needs of a device.
+func summary(d *vmm.Device) Summary {
+	x := Summary{Name: d.String(), Model: d.Info().Name, Open: []OpenKind{}, Processes: []Process{}}
+	x.readMemory(d)
 	return x
+}
+
+// readMemory reads what changes when memory is made or released. The device's free memory and the
+// program's are of different moments. What is about to be made, or was just released, counts as the
+// program's, so that Others is not too much.
+func (x *Summary) readMemory(d *vmm.Device) {
+	x.Error, x.Others = "", math.MaxUint64
+	for range 4 {
+		before := inside.VMM.Created(d)
+		var err error
+		x.Free, x.Total, err = d.MemInfo()
+		x.Stats = d.Stats()
+		if err != nil {
+			x.Error, x.Others = err.Error(), 0
+			return
+		}
+		after, taken := inside.VMM.Created(d), x.Total-x.Free
+		x.Others = min(x.Others, taken-min(taken, max(before, after, x.Stats.Committed)))
+		if before == after {
+			return
+		}
+	}
 }
 
 func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 	rep := d.Report()
-	x := Device{Summary: summary(d, rep.Stats), Ranges: make([]Range, 0, len(rep.Open)), Pools: []Pool{}}
+	x := Device{Summary: summary(d), Ranges: make([]Range, 0, len(rep.Open)), Pools: []Pool{}}
 	if m.o.Processes != nil {
 		x.Processes = append(x.Processes, m.o.Processes(d)...)
 	}
@@ -171,29 +214,38 @@ func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 	for i := range rep.Open {
 		chunks += len(rep.Open[i].Chunks)
 	}
+	var handles uint64
 	runs := make([]Run, 0, chunks) // of all ranges, one after the other
 	for i := range rep.Open {
 		o := &rep.Open[i]
 		counts[o.Kind]++
+		if o.Kind == "chunk" {
+			handles += o.Size
+		}
 		if o.Addr == 0 || o.Chunks == nil {
 			continue
 		}
 		var r Range
-		r, runs = readRange(d, o, runs)
+		var plain bool
+		r, plain, runs = readRange(d, o, runs)
 		r.Pool = names[r.Addr]
 		x.Ahead += r.Ahead
+		if plain && r.Pool == "" {
+			x.Mapped += r.Committed - r.Retiring - r.Quarantined
+		}
 		x.Ranges = append(x.Ranges, r)
 	}
+	x.Unmapped = handles - min(handles, x.Mapped)
 	for _, kind := range slices.Sorted(maps.Keys(counts)) {
 		x.Open = append(x.Open, OpenKind{kind, counts[kind]})
 	}
 	return x
 }
 
-// readRange is a range or a reservation of a Report, with what the Range itself says. Its runs are
-// appended to those of others.
-func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (Range, []Run) {
-	r := Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Name: o.Name, Made: o.Made, Stack: o.Stack, Since: o.Since}
+// readRange is a range or a reservation of a Report, with what the Range itself says; plain if it is no
+// Range. Its runs are appended to those of others.
+func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (r Range, plain bool, _ []Run) {
+	r = Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Name: o.Name, Made: o.Made, Stack: o.Stack, Since: o.Since}
 	first := len(runs)
 	for i := range o.Chunks {
 		c := &o.Chunks[i]
@@ -217,14 +269,15 @@ func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (Range, []Run) {
 		runs = append(runs, Run{c.Off, c.Size, 1, state})
 	}
 	r.Chunks = runs[first:len(runs):len(runs)]
-	if g, _, ok := d.LookupRange(o.Addr); ok {
+	g, _, isRange := d.LookupRange(o.Addr)
+	if isRange {
 		st := g.Stats()
 		r.Len, r.Asleep = st.Used, st.Asleep
 		if free := r.Committed - r.Retiring - r.Quarantined; !r.Asleep && free > r.Len {
 			r.Ahead = free - r.Len
 		}
 	}
-	return r, runs
+	return r, !isRange, runs
 }
 
 func readPool(name string, p *pool.Pool) (Pool, error) {

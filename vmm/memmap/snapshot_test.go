@@ -2,12 +2,16 @@ package memmap_test
 
 import (
 	"bytes"
+	"context"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/testing/nulldriver"
@@ -253,4 +257,77 @@ func TestOtherName(t *testing.T) {
 	other.Name = "b"
 	require.True(t, memmap.SameRange(&r, &same))
 	require.False(t, memmap.SameRange(&r, &other))
+}
+
+// TestNoInventedMemory: while ranges grow and shrink, and memory is made and released, nothing is on
+// the map that no one has.
+func TestNoInventedMemory(t *testing.T) {
+	d := device(t)
+	m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
+	ctx, stop := context.WithCancel(t.Context())
+	var growers sync.WaitGroup
+	for range 4 {
+		g := rangeOf(t, d, 0, 0)
+		growers.Go(func() {
+			for ctx.Err() == nil {
+				assert.NoError(t, g.Grow(2*mib))
+				assert.NoError(t, g.SetLen(mib))
+				assert.NoError(t, g.SetLen(0))
+				assert.NoError(t, g.Clip())
+			}
+		})
+	}
+	creates := d.Stats().Creates
+	for range 60 {
+		for d.Stats().Creates == creates {
+			runtime.Gosched()
+		}
+		x := &m.Snapshot().Devices[0]
+		creates = x.Stats.Creates
+		require.Equal(t, []uint64{0, 0, 0}, []uint64{x.Mapped, x.Unmapped, x.Others})
+	}
+	stop()
+	growers.Wait()
+
+	// What there is, is there.
+	c, err := d.Create(2*mib, vmm.Prop{})
+	require.NoError(t, err)
+	require.EqualValues(t, 2*mib, m.Snapshot().Devices[0].Unmapped)
+	r, err := d.Reserve(4*mib, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	require.NoError(t, r.Map(0, c))
+	x := &m.Snapshot().Devices[0]
+	require.Equal(t, []uint64{2 * mib, 0}, []uint64{x.Mapped, x.Unmapped})
+	require.NoError(t, r.Close())
+	require.NoError(t, c.Close())
+}
+
+// TestChartOfMany: what costs little is told each interval, also where reading the ranges takes long.
+func TestChartOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := device(t)
+		g := rangeOf(t, d, 2*mib, 0)
+		m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}, Processes: func(*vmm.Device) []memmap.Process {
+			time.Sleep(50 * time.Millisecond) // as 10,000 ranges take
+			return nil
+		}})
+		defer m.WatchForTest()()
+		m.Snapshot()
+		_, _, seq, _ := m.NextForTest(0)
+		var changes int
+		begun := time.Now()
+		for i := uint64(1); time.Since(begun) < 9*time.Second; i++ {
+			require.NoError(t, g.SetLen(i))
+			kind, data, now, due := m.NextForTest(seq)
+			seq = now
+			if kind == "change" {
+				changes++
+				require.NoError(t, conforms(t, schema(t, "#/$defs/change"), data))
+				require.Contains(t, string(data), `"samples"`)
+			}
+			time.Sleep(time.Until(due))
+		}
+		require.GreaterOrEqual(t, changes, 9, "one a second")
+		require.GreaterOrEqual(t, m.Snapshot().RangesEvery, int64(9000))
+	})
 }

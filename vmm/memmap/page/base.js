@@ -111,11 +111,18 @@ function startTheme() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themeChanged);
 }
 
+// isHost tells memory of the host, which is no card.
+const isHost = summary => summary.name.startsWith("host");
+// beyondLen is what memory beyond Len is: there on purpose, or not used.
+const beyondLen = summary => summary.stats.grow_aheads ? "ahead" : "unused";
+
 // Parts of a device's memory: their names, in the order of the bar, and what they are.
 const parts = {
   used: ["used", "below Len of ranges"],
-  ahead: ["ahead", "mapped beyond Len of ranges"],
-  chunks: ["other chunks", "of reservations, handles and imports"],
+  ahead: ["ahead", "mapped before it is needed: GrowAhead"],
+  unused: ["unused", "mapped beyond Len of ranges"],
+  chunks: ["other reservations", "mapped in them by the program"],
+  unmapped: ["not mapped", "chunks without addresses of this device"],
   poolUsed: ["in pools", "blocks that are allocated"],
   poolFree: ["free in pools", "held by pools, in no block"],
   cached: ["cached", "kept for growth"],
@@ -124,5 +131,4 @@ const parts = {
   process: ["other process", ""],
   rest: ["unexplained", "the driver, other libraries and processes that are not known"],
   free: ["free", ""],
-  beyond: ["free, beyond the limit", "this program cannot have it: Device.SetLimit"],
 };

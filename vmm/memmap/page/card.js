@@ -1,4 +1,4 @@
-// The card as a bar: by what memory is for, or by who holds it.
+// The memory as a bar: by what it is for, or by who holds it. With a limit it is the limit's memory.
 
 const holderColors = 7, mostHolders = 12;
 let cards = 0;
@@ -18,37 +18,41 @@ function card(pick) {
     },
   }), value === "part" ? "by use" : "by holder");
   const choices = [choose("part"), choose("holder")];
+  const heading = el("h3");
   const node = el("section", {className: "panel"},
-    el("div", {className: "head"}, el("h3", {}, "The card"), el("fieldset", {}, el("legend", {className: "hidden"}, "Divide the bar"), ...choices)),
+    el("div", {className: "head"}, heading, el("fieldset", {}, el("legend", {className: "hidden"}, "Divide the bar"), ...choices)),
     bar, list, extra);
 
   function segments(d) {
     const h = holdings(d), out = [];
     const part = key => h[key] > 0 && out.push({key, name: parts[key][0], about: parts[key][1], color: key, bytes: h[key]});
     if (by === "part") {
-      for (const key of ["used", "ahead", "chunks", "poolUsed", "poolFree", "cached", "retiring", "quarantined"]) part(key);
+      for (const key of ["used", "ahead", "unused", "chunks", "unmapped", "poolUsed", "poolFree", "cached", "retiring", "quarantined"]) part(key);
     } else {
       const all = holders(d);
       all.slice(0, mostHolders).forEach((x, i) => out.push({...x, color: "h" + i % holderColors}));
       const rest = all.slice(mostHolders);
       if (rest.length) out.push({key: "more", name: many(rest.length, "other holder"), about: "", color: "chunks", bytes: rest.reduce((n, x) => n + x.bytes, 0)});
-      for (const key of ["cached", "retiring", "quarantined"]) part(key);
-      const left = d.summary.stats.committed - out.reduce((n, x) => n + x.bytes, 0);
-      if (left > 0) out.push({key: "unmapped", name: "not mapped", about: "chunks without addresses of this device", color: "chunks", bytes: left});
+      for (const key of ["cached", "retiring", "quarantined", "unmapped"]) part(key);
+    }
+    if (d.summary.stats.limit) {
+      part("free");
+      return out;
     }
     for (const p of d.summary.processes) {
       out.push({key: "process " + p.pid, name: p.name || "process", about: "pid " + p.pid + ", another process", color: "process", bytes: p.bytes});
     }
     part("rest");
     part("free");
-    part("beyond");
     return out;
   }
 
   function update(d) {
     device = d;
     const all = segments(d), sum = all.reduce((n, x) => n + x.bytes, 0);
-    const whole = Math.max(d.summary.total, sum);
+    const limit = d.summary.stats.limit, what = isHost(d.summary) ? "memory" : "card";
+    const whole = Math.max(limit || d.summary.total, sum);
+    setText(heading, limit ? "The limit of " + bytes(limit) : "The " + what);
     bar.setAttribute("aria-label", all.map(x => x.name + " " + bytes(x.bytes)).join(", "));
     keyed(bar, all, x => x.key, () => el("span"), (e, x) => {
       e.className = "segment " + x.color;
@@ -73,7 +77,10 @@ function card(pick) {
     if (s.asleep) also.push(bytes(s.asleep) + " of ranges sleep");
     if (s.host_copies) also.push(bytes(s.host_copies) + " of host memory for their contents");
     if (s.pinned) also.push(bytes(s.pinned) + " of host memory is pinned");
-    if (s.limit) also.push("the limit is " + bytes(s.limit));
+    if (limit) {
+      const others = d.summary.others, beyond = holdings(d).beyond;
+      also.push("of the " + what + " of " + bytes(d.summary.total) + ", others have " + bytes(others) + ", and " + bytes(beyond) + " are free beyond the limit (Device.SetLimit)");
+    }
     if (d.summary.error) also.push("what is free is not known: " + d.summary.error);
     const text = also.join("; ");
     setText(extra, text && text[0].toUpperCase() + text.slice(1) + ".");

@@ -1,6 +1,6 @@
 // The data, and how they come: from the file itself, or as events of the program.
 
-const model = {seq: 0, time: 0, title: "", devices: [], sharers: []};
+const model = {seq: 0, time: 0, every: 0, title: "", devices: [], sharers: []};
 
 const byAddr = list => new Map(list.map(r => [r.addr, r]));
 const byName = list => new Map(list.map(p => [p.name, p]));
@@ -11,6 +11,7 @@ function load(s) {
   model.seq = s.seq;
   model.time = Date.parse(s.time);
   model.title = s.title;
+  model.every = s.ranges_every_ms;
   model.sharers = s.sharers;
   model.devices = s.devices.map(d => {
     const {ranges, pools, events, samples, earlier, ...summary} = d;
@@ -23,6 +24,7 @@ function apply(c) {
   if (c.before !== model.seq) return false;
   model.seq = c.seq;
   model.time = Date.parse(c.time);
+  model.every = c.ranges_every_ms;
   if (c.sharers) model.sharers = c.sharers;
   for (const x of c.devices) {
     const d = model.devices[x.index];
@@ -84,29 +86,28 @@ function connect(changed, state) {
   };
 }
 
-// holdings divides a device's memory into the parts of the bar, in bytes.
+// holdings divides a device's memory into the parts of the bar, in bytes. Each is what was read: nothing
+// is the rest of others, which were read a moment before.
 function holdings(d) {
-  const s = d.summary.stats, out = {};
+  const x = d.summary, s = x.stats, out = {};
   let poolUsed = 0, poolHeld = 0;
   for (const p of d.pools.values()) {
     poolUsed += p.used;
     poolHeld += p.reserved;
   }
   out.used = s.used;
-  out.ahead = d.summary.ahead;
+  out[beyondLen(x)] = x.ahead;
+  out.chunks = x.mapped;
+  out.unmapped = x.unmapped;
   out.poolUsed = poolUsed;
   out.poolFree = Math.max(0, poolHeld - poolUsed);
   out.cached = s.cached;
   out.retiring = s.retiring;
   out.quarantined = s.quarantined;
-  const known = out.used + out.ahead + poolHeld + out.cached + out.retiring + out.quarantined;
-  out.chunks = Math.max(0, s.committed - known);
-  const taken = d.summary.total - d.summary.free;
-  const others = d.summary.processes.reduce((n, p) => n + p.bytes, 0);
-  out.rest = Math.max(0, taken - s.committed - others);
+  out.rest = Math.max(0, x.others - x.processes.reduce((n, p) => n + p.bytes, 0));
   const within = s.limit ? Math.max(0, s.limit - s.committed) : Infinity;
-  out.free = Math.min(d.summary.free, within);
-  out.beyond = d.summary.free - out.free;
+  out.free = Math.min(x.free, within);
+  out.beyond = x.free - out.free;
   return out;
 }
 

@@ -76,7 +76,7 @@ function detail(close) {
       if (isNew || fits) fit(false);
       else paint();
       const entries = [["made at", (r.stack || [r.made]).join(" < ")], ["since", day(new Date(r.since)) + " " + clockMs(new Date(r.since))], ["addresses", bytes(r.size)], ["mapped", bytes(r.committed)]];
-      if (!isPlain(r)) entries.push(["length", bytes(r.len)], ["ahead", bytes(r.ahead)]);
+      if (!isPlain(r)) entries.push(["length", bytes(r.len)], ["beyond it", bytes(r.ahead)]);
       entries.push(["retiring", bytes(r.retiring)], ["quarantined", bytes(r.quarantined)]);
       if (r.asleep) entries.push(["asleep", "its contents are in host memory"]);
       keyed(facts, entries, e => e[0], e => el("div", {}, el("dt", {}, e[0]), el("dd")), (e, [, value]) => setText(e.lastChild, value));
@@ -93,12 +93,13 @@ const sharerRows = all => all.map(s => [
   s.uid < 0 ? "–" : String(s.uid), bytes(s.bytes), s.behind ? bytes(s.behind) : "–",
 ]);
 
-// table is a table that scrolls sideways by itself, with a line below.
-function table(caption, heads) {
+// table is a table that scrolls sideways by itself, with a line below. One below a heading of the same
+// name shows no caption.
+function table(caption, heads, isTitled) {
   const body = el("tbody"), note = el("p", {className: "note", hidden: true});
   const node = el("div", {className: "tablebox"},
     el("div", {className: "scroll", role: "region", "aria-label": caption, tabIndex: 0},
-      el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads.map(h => el("th", {scope: "col"}, h)))), body)), note);
+      el("table", {}, el("caption", {className: isTitled ? "hidden" : ""}, caption), el("thead", {}, el("tr", {}, ...heads.map(h => el("th", {scope: "col"}, h)))), body)), note);
   return {
     node,
     fill(rows, text) {

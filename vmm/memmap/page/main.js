@@ -1,13 +1,14 @@
 // The page: a section for each device, and what keeps it up to date.
 
+const slow = 1500; // milliseconds
 const embedded = byID("data").textContent.trim();
 let connection = null, status = "", paused = false, views = [], waiting = false;
 
 // eventsPanel shows the last events of a device, the newest first.
 function eventsPanel() {
   const kind = el("select", {onchange: () => update(device)}, el("option", {value: ""}, "all"));
-  const list = table("Last events, the newest first", ["Time", "Kind", "Name", "Address", "Size", "Stream", "Where"]);
-  const node = el("section", {className: "panel events"}, el("div", {className: "head"}, el("h3", {}, "Last events"), el("label", {}, "Kind ", kind)), list.node);
+  const list = table("Last events, the newest first", ["Time", "Kind", "Name", "Address", "Size", "Stream", "Where"], true);
+  const node = el("section", {className: "panel events"}, el("div", {className: "head"}, el("h3", {}, "Last events, the newest first"), el("label", {}, "Kind ", kind)), list.node);
   let device = null;
   function update(d) {
     device = d;
@@ -96,7 +97,8 @@ function changed(whole) {
 
 function showStatus() {
   const at = new Date(model.time), e = byID("status");
-  const texts = {live: "live · " + clock(at), lost: "no connection, trying again", paused: "paused at " + clock(at), file: "taken " + day(at) + " " + clock(at), "": "connecting"};
+  const slowed = model.every > slow ? " · ranges every " + Math.round(model.every / 1000) + " s: there are many" : "";
+  const texts = {live: "live · " + clock(at) + slowed, lost: "no connection, trying again", paused: "paused at " + clock(at), file: "taken " + day(at) + " " + clock(at), "": "connecting"};
   setText(e, texts[status]);
   e.className = "status " + status;
 }

@@ -6,7 +6,7 @@ const filters = {
   all: ["all", () => true],
   awake: ["awake", r => r.kind === "range" && !r.asleep],
   asleep: ["asleep", r => r.asleep],
-  ahead: ["with memory ahead", r => r.ahead > 0],
+  ahead: ["with memory beyond their length", r => r.ahead > 0],
   retiring: ["retiring", r => r.retiring > 0],
   quarantined: ["quarantined", r => r.quarantined > 0],
   shared: ["shared", r => !!r.sharers],
@@ -18,7 +18,7 @@ const orders = {
   committed: ["memory", (a, b) => b.committed - a.committed],
   len: ["length", (a, b) => b.len - a.len],
   size: ["addresses", (a, b) => b.size - a.size],
-  ahead: ["ahead", (a, b) => b.ahead - a.ahead],
+  ahead: ["memory beyond it", (a, b) => b.ahead - a.ahead],
   since: ["age", (a, b) => new Date(a.since) - new Date(b.since)],
   name: ["name", (a, b) => (a.name || "") < (b.name || "") ? -1 : (a.name || "") > (b.name || "") ? 1 : 0],
   made: ["where made", (a, b) => a.made < b.made ? -1 : a.made > b.made ? 1 : 0],
@@ -70,7 +70,7 @@ function ranges(name) {
     el("div", {className: "head"}, el("h3", {}, "Ranges"), total),
     el("div", {className: "filters"}, el("label", {className: "grow"}, "Filter ", text), stateLabel, orderLabel, scaleLabel),
     all.node, hint, spoken,
-    legend([["used", "used"], ["ahead", "ahead"], ["retiring", "retiring"], ["quarantined", "quarantined"], ["asleep striped", "asleep, contents on the host"],
+    legend([["used", "used"], ["ahead", "beyond the length"], ["retiring", "retiring"], ["quarantined", "quarantined"], ["asleep striped", "asleep, contents on the host"],
       ["chunks", "chunks of the program"], ["poolUsed", "chunks of pools"], ["shared thin", "mapped by other processes"], ["reserved", "addresses alone"]]),
     rows, el("div", {className: "pager", role: "group", "aria-label": "Pages of ranges"}, back, where, forth), info.node);
   all.node.tabIndex = 0;
