@@ -44,7 +44,8 @@ func main() {
 }
 
 const (
-	width     = 512  // float16 elements of one token
+	width     = 512 // float16 elements of one token, keys and values of all layers
+	layers    = 4
 	maxTokens = 4096 // of one sequence
 	mostNew   = 16   // tokens that one step appends
 )
@@ -59,7 +60,7 @@ func run(w io.Writer, dev *vmm.Device, l load) (err error) {
 	st, mem := c.Stats(), dev.Stats()
 	fmt.Fprintf(w, "%d sequences are right: %d put to sleep, %d woken\n", l.sequences, st.Slept, st.Woken)
 	fmt.Fprintf(w, "%d of %d bytes at most, %d asleep in host memory\n", mem.PeakCommitted, l.limit, mem.Asleep)
-	return st.SleepErr
+	return errors.Join(st.SleepErr, sumKeys(w, c, 0))
 }
 
 // run has workers share out the steps, and then checks every sequence. The first error ends it.

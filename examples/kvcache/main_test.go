@@ -79,6 +79,7 @@ func TestRun(t *testing.T) {
 	require.NoError(t, run(&out, dev, load{sequences: 20, steps: 100, workers: 2, limit: 10 * page}))
 	require.Regexp(t, `^20 sequences are right: [1-9]\d* put to sleep, [1-9]\d* woken
 655360 of 655360 bytes at most, [1-9]\d* asleep in host memory
+one launch has read the keys of 4 layers, and a vector of one
 $`, out.String())
 	require.Zero(t, dev.Stats().Limit, "the limit is as before")
 }
