@@ -115,6 +115,7 @@ package vmm
 //	inside.go            the door for the other packages of the module
 //	io.go                AppendOn, WaitWritten, ReadAt, WriteAt, ReadFrom, WriteTo, Host; of rows
 //	sleep.go             Sleep and Wake
+//	sleepcopy.go         the contents of ranges that sleep, in host memory
 //	stopped.go           work that a library has stopped: what waits for it returns the error
 //	stream.go            Stream, its priorities, WrapStream, Hold, Usable
 //	fence.go             events at the end of a stream's work; waiting for a stream

@@ -3,14 +3,9 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/memsample"
-	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
-	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -234,73 +229,6 @@ func (s *sleeper) resume() {
 // waitForWork waits for the work that may use the range.
 func (s *sleeper) waitForWork() error { return s.r.waitForWork() }
 
-// takeHostMemory takes memory of the host for the contents of all ranges, before any is copied.
-func takeHostMemory(all []*sleeper) error {
-	var needs []hostcopy.Need
-	var sum uint64
-	for _, s := range all {
-		if n := s.len.Load(); n > 0 && s.mode == SleepKeep {
-			needs = append(needs, hostcopy.Need{Of: &s.hostCopy, Bytes: n})
-			sum += n
-		}
-	}
-	if err := hostcopy.Ensure(needs...); err != nil {
-		return fmt.Errorf("host memory for %s: %w", sizeText(sum), err)
-	}
-	return nil
-}
-
-// copiedAtOnce is after how many bytes a copy says that they have pages now, so that others who ask for
-// memory of the host do not count them twice.
-const copiedAtOnce = 2 << 30
-
-// save copies the contents to host memory. Nothing uses the ranges.
-func save(all []*sleeper) error {
-	return copyContents(all, func(s *sleeper) bool { return s.mode == SleepKeep }, (*openDevice).copyAllOut)
-}
-
-// contents is a part of what a range has, in its memory and in the host's.
-type contents struct {
-	of *sleeper
-	transfer
-}
-
-// copyContents copies between those of the ranges that have contents to copy, and their host memory.
-// The lanes of a device share the ranges that follow one another there.
-func copyContents(all []*sleeper, has func(*sleeper) bool, copyAll func(*openDevice, []transfer) error) error {
-	var left []contents
-	for _, s := range all {
-		if n := s.len.Load(); n > 0 && has(s) {
-			for _, t := range cut([]transfer{{rows.Flat(s.r.ptr), s.hostCopy.Mem[:n]}}, copiedAtOnce) {
-				left = append(left, contents{s, t})
-			}
-		}
-	}
-	for len(left) > 0 {
-		dev := left[0].of.r.dev
-		var now []transfer
-		for bytes := 0; len(now) < len(left); {
-			next := left[len(now)]
-			if bytes += len(next.host); next.of.r.dev.state != dev.state || len(now) > 0 && bytes > copiedAtOnce {
-				break
-			}
-			now = append(now, next.transfer)
-		}
-		o, err := dev.ensureOpen()
-		if err == nil {
-			err = copyAll(o, now)
-		}
-		if err != nil {
-			return err
-		}
-		for _, c := range left[:len(now)] {
-			c.of.hostCopy.Wrote(uint64(len(c.host)))
-		}
-		left = left[len(now):]
-	}
-	return nil
-}
-
 // unmapAll unmaps all of the range and keeps what was below its capacity for now.
 func (s *sleeper) unmapAll() error {
 	r := s.r
@@ -504,20 +432,6 @@ func (s *sleeper) mapMemory() error {
 	})
 }
 
-// load copies the contents back.
-func load(all []*sleeper) error {
-	// One that has its memory has its contents.
-	if err := copyContents(all, func(s *sleeper) bool { return s.sleptMem == nil }, (*openDevice).copyAllIn); err != nil {
-		return err
-	}
-	for _, s := range all {
-		if err := s.setOwnAccess(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // setOwnAccess has the owner access its memory as granted, where mapMemory gave it more.
 func (s *sleeper) setOwnAccess() error {
 	r := s.r
@@ -567,44 +481,6 @@ func (s *sleeper) finishWake() {
 	s.sleptMem = nil
 	s.r.note(history.Wake, 0, s.capacity)
 	s.requestGrowAhead()
-}
-
-// countHostCopy has the range's host memory counted by the device.
-func (g *Range) countHostCopy(d *Device) {
-	g.hostCopy.Take = func(n uint64) error {
-		if err := takeAddresses(n); err != nil {
-			return err
-		}
-		g.copySample = memsample.Of(d.samples, &memsample.Source{Kind: memsample.HostCopy, Name: g.opts.Name}, n, 1)
-		d.counters.raise(&d.counters.hostCopies, n, g.copySample.Begin)
-		return nil
-	}
-	g.hostCopy.Return = func(n uint64) {
-		d.counters.lower(&d.counters.hostCopies, n, g.copySample.End)
-		giveAddresses(n)
-	}
-}
-
-// freeHostCopies gives the host memory of ranges back by as many threads as there are processors: pages
-// take the system longer than their copy took the GPU.
-func freeHostCopies(all []*sleeper) {
-	var next atomic.Int64
-	var threads sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(all)) {
-		threads.Go(func() {
-			for i := next.Add(1) - 1; i < int64(len(all)); i = next.Add(1) - 1 {
-				all[i].freeHostCopy()
-			}
-		})
-	}
-	threads.Wait()
-}
-
-// freeHostCopy gives the host memory of a range that is awake back, unless it is to be kept.
-func (s *sleeper) freeHostCopy() {
-	if !s.opts.KeepHostMemory || !s.hostCopy.IsWritten() {
-		_ = s.hostCopy.Free() // what cannot be freed now is freed by the next Sleep, Clip or Close
-	}
 }
 
 // showAwakeLocked puts mapped memory into the table and opens the range. It needs

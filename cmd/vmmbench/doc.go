@@ -43,6 +43,7 @@ package main
 //	kernels.go            the built-in kernels on a device
 //	grow.go               grow: memory that grows, step by step
 //	growers.go            its contenders, by the way to grow
+//	manyranges.go         grow --ranges: many small ranges
 //	ops.go                ops: the driver's calls on chunks, and on other devices' access
 //	p2p.go                p2p: copies between devices
 //	p2pplan.go            p2p --plan: what EnablePeers would do
