@@ -14,8 +14,8 @@ type Change struct {
 	Seq     uint64         `json:"seq"`
 	Before  uint64         `json:"before"` // the Seq that it is relative to
 	Time    time.Time      `json:"time"`
-	Every   int64          `json:"ranges_every_ms"` // as Snapshot has it
-	Devices []DeviceChange `json:"devices"`         // those that differ
+	Ranges  time.Time      `json:"ranges_time"` // as Snapshot has it
+	Devices []DeviceChange `json:"devices"`     // those that differ
 	Sharers *[]Sharer      `json:"sharers,omitempty"`
 }
 
@@ -33,7 +33,7 @@ type DeviceChange struct {
 
 // changeOf is what differs from was to is; nil if nothing does.
 func changeOf(was, is *Snapshot) *Change {
-	c := &Change{Schema: SchemaVersion, Seq: is.Seq, Before: was.Seq, Time: is.Time, Every: is.RangesEvery, Devices: []DeviceChange{}}
+	c := &Change{Schema: SchemaVersion, Seq: is.Seq, Before: was.Seq, Time: is.Time, Ranges: is.RangesTime, Devices: []DeviceChange{}}
 	for i := range is.Devices {
 		if d, differs := deviceChange(&was.Devices[i], &is.Devices[i]); differs {
 			d.Index = i

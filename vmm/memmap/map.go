@@ -74,28 +74,29 @@ func (m *Map) record() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now() // with the lock, so that rows come in order
-	used := m.usedInPools()
+	pools := m.inPools()
 	for i, d := range m.o.Devices {
 		x := summary(d)
 		m.samples[i].begin(d)
-		m.samples[i].add(now, sampleOf(&x, used[i]))
+		m.samples[i].add(now, sampleOf(&x, pools[i].used))
 	}
 }
 
-// usedInPools is what blocks have of each device.
-func (m *Map) usedInPools() []uint64 {
-	used := make([]uint64, len(m.o.Devices))
+// inPools is what the pools have of each device.
+func (m *Map) inPools() []inPools {
+	all := make([]inPools, len(m.o.Devices))
 	if m.o.Pools == nil {
-		return used
+		return all
 	}
 	for _, p := range m.o.Pools() {
 		for i, d := range m.o.Devices {
 			if st, err := p.Stats(); err == nil && p.Device() == d {
-				used[i] += st.Used
+				all[i].reserved += st.Reserved
+				all[i].used += st.Used
 			}
 		}
 	}
-	return used
+	return all
 }
 
 // Snapshot takes a snapshot now. The caller must not change it.
@@ -109,9 +110,7 @@ func (m *Map) Snapshot() *Snapshot {
 // takeWholeLocked reads everything.
 func (m *Map) takeWholeLocked(now time.Time) {
 	begin := time.Now()
-	is := m.snapshot(now)
-	is.RangesEvery = m.interval(min(m.costs[1], time.Since(begin))).Milliseconds()
-	m.takeLocked(is)
+	m.takeLocked(m.snapshot(now))
 	m.paceLocked(now, time.Since(begin))
 }
 

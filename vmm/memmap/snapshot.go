@@ -29,9 +29,9 @@ type Snapshot struct {
 	Devices []Device  `json:"devices"`
 	Sharers []Sharer  `json:"sharers"` // those whose address is in no range or reservation of Devices
 
-	// RangesEvery is after how many milliseconds ranges and pools are read again. The rest is read each
+	// RangesTime is when ranges, pools, sharers, processes and what is open were read. The rest is read each
 	// Options.Interval, also where reading thousands of ranges takes long.
-	RangesEvery int64 `json:"ranges_every_ms"`
+	RangesTime time.Time `json:"ranges_time"`
 }
 
 // Device is one device.
@@ -53,7 +53,7 @@ type Summary struct {
 	Error     string     `json:"error,omitempty"` // why Total and Free are not known
 	Stats     vmm.Stats  `json:"stats"`
 	Others    uint64     `json:"others"`   // taken of the device, and not by this program
-	Ahead     uint64     `json:"ahead"`    // accessible beyond Len, of all Ranges
+	Unused    uint64     `json:"unused"`   // in Ranges beyond Len, or about to be mapped there: the rest of Stats.Committed
 	Mapped    uint64     `json:"mapped"`   // in reservations that are no Range and no pool's
 	Unmapped  uint64     `json:"unmapped"` // of open Chunks, less Mapped
 	Open      []OpenKind `json:"open"`
@@ -126,7 +126,7 @@ type PoolStream struct {
 
 // snapshot reads everything. m.mu is held.
 func (m *Map) snapshot(now time.Time) *Snapshot {
-	s := &Snapshot{Schema: SchemaVersion, Seq: m.seq + 1, Time: now, Title: m.o.Title, Devices: []Device{}, Sharers: []Sharer{}}
+	s := &Snapshot{Schema: SchemaVersion, Seq: m.seq + 1, Time: now, Title: m.o.Title, Devices: []Device{}, Sharers: []Sharer{}, RangesTime: now}
 	var pools map[string]*pool.Pool
 	if m.o.Pools != nil {
 		pools = m.o.Pools()
@@ -134,7 +134,7 @@ func (m *Map) snapshot(now time.Time) *Snapshot {
 	for i, d := range m.o.Devices {
 		x := m.device(d, pools)
 		m.samples[i].begin(d)
-		m.samples[i].add(now, sampleOf(&x.Summary, x.usedInPools()))
+		m.samples[i].add(now, sampleOf(&x.Summary, x.inPools().used))
 		x.Samples, x.Earlier = m.samples[i].Samples, m.samples[i].earlier
 		m.events[i].update(d)
 		x.Events = m.events[i]
@@ -151,12 +151,15 @@ func (m *Map) light(now time.Time) *Snapshot {
 	s := *m.now
 	s.Seq, s.Time = m.seq+1, now
 	s.Devices = slices.Clone(s.Devices)
-	used := m.usedInPools()
+	pools := m.inPools()
 	for i, d := range m.o.Devices {
 		x := &s.Devices[i]
 		x.readMemory(d)
-		m.samples[i].add(now, sampleOf(&x.Summary, used[i]))
+		x.setUnused(pools[i].reserved)
+		m.samples[i].add(now, sampleOf(&x.Summary, pools[i].used))
 		x.Samples = m.samples[i].Samples
+		m.events[i].update(d)
+		x.Events = m.events[i]
 	}
 	return &s
 }
@@ -229,13 +232,13 @@ func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 		var plain bool
 		r, plain, runs = readRange(d, o, runs)
 		r.Pool = names[r.Addr]
-		x.Ahead += r.Ahead
 		if plain && r.Pool == "" {
 			x.Mapped += r.Committed - r.Retiring - r.Quarantined
 		}
 		x.Ranges = append(x.Ranges, r)
 	}
 	x.Unmapped = handles - min(handles, x.Mapped)
+	x.setUnused(x.inPools().reserved)
 	for _, kind := range slices.Sorted(maps.Keys(counts)) {
 		x.Open = append(x.Open, OpenKind{kind, counts[kind]})
 	}
@@ -299,11 +302,22 @@ func readPool(name string, p *pool.Pool) (Pool, error) {
 	return x, nil
 }
 
-func (d *Device) usedInPools() (n uint64) {
+// inPools is what pools have of a device, and of that, what blocks have.
+type inPools struct{ reserved, used uint64 }
+
+func (d *Device) inPools() (n inPools) {
 	for i := range d.Pools {
-		n += d.Pools[i].Used
+		n.reserved += d.Pools[i].Reserved
+		n.used += d.Pools[i].Used
 	}
 	return n
+}
+
+// setUnused computes what is left. The parts of Stats are of one moment, so it is never what does not exist.
+func (x *Summary) setUnused(pools uint64) {
+	st := &x.Stats
+	known := st.Used + st.Cached + st.Retiring + st.Quarantined + pools + x.Mapped + x.Unmapped
+	x.Unused = st.Committed - min(st.Committed, known)
 }
 
 // join puts each sharer to the range that it maps.

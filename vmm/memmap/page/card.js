@@ -23,8 +23,11 @@ function card(pick) {
     el("div", {className: "head"}, heading, el("fieldset", {}, el("legend", {className: "hidden"}, "Divide the bar"), ...choices)),
     bar, list, extra);
 
+  // summaryOf is of one moment with what the bar shows.
+  const summaryOf = d => by === "part" ? d.summary : d.whole;
+
   function segments(d) {
-    const h = holdings(d), out = [];
+    const x = summaryOf(d), h = holdings(d, x), out = [];
     const part = key => h[key] > 0 && out.push({key, name: parts[key][0], about: parts[key][1], color: key, bytes: h[key]});
     if (by === "part") {
       for (const key of ["used", "ahead", "unused", "chunks", "unmapped", "poolUsed", "poolFree", "cached", "retiring", "quarantined"]) part(key);
@@ -35,11 +38,11 @@ function card(pick) {
       if (rest.length) out.push({key: "more", name: many(rest.length, "other holder"), about: "", color: "chunks", bytes: rest.reduce((n, x) => n + x.bytes, 0)});
       for (const key of ["cached", "retiring", "quarantined", "unmapped"]) part(key);
     }
-    if (d.summary.stats.limit) {
+    if (x.stats.limit) {
       part("free");
       return out;
     }
-    for (const p of d.summary.processes) {
+    for (const p of x.processes) {
       out.push({key: "process " + p.pid, name: p.name || "process", about: "pid " + p.pid + ", another process", color: "process", bytes: p.bytes});
     }
     part("rest");
@@ -50,8 +53,8 @@ function card(pick) {
   function update(d) {
     device = d;
     const all = segments(d), sum = all.reduce((n, x) => n + x.bytes, 0);
-    const limit = d.summary.stats.limit, what = isHost(d.summary) ? "memory" : "card";
-    const whole = Math.max(limit || d.summary.total, sum);
+    const summary = summaryOf(d), limit = summary.stats.limit, what = isHost(summary) ? "memory" : "card";
+    const whole = Math.max(limit || summary.total, sum);
     setText(heading, limit ? "The limit of " + bytes(limit) : "The " + what);
     bar.setAttribute("aria-label", all.map(x => x.name + " " + bytes(x.bytes)).join(", "));
     keyed(bar, all, x => x.key, () => el("span"), (e, x) => {
@@ -73,15 +76,15 @@ function card(pick) {
       li.size.title = exact(x.bytes);
       setText(li.about, x.about);
     });
-    const s = d.summary.stats, also = [];
+    const s = summary.stats, also = [];
     if (s.asleep) also.push(bytes(s.asleep) + " of ranges sleep");
     if (s.host_copies) also.push(bytes(s.host_copies) + " of host memory for their contents");
     if (s.pinned) also.push(bytes(s.pinned) + " of host memory is pinned");
     if (limit) {
-      const others = d.summary.others, beyond = holdings(d).beyond;
-      also.push("of the " + what + " of " + bytes(d.summary.total) + ", others have " + bytes(others) + ", and " + bytes(beyond) + " are free beyond the limit (Device.SetLimit)");
+      const others = summary.others, beyond = holdings(d, summary).beyond;
+      also.push("of the " + what + " of " + bytes(summary.total) + ", others have " + bytes(others) + ", and " + bytes(beyond) + " are free beyond the limit (Device.SetLimit)");
     }
-    if (d.summary.error) also.push("what is free is not known: " + d.summary.error);
+    if (summary.error) also.push("what is free is not known: " + summary.error);
     const text = also.join("; ");
     setText(extra, text && text[0].toUpperCase() + text.slice(1) + ".");
     extra.hidden = !text;

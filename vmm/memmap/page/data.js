@@ -1,6 +1,6 @@
 // The data, and how they come: from the file itself, or as events of the program.
 
-const model = {seq: 0, time: 0, every: 0, title: "", devices: [], sharers: []};
+const model = {seq: 0, time: 0, rangesTime: 0, title: "", devices: [], sharers: []};
 
 const byAddr = list => new Map(list.map(r => [r.addr, r]));
 const byName = list => new Map(list.map(p => [p.name, p]));
@@ -11,11 +11,11 @@ function load(s) {
   model.seq = s.seq;
   model.time = Date.parse(s.time);
   model.title = s.title;
-  model.every = s.ranges_every_ms;
+  model.rangesTime = Date.parse(s.ranges_time);
   model.sharers = s.sharers;
   model.devices = s.devices.map(d => {
     const {ranges, pools, events, samples, earlier, ...summary} = d;
-    return {summary, ranges: byAddr(ranges), pools: byName(pools), events, samples, earlier, version: 0, rangesVersion: 0};
+    return {summary, whole: summary, ranges: byAddr(ranges), pools: byName(pools), events, samples, earlier, version: 0, rangesVersion: 0};
   });
 }
 
@@ -24,11 +24,13 @@ function apply(c) {
   if (c.before !== model.seq) return false;
   model.seq = c.seq;
   model.time = Date.parse(c.time);
-  model.every = c.ranges_every_ms;
+  const rangesTime = Date.parse(c.ranges_time), whole = rangesTime !== model.rangesTime;
+  model.rangesTime = rangesTime;
   if (c.sharers) model.sharers = c.sharers;
   for (const x of c.devices) {
     const d = model.devices[x.index];
     if (x.summary) d.summary = x.summary;
+    if (whole) d.whole = d.summary;
     for (const a of x.gone || []) d.ranges.delete(a);
     for (const r of x.ranges || []) d.ranges.set(r.addr, r);
     for (const n of x.closed || []) d.pools.delete(n);
@@ -86,17 +88,17 @@ function connect(changed, state) {
   };
 }
 
-// holdings divides a device's memory into the parts of the bar, in bytes. Each is what was read: nothing
-// is the rest of others, which were read a moment before.
-function holdings(d) {
-  const x = d.summary, s = x.stats, out = {};
+// holdings divides a device's memory into the parts of the bar, in bytes, by a summary: the last one, or
+// d.whole, which is of the moment at which the ranges were read.
+function holdings(d, x) {
+  const s = x.stats, out = {};
   let poolUsed = 0, poolHeld = 0;
   for (const p of d.pools.values()) {
     poolUsed += p.used;
     poolHeld += p.reserved;
   }
   out.used = s.used;
-  out[beyondLen(x)] = x.ahead;
+  out[beyondLen(x)] = x.unused;
   out.chunks = x.mapped;
   out.unmapped = x.unmapped;
   out.poolUsed = poolUsed;
@@ -119,7 +121,7 @@ function holders(d) {
     const held = r.committed - r.retiring - r.quarantined;
     if (r.pool || held <= 0) continue;
     const key = (r.stack || [r.made]).slice(0, 2).join(" < ");
-    const h = made.get(key) || {key: "made " + key, made: maker(r), name: maker(r), about: (r.stack || [r.made]).join("\n"), bytes: 0, things: 0};
+    const h = made.get(key) || {key: "made " + key, made: maker(r), name: maker(r), about: (r.stack || [r.made]).join(" < "), bytes: 0, things: 0};
     h.bytes += held;
     h.things++;
     made.set(key, h);

@@ -1,12 +1,13 @@
 // Canvases: making one that follows its width, and drawing chunks.
 
-// surface is a canvas as wide as its place. paint(context, width, height) draws it.
+// surface is a canvas as wide as its place. paint(context, width, height) draws it. Its height may be a
+// function, where it depends on the width.
 function surface(className, label, height, paint) {
   const node = el("canvas", {className, role: "img", "aria-label": label});
-  let shown = height;
   const draw = () => {
     const width = node.clientWidth;
     if (!width) return;
+    const shown = typeof height === "function" ? height() : height;
     const scale = devicePixelRatio || 1;
     const w = Math.round(width * scale), h = Math.round(shown * scale);
     if (node.width !== w || node.height !== h) {
@@ -19,10 +20,10 @@ function surface(className, label, height, paint) {
     c.clearRect(0, 0, width, shown);
     paint(c, width, shown);
   };
-  node.style.height = height + "px";
+  node.style.height = (typeof height === "function" ? 1 : height) + "px";
   new ResizeObserver(draw).observe(node);
   node.redraw = draw;
-  return {node, draw, setHeight: h => shown = h};
+  return {node, draw};
 }
 
 // stateColor is the color of a chunk: of the memory below Len, or beyond it.

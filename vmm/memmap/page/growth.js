@@ -94,7 +94,13 @@ function growth(isLive) {
       head.addEventListener("click", () => queueMicrotask(() => head.setAttribute("aria-pressed", chart.series[i].show)));
     });
     new ResizeObserver(() => chart.setSize({width: Math.max(place.clientWidth, 200), height: place.clientWidth < 500 ? 200 : 240})).observe(place);
-    place.redraw = () => chart.redraw(false);
+    place.redraw = () => {
+      chart.root.querySelectorAll(".u-legend .u-marker").forEach((marker, i) => { // uPlot colors them once
+        const s = chart.series[i];
+        if (s && s.stroke) marker.style.borderColor = s.stroke(chart, i);
+      });
+      chart.redraw(false);
+    };
   }
 
   function update(d) {

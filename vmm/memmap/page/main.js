@@ -97,7 +97,7 @@ function changed(whole) {
 
 function showStatus() {
   const at = new Date(model.time), e = byID("status");
-  const slowed = model.every > slow ? " · ranges every " + Math.round(model.every / 1000) + " s: there are many" : "";
+  const slowed = model.time - model.rangesTime > slow ? " · ranges as of " + clock(new Date(model.rangesTime)) + ": there are many" : "";
   const texts = {live: "live · " + clock(at) + slowed, lost: "no connection, trying again", paused: "paused at " + clock(at), file: "taken " + day(at) + " " + clock(at), "": "connecting"};
   setText(e, texts[status]);
   e.className = "status " + status;

@@ -6,7 +6,7 @@ function poolPanel() {
   let pool = null, layout = {columns: 1, width: 10, height: 30, each: 1, n: 0};
   const title = el("h4"), facts = el("dl", {className: "facts"}), hint = el("p", {className: "note hint"});
   const spoken = el("p", {className: "hidden", "aria-live": "polite"});
-  const grid = surface("cells", "", 34, paint);
+  const grid = surface("cells", "", gridHeight, paint);
   const streams = table("Free by stream", ["Stream", "Pending", "In slabs"]);
   const classes = table("Short blocks by size, of all streams", ["Size", "Slabs", "Blocks", "Free", "Taken"]);
   const node = el("article", {className: "pool"}, title, facts, grid.node, hint, spoken,
@@ -73,6 +73,12 @@ function poolPanel() {
     }
   }
 
+  function gridHeight() {
+    const width = grid.node.clientWidth, n = pool ? pool.chunks.length : 1;
+    const w = Math.max(8, Math.min(28, Math.floor(width / Math.max(n, 1))));
+    return 34 * Math.max(1, Math.min(10, Math.ceil(n / Math.max(1, Math.floor(width / w)))));
+  }
+
   return {
     node,
     update(p) {
@@ -84,10 +90,7 @@ function poolPanel() {
         ["free in slabs", bytes(p.in_slabs)], ["longest free run", bytes(p.largest_free)], ["free memory in pieces", percent(Math.max(0, split), 1)], ["waits", count(p.waits)],
       ];
       keyed(facts, entries, e => e[0], e => el("div", {}, el("dt", {}, e[0]), el("dd")), (e, [, value]) => setText(e.lastChild, value));
-      const width = grid.node.clientWidth || 300, n = p.chunks.length;
-      const w = Math.max(8, Math.min(28, Math.floor(width / Math.max(n, 1))));
-      grid.setHeight(34 * Math.max(1, Math.min(10, Math.ceil(n / Math.max(1, Math.floor(width / w))))));
-      grid.node.setAttribute("aria-label", many(n, "chunk") + " of pool " + p.name + ", arrow keys move");
+      grid.node.setAttribute("aria-label", many(p.chunks.length, "chunk") + " of pool " + p.name + ", arrow keys move");
       grid.draw();
       if (hint.textContent) setText(hint, cursor < layout.n ? chunkText(group(cursor)) : "");
       streams.fill(p.streams.map(s => [s.stream === "0x0" ? "default" : s.stream, bytes(s.pending), bytes(s.in_slabs)]), "Idle memory, " + bytes(p.idle) + ", is free for any stream.");

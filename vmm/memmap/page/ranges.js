@@ -57,7 +57,7 @@ function ranges(name) {
   const [scaleLabel, scale] = select("Scale", {own: ["each its own"], one: ["one for all"]}, () => paintRows());
   const total = el("p", {className: "note", role: "status"});
   const hint = el("p", {className: "note hint"}), spoken = el("p", {className: "hidden", "aria-live": "polite"});
-  const all = surface("cells", "All ranges as cells", 40, paintCells);
+  const all = surface("cells", "All ranges as cells", cellsHeight, paintCells);
   const rows = el("ol", {className: "rows"});
   const page = by => {
     first = Math.max(0, Math.min(first + by * rowsShown, Math.floor((found.length - 1) / rowsShown) * rowsShown));
@@ -178,7 +178,6 @@ function ranges(name) {
     for (const r of found) committed += r.committed;
     const whole = device.ranges.size;
     setText(total, (found.length === whole ? many(whole, "range or reservation", "ranges and reservations") : count(found.length) + " of " + count(whole)) + ", " + bytes(committed) + " mapped");
-    all.setHeight(cellsHeight());
     all.node.setAttribute("aria-label", "Cells of " + many(found.length, "range") + ", arrow keys move, Enter shows one");
     if (hint.textContent) tell(); // it may have changed, or be another
     all.draw();
