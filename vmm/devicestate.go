@@ -92,11 +92,12 @@ type deviceState struct {
 	pressureTurn chan struct{} // has room for the one operation that memory is released for
 	openMu       lock.Mutex    // held while openDevice changes, and while the driver opens its device
 
-	mu            lock.Mutex
-	devices       []*Device
-	limit         uint64 // of what this process creates; 0: none
-	created       uint64
-	pressureHooks []*pressureHook
+	mu             lock.Mutex
+	devices        []*Device
+	limit          uint64 // of what this process creates; 0: none
+	created        uint64
+	createdChanges uint64 // how often created has changed
+	pressureHooks  []*pressureHook
 
 	streamsMu lock.RWMutex
 	streams   []*order.Stream // of the Streams that this package knows: made here, or by WrapStream

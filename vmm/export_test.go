@@ -186,3 +186,9 @@ type Fence = order.Fence
 func (s *Stream) Fence() (Fence, error)   { return forPool{}.Fence(s) }
 func (s *Stream) WaitFence(f Fence) error { return forPool{}.WaitFence(s, f) }
 func SyncFence(s *Stream, f Fence) error  { return forPool{}.SyncFence(s, f) }
+
+// SetSavedAtOnce sets after how many bytes Sleep says that they were written.
+func SetSavedAtOnce(n uint64) (old uint64) {
+	old, savedAtOnce = savedAtOnce, n
+	return old
+}

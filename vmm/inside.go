@@ -34,13 +34,25 @@ func (inside) ImportMade(d *Device, fd int, size uint64, p Prop, made []uintptr)
 	return d.importMade(fd, size, p, made)
 }
 
-func (inside) Created(d *Device) uint64 {
+func (inside) Created(d *Device) (bytes, changes uint64) {
 	if d == nil || d.state == nil {
-		return 0
+		return 0, 0
 	}
 	d.state.mu.Lock()
 	defer d.state.mu.Unlock()
-	return d.state.created
+	return d.state.created, d.state.createdChanges
+}
+
+func (inside) Unmapped(d *Device) (n uint64) {
+	d = nonnil.Of(d)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for thing := range d.unclosed {
+		if c, ok := thing.(*Chunk); ok && c.mem.refs.Load() == 1 {
+			n += c.mem.size
+		}
+	}
+	return n
 }
 
 func (inside) CopyName(name string) (string, error) { return copyName(name) }

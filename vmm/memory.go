@@ -364,6 +364,7 @@ func (s *deviceState) charge(size uint64, purpose purpose) error {
 			return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, sizeText(left), sizeText(s.limit))
 		}
 		s.created += size
+		s.createdChanges++
 		return nil
 	})
 }
@@ -381,4 +382,5 @@ func (s *deviceState) discharge(size uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.created -= size
+	s.createdChanges++
 }

@@ -5,10 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cuvmm/cuvmm/internal/memsample"
-
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -339,9 +338,14 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 		}
 		all = append(all, s)
 	}
-	if err := load(all); err != nil {
-		rollback := func(s *sleeper) error { return s.rollback(s.r.waitForWork()) } // its copy may be under way
-		return all[0].Range, all[0].sleptSize(), undoAll(err, "and", all, rollback)
+	if s, err := load(all); err != nil {
+		rollback := func(other *sleeper) (wait error) {
+			if other.r.dev.state == s.r.dev.state { // its copy may be under way
+				wait = other.r.waitForWork()
+			}
+			return other.rollback(wait)
+		}
+		return s.Range, s.sleptSize(), undoAll(err, "and", all, rollback)
 	}
 	for _, s := range all {
 		s.finishWake()
@@ -401,7 +405,7 @@ func (s *sleeper) createMemory() error {
 }
 
 // mapMemory maps the sleeper's memory, all or nothing. The owner may write to it
-// until load has.
+// until setOwnAccess.
 func (s *sleeper) mapMemory() error {
 	r := s.r
 	return r.dev.state.retryAfterRelease(forCaller, func() error {
@@ -435,7 +439,7 @@ func (s *sleeper) mapMemory() error {
 // setOwnAccess has the owner access its memory as granted, where mapMemory gave it more.
 func (s *sleeper) setOwnAccess() error {
 	r := s.r
-	if s.sleptMem == nil && s.len.Load() == 0 && r.zeroed == zeroNone {
+	if s.capacity == 0 || s.sleptMem == nil && s.len.Load() == 0 && r.zeroed == zeroNone {
 		return nil
 	}
 	r.mappingMu.Lock()

@@ -1,8 +1,11 @@
 package vmm
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -27,13 +30,30 @@ func takeHostMemory(all []*sleeper) error {
 	return nil
 }
 
-// copiedAtOnce is after how many bytes a copy says that they have pages now, so that others who ask for
-// memory of the host do not count them twice.
-const copiedAtOnce = 2 << 30
+// savedAtOnce is after how many bytes a copy says that they have pages now, so that others who ask for
+// memory of the host do not count them twice. It is a variable for tests.
+var savedAtOnce uint64 = 2 << 30
 
 // save copies the contents to host memory. Nothing uses the ranges.
 func save(all []*sleeper) error {
-	return copyContents(all, func(s *sleeper) bool { return s.mode == SleepKeep }, (*openDevice).copyAllOut)
+	_, err := copyContents(all, func(s *sleeper) bool { return s.mode == SleepKeep }, savedAtOnce, (*openDevice).copyAllOut)
+	return err
+}
+
+// load copies the contents back. It returns also the range that could not have them. The copy may still
+// run on that range's device, and on no other.
+func load(all []*sleeper) (failed *sleeper, err error) {
+	// One that has its memory has its contents.
+	failed, err = copyContents(all, func(s *sleeper) bool { return s.sleptMem == nil }, math.MaxUint64, (*openDevice).copyAllIn)
+	if err != nil {
+		return failed, err
+	}
+	for _, s := range all {
+		if err := s.setOwnAccess(); err != nil {
+			return s, err
+		}
+	}
+	return nil, nil
 }
 
 // contents is a part of what a range has, in its memory and in the host's.
@@ -42,23 +62,24 @@ type contents struct {
 	transfer
 }
 
-// copyContents copies between those of the ranges that have contents to copy, and their host memory.
-// The lanes of a device share the ranges that follow one another there.
-func copyContents(all []*sleeper, has func(*sleeper) bool, copyAll func(*openDevice, []transfer) error) error {
+// copyContents copies what the ranges have to their host memory, or back, atOnce bytes at a time. The ranges
+// of one device share its lanes. It returns also the first range of those whose copy has failed.
+func copyContents(all []*sleeper, has func(*sleeper) bool, atOnce uint64, copyAll func(*openDevice, []transfer) error) (failed *sleeper, err error) {
 	var left []contents
 	for _, s := range all {
 		if n := s.len.Load(); n > 0 && has(s) {
-			for _, t := range cut([]transfer{{rows.Flat(s.r.ptr), s.hostCopy.Mem[:n]}}, copiedAtOnce) {
+			for _, t := range cut([]transfer{{rows.Flat(s.r.ptr), s.hostCopy.Mem[:n]}}, atOnce) {
 				left = append(left, contents{s, t})
 			}
 		}
 	}
+	slices.SortStableFunc(left, func(a, b contents) int { return cmp.Compare(a.of.r.dev.state.n, b.of.r.dev.state.n) })
 	for len(left) > 0 {
 		dev := left[0].of.r.dev
 		var now []transfer
 		for bytes := uint64(0); len(now) < len(left); {
 			next := left[len(now)]
-			if bytes += uint64(len(next.host)); next.of.r.dev.state != dev.state || len(now) > 0 && bytes > copiedAtOnce {
+			if bytes += uint64(len(next.host)); next.of.r.dev.state != dev.state || len(now) > 0 && bytes > atOnce {
 				break
 			}
 			now = append(now, next.transfer)
@@ -68,28 +89,14 @@ func copyContents(all []*sleeper, has func(*sleeper) bool, copyAll func(*openDev
 			err = copyAll(o, now)
 		}
 		if err != nil {
-			return err
+			return left[0].of, err
 		}
 		for _, c := range left[:len(now)] {
 			c.of.hostCopy.Wrote(uint64(len(c.host)))
 		}
 		left = left[len(now):]
 	}
-	return nil
-}
-
-// load copies the contents back.
-func load(all []*sleeper) error {
-	// One that has its memory has its contents.
-	if err := copyContents(all, func(s *sleeper) bool { return s.sleptMem == nil }, (*openDevice).copyAllIn); err != nil {
-		return err
-	}
-	for _, s := range all {
-		if err := s.setOwnAccess(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return nil, nil
 }
 
 // countHostCopy has the range's host memory counted by the device.

@@ -271,6 +271,9 @@ func (st *staging) run(all []transfer, fewest int, most uint64, work func(*lane,
 
 // cut divides transfers into pieces of that size at most.
 func cut(all []transfer, piece uint64) (pieces []transfer) {
+	if len(all) == 1 {
+		pieces = make([]transfer, 0, uint64(len(all[0].host))/piece+1)
+	}
 	for _, t := range all {
 		for part := range slices.Chunk(t.host, int(min(piece, math.MaxInt))) {
 			pieces = append(pieces, transfer{t.at, part})

@@ -103,33 +103,6 @@ func TestStagedCopiesEveryByte(t *testing.T) {
 	}
 }
 
-// TestSleepersShareLanes: contents of ranges of all lengths, on two devices, come back.
-func TestSleepersShareLanes(t *testing.T) {
-	w := newWorld(t, 2)
-	for _, d := range w.devs {
-		vmm.SetStaging(d, &vmm.Staging{Block: edge, Lanes: 3})
-	}
-	var all []*vmm.Range
-	var want [][]byte
-	for i, n := range []int{1, edge - 1, 5*edge + 3, 0, edge, 33*edge + 7, 2} {
-		g := newRange(t, w.devs[i/2%2], vmm.RangeOptions{Max: 512 * page})
-		want = append(want, noise(n, uint64(i+1)))
-		require.NoError(t, g.Append(want[i]))
-		all = append(all, g)
-	}
-	copies := w.made("CopyIn") + w.made("CopyOut")
-	require.NoError(t, vmm.Sleep(vmm.SleepKeep, all...))
-	require.NoError(t, vmm.Wake(all...))
-	for i, g := range all {
-		got := make([]byte, len(want[i]))
-		n, _ := g.ReadAt(got, 0)
-		require.Equal(t, want[i], got[:n])
-		require.NoError(t, g.Close())
-	}
-	require.Equal(t, copies, w.made("CopyIn")+w.made("CopyOut"), "all of it was staged")
-	w.end()
-}
-
 func TestStagedReadFromWriteTo(t *testing.T) {
 	w := staged(t, 3)
 	g, err := w.devs[0].NewRange(vmm.RangeOptions{Max: 4 * mib})

@@ -112,6 +112,13 @@ GPU's driver clears it afterwards, so there is a pause after each sample.`,
 		if c.Flags().Changed("memory") && c.Flags().Changed("size") {
 			return usageError{errors.New("--memory and --size both say what to grow to")}
 		}
+		if c.Flags().Changed("ranges") {
+			for _, other := range []string{"size", "memory", "step", "mem", "chunk", "ahead", "write", "busy"} {
+				if c.Flags().Changed(other) {
+					return usageError{fmt.Errorf("--%s is of one container that grows, and --ranges measures many", other)}
+				}
+			}
+		}
 		return nil
 	}
 	return c

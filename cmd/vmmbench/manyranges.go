@@ -88,9 +88,12 @@ func (m *manyRanges) make(o vmm.RangeOptions) (all []*vmm.Range, err error) {
 // pass does all that is measured, and leaves nothing.
 func (m *manyRanges) pass(w stopwatch) (err error) {
 	defer func() {
-		_, trimmed := m.dev.Trim(0)
-		err = errors.Join(err, each(m.all, (*vmm.Range).Close)(), each(m.ahead, (*vmm.Range).Close)(), trimmed)
+		for _, g := range append(m.all, m.ahead...) {
+			err = errors.Join(err, g.Close())
+		}
 		m.all, m.ahead = nil, nil
+		_, trimmed := m.dev.Trim(0)
+		err = errors.Join(err, trimmed)
 	}()
 	row := make([]byte, manyRow)
 	firstRow := func(g *vmm.Range) error { return g.Append(row) }

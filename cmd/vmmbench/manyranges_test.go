@@ -27,6 +27,9 @@ func TestManyRanges(t *testing.T) {
 		require.Equal(t, report.ExitUsage, code)
 		require.Contains(t, progress, "want 1 to 65536")
 	}
+	code, _, progress = bench(t, "grow", "--device", "host", "--ranges", "2", "--size", "1M")
+	require.Equal(t, report.ExitUsage, code)
+	require.Contains(t, progress, "--size is of one container")
 }
 
 // What fails in the middle leaves no range.

@@ -58,8 +58,11 @@ type VMM[D, G, R, C, S any] interface {
 	// work has used them. What is held, or was taken meanwhile by a growth, stays; without a stream all does.
 	GrowAhead(g G, n uint64) (giveBack func(keep uint64, st S))
 
-	// Created is how much memory of the device this process has made, or is about to make, in all Devices on it.
-	Created(d D) uint64
+	// Created is how much memory of the device this process has made, or is about to make, in all Devices on
+	// it, and how often that has changed.
+	Created(d D) (bytes, changes uint64)
+	// Unmapped is the memory of open Chunks that is nowhere mapped.
+	Unmapped(d D) uint64
 	// StreamNumber is the number of Stream.Raw, to print: no work can be queued by it. So unlike Raw it
 	// does not make waits ask the driver whether somebody else captures the stream.
 	StreamNumber(s S) uint64

@@ -3,6 +3,7 @@ package memmap
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"sync"
 	"time"
 )
@@ -21,14 +22,31 @@ type Map struct {
 	seq     uint64
 	now     *Snapshot // the last one; nil: none was taken
 	full    []byte    // its JSON; nil: not made yet
-	change  []byte    // the JSON of what differs from the snapshot before; nil: there is none
-	before  uint64    // the Seq of that snapshot
+	changes []told    // the last ones, each from the snapshot of the one before; those after the last whole read
+	readAt  time.Time // when everything was read
 	due     time.Time // when everything may be read again
 
 	served    []byte // what data.json is until servedDue
 	servedDue time.Time
 	lightDue  time.Time // when what costs little may be read again
-	costs     [2]time.Duration
+
+	whole, light, serving pace // what each of these costs
+}
+
+// told is the JSON of a Change.
+type told struct {
+	before, seq uint64
+	data        []byte
+}
+
+// pace is the last two costs of something. One that took long by itself, because the process did not run,
+// does not count.
+type pace [2]time.Duration
+
+// after is how long not to do it again.
+func (p *pace) after(cost, interval time.Duration) time.Duration {
+	p[0], p[1] = p[1], cost
+	return min(mostInterval, max(interval, costShare*min(p[0], p[1])))
 }
 
 // New makes a map. It takes no memory and starts nothing; Close ends the pages that watch it.
@@ -77,22 +95,23 @@ func (m *Map) record() {
 	pools := m.inPools()
 	for i, d := range m.o.Devices {
 		x := summary(d)
+		x.InPools = pools[i]
 		m.samples[i].begin(d)
-		m.samples[i].add(now, sampleOf(&x, pools[i].used))
+		m.samples[i].add(now, sampleOf(&x))
 	}
 }
 
 // inPools is what the pools have of each device.
-func (m *Map) inPools() []inPools {
-	all := make([]inPools, len(m.o.Devices))
+func (m *Map) inPools() []InPools {
+	all := make([]InPools, len(m.o.Devices))
 	if m.o.Pools == nil {
 		return all
 	}
 	for _, p := range m.o.Pools() {
 		for i, d := range m.o.Devices {
 			if st, err := p.Stats(); err == nil && p.Device() == d {
-				all[i].reserved += st.Reserved
-				all[i].used += st.Used
+				all[i].Reserved += st.Reserved
+				all[i].Used += st.Used
 			}
 		}
 	}
@@ -111,38 +130,39 @@ func (m *Map) Snapshot() *Snapshot {
 func (m *Map) takeWholeLocked(now time.Time) {
 	begin := time.Now()
 	m.takeLocked(m.snapshot(now))
-	m.paceLocked(now, time.Since(begin))
+	if n := len(m.changes); n > 0 { // a page that lacks this one gets everything
+		m.changes = slices.Clone(m.changes[n-1:])
+	}
+	m.readAt, m.due = now, now.Add(m.whole.after(time.Since(begin), m.o.Interval))
+	m.lightDue = now.Add(m.o.Interval)
+}
+
+// takeLightLocked reads what costs little.
+func (m *Map) takeLightLocked(now time.Time) {
+	begin := time.Now()
+	m.takeLocked(m.lightSnapshot(now))
+	m.lightDue = now.Add(m.light.after(time.Since(begin), m.o.Interval))
 }
 
 // takeLocked makes a snapshot the last one, and the JSON of what has changed if a page needs it.
 func (m *Map) takeLocked(is *Snapshot) {
 	was := m.now
-	var change []byte
-	if was != nil {
-		c := changeOf(was, is)
-		if c == nil { // nothing to tell: pages have it already
-			is.Seq = was.Seq
-			m.now, m.full = is, nil
-			return
-		}
-		if m.viewers > 0 {
-			change = encode(c)
-		}
-		m.before = was.Seq
+	if was == nil {
+		m.seq, m.now = is.Seq, is
+		return
 	}
-	m.seq, m.now, m.change, m.full = is.Seq, is, change, nil
-}
-
-// paceLocked sets when everything may be read again, and what costs little. One that took long by
-// itself, because the process did not run, does not count.
-func (m *Map) paceLocked(now time.Time, cost time.Duration) {
-	m.costs[0], m.costs[1] = m.costs[1], cost
-	m.due, m.lightDue = now.Add(m.interval(min(m.costs[0], m.costs[1]))), now.Add(m.o.Interval)
-}
-
-// interval is how long not to read again what costs so much.
-func (m *Map) interval(cost time.Duration) time.Duration {
-	return min(mostInterval, max(m.o.Interval, costShare*cost))
+	c := changeOf(was, is)
+	if c == nil { // nothing to tell: pages have it already
+		is.Seq = was.Seq
+		m.now = is
+		return
+	}
+	if m.viewers == 0 {
+		m.changes = nil
+	} else {
+		m.changes = append(m.changes[max(0, len(m.changes)-mostChanges):], told{was.Seq, is.Seq, encode(c)})
+	}
+	m.seq, m.now, m.full = is.Seq, is, nil
 }
 
 // fullLocked is the JSON of the last snapshot.
@@ -150,7 +170,11 @@ func (m *Map) fullLocked() []byte {
 	if m.full == nil {
 		begin := time.Now()
 		m.full = encode(m.now)
-		m.due = m.due.Add(costShare / 2 * time.Since(begin)) // pages that come are rarer than changes
+		due := m.due.Add(costShare / 2 * time.Since(begin)) // pages that come are rarer than changes
+		if most := m.readAt.Add(mostInterval); due.After(most) {
+			due = most
+		}
+		m.due = due
 	}
 	return m.full
 }
@@ -163,7 +187,7 @@ func (m *Map) current() []byte {
 		m.refreshLocked()
 		begin := time.Now()
 		m.served = m.fullLocked()
-		m.servedDue = now.Add(m.interval(time.Since(begin)))
+		m.servedDue = now.Add(m.serving.after(time.Since(begin), m.o.Interval))
 	}
 	return m.served
 }
@@ -173,8 +197,7 @@ func (m *Map) refreshLocked() {
 	case m.now == nil || !now.Before(m.due):
 		m.takeWholeLocked(now)
 	case !now.Before(m.lightDue):
-		m.takeLocked(m.light(now))
-		m.lightDue = now.Add(m.o.Interval)
+		m.takeLightLocked(now)
 	}
 }
 
@@ -184,17 +207,21 @@ func (m *Map) next(seq uint64) (kind string, data []byte, now uint64, due time.T
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.refreshLocked()
-	switch {
-	case seq == m.seq:
-	case seq != 0 && seq == m.before && m.change != nil:
-		kind, data = "change", m.change
-	default:
-		kind, data = "snapshot", m.fullLocked()
+	due = m.due
+	if m.lightDue.Before(due) {
+		due = m.lightDue
 	}
-	if m.lightDue.Before(m.due) {
-		return kind, data, m.seq, m.lightDue
+	if seq == m.seq {
+		return "", nil, seq, due
 	}
-	return kind, data, m.seq, m.due
+	i := slices.IndexFunc(m.changes, func(c told) bool { return c.before == seq })
+	if i < 0 || seq == 0 {
+		return "snapshot", m.fullLocked(), m.seq, due
+	}
+	if i < len(m.changes)-1 { // there are more
+		due = time.Now()
+	}
+	return "change", m.changes[i].data, m.changes[i].seq, due
 }
 
 // watch counts a page; false if there are too many.

@@ -28,8 +28,8 @@ func (s *Samples) columns() [7]*[]uint64 {
 	return [...]*[]uint64{&s.Taken, &s.Committed, &s.Used, &s.Pools, &s.Cached, &s.Retiring, &s.Asleep}
 }
 
-func sampleOf(x *Summary, pools uint64) sample {
-	return sample{x.Total - x.Free, x.Stats.Committed, x.Stats.Used, pools, x.Stats.Cached, x.Stats.Retiring, x.Stats.Asleep}
+func sampleOf(x *Summary) sample {
+	return sample{x.Total - x.Free, x.Stats.Committed, x.Stats.Used, x.InPools.Used, x.Stats.Cached, x.Stats.Retiring, x.Stats.Asleep}
 }
 
 func newSamples() (s Samples) {

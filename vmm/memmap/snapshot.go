@@ -52,10 +52,11 @@ type Summary struct {
 	Free      uint64     `json:"free"`            // of it, for all processes
 	Error     string     `json:"error,omitempty"` // why Total and Free are not known
 	Stats     vmm.Stats  `json:"stats"`
-	Others    uint64     `json:"others"`   // taken of the device, and not by this program
+	Others    uint64     `json:"others"` // taken of the device, and not by this program
+	InPools   InPools    `json:"in_pools"`
 	Unused    uint64     `json:"unused"`   // in Ranges beyond Len, or about to be mapped there: the rest of Stats.Committed
 	Mapped    uint64     `json:"mapped"`   // in reservations that are no Range and no pool's
-	Unmapped  uint64     `json:"unmapped"` // of open Chunks, less Mapped
+	Unmapped  uint64     `json:"unmapped"` // of open Chunks, those that are nowhere mapped
 	Open      []OpenKind `json:"open"`
 	Processes []Process  `json:"processes"`
 }
@@ -134,7 +135,7 @@ func (m *Map) snapshot(now time.Time) *Snapshot {
 	for i, d := range m.o.Devices {
 		x := m.device(d, pools)
 		m.samples[i].begin(d)
-		m.samples[i].add(now, sampleOf(&x.Summary, x.inPools().used))
+		m.samples[i].add(now, sampleOf(&x.Summary))
 		x.Samples, x.Earlier = m.samples[i].Samples, m.samples[i].earlier
 		m.events[i].update(d)
 		x.Events = m.events[i]
@@ -146,8 +147,8 @@ func (m *Map) snapshot(now time.Time) *Snapshot {
 	return s
 }
 
-// light is the last snapshot, with what costs little read anew.
-func (m *Map) light(now time.Time) *Snapshot {
+// lightSnapshot is the last one, with what costs little read anew.
+func (m *Map) lightSnapshot(now time.Time) *Snapshot {
 	s := *m.now
 	s.Seq, s.Time = m.seq+1, now
 	s.Devices = slices.Clone(s.Devices)
@@ -155,8 +156,8 @@ func (m *Map) light(now time.Time) *Snapshot {
 	for i, d := range m.o.Devices {
 		x := &s.Devices[i]
 		x.readMemory(d)
-		x.setUnused(pools[i].reserved)
-		m.samples[i].add(now, sampleOf(&x.Summary, pools[i].used))
+		x.setPools(pools[i])
+		m.samples[i].add(now, sampleOf(&x.Summary))
 		x.Samples = m.samples[i].Samples
 		m.events[i].update(d)
 		x.Events = m.events[i]
@@ -177,7 +178,7 @@ func summary(d *vmm.Device) Summary {
 func (x *Summary) readMemory(d *vmm.Device) {
 	x.Error, x.Others = "", math.MaxUint64
 	for range 4 {
-		before := inside.VMM.Created(d)
+		before, changes := inside.VMM.Created(d)
 		var err error
 		x.Free, x.Total, err = d.MemInfo()
 		x.Stats = d.Stats()
@@ -185,9 +186,10 @@ func (x *Summary) readMemory(d *vmm.Device) {
 			x.Error, x.Others = err.Error(), 0
 			return
 		}
-		after, taken := inside.VMM.Created(d), x.Total-x.Free
+		after, now := inside.VMM.Created(d)
+		taken := x.Total - x.Free
 		x.Others = min(x.Others, taken-min(taken, max(before, after, x.Stats.Committed)))
-		if before == after {
+		if now == changes {
 			return
 		}
 	}
@@ -217,38 +219,33 @@ func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 	for i := range rep.Open {
 		chunks += len(rep.Open[i].Chunks)
 	}
-	var handles uint64
 	runs := make([]Run, 0, chunks) // of all ranges, one after the other
 	for i := range rep.Open {
 		o := &rep.Open[i]
 		counts[o.Kind]++
-		if o.Kind == "chunk" {
-			handles += o.Size
-		}
 		if o.Addr == 0 || o.Chunks == nil {
 			continue
 		}
 		var r Range
-		var plain bool
-		r, plain, runs = readRange(d, o, runs)
+		r, runs = readRange(d, o, runs)
 		r.Pool = names[r.Addr]
-		if plain && r.Pool == "" {
+		if o.Kind != "range" && r.Pool == "" {
 			x.Mapped += r.Committed - r.Retiring - r.Quarantined
 		}
 		x.Ranges = append(x.Ranges, r)
 	}
-	x.Unmapped = handles - min(handles, x.Mapped)
-	x.setUnused(x.inPools().reserved)
+	x.Unmapped = inside.VMM.Unmapped(d)
+	x.setPools(x.inPools())
 	for _, kind := range slices.Sorted(maps.Keys(counts)) {
 		x.Open = append(x.Open, OpenKind{kind, counts[kind]})
 	}
 	return x
 }
 
-// readRange is a range or a reservation of a Report, with what the Range itself says; plain if it is no
-// Range. Its runs are appended to those of others.
-func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (r Range, plain bool, _ []Run) {
-	r = Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Name: o.Name, Made: o.Made, Stack: o.Stack, Since: o.Since}
+// readRange is a range or a reservation of a Report, with what the Range itself says. Its runs are
+// appended to those of others.
+func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (Range, []Run) {
+	r := Range{Addr: Addr(o.Addr), Size: o.Size, Kind: o.Kind, Name: o.Name, Made: o.Made, Stack: o.Stack, Since: o.Since}
 	first := len(runs)
 	for i := range o.Chunks {
 		c := &o.Chunks[i]
@@ -272,15 +269,14 @@ func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (r Range, plain boo
 		runs = append(runs, Run{c.Off, c.Size, 1, state})
 	}
 	r.Chunks = runs[first:len(runs):len(runs)]
-	g, _, isRange := d.LookupRange(o.Addr)
-	if isRange {
+	if g, _, ok := d.LookupRange(o.Addr); ok {
 		st := g.Stats()
 		r.Len, r.Asleep = st.Used, st.Asleep
 		if free := r.Committed - r.Retiring - r.Quarantined; !r.Asleep && free > r.Len {
 			r.Ahead = free - r.Len
 		}
 	}
-	return r, !isRange, runs
+	return r, runs
 }
 
 func readPool(name string, p *pool.Pool) (Pool, error) {
@@ -302,21 +298,26 @@ func readPool(name string, p *pool.Pool) (Pool, error) {
 	return x, nil
 }
 
-// inPools is what pools have of a device, and of that, what blocks have.
-type inPools struct{ reserved, used uint64 }
+// InPools is what pools have of a device.
+type InPools struct {
+	Reserved uint64 `json:"reserved"`
+	Used     uint64 `json:"used"` // of it, what blocks have
+}
 
-func (d *Device) inPools() (n inPools) {
+func (d *Device) inPools() (n InPools) {
 	for i := range d.Pools {
-		n.reserved += d.Pools[i].Reserved
-		n.used += d.Pools[i].Used
+		n.Reserved += d.Pools[i].Reserved
+		n.Used += d.Pools[i].Used
 	}
 	return n
 }
 
-// setUnused computes what is left. The parts of Stats are of one moment, so it is never what does not exist.
-func (x *Summary) setUnused(pools uint64) {
+// setPools computes also what is left. The parts of Stats are of one moment, so it is never what does not
+// exist.
+func (x *Summary) setPools(pools InPools) {
 	st := &x.Stats
-	known := st.Used + st.Cached + st.Retiring + st.Quarantined + pools + x.Mapped + x.Unmapped
+	x.InPools = pools
+	known := st.Used + st.Cached + st.Retiring + st.Quarantined + pools.Reserved + x.Mapped + x.Unmapped
 	x.Unused = st.Committed - min(st.Committed, known)
 }
 

@@ -267,6 +267,8 @@ func TestNoInventedMemory(t *testing.T) {
 	m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
 	ctx, stop := context.WithCancel(t.Context())
 	var growers sync.WaitGroup
+	defer growers.Wait()
+	defer stop()
 	for range 4 {
 		g := rangeOf(t, d, 0, 0)
 		growers.Go(func() {
@@ -316,6 +318,7 @@ func TestChartOfMany(t *testing.T) {
 		m.Snapshot()
 		_, _, seq, _ := m.NextForTest(0)
 		var changes int
+		late := seq
 		begun := time.Now()
 		for i := uint64(1); time.Since(begun) < 9*time.Second; i++ {
 			require.NoError(t, g.SetLen(i))
@@ -329,6 +332,12 @@ func TestChartOfMany(t *testing.T) {
 			time.Sleep(time.Until(due))
 		}
 		require.GreaterOrEqual(t, changes, 9, "one a second")
+		for late != seq { // a page that reads slowly is told all of them, and at once
+			kind, _, now, due := m.NextForTest(late)
+			require.Equal(t, "change", kind)
+			require.Equal(t, now == seq, time.Until(due) > 0)
+			late = now
+		}
 		_, data, _, _ := m.NextForTest(0)
 		var s memmap.Snapshot
 		require.NoError(t, json.Unmarshal(data, &s))

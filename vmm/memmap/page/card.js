@@ -27,7 +27,7 @@ function card(pick) {
   const summaryOf = d => by === "part" ? d.summary : d.whole;
 
   function segments(d) {
-    const x = summaryOf(d), h = holdings(d, x), out = [];
+    const x = summaryOf(d), h = holdings(x), out = [];
     const part = key => h[key] > 0 && out.push({key, name: parts[key][0], about: parts[key][1], color: key, bytes: h[key]});
     if (by === "part") {
       for (const key of ["used", "ahead", "unused", "chunks", "unmapped", "poolUsed", "poolFree", "cached", "retiring", "quarantined"]) part(key);
@@ -81,7 +81,7 @@ function card(pick) {
     if (s.host_copies) also.push(bytes(s.host_copies) + " of host memory for their contents");
     if (s.pinned) also.push(bytes(s.pinned) + " of host memory is pinned");
     if (limit) {
-      const others = summary.others, beyond = holdings(d, summary).beyond;
+      const others = summary.others, beyond = holdings(summary).beyond;
       also.push("of the " + what + " of " + bytes(summary.total) + ", others have " + bytes(others) + ", and " + bytes(beyond) + " are free beyond the limit (Device.SetLimit)");
     }
     if (summary.error) also.push("what is free is not known: " + summary.error);

@@ -24,13 +24,11 @@ function apply(c) {
   if (c.before !== model.seq) return false;
   model.seq = c.seq;
   model.time = Date.parse(c.time);
-  const rangesTime = Date.parse(c.ranges_time), whole = rangesTime !== model.rangesTime;
-  model.rangesTime = rangesTime;
+  model.rangesTime = Date.parse(c.ranges_time);
   if (c.sharers) model.sharers = c.sharers;
   for (const x of c.devices) {
     const d = model.devices[x.index];
     if (x.summary) d.summary = x.summary;
-    if (whole) d.whole = d.summary;
     for (const a of x.gone || []) d.ranges.delete(a);
     for (const r of x.ranges || []) d.ranges.set(r.addr, r);
     for (const n of x.closed || []) d.pools.delete(n);
@@ -40,6 +38,7 @@ function apply(c) {
     if (x.gone || x.ranges) d.rangesVersion++;
     d.version++;
   }
+  if (c.time === c.ranges_time) for (const d of model.devices) d.whole = d.summary;
   return true;
 }
 
@@ -90,19 +89,14 @@ function connect(changed, state) {
 
 // holdings divides a device's memory into the parts of the bar, in bytes, by a summary: the last one, or
 // d.whole, which is of the moment at which the ranges were read.
-function holdings(d, x) {
+function holdings(x) {
   const s = x.stats, out = {};
-  let poolUsed = 0, poolHeld = 0;
-  for (const p of d.pools.values()) {
-    poolUsed += p.used;
-    poolHeld += p.reserved;
-  }
   out.used = s.used;
   out[beyondLen(x)] = x.unused;
   out.chunks = x.mapped;
   out.unmapped = x.unmapped;
-  out.poolUsed = poolUsed;
-  out.poolFree = Math.max(0, poolHeld - poolUsed);
+  out.poolUsed = x.in_pools.used;
+  out.poolFree = Math.max(0, x.in_pools.reserved - x.in_pools.used);
   out.cached = s.cached;
   out.retiring = s.retiring;
   out.quarantined = s.quarantined;
