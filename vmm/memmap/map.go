@@ -22,7 +22,7 @@ type Map struct {
 	seq     uint64
 	now     *Snapshot // the last one; nil: none was taken
 	full    []byte    // its JSON; nil: not made yet
-	changes []told    // the last ones, each from the snapshot of the one before; those after the last whole read
+	changes []told    // the last ones, each from the snapshot of the one before
 	readAt  time.Time // when everything was read
 	due     time.Time // when everything may be read again
 
@@ -130,9 +130,6 @@ func (m *Map) Snapshot() *Snapshot {
 func (m *Map) takeWholeLocked(now time.Time) {
 	begin := time.Now()
 	m.takeLocked(m.snapshot(now))
-	if n := len(m.changes); n > 0 { // a page that lacks this one gets everything
-		m.changes = slices.Clone(m.changes[n-1:])
-	}
 	m.readAt, m.due = now, now.Add(m.whole.after(time.Since(begin), m.o.Interval))
 	m.lightDue = now.Add(m.o.Interval)
 }
