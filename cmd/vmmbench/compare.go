@@ -23,6 +23,7 @@ const (
 	failMissing   = "missing"   // cases of the old run
 	failFailed    = "failed"    // cases of the new run
 	failUnproven  = "unproven"  // no verdict is firm
+	failOnce      = "once"      // fails at nothing, but has one run of each decide
 )
 
 // baselineFlags are the flags of what is compared with an older run.
@@ -32,8 +33,8 @@ type baselineFlags struct {
 }
 
 func (b *baselineFlags) add(f *pflag.FlagSet) {
-	b.failOn = choices{values: []string{failNone}, of: []string{failNone, failSlower, failFaster, failDifferent, failMissing, failFailed, failUnproven}}
-	f.Var(&b.failOn, "fail-on", "exit with 4 if a case is slower or faster than in the older run, either (different), is missing, or failed, or if no verdict is firm (unproven); a list")
+	b.failOn = choices{values: []string{failNone}, of: []string{failNone, failSlower, failFaster, failDifferent, failMissing, failFailed, failUnproven, failOnce}}
+	f.Var(&b.failOn, "fail-on", "exit with 4 if a case is slower or faster than in the older run, either (different), is missing, or failed, or if no verdict is firm (unproven); once: also by one run of each; a list")
 	f.BoolVar(&b.anyDevice, "any-device", false, "also compare runs on different devices")
 	f.BoolVar(&b.anyDriver, "any-driver", false, "also compare runs with different drivers")
 }
@@ -46,7 +47,7 @@ func (b *baselineFlags) given() bool {
 // compare compares a new report with an older one, by report.Compare. For runs that differ
 // it returns a usageError that names the flags which allow that.
 func (b *baselineFlags) compare(older, newer []*report.Report, margin float64) (*report.Baseline, []report.Comparison, error) {
-	base, list, err := report.CompareRuns(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver})
+	base, list, err := report.CompareRuns(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver, Once: slices.Contains(b.failOn.values, failOnce)})
 	if errors.Is(err, report.ErrDifferent) {
 		err = usageError{fmt.Errorf("%w (see --any-device and --any-driver)", err)}
 	}
@@ -100,8 +101,9 @@ equal if that lies within --margin, slower or faster if it lies outside.
 An interval shows only what chance does within two runs. It does not know what was different
 between them: clocks, temperature, where memory lay. So OLD and NEW may each be
 several reports, with commas between: each old one is compared with each new one, and
-the interval contains all of theirs. Use three of each before you believe a small
-difference, and where --fail-on decides.
+the interval contains all of theirs. Use three of each. Of one run each a difference has
+the verdict "one run", at which --fail-on does not fail: of one program, run twice, up to
+a half of the cases differ so.
 
 --fail-on takes a list of these:
   slower     a case is slower
@@ -110,6 +112,7 @@ difference, and where --fail-on decides.
   missing    a case of an old run is not in a new one
   failed     a case of a new run did not pass, and is not waived in the old ones too
   unproven   not one case has a firm verdict: too noisy, too few samples, not measured
+  once       nothing by itself: one run of each decides, too
 Without missing, failed and unproven, cases that are gone or have no firm verdict pass.
 
 Runs on different devices or with different drivers are refused, unless --any-device

@@ -87,14 +87,16 @@ func TestCompareRuns(t *testing.T) {
 	older, newer := verdictRuns(t)
 	files := []string{save(t, older, "old.ndjson"), save(t, newer, "new.json")}
 	for failOn, want := range map[string]int{"none": report.ExitPassed, "slower": report.ExitWorse, "faster": report.ExitWorse, "different": report.ExitWorse} {
-		code, _, stderr := bench(t, append([]string{"compare", "--fail-on", failOn}, files...)...)
+		code, _, stderr := bench(t, append([]string{"compare", "--fail-on", failOn + ",once"}, files...)...)
 		require.Equal(t, want, code, "%s: %s", failOn, stderr)
+		code, _, stderr = bench(t, append([]string{"compare", "--fail-on", failOn}, files...)...)
+		require.Equal(t, report.ExitPassed, code, "one run of each: %s", stderr)
 	}
 	// With a margin of 50 % nothing is different.
 	code, _, _ := bench(t, append([]string{"compare", "--fail-on", "different", "--margin", "50%"}, files...)...)
 	require.Equal(t, report.ExitPassed, code)
 
-	code, out, _ := bench(t, append([]string{"compare", "--format", "json"}, files...)...)
+	code, out, _ := bench(t, append([]string{"compare", "--fail-on", "once", "--format", "json"}, files...)...)
 	require.Equal(t, report.ExitPassed, code)
 	r, err := report.Read(strings.NewReader(out))
 	require.NoError(t, err)
@@ -109,6 +111,8 @@ func TestCompareRuns(t *testing.T) {
 	require.Equal(t, []stat.Verdict{stat.Equal, stat.Slower, stat.Faster, stat.TooNoisy}, verdicts)
 
 	_, out, _ = bench(t, append([]string{"compare"}, files...)...)
+	require.Contains(t, strings.Join(strings.Fields(out), " "), ": 1 equal, 1 too noisy, 2 one run. ")
+	_, out, _ = bench(t, append([]string{"compare", "--fail-on", "once"}, files...)...)
 	out = strings.Join(strings.Fields(out), " ")
 	require.Contains(t, out, " 4 cases are in both runs. The new one against the old one, within 2 %: 1 equal, 1 slower, 1 faster, 1 too noisy. ")
 	require.Greater(t, strings.Index(out, "4 cases are in both runs"), strings.Index(out, "Words"), "at the end")
@@ -119,7 +123,7 @@ func TestCompareRuns(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, lines, 1+4+4)
 	_, out, _ = bench(t, append([]string{"compare", "--format", "md"}, files...)...)
-	require.Contains(t, out, "| slower |")
+	require.Contains(t, out, "| one run |")
 }
 
 func TestCompareNamesCasesOfOneRun(t *testing.T) {
@@ -194,14 +198,14 @@ func TestFailOn(t *testing.T) {
 			if slices.Contains(c.fails, kind) {
 				want = report.ExitWorse
 			}
-			code, _, stderr := bench(t, append([]string{"compare", "--fail-on", kind}, files...)...)
+			code, _, stderr := bench(t, append([]string{"compare", "--fail-on", kind + ",once"}, files...)...)
 			require.Equal(t, want, code, "%s, --fail-on %s: %s", name, kind, stderr)
 		}
 		want := report.ExitPassed
 		if len(c.fails) > 0 {
 			want = report.ExitWorse
 		}
-		code, _, _ := bench(t, append([]string{"compare", "--fail-on", "different,missing,failed,unproven"}, files...)...)
+		code, _, _ := bench(t, append([]string{"compare", "--fail-on", "different,missing,failed,unproven,once"}, files...)...)
 		require.Equal(t, want, code, name)
 	}
 	// A case that one of several runs lacks is missing.
@@ -218,7 +222,7 @@ func TestCompareOfCasesThatFailed(t *testing.T) {
 	older, newer := verdictRuns(t)
 	older.Cases[0].Status, newer.Cases[2].Status = report.Failed, report.Waived
 	verdicts := func() (list []stat.Verdict, code int) {
-		code, out, _ := bench(t, "compare", save(t, older, "old.json"), save(t, newer, "new.json"), "--fail-on", "slower", "--format", "json")
+		code, out, _ := bench(t, "compare", save(t, older, "old.json"), save(t, newer, "new.json"), "--fail-on", "slower,once", "--format", "json")
 		for _, c := range parse(t, out).Comparisons {
 			list = append(list, c.Verdict)
 		}
@@ -357,9 +361,9 @@ func TestBaseline(t *testing.T) {
 	faster := save(t, fast, "fast.json")
 	code, _, _ = bench(t, append(args, "--baseline", faster)...)
 	require.Equal(t, report.ExitPassed, code)
-	code, _, _ = bench(t, append(args, "--baseline", faster, "--fail-on", "slower")...)
+	code, _, _ = bench(t, append(args, "--baseline", faster, "--fail-on", "slower,once")...)
 	require.Equal(t, report.ExitWorse, code)
-	code, _, _ = bench(t, append(args, "--baseline", faster, "--fail-on", "faster")...)
+	code, _, _ = bench(t, append(args, "--baseline", faster, "--fail-on", "faster,once")...)
 	require.Equal(t, report.ExitPassed, code)
 
 	// What cannot be compared is found before anything is measured.
@@ -388,7 +392,7 @@ func TestCompareOfSeveralRuns(t *testing.T) {
 		return files
 	}
 	compare := func(older, newer []string) (report.Comparison, int) {
-		code, out, stderr := bench(t, "compare", strings.Join(older, ","), strings.Join(newer, ","), "--fail-on", "slower", "--format", "json")
+		code, out, stderr := bench(t, "compare", strings.Join(older, ","), strings.Join(newer, ","), "--fail-on", "slower,once", "--format", "json")
 		require.NotEqual(t, report.ExitUsage, code, stderr)
 		r := parse(t, out)
 		require.Equal(t, len(older), r.Baseline.OldRuns)
@@ -398,7 +402,7 @@ func TestCompareOfSeveralRuns(t *testing.T) {
 	older, newer := verdictRuns(t)
 	_, want, err := report.Compare(older, newer, report.CompareOptions{Margin: 0.02})
 	require.NoError(t, err)
-	_, one, err := report.CompareRuns([]*report.Report{older}, []*report.Report{newer}, report.CompareOptions{Margin: 0.02})
+	_, one, err := report.CompareRuns([]*report.Report{older}, []*report.Report{newer}, report.CompareOptions{Margin: 0.02, Once: true})
 	require.NoError(t, err)
 	require.Equal(t, want, one, "of two runs it is the comparison itself")
 

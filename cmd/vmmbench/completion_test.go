@@ -18,7 +18,7 @@ func TestCompletionOfValues(t *testing.T) {
 		"grow --write ":      "device upload none",
 		"p2p --verify ":      "full edges off",
 		"bw --format ":       "table json ndjson csv md gobench nvbandwidth nvbandwidth-json",
-		"compare --fail-on ": "none slower faster different missing failed unproven",
+		"compare --fail-on ": "none slower faster different missing failed unproven once",
 	} {
 		args := append([]string{"__complete"}, strings.Split(line, " ")...)
 		_, out, _ := bench(t, args...)

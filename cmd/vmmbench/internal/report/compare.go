@@ -28,6 +28,7 @@ type CompareOptions struct {
 	Margin    float64 // how far from 1 a ratio may be and still count as equal
 	AnyDevice bool    // also runs on different devices
 	AnyDriver bool    // also runs with different drivers
+	Once      bool    // one run of each can tell a difference
 }
 
 // ErrDifferent says that two reports may not be compared: they are of different devices or
@@ -130,7 +131,8 @@ func sameCase(a, b Case, o CompareOptions) error {
 
 // CompareRuns is Compare for several runs on a side: each old one is compared with each new
 // one, and the interval of a case contains theirs. So it knows what differs from run to run,
-// and a verdict is firm if it is the same for all. The baseline is the first old run; a case
+// and a verdict is firm if it is the same for all. Of one run each a difference is not firm, unless
+// CompareOptions.Once says so. The baseline is the first old run; a case
 // that one run on the other side lacks is in OnlyOld or OnlyNew.
 func CompareRuns(older, newer []*Report, o CompareOptions) (base *Baseline, list []Comparison, err error) {
 	byName := map[string][]Comparison{}
@@ -152,6 +154,10 @@ func CompareRuns(older, newer []*Report, o CompareOptions) (base *Baseline, list
 	base.OldRuns, base.NewRuns = len(older), len(newer)
 	for i, c := range list {
 		list[i] = together(byName[c.B], len(older)*len(newer))
+		// What differs from run to run, as clocks and where memory lies, one run of each does not know.
+		if len(older)*len(newer) == 1 && !o.Once && (list[i].Verdict == stat.Slower || list[i].Verdict == stat.Faster) {
+			list[i].Verdict = stat.OneRun
+		}
 	}
 	return base, list, nil
 }

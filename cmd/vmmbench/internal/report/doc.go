@@ -10,6 +10,7 @@ package report
 //	read.go         reading a report, and checks of its figures
 //	compare.go      comparing a report with a baseline
 //	findings.go     what was found, in sentences
+//	headline.go     the answer, a sentence each for copies and growth
 //	part.go         parts of a report: its first cases, some of its cases, a list parted by a key
 //	format.go       the formats, and Output: writing a report as it comes
 //	csv.go          CSV

@@ -75,7 +75,7 @@ var terms = []Word{
 	{"drift", "the second half of the samples differs from the first by more than the margin"},
 	{"correlated", "successive samples resemble each other, so the interval is wider"},
 	{"verified", "how much of the result was compared with what it should be: all, or so many bytes, of them the edges of each chunk"},
-	{"ratio of times", "the time of mem over that of against, below 1 mem is faster; the median of the ratios of samples that were taken in turn, which need not be the ratio of the medians"},
+	{"ratio of times", "the time of mem over that of against, below 1 mem is faster; the median of the ratios of samples that were taken in turn, of 30 and more the median of those of ten parts of the run; it need not be the ratio of the medians"},
 	{"new run against old", "the ratio is the new run's time over the old one's, below 1 it is faster"},
 	{"margin", "how far from 1 a ratio may be and still count as equal"},
 	{"equal", "the whole interval lies within the margin"},
@@ -83,6 +83,7 @@ var terms = []Word{
 	{"faster", "the whole interval lies below the margin"},
 	{"at the margin", "the ratio is about as far from 1 as the margin, so more samples would not help"},
 	{"too noisy", "the interval is too wide for a verdict"},
+	{"one run", "they differ, but one run of each does not know what differs from run to run: compare three of each, or add once to --fail-on"},
 	{"too few", "samples, or places where memory lay, for an interval"},
 	{"not measured", "a side failed, so there is no ratio"},
 }

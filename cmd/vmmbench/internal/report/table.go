@@ -34,29 +34,29 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 // measured adds the report of a run, or of info, which measures nothing.
 func (p *document) measured(r *Report) {
 	if p.markdown {
-		p.list(Findings(r))
+		p.list(append(Headline(r), Findings(r)...))
 	}
 	p.about(r)
 	if r.Run.Measure == nil && r.Plan == nil {
 		p.abilities(r)
 	}
 	p.figures(r)
-	found := Findings(r)
+	answer := Headline(r)
 	if r.Baseline != nil {
-		found = append(found, runsFinding(r)...)
+		answer = append(answer, runsFinding(r)...)
 	}
-	p.end(r, found)
+	p.end(r, answer)
 }
 
-// end is what a terminal shows last: what was found, and what to do next.
-func (p *document) end(r *Report, found []string) {
+// end is what a terminal shows last: what to do next, and the answer.
+func (p *document) end(r *Report, answer []string) {
 	if p.markdown {
 		return
 	}
-	p.list(found)
 	if steps := next(r); len(steps) > 0 {
 		p.pieces = append(p.pieces, Piece{Heading: "Next", steps: steps})
 	}
+	p.list(answer)
 }
 
 // about adds the machine and its devices.
@@ -112,6 +112,9 @@ func (p *document) figures(r *Report) {
 		p.add(comparisons(r, command, true))
 	}
 	p.para(chance(r))
+	if !p.markdown {
+		p.list(Findings(r))
+	}
 	if brief {
 		p.legend(known...)
 	} else {
