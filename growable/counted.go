@@ -19,7 +19,7 @@ func (*noCopy) Unlock() {}
 var errNothing = fmt.Errorf("%w: a nil or zero value", vmm.ErrInvalid)
 
 // counted is a Source whose length is counted in items of one size: elements, or rows.
-// It is nil for a nil Vector, Rows or reader, and its zero value is that of a zero one.
+// A nil Vector, Rows or reader has a nil counted, and a zero one a zero counted.
 type counted struct {
 	src    Source
 	stride uint64 // bytes from one item to the next
@@ -33,7 +33,7 @@ func maxBytes(n int, stride uint64, noun string, limit uint64) (uint64, error) {
 		return limit, nil
 	}
 	if n < 0 {
-		return 0, fmt.Errorf("%w: at most %d %s, where 0 is the least", vmm.ErrInvalid, n, noun)
+		return 0, fmt.Errorf("%w: a maximum of %d %s: it must not be negative", vmm.ErrInvalid, n, noun)
 	}
 	over, size := bits.Mul64(uint64(n), stride)
 	if over != 0 || size > math.MaxInt64 {
@@ -92,7 +92,7 @@ func (c *counted) notWhole(n int) error {
 	if c == nil || c.src == nil {
 		return fmt.Errorf("append %d elements: %w", n, errNothing)
 	}
-	return fmt.Errorf("append %d elements: %w: the range below ends inside one of its %s", n, vmm.ErrInvalid, c.noun)
+	return fmt.Errorf("append %d elements: %w: the range's length is no whole number of %s", n, vmm.ErrInvalid, c.noun)
 }
 
 // bytes is the size of n items.

@@ -47,7 +47,7 @@ func TestMessages(t *testing.T) {
 		text string
 	}{
 		{make1(growable.Options{MaxLen: math.MaxInt}), "make vector: invalid argument: at most 9223372036854775807 elements of 4 bytes each: all of them are more than 2^63-1 bytes"},
-		{make1(growable.Options{MaxLen: -5}), "make vector: invalid argument: at most -5 elements, where 0 is the least"},
+		{make1(growable.Options{MaxLen: -5}), "make vector: invalid argument: a maximum of -5 elements: it must not be negative"},
 		{make1(growable.Options{MaxLen: 10, Range: vmm.RangeOptions{Max: 10}}), "make vector: invalid argument: at most 10 elements are 40 bytes, but Range.Max is 10: set one of the two"},
 		{makeRows(3, growable.RowsOptions{MaxRows: math.MaxInt}), "make rows: invalid argument: at most 9223372036854775807 rows of 24 bytes each: all of them are more than 2^63-1 bytes"},
 		{makeRows(0, growable.RowsOptions{}), "make rows: invalid argument: rows of 0 elements, where 1 is the least"},

@@ -27,7 +27,7 @@ type attachment struct {
 	// Chunks.
 	nextChunk int       // index in the publication's chunks of the next one to send
 	sentID    uint64    // the highest id sent
-	ackedID   uint64    // the highest id that the reader needs to map no more
+	ackedID   uint64    // the highest id that the reader has acknowledged
 	unacked   []uint64  // the last id of each frame that is not acknowledged
 	batch     int       // chunks in one frame at most
 	charged   uint64    // bytes sent of what is published, counted for the user
@@ -171,7 +171,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 		return false, err
 	}
 	if !ok {
-		return len(chunks) > 0, nil // they are the next no more: look again
+		return len(chunks) > 0, nil // the next chunks are others meanwhile: try again
 	}
 	switch f.kind {
 	case wire.TypeChunks:
@@ -465,8 +465,8 @@ func (a *attachment) acknowledge(ack wire.Ack) (changed bool, err error) {
 		changed = true
 	}
 	changed = changed || progress
-	// Only progress wins the reader time: chunks that it has asked for again and had
-	// acknowledged before are none.
+	// Only new acknowledgements give the reader more time, and not those of chunks that it had
+	// acknowledged before and asked for again.
 	switch {
 	case changed && a.hasAllLocked():
 		a.chunksSince = time.Time{}

@@ -148,7 +148,7 @@ func (p *Publication) wakeFollow() {
 	}
 }
 
-// follow publishes every change of the range until Close, but for those with which lenRaised is done.
+// follow publishes the changes of the range that lenRaised has not published, until Close.
 func (p *Publication) follow() {
 	for {
 		err := p.Flush(p.ctx)
@@ -269,10 +269,9 @@ func (p *Publication) publishRangeExclusive(ctx context.Context) error {
 	return p.failed
 }
 
-// lenRaised publishes a length of which all bytes are written, in the call that raises it, which has
-// locks of the range, and reports whether it has. The chunks that it needs must be published, and still
-// be the range's: its generation says so. Anything else is for follow, which has more to do or to wait
-// for.
+// lenRaised publishes a new length in the call of the range that raises it, if it can. It must wait for
+// nothing: that call has locks. All bytes of the length are written. Its chunks must be published, and
+// still be the range's, which the generation tells. Otherwise it returns false, and follow publishes.
 func (p *Publication) lenRaised(n uint64) (done bool) {
 	if !p.mu.TryLock() { // the range's call must not wait
 		return false

@@ -10,12 +10,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
-// Close waits for work that may use the memory, unmaps it and frees the addresses. A held
-// reservation, and one inside a Range, returns ErrBusy and stays as it is; so does, with
-// ErrCapturing, one that a captured stream may use, of which other calls may return ErrClosed until
-// that is known. If the device is lost, everything is given back all the same and the error
-// returned. On any other failure nothing but Close works any more; call it again. Twice is fine,
-// and so is a nil Reservation.
+// Close waits for work that may use the memory, unmaps it and frees the addresses.
+//
+// It returns ErrBusy while the reservation is held, and for one inside a Range: close the Range. It
+// returns ErrCapturing if a captured stream may use the memory; until it knows that, other calls may
+// return ErrClosed. After either error the reservation is open as before. If the device is lost,
+// everything is given back all the same, and the error returned. After any other error only Close
+// works: call it again. Twice is fine, and so is a nil Reservation.
 func (r *Reservation) Close() error { return r.CloseContext(context.Background()) }
 
 // CloseContext is Close that stops waiting when ctx is done and returns its

@@ -8,10 +8,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
-// CopyPeer queues a copy of n bytes from memory of one device to memory of another, neither of
-// which needs access to the other's, nor the stream's device to either. The devices are of the
-// same driver. Where they do have access, Copy does as well. Memory that is not mapped is
-// ErrBounds; for UsedBy it is as for Copy. From then on, whatever unmaps this memory waits for
+// CopyPeer queues a copy of n bytes from memory of one device to memory of another, where no device has
+// access to the other's memory. Where one has, Copy does as well. The devices are of the same
+// driver. Memory that is not mapped is ErrBounds, and ErrInvalid if UsedBy has named other streams for
+// it. From then on, whatever unmaps this memory waits for
 // work of the stream's device, too. It cannot be captured: during a capture it
 // returns ErrCapturing. ErrNotSupported where the driver has no such copy.
 func (s *Stream) CopyPeer(dst Ptr, to *Device, src Ptr, from *Device, n uint64) error {

@@ -166,8 +166,8 @@ func (d *Device) Sync() error {
 }
 
 // Do runs f on a locked thread with the device's context current, for the
-// caller's own calls into CUDA. A capture that f begins or ends must not meet waits
-// and records of this package: docs/guides/kernels.md says which, and how to keep them apart.
+// caller's own calls into CUDA. While f begins or ends a capture, no other goroutine may wait or record
+// through this package: docs/guides/kernels.md says how to keep them apart.
 func (d *Device) Do(f func() error) error {
 	o, err := d.ensureOpen()
 	if err != nil {

@@ -13,7 +13,7 @@ var (
 	ErrOutOfMemory  = driver.ErrOutOfMemory  // no more memory on the device or, for pinned memory and what Sleep keeps, of the host; or beyond Device.SetLimit
 	ErrAddressSpace = driver.ErrAddressSpace // no more addresses, see SetAddressLimit
 	ErrNotSupported = driver.ErrNotSupported // the device or the system cannot do this
-	ErrInvalid      = driver.ErrInvalid      // an argument breaks a rule; nothing has changed
+	ErrInvalid      = driver.ErrInvalid      // a rule is broken, mostly by an argument; nothing has changed, unless the call says otherwise
 	ErrPermission   = driver.ErrPermission   // the system refuses, or the device has less access to the memory
 	ErrClosed       = driver.ErrClosed       // used after Close
 	ErrNoDriver     = driver.ErrNoDriver     // not installed; the text says what was looked for
@@ -21,7 +21,7 @@ var (
 	ErrDeviceLost   = driver.ErrDeviceLost   // all devices of the process, until it ends
 	ErrCapturing    = driver.ErrCapturing    // a stream is being captured; the wait would destroy the capture
 	ErrPeerEnabled  = driver.ErrPeerEnabled  // legacy peer access is enabled already, maybe by another library
-	ErrLimit        = driver.ErrLimit        // open files, mappings (vm.max_map_count), or peers of a device
+	ErrLimit        = driver.ErrLimit        // of open files, mappings (vm.max_map_count), peers of a device, or MaxDtype
 	ErrContextReset = driver.ErrContextReset // another library has reset the device's context; an ErrDeviceLost, too
 	ErrUnavailable  = driver.ErrUnavailable  // the device is not ready, or in exclusive use: try later
 )

@@ -41,10 +41,9 @@ func (d *Device) makeEvent(fill func(*Event) error) (*Event, error) {
 	return e, nil
 }
 
-// NewEvent makes an event that no stream has been recorded in yet: it counts as
-// reached. The flags are as in CUDA: EventTiming for Elapsed, EventBlocking for
-// a Sync that sleeps, EventInterprocess for IPCHandle. What Stream.Record returns is
-// EventBlocking alone. The caller must Close it.
+// NewEvent makes an event that was not recorded yet, which counts as reached. The flags are as in CUDA:
+// EventTiming for Elapsed, EventBlocking for a Sync that sleeps, EventInterprocess for IPCHandle. Events
+// that Stream.Record makes have EventBlocking alone. The caller must Close it.
 func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 	e, err := d.makeEvent(func(e *Event) (err error) {
 		e.shared = flags&EventInterprocess != 0

@@ -204,7 +204,7 @@ func (r *Reservation) allowLocked(match func(*ban) bool) {
 type accessChange struct {
 	r      *Reservation
 	before []grant // of the devices that it is about
-	bans   []*ban  // keep what begins from access that comes or goes
+	bans   []*ban  // refuse new copies and launches while access changes
 }
 
 // changeAccessLocked sets the access of devs, which are eligible, to a: first it waits
@@ -319,8 +319,8 @@ func (r *Reservation) setAccessLocked(to []grant) error {
 }
 
 // accessCallsLocked is what to tell the driver to set access, and what to tell it to
-// undo that. If an earlier undo failed the driver may have anything, so it is told
-// everything. It needs r.mappingMu.
+// undo that. If an earlier undo failed, what the driver has is not known, so all
+// access is set again. It needs r.mappingMu.
 func (r *Reservation) accessCallsLocked(to []grant) (after, before []driver.Grant) {
 	invariants.Held(&r.mappingMu)
 	unsure := r.anyInDoubt()
@@ -379,7 +379,7 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 	return cause
 }
 
-// recordGrantsLocked enters access into the grants. It needs r.mappingMu and r.mu.
+// recordGrantsLocked enters access into the grants. The first is the owner's and stays. It needs r.mappingMu and r.mu.
 func (r *Reservation) recordGrantsLocked(to []grant) {
 	invariants.Held(&r.mu)
 	grants := slices.Clone(r.grants)

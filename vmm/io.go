@@ -21,13 +21,12 @@ const firstMove, mostMove = 1 << 20, stageFrom
 
 var errNoReader = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
-// AppendOn is Append in the order of a stream: p may be reused when it returns,
-// the bytes arrive after what the stream has queued, and work that it queues
-// later sees them. Len moves at once, so other readers wait as for bytes
-// that a kernel writes; ReadAt does, and WaitWritten is the length up to which the
-// bytes have arrived. If UsedBy has named streams, s has to be one
-// of them, else ErrInvalid. A failed AppendOn has waited for what it had queued. After a SetLen
-// that drops the bytes they may still arrive, over what is appended there next: Sync the stream before.
+// AppendOn is Append in the order of a stream: the copy runs after the work that s has, and before work
+// that is queued on it later. p may be reused when it returns. Len moves at once, before the bytes
+// are there. ReadAt waits for them; WaitWritten tells other readers. If UsedBy has named streams,
+// s has to be one of them, else ErrInvalid. A failed AppendOn has waited for what it had queued. A
+// SetLen that drops the bytes does not stop the copy, which would write over what is appended next:
+// Sync s before.
 func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil || g.r == nil {
 		return g.wrap("append", 0, uint64(len(p)), g.checkOpen())

@@ -5,20 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// LockSpans keeps spans from being unmapped, and access to them from being taken away,
-// for the time of one call of the program's own that queues work on the stream; a kernel
-// that Function.Launch queues needs none. What takes the memory away waits for unlock, and
-// then for the work as always. All of a span must be mapped, else ErrBounds, and
-// accessible to the stream's device, else ErrPermission; a span in which UsedBy has named other
-// streams is ErrInvalid; one whose access is being changed or in doubt is ErrBusy, and of a range
-// that sleeps ErrAsleep. Memory that no reservation knows is left to the driver. If the stream is
-// being captured, the graph remembers the spans. The stream is held, too, as Hold does.
+// LockSpans keeps spans mapped and accessible while the program queues work of its own on the stream.
+// Call it before that call, and unlock right after it, once. A kernel that Function.Launch queues
+// needs no lock. The errors are those of Function.Launch for its memory. Memory that no reservation
+// knows is left to the driver. If the stream is being captured, the graph remembers the spans. The
+// stream is held, too, as Hold does.
 //
-// unlock must be called once, soon. What takes memory of the spans away waits for it. So do Close,
-// Sleep, a change of access, a Trim that mends access (see Grant), and Close of the stream. So does a
-// growth that meets a Clip of a range with RangeOptions.Zero. Before unlock the goroutine must make
-// none of these calls, nor one that needs memory if a function of OnPressure takes away memory of the
-// spans.
+// These wait for unlock, and then for the work as always: Clip, Unmap, Close, Sleep, a change of access,
+// a Trim that mends access (see Grant), Close of the stream, and a growth that meets a Clip of a range
+// with RangeOptions.Zero. Before unlock the goroutine must make none of these calls, nor one that needs
+// memory if a function of OnPressure unmaps memory of the spans.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	l := &spansLock{s: s}
 	l.locked = l.few[:0]

@@ -267,11 +267,11 @@ func (d *Device) evictLocked(keep uint64) (out []*memory) {
 	return out
 }
 
-// Trim unmaps retired memory whose work has ended, offers the driver once more what
-// it refused (see Stats.Quarantined), after a wait for work where that is access, and releases
-// cached memory, the oldest first, until at most keep bytes of it are left. It returns how many
-// bytes of the device's memory went back to the driver meanwhile. Another Trim, SetReleaseThreshold
-// and what runs out of memory on that GPU wait until the driver has taken all of it back.
+// Trim unmaps retired memory whose work has ended. It tries again what the driver refused (see
+// Stats.Quarantined); to mend access it first waits for work. Then it releases cached memory, the
+// oldest first, until at most keep bytes of it are left. It returns how many bytes of the device's
+// memory went back to the driver meanwhile. Another Trim, SetReleaseThreshold and operations that run
+// out of memory on that GPU wait until Trim has ended.
 func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.checkOpen(); err != nil {
 		return 0, d.wrap("trim", 0, keep, err)

@@ -294,15 +294,20 @@ func (r *Reservation) MemoryArg(m *MemoryArg, off, n uint64) {
 }
 
 // Launch queues the kernel on the stream, which must be of the module's device. l.Args can
-// be used again once it returns; l.Memory is written.
+// be used again once it returns. l.Memory is overwritten with the spans of memory.
 //
 // memory is what the kernel uses. Until the kernel is queued none of it is unmapped, and
 // no access to it is taken away; what does so later waits for the kernel as for any work.
-// All of it must be mapped, else ErrBounds, and accessible to the device, else ErrPermission;
-// memory in which UsedBy has named other streams is ErrInvalid, whose access is being changed or
-// in doubt ErrBusy, of a range that sleeps ErrAsleep, of a closed one ErrClosed. Of 0 bytes at an
-// address only the first byte is checked, and of 0 bytes of a Range nothing. Memory in no
-// reservation is left to the driver. A kernel that touches what is not there loses the device: all
+//
+//	ErrBounds      some of the memory is not mapped
+//	ErrPermission  the device has too little access to it
+//	ErrInvalid     UsedBy has named other streams for it
+//	ErrBusy        access to it is being changed, or in doubt
+//	ErrAsleep      it is of a range that sleeps
+//	ErrClosed      it is of one that is closed
+//
+// Of 0 bytes at an address only the first byte is checked, and of 0 bytes of a Range nothing. Memory in
+// no reservation is left to the driver. A kernel that touches what is not there loses the device: all
 // devices of the process, until it ends.
 //
 // What is beyond a limit of the device or the kernel returns ErrInvalid, a launch attribute

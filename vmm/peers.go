@@ -58,11 +58,11 @@ type DevicePlan struct {
 
 // PlanPeers plans to set the access of every device to all memory that it does
 // not own: Read or ReadWrite to give it, now and for all that is mapped there later,
-// AccessNone to take it away. Nothing is changed. What cannot be done stands in
-// the plan, with the reason: a pair without a path, a device without the calls
-// that map memory, a device or memory that is closed, a range that sleeps, an
-// owner that would be revoked, ReadWrite of a read-only reservation. An error is a plan that
-// makes no sense: memory or a device that is nil or named twice, no such access.
+// AccessNone to take it away. Nothing is changed. The plan names each pair that is impossible, with
+// the reason: a pair without a path, a device without the calls that map memory, a device or memory
+// that is closed, a range that sleeps, an owner that would be revoked, ReadWrite of a read-only
+// reservation. The error is ErrInvalid for arguments alone: memory or a device that is nil or named
+// twice, no such access.
 func PlanPeers(a Access, devs []*Device, of ...Memory) (*Plan, error) {
 	all, err := checkPlanArguments(a, devs, of)
 	if err != nil {
@@ -215,10 +215,10 @@ func (p *Plan) Err() error {
 	return first.wrap(enablingPeers, 0, 0, all)
 }
 
-// Apply does what was planned, all or nothing. It looks again first, since the
-// plan may be old: what was granted or grew since is as good as done, and if
-// anything cannot be done any more nothing is, and the error is what Err of a
-// new plan would be. If a step fails, what a device could do before comes back,
+// Apply does what was planned, all or nothing. It checks the plan again first, since that may be old.
+// Grants and growth since then are no error. If a step has become impossible, Apply changes nothing
+// and returns the error that a new plan's Err would. If a step fails, what a device could do before
+// comes back,
 // without a wait for work, since no caller has been told of the grant; if the driver refuses
 // that, too, see Grant. Until Apply
 // returns, Grant, Revoke, Close, Sleep and Wake of this memory wait. Applying a plan
@@ -347,12 +347,11 @@ const enabling, disabling = "enable legacy peers", "disable legacy peers"
 // are enabled or none. Pairs are counted for the whole process, and one that
 // another library enabled before is used and never disabled here.
 //
-// disable waits for the work of the devices, as Unmap does, so it returns
-// ErrCapturing during a capture, and disables pairs that have no other user here. What
-// fails stays enabled: call it again. Once done it does nothing. A library that
-// relies on a pair enabled here, without enabling it itself, loses it then.
-// Until then Close of the devices returns ErrBusy. A device without a path to
-// another is ErrNotSupported, in a *PairError.
+// disable waits for the work of the devices, as Unmap does, so it returns ErrCapturing during a capture.
+// Then it disables pairs that have no other user here. If it fails, some stay enabled: call it again.
+// After success it does nothing. Close of the devices returns ErrBusy until disable has succeeded.
+// Another library that relies on a pair enabled here, without enabling it itself, loses it. A device
+// without a path to another is ErrNotSupported, in a *PairError.
 func EnableLegacyPeers(devs ...*Device) (disable func() error, err error) {
 	var first *Device
 	if len(devs) > 0 {

@@ -13,15 +13,20 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
-// When memory of a device runs out, the package first releases memory that it keeps unused, under the
-// locks of the operation that needs it (retryAfterRelease). If that does not help, the operation
-// fails, releases all its locks, and waits for the device's turn (withMemory). It keeps the turn
-// over functions of OnPressure and its further tries, until it has succeeded or nothing more is
-// released for it. A range only grows in its turn: what it does with the memory comes after, and
-// may take long; but a Wake copies in it. Meanwhile nothing else is created on the device
-// (mayCreate): other operations that need memory release their locks, too, and wait for the turn. An operation
-// that had to wait tries again before it calls functions. A goroutine has one turn at a time, and
-// gives it up before it waits for work or for a Supplier.
+// A device's turn is the right to create memory on it. When memory of the device runs out:
+//
+//  1. The package releases memory that it keeps unused, under the locks of the operation that needs
+//     it (retryAfterRelease).
+//  2. If that does not help, the operation fails, releases all its locks, and waits for the turn
+//     (withMemory). If it had to wait, it tries again.
+//  3. With the turn, it calls functions of OnPressure and tries again, until it has succeeded or
+//     nothing more is released for it.
+//  4. It gives the turn back.
+//
+// Meanwhile nothing else is created on the device (mayCreate): other operations that need memory
+// release their locks, too, and wait for the turn. A range only grows in its turn: what it does with
+// the memory comes after, and may take long. A Wake copies in its turn. A goroutine has one turn at a
+// time, and gives it up before it waits for work or for a Supplier.
 
 // pressureTime bounds how long an operation that lacks memory waits for functions of OnPressure,
 // those that it calls itself included.
@@ -41,16 +46,16 @@ var pressure struct {
 // the operation is tried again. The package's own unused memory goes first. f must return false
 // once it has nothing to release, and must not panic.
 //
-// f is called by the goroutine that needs memory, with no lock of this package held. Of a device's
-// functions one runs at a time, and what they release is kept for the operation that they are
-// called for until it has succeeded or failed. An operation that needs memory of the device
-// meanwhile waits for that, even if some is free, but for no more than ten seconds in all; then it
-// takes what is free. Growth ahead does not wait. f may use this package, but what it needs memory
-// for itself, of any device, fails with ErrOutOfMemory if none is free and calls no function. It
-// must not wait for operations of other goroutines that may need memory: they wait for it. Nor must
-// it wait for what the goroutine that calls it holds: an operation that needs memory, called
-// between LockSpans and unlock, may call an f whose Clip or Close of that memory waits for this
-// unlock.
+// f is called by the goroutine that needs memory, with no lock of this package held. A device runs one
+// such function at a time. The memory that f releases is kept for the operation that called f, until
+// that has succeeded or failed. Other operations that need memory of the device wait meanwhile, for
+// ten seconds at most in all, and then take what is free. Growth ahead does not wait.
+//
+// f may use this package. A call in f that needs memory itself, of any device, calls no function of
+// OnPressure: it returns ErrOutOfMemory if none is free. f must not wait for an operation of another
+// goroutine that may need memory: that one waits for f. Nor must f wait for its own goroutine: if that
+// needed memory between LockSpans and unlock, a Clip or Close of those spans in f would wait for
+// that unlock.
 //
 // stop removes f, and returns when no call of f is running, so f must not call it. On a nil
 // or closed device f is never called.

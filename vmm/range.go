@@ -64,11 +64,9 @@ type RangeOptions struct {
 	// Max is how many bytes the range can grow to. Its addresses are reserved at once,
 	// in whole chunks. 0 is the device's memory.
 	Max uint64
-	// Chunk is the size of every chunk, a multiple of the granularity. 0 is the
-	// ladder: powers of two that grow with the range, up to 2 GiB. With Share it is
-	// fewer and larger chunks, because a reader imports each by itself: one for each growth,
-	// of 15 % of the range or more, up to 2 GiB. In equal steps 16 GiB are 64 chunks at most, with
-	// granules of 2 MiB and no GrowAhead, which adds one for each time it maps.
+	// Chunk is the size of every chunk, a multiple of the granularity. 0 has the range choose: powers of
+	// two that grow with it, up to 2 GiB. With Share, each growth is one chunk of 15 % of the range or
+	// more, up to 2 GiB, because a reader imports each chunk by itself.
 	Chunk uint64
 	// GrowAhead is how many bytes the device's goroutine keeps mapped beyond Len, so that growth
 	// finds them. This is growth ahead. 0 is none. With 64 MiB, for example, the goroutine maps
@@ -78,10 +76,10 @@ type RangeOptions struct {
 	GrowAhead uint64
 	// Zero fills memory with zeros when it enters Cap. Without it, memory that was cached keeps what
 	// an earlier range wrote. SetLen fills nothing: after SetLen down and up the old bytes are there
-	// again, as in a slice. Growth costs a fill of memory that was used before; on CUDA, of all memory. Clip
+	// again, as in a slice. Growth fills memory that was used before; on CUDA, all memory. Clip
 	// waits until the memory is unmapped, also after UsedBy. A growth that meets a Clip waits for it,
-	// and so returns ErrCapturing during a capture; growth ahead leaves that to the next append. The
-	// owner needs write access.
+	// and so returns ErrCapturing during a capture; growth ahead does not wait. The owner needs write
+	// access.
 	Zero bool
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share
@@ -468,7 +466,8 @@ func (g *Range) Changed() <-chan struct{} { return g.res().Changed() }
 // Generation is Reservation.Generation.
 func (g *Range) Generation() uint64 { return g.res().Generation() }
 
-// Close is Reservation.Close.
+// Close waits for work that may use the memory, unmaps it and frees the addresses. Its errors are those
+// of Reservation.Close.
 func (g *Range) Close() error { return g.CloseContext(context.Background()) }
 
 // CloseContext is Reservation.CloseContext.

@@ -553,9 +553,8 @@ func (r *Reservation) checkAllHoldsLocked() error {
 	return heldBy(r.holds, func(*hold) bool { return true })
 }
 
-// Generation is another number, a higher one, each time mapped bytes were lost or
-// replaced, and no two reservations of the process ever have the same. Growth leaves
-// it alone, so a registration (NCCL, RDMA) made at the same generation is still right
+// Generation is a number that rises each time mapped bytes are lost or replaced. No two reservations of
+// the process ever have the same. Growth does not change it, so a registration (NCCL, RDMA) made at the same generation is still right
 // for the bytes it covers. It does not say when to take one back: see Watch.
 func (r *Reservation) Generation() uint64 { return nonnil.Of(r).generation.Load() }
 

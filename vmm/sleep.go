@@ -27,8 +27,8 @@ const (
 // all but Wake and Close; its Cap is 0. A range that is held is ErrBusy, and one with a
 // Supplier ErrNotSupported.
 //
-// If the driver refuses first to unmap one range and then to map another again, which the error says,
-// that one sleeps with its memory and its contents; Wake brings them back.
+// If one range cannot be unmapped, Sleep maps the others again. One that the driver then refuses to map
+// sleeps, with its memory and its contents: the error says so, and Wake brings them back.
 //
 // Memory that is registered with another library (RDMA, NCCL) does not come back before that
 // registration is taken back, and the library goes on using its pages; Watch is for that.

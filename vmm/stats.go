@@ -213,7 +213,7 @@ func (c *counters) read(n *uint64) uint64 {
 	return *n
 }
 
-// Counts is how often things were done, from the start on.
+// Counts is how often things were done since the Device was opened; Reclaimed is bytes.
 type Counts struct {
 	Creates           uint64 `json:"creates"`             // pieces of memory taken from the driver
 	Releases          uint64 `json:"releases"`            // pieces given back to it
@@ -321,7 +321,8 @@ func (s Stats) String() string { return stats.Text(s) }
 // LogValue is the statistics as a group of numbers.
 func (s Stats) LogValue() slog.Value { return stats.Group(s) }
 
-// RangeStats is what one Range has, in bytes. All numbers are of one moment.
+// RangeStats is what one Range has, in bytes; Chunks is a number of them, and the fields from Hits on are
+// as in Counts. All numbers are of one moment.
 type RangeStats struct {
 	Reserved    uint64 `json:"reserved"`
 	Committed   uint64 `json:"committed"` // all that is mapped, retiring included

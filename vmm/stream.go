@@ -104,9 +104,9 @@ func (d *Device) makeStream(open func(*openDevice) (driver.Stream, error)) (*Str
 // called before its owner destroys it. On a closed or nil device the Stream
 // returns ErrClosed from everything. The caller must Close it.
 //
-// The default streams are 0 and 1, the legacy one, and 2, a thread's own.
-// Goroutines change threads, so all of them are treated as the legacy stream,
-// which work of every thread's own waits for and is waited for by.
+// The default streams are 0 and 1, the legacy one, and 2, a thread's own. All three are taken for the
+// legacy stream, because goroutines change threads. The legacy stream and those of threads wait for
+// each other.
 func (d *Device) WrapStream(handle uintptr) *Stream {
 	s := newStream(d)
 	s.handle, s.order.Wrapped = driver.Stream(handle), true
@@ -176,11 +176,10 @@ var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 
 // Hold keeps the stream from being closed until release, for the time of a call of the
 // program's own that queues work on it: handle is the driver's, a CUstream on CUDA.
-// capturing reports whether the stream is being captured into a graph, so that the call
-// is recorded and does not run; until release it is, or is not: BeginCapture and EndCapture
-// return ErrBusy, also EndCapture of the stream whose capture this one has joined, and so does a
-// Wait by which the stream might join a capture. A Close waits for release, which must be called
-// once and soon.
+// capturing reports whether the stream is being captured into a graph, so that the call is recorded
+// and does not run. That does not change until release: BeginCapture and EndCapture return ErrBusy.
+// So do EndCapture of the stream whose capture this one has joined, and a Wait by which it might join
+// one. A Close waits for release, which must be called once and soon.
 func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
 		s.hold()
@@ -478,8 +477,7 @@ var errNoStream = fmt.Errorf("%w: no stream", ErrInvalid)
 
 // Point is the number of the last event that this package has begun to record on the stream.
 // Work that was queued before Point returned p is covered by every event with a number
-// above p. Numbers only rise. Some stand for no event, but for a question whether the
-// stream's work has ended.
+// above p. Numbers only rise. Some belong to no event: a look at whether work has ended takes one, too.
 //
 // Point, After and Finished say which work is known to come before which. They cost no driver
 // call and take no lock. What counts is what goes through this package: Record, Wait, Fence
@@ -498,11 +496,11 @@ func (s *Stream) Point() uint64 {
 	return s.order.Point()
 }
 
-// After is the highest number of an event of the other stream that all work queued on this one
-// from now on comes after; 0 if there is none, or the other stream is closed. A wait for an
-// event counts, and so do the waits of that event's stream before it was recorded. An event
-// whose work Finished of the other stream has counted as ended may be left out. So a caller that
-// needs both reads After first. Of the stream itself it is Point. See Point for what is seen.
+// After is the number of the last event of the other stream for which this one has waited: work that is
+// queued here from now on comes after it. It is 0 if there is none, or if the other stream is closed.
+// The waits of that event's stream before the event count, too. It may leave out events that
+// other.Finished covers: so call After before Finished. Of the stream itself it is Point. See Point
+// for what is seen.
 func (s *Stream) After(other *Stream) uint64 {
 	if s == nil || other == nil {
 		return 0
@@ -510,9 +508,8 @@ func (s *Stream) After(other *Stream) uint64 {
 	return s.order.After(&other.order)
 }
 
-// Finished is the number of an event of the stream, such that the work before it is known to
-// have ended: all work that was queued before Point returned a smaller number. It is
-// math.MaxUint64 once the stream is closed.
+// Finished is a number n: work that was queued before Point returned a number below n is known to
+// have ended. It is math.MaxUint64 once the stream is closed.
 //
 // It rises when Stream.Sync or Event.Sync or Fence.Sync succeeds, or Done of one of them
 // returns true, also for what that work comes after, and when Device.Sync succeeds. For a
