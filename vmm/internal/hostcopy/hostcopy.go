@@ -145,7 +145,9 @@ func (h *Buffer) Free() error {
 	if h.Mem == nil {
 		return nil
 	}
-	h.drop()
+	if len(h.Mem) > unit { // else one call does it
+		h.drop()
+	}
 	if err := free(h.mapping); err != nil {
 		return err
 	}

@@ -9,17 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allocate maps memory and returns the size bytes of it that begin with a huge page.
+// allocate maps memory and returns the size bytes of it that begin with a huge page. Memory of less than
+// a huge page has its pages at once: it is all written soon, and each fault would cost more.
 func allocate(size uint64) (mapping, mem []byte, err error) {
-	mapping, err = unix.Mmap(-1, 0, int(size+unit), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	const private = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
+	if size < unit {
+		mapping, err = unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, private|unix.MAP_POPULATE)
+		return mapping, mapping, err
+	}
+	mapping, err = unix.Mmap(-1, 0, int(size+unit), unix.PROT_READ|unix.PROT_WRITE, private)
 	if err != nil {
 		return nil, nil, err
 	}
 	front := -uintptr(unsafe.Pointer(&mapping[0])) % unit
 	mem = mapping[front:][:size:size]
-	if size >= unit {
-		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // small pages do as well
-	}
+	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // small pages do as well
 	return mapping, mem, nil
 }
 
