@@ -113,7 +113,7 @@ GPU's driver clears it afterwards, so there is a pause after each sample.`,
 			return usageError{errors.New("--memory and --size both say what to grow to")}
 		}
 		if c.Flags().Changed("ranges") {
-			for _, other := range []string{"size", "memory", "step", "mem", "chunk", "ahead", "write", "busy"} {
+			for _, other := range []string{"size", "memory", "step", "mem", "chunk", "ahead", "write", "busy", "verify"} {
 				if c.Flags().Changed(other) {
 					return usageError{fmt.Errorf("--%s is of one container that grows, and --ranges measures many", other)}
 				}

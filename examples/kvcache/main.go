@@ -34,6 +34,9 @@ func main() {
 	flag.IntVar(&l.workers, "workers", 4, "how many `workers` use sequences at once")
 	flag.Uint64Var(&l.limit, "limit", 128<<20, "`bytes` of memory on the device")
 	flag.Parse()
+	if l.sequences < 1 || l.workers < 1 {
+		log.Fatal("-sequences and -workers: at least 1")
+	}
 	dev, err := vmm.Open(*device)
 	if err == nil {
 		err = errors.Join(run(os.Stdout, dev, l), dev.Close())

@@ -103,7 +103,7 @@ func (l *sampleList) add(now time.Time, x sample) {
 	if n >= l.most {
 		l.thin()
 	}
-	l.Time = append(l.Time, now.UnixMilli())
+	l.Time = append(l.Time, max(now.UnixMilli(), l.last()+1)) // no two of one moment: what is after a row is new
 	for i, c := range columns {
 		*c = append(*c, x[i])
 	}

@@ -19,8 +19,9 @@ const SchemaVersion = "memmap/1"
 // Addr is an address or a handle; in JSON a text.
 type Addr = memtrace.Addr
 
-// Snapshot is what the map shows at one moment. All sizes are bytes. The numbers of one range, of
-// one pool and of a Stats are of one moment each; others may have changed between them.
+// Snapshot is what the map shows at one moment. All sizes are bytes. The numbers of one
+// pool and of a Stats are of one moment each. Len, Asleep and Ahead of a range are, too; its chunks may be
+// of a moment before.
 type Snapshot struct {
 	Schema  string    `json:"schema"` // SchemaVersion
 	Seq     uint64    `json:"seq"`    // 1 for the first of a Map
@@ -272,8 +273,8 @@ func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (Range, []Run) {
 	if g, _, ok := d.LookupRange(o.Addr); ok {
 		st := g.Stats()
 		r.Len, r.Asleep = st.Used, st.Asleep
-		if free := r.Committed - r.Retiring - r.Quarantined; !r.Asleep && free > r.Len {
-			r.Ahead = free - r.Len
+		if free := st.Committed - st.Retiring - st.Quarantined; !st.Asleep && free > st.Used {
+			r.Ahead = free - st.Used
 		}
 	}
 	return r, runs

@@ -344,3 +344,19 @@ func TestChartOfMany(t *testing.T) {
 		require.Greater(t, s.Time.Sub(s.RangesTime), 8*time.Second)
 	})
 }
+
+// TestRowsOfOneMoment: rows that are taken at once are told once each.
+func TestRowsOfOneMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // no time passes
+		d := device(t)
+		g := rangeOf(t, d, 2*mib, 0)
+		m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
+		for i := range uint64(5) {
+			require.NoError(t, g.SetLen(i+1))
+			m.Snapshot()
+		}
+		s := m.Snapshot().Devices[0].Samples
+		require.Equal(t, []uint64{1, 2, 3, 4, 5}, s.Used)
+		require.Len(t, slices.Compact(s.Time), 5)
+	})
+}
