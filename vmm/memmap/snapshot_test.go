@@ -311,7 +311,7 @@ func TestChartOfMany(t *testing.T) {
 		d := device(t)
 		g := rangeOf(t, d, 2*mib, 0)
 		m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}, Processes: func(*vmm.Device) []memmap.Process {
-			time.Sleep(50 * time.Millisecond) // as 10,000 ranges take
+			<-time.After(50 * time.Millisecond) // as 10,000 ranges take
 			return nil
 		}})
 		defer m.WatchForTest()()
@@ -329,7 +329,7 @@ func TestChartOfMany(t *testing.T) {
 				require.NoError(t, conforms(t, schema(t, "#/$defs/change"), data))
 				require.Contains(t, string(data), `"samples"`)
 			}
-			time.Sleep(time.Until(due))
+			<-time.After(time.Until(due))
 		}
 		require.GreaterOrEqual(t, changes, 9, "one a second")
 		for late != seq { // a page that reads slowly is told all of them, and at once
