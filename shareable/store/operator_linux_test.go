@@ -56,7 +56,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	was := idleTime
 	idleTime = 50 * time.Millisecond
 	t.Cleanup(func() { idleTime = was })
-	s := listening(t, Options{Timeout: 100 * time.Millisecond})
+	s := listening(t, Options{Timeout: 300 * time.Millisecond}) // each has so long for its first request, beside other work too
 	idle, waits, watches := connected(t, s), connected(t, s), connected(t, s)
 	c := clientOf(t, s)
 	w := writer(t, c, "w", CreateOptions{Size: 1 << 20, Growable: true, Durable: true})
