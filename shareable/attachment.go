@@ -171,7 +171,7 @@ func (a *attachment) sendNext() (sent bool, err error) {
 		return false, err
 	}
 	if !ok {
-		return len(chunks) > 0, nil // the next chunks are others meanwhile: try again
+		return len(chunks) > 0, nil // the next chunks have changed: try again
 	}
 	switch f.kind {
 	case wire.TypeChunks:

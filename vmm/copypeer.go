@@ -11,9 +11,8 @@ import (
 // CopyPeer queues a copy of n bytes from memory of one device to memory of another, where no device has
 // access to the other's memory. Where one has, Copy does as well. The devices are of the same
 // driver. Memory that is not mapped is ErrBounds, and ErrInvalid if UsedBy has named other streams for
-// it. From then on, whatever unmaps this memory waits for
-// work of the stream's device, too. It cannot be captured: during a capture it
-// returns ErrCapturing. ErrNotSupported where the driver has no such copy.
+// it. From then on, calls that unmap this memory wait for work of the stream's device, too. It cannot be
+// captured: during a capture it returns ErrCapturing. ErrNotSupported where the driver has no such copy.
 func (s *Stream) CopyPeer(dst Ptr, to *Device, src Ptr, from *Device, n uint64) error {
 	return s.wrap("copy between devices", dst, n, s.with(func(o *openDevice) error {
 		for _, d := range []*Device{to, from} {

@@ -554,8 +554,8 @@ func (r *Reservation) checkAllHoldsLocked() error {
 }
 
 // Generation is a number that rises each time mapped bytes are lost or replaced. No two reservations of
-// the process ever have the same. Growth does not change it, so a registration (NCCL, RDMA) made at the same generation is still right
-// for the bytes it covers. It does not say when to take one back: see Watch.
+// the process ever have the same. Growth does not change it, so a registration (NCCL, RDMA) made at the
+// same generation is still right for the bytes it covers. It does not say when to take one back: see Watch.
 func (r *Reservation) Generation() uint64 { return nonnil.Of(r).generation.Load() }
 
 // Changed is closed at the next Map or Unmap, on a Range also when Len moves, and after

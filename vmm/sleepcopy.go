@@ -56,13 +56,13 @@ func load(all []*sleeper) (failed *sleeper, err error) {
 	return nil, nil
 }
 
-// contents is a part of what a range has, in its memory and in the host's.
+// contents is a part of a range's bytes, in its memory and in the host's.
 type contents struct {
 	of *sleeper
 	transfer
 }
 
-// copyContents copies what the ranges have to their host memory, or back, atOnce bytes at a time. The ranges
+// copyContents copies the contents of the ranges to their host memory, or back, atOnce bytes at a time. The ranges
 // of one device share its lanes. It returns also the first range of those whose copy has failed.
 func copyContents(all []*sleeper, has func(*sleeper) bool, atOnce uint64, copyAll func(*openDevice, []transfer) error) (failed *sleeper, err error) {
 	var left []contents

@@ -102,8 +102,8 @@ An interval shows only what chance does within two runs. It does not know what w
 between them: clocks, temperature, where memory lay. So OLD and NEW may each be
 several reports, with commas between: each old one is compared with each new one, and
 the interval contains all of theirs. Use three of each. Of one run each a difference has
-the verdict "one run", at which --fail-on does not fail: of one program, run twice, up to
-a half of the cases differ so.
+the verdict "one run", at which --fail-on does not fail: two runs of one program may differ
+so, too.
 
 --fail-on takes a list of these:
   slower     a case is slower

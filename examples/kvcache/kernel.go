@@ -61,8 +61,8 @@ func whole(v *growable.Vector[uint16]) buffer {
 }
 
 // sumKeys sums the keys of each layer of a sequence, and those of a vector with as many of its own, in one
-// launch. No memory but the table and the sums is an argument: so nothing may sleep or be closed before the
-// launch. After it, whatever would unmap the memory waits for the kernel.
+// launch. Only the table and the sums are arguments of the kernel, so the sequence must not sleep or close
+// before the launch. Afterwards Sleep and Close wait for the kernel.
 func sumKeys(w io.Writer, c *Cache, id uint64) (err error) {
 	mod, err := kernel.Load(c.dev, code)
 	if errors.Is(err, vmm.ErrNotSupported) { // no libnvrtc, or one that does not know this GPU

@@ -28,9 +28,9 @@ type Map struct {
 
 	served    []byte // what data.json is until servedDue
 	servedDue time.Time
-	lightDue  time.Time // when what costs little may be read again
+	lightDue  time.Time // when statistics, samples and events may be read again
 
-	whole, light, serving pace // what each of these costs
+	whole, light, serving pace // the last costs of each
 }
 
 // told is the JSON of a Change.
@@ -134,7 +134,7 @@ func (m *Map) takeWholeLocked(now time.Time) {
 	m.lightDue = now.Add(m.o.Interval)
 }
 
-// takeLightLocked reads what costs little.
+// takeLightLocked reads statistics, samples and events, which costs little.
 func (m *Map) takeLightLocked(now time.Time) {
 	begin := time.Now()
 	m.takeLocked(m.lightSnapshot(now))

@@ -148,7 +148,7 @@ func (m *Map) snapshot(now time.Time) *Snapshot {
 	return s
 }
 
-// lightSnapshot is the last one, with what costs little read anew.
+// lightSnapshot is the last snapshot; only statistics, samples and events are read anew.
 func (m *Map) lightSnapshot(now time.Time) *Snapshot {
 	s := *m.now
 	s.Seq, s.Time = m.seq+1, now
@@ -174,8 +174,8 @@ func summary(d *vmm.Device) Summary {
 }
 
 // readMemory reads what changes when memory is made or released. The device's free memory and the
-// program's are of different moments. What is about to be made, or was just released, counts as the
-// program's, so that Others is not too much.
+// program's are of different moments. Memory that is about to be made, or was just released, counts as
+// the program's, so that Others is not too much.
 func (x *Summary) readMemory(d *vmm.Device) {
 	x.Error, x.Others = "", math.MaxUint64
 	for range 4 {
@@ -313,8 +313,8 @@ func (d *Device) inPools() (n InPools) {
 	return n
 }
 
-// setPools computes also what is left. The parts of Stats are of one moment, so it is never what does not
-// exist.
+// setPools computes Unused, too. The parts of Stats are of one moment, so Unused is never memory that does
+// not exist.
 func (x *Summary) setPools(pools InPools) {
 	st := &x.Stats
 	x.InPools = pools

@@ -21,13 +21,15 @@ func Findings(r *Report) []string {
 	return append(list, copyFindings(r)...)
 }
 
-// rivals are ways to grow without this library, by the ends of their names.
-var rivals = []struct{ mem, words string }{
-	{"mmap-copy", "Allocating and copying at each step"},
-	{"cuMemAlloc-copy", "Allocating and copying at each step"},
-	{"-double", "Copying only when full, to twice the size,"},
-	{"mallocAsync-copy", "Copying at each step from the pool, which keeps its memory,"},
-	{"mremap", "mremap"},
+// rivals are ways to grow without this library, by the ends of their names: as the details call them, if
+// they do, and as the headline does.
+var rivals = []struct{ mem, words, short string }{
+	{"mmap-copy", "Allocating and copying at each step", "copying at each step"},
+	{"cuMemAlloc-copy", "Allocating and copying at each step", "copying at each step"},
+	{"-double", "Copying only when full, to twice the size,", "doubling"},
+	{"mallocAsync-copy", "Copying at each step from the pool, which keeps its memory,", "copying at each step from the driver's pool"},
+	{"mremap", "mremap", "mremap"},
+	{"go-append", "", "append of Go"},
 }
 
 // growthFinding says all of a group at once: what growing in place takes, what each rival
@@ -53,7 +55,7 @@ func growthFinding(r *Report, g Group[Case]) string {
 	poolWins, some := false, false
 	for _, rival := range rivals {
 		c := of(rival.mem)
-		if c == nil {
+		if c == nil || rival.words == "" {
 			continue
 		}
 		some = true

@@ -73,16 +73,6 @@ func copyHeadline(r *Report, between bool) string {
 	return s + "."
 }
 
-// headlineRivals are the ways to grow that the headline names, by the ends of their names.
-var headlineRivals = []struct{ mem, words string }{
-	{"mmap-copy", "copying at each step"},
-	{"cuMemAlloc-copy", "copying at each step"},
-	{"-double", "doubling"},
-	{"mallocAsync-copy", "copying at each step from the driver's pool"},
-	{"mremap", "mremap"},
-	{"go-append", "append of Go"},
-}
-
 // growthHeadline compares growth in place with each rival, and its peak with the largest of theirs.
 func growthHeadline(r *Report, g Group[Case]) string {
 	i := slices.IndexFunc(g.Of, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
@@ -91,7 +81,7 @@ func growthHeadline(r *Report, g Group[Case]) string {
 	}
 	vmm, peak := g.Of[i], uint64(0)
 	var sure, open []string
-	for _, rival := range headlineRivals {
+	for _, rival := range rivals {
 		k := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), rival.mem) })
 		if k < 0 {
 			continue
@@ -101,16 +91,16 @@ func growthHeadline(r *Report, g Group[Case]) string {
 		switch {
 		case x == nil || x.Low == nil || x.High == nil:
 			open = append(open, fmt.Sprintf("against %s not certain: %s and %s, too few samples",
-				rival.words, formatTime(vmm.Stats.Median), formatTime(g.Of[k].Stats.Median)))
+				rival.short, formatTime(vmm.Stats.Median), formatTime(g.Of[k].Stats.Median)))
 		case !x.Verdict.Firm():
 			open = append(open, fmt.Sprintf("against %s not certain: %s times as fast, 95 %% %s",
-				rival.words, threeDigits(1 / *x.Ratio), interval(x.High, x.Low, func(x float64) string { return threeDigits(1 / x) })))
+				rival.short, threeDigits(1 / *x.Ratio), interval(x.High, x.Low, func(x float64) string { return threeDigits(1 / x) })))
 		case x.Verdict == stat.Equal:
-			sure = append(sure, "as fast as "+rival.words)
+			sure = append(sure, "as fast as "+rival.short)
 		case x.Verdict == stat.Slower:
-			sure = append(sure, fmt.Sprintf("%s times slower than %s", threeDigits(*x.Ratio), rival.words))
+			sure = append(sure, fmt.Sprintf("%s times slower than %s", threeDigits(*x.Ratio), rival.short))
 		default:
-			sure = append(sure, fmt.Sprintf("%s times faster than %s", threeDigits(1 / *x.Ratio), rival.words))
+			sure = append(sure, fmt.Sprintf("%s times faster than %s", threeDigits(1 / *x.Ratio), rival.short))
 		}
 	}
 	if peak == 0 {

@@ -189,7 +189,7 @@ const (
 	NotMeasured Verdict = "not measured"  // one of the two failed, ended with an error, or was interrupted
 	TooFew      Verdict = "too few"       // samples or places, for an interval
 	TooNoisy    Verdict = "too noisy"     // the interval is too wide
-	OneRun      Verdict = "one run"       // of each differs, as two runs of one program do in a quarter of their cases
+	OneRun      Verdict = "one run"       // of each differs, as two runs of one program may
 	AtMargin    Verdict = "at the margin" // the difference is about as large as the margin, so more samples would not help
 )
 
