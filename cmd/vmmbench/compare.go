@@ -101,7 +101,8 @@ equal if that lies within --margin, slower or faster if it lies outside.
 An interval shows only what chance does within two runs. It does not know what was different
 between them: clocks, temperature, where memory lay. So OLD and NEW may each be
 several reports, with commas between: each old one is compared with each new one, and
-the interval contains all of theirs. Use three of each. Of one run each a difference has
+the interval contains all of theirs. Use three of each, as --runs of a command that measures
+does. Of one run each a difference has
 the verdict "one run", at which --fail-on does not fail: two runs of one program may differ
 so, too.
 
@@ -157,6 +158,11 @@ func (a *app) compareFiles(o *outputFlags, b *baselineFlags, oldFile, newFile st
 	if err != nil {
 		return err
 	}
+	return a.compareReports(o, b, older, newer, margin)
+}
+
+// compareReports compares reports that are read.
+func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*report.Report, margin float64) error {
 	base, list, err := b.compare(older, newer, margin)
 	if err != nil {
 		return err

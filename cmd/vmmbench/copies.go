@@ -85,19 +85,6 @@ func (c *copyGroup) reached() (pairs [][2]device) {
 	return pairs
 }
 
-// rate is how many bytes a nanosecond the copies probably take.
-func (c *copyGroup) rate() float64 {
-	switch {
-	case onHost(c.timing):
-		return hostRate
-	case c.synchronous():
-		return slowRate
-	case len(c.reached()) == 0 && !slices.ContainsFunc(c.flows, flow.hasHost):
-		return deviceRate
-	}
-	return linkRate
-}
-
 // group returns the group, still without cases. streams is how many streams share what may be
 // queued behind a gate.
 func (c *copyGroup) group(name string, seed uint64, streams int) group {
@@ -114,12 +101,10 @@ func (c *copyGroup) group(name string, seed uint64, streams int) group {
 
 // add adds a case with memory of a kind.
 func (c *copyGroup) add(g *group, label, kind string, s shape, of report.Case) {
-	moved := c.moved()
 	g.add(task{
-		label: label, grows: kind == memVMM, sample: transferTime(moved, c.rate()), check: moved, c: of,
+		label: label, grows: kind == memVMM, data: true, c: of,
 		open: func(ctx context.Context) (contender, error) { return c.contender(ctx, kind, s) },
 	})
-	g.fill += moved
 	for _, f := range c.flows {
 		for _, end := range f.ends() {
 			switch {

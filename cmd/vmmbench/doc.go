@@ -27,8 +27,10 @@ package main
 //	runner.go             runner: one command from its flags to its report
 //	measuregroup.go       measuring one group of contenders, and adding its cases to the report
 //	group.go              group, contender and task
-//	progress.go           the progress that is printed; how long the groups will take
+//	progress.go           the progress that is printed, and how wide a terminal is
 //	resume.go             --resume: continuing an earlier run
+//	runs.go               --runs: several runs, in turn with a baseline that is a program
+//	floors.go             --at-least: rates that cases must reach
 //	output.go             the places that the report goes to
 //	preset.go             presets: plans made of those of commands; the tour, which is the default
 //	nvbandwidth.go        the cases of nvbandwidth, under its names

@@ -30,7 +30,6 @@ func filtered(groups []group, match *regexp.Regexp) ([]group, error) {
 		if len(tasks) == 0 {
 			continue
 		}
-		g.fill = g.fill * uint64(len(tasks)) / uint64(len(g.tasks))
 		if g.compared != nil {
 			kept := []pair{}
 			for _, p := range g.compared {

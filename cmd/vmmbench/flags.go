@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -83,7 +84,9 @@ type measureFlags struct {
 	progress         choice
 	dryRun           bool
 	resume           string // the file of an earlier run
-	baseline         string // the file of a run to compare with
+	baseline         string // what to compare with: reports, or a program
+	runs             int    // how often to measure, each time in another process
+	floors           floors
 	filter           string // a regular expression for the names of cases
 	soak             time.Duration
 	set              *pflag.FlagSet
@@ -107,7 +110,9 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
 	f.Var(&m.progress, "progress", "what stderr gets: one line that is written anew, a line for each group, or nothing; auto is line on a terminal and else plain")
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
-	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson")
+	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson; of several, with commas between; or of another vmmbench, which measures in turn with this one")
+	f.IntVar(&m.runs, "runs", 1, "measure so often, each time in a new process, and compare all runs with --baseline")
+	f.Var(&m.floors, "at-least", "exit with 4 if a case has less than RATE, in GB/s, as bw/h2d/pinned/*/vmm=50; * is any part of a name (repeatable)")
 	m.against.add(f)
 	f.StringVar(&m.filter, "filter", "", "measure only the cases whose names match this `REGEX`; --dry-run lists them")
 	f.DurationVar(&m.soak, "for", 0, "take samples of each group of cases for this long, such as 10m, and report the slowest and when it was (default --samples of them)")
@@ -143,7 +148,7 @@ func (m *measureFlags) check() error {
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
 		return usageError{errors.New("--dry-run prints names, which have no --format and go into no -o")}
 	}
-	if err := m.checkSoak(); err != nil {
+	if err := cmp.Or(m.checkSoak(), m.checkRuns()); err != nil {
 		return err
 	}
 	return m.outputFlags.check()
@@ -160,6 +165,9 @@ func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
 		groups, err = filtered(groups, match)
 	}
 	m.soaked(groups)
+	if err == nil {
+		err = m.floors.check(groups)
+	}
 	return groups, err
 }
 

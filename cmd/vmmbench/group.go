@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
@@ -42,9 +41,7 @@ type task struct {
 	grows bool        // uses memory of this project; it is compared with those that do not
 	c     report.Case // Axes, Unit and Bytes are set, and ID once it is in its group
 	open  func(context.Context) (contender, error)
-
-	sample time.Duration // that one takes, estimated
-	check  uint64        // bytes that are checked after the samples
+	data  bool // there are some, which are checked after the samples
 }
 
 // group has the tasks that are measured against each other.
@@ -54,7 +51,6 @@ type group struct {
 	samples      int    // of each task, at most
 	minSamples   int    // of each task, also if --max-time is over
 	maxLoops     int    // repetitions in a sample at most; 0: no limit
-	fill         uint64 // bytes that are filled before the samples
 	deviceChecks bool   // the device fills and checks, not the host
 	memory       uint64 // bytes of the host that the cases need at once, estimated
 	shared       uint64 // bytes of the host that they share
@@ -84,7 +80,7 @@ func axes(of ...any) (list report.Axes) {
 // addControls adds each task once more. The comparisons are then those of a task with
 // itself: what is not equal is an error of the measurement.
 func (g *group) addControls() {
-	g.fill, g.memory, g.compared = 2*g.fill, 2*g.memory, nil
+	g.memory, g.compared = 2*g.memory, nil
 	for i, t := range g.tasks {
 		t.label += "-again"
 		t.c.Axes = slices.Clone(t.c.Axes)

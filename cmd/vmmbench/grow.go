@@ -293,7 +293,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 			at := windows * window
 			windows += 2
 			g.add(task{
-				label: taskLabel(name, label), grows: isVMM(kind), sample: p.sampleTime(dev, kind, target), check: target,
+				label: taskLabel(name, label), grows: isVMM(kind), data: write != nothing,
 				c: report.Case{Unit: unitMs, Bytes: target, Axes: axes(
 					"device", dev.String(), "size", target, "step", p.step.axis(), "mem", name, "chunk", label, "write", write, "busy", streams)},
 				open: func(context.Context) (contender, error) {
@@ -311,9 +311,6 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 			})
 		}
 	}
-	if write == onDevice {
-		g.fill = target
-	}
 	g.deviceChecks = dev.checksItself()
 	if onHost(dev) {
 		g.memory = hostMemory(target, write)
@@ -329,23 +326,6 @@ func hostMemory(target uint64, write string) uint64 {
 	// The source, an old block beside one twice its size, as much again that Go has not
 	// collected yet, and the kept chunks.
 	return 6 * target
-}
-
-// sampleTime estimates one growth: bytes that are written, and those that are copied.
-func (p *growPlan) sampleTime(dev device, kind string, target uint64) time.Duration {
-	bytes := target
-	switch {
-	case kind == growDouble || p.step.double && (kind == growPlain || kind == growAsync):
-		bytes += target
-	case kind == growPlain || kind == growAsync:
-		bytes += target / 2 * (target / p.step.bytes)
-	case kind == growAppend || kind == growWarm:
-		bytes *= 8 // with what collecting the garbage takes
-	}
-	if onHost(dev) {
-		return transferTime(bytes, faultRate)
-	}
-	return transferTime(bytes, deviceRate) + callTime + clearTime(2*target)
 }
 
 // growChunk is the value of the chunk axis.
@@ -439,7 +419,7 @@ func waitCleared(ctx context.Context, bytes uint64) {
 
 // clearTime is how long it takes to clear bytes that were given back.
 func clearTime(bytes uint64) time.Duration {
-	return 20*time.Millisecond + transferTime(bytes, clearRate)
+	return 20*time.Millisecond + time.Duration(float64(bytes)/clearRate)
 }
 
 // clearRate is how many bytes a nanosecond a driver clears: half of what that of an H200
@@ -534,7 +514,7 @@ func (g *growth) describe(c *report.Case, samples []measure.Sample) {
 		d.Samples = append(d.Samples, s.Parts)
 		d.Steps = len(s.Parts)
 	}
-	d.StepP50, d.StepP99, d.StepMax = median(steps), stat.Quantile(steps, 0.99), stat.Quantile(steps, 1)
+	d.StepP50, d.StepP99, d.StepMax = median(steps), percentile(steps, 0.99), stat.Quantile(steps, 1)
 	c.Stats.Growth = d
 	c.Flags = append(c.Flags, wallClock)
 }

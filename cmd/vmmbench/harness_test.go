@@ -52,7 +52,7 @@ func testSettings() *settings {
 	set.gateTimeout, set.peerGateTimeout = time.Hour, 2*time.Hour
 	set.freeMemory, set.collect = func() {}, func() {} // they are slow, and what tests need is little
 	set.checksOnDevice = func(device) bool { return false }
-	set.readerArgs = testReader
+	set.ownArgs = testReader
 	return set
 }
 
@@ -61,7 +61,7 @@ func testSettings() *settings {
 func kernelSettings() *settings {
 	set := testSettings()
 	set.checksOnDevice = func(device) bool { return true }
-	set.readerArgs = func(args ...string) (argv, env []string) {
+	set.ownArgs = func(args ...string) (argv, env []string) {
 		argv, env = testReader(args...)
 		return argv, append(env, kernelsEnv+"=yes")
 	}

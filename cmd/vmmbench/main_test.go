@@ -25,7 +25,7 @@ func TestTour(t *testing.T) {
 	code, out, progress := bench(t, "--device", "host", "--size", "256K,1M", "--samples", "10",
 		"--min-time", "100us", "--format", "json", "-o", file)
 	require.Equal(t, report.ExitPassed, code, progress)
-	require.Regexp(t, "(?m)^1 of 11, .* left: bw/h2d/pageable/256KiB$", progress)
+	require.Regexp(t, "(?m)^1 of 11: bw/h2d/pageable/256KiB$", progress)
 
 	r := parse(t, out)
 	require.Equal(t, report.Schema, r.Schema)
@@ -360,7 +360,7 @@ func TestDryRunEndsAsTheRunWould(t *testing.T) {
 func TestDryRunMeasuresNothing(t *testing.T) {
 	code, out, stderr := bench(t, "--device", "host", "--dry-run")
 	require.Equal(t, report.ExitPassed, code)
-	require.Regexp(t, `^18 cases in 6 groups, (about|less than) .*s\n$`, stderr)
+	require.Regexp(t, `^18 cases in 6 groups\n$`, stderr)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	require.Len(t, lines, 18)
 	require.Equal(t, "bw/h2d/pageable/16MiB/vmm", lines[0])

@@ -51,8 +51,8 @@ func manyGroup(dev device, n int) (group, error) {
 	calls := &pass{do: m.pass}
 	for _, op := range []string{opMake, opRow, opCold, opReuse, opAhead, opSleep, opWake, opClose} {
 		g.add(task{
-			label: op, sample: time.Duration(n) * callTime,
-			c: report.Case{Unit: unitMs, Bytes: 2 * chunk * uint64(n), Axes: axes("device", dev.String(), "ranges", n, "op", op)},
+			label: op,
+			c:     report.Case{Unit: unitMs, Bytes: 2 * chunk * uint64(n), Axes: axes("device", dev.String(), "ranges", n, "op", op)},
 			open: func(context.Context) (contender, error) {
 				return &operation{name: op, ready: func(context.Context) {}, pass: calls}, nil
 			},

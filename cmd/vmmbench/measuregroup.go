@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -126,6 +127,9 @@ func closeContender(c contender) error {
 // finishCase completes a case from the samples of its contender.
 func (r *runner) finishCase(ctx context.Context, g group, c *report.Case, by contender, o measure.Outcome, mode verify.Mode) {
 	c.Samples = o.Times()
+	for _, s := range o.Samples {
+		c.At = append(c.At, math.Round(s.At.Seconds()*1e4)/1e4)
+	}
 	if o.Stop == measure.Failed || by == nil { // it is nil after an interrupt while memory was renewed
 		endWithError(c, o.Err)
 		return
@@ -153,7 +157,7 @@ func (r *runner) finishCase(ctx context.Context, g group, c *report.Case, by con
 // summarize adds the statistics to a case.
 func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	var places []int
-	if g.keepsMemory {
+	if g.keepsMemory && r.flags.soak == 0 { // which has one place
 		places = o.Places
 	}
 	sum := stat.Summarize(c.Samples, places...)
@@ -165,7 +169,7 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	if of := sum.Interval; of != nil {
 		low, high := inUnit(c, of.Low), inUnit(c, of.High)
 		low, high = min(low, high), max(low, high) // the longest time is the lowest bandwidth
-		c.Stats.Low, c.Stats.High, c.Stats.ValueLow, c.Stats.ValueHigh = &of.Low, &of.High, &low, &high
+		c.Stats.Low, c.Stats.High, c.Stats.Level, c.Stats.ValueLow, c.Stats.ValueHigh = &of.Low, &of.High, of.Level, &low, &high
 	} else {
 		c.Flags = append(c.Flags, "few-samples")
 	}

@@ -138,9 +138,9 @@ func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 			bytes *= uint64(s.count)
 		}
 		g.add(task{
-			label: name, sample: callTime,
-			c:    report.Case{Unit: unitUs, Bytes: bytes, Axes: axes("device", dev.String(), "size", s.size, "op", name, "busy", streams)},
-			open: func(context.Context) (contender, error) { return s.newOperation(dev, op, busy.waitQueued) },
+			label: name,
+			c:     report.Case{Unit: unitUs, Bytes: bytes, Axes: axes("device", dev.String(), "size", s.size, "op", name, "busy", streams)},
+			open:  func(context.Context) (contender, error) { return s.newOperation(dev, op, busy.waitQueued) },
 		})
 	}
 	return g
@@ -418,8 +418,8 @@ func grantGroup(owner device, peers []device, n int) group {
 	g := group{name: fmt.Sprintf("grant/%dx%s/peers-%d", n, size.Format(grantChunk), len(peers)), samples: math.MaxInt, maxLoops: 1}
 	for _, op := range []string{opGrant, opRevoke} {
 		g.add(task{
-			label: op, sample: callTime,
-			c: report.Case{Unit: unitUs, Bytes: all, Axes: axes("owner", owner.String(), "chunks", n, "peers", len(peers), "op", op)},
+			label: op,
+			c:     report.Case{Unit: unitUs, Bytes: all, Axes: axes("owner", owner.String(), "chunks", n, "peers", len(peers), "op", op)},
 			open: func(context.Context) (contender, error) {
 				// As every contender, each operation has memory of its own.
 				r, err := grownRange(owner, shape{size: all, chunk: grantChunk})

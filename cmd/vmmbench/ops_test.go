@@ -19,7 +19,7 @@ import (
 func TestOps(t *testing.T) {
 	code, out, progress := bench(t, "ops", "--device", "host", "--size", "2M,8M", "--total", "20M", "--samples", "3", "--format", "json")
 	require.Equal(t, report.ExitPassed, code, progress)
-	require.Regexp(t, "(?m)^4 of 4, .* left: ops/8MiB/busy-1$", progress)
+	require.Regexp(t, "(?m)^4 of 4: ops/8MiB/busy-1$", progress)
 	r := parse(t, out)
 	require.Len(t, r.Cases, 2*2*len(newOpsPlan().ops.of))
 	require.Empty(t, r.Comparisons)

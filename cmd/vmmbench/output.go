@@ -32,8 +32,11 @@ func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
 		list = append(list, out)
 	}
 	// Stdout is written last: if it is a pipe, its reader may have ended.
-	return append(list, &output{Output: report.Output{W: a.stdout, Format: o.format}}), nil
+	return append(list, &output{Output: report.Output{W: a.stdout, Format: o.format, Width: min(terminalWidth(a.stdout), maxWidth)}}), nil
 }
+
+// maxWidth is how long a line is on the widest terminal: longer ones are hard to follow.
+const maxWidth = 160
 
 // openFile opens a file for the report. The report is written to a file beside it,
 // which is renamed when it is complete: so an earlier report stays until then. ndjson is
@@ -44,10 +47,32 @@ func openFile(name string) (*output, error) {
 	if err != nil {
 		return nil, err
 	}
-	if name, err = resolveLinks(name); err != nil {
+	out, err := openTarget(name)
+	if err == nil {
+		out.Format = format
+	}
+	return out, err
+}
+
+// writeFile writes a file as openFile's are: where that fails, an earlier one stays.
+func writeFile(name string, b []byte) error {
+	out, err := openTarget(name)
+	if err != nil {
+		return err
+	}
+	if _, err = out.W.Write(b); err == nil {
+		err = out.rename()
+	}
+	return errors.Join(err, out.drop())
+}
+
+// openTarget opens what is to become the file.
+func openTarget(name string) (*output, error) {
+	name, err := resolveLinks(name)
+	if err != nil {
 		return nil, err
 	}
-	out := &output{Output: report.Output{Format: format}}
+	out := &output{}
 	st, err := os.Stat(name)
 	switch {
 	case err == nil && !st.Mode().IsRegular():
@@ -56,8 +81,11 @@ func openFile(name string) (*output, error) {
 		out.target = name
 		out.file, err = createBeside(name, st)
 	}
+	if err != nil {
+		return nil, err
+	}
 	out.W = out.file
-	return out, err
+	return out, nil
 }
 
 // createBeside creates the temporary file for name, with the permissions of old, the file

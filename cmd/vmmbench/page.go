@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -66,7 +65,7 @@ Or write one report in the format of another suffix: .txt, .json, .ndjson, .csv,
 		if err != nil {
 			return err
 		}
-		return os.WriteFile(*output, b.Bytes(), 0o666)
+		return writeFile(*output, b.Bytes())
 	}
 	return c
 }

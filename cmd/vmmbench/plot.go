@@ -171,7 +171,7 @@ func (a *app) writePicture(style pictureStyle, p picture, name string) error {
 	if err := os.MkdirAll(filepath.Dir(name), 0o777); err != nil {
 		return err
 	}
-	if err := os.WriteFile(name, b.Bytes(), 0o666); err != nil {
+	if err := writeFile(name, b.Bytes()); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(a.stdout, name)

@@ -272,7 +272,7 @@ func (o poolOptions) group(name, unit string, bytes uint64, which report.Axes, o
 	for _, kind := range []string{memPool, memName(o.dev, memAsync)} {
 		of := slices.Concat(axes("device", o.dev.String()), which, axes("threshold", threshold, "reuse", reuseName(o.reuse), "mem", kind))
 		g.add(task{
-			label: kind, grows: kind == memPool, sample: callTime, c: report.Case{Unit: unit, Bytes: bytes, Axes: of},
+			label: kind, grows: kind == memPool, c: report.Case{Unit: unit, Bytes: bytes, Axes: of},
 			open: func(context.Context) (contender, error) { return open(kind) },
 		})
 	}

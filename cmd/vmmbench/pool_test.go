@@ -31,7 +31,7 @@ func TestPool(t *testing.T) {
 	code, out, progress := benchWith(t, set, "pool", "--device", "host", "--peak", "16M", "--samples", "1", "--trace", "4K,mixed,training",
 		"--threshold", "8M", "--reuse", "events+opportunistic", "--format", "json", "-o", table, "-o", csvFile)
 	require.Equal(t, report.ExitPassed, code, progress)
-	require.Contains(t, progress, " left: pool/training-0/16MiB/threshold-8MiB/reuse-events+opportunistic")
+	require.Contains(t, progress, ": pool/training-0/16MiB/threshold-8MiB/reuse-events+opportunistic")
 	require.NoError(t, conforms(t, strictSchema(t, ""), []byte(out)))
 	r := parse(t, out)
 	require.InDelta(t, 1000, r.Run.Measure.MinTime, 0, "a sample has many pairs")

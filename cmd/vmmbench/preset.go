@@ -162,11 +162,13 @@ func (t *tour) groups(devs []device, seed uint64) ([]group, error) {
 		return nil, err
 	}
 	more, err := growths.groups(devs, seed)
+	for i := range more {
+		more[i].edges = target > 1<<30 && !more[i].deviceChecks
+	}
 	list = append(list, more...)
 	// The tour shows ratios, and a ratio needs so many samples.
 	for i := range list {
 		list[i].minSamples = stat.MinSamples
-		list[i].edges = target > 1<<30 && !list[i].deviceChecks
 	}
 	return list, err
 }
@@ -192,7 +194,8 @@ fewer, a ratio has no interval.
 The presets:
 ` + presetHelp() + `
 Exit status: 0 all passed, 1 a case could not be run or a report could not be written,
-2 usage, 3 data were wrong, 4 something against --baseline is what --fail-on names,
+2 usage, 3 data were wrong, 4 something against --baseline is what --fail-on names, or a
+case is below --at-least,
 77 this machine can do none of the cases, 130 interrupted (partial results are written).`,
 		Example: `  vmmbench --device host
   vmmbench --preset full -o full.json`,

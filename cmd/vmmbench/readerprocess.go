@@ -48,7 +48,7 @@ func startReader(ctx context.Context, set *settings, device, path string, files 
 	if err != nil {
 		return nil, errors.Join(err, stdin.Close(), in.Close())
 	}
-	argv, env := set.readerArgs(readerCommand, "--device", device, "--socket", path)
+	argv, env := set.ownArgs(readerCommand, "--device", device, "--socket", path)
 	p = &readerProcess{
 		settings: set, cmd: exec.CommandContext(context.WithoutCancel(ctx), self, argv...), in: in, out: out,
 		decode: json.NewDecoder(out), exited: make(chan struct{}),

@@ -107,7 +107,7 @@ func (e earlier) hasEnded(c report.Case, g group, t task) bool {
 	if g.edges && wanted == verify.Full {
 		wanted = verify.Edges
 	}
-	if t.check == 0 || t.c.Axes.Of("write") == nothing { // there are no data to check
+	if !t.data {
 		wanted = verify.Off
 	}
 	strength := []verify.Mode{verify.Off, verify.Edges, verify.Full}

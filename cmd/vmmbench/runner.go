@@ -21,7 +21,7 @@ type runner struct {
 	outputs []*output
 	started bool
 	earlier earlier // nil if there is nothing to go on with
-	worse   bool    // than the baseline, by --fail-on
+	worse   bool    // than the baseline, by --fail-on, or than --at-least
 	lost    error   // of outputs that could not be written and were dropped
 }
 
@@ -42,6 +42,9 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 		if err := m.reject("it is for --preset nvbandwidth", report.NVBandwidth, report.NVBandwidthJSON); err != nil {
 			return err
 		}
+	}
+	if m.manyRuns() && !m.dryRun {
+		return a.againstBaseline(ctx, name, m)
 	}
 	unpin, err := m.pin() // before the first memory and the driver's threads
 	if err != nil {
@@ -70,6 +73,13 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 		for _, dev := range devs {
 			r.report.Devices = append(r.report.Devices, describeDevice(dev))
 		}
+		if len(devs) > 1 {
+			links, err := devs[0].Topology()
+			if err != nil {
+				return err
+			}
+			r.report.Topology = topology(links, r.report.Devices)
+		}
 		if m.resume != "" { // before the outputs, of which it may be one
 			if r.earlier, err = readEarlier(m.resume, r.report); err != nil {
 				return err
@@ -92,6 +102,8 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 			return nil
 		}
 		r.measureGroups(ctx, groups)
+		r.report.Run.AtLeast = m.floors.found(r.report.Cases)
+		r.worse = slices.ContainsFunc(r.report.Run.AtLeast, report.Floor.Missed)
 		return r.compareWith(older)
 	})
 }
@@ -118,11 +130,11 @@ func (r *runner) compareWith(older []*report.Report) error {
 	}
 	r.report.Baseline = base
 	r.add(nil, list)
-	r.worse = r.flags.against.fails(base, list, older, []*report.Report{r.report})
+	r.worse = r.worse || r.flags.against.fails(base, list, older, []*report.Report{r.report})
 	return nil
 }
 
-// dryRun prints the names of the cases, and to stderr an estimate of how long they take.
+// dryRun prints the names of the cases, and to stderr how many there are.
 // Its exit code is that of a run, as far as it is known without measuring.
 func (a *app) dryRun(groups []group, absent *report.Case, m *measureFlags) error {
 	if absent != nil {
@@ -138,7 +150,7 @@ func (a *app) dryRun(groups []group, absent *report.Case, m *measureFlags) error
 			}
 		}
 	}
-	_, _ = fmt.Fprintf(a.stderr, "%d cases in %d groups, about %s\n", cases, len(groups), seconds(sum(estimates(groups, m))))
+	_, _ = fmt.Fprintf(a.stderr, "%d cases in %d groups\n", cases, len(groups))
 	return nil
 }
 
@@ -209,7 +221,7 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 
 // measureGroups measures one group after the other.
 func (r *runner) measureGroups(ctx context.Context, groups []group) {
-	p := newProgress(r.app.stderr, r.flags.progress.value, estimates(groups, r.flags))
+	p := newProgress(r.app.stderr, r.flags.progress.value, len(groups))
 	defer func() { p.stop() }()
 	for _, g := range groups {
 		p.begin(g.name)

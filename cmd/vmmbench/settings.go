@@ -23,8 +23,8 @@ type settings struct {
 	collect func()
 	// checksOnDevice reports whether a device is to fill and compare its memory by kernels.
 	checksOnDevice func(device) bool
-	// readerArgs returns the arguments and the additional environment of a process that reads.
-	readerArgs func(args ...string) (argv, env []string)
+	// ownArgs returns the arguments and the additional environment of a process of this program.
+	ownArgs func(args ...string) (argv, env []string)
 	// afterReplyTimeout calls late if a process takes too long for a reply, unless stop is
 	// called before.
 	afterReplyTimeout func(p *readerProcess, late func()) (stop func() bool)
@@ -50,7 +50,7 @@ func userSettings() *settings {
 		collect:    runtime.GC,
 		// Memory of the host is compared where it is, by all processors.
 		checksOnDevice: func(dev device) bool { return !onHost(dev) },
-		readerArgs:     func(args ...string) (argv, env []string) { return args, nil },
+		ownArgs:        func(args ...string) (argv, env []string) { return args, nil },
 		afterReplyTimeout: func(_ *readerProcess, late func()) (stop func() bool) {
 			return time.AfterFunc(replyTimeout, late).Stop
 		},

@@ -18,7 +18,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/ipc"
@@ -131,8 +130,7 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 			}
 		}
 	}
-	g.fill = n * uint64(len(g.tasks))
-	g.memory = 2 * g.fill
+	g.memory = 2 * n * uint64(len(g.tasks))
 	for a, t := range g.tasks {
 		for b, by := range g.tasks {
 			if t.label != opAttach && by.label == opAttach && strings.HasPrefix(t.label, opAttach) {
@@ -151,12 +149,8 @@ func (s *sharing) task(how, op string) task {
 	}
 	// The payload is what is new to a reader.
 	bytes := map[string]uint64{opAttach: s.size, opGrowth: s.chunk, opAppend: shareStep, opWake: shareStep}[op]
-	check := s.size * uint64(s.readers)
-	if op == opWake { // has no data
-		check = 0
-	}
 	return task{
-		label: label, sample: callTime, check: check,
+		label: label, data: op != opWake,
 		c: report.Case{Unit: unitUs, Bytes: bytes, Axes: axes(
 			"device", s.dev.String(), "how", how, "size", s.size, "chunk", s.chunk, "readers", s.readers, "op", op)},
 		open: func(ctx context.Context) (contender, error) { return s.open(ctx, how, op) },
@@ -487,7 +481,7 @@ func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 
 func (c *sharer) describe(rc *report.Case, samples []measure.Sample) {
 	rc.Flags = append(rc.Flags, wallClock)
-	x := &report.Sharing{P99: stat.Quantile(measure.Outcome{Samples: samples}.Times(), 0.99)}
+	x := &report.Sharing{P99: percentile(measure.Outcome{Samples: samples}.Times(), 0.99)}
 	for _, n := range c.fds {
 		x.ReaderFDs = max(x.ReaderFDs, n)
 	}

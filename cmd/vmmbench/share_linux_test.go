@@ -21,7 +21,7 @@ func sharesWithReaders(t *testing.T, set *settings) {
 	require.Len(t, r.Cases, 4)
 	for _, c := range r.Cases {
 		require.Len(t, c.Samples, 70, c.ID)
-		require.Positive(t, c.Stats.Sharing.P99)
+		require.Nil(t, c.Stats.Sharing.P99, "of fewer than 100 samples")
 		switch c.Axes["op"] {
 		case opAttach:
 			require.GreaterOrEqual(t, c.Stats.ReaderFDs, 3, "a descriptor for each chunk of the host's")
@@ -81,7 +81,7 @@ func TestShareByHandles(t *testing.T) {
 func TestShareWithoutReaders(t *testing.T) {
 	t.Parallel()
 	set := testSettings()
-	set.readerArgs = func(args ...string) (argv, env []string) {
+	set.ownArgs = func(args ...string) (argv, env []string) {
 		argv, env = testReader(args...)
 		return argv, []string{strings.Replace(env[0], "--device host:0", "--device host:99", 1)}
 	}

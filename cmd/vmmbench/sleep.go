@@ -97,7 +97,7 @@ func (p *sleepPlan) group(dev device, seed uint64, mode, op string, n uint64) gr
 		return report.Case{Unit: unitMs, Bytes: n, Axes: axes("device", dev.String(), "mode", mode, "size", n, "op", op, "mem", mem)}
 	}
 	g.add(task{
-		label: memVMM, grows: true, sample: transferTime(2*n, min(c.rate(), slowRate)), check: n, c: of(memVMM),
+		label: memVMM, grows: true, data: true, c: of(memVMM),
 		open: func(context.Context) (contender, error) {
 			return &sleeper{dev: dev, keep: mode == modeKeep, op: op, size: n, pattern: c.pattern}, nil
 		},

@@ -38,19 +38,19 @@ func (m *measureFlags) soaked(groups []group) {
 	}
 }
 
-// describeSoak is what a soak found. A percentile that so few samples do not have is null.
-func describeSoak(samples []measure.Sample, ns []float64) *report.Soak {
-	s := &report.Soak{P50: stat.Quantile(ns, 0.5)}
-	for _, x := range []struct {
-		to    **float64
-		least int
-		q     float64
-	}{{&s.P99, 100, 0.99}, {&s.P999, 1000, 0.999}} {
-		if len(ns) >= x.least {
-			q := stat.Quantile(ns, x.q)
-			*x.to = &q
-		}
+// percentile is the q-quantile, nil if so few samples have none: no sample of a hundred is above 99 %
+// of fewer.
+func percentile(ns []float64, q float64) *float64 {
+	if float64(len(ns))*(1-q) < 1-1e-9 {
+		return nil
 	}
+	x := stat.Quantile(ns, q)
+	return &x
+}
+
+// describeSoak is what a soak found.
+func describeSoak(samples []measure.Sample, ns []float64) *report.Soak {
+	s := &report.Soak{P50: stat.Quantile(ns, 0.5), P99: percentile(ns, 0.99), P999: percentile(ns, 0.999)}
 	for _, x := range samples {
 		if x.NS >= s.Slowest {
 			s.Slowest, s.SlowestAt = x.NS, x.At.Seconds()

@@ -18,3 +18,6 @@ var pipeSignals []os.Signal
 func openInPlace(name string, _ fs.FileMode) (*os.File, error) {
 	return os.OpenFile(name, os.O_WRONLY, 0)
 }
+
+// windowWidth is 0: the width of a terminal is not known here.
+func windowWidth(*os.File) int { return 0 }

@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // endSignals end a run: it writes what it has measured, and marks it.
@@ -28,4 +30,13 @@ func openInPlace(name string, mode fs.FileMode) (*os.File, error) {
 		return nil, fmt.Errorf("output file %q: this pipe has no reader", name)
 	}
 	return f, err
+}
+
+// windowWidth is the width of a terminal in characters, 0 if it is not known.
+func windowWidth(f *os.File) int {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
 }

@@ -59,7 +59,7 @@ func grown() *report.Report {
 			Axes: report.Axes{{Name: "size", Value: uint64(1 << 30)}, {Name: "step", Value: uint64(256 << 20)}, {Name: "mem", Value: c.mem}},
 			Stats: &report.Stats{
 				N: 6, Loops: 1, Median: c.ms * 1e6, Value: c.ms, Low: number(c.ms * 0.9e6), High: number(c.ms * 1.1e6),
-				Growth: &report.Growth{Steps: 4, StepP50: step, StepP99: step, StepMax: step, Copied: 3 << 28, Peak: 1 << 30, Moves: 3, Samples: steps},
+				Growth: &report.Growth{Steps: 4, StepP50: step, StepP99: &step, StepMax: step, Copied: 3 << 28, Peak: 1 << 30, Moves: 3, Samples: steps},
 			},
 		})
 	}

@@ -142,7 +142,7 @@ func (d *drawing) lines(cases []report.Case, points func(report.Case) []point) (
 		list = append(list, s)
 	}
 	slices.SortStableFunc(list, func(a, b series) int { return cmp.Compare(a.rank(), b.rank()) })
-	return list
+	return styled(list)
 }
 
 // names are the contenders.
@@ -169,6 +169,7 @@ func newPoint(x, y float64, low, high *float64) point {
 // series is a line of a diagram. Its points are ordered by size.
 type series struct {
 	label  string
+	style  int
 	points []point
 }
 
@@ -185,12 +186,31 @@ func (s series) rank() int {
 	return 2
 }
 
+// styles are those of contenders, the same in all pictures. Two in one field are never in one picture.
+var styles = [][]string{
+	{"vmm"}, {"cuMemAlloc", "cuMemAlloc-copy", "mmap", "mmap-copy"}, {"cuMemAlloc-double", "mmap-double"}, {"mallocAsync", "mallocAsync-copy"},
+	{"vmm-kept"}, {"vmm-ahead"}, {"vmm-whole"}, {"mremap"}, {"go-append"}, {"go-append-warm"},
+}
+
+// styled gives each line the style of its name, or one of those that no name has.
+func styled(list []series) []series {
+	free := len(styles)
+	for i := range list {
+		list[i].style = slices.IndexFunc(styles, func(names []string) bool { return slices.Contains(names, list[i].label) })
+		if list[i].style < 0 {
+			list[i].style = free
+			free++
+		}
+	}
+	return list
+}
+
 // linePlot is a figure of series over sizes, on logarithmic axes. Beside the end of each
 // stand its name and its last value. Those of memory that grows in place come first.
 func (k look) linePlot(list []series, x, y, unit string) figure {
 	p := k.plot(x, y)
 	ends := &lineEnds{look: k, series: list}
-	for i, s := range list {
+	for _, s := range list {
 		var band, line, marks plotter.XYs
 		for _, q := range s.points {
 			band, line = append(band, at(q.x, q.high)), append(line, at(q.x, q.y))
@@ -202,8 +222,8 @@ func (k look) linePlot(list []series, x, y, unit string) figure {
 				marks = append(marks, line[j])
 			}
 		}
-		p.Add(&plotter.Polygon{XYs: []plotter.XYs{band}, Color: faint(k.color(i))},
-			&plotter.Line{XYs: line, LineStyle: k.line(i)}, &plotter.Scatter{XYs: marks, GlyphStyle: k.mark(i)})
+		p.Add(&plotter.Polygon{XYs: []plotter.XYs{band}, Color: faint(k.color(s.style))},
+			&plotter.Line{XYs: line, LineStyle: k.line(s.style)}, &plotter.Scatter{XYs: marks, GlyphStyle: k.mark(s.style)})
 		value := number(s.last().y) + " " + unit
 		if k.narrow() {
 			ends.names = append(ends.names, shorten(k.label(), s.label, k.width/3)+"\n"+value)
@@ -307,8 +327,8 @@ func (e *lineEnds) Plot(c draw.Canvas, p *plot.Plot) {
 	}
 	for i, end := range ends {
 		mark := vg.Point{X: c.Max.X + 16, Y: heights[i]}
-		c.StrokeLine2(draw.LineStyle{Color: e.color(i), Width: 0.75}, x(end.X), y(end.Y), mark.X, mark.Y)
-		c.DrawGlyphNoClip(e.mark(i), mark)
+		c.StrokeLine2(draw.LineStyle{Color: e.color(e.series[i].style), Width: 0.75}, x(end.X), y(end.Y), mark.X, mark.Y)
+		c.DrawGlyphNoClip(e.mark(e.series[i].style), mark)
 		c.FillText(style, vg.Point{X: mark.X + 7, Y: mark.Y + 1}, e.names[i])
 	}
 }

@@ -21,7 +21,19 @@ const maxRows = 40
 
 // ratios draws the comparisons of each command with the margin, those that differ most first.
 func (d *drawing) ratios() {
-	with := slices.DeleteFunc(slices.Clone(d.report.Comparisons), func(c report.Comparison) bool { return c.Ratio == nil || *c.Ratio <= 0 })
+	without := map[stat.Verdict]int{}
+	with := slices.DeleteFunc(slices.Clone(d.report.Comparisons), func(c report.Comparison) bool {
+		if c.Ratio == nil || *c.Ratio <= 0 {
+			without[c.Verdict]++
+			return true
+		}
+		return false
+	})
+	for _, v := range stat.Verdicts() {
+		if without[v] > 0 {
+			d.leaveOut("comparisons without a ratio: %d %s", without[v], v)
+		}
+	}
 	for _, g := range report.GroupBy(with, func(c report.Comparison) string { return report.CommandOf(c.ID) }) {
 		slices.SortStableFunc(g.Of, differMost)
 		list, which := g.Of[:min(len(g.Of), maxRows)], fmt.Sprintf("%d compared", len(g.Of))

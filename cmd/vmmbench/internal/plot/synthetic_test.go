@@ -126,8 +126,9 @@ func (s *synthetic) growths() {
 		c := s.add("grow/8GiB/"+of.mem, "ms", target, totals,
 			report.Axis{Name: "device", Value: "cuda:0"}, report.Axis{Name: "size", Value: target}, report.Axis{Name: "step", Value: step}, report.Axis{Name: "mem", Value: of.mem})
 		steps := slices.Concat(all...)
+		p99 := stat.Quantile(steps, 0.99)
 		c.Stats.Growth = &report.Growth{
-			Steps: int(target / step), StepP50: stat.Quantile(steps, 0.5), StepP99: stat.Quantile(steps, 0.99), StepMax: stat.Quantile(steps, 1),
+			Steps: int(target / step), StepP50: stat.Quantile(steps, 0.5), StepP99: &p99, StepMax: stat.Quantile(steps, 1),
 			Peak: target, Samples: all,
 		}
 	}

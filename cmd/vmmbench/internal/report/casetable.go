@@ -124,7 +124,7 @@ func cases(r *Report, command Group[Case], name string) grid {
 			}
 			row.cells["unit"], row.cells["n"], row.cells["verified"], row.cells["status"] = c.Unit, "0", verified(c), string(c.Status)
 			if c.Stats != nil {
-				row.cells["95 %"] = interval(c.Stats.ValueLow, c.Stats.ValueHigh, fourDigits)
+				row.cells["95 %"] = interval(c.Stats.ValueLow, c.Stats.ValueHigh, c.Stats.Level, fourDigits)
 			}
 		}
 		for _, m := range c.Metrics() {
@@ -149,12 +149,28 @@ func failedPairs(g grid) grid {
 	return g
 }
 
-// interval prints an interval, nothing if there is none.
-func interval(low, high *float64, print func(float64) string) string {
+// interval prints an interval for a column called 95 %, nothing if there is none.
+func interval(low, high *float64, level float64, print func(float64) string) string {
 	if low == nil || high == nil {
 		return ""
 	}
-	return print(*low) + " to " + print(*high)
+	s := print(*low) + " to " + print(*high)
+	if level > stat.Usual {
+		s += " (range)"
+	}
+	return s
+}
+
+// within prints an interval for a sentence.
+func within(low, high *float64, level float64, print func(float64) string) string {
+	s := interval(low, high, stat.Usual, print)
+	switch {
+	case s == "":
+		return "too few samples"
+	case level > stat.Usual:
+		return "range " + s
+	}
+	return "95 % " + s
 }
 
 // verified returns how much of a case was checked.
@@ -230,7 +246,17 @@ func (c *Comparison) ratio() string {
 	return threePlaces(*c.Ratio)
 }
 
-func (c *Comparison) interval() string { return interval(c.Low, c.High, threePlaces) }
+func (c *Comparison) interval() string { return interval(c.Low, c.High, c.Level, threePlaces) }
+
+// within and turned print the interval for a sentence: of the ratio, and of that of A over B.
+func (c *Comparison) within() string { return within(c.Low, c.High, c.Level, ofCopies) }
+
+func (c *Comparison) turned() string {
+	return within(c.High, c.Low, c.Level, func(x float64) string { return threeDigits(1 / x) })
+}
+
+// ofCopies prints a ratio that may be near to 1.
+func ofCopies(x float64) string { return fmt.Sprintf("%.4g", x) }
 
 func threePlaces(x float64) string { return fmt.Sprintf("%.3f", x) }
 

@@ -183,15 +183,15 @@ func together(list []Comparison, want int) Comparison {
 		c.Verdict, c.Reason = stat.NotMeasured, "the case is not in all runs"
 		return c
 	}
-	mean, low, high := 0.0, math.Inf(1), 0.0
+	mean, of := 0.0, stat.Interval{Low: math.Inf(1)}
 	for _, x := range list {
 		if x.Ratio == nil {
 			return x
 		}
 		mean += math.Log(*x.Ratio) / float64(want)
-		low, high = min(low, *x.Low), max(high, *x.High)
+		of = stat.Interval{Low: min(of.Low, *x.Low), High: max(of.High, *x.High), Level: max(of.Level, x.Level)}
 	}
-	c.Judge(stat.Estimate{Ratio: math.Exp(mean), Interval: stat.Interval{Low: low, High: high}}, nil)
+	c.Judge(stat.Estimate{Ratio: math.Exp(mean), Interval: of}, nil)
 	return c
 }
 
@@ -219,7 +219,7 @@ func (c *Comparison) Judge(e stat.Estimate, err error) {
 		}
 		return
 	}
-	c.Ratio, c.Low, c.High, c.Verdict = &e.Ratio, &e.Interval.Low, &e.Interval.High, stat.Judge(e, c.Margin)
+	c.Ratio, c.Low, c.High, c.Level, c.Verdict = &e.Ratio, &e.Interval.Low, &e.Interval.High, e.Interval.Level, stat.Judge(e, c.Margin)
 }
 
 // ofRuns reports whether a comparison is of one case in two runs.

@@ -17,6 +17,7 @@ package report
 //	nvbandwidth.go  nvbandwidth's text and JSON
 //	gobench.go      Go's benchmark format
 //	lookup.go       what documents show: figures by their names, Pivot and Slower
+//	links.go        how much of its link a copy gets, and floors
 //	metrics.go      the figures of a case: names, units, meanings; which tables beside the main one show them
 //	table.go        tables of the run and its devices; document, which all tables are written to
 //	casetable.go    tables of cases and their columns, of their comparisons, of pairs of devices

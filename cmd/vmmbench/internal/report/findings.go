@@ -18,18 +18,22 @@ func Findings(r *Report) []string {
 			list = append(list, s)
 		}
 	}
-	return append(list, copyFindings(r)...)
+	return slices.Concat(list, copyFindings(r), linkFindings(r))
 }
 
 // rivals are ways to grow without this library, by the ends of their names: as the details call them, if
-// they do, and as the headline does.
-var rivals = []struct{ mem, words, short string }{
-	{"mmap-copy", "Allocating and copying at each step", "copying at each step"},
-	{"cuMemAlloc-copy", "Allocating and copying at each step", "copying at each step"},
-	{"-double", "Copying only when full, to twice the size,", "doubling"},
-	{"mallocAsync-copy", "Copying at each step from the pool, which keeps its memory,", "copying at each step from the driver's pool"},
-	{"mremap", "mremap", "mremap"},
-	{"go-append", "", "append of Go"},
+// they do, and as the headline does. The headline has what most programs do, and of the others those
+// that are faster.
+var rivals = []struct {
+	mem, words, short string
+	usual             bool
+}{
+	{"mmap-copy", "Allocating and copying at each step", "copying at each step", true},
+	{"cuMemAlloc-copy", "Allocating and copying at each step", "copying at each step", true},
+	{"-double", "Copying only when full, to twice the size,", "doubling", true},
+	{"mallocAsync-copy", "Copying at each step from the pool, which keeps its memory,", "copying at each step from the driver's pool", false},
+	{"mremap", "mremap", "mremap", false},
+	{"go-append", "", "append of Go", false},
 }
 
 // growthFinding says all of a group at once: what growing in place takes, what each rival
@@ -62,7 +66,7 @@ func growthFinding(r *Report, g Group[Case]) string {
 		took := formatTime(c.Stats.Median)
 		if x := growthAgainst(r, *c, vmm); x != nil {
 			if x.Low != nil && x.High != nil {
-				took += fmt.Sprintf(", in pairs %.3g times as long (95 %% %.3g to %.3g)", 1 / *x.Ratio, 1 / *x.High, 1 / *x.Low)
+				took += fmt.Sprintf(", in pairs %.3g times as long (%s)", 1 / *x.Ratio, x.turned())
 			}
 			poolWins = poolWins || rival.mem == "mallocAsync-copy" && x.Verdict == stat.Slower
 		}
@@ -196,7 +200,7 @@ func copyFindings(r *Report) []string {
 		case !c.Verdict.Firm():
 			open = append(open, name)
 		default:
-			d := fmt.Sprintf("%s in %s takes %.3g times as long as in %s (95 %% %s).", name, Contender(c.B), *c.Ratio, Contender(c.A), c.interval())
+			d := fmt.Sprintf("%s in %s takes %s times as long as in %s (%s).", name, Contender(c.B), ofCopies(*c.Ratio), Contender(c.A), c.within())
 			differ = append(differ, strings.ToUpper(d[:1])+d[1:])
 		}
 	}
@@ -239,7 +243,7 @@ func runsFinding(r *Report) []string {
 		list = append(list, "Only more samples in each run, by --samples and --max-time, make an interval narrower.")
 	}
 	if worst != nil {
-		list = append(list, fmt.Sprintf("The most, %s takes %.3g times as long (95 %% %s).", worst.B, *worst.Ratio, worst.interval()))
+		list = append(list, fmt.Sprintf("The most, %s takes %.3g times as long (%s).", worst.B, *worst.Ratio, worst.within()))
 	}
 	if b := r.Baseline; b != nil {
 		if b.OldRuns*b.NewRuns == 1 {

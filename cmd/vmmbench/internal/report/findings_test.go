@@ -80,7 +80,7 @@ func TestCopyFindings(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"Of 3 copies in memory that grows, 1 take as long as in other memory, within 2 %; of 1 it cannot be told, because this machine is too noisy for so few samples (h2d/2).",
-		"H2d/1 in vmm takes 1.1 times as long as in cuMemAlloc (95 % 1.050 to 1.200).",
+		"H2d/1 in vmm takes 1.1 times as long as in cuMemAlloc (95 % 1.05 to 1.2).",
 	}, Findings(r))
 }
 
@@ -176,7 +176,8 @@ func TestMetrics(t *testing.T) {
 	require.Equal(t, "samples", names["stop"])
 	require.NotContains(t, names, "forward")
 	r.Cases[2].Stats.Pooled = &Pooled{Live: 4, Reserved: 6}
-	r.Cases[2].Stats.Sharing = &Sharing{P99: 2e3}
+	p99 := 2e3
+	r.Cases[2].Stats.Sharing = &Sharing{P99: &p99}
 	text := written(t, r, Table)
 	require.Contains(t, text, "GROW, what it held")
 	require.Contains(t, text, "1.5 ")

@@ -68,6 +68,7 @@ func FormatOf(name string) (Format, error) {
 type Output struct {
 	W      io.Writer
 	Format Format
+	Width  int // of a line of tables, if it may be more than 80
 }
 
 // line is a line of ndjson, which has one of these; the first has the schema too.
@@ -76,6 +77,7 @@ type line struct {
 	Schema     string      `json:"schema,omitempty"`
 	Host       *Host       `json:"host,omitempty"`
 	Device     *Device     `json:"device,omitempty"`
+	Topology   []Link      `json:"topology,omitempty"`
 	Case       *Case       `json:"case,omitempty"`
 	Comparison *Comparison `json:"comparison,omitempty"`
 	Baseline   *Baseline   `json:"baseline,omitempty"`
@@ -100,11 +102,14 @@ func (o Output) lines(list ...line) error {
 	return nil
 }
 
-// machineLines are the host and the devices.
+// machineLines are the host, the devices and the links between them.
 func machineLines(r *Report) []line {
 	list := []line{{Host: &r.Host}}
 	for i := range r.Devices {
 		list = append(list, line{Device: &r.Devices[i]})
+	}
+	if len(r.Topology) > 0 {
+		list = append(list, line{Topology: r.Topology})
 	}
 	return list
 }
@@ -162,5 +167,5 @@ func (o Output) Finished(r *Report) error {
 	case NVBandwidthJSON:
 		return writeNVBandwidthJSON(o.W, r)
 	}
-	return tables(o.W, r, o.Format == Markdown)
+	return tables(o.W, r, o.Format == Markdown, o.Width)
 }

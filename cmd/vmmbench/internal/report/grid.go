@@ -8,10 +8,10 @@ import (
 	termtext "github.com/jedib0t/go-pretty/v6/text"
 )
 
-// Limits of a printed table: what a terminal shows at once.
+// Limits of a printed table: what a terminal shows at once. It may be wider.
 const (
-	maxWidth = 80
-	maxRows  = 20
+	usualWidth = 80
+	maxRows    = 20
 )
 
 // grid is a table before it is printed. What is the same in all rows goes into its
@@ -32,8 +32,8 @@ type gridRow struct {
 	notes []string
 }
 
-// tables returns the grid as tables that fit. In Markdown every width fits.
-func (g grid) tables(markdown bool) []Piece {
+// tables returns the grid as tables that fit a width.
+func (g grid) tables(most int) []Piece {
 	if len(g.rows) == 0 {
 		return nil
 	}
@@ -41,23 +41,23 @@ func (g grid) tables(markdown bool) []Piece {
 	if said := g.liftConstants(); len(said) > 0 {
 		heading += ": " + strings.Join(said, ", ")
 	}
-	if g.fits(markdown) || len(g.keys) < 2 {
-		return []Piece{g.print(heading, markdown)}
+	if g.fits(most) || len(g.keys) < 2 {
+		return []Piece{g.print(heading, most)}
 	}
-	return append([]Piece{{Heading: heading}}, g.split(nil, markdown)...)
+	return append([]Piece{{Heading: heading}}, g.split(nil, most)...)
 }
 
 // split returns the grid as a table for each value of its first key, and each of them again if it
 // does not fit. said is what all rows share.
-func (g grid) split(said []string, markdown bool) (list []Piece) {
-	if g.fits(markdown) || len(g.keys) < 2 {
-		return []Piece{g.print(strings.Join(said, ", "), markdown)}
+func (g grid) split(said []string, most int) (list []Piece) {
+	if g.fits(most) || len(g.keys) < 2 {
+		return []Piece{g.print(strings.Join(said, ", "), most)}
 	}
 	key := g.keys[0]
 	for _, group := range GroupBy(g.rows, func(row gridRow) string { return row.cells[key] }) {
 		part := g
 		part.keys, part.rows = g.keys[1:], group.Of
-		list = append(list, part.split(slices.Concat(said, []string{key + " " + group.Key}, part.liftConstants()), markdown)...)
+		list = append(list, part.split(slices.Concat(said, []string{key + " " + group.Key}, part.liftConstants()), most)...)
 	}
 	return list
 }
@@ -71,9 +71,13 @@ var usual = map[string]string{
 func (a Axis) Usual() bool { return usual[a.Name] == a.String() }
 
 // liftConstants removes the columns whose value is the same in all rows, and the notes
-// that all rows have. It returns them in words. Of one row, nothing is the same.
+// that all rows have. It returns them in words. Of one row nothing is the same: it loses what is
+// usual.
 func (g *grid) liftConstants() (said []string) {
-	if len(g.rows) < 2 {
+	if len(g.rows) == 1 {
+		if keys := without(g.keys, func(key string) bool { v := g.rows[0].cells[key]; return v == "-" || usual[key] == v }); len(keys) > 0 {
+			g.keys = keys
+		}
 		return nil
 	}
 	first := g.rows[0]
@@ -118,8 +122,8 @@ func without[T any](list []T, drop func(T) bool) []T {
 }
 
 // fits reports whether the grid is small enough for one table.
-func (g grid) fits(markdown bool) bool {
-	return len(g.rows) <= maxRows && (markdown || width(g.print("", false).Table) <= maxWidth)
+func (g grid) fits(most int) bool {
+	return len(g.rows) <= maxRows && width(g.print("", most).Table) <= most
 }
 
 // width is how many columns of a terminal a table takes.
@@ -128,7 +132,7 @@ func width(t table.Writer) int {
 }
 
 // print makes a table of the grid. Notes that are too long for the line stand below the table.
-func (g grid) print(heading string, markdown bool) Piece {
+func (g grid) print(heading string, most int) Piece {
 	names := slices.Concat(g.keys, g.columns)
 	var rows, noted [][]string
 	var below []string
@@ -143,7 +147,7 @@ func (g grid) print(heading string, markdown bool) Piece {
 			below = append(below, strings.TrimPrefix(strings.Join(cells[:len(g.keys)], " ")+": "+notes, ": "))
 		}
 	}
-	if t := NewTable(append(names, "notes"), noted, 0); markdown || width(t) <= maxWidth {
+	if t := NewTable(append(names, "notes"), noted, 0); width(t) <= most {
 		return Piece{Heading: heading, Table: t}
 	}
 	return Piece{Heading: heading, Table: NewTable(names, rows, 0), Sentences: below}
@@ -177,10 +181,8 @@ func NewTable(header []string, rows [][]string, wrapped int) table.Writer {
 	return t
 }
 
-// wrap breaks a text into lines that fit. Lines after the first begin with indent.
-func wrap(s, indent string) string { return wrapTo(maxWidth, s, indent) }
-
-func wrapTo(width int, s, indent string) string {
+// wrap breaks a text into lines that fit a width. Lines after the first begin with indent.
+func wrap(width int, s, indent string) string {
 	var lines []string
 	line := ""
 	for word := range strings.FieldsSeq(s) {

@@ -22,10 +22,11 @@ func Headline(r *Report) (list []string) {
 	slices.SortStableFunc(groups, func(a, b Group[Case]) int { return cmp.Compare(b.Of[0].Bytes, a.Of[0].Bytes) }) // the largest says most
 	for _, g := range groups {
 		if s := growthHeadline(r, g); s != "" {
-			return append(list, s)
+			list = append(list, s)
+			break
 		}
 	}
-	return list
+	return append(list, floorFindings(r)...)
 }
 
 // copyHeadline says how copies in memory that grows compare with others: those within a device and with
@@ -48,7 +49,7 @@ func copyHeadline(r *Report, between bool) string {
 		case !c.Verdict.Firm():
 			named[stat.TooNoisy] = append(named[stat.TooNoisy], name)
 		default:
-			named[c.Verdict] = append(named[c.Verdict], fmt.Sprintf("%s (%.3g times as long)", name, *c.Ratio))
+			named[c.Verdict] = append(named[c.Verdict], fmt.Sprintf("%s (%s times as long, %s)", name, ofCopies(*c.Ratio), c.within()))
 		}
 	}
 	if all == 0 {
@@ -73,7 +74,7 @@ func copyHeadline(r *Report, between bool) string {
 	return s + "."
 }
 
-// growthHeadline compares growth in place with each rival, and its peak with the largest of theirs.
+// growthHeadline compares growth in place with rivals, and its peak with the largest of theirs.
 func growthHeadline(r *Report, g Group[Case]) string {
 	i := slices.IndexFunc(g.Of, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
 	if i < 0 || g.Of[i].Stats.Steps == 1 { // one step is no growth
@@ -89,18 +90,19 @@ func growthHeadline(r *Report, g Group[Case]) string {
 		peak = max(peak, g.Of[k].Stats.Peak)
 		x := growthAgainst(r, g.Of[k], vmm)
 		switch {
+		case !rival.usual && (x == nil || x.Verdict != stat.Slower):
 		case x == nil || x.Low == nil || x.High == nil:
 			open = append(open, fmt.Sprintf("against %s not certain: %s and %s, too few samples",
 				rival.short, formatTime(vmm.Stats.Median), formatTime(g.Of[k].Stats.Median)))
 		case !x.Verdict.Firm():
-			open = append(open, fmt.Sprintf("against %s not certain: %s times as fast, 95 %% %s",
-				rival.short, threeDigits(1 / *x.Ratio), interval(x.High, x.Low, func(x float64) string { return threeDigits(1 / x) })))
+			open = append(open, fmt.Sprintf("against %s not certain: %s times as fast, %s",
+				rival.short, threeDigits(1 / *x.Ratio), x.turned()))
 		case x.Verdict == stat.Equal:
 			sure = append(sure, "as fast as "+rival.short)
 		case x.Verdict == stat.Slower:
-			sure = append(sure, fmt.Sprintf("%s times slower than %s", threeDigits(*x.Ratio), rival.short))
+			sure = append(sure, fmt.Sprintf("%s times as long as %s (%s)", threeDigits(*x.Ratio), rival.short, x.within()))
 		default:
-			sure = append(sure, fmt.Sprintf("%s times faster than %s", threeDigits(1 / *x.Ratio), rival.short))
+			sure = append(sure, fmt.Sprintf("%s times as fast as %s (%s)", threeDigits(1 / *x.Ratio), rival.short, x.turned()))
 		}
 	}
 	if peak == 0 {

@@ -16,8 +16,8 @@ func TestHeadline(t *testing.T) {
 			r.Comparisons[i].Verdict = stat.TooNoisy
 		}
 	}
-	grew := "Growth to 1GiB by 64MiB in place: 10 times faster than copying at each step; 2 times slower than copying at each step " +
-		"from the driver's pool; against doubling not certain: 1.5 times as fast, 95 % 1.2 to 1.88; the peak is 1.0 GiB instead of 1.5 GiB; the pointer stays."
+	grew := "Growth to 1GiB by 64MiB in place: 10 times as fast as copying at each step (95 % 8 to 12.5); 2 times as long as copying at each step " +
+		"from the driver's pool (95 % 1.6 to 2.5); against doubling not certain: 1.5 times as fast, 95 % 1.2 to 1.88; the peak is 1.0 GiB instead of 1.5 GiB; the pointer stays."
 	require.Equal(t, []string{grew}, Headline(r))
 	for i, verdict := range []stat.Verdict{stat.Equal, stat.Slower, stat.TooNoisy, stat.Equal} {
 		id, axes := "bw/h2d/"+string(rune('a'+i)), Axes{{"direction", "h2d"}, {"host", "pinned"}}
@@ -30,9 +30,48 @@ func TestHeadline(t *testing.T) {
 		r.Comparisons = append(r.Comparisons, Comparison{ID: id + ": x", A: id + "/cuMemAlloc", B: id + "/vmm", Ratio: of(1.1), Low: of(1.05), High: of(1.2), Margin: 0.02, Verdict: verdict})
 	}
 	require.Equal(t, []string{
-		"Copies in memory that grows: as fast as in other memory, within 2 %, in 1 of 3; slower: h2d/b (1.1 times as long); not certain: h2d/c.",
+		"Copies in memory that grows: as fast as in other memory, within 2 %, in 1 of 3; slower: h2d/b (1.1 times as long, 95 % 1.05 to 1.2); not certain: h2d/c.",
 		"Copies between devices in memory that grows: as fast as in other memory, within 2 %, in 1 of 1.",
 		grew,
 	}, Headline(r))
 	require.Empty(t, Headline(New(Run{}, Host{})))
+}
+
+// The share of a link is that of the fastest copy, and a link below what the GPU could do is named.
+func TestLinkFindings(t *testing.T) {
+	r := New(Run{AtLeast: []Floor{{Case: "bw/h2d/pinned/1GiB/vmm", Least: 50, Value: of(40.0)}}}, Host{})
+	for _, c := range []struct{ id, direction, host string }{{"bw/h2d/pinned/1GiB/vmm", "h2d", "pinned"}, {"bw/both/pinned/1GiB/vmm", "both", "pinned"}} {
+		r.Cases = append(r.Cases, Case{ID: c.id, Unit: "GB/s", Status: Passed, Axes: Axes{{"device", "cuda:0"}, {"direction", c.direction}, {"host", c.host}}, Stats: &Stats{Value: 7}})
+	}
+	r.Cases = append(r.Cases, Case{ID: "p2p/write/cuda:0-cuda:1/vmm", Unit: "GB/s", Status: Passed,
+		Axes: Axes{{"from", "cuda:0"}, {"to", "cuda:1"}, {"direction", "write"}}, Stats: &Stats{Value: 387}})
+	state := &DeviceState{PCIeGeneration: of(uint64(1)), PCIeWidth: of(uint64(8)), PCIeGenerationMax: of(uint64(5)), PCIeWidthMax: of(uint64(16))}
+	end := *state
+	end.PCIeGeneration = of(uint64(3))
+	r.Devices = []Device{{Open: "cuda:0", Arch: "sm_90", State: state, StateEnd: &end}, {Open: "cuda:1", Arch: "sm_90"}}
+	r.Topology = []Link{{From: "cuda:0", To: "cuda:1", NVLinks: of(18)}, {From: "cuda:1", To: "cuda:0"}}
+	require.Equal(t, []string{
+		"Between the host and cuda:0: up to 7 GB/s, 89 % of PCIe Gen3 x8 (8 GB/s); the GPU could do Gen5 x16.",
+		"cuda:0 to cuda:1: up to 387 GB/s, 86 % of 18 NVLinks (450 GB/s).",
+	}, Findings(r))
+	require.Equal(t, []string{"Below its floor: bw/h2d/pinned/1GiB/vmm has 40 GB/s; at least 50 are wanted."}, Headline(r))
+	r.Run.AtLeast[0].Value = nil
+	require.Equal(t, []string{"Below its floor: bw/h2d/pinned/1GiB/vmm did not pass; at least 50 GB/s are wanted."}, Headline(r))
+	r.Run.AtLeast[0].Value = of(50.0)
+	require.Equal(t, []string{"1 case with a floor: none is below it."}, Headline(r))
+}
+
+// Of few samples the interval is called a range, and one row has no column for what is usual.
+func TestRangeAndOneRow(t *testing.T) {
+	r := New(Run{Measure: &Measure{}}, Host{})
+	c := Case{ID: "bw/h2d/pinned/1GiB/vmm", Unit: "GB/s", Status: Passed, Axes: Axes{{"direction", "h2d"}, {"engine", "ce"}, {"streams", 1}, {"mem", "vmm"}},
+		Stats: &Stats{N: 10, Loops: 1, Value: 50, ValueLow: of(49.0), ValueHigh: of(51.0), Level: stat.Wide}}
+	r.Cases = []Case{c}
+	text := written(t, r, Table)
+	require.Contains(t, text, "49 to 51 (range)")
+	require.Contains(t, text, "range: a wider interval")
+	require.NotContains(t, text, "streams")
+	require.Contains(t, text, "direction")
+	r.Cases[0].Stats.Level = stat.Usual
+	require.NotContains(t, written(t, r, Table), "range")
 }

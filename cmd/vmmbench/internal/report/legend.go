@@ -12,6 +12,7 @@ var terms = []Word{
 	{"path", "what connects two devices, as nvidia-smi topo -m has it: NV18 is 18 NVLinks; PIX, PXB, PHB, NODE, SYS are PCIe, each longer than the one before"},
 	{"granularity", "sizes of chunks are multiples of it"},
 	{"95 %", "of 100 such intervals, 95 or more contain the true median, or ratio"},
+	{"range", "a wider interval, of fewer than 30 samples: of 1,000, 998 contain it"},
 	{"h2d", "from host to device"},
 	{"d2h", "from device to host"},
 	{"d2d", "within the device"},
@@ -41,7 +42,8 @@ var terms = []Word{
 	{"go-append-warm", "append of Go in a heap that keeps its pages"},
 	{"enable", "ordinary memory with peer access on"},
 	{"ladder", "the library chooses the sizes of chunks"},
-	{"op", "what is timed, of ranges for all of them; a call for one chunk: reserve addresses, create memory, map it there, setaccess, unmap, release the memory, free the addresses; export to a descriptor, and import; cuMemAlloc and mallocAsync with what undoes them; grow, a range to 1 GiB or one chunk, in chunks of that size; regrow, the same from kept chunks"},
+	{"op", "what is timed, of ranges for all of them"},
+	{"OPS", "each call is for one chunk: reserve addresses, create memory, map it there, setaccess, unmap, release the memory, free the addresses; export to a descriptor, and import; cuMemAlloc and mallocAsync with what undoes them; grow, a range to 1 GiB or one chunk, in chunks of that size; regrow, the same from kept chunks"},
 	{"access", "the first device can be granted memory of the second"},
 	{"atomics", "atomic operations work over the path"},
 	{"rank", "relative speed of the path by the driver, 0 the best"},
@@ -85,7 +87,7 @@ var terms = []Word{
 	{"too noisy", "the interval is too wide for a verdict"},
 	{"one run", "they differ, but one run of each does not know what differs from run to run: compare three of each, or add once to --fail-on"},
 	{"too few", "samples, or places where memory lay, for an interval"},
-	{"not measured", "a side failed, so there is no ratio"},
+	{"not measured", "there is no ratio, for the reason in the notes"},
 }
 
 // allTerms are terms and the columns of metrics.

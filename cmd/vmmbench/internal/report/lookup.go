@@ -34,10 +34,12 @@ func (r *Report) Figure(what string) (string, error) {
 		return r.pairFigure(name, a, cases[to])
 	case !found || a.Stats == nil:
 		return r.count(name, of)
+	case a.Stats.Low == nil && slices.Contains([]string{"time", "value"}, name):
+		return "", fmt.Errorf("%s has %d samples: too few to be published", from, a.Stats.N)
 	case name == "time":
 		return formatTime(a.Stats.Median), nil
 	case name == "interval" && a.Stats.Low != nil:
-		return interval(a.Stats.Low, a.Stats.High, formatTime), nil
+		return interval(a.Stats.Low, a.Stats.High, a.Stats.Level, formatTime), nil
 	case name == "value":
 		return a.figure(), nil
 	}
@@ -71,9 +73,9 @@ func (r *Report) pairFigure(name string, a, b Case) (string, error) {
 		case name == "ratio" && of == a.ID+" "+b.ID:
 			return inverse(*x.Ratio), nil
 		case name == "interval" && of == b.ID+" "+a.ID:
-			return interval(x.Low, x.High, threeDigits), nil
+			return interval(x.Low, x.High, x.Level, threeDigits), nil
 		case name == "interval" && of == a.ID+" "+b.ID:
-			return interval(x.High, x.Low, inverse), nil
+			return interval(x.High, x.Low, x.Level, inverse), nil
 		}
 	}
 	return "", fmt.Errorf("no %s of %s to %s", name, a.ID, b.ID)
@@ -103,8 +105,8 @@ func threeDigits(x float64) string { return fmt.Sprintf("%.3g", x) }
 
 // Pivot is a table of the cases that passed: a row for each value of the axes rows, a column
 // for each value of the axis column, and in the cells what was measured. If cases of a row are
-// compared, what they are compared with has, in brackets, how many times as long it takes; if
-// there is one comparison in a row, it has columns of its own.
+// compared, what they are compared with has, in brackets, how many times as long it takes, or a
+// question mark if no verdict is firm; if there is one comparison in a row, it has columns of its own.
 func Pivot(r *Report, rows []string, column string) (header []string, table [][]string) {
 	layouts := map[string]layout{}
 	for _, command := range byCommand(r) {
@@ -138,6 +140,8 @@ func Pivot(r *Report, rows []string, column string) (header []string, table [][]
 			cell := c.figure()
 			if x := growthAgainst(r, c, Case{}); x != nil && single {
 				pair = x
+			} else if x != nil && !x.Verdict.Firm() {
+				cell += " (?)"
 			} else if x != nil {
 				cell += fmt.Sprintf(" (%.3g)", 1 / *x.Ratio)
 			}

@@ -99,6 +99,8 @@ func (r *Report) readLines(text []byte) error {
 			} else {
 				r.Devices = append(r.Devices, *one.Device)
 			}
+		case one.Topology != nil:
+			r.Topology = one.Topology
 		case one.Case != nil:
 			r.Cases = append(r.Cases, *one.Case)
 		case one.Comparison != nil:

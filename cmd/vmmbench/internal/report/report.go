@@ -59,6 +59,7 @@ type Run struct {
 	Interrupted bool     `json:"interrupted"`
 	Error       Text     `json:"error"` // of the run itself, not of a case
 	Measure     *Measure `json:"measure"`
+	AtLeast     []Floor  `json:"at_least,omitempty"` // what --at-least has found
 }
 
 // Measure is the part of Run that has to do with timing.
@@ -234,13 +235,13 @@ type Case struct {
 	Status  Status         `json:"status"`
 	Reason  Text           `json:"reason"`
 	Samples []float64      `json:"samples_ns"`
+	At      []float64      `json:"samples_at_seconds,omitempty"` // when each was taken, since the group began
 	Stats   *Stats         `json:"stats"`
 	Verify  *verify.Result `json:"verify"`
 	Flags   []string       `json:"flags"`
 }
 
-// Stats describes the samples of a case. Low and High are the 95 % interval of the
-// median, null if there are too few samples or places for one. Value is the median in the case's
+// Stats describes the samples of a case. Low and High are the interval of the median, null if there are too few samples or places for one. Value is the median in the case's
 // unit.
 type Stats struct {
 	N         int      `json:"n"`
@@ -256,6 +257,7 @@ type Stats struct {
 	P95       float64  `json:"p95_ns"`
 	Low       *float64 `json:"low_ns"`
 	High      *float64 `json:"high_ns"`
+	Level     float64  `json:"level,omitempty"` // of the interval: 0.95, or more if samples are few
 	Value     float64  `json:"value"`
 	ValueLow  *float64 `json:"value_low"`
 	ValueHigh *float64 `json:"value_high"`
@@ -304,7 +306,7 @@ type Soak struct {
 type Growth struct {
 	Steps   int         `json:"steps"`
 	StepP50 float64     `json:"step_p50_ns"`
-	StepP99 float64     `json:"step_p99_ns"`
+	StepP99 *float64    `json:"step_p99_ns"` // null if there are too few steps
 	StepMax float64     `json:"step_max_ns"`
 	Copied  uint64      `json:"bytes_copied"` // by growing, without what was appended
 	Peak    uint64      `json:"peak_bytes"`
@@ -314,8 +316,8 @@ type Growth struct {
 
 // Sharing is added to Stats by sharing with other processes.
 type Sharing struct {
-	P99       float64 `json:"p99_ns"`
-	ReaderFDs int     `json:"reader_fds"` // descriptors that one reader keeps open, with all mapped
+	P99       *float64 `json:"p99_ns"`     // null if there are too few samples
+	ReaderFDs int      `json:"reader_fds"` // descriptors that one reader keeps open, with all mapped
 }
 
 // Pooled is added to Stats by the replay of a trace on a pool. Both peaks are the most of all
@@ -335,6 +337,7 @@ type Comparison struct {
 	Ratio   *float64     `json:"ratio"`
 	Low     *float64     `json:"low"`
 	High    *float64     `json:"high"`
+	Level   float64      `json:"level,omitempty"` // of the interval: 0.95, or more if samples are few
 	Margin  float64      `json:"margin"`
 	Verdict stat.Verdict `json:"verdict"`
 	Reason  Text         `json:"reason"`

@@ -47,7 +47,8 @@ func sample() *Report {
 	copied.Traffic = of(2.097152)
 	copied.N, copied.Low, copied.High, copied.ValueLow, copied.ValueHigh = 6, of(1e6), of(3e6), of(0.7), of(2.1)
 	both.Both = &Both{Forward: 0.5, Reverse: 0.6}
-	grown.Growth = &Growth{Steps: 2, StepP50: 1e3, StepP99: 2e6, StepMax: 3e9, Copied: 4, Peak: 8, Moves: 1, Samples: [][]float64{{1, 2}}}
+	p99 := 2e6
+	grown.Growth = &Growth{Steps: 2, StepP50: 1e3, StepP99: &p99, StepMax: 3e9, Copied: 4, Peak: 8, Moves: 1, Samples: [][]float64{{1, 2}}}
 	r.Cases = []Case{
 		{
 			ID: "bw/d2d/vmm", Axes: axes, Unit: "GB/s", Bytes: 2 << 20, Status: Passed, Samples: []float64{1e6, 2e6, 3e6, 1e6, 2e6, 3e6},

@@ -15,9 +15,12 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// tables writes the report as tables, for people.
-func tables(w io.Writer, r *Report, markdown bool) error {
-	p := document{markdown: markdown}
+// tables writes the report as tables, for people. In Markdown every width fits.
+func tables(w io.Writer, r *Report, markdown bool, most int) error {
+	p := document{markdown: markdown, width: max(most, usualWidth)}
+	if markdown {
+		p.width = math.MaxInt
+	}
 	if r.Run.Command == CommandCompare {
 		p.comparedRuns(r)
 	} else {
@@ -25,7 +28,7 @@ func tables(w io.Writer, r *Report, markdown bool) error {
 	}
 	var parts []string
 	for _, piece := range p.pieces {
-		parts = append(parts, piece.text(markdown))
+		parts = append(parts, piece.text(markdown, p.width))
 	}
 	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
 	return err
@@ -88,7 +91,7 @@ func (p *document) figures(r *Report) {
 	pairs, commands := matrices(r), byCommand(r)
 	for _, command := range commands {
 		list := cases(r, command, "")
-		if slices.Contains(list.keys, axisFrom) && len(pairs) > 0 && len(list.tables(p.markdown)) > 1 {
+		if slices.Contains(list.keys, axisFrom) && len(pairs) > 0 && len(list.tables(p.width)) > 1 {
 			list = failedPairs(list)
 		}
 		p.add(list)
@@ -166,6 +169,7 @@ func origin(run Run) string {
 // document collects what is printed.
 type document struct {
 	markdown bool
+	width    int // of a line, at most
 	pieces   []Piece
 	shown    strings.Builder // all tables and their headings, in which the legend looks for words
 }
@@ -186,7 +190,7 @@ func (p *document) list(sentences []string) {
 
 // add adds a grid, as one table or more.
 func (p *document) add(g grid) {
-	for _, t := range g.tables(p.markdown) {
+	for _, t := range g.tables(p.width) {
 		p.table(t)
 	}
 }
@@ -223,13 +227,13 @@ type Piece struct {
 type Word struct{ Word, Means string }
 
 // text prints the piece for a terminal, or as Markdown.
-func (p Piece) text(markdown bool) string {
+func (p Piece) text(markdown bool, width int) string {
 	var lines []string
 	// add breaks a text into lines that fit a terminal. In Markdown it may be an item of a list.
 	add := func(s, indent string, item bool) {
 		switch {
 		case !markdown:
-			s = wrap(s, indent)
+			s = wrap(width, s, indent)
 		case item:
 			s = "- " + s
 		}
@@ -257,14 +261,14 @@ func (p Piece) text(markdown bool) string {
 		// A sentence of several begins a line.
 		for i, one := range strings.SplitAfter(s, ". ") {
 			before := "  "[:2*min(i, 1)]
-			lines = append(lines, before+wrapTo(maxWidth-len(before), one, before+"  "))
+			lines = append(lines, before+wrap(width-len(before), one, before+"  "))
 		}
 	}
 	for _, w := range p.Words {
 		add(w.Word+": "+w.Means, "  ", true)
 	}
 	for _, s := range p.steps {
-		lines = append(lines, wrap(s.what, "  "), "    "+wrapTo(maxWidth-4, s.command, "        "))
+		lines = append(lines, wrap(width, s.what, "  "), "    "+wrap(width-4, s.command, "        "))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -279,7 +283,7 @@ func Abilities(r *Report) []Piece { return piecesOf(r, (*document).abilities) }
 func Figures(r *Report) []Piece { return piecesOf(r, (*document).figures) }
 
 func piecesOf(r *Report, add func(*document, *Report)) []Piece {
-	p := document{markdown: true}
+	p := document{markdown: true, width: math.MaxInt}
 	add(&p, r)
 	return p.pieces
 }

@@ -36,7 +36,7 @@ func Summarize(samples []float64, places ...int) Summary {
 		s.CV = sd / mean
 	}
 	if _, of, err := medianInterval(samples, places); err == nil {
-		s.Interval = &Interval{min(of.Low, s.Median), max(of.High, s.Median)}
+		s.Interval = &Interval{min(of.Low, s.Median), max(of.High, s.Median), of.Level}
 	}
 	return s
 }
@@ -68,7 +68,7 @@ func Ratio(a, b []float64, places ...int) (Estimate, error) {
 		list[i] -= logA[i]
 	}
 	m, of, err := medianInterval(list, places)
-	return Estimate{math.Exp(m), Interval{math.Exp(of.Low), math.Exp(of.High)}}, err
+	return Estimate{math.Exp(m), Interval{math.Exp(of.Low), math.Exp(of.High), of.Level}}, err
 }
 
 // Unpaired is Ratio for samples that were not taken in the same blocks: those of two runs,
@@ -92,7 +92,7 @@ func Unpaired(a, b []float64, placesA, placesB []int) (Estimate, error) {
 	down := math.Hypot(mb-ofB.Low, ofA.High-ma)
 	up := math.Hypot(ofB.High-mb, ma-ofA.Low)
 	m := mb - ma
-	return Estimate{math.Exp(m), Interval{math.Exp(m - down), math.Exp(m + up)}}, errors.Join(errA, errB)
+	return Estimate{math.Exp(m), Interval{math.Exp(m - down), math.Exp(m + up), max(ofA.Level, ofB.Level)}}, errors.Join(errA, errB)
 }
 
 // logs returns the logarithms of times. They make twice as long and half as long the same
@@ -117,8 +117,16 @@ func Drifts(samples []float64, margin float64) bool {
 }
 
 // Interval is a confidence interval: of 100 of them, 95 or more contain the true median,
-// also if a sample resembles the one before (93 or more, at a correlation of 0.6).
-type Interval struct{ Low, High float64 }
+// also if a sample resembles the one before (93 or more, at a correlation of 0.6). Level says how
+// many it is made for: Usual, or Wide.
+type Interval struct{ Low, High, Level float64 }
+
+// Levels of an interval. Of few samples it is not known whether successive ones resemble each other,
+// so their interval is wider.
+const (
+	Usual = 0.95
+	Wide  = 0.998
+)
 
 // MinSamples is the least number of samples, or of places if memory is kept over several
 // samples, for an interval.
@@ -135,7 +143,7 @@ var ErrTooFew = errors.New("too few samples")
 // memory has that in common, so that a placement counts once, with the median of its
 // samples. Without placements, 30 samples and more are MinSamples runs of successive ones,
 // and count as those do. Where that leaves fewer than three samples to each, successive
-// ones may resemble each other, and the interval is that for 99.8 %.
+// ones may resemble each other, and the interval is Wide.
 func medianInterval(samples []float64, places []int) (median float64, of Interval, err error) {
 	const enough = 3
 	n := len(samples)
@@ -159,12 +167,12 @@ func medianInterval(samples []float64, places []int) (median float64, of Interva
 	if len(units) < MinSamples {
 		return 0, of, fmt.Errorf("%w: %d, an interval needs %d", ErrTooFew, n, MinSamples)
 	}
-	level := 0.95
+	level := Usual
 	if n < enough*len(units) {
-		level = 0.998
+		level = Wide
 	}
 	s := benchmath.AssumeNothing.Summary(benchmath.NewSample(units, &benchmath.DefaultThresholds), level)
-	return s.Center, Interval{s.Lo, s.Hi}, nil
+	return s.Center, Interval{s.Lo, s.Hi, level}, nil
 }
 
 // Runs divides n samples into k runs of successive ones.

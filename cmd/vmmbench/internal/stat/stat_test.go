@@ -22,7 +22,7 @@ func TestSummarize(t *testing.T) {
 	require.Nil(t, s.Interval, "six samples have no interval of 95 %")
 	require.Zero(t, Summarize([]float64{7}).CV)
 
-	require.Equal(t, Interval{1, 10}, *Summarize([]float64{5, 1, 4, 2, 3, 9, 8, 7, 10, 6}).Interval)
+	require.Equal(t, Interval{1, 10, Wide}, *Summarize([]float64{5, 1, 4, 2, 3, 9, 8, 7, 10, 6}).Interval)
 	require.Nil(t, Summarize(make([]float64, MinSamples-1)).Interval)
 }
 
@@ -47,7 +47,7 @@ func TestPlaces(t *testing.T) {
 	require.ErrorContains(t, err, "memory lay in 3 places, an interval needs 10")
 
 	s = Summarize(samples[:12], 2, 2, 1, 1, 1, 0, 1, 1, 1, 1, 1)
-	require.Equal(t, Interval{0.05, 53}, *s.Interval, "few samples on a place: the widest interval there is")
+	require.Equal(t, Interval{0.05, 53, Wide}, *s.Interval, "few samples on a place: the widest interval there is")
 }
 
 func TestRatio(t *testing.T) {
@@ -100,7 +100,7 @@ func TestJudge(t *testing.T) {
 		{1.0195, 1.0205, AtMargin},
 		{1, 1.04, AtMargin},
 	} {
-		e := Estimate{Ratio: math.Sqrt(c.low * c.high), Interval: Interval{c.low, c.high}}
+		e := Estimate{Ratio: math.Sqrt(c.low * c.high), Interval: Interval{Low: c.low, High: c.high}}
 		require.Equal(t, c.want, Judge(e, 0.02), "%v", c)
 	}
 }

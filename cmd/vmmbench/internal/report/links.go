@@ -1,0 +1,103 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Floor is a rate that a case had to reach, by --at-least, in GB/s.
+type Floor struct {
+	Case  string   `json:"case"`
+	Least float64  `json:"least"`
+	Value *float64 `json:"value"` // the case's median; null if it did not pass
+}
+
+// Missed reports whether the case is slower, or has no figure.
+func (f Floor) Missed() bool { return f.Value == nil || *f.Value < f.Least }
+
+// floorFindings says which floors were missed.
+func floorFindings(r *Report) (list []string) {
+	for _, f := range r.Run.AtLeast {
+		switch {
+		case !f.Missed():
+		case f.Value == nil:
+			list = append(list, fmt.Sprintf("Below its floor: %s did not pass; at least %.4g GB/s are wanted.", f.Case, f.Least))
+		default:
+			list = append(list, fmt.Sprintf("Below its floor: %s has %s GB/s; at least %.4g are wanted.", f.Case, fourDigits(*f.Value), f.Least))
+		}
+	}
+	if n := len(r.Run.AtLeast); n > 0 && len(list) == 0 {
+		list = append(list, counted(n, "case")+" with a floor: none is below it.")
+	}
+	return list
+}
+
+// pcieLane is what a lane carries one way, in GB/s, by the generation: the transfers a second of the
+// PCI Express Base Specification, with its encoding (8b/10b, from generation 3 on 128b/130b, from 6 on
+// FLITs of 242 in 256 bytes).
+var pcieLane = map[uint64]float64{1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+
+// nvlinkRate is what an NVLink carries one way, in GB/s, by the architecture of the GPU, as NVIDIA's
+// data sheets have it: 600 GB/s both ways of 12 links on A100, 900 of 18 on H100, 1,800 of 18 on B200.
+var nvlinkRate = map[string]float64{"sm_60": 20, "sm_70": 25, "sm_80": 25, "sm_90": 25, "sm_100": 50, "sm_103": 50}
+
+// linkFindings says how much of what a link can carry the fastest copy got.
+func linkFindings(r *Report) (list []string) {
+	for _, d := range r.Devices {
+		if s := hostLink(r, d); s != "" {
+			list = append(list, s)
+		}
+	}
+	for _, l := range r.Topology {
+		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == l.From })
+		best := fastest(r, func(a Axes) bool {
+			return a.text(axisFrom) == l.From && a.text(axisTo) == l.To && a.text("direction") != "both"
+		})
+		if i < 0 || best == 0 || l.NVLinks == nil || *l.NVLinks == 0 || nvlinkRate[string(r.Devices[i].Arch)] == 0 {
+			continue
+		}
+		most := float64(*l.NVLinks) * nvlinkRate[string(r.Devices[i].Arch)]
+		list = append(list, fmt.Sprintf("%s to %s: up to %s GB/s, %.0f %% of %d NVLinks (%.0f GB/s).", l.From, l.To, fourDigits(best), 100*best/most, *l.NVLinks, most))
+	}
+	return list
+}
+
+// hostLink says it of the link between a GPU and the host, and whether the link is slower than it
+// could be.
+func hostLink(r *Report, d Device) string {
+	least := func(a, b *uint64) *uint64 { // a GPU without work may lower its link: the better of the two moments counts
+		if a == nil || b != nil && *b > *a {
+			return b
+		}
+		return a
+	}
+	if d.State == nil || d.StateEnd == nil {
+		return ""
+	}
+	generation, width := least(d.State.PCIeGeneration, d.StateEnd.PCIeGeneration), least(d.State.PCIeWidth, d.StateEnd.PCIeWidth)
+	best := fastest(r, func(a Axes) bool {
+		way := a.text("direction")
+		return strings.HasPrefix(a.text("device"), d.Open) && a.text("host") == "pinned" && (way == "h2d" || way == "d2h")
+	})
+	if generation == nil || width == nil || best == 0 || pcieLane[*generation] == 0 {
+		return ""
+	}
+	most := pcieLane[*generation] * float64(*width)
+	s := fmt.Sprintf("Between the host and %s: up to %s GB/s, %.0f %% of PCIe Gen%d x%d (%.0f GB/s)", d.Open, fourDigits(best), 100*best/most, *generation, *width, most)
+	g, w := d.State.PCIeGenerationMax, d.State.PCIeWidthMax
+	if g != nil && w != nil && (*generation < *g || *width < *w) {
+		s += fmt.Sprintf("; the GPU could do Gen%d x%d", *g, *w)
+	}
+	return s + "."
+}
+
+// fastest is the highest bandwidth of the cases with such axes, in GB/s.
+func fastest(r *Report, is func(Axes) bool) (best float64) {
+	for _, c := range r.Cases {
+		if c.Status == Passed && c.Stats != nil && c.Unit == "GB/s" && is(c.Axes) {
+			best = max(best, c.Stats.Value)
+		}
+	}
+	return best
+}

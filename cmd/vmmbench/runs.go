@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+)
+
+// isProgram reports whether --baseline names another vmmbench, not its report.
+func isProgram(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && filepath.Ext(name) != ".json" && filepath.Ext(name) != ".ndjson"
+}
+
+// checkRuns refuses what --runs, or a baseline that is a program, cannot have.
+func (m *measureFlags) checkRuns() error {
+	switch {
+	case m.runs < 1:
+		return usageError{fmt.Errorf("--runs %d: want 1 or more", m.runs)}
+	case !m.manyRuns():
+		return nil
+	case m.baseline == "":
+		return usageError{errors.New("--runs is for --baseline, which is not given: several runs tell what differs from run to run")}
+	case m.resume != "" || len(m.floors) > 0:
+		return usageError{errors.New("--resume and --at-least are for one run: leave out --runs, and --baseline if it is a program")}
+	}
+	return m.reject("--runs compares runs", report.GoBench, report.NDJSON, report.NVBandwidth, report.NVBandwidthJSON)
+}
+
+// manyRuns reports whether processes of their own measure.
+func (m *measureFlags) manyRuns() bool { return m.runs > 1 || isProgram(m.baseline) }
+
+// againstBaseline has processes measure, --runs of them, and compares them with the baseline. If that
+// is a program it is measured as often, in turn, so that what changes slowly is in both.
+func (a *app) againstBaseline(ctx context.Context, command string, m *measureFlags) (err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "vmmbench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	var older, newer []*report.Report
+	program, args := []string{self}, m.arguments(command)
+	if isProgram(m.baseline) {
+		program = append(program, m.baseline)
+	} else if older, err = loadReports(m.baseline); err != nil {
+		return err
+	}
+	p := newProgress(a.stderr, m.progress.value, m.runs*len(program))
+	defer p.stop()
+	for i := range m.runs {
+		for k := range program {
+			k = (i + k) % len(program) // who begins is not always the same
+			p.begin(program[k])
+			r, err := a.runProgram(ctx, program[k], k == 0, args, filepath.Join(dir, "run.json"))
+			if err != nil {
+				return err
+			}
+			if k == 0 {
+				newer = append(newer, r)
+			} else {
+				older = append(older, r)
+			}
+		}
+	}
+	return a.compareReports(&m.outputFlags, &m.against, older, newer, float64(m.margin))
+}
+
+// notInRuns are the flags that say what happens with several runs, not how one measures.
+var notInRuns = []string{"runs", "baseline", "fail-on", "any-device", "any-driver", "format", "output", "progress"}
+
+// arguments are those of one run.
+func (m *measureFlags) arguments(command string) []string {
+	list := []string{"--progress", "off"}
+	if _, ok := commandPlans[command]; ok || command == "sleep" {
+		list = append([]string{command}, list...)
+	}
+	m.set.Visit(func(f *pflag.Flag) {
+		value := f.Value.String()
+		if s, ok := f.Value.(pflag.SliceValue); ok {
+			value = strings.Join(s.GetSlice(), ",")
+		}
+		if !slices.Contains(notInRuns, f.Name) {
+			list = append(list, "--"+f.Name+"="+value)
+		}
+	})
+	return list
+}
+
+// runProgram has a program, this one or another, measure, and returns its report. That of a run with
+// wrong data is one, too.
+func (a *app) runProgram(ctx context.Context, program string, own bool, args []string, file string) (*report.Report, error) {
+	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	args = append(slices.Clone(args), "-o", file)
+	var env []string
+	if own {
+		args, env = a.settings.ownArgs(args...)
+	}
+	c := exec.CommandContext(ctx, program, args...)
+	c.Env, c.Stderr = append(os.Environ(), env...), a.stderr
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // it writes what it has
+	c.WaitDelay = endTimeout
+	ran := c.Run()
+	if err := ctx.Err(); err != nil {
+		a.code = report.ExitInterrupted
+		return nil, err
+	}
+	r, err := loadReport(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", program, strings.Join(args, " "), errors.Join(ran, err))
+	}
+	return r, nil
+}
