@@ -46,7 +46,7 @@ bench: ## Go benchmarks; compare two outputs with tools/bin/benchstat
 	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -count $(COUNT) ./...
 
 SET = host
-figures: build ## measure the figures of docs/benchmarks again, SET=h200, h200x2 or host; again if it says so
+figures: build ## measure the figures of docs/benchmarks again, SET as in tools/figures; again if it says so
 	tools/figures $(SET)
 	$(MAKE) benchmarks-doc
 
