@@ -219,6 +219,7 @@ func gate(t *testing.T, dev *vmm.Device) (s *vmm.Stream, open func()) {
 	storeWord(b, 0, 0)
 	require.NoError(t, raw.(driver.StreamMemOps).WaitValue(s.Raw(), p, 1, 8))
 	t.Cleanup(func() {
+		storeWord(b, 0, 1) // a test that fails has not opened it
 		require.NoError(t, s.Close())
 		require.NoError(t, raw.(driver.HostAllocator).FreeHost(p))
 	})

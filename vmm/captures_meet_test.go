@@ -295,7 +295,7 @@ func TestReadsChooseTheirLengthFirst(t *testing.T) {
 					if named {
 						require.NoError(t, g.UsedBy(s))
 					}
-					first := gated(t, s)
+					first := gate(t, s.Device(), s.Raw())
 					waits := make(chan struct{})
 					w.before = once("SyncEvent", func() { close(waits) })
 					var got []byte
@@ -307,7 +307,7 @@ func TestReadsChooseTheirLengthFirst(t *testing.T) {
 						return err
 					})
 					<-waits
-					second := gated(t, s)
+					second := gate(t, s.Device(), s.Raw())
 					require.NoError(t, move(g, s))
 					opened := begun(func() error { first(); return nil }) // it waits for both
 					require.NoError(t, <-done)
@@ -329,7 +329,7 @@ func TestKernelThatWaitsForACapture(t *testing.T) {
 	d := w.devs[0]
 	waiting, s := stream(t, d), stream(t, d)
 	g, released := ranged(t, w, 2*page), ranged(t, w, page)
-	open := gated(t, waiting)
+	open := gate(t, waiting.Device(), waiting.Raw())
 	require.NoError(t, g.SetLen(0))
 	waits := make(chan struct{})
 	w.before = once("SyncEvent", func() { close(waits) })
@@ -358,7 +358,7 @@ func TestCapturesBesideAHeldStream(t *testing.T) {
 	held, s := stream(t, d), stream(t, d)
 	g, busy := ranged(t, w, 2*page), ranged(t, w, page)
 	require.NoError(t, g.UsedBy(s))
-	open := gated(t, held)
+	open := gate(t, held.Device(), held.Raw())
 	for range 900 {
 		require.NoError(t, held.Fill(busy.Ptr(), 1, 1, 16))
 	}

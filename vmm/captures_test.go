@@ -488,7 +488,7 @@ func TestRoomBehindAHeldStream(t *testing.T) {
 	d := w.devs[0]
 	held, s := stream(t, d), stream(t, d)
 	g := ranged(t, w, page)
-	open := gated(t, held)
+	open := gate(t, held.Device(), held.Raw())
 	require.NoError(t, g.UsedBy(held))
 	var appended atomic.Int64
 	done := begun(func() error {

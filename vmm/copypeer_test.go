@@ -55,7 +55,7 @@ func TestCopyPeerIsWaitedFor(t *testing.T) {
 		to, from := twoTanks(t, w)
 		taken := []*tank{to, from}[side]
 		s := stream(t, w.devs[third])
-		open := gated(t, s)
+		open := gate(t, s.Device(), s.Raw())
 		require.NoError(t, s.CopyPeer(to.r.Ptr(), w.devs[0], from.r.Ptr(), w.devs[1], page))
 		w.arm()
 		unmapped := begun(func() error { return taken.r.Unmap(0, page) })

@@ -94,7 +94,7 @@ func peerScenes() map[string]func(t *testing.T, w *world) error {
 		"Unmap x CopyPeer queued": func(t *testing.T, w *world) error {
 			to, from := twoTanks(t, w)
 			s := stream(t, w.devs[0])
-			open := gated(t, s)
+			open := gate(t, s.Device(), s.Raw())
 			require.NoError(t, s.CopyPeer(to.r.Ptr(), w.devs[0], from.r.Ptr(), w.devs[1], page))
 			unmapped := begun(func() error { return from.r.Unmap(0, page) })
 			require.Empty(t, unmapped, "the work of another device's stream")

@@ -227,7 +227,8 @@ func raw(t testing.TB, d *vmm.Device) driver.Device {
 	return r
 }
 
-// gate makes later work of s wait until open is called.
+// gate makes later work of s wait until open is called. A test that fails opens it: its cleanup would
+// wait for ever.
 func gate(t testing.TB, d *vmm.Device, s driver.Stream) (open func()) {
 	t.Helper()
 	dev := raw(t, d)
@@ -242,7 +243,7 @@ func gate(t testing.TB, d *vmm.Device, s driver.Stream) (open func()) {
 		require.NoError(t, dev.FreeStream(other))
 		require.NoError(t, dev.(driver.HostAllocator).FreeHost(word))
 	}
-	return sync.OnceFunc(func() {
+	open = sync.OnceFunc(func() {
 		if err := values.WriteValue(other, word, 1, 4); err != nil {
 			require.ErrorIs(t, err, driver.ErrDeviceLost)
 			return
@@ -255,6 +256,12 @@ func gate(t testing.TB, d *vmm.Device, s driver.Stream) (open func()) {
 		}
 		free()
 	})
+	t.Cleanup(func() {
+		if t.Failed() {
+			open()
+		}
+	})
+	return open
 }
 
 // pattern returns n bytes that differ by position.

@@ -33,18 +33,6 @@ func fence(t *testing.T, s *vmm.Stream) vmm.Fence {
 	return f
 }
 
-// gated is gate; a test that fails opens it, or its cleanup waits for ever.
-func gated(t *testing.T, s *vmm.Stream) (open func()) {
-	t.Helper()
-	open = gate(t, s.Device(), s.Raw())
-	t.Cleanup(func() {
-		if t.Failed() {
-			open()
-		}
-	})
-	return open
-}
-
 // apart calls f in a goroutine of its own, as one that holds none of the caller's locks, and
 // waits for it.
 func apart(f func() error) error {
@@ -161,7 +149,7 @@ func TestFinished(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 2)
 			s, before := stream(t, w.devs[0]), stream(t, w.devs[1])
-			open := gated(t, before)
+			open := gate(t, before.Device(), before.Raw())
 			freedBefore := before.Point()
 			require.NoError(t, s.Wait(record(t, before)))
 			freed := s.Point()
@@ -197,7 +185,7 @@ func TestFinished(t *testing.T) {
 func TestFinishedOfLostDevices(t *testing.T) {
 	w, reset := resettable(t, 2)
 	s, peer := stream(t, w.devs[0]), stream(t, w.devs[1])
-	open := gated(t, peer)
+	open := gate(t, peer.Device(), peer.Raw())
 	before := peer.Point()
 	require.NoError(t, s.Wait(record(t, peer)))
 	own := s.Point()
@@ -233,7 +221,7 @@ func TestEventRecordedAnewMeanwhile(t *testing.T) {
 			w := newWorld(t, 1)
 			d := w.devs[0]
 			slow, idle, later := stream(t, d), stream(t, d), stream(t, d)
-			open := gated(t, slow)
+			open := gate(t, slow.Device(), slow.Raw())
 			e, err := d.NewEvent(vmm.EventBlocking)
 			require.NoError(t, err)
 			before := slow.Point()
@@ -294,7 +282,7 @@ func TestEventWhileItIsRecorded(t *testing.T) {
 	w := worldOf(t, 1, drv, nil)
 	d := w.devs[0]
 	slow, idle, later := stream(t, d), stream(t, d), stream(t, d)
-	open := gated(t, slow)
+	open := gate(t, slow.Device(), slow.Raw())
 	e, err := d.NewEvent(vmm.EventBlocking)
 	require.NoError(t, err)
 	before := slow.Point()
@@ -331,7 +319,7 @@ func TestNumberComesBeforeTheEvent(t *testing.T) {
 			s, slow := stream(t, d), stream(t, d)
 			e, err := d.NewEvent(vmm.EventBlocking)
 			require.NoError(t, err)
-			open := gated(t, slow)
+			open := gate(t, slow.Device(), slow.Raw())
 			late := record(t, slow)
 			var queued, waitedFor uint64
 			drv.call = func() {
