@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"html"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
@@ -44,11 +43,11 @@ func pageOf(file string, r *report.Report) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// reports is a table of where the figures come from, with links to all of them, below a list of
-// what many of them share.
+// reports is a list of where the figures come from, with the reports of each and their pages, which have
+// the commands.
 func reports(f *filler, _ map[string]string, list []source) (string, error) {
 	var runs []string
-	var rows [][]string
+	reports := map[string][]string{}
 	for _, s := range list {
 		driver := ""
 		for _, d := range s.Devices {
@@ -69,24 +68,21 @@ func reports(f *filler, _ map[string]string, list []source) (string, error) {
 		if s.Run.Interrupted {
 			day += ", interrupted"
 		}
-		command := "`" + strings.TrimSpace("vmmbench "+strings.Join(s.Run.Args, " ")) + "`"
 		data := fmt.Sprintf("[%s](%s/%s)", s.file, dataDir, s.file)
 		if name := dataDir + "/" + pageName(s.file); f.files[name] != nil {
 			data += fmt.Sprintf(", [page](%s)", name)
 		}
 		run := fmt.Sprintf("%s, %s%s, commit %s, %s", machineOf(s.Report), driver, host, commit, day)
-		number := 1 + slices.Index(runs, run)
-		if number == 0 {
+		if reports[run] == nil {
 			runs = append(runs, run)
-			number = len(runs)
 		}
-		rows = append(rows, []string{data, strconv.Itoa(number), command})
+		reports[run] = append(reports[run], data)
 	}
 	var b strings.Builder
-	for i, run := range runs {
-		fmt.Fprintf(&b, "%d. %s\n", i+1, run)
+	for _, run := range runs {
+		fmt.Fprintf(&b, "- %s: %s\n", run, strings.Join(reports[run], "; "))
 	}
-	return b.String() + "\n" + markdownTable([]string{"data", "run", "command"}, rows), nil
+	return b.String(), nil
 }
 
 // pivot is a table of what was measured, of one report after the other.
@@ -144,15 +140,13 @@ func findings(_ *filler, _ map[string]string, list []source) (string, error) {
 
 // slower is where memory that grows is slower than the other.
 func slower(_ *filler, _ map[string]string, list []source) (string, error) {
-	var header []string
-	var rows [][]string
+	var lines []string
 	firm, open, all := 0, 0, 0
 	for _, s := range list {
-		columns, found, firmHere, openHere, of := report.Slower(s.Report)
-		header = append([]string{"data"}, columns...)
+		found, firmHere, openHere, of := report.Slower(s.Report)
 		firm, open, all = firm+firmHere, open+openHere, all+of
-		for _, row := range found {
-			rows = append(rows, append([]string{fmt.Sprintf("[%s](%s/%s)", strings.TrimSuffix(s.file, ".json"), dataDir, s.file)}, row...))
+		for _, x := range found {
+			lines = append(lines, fmt.Sprintf("- [%s](%s/%s): %s", x.Case, dataDir, s.file, x.Says))
 		}
 	}
 	if all == 0 {
@@ -162,7 +156,7 @@ func slower(_ *filler, _ map[string]string, list []source) (string, error) {
 	if open > 0 {
 		text += fmt.Sprintf(" In %d more its ratio is above the margin too, but the verdict is not firm.", open)
 	}
-	return text + "\n\n" + markdownTable(header, rows), nil
+	return text + "\n\n" + strings.Join(lines, "\n"), nil
 }
 
 // picture draws the pictures of a kind, for light and for dark pages.

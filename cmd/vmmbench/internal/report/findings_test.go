@@ -128,9 +128,9 @@ func TestPivot(t *testing.T) {
 	_, rows = Pivot(two, []string{"size"}, "mem")
 	require.Equal(t, [][]string{{"1GiB", "10 ms", "5 GB/s", "", "", ""}}, rows)
 
-	_, rows, firm, open, all := Slower(r)
+	slower, firm, open, all := Slower(r)
 	require.Equal(t, []int{1, 0, 2}, []int{firm, open, all})
-	require.Equal(t, [][]string{{"grow/1GiB", "vmm", "10 ms", "mremap", "5 ms", "2.000", "1.600 to 2.500"}}, rows)
+	require.Equal(t, []SlowerCase{{"grow/1GiB", "2 times as long as mremap (95 % 1.6 to 2.5)"}}, slower)
 	part, left := r.First(2)
 	require.Len(t, part.Cases, 2)
 	require.Equal(t, []string{"the last 1 of 3 cases", "1 of 2 comparisons"}, left)

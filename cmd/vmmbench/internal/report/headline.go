@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -32,7 +33,7 @@ func Headline(r *Report) (list []string) {
 // copyHeadline says how copies in memory that grows compare with others: those within a device and with
 // the host, or those between devices.
 func copyHeadline(r *Report, between bool) string {
-	cases, all, equal, margin := byID(r.Cases), 0, 0, 0.0
+	cases, all, equal, margin, host := byID(r.Cases), 0, 0, 0.0, 0.0
 	named := map[stat.Verdict][]string{}
 	for _, c := range r.Comparisons {
 		b := cases[c.B]
@@ -40,9 +41,13 @@ func copyHeadline(r *Report, between bool) string {
 		if c.ofRuns() || c.Ratio == nil || b.Axes.text(axisMem) != "vmm" || !isCopy || between != (b.Axes.Of(axisFrom) != nil) {
 			continue
 		}
+		if Contender(c.A) == "none" { // which goes through the host
+			host = max(host, 1 / *c.Ratio)
+			continue
+		}
 		all++
 		margin = 100 * c.Margin
-		name, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(c.ID, "bw/"), "p2p/"), ":")
+		name, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(c.ID, "bw/"), "p2p/"), ": ")
 		switch {
 		case c.Verdict == stat.Equal:
 			equal++
@@ -71,6 +76,9 @@ func copyHeadline(r *Report, between bool) string {
 			s += fmt.Sprintf("; %s: %s", x.words, some(list))
 		}
 	}
+	if host > 0 {
+		s += fmt.Sprintf("; without a grant, through the host, up to %s times as long", threeDigits(host))
+	}
 	return s + "."
 }
 
@@ -80,14 +88,14 @@ func growthHeadline(r *Report, g Group[Case]) string {
 	if i < 0 || g.Of[i].Stats.Steps == 1 { // one step is no growth
 		return ""
 	}
-	vmm, peak := g.Of[i], uint64(0)
+	vmm, least, peak := g.Of[i], uint64(math.MaxUint64), uint64(0)
 	var sure, open []string
 	for _, rival := range rivals {
 		k := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), rival.mem) })
 		if k < 0 {
 			continue
 		}
-		peak = max(peak, g.Of[k].Stats.Peak)
+		least, peak = min(least, g.Of[k].Stats.Peak), max(peak, g.Of[k].Stats.Peak)
 		x := growthAgainst(r, g.Of[k], vmm)
 		switch {
 		case !rival.usual && (x == nil || x.Verdict != stat.Slower):
@@ -108,7 +116,10 @@ func growthHeadline(r *Report, g Group[Case]) string {
 	if peak == 0 {
 		return ""
 	}
-	s := fmt.Sprintf("Growth to %s in place: %s; the peak is %s instead of %s", g.Key, strings.Join(append(sure, open...), "; "),
-		size.Approx(vmm.Stats.Peak), size.Approx(peak))
-	return s + "; the pointer stays."
+	theirs := size.Approx(peak)
+	if low := size.Approx(least); low != theirs {
+		theirs = low + " to " + theirs
+	}
+	return fmt.Sprintf("Growth to %s in place: %s; the peak is %s instead of %s; the pointer stays.", g.Key,
+		strings.Join(append(sure, open...), "; "), size.Approx(vmm.Stats.Peak), theirs)
 }

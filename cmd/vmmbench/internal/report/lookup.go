@@ -167,11 +167,13 @@ func (c *Case) figure() string {
 	return fourDigits(c.Stats.Value) + " " + c.Unit
 }
 
-// Slower is a table of the comparisons in which memory that grows is slower than the other: of
-// the variants of vmm the plain one only, and not against itself without growth. firm counts all of them, open those without a firm
-// verdict whose ratio is above the margin too, all the comparisons that have a ratio.
-func Slower(r *Report) (header []string, rows [][]string, firm, open, all int) {
-	header = []string{"case", "mem", "", "against", "", "ratio of times", "95 %"}
+// SlowerCase is a comparison in which memory that grows is slower than the other.
+type SlowerCase struct{ Case, Says string }
+
+// Slower are such comparisons: of the variants of vmm the plain one only, and not against itself without
+// growth. firm counts all of them, open those without a firm verdict whose ratio is above the margin
+// too, all the comparisons that have a ratio.
+func Slower(r *Report) (list []SlowerCase, firm, open, all int) {
 	cases := byID(r.Cases)
 	for _, x := range r.Comparisons {
 		a, b := cases[x.A], cases[x.B]
@@ -187,11 +189,10 @@ func Slower(r *Report) (header []string, rows [][]string, firm, open, all int) {
 			firm++
 		case x.Verdict == stat.Slower:
 			firm++
-			mem := Contender(b.ID)
-			rows = append(rows, []string{strings.TrimSuffix(b.ID, "/"+mem), mem, b.figure(), Contender(a.ID), a.figure(), x.ratio(), x.interval()})
+			list = append(list, SlowerCase{strings.TrimSuffix(b.ID, "/vmm"), fmt.Sprintf("%s times as long as %s (%s)", ofCopies(*x.Ratio), Contender(a.ID), x.within())})
 		case !x.Verdict.Firm() && *x.Ratio > 1+x.Margin:
 			open++
 		}
 	}
-	return header, rows, firm, open, all
+	return list, firm, open, all
 }
