@@ -18,19 +18,21 @@ func Findings(r *Report) []string {
 			list = append(list, s)
 		}
 	}
-	return slices.Concat(list, copyFindings(r), linkFindings(r))
+	return append(list, copyFindings(r)...)
+}
+
+type rival struct {
+	mem, words, short string
+	usual             bool
 }
 
 // rivals are ways to grow without this library, by the ends of their names: as the details call them, if
 // they do, and as the headline does. The headline has what most programs do, and of the others those
 // that are faster.
-var rivals = []struct {
-	mem, words, short string
-	usual             bool
-}{
+var rivals = []rival{
+	{"-double", "Copying only when full, to twice the size,", "doubling", true},
 	{"mmap-copy", "Allocating and copying at each step", "copying at each step", true},
 	{"cuMemAlloc-copy", "Allocating and copying at each step", "copying at each step", true},
-	{"-double", "Copying only when full, to twice the size,", "doubling", true},
 	{"mallocAsync-copy", "Copying at each step from the pool, which keeps its memory,", "copying at each step from the driver's pool", false},
 	{"mremap", "mremap", "mremap", false},
 	{"go-append", "", "append of Go", false},
@@ -108,12 +110,8 @@ type step struct{ what, command string }
 
 // next are the commands to try after a run.
 func next(r *Report) []step {
-	open, all := 0, 0
+	open, all := 0, made(r)
 	for _, c := range r.Comparisons {
-		if c.Verdict == stat.Waived {
-			continue
-		}
-		all++
 		if c.Verdict == stat.TooNoisy || c.Verdict == stat.TooFew {
 			open++
 		}
@@ -261,7 +259,7 @@ func runsFinding(r *Report) []string {
 
 // some names the cases if they are few, else their number and the first.
 func some(ids []string) string {
-	if len(ids) > 3 {
+	if len(ids) > few {
 		return fmt.Sprintf("%d cases, the first is %s", len(ids), ids[0])
 	}
 	return strings.Join(ids, ", ")

@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -27,8 +26,11 @@ func Headline(r *Report) (list []string) {
 			break
 		}
 	}
-	return append(list, floorFindings(r)...)
+	return slices.Concat(list, linkFindings(r), floorFindings(r))
 }
+
+// few are so many cases that a sentence names each.
+const few = 3
 
 // copyHeadline says how copies in memory that grows compare with others: those within a device and with
 // the host, or those between devices.
@@ -60,51 +62,61 @@ func copyHeadline(r *Report, between bool) string {
 	if all == 0 {
 		return ""
 	}
-	what := "Copies in memory that grows"
+	what := "Copies to and from memory that grows"
 	if between {
-		what = "Copies between devices in memory that grows"
+		what = "Copies between devices, in memory that grows"
 	}
-	if len(named[stat.TooNoisy]) == all {
-		return fmt.Sprintf("%s: whether they are as fast as in other memory, within %g %%, is not certain in any of %d.", what, margin, all)
-	}
-	s := fmt.Sprintf("%s: as fast as in other memory, within %g %%, in %d of %d", what, margin, equal, all)
+	s := fmt.Sprintf("%s: %d of %d as fast as in ordinary memory, within %g %%", what, equal, all, margin)
 	for _, x := range []struct {
 		verdict stat.Verdict
 		words   string
 	}{{stat.Slower, "slower"}, {stat.Faster, "faster"}, {stat.TooNoisy, "not certain"}} {
-		if list := named[x.verdict]; len(list) > 0 {
-			s += fmt.Sprintf("; %s: %s", x.words, some(list))
+		if list := named[x.verdict]; len(list) > few {
+			s += fmt.Sprintf("; %d %s", len(list), x.words)
+		} else if len(list) > 0 {
+			s += fmt.Sprintf("; %d %s: %s", len(list), x.words, strings.Join(list, ", "))
 		}
 	}
 	if host > 0 {
-		s += fmt.Sprintf("; without a grant, through the host, up to %s times as long", threeDigits(host))
+		s += fmt.Sprintf("; without a grant they go through the host and take up to %s times as long", threeDigits(host))
 	}
 	return s + "."
 }
 
-// growthHeadline compares growth in place with rivals, and its peak with the largest of theirs.
+// growthHeadline says how long growth in place takes and what its peak is, beside rivals, and what mapping
+// all at once would take.
 func growthHeadline(r *Report, g Group[Case]) string {
+	of := func(end string) *Case {
+		i := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), end) })
+		if i < 0 {
+			return nil
+		}
+		return &g.Of[i]
+	}
 	i := slices.IndexFunc(g.Of, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
 	if i < 0 || g.Of[i].Stats.Steps == 1 { // one step is no growth
 		return ""
 	}
-	vmm, least, peak := g.Of[i], uint64(math.MaxUint64), uint64(0)
-	var sure, open []string
+	vmm := g.Of[i]
+	var sure, open, peaks []string
+	usual := slices.ContainsFunc(rivals, func(x rival) bool { return x.usual && of(x.mem) != nil })
 	for _, rival := range rivals {
-		k := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), rival.mem) })
-		if k < 0 {
+		c := of(rival.mem)
+		if c == nil {
 			continue
 		}
-		least, peak = min(least, g.Of[k].Stats.Peak), max(peak, g.Of[k].Stats.Peak)
-		x := growthAgainst(r, g.Of[k], vmm)
+		x := growthAgainst(r, *c, vmm)
+		if usual && !rival.usual && (x == nil || x.Verdict != stat.Slower) {
+			continue
+		}
+		if rival.usual {
+			peaks = append(peaks, fmt.Sprintf(", %s with %s", size.Approx(c.Stats.Peak), rival.short))
+		}
 		switch {
-		case !rival.usual && (x == nil || x.Verdict != stat.Slower):
 		case x == nil || x.Low == nil || x.High == nil:
-			open = append(open, fmt.Sprintf("against %s not certain: %s and %s, too few samples",
-				rival.short, formatTime(vmm.Stats.Median), formatTime(g.Of[k].Stats.Median)))
+			open = append(open, fmt.Sprintf("against %s not certain: it took %s, too few samples", rival.short, formatTime(c.Stats.Median)))
 		case !x.Verdict.Firm():
-			open = append(open, fmt.Sprintf("against %s not certain: %s times as fast, %s",
-				rival.short, threeDigits(1 / *x.Ratio), x.turned()))
+			open = append(open, fmt.Sprintf("against %s not certain: %s times as fast, %s", rival.short, threeDigits(1 / *x.Ratio), x.turned()))
 		case x.Verdict == stat.Equal:
 			sure = append(sure, "as fast as "+rival.short)
 		case x.Verdict == stat.Slower:
@@ -113,13 +125,14 @@ func growthHeadline(r *Report, g Group[Case]) string {
 			sure = append(sure, fmt.Sprintf("%s times as fast as %s (%s)", threeDigits(1 / *x.Ratio), rival.short, x.turned()))
 		}
 	}
-	if peak == 0 {
+	if len(sure)+len(open) == 0 {
 		return ""
 	}
-	theirs := size.Approx(peak)
-	if low := size.Approx(least); low != theirs {
-		theirs = low + " to " + theirs
+	s := fmt.Sprintf("Growth to %s in place: %s, %s", g.Key, formatTime(vmm.Stats.Median), strings.Join(append(sure, open...), "; "))
+	if c := of("vmm-whole"); c != nil {
+		if x := growthAgainst(r, *c, vmm); x != nil && x.Verdict == stat.Slower {
+			s += fmt.Sprintf("; %s times as long as all at once, where the size is known", threeDigits(*x.Ratio))
+		}
 	}
-	return fmt.Sprintf("Growth to %s in place: %s; the peak is %s instead of %s; the pointer stays.", g.Key,
-		strings.Join(append(sure, open...), "; "), size.Approx(vmm.Stats.Peak), theirs)
+	return fmt.Sprintf("%s. The peak is %s%s; the pointer stays.", s, size.Approx(vmm.Stats.Peak), strings.Join(peaks, ""))
 }

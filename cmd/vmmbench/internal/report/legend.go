@@ -11,8 +11,10 @@ import (
 var terms = []Word{
 	{"path", "what connects two devices, as nvidia-smi topo -m has it: NV18 is 18 NVLinks; PIX, PXB, PHB, NODE, SYS are PCIe, each longer than the one before"},
 	{"granularity", "sizes of chunks are multiples of it"},
-	{"95 %", "of 100 such intervals, 95 or more contain the true median, or ratio"},
-	{"range", "a wider interval, of fewer than 30 samples: of 1,000, 998 contain it"},
+	{"95 %", "the interval of the median, or of the ratio: of 100 such, 95 or more contain the true one"},
+	{"range", "an interval of fewer than 30 samples, made for 99.8 % and so wider"},
+	{"from \\ to", "the device in the row copies: it writes to memory of the device in the column, or reads it; with both, each writes to the other's"},
+	{"grant", "Range.Grant gives other devices, the peers, access to so many chunks of 2 MiB; revoke takes it back"},
 	{"h2d", "from host to device"},
 	{"d2h", "from device to host"},
 	{"d2d", "within the device"},
@@ -42,7 +44,8 @@ var terms = []Word{
 	{"go-append-warm", "append of Go in a heap that keeps its pages"},
 	{"enable", "ordinary memory with peer access on"},
 	{"ladder", "the library chooses the sizes of chunks"},
-	{"op", "what is timed, of ranges for all of them"},
+	{"op", "what is timed"},
+	{"ranges", "how many there are; the time is that of all of them"},
 	{"OPS", "each call is for one chunk: reserve addresses, create memory, map it there, setaccess, unmap, release the memory, free the addresses; export to a descriptor, and import; cuMemAlloc and mallocAsync with what undoes them; grow, a range to 1 GiB or one chunk, in chunks of that size; regrow, the same from kept chunks"},
 	{"access", "the first device can be granted memory of the second"},
 	{"atomics", "atomic operations work over the path"},
@@ -77,7 +80,7 @@ var terms = []Word{
 	{"drift", "the second half of the samples differs from the first by more than the margin"},
 	{"correlated", "successive samples resemble each other, so the interval is wider"},
 	{"verified", "how much of the result was compared with what it should be: all, or so many bytes, of them the edges of each chunk"},
-	{"ratio of times", "the time of mem over that of against, below 1 mem is faster; the median of the ratios of samples that were taken in turn, of 30 and more the median of those of ten parts of the run; it need not be the ratio of the medians"},
+	{"ratio of times", "the time of mem over that of against, below 1 mem is faster. Each turn has a ratio, and this is their median, which need not be the ratio of the medians. Of 30 turns and more, ten parts of the run have a median each, and this is theirs"},
 	{"new run against old", "the ratio is the new run's time over the old one's, below 1 it is faster"},
 	{"margin", "how far from 1 a ratio may be and still count as equal"},
 	{"equal", "the whole interval lies within the margin"},
@@ -87,7 +90,7 @@ var terms = []Word{
 	{"too noisy", "the interval is too wide for a verdict"},
 	{"one run", "they differ, but one run of each does not know what differs from run to run: compare three of each, or add once to --fail-on"},
 	{"too few", "samples, or places where memory lay, for an interval"},
-	{"not measured", "there is no ratio, for the reason in the notes"},
+	{"not measured", "not compared: one of the two did not pass, or they were timed in different ways"},
 }
 
 // allTerms are terms and the columns of metrics.

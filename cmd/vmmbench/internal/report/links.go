@@ -49,16 +49,37 @@ func linkFindings(r *Report) (list []string) {
 			list = append(list, s)
 		}
 	}
-	for _, l := range r.Topology {
-		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == l.From })
-		best := fastest(r, func(a Axes) bool {
-			return a.text(axisFrom) == l.From && a.text(axisTo) == l.To && a.text("direction") != "both"
-		})
-		if i < 0 || best == 0 || l.NVLinks == nil || *l.NVLinks == 0 || nvlinkRate[string(r.Devices[i].Arch)] == 0 {
+	return append(list, nvlinks(r)...)
+}
+
+// nvlinks says it of the NVLinks between devices, once for all pairs with so many.
+func nvlinks(r *Report) (list []string) {
+	pairs := without(r.Topology, func(l Link) bool { return l.NVLinks == nil || *l.NVLinks == 0 })
+	for _, g := range GroupBy(pairs, func(l Link) string { return fmt.Sprint(*l.NVLinks) }) {
+		var rates []float64
+		most := 0.0
+		for _, l := range g.Of {
+			i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == l.From })
+			best := fastest(r, func(a Axes) bool {
+				return a.text(axisFrom) == l.From && a.text(axisTo) == l.To && a.text("direction") != "both"
+			})
+			if i < 0 || best == 0 || nvlinkRate[string(r.Devices[i].Arch)] == 0 {
+				continue
+			}
+			rates, most = append(rates, best), float64(*l.NVLinks)*nvlinkRate[string(r.Devices[i].Arch)]
+		}
+		if len(rates) == 0 {
 			continue
 		}
-		most := float64(*l.NVLinks) * nvlinkRate[string(r.Devices[i].Arch)]
-		list = append(list, fmt.Sprintf("%s to %s: up to %s GB/s, %.0f %% of %d NVLinks (%.0f GB/s).", l.From, l.To, fourDigits(best), 100*best/most, *l.NVLinks, most))
+		least, fast := slices.Min(rates), slices.Max(rates)
+		s, share := fourDigits(fast), fmt.Sprintf("%.0f", 100*fast/most)
+		if len(rates) > 1 {
+			s = "from " + fourDigits(least) + " to " + s
+			if low := fmt.Sprintf("%.0f", 100*least/most); low != share {
+				share = low + " to " + share
+			}
+		}
+		list = append(list, fmt.Sprintf("Between devices, one way: %s GB/s, %s %% of %s NVLinks (%.0f GB/s).", s, share, g.Key, most))
 	}
 	return list
 }

@@ -413,7 +413,7 @@ func summary(r *Report) string {
 	if others := tally(count, Failed, Error, Waived, Interrupted); others != "" {
 		s += ", " + others
 	}
-	s += fmt.Sprintf("; %s; %s verified, %s wrong; %.1f s", counted(len(r.Comparisons), "comparison"), size.Approx(checked), counted(int(wrong), "byte"), r.Run.Seconds)
+	s += fmt.Sprintf("; %s; %s verified, %s wrong; %.1f s", counted(made(r), "comparison"), size.Approx(checked), counted(int(wrong), "byte"), r.Run.Seconds)
 	if r.Run.Interrupted {
 		s += "; interrupted, so this is not all"
 	}
@@ -423,9 +423,19 @@ func summary(r *Report) string {
 	return s
 }
 
+// made is how many comparisons this machine could make.
+func made(r *Report) (n int) {
+	for _, c := range r.Comparisons {
+		if c.Verdict != stat.Waived && c.Verdict != stat.NotMeasured {
+			n++
+		}
+	}
+	return n
+}
+
 // manyIntervals is how many 95 % intervals there are, at least, if one of them is likely
 // to miss by chance.
-const manyIntervals = 10
+const manyIntervals = 20
 
 // chance returns how many verdicts are firm, and, of many, how many may be wrong by chance.
 func chance(r *Report) string {
