@@ -33,7 +33,7 @@ soak: ## every test, and for long those that can run for long (VMM_SOAK=1)
 
 # In short runs: thorough has the length. Not for vmmbench, which runs code whose own tests are here, nor
 # for what has no second goroutine: its arithmetic, its reports, the formats of traces, the documents.
-# A process of many tests ends at once: it would wait a second, in case another goroutine reports a race.
+# Tests start many processes: each waits 20 ms when it ends, in place of a second, for a late report of a race.
 race: ## the quick suite under the race detector, with internal/invariants on
 	GORACE=atexit_sleep_ms=20 go test -vet=off -race -short -tags invariants $$(go list ./... | grep -v -e cmd/vmmbench$$ \
 		-e cmd/vmmbench/internal/[bprs] -e internal/repochecks -e internal/trace$$ -e internal/docpictures)

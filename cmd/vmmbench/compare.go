@@ -101,8 +101,8 @@ equal if that lies within --margin, slower or faster if it lies outside.
 An interval shows only what chance does within two runs. It does not know what was different
 between them: clocks, temperature, where memory lay. So OLD and NEW may each be
 several reports, with commas between: each old one is compared with each new one, and
-the interval contains all of theirs. Use three of each, as --runs of a command that measures
-does. Of one run each a difference has
+the interval contains all of theirs. Use three of each; --runs 3 of a command that measures
+takes them. Of one run each a difference has
 the verdict "one run", at which --fail-on does not fail: two runs of one program may differ
 so, too.
 
@@ -158,11 +158,6 @@ func (a *app) compareFiles(o *outputFlags, b *baselineFlags, oldFile, newFile st
 	if err != nil {
 		return err
 	}
-	return a.compareReports(o, b, older, newer, margin)
-}
-
-// compareReports compares reports that are read.
-func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*report.Report, margin float64) error {
 	base, list, err := b.compare(older, newer, margin)
 	if err != nil {
 		return err
@@ -189,14 +184,19 @@ func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*r
 // writeComparison writes a report with the cases of the new run, and where it ran.
 func (a *app) writeComparison(o *outputFlags, base *report.Baseline, newer *report.Report, list []report.Comparison) error {
 	return a.withReport(report.CommandCompare, o, func(r *runner) error {
-		r.report.Host, r.report.Devices, r.report.Baseline = newer.Host, newer.Devices, base
-		base.New = &newer.Run
 		if err := r.start(); err != nil {
 			return err
 		}
-		r.add(newer.Cases, list)
+		r.against(base, newer, list)
 		return nil
 	})
+}
+
+// against adds what comparing runs has found.
+func (r *runner) against(base *report.Baseline, newer *report.Report, list []report.Comparison) {
+	r.report.Host, r.report.Devices, r.report.Baseline = newer.Host, newer.Devices, base
+	base.New = &newer.Run
+	r.add(newer.Cases, list)
 }
 
 // loadReports reads the reports in files with commas between their names.

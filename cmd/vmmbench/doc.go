@@ -7,7 +7,8 @@
 //
 // The report goes to stdout, progress to stderr. The exit code is 0 if all passed,
 // 1 if a case could not be run or a report could not be written, 2 for bad usage, 3
-// if data were wrong, 4 if a comparison with an older run found what --fail-on names, 77
+// if data were wrong, 4 if a comparison with an older run found what --fail-on names or a case is below
+// --at-least, 77
 // if this machine can do none of the cases, and 130 if the run was interrupted. An interrupted run
 // writes what it has measured, and marks it.
 package main

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"path"
 	"slices"
 	"strconv"
@@ -26,7 +27,7 @@ func (f *floors) Set(s string) error {
 		return fmt.Errorf("%q: want CASE=RATE, as bw/h2d/pinned/*/vmm=50", s)
 	}
 	least, err := strconv.ParseFloat(s[at+1:], 64)
-	if err != nil || !(least > 0) {
+	if err != nil || !(least > 0) || math.IsInf(least, 0) {
 		return fmt.Errorf("%q: want a rate in GB/s above 0", s[at+1:])
 	}
 	if _, err := path.Match(s[:at], ""); err != nil {

@@ -514,7 +514,7 @@ func (g *growth) describe(c *report.Case, samples []measure.Sample) {
 		d.Samples = append(d.Samples, s.Parts)
 		d.Steps = len(s.Parts)
 	}
-	d.StepP50, d.StepP99, d.StepMax = median(steps), percentile(steps, 0.99), stat.Quantile(steps, 1)
+	d.StepP50, d.StepP99, d.StepMax = median(steps), stat.Percentile(steps, 0.99), stat.Quantile(steps, 1)
 	c.Stats.Growth = d
 	c.Flags = append(c.Flags, wallClock)
 }

@@ -157,7 +157,7 @@ func (r *runner) finishCase(ctx context.Context, g group, c *report.Case, by con
 // summarize adds the statistics to a case.
 func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	var places []int
-	if g.keepsMemory && r.flags.soak == 0 { // which has one place
+	if g.keepsMemory && r.flags.soak == 0 { // a soak has one place
 		places = o.Places
 	}
 	sum := stat.Summarize(c.Samples, places...)

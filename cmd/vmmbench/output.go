@@ -38,10 +38,7 @@ func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
 // maxWidth is how long a line is on the widest terminal: longer ones are hard to follow.
 const maxWidth = 160
 
-// openFile opens a file for the report. The report is written to a file beside it,
-// which is renamed when it is complete: so an earlier report stays until then. ndjson is
-// renamed before the first case, so that a killed run leaves what it had. What is not a
-// regular file is written in place.
+// openFile opens a file for the report, in the format of its suffix.
 func openFile(name string) (*output, error) {
 	format, err := report.FormatOf(name)
 	if err != nil {
@@ -54,19 +51,24 @@ func openFile(name string) (*output, error) {
 	return out, err
 }
 
-// writeFile writes a file as openFile's are: where that fails, an earlier one stays.
+// writeFile writes b to a file. If that fails, an earlier file stays.
 func writeFile(name string, b []byte) error {
 	out, err := openTarget(name)
 	if err != nil {
 		return err
 	}
 	if _, err = out.W.Write(b); err == nil {
-		err = out.rename()
+		err = out.complete()
 	}
-	return errors.Join(err, out.drop())
+	if err != nil {
+		err = errors.Join(err, out.drop())
+	}
+	return err
 }
 
-// openTarget opens what is to become the file.
+// openTarget opens a file beside the one of that name, which takes its place when it is complete: so an
+// earlier one stays until then. ndjson takes it before the first case, so that a killed run leaves what it
+// had. What is not a regular file is written in place.
 func openTarget(name string) (*output, error) {
 	name, err := resolveLinks(name)
 	if err != nil {
@@ -162,19 +164,27 @@ func (o *output) finish(r *report.Report) error {
 	if err := o.Finished(r); err != nil || o.file == nil {
 		return err
 	}
-	if err := o.rename(); err != nil {
-		return err
-	}
-	return o.drop()
+	return o.complete()
 }
 
-// drop closes the file. A file that was not renamed yet is removed, and the earlier
+// complete closes the file, which may show that a write has failed, and then renames it.
+func (o *output) complete() error {
+	if err := o.file.Close(); err != nil {
+		return err
+	}
+	return o.rename()
+}
+
+// drop closes the file, unless it is closed. A file that was not renamed yet is removed, and the earlier
 // report stays.
 func (o *output) drop() error {
 	if o.file == nil {
 		return nil
 	}
 	err := o.file.Close()
+	if errors.Is(err, os.ErrClosed) {
+		err = nil
+	}
 	if o.target != "" {
 		err = errors.Join(err, os.Remove(o.file.Name()))
 	}

@@ -18,7 +18,7 @@ func newProgress(w io.Writer, how string, all int) *progress {
 	if how == "off" {
 		w = io.Discard
 	}
-	f, ok := w.(*os.File)
+	f, ok := w.(descriptor)
 	return &progress{w: w, all: all, anew: how == "line" || how == "auto" && ok && isTerminal(f)}
 }
 
@@ -27,14 +27,20 @@ const columns = 79
 
 // terminalWidth is how many characters a line of a terminal has, 0 if w is none.
 func terminalWidth(w io.Writer) int {
-	f, ok := w.(*os.File)
+	f, ok := w.(descriptor)
 	if !ok || !isTerminal(f) {
 		return 0
 	}
-	return windowWidth(f)
+	return windowWidth(f.Fd())
 }
 
-func isTerminal(f *os.File) bool {
+// descriptor is an *os.File, or what has one in it, as stdout.
+type descriptor interface {
+	Stat() (os.FileInfo, error)
+	Fd() uintptr
+}
+
+func isTerminal(f descriptor) bool {
 	st, err := f.Stat()
 	return err == nil && st.Mode()&os.ModeCharDevice != 0
 }

@@ -75,8 +75,8 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 		}
 		if len(devs) > 1 {
 			links, err := devs[0].Topology()
-			if err != nil {
-				return err
+			if err != nil { // the copies are worth measuring
+				r.report.Devices[0].Reason = oneLine(err)
 			}
 			r.report.Topology = topology(links, r.report.Devices)
 		}
@@ -169,7 +169,7 @@ func (a *app) withReport(name string, o *outputFlags, fill func(*runner) error) 
 	}
 	run := &r.report.Run
 	run.Seconds = time.Since(begun).Seconds()
-	run.Interrupted = r.report.Count()[report.Interrupted] > 0
+	run.Interrupted = run.Interrupted || r.report.Count()[report.Interrupted] > 0
 	if err != nil {
 		run.Error = oneLine(err)
 	}
@@ -222,7 +222,7 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 // measureGroups measures one group after the other.
 func (r *runner) measureGroups(ctx context.Context, groups []group) {
 	p := newProgress(r.app.stderr, r.flags.progress.value, len(groups))
-	defer func() { p.stop() }()
+	defer p.stop()
 	for _, g := range groups {
 		p.begin(g.name)
 		r.measureGroup(ctx, g)

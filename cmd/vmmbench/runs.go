@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/pflag"
 
@@ -41,24 +40,65 @@ func (m *measureFlags) checkRuns() error {
 func (m *measureFlags) manyRuns() bool { return m.runs > 1 || isProgram(m.baseline) }
 
 // againstBaseline has processes measure, --runs of them, and compares them with the baseline. If that
-// is a program it is measured as often, in turn, so that what changes slowly is in both.
-func (a *app) againstBaseline(ctx context.Context, command string, m *measureFlags) (err error) {
+// is a program it is measured as often, in turn, so that what changes slowly is in both. If a run fails
+// or is interrupted, those before it are compared.
+func (a *app) againstBaseline(ctx context.Context, command string, m *measureFlags) error {
+	var older, newer []*report.Report
+	err := a.withReport(report.CommandCompare, &m.outputFlags, func(r *runner) error {
+		inTurn := isProgram(m.baseline)
+		if !inTurn {
+			var err error
+			if older, err = loadReports(m.baseline); err != nil {
+				return err
+			}
+		}
+		if err := r.start(); err != nil {
+			return err
+		}
+		failed := a.runInTurn(ctx, m, m.arguments(command), inTurn, &older, &newer)
+		if inTurn { // what has no partner is left out
+			n := min(len(older), len(newer))
+			older, newer = older[:n], newer[:n]
+		}
+		r.report.Run.Interrupted = ctx.Err() != nil
+		if len(newer) == 0 {
+			return failed
+		}
+		base, list, err := m.against.compare(older, newer, float64(m.margin))
+		if err != nil {
+			return errors.Join(failed, err)
+		}
+		r.against(base, newer[0], list)
+		r.worse = m.against.fails(base, list, older, newer)
+		return failed
+	})
+	for _, r := range newer { // the report has the cases of one
+		if code := r.Exit(); a.code == report.ExitPassed || code == report.ExitMismatch {
+			a.code = code
+		}
+	}
+	return err
+}
+
+// runInTurn measures --runs times, and in turn with the baseline's program.
+func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, inTurn bool, older, newer *[]*report.Report) (err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return err
+	}
+	program := []string{self}
+	if inTurn {
+		other, err := filepath.Abs(m.baseline) // a name alone would be looked for in PATH
+		if err != nil {
+			return err
+		}
+		program = append(program, other)
 	}
 	dir, err := os.MkdirTemp("", "vmmbench-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	var older, newer []*report.Report
-	program, args := []string{self}, m.arguments(command)
-	if isProgram(m.baseline) {
-		program = append(program, m.baseline)
-	} else if older, err = loadReports(m.baseline); err != nil {
-		return err
-	}
 	p := newProgress(a.stderr, m.progress.value, m.runs*len(program))
 	defer p.stop()
 	for i := range m.runs {
@@ -70,13 +110,18 @@ func (a *app) againstBaseline(ctx context.Context, command string, m *measureFla
 				return err
 			}
 			if k == 0 {
-				newer = append(newer, r)
+				*newer = append(*newer, r)
 			} else {
-				older = append(older, r)
+				*older = append(*older, r)
+			}
+		}
+		if i == 0 { // what cannot be compared need not be measured again
+			if _, _, err := m.against.compare(*older, *newer, float64(m.margin)); err != nil {
+				return err
 			}
 		}
 	}
-	return a.compareReports(&m.outputFlags, &m.against, older, newer, float64(m.margin))
+	return nil
 }
 
 // notInRuns are the flags that say what happens with several runs, not how one measures.
@@ -85,7 +130,7 @@ var notInRuns = []string{"runs", "baseline", "fail-on", "any-device", "any-drive
 // arguments are those of one run.
 func (m *measureFlags) arguments(command string) []string {
 	list := []string{"--progress", "off"}
-	if _, ok := commandPlans[command]; ok || command == "sleep" {
+	if !slices.Contains(presetNames(), command) {
 		list = append([]string{command}, list...)
 	}
 	m.set.Visit(func(f *pflag.Flag) {
@@ -100,8 +145,8 @@ func (m *measureFlags) arguments(command string) []string {
 	return list
 }
 
-// runProgram has a program, this one or another, measure, and returns its report. That of a run with
-// wrong data is one, too.
+// runProgram has a program, this one or another, measure, and returns its report. A run with wrong data
+// has one, too.
 func (a *app) runProgram(ctx context.Context, program string, own bool, args []string, file string) (*report.Report, error) {
 	if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -113,16 +158,18 @@ func (a *app) runProgram(ctx context.Context, program string, own bool, args []s
 	}
 	c := exec.CommandContext(ctx, program, args...)
 	c.Env, c.Stderr = append(os.Environ(), env...), a.stderr
-	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) } // it writes what it has
 	c.WaitDelay = endTimeout
+	endWithParent(c)
 	ran := c.Run()
 	if err := ctx.Err(); err != nil {
-		a.code = report.ExitInterrupted
 		return nil, err
 	}
 	r, err := loadReport(file)
-	if err != nil {
-		return nil, fmt.Errorf("%s %s: %w", program, strings.Join(args, " "), errors.Join(ran, err))
+	switch {
+	case err != nil && ran != nil:
+		return nil, fmt.Errorf("%s: %w, and %w", program, ran, err)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", program, err)
 	}
 	return r, nil
 }

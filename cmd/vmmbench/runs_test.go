@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -83,13 +85,35 @@ func TestRunsThatCannotBe(t *testing.T) {
 	require.Equal(t, report.ExitError, code)
 	require.Contains(t, stderr, "none.json")
 
-	// A program that makes no report is named, with what it says.
-	program := filepath.Join(t.TempDir(), "old")
-	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\nexit 7\n"), 0o700))
-	code, _, stderr = bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "4K", "--samples", "1", "--min-time", "0s", "--baseline", program)
+	// What cannot be compared is measured once, and a run that can do nothing says so.
+	dir := t.TempDir()
+	old := filepath.Join(dir, "old.json")
+	code, _, stderr = bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "4K", "--samples", "1", "--min-time", "0s", "-o", old)
+	require.Equal(t, report.ExitPassed, code, stderr)
+	text, err := os.ReadFile(old)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(old, []byte(strings.Replace(string(text), `"driver": "`, `"driver": "other `, 1)), 0o600))
+	code, _, stderr = bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "4K", "--samples", "1", "--min-time", "0s", "--baseline", old, "--runs", "5")
+	require.Equal(t, report.ExitUsage, code, stderr)
+	require.Contains(t, stderr, "--any-driver")
+	require.Equal(t, 1, strings.Count(stderr, "of 5: "), stderr)
+	require.NoError(t, os.WriteFile(old, text, 0o600))
+	code, _, stderr = bench(t, "bw", "--device", "host", "--direction", "h2d", "--host", "staging", "--size", "4K", "--samples", "1", "--min-time", "0s", "--baseline", old, "--runs", "2")
+	require.Equal(t, report.ExitWaived, code, stderr)
+
+	// A program that makes no report is named, with what it says. It is found where it is, not in PATH.
+	t.Chdir(dir)
+	require.NoError(t, os.WriteFile("old", []byte("#!/bin/sh\nexit 7\n"), 0o700))
+	code, _, stderr = bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "4K", "--samples", "1", "--min-time", "0s", "--baseline", "old")
 	require.Equal(t, report.ExitError, code)
-	require.Contains(t, stderr, program)
+	require.Contains(t, stderr, filepath.Join(dir, "old"))
 	require.Contains(t, stderr, "exit status 7")
+
+	// An interrupt ends the run.
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, errs bytes.Buffer
+	require.Equal(t, report.ExitInterrupted, run(ctx, testSettings(), []string{"bw", "--device", "host", "--baseline", "old.json", "--runs", "2"}, &out, &errs), errs.String())
 }
 
 // TestAtLeast: a floor is compared with the median, and one that is missed is an exit code.

@@ -18,6 +18,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/ipc"
@@ -481,7 +482,7 @@ func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 
 func (c *sharer) describe(rc *report.Case, samples []measure.Sample) {
 	rc.Flags = append(rc.Flags, wallClock)
-	x := &report.Sharing{P99: percentile(measure.Outcome{Samples: samples}.Times(), 0.99)}
+	x := &report.Sharing{P99: stat.Percentile(measure.Outcome{Samples: samples}.Times(), 0.99)}
 	for _, n := range c.fds {
 		x.ReaderFDs = max(x.ReaderFDs, n)
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// maxSoakSamples bounds what a soak keeps: 8 MB for each case.
+// maxSoakSamples bounds what a soak keeps: 16 MB for each case.
 const maxSoakSamples = 1 << 20
 
 // checkSoak has --for set what it stands for: as many samples as fit that time, on memory that
@@ -38,19 +38,9 @@ func (m *measureFlags) soaked(groups []group) {
 	}
 }
 
-// percentile is the q-quantile, nil if so few samples have none: no sample of a hundred is above 99 %
-// of fewer.
-func percentile(ns []float64, q float64) *float64 {
-	if float64(len(ns))*(1-q) < 1-1e-9 {
-		return nil
-	}
-	x := stat.Quantile(ns, q)
-	return &x
-}
-
 // describeSoak is what a soak found.
 func describeSoak(samples []measure.Sample, ns []float64) *report.Soak {
-	s := &report.Soak{P50: stat.Quantile(ns, 0.5), P99: percentile(ns, 0.99), P999: percentile(ns, 0.999)}
+	s := &report.Soak{P50: stat.Quantile(ns, 0.5), P99: stat.Percentile(ns, 0.99), P999: stat.Percentile(ns, 0.999)}
 	for _, x := range samples {
 		if x.NS >= s.Slowest {
 			s.Slowest, s.SlowestAt = x.NS, x.At.Seconds()

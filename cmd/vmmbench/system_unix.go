@@ -33,8 +33,8 @@ func openInPlace(name string, mode fs.FileMode) (*os.File, error) {
 }
 
 // windowWidth is the width of a terminal in characters, 0 if it is not known.
-func windowWidth(f *os.File) int {
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+func windowWidth(fd uintptr) int {
+	size, err := unix.IoctlGetWinsize(int(fd), unix.TIOCGWINSZ)
 	if err != nil {
 		return 0
 	}

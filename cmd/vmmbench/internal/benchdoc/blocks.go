@@ -107,6 +107,8 @@ func machineOf(r *report.Report) string {
 	for _, g := range report.GroupBy(r.Devices, func(d report.Device) string { return d.Name }) {
 		if n := len(g.Of); n > 1 {
 			g.Key = fmt.Sprintf("%d %s", n, g.Key)
+		} else if uuid := string(g.Of[0].UUID); uuid != "" {
+			g.Key += " " + uuid[:min(8, len(uuid))]
 		}
 		names = append(names, g.Key)
 	}

@@ -186,18 +186,19 @@ func (s series) rank() int {
 	return 2
 }
 
-// styles are those of contenders, the same in all pictures. Two in one field are never in one picture.
-var styles = [][]string{
-	{"vmm"}, {"cuMemAlloc", "cuMemAlloc-copy", "mmap", "mmap-copy"}, {"cuMemAlloc-double", "mmap-double"}, {"mallocAsync", "mallocAsync-copy"},
-	{"vmm-kept"}, {"vmm-ahead"}, {"vmm-whole"}, {"mremap"}, {"go-append"}, {"go-append-warm"},
+// styles are those of contenders, the same in all pictures. Colors come again after seven: what shares one
+// has another mark and another line.
+var styles = map[string]int{
+	"vmm": 0, "cuMemAlloc": 1, "cuMemAlloc-copy": 1, "mmap": 1, "mmap-copy": 1, "cuMemAlloc-double": 2, "mmap-double": 2,
+	"mallocAsync": 3, "mallocAsync-copy": 3, "vmm-kept": 4, "vmm-ahead": 5, "vmm-whole": 6, "go-append-warm": 11, "mremap": 12, "go-append": 13,
 }
 
 // styled gives each line the style of its name, or one of those that no name has.
 func styled(list []series) []series {
-	free := len(styles)
+	free := 14
 	for i := range list {
-		list[i].style = slices.IndexFunc(styles, func(names []string) bool { return slices.Contains(names, list[i].label) })
-		if list[i].style < 0 {
+		known := false
+		if list[i].style, known = styles[list[i].label]; !known {
 			list[i].style = free
 			free++
 		}

@@ -249,14 +249,11 @@ func (c *Comparison) ratio() string {
 func (c *Comparison) interval() string { return interval(c.Low, c.High, c.Level, threePlaces) }
 
 // within and turned print the interval for a sentence: of the ratio, and of that of A over B.
-func (c *Comparison) within() string { return within(c.Low, c.High, c.Level, ofCopies) }
+func (c *Comparison) within() string { return within(c.Low, c.High, c.Level, fourDigits) }
 
 func (c *Comparison) turned() string {
 	return within(c.High, c.Low, c.Level, func(x float64) string { return threeDigits(1 / x) })
 }
-
-// ofCopies prints a ratio that may be near to 1.
-func ofCopies(x float64) string { return fmt.Sprintf("%.4g", x) }
 
 func threePlaces(x float64) string { return fmt.Sprintf("%.3f", x) }
 

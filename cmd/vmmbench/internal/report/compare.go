@@ -183,13 +183,13 @@ func together(list []Comparison, want int) Comparison {
 		c.Verdict, c.Reason = stat.NotMeasured, "the case is not in all runs"
 		return c
 	}
-	mean, of := 0.0, stat.Interval{Low: math.Inf(1)}
+	mean, of := 0.0, stat.Interval{Low: math.Inf(1), Level: stat.Wide}
 	for _, x := range list {
 		if x.Ratio == nil {
 			return x
 		}
 		mean += math.Log(*x.Ratio) / float64(want)
-		of = stat.Interval{Low: min(of.Low, *x.Low), High: max(of.High, *x.High), Level: max(of.Level, x.Level)}
+		of = stat.Interval{Low: min(of.Low, *x.Low), High: max(of.High, *x.High), Level: min(of.Level, x.Level)}
 	}
 	c.Judge(stat.Estimate{Ratio: math.Exp(mean), Interval: of}, nil)
 	return c

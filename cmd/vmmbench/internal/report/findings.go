@@ -41,13 +41,7 @@ var rivals = []rival{
 // growthFinding says all of a group at once: what growing in place takes, what each rival
 // takes, and what kept chunks give.
 func growthFinding(r *Report, g Group[Case]) string {
-	of := func(end string) *Case {
-		i := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), end) })
-		if i < 0 {
-			return nil
-		}
-		return &g.Of[i]
-	}
+	of := func(end string) *Case { return contender(g, end) }
 	i := slices.IndexFunc(g.Of, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
 	if i < 0 || g.Of[i].Stats.Steps == 1 { // one step is no growth
 		return ""
@@ -92,6 +86,15 @@ func growthFinding(r *Report, g Group[Case]) string {
 		s += " --mem vmm,kept,async has chunks that are kept as well."
 	}
 	return s
+}
+
+// contender is the case of a group whose memory has a name that ends so, nil if there is none.
+func contender(g Group[Case], end string) *Case {
+	i := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), end) })
+	if i < 0 {
+		return nil
+	}
+	return &g.Of[i]
 }
 
 // moves says how often a pointer moves.
@@ -198,7 +201,7 @@ func copyFindings(r *Report) []string {
 		case !c.Verdict.Firm():
 			open = append(open, name)
 		default:
-			d := fmt.Sprintf("%s in %s takes %s times as long as in %s (%s).", name, Contender(c.B), ofCopies(*c.Ratio), Contender(c.A), c.within())
+			d := fmt.Sprintf("%s in %s takes %s times as long as in %s (%s).", name, Contender(c.B), fourDigits(*c.Ratio), Contender(c.A), c.within())
 			differ = append(differ, strings.ToUpper(d[:1])+d[1:])
 		}
 	}

@@ -56,7 +56,7 @@ func copyHeadline(r *Report, between bool) string {
 		case !c.Verdict.Firm():
 			named[stat.TooNoisy] = append(named[stat.TooNoisy], name)
 		default:
-			named[c.Verdict] = append(named[c.Verdict], fmt.Sprintf("%s (%s times as long, %s)", name, ofCopies(*c.Ratio), c.within()))
+			named[c.Verdict] = append(named[c.Verdict], fmt.Sprintf("%s (%s times as long, %s)", name, fourDigits(*c.Ratio), c.within()))
 		}
 	}
 	if all == 0 {
@@ -86,13 +86,7 @@ func copyHeadline(r *Report, between bool) string {
 // growthHeadline says how long growth in place takes and what its peak is, beside rivals, and what mapping
 // all at once would take.
 func growthHeadline(r *Report, g Group[Case]) string {
-	of := func(end string) *Case {
-		i := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix(c.Axes.text(axisMem), end) })
-		if i < 0 {
-			return nil
-		}
-		return &g.Of[i]
-	}
+	of := func(end string) *Case { return contender(g, end) }
 	i := slices.IndexFunc(g.Of, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })
 	if i < 0 || g.Of[i].Stats.Steps == 1 { // one step is no growth
 		return ""

@@ -90,7 +90,7 @@ var terms = []Word{
 	{"too noisy", "the interval is too wide for a verdict"},
 	{"one run", "they differ, but one run of each does not know what differs from run to run: compare three of each, or add once to --fail-on"},
 	{"too few", "samples, or places where memory lay, for an interval"},
-	{"not measured", "not compared: one of the two did not pass, or they were timed in different ways"},
+	{"not measured", "there is no ratio, and --format json says why"},
 }
 
 // allTerms are terms and the columns of metrics.

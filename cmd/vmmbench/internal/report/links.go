@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Floor is a rate that a case had to reach, by --at-least, in GB/s.
@@ -22,9 +21,9 @@ func floorFindings(r *Report) (list []string) {
 		switch {
 		case !f.Missed():
 		case f.Value == nil:
-			list = append(list, fmt.Sprintf("Below its floor: %s did not pass; at least %.4g GB/s are wanted.", f.Case, f.Least))
+			list = append(list, fmt.Sprintf("Below its floor: %s did not pass; at least %s GB/s are wanted.", f.Case, fourDigits(f.Least)))
 		default:
-			list = append(list, fmt.Sprintf("Below its floor: %s has %s GB/s; at least %.4g are wanted.", f.Case, fourDigits(*f.Value), f.Least))
+			list = append(list, fmt.Sprintf("Below its floor: %s has %s GB/s; at least %s are wanted.", f.Case, fourDigits(*f.Value), fourDigits(f.Least)))
 		}
 	}
 	if n := len(r.Run.AtLeast); n > 0 && len(list) == 0 {
@@ -52,21 +51,26 @@ func linkFindings(r *Report) (list []string) {
 	return append(list, nvlinks(r)...)
 }
 
-// nvlinks says it of the NVLinks between devices, once for all pairs with so many.
+// nvlinks says it of the NVLinks between devices, once for all pairs with as many of one rate.
 func nvlinks(r *Report) (list []string) {
-	pairs := without(r.Topology, func(l Link) bool { return l.NVLinks == nil || *l.NVLinks == 0 })
-	for _, g := range GroupBy(pairs, func(l Link) string { return fmt.Sprint(*l.NVLinks) }) {
+	most := func(l Link) float64 {
+		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == l.From })
+		if i < 0 || l.NVLinks == nil {
+			return 0
+		}
+		return float64(*l.NVLinks) * nvlinkRate[string(r.Devices[i].Arch)]
+	}
+	linked := without(r.Topology, func(l Link) bool { return most(l) == 0 })
+	for _, g := range GroupBy(linked, func(l Link) string { return fmt.Sprintf("%d NVLinks (%.0f GB/s)", *l.NVLinks, most(l)) }) {
+		most := most(g.Of[0])
 		var rates []float64
-		most := 0.0
 		for _, l := range g.Of {
-			i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == l.From })
 			best := fastest(r, func(a Axes) bool {
-				return a.text(axisFrom) == l.From && a.text(axisTo) == l.To && a.text("direction") != "both"
+				return a.text(axisFrom) == l.From && a.text(axisTo) == l.To && a.text("direction") != "both" && a.text(axisMem) != "none" // which goes through the host
 			})
-			if i < 0 || best == 0 || nvlinkRate[string(r.Devices[i].Arch)] == 0 {
-				continue
+			if best > 0 {
+				rates = append(rates, best)
 			}
-			rates, most = append(rates, best), float64(*l.NVLinks)*nvlinkRate[string(r.Devices[i].Arch)]
 		}
 		if len(rates) == 0 {
 			continue
@@ -79,7 +83,7 @@ func nvlinks(r *Report) (list []string) {
 				share = low + " to " + share
 			}
 		}
-		list = append(list, fmt.Sprintf("Between devices, one way: %s GB/s, %s %% of %s NVLinks (%.0f GB/s).", s, share, g.Key, most))
+		list = append(list, fmt.Sprintf("Between devices, one way: %s GB/s, %s %% of %s.", s, share, g.Key))
 	}
 	return list
 }
@@ -87,7 +91,7 @@ func nvlinks(r *Report) (list []string) {
 // hostLink says it of the link between a GPU and the host, and whether the link is slower than it
 // could be.
 func hostLink(r *Report, d Device) string {
-	least := func(a, b *uint64) *uint64 { // a GPU without work may lower its link: the better of the two moments counts
+	better := func(a, b *uint64) *uint64 { // a GPU without work may lower its link: the better of the two moments counts
 		if a == nil || b != nil && *b > *a {
 			return b
 		}
@@ -96,15 +100,18 @@ func hostLink(r *Report, d Device) string {
 	if d.State == nil || d.StateEnd == nil {
 		return ""
 	}
-	generation, width := least(d.State.PCIeGeneration, d.StateEnd.PCIeGeneration), least(d.State.PCIeWidth, d.StateEnd.PCIeWidth)
+	generation, width := better(d.State.PCIeGeneration, d.StateEnd.PCIeGeneration), better(d.State.PCIeWidth, d.StateEnd.PCIeWidth)
 	best := fastest(r, func(a Axes) bool {
 		way := a.text("direction")
-		return strings.HasPrefix(a.text("device"), d.Open) && a.text("host") == "pinned" && (way == "h2d" || way == "d2h")
+		return a.text("device") == d.Open && a.text("host") == "pinned" && (way == "h2d" || way == "d2h")
 	})
 	if generation == nil || width == nil || best == 0 || pcieLane[*generation] == 0 {
 		return ""
 	}
 	most := pcieLane[*generation] * float64(*width)
+	if best > most { // it was faster while it worked than at either moment
+		return ""
+	}
 	s := fmt.Sprintf("Between the host and %s: up to %s GB/s, %.0f %% of PCIe Gen%d x%d (%.0f GB/s)", d.Open, fourDigits(best), 100*best/most, *generation, *width, most)
 	g, w := d.State.PCIeGenerationMax, d.State.PCIeWidthMax
 	if g != nil && w != nil && (*generation < *g || *width < *w) {

@@ -20,6 +20,8 @@ import (
 //	medians of grow/8GiB/mremap to grow/8GiB/vmm       one median over the other
 //	equal of bw                                        how many comparisons below a name have a verdict
 //	comparisons of bw                                  how many there are that have a ratio
+//
+// A time or a value of too few samples for an interval is an error.
 func (r *Report) Figure(what string) (string, error) {
 	name, of, ok := strings.Cut(what, " of ")
 	if !ok {
@@ -106,7 +108,7 @@ func threeDigits(x float64) string { return fmt.Sprintf("%.3g", x) }
 // Pivot is a table of the cases that passed: a row for each value of the axes rows, a column
 // for each value of the axis column, and in the cells what was measured. If cases of a row are
 // compared, what they are compared with has, in brackets, how many times as long it takes, or a
-// question mark if no verdict is firm; if there is one comparison in a row, it has columns of its own.
+// question mark if its verdict is not firm; if there is one comparison in a row, it has columns of its own.
 func Pivot(r *Report, rows []string, column string) (header []string, table [][]string) {
 	layouts := map[string]layout{}
 	for _, command := range byCommand(r) {
@@ -189,7 +191,7 @@ func Slower(r *Report) (list []SlowerCase, firm, open, all int) {
 			firm++
 		case x.Verdict == stat.Slower:
 			firm++
-			list = append(list, SlowerCase{strings.TrimSuffix(b.ID, "/vmm"), fmt.Sprintf("%s times as long as %s (%s)", ofCopies(*x.Ratio), Contender(a.ID), x.within())})
+			list = append(list, SlowerCase{strings.TrimSuffix(b.ID, "/vmm"), fmt.Sprintf("%s times as long as %s (%s)", fourDigits(*x.Ratio), Contender(a.ID), x.within())})
 		case !x.Verdict.Firm() && *x.Ratio > 1+x.Margin:
 			open++
 		}

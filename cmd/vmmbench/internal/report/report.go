@@ -235,7 +235,7 @@ type Case struct {
 	Status  Status         `json:"status"`
 	Reason  Text           `json:"reason"`
 	Samples []float64      `json:"samples_ns"`
-	At      []float64      `json:"samples_at_seconds,omitempty"` // when each was taken, since the group began
+	At      []float64      `json:"samples_at_seconds,omitempty"` // when each ended, since the group began
 	Stats   *Stats         `json:"stats"`
 	Verify  *verify.Result `json:"verify"`
 	Flags   []string       `json:"flags"`

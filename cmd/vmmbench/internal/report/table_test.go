@@ -80,7 +80,7 @@ func TestTablesFit(t *testing.T) {
 	r.Comparisons[0].Ratio, r.Comparisons[0].Low, r.Comparisons[0].High = nil, nil, nil
 	text := written(t, r, Table)
 	requireFits(t, "long", text)
-	require.Contains(t, text, "not measured: not compared")
+	require.Contains(t, text, "not measured: there is no ratio")
 
 	r = pairs()
 	one := r.Cases[0]

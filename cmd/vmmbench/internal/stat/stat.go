@@ -44,6 +44,15 @@ func Summarize(samples []float64, places ...int) Summary {
 // Quantile is the q-quantile of samples, of which there must be at least one.
 func Quantile(samples []float64, q float64) float64 { return stats.Quantiles(samples, q)[0] }
 
+// Percentile is the q-quantile, nil for fewer than 1/(1-q) samples.
+func Percentile(samples []float64, q float64) *float64 {
+	if float64(len(samples))*(1-q) < 1-1e-9 {
+		return nil
+	}
+	x := Quantile(samples, q)
+	return &x
+}
+
 // Estimate is a ratio of times and what is known about it.
 type Estimate struct {
 	Ratio    float64
@@ -92,7 +101,7 @@ func Unpaired(a, b []float64, placesA, placesB []int) (Estimate, error) {
 	down := math.Hypot(mb-ofB.Low, ofA.High-ma)
 	up := math.Hypot(ofB.High-mb, ma-ofA.Low)
 	m := mb - ma
-	return Estimate{math.Exp(m), Interval{math.Exp(m - down), math.Exp(m + up), max(ofA.Level, ofB.Level)}}, errors.Join(errA, errB)
+	return Estimate{math.Exp(m), Interval{math.Exp(m - down), math.Exp(m + up), min(ofA.Level, ofB.Level)}}, errors.Join(errA, errB)
 }
 
 // logs returns the logarithms of times. They make twice as long and half as long the same
@@ -117,8 +126,8 @@ func Drifts(samples []float64, margin float64) bool {
 }
 
 // Interval is a confidence interval: of 100 of them, 95 or more contain the true median,
-// also if a sample resembles the one before (93 or more, at a correlation of 0.6). Level says how
-// many it is made for: Usual, or Wide.
+// also if a sample resembles the one before (93 or more, at a correlation of 0.6). Level is the
+// nominal confidence: Usual, or Wide.
 type Interval struct{ Low, High, Level float64 }
 
 // Levels of an interval. Of few samples it is not known whether successive ones resemble each other,
@@ -194,7 +203,7 @@ const (
 	Slower      Verdict = "slower"
 	Faster      Verdict = "faster"
 	Waived      Verdict = "waived"        // this machine cannot do one of the two
-	NotMeasured Verdict = "not measured"  // one of the two failed, ended with an error, or was interrupted
+	NotMeasured Verdict = "not measured"  // there is no ratio: the reason stands beside it
 	TooFew      Verdict = "too few"       // samples or places, for an interval
 	TooNoisy    Verdict = "too noisy"     // the interval is too wide
 	OneRun      Verdict = "one run"       // of each differs, as two runs of one program may
