@@ -107,7 +107,7 @@ func machineOf(r *report.Report) string {
 	for _, g := range report.GroupBy(r.Devices, func(d report.Device) string { return d.Name }) {
 		if n := len(g.Of); n > 1 {
 			g.Key = fmt.Sprintf("%d %s", n, g.Key)
-		} else if uuid := string(g.Of[0].UUID); uuid != "" {
+		} else if uuid := string(g.Of[0].UUID); uuid != "" && strings.HasPrefix(g.Of[0].Open, "cuda") {
 			g.Key += " " + uuid[:min(8, len(uuid))]
 		}
 		names = append(names, g.Key)
