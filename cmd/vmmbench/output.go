@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
@@ -68,7 +69,7 @@ func writeFile(name string, b []byte) error {
 
 // openTarget opens a file beside the one of that name, which takes its place when it is complete: so an
 // earlier one stays until then. ndjson takes it before the first case, so that a killed run leaves what it
-// had. What is not a regular file is written in place.
+// had. What is not a regular file, or lies in a folder that cannot be written, is written in place.
 func openTarget(name string) (*output, error) {
 	name, err := resolveLinks(name)
 	if err != nil {
@@ -79,9 +80,21 @@ func openTarget(name string) (*output, error) {
 	switch {
 	case err == nil && !st.Mode().IsRegular():
 		out.file, err = openInPlace(name, st.Mode())
-	case err == nil || errors.Is(err, fs.ErrNotExist):
+	case err == nil:
+		// A file that must not be written is not replaced either.
+		f, refused := os.OpenFile(name, os.O_WRONLY, 0)
+		if refused != nil {
+			return nil, refused
+		}
+		if out.file, err = createBeside(name, st); err != nil { // the folder cannot be written
+			out.file, err = f, f.Truncate(0)
+		} else {
+			out.target = name
+			err = f.Close()
+		}
+	case errors.Is(err, fs.ErrNotExist):
 		out.target = name
-		out.file, err = createBeside(name, st)
+		out.file, err = createBeside(name, nil)
 	}
 	if err != nil {
 		return nil, err
@@ -172,7 +185,16 @@ func (o *output) complete() error {
 	if err := o.file.Close(); err != nil {
 		return err
 	}
-	return o.rename()
+	err := o.rename()
+	if !errors.Is(err, syscall.EBUSY) {
+		return err
+	}
+	// A file that is mounted, as into a container, has no name that could be another's.
+	text, err := os.ReadFile(o.file.Name())
+	if err == nil {
+		err = os.WriteFile(o.target, text, 0o666)
+	}
+	return errors.Join(err, o.drop())
 }
 
 // drop closes the file, unless it is closed. A file that was not renamed yet is removed, and the earlier

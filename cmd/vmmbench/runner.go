@@ -175,7 +175,7 @@ func (a *app) withReport(name string, o *outputFlags, fill func(*runner) error) 
 	}
 	r.eachOutput(func(o *output) error { return o.finish(r.report) })
 	a.code = r.report.Exit()
-	if r.worse && (a.code == report.ExitPassed || a.code == report.ExitError) {
+	if r.worse && slices.Contains([]int{report.ExitPassed, report.ExitError, report.ExitWaived}, a.code) {
 		a.code = report.ExitWorse
 	}
 	return errors.Join(err, r.lost)

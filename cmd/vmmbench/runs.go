@@ -87,6 +87,9 @@ func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, inT
 		return err
 	}
 	program := []string{self}
+	if _, err := os.Lstat(runningProgram); err == nil { // also when the file is another one by now
+		program[0] = runningProgram
+	}
 	if inTurn {
 		other, err := filepath.Abs(m.baseline) // a name alone would be looked for in PATH
 		if err != nil {
@@ -94,18 +97,19 @@ func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, inT
 		}
 		program = append(program, other)
 	}
-	dir, err := os.MkdirTemp("", "vmmbench-")
+	keep, undo, err := m.keptRuns()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	defer func() { err = errors.Join(err, undo()) }()
 	p := newProgress(a.stderr, m.progress.value, m.runs*len(program))
 	defer p.stop()
 	for i := range m.runs {
 		for k := range program {
 			k = (i + k) % len(program) // who begins is not always the same
-			p.begin(program[k])
-			r, err := a.runProgram(ctx, program[k], k == 0, args, filepath.Join(dir, "run.json"))
+			side := [...]string{"new", "old"}[k]
+			p.begin(fmt.Sprintf("%s, %s", side, [...]string{self, m.baseline}[k]))
+			r, err := a.runProgram(ctx, program[k], k == 0, args, fmt.Sprintf("%s-%s%d.json", keep, side, i+1))
 			if err != nil {
 				return err
 			}
@@ -122,6 +126,21 @@ func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, inT
 		}
 	}
 	return nil
+}
+
+// runningProgram is this program on Linux, whatever its file is by now.
+const runningProgram = "/proc/self/exe"
+
+// keptRuns is how the files of single runs begin: as that of the first -o which is JSON, or in a folder
+// that undo removes.
+func (m *measureFlags) keptRuns() (keep string, undo func() error, err error) {
+	for _, name := range m.files {
+		if base, ext := strings.TrimSuffix(name, filepath.Ext(name)), filepath.Ext(name); ext == ".json" {
+			return base, func() error { return nil }, nil
+		}
+	}
+	dir, err := os.MkdirTemp("", "vmmbench-")
+	return filepath.Join(dir, "run"), func() error { return os.RemoveAll(dir) }, err
 }
 
 // notInRuns are the flags that say what happens with several runs, not how one measures.
@@ -164,12 +183,21 @@ func (a *app) runProgram(ctx context.Context, program string, own bool, args []s
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	// A report of these counts, whatever its cases have found.
+	switch code := c.ProcessState.ExitCode(); {
+	case code == report.ExitUsage:
+		return nil, usageError{fmt.Errorf("%s refuses the command line", program)}
+	case !slices.Contains([]int{report.ExitPassed, report.ExitError, report.ExitMismatch, report.ExitWaived}, code):
+		return nil, fmt.Errorf("%s: %w", program, ran)
+	}
 	r, err := loadReport(file)
 	switch {
 	case err != nil && ran != nil:
 		return nil, fmt.Errorf("%s: %w, and %w", program, ran, err)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", program, err)
+	case r.Run.Interrupted:
+		return nil, fmt.Errorf("%s: the run was interrupted", program)
 	}
 	return r, nil
 }

@@ -52,16 +52,24 @@ func TestRunsInTurn(t *testing.T) {
 	require.NoError(t, err)
 	require.JSONEq(t, out, string(saved))
 
-	// Of a report there are as many new runs.
+	for _, name := range []string{"new1", "new2", "old1", "old2"} {
+		_, err := loadReport(strings.TrimSuffix(file, ".json") + "-" + name + ".json")
+		require.NoError(t, err, name)
+	}
+
+	// Of a report there are as many new runs, and the same one twice is none of two.
 	old := filepath.Join(t.TempDir(), "old.json")
 	code, _, stderr = bench(t, "bw", "--device", "host", "--direction", "d2d", "--mem", "vmm", "--size", "64K", "--samples", "10", "--min-time", "0s", "-o", old)
 	require.Equal(t, report.ExitPassed, code, stderr)
 	code, out, stderr = bench(t, "bw", "--device", "host", "--direction", "d2d", "--mem", "vmm", "--size", "64K", "--samples", "10", "--min-time", "0s",
-		"--baseline", old+","+old, "--runs", "2", "--progress", "off", "--format", "json")
+		"--baseline", old, "--runs", "2", "--progress", "off", "--format", "json")
 	require.Equal(t, report.ExitPassed, code, stderr)
 	require.Empty(t, stderr)
 	r = parse(t, out)
-	require.Equal(t, []int{2, 2}, []int{r.Baseline.OldRuns, r.Baseline.NewRuns})
+	require.Equal(t, []int{1, 2}, []int{r.Baseline.OldRuns, r.Baseline.NewRuns})
+	code, _, stderr = bench(t, "compare", old+","+old, old)
+	require.Equal(t, report.ExitUsage, code)
+	require.Contains(t, stderr, "is given twice")
 }
 
 func TestRunsThatCannotBe(t *testing.T) {
@@ -73,6 +81,7 @@ func TestRunsThatCannotBe(t *testing.T) {
 		"bw --runs 2 --baseline x --format gobench":  "--runs compares runs",
 		"bw --at-least bw":                           "want CASE=RATE",
 		"bw --at-least bw=0":                         "want a rate",
+		"bw --at-least bw=Inf":                       "want a rate",
 		"bw --at-least [=1":                          "syntax error in pattern",
 		"bw --device host --at-least bw/none=1":      "no case is called so",
 		"grow --device host --at-least grow/*/vmm=1": "its figure is a time",
@@ -108,6 +117,10 @@ func TestRunsThatCannotBe(t *testing.T) {
 	require.Equal(t, report.ExitError, code)
 	require.Contains(t, stderr, filepath.Join(dir, "old"))
 	require.Contains(t, stderr, "exit status 7")
+	require.NoError(t, os.WriteFile("old", []byte("#!/bin/sh\nexit 2\n"), 0o700))
+	code, _, stderr = bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "4K", "--samples", "1", "--min-time", "0s", "--baseline", "old")
+	require.Equal(t, report.ExitUsage, code)
+	require.Contains(t, stderr, "refuses the command line")
 
 	// An interrupt ends the run.
 	ctx, cancel := context.WithCancel(t.Context())

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -135,6 +136,9 @@ func sameCase(a, b Case, o CompareOptions) error {
 // CompareOptions.Once says so. The baseline is the first old run; a case
 // that one run on the other side lacks is in OnlyOld or OnlyNew.
 func CompareRuns(older, newer []*Report, o CompareOptions) (base *Baseline, list []Comparison, err error) {
+	if err := cmp.Or(eachOnce(older), eachOnce(newer)); err != nil {
+		return nil, nil, err
+	}
 	byName := map[string][]Comparison{}
 	for _, a := range older {
 		for _, b := range newer {
@@ -160,6 +164,20 @@ func CompareRuns(older, newer []*Report, o CompareOptions) (base *Baseline, list
 		}
 	}
 	return base, list, nil
+}
+
+// eachOnce refuses a run that is there twice: it would count as two, which agree.
+func eachOnce(runs []*Report) error {
+	for i, r := range runs {
+		same := func(o *Report) bool {
+			return r.Run.Started == o.Run.Started && r.Run.Seconds == o.Run.Seconds && len(r.Cases) == len(o.Cases) && len(r.Cases) > 0 &&
+				slices.Equal(r.Cases[0].Samples, o.Cases[0].Samples)
+		}
+		if slices.ContainsFunc(runs[:i], same) {
+			return fmt.Errorf("%w: the run of %s is given twice", ErrDifferent, r.Run.Started)
+		}
+	}
+	return nil
 }
 
 // union returns a with what only b has.

@@ -248,7 +248,7 @@ func runsFinding(r *Report) []string {
 	}
 	if b := r.Baseline; b != nil {
 		if b.OldRuns*b.NewRuns == 1 {
-			list = append(list, "Of one run each, an interval knows only what chance did within the runs: between them clocks, temperature and where memory lies may differ, too. Give three reports of each, as old1.json,old2.json,old3.json.")
+			list = append(list, "Of one run each, an interval knows only what chance did within the runs: between them clocks, temperature and where memory lies may differ, too. Give three reports of each, as old1.json,old2.json,old3.json, or --runs 3.")
 		}
 		if len(b.OnlyOld) > 0 {
 			list = append(list, fmt.Sprintf("Only in the old run: %s.", some(b.OnlyOld)))

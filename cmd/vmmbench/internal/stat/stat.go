@@ -3,6 +3,7 @@
 package stat
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -101,7 +102,7 @@ func Unpaired(a, b []float64, placesA, placesB []int) (Estimate, error) {
 	down := math.Hypot(mb-ofB.Low, ofA.High-ma)
 	up := math.Hypot(ofB.High-mb, ma-ofA.Low)
 	m := mb - ma
-	return Estimate{math.Exp(m), Interval{math.Exp(m - down), math.Exp(m + up), min(ofA.Level, ofB.Level)}}, errors.Join(errA, errB)
+	return Estimate{math.Exp(m), Interval{math.Exp(m - down), math.Exp(m + up), min(ofA.Level, ofB.Level)}}, cmp.Or(errA, errB)
 }
 
 // logs returns the logarithms of times. They make twice as long and half as long the same
