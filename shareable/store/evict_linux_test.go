@@ -64,6 +64,8 @@ func TestEvictsTheOldest(t *testing.T) {
 			sealed(t, c, "n2", []byte{9})
 			require.Equal(t, []string{"o1", "n1", "n2"}, names(t, c))
 			require.NoError(t, c.Delete(t.Context(), "n2", DeleteOptions{}))
+			// Its writer has closed it, which the server may hear of later.
+			require.Eventually(t, func() bool { return s.Stats().Objects == 2 }, inTime, step)
 			_ = writer(t, c, "n3", CreateOptions{Size: 1})
 			_, err := c.Create(t.Context(), "n4", CreateOptions{Size: 1})
 			require.ErrorIs(t, err, vmm.ErrLimit)
