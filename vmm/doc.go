@@ -77,7 +77,7 @@
 //
 // [Range.Append], [Device.CopyIn] and their kin copy 32 MiB or more through pinned memory of the
 // library's own, on several processors at once, if the CPU cannot address the device's memory.
-// [Stream.CopyIn] and [Range.AppendOn] use it to copy in a stream's order. At most 64 MiB are
+// [Stream.CopyIn] and [Range.AppendOn] use it to copy in a stream's order. At most 128 MiB are
 // pinned for a device, from the first such copy to the last Close. A copy never waits for pinned
 // memory that another copy uses: it then takes the driver's own way.
 package vmm

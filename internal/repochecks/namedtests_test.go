@@ -11,14 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestNamedTestsExist: docs/contributing/conformance.md names tests that are there.
+// TestNamedTestsExist: conformance.md and field-cases.md name tests that are there.
 func TestNamedTestsExist(t *testing.T) {
 	dir := root(t)
-	doc, err := os.ReadFile(filepath.Join(dir, "docs", "contributing", "conformance.md"))
-	require.NoError(t, err)
-	named := regexp.MustCompile("`(Test[A-Z]\\w*)`").FindAllStringSubmatch(string(doc), -1)
-	require.NotEmpty(t, named)
-
 	there := map[string]bool{}
 	function := regexp.MustCompile(`(?m)^func (Test[A-Z]\w*)\(`)
 	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -31,7 +26,11 @@ func TestNamedTestsExist(t *testing.T) {
 		}
 		return err
 	}))
-	for _, name := range named {
-		require.True(t, there[name[1]], "docs/contributing/conformance.md names %s", name[1])
+	for _, doc := range []string{"docs/contributing/conformance.md", "docs/contributing/field-cases.md"} {
+		named := regexp.MustCompile("`(?:[\\w/]+\\.)?(Test[A-Z]\\w*)`").FindAllStringSubmatch(readDoc(t, doc), -1)
+		require.NotEmpty(t, named, doc)
+		for _, name := range named {
+			require.True(t, there[name[1]], "%s names %s", doc, name[1])
+		}
 	}
 }

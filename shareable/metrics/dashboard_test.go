@@ -115,10 +115,10 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// TestMetricsAreDocumented: docs/guides/metrics.md has the name of each metric, and no other one.
+// TestMetricsAreDocumented: docs/reference/metrics.md has the name of each metric, and no other one.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/guides/metrics.md")
+	text, err := os.ReadFile("../../docs/reference/metrics.md")
 	require.NoError(t, err)
 	all, documented := names(t), map[string]bool{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `(cuvmm_\\w+)` \\|").FindAllStringSubmatch(string(text), -1) {

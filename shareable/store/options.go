@@ -26,7 +26,7 @@ type Options struct {
 	Token []byte
 	// MaxConns and MaxConnsPerUID limit the connections, in all and of one user. A client
 	// has one, and for a moment after each Get a second; each Writer and each View has
-	// another. 0 is an eighth of RLIMIT_NOFILE.
+	// another. 0 is an eighth of RLIMIT_NOFILE, of one user that over the number of UIDs.
 	MaxConns, MaxConnsPerUID int
 	// MaxObjects limits the objects; 0 is 4096. MaxRecordBytes limits the server's own memory
 	// for them: names, metadata, labels, requests that wait, and Watch; 0 is 256 MiB. Of both,

@@ -158,7 +158,7 @@ func (u *user) run(steps int) {
 }
 
 // fits reports whether a block of n bytes must be found while all streams are idle, which is what
-// docs/guides/pool.md says of one: in a slab, as pages of free memory, or with memory that is mapped at
+// docs/reference/pool.md says of one: in a slab, as pages of free memory, or with memory that is mapped at
 // free addresses, behind free memory, of chunks that are new or lie nowhere else in use.
 func (d *demand) fits(n uint64) bool {
 	all, chunkSize, create := pool.Layout(d.p)
