@@ -27,7 +27,6 @@ const ours = "https://" + module
 // which the next command may come.
 var stay = map[string]string{
 	"bin/owner": "publishing at",
-	"go run " + module + "/cmd/vmmstored@latest": "msg=serving",
 }
 
 // instead is what is run for a command that this test is part of, and for one that measures for long.

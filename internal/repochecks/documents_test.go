@@ -11,7 +11,6 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -118,12 +117,9 @@ func hasHeading(text, anchor string) bool {
 	return false
 }
 
-// Every page of docs is in the index, and in the site's navigation but for those that it leaves out by name.
+// Every page of docs is in the index, and in the site's navigation if it is for users.
 func TestPagesAreListed(t *testing.T) {
-	docs, index := filepath.Join(root(t), "docs"), readDoc(t, "docs/README.md")
-	_, nav, found := strings.Cut(readDoc(t, "mkdocs.yml"), "\nnot_in_nav: |\n")
-	require.True(t, found)
-	leftOut, nav, _ := strings.Cut(nav, "nav:\n")
+	docs, nav, index := filepath.Join(root(t), "docs"), readDoc(t, "mkdocs.yml"), readDoc(t, "docs/README.md")
 	pages := 0
 	require.NoError(t, filepath.WalkDir(docs, func(file string, d fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(file) != ".md" {
@@ -135,7 +131,7 @@ func TestPagesAreListed(t *testing.T) {
 		}
 		pages++
 		page = filepath.ToSlash(page)
-		if !slices.ContainsFunc(strings.Fields(leftOut), func(out string) bool { return strings.HasPrefix(page, out) }) {
+		if !strings.HasPrefix(page, "contributing/") && page != "reference/protocol.md" {
 			require.Contains(t, nav, ": "+page+"\n")
 		}
 		require.Contains(t, index, "]("+page+")")
