@@ -1,5 +1,6 @@
-"""Hooks of mkdocs for mkdocs.yml: links that leave docs/ lead to the repository, headings have the
-anchors that GitHub gives them, and a link of the site that leads nowhere ends the build."""
+"""Hooks of mkdocs for mkdocs.yml: the first page is README.md, links that leave docs/ lead to the
+repository, headings have the anchors that GitHub gives them, and a link of the site that leads nowhere
+ends the build."""
 
 import os
 import re
@@ -21,9 +22,27 @@ def on_config(config):
     return config
 
 
+def first_page(root, index):
+    """README.md of the repository, as it would stand in docs/, and below it the index of documents."""
+    with open(os.path.join(root, "README.md"), encoding="utf-8") as f:
+        text = f.read()
+
+    def inside(match):
+        to = match[2]
+        if not urlsplit(to).scheme:
+            to = to[len("docs/"):] if to.startswith("docs/") else "../" + to
+        return match[1] + to
+
+    parts = CODE.split(text)
+    text = "".join(p if i % 2 else re.sub(r'(src="|srcset="|\]\()([^)"\s]+)', inside, p) for i, p in enumerate(parts))
+    return text + "\n" + re.sub(r"^# ", "## ", re.sub(r"^## ", "### ", index, flags=re.M))
+
+
 def on_page_markdown(markdown, page, config, files):
     docs = config["docs_dir"]
     root = os.path.dirname(docs)
+    if page.file.src_path == "README.md":
+        markdown = first_page(root, markdown)
     here = os.path.dirname(os.path.join(docs, page.file.src_path))
 
     def lead(match):
