@@ -49,3 +49,39 @@ func Example() {
 	// true 1000
 	// true <nil>
 }
+
+// The peak of each phase of a program: read it, reset it, and begin the next phase.
+func ExamplePool_ResetPeaks() {
+	dev, err := vmm.Open("host")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer dev.Close()
+	s, err := dev.NewStream()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+	p, err := pool.New(dev, pool.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer p.Close()
+	for _, size := range []uint64{4 << 20, 1 << 20} { // two phases
+		b, err := p.Alloc(s, size)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := errors.Join(p.Free(s, b), s.Sync()); err != nil {
+			log.Fatal(err)
+		}
+		stats, err := p.Stats()
+		if err := errors.Join(err, p.ResetPeaks()); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(stats.UsedPeak)
+	}
+	// Output:
+	// 4194304
+	// 1048576
+}
