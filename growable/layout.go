@@ -22,12 +22,12 @@ var kinds = map[reflect.Kind]vmm.ElemKind{
 }
 
 // LayoutOf describes elements of T or, with dims, rows of them of that shape, side by side:
-// LayoutOf[float32](768) is rows of 768 float32. A Vector's Layout and that of Rows without a pitch
-// are the same. Arrays become dimensions. Structs are opaque, with a hash of the names, types and
-// offsets of their fields, and a Dtype that describes them. In the Dtype the fields of a struct in
-// a struct have names like "Outer.Inner", or "Outer[0].Inner" in an array, and fields named _ or
-// without bytes are left out. It is empty if it would be longer than vmm.MaxDtype. If T is not
-// plain data, LayoutOf returns ErrElement; for dims that no memory can have, vmm.ErrInvalid.
+// LayoutOf[float32](768) is rows of 768 float32. A Vector's Layout and that of Rows without a pitch are
+// the same. Arrays become dimensions. Structs are opaque, with a hash of the names, types and offsets of
+// their fields, and a Dtype that describes them. In the Dtype nested fields have names like
+// "Outer.Inner", or "Outer[0].Inner" in an array. Fields named _ or without bytes are left out. The Dtype
+// is empty if it would be longer than vmm.MaxDtype. If T is not plain data, LayoutOf returns ErrElement;
+// for dims that no memory can have, vmm.ErrInvalid.
 func LayoutOf[T any](dims ...int) (vmm.Layout, error) {
 	t := reflect.TypeFor[T]()
 	if err := check(t); err != nil {
@@ -128,8 +128,7 @@ func fieldsOf(fields []vmm.Field, t reflect.Type, name string, off uint64) []vmm
 	return fields
 }
 
-// Layout describes the Vector's bytes, as a reader in another process must know
-// them; see LayoutOf.
+// Layout describes the Vector's bytes for a reader in another process; see LayoutOf.
 func (v *Vector[T]) Layout() vmm.Layout {
 	t := reflect.TypeFor[T]()
 	return layoutOf(t, uint64(t.Size()))

@@ -10,14 +10,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Source is bytes that grow, of this process or of another: a *vmm.Range, a
-// *shareable.View. It is safe for concurrent use.
+// Source is memory that grows, in this process or another: a *vmm.Range, a *shareable.View. It is safe
+// for concurrent use.
 type Source interface {
 	io.ReaderAt
 	// Len is how many bytes there are.
 	Len() uint64
-	// Changed is closed when Len changes next. Once it cannot change any more, Changed is
-	// closed already.
+	// Changed is closed when Len next changes. Once Len cannot change any more, it is closed already.
 	Changed() <-chan struct{}
 }
 
@@ -28,10 +27,9 @@ type Reader[T any] struct {
 	c counted
 }
 
-// NewReader makes a Reader of the elements in src. If src has a method Layout, as a
-// shareable.View has, what that returns must equal LayoutOf[T](); else NewReader
-// returns vmm.ErrInvalid, with what differs. If T is not plain data, it returns
-// ErrElement.
+// NewReader makes a Reader of the elements in src. If src has a method Layout, as a shareable.View has,
+// its result must equal LayoutOf[T](); else NewReader returns vmm.ErrInvalid with the difference. If T is
+// not plain data, it returns ErrElement.
 func NewReader[T any](src Source) (*Reader[T], error) {
 	want, err := LayoutOf[T]()
 	if err == nil {
@@ -70,13 +68,13 @@ func (r *Reader[T]) base() *counted {
 // Len is how many whole elements there are. It may fall if the Source's does.
 func (r *Reader[T]) Len() int { return r.base().length() }
 
-// Changed is the Source's: it is closed when Len changes next, and once Len cannot
-// change any more it is closed already. Take it before Len, and no change is missed.
-// Whether more can come is for the Source to say: View.Err and View.Sealed.
+// Changed is the Source's: it is closed when Len next changes, or already if Len cannot change any more.
+// Call it before Len, so that no change is missed. Only the Source knows whether more can come; see
+// View.Err and View.Sealed.
 func (r *Reader[T]) Changed() <-chan struct{} { return r.base().changed() }
 
-// At reads element i. Unlike Vector.At it does not panic, because another process may
-// take elements back at any time: outside [0, Len) it returns vmm.ErrBounds.
+// At reads element i. Outside [0, Len) it returns vmm.ErrBounds. It does not panic as Vector.At does,
+// because another process may remove elements at any time.
 func (r *Reader[T]) At(i int) (x T, err error) {
 	one := make([]T, 1)
 	if _, err = r.ReadAt(one, i); err != nil && errors.Is(err, io.EOF) {
@@ -85,8 +83,8 @@ func (r *Reader[T]) At(i int) (x T, err error) {
 	return one[0], err
 }
 
-// ReadAt copies elements from i on to dst. It returns how many it copied; beyond Len
-// also io.EOF.
+// ReadAt copies elements from i on to dst. It returns how many it copied, and io.EOF if dst reaches
+// beyond Len.
 func (r *Reader[T]) ReadAt(dst []T, i int) (int, error) {
 	c := r.base()
 	off, err := c.offset("read", i)
@@ -128,9 +126,9 @@ func (r *Reader[T]) All() iter.Seq2[T, error] {
 	}
 }
 
-// Host returns the elements below Len as a slice, if the Source has a method Host and
-// the CPU can address the memory; else it returns vmm.ErrNotSupported. The slice is
-// valid as long as what the Source's Host returns.
+// Host returns the elements below Len as a slice, if the Source has a method Host and the CPU can address
+// the memory; else it returns vmm.ErrNotSupported. The slice is valid as long as that of the Source's
+// Host.
 func (r *Reader[T]) Host() ([]T, error) { return host[T](r.base()) }
 
 // blocks yields all items below the length that c has at the start, as many at a

@@ -10,12 +10,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Rows is a table of T in device memory that grows in place, row by row. All rows
-// have one width that is known at run time: the length of an embedding, say.
-// Counts and indices are rows. With a pitch, padding follows each row; it is never
-// written and never read. With RangeOptions.Zero it is zeros, else what the memory
-// contained, which readers of other processes see too. Safe for concurrent use as Vector
-// is. The caller must Close it.
+// Rows is a table of T in device memory that grows in place, row by row. All rows have one width, set at
+// run time, for example the length of an embedding. Counts and indices are rows. With a pitch, padding
+// follows each row; it is never written or read. The padding is zeros with RangeOptions.Zero. Otherwise
+// it is what the memory contained, which readers in other processes see too. Safe for concurrent use as
+// Vector is. The caller must Close it.
 type Rows[T any] struct {
 	r      *vmm.Range    // nil in zero Rows
 	reader RowsReader[T] // of r
@@ -23,9 +22,8 @@ type Rows[T any] struct {
 
 // RowsOptions configures NewRows; its zero value is the default.
 type RowsOptions struct {
-	// Pitch is the number of bytes from one row to the next: a multiple of the
-	// element's alignment, and at least the size of a row. 0 is no padding; for what the
-	// device prefers ask vmm.Device.Pitch.
+	// Pitch is the number of bytes from one row to the next: a multiple of the element's alignment, and
+	// at least the size of a row. 0 is no padding. vmm.Device.Pitch returns what the device prefers.
 	Pitch int
 	// MaxRows is how many rows there can be; 0 uses Range.Max. If both are set, they
 	// must be the same.
@@ -101,8 +99,7 @@ func (r *Rows[T]) MaxLen() int { return r.base().count(r.Range().Max()) }
 // Ptr is the first row's address. It stays the same until Close.
 func (r *Rows[T]) Ptr() vmm.Ptr { return r.Range().Ptr() }
 
-// PtrAt is a row's address, for rows from 0 to Cap. Outside it panics as an
-// index does.
+// PtrAt is a row's address, for rows from 0 to Cap. Any other row panics as an index does.
 func (r *Rows[T]) PtrAt(row int) vmm.Ptr { return r.base().ptrAt(r.Range(), row) }
 
 // Append writes s, which must be whole rows, after the last row, as Vector.Append
@@ -117,9 +114,9 @@ func (r *Rows[T]) Append(s ...T) error {
 	return r.r.AppendRows(bytesOf(s), r.reader.data, r.reader.c.stride)
 }
 
-// AppendSeq appends the rows of seq, about 1 MiB at a time, and returns how many it has
-// appended. Each slice must be whole rows. If one is not, or an Append fails, the rows
-// before it stay, and what was read from seq behind them is lost.
+// AppendSeq appends the rows of seq, about 1 MiB at a time, and returns how many it has appended. Each
+// slice must be whole rows. If one is not, or an Append fails, rows appended before stay, and later ones
+// read from seq are lost.
 func (r *Rows[T]) AppendSeq(seq iter.Seq[[]T]) (int, error) {
 	if seq == nil {
 		return 0, errNoSeq
@@ -127,26 +124,24 @@ func (r *Rows[T]) AppendSeq(seq iter.Seq[[]T]) (int, error) {
 	return appendSeq(r.base(), r.Width(), r.Append, seq)
 }
 
-// Grow raises Cap to at least n rows beyond Len. On error nothing has changed.
-// A kernel may then write from PtrAt(Len()) on; SetLen counts what it wrote.
+// Grow raises Cap to at least n rows beyond Len. On error nothing has changed. A kernel may then write
+// from PtrAt(Len()) on; SetLen includes what it wrote.
 func (r *Rows[T]) Grow(n int) error { return r.base().grow(r.Range(), n) }
 
 // SetLen sets Len to n rows, at most Cap. A smaller Len drops rows and keeps the
 // memory; see Clip.
 func (r *Rows[T]) SetLen(n int) error { return r.base().setLen(r.Range(), n) }
 
-// Clip unmaps the chunks that lie wholly beyond Len, after waiting for work that
-// may use them.
+// Clip gives back the chunks that lie wholly beyond Len, as vmm.Range.Clip does.
 func (r *Rows[T]) Clip() error { return r.Range().Clip() }
 
-// ReadAt copies rows from row on to dst, which must be whole rows, after waiting
-// for work that may write them. It returns how many rows it copied; beyond Len also
-// io.EOF. To read one row, pass a dst of Width elements: that costs no allocation.
+// ReadAt copies rows from row on to dst, which must be whole rows, after waiting for work that may write
+// them. It returns how many rows it copied, and io.EOF if dst reaches beyond Len. Reading one row, into
+// Width elements, costs no allocation.
 func (r *Rows[T]) ReadAt(dst []T, row int) (int, error) { return r.read().ReadAt(dst, row) }
 
-// WriteAt replaces the rows from row on by src, which must be whole rows. It returns
-// how many it wrote. If not all of them lie below Len, it returns vmm.ErrBounds and
-// writes nothing.
+// WriteAt replaces the rows from row on with src, which must be whole rows. It returns how many it wrote.
+// If not all of them lie below Len, it returns vmm.ErrBounds and writes nothing.
 func (r *Rows[T]) WriteAt(src []T, row int) (int, error) {
 	off, err := r.base().offset("write", row)
 	if err != nil {
@@ -168,9 +163,9 @@ func (r *Rows[T]) Blocks(buf []T) iter.Seq2[[]T, error] { return r.read().Blocks
 // the next. If a copy fails, the last pair has the error.
 func (r *Rows[T]) All() iter.Seq2[[]T, error] { return r.read().All() }
 
-// Host returns the rows below Len as one slice. If the CPU cannot address the
-// memory, or rows have padding, it returns vmm.ErrNotSupported. The slice is valid
-// while the Rows grow, until a Clip or SetLen below its end, or Close.
+// Host returns the rows below Len as one slice. If the CPU cannot address the memory, or rows have
+// padding, it returns vmm.ErrNotSupported. The slice stays valid while the Rows grow, until Close or a
+// Clip or SetLen below its end.
 func (r *Rows[T]) Host() ([]T, error) { return r.read().Host() }
 
 // Close waits for work that may use the memory, and frees memory and addresses; see
@@ -181,6 +176,6 @@ func (r *Rows[T]) Close() error { return r.Range().Close() }
 // continues.
 func (r *Rows[T]) CloseContext(ctx context.Context) error { return r.Range().CloseContext(ctx) }
 
-// MemoryArg sets m to the rows up to Len, with what is between them, as an argument of a
-// kernel, for package kernel.
+// MemoryArg sets m to the rows up to Len, including padding, as an argument of a kernel, for package
+// kernel.
 func (r *Rows[T]) MemoryArg(m *vmm.MemoryArg) { r.base().memoryArg(m) }

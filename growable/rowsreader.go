@@ -23,11 +23,10 @@ type RowsReader[T any] struct {
 	data  uint64 // bytes of a row without its padding
 }
 
-// NewRowsReader makes a RowsReader of the rows of width elements in src. If src has a
-// method Layout, as a shareable.View has, what that returns must be rows of width T;
-// else NewRowsReader returns vmm.ErrInvalid, with what differs. The pitch is that of
-// the layout, and so is the width if width is 0. Without that method width must not be
-// 0, and the rows have no padding. If T is not plain data, it returns ErrElement.
+// NewRowsReader makes a RowsReader of the rows of width elements in src. If src has a method Layout, as a
+// shareable.View has, its result must be rows of width T; else NewRowsReader returns vmm.ErrInvalid with
+// the difference. The layout sets the pitch, and the width if width is 0. Without that method, width must
+// not be 0, and the rows have no padding. If T is not plain data, it returns ErrElement.
 func NewRowsReader[T any](src Source, width int) (_ *RowsReader[T], err error) {
 	t := reflect.TypeFor[T]()
 	defer errtext.Wrapf(&err, "make reader of rows of %v", t)
@@ -104,9 +103,8 @@ type pitchedSource interface {
 	ReadRowsAt(p []byte, off int64, width, pitch uint64) (int, error)
 }
 
-// ReadAt copies rows from row on to dst, which must be whole rows. It returns how many
-// rows it copied; beyond Len also io.EOF. To read one row, pass a dst of Width
-// elements: that costs no allocation.
+// ReadAt copies rows from row on to dst, which must be whole rows. It returns how many rows it copied,
+// and io.EOF if dst reaches beyond Len. Reading one row, into Width elements, costs no allocation.
 func (r *RowsReader[T]) ReadAt(dst []T, row int) (int, error) {
 	c := r.base()
 	off, err := c.offset("read", row)
@@ -209,8 +207,8 @@ func (r *RowsReader[T]) Host() ([]T, error) {
 	return h[:len(h)-len(h)%max(r.Width(), 1)], err
 }
 
-// MemoryArg sets m to the rows up to Len, with what is between them, as an argument of a kernel
-// that only reads them, for package kernel.
+// MemoryArg sets m to the rows up to Len, including padding, as an argument of a kernel that only reads
+// them, for package kernel.
 func (r *RowsReader[T]) MemoryArg(m *vmm.MemoryArg) {
 	if m == nil {
 		return

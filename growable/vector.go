@@ -11,9 +11,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Vector is a slice of T in device memory that grows in place. Counts and indices are
-// elements. Safe for concurrent use: Append is atomic, while Grow and SetLen
-// used together want one producer at a time. The caller must Close it.
+// Vector is a slice of T in device memory that grows in place. Counts and indices are elements. Safe for
+// concurrent use: Append is atomic. Only one producer at a time should use Grow and SetLen together. The
+// caller must Close it.
 type Vector[T any] struct {
 	r      *vmm.Range // nil in a zero Vector
 	reader Reader[T]  // of r
@@ -107,17 +107,15 @@ func (v *Vector[T]) MaxLen() int { return v.base().count(v.Range().Max()) }
 // Ptr is the first element's address. It stays the same until Close.
 func (v *Vector[T]) Ptr() vmm.Ptr { return v.Range().Ptr() }
 
-// PtrAt is element i's address, for i from 0 to Cap. Outside it panics as an
-// index does.
+// PtrAt is the address of element i, from 0 to Cap. Any other i panics as an index does.
 func (v *Vector[T]) PtrAt(i int) vmm.Ptr { return v.base().ptrAt(v.Range(), i) }
 
 // Append writes s after the last element. The copy has finished when Append
 // returns: s may be reused, and later readers see the data. A failed Append leaves
 // length and contents as they were. Beyond MaxLen it returns vmm.ErrFull.
 //
-// Values that are listed one by one cost an allocation, because a driver may pass
-// them to another thread. A slice of the caller's costs none, and a Writer buffers
-// single values.
+// Values listed one by one cost an allocation, because a driver may pass them to another thread. An
+// existing slice costs none, and a Writer buffers single values.
 func (v *Vector[T]) Append(s ...T) error {
 	if !v.base().whole(v.Range()) {
 		return v.base().notWhole(len(s))
@@ -125,9 +123,8 @@ func (v *Vector[T]) Append(s ...T) error {
 	return v.Range().Append(bytesOf(s))
 }
 
-// AppendSeq appends the elements of seq, about 1 MiB at a time, and returns how many it
-// has appended. If an Append fails, those before it stay, and what was read from seq
-// behind them is lost.
+// AppendSeq appends the elements of seq, about 1 MiB at a time, and returns how many it has appended. If
+// an Append fails, elements appended before stay, and later ones read from seq are lost.
 func (v *Vector[T]) AppendSeq(seq iter.Seq[T]) (int, error) {
 	if seq == nil {
 		return 0, errNoSeq
@@ -142,17 +139,15 @@ func (v *Vector[T]) AppendSeq(seq iter.Seq[T]) (int, error) {
 	})
 }
 
-// Grow raises Cap to at least n elements beyond Len. It completes or changes
-// nothing. A kernel may then write from PtrAt(Len()) on; SetLen counts what it
-// wrote.
+// Grow raises Cap to at least n elements beyond Len. It completes or changes nothing. A kernel may then
+// write from PtrAt(Len()) on; SetLen includes what it wrote.
 func (v *Vector[T]) Grow(n int) error { return v.base().grow(v.Range(), n) }
 
 // SetLen sets Len to n, at most Cap. A smaller Len drops elements and keeps the
 // memory; see Clip.
 func (v *Vector[T]) SetLen(n int) error { return v.base().setLen(v.Range(), n) }
 
-// Clip unmaps the chunks that lie wholly beyond Len, after waiting for work that
-// may use them.
+// Clip gives back the chunks that lie wholly beyond Len, as vmm.Range.Clip does.
 func (v *Vector[T]) Clip() error { return v.Range().Clip() }
 
 // At reads element i, after waiting for work that may write it. An index outside
@@ -175,8 +170,8 @@ func (v *Vector[T]) Set(i int, x T) error {
 	return err
 }
 
-// ReadAt copies elements from i on to dst, after waiting for work that may write
-// them. It returns how many it copied; beyond Len also io.EOF.
+// ReadAt copies elements from i on to dst, after waiting for work that may write them. It returns how
+// many it copied, and io.EOF if dst reaches beyond Len.
 func (v *Vector[T]) ReadAt(dst []T, i int) (int, error) { return v.read().ReadAt(dst, i) }
 
 // WriteAt replaces the elements from i on. If not all of them lie below Len, it
@@ -199,9 +194,9 @@ func (v *Vector[T]) Blocks(buf []T) iter.Seq2[[]T, error] { return v.read().Bloc
 // last pair has the error.
 func (v *Vector[T]) All() iter.Seq2[T, error] { return v.read().All() }
 
-// Host returns the elements below Len as a slice, if the CPU can address the
-// memory; on CUDA it returns vmm.ErrNotSupported. The slice is valid while the
-// Vector grows, until a Clip or SetLen below its end, or Close.
+// Host returns the elements below Len as a slice, if the CPU can address the memory; on CUDA it returns
+// vmm.ErrNotSupported. The slice stays valid while the Vector grows, until Close or a Clip or SetLen
+// below its end.
 func (v *Vector[T]) Host() ([]T, error) { return v.read().Host() }
 
 // Close waits for work that may use the memory, and frees memory and addresses; see

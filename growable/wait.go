@@ -23,11 +23,10 @@ type limited interface{ Max() uint64 }
 // errEnded is that a Source has ended, and cannot say why.
 var errEnded = fmt.Errorf("%w: no more can come", vmm.ErrClosed)
 
-// Wait waits until there are n elements. If that cannot happen any more, it returns why: the error
-// of the Source's own Wait if it has that method, as a shareable.View has. Of another Source it
-// returns vmm.ErrBounds if n elements are more than its Max, and once its Changed stays closed the
-// error of its ReadAt, or vmm.ErrClosed. If ctx ends first, it returns its error. Safe for
-// concurrent use.
+// Wait waits until there are n elements. If that cannot happen any more, it returns the error of the
+// Source's own Wait, which a shareable.View has. For a Source without one it returns vmm.ErrBounds if n
+// elements are more than its Max. Once that Source's Changed stays closed, Wait returns the error of its
+// ReadAt, or vmm.ErrClosed. If ctx ends first, Wait returns ctx's error. Safe for concurrent use.
 func (r *Reader[T]) Wait(ctx context.Context, n int) error { return r.base().wait(ctx, n) }
 
 // Wait waits until there are so many rows. The errors are those of Reader.Wait. Safe for

@@ -18,12 +18,11 @@ func (v *Vector[T]) itemWidth() int { return 1 }
 
 func (r *Rows[T]) itemWidth() int { return r.Width() }
 
-// Writer buffers the elements of a Vector, or the rows of Rows, and appends many at a
-// time, as a bufio.Writer does for an io.Writer. Counts are elements or rows. Call
-// Flush after the last Append. An error is not sticky, unlike that of a bufio.Writer:
-// because the Append below is all or nothing, a call that returns an error has taken
-// none of its elements and lost none of those before, and can be repeated. Not safe for
-// concurrent use.
+// Writer buffers the elements of a Vector, or the rows of Rows, and appends many at a time, as a
+// bufio.Writer does for an io.Writer. Counts are elements or rows. Call Flush after the last Append.
+// Unlike a bufio.Writer's, an error is not sticky, because the Append below is all or nothing. A call
+// that returns an error has taken none of its elements, has lost none before them, and can be repeated.
+// Not safe for concurrent use.
 type Writer[T any] struct {
 	_     noCopy
 	to    Appender[T]
@@ -52,10 +51,9 @@ func NewWriter[T any](to Appender[T], n int) *Writer[T] {
 	return w
 }
 
-// Append takes all of x or, with an error, none of it; for Rows, x must be whole rows.
-// If x does not fit into the buffer, the buffer is flushed first. A call costs a few
-// nanoseconds and no allocation. A slice larger than the buffer is copied
-// once more; Flush, and then Append to the Vector or the Rows, do not.
+// Append takes all of x or, with an error, none of it; for Rows, x must be whole rows. If x does not fit
+// into the buffer, the buffer is flushed first. A call costs a few nanoseconds and no allocation. A slice
+// larger than the buffer is copied once more; Flush and then Vector.Append or Rows.Append avoid that.
 func (w *Writer[T]) Append(x ...T) error {
 	if w == nil {
 		return fmt.Errorf("append %d elements: %w", len(x), errNothing)

@@ -81,10 +81,9 @@ func (s *Server) isStopped() bool {
 	}
 }
 
-// ServeConn serves one connection, of the kind "unixpacket" or half of a socket
-// pair, until it ends, and closes it. It returns nil if the peer closed it, else
-// why it ended. If the peer has sent descriptors whose close takes long, the connection
-// may be closed later.
+// ServeConn serves one connection, of the kind "unixpacket" or half of a socket pair, until it
+// ends, then closes it. It returns nil if the peer closed it, else why it ended. The connection may
+// be closed later if the peer has sent descriptors whose close takes long.
 func (s *Server) ServeConn(c *net.UnixConn) error {
 	if c == nil {
 		return fmt.Errorf("serve: %w: no connection", vmm.ErrInvalid)

@@ -17,37 +17,35 @@ import (
 
 // AttachOptions configures Attach; its zero value is the default.
 type AttachOptions struct {
-	// Write asks for memory that can be written. If the owner does not allow it,
-	// Attach returns vmm.ErrPermission.
+	// Write asks for writable memory. Attach returns vmm.ErrPermission if the owner does not allow
+	// it.
 	Write bool
-	// Unsealed asks for an object of a store also if it is not sealed: it may grow, and its
-	// bytes may change. Else Attach returns ErrNotSealed.
+	// Unsealed accepts an object of a store that is not sealed: it may grow, and its bytes may
+	// change. Otherwise Attach returns ErrNotSealed.
 	Unsealed bool
-	// Wait has Attach and Reattach wait, as long as the context allows, until
+	// Wait makes Attach and Reattach wait, as long as the context allows, until
 	//   - a server listens at the path;
 	//   - it has an object of that name;
 	//   - the object is sealed, if it is a store's and Unsealed is false.
 	//
-	// A store tells when that is so. Where nothing can tell, Attach tries again after pauses
-	// that grow to 100 ms. It does not wait for other errors to pass, and not for an ID that
-	// no object has. Calls over an existing connection, and List, do not wait.
+	// A store notifies Attach of this. If nothing can notify it, Attach tries again after pauses
+	// that grow to 100 ms. It does not wait for other errors to pass, nor for an ID that no object
+	// has. Calls over an existing connection, and List, do not wait.
 	Wait bool
 	// Token is the shared secret that the owner may ask for, up to 32 bytes.
 	Token []byte
-	// UIDs are the users that the owner may run as; nil is the user of this
-	// process, unless others look like it here (see Options.UIDs), and root.
+	// UIDs are the users that the owner may run as. nil is root and the user of this process, but
+	// only root if others look like that user here (see Options.UIDs).
 	UIDs []uint32
-	// MaxBytes limits the bytes that are mapped and the addresses that are
-	// reserved. If the owner sends more, the View ends with vmm.ErrLimit. 0 is the
-	// size of the device's memory.
+	// MaxBytes limits the bytes that are mapped and the addresses that are reserved. The View ends
+	// with vmm.ErrLimit if the owner sends more. 0 is the size of the device's memory.
 	MaxBytes uint64
-	// MaxChunks limits the chunks that are mapped at a time, up to 65,536. If the
-	// owner sends more, the View ends with vmm.ErrLimit. On the host each chunk keeps a
-	// descriptor open: there 0 is half of RLIMIT_NOFILE. Elsewhere 0 is 65,536.
+	// MaxChunks limits the chunks that are mapped at a time, up to 65,536. The View ends with
+	// vmm.ErrLimit if the owner sends more. 0 is 65,536, but half of RLIMIT_NOFILE on the host,
+	// where each chunk keeps a descriptor open.
 	MaxChunks int
-	// Timeout limits each wait for the other side, the wait for local work on
-	// memory that the owner takes back, and the time for which a View without a free
-	// descriptor tries again. 0 is 5 s.
+	// Timeout limits each wait for the other side, the wait for local work on memory that the owner
+	// takes back, and how long a View that lacks a free descriptor tries again. 0 is 5 s.
 	Timeout time.Duration
 
 	made []uintptr // who attaches
@@ -104,24 +102,26 @@ func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
 	return o, nil
 }
 
-// Attach makes a View of the object that the server at path has published under
-// name; path is as for Listen. It returns once the addresses are reserved. The
-// memory arrives later: View.Wait with View.Queued waits for all that there is so far.
+// Attach makes a View of the object that the server at path has published under name. path is as
+// for Listen. Attach returns once the addresses are reserved. The memory arrives later: View.Wait
+// with View.Queued waits for all that there is so far.
 //
-// It returns ErrOwnerGone if no server listens at path, ErrNotFound if there is no
-// such object, vmm.ErrPermission if the server runs as another user or refuses
-// this process, and os.ErrDeadlineExceeded if the server does not reply in time. It
-// returns vmm.ErrLimit if 64 connections of this process have ended and cannot be
-// closed, because their owners passed descriptors whose close waits.
+// Attach returns
+//   - ErrOwnerGone if no server listens at path;
+//   - ErrNotFound if there is no such object;
+//   - vmm.ErrPermission if the server runs as another user or refuses this process;
+//   - os.ErrDeadlineExceeded if the server does not reply in time;
+//   - vmm.ErrLimit if 64 connections of this process have ended and cannot be closed, because their
+//     owners passed descriptors whose close waits.
 //
-// With AttachOptions.Wait it waits in place of ErrOwnerGone, ErrNotFound and ErrNotSealed.
-// If ctx ends meanwhile, it returns the error of ctx together with the one it waited for. If
-// the writer of a store's object gives it up meanwhile, it returns ErrAborted.
+// With AttachOptions.Wait it waits instead of returning ErrOwnerGone, ErrNotFound or ErrNotSealed.
+// If ctx ends meanwhile, it returns the error of ctx together with the one it waited for. If the
+// writer of a store's object gives that object up meanwhile, it returns ErrAborted.
 //
-// The owner passes descriptors to this process, of files that it chooses, and this
-// process closes them. As with any close, the POSIX record locks (fcntl F_SETLK) that
-// this process holds on such a file are gone then. In a process that attaches to owners
-// it does not trust, use open file description locks (F_OFD_SETLK) or flock.
+// The owner passes descriptors of files that it chooses, and this process closes them. As with any
+// close, this process then loses its POSIX record locks (fcntl F_SETLK) on such a file. In a
+// process that attaches to owners it does not trust, use open file description locks (F_OFD_SETLK)
+// or flock.
 //
 // The caller must Close the View.
 func Attach(ctx context.Context, path, name string, dev *vmm.Device, o AttachOptions) (_ *View, err error) {
@@ -172,9 +172,8 @@ func checkAttach(ctx context.Context, name string, dev *vmm.Device, o AttachOpti
 	return o, nil
 }
 
-// AttachConn is Attach over an existing connection of the kind "unixpacket". It takes
-// conn over, and closes it when the View ends, and also if it fails; the close can end
-// after the call.
+// AttachConn is Attach over an existing connection of the kind "unixpacket". It takes conn over,
+// and closes it when the View ends or AttachConn fails. The close can end after the call.
 func AttachConn(ctx context.Context, conn *net.UnixConn, name string, dev *vmm.Device, o AttachOptions) (_ *View, err error) {
 	defer errtext.Wrapf(&err, "attach to %q", name)
 	if conn == nil {

@@ -9,16 +9,16 @@
 // Package shareable/store keeps memory that outlives the process that wrote it.
 // Package shareable/ipc has CUDA's older ways to share.
 //
-// The process whose memory it is, the owner, makes a [Server] with [Listen] and
-// publishes a range that was made with vmm.ShareFD. After that it appends as
-// before: a goroutine of the [Publication] notices new memory and new lengths,
-// exports the chunks in the background and sends them to the readers. A reader
-// attaches and gets a [View] at an address of its own that never moves.
+// The owner, which is the process that has the memory, makes a [Server] with
+// [Listen] and publishes a range made with vmm.ShareFD. Then it appends as before.
+// A goroutine of the [Publication] notices new memory and new lengths, exports the
+// chunks in the background and sends them to the readers. A reader attaches and
+// gets a [View] at an address of its own that never moves.
 //
 // # Words
 //
-//	owner, reader    the process whose memory it is, and one that maps it
-//	object           what a name stands for: a Publication of the owner's, a View of a reader's
+//	owner, reader    the process that has the memory, and one that maps it
+//	object           what a name stands for: the owner's Publication, a reader's View
 //	chunk            memory of one allocation, with a descriptor and an id of its own
 //	control page     the words that the owner changes and the readers look at
 //	retire           to have all readers unmap memory before the owner takes it back
@@ -27,19 +27,19 @@
 //
 // # What a reader sees
 //
-// A reader maps every chunk of the range: one handle never covers a range that
-// has grown. Len is what the owner has finished writing, as far as it is mapped
-// in the reader. The length lies on a control page that the owner shares for
-// reading. So reading it takes no system call, and an owner that is killed leaves
-// nothing half written there. The socket carries chunks, never lengths.
+// A reader maps every chunk of the range, because one handle never covers a range
+// that has grown. Len is what the owner has finished writing and the reader has
+// mapped. The length lies on a control page that the owner shares for reading. So
+// reading it takes no system call, and an owner that is killed leaves nothing half
+// written there. The socket carries chunks, never lengths.
 //
 //	append -> Len moves -> the page: length; a byte to wake it -> View.Len, Wait, WaitOn
 //	grow   -> Changed   -> the socket: CHUNKS with descriptors -> import, map, set access
 //	Clip   -> Changed   -> the page: generation; RETIRE        -> unmap, acknowledge
 //
-// While a range is published, its published bytes are held (vmm.Range.Hold): it
-// can grow, but it cannot shrink below them until [Publication.Retire] has made
-// the readers unmap.
+// The published bytes of a range are held (vmm.Range.Hold): the range can grow,
+// but cannot shrink below them until [Publication.Retire] has made the readers
+// unmap.
 //
 // # Trust
 //

@@ -11,7 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// The errors of this package. Beside them it returns errors of package vmm:
+// The errors of this package. It also returns errors of package vmm:
 // ErrClosed after Close, ErrPermission when a peer is refused, ErrLimit when a
 // limit of the system or of the other side is reached, ErrInvalid and
 // ErrNotSupported. Compare with errors.Is.

@@ -15,38 +15,37 @@ import (
 
 // Options configures a Server; its zero value is the default.
 type Options struct {
-	// UIDs are the users who may connect; nil is the server's own user. They are
-	// checked before the first byte is read. In a user namespace that does not map all
-	// users those without an id there look like one, the overflow user. A server that
-	// runs as that needs UIDs or a Token, else it is refused: vmm.ErrInvalid.
+	// UIDs are the users who may connect; nil is the server's own user. They are checked before the
+	// first byte is read. In a user namespace that does not map all users, the unmapped ones look
+	// like one, the overflow user. A server that runs as the overflow user needs UIDs or a Token,
+	// else it is refused with vmm.ErrInvalid.
 	UIDs []uint32
 	// Token is a shared secret of up to 32 bytes that readers must send; nil
 	// asks for none.
 	Token []byte
-	// MaxConns and MaxConnsPerUID limit the connections, in all and of one user;
-	// 0 is 128 and 32. A connection counts until it is closed, which takes long if its
-	// peer has sent descriptors whose close takes long.
+	// MaxConns and MaxConnsPerUID limit the connections, in all and of one user; 0 is 128 and 32. A
+	// connection counts until it is closed, which takes long if its peer has sent descriptors that
+	// take long to close.
 	MaxConns, MaxConnsPerUID int
 	// MaxObjects limits how many publications there are at a time; 0 is 4096.
 	MaxObjects int
-	// MaxBytesPerUID limits the bytes of memory that all readers of one user have together.
-	// 0 is no limit. A reader that would exceed it is disconnected.
+	// MaxBytesPerUID limits the bytes of memory that all readers of one user have together. 0 is no
+	// limit. A reader that would exceed it is disconnected.
 	//
-	// Memory that is published counts once for each connection over which it was sent. For
-	// example, two readers of a user that each map a range of 1 GiB count 2 GiB.
+	// Published memory counts once for each connection over which it was sent. For example, two
+	// readers of a user that each map a range of 1 GiB count 2 GiB.
 	//
-	// Memory that was sent and is no longer published counts until it is free. It does not
-	// count where the driver cannot tell when memory is free. CUDA's cannot.
+	// Memory that was sent and is no longer published counts until it is free. It does not count if
+	// the driver, such as CUDA's, cannot tell when memory is free.
 	MaxBytesPerUID uint64
-	// Rate limits the frames from a connection per second, apart from those that
-	// acknowledge something new; 0 is 1000.
+	// Rate limits the frames per second from a connection, except those that acknowledge something
+	// new; 0 is 1000.
 	Rate int
-	// HandshakeTimeout is how long a reader may take to send HELLO; 0 is 2 s.
-	// RequestTimeout limits two things: how long it takes to receive a frame (never
-	// longer than AckTimeout), and, with nothing attached, how long until its next
-	// request; 0 is 5 s. AckTimeout is how long it may take to map or unmap chunks; 0 is
-	// 10 s. A reader that takes longer is disconnected. So is one for which the owner
-	// cannot export chunks for AckTimeout.
+	// HandshakeTimeout is how long a reader may take to send HELLO; 0 is 2 s. RequestTimeout is how
+	// long it may take to receive a frame (never longer than AckTimeout) and, with nothing
+	// attached, to send its next request; 0 is 5 s. AckTimeout is how long it may take to map or
+	// unmap chunks; 0 is 10 s. A reader that takes longer is disconnected. So is one for which the
+	// owner cannot export chunks for AckTimeout.
 	HandshakeTimeout, RequestTimeout, AckTimeout time.Duration
 	// KeepFDs is how many descriptors of exported chunks stay open; the least
 	// recently used are closed first. 0 is a quarter of RLIMIT_NOFILE; below 0
@@ -124,11 +123,10 @@ func (o Options) resolve() (Options, error) {
 
 // PublishOptions configures a Publication; its zero value is the default.
 type PublishOptions struct {
-	// Write lets readers ask for memory that they can write. Without it they are
-	// refused write access, but only a host range made with vmm.ShareReadOnly is
-	// protected from a reader that writes all the same: any process that has
-	// another descriptor can write. On CUDA no descriptor carries rights, so there Write
-	// is an agreement among processes that trust each other.
+	// Write lets readers ask for writable memory. Without it they are refused write access. That
+	// protects only a host range made with vmm.ShareReadOnly: any process that has a descriptor of
+	// other memory can write all the same. On CUDA no descriptor carries rights, so there Write is
+	// an agreement among processes that trust each other.
 	Write bool
 	// Layout describes the bytes to readers; the zero Layout describes nothing.
 	Layout vmm.Layout

@@ -17,15 +17,14 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Publication is a range that other processes follow while it grows. The length
-// that the range shows is published as soon as its bytes are written: those of
-// Append at once, those of AppendOn when their copy has finished, and those that
-// a kernel writes when SetLen or PublishAfter counts them. Safe for concurrent
-// use. The caller must Close it before the range.
+// Publication is a range that other processes follow while it grows. The range's length is
+// published as soon as its bytes are written: after Append at once, after AppendOn when the copy
+// has finished, and after a kernel when SetLen or PublishAfter counts its bytes. Safe for
+// concurrent use. The caller must Close it before the range.
 //
-// Published bytes are held, and so are bytes about to be published: SetLen, Clip
-// and Sleep below them, and the range's Close, return vmm.ErrBusy. Capacity above
-// them can be clipped; its memory is free once the readers have unmapped it too.
+// Published bytes are held, and so are bytes about to be published: the range's Close, and SetLen,
+// Clip and Sleep below them, return vmm.ErrBusy. Capacity above them can be clipped. Its memory is
+// free once the readers have unmapped it too.
 type Publication struct {
 	object // the range's chunks and lengths, as readers get them
 
@@ -52,10 +51,9 @@ type Publication struct {
 	segments         []vmm.Segment // the range's, as they were then
 }
 
-// Publish makes a range available to readers under a name: up to 256 letters,
-// digits and ._:@/- without "..". If the range was not made with vmm.ShareFD,
-// Publish returns vmm.ErrInvalid; if the name is in use, vmm.ErrBusy. The caller
-// must Close the Publication.
+// Publish makes a range available to readers under a name: up to 256 letters, digits and ._:@/-
+// without "..". Publish returns vmm.ErrInvalid if the range was not made with vmm.ShareFD, and
+// vmm.ErrBusy if the name is in use. The caller must Close the Publication.
 func (s *Server) Publish(name string, r *vmm.Range, o PublishOptions) (_ *Publication, err error) {
 	defer errtext.Wrapf(&err, "publish %q", name)
 	if s == nil || s.dev == nil {
@@ -199,9 +197,8 @@ func (p *Publication) Err() error {
 	return p.failed
 }
 
-// Flush returns when the length that the range had at the call is published. A
-// publication follows its range by itself; call Flush before you tell anyone that the
-// bytes are there.
+// Flush returns when the length that the range had at the call is published. Call it before you
+// tell anyone that the bytes are there: a publication otherwise follows its range by itself.
 func (p *Publication) Flush(ctx context.Context) error {
 	return p.runExclusive(ctx, p.publishRangeExclusive)
 }
@@ -328,8 +325,8 @@ func (p *Publication) Len() uint64 {
 	return p.published
 }
 
-// Generation counts how often published memory was taken back or replaced. Within
-// one generation Len never goes back.
+// Generation counts how often published memory was taken back or replaced. Len never decreases
+// within one generation.
 func (p *Publication) Generation() uint64 {
 	p = nonnil.Of(p)
 	p.mu.Lock()
@@ -345,10 +342,9 @@ func (p *Publication) Readers() int {
 	return len(p.attachments)
 }
 
-// Close ends the publication: no reader can attach any more, and those that are
-// attached get DELETED. They keep what they have mapped until they close their
-// View. Close waits for work that PublishAfter waits for. Twice is fine, and so is
-// a nil Publication.
+// Close ends the publication: no reader can attach any more. Attached readers get DELETED, and keep
+// what they have mapped until they close their View. Close waits for work that PublishAfter waits
+// for. Twice is fine, and so is a nil Publication.
 func (p *Publication) Close() error {
 	if p == nil || p.srv == nil {
 		return nil

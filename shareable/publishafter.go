@@ -9,15 +9,14 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// PublishAfter publishes the length n once the event has passed: for a kernel
-// that writes the memory that Grow has mapped, say. Readers see n as queued at
-// once. When the event has passed, the range's Len becomes n, which publishes it;
-// several lengths follow in the order of the calls. Until then the bytes below n are held:
-// a Clip that would unmap some of them returns vmm.ErrBusy. n must not exceed Cap
-// (vmm.ErrBounds), and must be below neither Len nor a length queued before
-// (vmm.ErrInvalid). While Seal or Retire runs, PublishAfter returns vmm.ErrBusy.
-// The Publication closes the event, also if PublishAfter fails. If a later step
-// fails, Err returns the error and Len stays where it is.
+// PublishAfter publishes the length n once the event has passed, for example after a kernel has
+// written memory that Grow has mapped. Readers see n as queued at once. When the event has passed,
+// the range's Len becomes n, which publishes it. Several lengths follow in the order of the calls.
+// Until then the bytes below n are held: a Clip that would unmap some of them returns vmm.ErrBusy.
+//
+// PublishAfter returns vmm.ErrBounds if n exceeds Cap, vmm.ErrInvalid if n is below Len or a length
+// queued before, and vmm.ErrBusy while Seal or Retire runs. The Publication closes the event, also
+// if PublishAfter fails. If a later step fails, Err returns the error and Len stays where it is.
 func (p *Publication) PublishAfter(n uint64, event *vmm.Event) error {
 	if p == nil || p.srv == nil {
 		return errors.Join(errNoPublication, event.Close())

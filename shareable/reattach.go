@@ -9,20 +9,21 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Reattach attaches once more, as old was attached by Attach, if old no longer follows
-// its owner: the owner was started again, say. It returns the new View and true. While
-// old.Err is nil, it returns old and false.
+// Reattach repeats the Attach that made old, if old no longer follows its owner: the owner was
+// started again, say. It returns the new View and true. While old.Err is nil, it returns old and
+// false.
 //
-// Nothing carries over to a new View. It has an address, a Len and a Generation of its
-// own, and after a restart another Instance.
+// Nothing carries over to a new View. It has an address, a Len and a Generation of its own, and
+// after a restart another Instance.
 //
-// The caller must Close both. What old has mapped can be read, and keeps its memory
-// allocated, until old is closed; that may also be before Reattach.
+// The caller must Close both. Memory that old has mapped can be read, and stays allocated, until
+// old is closed. That may also be before Reattach.
 //
 // If it cannot attach, Reattach returns old, false, and an error as Attach does: ErrOwnerGone or
-// ErrNotFound until the owner has published again. If old was attached with AttachOptions.Wait, it
-// waits for that. An object that was asked for by its ID is not found on another server, which may
-// have given the number to another object. For a View that was not made by Attach it returns vmm.ErrInvalid.
+// ErrNotFound until the owner has published again. If old was attached with AttachOptions.Wait,
+// Reattach waits for that. An object attached by its ID is not found on another server, because
+// that may have given the ID to another object. Reattach returns vmm.ErrInvalid for a View that
+// Attach did not make.
 func Reattach(ctx context.Context, old *View) (v *View, fresh bool, err error) {
 	if old == nil {
 		return nil, false, fmt.Errorf("attach again: %w", errNoView)

@@ -11,12 +11,12 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Receive makes a View of the memory that the other end of conn sends with Send.
-// All of it is mapped when Receive returns; it does not grow, and the View does
-// not need the sender any more. conn is of the kind "unixpacket"; Receive does not
-// close it. After an error it is shut down, and cannot be used any more. Timeout
-// limits each step, and ctx the whole. Limits and locks are as for Attach. The caller
-// must Close the View.
+// Receive makes a View of the memory that the other end of conn sends with Send. All of it is
+// mapped when Receive returns. The View does not grow, and does not need the sender any more.
+//
+// conn is of the kind "unixpacket". Receive does not close it, but shuts it down after an error:
+// then it cannot be used any more. Timeout limits each step, and ctx the whole. Limits and locks
+// are as for Attach. The caller must Close the View.
 func Receive(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o AttachOptions) (_ *View, err error) {
 	defer errtext.Wrapf(&err, "receive")
 	switch {

@@ -7,19 +7,19 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Retire takes back the bytes from n on. In this order
+// Retire takes back the bytes from n on, in this order:
 //
 //  1. readers see no more than n bytes, in a new generation;
-//  2. they unmap the chunks that hold no byte below n, and acknowledge; a reader
-//     that takes longer than Options.AckTimeout is disconnected. Before that it may use
-//     up two more such limits: one to take an earlier frame, one to take this one. What
-//     it does with the memory afterwards no Retire waits for;
+//  2. they unmap the chunks that hold no byte below n, and acknowledge. A reader that takes longer
+//     than Options.AckTimeout is disconnected. Before that it may use up two more such limits: one
+//     to receive an earlier frame, one to receive this one. No Retire waits for what a disconnected
+//     reader does with the memory;
 //  3. the range's Len becomes n, and Clip can free the memory.
 //
-// n must be at most the published length, else Retire returns vmm.ErrBounds: call Flush before, if
-// bytes beyond n were appended just now. While PublishAfter waits for an event it returns
-// vmm.ErrBusy, and while it runs, so does PublishAfter. If ctx ends first, or the range refuses the
-// length, Retire returns the error and the range's Len is published again.
+// Retire returns vmm.ErrBounds if n exceeds the published length: call Flush first, if bytes were
+// appended just now. It returns vmm.ErrBusy while PublishAfter waits for an event, and PublishAfter
+// returns that while Retire runs. If ctx ends first, or the range refuses the length, Retire
+// returns the error and the range's Len is published again.
 func (p *Publication) Retire(ctx context.Context, n uint64) error {
 	if p == nil || p.srv == nil {
 		return errNoPublication

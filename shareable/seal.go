@@ -15,18 +15,17 @@ import (
 type SealOptions struct {
 	// Digest publishes the SHA-256 of the bytes.
 	Digest bool
-	// KeepWriting leaves the owner's write access as it is. By default Seal makes
-	// the range read-only for the owner, which waits for work as vmm.Range.Grant
-	// does. That wait never ends in a process that also has a View of the object,
-	// with a stream that waits on it for more bytes than there will be.
+	// KeepWriting leaves the owner's write access as it is. By default Seal makes the range
+	// read-only for the owner, which waits for work as vmm.Range.Grant does. That wait never ends
+	// if the process also has a View of the object, and a stream waits on that View for more bytes
+	// than there will be.
 	KeepWriting bool
 }
 
-// Seal publishes Len as the final length, after every event that PublishAfter
-// waits for; while it runs, PublishAfter returns vmm.ErrBusy. Readers that wait for more
-// return. The range stays held. Nothing
-// but vmm.ShareReadOnly, on the host, keeps a reader from writing to sealed
-// memory; elsewhere readers are trusted not to.
+// Seal publishes Len as the final length, after every event that PublishAfter waits for.
+// PublishAfter returns vmm.ErrBusy while Seal runs. Readers that wait for more return. The range
+// stays held. Only vmm.ShareReadOnly, on the host, keeps a reader from writing to sealed memory;
+// elsewhere readers are trusted not to.
 func (p *Publication) Seal(ctx context.Context, o SealOptions) (err error) {
 	if p == nil || p.srv == nil {
 		return errNoPublication

@@ -13,17 +13,16 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Send sends all chunks of a range and its present length to the process at the
-// other end of conn, which calls Receive. It returns once they are mapped there.
-// The range may then be closed: the receiver keeps the memory. Bytes that the
-// owner writes later are visible to the receiver, but growth is not; use Publish
-// for that.
+// Send sends all chunks of a range and its present length to the process at the other end of conn,
+// which calls Receive. It returns once they are mapped there. The range may then be closed: the
+// receiver keeps the memory. The receiver sees bytes that are written later, but no growth; use
+// Publish for that. The range is as for Publish.
 //
-// conn is of the kind "unixpacket" or half of a socket pair. Send does not close
-// it; after an error, or when ctx has ended, it cannot be used any more. A receiver that
-// makes no progress for 10 s, or sends anything but what Receive sends, ends Send with
-// an error. If it has sent descriptors, which Send does not take, closing conn closes
-// those, which can take as long as the receiver likes. The range is as for Publish.
+// conn is of the kind "unixpacket" or half of a socket pair. Send does not close conn, which cannot
+// be used any more after an error, or when ctx has ended. Send returns an error if the receiver
+// makes no progress for 10 s, or sends anything but what Receive sends. Descriptors from the
+// receiver, which Send does not accept, are closed with conn, and that can take as long as the
+// receiver likes.
 func Send(ctx context.Context, conn *net.UnixConn, r *vmm.Range) (err error) {
 	defer errtext.Wrapf(&err, "send %v", r)
 	return send(ctx, conn, r, Options{})

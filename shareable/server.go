@@ -48,9 +48,9 @@ type Server struct {
 	taken      map[vmm.Segment]*takenMemory
 }
 
-// NewServer makes a server without a socket of its own, for connections that are
-// passed to ServeConn. It publishes memory of the device's driver. The caller
-// must Close it, before the device.
+// NewServer makes a server without a socket of its own, for connections that are passed to
+// ServeConn. It publishes memory of the device's driver. The caller must Close the Server before
+// the device.
 func NewServer(dev *vmm.Device, o Options) (*Server, error) {
 	s, err := newServer(dev, o)
 	if err != nil {
@@ -77,14 +77,16 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	return s, err
 }
 
-// Listen makes a server with a socket at path. A path with a slash is a file. Its
-// directory must exist, belong to this user or to root, not be a link, and not be
-// writable for others unless it is sticky; else Listen returns vmm.ErrPermission. A
-// name without a slash is a file in the user's own directory ($XDG_RUNTIME_DIR/cuvmm,
-// else cuvmm-<uid> among the temporary files), and "" is the name "default". A name
-// that begins with @ is an abstract one, which only the check of the user protects.
-// While another server has the path, Listen returns vmm.ErrBusy; if there is something
-// that is not a socket, vmm.ErrInvalid. The caller must Close it.
+// Listen makes a server with a socket at path, which is
+//   - a file, if path has a slash. Its directory must exist, belong to this user or to root, not be
+//     a link, and not be writable for others unless it is sticky; else Listen returns
+//     vmm.ErrPermission.
+//   - a file in the user's own directory ($XDG_RUNTIME_DIR/cuvmm, else cuvmm-<uid> among the
+//     temporary files), if path is a name without a slash. "" is the name "default".
+//   - an abstract name, if path begins with @. Only the check of the user protects it.
+//
+// Listen returns vmm.ErrBusy while another server has the path, and vmm.ErrInvalid if something
+// there is not a socket. The caller must Close the Server.
 func Listen(dev *vmm.Device, path string, o Options) (*Server, error) {
 	s, err := NewServer(dev, o)
 	if err != nil {
@@ -117,7 +119,7 @@ func (s *Server) Path() string { return nonnil.Of(s).path }
 // String is the server's path, for people.
 func (s *Server) String() string { return "server at " + s.Path() }
 
-// Instance is a random number of this server: another one after each start.
+// Instance is a random number that the server chooses at each start.
 func (s *Server) Instance() [16]byte { return nonnil.Of(s).hello.Instance }
 
 var errNoServer = fmt.Errorf("%w: no server", vmm.ErrInvalid)
@@ -180,10 +182,9 @@ func (s *Server) remove(o *object) {
 	}
 }
 
-// Close closes every publication and ends the connections of the readers, which
-// keep what they have mapped. It waits for work that PublishAfter waits for, and for
-// no reader: a connection whose close takes long is closed by a goroutine that goes on
-// after Close. Twice is fine, and so is a nil Server.
+// Close closes every publication and ends the connections of the readers, which keep what they have
+// mapped. It waits for work that PublishAfter waits for, but for no reader: a goroutine that
+// outlives Close closes connections whose close takes long. Twice is fine, and so is a nil Server.
 func (s *Server) Close() error {
 	if s == nil || s.dev == nil {
 		return nil

@@ -15,9 +15,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Span is a part of a Reservation that other processes map. It neither grows nor moves, and
-// until Close nothing unmaps it. Its bytes may change. Safe for concurrent use. The caller must
-// Close it before the reservation.
+// Span is a part of a Reservation that other processes map. It neither grows nor moves, and nothing
+// unmaps it until Close. Its bytes may change. Safe for concurrent use. The caller must Close it
+// before the reservation.
 type Span struct {
 	object // the chunks that the span lies in
 
@@ -26,19 +26,19 @@ type Span struct {
 	ending  sync.Mutex // held while it ends, so that what finds it ended finds it torn down; before mu
 }
 
-// PublishSpan makes n bytes of a reservation, from off on, available to readers under a name,
-// as Publish does a range. A View of it has these bytes and no others, and its Len changes no
-// more once all of them are mapped. But memory is shared in whole chunks: a reader has what else
-// lies in the first and the last one mapped as well.
+// PublishSpan makes n bytes of a reservation, from off on, available to readers under a name, as
+// Publish does a range. A View of the span has only these bytes, and its Len no longer changes once
+// all of them are mapped. But memory is shared in whole chunks, so a reader also maps what else
+// lies in the first and the last chunk.
 //
-// For a block of a pool, hold the block with pool.Pool.HoldBlock first, and release it after
-// Close or CloseUnused. The span alone keeps memory mapped, but not a block from being freed.
+// For a block of a pool, hold the block with pool.Pool.HoldBlock first, and release it after Close
+// or CloseUnused. The span alone keeps memory mapped, but does not keep a block from being freed.
 //
-// All of the span must be mapped, and be of memory that was made with vmm.ShareFD. If it is
-// not, if n is 0, or if readers may write and the memory was made with vmm.ShareReadOnly,
-// PublishSpan returns vmm.ErrInvalid. It returns vmm.ErrBusy if the name is in use, vmm.ErrLimit
-// for more objects than Options.MaxObjects or more than 65,536 chunks, and vmm.ErrClosed after
-// Close. The caller must Close the Span.
+// All of the span must be mapped, and be of memory made with vmm.ShareFD. PublishSpan returns
+// vmm.ErrInvalid if it is not, if n is 0, or if readers may write and the memory was made with
+// vmm.ShareReadOnly. It returns vmm.ErrBusy if the name is in use, vmm.ErrLimit for more objects
+// than Options.MaxObjects or more than 65,536 chunks, and vmm.ErrClosed after Close of the server.
+// The caller must Close the Span.
 func (s *Server) PublishSpan(name string, res *vmm.Reservation, off, n uint64, o PublishOptions) (_ *Span, err error) {
 	defer errtext.Wrapf(&err, "publish %q", name)
 	if s == nil || s.dev == nil {
@@ -146,7 +146,7 @@ func (p *Span) Len() uint64 {
 	return p.published
 }
 
-// Readers is the number of readers that are attached. One counts until its View is closed or its
+// Readers is the number of attached readers. A reader counts until its View is closed or its
 // process ends.
 func (p *Span) Readers() int {
 	p = nonnil.Of(p)
@@ -155,9 +155,9 @@ func (p *Span) Readers() int {
 	return len(p.attachments)
 }
 
-// Close ends the span: no reader can attach any more. Those that are attached get DELETED, and
-// keep what they have mapped until they close their View: it does not wait for them, as
-// CloseUnused does. Twice is fine, and so is a nil Span.
+// Close ends the span: no reader can attach any more. Attached readers get DELETED, and keep what
+// they have mapped until they close their View. Close, unlike CloseUnused, does not wait for them.
+// Twice is fine, and so is a nil Span.
 func (p *Span) Close() error {
 	if p == nil || p.srv == nil {
 		return nil
@@ -165,12 +165,12 @@ func (p *Span) Close() error {
 	return p.end(true)
 }
 
-// CloseUnused waits until no reader is attached, and closes the span then, whose memory can be
-// used for something else. Readers may attach meanwhile. If ctx ends first, CloseUnused returns
-// vmm.ErrBusy and the error of ctx, and the span stays; with a ctx that has ended it does not wait.
-// If Close, or Close of the server, has ended the span, CloseUnused returns vmm.ErrClosed: readers
-// may use the memory still. A reader that is stopped, or that the server has cut off, after
-// Options.AckTimeout for one, stays attached until its end of the connection is closed or shut down.
+// CloseUnused waits until no reader is attached, then closes the span. Its memory can then be used
+// for something else. Readers may attach meanwhile. If ctx ends first, CloseUnused returns
+// vmm.ErrBusy and the error of ctx, and the span stays. It does not wait if ctx has already ended.
+// If Close, or Close of the server, has ended the span, CloseUnused returns vmm.ErrClosed, because
+// readers may still use the memory. A reader that is stopped, or that the server has cut off (after
+// Options.AckTimeout, say), stays attached until its end of the connection is closed or shut down.
 func (p *Span) CloseUnused(ctx context.Context) error {
 	if p == nil || p.srv == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/stats"
 )
 
-// Stats counts what a Server has done since it was made. It is an slog.LogValuer, and String is
-// its JSON, as package expvar wants it. JSON field names are stable.
+// Stats counts what a Server has done since it was made. It is an slog.LogValuer, and String
+// returns its JSON, for package expvar. JSON field names are stable.
 type Stats struct {
 	Conns     int `json:"conns"`     // open now, also those that are being closed
 	Published int `json:"published"` // publications now
@@ -48,7 +48,7 @@ func (s *Server) Stats() Stats {
 }
 
 // ReaderStats is one reader of one object: what was sent to it, and what it has acknowledged. A
-// reader acknowledges memory once it has mapped it, and reads lengths without telling.
+// reader acknowledges memory once it has mapped it. It does not report which lengths it reads.
 type ReaderStats struct {
 	Object uint64 `json:"object"` // the number of its ID
 	Name   string `json:"name"`   // the object's; in a store one of several, or its ID
@@ -61,15 +61,15 @@ type ReaderStats struct {
 	Bytes        uint64 `json:"bytes"`        // of chunks that were acknowledged: what the reader maps
 	BytesBehind  uint64 `json:"bytes_behind"` // of chunks that were sent and are not acknowledged
 
-	// BehindSince is when the reader has last made progress while it had chunks to map, or when
-	// it was first told to unmap memory that it still has. It is zero while there is neither.
-	// Options.AckTimeout later the reader is disconnected.
+	// BehindSince is when a reader with chunks to map last made progress, or when it was first told
+	// to unmap memory that it still has. It is zero if there is neither. The reader is disconnected
+	// Options.AckTimeout later.
 	BehindSince time.Time `json:"behind_since,omitzero"`
 }
 
-// Readers returns the readers that are attached now, by object, then by user and process. A
-// reader of several objects is there once for each. The numbers of one reader are of one moment.
-// Safe for concurrent use.
+// Readers returns the attached readers, sorted by object, then by user and process. A reader of
+// several objects is there once for each. The numbers of one reader are of one moment. Safe for
+// concurrent use.
 func (s *Server) Readers() []ReaderStats {
 	if s == nil || s.dev == nil {
 		return nil

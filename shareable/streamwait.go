@@ -48,18 +48,17 @@ type streamWait struct {
 func (s *streamWait) release()     { storeWord(s.b, s.off, 1) }
 func (s *streamWait) passed() bool { return s.idle || loadWord(s.b, s.off+8) == 1 }
 
-// WaitOn makes work that is queued on s from now on wait until Len is at least n.
-// If n becomes unreachable the stream is released, and Err or Sealed tells why. If
-// either is known already, WaitOn returns as Wait does and queues nothing. The
-// call itself does not wait.
+// WaitOn makes work queued on s from now on wait until Len is at least n. If n becomes unreachable
+// the stream is released, and Err or Sealed tells why. If Len has reached n, or never can, WaitOn
+// returns as Wait does and queues nothing. The call itself does not wait.
 //
-// The stream must be one of the View's device and stay open until WaitOn returns.
-// If it is being captured, WaitOn returns vmm.ErrCapturing; if streams cannot wait
-// for memory, vmm.ErrNotSupported. The first call allocates page-locked memory,
-// which invalidates a capture elsewhere on the device, unless it is a relaxed one.
+// The stream must be of the View's device and stay open until WaitOn returns. WaitOn returns
+// vmm.ErrCapturing if the stream is being captured, and vmm.ErrNotSupported if streams cannot wait
+// for memory. The first call allocates page-locked memory, which invalidates a capture elsewhere on
+// the device unless it is relaxed.
 //
-// If the owner takes back memory while the stream waits for bytes of it, the View
-// detaches from the owner (ErrRetired), because unmapping waits for the stream.
+// If the owner takes back memory while the stream waits for bytes of it, the View detaches from the
+// owner (ErrRetired), because unmapping waits for the stream.
 func (v *View) WaitOn(s *vmm.Stream, n uint64) error {
 	if v == nil || s == nil {
 		return fmt.Errorf("%w: no view, or no stream", vmm.ErrInvalid)

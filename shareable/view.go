@@ -16,17 +16,18 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// View is another process's memory, mapped in this one: a prefix that grows as its
-// owner publishes more, at an address that never moves. All addresses are reserved
-// when it is made, and a goroutine maps the chunks that the owner sends.
+// View is memory of another process, the owner, mapped in this one: a prefix that grows as the
+// owner publishes more, at an address that never moves. All addresses are reserved when the View is
+// made. A goroutine maps the chunks that the owner sends.
 //
 // When the owner ends, the View keeps what it has mapped: Len no longer changes, and Err returns
-// ErrOwnerGone. Of a store whose server is started again it goes on by itself. No owner can make a
-// call of a View wait without limit. But local work can: Close waits for work that uses the memory.
+// ErrOwnerGone. A View of a store goes on by itself if its server is started again. No owner can
+// make a call of a View wait without limit, but local work can: Close waits for work that uses the
+// memory.
 //
-// A View without AttachOptions.Write is mapped for reading, which prevents writes
-// by mistake. On the host the owner can also enforce it. On CUDA every process
-// that has the memory can make itself able to write: trust it, or copy.
+// A View without AttachOptions.Write is mapped for reading, which prevents writes by mistake. On
+// the host the owner can also enforce it. On CUDA every process that has the memory can give itself
+// write access: trust it, or copy.
 //
 // Safe for concurrent use. The caller must Close it.
 type View struct {
@@ -101,11 +102,11 @@ func (v *View) first() vmm.Ptr { return v.res.Ptr() + vmm.Ptr(v.obj.Base) }
 // beyond is how many bytes of the object there are if the chunks end at an offset.
 func (v *View) beyond(end uint64) uint64 { return end - min(end, v.obj.Base) }
 
-// Len is how many bytes can be read: what the owner has published, as far as it is
-// mapped here. It makes no system call. It only grows, unless the owner takes
-// bytes back, which changes Generation. A store's object that is not sealed can show for a moment
-// bytes that do not count, because their Writer has lost its lease. Then Len falls to what counts,
-// and Err is ErrRetired. After Close it is 0.
+// Len is how many bytes can be read: those that the owner has published and that are mapped here.
+// It makes no system call. It only grows, unless the owner takes bytes back, which changes
+// Generation. A store's object that is not sealed can briefly show bytes that do not count, because
+// their Writer has lost its lease. Len then falls to what counts, and Err is ErrRetired. After
+// Close it is 0.
 func (v *View) Len() uint64 {
 	if v == nil || v.dev == nil {
 		return 0
@@ -154,8 +155,8 @@ func (v *View) lengthsLocked() (n, published uint64) {
 	}
 }
 
-// Cap is how many bytes are mapped. Those beyond Len have no meaning yet; beyond a Span they are
-// what else lies in its last chunk.
+// Cap is how many bytes are mapped. Bytes beyond Len have no meaning yet. For a Span they are what
+// else lies in its last chunk.
 func (v *View) Cap() uint64 {
 	if v == nil || v.dev == nil {
 		return 0
@@ -214,8 +215,8 @@ func (v *View) Heartbeat() time.Time {
 	return time.Unix(0, int64(at))
 }
 
-// Max is how many bytes can be mapped here at most: the owner's maximum, and no more
-// than AttachOptions.MaxBytes.
+// Max is the most bytes that can be mapped here: the owner's maximum, but no more than
+// AttachOptions.MaxBytes.
 func (v *View) Max() uint64 { return nonnil.Of(v).max }
 
 // Device is the device that the memory is mapped for.
@@ -230,10 +231,10 @@ func (v *View) Location() vmm.Location {
 	return vmm.Location{}
 }
 
-// String is what Report and the errors of a device call the View's addresses, for people.
+// String is how Report and the errors of a device name the View's addresses, for people.
 func (v *View) String() string { return fmt.Sprintf("view of %q", nonnil.Of(v).obj.Name) }
 
-// Name is the object's name. Of a View of store.Client.Get it is the name or ID that Get was given.
+// Name is the object's name. For a View from store.Client.Get it is the name or ID passed to Get.
 func (v *View) Name() string {
 	v = nonnil.Of(v)
 	return cmp.Or(v.asked, v.obj.Name)
@@ -245,7 +246,7 @@ func (forStore) SetName(v *View, name string) { v.asked = name }
 // ID is the number of the object in its owner.
 func (v *View) ID() uint64 { return nonnil.Of(v).obj.ID }
 
-// Instance is a random number of the owner: another one after each start.
+// Instance is a random number that the owner chooses at each start.
 func (v *View) Instance() [16]byte { return nonnil.Of(v).obj.Instance }
 
 // Meta returns a copy of PublishOptions.Meta.
@@ -259,8 +260,7 @@ func (v *View) Generation() uint64 {
 	return v.generation
 }
 
-// Sealed reports whether the owner has said that neither length nor bytes change
-// any more.
+// Sealed reports whether the owner has said that neither length nor bytes will change any more.
 func (v *View) Sealed() bool {
 	v = nonnil.Of(v)
 	v.mu.RLock()
@@ -282,10 +282,10 @@ func (v *View) Digest() ([32]byte, bool) {
 	return *v.digest, true
 }
 
-// Err returns nil while more bytes can come, and also once the object is sealed
-// and all of it is mapped. Else it returns why nothing more comes: ErrOwnerGone, also
-// after the owner has closed the Publication,
-// ErrTooSlow, ErrProtocol, ErrRetired, an error of mapping, or after Close vmm.ErrClosed.
+// Err returns nil while more bytes can come, and also once the object is sealed and fully mapped.
+// Otherwise it returns why nothing more comes: ErrOwnerGone (also after the owner has closed the
+// Publication), ErrTooSlow, ErrProtocol, ErrRetired, vmm.ErrLimit, an error of mapping, or
+// vmm.ErrClosed after Close.
 func (v *View) Err() error {
 	if v == nil || v.dev == nil {
 		return errNoView
@@ -334,9 +334,8 @@ func (v *View) detach(cause error) {
 // before Ptr, and the last end after the object: see PublishSpan.
 func (v *View) Segments() []vmm.Segment { return nonnil.Of(v).res.Segments() }
 
-// UsedBy names the streams that use this memory, as Reservation.UsedBy does: the
-// View waits for the work queued on them before it unmaps memory that the owner
-// takes back, and at Close.
+// UsedBy adds streams that use this memory, as Reservation.UsedBy does. The View waits for the work
+// queued on them before it unmaps memory that the owner takes back, and at Close.
 func (v *View) UsedBy(streams ...*vmm.Stream) error {
 	if v == nil || v.dev == nil {
 		return errNoView
@@ -351,18 +350,19 @@ type closeAttempt struct {
 }
 
 // Close disconnects from the owner, waits for work that uses the memory, unmaps it and frees the
-// addresses. With AttachOptions.Write it disconnects once nothing uses the memory any more, also if
-// the View has failed before: until then the owner counts this reader, and so does not use the
-// memory of a Span for something else.
-// Without Write, the caller ends work that reads a Span's memory before. Chunks that were taken from
-// Segments keep the memory: close them first. Streams that wait by WaitOn are released;
-// if WaitOn was used, Close waits for all work of the device. The errors are those of
+// addresses. With AttachOptions.Write it disconnects only once nothing uses the memory any more,
+// also if the View has failed before. Until then the owner counts this reader, and so does not use
+// the memory of a Span for something else. Without Write, the caller must first end work that reads
+// a Span's memory.
+//
+// Chunks taken from Segments keep the memory: close them first. Streams that wait by WaitOn are
+// released. If WaitOn was used, Close waits for all work of the device. The errors are those of
 // Reservation.Close. After an error only Close can be called, and it tries again. Twice is fine,
 // and so is a nil View.
 func (v *View) Close() error { return v.CloseContext(context.Background()) }
 
-// CloseContext is Close, except that it stops waiting when ctx is done and returns
-// its error. The close continues; another Close waits for it.
+// CloseContext is Close, except that it stops waiting when ctx is done and then returns the error
+// of ctx. The close continues; another Close waits for it.
 func (v *View) CloseContext(ctx context.Context) error {
 	if v == nil || v.dev == nil {
 		return nil
@@ -474,8 +474,8 @@ func (v *View) Stats() ViewStats {
 	return s
 }
 
-// MemoryArg sets m to the bytes up to Len as an argument of a kernel, for package kernel. A
-// kernel may read them; if it writes, the view must have been attached so.
+// MemoryArg sets m to the bytes up to Len as an argument of a kernel, for package kernel. A kernel
+// may read them, and may write them if the View was attached with AttachOptions.Write.
 func (v *View) MemoryArg(m *vmm.MemoryArg) {
 	if m == nil {
 		return

@@ -5,9 +5,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Grant gives devices access to what is mapped here and what will be, as vmm.Reservation.Grant
-// does. At first only Device has it, whatever the owner has granted. Without AttachOptions.Write
-// more than vmm.AccessRead is vmm.ErrInvalid. Other errors are those of vmm.Reservation.Grant.
+// Grant gives devices access to present and future memory of the View, as vmm.Reservation.Grant
+// does. At first only Device has access, whatever the owner has granted. Without
+// AttachOptions.Write, more than vmm.AccessRead is vmm.ErrInvalid. Other errors are those of
+// vmm.Reservation.Grant.
 func (v *View) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	if v == nil || v.dev == nil {
 		return errNoView
@@ -15,7 +16,7 @@ func (v *View) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	return v.res.Grant(a, devs...)
 }
 
-// Revoke takes away what Grant gave, as vmm.Reservation.Revoke does, with its errors.
+// Revoke removes access that Grant gave, as vmm.Reservation.Revoke does, with its errors.
 func (v *View) Revoke(devs ...*vmm.Device) error {
 	if v == nil || v.dev == nil {
 		return errNoView

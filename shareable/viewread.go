@@ -29,9 +29,8 @@ func (v *View) Snapshot() Snapshot {
 	return Snapshot{Ptr: v.first(), Len: v.lenLocked(), Generation: v.generation}
 }
 
-// Valid reports whether the owner has taken none of the object's bytes back since
-// the snapshot. Call it after reading: if it returns true, what was read before is
-// what the snapshot showed.
+// Valid reports whether the owner has taken none of the object's bytes back since the snapshot.
+// Call it after reading: if it returns true, the bytes read before are those of the snapshot.
 func (v *View) Valid(s Snapshot) bool {
 	if v == nil || v.dev == nil {
 		return false
@@ -48,10 +47,10 @@ func (v *View) Valid(s Snapshot) bool {
 	return v.detached || v.page == nil || v.page.generation() == s.Generation
 }
 
-// Host returns the first Len bytes as a slice, if the CPU can address the memory,
-// else vmm.ErrNotSupported: on CUDA. The slice is valid until Close. If the owner
-// takes back bytes of it, the View keeps them mapped and detaches from the owner
-// (ErrRetired). Access to the slice after Close crashes the process.
+// Host returns the first Len bytes as a slice. It returns vmm.ErrNotSupported if the CPU cannot
+// address the memory, as on CUDA. The slice is valid until Close; access to it afterwards crashes
+// the process. If the owner takes back bytes of it, the View keeps them mapped and detaches from
+// the owner (ErrRetired).
 func (v *View) Host() ([]byte, error) {
 	if v == nil || v.dev == nil {
 		return nil, errNoView
@@ -102,10 +101,10 @@ func (v *View) ReadAt(p []byte, off int64) (int, error) {
 // the View follows its owner, and has not heard that the object is sealed.
 func (v *View) Writable() bool { return v != nil && v.opts.Write && v.Err() == nil && !v.Sealed() }
 
-// WriteAt copies p to the memory from off on. It writes nothing and returns Err if the View no longer
-// follows its owner, vmm.ErrPermission if it is mapped for reading or Sealed, and vmm.ErrBounds beyond
-// Len. A seal does not wait for those who write by a View: until WaitSealed returns, WriteAt may
-// still change bytes that are sealed, as work of the device's that was queued before may.
+// WriteAt copies p to the memory from off on. It writes nothing and returns Err if the View no
+// longer follows its owner, vmm.ErrPermission if the View is mapped for reading or Sealed, and
+// vmm.ErrBounds beyond Len. A seal does not wait for writers that use a View: until WaitSealed
+// returns, WriteAt may still change sealed bytes, as device work queued before may.
 func (v *View) WriteAt(p []byte, off int64) (int, error) {
 	if v == nil || v.dev == nil {
 		return 0, errNoView
@@ -128,9 +127,8 @@ func (v *View) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// Tensor describes the whole rows that can be read now, for libraries that take a
-// pointer, a shape and strides. If the object has no layout, Tensor returns
-// vmm.ErrInvalid.
+// Tensor describes the whole rows that can be read now, for libraries that take a pointer, a shape
+// and strides. It returns vmm.ErrInvalid if the object has no layout.
 func (v *View) Tensor() (vmm.Tensor, error) {
 	if v == nil || v.dev == nil {
 		return vmm.Tensor{}, errNoView

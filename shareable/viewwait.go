@@ -105,9 +105,9 @@ func (v *View) endWatch(wake *wakeReceiver) {
 	}
 }
 
-// Wait waits until Len is at least n. If that cannot happen any more, it returns
-// why: vmm.ErrBounds if n is beyond Max, ErrSealed if the object was sealed below
-// n, vmm.ErrClosed after Close, else Err. If ctx ends first, it returns its error.
+// Wait waits until Len is at least n. If that cannot happen any more, it returns why: vmm.ErrBounds
+// if n is beyond Max, ErrSealed if the object was sealed below n, vmm.ErrClosed after Close, else
+// Err. If ctx ends first, it returns ctx.Err().
 func (v *View) Wait(ctx context.Context, n uint64) error {
 	if v == nil || v.dev == nil || ctx == nil {
 		return fmt.Errorf("%w: no view, or no context", vmm.ErrInvalid)
@@ -115,9 +115,9 @@ func (v *View) Wait(ctx context.Context, n uint64) error {
 	return v.waitUntil(ctx, func() (bool, error) { return v.reachedLocked(n) })
 }
 
-// WaitSealed waits until the object is sealed, all of it is mapped, and Digest knows what
-// the owner has sent. If that cannot happen any more, it returns why: vmm.ErrClosed after
-// Close, else Err. If ctx ends first, it returns its error.
+// WaitSealed waits until the object is sealed and fully mapped, and Digest knows what the owner has
+// sent. If that cannot happen any more, it returns why: vmm.ErrClosed after Close, else Err. If ctx
+// ends first, it returns ctx.Err().
 func (v *View) WaitSealed(ctx context.Context) error {
 	if v == nil || v.dev == nil || ctx == nil {
 		return fmt.Errorf("%w: no view, or no context", vmm.ErrInvalid)
@@ -161,9 +161,9 @@ func (v *View) waitUntil(ctx context.Context, reached func() (bool, error)) erro
 	}
 }
 
-// Changed is closed at the next change: of Len, Cap, Generation, Sealed or Err. Take it
-// before what you look at, and no change is missed. Once nothing more can come it is
-// closed already: after Close, after an error, and when a sealed object is wholly mapped.
+// Changed returns a channel that is closed at the next change of Len, Cap, Generation, Sealed or
+// Err. To miss no change, call it before you look at those. The channel is already closed if
+// nothing more can come: after Close, after an error, and when a sealed object is wholly mapped.
 func (v *View) Changed() <-chan struct{} {
 	if v == nil || v.dev == nil {
 		return closedChan

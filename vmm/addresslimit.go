@@ -8,14 +8,13 @@ import (
 
 const defaultAddressLimit = 1 << 46
 
-// SetAddressLimit changes how many bytes of addresses all reservations of this
-// process may hold together, and returns the old limit. The default is 2^46, half
-// of what the kernel gives a process on x86-64: if addresses run out, Go's own heap
-// cannot grow and the process dies. A limit below what is reserved already only
-// stops new reservations.
+// SetAddressLimit changes how many bytes of addresses all reservations of this process may hold together,
+// and returns the old limit. The default is 2^46, half of what the kernel gives a process on x86-64,
+// because Go's own heap cannot grow and the process dies if addresses run out. A limit below the current
+// use only stops new reservations.
 //
-// Most addresses are cut out of arenas of 1 TiB, each of which counts whole. Arenas take at most half of
-// the limit. An empty one is freed when another reservation needs its room.
+// Most addresses come from arenas of 1 TiB, each of which counts in full. Arenas use at most half of the
+// limit. An empty arena is freed when another reservation needs its room.
 func SetAddressLimit(bytes uint64) (old uint64) {
 	process.mu.Lock()
 	old, process.limit = process.limit, bytes

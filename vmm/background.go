@@ -115,10 +115,10 @@ func (d *Device) runWorker() {
 	}
 }
 
-// SetLogger logs failures that no caller sees: of growth ahead, and of unmapping what a Clip has
-// left to the device's goroutine. Both are tried again. With nil, the default,
-// nothing is logged. The device's goroutine calls the logger's handler, with no lock held. The
-// handler may call and close the device and what is open on it. A slow one delays that goroutine.
+// SetLogger logs failures that no caller sees: of growth ahead, and of unmapping that a Clip has left to
+// the device's goroutine. Both are tried again. With nil, the default, nothing is logged. The device's
+// goroutine calls the logger's handler, with no lock held. The handler may call and close the device and
+// what is open on it. A slow handler delays that goroutine.
 func (d *Device) SetLogger(l *slog.Logger) {
 	if d != nil {
 		d.logger.Store(l)

@@ -11,17 +11,17 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
-// Chunk is one piece of physical memory: what is mapped, unmapped and shared as
-// a whole. A mapping holds the memory by itself, so a Chunk may be closed as
-// soon as it is mapped. Safe for concurrent use. The caller must Close it.
+// Chunk is one piece of physical memory, which is mapped, unmapped and shared as a whole. A mapping keeps
+// the memory by itself, so a Chunk may be closed as soon as it is mapped. Safe for concurrent use. The
+// caller must Close it.
 type Chunk struct {
 	mem    *memory
 	dev    *Device // lists it as open
 	closed atomic.Bool
 }
 
-// Create takes size bytes of physical memory, a multiple of the granularity.
-// Prop.Location's zero value is this device. The caller must Close the Chunk.
+// Create allocates size bytes of physical memory, a multiple of the granularity. Prop.Location's zero
+// value is this device. The caller must Close the Chunk.
 func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 	m, err := d.createForCaller("create chunk", size, p, &memsample.Source{Kind: memsample.Chunk})
 	if err == nil {
@@ -30,9 +30,9 @@ func (d *Device) Create(size uint64, p Prop) (c *Chunk, err error) {
 	return c, d.wrap("create chunk", 0, size, err)
 }
 
-// CreateOrReuse is Create that takes cached memory of that size and property, if there is
-// some: see SetReleaseThreshold. Such memory keeps what was written there before. The caller
-// must Close the Chunk, which may put the memory back into the cache.
+// CreateOrReuse is Create, but uses cached memory of that size and property if there is some; see
+// SetReleaseThreshold. Such memory keeps what was written there before. The caller must Close the Chunk,
+// which may put the memory back into the cache.
 func (d *Device) CreateOrReuse(size uint64, p Prop) (c *Chunk, err error) {
 	m, err := d.reuseOrCreate("create or reuse chunk", size, p, forCaller, &memsample.Source{Kind: memsample.Chunk})
 	if err == nil {
@@ -99,10 +99,9 @@ func (d *Device) chunk(m *memory, made []uintptr) (*Chunk, error) {
 	return c, nil
 }
 
-// Import makes a Chunk of a file descriptor that another process, or this one,
-// exported. Import does not take fd; close it when Import returns. The size is
-// the exporter's word: a wrong one may only show when the Chunk is mapped, as
-// ErrInvalid. The caller must Close the Chunk.
+// Import makes a Chunk of a file descriptor that another process, or this one, exported. Import does not
+// take fd; close it when Import returns. The size comes from the exporter; a wrong size may only show
+// when the Chunk is mapped, as ErrInvalid. The caller must Close the Chunk.
 func (d *Device) Import(fd int, size uint64, p Prop) (*Chunk, error) {
 	return d.importMade(fd, size, p, nil)
 }
@@ -146,11 +145,10 @@ func (c *Chunk) Size() uint64 {
 	return c.mem.size
 }
 
-// Properties is what the driver says that the memory was created with: where it is, how
-// it can be exported, and what it can do. Compress is true only if the memory is
-// compressed, whatever Create was asked for. Of imported memory Share is 0. Errors are
-// ErrInvalid for a nil Chunk, ErrClosed after Close, and those of the driver, which is called.
-// Safe for concurrent use.
+// Properties returns the driver's record of the memory: where it is, how it can be exported, and what it
+// can do. Compress is true only if the memory is compressed, whatever Create was asked for. Share is 0
+// for imported memory. Properties calls the driver and returns its errors, ErrInvalid for a nil Chunk, or
+// ErrClosed after Close. Safe for concurrent use.
 func (c *Chunk) Properties() (Prop, error) {
 	if c == nil || c.mem == nil {
 		return Prop{}, &OpError{Op: "properties of chunk", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
@@ -164,9 +162,8 @@ func (c *Chunk) Properties() (Prop, error) {
 	return p, c.dev.wrap("properties of chunk", 0, m.size, err)
 }
 
-// Export returns a new file descriptor of the memory, which keeps the memory
-// alive. It is ErrInvalid for a chunk that was not created with ShareFD. The
-// caller must close it.
+// Export returns a new file descriptor of the memory, which keeps the memory alive. It returns ErrInvalid
+// if the chunk was not created with ShareFD. The caller must close fd.
 func (c *Chunk) Export() (fd int, err error) {
 	if c == nil || c.mem == nil {
 		return -1, &OpError{Op: "export chunk", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
@@ -216,8 +213,8 @@ func (c *Chunk) Freed() (bool, error) {
 	return freed, c.dev.wrap("ask for freed memory", 0, c.mem.size, err)
 }
 
-// Segment is one accessible chunk, with its address and the memory, which can be registered
-// or shared. Mapping, in a Report, is for people: any mapped chunk, and its state.
+// Segment is one accessible chunk, with its address and its memory, to register or share. For people, a
+// Report has a Mapping of every mapped chunk, with its state.
 type Segment struct {
 	Addr     Ptr
 	Size     uint64
@@ -226,8 +223,8 @@ type Segment struct {
 	dev      *Device
 }
 
-// Chunk is a new reference to the segment's memory, ErrClosed if that was released.
-// The caller must Close it.
+// Chunk returns a new reference to the segment's memory, or ErrClosed if that was released. The caller
+// must Close it.
 func (s Segment) Chunk() (*Chunk, error) {
 	if s.mem == nil {
 		return nil, &OpError{Op: "take chunk", Err: fmt.Errorf("%w: no segment", ErrInvalid)}
@@ -239,9 +236,9 @@ func (s Segment) Chunk() (*Chunk, error) {
 	return c, s.dev.wrap("take chunk", s.Addr, s.Size, err)
 }
 
-// Freed reports whether the segment's memory is free: this process has no reference to
-// it, and no other process a descriptor or a mapping. In doubt it is false. It is
-// ErrNotSupported where the driver cannot tell, as CUDA's.
+// Freed reports whether the segment's memory is free: this process has no reference to it, and no other
+// process a descriptor or a mapping. In doubt it returns false. It returns ErrNotSupported where the
+// driver cannot tell, as on CUDA.
 func (s Segment) Freed() (bool, error) {
 	if s.mem == nil {
 		return false, &OpError{Op: "ask for freed memory", Err: fmt.Errorf("%w: no segment", ErrInvalid)}
@@ -260,11 +257,11 @@ func (m *memory) freed(dev *Device) (bool, error) {
 	return freed && m.refs.Load() == 0, err
 }
 
-// Segments lists what is mapped, by address, without what is retiring. Every
-// one of them has to be registered or shared, not only the first.
+// Segments lists the mapped chunks by address, without those that are retiring. Register or share every
+// one of them, not only the first.
 func (r *Reservation) Segments() []Segment { return r.AppendSegments(nil) }
 
-// AppendSegments appends what Segments lists to dst, for those who ask often.
+// AppendSegments appends what Segments lists to dst, for frequent calls.
 func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 	if r == nil || r.dev == nil {
 		return dst
@@ -280,18 +277,16 @@ func (r *Reservation) AppendSegments(dst []Segment) []Segment {
 	return dst
 }
 
-// ExportDMABuf returns a dma-buf of [off, off+size), whole pages of the host, for
-// a network card or another device: over several chunks, or a part of one. All
-// of it must be mapped, and of chunks that were made with Share or RDMA, or
-// imported: others may be cached and used again here while a card still reads them,
-// so they are ErrInvalid, and so is a hole. ErrNotSupported where the driver has
-// no dma-buf, the host's for one.
+// ExportDMABuf returns a dma-buf of [off, off+size) for a network card or another device: whole pages of
+// the host, in several chunks or a part of one. It returns ErrInvalid unless all of it is mapped, from
+// chunks that were made with Share or RDMA, or imported. Other chunks may be cached and used again here
+// while a card still reads them. It returns ErrNotSupported where the driver has no dma-buf, as on the
+// host.
 //
-// The descriptor keeps the memory alive, and not its mapping: Generation tells
-// whether a registration still shows what lies at the addresses. Growth leaves
-// it right and does not extend it. If a library wants a registration for each
-// chunk, every one of Segments has to be exported; Watch says when chunks come and go.
-// A flag that the driver or the device does not know is ErrNotSupported: an export without it
+// The descriptor keeps the memory alive, but not its mapping: Generation tells whether a registration
+// still shows the memory at the addresses. Growth neither ends nor extends it. If a library wants a
+// registration for each chunk, export every one of Segments; Watch says when chunks come and go.
+// ErrNotSupported is also for a flag that the driver or the device does not know; an export without it
 // may work. The caller must close fd.
 func (r *Reservation) ExportDMABuf(off, size uint64, flags ...DMABufFlags) (fd int, err error) {
 	defer func() { err = r.wrap("export dma-buf", off, size, err) }()
@@ -324,10 +319,9 @@ func (d *Device) exportRange(p Ptr, size uint64, name string, flags []DMABufFlag
 	return fd, nil
 }
 
-// ExportDMABuf is Reservation.ExportDMABuf of the whole segment, for Watch.Mapped, which must
-// not call that. In other places it is the caller who sees to it that the segment stays
-// mapped, by Hold for one: the dma-buf shows what is mapped at the address. The caller must
-// close fd.
+// ExportDMABuf is Reservation.ExportDMABuf of the whole segment, for Watch.Mapped, which must not call
+// that. Elsewhere the caller must keep the segment mapped, for example by Hold, because the dma-buf shows
+// what is mapped at the address. The caller must close fd.
 func (s Segment) ExportDMABuf(flags ...DMABufFlags) (fd int, err error) {
 	const op = "export dma-buf"
 	switch {
@@ -388,10 +382,9 @@ func (g *Range) ExportDMABuf(off, size uint64, flags ...DMABufFlags) (fd int, er
 	return g.res().ExportDMABuf(off, size, flags...)
 }
 
-// ExportFabric returns the chunk's name in the fabric, by which other machines can
-// import it. Unlike a descriptor it keeps nothing alive, and any process that
-// knows it can have the memory. It is ErrInvalid for a chunk that was not created with
-// ShareFabric.
+// ExportFabric returns the chunk's name in the fabric, by which other machines can import it. Unlike a
+// descriptor, the name keeps nothing alive, and any process that knows it can import the memory. It
+// returns ErrInvalid if the chunk was not created with ShareFabric.
 func (c *Chunk) ExportFabric() ([64]byte, error) {
 	const op = "export chunk to the fabric"
 	if c == nil || c.mem == nil {
@@ -415,9 +408,8 @@ func (c *Chunk) ExportFabric() ([64]byte, error) {
 
 var errNoFabric = fmt.Errorf("%w: fabric handles", ErrNotSupported)
 
-// ImportFabric makes a Chunk of a name that ExportFabric gave, here or on another
-// machine of the fabric. For the size it is as Import. The caller must Close the
-// Chunk.
+// ImportFabric makes a Chunk of a name that ExportFabric gave, here or on another machine of the fabric.
+// The size is as for Import. The caller must Close the Chunk.
 func (d *Device) ImportFabric(name [64]byte, size uint64, p Prop) (*Chunk, error) {
 	c, err := d.importChunk(size, p, func(p Prop) (driver.Handle, error) {
 		x, ok := d.drv.(driver.FabricSharer)

@@ -12,16 +12,15 @@ import (
 
 // Close waits for work that may use the memory, unmaps it and frees the addresses.
 //
-// It returns ErrBusy while the reservation is held, and for one inside a Range: close the Range. It
-// returns ErrCapturing if a captured stream may use the memory; until it knows that, other calls may
-// return ErrClosed. After either error the reservation is open as before. If the device is lost,
-// everything is given back all the same, and the error returned. After any other error only Close
-// works: call it again. Twice is fine, and so is a nil Reservation.
+// It returns ErrBusy while the reservation is held, and for one inside a Range; close the Range. It
+// returns ErrCapturing if a captured stream may use the memory. While it checks that, other calls may
+// return ErrClosed. After either error the reservation is open as before. If the device is lost, Close
+// frees everything all the same, and returns the error. After any other error only Close works; call it
+// again. Twice is fine, and so is a nil Reservation.
 func (r *Reservation) Close() error { return r.CloseContext(context.Background()) }
 
-// CloseContext is Close that stops waiting when ctx is done and returns its
-// error. The close goes on by itself; Device.Close waits for it. There is one at a time: another
-// CloseContext waits for it first.
+// CloseContext is Close, but stops waiting when ctx is done and returns ctx's error. The close goes on by
+// itself; Device.Close waits for it. Another CloseContext waits for it first.
 func (r *Reservation) CloseContext(ctx context.Context) error {
 	if r == nil || r.dev == nil {
 		return nil

@@ -187,10 +187,9 @@ func (r *Reservation) checkStreamLocked(s *Stream) error {
 	return nil
 }
 
-// CopyIn copies src to the device and has finished when it returns. It waits
-// for nothing that other streams have queued. If the CPU cannot address the
-// memory, large copies go through pinned memory of the library's own, as do
-// those of Range.
+// CopyIn copies src to the device and has finished when it returns. It does not wait for work of other
+// streams. If the CPU cannot address the memory, large copies go through pinned memory of the library's
+// own, as those of Range do.
 func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
 	locked, o, err := d.lockSpan(nil, Span{Addr: dst, Size: n, Access: AccessReadWrite})
@@ -201,8 +200,8 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	return d.wrap("copy in", dst, n, err)
 }
 
-// CopyOut copies device memory to dst and has finished when it returns. It
-// waits for nothing that other streams have queued; Range.ReadAt does.
+// CopyOut copies device memory to dst and has finished when it returns. Unlike Range.ReadAt, it does not
+// wait for work of other streams.
 func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
 	locked, o, err := d.lockSpan(nil, Span{Addr: src, Size: n, Access: AccessRead})
@@ -225,19 +224,17 @@ func (d *Device) lockSpan(on *Stream, s Span) (locked lockedSpans, o *openDevice
 	return locked, o, err
 }
 
-// CopyIn copies pageable host memory to the device in the stream's order: work queued
-// later sees it. It returns as soon as src may be reused, which is before the
-// copy has run, and waits for no other stream. On a stream that is being
-// captured it returns ErrCapturing, since a graph would copy whatever lies in
+// CopyIn copies pageable host memory to the device in the stream's order: work queued later sees it. It
+// returns as soon as src may be reused, before the copy has run, and waits for no other stream. It
+// returns ErrCapturing on a stream that is being captured, because a graph would copy whatever lies in
 // the library's buffer by then. After an error dst may hold part of src.
 func (s *Stream) CopyIn(dst Ptr, src []byte) error {
 	_, err := s.copyIn(dst, src)
 	return s.wrap("copy in", dst, uint64(len(src)), err)
 }
 
-// CopyOut copies device memory to dst after what the stream has queued, and
-// returns when dst is filled. On a stream that is being captured it returns
-// ErrCapturing.
+// CopyOut copies device memory to dst after what the stream has queued, and returns when dst is filled.
+// It returns ErrCapturing on a stream that is being captured.
 func (s *Stream) CopyOut(dst []byte, src Ptr) (err error) {
 	stops := inside{}.Stops(s)
 	defer func(n uint64, src Ptr) {
@@ -380,11 +377,10 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 	return err
 }
 
-// Copy2D queues a copy of count rows of width bytes each: only them, and not what
-// lies between them on either side. Width must be at most each pitch, else it returns
-// ErrInvalid. Either side is as for Copy. All memory from the first row to the end of
-// the last must be mapped and accessible, the padding included. After an error of the
-// driver some rows may be copied.
+// Copy2D queues a copy of count rows of width bytes each, without the padding between them on either
+// side. It returns ErrInvalid if width is above a pitch. Either side is as for Copy. All memory from the
+// first row to the end of the last must be mapped and accessible, the padding included. After an error of
+// the driver some rows may be copied.
 func (s *Stream) Copy2D(dst, src PitchedPtr, width, count uint64) error {
 	to, ok := dst.Extent(width, count)
 	from, also := src.Extent(width, count)
@@ -405,9 +401,9 @@ func (s *Stream) Copy2D(dst, src PitchedPtr, width, count uint64) error {
 	}))
 }
 
-// Pitch is the number of bytes from one row to the next that suits the device, for rows
-// of rowBytes: at least rowBytes, and what cuMemAllocPitch would choose. A driver that
-// prefers none returns rowBytes. It makes the device's context if there is none yet.
+// Pitch is the number of bytes from one row to the next that suits the device, for rows of rowBytes. It
+// is at least rowBytes, and what cuMemAllocPitch would choose. If the driver prefers none, it is
+// rowBytes. It makes the device's context if there is none yet.
 func (d *Device) Pitch(rowBytes uint64) (_ uint64, err error) {
 	defer func() { err = d.wrap("choose pitch", 0, rowBytes, err) }()
 	o, err := d.ensureOpen()

@@ -8,11 +8,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
-// CopyPeer queues a copy of n bytes from memory of one device to memory of another, where no device has
-// access to the other's memory. Where one has, Copy does as well. The devices are of the same
-// driver. Memory that is not mapped is ErrBounds, and ErrInvalid if UsedBy has named other streams for
-// it. From then on, calls that unmap this memory wait for work of the stream's device, too. It cannot be
-// captured: during a capture it returns ErrCapturing. ErrNotSupported where the driver has no such copy.
+// CopyPeer queues a copy of n bytes from memory of one device to memory of another, where neither has
+// access to the other's memory. If one has, Copy works as well. Both devices must be of the same driver.
+// CopyPeer returns ErrBounds for memory that is not mapped, ErrInvalid if UsedBy has named other streams
+// for it, ErrCapturing during a capture, and ErrNotSupported where the driver has no such copy. From then
+// on, calls that unmap this memory also wait for work of the stream's device.
 func (s *Stream) CopyPeer(dst Ptr, to *Device, src Ptr, from *Device, n uint64) error {
 	return s.wrap("copy between devices", dst, n, s.with(func(o *openDevice) error {
 		for _, d := range []*Device{to, from} {

@@ -25,10 +25,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
-// Device is one GPU, or a share of host memory that stands in for one. It makes
-// reservations, chunks, ranges and streams, knows which of them are open and
-// where they were made, and closes only when none is. Opening a device twice
-// gives two Devices that share one context. Safe for concurrent use.
+// Device is one GPU, or a share of host memory that stands in for one. It makes reservations, chunks,
+// ranges and streams, and records which are open and where they were made. Close returns ErrBusy while
+// one is open. Opening a device twice gives two Devices that share one context. Safe for concurrent use.
 type Device struct {
 	// Immutable.
 	state    *deviceState
@@ -122,9 +121,8 @@ func (d *Device) ensureOpen() (*openDevice, error) {
 	return d.state.ensureOpen()
 }
 
-// Raw is the driver's device, for calls that this package does not make, and for other libraries
-// that need its context. It makes the context if there is none yet. Closing it is the Device's
-// business.
+// Raw is the driver's device, for calls that this package does not make, and for other libraries that
+// need its context. It makes the context if there is none yet. Do not close the driver's device.
 func (d *Device) Raw() (driver.Device, error) {
 	o, err := d.ensureOpen()
 	if err != nil {
@@ -133,8 +131,8 @@ func (d *Device) Raw() (driver.Device, error) {
 	return o.Raw(), nil
 }
 
-// Supports returns nil, ErrNotSupported, or an error that settles nothing. It
-// tries rather than reads attributes.
+// Supports returns nil, ErrNotSupported, or another error if it cannot tell. It tries the feature instead
+// of reading attributes.
 func (d *Device) Supports(f Feature) error {
 	err := d.checkOpen()
 	if err == nil {
@@ -152,8 +150,8 @@ func (d *Device) MemInfo() (free, total uint64, err error) {
 	return free, total, d.wrap("read memory info", 0, 0, err)
 }
 
-// Sync waits for all work of the device's context. While a stream of it is
-// being captured it returns ErrCapturing and leaves the capture alone.
+// Sync waits for all work of the device's context. It returns ErrCapturing while a stream of the context
+// is being captured; the capture continues.
 func (d *Device) Sync() error {
 	_, err := d.ensureOpen()
 	if err == nil {
@@ -165,9 +163,9 @@ func (d *Device) Sync() error {
 	return d.wrap("synchronise", 0, 0, err)
 }
 
-// Do runs f on a locked thread with the device's context current, for the
-// caller's own calls into CUDA. While f begins or ends a capture, no other goroutine may wait or record
-// through this package: docs/guides/kernels.md says how to keep them apart.
+// Do runs f on a locked thread with the device's context current, for the caller's own calls into CUDA.
+// No other goroutine may wait or record through this package while f begins or ends a capture;
+// docs/guides/kernels.md says how to prevent that.
 func (d *Device) Do(f func() error) error {
 	o, err := d.ensureOpen()
 	if err != nil {
@@ -280,11 +278,10 @@ func (d *Device) runDetached(ctx context.Context, f func() error) error {
 	}
 }
 
-// Close closes the device, after waiting for closes that their callers gave up on.
-// While something is open it returns ErrBusy, names it, and closes nothing. Memory
-// that the driver would not take back is offered once more; if it still will
-// not, Close returns the error and can be called again. Twice is fine, and so
-// is a nil Device.
+// Close closes the device, after waiting for closes whose callers stopped waiting. If something is open,
+// Close returns ErrBusy, names it, and closes nothing. Close tries again to release memory that the
+// driver refused to take back. If that fails, it returns the error and can be called again. Twice is
+// fine, and so is a nil Device.
 func (d *Device) Close() (err error) {
 	if d == nil || d.state == nil {
 		return nil
@@ -453,13 +450,13 @@ func pairFail(from, to *Device, err error) error {
 //	"host?page=4K"     host memory whose granularity is 4 KiB instead of 2 MiB;
 //	                   "host:1?page=64K"
 //
-// A page is a power of two from a page of the system to 1G. Host devices of different
-// granularities are devices of different drivers.
+// A page is a power of two, from the system's page size to 1G. Host devices of different granularities
+// are devices of different drivers.
 //
-// A CUDA driver that is there and fails is an error for "auto" too, and so is
-// one that this program cannot use: it was built without cgo, or finds no
-// libcuda. No context is made until a call needs one. Another name is ErrInvalid, and
-// one of a device that is not there ErrNoDevice. The caller must Close it.
+// Even "auto" returns an error if a CUDA driver is installed but fails, or if this program cannot use it
+// because it was built without cgo or finds no libcuda. No context is made until a call needs one. Open
+// returns ErrInvalid for any other name, and ErrNoDevice if there is no such device. The caller must
+// Close it.
 func Open(name string) (*Device, error) {
 	d, err := open(name)
 	if err != nil {
@@ -544,9 +541,8 @@ func openDriver(drv driver.Driver, which string) (*Device, error) {
 	return nil, fmt.Errorf("%w: none is %s; %s", ErrNoDevice, which, devicesOf(drv, all))
 }
 
-// Devices lists CUDA's devices, then the host's first; "host:1" and on, which
-// share its memory, are opened on demand. That there is no CUDA driver is no
-// error; that there is one and it fails is.
+// Devices lists CUDA's devices, then the first host device. The others, from "host:1" on, share its
+// memory and are opened on demand. A missing CUDA driver is no error, but one that fails is.
 func Devices() ([]Info, error) {
 	_, all, err := cudaDevices()
 	if err != nil {

@@ -339,9 +339,8 @@ func (s *driverState) find(p Ptr) *Reservation {
 	return s.reservations.find(p)
 }
 
-// Lookup says whose address p is: the reservation it lies in, on any device of
-// the same driver, and the offset in it. Map, Unmap and Close of the
-// reservation inside a Range return ErrBusy.
+// Lookup returns the reservation that p lies in, on any device of the same driver, and the offset in it.
+// Map, Unmap and Close of the reservation inside a Range return ErrBusy.
 func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
 	if d == nil || d.state == nil {
 		return nil, 0, false

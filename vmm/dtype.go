@@ -33,8 +33,8 @@ type dtype struct {
 // dtypeLetters are NumPy's codes of the kinds.
 var dtypeLetters = map[ElemKind]string{ElemInt: "i", ElemUint: "u", ElemFloat: "f", ElemComplex: "c", ElemBool: "b"}
 
-// DtypeOf is the Layout.Dtype of elements of size bytes with these fields. It returns
-// ErrInvalid if the fields cannot be, and ErrLimit if the text is longer than MaxDtype.
+// DtypeOf is the Layout.Dtype of elements of size bytes with these fields. It returns ErrInvalid for
+// impossible fields, and ErrLimit if the text is longer than MaxDtype.
 func DtypeOf(size uint64, fields []Field) (string, error) {
 	d := dtype{Itemsize: size}
 	for _, f := range fields {

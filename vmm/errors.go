@@ -37,9 +37,8 @@ var (
 // lost reports whether the device is gone, and with it all its work.
 func lost(err error) bool { return errors.Is(err, ErrDeviceLost) }
 
-// OpError is an operation of this package that failed, as net.OpError is one
-// of package net. Err is what errors.Is and errors.As look into; a failed
-// driver call is a *driver.CallError in there.
+// OpError is a failed operation of this package, as net.OpError is one of package net. errors.Is and
+// errors.As look into Err, where a failed driver call is a *driver.CallError.
 type OpError struct {
 	Op     string // "map", "grow", "append"
 	Device string // "cuda:0"
@@ -69,8 +68,7 @@ func (e *OpError) Error() string {
 // Unwrap returns Err.
 func (e *OpError) Unwrap() error { return e.Err }
 
-// PairError is what device From cannot do with memory of device To. It lies
-// within an OpError.
+// PairError says what device From cannot do with memory of device To. An OpError wraps it.
 type PairError struct {
 	From, To string // "cuda:1", "cuda:0"
 	Err      error

@@ -41,7 +41,7 @@ func (d *Device) makeEvent(fill func(*Event) error) (*Event, error) {
 	return e, nil
 }
 
-// NewEvent makes an event that was not recorded yet, which counts as reached. The flags are as in CUDA:
+// NewEvent makes an event. It counts as reached until it is recorded. The flags are as in CUDA:
 // EventTiming for Elapsed, EventBlocking for a Sync that sleeps, EventInterprocess for IPCHandle. Events
 // that Stream.Record makes have EventBlocking alone. The caller must Close it.
 func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
@@ -55,9 +55,9 @@ func (d *Device) NewEvent(flags EventFlags) (*Event, error) {
 	return e, d.wrap("make event", 0, 0, err)
 }
 
-// IPCHandle returns the handle by which OpenEvent opens the event in another process; any
-// channel may carry it. An event that was not made with EventInterprocess is ErrInvalid. Where
-// the driver has no such handles it is ErrNotSupported. The handle keeps nothing alive.
+// IPCHandle returns the handle by which OpenEvent opens the event in another process; any channel may
+// carry it. It returns ErrInvalid for an event made without EventInterprocess, and ErrNotSupported where
+// the driver has no such handles. The handle keeps nothing alive.
 func (e *Event) IPCHandle() (h IPCHandle, err error) {
 	err = e.with(func() error {
 		ipc, err := e.on.legacyIPC()
@@ -69,13 +69,13 @@ func (e *Event) IPCHandle() (h IPCHandle, err error) {
 	return h, e.wrap("export event", err)
 }
 
-// OpenEvent opens the event that a handle of Event.IPCHandle names, of a process on the same
-// machine. Both processes can record it, wait for it and ask about it: it stands where the last
-// Record of either has put it. Stream.After, Stream.Finished and their kin know nothing of such
-// an event, here or where it was made. A handle of this process's own, and what is no handle,
-// is ErrInvalid; where the driver has no such handles it is ErrNotSupported. Once the process
-// that made the event closes it, what calls on this one return is undefined; on CUDA a handle
-// opens also when that process has ended. The caller must Close it.
+// OpenEvent opens an event of another process on the same machine by its Event.IPCHandle. Both processes
+// can record it, wait for it and query it; it stands where the last Record of either has put it.
+// Stream.After, Stream.Finished and their kin ignore such an event, here and where it was made. OpenEvent
+// returns ErrInvalid for a handle of this process and for what is no handle, and ErrNotSupported where
+// the driver has no such handles. Once the process that made the event closes it, results of calls on
+// this one are undefined. On CUDA a handle also opens when that process has ended. The caller must Close
+// it.
 func (d *Device) OpenEvent(h IPCHandle) (*Event, error) {
 	e, err := d.makeEvent(func(e *Event) (err error) {
 		e.shared = true
@@ -99,8 +99,8 @@ func (o *openDevice) legacyIPC() (driver.LegacyIPC, error) {
 	return nil, fmt.Errorf("%w: handles for other processes", ErrNotSupported)
 }
 
-// Record records the event anew, after the work that the stream has now; calls that wait
-// for where it was go on waiting for that. The stream has to be of the event's device.
+// Record records the event again, after the work queued on the stream so far. Calls that wait for its old
+// position go on waiting for that. The stream must be of the event's device.
 func (e *Event) Record(s *Stream) error {
 	err := e.record(s)
 	if err != nil {
@@ -259,8 +259,8 @@ func (e *Event) Sync() error {
 	return e.wrap("wait for event", err)
 }
 
-// Elapsed is the device's own time from one event to this one. Both need
-// EventTiming and have to be reached, else it returns ErrInvalid.
+// Elapsed is the device's own time from one event to this one. It returns ErrInvalid unless both have
+// EventTiming and are reached.
 func (e *Event) Elapsed(from *Event) (took time.Duration, err error) {
 	err = e.with(func() error {
 		return from.with(func() (err error) {

@@ -19,18 +19,16 @@ type grant struct {
 // grantKey lists a grant among what the granted device has open.
 type grantKey struct{ r *Reservation }
 
-// Grant gives devices access to all that is mapped and all that will be. Peers
-// have no other way to reach mapped memory: enabling peer access between
-// contexts does nothing for it. Devices of the same driver only; a pair without
-// a path is ErrNotSupported, and what is refused for one device names the pair,
-// as a *PairError. Giving less than before takes access away, and so waits as
-// Unmap does; given less, the owner cannot write either. It completes or changes
-// nothing. While a grant stands, Close of the device granted returns ErrBusy.
+// Grant gives devices access to all memory mapped now or later. Peers have no other way to reach mapped
+// memory: enabling peer access between contexts does nothing for it. All devices must be of the same
+// driver. Grant returns ErrNotSupported for a pair without a path; errors for one device name the pair,
+// as a *PairError. A Grant of less than before takes access away, and so waits as Unmap does. Given less,
+// the owner cannot write either. Grant completes or changes nothing. While a grant stands, Close of the
+// device granted returns ErrBusy.
 //
-// If a step fails and its undo fails too, the driver may have either access. Stats counts the
-// memory as quarantined then, and copies and launches of those devices that would use it return
-// ErrBusy, until the next Grant, Revoke, EnablePeers or Trim has set the access anew, after
-// waiting as Unmap does.
+// If a step fails and its undo fails too, the driver may have either access. Stats then counts the memory
+// as quarantined. Copies and launches of those devices that would use it return ErrBusy until the next
+// Grant, Revoke, EnablePeers or Trim has waited as Unmap does and set the access anew.
 func (r *Reservation) Grant(a Access, devs ...*Device) error {
 	if r == nil || r.dev == nil || a != AccessRead && a != AccessReadWrite {
 		return r.wrap("grant "+a.String(), 0, 0, fmt.Errorf("%w: no reservation, or neither read nor read-write", ErrInvalid))
@@ -38,9 +36,8 @@ func (r *Reservation) Grant(a Access, devs ...*Device) error {
 	return r.wrap("grant "+a.String(), 0, r.size, r.setGrants(a, devs))
 }
 
-// Revoke takes access away from devices, now and for what will be mapped, after
-// waiting as Unmap does. Revoking what was not granted does nothing; the owner
-// cannot be revoked. On error nothing has changed.
+// Revoke takes away devices' access to memory mapped now or later, after waiting as Unmap does. Revoking
+// access that was not granted does nothing; the owner cannot be revoked. On error nothing has changed.
 func (r *Reservation) Revoke(devs ...*Device) error {
 	if r == nil || r.dev == nil {
 		return r.wrap("revoke", 0, 0, fmt.Errorf("%w: no reservation", ErrInvalid))

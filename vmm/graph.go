@@ -57,16 +57,15 @@ type capturedSpan struct {
 	span Span
 }
 
-// BeginCapture begins to capture the stream into a graph: work that is queued on it from
-// now on does not run, but becomes part of the graph that EndCapture returns. A stream that
-// waits for an event of the capture is captured with it, and has to be waited for by this
-// one before the end. Only streams of the same device can do work in it. The mode is CUDA's
-// relaxed one, the only one that does not bind a capture to a thread: goroutines change
-// threads.
+// BeginCapture begins to capture the stream into a graph: work that is queued on it from now on does not
+// run, but becomes part of the graph that EndCapture returns. A stream that waits for an event of the
+// capture joins it; this stream must wait for that one before the end. Only streams of the same device
+// can do work in it. The mode is CUDA's relaxed one, the only one that does not bind a capture to a
+// thread: goroutines change threads.
 //
-// Copies between pageable host memory and the device return ErrCapturing meanwhile, and so
-// does whatever would have to wait for the stream. Growth goes on. While the stream is held (Hold)
-// it returns ErrBusy.
+// Meanwhile copies between pageable host memory and the device return ErrCapturing, and so do calls that
+// would have to wait for the stream. Growth goes on. BeginCapture returns ErrBusy while the stream is
+// held (Hold).
 func (s *Stream) BeginCapture() error {
 	return s.wrap("begin capture", 0, 0, s.withAlone(func(o *openDevice) error {
 		id, err := o.Begin(&s.order)
@@ -170,11 +169,10 @@ func (s *Stream) onGraphLaunch(f func(on *Stream) (launched func(), err error)) 
 	}))
 }
 
-// EndCapture ends the capture that BeginCapture began on this stream, and returns the
-// graph of its work. If a wait has destroyed the capture, or if a stream that joined it was
-// not waited for, it returns ErrInvalid, and the capture has ended. While the stream, or one that
-// has joined it, is held (Hold) it returns ErrBusy, and the capture goes on. The caller must Close
-// the Graph.
+// EndCapture ends the capture that BeginCapture began on this stream, and returns the graph of its work.
+// It returns ErrInvalid, and the capture has ended, if a wait has destroyed the capture or a stream that
+// joined it was not waited for. It returns ErrBusy, and the capture goes on, while the stream or one that
+// has joined it is held (Hold). The caller must Close the Graph.
 func (s *Stream) EndCapture() (*Graph, error) {
 	var graph *Graph
 	err := s.withAlone(func(o *openDevice) (err error) {
@@ -275,8 +273,8 @@ func (g *Graph) Instantiate() (*GraphExec, error) {
 
 var errGraphClosed = fmt.Errorf("%w: graph", ErrClosed)
 
-// Close frees the graph. What was instantiated from it stays. Twice is fine, and so is a
-// nil Graph. After an error it can be called again.
+// Close frees the graph. Each GraphExec made from it stays. Twice is fine, and so is a nil Graph. After
+// an error it can be called again.
 func (g *Graph) Close() error {
 	if g == nil || g.dev == nil {
 		return nil
@@ -307,13 +305,12 @@ type GraphExec struct {
 	closed bool
 }
 
-// Launch queues the graph's work on the stream. Memory of this package's reservations that
-// the work uses is checked and kept as for Function.Launch: if some of it is not mapped, or
-// sleeps, or if UsedBy has named other streams than s, nothing is queued. Once it is mapped
-// again, at the same address as always, the graph can be launched again. A reservation or a
-// module that was closed is ErrClosed for good, and so is a block of a pool.DriverPool, memory of
-// package ipc, or a Pinned, that was freed; what frees it waits for a launch under way, and the
-// program for the work.
+// Launch queues the graph's work on the stream. It checks and keeps memory of this package's reservations
+// that the work uses, as Function.Launch does. It queues nothing if some of that memory is not mapped, or
+// sleeps, or if UsedBy has named other streams than s. Once the memory is mapped again, at the same
+// address, the graph can be launched again. Launch returns ErrClosed for good once a reservation or a
+// module was closed, or a block of a pool.DriverPool, memory of package ipc, or a Pinned was freed. Calls
+// that free those wait for a launch under way; the program must wait for the work.
 //
 // While the stream is being captured it returns ErrCapturing. Work that other libraries
 // queued while the stream was captured is not known here.
@@ -400,9 +397,9 @@ func (x *GraphExec) lockUses(s *Stream) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// Update gives the executable graph the arguments and addresses of another one, which must
-// have the same work in the same order, else it returns ErrInvalid and stays as it was.
-// Launches that are queued are not affected.
+// Update gives the executable graph the arguments and addresses of another one, which must have the same
+// work in the same order; else Update returns ErrInvalid and changes nothing. Queued launches are not
+// affected.
 func (x *GraphExec) Update(g *Graph) error {
 	const op = "update graph"
 	if x == nil || x.dev == nil || g == nil || g.dev == nil {

@@ -22,10 +22,9 @@ import (
 // With RangeOptions.Supplier that replaces the last two: see supply.go.
 // ensure is the caller's way in, growAhead the one of the device's goroutine.
 
-// Grow makes room for n more bytes beyond Len. A kernel may then write between Len and Cap, and
-// SetLen shows what it wrote. Beyond Max it returns ErrFull. On error nothing has changed, except
-// that what was retiring may be back in Cap. With RangeOptions.Zero it may wait for an unlock: see
-// LockSpans.
+// Grow makes room for n more bytes beyond Len. A kernel may then write between Len and Cap, and SetLen
+// shows what it wrote. Beyond Max it returns ErrFull. On error nothing has changed, except that retiring
+// memory may be back in Cap. With RangeOptions.Zero it may wait for an unlock; see LockSpans.
 func (g *Range) Grow(n uint64) error {
 	if err := g.checkOpen(); err != nil {
 		return g.wrap("grow", 0, n, err)

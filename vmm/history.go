@@ -11,15 +11,15 @@ import (
 
 // HistoryOptions say what Device.SetHistory keeps.
 type HistoryOptions struct {
-	// Events is how many of the last events are kept, at most a million; 0 or less: none. Each takes
+	// Events is how many of the last events are kept, at most a million; 0 or less keeps none. Each takes
 	// 56 bytes, and 256 more with its stack.
 	Events int
 
-	// Blocks keeps alloc, free and resize of the device's pools, too. These come often, so what
-	// happens to ranges is soon gone.
+	// Blocks keeps alloc, free and resize of the device's pools, too. These are frequent and soon
+	// overwrite events of ranges.
 	Blocks bool
 
-	// NoStacks leaves out who made the call: finding that out is most of what an event costs.
+	// NoStacks leaves out who made the call, because finding that is most of an event's cost.
 	NoStacks bool
 }
 
@@ -53,20 +53,20 @@ type HistoryEvent struct {
 	Stack  []uintptr // who made the call, for runtime.CallersFrames; of a grow ahead of need who made the range, of the import of a View who attached; nil with NoStacks
 }
 
-// SetHistory has the device keep what happens to its memory, and forget what it has kept. Without
-// a call of it nothing is kept. Events of goroutines that run at the same time are in the order in
-// which they are noted, just after they happened; a close is noted just before, so no other range is
-// at its addresses yet. While it is on, the text of an ErrOutOfMemory says so. On a nil Device it does
-// nothing.
+// SetHistory makes the device record events of its memory, and forget those it has recorded. Without a
+// call of it nothing is recorded. Events of goroutines that run at the same time are in the order in
+// which they are recorded, just after they happened. A close is recorded just before, when no other range
+// is at its addresses yet. While recording is on, the text of an ErrOutOfMemory says so. On a nil Device
+// it does nothing.
 func (d *Device) SetHistory(o HistoryOptions) {
 	if d != nil {
 		d.history.Set(history.Options(o))
 	}
 }
 
-// History returns the events that are kept and have a Seq above after, the oldest first: with 0 all
-// of them, with the Seq of the last one those that are new; nil if the device keeps none. It also
-// works on a Device that is closed.
+// History returns the recorded events with a Seq above after, the oldest first: all with 0, and only new
+// ones with the Seq of the last. It returns nil if the device records none. It also works on a Device
+// that is closed.
 func (d *Device) History(after uint64) []HistoryEvent {
 	if !nonnil.Of(d).history.Keeps() {
 		return nil
@@ -74,9 +74,9 @@ func (d *Device) History(after uint64) []HistoryEvent {
 	return slices.AppendSeq([]HistoryEvent{}, d.HistorySeq(after))
 }
 
-// HistorySeq is History without a list of them all, up to the newest event when the iteration
-// begins. They are read a few at a time, so no call waits for the reader; those that are overwritten
-// meanwhile are left out.
+// HistorySeq is History without a list of them all, up to the newest event when the iteration begins.
+// Events are read a few at a time, so no call waits for the reader. Those overwritten meanwhile are left
+// out.
 func (d *Device) HistorySeq(after uint64) iter.Seq[HistoryEvent] {
 	events := nonnil.Of(d).history.After(after)
 	return func(yield func(HistoryEvent) bool) {

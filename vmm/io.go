@@ -21,12 +21,11 @@ const firstMove, mostMove = 1 << 20, stageFrom
 
 var errNoReader = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
-// AppendOn is Append in the order of a stream: the copy runs after the work that s has, and before work
-// that is queued on it later. p may be reused when it returns. Len moves at once, before the bytes
-// are there. ReadAt waits for them; WaitWritten tells other readers. If UsedBy has named streams,
-// s has to be one of them, else ErrInvalid. A failed AppendOn has waited for what it had queued. A
-// SetLen that drops the bytes does not stop the copy, which would write over what is appended next:
-// Sync s before.
+// AppendOn is Append in the order of a stream: the copy runs after work queued on s earlier, and before
+// work queued later. p may be reused when AppendOn returns. Len grows at once, before the bytes are
+// there. ReadAt waits for them; other readers need WaitWritten. If UsedBy has named streams, s must be
+// one of them, else ErrInvalid. A failed AppendOn has waited for its queued work. A SetLen that drops the
+// bytes does not stop the copy: Sync s first, else the copy overwrites later appends.
 func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil || g.r == nil {
 		return g.wrap("append", 0, uint64(len(p)), g.checkOpen())
@@ -103,7 +102,7 @@ func (g *Range) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ReadFrom appends what it reads from r until io.EOF.
+// ReadFrom appends the bytes that it reads from r until io.EOF.
 func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 	if err := g.checkOpen(); err != nil || r == nil {
 		return 0, g.wrap("read from", 0, 0, cmp.Or(err, errNoReader))
@@ -131,9 +130,8 @@ func (g *Range) ReadFrom(r io.Reader) (n int64, err error) {
 	}
 }
 
-// ReadAt copies bytes from off on to p. It waits first for work that may write
-// them, as Unmap does, and so returns ErrCapturing during a capture. Past Len, as
-// low as it was at any moment of the call, it returns io.EOF.
+// ReadAt copies bytes from off on to p. It waits first for work that may write them, as Unmap does, and
+// so returns ErrCapturing during a capture. It returns io.EOF past the lowest Len during the call.
 func (g *Range) ReadAt(p []byte, off int64) (int, error) {
 	n, err := g.readAt(p, off, 1, 1)
 	if errors.Is(err, io.EOF) {
@@ -220,9 +218,8 @@ func (l *lows) lower(n uint64) {
 	}
 }
 
-// WriteAt replaces bytes from off on. All of them must lie below Len, else it
-// returns ErrBounds and writes nothing. It has finished when it returns and
-// waits for nothing that other streams have queued.
+// WriteAt replaces bytes from off on. If not all of them lie below Len, it returns ErrBounds and writes
+// nothing. It has finished when it returns and does not wait for work of other streams.
 func (g *Range) WriteAt(p []byte, off int64) (int, error) {
 	n, err := g.writeAt(p, off, uint64(len(p)), 1, 1)
 	return n, g.wrap("write", uint64(max(off, 0)), uint64(len(p)), err)
@@ -278,10 +275,9 @@ func (g *Range) WriteTo(w io.Writer) (n int64, err error) {
 	return n, nil
 }
 
-// Host is the first Len bytes as a slice at Ptr, where the CPU can address the
-// memory; ErrNotSupported on CUDA. It stays valid while the range grows, up to a Clip
-// or SetLen below it, or Close: touching it after that ends the process. It
-// waits for nothing.
+// Host returns the first Len bytes as a slice at Ptr if the CPU can address the memory; on CUDA it
+// returns ErrNotSupported. The slice stays valid while the range grows, until Close or a Clip or SetLen
+// below it. Touching it after that ends the process. Host waits for nothing.
 func (g *Range) Host() (b []byte, err error) {
 	if err = g.checkOpen(); err == nil {
 		b, err = prefix.HostBytes(g.r.dev.drv, g.r.ptr, g.len.Load())
@@ -297,11 +293,10 @@ var (
 	_ io.WriterTo   = (*Range)(nil)
 )
 
-// AppendRows is Append of rows: p has rows of width bytes one behind the other, and
-// each is written pitch bytes behind the one before. Len moves by pitch for each row.
-// What lies between the rows is not written: with RangeOptions.Zero it is zeros, else it
-// may be what an earlier range of the Device left. If p is no whole rows, or the pitch is
-// below the width, it returns ErrInvalid.
+// AppendRows is Append of rows: p has rows of width bytes side by side, and each is written pitch bytes
+// after the one before. Len grows by pitch for each row. Padding between the rows is not written: with
+// RangeOptions.Zero it is zeros, else it may be what an earlier range of the Device left. It returns
+// ErrInvalid if p is no whole rows or the pitch is below the width.
 func (g *Range) AppendRows(p []byte, width, pitch uint64) error {
 	size, err := sizeOfRows(p, width, pitch)
 	if err != nil {
@@ -313,10 +308,9 @@ func (g *Range) AppendRows(p []byte, width, pitch uint64) error {
 	return g.appendRows("append rows", p, size, width, pitch)
 }
 
-// ReadRowsAt is ReadAt of rows as AppendRows writes them, the first at off: p takes
-// rows of width bytes, one behind the other. It returns how many bytes it copied, in
-// whole rows. If fewer rows than p takes lie below Len, each with its padding, it also
-// returns io.EOF.
+// ReadRowsAt is ReadAt of rows as AppendRows writes them, the first at off: p holds rows of width bytes,
+// side by side. It returns how many bytes it copied, in whole rows. If fewer rows than p holds lie below
+// Len, each with its padding, it also returns io.EOF.
 func (g *Range) ReadRowsAt(p []byte, off int64, width, pitch uint64) (n int, err error) {
 	if err = checkRows(p, width, pitch); err == nil || g.checkOpen() != nil {
 		n, err = g.readAt(p, off, max(width, 1), max(pitch, 1))
@@ -327,9 +321,9 @@ func (g *Range) ReadRowsAt(p []byte, off int64, width, pitch uint64) (n int, err
 	return n, g.wrap("read rows", uint64(max(off, 0)), uint64(len(p)), err)
 }
 
-// WriteRowsAt is WriteAt of rows as AppendRows writes them, the first at off. All of
-// them, each with its padding, must lie below Len, else it returns ErrBounds and
-// writes nothing. It returns how many bytes of p it wrote.
+// WriteRowsAt is WriteAt of rows as AppendRows writes them, the first at off. If not all of them, each
+// with its padding, lie below Len, it returns ErrBounds and writes nothing. It returns how many bytes of
+// p it wrote.
 func (g *Range) WriteRowsAt(p []byte, off int64, width, pitch uint64) (n int, err error) {
 	size, err := sizeOfRows(p, width, pitch)
 	if errors.Is(err, ErrFull) {
@@ -364,14 +358,12 @@ func sizeOfRows(p []byte, width, pitch uint64) (uint64, error) {
 	return size, nil
 }
 
-// WaitWritten is Len as it is now, once the copies that AppendOn has queued for
-// bytes below it have run: what may then be shown to readers that know nothing
-// of the streams. Where no AppendOn is under way it returns at once, without a
-// driver call. Else it waits for all that the streams of those AppendOns have
-// been told so far, and returns ErrCapturing while one of them is being
-// captured. It stops waiting when ctx is done and returns ctx's error; for the
-// memory of a lost device it returns ErrDeviceLost. Bytes that other work writes,
-// a kernel's for one, are not waited for.
+// WaitWritten returns the present Len once the copies that AppendOn has queued for bytes below it have
+// run. Readers that know nothing of the streams may then read up to it. If no AppendOn is under way, it
+// returns at once, without a driver call. Else it waits for all work that the streams of those AppendOns
+// have so far, and returns ErrCapturing while one of them is being captured. It stops waiting when ctx is
+// done and returns ctx's error. It returns ErrDeviceLost for memory of a lost device. It does not wait
+// for other work that writes, for example a kernel.
 func (g *Range) WaitWritten(ctx context.Context) (n uint64, err error) {
 	defer func() { err = g.wrap("wait for appends", 0, 0, err) }()
 	if err := g.checkOpen(); err != nil {

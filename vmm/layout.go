@@ -41,8 +41,8 @@ var elemBits = [elemKinds][]int{
 // maxDims is how many dimensions a row has at most.
 const maxDims = 4
 
-// Layout describes a span of memory: rows of one shape, side by side.
-// It is what both ends of shared memory have to agree on.
+// Layout describes a span of memory: rows of one shape, side by side. Both ends of shared memory must
+// agree on it.
 type Layout struct {
 	Kind  ElemKind
 	Bits  int    // of one number; 8 where Kind is Opaque
@@ -193,11 +193,10 @@ type Tensor struct {
 	Strides []int64  // in elements
 }
 
-// Tensor describes the rows in the given number of bytes from p on, memory that
-// d can use. Elements that are Opaque become bytes, of which the last dimension
-// counts those of one element. Bytes that are no whole rows are ErrInvalid; a
-// pitch that is no whole number of elements, which strides cannot say, is
-// ErrNotSupported.
+// Tensor describes the rows in the given number of bytes from p on, memory that d can use. Opaque
+// elements become bytes; the last dimension counts those of one element. It returns ErrInvalid if bytes
+// is not whole rows, and ErrNotSupported if the pitch is no whole number of elements, because strides
+// cannot say that.
 func (l Layout) Tensor(d *Device, p Ptr, bytes uint64) (_ Tensor, err error) {
 	defer func() { err = d.wrap("describe as tensor", p, bytes, err) }()
 	if d == nil {

@@ -6,15 +6,15 @@ import (
 )
 
 // LockSpans keeps spans mapped and accessible while the program queues work of its own on the stream.
-// Call it before that call, and unlock right after it, once. A kernel that Function.Launch queues
-// needs no lock. The errors are those of Function.Launch for its memory. Memory that no reservation
-// knows is left to the driver. If the stream is being captured, the graph remembers the spans. The
-// stream is held, too, as Hold does.
+// Call LockSpans before queueing, and unlock right after it, once. A kernel that Function.Launch queues
+// needs no lock. The errors are those of Function.Launch for its memory. Memory in no reservation is left
+// to the driver. If the stream is being captured, the graph remembers the spans. The stream is held, too,
+// as Hold does.
 //
-// These wait for unlock, and then for the work as always: Clip, Unmap, Close, Sleep, a change of access,
-// a Trim that mends access (see Grant), Close of the stream, and a growth that meets a Clip of a range
-// with RangeOptions.Zero. Before unlock the goroutine must make none of these calls, nor one that needs
-// memory if a function of OnPressure unmaps memory of the spans.
+// These calls wait for unlock, and then for the work as always: Clip, Unmap, Close, Sleep, a change of
+// access, a Trim that repairs access (see Grant), Close of the stream, and a growth that meets a Clip of
+// a range with RangeOptions.Zero. Before unlock the goroutine must make none of these calls, nor one that
+// needs memory if a function of OnPressure unmaps memory of the spans.
 func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 	l := &spansLock{s: s}
 	l.locked = l.few[:0]

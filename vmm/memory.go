@@ -176,13 +176,13 @@ type cache struct {
 	list freelist.List[driver.Prop, driver.Handle]
 }
 
-// SetReleaseThreshold is how many bytes of unused memory the device caches instead of releasing
-// them: for its ranges to grow with, and for CreateOrReuse. Memory comes there when nothing maps it
-// and no Chunk of it is open, whether it was a range's or made by Create or CreateOrReuse. Like
-// sql.DB.SetMaxIdleConns it can be changed at any time; it returns the old value. The default is 0:
-// nothing is cached. Cached memory is released when memory runs out, by Trim and by Close. Memory
-// that is shareable, for RDMA, imported, or on another device is never cached, and Create and Alloc
-// never take cached memory. It waits for the driver as Trim does.
+// SetReleaseThreshold sets how many bytes of unused memory the device caches for ranges and CreateOrReuse
+// instead of releasing them, and returns the old value. Memory is cached when nothing maps it and no
+// Chunk of it is open, whether it was a range's or made by Create or CreateOrReuse. Like
+// sql.DB.SetMaxIdleConns, the threshold can be changed at any time. The default is 0: nothing is cached.
+// Cached memory is released when memory runs out, by Trim and by Close. Memory that is shareable, for
+// RDMA, imported, or on another device is never cached, and Create and Alloc never use cached memory.
+// SetReleaseThreshold waits for the driver as Trim does.
 func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 	if d == nil || d.state == nil {
 		return 0
@@ -268,10 +268,10 @@ func (d *Device) evictLocked(keep uint64) (out []*memory) {
 }
 
 // Trim unmaps retired memory whose work has ended. It tries again what the driver refused (see
-// Stats.Quarantined); to mend access it first waits for work. Then it releases cached memory, the
-// oldest first, until at most keep bytes of it are left. It returns how many bytes of the device's
-// memory went back to the driver meanwhile. Another Trim, SetReleaseThreshold and operations that run
-// out of memory on that GPU wait until Trim has ended.
+// Stats.Quarantined), and waits for work before it repairs access. Then it releases cached memory, the
+// oldest first, until at most keep bytes of it are left. It returns how many bytes of the device's memory
+// went back to the driver meanwhile. Another Trim, SetReleaseThreshold and operations that run out of
+// memory on that GPU wait until Trim has ended.
 func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.checkOpen(); err != nil {
 		return 0, d.wrap("trim", 0, keep, err)
@@ -306,13 +306,12 @@ func (d *Device) trim(keep uint64) error {
 	return joinErr(err, "and", releaseAll(out))
 }
 
-// SetLimit bounds how many bytes of memory this process creates on the device,
-// whatever the number of Devices opened on it; 0, the default, is no bound. It
-// returns the old limit. What would go beyond it is ErrOutOfMemory, after cached
-// memory has been released. A limit below what there is already only stops
-// growth. Imported memory does not count, nor does that of the driver's pools and of
-// package ipc; memory created here to live elsewhere does. The limit lasts until the last Device on it closes; on a closed Device
-// nothing changes.
+// SetLimit bounds how many bytes of memory this process creates on the device, whatever the number of
+// Devices opened on it; 0, the default, is no bound. It returns the old limit. Calls that would exceed it
+// return ErrOutOfMemory, after cached memory has been released. A limit below the current use only stops
+// growth. Imported memory does not count, nor does memory of the driver's pools and of package ipc;
+// memory created here for another location does. The limit lasts until the last Device on the device
+// closes; on a closed Device nothing changes.
 func (d *Device) SetLimit(bytes uint64) (old uint64) {
 	if d == nil || d.state == nil {
 		return 0

@@ -14,23 +14,22 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 )
 
-// Mirror is a copy in host memory of a span of device memory: the program reads and writes
-// Bytes, and Flush and Close write them back. It is a copy on every driver, the host's
-// included: what is written to Bytes is seen on the device after a Flush and not before. Where
-// the CPU can address the memory, Range.Host needs no copy.
+// Mirror is a copy in host memory of a span of device memory: the program reads and writes Bytes, and
+// Flush and Close write them back. It is a copy on every driver, the host's included: the device sees
+// what is written to Bytes only after a Flush. If the CPU can address the memory, Range.Host needs no
+// copy.
 //
-// While the mirror is open its device memory is held, as by Range.Hold: Clip, Unmap, Sleep,
-// Close, and SetLen downwards below its end, return ErrBusy. A pool's block, and memory that no
-// reservation knows, must not be freed by the program meanwhile.
+// While the mirror is open its device memory is held, as by Range.Hold: Clip, Unmap, Sleep, Close, and
+// lowering Len below its end return ErrBusy. Meanwhile the program must not free a pool's block, or
+// memory in no reservation.
 //
-// A copy of 32 MiB or more goes through pinned memory of the library's own, piece by piece and
-// on several processors at once, as all large copies do. MirrorOptions.MaxPinned has the mirror
-// itself in pinned memory, which copies faster and is slow to make: for a mirror that is used
-// again and again, by Refresh and Flush.
+// A copy of 32 MiB or more goes through pinned memory of the library's own, piece by piece and on several
+// processors at once, as all large copies do. MirrorOptions.MaxPinned puts the mirror itself into pinned
+// memory, which copies faster and is slow to make. Use it for a mirror with many calls of Refresh and
+// Flush.
 //
-// Safe for concurrent use, with one exception: the package takes no note of reads and writes of
-// Bytes. Those beside a Flush, a Refresh or a Close are the program's to order. The caller must
-// Close it.
+// Safe for concurrent use, with one exception: the program must order its reads and writes of Bytes with
+// Flush, Refresh and Close. The caller must Close it.
 type Mirror struct {
 	// Immutable.
 	dev     *Device
@@ -57,27 +56,27 @@ type Mirror struct {
 // dirtySpan is bytes that are to be written back.
 type dirtySpan struct{ off, end uint64 }
 
-// MirrorOptions is how a Mirror is made. One of Init and Write has to be set, else NewMirror
-// returns ErrInvalid: the mirror would have nothing to do with the memory.
+// MirrorOptions is how a Mirror is made. Set Init, Write or both, else NewMirror returns ErrInvalid,
+// because the mirror would have nothing to do with the memory.
 type MirrorOptions struct {
 	// Init reads the memory first. Without it Bytes are zeros until they are written to.
 	Init bool
-	// Write has Flush and Close write back: what MarkDirty has named, or all of it if
-	// MarkDirty was never called. It needs write access, else NewMirror returns
-	// ErrPermission. So do NewMirror, Flush and Close once ReserveOptions.Owner has a method
-	// Sealed() bool that returns true. Without Write the device memory is never written to.
+	// Write makes Flush and Close write back what MarkDirty has marked, or everything if MarkDirty was
+	// never called. NewMirror returns ErrPermission without write access. So do NewMirror, Flush and
+	// Close once ReserveOptions.Owner has a method Sealed() bool that returns true. Without Write the
+	// device memory is never written to.
 	Write bool
-	// MaxPinned has a mirror of at most so many bytes in pinned memory of its own, which
-	// Stats.Pinned counts. Making and closing such a mirror takes long, may wait for the whole
-	// device, and returns ErrCapturing while a stream of it is being captured. 0 is none.
+	// MaxPinned puts a mirror of up to this many bytes into pinned memory of its own, which Stats.Pinned
+	// counts. Making and closing such a mirror takes long, may wait for the whole device, and returns
+	// ErrCapturing while a stream of it is being captured. 0 is none.
 	MaxPinned uint64
 }
 
-// NewMirror makes a mirror of the n bytes from p on: of a Range, a Reservation, a View, a
-// pool's block or plain memory. All of it must be mapped, else ErrBounds. Memory of a range
-// that sleeps is ErrAsleep. With Init it first waits for the work that may write to the
-// memory, as Range.ReadAt does, and so returns ErrCapturing during a capture; for memory that no
-// reservation knows it waits for nothing. The caller must Close the Mirror.
+// NewMirror makes a mirror of the n bytes from p on: of a Range, a Reservation, a View, a pool's block or
+// plain memory. It returns ErrBounds unless all of it is mapped, and ErrAsleep for a sleeping range. With
+// Init it first waits for the work that may write to the memory, as Range.ReadAt does, and so returns
+// ErrCapturing during a capture. For memory in no reservation it waits for nothing. The caller must Close
+// the Mirror.
 func (d *Device) NewMirror(p Ptr, n uint64, o MirrorOptions) (_ *Mirror, err error) {
 	defer func() { err = d.wrap("make mirror", p, n, err) }()
 	if err := d.checkOpen(); err != nil {
@@ -249,11 +248,11 @@ func (m *Mirror) Bytes() []byte {
 	return m.bytes
 }
 
-// MarkDirty says that the n bytes of the mirror from off on have been written to, or are about
-// to be. From the first call on, one of 0 bytes included, Flush and Close write back nothing
-// but what was marked since it was last written back; neighbours are written as one. A span
-// that is not within the mirror is ErrBounds; a mirror without Write is ErrPermission. It
-// waits for a Flush or a Refresh that is under way.
+// MarkDirty says that the n bytes of the mirror from off on have been written to, or are about to be.
+// From the first call on, one of 0 bytes included, Flush and Close write back nothing but what was marked
+// since it was last written back; adjacent spans are written as one. It returns ErrBounds for a span
+// outside the mirror, and ErrPermission without Write. It waits for a Flush or a Refresh that is under
+// way.
 func (m *Mirror) MarkDirty(off, n uint64) error {
 	return m.with("mark mirror", func() error {
 		if err := m.checkWritable(); err != nil {
@@ -294,10 +293,10 @@ func (m *Mirror) checkWritable() error {
 	return nil
 }
 
-// Flush writes back: what was marked, or all if MarkDirty was never called. It has finished
-// when it returns, and waits for nothing that streams have queued, as Range.WriteAt. After an
-// error, what is not known to be written is written by the next Flush or Close. A mirror
-// without Write is ErrPermission, and so is one whose device may not write any more.
+// Flush writes back what was marked, or everything if MarkDirty was never called. It has finished when it
+// returns and, like Range.WriteAt, does not wait for work of streams. After an error, the next Flush or
+// Close writes what is not known to be written. Flush returns ErrPermission without Write, or if the
+// device may not write any more.
 func (m *Mirror) Flush() error {
 	return m.with("flush mirror", func() error {
 		if err := m.checkWritable(); err != nil {
@@ -321,9 +320,9 @@ func (m *Mirror) flushLocked() error {
 	return nil
 }
 
-// Refresh reads the memory again, as NewMirror does with Init. What was written to Bytes and
-// not written back is lost, and so is what was marked. After an error Bytes may be of both, and
-// what was marked is marked still.
+// Refresh reads the memory again, as NewMirror does with Init. Changes of Bytes that were not written
+// back are lost, and so are marks. After an error Bytes may be a mixture of old and new, and marks
+// remain.
 func (m *Mirror) Refresh() error {
 	return m.with("refresh mirror", func() error {
 		if err := m.read(); err != nil {
@@ -340,8 +339,7 @@ func (m *Mirror) Refresh() error {
 // error only Close works any more; call it again. Twice is fine, and so is a nil Mirror.
 func (m *Mirror) Close() error { return m.close("close mirror", true) }
 
-// Discard is Close that writes nothing back. It is nothing after Close, so that a program can
-// defer it.
+// Discard is Close without writing back. After Close it does nothing, so that a program can defer it.
 func (m *Mirror) Discard() error { return m.close("discard mirror", false) }
 
 func (m *Mirror) close(op string, flush bool) (err error) {

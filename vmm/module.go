@@ -11,9 +11,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
-// Module is code that is loaded on a device: kernels, found by their names. Package kernel
-// makes modules of CUDA source and Go functions, and its launches take Go values; this is
-// what it stands on. Safe for concurrent use. The caller must Close it.
+// Module is code that is loaded on a device: kernels, found by their names. Package kernel is built on
+// it: it makes modules of CUDA source and Go functions, and launches them with Go values. Safe for
+// concurrent use. The caller must Close it.
 type Module struct {
 	dev    *Device
 	on     *openDevice
@@ -33,10 +33,10 @@ type Function struct {
 	handle driver.Function
 }
 
-// LoadModule loads code on the device. log is what the compiler says of PTX, also where it
-// fails. PTX or a binary that this device or driver cannot run returns ErrNotSupported,
-// code that cannot be parsed ErrInvalid. On the host device Code.Host is what counts:
-// without it, it returns ErrNotSupported. The caller must Close the Module.
+// LoadModule loads code on the device. log is the compiler's output for PTX, even if it fails. LoadModule
+// returns ErrNotSupported for PTX or a binary that this device or driver cannot run, and ErrInvalid for
+// code that cannot be parsed. The host device needs Code.Host, else LoadModule returns ErrNotSupported.
+// The caller must Close the Module.
 func (d *Device) LoadModule(c Code) (m *Module, log string, err error) {
 	m = &Module{dev: d}
 	m.closeMu.At(lock.ModuleClose, 0)
@@ -81,8 +81,8 @@ func (m *Module) with(f func() error) error {
 
 var errModuleClosed = fmt.Errorf("%w: module", ErrClosed)
 
-// Function finds a kernel by its name: in C++ code that is not extern "C", the mangled
-// one. If there is none, it returns ErrInvalid.
+// Function finds a kernel by its name, the mangled one in C++ code that is not extern "C". If there is
+// none, it returns ErrInvalid.
 func (m *Module) Function(name string) (f *Function, err error) {
 	f = &Function{m: m, name: name, op: "launch " + name}
 	err = m.with(func() (err error) {
@@ -157,8 +157,8 @@ func (f *Function) Name() string { return nonnil.Of(f).name }
 // Module is the module that the kernel is in.
 func (f *Function) Module() *Module { return nonnil.Of(f).m }
 
-// Params lists the parameters in order. A driver that cannot know, of CUDA before 12.4,
-// returns ErrNotSupported.
+// Params lists the parameters in order. It returns ErrNotSupported with drivers of CUDA before 12.4,
+// which cannot tell.
 func (f *Function) Params() (p []Param, err error) {
 	err = f.with("read parameters", func(raw driver.Launcher) (err error) { p, err = raw.Params(f.handle); return err })
 	return p, err
@@ -170,8 +170,8 @@ func (f *Function) Info() (i FunctionInfo, err error) {
 	return i, err
 }
 
-// SetMaxDynamicShared allows launches with up to n bytes of dynamic shared memory. Without
-// it the limit is 48 KiB. More than the device has is ErrInvalid.
+// SetMaxDynamicShared allows launches with up to n bytes of dynamic shared memory. Without it the limit
+// is 48 KiB. Beyond the device's maximum it returns ErrInvalid.
 func (f *Function) SetMaxDynamicShared(n uint32) error {
 	return f.with("allow shared memory for", func(raw driver.Launcher) error { return raw.SetMaxDynamicShared(f.handle, n) })
 }
@@ -204,9 +204,9 @@ func (f *Function) with(op string, call func(driver.Launcher) error) error {
 	return f.m.dev.wrap(op+" "+f.name, 0, 0, f.m.with(func() error { return call(f.m.raw) }))
 }
 
-// MemoryArg is memory as an argument of a kernel: where it is, what the kernel does with
-// it, and how many items lie there. Methods of this name set one, which is faster than
-// returning it, and leave a nil one alone.
+// MemoryArg is memory as an argument of a kernel: where it is, what the kernel does with it, and how many
+// items lie there. Methods of this name set one, because returning one is slower, and leave a nil one
+// alone.
 type MemoryArg struct {
 	Span
 	Count  uint64 // bytes, elements or rows, as Len counts them
@@ -216,7 +216,7 @@ type MemoryArg struct {
 	refused error        // see Refuse
 }
 
-// Refuse sets m to memory that cannot be used: what needs it returns err. It leaves a nil m alone.
+// Refuse sets m to memory that cannot be used: calls that need it return err. It leaves a nil m alone.
 func (m *MemoryArg) Refuse(err error) {
 	if m != nil {
 		*m = MemoryArg{refused: err}
@@ -250,8 +250,8 @@ type LaunchMemory struct {
 	checkedNamings uint64
 }
 
-// Set sets the memory to m, and reports whether that is a change. What was checked is then
-// forgotten. Nil is no memory, which launches refuse.
+// Set sets the memory to m, and reports whether that is a change. A change forgets earlier checks. Nil is
+// no memory, which launches refuse.
 func (l *LaunchMemory) Set(m *MemoryArg) bool {
 	if m == nil {
 		m = &MemoryArg{}
@@ -296,8 +296,8 @@ func (r *Reservation) MemoryArg(m *MemoryArg, off, n uint64) {
 // Launch queues the kernel on the stream, which must be of the module's device. l.Args can
 // be used again once it returns. l.Memory is overwritten with the spans of memory.
 //
-// memory is what the kernel uses. Until the kernel is queued none of it is unmapped, and
-// no access to it is taken away; what does so later waits for the kernel as for any work.
+// memory is what the kernel uses. Until the kernel is queued none of it is unmapped, and no access to it
+// is taken away. Later calls that do so wait for the kernel as for any work.
 //
 //	ErrBounds      some of the memory is not mapped
 //	ErrPermission  the device has too little access to it
@@ -306,13 +306,13 @@ func (r *Reservation) MemoryArg(m *MemoryArg, off, n uint64) {
 //	ErrAsleep      it is of a range that sleeps
 //	ErrClosed      it is of one that is closed
 //
-// Of 0 bytes at an address only the first byte is checked, and of 0 bytes of a Range nothing. Memory in
-// no reservation is left to the driver. A kernel that touches what is not there loses the device: all
-// devices of the process, until it ends.
+// With 0 bytes, Launch checks only the first byte at an address, and nothing of a Range. Memory in no
+// reservation is left to the driver. A kernel that touches unmapped memory loses all devices of the
+// process, until the process ends.
 //
-// What is beyond a limit of the device or the kernel returns ErrInvalid, a launch attribute
-// that the driver does not know ErrNotSupported. On a stream that is being captured the
-// kernel becomes part of the graph, which remembers the memory and the module.
+// Launch returns ErrInvalid beyond a limit of the device or the kernel, and ErrNotSupported for a launch
+// attribute that the driver does not know. On a stream that is being captured the kernel becomes part of
+// the graph, which remembers the memory and the module.
 func (f *Function) Launch(s *Stream, l *Launch, memory []LaunchMemory) error {
 	if f == nil || f.m == nil {
 		return s.wrap("launch", 0, 0, fmt.Errorf("%w: no function", ErrInvalid))

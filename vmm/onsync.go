@@ -10,8 +10,8 @@ import (
 
 // OnSync registers f, which is called when a Sync of a Stream, an Event, a Fence or a Device has
 // succeeded, on any device of the same driver. The goroutine that called Sync calls f before Sync
-// returns. So f finds in Stream.Finished what the Sync has shown. stop removes f, and returns when
-// no call of f is running, so f must not call it.
+// returns. So in f, Stream.Finished includes what the Sync has shown. stop removes f, and returns when no
+// call of f is running, so f must not call stop.
 //
 // Waits that other calls of this package make do not call f. f is called by several goroutines at
 // once, and with no lock of this package held. It must not panic. It may call this package: a Sync

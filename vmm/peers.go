@@ -24,9 +24,8 @@ func (r *Reservation) Reservation() *Reservation { return r }
 // Close return ErrBusy.
 func (g *Range) Reservation() *Reservation { return g.res() }
 
-// Plan is what giving devices access to memory would do: see PlanPeers. It is a
-// picture of its moment and holds nothing open. Reading it is safe from several
-// goroutines.
+// Plan says what giving devices access to memory would do; see PlanPeers. It is a snapshot and holds
+// nothing open. Reading it is safe from several goroutines.
 type Plan struct {
 	Access Access
 	Memory []MemoryPlan
@@ -34,9 +33,8 @@ type Plan struct {
 	devs []*Device
 }
 
-// MemoryPlan is the part of a Plan that is about one Memory. All devices of it are
-// told to the driver together: once for each stretch of chunks without a hole,
-// which on a Range is once, and the driver's work grows with chunks and devices.
+// MemoryPlan is the part of a Plan for one Memory. One driver call sets access for all its devices on
+// each run of chunks without a hole; a Range is one run. The driver's work grows with chunks and devices.
 type MemoryPlan struct {
 	Of      Memory
 	Chunks  int
@@ -56,13 +54,12 @@ type DevicePlan struct {
 	Err      error  // why it cannot be: a *PairError
 }
 
-// PlanPeers plans to set the access of every device to all memory that it does
-// not own: Read or ReadWrite to give it, now and for all that is mapped there later,
-// AccessNone to take it away. Nothing is changed. The plan names each pair that is impossible, with
-// the reason: a pair without a path, a device without the calls that map memory, a device or memory
-// that is closed, a range that sleeps, an owner that would be revoked, ReadWrite of a read-only
-// reservation. The error is ErrInvalid for arguments alone: memory or a device that is nil or named
-// twice, no such access.
+// PlanPeers plans to set the access of every device to all memory that it does not own. Read or ReadWrite
+// gives access, also to memory mapped there later; AccessNone takes it away. Nothing is changed. The plan
+// names each pair that is impossible, with the reason: a pair without a path, a device without the calls
+// that map memory, a device or memory that is closed, a range that sleeps, an owner that would be
+// revoked, ReadWrite of a read-only reservation. The error is ErrInvalid for arguments alone: memory or a
+// device that is nil or given twice, or no such access.
 func PlanPeers(a Access, devs []*Device, of ...Memory) (*Plan, error) {
 	all, err := checkPlanArguments(a, devs, of)
 	if err != nil {
@@ -71,9 +68,8 @@ func PlanPeers(a Access, devs []*Device, of ...Memory) (*Plan, error) {
 	return plan(a, slices.Clone(devs), all), nil
 }
 
-// EnablePeers is PlanPeers and Apply: it gives every device access a to all
-// memory that it does not own, all or nothing. Until it returns, copies of this
-// package that need access which is new may be refused with ErrBusy.
+// EnablePeers is PlanPeers and Apply: it gives every device access a to all memory that it does not own,
+// all or nothing. Until it returns, copies of this package that need the new access may return ErrBusy.
 func EnablePeers(a Access, devs []*Device, of ...Memory) error {
 	p, err := PlanPeers(a, devs, of...)
 	if err != nil {
@@ -190,7 +186,7 @@ func (mp *MemoryPlan) peers() (devs []*Device) {
 	return devs
 }
 
-// Err is all that cannot be done, nil if everything can.
+// Err is everything that cannot be done, or nil.
 func (p *Plan) Err() error {
 	if p == nil {
 		return errNoPlan
@@ -216,13 +212,11 @@ func (p *Plan) Err() error {
 }
 
 // Apply does what was planned, all or nothing. It checks the plan again first, since that may be old.
-// Grants and growth since then are no error. If a step has become impossible, Apply changes nothing
-// and returns the error that a new plan's Err would. If a step fails, what a device could do before
-// comes back,
-// without a wait for work, since no caller has been told of the grant; if the driver refuses
-// that, too, see Grant. Until Apply
-// returns, Grant, Revoke, Close, Sleep and Wake of this memory wait. Applying a plan
-// twice is fine.
+// Grants and growth since then are no error. If a step has become impossible, Apply changes nothing and
+// returns the error that a new plan's Err would. If a step fails, devices get their earlier access back,
+// without a wait for work, because no caller has been told of the grant. If the driver refuses that, too,
+// see Grant. Until Apply returns, Grant, Revoke, Close, Sleep and Wake of this memory wait. Applying a
+// plan twice is fine.
 func (p *Plan) Apply() error {
 	if p == nil {
 		return errNoPlan
@@ -350,8 +344,8 @@ const enabling, disabling = "enable legacy peers", "disable legacy peers"
 // disable waits for the work of the devices, as Unmap does, so it returns ErrCapturing during a capture.
 // Then it disables pairs that have no other user here. If it fails, some stay enabled: call it again.
 // After success it does nothing. Close of the devices returns ErrBusy until disable has succeeded.
-// Another library that relies on a pair enabled here, without enabling it itself, loses it. A device
-// without a path to another is ErrNotSupported, in a *PairError.
+// Another library that relies on a pair enabled here, without enabling it itself, loses it. It returns
+// ErrNotSupported, in a *PairError, if there is no path.
 func EnableLegacyPeers(devs ...*Device) (disable func() error, err error) {
 	var first *Device
 	if len(devs) > 0 {

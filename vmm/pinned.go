@@ -10,9 +10,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
-// Pinned is page-locked host memory that kernels and copies of the device can use, too: for a few
-// words that a program and its kernels exchange, which takes less time than to copy them. Safe for
-// concurrent use; its bytes are what their users make of them. The caller must Close it.
+// Pinned is page-locked host memory that kernels and copies of the device can use, too. A program and its
+// kernels exchange a few words in it faster than by copies. Safe for concurrent use, but the program must
+// order access to its bytes. The caller must Close it.
 type Pinned struct {
 	dev    *Device
 	on     *openDevice
@@ -41,10 +41,10 @@ type pinnedCache struct {
 // leastPinned is what the driver pins at least.
 const leastPinned = 4 << 10
 
-// AllocPinned allocates n bytes of page-locked host memory, rounded up to a power of two and to 4
-// KiB at least. What they contain is undefined. Memory of a Pinned that was closed is used again,
-// and is freed when the last Device on the device closes; Stats.Pinned counts it until then.
-// Without page-locked memory it returns ErrNotSupported, for n of 0 ErrInvalid.
+// AllocPinned allocates n bytes of page-locked host memory, rounded up to a power of two and to 4 KiB at
+// least. Their contents are undefined. Memory of a closed Pinned is used again, and is freed when the
+// last Device on the device closes; Stats.Pinned counts it until then. It returns ErrNotSupported without
+// page-locked memory, and ErrInvalid for n = 0.
 func (d *Device) AllocPinned(n uint64) (_ *Pinned, err error) {
 	defer func() { err = d.wrap("allocate pinned memory", 0, n, err) }()
 	if err := d.checkOpen(); err != nil {
@@ -123,8 +123,8 @@ func (x *Pinned) Ptr() Ptr {
 	return x.block.p
 }
 
-// Bytes is the memory as a slice, until Close. It is nil afterwards, and once the device is lost or
-// was reset, which frees the memory: so ask for it before each use.
+// Bytes is the memory as a slice, until Close. It is nil afterwards, and once the device is lost or was
+// reset, which frees the memory. So call Bytes before each use.
 func (x *Pinned) Bytes() []byte {
 	if x == nil || x.dev == nil || x.closed.Load() || x.on.checkAlive() != nil {
 		return nil

@@ -38,13 +38,12 @@ var pressure struct {
 	freed      atomic.Uint64 // pieces of memory that were released or cached, ever
 }
 
-// OnPressure registers f, which is called when memory of the device runs out, before a Create,
-// Alloc, Map, Grow, Append, AppendOn or Wake, or an Alloc of a pool.DriverPool or of package ipc,
-// returns ErrOutOfMemory. In need, errors.As finds an OpError: which operation needs memory, of what
-// name, and how many bytes it was asked for. f releases what its program
-// can do without, for example a pool's free blocks. It reports whether it released anything; if so,
-// the operation is tried again. The package's own unused memory goes first. f must return false
-// once it has nothing to release, and must not panic.
+// OnPressure registers f, which is called when memory of the device runs out, before a Create, Alloc,
+// Map, Grow, Append, AppendOn or Wake, or an Alloc of a pool.DriverPool or of package ipc, returns
+// ErrOutOfMemory. In need, errors.As finds an OpError: the operation that needs memory, its name, and how
+// many bytes were requested. f releases memory that its program does not need, for example a pool's free
+// blocks. It reports whether it released anything; if so, the operation is tried again. The package first
+// releases its own unused memory. f must return false once it has nothing to release, and must not panic.
 //
 // f is called by the goroutine that needs memory, with no lock of this package held. A device runs one
 // such function at a time. The memory that f releases is kept for the operation that called f, until
@@ -52,13 +51,13 @@ var pressure struct {
 // ten seconds at most in all, and then take what is free. Growth ahead does not wait.
 //
 // f may use this package. A call in f that needs memory itself, of any device, calls no function of
-// OnPressure: it returns ErrOutOfMemory if none is free. f must not wait for an operation of another
-// goroutine that may need memory: that one waits for f. Nor must f wait for its own goroutine: if that
-// needed memory between LockSpans and unlock, a Clip or Close of those spans in f would wait for
+// OnPressure: it returns ErrOutOfMemory if none is free. f must not wait for another goroutine's
+// operation that may need memory, because that waits for f. Nor must f wait for its own goroutine: if
+// that needed memory between LockSpans and unlock, a Clip or Close of those spans in f would wait for
 // that unlock.
 //
-// stop removes f, and returns when no call of f is running, so f must not call it. On a nil
-// or closed device f is never called.
+// stop removes f, and returns when no call of f is running, so f must not call stop. On a nil or closed
+// device f is never called.
 func (d *Device) OnPressure(f func(need error) (released bool)) (stop func()) {
 	if d.checkOpen() != nil || f == nil {
 		return func() {}

@@ -19,11 +19,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/sizes"
 )
 
-// Range is a span of device memory that grows at an address that never moves:
-// what []byte is to Go memory. It reserves Max bytes of addresses once, commits
-// memory chunk by chunk up to Cap, and shows the first Len bytes. All sizes are
-// bytes. Safe for concurrent use; Append is atomic, while Grow and SetLen used
-// together want one producer at a time. The caller must Close it.
+// Range is a span of device memory that grows at an address that never moves: what []byte is to Go
+// memory. It reserves Max bytes of addresses once, commits memory chunk by chunk up to Cap, and shows the
+// first Len bytes. All sizes are bytes. Safe for concurrent use: Append is atomic. Only one producer at a
+// time should use Grow and SetLen together. The caller must Close it.
 type Range struct {
 	// Immutable.
 	r       *Reservation
@@ -57,41 +56,40 @@ type Range struct {
 
 // RangeOptions is how a Range is made; its zero value is the default.
 type RangeOptions struct {
-	// Name is what errors, Report, History, and packages memmap, memtrace and memprof call the range:
-	// for example the sequence that it belongs to. Several ranges may have the same. It is at most
-	// 64 bytes, of any kind: texts quote it as strconv.Quote does.
+	// Name identifies the range in errors, Report, History, and packages memmap, memtrace and memprof,
+	// for example by the sequence that it belongs to. Several ranges may have the same. It is at most 64
+	// bytes. Any bytes are allowed, because texts quote it as strconv.Quote does.
 	Name string
-	// Max is how many bytes the range can grow to. Its addresses are reserved at once,
-	// in whole chunks. 0 is the device's memory.
+	// Max is how many bytes the range can grow to. Its addresses are reserved at once, in whole chunks. 0
+	// is the size of the device's memory.
 	Max uint64
-	// Chunk is the size of every chunk, a multiple of the granularity. 0 has the range choose: powers of
+	// Chunk is the size of every chunk, a multiple of the granularity. With 0 the range chooses powers of
 	// two that grow with it, up to 2 GiB. With Share, each growth is one chunk of 15 % of the range or
 	// more, up to 2 GiB, because a reader imports each chunk by itself.
 	Chunk uint64
-	// GrowAhead is how many bytes the device's goroutine keeps mapped beyond Len, so that growth
-	// finds them. This is growth ahead. 0 is none. With 64 MiB, for example, the goroutine maps
-	// more once 32 MiB or less are left beyond Len. It never maps past Max or the device's limit.
-	// It leaves a sixteenth of the limit free; and a sixteenth of the device's memory, if its
-	// context is open and can be asked what is free. Clip unmaps what was mapped ahead.
+	// GrowAhead is how many bytes the device's goroutine keeps mapped beyond Len, so that growth finds
+	// memory there. This is growth ahead. 0 is none. With 64 MiB, for example, the goroutine maps more
+	// once 32 MiB or less are left beyond Len. It never maps past Max or the device's limit. It leaves a
+	// sixteenth of the limit free. It also leaves a sixteenth of the device's memory free, if the context
+	// is open and reports free memory. Clip unmaps memory mapped ahead.
 	GrowAhead uint64
-	// Zero fills memory with zeros when it enters Cap. Without it, memory that was cached keeps what
-	// an earlier range wrote. SetLen fills nothing: after SetLen down and up the old bytes are there
-	// again, as in a slice. Growth fills memory that was used before; on CUDA, all memory. Clip
-	// waits until the memory is unmapped, also after UsedBy. A growth that meets a Clip waits for it,
-	// and so returns ErrCapturing during a capture; growth ahead does not wait. The owner needs write
-	// access.
+	// Zero fills memory with zeros when it enters Cap. Without it, cached memory keeps what an earlier
+	// range wrote. SetLen fills nothing: lowering and raising Len shows the old bytes again, as in a
+	// slice. Growth fills memory that was used before; on CUDA, it fills all memory. Clip waits until the
+	// memory is unmapped, even after UsedBy. Growth during a Clip waits for it, and so returns
+	// ErrCapturing during a capture; growth ahead does not wait. The range's device needs write access.
 	Zero bool
 	// Share is how chunks can leave the process; fixed for all of them. 0 is private.
 	Share Share
-	// KeepHostMemory has Wake keep the host memory in which the contents were, until Clip or
-	// Close, for the next Sleep: into memory that is there it takes little more than half the
-	// time. Stats.HostCopies counts it. Without it Wake gives that memory back.
+	// KeepHostMemory makes Wake keep the host memory of the contents for the next Sleep, until Clip or
+	// Close. The next Sleep then takes little more than half the time. Stats.HostCopies counts that
+	// memory. Without KeepHostMemory, Wake frees it.
 	KeepHostMemory bool
 	// RDMA and Compress are as in Prop.
 	RDMA, Compress bool
-	// Supplier gives the range its memory; nil has the device create it. The Supplier
-	// decides what its chunks are and what they hold: with one, Chunk, GrowAhead, Zero, Share,
-	// RDMA and Compress are ErrInvalid. See Supplier.
+	// Supplier provides the range's memory; if nil, the device creates it. NewRange returns ErrInvalid
+	// for Chunk, GrowAhead, Zero, Share, RDMA and Compress with a Supplier, because that decides what its
+	// chunks are and hold. See Supplier.
 	Supplier Supplier
 }
 
@@ -168,9 +166,8 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 	return o, nil
 }
 
-// Alloc makes a Range of size bytes at once, zero-filled, with Len = size and
-// room for no more than its last chunk holds. It takes no cached memory. If a step
-// fails, everything is given back. The caller must Close the Range.
+// Alloc makes a zero-filled Range of size bytes: its Len and Max are size. It uses no cached memory. If a
+// step fails, it gives everything back. The caller must Close the Range.
 func (d *Device) Alloc(size uint64) (*Range, error) {
 	var g *Range
 	need := func(err error) error { return d.opError("allocate", "", 0, size, err) }
@@ -225,8 +222,7 @@ func (g *Range) res() *Reservation {
 // Len is how many bytes have been written.
 func (g *Range) Len() uint64 { return nonnil.Of(g).len.Load() }
 
-// Cap is how far Len can go without growth: how many bytes are backed by memory, up to
-// Max.
+// Cap is how many bytes are backed by memory, up to Max. Len can reach it without growth.
 func (g *Range) Cap() uint64 {
 	g = nonnil.Of(g)
 	return min(g.cap.Load(), g.opts.Max)
@@ -259,10 +255,10 @@ func (g *Range) checkOpen() error {
 	return g.r.checkOpen()
 }
 
-// Append writes p after the last byte and moves Len. It has finished when it
-// returns: p may be reused, and later readers see the data. A failed Append
-// leaves Len and contents as they were; capacity gained is kept. Beyond Max it
-// returns ErrFull. With RangeOptions.Zero it may wait for an unlock: see LockSpans.
+// Append writes p after the last byte and moves Len. The copy has finished when Append returns: p may be
+// reused, and later readers see the data. A failed Append leaves Len and contents as they were, but Cap
+// may have grown. Beyond Max it returns ErrFull. With RangeOptions.Zero it may wait for an unlock; see
+// LockSpans.
 func (g *Range) Append(p []byte) error { return g.appendRows("append", p, uint64(len(p)), 1, 1) }
 
 // appendRows is Append of rows that take size bytes with their padding.
@@ -349,10 +345,10 @@ func (g *Range) endWithin(a, n uint64) (uint64, error) {
 	return 0, fmt.Errorf("%w: %d bytes beyond %d, of at most %d", ErrFull, n, a, g.opts.Max)
 }
 
-// SetLen moves Len to n, which must lie within Cap: ErrBounds beyond it, ErrBusy below a Hold.
-// Moved up it shows what the memory contains: what was there before Len moved down, bytes that a
-// kernel wrote, and else zeros with RangeOptions.Zero, or anything without. Moved down it drops bytes
-// and keeps the memory (see Clip).
+// SetLen sets Len to n. It returns ErrBounds if n is above Cap, and ErrBusy if it would drop held bytes.
+// Raising Len shows what the memory contains: bytes from before Len was lowered, or what a kernel wrote.
+// Any other bytes are zeros with RangeOptions.Zero, and undefined without. Lowering Len keeps the memory
+// (see Clip).
 func (g *Range) SetLen(n uint64) error {
 	if g == nil || g.r == nil {
 		return g.wrap("set length", 0, n, g.checkOpen())
@@ -398,10 +394,9 @@ func (g *Range) publishLenLocked(n uint64) {
 	}
 }
 
-// Hold makes the n bytes from off on, which must be within Cap, stay: until release
-// is called, whatever would drop or unmap some of them returns ErrBusy: SetLen downwards
-// below their end, Clip, Sleep and Close. The error says where Hold was called. Calling release
-// again does nothing.
+// Hold keeps the n bytes from off on, which must be within Cap, until release is called. Calls that would
+// drop or unmap any of them return ErrBusy: lowering Len below their end, Clip, Sleep and Close. The
+// error says where Hold was called. Calling release again does nothing.
 func (g *Range) Hold(off, n uint64) (release func(), err error) {
 	return g.hold(off, n, heldHere("a hold"))
 }
@@ -542,7 +537,7 @@ func (g *Range) Stats() RangeStats {
 	return st
 }
 
-// ResetPeaks makes the high-water marks what there is now.
+// ResetPeaks sets the high-water marks to the current values.
 func (g *Range) ResetPeaks() {
 	if g == nil || g.r == nil {
 		return
@@ -553,8 +548,8 @@ func (g *Range) ResetPeaks() {
 	c.committed.peak, c.peakUsed = c.committed.now, 0
 }
 
-// LookupRange is Lookup for an address in a Range, which it returns: nil and false for one
-// outside all ranges, or in a reservation that is in none.
+// LookupRange is Lookup for a Range: it returns the Range that p lies in, or nil and false if p lies in
+// none.
 func (d *Device) LookupRange(p Ptr) (g *Range, off uint64, ok bool) {
 	r, off, ok := d.Lookup(p)
 	if !ok {

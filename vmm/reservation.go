@@ -16,10 +16,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
-// Reservation is a range of device addresses with whole chunks mapped wherever
-// its user puts them: the mechanism below [Range], and what pools and rings are
-// built from. Its address never moves. Safe for concurrent use. The caller must
-// Close it.
+// Reservation is a range of device addresses in which the program maps whole chunks wherever it likes. It
+// is the mechanism below [Range], pools and rings. Its address never moves. Safe for concurrent use. The
+// caller must Close it.
 type Reservation struct {
 	// Immutable.
 	dev      *Device
@@ -99,20 +98,19 @@ type ReserveOptions struct {
 	// Name is as in RangeOptions.
 	Name string
 
-	// Owner is what the reservation is part of, if the program wants to find it by an
-	// address: see Device.Lookup and Reservation.Owner. If it has a String method, Reserve
-	// calls it, and Report and ErrBusy name the reservation by that.
+	// Owner is what the reservation is part of, if the program wants to find it by an address: see
+	// Device.Lookup and Reservation.Owner. If it has a String method, Reserve calls it, and Report and
+	// ErrBusy show the result.
 	Owner any
 
-	// Made is who makes it, as runtime.Callers has that, for Report and ErrBusy, if it is made for
-	// another goroutine; nil: the caller.
+	// Made is the maker's stack, from runtime.Callers, for Report and ErrBusy. Set it when reserving for
+	// another goroutine; nil is the caller.
 	Made []uintptr
 }
 
-// Reserve takes a range of addresses of at least size bytes, rounded up to the
-// granularity. No memory backs it until Map. If addresses run out, or
-// this process has its fill of them (SetAddressLimit), it returns ErrAddressSpace.
-// The caller must Close the Reservation.
+// Reserve reserves at least size bytes of addresses, rounded up to the granularity. No memory backs them
+// until Map. It returns ErrAddressSpace if addresses run out or this process has reached its limit
+// (SetAddressLimit). The caller must Close the Reservation.
 func (d *Device) Reserve(size uint64, o ReserveOptions) (*Reservation, error) {
 	if err := d.checkOpen(); err != nil {
 		return nil, d.wrap("reserve", 0, size, err)
@@ -248,10 +246,10 @@ func (r *Reservation) outOfBounds(off, size uint64) error {
 	return fmt.Errorf("%w: [%#x, +%#x) is not within the %s reserved", ErrBounds, off, size, sizeText(r.size))
 }
 
-// Map maps whole chunks side by side from off on and gives access to all devices
-// that were granted it. On error nothing has changed. The mapping holds the
-// memory: the chunks may be closed afterwards. One chunk may be mapped several
-// times. Addresses that are in use are ErrInvalid, retiring ones ErrBusy.
+// Map maps whole chunks side by side from off on and gives access to all devices that were granted it. On
+// error nothing has changed. The mapping keeps the memory, so the chunks may be closed afterwards. One
+// chunk may be mapped several times. Map returns ErrInvalid for addresses in use, and ErrBusy for
+// retiring ones.
 func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	if err := r.checkNotOwnedByRange(); err != nil {
 		return r.wrap("map", off, 0, err)
@@ -489,9 +487,8 @@ func (h *hold) currentEnd() uint64 {
 	return h.end
 }
 
-// Hold makes the n bytes from off on stay: until release is called, unmapping any of
-// them and Close return ErrBusy, which says where Hold was called. Calling release again does
-// nothing.
+// Hold keeps the n bytes from off on until release is called: Close, and unmapping any of them, return
+// ErrBusy, which says where Hold was called. Calling release again does nothing.
 func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
 	if err = r.checkNotOwnedByRange(); err == nil {
 		release, err = r.addHold(off, n, heldHere("a hold"))
@@ -555,11 +552,11 @@ func (r *Reservation) checkAllHoldsLocked() error {
 
 // Generation is a number that rises each time mapped bytes are lost or replaced. No two reservations of
 // the process ever have the same. Growth does not change it, so a registration (NCCL, RDMA) made at the
-// same generation is still right for the bytes it covers. It does not say when to take one back: see Watch.
+// same generation is still right for the bytes it covers. It does not say when to end one; see Watch.
 func (r *Reservation) Generation() uint64 { return nonnil.Of(r).generation.Load() }
 
-// Changed is closed at the next Map or Unmap, on a Range also when Len moves, and after
-// Close. Take it before what you look at, and no change is missed.
+// Changed is closed at the next Map or Unmap, on a Range also when Len changes, and after Close. Call it
+// before reading the state, so that no change is missed.
 func (r *Reservation) Changed() <-chan struct{} {
 	if r == nil || r.dev == nil {
 		return closedChan

@@ -12,7 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
-// SleepMode says what becomes of the bytes of a range that sleeps.
+// SleepMode says what Sleep does with a range's bytes.
 type SleepMode uint8
 
 // What Sleep does with contents.
@@ -21,22 +21,21 @@ const (
 	SleepKeep                  // they wait in host memory
 )
 
-// Sleep gives the memory of ranges back to the device and keeps their addresses.
-// Their contents wait in host memory, or are dropped. It waits first as Unmap
-// does; all of them fall asleep or none. A sleeping range returns ErrAsleep from
-// all but Wake and Close; its Cap is 0. A range that is held is ErrBusy, and one with a
-// Supplier ErrNotSupported.
+// Sleep gives the memory of ranges back to the device and keeps their addresses. Their contents are kept
+// in host memory, or dropped. Sleep first waits as Unmap does. All of the ranges fall asleep or none. A
+// sleeping range has a Cap of 0 and returns ErrAsleep from all but Wake and Close. Sleep returns ErrBusy
+// for a held range, and ErrNotSupported for one with a Supplier.
 //
-// If one range cannot be unmapped, Sleep maps the others again. One that the driver then refuses to map
-// sleeps, with its memory and its contents: the error says so, and Wake brings them back.
+// If one range cannot be unmapped, Sleep maps the others again. If the driver refuses to map one, that
+// range sleeps and keeps its memory and contents. The error says so, and Wake restores them.
 //
-// Memory that is registered with another library (RDMA, NCCL) does not come back before that
-// registration is taken back, and the library goes on using its pages; Watch is for that.
+// Memory registered with another library (RDMA, NCCL) does not come back, and the library goes on using
+// its pages, until that registration ends; see Watch.
 //
-// The contents are copied into private memory of the process, in huge pages where the system gives
-// those, by as many processors as there are, at most 16. What a control group leaves of memory is
-// looked at first: what would not fit is ErrOutOfMemory, and the ranges stay awake. Its addresses count
-// against SetAddressLimit, and can be ErrAddressSpace.
+// The contents are copied into private memory of the process, in huge pages where possible, by all
+// processors, up to 16. Sleep first checks how much memory the control group leaves. If the contents
+// would not fit, it returns ErrOutOfMemory and the ranges stay awake. The addresses of that memory count
+// against SetAddressLimit; beyond it, Sleep returns ErrAddressSpace.
 func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 	defer func() { err = failFirst("sleep", ranges, err) }()
 	if mode > SleepKeep {
@@ -80,9 +79,8 @@ func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 	return nil
 }
 
-// Wake gives sleeping ranges memory again, at the same addresses, in chunks of
-// the same sizes, with the same grants, and brings back their contents: all of
-// them or none. A range that is awake is left alone.
+// Wake gives sleeping ranges memory again and restores their contents, for all of them or none.
+// Addresses, chunk sizes and grants stay the same. A range that is awake is left alone.
 func Wake(ranges ...*Range) error {
 	var failed *Range
 	var size uint64 // of its memory

@@ -213,7 +213,7 @@ func (c *counters) read(n *uint64) uint64 {
 	return *n
 }
 
-// Counts is how often things were done since the Device was opened; Reclaimed is bytes.
+// Counts are numbers of operations since the Device was opened; Reclaimed is bytes.
 type Counts struct {
 	Creates           uint64 `json:"creates"`             // pieces of memory taken from the driver
 	Releases          uint64 `json:"releases"`            // pieces given back to it
@@ -230,10 +230,9 @@ type Counts struct {
 // makes no driver call. It is an slog.LogValuer, and String is its JSON, as
 // package expvar wants it. JSON field names are stable.
 //
-// They count what this package has. Pages that were unmapped and stay because they are
-// registered with another library (RDMA, NCCL), until that registration is taken back (see
-// Watch), or because a dma-buf of them is open, are not among them; MemInfo of the Device
-// shows that they are not free.
+// Stats does not count pages that this package has unmapped and that stay for another reason: a dma-buf
+// of them is open, or they are registered with another library (RDMA, NCCL) until that registration ends
+// (see Watch). Device.MemInfo shows that they are not free.
 type Stats struct {
 	Reserved    uint64 `json:"reserved"`    // addresses
 	Committed   uint64 `json:"committed"`   // physical memory, created or imported, cached and retiring included
@@ -301,7 +300,7 @@ func (d *Device) Stats() Stats {
 	}
 }
 
-// ResetPeaks makes the high-water marks what there is now.
+// ResetPeaks sets the high-water marks to the current values.
 func (d *Device) ResetPeaks() {
 	if d == nil || d.state == nil {
 		return
@@ -321,8 +320,8 @@ func (s Stats) String() string { return stats.Text(s) }
 // LogValue is the statistics as a group of numbers.
 func (s Stats) LogValue() slog.Value { return stats.Group(s) }
 
-// RangeStats is what one Range has, in bytes; Chunks is a number of them, and the fields from Hits on are
-// as in Counts. All numbers are of one moment.
+// RangeStats is a consistent snapshot of one Range's memory usage, in bytes. Chunks is a number of them,
+// and Hits to Reclaimed are as in Counts.
 type RangeStats struct {
 	Reserved    uint64 `json:"reserved"`
 	Committed   uint64 `json:"committed"` // all that is mapped, retiring included
@@ -368,8 +367,8 @@ type OpenObject struct {
 	Chunks []Mapping `json:"chunks,omitempty"` // of a range or a reservation
 }
 
-// Mapping is one chunk where it is mapped, whatever its state: numbers and text for a
-// Report. Segment gives access to the memory.
+// Mapping describes one mapped chunk, whatever its state, for a Report. Segment gives access to the
+// memory.
 type Mapping struct {
 	Off         uint64 `json:"off"`
 	Size        uint64 `json:"size"`

@@ -50,10 +50,9 @@ func (d *Device) NewStream() (*Stream, error) {
 	return d.makeStream(func(o *openDevice) (driver.Stream, error) { return o.NewStream() })
 }
 
-// NewStreamPriority makes a non-blocking stream whose waiting work goes before that of
-// streams with a greater number, as far as the device can; see StreamPriorities. A
-// priority beyond that range is taken for the nearest in it. The caller must Close the
-// Stream.
+// NewStreamPriority makes a non-blocking stream whose waiting work goes before that of streams with a
+// greater number, as far as the device can; see StreamPriorities. A priority outside that range is
+// clamped to it. The caller must Close the Stream.
 func (d *Device) NewStreamPriority(priority int) (*Stream, error) {
 	return d.makeStream(func(o *openDevice) (driver.Stream, error) {
 		p, ok := order.As[driver.StreamPriorities](o.Device)
@@ -64,9 +63,8 @@ func (d *Device) NewStreamPriority(priority int) (*Stream, error) {
 	})
 }
 
-// StreamPriorities is the range of priorities that NewStreamPriority takes, from the least
-// urgent to the most urgent, which is the smaller number. Both are 0 where the device has
-// no priorities. A plain stream has 0.
+// StreamPriorities returns the least and the most urgent priority for NewStreamPriority. The more urgent
+// one is the smaller number. Both are 0 where the device has no priorities. A plain stream has 0.
 func (d *Device) StreamPriorities() (least, greatest int, err error) {
 	o, err := d.ensureOpen()
 	if err == nil {
@@ -99,14 +97,13 @@ func (d *Device) makeStream(open func(*openDevice) (driver.Stream, error)) (*Str
 	return s, nil
 }
 
-// WrapStream makes another library's stream known here (cuBLAS, NCCL, PyTorch):
-// its handle as a number. Close leaves the stream itself alone, and has to be
-// called before its owner destroys it. On a closed or nil device the Stream
-// returns ErrClosed from everything. The caller must Close it.
+// WrapStream makes a Stream of another library's (cuBLAS, NCCL, PyTorch), given its handle as a number.
+// Close does not destroy that library's stream; call it before the library does. Calls on the Stream
+// return ErrClosed if the device is closed, and ErrInvalid if it is nil. The caller must Close it.
 //
-// The default streams are 0 and 1, the legacy one, and 2, a thread's own. All three are taken for the
-// legacy stream, because goroutines change threads. The legacy stream and those of threads wait for
-// each other.
+// The default streams are 0 and 1, the legacy stream, and 2, the per-thread stream. All three are treated
+// as the legacy stream, because goroutines change threads. The legacy stream and per-thread streams wait
+// for each other.
 func (d *Device) WrapStream(handle uintptr) *Stream {
 	s := newStream(d)
 	s.handle, s.order.Wrapped = driver.Stream(handle), true
@@ -174,12 +171,11 @@ func (s *Stream) withAlone(f func(o *openDevice) error) error {
 
 var errStreamClosed = fmt.Errorf("%w: stream", ErrClosed)
 
-// Hold keeps the stream from being closed until release, for the time of a call of the
-// program's own that queues work on it: handle is the driver's, a CUstream on CUDA.
-// capturing reports whether the stream is being captured into a graph, so that the call is recorded
-// and does not run. That does not change until release: BeginCapture and EndCapture return ErrBusy.
-// So do EndCapture of the stream whose capture this one has joined, and a Wait by which it might join
-// one. A Close waits for release, which must be called once and soon.
+// Hold keeps the stream from being closed until release, while the program itself queues work on it.
+// handle is the driver's, a CUstream on CUDA. capturing reports whether the stream is being captured into
+// a graph, which records the work and does not run it. That does not change until release, because
+// BeginCapture and EndCapture return ErrBusy. So do EndCapture of the stream whose capture this one has
+// joined, and a Wait that might make it join one. A Close waits for release. Call release once, and soon.
 func (s *Stream) Hold() (handle driver.Stream, capturing bool, release func(), err error) {
 	err = s.with(func(o *openDevice) (err error) {
 		s.hold()
@@ -257,7 +253,7 @@ func (s *Stream) Fill(dst Ptr, pattern uint32, width int, n uint64) error {
 	}))
 }
 
-// Record records an event after the work that the stream has now. The caller must Close the Event.
+// Record records an event after the work queued so far. The caller must Close the Event.
 func (s *Stream) Record() (*Event, error) {
 	var e *Event
 	err := s.with(func(o *openDevice) (err error) {
@@ -271,9 +267,9 @@ func (s *Stream) Record() (*Event, error) {
 	return e, s.wrap("record event", 0, 0, err)
 }
 
-// Wait makes later work of the stream wait for the event. Stream.After counts it. A stream that
-// waits for an event of a capture becomes part of it; while the stream is held (Hold) and a
-// capture is open it returns ErrBusy for an event that may be of one.
+// Wait makes later work of the stream wait for the event. Stream.After counts it. A stream that waits for
+// an event of a capture joins that capture. So Wait returns ErrBusy if the stream is held (Hold), a
+// capture is open, and the event may be of one.
 func (s *Stream) Wait(e *Event) error {
 	return s.wrap("wait for event", 0, 0, e.with(func() error {
 		var again bool
@@ -294,9 +290,8 @@ func (s *Stream) Wait(e *Event) error {
 	}))
 }
 
-// Done reports whether the stream has done all that it was told so far, without
-// waiting. While it is being captured it returns ErrCapturing and leaves the capture
-// alone.
+// Done reports, without waiting, whether all work queued so far has ended. It returns ErrCapturing while
+// the stream is being captured; the capture continues.
 func (s *Stream) Done() (done bool, err error) {
 	err = s.with(func(o *openDevice) (err error) {
 		stops := s.dev.state.parent.stops.ended.Load()
@@ -308,8 +303,8 @@ func (s *Stream) Done() (done bool, err error) {
 	return done, s.wrap("query stream", 0, 0, err)
 }
 
-// Sync waits for the stream. While it is being captured it returns ErrCapturing
-// and leaves the capture alone.
+// Sync waits for the stream's work. It returns ErrCapturing while the stream is being captured; the
+// capture continues.
 func (s *Stream) Sync() error {
 	err := s.with(func(*openDevice) error { return nil })
 	if err != nil {
@@ -326,11 +321,11 @@ func (s *Stream) Sync() error {
 // Device is the device that made or wrapped the stream.
 func (s *Stream) Device() *Device { return nonnil.Of(s).dev }
 
-// Usable is nil if work that is queued on the stream now would run. Otherwise it returns
-// ErrClosed, ErrInvalid for no stream, ErrCapturing while the stream is being captured, or the
-// error of a lost device. It asks the driver only if the stream may be in a capture that this
-// package knows of: while one that BeginCapture began is under way, and for a stream of
-// WrapStream, or one that waited for an event of a capture.
+// Usable returns nil if work that is queued on the stream now would run. Otherwise it returns ErrClosed,
+// ErrInvalid for no stream, ErrCapturing while the stream is being captured, or the error of a lost
+// device. It calls the driver only if the stream may be in a capture that this package knows of. That may
+// be so during a capture by BeginCapture, for a stream of WrapStream, and for one that waited for an
+// event of a capture.
 func (s *Stream) Usable() error {
 	if s != nil && s.dev != nil && !s.closing.Load() && !s.order.MayBeCaptured() {
 		return nil
@@ -351,9 +346,9 @@ func (s *Stream) runsWork(o *openDevice) error {
 	return err
 }
 
-// Queue is the driver's handle of the stream on which this package queues work, as Hold returns it,
-// for calls of the program's own. It is Raw, but for the default streams, which are all treated as
-// the legacy one: see Device.WrapStream.
+// Queue is the handle, as Hold returns it, of the driver's stream on which this package queues work. The
+// program can use it for its own calls. It equals Raw, except that all default streams are treated as the
+// legacy one; see Device.WrapStream.
 func (s *Stream) Queue() driver.Stream {
 	s = nonnil.Of(s)
 	s.order.Show()
@@ -367,9 +362,9 @@ func (s *Stream) Raw() driver.Stream {
 	return s.handle
 }
 
-// Close waits for the stream's work, takes the stream off every UsedBy and frees
-// it, a wrapped one excepted. While the stream is being captured it returns
-// ErrCapturing and changes nothing. Twice is fine, and so is a nil Stream.
+// Close waits for the stream's work, removes the stream from every UsedBy and, unless it was wrapped,
+// frees it. While the stream is being captured, Close returns ErrCapturing and changes nothing. Twice is
+// fine, and so is a nil Stream.
 func (s *Stream) Close() (err error) {
 	if s == nil || s.dev == nil {
 		return nil
@@ -475,20 +470,19 @@ func (s *Stream) notCapturing() error {
 
 var errNoStream = fmt.Errorf("%w: no stream", ErrInvalid)
 
-// Point is the number of the last event that this package has begun to record on the stream.
-// Work that was queued before Point returned p is covered by every event with a number
-// above p. Numbers only rise. Some belong to no event: a look at whether work has ended takes one, too.
+// Point is the number of the last event that this package has begun to record on the stream. Work that
+// was queued before Point returned p is covered by every event with a number above p. Numbers only rise.
+// Some belong to no event, because checking whether work has ended uses one, too.
 //
-// Point, After and Finished say which work is known to come before which. They cost no driver
-// call and take no lock. What counts is what goes through this package: Record, Wait, Fence
-// and WaitFence of a Stream, Record of an Event, and the calls that wait for those or ask
-// about them. Events that other libraries record do not count, nor those made with
-// EventInterprocess, which other processes may record, nor do waits that the program makes on
-// Raw handles. Two Streams that wrap one handle are two.
+// Point, After and Finished say which work is known to come before which. They cost no driver call and
+// take no lock. Only calls of this package count: Record, Wait, Fence and WaitFence of a Stream, Record
+// of an Event, and the calls that wait for those or query them. Events that other libraries record do not
+// count, nor do waits that the program makes on Raw handles. Events made with EventInterprocess do not
+// count, because other processes may record them. Two Streams that wrap one handle are two.
 //
-// Events that are recorded while the stream is captured do not count, nor do waits made then. A
-// capture that BeginCapture has not begun is noticed on streams of WrapStream, and on those
-// that join it by waiting for an event of this package.
+// Events recorded and waits made while the stream is captured do not count. A capture begun without
+// BeginCapture is noticed on streams of WrapStream, and on those that join it by waiting for an event of
+// this package.
 func (s *Stream) Point() uint64 {
 	if s == nil {
 		return 0
@@ -496,11 +490,10 @@ func (s *Stream) Point() uint64 {
 	return s.order.Point()
 }
 
-// After is the number of the last event of the other stream for which this one has waited: work that is
-// queued here from now on comes after it. It is 0 if there is none, or if the other stream is closed.
-// The waits of that event's stream before the event count, too. It may leave out events that
-// other.Finished covers: so call After before Finished. Of the stream itself it is Point. See Point
-// for what is seen.
+// After is the number of the last event of other that this stream has waited for. Work that is queued
+// here from now on comes after it. It is 0 if there is none, or if other is closed. Waits that the
+// event's stream made before the event count, too. After may leave out events that other.Finished covers,
+// so call After before Finished. For the stream itself, it is Point. See Point for what counts.
 func (s *Stream) After(other *Stream) uint64 {
 	if s == nil || other == nil {
 		return 0
@@ -508,14 +501,14 @@ func (s *Stream) After(other *Stream) uint64 {
 	return s.order.After(&other.order)
 }
 
-// Finished is a number n: work that was queued before Point returned a number below n is known to
-// have ended. It is math.MaxUint64 once the stream is closed.
+// Finished is a number n such that work queued before Point returned a number below n is known to have
+// ended. It is math.MaxUint64 once the stream is closed.
 //
-// It rises when Stream.Sync or Event.Sync or Fence.Sync succeeds, or Done of one of them
-// returns true, also for what that work comes after, and when Device.Sync succeeds. For a
-// stream of WrapStream, Device.Sync counts once an event was recorded on it: that shows that
-// the stream is of the device's context. ErrDeviceLost raises nothing: the work of a lost
-// device counts as ended when its streams are closed.
+// It rises when Stream.Sync, Event.Sync or Fence.Sync succeeds, or Done of one of them returns true. It
+// then also rises on streams whose work comes before that work. It rises when Device.Sync succeeds, but
+// for a stream of WrapStream only once an event was recorded on it, which shows that the stream is of the
+// device's context. ErrDeviceLost raises nothing; the work of a lost device counts as ended when its
+// streams are closed.
 func (s *Stream) Finished() uint64 {
 	if s == nil {
 		return 0

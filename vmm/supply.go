@@ -9,29 +9,28 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
-// Supplier gives a Range its memory, in place of Device.Create: memory that another process
-// owns and that is imported here, for one.
+// Supplier gives a Range its memory, in place of Device.Create, for example memory imported from another
+// process.
 //
-// A range that takes its memory from a Supplier neither takes cached memory nor leaves any
-// there: what it gives up is closed. Imported chunks do not count against Device.SetLimit.
-// Sleep returns ErrNotSupported.
+// A range with a Supplier neither uses cached memory nor adds any: it closes what it gives up. Imported
+// chunks do not count against Device.SetLimit. Sleep returns ErrNotSupported.
 type Supplier interface {
-	// Chunks returns chunks of the range's Device, of need bytes together or more. They are
-	// mapped from off on, side by side in their order. off is where the range's memory ends,
-	// need what the growth lacks at least; both are multiples of the granularity, as the size
-	// of each chunk has to be. All chunks have to fit below RangeOptions.Max, rounded up to
-	// the granularity. Chunks of an earlier call that lay at off or beyond are the range's no
-	// longer: a Clip has given them up, or they were not mapped.
+	// Chunks returns chunks of the range's Device, of need bytes together or more. They are mapped from
+	// off on, side by side in their order. off is where the range's memory ends, and need is the least
+	// that the growth lacks. Both are multiples of the granularity, and each chunk's size must be one,
+	// too. All chunks must fit below RangeOptions.Max, rounded up to the granularity. The range no longer
+	// has chunks of an earlier call at off or beyond, because a Clip has given them up or they were not
+	// mapped.
 	//
 	// The range closes all chunks that Chunks returns, whether it maps them or not. If it
 	// cannot map them, or if Chunks fails, the growth fails and changes nothing; chunks that
 	// break a rule above, one that is closed, nil or listed twice included, are ErrInvalid.
 	// After ErrOutOfMemory, OnPressure is asked to release memory, and then Chunks once more.
 	//
-	// One call at a time is made for a range, by the goroutine that needs the memory. The
-	// package holds no lock meanwhile, so a call may take long: only what needs more memory
-	// waits for it. It must not grow or close the range, which would wait for itself. ctx is
-	// done when the range closes. Close waits until the call has returned.
+	// One call at a time is made for a range, by the goroutine that needs the memory. The package holds
+	// no lock meanwhile, so a call may take long: only calls that need more memory wait for it. Chunks
+	// must not grow or close the range, which would wait for itself. ctx is done when the range closes.
+	// Close waits until the call has returned.
 	Chunks(ctx context.Context, off, need uint64) ([]*Chunk, error)
 }
 

@@ -13,14 +13,14 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
-// Links is what is known of the ways between devices. It makes no context and
-// holds nothing open. JSON field names are stable. Safe for concurrent use.
+// Links is what is known of the connections between devices. It makes no context and holds nothing open.
+// JSON field names are stable. Safe for concurrent use.
 type Links struct {
 	Devices []Info
 	Pairs   []Link // every device to every other, by ordinals
 }
 
-// Link is the way from one device to the memory of another.
+// Link is the connection from one device to the memory of another.
 type Link struct {
 	From    int    `json:"from"` // ordinals
 	To      int    `json:"to"`
@@ -30,10 +30,9 @@ type Link struct {
 	Atomics bool   `json:"atomics"` // native atomic operations over the link
 }
 
-// Topology tells what is known of the ways between devices: between those given,
-// which have to be of one driver, or else between all CUDA devices, or those of
-// the host where there is no CUDA. A pair of which the driver knows nothing more
-// has whether there is access, and no rank.
+// Topology returns what is known of the connections between the given devices, which must be of one
+// driver. With none given, it is for all CUDA devices, or the host's where there is no CUDA. If the
+// driver knows nothing more of a pair, its Link has Access, but no rank.
 func Topology(devs ...*Device) (*Links, error) {
 	if len(devs) == 0 {
 		l, err := topology()
@@ -153,8 +152,7 @@ func (l Links) MarshalJSON() ([]byte, error) {
 	return json.Marshal(out)
 }
 
-// String is a table of the pairs, from row to column: the link, its rank, and a
-// + for native atomics. Once Measure has been there, tables of GB/s follow.
+// String is a table of the pairs, from row to column: the link, its rank, and a + for native atomics.
 func (l *Links) String() string {
 	if l == nil {
 		return "no links"

@@ -32,16 +32,16 @@ type retirement struct {
 	sweeping  bool // a goroutine has its fences; growth may still take slots back
 }
 
-// Unmap takes away the whole chunks that fill [off, off+size), after waiting
-// for work that may use them (see the package comment). It completes or changes
-// nothing. A part of a chunk, or a hole, is ErrInvalid; held bytes are ErrBusy.
+// Unmap unmaps the whole chunks that fill [off, off+size), after waiting for work that may use them (see
+// the package comment). It completes or changes nothing. It returns ErrInvalid for part of a chunk or a
+// hole, and ErrBusy for held bytes.
 func (r *Reservation) Unmap(off, size uint64) error {
 	return r.retireAndUnmap("unmap", off, size, r.waitForWork)
 }
 
-// UnmapNow is Unmap whose caller promises that no work uses the chunks any more, on any
-// device or stream, whatever UsedBy has named. It waits only for copies that the library
-// makes by itself, as for ReadAt or CopyIn of a Device, so it does not return ErrCapturing.
+// UnmapNow is Unmap, but the caller promises that no work uses the chunks any more, on any device or
+// stream, whatever UsedBy has named. It waits only for the library's own copies, as for ReadAt or CopyIn
+// of a Device, so it does not return ErrCapturing.
 func (r *Reservation) UnmapNow(off, size uint64) error {
 	return r.retireAndUnmap("unmap now", off, size, r.waitForOwnCopies)
 }
@@ -74,12 +74,12 @@ func (r *Reservation) waitForOwnCopies() error {
 // has changed.
 //
 // After UsedBy it does not wait. The chunks are unmapped after the work already queued in the named
-// streams, and retire until then (see Stats.Retiring). A growth that needs the memory earlier takes
-// it back without a driver call and without a wait. Work that those streams have queued then
-// overwrites what is appended meanwhile, just as after a SetLen alone. With RangeOptions.Zero it waits.
+// streams, and retire until then (see Stats.Retiring). A growth that needs the memory earlier takes it
+// back without a driver call and without a wait. Work that those streams have queued then overwrites what
+// is appended meanwhile, just as after a SetLen alone. With RangeOptions.Zero, Clip always waits.
 //
-// Memory that is registered with another library (RDMA, NCCL) keeps its pages until that
-// registration is taken back, which Watch is for.
+// Memory registered with another library (RDMA, NCCL) keeps its pages until that registration ends; see
+// Watch.
 func (g *Range) Clip() error {
 	if g == nil || g.r == nil || g.r.checkOpen() != nil { // before the lock, so that it does not wait for a Close
 		return g.wrap("clip", 0, 0, g.checkOpen())

@@ -8,12 +8,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/invariants"
 )
 
-// UsedBy names the streams that work on this memory. It is a promise: from the
-// first call on, unmapping waits for these streams and the library's own only,
-// instead of for whole devices. Streams of other contexts and other libraries
-// count too; see Device.WrapStream. Closing a stream takes it off the list.
-// From then on this package's own calls on a stream that is not on it, Stream.Copy
-// for one, return ErrInvalid if they would touch the memory.
+// UsedBy names the streams that use this memory. It is a promise: from the first call on, unmapping waits
+// only for these streams and the library's own, not for whole devices. This package's own calls on other
+// streams, for example Stream.Copy, then return ErrInvalid if they would touch the memory. Streams of
+// other contexts and other libraries count, too; see Device.WrapStream. Closing a stream removes it from
+// the list.
 func (r *Reservation) UsedBy(streams ...*Stream) (err error) {
 	defer func() { err = r.wrap("use streams", 0, 0, err) }()
 	if r == nil || r.dev == nil || len(streams) == 0 {

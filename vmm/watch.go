@@ -15,11 +15,11 @@ import (
 // that is unmapped, and the library goes on using them, until the registration ends. One of the
 // two may be nil.
 //
-// The calls for one Reservation come one at a time, from any goroutine. Both functions run with
-// locks held: the one under which the reservation's memory is mapped and unmapped, and those of
-// the call that does it, as Append, Grow, Clip, Sleep or Close. Other calls for the same range
-// wait meanwhile. If memory had run out, or if the device's goroutine unmaps, other ranges of
-// the device wait, too. So they have to be quick, and must not
+// The calls for one Reservation come one at a time, from any goroutine. Both functions run with locks
+// held: the one under which the reservation's memory is mapped and unmapped, and those of the call that
+// does it, as Append, Grow, Clip, Sleep or Close. Other calls for the same range wait meanwhile. If
+// memory had run out, or if the device's goroutine unmaps, other ranges of the device wait, too. So both
+// functions must be quick, and must not
 //
 //   - call methods of the same Range or Reservation, of the pool, Vector or View that it is in, or
 //     the function that stops the Watch: it would wait for itself
@@ -33,9 +33,9 @@ type Watch struct {
 	// before Segments lists it, and before the call that has mapped it returns.
 	Mapped func(Segment)
 
-	// Unmapping is called for a chunk that is about to be unmapped, after the work that the
-	// unmap waits for. Transfers of a network card are not waited for: Unmapping has to end
-	// them. If the driver then refuses to unmap, Mapped is called again.
+	// Unmapping is called for a chunk that is about to be unmapped, after the work that the unmap waits
+	// for. Unmapping must end a network card's transfers, because the unmap does not wait for them. If
+	// the driver then refuses to unmap, Mapped is called again.
 	Unmapping func(Segment)
 }
 
@@ -52,8 +52,8 @@ type Watch struct {
 // it again does nothing, nor does calling it after a Close, which has called w.Unmapping for
 // everything.
 //
-// Several watches may run at once. A Watch without functions is ErrInvalid, a range that sleeps
-// ErrAsleep, one that is closed ErrClosed. A Watch goes on over Sleep and Wake.
+// Several watches may run at once. Watch returns ErrInvalid without functions, ErrAsleep for a sleeping
+// range, and ErrClosed for a closed one. A Watch continues across Sleep and Wake.
 func (r *Reservation) Watch(w Watch) (stop func(), err error) {
 	defer func() { err = r.wrap("watch", 0, 0, err) }()
 	if r == nil || r.dev == nil || w.Mapped == nil && w.Unmapping == nil {

@@ -8,12 +8,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Device is whose memory it is.
+// Device is the device of the memory.
 func (p *Pool) Device() *vmm.Device { return nonnil.Of(p).dev }
 
-// Reservation is the addresses of the pool, for vmm.EnablePeers, for registering them, and for
-// looking at what is mapped. The pool maps and unmaps chunks at any time; a Hold keeps what is
-// mapped.
+// Reservation is the addresses of the pool, to use with vmm.EnablePeers, to register, and to look
+// at what is mapped. The pool maps and unmaps chunks at any time; a Hold keeps what is mapped.
 func (p *Pool) Reservation() *vmm.Reservation { return nonnil.Of(p).res }
 
 // Share is Options.Share.
@@ -55,8 +54,8 @@ func (p *Pool) with(op string, f func() error) error {
 	return p.fail(op, 0, 0, err)
 }
 
-// SetReuse sets which policies are on, for calls of Alloc and TrimTo from now on. A value that
-// is not a set of policies is ErrInvalid.
+// SetReuse sets which policies are on, for later calls of Alloc and TrimTo. A value that is not a
+// set of policies is ErrInvalid.
 func (p *Pool) SetReuse(r Reuse) error {
 	return p.with("set reuse", func() error {
 		if r&^ReuseAll != 0 {
@@ -81,8 +80,8 @@ func (p *Pool) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	return p.with("grant", func() error { return p.res.Grant(a, devs...) })
 }
 
-// Revoke is Reservation.Revoke: it waits as Unmap does. The owner's access cannot be revoked.
-// Streams of the devices return ErrInvalid from then on.
+// Revoke is Reservation.Revoke: it waits as Unmap does. The access of Device itself cannot be
+// revoked. Calls with streams of devs return ErrInvalid from then on.
 func (p *Pool) Revoke(devs ...*vmm.Device) error {
 	return p.with("revoke", func() error { return p.res.Revoke(devs...) })
 }
@@ -95,8 +94,8 @@ func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) {
 	return p.res.Access(d), nil
 }
 
-// Stats is the pool in numbers, as they were at one moment. UsedPeak may be too high: by up to
-// 1 MiB for each stream, and by as much for long blocks together.
+// Stats is the pool in numbers, all of one moment. UsedPeak may be too high, by up to 1 MiB for
+// each stream and as much for long blocks together.
 func (p *Pool) Stats() (Stats, error) {
 	if p == nil || p.res == nil {
 		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)
@@ -168,7 +167,7 @@ func unlockAll(streams []*stream) {
 	}
 }
 
-// ResetPeaks sets the peaks to what there is now.
+// ResetPeaks sets the peaks to the present values.
 func (p *Pool) ResetPeaks() error {
 	if err := p.live(); err != nil {
 		return p.fail("reset peaks", 0, 0, err)

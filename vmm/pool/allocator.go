@@ -7,10 +7,10 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Allocator is stream-ordered memory of one device: a [Pool], or a [DriverPool], which is one
-// of the driver's own. Safe for concurrent use.
+// Allocator allocates stream-ordered memory of one device. It is a [Pool], or a [DriverPool], which
+// is one of the driver's own. Safe for concurrent use.
 type Allocator interface {
-	// Device is whose memory it is.
+	// Device is the device of the memory.
 	Device() *vmm.Device
 
 	// Alloc returns n bytes for work that is queued on the stream from now on. Their
@@ -18,22 +18,21 @@ type Allocator interface {
 	// Alloc of 0 bytes returns a block without memory. Errors are ErrOutOfMemory, ErrInvalid,
 	// ErrClosed and ErrCapturing.
 	Alloc(s *vmm.Stream, n uint64) (Block, error)
-	// Free gives a block up once the work that the stream has now has ended. It does not
-	// wait. If it is not the stream of Alloc the caller orders it after that. If Free fails
-	// the block is allocated as before: ErrDoubleFree, ErrForeignBlock, ErrClosed and
-	// ErrCapturing.
+	// Free frees a block once the work that the stream has now has ended. It does not wait. If the
+	// stream is not that of Alloc, the caller must order it after that one. If Free fails, the
+	// block stays allocated: errors are ErrDoubleFree, ErrForeignBlock, ErrClosed and ErrCapturing.
 	Free(s *vmm.Stream, b Block) error
-	// FreeNow gives up a block that no work uses any more. It does not wait.
+	// FreeNow frees a block that no work uses any more. It does not wait.
 	FreeNow(b Block) error
-	// Resize makes a block, where it lies, n bytes long. The block that is returned is the same
-	// one: of the two values one is freed. It returns ErrNoRoom if the memory behind the block is
-	// not free, ErrNotSupported from a DriverPool, and the errors of Free. After an error nothing
-	// has changed.
+	// Resize makes a block n bytes long, in place. The returned block is the same one: free only
+	// one of the two values. It returns ErrNoRoom if the memory behind the block is not free,
+	// ErrNotSupported from a DriverPool, and the errors of Free. After an error nothing has
+	// changed.
 	Resize(s *vmm.Stream, b Block, n uint64) (Block, error)
 
-	// TrimTo releases memory that no block uses until at most keep bytes are reserved, and
-	// returns how many bytes went. Memory freed in a stream whose work is not known to have
-	// ended counts as used.
+	// TrimTo releases memory that no block uses until at most keep bytes are reserved, and returns
+	// how many bytes it released. Memory freed in a stream whose work is not known to have ended
+	// counts as used.
 	TrimTo(keep uint64) (freed uint64, err error)
 	// SetReleaseThreshold sets how many bytes stay reserved when a stream, an event or the
 	// device is synchronised. The default is 0.
@@ -47,8 +46,8 @@ type Allocator interface {
 
 	// Grant gives devices access to all memory of the pool, present and future.
 	Grant(a vmm.Access, devs ...*vmm.Device) error
-	// Revoke takes access away, after a wait for work that may use it. The owner's cannot be
-	// revoked.
+	// Revoke waits for work that may use the access, then removes it. The device that owns the
+	// memory keeps its access.
 	Revoke(devs ...*vmm.Device) error
 	// Access is what a device may do with the memory.
 	Access(d *vmm.Device) (vmm.Access, error)
@@ -57,31 +56,31 @@ type Allocator interface {
 	Stats() (Stats, error)
 	// ResetPeaks sets Stats.ReservedPeak and UsedPeak to what is reserved and used now.
 	ResetPeaks() error
-	// Close gives the pool up. While blocks are allocated it returns ErrBusy. Twice is fine.
+	// Close ends the pool. It returns ErrBusy while blocks are allocated. Twice is fine.
 	Close() error
 }
 
-// Reuse is a set of policies by which Alloc may take memory that was freed in another
-// stream. Memory freed in the same stream, and memory whose work is known to have ended, is
-// always reused. The names are CUDA's.
+// Reuse is a set of policies by which Alloc may reuse memory that was freed in another stream.
+// Memory freed in the same stream, and memory whose work is known to have ended, is always reused.
+// The names are CUDA's.
 type Reuse uint8
 
 const (
-	// ReuseFollowEvents allows memory that was freed in a stream before an event for which
-	// this stream waits already.
+	// ReuseFollowEvents allows memory that was freed in another stream before an event that this
+	// stream already waits for.
 	ReuseFollowEvents Reuse = 1 << iota
 	// ReuseOpportunistic allows memory whose work turns out to have ended.
 	ReuseOpportunistic
-	// ReuseInternalDependencies has this stream wait for the other one, if no other memory
-	// can be had.
+	// ReuseInternalDependencies makes this stream wait for the other one, if there is no other
+	// memory.
 	ReuseInternalDependencies
 
 	// ReuseAll is all of them, the default.
 	ReuseAll = ReuseFollowEvents | ReuseOpportunistic | ReuseInternalDependencies
 )
 
-// Stats is a pool in numbers. Sizes are in bytes. "Ever" is since New. It is an slog.LogValuer,
-// and String is its JSON, as package expvar wants it. JSON field names are stable.
+// Stats is a pool in numbers. Sizes are in bytes. "Ever" means since New. Stats is an
+// slog.LogValuer, and String returns its JSON, for package expvar. JSON field names are stable.
 type Stats struct {
 	Reserved     uint64 `json:"reserved"`      // of memory that the pool holds, allocated or not
 	ReservedPeak uint64 `json:"reserved_peak"` // the most since ResetPeaks
@@ -102,7 +101,7 @@ type Stats struct {
 	Waits       uint64 `json:"waits"`        // how many waits ReuseInternalDependencies has put into streams, ever
 }
 
-// String is the statistics as JSON, the same that expvar.Func makes of Stats.
+// String is the statistics as JSON, as expvar.Func writes Stats.
 func (s Stats) String() string { return stats.Text(s) }
 
 // LogValue is the statistics as a group of numbers.

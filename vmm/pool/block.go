@@ -9,8 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Block is memory that a pool allocated. It is a value: copies of it are the same block. Its
-// zero value is no block.
+// Block is memory that a pool allocated. It is a value: its copies are the same block. Its zero
+// value is no block.
 type Block struct {
 	ptr  vmm.Ptr
 	size uint64
@@ -21,11 +21,11 @@ type Block struct {
 // Ptr is the first address; 0 for a block of 0 bytes.
 func (b Block) Ptr() vmm.Ptr { return b.ptr }
 
-// Size is how many bytes were asked for, or what Find has found.
+// Size is the bytes requested. A block from Find has its full size.
 func (b Block) Size() uint64 { return b.size }
 
-// MemoryArg sets m to the block as an argument of a kernel. One that was freed is ErrInvalid there,
-// also if its memory is another block's by now.
+// MemoryArg sets m to the block as an argument of a kernel. A freed block is ErrInvalid there, even
+// if another block has its memory by now.
 func (b Block) MemoryArg(m *vmm.MemoryArg) {
 	if m == nil {
 		return

@@ -9,10 +9,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Close gives back all memory and the addresses. While a block is allocated it returns
-// ErrBusy and changes nothing. It waits for work as Reservation.Close does; while a stream is
-// being captured it returns ErrCapturing and the pool stays open. Twice is fine, and so is a
-// nil Pool.
+// Close releases all memory and the addresses. It returns ErrBusy and changes nothing while a block
+// is allocated. It waits for work as Reservation.Close does. While a stream is being captured it
+// returns ErrCapturing and the pool stays open. Twice is fine, and so is a nil Pool.
 func (p *Pool) Close() (err error) {
 	if p == nil || p.res == nil {
 		return nil

@@ -1,14 +1,14 @@
-// Package pool allocates blocks of GPU memory in the order of streams: what cudaMallocAsync and
-// CUDA's memory pools are, on memory that grows in place. Many blocks of short life share one
-// address range, and memory that no block uses moves to where the next block needs it.
+// Package pool allocates blocks of GPU memory in stream order, as cudaMallocAsync and CUDA's memory
+// pools do, but on memory that grows in place. Many short-lived blocks share one address range.
+// Memory that no block uses moves to where the next block needs it.
 //
-// # Which type to take
+// # Which type to use
 //
 //	Pool        memory of this library: blocks can be resized and found, and are arguments of
 //	            kernels whose memory is held; needs what vmm.Range needs
-//	DriverPool  a pool of the driver's own, for a program whose other libraries take memory from
+//	DriverPool  a pool of the driver's own, for a program whose other libraries allocate from
 //	            it, too: DriverDefault, DriverCurrent, or NewDriver
-//	Allocator   either of them: what a function that allocates takes
+//	Allocator   either of them: the parameter of a function that allocates
 //	vmm.Range   (package vmm) one thing that grows, at an address of its own
 //
 // A [Block] is a value: an address and a size. It is allocated until Free or FreeNow.
@@ -24,16 +24,18 @@
 //	slab     yes              blocks of up to 64 KiB, all of one size and of one stream, the home
 //	busy     maybe            the one call that maps, unmaps or takes it
 //
-// A block that is freed in a stream is pending: work of that stream may still use it. Once a
-// call of package vmm has shown that this work has ended, the memory is idle. Free blocks of a
-// slab stay with the slab: the home has them again at once, in its order. If there is no other
-// memory they are lent to other streams. A block that is freed in another stream than its slab's
-// home, or lent, is a remote block: that stream has it again at once, and others, in the end the
-// slab, once the stream's work has ended or they come after it. The long block that a stream freed
-// last is kept for its next one of that size; whatever else looks for memory makes it pending
-// first.
+// A block freed in a stream is pending, because work of that stream may still use it. The memory is
+// idle once a call of package vmm has shown that this work has ended.
 //
-// Chunks move and are given back whole. So a chunk of which a part is not idle stays.
+// Free blocks of a slab stay with the slab. Its home can reuse them at once, in its order. If there
+// is no other memory they are lent to other streams. A block that is lent to, or freed in, another
+// stream than the home is a remote block. That stream can reuse it at once; others, finally the
+// slab, once that stream's work has ended or they come after it.
+//
+// The long block that a stream freed last is kept for its next one of that size. Any other search
+// for memory makes it pending first.
+//
+// Chunks move and are given back whole, so a chunk stays while a part of it is not idle.
 //
 // # Stamps
 //

@@ -27,9 +27,8 @@ func (forIPC) WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {
 	return p, nil
 }
 
-// Hold keeps the pool from being closed until release, for the time of a call of the
-// program's own: handle is the driver's, a CUmemoryPool on CUDA. A Close waits for release,
-// which must be called once and soon.
+// Hold keeps the pool open until release, so that the program can call the driver with handle, a
+// CUmemoryPool on CUDA. A Close waits for release, which must be called once and soon.
 func (p *DriverPool) Hold() (handle driver.Pool, release func(), err error) {
 	if err := p.enter(); err != nil {
 		return 0, nil, p.fail("hold pool", 0, 0, err)

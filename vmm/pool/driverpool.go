@@ -16,14 +16,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// DriverPool is a pool of the driver's own, as cuMemAllocAsync takes from. Only what it
-// allocated itself can be freed through it: a block of another DriverPool is ErrForeignBlock,
-// even if both are of the same pool of the driver. Safe for concurrent use. The caller must Close
-// it, before the device.
+// DriverPool is a pool of the driver's own, as cuMemAllocAsync uses. It frees only blocks that it
+// allocated itself: a block of another DriverPool is ErrForeignBlock, even if both are of the same
+// pool of the driver. Safe for concurrent use. The caller must Close it, before the device.
 //
-// When this module needs memory of the device and there is none, the pool gives back what no block
-// uses (vmm.Device.OnPressure): of the default and the current pool also what other libraries have
-// freed. Its memory does not count in vmm.Device.SetLimit.
+// When this module finds no memory on the device, the pool releases what no block uses
+// (vmm.Device.OnPressure). The default and the current pool also release what other libraries have
+// freed. A DriverPool's memory does not count in vmm.Device.SetLimit.
 type DriverPool struct {
 	// Immutable.
 	dev   *vmm.Device
@@ -56,13 +55,13 @@ type driverBlock struct {
 
 var _ Allocator = (*DriverPool)(nil)
 
-// NewDriver makes a pool of the driver's for dev's memory. If the driver has no pools it
-// returns ErrNotSupported. The caller must Close the pool, before dev.
+// NewDriver makes a pool of the driver's for dev's memory. It returns ErrNotSupported if the driver
+// has no pools. The caller must Close the pool, before dev.
 //
-// These options count: Name; Max, which the driver may round up; ReleaseThreshold; NoReuse; OnOOM,
-// as for [New]; Share, as far as Device.Supports says for FeaturePoolShareFD and
-// FeaturePoolShareFabric. Blocks are aligned to 256 bytes: an Align of more, and all other
-// options, are ErrNotSupported.
+// It uses these options: Name; Max, which the driver may round up; ReleaseThreshold; NoReuse;
+// OnOOM, as for [New]; Share, as far as Device.Supports says for FeaturePoolShareFD and
+// FeaturePoolShareFabric. Blocks are aligned to 256 bytes. A larger Align, and all other options,
+// are ErrNotSupported.
 func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
 	defer func() { err = wrapNamed(dev, "make driver's pool", o.Name, 0, 0, err) }()
 	if err = o.resolveDriver(); err != nil {
@@ -87,15 +86,14 @@ func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
 	return p, nil
 }
 
-// DriverDefault is the driver's default pool of a device, which all libraries in the process
-// share, and so do Stats, the threshold and the policies. Close leaves it as it is. The
-// caller must Close it.
+// DriverDefault is the driver's default pool of a device. All libraries in the process share it,
+// with its Stats, threshold and policies. Close leaves it as it is. The caller must Close it.
 func DriverDefault(dev *vmm.Device) (*DriverPool, error) {
 	return sharedPool(dev, "find default pool", driver.Pooler.DefaultPool)
 }
 
-// DriverCurrent is the pool from which cuMemAllocAsync takes now: the default one until
-// SetCurrent. The rest is as for DriverDefault.
+// DriverCurrent is the pool that cuMemAllocAsync uses now: the default one until SetCurrent. The
+// rest is as for DriverDefault.
 func DriverCurrent(dev *vmm.Device) (*DriverPool, error) {
 	return sharedPool(dev, "find current pool", driver.Pooler.CurrentPool)
 }
@@ -167,24 +165,24 @@ func (p *DriverPool) fail(op string, at vmm.Ptr, size uint64, err error) error {
 	return wrapNamed(p.Device(), op, nonnil.Of(p).name, at, size, err)
 }
 
-// Device is the device that the pool was made, found or wrapped with. The memory is that device's,
-// except of a pool that a process has imported by another one.
+// Device is the device with which the pool was made, found or wrapped. The memory is that device's,
+// unless a process has imported the pool with another device.
 func (p *DriverPool) Device() *vmm.Device { return nonnil.Of(p).dev }
 
 // Raw is the driver's handle, a CUmemoryPool on CUDA.
 func (p *DriverPool) Raw() driver.Pool { return nonnil.Of(p).pool }
 
-// SetCurrent makes the pool the one from which cuMemAllocAsync takes, in all libraries of the
-// process. When Close destroys it, the default one is current again.
+// SetCurrent makes cuMemAllocAsync use the pool, in all libraries of the process. When Close
+// destroys the pool, the default one is current again.
 func (p *DriverPool) SetCurrent() error {
 	return p.with("set current pool", func() error { return p.calls.SetCurrentPool(p.pool) })
 }
 
-// Alloc is cuMemAllocFromPoolAsync. The stream may be of another device that was granted
-// access, else it is ErrInvalid; a closed stream is ErrClosed, one that is being captured
-// ErrCapturing. If the device has no memory, what this process does not use of it is released, as
-// for vmm.Device.Create; then Options.OnOOM is called. While memory is being released for another operation, Alloc
-// waits for it, for up to 10 seconds.
+// Alloc is cuMemAllocFromPoolAsync. The stream may be of another device that was granted access.
+// Alloc returns ErrInvalid without that access, ErrClosed for a closed stream, and ErrCapturing for
+// one that is being captured. If the device has no memory left, this process releases memory that
+// it does not use, as for vmm.Device.Create, then calls Options.OnOOM. While memory is being
+// released for another operation, Alloc waits for it, for up to 10 seconds.
 func (p *DriverPool) Alloc(s *vmm.Stream, n uint64) (b Block, err error) {
 	for {
 		if b, err = p.allocOrRelease(s, n); err == nil {
@@ -345,8 +343,8 @@ func (p *DriverPool) setFreed(b Block) (driverBlock, error) {
 	return x, nil
 }
 
-// TrimTo is cuMemPoolTrimTo. What other libraries allocate and free meanwhile may change
-// what it returns.
+// TrimTo is cuMemPoolTrimTo. Allocations and frees by other libraries meanwhile may change the
+// result.
 func (p *DriverPool) TrimTo(keep uint64) (freed uint64, err error) {
 	err = p.with("trim", func() error {
 		before, err := p.get(driver.PoolReserved)
@@ -377,13 +375,13 @@ func (p *DriverPool) set(a driver.PoolAttribute, value uint64) error {
 	return p.calls.SetPoolAttribute(p.pool, a, value)
 }
 
-// SetReleaseThreshold is how many bytes stay reserved when anything in the process
-// synchronises a stream, an event or the device.
+// SetReleaseThreshold sets how many bytes stay reserved when anything in the process synchronises a
+// stream, an event or the device.
 func (p *DriverPool) SetReleaseThreshold(bytes uint64) error {
 	return p.with("set release threshold", func() error { return p.set(driver.PoolReleaseThreshold, bytes) })
 }
 
-// ReleaseThreshold is what was set last, by whichever library.
+// ReleaseThreshold is what was set last, by any library.
 func (p *DriverPool) ReleaseThreshold() (bytes uint64, err error) {
 	err = p.with("read release threshold", func() (err error) {
 		bytes, err = p.get(driver.PoolReleaseThreshold)
@@ -431,8 +429,8 @@ func (p *DriverPool) Reuse() (r Reuse, err error) {
 	return r, err
 }
 
-// Grant is cuMemPoolSetAccess. All devices are checked before anything changes. For less
-// access than a device has, it waits as Revoke does.
+// Grant is cuMemPoolSetAccess. All devices are checked before anything changes. It waits as Revoke
+// does if a device gets less access than it has.
 func (p *DriverPool) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	if a == vmm.AccessNone {
 		return p.Revoke(devs...)
@@ -440,8 +438,8 @@ func (p *DriverPool) Grant(a vmm.Access, devs ...*vmm.Device) error {
 	return p.with("grant", func() error { return p.setAccess(a, devs) })
 }
 
-// Revoke waits for all work of the devices and then takes their access away. While a stream of
-// them is being captured it is ErrCapturing and changes nothing. Launches and copies that begin
+// Revoke waits for all work of the devices, then removes their access. It returns ErrCapturing and
+// changes nothing while one of their streams is being captured. Launches and copies that begin
 // during the call are not held back: if one uses the memory, its device can be lost. The caller
 // must prevent that. Revoke of a Pool prevents it itself.
 func (p *DriverPool) Revoke(devs ...*vmm.Device) error {
@@ -513,8 +511,8 @@ func (p *DriverPool) Access(d *vmm.Device) (a vmm.Access, err error) {
 	return a, err
 }
 
-// Stats is the pool in numbers, with what other libraries have of it. The driver tells what
-// is reserved and used, and both peaks.
+// Stats is the pool in numbers, including what other libraries have of it. The driver tells what is
+// reserved and used, and both peaks.
 func (p *DriverPool) Stats() (s Stats, err error) {
 	err = p.with("read statistics", func() error {
 		for a, n := range map[driver.PoolAttribute]*uint64{
@@ -529,7 +527,7 @@ func (p *DriverPool) Stats() (s Stats, err error) {
 	return s, err
 }
 
-// ResetPeaks sets both peaks to what there is now, for every library.
+// ResetPeaks sets both peaks to the present values, for every library.
 func (p *DriverPool) ResetPeaks() error {
 	return p.with("reset peaks", func() error {
 		if err := p.set(driver.PoolReservedPeak, 0); err != nil {
@@ -539,9 +537,9 @@ func (p *DriverPool) ResetPeaks() error {
 	})
 }
 
-// Close destroys a pool of NewDriver; one that the driver has anyway stays. While a block is
-// allocated it returns ErrBusy and changes nothing. It does not wait: work on memory that was
-// freed in stream order goes on. Twice is fine, and so is a nil DriverPool.
+// Close destroys a pool made by NewDriver; one that the driver has anyway stays. It returns ErrBusy
+// and changes nothing while a block is allocated. It does not wait: work on memory freed in stream
+// order goes on. Twice is fine, and so is a nil DriverPool.
 func (p *DriverPool) Close() error {
 	if p == nil || p.dev == nil {
 		return nil
@@ -571,10 +569,10 @@ func (p *DriverPool) close() error {
 	return nil
 }
 
-// FreePlain frees memory that another library has allocated by cuMemAlloc or cuMemAllocAsync,
-// once the work that the stream has now has ended. It does not wait. Blocks of a DriverPool are
-// freed by its Free, which counts them. An address that is no such memory is ErrInvalid, a
-// stream that is being captured ErrCapturing. Safe for concurrent use.
+// FreePlain frees memory that another library has allocated by cuMemAlloc or cuMemAllocAsync, once
+// the work that the stream has now has ended. It does not wait. Blocks of a DriverPool are freed by
+// its Free, which counts them. FreePlain returns ErrInvalid for other addresses, and ErrCapturing
+// for a stream that is being captured. Safe for concurrent use.
 func FreePlain(s *vmm.Stream, at vmm.Ptr) error {
 	err := onStream(s, func(handle driver.Stream) error {
 		raw, err := s.Device().Raw()

@@ -11,11 +11,11 @@ import (
 )
 
 var (
-	// ErrDoubleFree is a block that was freed before.
+	// ErrDoubleFree reports a block that was freed before.
 	ErrDoubleFree = fmt.Errorf("%w: the block has been freed", vmm.ErrInvalid)
-	// ErrForeignBlock is a block of another pool, or the zero Block.
+	// ErrForeignBlock reports a block of another pool, or the zero Block.
 	ErrForeignBlock = fmt.Errorf("%w: the block is not of this pool", vmm.ErrInvalid)
-	// ErrNoRoom is a block that Resize cannot make longer where it lies.
+	// ErrNoRoom reports a block that Resize cannot lengthen in place.
 	ErrNoRoom = errors.New("no free memory beside the block")
 )
 

@@ -42,9 +42,9 @@ func (s *slot) pages(p *Pool) []atomic.Pointer[owner] {
 	return *all
 }
 
-// Find returns the block that an address lies in, without a call of the driver; false if
-// none is allocated there. Its Size is what the block has, which may be more than was asked
-// for. It must not run beside a Free of that block.
+// Find returns the block that contains an address, or false if none is allocated there. It makes no
+// driver call. The block's Size is what it has, which may be more than was asked for. Find must not
+// run beside a Free of that block.
 func (p *Pool) Find(at vmm.Ptr) (Block, bool) {
 	if p.live() != nil || at < p.base || uint64(at-p.base) >= uint64(len(p.slots))*p.chunk {
 		return Block{}, false

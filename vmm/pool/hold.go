@@ -25,11 +25,11 @@ type holds struct {
 }
 
 // HoldBlock keeps a block from being freed or resized until release: Free, FreeNow, Resize and
-// Close return ErrBusy. So its memory stays where it is, since the pool never moves memory that a
-// block uses, and another process can be given it: b.Size() bytes of Reservation, from b.Ptr() on,
-// see Server.PublishSpan of package shareable. Calling release twice is fine. Errors are
-// ErrDoubleFree, ErrForeignBlock, ErrClosed, and ErrInvalid for a block of 0 bytes, or a value of
-// before Resize made the block shorter.
+// Close return ErrBusy. The memory stays in place, because the pool never moves memory that a block
+// uses. So another process can be given it, as b.Size() bytes of Reservation from b.Ptr() on: see
+// Server.PublishSpan of package shareable. Calling release twice is fine. Errors are ErrDoubleFree,
+// ErrForeignBlock, ErrClosed, and ErrInvalid for a block of 0 bytes, or a value from before Resize
+// made the block shorter.
 func (p *Pool) HoldBlock(b Block) (release func(), err error) {
 	if err = p.live(); err == nil {
 		release, err = p.addHold(b)

@@ -5,7 +5,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Found is what Lookup finds out about an address.
+// Found is what Lookup returns.
 type Found struct {
 	Device int         // ordinal of the device whose memory it is
 	Pool   *Pool       // whose addresses it is among; nil: no Pool's
@@ -13,10 +13,10 @@ type Found struct {
 	Driver driver.Pool // from which the driver has allocated it; 0: from no pool
 }
 
-// Lookup finds the pool of an address, of any device of dev's driver. A Pool is found without
-// a call of the driver, which knows nothing of it. Otherwise the driver is asked, also for
-// plain memory; an address that it does not know, or a driver without pools, is an error:
-// ErrInvalid or ErrNotSupported. Lookup must not run beside a Free of the block.
+// Lookup finds the pool of an address, of any device of dev's driver. It finds a Pool without
+// calling the driver, which knows nothing of it. Otherwise it asks the driver, also for plain
+// memory. It returns ErrInvalid for an address that the driver does not know, and ErrNotSupported
+// for a driver without pools. Lookup must not run beside a Free of the block.
 func Lookup(dev *vmm.Device, at vmm.Ptr) (Found, error) {
 	if r, _, ok := dev.Lookup(at); ok {
 		if p, ok := r.Owner().(*Pool); ok {

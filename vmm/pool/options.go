@@ -9,31 +9,31 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Options is how to make a pool; its zero value is the default.
+// Options configures a pool; its zero value is the default.
 type Options struct {
 	// Name is as in vmm.RangeOptions.
 	Name string
-	// Max is the most bytes of memory that the pool may hold, rounded down to whole chunks, of
-	// which it must have one. 0: the device's memory. Beyond it Alloc returns ErrOutOfMemory.
+	// Max limits the bytes of memory that the pool holds, rounded down to whole chunks. It must be
+	// at least one chunk. 0: the device's memory. Beyond Max, Alloc returns ErrOutOfMemory.
 	Max uint64
 	// ReleaseThreshold is how many bytes of memory the pool keeps at a synchronisation; see
 	// Pool.SetReleaseThreshold.
 	ReleaseThreshold uint64
-	// Align is the alignment of blocks in bytes, a power of two from 16 to the granularity.
-	// Above 32 KiB there are no slabs, and each block takes Align bytes at least. 0: 256.
+	// Align is the alignment of blocks in bytes, a power of two from 16 to the granularity. Above
+	// 32 KiB there are no slabs, and each block takes at least Align bytes. 0: 256.
 	Align uint64
 	// ChunkSize is the size in bytes of the pieces of memory that the pool creates and maps, a
 	// power of two that is a multiple of the granularity. 0: about 1/1024 of the device's
 	// memory, from one granule to 8 MiB.
 	ChunkSize uint64
-	// Addresses is how many bytes of addresses to reserve. 0: four times Max, or four times
-	// the device's memory if that is less. Memory moves to where a block needs it: with ample
-	// addresses a block fits wherever there are enough idle chunks.
+	// Addresses is how many bytes of addresses to reserve. 0: four times Max, or four times the
+	// device's memory if that is less. With ample addresses a block fits whenever there are enough
+	// idle chunks, because memory moves to where a block needs it.
 	Addresses uint64
-	// NoReuse is the policies that are switched off at first; see SetReuse.
+	// NoReuse is the policies that are off at first; see SetReuse.
 	NoReuse Reuse
-	// Share makes the memory shareable. It cannot be changed later. Such memory is never
-	// taken from what the device caches, nor cached.
+	// Share makes the memory shareable. It cannot be changed later. Such memory neither comes from
+	// the device's cache nor goes there.
 	Share vmm.Share
 
 	// OnOOM is called when Alloc finds no memory. n is how many bytes Alloc was asked

@@ -13,10 +13,9 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Pool is stream-ordered memory of one device. It reserves addresses, and maps memory where
-// blocks need it. A chunk of memory that no block uses is unmapped, and mapped where the next
-// block needs it. So the pool grows without a copy. Safe for concurrent use. The caller must
-// Close it.
+// Pool allocates stream-ordered memory of one device. It reserves addresses, and maps memory where
+// blocks need it. A chunk that no block uses is unmapped, and mapped where the next block needs it.
+// So the pool grows without a copy. Safe for concurrent use. The caller must Close it.
 type Pool struct {
 	// Immutable.
 	dev        *vmm.Device
@@ -106,9 +105,9 @@ func (g *gauge) add(by int64) {
 
 var _ Allocator = (*Pool)(nil)
 
-// New makes a pool of dev's memory. It reserves addresses and takes no memory yet. Options
-// that make no sense are ErrInvalid, also a Max of less than one chunk. The caller must Close
-// it, before dev.
+// New makes a pool of dev's memory. It reserves addresses, but no memory yet. It returns ErrInvalid
+// for options that make no sense, such as a Max below one chunk. The caller must Close the pool,
+// before dev.
 func New(dev *vmm.Device, o Options) (_ *Pool, err error) {
 	defer func() { err = wrapNamed(dev, "make pool", o.Name, 0, 0, err) }()
 	if o.Name, err = inside.VMM.CopyName(o.Name); err != nil {
@@ -172,27 +171,29 @@ func (p *Pool) layOut() {
 	}
 }
 
-// Alloc returns n bytes for work that is queued on s from now on. It looks for memory in
-// this order:
+// Alloc returns n bytes for work that is queued on s from now on. It looks for memory in this
+// order:
 //
-//  1. what was freed in s
-//  2. what is idle: its work is known to have ended
-//  3. what was freed in streams that s waits for (ReuseFollowEvents)
-//  4. what turns out to be idle when the driver is asked (ReuseOpportunistic)
+//  1. memory freed in s
+//  2. idle memory, whose work is known to have ended
+//  3. memory freed in streams that s waits for (ReuseFollowEvents)
+//  4. memory that proves idle when the driver is asked (ReuseOpportunistic)
 //  5. idle chunks at other addresses, which are moved
 //  6. new chunks, up to Options.Max
-//  7. what was freed in another stream, for which s then waits (ReuseInternalDependencies)
-//  8. what Options.OnOOM frees
+//  7. memory freed in another stream, for which s then waits (ReuseInternalDependencies)
+//  8. memory that Options.OnOOM frees
 //
-// Up to 3 it makes no call of the driver. At 5 and 7 it looks at memory of blocks of all
-// sizes, before only where blocks of about n bytes lie. At 7 it waits itself if chunks have to
-// move, or if other calls are moving some. A block of up to 64 KiB comes from its stream's slab of
-// that size. If that is full it comes from blocks of slabs that were freed in other streams (3,
-// 4); only a new slab takes memory as above. At 7 it comes from any slab.
+// Steps 1 to 3 make no driver call. Steps 5 and 7 look at memory of blocks of all sizes, earlier
+// steps only where blocks of about n bytes lie. In step 7 Alloc itself waits if chunks have to
+// move, or other calls are moving some.
 //
-// A closed stream is ErrClosed, one that is being captured ErrCapturing, and one of a device
-// without access ErrInvalid. The text of ErrOutOfMemory says where the pool's memory is, and which
-// streams could not be waited for.
+// A block of up to 64 KiB comes from its stream's slab of that size. If that is full, it comes from
+// blocks of slabs that were freed in other streams (3, 4). Only a new slab takes memory as above.
+// In step 7 the block comes from any slab.
+//
+// Alloc returns ErrClosed for a closed stream, ErrCapturing for one that is being captured, and
+// ErrInvalid for one of a device without access. The text of ErrOutOfMemory says where the pool's
+// memory is, and which streams could not be waited for.
 func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	st, err := p.stream(s)
 	for errors.Is(err, errClosed) && p.openAgain() {
@@ -222,12 +223,11 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 	return Block{}, p.fail("allocate", 0, n, err)
 }
 
-// Free gives b up once the work that s has now has ended. Until then its memory is reused in s
-// only, or as Alloc says. A block that was freed before is ErrDoubleFree, one of another pool
-// ErrForeignBlock, one that HoldBlock holds ErrBusy. If Free fails the block is allocated as
-// before: after ErrClosed and ErrCapturing it can be freed in another stream, or by FreeNow.
-// Several goroutines may free different blocks at once; of two that free the same one, one returns
-// ErrDoubleFree.
+// Free frees b once the work that s has now has ended. Until then its memory is reused in s only,
+// or as Alloc says. Free returns ErrDoubleFree for a block freed before, ErrForeignBlock for one of
+// another pool, and ErrBusy for one that HoldBlock holds. If Free fails, b is allocated as before.
+// After ErrClosed or ErrCapturing it can be freed in another stream, or by FreeNow. Several
+// goroutines may free different blocks at once. If two free the same one, one gets ErrDoubleFree.
 func (p *Pool) Free(s *vmm.Stream, b Block) error {
 	st, err := p.stream(s)
 	if err == nil {
@@ -265,9 +265,9 @@ func (p *Pool) free(st *stream, b Block) error {
 	return p.keep(st, b.in.ext, b)
 }
 
-// FreeNow gives up a block that no work uses any more, as cudaFree may be called for memory
-// of cudaMallocAsync. It does not wait. It works although the stream is closed or captured.
-// The errors are ErrDoubleFree, ErrForeignBlock, and ErrBusy for a block that HoldBlock holds.
+// FreeNow frees a block that no work uses any more, as cudaFree may be called for memory of
+// cudaMallocAsync. It does not wait. It works even if the stream is closed or captured. The errors
+// are ErrDoubleFree, ErrForeignBlock, and ErrBusy for a block that HoldBlock holds.
 func (p *Pool) FreeNow(b Block) error {
 	err := ErrForeignBlock
 	if p != nil {

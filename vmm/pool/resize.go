@@ -7,17 +7,17 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Resize makes b, where it lies, n bytes long. If s is not the stream of Alloc the caller orders
-// it after that, as for Free.
+// Resize makes b n bytes long, in place. If s is not the stream of Alloc, the caller must order s
+// after that, as for Free.
 //
-// A longer block takes free memory behind it that s may have without a wait, and where there
-// are only addresses it has memory mapped. If that is not enough Resize returns ErrNoRoom; if
-// there is no memory to map, ErrOutOfMemory. A shorter block frees the rest in s. In a slab a
-// block has the slab's size, and no memory changes hands. The other errors are those of Free,
-// and ErrInvalid for 0 bytes. After an error nothing has changed.
+// To lengthen b, Resize uses free memory behind it that s may have without a wait, and maps memory
+// where there are only addresses. It returns ErrNoRoom if that is not enough, and ErrOutOfMemory if
+// there is no memory to map. If b becomes shorter, the rest is freed in s. A block in a slab has
+// the slab's size, and no memory changes hands. The other errors are those of Free, and ErrInvalid
+// for 0 bytes. After an error nothing has changed.
 //
-// The block that is returned is the same one with another Size: of the two values one is freed.
-// No Free or Resize of the block may run meanwhile.
+// The returned block is the same one with another Size: free only one of the two values. No Free or
+// Resize of the block may run meanwhile.
 func (p *Pool) Resize(s *vmm.Stream, b Block, n uint64) (Block, error) {
 	st, err := p.stream(s)
 	if err == nil {

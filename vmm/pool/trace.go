@@ -10,14 +10,15 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Trace returns an Allocator that passes all calls on to a, and writes them to w in the form that RMM
-// writes and its replay benchmark reads: Thread,Time,Action,Pointer,Size,Stream. Thread is always 1.
-// Blocks of a may be freed in it, and its blocks in a, which writes nothing.
+// Trace returns an Allocator that passes all calls on to a, and writes them to w in the form that
+// RMM writes and its replay benchmark reads: Thread,Time,Action,Pointer,Size,Stream. Thread is
+// always 1. Blocks of a may be freed in the new Allocator, and its blocks in a, which writes
+// nothing.
 //
-// Each Alloc, Free and FreeNow is a line; an Alloc that fails is the line "allocate failure". A
-// Resize to another size is a free and an allocation at the same address, one line after the other.
-// Any other call that fails is none. Write of w is called under a lock, and must not call the
-// Allocator. Its first error ends the trace. Close, which closes a too, returns that error.
+// Each Alloc, Free and FreeNow writes a line; an Alloc that fails writes "allocate failure". A
+// Resize to another size writes a free and an allocation at the same address, one line after the
+// other. Other calls that fail write none. Write of w is called under a lock, and must not call the
+// Allocator. Its first error ends the trace. Close, which also closes a, returns that error.
 func Trace(a Allocator, w io.Writer) Allocator {
 	t := &traced{Allocator: a, w: w, resized: map[vmm.Ptr]uint64{}}
 	t.write("Thread,Time,Action,Pointer,Size,Stream\n")

@@ -1,11 +1,11 @@
 package pool
 
-// TrimTo gives back chunks in which nothing is allocated, wherever they lie, until the pool
-// holds at most keep bytes. It returns how many bytes it gave back: to the device's cache
-// (vmm.Device.SetReleaseThreshold) or to the driver. Memory that was freed in a stream whose
-// work is not known to have ended stays; with ReuseOpportunistic the driver is asked, but
-// TrimTo does not wait. An error of some chunks does not keep others: freed counts those that
-// went, also then. If a Hold of the Reservation keeps some the error is ErrBusy.
+// TrimTo releases chunks in which nothing is allocated, wherever they lie, until the pool holds at
+// most keep bytes. It returns how many bytes it released: to the device's cache
+// (vmm.Device.SetReleaseThreshold) or to the driver. Memory freed in a stream whose work is not
+// known to have ended stays. With ReuseOpportunistic the driver is asked, but TrimTo does not wait.
+// If some chunks fail, others are still released: freed counts those, despite the error. The error
+// is ErrBusy if a Hold of the Reservation keeps some.
 func (p *Pool) TrimTo(keep uint64) (freed uint64, err error) {
 	if err = p.live(); err == nil {
 		p.repair()
@@ -112,10 +112,10 @@ func (p *Pool) onSync() {
 	_, _ = p.trimEnded(keep) // what the driver refuses the device counts as quarantined
 }
 
-// SetReleaseThreshold is how many bytes the pool keeps when a call of this module has
-// synchronised a stream, an event, a fence or a device. Then it gives back what is beyond, as
-// far as no block uses it and its work has ended. A cuCtxSynchronize of the program's own is
-// not seen. The default is 0.
+// SetReleaseThreshold sets how many bytes the pool keeps when a call of this module has
+// synchronised a stream, an event, a fence or a device. The pool then releases memory beyond that,
+// as far as no block uses it and its work has ended. It does not see a cuCtxSynchronize of the
+// program's own. The default is 0.
 func (p *Pool) SetReleaseThreshold(bytes uint64) error {
 	err := p.live()
 	if err == nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Usage is what the memory of a Pool is used for, as it was at one moment. All sizes are bytes.
-// JSON field names are stable.
+// Usage is what the memory of a Pool is used for, all at one moment. All sizes are bytes. JSON
+// field names are stable.
 type Usage struct {
 	Stats   Stats         `json:"stats"`
 	Idle    uint64        `json:"idle"`    // free memory that any stream may have at once
@@ -16,8 +16,8 @@ type Usage struct {
 	Streams []StreamUsage `json:"streams"` // those that have allocated or freed, in that order
 }
 
-// ChunkUsage is one mapped chunk of a Pool. What is missing from its size is memory that a call was
-// just working on, and the ends of slabs that are too short for a block.
+// ChunkUsage is one mapped chunk of a Pool. Its size also includes memory that a call was just
+// working on, and the ends of slabs that are too short for a block.
 type ChunkUsage struct {
 	Addr    vmm.Ptr `json:"addr"`
 	Size    uint64  `json:"size"`
@@ -44,8 +44,8 @@ type ClassUsage struct {
 	Free   uint64 `json:"free"`   // bytes that the stream may have at once
 }
 
-// Usage reports what the pool's memory is used for. It makes no driver call, and looks at every
-// block: other calls of the pool wait meanwhile, half a millisecond for 100,000 short blocks
+// Usage reports what the pool's memory is used for. It makes no driver call. Other calls of the
+// pool wait while it looks at every block: half a millisecond for 100,000 short blocks
 // (BenchmarkUsage). Safe for concurrent use. Of a closed pool it is empty.
 func (p *Pool) Usage() (Usage, error) {
 	if p == nil || p.res == nil {
