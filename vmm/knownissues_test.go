@@ -1,7 +1,7 @@
 package vmm_test
 
 // What users of other libraries of growable memory complain about, each as a
-// test. The table is in docs/contributing/conformance.md, which also names those that are
+// test. The table is in docs/contributing/field-cases.md, which also names those that are
 // covered by tests of other files.
 
 import (

@@ -54,7 +54,7 @@ func docTables(results []drivertest.Result) string {
 }
 
 // docTail is where the hand-written part begins.
-const docTail = "\n## What users of other libraries complain about\n"
+const docTail = "\n## What of the sources ran on a card\n"
 
 // openHost opens what the document is about; in the quick suite with the smallest granules, of which
 // the kernel clears less.
