@@ -220,7 +220,7 @@ func TestServerOfAnOldProgram(t *testing.T) {
 func TestHealthNeedsNoPlace(t *testing.T) {
 	testgate.Long(t) // a server that gets no processor for a health time is taken for one that hangs
 	t.Setenv(optionsVar, `{"MaxConns": 2, "Rate": 1, "Token": "c2VjcmV0", "MaxObjects": 1, "MaxBytes": 1, "MaxRecordBytes": 1}`)
-	t.Setenv(healthVar, "2s")
+	t.Setenv(healthVar, "4s")
 	k := spawn(t, "keeper", socketAt(t))
 	k.expect("ready")
 	require.Eventually(t, func() bool { return k.ask("pid") != "0" }, inTime, step)
@@ -234,7 +234,7 @@ func TestHealthNeedsNoPlace(t *testing.T) {
 			return err == nil
 		}, inTime, step)
 	}
-	k.ask("looks", 5*healthLooks)
+	k.ask("looks", 3*healthLooks)
 	require.Equal(t, pid, k.ask("pid"))
 	k.ask("close")
 	k.wait()

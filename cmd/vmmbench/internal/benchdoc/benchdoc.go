@@ -1,6 +1,6 @@
 // Package benchdoc makes what documents show of reports of vmmbench in docs/benchmarks: tables
 // and pictures of docs/benchmarks.md, a page for each report, and single figures of
-// docs/benchmarks.md, docs/coming-from/others.md and README.md.
+// docs/benchmarks.md, docs/fast.md, docs/coming-from/others.md and README.md.
 //
 // A table or picture stands in a block, between two comments:
 //
@@ -40,7 +40,7 @@ const (
 )
 
 // withFigures are the documents whose figures are links.
-var withFigures = []string{document, "coming-from/others.md", "../README.md"}
+var withFigures = []string{document, "fast.md", "coming-from/others.md", "../README.md"}
 
 // files makes the documents of dir, their data, pictures and pages anew. It returns them by
 // their names below dir, and changes nothing. stale are the pictures and pages that are not
