@@ -46,6 +46,20 @@ func writer(t *testing.T, c *Client, name string, o CreateOptions) *Writer {
 	return w
 }
 
+// writerSoon is writer where memory that was given up may count for a moment: a process has been sent its
+// descriptor, and closes it by and by.
+func writerSoon(t *testing.T, c *Client, name string, o CreateOptions) *Writer {
+	t.Helper()
+	var w *Writer
+	require.Eventually(t, func() (made bool) {
+		var err error
+		w, err = c.Create(t.Context(), name, o)
+		return err == nil
+	}, inTime, step)
+	t.Cleanup(func() { require.NoError(t, w.Close()) })
+	return w
+}
+
 // sealed makes an object of these bytes.
 func sealed(t *testing.T, c *Client, name string, data []byte) ID {
 	t.Helper()

@@ -66,7 +66,7 @@ func TestEvictsTheOldest(t *testing.T) {
 			require.NoError(t, c.Delete(t.Context(), "n2", DeleteOptions{}))
 			// Its writer has closed it, which the server may hear of later.
 			require.Eventually(t, func() bool { return s.Stats().Objects == 2 }, inTime, step)
-			_ = writer(t, c, "n3", CreateOptions{Size: 1})
+			_ = writerSoon(t, c, "n3", CreateOptions{Size: 1})
 			_, err := c.Create(t.Context(), "n4", CreateOptions{Size: 1})
 			require.ErrorIs(t, err, vmm.ErrLimit)
 			require.Equal(t, []string{"o1", "n1", "n3"}, names(t, c))

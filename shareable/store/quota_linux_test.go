@@ -31,7 +31,9 @@ func TestQuotaCountsUntilTheLastReader(t *testing.T) {
 		require.Equal(t, bytesOf(4<<20), contents(t, b))
 		require.NoError(t, b.Close())
 		require.Eventually(t, func() bool { return s.Stats().Bytes == 0 }, inTime, step)
-		sealed(t, c, "b", bytesOf(1))
+		small := writerSoon(t, c, "b", CreateOptions{Size: 1})
+		require.NoError(t, small.Append(bytesOf(1)))
+		require.NoError(t, small.Seal(t.Context(), shareable.SealOptions{}))
 		// What an object of that size would need is not there, and nothing is left of it.
 		_, err = c.Create(t.Context(), "c", CreateOptions{Size: 4 << 20})
 		require.ErrorIs(t, err, vmm.ErrLimit)
