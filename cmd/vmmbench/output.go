@@ -69,7 +69,7 @@ func writeFile(name string, b []byte) error {
 
 // openTarget opens a file beside the one of that name, which takes its place when it is complete: so an
 // earlier one stays until then. ndjson takes it before the first case, so that a killed run leaves what it
-// had. What is not a regular file, or lies in a folder that cannot be written, is written in place.
+// had. A pipe or a device, and a file in a folder that cannot be written, are written in place.
 func openTarget(name string) (*output, error) {
 	name, err := resolveLinks(name)
 	if err != nil {
@@ -86,11 +86,12 @@ func openTarget(name string) (*output, error) {
 		if refused != nil {
 			return nil, refused
 		}
-		if out.file, err = createBeside(name, st); err != nil { // the folder cannot be written
-			out.file, err = f, f.Truncate(0)
+		out.target = name
+		out.file, err = createBeside(name, st)
+		if errors.Is(err, fs.ErrPermission) { // the folder cannot be written; a full disk is no reason
+			out.target, out.file, err = "", f, f.Truncate(0)
 		} else {
-			out.target = name
-			err = f.Close()
+			err = errors.Join(err, f.Close())
 		}
 	case errors.Is(err, fs.ErrNotExist):
 		out.target = name

@@ -34,7 +34,7 @@ func terminalWidth(w io.Writer) int {
 	return windowWidth(f.Fd())
 }
 
-// descriptor is an *os.File, or what has one in it, as stdout.
+// descriptor is an *os.File, or a type that embeds one, as stdout's.
 type descriptor interface {
 	Stat() (os.FileInfo, error)
 	Fd() uintptr

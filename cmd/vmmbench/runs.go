@@ -40,7 +40,7 @@ func (m *measureFlags) checkRuns() error {
 func (m *measureFlags) manyRuns() bool { return m.runs > 1 || isProgram(m.baseline) }
 
 // againstBaseline has processes measure, --runs of them, and compares them with the baseline. If that
-// is a program it is measured as often, in turn, so that what changes slowly is in both. If a run fails
+// is a program it is measured as often, in turn, so that slow changes of the machine are in both. If a run fails
 // or is interrupted, those before it are compared.
 func (a *app) againstBaseline(ctx context.Context, command string, m *measureFlags) error {
 	var older, newer []*report.Report
@@ -55,8 +55,9 @@ func (a *app) againstBaseline(ctx context.Context, command string, m *measureFla
 		if err := r.start(); err != nil {
 			return err
 		}
-		failed := a.runInTurn(ctx, m, m.arguments(command), inTurn, &older, &newer)
-		if inTurn { // what has no partner is left out
+		var failed error
+		older, newer, failed = a.runInTurn(ctx, m, m.arguments(command), older)
+		if inTurn { // a run without a partner is left out
 			n := min(len(older), len(newer))
 			older, newer = older[:n], newer[:n]
 		}
@@ -80,26 +81,28 @@ func (a *app) againstBaseline(ctx context.Context, command string, m *measureFla
 	return err
 }
 
-// runInTurn measures --runs times, and in turn with the baseline's program.
-func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, inTurn bool, older, newer *[]*report.Report) (err error) {
+// runInTurn measures --runs times, and in turn with the baseline's program unless there are older
+// reports. It returns the runs before an error, too.
+func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, given []*report.Report) (older, newer []*report.Report, err error) {
+	older = given
 	self, err := os.Executable()
 	if err != nil {
-		return err
+		return older, nil, err
 	}
 	program := []string{self}
 	if _, err := os.Lstat(runningProgram); err == nil { // also when the file is another one by now
 		program[0] = runningProgram
 	}
-	if inTurn {
+	if given == nil {
 		other, err := filepath.Abs(m.baseline) // a name alone would be looked for in PATH
 		if err != nil {
-			return err
+			return older, nil, err
 		}
 		program = append(program, other)
 	}
 	keep, undo, err := m.keptRuns()
 	if err != nil {
-		return err
+		return older, nil, err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
 	p := newProgress(a.stderr, m.progress.value, m.runs*len(program))
@@ -111,21 +114,21 @@ func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, inT
 			p.begin(fmt.Sprintf("%s, %s", side, [...]string{self, m.baseline}[k]))
 			r, err := a.runProgram(ctx, program[k], k == 0, args, fmt.Sprintf("%s-%s%d.json", keep, side, i+1))
 			if err != nil {
-				return err
+				return older, newer, err
 			}
 			if k == 0 {
-				*newer = append(*newer, r)
+				newer = append(newer, r)
 			} else {
-				*older = append(*older, r)
+				older = append(older, r)
 			}
 		}
-		if i == 0 { // what cannot be compared need not be measured again
-			if _, _, err := m.against.compare(*older, *newer, float64(m.margin)); err != nil {
-				return err
+		if i == 0 { // programs that cannot be compared need not be measured again
+			if _, _, err := m.against.compare(older, newer, float64(m.margin)); err != nil {
+				return older, newer, err
 			}
 		}
 	}
-	return nil
+	return older, newer, nil
 }
 
 // runningProgram is this program on Linux, whatever its file is by now.

@@ -38,7 +38,7 @@ func (m *measureFlags) soaked(groups []group) {
 	}
 }
 
-// describeSoak is what a soak found.
+// describeSoak summarizes a soak.
 func describeSoak(samples []measure.Sample, ns []float64) *report.Soak {
 	s := &report.Soak{P50: stat.Quantile(ns, 0.5), P99: stat.Percentile(ns, 0.99), P999: stat.Percentile(ns, 0.999)}
 	for _, x := range samples {

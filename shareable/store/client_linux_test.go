@@ -46,8 +46,8 @@ func writer(t *testing.T, c *Client, name string, o CreateOptions) *Writer {
 	return w
 }
 
-// writerSoon is writer where memory that was given up may count for a moment: a process has been sent its
-// descriptor, and closes it by and by.
+// writerSoon is writer for a test whose freed memory may still count, because a client has not closed its
+// descriptor yet.
 func writerSoon(t *testing.T, c *Client, name string, o CreateOptions) *Writer {
 	t.Helper()
 	var w *Writer

@@ -29,7 +29,7 @@ func Headline(r *Report) (list []string) {
 	return slices.Concat(list, linkFindings(r), floorFindings(r))
 }
 
-// few are so many cases that a sentence names each.
+// few is the number of cases up to which a sentence names each.
 const few = 3
 
 // copyHeadline says how copies in memory that grows compare with others: those within a device and with
@@ -83,8 +83,8 @@ func copyHeadline(r *Report, between bool) string {
 	return s + "."
 }
 
-// growthHeadline says how long growth in place takes and what its peak is, beside rivals, and what mapping
-// all at once would take.
+// growthHeadline has the time and the peak of growth in place beside those of its rivals, and the time of
+// one allocation.
 func growthHeadline(r *Report, g Group[Case]) string {
 	of := func(end string) *Case { return contender(g, end) }
 	i := slices.IndexFunc(g.Of, func(c Case) bool { return c.Axes.text(axisMem) == "vmm" })

@@ -41,7 +41,7 @@ var pcieLane = map[uint64]float64{1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938,
 // data sheets have it: 600 GB/s both ways of 12 links on A100, 900 of 18 on H100, 1,800 of 18 on B200.
 var nvlinkRate = map[string]float64{"sm_60": 20, "sm_70": 25, "sm_80": 25, "sm_90": 25, "sm_100": 50, "sm_103": 50}
 
-// linkFindings says how much of what a link can carry the fastest copy got.
+// linkFindings has the rate of the fastest copy as a share of its link's.
 func linkFindings(r *Report) (list []string) {
 	for _, d := range r.Devices {
 		if s := hostLink(r, d); s != "" {
@@ -51,7 +51,7 @@ func linkFindings(r *Report) (list []string) {
 	return append(list, nvlinks(r)...)
 }
 
-// nvlinks says it of the NVLinks between devices, once for all pairs with as many of one rate.
+// nvlinks has a sentence for all pairs of devices with the same number and rate of NVLinks.
 func nvlinks(r *Report) (list []string) {
 	most := func(l Link) float64 {
 		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == l.From })
@@ -88,8 +88,8 @@ func nvlinks(r *Report) (list []string) {
 	return list
 }
 
-// hostLink says it of the link between a GPU and the host, and whether the link is slower than it
-// could be.
+// hostLink is the sentence for the link between a GPU and the host. It also names the best link that the
+// GPU could have.
 func hostLink(r *Report, d Device) string {
 	better := func(a, b *uint64) *uint64 { // a GPU without work may lower its link: the better of the two moments counts
 		if a == nil || b != nil && *b > *a {
