@@ -172,3 +172,14 @@ func TestReportReplacesWhole(t *testing.T) {
 	require.Equal(t, report.ExitError, code)
 	require.Error(t, writeFile("/dev/full", make([]byte, 1<<16)))
 }
+
+// TestFolderThatCannotTakeAFile: a name that is too long beside the file is an error, and the old file stays.
+// Only a folder that refuses a new file has it written in place.
+func TestFolderThatCannotTakeAFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), strings.Repeat("x", 250)+".html") // 255 at most, and the one beside has more
+	require.NoError(t, os.WriteFile(file, []byte("old"), 0o600))
+	require.Error(t, writeFile(file, []byte("new")))
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(text))
+}
