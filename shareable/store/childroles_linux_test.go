@@ -82,6 +82,8 @@ func playKeeper(p *part) {
 	self, err := os.Executable()
 	p.must(err)
 	var looks atomic.Int64
+	var once sync.Once
+	serves := make(chan struct{}) // closed once the first one does
 	health := time.Second
 	if d, err := time.ParseDuration(os.Getenv(healthVar)); err == nil {
 		health = d
@@ -93,8 +95,11 @@ func playKeeper(p *part) {
 		cmd.Stderr = os.Stderr
 		return cmd
 	}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)), HealthTime: health, Changed: func(s KeeperState) {
-		if s == KeeperHealthy {
+		switch s {
+		case KeeperHealthy:
 			looks.Add(1)
+		case KeeperServes:
+			once.Do(func() { close(serves) })
 		}
 	}})
 	p.must(err)
@@ -115,7 +120,8 @@ func playKeeper(p *part) {
 		case "kill": // the one that serves; with luck another one that begins
 			p.must(syscall.Kill(servedBy(), syscall.SIGKILL))
 			p.say("kill")
-		case "pid":
+		case "pid": // before the first server os has a child of its own, which asks for pidfds
+			<-serves
 			p.say("pid", servedBy())
 		case "close":
 			cancel()
