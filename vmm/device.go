@@ -20,6 +20,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
+	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -538,7 +539,7 @@ func openDriver(drv driver.Driver, which string) (*Device, error) {
 			return newDevice(drv, i), nil
 		}
 	}
-	return nil, fmt.Errorf("%w: none is %s; %s", ErrNoDevice, which, devicesOf(drv, all))
+	return nil, fmt.Errorf("%w: none is %s; %s", ErrNoDevice, said.Word(which), devicesOf(drv, all))
 }
 
 // Devices lists CUDA's devices, then the first host device. The others, from "host:1" on, share its

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -60,7 +61,7 @@ func (e *OpError) Error() string {
 		text = withName(text+" of", e.Name)
 	}
 	if e.Device != "" {
-		text += " on " + e.Device
+		text += " on " + said.Word(e.Device)
 	}
 	return fmt.Sprintf("%s: %v", text, e.Err)
 }

@@ -164,10 +164,15 @@ func TestOpenNames(t *testing.T) {
 		{"host:", vmm.ErrNoDevice, ""},
 		{"", vmm.ErrInvalid, "cuda:N"},
 		{"gpu:0", vmm.ErrInvalid, "cuda:N"},
+		{"\x1b[2J", vmm.ErrInvalid, `"\x1b[2J"`},
+		{"host:\x1b[2J", vmm.ErrNoDevice, `none is "\x1b[2J"`},
+		{"host?page=\x1b[2J", vmm.ErrInvalid, `page="\x1b[2J"`},
+		{"host?\x1b[2J=1", vmm.ErrInvalid, `"\x1b[2J"`},
 	} {
 		_, err := vmm.Open(c.name)
 		require.ErrorIs(t, err, c.want, c.name)
 		require.ErrorContains(t, err, c.text)
+		require.NotContains(t, err.Error(), "\x1b")
 		var op *vmm.OpError
 		require.ErrorAs(t, err, &op)
 		require.Equal(t, c.name, op.Device)

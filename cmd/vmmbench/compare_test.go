@@ -420,3 +420,25 @@ func TestCompareOfSeveralRuns(t *testing.T) {
 	require.Equal(t, report.ExitWorse, code)
 	require.InDelta(t, 1.2, *c.Ratio, 0.01)
 }
+
+// TestReportOfOthersOnATerminal: no text of a report reaches it as it is, neither directly nor in a file.
+func TestReportOfOthersOnATerminal(t *testing.T) {
+	t.Parallel()
+	r := copies(t)
+	const evil = "\x1b[2J"
+	r.Devices[0].Name, r.Run.Version, r.Run.Command = evil, evil, evil
+	r.Cases[0].Status, r.Cases[0].Reason = report.Failed, evil
+	file, dir := save(t, r, "a.json"), t.TempDir()
+	_, shown, stderr := bench(t, "compare", file, save(t, r, "b.json"))
+	for _, suffix := range []string{"txt", "md", "bench"} {
+		name := filepath.Join(dir, "a."+suffix)
+		_, _, said := bench(t, "report", file, "-o", name)
+		text, err := os.ReadFile(name)
+		require.NoError(t, err, said)
+		require.Contains(t, string(text), `\x1b[2J`)
+		shown += string(text)
+	}
+	_, _, missing := bench(t, "compare", evil, file)
+	require.Contains(t, missing, `\x1b[2J`)
+	require.NotContains(t, shown+stderr+missing, "\x1b")
+}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/plot"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/internal/said"
 )
 
 // endAtSignal has the first signal end the process, until stop is called: who draws has
@@ -151,7 +152,7 @@ func (a *app) pictures(files []string, kinds choices) ([]picture, error) {
 // leftOut says on stderr what no picture shows.
 func (a *app) leftOut(file string, left []string) {
 	for _, what := range left {
-		_, _ = fmt.Fprintf(a.stderr, "%s: not drawn: %s\n", file, what)
+		_, _ = fmt.Fprintf(said.Screen(a.stderr), "%s: not drawn: %s\n", file, what)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/internal/said"
 )
 
 // usageError is a mistake on the command line.
@@ -96,7 +97,7 @@ func (a *app) benchmark(c *cobra.Command, p commandPlan, samples int, maxTime ti
 
 // printError prints an error to stderr. There is no place for an error of stderr.
 func (a *app) printError(err error) {
-	_, _ = fmt.Fprintln(a.stderr, "vmmbench:", err)
+	_, _ = fmt.Fprintln(said.Screen(a.stderr), "vmmbench:", err)
 }
 
 // help replaces the help command of cobra, which accepts unknown topics.

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/store"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -297,7 +298,7 @@ func printList(w io.Writer, all []store.Info, now time.Time) error {
 	for _, i := range all {
 		var labels []string
 		for _, k := range slices.Sorted(maps.Keys(i.Labels)) {
-			labels = append(labels, k+"="+i.Labels[k])
+			labels = append(labels, said.Word(k)+"="+said.Word(i.Labels[k]))
 		}
 		_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%s\t%d\t%d\t%d\t%v\t%s\n", i.ID.Number, strings.Join(i.Names, " "), state(i), i.Len, size.Format(i.Cap),
 			i.Readers, i.Waiting, i.Owner, now.Sub(i.Created).Round(time.Second), strings.Join(labels, " "))
@@ -386,7 +387,7 @@ func printReport(w io.Writer, r store.Report) error {
 		n          any
 		limit, one string
 	}{
-		{"device", r.Device, "", ""}, {"pid", r.PID, "", ""}, {"uptime", r.Uptime.Round(time.Second), "", ""},
+		{"device", said.Word(r.Device), "", ""}, {"pid", r.PID, "", ""}, {"uptime", r.Uptime.Round(time.Second), "", ""},
 		{"objects", r.Objects, limit(r.Limits.Objects, number), limit(r.Limits.ObjectsPerUser, number)},
 		{"bytes", size.Format(r.Bytes), limit(r.Limits.Bytes, size.Format), limit(r.Limits.BytesPerUser, size.Format)},
 		{"descriptors", descriptors, limit(r.Limits.Descriptors, number), limit(r.Limits.DescriptorsPerUser, number)},
@@ -402,7 +403,7 @@ func printReport(w io.Writer, r store.Report) error {
 		_, _ = fmt.Fprintln(t, strings.TrimRight(fmt.Sprintf("%s\t%v\t%s\t%s", row.what, row.n, row.limit, row.one), "\t"))
 	}
 	for _, reason := range slices.Sorted(maps.Keys(r.Refused)) {
-		_, _ = fmt.Fprintf(t, "refused: %s\t%d\n", strings.ReplaceAll(reason, "_", " "), r.Refused[reason])
+		_, _ = fmt.Fprintf(t, "refused: %s\t%d\n", strings.ReplaceAll(said.Word(reason), "_", " "), r.Refused[reason])
 	}
 	_, _ = fmt.Fprintf(t, "readers behind\t%d\n", r.ReadersBehind)
 	if err := t.Flush(); err != nil {

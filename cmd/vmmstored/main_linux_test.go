@@ -314,6 +314,22 @@ func TestSignal(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// TestListShowsWhatUsersSay: a label neither reaches the terminal as it is nor forges an object.
+func TestListShowsWhatUsersSay(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	started(t, "--socket="+path)
+	c := clientAt(t, path)
+	sealed(t, c, "a", map[string]string{"\x1b[2J": "x\n7  forged  sealed", "b": "c d=e", "plain": "1"})
+	out, _, code := call(t, "--socket="+path, "list")
+	require.Equal(t, 0, code)
+	require.Equal(t, 2, strings.Count(out, "\n"), out)
+	require.Contains(t, out, `"\x1b[2J"="x\n7  forged  sealed" b="c d=e" plain=1`)
+	_, stderr, code := call(t, "--socket="+path, "\x1b[2J")
+	require.Equal(t, 2, code)
+	require.NotContains(t, stderr, "\x1b")
+}
+
 // server is the process id of the program that serves for p.
 func (p *program) server(t *testing.T) int {
 	t.Helper()

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/shareable/store"
 )
 
@@ -56,7 +57,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	_, _ = fmt.Fprintf(stderr, "vmmstored: %v\n", err)
+	_, _ = fmt.Fprintf(said.Screen(stderr), "vmmstored: %v\n", err)
 	var usage usageError
 	if errors.As(err, &usage) {
 		return 2

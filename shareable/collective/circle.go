@@ -103,11 +103,11 @@ func (f frame) goneError() error {
 	case f.Text == "":
 		return fmt.Errorf("%w: rank %d", ErrPeerGone, f.Rank)
 	case f.Code == codeLate:
-		return fmt.Errorf("%w: rank %d: %s", os.ErrDeadlineExceeded, f.Rank, f.Text)
+		return fmt.Errorf("%w: rank %d says %q", os.ErrDeadlineExceeded, f.Rank, f.Text)
 	case f.Code == codeFailed:
-		return fmt.Errorf("%w: rank %d: %s", ErrFailed, f.Rank, f.Text)
+		return fmt.Errorf("%w: rank %d says %q", ErrFailed, f.Rank, f.Text)
 	}
-	return fmt.Errorf("%w: rank %d has ended the group: %s", ErrPeerGone, f.Rank, f.Text)
+	return fmt.Errorf("%w: rank %d has ended the group: %q", ErrPeerGone, f.Rank, f.Text)
 }
 
 // watch calls gone, once for each, for members that have said that they end, or whose connection

@@ -519,3 +519,11 @@ func TestShrinkLeaderDoesNotCome(t *testing.T) {
 		})
 	}
 }
+
+// TestErrorsQuoteOtherMembers: what another member has said moves no cursor.
+func TestErrorsQuoteOtherMembers(t *testing.T) {
+	for _, c := range []code{codeLate, codeFailed, codeOtherSize} {
+		require.ErrorContains(t, frame{Code: c, Rank: 2, Text: "\x1b[2J"}.goneError(), `"\x1b[2J"`)
+	}
+	require.ErrorContains(t, refusal{code: codeFailed, text: "\x1b[2J"}, `"\x1b[2J"`)
+}

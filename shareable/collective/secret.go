@@ -12,7 +12,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm"
@@ -229,7 +228,10 @@ func (r refusal) Error() string {
 	case codeLeftOut:
 		return fmt.Sprintf("%v: the others went on without this member", ErrPeerGone)
 	}
-	return strings.TrimSpace(fmt.Sprintf("%v: %s", r.Unwrap(), r.text))
+	if r.text == "" {
+		return r.Unwrap().Error()
+	}
+	return fmt.Sprintf("%v: %q", r.Unwrap(), r.text)
 }
 
 // refusalKinds are the kinds of error of the codes; ErrFailed for others.

@@ -48,7 +48,7 @@ func DefaultWith(options string) (*Driver, error) {
 		granularity, ok = parseSize(value)
 		least := uint64(os.Getpagesize())
 		if !ok || bits.OnesCount64(granularity) != 1 || granularity < least || granularity > maxGranularity {
-			return nil, fmt.Errorf("%w: page=%s: the granularity is a power of two from %s, a page of this system, to %s",
+			return nil, fmt.Errorf("%w: page=%q: the granularity is a power of two from %s, a page of this system, to %s",
 				driver.ErrInvalid, value, sizeText(least), sizeText(maxGranularity))
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/cuvmm/cuvmm/internal/said"
 )
 
 // Format is a format that a Report can be written in.
@@ -146,6 +148,7 @@ func (o Output) Write(r *Report) error {
 
 // Finished writes what has not been written yet.
 func (o Output) Finished(r *Report) error {
+	shown := said.Screen(o.W) // for people: a report may be somebody else's
 	switch o.Format {
 	case JSON:
 		e := json.NewEncoder(o.W)
@@ -161,11 +164,11 @@ func (o Output) Finished(r *Report) error {
 	case CSV:
 		return writeCSV(o.W, r)
 	case GoBench:
-		return writeGoBench(o.W, r)
+		return writeGoBench(shown, r)
 	case NVBandwidth:
-		return writeNVBandwidth(o.W, r)
+		return writeNVBandwidth(shown, r)
 	case NVBandwidthJSON:
 		return writeNVBandwidthJSON(o.W, r)
 	}
-	return tables(o.W, r, o.Format == Markdown, o.Width)
+	return tables(shown, r, o.Format == Markdown, o.Width)
 }
