@@ -83,7 +83,8 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 //     vmm.ErrPermission.
 //   - a file in the user's own directory ($XDG_RUNTIME_DIR/cuvmm, else cuvmm-<uid> among the
 //     temporary files), if path is a name without a slash. "" is the name "default".
-//   - an abstract name, if path begins with @. Only the check of the user protects it.
+//   - an abstract name, if path begins with @. Only the check of the user protects it. Close frees it
+//     once programs that were being started run.
 //
 // Listen returns vmm.ErrBusy while another server has the path, and vmm.ErrInvalid if something
 // there is not a socket. The caller must Close the Server.

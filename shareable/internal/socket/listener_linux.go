@@ -97,7 +97,9 @@ func Listen(path string, o Options) (*Listener, error) {
 	s := &Listener{path: path, lock: -1}
 	if strings.HasPrefix(path, "@") {
 		var err error
-		s.UnixListener, err = listenAt(path, o)
+		if s.UnixListener, err = listenAt(path, o); errors.Is(err, unix.EADDRINUSE) {
+			err = fmt.Errorf("%w: another server has %s: %w", vmm.ErrBusy, path, err)
+		}
 		return s, err
 	}
 	if err := checkDirectory(path); err != nil {
@@ -111,10 +113,22 @@ func Listen(path string, o Options) (*Listener, error) {
 	}
 	s.lock = lock
 	if err := s.bind(o); err != nil {
-		_ = unix.Close(lock)
+		s.unlock()
 		return nil, err
 	}
 	return s, nil
+}
+
+// unlock gives the lock up. A process that another goroutine has started, and whose program does not
+// run yet, has a descriptor of the same lock: its close alone would leave the path taken.
+func (s *Listener) unlock() {
+	if s.lock < 0 {
+		return
+	}
+	if !s.kept { // or it is the keeper's, too
+		_ = unix.Flock(s.lock, unix.LOCK_UN)
+	}
+	_ = unix.Close(s.lock)
 }
 
 // bind binds a socket to a temporary name and renames it. It replaces nothing but a
@@ -182,9 +196,7 @@ func (s *Listener) KeptElsewhere() bool { return s.kept }
 // listener stays open until Release.
 func (s *Listener) Close() error {
 	if s.kept { // another process has the socket, too
-		if s.lock >= 0 {
-			_ = unix.Close(s.lock)
-		}
+		s.unlock()
 		return s.UnixListener.Close()
 	}
 	if s.lock >= 0 {
@@ -193,7 +205,7 @@ func (s *Listener) Close() error {
 		if now, err := os.Lstat(s.path); err == nil && os.SameFile(now, s.file) {
 			_ = os.Remove(s.path)
 		}
-		_ = unix.Close(s.lock)
+		s.unlock()
 	}
 	err := s.control(func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) })
 	return errors.Join(err, s.SetDeadline(time.Unix(1, 0)))
