@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -17,6 +18,14 @@ import (
 // listenMetrics listens at the address of --metrics.
 func listenMetrics(ctx context.Context, address string) (net.Listener, error) {
 	return listenConfig.Listen(ctx, "tcp", address)
+}
+
+// metricsTimeout is how long a client may take to ask, and to read the reply.
+const metricsTimeout = 10 * time.Second
+
+// newMetricsServer is a server that no client holds up.
+func newMetricsServer(h http.Handler, timeout time.Duration) *http.Server {
+	return &http.Server{Handler: h, ReadTimeout: timeout, WriteTimeout: timeout}
 }
 
 // metricsHandler serves the metrics of a store and of its device at /metrics.

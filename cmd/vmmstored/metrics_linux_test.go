@@ -141,3 +141,38 @@ func TestMetrics(t *testing.T) {
 		return err == nil && strings.Contains(string(b), "cuvmm_store_restarts_total 1\n")
 	}, inTime, time.Millisecond)
 }
+
+// TestMetricsOfSlowClients: clients that ask for nothing, or read nothing, go.
+func TestMetricsOfSlowClients(t *testing.T) {
+	t.Parallel()
+	const clients = 40
+	s := newMetricsServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(make([]byte, 16<<20))
+	}), 200*time.Millisecond)
+	gone := make(chan struct{}, clients)
+	s.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateClosed {
+			gone <- struct{}{}
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go s.Serve(l) //nolint:errcheck // it is closed
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	for i := range clients {
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		if i%2 == 0 {
+			_, err = io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+			require.NoError(t, err)
+		}
+	}
+	for range clients {
+		select {
+		case <-gone:
+		case <-time.After(inTime):
+			t.Fatal("a client stays")
+		}
+	}
+}

@@ -46,7 +46,7 @@ func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
 	}
 	return store.ServeKept(ctx, dev, so, func(s *store.Server) {
 		if listener != nil {
-			metrics = &http.Server{Handler: metricsHandler(s, dev), ReadHeaderTimeout: 10 * time.Second}
+			metrics = newMetricsServer(metricsHandler(s, dev), metricsTimeout)
 			go metrics.Serve(listener) //nolint:errcheck // it ends with the process
 		}
 		so.Logger.Info("serving", "device", dev.String(), "driver", dev.Driver().Name(), "socket", s.Path(), "version", version())

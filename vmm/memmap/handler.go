@@ -4,8 +4,11 @@ import (
 	_ "embed" // the schema
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/webdebug"
 )
 
 //go:embed schema.json
@@ -23,17 +26,20 @@ var schemaText []byte
 // and all pages get the same: a snapshot is taken once. At most 64 pages watch at once; further
 // ones get 503.
 func (m *Map) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", "GET, HEAD")
-		http.Error(w, "only GET and HEAD", http.StatusMethodNotAllowed)
-		return
-	}
+	webdebug.Handler(m.serve).ServeHTTP(w, r)
+}
+
+func (m *Map) serve(w http.ResponseWriter, r *http.Request, _ url.Values) {
 	h := w.Header()
 	h.Set("Cache-Control", "no-store")
-	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
 	switch r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:] {
 	case "":
+		if folder, ok := withoutSlash(r.RequestURI); ok {
+			h.Set("Location", folder)
+			w.WriteHeader(http.StatusTemporaryRedirect)
+			return
+		}
 		h.Set("Content-Type", "text/html; charset=utf-8")
 		h.Set("X-Frame-Options", "DENY")
 		if r.Method == http.MethodGet {
@@ -50,6 +56,21 @@ func (m *Map) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		http.NotFound(w, r)
 	}
+}
+
+// withoutSlash is where the page is for a client that has asked without the slash at the end, as with
+// http.StripPrefix of the whole path. It is a relative URL: what lies before this server may differ.
+func withoutSlash(asked string) (folder string, ok bool) {
+	u, err := url.ParseRequestURI(asked)
+	if err != nil || u.Path == "" || strings.HasSuffix(u.Path, "/") {
+		return "", false
+	}
+	path := u.EscapedPath()
+	folder = "./" + path[strings.LastIndexByte(path, '/')+1:] + "/"
+	if u.RawQuery != "" {
+		folder += "?" + u.RawQuery
+	}
+	return folder, true
 }
 
 // serveEvents sends events until the client goes, the server cannot write, or the map is closed.
@@ -87,7 +108,6 @@ func (m *Map) serveEvents(w http.ResponseWriter, r *http.Request) {
 		seq = now
 		if kind != "" || time.Since(wrote) >= heartbeat {
 			wrote = time.Now()
-			_ = to.SetWriteDeadline(wrote.Add(writeTimeout)) // not every ResponseWriter has one
 			text := ":\n\n"
 			if kind != "" {
 				text = "event: " + kind + "\ndata: "

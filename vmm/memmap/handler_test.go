@@ -231,3 +231,30 @@ func TestFile(t *testing.T) {
 	require.NotRegexp(t, `https?://`, bare)
 	require.NotRegexp(t, `\b(src|srcset|action)=|@import|url\(`, regexp.MustCompile(`(?s)<script>.*?</script>`).ReplaceAllString(bare, ""))
 }
+
+// TestWithoutTheSlash: a client that asks without it is sent to where the page's events are.
+func TestWithoutTheSlash(t *testing.T) {
+	t.Parallel()
+	m := memmap.New(memmap.Options{})
+	defer func() { require.NoError(t, m.Close()) }()
+	h := http.StripPrefix("/debug/memmap", m)
+	for asked, want := range map[string]string{
+		"/debug/memmap": "./memmap/", "/debug/memmap?a=b": "./memmap/?a=b",
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, asked, nil))
+		require.Equal(t, http.StatusTemporaryRedirect, w.Code)
+		require.Equal(t, want, w.Header().Get("Location"))
+	}
+	for _, path := range []string{"/debug/memmap/", "/debug/memmap/?a=b"} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		require.Equal(t, http.StatusOK, w.Code)
+	}
+	w := httptest.NewRecorder()
+	http.StripPrefix("/javascript:x", m).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/javascript:x", nil))
+	require.Equal(t, "./javascript:x/", w.Header().Get("Location"), "a path, and no scheme")
+	w = httptest.NewRecorder()
+	http.StripPrefix("/", m).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", nil))
+	require.Equal(t, http.StatusOK, w.Code)
+}

@@ -46,7 +46,6 @@ const (
 	mostEvents     = 256
 	mostChanges    = 63               // kept beside the newest, for pages that read slowly
 	mostViewers    = 64               // pages that are told at once
-	writeTimeout   = 10 * time.Second // of one message to a page
 	heartbeat      = 15 * time.Second // a page that is told nothing gets an empty line
 )
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"net/url"
 	"runtime"
 	"slices"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/frames"
 	"github.com/cuvmm/cuvmm/internal/memsample"
+	"github.com/cuvmm/cuvmm/internal/webdebug"
 )
 
 // DefaultRate is the rate at first.
@@ -63,8 +65,8 @@ func Write(w io.Writer) error { return Take().Write(w) }
 // As with Go's heap profile, ?seconds=N serves what has changed within so many seconds, and
 // ?debug=1 a text.
 func Handler() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		n := r.FormValue("seconds")
+	return webdebug.Handler(func(w http.ResponseWriter, r *http.Request, query url.Values) {
+		n := query.Get("seconds")
 		seconds, err := strconv.ParseUint(cmp.Or(n, "1"), 10, 16)
 		d := time.Duration(seconds) * time.Second //nolint:gosec // not above 65,535 s
 		srv, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
@@ -84,8 +86,7 @@ func Handler() http.Handler {
 				return
 			}
 		}
-		w.Header().Set("X-Content-Type-Options", "nosniff")
-		if debug := r.FormValue("debug"); debug != "" && debug != "0" {
+		if debug := query.Get("debug"); debug != "" && debug != "0" {
 			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 			_, _ = io.WriteString(w, p.String()) // the client has gone
 			return

@@ -8,6 +8,7 @@ import (
 	"io"
 	"iter"
 	"net/http"
+	"net/url"
 	"runtime"
 	"slices"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/frames"
 	"github.com/cuvmm/cuvmm/internal/inside"
+	"github.com/cuvmm/cuvmm/internal/webdebug"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -98,9 +100,9 @@ func writeLines(w io.Writer, events iter.Seq[vmm.HistoryEvent]) error {
 // there; ?after=N leaves out events up to that Seq; with ?format=trace as WriteTrace writes it, else,
 // or with ?format=lines, as WriteLines does. A device that keeps nothing is 404.
 func Handler(devs ...*vmm.Device) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		name, format := r.FormValue("device"), cmp.Or(r.FormValue("format"), "lines")
-		after, err := strconv.ParseUint(cmp.Or(r.FormValue("after"), "0"), 10, 64)
+	return webdebug.Handler(func(w http.ResponseWriter, _ *http.Request, query url.Values) {
+		name, format := query.Get("device"), cmp.Or(query.Get("format"), "lines")
+		after, err := strconv.ParseUint(cmp.Or(query.Get("after"), "0"), 10, 64)
 		i := slices.IndexFunc(devs, func(d *vmm.Device) bool { return d != nil && (name == "" || d.String() == name) })
 		switch {
 		case i < 0:
@@ -115,29 +117,14 @@ func Handler(devs ...*vmm.Device) http.Handler {
 			http.Error(w, d.String()+" keeps no events: see Device.SetHistory", http.StatusNotFound)
 			return
 		}
-		events, to := d.HistorySeq(after), &deadlineWriter{w, http.NewResponseController(w)}
-		w.Header().Set("X-Content-Type-Options", "nosniff")
+		events := d.HistorySeq(after)
 		if format == "trace" {
 			w.Header().Set("Content-Type", "application/json")
 			w.Header().Set("Content-Disposition", `attachment; filename="history.json"`)
-			_ = writeTrace(to, d.String(), events) // the client has gone
+			_ = writeTrace(w, d.String(), events) // the client has gone
 			return
 		}
 		w.Header().Set("Content-Type", "application/jsonl")
-		_ = writeLines(to, events)
+		_ = writeLines(w, events)
 	})
-}
-
-// writeTimeout is how long one write to a client may take. A whole history may take longer.
-const writeTimeout = 10 * time.Second
-
-// deadlineWriter sets a deadline for each write.
-type deadlineWriter struct {
-	http.ResponseWriter
-	control *http.ResponseController
-}
-
-func (d *deadlineWriter) Write(b []byte) (int, error) {
-	_ = d.control.SetWriteDeadline(time.Now().Add(writeTimeout)) // not every ResponseWriter has one
-	return d.ResponseWriter.Write(b)
 }
