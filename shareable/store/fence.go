@@ -22,20 +22,30 @@ import (
 //	REPLACE -> DONE                  over the connection that has the lease: the copy has the names, and
 //	                                 readers of the other one are told that it has gone
 
+// leaseLooks is how often a server looks for a sign of life in Options.LeaseTime. It counts looks, and
+// no time: those that fall into a pause of its process are lost, so a pause is one look or two.
+const leaseLooks = 8
+
 // watchLeases ends leases of writers that show no sign of life, of objects that others wait for.
 func (s *Server) watchLeases() {
-	t := time.NewTicker(max(s.opts.LeaseTime/8, time.Millisecond))
+	pause := max(s.opts.LeaseTime/leaseLooks, time.Millisecond)
+	t := time.NewTicker(pause)
 	defer t.Stop()
 	for {
+		looks := uint64(1)
 		select {
 		case <-t.C:
+			if s.opts.hooks.pauses {
+				looks = uint64(time.Since(s.began)/pause) - s.looks
+			}
 		case <-s.stop:
 			return
 		}
 		var late []*entry
 		s.mu.Lock()
+		s.looks += looks
 		for _, e := range s.order {
-			if len(e.waiting) > 0 && s.isLateLocked(e, time.Now()) {
+			if len(e.waiting) > 0 && s.isLateLocked(e) {
 				late = append(late, e)
 			}
 		}
@@ -49,19 +59,19 @@ func (s *Server) watchLeases() {
 // isLateLocked reports whether the writer of an object has shown no sign of life for
 // Options.LeaseTime, as this process has seen it: the clock of the writer does not count. Requires
 // mu.
-func (s *Server) isLateLocked(e *entry, now time.Time) bool {
+func (s *Server) isLateLocked(e *entry) bool {
 	invariants.Held(&s.mu)
 	if b := e.obj.Beat(); b != e.beat {
-		e.beat, e.beatSeen = b, now
+		e.beat, e.beatSeen = b, s.looks
 	}
-	return e.lease != nil && now.Sub(e.beatSeen) > s.opts.LeaseTime
+	return e.lease != nil && s.looks-e.beatSeen > leaseLooks
 }
 
 // revoke ends the lease of a writer that is late.
 func (s *Server) revoke(e *entry) {
 	s.mu.Lock()
 	c := e.lease
-	late := s.isLateLocked(e, time.Now())
+	late := s.isLateLocked(e)
 	s.mu.Unlock()
 	if !late {
 		return

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -64,7 +63,7 @@ func (s *Server) addLeaseWaitLocked(e *entry, w wait) {
 // leaseLocked gives a lease to a connection. Requires mu.
 func (s *Server) leaseLocked(e *entry, c serve.Conn) {
 	invariants.Held(&s.mu)
-	e.lease, e.beatSeen, e.mapped = c, time.Now(), false
+	e.lease, e.beatSeen, e.mapped = c, s.looks, false
 	s.clientLocked(c).leases[e.id] = e
 	s.counts.leases.Add(1)
 }
@@ -221,7 +220,7 @@ func (s *Server) wrote(c serve.Conn, f wire.Frame, q wire.Wrote) error {
 	// It has no reply. The lease may have ended since it was sent.
 	if e, err := s.leased(c, q.Object); err == nil {
 		s.mu.Lock()
-		e.beatSeen = time.Now()
+		e.beatSeen = s.looks
 		s.mu.Unlock()
 		e.obj.Wrote()
 	}

@@ -214,7 +214,7 @@ func (s *Server) awaitLocked(e *entry, st entryState) {
 		x.token, x.began = st.Lease, st.Began
 		s.tokens[st.Lease]++
 	}
-	e.lease, e.beatSeen = a, time.Now()
+	e.lease, e.beatSeen = a, s.looks
 	s.clientLocked(a).leases[e.id] = e
 }
 
@@ -227,7 +227,7 @@ var returnTime = 10 * time.Second
 func (s *Server) endAwaited() {
 	t := time.NewTicker(awaitedPause)
 	defer t.Stop()
-	for end := time.Now().Add(returnTime); time.Now().Before(end); {
+	for range returnTime / awaitedPause { // looks, as watchLeases has it
 		s.endExited()
 		select {
 		case <-t.C:
@@ -288,7 +288,7 @@ func (s *Server) resume(c serve.Conn, f wire.Frame, q wire.Resume) error {
 		return nil
 	}
 	for id, e := range s.clients[a].leases {
-		e.lease, e.beatSeen, x.leases[id] = c, time.Now(), e
+		e.lease, e.beatSeen, x.leases[id] = c, s.looks, e
 	}
 	delete(s.clients, a)
 	delete(s.awaited, token)

@@ -51,6 +51,7 @@ type Server struct {
 	watchers  map[serve.Conn]*watcher
 	evicted   []*entry // to be closed without the lock
 	forced    int      // forced deletes that run
+	looks     uint64   // at signs of life: the clock of leases
 	refusals  refusals
 	tokens    map[string]int      // connections of clients that have said who they are, by clientToken
 	evictFrom time.Time           // nothing is evicted before: readers of a server before this one may come back
