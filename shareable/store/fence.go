@@ -12,9 +12,9 @@ import (
 )
 
 // A writer that has lost its lease and whose process may run has the object's memory mapped, and
-// can write to it: one that was stopped, say. So nothing writes to that memory any more. The next
-// client that appends makes an object of its own, with a copy of what was published. REPLACE gives
-// that object the names:
+// can write to it: one that was stopped, say. So nothing writes to that memory until that process is
+// known to have ended. A client that appends before makes an object of its own, with a copy of what
+// was published. REPLACE gives that object the names:
 //
 //	LEASE   -> OBJECT, for reading   the lease: no one else makes a copy meanwhile
 //	ATTACH                           what was published
@@ -110,11 +110,47 @@ func (s *Server) takeAway(e *entry, c serve.Conn, reason string) {
 	if s.opts.Logger != nil {
 		s.opts.Logger.Warn("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", reason)
 	}
-	s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: true})
+	s.mu.Lock()
+	x := s.clients[c]
+	s.mu.Unlock()
+	s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: x.process(c)})
 	go func() { // it may not read
 		_ = c.Refuse(0, err)
 		c.Close(err)
 	}()
+}
+
+// process is one that may write to memory that it has mapped.
+type process struct {
+	pid   int32  // 0: it has none here
+	began uint64 // see startTime
+}
+
+// process is the one at a connection. A nil x, which has no leases any more, is fine.
+func (x *clientState) process(c serve.Conn) *process {
+	p := &process{pid: c.Cred().PID}
+	if x != nil {
+		p.began = x.began
+	}
+	if p.began == 0 {
+		p.began = startTime(int(p.pid))
+	}
+	return p
+}
+
+// isFenced reports whether a writer that has no lease may write to an object. It may not once its
+// process has ended.
+func (s *Server) isFenced(e *entry) bool {
+	s.mu.Lock()
+	by := e.fenced
+	s.mu.Unlock()
+	if by == nil || !hasExited(by.pidfd) {
+		return by != nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.fenced = nil
+	return false
 }
 
 // replace has an object take the names of one that is no longer written to.
@@ -150,7 +186,7 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 	}
 	_, had, _, _ := old.obj.State()
 	_, has, _, _ := e.obj.State()
-	if !old.fenced || e == old || len(e.names) > 0 || e.flags.Load()|wire.StoreDurable != old.flags.Load()|wire.StoreDurable || e.max != old.max || has < had {
+	if old.fenced == nil || e == old || len(e.names) > 0 || e.flags.Load()|wire.StoreDurable != old.flags.Load()|wire.StoreDurable || e.max != old.max || has < had {
 		return nil, nil, "", fmt.Errorf("%w: object %d of %d bytes is no copy of object %d, of %d, that is written to no more", vmm.ErrInvalid, e.id, has, old.id, had)
 	}
 	e.flags.Store(old.flags.Load()) // until now it was to go with its writer

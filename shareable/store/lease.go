@@ -114,12 +114,6 @@ func (s *Server) leasePage(c serve.Conn, e *entry) (fd int, err error) {
 	return e.obj.LeasePage()
 }
 
-func (s *Server) isFenced(e *entry) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return e.fenced
-}
-
 func (s *Server) nameOf(e *entry) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -159,7 +153,7 @@ func (s *Server) written(c serve.Conn, id uint64) (*entry, error) {
 // writtenLocked is written. Requires mu.
 func (s *Server) writtenLocked(c serve.Conn, id uint64) (*entry, error) {
 	e, err := s.leasedLocked(c, id)
-	if err == nil && e.fenced {
+	if err == nil && e.fenced != nil {
 		err = errNotWritten
 	}
 	return e, err
@@ -281,7 +275,7 @@ func (s *Server) release(c serve.Conn, f wire.Frame, q wire.Release) error {
 // leaseEnd says how a lease ends.
 type leaseEnd struct {
 	abort bool      // the object goes; else the next that waits for the lease gets it
-	runs  bool      // the writer may still write to the memory
+	runs  *process  // the writer, if it may still write to the memory
 	by    requestID // the request that ends it, if one does
 }
 
@@ -299,7 +293,9 @@ func (s *Server) endLease(e *entry, c serve.Conn, how leaseEnd) {
 	}
 	// An object whose CREATE no client has heard of would have no use and no owner.
 	how.abort = how.abort || !e.started
-	e.fenced = e.fenced || how.runs && !s.opts.hooks.unfenced
+	if e.fenced == nil && !s.opts.hooks.unfenced {
+		e.fenced = how.runs
+	}
 	s.unleaseLocked(e)
 	if !how.abort {
 		s.passLeaseLocked(e)

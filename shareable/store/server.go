@@ -361,7 +361,10 @@ func (h handler) End(c serve.Conn) {
 		e.waiting = slices.DeleteFunc(e.waiting, own)
 	}
 	s.mu.Unlock()
-	runs := len(state.leases) > 0 && !waitExit(int(c.Cred().PID), c.PeerPIDFD)
+	var runs *process
+	if len(state.leases) > 0 && !waitExit(int(c.Cred().PID), c.PeerPIDFD) {
+		runs = state.process(c)
+	}
 	for _, e := range state.leases {
 		s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: runs})
 	}
