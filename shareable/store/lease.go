@@ -141,7 +141,7 @@ func (s *Server) leasedLocked(c serve.Conn, id uint64) (*entry, error) {
 }
 
 // errNotWritten is for the memory of an object that a writer of before may write to.
-var errNotWritten = fmt.Errorf("%w: the object is written to no more", vmm.ErrPermission)
+var errNotWritten = fmt.Errorf("%w: the object is not written to now", vmm.ErrPermission)
 
 // written is leased for a request that adds something.
 func (s *Server) written(c serve.Conn, id uint64) (*entry, error) {
