@@ -25,14 +25,14 @@ type attachment struct {
 	detached bool
 
 	// Chunks.
-	nextChunk int       // index in the publication's chunks of the next one to send
-	sentID    uint64    // the highest id sent
-	ackedID   uint64    // the highest id that the reader has acknowledged
-	unacked   []uint64  // the last id of each frame that is not acknowledged
-	batch     int       // chunks in one frame at most
-	charged   uint64    // bytes sent of what is published, counted for the user
-	retryAt   time.Time // no chunks before then; zero: at once
-	blockedAt time.Time // since when the next chunks cannot be sent; zero: they can
+	nextChunk    int       // index in the publication's chunks of the next one to send
+	sentID       uint64    // the highest id sent
+	ackedID      uint64    // the highest id that the reader has acknowledged
+	unacked      []uint64  // the last id of each frame that is not acknowledged
+	batch        int       // chunks in one frame at most
+	charged      uint64    // bytes sent of what is published, counted for the user
+	retryAt      time.Time // no chunks before then; zero: at once
+	blockedClock stopwatch // since when the next chunks cannot be sent
 
 	// Generations. At most one RETIRE is not acknowledged.
 	sentGeneration  uint64
@@ -46,8 +46,8 @@ type attachment struct {
 	sentSealed bool       // SEALED was sent
 
 	// Since when the reader has had chunks to map without progress, or since when it
-	// lacks a generation; zero while it does not. See times.
-	chunksSince, retireSince time.Time
+	// lacks a generation. See due.
+	chunksClock, retireClock stopwatch
 }
 
 // register adds the attachment to its object. It returns the description for the
@@ -119,7 +119,7 @@ func (a *attachment) retireLocked(capacity uint64, i int) {
 	a.retireFrom = min(a.retireFrom, capacity)
 	// The reader's time for this generation starts now, even if no frame can go yet. If an
 	// earlier RETIRE is not acknowledged, its time runs on.
-	startClock(&a.retireSince)
+	a.retireClock.start(a.obj.srv)
 	a.unblockLocked()
 	if capacity < a.charged {
 		a.obj.srv.refund(a.ses.cred.UID, a.charged-capacity)
@@ -210,11 +210,11 @@ func (a *attachment) nextChunks() []publishedChunk {
 	case len(chunks) == 0:
 		return nil
 	case a.ses.mayHaveUnread(): // the reader's time runs until it reads that
-		startClock(&a.chunksSince)
+		a.chunksClock.start(o.srv)
 		a.retryAt = time.Now().Add(retryDelay)
 		return nil
 	case a.hasAllLocked():
-		a.chunksSince = time.Time{}
+		a.chunksClock = stopwatch{}
 	}
 	return slices.Clone(chunks)
 }
@@ -283,7 +283,7 @@ func (a *attachment) exportFailed(c publishedChunk, cause error) error {
 		return nil
 	}
 	if gone {
-		a.blockedAt = time.Time{}
+		a.blockedClock = stopwatch{}
 	}
 	if !a.blockLocked() {
 		return fmt.Errorf("export chunk %d: %w", c.ID, cause)
@@ -301,16 +301,15 @@ func (a *attachment) block() (waits bool) {
 // blockLocked is block. Requires obj.mu.
 func (a *attachment) blockLocked() (waits bool) {
 	invariants.Held(&a.obj.mu)
-	now := time.Now()
-	a.retryAt = now.Add(blockRetry)
-	startClock(&a.blockedAt)
-	return now.Sub(a.blockedAt) < a.obj.srv.opts.AckTimeout
+	a.retryAt = time.Now().Add(blockRetry)
+	a.blockedClock.start(a.obj.srv)
+	return !a.blockedClock.isOver(a.obj.srv)
 }
 
 // unblockLocked undoes blockLocked. Requires obj.mu.
 func (a *attachment) unblockLocked() {
 	invariants.Held(&a.obj.mu)
-	a.retryAt, a.blockedAt = time.Time{}, time.Time{}
+	a.retryAt, a.blockedClock = time.Time{}, stopwatch{}
 }
 
 // lostPage stands for a page of a writer's that is no object's any more.
@@ -373,7 +372,7 @@ func (a *attachment) nextFrame(chunks []publishedChunk) (f outFrame, ok bool, er
 			f.HasDigest, f.Digest = true, *o.digest
 		}
 		return outFrame{kind: wire.TypeSealed, payload: f.Append(nil)}, true, nil
-	case o.failed != nil && o.state == wire.StateLive && (a.nextChunk == len(o.chunks) || !a.blockedAt.IsZero()):
+	case o.failed != nil && o.state == wire.StateLive && (a.nextChunk == len(o.chunks) || a.blockedClock.runs()):
 		return deleted, true, nil
 	}
 	return f, false, nil
@@ -428,16 +427,27 @@ func (a *attachment) chunksFrameLocked(chunks []publishedChunk) (f outFrame, ok 
 	a.sentID = max(a.sentID, last.ID)
 	a.unacked = append(a.unacked, last.ID)
 	a.retireFrom = max(a.retireFrom, o.endLocked())
-	startClock(&a.chunksSince)
+	a.chunksClock.start(o.srv)
 	return outFrame{kind: wire.TypeChunks, payload: msg.Append(nil)}, true, nil
 }
 
-// startClock sets since to now, unless it is set.
-func startClock(since *time.Time) {
-	if since.IsZero() {
-		*since = time.Now()
+// stopwatch is since when something lasts; the zero value: it does not. It stands still while the process does.
+type stopwatch struct {
+	since time.Time
+	look  uint64 // of the server at that time
+}
+
+// start starts a stopwatch, unless it runs.
+func (w *stopwatch) start(s *Server) {
+	if !w.runs() {
+		*w = stopwatch{time.Now(), s.looks.Load()}
 	}
 }
+
+func (w stopwatch) runs() bool { return !w.since.IsZero() }
+
+// isOver reports whether a stopwatch has run for AckTimeout.
+func (w stopwatch) isOver(s *Server) bool { return w.runs() && s.looks.Load()-w.look > ackLooks }
 
 // acknowledge records what the reader has mapped and applied, and reports whether
 // that is new.
@@ -451,9 +461,9 @@ func (a *attachment) acknowledge(ack wire.Ack) (changed bool, err error) {
 	}
 	acked := ack.Chunk
 	if ack.Generation == a.sentGeneration && ack.Generation > a.ackedGeneration {
-		a.ackedGeneration, a.retireSince, changed = ack.Generation, time.Time{}, true
+		a.ackedGeneration, a.retireClock, changed = ack.Generation, stopwatch{}, true
 		if a.sentGeneration != o.generation {
-			a.retireSince = time.Now()
+			a.retireClock.start(o.srv)
 		}
 		acked = max(acked, a.retiredID) // it stands for all frames before the RETIRE
 	}
@@ -469,9 +479,10 @@ func (a *attachment) acknowledge(ack wire.Ack) (changed bool, err error) {
 	// acknowledged before and asked for again.
 	switch {
 	case changed && a.hasAllLocked():
-		a.chunksSince = time.Time{}
+		a.chunksClock = stopwatch{}
 	case progress:
-		a.chunksSince = time.Now()
+		a.chunksClock = stopwatch{}
+		a.chunksClock.start(o.srv)
 	}
 	if changed {
 		o.signalLocked()
@@ -479,29 +490,33 @@ func (a *attachment) acknowledge(ack wire.Ack) (changed bool, err error) {
 	return changed, nil
 }
 
-// behindSinceLocked is since when the reader has not done what it was told; zero if it has.
-// Requires obj.mu.
-func (a *attachment) behindSinceLocked() time.Time {
+// behindLocked is since when the reader has not done what it was told. Requires obj.mu.
+func (a *attachment) behindLocked() stopwatch {
 	invariants.Held(&a.obj.mu)
-	first := a.chunksSince
-	if first.IsZero() || !a.retireSince.IsZero() && a.retireSince.Before(first) {
-		first = a.retireSince
+	if !a.chunksClock.runs() || a.retireClock.runs() && a.retireClock.since.Before(a.chunksClock.since) {
+		return a.retireClock
 	}
-	return first
+	return a.chunksClock
 }
 
-// times returns when the reader must have acknowledged, and when chunks are to be tried
-// again; each is zero if there is no such time.
-func (a *attachment) times() (deadline, retry time.Time) {
+// due returns an error if the reader has had its time to acknowledge, else when that or chunks are to
+// be looked at again; zero: not before something happens.
+func (a *attachment) due() (at time.Time, err error) {
 	a.obj.mu.Lock()
 	defer a.obj.mu.Unlock()
 	if a.detached {
-		return deadline, retry
+		return at, nil
 	}
-	if first := a.behindSinceLocked(); !first.IsZero() {
-		deadline = first.Add(a.obj.srv.opts.AckTimeout)
+	at = a.retryAt
+	switch first := a.behindLocked(); {
+	case first.isOver(a.obj.srv):
+		return at, fmt.Errorf("%w to acknowledge", errTooSlow)
+	case first.runs():
+		if look := time.Now().Add(a.obj.srv.lookPause()); at.IsZero() || look.Before(at) {
+			at = look
+		}
 	}
-	return deadline, a.retryAt
+	return at, nil
 }
 
 // resync goes back to the chunk that the reader asks for, in smaller frames.

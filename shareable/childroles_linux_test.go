@@ -28,13 +28,18 @@ const (
 )
 
 // playOwner listens at its first argument and publishes "x", which readers may
-// write to.
+// write to. Its second argument is Options.AckTimeout.
 func playOwner(p *part) {
 	ctx := context.Background()
 	dev := p.device(host.Config{})
 	g, err := dev.NewRange(vmm.RangeOptions{Share: vmm.ShareFD, Max: crashMax, Chunk: crashChunk})
 	p.must(err)
-	s, err := Listen(dev, p.args[0], Options{})
+	o := Options{}
+	if len(p.args) > 1 {
+		o.AckTimeout, err = time.ParseDuration(p.args[1])
+		p.must(err)
+	}
+	s, err := Listen(dev, p.args[0], o)
 	p.must(err)
 	x, err := s.Publish("x", g, PublishOptions{Write: true})
 	p.must(err)

@@ -266,7 +266,7 @@ func TestResyncOwesNothing(t *testing.T) {
 		defer p.mu.Unlock()
 		for a := range p.attachments {
 			if a.batch == 1 {
-				require.Zero(t, a.behindSinceLocked())
+				require.Zero(t, a.behindLocked())
 				return true
 			}
 		}
@@ -289,9 +289,10 @@ func TestUnsentOwesNothing(t *testing.T) {
 	chunks := a.nextChunks()
 	require.Len(t, chunks, 1)
 	require.NoError(t, a.exportFailed(chunks[0], vmm.ErrClosed))
-	deadline, retry := a.times()
-	require.Zero(t, deadline)
-	require.NotZero(t, retry)
+	at, err := a.due()
+	require.NoError(t, err)
+	require.Zero(t, a.chunksClock)
+	require.NotZero(t, at)
 	a.detach()
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 	"time"
 
@@ -232,7 +233,7 @@ func TestChunksThatWaitForOthers(t *testing.T) {
 		y.mu.Lock()
 		defer y.mu.Unlock()
 		for a := range y.attachments {
-			at = a.chunksSince
+			at = a.chunksClock.since
 		}
 		return at
 	}
@@ -408,4 +409,29 @@ func TestNothingAfterDone(t *testing.T) {
 	require.NoError(t, e.send(wire.TypeList, wire.List{}.Append(nil)))
 	f, _ = e.read()
 	require.Equal(t, wire.TypeListed, f.Type)
+}
+
+// TestPauseOfTheOwner: a pause of the owner, as of all processes, takes a reader nothing of its time.
+func TestPauseOfTheOwner(t *testing.T) {
+	t.Parallel()
+	const limit = time.Second
+	path := socketAt(t)
+	owner := spawn(t, "owner", path, limit.String())
+	owner.expect("ready")
+	e := rawConn(t, path)
+	e.hello()
+	o := e.attach("x")
+	owner.tell("append", 1)
+	owner.expect("published")
+	f, _ := e.read()
+	require.Equal(t, wire.TypeChunks, f.Type)
+	require.NoError(t, syscall.Kill(owner.cmd.Process.Pid, syscall.SIGSTOP))
+	<-time.After(limit * 5 / 4)
+	require.NoError(t, syscall.Kill(owner.cmd.Process.Pid, syscall.SIGCONT))
+	owner.tell("append", 1) // it runs again
+	owner.expect("published")
+	require.NoError(t, e.send(wire.TypeAck, wire.Ack{Object: o.ID, Chunk: 1}.Append(nil)))
+	require.NoError(t, e.send(wire.TypeDetach, wire.Detach{Object: o.ID}.Append(nil)))
+	f, _ = e.read()
+	require.Equal(t, wire.TypeDone, f.Type)
 }

@@ -38,6 +38,9 @@ func send(ctx context.Context, conn *net.UnixConn, r *vmm.Range, o Options) erro
 	if err != nil {
 		return err
 	}
+	s.tasks.Go(s.countLooks)
+	defer s.tasks.Wait()
+	defer close(s.stop)
 	p, err := s.newPublication("range", r, PublishOptions{Write: r.Options().Share&vmm.ShareReadOnly == 0})
 	if err != nil {
 		return err
@@ -124,15 +127,14 @@ func (ses *session) sendOne(ctx context.Context, p *Publication) error {
 // readAck reads one frame from the reader, or waits until chunks are to be tried again.
 // The deadline is that of the attachment, so that no other frame wins the reader time.
 func (ses *session) readAck(ctx context.Context, a *attachment) error {
-	deadline, retry := a.times()
-	if deadline.IsZero() {
-		deadline = time.Now().Add(ses.srv.opts.AckTimeout)
+	at, err := a.due()
+	if err != nil {
+		return err
 	}
-	until := deadline
-	if !retry.IsZero() && retry.Before(until) {
-		until = retry
+	if at.IsZero() {
+		at = time.Now().Add(ses.srv.opts.AckTimeout)
 	}
-	if err := ses.conn.SetReadDeadline(until); err != nil {
+	if err := ses.conn.SetReadDeadline(at); err != nil {
 		return err
 	}
 	// ctx is checked after the deadline is set: had ctx ended before, its own
@@ -142,10 +144,7 @@ func (ses *session) readAck(ctx context.Context, a *attachment) error {
 	}
 	f, err := ses.conn.Read()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		if time.Now().Before(deadline) {
-			return nil
-		}
-		return fmt.Errorf("%w to acknowledge", errTooSlow)
+		return nil
 	}
 	if err != nil {
 		return err

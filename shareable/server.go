@@ -29,6 +29,7 @@ type Server struct {
 	socket *socket.Listener // nil: every connection comes by ServeConn
 	stop   chan struct{}    // closed by Close
 	turned chan struct{}    // of capacity 1: the accept loop has turned
+	looks  atomic.Uint64    // at what readers have not done: the clock of AckTimeout
 
 	// Safe for concurrent use.
 	tasks      sync.WaitGroup
@@ -57,6 +58,7 @@ func NewServer(dev *vmm.Device, o Options) (*Server, error) {
 		return nil, fmt.Errorf("make server: %w", err)
 	}
 	s.tasks.Go(s.heartbeatLoop)
+	s.tasks.Go(s.countLooks)
 	return s, nil
 }
 
@@ -142,6 +144,26 @@ func (s *Server) heartbeatLoop() {
 				}
 			}
 			s.mu.Unlock()
+		}
+	}
+}
+
+// ackLooks is how often a server looks in AckTimeout at what a reader has not done. It counts looks, and no
+// time: those that fall into a pause of its process are lost.
+const ackLooks = 8
+
+func (s *Server) lookPause() time.Duration { return max(s.opts.AckTimeout/ackLooks, 1) }
+
+// countLooks counts looks until the server closes.
+func (s *Server) countLooks() {
+	t := time.NewTicker(s.lookPause())
+	defer t.Stop()
+	for {
+		select {
+		case <-s.stop:
+			return
+		case <-t.C:
+			s.looks.Add(1)
 		}
 	}
 }

@@ -508,14 +508,12 @@ func (ses *session) writeLoop() error {
 			sent = sent || more
 			// The deadline is checked in each round: a reader that takes frames but
 			// acknowledges none is too slow as well.
-			deadline, retry := a.times()
-			if !deadline.IsZero() && time.Until(deadline) <= 0 {
-				return fmt.Errorf("%w to acknowledge", errTooSlow)
+			at, err := a.due()
+			if err != nil {
+				return err
 			}
-			for _, at := range []time.Time{deadline, retry} {
-				if !at.IsZero() {
-					wait = min(wait, max(time.Until(at), 0))
-				}
+			if !at.IsZero() {
+				wait = min(wait, max(time.Until(at), 0))
 			}
 		}
 		if sent {

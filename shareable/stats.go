@@ -96,7 +96,7 @@ func (a *attachment) statsLocked(name string) ReaderStats {
 	invariants.Held(&o.mu)
 	r := ReaderStats{
 		Object: o.id, Name: name, Addr: o.addr, UID: a.ses.cred.UID, PID: int(a.ses.cred.PID),
-		Sent: o.indexLocked(a.sentID + 1), Acknowledged: o.indexLocked(a.ackedID + 1), BehindSince: a.behindSinceLocked(),
+		Sent: o.indexLocked(a.sentID + 1), Acknowledged: o.indexLocked(a.ackedID + 1), BehindSince: a.behindLocked().since,
 	}
 	for i, c := range o.chunks[:r.Sent] {
 		if i < r.Acknowledged {

@@ -207,14 +207,14 @@ func TestPageWaitsForADescriptor(t *testing.T) {
 	soon(t, "it has tried", func() bool {
 		x.own().mu.Lock()
 		defer x.own().mu.Unlock()
-		return !a.blockedAt.IsZero() || a.detached || a.sentPage == x.own().page
+		return a.blockedClock.runs() || a.detached || a.sentPage == x.own().page
 	})
 	restore()
 	pageAfter(t, v, of)
 	wait(t, v, 10)
 	x.own().mu.Lock()
 	defer x.own().mu.Unlock()
-	require.True(t, a.blockedAt.IsZero())
+	require.False(t, a.blockedClock.runs())
 }
 
 // What a store has given up counts for no user: the store counts its memory itself, and the

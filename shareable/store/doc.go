@@ -41,7 +41,7 @@ package store
 //	memory.go              an object's memory: created, counted against limits, freed
 //	query.go               QUERY: which objects a client asks for, and what the reply has of each
 //	lease.go               the right to write: given, waited for, ended
-//	fence.go               memory of a writer without a lease: nothing writes to it any more
+//	fence.go               memory of a writer without a lease: nothing writes to it while that may run
 //	renew.go               the copy of such memory that a client makes
 //	exit_linux.go          whether a process has ended; waiting for that when a writer's connection ends
 //	exit_other.go          the same on other systems

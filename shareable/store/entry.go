@@ -40,8 +40,8 @@ type entry struct {
 	waiting  []wait     // for the lease
 	mapped   bool       // its writer has said so
 	beat     uint64     // the last sign of life of the writer that was looked at
-	beatSeen time.Time  // when that has changed, or the lease was given
-	fenced   bool       // a writer that has no lease any more may write to the memory: see fence.go
+	beatSeen uint64     // the look of Server.looks at which that has changed, or the lease was given
+	fenced   *process   // may write to the memory without a lease, until it ends: see fence.go; nil: none
 	started  bool       // a writer has mapped its page once
 	sealed   bool
 	deleted  bool // it has no name any more, and goes with its last reader

@@ -47,6 +47,22 @@ func hasExited(pidfd func() (int, error)) bool {
 	return endsIn(fd, 0)
 }
 
+// pidfd is of that process, and of no other that has its number now.
+func (p *process) pidfd() (int, error) {
+	if p.pid <= 0 {
+		return -1, unix.ENOPROTOOPT
+	}
+	fd, err := unix.PidfdOpen(int(p.pid), 0)
+	if err != nil || p.began == 0 {
+		return fd, err
+	}
+	if now := startTime(int(p.pid)); now != 0 && now != p.began {
+		closeFD(fd)
+		return -1, unix.ESRCH
+	}
+	return fd, nil
+}
+
 // isGone reports whether that is why there is no pidfd of a process.
 func isGone(err error) bool {
 	return errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODATA)

@@ -12,9 +12,9 @@ import (
 )
 
 // A writer that has lost its lease and whose process may run has the object's memory mapped, and
-// can write to it: one that was stopped, say. So nothing writes to that memory any more. The next
-// client that appends makes an object of its own, with a copy of what was published. REPLACE gives
-// that object the names:
+// can write to it: one that was stopped, say. So nothing writes to that memory until that process is
+// known to have ended. A client that appends before makes an object of its own, with a copy of what
+// was published. REPLACE gives that object the names:
 //
 //	LEASE   -> OBJECT, for reading   the lease: no one else makes a copy meanwhile
 //	ATTACH                           what was published
@@ -22,20 +22,30 @@ import (
 //	REPLACE -> DONE                  over the connection that has the lease: the copy has the names, and
 //	                                 readers of the other one are told that it has gone
 
+// leaseLooks is how often a server looks for a sign of life in Options.LeaseTime. It counts looks, and
+// no time: those that fall into a pause of its process are lost, so a pause is one look or two.
+const leaseLooks = 8
+
 // watchLeases ends leases of writers that show no sign of life, of objects that others wait for.
 func (s *Server) watchLeases() {
-	t := time.NewTicker(max(s.opts.LeaseTime/8, time.Millisecond))
+	pause := max(s.opts.LeaseTime/leaseLooks, time.Millisecond)
+	t := time.NewTicker(pause)
 	defer t.Stop()
 	for {
+		looks := uint64(1)
 		select {
 		case <-t.C:
+			if s.opts.hooks.pauses {
+				looks = uint64(time.Since(s.began)/pause) - s.looks
+			}
 		case <-s.stop:
 			return
 		}
 		var late []*entry
 		s.mu.Lock()
+		s.looks += looks
 		for _, e := range s.order {
-			if len(e.waiting) > 0 && s.isLateLocked(e, time.Now()) {
+			if len(e.waiting) > 0 && s.isLateLocked(e) {
 				late = append(late, e)
 			}
 		}
@@ -49,19 +59,19 @@ func (s *Server) watchLeases() {
 // isLateLocked reports whether the writer of an object has shown no sign of life for
 // Options.LeaseTime, as this process has seen it: the clock of the writer does not count. Requires
 // mu.
-func (s *Server) isLateLocked(e *entry, now time.Time) bool {
+func (s *Server) isLateLocked(e *entry) bool {
 	invariants.Held(&s.mu)
 	if b := e.obj.Beat(); b != e.beat {
-		e.beat, e.beatSeen = b, now
+		e.beat, e.beatSeen = b, s.looks
 	}
-	return e.lease != nil && now.Sub(e.beatSeen) > s.opts.LeaseTime
+	return e.lease != nil && s.looks-e.beatSeen > leaseLooks
 }
 
 // revoke ends the lease of a writer that is late.
 func (s *Server) revoke(e *entry) {
 	s.mu.Lock()
 	c := e.lease
-	late := s.isLateLocked(e, time.Now())
+	late := s.isLateLocked(e)
 	s.mu.Unlock()
 	if !late {
 		return
@@ -100,11 +110,47 @@ func (s *Server) takeAway(e *entry, c serve.Conn, reason string) {
 	if s.opts.Logger != nil {
 		s.opts.Logger.Warn("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", reason)
 	}
-	s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: true})
+	s.mu.Lock()
+	x := s.clients[c]
+	s.mu.Unlock()
+	s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: x.process(c)})
 	go func() { // it may not read
 		_ = c.Refuse(0, err)
 		c.Close(err)
 	}()
+}
+
+// process is one that may write to memory that it has mapped.
+type process struct {
+	pid   int32  // 0: it has none here
+	began uint64 // see startTime
+}
+
+// process is the one at a connection. A nil x, which has no leases any more, is fine.
+func (x *clientState) process(c serve.Conn) *process {
+	p := &process{pid: c.Cred().PID}
+	if x != nil {
+		p.began = x.began
+	}
+	if p.began == 0 {
+		p.began = startTime(int(p.pid))
+	}
+	return p
+}
+
+// isFenced reports whether a writer that has no lease may write to an object. It may not once its
+// process has ended.
+func (s *Server) isFenced(e *entry) bool {
+	s.mu.Lock()
+	by := e.fenced
+	s.mu.Unlock()
+	if by == nil || !hasExited(by.pidfd) {
+		return by != nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.fenced = nil
+	return false
 }
 
 // replace has an object take the names of one that is no longer written to.
@@ -140,7 +186,7 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 	}
 	_, had, _, _ := old.obj.State()
 	_, has, _, _ := e.obj.State()
-	if !old.fenced || e == old || len(e.names) > 0 || e.flags.Load()|wire.StoreDurable != old.flags.Load()|wire.StoreDurable || e.max != old.max || has < had {
+	if old.fenced == nil || e == old || len(e.names) > 0 || e.flags.Load()|wire.StoreDurable != old.flags.Load()|wire.StoreDurable || e.max != old.max || has < had {
 		return nil, nil, "", fmt.Errorf("%w: object %d of %d bytes is no copy of object %d, of %d, that is written to no more", vmm.ErrInvalid, e.id, has, old.id, had)
 	}
 	e.flags.Store(old.flags.Load()) // until now it was to go with its writer

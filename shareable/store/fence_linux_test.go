@@ -178,8 +178,8 @@ func TestFlushAfterAStop(t *testing.T) {
 	s.mu.Lock()
 	e, conn := s.byName["w"], s.byName["w"].lease
 	s.mu.Unlock()
-	s.endLease(e, conn, leaseEnd{runs: true}) // and it has not heard of that
-	_ = w.Append([]byte("lost"))              // it may be the first to hear
+	s.endLease(e, conn, leaseEnd{runs: &process{}}) // and it has not heard of that
+	_ = w.Append([]byte("lost"))                    // it may be the first to hear
 	require.Error(t, w.Flush(within(t)))
 	require.Error(t, w.Close()) // once
 }

@@ -21,7 +21,7 @@ func endUnheard(s *Server, name string) {
 	e := s.byName[name]
 	conn := e.lease
 	s.mu.Unlock()
-	s.endLease(e, conn, leaseEnd{runs: true})
+	s.endLease(e, conn, leaseEnd{runs: &process{}})
 }
 
 // Neither Flush nor Close of a Writer returns nil for bytes that do not count, where nothing has told it

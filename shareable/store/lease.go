@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/shareable"
@@ -64,7 +63,7 @@ func (s *Server) addLeaseWaitLocked(e *entry, w wait) {
 // leaseLocked gives a lease to a connection. Requires mu.
 func (s *Server) leaseLocked(e *entry, c serve.Conn) {
 	invariants.Held(&s.mu)
-	e.lease, e.beatSeen, e.mapped = c, time.Now(), false
+	e.lease, e.beatSeen, e.mapped = c, s.looks, false
 	s.clientLocked(c).leases[e.id] = e
 	s.counts.leases.Add(1)
 }
@@ -115,12 +114,6 @@ func (s *Server) leasePage(c serve.Conn, e *entry) (fd int, err error) {
 	return e.obj.LeasePage()
 }
 
-func (s *Server) isFenced(e *entry) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return e.fenced
-}
-
 func (s *Server) nameOf(e *entry) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +141,7 @@ func (s *Server) leasedLocked(c serve.Conn, id uint64) (*entry, error) {
 }
 
 // errNotWritten is for the memory of an object that a writer of before may write to.
-var errNotWritten = fmt.Errorf("%w: the object is written to no more", vmm.ErrPermission)
+var errNotWritten = fmt.Errorf("%w: the object is not written to now", vmm.ErrPermission)
 
 // written is leased for a request that adds something.
 func (s *Server) written(c serve.Conn, id uint64) (*entry, error) {
@@ -160,7 +153,7 @@ func (s *Server) written(c serve.Conn, id uint64) (*entry, error) {
 // writtenLocked is written. Requires mu.
 func (s *Server) writtenLocked(c serve.Conn, id uint64) (*entry, error) {
 	e, err := s.leasedLocked(c, id)
-	if err == nil && e.fenced {
+	if err == nil && e.fenced != nil {
 		err = errNotWritten
 	}
 	return e, err
@@ -221,7 +214,7 @@ func (s *Server) wrote(c serve.Conn, f wire.Frame, q wire.Wrote) error {
 	// It has no reply. The lease may have ended since it was sent.
 	if e, err := s.leased(c, q.Object); err == nil {
 		s.mu.Lock()
-		e.beatSeen = time.Now()
+		e.beatSeen = s.looks
 		s.mu.Unlock()
 		e.obj.Wrote()
 	}
@@ -282,7 +275,7 @@ func (s *Server) release(c serve.Conn, f wire.Frame, q wire.Release) error {
 // leaseEnd says how a lease ends.
 type leaseEnd struct {
 	abort bool      // the object goes; else the next that waits for the lease gets it
-	runs  bool      // the writer may still write to the memory
+	runs  *process  // the writer, if it may still write to the memory
 	by    requestID // the request that ends it, if one does
 }
 
@@ -300,7 +293,9 @@ func (s *Server) endLease(e *entry, c serve.Conn, how leaseEnd) {
 	}
 	// An object whose CREATE no client has heard of would have no use and no owner.
 	how.abort = how.abort || !e.started
-	e.fenced = e.fenced || how.runs && !s.opts.hooks.unfenced
+	if e.fenced == nil && !s.opts.hooks.unfenced {
+		e.fenced = how.runs
+	}
 	s.unleaseLocked(e)
 	if !how.abort {
 		s.passLeaseLocked(e)

@@ -51,7 +51,8 @@ type Options struct {
 	Logger *slog.Logger
 
 	// LeaseTime is how long a Writer's process may show no sign of life, if another one waits for
-	// the object: then that gets it. A Writer shows one each second. 0 is 30 s.
+	// the object: then that gets it. A Writer shows one each second. Time in which the server did
+	// not run does not count. 0 is 30 s.
 	LeaseTime time.Duration
 
 	hooks hooks
@@ -66,6 +67,7 @@ type hooks struct {
 	unfenced bool // memory of a writer that may run is the next one's
 	forget   bool // what a server before this one has done is not known
 	blind    bool // it says that it does not hang, without a look
+	pauses   bool // looks that the server missed because it did not run count
 }
 
 // resolve checks the options and fills in the defaults.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
@@ -13,6 +14,7 @@ import (
 // renew makes the Writer of an object that is a copy of one that is no longer written to, of which
 // w has the lease. Nothing is left of w.
 func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
+	defer errtext.Wrapf(&err, "copy it, as the process that had the lease may still write to it (end that process, or make room)")
 	alive, stop := context.WithCancel(ctx)
 	defer stop()
 	go w.showLife(alive)

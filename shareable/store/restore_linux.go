@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -26,7 +24,7 @@ type entryState struct {
 	Labels             []wire.Label
 	Names              []string
 	Lease              string // clientToken of who has it
-	PID                int32  // of that; 0: it has none here
+	PID                int32  // of that, or of who had it, if Fenced; 0: it has none here
 	Began              uint64 // when that process has
 	Started            bool
 	Fenced, Sealed     bool
@@ -36,10 +34,12 @@ type entryState struct {
 func (s *Server) stateLocked(e *entry) entryState {
 	st := entryState{
 		ID: e.id, Max: e.max, Has: slices.Clone(e.has[:]), UID: e.uid, Flags: e.flags.Load(), Device: e.device, Created: e.created, Prop: e.prop,
-		Labels: e.labels, Names: e.names, Started: e.started, Fenced: e.fenced, Sealed: e.sealed,
+		Labels: e.labels, Names: e.names, Started: e.started, Fenced: e.fenced != nil, Sealed: e.sealed,
 	}
 	if x := s.clients[e.lease]; x != nil && e.mapped { // else the client asks for it anew
 		st.Lease, st.PID, st.Began = x.token, e.lease.Cred().PID, x.began
+	} else if e.fenced != nil {
+		st.PID, st.Began = e.fenced.pid, e.fenced.began
 	}
 	return st
 }
@@ -152,7 +152,10 @@ const readersTime = time.Second
 func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
 	e := &entry{
 		obj: obj, id: st.ID, uid: st.UID, device: st.Device, created: st.Created, prop: st.Prop, max: st.Max, labels: st.Labels,
-		started: st.Started, fenced: st.Fenced, sealed: st.Sealed,
+		started: st.Started, sealed: st.Sealed,
+	}
+	if st.Fenced {
+		e.fenced = &process{st.PID, st.Began}
 	}
 	e.flags.Store(st.Flags)
 
@@ -192,17 +195,7 @@ func (a *awaited) Refuse(uint32, error) error                    { return nil }
 func (a *awaited) Close(error)                                   {}
 
 // PeerPIDFD is of the process that had the leases, and of no other that has its number now.
-func (a *awaited) PeerPIDFD() (int, error) {
-	if a.cred.PID == 0 {
-		return -1, unix.ENOPROTOOPT
-	}
-	fd, err := unix.PidfdOpen(int(a.cred.PID), 0)
-	if err == nil && startTime(int(a.cred.PID)) != a.began {
-		closeFD(fd)
-		return -1, unix.ESRCH
-	}
-	return fd, err
-}
+func (a *awaited) PeerPIDFD() (int, error) { return (&process{a.cred.PID, a.began}).pidfd() }
 
 // awaitLocked has the lease of an object wait for a client. Requires mu.
 func (s *Server) awaitLocked(e *entry, st entryState) {
@@ -214,7 +207,7 @@ func (s *Server) awaitLocked(e *entry, st entryState) {
 		x.token, x.began = st.Lease, st.Began
 		s.tokens[st.Lease]++
 	}
-	e.lease, e.beatSeen = a, time.Now()
+	e.lease, e.beatSeen = a, s.looks
 	s.clientLocked(a).leases[e.id] = e
 }
 
@@ -227,7 +220,7 @@ var returnTime = 10 * time.Second
 func (s *Server) endAwaited() {
 	t := time.NewTicker(awaitedPause)
 	defer t.Stop()
-	for end := time.Now().Add(returnTime); time.Now().Before(end); {
+	for range returnTime / awaitedPause { // looks, as watchLeases has it
 		s.endExited()
 		select {
 		case <-t.C:
@@ -288,7 +281,7 @@ func (s *Server) resume(c serve.Conn, f wire.Frame, q wire.Resume) error {
 		return nil
 	}
 	for id, e := range s.clients[a].leases {
-		e.lease, e.beatSeen, x.leases[id] = c, time.Now(), e
+		e.lease, e.beatSeen, x.leases[id] = c, s.looks, e
 	}
 	delete(s.clients, a)
 	delete(s.awaited, token)

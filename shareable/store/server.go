@@ -51,6 +51,7 @@ type Server struct {
 	watchers  map[serve.Conn]*watcher
 	evicted   []*entry // to be closed without the lock
 	forced    int      // forced deletes that run
+	looks     uint64   // at signs of life: the clock of leases
 	refusals  refusals
 	tokens    map[string]int      // connections of clients that have said who they are, by clientToken
 	evictFrom time.Time           // nothing is evicted before: readers of a server before this one may come back
@@ -360,7 +361,10 @@ func (h handler) End(c serve.Conn) {
 		e.waiting = slices.DeleteFunc(e.waiting, own)
 	}
 	s.mu.Unlock()
-	runs := len(state.leases) > 0 && !waitExit(int(c.Cred().PID), c.PeerPIDFD)
+	var runs *process
+	if len(state.leases) > 0 && !waitExit(int(c.Cred().PID), c.PeerPIDFD) {
+		runs = state.process(c)
+	}
 	for _, e := range state.leases {
 		s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: runs})
 	}
