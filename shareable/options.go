@@ -70,14 +70,17 @@ type hooks struct {
 // tokenSize is the size of HELLO's token field.
 const tokenSize = 32
 
-func errToken(token []byte) error {
-	return fmt.Errorf("%w: a token of %d bytes, over %d", vmm.ErrInvalid, len(token), tokenSize)
+func checkToken(token []byte) error {
+	if len(token) > tokenSize {
+		return fmt.Errorf("%w: a token of %d bytes, over %d", vmm.ErrInvalid, len(token), tokenSize)
+	}
+	return nil
 }
 
 // resolve checks the options and fills in the defaults.
 func (o Options) resolve() (Options, error) {
-	if len(o.Token) > tokenSize {
-		return o, errToken(o.Token)
+	if err := checkToken(o.Token); err != nil {
+		return o, err
 	}
 	if o.UIDs == nil {
 		own := uint32(os.Getuid())

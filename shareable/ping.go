@@ -10,8 +10,8 @@ import (
 
 // Ping exchanges HELLO with the store at path and asks for its counts.
 func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint32) error {
-	if len(token) > tokenSize {
-		return errToken(token)
+	if err := checkToken(token); err != nil {
+		return err
 	}
 	limit := defaultTimeout
 	if end, ok := ctx.Deadline(); ok {
@@ -35,7 +35,7 @@ func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint
 			return err
 		}
 		hello := wire.Hello{Backend: wire.BackendHost, PID: uint32(os.Getpid())}
-		hello.HasToken = copy(hello.Token[:], token) > 0
+		hello.SetToken(token)
 		err := h.write(wire.TypeHello, 0, hello.Append(nil))
 		if err == nil {
 			err = h.write(wire.TypeCount, 1, nil)
