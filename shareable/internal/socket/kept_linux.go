@@ -52,8 +52,11 @@ func KeepListener(f *os.File) (*Kept, error) {
 // takes f, and the lock file's descriptor, unless it returns an error; -1: there is none. Without a
 // path it is the socket's.
 func Adopt(f *os.File, path string, lock int) (*Listener, error) {
+	defer f.Close() //nolint:errcheck // the Listener has another descriptor of it
+	if err := checkListens(f); err != nil {
+		return nil, err
+	}
 	l, err := net.FileListener(f)
-	_ = f.Close() // l has another descriptor of it
 	if err != nil {
 		return nil, err
 	}
@@ -66,6 +69,25 @@ func Adopt(f *os.File, path string, lock int) (*Listener, error) {
 		path = ul.Addr().String()
 	}
 	return &Listener{UnixListener: ul, path: path, lock: lock, kept: true}, nil
+}
+
+// checkListens asks the kernel: net takes a socket of which accept returns an error at once, for ever.
+func checkListens(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	listens, failed := 0, error(nil)
+	if err := raw.Control(func(fd uintptr) { listens, failed = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ACCEPTCONN) }); err != nil {
+		return err
+	}
+	if failed == nil && listens == 0 {
+		failed = errors.New("a socket that does not listen, such as one of Accept=yes")
+	}
+	if failed != nil {
+		return fmt.Errorf("%w: %w", vmm.ErrInvalid, failed)
+	}
+	return nil
 }
 
 func keep(l *Listener, created bool) (*Kept, error) {
