@@ -13,27 +13,7 @@ func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint
 	if err := checkToken(token); err != nil {
 		return err
 	}
-	limit := defaultTimeout
-	if end, ok := ctx.Deadline(); ok {
-		limit = time.Until(end)
-	}
-	raw, err := connect(ctx, path, AttachOptions{Timeout: limit})
-	if err != nil {
-		return err
-	}
-	c, err := newReaderConn(raw, limit)
-	if err != nil {
-		return err
-	}
-	defer c.end()
-	h := handshake{c: c, opts: AttachOptions{UIDs: uids}}
-	if uids == nil {
-		h.opts.UIDs = defaultOwners()
-	}
-	return c.start(ctx, func() error {
-		if err := h.checkPeer(); err != nil {
-			return err
-		}
+	return withStore(ctx, path, uids, func(h *handshake) error {
 		hello := wire.Hello{Backend: wire.BackendHost, PID: uint32(os.Getpid())}
 		hello.SetToken(token)
 		err := h.write(wire.TypeHello, 0, hello.Append(nil))
@@ -47,5 +27,51 @@ func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint
 			_, err = h.readFrame(wire.TypeCounters, 1)
 		}
 		return err
+	})
+}
+
+// Keeper returns the process that has made the socket at path, 0 if it cannot be seen from here, and the
+// features of what serves there. That sends HELLO before it asks for a token.
+func (forStore) Keeper(ctx context.Context, path string, uids []uint32) (pid int, features uint64, err error) {
+	err = withStore(ctx, path, uids, func(h *handshake) error {
+		cred, err := h.c.conn.Cred()
+		if err != nil {
+			return err
+		}
+		f, err := h.readFrame(wire.TypeHello, 0)
+		if err != nil {
+			return err
+		}
+		hello, err := wire.DecodeHello(f.Payload)
+		pid, features = int(cred.PID), hello.Features
+		return wireError(err)
+	})
+	return pid, features, err
+}
+
+// withStore has f talk to the store at path, whose user it has checked.
+func withStore(ctx context.Context, path string, uids []uint32, f func(*handshake) error) error {
+	limit := defaultTimeout
+	if end, ok := ctx.Deadline(); ok {
+		limit = time.Until(end)
+	}
+	raw, err := connect(ctx, path, AttachOptions{Timeout: limit})
+	if err != nil {
+		return err
+	}
+	c, err := newReaderConn(raw, limit)
+	if err != nil {
+		return err
+	}
+	defer c.end()
+	h := &handshake{c: c, opts: AttachOptions{UIDs: uids}}
+	if uids == nil {
+		h.opts.UIDs = defaultOwners()
+	}
+	return c.start(ctx, func() error {
+		if err := h.checkPeer(); err != nil {
+			return err
+		}
+		return f(h)
 	}, nil)
 }

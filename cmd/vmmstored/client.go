@@ -249,14 +249,15 @@ func (o *options) reload() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
 			defer cancel()
-			if pid > 0 {
-				return replaceServer(ctx, pid)
+			owners, err := o.ownerIDs()
+			if err != nil {
+				return err
 			}
-			return o.withClient(ctx, func(c *store.Client) error { return c.Replace(ctx, 0) })
+			return store.Reload(ctx, o.socket, pid, owners)
 		},
 	}
 	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until it serves")
-	cmd.Flags().IntVar(&pid, "pid", 0, "the daemon's own process, as a service manager knows it; no token, device or socket is needed then (default: who has made the socket)")
+	cmd.Flags().IntVar(&pid, "pid", 0, "the daemon's own process, as a service manager knows it (default: who has made the socket)")
 	return cmd
 }
 

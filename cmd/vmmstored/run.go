@@ -105,7 +105,7 @@ The packages have a unit of systemd for each GPU: "systemctl enable --now vmmsto
 		Version: version(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if store.IsKept() {
-				return o.serve(cmd.Context(), stderr)
+				return store.FailKept(o.serve(cmd.Context(), stderr))
 			}
 			return o.keep(cmd.Context(), args, stderr)
 		},

@@ -3,9 +3,9 @@ package socket
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -120,28 +120,29 @@ func (k *Kept) Close() error {
 	return err
 }
 
-// SignalKeeper sends a signal to the process that keeps the socket at path. It returns
-// vmm.ErrNotSupported if that cannot be seen from here. The caller knows that there is such a
-// process.
-func SignalKeeper(path string, sig syscall.Signal) error {
+// MaxNote is the most bytes of a note that are kept.
+const MaxNote = 4096
+
+// SetNote puts a text into the lock file, which whoever may signal this process can read. A socket without
+// that file has no note.
+func (k *Kept) SetNote(text string) {
+	if lock := k.listener.lock; lock >= 0 && unix.Ftruncate(lock, 0) == nil {
+		_, _ = unix.Pwrite(lock, []byte(text[:min(len(text), MaxNote)]), 0)
+	}
+}
+
+// Note is the text of SetNote at path, which is as for Path; empty if there is none that can be read.
+func Note(path string) string {
 	path, err := Path(path)
 	if err != nil {
-		return err
+		return ""
 	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	f, err := os.OpenFile(path+".lock", os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return err
+		return ""
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was sent
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
-		return fmt.Errorf("connect to %s: %w", path, err)
-	}
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return err
-	}
-	if cred.Pid <= 0 {
-		return fmt.Errorf("%w: the process that keeps %s is in another namespace of process ids", vmm.ErrNotSupported, path)
-	}
-	return unix.Kill(int(cred.Pid), sig)
+	defer f.Close() //nolint:errcheck // it was only read
+	b := make([]byte, MaxNote)
+	n, _ := io.ReadFull(f, b)
+	return string(b[:n])
 }
