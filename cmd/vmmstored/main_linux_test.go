@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/store"
@@ -162,6 +163,10 @@ func TestExitCodes(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	empty := filepath.Join(t.TempDir(), "empty")
 	require.NoError(t, os.WriteFile(empty, []byte(" \n"), 0o600))
+	fifo, huge := filepath.Join(t.TempDir(), "fifo"), filepath.Join(t.TempDir(), "huge")
+	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	require.NoError(t, os.WriteFile(huge, nil, 0o600))
+	require.NoError(t, os.Truncate(huge, 1<<40))
 	for _, c := range []struct {
 		args []string
 		code int
@@ -192,6 +197,11 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"--token-file=" + none}, 1, "no such file"},
 		{[]string{"--token-file=" + empty}, 2, "has no secret"},
 		{[]string{"stats", "--token-file=" + empty}, 2, "has no secret"},
+		{[]string{"--token-file=" + fifo}, 2, "no regular file"},
+		{[]string{"stats", "--token-file=/dev/zero"}, 2, "no regular file"},
+		{[]string{"--token-file=" + huge}, 2, "more than 4096 bytes"},
+		{[]string{"--socket=@"}, 1, "no socket can have the name"},
+		{[]string{"put", ""}, 2, "put of an empty name"},
 		{[]string{"--socket=" + none, "list"}, 1, "no server listens"},
 		{[]string{"--socket=" + none, "stats"}, 1, "no server listens"},
 		{[]string{"--socket=" + none, "delete", "x"}, 1, "no server listens"},
