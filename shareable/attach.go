@@ -68,11 +68,12 @@ func defaultOwners() []uint32 {
 
 // resolve checks the options and fills in the defaults.
 func (o AttachOptions) resolve(dev *vmm.Device) (AttachOptions, error) {
+	if err := checkToken(o.Token); err != nil {
+		return o, err
+	}
 	switch {
 	case dev == nil:
 		return o, fmt.Errorf("%w: no device", vmm.ErrInvalid)
-	case len(o.Token) > tokenSize:
-		return o, errToken(o.Token)
 	case o.Timeout < 0:
 		return o, fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, o.Timeout)
 	case o.MaxChunks < 0:

@@ -98,25 +98,25 @@ func peerError(e wire.Error) error {
 	return &ownerError{kind, e.Text}
 }
 
-// ownerError is an error of a kind in the owner's words.
+// ownerError is an error of a kind in the server's words.
 type ownerError struct {
 	kind error
 	text string
 }
 
-// Error has the kind once: the owner's text often begins with it, or is nothing else.
+// Error has the kind once: the server's text often begins with it, or is nothing else.
 func (e *ownerError) Error() string {
 	kind := e.kind.Error()
 	switch text := strings.TrimPrefix(e.text, kind+": "); {
 	case text != "" && text != kind && strings.Contains(text, kind):
-		return fmt.Sprintf("the owner says %q", text)
+		return fmt.Sprintf("the server says %q", text)
 	case text != "" && text != kind:
-		return fmt.Sprintf("%s: the owner says %q", kind, text)
+		return fmt.Sprintf("%s: the server says %q", kind, text)
 	}
 	if slices.Contains([]error{ErrNotFound, ErrOwnerGone, ErrSealed, ErrNotSealed, ErrAborted, ErrTooSlow}, e.kind) {
 		return kind // only the owner can know it
 	}
-	return kind + ": the owner says so"
+	return kind + ": the server says so"
 }
 
 func (e *ownerError) Unwrap() error { return e.kind }

@@ -142,7 +142,7 @@ func (h *handshake) sendHello() error {
 		return err
 	}
 	h.gran, h.backend = hello.Granularity, hello.Backend
-	hello.HasToken = copy(hello.Token[:], h.opts.Token) > 0
+	hello.SetToken(h.opts.Token)
 	return h.write(wire.TypeHello, 0, hello.Append(nil))
 }
 

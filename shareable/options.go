@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/shareable/internal/loglimit"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -51,8 +52,8 @@ type Options struct {
 	// recently used are closed first. 0 is a quarter of RLIMIT_NOFILE; below 0
 	// none stays open.
 	KeepFDs int
-	// Logger gets a line for each connection that is refused or cut off; nil
-	// logs nothing.
+	// Logger gets a line for each connection that is refused or cut off, or for
+	// some of them if there are many; nil logs nothing.
 	Logger *slog.Logger
 
 	hooks hooks
@@ -69,14 +70,17 @@ type hooks struct {
 // tokenSize is the size of HELLO's token field.
 const tokenSize = 32
 
-func errToken(token []byte) error {
-	return fmt.Errorf("%w: a token of %d bytes, over %d", vmm.ErrInvalid, len(token), tokenSize)
+func checkToken(token []byte) error {
+	if len(token) > tokenSize {
+		return fmt.Errorf("%w: a token of %d bytes, over %d", vmm.ErrInvalid, len(token), tokenSize)
+	}
+	return nil
 }
 
 // resolve checks the options and fills in the defaults.
 func (o Options) resolve() (Options, error) {
-	if len(o.Token) > tokenSize {
-		return o, errToken(o.Token)
+	if err := checkToken(o.Token); err != nil {
+		return o, err
 	}
 	if o.UIDs == nil {
 		own := uint32(os.Getuid())
@@ -115,9 +119,7 @@ func (o Options) resolve() (Options, error) {
 	if o.MaxBytesPerUID == 0 {
 		o.MaxBytesPerUID = math.MaxUint64
 	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = loglimit.New(o.Logger)
 	return o, nil
 }
 

@@ -10,9 +10,47 @@ import (
 
 // Ping exchanges HELLO with the store at path and asks for its counts.
 func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint32) error {
-	if len(token) > tokenSize {
-		return errToken(token)
+	if err := checkToken(token); err != nil {
+		return err
 	}
+	return withStore(ctx, path, uids, func(h *handshake) error {
+		hello := wire.Hello{Backend: wire.BackendHost, PID: uint32(os.Getpid())}
+		hello.SetToken(token)
+		err := h.write(wire.TypeHello, 0, hello.Append(nil))
+		if err == nil {
+			err = h.write(wire.TypeCount, 1, nil)
+		}
+		if err == nil {
+			_, err = h.readFrame(wire.TypeHello, 0)
+		}
+		if err == nil {
+			_, err = h.readFrame(wire.TypeCounters, 1)
+		}
+		return err
+	})
+}
+
+// Keeper returns the process that has made the socket at path, 0 if it cannot be seen from here, and the
+// features of what serves there. That sends HELLO before it asks for a token.
+func (forStore) Keeper(ctx context.Context, path string, uids []uint32) (pid int, features uint64, err error) {
+	err = withStore(ctx, path, uids, func(h *handshake) error {
+		cred, err := h.c.conn.Cred()
+		if err != nil {
+			return err
+		}
+		f, err := h.readFrame(wire.TypeHello, 0)
+		if err != nil {
+			return err
+		}
+		hello, err := wire.DecodeHello(f.Payload)
+		pid, features = int(cred.PID), hello.Features
+		return wireError(err)
+	})
+	return pid, features, err
+}
+
+// withStore has f talk to the store at path, whose user it has checked.
+func withStore(ctx context.Context, path string, uids []uint32, f func(*handshake) error) error {
 	limit := defaultTimeout
 	if end, ok := ctx.Deadline(); ok {
 		limit = time.Until(end)
@@ -26,7 +64,7 @@ func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint
 		return err
 	}
 	defer c.end()
-	h := handshake{c: c, opts: AttachOptions{UIDs: uids}}
+	h := &handshake{c: c, opts: AttachOptions{UIDs: uids}}
 	if uids == nil {
 		h.opts.UIDs = defaultOwners()
 	}
@@ -34,18 +72,6 @@ func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint
 		if err := h.checkPeer(); err != nil {
 			return err
 		}
-		hello := wire.Hello{Backend: wire.BackendHost, PID: uint32(os.Getpid())}
-		hello.HasToken = copy(hello.Token[:], token) > 0
-		err := h.write(wire.TypeHello, 0, hello.Append(nil))
-		if err == nil {
-			err = h.write(wire.TypeCount, 1, nil)
-		}
-		if err == nil {
-			_, err = h.readFrame(wire.TypeHello, 0)
-		}
-		if err == nil {
-			_, err = h.readFrame(wire.TypeCounters, 1)
-		}
-		return err
+		return f(h)
 	}, nil)
 }

@@ -424,7 +424,7 @@ func TestNoPublication(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// TestToken: both sides take what the other's documentation says.
+// TestToken: both sides take what the other's documentation says. A zero byte more is another token.
 func TestToken(t *testing.T) {
 	t.Parallel()
 	for _, token := range [][]byte{nil, {}, []byte("short"), make([]byte, tokenSize)} {
@@ -432,6 +432,13 @@ func TestToken(t *testing.T) {
 		v, err := Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{Token: token})
 		require.NoError(t, err, "%q", token)
 		require.NoError(t, v.Close())
+		if len(token) == 0 || len(token) == tokenSize {
+			continue
+		}
+		for _, other := range [][]byte{append(token[:len(token):len(token)], 0), token[:len(token)-1]} {
+			_, err = Attach(t.Context(), s.Path(), "x", g.Device(), AttachOptions{Token: other})
+			require.ErrorIs(t, err, vmm.ErrPermission, "%q", other)
+		}
 	}
 }
 

@@ -171,10 +171,10 @@ func (ses *session) exchangeHello() error {
 		return err
 	}
 	// The comparison takes the same time for every token.
-	if want := ses.srv.opts.Token; len(want) > 0 {
-		var token [tokenSize]byte
-		copy(token[:], want)
-		if !peer.HasToken || subtle.ConstantTimeCompare(token[:], peer.Token[:]) != 1 {
+	if len(ses.srv.opts.Token) > 0 {
+		var want wire.Hello
+		want.SetToken(ses.srv.opts.Token)
+		if peer.TokenLen != want.TokenLen || subtle.ConstantTimeCompare(want.Token[:], peer.Token[:]) != 1 {
 			ses.srv.counts.refused.Add(1)
 			_ = ses.refuse(0, wire.CodePermission, "the token is missing or wrong")
 			return errWrongToken

@@ -247,8 +247,8 @@ func TestAdmission(t *testing.T) {
 			require.ErrorIs(t, err, vmm.ErrPermission)
 		}
 		e := rawConn(t, s.Path())
-		h := wire.Hello{Backend: 1, HasToken: true}
-		copy(h.Token[:], token[:31])
+		h := wire.Hello{Backend: 1}
+		h.SetToken(token[:31])
 		require.NoError(t, e.send(wire.TypeHello, h.Append(nil)))
 		require.Equal(t, wire.CodePermission, e.last())
 		honest(t, s.Path(), dev, pattern(0, 100), AttachOptions{Token: token})

@@ -33,16 +33,16 @@ func TestOwnersWords(t *testing.T) {
 	}{
 		{wire.CodeNotFound, "no object of this name", ErrNotFound, "no object of this name"},
 		{wire.CodeNotFound, "", ErrNotFound, "no object of this name"},
-		{wire.CodeNotFound, "no object of this name: it was deleted", ErrNotFound, `no object of this name: the owner says "it was deleted"`},
-		{wire.CodeNotFound, "not attached", ErrNotFound, `no object of this name: the owner says "not attached"`},
+		{wire.CodeNotFound, "no object of this name: it was deleted", ErrNotFound, `no object of this name: the server says "it was deleted"`},
+		{wire.CodeNotFound, "not attached", ErrNotFound, `no object of this name: the server says "not attached"`},
 		{wire.CodeSealed, ErrSealed.Error(), ErrSealed, ErrSealed.Error()},
 		{wire.CodeNotSealed, "", ErrNotSealed, "not sealed"},
 		{wire.CodeAborted, ErrAborted.Error(), ErrAborted, ErrAborted.Error()},
 		{wire.CodeClosed, "", ErrOwnerGone, "the owner is gone"},
-		{wire.CodeLimit, vmm.ErrLimit.Error(), vmm.ErrLimit, vmm.ErrLimit.Error() + ": the owner says so"},
-		{wire.CodeBusy, "in use: the name is taken", vmm.ErrBusy, `in use: the owner says "the name is taken"`},
-		{wire.CodeBusy, `create "x": in use: the name is taken`, vmm.ErrBusy, `the owner says "create \"x\": in use: the name is taken"`},
-		{wire.CodeInternal, "no\x1bluck", errRefused, `refused: the owner says "no\x1bluck"`},
+		{wire.CodeLimit, vmm.ErrLimit.Error(), vmm.ErrLimit, vmm.ErrLimit.Error() + ": the server says so"},
+		{wire.CodeBusy, "in use: the name is taken", vmm.ErrBusy, `in use: the server says "the name is taken"`},
+		{wire.CodeBusy, `create "x": in use: the name is taken`, vmm.ErrBusy, `the server says "create \"x\": in use: the name is taken"`},
+		{wire.CodeInternal, "no\x1bluck", errRefused, `refused: the server says "no\x1bluck"`},
 	} {
 		err := peerError(wire.Error{Code: c.code, Text: c.text})
 		require.ErrorIs(t, err, c.is)

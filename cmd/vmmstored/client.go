@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -96,6 +97,9 @@ func (o *options) named(use, short string, names int, do func(context.Context, *
 			if len(args) != names {
 				return usagef("%s takes %d arguments, and not %d; see vmmstored %s --help", strings.Fields(use)[0], names, len(args), strings.Fields(use)[0])
 			}
+			if slices.Contains(args, "") {
+				return usagef("%s of an empty name", strings.Fields(use)[0])
+			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -144,17 +148,23 @@ func (o *options) put() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return o.withClient(cmd.Context(), func(c *store.Client) (err error) {
 			ctx := cmd.Context()
+			from, size := cmd.InOrStdin(), uint64(0)
+			if !more && !open { // nothing is appended later, so no more addresses are reserved
+				if from, size, err = sized(ctx, from); err != nil {
+					return err
+				}
+			}
 			var w *store.Writer
 			if more {
 				w, err = c.Append(ctx, args[0], store.AppendOptions{})
 			} else {
-				w, err = c.Create(ctx, args[0], store.CreateOptions{Growable: true, Durable: open, Labels: labels})
+				w, err = c.Create(ctx, args[0], store.CreateOptions{Size: size, Growable: true, Durable: open, Labels: labels})
 			}
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, w.Close()) }()
-			if err := appendAll(ctx, w, cmd.InOrStdin()); err != nil {
+			if err := appendAll(ctx, w, from); err != nil {
 				if more || open {
 					return err
 				}
@@ -170,6 +180,31 @@ func (o *options) put() *cobra.Command {
 	cmd.Flags().BoolVar(&more, "append", false, "append to the object that is there and not sealed")
 	cmd.Flags().BoolVar(&open, "open", false, "do not seal it: more can be appended")
 	return cmd
+}
+
+// mostSized is how much of an input is read before an object is made for it.
+const mostSized = 16 << 20
+
+// sized returns what from has, and how many bytes those are if it ends soon enough, else 0.
+func sized(ctx context.Context, from io.Reader) (all io.Reader, size uint64, err error) {
+	var b bytes.Buffer
+	over := make(chan error, 1)
+	go func() {
+		_, err := io.CopyN(&b, from, mostSized)
+		over <- err
+	}()
+	select {
+	case err = <-over:
+	case <-ctx.Done(): // the input may be silent
+		return nil, 0, ctx.Err()
+	}
+	switch {
+	case errors.Is(err, io.EOF):
+		return &b, uint64(max(b.Len(), 1)), nil
+	case err != nil:
+		return nil, 0, err
+	}
+	return io.MultiReader(&b, from), 0, nil
 }
 
 // appendAll appends what from has, until that ends, or ctx, or the Writer.
@@ -222,7 +257,7 @@ func (o *options) watch(stdout io.Writer) *cobra.Command {
 					if err != nil {
 						return err
 					}
-					if err := to.Encode(map[string]any{"event": e.Kind.String(), "id": e.ID.Number, "name": e.Name, "len": e.Len}); err != nil {
+					if err := to.Encode(event{e.Kind.String(), e.ID.Number, e.Name, e.Len}); err != nil {
 						return err
 					}
 				}
@@ -231,6 +266,14 @@ func (o *options) watch(stdout io.Writer) *cobra.Command {
 		},
 	}
 	return cmd
+}
+
+// event is a line of watch. What an event does not have is not in it.
+type event struct {
+	Event string `json:"event"`
+	ID    uint64 `json:"id,omitempty"`
+	Name  string `json:"name,omitempty"`
+	Len   uint64 `json:"len"`
 }
 
 func onePrefix(_ *cobra.Command, args []string) error {
@@ -250,14 +293,15 @@ func (o *options) reload() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
 			defer cancel()
-			if pid > 0 {
-				return replaceServer(ctx, pid)
+			owners, err := o.ownerIDs()
+			if err != nil {
+				return err
 			}
-			return o.withClient(ctx, func(c *store.Client) error { return c.Replace(ctx, 0) })
+			return store.Reload(ctx, o.socket, pid, owners)
 		},
 	}
 	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until it serves")
-	cmd.Flags().IntVar(&pid, "pid", 0, "the daemon's own process, as a service manager knows it; no token, device or socket is needed then (default: who has made the socket)")
+	cmd.Flags().IntVar(&pid, "pid", 0, "the daemon's own process, as a service manager knows it (default: who has made the socket)")
 	return cmd
 }
 

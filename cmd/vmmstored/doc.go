@@ -17,7 +17,6 @@ package main
 //	metrics.go        metrics over HTTP
 //	client.go         the commands that are clients of a store, and their flags
 //	reap_linux.go     processes that have ended and that no process waits for
-//	replace_linux.go  reload without the store: by a signal, and what the kernel says
 //	systemd_linux.go  systemd: sockets of units, and telling it the state
 //	systemd_other.go  the same on other systems
 //	signals_unix.go   which signals are ignored or have a meaning

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/store"
@@ -162,6 +163,10 @@ func TestExitCodes(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	empty := filepath.Join(t.TempDir(), "empty")
 	require.NoError(t, os.WriteFile(empty, []byte(" \n"), 0o600))
+	fifo, huge := filepath.Join(t.TempDir(), "fifo"), filepath.Join(t.TempDir(), "huge")
+	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	require.NoError(t, os.WriteFile(huge, nil, 0o600))
+	require.NoError(t, os.Truncate(huge, 1<<40))
 	for _, c := range []struct {
 		args []string
 		code int
@@ -192,6 +197,11 @@ func TestExitCodes(t *testing.T) {
 		{[]string{"--token-file=" + none}, 1, "no such file"},
 		{[]string{"--token-file=" + empty}, 2, "has no secret"},
 		{[]string{"stats", "--token-file=" + empty}, 2, "has no secret"},
+		{[]string{"--token-file=" + fifo}, 2, "no regular file"},
+		{[]string{"stats", "--token-file=/dev/zero"}, 2, "no regular file"},
+		{[]string{"--token-file=" + huge}, 2, "more than 4096 bytes"},
+		{[]string{"--socket=@"}, 1, "no socket can have the name"},
+		{[]string{"put", ""}, 2, "put of an empty name"},
 		{[]string{"--socket=" + none, "list"}, 1, "no server listens"},
 		{[]string{"--socket=" + none, "stats"}, 1, "no server listens"},
 		{[]string{"--socket=" + none, "delete", "x"}, 1, "no server listens"},
@@ -395,61 +405,6 @@ func TestReload(t *testing.T) {
 	require.NoFileExists(t, path)
 }
 
-// TestReloadByPID: it needs no token, no device and no socket, waits until the next process serves, and says
-// that it has not been replaced.
-func TestReloadByPID(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path, token := filepath.Join(dir, "s"), filepath.Join(dir, "token")
-	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
-	p := started(t, "--socket="+path, "--token-file="+token)
-	pid := fmt.Sprint("--pid=", p.cmd.Process.Pid)
-	for range 3 {
-		was := p.server(t)
-		_, stderr, code := call(t, "reload", pid)
-		require.Zero(t, code, stderr)
-		require.NotEqual(t, was, p.server(t))
-	}
-	was := p.server(t)
-	require.NoError(t, os.WriteFile(token, []byte(" "), 0o600))
-	_, stderr, code := call(t, "reload", pid)
-	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "has not been replaced")
-	require.Equal(t, was, p.server(t))
-	_, stderr, code = call(t, "reload", fmt.Sprint("--pid=", was))
-	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "no child that serves")
-}
-
-// TestReloadFails: a program that does not begin, as with a flag that is wrong by now, changes
-// nothing.
-func TestReloadFails(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path, token := filepath.Join(dir, "s"), filepath.Join(dir, "token")
-	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
-	p := started(t, "--socket="+path, "--token-file="+token)
-	c, err := store.Connect(t.Context(), path, testDevice(t), store.ClientOptions{Token: []byte("secret")})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	sealed(t, c, "s", nil)
-	was := p.server(t)
-	for n, wrong := range []string{" ", strings.Repeat("x", 40)} { // none; too long
-		require.NoError(t, os.WriteFile(token, []byte(wrong), 0o600))
-		require.NoError(t, p.cmd.Process.Signal(syscall.SIGHUP))
-		require.Eventually(t, func() bool { return strings.Count(p.err.String(), "has not been replaced") == n+1 }, inTime, time.Millisecond)
-		require.Equal(t, was, p.server(t))
-		_, err = c.Stat(t.Context(), "s")
-		require.NoError(t, err)
-	}
-
-	require.NoError(t, os.WriteFile(token, []byte("secret"), 0o600))
-	_, stderr, code := call(t, "--socket="+path, "--token-file="+token, "reload")
-	require.Zero(t, code, stderr)
-	_, err = c.Stat(t.Context(), "s")
-	require.NoError(t, err)
-}
-
 // TestServerDies: another process begins at the same socket, with what was sealed, what was
 // published of what is durable, and what has a Writer. If the process that keeps the socket dies,
 // the one that serves ends.
@@ -548,15 +503,4 @@ func TestServerDies(t *testing.T) {
 	started(t, "--socket="+path)
 	_, err = c.List(t.Context(), store.ListOptions{})
 	require.NoError(t, err)
-}
-
-// TestReloadOfAnotherProgram: one that serves by itself gets no signal.
-func TestReloadOfAnotherProgram(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "s")
-	s, err := store.Listen(testDevice(t), path, store.Options{})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.Close()) })
-	_, stderr, code := call(t, "--socket="+path, "reload")
-	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "no keeper")
 }

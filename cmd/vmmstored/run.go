@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -57,13 +58,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	_, _ = fmt.Fprintf(said.Screen(stderr), "vmmstored: %v\n", err)
+	_, _ = fmt.Fprintf(said.Screen(stderr), "vmmstored: %s\n", flagNames.Replace(err.Error()))
 	var usage usageError
 	if errors.As(err, &usage) {
 		return 2
 	}
 	return 1
 }
+
+// flagNames are the flags of options that errors of the store name.
+var flagNames = strings.NewReplacer("Options.MaxBytesPerUID", "--max-bytes-per-user", "ClientOptions.", "ClientOptions.",
+	"Options.MaxBytes", "--max-bytes", "Options.MaxObjects", "--max-objects")
 
 // noArguments refuses arguments as bad usage.
 func noArguments(_ *cobra.Command, args []string) error {
@@ -106,7 +111,7 @@ The packages have a unit of systemd for each GPU: "systemctl enable --now vmmsto
 		Version: version(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if store.IsKept() {
-				return o.serve(cmd.Context(), stderr)
+				return store.FailKept(o.serve(cmd.Context(), stderr))
 			}
 			return o.keep(cmd.Context(), args, stderr)
 		},
@@ -140,16 +145,33 @@ func (o *options) token() ([]byte, error) {
 	if o.tokenFile == "" {
 		return nil, nil
 	}
-	b, err := os.ReadFile(o.tokenFile)
+	info, err := os.Stat(o.tokenFile) // before it is opened: that waits for who writes to a pipe
+	if err == nil && !info.Mode().IsRegular() {
+		err = usagef("--token-file %s is no regular file", o.tokenFile)
+	}
 	if err != nil {
 		return nil, err
 	}
-	token := strings.TrimSpace(string(b))
-	if token == "" {
+	f, err := os.Open(o.tokenFile)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	b, err := io.ReadAll(io.LimitReader(f, mostTokenFile+1))
+	token := bytes.TrimSpace(b)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(b) > mostTokenFile:
+		return nil, usagef("--token-file %s has more than %d bytes", o.tokenFile, mostTokenFile)
+	case len(token) == 0:
 		return nil, usagef("--token-file %s has no secret", o.tokenFile)
 	}
-	return []byte(token), nil
+	return token, nil
 }
+
+// mostTokenFile allows for blanks around the secret.
+const mostTokenFile = 4096
 
 // serverOptions are those of the flags.
 func (o *options) serverOptions(log io.Writer) (store.Options, error) {

@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
+	"strconv"
 	"syscall"
 
-	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
@@ -16,12 +17,12 @@ import (
 // newManager takes the socket of a unit that is activated by one.
 func newManager(log *slog.Logger) (*manager, error) {
 	m := &manager{log: log}
-	files := activation.Files(true) // the processes that serve get the socket from the keeper
-	if len(files) > 1 {
-		return nil, usagef("%d sockets from the service manager: one at most", len(files))
+	var err error
+	if m.listener, err = listenerOf(os.Getenv("LISTEN_PID"), os.Getenv("LISTEN_FDS")); err != nil {
+		return nil, err
 	}
-	if len(files) == 1 {
-		m.listener = files[0]
+	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
+		_ = os.Unsetenv(name) // the processes that serve get the socket from the keeper
 	}
 	watchdog, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -29,6 +30,19 @@ func newManager(log *slog.Logger) (*manager, error) {
 	}
 	m.health = watchdog / 3 // of which it is told several times
 	return m, nil
+}
+
+// listenerOf is the socket of which the service manager has told this process; nil: there is none.
+func listenerOf(pid, fds string) (*os.File, error) {
+	const first = 3 // after the standard ones
+	switch {
+	case pid != strconv.Itoa(os.Getpid()) || fds == "" || fds == "0":
+		return nil, nil
+	case fds != "1":
+		return nil, usagef("LISTEN_FDS=%q of the service manager: one socket at most", fds)
+	}
+	syscall.CloseOnExec(first)
+	return os.NewFile(first, "listener"), nil
 }
 
 // changed tells the service manager what the keeper does. Its watchdog is for the keeper: that kills a

@@ -8,7 +8,6 @@ import (
 	"net"
 
 	"github.com/cuvmm/cuvmm/shareable/store"
-	"github.com/cuvmm/cuvmm/vmm"
 )
 
 func newManager(log *slog.Logger) (*manager, error) { return &manager{log: log}, nil }
@@ -18,5 +17,3 @@ func (m *manager) changed(store.KeeperState) {}
 var listenConfig net.ListenConfig
 
 func reapOrphans(context.Context) {}
-
-func replaceServer(context.Context, int) error { return vmm.ErrNotSupported }

@@ -492,7 +492,7 @@ class Reader:
             raise LookupError(f"{self.name} is of another store, or of one before its restart")
         expect(self.backend in (HOST, CUDA) and granularity > 0, f"backend {self.backend}, granularity {granularity}")
         self._send(HELLO, struct.pack(
-            "<Q16s16sIIQII32s", 0, bytes(16), uuid, self.backend, os.getpid(), granularity, bool(token), 0, token
+            "<Q16s16sIIQII32s", 0, bytes(16), uuid, self.backend, os.getpid(), granularity, len(token), 0, token
         ))  # fmt: skip
         asked = name.encode()
         self._send(ATTACH, struct.pack("<III", 1, UNSEALED if self.unsealed else 0, len(asked)) + asked, ATTACH_REQUEST)

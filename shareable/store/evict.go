@@ -139,9 +139,7 @@ func (s *Server) closeEvicted() {
 	s.evicted = nil
 	s.mu.Unlock()
 	for _, e := range all {
-		if s.opts.Logger != nil {
-			s.opts.Logger.Info("evicted", "object", e.id, "name", e.was, "uid", e.uid)
-		}
+		s.opts.Logger.Info("evicted", "object", e.id, "name", e.was, "uid", e.uid)
 		_ = s.forget(e, requestID{}) // without a keeper the process ends
 		_ = e.obj.Close()
 		s.freeMemory(e, math.MaxUint64)

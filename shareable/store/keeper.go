@@ -25,7 +25,7 @@ type KeeperOptions struct {
 	// HealthTime is how long a server may take to reply to its Keeper. One that takes longer is
 	// killed, and another one begins. 0 is 10 s.
 	HealthTime time.Duration
-	// Logger gets a line for each server that ends or does not begin; nil logs nothing.
+	// Logger gets a line for each server that ends, begins or does not, and for the end; nil logs nothing.
 	Logger *slog.Logger
 	// Changed, if not nil, is called with what the Keeper does, by several goroutines. It must not
 	// wait.

@@ -127,6 +127,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 		k.tell(KeeperServes)
 		p = k.keep(ctx, p)
 	}
+	if ctx.Err() != nil {
+		k.log.Info("the store ends", "why", context.Cause(ctx))
+	}
 	k.tell(KeeperEnds)
 	k.end(p)
 	k.watches.Wait()
@@ -145,6 +148,7 @@ func (k *Keeper) keep(ctx context.Context, p *keptProcess) *keptProcess {
 		select {
 		case <-ctx.Done():
 		case done := <-k.reloads:
+			k.log.Info("the server is to be replaced", "pid", p.cmd.Process.Pid)
 			k.tell(KeeperReplaces)
 			next, err := k.begin(ctx, p)
 			if next != nil {
@@ -153,6 +157,8 @@ func (k *Keeper) keep(ctx context.Context, p *keptProcess) *keptProcess {
 			if err != nil {
 				k.log.Error("the server has not been replaced", "error", err)
 				err = fmt.Errorf("replace the server: %w", err)
+			} else {
+				k.log.Info("the server has been replaced", "pid", p.cmd.Process.Pid)
 			}
 			done <- err
 			k.tell(KeeperServes)
@@ -263,6 +269,7 @@ type keptProcess struct {
 	healthy chan string   // of capacity 1: its replies, what is wrong or nothing
 	read    chan struct{} // closed once it says no more
 	ended   chan struct{} // closed once it has ended, after err is set
+	failed  string        // why it does not begin; set before read is closed
 	err     error
 }
 
@@ -345,8 +352,12 @@ func (k *Keeper) start() (*keptProcess, error) {
 		k.follow(p)
 	}()
 	go func() {
-		err := cmp.Or(cmd.Wait(), error(errEnded))
 		<-p.read // also what it has said last
+		k.socket.SetNote(p.failed)
+		err := cmp.Or(cmd.Wait(), error(errEnded)) // after that Reload reads the note
+		if p.failed != "" {
+			err = fmt.Errorf("%s (%w)", p.failed, err)
+		}
 		_ = control.Close()
 		p.err = err
 		close(p.ended)
@@ -389,6 +400,8 @@ func (k *Keeper) do(p *keptProcess, m keptMessage, fds []int) error {
 	case opServing:
 		p.replies = m.Health
 		closeOnce(p.serving)
+	case opFailed:
+		p.failed = string(m.Text)
 	case opHealthy:
 		select {
 		case p.healthy <- string(m.Text):

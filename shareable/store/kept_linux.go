@@ -8,15 +8,11 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cuvmm/cuvmm/internal/errtext"
-	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/socket"
-	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -36,8 +32,7 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 		return fmt.Errorf("serve: %w: no Keeper has started this process", vmm.ErrInvalid)
 	}
 	_ = os.Unsetenv(keptBy) // processes that this one starts are none of its
-	const first = 3         // after the standard ones
-	control, err := connOf(os.NewFile(first, "keeper"))
+	control, err := connOf(os.NewFile(keeperFD, "keeper"))
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
@@ -53,8 +48,9 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	}
 	defer near.Close() //nolint:errcheck // no one reads it any more
 	defer far.Close()  //nolint:errcheck // the same
-	s, err := keptServer(dev, o, path, first+1, files == "2", own == "true", from)
+	s, err := keptServer(dev, o, path, keeperFD+1, files == "2", own == "true", from)
 	if err != nil {
+		sendFailed(control, err)
 		return fmt.Errorf("serve: %w", err)
 	}
 	if began != nil {
@@ -71,6 +67,29 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 		}
 	}
 	return s.Close()
+}
+
+// keeperFD is the descriptor of the keeper, after the standard ones.
+const keeperFD = 3
+
+// FailKept tells the Keeper that has started this process why it does not call ServeKept: Keeper.Run, its log
+// and Reload have the text. It returns err.
+func FailKept(err error) error {
+	if err == nil || !IsKept() {
+		return err
+	}
+	_ = os.Unsetenv(keptBy)
+	if control, connErr := connOf(os.NewFile(keeperFD, "keeper")); connErr == nil {
+		sendFailed(control, err)
+		_ = control.Close()
+	}
+	return err
+}
+
+// sendFailed tells the keeper why this process does not serve.
+func sendFailed(control *net.UnixConn, why error) {
+	text := why.Error()
+	_ = writeKept(control, keptMessage{Op: opFailed, Text: []byte(text[:min(len(text), socket.MaxNote)])}) // else its exit code says it
 }
 
 // sendHealth replies to opHealth.
@@ -175,51 +194,3 @@ func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptOb
 	}
 	return s, nil
 }
-
-// Replace asks the Keeper of the store that the Client is connected to for another process, as
-// SIGHUP does, and waits until that serves. pid is that of the Keeper; 0 is the process that has
-// made the socket. It returns vmm.ErrNotSupported if there is no Keeper, or none that can be seen
-// from here, and an error of ctx if none does by then: the Keeper logs why.
-func (c *Client) Replace(ctx context.Context, pid int) (err error) {
-	defer errtext.Wrapf(&err, "replace the server")
-	before, err := c.Stats(ctx)
-	if err != nil {
-		return err
-	}
-	conn, _, err := c.connection(ctx)
-	if err != nil {
-		return err
-	}
-	c.release() // it is only asked what it is
-	switch features := conn.Hello().Features; {
-	case c.dial != nil || features&wire.FeatureKept == 0:
-		return fmt.Errorf("%w: the store has no keeper", vmm.ErrNotSupported)
-	case pid > 0:
-		err = syscall.Kill(pid, syscall.SIGHUP)
-	case features&wire.FeatureReload == 0:
-		return fmt.Errorf("%w: another process than the keeper has made the socket, so its pid is not known", vmm.ErrNotSupported)
-	default:
-		err = socket.SignalKeeper(c.path, syscall.SIGHUP)
-		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) {
-			err = fmt.Errorf("%w: %w", shareable.ErrOwnerGone, err)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	t := time.NewTicker(lookPause)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return fmt.Errorf("%w: no other server serves yet; the daemon's log says why", ctx.Err())
-		}
-		if now, err := c.Stats(ctx); err == nil && now.Restarts > before.Restarts {
-			return nil
-		}
-	}
-}
-
-// lookPause is the time between two looks at whether a server was replaced.
-const lookPause = 20 * time.Millisecond

@@ -42,6 +42,7 @@ const (
 	opServing = "serving" // it does
 	opHealth  = "health"  // the keeper: is it well?
 	opHealthy = "healthy" // the server: it does not hang; a text says what is wrong
+	opFailed  = "failed"  // the server: it does not begin; the text says why
 	opServer  = "server"  // the text of the server; both ways
 	opPut     = "put"     // an object, or some of its descriptors; both ways
 	opForget  = "forget"  // an object is gone; both ways

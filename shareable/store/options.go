@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/internal/loglimit"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -47,7 +48,7 @@ type Options struct {
 	// Timeout limits each wait for a client; 0 is 10 s. A client that takes longer is
 	// disconnected.
 	Timeout time.Duration
-	// Logger gets a line for each connection that is refused or cut off; nil logs nothing.
+	// Logger gets a line for what is refused or cut off, or for some if there are many; nil logs nothing.
 	Logger *slog.Logger
 
 	// LeaseTime is how long a Writer's process may show no sign of life, if another one waits for
@@ -81,6 +82,7 @@ func (o Options) resolve() (Options, error) {
 	o.MaxBytesPerUID = cmp.Or(o.MaxBytesPerUID, math.MaxUint64)
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	o.LeaseTime = cmp.Or(o.LeaseTime, 30*time.Second)
+	o.Logger = loglimit.New(o.Logger)
 	// Checked here: when the server that a Keeper starts makes its connections, the old one has gone.
 	return o, sharing.Check(o.server())
 }

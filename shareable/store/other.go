@@ -57,8 +57,11 @@ func ServeKept(context.Context, *vmm.Device, Options, func(*Server)) error { ret
 // Ping needs Linux.
 func Ping(context.Context, string, ClientOptions) error { return errLinux }
 
-// Replace needs Linux.
-func (c *Client) Replace(context.Context, int) error { return errLinux }
+// FailKept returns err.
+func FailKept(err error) error { return err }
+
+// Reload needs Linux.
+func Reload(context.Context, string, int, []uint32) error { return errLinux }
 
 // These are of Linux alone.
 var _ = func(s *Server, x *clientState) (map[string]*awaited, bool, uint64) {

@@ -103,7 +103,7 @@ func (s *Server) refused(c serve.Conn, t wire.Type, err error) {
 	}
 	of[reason]++
 	s.mu.Unlock()
-	if s.opts.Logger != nil && reason != "busy" {
+	if reason != "busy" {
 		s.opts.Logger.Warn("request refused", "request", t.String(), "reason", reason, "uid", cred.UID, "pid", cred.PID, "error", err)
 	}
 }

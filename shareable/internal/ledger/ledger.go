@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -130,15 +131,36 @@ func saturated(a, b Amounts) Amounts {
 // Err is nil if all limits hold.
 func (p *Plan) Err() error {
 	for k, limit := range p.l.limits {
-		own, had := p.of[p.user][k], p.l.of[p.user][k]
+		kind, own, had := Kind(k), p.of[p.user][k], p.l.of[p.user][k]
 		switch {
 		case own > had && own > limit.User:
-			return fmt.Errorf("%w: %d %v and %d more, of at most %d of user %d", vmm.ErrLimit, had, Kind(k), own-had, limit.User, p.user)
+			return fmt.Errorf("%w: %s and %s more, of at most %s of user %d (%s)", vmm.ErrLimit,
+				kind.text(had), kind.text(own-had), kind.text(limit.User), p.user, kind.option(limit.User < limit.All))
 		case own > had && p.all[k] > limit.All:
-			return fmt.Errorf("%w: %d %v and %d more, of at most %d", vmm.ErrLimit, p.l.all[k], Kind(k), own-had, limit.All)
+			return fmt.Errorf("%w: %s and %s more, of at most %s (%s)", vmm.ErrLimit,
+				kind.text(p.l.all[k]), kind.text(own-had), kind.text(limit.All), kind.option(false))
 		}
 	}
 	return nil
+}
+
+// text is so much of a kind.
+func (k Kind) text(n uint64) string {
+	switch k {
+	case Bytes:
+		return errtext.Size(n)
+	case Records:
+		return errtext.Size(n) + " of records"
+	}
+	return fmt.Sprintf("%d %v", n, k)
+}
+
+// option is where the limit of a kind comes from.
+func (k Kind) option(user bool) string {
+	if k == Bytes && user {
+		return "Options.MaxBytesPerUID"
+	}
+	return [...]string{"Options.MaxBytes", "Options.MaxObjects", "RLIMIT_NOFILE", "Options.MaxRecordBytes"}[k]
 }
 
 // Helps reports whether the plan comes closer to its limits if a user has less. What others have

@@ -34,6 +34,9 @@ type Sharing[S, V, O, A any] interface {
 	SetName(view V, name string)
 	// Ping exchanges HELLO with the store at path and asks for its counts.
 	Ping(ctx context.Context, path string, token []byte, uids []uint32) error
+	// Keeper returns the process that has made the socket at path, 0 if it cannot be seen from here, and
+	// the features of what serves there. It needs no token.
+	Keeper(ctx context.Context, path string, uids []uint32) (pid int, features uint64, err error)
 	// OpenWriterPage maps the control page that a store sends to the writer of an object. It does
 	// not take fd.
 	OpenWriterPage(fd int, instance [16]byte, object uint64) (WriterPage, error)

@@ -3,9 +3,9 @@ package socket
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -52,8 +52,11 @@ func KeepListener(f *os.File) (*Kept, error) {
 // takes f, and the lock file's descriptor, unless it returns an error; -1: there is none. Without a
 // path it is the socket's.
 func Adopt(f *os.File, path string, lock int) (*Listener, error) {
+	defer f.Close() //nolint:errcheck // the Listener has another descriptor of it
+	if err := checkListens(f); err != nil {
+		return nil, err
+	}
 	l, err := net.FileListener(f)
-	_ = f.Close() // l has another descriptor of it
 	if err != nil {
 		return nil, err
 	}
@@ -66,6 +69,25 @@ func Adopt(f *os.File, path string, lock int) (*Listener, error) {
 		path = ul.Addr().String()
 	}
 	return &Listener{UnixListener: ul, path: path, lock: lock, kept: true}, nil
+}
+
+// checkListens asks the kernel: net takes a socket of which accept returns an error at once, for ever.
+func checkListens(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	listens, failed := 0, error(nil)
+	if err := raw.Control(func(fd uintptr) { listens, failed = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ACCEPTCONN) }); err != nil {
+		return err
+	}
+	if failed == nil && listens == 0 {
+		failed = errors.New("a socket that does not listen, such as one of Accept=yes")
+	}
+	if failed != nil {
+		return fmt.Errorf("%w: %w", vmm.ErrInvalid, failed)
+	}
+	return nil
 }
 
 func keep(l *Listener, created bool) (*Kept, error) {
@@ -98,28 +120,29 @@ func (k *Kept) Close() error {
 	return err
 }
 
-// SignalKeeper sends a signal to the process that keeps the socket at path. It returns
-// vmm.ErrNotSupported if that cannot be seen from here. The caller knows that there is such a
-// process.
-func SignalKeeper(path string, sig syscall.Signal) error {
+// MaxNote is the most bytes of a note that are kept.
+const MaxNote = 4096
+
+// SetNote puts a text into the lock file, which whoever may signal this process can read. A socket without
+// that file has no note.
+func (k *Kept) SetNote(text string) {
+	if lock := k.listener.lock; lock >= 0 && unix.Ftruncate(lock, 0) == nil {
+		_, _ = unix.Pwrite(lock, []byte(text[:min(len(text), MaxNote)]), 0)
+	}
+}
+
+// Note is the text of SetNote at path, which is as for Path; empty if there is none that can be read.
+func Note(path string) string {
 	path, err := Path(path)
 	if err != nil {
-		return err
+		return ""
 	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	f, err := os.OpenFile(path+".lock", os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return err
+		return ""
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was sent
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
-		return fmt.Errorf("connect to %s: %w", path, err)
-	}
-	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-	if err != nil {
-		return err
-	}
-	if cred.Pid <= 0 {
-		return fmt.Errorf("%w: the process that keeps %s is in another namespace of process ids", vmm.ErrNotSupported, path)
-	}
-	return unix.Kill(int(cred.Pid), sig)
+	defer f.Close() //nolint:errcheck // it was only read
+	b := make([]byte, MaxNote)
+	n, _ := io.ReadFull(f, b)
+	return string(b[:n])
 }

@@ -21,18 +21,30 @@ import (
 )
 
 // checkDirectory makes the user's own directory if path lies in it. It refuses a
-// directory in which another user could replace the socket.
+// directory in which another user could replace the socket, or the directory that is made.
 func checkDirectory(path string) error {
 	// Any other directory must exist already: it is the caller's to make.
 	dir := filepath.Dir(path)
-	own := dir == ownDirectory()
-	if own {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return err
-		}
+	if dir != ownDirectory() {
+		return checkOwner(dir, os.Lstat)
 	}
-	// Lstat, since a link could be another user's.
-	info, err := os.Lstat(dir)
+	// The user has named the one above: it may be a link, or is made for this user alone.
+	if err := checkOwner(filepath.Dir(dir), os.Stat); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if info, err := os.Lstat(dir); err == nil && info.IsDir() && info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("%w: %s has mode %#o, which admits other users", vmm.ErrPermission, dir, info.Mode().Perm())
+	}
+	return checkOwner(dir, os.Lstat)
+}
+
+// checkOwner refuses a directory in which another user could replace a file. Of links os.Lstat refuses all,
+// since a link could be another user's.
+func checkOwner(dir string, stat func(string) (fs.FileInfo, error)) error {
+	info, err := stat(dir)
 	if err != nil {
 		return err
 	}
@@ -42,10 +54,8 @@ func checkDirectory(path string) error {
 	st, known := info.Sys().(*syscall.Stat_t)
 	mode := info.Mode()
 	switch {
-	case known && st.Uid != uint32(os.Getuid()) && (own || st.Uid != 0):
+	case known && st.Uid != uint32(os.Getuid()) && st.Uid != 0:
 		return fmt.Errorf("%w: %s belongs to user %d", vmm.ErrPermission, dir, st.Uid)
-	case own && mode.Perm()&0o077 != 0:
-		return fmt.Errorf("%w: %s has mode %#o, which admits other users", vmm.ErrPermission, dir, mode.Perm())
 	case mode.Perm()&0o022 != 0 && (mode&fs.ModeSticky == 0 || known && st.Uid != 0 && !wire.IsOwn(st.Uid)):
 		return fmt.Errorf("%w: %s has mode %#o, so other users can replace the socket", vmm.ErrPermission, dir, mode.Perm())
 	}
@@ -102,7 +112,7 @@ func Listen(path string, o Options) (*Listener, error) {
 		}
 		return s, err
 	}
-	if err := checkDirectory(path); err != nil {
+	if err := s.checkPath(); err != nil { // before there is a lock file
 		return nil, err
 	}
 	// The lock file stays when the server ends: removing it would let two servers
@@ -131,19 +141,29 @@ func (s *Listener) unlock() {
 	_ = unix.Close(s.lock)
 }
 
-// bind binds a socket to a temporary name and renames it. It replaces nothing but a
-// socket.
-func (s *Listener) bind(o Options) error {
-	if err := unix.Flock(s.lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("%w: another server holds %s: %w", vmm.ErrBusy, s.path, err)
+// checkPath refuses a path that no socket can have. Nothing but a socket is replaced.
+func (s *Listener) checkPath() error {
+	if len(s.path)+suffixSize > maxPath {
+		return fmt.Errorf("%w: socket path %q is too long by %d bytes", vmm.ErrInvalid, s.path, len(s.path)+suffixSize-maxPath)
+	}
+	if err := checkDirectory(s.path); err != nil {
+		return err
 	}
 	if info, err := os.Lstat(s.path); err == nil && info.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("%w: %s is there and is not a socket", vmm.ErrInvalid, s.path)
 	}
-	temporary := s.path + "." + rand.Text()[:8]
-	if len(temporary) > maxPath {
-		return fmt.Errorf("%w: socket path %q is too long by %d bytes", vmm.ErrInvalid, s.path, len(temporary)-maxPath)
+	return nil
+}
+
+// suffixSize is how many bytes a temporary name has after the path.
+const suffixSize = 9
+
+// bind binds a socket to a temporary name and renames it.
+func (s *Listener) bind(o Options) error {
+	if err := unix.Flock(s.lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("%w: another server holds %s: %w", vmm.ErrBusy, s.path, err)
 	}
+	temporary := s.path + "." + rand.Text()[:suffixSize-1]
 	l, err := listenAt(temporary, o)
 	if err != nil {
 		return err

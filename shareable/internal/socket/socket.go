@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -31,9 +32,11 @@ type Options struct {
 func Path(name string) (string, error) {
 	path := name
 	switch {
-	case strings.HasPrefix(name, "@") && len(name) > 1:
-	case strings.Contains(name, "/"):
+	case strings.Contains(name, "/") && name[0] != '@':
 		path = filepath.Clean(name)
+	case name != "" && strings.Trim(name, ".") == "" || name == "@" || strings.ContainsFunc(name, isBlank):
+		return "", fmt.Errorf("%w: no socket can have the name %q", vmm.ErrInvalid, name)
+	case strings.HasPrefix(name, "@"):
 	default:
 		if name == "" {
 			name = "default"
@@ -45,6 +48,8 @@ func Path(name string) (string, error) {
 	}
 	return path, nil
 }
+
+func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }
 
 // ownDirectory is the directory of the user's sockets.
 func ownDirectory() string {

@@ -54,16 +54,14 @@ var readerKinds = []kind{
 		of: TypeHello, decode: decoding(DecodeHello),
 		full: Hello{
 			Features: 0x0102030405060708, Instance: filled[[16]byte](0x10), UUID: filled[[16]byte](0x20),
-			Backend: BackendCUDA, PID: 4242, Granularity: 2 << 20, HasToken: true, Token: filled[[32]byte](0x40),
+			Backend: BackendCUDA, PID: 4242, Granularity: 2 << 20, TokenLen: 32, Token: filled[[32]byte](0x40),
 		},
 		any: drawing(func(t *rapid.T) Hello {
 			h := Hello{
 				Features: anyU64(t), Instance: anyID(t), UUID: anyID(t), Backend: from(t, BackendHost, BackendCUDA),
-				PID: rapid.Uint32().Draw(t, "pid"), Granularity: anyU64(t), HasToken: rapid.Bool().Draw(t, "has"),
+				PID: rapid.Uint32().Draw(t, "pid"), Granularity: anyU64(t),
 			}
-			if h.HasToken {
-				h.Token = anyHash(t)
-			}
+			h.SetToken(rapid.SliceOfN(rapid.Byte(), 0, len(h.Token)).Draw(t, "token"))
 			return h
 		}),
 	}, {

@@ -121,8 +121,9 @@ func TestPayloadRefused(t *testing.T) {
 	}{
 		{TypeHello, with[uint32](hello, 40, 0), "backend 0 is not from 1 to 2"},
 		{TypeHello, with[uint32](hello, 40, 3), "backend 3 is not from 1 to 2"},
-		{TypeHello, with[uint32](hello, tokenAt, 2), "token 2 is not from 0 to 1"},
-		{TypeHello, with[uint32](hello, tokenAt, 0), "token although its flag is 0"},
+		{TypeHello, with[uint32](hello, tokenAt, 33), "token length 33 is not from 0 to 32"},
+		{TypeHello, with[uint32](hello, tokenAt, 0), "token of more than its 0 bytes"},
+		{TypeHello, with[uint32](hello, tokenAt, 31), "token of more than its 31 bytes"},
 		{TypeHello, with[uint8](hello, tokenAt+7, 1), "reserved field 16777216 is not from 0 to 0"},
 		{TypeStat, Stat{Name: ""}.Append(nil), "name of 0 bytes, not 1 to 256"},
 		{TypeStat, Stat{Name: strings.Repeat("n", 257)}.Append(nil), "length of name 257 is not from 0 to 256"},

@@ -60,9 +60,15 @@ type Hello struct {
 	UUID        [16]byte // of the device
 	Backend     uint32
 	PID         uint32
-	Granularity uint64 // bytes
-	HasToken    bool
-	Token       [32]byte
+	Granularity uint64   // bytes
+	TokenLen    uint32   // 0: no token
+	Token       [32]byte // zeros after TokenLen
+}
+
+// SetToken sets the token, of 32 bytes at most; empty: none.
+func (h *Hello) SetToken(token []byte) {
+	h.Token = [32]byte{}
+	h.TokenLen = uint32(copy(h.Token[:], token))
 }
 
 // Append appends the payload to b.
@@ -73,8 +79,8 @@ func (h Hello) Append(b []byte) []byte {
 	b = append32(b, h.Backend)
 	b = append32(b, h.PID)
 	b = append64(b, h.Granularity)
-	b = append32(appendBool(b, h.HasToken), 0)
-	return appendIf(b, h.HasToken, h.Token)
+	b = append32(append32(b, h.TokenLen), 0)
+	return append(b, h.Token[:]...)
 }
 
 // DecodeHello is the reverse of Hello.Append.
@@ -87,10 +93,14 @@ func DecodeHello(payload []byte) (Hello, error) {
 		Backend:     d.within("backend", BackendHost, BackendCUDA),
 		PID:         d.u32("pid"),
 		Granularity: d.u64("granularity"),
-		HasToken:    d.bool("token"),
+		TokenLen:    d.within("token length", 0, uint32(len(Hello{}.Token))),
 	}
 	d.zero()
-	h.Token = d.hashIf("token", h.HasToken)
+	h.Token = d.hash("token")
+	token := h.Token
+	if h.SetToken(token[:h.TokenLen]); h.Token != token {
+		d.failf("token of more than its %d bytes", h.TokenLen)
+	}
 	return finish(&d, h)
 }
 
