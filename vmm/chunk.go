@@ -123,7 +123,7 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	if err != nil {
 		return nil, err
 	}
-	m := d.adopt(h, size, p, &memsample.Source{Kind: memsample.Import, Made: made})
+	m := d.adopt(h, size, p, false, &memsample.Source{Kind: memsample.Import, Made: made})
 	if made == nil {
 		d.history.Add(history.Import, 0, size, 0, "")
 	} else {

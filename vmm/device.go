@@ -331,7 +331,7 @@ func (d *Device) beginClose() (closed bool, err error) {
 	if err := d.checkUnusedLocked(); err != nil {
 		return false, err
 	}
-	if n := d.counters.read(&d.counters.committed.now); n > 0 {
+	if n := d.counters.read(&d.counters.committed.now) + d.counters.read(&d.counters.imported.now); n > 0 {
 		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or not yet released", ErrBusy, sizeText(n))
 	}
 	d.closing = true

@@ -385,11 +385,17 @@ func (g *Range) publishLenLocked(n uint64) {
 	c := &r.dev.counters
 	switch old := g.len.Swap(n); {
 	case n > old:
-		c.raised(n-old, &r.counters)
+		if g.supply == nil { // else it is memory of others, which the device does not count as used
+			c.raised(n-old, &r.counters)
+		}
 		r.notifyRaised(n)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu
-		c.lowered(old, n, &r.counters)
+		less := old - n
+		if g.supply != nil {
+			less = 0
+		}
+		c.lowered(old, less, &r.counters)
 		r.notify()
 	}
 }
