@@ -119,11 +119,7 @@ func (p *Pool) askForMemoryLocked(st *stream, w want, err error) error {
 	if p.onOOM == nil {
 		return err
 	}
-	p.doneLocked() // the function may close the pool, which waits for calls under way
-	p.mu.Unlock()
-	retry := p.onOOM(st.s, w.n)
-	p.mu.Lock()
-	p.underWay++
+	retry := p.callOnOOMLocked(st, w)
 	if p.closed.Load() {
 		return errClosed
 	}
@@ -134,6 +130,18 @@ func (p *Pool) askForMemoryLocked(st *stream, w want, err error) error {
 		return err
 	}
 	return nil
+}
+
+// callOnOOMLocked calls Options.OnOOM without p.mu. It has p.mu again when it returns, and also when the
+// function panics or ends the goroutine: the callers' deferred calls need it.
+func (p *Pool) callOnOOMLocked(st *stream, w want) (retry bool) {
+	p.doneLocked() // the function may close the pool, which waits for calls under way
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		p.underWay++
+	}()
+	return p.onOOM(st.s, w.n)
 }
 
 // findOrCreateLocked is the search without a wait, which looks at one thing after the other and
