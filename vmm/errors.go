@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -51,7 +52,7 @@ type OpError struct {
 func (e *OpError) Error() string {
 	text := e.Op
 	if e.Size != 0 {
-		text += " " + sizeText(e.Size)
+		text += " " + errtext.Size(e.Size)
 	}
 	if e.Addr != 0 {
 		text += " at " + e.Addr.String()
@@ -99,19 +100,6 @@ func undoAll[T any](err error, doing string, done []T, undo func(T) error) error
 		err = joinErr(err, doing, undo(d))
 	}
 	return err
-}
-
-// sizeText is "2 MiB (2097152 bytes)": round sizes read well, odd ones stay exact.
-func sizeText(n uint64) string {
-	const units = "KMGTPE"
-	if n < 1<<10 {
-		return fmt.Sprintf("%d bytes", n)
-	}
-	v, u := float64(n)/(1<<10), 0
-	for v >= 1<<10 && u < len(units)-1 {
-		v, u = v/(1<<10), u+1
-	}
-	return fmt.Sprintf("%.4g %ciB (%d bytes)", v, units[u], n)
 }
 
 // Package driver's plain types under this package's name, so that applications import

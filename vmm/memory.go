@@ -6,6 +6,7 @@ import (
 	"math"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
@@ -344,7 +345,7 @@ func (s *deviceState) tooLarge(size uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.limit > 0 && size > s.limit {
-		return fmt.Errorf("%w: this process's limit is %s", errTooLarge, sizeText(s.limit))
+		return fmt.Errorf("%w: this process's limit is %s", errTooLarge, errtext.Size(s.limit))
 	}
 	return nil
 }
@@ -361,7 +362,7 @@ func (s *deviceState) charge(size uint64, purpose purpose) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if left := s.limit - min(s.limit, s.created); s.limit > 0 && size > left {
-			return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, sizeText(left), sizeText(s.limit))
+			return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, errtext.Size(left), errtext.Size(s.limit))
 		}
 		s.created += size
 		s.createdChanges++

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/frames"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
@@ -453,7 +454,7 @@ func describe(thing any, kind string) string {
 }
 
 func (r *Reservation) describe(kind string) string {
-	return fmt.Sprintf("%s at %v of %s", withName(kind, r.name), r.ptr, sizeText(r.size))
+	return fmt.Sprintf("%s at %v of %s", withName(kind, r.name), r.ptr, errtext.Size(r.size))
 }
 
 func (r *Reservation) where() (p Ptr, size uint64) { return r.ptr, r.size }

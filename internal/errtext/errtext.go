@@ -1,4 +1,4 @@
-// Package errtext adds to an error's text.
+// Package errtext is parts of errors' texts.
 package errtext
 
 import "fmt"
@@ -9,4 +9,17 @@ func Wrapf(err *error, format string, args ...any) {
 	if *err != nil {
 		*err = fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), *err)
 	}
+}
+
+// Size is "2 MiB (2097152 bytes)": round sizes read well, odd ones stay exact.
+func Size(n uint64) string {
+	const units = "KMGTPE"
+	if n < 1<<10 {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	v, u := float64(n)/(1<<10), 0
+	for v >= 1<<10 && u < len(units)-1 {
+		v, u = v/(1<<10), u+1
+	}
+	return fmt.Sprintf("%.4g %ciB (%d bytes)", v, units[u], n)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -26,7 +27,7 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	case n <= p.classes.most:
 		return p.allocInSlab(st, p.classes.of(n), n)
 	case n > uint64(p.most)*p.chunk: //nolint:gosec // not negative
-		return Block{}, fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
+		return Block{}, fmt.Errorf("%w: the pool's maximum is %s", vmm.ErrOutOfMemory, errtext.Size(uint64(p.most)*p.chunk)) //nolint:gosec // not negative
 	}
 	return p.allocPages(st, n, -1)
 }
