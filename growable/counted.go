@@ -95,8 +95,8 @@ func (c *counted) notWhole(n int) error {
 	return fmt.Errorf("append %d elements: %w: the range's length is no whole number of %s", n, vmm.ErrInvalid, c.noun)
 }
 
-// bytes is the size of n items.
-func (c *counted) bytes(op string, n int) (uint64, error) {
+// bytes is the size of n items; beyond is the error of more than there can be.
+func (c *counted) bytes(op string, n int, beyond error) (uint64, error) {
 	if c == nil || c.src == nil {
 		return 0, fmt.Errorf("%s %d: %w", op, n, errNothing)
 	}
@@ -105,7 +105,7 @@ func (c *counted) bytes(op string, n int) (uint64, error) {
 	}
 	over, size := bits.Mul64(uint64(n), c.stride)
 	if over != 0 {
-		return 0, fmt.Errorf("%s %d %s of %d bytes each: %w: they are more than 2^64-1 bytes", op, n, c.noun, c.stride, vmm.ErrFull)
+		return 0, fmt.Errorf("%s %d %s of %d bytes each: %w: they are more than 2^64-1 bytes", op, n, c.noun, c.stride, beyond)
 	}
 	return size, nil
 }
@@ -149,7 +149,7 @@ func (c *counted) short(n, of int, err error) (int, error) {
 // grow, setLen and truncate are those of r, which is the Source, in items.
 
 func (c *counted) grow(r *vmm.Range, n int) error {
-	size, err := c.bytes("grow by", n)
+	size, err := c.bytes("grow by", n, vmm.ErrFull)
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (c *counted) grow(r *vmm.Range, n int) error {
 }
 
 func (c *counted) setLen(r *vmm.Range, n int) error {
-	size, err := c.bytes("set length to", n)
+	size, err := c.bytes("set length to", n, vmm.ErrBounds)
 	if err != nil {
 		return err
 	}

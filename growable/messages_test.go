@@ -57,7 +57,7 @@ func TestMessages(t *testing.T) {
 		{write, "write at -2: out of bounds: there are 2 rows"},
 		{part, "read into 4 elements: invalid argument: not whole rows of 3"},
 		{over, "out of bounds: 80 bytes at 40 in a length of 80"},
-		{small, "read into 2 elements: invalid argument: a row has 3"},
+		{small, "read into 2 elements: invalid argument: 3 is the least"},
 		{v.Grow(-1), "grow by -1 elements: invalid argument: 0 is the least"},
 		{v.SetLen(-7), "set length to -7 elements: invalid argument: 0 is the least"},
 		{r.Grow(-1), "grow by -1 rows: invalid argument: 0 is the least"},

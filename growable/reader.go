@@ -100,9 +100,9 @@ func (r *Reader[T]) ReadAt(dst []T, i int) (int, error) {
 	return c.count(uint64(n)), err
 }
 
-// Blocks yields all elements below the Len at the start, at most len(buf) at a time;
-// a nil buf is about 1 MiB. Each slice is valid until the next. If a copy fails, the
-// last pair has the error.
+// Blocks yields all elements below the Len at the start, at most len(buf) at a time.
+// buf must hold at least one; a nil buf is about 1 MiB. Each slice is valid until the
+// next. If a copy fails, the last pair has the error.
 func (r *Reader[T]) Blocks(buf []T) iter.Seq2[[]T, error] {
 	return blocks(r.base(), 1, buf, r.ReadAt)
 }
@@ -144,13 +144,13 @@ func blocks[T any](c *counted, width int, buf []T, readAt func([]T, int) (int, e
 			}
 			return
 		}
-		if len(buf) == 0 {
+		if buf == nil {
 			buf = make([]T, width*int(max(1, min(uint64(end), 1<<20/c.stride))))
 		}
 		// A buffer that holds no item would make the loop below endless.
 		fits := len(buf) / width
 		if fits == 0 {
-			yield(nil, fmt.Errorf("read into %d elements: %w: a row has %d", len(buf), vmm.ErrInvalid, width))
+			yield(nil, fmt.Errorf("read into %d elements: %w: %d is the least", len(buf), vmm.ErrInvalid, width))
 			return
 		}
 		for i := 0; i < end; {

@@ -304,7 +304,7 @@ func TestRowsBadInput(t *testing.T) {
 		"grow by a negative count": {vmm.ErrInvalid, func() error { return r.Grow(-1) }},
 		"grow beyond the maximum":  {vmm.ErrFull, func() error { return r.Grow(r.MaxLen()) }},
 		"a negative length":        {vmm.ErrInvalid, func() error { return r.SetLen(-1) }},
-		"a length beyond all":      {vmm.ErrFull, func() error { return r.SetLen(math.MaxInt) }},
+		"a length beyond all":      {vmm.ErrBounds, func() error { return r.SetLen(math.MaxInt) }},
 		"blocks smaller than a row": {vmm.ErrInvalid, func() (failed error) {
 			for _, err := range r.Blocks(make([]int64, 2)) {
 				failed = err

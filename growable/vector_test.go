@@ -86,6 +86,9 @@ func TestVectorBlocks(t *testing.T) {
 		}
 		require.Equal(t, want, got)
 	}
+	for _, err := range v.Blocks([]uint16{}) { // no nil buffer
+		require.ErrorIs(t, err, vmm.ErrInvalid)
+	}
 	for b, err := range v.Blocks(make([]uint16, 7)) {
 		require.NoError(t, err)
 		require.Equal(t, want[:7], b)
@@ -217,7 +220,7 @@ func TestVectorBadInput(t *testing.T) {
 		"grow by too many":             {vmm.ErrFull, func() error { return v.Grow(math.MaxInt) }},
 		"a negative length":            {vmm.ErrInvalid, func() error { return v.SetLen(-1) }},
 		"a length beyond the capacity": {vmm.ErrBounds, func() error { return v.SetLen(v.Cap() + 1) }},
-		"a length beyond all":          {vmm.ErrFull, func() error { return v.SetLen(math.MaxInt) }},
+		"a length beyond all":          {vmm.ErrBounds, func() error { return v.SetLen(math.MaxInt) }},
 		"read before the start":        {vmm.ErrBounds, func() error { _, err := v.ReadAt(make([]int32, 1), -1); return err }},
 		"read beyond all":              {vmm.ErrBounds, func() error { _, err := v.ReadAt(make([]int32, 1), math.MaxInt); return err }},
 		"read past the end":            {io.EOF, func() error { _, err := v.ReadAt(make([]int32, 2), 2); return err }},

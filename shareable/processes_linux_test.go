@@ -245,7 +245,7 @@ func tally(t *testing.T, s *Server, dev *vmm.Device) ends {
 		charged += n
 	}
 	s.mu.Unlock()
-	return ends{fds, runtime.NumGoroutine(), shared, s.Stats().KeptFDs, dev.Stats().Committed, charged}
+	return ends{fds, runtime.NumGoroutine(), shared, s.Stats().KeptFDs, dev.Stats().Committed + dev.Stats().Imported, charged}
 }
 
 // isAsBefore waits until there is no more than there was.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/errtext"
 )
 
 const defaultAddressLimit = 1 << 46
@@ -58,7 +60,7 @@ func takeAddresses(size uint64) error {
 	if !process.hasLocked(size) {
 		left := process.limit - min(process.limit, process.reserved+process.spare)
 		return fmt.Errorf("%w: %s are left of this process's limit of %s; ask for a smaller Max or see SetAddressLimit",
-			ErrAddressSpace, sizeText(left), sizeText(process.limit))
+			ErrAddressSpace, errtext.Size(left), errtext.Size(process.limit))
 	}
 	process.reserved += size
 	return nil

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/errtext"
 )
 
 // allocation is a door.Allocation. A nil one is of no memory.
@@ -88,7 +90,7 @@ func (a *allocation) lock() error {
 	a.mu.RLock()
 	if a.freed && !a.of.hooks.noAllocationCheck {
 		a.mu.RUnlock()
-		return fmt.Errorf("%w: %s at %v was freed", ErrClosed, sizeText(a.size), a.at)
+		return fmt.Errorf("%w: %s at %v was freed", ErrClosed, errtext.Size(a.size), a.at)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -123,7 +124,7 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	if err != nil {
 		return nil, err
 	}
-	m := d.adopt(h, size, p, &memsample.Source{Kind: memsample.Import, Made: made})
+	m := d.adopt(h, size, p, false, &memsample.Source{Kind: memsample.Import, Made: made})
 	if made == nil {
 		d.history.Add(history.Import, 0, size, 0, "")
 	} else {
@@ -421,6 +422,6 @@ func (d *Device) ImportFabric(name [64]byte, size uint64, p Prop) (*Chunk, error
 	return c, d.wrap("import chunk from the fabric", 0, size, err)
 }
 
-func (c *Chunk) describe(kind string) string { return kind + " of " + sizeText(c.mem.size) }
+func (c *Chunk) describe(kind string) string { return kind + " of " + errtext.Size(c.mem.size) }
 
 func (c *Chunk) where() (p Ptr, size uint64) { return 0, c.mem.size }

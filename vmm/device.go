@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
@@ -332,8 +333,8 @@ func (d *Device) beginClose() (closed bool, err error) {
 	if err := d.checkUnusedLocked(); err != nil {
 		return false, err
 	}
-	if n := d.counters.read(&d.counters.committed.now); n > 0 {
-		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or not yet released", ErrBusy, sizeText(n))
+	if n := d.counters.read(&d.counters.committed.now) + d.counters.read(&d.counters.imported.now); n > 0 {
+		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or not yet released", ErrBusy, errtext.Size(n))
 	}
 	d.closing = true
 	return false, nil
@@ -556,20 +557,20 @@ func Devices() ([]Info, error) {
 	return append(all, here[:1]...), nil
 }
 
-// checkDevices is nil if the devices are open, of one driver, and each is named once.
-func checkDevices(devs []*Device) error {
+// checkDevices is nil if the devices are open, of one driver, and each is named once; else pair is of which.
+func checkDevices(devs []*Device) (pair [2]*Device, err error) {
 	for i, d := range devs {
 		if err := d.checkOpen(); err != nil {
-			return pairFail(d, devs[(i+1)%len(devs)], err)
+			return [2]*Device{d, devs[(i+1)%len(devs)]}, err
 		}
 		for _, e := range devs[:i] {
 			switch {
 			case e.state == d.state:
-				return pairFail(d, e, fmt.Errorf("%w: %v is named twice", ErrInvalid, d))
+				return [2]*Device{d, e}, fmt.Errorf("%w: %v is named twice", ErrInvalid, d)
 			case e.state.parent != d.state.parent:
-				return pairFail(d, e, fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, d, e))
+				return [2]*Device{d, e}, fmt.Errorf("%w: %v is of another driver than %v", ErrInvalid, d, e)
 			}
 		}
 	}
-	return nil
+	return pair, nil
 }

@@ -53,7 +53,7 @@ type OpError struct {
 func (e *OpError) Error() string {
 	text := e.Op
 	if e.Size != 0 {
-		text += " " + sizeText(e.Size)
+		text += " " + errtext.Size(e.Size)
 	}
 	if e.Addr != 0 {
 		text += " at " + e.Addr.String()
@@ -102,8 +102,6 @@ func undoAll[T any](err error, doing string, done []T, undo func(T) error) error
 	}
 	return err
 }
-
-func sizeText(n uint64) string { return errtext.Size(n) }
 
 // Package driver's plain types under this package's name, so that applications import
 // vmm only. The comment on each lists its fields or constants, because go doc shows none

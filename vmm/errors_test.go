@@ -294,10 +294,3 @@ func TestNilReceivers(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
-
-func TestSizeText(t *testing.T) {
-	require.Equal(t, "17 bytes", vmm.SizeText(17))
-	require.Equal(t, "2 MiB (2097152 bytes)", vmm.SizeText(2*mib))
-	require.Equal(t, "1.5 KiB (1536 bytes)", vmm.SizeText(1536))
-	require.Equal(t, "16 EiB (18446744073709551615 bytes)", vmm.SizeText(math.MaxUint64))
-}

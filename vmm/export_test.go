@@ -36,9 +36,6 @@ func Drain(d *Device) error {
 	return err
 }
 
-// SizeText is sizeText.
-var SizeText = sizeText
-
 // Named is how many streams the range's UsedBy has named.
 func Named(g *Range) int {
 	g.r.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
@@ -328,7 +329,7 @@ func (g *Range) growAheadLocked(have, goal uint64) error {
 		err = g.growLocked(within, forGrowAhead)
 	}
 	if err == nil && within < goal {
-		err = fmt.Errorf("%w: %s of %s can be had without taking it from others", ErrOutOfMemory, sizeText(within-have), sizeText(goal-have))
+		err = fmt.Errorf("%w: %s of %s can be had without taking it from others", ErrOutOfMemory, errtext.Size(within-have), errtext.Size(goal-have))
 	}
 	return g.endGrowAhead(have, goal, err)
 }

@@ -33,7 +33,7 @@ type HistoryEvent struct {
 	//
 	//	reserve, close       addresses that are reserved, and given back
 	//	create, release      physical memory from the driver, and back to it; Addr is 0
-	//	import               physical memory of another process; Addr is 0
+	//	import, unimport     physical memory of another process or Device; Addr is 0
 	//	map, unmap           memory at addresses
 	//	grow, clip           Addr is where Cap was or becomes, Size by how much it changes
 	//	sleep, wake          of a range; Size is the memory that it gives up, or has again

@@ -48,7 +48,7 @@ func (inside) Unmapped(d *Device) (n uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for thing := range d.unclosed {
-		if c, ok := thing.(*Chunk); ok && c.mem.refs.Load() == 1 {
+		if c, ok := thing.(*Chunk); ok && c.mem.created && c.mem.refs.Load() == 1 {
 			n += c.mem.size
 		}
 	}

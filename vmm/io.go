@@ -247,7 +247,7 @@ func (g *Range) writeAt(p []byte, off int64, size, width, pitch uint64) (int, er
 		return 0, err
 	}
 	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}, p); err != nil {
-		return 0, err
+		return 0, g.refusedWrite(uint64(off), size, err)
 	}
 	return len(p), nil
 }

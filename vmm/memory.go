@@ -6,6 +6,7 @@ import (
 	"math"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
@@ -22,7 +23,7 @@ type memory struct {
 	size      uint64
 	prop      Prop
 	cacheable atomic.Bool // a range may have it next, since nothing outside this process can have it
-	created   bool        // counts against the limit
+	created   bool        // counts against the limit; else it was imported
 	recycled  bool        // it was in the cache, so it may hold bytes of another range
 	refs      atomic.Int64
 	sample    *memsample.Sample // nil if it was not sampled
@@ -68,9 +69,8 @@ func (d *Device) createCharged(size uint64, p Prop, purpose purpose, from *memsa
 		if err != nil {
 			return err
 		}
-		m = d.adopt(h, size, p, from)
+		m = d.adopt(h, size, p, true, from)
 		// A network card may go on reading memory that it was shown.
-		m.created = true
 		m.cacheable.Store(p.Share == 0 && !p.RDMA)
 		d.counters.count(1, &d.counters.Creates)
 		d.history.Add(history.Create, 0, size, 0, from.Name)
@@ -89,11 +89,11 @@ func (s *deviceState) home(p Prop) *deviceState {
 	return cmp.Or(s.parent.states[p.Location.ID], s)
 }
 
-// adopt counts a handle that the driver has returned as the device's memory.
-func (d *Device) adopt(h driver.Handle, size uint64, p Prop, from *memsample.Source) *memory {
-	m := &memory{dev: d, handle: h, size: size, prop: p, sample: memsample.Of(d.samples, from, size, 1)}
+// adopt counts a handle that the driver has returned, of memory created here or imported.
+func (d *Device) adopt(h driver.Handle, size uint64, p Prop, created bool, from *memsample.Source) *memory {
+	m := &memory{dev: d, handle: h, size: size, prop: p, created: created, sample: memsample.Of(d.samples, from, size, 1)}
 	m.refs.Store(1)
-	d.counters.raise(&d.counters.committed, size, m.sample.Begin)
+	d.counters.raise(d.counters.of(created), size, m.sample.Begin)
 	return m
 }
 
@@ -146,9 +146,11 @@ func (m *memory) free() error {
 		return err
 	}
 	d.counters.released(m)
-	d.history.Add(history.Release, 0, m.size, 0, "")
 	if m.created {
+		d.history.Add(history.Release, 0, m.size, 0, "")
 		d.state.discharge(m.size)
+	} else {
+		d.history.Add(history.Unimport, 0, m.size, 0, "")
 	}
 	d.state.home(m.prop).released.Add(m.size)
 	pressure.freed.Add(1)
@@ -343,7 +345,7 @@ func (s *deviceState) tooLarge(size uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.limit > 0 && size > s.limit {
-		return fmt.Errorf("%w: this process's limit is %s", errTooLarge, sizeText(s.limit))
+		return fmt.Errorf("%w: this process's limit is %s", errTooLarge, errtext.Size(s.limit))
 	}
 	return nil
 }
@@ -360,7 +362,7 @@ func (s *deviceState) charge(size uint64, purpose purpose) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if left := s.limit - min(s.limit, s.created); s.limit > 0 && size > left {
-			return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, sizeText(left), sizeText(s.limit))
+			return fmt.Errorf("%w: %s are left of this process's limit of %s", ErrOutOfMemory, errtext.Size(left), errtext.Size(s.limit))
 		}
 		s.created += size
 		s.createdChanges++

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
@@ -86,7 +87,7 @@ func (d *Device) NewMirror(p Ptr, n uint64, o MirrorOptions) (_ *Mirror, err err
 		return nil, fmt.Errorf("%w: neither Init nor Write is set", ErrInvalid)
 	}
 	m := &Mirror{dev: d, ptr: p, write: o.Write, release: func() {}}
-	if err := d.track(m, "mirror of "+sizeText(n)); err != nil { // the device stays open now
+	if err := d.track(m, "mirror of "+errtext.Size(n)); err != nil { // the device stays open now
 		return nil, err
 	}
 	if err = m.hold(n); err == nil {
@@ -119,7 +120,7 @@ func (m *Mirror) hold(n uint64) (err error) {
 		}
 		m.release = release
 	} else if n > m.dev.info.Memory {
-		return fmt.Errorf("%w: the device has %s", ErrBounds, sizeText(m.dev.info.Memory))
+		return fmt.Errorf("%w: the device has %s", ErrBounds, errtext.Size(m.dev.info.Memory))
 	}
 	// After the hold: what is mapped now stays so.
 	locked, _, err := m.lock(Span{Addr: m.ptr, Size: n, Access: access})

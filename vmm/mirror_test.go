@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
@@ -264,7 +265,7 @@ func TestMirrorHoldsItsMemory(t *testing.T) {
 	} {
 		require.ErrorIs(t, take(), vmm.ErrBusy, name)
 	}
-	require.ErrorContains(t, d.Close(), fmt.Sprintf("mirror of %s made at", vmm.SizeText(2*page)))
+	require.ErrorContains(t, d.Close(), fmt.Sprintf("mirror of %s made at", errtext.Size(2*page)))
 	require.NoError(t, r.Unmap(0, 3*page), "which is not mirrored")
 	require.NoError(t, errors.Join(high.Close(), in.Close()))
 	require.NoError(t, g.Clip())

@@ -20,6 +20,11 @@ func (k *tank) Reservation() *vmm.Reservation {
 	return k.r
 }
 
+// anyText is an owner whose text is the program's, or another one's.
+type anyText string
+
+func (a anyText) String() string { return string(a) }
+
 // newTank returns one on the device with a page of memory.
 func newTank(t *testing.T, d *vmm.Device) *tank {
 	t.Helper()
@@ -69,6 +74,10 @@ func TestOwner(t *testing.T) {
 	err = d.Close()
 	require.ErrorIs(t, err, vmm.ErrBusy)
 	require.Contains(t, err.Error(), "tank of the test at ")
+	odd, err := d.Reserve(page, vmm.ReserveOptions{Owner: anyText("a\n\x1b[2J\xff")})
+	require.NoError(t, err)
+	require.Contains(t, d.Close().Error(), `"a\n\x1b[2J\xff" at `)
+	require.NoError(t, odd.Close())
 	closeAll(t, g)
 	for _, r := range []*vmm.Reservation{k.r, plain, nameless} {
 		require.NoError(t, r.Close())

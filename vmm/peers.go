@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -57,8 +58,8 @@ type DevicePlan struct {
 // PlanPeers plans to set the access of every device to all memory that it does not own. Read or ReadWrite
 // gives access, also to memory mapped there later; AccessNone takes it away. Nothing is changed. The plan
 // names each pair that is impossible, with the reason: a pair without a path, a device without the calls
-// that map memory, a device or memory that is closed, a range that sleeps, an owner that would be
-// revoked, ReadWrite of a read-only reservation. The error is ErrInvalid for arguments alone: memory or a
+// that map memory, a device or memory that is closed, a range that sleeps, ReadWrite of a read-only
+// reservation. The error is ErrInvalid for arguments alone: memory or a
 // device that is nil or given twice, or no such access.
 func PlanPeers(a Access, devs []*Device, of ...Memory) (*Plan, error) {
 	all, err := checkPlanArguments(a, devs, of)
@@ -154,7 +155,7 @@ func canMap(d *Device) error {
 func planMemory(m Memory, r *Reservation, a Access, devs []*Device, reach func(from, to *Device) error) MemoryPlan {
 	mp := MemoryPlan{Of: m, r: r, Err: cmp.Or(r.checkOpen(), r.checkAccess(a))}
 	for _, d := range devs {
-		if d.state == r.dev.state && a != AccessNone {
+		if d.state == r.dev.state {
 			continue
 		}
 		mp.Devices = append(mp.Devices, DevicePlan{Device: d, To: a, Err: r.checkGrant(a, d, reach)})
@@ -269,7 +270,7 @@ func (p *Plan) String() string {
 	refused, all := 0, 0
 	for i := range p.Memory {
 		mp := &p.Memory[i]
-		fmt.Fprintf(&b, "%s %d of %v, %s in %s: %s\n", withName(mp.r.kind, mp.r.name), i, mp.r.dev, sizeText(mp.Bytes), plural(mp.Chunks, "chunk"), mp.cost())
+		fmt.Fprintf(&b, "%s %d of %v, %s in %s: %s\n", withName(mp.r.kind, mp.r.name), i, mp.r.dev, errtext.Size(mp.Bytes), plural(mp.Chunks, "chunk"), mp.cost())
 		for _, d := range mp.Devices {
 			all++
 			if d.Err != nil || mp.Err != nil {
@@ -363,8 +364,8 @@ func (l *legacy) enable(devs []*Device) error {
 	if len(devs) == 0 {
 		return fmt.Errorf("%w: no device", ErrInvalid)
 	}
-	if err := checkDevices(devs); err != nil {
-		return err
+	if pair, err := checkDevices(devs); err != nil {
+		return pairFail(pair[0], pair[1], err)
 	}
 	l.parent = devs[0].state.parent
 	var all []legacyKey

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
@@ -54,7 +55,7 @@ func (d *Device) AllocPinned(n uint64) (_ *Pinned, err error) {
 		return nil, fmt.Errorf("%w: %d bytes", ErrInvalid, n)
 	}
 	x := &Pinned{dev: d, n: n}
-	if err := d.track(x, "pinned memory of "+sizeText(n)); err != nil { // the device stays open now
+	if err := d.track(x, "pinned memory of "+errtext.Size(n)); err != nil { // the device stays open now
 		return nil, err
 	}
 	if x.on, err = d.ensureOpen(); err == nil {

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -306,7 +307,7 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 		return at, err
 	}
 	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(at), Width: width, Pitch: pitch}, p); err != nil {
-		return at, err
+		return at, g.refusedWrite(at, size, err)
 	}
 	// Len last: whoever sees it may read the bytes.
 	g.publishLenLocked(end)
@@ -334,7 +335,20 @@ func (g *Range) checkWritable(at, n uint64) error {
 	if g.r.banCount.Load() == 0 && at+n <= g.cap.Load() {
 		return nil
 	}
+	return g.checkSpan(at, n)
+}
+
+func (g *Range) checkSpan(at, n uint64) error {
 	return g.r.checkSpan(Span{Addr: g.r.ptr + Ptr(at), Size: n, Access: AccessReadWrite}, g.r.dev.state, nil)
+}
+
+// refusedWrite is err of a driver that has refused to write [at, at+n), or ErrPermission if that is since
+// the device may only read it: for drivers this is an ErrInvalid as any other.
+func (g *Range) refusedWrite(at, n uint64, err error) error {
+	if errors.Is(err, ErrInvalid) {
+		return cmp.Or(g.checkSpan(at, n), err)
+	}
+	return err
 }
 
 // endWithin is a+n if that is within Max.
@@ -385,11 +399,17 @@ func (g *Range) publishLenLocked(n uint64) {
 	c := &r.dev.counters
 	switch old := g.len.Swap(n); {
 	case n > old:
-		c.raised(n-old, &r.counters)
+		if g.supply == nil { // else it is memory of others, which the device does not count as used
+			c.raised(n-old, &r.counters)
+		}
 		r.notifyRaised(n)
 	case n < old:
 		g.lows.lower(n) // before anything is appended: that needs g.lenMu
-		c.lowered(old, n, &r.counters)
+		less := old - n
+		if g.supply != nil {
+			less = 0
+		}
+		c.lowered(old, less, &r.counters)
 		r.notify()
 	}
 }

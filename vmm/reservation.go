@@ -5,9 +5,13 @@ import (
 	"math/bits"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"unicode/utf8"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
@@ -139,7 +143,9 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	}
 	kind := "reservation"
 	if owner, ok := o.Owner.(fmt.Stringer); ok {
-		kind = owner.String()
+		if kind = owner.String(); !utf8.ValidString(kind) || strings.ContainsFunc(kind, func(c rune) bool { return !strconv.IsPrint(c) }) {
+			kind = fmt.Sprintf("%q", kind) // it is part of errors and reports
+		}
 	}
 	if of != nil {
 		kind = "range"
@@ -243,7 +249,7 @@ func (r *Reservation) checkNotOwnedByRange() error {
 
 // outOfBounds is the error for a span that is not within the reservation.
 func (r *Reservation) outOfBounds(off, size uint64) error {
-	return fmt.Errorf("%w: [%#x, +%#x) is not within the %s reserved", ErrBounds, off, size, sizeText(r.size))
+	return fmt.Errorf("%w: [%#x, +%#x) is not within the %s reserved", ErrBounds, off, size, errtext.Size(r.size))
 }
 
 // Map maps whole chunks side by side from off on and gives access to all devices that were granted it. On

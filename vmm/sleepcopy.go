@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
@@ -25,7 +26,7 @@ func takeHostMemory(all []*sleeper) error {
 		}
 	}
 	if err := hostcopy.Ensure(needs...); err != nil {
-		return fmt.Errorf("host memory for %s: %w", sizeText(sum), err)
+		return fmt.Errorf("host memory for %s: %w", errtext.Size(sum), err)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/frames"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
@@ -28,7 +29,7 @@ type gauge struct{ now, peak uint64 }
 type counters struct {
 	mu lock.Mutex
 
-	reserved, committed, used, cached, retiring, quarantined, asleep, hostCopies gauge
+	reserved, committed, imported, used, cached, retiring, quarantined, asleep, hostCopies gauge
 	Counts
 	appended []*appended // of the ranges that have some
 
@@ -90,13 +91,13 @@ func (c *counters) raised(n uint64, of *rangeCounters) {
 	a.bytes += n
 }
 
-// lowered counts that Len has fallen.
-func (c *counters) lowered(from, to uint64, of *rangeCounters) {
+// lowered counts that Len has fallen from from, and used by less.
+func (c *counters) lowered(from, less uint64, of *rangeCounters) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.settleLocked()
 	of.peakUsed = max(of.peakUsed, from)
-	c.used.now -= from - to
+	c.used.now -= less
 }
 
 // settleLocked adds to used what was appended. A range whose bytes it has added waits for c.mu with
@@ -173,12 +174,20 @@ func (c *counters) lower(g *gauge, n uint64, then func()) {
 func (c *counters) released(m *memory) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.committed.now -= m.size
-	if m.created { // else it is another process's still
+	c.of(m.created).now -= m.size
+	if m.created { // else it is its owner's still
 		c.Releases++
+		c.freedBytes += m.size
 	}
-	c.freedBytes += m.size
 	m.sample.End()
+}
+
+// of is the gauge of memory that was created here, or imported.
+func (c *counters) of(created bool) *gauge {
+	if created {
+		return &c.committed
+	}
+	return &c.imported
 }
 
 // moment is memsample.Owner.Moment.
@@ -230,13 +239,14 @@ type Counts struct {
 // makes no driver call. It is an slog.LogValuer, and String is its JSON, as
 // package expvar wants it. JSON field names are stable.
 //
-// Stats does not count pages that this package has unmapped and that stay for another reason: a dma-buf
+// Retiring and Quarantined count imported memory, too. Stats does not count pages that this package has unmapped and that stay for another reason: a dma-buf
 // of them is open, or they are registered with another library (RDMA, NCCL) until that registration ends
 // (see Watch). Device.MemInfo shows that they are not free.
 type Stats struct {
 	Reserved    uint64 `json:"reserved"`    // addresses
-	Committed   uint64 `json:"committed"`   // physical memory, created or imported, cached and retiring included
-	Used        uint64 `json:"used"`        // below Len of a Range that is awake
+	Committed   uint64 `json:"committed"`   // physical memory created here, which the limit counts; cached and retiring included
+	Imported    uint64 `json:"imported"`    // memory of another process or Device that is open here; its owner counts it as Committed
+	Used        uint64 `json:"used"`        // below Len of a Range that is awake and has no Supplier
 	Cached      uint64 `json:"cached"`      // unused, for growth; see SetReleaseThreshold
 	Retiring    uint64 `json:"retiring"`    // given up; the work that may use it has not ended
 	Quarantined uint64 `json:"quarantined"` // could not be undone or given back; Trim, growth out of memory and Close try again
@@ -280,6 +290,7 @@ func (d *Device) Stats() Stats {
 	return Stats{
 		Reserved:         c.reserved.now,
 		Committed:        c.committed.now,
+		Imported:         c.imported.now,
 		Used:             c.used.now,
 		Cached:           c.cached.now,
 		Retiring:         c.retiring.now,
@@ -374,6 +385,7 @@ type Mapping struct {
 	Size        uint64 `json:"size"`
 	State       string `json:"state"`                 // "mapped", "accessible", "retiring", "unmapping"
 	Quarantined string `json:"quarantined,omitempty"` // the undo that failed there
+	Imported    bool   `json:"imported,omitempty"`    // the memory is another process's or Device's
 }
 
 // Report lists what is open, where it was made, and what is mapped in it. It
@@ -442,7 +454,7 @@ func describe(thing any, kind string) string {
 }
 
 func (r *Reservation) describe(kind string) string {
-	return fmt.Sprintf("%s at %v of %s", withName(kind, r.name), r.ptr, sizeText(r.size))
+	return fmt.Sprintf("%s at %v of %s", withName(kind, r.name), r.ptr, errtext.Size(r.size))
 }
 
 func (r *Reservation) where() (p Ptr, size uint64) { return r.ptr, r.size }
@@ -453,7 +465,7 @@ func (r *Reservation) mappings() (all []Mapping) {
 	defer r.mu.Unlock()
 	all = make([]Mapping, 0, r.table.Len())
 	for _, s := range r.table.All() {
-		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String()}
+		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String(), Imported: !s.Mem.created}
 		if s.Quarantined != nil {
 			m.Quarantined = s.Quarantined.Error()
 		}

@@ -38,7 +38,7 @@ func Topology(devs ...*Device) (*Links, error) {
 		l, err := topology()
 		return l, (*Device)(nil).wrap(askingTopology, 0, 0, err)
 	}
-	if err := checkDevices(devs); err != nil {
+	if _, err := checkDevices(devs); err != nil {
 		return nil, devs[0].wrap(askingTopology, 0, 0, err)
 	}
 	only := func(i Info) bool {
@@ -95,7 +95,7 @@ func linksOf(drv driver.Driver, wanted func(Info) bool) (*Links, error) {
 				p, err = driver.Peering{Link: "lost", Rank: -1}, nil
 			}
 			if err != nil {
-				return nil, &PairError{from.Open, to.Open, err}
+				return nil, fmt.Errorf("link from %s to %s: %w", from.Open, to.Open, err)
 			}
 			l.Pairs = append(l.Pairs, Link{From: from.Ordinal, To: to.Ordinal, Access: p.Access, Kind: p.Link, Rank: p.Rank, Atomics: p.Atomics})
 		}

@@ -2,7 +2,6 @@ package vmm_test
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"testing"
 
@@ -130,20 +129,16 @@ func TestTopologyBadInput(t *testing.T) {
 	twice, err := vmm.OpenDriver(drv, 1)
 	require.NoError(t, err)
 	other := opened(t, host.New(host.Config{Memory: 64 * mib}), 1)[0]
-	for name, c := range map[string]struct {
-		devs []*vmm.Device
-		pair bool
-	}{
-		"nil":            {[]*vmm.Device{devs[0], nil}, false},
-		"twice":          {[]*vmm.Device{devs[0], devs[1], twice}, true},
-		"another driver": {[]*vmm.Device{devs[0], other}, true},
+	for name, devs := range map[string][]*vmm.Device{
+		"nil":            {devs[0], nil},
+		"twice":          {devs[0], devs[1], twice},
+		"another driver": {devs[0], other},
 	} {
-		_, err := vmm.Topology(c.devs...)
+		_, err := vmm.Topology(devs...)
 		require.ErrorIs(t, err, vmm.ErrInvalid, name)
+		require.NotContains(t, err.Error(), "to memory of", name)
 		var op *vmm.OpError
 		require.ErrorAs(t, err, &op, name)
-		var pair *vmm.PairError
-		require.Equal(t, c.pair, errors.As(err, &pair), name)
 	}
 	require.NoError(t, twice.Close())
 	_, err = vmm.Topology(devs[0], twice)

@@ -23,6 +23,7 @@ const (
 	Close
 	Create
 	Import
+	Unimport
 	Release
 	Map
 	Unmap
@@ -40,7 +41,7 @@ const (
 )
 
 var names = [...]string{
-	"reserve", "close", "create", "import", "release", "map", "unmap", "grow", "clip", "sleep", "wake", "export", "move", "pressure",
+	"reserve", "close", "create", "import", "unimport", "release", "map", "unmap", "grow", "clip", "sleep", "wake", "export", "move", "pressure",
 	"refused", "alloc", "free", "resize",
 }
 

@@ -492,7 +492,7 @@ var vineyardFaults = map[string]func(t *testing.T){
 	},
 	"clients never unmap a buffer": func(t *testing.T) {
 		s, c, before := faultStore(t)
-		had := c.Device().Stats().Committed
+		had := c.Device().Stats().Imported
 		w := filled(t, c, "m")
 		b := got(t, c, "m", GetOptions{Unsafe: true})
 		require.True(t, isMapped(t, c, w.Ptr()))
@@ -502,7 +502,7 @@ var vineyardFaults = map[string]func(t *testing.T){
 		require.False(t, isMapped(t, c, q))
 		require.NoError(t, w.Close()) // the object goes: it is neither sealed nor durable
 		require.False(t, isMapped(t, c, p))
-		require.Equal(t, had, c.Device().Stats().Committed)
+		require.Equal(t, had, c.Device().Stats().Imported)
 		require.Eventually(t, func() bool { return memoryLeft(t, s) == before }, inTime, step)
 	},
 	"deleting a GPU buffer frees nothing": func(t *testing.T) {

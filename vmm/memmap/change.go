@@ -112,7 +112,7 @@ func rangeChanges(was, is []Range) (changed []Range, gone []Addr) {
 
 func (r *Range) equal(o *Range) bool {
 	return r.Addr == o.Addr && r.Size == o.Size && r.Kind == o.Kind && r.Name == o.Name && r.Made == o.Made && r.Since.Equal(o.Since) && r.Pool == o.Pool &&
-		r.Len == o.Len && r.Committed == o.Committed && r.Ahead == o.Ahead && r.Retiring == o.Retiring &&
+		r.Len == o.Len && r.Committed == o.Committed && r.Ahead == o.Ahead && r.Imported == o.Imported && r.Retiring == o.Retiring &&
 		r.Quarantined == o.Quarantined && r.Asleep == o.Asleep &&
 		slices.Equal(r.Chunks, o.Chunks) && slices.Equal(r.Sharers, o.Sharers)
 }

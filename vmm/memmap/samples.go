@@ -67,7 +67,7 @@ func before(events []vmm.HistoryEvent, committed uint64, most int) Earlier {
 	for _, h := range slices.Backward(events) {
 		var by uint64 // how much there was more before it, or less
 		switch h.Kind {
-		case "create", "import":
+		case "create":
 			by = -min(h.Size, committed)
 		case "release":
 			by = h.Size

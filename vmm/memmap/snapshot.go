@@ -56,8 +56,8 @@ type Summary struct {
 	Others    uint64     `json:"others"` // taken of the device, and not by this program
 	InPools   InPools    `json:"in_pools"`
 	Unused    uint64     `json:"unused"`   // in Ranges beyond Len, or about to be mapped there: the rest of Stats.Committed
-	Mapped    uint64     `json:"mapped"`   // in reservations that are no Range and no pool's
-	Unmapped  uint64     `json:"unmapped"` // of open Chunks, those that are nowhere mapped
+	Mapped    uint64     `json:"mapped"`   // in reservations that are no Range and no pool's, without what is imported
+	Unmapped  uint64     `json:"unmapped"` // of open Chunks that were created here, those that are nowhere mapped
 	Open      []OpenKind `json:"open"`
 	Processes []Process  `json:"processes"`
 }
@@ -81,6 +81,7 @@ type Range struct {
 	Len         uint64    `json:"len"`         // of a Range, also of one that sleeps
 	Committed   uint64    `json:"committed"`   // all that is mapped
 	Ahead       uint64    `json:"ahead"`       // of a Range: accessible beyond Len
+	Imported    uint64    `json:"imported"`    // of it, other processes' and Devices' memory in use here
 	Retiring    uint64    `json:"retiring"`    // given up; the work that may use it has not ended
 	Quarantined uint64    `json:"quarantined"` // could not be undone
 	Asleep      bool      `json:"asleep"`
@@ -231,7 +232,7 @@ func (m *Map) device(d *vmm.Device, pools map[string]*pool.Pool) Device {
 		r, runs = readRange(d, o, runs)
 		r.Pool = names[r.Addr]
 		if o.Kind != "range" && r.Pool == "" {
-			x.Mapped += r.Committed - r.Retiring - r.Quarantined
+			x.Mapped += r.Committed - r.Imported - r.Retiring - r.Quarantined
 		}
 		x.Ranges = append(x.Ranges, r)
 	}
@@ -254,11 +255,13 @@ func readRange(d *vmm.Device, o *vmm.OpenObject, runs []Run) (Range, []Run) {
 		if c.Quarantined != "" {
 			state = "quarantined"
 		}
-		switch state {
-		case "quarantined":
+		switch {
+		case state == "quarantined":
 			r.Quarantined += c.Size
-		case "retiring", "unmapping":
+		case state == "retiring", state == "unmapping":
 			r.Retiring += c.Size
+		case c.Imported:
+			r.Imported += c.Size
 		}
 		r.Committed += c.Size
 		if n := len(runs); n > first {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -303,6 +305,68 @@ func TestNoInventedMemory(t *testing.T) {
 	require.Equal(t, []uint64{2 * mib, 0}, []uint64{x.Mapped, x.Unmapped})
 	require.NoError(t, r.Close())
 	require.NoError(t, c.Close())
+}
+
+// TestImportedIsItsOwners: who maps memory of others, here a device its own, counts it apart from its own,
+// wherever it is: in a reservation, in a range with a Supplier, or nowhere.
+func TestImportedIsItsOwners(t *testing.T) {
+	d := device(t)
+	d.SetHistory(vmm.HistoryOptions{Events: 1000})
+	d.SetLimit(4 * mib)
+	m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
+	c, err := d.Create(4*mib, vmm.Prop{Share: vmm.ShareFD})
+	require.NoError(t, err)
+	fd, err := c.Export()
+	require.NoError(t, err)
+	imported := importer{d, fd}
+	var all []*vmm.Chunk
+	for range 3 {
+		i, err := imported.Chunks(t.Context(), 0, 4*mib)
+		require.NoError(t, err)
+		all = append(all, i...)
+	}
+	r, err := d.Reserve(4*mib, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	require.NoError(t, r.Map(0, all[0]))
+	g, err := d.NewRange(vmm.RangeOptions{Max: 4 * mib, Supplier: imported})
+	require.NoError(t, err)
+	require.NoError(t, g.Append(make([]byte, 3*mib)))
+
+	x := &m.Snapshot().Devices[0]
+	require.Equal(t, []uint64{4 * mib, 16 * mib, 0}, []uint64{x.Stats.Committed, x.Stats.Imported, x.Stats.Used})
+	require.LessOrEqual(t, x.Stats.Committed, x.Stats.Limit)
+	require.Equal(t, x.Total-x.Free, x.Stats.Committed, "what the device has given")
+	require.Equal(t, []uint64{0, 4 * mib, 0, 0}, []uint64{x.Mapped, x.Unmapped, x.Unused, x.Others})
+	require.Len(t, x.Ranges, 2)
+	for _, r := range x.Ranges {
+		require.Equal(t, []uint64{4 * mib, 4 * mib}, []uint64{r.Committed, r.Imported})
+	}
+	require.NoError(t, g.SetLen(mib))
+	require.Zero(t, d.Stats().Used)
+
+	require.NoError(t, errors.Join(r.Close(), g.Close(), all[0].Close(), all[1].Close(), all[2].Close()))
+	freed, err := d.Trim(0)
+	require.NoError(t, err)
+	require.Zero(t, freed)
+	st := d.Stats()
+	require.Equal(t, []uint64{4 * mib, 0, 0}, []uint64{st.Committed, st.Imported, st.Used})
+	late := memmap.New(memmap.Options{Devices: []*vmm.Device{d}}).Snapshot().Devices[0].Earlier
+	for _, n := range late.Committed {
+		require.EqualValues(t, 4*mib, n)
+	}
+	require.NoError(t, errors.Join(c.Close(), os.NewFile(uintptr(fd), "").Close()))
+	require.Zero(t, d.Stats().Committed)
+}
+
+// importer is a Supplier of memory that a descriptor shows.
+type importer struct {
+	d  *vmm.Device
+	fd int
+}
+
+func (i importer) Chunks(_ context.Context, _, need uint64) ([]*vmm.Chunk, error) {
+	c, err := i.d.Import(i.fd, need, vmm.Prop{Share: vmm.ShareFD})
+	return []*vmm.Chunk{c}, err
 }
 
 // TestChartOfMany: what costs little is told each interval, also where reading the ranges takes long.

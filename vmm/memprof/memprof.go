@@ -34,7 +34,7 @@ func SetRate(n int64) (old int64) { return memsample.SetRate(n) }
 //
 //	range          memory that a Range has mapped, also ahead of need, and what is retiring
 //	chunk          a Chunk that the program has created
-//	import         memory of another process
+//	import         memory of another process or Device; Stats.Imported
 //	pool block     a block of a Pool, as rounded up
 //	pool free      what a Pool has and no block uses, where the pool grew
 //	cached         kept for growth; see Device.SetReleaseThreshold
@@ -45,10 +45,13 @@ func SetRate(n int64) (old int64) { return memsample.SetRate(n) }
 // Memory in use of a range or pool with a name has the label name, too. Allocations of the past have
 // none: the names of ranges that are closed would add up.
 //
-// With a rate of 1, all but the last two add up to Stats.Committed. Cached and pinned memory has no stack. No driver
-// is called.
-func Take() *profile.Profile {
+// With a rate of 1, all but import and the last two add up to Stats.Committed. Cached and pinned memory has no
+// stack. No sample has less allocated than in use. No driver is called.
+func Take() *profile.Profile { return take(false) }
+
+func take(changes bool) *profile.Profile {
 	b := newBuilder()
+	b.changes = changes
 	for _, o := range memsample.Owners() {
 		b.add(o)
 	}
@@ -74,7 +77,7 @@ func Handler() http.Handler {
 			http.Error(w, "seconds: want a whole number, up to 65,535 and below the server's WriteTimeout", http.StatusBadRequest)
 			return
 		}
-		p := Take()
+		p := take(n != "")
 		if n != "" {
 			select {
 			case <-r.Context().Done():
@@ -100,7 +103,7 @@ func Handler() http.Handler {
 // since is what has changed since a profile was taken.
 func since(p *profile.Profile) (*profile.Profile, error) {
 	p.Scale(-1)
-	now := Take()
+	now := take(true)
 	d, err := profile.Merge([]*profile.Profile{p, now})
 	if err != nil {
 		return nil, err
@@ -123,6 +126,7 @@ type builder struct {
 	functions map[string]*profile.Function
 	locations map[string]*profile.Location
 	pinned    map[any]bool // whose pinned memory is in it
+	changes   bool         // it is for since: an allocation of a name would be lost with the name, so none has one
 }
 
 func newBuilder() *builder {
@@ -152,7 +156,7 @@ func (b *builder) add(o *memsample.Owner) {
 	totals := o.Moment(func() { records = o.Records() })
 	all := map[string]*pools{} // by their names
 	for i := range records {
-		for _, p := range parts(&records[i]) {
+		for _, p := range b.parts(&records[i]) {
 			if all[p.name] == nil {
 				all[p.name] = &pools{}
 			}
@@ -167,7 +171,7 @@ func (b *builder) add(o *memsample.Owner) {
 	for i := range records {
 		r := &records[i]
 		stack := b.stack(r.Stack)
-		for _, p := range parts(r) {
+		for _, p := range b.parts(r) {
 			values := []float64{p.allocObjects, p.allocBytes, p.objects, p.bytes}
 			switch r.Kind {
 			case memsample.Pool: // its blocks have the bytes that were asked for
@@ -194,13 +198,19 @@ type part struct {
 }
 
 // parts divides a record by names. Allocations of the past are in the first part, which has none.
-func parts(r *memsample.Record) []part {
+func (b *builder) parts(r *memsample.Record) []part {
 	all := []part{{"", r.AllocObjects, r.AllocBytes, r.AllocObjects - r.FreeObjects, r.AllocBytes - r.FreeBytes}}
 	for _, name := range slices.Sorted(maps.Keys(r.Named)) {
 		n := r.Named[name]
-		all = append(all, part{name: name, objects: n.Objects, bytes: n.Bytes})
+		p := part{name: name, objects: n.Objects, bytes: n.Bytes}
 		all[0].objects -= n.Objects
 		all[0].bytes -= n.Bytes
+		if !b.changes {
+			p.allocObjects, p.allocBytes = n.Objects, n.Bytes
+			all[0].allocObjects -= n.Objects
+			all[0].allocBytes -= n.Bytes
+		}
+		all = append(all, p)
 	}
 	return all
 }
@@ -227,6 +237,9 @@ func (b *builder) sample(o *memsample.Owner, kind, name string, stack []*profile
 	if name != "" {
 		quoted := strconv.Quote(name) // a label is UTF-8
 		s.Label["name"] = []string{quoted[1 : len(quoted)-1]}
+	}
+	if !b.changes { // what is no allocation of its own, such as cached memory
+		values[0], values[1] = max(values[0], values[2]), max(values[1], values[3])
 	}
 	for _, v := range values {
 		s.Value = append(s.Value, int64(math.Round(v)))

@@ -10,8 +10,9 @@ import (
 // deviceRows are the names of vmm.Stats, and of the Counts in it.
 var deviceRows = []promstats.Row{
 	{Field: "Reserved", Name: "cuvmm_device_reserved_bytes", Help: "Bytes of addresses that are reserved."},
-	{Field: "Committed", Name: "cuvmm_device_committed_bytes", Help: "Bytes of physical memory, created or imported, cached and retiring included."},
-	{Field: "Used", Name: "cuvmm_device_used_bytes", Help: "Bytes below the length of ranges that are awake."},
+	{Field: "Committed", Name: "cuvmm_device_committed_bytes", Help: "Bytes of physical memory that was created here, cached and retiring included. The limit counts them."},
+	{Field: "Imported", Name: "cuvmm_device_imported_bytes", Help: "Bytes of memory of another process or device object that is open here. Its owner counts them as committed."},
+	{Field: "Used", Name: "cuvmm_device_used_bytes", Help: "Bytes below the length of ranges that are awake and have no Supplier."},
 	{Field: "Cached", Name: "cuvmm_device_cached_bytes", Help: "Bytes of unused memory that is kept for growth."},
 	{Field: "Retiring", Name: "cuvmm_device_retiring_bytes", Help: "Bytes that are given up, and that work may still use."},
 	{Field: "Quarantined", Name: "cuvmm_device_quarantined_bytes", Help: "Bytes that could not be unmapped or given back."},

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -102,6 +103,48 @@ func TestOnOOMMayCloseThePool(t *testing.T) {
 		require.ErrorIs(t, err, vmm.ErrClosed)
 		closeAll(t, s, p)
 		w.end()
+	}
+}
+
+// TestOnOOMThatDoesNotReturn: it panics, or ends its goroutine. Others go on with the pool, also where a
+// short block was asked for.
+func TestOnOOMThatDoesNotReturn(t *testing.T) {
+	for name, end := range map[string]func(){"Goexit": runtime.Goexit, "panic": func() { panic(errInjected) }} {
+		for _, n := range []uint64{100, 2 * chunk} {
+			for _, made := range []func(*world, pool.Options) pool.Allocator{
+				func(w *world, o pool.Options) pool.Allocator { return w.pool(o) },
+				func(w *world, o pool.Options) pool.Allocator { return w.driverPool(o) },
+			} {
+				w := newWorld(t, 1, 16*mib)
+				s := w.stream(0)
+				calls := 0
+				p := made(w, pool.Options{Max: 4 * chunk, OnOOM: func(*vmm.Stream, uint64) bool {
+					if calls++; calls == 1 {
+						end()
+					}
+					return false
+				}})
+				all := alloc(t, p, s, 4*chunk)
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					defer func() { _ = recover() }()
+					_, _ = p.Alloc(s, n)
+				}()
+				<-done
+				require.Equal(t, 1, calls, name)
+				_, err := p.Alloc(s, n)
+				require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+				require.Equal(t, 2, calls)
+				require.NoError(t, p.Free(s, all))
+				require.NoError(t, p.Free(s, alloc(t, p, s, n)))
+				if p, ok := p.(*pool.Pool); ok {
+					require.NoError(t, pool.Check(p))
+				}
+				closeAll(t, s, p.(interface{ Close() error }))
+				w.end()
+			}
+		}
 	}
 }
 

@@ -94,8 +94,8 @@ func (p *Pool) Access(d *vmm.Device) (vmm.Access, error) {
 	return p.res.Access(d), nil
 }
 
-// Stats is the pool in numbers, all of one moment. UsedPeak may be too high, by up to 1 MiB for
-// each stream and as much for long blocks together.
+// Stats is the pool in numbers, all of one moment. UsedPeak may be too high, for each stream and for
+// long blocks together, by up to 1 MiB, or two blocks if those are longer.
 func (p *Pool) Stats() (Stats, error) {
 	if p == nil || p.res == nil {
 		return Stats{}, p.fail("read statistics", 0, 0, errNoPool)

@@ -20,7 +20,8 @@ type Allocator interface {
 	Alloc(s *vmm.Stream, n uint64) (Block, error)
 	// Free frees a block once the work that the stream has now has ended. It does not wait. If the
 	// stream is not that of Alloc, the caller must order it after that one. If Free fails, the
-	// block stays allocated: errors are ErrDoubleFree, ErrForeignBlock, ErrClosed and ErrCapturing.
+	// block stays allocated: errors are ErrDoubleFree, ErrForeignBlock, ErrClosed, ErrCapturing, and
+	// ErrBusy for a block that HoldBlock holds.
 	Free(s *vmm.Stream, b Block) error
 	// FreeNow frees a block that no work uses any more. It does not wait.
 	FreeNow(b Block) error

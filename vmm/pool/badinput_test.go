@@ -455,9 +455,10 @@ func TestExhaustion(t *testing.T) {
 	_, err := p.Alloc(other, 5*chunk)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	isOpError(t, p, err)
-	for _, part := range []string{"holds 524288", "262144 in blocks", "131072 idle", "131072 freed in stream", "131072 in the longest free run"} {
+	for _, part := range []string{"holds 512 KiB (524288 bytes): ", "(262144 bytes) in blocks", "128 KiB (131072 bytes) idle", "(131072 bytes) freed in stream", "(131072 bytes) in the longest free run"} {
 		require.ErrorContains(t, err, part)
 	}
+	require.EqualError(t, pool.Exhausted(p, vmm.ErrOutOfMemory), "out of memory (the pool holds 512 KiB (524288 bytes))")
 	require.NoError(t, pool.Check(p))
 	open()
 	require.NoError(t, p.Free(s, all[1]))

@@ -313,3 +313,6 @@ func countsOf(all []*stream) (out []*counts) {
 	}
 	return out
 }
+
+// Exhausted is Pool.exhausted.
+func Exhausted(p *Pool, err error, reasons ...string) error { return p.exhausted(err, reasons) }

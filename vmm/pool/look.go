@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -376,7 +377,7 @@ func (l *look) takeChunks(ok func(*extent) bool, n int) (taken int) {
 func (l *look) reasons() (all []string) {
 	add := func(n uint64, text string, args ...any) {
 		if n > 0 {
-			all = append(all, fmt.Sprintf("%d "+text, append([]any{n}, args...)...))
+			all = append(all, errtext.Size(n)+" "+fmt.Sprintf(text, args...))
 		}
 	}
 	sum := l.sumLocked(l.streams)
@@ -413,5 +414,9 @@ func (l *look) reasons() (all []string) {
 // exhausted adds to an ErrOutOfMemory where memory is.
 func (p *Pool) exhausted(err error, reasons []string) error {
 	held := uint64(p.chunks.Load()) * p.chunk //nolint:gosec // not negative
-	return fmt.Errorf("%w (the pool holds %d bytes: %s)", err, held, strings.Join(reasons, ", "))
+	text := "the pool holds " + errtext.Size(held)
+	if len(reasons) > 0 { // else it has none, or all of it has gone meanwhile
+		text += ": " + strings.Join(reasons, ", ")
+	}
+	return fmt.Errorf("%w (%s)", err, text)
 }

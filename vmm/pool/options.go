@@ -38,7 +38,8 @@ type Options struct {
 
 	// OnOOM is called when Alloc finds no memory. n is how many bytes Alloc was asked
 	// for. OnOOM may free blocks, and returns whether to try once more. It is called with no
-	// lock held, by several goroutines at once. It must not panic.
+	// lock held, by several goroutines at once. If it panics, or ends its goroutine, Alloc ends
+	// with it, and has changed nothing.
 	OnOOM func(s *vmm.Stream, n uint64) (retry bool)
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -26,7 +27,7 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	case n <= p.classes.most:
 		return p.allocInSlab(st, p.classes.of(n), n)
 	case n > uint64(p.most)*p.chunk: //nolint:gosec // not negative
-		return Block{}, fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
+		return Block{}, fmt.Errorf("%w: the pool's maximum is %s", vmm.ErrOutOfMemory, errtext.Size(uint64(p.most)*p.chunk)) //nolint:gosec // not negative
 	}
 	return p.allocPages(st, n, -1)
 }
@@ -119,11 +120,7 @@ func (p *Pool) askForMemoryLocked(st *stream, w want, err error) error {
 	if p.onOOM == nil {
 		return err
 	}
-	p.doneLocked() // the function may close the pool, which waits for calls under way
-	p.mu.Unlock()
-	retry := p.onOOM(st.s, w.n)
-	p.mu.Lock()
-	p.underWay++
+	retry := p.callOnOOMLocked(st, w)
 	if p.closed.Load() {
 		return errClosed
 	}
@@ -134,6 +131,18 @@ func (p *Pool) askForMemoryLocked(st *stream, w want, err error) error {
 		return err
 	}
 	return nil
+}
+
+// callOnOOMLocked calls Options.OnOOM without p.mu. It has p.mu again when it returns, and also when the
+// function panics or ends the goroutine: the callers' deferred calls need it.
+func (p *Pool) callOnOOMLocked(st *stream, w want) (retry bool) {
+	p.doneLocked() // the function may close the pool, which waits for calls under way
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		p.underWay++
+	}()
+	return p.onOOM(st.s, w.n)
 }
 
 // findOrCreateLocked is the search without a wait, which looks at one thing after the other and

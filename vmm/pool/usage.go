@@ -46,7 +46,7 @@ type ClassUsage struct {
 
 // Usage reports what the pool's memory is used for. It makes no driver call. Other calls of the
 // pool wait while it looks at every block: half a millisecond for 100,000 short blocks
-// (BenchmarkUsage). Safe for concurrent use. Of a closed pool it is empty.
+// (BenchmarkUsage). The Usage of a closed pool is empty. Safe for concurrent use.
 func (p *Pool) Usage() (Usage, error) {
 	if p == nil || p.res == nil {
 		return Usage{}, p.fail("read usage", 0, 0, errNoPool)

@@ -30,7 +30,7 @@ type Library struct {
 }
 
 // Open loads a library and all it needs. The error is a *driver.CallError with the loader's
-// text. Its kind is absent if there is no such file, and else driver.ErrNotSupported.
+// text. Its kind is absent if there is no such file for this processor, and else driver.ErrNotSupported.
 func Open(path string, absent error) (*Library, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
@@ -40,8 +40,11 @@ func Open(path string, absent error) (*Library, error) {
 	h := C.dlopen(name, C.RTLD_NOW|C.RTLD_LOCAL)
 	if h == nil {
 		call := &driver.CallError{Call: "open " + path, Kind: driver.ErrNotSupported, Err: loaderError()}
-		if !There(path) {
+		if there, foreign := look(path); !there {
 			call.Kind = absent
+			if foreign != "" { // the loader says that there is no such file
+				call.Err = errors.New(foreign)
+			}
 		}
 		return nil, call
 	}

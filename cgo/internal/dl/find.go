@@ -4,7 +4,12 @@ package dl
 
 import (
 	"bytes"
+	"cmp"
+	"debug/elf"
+	"encoding/binary"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,10 +23,11 @@ func OpenFirst[L any](library string, candidates []string, open func(path string
 	var sought, texts []string
 	for _, candidate := range candidates {
 		l, err := open(candidate)
+		there, foreign := look(candidate)
 		switch {
 		case err == nil:
 			return l, nil
-		case There(candidate):
+		case there, foreign != "":
 			texts = append(texts, err.Error())
 		default:
 			sought = append(sought, candidate)
@@ -38,21 +44,30 @@ func OpenFirst[L any](library string, candidates []string, open func(path string
 // looked for where the loader looks: in LD_LIBRARY_PATH, in its cache and in its own
 // folders.
 func There(path string) bool {
-	if strings.Contains(path, "/") {
-		return suits(path)
-	}
-	folders := filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))
-	for _, dir := range append(folders, "/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib") {
-		if suits(filepath.Join(dir, path)) { // an empty folder is the current one
-			return true
+	there, _ := look(path)
+	return there
+}
+
+// look is There, and what there is else: the first file for other processors, which the loader skips as
+// if it did not exist.
+func look(path string) (there bool, foreign string) {
+	all := []string{path}
+	if !strings.Contains(path, "/") {
+		all = all[:0]
+		folders := filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))
+		for _, dir := range append(folders, "/lib", "/usr/lib", "/lib64", "/usr/lib64", "/usr/local/lib") {
+			all = append(all, filepath.Join(dir, path)) // an empty folder is the current one
 		}
+		all = append(all, cached("/etc/ld.so.cache", path)...)
 	}
-	for _, candidate := range cached("/etc/ld.so.cache", path) {
-		if suits(candidate) {
-			return true
+	for _, file := range all {
+		suits, other := suits(file)
+		if suits {
+			return true, ""
 		}
+		foreign = cmp.Or(foreign, other)
 	}
-	return false
+	return false, foreign
 }
 
 // cached is the paths that the loader's cache has for a name. They are texts that end
@@ -74,22 +89,34 @@ func cached(cache, name string) (paths []string) {
 	}
 }
 
-// suits reports whether there is a file, except one for processors of another width,
-// which the loader skips.
-func suits(path string) bool {
-	f, err := os.Open(path)
+// suits reports whether there is a file, except one for other processors; of that foreign says so.
+func suits(path string) (suits bool, foreign string) {
+	head, err := header(path)
 	if err != nil {
 		_, err = os.Stat(path)
-		return err == nil // there, though unreadable
+		return err == nil, "" // there, though unreadable
+	}
+	own, err := header("/proc/self/exe")
+	if err != nil || len(head) < len(elf.ELFMAG)+1 || string(head[:len(elf.ELFMAG)]) != elf.ELFMAG {
+		return true, ""
+	}
+	const machine = 18 // two bytes
+	if head[elf.EI_CLASS] == own[elf.EI_CLASS] && (len(head) < machine+2 || string(head[machine:]) == string(own[machine:])) {
+		return true, ""
+	}
+	foreign = fmt.Sprintf("%s is for other processors, %v", path, elf.Class(head[elf.EI_CLASS]))
+	if len(head) == machine+2 {
+		foreign += fmt.Sprintf(" %v", elf.Machine(binary.NativeEndian.Uint16(head[machine:])))
+	}
+	return false, foreign
+}
+
+// header is the first 20 bytes of a file, or all it has.
+func header(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // only read
-	var head [5]byte
-	if _, err := f.Read(head[:]); err != nil || string(head[:4]) != "\x7fELF" {
-		return true
-	}
-	const class32, class64 = 1, 2
-	if ^uintptr(0)>>32 == 0 {
-		return head[4] == class32
-	}
-	return head[4] == class64
+	return io.ReadAll(io.LimitReader(f, 20))
 }

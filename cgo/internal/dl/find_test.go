@@ -5,9 +5,12 @@ package dl
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 func TestThere(t *testing.T) {
@@ -22,10 +25,23 @@ func TestThere(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "narrow.so"), []byte("\x7fELF\x01"), 0o600))
 	require.NoError(t, os.Symlink("/nowhere/lib.so", filepath.Join(dir, "dangling.so")))
-	for _, name := range []string{"narrow.so", "dangling.so", "none.so"} {
+	own, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	other := slices.Clone(own[:64])
+	other[18] ^= 0xff // the machine
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "other.so"), other, 0o600))
+	for _, name := range []string{"narrow.so", "other.so", "dangling.so", "none.so"} {
 		require.False(t, There(name), name)
 		require.False(t, There(filepath.Join(dir, name)), name)
 	}
+	for _, name := range []string{"narrow.so", "other.so"} { // the loader alone says that there is no such file
+		_, err := Open(name, driver.ErrNoDriver)
+		require.ErrorIs(t, err, driver.ErrNoDriver)
+		require.ErrorContains(t, err, filepath.Join(dir, name)+" is for other processors, ELFCLASS")
+	}
+	_, err = Open("none.so", driver.ErrNoDriver)
+	require.ErrorIs(t, err, driver.ErrNoDriver)
+	require.NotContains(t, err.Error(), "processors")
 	t.Setenv("LD_LIBRARY_PATH", "")
 	require.False(t, There("ours.so"))
 	if _, err := os.Stat("/etc/ld.so.cache"); err == nil {

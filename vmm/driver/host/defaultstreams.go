@@ -40,6 +40,7 @@ func (s *stream) orderDefaults() {
 	c := s.context
 	var before []<-chan struct{}
 	add := func(x *stream) {
+		s.follow(x.frees())
 		for _, o := range x.lastOps() {
 			if reached := o.pending(); reached != nil {
 				before = append(before, reached)
@@ -96,6 +97,7 @@ func (c *context) keepThreadStream(s *stream) {
 // The thread's next use of stream 2 makes another.
 func (c *context) dropThreadStream(s *stream) {
 	if s.thread != 0 && s.capture == nil && len(s.queue) == 0 {
+		s.forgetFrees()
 		delete(c.threads, s.thread)
 	}
 }

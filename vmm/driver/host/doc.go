@@ -152,6 +152,7 @@ package host
 //	allocator.go       plain and pinned memory
 //	pool.go            pools: blocks, and what they cache
 //	pooler.go          the driver's calls on pools
+//	freeorder.go       which frees in other streams a stream comes after
 //	poolsharer.go      pools in other processes; the tokens of their blocks
 //	sparse.go          sparse files, of which blocks that other processes may open are parts
 //	legacyipc.go       handles of plain memory and of events; how often one is open

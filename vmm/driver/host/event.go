@@ -24,7 +24,8 @@ type event struct {
 // record is a point in a stream.
 type record struct {
 	op
-	at time.Time
+	at    time.Time
+	frees frees // before it
 }
 
 // NewEvent makes an event. No wait spins here, with or without EventBlocking.
@@ -119,7 +120,7 @@ func (v *device) Record(e driver.Event, s driver.Stream) error {
 // record records the event after the work of the stream, and after what is pending elsewhere:
 // with an op of its own, unless there is nothing to wait for. The caller holds workMu.
 func (s *stream) record(ev *event, pending []<-chan struct{}) {
-	r := &record{}
+	r := &record{frees: s.frees()}
 	r.run = func(c *context) bool {
 		whole := len(pending) == 0 || waitFor(pending...).run(c)
 		r.at = time.Now()
@@ -166,7 +167,11 @@ func (v *device) RecordContext(e driver.Event) error {
 			}
 		}
 		// In a stream that is there for this record alone.
-		(&stream{context: c}).record(ev, pending)
+		x := &stream{context: c}
+		for s := range c.allStreams() {
+			x.follow(s.frees())
+		}
+		x.record(ev, pending)
 		return nil
 	})
 }
@@ -211,9 +216,12 @@ func (v *device) Wait(s driver.Stream, e driver.Event) error {
 			o := &op{work: work{run: func(c *context) bool { return elsewhere.wait(c.stopCh) }}}
 			o.atEnd = ev.shared.release
 			x.push(o)
-		case ev.shared == nil && !ev.last.ended:
-			x.orderDefaults()
-			x.push(waitFor(ev.last.pending()))
+		case ev.shared == nil:
+			x.follow(ev.last.frees)
+			if !ev.last.ended {
+				x.orderDefaults()
+				x.push(waitFor(ev.last.pending()))
+			}
 		}
 		return nil
 	})

@@ -4,6 +4,7 @@ package host
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -35,6 +36,7 @@ type cachedBlock struct {
 	*region
 	stream *stream // in which it was freed
 	freed  *op     // its end is that of all work on the memory; nil: a wait has shown it
+	number uint64  // of the free in its stream
 }
 
 // newPool lists a pool of the context.
@@ -109,6 +111,9 @@ func (v *device) allocFrom(verb string, n uint64, s driver.Stream, choose func(*
 	defer d.unlockAndClose()
 	d.workMu.Lock()
 	x, err := v.orderIn(verb, s)
+	if err == nil {
+		x.orderDefaults()
+	}
 	d.workMu.Unlock()
 	if err != nil {
 		return 0, err
@@ -122,12 +127,9 @@ func (v *device) allocFrom(verb string, n uint64, s driver.Stream, choose func(*
 	case n > addressLimit:
 		return 0, refuse(verb, driver.ErrOutOfMemory, "%d bytes", n)
 	}
-	size := wholePages(n)
-	r := p.take(size, x)
-	if r == nil {
-		if r, err = p.newRegion(verb, size); err != nil {
-			return 0, err
-		}
+	r, err := p.memory(verb, wholePages(n), x)
+	if err != nil {
+		return 0, err
 	}
 	r.block = &block{context: p.context, n: n, pool: p}
 	d.insert(r)
@@ -136,33 +138,60 @@ func (v *device) allocFrom(verb string, n uint64, s driver.Stream, choose func(*
 	return driver.Ptr(r.base), nil
 }
 
-// take takes the smallest cached block that the stream may reuse, unless that is more than twice
-// as large as asked for.
-func (p *pool) take(size uint64, x *stream) *region {
+// memory is a cached block that the stream may reuse, or else new memory. If there is none, it is a
+// block that another stream has freed, for which this one then waits.
+func (p *pool) memory(verb string, size uint64, x *stream) (*region, error) {
+	if r := p.take(size, x, false); r != nil {
+		return r, nil
+	}
+	r, err := p.newRegion(verb, size)
+	if errors.Is(err, driver.ErrOutOfMemory) && p.allows(driver.PoolReuseInternalDependencies) {
+		if r = p.take(size, x, true); r != nil {
+			return r, nil
+		}
+	}
+	return r, err
+}
+
+// take takes the smallest cached block that the stream may reuse, by a wait if wait says so, unless that
+// is more than twice as large as asked for.
+func (p *pool) take(size uint64, x *stream, wait bool) *region {
 	p.context.d.workMu.Lock()
 	defer p.context.d.workMu.Unlock()
 	best := -1
 	for i, f := range p.cached {
 		fits := f.size >= size && f.size/2 <= size && (best < 0 || f.size < p.cached[best].size)
-		if fits && p.reusable(f, x) {
+		if fits && (wait || p.reusable(f, x)) {
 			best = i
 		}
 	}
 	if best < 0 {
 		return nil
 	}
-	r := p.cached[best].region
+	f := p.cached[best]
+	if !p.reusable(f, x) {
+		x.follow(frees{f.stream: f.number})
+		if done := f.freed.pending(); done != nil {
+			x.push(waitFor(done))
+		}
+	}
 	p.cached = slices.Delete(p.cached, best, best+1)
 	p.context.d.cachedBlocks.Add(-1)
-	return r
+	return f.region
 }
 
 // reusable reports whether the stream's work from now on comes after all work on a cached
-// block: it was freed in the same stream, or that work has ended. This driver does not look for
-// dependencies between streams, nor makes any. The caller holds workMu.
+// block: it was freed in the same stream, or before an event that the stream waits for, or that work has
+// ended. The caller holds workMu.
 func (p *pool) reusable(f *cachedBlock, x *stream) bool {
-	opportunistic := p.reuse[driver.PoolReuseOpportunistic-driver.PoolReuseFollowEvents] != 0
-	return f.freed == nil || f.stream == x || f.freed.ended && opportunistic
+	return f.freed == nil || f.stream == x ||
+		x.follows[f.stream] >= f.number && p.allows(driver.PoolReuseFollowEvents) ||
+		f.freed.ended && p.allows(driver.PoolReuseOpportunistic)
+}
+
+// allows reports whether a policy is on.
+func (p *pool) allows(a driver.PoolAttribute) bool {
+	return p.reuse[a-driver.PoolReuseFollowEvents] != 0
 }
 
 // used is the bytes of blocks, and of cached ones whose work has not ended.
@@ -213,7 +242,12 @@ func (p *pool) newRegion(verb string, size uint64) (*region, error) {
 func (p *pool) add(r *region, x *stream, freed *op) {
 	p.blocks -= r.size
 	p.unname(r)
-	p.cached = append(p.cached, &cachedBlock{region: r, stream: x, freed: freed})
+	f := &cachedBlock{region: r, stream: x, freed: freed}
+	if x != nil {
+		x.freed++
+		f.number = x.freed
+	}
+	p.cached = append(p.cached, f)
 	p.context.d.cachedBlocks.Add(1)
 	if p.keepsNothing() {
 		p.context.d.releaseCached(p, func(uint64) bool { return true })

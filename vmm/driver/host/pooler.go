@@ -176,8 +176,7 @@ func (v *device) PoolAttribute(h driver.Pool, a driver.PoolAttribute) (n uint64,
 	return n, err
 }
 
-// SetPoolAttribute sets an attribute. The two policies about dependencies between streams
-// are stored alone.
+// SetPoolAttribute sets an attribute.
 func (v *device) SetPoolAttribute(h driver.Pool, a driver.PoolAttribute, n uint64) error {
 	const verb = "SetPoolAttribute"
 	return v.onPool(verb, h, func(p *pool) error {

@@ -16,7 +16,9 @@ type stream struct {
 	queue   []*op   // in order; the first may be running
 	inline  []*op   // synchronous copies that run in their callers' goroutines
 	capture *capture
-	after   []int // the captured work that its next captured work comes after
+	after   []int  // the captured work that its next captured work comes after
+	freed   uint64 // how often memory of pools was freed in it; 0 also once it is removed
+	follows frees  // of other streams
 
 	meetings meetings
 }
@@ -252,6 +254,7 @@ func (c *context) removeStream(s driver.Stream) {
 	if x := c.streams[s]; x.capture != nil {
 		x.capture.removeStream(x)
 	}
+	c.streams[s].forgetFrees()
 	delete(c.streams, s)
 }
 

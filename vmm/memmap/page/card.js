@@ -79,6 +79,7 @@ function card(pick) {
     const s = summary.stats, also = [];
     if (s.asleep) also.push(bytes(s.asleep) + " of ranges sleep");
     if (s.host_copies) also.push(bytes(s.host_copies) + " of host memory for their contents");
+    if (s.imported) also.push(bytes(s.imported) + " are imported, and their owners count them");
     if (s.pinned) also.push(bytes(s.pinned) + " of host memory is pinned");
     if (limit) {
       const others = summary.others, beyond = holdings(summary).beyond;

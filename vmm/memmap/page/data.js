@@ -112,7 +112,7 @@ function holdings(x) {
 function holders(d) {
   const made = new Map();
   for (const r of d.ranges.values()) {
-    const held = r.committed - r.retiring - r.quarantined;
+    const held = r.committed - r.imported - r.retiring - r.quarantined;
     if (r.pool || held <= 0) continue;
     const key = (r.stack || [r.made]).slice(0, 2).join(" < ");
     const h = made.get(key) || {key: "made " + key, made: maker(r), name: maker(r), about: (r.stack || [r.made]).join(" < "), bytes: 0, things: 0};
