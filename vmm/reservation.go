@@ -5,16 +5,14 @@ import (
 	"math/bits"
 	"runtime"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
+	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
@@ -143,9 +141,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	}
 	kind := "reservation"
 	if owner, ok := o.Owner.(fmt.Stringer); ok {
-		if kind = owner.String(); !utf8.ValidString(kind) || strings.ContainsFunc(kind, func(c rune) bool { return !strconv.IsPrint(c) }) {
-			kind = fmt.Sprintf("%q", kind) // it is part of errors and reports
-		}
+		kind = said.Line(owner.String()) // it is part of errors and reports
 	}
 	if of != nil {
 		kind = "range"

@@ -16,7 +16,15 @@ import (
 // Word is a text as one word: as it is if it is plain, else quoted as in Go. Plain is what has a
 // character, and none but those that can be seen; and no quotation mark.
 func Word(text string) string {
-	if text == "" || strings.ContainsFunc(text, func(r rune) bool { return r == '"' || r == ' ' || r == utf8.RuneError || !unicode.IsPrint(r) }) {
+	if text == "" || strings.ContainsAny(text, `" `) {
+		return strconv.Quote(text)
+	}
+	return Line(text)
+}
+
+// Line is a text as a part of a line: as it is if all its characters can be printed, else quoted as in Go.
+func Line(text string) string {
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return strconv.Quote(text)
 	}
 	return text

@@ -19,6 +19,12 @@ func TestWord(t *testing.T) {
 	}
 }
 
+func TestLine(t *testing.T) {
+	for text, want := range map[string]string{"": "", "a \"b\"": "a \"b\"", "a\nb": `"a\nb"`, "\xff": `"\xff"`} {
+		require.Equal(t, want, said.Line(text))
+	}
+}
+
 // TestScreen also writes each byte alone.
 func TestScreen(t *testing.T) {
 	const text = "é\t日 \"a\\\"\x1b[2J\r\x00\n\u202e\u009b\x7f\xff.\U0010ffff"
