@@ -30,23 +30,14 @@ func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint
 	})
 }
 
-// Keeper returns the process that has made the socket at path, 0 if it cannot be seen from here, and the
-// features of what serves there. That sends HELLO before it asks for a token.
-func (forStore) Keeper(ctx context.Context, path string, uids []uint32) (pid int, features uint64, err error) {
+// Keeper returns the process that has made the socket at path, 0 if it cannot be seen from here.
+func (forStore) Keeper(ctx context.Context, path string, uids []uint32) (pid int, err error) {
 	err = withStore(ctx, path, uids, func(h *handshake) error {
 		cred, err := h.c.conn.Cred()
-		if err != nil {
-			return err
-		}
-		f, err := h.readFrame(wire.TypeHello, 0)
-		if err != nil {
-			return err
-		}
-		hello, err := wire.DecodeHello(f.Payload)
-		pid, features = int(cred.PID), hello.Features
-		return wireError(err)
+		pid = int(cred.PID)
+		return err
 	})
-	return pid, features, err
+	return pid, err
 }
 
 // withStore has f talk to the store at path, whose user it has checked.

@@ -187,7 +187,7 @@ func (s *Server) restore(st objectState, r serve.Recorded) (*storeObject, error)
 }
 
 // Adopt has the server accept connections at a listener that another process keeps.
-func (s storeServer) Adopt(path string, listener, lock int, own bool, serves func() error) error {
+func (s storeServer) Adopt(path string, listener, lock int, serves func() error) error {
 	l, err := socket.Adopt(os.NewFile(uintptr(listener), "listener"), path, lock)
 	if err != nil {
 		return err
@@ -197,9 +197,6 @@ func (s storeServer) Adopt(path string, listener, lock int, own bool, serves fun
 	}
 	s.Server.path, s.Server.socket = path, l
 	s.hello.Features |= wire.FeatureKept
-	if own {
-		s.hello.Features |= wire.FeatureReload
-	}
 	s.tasks.Go(s.acceptLoop)
 	return nil
 }

@@ -95,7 +95,7 @@ func (o *storeObject) Record(uint64, string, *serve.Seal) (serve.Record, func(),
 }
 
 // Adopt needs Linux.
-func (s storeServer) Adopt(string, int, int, bool, func() error) error { return errLinux }
+func (s storeServer) Adopt(string, int, int, func() error) error { return errLinux }
 
 // Health needs Linux.
 func (s storeServer) Health(_, _ *net.UnixConn) (func() error, error) { return nil, errLinux }

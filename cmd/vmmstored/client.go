@@ -293,11 +293,16 @@ func (o *options) reload() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
 			defer cancel()
-			owners, err := o.ownerIDs()
-			if err != nil {
-				return err
+			if pid == 0 {
+				owners, err := o.ownerIDs()
+				if err != nil {
+					return err
+				}
+				if pid, err = store.KeeperPID(ctx, o.socket, owners); err != nil {
+					return err
+				}
 			}
-			return store.Reload(ctx, o.socket, pid, owners)
+			return askReload(ctx, pid)
 		},
 	}
 	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until it serves")

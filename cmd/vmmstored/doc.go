@@ -15,6 +15,8 @@ package main
 //	serve.go          serve: the daemon
 //	log.go            a log that no writer waits for
 //	metrics.go        metrics over HTTP
+//	control_linux.go  requests to the daemon itself: reload
+//	control_other.go  the same on other systems
 //	client.go         the commands that are clients of a store, and their flags
 //	reap_linux.go     processes that have ended and that no process waits for
 //	systemd_linux.go  systemd: sockets of units, and telling it the state

@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -55,7 +57,7 @@ func TestReloadOfAToken(t *testing.T) {
 }
 
 // TestReloadByPID: it needs no token, no device and no socket, waits until the next process serves, and says
-// that it has not been replaced.
+// why it has not been replaced.
 func TestReloadByPID(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -73,14 +75,11 @@ func TestReloadByPID(t *testing.T) {
 	require.NoError(t, os.WriteFile(token, []byte(" "), 0o600))
 	_, stderr, code := call(t, "reload", pid)
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "the daemon's log says why")
-	_, stderr, code = call(t, "reload", pid, "--socket="+path)
-	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "has no secret")
 	require.Equal(t, was, p.server(t))
 	_, stderr, code = call(t, "reload", fmt.Sprint("--pid=", was))
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "no child that serves")
+	require.Contains(t, stderr, "takes no requests", "the server, and not the daemon")
 }
 
 // TestReloadFails: a program that does not begin, as with a flag that is wrong by now, changes
@@ -120,5 +119,31 @@ func TestReloadOfAnotherProgram(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	_, stderr, code := call(t, "--socket="+path, "reload")
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "no keeper")
+	require.Contains(t, stderr, "takes no requests")
+}
+
+// TestRequestsOfOthers: who asks for nothing or for something else changes nothing, and holds nobody up. A
+// process that has the daemon's name is not taken for it.
+func TestRequestsOfOthers(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	p := started(t, "--socket="+path)
+	was := p.server(t)
+	for _, request := range []string{"", "relo", "restart"} {
+		c, err := net.Dial("unix", controlName(p.cmd.Process.Pid))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		_, err = io.WriteString(c, request)
+		require.NoError(t, err)
+	}
+	require.Equal(t, was, p.server(t))
+	l, err := net.Listen("unix", controlName(was)) // the server has none
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, l.Close()) })
+	_, stderr, code := call(t, "reload", fmt.Sprint("--pid=", was))
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "in place of process")
+	_, stderr, code = call(t, "--socket="+path, "reload")
+	require.Zero(t, code, stderr)
+	require.NotEqual(t, was, p.server(t))
 }

@@ -99,6 +99,7 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 	defer func() { err = errors.Join(err, k.Close()) }()
 	reload, stop := reloadSignal()
 	defer stop()
+	defer control(ctx, so.Logger, k.Reload)()
 	go func() {
 		for range reload {
 			_ = k.Reload(ctx) // it is logged

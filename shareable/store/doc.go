@@ -52,7 +52,6 @@ package store
 //	keeper_linux.go        Keeper: the process that has the socket, starts what serves, and waits for it
 //	kept_linux.go          ServeKept, in the process that a Keeper starts
 //	keptmessages_linux.go  messages between a server and its keeper; what the keeper keeps
-//	reload_linux.go        Reload: by a signal, and what the kernel says
 //	records_linux.go       what a server tells its keeper before it promises it
 //	restore_linux.go       how the next server continues with that, and clients with it
 //	other.go               systems other than Linux

@@ -274,7 +274,7 @@ type keptProcess struct {
 }
 
 // keptBy is the variable of the environment by which a process knows that a Keeper has started it:
-// how many descriptors the socket has, whether the Keeper has made it, and its path after a colon.
+// how many descriptors the socket has, and its path after a colon.
 const keptBy = "CUVMM_STORE_KEPT"
 
 // begin has a new process serve, in the place of the old one, which may be nil. It returns nil if
@@ -336,7 +336,7 @@ func (k *Keeper) start() (*keptProcess, error) {
 	}
 	cmd := k.opts.Command()
 	cmd.ExtraFiles = append([]*os.File{theirs}, k.socket.Files...)
-	cmd.Env = append(cmd.Environ(), fmt.Sprintf("%s=%d %t:%s", keptBy, len(k.socket.Files), k.socket.Created, k.socket.Path))
+	cmd.Env = append(cmd.Environ(), fmt.Sprintf("%s=%d:%s", keptBy, len(k.socket.Files), k.socket.Path))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what a terminal sends is for the keeper
 	err = cmd.Start()
 	_ = theirs.Close()
@@ -353,8 +353,7 @@ func (k *Keeper) start() (*keptProcess, error) {
 	}()
 	go func() {
 		<-p.read // also what it has said last
-		k.socket.SetNote(p.failed)
-		err := cmp.Or(cmd.Wait(), error(errEnded)) // after that Reload reads the note
+		err := cmp.Or(cmd.Wait(), error(errEnded))
 		if p.failed != "" {
 			err = fmt.Errorf("%s (%w)", p.failed, err)
 		}

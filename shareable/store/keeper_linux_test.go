@@ -43,7 +43,7 @@ func TestServesIsSaidFirst(t *testing.T) {
 	gone := errors.New("the keeper has gone")
 	listener, err := unix.Dup(int(kept.Files[0].Fd()))
 	require.NoError(t, err)
-	require.ErrorIs(t, s.objects.Adopt(kept.Path, listener, -1, true, func() error {
+	require.ErrorIs(t, s.objects.Adopt(kept.Path, listener, -1, func() error {
 		select {
 		case err := <-reply:
 			t.Errorf("a reply before: %v", err)

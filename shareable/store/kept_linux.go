@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cuvmm/cuvmm/shareable/internal/socket"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -26,8 +25,7 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	if ctx == nil {
 		return errNoContext
 	}
-	how, path, kept := strings.Cut(os.Getenv(keptBy), ":")
-	files, own, _ := strings.Cut(how, " ")
+	files, path, kept := strings.Cut(os.Getenv(keptBy), ":")
 	if !kept {
 		return fmt.Errorf("serve: %w: no Keeper has started this process", vmm.ErrInvalid)
 	}
@@ -48,7 +46,7 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 	}
 	defer near.Close() //nolint:errcheck // no one reads it any more
 	defer far.Close()  //nolint:errcheck // the same
-	s, err := keptServer(dev, o, path, keeperFD+1, files == "2", own == "true", from)
+	s, err := keptServer(dev, o, path, keeperFD+1, files == "2", from)
 	if err != nil {
 		sendFailed(control, err)
 		return fmt.Errorf("serve: %w", err)
@@ -72,8 +70,8 @@ func ServeKept(ctx context.Context, dev *vmm.Device, o Options, began func(*Serv
 // keeperFD is the descriptor of the keeper, after the standard ones.
 const keeperFD = 3
 
-// FailKept tells the Keeper that has started this process why it does not call ServeKept: Keeper.Run, its log
-// and Reload have the text. It returns err.
+// FailKept tells the Keeper that has started this process why it does not call ServeKept: the text is in the
+// errors of Keeper.Run and Keeper.Reload, and in the log. It returns err.
 func FailKept(err error) error {
 	if err == nil || !IsKept() {
 		return err
@@ -86,10 +84,12 @@ func FailKept(err error) error {
 	return err
 }
 
+const maxFailText = 4096 // bytes
+
 // sendFailed tells the keeper why this process does not serve.
 func sendFailed(control *net.UnixConn, why error) {
 	text := why.Error()
-	_ = writeKept(control, keptMessage{Op: opFailed, Text: []byte(text[:min(len(text), socket.MaxNote)])}) // else its exit code says it
+	_ = writeKept(control, keptMessage{Op: opFailed, Text: []byte(strings.ToValidUTF8(text[:min(len(text), maxFailText)], ""))}) // else its exit code says it
 }
 
 // sendHealth replies to opHealth.
@@ -102,7 +102,7 @@ func sendHealth(control *net.UnixConn, wrong error) error {
 }
 
 // keptServer makes the server. fd is the first of the descriptors of the socket.
-func keptServer(dev *vmm.Device, o Options, path string, fd int, locked, own bool, from *keptReader) (*Server, error) {
+func keptServer(dev *vmm.Device, o Options, path string, fd int, locked bool, from *keptReader) (*Server, error) {
 	lock := -1
 	if locked {
 		lock = fd + 1
@@ -130,7 +130,7 @@ func keptServer(dev *vmm.Device, o Options, path string, fd int, locked, own boo
 	go s.watchLeases() // from here on it tells the keeper what changes
 	go s.endAwaited()
 	// The keeper hears of it before a client can: a client may end this process with a request.
-	err = s.objects.Adopt(path, fd, lock, own, func() error { return writeKept(from.conn, keptMessage{Op: opServing, Health: true}) })
+	err = s.objects.Adopt(path, fd, lock, func() error { return writeKept(from.conn, keptMessage{Op: opServing, Health: true}) })
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

@@ -60,8 +60,8 @@ func Ping(context.Context, string, ClientOptions) error { return errLinux }
 // FailKept returns err.
 func FailKept(err error) error { return err }
 
-// Reload needs Linux.
-func Reload(context.Context, string, int, []uint32) error { return errLinux }
+// KeeperPID needs Linux.
+func KeeperPID(context.Context, string, []uint32) (int, error) { return 0, errLinux }
 
 // These are of Linux alone.
 var _ = func(s *Server, x *clientState) (map[string]*awaited, bool, uint64) {

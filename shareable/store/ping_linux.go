@@ -9,7 +9,22 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/vmm"
 )
+
+// KeeperPID is the process that has made the socket of a store: its Keeper, or a service manager. path is as
+// for Listen, uids as in ClientOptions. It needs no token. It returns vmm.ErrNotSupported if the process is in
+// another namespace of process ids, and else the errors of Connect.
+func KeeperPID(ctx context.Context, path string, uids []uint32) (pid int, err error) {
+	defer errtext.Wrapf(&err, "find the keeper")
+	if ctx == nil {
+		return 0, errNoContext
+	}
+	if pid, err = sharing.Keeper(ctx, cmp.Or(path, defaultName), uids); err == nil && pid <= 0 {
+		err = fmt.Errorf("%w: the keeper is in another namespace of process ids", vmm.ErrNotSupported)
+	}
+	return pid, err
+}
 
 // Ping asks the server at path, which is as for Listen, whether it replies: a request goes through
 // all of it. It needs no device, and loads no driver. Of the options Token, UIDs and Timeout count.

@@ -34,9 +34,8 @@ type Sharing[S, V, O, A any] interface {
 	SetName(view V, name string)
 	// Ping exchanges HELLO with the store at path and asks for its counts.
 	Ping(ctx context.Context, path string, token []byte, uids []uint32) error
-	// Keeper returns the process that has made the socket at path, 0 if it cannot be seen from here, and
-	// the features of what serves there. It needs no token.
-	Keeper(ctx context.Context, path string, uids []uint32) (pid int, features uint64, err error)
+	// Keeper returns the process that has made the socket at path, 0 if it cannot be seen from here.
+	Keeper(ctx context.Context, path string, uids []uint32) (pid int, err error)
 	// OpenWriterPage maps the control page that a store sends to the writer of an object. It does
 	// not take fd.
 	OpenWriterPage(fd int, instance [16]byte, object uint64) (WriterPage, error)
@@ -96,9 +95,9 @@ type Server interface {
 	Listen(path string) error
 	// Adopt has the server accept connections at a listener that another process keeps, and takes
 	// both descriptors; lock is -1 without a lock file. Close leaves the socket to that process.
-	// With own that one has made it. Adopt calls serves before it accepts the first connection, and
-	// accepts none if that returns an error.
-	Adopt(path string, listener, lock int, own bool, serves func() error) error
+	// Adopt calls serves before it accepts the first connection, and accepts none if that returns an
+	// error.
+	Adopt(path string, listener, lock int, serves func() error) error
 	// Health returns what checks a server that has adopted a listener: it returns once the accept
 	// loop has turned, which it wakes, and a session has replied to COUNT over the two ends of a
 	// connection, which Health does not take. The error is what the reply was instead. If the server

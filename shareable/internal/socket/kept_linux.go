@@ -3,7 +3,6 @@ package socket
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 
@@ -17,7 +16,6 @@ import (
 type Kept struct {
 	Path    string
 	Files   []*os.File // for the process that serves: the listener, and the lock file if there is one
-	Created bool       // by this process
 
 	listener *Listener
 }
@@ -32,7 +30,7 @@ func Keep(path string, o Options) (*Kept, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
-	return keep(l, true)
+	return keep(l)
 }
 
 // KeepListener is Keep of a socket of the kind "unixpacket" that another process has made, such as
@@ -45,7 +43,7 @@ func KeepListener(f *os.File) (*Kept, error) {
 	if raw, err := l.SyscallConn(); err == nil {
 		_ = wire.RefuseFDs(raw) // as listenAt does
 	}
-	return keep(l, false)
+	return keep(l)
 }
 
 // Adopt returns the Listener of a socket of the kind "unixpacket" that another process keeps. It
@@ -90,8 +88,8 @@ func checkListens(f *os.File) error {
 	return nil
 }
 
-func keep(l *Listener, created bool) (*Kept, error) {
-	k := &Kept{Path: l.path, Created: created, listener: l}
+func keep(l *Listener) (*Kept, error) {
+	k := &Kept{Path: l.path, listener: l}
 	err := l.control(func(fd int) error { return k.add(fd, "listener") })
 	if err == nil && l.lock >= 0 {
 		err = k.add(l.lock, "lock")
@@ -118,31 +116,4 @@ func (k *Kept) Close() error {
 		err = errors.Join(err, f.Close())
 	}
 	return err
-}
-
-// MaxNote is the most bytes of a note that are kept.
-const MaxNote = 4096
-
-// SetNote puts a text into the lock file, which whoever may signal this process can read. A socket without
-// that file has no note.
-func (k *Kept) SetNote(text string) {
-	if lock := k.listener.lock; lock >= 0 && unix.Ftruncate(lock, 0) == nil {
-		_, _ = unix.Pwrite(lock, []byte(text[:min(len(text), MaxNote)]), 0)
-	}
-}
-
-// Note is the text of SetNote at path, which is as for Path; empty if there is none that can be read.
-func Note(path string) string {
-	path, err := Path(path)
-	if err != nil {
-		return ""
-	}
-	f, err := os.OpenFile(path+".lock", os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return ""
-	}
-	defer f.Close() //nolint:errcheck // it was only read
-	b := make([]byte, MaxNote)
-	n, _ := io.ReadFull(f, b)
-	return string(b[:n])
 }

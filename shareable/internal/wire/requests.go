@@ -47,11 +47,8 @@ const (
 	CodeTooSlow      uint32 = 16
 )
 
-// Features of an owner's HELLO.
-const (
-	FeatureKept   = 1 << iota // another process replaces the owner when it ends
-	FeatureReload             // the process that the kernel names for the listener takes SIGHUP as a request for that
-)
+// FeatureKept is a feature of an owner's HELLO: another process replaces the owner when it ends.
+const FeatureKept = 1
 
 // Hello is the first frame of each side.
 type Hello struct {
