@@ -45,8 +45,9 @@ type Options struct {
 	// HandshakeTimeout is how long a reader may take to send HELLO; 0 is 2 s. RequestTimeout is how
 	// long it may take to receive a frame (never longer than AckTimeout) and, with nothing
 	// attached, to send its next request; 0 is 5 s. AckTimeout is how long it may take to map or
-	// unmap chunks; 0 is 10 s. A reader that takes longer is disconnected. So is one for which the
-	// owner cannot export chunks for AckTimeout.
+	// unmap chunks, to an eighth more, not counting time in which this process did not run; 0 is 10 s. A
+	// reader that takes longer is disconnected. So is one for which the owner cannot export chunks for
+	// AckTimeout.
 	HandshakeTimeout, RequestTimeout, AckTimeout time.Duration
 	// KeepFDs is how many descriptors of exported chunks stay open; the least
 	// recently used are closed first. 0 is a quarter of RLIMIT_NOFILE; below 0

@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// timeout is how long one write to a client may take, and what it sends unasked. A whole reply may
-// take longer.
+// timeout limits each write to a client, and the wait for a body that it announced. A whole reply may take
+// longer.
 var timeout = 10 * time.Second
 
-// Handler replies to GET and HEAD without a body by serve, whose query is that of the URL. Each write
-// has ten seconds, where the server of w can end one.
+// Handler calls serve for GET and HEAD requests that have no body, and refuses others. query is that of the
+// URL alone. Each write to the client may take ten seconds, if the ResponseWriter supports deadlines.
 func Handler(serve func(w http.ResponseWriter, r *http.Request, query url.Values)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		to := &writer{w, http.NewResponseController(w)}
 		query, err := url.ParseQuery(r.URL.RawQuery)
 		h := w.Header()
 		h.Set("X-Content-Type-Options", "nosniff")
-		body := r.Body != nil && r.Body != http.NoBody
-		if body { // the server reads it after the reply, and closes the connection
+		body := r.ContentLength != 0 // -1: it does not say how long
+		if body {                    // the server reads it after the reply, and closes the connection
 			h.Set("Connection", "close")
 			_ = to.control.SetReadDeadline(time.Now().Add(timeout))
 		}
@@ -36,6 +36,7 @@ func Handler(serve func(w http.ResponseWriter, r *http.Request, query url.Values
 		default:
 			serve(to, r, query)
 		}
+		to.limit() // what is left is written after this
 	})
 }
 
@@ -48,7 +49,19 @@ type writer struct {
 // Unwrap is for http.ResponseController.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-func (w *writer) Write(b []byte) (int, error) {
+func (w *writer) limit() {
 	_ = w.control.SetWriteDeadline(time.Now().Add(timeout)) // not every ResponseWriter has one
+}
+
+func (w *writer) Write(b []byte) (int, error) {
+	w.limit()
 	return w.ResponseWriter.Write(b)
+}
+
+// FlushError is for http.ResponseController. Nothing is left to write then: HTTP/2 ends a stream at its
+// deadline even so.
+func (w *writer) FlushError() error {
+	w.limit()
+	defer w.control.SetWriteDeadline(time.Time{}) //nolint:errcheck // as in limit
+	return w.control.Flush()
 }

@@ -1,6 +1,7 @@
 package webdebug_test
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -55,7 +57,7 @@ func TestAskedByTheURLAlone(t *testing.T) {
 	w := multipart.NewWriter(&form)
 	file, err := w.CreateFormFile("a", "b")
 	require.NoError(t, err)
-	_, err = file.Write(make([]byte, 64<<20))
+	_, err = file.Write(make([]byte, 40<<20)) // over what ParseMultipartForm keeps in memory
 	require.NoError(t, err)
 	require.NoError(t, w.WriteField("seconds", "x"))
 	require.NoError(t, w.Close())
@@ -87,10 +89,11 @@ func TestSlowClients(t *testing.T) {
 	webdebug.SetTimeout(t, timeout)
 	// As a negative control a handler of another kind writes without a deadline.
 	over := make(chan struct{}, 50)
-	asked(t, serving(t, timeout, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	control, _ := serving(t, timeout, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, strings.Repeat("x", 1<<20))
 		over <- struct{}{}
-	})), "/", 1)
+	}))
+	asked(t, control, "/", 1)
 	most := testgate.Effort(50, 2000, 2000)
 	for path, h := range handlers(t) {
 		t.Run(path, func(t *testing.T) { storm(t, h, path, most, timeout) })
@@ -102,20 +105,69 @@ func TestSlowClients(t *testing.T) {
 	}
 }
 
+// TestOverHTTP2: where each request is a stream, replies come and events go on, however long nothing happens.
+func TestOverHTTP2(t *testing.T) {
+	const timeout = 100 * time.Millisecond
+	webdebug.SetTimeout(t, timeout)
+	d := vmmtest.Device(t)
+	m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
+	s := httptest.NewUnstartedServer(m)
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	get := func(method, path string) *http.Response {
+		r, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, nil)
+		require.NoError(t, err)
+		reply, err := s.Client().Do(r)
+		require.NoError(t, err)
+		require.Equal(t, 2, reply.ProtoMajor)
+		require.Equal(t, http.StatusOK, reply.StatusCode)
+		t.Cleanup(func() { _ = reply.Body.Close() })
+		return reply
+	}
+	get(http.MethodHead, "/")
+	_, err := io.Copy(io.Discard, get(http.MethodGet, "/data.json").Body)
+	require.NoError(t, err)
+	lines := bufio.NewScanner(get(http.MethodGet, "/events").Body)
+	lines.Buffer(nil, 1<<20)
+	until := func(event string) {
+		for lines.Scan() {
+			if lines.Text() == "event: "+event {
+				return
+			}
+		}
+		t.Fatalf("no %s: %v", event, lines.Err())
+	}
+	until("snapshot")
+	for range 2 { // a change is shown half a second later at the soonest
+		c, err := d.Create(2<<20, vmm.Prop{})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, c.Close()) })
+		until("change")
+	}
+}
+
 // serving is a server with small buffers, that ends clients that do not ask.
-func serving(t *testing.T, timeout time.Duration, h http.Handler) *httptest.Server {
+func serving(t *testing.T, timeout time.Duration, h http.Handler) (s *httptest.Server, gone *atomic.Int64) {
 	t.Helper()
-	s := httptest.NewUnstartedServer(h)
+	gone = &atomic.Int64{} // connections
+	s = httptest.NewUnstartedServer(h)
 	s.Config.IdleTimeout, s.Config.ReadHeaderTimeout = timeout, timeout
 	s.Config.ConnState = func(c net.Conn, state http.ConnState) {
-		if tcp, ok := c.(*net.TCPConn); ok && state == http.StateNew {
-			_ = tcp.SetWriteBuffer(4096)
+		switch state {
+		case http.StateNew:
+			if tcp, ok := c.(*net.TCPConn); ok {
+				_ = tcp.SetWriteBuffer(4096)
+			}
+		case http.StateClosed:
+			gone.Add(1)
 		}
 	}
 	s.Start()
 	t.Cleanup(s.Close)
 	t.Cleanup(s.CloseClientConnections)
-	return s
+	return s, gone
 }
 
 // asked are clients that have asked and do not read.
@@ -140,12 +192,12 @@ func asked(t *testing.T, s *httptest.Server, path string, n int) (conns []net.Co
 }
 
 func storm(t *testing.T, h http.Handler, path string, n int, timeout time.Duration) {
-	s := serving(t, timeout, h)
+	s, gone := serving(t, timeout, h)
 	goroutines, files := runtime.NumGoroutine(), descriptors(t)
 	conns := asked(t, s, path, n)
 	require.Eventually(t, func() bool {
-		return runtime.NumGoroutine() <= goroutines+8 && descriptors(t) <= files+n+8
-	}, time.Minute, 10*time.Millisecond, "%d goroutines, %d descriptors of %d", runtime.NumGoroutine(), descriptors(t), n)
+		return gone.Load() == int64(n) && runtime.NumGoroutine() <= goroutines+8 && descriptors(t) <= files+n+8
+	}, time.Minute, 10*time.Millisecond, "%d clients of %d are gone", gone, n)
 	for _, c := range conns {
 		require.NoError(t, c.Close())
 	}

@@ -107,13 +107,8 @@ func (s *Server) revokeOf(c serve.Conn, f wire.Frame, q wire.Revoke) (err error)
 // takeAway ends the lease that a connection has.
 func (s *Server) takeAway(e *entry, c serve.Conn, reason string) {
 	err := fmt.Errorf("%w: the lease has ended: %s", shareable.ErrOwnerGone, reason)
-	if s.opts.Logger != nil {
-		s.opts.Logger.Warn("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", reason)
-	}
-	s.mu.Lock()
-	x := s.clients[c]
-	s.mu.Unlock()
-	s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: x.process(c)})
+	s.opts.Logger.Info("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", reason)
+	s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: s.processOf(c)})
 	go func() { // it may not read
 		_ = c.Refuse(0, err)
 		c.Close(err)
@@ -126,12 +121,14 @@ type process struct {
 	began uint64 // see startTime
 }
 
-// process is the one at a connection. A nil x, which has no leases any more, is fine.
-func (x *clientState) process(c serve.Conn) *process {
+// processOf is the one at a connection.
+func (s *Server) processOf(c serve.Conn) *process {
 	p := &process{pid: c.Cred().PID}
-	if x != nil {
+	s.mu.Lock()
+	if x := s.clients[c]; x != nil { // else it has no leases any more
 		p.began = x.began
 	}
+	s.mu.Unlock()
 	if p.began == 0 {
 		p.began = startTime(int(p.pid))
 	}
@@ -149,8 +146,10 @@ func (s *Server) isFenced(e *entry) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e.fenced = nil
-	return false
+	if e.fenced == by { // else another writer has lost its lease meanwhile
+		e.fenced = nil
+	}
+	return e.fenced != nil
 }
 
 // replace has an object take the names of one that is no longer written to.

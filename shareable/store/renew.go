@@ -9,12 +9,19 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // renew makes the Writer of an object that is a copy of one that is no longer written to, of which
 // w has the lease. Nothing is left of w.
 func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
-	defer errtext.Wrapf(&err, "copy it, as the process that had the lease may still write to it (end that process, or make room)")
+	defer func() {
+		what := "copy the object, because the process that had its lease may still write to it"
+		if errors.Is(err, vmm.ErrLimit) || errors.Is(err, vmm.ErrOutOfMemory) {
+			what += " (end that process, or make room)"
+		}
+		errtext.Wrapf(&err, "%s", what)
+	}()
 	alive, stop := context.WithCancel(ctx)
 	defer stop()
 	go w.showLife(alive)

@@ -363,7 +363,7 @@ func (h handler) End(c serve.Conn) {
 	s.mu.Unlock()
 	var runs *process
 	if len(state.leases) > 0 && !waitExit(int(c.Cred().PID), c.PeerPIDFD) {
-		runs = state.process(c)
+		runs = s.processOf(c)
 	}
 	for _, e := range state.leases {
 		s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: runs})

@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// Of lines of one message this many are logged at once, and then one in each period.
+// Burst lines with the same message are logged at once, then one per Period.
 const (
 	Burst  = 10
 	Period = 10 * time.Second
 )
 
-// New returns a Logger that drops lines of l if there are many of their message. The next one of it that is
-// logged has their number as "dropped". Errors are not dropped. A nil l logs nothing.
+// New returns a Logger that drops warnings if there are many with the same message. The next one of it that is
+// logged has their number as "dropped". Other levels are not limited. A nil l logs nothing.
 func New(l *slog.Logger) *slog.Logger {
 	if l == nil {
 		return slog.New(slog.DiscardHandler)
@@ -67,7 +67,7 @@ type limit struct {
 
 // take reports whether a line may be logged, and how many were dropped before it.
 func (l *limits) take(r slog.Record) (dropped uint64, ok bool) {
-	if r.Level >= slog.LevelError {
+	if r.Level != slog.LevelWarn {
 		return 0, true
 	}
 	l.mu.Lock()
@@ -78,7 +78,7 @@ func (l *limits) take(r slog.Record) (dropped uint64, ok bool) {
 		l.of[r.Message] = x
 	}
 	full := x.full
-	if full.Before(r.Time) {
+	if full.Before(r.Time) || full.Sub(r.Time) > Burst*Period { // the clock was set back
 		full = r.Time
 	}
 	if full = full.Add(Period); full.Sub(r.Time) > Burst*Period {

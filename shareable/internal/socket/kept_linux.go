@@ -14,8 +14,8 @@ import (
 
 // Kept is a server's socket in a process that serves nothing itself.
 type Kept struct {
-	Path    string
-	Files   []*os.File // for the process that serves: the listener, and the lock file if there is one
+	Path  string
+	Files []*os.File // for the process that serves: the listener, and the lock file if there is one
 
 	listener *Listener
 }

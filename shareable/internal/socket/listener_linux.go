@@ -139,6 +139,7 @@ func (s *Listener) unlock() {
 		_ = unix.Flock(s.lock, unix.LOCK_UN)
 	}
 	_ = unix.Close(s.lock)
+	s.lock = -1
 }
 
 // checkPath refuses a path that no socket can have. Nothing but a socket is replaced.

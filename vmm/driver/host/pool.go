@@ -238,15 +238,10 @@ func (p *pool) newRegion(verb string, size uint64) (*region, error) {
 	return r, nil
 }
 
-// add takes a region that was freed. freed is nil if no work uses it.
-func (p *pool) add(r *region, x *stream, freed *op) {
-	p.blocks -= r.size
-	p.unname(r)
-	f := &cachedBlock{region: r, stream: x, freed: freed}
-	if x != nil {
-		x.freed++
-		f.number = x.freed
-	}
+// add takes a block that was freed.
+func (p *pool) add(f *cachedBlock) {
+	p.blocks -= f.region.size
+	p.unname(f.region)
 	p.cached = append(p.cached, f)
 	p.context.d.cachedBlocks.Add(1)
 	if p.keepsNothing() {

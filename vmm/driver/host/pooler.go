@@ -123,6 +123,8 @@ func (v *device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 		} else {
 			x.push(freed)
 		}
+		x.freed++
+		number := x.freed
 		d.workMu.Unlock()
 		d.remove(r)
 		of := r.block.pool
@@ -130,7 +132,7 @@ func (v *device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 			of = r.block.context.newPool(nil)
 			of.destroyed, of.blocks, of.reserved = true, r.size, r.size
 		}
-		of.add(r, x, freed)
+		of.add(&cachedBlock{region: r, stream: x, freed: freed, number: number})
 		return nil
 	})
 }
@@ -140,7 +142,7 @@ func (v *device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 func (d *Driver) freePooled(r *region) {
 	d.loseIfUsed(within(r.base, r.end()))
 	d.remove(r)
-	r.block.pool.add(r, nil, nil)
+	r.block.pool.add(&cachedBlock{region: r})
 }
 
 // TrimPool releases cached blocks as long as keep bytes are left.
