@@ -431,7 +431,8 @@ func (a *attachment) chunksFrameLocked(chunks []publishedChunk) (f outFrame, ok 
 	return outFrame{kind: wire.TypeChunks, payload: msg.Append(nil)}, true, nil
 }
 
-// stopwatch is since when something lasts; the zero value: it does not. It stands still while the process does.
+// stopwatch measures how long something lasts, in looks of the server, so it stands still while the process does.
+// The zero value does not run.
 type stopwatch struct {
 	since time.Time
 	look  uint64 // of the server at that time
@@ -499,8 +500,8 @@ func (a *attachment) behindLocked() stopwatch {
 	return a.chunksClock
 }
 
-// due returns an error if the reader has had its time to acknowledge, else when that or chunks are to
-// be looked at again; zero: not before something happens.
+// due returns errTooSlow if the reader's time is over. Otherwise it returns when to look again; zero means after
+// the next event.
 func (a *attachment) due() (at time.Time, err error) {
 	a.obj.mu.Lock()
 	defer a.obj.mu.Unlock()

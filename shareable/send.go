@@ -131,9 +131,6 @@ func (ses *session) readAck(ctx context.Context, a *attachment) error {
 	if err != nil {
 		return err
 	}
-	if at.IsZero() {
-		at = time.Now().Add(ses.srv.opts.AckTimeout)
-	}
 	if err := ses.conn.SetReadDeadline(at); err != nil {
 		return err
 	}

@@ -435,10 +435,10 @@ func TestReportOfOthersOnATerminal(t *testing.T) {
 		_, _, said := bench(t, "report", file, "-o", name)
 		text, err := os.ReadFile(name)
 		require.NoError(t, err, said)
-		require.Contains(t, string(text), `\x1b[2J`)
+		require.Contains(t, string(text), `\u001b[2J`)
 		shown += string(text)
 	}
 	_, _, missing := bench(t, "compare", evil, file)
-	require.Contains(t, missing, `\x1b[2J`)
+	require.Contains(t, missing, `\u001b[2J`)
 	require.NotContains(t, shown+stderr+missing, "\x1b")
 }

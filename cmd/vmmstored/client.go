@@ -249,7 +249,7 @@ func (o *options) watch(stdout io.Writer) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				to := json.NewEncoder(stdout)
+				to := json.NewEncoder(said.Screen(stdout))
 				for e, err := range events {
 					if cmd.Context().Err() != nil {
 						return nil
@@ -336,7 +336,7 @@ func (o *options) list(stdout io.Writer) *cobra.Command {
 }
 
 func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	e := json.NewEncoder(said.Screen(w))
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }

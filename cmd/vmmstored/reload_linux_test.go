@@ -122,7 +122,7 @@ func TestReloadOfAnotherProgram(t *testing.T) {
 	require.Contains(t, stderr, "takes no requests")
 }
 
-// TestRequestsOfOthers: who asks for nothing or for something else changes nothing, and holds nobody up. A
+// TestRequestsOfOthers: who asks for nothing or for something else changes nothing, and holds no one up. A
 // process that has the daemon's name is not taken for it.
 func TestRequestsOfOthers(t *testing.T) {
 	t.Parallel()

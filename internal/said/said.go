@@ -6,15 +6,17 @@
 package said
 
 import (
+	"fmt"
 	"io"
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
-// Word is a text as one word: as it is if it is plain, else quoted as in Go. Plain is what has a
-// character, and none but those that can be seen; and no quotation mark.
+// Word returns text as it is if it is not empty and has only characters that can be seen, and no quotation
+// mark. Otherwise it returns text quoted as in Go.
 func Word(text string) string {
 	if text == "" || strings.ContainsAny(text, `" `) {
 		return strconv.Quote(text)
@@ -22,7 +24,7 @@ func Word(text string) string {
 	return Line(text)
 }
 
-// Line is a text as a part of a line: as it is if all its characters can be printed, else quoted as in Go.
+// Line returns text as it is if all its characters can be printed, else quoted as in Go.
 func Line(text string) string {
 	if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return strconv.Quote(text)
@@ -30,8 +32,8 @@ func Line(text string) string {
 	return text
 }
 
-// Screen is w without the characters that a terminal obeys: ends of lines and tabs stay, and of
-// others w gets the escapes of Go. It is for one goroutine.
+// Screen returns a Writer that escapes, as JSON and Go do, what a terminal would interpret. Ends of lines and
+// tabs pass. A character of which only the first bytes are written is not shown. It is for one goroutine.
 func Screen(w io.Writer) io.Writer { return &screen{to: w} }
 
 type screen struct {
@@ -48,8 +50,14 @@ func (s *screen) Write(p []byte) (int, error) {
 		if r == '\n' || r == '\t' || unicode.IsPrint(r) && (r != utf8.RuneError || n > 1) {
 			shown = append(shown, text[:n]...)
 		} else {
-			quoted := strconv.AppendQuote(nil, string(text[:n]))
-			shown = append(shown, quoted[1:len(quoted)-1]...)
+			switch high, low := utf16.EncodeRune(r); {
+			case r == utf8.RuneError && n == 1:
+				shown = fmt.Appendf(shown, `\x%02x`, text[0])
+			case low != utf8.RuneError:
+				shown = fmt.Appendf(shown, `\u%04x\u%04x`, high, low)
+			default:
+				shown = fmt.Appendf(shown, `\u%04x`, r)
+			}
 		}
 		text = text[n:]
 	}

@@ -28,7 +28,7 @@ func TestLine(t *testing.T) {
 // TestScreen also writes each byte alone.
 func TestScreen(t *testing.T) {
 	const text = "é\t日 \"a\\\"\x1b[2J\r\x00\n\u202e\u009b\x7f\xff.\U0010ffff"
-	const want = "é\t日 \"a\\\"\\x1b[2J\\r\\x00\n\\u202e\\u009b\\x7f\\xff.\\U0010ffff"
+	const want = "é\t日 \"a\\\"\\u001b[2J\\u000d\\u0000\n\\u202e\\u009b\\u007f\\xff.\\udbff\\udfff"
 	var whole, single bytes.Buffer
 	n, err := fmt.Fprint(said.Screen(&whole), text)
 	require.NoError(t, err)

@@ -186,7 +186,7 @@ func (s *Server) takeNames(c serve.Conn, q wire.Replace) (old, e *entry, name st
 	_, had, _, _ := old.obj.State()
 	_, has, _, _ := e.obj.State()
 	if old.fenced == nil || e == old || len(e.names) > 0 || e.flags.Load()|wire.StoreDurable != old.flags.Load()|wire.StoreDurable || e.max != old.max || has < had {
-		return nil, nil, "", fmt.Errorf("%w: object %d of %d bytes is no copy of object %d, of %d, that is written to no more", vmm.ErrInvalid, e.id, has, old.id, had)
+		return nil, nil, "", fmt.Errorf("%w: object %d of %d bytes is no copy of object %d, of %d, to which its last writer may still write", vmm.ErrInvalid, e.id, has, old.id, had)
 	}
 	e.flags.Store(old.flags.Load()) // until now it was to go with its writer
 	names := old.names

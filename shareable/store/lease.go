@@ -140,8 +140,8 @@ func (s *Server) leasedLocked(c serve.Conn, id uint64) (*entry, error) {
 	}
 }
 
-// errNotWritten is for the memory of an object that a writer of before may write to.
-var errNotWritten = fmt.Errorf("%w: the object is not written to now", vmm.ErrPermission)
+// errNotWritten is for an object whose memory is fenced.
+var errNotWritten = fmt.Errorf("%w: the process that had the lease before may still write to the object", vmm.ErrPermission)
 
 // written is leased for a request that adds something.
 func (s *Server) written(c serve.Conn, id uint64) (*entry, error) {

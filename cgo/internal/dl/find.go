@@ -23,10 +23,10 @@ func OpenFirst[L any](library string, candidates []string, open func(path string
 	var sought, texts []string
 	for _, candidate := range candidates {
 		l, err := open(candidate)
-		there, foreign := look(candidate)
-		switch {
-		case err == nil:
+		if err == nil {
 			return l, nil
+		}
+		switch there, foreign := look(candidate); {
 		case there, foreign != "":
 			texts = append(texts, err.Error())
 		default:

@@ -111,7 +111,7 @@ func (v *device) allocFrom(verb string, n uint64, s driver.Stream, choose func(*
 	defer d.unlockAndClose()
 	d.workMu.Lock()
 	x, err := v.orderIn(verb, s)
-	if err == nil {
+	if err == nil && n > 0 {
 		x.orderDefaults()
 	}
 	d.workMu.Unlock()
