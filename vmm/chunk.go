@@ -95,7 +95,7 @@ func (d *Device) resolve(p Prop) Prop {
 func (d *Device) chunk(m *memory, made []uintptr) (*Chunk, error) {
 	c := &Chunk{mem: m, dev: d}
 	if err := d.trackMade(c, "chunk", made); err != nil {
-		return nil, joinErr(err, "and giving the memory back", m.release())
+		return nil, errtext.Join(err, "and giving the memory back", m.release())
 	}
 	return c, nil
 }
@@ -132,7 +132,7 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	}
 	actual, err := d.drv.Properties(h)
 	if err != nil {
-		return nil, joinErr(err, "and giving the memory back", m.release())
+		return nil, errtext.Join(err, "and giving the memory back", m.release())
 	}
 	m.prop.Location = actual.Location
 	return d.chunk(m, made)

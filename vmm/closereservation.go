@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -93,7 +94,7 @@ func (r *Reservation) close(lenMu sync.Locker) error {
 		defer r.mu.Unlock()
 		r.phase.Store(was)
 	case err == nil || errors.Is(err, ErrDeviceLost):
-		err = joinErr(err, "and giving it back", r.teardown())
+		err = errtext.Join(err, "and giving it back", r.teardown())
 	}
 	return err
 }
@@ -123,9 +124,9 @@ func (r *Reservation) teardown() error {
 	refused, failed := r.unmapRunsLocked(func(*slot) bool { return true })
 	left := r.table.Len()
 	r.mappingMu.Unlock()
-	failed = joinErr(failed, "and", refused)
+	failed = errtext.Join(failed, "and", refused)
 	if left == 0 {
-		failed = joinErr(failed, "and", r.finishClose())
+		failed = errtext.Join(failed, "and", r.finishClose())
 	}
 	return failed
 }

@@ -4,11 +4,12 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
+	"github.com/cuvmm/cuvmm/vmm/internal/staging"
 )
 
 // lockedSpan is a reservation that a call touches: its memory is not unmapped, and no
@@ -194,7 +195,7 @@ func (d *Device) CopyIn(dst Ptr, src []byte) error {
 	n := uint64(len(src))
 	locked, o, err := d.lockSpan(nil, Span{Addr: dst, Size: n, Access: AccessReadWrite})
 	if err == nil && n > 0 {
-		err = o.copyIn(rows.Flat(dst), src)
+		err = o.stage.CopyIn(rows.Flat(dst), src)
 		locked.unlock()
 	}
 	return d.wrap("copy in", dst, n, err)
@@ -206,7 +207,7 @@ func (d *Device) CopyOut(dst []byte, src Ptr) error {
 	n := uint64(len(dst))
 	locked, o, err := d.lockSpan(nil, Span{Addr: src, Size: n, Access: AccessRead})
 	if err == nil && n > 0 {
-		err = o.copyOut(dst, rows.Flat(src))
+		err = o.stage.CopyOut(dst, rows.Flat(src))
 		locked.unlock()
 	}
 	return d.wrap("copy out", src, n, err)
@@ -250,39 +251,30 @@ func (s *Stream) CopyOut(dst []byte, src Ptr) (err error) {
 	if l == nil {
 		return s.dev.CopyOut(dst, src)
 	}
-	defer st.putBack(l)
-	return st.drain(l, l.firstBlock(s.order.Queue), hostcopy.IsFresh(dst), func(b *block) ([]byte, error) {
-		n := min(uint64(len(dst)), st.size())
-		if n == 0 {
-			return nil, nil
-		}
-		if err := s.move(l, b, b.p, src, Span{Addr: src, Size: n, Access: AccessRead}); err != nil {
-			return nil, err
-		}
-		b.used = st.size() // else a CopyIn after a failure here could write where this copy still may
-		to := dst[:n]
-		dst, src = dst[n:], src+Ptr(n)
-		return to, nil
+	defer st.PutBack(l)
+	return st.Out(l, s.order.Queue, dst, func(b *staging.Block, p Ptr, off, n uint64) error {
+		from := src + Ptr(off)
+		return s.move(l, b, p, from, Span{Addr: from, Size: n, Access: AccessRead})
 	})
 }
 
 // borrowLane checks a copy between the span and host memory and borrows a lane for it.
 // If there is no lane, it waits for the stream: the Device makes the copy then.
-func (s *Stream) borrowLane(dev Span) (st *staging, l *lane, err error) {
+func (s *Stream) borrowLane(dev Span) (st *staging.Lanes, l *staging.Lane, err error) {
 	err = s.with(func(o *openDevice) error {
-		st = &o.stage
+		st = o.stage
 		if dev.Addr+Ptr(dev.Size) < dev.Addr {
 			return fmt.Errorf("%w: the addresses overflow", ErrBounds)
 		}
 		if err := o.NotCapturing(&s.order); err != nil {
 			return err
 		}
-		return o.checkAlive()
+		return o.CheckAlive()
 	})
 	if err != nil || dev.Size == 0 {
 		return nil, nil, err
 	}
-	if l, err = st.borrow(s.order.Queue); err != nil || l != nil {
+	if l, err = st.Borrow(s.order.Queue); err != nil || l != nil {
 		return st, l, err
 	}
 	// What the stream may not use is refused before the wait.
@@ -303,30 +295,17 @@ func (s *Stream) copyIn(dst Ptr, src []byte) (queued bool, err error) {
 	if l == nil {
 		return false, s.dev.CopyIn(dst, src)
 	}
-	defer st.putBack(l)
-	// A block is filled while the copy out of the other one runs.
-	for k := l.firstBlock(s.order.Queue); len(src) > 0; k ^= 1 {
-		b := &l.blocks[k]
-		if b.mustWait(s.order.Queue) {
-			if err := st.ready(b); err != nil {
-				return queued, err
-			}
-		}
-		at := b.used
-		n := uint64(copy(b.mem[at:], src))
-		b.used, queued = at+n, true
-		if err := s.move(l, b, dst, b.p+Ptr(at), Span{Addr: dst, Size: n, Access: AccessReadWrite}); err != nil {
-			return queued, err
-		}
-		dst, src = dst+Ptr(n), src[n:]
-	}
-	return queued, nil
+	defer st.PutBack(l)
+	return st.In(l, s.order.Queue, src, func(b *staging.Block, p Ptr, off, n uint64) error {
+		to := dst + Ptr(off)
+		return s.move(l, b, to, p, Span{Addr: to, Size: n, Access: AccessReadWrite})
+	})
 }
 
 // move queues one copy between a block and the device, whose side is given again as a
 // span. The block is busy until it has run. A stream of another
 // context takes no event of this one and is waited for instead.
-func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
+func (s *Stream) move(l *staging.Lane, b *staging.Block, dst, src Ptr, dev Span) error {
 	var eventMissing bool
 	var wait func() error
 	queue := func(o *openDevice) (err error) {
@@ -346,7 +325,7 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 		if err := o.Copy(dst, src, dev.Size, s.order.Queue); err != nil {
 			return err
 		}
-		err = l.recorded(b, s.order.Queue, o.Record(b.event, &s.order))
+		err = l.Recorded(b, s.order.Queue, o.Record(b.Event(), &s.order))
 		eventMissing = err != nil
 		return err
 	}
@@ -360,15 +339,11 @@ func (s *Stream) move(l *lane, b *block, dst, src Ptr, dev Span) error {
 		return err
 	}
 	// No event was recorded after the copy, so the block is free only once the stream has no
-	// work left. If the stream cannot be waited for, the lane is never lent again: nothing
-	// tells when the copy has read its block. For the memory, waitForWork waits as for any
-	// work of the stream.
-	if second := s.sync(); second != nil {
-		l.maybeBusy = true
-		return joinErr(err, "and waiting for its stream", second)
+	// work left. For the memory, waitForWork waits as for any work of the stream.
+	second := s.sync()
+	if l.Synced(b, second); second != nil {
+		return errtext.Join(err, "and waiting for its stream", second)
 	}
-	l.eventMissing = false
-	b.busy, b.used = false, 0
 	// A wrapped stream of another context runs the copy, and refuses only this context's
 	// event. The copy has run by now.
 	if s.order.Wrapped && errors.Is(err, ErrInvalid) {
@@ -397,7 +372,7 @@ func (s *Stream) Copy2D(dst, src PitchedPtr, width, count uint64) error {
 		if err := s.remember(o, nil, write, read); err != nil {
 			return err
 		}
-		return copyRows(o.Device, rows.At(dst, width), rows.At(src, width), width*count, s.queued())
+		return staging.CopyRows(o.Device, rows.At(dst, width), rows.At(src, width), width*count, s.queued())
 	}))
 }
 

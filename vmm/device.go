@@ -229,7 +229,7 @@ func (d *Device) discard(cause error, close func() error) error {
 	if undo != nil && d != nil && d.state != nil {
 		d.state.parent.refusedCalls.add(d, close)
 	}
-	return joinErr(cause, "and giving back what was made", undo)
+	return errtext.Join(cause, "and giving back what was made", undo)
 }
 
 // rename changes the kind under which Close and Report name a thing that is tracked.
@@ -293,12 +293,12 @@ func (d *Device) Close() (err error) {
 	// What was refused comes first: until it is released it counts as open.
 	refused := d.state.parent.refusedCalls.retry(d)
 	if err := d.stopWorker(); err != nil {
-		return joinErr(refused, "and", err) // a refused close is why something is still open
+		return errtext.Join(refused, "and", err) // a refused close is why something is still open
 	}
 	// After the goroutine has ended: nothing more is cached.
-	err = joinErr(refused, "and", d.trim(0))
-	err = joinErr(err, "and", d.state.parent.refusedCalls.retry(nil))
-	err = joinErr(err, "and", d.state.parent.arenas.FreeEmpty())
+	err = errtext.Join(refused, "and", d.trim(0))
+	err = errtext.Join(err, "and", d.state.parent.refusedCalls.retry(nil))
+	err = errtext.Join(err, "and", d.state.parent.arenas.FreeEmpty())
 	if err != nil {
 		return err
 	}

@@ -1,15 +1,18 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/arena"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
+	"github.com/cuvmm/cuvmm/vmm/internal/staging"
 )
 
 // What Devices share, from the outside in:
@@ -47,7 +50,7 @@ type testHooks struct {
 	noPressureGuard bool // functions of OnPressure call functions of OnPressure
 	noNameCheck     bool // work on streams that UsedBy has not named is let through
 	noAccessCheck   bool // so is work of devices with too little access, or access in doubt or changing
-	staging         stagingHooks
+	staging         staging.Hooks
 
 	noAllocationCheck bool // graphs are launched whose Allocations were freed
 
@@ -212,8 +215,7 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 	}
 	o := &openDevice{state: s}
 	o.Device = order.NewDevice(raw, s.gate, o.freePinned, func(close func() error) { s.parent.refusedCalls.add(nil, close) })
-	o.stage.device, o.stage.hooks = o, &s.parent.hooks.staging
-	o.stage.mu.At(lock.Staging, 0)
+	o.stage = staging.New(o.Device, s.parent.drv, &s.parent.hooks.staging)
 	s.openDevice.Store(o)
 	return o, nil
 }
@@ -357,24 +359,17 @@ func (d *Device) Lookup(p Ptr) (r *Reservation, off uint64, ok bool) {
 type openDevice struct {
 	*order.Device
 	state       *deviceState
-	stage       staging
+	stage       *staging.Lanes
 	pinnedCache pinnedCache
 
 	mirrors atomic.Uint64 // bytes of pinned memory that mirrors have
 }
 
-// checkAlive is an error if the device is lost or was reset. Then pinned memory may be freed
-// already and must not be touched.
-func (o *openDevice) checkAlive() error {
-	if _, err := o.Capturing(o.CopyStream()); lost(err) {
-		return err
-	}
-	return nil
-}
-
 // freePinned frees pinned memory, before the driver's device closes. It can be called again.
 func (o *openDevice) freePinned() error {
-	if err := o.stage.close(); err != nil {
+	if err := o.stage.Close(); errors.Is(err, staging.ErrCopying) {
+		return fmt.Errorf("%w: %w", ErrBusy, err)
+	} else if err != nil {
 		return err
 	}
 	return o.pinnedCache.close(o)
@@ -402,7 +397,7 @@ func (r *refusedCalls) retry(d *Device) (failed error) {
 	r.mu.Unlock()
 	for _, again := range all {
 		if err := again(); err != nil {
-			failed = joinErr(failed, "and", err)
+			failed = errtext.Join(failed, "and", err)
 			r.add(d, again)
 		}
 	}
@@ -433,7 +428,7 @@ func (o *openDevice) syncOwn() error {
 		o.Release()
 	}
 	if err == nil && o.Retain() {
-		err = o.stage.syncMaybeBusy()
+		err = o.stage.Sync()
 		o.Release()
 	}
 	return err

@@ -127,8 +127,6 @@ package vmm
 //	copy.go              CopyIn, CopyOut, Copy2D, Pitch; locking spans while a call runs
 //	lockspans.go         LockSpans: the same for the program's own calls
 //	pinned.go            AllocPinned, Pinned: page-locked memory, kept until the device closes
-//	staging.go           how large copies of pageable memory go through pinned memory
-//	lane.go              one lane of that: a stream and its pinned blocks
 //	mirror.go            Mirror: a copy of device memory in host memory, written back
 //	copypeer.go          CopyPeer: copies between devices without access
 //	peers.go             PlanPeers, EnablePeers, of any Memory; EnableLegacyPeers, of cuMemAlloc's
@@ -165,7 +163,7 @@ package vmm
 //	                  process.mu
 //	                    driverState.mu
 //	                      deviceState.mu, cache.mu, openDevice.mu
-//	                        staging.mu, pinnedCache.mu, captures.mu, World.mu, counters.mu
+//	                        staging.Lanes, pinnedCache.mu, captures.mu, World.mu, counters.mu
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
 // goroutine that takes a lock out of order panics, and so does one that begins a wait with a lock
@@ -182,7 +180,7 @@ package vmm
 // None is held across a callback, except those of Watch, which run with mappingMu, and with what
 // its holder has, from closeMu to sweepMu, and those of HoldLen, which run with what a change holds:
 // mostly Reservation.mu, and Range.lenMu for a Len. Reservation.mu and what comes after it are not
-// held even across a driver call, except staging.mu, which asks events. The lock of the arenas of
+// held even across a driver call, except staging.Lanes, which asks events. The lock of the arenas of
 // addresses is held across Reserve and Free; process.mu is below it.
 //
 // Whatever must wait for work or copies marks what it takes (a retirement), gives

@@ -83,22 +83,11 @@ func (e *PairError) Error() string {
 // Unwrap returns Err.
 func (e *PairError) Unwrap() error { return e.Err }
 
-// joinErr joins a second failure to the first in one line; either may be nil.
-func joinErr(first error, doing string, second error) error {
-	switch {
-	case second == nil:
-		return first
-	case first == nil:
-		return second
-	}
-	return fmt.Errorf("%w; %s: %w", first, doing, second)
-}
-
 // undoAll undoes what was done, the last first, after err. What cannot be undone joins
 // err.
 func undoAll[T any](err error, doing string, done []T, undo func(T) error) error {
 	for _, d := range slices.Backward(done) {
-		err = joinErr(err, doing, undo(d))
+		err = errtext.Join(err, doing, undo(d))
 	}
 	return err
 }

@@ -55,9 +55,9 @@ type Staging struct {
 // copy.
 func SetStaging(d *Device, to *Staging) {
 	o := &d.state.parent.hooks.staging
-	o.off = to == nil
+	o.Off = to == nil
 	if to != nil {
-		o.forced, o.block, o.lanes, o.careless = true, uint64(to.Block), to.Lanes, to.Careless
+		o.Forced, o.Block, o.Lanes, o.Careless = true, uint64(to.Block), to.Lanes, to.Careless
 	}
 }
 
@@ -67,18 +67,12 @@ func Lanes(d *Device) (all, broken int) {
 	if o == nil {
 		return 0, 0
 	}
-	st := &o.stage
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	return len(st.idle) + len(st.unusable) + st.inUse, len(st.unusable)
+	return o.stage.Count()
 }
 
 // IdleLane returns the stream of one of the device's lanes.
 func IdleLane(d *Device) driver.Stream {
-	st := &d.state.openDevice.Load().stage
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	return st.idle[0].queue
+	return d.state.openDevice.Load().stage.IdleQueue()
 }
 
 // Closing reports whether a Close of the stream is waiting for calls under way.

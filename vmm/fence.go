@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/cuvmm/cuvmm/internal/door"
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
@@ -105,7 +106,7 @@ func (s *Stream) syncFence(f order.Fence, err error) error {
 		second = o.SyncStream(s.order.Queue)
 	}
 	if second != nil {
-		return joinErr(err, "and waiting for the stream itself", second)
+		return errtext.Join(err, "and waiting for the stream itself", second)
 	}
 	at.Finish()
 	return nil

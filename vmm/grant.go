@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -368,7 +369,7 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 		if err == nil {
 			continue
 		}
-		cause = joinErr(cause, "and setting access back", err)
+		cause = errtext.Join(cause, "and setting access back", err)
 		r.mu.Lock()
 		r.doubtLocked(i, j, to, cause)
 		r.mu.Unlock()

@@ -11,13 +11,15 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/prefix"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
+	"github.com/cuvmm/cuvmm/vmm/internal/staging"
 )
 
 // ReadFrom and WriteTo move this much at once, ReadFrom as much only from a
 // reader that fills what it is given: enough for all copiers of a large copy.
-const firstMove, mostMove = 1 << 20, stageFrom
+const firstMove, mostMove = 1 << 20, staging.From
 
 var errNoReader = fmt.Errorf("%w: no reader or writer", ErrInvalid)
 
@@ -62,7 +64,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	if err != nil {
 		if queued { // else it would run over what the next Append writes there
 			if second := s.sync(); second != nil {
-				err = joinErr(err, "and waiting for its stream", second)
+				err = errtext.Join(err, "and waiting for its stream", second)
 				r.mu.Lock()
 				r.noteAppendLocked(s) // so waitForWork waits for it
 				r.mu.Unlock()
@@ -166,7 +168,7 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	n, eof := rows.Below(len(p), off, min(have, now, g.lows.of(lowest)), width, pitch)
 	if n > 0 {
 		at := g.r.ptr + Ptr(off)
-		if err := o.copyOut(p[:n], rows.Rows{Ptr: at, Width: width, Pitch: pitch}); err != nil {
+		if err := o.stage.CopyOut(p[:n], rows.Rows{Ptr: at, Width: width, Pitch: pitch}); err != nil {
 			return 0, err
 		}
 	}
@@ -246,7 +248,7 @@ func (g *Range) writeAt(p []byte, off int64, size, width, pitch uint64) (int, er
 	if err := g.checkWritable(uint64(off), size); err != nil {
 		return 0, err
 	}
-	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}, p); err != nil {
+	if err := o.stage.CopyIn(rows.Rows{Ptr: g.r.ptr + Ptr(off), Width: width, Pitch: pitch}, p); err != nil {
 		return 0, g.refusedWrite(uint64(off), size, err)
 	}
 	return len(p), nil

@@ -127,7 +127,7 @@ func (m *memory) release() error {
 func releaseAll(all []*memory) (failed error) {
 	for _, m := range all {
 		if err := m.release(); err != nil {
-			failed = joinErr(failed, "and", err)
+			failed = errtext.Join(failed, "and", err)
 		}
 	}
 	return failed
@@ -165,7 +165,7 @@ func (d *Device) releaseRefused() (failed error) {
 	d.mu.Unlock()
 	for _, m := range all {
 		d.counters.sub(m.size, &d.counters.quarantined)
-		failed = joinErr(failed, "and", m.free())
+		failed = errtext.Join(failed, "and", m.free())
 	}
 	return failed
 }
@@ -280,13 +280,13 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	}
 	before := d.counters.read(&d.counters.freedBytes)
 	err = d.state.parent.refusedCalls.retry(d) // it may wait, so not within trim
-	err = joinErr(err, "and", d.state.syncFills())
+	err = errtext.Join(err, "and", d.state.syncFills())
 	for _, r := range d.openReservations() {
-		err = joinErr(err, "and", r.repair())
+		err = errtext.Join(err, "and", r.repair())
 	}
 	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
-	err = joinErr(err, "and", d.trim(keep))
+	err = errtext.Join(err, "and", d.trim(keep))
 	return d.counters.read(&d.counters.freedBytes) - before, d.wrap("trim", 0, keep, err)
 }
 
@@ -298,14 +298,14 @@ func (d *Device) trim(keep uint64) error {
 	}
 	if d.counters.read(&d.counters.quarantined.now) > 0 {
 		for _, r := range d.openReservations() {
-			err = joinErr(err, "and", r.unmapNeverAccessible())
+			err = errtext.Join(err, "and", r.unmapNeverAccessible())
 		}
 	}
-	err = joinErr(err, "and", d.releaseRefused())
+	err = errtext.Join(err, "and", d.releaseRefused())
 	d.cache.mu.Lock()
 	out := d.evictLocked(keep)
 	d.cache.mu.Unlock()
-	return joinErr(err, "and", releaseAll(out))
+	return errtext.Join(err, "and", releaseAll(out))
 }
 
 // SetLimit bounds how many bytes of memory this process creates on the device, whatever the number of

@@ -188,7 +188,7 @@ func (m *Mirror) read() error {
 		if m.pinned != 0 {
 			return o.CopyOut(b, p)
 		}
-		return o.copyOut(b, rows.Flat(p))
+		return o.stage.CopyOut(b, rows.Flat(p))
 	})
 }
 
@@ -198,7 +198,7 @@ func (m *Mirror) writeBack(s dirtySpan) error {
 		if m.pinned != 0 {
 			return o.CopyIn(p, b)
 		}
-		return o.copyIn(rows.Flat(p), b)
+		return o.stage.CopyIn(rows.Flat(p), b)
 	})
 }
 
@@ -214,7 +214,7 @@ func (m *Mirror) copy(s dirtySpan, a Access, f func(o *openDevice, p Ptr, b []by
 		return err
 	}
 	defer locked.unlock()
-	if err := o.stage.syncMaybeBusy(); err != nil {
+	if err := o.stage.Sync(); err != nil {
 		return err
 	}
 	return f(o, p, m.bytes[s.off:s.end])
@@ -357,7 +357,7 @@ func (m *Mirror) close(op string, flush bool) (err error) {
 			return m.wrap(op, err)
 		}
 	}
-	return m.wrap(op, joinErr(err, "and giving memory back", m.giveBack()))
+	return m.wrap(op, errtext.Join(err, "and giving memory back", m.giveBack()))
 }
 
 // giveBack gives back what the mirror has, and can be called again. The caller has m.mu, or is

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -120,7 +121,7 @@ func (m *Module) Close() (err error) {
 	err = waitDevices(m.dev.state, []*deviceState{m.dev.state})
 	if err == nil || lost(err) {
 		if failed := m.raw.UnloadModule(m.handle); !lost(failed) {
-			err = joinErr(err, "and unloading it", failed)
+			err = errtext.Join(err, "and unloading it", failed)
 		}
 	}
 	if err != nil && !lost(err) {

@@ -199,12 +199,12 @@ func (p *Plan) Err() error {
 		mp := &p.Memory[i]
 		found := mp.Err
 		for _, d := range mp.Devices {
-			found = joinErr(found, "and", d.Err)
+			found = errtext.Join(found, "and", d.Err)
 		}
 		if found != nil && first == nil {
 			first = mp.r
 		}
-		all = joinErr(all, "and", found)
+		all = errtext.Join(all, "and", found)
 	}
 	if first == nil {
 		return nil
@@ -513,7 +513,7 @@ func (l *legacy) disable() error {
 	var failed error
 	l.left = slices.DeleteFunc(l.left, func(k legacyKey) bool {
 		err := k.removeUserLocked()
-		failed = joinErr(failed, "and", err)
+		failed = errtext.Join(failed, "and", err)
 		return err == nil || lost(err)
 	})
 	return failed

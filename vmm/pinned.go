@@ -59,7 +59,7 @@ func (d *Device) AllocPinned(n uint64) (_ *Pinned, err error) {
 		return nil, err
 	}
 	if x.on, err = d.ensureOpen(); err == nil {
-		err = x.on.checkAlive() // else what the cache has may be freed
+		err = x.on.CheckAlive() // else what the cache has may be freed
 	}
 	if err == nil {
 		x.block, err = x.on.pinnedCache.take(x.on, pinnedSize(n))
@@ -127,7 +127,7 @@ func (x *Pinned) Ptr() Ptr {
 // Bytes is the memory as a slice, until Close. It is nil afterwards, and once the device is lost or was
 // reset, which frees the memory. So call Bytes before each use.
 func (x *Pinned) Bytes() []byte {
-	if x == nil || x.dev == nil || x.closed.Load() || x.on.checkAlive() != nil {
+	if x == nil || x.dev == nil || x.closed.Load() || x.on.CheckAlive() != nil {
 		return nil
 	}
 	return x.block.bytes[:x.n:x.n]

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -167,7 +168,7 @@ func (r *Reservation) unmapQuarantined() error {
 		return nil
 	}
 	if err := r.waitForWork(); err != nil && !lost(err) {
-		return joinErr(cause, "and waiting to unmap it", err)
+		return errtext.Join(cause, "and waiting to unmap it", err)
 	}
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
@@ -306,7 +307,7 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 	if err := g.checkWritable(at, size); err != nil {
 		return at, err
 	}
-	if err := o.copyIn(rows.Rows{Ptr: g.r.ptr + Ptr(at), Width: width, Pitch: pitch}, p); err != nil {
+	if err := o.stage.CopyIn(rows.Rows{Ptr: g.r.ptr + Ptr(at), Width: width, Pitch: pitch}, p); err != nil {
 		return at, g.refusedWrite(at, size, err)
 	}
 	// Len last: whoever sees it may read the bytes.
@@ -505,7 +506,7 @@ func (g *Range) close() error {
 	}
 	releaseAll(g.sleptMem) //nolint:errcheck // counted as quarantined
 	g.sleptMem = nil
-	return joinErr(err, "and giving host memory back", g.hostCopy.Free())
+	return errtext.Join(err, "and giving host memory back", g.hostCopy.Free())
 }
 
 // countClosed takes a range that is closed out of the counters; false if it is not.

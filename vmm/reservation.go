@@ -167,8 +167,8 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	}
 	if err := d.trackMade(r, r.kind, o.Made); err != nil {
 		// The device has closed meanwhile, so no other close need give the arena back.
-		err = joinErr(err, "and freeing the addresses", d.state.parent.unreserve(r.ptr, rounded))
-		err = joinErr(err, "and their arena", d.state.parent.arenas.FreeEmpty())
+		err = errtext.Join(err, "and freeing the addresses", d.state.parent.unreserve(r.ptr, rounded))
+		err = errtext.Join(err, "and their arena", d.state.parent.arenas.FreeEmpty())
 		return nil, err
 	}
 	d.state.parent.add(r)
@@ -339,7 +339,7 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	}
 	// Undo: one call unmaps what has been mapped.
 	if second := drv.Unmap(r.ptr+Ptr(off), done); second != nil {
-		err = joinErr(err, "and undoing the mapping", second)
+		err = errtext.Join(err, "and undoing the mapping", second)
 		r.note(history.Map, off, done)
 		r.mu.Lock()
 		defer r.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
+	"github.com/cuvmm/cuvmm/vmm/internal/staging"
 )
 
 // takeHostMemory takes memory of the host for the contents of all ranges, before any is copied.
@@ -37,7 +38,7 @@ var savedAtOnce uint64 = 2 << 30
 
 // save copies the contents to host memory. Nothing uses the ranges.
 func save(all []*sleeper) error {
-	_, err := copyContents(all, func(s *sleeper) bool { return s.mode == SleepKeep }, savedAtOnce, (*openDevice).copyAllOut)
+	_, err := copyContents(all, func(s *sleeper) bool { return s.mode == SleepKeep }, savedAtOnce, (*staging.Lanes).CopyAllOut)
 	return err
 }
 
@@ -45,7 +46,7 @@ func save(all []*sleeper) error {
 // run on that range's device, and on no other.
 func load(all []*sleeper) (failed *sleeper, err error) {
 	// One that has its memory has its contents.
-	failed, err = copyContents(all, func(s *sleeper) bool { return s.sleptMem == nil }, math.MaxUint64, (*openDevice).copyAllIn)
+	failed, err = copyContents(all, func(s *sleeper) bool { return s.sleptMem == nil }, math.MaxUint64, (*staging.Lanes).CopyAllIn)
 	if err != nil {
 		return failed, err
 	}
@@ -60,16 +61,16 @@ func load(all []*sleeper) (failed *sleeper, err error) {
 // contents is a part of a range's bytes, in its memory and in the host's.
 type contents struct {
 	of *sleeper
-	transfer
+	staging.Transfer
 }
 
 // copyContents copies the contents of the ranges to their host memory, or back, atOnce bytes at a time. The ranges
 // of one device share its lanes. It returns also the first range of those whose copy has failed.
-func copyContents(all []*sleeper, has func(*sleeper) bool, atOnce uint64, copyAll func(*openDevice, []transfer) error) (failed *sleeper, err error) {
+func copyContents(all []*sleeper, has func(*sleeper) bool, atOnce uint64, copyAll func(*staging.Lanes, []staging.Transfer) error) (failed *sleeper, err error) {
 	var left []contents
 	for _, s := range all {
 		if n := s.len.Load(); n > 0 && has(s) {
-			for _, t := range cut([]transfer{{rows.Flat(s.r.ptr), s.hostCopy.Mem[:n]}}, atOnce) {
+			for _, t := range staging.Cut([]staging.Transfer{{At: rows.Flat(s.r.ptr), Host: s.hostCopy.Mem[:n]}}, atOnce) {
 				left = append(left, contents{s, t})
 			}
 		}
@@ -77,23 +78,23 @@ func copyContents(all []*sleeper, has func(*sleeper) bool, atOnce uint64, copyAl
 	slices.SortStableFunc(left, func(a, b contents) int { return cmp.Compare(a.of.r.dev.state.n, b.of.r.dev.state.n) })
 	for len(left) > 0 {
 		dev := left[0].of.r.dev
-		var now []transfer
+		var now []staging.Transfer
 		for bytes := uint64(0); len(now) < len(left); {
 			next := left[len(now)]
-			if bytes += uint64(len(next.host)); next.of.r.dev.state != dev.state || len(now) > 0 && bytes > atOnce {
+			if bytes += uint64(len(next.Host)); next.of.r.dev.state != dev.state || len(now) > 0 && bytes > atOnce {
 				break
 			}
-			now = append(now, next.transfer)
+			now = append(now, next.Transfer)
 		}
 		o, err := dev.ensureOpen()
 		if err == nil {
-			err = copyAll(o, now)
+			err = copyAll(o.stage, now)
 		}
 		if err != nil {
 			return left[0].of, err
 		}
 		for _, c := range left[:len(now)] {
-			c.of.hostCopy.Wrote(uint64(len(c.host)))
+			c.of.hostCopy.Wrote(uint64(len(c.Host)))
 		}
 		left = left[len(now):]
 	}

@@ -203,7 +203,7 @@ func (d *Device) moment(read func()) memsample.Totals {
 // pinned is how much host memory is pinned for the device.
 func (d *Device) pinned() uint64 {
 	if o := d.state.openDevice.Load(); o != nil {
-		return o.stage.pinned() + o.mirrors.Load() + o.pinnedCache.size.Load()
+		return o.stage.Pinned() + o.mirrors.Load() + o.pinnedCache.size.Load()
 	}
 	return 0
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
@@ -476,7 +477,7 @@ func sweepRetired(d *Device, acquire func(*lock.Mutex) bool) (progress bool, fai
 		r.sweepMu.Unlock()
 		progress = progress || some
 		if err != nil {
-			failed = joinErr(failed, "and", err)
+			failed = errtext.Join(failed, "and", err)
 		}
 	}
 	return progress, failed
@@ -507,7 +508,7 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed e
 		if err == nil {
 			removed = r.removeSlotsLocked(i, j, removed)
 		} else {
-			failed = joinErr(failed, "and", err)
+			failed = errtext.Join(failed, "and", err)
 			for _, s := range r.table.Between(i, j) {
 				r.quarantineLocked(s, err)
 			}

@@ -51,7 +51,7 @@ func recordFences(owner *deviceState, devs []*deviceState, streams []*Stream) (f
 		if o := dev.openDevice.Load(); o != nil {
 			f, err := o.QueueFence(o.CopyStream())
 			add(dev, f, err)
-			enough = enough && o.stage.maybeBusy.Load() == 0
+			enough = enough && !o.stage.MustSync()
 		}
 	}
 	if failed != nil || !enough {

@@ -57,7 +57,7 @@ func (g *Range) waitForRetired() error {
 // mayFill reports whether a fill may still run that could not be waited for.
 func (s *deviceState) mayFill() bool {
 	o := s.openDevice.Load()
-	return o != nil && o.stage.maybeBusy.Load() > 0
+	return o != nil && o.stage.MustSync()
 }
 
 // syncFills waits for fills that may still run: no fence of a retirement covers one that came
@@ -69,7 +69,7 @@ func (s *deviceState) syncFills() error {
 		return nil
 	}
 	defer o.Release()
-	if err := o.stage.syncMaybeBusy(); !lost(err) {
+	if err := o.stage.Sync(); !lost(err) {
 		return err
 	}
 	return nil
@@ -107,7 +107,7 @@ func (r *Reservation) zero(off, n uint64) (mayStillFill bool, err error) {
 	}
 	if err = o.SyncStream(s); err != nil && !lost(err) {
 		if mayStillFill = o.SyncStream(s) != nil; mayStillFill {
-			o.stage.noteFill()
+			o.stage.NoteFill()
 		}
 	}
 	return mayStillFill, err

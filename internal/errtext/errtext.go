@@ -23,3 +23,14 @@ func Size(n uint64) string {
 	}
 	return fmt.Sprintf("%.4g %ciB (%d bytes)", v, units[u], n)
 }
+
+// Join is first, then what was done meanwhile, and why that failed; one of the two if the other is nil.
+func Join(first error, doing string, second error) error {
+	switch {
+	case second == nil:
+		return first
+	case first == nil:
+		return second
+	}
+	return fmt.Errorf("%w; %s: %w", first, doing, second)
+}

@@ -129,6 +129,15 @@ func (d *Device) finish() error {
 	return d.raw.Close()
 }
 
+// CheckAlive is an error if the device is lost or was reset. Then pinned memory may be freed already and must
+// not be touched.
+func (d *Device) CheckAlive() error {
+	if _, err := d.Capturing(d.CopyStream()); lost(err) {
+		return err
+	}
+	return nil
+}
+
 // Record records an event on a stream of which the caller knows that it is not being captured,
 // and of which it keeps BeginCapture off; ErrCapturing if another library has begun meanwhile.
 func (d *Device) Record(e driver.Event, s *Stream) error {

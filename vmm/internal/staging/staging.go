@@ -1,21 +1,21 @@
-package vmm
+// Package staging copies pageable host memory to and from a device through pinned memory, faster than
+// the device's driver does. It takes the driver's device, and knows no reservation.
+package staging
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 
-	"github.com/cuvmm/cuvmm/vmm/internal/rows"
-
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 )
 
 // Beside an H200, copiers with blocks of 4 MiB reach this much of a pinned copy's speed: 8 of them
@@ -27,10 +27,10 @@ const (
 )
 
 const (
-	// stageFrom is where staging begins. Below it the driver was faster on an
+	// From is where staging begins. Below it the driver was faster on an
 	// H200 (BenchmarkCopyIn, staging forced): host to device, 18 against 11 GB/s at
 	// 16 MiB, 18 against 19 at 32 MiB, 19 against 31 at 64 MiB.
-	stageFrom = 32 << 20
+	From = 32 << 20
 	// leastPiece keeps the calls for a piece small beside its copy.
 	leastPiece = 1 << 20
 	// Two copiers reach 21 GB/s from host to device on an H200; the driver's own pageable
@@ -47,32 +47,43 @@ const (
 	evenWidth, wideRow = 16, 2 << 10
 )
 
-// staging is the pinned memory through which pageable host memory is copied to and from a
-// device, faster than its driver does.
-type staging struct {
-	device *openDevice
-	hooks  *stagingHooks
+// Lanes is the pinned memory through which pageable host memory is copied. Safe for concurrent use.
+type Lanes struct {
+	device *order.Device
+	viewer driver.HostViewer // nil: the CPU can address no memory of the device
+	hooks  *Hooks
 
 	mu        lock.Mutex
-	idle      []*lane
-	unusable  []*lane      // never lent again, freed by close: half made, or once maybeBusy
+	idle      []*Lane
+	unusable  []*Lane      // never lent again, freed by Close: half made, or once maybeBusy
 	inUse     int          // lanes in use or being made
 	maybeBusy atomic.Int32 // of unusable: those whose own streams were not waited for yet; and 1 for fillRuns
 	fillRuns  bool         // a fill on the device's copy stream was not waited for yet
 	noMore    error        // why no more lanes can be made; nil if they can
 }
 
-// stagingHooks are those of testHooks for staging.
-type stagingHooks struct {
-	off      bool
-	forced   bool   // also where the CPU can address the memory
-	block    uint64 // bytes of a block; 0 is laneBlock
-	lanes    int    // 0 is as many as there are processors
-	careless bool   // blocks are used again before they are free
+// ErrCopying is for a Close while a copy is under way.
+var ErrCopying = errors.New("a copy is under way")
+
+// Hooks are for tests.
+type Hooks struct {
+	Off      bool
+	Forced   bool   // also where the CPU can address the memory
+	Block    uint64 // bytes of a block; 0 is 4 MiB
+	Lanes    int    // 0 is as many as there are processors
+	Careless bool   // blocks are used again before they are free
 }
 
-// pinned is how many bytes of host memory the lanes have.
-func (st *staging) pinned() (n uint64) {
+// New makes the Lanes of a device. They pin no memory before it is needed.
+func New(device *order.Device, drv driver.Driver, hooks *Hooks) *Lanes {
+	st := &Lanes{device: device, hooks: hooks}
+	st.viewer, _ = drv.(driver.HostViewer)
+	st.mu.At(lock.Staging, 0)
+	return st
+}
+
+// Pinned is how many bytes of host memory the lanes have.
+func (st *Lanes) Pinned() (n uint64) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for _, l := range append(st.idle[:len(st.idle):len(st.idle)], st.unusable...) {
@@ -82,42 +93,42 @@ func (st *staging) pinned() (n uint64) {
 }
 
 // size is how many bytes a block has.
-func (st *staging) size() uint64 {
-	if n := st.hooks.block; n > 0 {
+func (st *Lanes) size() uint64 {
+	if n := st.hooks.Block; n > 0 {
 		return n
 	}
 	return laneBlock
 }
 
 // limit is how many lanes there may be.
-func (st *staging) limit() int {
-	if n := st.hooks.lanes; n > 0 {
+func (st *Lanes) limit() int {
+	if n := st.hooks.Lanes; n > 0 {
 		return n
 	}
 	return min(runtime.GOMAXPROCS(0), mostLanes)
 }
 
-// transfer is a copy between host memory and rows of the device that has as many bytes.
-type transfer struct {
-	at   rows.Rows
-	host []byte
+// Transfer is a copy between host memory and rows of the device that has as many bytes.
+type Transfer struct {
+	At   rows.Rows
+	Host []byte
 }
 
-// copyIn copies host memory to rows of the device and has finished when it returns.
+// CopyIn copies host memory to rows of the device and has finished when it returns.
 // The caller keeps the memory from being unmapped.
-func (o *openDevice) copyIn(dst rows.Rows, src []byte) error {
+func (st *Lanes) CopyIn(dst rows.Rows, src []byte) error {
 	if !dst.IsFlat() {
 		dst = dst.First(uint64(len(src)))
 	}
-	if dst.IsFlat() && o.stage.tooSmall(uint64(len(src))) {
-		return o.CopyIn(dst.Ptr, src)
+	if dst.IsFlat() && st.tooSmall(uint64(len(src))) {
+		return st.device.CopyIn(dst.Ptr, src)
 	}
-	return o.copyAllIn([]transfer{{dst, src}})
+	return st.CopyAllIn([]Transfer{{dst, src}})
 }
 
-// copyAllIn is copyIn of one or several, which the lanes share. Several are flat.
-func (o *openDevice) copyAllIn(all []transfer) error {
-	staged, err := o.stage.run(all, fewestToDevice, o.stage.size(), func(l *lane, next nextPiece) error {
+// CopyAllIn is CopyIn of one or several, which the lanes share. Several are flat.
+func (st *Lanes) CopyAllIn(all []Transfer) error {
+	staged, err := st.run(all, fewestToDevice, st.size(), func(l *Lane, next nextPiece) error {
 		for k := 0; ; k ^= 1 {
 			piece := next()
 			if piece == nil {
@@ -125,50 +136,50 @@ func (o *openDevice) copyAllIn(all []transfer) error {
 			}
 			// One block is filled while the copy out of the other runs.
 			b := &l.blocks[k]
-			if err := o.stage.ready(b); err != nil {
+			if err := st.ready(b); err != nil {
 				return err
 			}
-			n := copy(b.mem, piece.host)
-			if err := l.queueCopy(o.Device, b, piece.at, rows.Flat(b.p), uint64(n)); err != nil {
+			n := copy(b.mem, piece.Host)
+			if err := l.queueCopy(st.device, b, piece.At, rows.Flat(b.p), uint64(n)); err != nil {
 				return err
 			}
 		}
 	})
 	for i := 0; i < len(all) && err == nil && !staged; i++ {
-		err = o.copyInNow(all[i].at, all[i].host)
+		err = st.copyInNow(all[i].At, all[i].Host)
 	}
 	return err
 }
 
-// copyOut is copyIn the other way.
-func (o *openDevice) copyOut(dst []byte, src rows.Rows) error {
+// CopyOut is CopyIn the other way.
+func (st *Lanes) CopyOut(dst []byte, src rows.Rows) error {
 	if !src.IsFlat() {
 		src = src.First(uint64(len(dst)))
 	}
-	if src.IsFlat() && o.stage.tooSmall(uint64(len(dst))) {
-		return o.CopyOut(dst, src.Ptr)
+	if src.IsFlat() && st.tooSmall(uint64(len(dst))) {
+		return st.device.CopyOut(dst, src.Ptr)
 	}
-	return o.copyAllOut([]transfer{{src, dst}})
+	return st.CopyAllOut([]Transfer{{src, dst}})
 }
 
-// copyAllOut is copyAllIn the other way.
-func (o *openDevice) copyAllOut(all []transfer) error {
-	fewest, most := fewestToHost, o.stage.size()
-	fresh := slices.ContainsFunc(all, func(t transfer) bool { return hostcopy.IsFresh(t.host) })
+// CopyAllOut is CopyAllIn the other way.
+func (st *Lanes) CopyAllOut(all []Transfer) error {
+	fewest, most := fewestToHost, st.size()
+	fresh := slices.ContainsFunc(all, func(t Transfer) bool { return hostcopy.IsFresh(t.Host) })
 	if fresh {
 		fewest, most = fewestToFresh, min(most, freshPiece)
 	}
-	staged, err := o.stage.run(all, fewest, most, func(l *lane, next nextPiece) error {
-		return o.stage.drain(l, 0, fresh, func(b *block) ([]byte, error) {
+	staged, err := st.run(all, fewest, most, func(l *Lane, next nextPiece) error {
+		return st.drain(l, 0, fresh, func(b *Block) ([]byte, error) {
 			piece := next()
 			if piece == nil {
 				return nil, nil
 			}
-			return piece.host, l.queueCopy(o.Device, b, rows.Flat(b.p), piece.at, uint64(len(piece.host)))
+			return piece.Host, l.queueCopy(st.device, b, rows.Flat(b.p), piece.At, uint64(len(piece.Host)))
 		})
 	})
 	for i := 0; i < len(all) && err == nil && !staged; i++ {
-		err = o.copyOutNow(all[i].host, all[i].at)
+		err = st.copyOutNow(all[i].Host, all[i].At)
 	}
 	return err
 }
@@ -177,7 +188,7 @@ func (o *openDevice) copyAllOut(all []transfer) error {
 // queues the next copy into a block and returns where its bytes go, nil if there is no more.
 // So one copy runs while the bytes of the one before are copied out of the other block. fresh is
 // that of where they go, by hostcopy.IsFresh.
-func (st *staging) drain(l *lane, k int, fresh bool, queueNext func(*block) (dst []byte, err error)) error {
+func (st *Lanes) drain(l *Lane, k int, fresh bool, queueNext func(*Block) (dst []byte, err error)) error {
 	var last []byte // where the bytes in the other block go
 	for ; ; k ^= 1 {
 		next, err := queueNext(&l.blocks[k])
@@ -202,32 +213,32 @@ func (st *staging) drain(l *lane, k int, fresh bool, queueNext func(*block) (dst
 }
 
 // tooSmall says that a copy of n flat bytes goes the driver's way at once.
-func (st *staging) tooSmall(n uint64) bool {
-	return n < stageFrom && st.maybeBusy.Load() == 0 && !st.hooks.forced
+func (st *Lanes) tooSmall(n uint64) bool {
+	return n < From && st.maybeBusy.Load() == 0 && !st.hooks.Forced
 }
 
 // nextPiece is the next piece of a copy that no lane has taken, or nil.
-type nextPiece func() *transfer
+type nextPiece func() *Transfer
 
 // run has lanes work through the pieces of transfers, of most bytes each, until none is
 // left or one has failed, the first lane in the caller; false if the driver's own way is no slower.
 // More lanes are made while the first copy. No lane has work left when it returns. It returns the
 // first error.
-func (st *staging) run(all []transfer, fewest int, most uint64, work func(*lane, nextPiece) error) (staged bool, err error) {
-	if err := st.syncMaybeBusy(); err != nil {
+func (st *Lanes) run(all []Transfer, fewest int, most uint64, work func(*Lane, nextPiece) error) (staged bool, err error) {
+	if err := st.Sync(); err != nil {
 		return false, err
 	}
 	lanes, want, piece := st.take(all, fewest, most)
 	if len(lanes) == 0 {
 		return false, nil
 	}
-	if err := st.device.checkAlive(); err != nil {
-		st.putBack(lanes...)
+	if err := st.device.CheckAlive(); err != nil {
+		st.PutBack(lanes...)
 		return false, err
 	}
-	pieces := cut(all, piece)
+	pieces := Cut(all, piece)
 	var taken atomic.Int64
-	next := func() *transfer {
+	next := func() *Transfer {
 		if i := taken.Add(1) - 1; i < int64(len(pieces)) {
 			return &pieces[i]
 		}
@@ -235,10 +246,10 @@ func (st *staging) run(all []transfer, fewest int, most uint64, work func(*lane,
 	}
 	// The first error ends the copy: the others find no piece left.
 	var once sync.Once
-	copier := func(l *lane) {
-		defer st.putBack(l)
+	copier := func(l *Lane) {
+		defer st.PutBack(l)
 		failed := work(l, next)
-		if syncErr := l.sync(st.device.Device); failed == nil {
+		if syncErr := l.sync(st.device); failed == nil {
 			failed = syncErr
 		}
 		if failed != nil {
@@ -269,15 +280,15 @@ func (st *staging) run(all []transfer, fewest int, most uint64, work func(*lane,
 	return true, err
 }
 
-// cut divides transfers into pieces of that size at most.
-func cut(all []transfer, piece uint64) (pieces []transfer) {
+// Cut divides transfers into pieces of that size at most.
+func Cut(all []Transfer, piece uint64) (pieces []Transfer) {
 	if len(all) == 1 {
-		pieces = make([]transfer, 0, uint64(len(all[0].host))/piece+1)
+		pieces = make([]Transfer, 0, uint64(len(all[0].Host))/piece+1)
 	}
 	for _, t := range all {
-		for part := range slices.Chunk(t.host, int(min(piece, math.MaxInt))) {
-			pieces = append(pieces, transfer{t.at, part})
-			t.at = t.at.From(uint64(len(part)))
+		for part := range slices.Chunk(t.Host, int(min(piece, math.MaxInt))) {
+			pieces = append(pieces, Transfer{t.At, part})
+			t.At = t.At.From(uint64(len(part)))
 		}
 	}
 	return pieces
@@ -287,21 +298,21 @@ func cut(all []transfer, piece uint64) (pieces []transfer) {
 // where that of flat bytes needs fewest.
 func stagedFrom(r rows.Rows, fewest int) (from uint64, lanes int) {
 	if r.IsFlat() || r.Width%evenWidth == 0 || r.Width >= wideRow {
-		return stageFrom, fewest
+		return From, fewest
 	}
 	return stageRowsFrom, 1
 }
 
 // take returns lanes for transfers, of which want could work, and how much each should
 // copy at once, most at most; or none if the driver's own way is no slower. It waits for no lane.
-func (st *staging) take(all []transfer, fewest int, most uint64) (lanes []*lane, want int, piece uint64) {
-	at, n := all[0].at, uint64(0) // several are alike
+func (st *Lanes) take(all []Transfer, fewest int, most uint64) (lanes []*Lane, want int, piece uint64) {
+	at, n := all[0].At, uint64(0) // several are alike
 	for _, t := range all {
-		n += uint64(len(t.host))
+		n += uint64(len(t.Host))
 	}
 	from, fewest := stagedFrom(at, fewest)
 	least, size := uint64(leastPiece), st.size()
-	if st.hooks.forced {
+	if st.hooks.Forced {
 		from, least, fewest = 1, max(1, size/8), 1
 	}
 	if n < from || st.limit() < fewest || !st.worthStaging(at.Ptr) || !at.IsFlat() && at.Width > size {
@@ -329,14 +340,14 @@ func (st *staging) take(all []transfer, fewest int, most uint64) (lanes []*lane,
 		lanes = append(lanes, l)
 	}
 	if len(lanes) < fewest {
-		st.putBack(lanes...)
+		st.PutBack(lanes...)
 		return nil, 0, 0
 	}
 	// Four pieces for a lane let copies and bus work at the same time; whole
 	// pages keep the bus at its best.
 	const whole = 4096
 	piece = n / uint64(4*want)
-	if !st.hooks.forced {
+	if !st.hooks.Forced {
 		piece = (piece + whole - 1) &^ (whole - 1)
 	}
 	if !at.IsFlat() {
@@ -346,9 +357,9 @@ func (st *staging) take(all []transfer, fewest int, most uint64) (lanes []*lane,
 }
 
 // blockDoneLocked reports whether the block is free, without waiting. It needs st.mu.
-func (st *staging) blockDoneLocked(b *block) bool {
+func (st *Lanes) blockDoneLocked(b *Block) bool {
 	invariants.Held(&st.mu)
-	if b.busy && !st.hooks.careless {
+	if b.busy && !st.hooks.Careless {
 		if done, err := st.device.Done(b.event); err != nil || !done {
 			return false
 		}
@@ -357,22 +368,24 @@ func (st *staging) blockDoneLocked(b *block) bool {
 	return true
 }
 
+// MustSync reports whether Sync has something to wait for.
+func (st *Lanes) MustSync() bool { return st.maybeBusy.Load() > 0 }
+
 // worthStaging reports whether staging is faster than the driver's own copy, which it is
 // not if the CPU can address the memory.
-func (st *staging) worthStaging(at Ptr) bool {
-	if st.hooks.off || st.hooks.forced {
-		return !st.hooks.off
+func (st *Lanes) worthStaging(at driver.Ptr) bool {
+	if st.hooks.Off || st.hooks.Forced {
+		return !st.hooks.Off
 	}
-	v, ok := st.device.state.parent.drv.(driver.HostViewer)
-	if !ok {
+	if st.viewer == nil {
 		return true
 	}
-	_, err := v.HostBytes(at, 1)
-	return errors.Is(err, ErrNotSupported)
+	_, err := st.viewer.HostBytes(at, 1)
+	return errors.Is(err, driver.ErrNotSupported)
 }
 
-// putBack takes lanes back.
-func (st *staging) putBack(lanes ...*lane) {
+// PutBack takes lanes back.
+func (st *Lanes) PutBack(lanes ...*Lane) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.inUse -= len(lanes)
@@ -386,9 +399,9 @@ func (st *staging) putBack(lanes ...*lane) {
 	}
 }
 
-// syncMaybeBusy waits for what maybeBusy lanes may still be copying, and for a fill. Every
+// Sync waits for what maybeBusy lanes may still be copying, and for a fill. Every
 // copy, and every wait for work, calls it first.
-func (st *staging) syncMaybeBusy() error {
+func (st *Lanes) Sync() error {
 	if st.maybeBusy.Load() == 0 {
 		return nil
 	}
@@ -427,9 +440,9 @@ func (st *staging) syncMaybeBusy() error {
 	return nil
 }
 
-// noteFill notes that a fill on the device's copy stream could not be waited for: what
+// NoteFill notes that a fill on the device's copy stream could not be waited for: what
 // would copy, wait or unmap does that first.
-func (st *staging) noteFill() {
+func (st *Lanes) NoteFill() {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if !st.fillRuns {
@@ -438,14 +451,14 @@ func (st *staging) noteFill() {
 	}
 }
 
-// close frees everything. Freeing pinned memory waits for the
+// Close frees everything. Freeing pinned memory waits for the
 // whole device, so it is done here only. What a lost device does not take back
 // goes with its context.
-func (st *staging) close() error {
+func (st *Lanes) Close() error {
 	st.mu.Lock()
 	if st.inUse > 0 {
 		st.mu.Unlock()
-		return fmt.Errorf("%w: a copy is under way", ErrBusy)
+		return ErrCopying
 	}
 	lanes := append(st.unusable, st.idle...)
 	st.idle, st.unusable = nil, nil
@@ -454,7 +467,7 @@ func (st *staging) close() error {
 	var err error
 	for len(lanes) > 0 && err == nil {
 		last := len(lanes) - 1
-		if err = lanes[last].free(st.device.Device); err == nil {
+		if err = lanes[last].free(st.device); err == nil {
 			lanes = lanes[:last]
 		}
 	}
@@ -470,8 +483,8 @@ func (st *staging) close() error {
 }
 
 // free gives back what the lane still has, and can be called again.
-func (l *lane) free(raw *order.Device) error {
-	released := func(err error) bool { return err == nil || errors.Is(err, ErrDeviceLost) }
+func (l *Lane) free(raw *order.Device) error {
+	released := func(err error) bool { return err == nil || errors.Is(err, driver.ErrDeviceLost) }
 	// The work first: pinned memory is freed only once no copy uses it.
 	if l.queue != 0 {
 		if err := raw.SyncStream(l.queue); !released(err) {
@@ -510,36 +523,36 @@ func (l *lane) free(raw *order.Device) error {
 
 // copyInNow copies rows by the driver's own copy of host memory: row by row where the
 // driver has none of rows.
-func (o *openDevice) copyInNow(dst rows.Rows, src []byte) error {
+func (st *Lanes) copyInNow(dst rows.Rows, src []byte) error {
 	n := uint64(len(src))
 	if dst.IsFlat() {
-		return o.CopyIn(dst.Ptr, src)
+		return st.device.CopyIn(dst.Ptr, src)
 	}
-	if c, ok := order.As[driver.Copier2D](o.Device); ok {
-		if err := c.CopyIn2D(dst.Pitched(), src, dst.Width); !errors.Is(err, ErrNotSupported) {
+	if c, ok := order.As[driver.Copier2D](st.device); ok {
+		if err := c.CopyIn2D(dst.Pitched(), src, dst.Width); !errors.Is(err, driver.ErrNotSupported) {
 			return err
 		}
 	}
-	return dst.Each(n, func(off uint64, p Ptr) error { return o.CopyIn(p, src[off:off+dst.Width]) })
+	return dst.Each(n, func(off uint64, p driver.Ptr) error { return st.device.CopyIn(p, src[off:off+dst.Width]) })
 }
 
 // copyOutNow is copyInNow the other way.
-func (o *openDevice) copyOutNow(dst []byte, src rows.Rows) error {
+func (st *Lanes) copyOutNow(dst []byte, src rows.Rows) error {
 	n := uint64(len(dst))
 	if src.IsFlat() {
-		return o.CopyOut(dst, src.Ptr)
+		return st.device.CopyOut(dst, src.Ptr)
 	}
-	if c, ok := order.As[driver.Copier2D](o.Device); ok {
-		if err := c.CopyOut2D(dst, src.Pitched(), src.Width); !errors.Is(err, ErrNotSupported) {
+	if c, ok := order.As[driver.Copier2D](st.device); ok {
+		if err := c.CopyOut2D(dst, src.Pitched(), src.Width); !errors.Is(err, driver.ErrNotSupported) {
 			return err
 		}
 	}
-	return src.Each(n, func(off uint64, p Ptr) error { return o.CopyOut(dst[off:off+src.Width], p) })
+	return src.Each(n, func(off uint64, p driver.Ptr) error { return st.device.CopyOut(dst[off:off+src.Width], p) })
 }
 
-// copyRows queues a copy of n bytes between rows of one width, or flat memory. After an
+// CopyRows queues a copy of n bytes between rows of one width, or flat memory. After an
 // error some of it may be queued.
-func copyRows(raw *order.Device, dst, src rows.Rows, n uint64, queue driver.Stream) error {
+func CopyRows(raw *order.Device, dst, src rows.Rows, n uint64, queue driver.Stream) error {
 	if dst, src = dst.First(n), src.First(n); dst.IsFlat() && src.IsFlat() {
 		return raw.Copy(dst.Ptr, src.Ptr, n, queue)
 	}
@@ -547,9 +560,9 @@ func copyRows(raw *order.Device, dst, src rows.Rows, n uint64, queue driver.Stre
 	dst, src = dst.OfWidth(width), src.OfWidth(width)
 	if c, ok := order.As[driver.Copier2D](raw); ok {
 		err := c.Copy2D(dst.Pitched(), src.Pitched(), width, n/width, queue)
-		if !errors.Is(err, ErrNotSupported) {
+		if !errors.Is(err, driver.ErrNotSupported) {
 			return err
 		}
 	}
-	return dst.Each(n, func(off uint64, p Ptr) error { return raw.Copy(p, src.From(off).Ptr, width, queue) })
+	return dst.Each(n, func(off uint64, p driver.Ptr) error { return raw.Copy(p, src.From(off).Ptr, width, queue) })
 }

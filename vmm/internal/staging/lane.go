@@ -1,35 +1,36 @@
-package vmm
+package staging
 
 import (
 	"errors"
 	"fmt"
 
-	"github.com/cuvmm/cuvmm/vmm/internal/rows"
-
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
+	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 )
 
-// lane is a stream with two pinned buffers: what one copier works with. It is used by one
+// Lane is a stream with two pinned buffers: what one copier works with. It is used by one
 // call at a time. After a failure it may still be copying:
 //
 //	eventMissing  a copy was queued, and no event could be recorded after it
 //	maybeBusy     nor could the stream be waited for: the lane is never lent again, and
-//	              waitForWork waits once for the lane's own stream
-type lane struct {
+//	              Lanes.Sync waits once for the lane's own stream
+type Lane struct {
 	queue        driver.Stream
-	blocks       [2]block
+	blocks       [2]Block
 	eventMissing bool
 	maybeBusy    bool
 }
 
-// block is pinned memory. From a copy on it is busy until its event is reached.
+// Block is pinned memory. From a copy on it is busy until its event is reached.
 // While it is busy, the first used bytes belong to copies queued on the stream on. Only a
 // later copy on that same stream may have the rest. A copy
-// after which no event could be recorded leaves its lane eventMissing (see lane).
-type block struct {
-	p     Ptr
+// after which no event could be recorded leaves its lane eventMissing (see Lane).
+type Block struct {
+	p     driver.Ptr
 	mem   []byte
 	event driver.Event
 	busy  bool
@@ -38,18 +39,18 @@ type block struct {
 }
 
 // queueCopy copies between the block and the device on the lane's own stream.
-func (l *lane) queueCopy(raw *order.Device, b *block, dst, src rows.Rows, n uint64) error {
-	if err := copyRows(raw, dst, src, n, l.queue); err != nil {
+func (l *Lane) queueCopy(raw *order.Device, b *Block, dst, src rows.Rows, n uint64) error {
+	if err := CopyRows(raw, dst, src, n, l.queue); err != nil {
 		// Of several rows some may be queued, after which no event was recorded.
 		l.eventMissing = l.eventMissing || !dst.IsFlat() || !src.IsFlat()
 		return err
 	}
-	return l.recorded(b, l.queue, raw.RecordQueue(b.event, l.queue))
+	return l.Recorded(b, l.queue, raw.RecordQueue(b.event, l.queue))
 }
 
-// recorded makes the block busy until its event is reached, which was recorded on the stream,
+// Recorded makes the block busy until its event is reached, which was recorded on the stream,
 // unless that failed.
-func (l *lane) recorded(b *block, queue driver.Stream, failed error) error {
+func (l *Lane) Recorded(b *Block, queue driver.Stream, failed error) error {
 	if failed != nil {
 		l.eventMissing = true
 		return failed
@@ -59,8 +60,8 @@ func (l *lane) recorded(b *block, queue driver.Stream, failed error) error {
 }
 
 // ready waits until the block is free.
-func (st *staging) ready(b *block) error {
-	if b.busy && !st.hooks.careless {
+func (st *Lanes) ready(b *Block) error {
+	if b.busy && !st.hooks.Careless {
 		if err := st.device.SyncEvent(b.event); err != nil {
 			return err
 		}
@@ -71,7 +72,7 @@ func (st *staging) ready(b *block) error {
 
 // sync waits for all that the lane has on its own stream: for its events, else for the
 // stream. If neither works the lane may be busy for good.
-func (l *lane) sync(raw *order.Device) (err error) {
+func (l *Lane) sync(raw *order.Device) (err error) {
 	for i := range l.blocks {
 		if b := &l.blocks[i]; b.busy && !l.eventMissing {
 			if err = raw.SyncEvent(b.event); err != nil {
@@ -82,7 +83,7 @@ func (l *lane) sync(raw *order.Device) (err error) {
 	if l.eventMissing {
 		if second := raw.SyncStream(l.queue); second != nil {
 			l.maybeBusy = true
-			return joinErr(err, "and waiting for its stream", second)
+			return errtext.Join(err, "and waiting for its stream", second)
 		}
 		l.eventMissing = false
 	}
@@ -94,7 +95,7 @@ func (l *lane) sync(raw *order.Device) (err error) {
 
 // newLane makes one more lane; nil if it cannot. If allocation fails, no more lanes are
 // made. During a capture, which it would destroy, it is not tried.
-func (st *staging) newLane() *lane {
+func (st *Lanes) newLane() *Lane {
 	if !st.device.Retain() {
 		return nil // it would not be freed any more
 	}
@@ -107,18 +108,18 @@ func (st *staging) newLane() *lane {
 	st.inUse++
 	st.mu.Unlock()
 
-	var l *lane
+	var l *Lane
 	var err error
-	noCapture := st.device.state.notCapturing() == nil
+	noCapture := st.device.NoneCaptured() == nil
 	if noCapture {
-		if l, err = makeLane(st.device.Device, st.size()); err == nil {
+		if l, err = makeLane(st.device, st.size()); err == nil {
 			return l
 		}
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.inUse--
-	if noCapture && !errors.Is(err, ErrClosed) {
+	if noCapture && !errors.Is(err, driver.ErrClosed) {
 		st.unusable = append(st.unusable, l)
 		st.noMore = err
 	}
@@ -126,11 +127,11 @@ func (st *staging) newLane() *lane {
 }
 
 // makeLane makes a lane. With an error it returns what has been made so far.
-func makeLane(raw *order.Device, size uint64) (*lane, error) {
-	l := &lane{}
+func makeLane(raw *order.Device, size uint64) (*Lane, error) {
+	l := &Lane{}
 	allocator, ok := order.As[driver.HostAllocator](raw)
 	if !ok {
-		return l, fmt.Errorf("%w: pinned memory", ErrNotSupported)
+		return l, fmt.Errorf("%w: pinned memory", driver.ErrNotSupported)
 	}
 	for i := range l.blocks {
 		b := &l.blocks[i]
@@ -138,7 +139,7 @@ func makeLane(raw *order.Device, size uint64) (*lane, error) {
 		if b.p, b.mem, err = allocator.AllocHost(size); err != nil {
 			return l, err
 		}
-		if b.event, err = raw.NewEvent(EventBlocking); err != nil {
+		if b.event, err = raw.NewEvent(driver.EventBlocking); err != nil {
 			return l, err
 		}
 	}
@@ -147,10 +148,10 @@ func makeLane(raw *order.Device, size uint64) (*lane, error) {
 	return l, err
 }
 
-// borrow takes a lane that a copy on the stream can use without waiting for another
+// Borrow takes a lane that a copy on the stream can use without waiting for another
 // stream; nil if there is none. It is an error if there is no pinned memory at all.
-func (st *staging) borrow(queue driver.Stream) (*lane, error) {
-	if err := st.syncMaybeBusy(); err != nil {
+func (st *Lanes) Borrow(queue driver.Stream) (*Lane, error) {
+	if err := st.Sync(); err != nil {
 		return nil, err
 	}
 	l, best := st.pick(queue)
@@ -158,7 +159,7 @@ func (st *staging) borrow(queue driver.Stream) (*lane, error) {
 	if best < allFree {
 		if made := st.newLane(); made != nil {
 			if l != nil {
-				st.putBack(l)
+				st.PutBack(l)
 			}
 			return made, nil
 		}
@@ -168,10 +169,24 @@ func (st *staging) borrow(queue driver.Stream) (*lane, error) {
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if errors.Is(st.noMore, ErrNotSupported) && len(st.idle)+st.inUse == 0 {
+	if errors.Is(st.noMore, driver.ErrNotSupported) && len(st.idle)+st.inUse == 0 {
 		return nil, st.noMore
 	}
 	return nil, nil
+}
+
+// Count is how many lanes there are, and how many of them are broken. It is for tests.
+func (st *Lanes) Count() (all, broken int) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return len(st.idle) + len(st.unusable) + st.inUse, len(st.unusable)
+}
+
+// IdleQueue is the stream of one of the idle lanes. It is for tests.
+func (st *Lanes) IdleQueue() driver.Stream {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.idle[0].queue
 }
 
 // fit is how well a lane serves a stream.
@@ -185,7 +200,7 @@ const (
 )
 
 // pick takes the idle lane that serves the stream best.
-func (st *staging) pick(queue driver.Stream) (l *lane, best fit) {
+func (st *Lanes) pick(queue driver.Stream) (l *Lane, best fit) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	at := -1
@@ -205,7 +220,7 @@ func (st *staging) pick(queue driver.Stream) (l *lane, best fit) {
 
 // fitsLocked returns how well the lane serves a stream. One that is busy on another stream is
 // not taken, since the copy would wait for that stream. It needs st.mu.
-func (st *staging) fitsLocked(l *lane, queue driver.Stream) (best fit) {
+func (st *Lanes) fitsLocked(l *Lane, queue driver.Stream) (best fit) {
 	invariants.Held(&st.mu)
 	for i := range l.blocks {
 		b := &l.blocks[i]
@@ -226,13 +241,68 @@ func (st *staging) fitsLocked(l *lane, queue driver.Stream) (best fit) {
 }
 
 // mustWait reports whether a copy on the stream has to wait for the block.
-func (b *block) mustWait(queue driver.Stream) bool {
+func (b *Block) mustWait(queue driver.Stream) bool {
 	return b.busy && (b.on != queue || b.used == uint64(len(b.mem)))
+}
+
+// In copies src in the order of a stream that copies from a block's memory, by move, which queues n bytes
+// from p on and has the block Recorded; off of src lie before them. It reports whether something may be queued though it failed.
+func (st *Lanes) In(l *Lane, queue driver.Stream, src []byte, move func(b *Block, p driver.Ptr, off, n uint64) error) (queued bool, err error) {
+	// A block is filled while the copy out of the other one runs.
+	off := uint64(0)
+	for k := l.firstBlock(queue); len(src) > 0; k ^= 1 {
+		b := &l.blocks[k]
+		if b.mustWait(queue) {
+			if err := st.ready(b); err != nil {
+				return queued, err
+			}
+		}
+		at := b.used
+		n := uint64(copy(b.mem[at:], src))
+		b.used, queued = at+n, true
+		if err := move(b, b.p+driver.Ptr(at), off, n); err != nil {
+			return queued, err
+		}
+		off, src = off+n, src[n:]
+	}
+	return queued, nil
+}
+
+// Out is In the other way: move queues n bytes to p, and dst is filled when Out returns.
+func (st *Lanes) Out(l *Lane, queue driver.Stream, dst []byte, move func(b *Block, p driver.Ptr, off, n uint64) error) error {
+	off := uint64(0)
+	return st.drain(l, l.firstBlock(queue), hostcopy.IsFresh(dst), func(b *Block) ([]byte, error) {
+		n := min(uint64(len(dst))-off, st.size())
+		if n == 0 {
+			return nil, nil
+		}
+		if err := move(b, b.p, off, n); err != nil {
+			return nil, err
+		}
+		b.used = st.size() // else an In after a failure here could write where this copy still may
+		to := dst[off : off+n]
+		off += n
+		return to, nil
+	})
+}
+
+// Event is to be recorded after a copy of the block.
+func (b *Block) Event() driver.Event { return b.event }
+
+// Synced is for a block without an event after its copy: the stream was waited for, or err says why not.
+// Then the lane is never lent again: nothing tells when the copy has read its block.
+func (l *Lane) Synced(b *Block, err error) {
+	if err != nil {
+		l.maybeBusy = true
+		return
+	}
+	l.eventMissing = false
+	b.busy, b.used = false, 0
 }
 
 // firstBlock is the block to begin with: the one that has room, of two the one
 // that is in use already.
-func (l *lane) firstBlock(queue driver.Stream) int {
+func (l *Lane) firstBlock(queue driver.Stream) int {
 	first, second := &l.blocks[0], &l.blocks[1]
 	if first.mustWait(queue) && !second.mustWait(queue) || !first.busy && second.busy && !second.mustWait(queue) {
 		return 1
