@@ -60,7 +60,7 @@ func (d *Device) reuseOrCreate(op string, size uint64, p Prop, purpose purpose, 
 		return nil, err
 	}
 	if m := d.takeCached(d.resolve(p), size, size, from); m != nil {
-		d.counters.count(1, &d.counters.Hits)
+		d.counters.Count(1, &d.counters.Hits)
 		return m, nil
 	}
 	if purpose == forCaller {

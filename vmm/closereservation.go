@@ -143,7 +143,7 @@ func (r *Reservation) finishClose() error {
 		r.note(history.Reserve, 0, r.size)
 		return err
 	}
-	r.dev.counters.sub(r.size, &r.dev.counters.reserved)
+	r.dev.counters.Sub(r.size, &r.dev.counters.Reserved)
 	r.mu.Lock()
 	r.phase.Store(phaseClosed)
 	r.notify()

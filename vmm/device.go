@@ -24,6 +24,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
+	"github.com/cuvmm/cuvmm/vmm/internal/count"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -38,7 +39,7 @@ type Device struct {
 	info     Info
 	location Location // of its memory
 
-	counters counters
+	counters count.Counters
 	samples  *memsample.Owner // of who has the memory
 	history  history.Log
 	cache    cache
@@ -75,7 +76,7 @@ func newDevice(drv driver.Driver, info Info) *Device {
 	key := deviceCount.Add(1)
 	d.mu.At(lock.Device, key)
 	d.cache.mu.At(lock.Cache, key)
-	d.counters.mu.At(lock.Counters, key)
+	d.counters.At(key)
 	d.wakeup = sync.NewCond(&d.mu)
 	d.worker.kicked = make(chan struct{}, 1)
 	d.state = acquireState(drv, info.Ordinal, d)
@@ -333,7 +334,7 @@ func (d *Device) beginClose() (closed bool, err error) {
 	if err := d.checkUnusedLocked(); err != nil {
 		return false, err
 	}
-	if n := d.counters.read(&d.counters.committed.now) + d.counters.read(&d.counters.imported.now); n > 0 {
+	if n := d.counters.Read(&d.counters.Committed.Now) + d.counters.Read(&d.counters.Imported.Now); n > 0 {
 		return false, fmt.Errorf("%w: %s of its memory are mapped in reservations of other devices, or not yet released", ErrBusy, errtext.Size(n))
 	}
 	d.closing = true

@@ -133,7 +133,7 @@ package vmm
 //	topology.go          Topology: which devices reach each other
 //	layout.go            Layout and Tensor; in what two Layouts differ, but for the fields of elements
 //	dtype.go             the fields of struct elements as NumPy's dtype; in which field two differ
-//	stats.go             Stats, Report, and the counters behind them
+//	stats.go             Stats and Report
 
 // Lock order:
 //
@@ -163,7 +163,7 @@ package vmm
 //	                  process.mu
 //	                    driverState.mu
 //	                      deviceState.mu, cache.mu, openDevice.mu
-//	                        staging.Lanes, pinnedCache.mu, captures.mu, World.mu, counters.mu
+//	                        staging.Lanes, pinnedCache.mu, captures.mu, World.mu, count.Counters
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
 // goroutine that takes a lock out of order panics, and so does one that begins a wait with a lock

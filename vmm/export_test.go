@@ -167,8 +167,7 @@ func LockKey(g *Range) uint64 { return g.r.id }
 
 // HoldCounters locks the device's counters until release.
 func HoldCounters(d *Device) (release func()) {
-	d.counters.mu.Lock()
-	return d.counters.mu.Unlock
+	return d.counters.Hold()
 }
 
 // Fence is one of package pool.

@@ -53,7 +53,7 @@ func (g *Range) ensure(need uint64) error {
 	err := g.growLocked(need, forCaller)
 	if !errors.Is(err, errRetiring) { // else it comes again
 		d := g.r.dev
-		d.counters.count(1, &d.counters.Growths, &g.r.counters.Growths)
+		d.counters.Count(1, &d.counters.Growths, &g.r.counters.Growths)
 	}
 	if lacksMemory(err) {
 		return growthLacks{err, need}
@@ -127,7 +127,7 @@ func (g *Range) mapMoreLocked(have, need uint64, purpose purpose) error {
 	r := g.r
 	r.mu.Lock()
 	var err error
-	if r.counters.quarantined.now > 0 {
+	if r.counters.Quarantined.Now > 0 {
 		err = r.quarantineErrLocked(have)
 	}
 	r.mu.Unlock()
@@ -212,7 +212,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 		return 0, err
 	}
 	if hits > 0 {
-		d.counters.count(hits, &d.counters.Hits, &g.r.counters.Hits)
+		d.counters.Count(hits, &d.counters.Hits, &g.r.counters.Hits)
 	}
 	return want - left, createErr
 }
@@ -260,7 +260,7 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 	if taken > 0 {
 		freeFences(fences) // it takes other locks, and may close a device: not under mu
 		d := r.dev
-		d.counters.count(taken, &d.counters.Reclaimed, &r.counters.Reclaimed)
+		d.counters.Count(taken, &d.counters.Reclaimed, &r.counters.Reclaimed)
 	}
 	return off
 }
@@ -340,12 +340,12 @@ func (g *Range) endGrowAhead(have, goal uint64, err error) error {
 	d := g.r.dev
 	if err == nil {
 		g.aheadPause.Store(nil)
-		d.counters.count(1, &d.counters.GrowAheads, &g.r.counters.GrowAheads)
+		d.counters.Count(1, &d.counters.GrowAheads, &g.r.counters.GrowAheads)
 		return nil
 	}
 	again := time.Now().Add(afterFailure)
 	before := g.aheadPause.Swap(&again)
-	d.counters.count(1, &d.counters.GrowAheadFailures, &g.r.counters.GrowAheadFailures)
+	d.counters.Count(1, &d.counters.GrowAheadFailures, &g.r.counters.GrowAheadFailures)
 	if before != nil {
 		return nil
 	}
@@ -373,9 +373,9 @@ func (g *Range) affordable(have, goal uint64) uint64 {
 		}
 	}
 	// What retires here, and what is cached, takes no new memory.
-	d.counters.mu.Lock()
-	ours := g.r.counters.retiring.now + d.counters.cached.now
-	d.counters.mu.Unlock()
+	release := d.counters.Hold()
+	ours := g.r.counters.Retiring.Now + d.counters.Cached.Now
+	release()
 	if left := goal - have; left > ours && left-ours > spare {
 		return have + (ours+spare)/g.unit*g.unit
 	}

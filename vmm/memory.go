@@ -72,7 +72,7 @@ func (d *Device) createCharged(size uint64, p Prop, purpose purpose, from *memsa
 		m = d.adopt(h, size, p, true, from)
 		// A network card may go on reading memory that it was shown.
 		m.cacheable.Store(p.Share == 0 && !p.RDMA)
-		d.counters.count(1, &d.counters.Creates)
+		d.counters.Count(1, &d.counters.Creates)
 		d.history.Add(history.Create, 0, size, 0, from.Name)
 		return nil
 	})
@@ -93,7 +93,7 @@ func (s *deviceState) home(p Prop) *deviceState {
 func (d *Device) adopt(h driver.Handle, size uint64, p Prop, created bool, from *memsample.Source) *memory {
 	m := &memory{dev: d, handle: h, size: size, prop: p, created: created, sample: memsample.Of(d.samples, from, size, 1)}
 	m.refs.Store(1)
-	d.counters.raise(d.counters.of(created), size, m.sample.Begin)
+	d.counters.Raise(d.counters.Of(created), size, m.sample.Begin)
 	return m
 }
 
@@ -139,13 +139,19 @@ func releaseAll(all []*memory) (failed error) {
 func (m *memory) free() error {
 	d := m.dev
 	if err := d.drv.Release(m.handle); err != nil {
-		d.counters.add(m.size, &d.counters.quarantined)
+		d.counters.Add(m.size, &d.counters.Quarantined)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.refusedMemory = append(d.refusedMemory, m)
 		return err
 	}
-	d.counters.released(m)
+	d.counters.Lower(d.counters.Of(m.created), m.size, func() {
+		if m.created { // else it is its owner's still
+			d.counters.Releases++
+			d.counters.FreedBytes += m.size
+		}
+		m.sample.End()
+	})
 	if m.created {
 		d.history.Add(history.Release, 0, m.size, 0, "")
 		d.state.discharge(m.size)
@@ -164,7 +170,7 @@ func (d *Device) releaseRefused() (failed error) {
 	d.refusedMemory = nil
 	d.mu.Unlock()
 	for _, m := range all {
-		d.counters.sub(m.size, &d.counters.quarantined)
+		d.counters.Sub(m.size, &d.counters.Quarantined)
 		failed = errtext.Join(failed, "and", m.free())
 	}
 	return failed
@@ -193,10 +199,10 @@ func (d *Device) SetReleaseThreshold(bytes uint64) (old uint64) {
 	defer d.state.pressureMu.Unlock()
 	live := d.checkOpen() == nil
 	d.cache.mu.Lock()
-	old = d.counters.read(&d.counters.threshold)
+	old = d.counters.Read(&d.counters.Threshold)
 	var out []*memory
 	if live {
-		d.counters.setThreshold(bytes)
+		d.counters.Set(&d.counters.Threshold, bytes)
 		out = d.evictLocked(bytes)
 	}
 	d.cache.mu.Unlock()
@@ -212,14 +218,14 @@ func (d *Device) cacheMemory(m *memory) bool {
 	}
 	c := &d.cache
 	c.mu.Lock()
-	threshold := d.counters.read(&d.counters.threshold)
+	threshold := d.counters.Read(&d.counters.Threshold)
 	if m.size > threshold {
 		c.mu.Unlock()
 		return false
 	}
 	out := d.evictLocked(threshold - m.size)
 	c.list.Put(m.prop, m.size, m.handle)
-	d.counters.raise(&d.counters.cached, m.size, m.sample.End)
+	d.counters.Raise(&d.counters.Cached, m.size, m.sample.End)
 	c.mu.Unlock()
 	releaseAll(out) //nolint:errcheck // counted as quarantined
 	return true
@@ -252,7 +258,7 @@ func (d *Device) uncached(x *freelist.Piece[driver.Prop, driver.Handle], from *m
 	m := &memory{dev: d, handle: x.Value, size: x.Size, prop: x.Kind, created: true, recycled: true}
 	m.sample = memsample.Of(d.samples, from, x.Size, 1)
 	m.refs.Store(1)
-	d.counters.lower(&d.counters.cached, x.Size, m.sample.Begin)
+	d.counters.Lower(&d.counters.Cached, x.Size, m.sample.Begin)
 	return m
 }
 
@@ -278,7 +284,7 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	if err := d.checkOpen(); err != nil {
 		return 0, d.wrap("trim", 0, keep, err)
 	}
-	before := d.counters.read(&d.counters.freedBytes)
+	before := d.counters.Read(&d.counters.FreedBytes)
 	err = d.state.parent.refusedCalls.retry(d) // it may wait, so not within trim
 	err = errtext.Join(err, "and", d.state.syncFills())
 	for _, r := range d.openReservations() {
@@ -287,7 +293,7 @@ func (d *Device) Trim(keep uint64) (freed uint64, err error) {
 	d.state.pressureMu.Lock() // a growth out of memory waits for what is about to go
 	defer d.state.pressureMu.Unlock()
 	err = errtext.Join(err, "and", d.trim(keep))
-	return d.counters.read(&d.counters.freedBytes) - before, d.wrap("trim", 0, keep, err)
+	return d.counters.Read(&d.counters.FreedBytes) - before, d.wrap("trim", 0, keep, err)
 }
 
 // trim is the part of Trim that waits for no work.
@@ -296,7 +302,7 @@ func (d *Device) trim(keep uint64) error {
 	if !d.state.mayFill() { // a fence covers no fill that came after it
 		_, err = sweepRetired(d, waitForLock)
 	}
-	if d.counters.read(&d.counters.quarantined.now) > 0 {
+	if d.counters.Read(&d.counters.Quarantined.Now) > 0 {
 		for _, r := range d.openReservations() {
 			err = errtext.Join(err, "and", r.unmapNeverAccessible())
 		}

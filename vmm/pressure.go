@@ -306,7 +306,7 @@ func (s *deviceState) inUse() uint64 {
 	defer s.mu.Unlock()
 	n := s.created
 	for _, d := range s.devices {
-		n -= d.counters.read(&d.counters.cached.now)
+		n -= d.counters.Read(&d.counters.Cached.Now)
 	}
 	return n
 }

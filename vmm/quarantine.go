@@ -24,7 +24,7 @@ import (
 func (r *Reservation) quarantineLocked(s *slot, cause error) {
 	invariants.Held(&r.mu)
 	if s.Quarantined == nil {
-		r.dev.counters.add(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
+		r.dev.counters.Add(s.Size, &r.dev.counters.Quarantined, &r.counters.Quarantined)
 	}
 	s.Quarantined = cause
 }
@@ -33,7 +33,7 @@ func (r *Reservation) quarantineLocked(s *slot, cause error) {
 func (r *Reservation) unquarantineLocked(s *slot) {
 	invariants.Held(&r.mu)
 	if s.Quarantined != nil {
-		r.dev.counters.sub(s.Size, &r.dev.counters.quarantined, &r.counters.quarantined)
+		r.dev.counters.Sub(s.Size, &r.dev.counters.Quarantined, &r.counters.Quarantined)
 	}
 	s.Quarantined = nil
 }
@@ -41,14 +41,14 @@ func (r *Reservation) unquarantineLocked(s *slot) {
 // anyQuarantinedLocked reports whether a slot is quarantined. It needs r.mu.
 func (r *Reservation) anyQuarantinedLocked() bool {
 	invariants.Held(&r.mu)
-	return r.counters.quarantined.now > 0
+	return r.counters.Quarantined.Now > 0
 }
 
 // quarantineErrLocked is the error of a quarantined slot that begins at most at off,
 // nil if there is none. It needs r.mu.
 func (r *Reservation) quarantineErrLocked(off uint64) error {
 	invariants.Held(&r.mu)
-	for i := 0; r.counters.quarantined.now > 0 && i < r.table.Len(); i++ {
+	for i := 0; r.counters.Quarantined.Now > 0 && i < r.table.Len(); i++ {
 		if s := r.table.At(i); s.Off <= off && s.Quarantined != nil {
 			return fmt.Errorf("quarantined: %w", s.Quarantined)
 		}

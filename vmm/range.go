@@ -401,7 +401,7 @@ func (g *Range) publishLenLocked(n uint64) {
 	switch old := g.len.Swap(n); {
 	case n > old:
 		if g.supply == nil { // else it is memory of others, which the device does not count as used
-			c.raised(n-old, &r.counters)
+			c.Raised(n-old, &r.counters)
 		}
 		r.notifyRaised(n)
 	case n < old:
@@ -410,7 +410,7 @@ func (g *Range) publishLenLocked(n uint64) {
 		if g.supply != nil {
 			less = 0
 		}
-		c.lowered(old, less, &r.counters)
+		c.Lowered(old, less, &r.counters)
 		r.notify()
 	}
 }
@@ -534,17 +534,16 @@ func (g *Range) Stats() RangeStats {
 	r := g.r
 	r.mu.Lock() // no chunk comes or goes meanwhile
 	defer r.mu.Unlock()
-	r.dev.counters.mu.Lock()
-	defer r.dev.counters.mu.Unlock()
+	defer r.dev.counters.Hold()()
 	c, used := &r.counters, g.len.Load()
 	st := RangeStats{
-		Committed:         c.committed.now,
+		Committed:         c.Committed.Now,
 		Used:              used,
-		Retiring:          c.retiring.now,
-		Quarantined:       c.quarantined.now,
+		Retiring:          c.Retiring.Now,
+		Quarantined:       c.Quarantined.Now,
 		Chunks:            r.table.Len(),
-		PeakCommitted:     c.committed.peak,
-		PeakUsed:          max(c.peakUsed, used),
+		PeakCommitted:     c.Committed.Peak,
+		PeakUsed:          max(c.PeakUsed, used),
 		Hits:              c.Hits,
 		Growths:           c.Growths,
 		GrowAheads:        c.GrowAheads,
@@ -563,10 +562,9 @@ func (g *Range) ResetPeaks() {
 	if g == nil || g.r == nil {
 		return
 	}
-	g.r.dev.counters.mu.Lock()
-	defer g.r.dev.counters.mu.Unlock()
+	defer g.r.dev.counters.Hold()()
 	c := &g.r.counters
-	c.committed.peak, c.peakUsed = c.committed.now, 0
+	c.Committed.Peak, c.PeakUsed = c.Committed.Now, 0
 }
 
 // LookupRange is Lookup for a Range: it returns the Range that p lies in, or nil and false if p lies in
@@ -592,6 +590,6 @@ func (g *Range) countAwakeLocked() {
 		return
 	}
 	c := &g.r.dev.counters
-	c.move(g.len.Load(), &c.asleep, &c.used)
+	c.Move(g.len.Load(), &c.Asleep, &c.Used)
 	g.asleep = false
 }

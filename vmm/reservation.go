@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/count"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -75,7 +76,7 @@ type Reservation struct {
 	retirements    []*retirement          // left to the device's goroutine, in order
 	holds          []*hold
 	spans          userSpans
-	counters       rangeCounters // also under the device's counters.mu
+	counters       count.Range // also under the lock of the device's
 }
 
 // slot is a mapped chunk: a reference to its memory, and its state. Callers see the
@@ -172,7 +173,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 		return nil, err
 	}
 	d.state.parent.add(r)
-	d.counters.add(rounded, &d.counters.reserved)
+	d.counters.Add(rounded, &d.counters.Reserved)
 	r.note(history.Reserve, 0, rounded)
 	return r, nil
 }
@@ -404,7 +405,7 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 		}
 		size += m.size
 	}
-	r.dev.counters.mapped(len(ms), size, &r.counters)
+	r.dev.counters.Mapped(len(ms), size, &r.counters)
 	if invariants.Enabled {
 		r.checkInvariantsLocked()
 	}
@@ -426,7 +427,7 @@ func (r *Reservation) removeSlotsLocked(i, j int, removed []*memory) []*memory {
 		size += s.Size
 		removed = append(removed, s.Mem)
 	}
-	r.dev.counters.unmapped(j-i, size, retiring, &r.counters)
+	r.dev.counters.Unmapped(j-i, size, retiring, &r.counters)
 	r.table.Delete(i, j)
 	r.generation.Add(1) // what lay there is lost
 	if invariants.Enabled {
@@ -438,7 +439,7 @@ func (r *Reservation) removeSlotsLocked(i, j int, removed []*memory) []*memory {
 // committedLocked is how many bytes are mapped. It needs r.mu.
 func (r *Reservation) committedLocked() uint64 {
 	invariants.Held(&r.mu)
-	return r.counters.committed.now
+	return r.counters.Committed.Now
 }
 
 // checkInvariantsLocked panics if the table is not consistent; only with -tags

@@ -291,7 +291,7 @@ func (s *sleeper) showAsleep() {
 		s.publishLenLocked(0)
 	}
 	c := &s.r.dev.counters
-	c.move(s.len.Load(), &c.used, &c.asleep)
+	c.Move(s.len.Load(), &c.Used, &c.Asleep)
 	s.asleep = true
 	s.r.notify()
 	s.r.note(history.Sleep, 0, s.capacity)

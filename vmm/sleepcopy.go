@@ -108,11 +108,11 @@ func (g *Range) countHostCopy(d *Device) {
 			return err
 		}
 		g.copySample = memsample.Of(d.samples, &memsample.Source{Kind: memsample.HostCopy, Name: g.opts.Name}, n, 1)
-		d.counters.raise(&d.counters.hostCopies, n, g.copySample.Begin)
+		d.counters.Raise(&d.counters.HostCopies, n, g.copySample.Begin)
 		return nil
 	}
 	g.hostCopy.Return = func(n uint64) {
-		d.counters.lower(&d.counters.hostCopies, n, g.copySample.End)
+		d.counters.Lower(&d.counters.HostCopies, n, g.copySample.End)
 		giveAddresses(n)
 	}
 }

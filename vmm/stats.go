@@ -6,198 +6,22 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/frames"
-	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/stats"
-	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+	"github.com/cuvmm/cuvmm/vmm/internal/count"
 )
-
-// gauge is a number of bytes now and the most it has been.
-type gauge struct{ now, peak uint64 }
-
-// counters is what the Stats of a device and of its ranges are read from: one lock, so
-// that all numbers are of one moment. While it is held, nothing but appended.mu is locked.
-//
-// What is appended in place is counted with its range's lock alone, so that ranges do not wait for
-// each other. used is without it until settleLocked adds it, before anything else looks at used.
-// Meanwhile used only rises, so its peak is right, too.
-type counters struct {
-	mu lock.Mutex
-
-	reserved, committed, imported, used, cached, retiring, quarantined, asleep, hostCopies gauge
-	Counts
-	appended []*appended // of the ranges that have some
-
-	freedBytes uint64 // that went back to the driver, ever
-	threshold  uint64 // of the cache; changes with its lock held, too
-}
-
-// appended is bytes by which a range's Len has risen, and which its device's used lacks.
-type appended struct {
-	mu    sync.Mutex // nothing is locked while it is held
-	bytes uint64     // more than 0 while it is in counters.appended
-}
-
-// rangeCounters are the counters of one reservation, under its device's counters.mu.
-// All gauges change with Reservation.mu held, too.
-type rangeCounters struct {
-	committed, retiring, quarantined                        gauge
-	peakUsed                                                uint64 // but for Len as it is now
-	appended                                                appended
-	Hits, Growths, GrowAheads, GrowAheadFailures, Reclaimed uint64
-}
-
-// add adds n bytes to each of the gauges.
-func (c *counters) add(n uint64, gauges ...*gauge) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, g := range gauges {
-		g.now += n
-		g.peak = max(g.peak, g.now)
-	}
-}
-
-// sub takes n bytes from each of the gauges.
-func (c *counters) sub(n uint64, gauges ...*gauge) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, g := range gauges {
-		g.now -= n
-	}
-}
-
-// raised counts that Len has risen by n bytes, more than 0.
-func (c *counters) raised(n uint64, of *rangeCounters) {
-	a := &of.appended
-	a.mu.Lock()
-	if a.bytes > 0 {
-		a.bytes += n
-		a.mu.Unlock()
-		return
-	}
-	a.mu.Unlock()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.bytes == 0 {
-		c.appended = append(c.appended, a)
-	}
-	a.bytes += n
-}
-
-// lowered counts that Len has fallen from from, and used by less.
-func (c *counters) lowered(from, less uint64, of *rangeCounters) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.settleLocked()
-	of.peakUsed = max(of.peakUsed, from)
-	c.used.now -= less
-}
-
-// settleLocked adds to used what was appended. A range whose bytes it has added waits for c.mu with
-// its next ones, so all that is added is of one moment, when it ends. It needs c.mu.
-func (c *counters) settleLocked() {
-	invariants.Held(&c.mu)
-	for _, a := range c.appended {
-		a.mu.Lock()
-		c.used.now += a.bytes
-		a.bytes = 0
-		a.mu.Unlock()
-	}
-	c.used.peak = max(c.used.peak, c.used.now)
-	clear(c.appended) // a range that closes is not kept
-	c.appended = c.appended[:0]
-}
-
-// move moves n bytes from one gauge to another.
-func (c *counters) move(n uint64, from, to *gauge) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.settleLocked()
-	from.now -= n
-	to.now += n
-	to.peak = max(to.peak, to.now)
-}
-
-// count adds n to each of the counts.
-func (c *counters) count(n uint64, counts ...*uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, x := range counts {
-		*x += n
-	}
-}
-
-// mapped counts n chunks of size bytes as mapped in a range.
-func (c *counters) mapped(n int, size uint64, of *rangeCounters) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.Maps += uint64(n)
-	of.committed.now += size
-	of.committed.peak = max(of.committed.peak, of.committed.now)
-}
-
-// unmapped undoes mapped, for chunks of which so many bytes were retiring.
-func (c *counters) unmapped(n int, size, retiring uint64, of *rangeCounters) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.Unmaps += uint64(n)
-	of.committed.now -= size
-	of.retiring.now -= retiring
-	c.retiring.now -= retiring
-}
-
-// raise adds n bytes to a gauge, lower takes them from it, and both call then with the counters' lock
-// held: what is sampled of memory begins and ends there, so both are of one moment.
-func (c *counters) raise(g *gauge, n uint64, then func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	g.now += n
-	g.peak = max(g.peak, g.now)
-	then()
-}
-
-func (c *counters) lower(g *gauge, n uint64, then func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	g.now -= n
-	then()
-}
-
-// released counts memory as released by the driver.
-func (c *counters) released(m *memory) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.of(m.created).now -= m.size
-	if m.created { // else it is its owner's still
-		c.Releases++
-		c.freedBytes += m.size
-	}
-	m.sample.End()
-}
-
-// of is the gauge of memory that was created here, or imported.
-func (c *counters) of(created bool) *gauge {
-	if created {
-		return &c.committed
-	}
-	return &c.imported
-}
 
 // moment is memsample.Owner.Moment.
 func (d *Device) moment(read func()) memsample.Totals {
 	pinned := d.pinned()
 	c := &d.counters
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	defer c.Hold()()
 	read()
-	return memsample.Totals{Committed: c.committed.now, Cached: c.cached.now, HostCopies: c.hostCopies.now, Pinned: pinned, PinnedOf: d.state}
+	return memsample.Totals{Committed: c.Committed.Now, Cached: c.Cached.Now, HostCopies: c.HostCopies.Now, Pinned: pinned, PinnedOf: d.state}
 }
 
 // pinned is how much host memory is pinned for the device.
@@ -206,20 +30,6 @@ func (d *Device) pinned() uint64 {
 		return o.stage.Pinned() + o.mirrors.Load() + o.pinnedCache.size.Load()
 	}
 	return 0
-}
-
-// setThreshold is for SetReleaseThreshold.
-func (c *counters) setThreshold(bytes uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.threshold = bytes
-}
-
-// read reads a number.
-func (c *counters) read(n *uint64) uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return *n
 }
 
 // Counts are numbers of operations since the Device was opened; Reclaimed is bytes.
@@ -284,31 +94,32 @@ func (d *Device) Stats() Stats {
 	pinned := d.pinned()
 	// What follows is of one moment; the limits above change by themselves.
 	c := &d.counters
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.settleLocked()
-	return Stats{
-		Reserved:         c.reserved.now,
-		Committed:        c.committed.now,
-		Imported:         c.imported.now,
-		Used:             c.used.now,
-		Cached:           c.cached.now,
-		Retiring:         c.retiring.now,
-		Quarantined:      c.quarantined.now,
-		Asleep:           c.asleep.now,
-		HostCopies:       c.hostCopies.now,
-		Pinned:           pinned,
-		PeakReserved:     c.reserved.peak,
-		PeakCommitted:    c.committed.peak,
-		PeakUsed:         c.used.peak,
-		PeakCached:       c.cached.peak,
-		PeakRetiring:     c.retiring.peak,
-		Counts:           c.Counts,
-		WorkTime:         time.Duration(d.workTime.Load()),
-		Limit:            limit,
-		ReleaseThreshold: c.threshold,
-		AddressLimit:     addresses,
-	}
+	var st Stats
+	c.Moment(func() {
+		st = Stats{
+			Reserved:         c.Reserved.Now,
+			Committed:        c.Committed.Now,
+			Imported:         c.Imported.Now,
+			Used:             c.Used.Now,
+			Cached:           c.Cached.Now,
+			Retiring:         c.Retiring.Now,
+			Quarantined:      c.Quarantined.Now,
+			Asleep:           c.Asleep.Now,
+			HostCopies:       c.HostCopies.Now,
+			Pinned:           pinned,
+			PeakReserved:     c.Reserved.Peak,
+			PeakCommitted:    c.Committed.Peak,
+			PeakUsed:         c.Used.Peak,
+			PeakCached:       c.Cached.Peak,
+			PeakRetiring:     c.Retiring.Peak,
+			Counts:           Counts(c.Counts),
+			WorkTime:         time.Duration(d.workTime.Load()),
+			Limit:            limit,
+			ReleaseThreshold: c.Threshold,
+			AddressLimit:     addresses,
+		}
+	})
+	return st
 }
 
 // ResetPeaks sets the high-water marks to the current values.
@@ -317,12 +128,11 @@ func (d *Device) ResetPeaks() {
 		return
 	}
 	c := &d.counters
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.settleLocked()
-	for _, g := range []*gauge{&c.reserved, &c.committed, &c.used, &c.cached, &c.retiring, &c.quarantined, &c.asleep} {
-		g.peak = g.now
-	}
+	c.Moment(func() {
+		for _, g := range []*count.Gauge{&c.Reserved, &c.Committed, &c.Used, &c.Cached, &c.Retiring, &c.Quarantined, &c.Asleep} {
+			g.Peak = g.Now
+		}
+	})
 }
 
 // String is the statistics as JSON, the same that expvar.Func makes of Stats.

@@ -237,7 +237,7 @@ func (r *Reservation) retireLocked(i, j int) *retirement {
 		t.left++
 		bytes += s.Size
 	}
-	r.dev.counters.add(bytes, &r.dev.counters.retiring, &r.counters.retiring)
+	r.dev.counters.Add(bytes, &r.dev.counters.Retiring, &r.counters.Retiring)
 	return t
 }
 
@@ -247,7 +247,7 @@ func (r *Reservation) unretireLocked(s *slot, fences []order.Fence) []order.Fenc
 	invariants.Held(&r.mu)
 	t := s.Retired
 	s.State, s.Retired = slots.Accessible, nil
-	r.dev.counters.sub(s.Size, &r.dev.counters.retiring, &r.counters.retiring)
+	r.dev.counters.Sub(s.Size, &r.dev.counters.Retiring, &r.counters.Retiring)
 	if t.left--; t.left > 0 || t.sweeping {
 		return fences
 	}
