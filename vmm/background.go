@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/frames"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
@@ -164,7 +165,7 @@ func callLogger(l *slog.Logger, device string, err error) {
 }
 
 // inLogger reports whether the logger's handler, in the device's goroutine, has called this.
-func (w *worker) inLogger() bool { return w.logging.Load() && calledBy(callLogger) }
+func (w *worker) inLogger() bool { return w.logging.Load() && frames.CalledBy(callLogger) }
 
 // takeGrowths takes the ranges to grow off the queue, which goes on in the memory of spare.
 func (d *Device) takeGrowths(spare []*Range) []*Range {

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
@@ -59,25 +60,25 @@ func (d *Device) reuseOrCreate(op string, size uint64, p Prop, purpose purpose, 
 	if err := d.checkOpen(); err != nil {
 		return nil, err
 	}
-	if m := d.takeCached(d.resolve(p), size, size, from); m != nil {
+	if m := d.account.Cached(d.resolve(p), size, size, from); m != nil {
 		d.counters.Count(1, &d.counters.Hits)
 		return m, nil
 	}
 	if purpose == forCaller {
 		return d.createForCaller(op, size, p, from)
 	}
-	m, _, err = d.create(size, d.resolve(p), purpose, from)
+	m, _, err = d.account.Create(size, d.resolve(p), purpose, from)
 	return m, err
 }
 
 // createForCaller creates memory for op, for which other memory may have to be released.
 func (d *Device) createForCaller(op string, size uint64, p Prop, from *memsample.Source) (m *memory, err error) {
 	need := func(err error) error { return d.opError(op, from.Name, 0, size, err) }
-	err = withMemory(need, func() (short *deviceState, err error) {
+	err = withMemory(need, func() (short *bank.Bank, err error) {
 		if err = d.checkOpen(); err != nil {
 			return nil, err
 		}
-		m, short, err = d.create(size, d.resolve(p), forCaller, from)
+		m, short, err = d.account.Create(size, d.resolve(p), forCaller, from)
 		return short, err
 	})
 	return m, err
@@ -95,7 +96,7 @@ func (d *Device) resolve(p Prop) Prop {
 func (d *Device) chunk(m *memory, made []uintptr) (*Chunk, error) {
 	c := &Chunk{mem: m, dev: d}
 	if err := d.trackMade(c, "chunk", made); err != nil {
-		return nil, errtext.Join(err, "and giving the memory back", m.release())
+		return nil, errtext.Join(err, "and giving the memory back", m.Release())
 	}
 	return c, nil
 }
@@ -124,7 +125,7 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	if err != nil {
 		return nil, err
 	}
-	m := d.adopt(h, size, p, false, &memsample.Source{Kind: memsample.Import, Made: made})
+	m := d.account.Imported(h, size, p, &memsample.Source{Kind: memsample.Import, Made: made})
 	if made == nil {
 		d.history.Add(history.Import, 0, size, 0, "")
 	} else {
@@ -132,9 +133,9 @@ func (d *Device) importChunk(size uint64, p Prop, take func(Prop) (driver.Handle
 	}
 	actual, err := d.drv.Properties(h)
 	if err != nil {
-		return nil, errtext.Join(err, "and giving the memory back", m.release())
+		return nil, errtext.Join(err, "and giving the memory back", m.Release())
 	}
-	m.prop.Location = actual.Location
+	m.Prop.Location = actual.Location
 	return d.chunk(m, made)
 }
 
@@ -143,7 +144,7 @@ func (c *Chunk) Size() uint64 {
 	if c == nil || c.mem == nil {
 		return 0
 	}
-	return c.mem.size
+	return c.mem.Size
 }
 
 // Properties returns the driver's record of the memory: where it is, how it can be exported, and what it
@@ -156,11 +157,11 @@ func (c *Chunk) Properties() (Prop, error) {
 	}
 	m, err := c.retain()
 	if err != nil {
-		return Prop{}, c.dev.wrap("properties of chunk", 0, c.mem.size, err)
+		return Prop{}, c.dev.wrap("properties of chunk", 0, c.mem.Size, err)
 	}
-	defer m.release() //nolint:errcheck // what the driver refuses is counted as quarantined
-	p, err := m.dev.drv.Properties(m.handle)
-	return p, c.dev.wrap("properties of chunk", 0, m.size, err)
+	defer m.Release() //nolint:errcheck // what the driver refuses is counted as quarantined
+	p, err := c.dev.drv.Properties(m.Handle)
+	return p, c.dev.wrap("properties of chunk", 0, m.Size, err)
 }
 
 // Export returns a new file descriptor of the memory, which keeps the memory alive. It returns ErrInvalid
@@ -171,14 +172,14 @@ func (c *Chunk) Export() (fd int, err error) {
 	}
 	m, err := c.retain()
 	if err != nil {
-		return -1, c.dev.wrap("export chunk", 0, c.mem.size, err)
+		return -1, c.dev.wrap("export chunk", 0, c.mem.Size, err)
 	}
-	defer m.release() //nolint:errcheck // what the driver refuses is counted as quarantined
-	fd, err = m.dev.drv.Export(m.handle)
+	defer m.Release() //nolint:errcheck // what the driver refuses is counted as quarantined
+	fd, err = c.dev.drv.Export(m.Handle)
 	if err != nil {
-		return -1, c.dev.wrap("export chunk", 0, m.size, err)
+		return -1, c.dev.wrap("export chunk", 0, m.Size, err)
 	}
-	c.dev.history.Add(history.Export, 0, m.size, 0, "")
+	c.dev.history.Add(history.Export, 0, m.Size, 0, "")
 	return fd, nil
 }
 
@@ -188,7 +189,7 @@ func (c *Chunk) retain() (*memory, error) {
 	if c == nil || c.mem == nil {
 		return nil, fmt.Errorf("%w: no chunk", ErrInvalid)
 	}
-	if c.closed.Load() || !c.mem.retain() {
+	if c.closed.Load() || !c.mem.Retain() {
 		return nil, fmt.Errorf("%w: chunk", ErrClosed)
 	}
 	return c.mem, nil
@@ -200,9 +201,9 @@ func (c *Chunk) Close() error {
 	if c == nil || c.mem == nil || c.closed.Swap(true) {
 		return nil
 	}
-	err := c.mem.release()
+	err := c.mem.Release()
 	c.dev.untrack(c)
-	return c.dev.wrap("close chunk", 0, c.mem.size, err)
+	return c.dev.wrap("close chunk", 0, c.mem.Size, err)
 }
 
 // Freed is Segment.Freed for the chunk's memory, after Close, too.
@@ -210,8 +211,8 @@ func (c *Chunk) Freed() (bool, error) {
 	if c == nil || c.mem == nil {
 		return false, &OpError{Op: "ask for freed memory", Err: fmt.Errorf("%w: no chunk", ErrInvalid)}
 	}
-	freed, err := c.mem.freed(c.dev)
-	return freed, c.dev.wrap("ask for freed memory", 0, c.mem.size, err)
+	freed, err := c.dev.freed(c.mem)
+	return freed, c.dev.wrap("ask for freed memory", 0, c.mem.Size, err)
 }
 
 // Segment is one accessible chunk, with its address and its memory, to register or share. For people, a
@@ -230,7 +231,7 @@ func (s Segment) Chunk() (*Chunk, error) {
 	if s.mem == nil {
 		return nil, &OpError{Op: "take chunk", Err: fmt.Errorf("%w: no segment", ErrInvalid)}
 	}
-	if !s.mem.retain() {
+	if !s.mem.Retain() {
 		return nil, s.dev.wrap("take chunk", s.Addr, s.Size, fmt.Errorf("%w: memory", ErrClosed))
 	}
 	c, err := s.dev.chunk(s.mem, nil)
@@ -244,18 +245,18 @@ func (s Segment) Freed() (bool, error) {
 	if s.mem == nil {
 		return false, &OpError{Op: "ask for freed memory", Err: fmt.Errorf("%w: no segment", ErrInvalid)}
 	}
-	freed, err := s.mem.freed(s.dev)
+	freed, err := s.dev.freed(s.mem)
 	return freed, s.dev.wrap("ask for freed memory", s.Addr, s.Size, err)
 }
 
-// freed is Freed of memory of a device.
-func (m *memory) freed(dev *Device) (bool, error) {
-	r, ok := dev.drv.(driver.FreeReporter)
+// freed is Segment.Freed.
+func (d *Device) freed(m *memory) (bool, error) {
+	r, ok := d.drv.(driver.FreeReporter)
 	if !ok {
 		return false, fmt.Errorf("%w: freed memory", ErrNotSupported)
 	}
-	freed, err := r.Freed(m.handle)
-	return freed && m.refs.Load() == 0, err
+	freed, err := r.Freed(m.Handle)
+	return freed && m.Refs() == 0, err
 }
 
 // Segments lists the mapped chunks by address, without those that are retiring. Register or share every
@@ -328,11 +329,11 @@ func (s Segment) ExportDMABuf(flags ...DMABufFlags) (fd int, err error) {
 	switch {
 	case s.mem == nil:
 		return -1, &OpError{Op: op, Err: fmt.Errorf("%w: no segment", ErrInvalid)}
-	case !s.mem.retain():
+	case !s.mem.Retain():
 		return -1, s.dev.wrap(op, s.Addr, s.Size, fmt.Errorf("%w: memory", ErrClosed))
 	}
-	defer s.mem.release() //nolint:errcheck // what the driver refuses is counted as quarantined
-	if s.mem.cacheable.Load() {
+	defer s.mem.Release() //nolint:errcheck // what the driver refuses is counted as quarantined
+	if s.mem.Cacheable.Load() {
 		return -1, s.dev.wrap(op, s.Addr, s.Size, errCacheable)
 	}
 	fd, err = s.dev.exportRange(s.Addr, s.Size, "", flags)
@@ -366,7 +367,7 @@ func (r *Reservation) exportable(off, size uint64) error {
 			return fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
 		case s.State == slots.Mapped:
 			return fmt.Errorf("quarantined: %w", s.Quarantined)
-		case s.Mem.cacheable.Load():
+		case s.Mem.Cacheable.Load():
 			return fmt.Errorf("%v: %w", r.ptr+Ptr(s.Off), errCacheable)
 		}
 		at = s.End()
@@ -393,18 +394,18 @@ func (c *Chunk) ExportFabric() ([64]byte, error) {
 	}
 	m, err := c.retain()
 	if err != nil {
-		return [64]byte{}, c.dev.wrap(op, 0, c.mem.size, err)
+		return [64]byte{}, c.dev.wrap(op, 0, c.mem.Size, err)
 	}
-	defer m.release() //nolint:errcheck // what the driver refuses is counted as quarantined
-	x, ok := m.dev.drv.(driver.FabricSharer)
+	defer m.Release() //nolint:errcheck // what the driver refuses is counted as quarantined
+	x, ok := c.dev.drv.(driver.FabricSharer)
 	if !ok {
-		return [64]byte{}, c.dev.wrap(op, 0, m.size, errNoFabric)
+		return [64]byte{}, c.dev.wrap(op, 0, m.Size, errNoFabric)
 	}
-	name, err := x.ExportFabric(m.handle)
+	name, err := x.ExportFabric(m.Handle)
 	if err == nil {
-		c.dev.history.Add(history.Export, 0, m.size, 0, "")
+		c.dev.history.Add(history.Export, 0, m.Size, 0, "")
 	}
-	return name, c.dev.wrap(op, 0, m.size, err)
+	return name, c.dev.wrap(op, 0, m.Size, err)
 }
 
 var errNoFabric = fmt.Errorf("%w: fabric handles", ErrNotSupported)
@@ -422,6 +423,6 @@ func (d *Device) ImportFabric(name [64]byte, size uint64, p Prop) (*Chunk, error
 	return c, d.wrap("import chunk from the fabric", 0, size, err)
 }
 
-func (c *Chunk) describe(kind string) string { return kind + " of " + errtext.Size(c.mem.size) }
+func (c *Chunk) describe(kind string) string { return kind + " of " + errtext.Size(c.mem.Size) }
 
-func (c *Chunk) where() (p Ptr, size uint64) { return 0, c.mem.size }
+func (c *Chunk) where() (p Ptr, size uint64) { return 0, c.mem.Size }

@@ -24,6 +24,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/count"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
@@ -42,7 +43,7 @@ type Device struct {
 	counters count.Counters
 	samples  *memsample.Owner // of who has the memory
 	history  history.Log
-	cache    cache
+	account  *bank.Account
 	workTime atomic.Int64 // nanoseconds of the goroutine's work
 	logger   atomic.Pointer[slog.Logger]
 
@@ -51,7 +52,6 @@ type Device struct {
 	closed        bool
 	closing       bool // Close is closing the driver's device
 	unclosed      map[any]openedAt
-	refusedMemory []*memory                 // not released; Trim, and growth out of memory, try again
 	detachedCalls int                       // of runDetached; Close waits for them
 	retiring      map[*Reservation]struct{} // have retirements that the goroutine ends
 	worker        worker
@@ -75,12 +75,16 @@ func newDevice(drv driver.Driver, info Info) *Device {
 	}
 	key := deviceCount.Add(1)
 	d.mu.At(lock.Device, key)
-	d.cache.mu.At(lock.Cache, key)
 	d.counters.At(key)
 	d.wakeup = sync.NewCond(&d.mu)
 	d.worker.kicked = make(chan struct{}, 1)
-	d.state = acquireState(drv, info.Ordinal, d)
 	d.samples = &memsample.Owner{Name: d.name, Moment: d.moment}
+	d.state = acquireState(drv, info.Ordinal, d)
+	d.account = &bank.Account{
+		Bank: d.state.bank, Driver: drv, Location: d.location, Counters: &d.counters, Samples: d.samples, History: &d.history,
+		Home: d.state.parent.bankAt, Reclaim: func() { d.trim(0) }, //nolint:errcheck // what the driver refuses is counted as quarantined
+	}
+	d.account.Add()
 	memsample.Add(d.samples)
 	return d
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/arena"
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/staging"
@@ -19,7 +20,7 @@ import (
 //
 //	process      the address budget, and a driverState for each driver with Devices
 //	driverState  all Devices of one driver: which reservation an address lies in
-//	deviceState  all Devices on one ordinal: limit, streams, and the openDevice
+//	deviceState  all Devices on one ordinal: memory, streams, and the openDevice
 //	openDevice   the driver's device while it is open: its context, events, staging
 //
 // The first Device makes what is not there yet; the last one to close takes it away.
@@ -84,23 +85,15 @@ type deviceState struct {
 	parent *driverState
 	n      int // the ordinal
 	gate   *order.Gate
+	bank   *bank.Bank // its memory
 
 	// Atomic.
-	openDevice    atomic.Pointer[openDevice] // nil before the first need
-	released      atomic.Uint64              // bytes of memory that went back to the driver, ever
-	pressureUntil atomic.Int64               // no growth ahead until then, in Unix nanoseconds
+	openDevice atomic.Pointer[openDevice] // nil before the first need
 
-	closeMu      lock.Mutex    // Device.Close alone takes it, and holds it across waits
-	pressureMu   lock.Mutex    // one goroutine at a time looks for memory to release
-	pressureTurn chan struct{} // has room for the one operation that memory is released for
-	openMu       lock.Mutex    // held while openDevice changes, and while the driver opens its device
+	closeMu lock.Mutex // Device.Close alone takes it, and holds it across waits
+	openMu  lock.Mutex // held while openDevice changes, and while the driver opens its device
 
-	mu             lock.Mutex
-	devices        []*Device
-	limit          uint64 // of what this process creates; 0: none
-	created        uint64
-	createdChanges uint64 // how often created has changed
-	pressureHooks  []*pressureHook
+	devices []*Device // guarded by process.mu
 
 	streamsMu lock.RWMutex
 	streams   []*order.Stream // of the Streams that this package knows: made here, or by WrapStream
@@ -129,19 +122,15 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 		s = newDeviceState(parent, n)
 		parent.states[n] = s
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.devices = append(s.devices, d)
 	return s
 }
 
 func newDeviceState(parent *driverState, n int) *deviceState {
-	s := &deviceState{parent: parent, n: n, gate: parent.world.NewGate(n), pressureTurn: make(chan struct{}, 1)}
+	s := &deviceState{parent: parent, n: n, gate: parent.world.NewGate(n), bank: bank.New(n, &parent.hooks.noPressureGuard)}
 	key := uint64(n) // devices are locked by ordinal, if more than one is
 	s.closeMu.At(lock.DeviceClose, key)
-	s.pressureMu.At(lock.Pressure, key)
 	s.openMu.At(lock.Open, key)
-	s.mu.At(lock.DeviceState, key)
 	s.streamsMu.At(lock.Streams, key)
 	return s
 }
@@ -150,14 +139,9 @@ func newDeviceState(parent *driverState, n int) *deviceState {
 func (s *deviceState) releaseState(d *Device) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
-	s.pressureHooks = slices.DeleteFunc(s.pressureHooks, func(h *pressureHook) bool { return h.dev == d })
+	d.account.Remove()
 	s.parent.onSync.remove(func(h *syncHook) bool { return h.dev == d })
-	if len(s.devices) == 0 {
-		s.limit = 0
-	}
 	s.parent.devicesOpen--
 	if s.parent.devicesOpen == 0 {
 		delete(process.drivers, s.parent.drv)
@@ -184,8 +168,8 @@ func (s *deviceState) closeDevice(d *Device) error {
 func (s *deviceState) detachIfLast(d *Device) *openDevice {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	process.mu.Lock()
+	defer process.mu.Unlock()
 	if len(s.devices) != 1 || s.devices[0] != d {
 		return nil
 	}
@@ -203,9 +187,9 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 		return o, nil
 	}
 	// Once the last Device has closed, nothing would close what is opened now.
-	s.mu.Lock()
+	process.mu.Lock()
 	users := len(s.devices)
-	s.mu.Unlock()
+	process.mu.Unlock()
 	if users == 0 {
 		return nil, fmt.Errorf("%w: device %d", ErrClosed, s.n)
 	}
@@ -218,6 +202,16 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 	o.stage = staging.New(o.Device, s.parent.drv, &s.parent.hooks.staging)
 	s.openDevice.Store(o)
 	return o, nil
+}
+
+// bankAt is the memory at a location, if a device is open there; else nil.
+func (s *driverState) bankAt(l Location) *bank.Bank {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if at := s.states[l.ID]; l.Kind == LocationDevice && at != nil {
+		return at.bank
+	}
+	return nil
 }
 
 // addStream makes a stream one of those that are known.

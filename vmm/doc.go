@@ -92,8 +92,7 @@ package vmm
 //	addresses.go         where the addresses of a reservation come from: an arena, or the driver
 //	byaddress.go         which reservation an address lies in
 //	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
-//	memory.go            physical memory: created, cached (SetReleaseThreshold, Trim; the oldest goes first), SetLimit
-//	pressure.go          what is released when memory runs out; OnPressure
+//	memory.go            SetReleaseThreshold, Trim, SetLimit, OnPressure; trying again when memory was released
 //	chunk.go             Chunk and Segment: Create, CreateOrReuse, Import, Export, dma-buf, fabric
 //	reservation.go       Reservation: Reserve, Owner, Map, Hold, Changed, Generation
 //	quarantine.go        what a failed undo has left, and access in doubt; how Trim repairs both
@@ -143,7 +142,7 @@ package vmm
 //	    Reservation.grantMu  Close, Sleep and Wake; Grant, Revoke and EnablePeers
 //	      Range.lenMu        changes of Len
 //	        Range.capMu      changes of Cap
-//	          deviceState.pressureMu    one goroutine looks for memory to release
+//	          Bank.releasing            one goroutine looks for memory to release
 //	            Reservation.sweepMu     retirements come to their end
 //	              Reservation.mappingMu the driver's calls that map, unmap, set access
 //	                Reservation.mu
@@ -162,7 +161,7 @@ package vmm
 //	                Device.mu
 //	                  process.mu
 //	                    driverState.mu
-//	                      deviceState.mu, cache.mu, openDevice.mu
+//	                      Bank.mu, openDevice.mu
 //	                        staging.Lanes, pinnedCache.mu, captures.mu, World.mu, count.Counters
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a

@@ -93,7 +93,7 @@ func Working(d *Device) (running bool, wanted int) {
 
 // PretendPrivate makes the library take the memory of a segment for private: the negative
 // control of contract 6.
-func PretendPrivate(s Segment) { s.mem.cacheable.Store(true) }
+func PretendPrivate(s Segment) { s.mem.Cacheable.Store(true) }
 
 // SetForeign makes the library take the stream for one of another context.
 func SetForeign(s *Stream, wrapped bool) { s.order.Wrapped = wrapped }

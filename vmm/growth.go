@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -55,7 +56,7 @@ func (g *Range) ensure(need uint64) error {
 		d := g.r.dev
 		d.counters.Count(1, &d.counters.Growths, &g.r.counters.Growths)
 	}
-	if lacksMemory(err) {
+	if bank.Lacks(err) {
 		return growthLacks{err, need}
 	}
 	return err
@@ -138,7 +139,7 @@ func (g *Range) mapMoreLocked(have, need uint64, purpose purpose) error {
 	if g.supply != nil {
 		return &lackingMemory{off: have, least: least, need: need}
 	}
-	if err := r.dev.state.tooLarge(have + least); err != nil {
+	if err := r.dev.state.bank.CheckSize(have + least); err != nil {
 		return err
 	}
 	want := least
@@ -162,7 +163,7 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 	batch := buf[:0]
 	// The batch owns its memory until the mappings do. What was not mapped goes back.
 	defer func() {
-		releaseAll(batch) //nolint:errcheck // mapped by now, or cached, or counted as quarantined
+		bank.ReleaseAll(batch) //nolint:errcheck // mapped by now, or cached, or counted as quarantined
 	}()
 	d, p := g.r.dev, g.prop
 	from := &memsample.Source{Kind: memsample.Range, Name: g.opts.Name}
@@ -173,12 +174,12 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 	for left > 0 && !g.noCache {
 		// The driver sets access chunk by chunk, so many small chunks cost more than new
 		// memory. With an eighth as the least, a growth takes a few dozen.
-		m := d.takeCached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, maxChunk)), from)
+		m := d.account.Cached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, maxChunk)), from)
 		if m == nil {
 			break
 		}
 		batch = append(batch, m)
-		left -= m.size
+		left -= m.Size
 	}
 	hits := uint64(len(batch))
 	var charged uint64
@@ -186,17 +187,17 @@ func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, e
 		for size := range g.sizes.Chunks(left) {
 			charged += size
 		}
-		if err := d.state.charge(charged, purpose); err != nil {
+		if err := d.state.bank.Charge(charged, purpose); err != nil {
 			return 0, err
 		}
-		defer func() { d.state.uncharge(charged) }()
+		defer func() { d.state.bank.Uncharge(charged) }()
 	}
 	var createErr error
 	for size := range g.sizes.Chunks(left) {
 		var m *memory
 		if purpose == forGrowAhead {
-			m, _, createErr = d.create(size, p, purpose, from)
-		} else if m, createErr = d.createCharged(size, p, purpose, from); createErr == nil {
+			m, _, createErr = d.account.Create(size, p, purpose, from)
+		} else if m, createErr = d.account.CreateCharged(size, p, purpose, from); createErr == nil {
 			charged -= size
 		}
 		if createErr != nil {
@@ -306,7 +307,7 @@ func (g *Range) goalAheadLocked(n uint64) (have, goal uint64) {
 	invariants.Held(&g.capMu)
 	end, have := g.len.Load(), g.cap.Load()
 	goal = end + min(n, g.r.size-end)
-	if goal <= have || g.r.checkOpen() != nil || g.r.dev.state.underPressure() {
+	if goal <= have || g.r.checkOpen() != nil || g.r.dev.state.bank.IsUnderPressure() {
 		return have, have
 	}
 	// What a Clip gave up can be filled only after the work that used it. The other ranges
@@ -364,7 +365,7 @@ const aheadLeaves = 16
 // now. It asks the driver only if a context is open; it makes none.
 func (g *Range) affordable(have, goal uint64) uint64 {
 	d := g.r.dev
-	spare := d.state.limitLeft(aheadLeaves)
+	spare := d.state.bank.Left(aheadLeaves)
 	if o := d.state.openDevice.Load(); o != nil && o.Retain() {
 		free, total, err := o.MemInfo()
 		o.Release()

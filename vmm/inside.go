@@ -38,9 +38,7 @@ func (inside) Created(d *Device) (bytes, changes uint64) {
 	if d == nil || d.state == nil {
 		return 0, 0
 	}
-	d.state.mu.Lock()
-	defer d.state.mu.Unlock()
-	return d.state.created, d.state.createdChanges
+	return d.state.bank.Created()
 }
 
 func (inside) Unmapped(d *Device) (n uint64) {
@@ -48,8 +46,8 @@ func (inside) Unmapped(d *Device) (n uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for thing := range d.unclosed {
-		if c, ok := thing.(*Chunk); ok && c.mem.created && c.mem.refs.Load() == 1 {
-			n += c.mem.size
+		if c, ok := thing.(*Chunk); ok && c.mem.Created && c.mem.Refs() == 1 {
+			n += c.mem.Size
 		}
 	}
 	return n

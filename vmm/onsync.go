@@ -1,11 +1,11 @@
 package vmm
 
 import (
-	"reflect"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/frames"
 )
 
 // OnSync registers f, which is called when a Sync of a Stream, an Event, a Fence or a Device has
@@ -94,23 +94,4 @@ func callSyncHook(h *syncHook) {
 }
 
 // inSyncHook reports whether a function of OnSync has called this one.
-func inSyncHook() bool { return calledBy(callSyncHook) }
-
-// calledBy reports whether a function, which is never inlined, is on the goroutine's stack. It is
-// known by where it begins: programs may be built with other names. That takes microseconds.
-func calledBy(function any) bool {
-	entry := runtime.FuncForPC(reflect.ValueOf(function).Pointer()).Entry()
-	var pcs [32]uintptr
-	for skip := 0; ; {
-		n := runtime.Callers(skip, pcs[:])
-		for _, pc := range pcs[:n] {
-			if f := runtime.FuncForPC(pc - 1); f != nil && f.Entry() == entry {
-				return true
-			}
-		}
-		if n < len(pcs) {
-			return false
-		}
-		skip += n
-	}
-}
+func inSyncHook() bool { return frames.CalledBy(callSyncHook) }

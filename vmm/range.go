@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
@@ -173,12 +174,12 @@ func (d *Device) resolveOptions(o RangeOptions, gran uint64) (RangeOptions, erro
 func (d *Device) Alloc(size uint64) (*Range, error) {
 	var g *Range
 	need := func(err error) error { return d.opError("allocate", "", 0, size, err) }
-	err := withMemory(need, func() (short *deviceState, err error) {
+	err := withMemory(need, func() (short *bank.Bank, err error) {
 		if err = d.checkOpen(); err != nil {
 			return nil, err
 		}
 		g, err = d.alloc(size)
-		return d.state, err
+		return d.state.bank, err
 	})
 	return g, d.wrap("allocate", 0, size, err)
 }
@@ -268,7 +269,7 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 	if g == nil || g.r == nil {
 		return g.wrap(op, 0, size, g.checkOpen())
 	}
-	t := newTicket()
+	t := bank.NewTicket()
 	at, err := g.append(p, size, width, pitch)
 	if err != nil {
 		err = g.retry(&t, op, size, err, func() (err error) {
@@ -504,7 +505,7 @@ func (g *Range) close() error {
 	if !g.countClosed() {
 		return err
 	}
-	releaseAll(g.sleptMem) //nolint:errcheck // counted as quarantined
+	bank.ReleaseAll(g.sleptMem) //nolint:errcheck // counted as quarantined
 	g.sleptMem = nil
 	return errtext.Join(err, "and giving host memory back", g.hostCopy.Free())
 }
@@ -534,7 +535,8 @@ func (g *Range) Stats() RangeStats {
 	r := g.r
 	r.mu.Lock() // no chunk comes or goes meanwhile
 	defer r.mu.Unlock()
-	defer r.dev.counters.Hold()()
+	unlock := r.dev.counters.Hold()
+	defer unlock()
 	c, used := &r.counters, g.len.Load()
 	st := RangeStats{
 		Committed:         c.Committed.Now,
@@ -562,7 +564,8 @@ func (g *Range) ResetPeaks() {
 	if g == nil || g.r == nil {
 		return
 	}
-	defer g.r.dev.counters.Hold()()
+	unlock := g.r.dev.counters.Hold()
+	defer unlock()
 	c := &g.r.counters
 	c.Committed.Peak, c.PeakUsed = c.Committed.Now, 0
 }

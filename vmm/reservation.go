@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/count"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
@@ -260,7 +261,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 	var buf [16]*memory
 	held := buf[:0]
 	defer func() {
-		releaseAll(held) //nolint:errcheck // the mapping, or the chunk, holds it too
+		bank.ReleaseAll(held) //nolint:errcheck // the mapping, or the chunk, holds it too
 	}()
 	var size uint64
 	for _, c := range chunks {
@@ -269,11 +270,11 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 			return r.wrap("map", off, size, err)
 		}
 		held = append(held, m)
-		size += m.size
+		size += m.Size
 	}
-	t := newTicket()
+	t := bank.NewTicket()
 	err := r.mapChunks(off, held, forCaller)
-	if lacksMemory(err) {
+	if bank.Lacks(err) {
 		err = r.mapAgain(t, err, off, size, held)
 	}
 	return r.wrap("map", off, size, err)
@@ -281,15 +282,16 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 
 // mapAgain retries a Map that was short of memory. It is a function of its own so that a Map that works
 // allocates nothing.
-func (r *Reservation) mapAgain(t ticket, err error, off, size uint64, ms []*memory) error {
-	t.need = func(err error) error { return r.opError("map", off, size, err) }
-	return t.again(nil, r.dev.state, err, func() (*deviceState, error) { return r.dev.state, r.mapChunks(off, ms, forCaller) })
+func (r *Reservation) mapAgain(t bank.Ticket, err error, off, size uint64, ms []*memory) error {
+	need := needs(func(err error) error { return r.opError("map", off, size, err) })
+	b := r.dev.state.bank
+	return t.Again(nil, need, b, err, func() (*bank.Bank, error) { return b, r.mapChunks(off, ms, forCaller) })
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes its own reference.
 func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error {
 	// The mapping itself takes memory of the device, which may have run out.
-	return r.dev.state.retryAfterRelease(purpose, func() error {
+	return r.dev.state.bank.RetryAfterRelease(purpose, func() error {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
 		i, size, err := r.checkVacant(off, ms)
@@ -321,8 +323,8 @@ func (r *Reservation) mapOnDriverLocked(i int, off, size uint64, ms []*memory, w
 	var n int       // how many are mapped
 	var done uint64 // their bytes
 	for n < len(ms) && err == nil {
-		if err = drv.Map(r.ptr+Ptr(off+done), ms[n].size, ms[n].handle); err == nil {
-			done += ms[n].size
+		if err = drv.Map(r.ptr+Ptr(off+done), ms[n].Size, ms[n].Handle); err == nil {
+			done += ms[n].Size
 			n++
 		}
 	}
@@ -358,10 +360,10 @@ func (r *Reservation) checkVacant(off uint64, ms []*memory) (i int, size uint64,
 		return 0, 0, err
 	}
 	for _, m := range ms {
-		if m.dev.state.parent != r.dev.state.parent {
+		if m.Driver() != r.dev.drv {
 			return 0, 0, fmt.Errorf("%w: the chunk is of another driver", ErrInvalid)
 		}
-		sum, carry := bits.Add64(size, m.size, 0)
+		sum, carry := bits.Add64(size, m.Size, 0)
 		if carry != 0 {
 			return 0, 0, fmt.Errorf("%w: the sizes overflow", ErrInvalid)
 		}
@@ -398,12 +400,12 @@ func (r *Reservation) insertSlotsLocked(i int, off uint64, ms []*memory, st slot
 	var size uint64
 	r.table.Insert(i, len(ms))
 	for n, m := range ms {
-		m.refs.Add(1) // the caller has one, so it was not 0
-		*r.table.At(i + n) = slot{Off: off + size, Size: m.size, Mem: m, State: st}
+		m.Retain() // the caller has one, so there is one left
+		*r.table.At(i + n) = slot{Off: off + size, Size: m.Size, Mem: m, State: st}
 		if cause != nil {
 			r.quarantineLocked(r.table.At(i+n), cause)
 		}
-		size += m.size
+		size += m.Size
 	}
 	r.dev.counters.Mapped(len(ms), size, &r.counters)
 	if invariants.Enabled {
@@ -448,7 +450,7 @@ func (r *Reservation) checkInvariantsLocked() {
 	invariants.Held(&r.mu)
 	err := r.table.Check(r.size, r.gran)
 	for i, s := range r.table.All() {
-		if s.Mem.refs.Load() < 1 {
+		if s.Mem.Refs() < 1 {
 			err = fmt.Errorf("slot %d has no reference to its memory", i)
 		}
 	}

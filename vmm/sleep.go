@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -84,9 +85,9 @@ func Sleep(mode SleepMode, ranges ...*Range) (err error) {
 func Wake(ranges ...*Range) error {
 	var failed *Range
 	var size uint64 // of its memory
-	err := withMemory(func(err error) error { return failed.r.opError("wake", 0, size, err) }, func() (short *deviceState, err error) {
+	err := withMemory(func(err error) error { return failed.r.opError("wake", 0, size, err) }, func() (short *bank.Bank, err error) {
 		if failed, size, err = wake(ranges); failed != nil {
-			short = failed.r.dev.state
+			short = failed.r.dev.state.bank
 		}
 		return short, err
 	})
@@ -247,9 +248,9 @@ func (s *sleeper) unmapAll() error {
 	for _, m := range removed {
 		if have < s.capacity {
 			s.mem = append(s.mem, m)
-			have += m.size
+			have += m.Size
 		} else {
-			m.release() //nolint:errcheck // it was retiring; counted as quarantined
+			m.Release() //nolint:errcheck // it was retiring; counted as quarantined
 		}
 	}
 	return nil
@@ -273,9 +274,9 @@ func (s *sleeper) remapAll() error {
 func (s *sleeper) finishSleep() {
 	s.sleptChunks = nil
 	for _, m := range s.mem {
-		s.sleptChunks = append(s.sleptChunks, m.size)
+		s.sleptChunks = append(s.sleptChunks, m.Size)
 		// Not into the cache: the program sleeps so that others get the memory.
-		m.cacheable.Store(false)
+		m.Cacheable.Store(false)
 	}
 	s.showAsleep()
 	s.releaseMemory() // its bytes count as asleep
@@ -299,7 +300,7 @@ func (s *sleeper) showAsleep() {
 
 // releaseMemory gives up the sleeper's references.
 func (s *sleeper) releaseMemory() {
-	releaseAll(s.mem) //nolint:errcheck // mapped, or counted as quarantined
+	bank.ReleaseAll(s.mem) //nolint:errcheck // mapped, or counted as quarantined
 	s.mem = nil
 }
 
@@ -310,12 +311,12 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 		return nil, 0, err
 	}
 	defer unlock()
-	needs := map[*deviceState]uint64{}
+	sizes := map[*bank.Bank]uint64{}
 	for _, g := range ranges {
-		if s := g.r.dev.state; errors.Is(g.r.checkOpen(), ErrAsleep) {
+		if b := g.r.dev.state.bank; errors.Is(g.r.checkOpen(), ErrAsleep) {
 			size := g.sleptSize()
-			needs[s] += size
-			if err := s.tooLarge(needs[s]); err != nil {
+			sizes[b] += size
+			if err := b.CheckSize(sizes[b]); err != nil {
 				return g, size, err
 			}
 		}
@@ -379,20 +380,20 @@ func (s *sleeper) restore() error {
 // first. A range that has its memory keeps that until it is awake.
 func (s *sleeper) createMemory() error {
 	for _, m := range s.sleptMem {
-		m.retain()
+		m.Retain()
 		s.mem = append(s.mem, m)
-		s.capacity += m.size
+		s.capacity += m.Size
 	}
 	d, p := s.r.dev, s.prop
 	from := &memsample.Source{Kind: memsample.Range, Name: s.opts.Name, Made: s.made()}
 	for _, size := range s.sleptChunks {
 		var m *memory
 		if !s.noCache {
-			m = d.takeCached(p, size, size, from)
+			m = d.account.Cached(p, size, size, from)
 		}
 		if m == nil {
 			var err error
-			if m, _, err = d.create(size, p, forCaller, from); err != nil {
+			if m, _, err = d.account.Create(size, p, forCaller, from); err != nil {
 				return err
 			}
 		}
@@ -406,7 +407,7 @@ func (s *sleeper) createMemory() error {
 // until setOwnAccess.
 func (s *sleeper) mapMemory() error {
 	r := s.r
-	return r.dev.state.retryAfterRelease(forCaller, func() error {
+	return r.dev.state.bank.RetryAfterRelease(forCaller, func() error {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
 		r.mu.Lock()
@@ -479,7 +480,7 @@ func (s *sleeper) finishWake() {
 	s.r.mappingMu.Lock()
 	defer s.r.mappingMu.Unlock()
 	s.showAwakeLocked()
-	releaseAll(s.sleptMem) //nolint:errcheck // mapped
+	bank.ReleaseAll(s.sleptMem) //nolint:errcheck // mapped
 	s.sleptMem = nil
 	s.r.note(history.Wake, 0, s.capacity)
 	s.requestGrowAhead()

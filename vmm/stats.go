@@ -19,7 +19,8 @@ import (
 func (d *Device) moment(read func()) memsample.Totals {
 	pinned := d.pinned()
 	c := &d.counters
-	defer c.Hold()()
+	unlock := c.Hold()
+	defer unlock()
 	read()
 	return memsample.Totals{Committed: c.Committed.Now, Cached: c.Cached.Now, HostCopies: c.HostCopies.Now, Pinned: pinned, PinnedOf: d.state}
 }
@@ -88,9 +89,7 @@ func (d *Device) Stats() Stats {
 	process.mu.Lock()
 	addresses := process.limit
 	process.mu.Unlock()
-	d.state.mu.Lock()
-	limit := d.state.limit
-	d.state.mu.Unlock()
+	limit := d.state.bank.Limit()
 	pinned := d.pinned()
 	// What follows is of one moment; the limits above change by themselves.
 	c := &d.counters
@@ -275,7 +274,7 @@ func (r *Reservation) mappings() (all []Mapping) {
 	defer r.mu.Unlock()
 	all = make([]Mapping, 0, r.table.Len())
 	for _, s := range r.table.All() {
-		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String(), Imported: !s.Mem.created}
+		m := Mapping{Off: s.Off, Size: s.Size, State: s.State.String(), Imported: !s.Mem.Created}
 		if s.Quarantined != nil {
 			m.Quarantined = s.Quarantined.Error()
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
@@ -105,7 +106,7 @@ func (g *Range) obtain(err error) (again bool, _ error) {
 // retryWithMemory runs op, again each time that obtain says so or memory may have been released
 // for it. Functions of OnPressure get an OpError with the operation's name and its size.
 func (g *Range) retryWithMemory(what string, size uint64, op func() error) error {
-	t := newTicket()
+	t := bank.NewTicket()
 	err := op()
 	if err == nil {
 		return nil
@@ -114,11 +115,26 @@ func (g *Range) retryWithMemory(what string, size uint64, op func() error) error
 }
 
 // retry is retryWithMemory of an operation that has failed with err.
-func (g *Range) retry(t *ticket, what string, size uint64, err error, op func() error) error {
-	s := g.r.dev.state
-	t.need = func(err error) error { return g.r.opError(what, 0, size, err) }
-	return t.again(g, s, err, func() (*deviceState, error) { return s, op() })
+func (g *Range) retry(t *bank.Ticket, what string, size uint64, err error, op func() error) error {
+	b := g.r.dev.state.bank
+	need := needs(func(err error) error { return g.r.opError(what, 0, size, err) })
+	return t.Again(grower{g}, need, b, err, func() (*bank.Bank, error) { return b, op() })
 }
+
+// grower is a Range as a bank.Grower.
+type grower struct{ g *Range }
+
+func (x grower) Obtain(err error) (again bool, _ error) { return x.g.obtain(err) }
+
+func (x grower) Growth(err error) func() error {
+	var lack growthLacks
+	if !errors.As(err, &lack) {
+		return nil
+	}
+	return func() error { return x.g.ensure(lack.need) }
+}
+
+func (x grower) Bank() *bank.Bank { return x.g.r.dev.state.bank }
 
 // supplyFor has the Supplier provide the memory that a growth lacks.
 func (g *Range) supplyFor(lack *lackingMemory) error {
@@ -164,7 +180,7 @@ func (g *Range) whatLacks(need uint64) (lack *lackingMemory, err error) {
 func (g *Range) mapSupplied(lack *lackingMemory, chunks []*Chunk) error {
 	held, size, err := g.checkSupplied(lack, chunks)
 	defer func() {
-		releaseAll(held) //nolint:errcheck // the mapping, or the chunk, holds it too
+		bank.ReleaseAll(held) //nolint:errcheck // the mapping, or the chunk, holds it too
 	}()
 	if err != nil {
 		return err
@@ -203,13 +219,13 @@ func (g *Range) checkSupplied(lack *lackingMemory, chunks []*Chunk) (held []*mem
 			return refuse("chunk %d of %d twice", i, len(chunks))
 		case c.dev != g.r.dev:
 			return refuse("a chunk of another device, %v", c.dev)
-		case m.size == 0 || m.size%g.r.gran != 0:
-			return refuse("a chunk of %d bytes, no multiple of the granularity %d", m.size, g.r.gran)
-		case m.size > left-size:
+		case m.Size == 0 || m.Size%g.r.gran != 0:
+			return refuse("a chunk of %d bytes, no multiple of the granularity %d", m.Size, g.r.gran)
+		case m.Size > left-size:
 			return refuse("more than the %d bytes that are left of the range", left)
 		}
-		m.cacheable.Store(false) // no other range gets it
-		size += m.size
+		m.Cacheable.Store(false) // no other range gets it
+		size += m.Size
 	}
 	if size < lack.least {
 		return refuse("%d bytes of the %d that are needed", size, lack.least)

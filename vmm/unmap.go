@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
@@ -327,7 +328,7 @@ func (r *Reservation) unmapRetiredLocked(t *retirement) error {
 	removed := r.removeSlotsLocked(i, j, nil)
 	r.notify()
 	r.mu.Unlock()
-	releaseAll(removed) //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
+	bank.ReleaseAll(removed) //nolint:errcheck // the addresses are free; what the driver refuses is counted as quarantined
 	return nil
 }
 
@@ -519,5 +520,5 @@ func (r *Reservation) unmapRunsLocked(match func(*slot) bool) (refused, failed e
 	r.mu.Lock()
 	r.notify()
 	r.mu.Unlock()
-	return releaseAll(removed), failed
+	return bank.ReleaseAll(removed), failed
 }

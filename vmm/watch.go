@@ -105,7 +105,7 @@ func (r *Reservation) watchedLocked(i, j int) (all []Segment) {
 
 // segment describes the memory m at off.
 func (r *Reservation) segment(off uint64, m *memory) Segment {
-	return Segment{r.ptr + Ptr(off), m.size, m.prop.Location, m, r.dev}
+	return Segment{r.ptr + Ptr(off), m.Size, m.Prop.Location, m, r.dev}
 }
 
 // watchMappedLocked calls Mapped for ms, which are mapped from off on, with access. The caller
@@ -118,7 +118,7 @@ func (r *Reservation) watchMappedLocked(off uint64, ms []*memory) {
 	var all []Segment
 	for _, m := range ms {
 		all = append(all, r.segment(off, m))
-		off += m.size
+		off += m.Size
 	}
 	for _, w := range r.watches {
 		w.mapped(all)

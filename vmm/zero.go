@@ -80,13 +80,13 @@ func (s *deviceState) syncFills() error {
 func (r *Reservation) zeroMemory(off uint64, ms []*memory, which zeroing) (mayStillFill bool, err error) {
 	from := off // of a stretch to fill, which ends at off
 	for _, m := range ms {
-		if which == zeroRecycled && !m.recycled {
+		if which == zeroRecycled && !m.Recycled {
 			if mayStillFill, err = r.zero(from, off-from); err != nil {
 				return mayStillFill, err
 			}
-			from = off + m.size
+			from = off + m.Size
 		}
-		off += m.size
+		off += m.Size
 	}
 	return r.zero(from, off-from)
 }

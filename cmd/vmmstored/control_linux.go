@@ -33,14 +33,14 @@ func controlName(pid int) string {
 
 // control has reload called for each request, until stop is called. reload says why it has failed.
 func control(ctx context.Context, log *slog.Logger, reload func(context.Context) error) (stop func()) {
-	l, err := net.Listen("unix", controlName(os.Getpid()))
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: controlName(os.Getpid()), Net: "unix"})
 	if err != nil {
 		log.Warn("vmmstored reload cannot be used: send SIGHUP", "error", err)
 		return func() {}
 	}
 	go func() {
 		for {
-			c, err := l.Accept()
+			c, err := l.AcceptUnix()
 			switch {
 			case errors.Is(err, net.ErrClosed):
 				return
@@ -48,7 +48,7 @@ func control(ctx context.Context, log *slog.Logger, reload func(context.Context)
 				log.Warn("a request was not taken", "error", err)
 				<-time.After(requestTime) // it passes: there are no descriptors just now
 			default:
-				go serveControl(ctx, log, c.(*net.UnixConn), reload)
+				go serveControl(ctx, log, c, reload)
 			}
 		}
 	}()
@@ -77,11 +77,10 @@ func serveControl(ctx context.Context, log *slog.Logger, c *net.UnixConn, reload
 
 // askReload has the daemon of that process id replace the process that serves, and waits until it has.
 func askReload(ctx context.Context, pid int) error {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", controlName(pid))
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: controlName(pid), Net: "unix"})
 	if err != nil {
 		return fmt.Errorf("process %d takes no requests: is it the daemon, and not the service manager or a server? (%w)", pid, err)
 	}
-	c := conn.(*net.UnixConn)
 	defer c.Close() //nolint:errcheck // all was read
 	who, err := peerOf(c)
 	if err != nil {
@@ -90,7 +89,8 @@ func askReload(ctx context.Context, pid int) error {
 	if int(who.Pid) != pid {
 		return fmt.Errorf("process %d replies in place of process %d", who.Pid, pid)
 	}
-	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	_, err = io.WriteString(c, requestReload)
 	var reply []byte
 	if err == nil {

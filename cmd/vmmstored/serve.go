@@ -99,7 +99,8 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 	defer func() { err = errors.Join(err, k.Close()) }()
 	reload, stop := reloadSignal()
 	defer stop()
-	defer control(ctx, so.Logger, k.Reload)()
+	stopControl := control(ctx, so.Logger, k.Reload)
+	defer stopControl()
 	go func() {
 		for range reload {
 			_ = k.Reload(ctx) // it is logged

@@ -154,6 +154,7 @@ func (c *Counters) Raise(g *Gauge, n uint64, then func()) {
 	then()
 }
 
+// Lower is Raise the other way.
 func (c *Counters) Lower(g *Gauge, n uint64, then func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -178,7 +179,8 @@ func (c *Counters) Set(n *uint64, to uint64) {
 
 // Moment calls read with all numbers of one moment. It may set peaks.
 func (c *Counters) Moment(read func()) {
-	defer c.Hold()()
+	unlock := c.Hold()
+	defer unlock()
 	c.settleLocked()
 	read()
 }

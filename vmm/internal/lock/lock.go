@@ -37,8 +37,7 @@ const (
 	Device
 	Process
 	Driver
-	DeviceState
-	Cache
+	Bank
 	OpenDevice
 	Staging
 	CaptureUses

@@ -1,0 +1,326 @@
+// Package bank is the physical memory of a driver's devices: what this process has created, cached memory, a limit,
+// what the driver refused to take back, and who gets what is released when memory runs out. It knows no
+// range: what ranges can do without is released by a function that is handed in.
+package bank
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/history"
+	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/memsample"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/count"
+	"github.com/cuvmm/cuvmm/vmm/internal/freelist"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+)
+
+// Purpose is what a growth is for.
+type Purpose bool
+
+// Purposes.
+const (
+	ForCaller    Purpose = true  // a caller waits: all or nothing, and others release what they can do without
+	ForGrowAhead Purpose = false // nothing is waited for: what is affordable, and never at others' cost
+)
+
+// Bank is the memory of one ordinal. Safe for concurrent use.
+type Bank struct {
+	noGuard *bool // a hook of tests: a function of OnPressure calls functions of OnPressure
+
+	released      atomic.Uint64 // bytes of memory that went back to the driver, ever
+	pressureUntil atomic.Int64  // no growth ahead until then, in Unix nanoseconds
+
+	releasing lock.Mutex    // one goroutine at a time looks for memory to release
+	taken     chan struct{} // has room for the one operation that memory is released for
+
+	mu       lock.Mutex
+	accounts []*Account
+	limit    uint64 // of what this process creates; 0: none
+	created  uint64
+	changes  uint64 // how often created has changed
+	hooks    []*hook
+}
+
+// New is the memory of an ordinal.
+func New(ordinal int, noGuard *bool) *Bank {
+	b := &Bank{noGuard: noGuard, taken: make(chan struct{}, 1)}
+	key := uint64(ordinal) // several are locked by ordinal
+	b.releasing.At(lock.Pressure, key)
+	b.mu.At(lock.Bank, key)
+	return b
+}
+
+// Account is what one Device has in a Bank. Safe for concurrent use.
+type Account struct {
+	// Immutable.
+	Bank     *Bank
+	Driver   driver.Driver
+	Location driver.Location
+	Counters *count.Counters
+	Samples  *memsample.Owner
+	History  *history.Log
+	Home     func(driver.Location) *Bank // whose memory is there; nil: Bank's
+	Reclaim  func()                      // releases what the ranges can do without; it holds Bank.Releasing
+
+	// Guarded by Bank.mu.
+	cache   freelist.List[driver.Prop, driver.Handle] // unused, which the next growth may have
+	refused []*Memory                                 // the driver did not take it back; Trim tries again
+}
+
+// Add makes an account one of its Bank.
+func (a *Account) Add() {
+	b := a.Bank
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.accounts = append(b.accounts, a)
+}
+
+// Remove undoes Add, and takes its functions of OnPressure away. The limit goes with the last account.
+func (a *Account) Remove() {
+	b := a.Bank
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.accounts = slices.DeleteFunc(b.accounts, func(e *Account) bool { return e == a })
+	b.hooks = slices.DeleteFunc(b.hooks, func(h *hook) bool { return h.of == a })
+	if len(b.accounts) == 0 {
+		b.limit = 0
+	}
+}
+
+// Releasing keeps other goroutines from looking for memory to release until unlock.
+func (b *Bank) Releasing() (unlock func()) {
+	b.releasing.Lock()
+	return b.releasing.Unlock
+}
+
+// Limit is how many bytes this process may create; 0: there is no limit.
+func (b *Bank) Limit() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.limit
+}
+
+// SetLimit sets the limit, and returns the old one.
+func (b *Bank) SetLimit(bytes uint64) (old uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	old, b.limit = b.limit, bytes
+	return old
+}
+
+// Created is how many bytes count against the limit, and how often that has changed.
+func (b *Bank) Created() (bytes, changes uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.created, b.changes
+}
+
+// Left is how much may still be created if 1/parts of the limit is to stay free.
+func (b *Bank) Left(parts uint64) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.limit == 0 {
+		return math.MaxUint64
+	}
+	most := b.limit - b.limit/parts
+	return most - min(most, b.created)
+}
+
+// CheckSize is an error if so much memory is beyond the limit, whatever else is released.
+func (b *Bank) CheckSize(size uint64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.limit > 0 && size > b.limit {
+		return fmt.Errorf("%w: this process's limit is %s", errTooLarge, errtext.Size(b.limit))
+	}
+	return nil
+}
+
+// Charge counts memory that is about to be created against the limit, all or nothing.
+func (b *Bank) Charge(size uint64, purpose Purpose) error {
+	if err := b.CheckSize(size); err != nil {
+		return err
+	}
+	return b.RetryAfterRelease(purpose, func() error {
+		if err := b.MayCreate(); err != nil {
+			return err
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if left := b.limit - min(b.limit, b.created); b.limit > 0 && size > left {
+			return fmt.Errorf("%w: %s are left of this process's limit of %s", driver.ErrOutOfMemory, errtext.Size(left), errtext.Size(b.limit))
+		}
+		b.created += size
+		b.changes++
+		return nil
+	})
+}
+
+// Uncharge undoes Charge of what was not created after all: others may have it.
+func (b *Bank) Uncharge(size uint64) {
+	if size > 0 {
+		b.discharge(size)
+		freed.Add(1)
+	}
+}
+
+// discharge undoes Charge.
+func (b *Bank) discharge(size uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.created -= size
+	b.changes++
+}
+
+// inUse is how many bytes this process has created and neither released nor cached.
+func (b *Bank) inUse() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := b.created
+	for _, a := range b.accounts {
+		n -= a.Counters.Read(&a.Counters.Cached.Now)
+	}
+	return n
+}
+
+// SetReleaseThreshold sets how many bytes of unused memory are cached, if live says so, and returns the old value.
+func (a *Account) SetReleaseThreshold(bytes uint64, live bool) (old uint64) {
+	a.Bank.mu.Lock()
+	old = a.Counters.Read(&a.Counters.Threshold)
+	var out []*Memory
+	if live {
+		a.Counters.Set(&a.Counters.Threshold, bytes)
+		out = a.evictLocked(bytes)
+	}
+	a.Bank.mu.Unlock()
+	ReleaseAll(out) //nolint:errcheck // counted as quarantined
+	return old
+}
+
+// Trim asks the driver again to release what it refused, and then releases cached memory, the oldest first, until
+// at most keep bytes of it are left.
+func (a *Account) Trim(keep uint64) (failed error) {
+	b := a.Bank
+	b.mu.Lock()
+	refused := a.refused
+	a.refused = nil
+	b.mu.Unlock()
+	for _, m := range refused {
+		a.Counters.Sub(m.Size, &a.Counters.Quarantined)
+		failed = errtext.Join(failed, "and", m.free())
+	}
+	b.mu.Lock()
+	out := a.evictLocked(keep)
+	b.mu.Unlock()
+	return errtext.Join(failed, "and", ReleaseAll(out))
+}
+
+// put puts memory without references into the cache; false if it is to be released.
+func (a *Account) put(m *Memory) bool {
+	if !m.Cacheable.Load() || m.Prop.Location != a.Location { // no range of the Device asks for other memory
+		return false
+	}
+	b := a.Bank
+	b.mu.Lock()
+	threshold := a.Counters.Read(&a.Counters.Threshold)
+	if m.Size > threshold {
+		b.mu.Unlock()
+		return false
+	}
+	out := a.evictLocked(threshold - m.Size)
+	a.cache.Put(m.Prop, m.Size, m.Handle)
+	a.Counters.Raise(&a.Counters.Cached, m.Size, m.sample.End)
+	b.mu.Unlock()
+	ReleaseAll(out) //nolint:errcheck // counted as quarantined
+	return true
+}
+
+// Cached returns the largest cached memory with property p from least to most bytes, with one reference; nil
+// if there is none, or if another operation has the turn.
+func (a *Account) Cached(p driver.Prop, least, most uint64, from *memsample.Source) *Memory {
+	b := a.Bank
+	if b.MayCreate() != nil {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a.cache.Bytes == 0 {
+		return nil
+	}
+	x := a.cache.Take(p, least, most)
+	if x == nil {
+		return nil
+	}
+	m := a.uncached(x, from)
+	m.Cacheable.Store(true)
+	return m
+}
+
+// uncached is the memory, with one reference, of a piece that was taken out of the cache.
+func (a *Account) uncached(x *freelist.Piece[driver.Prop, driver.Handle], from *memsample.Source) *Memory {
+	// A new object: a Segment of the old one has no claim to it.
+	m := &Memory{account: a, Handle: x.Value, Size: x.Size, Prop: x.Kind, Created: true, Recycled: true}
+	m.sample = memsample.Of(a.Samples, from, x.Size, 1)
+	m.refs.Store(1)
+	a.Counters.Lower(&a.Counters.Cached, x.Size, m.sample.Begin)
+	return m
+}
+
+// evictLocked takes the oldest memory out of the cache until at most keep bytes are left. The memory is not
+// cacheable, so that its release does not cache it again. It needs Bank.mu.
+func (a *Account) evictLocked(keep uint64) (out []*Memory) {
+	invariants.Held(&a.Bank.mu)
+	from := &memsample.Source{Kind: memsample.Leaving}
+	for a.cache.Bytes > keep {
+		out = append(out, a.uncached(a.cache.Oldest(), from))
+	}
+	return out
+}
+
+// releaseTries is how often one piece of memory is asked for, each time after something was
+// released, before the operation releases its locks. Others may take the released memory.
+const releaseTries = 8
+
+// RetryAfterRelease calls f. If f fails with ErrOutOfMemory and a caller waits for the memory, it has memory
+// released and calls f again. It stops when no memory was released since the last try; another goroutine's
+// release counts.
+func (b *Bank) RetryAfterRelease(purpose Purpose, f func() error) error {
+	for try := 1; ; try++ {
+		seen := b.released.Load()
+		err := f()
+		if purpose != ForCaller || !Lacks(err) || isTurnTaken(err) || try == releaseTries || !b.releaseForOthers(seen) {
+			return err
+		}
+	}
+}
+
+// pressureLasts is how long growth ahead takes nothing after a caller was short of memory.
+const pressureLasts = 100 * time.Millisecond
+
+// releaseForOthers has all Devices release what they can do without, and reports whether any memory was
+// released since seen was read.
+func (b *Bank) releaseForOthers(seen uint64) bool {
+	b.pressureUntil.Store(time.Now().Add(pressureLasts).UnixNano())
+	unlock := b.Releasing() // what another goroutine is about to release counts
+	defer unlock()
+	b.mu.Lock()
+	all := slices.Clone(b.accounts)
+	b.mu.Unlock()
+	for _, a := range all {
+		a.History.Add(history.Pressure, 0, 0, 0, "")
+		if b.released.Load() == seen {
+			a.Reclaim()
+		}
+	}
+	return b.released.Load() != seen
+}
+
+// IsUnderPressure reports whether a caller has just run out of memory: what is released meanwhile is for such
+// callers.
+func (b *Bank) IsUnderPressure() bool { return time.Now().UnixNano() < b.pressureUntil.Load() }

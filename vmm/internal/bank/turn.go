@@ -1,0 +1,277 @@
+package bank
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/frames"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/lock"
+)
+
+// A Bank's turn is the right to create memory of it. When memory runs out:
+//
+//  1. The Bank releases memory that is kept unused, under the locks of the operation that needs
+//     it (RetryAfterRelease).
+//  2. If that does not help, the operation fails, releases all its locks, and waits for the turn
+//     (Ticket). If it had to wait, it tries again.
+//  3. With the turn, it calls functions of OnPressure and tries again, until it has succeeded or
+//     nothing more is released for it.
+//  4. It gives the turn back.
+//
+// Meanwhile nothing else is created (MayCreate): other operations that need memory release their locks, too,
+// and wait for the turn. A range only grows in its turn: what it does with the memory comes after, and may
+// take long. A Wake copies in its turn. A goroutine has one turn at a time, and gives it up before it waits
+// for work or for a Supplier.
+
+// pressureTime bounds how long an operation that lacks memory waits for functions of OnPressure,
+// those that it calls itself included.
+const pressureTime = 10 * time.Second
+
+// Of the process.
+var (
+	passing atomic.Int32  // goroutines that run letThrough
+	freed   atomic.Uint64 // pieces of memory that were released or cached, ever
+)
+
+// hook is one function of OnPressure.
+type hook struct {
+	of      *Account
+	f       func(need error) bool
+	running sync.WaitGroup
+}
+
+// OnPressure registers f, which is called when memory runs out, with no lock held. stop removes f, and returns
+// when no call of f is running.
+func (a *Account) OnPressure(f func(need error) (released bool)) (stop func()) {
+	h := &hook{of: a, f: f}
+	b := a.Bank
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hooks = append(b.hooks, h)
+	return func() {
+		b.mu.Lock()
+		b.hooks = slices.DeleteFunc(b.hooks, func(e *hook) bool { return e == h })
+		b.mu.Unlock()
+		h.running.Wait()
+	}
+}
+
+// begin counts a call of h, unless it has been removed.
+func (b *Bank) begin(h *hook) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !slices.Contains(b.hooks, h) {
+		return false
+	}
+	h.running.Add(1)
+	return true
+}
+
+func (h *hook) call(err error) (released bool) {
+	defer h.running.Done()
+	return h.f(err)
+}
+
+// callHooks reports whether a function of OnPressure released something for an operation that has failed with
+// err.
+func (b *Bank) callHooks(err error) (released bool) {
+	b.mu.Lock()
+	all := slices.Clone(b.hooks)
+	b.mu.Unlock()
+	for _, h := range all {
+		if b.begin(h) { // else one that was called before has removed it
+			released = h.call(err) || released
+		}
+	}
+	return released
+}
+
+// errTooLarge is an ErrOutOfMemory that no release can help.
+var errTooLarge = fmt.Errorf("%w: more than there can be", driver.ErrOutOfMemory)
+
+// errTurnTaken is that what is free is for the operation that has the turn.
+var errTurnTaken = fmt.Errorf("%w: memory is being released for another operation", driver.ErrOutOfMemory)
+
+func isTurnTaken(err error) bool { return errors.Is(err, errTurnTaken) }
+
+// Lacks reports whether a release may help an operation that has failed with err.
+func Lacks(err error) bool {
+	return errors.Is(err, driver.ErrOutOfMemory) && !errors.Is(err, errTooLarge)
+}
+
+// MayCreate is an error while another goroutine has the turn, unless this one has a turn or its last try.
+func (b *Bank) MayCreate() error {
+	if len(b.taken) > 0 && !isLetThrough() {
+		return errTurnTaken
+	}
+	return nil
+}
+
+// isLetThrough reports whether the goroutine has a turn, or has waited for one in vain.
+func isLetThrough() bool { return passing.Load() > 0 && frames.CalledBy(letThrough) }
+
+// Ticket is what an operation that is short of memory has done to find some.
+type Ticket struct {
+	freed uint64    // freed when its last try began
+	of    *Bank     // whose turn it had last; nil before the first
+	inUse uint64    // of that, when its last try began
+	until time.Time // when it stops; zero before its first wait
+	last  bool      // it has waited for a turn in vain
+
+	need func(error) error // wraps its error for functions of OnPressure
+}
+
+// NewTicket begins the first try of an operation.
+func NewTicket() Ticket { return Ticket{freed: freed.Load()} }
+
+// Run runs op, the first try, and then Again.
+func (t *Ticket) Run(need func(error) error, op func() (short *Bank, err error)) error {
+	short, err := op()
+	return t.Again(nil, need, short, err, op)
+}
+
+// Grower is a range that an operation needs memory for.
+type Grower interface {
+	// Obtain has what an operation that has failed with err waits for without a turn; false if that is
+	// nothing, or has failed.
+	Obtain(err error) (again bool, _ error)
+	// Growth is the growth alone that an operation that has failed with err needs; nil if that is not known.
+	Growth(err error) func() error
+	// Bank is whose memory it needs.
+	Bank() *Bank
+}
+
+// Again tries op again until that succeeds or is in vain, and returns its error. It has failed with err, short of
+// memory of a Bank; of what g, if it is not nil, waits for without a turn. need wraps the error for functions
+// of OnPressure. The caller holds no lock.
+func (t *Ticket) Again(g Grower, need func(error) error, short *Bank, err error, op func() (short *Bank, err error)) error {
+	t.need = need
+	for err != nil {
+		if g != nil {
+			var ended bool
+			if ended, err = g.Obtain(err); ended {
+				if t.last {
+					short, err = t.tryLast(op)
+				} else {
+					short, err = t.try(op)
+				}
+				continue
+			}
+			short = g.Bank()
+		}
+		if t.last || !Lacks(err) || !t.mayWait(short, err) {
+			return err
+		}
+		var more, waited bool
+		if waited, t.last = t.takeTurn(short); t.last {
+			short, err = t.tryLast(op)
+			continue
+		}
+		var growth func() error
+		if g != nil {
+			growth = g.Growth(err)
+		}
+		inTurn := op
+		if growth != nil {
+			inTurn = func() (*Bank, error) { return g.Bank(), growth() }
+		}
+		if short, err, more = letThrough(t, short, err, waited, inTurn); !more {
+			return err
+		}
+		if err == nil && growth != nil { // it has its memory
+			short, err = t.try(op)
+		}
+	}
+	return nil
+}
+
+// try tries the operation again.
+func (t *Ticket) try(op func() (*Bank, error)) (short *Bank, err error) {
+	t.freed = freed.Load()
+	if t.of != nil {
+		t.inUse = t.of.inUse()
+	}
+	return op()
+}
+
+// tryLast is the last try of an operation that has waited for a turn too long: it needs none.
+func (t *Ticket) tryLast(op func() (*Bank, error)) (short *Bank, err error) {
+	short, err, _ = letThrough(t, nil, nil, false, op)
+	return short, err
+}
+
+// mayWait reports whether there are functions to wait for.
+func (t *Ticket) mayWait(b *Bank, err error) bool {
+	lock.Waits()
+	b.mu.Lock()
+	any := len(b.hooks) > 0
+	b.mu.Unlock()
+	return (any || isTurnTaken(err)) && (*b.noGuard || !isLetThrough())
+}
+
+// takeTurn waits for the turn.
+func (t *Ticket) takeTurn(b *Bank) (waited, inVain bool) {
+	if t.until.IsZero() {
+		t.until = time.Now().Add(pressureTime)
+	}
+	select {
+	case b.taken <- struct{}{}:
+		return false, false
+	default:
+	}
+	left := time.NewTimer(time.Until(t.until))
+	defer left.Stop()
+	select {
+	case b.taken <- struct{}{}:
+		return true, false
+	case <-left.C:
+		return true, true
+	}
+}
+
+// letThrough is a frame that isLetThrough finds. With b it has the turn, and gives it back: it
+// calls functions of OnPressure and tries op until no release can help, more is false then, or
+// until something else than memory of b is lacking. Without b it tries once.
+//
+//go:noinline
+func letThrough(t *Ticket, b *Bank, err error, waited bool, op func() (*Bank, error)) (short *Bank, _ error, more bool) {
+	passing.Add(1)
+	defer passing.Add(-1)
+	if b == nil {
+		short, err = t.try(op)
+		return short, err, true
+	}
+	defer func() { <-b.taken }()
+	if !waited && !isTurnTaken(err) && !t.isFreed(b) && !t.relieve(b, err) {
+		return b, err, false
+	}
+	t.of = b
+	for {
+		short, err = t.try(op)
+		if !Lacks(err) || short != b {
+			return short, err, true
+		}
+		if !time.Now().Before(t.until) || !t.relieve(b, err) {
+			return b, err, false
+		}
+	}
+}
+
+// relieve calls the functions of OnPressure, and reports whether memory may have been released
+// since the last try began.
+func (t *Ticket) relieve(b *Bank, err error) bool { return b.callHooks(t.need(err)) || t.isFreed(b) }
+
+// isFreed reports whether there may be more memory than when the last try began. With the turn that
+// shows in what is in use, since others create none. Before, they may have created what they have
+// released since.
+func (t *Ticket) isFreed(b *Bank) bool {
+	if t.of != b {
+		return freed.Load() != t.freed
+	}
+	return b.inUse() < t.inUse
+}
