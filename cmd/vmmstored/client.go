@@ -97,15 +97,20 @@ func (o *options) named(use, short string, names int, do func(context.Context, *
 			if len(args) != names {
 				return usagef("%s takes %d arguments, and not %d; see vmmstored %s --help", strings.Fields(use)[0], names, len(args), strings.Fields(use)[0])
 			}
-			if slices.Contains(args, "") {
-				return usagef("%s of an empty name", strings.Fields(use)[0])
-			}
-			return nil
+			return checkNames(use, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.withClient(cmd.Context(), func(c *store.Client) error { return do(cmd.Context(), c, args) })
 		},
 	}
+}
+
+// checkNames refuses an empty one.
+func checkNames(use string, names []string) error {
+	if slices.Contains(names, "") {
+		return usagef("%s: the name is empty", strings.Fields(use)[0])
+	}
+	return nil
 }
 
 func (o *options) link() *cobra.Command {
@@ -379,7 +384,7 @@ func (o *options) delete() *cobra.Command {
 			if len(args) == 0 {
 				return usagef("no name")
 			}
-			return nil
+			return checkNames("delete", args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.withClient(cmd.Context(), func(c *store.Client) error {

@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 
 	"github.com/cuvmm/cuvmm/shareable/metrics"
 	"github.com/cuvmm/cuvmm/shareable/store"
@@ -15,17 +17,24 @@ import (
 	devicemetrics "github.com/cuvmm/cuvmm/vmm/metrics"
 )
 
+// Of clients of --metrics.
+const (
+	metricsTimeout = 10 * time.Second // to ask, and to read the reply
+	metricsConns   = 32               // at once: their descriptors are those of the store
+)
+
 // listenMetrics listens at the address of --metrics.
 func listenMetrics(ctx context.Context, address string) (net.Listener, error) {
-	return listenConfig.Listen(ctx, "tcp", address)
+	l, err := listenConfig.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return netutil.LimitListener(l, metricsConns), nil
 }
 
-// metricsTimeout is how long a client may take to ask, and to read the reply.
-const metricsTimeout = 10 * time.Second
-
 // newMetricsServer is a server that no client holds up.
-func newMetricsServer(h http.Handler, timeout time.Duration) *http.Server {
-	return &http.Server{Handler: h, ReadTimeout: timeout, WriteTimeout: timeout}
+func newMetricsServer(h http.Handler, log *slog.Logger, timeout time.Duration) *http.Server {
+	return &http.Server{Handler: h, ReadTimeout: timeout, WriteTimeout: timeout, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
 }
 
 // metricsHandler serves the metrics of a store and of its device at /metrics.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -142,20 +143,26 @@ func TestMetrics(t *testing.T) {
 	}, inTime, time.Millisecond)
 }
 
-// TestMetricsOfSlowClients: clients that ask for nothing, or read nothing, go.
+// TestMetricsOfSlowClients: clients that ask for nothing, or read nothing, go, and no more than a few have a
+// descriptor at once.
 func TestMetricsOfSlowClients(t *testing.T) {
 	t.Parallel()
-	const clients = 40
+	const clients = 3 * metricsConns
 	s := newMetricsServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write(make([]byte, 16<<20))
-	}), 200*time.Millisecond)
+	}), slog.New(slog.DiscardHandler), 200*time.Millisecond)
+	var open, most atomic.Int64
 	gone := make(chan struct{}, clients)
 	s.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateClosed {
+		switch state {
+		case http.StateNew:
+			most.Store(max(most.Load(), open.Add(1))) // by one goroutine
+		case http.StateClosed:
+			open.Add(-1)
 			gone <- struct{}{}
 		}
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := listenMetrics(t.Context(), "127.0.0.1:0")
 	require.NoError(t, err)
 	go s.Serve(l) //nolint:errcheck // it is closed
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
@@ -175,4 +182,5 @@ func TestMetricsOfSlowClients(t *testing.T) {
 			t.Fatal("a client stays")
 		}
 	}
+	require.LessOrEqual(t, most.Load(), int64(metricsConns+1)) // one has its place before it is counted out
 }

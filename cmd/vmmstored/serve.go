@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/store"
@@ -46,7 +47,7 @@ func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
 	}
 	return store.ServeKept(ctx, dev, so, func(s *store.Server) {
 		if listener != nil {
-			metrics = newMetricsServer(metricsHandler(s, dev), metricsTimeout)
+			metrics = newMetricsServer(metricsHandler(s, dev), so.Logger, metricsTimeout)
 			go metrics.Serve(listener) //nolint:errcheck // it ends with the process
 		}
 		so.Logger.Info("serving", "device", dev.String(), "driver", dev.Driver().Name(), "socket", s.Path(), "version", version())
@@ -116,4 +117,5 @@ type manager struct {
 	listener *os.File      // the socket that it has made; nil: none
 	health   time.Duration // how long a server may take to reply; 0: the default
 	log      *slog.Logger
+	untold   atomic.Bool // it could not be told the last time
 }

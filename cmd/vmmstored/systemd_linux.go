@@ -7,12 +7,16 @@ import (
 	"os"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable/store"
 )
+
+// leastWatchdog leaves a server a tenth of a second to reply.
+const leastWatchdog = 300 * time.Millisecond
 
 // newManager takes the socket of a unit that is activated by one.
 func newManager(log *slog.Logger) (*manager, error) {
@@ -27,6 +31,9 @@ func newManager(log *slog.Logger) (*manager, error) {
 	watchdog, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
 		return nil, err
+	}
+	if watchdog < 0 || watchdog > 0 && watchdog < leastWatchdog {
+		return nil, usagef("WATCHDOG_USEC=%q of the service manager: %v at least", os.Getenv("WATCHDOG_USEC"), leastWatchdog)
 	}
 	m.health = watchdog / 3 // of which it is told several times
 	return m, nil
@@ -55,7 +62,8 @@ func (m *manager) changed(s store.KeeperState) {
 		store.KeeperRestarts: "STATUS=the server has ended; another one begins",
 		store.KeeperEnds:     daemon.SdNotifyStopping,
 	}[s]
-	if _, err := daemon.SdNotify(false, state); err != nil {
+	_, err := daemon.SdNotify(false, state)
+	if told := err == nil; m.untold.Swap(!told) == told && !told { // not each time
 		m.log.Warn("the service manager is not told", "state", string(s), "error", err)
 	}
 }

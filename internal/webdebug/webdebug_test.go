@@ -44,7 +44,7 @@ func handlers(t *testing.T) map[string]http.Handler {
 	m := memmap.New(memmap.Options{Devices: []*vmm.Device{d}})
 	t.Cleanup(func() { require.NoError(t, m.Close()) })
 	return map[string]http.Handler{
-		"/?debug=1": memprof.Handler(), "/?format=lines": memtrace.Handler(d), "/": m, "/data.json": m, "/schema.json": m, "/events": m,
+		"/?debug=1": memprof.Handler(), "/?format=lines": memtrace.Handler(d), "/?format=trace": memtrace.Handler(d), "/": m, "/data.json": m, "/schema.json": m, "/events": m,
 	}
 }
 

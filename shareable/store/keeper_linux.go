@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,6 +41,8 @@ type Keeper struct {
 	opts    KeeperOptions
 	log     *slog.Logger
 	reloads chan chan error
+	begun   atomic.Bool   // Run was called
+	over    chan struct{} // closed once Run has ended
 
 	// Guarded by mu.
 	mu      sync.Mutex
@@ -74,7 +77,7 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 		return nil, fmt.Errorf("keep a store: %w", err)
 	}
 	o.HealthTime = cmp.Or(o.HealthTime, 10*time.Second)
-	return &Keeper{socket: kept, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), reloads: make(chan chan error)}, nil
+	return &Keeper{socket: kept, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), reloads: make(chan chan error), over: make(chan struct{})}, nil
 }
 
 // tell calls KeeperOptions.Changed.
@@ -83,6 +86,8 @@ func (k *Keeper) tell(s KeeperState) {
 		f(s)
 	}
 }
+
+var errKeeperOver = fmt.Errorf("%w: the Keeper has ended", vmm.ErrClosed)
 
 var errNoKeeper = fmt.Errorf("%w: no keeper", vmm.ErrInvalid)
 
@@ -122,6 +127,10 @@ func (k *Keeper) Run(ctx context.Context) error {
 	if k == nil || k.socket == nil {
 		return errNoKeeper
 	}
+	if k.begun.Swap(true) {
+		return fmt.Errorf("%w: Run was called before", vmm.ErrInvalid)
+	}
+	defer close(k.over)
 	p, err := k.begin(ctx, nil)
 	if err == nil {
 		k.tell(KeeperServes)
@@ -186,12 +195,16 @@ func (k *Keeper) Reload(ctx context.Context) error {
 	done := make(chan error, 1)
 	select {
 	case k.reloads <- done:
+	case <-k.over:
+		return errKeeperOver
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 	select {
 	case err := <-done:
 		return err
+	case <-k.over:
+		return errKeeperOver
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -252,7 +265,7 @@ func (k *Keeper) watchHealth(ctx context.Context, p *keptProcess) {
 			_ = writeKept(p.control, keptMessage{Op: opHealth}) // without it there is no reply
 		case healthLooks:
 			k.log.Error("the server does not reply; it is killed", "pid", p.cmd.Process.Pid)
-			_ = p.cmd.Process.Kill()
+			p.signal(syscall.SIGKILL)
 			return
 		}
 		looks++
@@ -300,7 +313,7 @@ func (k *Keeper) begin(ctx context.Context, old *keptProcess) (*keptProcess, err
 			return nil, p.err
 		default:
 		}
-		_ = old.cmd.Process.Kill()
+		old.signal(syscall.SIGKILL)
 		_ = old.control.CloseRead() // it can promise nothing more, also if it takes its time to end
 		<-old.read                  // all that it has promised
 	}
@@ -338,6 +351,7 @@ func (k *Keeper) start() (*keptProcess, error) {
 	cmd.ExtraFiles = append([]*os.File{theirs}, k.socket.Files...)
 	cmd.Env = append(cmd.Environ(), fmt.Sprintf("%s=%d:%s", keptBy, len(k.socket.Files), k.socket.Path))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what a terminal sends is for the keeper
+	cmd.WaitDelay = cmp.Or(cmd.WaitDelay, time.Second)    // a process that it has started may have its output, too
 	err = cmd.Start()
 	_ = theirs.Close()
 	if err != nil {
@@ -352,8 +366,9 @@ func (k *Keeper) start() (*keptProcess, error) {
 		k.follow(p)
 	}()
 	go func() {
-		<-p.read // also what it has said last
 		err := cmp.Or(cmd.Wait(), error(errEnded))
+		_ = control.CloseRead() // a process that it has started may have the other end
+		<-p.read                // also what it has said last
 		if p.failed != "" {
 			err = fmt.Errorf("%s (%w)", p.failed, err)
 		}
@@ -377,7 +392,7 @@ func (k *Keeper) follow(p *keptProcess) {
 			return
 		case err != nil:
 			k.log.Error("what a server promises cannot be kept", "error", err)
-			_ = p.cmd.Process.Kill() // it must promise nothing more
+			p.signal(syscall.SIGKILL) // it must promise nothing more
 			return
 		}
 	}
@@ -431,7 +446,7 @@ func (k *Keeper) tellLocked(p *keptProcess, m keptMessage, fds ...int) error {
 	_ = p.control.SetWriteDeadline(time.Now().Add(tellPatience))
 	err := writeKept(p.control, m, fds...)
 	if err != nil {
-		_ = p.cmd.Process.Kill()
+		p.signal(syscall.SIGKILL)
 		k.next = nil
 	}
 	return err
@@ -473,9 +488,16 @@ func (p *keptProcess) reaches(ctx context.Context, what, before <-chan struct{})
 	}
 }
 
+// signal sends a signal to the process and to those that it has started, if it is a script.
+func (p *keptProcess) signal(s syscall.Signal) {
+	if p.cmd.Process.Signal(s) == nil {
+		_ = syscall.Kill(-p.cmd.Process.Pid, s)
+	}
+}
+
 // kill ends a process that does not serve.
 func (p *keptProcess) kill() {
-	_ = p.cmd.Process.Kill()
+	p.signal(syscall.SIGKILL)
 	<-p.ended
 }
 
@@ -484,15 +506,14 @@ func (k *Keeper) end(p *keptProcess) {
 	if p == nil {
 		return
 	}
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	p.signal(syscall.SIGTERM)
 	t := time.NewTimer(keeperPatience)
 	defer t.Stop()
 	select {
 	case <-p.ended:
 	case <-t.C:
 		k.log.Warn("a server that is to end is killed", "pid", p.cmd.Process.Pid)
-		_ = p.cmd.Process.Kill()
-		<-p.ended
+		p.kill()
 	}
 }
 

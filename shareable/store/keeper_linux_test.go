@@ -1,9 +1,16 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -11,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/socket"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
@@ -75,4 +83,56 @@ func TestKeeperThatDoesNotBegin(t *testing.T) {
 	require.Zero(t, other.conns.Stats().Accepted)
 	require.NoError(t, other.Close())
 	require.Equal(t, []KeeperState{KeeperEnds}, states)
+}
+
+// TestKeeperIsOver: Run is called once, and Reload waits for no Run that has ended.
+func TestKeeperIsOver(t *testing.T) {
+	t.Parallel()
+	k, err := NewKeeper(KeeperOptions{Path: socketAt(t), Command: func() *exec.Cmd { return exec.Command("false") }})
+	require.NoError(t, err)
+	require.Error(t, k.Run(t.Context()))
+	require.ErrorIs(t, k.Reload(context.Background()), vmm.ErrClosed)
+	require.ErrorIs(t, k.Run(t.Context()), vmm.ErrInvalid)
+	require.NoError(t, k.Close())
+}
+
+// TestSuccessorThatLeavesAProcess: what a program has started, and that has its descriptors, holds the Keeper up
+// neither when the program ends nor when it is killed.
+func TestSuccessorThatLeavesAProcess(t *testing.T) {
+	t.Parallel()
+	for _, ends := range []string{"exit 3", "wait"} {
+		t.Run(ends, func(t *testing.T) {
+			t.Parallel()
+			left := filepath.Join(t.TempDir(), "pid")
+			script := fmt.Sprintf("sleep 1000 & echo $! > %s.new; mv %s.new %s; %s", left, left, left, ends)
+			var said bytes.Buffer // a pipe, which the process that is left has, too
+			k, err := NewKeeper(KeeperOptions{Path: socketAt(t), Command: func() *exec.Cmd {
+				cmd := exec.Command("sh", "-c", script)
+				cmd.Stderr = &said
+				return cmd
+			}})
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			over := make(chan error, 1)
+			go func() { over <- k.Run(ctx) }()
+			var pid int
+			require.Eventually(t, func() bool {
+				b, _ := os.ReadFile(left)
+				pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
+				return err == nil
+			}, inTime, step)
+			defer syscall.Kill(pid, syscall.SIGKILL) //nolint:errcheck // it may have ended
+			if ends == "wait" {
+				cancel()
+			}
+			select {
+			case err := <-over:
+				require.Equal(t, ends == "wait", err == nil, "%v", err)
+			case <-time.After(inTime):
+				t.Fatal("it hangs")
+			}
+			require.NoError(t, k.Close())
+		})
+	}
 }

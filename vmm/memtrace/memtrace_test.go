@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/memtrace"
 	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 const mib = 1 << 20
@@ -312,3 +314,24 @@ func TestNames(t *testing.T) {
 	require.Equal(t, 2, strings.Count(trace.String(), inJSON))
 	require.Contains(t, trace.String(), `"name":"batch"`)
 }
+
+// TestTraceEndsWithItsWriter: what cannot be written is not made.
+func TestTraceEndsWithItsWriter(t *testing.T) {
+	const events = 10_000
+	d := vmmtest.Device(t)
+	d.SetHistory(vmm.HistoryOptions{Events: events})
+	c, err := d.Create(2<<20, vmm.Prop{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, c.Close()) }()
+	for range events / 2 {
+		r, err := d.Reserve(2<<20, vmm.ReserveOptions{})
+		require.NoError(t, err)
+		require.NoError(t, r.Close())
+	}
+	made := testing.AllocsPerRun(1, func() { require.ErrorIs(t, memtrace.WriteTrace(goneWriter{}, d), io.ErrClosedPipe) })
+	require.Less(t, made, float64(events))
+}
+
+type goneWriter struct{}
+
+func (goneWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }

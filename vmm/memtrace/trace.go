@@ -60,7 +60,9 @@ func writeTrace(w io.Writer, dev string, events iter.Seq[vmm.HistoryEvent]) erro
 	t.put(record{Name: "process_name", Phase: "M", Args: map[string]string{"name": "memory of " + dev}})
 	t.put(record{Name: "thread_name", Phase: "M", TID: noStream, Args: map[string]string{"name": "device"}})
 	for e := range events {
-		t.event(Resolve(e))
+		if t.event(Resolve(e)); t.err != nil {
+			break
+		}
 	}
 	if t.err != nil {
 		return t.err

@@ -216,7 +216,7 @@ func (p *Pool) undoSiteLocked(s site, refused bool) {
 func (p *Pool) chargeLocked(create int) error {
 	now := p.chunks.Load() + int64(create)
 	if now > int64(p.most) {
-		return fmt.Errorf("%w: the pool's maximum is %d bytes", vmm.ErrOutOfMemory, uint64(p.most)*p.chunk) //nolint:gosec // not negative
+		return p.errMaximum()
 	}
 	p.chunks.Store(now)
 	return nil

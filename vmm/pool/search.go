@@ -27,9 +27,14 @@ func (p *Pool) alloc(st *stream, n uint64) (Block, error) {
 	case n <= p.classes.most:
 		return p.allocInSlab(st, p.classes.of(n), n)
 	case n > uint64(p.most)*p.chunk: //nolint:gosec // not negative
-		return Block{}, fmt.Errorf("%w: the pool's maximum is %s", vmm.ErrOutOfMemory, errtext.Size(uint64(p.most)*p.chunk)) //nolint:gosec // not negative
+		return Block{}, p.errMaximum()
 	}
 	return p.allocPages(st, n, -1)
+}
+
+// errMaximum is for what is beyond Options.Max.
+func (p *Pool) errMaximum() error {
+	return fmt.Errorf("%w: the pool's maximum is %s", vmm.ErrOutOfMemory, errtext.Size(uint64(p.most)*p.chunk)) //nolint:gosec // not negative
 }
 
 // allocPages allocates a block that is in no slab; or in one, if class is not -1 and there are no
