@@ -17,6 +17,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cgo/cuda"
 	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/frames"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/memsample"
@@ -60,7 +61,7 @@ type Device struct {
 // openedAt is what kind of object is open and where it was made.
 type openedAt struct {
 	kind string
-	made callers
+	made frames.Callers
 	at   time.Time
 }
 
@@ -398,7 +399,7 @@ func (d *Device) openNamesLocked() []string {
 	invariants.Held(&d.mu)
 	var all []string
 	for thing, o := range d.unclosed {
-		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.made.lines().line))
+		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.made.Lines().Line))
 	}
 	slices.Sort(all)
 	return firstFew(all)

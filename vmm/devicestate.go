@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/arena"
 	"github.com/cuvmm/cuvmm/vmm/internal/bank"
+	"github.com/cuvmm/cuvmm/vmm/internal/byaddress"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 	"github.com/cuvmm/cuvmm/vmm/internal/staging"
@@ -75,7 +76,7 @@ type driverState struct {
 
 	mu           lock.RWMutex
 	states       map[int]*deviceState
-	reservations byAddress
+	reservations byaddress.Index[*Reservation]
 	arenas       arena.Arenas
 }
 
@@ -317,7 +318,7 @@ func (s *deviceState) sync() error {
 func (s *driverState) add(r *Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reservations.add(r)
+	s.reservations.Add(r.ptr, r.size, r)
 }
 
 // remove undoes add. It must come before the addresses go back to the driver,
@@ -325,14 +326,15 @@ func (s *driverState) add(r *Reservation) {
 func (s *driverState) remove(r *Reservation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reservations.remove(r)
+	s.reservations.Remove(r.ptr)
 }
 
 // find is the reservation that p lies in, or nil.
 func (s *driverState) find(p Ptr) *Reservation {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.reservations.find(p)
+	r, _ := s.reservations.Find(p)
+	return r
 }
 
 // Lookup returns the reservation that p lies in, on any device of the same driver, and the offset in it.

@@ -90,7 +90,6 @@ package vmm
 //	name.go              names that a program gives to ranges: how long, and how texts quote them
 //	addresslimit.go      SetAddressLimit: how many addresses the process may reserve
 //	addresses.go         where the addresses of a reservation come from: an arena, or the driver
-//	byaddress.go         which reservation an address lies in
 //	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
 //	memory.go            SetReleaseThreshold, Trim, SetLimit, OnPressure; trying again when memory was released
 //	chunk.go             Chunk and Segment: Create, CreateOrReuse, Import, Export, dma-buf, fabric

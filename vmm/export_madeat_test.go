@@ -9,7 +9,7 @@ func MadeAt(pcs ...uintptr) string {
 	for i, pc := range pcs {
 		o.made[i] = pc + 1 // as a return address
 	}
-	return o.made.lines().line
+	return o.made.Lines().Line
 }
 
 // LineOf is where the function of a pc begins.

@@ -1,9 +1,11 @@
 package vmm
 
+import "github.com/cuvmm/cuvmm/vmm/internal/holds"
+
 // lenHold is a door.LenHold.
 type lenHold struct {
 	g    *Range
-	h    *hold
+	h    *holds.Hold
 	stop func()
 }
 
@@ -18,7 +20,7 @@ func (g *Range) holdLen(what string, raised func(n uint64) (done bool), changed 
 	if changed == nil {
 		changed = func() {}
 	}
-	h := &hold{what: what, below: g, raised: raised, changed: changed}
+	h := &holds.Hold{What: what, Below: g.Len, Raised: raised, Changed: changed}
 	stop, err := g.r.addHold(0, 0, h)
 	if err != nil {
 		return nil, g.wrap("hold length", 0, 0, err)
@@ -31,17 +33,12 @@ func (g *Range) holdLen(what string, raised func(n uint64) (done bool), changed 
 func (r *Reservation) listLenHolds() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []*hold
-	for _, h := range r.holds {
-		if h.below != nil {
-			all = append(all, h)
-		}
-	}
+	all := r.holds.ToTell()
 	r.lenHolds.Store(&all)
 }
 
 // toBeTold are those that listLenHolds has listed.
-func (r *Reservation) toBeTold() []*hold {
+func (r *Reservation) toBeTold() []*holds.Hold {
 	if all := r.lenHolds.Load(); all != nil {
 		return *all
 	}
@@ -52,7 +49,7 @@ func (r *Reservation) toBeTold() []*hold {
 // tells.
 func (r *Reservation) notify() {
 	for _, h := range r.toBeTold() {
-		h.changed()
+		h.Changed()
 	}
 	r.wakeWaiters()
 }
@@ -61,8 +58,8 @@ func (r *Reservation) notify() {
 func (r *Reservation) notifyRaised(n uint64) {
 	written := r.pendingStreams.Load() == 0
 	for _, h := range r.toBeTold() {
-		if !written || !h.raised(n) {
-			h.changed()
+		if !written || !h.Raised(n) {
+			h.Changed()
 		}
 	}
 	r.wakeWaiters()
@@ -74,7 +71,7 @@ func (h *lenHold) SetLen(n uint64) error { return h.g.setLenExcept(n, h.h) }
 // Fix is door.LenHold.Fix.
 func (h *lenHold) Fix(n uint64) {
 	h.g.r.mu.Lock()
-	h.h.end, h.h.below = min(n, h.h.currentEnd()), nil
+	h.h.End, h.h.Below = min(n, h.h.CurrentEnd()), nil
 	h.g.r.mu.Unlock()
 	h.g.r.listLenHolds()
 }
@@ -86,7 +83,7 @@ func (h *lenHold) Release() {
 }
 
 // setLenExcept is SetLen, for which one hold does not count.
-func (g *Range) setLenExcept(n uint64, except *hold) error {
+func (g *Range) setLenExcept(n uint64, except *holds.Hold) error {
 	err := g.moveLen(n, except)
 	// lenMu is free by now: no append waits for this.
 	g.requestGrowAhead()

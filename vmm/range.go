@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/internal/bank"
+	"github.com/cuvmm/cuvmm/vmm/internal/holds"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
@@ -373,7 +372,7 @@ func (g *Range) SetLen(n uint64) error {
 }
 
 // moveLen moves Len; except does not hold it.
-func (g *Range) moveLen(n uint64, except *hold) error {
+func (g *Range) moveLen(n uint64, except *holds.Hold) error {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	r := g.r
@@ -425,10 +424,10 @@ func (g *Range) Hold(off, n uint64) (release func(), err error) {
 
 // holdFor is Reservation.holdFor, with the bounds of Hold.
 func (g *Range) holdFor(what string, off, n uint64) (release func(), err error) {
-	return g.hold(off, n, &hold{what: what})
+	return g.hold(off, n, &holds.Hold{What: what})
 }
 
-func (g *Range) hold(off, n uint64, h *hold) (release func(), err error) {
+func (g *Range) hold(off, n uint64, h *holds.Hold) (release func(), err error) {
 	if g == nil || g.r == nil {
 		return nil, g.wrap("hold", off, n, g.checkOpen())
 	}
@@ -439,24 +438,6 @@ func (g *Range) hold(off, n uint64, h *hold) (release func(), err error) {
 	}
 	release, err = g.r.addHold(off, n, h)
 	return release, g.wrap("hold", off, n, err)
-}
-
-// heldBy is ErrBusy if one of holds counts, and names those that do, the first few if there are
-// many.
-func heldBy(holds []*hold, counts func(*hold) bool) error {
-	var all []string
-	for _, h := range holds {
-		if !counts(h) {
-			continue
-		}
-		if s := h.String(); !slices.Contains(all, s) {
-			all = append(all, s)
-		}
-	}
-	if len(all) == 0 {
-		return nil
-	}
-	return fmt.Errorf("%w: held: %s", ErrBusy, strings.Join(firstFew(all), "; "))
 }
 
 // Grant is Reservation.Grant.

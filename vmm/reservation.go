@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"runtime"
-	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -16,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/count"
+	"github.com/cuvmm/cuvmm/vmm/internal/holds"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
@@ -62,7 +63,7 @@ type Reservation struct {
 	generation     atomic.Uint64
 	pendingStreams atomic.Int32                  // how many pendingAppends has
 	changed        atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
-	lenHolds       atomic.Pointer[[]*hold]       // those to be told of changes; replaced under mu
+	lenHolds       atomic.Pointer[[]*holds.Hold] // those to be told of changes; replaced under mu
 
 	mu             lock.Mutex // never held across a driver call
 	owner          any        // a *Range, once that is made, or ReserveOptions.Owner
@@ -75,7 +76,7 @@ type Reservation struct {
 	appendSeq      uint64                 // counts AppendOns
 	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
 	retirements    []*retirement          // left to the device's goroutine, in order
-	holds          []*hold
+	holds          holds.List
 	spans          userSpans
 	counters       count.Range // also under the lock of the device's
 }
@@ -460,38 +461,6 @@ func (r *Reservation) checkInvariantsLocked() {
 	}
 }
 
-// hold is a span that must stay mapped.
-type hold struct {
-	off, end uint64
-	below    *Range // it ends at the Len of this; of a LenHold
-	what     string
-	made     callers // only of what has no name of its own
-
-	// Of a LenHold, see HoldLen.
-	raised  func(n uint64) (done bool)
-	changed func()
-}
-
-// String is what the hold is for, as errors name it.
-func (h *hold) String() string {
-	s := h.what
-	if h.made[0] != 0 {
-		s += " made at " + h.made.lines().line
-	}
-	if end := h.currentEnd(); end > 0 {
-		s += fmt.Sprintf(" [%#x, %#x)", h.off, end)
-	}
-	return s
-}
-
-// currentEnd is end, or Len.
-func (h *hold) currentEnd() uint64 {
-	if h.below != nil {
-		return h.below.Len()
-	}
-	return h.end
-}
-
 // Hold keeps the n bytes from off on until release is called: Close, and unmapping any of them, return
 // ErrBusy, which says where Hold was called. Calling release again does nothing.
 func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
@@ -504,19 +473,19 @@ func (r *Reservation) Hold(off, n uint64) (release func(), err error) {
 // holdFor is door.VMM.HoldReservation.
 func (r *Reservation) holdFor(what string, off, n uint64) (release func(), err error) {
 	if err = r.checkNotOwnedByRange(); err == nil {
-		release, err = r.addHold(off, n, &hold{what: what})
+		release, err = r.addHold(off, n, &holds.Hold{What: what})
 	}
 	return release, r.wrap("hold", off, n, err)
 }
 
 // heldHere is a hold named by the line that made it.
-func heldHere(what string) *hold {
-	h := &hold{what: what}
-	runtime.Callers(2, h.made[:])
+func heldHere(what string) *holds.Hold {
+	h := &holds.Hold{What: what}
+	runtime.Callers(2, h.Made[:])
 	return h
 }
 
-func (r *Reservation) addHold(off, n uint64, h *hold) (release func(), err error) {
+func (r *Reservation) addHold(off, n uint64, h *holds.Hold) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.checkOpen(); err != nil {
@@ -527,32 +496,40 @@ func (r *Reservation) addHold(off, n uint64, h *hold) (release func(), err error
 	}
 	// What retires may be unmapped at any moment, so it cannot be held any more.
 	if n > 0 { // else it is in front of all bytes: it keeps Close away and nothing else
-		h.off, h.end = off, off+n
+		h.Off, h.End = off, off+n
 	}
-	for _, s := range r.table.In(h.off, h.end) {
+	for _, s := range r.table.In(h.Off, h.End) {
 		if s.State >= slots.Retiring {
 			return nil, fmt.Errorf("%w: %v is retiring", ErrBusy, r.ptr+Ptr(s.Off))
 		}
 	}
-	r.holds = append(r.holds, h)
+	r.holds.Add(h)
 	return sync.OnceFunc(func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.holds = slices.DeleteFunc(r.holds, func(e *hold) bool { return e == h })
+		r.holds.Remove(h)
 	}), nil
 }
 
 // checkHoldsLocked is ErrBusy if bytes of [off, end) are held by another hold than except. It needs r.mu.
-func (r *Reservation) checkHoldsLocked(off, end uint64, except *hold) error {
+func (r *Reservation) checkHoldsLocked(off, end uint64, except *holds.Hold) error {
 	invariants.Held(&r.mu)
-	return heldBy(r.holds, func(h *hold) bool { return h != except && h.off < end && off < h.currentEnd() })
+	return heldBy(r.holds.In(off, end, except))
 }
 
 // checkAllHoldsLocked is ErrBusy if anything is held, if only the reservation itself. It needs
 // r.mu.
 func (r *Reservation) checkAllHoldsLocked() error {
 	invariants.Held(&r.mu)
-	return heldBy(r.holds, func(*hold) bool { return true })
+	return heldBy(r.holds.All())
+}
+
+// heldBy is ErrBusy if there are holds, and names the first few.
+func heldBy(names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: held: %s", ErrBusy, strings.Join(firstFew(names), "; "))
 }
 
 // Generation is a number that rises each time mapped bytes are lost or replaced. No two reservations of

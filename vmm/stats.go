@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"slices"
 	"time"
 
@@ -211,11 +210,11 @@ func (d *Device) Report() Report {
 		things, opened = append(things, thing), append(opened, o)
 	}
 	d.mu.Unlock()
-	lines := map[callers]madeAt{} // many are made by the same line, and finding it takes time
+	lines := map[frames.Callers]frames.MadeAt{} // many are made by the same line, and finding it takes time
 	order := make([]openAt, len(things))
 	for i, thing := range things {
 		if _, ok := lines[opened[i].made]; !ok {
-			lines[opened[i].made] = opened[i].made.lines()
+			lines[opened[i].made] = opened[i].made.Lines()
 		}
 		order[i].i = i
 		if t, ok := thing.(describer); ok {
@@ -227,13 +226,13 @@ func (d *Device) Report() Report {
 			return cmp.Compare(a.addr, b.addr)
 		}
 		x, y := &opened[a.i], &opened[b.i]
-		return cmp.Or(cmp.Compare(x.kind, y.kind), cmp.Compare(lines[x.made].line, lines[y.made].line))
+		return cmp.Or(cmp.Compare(x.kind, y.kind), cmp.Compare(lines[x.made].Line, lines[y.made].Line))
 	})
 	rep.Open = make([]OpenObject, len(order))
 	for i, at := range order {
 		o := &opened[at.i]
 		made := lines[o.made]
-		rep.Open[i] = OpenObject{Kind: o.kind, Made: made.line, Stack: made.stack, Since: o.at, Addr: at.addr, Size: at.size}
+		rep.Open[i] = OpenObject{Kind: o.kind, Made: made.Line, Stack: made.Stack, Since: o.at, Addr: at.addr, Size: at.size}
 		if r, ok := things[at.i].(*Reservation); ok {
 			rep.Open[i].Name, rep.Open[i].Chunks = r.name, r.mappings()
 		}
@@ -281,38 +280,4 @@ func (r *Reservation) mappings() (all []Mapping) {
 		all = append(all, m)
 	}
 	return all
-}
-
-// callers is the innermost callers of a function of this package, as runtime.Callers has them.
-type callers [16]uintptr
-
-// madeAt is where an object was made.
-type madeAt struct {
-	line  string   // the first line outside the library; if all are inside, the outermost one that is known
-	stack []string // lines outside the library, the innermost first
-}
-
-// mostLines is how long madeAt.stack may be.
-const mostLines = 4
-
-func (c *callers) lines() (at madeAt) {
-	n := slices.Index(c[:], 0)
-	if n < 0 {
-		n = len(c)
-	}
-	all := runtime.CallersFrames(c[:n])
-	for {
-		f, more := all.Next()
-		line := fmt.Sprintf("%s:%d", f.File, f.Line)
-		switch whose := frames.Of(f); {
-		case whose == frames.Program:
-			at.stack = append(at.stack, line)
-			at.line = at.stack[0]
-		case whose == frames.Library && len(at.stack) == 0:
-			at.line = line
-		}
-		if !more || len(at.stack) == mostLines {
-			return at
-		}
-	}
 }

@@ -203,10 +203,8 @@ func (r *Reservation) retire(off, size uint64) (*retirement, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: [%#x, %#x) is not made of whole chunks", ErrInvalid, off, end)
 	}
-	if len(r.holds) > 0 {
-		if err := r.checkHoldsLocked(off, end, nil); err != nil {
-			return nil, err
-		}
+	if err := r.checkHoldsLocked(off, end, nil); err != nil {
+		return nil, err
 	}
 	// Checked before the first slot changes, so that on error nothing has changed.
 	for _, s := range r.table.Between(i, j) {

@@ -1,0 +1,82 @@
+// Package holds lists who keeps which bytes mapped. It takes no lock: its caller has one.
+package holds
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/frames"
+)
+
+// Hold is a span that must stay mapped.
+type Hold struct {
+	What     string
+	Made     frames.Callers // only of what has no name of its own
+	Off, End uint64
+	Below    func() uint64 // it ends there, and not at End; nil: at End
+
+	// Of a hold with Below.
+	Raised  func(n uint64) (done bool)
+	Changed func()
+}
+
+// String is what the hold is for, as errors name it.
+func (h *Hold) String() string {
+	s := h.What
+	if h.Made[0] != 0 {
+		s += " made at " + h.Made.Lines().Line
+	}
+	if end := h.CurrentEnd(); end > 0 {
+		s += fmt.Sprintf(" [%#x, %#x)", h.Off, end)
+	}
+	return s
+}
+
+// CurrentEnd is where the span ends now.
+func (h *Hold) CurrentEnd() uint64 {
+	if h.Below != nil {
+		return h.Below()
+	}
+	return h.End
+}
+
+// List is the holds of one reservation. Its zero value has none.
+type List struct{ all []*Hold }
+
+// Add adds a hold.
+func (l *List) Add(h *Hold) { l.all = append(l.all, h) }
+
+// Remove undoes Add. Twice is fine.
+func (l *List) Remove(h *Hold) {
+	l.all = slices.DeleteFunc(l.all, func(e *Hold) bool { return e == h })
+}
+
+// In names those that hold bytes of [off, end), but for one, each name once.
+func (l *List) In(off, end uint64, except *Hold) []string {
+	return l.names(func(h *Hold) bool { return h != except && h.Off < end && off < h.CurrentEnd() })
+}
+
+// All names all, also those that hold no byte.
+func (l *List) All() []string { return l.names(func(*Hold) bool { return true }) }
+
+func (l *List) names(counts func(*Hold) bool) (all []string) {
+	for _, h := range l.all {
+		if !counts(h) {
+			continue
+		}
+		if s := h.String(); !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// ToTell are those with Below, in a list of its own.
+func (l *List) ToTell() (all []*Hold) {
+	for _, h := range l.all {
+		if h.Below != nil {
+			all = append(all, h)
+		}
+	}
+	return all
+}
