@@ -145,7 +145,7 @@ package vmm
 //	            Reservation.sweepMu     retirements come to their end
 //	              Reservation.mappingMu the driver's calls that map, unmap, set access
 //	                Reservation.mu
-//	      legacy.mu, legacyPairs.mu   EnableLegacyPeers and its end; the counts of pairs
+//	      legacyPairs.mu           EnableLegacyPeers and its end; the counts of pairs
 //	      Module.closeMu
 //	      Graph.mu, GraphExec.mu
 //	      Stream.closeMu
@@ -168,7 +168,7 @@ package vmm
 // that is not listed here. Of several ranges each kind is taken in the order in which the ranges
 // were made. These are held across a wait for the device:
 //
-//	closeMu of all kinds, grantMu, legacy.mu, Mirror.mu
+//	closeMu of all kinds, grantMu, Mirror.mu
 //	lenMu               by Append and AppendOn, for their own bytes
 //	lenMu, capMu, mappingMu   with RangeOptions.Zero, for the fill alone, which no other work
 //	                    comes before

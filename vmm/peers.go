@@ -10,7 +10,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
@@ -328,8 +327,7 @@ func (k legacyKey) at() [2]int { return [2]int{k.from.state.n, k.to.state.n} }
 // legacy is the pairs of one EnableLegacyPeers.
 type legacy struct {
 	parent *driverState
-	mu     lock.Mutex  // before legacyPairs.mu
-	left   []legacyKey // still enabled
+	left   []legacyKey // still enabled; guarded by legacyPairs.mu
 }
 
 const enabling, disabling = "enable legacy peers", "disable legacy peers"
@@ -353,7 +351,6 @@ func EnableLegacyPeers(devs ...*Device) (disable func() error, err error) {
 		first = devs[0]
 	}
 	l := &legacy{}
-	l.mu.At(lock.LegacyPeers, 0)
 	if err := l.enable(devs); err != nil {
 		return nil, first.wrap(enabling, 0, 0, err)
 	}
@@ -500,17 +497,15 @@ func (k legacyKey) leftover(p *legacyPair) error {
 
 // disable waits, then gives up all pairs that are left.
 func (l *legacy) disable() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.left) == 0 {
-		return nil
-	}
-	if err := l.waitForWork(); err != nil {
+	l.parent.legacy.mu.Lock()
+	left := slices.Clone(l.left)
+	l.parent.legacy.mu.Unlock()
+	if err := l.waitForWork(left); err != nil {
 		return err
 	}
 	l.parent.legacy.mu.Lock()
 	defer l.parent.legacy.mu.Unlock()
-	var failed error
+	var failed error // of those that no other call has disabled meanwhile
 	l.left = slices.DeleteFunc(l.left, func(k legacyKey) bool {
 		err := k.removeUserLocked()
 		failed = errtext.Join(failed, "and", err)
@@ -520,12 +515,12 @@ func (l *legacy) disable() error {
 }
 
 // waitForWork waits for the work of all devices that may use a peer's memory.
-func (l *legacy) waitForWork() error {
-	if l.parent.hooks.noWait {
+func (l *legacy) waitForWork(pairs []legacyKey) error {
+	if l.parent.hooks.noWait || len(pairs) == 0 {
 		return nil
 	}
 	var devs []*deviceState
-	for _, k := range l.left {
+	for _, k := range pairs {
 		if !slices.Contains(devs, k.from.state) {
 			devs = append(devs, k.from.state)
 		}

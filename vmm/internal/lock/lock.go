@@ -19,7 +19,6 @@ const (
 	Pressure
 	Sweep
 	Mapping
-	LegacyPeers
 	LegacyPairs
 	ModuleClose
 	Graph
