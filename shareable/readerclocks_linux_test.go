@@ -414,7 +414,7 @@ func TestNothingAfterDone(t *testing.T) {
 // TestPauseOfTheOwner: a pause of the owner, as of all processes, takes a reader nothing of its time.
 func TestPauseOfTheOwner(t *testing.T) {
 	t.Parallel()
-	const limit = time.Second
+	const limit = 2 * time.Second // to read, to write and to acknowledge, beside other tests
 	path := socketAt(t)
 	owner := spawn(t, "owner", path, limit.String())
 	owner.expect("ready")

@@ -10,15 +10,15 @@ type frees map[*stream]uint64
 
 // frees is those that the stream's work from now on comes after. The caller holds workMu.
 func (s *stream) frees() frees {
-	if s.freed == 0 && len(s.follows) == 0 {
+	if s.freeCount == 0 && len(s.follows) == 0 {
 		return nil
 	}
 	all := maps.Clone(s.follows)
 	if all == nil {
 		all = frees{}
 	}
-	if s.freed > 0 {
-		all[s] = s.freed
+	if s.freeCount > 0 {
+		all[s] = s.freeCount
 	}
 	return all
 }
@@ -27,7 +27,7 @@ func (s *stream) frees() frees {
 // if there is one.
 func (s *stream) follow(all frees) {
 	for x, n := range all {
-		if x.freed == 0 || x == s { // removed, or its own
+		if x.freeCount == 0 || x == s { // removed, or its own
 			continue
 		}
 		if s.follows == nil {
@@ -39,10 +39,10 @@ func (s *stream) follow(all frees) {
 
 // forgetFrees has no stream keep the order of one that goes. The caller holds workMu.
 func (s *stream) forgetFrees() {
-	if s.follows = nil; s.freed == 0 {
+	if s.follows = nil; s.freeCount == 0 {
 		return
 	}
-	s.freed = 0
+	s.freeCount = 0
 	for _, u := range s.context.d.states {
 		if u.context == nil {
 			continue

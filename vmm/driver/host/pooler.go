@@ -123,8 +123,8 @@ func (v *device) FreeAsync(p driver.Ptr, s driver.Stream) error {
 		} else {
 			x.push(freed)
 		}
-		x.freed++
-		number := x.freed
+		x.freeCount++
+		number := x.freeCount
 		d.workMu.Unlock()
 		d.remove(r)
 		of := r.block.pool

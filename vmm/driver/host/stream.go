@@ -10,15 +10,15 @@ import (
 
 // stream is a queue. While it is not empty a goroutine runs what is in it.
 type stream struct {
-	context *context
-	owner   *device // whose CopyStream it is; nil for others
-	thread  int     // whose stream 2 it is; 0 for others
-	queue   []*op   // in order; the first may be running
-	inline  []*op   // synchronous copies that run in their callers' goroutines
-	capture *capture
-	after   []int  // the captured work that its next captured work comes after
-	freed   uint64 // how often memory of pools was freed in it; 0 also once it is removed
-	follows frees  // of other streams
+	context   *context
+	owner     *device // whose CopyStream it is; nil for others
+	thread    int     // whose stream 2 it is; 0 for others
+	queue     []*op   // in order; the first may be running
+	inline    []*op   // synchronous copies that run in their callers' goroutines
+	capture   *capture
+	after     []int  // the captured work that its next captured work comes after
+	freeCount uint64 // how often memory of pools was freed in it; 0 also once it is removed
+	follows   frees  // of other streams
 
 	meetings meetings
 }
