@@ -133,9 +133,9 @@ func (p *Plan) Err() error {
 	for k, limit := range p.l.limits {
 		kind, own, had := Kind(k), p.of[p.user][k], p.l.of[p.user][k]
 		switch {
-		case own > had && own > limit.User:
+		case own > had && own > limit.User && limit.User < limit.All:
 			return fmt.Errorf("%w: %s and %s more, of at most %s of user %d (%s)", vmm.ErrLimit,
-				kind.text(had), kind.text(own-had), kind.text(limit.User), p.user, kind.option(limit.User < limit.All))
+				kind.text(had), kind.text(own-had), kind.text(limit.User), p.user, kind.option(true))
 		case own > had && p.all[k] > limit.All:
 			return fmt.Errorf("%w: %s and %s more, of at most %s (%s)", vmm.ErrLimit,
 				kind.text(p.l.all[k]), kind.text(own-had), kind.text(limit.All), kind.option(false))
