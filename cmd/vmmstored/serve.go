@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/store"
@@ -117,5 +116,4 @@ type manager struct {
 	listener *os.File      // the socket that it has made; nil: none
 	health   time.Duration // how long a server may take to reply; 0: the default
 	log      *slog.Logger
-	untold   atomic.Bool // it could not be told the last time
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -63,10 +64,13 @@ func (m *manager) changed(s store.KeeperState) {
 		store.KeeperEnds:     daemon.SdNotifyStopping,
 	}[s]
 	_, err := daemon.SdNotify(false, state)
-	if told := err == nil; m.untold.Swap(!told) == told && !told { // not each time
+	if told := err == nil; untold.Swap(!told) == told && !told { // not each time
 		m.log.Warn("the service manager is not told", "state", string(s), "error", err)
 	}
 }
+
+// untold is that the manager could not be told the last time.
+var untold atomic.Bool
 
 // monotonic is the system's monotonic clock in us, which the manager compares with its own.
 func monotonic() int64 {
