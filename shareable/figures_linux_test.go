@@ -130,8 +130,8 @@ func TestFollower(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		switch verb {
 		case "wait": // b times, for a more each time: when it could be read
+			base := v.Len() // before the producer goes on
 			say("waiting")
-			base := v.Len()
 			at := make([]int64, b)
 			for i := range at {
 				require.NoError(t, v.Wait(ctx, base+uint64(i+1)*a))
@@ -139,8 +139,8 @@ func TestFollower(t *testing.T) {
 			}
 			say("%s", strings.Trim(fmt.Sprint(at), "[]"))
 		case "streams": // as wait, for a stream that waits: when it has gone on
+			base := v.Len() // before the producer goes on
 			say("waiting")
-			base := v.Len()
 			at := make([]int64, b)
 			s, err := dev.NewStream()
 			require.NoError(t, err)

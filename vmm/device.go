@@ -80,12 +80,7 @@ func newDevice(drv driver.Driver, info Info) *Device {
 	d.wakeup = sync.NewCond(&d.mu)
 	d.worker.kicked = make(chan struct{}, 1)
 	d.samples = &memsample.Owner{Name: d.name, Moment: d.moment}
-	d.state = acquireState(drv, info.Ordinal, d)
-	d.account = &bank.Account{
-		Bank: d.state.bank, Driver: drv, Location: d.location, Counters: &d.counters, Samples: d.samples, History: &d.history,
-		Home: d.state.parent.bankAt, Reclaim: func() { d.trim(0) }, //nolint:errcheck // what the driver refuses is counted as quarantined
-	}
-	d.account.Add()
+	acquireState(drv, info.Ordinal, d)
 	memsample.Add(d.samples)
 	return d
 }

@@ -100,8 +100,8 @@ type deviceState struct {
 	streams   []*order.Stream // of the Streams that this package knows: made here, or by WrapStream
 }
 
-// acquireState makes d a user of the state of device n.
-func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
+// acquireState makes d a user of the state of device n, with an account in its bank.
+func acquireState(drv driver.Driver, n int, d *Device) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	parent := process.drivers[drv]
@@ -124,7 +124,12 @@ func acquireState(drv driver.Driver, n int, d *Device) *deviceState {
 		parent.states[n] = s
 	}
 	s.devices = append(s.devices, d)
-	return s
+	d.state = s
+	d.account = &bank.Account{
+		Bank: s.bank, Driver: drv, Location: d.location, Counters: &d.counters, Samples: d.samples, History: &d.history,
+		Home: parent.bankAt, Reclaim: func() { d.trim(0) }, //nolint:errcheck // what the driver refuses is counted as quarantined
+	}
+	d.account.Add()
 }
 
 func newDeviceState(parent *driverState, n int) *deviceState {

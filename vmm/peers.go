@@ -500,12 +500,13 @@ func (l *legacy) disable() error {
 	l.parent.legacy.mu.Lock()
 	left := slices.Clone(l.left)
 	l.parent.legacy.mu.Unlock()
-	if err := l.waitForWork(left); err != nil {
-		return err
-	}
+	err := l.waitForWork(left)
 	l.parent.legacy.mu.Lock()
 	defer l.parent.legacy.mu.Unlock()
-	var failed error // of those that no other call has disabled meanwhile
+	if err != nil && len(l.left) > 0 { // else another call has disabled them meanwhile
+		return err
+	}
+	var failed error
 	l.left = slices.DeleteFunc(l.left, func(k legacyKey) bool {
 		err := k.removeUserLocked()
 		failed = errtext.Join(failed, "and", err)

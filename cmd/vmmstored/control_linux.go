@@ -77,6 +77,9 @@ func serveControl(ctx context.Context, log *slog.Logger, c *net.UnixConn, reload
 
 // askReload has the daemon of that process id replace the process that serves, and waits until it has.
 func askReload(ctx context.Context, pid int) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: controlName(pid), Net: "unix"})
 	if err != nil {
 		return fmt.Errorf("process %d takes no requests: is it the daemon, and not the service manager or a server? (%w)", pid, err)

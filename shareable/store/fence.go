@@ -108,7 +108,10 @@ func (s *Server) revokeOf(c serve.Conn, f wire.Frame, q wire.Revoke) (err error)
 func (s *Server) takeAway(e *entry, c serve.Conn, reason string) {
 	err := fmt.Errorf("%w: the lease has ended: %s", shareable.ErrOwnerGone, reason)
 	s.opts.Logger.Info("lease taken away", "object", e.id, "name", s.nameOf(e), "uid", c.Cred().UID, "pid", c.Cred().PID, "why", reason)
-	s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: s.processOf(c)})
+	s.mu.Lock()
+	began := s.beganLocked(s.clients[c])
+	s.mu.Unlock()
+	s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: processOf(c, began)})
 	go func() { // it may not read
 		_ = c.Refuse(0, err)
 		c.Close(err)
@@ -121,14 +124,19 @@ type process struct {
 	began uint64 // see startTime
 }
 
-// processOf is the one at a connection.
-func (s *Server) processOf(c serve.Conn) *process {
-	p := &process{pid: c.Cred().PID}
-	s.mu.Lock()
-	if x := s.clients[c]; x != nil { // else it has no leases any more
-		p.began = x.began
+// beganLocked is when a client's process began, if that is recorded; else 0. A nil x, which has no leases any
+// more, is fine. Requires mu.
+func (s *Server) beganLocked(x *clientState) uint64 {
+	invariants.Held(&s.mu)
+	if x == nil {
+		return 0
 	}
-	s.mu.Unlock()
+	return x.began
+}
+
+// processOf is the one at a connection, of which it may be recorded when it began.
+func processOf(c serve.Conn, began uint64) *process {
+	p := &process{pid: c.Cred().PID, began: began}
 	if p.began == 0 {
 		p.began = startTime(int(p.pid))
 	}

@@ -200,13 +200,20 @@ func (k *Keeper) Reload(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	var ended error
 	select {
 	case err := <-done:
 		return err
 	case <-k.over:
-		return errKeeperOver
+		ended = errKeeperOver
 	case <-ctx.Done():
-		return ctx.Err()
+		ended = ctx.Err()
+	}
+	select {
+	case err := <-done: // meanwhile
+		return err
+	default:
+		return ended
 	}
 }
 
@@ -488,10 +495,10 @@ func (p *keptProcess) reaches(ctx context.Context, what, before <-chan struct{})
 	}
 }
 
-// signal sends a signal to the process and to those that it has started, if it is a script.
+// signal sends a signal, once, to the process and to those that it has started, if it is a script.
 func (p *keptProcess) signal(s syscall.Signal) {
-	if p.cmd.Process.Signal(s) == nil {
-		_ = syscall.Kill(-p.cmd.Process.Pid, s)
+	if p.cmd.Process.Signal(syscall.Signal(0)) == nil && syscall.Kill(-p.cmd.Process.Pid, s) != nil {
+		_ = p.cmd.Process.Signal(s) // it has left its group
 	}
 }
 

@@ -360,10 +360,11 @@ func (h handler) End(c serve.Conn) {
 	for _, e := range state.queues {
 		e.waiting = slices.DeleteFunc(e.waiting, own)
 	}
+	began := s.beganLocked(state)
 	s.mu.Unlock()
 	var runs *process
 	if len(state.leases) > 0 && !waitExit(int(c.Cred().PID), c.PeerPIDFD) {
-		runs = s.processOf(c)
+		runs = processOf(c, began)
 	}
 	for _, e := range state.leases {
 		s.endLease(e, c, leaseEnd{abort: !e.durable(), runs: runs})

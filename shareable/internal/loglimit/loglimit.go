@@ -78,7 +78,7 @@ func (l *limits) take(r slog.Record) (dropped uint64, ok bool) {
 		l.of[r.Message] = x
 	}
 	full := x.full
-	if full.Before(r.Time) || full.Sub(r.Time) > Burst*Period { // the clock was set back
+	if full.Before(r.Time) || full.Sub(r.Time) > (Burst+1)*Period { // the clock was set back; records come in any order
 		full = r.Time
 	}
 	if full = full.Add(Period); full.Sub(r.Time) > Burst*Period {
