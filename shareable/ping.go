@@ -40,7 +40,7 @@ func (forStore) Keeper(ctx context.Context, path string, uids []uint32) (pid int
 	return pid, err
 }
 
-// withStore has f talk to the store at path, whose user it has checked.
+// withStore connects to the store at path, checks its user, and calls f.
 func withStore(ctx context.Context, path string, uids []uint32, f func(*handshake) error) error {
 	limit := defaultTimeout
 	if end, ok := ctx.Deadline(); ok {

@@ -142,7 +142,7 @@ func needs(wrap func(error) error) func(error) error {
 }
 
 // withMemory runs op, and again each time that memory may have been released for it. With its error op returns
-// whose memory it is short of. need wraps that error for functions of OnPressure. The caller holds no lock.
+// the Bank that it is short of memory of. need wraps that error for functions of OnPressure. The caller holds no lock.
 func withMemory(need func(error) error, op func() (short *bank.Bank, err error)) error {
 	t := bank.NewTicket()
 	return t.Run(needs(need), op)

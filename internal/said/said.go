@@ -1,8 +1,8 @@
-// Package said shows on a terminal what somebody else has said: another process, another user, a file.
-// Such a text may have escape sequences, which move the cursor, and ends of lines, which forge rows.
+// Package said makes text of others safe to show on a terminal: text of another process, another user or a
+// file. It may have escape sequences, which move the cursor, and line feeds, which forge rows.
 //
-// In a sentence it is quoted, as %q of package fmt does. Here is the rest: a word that is seldom other
-// than plain, and whatever a command prints.
+// In a sentence, quote such text with %q of package fmt. This package has the rest: words that are seldom
+// quoted, and the whole output of a command.
 package said
 
 import (
@@ -41,7 +41,7 @@ type screen struct {
 	rest []byte // the first bytes of a character
 }
 
-// Write writes all but the first bytes of a character whose others are yet to come.
+// Write keeps the first bytes of an incomplete character for the next Write.
 func (s *screen) Write(p []byte) (int, error) {
 	text := append(s.rest, p...)
 	shown := make([]byte, 0, len(text))

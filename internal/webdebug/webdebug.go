@@ -36,7 +36,7 @@ func Handler(serve func(w http.ResponseWriter, r *http.Request, query url.Values
 		default:
 			serve(to, r, query)
 		}
-		to.limit() // what is left is written after this
+		to.limit() // the server writes the rest after this
 	})
 }
 

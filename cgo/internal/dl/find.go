@@ -48,8 +48,8 @@ func There(path string) bool {
 	return there
 }
 
-// look is There, and what there is else: the first file for other processors, which the loader skips as
-// if it did not exist.
+// look is There, and returns also the first file for other processors: the loader skips such files as if
+// they did not exist.
 func look(path string) (there bool, foreign string) {
 	all := []string{path}
 	if !strings.Contains(path, "/") {

@@ -53,7 +53,7 @@ func (h handler) WithGroup(name string) slog.Handler {
 	return handler{h.Handler.WithGroup(name), h.limits}
 }
 
-// limits are those of each message. A server has a few messages: what is of a client is in their attributes.
+// limits has a limit for each message. A server has few messages: attributes describe the client.
 type limits struct {
 	mu sync.Mutex
 	of map[string]*limit

@@ -1,6 +1,6 @@
-// Package bank is the physical memory of a driver's devices: what this process has created, cached memory, a limit,
-// what the driver refused to take back, and who gets what is released when memory runs out. It knows no
-// range: what ranges can do without is released by a function that is handed in.
+// Package bank manages the physical memory of a driver's devices: creation, the cache, the limit, and releases
+// that the driver refused. When memory runs out, it decides which operation gets released memory. It knows no
+// range: the caller hands in the function that releases unused memory of ranges.
 package bank
 
 import (
@@ -56,7 +56,7 @@ func New(ordinal int, noGuard *bool) *Bank {
 	return b
 }
 
-// Account is what one Device has in a Bank. Safe for concurrent use.
+// Account is the memory of one Device in a Bank. Safe for concurrent use.
 type Account struct {
 	// Immutable.
 	Bank     *Bank
@@ -65,7 +65,7 @@ type Account struct {
 	Counters *count.Counters
 	Samples  *memsample.Owner
 	History  *history.Log
-	Home     func(driver.Location) *Bank // whose memory is there; nil: Bank's
+	Home     func(driver.Location) *Bank // the Bank of a location; nil if no device is open there
 	Reclaim  func()                      // releases what the ranges can do without; it holds Bank.Releasing
 
 	// Guarded by Bank.mu.
@@ -321,6 +321,6 @@ func (b *Bank) releaseForOthers(seen uint64) bool {
 	return b.released.Load() != seen
 }
 
-// IsUnderPressure reports whether a caller has just run out of memory: what is released meanwhile is for such
-// callers.
+// IsUnderPressure reports whether a caller has just run out of memory. Growth ahead then leaves released memory
+// to such callers.
 func (b *Bank) IsUnderPressure() bool { return time.Now().UnixNano() < b.pressureUntil.Load() }

@@ -23,8 +23,8 @@ type Memory struct {
 	sample    *memsample.Sample // nil if it was not sampled
 }
 
-// Create makes memory with one reference. p's location is resolved already. With its error it returns whose
-// memory is short.
+// Create makes memory with one reference. p's location is resolved already. With an error it returns the Bank
+// that is short of memory.
 func (a *Account) Create(size uint64, p driver.Prop, purpose Purpose, from *memsample.Source) (m *Memory, short *Bank, err error) {
 	if err := a.Bank.Charge(size, purpose); err != nil {
 		return nil, a.Bank, err
@@ -56,7 +56,7 @@ func (a *Account) CreateCharged(size uint64, p driver.Prop, purpose Purpose, fro
 	return m, err
 }
 
-// home is whose memory it is: another Bank's if the location says so.
+// home is the Bank of the memory's location.
 func (a *Account) home(p driver.Prop) *Bank {
 	if p.Location != a.Location {
 		if b := a.Home(p.Location); b != nil {
@@ -78,7 +78,7 @@ func (a *Account) adopt(h driver.Handle, size uint64, p driver.Prop, created boo
 	return m
 }
 
-// Driver is whose memory it is.
+// Driver is the driver that made the memory.
 func (m *Memory) Driver() driver.Driver { return m.account.Driver }
 
 // Refs is how many references there are.

@@ -94,7 +94,7 @@ func (b *Bank) callHooks(err error) (released bool) {
 // errTooLarge is an ErrOutOfMemory that no release can help.
 var errTooLarge = fmt.Errorf("%w: more than there can be", driver.ErrOutOfMemory)
 
-// errTurnTaken is that what is free is for the operation that has the turn.
+// errTurnTaken means that free memory is reserved for the operation that has the turn.
 var errTurnTaken = fmt.Errorf("%w: memory is being released for another operation", driver.ErrOutOfMemory)
 
 func isTurnTaken(err error) bool { return errors.Is(err, errTurnTaken) }
@@ -118,7 +118,7 @@ func isLetThrough() bool { return passing.Load() > 0 && frames.CalledBy(letThrou
 // Ticket is what an operation that is short of memory has done to find some.
 type Ticket struct {
 	freed uint64    // freed when its last try began
-	of    *Bank     // whose turn it had last; nil before the first
+	of    *Bank     // the Bank whose turn it had last; nil before the first
 	inUse uint64    // of that, when its last try began
 	until time.Time // when it stops; zero before its first wait
 	last  bool      // it has waited for a turn in vain
@@ -142,7 +142,7 @@ type Grower interface {
 	Obtain(err error) (again bool, _ error)
 	// Growth is the growth alone that an operation that has failed with err needs; nil if that is not known.
 	Growth(err error) func() error
-	// Bank is whose memory it needs.
+	// Bank is the Bank that it needs memory of.
 	Bank() *Bank
 }
 
