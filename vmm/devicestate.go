@@ -95,9 +95,6 @@ type deviceState struct {
 	openMu  lock.Mutex // held while openDevice changes, and while the driver opens its device
 
 	devices []*Device // guarded by process.mu
-
-	streamsMu lock.RWMutex
-	streams   []*order.Stream // of the Streams that this package knows: made here, or by WrapStream
 }
 
 // acquireState makes d a user of the state of device n, with an account in its bank.
@@ -137,7 +134,6 @@ func newDeviceState(parent *driverState, n int) *deviceState {
 	key := uint64(n) // devices are locked by ordinal, if more than one is
 	s.closeMu.At(lock.DeviceClose, key)
 	s.openMu.At(lock.Open, key)
-	s.streamsMu.At(lock.Streams, key)
 	return s
 }
 
@@ -220,30 +216,13 @@ func (s *driverState) bankAt(l Location) *bank.Bank {
 	return nil
 }
 
-// addStream makes a stream one of those that are known.
-func (s *deviceState) addStream(st *Stream) {
-	s.streamsMu.Lock()
-	defer s.streamsMu.Unlock()
-	s.streams = append(s.streams, &st.order)
-}
-
-// removeStream undoes addStream.
-func (s *deviceState) removeStream(st *Stream) {
-	s.streamsMu.Lock()
-	defer s.streamsMu.Unlock()
-	s.streams = slices.DeleteFunc(s.streams, func(e *order.Stream) bool { return e == &st.order })
-}
-
 // retained is the driver's device, retained, if it is open or other libraries have streams
 // here; else nil.
 func (s *deviceState) retained() (*openDevice, error) {
 	o := s.openDevice.Load()
 	if o == nil {
-		s.streamsMu.RLock()
-		found := len(s.streams) > 0
-		s.streamsMu.RUnlock()
 		var err error
-		if found {
+		if len(s.gate.Streams()) > 0 {
 			o, err = s.ensureOpen()
 		}
 		if o == nil {
@@ -298,14 +277,13 @@ func (w contextWait) wait() error {
 
 // sync waits for all work of the device's context.
 func (s *deviceState) sync() error {
-	s.streamsMu.RLock()
-	ends := make([]order.Point, 0, len(s.streams))
-	for _, st := range s.streams {
+	streams := s.gate.Streams()
+	ends := make([]order.Point, 0, len(streams))
+	for _, st := range streams {
 		if st.InContext() {
 			ends = append(ends, st.NextPoint())
 		}
 	}
-	s.streamsMu.RUnlock()
 	w, err := s.beginWait()
 	if err == nil {
 		err = w.wait()

@@ -151,11 +151,10 @@ package vmm
 //	      Stream.closeMu
 //	        Stream.mu
 //	          Module.mu
-//	          deviceState.streamsMu
-//	            deviceState.openMu         the driver opens its device
-//	              order.Stream.roomMu      copies that wait for room in a stream
-//	                order.Gate             captures begin, are joined or end
-//	                  Gate.askedMu         the driver is asked about streams that others may capture
+//	          deviceState.openMu           the driver opens its device
+//	            order.Stream.roomMu        copies that wait for room in a stream
+//	              order.Gate               captures begin, are joined or end
+//	                Gate.streamsMu         the driver is asked about streams that others may capture
 //	              Event.mu, Reservation.mu
 //	                Device.mu
 //	                  process.mu

@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"fmt"
-	"slices"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
@@ -134,10 +133,7 @@ func (m *Module) Close() (err error) {
 
 // lockEachStream locks and unlocks the streams, so that what their users have begun ends.
 func (s *deviceState) lockEachStream() {
-	s.streamsMu.RLock()
-	all := slices.Clone(s.streams)
-	s.streamsMu.RUnlock()
-	for _, x := range all {
+	for _, x := range s.gate.Streams() {
 		if st, ok := x.Owner.(*Stream); ok {
 			st.mu.Lock()
 			st.mu.Unlock() //nolint:staticcheck // there is nothing to do in between

@@ -37,9 +37,6 @@ type Stream struct {
 // newStream is a Stream without a handle yet.
 func newStream(d *Device) *Stream {
 	s := &Stream{dev: d, waitedForBy: map[*Reservation]struct{}{}}
-	if d != nil && d.state != nil {
-		s.order.Init(d.state.gate, s)
-	}
 	s.closeMu.At(lock.StreamClose, 0)
 	s.mu.At(lock.Stream, 0)
 	return s
@@ -93,7 +90,7 @@ func (d *Device) makeStream(open func(*openDevice) (driver.Stream, error)) (*Str
 		return nil, d.wrap("make stream", 0, 0, err)
 	}
 	s.order.Queue = s.handle
-	d.state.addStream(s)
+	s.order.Init(d.state.gate, s)
 	return s, nil
 }
 
@@ -117,7 +114,7 @@ func (d *Device) WrapStream(handle uintptr) *Stream {
 		return s
 	}
 	s.order.Show()
-	d.state.addStream(s)
+	s.order.Init(d.state.gate, s)
 	return s
 }
 
@@ -437,13 +434,11 @@ func (s *Stream) reopen() {
 func (s *Stream) free(lostErr error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dev.state.removeStream(s)
 	o, err := s.dev.state.ensureOpen()
 	if err == nil {
 		err = o.Free(&s.order)
 	}
 	if err != nil {
-		s.dev.state.addStream(s)
 		return err
 	}
 	s.endUses() // of a capture that was lost

@@ -26,11 +26,10 @@ const (
 	StreamClose
 	Stream
 	Module
-	Streams
 	Open
 	StreamRoom
 	Gate
-	Asked
+	Streams
 	Event
 	Reservation
 	Device

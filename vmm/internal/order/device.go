@@ -165,10 +165,10 @@ func (d *Device) FreeQueue(queue driver.Stream) error {
 // Free frees the driver's stream, unless another library has it. Its work has ended, or is
 // lost.
 func (d *Device) Free(s *Stream) error {
-	s.hide()
+	s.gate.remove(s)
 	if !s.Wrapped {
 		if err := d.FreeQueue(s.Queue); err != nil {
-			s.unhide()
+			s.gate.add(s)
 			return err
 		}
 	}
@@ -205,9 +205,12 @@ func (d *Device) NoneCaptured() error {
 	if err := d.notCapturing(0); err != nil {
 		return err
 	}
-	d.gate.askedMu.RLock()
-	defer d.gate.askedMu.RUnlock()
-	for _, s := range d.gate.asked {
+	d.gate.streamsMu.RLock()
+	defer d.gate.streamsMu.RUnlock()
+	for _, s := range d.gate.streams {
+		if !s.shown.Load() {
+			continue
+		}
 		if err := d.notCapturing(s.Queue); err != nil {
 			return err
 		}

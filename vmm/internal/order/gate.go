@@ -23,8 +23,8 @@ type Gate struct {
 	mu    lock.RWMutex
 	open  atomic.Int32 // captures with streams of this device
 
-	askedMu lock.RWMutex // shared while the driver is asked about them, so that none is freed
-	asked   []*Stream    // that may be in a capture which Begin has not begun
+	streamsMu lock.RWMutex // shared while the driver is asked about them, so that none is freed
+	streams   []*Stream    // of the device, from Init until they are freed
 
 	holdMu  sync.Mutex // nothing is locked while it is held
 	holders int        // of Quiet
@@ -55,8 +55,8 @@ func (w *World) Capturing() bool { return w.open.Load() > 0 }
 // NewGate is the Gate of device n.
 func (w *World) NewGate(n int) *Gate {
 	g := &Gate{world: w, n: n, changed: make(chan struct{})}
-	g.mu.At(lock.Gate, uint64(n))       //nolint:gosec // an ordinal
-	g.askedMu.At(lock.Asked, uint64(n)) //nolint:gosec // an ordinal
+	g.mu.At(lock.Gate, uint64(n))           //nolint:gosec // an ordinal
+	g.streamsMu.At(lock.Streams, uint64(n)) //nolint:gosec // an ordinal
 	return g
 }
 
@@ -70,6 +70,26 @@ func (g *Gate) unshare() {
 	if !g.world.Off {
 		g.mu.RUnlock()
 	}
+}
+
+// Streams returns the device's streams.
+func (g *Gate) Streams() []*Stream {
+	g.streamsMu.RLock()
+	defer g.streamsMu.RUnlock()
+	return slices.Clone(g.streams)
+}
+
+func (g *Gate) add(s *Stream) {
+	g.streamsMu.Lock()
+	defer g.streamsMu.Unlock()
+	g.streams = append(g.streams, s)
+}
+
+// remove undoes add: the driver is not asked about the stream any more.
+func (g *Gate) remove(s *Stream) {
+	g.streamsMu.Lock()
+	defer g.streamsMu.Unlock()
+	g.streams = slices.DeleteFunc(g.streams, func(x *Stream) bool { return x == s })
 }
 
 // Shared runs f, which may look at the ends of streams, while no capture begins, is joined or

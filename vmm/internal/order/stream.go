@@ -2,7 +2,6 @@ package order
 
 import (
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -33,7 +32,7 @@ type Stream struct {
 	after    atomic.Pointer[afters] // what later work comes after; replaced, never changed
 	joined   atomic.Bool            // a capture, by a wait for an event of it
 	context  atomic.Bool            // of a wrapped stream: it takes events of the device's context
-	shown    atomic.Bool            // it is among gate.asked, or is freed; changes with gate.askedMu held
+	shown    atomic.Bool            // see Stream.Show
 
 	in   atomic.Pointer[capture] // that Begin has begun; changes with its gates alone
 	held atomic.Int64            // captures of it neither begin nor end; grows with the gate shared
@@ -49,11 +48,12 @@ type Stream struct {
 
 var streamCount atomic.Uint64 // for their ids
 
-// Init readies a Stream of the gate's device. Queue and Wrapped are set before the first use.
+// Init makes the Stream one of the gate's device, until it is freed. Queue and Wrapped are set.
 func (s *Stream) Init(gate *Gate, owner any) {
 	s.id = streamCount.Add(1)
 	s.gate, s.Owner = gate, owner
 	s.roomMu.At(lock.StreamRoom, 0)
+	gate.add(s)
 }
 
 // End notes that all work of the stream has ended, and that there will be no more.
@@ -149,33 +149,7 @@ func (s *Stream) MayBeCaptured() bool {
 // Show notes that code outside this package has the driver's stream, or may have it: it can begin
 // a capture of it that this package does not see. From now on a call that a capture does not allow
 // asks the driver about the stream.
-func (s *Stream) Show() {
-	if s.gate == nil || s.shown.Load() {
-		return
-	}
-	g := s.gate
-	g.askedMu.Lock()
-	defer g.askedMu.Unlock()
-	if !s.shown.Swap(true) && !s.ended() {
-		g.asked = append(g.asked, s)
-	}
-}
-
-// unhide undoes hide. The stream may have been shown meanwhile.
-func (s *Stream) unhide() {
-	s.gate.askedMu.Lock()
-	defer s.gate.askedMu.Unlock()
-	s.gate.asked = append(s.gate.asked, s)
-}
-
-// hide has the driver asked about the stream no more: it is about to be freed.
-func (s *Stream) hide() {
-	g := s.gate
-	g.askedMu.Lock()
-	defer g.askedMu.Unlock()
-	s.shown.Store(true)
-	g.asked = slices.DeleteFunc(g.asked, func(x *Stream) bool { return x == s })
-}
+func (s *Stream) Show() { s.shown.Store(true) }
 
 // captured asks the driver; in doubt it is true.
 func (s *Stream) captured(d *Device) bool {
