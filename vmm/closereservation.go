@@ -80,7 +80,7 @@ func (r *Reservation) close(lenMu sync.Locker) error {
 	r.mu.Unlock()
 	switch {
 	// No copy is under way any more, so what a capture uses is known.
-	case r.dev.state.parent.captures.uses(r):
+	case r.captured():
 		err = fmt.Errorf("%w: its graph uses the memory", ErrCapturing)
 	case used: // else there is nothing that work could be using
 		err = r.waitForWork()

@@ -61,13 +61,12 @@ type testHooks struct {
 
 // driverState is one driver and what this process has open on it.
 type driverState struct {
-	drv      driver.Driver
-	hooks    testHooks
-	legacy   legacyPairs
-	world    *order.World
-	captures captures
-	onSync   syncHooks
-	stops    stops
+	drv    driver.Driver
+	hooks  testHooks
+	legacy legacyPairs
+	world  *order.World
+	onSync syncHooks
+	stops  stops
 
 	allocations allocations
 
@@ -109,7 +108,6 @@ func acquireState(drv driver.Driver, n int, d *Device) {
 		parent.legacy.pairs = map[[2]int]*legacyPair{}
 		parent.mu.At(lock.Driver, 0)
 		parent.legacy.mu.At(lock.LegacyPairs, 0)
-		parent.captures.mu.At(lock.CaptureUses, 0)
 		process.drivers[drv] = parent
 	}
 	parent.devicesOpen++ // before process.mu is released, so that the last Close sees it

@@ -160,7 +160,7 @@ package vmm
 //	                  process.mu
 //	                    driverState.mu
 //	                      Bank.mu, openDevice.mu
-//	                        staging.Lanes, pinnedCache.mu, captures.mu, World.mu, count.Counters
+//	                        staging.Lanes, pinnedCache.mu, World.mu, count.Counters
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
 // goroutine that takes a lock out of order panics, and so does one that begins a wait with a lock

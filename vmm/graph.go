@@ -11,15 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
 )
 
-// captures is what the captures use that BeginCapture has begun on any device of a driver.
-type captures struct {
-	mu   lock.Mutex
-	byID map[uint64]*captured
-}
-
 // captured is what the work of a capture, or of the graph made of it, uses.
 type captured struct {
-	on          *deviceState // all of the work is of this device
 	memory      used[capturedSpan]
 	allocations used[*allocation]
 	modules     used[*Module]
@@ -68,11 +61,12 @@ type capturedSpan struct {
 // held (Hold).
 func (s *Stream) BeginCapture() error {
 	return s.wrap("begin capture", 0, 0, s.withAlone(func(o *openDevice) error {
-		id, err := o.Begin(&s.order)
+		err := o.EndLeft(&s.order)
 		if err == nil {
-			s.endUses() // of a capture that has ended without EndCapture
-			s.dev.state.parent.captures.begin(id, s.dev.state)
-			s.captureID = id
+			if !s.order.Began() {
+				s.uses = captured{} // of a capture that has ended without EndCapture
+			}
+			_, err = o.Begin(&s.order)
 		}
 		return busyIfHeld(err)
 	}))
@@ -86,31 +80,22 @@ func busyIfHeld(err error) error {
 	return err
 }
 
-func (all *captures) begin(id uint64, on *deviceState) {
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	if all.byID == nil {
-		all.byID = map[uint64]*captured{}
-	}
-	all.byID[id] = &captured{on: on}
-}
-
-// end undoes begin and returns what was remembered since.
-func (all *captures) end(id uint64) (c captured) {
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	if known := all.byID[id]; known != nil {
-		c = *known
-		c.memory.seen, c.allocations.seen, c.modules.seen = nil, nil, nil
-	}
-	delete(all.byID, id)
-	return c
+// ofCapture calls f with the stream on which BeginCapture has begun the capture with that number,
+// whose uses f can change; false if there is none, as of another library's capture. f locks nothing.
+func (s *driverState) ofCapture(id uint64, f func(origin *Stream)) bool {
+	return id != 0 && s.world.Any(func(of uint64, owner any) bool {
+		if of != id {
+			return false
+		}
+		origin, _ := owner.(*Stream)
+		f(origin)
+		return true
+	})
 }
 
 // remember notes what work uses that is about to be queued on the stream, if the stream is
 // being captured by BeginCapture.
 func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
-	all := &s.dev.state.parent.captures
 	if !s.dev.state.parent.world.Capturing() {
 		return nil
 	}
@@ -118,7 +103,7 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	if err != nil || id == 0 {
 		return err
 	}
-	// The reservations first: finding them takes driverState.mu, which comes before captures.mu.
+	// The reservations first: finding them takes driverState.mu, which comes before World.mu.
 	uses := make([]capturedSpan, 0, len(spans))
 	var others []*allocation
 	for _, x := range spans {
@@ -128,26 +113,24 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 			others = append(others, a)
 		}
 	}
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	c := all.byID[id]
-	if c == nil { // another library's capture
-		return nil
-	}
-	// A wait for a device covers the graphs that run on its streams, and no others.
-	if c.on != s.dev.state {
-		return fmt.Errorf("%w: the capture is of device %d, and takes no work of another one", ErrInvalid, c.on.n)
-	}
-	for _, u := range uses {
-		c.memory.add(u)
-	}
-	for _, a := range others {
-		c.allocations.add(a)
-	}
-	if m != nil {
-		c.modules.add(m)
-	}
-	return nil
+	s.dev.state.parent.ofCapture(id, func(origin *Stream) {
+		// A wait for a device covers the graphs that run on its streams, and no others.
+		if on := origin.dev.state; on != s.dev.state {
+			err = fmt.Errorf("%w: the capture is of device %d, and takes no work of another one", ErrInvalid, on.n)
+			return
+		}
+		c := &origin.uses
+		for _, u := range uses {
+			c.memory.add(u)
+		}
+		for _, a := range others {
+			c.allocations.add(a)
+		}
+		if m != nil {
+			c.modules.add(m)
+		}
+	})
+	return err
 }
 
 // onGraphLaunch is door.VMM.OnGraphLaunch.
@@ -157,14 +140,9 @@ func (s *Stream) onGraphLaunch(f func(on *Stream) (launched func(), err error)) 
 		if err != nil {
 			return err
 		}
-		all := &s.dev.state.parent.captures
-		all.mu.Lock()
-		defer all.mu.Unlock()
-		c := all.byID[id]
-		if id == 0 || c == nil {
+		if !s.dev.state.parent.ofCapture(id, func(origin *Stream) { origin.uses.around = append(origin.uses.around, f) }) {
 			return fmt.Errorf("%w: BeginCapture has begun no capture of the stream", ErrInvalid)
 		}
-		c.around = append(c.around, f)
 		return nil
 	}))
 }
@@ -192,15 +170,13 @@ func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
 	if err := s.dev.track(graph, "graph"); err != nil { // first, so that the device does not close meanwhile
 		return nil, err
 	}
-	var goesOn bool
-	graph.handle, goesOn, err = o.End(&s.order)
-	if !goesOn { // else it can be ended again
-		graph.uses = s.endUses()
-	}
+	graph.handle, _, err = o.End(&s.order)
 	if err != nil {
 		s.dev.untrack(graph)
 		return nil, busyIfHeld(err)
 	}
+	graph.uses, s.uses = s.uses, captured{}
+	graph.uses.memory.seen, graph.uses.allocations.seen, graph.uses.modules.seen = nil, nil, nil
 	return graph, nil
 }
 
@@ -227,24 +203,12 @@ type graphs interface {
 	LaunchGraph(driver.GraphExec, driver.Stream) error
 }
 
-// endUses is what the capture that BeginCapture began on the stream uses; it has ended, or is
-// lost. The stream's lock is held.
-func (s *Stream) endUses() captured {
-	id := s.captureID
-	s.captureID = 0
-	return s.dev.state.parent.captures.end(id)
-}
-
-// uses reports whether the work of a capture uses memory of r.
-func (all *captures) uses(r *Reservation) bool {
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	for _, c := range all.byID {
-		if slices.ContainsFunc(c.memory.all, func(x capturedSpan) bool { return x.r == r }) {
-			return true
-		}
-	}
-	return false
+// captured reports whether the work of a capture that BeginCapture has begun uses memory of r.
+func (r *Reservation) captured() bool {
+	return r.dev.state.parent.world.Any(func(_ uint64, owner any) bool {
+		origin, _ := owner.(*Stream)
+		return slices.ContainsFunc(origin.uses.memory.all, func(x capturedSpan) bool { return x.r == r })
+	})
 }
 
 // Instantiate makes the graph executable. The caller must Close the GraphExec.

@@ -24,11 +24,13 @@ type Stream struct {
 	closeMu lock.Mutex     // Close alone takes it
 	holds   sync.WaitGroup // Holds that have not been released
 
-	mu        lock.RWMutex // shared by calls that need queue and handle to stay valid
-	captureID uint64       // of the capture that BeginCapture began; 0: none
-	closing   atomic.Bool  // no new work; changes with mu held
-	freed     bool         // its work has ended: it was waited for
-	lost      error        // or lost with the device, and this is the error
+	mu      lock.RWMutex // shared by calls that need queue and handle to stay valid
+	closing atomic.Bool  // no new work; changes with mu held
+	freed   bool         // its work has ended: it was waited for
+	lost    error        // or lost with the device, and this is the error
+
+	// Changes with order.World's lock held, while a capture that BeginCapture began here is open.
+	uses captured // of its work
 
 	// Guarded by dev.mu.
 	waitedForBy map[*Reservation]struct{} // whose work includes the stream's: waitForWork waits for it; nil once it is freed
@@ -441,7 +443,6 @@ func (s *Stream) free(lostErr error) error {
 	if err != nil {
 		return err
 	}
-	s.endUses() // of a capture that was lost
 	s.freed, s.lost = true, lostErr
 	return nil
 }

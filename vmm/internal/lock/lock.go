@@ -38,7 +38,6 @@ const (
 	Bank
 	OpenDevice
 	Staging
-	CaptureUses
 	Captures
 	Counters
 )

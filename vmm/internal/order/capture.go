@@ -136,6 +136,14 @@ func (d *Device) allGates(s *Stream) (c *capture, unlock func()) {
 	return nil, nil
 }
 
+// Any reports whether f is true for a capture that Begin has begun: for its number, and the Owner
+// of the stream on which it was begun. None is added or removed meanwhile, and f locks nothing.
+func (w *World) Any(f func(id uint64, owner any) bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(w.captures, func(c *capture) bool { return f(c.id, c.origin.Owner) })
+}
+
 // Began reports whether Begin has begun a capture on the stream that has not ended.
 func (s *Stream) Began() bool {
 	c := s.in.Load()

@@ -38,7 +38,7 @@ type World struct {
 
 	open atomic.Int32
 
-	mu       lock.Mutex
+	mu       lock.Mutex // nothing is locked while it is held
 	captures []*capture // that Begin has begun
 }
 
