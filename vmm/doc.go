@@ -146,11 +146,10 @@ package vmm
 //	              Reservation.mappingMu the driver's calls that map, unmap, set access
 //	                Reservation.mu
 //	      legacyPairs.mu           EnableLegacyPeers and its end; the counts of pairs
-//	      Module.closeMu
+//	      Module.mu
 //	      Graph.mu, GraphExec.mu
 //	      Stream.closeMu
 //	        Stream.mu
-//	          Module.mu
 //	          deviceState.openMu           the driver opens its device
 //	            order.Stream.roomMu        copies that wait for room in a stream
 //	              order.Gate               captures begin, are joined or end
@@ -172,7 +171,7 @@ package vmm
 //	lenMu, capMu, mappingMu   with RangeOptions.Zero, for the fill alone, which no other work
 //	                    comes before
 //	Stream.mu           for reading, if no event could be recorded
-//	Module.closeMu      by Close, for work that may run the module's kernels
+//	Module.mu           by Close, for work that may run the module's kernels
 //
 // None is held across a callback, except those of Watch, which run with mappingMu, and with what
 // its holder has, from closeMu to sweepMu, and those of HoldLen, which run with what a change holds:

@@ -20,9 +20,8 @@ type Module struct {
 	raw    driver.Launcher
 	handle driver.Module
 
-	closeMu lock.Mutex   // Close alone takes it
-	mu      lock.RWMutex // shared by calls that need the code to stay loaded, launches apart
-	closed  atomic.Bool  // launches look at it with their stream's lock held; see close
+	mu     lock.RWMutex // Close has it to its end; other calls, launches apart, try to share it
+	closed atomic.Bool  // launches look at it with their stream's lock held; see Close
 }
 
 // Function is a kernel of a Module, valid until that is closed. Safe for concurrent use.
@@ -39,7 +38,6 @@ type Function struct {
 // The caller must Close the Module.
 func (d *Device) LoadModule(c Code) (m *Module, log string, err error) {
 	m = &Module{dev: d}
-	m.closeMu.At(lock.ModuleClose, 0)
 	m.mu.At(lock.Module, 0)
 	if err = d.track(m, "module"); err != nil { // first, so that the device does not close meanwhile
 		return nil, "", d.wrap("load module", 0, 0, err)
@@ -71,7 +69,9 @@ func (m *Module) with(f func() error) error {
 	if m == nil || m.dev == nil {
 		return fmt.Errorf("%w: no module", ErrInvalid)
 	}
-	m.mu.RLock()
+	if !m.mu.TryRLock() {
+		return errModuleClosed // a Close has begun
+	}
 	defer m.mu.RUnlock()
 	if m.closed.Load() {
 		return errModuleClosed
@@ -104,16 +104,17 @@ func (m *Module) Close() (err error) {
 		return nil
 	}
 	defer func() { err = m.dev.wrap("close module", 0, 0, err) }()
-	m.closeMu.Lock()
-	defer m.closeMu.Unlock()
-	if m.closed.Load() {
+	// Asked first: launches and other calls go on if it cannot be closed.
+	if !m.closed.Load() {
+		if err := m.dev.state.notCapturing(); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed.Swap(true) {
 		return nil
 	}
-	// Asked first: launches go on if it cannot be closed.
-	if err := m.dev.state.notCapturing(); err != nil {
-		return err
-	}
-	m.setClosed(true)
 	// A launch holds its stream's lock. Once each stream was locked, all launches that did
 	// not see that the module is closed have been queued, and the wait is for them, too.
 	m.dev.state.lockEachStream()
@@ -124,7 +125,7 @@ func (m *Module) Close() (err error) {
 		}
 	}
 	if err != nil && !lost(err) {
-		m.setClosed(false)
+		m.closed.Store(false)
 		return err
 	}
 	m.dev.untrack(m)
@@ -139,13 +140,6 @@ func (s *deviceState) lockEachStream() {
 			st.mu.Unlock() //nolint:staticcheck // there is nothing to do in between
 		}
 	}
-}
-
-// setClosed says to launches and other calls that the module is closed, or is not.
-func (m *Module) setClosed(to bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.closed.Store(to)
 }
 
 // Name is the kernel's name.

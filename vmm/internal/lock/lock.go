@@ -20,12 +20,11 @@ const (
 	Sweep
 	Mapping
 	LegacyPairs
-	ModuleClose
+	Module
 	Graph
 	GraphExec
 	StreamClose
 	Stream
-	Module
 	Open
 	StreamRoom
 	Gate
