@@ -35,7 +35,7 @@ var process = func() *processState {
 }()
 
 type processState struct {
-	mu      lock.Mutex
+	mu      lock.RWMutex
 	drivers map[driver.Driver]*driverState
 
 	limit    uint64 // bytes of addresses
@@ -70,13 +70,13 @@ type driverState struct {
 
 	allocations allocations
 
-	devicesOpen  int // Devices; guarded by process.mu
 	refusedCalls refusedCalls
+	arenas       arena.Arenas
 
-	mu           lock.RWMutex
+	// Guarded by process.mu.
+	devicesOpen  int // Devices
 	states       map[int]*deviceState
 	reservations byaddress.Index[*Reservation]
-	arenas       arena.Arenas
 }
 
 // deviceState is one device of a driver, shared by all Devices opened on it.
@@ -106,13 +106,10 @@ func acquireState(drv driver.Driver, n int, d *Device) {
 		parent.refusedCalls.all = map[*Device][]func() error{}
 		parent.arenas = arena.Arenas{Reserve: drv.Reserve, Free: drv.Free, Budget: arenaBudget{}}
 		parent.legacy.pairs = map[[2]int]*legacyPair{}
-		parent.mu.At(lock.Driver, 0)
 		parent.legacy.mu.At(lock.LegacyPairs, 0)
 		process.drivers[drv] = parent
 	}
-	parent.devicesOpen++ // before process.mu is released, so that the last Close sees it
-	parent.mu.Lock()
-	defer parent.mu.Unlock()
+	parent.devicesOpen++
 	s := parent.states[n]
 	if s == nil {
 		s = newDeviceState(parent, n)
@@ -206,8 +203,8 @@ func (s *deviceState) ensureOpen() (*openDevice, error) {
 
 // bankAt is the memory at a location, if a device is open there; else nil.
 func (s *driverState) bankAt(l Location) *bank.Bank {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	process.mu.RLock()
+	defer process.mu.RUnlock()
 	if at := s.states[l.ID]; l.Kind == LocationDevice && at != nil {
 		return at.bank
 	}
@@ -297,23 +294,23 @@ func (s *deviceState) sync() error {
 
 // add makes r findable by its addresses.
 func (s *driverState) add(r *Reservation) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	process.mu.Lock()
+	defer process.mu.Unlock()
 	s.reservations.Add(r.ptr, r.size, r)
 }
 
 // remove undoes add. It must come before the addresses go back to the driver,
 // which may hand them out again at once.
 func (s *driverState) remove(r *Reservation) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	process.mu.Lock()
+	defer process.mu.Unlock()
 	s.reservations.Remove(r.ptr)
 }
 
 // find is the reservation that p lies in, or nil.
 func (s *driverState) find(p Ptr) *Reservation {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	process.mu.RLock()
+	defer process.mu.RUnlock()
 	r, _ := s.reservations.Find(p)
 	return r
 }

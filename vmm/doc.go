@@ -157,9 +157,8 @@ package vmm
 //	              Event.mu, Reservation.mu
 //	                Device.mu
 //	                  process.mu
-//	                    driverState.mu
-//	                      Bank.mu, openDevice.mu
-//	                        staging.Lanes, pinnedCache.mu, World.mu, count.Counters
+//	                    Bank.mu, order.Device.mu
+//	                      staging.Lanes, pinnedCache.mu, World.mu, count.Counters
 //
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
 // goroutine that takes a lock out of order panics, and so does one that begins a wait with a lock

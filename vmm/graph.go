@@ -103,7 +103,7 @@ func (s *Stream) remember(o *openDevice, m *Module, spans ...Span) error {
 	if err != nil || id == 0 {
 		return err
 	}
-	// The reservations first: finding them takes driverState.mu, which comes before World.mu.
+	// The reservations first: finding them takes process.mu, which comes before World.mu.
 	uses := make([]capturedSpan, 0, len(spans))
 	var others []*allocation
 	for _, x := range spans {

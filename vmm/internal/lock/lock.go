@@ -33,9 +33,8 @@ const (
 	Reservation
 	Device
 	Process
-	Driver
 	Bank
-	OpenDevice
+	Events
 	Staging
 	Captures
 	Counters

@@ -58,7 +58,7 @@ const (
 // ends with it. A close that begins with the last Release and fails goes to refused.
 func NewDevice(raw driver.Device, gate *Gate, beforeClose func() error, refused func(func() error)) *Device {
 	d := &Device{ungated: raw, raw: raw, gate: gate, beforeClose: beforeClose, refused: refused}
-	d.mu.At(lock.OpenDevice, 0)
+	d.mu.At(lock.Events, 0)
 	return d
 }
 
