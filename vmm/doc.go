@@ -148,12 +148,11 @@ package vmm
 //	      legacyPairs.mu           EnableLegacyPeers and its end; the counts of pairs
 //	      Module.mu
 //	      Graph.mu, GraphExec.mu
-//	      Stream.closeMu
-//	        Stream.mu
-//	          deviceState.openMu           the driver opens its device
-//	            order.Stream.roomMu        copies that wait for room in a stream
-//	              order.Gate               captures begin, are joined or end
-//	                Gate.streamsMu         the driver is asked about streams that others may capture
+//	      Stream.mu
+//	        deviceState.openMu             the driver opens its device
+//	          order.Stream.roomMu          copies that wait for room in a stream
+//	            order.Gate                 captures begin, are joined or end
+//	              Gate.streamsMu           the driver is asked about streams that others may capture
 //	              Event.mu, Reservation.mu
 //	                Device.mu
 //	                  process.mu

@@ -21,11 +21,11 @@ type Stream struct {
 
 	order order.Stream // the driver's stream, and what is known of it
 
-	closeMu lock.Mutex     // Close alone takes it
-	holds   sync.WaitGroup // Holds that have not been released
+	holds sync.WaitGroup // Holds that have not been released
 
 	mu      lock.RWMutex // shared by calls that need queue and handle to stay valid
-	closing atomic.Bool  // no new work; changes with mu held
+	closes  int          // calls of Close that have begun, but for those that failed
+	closing atomic.Bool  // there are some: no new work; changes with mu held
 	freed   bool         // its work has ended: it was waited for
 	lost    error        // or lost with the device, and this is the error
 
@@ -39,7 +39,6 @@ type Stream struct {
 // newStream is a Stream without a handle yet.
 func newStream(d *Device) *Stream {
 	s := &Stream{dev: d, waitedForBy: map[*Reservation]struct{}{}}
-	s.closeMu.At(lock.StreamClose, 0)
 	s.mu.At(lock.Stream, 0)
 	return s
 }
@@ -369,47 +368,19 @@ func (s *Stream) Close() (err error) {
 		return nil
 	}
 	defer func() { err = s.wrap("close stream", 0, 0, err) }()
-	s.closeMu.Lock()
-	defer s.closeMu.Unlock()
-	if goesOn, err := s.beginClose(); !goesOn {
+	if err := s.beginClose(); err != nil {
 		return err
 	}
 	s.holds.Wait() // what they queue is waited for next
-	lostErr := s.sync()
-	if lostErr != nil && !lost(lostErr) {
-		s.reopen()
-		return lostErr
-	}
-	if err := s.free(lostErr); err != nil {
-		s.reopen()
-		return err
-	}
-	// Freed before it is forgotten: until then reservations wait for its work.
-	s.dev.mu.Lock()
-	users := s.waitedForBy
-	s.waitedForBy = nil
-	s.dev.mu.Unlock()
-	for r := range users {
-		r.mu.Lock()
-		delete(r.namedStreams, s)
-		// AppendOns of lost work have not run: they stay, so that WaitWritten returns the
-		// stream's error.
-		if lostErr == nil {
-			r.forgetAppendsLocked(s)
-		}
-		r.mu.Unlock()
-	}
-	s.dev.untrack(s)
-	return lostErr
+	return s.endClose(s.sync())
 }
 
-// beginClose lets no new work in, unless the stream is being captured; goesOn is false if there is
-// nothing more to do.
-func (s *Stream) beginClose() (goesOn bool, err error) {
+// beginClose lets no new work in, unless the stream is being captured.
+func (s *Stream) beginClose() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing.Load() {
-		return false, nil
+	if s.freed {
+		return nil
 	}
 	o, err := s.dev.state.ensureOpen()
 	if err == nil {
@@ -419,32 +390,56 @@ func (s *Stream) beginClose() (goesOn bool, err error) {
 		err = o.NotCapturing(&s.order)
 	}
 	if err != nil && !lost(err) {
-		return false, err
-	}
-	s.closing.Store(true)
-	return true, nil
-}
-
-// reopen undoes beginClose.
-func (s *Stream) reopen() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closing.Store(false)
-}
-
-// free gives the stream back, one of another library's excepted.
-func (s *Stream) free(lostErr error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	o, err := s.dev.state.ensureOpen()
-	if err == nil {
-		err = o.Free(&s.order)
-	}
-	if err != nil {
 		return err
 	}
-	s.freed, s.lost = true, lostErr
+	s.closes++
+	s.closing.Store(true)
 	return nil
+}
+
+// endClose gives the stream back, one of another library's excepted, if its work was waited for
+// or is lost. After an error it undoes beginClose.
+func (s *Stream) endClose(waited error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.freed {
+		return nil // by another Close
+	}
+	err := waited
+	if err == nil || lost(err) {
+		var o *openDevice
+		if o, err = s.dev.state.ensureOpen(); err == nil {
+			err = o.Free(&s.order)
+		}
+	}
+	if err != nil {
+		s.closes--
+		s.closing.Store(s.closes > 0)
+		return err
+	}
+	s.freed, s.lost = true, waited
+	s.forget()
+	return waited
+}
+
+// forget takes a stream that is freed off all lists. Until then reservations wait for its work.
+// It needs s.mu.
+func (s *Stream) forget() {
+	s.dev.mu.Lock()
+	users := s.waitedForBy
+	s.waitedForBy = nil
+	s.dev.mu.Unlock()
+	for r := range users {
+		r.mu.Lock()
+		delete(r.namedStreams, s)
+		// AppendOns of lost work have not run: they stay, so that WaitWritten returns the
+		// stream's error.
+		if s.lost == nil {
+			r.forgetAppendsLocked(s)
+		}
+		r.mu.Unlock()
+	}
+	s.dev.untrack(s)
 }
 
 // notCapturing is ErrCapturing while the stream is being captured.

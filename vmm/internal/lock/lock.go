@@ -23,7 +23,6 @@ const (
 	Module
 	Graph
 	GraphExec
-	StreamClose
 	Stream
 	Open
 	StreamRoom
