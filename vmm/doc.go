@@ -147,7 +147,7 @@ package vmm
 //	                Reservation.mu
 //	      legacyPairs.mu           EnableLegacyPeers and its end; the counts of pairs
 //	      Module.mu
-//	      Graph.mu, GraphExec.mu
+//	      graphHandle.mu           of a Graph, then of a GraphExec
 //	      Stream.mu
 //	        deviceState.openMu             the driver opens its device
 //	          order.Stream.roomMu          copies that wait for room in a stream

@@ -165,8 +165,8 @@ func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
 		return nil, fmt.Errorf("%w: BeginCapture has not begun a capture on this stream", ErrInvalid)
 	}
 	raw, _ := order.As[graphs](o.Device)
-	graph = &Graph{dev: s.dev, raw: raw}
-	graph.mu.At(lock.Graph, 0)
+	graph = &Graph{graphHandle[driver.Graph]{dev: s.dev, raw: raw}}
+	graph.mu.At(lock.Graph, graphKey)
 	if err := s.dev.track(graph, "graph"); err != nil { // first, so that the device does not close meanwhile
 		return nil, err
 	}
@@ -185,13 +185,36 @@ func (s *Stream) endCapture(o *openDevice) (graph *Graph, err error) {
 // allocated, and which modules. It can be instantiated several times.
 // Safe for concurrent use. The caller must Close it.
 type Graph struct {
-	dev  *Device
-	raw  graphs
-	uses captured // immutable
+	graphHandle[driver.Graph] // its uses are immutable
+}
+
+// graphHandle is what a Graph and a GraphExec are: the driver's graph, and what its work uses.
+type graphHandle[H driver.Graph | driver.GraphExec] struct {
+	dev *Device
+	raw graphs
 
 	mu     lock.Mutex // held across driver calls: CUDA locks no graph itself
-	handle driver.Graph
+	handle H
+	uses   captured
 	closed bool
+}
+
+// The mutex of a Graph comes before that of a GraphExec.
+const graphKey, graphExecKey = 0, 1
+
+// close frees it by a call of the driver. thing is the Graph or the GraphExec.
+func (h *graphHandle[H]) close(thing any, free func(graphs, H) error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil
+	}
+	if err := free(h.raw, h.handle); err != nil && !lost(err) {
+		return h.dev.wrap("close graph", 0, 0, err)
+	}
+	h.closed = true
+	h.dev.untrack(thing)
+	return nil
 }
 
 // graphs is what a driver's device does with graphs.
@@ -218,8 +241,8 @@ func (g *Graph) Instantiate() (*GraphExec, error) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	x := &GraphExec{dev: g.dev, raw: g.raw, uses: g.uses}
-	x.mu.At(lock.GraphExec, 0)
+	x := &GraphExec{graphHandle: graphHandle[driver.GraphExec]{dev: g.dev, raw: g.raw, uses: g.uses}}
+	x.mu.At(lock.Graph, graphExecKey)
 	if err := g.uses.loaded(); g.closed || err != nil {
 		return nil, g.dev.wrap("instantiate graph", 0, 0, cmp.Or(err, errGraphClosed))
 	}
@@ -243,30 +266,15 @@ func (g *Graph) Close() error {
 	if g == nil || g.dev == nil {
 		return nil
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return nil
-	}
-	if err := g.raw.FreeGraph(g.handle); err != nil && !lost(err) {
-		return g.dev.wrap("close graph", 0, 0, err)
-	}
-	g.closed = true
-	g.dev.untrack(g)
-	return nil
+	return g.close(g, graphs.FreeGraph)
 }
 
 // GraphExec is a Graph that can be launched, again and again; launches run one after the
 // other. Safe for concurrent use. The caller must Close it.
 type GraphExec struct {
-	dev *Device
-	raw graphs
+	graphHandle[driver.GraphExec]
 
-	mu     lock.Mutex // held across driver calls: CUDA locks no graph itself
-	handle driver.GraphExec
-	uses   captured
 	locked []lockedSpan // of the launch under way; kept, to be used again
-	closed bool
 }
 
 // Launch queues the graph's work on the stream. It checks and keeps memory of this package's reservations
@@ -396,15 +404,5 @@ func (x *GraphExec) Close() error {
 	if x == nil || x.dev == nil {
 		return nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.closed {
-		return nil
-	}
-	if err := x.raw.FreeGraphExec(x.handle); err != nil && !lost(err) {
-		return x.dev.wrap("close graph", 0, 0, err)
-	}
-	x.closed = true
-	x.dev.untrack(x)
-	return nil
+	return x.close(x, graphs.FreeGraphExec)
 }

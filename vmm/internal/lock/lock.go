@@ -22,7 +22,6 @@ const (
 	LegacyPairs
 	Module
 	Graph
-	GraphExec
 	Stream
 	Open
 	StreamRoom
