@@ -49,9 +49,9 @@ type Device struct {
 	logger   atomic.Pointer[slog.Logger]
 
 	mu            lock.Mutex
-	wakeup        *sync.Cond // on mu: a detached call or the goroutine ended, or something was opened
+	wakeup        *sync.Cond // on mu: a detached call, the goroutine or a Close ended, or something was opened
 	closed        bool
-	closing       bool // Close is closing the driver's device
+	closing       bool // a Close is closing the driver's device; others wait for wakeup
 	unclosed      map[any]openedAt
 	detachedCalls int                       // of runDetached; Close waits for them
 	retiring      map[*Reservation]struct{} // have retirements that the goroutine ends
@@ -305,8 +305,6 @@ func (d *Device) Close() (err error) {
 	}
 	// The driver's device last, since all that was done so far needed it. Nothing can be
 	// opened from beginClose on.
-	d.state.closeMu.Lock()
-	defer d.state.closeMu.Unlock()
 	closed, err := d.beginClose()
 	if err != nil || closed {
 		return err
@@ -315,6 +313,7 @@ func (d *Device) Close() (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.closing = false
+	d.wakeup.Broadcast()
 	if err == nil {
 		d.closed = true
 		d.state.releaseState(d)
@@ -328,6 +327,9 @@ func (d *Device) Close() (err error) {
 func (d *Device) beginClose() (closed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for d.closing {
+		d.wakeup.Wait()
+	}
 	if d.closed {
 		return true, nil
 	}

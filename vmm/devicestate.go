@@ -90,10 +90,9 @@ type deviceState struct {
 	// Atomic.
 	openDevice atomic.Pointer[openDevice] // nil before the first need
 
-	closeMu lock.Mutex // Device.Close alone takes it, and holds it across waits
-	openMu  lock.Mutex // held while openDevice changes, and while the driver opens its device
+	openMu lock.Mutex // held while openDevice changes, and while the driver opens its device
 
-	devices []*Device // guarded by process.mu
+	devices []*Device // that have not begun to close the driver's device; guarded by process.mu
 }
 
 // acquireState makes d a user of the state of device n, with an account in its bank.
@@ -127,7 +126,6 @@ func acquireState(drv driver.Driver, n int, d *Device) {
 func newDeviceState(parent *driverState, n int) *deviceState {
 	s := &deviceState{parent: parent, n: n, gate: parent.world.NewGate(n), bank: bank.New(n, &parent.hooks.noPressureGuard)}
 	key := uint64(n) // devices are locked by ordinal, if more than one is
-	s.closeMu.At(lock.DeviceClose, key)
 	s.openMu.At(lock.Open, key)
 	return s
 }
@@ -136,7 +134,6 @@ func newDeviceState(parent *driverState, n int) *deviceState {
 func (s *deviceState) releaseState(d *Device) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
 	d.account.Remove()
 	s.parent.onSync.remove(func(h *syncHook) bool { return h.dev == d })
 	s.parent.devicesOpen--
@@ -145,29 +142,32 @@ func (s *deviceState) releaseState(d *Device) {
 	}
 }
 
-// closeDevice closes the driver's device if d is the only Device left on it. It waits for the
-// device, so it needs closeMu and holds no other lock; a Device that is opened meanwhile opens the
-// driver's device anew.
+// closeDevice closes the driver's device if d is the last Device on it. It waits for the device, so
+// it holds no lock; a Device that is opened meanwhile opens the driver's device anew.
 func (s *deviceState) closeDevice(d *Device) error {
-	o := s.detachIfLast(d)
+	o := s.leave(d)
 	if o == nil {
 		return nil
 	}
 	err := o.Close()
 	if err != nil {
 		s.parent.refusedCalls.add(d, o.Close) // it may be half closed: it is not used again
+		process.mu.Lock()
+		defer process.mu.Unlock()
+		s.devices = append(s.devices, d)
 	}
 	return err
 }
 
-// detachIfLast takes the driver's device out of use if d is the only Device on it; nil if
-// there are others, or none is open.
-func (s *deviceState) detachIfLast(d *Device) *openDevice {
+// leave takes d off the list. If it was the last one, it takes the driver's device out of use and
+// returns it; nil if there are others, or none is open.
+func (s *deviceState) leave(d *Device) *openDevice {
 	s.openMu.Lock()
 	defer s.openMu.Unlock()
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	if len(s.devices) != 1 || s.devices[0] != d {
+	s.devices = slices.DeleteFunc(s.devices, func(e *Device) bool { return e == d })
+	if len(s.devices) > 0 {
 		return nil
 	}
 	return s.openDevice.Swap(nil)

@@ -136,7 +136,6 @@ package vmm
 // Lock order:
 //
 //	Mirror.mu                copies between a Mirror and the memory that it mirrors
-//	deviceState.closeMu      Device.Close alone
 //	  Reservation.closeMu    Close, Clip, Sleep and Wake; SetLen downwards with Zero
 //	    Reservation.grantMu  Close, Sleep and Wake; Grant, Revoke and EnablePeers
 //	      Range.lenMu        changes of Len
@@ -164,7 +163,7 @@ package vmm
 // that is not listed here. Of several ranges each kind is taken in the order in which the ranges
 // were made. These are held across a wait for the device:
 //
-//	closeMu of all kinds, grantMu, Mirror.mu
+//	Mirror.mu, Reservation.closeMu and grantMu
 //	lenMu               by Append and AppendOn, for their own bytes
 //	lenMu, capMu, mappingMu   with RangeOptions.Zero, for the fill alone, which no other work
 //	                    comes before

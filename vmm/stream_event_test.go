@@ -2,7 +2,6 @@ package vmm_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -112,38 +111,4 @@ func TestEventsOfAnotherDriver(t *testing.T) {
 	require.NoError(t, other.Close())
 	a.end()
 	b.end()
-}
-
-// TestStreamClosesAtOnce: each of two Closes at once waits by itself. One that fails does not open
-// the stream again beside the other.
-func TestStreamClosesAtOnce(t *testing.T) {
-	w := newWorld(t, 1)
-	s := stream(t, w.devs[0])
-	_, _, release, err := s.Hold()
-	require.NoError(t, err)
-	one, other := begun(s.Close), begun(s.Close)
-	require.Eventually(t, func() bool { return vmm.Closing(s) }, 10*time.Second, time.Millisecond)
-	select {
-	case <-one:
-		t.Error("it has not waited")
-	case <-other:
-		t.Error("it has not waited")
-	default:
-	}
-	h := haltAt(w, func(c drivertest.Call) bool { return c.Name == "SyncEvent" })
-	h.armed.Store(true)
-	w.refuse("FreeStream", 1, errInjected)
-	release()
-	<-h.reached
-	select { // the one that is not halted
-	case err = <-one:
-		one = other
-	case err = <-other:
-	}
-	require.ErrorIs(t, err, errInjected)
-	require.ErrorIs(t, s.Usable(), vmm.ErrClosed)
-	h.let()
-	require.NoError(t, <-one)
-	require.NoError(t, s.Close())
-	w.end()
 }

@@ -11,7 +11,6 @@ type Level int
 // tree and says what each is held for.
 const (
 	_ Level = iota
-	DeviceClose
 	ReservationClose
 	Grants
 	Len

@@ -115,7 +115,7 @@ func (m *rwMutex) RUnlock() {
 }
 
 // heldInWaits are the levels that may be held across a wait.
-var heldInWaits = []Level{0, DeviceClose, ReservationClose, Grants, LegacyPairs, Module, Graph, Stream}
+var heldInWaits = []Level{0, ReservationClose, Grants, LegacyPairs, Module, Graph, Stream}
 
 // Waits says that the caller is about to wait for a device, for copies or for a function of the
 // program's: where the order is checked, it panics if a lock is held that must not be meanwhile.
