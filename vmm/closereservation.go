@@ -147,17 +147,13 @@ func (r *Reservation) finishClose() error {
 	r.mu.Lock()
 	r.phase.Store(phaseClosed)
 	r.notify()
-	grants, named, pending := r.grants[1:], r.namedStreams, r.pendingAppends
-	r.namedStreams, r.pendingAppends = nil, nil
+	peers, streams := r.grants.Peers(), r.users.Clear()
 	r.mu.Unlock()
 	// The devices and streams last: until here they stay open for the memory.
-	for _, g := range grants {
-		g.dev.untrack(grantKey{r})
+	for _, g := range peers {
+		g.Holder.untrack(grantKey{r})
 	}
-	for s := range named {
-		s.removeWaitedForBy(r)
-	}
-	for s := range pending {
+	for _, s := range streams {
 		s.removeWaitedForBy(r)
 	}
 	r.dev.untrack(r)

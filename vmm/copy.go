@@ -89,12 +89,12 @@ func unlockMemory(memory []LaunchMemory) {
 //
 // A check that succeeded need not be made again as long as two numbers are what they were:
 // the epoch of the reservation's copies, which whatever takes memory or access away changes
-// after it has marked what goes and before it waits for copies; and namings, which UsedBy
-// changes, and an undo that fails.
+// after it has marked what goes and before it waits for copies; and users.Changes, which UsedBy
+// raises, and an undo that fails.
 func (s *Stream) lockMemory(m *LaunchMemory) (err error) {
 	if m.checkedOn == s {
 		epoch := m.in.copies.begin()
-		if epoch == m.locked.epoch && m.in.namings.Load() == m.checkedNamings {
+		if epoch == m.locked.epoch && m.in.users.Changes() == m.checkedUsers {
 			return nil // locked is what it was
 		}
 		m.in.copies.end(epoch)
@@ -114,7 +114,7 @@ func (s *Stream) lockMemory(m *LaunchMemory) (err error) {
 		return fmt.Errorf("%w: the addresses overflow", ErrBounds)
 	}
 	if r != nil {
-		m.checkedNamings = r.namings.Load()
+		m.checkedUsers = r.users.Changes()
 	}
 	m.locked, err = s.dev.lockReservation(s, r, x)
 	if err == nil && m.in != nil {
@@ -162,18 +162,14 @@ func (r *Reservation) checkGrantedLocked(a Access, by *deviceState) error {
 	if r.dev.state.parent.hooks.noAccessCheck {
 		return nil
 	}
-	have := r.granted(by)
-	if a > have {
+	if have := r.grants.Access(by); a > have {
 		return fmt.Errorf("%w: device %d has access %v to %v, not %v", ErrPermission, by.n, have, r.ptr, a)
 	}
-	for _, b := range r.bans {
-		switch {
-		case b.deviceState != by:
-		case b.inDoubt != nil:
-			return fmt.Errorf("%w: what device %d may access is in doubt until the next Grant, Revoke, EnablePeers or Trim: %w", ErrBusy, by.n, b.inDoubt)
-		case a > b.left:
-			return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
-		}
+	switch allowed, inDoubt := r.grants.Allowed(by); {
+	case inDoubt != nil:
+		return fmt.Errorf("%w: what device %d may access is in doubt until the next Grant, Revoke, EnablePeers or Trim: %w", ErrBusy, by.n, inDoubt)
+	case a > allowed:
+		return fmt.Errorf("%w: access of device %d is being changed", ErrBusy, by.n)
 	}
 	return nil
 }
@@ -182,7 +178,7 @@ func (r *Reservation) checkGrantedLocked(a Access, by *deviceState) error {
 // library's own, which is nil here. It needs r.mu.
 func (r *Reservation) checkStreamLocked(s *Stream) error {
 	invariants.Held(&r.mu)
-	if _, named := r.namedStreams[s]; r.namedStreams != nil && s != nil && !named && !r.dev.state.parent.hooks.noNameCheck {
+	if s != nil && !r.users.MayUse(s) && !r.dev.state.parent.hooks.noNameCheck {
 		return fmt.Errorf("%w: UsedBy has named other streams", ErrInvalid)
 	}
 	return nil

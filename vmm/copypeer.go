@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
@@ -67,8 +66,5 @@ func (d *Device) lockForPeer(on *Stream, x Span) (lockedSpan, error) {
 func (r *Reservation) noteCopier(d *deviceState) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !slices.Contains(r.copiers, d) {
-		r.copiers = append(r.copiers, d)
-		r.setWaitsForLocked()
-	}
+	r.users.AddCopier(d)
 }

@@ -95,6 +95,9 @@ type deviceState struct {
 	devices []*Device // that have not begun to close the driver's device; guarded by process.mu
 }
 
+// Ordinal is for package grants.
+func (s *deviceState) Ordinal() int { return s.n }
+
 // acquireState makes d a user of the state of device n, with an account in its bank.
 func acquireState(drv driver.Driver, n int, d *Device) {
 	process.mu.Lock()

@@ -180,7 +180,7 @@ package vmm
 // up all other locks, waits, and looks again. The device's goroutine, for which all ranges of
 // the device wait, only tries the locks of a range.
 //
-// What LockSpans has locked is waited for by what takes memory of those spans (userSpans).
+// What LockSpans has locked is waited for by what takes memory of those spans (users.Spans).
 //
 // The library's own copies take no lock: they are counted (inFlight). Whatever takes
 // memory away marks it first and then waits for the copies that began before.

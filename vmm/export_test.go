@@ -36,11 +36,11 @@ func Drain(d *Device) error {
 	return err
 }
 
-// Named is how many streams the range's UsedBy has named.
+// Named is how many streams the range's UsedBy has named, where no AppendOn is pending.
 func Named(g *Range) int {
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
-	return len(g.r.namedStreams)
+	return len(g.r.users.Streams())
 }
 
 // Staging says how a test has copies staged. Its zero value is off.

@@ -8,14 +8,15 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/grants"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
 // grant is what one device may do with all of a reservation, now and later.
-type grant struct {
-	dev    *Device
-	access Access
-}
+type grant = grants.Grant[*deviceState, *Device]
+
+// grant is access of the device.
+func (d *Device) grant(a Access) grant { return grant{Dev: d.state, Holder: d, Access: a} }
 
 // grantKey lists a grant among what the granted device has open.
 type grantKey struct{ r *Reservation }
@@ -58,12 +59,13 @@ func (r *Reservation) Access(d *Device) Access {
 	if r.phase.Load() == phaseClosed {
 		return AccessNone
 	}
-	return r.granted(d.state)
+	return r.grants.Access(d.state)
 }
 
 // setGrants sets the access of devs to a.
 func (r *Reservation) setGrants(a Access, devs []*Device) error {
-	if err := r.checkDevices(a, devs); err != nil {
+	to, err := r.checkDevices(a, devs)
+	if err != nil {
 		return err
 	}
 	if err := r.checkOpen(); err != nil {
@@ -71,36 +73,37 @@ func (r *Reservation) setGrants(a Access, devs []*Device) error {
 	}
 	r.grantMu.Lock()
 	defer r.grantMu.Unlock()
-	change, err := r.changeAccessLocked(a, devs)
-	if err != nil {
-		return err
+	change, err := r.changeAccessLocked(to)
+	if err == nil {
+		change.finish()
 	}
-	change.finish()
-	return nil
+	return err
 }
 
-// checkDevices checks devs before anything is changed or asked of the driver twice.
-func (r *Reservation) checkDevices(a Access, devs []*Device) error {
+// checkDevices checks devs before anything is changed or asked of the driver twice, and returns their
+// new grants.
+func (r *Reservation) checkDevices(a Access, devs []*Device) (to []grant, err error) {
 	if err := r.checkAccess(a); err != nil {
-		return err
+		return nil, err
 	}
 	if len(devs) == 0 {
-		return fmt.Errorf("%w: no device", ErrInvalid)
+		return nil, fmt.Errorf("%w: no device", ErrInvalid)
 	}
 	for i, d := range devs {
 		if err := r.checkGrant(a, d, checkPath); err != nil {
-			return err
+			return nil, err
 		}
 		if slices.ContainsFunc(devs[:i], func(e *Device) bool { return e.state == d.state }) {
-			return pairFail(d, r.dev, fmt.Errorf("%w: %v is named twice", ErrInvalid, d))
+			return nil, pairFail(d, r.dev, fmt.Errorf("%w: %v is named twice", ErrInvalid, d))
 		}
+		to = append(to, d.grant(a))
 	}
-	return nil
+	return to, nil
 }
 
 // checkAccess says why no device can have access a.
 func (r *Reservation) checkAccess(a Access) error {
-	if a == AccessReadWrite && r.readOnly {
+	if a > r.grants.Most {
 		return fmt.Errorf("%w: the reservation is read-only", ErrInvalid)
 	}
 	return nil
@@ -130,20 +133,6 @@ func checkPath(from, to *Device) error {
 	return err
 }
 
-// grantOf is what d's ordinal has, and with which Device; none if there is no grant.
-// It needs r.grantMu, r.mappingMu or r.mu.
-func (r *Reservation) grantOf(d *Device) grant {
-	if i := r.grantIndex(d.state); i >= 0 {
-		return r.grants[i]
-	}
-	return grant{dev: d}
-}
-
-// grantIndex is where the device's grant is, -1 if it has none. It needs what grantOf needs.
-func (r *Reservation) grantIndex(d *deviceState) int {
-	return slices.IndexFunc(r.grants, func(g grant) bool { return g.dev.state == d })
-}
-
 // lockEach takes one lock of each reservation, in the order of their ids.
 func lockEach(all []*Reservation, of func(*Reservation) *lock.Mutex) (unlock func()) {
 	sorted := slices.Clone(all)
@@ -166,65 +155,25 @@ func lockGrants(all []*Reservation) (unlock func()) {
 	return lockEach(all, func(r *Reservation) *lock.Mutex { return &r.grantMu })
 }
 
-// granted is what the device may do now. It needs what grantOf needs.
-func (r *Reservation) granted(d *deviceState) Access {
-	if i := r.grantIndex(d); i >= 0 {
-		return r.grants[i].access
-	}
-	return AccessNone
-}
-
-// ban refuses new copies and launches of this package by a device. Those that began before may
-// still be under way.
-type ban struct {
-	*deviceState
-	left    Access // what stays allowed
-	inDoubt error  // why the driver may have other access than the grant; then nothing is allowed
-}
-
-// banLocked adds a ban. It needs r.mu.
-func (r *Reservation) banLocked(b *ban) *ban {
-	invariants.Held(&r.mu)
-	r.bans = append(r.bans, b)
-	r.banCount.Store(int32(len(r.bans)))
-	return b
-}
-
-// allowLocked removes the bans that match. It needs r.mu.
-func (r *Reservation) allowLocked(match func(*ban) bool) {
-	invariants.Held(&r.mu)
-	r.bans = slices.DeleteFunc(r.bans, match)
-	r.banCount.Store(int32(len(r.bans)))
-}
-
 // accessChange is access that was set and may still be undone, exactly: r.grantMu is
 // held until finish or undo, so no access has been set since.
 type accessChange struct {
-	r      *Reservation
-	before []grant // of the devices that it is about
-	bans   []*ban  // refuse new copies and launches while access changes
+	r *Reservation
+	*grants.Change[*deviceState, *Device]
 }
 
-// changeAccessLocked sets the access of devs, which are eligible, to a: first it waits
-// for the work of those that lose some. The caller holds r.grantMu.
-func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChange, error) {
+// changeAccessLocked sets access, of devices that are eligible: first it waits for the work of
+// those that lose some. The caller holds r.grantMu.
+func (r *Reservation) changeAccessLocked(to []grant) (*accessChange, error) {
 	if !r.dev.state.parent.hooks.noGrantLock {
 		invariants.Held(&r.grantMu)
 	}
 	if err := r.checkOpen(); err != nil {
 		return nil, err
 	}
-	c := &accessChange{r: r}
-	var after []grant
 	r.mu.Lock()
-	losing := r.anyInDoubtLocked()
-	for _, d := range devs {
-		before := r.grantOf(d)
-		c.before = append(c.before, before)
-		c.bans = append(c.bans, r.banLocked(&ban{deviceState: d.state, left: min(a, before.access)}))
-		after = append(after, grant{dev: d, access: a})
-		losing = losing || a < before.access
-	}
+	c := &accessChange{r, r.grants.Begin(to)}
+	losing := c.Narrows || r.anyInDoubtLocked()
 	r.mu.Unlock()
 	// Nothing is told to the driver before the work of those that lose access has ended.
 	var err error
@@ -232,7 +181,7 @@ func (r *Reservation) changeAccessLocked(a Access, devs []*Device) (*accessChang
 		err = r.waitForUsers()
 	}
 	if err == nil {
-		err = r.setAccess(after)
+		err = r.setAccess(to)
 	}
 	if err != nil {
 		c.finish()
@@ -250,14 +199,14 @@ func (r *Reservation) waitForUsers() error {
 // finish makes a change final, or what is left of it after an undo: devices that have
 // no access may close.
 func (c *accessChange) finish() {
-	for _, g := range c.before {
-		if c.r.granted(g.dev.state) == AccessNone {
-			g.dev.untrack(grantKey{c.r})
+	for _, g := range c.Before {
+		if c.r.grants.Access(g.Dev) == AccessNone {
+			g.Holder.untrack(grantKey{c.r})
 		}
 	}
 	c.r.mu.Lock()
 	defer c.r.mu.Unlock()
-	c.r.allowLocked(func(b *ban) bool { return slices.Contains(c.bans, b) })
+	c.r.grants.End(c.Change)
 }
 
 // undo sets the access back, without a wait for work: no caller has been told of
@@ -266,11 +215,11 @@ func (c *accessChange) finish() {
 func (c *accessChange) undo() error {
 	r := c.r
 	r.mappingMu.Lock()
-	err := r.setAccessLocked(c.before)
+	err := r.setAccessLocked(c.Before)
 	if err != nil {
 		r.mu.Lock()
-		r.recordGrantsLocked(c.before)
-		r.doubtLocked(0, r.table.Len(), c.before, err)
+		r.grants.Set(c.Before)
+		r.doubtLocked(0, r.table.Len(), c.Before, err)
 		r.mu.Unlock()
 	}
 	r.mappingMu.Unlock()
@@ -289,17 +238,17 @@ func (r *Reservation) setAccess(to []grant) error {
 // and r.grantMu. It may list devices that stay without access, until finish.
 func (r *Reservation) setAccessLocked(to []grant) error {
 	invariants.Held(&r.mappingMu)
-	after, before := r.accessCallsLocked(to)
+	after, before := r.grants.Calls(to, r.anyInDoubt())
 	if len(after) == 0 {
 		return nil
 	}
 	// Listed first, so that no device closes while it has access.
 	for _, g := range to {
-		if g.access == AccessNone || r.granted(g.dev.state) != AccessNone {
+		if g.Access == AccessNone || r.grants.Access(g.Dev) != AccessNone {
 			continue
 		}
-		if err := g.dev.track(grantKey{r}, "grant"); err != nil {
-			return pairFail(g.dev, r.dev, err)
+		if err := g.Holder.track(grantKey{r}, "grant"); err != nil {
+			return pairFail(g.Holder, r.dev, err)
 		}
 	}
 	for i, j := range r.table.Runs() {
@@ -309,38 +258,10 @@ func (r *Reservation) setAccessLocked(to []grant) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(to) > 0 {
-		r.recordGrantsLocked(to)
-	}
+	r.grants.Set(to)
 	r.noneInDoubtLocked()
 	return nil
 }
-
-// accessCallsLocked is what to tell the driver to set access, and what to tell it to
-// undo that. If an earlier undo failed, what the driver has is not known, so all
-// access is set again. It needs r.mappingMu.
-func (r *Reservation) accessCallsLocked(to []grant) (after, before []driver.Grant) {
-	invariants.Held(&r.mappingMu)
-	unsure := r.anyInDoubt()
-	if unsure {
-		for _, b := range r.bans {
-			if b.inDoubt != nil {
-				out := driver.Grant{To: Location{Kind: LocationDevice, ID: b.n}, Access: AccessNone}
-				after, before = append(after, out), append(before, out)
-			}
-		}
-		after, before = append(after, r.driverGrants...), append(before, r.driverGrants...)
-	}
-	for _, g := range to {
-		if now := r.granted(g.dev.state); now != g.access || unsure {
-			after = append(after, driver.Grant{To: g.dev.location, Access: g.access}) // the last one for a device counts
-			before = append(before, driver.Grant{To: g.dev.location, Access: now})
-		}
-	}
-	return after, before
-}
-
-func (b *ban) isInDoubt() bool { return b.inDoubt != nil }
 
 // runCount is how many calls of setRunAccessLocked all of it takes.
 func (r *Reservation) runCount() (n int) {
@@ -375,35 +296,6 @@ func (r *Reservation) restoreAccessLocked(n int, before []driver.Grant, to []gra
 		r.mu.Unlock()
 	}
 	return cause
-}
-
-// recordGrantsLocked enters access into the grants. The first is the owner's and stays. It needs r.mappingMu and r.mu.
-func (r *Reservation) recordGrantsLocked(to []grant) {
-	invariants.Held(&r.mu)
-	grants := slices.Clone(r.grants)
-	for _, g := range to {
-		i := slices.IndexFunc(grants, func(o grant) bool { return o.dev.state == g.dev.state })
-		switch {
-		case i < 0 && g.access != AccessNone:
-			grants = append(grants, g)
-		case i > 0 && g.access == AccessNone:
-			grants = slices.Delete(grants, i, i+1)
-		case i >= 0:
-			grants[i].access = g.access
-		}
-	}
-	r.setGrantsLocked(grants)
-}
-
-// setGrantsLocked keeps the grants also in the driver's form, so that a Map allocates nothing.
-func (r *Reservation) setGrantsLocked(grants []grant) {
-	invariants.Held(&r.mu)
-	who := make([]driver.Grant, len(grants))
-	for i, g := range grants {
-		who[i] = driver.Grant{To: g.dev.location, Access: g.access}
-	}
-	r.grants, r.driverGrants = grants, who
-	r.setWaitsForLocked()
 }
 
 func (k grantKey) describe(kind string) string {

@@ -377,7 +377,7 @@ func (g *Range) WaitWritten(ctx context.Context) (n uint64, err error) {
 	// Under r.mu: a length that is seen has its append among those pending.
 	r := g.r
 	r.mu.Lock()
-	n, seq, some, err := g.len.Load(), r.appendSeq, len(r.pendingAppends) > 0, r.checkOpen()
+	n, seq, some, err := g.len.Load(), r.users.LastAppend(), r.users.Pending(), r.checkOpen()
 	r.mu.Unlock()
 	if err != nil {
 		return 0, err

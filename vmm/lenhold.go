@@ -56,7 +56,7 @@ func (r *Reservation) notify() {
 
 // notifyRaised tells of a Len that has risen to n.
 func (r *Reservation) notifyRaised(n uint64) {
-	written := r.pendingStreams.Load() == 0
+	written := !r.users.Pending()
 	for _, h := range r.toBeTold() {
 		if !written || !h.Raised(n) {
 			h.Changed()

@@ -1,9 +1,6 @@
 package vmm
 
-import (
-	"slices"
-	"sync/atomic"
-)
+import "sync/atomic"
 
 // LockSpans keeps spans mapped and accessible while the program queues work of its own on the stream.
 // Call LockSpans before queueing, and unlock right after it, once. A kernel that Function.Launch queues
@@ -50,8 +47,8 @@ func (s *Stream) LockSpans(spans ...Span) (unlock func(), err error) {
 // spansLock is what LockSpans has locked, in one allocation for a few spans.
 type spansLock struct {
 	s      *Stream
-	locked []userSpan
-	few    [4]userSpan
+	locked []heldSpan
+	few    [4]heldSpan
 	done   atomic.Bool
 }
 
@@ -64,46 +61,28 @@ func (l *spansLock) unlock() {
 
 func (l *spansLock) unlockSpans() {
 	for _, x := range l.locked {
-		x.r.unlockSpan(x.n)
+		x.unlock()
 	}
 }
 
-// userSpan is a span of LockSpans in a reservation, which numbers them.
-type userSpan struct {
+// heldSpan is a span that LockSpans has locked, and its number in the reservation.
+type heldSpan struct {
 	r *Reservation
 	n uint64
-
-	off, end uint64
 }
 
-// userSpans are the spans of a reservation that LockSpans has locked.
-type userSpans struct {
-	last     uint64 // the number of the last one
-	all      []userSpan
-	unlocked chan struct{} // closed at the next unlock; nil if no one waits
-}
-
-// lockSpan notes a span, which is checked: what takes it away waits for unlockSpan.
-func (r *Reservation) lockSpan(x Span) userSpan {
+// lockSpan notes a span, which is checked: what takes it away waits for unlock.
+func (r *Reservation) lockSpan(x Span) heldSpan {
 	off := uint64(x.Addr - r.ptr)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := &r.spans
-	l.last++
-	held := userSpan{r: r, n: l.last, off: off, end: off + x.Size}
-	l.all = append(l.all, held)
-	return held
+	return heldSpan{r, r.users.Spans.Lock(off, off+x.Size)}
 }
 
-func (r *Reservation) unlockSpan(n uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	l := &r.spans
-	l.all = slices.DeleteFunc(l.all, func(x userSpan) bool { return x.n == n })
-	if l.unlocked != nil {
-		close(l.unlocked)
-		l.unlocked = nil
-	}
+func (x heldSpan) unlock() {
+	x.r.mu.Lock()
+	defer x.r.mu.Unlock()
+	x.r.users.Spans.Unlock(x.n)
 }
 
 // waitForCopies waits for the library's own copies that are under way, and until the spans are
@@ -111,18 +90,11 @@ func (r *Reservation) unlockSpan(n uint64) {
 func (r *Reservation) waitForCopies(off, size uint64) {
 	r.copies.wait()
 	r.mu.Lock()
-	for last := r.spans.last; r.spans.overlap(off, off+size, last); r.mu.Lock() {
-		if r.spans.unlocked == nil {
-			r.spans.unlocked = make(chan struct{})
-		}
-		unlocked := r.spans.unlocked
+	spans := &r.users.Spans
+	for last := spans.Last(); spans.Overlap(off, off+size, last); r.mu.Lock() {
+		unlocked := spans.Unlocked()
 		r.mu.Unlock()
 		<-unlocked
 	}
 	r.mu.Unlock()
-}
-
-// overlap reports whether one of the spans up to number last overlaps [off, end).
-func (l *userSpans) overlap(off, end, last uint64) bool {
-	return slices.ContainsFunc(l.all, func(x userSpan) bool { return x.n <= last && x.off < end && off < x.end })
 }

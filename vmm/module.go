@@ -236,9 +236,9 @@ type LaunchMemory struct {
 
 	// The last lock, and the check that it was made with if that need not be made again; see
 	// lockMemory.
-	locked         lockedSpan
-	checkedOn      *Stream
-	checkedNamings uint64
+	locked       lockedSpan
+	checkedOn    *Stream
+	checkedUsers uint64
 }
 
 // Set sets the memory to m, and reports whether that is a change. A change forgets earlier checks. Nil is
@@ -277,10 +277,7 @@ func (r *Reservation) MemoryArg(m *MemoryArg, off, n uint64) {
 		*m = MemoryArg{}
 		return
 	}
-	m.Access, m.refused = AccessReadWrite, nil
-	if r.readOnly {
-		m.Access = AccessRead
-	}
+	m.Access, m.refused = r.grants.Most, nil
 	m.Addr, m.Size, m.Count, m.Stride, m.in = r.ptr+Ptr(off), n, n, 1, r
 }
 

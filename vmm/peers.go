@@ -167,7 +167,7 @@ func planMemory(m Memory, r *Reservation, a Access, devs []*Device, reach func(f
 	mp.Chunks, mp.Bytes = r.table.Len(), r.committedLocked()
 	for i := range mp.Devices {
 		d := &mp.Devices[i]
-		d.From = r.granted(d.Device.state)
+		d.From = r.grants.Access(d.Device.state)
 		if d.Err == nil && (d.From != a || unsure) {
 			mp.Calls = r.runCount()
 			mp.Waits = mp.Waits || d.From > a || unsure
@@ -176,14 +176,14 @@ func planMemory(m Memory, r *Reservation, a Access, devs []*Device, reach func(f
 	return mp
 }
 
-// peers is the devices that nothing speaks against.
-func (mp *MemoryPlan) peers() (devs []*Device) {
+// grants are those of the devices that nothing speaks against.
+func (mp *MemoryPlan) grants(a Access) (to []grant) {
 	for _, d := range mp.Devices {
 		if d.Err == nil {
-			devs = append(devs, d.Device)
+			to = append(to, d.Device.grant(a))
 		}
 	}
-	return devs
+	return to
 }
 
 // Err is everything that cannot be done, or nil.
@@ -237,12 +237,12 @@ func (p *Plan) apply() error {
 	defer unlock()
 	var done []*accessChange
 	for i := range p.Memory {
-		peers := p.Memory[i].peers()
-		if len(peers) == 0 {
+		to := p.Memory[i].grants(p.Access)
+		if len(to) == 0 {
 			continue
 		}
 		r := p.Memory[i].r
-		c, err := r.changeAccessLocked(p.Access, peers)
+		c, err := r.changeAccessLocked(to)
 		if err != nil {
 			err = undoAll(err, "and setting access back", done, (*accessChange).undo)
 			return r.wrap(enablingPeers, 0, r.size, err)

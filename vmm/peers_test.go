@@ -182,6 +182,18 @@ func TestPeersLater(t *testing.T) {
 	w.end()
 }
 
+// TestDevicesOfAnotherDriver have no access, though they have the ordinals of those that do.
+func TestDevicesOfAnotherDriver(t *testing.T) {
+	w, other := newWorld(t, 1), newWorld(t, 1)
+	g := ranged(t, w, page)
+	require.Equal(t, vmm.AccessReadWrite, g.Access(w.devs[0]))
+	require.Equal(t, vmm.AccessNone, g.Access(other.devs[0]))
+	plan, err := vmm.PlanPeers(vmm.AccessRead, other.devs, g)
+	require.NoError(t, err)
+	require.Equal(t, vmm.AccessNone, plan.Memory[0].Devices[0].From)
+	require.ErrorIs(t, plan.Err(), vmm.ErrInvalid)
+}
+
 // TestRevokeOfWhatWasNotGranted, beside a real revoke, leaves nothing behind.
 func TestRevokeOfWhatWasNotGranted(t *testing.T) {
 	w := hostWorld(t, 3)

@@ -3,7 +3,6 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -66,7 +65,7 @@ func (r *Reservation) anyInDoubt() bool {
 // anyInDoubtLocked reports whether the driver may have other access than the grants. It needs r.mu.
 func (r *Reservation) anyInDoubtLocked() bool {
 	invariants.Held(&r.mu)
-	return slices.ContainsFunc(r.bans, (*ban).isInDoubt) || r.anyQuarantinedLocked() &&
+	return r.grants.InDoubt() || r.anyQuarantinedLocked() &&
 		r.table.Any(func(s *slot) bool { return s.State != slots.Mapped && s.Quarantined != nil })
 }
 
@@ -78,20 +77,15 @@ func (r *Reservation) doubtLocked(i, j int, to []grant, cause error) {
 	for _, s := range r.table.Between(i, j) {
 		r.quarantineLocked(s, cause)
 	}
-	for _, g := range to {
-		if !slices.ContainsFunc(r.bans, func(b *ban) bool { return b.isInDoubt() && b.deviceState == g.dev.state }) {
-			r.banLocked(&ban{deviceState: g.dev.state, inDoubt: cause})
-		}
-	}
-	r.setWaitsForLocked()
-	r.namings.Add(1)
+	r.grants.Doubt(to, cause)
+	r.users.SetGranted(r.grants.Devices())
 }
 
 // noneInDoubtLocked notes that the driver agrees with the grants again. It needs r.mu.
 func (r *Reservation) noneInDoubtLocked() {
 	invariants.Held(&r.mu)
-	r.allowLocked((*ban).isInDoubt)
-	r.setWaitsForLocked()
+	r.grants.Agree()
+	r.users.SetGranted(r.grants.Devices())
 	for i := 0; r.anyQuarantinedLocked() && i < r.table.Len(); i++ {
 		if s := r.table.At(i); s.State != slots.Mapped {
 			r.unquarantineLocked(s)

@@ -333,7 +333,7 @@ func (g *Range) beginCopy() (o *openDevice, epoch uint64, err error) {
 // the caller has begun ends: whatever takes memory of a range away lowers Cap before
 // it waits for copies.
 func (g *Range) checkWritable(at, n uint64) error {
-	if g.r.banCount.Load() == 0 && at+n <= g.cap.Load() {
+	if !g.r.grants.Refuses() && at+n <= g.cap.Load() {
 		return nil
 	}
 	return g.checkSpan(at, n)

@@ -16,9 +16,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 	"github.com/cuvmm/cuvmm/vmm/internal/count"
+	"github.com/cuvmm/cuvmm/vmm/internal/grants"
 	"github.com/cuvmm/cuvmm/vmm/internal/holds"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
+	"github.com/cuvmm/cuvmm/vmm/internal/users"
 )
 
 // Reservation is a range of device addresses in which the program maps whole chunks wherever it likes. It
@@ -26,16 +28,15 @@ import (
 // caller must Close it.
 type Reservation struct {
 	// Immutable.
-	dev      *Device
-	ptr      Ptr
-	size     uint64
-	gran     uint64
-	readOnly bool
-	kind     string  // under which it is listed as open
-	name     string  // the user's
-	inRange  bool    // a Range alone maps and unmaps
-	zeroed   zeroing // what memory is filled with zeros when it is mapped
-	id       uint64  // defines the order in which several are locked
+	dev     *Device
+	ptr     Ptr
+	size    uint64
+	gran    uint64
+	kind    string  // under which it is listed as open
+	name    string  // the user's
+	inRange bool    // a Range alone maps and unmaps
+	zeroed  zeroing // what memory is filled with zeros when it is mapped
+	id      uint64  // defines the order in which several are locked
 
 	copies inFlight // the library's own copies of its memory
 
@@ -54,31 +55,21 @@ type Reservation struct {
 	watches   []*Watch   // guarded by mappingMu
 
 	// Atomic: read without a lock.
-	phase          atomic.Uint32                  // changes with mu held
-	closesRunning  atomic.Int32                   // or about to run
-	closeSlot      chan struct{}                  // taken by the close whose caller may stop waiting
-	banCount       atomic.Int32                   // length of bans
-	namings        atomic.Uint64                  // calls of UsedBy, and undos that failed: launches check anew
-	waitsFor       atomic.Pointer[[]*deviceState] // see setWaitsForLocked
-	generation     atomic.Uint64
-	pendingStreams atomic.Int32                  // how many pendingAppends has
-	changed        atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
-	lenHolds       atomic.Pointer[[]*holds.Hold] // those to be told of changes; replaced under mu
+	phase         atomic.Uint32 // changes with mu held
+	closesRunning atomic.Int32  // or about to run
+	closeSlot     chan struct{} // taken by the close whose caller may stop waiting
+	generation    atomic.Uint64
+	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
+	lenHolds      atomic.Pointer[[]*holds.Hold] // those to be told of changes; replaced under mu
 
-	mu             lock.Mutex // never held across a driver call
-	owner          any        // a *Range, once that is made, or ReserveOptions.Owner
-	table          slots.Table[*memory, *retirement]
-	grants         []grant                // the owner first
-	driverGrants   []driver.Grant         // the same, as the driver wants it
-	bans           []*ban                 // of devices whose access is being changed, or is in doubt
-	copiers        []*deviceState         // have queued CopyPeer
-	namedStreams   map[*Stream]struct{}   // by UsedBy; nil before its first call
-	appendSeq      uint64                 // counts AppendOns
-	pendingAppends map[*Stream]appendSpan // of AppendOn; see WaitWritten
-	retirements    []*retirement          // left to the device's goroutine, in order
-	holds          holds.List
-	spans          userSpans
-	counters       count.Range // also under the lock of the device's
+	mu          lock.Mutex // never held across a driver call
+	owner       any        // a *Range, once that is made, or ReserveOptions.Owner
+	table       slots.Table[*memory, *retirement]
+	grants      grants.Table[*deviceState, *Device]
+	users       users.Table[*deviceState, *Stream]
+	retirements []*retirement // left to the device's goroutine, in order
+	holds       holds.List
+	counters    count.Range // also under the lock of the device's
 }
 
 // slot is a mapped chunk: a reference to its memory, and its state. Callers see the
@@ -149,7 +140,7 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	if of != nil {
 		kind = "range"
 	}
-	r := &Reservation{dev: d, kind: kind, name: o.Name, size: rounded, gran: gran, readOnly: o.ReadOnly, inRange: of != nil, owner: o.Owner, id: reservationCount.Add(1), closeSlot: make(chan struct{}, 1)}
+	r := &Reservation{dev: d, kind: kind, name: o.Name, size: rounded, gran: gran, inRange: of != nil, owner: o.Owner, id: reservationCount.Add(1), closeSlot: make(chan struct{}, 1)}
 	r.generation.Store(r.id << 32)               // so that no two reservations have the same, at one address or not
 	r.table = slots.New[*memory, *retirement](4) // so that the first growth allocates its chunk and nothing else
 	r.closeMu.At(lock.ReservationClose, r.id)
@@ -157,12 +148,13 @@ func (d *Device) reserve(size, gran uint64, o ReserveOptions, of *Range) (*Reser
 	r.mappingMu.At(lock.Mapping, r.id)
 	r.sweepMu.At(lock.Sweep, r.id)
 	r.mu.At(lock.Reservation, r.id)
-	own := AccessReadWrite
+	r.grants.Most = AccessReadWrite
 	if o.ReadOnly {
-		own = AccessRead
+		r.grants.Most = AccessRead
 	}
 	r.mu.Lock()
-	r.setGrantsLocked([]grant{{dev: d, access: own}})
+	r.grants.Set([]grant{d.grant(r.grants.Most)})
+	r.users.SetGranted(r.grants.Devices())
 	r.mu.Unlock()
 	var err error
 	if r.ptr, err = d.state.parent.reserve(rounded, gran, o.Align); err != nil {
@@ -299,7 +291,7 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error
 		if err != nil {
 			return err
 		}
-		mayStillFill, err := r.mapOnDriverLocked(i, off, size, ms, r.driverGrants, r.zeroed)
+		mayStillFill, err := r.mapOnDriverLocked(i, off, size, ms, r.grants.Driver(), r.zeroed)
 		if err != nil && !mayStillFill {
 			return err
 		}

@@ -263,7 +263,7 @@ func (s *sleeper) remapAll() error {
 	r := s.r
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	if _, err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, r.driverGrants, zeroNone); err != nil {
+	if _, err := r.mapOnDriverLocked(0, 0, s.capacity, s.mem, r.grants.Driver(), zeroNone); err != nil {
 		return err
 	}
 	s.showAwakeLocked()
@@ -416,7 +416,7 @@ func (s *sleeper) mapMemory() error {
 		if err != nil {
 			return err
 		}
-		who, zeroed := r.driverGrants, r.zeroed
+		who, zeroed := r.grants.Driver(), r.zeroed
 		if s.sleptMem != nil { // it has the contents
 			zeroed = zeroNone
 		}
@@ -443,10 +443,11 @@ func (s *sleeper) setOwnAccess() error {
 	}
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
-	if r.driverGrants[0].Access != AccessRead {
+	own := r.grants.Driver()[:1]
+	if own[0].Access != AccessRead {
 		return nil
 	}
-	return r.dev.drv.SetAccess(r.ptr, s.capacity, r.driverGrants[:1])
+	return r.dev.drv.SetAccess(r.ptr, s.capacity, own)
 }
 
 // rollback undoes restore and load. If err says that the copy may still run, or if unmapping

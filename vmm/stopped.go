@@ -84,8 +84,8 @@ func (r *Reservation) stopped(ended uint64) error {
 	if x.noneSince(ended) {
 		return nil
 	}
-	if devs := r.waitsFor.Load(); devs != nil {
-		return x.since(ended, func(a *stop) bool { return slices.Contains(*devs, a.stream.dev.state) })
+	if devs := r.users.WaitsFor(); devs != nil {
+		return x.since(ended, func(a *stop) bool { return slices.Contains(devs, a.stream.dev.state) })
 	}
 	return x.since(ended, func(a *stop) bool { return slices.Contains(a.waits, r) })
 }

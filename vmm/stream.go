@@ -431,12 +431,9 @@ func (s *Stream) forget() {
 	s.dev.mu.Unlock()
 	for r := range users {
 		r.mu.Lock()
-		delete(r.namedStreams, s)
 		// AppendOns of lost work have not run: they stay, so that WaitWritten returns the
 		// stream's error.
-		if s.lost == nil {
-			r.forgetAppendsLocked(s)
-		}
+		r.users.Ended(s, s.lost == nil)
 		r.mu.Unlock()
 	}
 	s.dev.untrack(s)

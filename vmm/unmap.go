@@ -66,10 +66,7 @@ func (r *Reservation) waitForOwnCopies() error {
 	if r.dev.state.parent.hooks.noWait {
 		return nil
 	}
-	r.mu.Lock()
-	devs := r.mayAccessLocked(nil)
-	r.mu.Unlock()
-	return waitStreams(r.dev.state, devs, nil)
+	return waitStreams(r.dev.state, r.users.Devices(), nil)
 }
 
 // Clip gives back the chunks that lie wholly beyond Len. It waits as Unmap does. On error nothing
@@ -96,10 +93,10 @@ func (g *Range) Clip() error {
 	if t != nil {
 		r.waitForCopies(t.off, t.size)
 		// Without UsedBy any work of a device may use the memory: no event covers that.
-		if r.waitsFor.Load() != nil || r.zeroed != zeroNone || r.dev.state.parent.hooks.noWait {
+		if r.users.WaitsFor() != nil || r.zeroed != zeroNone || r.dev.state.parent.hooks.noWait {
 			err = r.waitAndUnmap(t, r.waitForWork)
 		} else {
-			devs, streams := r.usersNow(nil, nil)
+			devs, streams := r.usersNow()
 			err = r.queueUnmap(t, devs, streams)
 		}
 		if err != nil {
@@ -129,8 +126,8 @@ func (g *Range) clipAhead(from, end, keep uint64, s *Stream) {
 		return
 	}
 	r.mu.Lock()
-	devs := r.mayAccessLocked(nil)
-	inUse := r.copies.underWay() || r.spans.overlap(t.off, t.off+t.size, r.spans.last) // not waited for
+	devs, spans := r.users.Devices(), &r.users.Spans
+	inUse := r.copies.underWay() || spans.Overlap(t.off, t.off+t.size, spans.Last()) // not waited for
 	r.mu.Unlock()
 	if inUse {
 		r.unretire(t)

@@ -16,12 +16,10 @@ func (r *Reservation) waitForWork() error {
 	if r.dev.state.parent.hooks.noWait {
 		return nil
 	}
-	if devs := r.waitsFor.Load(); devs != nil {
-		return waitDevices(r.dev.state, *devs)
+	if devs := r.users.WaitsFor(); devs != nil {
+		return waitDevices(r.dev.state, devs)
 	}
-	var stateBuf [8]*deviceState
-	var streamBuf [16]*Stream
-	devs, streams := r.usersNow(stateBuf[:0], streamBuf[:0])
+	devs, streams := r.usersNow()
 	return waitStreams(r.dev.state, devs, streams)
 }
 
