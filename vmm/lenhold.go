@@ -25,30 +25,13 @@ func (g *Range) holdLen(what string, raised func(n uint64) (done bool), changed 
 	if err != nil {
 		return nil, g.wrap("hold length", 0, 0, err)
 	}
-	g.r.listLenHolds()
 	return &lenHold{g, h, stop}, nil
-}
-
-// listLenHolds lists those to be told of changes, for who holds no lock of the reservation.
-func (r *Reservation) listLenHolds() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	all := r.holds.ToTell()
-	r.lenHolds.Store(&all)
-}
-
-// toBeTold are those that listLenHolds has listed.
-func (r *Reservation) toBeTold() []*holds.Hold {
-	if all := r.lenHolds.Load(); all != nil {
-		return *all
-	}
-	return nil
 }
 
 // notify tells of a change that the caller has made already. Of a Len that has risen notifyRaised
 // tells.
 func (r *Reservation) notify() {
-	for _, h := range r.toBeTold() {
+	for _, h := range r.holds.ToTell() {
 		h.Changed()
 	}
 	r.wakeWaiters()
@@ -57,7 +40,7 @@ func (r *Reservation) notify() {
 // notifyRaised tells of a Len that has risen to n.
 func (r *Reservation) notifyRaised(n uint64) {
 	written := !r.users.Pending()
-	for _, h := range r.toBeTold() {
+	for _, h := range r.holds.ToTell() {
 		if !written || !h.Raised(n) {
 			h.Changed()
 		}
@@ -71,16 +54,12 @@ func (h *lenHold) SetLen(n uint64) error { return h.g.setLenExcept(n, h.h) }
 // Fix is door.LenHold.Fix.
 func (h *lenHold) Fix(n uint64) {
 	h.g.r.mu.Lock()
-	h.h.End, h.h.Below = min(n, h.h.CurrentEnd()), nil
-	h.g.r.mu.Unlock()
-	h.g.r.listLenHolds()
+	defer h.g.r.mu.Unlock()
+	h.g.r.holds.Fix(h.h, n)
 }
 
 // Release is door.LenHold.Release.
-func (h *lenHold) Release() {
-	h.stop()
-	h.g.r.listLenHolds()
-}
+func (h *lenHold) Release() { h.stop() }
 
 // setLenExcept is SetLen, for which one hold does not count.
 func (g *Range) setLenExcept(n uint64, except *holds.Hold) error {

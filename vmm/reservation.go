@@ -60,7 +60,6 @@ type Reservation struct {
 	closeSlot     chan struct{} // taken by the close whose caller may stop waiting
 	generation    atomic.Uint64
 	changed       atomic.Pointer[chan struct{}] // closed at the next change; nil if no one waits
-	lenHolds      atomic.Pointer[[]*holds.Hold] // those to be told of changes; replaced under mu
 
 	mu          lock.Mutex // never held across a driver call
 	owner       any        // a *Range, once that is made, or ReserveOptions.Owner

@@ -1,9 +1,10 @@
-// Package holds lists who keeps which bytes mapped. It takes no lock: its caller has one.
+// Package holds lists who keeps which bytes mapped. It takes no lock: its caller has one, but for ToTell.
 package holds
 
 import (
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/frames"
 )
@@ -41,14 +42,27 @@ func (h *Hold) CurrentEnd() uint64 {
 }
 
 // List is the holds of one reservation. Its zero value has none.
-type List struct{ all []*Hold }
+type List struct {
+	all    []*Hold
+	toTell atomic.Pointer[[]*Hold] // replaced, never changed
+}
 
 // Add adds a hold.
-func (l *List) Add(h *Hold) { l.all = append(l.all, h) }
+func (l *List) Add(h *Hold) {
+	l.all = append(l.all, h)
+	l.listToTell()
+}
 
 // Remove undoes Add. Twice is fine.
 func (l *List) Remove(h *Hold) {
 	l.all = slices.DeleteFunc(l.all, func(e *Hold) bool { return e == h })
+	l.listToTell()
+}
+
+// Fix has a hold with Below end where it ends now, at most at n.
+func (l *List) Fix(h *Hold, n uint64) {
+	h.End, h.Below = min(n, h.CurrentEnd()), nil
+	l.listToTell()
 }
 
 // In names those that hold bytes of [off, end), but for one, each name once.
@@ -71,12 +85,20 @@ func (l *List) names(counts func(*Hold) bool) (all []string) {
 	return all
 }
 
-// ToTell are those with Below, in a list of its own.
-func (l *List) ToTell() (all []*Hold) {
+// ToTell are those with Below. It needs no lock.
+func (l *List) ToTell() []*Hold {
+	if all := l.toTell.Load(); all != nil {
+		return *all
+	}
+	return nil
+}
+
+func (l *List) listToTell() {
+	var all []*Hold
 	for _, h := range l.all {
 		if h.Below != nil {
 			all = append(all, h)
 		}
 	}
-	return all
+	l.toTell.Store(&all)
 }

@@ -24,7 +24,7 @@ func TestList(t *testing.T) {
 	n = 7
 	require.NotEmpty(t, l.In(6, 7, nil), "it ends where it ends now")
 	require.Equal(t, []*holds.Hold{b}, l.ToTell())
-	b.End, b.Below = 3, nil
+	l.Fix(b, 3)
 	require.Empty(t, l.ToTell())
 	require.Empty(t, l.In(4, 9, nil))
 	for _, h := range []*holds.Hold{a, b, b, none} {
