@@ -57,3 +57,33 @@ func TestRequire(t *testing.T) {
 		require.Equal(t, tc.want, r.end, "VMM_TEST_REQUIRE=%q", tc.env)
 	}
 }
+
+// TestInChild: the test ends here as it has ended there.
+func TestInChild(t *testing.T) {
+	for name, c := range map[string]struct {
+		inChild func(testing.TB)
+		end     string
+	}{
+		"passes": {func(testing.TB) {}, ""},
+		"skips":  {func(t testing.TB) { t.Skip("a reason") }, "skip"},
+		"fails":  {func(t testing.TB) { t.Fatal("a fault") }, "fatal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &recorder{TB: t}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				if !testgate.Child() {
+					testgate.InChild(r)
+				}
+			}()
+			<-done
+			if testgate.Child() {
+				c.inChild(t)
+				return
+			}
+			require.Regexp(t, "^"+c.end, r.end)
+			require.Equal(t, c.end == "", r.end == "", r.end)
+		})
+	}
+}
