@@ -1,6 +1,7 @@
 package shareable
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,15 +48,16 @@ func connectFirst(f func() error) error {
 
 // reconnect connects again to the server at path. f runs, once HELLO is exchanged, in the goroutine
 // that reads the connection, and after it next. It tries until ctx ends or the process that keeps
-// the socket does, and for a limited time.
-func reconnect(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, instance [16]byte, f func(*handshake) error, next func(*handshake)) error {
+// the socket does, for a limited time, and while no descriptor is free for as long as short says.
+func reconnect(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, instance [16]byte, short *shortage, f func(*handshake) error, next func(*handshake)) error {
 	ctx, cancel := context.WithTimeout(ctx, againTime)
 	defer cancel()
+	var lacked error // why the last try found no descriptor free
 	for pause := rand.N(againSpread); ; pause = min(2*pause+time.Millisecond, againPause) {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return fmt.Errorf("%w: no other server has begun: %w", ErrOwnerGone, ctx.Err())
+			return fmt.Errorf("%w: no other server has begun: %w", ErrOwnerGone, cmp.Or(lacked, ctx.Err()))
 		}
 		h, err := openHandshake(ctx, path, dev, o)
 		if err == nil {
@@ -71,6 +73,13 @@ func reconnect(ctx context.Context, path string, dev *vmm.Device, o AttachOption
 		}
 		if !mayRetry(err) {
 			return err
+		}
+		if lacked = nil; lacksFDs(err) {
+			lacked = err
+			short.lacks(wire.TypeObject)
+			if err := short.over(err); err != nil {
+				return err
+			}
 		}
 	}
 }

@@ -45,7 +45,8 @@ type AttachOptions struct {
 	// where each chunk keeps a descriptor open.
 	MaxChunks int
 	// Timeout limits each wait for the other side, the wait for local work on memory that the owner
-	// takes back, and how long a View that lacks a free descriptor tries again. 0 is 5 s.
+	// takes back, and how long a View that lacks a free descriptor tries again, which is one time also
+	// if the View connects to a next server meanwhile. 0 is 5 s.
 	Timeout time.Duration
 
 	made []uintptr // who attaches

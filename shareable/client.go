@@ -178,7 +178,7 @@ func (c *client) follow(h *handshake) {
 
 // connectAgain continues with another connection.
 func (c *client) connectAgain(before *handshake) {
-	err := reconnect(c.context, c.path, before.dev, before.opts, c.hello.Instance, c.resume, c.follow)
+	err := reconnect(c.context, c.path, before.dev, before.opts, c.hello.Instance, &shortage{limit: againTime}, c.resume, c.follow)
 	if err != nil {
 		c.end(err)
 	} else if f := c.on.Again; f != nil {

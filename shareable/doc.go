@@ -93,6 +93,7 @@ package shareable
 //	viewagain.go           a View that does
 //	view.go                View: state, Len, Close
 //	viewframes.go          what a View does with the owner's frames (map, unmap, seal), and when the connection ends
+//	shortage.go            how long a View lacks a free descriptor
 //	viewread.go            the bytes: ReadAt, WriteAt, Host, Snapshot; Tensor and Layout
 //	viewwait.go            Wait, and watching the page
 //	viewgrant.go           access for more devices

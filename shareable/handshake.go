@@ -245,7 +245,7 @@ func (h *handshake) newView(obj wire.Object, page *readerPage) error {
 	*v = View{
 		dev: h.dev, res: res, obj: obj, opts: h.opts, path: h.path, owner: h.peer, max: size - min(size, obj.Base),
 		conn: h.c, track: track, batch: wire.MaxFDs,
-		live: h.live, page: page, wake: h.c.wake, generation: obj.Generation,
+		live: h.live, page: page, wake: h.c.wake, generation: obj.Generation, short: shortage{limit: h.opts.Timeout},
 		sealed: obj.State == wire.StateSealed, sealedLen: obj.Length,
 	}
 	v.ctx, v.stop = context.WithCancel(context.Background())

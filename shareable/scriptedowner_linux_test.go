@@ -38,6 +38,7 @@ type scriptedOwner struct {
 	pages []int // the fds of the control page and the wake socket
 	wake  *wakeSender
 	ids   uint64
+	kept  bool // another owner takes its place
 }
 
 // pair is two ends of a connection that keeps packets apart.
@@ -144,9 +145,11 @@ func (s *scriptedOwner) hello() {
 	if s.dev.Driver().Name() == "cuda" {
 		backend = wire.BackendCUDA
 	}
-	s.write(wire.TypeHello, 0, wire.Hello{
-		Instance: s.obj.Instance, Backend: backend, PID: 1, Granularity: s.gran,
-	}.Append(nil))
+	hello := wire.Hello{Instance: s.obj.Instance, Backend: backend, PID: 1, Granularity: s.gran}
+	if s.kept {
+		hello.Features = wire.FeatureKept
+	}
+	s.write(wire.TypeHello, 0, hello.Append(nil))
 	f := s.expect(wire.TypeHello)
 	_, err := wire.DecodeHello(f.Payload)
 	require.NoError(s.t, err)

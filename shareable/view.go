@@ -46,11 +46,10 @@ type View struct {
 
 	// The goroutine that reads the socket.
 	track       *wire.Tracker
-	batch       uint32        // fds in one frame at most, as the owner was told
-	resyncing   bool          // RESYNC was sent, and frames from before it may still come
-	staleFrames int           // frames skipped since the RESYNC
-	shortSince  time.Time     // since when there are too few descriptors; zero while there are enough
-	pause       time.Duration // before the next RESYNC for a single chunk
+	batch       uint32   // fds in one frame at most, as the owner was told
+	resyncing   bool     // RESYNC was sent, and frames from before it may still come
+	staleFrames int      // frames skipped since the RESYNC
+	short       shortage // of descriptors
 
 	// The goroutine of watch, of which there is one at a time.
 	pace wakePace

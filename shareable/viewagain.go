@@ -3,7 +3,6 @@ package shareable
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
@@ -17,7 +16,7 @@ func (v *View) connectAgain() bool {
 		return false
 	}
 	v.tasks.Go(func() {
-		err := reconnect(v.ctx, v.path, v.dev, v.opts, v.owner.Instance, v.resume, func(*handshake) { v.follow() })
+		err := reconnect(v.ctx, v.path, v.dev, v.opts, v.owner.Instance, &v.short, v.resume, func(*handshake) { v.follow() })
 		if errors.Is(err, ErrNotFound) {
 			err = fmt.Errorf("%w: the object has gone: %w", ErrOwnerGone, err)
 		}
@@ -68,7 +67,11 @@ func (v *View) resumeOn(h *handshake, obj wire.Object, f wire.Frame) error {
 		}
 		_ = f.FDs[0].Close() // it is memory, whose close does not wait
 	}
-	v.resyncing, v.staleFrames, v.shortSince, v.pause = false, 0, time.Time{}, 0
+	v.resyncing, v.staleFrames = false, 0
+	v.short.had(wire.TypeObject)
+	if page != nil {
+		v.short.had(wire.TypePage)
+	}
 	if err := v.replaceConn(h.c, page); err != nil {
 		return err
 	}

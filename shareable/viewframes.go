@@ -178,7 +178,10 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 	}
 	// The length is shown before the acknowledgement: the owner may act on it.
 	v.track.Mapped(len(fresh))
-	v.staleFrames, v.shortSince, v.pause = 0, time.Time{}, 0
+	v.staleFrames = 0
+	if len(fresh) > 0 {
+		v.short.had(f.Type)
+	}
 	v.counts.frames.Add(1)
 	v.mu.Lock()
 	v.mapped, v.chunks = v.beyond(v.track.End()), v.track.Len()
@@ -189,9 +192,6 @@ func (v *View) handleChunks(f wire.Frame, c wire.Chunks) error {
 	}
 	return v.ack()
 }
-
-// errNoFDs marks an import that failed at the limit on open files.
-var errNoFDs = errors.New("too few file descriptors for a frame")
 
 // importAll imports the memory of the records, one after the other: the driver
 // takes longer for several at a time. The fds stay open: the closes of all take a while, in which
@@ -223,10 +223,6 @@ func (v *View) skipStale() error {
 	return nil
 }
 
-// maxShortPause is the longest pause between two requests of a View that has no free
-// descriptor. Nothing tells when one is free.
-const maxShortPause = 100 * time.Millisecond
-
 // requestAgain sends RESYNC after a frame whose fds did not all fit: it asks for the
 // same chunks in frames of half as many. If not even one fits, it asks again after a
 // pause that grows, until Timeout has passed without any chunk. After a RESYNC the owner
@@ -240,19 +236,16 @@ func (v *View) requestAgain(f wire.Frame, cause error) error {
 	case f.Type == wire.TypeChunks && v.resyncing && (had > v.batch || v.leavesGap(f)):
 		return v.skipStale()
 	}
-	if v.shortSince.IsZero() {
-		v.shortSince, v.pause = time.Now(), time.Millisecond
-	}
+	v.short.lacks(f.Type)
 	if had <= 1 {
-		if time.Since(v.shortSince) > v.opts.Timeout {
-			return fmt.Errorf("no room for one fd within %v: %w", v.opts.Timeout, cause)
+		if err := v.short.over(cause); err != nil {
+			return err
 		}
 		select {
 		case <-v.conn.ended:
 			return errEnded
-		case <-time.After(v.pause):
+		case <-time.After(v.short.nextPause()):
 		}
-		v.pause = min(2*v.pause, maxShortPause)
 	}
 	if f.Type == wire.TypeChunks {
 		v.batch = max(min(v.batch, had)/2, 1)
@@ -284,7 +277,8 @@ func (v *View) handlePage(f wire.Frame, p wire.Page) error {
 		return err
 	}
 	_ = f.FDs[0].Close() // it is memory, whose close does not wait
-	v.staleFrames, v.shortSince, v.pause = 0, time.Time{}, 0
+	v.staleFrames = 0
+	v.short.had(f.Type)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.closed {
