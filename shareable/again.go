@@ -36,13 +36,17 @@ const firstTries = 3
 // connectFirst makes the first connection to a server, by f. One that ends before its first reply
 // may have ended with a server that another replaces; where there is none, the next try
 // says so.
-func connectFirst(f func() error) error {
+func connectFirst(ctx context.Context, most int, f func() error) error {
 	for tries := 1; ; tries++ {
 		err := f()
-		if tries == firstTries || !errors.Is(err, errLost) {
+		if tries == most || !errors.Is(err, errLost) {
 			return err
 		}
-		<-time.After(rand.N(againSpread))
+		select {
+		case <-time.After(rand.N(againSpread)):
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
 	}
 }
 

@@ -146,7 +146,7 @@ func attachOnce(ctx context.Context, path, name string, dev *vmm.Device, o Attac
 	if err := leftBehind.admit(ctx, o.Timeout); err != nil {
 		return nil, err
 	}
-	err = connectFirst(func() error {
+	err = connectFirst(ctx, firstTries, func() error {
 		conn, err := connect(ctx, path, o)
 		if err == nil {
 			v, err = attach(ctx, path, conn, name, dev, o)

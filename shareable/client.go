@@ -58,7 +58,7 @@ var _ serve.Client = (*client)(nil)
 // Dial connects to the store at path. The errors are those of Attach.
 func (forStore) Dial(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, on serve.Notified) (serve.Client, error) {
 	var c serve.Client
-	err := connectFirst(func() error {
+	err := connectFirst(ctx, firstTries, func() error {
 		h, err := openHandshake(ctx, path, dev, o)
 		if err == nil {
 			c, err = startClient(ctx, h, path, on)

@@ -20,16 +20,20 @@ type Listing struct {
 // which they were. The errors are those of Attach.
 func List(ctx context.Context, path string, dev *vmm.Device, o AttachOptions) (_ []Listing, err error) {
 	defer errtext.Wrapf(&err, "list %q", path)
-	h, err := openHandshake(ctx, path, dev, o)
-	if err != nil {
-		return nil, err
-	}
-	// The list is read only once the goroutine has reported: it may go on after an error.
 	var all []Listing
-	if _, err := h.run(ctx, func() (err error) { all, err = h.list(); return err }, nil); err != nil {
-		return nil, err
-	}
-	return all, nil
+	err = connectFirst(ctx, firstTries, func() error {
+		h, err := openHandshake(ctx, path, dev, o)
+		if err != nil {
+			return err
+		}
+		// The list is read only once the goroutine has reported: it may go on after an error.
+		var listed []Listing
+		if err = h.c.start(ctx, func() (err error) { listed, err = h.list(); return err }, nil); err == nil {
+			all = listed
+		}
+		return err
+	})
+	return all, err
 }
 
 // list sends LIST until the owner says that there are no more objects.

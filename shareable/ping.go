@@ -2,17 +2,22 @@ package shareable
 
 import (
 	"context"
+	"math"
 	"os"
-	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 )
 
-// Ping exchanges HELLO with the store at path and asks for its counts.
+// Ping exchanges HELLO with the store at path and asks for its counts. If the server ends meanwhile, it asks
+// the next one.
 func (forStore) Ping(ctx context.Context, path string, token []byte, uids []uint32) error {
 	if err := checkToken(token); err != nil {
 		return err
 	}
+	return connectFirst(ctx, math.MaxInt, func() error { return ping(ctx, path, token, uids) })
+}
+
+func ping(ctx context.Context, path string, token []byte, uids []uint32) error {
 	return withStore(ctx, path, uids, func(h *handshake) error {
 		hello := wire.Hello{Backend: wire.BackendHost, PID: uint32(os.Getpid())}
 		hello.SetToken(token)
@@ -40,17 +45,13 @@ func (forStore) Keeper(ctx context.Context, path string, uids []uint32) (pid int
 	return pid, err
 }
 
-// withStore connects to the store at path, checks its user, and calls f.
+// withStore connects to the store at path, checks its user, and calls f. The context alone limits it.
 func withStore(ctx context.Context, path string, uids []uint32, f func(*handshake) error) error {
-	limit := defaultTimeout
-	if end, ok := ctx.Deadline(); ok {
-		limit = time.Until(end)
-	}
-	raw, err := connect(ctx, path, AttachOptions{Timeout: limit})
+	raw, err := connect(ctx, path, AttachOptions{Timeout: math.MaxInt64})
 	if err != nil {
 		return err
 	}
-	c, err := newReaderConn(raw, limit)
+	c, err := newReaderConn(raw, math.MaxInt64)
 	if err != nil {
 		return err
 	}

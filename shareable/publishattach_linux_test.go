@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -220,6 +221,31 @@ func TestList(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	_, err = List(t.Context(), s.Path()+"x", g.Device(), AttachOptions{})
 	require.ErrorIs(t, err, ErrOwnerGone)
+}
+
+// TestListGoesOnWithTheNextServer: a server that ends without a reply is none.
+func TestListGoesOnWithTheNextServer(t *testing.T) {
+	t.Parallel()
+	s, _, g := stage(t, Options{}, PublishOptions{})
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socketAt(t), Net: "unixpacket"})
+	require.NoError(t, err)
+	defer l.Close() //nolint:errcheck // in a test
+	go func() {
+		for n := 1; n <= firstTries; n++ {
+			conn, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			if n < firstTries {
+				_ = conn.Close()
+			} else {
+				_ = s.ServeConn(conn)
+			}
+		}
+	}()
+	all, err := List(t.Context(), l.Addr().String(), g.Device(), AttachOptions{})
+	require.NoError(t, err)
+	require.Len(t, all, 1)
 }
 
 func TestViewAsTensor(t *testing.T) {

@@ -3,7 +3,6 @@ package shareable
 import (
 	"errors"
 	"net"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -100,7 +99,7 @@ func TestViewShortAcrossConnections(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			s, _ := newScriptedOwner(t, 1)
 			s.kept = true
-			path := filepath.Join(t.TempDir(), "s")
+			path := socketAt(t)
 			l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 			require.NoError(t, err)
 			s.grow(1)

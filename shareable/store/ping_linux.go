@@ -20,15 +20,20 @@ func KeeperPID(ctx context.Context, path string, uids []uint32) (pid int, err er
 	if ctx == nil {
 		return 0, errNoContext
 	}
-	if pid, err = sharing.Keeper(ctx, cmp.Or(path, defaultName), uids); err == nil && pid <= 0 {
+	err = withLimit(ctx, 0, func(ctx context.Context) error {
+		pid, err = sharing.Keeper(ctx, cmp.Or(path, defaultName), uids)
+		return err
+	})
+	if err == nil && pid <= 0 {
 		err = fmt.Errorf("%w: the keeper is in another namespace of process ids", vmm.ErrNotSupported)
 	}
 	return pid, err
 }
 
 // Ping asks the server at path, which is as for Listen, whether it replies: a request goes through
-// all of it. It needs no device, and loads no driver. Of the options Token, UIDs and Timeout count.
-// A Timeout of 0 is the time to ctx's deadline, or 5 s if it has none. The errors are those of Connect.
+// all of it. If a server ends meanwhile that another one replaces, it asks that one. It needs no device, and
+// loads no driver. Of the options Token, UIDs and Timeout count. A Timeout of 0 is the time to ctx's deadline,
+// or 5 s if it has none. The errors are those of Connect.
 func Ping(ctx context.Context, path string, o ClientOptions) (err error) {
 	defer errtext.Wrapf(&err, "ping store")
 	if ctx == nil {
@@ -37,19 +42,25 @@ func Ping(ctx context.Context, path string, o ClientOptions) (err error) {
 	if o.Timeout < 0 {
 		return errTimeout(o.Timeout)
 	}
+	return withLimit(ctx, o.Timeout, func(ctx context.Context) error {
+		return sharing.Ping(ctx, cmp.Or(path, defaultName), o.Token, o.UIDs)
+	})
+}
+
+// withLimit calls f within a time limit. 0 is the time to ctx's deadline, or defaultTimeout if it has none.
+func withLimit(ctx context.Context, limit time.Duration, f func(context.Context) error) error {
+	if _, ends := ctx.Deadline(); limit == 0 && !ends {
+		limit = defaultTimeout
+	}
 	limited := ctx
-	if o.Timeout > 0 {
+	if limit > 0 {
 		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, o.Timeout)
+		limited, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	err = sharing.Ping(limited, cmp.Or(path, defaultName), o.Token, o.UIDs)
-	if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, context.DeadlineExceeded) {
-		return err
+	err := f(limited)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // the limit's end
+		return fmt.Errorf("%w: no reply in time", os.ErrDeadlineExceeded)
 	}
-	// The end of ctx is told from that of Timeout.
-	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-		return context.DeadlineExceeded
-	}
-	return fmt.Errorf("%w: no reply in time", os.ErrDeadlineExceeded)
+	return err
 }

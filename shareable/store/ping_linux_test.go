@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"net"
 	"os"
 	"testing"
 	"time"
@@ -41,4 +42,59 @@ func TestWritableOnlyWhileItFollows(t *testing.T) {
 	require.True(t, v.Writable())
 	require.NoError(t, v.Close())
 	require.False(t, v.Writable())
+}
+
+// TestPingGoesOnWithTheNextServer: a server that ends without a reply is none, and the next one is asked, until
+// the context ends.
+func TestPingGoesOnWithTheNextServer(t *testing.T) {
+	t.Parallel()
+	const lost = 5
+	s := listening(t, Options{})
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socketAt(t), Net: "unixpacket"})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	serves := make(chan struct{}, 1) // has an element while a server replies
+	serves <- struct{}{}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for n := 1; ; n++ {
+			conn, err := l.AcceptUnix()
+			switch {
+			case err != nil:
+				return
+			case n == lost+1:
+				<-serves
+				go s.ServeConn(conn) //nolint:errcheck // the client ends it
+				continue
+			case n == 2*lost:
+				cancel()
+			}
+			_ = conn.Close()
+		}
+	}()
+	require.NoError(t, Ping(ctx, l.Addr().String(), ClientOptions{}))
+	require.Empty(t, serves)
+	require.ErrorIs(t, Ping(ctx, l.Addr().String(), ClientOptions{}), context.Canceled)
+	require.NoError(t, l.Close())
+	<-over
+}
+
+// TestContextEndsBeforeTheSocket: a context that has ended is the error, as the context says it.
+func TestContextEndsBeforeTheSocket(t *testing.T) {
+	t.Parallel()
+	s := listening(t, Options{})
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	for _, ctx := range []context.Context{canceled, late} {
+		for what, f := range map[string]func() error{
+			"find the keeper": func() error { _, err := KeeperPID(ctx, s.Path(), nil); return err },
+			"ping store":      func() error { return Ping(ctx, s.Path(), ClientOptions{}) },
+		} {
+			require.EqualError(t, f(), what+": "+ctx.Err().Error())
+			require.ErrorIs(t, f(), ctx.Err())
+		}
+	}
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
-	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
@@ -298,6 +297,6 @@ func TestServerEndsAtEveryStep(t *testing.T) {
 // TestContextEndsAtEveryStep: whenever the server stops replying and the context ends, each
 // call returns that, or that its time is over, and nothing is left.
 func TestContextEndsAtEveryStep(t *testing.T) {
-	want := []error{context.Canceled, os.ErrDeadlineExceeded, vmm.ErrClosed}
+	want := []error{context.Canceled, os.ErrDeadlineExceeded}
 	everyStep(t, true, want, func(_ *tap, cancel context.CancelFunc) func() { return cancel })
 }

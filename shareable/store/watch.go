@@ -76,13 +76,16 @@ func (c *Client) Watch(ctx context.Context, prefix string) (_ iter.Seq2[Event, e
 	}
 	w.conn = conn
 	close(w.open)
+	if err := begin(sub); err != nil {
+		w.end()
+		if errors.Is(err, vmm.ErrClosed) {
+			err = w.cause(err)
+		}
+		return nil, c.why(ctx, err)
+	}
 	// Until the loop begins nothing else ends the connection.
 	stop1, stop2 := context.AfterFunc(ctx, w.end), context.AfterFunc(c.ctx, w.end)
 	w.stop = func() { stop1(); stop2() }
-	if err := begin(sub); err != nil {
-		w.end()
-		return nil, c.why(ctx, err)
-	}
 	return w.all, nil
 }
 
@@ -193,7 +196,12 @@ func (w *watch) err() error {
 	case w.c.ctx.Err() != nil:
 		return errClientClosed
 	}
+	return w.cause(w.conn.Err())
+}
+
+// cause is err, or why another server sends no events: then fail has ended the connection.
+func (w *watch) cause(err error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return cmp.Or(w.failed, w.conn.Err())
+	return cmp.Or(w.failed, err)
 }

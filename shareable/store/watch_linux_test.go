@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // TestSlowWatch: a loop that takes longer than the server's time limit is not cut off. It gets the
@@ -46,4 +48,32 @@ func TestSlowWatch(t *testing.T) {
 		}
 	}
 	t.Fatal(fmt.Sprint("the events ended, ", seen, " seen, ", lost, " lost"))
+}
+
+// TestWatchWhoseContextEnds: whichever frame it is at, the call returns the error of its context.
+func TestWatchWhoseContextEnds(t *testing.T) {
+	t.Parallel()
+	dev := vmmtest.Device(t)
+	s := listening(t, Options{})
+	for step := 1; ; step++ {
+		for range 30 { // of two cases of a select that are ready either may be taken
+			ctx, cancel := context.WithCancel(t.Context())
+			p := &tap{s: s}
+			c, err := newClient(t.Context(), "", p.dial, dev, ClientOptions{})
+			require.NoError(t, err)
+			p.mu.Lock()
+			p.left, p.act, p.stall = step, cancel, true
+			p.mu.Unlock()
+			_, err = c.Watch(ctx, "")
+			require.NoError(t, c.Close())
+			p.close()
+			if ctx.Err() == nil {
+				cancel()
+				require.Greater(t, step, 2)
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorIs(t, err, context.Canceled, "at frame %d", step)
+		}
+	}
 }

@@ -32,7 +32,8 @@ type Sharing[S, V, O, A any] interface {
 	DialSpareConn(ctx context.Context, conn *net.UnixConn, dev *vmm.Device, o A) (Spare[V], error)
 	// SetName sets what a View returns as its name, before anyone else has it.
 	SetName(view V, name string)
-	// Ping exchanges HELLO with the store at path and asks for its counts.
+	// Ping exchanges HELLO with the store at path and asks for its counts. If the server ends meanwhile, it asks
+	// the next one. It and Keeper end with the context alone.
 	Ping(ctx context.Context, path string, token []byte, uids []uint32) error
 	// Keeper returns the process that has made the socket at path, 0 if it cannot be seen from here.
 	Keeper(ctx context.Context, path string, uids []uint32) (pid int, err error)

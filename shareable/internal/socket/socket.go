@@ -65,9 +65,13 @@ const retryPause = 2 * time.Millisecond
 // Connect connects to the server at a path of Path. While as many connections wait as the
 // kernel lets wait it tries again, until timeout: no event says when there are fewer.
 func Connect(ctx context.Context, path string, timeout time.Duration) (*net.UnixConn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	end := time.Now().Add(timeout)
-	var dialer net.Dialer // one try never waits
-	c, err := dialer.DialContext(ctx, "unixpacket", path)
+	var dialer net.Dialer
+	once := context.WithoutCancel(ctx) // one try never waits, and a dialer has words of its own for a context's end
+	c, err := dialer.DialContext(once, "unixpacket", path)
 	for errors.Is(err, syscall.EAGAIN) {
 		select {
 		case <-time.After(retryPause):
@@ -77,7 +81,7 @@ func Connect(ctx context.Context, path string, timeout time.Duration) (*net.Unix
 		if time.Now().After(end) {
 			return nil, fmt.Errorf("%w: the server accepts no connections: %w", os.ErrDeadlineExceeded, err)
 		}
-		c, err = dialer.DialContext(ctx, "unixpacket", path)
+		c, err = dialer.DialContext(once, "unixpacket", path)
 	}
 	if err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package socket_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"math"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -113,4 +115,17 @@ func TestKeepRefuses(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, k.Close())
 	require.NoFileExists(t, path)
+}
+
+// TestConnectSaysWhatEnded: the error is the context's own.
+func TestConnectSaysWhatEnded(t *testing.T) {
+	t.Parallel()
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	for _, ctx := range []context.Context{canceled, late} {
+		_, err := socket.Connect(ctx, filepath.Join(t.TempDir(), "s"), time.Hour)
+		require.Equal(t, ctx.Err(), err) //nolint:testifylint // itself, not wrapped
+	}
 }
