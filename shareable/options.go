@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cuvmm/cuvmm/shareable/internal/loglimit"
+	"github.com/cuvmm/cuvmm/internal/loglimit"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"

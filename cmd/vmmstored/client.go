@@ -76,6 +76,9 @@ func (o *options) health() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "health", Short: "Ask the server for a reply; it needs no device, and exits with 0 or 1", Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkWait(wait); err != nil {
+				return err
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
 			defer cancel()
 			with, err := o.credentials()
@@ -296,6 +299,9 @@ func (o *options) reload() *cobra.Command {
 		Short: "Replace the process that serves by the program as it is now on disk",
 		Args:  noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkWait(wait); err != nil {
+				return err
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
 			defer cancel()
 			if pid == 0 {
@@ -387,6 +393,9 @@ func (o *options) delete() *cobra.Command {
 			return checkNames("delete", args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if d.Timeout < 0 { // 0 is the server's default
+				return usagef("--wait %v: not below 0", d.Timeout)
+			}
 			return o.withClient(cmd.Context(), func(c *store.Client) error {
 				for _, name := range args {
 					if err := c.Delete(cmd.Context(), name, d); err != nil {

@@ -16,7 +16,8 @@ import (
 )
 
 // A daemon takes requests at an abstract socket, from its own user and root: those who may signal it.
-// The one request is "reload". The reply is "done", or why it has failed.
+// The one request is "reload". The reply is "done", or why it has failed. A request ends with its connection,
+// unless it has begun.
 
 const (
 	requestReload = "reload\n"
@@ -58,7 +59,10 @@ func control(ctx context.Context, log *slog.Logger, reload func(context.Context)
 func serveControl(ctx context.Context, log *slog.Logger, c *net.UnixConn, reload func(context.Context) error) {
 	defer c.Close() //nolint:errcheck // the reply was sent, or no one reads it
 	who, err := peerOf(c)
-	if err != nil || who.Uid != 0 && int(who.Uid) != os.Geteuid() {
+	if err == nil && who.Uid != 0 && int(who.Uid) != os.Geteuid() {
+		err = errStranger
+	}
+	if err != nil {
 		log.Warn("request refused", "uid", who.Uid, "pid", who.Pid, "error", err)
 		return
 	}
@@ -67,6 +71,13 @@ func serveControl(ctx context.Context, log *slog.Logger, c *net.UnixConn, reload
 	if _, err := io.ReadFull(c, request); err != nil || string(request) != requestReload {
 		return
 	}
+	ctx, gone := context.WithCancel(ctx)
+	defer gone()
+	_ = c.SetDeadline(time.Time{})
+	go func() {
+		defer gone()
+		_, _ = io.Copy(io.Discard, c) // until the caller, or this function, ends it
+	}()
 	reply := replyDone
 	if err := reload(ctx); err != nil {
 		reply = err.Error()
@@ -74,6 +85,8 @@ func serveControl(ctx context.Context, log *slog.Logger, c *net.UnixConn, reload
 	_ = c.SetDeadline(time.Now().Add(requestTime))
 	_, _ = io.WriteString(c, reply[:min(len(reply), maxReply)])
 }
+
+var errStranger = errors.New("only the daemon's own user and root may ask")
 
 // askReload has the daemon of that process id replace the process that serves, and waits until it has.
 func askReload(ctx context.Context, pid int) error {
@@ -101,7 +114,7 @@ func askReload(ctx context.Context, pid int) error {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("%w: no other server serves yet; the daemon's log says why", ctx.Err())
+		return fmt.Errorf("%w: no other server serves yet; a replacement that has begun goes on, and the daemon's log says what becomes of it", ctx.Err())
 	case errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET), err == nil && len(reply) == 0:
 		return fmt.Errorf("process %d does not reply: it takes requests from its own user and root alone, or has ended", pid)
 	case err != nil:

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/loglimit"
 	"github.com/cuvmm/cuvmm/shareable/store"
 )
 
@@ -82,6 +83,40 @@ func TestRefusalsAreLimitedInTheLog(t *testing.T) {
 	lines := strings.Count(p.err.String(), "connection refused")
 	require.Positive(t, lines)
 	require.Less(t, lines, 50, p.err.String())
+}
+
+// TestStrangersAreLimitedInTheLog: nor does another user at the socket for requests. The line says why.
+func TestStrangersAreLimitedInTheLog(t *testing.T) {
+	t.Parallel()
+	_, program := otherUsers(t, os.Getuid())
+	p := started(t, "--socket="+filepath.Join(t.TempDir(), "s"))
+	const strangers = loglimit.Burst + 5
+	for range strangers {
+		out, err := program(asUser(overflowUser), "reload", fmt.Sprint("--pid=", p.cmd.Process.Pid)).CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(out), "does not reply")
+	}
+	require.NoError(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	require.Zero(t, p.ended(t))
+	require.Equal(t, loglimit.Burst, strings.Count(p.err.String(), "request refused"), p.err.String())
+	require.Contains(t, p.err.String(), fmt.Sprintf("uid=%d", overflowUser))
+	require.Contains(t, p.err.String(), errStranger.Error())
+	require.NotContains(t, p.err.String(), "<nil>")
+}
+
+// TestHTTPErrorsAreLimitedInTheLog: nor do those who ask for metrics, whatever differs between the lines.
+func TestHTTPErrorsAreLimitedInTheLog(t *testing.T) {
+	t.Parallel()
+	for _, format := range []string{"text", "json"} {
+		var out bytes.Buffer
+		log, err := (&options{logFormat: format}).logger(&out)
+		require.NoError(t, err)
+		s := newMetricsServer(nil, log, time.Second)
+		for i := range 100 {
+			s.ErrorLog.Printf("http: client %d", i)
+		}
+		require.Equal(t, loglimit.Burst, strings.Count(out.String(), "http: client"))
+	}
 }
 
 // TestLogQueue: what there is room for is written, and what is dropped is counted.

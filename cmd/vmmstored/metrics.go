@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	stdlog "log"
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -34,7 +36,15 @@ func listenMetrics(ctx context.Context, address string) (net.Listener, error) {
 
 // newMetricsServer is a server that no client holds up.
 func newMetricsServer(h http.Handler, log *slog.Logger, timeout time.Duration) *http.Server {
-	return &http.Server{Handler: h, ReadTimeout: timeout, WriteTimeout: timeout, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
+	return &http.Server{Handler: h, ReadTimeout: timeout, WriteTimeout: timeout, ErrorLog: stdlog.New(httpLog{log}, "", 0)}
+}
+
+// httpLog logs what an HTTP server says, under one message, by which lines are limited.
+type httpLog struct{ to *slog.Logger }
+
+func (l httpLog) Write(line []byte) (int, error) {
+	l.to.Warn("the server of --metrics", "error", strings.TrimSpace(string(line)))
+	return len(line), nil
 }
 
 // metricsHandler serves the metrics of a store and of its device at /metrics.

@@ -184,3 +184,19 @@ func TestMetricsOfSlowClients(t *testing.T) {
 	}
 	require.Less(t, most.Load(), int64(2*metricsConns)) // some have a place before others are counted out
 }
+
+// TestMetricsNameIsTaken: whoever has the name by which two daemons see each other, it is not said to be one.
+func TestMetricsNameIsTaken(t *testing.T) {
+	t.Parallel()
+	address := freePort(t)
+	name := "@vmmstored-metrics-" + address
+	l, err := net.Listen("unix", name)
+	require.NoError(t, err)
+	defer l.Close() //nolint:errcheck // in a test
+	_, stderr, code := call(t, "--socket="+filepath.Join(t.TempDir(), "s"), "--metrics="+address)
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "the name "+name+" is taken, by a vmmstored or another process")
+	_, stderr, code = call(t, "--socket="+filepath.Join(t.TempDir(), "s"), "--metrics="+strings.Repeat("x", 200))
+	require.Equal(t, 1, code)
+	require.NotContains(t, stderr, "taken")
+}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -146,4 +147,48 @@ func TestRequestsOfOthers(t *testing.T) {
 	_, stderr, code = call(t, "--socket="+path, "reload")
 	require.Zero(t, code, stderr)
 	require.NotEqual(t, was, p.server(t))
+}
+
+// TestReloadOfACallerThatHasGone: a request whose connection ends while another one is done is dropped.
+func TestReloadOfACallerThatHasGone(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	self, fifo := filepath.Join(dir, "vmmstored"), filepath.Join(dir, "fifo")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	b, err := os.ReadFile("/proc/self/exe")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(self, b, 0o700))
+	path := filepath.Join(dir, "s")
+	p := &program{self: self}
+	p.start(t, &p.err, "--socket="+path)
+	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), "msg=serving") }, inTime, time.Millisecond)
+	// The next program waits for the test.
+	release, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	require.NoError(t, err)
+	goOn := func() { _, _ = release.WriteString("go on\n") }
+	t.Cleanup(func() { goOn(); _ = release.Close() })
+	require.NoError(t, os.Rename(self, self+".real"))
+	require.NoError(t, os.WriteFile(self, []byte(fmt.Sprintf("#!/bin/sh\nread -r x < %s\nexec %s.real \"$@\"\n", fifo, self)), 0o700))
+	first := make(chan error, 1)
+	go func() { first <- askReload(context.Background(), p.cmd.Process.Pid) }()
+	require.Eventually(t, func() bool { return strings.Contains(p.err.String(), "is to be replaced") }, inTime, time.Millisecond)
+
+	c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: controlName(p.cmd.Process.Pid), Net: "unix"})
+	require.NoError(t, err)
+	defer c.Close() //nolint:errcheck // in a test
+	_, err = io.WriteString(c, requestReload)
+	require.NoError(t, err)
+	require.NoError(t, c.CloseWrite())
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(inTime)))
+	reply, err := io.ReadAll(c) // the daemon has let go of it
+	require.NoError(t, err)
+	require.Equal(t, context.Canceled.Error(), string(reply))
+
+	goOn()
+	require.NoError(t, <-first)
+	require.Equal(t, 1, strings.Count(p.err.String(), "is to be replaced"))
+
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, askReload(late, p.cmd.Process.Pid), context.Canceled)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
+	"github.com/cuvmm/cuvmm/internal/loglimit"
 	"github.com/cuvmm/cuvmm/internal/said"
 	"github.com/cuvmm/cuvmm/shareable/store"
 )
@@ -69,6 +70,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // flagNames are the flags of options that errors of the store name.
 var flagNames = strings.NewReplacer("Options.MaxBytesPerUID", "--max-bytes-per-user", "ClientOptions.", "ClientOptions.",
 	"Options.MaxBytes", "--max-bytes", "Options.MaxObjects", "--max-objects")
+
+// checkWait refuses a --wait in which nothing can come.
+func checkWait(wait time.Duration) error {
+	if wait <= 0 {
+		return usagef("--wait %v: above 0", wait)
+	}
+	return nil
+}
 
 // noArguments refuses arguments as bad usage.
 func noArguments(_ *cobra.Command, args []string) error {
@@ -200,13 +209,13 @@ func (o *options) serverOptions(log io.Writer) (store.Options, error) {
 // leastLeaseTime allows for signs of life that are late.
 const leastLeaseTime = 3 * time.Second
 
-// logger is the program's log.
+// logger is the program's log. What others cause is a warning in it, and limited.
 func (o *options) logger(w io.Writer) (*slog.Logger, error) {
 	switch o.logFormat {
 	case "text":
-		return slog.New(slog.NewTextHandler(w, nil)), nil
+		return loglimit.New(slog.New(slog.NewTextHandler(w, nil))), nil
 	case "json":
-		return slog.New(slog.NewJSONHandler(w, nil)), nil
+		return loglimit.New(slog.New(slog.NewJSONHandler(w, nil))), nil
 	}
 	return nil, usagef("--log-format %q: text or json", o.logFormat)
 }

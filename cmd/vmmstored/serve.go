@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"syscall"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/store"
@@ -70,9 +71,13 @@ func (o *options) keep(ctx context.Context, args []string, stderr io.Writer) (er
 	}
 	if o.metrics != "" {
 		// The processes that serve share the address for a moment; two daemons must not.
-		l, err := net.Listen("unix", "@vmmstored-metrics-"+o.metrics)
-		if err != nil {
-			return fmt.Errorf("--metrics %s: another vmmstored has it: %w", o.metrics, err)
+		name := "@vmmstored-metrics-" + o.metrics
+		l, err := net.Listen("unix", name)
+		switch {
+		case errors.Is(err, syscall.EADDRINUSE):
+			return fmt.Errorf("--metrics %s: the name %s is taken, by a vmmstored or another process: %w", o.metrics, name, err)
+		case err != nil:
+			return fmt.Errorf("--metrics %s: %w", o.metrics, err)
 		}
 		defer l.Close() //nolint:errcheck // no one connects
 	}

@@ -40,7 +40,7 @@ type Keeper struct {
 	socket  *socket.Kept
 	opts    KeeperOptions
 	log     *slog.Logger
-	reloads chan chan error
+	reloads chan reload
 	begun   atomic.Bool   // Run was called
 	over    chan struct{} // closed once Run has ended
 
@@ -51,6 +51,12 @@ type Keeper struct {
 	servers uint64       // that have served
 
 	watches sync.WaitGroup // each of a process that serves
+}
+
+// reload is a call of Reload. A caller whose context ends before its reload begins wants none.
+type reload struct {
+	caller context.Context
+	done   chan error // of capacity 1
 }
 
 // keepSocket checks the options and makes the socket, or takes Listener.
@@ -77,7 +83,7 @@ func NewKeeper(o KeeperOptions) (*Keeper, error) {
 		return nil, fmt.Errorf("keep a store: %w", err)
 	}
 	o.HealthTime = cmp.Or(o.HealthTime, 10*time.Second)
-	return &Keeper{socket: kept, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), reloads: make(chan chan error), over: make(chan struct{})}, nil
+	return &Keeper{socket: kept, opts: o, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), reloads: make(chan reload), over: make(chan struct{})}, nil
 }
 
 // tell calls KeeperOptions.Changed.
@@ -156,7 +162,11 @@ func (k *Keeper) keep(ctx context.Context, p *keptProcess) *keptProcess {
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case done := <-k.reloads:
+		case r := <-k.reloads:
+			if err := r.caller.Err(); err != nil {
+				r.done <- err
+				continue
+			}
 			k.log.Info("the server is to be replaced", "pid", p.cmd.Process.Pid)
 			k.tell(KeeperReplaces)
 			next, err := k.begin(ctx, p)
@@ -169,7 +179,7 @@ func (k *Keeper) keep(ctx context.Context, p *keptProcess) *keptProcess {
 			} else {
 				k.log.Info("the server has been replaced", "pid", p.cmd.Process.Pid)
 			}
-			done <- err
+			r.done <- err
 			k.tell(KeeperServes)
 		case <-p.ended:
 			k.log.Error("the server has ended; another one begins", "error", p.err)
@@ -184,7 +194,7 @@ func (k *Keeper) keep(ctx context.Context, p *keptProcess) *keptProcess {
 
 // Reload has a new process take the place of the one that serves: of the program as it is now at
 // the path that command runs. If that cannot go on with what there is the old one does. It works
-// while Run does.
+// while Run does. If ctx ends before the new process is started, none is; after that it goes on.
 func (k *Keeper) Reload(ctx context.Context) error {
 	switch {
 	case k == nil || k.socket == nil:
@@ -194,7 +204,7 @@ func (k *Keeper) Reload(ctx context.Context) error {
 	}
 	done := make(chan error, 1)
 	select {
-	case k.reloads <- done:
+	case k.reloads <- reload{ctx, done}:
 	case <-k.over:
 		return errKeeperOver
 	case <-ctx.Done():

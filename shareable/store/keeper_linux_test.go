@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -135,4 +136,34 @@ func TestSuccessorThatLeavesAProcess(t *testing.T) {
 			require.NoError(t, k.Close())
 		})
 	}
+}
+
+// TestReloadOfNoOne: a call whose context has ended starts nothing.
+func TestReloadOfNoOne(t *testing.T) {
+	t.Parallel()
+	var states []KeeperState
+	k, err := NewKeeper(KeeperOptions{
+		Path: socketAt(t), Command: func() *exec.Cmd { return exec.Command("false") }, HealthTime: time.Hour,
+		Changed: func(s KeeperState) { states = append(states, s) },
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		k.keep(ctx, &keptProcess{cmd: &exec.Cmd{Process: &os.Process{Pid: -1}}, ended: make(chan struct{})})
+	}()
+	gone, cancelGone := context.WithCancel(t.Context())
+	cancelGone()
+	for range 2 { // the second one comes after the keeper has waited for one
+		require.ErrorContains(t, k.Reload(t.Context()), "exit status 1")
+		for range 1000 { // of two cases of a select that are ready either may be taken
+			require.ErrorIs(t, k.Reload(gone), context.Canceled)
+			runtime.Gosched()
+		}
+	}
+	cancel()
+	<-over
+	require.Equal(t, []KeeperState{KeeperReplaces, KeeperServes, KeeperReplaces, KeeperServes}, states)
+	require.NoError(t, k.Close())
 }

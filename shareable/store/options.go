@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/loglimit"
 	"github.com/cuvmm/cuvmm/shareable"
-	"github.com/cuvmm/cuvmm/shareable/internal/loglimit"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/shareable/internal/loglimit"
+	"github.com/cuvmm/cuvmm/internal/loglimit"
 )
 
 // TestLimit: of one message a few lines are logged at once, then one in each period with the number of those
