@@ -3,6 +3,7 @@
 package webdebug
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"time"
@@ -13,10 +14,11 @@ import (
 var timeout = 10 * time.Second
 
 // Handler calls serve for GET and HEAD requests that have no body, and refuses others. query is that of the
-// URL alone. Each write to the client may take ten seconds, if the ResponseWriter supports deadlines.
+// URL alone. Each write to the client may take ten seconds, if the ResponseWriter supports deadlines, and is
+// refused once the request's context has ended. For HEAD, serve sets headers and writes nothing that is long.
 func Handler(serve func(w http.ResponseWriter, r *http.Request, query url.Values)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		to := &writer{w, http.NewResponseController(w)}
+		to := &writer{w, r.Context(), http.NewResponseController(w)}
 		query, err := url.ParseQuery(r.URL.RawQuery)
 		h := w.Header()
 		h.Set("X-Content-Type-Options", "nosniff")
@@ -40,9 +42,10 @@ func Handler(serve func(w http.ResponseWriter, r *http.Request, query url.Values
 	})
 }
 
-// writer sets a deadline for each write.
+// writer sets a deadline for each write, of which there are none once ctx has ended.
 type writer struct {
 	http.ResponseWriter
+	ctx     context.Context
 	control *http.ResponseController
 }
 
@@ -54,6 +57,9 @@ func (w *writer) limit() {
 }
 
 func (w *writer) Write(b []byte) (int, error) {
+	if err := w.ctx.Err(); err != nil {
+		return 0, err
+	}
 	w.limit()
 	return w.ResponseWriter.Write(b)
 }

@@ -3,6 +3,7 @@ package webdebug_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"mime/multipart"
@@ -80,6 +81,60 @@ func TestAskedByTheURLAlone(t *testing.T) {
 	left, err := os.ReadDir(tmp)
 	require.NoError(t, err)
 	require.Empty(t, left)
+}
+
+// countingWriter counts writes, at each of which it calls wrote.
+type countingWriter struct {
+	header http.Header
+	writes int
+	wrote  func()
+}
+
+func (w *countingWriter) Header() http.Header { return w.header }
+func (w *countingWriter) WriteHeader(int)     {}
+
+func (w *countingWriter) Write(b []byte) (int, error) {
+	w.writes++
+	w.wrote()
+	return len(b), nil
+}
+
+// Flush is for events.
+func (w *countingWriter) Flush() {}
+
+// TestHeadHasHeadersAlone: HEAD makes no body and waits for nothing, and has the headers of GET.
+func TestHeadHasHeadersAlone(t *testing.T) {
+	all := handlers(t)
+	all["/?seconds=9"] = memprof.Handler()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for path, h := range all {
+		if path == "/schema.json" { // it is there already, and its length is told
+			continue
+		}
+		head := &countingWriter{header: http.Header{}, wrote: func() {}}
+		h.ServeHTTP(head, httptest.NewRequestWithContext(ended, http.MethodHead, path, nil))
+		require.Zero(t, head.writes, path)
+		require.NotEmpty(t, head.header.Get("Content-Type"), path)
+		if path == "/?seconds=9" {
+			continue
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		get := &countingWriter{header: http.Header{}, wrote: cancel}
+		h.ServeHTTP(get, httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil))
+		require.Equal(t, get.header, head.header, path)
+	}
+}
+
+// TestRepliesEndWithTheirClient: nothing more is rendered once the context of the request has ended, although
+// each write would succeed.
+func TestRepliesEndWithTheirClient(t *testing.T) {
+	for path, h := range handlers(t) {
+		ctx, cancel := context.WithCancel(t.Context())
+		w := &countingWriter{header: http.Header{}, wrote: cancel}
+		h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil))
+		require.Equal(t, 1, w.writes, path)
+	}
 }
 
 // TestSlowClients: clients that do not read what they asked for, or announce a body and do not send it,

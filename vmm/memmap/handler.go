@@ -47,7 +47,9 @@ func (m *Map) serve(w http.ResponseWriter, r *http.Request, _ url.Values) {
 		}
 	case "data.json":
 		h.Set("Content-Type", "application/json")
-		_, _ = w.Write(m.current())
+		if r.Method == http.MethodGet {
+			_, _ = w.Write(m.current())
+		}
 	case "schema.json":
 		h.Set("Content-Type", "application/schema+json")
 		_, _ = w.Write(schemaText)

@@ -77,6 +77,12 @@ func Handler() http.Handler {
 			http.Error(w, "seconds: want a whole number, up to 65,535 and below the server's WriteTimeout", http.StatusBadRequest)
 			return
 		}
+		debug := query.Get("debug")
+		text := debug != "" && debug != "0"
+		if r.Method == http.MethodHead {
+			setHeaders(w.Header(), text)
+			return
+		}
 		p := take(n != "")
 		if n != "" {
 			select {
@@ -89,15 +95,22 @@ func Handler() http.Handler {
 				return
 			}
 		}
-		if debug := query.Get("debug"); debug != "" && debug != "0" {
-			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		if setHeaders(w.Header(), text); text {
 			_, _ = io.WriteString(w, p.String()) // the client has gone
 			return
 		}
-		w.Header().Set("Content-Type", "application/octet-stream")
-		w.Header().Set("Content-Disposition", `attachment; filename="gpumem"`)
 		_ = p.Write(w) // the client has gone
 	})
+}
+
+// setHeaders sets those of a profile, or of one as a text.
+func setHeaders(h http.Header, text bool) {
+	if text {
+		h.Set("Content-Type", "text/plain; charset=utf-8")
+		return
+	}
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Content-Disposition", `attachment; filename="gpumem"`)
 }
 
 // since is what has changed since a profile was taken.

@@ -100,7 +100,7 @@ func writeLines(w io.Writer, events iter.Seq[vmm.HistoryEvent]) error {
 // there; ?after=N leaves out events up to that Seq; with ?format=trace as WriteTrace writes it, else,
 // or with ?format=lines, as WriteLines does. A device that keeps nothing is 404.
 func Handler(devs ...*vmm.Device) http.Handler {
-	return webdebug.Handler(func(w http.ResponseWriter, _ *http.Request, query url.Values) {
+	return webdebug.Handler(func(w http.ResponseWriter, r *http.Request, query url.Values) {
 		name, format := query.Get("device"), cmp.Or(query.Get("format"), "lines")
 		after, err := strconv.ParseUint(cmp.Or(query.Get("after"), "0"), 10, 64)
 		i := slices.IndexFunc(devs, func(d *vmm.Device) bool { return d != nil && (name == "" || d.String() == name) })
@@ -117,14 +117,17 @@ func Handler(devs ...*vmm.Device) http.Handler {
 			http.Error(w, d.String()+" keeps no events: see Device.SetHistory", http.StatusNotFound)
 			return
 		}
-		events := d.HistorySeq(after)
-		if format == "trace" {
-			w.Header().Set("Content-Type", "application/json")
-			w.Header().Set("Content-Disposition", `attachment; filename="history.json"`)
-			_ = writeTrace(w, d.String(), events) // the client has gone
-			return
+		h := w.Header()
+		if h.Set("Content-Type", "application/jsonl"); format == "trace" {
+			h.Set("Content-Type", "application/json")
+			h.Set("Content-Disposition", `attachment; filename="history.json"`)
 		}
-		w.Header().Set("Content-Type", "application/jsonl")
-		_ = writeLines(w, events)
+		switch events := d.HistorySeq(after); {
+		case r.Method == http.MethodHead:
+		case format == "trace":
+			_ = writeTrace(w, d.String(), events) // the client has gone
+		default:
+			_ = writeLines(w, events)
+		}
 	})
 }
