@@ -75,7 +75,7 @@ func (c *checker) regions() {
 		c.check(holes == 0, "region %d: %d holes more than in the bins", i, holes)
 	}
 	c.check(at == uint64(len(c.p.slots))*c.p.chunk, "the extents end at %#x", at)
-	c.check(c.bad == c.p.bad, "%d bad extents, %d are counted", c.bad, c.p.bad)
+	c.check(c.bad == int(c.p.bad.Load()), "%d bad extents, %d are counted", c.bad, c.p.bad.Load())
 }
 
 // extent checks what its kind says about it.

@@ -20,62 +20,35 @@ type site struct {
 
 var errMustCreate = errors.New("idle chunks are not enough")
 
-// mapping is how chunks come to a site: spare and idle ones always.
+// mapping is how chunks come to a site: spare and idle ones always. Without a hole they are only
+// unmapped, and spare then.
 type mapping struct {
-	runs   []*extent // taken for it
-	after  *stream   // whose work may use those that are by it, and is waited for; nil: none are
+	site
+	runs   []*extent // of idle chunks, taken for it
+	wait   bool      // first, for the work of the search's stream, which may use those that are by it
 	create bool      // new chunks may be created
+	looked bool      // a look has chosen the site
+
+	have    []*vmm.Chunk // those that are not mapped
+	charged int          // how many are to be created: Pool.chunks counts them already
+	created int
+	moving  bool // Pool.moving counts it
+	err     error
 }
 
-// growLocked maps memory for w: chunks that are idle elsewhere, then, if m may create them, new
-// ones, else it returns errMustCreate. It completes or changes nothing. It releases p.mu
-// meanwhile.
-func (p *Pool) growLocked(st *stream, w want, m mapping) (*extent, error) {
-	s, ok := p.anySiteLocked(st, w.size, w.r)
-	if !ok && p.bad > 0 {
-		p.mu.Unlock()
-		p.repair()
-		p.mu.Lock()
-		s, ok = p.anySiteLocked(st, w.size, w.r)
+// anySiteLocked is siteLocked of the first region that has such addresses, the best one before the others.
+func (s *search) anySiteLocked() (at site) {
+	for i := 0; i < regionCount && at.hole == nil; i++ {
+		at = s.siteLocked(s.st, s.size, &s.regions[(s.r.index+i)%regionCount])
 	}
-	if !ok {
-		return nil, fmt.Errorf("%w: %d bytes of addresses are taken or in pieces too short; see Options.Addresses", vmm.ErrOutOfMemory, p.res.Size())
-	}
-	return p.mapForLocked(s, w.size, m)
-}
-
-// mapForLocked maps memory at a site, and returns its first size bytes. The rest is idle.
-func (p *Pool) mapForLocked(s site, size uint64, m mapping) (*extent, error) {
-	if err := p.mapLocked(s, m); err != nil {
-		return nil, err
-	}
-	e := s.hole
-	if s.before != nil {
-		e = s.before
-		p.joinLocked(e)
-	}
-	e.kind = kindBusy
-	if e.size == size {
-		return e, nil
-	}
-	f := p.cutFrontLocked(e, size)
-	p.freeLocked(e, nil, 0)
-	return f, nil
-}
-
-// anySiteLocked is siteLocked of the first region that has such addresses, r before the others.
-func (p *Pool) anySiteLocked(st *stream, size uint64, r *region) (s site, ok bool) {
-	for i := 0; i < regionCount && !ok; i++ {
-		s, ok = p.siteLocked(st, size, &p.regions[(r.index+i)%regionCount])
-	}
-	return s, ok
+	return at
 }
 
 // siteLocked finds and takes the addresses of r where the fewest chunks have to be mapped: a
 // hole, with the free memory in front of it that st may use.
-func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) {
+func (p *Pool) siteLocked(st *stream, size uint64, r *region) site {
 	whole := (size + p.chunk - 1) / p.chunk
-	s = site{hole: r.holes.find(whole*p.chunk, math.MaxUint64), chunks: int(whole)} //nolint:gosec // not above the slots
+	s := site{hole: r.holes.find(whole*p.chunk, math.MaxUint64), chunks: int(whole)} //nolint:gosec // not above the slots
 	for _, h := range []*freeList{&st.free, &p.idle} {
 		if e := h.bins[r.index].beforeHole(size, p.chunk); e != nil {
 			k := int((size - e.size + p.chunk - 1) / p.chunk) //nolint:gosec // not above the slots
@@ -85,14 +58,14 @@ func (p *Pool) siteLocked(st *stream, size uint64, r *region) (s site, ok bool) 
 		}
 	}
 	if s.hole == nil {
-		return s, false
+		return s
 	}
 	if s.before != nil {
 		s.before = p.takeLocked(s.before, s.before.size)
 		s.before.kind = kindBusy
 	}
 	s.hole = p.takeHoleLocked(s.hole, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
-	return s, true
+	return s
 }
 
 // takeHoleLocked takes the first size bytes of a hole, which are then busy.
@@ -108,87 +81,147 @@ func (p *Pool) takeHoleLocked(h *extent, size uint64) *extent {
 	return h
 }
 
-// mapLocked maps memory at a site: spare chunks, then idle ones, which move, then what m says.
-// If that fails no memory is mapped there, and the site is given back. It releases p.mu meanwhile,
-// and counts as moving as long as it does not wait for memory or for work.
-func (p *Pool) mapLocked(s site, m mapping) error {
-	have := p.takeSpareLocked(s.chunks)
-	create, moved := s.chunks-len(have), m.runs
-	for _, e := range moved {
-		create -= int(e.size / p.chunk) //nolint:gosec // not above the slots
+// mapLocked maps memory at a site: spare chunks, then idle ones, which move, then, if the mapping may
+// create them, new ones, else the error is errMustCreate. It completes or changes nothing.
+func (s *search) mapLocked(m mapping) step {
+	if m.hole == nil {
+		m.site = s.anySiteLocked()
 	}
-	for _, e := range p.takeIdleLocked(create) {
-		moved = append(moved, e)
-		create -= int(e.size / p.chunk) //nolint:gosec // not above the slots
+	if s.mapping = m; m.hole == nil && s.bad.Load() > 0 {
+		return step{do: (*search).repair, then: (*search).mapRepairedLocked}
 	}
-	err, refused := errMustCreate, false
-	if create == 0 || m.create {
-		err = p.chargeLocked(create)
-	}
-	if err == nil && m.after != nil {
-		err = p.awaitLocked(m.after, moved)
-		if err != nil {
-			p.chunks.Add(int64(-create))
-		}
-	}
-	if err == nil {
-		p.moving++
-		p.mu.Unlock()
-		have, err = p.unmap(have, moved)
-		if more := s.chunks - len(have) - create; more > 0 && errors.Is(err, vmm.ErrBusy) {
-			// A Hold keeps some of them mapped: new ones take their place.
-			create, err = p.chargeMore(create, more, m.create)
-		}
-		var created int
-		if err == nil {
-			have, created, err = p.create(have, s.chunks)
-		}
-		if err == nil {
-			err = p.res.Map(s.hole.off, have...)
-			refused = err != nil && !errors.Is(err, vmm.ErrOutOfMemory) && !errors.Is(err, vmm.ErrClosed)
-		}
-		p.mu.Lock()
-		p.movedLocked()
-		p.chunks.Add(int64(created - create)) // less what was not created after all
-		p.chunksPeak = max(p.chunksPeak, p.chunks.Load())
-		p.stats.Created += uint64(created) * p.chunk //nolint:gosec // not negative
-	}
-	unmapped := p.putRunsLocked(moved)
-	p.stats.Remapped += unmapped
-	if err == nil {
-		if unmapped > 0 {
-			p.log.Add(history.Move, uint64(p.base)+s.hole.off, unmapped, 0, p.name)
-		}
-		for i, c := range have {
-			p.slots[s.hole.off/p.chunk+uint64(i)].chunk = c //nolint:gosec // not negative
-		}
-		s.hole.region.mapped += s.hole.size
-		return nil
-	}
-	p.spare = append(p.spare, have...)
-	p.undoSiteLocked(s, refused)
-	return err
+	return s.takeChunksLocked()
 }
 
-// awaitLocked waits for the work of st, which may use the runs that are by it. They are idle then.
-// It releases p.mu meanwhile.
-func (p *Pool) awaitLocked(st *stream, runs []*extent) error {
-	p.mu.Unlock()
-	f, err := fences.Fence(st.s)
-	if err == nil {
-		err = fences.SyncFence(st.s, f)
-		f.Free()
+// mapRepairedLocked is mapLocked with addresses that can be used again.
+func (s *search) mapRepairedLocked() step {
+	s.mapping.site = s.anySiteLocked()
+	return s.takeChunksLocked()
+}
+
+// takeChunksLocked takes the chunks for a site, and counts those that are to be created.
+func (s *search) takeChunksLocked() step {
+	m := &s.mapping
+	if m.hole == nil {
+		s.err = fmt.Errorf("%w: %d bytes of addresses are taken or in pieces too short; see Options.Addresses", vmm.ErrOutOfMemory, s.res.Size())
+		return step{}
 	}
-	p.mu.Lock()
-	for _, e := range runs {
-		if err == nil && e.by == st {
-			e.by = nil
+	m.have = s.takeSpareLocked(m.chunks)
+	create := m.chunks - len(m.have)
+	for _, e := range m.runs {
+		create -= int(e.size / s.chunk) //nolint:gosec // not above the slots
+	}
+	for _, e := range s.takeIdleLocked(create) {
+		m.runs = append(m.runs, e)
+		create -= int(e.size / s.chunk) //nolint:gosec // not above the slots
+	}
+	if m.err = s.chargeLocked(create); m.err != nil {
+		return s.settleLocked()
+	}
+	return s.moveLocked()
+}
+
+// moveLocked has the chunks moved. A search counts as moving unless it waits for memory or for work.
+func (s *search) moveLocked() step {
+	if s.mapping.moving = !s.mapping.wait; s.mapping.moving {
+		s.moving++
+	}
+	return step{do: (*search).move, then: (*search).settleLocked}
+}
+
+// move unmaps chunks, creates those that are missing, and maps all of them at the site.
+func (s *search) move() {
+	m := &s.mapping
+	if m.wait {
+		if m.err = s.await(); m.err != nil {
+			return
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("%w: wait for stream %#x: %w", vmm.ErrOutOfMemory, inside.VMM.StreamNumber(st.s), err)
+	m.have, m.err = s.unmap(m.have, m.runs)
+	if more := m.chunks - len(m.have) - m.charged; more > 0 && errors.Is(m.err, vmm.ErrBusy) {
+		m.err = s.charge(more) // a Hold keeps some of them mapped: new ones take their place
 	}
+	if m.err == nil && m.hole != nil {
+		if m.err = s.create(); m.err == nil {
+			m.err = s.res.Map(m.hole.off, m.have...)
+		}
+	}
+}
+
+// await waits for the work of st, which may use the chunks. They are idle then.
+func (s *search) await() error {
+	f, err := fences.Fence(s.st.s)
+	if err == nil {
+		err = fences.SyncFence(s.st.s, f)
+		f.Free()
+	}
+	if err != nil {
+		return fmt.Errorf("%w: wait for stream %#x: %w", vmm.ErrOutOfMemory, inside.VMM.StreamNumber(s.st.s), err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.mapping.runs {
+		e.by = nil
+	}
+	s.mapping.moving = true
+	s.moving++
 	return nil
+}
+
+// settleLocked puts into the lists what a mapping has worked on. If it has failed no memory is mapped
+// at the site.
+func (s *search) settleLocked() step {
+	m := &s.mapping
+	s.chunks.Add(int64(m.created - m.charged)) // less what was not created after all
+	if m.moving {
+		s.movedLocked()
+		s.chunksPeak = max(s.chunksPeak, s.chunks.Load())
+		s.stats.Created += uint64(m.created) * s.chunk //nolint:gosec // not negative
+	}
+	unmapped := s.putRunsLocked(m.runs)
+	if m.hole != nil {
+		s.stats.Remapped += unmapped
+	}
+	if m.hole != nil && m.err == nil {
+		return s.foundLocked(s.mappedLocked(unmapped))
+	}
+	s.spare = append(s.spare, m.have...)
+	if m.hole != nil {
+		s.undoSiteLocked(m.site, len(m.have) == m.chunks && !errors.Is(m.err, vmm.ErrOutOfMemory) && !errors.Is(m.err, vmm.ErrClosed))
+	} else if len(m.have) > 0 {
+		return s.again() // with a longer hole
+	}
+	// When all memory is looked at, chunks that are held, or that the device refuses, are as if they had
+	// not been found.
+	if !m.looked || !(errors.Is(m.err, vmm.ErrOutOfMemory) || errors.Is(m.err, vmm.ErrBusy) || errors.Is(m.err, errMustCreate)) {
+		s.err = m.err
+	}
+	return step{}
+}
+
+// mappedLocked enters the chunks that are mapped now, and returns as much memory as was looked for. The
+// rest is idle.
+func (s *search) mappedLocked(unmapped uint64) *extent {
+	m := &s.mapping
+	if unmapped > 0 {
+		s.log.Add(history.Move, uint64(s.base)+m.hole.off, unmapped, 0, s.name)
+	}
+	for i, c := range m.have {
+		s.slots[m.hole.off/s.chunk+uint64(i)].chunk = c //nolint:gosec // not negative
+	}
+	e := m.hole
+	e.region.mapped += e.size
+	if m.before != nil {
+		e = m.before
+		s.joinLocked(e)
+	}
+	e.kind = kindBusy
+	if e.size == s.size {
+		return e
+	}
+	f := s.cutFrontLocked(e, s.size)
+	s.freeLocked(e, nil, 0)
+	return f
 }
 
 // movedLocked ends what p.moving counts: what the call took is in the lists again, or another's.
@@ -208,18 +241,29 @@ func (p *Pool) undoSiteLocked(s site, refused bool) {
 		return
 	}
 	s.hole.kind = kindBad
-	p.bad++
+	p.bad.Add(1)
 }
 
 // chargeLocked counts chunks that are about to be created, so that calls under way do not
 // exceed the maximum together.
-func (p *Pool) chargeLocked(create int) error {
-	now := p.chunks.Load() + int64(create)
-	if now > int64(p.most) {
-		return p.errMaximum()
+func (s *search) chargeLocked(create int) error {
+	now := s.chunks.Load() + int64(create)
+	switch {
+	case create > 0 && !s.mapping.create:
+		return errMustCreate
+	case now > int64(s.most):
+		return s.errMaximum()
 	}
-	p.chunks.Store(now)
+	s.chunks.Store(now)
+	s.mapping.charged += create
 	return nil
+}
+
+// charge is chargeLocked without Pool.mu.
+func (s *search) charge(create int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.chargeLocked(create)
 }
 
 // takeSpareLocked takes up to n chunks that are not mapped.
@@ -288,46 +332,34 @@ func (p *Pool) takeSpanLocked(st *stream, e *extent, off, size uint64) (span *ex
 	return span
 }
 
-// chargeMore counts more chunks that are about to be created, and returns how many they are
-// now.
-func (p *Pool) chargeMore(create, more int, mayCreate bool) (int, error) {
-	if !mayCreate {
-		return create, errMustCreate
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.chargeLocked(more); err != nil {
-		return create, err
-	}
-	return create + more, nil
-}
-
-// create adds new chunks to have until there are n, and counts them. While it waits for memory,
-// for which other calls may have to release some, the call does not count as moving.
-func (p *Pool) create(have []*vmm.Chunk, n int) (all []*vmm.Chunk, created int, err error) {
-	if n > 1 && len(have) < n { // of which releases cannot help
-		if limit := p.dev.Stats().Limit; limit > 0 && uint64(n)*p.chunk > limit { //nolint:gosec // not negative
-			return have, 0, fmt.Errorf("%w: this process's limit is %d bytes", vmm.ErrOutOfMemory, limit)
+// create creates the chunks that a mapping has not. While it waits for memory, for which other calls may
+// have to release some, the search does not count as moving.
+func (s *search) create() error {
+	m := &s.mapping
+	if m.chunks > 1 && len(m.have) < m.chunks { // of which releases cannot help
+		if limit := s.dev.Stats().Limit; limit > 0 && uint64(m.chunks)*s.chunk > limit { //nolint:gosec // not negative
+			return fmt.Errorf("%w: this process's limit is %d bytes", vmm.ErrOutOfMemory, limit)
 		}
 	}
-	for err == nil && len(have) < n {
-		from := &memsample.Source{Kind: memsample.Pool, Name: p.name}
-		c, again := inside.VMM.TryCreatePart(p.dev, p.chunk, p.prop, from)
-		if errors.Is(again, vmm.ErrOutOfMemory) {
-			p.mu.Lock()
-			p.movedLocked()
-			p.mu.Unlock()
-			c, again = inside.VMM.CreatePart(p.dev, p.chunk, p.prop, from)
-			p.mu.Lock()
-			p.moving++
-			p.mu.Unlock()
+	for len(m.have) < m.chunks {
+		from := &memsample.Source{Kind: memsample.Pool, Name: s.name}
+		c, err := inside.VMM.TryCreatePart(s.dev, s.chunk, s.prop, from)
+		if errors.Is(err, vmm.ErrOutOfMemory) {
+			s.mu.Lock()
+			s.movedLocked()
+			s.mu.Unlock()
+			c, err = inside.VMM.CreatePart(s.dev, s.chunk, s.prop, from)
+			s.mu.Lock()
+			s.moving++
+			s.mu.Unlock()
 		}
-		if err = again; err == nil {
-			have = append(have, c)
-			created++
+		if err != nil {
+			return err
 		}
+		m.have = append(m.have, c)
+		m.created++
 	}
-	return have, created, err
+	return nil
 }
 
 // unmap unmaps idle runs, which are busy, and appends their chunks. Runs that are still mapped

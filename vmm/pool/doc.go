@@ -58,7 +58,7 @@ package pool
 //	errors.go      the errors; why a block cannot be freed; the operation, address and size in an error
 //	pool.go        Pool: its fields, New; Alloc, Free, FreeNow; how a block stops being allocated; which are sampled
 //	block.go       Block; what a history gets of one
-//	search.go      the order in which memory for a block is looked for; OnOOM
+//	search.go      the steps by which memory for a block is looked for, and the loop that takes them; OnOOM
 //	look.go        one look: idle memory, other streams' memory, waits, why there is none
 //	heap.go        taking, cutting, joining and freeing runs of memory; making and removing holes
 //	extent.go      a run of addresses and its kind; free lists; regions
@@ -94,7 +94,7 @@ package pool
 //
 // Pool.mu is held while events are recorded, waited for by a stream and asked, but not while
 // memory is created, mapped, unmapped or released, nor while a caller waits. Pool.underWay counts
-// the calls that release it in the middle: what they work on is kindBusy meanwhile, and Close
-// waits for them. These are held across a wait for the device: Pool.closeMu, and DriverPool.mu,
+// the calls that work on memory without it: that is kindBusy meanwhile, and Close waits for them.
+// No function but search.without releases a lock of its caller. These are held across a wait for the device: Pool.closeMu, and DriverPool.mu,
 // shared, by Grant and Revoke. None is held while Options.OnOOM runs. traced.mu is above
 // all of them: it is held across a free, a Resize to fewer bytes, and Write of the trace's writer.

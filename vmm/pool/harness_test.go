@@ -306,7 +306,7 @@ func (l *ledger) foreign(t testing.TB) (n int) {
 // openAtWait opens a gate once the pool waits for what is behind it.
 func openAtWait(open func()) func(drivertest.Call) error {
 	return func(c drivertest.Call) error {
-		if c.Name == "SyncEvent" && calledBy("(*Pool).awaitLocked") {
+		if c.Name == "SyncEvent" && calledBy("(*search).await") {
 			open()
 		}
 		return nil

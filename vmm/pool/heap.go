@@ -158,29 +158,29 @@ func (p *Pool) updateIdleLocked() {
 	}
 }
 
-// takeJoinedLocked takes size bytes of r from neighbours that were freed in st at different points,
-// or are idle.
-func (p *Pool) takeJoinedLocked(st *stream, size uint64, r *region) *extent {
+// findJoinedLocked looks for neighbours that are long enough together: they were freed in st at
+// different points, or are idle.
+func (s *search) findJoinedLocked() step {
 	mine := func(x *extent) bool {
-		return x != nil && x.kind == kindFree && (x.list == &st.free || x.list == &p.idle)
+		return x != nil && x.kind == kindFree && (x.list == &s.st.free || x.list == &s.idle)
 	}
-	for e := st.free.oldest; e != nil; e = e.newer {
+	for e := s.st.free.oldest; e != nil; e = e.newer {
 		first := e
-		if x := e.prev; mine(x) && x.list == &p.idle { // whose neighbour before is not idle
+		if x := e.prev; mine(x) && x.list == &s.idle { // whose neighbour before is not idle
 			first = x
 		}
-		if e.region != r || mine(first.prev) {
+		if e.region != s.r || mine(first.prev) {
 			continue // the run begins with another one
 		}
 		var sum uint64
-		for x := first; mine(x) && sum < size; x = x.next {
+		for x := first; mine(x) && sum < s.size; x = x.next {
 			sum += x.size
 		}
-		if sum >= size {
-			return p.takeSpanLocked(st, first, first.off, size)
+		if sum >= s.size {
+			return s.foundLocked(s.takeSpanLocked(s.st, first, first.off, s.size))
 		}
 	}
-	return nil
+	return step{}
 }
 
 // freeLocked frees an extent: into the list of st, whose work up to stamp may use it; as idle

@@ -12,75 +12,55 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// lookAtAllLocked is the last attempt of an Alloc. It looks at all memory of the pool at one
-// moment, with all streams locked: at what st may have, then, if ReuseInternalDependencies is on,
-// at what it may have once it waits for other streams. If chunks have to move before their work
-// has ended it takes them first, so that no other call gets them, and waits then.
-//
-//	f        the memory; nothing in it if there is none
-//	again    there may be some by now: the caller looks again, because another call has moved memory
-//	         meanwhile, or this one has unmapped chunks to make a hole longer
-//	reasons  where the pool's memory is, for the text of the error
-//	err      why it could not look or map; lack of memory is no error here
-//
-// It releases p.mu meanwhile.
-func (p *Pool) lookAtAllLocked(st *stream, w want) (f found, again bool, reasons []string, err error) {
-	// Ask the driver how far the streams are, before they are locked: some memory may be free by now.
-	p.mu.Unlock()
-	if p.allows(ReuseOpportunistic) {
-		p.ask((*stream).newestSmall)
+// askAll asks the driver how far the streams are before they are locked: some memory may be free by now.
+func (s *search) askAll() {
+	s.waits++
+	s.waiting.Add(1) // from now on a Sync gives nothing back
+	if s.mayAsk() {
+		s.ask((*stream).newestSmall)
 	}
-	// First with new chunks. If the device refuses them, once more with those that the pool has.
-	for _, create := range []bool{true, false} {
-		// Decide with everything locked: memory that is found is taken at once, so no other call gets it.
-		l := look{Pool: p, st: st, want: w, follow: p.allows(ReuseFollowEvents), create: create, streams: p.lockAll()}
-		if !st.gone {
-			l.run()
-		}
-		reasons = l.reasons()
-		unlockAll(l.streams)
-		f = l.found
-		// Then act, with the streams unlocked: unmap what the look has taken, or map it at its site.
-		if l.unmaps {
-			var some bool
-			if some, err = p.unmapLocked(l.mapping); some {
-				return f, true, nil, nil
-			}
-			break
-		}
-		if l.site.hole == nil {
-			break
-		}
-		if f.pages, err = p.mapForLocked(l.site, w.size, l.mapping); err == nil || !create || !errors.Is(err, vmm.ErrOutOfMemory) {
-			break
-		}
-		p.mu.Unlock()
-	}
-	// Chunks that are held, or that the device refuses, are as if they had not been found.
-	if errors.Is(err, vmm.ErrOutOfMemory) || errors.Is(err, vmm.ErrBusy) || errors.Is(err, errMustCreate) {
-		err = nil
-	}
-	// Memory that another call was moving was in no list. Once that call is done it may be there.
-	if err == nil && f.pages == nil && f.block.in == nil && p.moving > 0 && !p.hooks.noWait {
-		p.moved.Wait()
-		again = true
-	}
-	return f, again, reasons, err
 }
 
-// look is one lookAtAllLocked. Pool.mu and the mu of all streams are held.
-type look struct {
-	*Pool
-	want
-	st      *stream
-	follow  bool
-	create  bool // new chunks may be had
-	streams []*stream
+// lookLocked looks at all memory of the pool at one moment, with all streams locked: at what st may
+// have, then, if ReuseInternalDependencies is on, at what it may have once it waits for other streams.
+// What it finds it takes at once, so that no other call gets it. Chunks that have to move are unmapped
+// and mapped when the streams are not locked any more. Lack of memory is no error here.
+func (s *search) lookLocked() step { return s.lookWithLocked(true) }
 
-	found    found
-	site     site // where chunks have to be mapped
-	unmaps   bool // the chunks of mapping are only to be unmapped
-	mapping  mapping
+// lookAgainLocked is lookLocked without new chunks.
+func (s *search) lookAgainLocked() step { return s.lookWithLocked(false) }
+
+// refused reports whether lookLocked has found a site, but the device has no new chunks for it.
+func (s *search) refused() bool {
+	return s.forBlock() && s.mapping.hole != nil && errors.Is(s.mapping.err, vmm.ErrOutOfMemory)
+}
+
+func (s *search) nothing() {}
+
+func (s *search) lookWithLocked(create bool) step {
+	s.mapping = mapping{looked: true}
+	l := look{search: s, follow: s.allows(ReuseFollowEvents), create: create}
+	if !s.st.gone {
+		l.run()
+	}
+	s.reasons = l.reasons()
+	unlockAll(s.streams)
+	switch {
+	case s.pages != nil || s.block.in != nil:
+		s.err = nil
+	case s.mapping.hole != nil:
+		return s.mapLocked(s.mapping)
+	case s.mapping.runs != nil:
+		return s.moveLocked()
+	}
+	return step{}
+}
+
+// look is one lookLocked. Pool.mu and the mu of all streams are held.
+type look struct {
+	*search
+	follow   bool
+	create   bool     // new chunks may be had
 	refusals []string // why streams cannot be waited for
 }
 
@@ -89,7 +69,7 @@ type look struct {
 // are moved after a wait.
 func (l *look) run() {
 	l.gatherLocked(l.streams)
-	if l.take() || l.move(l.isIdle) || l.unmaps {
+	if l.take() || l.move(l.isIdle) {
 		return
 	}
 	wait := l.allows(ReuseInternalDependencies)
@@ -139,20 +119,20 @@ func (l *look) take() bool {
 	if best == nil {
 		return false
 	}
-	l.found.pages = l.takeSpanLocked(l.st, best, best.off, l.size)
+	l.pages = l.takeSpanLocked(l.st, best, best.off, l.size)
 	return true
 }
 
 // usable reports whether the stream may have a piece of free memory without a wait.
 func (l *look) usable(e *extent) bool {
-	return e.kind == kindFree && (e.list == &l.idle || e.stamp < l.reach(l.st, e.list.st, l.follow))
+	return l.usableLocked(e, l.st, l.follow)
 }
 
 // isIdle reports whether a piece of memory is idle.
 func (l *look) isIdle(e *extent) bool { return e.kind == kindFree && e.list == &l.idle }
 
 // eachRun calls f for each longest run of neighbours that all are as ok says: with the first of
-// them, what lies behind them, and how long they are.
+// them, what lies behind them, and how long they are. f may take what lies in the run.
 func (l *look) eachRun(ok func(*extent) bool, f func(first, next *extent, size uint64)) {
 	for i := range l.regions {
 		for e := l.regions[i].first; e != nil; {
@@ -173,7 +153,7 @@ func (l *look) eachRun(ok func(*extent) bool, f func(first, next *extent, size u
 func (l *look) takeBlock(class int) bool {
 	for _, t := range append([]*stream{l.st}, l.streams...) {
 		if t == l.st || l.lendLocked(t, l.st, class, l.follow, lendMost, slabsToo) {
-			if l.found.block, _ = l.st.takeAtHand(class, l.n); l.found.block.in != nil {
+			if l.block, _ = l.st.takeAtHand(class, l.n); l.block.in != nil {
 				return true
 			}
 		}
@@ -265,7 +245,7 @@ func (l *look) wait(t *stream) bool {
 
 // move finds a site for chunks that are as ok says, or new, and takes them: ok is isIdle, or usable for
 // those, too, whose work has not ended. Of all sites it takes one for which the fewest chunks are
-// needed, with those in front of the hole, which cannot move.
+// needed, with those in front of the hole, which cannot move. If no hole is long enough it takes chunks to make one.
 func (l *look) move(ok func(*extent) bool) bool {
 	// Choose the site: a hole alone, or a hole with free memory in front of it.
 	best := site{}
@@ -294,8 +274,7 @@ func (l *look) move(ok func(*extent) bool) bool {
 		has += l.most - int(l.chunks.Load())
 	}
 	if best.hole == nil {
-		l.makeRoom(ok, has)
-		return false
+		return l.makeRoom(ok, has)
 	}
 	l.eachRun(ok, func(first, _ *extent, size uint64) {
 		if best.before == nil || first.off < best.before.off || first.off >= best.before.off+before {
@@ -311,65 +290,40 @@ func (l *look) move(ok func(*extent) bool) bool {
 		best.before = l.takeSpanLocked(l.st, best.before, best.before.off, before)
 	}
 	best.hole = l.takeHoleLocked(best.hole, uint64(best.chunks)*l.chunk) //nolint:gosec // not negative
-	l.site, l.mapping = best, mapping{create: l.create}
+	l.mapping = mapping{site: best, create: l.create, looked: true}
 	left := best.chunks - len(l.spare)
 	left -= l.takeChunks(l.isIdle, left)
 	if l.takeChunks(ok, left) > 0 {
-		l.mapping.after = l.st
+		l.mapping.wait = true
 	}
 	return true
 }
 
 // makeRoom takes all chunks that are as ok says, to unmap them, if there are enough with those that
-// the pool has otherwise: addresses between them become longer holes.
-func (l *look) makeRoom(ok func(*extent) bool, has int) {
+// the pool has otherwise: addresses between them become longer holes. It reports whether it
+// has taken any.
+func (l *look) makeRoom(ok func(*extent) bool, has int) bool {
 	// Without enough chunks for the size, unmapping them would not help.
 	mapped := 0
 	l.eachRun(ok, func(first, _ *extent, size uint64) { mapped += l.wholeChunks(first.off, first.off+size) })
 	if mapped == 0 || uint64(has+mapped)*l.chunk < l.size { //nolint:gosec // not negative
-		return
+		return false
 	}
-	l.unmaps = true
 	l.takeChunks(ok, mapped)
 	// Chunks whose work has not ended are waited for before they are unmapped.
-	if slices.ContainsFunc(l.mapping.runs, func(e *extent) bool { return e.by != nil }) {
-		l.mapping.after = l.st
-	}
-}
-
-// unmapLocked unmaps the chunks that makeRoom has taken, which are spare then, and reports whether
-// there are any. It releases p.mu meanwhile.
-func (p *Pool) unmapLocked(m mapping) (some bool, err error) {
-	if m.after != nil {
-		if err := p.awaitLocked(m.after, m.runs); err != nil {
-			p.putRunsLocked(m.runs)
-			return false, err
-		}
-	}
-	// Unmap with p.mu free, so that other calls proceed. p.moving has them wait for memory that is in no list.
-	p.moving++
-	p.mu.Unlock()
-	out, err := p.unmap(nil, m.runs) // what a Hold keeps mapped stays
-	p.mu.Lock()
-	p.putRunsLocked(m.runs)
-	p.spare = append(p.spare, out...)
-	p.movedLocked()
-	return len(out) > 0, err
+	l.mapping.wait = slices.ContainsFunc(l.mapping.runs, func(e *extent) bool { return e.by != nil })
+	return true
 }
 
 // takeChunks takes up to n whole chunks of the runs that are as ok says, and returns how many.
 func (l *look) takeChunks(ok func(*extent) bool, n int) (taken int) {
-	// List the runs first: taking from one changes the list that eachRun walks.
-	var runs []*extent
-	var sizes []uint64
-	l.eachRun(ok, func(first, _ *extent, size uint64) { runs, sizes = append(runs, first), append(sizes, size) })
-	for i, first := range runs { // only what fills whole chunks can be unmapped
+	l.eachRun(ok, func(first, _ *extent, size uint64) { // only what fills whole chunks can be unmapped
 		off := (first.off + l.chunk - 1) / l.chunk * l.chunk
-		if m := min(n-taken, l.wholeChunks(first.off, first.off+sizes[i])); m > 0 {
+		if m := min(n-taken, l.wholeChunks(first.off, first.off+size)); m > 0 {
 			l.mapping.runs = append(l.mapping.runs, l.takeSpanLocked(l.st, first, off, uint64(m)*l.chunk)) //nolint:gosec // not negative
 			taken += m
 		}
-	}
+	})
 	return taken
 }
 

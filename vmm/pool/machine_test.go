@@ -65,7 +65,7 @@ func newMachine(tb testing.TB, t require.TestingT, pick func(n int) int) *machin
 		m.books = append(m.books, newLedger(tb, m.w.devs[i], 16*chunk/entry/16))
 	}
 	m.w.watch(func(c drivertest.Call) error {
-		if c.Name == "SyncEvent" && calledBy("(*Pool).awaitLocked") {
+		if c.Name == "SyncEvent" && calledBy("(*search).await") {
 			m.openAll()
 		}
 		if m.fault != nil {

@@ -86,7 +86,7 @@ func newStress(t *testing.T, devs []int, seed uint64) *stress {
 	}
 	// Where the pool waits for work, the gates in front of that must open.
 	x.w.watch(func(c drivertest.Call) error {
-		if c.Name == "SyncEvent" && calledBy("(*Pool).awaitLocked") {
+		if c.Name == "SyncEvent" && calledBy("(*search).await") {
 			x.open()
 		}
 		return nil

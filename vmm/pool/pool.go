@@ -44,6 +44,7 @@ type Pool struct {
 	waiting   atomic.Int32              // calls of Alloc that found no memory at first
 	several   atomic.Bool               // there is more than one stream
 	chunks    atomic.Int64              // chunks that it holds, mapped or not
+	bad       atomic.Int32              // extents of kindBad
 	lastSlabs []atomic.Pointer[slab]    // of each class the one that was made last
 	slots     []slot                    // the addresses by chunks
 
@@ -62,8 +63,7 @@ type Pool struct {
 	streamIDs    uint64
 	unused       *extent
 	spare        []*vmm.Chunk // chunks that are not mapped: a call that failed has left them
-	bad          int          // extents of kindBad
-	underWay     int          // calls that release mu in the middle; Close waits for them
+	underWay     int          // calls that work on memory without mu; Close waits for them
 	noneUnderWay sync.Cond    // on mu: underWay is 0
 	moving       int          // calls that hold memory which no other call sees: they map it or give it back
 	moved        sync.Cond    // on mu: moving has become less
@@ -200,18 +200,16 @@ func (p *Pool) Alloc(s *vmm.Stream, n uint64) (Block, error) {
 		st, err = p.stream(s)
 	}
 	if err == nil {
-		if n-1 < p.classes.most {
-			if b, ok := st.allocSmall(p.classes.of(n), n); ok {
-				if p.log.KeepsBlocks() {
-					b.note(p.log, history.Alloc, s, p.name)
-				}
-				return b, nil
-			}
-		}
 		var b Block
-		b, err = p.alloc(st, n)
-		for errors.Is(err, errClosed) && p.openAgain() {
+		var ok bool
+		if n-1 < p.classes.most {
+			b, ok = st.allocSmall(p.classes.of(n), n)
+		}
+		if !ok {
 			b, err = p.alloc(st, n)
+			for errors.Is(err, errClosed) && p.openAgain() {
+				b, err = p.alloc(st, n)
+			}
 		}
 		if err == nil {
 			if p.log.KeepsBlocks() {

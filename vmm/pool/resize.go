@@ -71,7 +71,7 @@ func (p *Pool) resize(st *stream, b Block, n uint64) error {
 		p.shortenLocked(e, size, st, stamp)
 		p.setOwnersLocked(e, &e.owner)
 	case size > was:
-		if err := p.lengthenLocked(e, size, st); err != nil {
+		if err := p.lengthen(e, size, st); err != nil {
 			return err
 		}
 	}
@@ -99,13 +99,13 @@ func (p *Pool) shortenLocked(e *extent, size uint64, st *stream, stamp uint64) {
 	p.freeLocked(rest, st, stamp)
 }
 
-// lengthenLocked makes a block size bytes long. It releases p.mu if memory is mapped.
-func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
+// lengthen makes a block size bytes long. p.mu is held, and released while memory is mapped.
+func (p *Pool) lengthen(e *extent, size uint64, st *stream) error {
 	p.updateIdleLocked()
 	missing := size - e.size
 	var free uint64 // behind the block
 	next := e.next
-	for ; next != nil && free < missing && p.mayTakeLocked(next, st); next = next.next {
+	for ; next != nil && free < missing && p.usableLocked(next, st, p.allows(ReuseFollowEvents)); next = next.next {
 		free += next.size
 	}
 	var s site
@@ -119,34 +119,30 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 		}
 	}
 	// The free memory first, so that no other call takes it while the rest is mapped.
-	type taken struct {
-		e *extent
-		h *freeList
-	}
-	var all []taken
+	var all []*extent
 	for x := e.next; x != next; x = x.next {
-		all = append(all, taken{x, x.list})
-		x.list.remove(x)
+		all = append(all, p.takeLocked(x, x.size))
 		x.kind = kindBusy
 	}
 	if s.chunks > 0 {
 		s.hole = p.takeHoleLocked(next, uint64(s.chunks)*p.chunk) //nolint:gosec // not negative
-		p.underWay++
-		err := p.mapLocked(s, mapping{create: true})
-		p.doneLocked()
-		if err != nil {
-			for _, t := range all {
-				p.freeLocked(t.e, t.h.st, t.e.stamp) // the stream may have been closed meanwhile
+		p.underWayLocked(1)
+		m := search{Pool: p, st: st, want: want{size: s.hole.size}}
+		m.carryOut(m.mapLocked(mapping{site: s, create: true}))
+		p.underWayLocked(-1)
+		if m.err != nil {
+			for _, x := range all {
+				p.freeLocked(x, x.by, x.stamp) // the stream may have been closed meanwhile
 			}
-			return err
+			return m.err
 		}
-		all = append(all, taken{e: s.hole})
+		all = append(all, s.hole)
 	}
 	p.setOwnersLocked(e, nil)
 	var by *stream
-	for _, t := range all {
-		if t.h != nil && t.h.st != nil {
-			by = st // its work comes after that of t.h.st
+	for _, x := range all {
+		if x.by != nil {
+			by = st // its work comes after that of x.by
 		}
 		p.joinLocked(e)
 	}
@@ -160,13 +156,7 @@ func (p *Pool) lengthenLocked(e *extent, size uint64, st *stream) error {
 	return nil
 }
 
-// mayTakeLocked reports whether st may have a free extent without a wait.
-func (p *Pool) mayTakeLocked(x *extent, st *stream) bool {
-	switch {
-	case x.kind != kindFree:
-		return false
-	case x.list == &st.free || x.list == &p.idle:
-		return true
-	}
-	return x.stamp < p.reach(st, x.list.st, p.allows(ReuseFollowEvents))
+// usableLocked reports whether st may have a piece of free memory without a wait.
+func (p *Pool) usableLocked(e *extent, st *stream, follow bool) bool {
+	return e.kind == kindFree && (e.list == &p.idle || e.stamp < p.reach(st, e.list.st, follow))
 }

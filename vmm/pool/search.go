@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -46,11 +47,10 @@ func (p *Pool) allocPages(st *stream, n uint64, class int) (Block, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f, err := p.takeLockedFor(st, want{n: n, size: size, r: p.regionOf(size), class: class})
-	if err != nil || f.block.in != nil {
-		return f.block, err
+	e, b, err := p.obtain(st, want{n: n, size: size, r: p.regionOf(size), class: class})
+	if err != nil || b.in != nil {
+		return b, err
 	}
-	e := f.pages
 	p.longSeq++
 	e.kind = kindBlock
 	e.usedBy(st)
@@ -62,150 +62,217 @@ func (p *Pool) allocPages(st *stream, n uint64, class int) (Block, error) {
 	return Block{ptr: p.base + vmm.Ptr(e.off), size: n, in: &e.owner, seq: p.longSeq}, nil
 }
 
-// found is what a search has found: pages, which are in no list any more, or a block of a slab.
-type found struct {
-	pages *extent
-	block Block
-}
-
-// takeLockedFor takes memory for st.
-func (p *Pool) takeLockedFor(st *stream, w want) (found, error) {
+// obtain takes memory for st: pages, which are in no list then, or a block of a slab. p.mu is held, and
+// released meanwhile if nothing is known to be free.
+func (p *Pool) obtain(st *stream, w want) (*extent, Block, error) {
 	if p.closed.Load() {
-		return found{}, errClosed
+		return nil, Block{}, errClosed
 	}
 	if e := p.findLocked(st, w.size, w.r, p.allows(ReuseFollowEvents)); e != nil {
-		return found{pages: e}, nil
+		return e, Block{}, nil
 	}
-	p.underWay++
-	defer p.doneLocked()
-	return p.findSlowlyLocked(st, w)
+	p.underWayLocked(1)
+	s := searches.Get().(*search) //nolint:forcetypeassert // nothing else is in it
+	*s = search{Pool: p, want: w, st: st}
+	defer func() {
+		p.waiting.Add(-s.waits)
+		p.underWayLocked(-1)
+		*s = search{}
+		searches.Put(s)
+	}()
+	for s.again(); s.lacks() && s.at < len(steps); {
+		x := &steps[s.at]
+		s.at++
+		if x.when == nil || x.when(s) {
+			s.carryOut(*x)
+		}
+	}
+	return s.pages, s.block, s.err
 }
 
-// doneLocked ends a call that p.underWay counts.
-func (p *Pool) doneLocked() {
-	if p.underWay--; p.underWay == 0 {
+var searches = sync.Pool{New: func() any { return new(search) }}
+
+// underWayLocked counts calls that work on memory without p.mu.
+func (p *Pool) underWayLocked(by int) {
+	if p.underWay += by; p.underWay == 0 {
 		p.noneUnderWay.Broadcast()
 	}
 }
 
-// findSlowlyLocked finds memory for st, in the order that Alloc documents. It releases p.mu
-// meanwhile.
-func (p *Pool) findSlowlyLocked(st *stream, w want) (f found, err error) {
-	f.pages, err = p.findOrCreateLocked(st, w)
-	if w.n == 0 {
-		return f, err
-	}
-	p.waiting.Add(1) // from now on a Sync gives nothing back
-	defer p.waiting.Add(-1)
-	for errors.Is(err, vmm.ErrOutOfMemory) {
-		f, again, reasons, failed := p.lookAtAllLocked(st, w)
-		switch {
-		case f.pages != nil || f.block.in != nil:
-			return f, nil
-		case p.closed.Load():
-			return f, errClosed
-		case failed != nil:
-			return f, failed
-		case !again:
-			if gone := p.askForMemoryLocked(st, w, p.exhausted(err, reasons)); gone != nil {
-				return f, gone
-			}
-		}
-		f.pages, err = p.findOrCreateLocked(st, w)
-		if err == nil {
-			return f, nil
-		}
-	}
-	return f, err
-}
-
-// askForMemoryLocked calls Options.OnOOM, and returns nil if Alloc is to try again. If not it
-// returns err, or why there can be no more tries. It releases p.mu meanwhile.
-func (p *Pool) askForMemoryLocked(st *stream, w want, err error) error {
-	if p.onOOM == nil {
-		return err
-	}
-	retry := p.callOnOOMLocked(st, w)
-	if p.closed.Load() {
-		return errClosed
-	}
-	if gone := st.s.Usable(); gone != nil {
-		return gone
-	}
-	if !retry {
-		return err
-	}
-	return nil
-}
-
-// callOnOOMLocked calls Options.OnOOM without p.mu. It has p.mu again when it returns, and also when the
-// function panics or ends the goroutine: the callers' deferred calls need it.
-func (p *Pool) callOnOOMLocked(st *stream, w want) (retry bool) {
-	p.doneLocked() // the function may close the pool, which waits for calls under way
-	p.mu.Unlock()
-	defer func() {
-		p.mu.Lock()
-		p.underWay++
-	}()
-	return p.onOOM(st.s, w.n)
-}
-
-// findOrCreateLocked is the search without a wait, which looks at one thing after the other and
-// holds up no other call. It releases p.mu meanwhile.
-func (p *Pool) findOrCreateLocked(st *stream, w want) (*extent, error) {
-	p.mu.Unlock()
-	p.releaseKept(st)
+// addUnderWay is underWayLocked for a caller without p.mu.
+func (p *Pool) addUnderWay(by int) {
 	p.mu.Lock()
-	if e := p.searchLocked(st, w.size, w.r); e != nil {
-		return e, nil
-	}
-	// New memory comes last. Before it come idle chunks elsewhere, slabs without blocks that
-	// the streams keep, and free memory where blocks of other sizes lie.
-	e, err := p.growLocked(st, w, mapping{create: p.tightLocked(w.r)})
-	if errors.Is(err, errMustCreate) || errors.Is(err, vmm.ErrOutOfMemory) {
-		p.gather(p.allows(ReuseOpportunistic))
-		if e = p.searchLocked(st, w.size, w.r); e != nil {
-			return e, nil
-		}
-		e, err = p.growLocked(st, w, mapping{})
-	}
-	for i := 1; i < regionCount && errors.Is(err, errMustCreate); i++ {
-		if e = p.findLocked(st, w.size, &p.regions[(w.r.index+i)%regionCount], p.allows(ReuseFollowEvents)); e != nil {
-			return e, nil
-		}
-	}
-	if errors.Is(err, errMustCreate) {
-		e, err = p.growLocked(st, w, mapping{create: true})
-	}
-	return e, err
+	defer p.mu.Unlock()
+	p.underWayLocked(by)
 }
 
-// tightLocked reports whether so little is free where short blocks lie, less than 1/16 of what is
-// mapped there, that to search for it costs more than new memory.
-func (p *Pool) tightLocked(r *region) bool {
-	free := p.idle.bytes[r.index]
-	for _, st := range p.all {
-		free += st.free.bytes[r.index]
-	}
-	return r.index == 0 && free < r.mapped/16
+// search is one Alloc for which no memory is known to be free.
+type search struct {
+	*Pool
+	want
+	st      *stream
+	at      int       // the next of steps
+	err     error     // why there is no memory so far; nil: there is
+	pages   *extent   // the memory,
+	block   Block     // or a block of a slab
+	mapping mapping   // the last one
+	streams []*stream // all of them, while they are locked
+	waits   int32     // how often Pool.waiting counts the search
+	reasons []string  // where the pool's memory is, for the text of the error
 }
 
-// searchLocked looks for size bytes in r alone: as findLocked does, then after the driver was
-// asked what has ended, then once neighbours are joined.
-func (p *Pool) searchLocked(st *stream, size uint64, r *region) *extent {
-	follow := p.allows(ReuseFollowEvents)
-	p.updateIdleLocked()
-	if e := p.findLocked(st, size, r, follow); e != nil {
-		return e
-	}
-	if p.allows(ReuseOpportunistic) {
-		p.queryStreamsLocked()
-		p.updateIdleLocked()
-		if e := p.findLocked(st, size, r, follow); e != nil {
-			return e
+// step is a part of a search. First do runs without Pool.mu, then then with it. then does not release
+// it, and returns the step that follows at once: none if that has no then.
+type step struct {
+	when func(*search) bool // nil: always
+	do   func(*search)      // nil: Pool.mu is not released
+	all  bool               // then has all streams locked, and unlocks them
+	then func(*search) step
+}
+
+// steps are what a search does, in this order, until it has found memory. Numbers are those of Alloc.
+var steps = []step{
+	// Where blocks of the size lie: 1 to 4.
+	{do: (*search).releaseOwn, then: (*search).findHereLocked},
+	{when: (*search).mayAsk, then: (*search).findEndedLocked},
+	{then: (*search).findJoinedLocked},
+	// Idle chunks from elsewhere: 5. Then all of it again with what streams keep and no block uses.
+	{then: (*search).growFirstLocked},
+	{do: (*search).gatherAll, then: (*search).findHereLocked},
+	{when: (*search).mayAsk, then: (*search).findEndedLocked},
+	{then: (*search).findJoinedLocked},
+	{then: (*search).growOfIdleLocked},
+	// Where blocks of other sizes lie, then new chunks: 6.
+	{when: (*search).mustCreate, then: (*search).findElsewhereLocked},
+	{when: (*search).mustCreate, then: (*search).growLocked},
+	// All memory at one moment: 7. For a slab there is another way.
+	{when: (*search).forBlock, do: (*search).askAll, all: true, then: (*search).lookLocked},
+	{when: (*search).refused, do: (*search).nothing, all: true, then: (*search).lookAgainLocked},
+	{when: (*search).othersMove, do: (*search).waitForOthers, then: (*search).again},
+	// Options.OnOOM: 8.
+	{when: (*search).forBlock, then: (*search).exhaustedLocked},
+}
+
+// carryOut carries out a step, and those that follow at once. Pool.mu is held, and released meanwhile.
+func (s *search) carryOut(x step) {
+	for x.then != nil {
+		if x.do != nil {
+			s.without(x)
 		}
+		x = x.then(s)
 	}
-	return p.takeJoinedLocked(st, size, r)
+}
+
+// without runs what a step does without Pool.mu. No other function releases a lock of its caller. It
+// has Pool.mu again when it returns, and also when Options.OnOOM panics or ends the goroutine: the
+// callers' deferred calls need it.
+func (s *search) without(x step) {
+	s.mu.Unlock()
+	defer func() {
+		if x.all {
+			s.streams = s.lockAll()
+			return
+		}
+		s.mu.Lock()
+	}()
+	x.do(s)
+}
+
+// lacks reports whether there is too little memory so far. After another error no step helps.
+func (s *search) lacks() bool { return s.mustCreate() || errors.Is(s.err, vmm.ErrOutOfMemory) }
+
+// foundLocked ends the search if e is memory.
+func (s *search) foundLocked(e *extent) step {
+	if e != nil {
+		s.pages, s.err = e, nil
+	}
+	return step{}
+}
+
+// again has the first step follow.
+func (s *search) again() step {
+	s.at, s.err = 0, errMustCreate
+	return step{}
+}
+
+func (s *search) forBlock() bool   { return s.n > 0 }
+func (s *search) mayAsk() bool     { return s.allows(ReuseOpportunistic) }
+func (s *search) mustCreate() bool { return errors.Is(s.err, errMustCreate) }
+
+func (s *search) releaseOwn() { s.releaseKept(s.st) }
+func (s *search) gatherAll()  { s.gather(s.mayAsk()) }
+
+// findHereLocked looks where blocks of the size lie.
+func (s *search) findHereLocked() step {
+	s.updateIdleLocked()
+	return s.foundLocked(s.findLocked(s.st, s.size, s.r, s.allows(ReuseFollowEvents)))
+}
+
+// findEndedLocked is findHereLocked once the driver was asked what has ended.
+func (s *search) findEndedLocked() step {
+	s.queryStreamsLocked()
+	return s.findHereLocked()
+}
+
+// findElsewhereLocked looks where blocks of other sizes lie.
+func (s *search) findElsewhereLocked() step {
+	for i := 1; i < regionCount && s.mustCreate(); i++ {
+		s.foundLocked(s.findLocked(s.st, s.size, &s.regions[(s.r.index+i)%regionCount], s.allows(ReuseFollowEvents)))
+	}
+	return step{}
+}
+
+// growFirstLocked is growOfIdleLocked, or growLocked if so little is free where short blocks lie, less
+// than 1/16 of what is mapped there, that to search for it costs more than new memory.
+func (s *search) growFirstLocked() step {
+	free := s.idle.bytes[s.r.index]
+	for _, st := range s.all {
+		free += st.free.bytes[s.r.index]
+	}
+	return s.mapLocked(mapping{create: s.r.index == 0 && free < s.r.mapped/16})
+}
+
+// growOfIdleLocked maps chunks that are idle elsewhere, growLocked also new ones.
+func (s *search) growOfIdleLocked() step { return s.mapLocked(mapping{}) }
+func (s *search) growLocked() step       { return s.mapLocked(mapping{create: true}) }
+
+// othersMove reports whether memory is in no list because another call is moving it. Once that call
+// is done it may be there.
+func (s *search) othersMove() bool { return s.forBlock() && s.moving > 0 && !s.hooks.noWait }
+
+// waitForOthers waits until another call has moved memory.
+func (s *search) waitForOthers() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.moving > 0 {
+		s.moved.Wait()
+	}
+}
+
+// exhaustedLocked has the error say where memory is. Options.OnOOM may free some.
+func (s *search) exhaustedLocked() step {
+	if s.err = s.exhausted(s.err, s.reasons); s.onOOM == nil {
+		return step{}
+	}
+	return step{do: (*search).callOnOOM, then: (*search).calledOnOOMLocked}
+}
+
+func (s *search) callOnOOM() {
+	s.addUnderWay(-1) // the function may close the pool, which waits for calls under way
+	defer s.addUnderWay(1)
+	if s.onOOM(s.st.s, s.n) {
+		s.again()
+	}
+}
+
+// calledOnOOMLocked ends the search if the function has closed the pool or the stream.
+func (s *search) calledOnOOMLocked() step {
+	if s.closed.Load() {
+		s.err = errClosed
+	} else if gone := s.st.s.Usable(); gone != nil {
+		s.err = gone
+	}
+	return step{}
 }
 
 // reach is the stamp below which st may use what was freed in t: at once. Of st itself that is

@@ -184,8 +184,7 @@ func (c *ofClass) next() *slab {
 		}
 	}
 	if sl := c.empty.first; sl != nil {
-		c.empty.remove(sl)
-		c.empties--
+		c.forget(sl)
 		c.current = sl
 	}
 	return c.current
@@ -207,20 +206,15 @@ func (c *ofClass) give(p *Pool, sl *slab, i int, isIdle bool) (release *slab) {
 		return nil
 	}
 	if sl.inUse() == 0 {
-		if sl.list != nil {
-			sl.list.remove(sl)
-		}
+		c.forget(sl)
 		if uint64(c.empties)*sl.bytes() >= keepEmpty { //nolint:gosec // not negative
 			return sl
 		}
-		c.empty.add(sl)
-		c.empties++
+		c.putBack(p, sl)
 		return nil
 	}
 	if l := c.quarter(p, sl); l != sl.list {
-		if sl.list != nil {
-			sl.list.remove(sl)
-		}
+		c.forget(sl)
 		l.add(sl)
 	}
 	return nil

@@ -58,7 +58,7 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 	p.releaseKept(st)
 	size := (slabSize(p.classes.sizes[class]) + p.unit - 1) &^ (p.unit - 1)
 	p.mu.Lock()
-	f, err := p.takeLockedFor(st, want{size: size, r: p.regionOf(size), class: class})
+	e, _, err := p.obtain(st, want{size: size, r: p.regionOf(size), class: class})
 	if err != nil {
 		p.mu.Unlock()
 		if errors.Is(err, vmm.ErrOutOfMemory) {
@@ -66,7 +66,6 @@ func (p *Pool) allocInSlab(st *stream, class int, n uint64) (Block, error) {
 		}
 		return Block{}, err
 	}
-	e := f.pages
 	e.kind = kindSlab
 	p.moving++ // until its free blocks are in a list
 	p.mu.Unlock()
@@ -161,31 +160,27 @@ func (st *stream) giveLocked(sl *slab, i int, inUse bool) {
 // freeInSlabNow is FreeNow of a block in a slab. Work before the block may still use the memory.
 // So the block goes back to the stream that allocated it, in whose order that work is.
 func (p *Pool) freeInSlabNow(sl *slab, b Block) error {
+	st := p.lockAllocator(sl, b)
+	defer st.mu.Unlock()
 	i := sl.index(b.ptr)
+	if err := endBlock(&sl.seqs[i], b.seq, sl.sample(i)); err != nil {
+		return err
+	}
+	st.giveUnusedLocked(sl, i)
+	return nil
+}
+
+// lockAllocator locks the mu of the stream that has allocated a block, or, if that is closed and its
+// work has ended, of the slab's home. It returns the stream.
+func (p *Pool) lockAllocator(sl *slab, b Block) *stream {
 	if in, ok := p.leases.Load(b.seq / leaseSize); ok {
 		st := in.(*stream) //nolint:forcetypeassert // nothing else is stored
 		st.mu.Lock()
 		if !st.gone && st.open() {
-			defer st.mu.Unlock()
-			if err := endBlock(&sl.seqs[i], b.seq, sl.sample(i)); err != nil {
-				return err
-			}
-			st.giveUnusedLocked(sl, i)
-			return nil
+			return st
 		}
 		st.mu.Unlock()
 	}
-	home := sl.lockHome() // that stream is closed, and its work has ended
-	defer home.mu.Unlock()
-	if err := endBlock(&sl.seqs[i], b.seq, sl.sample(i)); err != nil {
-		return err
-	}
-	home.giveUnusedLocked(sl, i)
-	return nil
-}
-
-// lockHome locks the mu of the slab's home, and returns the home.
-func (sl *slab) lockHome() *stream {
 	for {
 		home := sl.home.Load()
 		home.mu.Lock()
@@ -207,10 +202,7 @@ func (p *Pool) releaseSlabLocked(sl *slab, st *stream) {
 // adopt makes a slab of a closed stream one of st; false if there is none.
 func (p *Pool) adopt(st *stream, class int) bool {
 	for _, t := range p.list() {
-		if t == st || t.open() {
-			continue
-		}
-		if p.adoptFrom(t, st, class) {
+		if t != st && !t.open() && p.adoptFrom(t, st, class) {
 			return true
 		}
 	}
@@ -236,9 +228,8 @@ func (p *Pool) adoptFrom(t, st *stream, class int) bool {
 }
 
 // gather makes free memory of what lies ready for streams: see gatherLocked. ask reports whether to
-// ask the driver first how far they have come. p.mu is held, and released meanwhile.
+// ask the driver first how far they have come.
 func (p *Pool) gather(ask bool) {
-	p.mu.Unlock()
 	if ask && p.remotes.Load() > 0 {
 		p.ask((*stream).newestRemote)
 	}
@@ -251,13 +242,12 @@ func (p *Pool) gather(ask bool) {
 			p.mu.Unlock()
 			t.mu.Unlock()
 		}
-		p.mu.Lock()
-		p.updateIdleLocked()
 		return
 	}
 	streams := p.lockAll()
 	p.gatherLocked(streams)
 	unlockAll(streams)
+	p.mu.Unlock()
 }
 
 // gatherLocked makes free memory of what streams keep: the blocks that were freed last, remote

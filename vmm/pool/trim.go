@@ -1,5 +1,7 @@
 package pool
 
+import "github.com/cuvmm/cuvmm/vmm"
+
 // TrimTo releases chunks in which nothing is allocated, wherever they lie, until the pool holds at
 // most keep bytes. It returns how many bytes it released: to the device's cache
 // (vmm.Device.SetReleaseThreshold) or to the driver. Memory freed in a stream whose work is not
@@ -19,33 +21,16 @@ func (p *Pool) trimEnded(keep uint64) (freed uint64, err error) { return p.trim(
 
 // trim is TrimTo; ask reports whether to ask the driver how far streams have come.
 func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
-	p.mu.Lock()
+	p.addUnderWay(1)
+	defer p.addUnderWay(-1)
 	if p.closed.Load() {
-		p.mu.Unlock()
 		return 0, errClosed
 	}
-	p.underWay++
-	defer func() {
-		p.doneLocked()
-		p.mu.Unlock()
-	}()
 	p.gather(ask)
-	if ask {
-		p.queryStreamsLocked()
-		p.updateIdleLocked()
-	}
-	n := int(p.chunks.Load()) - int((keep+p.chunk-1)/p.chunk) //nolint:gosec // Max bounds both
-	if keep > uint64(p.most)*p.chunk || n <= 0 {              //nolint:gosec // not negative
-		return 0, nil
-	}
-	out := p.takeSpareLocked(n)
-	runs := p.takeIdleLocked(n - len(out))
+	out, runs := p.takeUnused(keep, ask)
 	if len(out)+len(runs) == 0 {
 		return 0, nil
 	}
-	p.moving++
-	p.mu.Unlock()
-
 	out, err = p.unmap(out, runs)
 	for _, c := range out {
 		if again := c.Close(); again != nil && err == nil {
@@ -54,6 +39,7 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 	}
 
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.putRunsLocked(runs)
 	p.chunks.Add(-int64(len(out)))
 	p.movedLocked()
@@ -62,12 +48,29 @@ func (p *Pool) trim(keep uint64, ask bool) (freed uint64, err error) {
 	return freed, err
 }
 
+// takeUnused takes the spare and the idle chunks beyond keep bytes, and counts them as moving.
+func (p *Pool) takeUnused(keep uint64, ask bool) (spare []*vmm.Chunk, runs []*extent) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.updateIdleLocked()
+	if ask {
+		p.queryStreamsLocked()
+		p.updateIdleLocked()
+	}
+	n := int(p.chunks.Load()) - int((keep+p.chunk-1)/p.chunk) //nolint:gosec // Max bounds both
+	if keep > uint64(p.most)*p.chunk || n <= 0 {              //nolint:gosec // not negative
+		return nil, nil
+	}
+	spare = p.takeSpareLocked(n)
+	if runs = p.takeIdleLocked(n - len(spare)); len(spare)+len(runs) > 0 {
+		p.moving++
+	}
+	return spare, runs
+}
+
 // repair lets addresses be used again where the driver refused to map memory.
 func (p *Pool) repair() {
-	p.mu.Lock()
-	bad := p.bad > 0
-	p.mu.Unlock()
-	if !bad {
+	if p.bad.Load() == 0 {
 		return
 	}
 	// Trim has the driver try once more what it refused.
@@ -88,7 +91,7 @@ func (p *Pool) repair() {
 			e = next
 		}
 	}
-	p.bad = 0
+	p.bad.Store(0)
 }
 
 // onPressure gives back what no block uses when the device's memory runs out.
