@@ -21,7 +21,7 @@ type lockedSpan struct {
 
 func (l lockedSpan) unlock() {
 	if l.r != nil {
-		l.r.copies.end(l.epoch)
+		l.r.copies.End(l.epoch)
 	}
 }
 
@@ -51,7 +51,7 @@ func (d *Device) lockReservation(on *Stream, r *Reservation, s Span) (l lockedSp
 		return l, nil
 	}
 	// Counted before it is checked: what takes the memory away later waits.
-	l = lockedSpan{r, r.copies.begin()}
+	l = lockedSpan{r, r.copies.Begin()}
 	if err = r.checkSpan(s, d.state, on); err != nil {
 		l.unlock()
 		return lockedSpan{}, err
@@ -93,11 +93,11 @@ func unlockMemory(memory []LaunchMemory) {
 // raises, and an undo that fails.
 func (s *Stream) lockMemory(m *LaunchMemory) (err error) {
 	if m.checkedOn == s {
-		epoch := m.in.copies.begin()
+		epoch := m.in.copies.Begin()
 		if epoch == m.locked.epoch && m.in.users.Changes() == m.checkedUsers {
 			return nil // locked is what it was
 		}
-		m.in.copies.end(epoch)
+		m.in.copies.End(epoch)
 	}
 	m.checkedOn = nil
 	x, r := m.Span, m.in

@@ -99,7 +99,6 @@ package vmm
 //	watch.go             Watch: calls when chunks are mapped and before they are unmapped
 //	usedby.go            UsedBy; which devices and streams may use a reservation's memory now
 //	waitforwork.go       what an unmap waits for
-//	inflight.go          counting the library's own copies
 //	pendingappends.go    AppendOns that have not run
 //	closereservation.go  closing a reservation
 //	grant.go             Grant, Revoke and Access of one reservation, and their undo
@@ -139,7 +138,7 @@ package vmm
 //	  Reservation.closeMu    Close, Clip, Sleep and Wake; SetLen downwards with Zero
 //	    Reservation.grantMu  Close, Sleep and Wake; Grant, Revoke and EnablePeers
 //	      Range.lenMu        changes of Len
-//	        Range.capMu      changes of Cap
+//	        Range.growMu     one growth: it obtains memory, and maps it
 //	          Bank.releasing            one goroutine looks for memory to release
 //	            Reservation.sweepMu     retirements come to their end
 //	              Reservation.mappingMu the driver's calls that map, unmap, set access
@@ -165,7 +164,7 @@ package vmm
 //
 //	Mirror.mu, Reservation.closeMu and grantMu
 //	lenMu               by Append and AppendOn, for their own bytes
-//	lenMu, capMu, mappingMu   with RangeOptions.Zero, for the fill alone, which no other work
+//	growMu, mappingMu   with RangeOptions.Zero, for the fill alone, which no other work
 //	                    comes before
 //	Stream.mu           for reading, if no event could be recorded
 //	Module.mu           by Close, for work that may run the module's kernels
@@ -182,5 +181,5 @@ package vmm
 //
 // What LockSpans has locked is waited for by what takes memory of those spans (users.Spans).
 //
-// The library's own copies take no lock: they are counted (inFlight). Whatever takes
+// The library's own copies take no lock: they are counted (users.Copies). Whatever takes
 // memory away marks it first and then waits for the copies that began before.

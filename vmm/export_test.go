@@ -157,8 +157,8 @@ func SetGateOff(d *Device, off bool) { d.state.parent.world.Off = off }
 // WaitWithLock waits for the range's work with a lock that must not be held meanwhile: the
 // negative control of the check.
 func WaitWithLock(g *Range) error {
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
+	g.growMu.Lock()
+	defer g.growMu.Unlock()
 	return g.r.waitForWork()
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
@@ -22,88 +23,125 @@ import (
 //  3. new memory
 //
 // With RangeOptions.Supplier that replaces the last two: see supply.go.
-// ensure is the caller's way in, growAhead the one of the device's goroutine.
+//
+// The memory comes first: no Append, Clip or read of the range waits while it is obtained. Then it is
+// mapped where Cap is by then, as much as fits there, and the rest goes back.
+// grow is the caller's way in, growAhead the one of the device's goroutine.
 
 // Grow makes room for n more bytes beyond Len. A kernel may then write between Len and Cap, and SetLen
 // shows what it wrote. Beyond Max it returns ErrFull. On error nothing has changed, except that retiring
 // memory may be back in Cap. With RangeOptions.Zero it may wait for an unlock; see LockSpans.
 func (g *Range) Grow(n uint64) error {
-	if err := g.checkOpen(); err != nil {
+	err := g.checkOpen()
+	if err != nil {
 		return g.wrap("grow", 0, n, err)
 	}
-	return g.wrap("grow", 0, n, g.retryWithMemory("grow", n, func() error {
-		need, err := g.endWithin(g.len.Load(), n)
-		if err == nil && need > g.cap.Load() {
-			err = g.ensure(need)
+	need, err := g.endWithin(g.len.Load(), n)
+	for err == nil && need > g.cap.Load() {
+		if err = g.grow("grow", n, need); err == nil {
+			need, err = g.endWithin(g.len.Load(), n)
 		}
-		g.requestGrowAhead()
-		return err
-	}))
+	}
+	g.requestGrowAhead()
+	return g.wrap("grow", 0, n, err)
 }
 
-// ensure brings Cap to at least need.
-func (g *Range) ensure(need uint64) error {
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
-	if need <= g.cap.Load() {
-		return nil // nothing to do, or the device's goroutine was faster
+// grow brings Cap to need. Its caller, which holds no lock, looks whether it is there: another goroutine may have
+// clipped the range. Functions of OnPressure get an OpError with the operation's name and its size.
+func (g *Range) grow(op string, size, need uint64) error {
+	if g.r.zeroed != zeroNone && g.r.retires(g.cap.Load(), need) {
+		if err := g.waitForRetired(); err != nil {
+			return err
+		}
 	}
-	if err := g.r.checkOpen(); err != nil {
-		return err // a Close has overtaken the caller; it shall find no new memory
-	}
-	err := g.growLocked(need, forCaller)
-	if !errors.Is(err, errRetiring) { // else it comes again
-		d := g.r.dev
-		d.counters.Count(1, &d.counters.Growths, &g.r.counters.Growths)
-	}
-	if bank.Lacks(err) {
-		return growthLacks{err, need}
+	t := bank.NewTicket()
+	err := g.growOnce(need)
+	if err != nil {
+		err = g.growAgain(&t, op, size, need, err)
 	}
 	return err
 }
 
-// growthLacks is an ErrOutOfMemory of a growth to need.
-type growthLacks struct {
-	error
-	need uint64
-}
-
-func (e growthLacks) Unwrap() error { return e.error }
-
-// growLocked brings Cap to at least need. It needs g.capMu.
-func (g *Range) growLocked(need uint64, purpose purpose) error {
-	invariants.Held(&g.capMu)
-	was := g.cap.Load()
-	defer func() { g.noteGrowth(was, g.cap.Load(), purpose) }()
-	for {
-		have := g.cap.Load()
-		if g.r.zeroed != zeroNone {
-			var err error
-			if have, err = g.fillAboveCapLocked(have, need); err != nil {
-				return err
-			}
-		} else {
-			have = reclaim(g.r, have, need)
-		}
-		g.cap.Store(have)
-		if need <= have {
-			return nil
-		}
-		err := g.mapMoreLocked(have, need, purpose)
-		if err == nil {
-			return nil
-		}
-		// The device's goroutine may have been unmapping the chunks above Cap, and the
-		// driver may have refused that. Then they are taken first.
-		have = g.cap.Load()
-		if reclaimable(g.r, have, need) == have {
+// growAgain goes on with a growth that has failed with err. It is a function of its own so that a growth that
+// works allocates nothing.
+func (g *Range) growAgain(t *bank.Ticket, op string, size, need uint64, err error) error {
+	b := g.r.dev.state.bank
+	wrap := needs(func(err error) error { return g.r.opError(op, 0, size, err) })
+	if g.supply == nil {
+		return t.Again(wrap, b, err, func() (*bank.Bank, error) { return b, g.growOnce(need) })
+	}
+	for err != nil {
+		// The Supplier is called without a turn.
+		if err = t.Again(wrap, b, err, func() (*bank.Bank, error) { return b, nil }); err != nil {
 			return err
 		}
+		err = g.growOnce(need)
 	}
+	return nil
 }
 
-// noteGrowth notes in the device's history that Cap has risen.
-func (g *Range) noteGrowth(from, to uint64, purpose purpose) {
+// growOnce is grow without functions of OnPressure.
+func (g *Range) growOnce(need uint64) error {
+	if g.supply != nil {
+		return g.growSupplied(need)
+	}
+	g.growMu.Lock()
+	defer g.growMu.Unlock()
+	if need <= g.cap.Load() {
+		return nil // the device's goroutine, or another caller, was faster
+	}
+	if err := g.r.checkOpen(); err != nil {
+		return err // a Close has overtaken the caller; it shall find no new memory
+	}
+	g.countGrowth()
+	return g.growLocked(need, forCaller)
+}
+
+func (g *Range) countGrowth() {
+	d := g.r.dev
+	d.counters.Count(1, &d.counters.Growths, &g.r.counters.Growths)
+}
+
+// growLocked brings Cap to need, but for memory that retires meanwhile: that is taken back first, the next time.
+// It needs g.growMu.
+func (g *Range) growLocked(need uint64, purpose purpose) error {
+	have, least, err := g.lackingLocked(need, purpose)
+	if least == 0 {
+		return err
+	}
+	err = g.mapMoreLocked(have, least, purpose)
+	if end := g.cap.Load(); reclaimable(g.r, end, need) > end {
+		return nil
+	}
+	return err
+}
+
+// lackingLocked takes back what the range has given up, and returns Cap and how much memory a growth to need
+// lacks then; 0 if it lacks nothing, cannot be, or something retires there. It needs g.growMu.
+func (g *Range) lackingLocked(need uint64, purpose purpose) (have, least uint64, err error) {
+	invariants.Held(&g.growMu)
+	if g.r.zeroed != zeroNone {
+		err = g.fillAboveCap(need, purpose)
+	} else {
+		g.reclaim(need, purpose)
+	}
+	if have = g.cap.Load(); err != nil || need <= have || reclaimable(g.r, have, need) > have {
+		return have, 0, err
+	}
+	r := g.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.counters.Quarantined.Now > 0 {
+		if err := r.quarantineErrLocked(have); err != nil {
+			return have, 0, err
+		}
+	}
+	return have, (need - have + g.unit - 1) / g.unit * g.unit, nil // both Max and Cap are multiples of the unit
+}
+
+// raiseCap sets Cap, and notes in the device's history that it has risen. It needs r.mappingMu or r.mu.
+func (g *Range) raiseCap(from, to uint64, purpose purpose) {
+	g.cap.Store(to)
 	switch {
 	case to <= from:
 	case purpose == forGrowAhead:
@@ -122,100 +160,72 @@ func (g *Range) made() []uintptr {
 	return made[:]
 }
 
-// mapMoreLocked is the part of growLocked that needs memory. It raises Cap by what it maps.
-func (g *Range) mapMoreLocked(have, need uint64, purpose purpose) error {
-	invariants.Held(&g.capMu)
-	r := g.r
-	r.mu.Lock()
-	var err error
-	if r.counters.Quarantined.Now > 0 {
-		err = r.quarantineErrLocked(have)
-	}
-	r.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	least := (need - have + g.unit - 1) / g.unit * g.unit // both Max and Cap are multiples of the unit
-	if g.supply != nil {
-		return &lackingMemory{off: have, least: least, need: need}
-	}
-	if err := r.dev.state.bank.CheckSize(have + least); err != nil {
+// mapMoreLocked obtains memory for a growth that lacks least bytes at have, and maps it. It needs g.growMu.
+func (g *Range) mapMoreLocked(have, least uint64, purpose purpose) error {
+	if err := g.r.dev.state.bank.CheckSize(have + least); err != nil {
 		return err
 	}
 	want := least
 	if purpose == forCaller { // growth ahead takes what is affordable and no more
-		want = g.sizes.Growth(least, have, r.size-have)
+		want = g.sizes.Growth(least, have, g.r.size-have)
 	}
-	got, err := g.mapBatchLocked(have, want, purpose)
-	if errors.Is(err, ErrOutOfMemory) && got == 0 && want > least {
-		// What is left of the device's memory may still do for the need alone.
-		got, err = g.mapBatchLocked(have, least, purpose)
+	d := g.r.dev
+	ask := bank.Request{Prop: g.prop, Sizes: g.sizes, Fresh: g.noCache, Purpose: purpose, From: memsample.Source{Kind: memsample.Range, Name: g.opts.Name}}
+	if purpose == forGrowAhead {
+		ask.From.Made = g.made()
 	}
-	g.cap.Store(have + got)
-	return err
-}
-
-// mapBatchLocked maps want bytes of memory at off: cached chunks first, new ones for the
-// rest. For a caller it is all or nothing; growth ahead keeps what it got.
-func (g *Range) mapBatchLocked(off, want uint64, purpose purpose) (got uint64, err error) {
-	invariants.Held(&g.capMu)
 	var buf [64]*memory
-	batch := buf[:0]
+	batch, cached, err := d.account.Obtain(buf[:0], want, &ask)
+	if errors.Is(err, ErrOutOfMemory) && len(batch) == 0 && want > least {
+		// What is left of the device's memory may still do for the need alone.
+		batch, cached, err = d.account.Obtain(batch, least, &ask)
+	}
 	// The batch owns its memory until the mappings do. What was not mapped goes back.
 	defer func() {
 		bank.ReleaseAll(batch) //nolint:errcheck // mapped by now, or cached, or counted as quarantined
 	}()
-	d, p := g.r.dev, g.prop
-	from := &memsample.Source{Kind: memsample.Range, Name: g.opts.Name}
-	if purpose == forGrowAhead {
-		from.Made = g.made()
+	if len(batch) == 0 {
+		return err
 	}
-	left := want
-	for left > 0 && !g.noCache {
-		// The driver sets access chunk by chunk, so many small chunks cost more than new
-		// memory. With an eighth as the least, a growth takes a few dozen.
-		m := d.account.Cached(p, cmp.Or(g.opts.Chunk, left/8), min(left, cmp.Or(g.opts.Chunk, maxChunk)), from)
-		if m == nil {
-			break
+	n, mapErr := g.mapAtCap(batch, anyCap, purpose)
+	if hits := min(cached, n); hits > 0 {
+		d.counters.Count(uint64(hits), &d.counters.Hits, &g.r.counters.Hits)
+	}
+	return cmp.Or(mapErr, err)
+}
+
+// anyCap has mapAtCap map wherever Cap is.
+const anyCap = math.MaxUint64
+
+// mapAtCap maps the first n of ms at Cap, as many as fit there, and raises Cap: none if Cap is not at, or if the
+// range can take memory back that it has given up.
+func (g *Range) mapAtCap(ms []*memory, at uint64, purpose purpose) (n int, err error) {
+	r := g.r
+	// The mapping itself takes memory of the device, which may have run out.
+	err = r.dev.state.bank.RetryAfterRelease(purpose, func() error {
+		r.mappingMu.Lock()
+		defer r.mappingMu.Unlock()
+		n = 0
+		have := g.cap.Load()
+		if at != anyCap && at != have || reclaimable(r, have, r.size) > have {
+			return nil
 		}
-		batch = append(batch, m)
-		left -= m.Size
-	}
-	hits := uint64(len(batch))
-	var charged uint64
-	if purpose == forCaller && left > 0 { // at once, so that what is beyond the limit creates nothing
-		for size := range g.sizes.Chunks(left) {
-			charged += size
+		end := have
+		for n < len(ms) && ms[n].Size <= r.size-end {
+			end += ms[n].Size
+			n++
 		}
-		if err := d.state.bank.Charge(charged, purpose); err != nil {
-			return 0, err
+		if n == 0 {
+			return nil
 		}
-		defer func() { d.state.bank.Uncharge(charged) }()
-	}
-	var createErr error
-	for size := range g.sizes.Chunks(left) {
-		var m *memory
-		if purpose == forGrowAhead {
-			m, _, createErr = d.account.Create(size, p, purpose, from)
-		} else if m, createErr = d.account.CreateCharged(size, p, purpose, from); createErr == nil {
-			charged -= size
+		if err := r.mapChunksLocked(have, ms[:n]); err != nil {
+			n = 0
+			return err
 		}
-		if createErr != nil {
-			break
-		}
-		batch = append(batch, m)
-		left -= min(left, size)
-	}
-	if createErr != nil && (purpose == forCaller || len(batch) == 0) {
-		return 0, createErr
-	}
-	if err := g.r.mapChunks(off, batch, purpose); err != nil {
-		return 0, err
-	}
-	if hits > 0 {
-		d.counters.Count(hits, &d.counters.Hits, &g.r.counters.Hits)
-	}
-	return want - left, createErr
+		g.raiseCap(have, end, purpose)
+		return nil
+	})
+	return n, err
 }
 
 // reclaimable is how far reclaim would come.
@@ -234,18 +244,20 @@ func reclaimable(r *Reservation, off, need uint64) uint64 {
 	return off
 }
 
-// reclaim makes retiring slots at off accessible again, front to back, until need is
-// reached, and returns how far the accessible part goes then. A retirement of which
-// nothing is left is forgotten, its events free.
-func reclaim(r *Reservation, off, need uint64) uint64 {
+// reclaim makes retiring slots at Cap accessible again, front to back, until need is
+// reached, and raises Cap. A retirement of which nothing is left is forgotten, its events free.
+func (g *Range) reclaim(need uint64, purpose purpose) {
+	r := g.r
 	r.mu.Lock()
+	have := g.cap.Load()
 	n := r.table.Len()
-	if n == 0 || r.table.At(n-1).Off < off || r.checkOpen() != nil { // nothing lies above off, mostly
+	if n == 0 || r.table.At(n-1).Off < have || r.checkOpen() != nil { // nothing lies above Cap, mostly
 		r.mu.Unlock()
-		return off
+		return
 	}
 	var fences []order.Fence
 	var taken uint64
+	off := have
 	for _, s := range r.table.In(off, need) {
 		// Accessible above Cap: its unmapping failed, or the fill when it was mapped.
 		if s.Off != off || s.State != slots.Retiring && s.State != slots.Accessible {
@@ -257,23 +269,23 @@ func reclaim(r *Reservation, off, need uint64) uint64 {
 		}
 		off = s.End()
 	}
+	g.raiseCap(have, off, purpose)
 	r.mu.Unlock()
 	if taken > 0 {
 		freeFences(fences) // it takes other locks, and may close a device: not under mu
 		d := r.dev
 		d.counters.Count(taken, &d.counters.Reclaimed, &r.counters.Reclaimed)
 	}
-	return off
 }
 
 // growAhead is what the device's goroutine does for a range in its queue.
 // It returns an error if the range has less than it should, for the first time in a row.
 func (g *Range) growAhead() error {
 	g.aheadWanted.Store(false) // before looking, so that no change goes unseen
-	if !g.capMu.TryLock() {    // other ranges must not wait for its holder; the next append or growth asks again
+	if !g.growMu.TryLock() {   // other ranges must not wait for its holder; the next append or growth asks again
 		return nil
 	}
-	defer g.capMu.Unlock()
+	defer g.growMu.Unlock()
 	have, goal := g.goalAheadLocked(g.opts.GrowAhead)
 	if goal == have && have-min(have, g.len.Load()) <= g.opts.GrowAhead/2 {
 		// It may not have more now. So that not every append asks, the next that does comes later.
@@ -286,8 +298,8 @@ func (g *Range) growAhead() error {
 // growAheadBy is door.VMM.GrowAhead.
 func (g *Range) growAheadBy(n uint64) (giveBack func(keep uint64, s *Stream)) {
 	var from, end uint64
-	if g.checkOpen() == nil && g.supply == nil && g.capMu.TryLock() {
-		defer g.capMu.Unlock()
+	if g.checkOpen() == nil && g.supply == nil && g.growMu.TryLock() {
+		defer g.growMu.Unlock()
 		have, goal := g.goalAheadLocked(n)
 		if reclaimable(g.r, have, goal) == have {
 			g.r.dev.reportFailure(g.growAheadLocked(have, goal))
@@ -302,9 +314,9 @@ func (g *Range) growAheadBy(n uint64) (giveBack func(keep uint64, s *Stream)) {
 }
 
 // goalAheadLocked is Cap, and how far growth ahead by n bytes beyond Len is to bring it: no
-// further, if others need the memory or a growth would have to wait. It needs g.capMu.
+// further, if others need the memory or a growth would have to wait. It needs g.growMu.
 func (g *Range) goalAheadLocked(n uint64) (have, goal uint64) {
-	invariants.Held(&g.capMu)
+	invariants.Held(&g.growMu)
 	end, have := g.len.Load(), g.cap.Load()
 	goal = end + min(n, g.r.size-end)
 	if goal <= have || g.r.checkOpen() != nil || g.r.dev.state.bank.IsUnderPressure() {
@@ -319,7 +331,7 @@ func (g *Range) goalAheadLocked(n uint64) (have, goal uint64) {
 }
 
 // growAheadLocked brings Cap from have to goal, or as far as memory is free. Its error is as for
-// growAhead. It needs g.capMu.
+// growAhead. It needs g.growMu.
 func (g *Range) growAheadLocked(have, goal uint64) error {
 	if goal == have {
 		return nil

@@ -32,32 +32,33 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 	if g == nil || g.r == nil {
 		return g.wrap("append", 0, uint64(len(p)), g.checkOpen())
 	}
-	var at uint64
-	err := g.retryWithMemory("append", uint64(len(p)), func() (err error) {
-		at, err = g.appendOn(s, p)
-		return err
-	})
+	at, lacks, err := g.appendOn(s, p)
+	for lacks > 0 && err == nil {
+		if err = g.grow("append", uint64(len(p)), lacks); err == nil {
+			at, lacks, err = g.appendOn(s, p)
+		}
+	}
 	g.requestGrowAhead()
 	return g.wrap("append", at, uint64(len(p)), err)
 }
 
-// appendOn returns also where the bytes were to go.
-func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
+// appendOn is as append.
+func (g *Range) appendOn(s *Stream, p []byte) (at, lacks uint64, err error) {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	at = g.len.Load()
 	if err := g.checkOpen(); err != nil {
-		return at, err
+		return at, 0, err
 	}
 	if err := g.checkAppendStream(s); err != nil {
-		return at, err
+		return at, 0, err
 	}
 	end, err := g.endWithin(at, uint64(len(p)))
-	if err == nil && end > g.cap.Load() {
-		err = g.ensure(end)
-	}
 	if err != nil {
-		return at, err
+		return at, 0, err
+	}
+	if end > g.cap.Load() {
+		return at, end, nil
 	}
 	r := g.r
 	queued, err := s.copyIn(r.ptr+Ptr(at), p)
@@ -70,7 +71,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 				r.mu.Unlock()
 			}
 		}
-		return at, err
+		return at, 0, err
 	}
 	// Both under r.mu: WaitWritten sees the length only with its append.
 	r.mu.Lock()
@@ -79,7 +80,7 @@ func (g *Range) appendOn(s *Stream, p []byte) (at uint64, err error) {
 	}
 	g.publishLenLocked(end)
 	r.mu.Unlock()
-	return at, nil
+	return at, 0, nil
 }
 
 // checkAppendStream is nil if waitForWork waits for the stream, which is open and
@@ -163,7 +164,7 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer g.r.copies.end(epoch)
+	defer g.r.copies.End(epoch)
 	now := g.len.Load()
 	n, eof := rows.Below(len(p), off, min(have, now, g.lows.of(lowest)), width, pitch)
 	if n > 0 {
@@ -236,7 +237,7 @@ func (g *Range) writeAt(p []byte, off int64, size, width, pitch uint64) (int, er
 	if err != nil {
 		return 0, err
 	}
-	defer g.r.copies.end(epoch)
+	defer g.r.copies.End(epoch)
 	have := g.len.Load()
 	if off < 0 || uint64(off) > have || size > have-uint64(off) {
 		return 0, fmt.Errorf("%w: %d bytes at %d in a length of %d", ErrBounds, size, off, have)

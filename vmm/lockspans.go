@@ -88,7 +88,7 @@ func (x heldSpan) unlock() {
 // waitForCopies waits for the library's own copies that are under way, and until the spans are
 // unlocked that overlap size bytes from off on. The caller has marked what it takes away.
 func (r *Reservation) waitForCopies(off, size uint64) {
-	r.copies.wait()
+	r.copies.Wait()
 	r.mu.Lock()
 	spans := &r.users.Spans
 	for last := spans.Last(); spans.Overlap(off, off+size, last); r.mu.Lock() {

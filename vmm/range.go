@@ -34,10 +34,10 @@ type Range struct {
 	sizes   sizes.Ladder
 	noCache bool // takes no cached memory
 
-	lenMu    lock.Mutex // orders changes of Len
-	capMu    lock.Mutex // orders changes of Cap
-	len, cap atomic.Uint64
-	lows     lows // of reads that are under way
+	lenMu    lock.Mutex    // orders changes of Len
+	growMu   lock.Mutex    // one growth at a time; Sleep and Close wait for it
+	len, cap atomic.Uint64 // cap changes with r.mappingMu held: lowered or raised; with r.mu alone: raised
+	lows     lows          // of reads that are under way
 
 	supply *supply // nil without RangeOptions.Supplier
 
@@ -146,7 +146,7 @@ func (d *Device) newRange(o RangeOptions) (*Range, error) {
 	}
 	g.r.zeroed = zeroed
 	g.lenMu.At(lock.Len, g.r.id)
-	g.capMu.At(lock.Cap, g.r.id)
+	g.growMu.At(lock.Growth, g.r.id)
 	g.r.mu.Lock()
 	g.r.owner = g
 	g.r.mu.Unlock()
@@ -192,7 +192,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 		return nil, err
 	}
 	g.noCache = true
-	if err = g.ensure(size); err == nil {
+	if err = g.growOnce(size); err == nil {
 		err = g.moveLen(size, nil)
 	}
 	if err == nil {
@@ -268,13 +268,11 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 	if g == nil || g.r == nil {
 		return g.wrap(op, 0, size, g.checkOpen())
 	}
-	t := bank.NewTicket()
-	at, err := g.append(p, size, width, pitch)
-	if err != nil {
-		err = g.retry(&t, op, size, err, func() (err error) {
-			at, err = g.append(p, size, width, pitch)
-			return err
-		})
+	at, lacks, err := g.append(p, size, width, pitch)
+	for lacks > 0 && err == nil {
+		if err = g.grow(op, size, lacks); err == nil {
+			at, lacks, err = g.append(p, size, width, pitch)
+		}
 	}
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // lenMu is free by now: no append waits for this
@@ -282,8 +280,8 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 	return g.wrap(op, at, size, err)
 }
 
-// append returns also where the bytes were to go.
-func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err error) {
+// append appends what fits into Cap; if it does not fit, lacks is the Cap that it needs. at is where the bytes go.
+func (g *Range) append(p []byte, size, width, pitch uint64) (at, lacks uint64, err error) {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
 	at = g.len.Load()
@@ -292,27 +290,25 @@ func (g *Range) append(p []byte, size, width, pitch uint64) (at uint64, err erro
 		err = g.r.checkOpen()
 	}
 	if err != nil || size == 0 {
-		return at, err
+		return at, 0, err
 	}
 	if end > g.cap.Load() {
-		if err := g.ensure(end); err != nil {
-			return at, err
-		}
+		return at, end, nil
 	}
 	o, epoch, err := g.beginCopy()
 	if err != nil {
-		return at, err
+		return at, 0, err
 	}
-	defer g.r.copies.end(epoch)
+	defer g.r.copies.End(epoch)
 	if err := g.checkWritable(at, size); err != nil {
-		return at, err
+		return at, 0, err
 	}
 	if err := o.stage.CopyIn(rows.Rows{Ptr: g.r.ptr + Ptr(at), Width: width, Pitch: pitch}, p); err != nil {
-		return at, g.refusedWrite(at, size, err)
+		return at, 0, g.refusedWrite(at, size, err)
 	}
 	// Len last: whoever sees it may read the bytes.
 	g.publishLenLocked(end)
-	return at, nil
+	return at, 0, nil
 }
 
 // beginCopy opens the device and counts a copy: whatever takes the range's memory away
@@ -322,9 +318,9 @@ func (g *Range) beginCopy() (o *openDevice, epoch uint64, err error) {
 	if o, err = g.r.dev.state.ensureOpen(); err != nil {
 		return nil, 0, err
 	}
-	epoch = g.r.copies.begin()
+	epoch = g.r.copies.Begin()
 	if err = g.r.checkOpen(); err != nil { // it has closed, or sleeps; Len may be 0 by now
-		g.r.copies.end(epoch)
+		g.r.copies.End(epoch)
 	}
 	return o, epoch, err
 }
@@ -495,8 +491,8 @@ func (g *Range) close() error {
 func (g *Range) countClosed() bool {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
+	g.growMu.Lock()
+	defer g.growMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.phase.Load() != phaseClosed {

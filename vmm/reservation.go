@@ -38,7 +38,7 @@ type Reservation struct {
 	zeroed  zeroing // what memory is filled with zeros when it is mapped
 	id      uint64  // defines the order in which several are locked
 
-	copies inFlight // the library's own copies of its memory
+	copies users.Copies // the library's own copies of its memory
 
 	// Close, Clip, Sleep and Wake hold closeMu to their end, waits included. Then
 	// comes grantMu, for all that changes which devices may access the memory, or unmaps
@@ -213,7 +213,7 @@ func (r *Reservation) note(what history.Kind, off, size uint64) {
 }
 
 // checkOpen is nil while the reservation is open. Without r.mu that may be over when it
-// returns, except between copies.begin and copies.end.
+// returns, except between copies.Begin and copies.End.
 func (r *Reservation) checkOpen() error {
 	switch r.phase.Load() {
 	case phaseOpen:
@@ -277,7 +277,7 @@ func (r *Reservation) Map(off uint64, chunks ...*Chunk) error {
 func (r *Reservation) mapAgain(t bank.Ticket, err error, off, size uint64, ms []*memory) error {
 	need := needs(func(err error) error { return r.opError("map", off, size, err) })
 	b := r.dev.state.bank
-	return t.Again(nil, need, b, err, func() (*bank.Bank, error) { return b, r.mapChunks(off, ms, forCaller) })
+	return t.Again(need, b, err, func() (*bank.Bank, error) { return b, r.mapChunks(off, ms, forCaller) })
 }
 
 // mapChunks maps ms from off on, all or nothing. Each mapping takes its own reference.
@@ -286,23 +286,28 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error
 	return r.dev.state.bank.RetryAfterRelease(purpose, func() error {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
-		i, size, err := r.checkVacant(off, ms)
-		if err != nil {
-			return err
-		}
-		mayStillFill, err := r.mapOnDriverLocked(i, off, size, ms, r.grants.Driver(), r.zeroed)
-		if err != nil && !mayStillFill {
-			return err
-		}
-		// The table last: whoever finds a chunk there may use it. If the wait for the fill
-		// failed, the chunks stay in the table above Cap; the next growth fills them again.
-		r.watchMappedLocked(off, ms)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.insertSlotsLocked(i, off, ms, slots.Accessible, nil)
-		r.notify()
-		return err
+		return r.mapChunksLocked(off, ms)
 	})
+}
+
+// mapChunksLocked is mapChunks without a release of memory. It needs r.mappingMu.
+func (r *Reservation) mapChunksLocked(off uint64, ms []*memory) error {
+	i, size, err := r.checkVacant(off, ms)
+	if err != nil {
+		return err
+	}
+	mayStillFill, err := r.mapOnDriverLocked(i, off, size, ms, r.grants.Driver(), r.zeroed)
+	if err != nil && !mayStillFill {
+		return err
+	}
+	// The table last: whoever finds a chunk there may use it. If the wait for the fill
+	// failed, the chunks stay in the table above Cap; the next growth fills them again.
+	r.watchMappedLocked(off, ms)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.insertSlotsLocked(i, off, ms, slots.Accessible, nil)
+	r.notify()
+	return err
 }
 
 // mapOnDriverLocked maps ms at off, sets access for who and fills with zeros as zeroed

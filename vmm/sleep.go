@@ -189,8 +189,8 @@ func (s *sleeper) retireAll() error {
 	g, r := s.Range, s.r
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
+	g.growMu.Lock()
+	defer g.growMu.Unlock()
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
 	// All locks at once: no append, growth or unmap is half done when it sleeps.
@@ -214,8 +214,8 @@ func (s *sleeper) retireAll() error {
 
 // resume undoes quiesce.
 func (s *sleeper) resume() {
-	s.capMu.Lock() // a growth that found it asleep ends first
-	defer s.capMu.Unlock()
+	s.growMu.Lock() // a growth that found it asleep ends first
+	defer s.growMu.Unlock()
 	s.r.unretire(s.retired)
 	s.r.mu.Lock()
 	defer s.r.mu.Unlock()
@@ -258,8 +258,8 @@ func (s *sleeper) unmapAll() error {
 
 // remapAll undoes unmapAll and quiesce; what was retiring above the capacity was released.
 func (s *sleeper) remapAll() error {
-	s.capMu.Lock()
-	defer s.capMu.Unlock()
+	s.growMu.Lock()
+	defer s.growMu.Unlock()
 	r := s.r
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
@@ -476,8 +476,8 @@ func (s *sleeper) rollback(err error) error {
 
 // finishWake shows memory that restore has mapped: the range is awake.
 func (s *sleeper) finishWake() {
-	s.capMu.Lock()
-	defer s.capMu.Unlock()
+	s.growMu.Lock()
+	defer s.growMu.Unlock()
 	s.r.mappingMu.Lock()
 	defer s.r.mappingMu.Unlock()
 	s.showAwakeLocked()
@@ -488,7 +488,7 @@ func (s *sleeper) finishWake() {
 }
 
 // showAwakeLocked puts mapped memory into the table and opens the range. It needs
-// s.capMu and r.mappingMu.
+// s.growMu and r.mappingMu.
 func (s *sleeper) showAwakeLocked() {
 	invariants.Held(&s.r.mappingMu)
 	r := s.r

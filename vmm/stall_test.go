@@ -387,7 +387,7 @@ func TestWaitsWithALock(t *testing.T) {
 	}
 	w := newWorld(t, 1)
 	g := ranged(t, w, page)
-	require.PanicsWithValue(t, fmt.Sprintf("lock: a wait while level %d, key %d is held", lock.Cap, vmm.LockKey(g)), func() { _ = vmm.WaitWithLock(g) })
+	require.PanicsWithValue(t, fmt.Sprintf("lock: a wait while level %d, key %d is held", lock.Growth, vmm.LockKey(g)), func() { _ = vmm.WaitWithLock(g) })
 	require.NoError(t, g.Close())
 	w.end()
 }

@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -77,67 +76,8 @@ func (s *supply) stop() {
 	<-s.slot
 }
 
-// lackingMemory is the error of a growth that needs its Supplier, which is called without the
-// locks of the growth. The caller of the growth gets the memory by supplyFor and tries again.
-type lackingMemory struct{ off, least, need uint64 }
-
-func (*lackingMemory) Error() string { return "memory of the Supplier is lacking" }
-
-// errMoved is that the range's memory ends elsewhere by now, so that what the Supplier returned
-// belongs there no longer.
-var errMoved = errors.New("the range's memory ends elsewhere")
-
-// obtain reports whether an operation that has failed with err is to be tried again, since what
-// retired is unmapped, or the Supplier has provided the memory that it lacked. If not, it
-// returns the operation's error. The caller holds no lock.
-func (g *Range) obtain(err error) (again bool, _ error) {
-	if errors.Is(err, errRetiring) {
-		err = g.waitForRetired()
-		return err == nil, err
-	}
-	var lack *lackingMemory
-	if errors.As(err, &lack) {
-		err = g.supplyFor(lack)
-		return err == nil || errors.Is(err, errMoved), err
-	}
-	return false, err
-}
-
-// retryWithMemory runs op, again each time that obtain says so or memory may have been released
-// for it. Functions of OnPressure get an OpError with the operation's name and its size.
-func (g *Range) retryWithMemory(what string, size uint64, op func() error) error {
-	t := bank.NewTicket()
-	err := op()
-	if err == nil {
-		return nil
-	}
-	return g.retry(&t, what, size, err, op)
-}
-
-// retry is retryWithMemory of an operation that has failed with err.
-func (g *Range) retry(t *bank.Ticket, what string, size uint64, err error, op func() error) error {
-	b := g.r.dev.state.bank
-	need := needs(func(err error) error { return g.r.opError(what, 0, size, err) })
-	return t.Again(grower{g}, need, b, err, func() (*bank.Bank, error) { return b, op() })
-}
-
-// grower is a Range as a bank.Grower.
-type grower struct{ g *Range }
-
-func (x grower) Obtain(err error) (again bool, _ error) { return x.g.obtain(err) }
-
-func (x grower) Growth(err error) func() error {
-	var lack growthLacks
-	if !errors.As(err, &lack) {
-		return nil
-	}
-	return func() error { return x.g.ensure(lack.need) }
-}
-
-func (x grower) Bank() *bank.Bank { return x.g.r.dev.state.bank }
-
-// supplyFor has the Supplier provide the memory that a growth lacks.
-func (g *Range) supplyFor(lack *lackingMemory) error {
+// growSupplied is growOnce with memory of the Supplier. If a Clip has come between, Cap is still below need.
+func (g *Range) growSupplied(need uint64) error {
 	s := g.supply
 	select {
 	case s.slot <- struct{}{}:
@@ -145,18 +85,18 @@ func (g *Range) supplyFor(lack *lackingMemory) error {
 		return errReservationClosed
 	}
 	defer func() { <-s.slot }()
-	// Another call may have mapped the memory while this one waited for the slot.
-	lack, err := g.whatLacks(lack.need)
-	if lack == nil {
+	defer g.countGrowth()
+	at, least, err := g.lacking(need) // another call may have mapped the memory while this one waited
+	if least == 0 {
 		return err
 	}
 	lock.Waits()
-	chunks, err := s.from.Chunks(s.closed, lack.off, lack.least)
+	chunks, err := s.from.Chunks(s.closed, at, least)
 	if dead := g.r.checkOpen(); dead != nil {
 		err = dead // rather than that ctx was done
 	}
 	if err == nil {
-		err = g.mapSupplied(lack, chunks)
+		err = g.mapSupplied(at, least, chunks)
 	}
 	for _, c := range chunks {
 		_ = c.Close() // mapped, or refused by the driver and counted as quarantined
@@ -164,49 +104,38 @@ func (g *Range) supplyFor(lack *lackingMemory) error {
 	return err
 }
 
-// whatLacks takes back what retires of the range, and returns what a growth lacks beyond that;
-// nil if nothing does, or if the range cannot grow.
-func (g *Range) whatLacks(need uint64) (lack *lackingMemory, err error) {
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
-	if err = g.r.checkOpen(); err == nil && need > g.cap.Load() {
-		err = g.growLocked(need, forCaller)
+// lacking is lackingLocked of a range that is open.
+func (g *Range) lacking(need uint64) (at, least uint64, err error) {
+	g.growMu.Lock()
+	defer g.growMu.Unlock()
+	if err := g.r.checkOpen(); err != nil {
+		return 0, 0, err
 	}
-	errors.As(err, &lack)
-	return lack, err
+	return g.lackingLocked(need, forCaller)
 }
 
-// mapSupplied maps what the Supplier returned, all or nothing.
-func (g *Range) mapSupplied(lack *lackingMemory, chunks []*Chunk) error {
-	held, size, err := g.checkSupplied(lack, chunks)
+// mapSupplied maps what the Supplier returned, all or nothing: nothing if a Clip has moved Cap from at.
+func (g *Range) mapSupplied(at, least uint64, chunks []*Chunk) error {
+	held, err := g.checkSupplied(at, least, chunks)
 	defer func() {
 		bank.ReleaseAll(held) //nolint:errcheck // the mapping, or the chunk, holds it too
 	}()
 	if err != nil {
 		return err
 	}
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
-	end := lack.off + size
-	moved := func() bool { return g.cap.Load() != lack.off || reclaimable(g.r, lack.off, end) > lack.off }
-	if moved() { // a Clip, or a Close, has been here
-		return errMoved
-	}
-	if err = g.r.mapChunks(lack.off, held, forCaller); err == nil {
-		g.cap.Store(end)
-		g.noteGrowth(lack.off, end, forCaller)
-	} else if moved() { // the driver has refused to unmap what a Clip gave up: that is taken back first
-		return errMoved
-	}
+	g.growMu.Lock()
+	defer g.growMu.Unlock()
+	_, err = g.mapAtCap(held, at, forCaller)
 	return err
 }
 
 // checkSupplied checks what the Supplier returned, and retains it for the caller to release.
-func (g *Range) checkSupplied(lack *lackingMemory, chunks []*Chunk) (held []*memory, size uint64, err error) {
-	refuse := func(format string, args ...any) ([]*memory, uint64, error) {
-		return held, 0, fmt.Errorf("%w: the Supplier returned %s", ErrInvalid, fmt.Sprintf(format, args...))
+func (g *Range) checkSupplied(at, least uint64, chunks []*Chunk) (held []*memory, err error) {
+	refuse := func(format string, args ...any) ([]*memory, error) {
+		return held, fmt.Errorf("%w: the Supplier returned %s", ErrInvalid, fmt.Sprintf(format, args...))
 	}
-	left := g.r.size - lack.off
+	var size uint64
+	left := g.r.size - at
 	for i, c := range chunks {
 		m, err := c.retain()
 		if err != nil {
@@ -227,8 +156,8 @@ func (g *Range) checkSupplied(lack *lackingMemory, chunks []*Chunk) (held []*mem
 		m.Cacheable.Store(false) // no other range gets it
 		size += m.Size
 	}
-	if size < lack.least {
-		return refuse("%d bytes of the %d that are needed", size, lack.least)
+	if size < least {
+		return refuse("%d bytes of the %d that are needed", size, least)
 	}
-	return held, size, nil
+	return held, nil
 }

@@ -127,7 +127,7 @@ func (g *Range) clipAhead(from, end, keep uint64, s *Stream) {
 	}
 	r.mu.Lock()
 	devs, spans := r.users.Devices(), &r.users.Spans
-	inUse := r.copies.underWay() || spans.Overlap(t.off, t.off+t.size, spans.Last()) // not waited for
+	inUse := r.copies.UnderWay() || spans.Overlap(t.off, t.off+t.size, spans.Last()) // not waited for
 	r.mu.Unlock()
 	if inUse {
 		r.unretire(t)
@@ -143,23 +143,23 @@ func (g *Range) retireTail(keep uint64) (t *retirement, was uint64, err error) {
 	r := g.r
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
-	was = g.cap.Load()
+	r.mappingMu.Lock() // no growth maps above what retires
+	defer r.mappingMu.Unlock()
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	was = g.cap.Load()
 	end := r.table.Accessible(was, r.size) // above Cap only after a failure
 	off := end
 	for i := r.table.Len() - 1; i >= 0 && r.table.At(i).Off >= max(keep, g.len.Load()); i-- {
 		off = min(off, r.table.At(i).Off)
 	}
-	r.mu.Unlock()
 	if off == end {
 		return nil, was, r.checkOpen()
 	}
 	// Cap falls first, so that no caller counts on memory that is about to go.
 	now := min(was, off)
 	g.cap.Store(now)
-	if t, err = r.retire(off, end-off); err != nil {
+	if t, err = r.retireSpanLocked(off, end-off); err != nil {
 		g.cap.Store(was)
 	} else if now < was {
 		r.note(history.Clip, now, was-now)
@@ -170,8 +170,6 @@ func (g *Range) retireTail(keep uint64) (t *retirement, was uint64, err error) {
 // recountCap sets Cap to what is accessible, after a Clip that failed, up to what it was before. Below
 // Cap all is.
 func (g *Range) recountCap(was uint64) {
-	g.capMu.Lock()
-	defer g.capMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.checkOpen() == nil {
@@ -189,6 +187,12 @@ func (g *Range) recountCap(was uint64) {
 func (r *Reservation) retire(off, size uint64) (*retirement, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.retireSpanLocked(off, size)
+}
+
+// retireSpanLocked is retire. It needs r.mu.
+func (r *Reservation) retireSpanLocked(off, size uint64) (*retirement, error) {
+	invariants.Held(&r.mu)
 	if err := r.checkOpen(); err != nil {
 		return nil, err
 	}

@@ -1,32 +1,28 @@
 package vmm
 
 import (
-	"errors"
-
-	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/slots"
 )
 
 // A range that promises zeros fills memory when it enters Cap. Nothing may write there any more by
-// then. So retiring memory is not taken back: a growth that meets it releases its locks, waits until it
-// is unmapped (waitForRetired), and is tried again.
+// then. So retiring memory is not taken back: before a growth its caller waits until that is unmapped
+// (waitForRetired).
 
-// errRetiring is that a growth has met memory that retires.
-var errRetiring = errors.New("memory of the range retires")
-
-// fillAboveCapLocked fills what is accessible above Cap, after a failure, and returns where it ends.
-// It needs g.capMu.
-func (g *Range) fillAboveCapLocked(have, need uint64) (end uint64, err error) {
-	invariants.Held(&g.capMu)
-	end = reclaimable(g.r, have, need)
+// fillAboveCap fills what is accessible above Cap, after a failure, and raises Cap; not if any of it retires.
+func (g *Range) fillAboveCap(need uint64, purpose purpose) error {
+	g.r.mappingMu.Lock() // what is being filled does not retire
+	defer g.r.mappingMu.Unlock()
+	have := g.cap.Load()
+	end := reclaimable(g.r, have, need)
 	if g.r.retires(have, end) {
-		return have, errRetiring
+		return nil
 	}
 	if _, err := g.r.zero(have, end-have); err != nil {
-		return have, err
+		return err
 	}
-	return end, nil
+	g.raiseCap(have, end, purpose)
+	return nil
 }
 
 // retires reports whether any of [off, end) retires.

@@ -142,8 +142,8 @@ func (b *Bank) CheckSize(size uint64) error {
 	return nil
 }
 
-// Charge counts memory that is about to be created against the limit, all or nothing.
-func (b *Bank) Charge(size uint64, purpose Purpose) error {
+// charge counts memory that is about to be created against the limit, all or nothing.
+func (b *Bank) charge(size uint64, purpose Purpose) error {
 	if err := b.CheckSize(size); err != nil {
 		return err
 	}
@@ -162,15 +162,15 @@ func (b *Bank) Charge(size uint64, purpose Purpose) error {
 	})
 }
 
-// Uncharge undoes Charge of what was not created after all: others may have it.
-func (b *Bank) Uncharge(size uint64) {
+// uncharge undoes charge of what was not created after all: others may have it.
+func (b *Bank) uncharge(size uint64) {
 	if size > 0 {
 		b.discharge(size)
 		freed.Add(1)
 	}
 }
 
-// discharge undoes Charge.
+// discharge undoes charge.
 func (b *Bank) discharge(size uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

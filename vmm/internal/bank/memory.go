@@ -1,12 +1,14 @@
 package bank
 
 import (
+	"cmp"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/sizes"
 )
 
 // Memory is one piece of physical memory, counted by what refers to it: Chunks and mappings. When the
@@ -26,17 +28,70 @@ type Memory struct {
 // Create makes memory with one reference. p's location is resolved already. With an error it returns the Bank
 // that is short of memory.
 func (a *Account) Create(size uint64, p driver.Prop, purpose Purpose, from *memsample.Source) (m *Memory, short *Bank, err error) {
-	if err := a.Bank.Charge(size, purpose); err != nil {
+	if err := a.Bank.charge(size, purpose); err != nil {
 		return nil, a.Bank, err
 	}
-	if m, err = a.CreateCharged(size, p, purpose, from); err != nil {
-		a.Bank.Uncharge(size)
+	if m, err = a.createCharged(size, p, purpose, from); err != nil {
+		a.Bank.uncharge(size)
 	}
 	return m, a.home(p), err
 }
 
-// CreateCharged is Create of memory that counts against the limit already.
-func (a *Account) CreateCharged(size uint64, p driver.Prop, purpose Purpose, from *memsample.Source) (m *Memory, err error) {
+// Request says what memory a range is to have.
+type Request struct {
+	Prop    driver.Prop
+	Sizes   sizes.Ladder
+	Fresh   bool // no cached memory
+	Purpose Purpose
+	From    memsample.Source
+}
+
+// Obtain adds memory of want bytes to batch: cached memory first, new memory for the rest. cached is how many
+// pieces were cached. For a caller it is all or nothing; growth ahead keeps what it got.
+func (a *Account) Obtain(batch []*Memory, want uint64, r *Request) (_ []*Memory, cached int, err error) {
+	left, only := want, r.Sizes.Fixed
+	for left > 0 && !r.Fresh {
+		// The driver sets access chunk by chunk, so many small chunks cost more than new
+		// memory. With an eighth as the least, a growth takes a few dozen.
+		m := a.Cached(r.Prop, cmp.Or(only, left/8), min(left, cmp.Or(only, r.Sizes.Most)), &r.From)
+		if m == nil {
+			break
+		}
+		batch = append(batch, m)
+		left -= m.Size
+	}
+	cached = len(batch)
+	var charged uint64
+	if r.Purpose == ForCaller && left > 0 { // at once, so that what is beyond the limit creates nothing
+		for size := range r.Sizes.Chunks(left) {
+			charged += size
+		}
+		if err = a.Bank.charge(charged, r.Purpose); err != nil {
+			charged, left = 0, 0
+		}
+		defer func() { a.Bank.uncharge(charged) }()
+	}
+	for size := range r.Sizes.Chunks(left) {
+		var m *Memory
+		if r.Purpose == ForGrowAhead {
+			m, _, err = a.Create(size, r.Prop, r.Purpose, &r.From)
+		} else if m, err = a.createCharged(size, r.Prop, r.Purpose, &r.From); err == nil {
+			charged -= size
+		}
+		if err != nil {
+			break
+		}
+		batch = append(batch, m)
+	}
+	if err != nil && r.Purpose == ForCaller {
+		ReleaseAll(batch) //nolint:errcheck // cached, or counted as quarantined
+		return batch[:0], 0, err
+	}
+	return batch, cached, err
+}
+
+// createCharged is Create of memory that counts against the limit already.
+func (a *Account) createCharged(size uint64, p driver.Prop, purpose Purpose, from *memsample.Source) (m *Memory, err error) {
 	home := a.home(p)
 	err = home.RetryAfterRelease(purpose, func() error {
 		if err := home.MayCreate(); err != nil {

@@ -25,7 +25,7 @@ import (
 //
 // Meanwhile nothing else is created (MayCreate): other operations that need memory release their locks, too,
 // and wait for the turn. A range only grows in its turn: what it does with the memory comes after, and may
-// take long. A Wake copies in its turn. A goroutine has one turn at a time, and gives it up before it waits
+// take long. A Wake copies in its turn. A goroutine has one turn at a time, and has none while it waits
 // for work or for a Supplier.
 
 // pressureTime bounds how long an operation that lacks memory waits for functions of OnPressure,
@@ -132,38 +132,14 @@ func NewTicket() Ticket { return Ticket{freed: freed.Load()} }
 // Run runs op, the first try, and then Again.
 func (t *Ticket) Run(need func(error) error, op func() (short *Bank, err error)) error {
 	short, err := op()
-	return t.Again(nil, need, short, err, op)
-}
-
-// Grower is a range that an operation needs memory for.
-type Grower interface {
-	// Obtain has what an operation that has failed with err waits for without a turn; false if that is
-	// nothing, or has failed.
-	Obtain(err error) (again bool, _ error)
-	// Growth is the growth alone that an operation that has failed with err needs; nil if that is not known.
-	Growth(err error) func() error
-	// Bank is the Bank that it needs memory of.
-	Bank() *Bank
+	return t.Again(need, short, err, op)
 }
 
 // Again tries op again until that succeeds or is in vain, and returns its error. It has failed with err, short of
-// memory of a Bank; of what g, if it is not nil, waits for without a turn. need wraps the error for functions
-// of OnPressure. The caller holds no lock.
-func (t *Ticket) Again(g Grower, need func(error) error, short *Bank, err error, op func() (short *Bank, err error)) error {
+// memory of a Bank. need wraps the error for functions of OnPressure. The caller holds no lock.
+func (t *Ticket) Again(need func(error) error, short *Bank, err error, op func() (short *Bank, err error)) error {
 	t.need = need
 	for err != nil {
-		if g != nil {
-			var ended bool
-			if ended, err = g.Obtain(err); ended {
-				if t.last {
-					short, err = t.tryLast(op)
-				} else {
-					short, err = t.try(op)
-				}
-				continue
-			}
-			short = g.Bank()
-		}
 		if t.last || !Lacks(err) || !t.mayWait(short, err) {
 			return err
 		}
@@ -172,19 +148,8 @@ func (t *Ticket) Again(g Grower, need func(error) error, short *Bank, err error,
 			short, err = t.tryLast(op)
 			continue
 		}
-		var growth func() error
-		if g != nil {
-			growth = g.Growth(err)
-		}
-		inTurn := op
-		if growth != nil {
-			inTurn = func() (*Bank, error) { return g.Bank(), growth() }
-		}
-		if short, err, more = letThrough(t, short, err, waited, inTurn); !more {
+		if short, err, more = letThrough(t, short, err, waited, op); !more {
 			return err
-		}
-		if err == nil && growth != nil { // it has its memory
-			short, err = t.try(op)
 		}
 	}
 	return nil

@@ -14,7 +14,7 @@ const (
 	ReservationClose
 	Grants
 	Len
-	Cap
+	Growth
 	Pressure
 	Sweep
 	Mapping

@@ -1,4 +1,4 @@
-package vmm
+package users
 
 import (
 	"sync"
@@ -7,14 +7,14 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 )
 
-// inFlight counts the library's own copies of a reservation's memory that are
+// Copies counts the library's own copies of a reservation's memory that are
 // under way. Code that takes memory away marks it first and then waits for the copies
 // that began before. Copies that begin later see the mark. So a copy is waited for
 // only by code that takes away its memory. Its zero value is ready.
 //
 // There are two counts, and the epoch says which of them counts what begins
 // now. A wait changes the epoch and waits until the other count is 0.
-type inFlight struct {
+type Copies struct {
 	epoch   atomic.Uint64
 	active  [2]atomic.Int64
 	waiting atomic.Bool
@@ -23,20 +23,20 @@ type inFlight struct {
 	ended chan struct{} // wakes it; made by the first; guarded by mu, read while waiting is set
 }
 
-// begin counts a copy; the caller passes what it returns to end.
-func (c *inFlight) begin() (epoch uint64) {
+// Begin counts a copy; the caller passes what it returns to End.
+func (c *Copies) Begin() (epoch uint64) {
 	for {
 		e := c.epoch.Load()
 		c.active[e&1].Add(1)
 		if c.epoch.Load() == e {
 			return e
 		}
-		c.end(e) // a wait came between, and may not have seen it
+		c.End(e) // a wait came between, and may not have seen it
 	}
 }
 
-// end undoes begin.
-func (c *inFlight) end(epoch uint64) {
+// End undoes Begin.
+func (c *Copies) End(epoch uint64) {
 	if c.active[epoch&1].Add(-1) == 0 && c.waiting.Load() {
 		select {
 		case c.ended <- struct{}{}:
@@ -45,11 +45,11 @@ func (c *inFlight) end(epoch uint64) {
 	}
 }
 
-// underWay reports whether there are any.
-func (c *inFlight) underWay() bool { return c.active[0].Load() != 0 || c.active[1].Load() != 0 }
+// UnderWay reports whether there are any.
+func (c *Copies) UnderWay() bool { return c.active[0].Load() != 0 || c.active[1].Load() != 0 }
 
-// wait waits for the copies that began before it, and for no other.
-func (c *inFlight) wait() {
+// Wait waits for the copies that began before it, and for no other.
+func (c *Copies) Wait() {
 	lock.Waits()
 	c.mu.Lock()
 	defer c.mu.Unlock()
