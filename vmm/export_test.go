@@ -167,7 +167,8 @@ func LockKey(g *Range) uint64 { return g.r.id }
 
 // HoldCounters locks the device's counters until release.
 func HoldCounters(d *Device) (release func()) {
-	return d.counters.Hold()
+	d.counters.Lock()
+	return d.counters.Unlock
 }
 
 // Fence is one of package pool.

@@ -109,7 +109,9 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 	if least == 0 {
 		return err
 	}
-	err = g.mapMoreLocked(have, least, purpose)
+	if err = g.mapMoreLocked(have, least, purpose); err == nil {
+		return nil
+	}
 	if end := g.cap.Load(); reclaimable(g.r, end, need) > end {
 		return nil
 	}
@@ -120,12 +122,13 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 // lacks then; 0 if it lacks nothing, cannot be, or something retires there. It needs g.growMu.
 func (g *Range) lackingLocked(need uint64, purpose purpose) (have, least uint64, err error) {
 	invariants.Held(&g.growMu)
+	retires := false
 	if g.r.zeroed != zeroNone {
-		err = g.fillAboveCap(need, purpose)
+		retires, err = g.fillAboveCap(need, purpose)
 	} else {
 		g.reclaim(need, purpose)
 	}
-	if have = g.cap.Load(); err != nil || need <= have || reclaimable(g.r, have, need) > have {
+	if have = g.cap.Load(); retires || err != nil || need <= have {
 		return have, 0, err
 	}
 	r := g.r
@@ -386,9 +389,9 @@ func (g *Range) affordable(have, goal uint64) uint64 {
 		}
 	}
 	// What retires here, and what is cached, takes no new memory.
-	release := d.counters.Hold()
+	d.counters.Lock()
 	ours := g.r.counters.Retiring.Now + d.counters.Cached.Now
-	release()
+	d.counters.Unlock()
 	if left := goal - have; left > ours && left-ours > spare {
 		return have + (ours+spare)/g.unit*g.unit
 	}

@@ -512,8 +512,8 @@ func (g *Range) Stats() RangeStats {
 	r := g.r
 	r.mu.Lock() // no chunk comes or goes meanwhile
 	defer r.mu.Unlock()
-	unlock := r.dev.counters.Hold()
-	defer unlock()
+	r.dev.counters.Lock()
+	defer r.dev.counters.Unlock()
 	c, used := &r.counters, g.len.Load()
 	st := RangeStats{
 		Committed:         c.Committed.Now,
@@ -541,8 +541,8 @@ func (g *Range) ResetPeaks() {
 	if g == nil || g.r == nil {
 		return
 	}
-	unlock := g.r.dev.counters.Hold()
-	defer unlock()
+	g.r.dev.counters.Lock()
+	defer g.r.dev.counters.Unlock()
 	c := &g.r.counters
 	c.Committed.Peak, c.PeakUsed = c.Committed.Now, 0
 }

@@ -18,8 +18,8 @@ import (
 func (d *Device) moment(read func()) memsample.Totals {
 	pinned := d.pinned()
 	c := &d.counters
-	unlock := c.Hold()
-	defer unlock()
+	c.Lock()
+	defer c.Unlock()
 	read()
 	return memsample.Totals{Committed: c.Committed.Now, Cached: c.Cached.Now, HostCopies: c.HostCopies.Now, Pinned: pinned, PinnedOf: d.state}
 }

@@ -10,19 +10,18 @@ import (
 // (waitForRetired).
 
 // fillAboveCap fills what is accessible above Cap, after a failure, and raises Cap; not if any of it retires.
-func (g *Range) fillAboveCap(need uint64, purpose purpose) error {
+func (g *Range) fillAboveCap(need uint64, purpose purpose) (retires bool, err error) {
 	g.r.mappingMu.Lock() // what is being filled does not retire
 	defer g.r.mappingMu.Unlock()
 	have := g.cap.Load()
 	end := reclaimable(g.r, have, need)
 	if g.r.retires(have, end) {
-		return nil
+		return true, nil
 	}
-	if _, err := g.r.zero(have, end-have); err != nil {
-		return err
+	if _, err = g.r.zero(have, end-have); err == nil {
+		g.raiseCap(have, end, purpose)
 	}
-	g.raiseCap(have, end, purpose)
-	return nil
+	return false, err
 }
 
 // retires reports whether any of [off, end) retires.

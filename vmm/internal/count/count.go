@@ -179,17 +179,17 @@ func (c *Counters) Set(n *uint64, to uint64) {
 
 // Moment calls read with all numbers of one moment. It may set peaks.
 func (c *Counters) Moment(read func()) {
-	unlock := c.Hold()
-	defer unlock()
+	c.Lock()
+	defer c.Unlock()
 	c.settleLocked()
 	read()
 }
 
-// Hold keeps all numbers as they are until release.
-func (c *Counters) Hold() (release func()) {
-	c.mu.Lock()
-	return c.mu.Unlock
-}
+// Lock keeps all numbers as they are until Unlock.
+func (c *Counters) Lock() { c.mu.Lock() }
+
+// Unlock ends Lock.
+func (c *Counters) Unlock() { c.mu.Unlock() }
 
 // At gives the lock its place in the order.
 func (c *Counters) At(key uint64) { c.mu.At(lock.Counters, key) }

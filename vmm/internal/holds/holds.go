@@ -50,13 +50,17 @@ type List struct {
 // Add adds a hold.
 func (l *List) Add(h *Hold) {
 	l.all = append(l.all, h)
-	l.listToTell()
+	if h.Below != nil {
+		l.listToTell()
+	}
 }
 
 // Remove undoes Add. Twice is fine.
 func (l *List) Remove(h *Hold) {
 	l.all = slices.DeleteFunc(l.all, func(e *Hold) bool { return e == h })
-	l.listToTell()
+	if h.Below != nil {
+		l.listToTell()
+	}
 }
 
 // Fix has a hold with Below end where it ends now, at most at n.
