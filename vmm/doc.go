@@ -91,38 +91,38 @@ package vmm
 //	addresslimit.go      SetAddressLimit: how many addresses the process may reserve
 //	addresses.go         where the addresses of a reservation come from: an arena, or the driver
 //	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
-//	memory.go            SetReleaseThreshold, Trim, SetLimit, OnPressure; trying again when memory was released
+//	memory.go            SetReleaseThreshold, Trim, SetLimit, OnPressure, which ask internal/bank
 //	chunk.go             Chunk and Segment: Create, CreateOrReuse, Import, Export, dma-buf, fabric
-//	reservation.go       Reservation: Reserve, Owner, Map, Hold, Changed, Generation
-//	quarantine.go        what a failed undo has left, and access in doubt; how Trim repairs both
-//	unmap.go             Unmap, UnmapNow, Clip: giving memory up; unmapping it later
+//	reservation.go       Reservation: Reserve, Owner, Map, Hold, Changed, Generation; the error for bytes that are held
+//	quarantine.go        slots that a failed undo has left, and access in doubt; how Trim repairs both
+//	unmap.go             Unmap, UnmapNow, Clip: giving memory up, waiting, unmapping; sweeps, which unmap later
 //	watch.go             Watch: calls when chunks are mapped and before they are unmapped
-//	usedby.go            UsedBy; which devices and streams may use a reservation's memory now
-//	waitforwork.go       what an unmap waits for
+//	usedby.go            UsedBy; which devices and streams may use a reservation's memory now, by internal/users
+//	waitforwork.go       waiting for the work of devices and streams: of unmaps, reads, Grant, Sleep, Mirror
 //	pendingappends.go    AppendOns that have not run
 //	closereservation.go  closing a reservation
 //	grant.go             Grant, Revoke and Access of one reservation, and their undo
-//	range.go             Range, RangeOptions and their defaults: NewRange, Alloc, Append, SetLen, Hold, Close, Stats
+//	range.go             Range; RangeOptions, defaults, the largest chunk; Alloc, Append, SetLen, Hold, Close, Stats
 //	lenhold.go           HoldLen: a hold of all bytes below Len, which tells of changes in their call
 //	zero.go              RangeOptions.Zero: zeroing new and recycled memory, and waits before it
-//	history.go           SetHistory and History: what has happened to the memory
-//	growth.go            Grow; where a growing range takes memory from; growth ahead (GrowAhead)
+//	history.go           SetHistory and History; the log itself, and its options, are internal/history of the module
+//	growth.go            Grow; what a growing range takes back, how much it asks internal/bank for; growth ahead
 //	supply.go            Supplier: memory for a range from elsewhere than the device
 //	background.go        the device's goroutine: intervals, order of work, end; SetLogger
 //	inside.go            the door for the other packages of the module
 //	io.go                AppendOn, WaitWritten, ReadAt, WriteAt, ReadFrom, WriteTo, Host; of rows
-//	sleep.go             Sleep and Wake
-//	sleepcopy.go         the contents of ranges that sleep, in host memory
+//	sleep.go             Sleep and Wake: their steps, and the undo of each
+//	sleepcopy.go         copying the contents of ranges that sleep to host memory, and back, of several at once
 //	stopped.go           work that a library has stopped: what waits for it returns the error
-//	stream.go            Stream, its priorities, WrapStream, Hold, Usable
+//	stream.go            Stream, its priorities, WrapStream, Hold, Usable; whether a call may use a stream; Close
 //	fence.go             events at the end of a stream's work; waiting for a stream
 //	onsync.go            OnSync: functions that are called after the program's own waits
 //	event.go             Event; events of several processes
-//	module.go            Module and Function: loaded code, its limits and launches; what memory they use
+//	module.go            Module and Function: loaded code, its limits and launches
 //	graph.go             capturing streams; Graph and GraphExec, and what they remember
 //	allocation.go        Allocation: memory in no reservation that graphs remember
-//	copy.go              CopyIn, CopyOut, Copy2D, Pitch; locking spans while a call runs
-//	lockspans.go         LockSpans: the same for the program's own calls
+//	copy.go              CopyIn, CopyOut, Copy2D, Pitch; checks of memory that a copy, launch or graph uses, and its lock
+//	lockspans.go         LockSpans: locking spans for the program's own calls
 //	pinned.go            AllocPinned, Pinned: page-locked memory, kept until the device closes
 //	mirror.go            Mirror: a copy of device memory in host memory, written back
 //	copypeer.go          CopyPeer: copies between devices without access
@@ -130,7 +130,29 @@ package vmm
 //	topology.go          Topology: which devices reach each other
 //	layout.go            Layout and Tensor; in what two Layouts differ, but for the fields of elements
 //	dtype.go             the fields of struct elements as NumPy's dtype; in which field two differ
-//	stats.go             Stats and Report
+//	stats.go             Stats and Report: their fields, filled from internal/count
+//
+// In vmm/internal, without a Device or Range:
+//
+//	bank/bank.go         the cache, which memory leaves it, the limit and its error, what unused memory is released
+//	bank/memory.go       Memory and its references; creating memory, or taking cached memory (Obtain); refused releases
+//	bank/turn.go         the turn of an operation that lacks memory: functions of OnPressure, how long others wait
+//	freelist             a list of cached memory by kind and size
+//	count                the counters behind Stats, and their peaks
+//	sizes                by how much a range grows, and in chunks of what sizes, within limits from range.go
+//	slots                the table of what is mapped in a reservation, and the states of its slots
+//	grants               which devices may access a reservation's memory; changes under way, and in doubt
+//	users/users.go       which devices and streams use it, and have to be waited for; AppendOns that have not run
+//	users/spans.go       spans that LockSpans has locked
+//	users/copies.go      the library's own copies under way
+//	holds                who keeps which bytes mapped, and who is told of changes
+//	byaddress            which reservation an address lies in
+//	arena                addresses of many reservations, out of few of the driver's
+//	rows                 where rows lie that have a pitch
+//	staging              large copies through pinned memory: from what size, by how many processors
+//	hostcopy             host memory for ranges that sleep
+//	order                stamps, events and fences of streams; captures and their gate: see its doc.go
+//	lock                 the order of the locks below
 
 // Lock order:
 //

@@ -19,7 +19,7 @@ var poolRows = []promstats.Row{
 	{Field: "Frees", Name: "cuvmm_pool_frees_total", Help: "Blocks that were freed."},
 	{Field: "Pending", Name: "cuvmm_pool_pending_bytes", Help: "Bytes freed in streams whose work is not known to have ended."},
 	{Field: "InSlabs", Name: "cuvmm_pool_in_slabs_bytes", Help: "Bytes that are free in slabs, for short blocks."},
-	{Field: "LargestFree", Name: "cuvmm_pool_largest_free_bytes", Help: "Bytes of the longest run of free memory; up to an eighth too low."},
+	{Field: "LargestFree", Name: "cuvmm_pool_largest_free_bytes", Help: "Bytes of the longest run of free memory."},
 	{Field: "Created", Name: "cuvmm_pool_created_bytes_total", Help: "Bytes of new memory, also from the cache of the device."},
 	{Field: "Remapped", Name: "cuvmm_pool_remapped_bytes_total", Help: "Bytes of idle memory moved to where blocks needed it."},
 	{Field: "Released", Name: "cuvmm_pool_released_bytes_total", Help: "Bytes of memory given back."},

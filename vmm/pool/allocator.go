@@ -95,7 +95,7 @@ type Stats struct {
 	Frees       uint64 `json:"frees"`        // ever
 	Pending     uint64 `json:"pending"`      // freed in streams whose work is not known to have ended, without InSlabs
 	InSlabs     uint64 `json:"in_slabs"`     // free in slabs, for blocks of up to 64 KiB
-	LargestFree uint64 `json:"largest_free"` // the longest run of free memory, idle or pending; up to an eighth too low
+	LargestFree uint64 `json:"largest_free"` // the longest run of free memory, idle or pending
 	Created     uint64 `json:"created"`      // new memory, ever; also what came from the device's cache
 	Remapped    uint64 `json:"remapped"`     // moved from idle chunks to where blocks needed it, ever
 	Released    uint64 `json:"released"`     // given back, ever

@@ -63,7 +63,7 @@ package pool
 //	heap.go        taking, cutting, joining and freeing runs of memory; making and removing holes
 //	extent.go      a run of addresses and its kind; free lists; regions
 //	bins.go        free runs and holes by size; which one is taken
-//	chunks.go      growth: where chunks are mapped, moving idle ones, creating new ones, what if that fails
+//	chunks.go      growth: where chunks are mapped, which idle ones go (also for TrimTo), creating new ones, failures
 //	lastfreed.go   the long block that a stream freed last, for its next one without Pool.mu
 //	small.go       short blocks: allocating and freeing in slabs; slabs of closed streams
 //	remote.go      short blocks that were freed in other streams, and blocks lent to other streams
@@ -73,7 +73,7 @@ package pool
 //	resize.go      Resize
 //	find.go        Find: the block of an address
 //	lookup.go      Lookup: the pool of an address, also of the driver's
-//	trim.go        TrimTo, the release threshold, giving memory back under pressure
+//	trim.go        TrimTo, the release threshold, giving memory back under pressure: when, and how much
 //	admin.go       Device, Reservation, SetReuse, Grant and Revoke, Stats, ResetPeaks
 //	usage.go       Usage: what chunks, streams and sizes of blocks have
 //	trace.go       Trace
@@ -95,6 +95,7 @@ package pool
 // Pool.mu is held while events are recorded, waited for by a stream and asked, but not while
 // memory is created, mapped, unmapped or released, nor while a caller waits. Pool.underWay counts
 // the calls that work on memory without it: that is kindBusy meanwhile, and Close waits for them.
-// No function but search.without releases a lock of its caller. These are held across a wait for the device: Pool.closeMu, and DriverPool.mu,
-// shared, by Grant and Revoke. None is held while Options.OnOOM runs. traced.mu is above
-// all of them: it is held across a free, a Resize to fewer bytes, and Write of the trace's writer.
+// No function but search.without releases a lock of its caller. These are held across a wait for
+// the device: Pool.closeMu, and DriverPool.mu, shared, by Grant and Revoke. None is held while
+// Options.OnOOM runs. traced.mu is above all of them: it is held across a free, a Resize to fewer
+// bytes, and Write of the trace's writer.
