@@ -90,7 +90,7 @@ package vmm
 //	name.go              names that a program gives to ranges: how long, and how texts quote them
 //	addresslimit.go      SetAddressLimit: how many addresses the process may reserve
 //	addresses.go         where the addresses of a reservation come from: an arena, or the driver
-//	devicestate.go       what Devices share: a state for each driver and ordinal, the open device
+//	devicestate.go       what Devices share: a state for each driver and ordinal, the open device; waits for its context
 //	memory.go            SetReleaseThreshold, Trim, SetLimit, OnPressure, which ask internal/bank
 //	chunk.go             Chunk and Segment: Create, CreateOrReuse, Import, Export, dma-buf, fabric
 //	reservation.go       Reservation: Reserve, Owner, Map, Hold, Changed, Generation; the error for bytes that are held
@@ -112,14 +112,14 @@ package vmm
 //	inside.go            the door for the other packages of the module
 //	io.go                AppendOn, WaitWritten, ReadAt, WriteAt, ReadFrom, WriteTo, Host; of rows
 //	sleep.go             Sleep and Wake: their steps, and the undo of each
-//	sleepcopy.go         copying the contents of ranges that sleep to host memory, and back, of several at once
+//	sleepcopy.go         which contents of ranges that sleep go to host memory and back, by internal/staging
 //	stopped.go           work that a library has stopped: what waits for it returns the error
 //	stream.go            Stream, its priorities, WrapStream, Hold, Usable; whether a call may use a stream; Close
 //	fence.go             events at the end of a stream's work; waiting for a stream
 //	onsync.go            OnSync: functions that are called after the program's own waits
 //	event.go             Event; events of several processes
 //	module.go            Module and Function: loaded code, its limits and launches
-//	graph.go             capturing streams; Graph and GraphExec, and what they remember
+//	graph.go             BeginCapture, EndCapture, by internal/order; Graph and GraphExec, and what they remember
 //	allocation.go        Allocation: memory in no reservation that graphs remember
 //	copy.go              CopyIn, CopyOut, Copy2D, Pitch; checks of memory that a copy, launch or graph uses, and its lock
 //	lockspans.go         LockSpans: locking spans for the program's own calls
@@ -130,15 +130,15 @@ package vmm
 //	topology.go          Topology: which devices reach each other
 //	layout.go            Layout and Tensor; in what two Layouts differ, but for the fields of elements
 //	dtype.go             the fields of struct elements as NumPy's dtype; in which field two differ
-//	stats.go             Stats and Report: their fields, filled from internal/count
+//	stats.go             Stats and Report: which counters and peaks of internal/count they show; ResetPeaks
 //
 // In vmm/internal, without a Device or Range:
 //
-//	bank/bank.go         the cache, which memory leaves it, the limit and its error, what unused memory is released
+//	bank/bank.go         the cache: what enters it, how much stays; the limit and its error; what unused memory is released
 //	bank/memory.go       Memory and its references; creating memory, or taking cached memory (Obtain); refused releases
 //	bank/turn.go         the turn of an operation that lacks memory: functions of OnPressure, how long others wait
-//	freelist             a list of cached memory by kind and size
-//	count                the counters behind Stats, and their peaks
+//	freelist             cached pieces by kind, size and age: which one a growth takes, and which one leaves first
+//	count                the counters behind Stats; each number of bytes has its peak, whether Stats shows it or not
 //	sizes                by how much a range grows, and in chunks of what sizes, within limits from range.go
 //	slots                the table of what is mapped in a reservation, and the states of its slots
 //	grants               which devices may access a reservation's memory; changes under way, and in doubt
@@ -151,7 +151,10 @@ package vmm
 //	rows                 where rows lie that have a pitch
 //	staging              large copies through pinned memory: from what size, by how many processors
 //	hostcopy             host memory for ranges that sleep
-//	order                stamps, events and fences of streams; captures and their gate: see its doc.go
+//	order/stream.go      which work comes before which: Stream.Point, After and Finished, also of wrapped handles
+//	order/fence.go       events of the driver, of which it has a pool, and fences made of them
+//	order/capture.go     captures: which streams are in one, how they begin and end; their errors are in order/device.go
+//	order/gate.go        the gate that keeps captures apart from waits, records and queries
 //	lock                 the order of the locks below
 
 // Lock order:

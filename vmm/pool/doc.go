@@ -68,7 +68,7 @@ package pool
 //	small.go       short blocks: allocating and freeing in slabs; slabs of closed streams
 //	remote.go      short blocks that were freed in other streams, and blocks lent to other streams
 //	slab.go        one slab, and a stream's lists of them
-//	classes.go     the sizes of blocks in slabs
+//	classes.go     the sizes of blocks in slabs, and how long a slab of each is
 //	stream.go      what a pool knows of a stream: counts, fences, how far it has come
 //	resize.go      Resize
 //	find.go        Find: the block of an address
