@@ -33,9 +33,9 @@ func isKept(owner wire.Hello, path string) bool {
 // firstTries is how often a connection is made that ends before its first reply.
 const firstTries = 3
 
-// connectFirst makes the first connection to a server, by f. One that ends before its first reply
-// may have ended with a server that another replaces; where there is none, the next try
-// says so.
+// connectFirst makes the first connection to a server, by f, in at most so many tries. A connection that
+// ends before its first reply may have ended with a server that another one replaces. If there is no other,
+// the next try says so.
 func connectFirst(ctx context.Context, most int, f func() error) error {
 	for tries := 1; ; tries++ {
 		err := f()
@@ -51,8 +51,8 @@ func connectFirst(ctx context.Context, most int, f func() error) error {
 }
 
 // reconnect connects again to the server at path. f runs, once HELLO is exchanged, in the goroutine
-// that reads the connection, and after it next. It tries until ctx ends or the process that keeps
-// the socket does, for a limited time, and while no descriptor is free for as long as short says.
+// that reads the connection, and after it next. It gives up when ctx ends, when the process that keeps the
+// socket ends, after againTime, or when no descriptor was free for the limit of short.
 func reconnect(ctx context.Context, path string, dev *vmm.Device, o AttachOptions, instance [16]byte, short *shortage, f func(*handshake) error, next func(*handshake)) error {
 	ctx, cancel := context.WithTimeout(ctx, againTime)
 	defer cancel()

@@ -44,9 +44,9 @@ type AttachOptions struct {
 	// vmm.ErrLimit if the owner sends more. 0 is 65,536, but half of RLIMIT_NOFILE on the host,
 	// where each chunk keeps a descriptor open.
 	MaxChunks int
-	// Timeout limits each wait for the other side, the wait for local work on memory that the owner
-	// takes back, and how long a View that lacks a free descriptor tries again, which is one time also
-	// if the View connects to a next server meanwhile. 0 is 5 s.
+	// Timeout limits each wait for the other side, and the wait for local work on memory that the owner
+	// takes back. It also limits how long a View tries again while no descriptor is free: that time goes
+	// on while the View connects to the next server. 0 is 5 s.
 	Timeout time.Duration
 
 	made []uintptr // who attaches

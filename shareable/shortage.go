@@ -18,7 +18,7 @@ type shortage struct {
 	pause time.Duration // before the next try
 }
 
-// lacks notes that the descriptors of a frame did not come.
+// lacks notes that the descriptors of a frame were lacking. The first such frame counts.
 func (s *shortage) lacks(what wire.Type) {
 	if s.since.IsZero() {
 		s.since, s.what, s.pause = time.Now(), what, time.Millisecond
@@ -40,8 +40,8 @@ func (s *shortage) nextPause() time.Duration {
 	return now
 }
 
-// had notes that the descriptors of a frame have come. Those of another frame than the one that is lacking
-// are no progress, unless they are those of chunks: an object has only so many.
+// had notes that the descriptors of a frame have come. Those of chunks are progress, since an object has only
+// so many. Those of another frame are progress only if that frame was lacking.
 func (s *shortage) had(what wire.Type) {
 	if what == s.what || what == wire.TypeChunks {
 		*s = shortage{limit: s.limit}

@@ -16,7 +16,7 @@ const defaultAddressLimit = 1 << 46
 // use only stops new reservations.
 //
 // Most addresses come from arenas of 1 TiB, each of which counts in full. Arenas use at most half of the
-// limit. An empty arena is freed when another reservation needs its room.
+// limit. One empty arena is kept, until another reservation needs its room.
 func SetAddressLimit(bytes uint64) (old uint64) {
 	process.mu.Lock()
 	old, process.limit = process.limit, bytes

@@ -87,14 +87,14 @@ func unlockMemory(memory []LaunchMemory) {
 
 // lockMemory locks one of them. Of 0 bytes at an address the first byte is checked.
 //
-// A check that succeeded need not be made again as long as two numbers are what they were:
-// the epoch of the reservation's copies, which whatever takes memory or access away changes
-// after it has marked what goes and before it waits for copies; and users.Changes, which UsedBy
-// raises, and an undo that fails.
+// A check that succeeded need not be made again as long as two numbers are what they were. One is the
+// epoch of the reservation's copies: whatever takes memory or access away raises it after it has marked
+// what goes, and before it waits for copies. The other is users.Changes, which rises with each change of
+// the devices or the named streams.
 func (s *Stream) lockMemory(m *LaunchMemory) (err error) {
 	if m.checkedOn == s {
 		epoch := m.in.copies.Begin()
-		if epoch == m.locked.epoch && m.in.users.Changes() == m.checkedUsers {
+		if epoch == m.locked.epoch && m.in.users.Changes() == m.checkedChanges {
 			return nil // locked is what it was
 		}
 		m.in.copies.End(epoch)
@@ -114,7 +114,7 @@ func (s *Stream) lockMemory(m *LaunchMemory) (err error) {
 		return fmt.Errorf("%w: the addresses overflow", ErrBounds)
 	}
 	if r != nil {
-		m.checkedUsers = r.users.Changes()
+		m.checkedChanges = r.users.Changes()
 	}
 	m.locked, err = s.dev.lockReservation(s, r, x)
 	if err == nil && m.in != nil {

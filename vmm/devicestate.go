@@ -95,7 +95,7 @@ type deviceState struct {
 	devices []*Device // that have not begun to close the driver's device; guarded by process.mu
 }
 
-// Ordinal is for package grants.
+// Ordinal is the device's number. Package grants tells the driver of it.
 func (s *deviceState) Ordinal() int { return s.n }
 
 // acquireState makes d a user of the state of device n, with an account in its bank.

@@ -95,27 +95,27 @@ package vmm
 //	chunk.go             Chunk and Segment: Create, CreateOrReuse, Import, Export, dma-buf, fabric
 //	reservation.go       Reservation: Reserve, Owner, Map, Hold, Changed, Generation; the error for bytes that are held
 //	quarantine.go        slots that a failed undo has left, and access in doubt; how Trim repairs both
-//	unmap.go             Unmap, UnmapNow, Clip: giving memory up, waiting, unmapping; sweeps, which unmap later
+//	unmap.go             Unmap, UnmapNow, Clip: what may be given up, and the errors; sweeps, which unmap later and again
 //	watch.go             Watch: calls when chunks are mapped and before they are unmapped
 //	usedby.go            UsedBy; which devices and streams may use a reservation's memory now, by internal/users
-//	waitforwork.go       waiting for the work of devices and streams: of unmaps, reads, Grant, Sleep, Mirror
+//	waitforwork.go       waiting for the work of devices and streams, or recording events after all of it, as Clip does
 //	pendingappends.go    AppendOns that have not run
 //	closereservation.go  closing a reservation
 //	grant.go             Grant, Revoke and Access of one reservation, and their undo
-//	range.go             Range; RangeOptions, defaults, the largest chunk; Alloc, Append, SetLen, Hold, Close, Stats
+//	range.go             NewRange: RangeOptions, defaults, the largest chunk; Alloc, Append, SetLen, Hold, Close, Stats
 //	lenhold.go           HoldLen: a hold of all bytes below Len, which tells of changes in their call
 //	zero.go              RangeOptions.Zero: zeroing new and recycled memory, and waits before it
 //	history.go           SetHistory and History; the log itself, and its options, are internal/history of the module
 //	growth.go            Grow; what a growing range takes back, how much it asks internal/bank for; growth ahead
 //	supply.go            Supplier: memory for a range from elsewhere than the device
-//	background.go        the device's goroutine: intervals, order of work, end; SetLogger
+//	background.go        the device's goroutine: one interval for all ranges, order of work, end; SetLogger
 //	inside.go            the door for the other packages of the module
 //	io.go                AppendOn, WaitWritten, ReadAt, WriteAt, ReadFrom, WriteTo, Host; of rows
 //	sleep.go             Sleep and Wake: their steps, and the undo of each
 //	sleepcopy.go         which contents of ranges that sleep go to host memory and back, by internal/staging
 //	stopped.go           work that a library has stopped: what waits for it returns the error
 //	stream.go            Stream, its priorities, WrapStream, Hold, Usable; whether a call may use a stream; Close
-//	fence.go             events at the end of a stream's work; waiting for a stream
+//	fence.go             the event at the end of one stream's work; waiting for one stream
 //	onsync.go            OnSync: functions that are called after the program's own waits
 //	event.go             Event; events of several processes
 //	module.go            Module and Function: loaded code, its limits and launches
@@ -140,18 +140,22 @@ package vmm
 //	freelist             cached pieces by kind, size and age: which one a growth takes, and which one leaves first
 //	count                the counters behind Stats; each number of bytes has its peak, whether Stats shows it or not
 //	sizes                by how much a range grows, and in chunks of what sizes, within limits from range.go
-//	slots                the table of what is mapped in a reservation, and the states of its slots
+//	slots                the table of what is mapped in a reservation, and states; its callers word the errors
 //	grants               which devices may access a reservation's memory; changes under way, and in doubt
 //	users/users.go       which devices and streams use it, and have to be waited for; AppendOns that have not run
 //	users/spans.go       spans that LockSpans has locked
 //	users/copies.go      the library's own copies under way
-//	holds                who keeps which bytes mapped, and who is told of changes
+//	holds                who keeps which bytes mapped, by name, and who is told of changes
 //	byaddress            which reservation an address lies in
-//	arena                addresses of many reservations, out of few of the driver's
+//	arena/arena.go       addresses of many reservations, out of few of the driver's
+//	arena/spans.go       which spans of one are free
 //	rows                 where rows lie that have a pitch
-//	staging              large copies through pinned memory: from what size, by how many processors
+//	staging/staging.go   large copies through pinned memory: from what size, by how many processors
+//	staging/lane.go      one processor's part: its blocks, and their order
 //	hostcopy             host memory for ranges that sleep
 //	order/stream.go      which work comes before which: Stream.Point, After and Finished, also of wrapped handles
+//	order/after.go       which events of other streams an event comes after
+//	order/room.go        how many operations a stream takes before a copy waits
 //	order/fence.go       events of the driver, of which it has a pool, and fences made of them
 //	order/capture.go     captures: which streams are in one, how they begin and end; their errors are in order/device.go
 //	order/gate.go        the gate that keeps captures apart from waits, records and queries
@@ -193,6 +197,7 @@ package vmm
 //	                    comes before
 //	Stream.mu           for reading, if no event could be recorded
 //	Module.mu           by Close, for work that may run the module's kernels
+//	legacyPairs.mu, graphHandle.mu   around driver calls
 //
 // None is held across a callback, except those of Watch, which run with mappingMu, and with what
 // its holder has, from closeMu to sweepMu, and those of HoldLen, which run with what a change holds:

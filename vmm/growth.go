@@ -24,13 +24,13 @@ import (
 //
 // With RangeOptions.Supplier that replaces the last two: see supply.go.
 //
-// The memory comes first: no Append, Clip or read of the range waits while it is obtained. Then it is
-// mapped where Cap is by then, as much as fits there, and the rest goes back.
+// The memory comes first. While it is obtained, reads, Clip and appends that fit do not wait. Then it is
+// mapped at the Cap of that moment, as much as fits there, and the rest goes back.
 // grow is the caller's way in, growAhead the one of the device's goroutine.
 
 // Grow makes room for n more bytes beyond Len. A kernel may then write between Len and Cap, and SetLen
-// shows what it wrote. Beyond Max it returns ErrFull. On error nothing has changed, except that retiring
-// memory may be back in Cap. With RangeOptions.Zero it may wait for an unlock; see LockSpans.
+// shows what it wrote. Beyond Max it returns ErrFull. On error Len and contents are as they
+// were, but Cap may have grown. With RangeOptions.Zero it may wait for an unlock; see LockSpans.
 func (g *Range) Grow(n uint64) error {
 	err := g.checkOpen()
 	if err != nil {
@@ -87,23 +87,11 @@ func (g *Range) growOnce(need uint64) error {
 	}
 	g.growMu.Lock()
 	defer g.growMu.Unlock()
-	if need <= g.cap.Load() {
-		return nil // the device's goroutine, or another caller, was faster
-	}
-	if err := g.r.checkOpen(); err != nil {
-		return err // a Close has overtaken the caller; it shall find no new memory
-	}
-	g.countGrowth()
 	return g.growLocked(need, forCaller)
 }
 
-func (g *Range) countGrowth() {
-	d := g.r.dev
-	d.counters.Count(1, &d.counters.Growths, &g.r.counters.Growths)
-}
-
-// growLocked brings Cap to need, but for memory that retires meanwhile: that is taken back first, the next time.
-// It needs g.growMu.
+// growLocked brings Cap to need. It returns nil below need if memory of the range retires meanwhile: the
+// caller tries again, and takes that first. It needs g.growMu.
 func (g *Range) growLocked(need uint64, purpose purpose) error {
 	have, least, err := g.lackingLocked(need, purpose)
 	if least == 0 {
@@ -118,10 +106,20 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 	return err
 }
 
-// lackingLocked takes back what the range has given up, and returns Cap and how much memory a growth to need
-// lacks then; 0 if it lacks nothing, cannot be, or something retires there. It needs g.growMu.
+// lackingLocked takes back what the range has given up. Then it returns Cap, and how many bytes are lacking
+// up to need. That is 0 if none are, if memory retires there, or with an error. It needs g.growMu.
 func (g *Range) lackingLocked(need uint64, purpose purpose) (have, least uint64, err error) {
 	invariants.Held(&g.growMu)
+	if have = g.cap.Load(); need <= have {
+		return have, 0, nil // another growth was faster
+	}
+	if err := g.r.checkOpen(); err != nil {
+		return have, 0, err // a Close has overtaken the caller; it shall find no new memory
+	}
+	if purpose == forCaller {
+		d := g.r.dev
+		d.counters.Count(1, &d.counters.Growths, &g.r.counters.Growths)
+	}
 	retires := false
 	if g.r.zeroed != zeroNone {
 		retires, err = g.fillAboveCap(need, purpose)
@@ -134,10 +132,8 @@ func (g *Range) lackingLocked(need uint64, purpose purpose) (have, least uint64,
 	r := g.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.counters.Quarantined.Now > 0 {
-		if err := r.quarantineErrLocked(have); err != nil {
-			return have, 0, err
-		}
+	if err := r.quarantineErrLocked(have); err != nil {
+		return have, 0, err
 	}
 	return have, (need - have + g.unit - 1) / g.unit * g.unit, nil // both Max and Cap are multiples of the unit
 }
@@ -200,8 +196,9 @@ func (g *Range) mapMoreLocked(have, least uint64, purpose purpose) error {
 // anyCap has mapAtCap map wherever Cap is.
 const anyCap = math.MaxUint64
 
-// mapAtCap maps the first n of ms at Cap, as many as fit there, and raises Cap: none if Cap is not at, or if the
-// range can take memory back that it has given up.
+// mapAtCap maps as many of ms at Cap as fit there, the first n, and raises Cap. It maps none if Cap is another
+// than at, unless at is anyCap. It maps none either if memory that the range has given up lies above Cap: a growth
+// takes that first.
 func (g *Range) mapAtCap(ms []*memory, at uint64, purpose purpose) (n int, err error) {
 	r := g.r
 	// The mapping itself takes memory of the device, which may have run out.

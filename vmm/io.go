@@ -42,7 +42,8 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 	return g.wrap("append", at, uint64(len(p)), err)
 }
 
-// appendOn is as append.
+// appendOn queues the copy if the bytes fit into Cap. If they do not, lacks is the Cap that they need. at is where
+// they go.
 func (g *Range) appendOn(s *Stream, p []byte) (at, lacks uint64, err error) {
 	g.lenMu.Lock()
 	defer g.lenMu.Unlock()

@@ -236,9 +236,9 @@ type LaunchMemory struct {
 
 	// The last lock, and the check that it was made with if that need not be made again; see
 	// lockMemory.
-	locked       lockedSpan
-	checkedOn    *Stream
-	checkedUsers uint64
+	locked         lockedSpan
+	checkedOn      *Stream
+	checkedChanges uint64
 }
 
 // Set sets the memory to m, and reports whether that is a change. A change forgets earlier checks. Nil is

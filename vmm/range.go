@@ -36,7 +36,7 @@ type Range struct {
 
 	lenMu    lock.Mutex    // orders changes of Len
 	growMu   lock.Mutex    // one growth at a time; Sleep and Close wait for it
-	len, cap atomic.Uint64 // cap changes with r.mappingMu held: lowered or raised; with r.mu alone: raised
+	len, cap atomic.Uint64 // cap falls with r.mappingMu and r.mu held, or as the range closes; it rises with either
 	lows     lows          // of reads that are under way
 
 	supply *supply // nil without RangeOptions.Supplier

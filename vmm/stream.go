@@ -422,7 +422,7 @@ func (s *Stream) endClose(waited error) error {
 	return waited
 }
 
-// forget takes a stream that is freed off all lists. Until then reservations wait for its work.
+// forget takes a stream that is freed off all lists. Until it has run, reservations wait for its work.
 // It needs s.mu.
 func (s *Stream) forget() {
 	s.dev.mu.Lock()

@@ -25,7 +25,8 @@ type Supplier interface {
 	// The range closes all chunks that Chunks returns, whether it maps them or not. If it
 	// cannot map them, or if Chunks fails, the growth fails and changes nothing; chunks that
 	// break a rule above, one that is closed, nil or listed twice included, are ErrInvalid.
-	// After ErrOutOfMemory, OnPressure is asked to release memory, and then Chunks once more.
+	// After ErrOutOfMemory, functions of OnPressure release memory, and Chunks is called again, as long as
+	// they release any.
 	//
 	// One call at a time is made for a range, by the goroutine that needs the memory. The package holds
 	// no lock meanwhile, so a call may take long: only calls that need more memory wait for it. Chunks
@@ -85,7 +86,6 @@ func (g *Range) growSupplied(need uint64) error {
 		return errReservationClosed
 	}
 	defer func() { <-s.slot }()
-	defer g.countGrowth()
 	at, least, err := g.lacking(need) // another call may have mapped the memory while this one waited
 	if least == 0 {
 		return err
@@ -104,13 +104,10 @@ func (g *Range) growSupplied(need uint64) error {
 	return err
 }
 
-// lacking is lackingLocked of a range that is open.
+// lacking is lackingLocked for a caller without g.growMu.
 func (g *Range) lacking(need uint64) (at, least uint64, err error) {
 	g.growMu.Lock()
 	defer g.growMu.Unlock()
-	if err := g.r.checkOpen(); err != nil {
-		return 0, 0, err
-	}
 	return g.lackingLocked(need, forCaller)
 }
 

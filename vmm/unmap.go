@@ -84,7 +84,7 @@ func (g *Range) Clip() error {
 		return g.wrap("clip", 0, 0, g.checkOpen())
 	}
 	r := g.r
-	r.closeMu.Lock() // not lenMu: an Append does not wait for a Clip
+	r.closeMu.Lock() // not lenMu: an Append does not wait for the work that a Clip waits for
 	defer r.closeMu.Unlock()
 	t, was, err := g.retireTail(0)
 	if err != nil {

@@ -3,6 +3,7 @@ package vmm
 import (
 	"cmp"
 	"fmt"
+	"slices"
 )
 
 // UsedBy names the streams that use this memory. It is a promise: from the first call on, unmapping waits
@@ -24,12 +25,8 @@ func (r *Reservation) UsedBy(streams ...*Stream) (err error) {
 	if err := cmp.Or(r.checkOpen(), unusable); err != nil {
 		return err
 	}
-	r.users.Name()
-	for _, s := range streams {
-		if s.addWaitedForBy(r) { // else it has closed, and its work was waited for
-			r.users.Name(s)
-		}
-	}
+	// Streams that have closed are left out: their work was waited for.
+	r.users.Name(slices.DeleteFunc(slices.Clone(streams), func(s *Stream) bool { return !s.addWaitedForBy(r) })...)
 	return nil
 }
 

@@ -394,7 +394,7 @@ func (o *options) delete() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if d.Timeout < 0 { // 0 is the server's default
-				return usagef("--wait %v: not below 0", d.Timeout)
+				return usagef("--wait %v: want 0 or more", d.Timeout)
 			}
 			return o.withClient(cmd.Context(), func(c *store.Client) error {
 				for _, name := range args {

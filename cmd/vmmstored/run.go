@@ -74,7 +74,7 @@ var flagNames = strings.NewReplacer("Options.MaxBytesPerUID", "--max-bytes-per-u
 // checkWait refuses a --wait in which nothing can come.
 func checkWait(wait time.Duration) error {
 	if wait <= 0 {
-		return usagef("--wait %v: above 0", wait)
+		return usagef("--wait %v: want a time above 0", wait)
 	}
 	return nil
 }

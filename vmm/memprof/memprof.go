@@ -95,7 +95,8 @@ func Handler() http.Handler {
 				return
 			}
 		}
-		if setHeaders(w.Header(), text); text {
+		setHeaders(w.Header(), text)
+		if text {
 			_, _ = io.WriteString(w, p.String()) // the client has gone
 			return
 		}

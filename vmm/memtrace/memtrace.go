@@ -118,7 +118,8 @@ func Handler(devs ...*vmm.Device) http.Handler {
 			return
 		}
 		h := w.Header()
-		if h.Set("Content-Type", "application/jsonl"); format == "trace" {
+		h.Set("Content-Type", "application/jsonl")
+		if format == "trace" {
 			h.Set("Content-Type", "application/json")
 			h.Set("Content-Disposition", `attachment; filename="history.json"`)
 		}

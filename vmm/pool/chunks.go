@@ -87,8 +87,9 @@ func (s *search) mapLocked(m mapping) step {
 	if m.hole == nil {
 		m.site = s.anySiteLocked()
 	}
-	if s.mapping = m; m.hole == nil && s.bad.Load() > 0 {
-		return step{do: (*search).repair, then: (*search).mapRepairedLocked}
+	s.mapping = m
+	if m.hole == nil && s.bad.Load() > 0 {
+		return step{unlocked: (*search).repair, locked: (*search).mapRepairedLocked}
 	}
 	return s.takeChunksLocked()
 }
@@ -123,10 +124,11 @@ func (s *search) takeChunksLocked() step {
 
 // moveLocked has the chunks moved. A search counts as moving unless it waits for memory or for work.
 func (s *search) moveLocked() step {
-	if s.mapping.moving = !s.mapping.wait; s.mapping.moving {
+	s.mapping.moving = !s.mapping.wait
+	if s.mapping.moving {
 		s.moving++
 	}
-	return step{do: (*search).move, then: (*search).settleLocked}
+	return step{unlocked: (*search).move, locked: (*search).settleLocked}
 }
 
 // move unmaps chunks, creates those that are missing, and maps all of them at the site.
@@ -191,9 +193,9 @@ func (s *search) settleLocked() step {
 	} else if len(m.have) > 0 {
 		return s.again() // with a longer hole
 	}
-	// When all memory is looked at, chunks that are held, or that the device refuses, are as if they had
-	// not been found.
-	if !m.looked || !(errors.Is(m.err, vmm.ErrOutOfMemory) || errors.Is(m.err, vmm.ErrBusy) || errors.Is(m.err, errMustCreate)) {
+	// A look at all memory takes chunks that are held, or that the device refuses, as not found.
+	notFound := errors.Is(m.err, vmm.ErrOutOfMemory) || errors.Is(m.err, vmm.ErrBusy) || errors.Is(m.err, errMustCreate)
+	if !m.looked || !notFound {
 		s.err = m.err
 	}
 	return step{}

@@ -35,11 +35,9 @@ func (s *search) refused() bool {
 	return s.forBlock() && s.mapping.hole != nil && errors.Is(s.mapping.err, vmm.ErrOutOfMemory)
 }
 
-func (s *search) nothing() {}
-
 func (s *search) lookWithLocked(create bool) step {
 	s.mapping = mapping{looked: true}
-	l := look{search: s, follow: s.allows(ReuseFollowEvents), create: create}
+	l := look{search: s, follow: s.allows(ReuseFollowEvents), mayCreate: create}
 	if !s.st.gone {
 		l.run()
 	}
@@ -59,9 +57,9 @@ func (s *search) lookWithLocked(create bool) step {
 // look is one lookLocked. Pool.mu and the mu of all streams are held.
 type look struct {
 	*search
-	follow   bool
-	create   bool     // new chunks may be had
-	refusals []string // why streams cannot be waited for
+	follow    bool
+	mayCreate bool     // new chunks may be had
+	refusals  []string // why streams cannot be waited for
 }
 
 // run finds what the stream may have, the cheapest first: memory without a wait, chunks moved
@@ -69,7 +67,7 @@ type look struct {
 // are moved after a wait.
 func (l *look) run() {
 	l.gatherLocked(l.streams)
-	if l.take() || l.move(l.isIdle) {
+	if l.take() || l.takeSite(l.isIdle) {
 		return
 	}
 	wait := l.allows(ReuseInternalDependencies)
@@ -98,7 +96,7 @@ func (l *look) run() {
 		}
 	}
 	if wait {
-		l.move(l.usable)
+		l.takeSite(l.usable)
 	}
 }
 
@@ -243,10 +241,10 @@ func (l *look) wait(t *stream) bool {
 	return true
 }
 
-// move finds a site for chunks that are as ok says, or new, and takes them: ok is isIdle, or usable for
+// takeSite finds a site for chunks that are as ok says, or new, and takes them: ok is isIdle, or usable for
 // those, too, whose work has not ended. Of all sites it takes one for which the fewest chunks are
 // needed, with those in front of the hole, which cannot move. If no hole is long enough it takes chunks to make one.
-func (l *look) move(ok func(*extent) bool) bool {
+func (l *look) takeSite(ok func(*extent) bool) bool {
 	// Choose the site: a hole alone, or a hole with free memory in front of it.
 	best := site{}
 	var before uint64 // bytes of best.before
@@ -270,7 +268,7 @@ func (l *look) move(ok func(*extent) bool) bool {
 	// Are there enough chunks for it: spare ones, new ones, and those of runs that are as ok says? The
 	// run in front of the hole is not counted, because it is part of the site.
 	has := len(l.spare)
-	if l.create {
+	if l.mayCreate {
 		has += l.most - int(l.chunks.Load())
 	}
 	if best.hole == nil {
@@ -290,7 +288,7 @@ func (l *look) move(ok func(*extent) bool) bool {
 		best.before = l.takeSpanLocked(l.st, best.before, best.before.off, before)
 	}
 	best.hole = l.takeHoleLocked(best.hole, uint64(best.chunks)*l.chunk) //nolint:gosec // not negative
-	l.mapping = mapping{site: best, create: l.create, looked: true}
+	l.mapping = mapping{site: best, create: l.mayCreate, looked: true}
 	left := best.chunks - len(l.spare)
 	left -= l.takeChunks(l.isIdle, left)
 	if l.takeChunks(ok, left) > 0 {

@@ -12,7 +12,7 @@ import (
 
 // want is what an Alloc looks for.
 type want struct {
-	n     uint64  // bytes that were asked for; 0: pages for a slab, for which there is another way
+	n     uint64  // bytes that were asked for; 0: pages for a slab; if there are none, allocInSlab looks for the block
 	size  uint64  // bytes of the pages
 	r     *region // where they lie best
 	class int     // of a block that may lie in a slab; -1: none
@@ -90,6 +90,7 @@ func (p *Pool) obtain(st *stream, w want) (*extent, Block, error) {
 	return s.pages, s.block, s.err
 }
 
+// searches are used again, so that an Alloc allocates nothing.
 var searches = sync.Pool{New: func() any { return new(search) }}
 
 // underWayLocked counts calls that work on memory without p.mu.
@@ -121,45 +122,45 @@ type search struct {
 	reasons []string  // where the pool's memory is, for the text of the error
 }
 
-// step is a part of a search. First do runs without Pool.mu, then then with it. then does not release
-// it, and returns the step that follows at once: none if that has no then.
+// step is a part of a search. unlocked runs first, without Pool.mu; locked runs after it, with Pool.mu,
+// which it does not release. locked returns a step that follows at once; one without locked ends that.
 type step struct {
-	when func(*search) bool // nil: always
-	do   func(*search)      // nil: Pool.mu is not released
-	all  bool               // then has all streams locked, and unlocks them
-	then func(*search) step
+	when     func(*search) bool // nil: always
+	unlocked func(*search)      // nil: Pool.mu is not released
+	all      bool               // locked has all streams locked, and unlocks them
+	locked   func(*search) step
 }
 
 // steps are what a search does, in this order, until it has found memory. Numbers are those of Alloc.
 var steps = []step{
 	// Where blocks of the size lie: 1 to 4.
-	{do: (*search).releaseOwn, then: (*search).findHereLocked},
-	{when: (*search).mayAsk, then: (*search).findEndedLocked},
-	{then: (*search).findJoinedLocked},
+	{unlocked: (*search).releaseOwn, locked: (*search).findHereLocked},
+	{when: (*search).mayAsk, locked: (*search).findEndedLocked},
+	{locked: (*search).findJoinedLocked},
 	// Idle chunks from elsewhere: 5. Then all of it again with what streams keep and no block uses.
-	{then: (*search).growFirstLocked},
-	{do: (*search).gatherAll, then: (*search).findHereLocked},
-	{when: (*search).mayAsk, then: (*search).findEndedLocked},
-	{then: (*search).findJoinedLocked},
-	{then: (*search).growOfIdleLocked},
+	{locked: (*search).growFirstLocked},
+	{unlocked: (*search).gatherAll, locked: (*search).findHereLocked},
+	{when: (*search).mayAsk, locked: (*search).findEndedLocked},
+	{locked: (*search).findJoinedLocked},
+	{locked: (*search).growOfIdleLocked},
 	// Where blocks of other sizes lie, then new chunks: 6.
-	{when: (*search).mustCreate, then: (*search).findElsewhereLocked},
-	{when: (*search).mustCreate, then: (*search).growLocked},
+	{when: (*search).mustCreate, locked: (*search).findElsewhereLocked},
+	{when: (*search).mustCreate, locked: (*search).growLocked},
 	// All memory at one moment: 7. For a slab there is another way.
-	{when: (*search).forBlock, do: (*search).askAll, all: true, then: (*search).lookLocked},
-	{when: (*search).refused, do: (*search).nothing, all: true, then: (*search).lookAgainLocked},
-	{when: (*search).othersMove, do: (*search).waitForOthers, then: (*search).again},
+	{when: (*search).forBlock, unlocked: (*search).askAll, all: true, locked: (*search).lookLocked},
+	{when: (*search).refused, all: true, locked: (*search).lookAgainLocked},
+	{when: (*search).othersMove, unlocked: (*search).waitForOthers, locked: (*search).again},
 	// Options.OnOOM: 8.
-	{when: (*search).forBlock, then: (*search).exhaustedLocked},
+	{when: (*search).forBlock, locked: (*search).exhaustedLocked},
 }
 
 // carryOut carries out a step, and those that follow at once. Pool.mu is held, and released meanwhile.
 func (s *search) carryOut(x step) {
-	for x.then != nil {
-		if x.do != nil {
+	for x.locked != nil {
+		if x.unlocked != nil || x.all {
 			s.without(x)
 		}
-		x = x.then(s)
+		x = x.locked(s)
 	}
 }
 
@@ -175,7 +176,9 @@ func (s *search) without(x step) {
 		}
 		s.mu.Lock()
 	}()
-	x.do(s)
+	if x.unlocked != nil {
+		x.unlocked(s)
+	}
 }
 
 // lacks reports whether there is too little memory so far. After another error no step helps.
@@ -251,10 +254,11 @@ func (s *search) waitForOthers() {
 
 // exhaustedLocked has the error say where memory is. Options.OnOOM may free some.
 func (s *search) exhaustedLocked() step {
-	if s.err = s.exhausted(s.err, s.reasons); s.onOOM == nil {
+	s.err = s.exhausted(s.err, s.reasons)
+	if s.onOOM == nil {
 		return step{}
 	}
-	return step{do: (*search).callOnOOM, then: (*search).calledOnOOMLocked}
+	return step{unlocked: (*search).callOnOOM, locked: (*search).calledOnOOMLocked}
 }
 
 func (s *search) callOnOOM() {

@@ -70,7 +70,7 @@ func Connect(ctx context.Context, path string, timeout time.Duration) (*net.Unix
 	}
 	end := time.Now().Add(timeout)
 	var dialer net.Dialer
-	once := context.WithoutCancel(ctx) // one try never waits, and a dialer has words of its own for a context's end
+	once := context.WithoutCancel(ctx) // one try never waits; with ctx the dialer would return an error of its own
 	c, err := dialer.DialContext(once, "unixpacket", path)
 	for errors.Is(err, syscall.EAGAIN) {
 		select {

@@ -62,12 +62,14 @@ func (a *Account) Obtain(batch []*Memory, want uint64, r *Request) (_ []*Memory,
 	}
 	cached = len(batch)
 	var charged uint64
-	if r.Purpose == ForCaller && left > 0 { // at once, so that what is beyond the limit creates nothing
+	// All at once: what is beyond the limit creates nothing.
+	if r.Purpose == ForCaller && left > 0 {
 		for size := range r.Sizes.Chunks(left) {
 			charged += size
 		}
 		if err = a.Bank.charge(charged, r.Purpose); err != nil {
-			charged, left = 0, 0
+			ReleaseAll(batch) //nolint:errcheck // cached, or counted as quarantined
+			return batch[:0], 0, err
 		}
 		defer func() { a.Bank.uncharge(charged) }()
 	}
