@@ -166,8 +166,8 @@ package vmm
 //	Mirror.mu                copies between a Mirror and the memory that it mirrors
 //	  Reservation.closeMu    Close, Clip, Sleep and Wake; SetLen downwards with Zero
 //	    Reservation.grantMu  Close, Sleep and Wake; Grant, Revoke and EnablePeers
-//	      Range.lenMu        changes of Len
-//	        Range.growMu     one growth: it obtains memory, and maps it
+//	      Range.growMu       changes of Cap; a growth obtains memory, and maps it
+//	        Range.lenMu      changes of Len
 //	          Bank.releasing            one goroutine looks for memory to release
 //	            Reservation.sweepMu     retirements come to their end
 //	              Reservation.mappingMu the driver's calls that map, unmap, set access

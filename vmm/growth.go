@@ -1,10 +1,8 @@
 package vmm
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
@@ -24,9 +22,8 @@ import (
 //
 // With RangeOptions.Supplier that replaces the last two: see supply.go.
 //
-// The memory comes first. While it is obtained, reads, Clip and appends that fit do not wait. Then it is
-// mapped at the Cap of that moment, as much as fits there, and the rest goes back.
-// grow is the caller's way in, growAhead the one of the device's goroutine.
+// The memory comes first: while it is obtained, reads, SetLen, Hold and appends that fit do not wait.
+// growFor is the callers' way in, growAhead the one of the device's goroutine.
 
 // Grow makes room for n more bytes beyond Len. A kernel may then write between Len and Cap, and SetLen
 // shows what it wrote. Beyond Max it returns ErrFull. On error Len and contents are as they
@@ -37,17 +34,38 @@ func (g *Range) Grow(n uint64) error {
 		return g.wrap("grow", 0, n, err)
 	}
 	need, err := g.endWithin(g.len.Load(), n)
-	for err == nil && need > g.cap.Load() {
-		if err = g.grow("grow", n, need); err == nil {
+	if err == nil && need > g.cap.Load() {
+		_, err = g.growFor("grow", n, need, func() (_, lacks uint64, err error) {
+			if need <= g.cap.Load() {
+				return 0, 0, nil
+			}
 			need, err = g.endWithin(g.len.Load(), n)
-		}
+			return 0, need, err
+		})
 	}
 	g.requestGrowAhead()
 	return g.wrap("grow", 0, n, err)
 }
 
-// grow brings Cap to need. Its caller, which holds no lock, looks whether it is there: another goroutine may have
-// clipped the range. Functions of OnPressure get an OpError with the operation's name and its size.
+// growFor brings Cap to what try lacks, and calls try again, until that lacks nothing. It returns what try
+// returns, where the bytes go. The caller holds no lock. Functions of OnPressure get an OpError with op and size.
+func (g *Range) growFor(op string, size, lacks uint64, try func() (at, lacks uint64, err error)) (at uint64, err error) {
+	for lacks > 0 && err == nil {
+		at, lacks, err = g.growAndTry(op, size, lacks, try)
+	}
+	return at, err
+}
+
+func (g *Range) growAndTry(op string, size, need uint64, try func() (at, lacks uint64, err error)) (at, lacks uint64, err error) {
+	if err := g.grow(op, size, need); err != nil {
+		return g.len.Load(), 0, err
+	}
+	defer g.unclaim()
+	return try()
+}
+
+// grow brings Cap to need, where a Clip leaves it until unclaim. It may return nil below need: something else was in
+// the way, and the caller looks again.
 func (g *Range) grow(op string, size, need uint64) error {
 	if g.r.zeroed != zeroNone && g.r.retires(g.cap.Load(), need) {
 		if err := g.waitForRetired(); err != nil {
@@ -57,14 +75,14 @@ func (g *Range) grow(op string, size, need uint64) error {
 	t := bank.NewTicket()
 	err := g.growOnce(need)
 	if err != nil {
-		err = g.growAgain(&t, op, size, need, err)
+		err = g.growAgain(t, op, size, need, err)
 	}
 	return err
 }
 
 // growAgain goes on with a growth that has failed with err. It is a function of its own so that a growth that
 // works allocates nothing.
-func (g *Range) growAgain(t *bank.Ticket, op string, size, need uint64, err error) error {
+func (g *Range) growAgain(t bank.Ticket, op string, size, need uint64, err error) error {
 	b := g.r.dev.state.bank
 	wrap := needs(func(err error) error { return g.r.opError(op, 0, size, err) })
 	if g.supply == nil {
@@ -80,14 +98,43 @@ func (g *Range) growAgain(t *bank.Ticket, op string, size, need uint64, err erro
 	return nil
 }
 
-// growOnce is grow without functions of OnPressure.
+// growOnce is grow without waits for retired memory and without functions of OnPressure.
 func (g *Range) growOnce(need uint64) error {
 	if g.supply != nil {
 		return g.growSupplied(need)
 	}
 	g.growMu.Lock()
 	defer g.growMu.Unlock()
-	return g.growLocked(need, forCaller)
+	err := g.growLocked(need, forCaller)
+	if err == nil {
+		g.claimLocked(need)
+	}
+	return err
+}
+
+// claims is how far Cap was brought for callers that have not looked at it since. A Clip leaves that: else one that
+// waits for each growth would take the memory of each before its caller sees it.
+type claims struct {
+	callers int
+	end     uint64
+}
+
+// claimLocked has Clip leave what is below end until unclaim. It needs g.growMu, which Clip takes, too.
+func (g *Range) claimLocked(end uint64) {
+	invariants.Held(&g.growMu)
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	g.claims.callers++
+	g.claims.end = max(g.claims.end, end)
+}
+
+// unclaim undoes claimLocked.
+func (g *Range) unclaim() {
+	g.r.mu.Lock()
+	defer g.r.mu.Unlock()
+	if g.claims.callers--; g.claims.callers == 0 {
+		g.claims.end = 0
+	}
 }
 
 // growLocked brings Cap to need. It returns nil below need if memory of the range retires meanwhile: the
@@ -100,6 +147,7 @@ func (g *Range) growLocked(need uint64, purpose purpose) error {
 	if err = g.mapMoreLocked(have, least, purpose); err == nil {
 		return nil
 	}
+	// The device's goroutine may have been unmapping the chunks above Cap, and the driver may have refused that.
 	if end := g.cap.Load(); reclaimable(g.r, end, need) > end {
 		return nil
 	}
@@ -116,30 +164,36 @@ func (g *Range) lackingLocked(need uint64, purpose purpose) (have, least uint64,
 	if err := g.r.checkOpen(); err != nil {
 		return have, 0, err // a Close has overtaken the caller; it shall find no new memory
 	}
+	end := have
+	if g.r.zeroed == zeroNone {
+		end = reclaim(g.r, have, need)
+	} else if end = reclaimable(g.r, have, need); g.r.retires(have, end) {
+		return have, 0, nil
+	}
 	if purpose == forCaller {
 		d := g.r.dev
 		d.counters.Count(1, &d.counters.Growths, &g.r.counters.Growths)
 	}
-	retires := false
-	if g.r.zeroed != zeroNone {
-		retires, err = g.fillAboveCap(need, purpose)
-	} else {
-		g.reclaim(need, purpose)
+	if g.r.zeroed != zeroNone { // accessible above Cap, after a failure
+		if _, err := g.r.zero(have, end-have); err != nil {
+			return have, 0, err
+		}
 	}
-	if have = g.cap.Load(); retires || err != nil || need <= have {
-		return have, 0, err
+	if g.raiseCapLocked(have, end, purpose); need <= end {
+		return end, 0, nil
 	}
 	r := g.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.quarantineErrLocked(have); err != nil {
-		return have, 0, err
+	if err := r.quarantineErrLocked(end); err != nil {
+		return end, 0, err
 	}
-	return have, (need - have + g.unit - 1) / g.unit * g.unit, nil // both Max and Cap are multiples of the unit
+	return end, (need - end + g.unit - 1) / g.unit * g.unit, nil // both Max and Cap are multiples of the unit
 }
 
-// raiseCap sets Cap, and notes in the device's history that it has risen. It needs r.mappingMu or r.mu.
-func (g *Range) raiseCap(from, to uint64, purpose purpose) {
+// raiseCapLocked sets Cap, and notes in the device's history that it has risen. It needs g.growMu.
+func (g *Range) raiseCapLocked(from, to uint64, purpose purpose) {
+	invariants.Held(&g.growMu)
 	g.cap.Store(to)
 	switch {
 	case to <= from:
@@ -168,6 +222,16 @@ func (g *Range) mapMoreLocked(have, least uint64, purpose purpose) error {
 	if purpose == forCaller { // growth ahead takes what is affordable and no more
 		want = g.sizes.Growth(least, have, g.r.size-have)
 	}
+	err := g.mapBatchLocked(have, want, purpose)
+	if errors.Is(err, ErrOutOfMemory) && g.cap.Load() == have && want > least {
+		// What is left of the device's memory may still do for the need alone.
+		err = g.mapBatchLocked(have, least, purpose)
+	}
+	return err
+}
+
+// mapBatchLocked is mapMoreLocked of want bytes. For a caller it is all or nothing; growth ahead keeps what it got.
+func (g *Range) mapBatchLocked(have, want uint64, purpose purpose) error {
 	d := g.r.dev
 	ask := bank.Request{Prop: g.prop, Sizes: g.sizes, Fresh: g.noCache, Purpose: purpose, From: memsample.Source{Kind: memsample.Range, Name: g.opts.Name}}
 	if purpose == forGrowAhead {
@@ -175,10 +239,6 @@ func (g *Range) mapMoreLocked(have, least uint64, purpose purpose) error {
 	}
 	var buf [64]*memory
 	batch, cached, err := d.account.Obtain(buf[:0], want, &ask)
-	if errors.Is(err, ErrOutOfMemory) && len(batch) == 0 && want > least {
-		// What is left of the device's memory may still do for the need alone.
-		batch, cached, err = d.account.Obtain(batch, least, &ask)
-	}
 	// The batch owns its memory until the mappings do. What was not mapped goes back.
 	defer func() {
 		bank.ReleaseAll(batch) //nolint:errcheck // mapped by now, or cached, or counted as quarantined
@@ -186,46 +246,26 @@ func (g *Range) mapMoreLocked(have, least uint64, purpose purpose) error {
 	if len(batch) == 0 {
 		return err
 	}
-	n, mapErr := g.mapAtCap(batch, anyCap, purpose)
-	if hits := min(cached, n); hits > 0 {
-		d.counters.Count(uint64(hits), &d.counters.Hits, &g.r.counters.Hits)
+	if err := g.mapAtCapLocked(have, batch, purpose); err != nil {
+		return err
 	}
-	return cmp.Or(mapErr, err)
+	if cached > 0 {
+		d.counters.Count(uint64(cached), &d.counters.Hits, &g.r.counters.Hits)
+	}
+	return err
 }
 
-// anyCap has mapAtCap map wherever Cap is.
-const anyCap = math.MaxUint64
-
-// mapAtCap maps as many of ms at Cap as fit there, the first n, and raises Cap. It maps none if Cap is another
-// than at, unless at is anyCap. It maps none either if memory that the range has given up lies above Cap: a growth
-// takes that first.
-func (g *Range) mapAtCap(ms []*memory, at uint64, purpose purpose) (n int, err error) {
-	r := g.r
-	// The mapping itself takes memory of the device, which may have run out.
-	err = r.dev.state.bank.RetryAfterRelease(purpose, func() error {
-		r.mappingMu.Lock()
-		defer r.mappingMu.Unlock()
-		n = 0
-		have := g.cap.Load()
-		if at != anyCap && at != have || reclaimable(r, have, r.size) > have {
-			return nil
-		}
-		end := have
-		for n < len(ms) && ms[n].Size <= r.size-end {
-			end += ms[n].Size
-			n++
-		}
-		if n == 0 {
-			return nil
-		}
-		if err := r.mapChunksLocked(have, ms[:n]); err != nil {
-			n = 0
-			return err
-		}
-		g.raiseCap(have, end, purpose)
-		return nil
-	})
-	return n, err
+// mapAtCapLocked maps ms at Cap, which is have, all or nothing, and raises it. It needs g.growMu.
+func (g *Range) mapAtCapLocked(have uint64, ms []*memory, purpose purpose) error {
+	if err := g.r.mapChunks(have, ms, purpose); err != nil {
+		return err
+	}
+	end := have
+	for _, m := range ms {
+		end += m.Size
+	}
+	g.raiseCapLocked(have, end, purpose)
+	return nil
 }
 
 // reclaimable is how far reclaim would come.
@@ -244,20 +284,18 @@ func reclaimable(r *Reservation, off, need uint64) uint64 {
 	return off
 }
 
-// reclaim makes retiring slots at Cap accessible again, front to back, until need is
-// reached, and raises Cap. A retirement of which nothing is left is forgotten, its events free.
-func (g *Range) reclaim(need uint64, purpose purpose) {
-	r := g.r
+// reclaim makes retiring slots at off accessible again, front to back, until need is
+// reached, and returns how far the accessible part goes then. A retirement of which
+// nothing is left is forgotten, its events free.
+func reclaim(r *Reservation, off, need uint64) uint64 {
 	r.mu.Lock()
-	have := g.cap.Load()
 	n := r.table.Len()
-	if n == 0 || r.table.At(n-1).Off < have || r.checkOpen() != nil { // nothing lies above Cap, mostly
+	if n == 0 || r.table.At(n-1).Off < off || r.checkOpen() != nil { // nothing lies above off, mostly
 		r.mu.Unlock()
-		return
+		return off
 	}
 	var fences []order.Fence
 	var taken uint64
-	off := have
 	for _, s := range r.table.In(off, need) {
 		// Accessible above Cap: its unmapping failed, or the fill when it was mapped.
 		if s.Off != off || s.State != slots.Retiring && s.State != slots.Accessible {
@@ -269,13 +307,13 @@ func (g *Range) reclaim(need uint64, purpose purpose) {
 		}
 		off = s.End()
 	}
-	g.raiseCap(have, off, purpose)
 	r.mu.Unlock()
 	if taken > 0 {
 		freeFences(fences) // it takes other locks, and may close a device: not under mu
 		d := r.dev
 		d.counters.Count(taken, &d.counters.Reclaimed, &r.counters.Reclaimed)
 	}
+	return off
 }
 
 // growAhead is what the device's goroutine does for a range in its queue.

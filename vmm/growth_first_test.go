@@ -11,11 +11,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 )
 
 // What else a range does while a growth of it obtains memory.
 
-// TestOthersWhileARangeObtainsMemory: appends that fit, SetLen, a Hold and a Clip do not wait.
+// TestOthersWhileARangeObtainsMemory: appends that fit, SetLen and Hold do not wait, also not behind a Clip that
+// waits for the growth.
 func TestOthersWhileARangeObtainsMemory(t *testing.T) {
 	w := newWorld(t, 1)
 	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 16 * page, Chunk: page})
@@ -27,25 +29,84 @@ func TestOthersWhileARangeObtainsMemory(t *testing.T) {
 	})
 	appended := begun(func() error { return g.Append(pattern(page, 3)) })
 	<-creates
+	clipped := parked(g.Clip)
 	returns(t, func() {
 		require.NoError(t, g.Append(pattern(page/4, 2)))
 		release, err := g.Hold(0, page/4)
 		require.NoError(t, err)
 		release()
 		require.NoError(t, g.SetLen(page/2))
-		require.NoError(t, g.Clip())
-		require.NoError(t, g.SetLen(0))
-		require.NoError(t, g.Clip())
-		require.Zero(t, g.Cap())
 	})
 	close(let)
 	require.NoError(t, <-appended)
-	require.EqualValues(t, page, g.Len())
-	require.EqualValues(t, page, g.Cap(), "the need fell meanwhile: what was obtained is mapped, and no more")
+	require.NoError(t, clipped())
+	require.EqualValues(t, page/2+page, g.Len())
 	got := make([]byte, page)
-	_, err := g.ReadAt(got, 0)
+	_, err := g.ReadAt(got, page/2)
 	require.NoError(t, err)
 	require.Equal(t, pattern(page, 3), got)
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestAppendBesideAnUnmapThatRuns: an append that fits waits neither for the driver's unmap nor for a second Clip.
+func TestAppendBesideAnUnmapThatRuns(t *testing.T) {
+	w := newWorld(t, 1)
+	d := w.devs[0]
+	g := newRange(t, d, vmm.RangeOptions{Max: 64 * page, Chunk: page})
+	s := stream(t, d)
+	require.NoError(t, g.UsedBy(s))
+	require.NoError(t, g.Append(pattern(page/2, 1)))
+	require.NoError(t, g.Grow(8*page))
+	unmaps, let := make(chan struct{}), make(chan struct{})
+	w.before = once("Unmap", func() {
+		close(unmaps)
+		<-let
+	})
+	require.NoError(t, g.Clip())
+	<-unmaps
+	second := begun(g.Clip)
+	returns(t, func() { require.NoError(t, g.Append(pattern(page/4, 2))) })
+	close(let)
+	require.NoError(t, <-second)
+	require.NoError(t, errors.Join(g.Close(), s.Close()))
+	w.end()
+}
+
+// TestClipLeavesWhatAnAppendHasGrown: a Clip that waits for the growth of an append, each time, leaves its memory.
+func TestClipLeavesWhatAnAppendHasGrown(t *testing.T) {
+	w := newWorld(t, 1)
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page, Chunk: page})
+	for i := range uint64(32) {
+		var clipped func() error
+		w.before = once("Map", func() { clipped = parked(g.Clip) })
+		require.NoError(t, g.Append(pattern(page, byte(i))))
+		require.Equal(t, i+1, g.Stats().Growths, "one each")
+		require.NoError(t, clipped())
+	}
+	w.before = nil
+	require.NoError(t, g.SetLen(0))
+	require.NoError(t, g.Clip())
+	require.Zero(t, g.Cap(), "nothing is claimed any more")
+	require.NoError(t, g.Close())
+	w.end()
+}
+
+// TestGrowthOfWhatCanBeMapped: the driver has no memory left to map more than is needed.
+func TestGrowthOfWhatCanBeMapped(t *testing.T) {
+	w := newWorld(t, 1)
+	g := newRange(t, w.devs[0], vmm.RangeOptions{Max: 64 * page})
+	require.NoError(t, g.Append(pattern(16*page, 1)))
+	w.before = func(c drivertest.Call) error {
+		if c.Name == "Map" && c.Size > page {
+			return vmm.ErrOutOfMemory
+		}
+		return nil
+	}
+	have := g.Cap()
+	require.NoError(t, g.Append(pattern(int(have-g.Len())+page, 2)))
+	require.Equal(t, have+page, g.Cap())
+	w.before = nil
 	require.NoError(t, g.Close())
 	w.end()
 }

@@ -33,10 +33,8 @@ func (g *Range) AppendOn(s *Stream, p []byte) error {
 		return g.wrap("append", 0, uint64(len(p)), g.checkOpen())
 	}
 	at, lacks, err := g.appendOn(s, p)
-	for lacks > 0 && err == nil {
-		if err = g.grow("append", uint64(len(p)), lacks); err == nil {
-			at, lacks, err = g.appendOn(s, p)
-		}
+	if lacks > 0 {
+		at, err = g.growFor("append", uint64(len(p)), lacks, func() (at, lacks uint64, err error) { return g.appendOn(s, p) })
 	}
 	g.requestGrowAhead()
 	return g.wrap("append", at, uint64(len(p)), err)

@@ -34,10 +34,11 @@ type Range struct {
 	sizes   sizes.Ladder
 	noCache bool // takes no cached memory
 
-	lenMu    lock.Mutex    // orders changes of Len
-	growMu   lock.Mutex    // one growth at a time; Sleep and Close wait for it
-	len, cap atomic.Uint64 // cap falls with r.mappingMu and r.mu held, or as the range closes; it rises with either
-	lows     lows          // of reads that are under way
+	growMu   lock.Mutex // orders changes of Cap: one growth at a time, for which Clip, Sleep and Close wait
+	lenMu    lock.Mutex // orders changes of Len
+	len, cap atomic.Uint64
+	claims   claims // guarded by r.mu
+	lows     lows   // of reads that are under way
 
 	supply *supply // nil without RangeOptions.Supplier
 
@@ -194,6 +195,7 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	g.noCache = true
 	if err = g.growOnce(size); err == nil {
 		err = g.moveLen(size, nil)
+		g.unclaim()
 	}
 	if err == nil {
 		return g, nil
@@ -269,10 +271,8 @@ func (g *Range) appendRows(op string, p []byte, size, width, pitch uint64) error
 		return g.wrap(op, 0, size, g.checkOpen())
 	}
 	at, lacks, err := g.append(p, size, width, pitch)
-	for lacks > 0 && err == nil {
-		if err = g.grow(op, size, lacks); err == nil {
-			at, lacks, err = g.append(p, size, width, pitch)
-		}
+	if lacks > 0 {
+		at, err = g.growFor(op, size, lacks, func() (at, lacks uint64, err error) { return g.append(p, size, width, pitch) })
 	}
 	if g.opts.GrowAhead > 0 {
 		g.requestGrowAhead() // lenMu is free by now: no append waits for this
@@ -489,10 +489,10 @@ func (g *Range) close() error {
 
 // countClosed takes a range that is closed out of the counters; false if it is not.
 func (g *Range) countClosed() bool {
-	g.lenMu.Lock()
-	defer g.lenMu.Unlock()
 	g.growMu.Lock()
 	defer g.growMu.Unlock()
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.phase.Load() != phaseClosed {

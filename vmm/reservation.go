@@ -286,28 +286,23 @@ func (r *Reservation) mapChunks(off uint64, ms []*memory, purpose purpose) error
 	return r.dev.state.bank.RetryAfterRelease(purpose, func() error {
 		r.mappingMu.Lock()
 		defer r.mappingMu.Unlock()
-		return r.mapChunksLocked(off, ms)
+		i, size, err := r.checkVacant(off, ms)
+		if err != nil {
+			return err
+		}
+		mayStillFill, err := r.mapOnDriverLocked(i, off, size, ms, r.grants.Driver(), r.zeroed)
+		if err != nil && !mayStillFill {
+			return err
+		}
+		// The table last: whoever finds a chunk there may use it. If the wait for the fill
+		// failed, the chunks stay in the table above Cap; the next growth fills them again.
+		r.watchMappedLocked(off, ms)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.insertSlotsLocked(i, off, ms, slots.Accessible, nil)
+		r.notify()
+		return err
 	})
-}
-
-// mapChunksLocked is mapChunks without a release of memory. It needs r.mappingMu.
-func (r *Reservation) mapChunksLocked(off uint64, ms []*memory) error {
-	i, size, err := r.checkVacant(off, ms)
-	if err != nil {
-		return err
-	}
-	mayStillFill, err := r.mapOnDriverLocked(i, off, size, ms, r.grants.Driver(), r.zeroed)
-	if err != nil && !mayStillFill {
-		return err
-	}
-	// The table last: whoever finds a chunk there may use it. If the wait for the fill
-	// failed, the chunks stay in the table above Cap; the next growth fills them again.
-	r.watchMappedLocked(off, ms)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.insertSlotsLocked(i, off, ms, slots.Accessible, nil)
-	r.notify()
-	return err
 }
 
 // mapOnDriverLocked maps ms at off, sets access for who and fills with zeros as zeroed

@@ -187,10 +187,10 @@ func (s *sleeper) quiesce() error {
 // retireAll marks the range as asleep, and all of its memory as retiring.
 func (s *sleeper) retireAll() error {
 	g, r := s.Range, s.r
-	g.lenMu.Lock()
-	defer g.lenMu.Unlock()
 	g.growMu.Lock()
 	defer g.growMu.Unlock()
+	g.lenMu.Lock()
+	defer g.lenMu.Unlock()
 	r.mappingMu.Lock()
 	defer r.mappingMu.Unlock()
 	// All locks at once: no append, growth or unmap is half done when it sleeps.

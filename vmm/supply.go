@@ -77,7 +77,7 @@ func (s *supply) stop() {
 	<-s.slot
 }
 
-// growSupplied is growOnce with memory of the Supplier. If a Clip has come between, Cap is still below need.
+// growSupplied is growOnce with memory of the Supplier.
 func (g *Range) growSupplied(need uint64) error {
 	s := g.supply
 	select {
@@ -87,19 +87,24 @@ func (g *Range) growSupplied(need uint64) error {
 	}
 	defer func() { <-s.slot }()
 	at, least, err := g.lacking(need) // another call may have mapped the memory while this one waited
-	if least == 0 {
-		return err
-	}
-	lock.Waits()
-	chunks, err := s.from.Chunks(s.closed, at, least)
-	if dead := g.r.checkOpen(); dead != nil {
-		err = dead // rather than that ctx was done
+	if least > 0 {
+		lock.Waits()
+		var chunks []*Chunk
+		chunks, err = s.from.Chunks(s.closed, at, least)
+		if dead := g.r.checkOpen(); dead != nil {
+			err = dead // rather than that ctx was done
+		}
+		if err == nil {
+			err = g.mapSupplied(at, least, chunks)
+		}
+		for _, c := range chunks {
+			_ = c.Close() // mapped, or refused by the driver and counted as quarantined
+		}
 	}
 	if err == nil {
-		err = g.mapSupplied(at, least, chunks)
-	}
-	for _, c := range chunks {
-		_ = c.Close() // mapped, or refused by the driver and counted as quarantined
+		g.growMu.Lock()
+		defer g.growMu.Unlock()
+		g.claimLocked(need)
 	}
 	return err
 }
@@ -111,7 +116,8 @@ func (g *Range) lacking(need uint64) (at, least uint64, err error) {
 	return g.lackingLocked(need, forCaller)
 }
 
-// mapSupplied maps what the Supplier returned, all or nothing: nothing if a Clip has moved Cap from at.
+// mapSupplied maps what the Supplier returned, all or nothing: nothing if a Clip has moved Cap from at, or if the
+// range can take memory back that it has given up.
 func (g *Range) mapSupplied(at, least uint64, chunks []*Chunk) error {
 	held, err := g.checkSupplied(at, least, chunks)
 	defer func() {
@@ -122,7 +128,13 @@ func (g *Range) mapSupplied(at, least uint64, chunks []*Chunk) error {
 	}
 	g.growMu.Lock()
 	defer g.growMu.Unlock()
-	_, err = g.mapAtCap(held, at, forCaller)
+	inTheWay := func() bool { return g.cap.Load() != at || reclaimable(g.r, at, g.r.size) > at }
+	if inTheWay() {
+		return nil
+	}
+	if err = g.mapAtCapLocked(at, held, forCaller); inTheWay() && err != nil {
+		return nil // the driver has refused to unmap what a Clip gave up
+	}
 	return err
 }
 

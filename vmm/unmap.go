@@ -137,20 +137,20 @@ func (g *Range) clipAhead(from, end, keep uint64, s *Stream) {
 	}
 }
 
-// retireTail retires the chunks beyond Len, and beyond keep, and takes them off Cap, which it returns
+// retireTail retires the chunks beyond Len, beyond keep and beyond claims, and takes them off Cap, which it returns
 // as it was; nil if there are none.
 func (g *Range) retireTail(keep uint64) (t *retirement, was uint64, err error) {
 	r := g.r
-	g.lenMu.Lock()
+	g.growMu.Lock()
+	defer g.growMu.Unlock()
+	g.lenMu.Lock() // second: an append that fits does not wait for a growth that the Clip waits for
 	defer g.lenMu.Unlock()
-	r.mappingMu.Lock() // no growth maps above what retires
-	defer r.mappingMu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	was = g.cap.Load()
 	end := r.table.Accessible(was, r.size) // above Cap only after a failure
 	off := end
-	for i := r.table.Len() - 1; i >= 0 && r.table.At(i).Off >= max(keep, g.len.Load()); i-- {
+	for i := r.table.Len() - 1; i >= 0 && r.table.At(i).Off >= max(keep, g.len.Load(), g.claims.end); i-- {
 		off = min(off, r.table.At(i).Off)
 	}
 	if off == end {
@@ -170,6 +170,8 @@ func (g *Range) retireTail(keep uint64) (t *retirement, was uint64, err error) {
 // recountCap sets Cap to what is accessible, after a Clip that failed, up to what it was before. Below
 // Cap all is.
 func (g *Range) recountCap(was uint64) {
+	g.growMu.Lock()
+	defer g.growMu.Unlock()
 	g.r.mu.Lock()
 	defer g.r.mu.Unlock()
 	if g.r.checkOpen() == nil {

@@ -9,21 +9,6 @@ import (
 // then. So retiring memory is not taken back: before a growth its caller waits until that is unmapped
 // (waitForRetired).
 
-// fillAboveCap fills what is accessible above Cap, after a failure, and raises Cap; not if any of it retires.
-func (g *Range) fillAboveCap(need uint64, purpose purpose) (retires bool, err error) {
-	g.r.mappingMu.Lock() // what is being filled does not retire
-	defer g.r.mappingMu.Unlock()
-	have := g.cap.Load()
-	end := reclaimable(g.r, have, need)
-	if g.r.retires(have, end) {
-		return true, nil
-	}
-	if _, err = g.r.zero(have, end-have); err == nil {
-		g.raiseCap(have, end, purpose)
-	}
-	return false, err
-}
-
 // retires reports whether any of [off, end) retires.
 func (r *Reservation) retires(off, end uint64) bool {
 	r.mu.Lock()

@@ -13,8 +13,8 @@ const (
 	_ Level = iota
 	ReservationClose
 	Grants
-	Len
 	Growth
+	Len
 	Pressure
 	Sweep
 	Mapping
