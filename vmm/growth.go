@@ -50,22 +50,19 @@ func (g *Range) Grow(n uint64) error {
 // growFor brings Cap to what try lacks, and calls try again, until that lacks nothing. It returns what try
 // returns, where the bytes go. The caller holds no lock. Functions of OnPressure get an OpError with op and size.
 func (g *Range) growFor(op string, size, lacks uint64, try func() (at, lacks uint64, err error)) (at uint64, err error) {
-	for lacks > 0 && err == nil {
-		at, lacks, err = g.growAndTry(op, size, lacks, try)
+	for lacks > 0 {
+		if err = g.grow(op, size, lacks); err != nil {
+			return g.len.Load(), err
+		}
+		if at, lacks, err = try(); err != nil {
+			return at, err
+		}
 	}
-	return at, err
+	return at, nil
 }
 
-func (g *Range) growAndTry(op string, size, need uint64, try func() (at, lacks uint64, err error)) (at, lacks uint64, err error) {
-	if err := g.grow(op, size, need); err != nil {
-		return g.len.Load(), 0, err
-	}
-	defer g.unclaim()
-	return try()
-}
-
-// grow brings Cap to need, where a Clip leaves it until unclaim. It may return nil below need: something else was in
-// the way, and the caller looks again.
+// grow brings Cap to need. A Clip may have lowered it when grow returns, and memory that retired may have been in the
+// way: the caller looks.
 func (g *Range) grow(op string, size, need uint64) error {
 	if g.r.zeroed != zeroNone && g.r.retires(g.cap.Load(), need) {
 		if err := g.waitForRetired(); err != nil {
@@ -105,36 +102,7 @@ func (g *Range) growOnce(need uint64) error {
 	}
 	g.growMu.Lock()
 	defer g.growMu.Unlock()
-	err := g.growLocked(need, forCaller)
-	if err == nil {
-		g.claimLocked(need)
-	}
-	return err
-}
-
-// claims is how far Cap was brought for callers that have not looked at it since. A Clip leaves that: else one that
-// waits for each growth would take the memory of each before its caller sees it.
-type claims struct {
-	callers int
-	end     uint64
-}
-
-// claimLocked has Clip leave what is below end until unclaim. It needs g.growMu, which Clip takes, too.
-func (g *Range) claimLocked(end uint64) {
-	invariants.Held(&g.growMu)
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
-	g.claims.callers++
-	g.claims.end = max(g.claims.end, end)
-}
-
-// unclaim undoes claimLocked.
-func (g *Range) unclaim() {
-	g.r.mu.Lock()
-	defer g.r.mu.Unlock()
-	if g.claims.callers--; g.claims.callers == 0 {
-		g.claims.end = 0
-	}
+	return g.growLocked(need, forCaller)
 }
 
 // growLocked brings Cap to need. It returns nil below need if memory of the range retires meanwhile: the

@@ -37,8 +37,7 @@ type Range struct {
 	growMu   lock.Mutex // orders changes of Cap: one growth at a time, for which Clip, Sleep and Close wait
 	lenMu    lock.Mutex // orders changes of Len
 	len, cap atomic.Uint64
-	claims   claims // guarded by r.mu
-	lows     lows   // of reads that are under way
+	lows     lows // of reads that are under way
 
 	supply *supply // nil without RangeOptions.Supplier
 
@@ -195,7 +194,6 @@ func (d *Device) alloc(size uint64) (*Range, error) {
 	g.noCache = true
 	if err = g.growOnce(size); err == nil {
 		err = g.moveLen(size, nil)
-		g.unclaim()
 	}
 	if err == nil {
 		return g, nil

@@ -87,24 +87,19 @@ func (g *Range) growSupplied(need uint64) error {
 	}
 	defer func() { <-s.slot }()
 	at, least, err := g.lacking(need) // another call may have mapped the memory while this one waited
-	if least > 0 {
-		lock.Waits()
-		var chunks []*Chunk
-		chunks, err = s.from.Chunks(s.closed, at, least)
-		if dead := g.r.checkOpen(); dead != nil {
-			err = dead // rather than that ctx was done
-		}
-		if err == nil {
-			err = g.mapSupplied(at, least, chunks)
-		}
-		for _, c := range chunks {
-			_ = c.Close() // mapped, or refused by the driver and counted as quarantined
-		}
+	if least == 0 {
+		return err
+	}
+	lock.Waits()
+	chunks, err := s.from.Chunks(s.closed, at, least)
+	if dead := g.r.checkOpen(); dead != nil {
+		err = dead // rather than that ctx was done
 	}
 	if err == nil {
-		g.growMu.Lock()
-		defer g.growMu.Unlock()
-		g.claimLocked(need)
+		err = g.mapSupplied(at, least, chunks)
+	}
+	for _, c := range chunks {
+		_ = c.Close() // mapped, or refused by the driver and counted as quarantined
 	}
 	return err
 }

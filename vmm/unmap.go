@@ -137,7 +137,7 @@ func (g *Range) clipAhead(from, end, keep uint64, s *Stream) {
 	}
 }
 
-// retireTail retires the chunks beyond Len, beyond keep and beyond claims, and takes them off Cap, which it returns
+// retireTail retires the chunks beyond Len and beyond keep, and takes them off Cap, which it returns
 // as it was; nil if there are none.
 func (g *Range) retireTail(keep uint64) (t *retirement, was uint64, err error) {
 	r := g.r
@@ -150,7 +150,7 @@ func (g *Range) retireTail(keep uint64) (t *retirement, was uint64, err error) {
 	was = g.cap.Load()
 	end := r.table.Accessible(was, r.size) // above Cap only after a failure
 	off := end
-	for i := r.table.Len() - 1; i >= 0 && r.table.At(i).Off >= max(keep, g.len.Load(), g.claims.end); i-- {
+	for i := r.table.Len() - 1; i >= 0 && r.table.At(i).Off >= max(keep, g.len.Load()); i-- {
 		off = min(off, r.table.At(i).Off)
 	}
 	if off == end {

@@ -31,16 +31,16 @@ func TestJourneys(t *testing.T) {
 
 	require.Equal(t, []string{
 		"Range.none: there is no such function",
-		"Range.reclaim: Range.Append does not call it",
+		"Bank.MayCreate: Range.Append does not call it",
 		"Range.append: Range.appendRows calls it earlier",
 		"Bank.Limit: indented by 8 below 4",
 	}, calls.check(journeysIn(`
 ` + "```journey" + `
 Range.Append                 a comment
   Range.none
-  Range.reclaim
+  Bank.MayCreate
   Range.appendRows
-    Range.grow
+    Range.growFor
     Range.append
         Bank.Limit
 ` + "```")[0]))

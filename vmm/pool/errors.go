@@ -19,10 +19,10 @@ var (
 	ErrNoRoom = errors.New("no free memory beside the block")
 )
 
-// notAllocated is why a block's number, where the pool keeps it, is another one.
+// notAllocated is why a block's number, where the pool keeps it, was another one.
 func notAllocated(number *atomic.Uint64, seq uint64) error {
 	switch number.Load() {
-	case seq | heldBit:
+	case seq | heldBit, seq: // seq: it was held when the caller looked
 		return fmt.Errorf("%w: the block is held", vmm.ErrBusy)
 	case seq | resizingBit:
 		return fmt.Errorf("%w: the block is being resized", vmm.ErrBusy)

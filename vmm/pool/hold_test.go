@@ -117,3 +117,22 @@ func TestHoldBesideFree(t *testing.T) {
 	closeAll(t, s, p)
 	w.end()
 }
+
+// TestFreeBesideARelease: a block that is released while it is freed is busy, and was not freed before.
+func TestFreeBesideARelease(t *testing.T) {
+	w := newWorld(t, 1, 64*chunk)
+	p, s := w.pool(pool.Options{}), w.stream(0)
+	for range testgate.Effort(2000, 20000, 100000) {
+		b := alloc(t, p, s, 200)
+		release, err := p.HoldBlock(b)
+		require.NoError(t, err)
+		var released sync.WaitGroup
+		released.Go(release)
+		for err = vmm.ErrBusy; err != nil; err = p.Free(s, b) {
+			require.ErrorIs(t, err, vmm.ErrBusy)
+		}
+		released.Wait()
+	}
+	closeAll(t, s, p)
+	w.end()
+}
