@@ -12,6 +12,8 @@ type inside struct{}
 
 var _ = door.Open[door.VMM[*Device, *Range, *Reservation, *Chunk, *Stream]](inside{})
 
+var _ = door.Open[door.DLPack[*MemoryArg, *Reservation, *Stream]](inside{})
+
 func (inside) Samples(d *Device) *memsample.Owner { return nonnil.Of(d).samples }
 
 func (inside) HistoryLog(d *Device) *history.Log { return &nonnil.Of(d).history }
@@ -97,4 +99,29 @@ func (inside) HoldLen(g *Range, what string, raised func(uint64) bool, changed f
 		return nil, err
 	}
 	return h, nil
+}
+
+func (inside) ReservationOf(m *MemoryArg) *Reservation { return m.in }
+
+func (inside) HoldIn(r *Reservation, what string, off, n uint64) (release func(), err error) {
+	r.mu.Lock()
+	g, ok := r.owner.(*Range)
+	ok = ok && r.inRange // a program's reservation may name a range of its own as its owner
+	r.mu.Unlock()
+	if ok {
+		return g.holdFor(what, off, n)
+	}
+	return r.holdFor(what, off, n)
+}
+
+func (inside) UsersOf(r *Reservation) []*Stream {
+	_, streams := r.usersNow()
+	return streams
+}
+
+func (inside) ForgetStream(s *Stream) error {
+	if err := s.beginClose(); err != nil {
+		return err
+	}
+	return s.endClose(nil)
 }

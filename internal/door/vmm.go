@@ -120,3 +120,20 @@ type Allocation interface {
 	// Restore undoes one Retire, after which the memory was not freed.
 	Restore()
 }
+
+// DLPack is the door of package vmm, for package dlpack. Its types are *MemoryArg, *Reservation and
+// *Stream.
+type DLPack[A, R, S any] interface {
+	// ReservationOf is where the memory lies that MemoryArg of a Range, a View or another has set; nil
+	// if it does not say.
+	ReservationOf(m A) R
+	// HoldIn is Hold of the Range that the reservation is inside of, or of the reservation. Errors say
+	// what the hold is for.
+	HoldIn(r R, what string, off, n uint64) (release func(), err error)
+	// UsersOf are the streams that UsedBy has named and that are open, and those whose AppendOn may not
+	// have run.
+	UsersOf(r R) []S
+	// ForgetStream closes a stream of WrapStream without waiting for its work. The caller has queued
+	// nothing on it but waits.
+	ForgetStream(st S) error
+}

@@ -1,0 +1,190 @@
+//go:build cgo && linux
+
+package dlpack
+
+/*
+#cgo CFLAGS: -std=gnu11 -Wall -Wextra -Werror
+#cgo noescape cuvmm_dl_export
+#cgo nocallback cuvmm_dl_export
+#cgo noescape cuvmm_dl_read
+#cgo nocallback cuvmm_dl_read
+#cgo nocallback cuvmm_dl_claim
+#cgo nocallback cuvmm_dl_next
+#include "dlpack.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"unsafe"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Tombstones is how many slots lie free at least before the one freed first is used again. Until then
+// a deleter that is called again is known to be, and does nothing.
+const Tombstones = 1024
+
+// slab is how many slots are made at once.
+const slab = 128
+
+// Slot is an exported tensor, by the address of its struct.
+type Slot uintptr
+
+// table is the slots that no tensor has.
+var table struct {
+	mu    sync.Mutex
+	fresh []Slot
+	freed []Slot // the one freed first at first
+}
+
+// Export makes the struct, which has a version if t has one. Its deleter makes Deleted return it.
+func Export(t *Tensor) (Slot, error) {
+	if len(t.Shape) > MostDims || len(t.Shape) != len(t.Strides) {
+		return 0, fmt.Errorf("%w: %d dimensions, of at most %d", driver.ErrInvalid, len(t.Shape), MostDims)
+	}
+	s, err := takeSlot()
+	if err != nil {
+		return 0, err
+	}
+	info := C.struct_cuvmm_dl_info{
+		major:       C.uint32_t(t.Major),
+		minor:       C.uint32_t(t.Minor),
+		flags:       C.uint64_t(t.Flags),
+		data:        C.uint64_t(t.Data),
+		device_type: C.int32_t(t.Type),
+		device_id:   C.int32_t(t.ID),
+		ndim:        C.int32_t(len(t.Shape)),
+		code:        C.uint8_t(t.Code),
+		bits:        C.uint8_t(t.Bits),
+		lanes:       C.uint16_t(t.Lanes),
+	}
+	for i, n := range t.Shape {
+		info.shape[i], info.strides[i] = C.int64_t(n), C.int64_t(t.Strides[i])
+	}
+	C.cuvmm_dl_export(s.c(), &info)
+	return s, nil
+}
+
+func takeSlot() (Slot, error) {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	if len(table.freed) > Tombstones {
+		s := table.freed[0]
+		table.freed = table.freed[1:]
+		return s, nil
+	}
+	if len(table.fresh) == 0 {
+		first := C.cuvmm_dl_slots(slab)
+		if first == nil {
+			return 0, fmt.Errorf("%w: for DLPack's structs", driver.ErrOutOfMemory)
+		}
+		// Safety: the slots are C's memory, so their addresses are kept as numbers.
+		at, size := Slot(unsafe.Pointer(first)), Slot(C.cuvmm_dl_slot_size())
+		for i := range Slot(slab) {
+			table.fresh = append(table.fresh, at+i*size)
+		}
+	}
+	s := table.fresh[0]
+	table.fresh = table.fresh[1:]
+	return s, nil
+}
+
+func freeSlots(all ...Slot) {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	table.freed = append(table.freed, all...)
+}
+
+func (s Slot) c() *C.struct_cuvmm_dl_slot {
+	return (*C.struct_cuvmm_dl_slot)(s.Pointer())
+}
+
+// Pointer is the struct, in C's memory.
+func (s Slot) Pointer() unsafe.Pointer {
+	// Safety: a slot is C's memory, which is never freed and which the collector does not move.
+	return *(*unsafe.Pointer)(unsafe.Pointer(&s))
+}
+
+// Claim takes a tensor back whose deleter was not called: it reports whether it has.
+func (s Slot) Claim() bool {
+	if C.cuvmm_dl_claim(s.c()) == 0 {
+		return false
+	}
+	freeSlots(s)
+	return true
+}
+
+// Deleted returns the tensors whose deleters were called since the last call.
+func Deleted() (all []Slot) {
+	for s := C.cuvmm_dl_deleted(); s != nil; {
+		// Safety: the slots are C's memory, so their addresses are kept as numbers.
+		all = append(all, Slot(unsafe.Pointer(s)))
+		s = C.cuvmm_dl_next(s)
+	}
+	return all
+}
+
+// Free lets the slots of Deleted be used again. The caller has forgotten them.
+func Free(all []Slot) { freeSlots(all...) }
+
+// Repeated is how often a deleter was called again.
+func Repeated() uint64 { return uint64(C.cuvmm_dl_repeated()) }
+
+// Events is the file that can be read once a deleter or Wake was called. It is opened once, and stays
+// open.
+func Events() (*os.File, error) { return openEvents() }
+
+var openEvents = sync.OnceValues(func() (*os.File, error) {
+	fd, err := C.cuvmm_dl_open()
+	if fd < 0 {
+		return nil, fmt.Errorf("%w: an event descriptor for DLPack: %w", driver.ErrLimit, err)
+	}
+	return os.NewFile(uintptr(fd), "DLPack's deleters"), nil
+})
+
+// Wake makes Events readable.
+func Wake() { C.cuvmm_dl_wake() }
+
+// Read reads a struct of another library. Of another major version than 1 it reads the version alone.
+func Read(p unsafe.Pointer, versioned bool) (t Tensor) {
+	var info C.struct_cuvmm_dl_info
+	C.cuvmm_dl_read(p, cbool(versioned), &info)
+	t = Tensor{
+		Major:      uint32(info.major),
+		Minor:      uint32(info.minor),
+		Flags:      uint64(info.flags),
+		Data:       uint64(info.data),
+		ByteOffset: uint64(info.byte_offset),
+		Type:       DeviceType(info.device_type),
+		ID:         int32(info.device_id),
+		Code:       uint8(info.code),
+		Bits:       uint8(info.bits),
+		Lanes:      uint16(info.lanes),
+		NDim:       int(info.ndim),
+	}
+	if t.NDim < 1 || t.NDim > MostDimsIn {
+		return t
+	}
+	for i := range t.NDim {
+		if info.has_shape != 0 {
+			t.Shape = append(t.Shape, int64(info.shape[i]))
+		}
+		if info.has_strides != 0 {
+			t.Strides = append(t.Strides, int64(info.strides[i]))
+		}
+	}
+	return t
+}
+
+// Delete calls the struct's deleter, if it has one.
+func Delete(p unsafe.Pointer, versioned bool) { C.cuvmm_dl_delete(p, cbool(versioned)) }
+
+func cbool(b bool) C.int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,223 @@
+package dlpack
+
+import (
+	"cmp"
+	"fmt"
+	"math/bits"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/cgo/dlpack"
+	"github.com/cuvmm/cuvmm/internal/door"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
+)
+
+// in is what package vmm does for this one.
+var in = door.Through[door.DLPack[*vmm.MemoryArg, *vmm.Reservation, *vmm.Stream]]()
+
+// Memory is memory that a kernel takes, too: a vmm.Range, a growable.Vector or Rows or a reader of
+// one, a shareable.View, a block of a pool.Pool.
+type Memory interface {
+	// MemoryArg sets m to where the memory is now, and how many items it has.
+	MemoryArg(m *vmm.MemoryArg)
+}
+
+// Options is how memory is exported. Its zero value suits memory that has a Layout, as a Vector, Rows and
+// a View of one have.
+type Options struct {
+	// DType is the type of the elements; 0 is that of the Layout. Where there is a Layout, its elements
+	// must have as many bits: a Vector of uint16 can be exported as BFloat16. Memory without a Layout needs
+	// a DType.
+	DType DType
+	// Shape is the shape of one row, where there is no Layout. Empty: a row is one element.
+	Shape []int
+	// Unversioned exports a DLManagedTensor, which has no version and no flags. Read-only memory is then
+	// ErrPermission.
+	Unversioned bool
+	// Stream is the stream that the consumer will use the memory on, as the array API standard has it. Nil
+	// is the standard's None. For memory on a GPU, None and 1 are the legacy default stream, 2 the
+	// per-thread one, -1 waits for nothing, and any other number is a stream's handle. 0 is ErrInvalid. The
+	// stream waits, and the host does not. For memory of the host there are None and -1: with None, Export
+	// itself waits.
+	Stream *int64
+	// After are streams whose work comes before the consumer's, besides those that UsedBy has named.
+	After []*vmm.Stream
+}
+
+// Tensor is memory that is exported, and the C struct that describes it. Safe for concurrent use.
+type Tensor struct {
+	slot    dlpack.Slot
+	text    string
+	release func()
+	gone    atomic.Bool // handed over, or closed
+}
+
+// Export makes a DLManagedTensorVersioned of the first n items of memory: elements or rows of what has a
+// Layout, and else rows of Options.Shape. The struct lies in C's memory, stays as it is while the memory
+// grows, and describes the n items for good. After growth, Export makes another one, of the same address.
+//
+// The n items are held, as by vmm.Range.Hold, until the consumer calls the struct's deleter, or until
+// Close, if the struct was not handed over. Meanwhile calls that would unmap them, or lower Len below
+// them, return vmm.ErrBusy, and so does Free of a pool's block. The owner of a View can take bytes back;
+// this side then acknowledges it once they are free.
+//
+//	ErrInvalid       no dtype, one of other bits than the Layout's, a bad shape or Stream
+//	ErrBounds        the memory has fewer items
+//	ErrNotSupported  opaque elements and structs; a pitch of no whole elements; memory of a
+//	                 pool.DriverPool; a build without cgo, or not for Linux
+//	ErrPermission    read-only memory, with Unversioned
+//
+// The caller must HandOver or Close the Tensor.
+func Export(m Memory, n int, o Options) (*Tensor, error) {
+	t, err := export(m, n, o)
+	if err != nil {
+		return nil, fmt.Errorf("export %d items by DLPack: %w", n, err)
+	}
+	return t, nil
+}
+
+func export(m Memory, n int, o Options) (_ *Tensor, err error) {
+	if m == nil || n < 0 {
+		return nil, fmt.Errorf("%w: no memory, or fewer than 0 items", vmm.ErrInvalid)
+	}
+	var at vmm.MemoryArg
+	m.MemoryArg(&at)
+	res := in.ReservationOf(&at)
+	if err = at.Err(); err == nil && res == nil {
+		err = fmt.Errorf("%w: no memory", vmm.ErrInvalid)
+		if at.Addr != 0 {
+			err = fmt.Errorf("%w: memory in no reservation", vmm.ErrNotSupported)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	layout, dtype, err := describe(m, &at, o)
+	if err != nil {
+		return nil, err
+	}
+	over, size := bits.Mul64(uint64(n), layout.Pitch)
+	if over != 0 || size > at.Size {
+		return nil, fmt.Errorf("%w: %d items of %d bytes, of %d bytes", vmm.ErrBounds, n, layout.Pitch, at.Size)
+	}
+	shape, err := layout.Tensor(res.Device(), at.Addr, size)
+	if err != nil {
+		return nil, err
+	}
+	spec := &dlpack.Tensor{
+		Major: dlpack.Major,
+		Minor: dlpack.Minor,
+		Data:  uint64(at.Addr),
+		Code:  dtype.code(),
+		Bits:  dtype.bits(),
+		Lanes: 1,
+		Shape: shape.Shape, Strides: shape.Strides,
+	}
+	if spec.Type, spec.ID, err = deviceOf(res.Device()); err != nil {
+		return nil, err
+	}
+	if readOnly(res, at.Access) {
+		spec.Flags |= dlpack.ReadOnly
+	}
+	to, err := consumerOf(o.Stream, spec.Type)
+	if err != nil {
+		return nil, err
+	}
+	text := fmt.Sprintf("DLPack export of %v%v", dtype, shape.Shape)
+	release, err := hold(m, res, at.Addr, size, text)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			release()
+		}
+	}()
+	// Held from here on, but Len may have been lowered before.
+	if m.MemoryArg(&at); at.Err() != nil || at.Size < size {
+		return nil, cmp.Or(at.Err(), fmt.Errorf("%w: %d bytes, of %d by now", vmm.ErrBounds, size, at.Size))
+	}
+	if err = to.after(res.Device(), append(in.UsersOf(res), o.After...)); err != nil {
+		return nil, err
+	}
+	return newTensor(spec, o.Unversioned, text, release)
+}
+
+// describe is how the items lie, and what their elements are. The Layout's own kind is one of the same
+// size as the type, which may be one that a Layout does not have.
+func describe(m Memory, at *vmm.MemoryArg, o Options) (l vmm.Layout, t DType, err error) {
+	if has, ok := m.(interface{ Layout() vmm.Layout }); ok {
+		l = has.Layout()
+	}
+	if !l.Equal(vmm.Layout{}) {
+		t, err = dtypeOf(l)
+		switch {
+		case err != nil:
+			return l, 0, err
+		case len(o.Shape) > 0:
+			return l, 0, fmt.Errorf("%w: a shape for memory that has one, of %v", vmm.ErrInvalid, l)
+		case o.DType == 0:
+			return l, t, nil
+		case o.DType.bits() != t.bits():
+			return l, 0, fmt.Errorf("%w: elements of %v as %v", vmm.ErrInvalid, l, o.DType)
+		}
+		return l, o.DType, o.DType.check()
+	}
+	if o.DType == 0 {
+		return l, 0, fmt.Errorf("%w: no dtype, for memory without a layout", vmm.ErrInvalid)
+	}
+	if err = o.DType.check(); err != nil {
+		return l, 0, err
+	}
+	l = vmm.Layout{Kind: vmm.ElemUint, Bits: int(o.DType.bits()), Size: o.DType.size(), Shape: o.Shape, Pitch: o.DType.size()}
+	if o.DType == Complex128 {
+		l.Kind = vmm.ElemComplex
+	}
+	for _, n := range o.Shape {
+		over, pitch := bits.Mul64(l.Pitch, uint64(max(n, 0)))
+		if over != 0 {
+			return l, 0, fmt.Errorf("%w: rows of %v elements", vmm.ErrInvalid, o.Shape)
+		}
+		l.Pitch = pitch
+	}
+	if at.Stride > 1 { // items of a known size, with their padding
+		l.Pitch = at.Stride
+	}
+	return l, o.DType, l.Validate()
+}
+
+// deviceOf is a device as DLPack names it.
+func deviceOf(d *vmm.Device) (dlpack.DeviceType, int32, error) {
+	switch name := d.Driver().Name(); name {
+	case "host":
+		return dlpack.CPU, 0, nil
+	case "cuda":
+		return dlpack.CUDA, int32(d.Info().Ordinal), nil
+	default:
+		return 0, 0, fmt.Errorf("%w: memory of driver %q", vmm.ErrNotSupported, name)
+	}
+}
+
+// readOnly reports whether the memory must not be written to.
+func readOnly(r *vmm.Reservation, a vmm.Access) bool {
+	if owner, ok := r.Owner().(interface{ Sealed() bool }); ok && owner.Sealed() {
+		return true
+	}
+	return min(a, r.Access(r.Device())) < vmm.AccessReadWrite
+}
+
+// hold keeps the memory mapped until release.
+func hold(m Memory, r *vmm.Reservation, p vmm.Ptr, size uint64, text string) (release func(), err error) {
+	if unheld {
+		return func() {}, nil
+	}
+	if b, ok := m.(pool.Block); ok {
+		if of, ok := r.Owner().(*pool.Pool); ok {
+			return of.HoldBlock(b)
+		}
+	}
+	return in.HoldIn(r, text, uint64(p-r.Ptr()), size)
+}
+
+// unheld is set by the test that shows what the hold is for.
+var unheld bool
