@@ -17,3 +17,5 @@ package dlpack
 //	order.go           the consumer's stream waits
 //	release.go         deleters, and the goroutine that drops holds; Tensor.Close
 //	tensor_unsafe.go   Tensor.HandOver
+//	import.go          Foreign
+//	import_unsafe.go   FromDLPack, FromUnversioned; Foreign.Bytes, Slice
