@@ -415,21 +415,21 @@ func (v *View) unmapInTime(off, size uint64) error {
 	}
 }
 
-// captureRetry is the pause between two tries to unmap during a capture.
-const captureRetry = 5 * time.Millisecond
+// unmapRetry is the pause between two tries to unmap during a capture, or what is held.
+const unmapRetry = 5 * time.Millisecond
 
 // unmap is Reservation.Unmap, except that it tries again until a capture has
-// ended.
+// ended, and until what holds the memory has released it: a mirror, or another library.
 func (v *View) unmap(off, size uint64) error {
 	for {
 		err := v.res.Unmap(off, size)
-		if !errors.Is(err, vmm.ErrCapturing) {
+		if !errors.Is(err, vmm.ErrCapturing) && !errors.Is(err, vmm.ErrBusy) {
 			return err
 		}
 		select {
 		case <-v.ctx.Done():
 			return err
-		case <-time.After(captureRetry):
+		case <-time.After(unmapRetry):
 		}
 		v.mu.RLock()
 		ended := v.detached

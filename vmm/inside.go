@@ -12,7 +12,7 @@ type inside struct{}
 
 var _ = door.Open[door.VMM[*Device, *Range, *Reservation, *Chunk, *Stream]](inside{})
 
-var _ = door.Open[door.DLPack[*MemoryArg, *Reservation, *Stream]](inside{})
+var _ = door.Open[door.DLPack[*MemoryArg, *Device, *Mirror, *Reservation, *Stream]](inside{})
 
 func (inside) Samples(d *Device) *memsample.Owner { return nonnil.Of(d).samples }
 
@@ -112,6 +112,13 @@ func (inside) HoldIn(r *Reservation, what string, off, n uint64) (release func()
 		return g.holdFor(what, off, n)
 	}
 	return r.holdFor(what, off, n)
+}
+
+func (inside) HoldMirror(m *Mirror, what string) (d *Device, pinned bool, release func(), err error) {
+	if release, err = m.holdOpen(what); err != nil {
+		return nil, false, nil, err
+	}
+	return m.dev, m.pinned != 0, release, nil
 }
 
 func (inside) UsersOf(r *Reservation) []*Stream {

@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/internal/holds"
 	"github.com/cuvmm/cuvmm/vmm/internal/hostcopy"
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/order"
@@ -47,6 +49,9 @@ type Mirror struct {
 	closed bool
 	marked bool // MarkDirty was called: dirty is what is written back, else all is
 	dirty  []dirtySpan
+
+	heldMu sync.Mutex // no other lock is taken while it is held
+	held   holds.List // what keeps it open; guarded by heldMu; grows with mu held
 
 	// What bytes are part of: one of the two.
 	pinned    Ptr // 0 if there is none
@@ -334,10 +339,34 @@ func (m *Mirror) Refresh() error {
 	})
 }
 
+// holdOpen keeps the mirror open until release.
+func (m *Mirror) holdOpen(what string) (release func(), err error) {
+	h := &holds.Hold{What: what}
+	err = m.with("hold mirror", func() error {
+		m.heldMu.Lock()
+		defer m.heldMu.Unlock()
+		m.held.Add(h)
+		return nil
+	})
+	return func() {
+		m.heldMu.Lock()
+		defer m.heldMu.Unlock()
+		m.held.Remove(h)
+	}, err
+}
+
+// checkNotHeld is nil unless holdOpen keeps it open.
+func (m *Mirror) checkNotHeld() error {
+	m.heldMu.Lock()
+	defer m.heldMu.Unlock()
+	return heldBy(m.held.All())
+}
+
 // Close flushes a mirror that was made with Write, and gives the memory up. If it cannot write
 // back, it returns the error and the mirror is as before: call it again, or Discard. If the
 // device is lost, the memory is given up all the same and the error returned. After any other
-// error only Close works any more; call it again. Twice is fine, and so is a nil Mirror.
+// error only Close works any more; call it again. While package dlpack exports the mirror, Close returns
+// ErrBusy and changes nothing. Twice is fine, and so is a nil Mirror.
 func (m *Mirror) Close() error { return m.close("close mirror", true) }
 
 // Discard is Close without writing back. After Close it does nothing, so that a program can defer it.
@@ -351,6 +380,9 @@ func (m *Mirror) close(op string, flush bool) (err error) {
 	defer m.mu.Unlock()
 	if m.closed {
 		return nil
+	}
+	if err := m.checkNotHeld(); err != nil {
+		return m.wrap(op, err)
 	}
 	if flush && m.write && !m.closing.Load() {
 		if err = m.flushLocked(); err != nil && !lost(err) {

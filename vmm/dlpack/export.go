@@ -13,7 +13,7 @@ import (
 )
 
 // in is what package vmm does for this one.
-var in = door.Through[door.DLPack[*vmm.MemoryArg, *vmm.Reservation, *vmm.Stream]]()
+var in = door.Through[door.DLPack[*vmm.MemoryArg, *vmm.Device, *vmm.Mirror, *vmm.Reservation, *vmm.Stream]]()
 
 // Memory is memory that a kernel takes, too: a vmm.Range, a growable.Vector or Rows or a reader of
 // one, a shareable.View, a block of a pool.Pool.
@@ -58,8 +58,9 @@ type Tensor struct {
 //
 // The n items are held, as by vmm.Range.Hold, until the consumer calls the struct's deleter, or until
 // Close, if the struct was not handed over. Meanwhile calls that would unmap them, or lower Len below
-// them, return vmm.ErrBusy, and so does Free of a pool's block. The owner of a View can take bytes back;
-// this side then acknowledges it once they are free.
+// them, return vmm.ErrBusy, and so does Free of a pool's block. The owner of a View can take bytes back:
+// this side acknowledges it once they are released, and detaches if that takes longer than the View's
+// Timeout. After that, and after the owner's end, the bytes stay mapped, and may be stale.
 //
 //	ErrInvalid       no dtype, one of other bits than the Layout's, a bad shape or Stream
 //	ErrBounds        the memory has fewer items
@@ -76,76 +77,139 @@ func Export(m Memory, n int, o Options) (*Tensor, error) {
 	return t, nil
 }
 
-func export(m Memory, n int, o Options) (_ *Tensor, err error) {
-	if m == nil || n < 0 {
-		return nil, fmt.Errorf("%w: no memory, or fewer than 0 items", vmm.ErrInvalid)
+// source is memory that is exported.
+type source struct {
+	addr   vmm.Ptr
+	size   uint64 // bytes that there are
+	layout vmm.Layout
+	dtype  DType
+
+	// What is known after the hold.
+	dev      *vmm.Device
+	on       dlpack.DeviceType
+	id       int32
+	readOnly bool
+	users    []*vmm.Stream
+	release  func()
+}
+
+func export(m Memory, n int, o Options) (*Tensor, error) {
+	if m == nil {
+		return nil, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
 	}
 	var at vmm.MemoryArg
 	m.MemoryArg(&at)
 	res := in.ReservationOf(&at)
-	if err = at.Err(); err == nil && res == nil {
-		err = fmt.Errorf("%w: no memory", vmm.ErrInvalid)
-		if at.Addr != 0 {
-			err = fmt.Errorf("%w: memory in no reservation", vmm.ErrNotSupported)
+	switch err := at.Err(); {
+	case err != nil:
+		return nil, err
+	case at.Addr == 0:
+		return nil, fmt.Errorf("%w: no memory", vmm.ErrInvalid)
+	case res == nil:
+		return nil, fmt.Errorf("%w: memory in no reservation", vmm.ErrNotSupported)
+	}
+	layout, dtype, err := describe(m, at.Stride, o)
+	if err != nil {
+		return nil, err
+	}
+	x := &source{addr: at.Addr, size: at.Size, layout: layout, dtype: dtype}
+	return x.export(n, o, func(size uint64, text string) (err error) {
+		x.dev = res.Device()
+		if x.on, x.id, err = deviceOf(x.dev); err != nil {
+			return err
 		}
+		x.readOnly, x.users = readOnly(res, at.Access), in.UsersOf(res)
+		if x.release, err = hold(m, res, at.Addr, size, text); err != nil {
+			return err
+		}
+		// Held from here on, but Len may have been lowered before.
+		if m.MemoryArg(&at); at.Err() != nil || at.Size < size {
+			return cmp.Or(at.Err(), fmt.Errorf("%w: %d bytes, of %d by now", vmm.ErrBounds, size, at.Size))
+		}
+		return nil
+	})
+}
+
+// ExportMirror is Export of the first n rows of a mirror's Bytes, which are memory of the host: pinned,
+// with vmm.MirrorOptions.MaxPinned. It needs Options.DType. Meanwhile Close and Discard of the mirror return
+// vmm.ErrBusy. What the consumer writes is in the device's memory after a Flush.
+func ExportMirror(m *vmm.Mirror, n int, o Options) (*Tensor, error) {
+	t, err := exportMirror(m, n, o)
+	if err != nil {
+		return nil, fmt.Errorf("export %d items of a mirror by DLPack: %w", n, err)
 	}
+	return t, nil
+}
+
+func exportMirror(m *vmm.Mirror, n int, o Options) (*Tensor, error) {
+	layout, dtype, err := describe(nil, 1, o)
 	if err != nil {
 		return nil, err
 	}
-	layout, dtype, err := describe(m, &at, o)
+	b := m.Bytes()
+	if len(b) == 0 { // it may be closed
+		_, _, release, err := in.HoldMirror(m, "")
+		if err != nil {
+			return nil, err
+		}
+		release()
+	}
+	x := &source{addr: addressOf(b), size: uint64(len(b)), layout: layout, dtype: dtype}
+	return x.export(n, o, func(_ uint64, text string) (err error) {
+		var pinned bool
+		if x.dev, pinned, x.release, err = in.HoldMirror(m, text); err != nil {
+			return err
+		}
+		x.on = dlpack.CPU
+		if on, _, _ := deviceOf(x.dev); pinned && on == dlpack.CUDA {
+			x.on = dlpack.CUDAHost
+		}
+		return nil
+	})
+}
+
+// export exports the first n items. hold fills in the rest of x.
+func (x *source) export(n int, o Options, hold func(size uint64, text string) error) (_ *Tensor, err error) {
+	if n < 0 {
+		return nil, fmt.Errorf("%w: fewer than 0 items", vmm.ErrInvalid)
+	}
+	over, size := bits.Mul64(uint64(n), x.layout.Pitch)
+	if over != 0 || size > x.size {
+		return nil, fmt.Errorf("%w: %d items of %d bytes, of %d bytes", vmm.ErrBounds, n, x.layout.Pitch, x.size)
+	}
+	text := fmt.Sprintf("DLPack export of %v%v", x.dtype, append([]int{n}, x.layout.Shape...))
+	defer func() {
+		if err != nil && x.release != nil {
+			x.release()
+		}
+	}()
+	if err = hold(size, text); err != nil {
+		return nil, err
+	}
+	to, err := consumerOf(o.Stream, x.on)
 	if err != nil {
 		return nil, err
 	}
-	over, size := bits.Mul64(uint64(n), layout.Pitch)
-	if over != 0 || size > at.Size {
-		return nil, fmt.Errorf("%w: %d items of %d bytes, of %d bytes", vmm.ErrBounds, n, layout.Pitch, at.Size)
-	}
-	shape, err := layout.Tensor(res.Device(), at.Addr, size)
+	shape, err := x.layout.Tensor(x.dev, x.addr, size)
 	if err != nil {
+		return nil, err
+	}
+	if err = to.after(x.dev, append(x.users, o.After...)); err != nil {
 		return nil, err
 	}
 	spec := &dlpack.Tensor{
-		Major: dlpack.Major,
-		Minor: dlpack.Minor,
-		Data:  uint64(at.Addr),
-		Code:  dtype.code(),
-		Bits:  dtype.bits(),
-		Lanes: 1,
-		Shape: shape.Shape, Strides: shape.Strides,
+		Major: dlpack.Major, Minor: dlpack.Minor, Data: uint64(x.addr), Type: x.on, ID: x.id,
+		Code: x.dtype.code(), Bits: x.dtype.bits(), Lanes: 1, Shape: shape.Shape, Strides: shape.Strides,
 	}
-	if spec.Type, spec.ID, err = deviceOf(res.Device()); err != nil {
-		return nil, err
-	}
-	if readOnly(res, at.Access) {
+	if x.readOnly {
 		spec.Flags |= dlpack.ReadOnly
 	}
-	to, err := consumerOf(o.Stream, spec.Type)
-	if err != nil {
-		return nil, err
-	}
-	text := fmt.Sprintf("DLPack export of %v%v", dtype, shape.Shape)
-	release, err := hold(m, res, at.Addr, size, text)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			release()
-		}
-	}()
-	// Held from here on, but Len may have been lowered before.
-	if m.MemoryArg(&at); at.Err() != nil || at.Size < size {
-		return nil, cmp.Or(at.Err(), fmt.Errorf("%w: %d bytes, of %d by now", vmm.ErrBounds, size, at.Size))
-	}
-	if err = to.after(res.Device(), append(in.UsersOf(res), o.After...)); err != nil {
-		return nil, err
-	}
-	return newTensor(spec, o.Unversioned, text, release)
+	return newTensor(spec, o.Unversioned, text, x.release)
 }
 
 // describe is how the items lie, and what their elements are. The Layout's own kind is one of the same
 // size as the type, which may be one that a Layout does not have.
-func describe(m Memory, at *vmm.MemoryArg, o Options) (l vmm.Layout, t DType, err error) {
+func describe(m Memory, stride uint64, o Options) (l vmm.Layout, t DType, err error) {
 	if has, ok := m.(interface{ Layout() vmm.Layout }); ok {
 		l = has.Layout()
 	}
@@ -180,8 +244,8 @@ func describe(m Memory, at *vmm.MemoryArg, o Options) (l vmm.Layout, t DType, er
 		}
 		l.Pitch = pitch
 	}
-	if at.Stride > 1 { // items of a known size, with their padding
-		l.Pitch = at.Stride
+	if stride > 1 { // items of a known size, with their padding
+		l.Pitch = stride
 	}
 	return l, o.DType, l.Validate()
 }

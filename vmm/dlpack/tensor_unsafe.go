@@ -17,3 +17,9 @@ func (t *Tensor) HandOver() (unsafe.Pointer, error) {
 	// Safety: the struct is C's memory, which the table of package cgo/dlpack never frees.
 	return t.slot.Pointer(), nil
 }
+
+// addressOf is where a mirror's bytes are; 0 if there are none.
+func addressOf(b []byte) vmm.Ptr {
+	// Safety: they are not the collector's, and are used only while the mirror is held.
+	return vmm.Ptr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+}
