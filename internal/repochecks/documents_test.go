@@ -212,7 +212,7 @@ func firstString(x ast.Expr) (text string) {
 
 // libraryPackages are the packages whose names documents use.
 var libraryPackages = []string{
-	"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/ipc", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/kernel",
+	"cgo/nvrtc", "growable", "shareable", "shareable/collective", "shareable/collective/collectivetest", "shareable/ipc", "shareable/store", "vmm", "vmm/driver", "vmm/driver/drivertest", "vmm/driver/host", "vmm/dlpack", "vmm/kernel",
 	"vmm/memmap", "vmm/memmap/gpuprocs", "vmm/memprof", "vmm/memtrace", "vmm/pool", "vmm/vmmtest",
 }
 
@@ -291,7 +291,7 @@ func declaredName(pkg string, d *ast.FuncDecl) string {
 
 var (
 	shownAsCode = regexp.MustCompile("`([A-Za-z]+)\\.([A-Z][A-Za-z]*)(?:\\(\\))?`")
-	ourPackage  = regexp.MustCompile(`^(collective|growable|ipc|shareable|vmm|driver|drivertest|gpuprocs|host|kernel|memmap|memprof|memtrace|nvrtc|pool|store|vmmtest|[A-Z]\w*)$`)
+	ourPackage  = regexp.MustCompile(`^(collective|dlpack|growable|ipc|shareable|vmm|driver|drivertest|gpuprocs|host|kernel|memmap|memprof|memtrace|nvrtc|pool|store|vmmtest|[A-Z]\w*)$`)
 )
 
 // unknownNames are the names of this module in a document that names does not have.

@@ -166,7 +166,7 @@ func (s *snippet) source() string {
 	for _, p := range []string{
 		"context", "errors", "fmt", "io", "net/http", "os", "reflect", "time",
 		module + "/growable", module + "/shareable", module + "/vmm", module + "/vmm/driver", module + "/vmm/kernel",
-		module + "/vmm/memmap", module + "/vmm/pool", module + "/shareable/collective", module + "/shareable/store",
+		module + "/vmm/dlpack", module + "/vmm/memmap", module + "/vmm/pool", module + "/shareable/collective", module + "/shareable/store",
 	} {
 		if regexp.MustCompile(`\b` + path.Base(p) + `\.`).MatchString(s.code) {
 			imports += fmt.Sprintf("import %q\n", p)

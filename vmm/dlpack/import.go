@@ -34,8 +34,8 @@ type Foreign struct {
 	closed bool
 }
 
-// place is where a tensor's bytes are.
-type place struct {
+// extent is where a tensor's bytes are.
+type extent struct {
 	dtype             DType
 	addr              uint64
 	pitch, rows, size uint64
@@ -65,7 +65,7 @@ func fromTensor(d *vmm.Device, t dlpack.Tensor, destroy func()) (*Foreign, error
 }
 
 // locate checks a tensor, of which nothing is trusted.
-func locate(t dlpack.Tensor) (p place, err error) {
+func locate(t dlpack.Tensor) (p extent, err error) {
 	p.dtype = DType(t.Code)<<8 | DType(t.Bits)
 	switch {
 	case t.NDim < 0 || t.NDim > dlpack.MostDimsIn:

@@ -3,7 +3,11 @@
 package dlpack_test
 
 import (
+	"cmp"
+	"errors"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -49,12 +53,10 @@ func TestExportOfAView(t *testing.T) {
 	retired := make(chan error, 1)
 	go func() { retired <- pub.Retire(t.Context(), chunk) }()
 	require.Eventually(t, func() bool { return v.Len() == chunk }, 10*time.Second, time.Millisecond)
-	select {
-	case err := <-retired:
-		t.Fatalf("it has not waited: %v", err)
-	case <-time.After(50 * time.Millisecond):
+	for range 20 {
+		require.Zero(t, consumer.Sum(p, true, 8), "the bytes are still there")
+		require.Empty(t, retired)
 	}
-	require.Zero(t, consumer.Sum(p, true, 8), "the bytes are still there")
 	remove(t, true, p)
 	require.NoError(t, <-retired)
 	require.NoError(t, v.Err())
@@ -187,7 +189,14 @@ func TestTheConsumersStreamWaits(t *testing.T) {
 
 // TestTheHostWaits: a consumer on the host has no stream, so Export waits, unless it is told not to.
 func TestTheHostWaits(t *testing.T) {
-	d := vmmtest.Device(t)
+	waits := make(chan struct{})
+	var watched, opened atomic.Bool
+	d := vmmtest.Device(t, func(c drivertest.Call) error {
+		if strings.HasPrefix(c.Name, "Sync") && watched.Swap(false) {
+			close(waits)
+		}
+		return nil
+	})
 	v, err := growable.New[float32](d, growable.Options{Range: vmm.RangeOptions{Max: page}})
 	require.NoError(t, err)
 	require.NoError(t, v.Append(1, 2, 3))
@@ -196,17 +205,18 @@ func TestTheHostWaits(t *testing.T) {
 	require.Equal(t, []*vmm.Stream{s}, dlpack.Users(v))
 	p := export(t, v, 3, dlpack.Options{Stream: stream(-1)})
 	remove(t, true, p)
+	watched.Store(true)
 	exported := make(chan error, 1)
 	go func() {
 		x, err := dlpack.Export(v, 3, dlpack.Options{})
-		exported <- err
-		x.Close() //nolint:errcheck // it returns none
+		if !opened.Load() {
+			err = errors.New("it has not waited")
+		}
+		exported <- cmp.Or(err, x.Close())
 	}()
-	select {
-	case err := <-exported:
-		t.Fatalf("it has not waited: %v", err)
-	case <-time.After(20 * time.Millisecond):
-	}
+	<-waits
+	require.ErrorIs(t, v.SetLen(2), vmm.ErrBusy, "it holds what it exports, and then waits")
+	opened.Store(true)
 	open()
 	require.NoError(t, <-exported)
 	nothingOpen(t)
