@@ -30,7 +30,7 @@ func TestImport(t *testing.T) {
 	d := vmmtest.Device(t)
 	for _, versioned := range []bool{true, false} {
 		m := consumer.Make(versioned)
-		defer m.Free()
+		t.Cleanup(m.Free)
 		s := consumer.Good()
 		if versioned {
 			s.Flags = 1

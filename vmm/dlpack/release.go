@@ -69,7 +69,9 @@ func dropDeleted() (none bool) {
 		x.mu.Lock()
 		release := x.open[slot]
 		x.mu.Unlock()
-		release() // it takes locks of the range, so none is held here
+		if release != nil { // else Close came first, and a deleter was called for a struct that was not handed over
+			release() // it takes locks of the range, so none is held here
+		}
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
