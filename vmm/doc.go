@@ -145,6 +145,7 @@ package vmm
 //	users/users.go       which devices and streams use it, and have to be waited for; AppendOns that have not run
 //	users/spans.go       spans that LockSpans has locked
 //	users/copies.go      the library's own copies under way
+//	users/lows.go        how far Len has moved down while a read is under way
 //	holds                who keeps which bytes mapped, by name, and who is told of changes
 //	byaddress            which reservation an address lies in
 //	arena/arena.go       addresses of many reservations, out of few of the driver's

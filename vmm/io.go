@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"math/bits"
-	"slices"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/prefix"
@@ -151,8 +148,8 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	}
 	// The length first: work that is queued for what is appended later is not waited for. Of what
 	// comes back after Len has moved down meanwhile nothing is read: it may not have arrived.
-	lowest := g.lows.begin()
-	defer g.lows.end(lowest)
+	lowest := g.lows.Begin()
+	defer g.lows.End(lowest)
 	have := g.len.Load()
 	// Before the copy is counted: this wait must not hold up those that wait for copies.
 	stops := g.r.dev.state.parent.stops.ended.Load()
@@ -165,7 +162,7 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 	}
 	defer g.r.copies.End(epoch)
 	now := g.len.Load()
-	n, eof := rows.Below(len(p), off, min(have, now, g.lows.of(lowest)), width, pitch)
+	n, eof := rows.Below(len(p), off, min(have, now, g.lows.Lowest(lowest)), width, pitch)
 	if n > 0 {
 		at := g.r.ptr + Ptr(off)
 		if err := o.stage.CopyOut(p[:n], rows.Rows{Ptr: at, Width: width, Pitch: pitch}); err != nil {
@@ -173,51 +170,6 @@ func (g *Range) readAt(p []byte, off int64, width, pitch uint64) (int, error) {
 		}
 	}
 	return n, eof
-}
-
-// lows are the lowest lengths of a range since each of the reads began that are under way.
-type lows struct {
-	mu    sync.Mutex // nothing is locked while it is held
-	all   []*uint64
-	spare []*uint64
-}
-
-// begin notes lengths from now on, until end.
-func (l *lows) begin() (lowest *uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if last := len(l.spare) - 1; last >= 0 {
-		lowest, l.spare = l.spare[last], l.spare[:last]
-	} else {
-		lowest = new(uint64)
-	}
-	*lowest = math.MaxUint64
-	l.all = append(l.all, lowest)
-	return lowest
-}
-
-func (l *lows) end(lowest *uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	i := slices.Index(l.all, lowest)
-	l.all = slices.Delete(l.all, i, i+1)
-	l.spare = append(l.spare, lowest)
-}
-
-// of is the lowest length so far that a read has noted.
-func (l *lows) of(lowest *uint64) uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return *lowest
-}
-
-// lower notes that Len has moved down to n.
-func (l *lows) lower(n uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, lowest := range l.all {
-		*lowest = min(*lowest, n)
-	}
 }
 
 // WriteAt replaces bytes from off on. If not all of them lie below Len, it returns ErrBounds and writes

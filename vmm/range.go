@@ -19,6 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/internal/rows"
 	"github.com/cuvmm/cuvmm/vmm/internal/sizes"
+	"github.com/cuvmm/cuvmm/vmm/internal/users"
 )
 
 // Range is a span of device memory that grows at an address that never moves: what []byte is to Go
@@ -37,7 +38,7 @@ type Range struct {
 	growMu   lock.Mutex // orders changes of Cap: one growth at a time, for which Clip, Sleep and Close wait
 	lenMu    lock.Mutex // orders changes of Len
 	len, cap atomic.Uint64
-	lows     lows // of reads that are under way
+	lows     users.Lows // of reads that are under way
 
 	supply *supply // nil without RangeOptions.Supplier
 
@@ -399,7 +400,7 @@ func (g *Range) publishLenLocked(n uint64) {
 		}
 		r.notifyRaised(n)
 	case n < old:
-		g.lows.lower(n) // before anything is appended: that needs g.lenMu
+		g.lows.Lower(n) // before anything is appended: that needs g.lenMu
 		less := old - n
 		if g.supply != nil {
 			less = 0
