@@ -27,6 +27,9 @@ func (w *Writer) renew(ctx context.Context) (next *Writer, err error) {
 	go w.showLife(alive)
 	abort, times := true, w.conn.Times()
 	defer func() {
+		if err != nil && !errors.Is(err, errLeaseLost) { // else the next Append may find the lease taken
+			_ = w.sendRelease(false)
+		}
 		w.cancel()
 		w.conn.Close()
 		if err != nil && next != nil {
