@@ -132,7 +132,7 @@ func (g *Range) lackingLocked(need uint64, purpose purpose) (have, least uint64,
 	if err := g.r.checkOpen(); err != nil {
 		return have, 0, err // a Close has overtaken the caller; it shall find no new memory
 	}
-	end := have
+	var end uint64
 	if g.r.zeroed == zeroNone {
 		end = reclaim(g.r, have, need)
 	} else if end = reclaimable(g.r, have, need); g.r.retires(have, end) {

@@ -2,6 +2,7 @@
 // deleter that is called twice finds memory of the table.
 #include "dlpack.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -70,12 +71,16 @@ static void release(struct cuvmm_dl_slot *s) {
 		atomic_fetch_add(&repeated, 1);
 		return;
 	}
+	// The write may end a thread that was cancelled, and then the reader would wake no more.
+	int cancel;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
 	struct cuvmm_dl_slot *head = atomic_load(&deleted);
 	do
 		s->next = head;
 	while (!atomic_compare_exchange_weak(&deleted, &head, s));
 	if (head == NULL) // else the one before has woken the reader, which has not come yet
 		cuvmm_dl_wake();
+	pthread_setcancelstate(cancel, NULL);
 }
 
 static void release_managed(struct cuvmm_dl_managed *self) {

@@ -62,10 +62,12 @@ type Tensor struct {
 // this side acknowledges it once they are released, and detaches if that takes longer than the View's
 // Timeout. After that, and after the owner's end, the bytes stay mapped, and may be stale.
 //
-//	ErrInvalid       no dtype, one of other bits than the Layout's, a bad shape or Stream
-//	ErrBounds        the memory has fewer items
+//	ErrInvalid       no dtype, one of other bits than the Layout's, a bad shape or Stream; elements that
+//	                 are not aligned
+//	ErrBounds        the memory has fewer items, or not all of them are mapped
 //	ErrNotSupported  opaque elements and structs; a pitch of no whole elements; memory of a
-//	                 pool.DriverPool; a build without cgo, or not for Linux
+//	                 pool.DriverPool; that of a pool.Pool, but for a pool.Block itself; a build
+//	                 without cgo, or not for Linux
 //	ErrPermission    read-only memory, with Unversioned
 //
 // The caller must HandOver or Close the Tensor.
@@ -122,9 +124,12 @@ func export(m Memory, n int, o Options) (*Tensor, error) {
 		if x.release, err = hold(m, res, at.Addr, size, text); err != nil {
 			return err
 		}
-		// Held from here on, but Len may have been lowered before.
+		// Held from here on, but Len may have been lowered before, and memory unmapped.
 		if m.MemoryArg(&at); at.Err() != nil || at.Size < size {
 			return cmp.Or(at.Err(), fmt.Errorf("%w: %d bytes, of %d by now", vmm.ErrBounds, size, at.Size))
+		}
+		if at.Addr != x.addr || in.ReservationOf(&at) != res || !isMapped(res, x.addr, size) {
+			return fmt.Errorf("%w: not all of %d bytes at %v is mapped", vmm.ErrBounds, size, x.addr)
 		}
 		return nil
 	})
@@ -176,6 +181,9 @@ func (x *source) export(n int, o Options, hold func(size uint64, text string) er
 	over, size := bits.Mul64(uint64(n), x.layout.Pitch)
 	if over != 0 || size > x.size {
 		return nil, fmt.Errorf("%w: %d items of %d bytes, of %d bytes", vmm.ErrBounds, n, x.layout.Pitch, x.size)
+	}
+	if n > 0 && uint64(x.addr)%x.dtype.align() != 0 {
+		return nil, fmt.Errorf("%w: %v at %v, which is no multiple of %d", vmm.ErrInvalid, x.dtype, x.addr, x.dtype.align())
 	}
 	text := fmt.Sprintf("DLPack export of %v%v", x.dtype, append([]int{n}, x.layout.Shape...))
 	defer func() {
@@ -270,15 +278,28 @@ func readOnly(r *vmm.Reservation, a vmm.Access) bool {
 	return min(a, r.Access(r.Device())) < vmm.AccessReadWrite
 }
 
+// isMapped reports whether all of n bytes of a reservation from p on are mapped. They are held.
+func isMapped(r *vmm.Reservation, p vmm.Ptr, n uint64) bool {
+	at := uint64(p - r.Ptr())
+	end := at + n
+	for _, s := range r.Segments() {
+		if off := uint64(s.Addr - r.Ptr()); off <= at && at < off+s.Size {
+			at = off + s.Size
+		}
+	}
+	return at >= end
+}
+
 // hold keeps the memory mapped until release.
 func hold(m Memory, r *vmm.Reservation, p vmm.Ptr, size uint64, text string) (release func(), err error) {
 	if unheld {
 		return func() {}, nil
 	}
-	if b, ok := m.(pool.Block); ok {
-		if of, ok := r.Owner().(*pool.Pool); ok {
+	if of, ok := r.Owner().(*pool.Pool); ok {
+		if b, ok := m.(pool.Block); ok {
 			return of.HoldBlock(b)
 		}
+		return nil, fmt.Errorf("%w: memory of a pool as %T and not as pool.Block, which is held", vmm.ErrNotSupported, m)
 	}
 	return in.HoldIn(r, text, uint64(p-r.Ptr()), size)
 }

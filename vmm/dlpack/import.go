@@ -219,8 +219,8 @@ func (f *Foreign) Close() error {
 	f.closed = true
 	f.mu.Unlock()
 	if first {
-		f.destroy() // it runs code of others, so no lock is held
-		f.release()
+		defer f.release()
+		f.destroy() // it runs code of others, which may panic, so no lock is held
 	}
 	return nil
 }

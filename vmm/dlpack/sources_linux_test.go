@@ -237,3 +237,42 @@ func TestWaitsThatFail(t *testing.T) {
 		require.NoError(t, to.Close())
 	}
 }
+
+// argument is memory of which only MemoryArg is known.
+type argument func(*vmm.MemoryArg)
+
+func (a argument) MemoryArg(m *vmm.MemoryArg) { a(m) }
+
+// TestMemoryThatCannotBeExported: a pool's memory of which no block is known, memory that is not mapped, and elements
+// that are not aligned.
+func TestMemoryThatCannotBeExported(t *testing.T) {
+	d := vmmtest.Device(t)
+	p, err := pool.New(d, pool.Options{})
+	require.NoError(t, err)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	b, err := p.Alloc(s, 64)
+	require.NoError(t, err)
+	_, err = dlpack.Export(&b, 1, dlpack.Options{DType: dlpack.Int64})
+	require.ErrorIs(t, err, vmm.ErrNotSupported)
+	require.NoError(t, p.Free(s, b))
+	require.NoError(t, s.Close())
+	require.NoError(t, p.Close())
+
+	r, err := d.Reserve(1<<21, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	_, err = dlpack.Export(argument(func(m *vmm.MemoryArg) { r.MemoryArg(m, 0, 1000) }), 1000, dlpack.Options{DType: dlpack.Uint8})
+	require.ErrorIs(t, err, vmm.ErrBounds)
+	require.NoError(t, r.Close())
+
+	g, err := d.NewRange(vmm.RangeOptions{Max: 1 << 21})
+	require.NoError(t, err)
+	require.NoError(t, g.Append(make([]byte, 1000)))
+	odd := argument(func(m *vmm.MemoryArg) {
+		g.MemoryArg(m)
+		m.Addr, m.Size = m.Addr+1, m.Size-1
+	})
+	_, err = dlpack.Export(odd, 2, dlpack.Options{DType: dlpack.Float64})
+	require.ErrorIs(t, err, vmm.ErrInvalid)
+	require.NoError(t, g.Close())
+}
