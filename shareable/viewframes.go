@@ -419,7 +419,7 @@ func (v *View) unmapInTime(off, size uint64) error {
 const unmapRetry = 5 * time.Millisecond
 
 // unmap is Reservation.Unmap, except that it tries again until a capture has
-// ended, and until what holds the memory has released it: a mirror, or another library.
+// ended, and until a mirror or another library that holds the memory has released it.
 func (v *View) unmap(off, size uint64) error {
 	for {
 		err := v.res.Unmap(off, size)

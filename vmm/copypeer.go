@@ -57,14 +57,9 @@ func (d *Device) lockForPeer(on *Stream, x Span) (lockedSpan, error) {
 	r := d.state.parent.find(x.Addr)
 	l, err := d.lockReservation(on, r, x)
 	if err == nil && r != nil {
-		r.noteCopier(on.dev.state)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.users.AddCopier(on.dev.state) // waitForWork waits for a device that copies without access
 	}
 	return l, err
-}
-
-// noteCopier has waitForWork wait for a device that copies the memory without access to it.
-func (r *Reservation) noteCopier(d *deviceState) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.users.AddCopier(d)
 }

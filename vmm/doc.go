@@ -146,7 +146,7 @@ package vmm
 //	users/spans.go       spans that LockSpans has locked
 //	users/copies.go      the library's own copies under way
 //	users/lows.go        how far Len has moved down while a read is under way
-//	holds                who keeps which bytes mapped, by name, and who is told of changes
+//	holds                holds of bytes, by name, and the functions to be told of changes
 //	byaddress            which reservation an address lies in
 //	arena/arena.go       addresses of many reservations, out of few of the driver's
 //	arena/spans.go       which spans of one are free
@@ -210,7 +210,7 @@ package vmm
 // up all other locks, waits, and looks again. The device's goroutine, for which all ranges of
 // the device wait, only tries the locks of a range.
 //
-// What LockSpans has locked is waited for by what takes memory of those spans (users.Spans).
+// Calls that give up memory wait for the spans that LockSpans has locked (users.Spans).
 //
 // The library's own copies take no lock: they are counted (users.Copies). Whatever takes
 // memory away marks it first and then waits for the copies that began before.

@@ -66,7 +66,7 @@ func (s *Stream) BeginCapture() error {
 			if !s.order.Began() {
 				s.uses = captured{} // of a capture that has ended without EndCapture
 			}
-			_, err = o.Begin(&s.order)
+			err = o.Begin(&s.order)
 		}
 		return busyIfHeld(err)
 	}))

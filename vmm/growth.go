@@ -61,8 +61,8 @@ func (g *Range) growFor(op string, size, lacks uint64, try func() (at, lacks uin
 	return at, nil
 }
 
-// grow brings Cap to need. A Clip may have lowered it when grow returns, and memory that retired may have been in the
-// way: the caller looks.
+// grow brings Cap to need. When it returns, a Clip may have lowered Cap again, and retiring memory may have stopped the
+// growth. So the caller checks.
 func (g *Range) grow(op string, size, need uint64) error {
 	if g.r.zeroed != zeroNone && g.r.retires(g.cap.Load(), need) {
 		if err := g.waitForRetired(); err != nil {

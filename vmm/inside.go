@@ -111,7 +111,13 @@ func (inside) HoldIn(r *Reservation, what string, off, n uint64) (release func()
 	if ok {
 		return g.holdFor(what, off, n)
 	}
-	return r.holdFor(what, off, n)
+	if release, err = r.holdFor(what, off, n); err != nil {
+		return nil, err
+	}
+	if err = r.checkSpan(Span{Addr: r.ptr + Ptr(off), Size: n, Access: AccessRead}, r.dev.state, nil); err != nil {
+		release()
+	}
+	return release, err
 }
 
 func (inside) HoldMirror(m *Mirror, what string) (d *Device, pinned bool, release func(), err error) {

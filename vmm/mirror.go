@@ -51,7 +51,7 @@ type Mirror struct {
 	dirty  []dirtySpan
 
 	heldMu sync.Mutex // no other lock is taken while it is held
-	held   holds.List // what keeps it open; guarded by heldMu; grows with mu held
+	held   holds.List // exports that keep it open; guarded by heldMu; grows with mu held
 
 	// What bytes are part of: one of the two.
 	pinned    Ptr // 0 if there is none

@@ -64,7 +64,7 @@ int cuvmm_dl_wake(void) {
 }
 
 // release marks a slot. It takes no lock, and so may run in any thread, in a callback of a stream and in a
-// garbage collector. The push is lock-free, and only whoever empties the list takes anything off it.
+// garbage collector. The push is lock-free; cuvmm_dl_deleted empties the list, as a whole.
 static void release(struct cuvmm_dl_slot *s) {
 	int live = LIVE;
 	if (!atomic_compare_exchange_strong(&s->state, &live, DELETED)) {

@@ -127,8 +127,8 @@ type DLPack[A, D, M, R, S any] interface {
 	// ReservationOf is where the memory lies that MemoryArg of a Range, a View or another has set; nil
 	// if it does not say.
 	ReservationOf(m A) R
-	// HoldIn is Hold of the Range that the reservation is inside of, or of the reservation. Errors say
-	// what the hold is for.
+	// HoldIn is Hold of the Range that the reservation is inside of, or of bytes of the reservation that are
+	// mapped. Errors say what the hold is for.
 	HoldIn(r R, what string, off, n uint64) (release func(), err error)
 	// HoldMirror keeps a Mirror from being closed or discarded until release. Errors say what the hold is
 	// for. It waits for a Flush or a Refresh that is under way; release does not. It also returns whose

@@ -54,7 +54,7 @@ type Tensor struct {
 
 // Export makes a DLManagedTensorVersioned of the first n items of memory: elements or rows of what has a
 // Layout, and else rows of Options.Shape. The struct lies in C's memory, stays as it is while the memory
-// grows, and describes the n items for good. After growth, Export makes another one, of the same address.
+// grows, and always describes the n items. After growth, Export makes another one, of the same address.
 //
 // The n items are held, as by vmm.Range.Hold, until the consumer calls the struct's deleter, or until
 // Close, if the struct was not handed over. Meanwhile calls that would unmap them, or lower Len below
@@ -124,12 +124,12 @@ func export(m Memory, n int, o Options) (*Tensor, error) {
 		if x.release, err = hold(m, res, at.Addr, size, text); err != nil {
 			return err
 		}
-		// Held from here on, but Len may have been lowered before, and memory unmapped.
+		// Held from here on, but Len may have been lowered before.
 		if m.MemoryArg(&at); at.Err() != nil || at.Size < size {
 			return cmp.Or(at.Err(), fmt.Errorf("%w: %d bytes, of %d by now", vmm.ErrBounds, size, at.Size))
 		}
-		if at.Addr != x.addr || in.ReservationOf(&at) != res || !isMapped(res, x.addr, size) {
-			return fmt.Errorf("%w: not all of %d bytes at %v is mapped", vmm.ErrBounds, size, x.addr)
+		if at.Addr != x.addr || in.ReservationOf(&at) != res {
+			return fmt.Errorf("%w: the memory is another one by now, at %v and not %v", vmm.ErrInvalid, at.Addr, x.addr)
 		}
 		return nil
 	})
@@ -276,18 +276,6 @@ func readOnly(r *vmm.Reservation, a vmm.Access) bool {
 		return true
 	}
 	return min(a, r.Access(r.Device())) < vmm.AccessReadWrite
-}
-
-// isMapped reports whether all of n bytes of a reservation from p on are mapped. They are held.
-func isMapped(r *vmm.Reservation, p vmm.Ptr, n uint64) bool {
-	at := uint64(p - r.Ptr())
-	end := at + n
-	for _, s := range r.Segments() {
-		if off := uint64(s.Addr - r.Ptr()); off <= at && at < off+s.Size {
-			at = off + s.Size
-		}
-	}
-	return at >= end
 }
 
 // hold keeps the memory mapped until release.

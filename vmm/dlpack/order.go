@@ -10,7 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// consumer is what waits before memory is used: one of the three.
+// consumer says how the consumer waits for earlier work: one of the three.
 type consumer struct {
 	nothing bool
 	host    bool

@@ -91,7 +91,7 @@ func (t *Tensor) String() string {
 	return t.text
 }
 
-// take reports whether the caller is the first who takes the tensor.
+// take reports whether the caller is the first to hand over or close the tensor.
 func (t *Tensor) take() bool { return t != nil && t.slot != 0 && !t.gone.Swap(true) }
 
 // Close drops the hold of a tensor that was not handed over. After HandOver it does nothing. Twice is

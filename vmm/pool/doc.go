@@ -58,7 +58,7 @@ package pool
 //	errors.go      the errors; why a block cannot be freed; the operation, address and size in an error
 //	pool.go        Pool: its fields, New; Alloc, Free, FreeNow; how a block stops being allocated; which are sampled
 //	block.go       Block; what a history gets of one
-//	search.go      the steps by which memory for a block is looked for, and the loop that takes them; OnOOM
+//	search.go      the steps of a search for memory, and the loop that carries them out; OnOOM
 //	look.go        one look: idle memory, other streams' memory, waits, why there is none
 //	heap.go        taking, cutting, joining and freeing runs of memory; making and removing holes
 //	extent.go      a run of addresses and its kind; free lists; regions

@@ -22,41 +22,40 @@ var ErrHeld = errors.New("the stream is held")
 // errNoGraphs is for drivers without.
 var errNoGraphs = fmt.Errorf("%w: graphs", driver.ErrNotSupported)
 
-// Begin begins a capture of the stream, in CUDA's relaxed mode, and returns the driver's number
-// of it, 0 if the driver can neither name the capture nor end it: then it goes on, and the
-// error says so, until End, EndLeft or the next Begin ends it. While the stream is held it returns
-// ErrHeld. The caller keeps other calls off the stream.
-func (d *Device) Begin(s *Stream) (id uint64, err error) {
+// Begin begins a capture of the stream, in CUDA's relaxed mode. If the driver can neither name the capture
+// nor end it, the capture goes on, and the error says so, until End, EndLeft or the next Begin ends it.
+// While the stream is held it returns ErrHeld. The caller keeps other calls off the stream.
+func (d *Device) Begin(s *Stream) error {
 	raw, ok := d.raw.(driver.Grapher)
 	if !ok {
-		return 0, errNoGraphs
+		return errNoGraphs
 	}
 	if err := d.EndLeft(s); err != nil {
-		return 0, err
+		return err
 	}
 	d.gate.await(func() bool { return d.gate.holders == 0 }) // for those in Quiet
 	unlock := alone([]*Gate{d.gate})
 	defer unlock()
 	switch {
 	case s.held.Load() > 0:
-		return 0, ErrHeld
+		return ErrHeld
 	case s.in.Load() != nil: // the driver would be asked without the gates of all of that capture
-		return 0, fmt.Errorf("%w: the stream is being captured", driver.ErrInvalid)
+		return fmt.Errorf("%w: the stream is being captured", driver.ErrInvalid)
 	}
 	if err := raw.BeginCapture(s.Queue, driver.CaptureRelaxed); err != nil {
-		return 0, err
+		return err
 	}
-	id, err = raw.CaptureID(s.Queue)
+	id, err := raw.CaptureID(s.Queue)
 	if err != nil {
 		graph, undo := raw.EndCapture(s.Queue)
 		if undo == nil {
 			d.freeGraph(raw, graph)
-			return 0, err
+			return err
 		}
 		err = errors.Join(err, fmt.Errorf("and ending the capture: %w", undo))
 	}
 	d.gate.world.add(&capture{id: id, origin: s, gates: []*Gate{d.gate}})
-	return id, err
+	return err
 }
 
 func (w *World) add(c *capture) {

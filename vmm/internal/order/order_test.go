@@ -268,7 +268,7 @@ func TestLateFence(t *testing.T) {
 	raw := newDevice()
 	d, streams := opened(grapher{device: raw}, 1)
 	s := streams[0]
-	_, err := d.Begin(s)
+	err := d.Begin(s)
 	require.NoError(t, err)
 	_, err = d.Fence(s)
 	require.ErrorIs(t, err, driver.ErrCapturing)
@@ -292,7 +292,7 @@ func TestLateFence(t *testing.T) {
 	require.True(t, done)
 	f.Free()
 
-	_, err = d.Begin(s)
+	err = d.Begin(s)
 	require.NoError(t, err)
 	f, err = d.LateFence(s)
 	require.NoError(t, err)
@@ -318,7 +318,7 @@ func TestBegin(t *testing.T) {
 		if stays {
 			raw.fails["EndCapture"] = errEnd
 		}
-		_, err := d.Begin(s)
+		err := d.Begin(s)
 		require.ErrorIs(t, err, errName)
 		require.Equal(t, stays, errors.Is(err, errEnd))
 		require.Equal(t, stays, s.Began())
@@ -327,7 +327,7 @@ func TestBegin(t *testing.T) {
 			_, _, err := d.End(s)
 			require.NoError(t, err)
 		}
-		_, err = d.Begin(s)
+		err = d.Begin(s)
 		require.NoError(t, err)
 		raw.fails["EndCapture"] = errEnd
 		_, goesOn, err := d.End(s)
@@ -342,10 +342,10 @@ func TestBegin(t *testing.T) {
 // keeps others from beginning.
 func TestQuietIsShort(t *testing.T) {
 	d, streams := opened(grapher{device: newDevice()}, 2)
-	_, err := d.Begin(streams[0])
+	err := d.Begin(streams[0])
 	require.NoError(t, err)
 	release := d.gate.Quiet() // returns, while the capture goes on
-	_, err = d.Begin(streams[1])
+	err = d.Begin(streams[1])
 	require.NoError(t, err)
 	release()
 	require.ErrorIs(t, d.NoneCaptured(), driver.ErrCapturing)
