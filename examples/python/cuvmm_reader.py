@@ -23,8 +23,10 @@ import select
 import socket
 import stat
 import struct
+import sys
 import threading
 import time
+import types
 import warnings
 from typing import Any, Callable, Iterable, Optional
 
@@ -65,8 +67,8 @@ class OwnerGone(Exception):
 
 
 class TakenBack(OwnerGone):
-    """The writer of a store's object has lost its lease, and bytes that length() has counted
-    do not count. length() is what does."""
+    """Bytes that length() has counted do not count: the writer of a store's object has lost its
+    lease, or the owner took back bytes that a DLPack export kept. length() is what counts."""
 
 
 class ProtocolError(Exception):
@@ -301,6 +303,91 @@ class Payload:
         expect(self.at == len(self.data), f"{len(self.data) - self.at} bytes too many")
 
 
+# DLPack.
+
+DL_VERSION, DL_READ_ONLY, DL_COPIED = (1, 0), 1, 2
+DL_CODES = {"int": 0, "uint": 1, "float": 2, "complex": 5, "bool": 6}
+DL_BITS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128), "bool": (8,)}
+DL_TENSOR = struct.Struct("QiiiBBHQQQ")
+DL_BEFORE, DL_AFTER = struct.Struct("IIQQQ"), struct.Struct("QQ")  # fields around it, with a version and without
+DL_ROOM = 128  # for either struct
+DL_ALIGNMENT = 256
+
+HOLD_PAUSE = 0.005  # seconds between two looks at exports that keep memory
+
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+FREE, TIME = (ctypes.cast(f, ctypes.c_void_p).value for f in (libc.free, libc.time))
+new_capsule, is_capsule = ctypes.pythonapi.PyCapsule_New, ctypes.pythonapi.PyCapsule_IsValid
+new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+is_capsule.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class Export:
+    """A DLPack struct in memory of C, and the capsule that brings it to a consumer.
+
+    A consumer may call the deleter in any thread, without the GIL, at the interpreter's end, and
+    while an exception is pending. Then a callback of ctypes would lose the exception, and the
+    interpreter would crash. So the deleter is a function of the C library. That of a copy is free:
+    the copy is in one block with its struct. That of the object's memory is time. It stores the
+    seconds since 1970 at the address that it gets, where the version was, and is_over sees that.
+    For the same reason the capsule has no destructor: is_over also sees that a capsule was dropped
+    before a consumer took it.
+    """
+
+    def __init__(self, fields: list[int], dims: list[int], version: Optional[tuple[int, int]], end: int, copy: Optional[int]) -> None:
+        """fields are those of DLTensor from the address to the lanes. dims are the shape and then
+        the strides. version None makes the struct that has no version. end is where the bytes end
+        that the export keeps, counted from the first chunk. copy is the size of a copy, or None."""
+        size = 8 * len(dims)
+        block = libc.malloc(DL_ROOM + size + (0 if copy is None else copy + DL_ALIGNMENT))
+        if not block:
+            raise MemoryError("no memory for a DLPack export")
+        self.block, self.end, self.copied = int(block), end, copy is not None
+        at = self.block + DL_ROOM
+        if copy is not None:
+            data = (at + size + DL_ALIGNMENT - 1) & -DL_ALIGNMENT
+            ctypes.memmove(data, fields[0], copy)
+            fields = [data, *fields[1:]]
+        ctypes.memmove(at, struct.pack(f"{len(dims)}q", *dims), size)
+        packed = DL_TENSOR.pack(*fields, at, at + size // 2, 0)
+        if version:
+            self.name = b"dltensor_versioned"
+            packed = DL_BEFORE.pack(*version, 0, *((FREE, DL_COPIED) if self.copied else (TIME, DL_READ_ONLY))) + packed
+        else:
+            self.name = b"dltensor"
+            packed += DL_AFTER.pack(0, FREE)
+        ctypes.memmove(self.block, packed, len(packed))
+        self.version = self._word()
+        self.capsule: Any = new_capsule(self.block, self.name, None)
+
+    def _word(self) -> int:
+        word: int = ctypes.c_uint64.from_address(self.block).value
+        return word
+
+    def is_over(self) -> bool:
+        """Whether no consumer can use the memory any more. After True it must not be called again."""
+        if self.capsule is not None:
+            if is_capsule(self.capsule, self.name):  # not consumed
+                if references(self) > ALONE:
+                    return False
+                libc.free(self.block)
+                return True
+            self.capsule = None
+        if not self.copied:
+            if self._word() == self.version:
+                return False
+            libc.free(self.block)
+        return True
+
+
+def references(export: Any) -> int:
+    return sys.getrefcount(export.capsule)
+
+
+ALONE = references(types.SimpleNamespace(capsule=object()))  # the count of a capsule that has no other reference
+
+
 class Reader:
     """One object of another process, mapped for reading. Its name may be the ID of an
     object of a store, as the store's clients print it.
@@ -358,6 +445,7 @@ class Reader:
         self.timeout = timeout
         self.sent = self.received = 0
         self.memory: Any = None  # HostMemory or CudaMemory
+        self.exports: list[Export] = []
         self.page: Any = None  # an address
         self.wake: Any = None  # a socket
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -375,19 +463,33 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Unmaps everything. Arrays must not be used any more. Twice is fine."""
+        """Unmaps everything. Arrays must not be used any more, except those made from DLPack:
+        their memory is unmapped after the last of them. Twice is fine."""
         self._disconnect()
         if self.page:
             libc.munmap(self.page, PAGE_BYTES)
             self.page = None
         if self.memory:
-            if self.chunks:
-                self.memory.synchronize()
-                self.memory.unmap(0, [size for _, _, size in self.chunks])
-            self.memory.close()
-            self.memory = None
+            memory, sizes, self.memory = self.memory, [size for _, _, size in self.chunks], None
+            if self._holds(0):
+                close_later(lambda: self._free(memory, sizes))
+            else:
+                self._free(memory, sizes)
         self.chunks, self.end, self.last_length = [], 0, 0
         self.gone = self.gone or ValueError("the reader is closed")
+
+    def _free(self, memory: Any, sizes: list[int]) -> None:
+        while self._holds(0):
+            time.sleep(HOLD_PAUSE)
+        if sizes:
+            memory.synchronize()
+            memory.unmap(0, sizes)
+        memory.close()
+
+    def _holds(self, offset: int) -> bool:
+        """Whether an export keeps mapped bytes from the offset on."""
+        self.exports = [e for e in self.exports if not e.is_over()]
+        return any(e.end > offset for e in self.exports)
 
     def _disconnect(self) -> None:
         try:
@@ -738,6 +840,12 @@ class Reader:
         if gone:
             if self.on_retire:
                 self.on_retire(capacity)
+            deadline = time.monotonic() + self.timeout
+            while self._holds(end):
+                # The error ends the connection, so the owner goes on, and all stays mapped.
+                if time.monotonic() > deadline:
+                    raise TakenBack(f"an export keeps bytes after {capacity}, which the owner took back")
+                time.sleep(HOLD_PAUSE)
             self.memory.synchronize()
             self.memory.unmap(end, [size for _, _, size in gone])
         del self.chunks[keep:]
@@ -805,6 +913,52 @@ class Reader:
             "shape": shape, "typestr": self.typestr(), "strides": strides,
             "data": (self.address if shape[0] else 0, False), "version": 3,
         }  # fmt: skip
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The device of the memory, as DLPack has it: the CPU is 1, and CUDA is 2."""
+        return (1, 0) if self.device is None else (2, self.device)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Optional[int] = None,
+        max_version: Optional[tuple[int, int]] = None,
+        dl_device: Optional[tuple[int, int]] = None,
+        copy: Optional[bool] = None,
+    ) -> Any:
+        """All rows as a capsule of DLPack: from_dlpack(reader) of a library calls it. The memory is
+        read-only, which only DLPack 1 can say. Without it, only a copy can be exported. Memory of
+        a GPU cannot be copied here: make a copy in the library.
+
+        The rows stay mapped until the library has dropped them, also after close. If the owner
+        takes them back, step waits for that after on_retire, up to the timeout. Then it raises
+        TakenBack: the rows stay mapped and may be stale."""
+        device = self.__dlpack_device__()
+        if self.memory is None:
+            raise BufferError("the reader is closed")
+        if dl_device is not None and tuple(dl_device) != device:
+            raise BufferError(f"device {dl_device} for memory of {device}")
+        # The owner's writes have ended before it publishes them, so no stream has to wait.
+        if not (stream is None or stream == -1 or self.backend == CUDA and stream > 0):
+            raise ValueError(f"stream {stream!r} for memory of device {device}")
+        if copy and self.backend == CUDA:
+            raise BufferError("memory of a GPU is not copied here")
+        versioned = max_version is not None and tuple(max_version) >= DL_VERSION
+        if not (versioned or copy):
+            raise BufferError("read-only memory needs DLPack 1, which this library does not ask for; or copy it")
+        if self.bits not in DL_BITS.get(self.kind, ()) or self.bits != 8 * self.size:
+            raise BufferError(f"DLPack has no {self.kind} elements of {self.bits} bits in {self.size} bytes")
+        if self.pitch % self.size or self.address % (self.size // 2 if self.kind == "complex" else self.size):
+            raise BufferError(f"rows of {self.pitch} bytes at {self.address:#x}, no multiple of an element's {self.size}")
+        shape, strides = self.layout()
+        size = shape[0] * self.pitch
+        self._holds(0)  # drops those that are over
+        fields = [self.address, *device, len(shape), DL_CODES[self.kind], self.bits, 1]
+        dims = [*shape, *(n // self.size for n in strides)]
+        version = DL_VERSION if versioned else None
+        export = Export(fields, dims, version, 0 if copy or not size else self.base + size, size if copy else None)
+        self.exports.append(export)
+        return export.capsule
 
     def array(self) -> Any:
         """All rows as one NumPy array; without NumPy, a memoryview of each row. Elements
