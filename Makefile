@@ -82,9 +82,10 @@ release-check: ## all that a release has, into dist/, and checks of it; as root
 api-diff: ## what the stable packages export, against the last tag or BASE=revision
 	tools/api-diff $(BASE)
 
-abi-check: ## our headers against NVIDIA's: CUDA_H=path, OUT=file writes what it says; NCCL_H=path
-	$(if $(CUDA_H)$(if $(NCCL_H),,x),tools/abi-check $(if $(OUT),-o "$(OUT)") "$(CUDA_H)")
+abi-check: ## our headers against others: NVIDIA's CUDA_H=path, OUT=file writes what it says; NCCL_H=path; DLPACK_H=path
+	$(if $(CUDA_H)$(if $(NCCL_H)$(DLPACK_H),,x),tools/abi-check $(if $(OUT),-o "$(OUT)") "$(CUDA_H)")
 	$(if $(NCCL_H),tools/abi-check-nccl "$(NCCL_H)")
+	$(if $(DLPACK_H),cc -std=gnu11 -fsyntax-only -DDLPACK_H='"$(DLPACK_H)"' cgo/dlpack/abi/check.c)
 
 kernels: ## vmm/kernel/device/builtin.ptx of its CUDA source; needs nvcc
 	tools/kernels

@@ -160,9 +160,10 @@ cloop_took cloop_attach(struct cloop *l, CUdeviceptr p, const unsigned long long
 	return (cloop_took){.ns = now() - from};
 }
 
-// move allocates size bytes, copies the old bytes at *p to them and frees those. It
-// waits, so that any stream may use the memory, as it may use mapped memory.
-static cloop_took move(struct cloop *l, CUdeviceptr *p, size_t old, size_t size, int pool) {
+// move allocates size bytes, copies the old bytes at *p to them, and behind those what is at more, if it is
+// not NULL. Then it frees the old bytes. It waits, so that any stream may use the memory, as it may use mapped
+// memory.
+static cloop_took move(struct cloop *l, CUdeviceptr *p, size_t old, size_t size, const void *more, int pool) {
 	CUdeviceptr from = *p;
 	if (pool)
 		TRY(l, pool_alloc, p, size, l->stream);
@@ -170,6 +171,8 @@ static cloop_took move(struct cloop *l, CUdeviceptr *p, size_t old, size_t size,
 		TRY(l, plain_alloc, p, size);
 	if (old > 0)
 		TRY(l, copy, *p, from, old, l->stream);
+	if (more != NULL)
+		TRY(l, copy_in, *p + old, more, size - old, l->stream);
 	if (old > 0 && pool)
 		TRY(l, pool_free, from, l->stream);
 	TRY(l, stream_sync, l->stream);
@@ -184,7 +187,7 @@ cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int s
 	TRY(l, ctx_push, l->ctx);
 	long long from = now();
 	for (int i = 0; i < steps; i++) {
-		cloop_took t = move(l, &p, old, sizes[i], pool);
+		cloop_took t = move(l, &p, old, sizes[i], NULL, pool);
 		if (t.call != NULL)
 			return t;
 		old = sizes[i];
@@ -197,6 +200,26 @@ cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int s
 	TRY(l, stream_sync, l->stream);
 	TRY(l, ctx_pop, &l->ctx);
 	return (cloop_took){.ns = ns};
+}
+
+cloop_took cloop_expand(struct cloop *l, unsigned long long *p, size_t old, const void *more, size_t n) {
+	CUdeviceptr at = *p;
+	TRY(l, ctx_push, l->ctx);
+	long long from = now();
+	cloop_took t = move(l, &at, old, old + n, more, 0);
+	if (t.call != NULL)
+		return t;
+	t.ns = now() - from;
+	TRY(l, ctx_pop, &l->ctx);
+	*p = at;
+	return t;
+}
+
+cloop_took cloop_plain_free(struct cloop *l, CUdeviceptr p) {
+	TRY(l, ctx_push, l->ctx);
+	TRY(l, plain_free, p);
+	TRY(l, ctx_pop, &l->ctx);
+	return (cloop_took){0};
 }
 
 cloop_took cloop_pool_pairs(struct cloop *l, const unsigned long long *sizes, const unsigned int *slots, int n, unsigned long long *live) {

@@ -181,6 +181,22 @@ func (l *Loop) Realloc(sizes []uint64, pool bool) (time.Duration, error) {
 	return timed(C.cloop_realloc(l.c, numbers(sizes), C.int(len(sizes)), kind))
 }
 
+// Expand appends bytes as programs do whose memory cannot grow: it allocates old bytes and as many as more
+// has, copies what is at p and then more to them, and frees the memory at p. All of it is timed. It returns the new
+// memory, which FreePlain frees.
+//
+// Safety: more has no pointers, and the driver has read it when the call returns.
+func (l *Loop) Expand(p, old uint64, more []byte) (uint64, time.Duration, error) {
+	at := C.ulonglong(p)
+	took, err := timed(C.cloop_expand(l.c, &at, C.size_t(old), unsafe.Pointer(unsafe.SliceData(more)), C.size_t(len(more))))
+	return uint64(at), took, err
+}
+
+// FreePlain frees memory of Expand.
+func (l *Loop) FreePlain(p uint64) error {
+	return failure(C.cloop_plain_free(l.c, C.CUdeviceptr(p)))
+}
+
 // PoolPairs frees the block in a slot of live, if it is not 0, and puts a new one there, for
 // each of slots, with the size beside it. The blocks are of the device's default pool. All
 // of it is timed. PoolFree frees what is left.

@@ -37,6 +37,11 @@ cloop_took cloop_grow(struct cloop *l, CUdeviceptr p, const unsigned long long *
 cloop_took cloop_attach(struct cloop *l, CUdeviceptr p, const unsigned long long *sizes, int n, const int *fds,
                         const CUmemGenericAllocationHandle *shared, CUmemGenericAllocationHandle *made);
 cloop_took cloop_realloc(struct cloop *l, const unsigned long long *sizes, int steps, int pool);
+// cloop_expand allocates old and n bytes, copies there what is at *p and n bytes of the host, and frees the
+// old memory. It sets *p to the new one.
+cloop_took cloop_expand(struct cloop *l, unsigned long long *p, size_t old, const void *more, size_t n);
+// cloop_plain_free frees what cloop_expand has left, untimed.
+cloop_took cloop_plain_free(struct cloop *l, CUdeviceptr p);
 // cloop_pool_pairs frees what is in a slot of live, if it is not 0, and allocates for it, n
 // times, from the default pool. Afterwards cloop_pool_free frees what is in n slots, untimed.
 cloop_took cloop_pool_pairs(struct cloop *l, const unsigned long long *sizes, const unsigned int *slots, int n, unsigned long long *live);

@@ -53,6 +53,20 @@ def address(library, a):
     }[library]()
 
 
+def released_by_a_stream(torch, n):
+    """Calls deleters in the callbacks of a stream, as a library in C does, while the table grows."""
+    cuda, stream = ctypes.CDLL("libcuda.so.1"), torch.cuda.Stream()
+    cuda.cuLaunchHostFunc.argtypes = [ctypes.c_void_p] * 3
+    for _ in range(1000):
+        p = table.table_export(n, 0, stream.cuda_stream)
+        deleter = ctypes.cast(p + 16, ctypes.POINTER(ctypes.c_void_p))[0]
+        assert cuda.cuLaunchHostFunc(stream.cuda_stream, deleter, p) == 0
+        assert table.table_append(1000) == 0
+        n += 1000
+    stream.synchronize()
+    return n
+
+
 assert table.table_open(device.encode()) == 0
 kept, addresses, n = [], set(), 0
 for step in (1000, 4000, 16000, 64000, 256000):
@@ -77,6 +91,8 @@ for library in libraries:
             importlib.import_module(library).cuda.Device().synchronize()
         assert table.table_first(7) == -5.0, library
         a[7, 0] = 7.0 * WIDTH
+if "torch" in libraries and device.startswith("cuda"):
+    n = released_by_a_stream(importlib.import_module("torch"), n)
 assert table.table_close() != 0, "closed below the tensors"
 del a
 kept.clear()
