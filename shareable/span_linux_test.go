@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -295,4 +297,31 @@ func TestPythonReadsSpan(t *testing.T) {
 	require.NoError(t, p.Close())
 	f.says(fmt.Sprintf("deleted at %d", 3*spanPage/32))
 	f.exits(0)
+}
+
+// retiresASpan is a reader of an object that begins in the middle of its first chunk, and whose owner takes the
+// second chunk back.
+const retiresASpan = `
+import ctypes, struct
+import cuvmm_reader as c
+class Nothing:
+    def __getattr__(self, name): return lambda *args: None
+r = c.Reader.__new__(c.Reader)
+page = ctypes.create_string_buffer(4096)
+r.id, r.max, r.base, r.pitch, r.generation, r.sealed, r.gone = 1, 8192, 1000, 1, 0, None, None
+r.chunks, r.end, r.last_length, r.last_id, r.page = [(1, 0, 4096), (2, 4096, 4096)], 8192, 7000, 2, ctypes.addressof(page)
+r.exports, r.timeout, r.memory, r._send, seen = [], 1, Nothing(), lambda *args: None, []
+r.on_retire = seen.append
+r._retire(c.Payload(struct.pack("<QQQ", 1, 5, 4096)))
+print(r.length(), seen)
+`
+
+func TestPythonRetiresSpan(t *testing.T) {
+	t.Parallel()
+	python(t, "")
+	c := exec.CommandContext(t.Context(), "python3", "-c", retiresASpan)
+	c.Env = append(os.Environ(), "PYTHONPATH=../examples/python")
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, "3096 [3096]\n", string(out))
 }

@@ -836,15 +836,16 @@ class Reader:
         gone = self.chunks[keep:]
         end = gone[0][1] if gone else self.end
         expect(capacity <= self.max and (end == capacity or not gone and capacity > end), "retired is half a chunk")
-        self.last_length = min(self.last_length, capacity)
+        left = max(capacity - self.base, 0)
+        self.last_length = min(self.last_length, left)
         if gone:
             if self.on_retire:
-                self.on_retire(capacity)
+                self.on_retire(left)
             deadline = time.monotonic() + self.timeout
             while self._holds(end):
                 # The error ends the connection, so the owner goes on, and all stays mapped.
                 if time.monotonic() > deadline:
-                    raise TakenBack(f"an export keeps bytes after {capacity}, which the owner took back")
+                    raise TakenBack(f"an export keeps bytes after {left}, which the owner took back")
                 time.sleep(HOLD_PAUSE)
             self.memory.synchronize()
             self.memory.unmap(end, [size for _, _, size in gone])
