@@ -2,7 +2,7 @@ FUZZTIME  ?= 10s
 BENCHTIME ?= 1s
 COUNT     ?= 1
 
-.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint wasm arrow abi-check kernels docs gpu-bundle gpu-test gpu-sanitize api-diff release-check
+.PHONY: help build test thorough soak race asan bench benchmarks-doc figures fuzz cover lint modules abi-check kernels docs gpu-bundle gpu-test gpu-sanitize api-diff release-check
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' Makefile
@@ -20,13 +20,14 @@ test: ## vet, and the quick suite: every rule, fault and model, in short runs
 thorough: ## every test, at full length
 	go test -vet=off -timeout 20m ./...
 
-wasm: ## vet and test examples/wasm, a module of its own
-	go -C examples/wasm vet ./...
-	go -C examples/wasm test ./...
-
-arrow: ## vet and test examples/arrow, a module of its own
-	go -C examples/arrow vet ./...
-	go -C examples/arrow test ./...
+MODULES = $(patsubst %/go.mod,%,$(wildcard examples/*/go.mod))
+modules: ## tidy, vet and test the examples that are modules of their own
+	set -e; for module in $(MODULES); do \
+		echo "-- $$module"; \
+		go -C $$module mod tidy -diff; \
+		go -C $$module vet ./...; \
+		go -C $$module test ./...; \
+	done
 
 soak: ## every test, and for long those that can run for long (VMM_SOAK=1)
 	VMM_SOAK=1 go test -tags invariants -count=1 -timeout 60m ./...
@@ -65,9 +66,7 @@ cover: ## coverage of all packages by all tests, into cover.out
 lint: tools/bin/golangci-lint ## golangci-lint, also for which package may import which
 	tools/bin/golangci-lint run ./...
 	packages=$$(GOOS=darwin tools/differing) && GOOS=darwin CGO_ENABLED=0 tools/bin/golangci-lint run $$packages
-	cd examples/wasm && ../../tools/bin/golangci-lint run ./...
-	cd examples/arrow && ../../tools/bin/golangci-lint run ./...
-	cd tools/release && ../bin/golangci-lint run ./...
+	set -e; for module in $(MODULES) tools/release; do (cd $$module && $(CURDIR)/tools/bin/golangci-lint run ./...); done
 
 tools/bin/%: tools/go.mod tools/go.sum
 	go build -C tools -o bin/ tool
