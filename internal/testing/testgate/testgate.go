@@ -20,9 +20,9 @@ func Require(tb testing.TB, what string, missing error) {
 	for name := range strings.SplitSeq(os.Getenv("VMM_TEST_REQUIRE"), ",") {
 		name = strings.TrimSpace(name)
 		switch name {
-		case "", "host", "cuda", "p2p", "nvrtc", "nccl":
+		case "", "host", "cuda", "p2p", "nvrtc", "nccl", "onnxruntime":
 		default:
-			tb.Fatalf("VMM_TEST_REQUIRE asks for %q; there are host, cuda, p2p, nvrtc and nccl", name)
+			tb.Fatalf("VMM_TEST_REQUIRE asks for %q; there are host, cuda, p2p, nvrtc, nccl and onnxruntime", name)
 		}
 		required = required || name == what
 	}

@@ -42,8 +42,8 @@ func TestRequire(t *testing.T) {
 		{"host,p2p", lacking, "skip: needs cuda: no libcuda.so.1"},
 		{"p2p,cuda", lacking, "fatal: VMM_TEST_REQUIRE asks for cuda: no libcuda.so.1"},
 		{" p2p , cuda ,", lacking, "fatal: VMM_TEST_REQUIRE asks for cuda: no libcuda.so.1"},
-		{"p2p,CUDA", lacking, `fatal: VMM_TEST_REQUIRE asks for "CUDA"; there are host, cuda, p2p, nvrtc and nccl`},
-		{"gpu", nil, `fatal: VMM_TEST_REQUIRE asks for "gpu"; there are host, cuda, p2p, nvrtc and nccl`},
+		{"p2p,CUDA", lacking, `fatal: VMM_TEST_REQUIRE asks for "CUDA"; there are host, cuda, p2p, nvrtc, nccl and onnxruntime`},
+		{"gpu", nil, `fatal: VMM_TEST_REQUIRE asks for "gpu"; there are host, cuda, p2p, nvrtc, nccl and onnxruntime`},
 	} {
 		t.Setenv("VMM_TEST_REQUIRE", tc.env)
 		r := &recorder{TB: t}
