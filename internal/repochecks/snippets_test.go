@@ -29,7 +29,7 @@ var snippetPages = []string{
 	"docs/coming-from/others.md", "docs/guides/pool.md", "docs/guides/store.md", "docs/coming-from/vineyard.md",
 	"docs/coming-from/cuda.md", "docs/coming-from/cudamallocasync.md", "docs/coming-from/pytorch.md", "docs/coming-from/cuda-core.md",
 	"docs/concepts.md", "docs/guides/pressure.md", "docs/guides/operations.md", "docs/guides/troubleshooting.md",
-	"docs/guides/testing.md", "docs/guides/many.md", "docs/compatibility.md", "docs/guides/metrics.md",
+	"docs/guides/testing.md", "docs/guides/many.md", "docs/guides/libraries.md", "docs/compatibility.md", "docs/guides/metrics.md",
 	"docs/reference/building.md", "docs/reference/groups.md", "docs/reference/kernels.md", "docs/reference/metrics.md",
 	"docs/reference/operations.md", "docs/reference/pool.md", "docs/reference/pressure.md", "docs/reference/sharing.md",
 	"docs/reference/store.md",
