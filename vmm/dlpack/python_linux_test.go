@@ -19,6 +19,9 @@ func TestNumPyFollowsATable(t *testing.T) {
 	if out, err := exec.Command("python3", "-c", "import numpy").CombinedOutput(); err != nil {
 		t.Skipf("needs python3 with NumPy: %v\n%s", err, out)
 	}
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("needs Go")
+	}
 	library := filepath.Join(t.TempDir(), "table.so")
 	out, err := exec.CommandContext(t.Context(), "go", "build", "-buildmode=c-shared", "-o", library, "./testdata/shared").CombinedOutput()
 	require.NoError(t, err, "%s", out)
