@@ -93,3 +93,22 @@ func TestExportsAheadAreBounded(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.Zero(t, s.Stats().KeptFDs)
 }
+
+// TestReleaseAfterRepublish: a chunk above the length of a Retire stays in the range and is published
+// again under a new id. The end of a send under the old id leaves its descriptor in the cache.
+func TestReleaseAfterRepublish(t *testing.T) {
+	t.Parallel()
+	s, p, g := stage(t, Options{}, PublishOptions{})
+	require.NoError(t, g.Append(pattern(0, 2<<20+1000)))
+	require.NoError(t, p.Flush(t.Context()))
+	waitExported(t, s, p)
+	p.mu.Lock()
+	old := p.chunks[1]
+	p.mu.Unlock()
+	d, err := s.fds.acquireChunk(old)
+	require.NoError(t, err)
+	require.NoError(t, p.Retire(t.Context(), 1<<20))
+	waitExported(t, s, p)
+	p.releaseFD(old, d)
+	require.Equal(t, 2, s.Stats().KeptFDs)
+}

@@ -54,6 +54,29 @@ func waitReleased(t *testing.T, dev *vmm.Device, before resources) {
 	}
 }
 
+// waitExported waits until nothing is connected to the server and each chunk of the publication's
+// range has an open descriptor in the cache, which has no other. A publication exports its chunks in
+// the background, also those above the length again after a Retire. So a test that counts
+// descriptors calls this before it counts.
+func waitExported(t *testing.T, s *Server, p *Publication) {
+	t.Helper()
+	soon(t, "each chunk is exported", func() bool {
+		return s.Stats().Conns == 0 && s.fds.exported() == len(p.r.Segments())
+	})
+}
+
+// exported is the number of entries whose export has ended.
+func (c *fdCache) exported() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range c.entries {
+		if isClosed(d.ready) {
+			n++
+		}
+	}
+	return n
+}
+
 // hostileClient is a peer that sends what it likes, in packets of its own.
 type hostileClient struct {
 	t  *testing.T

@@ -229,14 +229,16 @@ func (o *object) hasLocked(c publishedChunk) bool {
 
 // releaseFD releases the descriptor of a chunk. If the chunk was retired
 // meanwhile, the descriptor is dropped from the cache: it may have been acquired
-// after the retirement dropped it.
+// after the retirement dropped it. It stays if the chunk is published again, with
+// another id.
 func (o *object) releaseFD(c publishedChunk, d *cachedFD) {
 	o.srv.fds.release(d)
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.hasLocked(c) {
-		if c.own == nil {
-			o.srv.fds.drop(c.seg)
-		}
+	if c.own != nil || o.hasLocked(c) {
+		return
+	}
+	if !slices.ContainsFunc(o.chunks, func(x publishedChunk) bool { return x.seg == c.seg }) {
+		o.srv.fds.drop(c.seg)
 	}
 }
