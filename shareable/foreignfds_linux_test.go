@@ -139,7 +139,7 @@ func TestForeignDescriptors(t *testing.T) {
 			require.NoError(t, v.Close())
 			soon(t, "the other reader has gone", func() bool { return s.Stats().Conns == 1 })
 			finish()
-			soon(t, "the connection is closed", func() bool { return s.Stats().Conns == 0 })
+			waitExported(t, s, p)
 			before := countResources(t, g.Device())
 			attack()()
 			soon(t, "the next is closed too", func() bool { return s.Stats().Accepted == 4 && s.Stats().Conns == 0 })

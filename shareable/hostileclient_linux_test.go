@@ -23,18 +23,18 @@ const inTime = 15 * time.Second
 // resources is what this process has, without what Go's runtime maps for itself. A test that
 // counts it is not parallel.
 type resources struct {
-	fds, maps int
-	free      uint64
+	files []string // of openFiles
+	maps  int
+	free  uint64
 }
 
 func countResources(t *testing.T, dev *vmm.Device) (b resources) {
 	t.Helper()
 	settled(t)
-	fds, err := os.ReadDir("/proc/self/fd")
-	require.NoError(t, err)
+	b.files = openFiles(t)
 	maps, err := os.ReadFile("/proc/self/maps")
 	require.NoError(t, err)
-	b.fds, b.maps = len(fds), strings.Count(string(maps), "memfd:")
+	b.maps = strings.Count(string(maps), "memfd:")
 	b.free, _, err = dev.MemInfo()
 	require.NoError(t, err)
 	return b
@@ -44,14 +44,11 @@ func countResources(t *testing.T, dev *vmm.Device) (b resources) {
 func waitReleased(t *testing.T, dev *vmm.Device, before resources) {
 	t.Helper()
 	var now resources
-	released := func() bool {
+	soon(t, "%+v before, %+v now", func() bool {
 		// Memory of earlier tests may be freed meanwhile, when the driver looks at it.
 		now = countResources(t, dev)
-		return now.fds <= before.fds && now.maps <= before.maps && now.free >= before.free
-	}
-	if !released() {
-		require.Eventually(t, released, inTime, time.Millisecond, "%+v before, %+v now", before, &now)
-	}
+		return len(now.files) <= len(before.files) && now.maps <= before.maps && now.free >= before.free
+	}, before, &now)
 }
 
 // waitExported waits until nothing is connected to the server and each chunk of the publication's
@@ -447,7 +444,7 @@ func TestHostileClients(t *testing.T) {
 	p.mu.Lock()
 	chunks, x := len(p.chunks), p.describeLocked("x", wire.AccessRead)
 	p.mu.Unlock()
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
+	waitExported(t, s, p)
 	before := countResources(t, g.Device())
 	for _, a := range attacks(x) {
 		t.Run(a.name, func(t *testing.T) {

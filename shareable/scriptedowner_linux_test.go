@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -268,9 +268,20 @@ func ended(t *testing.T, v *View) error {
 func openFDs(t *testing.T) int {
 	t.Helper()
 	settled(t)
-	all, err := os.ReadDir("/proc/self/fd")
+	return len(openFiles(t))
+}
+
+// openFiles is each descriptor of this process with its file. One is that by which they are listed.
+func openFiles(t *testing.T) (files []string) {
+	t.Helper()
+	const dir = "/proc/self/fd/"
+	all, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	return len(all)
+	for _, e := range all {
+		to, _ := os.Readlink(dir + e.Name()) // it may be closed by now
+		files = append(files, e.Name()+" "+to)
+	}
+	return files
 }
 
 // staysOpen waits until this process has at most n descriptors: no call waits for the close of a
@@ -279,11 +290,7 @@ func staysOpen(t *testing.T, n int) {
 	t.Helper()
 	defer func() {
 		if t.Failed() {
-			all, _ := filepath.Glob("/proc/self/fd/*")
-			for _, name := range all {
-				what, _ := os.Readlink(name)
-				t.Log(name, what)
-			}
+			t.Log(strings.Join(openFiles(t), "\n"))
 		}
 	}()
 	soon(t, fmt.Sprintf("%d descriptors are open", n), func() bool { return openFDs(t) <= n }) // fewer: memory of earlier tests was freed

@@ -151,10 +151,7 @@ func TestAbruptEnds(t *testing.T) {
 	require.NoError(t, g.Append(want))
 	dev := vmmtest.Device(t)
 	honest(t, s.Path(), dev, want, AttachOptions{})
-	p.mu.Lock()
-	chunks := len(p.chunks)
-	p.mu.Unlock()
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
+	waitExported(t, s, p)
 	before := countResources(t, g.Device())
 	ask := wire.Attach{Access: 1, Flags: wire.AttachPublish, Name: "x"}.Append(nil)
 	stages := []func(*hostileClient){
@@ -204,7 +201,7 @@ func TestAbruptEnds(t *testing.T) {
 	e.close()
 	require.NoError(t, <-done)
 	honest(t, s.Path(), dev, want, AttachOptions{})
-	require.Eventually(t, func() bool { return s.Stats().KeptFDs == chunks && s.Stats().Conns == 0 }, inTime, time.Millisecond)
+	waitExported(t, s, p)
 	waitReleased(t, g.Device(), before)
 }
 
