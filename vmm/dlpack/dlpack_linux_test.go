@@ -226,6 +226,19 @@ func TestDeletersCalledAgain(t *testing.T) {
 	require.NoError(t, v.Close())
 }
 
+// TestDeletersInCancelledThreads: the thread ends after the deleter and not inside it, so the hold is dropped.
+func TestDeletersInCancelledThreads(t *testing.T) {
+	d := vmmtest.Device(t)
+	v, err := growable.New[float32](d, growable.Options{Range: vmm.RangeOptions{Max: page}})
+	require.NoError(t, err)
+	require.NoError(t, v.Append(1, 2, 3))
+	for range 10 {
+		require.NoError(t, consumer.DeleteCancelled(export(t, v, 3, dlpack.Options{}), true))
+		nothingOpen(t)
+	}
+	require.NoError(t, v.Close())
+}
+
 // TestManyExports: exports and releases leave nothing, whether a deleter or Close ends them.
 func TestManyExports(t *testing.T) {
 	many := 1_000_000

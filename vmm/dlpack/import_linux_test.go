@@ -220,6 +220,28 @@ func TestImportWithoutThis(t *testing.T) {
 	}
 }
 
+// TestPanickingDeleter: a deleter in Go may panic. The memory is given up all the same, and nothing stays locked.
+func TestPanickingDeleter(t *testing.T) {
+	for _, versioned := range []bool{true, false} {
+		d, err := vmm.Open("host")
+		require.NoError(t, err)
+		m := consumer.Make(versioned)
+		s := consumer.Good()
+		s.Panics = true
+		m.Set(s)
+		f, err := from(d, m.Pointer(), versioned)
+		require.NoError(t, err)
+		require.ErrorIs(t, d.Close(), vmm.ErrBusy)
+		require.PanicsWithError(t, consumer.ErrDeleter.Error(), func() { _ = f.Close() })
+		_, err = f.Bytes()
+		require.ErrorIs(t, err, vmm.ErrClosed)
+		require.NoError(t, f.Close())
+		require.Equal(t, 1, m.Deletes())
+		require.NoError(t, d.Close())
+		m.Free()
+	}
+}
+
 // TestImportOfAnExport: what this package exports it can import, and closing that calls the deleter.
 func TestImportOfAnExport(t *testing.T) {
 	d := vmmtest.Device(t)

@@ -80,6 +80,20 @@ int delete_all(void **p, int versioned, int n, int threads, int times) {
 	return 0;
 }
 
+static void *run_cancelled(void *arg) {
+	pthread_cancel(pthread_self()); // at the next call that is a cancellation point
+	run_deleters(arg);
+	pthread_testcancel();
+	return NULL;
+}
+
+int delete_cancelled(void *p, int versioned) {
+	pthread_t thread;
+	struct deleting d = {&p, versioned, 1, 0, 1, 1};
+	void *result = NULL;
+	return pthread_create(&thread, NULL, run_cancelled, &d) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED;
+}
+
 static void count_managed(DLManagedTensor *self) { ((struct made *)self->manager_ctx)->deletes++; }
 
 static void count_versioned(DLManagedTensorVersioned *self) { ((struct made *)self->manager_ctx)->deletes++; }
@@ -116,4 +130,17 @@ void drop_deleter(struct made *m, int versioned) {
 		m->of.versioned.deleter = NULL;
 	else
 		m->of.managed.deleter = NULL;
+}
+
+extern void deleterPanics(void *made); // Go's
+
+static void panic_managed(DLManagedTensor *self) { deleterPanics(self->manager_ctx); }
+
+static void panic_versioned(DLManagedTensorVersioned *self) { deleterPanics(self->manager_ctx); }
+
+void set_panicking(struct made *m, int versioned) {
+	if (versioned)
+		m->of.versioned.deleter = panic_versioned;
+	else
+		m->of.managed.deleter = panic_managed;
 }

@@ -70,6 +70,23 @@ func Delete(all []unsafe.Pointer, versioned bool, threads, times int) error {
 	return nil
 }
 
+// DeleteCancelled calls the deleter of a tensor in a thread that was cancelled.
+func DeleteCancelled(p unsafe.Pointer, versioned bool) error {
+	if C.delete_cancelled(p, cbool(versioned)) == 0 {
+		return errors.New("no thread was cancelled")
+	}
+	return nil
+}
+
+// ErrDeleter is what a deleter panics with.
+var ErrDeleter = errors.New("a deleter panics")
+
+//export deleterPanics
+func deleterPanics(made unsafe.Pointer) {
+	(*C.struct_made)(made).deletes++
+	panic(ErrDeleter)
+}
+
 // Made is a tensor of this library: 4 rows of 3 float32, with a deleter that counts.
 type Made struct {
 	m         *C.struct_made
@@ -101,6 +118,7 @@ type Spec struct {
 	Shape, Strides     []int64
 	NoShape, NoStrides bool
 	NoDeleter          bool
+	Panics             bool // the deleter
 	DataOff            uintptr
 }
 
@@ -136,6 +154,9 @@ func (m Made) Set(s Spec) {
 	}
 	if s.NoStrides {
 		t.strides = nil
+	}
+	if s.Panics {
+		C.set_panicking(m.m, cbool(m.versioned))
 	}
 	if s.NoDeleter {
 		C.drop_deleter(m.m, cbool(m.versioned))

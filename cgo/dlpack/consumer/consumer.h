@@ -52,6 +52,9 @@ int64_t sum(void *p, int versioned, int threads);
 // delete_all calls the deleter of each tensor, in several threads, so often.
 int delete_all(void **p, int versioned, int n, int threads, int times);
 
+// delete_cancelled calls a deleter in a thread that was cancelled. It returns whether the thread has ended so.
+int delete_cancelled(void *p, int versioned);
+
 // made is a tensor of this library. Its deleter counts its calls.
 struct made {
 	union {
@@ -66,5 +69,6 @@ struct made {
 struct made *make_tensor(int versioned);
 DLTensor *tensor_of(struct made *m, int versioned);
 void drop_deleter(struct made *m, int versioned);
+void set_panicking(struct made *m, int versioned); // its deleter calls Go, which panics
 
 #endif
