@@ -84,7 +84,7 @@ var ErrDeleter = errors.New("a deleter panics")
 //export deleterPanics
 func deleterPanics(made unsafe.Pointer) {
 	(*C.struct_made)(made).deletes++
-	panic(ErrDeleter)
+	panic(ErrDeleter) //nolint:forbidigo // it is what the test is about
 }
 
 // Made is a tensor of this library: 4 rows of 3 float32, with a deleter that counts.
