@@ -153,7 +153,7 @@ func TestMisuseIsNoPanic(t *testing.T) {
 	}
 	check("nil", (*vmm.Links)(nil), "MarshalJSON") // of the value; encoding/json does not call it
 	for _, v := range []any{
-		vmm.Segment{}, vmm.Layout{}, &vmm.Plan{}, &vmm.Links{}, vmm.Tensor{}, vmm.Stats{}, vmm.Report{},
+		vmm.Segment{}, vmm.Layout{}, &vmm.Plan{}, &vmm.Links{}, vmm.Stats{}, vmm.Report{},
 		&growable.Vector[int32]{}, &growable.Rows[int32]{}, &growable.Writer[int32]{},
 		&growable.Reader[int32]{}, &growable.RowsReader[int32]{},
 	} {

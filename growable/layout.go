@@ -129,13 +129,12 @@ func fieldsOf(fields []vmm.Field, t reflect.Type, name string, off uint64) []vmm
 }
 
 // Layout describes the Vector's bytes for a reader in another process; see LayoutOf.
-func (v *Vector[T]) Layout() vmm.Layout {
+func (v *Vector[T]) Layout() vmm.Layout { return layoutOfElements[T]() }
+
+func layoutOfElements[T any]() vmm.Layout {
 	t := reflect.TypeFor[T]()
 	return layoutOf(t, uint64(t.Size()))
 }
-
-// Tensor describes the elements below Len in DLPack's terms.
-func (v *Vector[T]) Tensor() (vmm.Tensor, error) { return v.base().tensor(v.Range(), v.Layout()) }
 
 // Layout describes the rows' bytes, as Vector.Layout does; for nil Rows it is the
 // zero Layout.
@@ -144,17 +143,4 @@ func (r *Rows[T]) Layout() vmm.Layout {
 		return vmm.Layout{}
 	}
 	return layoutOf(reflect.TypeFor[T](), uint64(r.Pitch()), r.Width())
-}
-
-// Tensor describes the rows below Len in DLPack's terms. If the pitch is no multiple
-// of the element's size, it returns vmm.ErrNotSupported.
-func (r *Rows[T]) Tensor() (vmm.Tensor, error) { return r.base().tensor(r.Range(), r.Layout()) }
-
-// tensor describes the whole items in r, which is the Source.
-func (c *counted) tensor(r *vmm.Range, l vmm.Layout) (vmm.Tensor, error) {
-	// A range that is closed has a device and an address still.
-	if err := open(r); err != nil {
-		return vmm.Tensor{}, fmt.Errorf("describe as tensor: %w", err)
-	}
-	return l.Tensor(r.Device(), r.Ptr(), uint64(c.length())*c.stride)
 }

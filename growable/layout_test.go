@@ -109,28 +109,15 @@ func TestLayoutOfRows(t *testing.T) {
 	defer r.Close()
 	require.Equal(t, "rows of 3 float32, 16 bytes apart", r.Layout().String())
 	require.NoError(t, r.Append(1, 2, 3, 4, 5, 6))
-	got, err := r.Tensor()
-	require.NoError(t, err)
-	require.Equal(t, vmm.Tensor{Device: "host", Ptr: r.Ptr(), Kind: vmm.ElemFloat, Bits: 32, Shape: []int64{2, 3}, Strides: []int64{4, 1}}, got)
 
 	packed, err := growable.NewRows[float32](d, 3, growable.RowsOptions{MaxRows: 1 << 10})
 	require.NoError(t, err)
 	defer packed.Close()
 	require.True(t, packed.Layout().Equal(layoutOf[[3]float32](t)), "the bytes are the same")
 
-	odd, err := growable.NewRows[complex128](d, 1, growable.RowsOptions{Pitch: 24, MaxRows: 1 << 10})
+	reader, err := growable.NewRowsReader[float32](r.Range(), 3)
 	require.NoError(t, err)
-	defer odd.Close()
-	_, err = odd.Tensor()
-	require.ErrorIs(t, err, vmm.ErrNotSupported)
-
-	v, err := growable.New[int16](d, growable.Options{MaxLen: 1 << 10})
-	require.NoError(t, err)
-	defer v.Close()
-	require.NoError(t, v.Append(1, 2, 3))
-	got, err = v.Tensor()
-	require.NoError(t, err)
-	require.Equal(t, vmm.Tensor{Device: "host", Ptr: v.Ptr(), Kind: vmm.ElemInt, Bits: 16, Shape: []int64{3}, Strides: []int64{1}}, got)
+	require.True(t, reader.Layout().Equal(packed.Layout()))
 }
 
 // TestLayoutOfATypeAndDimensions: the same as of what holds the elements.
@@ -175,12 +162,10 @@ func TestLayoutOfATypeAndDimensions(t *testing.T) {
 func TestLayoutOfNothing(t *testing.T) {
 	var v *growable.Vector[int16]
 	require.Equal(t, "int16", v.Layout().String())
-	_, err := v.Tensor()
-	require.ErrorIs(t, err, vmm.ErrInvalid)
 	var r *growable.Rows[int16]
 	require.Equal(t, vmm.Layout{}, r.Layout())
-	_, err = r.Tensor()
-	require.ErrorIs(t, err, vmm.ErrInvalid)
+	var none *growable.RowsReader[int16]
+	require.Equal(t, vmm.Layout{}, none.Layout())
 	var s *growable.Vector[string]
 	require.Equal(t, vmm.Layout{}, s.Layout())
 }

@@ -65,6 +65,9 @@ func (r *Reader[T]) base() *counted {
 	return &r.c
 }
 
+// Layout describes the elements, as Vector.Layout does.
+func (r *Reader[T]) Layout() vmm.Layout { return layoutOfElements[T]() }
+
 // Len is how many whole elements there are. It may fall if the Source's does.
 func (r *Reader[T]) Len() int { return r.base().length() }
 

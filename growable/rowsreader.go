@@ -86,6 +86,14 @@ func (r *RowsReader[T]) base() *counted {
 	return &r.c
 }
 
+// Layout describes the rows, as Rows.Layout does; for nil it is the zero Layout.
+func (r *RowsReader[T]) Layout() vmm.Layout {
+	if r == nil {
+		return vmm.Layout{}
+	}
+	return layoutOf(reflect.TypeFor[T](), r.c.stride, r.width)
+}
+
 // Width is how many elements a row has.
 func (r *RowsReader[T]) Width() int { return nonnil.Of(r).width }
 

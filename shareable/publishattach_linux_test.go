@@ -248,19 +248,6 @@ func TestListGoesOnWithTheNextServer(t *testing.T) {
 	require.Len(t, all, 1)
 }
 
-func TestViewAsTensor(t *testing.T) {
-	t.Parallel()
-	s, _, g := stage(t, Options{}, PublishOptions{Layout: vmm.Layout{Kind: vmm.ElemFloat, Bits: 32, Size: 4, Shape: []int{5}, Pitch: 20}})
-	require.NoError(t, g.Append(pattern(0, 3*20+7))) // a row is on its way
-	v := attached(t, s, AttachOptions{})
-	wait(t, v, 67)
-	got, err := v.Tensor()
-	require.NoError(t, err)
-	require.Equal(t, v.Ptr(), got.Ptr)
-	require.Equal(t, []int64{3, 5}, got.Shape)
-	require.Equal(t, []int64{5, 1}, got.Strides)
-}
-
 // registrar is a library that registers memory chunk by chunk, as NCCL and
 // network cards do. It looks at Generation to know what is stale.
 type registrar struct {

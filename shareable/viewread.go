@@ -127,20 +127,7 @@ func (v *View) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// Tensor describes the whole rows that can be read now, for libraries that take a pointer, a shape
-// and strides. It returns vmm.ErrInvalid if the object has no layout.
-func (v *View) Tensor() (vmm.Tensor, error) {
-	if v == nil || v.dev == nil {
-		return vmm.Tensor{}, errNoView
-	}
-	l, s := v.Layout(), v.Snapshot()
-	if l.Pitch == 0 {
-		return vmm.Tensor{}, fmt.Errorf("describe %q as a tensor: %w: it was published without a layout", v.obj.Name, vmm.ErrInvalid)
-	}
-	return l.Tensor(v.dev, v.first(), s.Len-s.Len%l.Pitch)
-}
-
-// Layout is the layout of the bytes as the owner described it: opaque bytes if it
+// Layout is the layout of the bytes as the owner described it, and the zero Layout if it
 // did not.
 func (v *View) Layout() vmm.Layout {
 	if v == nil || v.dev == nil {

@@ -399,11 +399,6 @@ func (d *Device) openNamesLocked() []string {
 		all = append(all, fmt.Sprintf("%s made at %s", describe(thing, o.kind), o.made.Lines().Line))
 	}
 	slices.Sort(all)
-	return firstFew(all)
-}
-
-// firstFew is all of a list for an error, or its first few and how many more there are.
-func firstFew(all []string) []string {
 	const most = 8
 	if n := len(all); n > most {
 		all = append(all[:most], fmt.Sprintf("and %d more", n-most))

@@ -84,7 +84,7 @@ func TestManyHoldsAreNamed(t *testing.T) {
 		require.NoError(t, err)
 		all = append(all, release)
 	}
-	require.ErrorContains(t, g.Close(), "held: hold 0; hold 1; hold 2; hold 3; hold 4; hold 5; hold 6; hold 7; and 2 more")
+	require.ErrorContains(t, g.Close(), "held: hold 0; hold 1; hold 2; hold 3; hold 4; hold 5; hold 6; hold 7; and 5 more")
 	for _, release := range all {
 		release()
 	}

@@ -120,11 +120,11 @@ func (inside) HoldIn(r *Reservation, what string, off, n uint64) (release func()
 	return release, err
 }
 
-func (inside) HoldMirror(m *Mirror, what string) (d *Device, pinned bool, release func(), err error) {
+func (inside) HoldMirror(m *Mirror, what string) (d *Device, pinned, readOnly bool, release func(), err error) {
 	if release, err = m.holdOpen(what); err != nil {
-		return nil, false, nil, err
+		return nil, false, false, nil, err
 	}
-	return m.dev, m.pinned != 0, release, nil
+	return m.dev, m.pinned != 0, !m.write, release, nil
 }
 
 func (inside) UsersOf(r *Reservation) []*Stream {

@@ -181,54 +181,20 @@ func (l Layout) String() string {
 	return b.String()
 }
 
-// Tensor is memory as DLPack describes it, for a program that hands it to another
-// library. It owns nothing: the memory has to outlive what is made of it.
-type Tensor struct {
-	Device  string // the driver's name: "cuda" is DLPack's device type 2, "host" its 1
-	Ordinal int    // of the device
-	Ptr     Ptr
-	Kind    ElemKind // ElemKind has DLPack's type codes
-	Bits    int      // of one element; one lane
-	Shape   []int64  // rows first
-	Strides []int64  // in elements
-}
-
-// Tensor describes the rows in the given number of bytes from p on, memory that d can use. Opaque
-// elements become bytes; the last dimension counts those of one element. It returns ErrInvalid if bytes
-// is not whole rows, and ErrNotSupported if the pitch is no whole number of elements, because strides
-// cannot say that.
-func (l Layout) Tensor(d *Device, p Ptr, bytes uint64) (_ Tensor, err error) {
-	defer func() { err = d.wrap("describe as tensor", p, bytes, err) }()
-	if d == nil {
-		return Tensor{}, fmt.Errorf("%w: no device", ErrInvalid)
-	}
+// Strides are those of all rows as one array, in elements: the one from row to row first. Opaque elements, and a
+// pitch that is no whole number of elements, are ErrNotSupported.
+func (l Layout) Strides() ([]int64, error) {
 	if err := l.Validate(); err != nil {
-		return Tensor{}, err
+		return nil, err
 	}
-	if p+Ptr(bytes) < p {
-		return Tensor{}, fmt.Errorf("%w: the addresses overflow", ErrBounds)
+	if l.Kind == ElemOpaque || l.Pitch%l.Size != 0 {
+		return nil, fmt.Errorf("%w: strides of %v", ErrNotSupported, l)
 	}
-	if bytes%l.Pitch != 0 || bytes > math.MaxInt64 {
-		return Tensor{}, fmt.Errorf("%w: they are no whole rows of %d bytes", ErrInvalid, l.Pitch)
-	}
-	dims, unit := make([]int64, 0, maxDims+2), l.Size
-	dims = append(dims, int64(bytes/l.Pitch))
-	for _, n := range l.Shape {
-		dims = append(dims, int64(n))
-	}
-	if l.Kind == ElemOpaque {
-		dims, unit = append(dims, int64(l.Size)), 1
-	}
-	if l.Pitch%unit != 0 {
-		return Tensor{}, fmt.Errorf("%w: rows %d bytes apart, which is no whole number of %d-byte elements", ErrNotSupported, l.Pitch, unit)
-	}
-	// Strides from the last dimension up, in elements; the first one is the pitch.
-	steps := make([]int64, len(dims))
-	steps[0] = int64(l.Pitch / unit)
-	step := int64(1)
-	for i := len(dims) - 1; i > 0; i-- {
+	steps, step := make([]int64, 1+len(l.Shape)), int64(1)
+	for i := len(l.Shape); i > 0; i-- {
 		steps[i] = step
-		step *= dims[i]
+		step *= int64(l.Shape[i-1])
 	}
-	return Tensor{d.drv.Name(), d.info.Ordinal, p, l.Kind, l.Bits, dims, steps}, nil
+	steps[0] = int64(l.Pitch / l.Size)
+	return steps, nil
 }

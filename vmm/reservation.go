@@ -515,12 +515,12 @@ func (r *Reservation) checkAllHoldsLocked() error {
 	return heldBy(r.holds.All())
 }
 
-// heldBy is ErrBusy if there are holds, and names the first few.
+// heldBy is ErrBusy if there are holds.
 func heldBy(names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: held: %s", ErrBusy, strings.Join(firstFew(names), "; "))
+	return fmt.Errorf("%w: held: %s", ErrBusy, strings.Join(names, "; "))
 }
 
 // Generation is a number that rises each time mapped bytes are lost or replaced. No two reservations of

@@ -29,7 +29,7 @@ func TestZeroValues(t *testing.T) {
 		&vmm.Plan{}, (*vmm.Plan)(nil),
 		&vmm.Mirror{}, (*vmm.Mirror)(nil),
 		&vmm.MemoryArg{}, (*vmm.MemoryArg)(nil), &vmm.LaunchMemory{},
-		vmm.Fence{}, vmm.Segment{}, vmm.Layout{}, vmm.Tensor{}, vmm.Stats{}, vmm.RangeStats{}, &vmm.OpError{},
+		vmm.Fence{}, vmm.Segment{}, vmm.Layout{}, vmm.Stats{}, vmm.RangeStats{}, &vmm.OpError{},
 	} {
 		v := reflect.ValueOf(zero)
 		for i := range v.NumMethod() {

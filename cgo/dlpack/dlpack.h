@@ -50,11 +50,8 @@ struct cuvmm_dl_info {
 
 struct cuvmm_dl_slot;
 
-// cuvmm_dl_slots makes n slots in one piece, which is never freed. NULL: there is no memory.
-struct cuvmm_dl_slot *cuvmm_dl_slots(uint64_t n);
-
-// cuvmm_dl_slot_size is the distance from one slot to the next.
-uint64_t cuvmm_dl_slot_size(void);
+// cuvmm_dl_new_slot makes a slot, which is never freed. NULL: there is no memory.
+struct cuvmm_dl_slot *cuvmm_dl_new_slot(void);
 
 // cuvmm_dl_export makes a free slot the struct that info describes. The slot's address is the struct's.
 void cuvmm_dl_export(struct cuvmm_dl_slot *s, const struct cuvmm_dl_info *info);

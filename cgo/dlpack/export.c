@@ -93,11 +93,7 @@ static void release_versioned(struct cuvmm_dl_versioned *self) {
 		release((struct cuvmm_dl_slot *)self);
 }
 
-struct cuvmm_dl_slot *cuvmm_dl_slots(uint64_t n) {
-	return calloc(n, sizeof(struct cuvmm_dl_slot));
-}
-
-uint64_t cuvmm_dl_slot_size(void) { return sizeof(struct cuvmm_dl_slot); }
+struct cuvmm_dl_slot *cuvmm_dl_new_slot(void) { return calloc(1, sizeof(struct cuvmm_dl_slot)); }
 
 void cuvmm_dl_export(struct cuvmm_dl_slot *s, const struct cuvmm_dl_info *info) {
 	struct cuvmm_dl_tensor t = {

@@ -23,21 +23,18 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Tombstones is how many slots lie free at least before the one freed first is used again. Until then
-// a deleter that is called again is known to be, and does nothing.
+// Tombstones is how many freed slots are kept before the oldest is reused. Until then a second call of its
+// deleter is detected and ignored.
 const Tombstones = 1024
-
-// slab is how many slots are made at once.
-const slab = 128
 
 // Slot is an exported tensor, by the address of its struct.
 type Slot uintptr
 
-// table is the slots that no tensor has.
+// table is the slots that no tensor has, and the file of Events.
 var table struct {
-	mu    sync.Mutex
-	fresh []Slot
-	freed []Slot // the one freed first at first
+	mu     sync.Mutex
+	freed  []Slot // the one freed first at first
+	events *os.File
 }
 
 // Export makes the struct, which has a version if t has one. Its deleter makes Deleted return it.
@@ -76,20 +73,12 @@ func takeSlot() (Slot, error) {
 		table.freed = table.freed[1:]
 		return s, nil
 	}
-	if len(table.fresh) == 0 {
-		first := C.cuvmm_dl_slots(slab)
-		if first == nil {
-			return 0, fmt.Errorf("%w: for DLPack's structs", driver.ErrOutOfMemory)
-		}
-		// Safety: the slots are C's memory, so their addresses are kept as numbers.
-		at, size := Slot(unsafe.Pointer(first)), Slot(C.cuvmm_dl_slot_size())
-		for i := range Slot(slab) {
-			table.fresh = append(table.fresh, at+i*size)
-		}
+	s := C.cuvmm_dl_new_slot()
+	if s == nil {
+		return 0, fmt.Errorf("%w: for DLPack's structs", driver.ErrOutOfMemory)
 	}
-	s := table.fresh[0]
-	table.fresh = table.fresh[1:]
-	return s, nil
+	// Safety: the slots are C's memory, so their addresses are kept as numbers.
+	return Slot(unsafe.Pointer(s)), nil
 }
 
 func freeSlots(all ...Slot) {
@@ -133,17 +122,23 @@ func Free(all []Slot) { freeSlots(all...) }
 // Repeated is how often a deleter was called again.
 func Repeated() uint64 { return uint64(C.cuvmm_dl_repeated()) }
 
+// Supported is nil: this build has DLPack.
+func Supported() error { return nil }
+
 // Events is the file that can be read once a deleter or Wake was called. It is opened once, and stays
 // open.
-func Events() (*os.File, error) { return openEvents() }
-
-var openEvents = sync.OnceValues(func() (*os.File, error) {
-	fd, err := C.cuvmm_dl_open()
-	if fd < 0 {
-		return nil, fmt.Errorf("%w: an event descriptor for DLPack: %w", driver.ErrLimit, err)
+func Events() (*os.File, error) {
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	if table.events == nil {
+		fd, err := C.cuvmm_dl_open()
+		if fd < 0 {
+			return nil, fmt.Errorf("%w: an event descriptor for DLPack: %w", driver.ErrLimit, err)
+		}
+		table.events = os.NewFile(uintptr(fd), "DLPack's deleters")
 	}
-	return os.NewFile(uintptr(fd), "DLPack's deleters"), nil
-})
+	return table.events, nil
+}
 
 // Wake makes Events readable.
 func Wake() { C.cuvmm_dl_wake() }

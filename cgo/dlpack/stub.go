@@ -42,6 +42,9 @@ func Free([]Slot) {}
 // Repeated returns 0.
 func Repeated() uint64 { return 0 }
 
+// Supported returns an error that Is driver.ErrNotSupported.
+func Supported() error { return unsupported() }
+
 // Events returns an error that Is driver.ErrNotSupported.
 func Events() (*os.File, error) { return nil, unsupported() }
 

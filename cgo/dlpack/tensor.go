@@ -10,11 +10,8 @@ const (
 	CUDAHost DeviceType = 3 // pinned memory of the host
 )
 
-// Flags of the struct with a version.
-const (
-	ReadOnly = 1 << 0
-	Copied   = 1 << 1 // made for the consumer
-)
+// ReadOnly is a flag of the struct with a version.
+const ReadOnly = 1 << 0
 
 // Major and Minor are the version of the struct that is exported.
 const (

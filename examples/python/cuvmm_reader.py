@@ -67,8 +67,8 @@ class OwnerGone(Exception):
 
 
 class TakenBack(OwnerGone):
-    """Bytes that length() has counted do not count: the writer of a store's object has lost its
-    lease, or the owner took back bytes that a DLPack export kept. length() is what counts."""
+    """Some bytes that length() had reported are no longer valid: the writer of a store's object has
+    lost its lease, or the owner took back bytes that a DLPack export kept. length() is what counts."""
 
 
 class ProtocolError(Exception):
@@ -327,8 +327,8 @@ class Export:
     """A DLPack struct in memory of C, and the capsule that brings it to a consumer.
 
     A consumer may call the deleter in any thread, without the GIL, at the interpreter's end, and
-    while an exception is pending. Then a callback of ctypes would lose the exception, and the
-    interpreter would crash. So the deleter is a function of the C library. That of a copy is free:
+    while an exception is pending, where a ctypes callback would lose the exception or crash the
+    interpreter. So the deleter is a function of the C library. That of a copy is free:
     the copy is in one block with its struct. That of the object's memory is time. It stores the
     seconds since 1970 at the address that it gets, where the version was, and is_over sees that.
     For the same reason the capsule has no destructor: is_over also sees that a capsule was dropped
@@ -368,11 +368,12 @@ class Export:
     def is_over(self) -> bool:
         """Whether no consumer can use the memory any more. After True it must not be called again."""
         if self.capsule is not None:
+            # Another thread may consume it now. Only while no one else has it, that cannot be.
+            alone = references(self) == ALONE
             if is_capsule(self.capsule, self.name):  # not consumed
-                if references(self) > ALONE:
-                    return False
-                libc.free(self.block)
-                return True
+                if alone:
+                    libc.free(self.block)
+                return alone
             self.capsule = None
         if not self.copied:
             if self._word() == self.version:
@@ -446,6 +447,7 @@ class Reader:
         self.sent = self.received = 0
         self.memory: Any = None  # HostMemory or CudaMemory
         self.exports: list[Export] = []
+        self.exports_to_look = 16  # how many there are when a new one first looks which are over
         self.page: Any = None  # an address
         self.wake: Any = None  # a socket
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -461,6 +463,9 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __copy__(self) -> Reader:
+        raise TypeError("a Reader cannot be copied: attach another one")
 
     def close(self) -> None:
         """Unmaps everything. Arrays must not be used any more, except those made from DLPack:
@@ -953,7 +958,9 @@ class Reader:
             raise BufferError(f"rows of {self.pitch} bytes at {self.address:#x}, no multiple of an element's {self.size}")
         shape, strides = self.layout()
         size = shape[0] * self.pitch
-        self._holds(0)  # drops those that are over
+        if len(self.exports) >= self.exports_to_look:
+            self._holds(0)  # drops those that are over
+            self.exports_to_look = 2 * len(self.exports) + 16
         fields = [self.address, *device, len(shape), DL_CODES[self.kind], self.bits, 1]
         dims = [*shape, *(n // self.size for n in strides)]
         version = DL_VERSION if versioned else None

@@ -124,8 +124,7 @@ type Allocation interface {
 // DLPack is the door of package vmm, for package dlpack. Its types are *MemoryArg, *Device, *Mirror,
 // *Reservation and *Stream.
 type DLPack[A, D, M, R, S any] interface {
-	// ReservationOf is where the memory lies that MemoryArg of a Range, a View or another has set; nil
-	// if it does not say.
+	// ReservationOf returns the reservation that contains the memory of m, or nil if m is in none.
 	ReservationOf(m A) R
 	// HoldIn is Hold of the Range that the reservation is inside of, or of bytes of the reservation that are
 	// mapped. Errors say what the hold is for.
@@ -133,7 +132,7 @@ type DLPack[A, D, M, R, S any] interface {
 	// HoldMirror keeps a Mirror from being closed or discarded until release. Errors say what the hold is
 	// for. It waits for a Flush or a Refresh that is under way; release does not. It also returns whose
 	// mirror it is, and whether that is in pinned memory.
-	HoldMirror(m M, what string) (dev D, pinned bool, release func(), err error)
+	HoldMirror(m M, what string) (dev D, pinned, readOnly bool, release func(), err error)
 	// UsersOf are the streams that UsedBy has named and that are open, and those whose AppendOn may not
 	// have run.
 	UsersOf(r R) []S

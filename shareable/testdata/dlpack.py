@@ -142,6 +142,23 @@ def dropped(r):
         assert not r._holds(0) and not r.exports
 
 
+def consumed_meanwhile(r):
+    """Another thread looks at the exports while the capsule is consumed and dropped."""
+    capsules = [r.__dlpack__(max_version=(1, 0))]
+    taken, references = [], c.references
+
+    def consume(export):
+        if capsules:
+            taken.append(Taken(capsules.pop()))
+        return references(export)
+
+    c.references = consume
+    assert r._holds(0), "freed below its consumer"
+    c.references = references
+    taken[0].delete()
+    assert not r._holds(0)
+
+
 def in_threads(r):
     all_taken = [take(r) for _ in range(100)]
     assert r._holds(0)
@@ -154,7 +171,7 @@ def in_threads(r):
 
 
 def protocol(r):
-    for part in fields, copies, elements, dropped, in_threads:
+    for part in fields, copies, elements, dropped, consumed_meanwhile, in_threads:
         part(r)
     take(r)  # and it is there at the interpreter's end
 

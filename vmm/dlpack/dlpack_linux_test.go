@@ -20,8 +20,6 @@ import (
 
 const page = 4096
 
-func stream(n int64) *int64 { return &n }
-
 // export exports, and hands the tensor over.
 func export(t *testing.T, m dlpack.Memory, n int, o dlpack.Options) consumer.Pointer {
 	t.Helper()
@@ -124,7 +122,7 @@ func TestPrefixesFollowGrowth(t *testing.T) {
 			want += int64(block[j])
 		}
 		require.NoError(t, v.Append(block...))
-		all = append(all, export(t, v, v.Len(), dlpack.Options{Stream: stream(-1)}))
+		all = append(all, export(t, v, v.Len(), dlpack.Options{Stream: -1}))
 		sums = append(sums, want)
 		for k, p := range all {
 			require.Equal(t, sums[k], consumer.Sum(p, true, 2))
@@ -226,6 +224,69 @@ func TestDeletersCalledAgain(t *testing.T) {
 	require.NoError(t, v.Close())
 }
 
+// TestReleased: it is closed once calls that unmap the memory succeed.
+func TestReleased(t *testing.T) {
+	d := vmmtest.Device(t)
+	for _, handedOver := range []bool{true, false} {
+		v, err := growable.New[float32](d, growable.Options{Range: vmm.RangeOptions{Max: page}})
+		require.NoError(t, err)
+		require.NoError(t, v.Append(1, 2, 3))
+		x, err := dlpack.Export(v, 3, dlpack.Options{})
+		require.NoError(t, err)
+		select {
+		case <-x.Released():
+			require.Fail(t, "it is held")
+		default:
+		}
+		if handedOver {
+			p, err := x.HandOver()
+			require.NoError(t, err)
+			require.NoError(t, consumer.Delete([]consumer.Pointer{p}, true, 1, 1))
+		} else {
+			require.NoError(t, x.Close())
+		}
+		<-x.Released()
+		require.NoError(t, v.Close())
+	}
+	<-new(dlpack.Tensor).Released()
+	nothingOpen(t)
+}
+
+// TestExportOfReaders: they know their elements.
+func TestExportOfReaders(t *testing.T) {
+	d := vmmtest.Device(t)
+	v, err := growable.New[int16](d, growable.Options{Range: vmm.RangeOptions{Max: page}})
+	require.NoError(t, err)
+	require.NoError(t, v.Append(1, 2, 3))
+	r, err := growable.NewReader[int16](v.Range())
+	require.NoError(t, err)
+	rows, err := growable.NewRows[float32](d, 3, growable.RowsOptions{Pitch: 16, Range: vmm.RangeOptions{Max: page}})
+	require.NoError(t, err)
+	require.NoError(t, rows.Append(1, 2, 3, 4, 5, 6))
+	rr, err := growable.NewRowsReader[float32](described{rows.Range(), rows.Layout()}, 0)
+	require.NoError(t, err)
+	for _, test := range []struct {
+		m              dlpack.Memory
+		shape, strides []int64
+	}{{r, []int64{2}, []int64{1}}, {rr, []int64{2, 3}, []int64{4, 1}}} {
+		p := export(t, test.m, 2, dlpack.Options{})
+		got := consumer.Read(p, true)
+		require.Equal(t, test.shape, got.Shape)
+		require.Equal(t, test.strides, got.Strides)
+		require.EqualValues(t, 1, got.Flags, "read-only")
+		remove(t, true, p)
+	}
+	require.NoError(t, v.Close())
+	require.NoError(t, rows.Close())
+}
+
+type described struct {
+	*vmm.Range
+	layout vmm.Layout
+}
+
+func (d described) Layout() vmm.Layout { return d.layout }
+
 // TestDeletersInCancelledThreads: the thread ends after the deleter and not inside it, so the hold is dropped.
 func TestDeletersInCancelledThreads(t *testing.T) {
 	d := vmmtest.Device(t)
@@ -253,7 +314,7 @@ func TestManyExports(t *testing.T) {
 	for i := range many / batch {
 		var all []consumer.Pointer
 		for range batch {
-			x, err := dlpack.Export(v, 3, dlpack.Options{Stream: stream(-1)})
+			x, err := dlpack.Export(v, 3, dlpack.Options{Stream: -1})
 			require.NoError(t, err)
 			if i%2 == 0 {
 				require.NoError(t, x.Close())
@@ -380,9 +441,8 @@ func TestBadExports(t *testing.T) {
 		"a shape too large":    {g, 1, dlpack.Options{DType: dlpack.Uint8, Shape: []int{math.MaxInt, 3}}, vmm.ErrInvalid},
 		"32 dimensions":        {g, 1, dlpack.Options{DType: dlpack.Uint8, Shape: deep}, vmm.ErrInvalid},
 		"a closed range":       {closed, 0, dlpack.Options{DType: dlpack.Uint8}, vmm.ErrClosed},
-		"stream 0":             {v, 1, dlpack.Options{Stream: stream(0)}, vmm.ErrInvalid},
-		"a stream of the host": {v, 1, dlpack.Options{Stream: stream(1)}, vmm.ErrInvalid},
-		"no such stream":       {v, 1, dlpack.Options{Stream: stream(-2)}, vmm.ErrInvalid},
+		"a stream of the host": {v, 1, dlpack.Options{Stream: 1}, vmm.ErrInvalid},
+		"no such stream":       {v, 1, dlpack.Options{Stream: -2}, vmm.ErrInvalid},
 		"a nil stream":         {v, 1, dlpack.Options{After: []*vmm.Stream{nil}}, vmm.ErrInvalid},
 		"read-only":            {reader, 1, dlpack.Options{DType: dlpack.Uint16, Unversioned: true}, vmm.ErrPermission},
 	} {

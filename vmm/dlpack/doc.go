@@ -1,5 +1,4 @@
-// Package dlpack makes memory everybody's tensor, by DLPack: what PyTorch, CuPy, JAX, NumPy and cuVS
-// take without a copy.
+// Package dlpack exchanges memory with PyTorch, CuPy, JAX, NumPy and cuVS as DLPack tensors, without a copy.
 //
 // An example: the first 1000 rows of a table that goes on growing, for a C library.
 //

@@ -6,7 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// DType is what an element is: DLPack's type code in the high byte, and the bits of an element in the
+// DType is the type of an element: DLPack's type code in the high byte, and the bits of an element in the
 // low byte. There is one lane. The zero DType is none.
 type DType uint16
 
@@ -64,7 +64,7 @@ func (t DType) align() uint64 {
 	return t.size()
 }
 
-// check is nil for a type that there is.
+// check returns ErrNotSupported for an unknown type.
 func (t DType) check() error {
 	if _, ok := dtypeNames[t]; !ok {
 		return fmt.Errorf("%w: elements of %v", vmm.ErrNotSupported, t)

@@ -15,7 +15,7 @@ import (
 // in is what package vmm does for this one.
 var in = door.Through[door.DLPack[*vmm.MemoryArg, *vmm.Device, *vmm.Mirror, *vmm.Reservation, *vmm.Stream]]()
 
-// Memory is memory that a kernel takes, too: a vmm.Range, a growable.Vector or Rows or a reader of
+// Memory is what can be exported, and what kernels take: a vmm.Range, a growable.Vector or Rows or a reader of
 // one, a shareable.View, a block of a pool.Pool.
 type Memory interface {
 	// MemoryArg sets m to where the memory is now, and how many items it has.
@@ -29,27 +29,29 @@ type Options struct {
 	// must have as many bits: a Vector of uint16 can be exported as BFloat16. Memory without a Layout needs
 	// a DType.
 	DType DType
-	// Shape is the shape of one row, where there is no Layout. Empty: a row is one element.
+	// Shape is the shape of one row, of at most 4 dimensions, where there is no Layout. Empty: a row is one
+	// element.
 	Shape []int
 	// Unversioned exports a DLManagedTensor, which has no version and no flags. Read-only memory is then
 	// ErrPermission.
 	Unversioned bool
-	// Stream is the stream that the consumer will use the memory on, as the array API standard has it. Nil
-	// is the standard's None. For memory on a GPU, None and 1 are the legacy default stream, 2 the
-	// per-thread one, -1 waits for nothing, and any other number is a stream's handle. 0 is ErrInvalid. The
-	// stream waits, and the host does not. For memory of the host there are None and -1: with None, Export
-	// itself waits.
-	Stream *int64
-	// After are streams whose work comes before the consumer's, besides those that UsedBy has named.
+	// Stream is the stream that the consumer will use the memory on, as the array API standard has it; 0 is
+	// the standard's None. For memory on a GPU, 0 and 1 are the legacy default stream and 2 is the per-thread
+	// one. -1 means no wait. Any other positive number is a stream's handle, and any other negative number is
+	// ErrInvalid. The stream waits for earlier work; the host does not. For memory of the host there are 0
+	// and -1: with 0, Export itself waits.
+	Stream int64
+	// After are streams whose work comes before the consumer's, in addition to those passed to UsedBy.
 	After []*vmm.Stream
 }
 
 // Tensor is memory that is exported, and the C struct that describes it. Safe for concurrent use.
 type Tensor struct {
-	slot    dlpack.Slot
-	text    string
-	release func()
-	gone    atomic.Bool // handed over, or closed
+	slot     dlpack.Slot
+	text     string
+	release  func()        // drops the hold and closes released
+	released chan struct{} // nil: of the zero Tensor
+	gone     atomic.Bool   // handed over, or closed
 }
 
 // Export makes a DLManagedTensorVersioned of the first n items of memory: elements or rows of what has a
@@ -63,8 +65,10 @@ type Tensor struct {
 // Timeout. After that, and after the owner's end, the bytes stay mapped, and may be stale.
 //
 //	ErrInvalid       no dtype, one of other bits than the Layout's, a bad shape or Stream; elements that
-//	                 are not aligned
+//	                 are not aligned; a block that was freed
 //	ErrBounds        the memory has fewer items, or not all of them are mapped
+//	ErrClosed        the memory is closed
+//	ErrAsleep        it sleeps
 //	ErrNotSupported  opaque elements and structs; a pitch of no whole elements; memory of a
 //	                 pool.DriverPool; that of a pool.Pool, but for a pool.Block itself; a build
 //	                 without cgo, or not for Linux
@@ -85,6 +89,8 @@ type source struct {
 	size   uint64 // bytes that there are
 	layout vmm.Layout
 	dtype  DType
+
+	strides []int64
 
 	// What is known after the hold.
 	dev      *vmm.Device
@@ -110,7 +116,7 @@ func export(m Memory, n int, o Options) (*Tensor, error) {
 	case res == nil:
 		return nil, fmt.Errorf("%w: memory in no reservation", vmm.ErrNotSupported)
 	}
-	layout, dtype, err := describe(m, at.Stride, o)
+	layout, dtype, err := describe(m, o)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +143,8 @@ func export(m Memory, n int, o Options) (*Tensor, error) {
 
 // ExportMirror is Export of the first n rows of a mirror's Bytes, which are memory of the host: pinned,
 // with vmm.MirrorOptions.MaxPinned. It needs Options.DType. Meanwhile Close and Discard of the mirror return
-// vmm.ErrBusy. What the consumer writes is in the device's memory after a Flush.
+// vmm.ErrBusy. What the consumer writes is in the device's memory after a Flush. A mirror without
+// vmm.MirrorOptions.Write is read-only.
 func ExportMirror(m *vmm.Mirror, n int, o Options) (*Tensor, error) {
 	t, err := exportMirror(m, n, o)
 	if err != nil {
@@ -147,13 +154,13 @@ func ExportMirror(m *vmm.Mirror, n int, o Options) (*Tensor, error) {
 }
 
 func exportMirror(m *vmm.Mirror, n int, o Options) (*Tensor, error) {
-	layout, dtype, err := describe(nil, 1, o)
+	layout, dtype, err := describe(nil, o)
 	if err != nil {
 		return nil, err
 	}
 	b := m.Bytes()
 	if len(b) == 0 { // it may be closed
-		_, _, release, err := in.HoldMirror(m, "")
+		_, _, _, release, err := in.HoldMirror(m, "")
 		if err != nil {
 			return nil, err
 		}
@@ -162,7 +169,7 @@ func exportMirror(m *vmm.Mirror, n int, o Options) (*Tensor, error) {
 	x := &source{addr: addressOf(b), size: uint64(len(b)), layout: layout, dtype: dtype}
 	return x.export(n, o, func(_ uint64, text string) (err error) {
 		var pinned bool
-		if x.dev, pinned, x.release, err = in.HoldMirror(m, text); err != nil {
+		if x.dev, pinned, x.readOnly, x.release, err = in.HoldMirror(m, text); err != nil {
 			return err
 		}
 		x.on = dlpack.CPU
@@ -185,6 +192,9 @@ func (x *source) export(n int, o Options, hold func(size uint64, text string) er
 	if n > 0 && uint64(x.addr)%x.dtype.align() != 0 {
 		return nil, fmt.Errorf("%w: %v at %v, which is no multiple of %d", vmm.ErrInvalid, x.dtype, x.addr, x.dtype.align())
 	}
+	if x.strides, err = x.layout.Strides(); err != nil {
+		return nil, err
+	}
 	text := fmt.Sprintf("DLPack export of %v%v", x.dtype, append([]int{n}, x.layout.Shape...))
 	defer func() {
 		if err != nil && x.release != nil {
@@ -198,16 +208,15 @@ func (x *source) export(n int, o Options, hold func(size uint64, text string) er
 	if err != nil {
 		return nil, err
 	}
-	shape, err := x.layout.Tensor(x.dev, x.addr, size)
-	if err != nil {
-		return nil, err
-	}
 	if err = to.after(x.dev, append(x.users, o.After...)); err != nil {
 		return nil, err
 	}
 	spec := &dlpack.Tensor{
 		Major: dlpack.Major, Minor: dlpack.Minor, Data: uint64(x.addr), Type: x.on, ID: x.id,
-		Code: x.dtype.code(), Bits: x.dtype.bits(), Lanes: 1, Shape: shape.Shape, Strides: shape.Strides,
+		Code: x.dtype.code(), Bits: x.dtype.bits(), Lanes: 1, Shape: []int64{int64(n)}, Strides: x.strides,
+	}
+	for _, n := range x.layout.Shape {
+		spec.Shape = append(spec.Shape, int64(n))
 	}
 	if x.readOnly {
 		spec.Flags |= dlpack.ReadOnly
@@ -217,7 +226,7 @@ func (x *source) export(n int, o Options, hold func(size uint64, text string) er
 
 // describe is how the items lie, and what their elements are. The Layout's own kind is one of the same
 // size as the type, which may be one that a Layout does not have.
-func describe(m Memory, stride uint64, o Options) (l vmm.Layout, t DType, err error) {
+func describe(m Memory, o Options) (l vmm.Layout, t DType, err error) {
 	if has, ok := m.(interface{ Layout() vmm.Layout }); ok {
 		l = has.Layout()
 	}
@@ -251,9 +260,6 @@ func describe(m Memory, stride uint64, o Options) (l vmm.Layout, t DType, err er
 			return l, 0, fmt.Errorf("%w: rows of %v elements", vmm.ErrInvalid, o.Shape)
 		}
 		l.Pitch = pitch
-	}
-	if stride > 1 { // items of a known size, with their padding
-		l.Pitch = stride
 	}
 	return l, o.DType, l.Validate()
 }

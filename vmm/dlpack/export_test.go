@@ -23,7 +23,7 @@ const Tombstones = dlpack.Tombstones
 
 // Wait makes the stream of a number wait for the work on others, as for memory on a GPU.
 func Wait(d *vmm.Device, number int64, streams ...*vmm.Stream) error {
-	to, err := consumerOf(&number, dlpack.CUDA)
+	to, err := consumerOf(number, dlpack.CUDA)
 	if err != nil {
 		return err
 	}

@@ -13,9 +13,9 @@ import (
 )
 
 // Foreign is memory of another library, as its DLPack tensor describes it: rows of equal size, one
-// after the other. On a GPU, kernels and vmm.Stream.Copy take it as they take plain memory. Of memory of the
-// host, Append and vmm.Stream.CopyIn take Bytes, or what Slice returns; kernels and copies of the host
-// driver take it only if that driver made it. Safe for concurrent use. The caller must Close it.
+// after the other. On a GPU, kernels and vmm.Stream.Copy take it as they take plain memory. If it is host
+// memory, pass Bytes or Slice to Append and vmm.Stream.CopyIn. Kernels and copies of the host driver accept
+// it only if that driver allocated it. Safe for concurrent use. The caller must Close it.
 type Foreign struct {
 	// Immutable.
 	dev     *vmm.Device

@@ -4,9 +4,12 @@ package dlpack_test
 
 import (
 	"math"
+	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/cgo/dlpack/consumer"
 	"github.com/cuvmm/cuvmm/growable"
@@ -53,7 +56,7 @@ func TestImport(t *testing.T) {
 		elems, err := dlpack.Slice[float32](f)
 		require.NoError(t, err)
 		require.Len(t, elems, 12)
-		for _, err := range []error{second(dlpack.Slice[float64](f)), second(dlpack.Slice[*int](f)), second(dlpack.Slice[[4]byte](f))} {
+		for _, err := range []error{second(dlpack.Slice[float64](f)), second(dlpack.Slice[*int](f)), second(dlpack.Slice[bool](f)), second(dlpack.Slice[[4]byte](f))} {
 			require.ErrorIs(t, err, vmm.ErrInvalid)
 		}
 
@@ -240,6 +243,37 @@ func TestPanickingDeleter(t *testing.T) {
 		require.NoError(t, d.Close())
 		m.Free()
 	}
+}
+
+// TestWithoutDescriptors: an import needs none, and an export succeeds once there is one again. It is a process
+// of its own, which has no descriptor for deleters yet.
+func TestWithoutDescriptors(t *testing.T) {
+	const child = "CUVMM_WITHOUT_DESCRIPTORS"
+	if os.Getenv(child) == "" {
+		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestWithoutDescriptors$")
+		c.Env = append(os.Environ(), child+"=1")
+		out, err := c.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		return
+	}
+	d := vmmtest.Device(t)
+	v, err := growable.New[float32](d, growable.Options{Range: vmm.RangeOptions{Max: page}})
+	require.NoError(t, err)
+	require.NoError(t, v.Append(1, 2, 3))
+	var old unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max}))
+	m := consumer.Make(true)
+	f, imported := dlpack.FromDLPack(d, m.Pointer())
+	_, exported := dlpack.Export(v, 3, dlpack.Options{})
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
+	require.NoError(t, imported)
+	require.ErrorIs(t, exported, vmm.ErrLimit)
+	require.NoError(t, f.Close())
+	require.Equal(t, 1, m.Deletes())
+	m.Free()
+	remove(t, true, export(t, v, 3, dlpack.Options{}))
+	require.NoError(t, v.Close())
 }
 
 // TestImportOfAnExport: what this package exports it can import, and closing that calls the deleter.

@@ -19,7 +19,7 @@ import (
 //	                 element and of device than Export has; strides by which rows overlap or are not
 //	                 compact; a build without cgo, or not for Linux
 //
-// It waits for nothing: the library's stream must have been waited for. The caller must Close the Foreign.
+// It waits for nothing: wait for the library's stream first. The caller must Close the Foreign.
 func FromDLPack(d *vmm.Device, p unsafe.Pointer) (*Foreign, error) { return from(d, p, true) }
 
 // FromUnversioned is FromDLPack of a DLManagedTensor.
@@ -35,8 +35,8 @@ func from(d *vmm.Device, p unsafe.Pointer, versioned bool) (*Foreign, error) {
 }
 
 func take(d *vmm.Device, p unsafe.Pointer, versioned bool) (*Foreign, error) {
-	if _, err := dlpack.Events(); err != nil {
-		return nil, err // no build for it
+	if err := dlpack.Supported(); err != nil {
+		return nil, err
 	}
 	if p == nil {
 		return nil, fmt.Errorf("%w: no tensor", vmm.ErrInvalid)
@@ -60,12 +60,13 @@ func take(d *vmm.Device, p unsafe.Pointer, versioned bool) (*Foreign, error) {
 func (f *Foreign) Bytes() ([]byte, error) { return Slice[byte](f) }
 
 // Slice is the memory as elements of T, if it is the host's and its rows have no padding between them. T
-// must be a bool or a number, and as large as an element or one byte. It is valid until Close.
+// must be a number as large as an element or one byte; or a bool, if the elements are Bool, whose bytes the
+// library has set to 0 or 1. It is valid until Close.
 func Slice[T any](f *Foreign) ([]T, error) {
 	if f == nil || f.dev == nil {
 		return nil, fmt.Errorf("slice of a tensor: %w: no tensor", vmm.ErrInvalid)
 	}
-	size, err := uint64(unsafe.Sizeof(*new(T))), error(nil)
+	size, align, err := uint64(unsafe.Sizeof(*new(T))), vmm.Ptr(unsafe.Alignof(*new(T))), error(nil)
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	kind := reflect.TypeFor[T]().Kind()
@@ -76,8 +77,12 @@ func Slice[T any](f *Foreign) ([]T, error) {
 		err = errForeignClosed
 	case f.on == dlpack.CUDA:
 		err = fmt.Errorf("%w: memory of %v", vmm.ErrNotSupported, f.dev)
+	case kind == reflect.Bool && f.dtype != Bool:
+		err = fmt.Errorf("%w: elements of bool, of %v", vmm.ErrInvalid, f.dtype)
 	case size != 1 && size != f.dtype.size():
 		err = fmt.Errorf("%w: elements of %d bytes, of %v", vmm.ErrInvalid, size, f.dtype)
+	case f.ptr%align != 0:
+		err = fmt.Errorf("%w: elements of %v at %v", vmm.ErrInvalid, reflect.TypeFor[T](), f.ptr)
 	case size != 1 && f.size != f.rows*f.pitch:
 		err = fmt.Errorf("%w: padding between rows", vmm.ErrNotSupported)
 	}
@@ -87,7 +92,7 @@ func Slice[T any](f *Foreign) ([]T, error) {
 	if f.size == 0 {
 		return nil, nil
 	}
-	// Safety: the memory is the other library's, aligned for its elements, and there until Close, as it
+	// Safety: the memory is the other library's, and there until Close, as it
 	// promises by the tensor; the collector does not know the address.
 	at := uintptr(f.ptr)
 	return unsafe.Slice(*(**T)(unsafe.Pointer(&at)), f.size/size), nil

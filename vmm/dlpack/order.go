@@ -17,27 +17,28 @@ type consumer struct {
 	stream  uintptr // a handle
 }
 
-// What numbers the array API standard has for streams that are no handles.
+// Numbers of Options.Stream that are not handles. The others are the array API standard's.
 const (
+	none   = 0
 	noWait = -1
 	legacy = 1
 )
 
-// consumerOf reads a number as the array API standard does; nil is None.
-func consumerOf(stream *int64, on dlpack.DeviceType) (consumer, error) {
+// consumerOf reads Options.Stream.
+func consumerOf(stream int64, on dlpack.DeviceType) (consumer, error) {
 	switch {
-	case stream != nil && *stream == noWait:
+	case stream == noWait:
 		return consumer{nothing: true}, nil
-	case on != dlpack.CUDA && stream == nil:
+	case on != dlpack.CUDA && stream == none:
 		return consumer{host: true}, nil
 	case on != dlpack.CUDA:
-		return consumer{}, fmt.Errorf("%w: stream %d for memory of the host, which takes None and -1", vmm.ErrInvalid, *stream)
-	case stream == nil:
+		return consumer{}, fmt.Errorf("%w: stream %d for memory of the host, which takes none and -1", vmm.ErrInvalid, stream)
+	case stream == none:
 		return consumer{stream: legacy}, nil
-	case *stream <= 0:
-		return consumer{}, fmt.Errorf("%w: stream %d, which may be two: say 1 or 2", vmm.ErrInvalid, *stream)
+	case stream < 0:
+		return consumer{}, fmt.Errorf("%w: stream %d", vmm.ErrInvalid, stream)
 	}
-	return consumer{stream: uintptr(*stream)}, nil
+	return consumer{stream: uintptr(stream)}, nil
 }
 
 // after makes the consumer wait for the work that is queued on the streams.

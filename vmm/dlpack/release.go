@@ -2,6 +2,7 @@ package dlpack
 
 import (
 	"fmt"
+	"os"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/cgo/dlpack"
@@ -27,7 +28,8 @@ func newTensor(spec *dlpack.Tensor, unversioned bool, text string, release func(
 	x := &exports
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if _, err := dlpack.Events(); err != nil {
+	events, err := dlpack.Events()
+	if err != nil {
 		return nil, err
 	}
 	slot, err := dlpack.Export(spec)
@@ -37,26 +39,24 @@ func newTensor(spec *dlpack.Tensor, unversioned bool, text string, release func(
 	if x.open == nil {
 		x.open = map[dlpack.Slot]func(){}
 	}
-	x.open[slot] = release
+	t := &Tensor{slot: slot, text: text, released: make(chan struct{})}
+	t.release = sync.OnceFunc(func() {
+		release()
+		close(t.released)
+	})
+	x.open[slot] = t.release
 	if !x.waiting {
 		x.waiting = true
-		go waitForDeleters()
+		go waitForDeleters(events)
 	}
-	return &Tensor{slot: slot, text: text, release: release}, nil
+	return t, nil
 }
 
 // waitForDeleters drops the holds of tensors whose deleters were called, and ends with the last tensor.
-func waitForDeleters() {
-	events, err := dlpack.Events()
-	if err != nil {
-		return // not after a first success
-	}
+func waitForDeleters(events *os.File) {
 	count := make([]byte, 8)
-	for {
-		_, err := events.Read(count)
-		if dropDeleted() || err != nil {
-			return
-		}
+	for !dropDeleted() {
+		_, _ = events.Read(count) // it stays open, so there is no error
 	}
 }
 
@@ -91,6 +91,22 @@ func (t *Tensor) String() string {
 	return t.text
 }
 
+// Released is closed once the memory is no longer held: soon after the consumer's call of the deleter, or
+// after Close. Wait for it before a Clip or Close of the memory, which would be vmm.ErrBusy until then. Of the
+// zero Tensor it is closed.
+func (t *Tensor) Released() <-chan struct{} {
+	if t == nil || t.released == nil {
+		return closed
+	}
+	return t.released
+}
+
+var closed = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
 // take reports whether the caller is the first to hand over or close the tensor.
 func (t *Tensor) take() bool { return t != nil && t.slot != 0 && !t.gone.Swap(true) }
 
@@ -104,7 +120,7 @@ func (t *Tensor) Close() error {
 	x := &exports
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	delete(x.open, t.slot) // first: once it is claimed, another may have the slot
+	delete(x.open, t.slot)
 	t.slot.Claim()
 	if len(x.open) == 0 {
 		dlpack.Wake() // the goroutine ends

@@ -8,8 +8,9 @@ import (
 )
 
 // HandOver returns the struct, for a consumer that calls its deleter once: from any thread, in a callback
-// of a stream, or never. It is a DLManagedTensorVersioned, or with Options.Unversioned a DLManagedTensor.
-// The deleter returns at once, and the hold is dropped soon after. A second HandOver, and one after Close, is vmm.ErrClosed.
+// of a stream, or never: then the memory stays held. It is a DLManagedTensorVersioned, or with Options.Unversioned a DLManagedTensor.
+// The deleter returns at once, and the hold is dropped soon after: see Released. A second HandOver, and one
+// after Close, is vmm.ErrClosed.
 func (t *Tensor) HandOver() (unsafe.Pointer, error) {
 	if !t.take() {
 		return nil, fmt.Errorf("hand over %v: %w: it was handed over or closed", t, vmm.ErrClosed)

@@ -16,6 +16,8 @@ type Hold struct {
 	Off, End uint64
 	Below    func() uint64 // it ends there, and not at End; nil: at End
 
+	at int // its place in the list, from 1; 0: in none
+
 	// Of a hold with Below.
 	Raised  func(n uint64) (done bool)
 	Changed func()
@@ -50,6 +52,7 @@ type List struct {
 // Add adds a hold.
 func (l *List) Add(h *Hold) {
 	l.all = append(l.all, h)
+	h.at = len(l.all)
 	if h.Below != nil {
 		l.listToTell()
 	}
@@ -57,7 +60,13 @@ func (l *List) Add(h *Hold) {
 
 // Remove undoes Add. Twice is fine.
 func (l *List) Remove(h *Hold) {
-	l.all = slices.DeleteFunc(l.all, func(e *Hold) bool { return e == h })
+	if h.at == 0 {
+		return
+	}
+	last := l.all[len(l.all)-1]
+	l.all[h.at-1], last.at = last, h.at
+	l.all[len(l.all)-1] = nil
+	l.all, h.at = l.all[:len(l.all)-1], 0
 	if h.Below != nil {
 		l.listToTell()
 	}
@@ -69,7 +78,7 @@ func (l *List) Fix(h *Hold, n uint64) {
 	l.listToTell()
 }
 
-// In names those that hold bytes of [off, end), but for one, each name once.
+// In names those that hold bytes of [off, end), but for one, each name once: the first few, and how many holds more.
 func (l *List) In(off, end uint64, except *Hold) []string {
 	return l.names(func(h *Hold) bool { return h != except && h.Off < end && off < h.CurrentEnd() })
 }
@@ -77,14 +86,23 @@ func (l *List) In(off, end uint64, except *Hold) []string {
 // All names all, also those that hold no byte.
 func (l *List) All() []string { return l.names(func(*Hold) bool { return true }) }
 
+// most is how many holds an error names: there may be many thousands.
+const most = 8
+
 func (l *List) names(counts func(*Hold) bool) (all []string) {
+	more := 0
 	for _, h := range l.all {
 		if !counts(h) {
 			continue
 		}
-		if s := h.String(); !slices.Contains(all, s) {
+		if len(all) == most {
+			more++
+		} else if s := h.String(); !slices.Contains(all, s) {
 			all = append(all, s)
 		}
+	}
+	if more > 0 {
+		all = append(all, fmt.Sprintf("and %d more", more))
 	}
 	return all
 }

@@ -55,10 +55,7 @@ func table_append(n C.int64_t) C.int {
 //
 //export table_export
 func table_export(n C.int64_t, unversioned C.int, stream C.int64_t) unsafe.Pointer {
-	o := dlpack.Options{Unversioned: unversioned != 0}
-	if s := int64(stream); s != 0 {
-		o.Stream = &s
-	}
+	o := dlpack.Options{Unversioned: unversioned != 0, Stream: int64(stream)}
 	t, err := dlpack.Export(rows, int(n), o)
 	var p unsafe.Pointer
 	if err == nil {
