@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,4 +32,23 @@ func TestList(t *testing.T) {
 		l.Remove(h)
 	}
 	require.Equal(t, []string{"a [0x2, 0x4)"}, l.All())
+}
+
+// TestManyHolds: of many the first few are named, and the texts of the others are not made.
+func TestManyHolds(t *testing.T) {
+	var l holds.List
+	var all []*holds.Hold
+	texts := 0
+	for i := range 1000 {
+		all = append(all, &holds.Hold{What: strconv.Itoa(i), Below: func() uint64 { texts++; return 0 }})
+		l.Add(all[i])
+	}
+	require.Equal(t, []string{"0", "1", "2", "3", "4", "5", "6", "7", "and 992 more"}, l.All())
+	require.Equal(t, 8, texts)
+	for i, h := range all {
+		l.Remove(h)
+		l.Remove(h)
+		require.Len(t, l.ToTell(), len(all)-1-i)
+	}
+	require.Empty(t, l.All())
 }
