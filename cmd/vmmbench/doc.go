@@ -62,5 +62,4 @@ package main
 //	system_notunix.go     the same on other systems
 //	undo.go               giving back what was taken, the last first
 //	compare.go            compare, and comparing with a baseline
-//	plot.go               plot: pictures of reports
-//	page.go               page: reports as a page of HTML
+//	report.go             report: reports as a page of HTML, as pictures, or in another format

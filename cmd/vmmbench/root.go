@@ -44,7 +44,7 @@ func (a *app) commands() *cobra.Command {
 	root := a.root()
 	root.Version = fullVersion()
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
-	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.pool(), a.p2p(), a.share(), a.sleep(), a.compare(), a.plot(), a.page(), a.shareReader())
+	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.pool(), a.p2p(), a.share(), a.sleep(), a.compare(), a.report(), a.shareReader())
 	root.SetHelpCommand(help())
 	root.InitDefaultCompletionCmd(a.args...)
 	// The completion command is cobra's. It gets the same checks as the others.

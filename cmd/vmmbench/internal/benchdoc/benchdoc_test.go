@@ -2,7 +2,6 @@ package benchdoc
 
 import (
 	"flag"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -101,26 +100,23 @@ func change(t *testing.T, dir, name string, f func(string) string) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(f(string(old))), 0o644))
 }
 
-// block is an empty block.
-func block(words string) string { return "<!-- bench " + words + " -->\n<!-- /bench -->\n" }
+// empty is an empty block.
+func empty(words string) string { return "<!-- bench " + words + " -->\n<!-- /bench -->\n" }
 
 func TestBlocks(t *testing.T) {
-	dir := docs(t, grown(), "# By hand\n\n"+block("reports *")+"\nAlso by hand.\n\n"+block("findings gpu.json")+
-		block("table gpu.json rows=mem column=size")+block("slower *")+block("picture:growth gpu.json only=grow/1GiB")+"The end.\n")
-	require.ErrorContains(t, Check(dir), "benchmarks.md, benchmarks/gpu.html, benchmarks/gpu.json, images/bench-gpu-growth-1gib-dark.svg, images/bench-gpu-growth-1gib-light.svg, images/bench-gpu-growth-1gib-narrow-dark.svg, images/bench-gpu-growth-1gib-narrow-light.svg; run make benchmarks-doc")
+	dir := docs(t, grown(), "# By hand\n\n"+empty("reports")+"\nAlso by hand.\n\n"+empty("table gpu.json rows=mem column=size")+
+		empty("slower")+"\n![x](images/bench-gpu-growth-1gib.svg)\nThe end.\n")
+	require.ErrorContains(t, Check(dir), "benchmarks.md, benchmarks/gpu.html, benchmarks/gpu.json, images/bench-gpu-growth-1gib.svg; run make benchmarks-doc")
 	require.NoError(t, Write(dir))
 	require.NoError(t, Check(dir))
 	text, err := os.ReadFile(filepath.Join(dir, "benchmarks.md"))
 	require.NoError(t, err)
 	for _, want := range []string{
-		"- Some GPU, driver 580.1 (CUDA 13.0), 4 CPUs, Linux 6.18, commit 4b1d2ef, 2026-11-22: [gpu.json](benchmarks/gpu.json), [page](benchmarks/gpu.html)\n",
-		"- Growing to 1GiB by 256MiB in place took 10 ms, and 1.0 GiB at the peak; the pointer stays. Allocating and copying at each step took 80 ms, in pairs 8 times as long (95 % 6.4 to 10), and 1.0 GiB at the peak; the pointer moves 3 times.",
-		"| mmap-copy | 80 ms (8) |\n", "| mremap | 5 ms (0.5) |\n",
+		"- [gpu.json](benchmarks/gpu.json), [page](benchmarks/gpu.html): vmmbench grow --size 1G --order fixed · Some GPU, driver 580.1 (CUDA 13.0) · version 4b1d2ef · 2026-11-22\n",
+		"| mem | 1GiB |\n| --- | --- |\n| vmm | 10 ms |\n", "| mmap-copy | 80 ms (8) |\n", "| mremap | 5 ms (0.5) |\n",
 		"Of 2 comparisons memory that grows is slower in 1.\n",
 		"- [grow/1GiB](benchmarks/gpu.json): 2 times as long as mremap (95 % 1.6 to 2.5)\n",
-		`<source media="(prefers-color-scheme: dark)" srcset="images/bench-gpu-growth-1gib-dark.svg">`,
-		`<source media="(max-width: 500px) and (prefers-color-scheme: light)" srcset="images/bench-gpu-growth-1gib-narrow-light.svg">`,
-		"<!-- /bench -->\nThe end.\n",
+		"<!-- /bench -->\n\n![Growth, 1GiB: vmm 10 ms, mmap-copy 80 ms, mremap 5 ms. Line chart: ", "](images/bench-gpu-growth-1gib.svg)\nThe end.\n",
 	} {
 		require.Contains(t, string(text), want)
 	}
@@ -128,7 +124,7 @@ func TestBlocks(t *testing.T) {
 	html, err := os.ReadFile(filepath.Join(dir, "benchmarks/gpu.html"))
 	require.NoError(t, err)
 	require.Contains(t, string(html), "<h2 id=\"r1-title\">grow on Some GPU</h2>")
-	drawn, err := os.ReadFile(filepath.Join(dir, "images/bench-gpu-growth-1gib-dark.svg"))
+	drawn, err := os.ReadFile(filepath.Join(dir, "images/bench-gpu-growth-1gib.svg"))
 	require.NoError(t, err)
 	require.Contains(t, string(drawn), "Some GPU, driver 580.1 (CUDA 13.0)")
 
@@ -140,9 +136,9 @@ func TestBlocks(t *testing.T) {
 		name string
 		f    func(string) string
 	}{
-		{"benchmarks.md", func(old string) string { return strings.Replace(old, "took 10 ms", "took 9 ms", 1) }},
-		{"images/bench-gpu-growth-1gib-light.svg", func(old string) string { return old + " " }},
-		{"images/bench-gone-growth-1gib-light.svg", func(string) string { return "" }},
+		{"benchmarks.md", func(old string) string { return strings.Replace(old, "| 10 ms", "| 9 ms", 1) }},
+		{"images/bench-gpu-growth-1gib.svg", func(old string) string { return old + " " }},
+		{"images/bench-gone-growth-1gib.svg", func(string) string { return "" }},
 		{"benchmarks/gpu.html", func(old string) string { return old + " " }},
 		{"benchmarks/gone.html", func(string) string { return "" }},
 		{"benchmarks/gpu.json", func(old string) string { return data(old) + " " }},
@@ -154,25 +150,22 @@ func TestBlocks(t *testing.T) {
 	}
 	text, err = os.ReadFile(filepath.Join(dir, "benchmarks.md"))
 	require.NoError(t, err)
-	require.Contains(t, string(text), "took 11 ms", "new data, new text")
+	require.Contains(t, string(text), "| vmm | 11 ms |", "new data, new text")
 }
 
 func TestBlocksRefuse(t *testing.T) {
-	shown := block("findings gpu.json")
 	for text, want := range map[string]string{
-		"by hand\n":                                                         "no block shows gpu.json",
-		block("slower *"):                                                   "no block shows gpu.json",
-		shown + block("cake gpu.json"):                                      `line 3: <!-- bench cake gpu.json -->: "cake" is none of [`,
-		shown + block("findings"):                                           "want what to show",
-		shown + block("findings none.json"):                                 "no none.json in docs/benchmarks",
-		shown + block("findings gpu.json only=bw"):                          "gpu.json has no such cases",
-		shown + block("table gpu.json rows=mem"):                            "want rows=AXIS,AXIS and column=AXIS",
-		shown + block("picture:cake gpu.json"):                              "want picture:KIND",
-		shown + block("picture:matrix gpu.json"):                            "the report has no figures for it",
-		shown + "<!-- bench findings gpu.json -->\n":                        "line 3: the block has no end",
-		"<!-- bench findings gpu.json -->\n" + shown:                        "line 1: the block has no end",
-		shown + "<!-- /bench -->\n":                                         "line 3: the end of a block that has no start",
-		shown + block("table gpu.json rows=mem column=size only=grow/1GiB"): "",
+		empty("cake"):                                               "cake: want reports, slower or table",
+		empty("table gpu.json rows=mem"):                            "want rows=AXIS,AXIS and column=AXIS",
+		empty("table none.json rows=mem column=size"):               "no such report in docs/benchmarks",
+		empty("table gpu.json rows=mem column=size only=grow/1MiB"): "there is nothing of that",
+		empty("table"):                                              "no such report",
+		"![x](images/bench-gpu-cake.svg)":                           "has the picture gpu-cake",
+		"![x](images/bench-none-cake.svg)":                          "has the picture none-cake",
+		"<!-- bench slower -->\n":                                   "1 comments of 0 blocks",
+		"<!-- bench slower -->\n" + empty("reports"):                "3 comments of 1 blocks",
+		"<!-- /bench -->\n":                                         "1 comments of 0 blocks",
+		empty("table gpu.json rows=mem column=size only=grow/1GiB"): "",
 	} {
 		dir := docs(t, grown(), text)
 		if err := Write(dir); want == "" {
@@ -184,14 +177,12 @@ func TestBlocksRefuse(t *testing.T) {
 	// A report that compares nothing has no such lines.
 	alone := grown()
 	alone.Comparisons = nil
-	require.ErrorContains(t, Write(docs(t, alone, block("table gpu.json rows=mem column=size")+block("slower *"))), "no comparisons")
-	alone.Cases = alone.Cases[:1]
-	require.ErrorContains(t, Write(docs(t, alone, shown)), "has nothing of that")
+	require.ErrorContains(t, Write(docs(t, alone, empty("slower"))), "no comparisons")
 }
 
 // A figure in a text is what the report has, and what looks like one is linked.
 func TestFigures(t *testing.T) {
-	const shown = "<!-- bench reports * -->\n<!-- /bench -->\n"
+	const shown = "<!-- bench reports -->\n<!-- /bench -->\n"
 	link := func(text, what string) string { return "[" + text + "](benchmarks/gpu.json \"" + what + "\")" }
 	texts := map[string]string{
 		"time of grow/1GiB/vmm":                         "10 ms",
@@ -241,9 +232,9 @@ func TestFigures(t *testing.T) {
 		link("x", "ratio of grow/1GiB/vmm to x"):                                       "one is not there",
 		link("x", "cake of grow/1GiB/mremap to grow/1GiB/vmm"):                         "no cake of grow/1GiB/mremap",
 		link("x", "ratio of grow/1GiB/mremap to grow/1GiB/mmap-copy"):                  "no ratio of",
-		`[x](benchmarks/none.json "time of x")`:                                        "no none.json in docs/benchmarks",
-		`[x](benchmarks/programs/c.json "time")`:                                       "programs/c.json has no time",
-		"It takes 10 ms.":                                                              `"10 ms" is no link to the data`,
+		`[x](benchmarks/none.json "time of x")`:                                        "none.json: time of x: it is not in docs/benchmarks",
+		`[x](benchmarks/programs/c.json "time")`:                                       "programs/c.json: time: it has no such figure",
+		"It takes 10 ms.":                                                              `"It takes 10 ms." has a figure that is no link to the data`,
 		"It takes `10 ms`.\n\n    10 ms\n```\n10 ms\n```\n## Figures of others\n10 ms": "",
 	} {
 		dir := docs(t, grown(), shown+text)
@@ -257,7 +248,7 @@ func TestFigures(t *testing.T) {
 
 // Figures of other programs say what, where and how they were measured.
 func TestPrograms(t *testing.T) {
-	dir := docs(t, grown(), "<!-- bench reports * -->\n<!-- /bench -->\n[x](benchmarks/programs/c.json \"loop\")\n")
+	dir := docs(t, grown(), "<!-- bench reports -->\n<!-- /bench -->\n[x](benchmarks/programs/c.json \"loop\")\n")
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "benchmarks", "programs"), 0o755))
 	const file = "benchmarks/programs/c.json"
 	change(t, dir, file, func(string) string {
@@ -275,43 +266,16 @@ func TestPrograms(t *testing.T) {
 	require.Contains(t, string(text), `[2.5 ms](benchmarks/programs/c.json "loop")`)
 }
 
-// A large report loses the samples of its steps, and its pictures of growth with them.
-func TestEncode(t *testing.T) {
+// A report is kept without the names of the files that the run has written, and a file that is too
+// large is refused.
+func TestSizes(t *testing.T) {
 	r := grown()
-	whole, err := encode(r, maxData)
+	text, err := encode(r)
 	require.NoError(t, err)
-	require.Contains(t, string(whole), "2500000,2500000")
+	require.Equal(t, 1, strings.Count(string(text), "\n"))
 	require.Equal(t, []string{"grow", "--size", "1G", "--order", "fixed"}, r.Run.Args)
-	small, err := encode(r, len(whole)-2)
-	require.NoError(t, err)
-	require.NotContains(t, string(small), "2500000,2500000")
-	require.Contains(t, string(small), `"step_p50_ns":2500000`)
-	_, err = encode(r, 100)
-	require.ErrorContains(t, err, "over 100")
 	require.Equal(t, []string{"bw", "--size", "1M"}, report.Run{Args: []string{"bw", "-o", "a", "-ob.json", "--output=c", "--size", "1M", "--resume", "d"}}.Flags())
-}
 
-// A page that would be too large is not kept, and a command that draws it stands in its place.
-func TestLargePages(t *testing.T) {
-	r := grown()
-	for i := range 800 {
-		c := r.Cases[0]
-		c.Reason = report.Text(strings.Repeat(fmt.Sprint("why ", i, " "), 100))
-		c.ID = fmt.Sprintf("ops/%d/vmm", i)
-		c.Axes = report.Axes{{Name: "size", Value: uint64(i)}, {Name: "mem", Value: "vmm"}}
-		c.Stats = &report.Stats{N: 6, Loops: 1, Median: 1e6, Value: 1}
-		r.Cases = append(r.Cases, c)
-	}
-	html, err := pageOf("gpu.json", r)
-	require.NoError(t, err)
-	require.Empty(t, string(html[:min(len(html), 100)]))
-	f := filler{data: map[string]*report.Report{"gpu.json": r}}
-	text, err := f.block([]string{"reports", "*"})
-	require.NoError(t, err)
-	require.Contains(t, text, ": [gpu.json](benchmarks/gpu.json)")
-	r.Run.Version, r.Run.Interrupted = "(devel)", true
-	text, err = f.block([]string{"reports", "gpu.json"})
-	require.NoError(t, err)
-	require.Contains(t, text, "commit unknown, ")
-	require.Contains(t, text, ", interrupted: [gpu.json]")
+	r.Cases[0].Reason = report.Text(strings.Repeat("why ", maxFile/4))
+	require.ErrorContains(t, Write(docs(t, r, "text\n")), "bytes, over 512000")
 }

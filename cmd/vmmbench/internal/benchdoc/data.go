@@ -2,15 +2,57 @@ package benchdoc
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
+	"io/fs"
+	"path"
 	"strconv"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
+
+// filler fills documents.
+type filler struct {
+	reports  map[string]*report.Report    // by their files
+	programs map[string]map[string]string // figures of other programs, by their files and names
+	made     map[string][]byte            // all files that are made, by their names below the folder
+}
+
+// read reads what documents show. What is made now is not known yet to be made again.
+func read(dir fs.FS) (*filler, error) {
+	f := &filler{made: map[string][]byte{}}
+	for _, pattern := range []string{"images/bench-*.svg", dataDir + "*.html"} {
+		old, err := fs.Glob(dir, pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range old {
+			f.made[name] = nil
+		}
+	}
+	var err, wrong error
+	f.reports, err = load(dir, dataDir, func(text []byte) (*report.Report, error) { return report.Read(bytes.NewReader(text)) })
+	f.programs, wrong = load(dir, dataDir+"programs/", readPrograms)
+	return f, cmp.Or(err, wrong)
+}
+
+// load reads all JSON files of a folder, by their names.
+func load[T any](dir fs.FS, folder string, read func([]byte) (T, error)) (map[string]T, error) {
+	files, err := fs.Glob(dir, folder+"*.json")
+	all := map[string]T{}
+	for _, file := range files {
+		text, err := fs.ReadFile(dir, file)
+		if err == nil {
+			all[path.Base(file)], err = read(text)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	return all, err
+}
 
 // program is a figure that another program than vmmbench has measured.
 type program struct {
@@ -22,25 +64,6 @@ type program struct {
 	Commit  string  `json:"commit"`
 	Command string  `json:"command"`
 }
-
-// load reads all JSON files of a folder, by their names.
-func load[T any](dir string, read func([]byte) (T, error)) (map[string]T, error) {
-	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
-	all := map[string]T{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
-		if all[filepath.Base(file)], err = read(text); err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
-	}
-	return all, err
-}
-
-// readReport reads a report.
-func readReport(text []byte) (*report.Report, error) { return report.Read(bytes.NewReader(text)) }
 
 // readPrograms reads figures of other programs, by their names, as a document prints them.
 func readPrograms(text []byte) (map[string]string, error) {
@@ -58,27 +81,10 @@ func readPrograms(text []byte) (map[string]string, error) {
 	return figures, nil
 }
 
-// maxData is how large the file of a report may be, in bytes.
-const maxData = 400 << 10
-
 // encode is a report as it is kept: on one line, without the names of the files that the
-// run has written. If it would be larger than limit, it has no samples of steps.
-func encode(r *report.Report, limit int) ([]byte, error) {
+// run has written.
+func encode(r *report.Report) ([]byte, error) {
 	r.Run.Args = r.Run.Flags()
 	text, err := json.Marshal(r)
-	if err == nil && len(text) > limit {
-		for _, c := range r.Cases {
-			if c.Stats != nil && c.Stats.Growth != nil {
-				c.Stats.Growth.Samples = [][]float64{}
-			}
-		}
-		text, err = json.Marshal(r)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > limit {
-		return nil, fmt.Errorf("%d bytes, over %d, also without the samples of steps", len(text), limit)
-	}
-	return append(text, '\n'), nil
+	return append(text, '\n'), err
 }

@@ -1,14 +1,14 @@
-// Package plot draws the figures of a report: as SVG and PNG, for light and dark pages,
-// wide and narrow. A picture says in its title what is seen, in its text for screen
-// readers what it shows, and below where the figures come from. Color is never the only
-// sign: series differ in marks and dashes too.
+// Package plot draws pictures of a report as SVG. A picture is light or dark as the browser
+// is set. Its title says what is seen, its description says how to read it, and the last lines
+// say where the figures come from. Color is never the only sign: lines differ in marks and
+// dashes too.
 package plot
 
 // Files:
 //
-//	plot.go    Charts: which pictures a report has
-//	matrix.go  pairs of devices, with the values in the cells
-//	ratios.go  ratios of compared cases: how many rows, and in which order
-//	lines.go   bandwidth by size, growth by bytes so far, and what such diagrams share: axes, bands, names at the ends
-//	render.go  SVG and PNG; the lines below a picture
-//	theme.go   colors, marks and dashes
+//	plot.go    Charts: which pictures a report has, and what stands around each
+//	lines.go   growth by the bytes so far, bandwidth by size: what their lines show
+//	ratios.go  comparisons: how many rows, and in which order
+//	draw.go    diagrams of lines, and of ratios
+//	canvas.go  text, lines and marks; axes and their ticks
+//	style.css  colors for light and dark pages, marks and dashes

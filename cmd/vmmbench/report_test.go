@@ -23,53 +23,34 @@ func measured(t *testing.T) string {
 	return file
 }
 
-func TestPlot(t *testing.T) {
+func TestReportPictures(t *testing.T) {
 	t.Parallel()
 	file, dir := measured(t), filepath.Join(t.TempDir(), "new", "folder")
-	code, out, stderr := bench(t, "plot", file, "-o", dir)
+	code, out, stderr := bench(t, "report", file, "--pictures", dir)
 	require.Equal(t, report.ExitPassed, code, stderr)
 	require.Empty(t, stderr)
-	names := strings.Fields(out)
-	require.Len(t, names, 2, "growth, ratios")
-	for _, name := range names {
+	require.Equal(t, filepath.Join(dir, "growth-1mib.svg")+"\n"+filepath.Join(dir, "ratios-grow.svg")+"\n", out)
+	for name := range strings.FieldsSeq(out) {
 		text, err := os.ReadFile(name)
 		require.NoError(t, err)
-		require.Contains(t, string(text), "#FFFFFF", name)
+		require.Contains(t, string(text), "prefers-color-scheme:dark", name)
 		require.Contains(t, string(text), "vmmbench grow --device host", "the command stands below: "+name)
-		require.Contains(t, string(text), `width="720"`)
 	}
 
-	// A single picture, its format by its name, in the other theme.
-	single := filepath.Join(dir, "growth.svg")
-	code, out, stderr = bench(t, "plot", file, "--kind", "growth", "--theme", "dark", "--width", "400", "-o", single)
+	// With several reports, names begin with those of their files. A page can be made as well.
+	page := filepath.Join(dir, "page.html")
+	code, out, stderr = bench(t, "report", file, file, "--only", "grow/1MiB/vmm", "--pictures", dir, "-o", page)
 	require.Equal(t, report.ExitPassed, code, stderr)
-	require.Equal(t, single+"\n", out)
-	text, err := os.ReadFile(single)
-	require.NoError(t, err)
-	require.Contains(t, string(text), "#0D1117")
-	require.Contains(t, string(text), `width="400"`)
-	code, out, stderr = bench(t, "plot", file, file, "--kind", "growth", "--format", "png", "-o", dir)
-	require.Equal(t, report.ExitPassed, code, stderr)
-	require.Equal(t, filepath.Join(dir, "1-small-growth-1mib.png")+"\n"+filepath.Join(dir, "2-small-growth-1mib.png")+"\n", out)
-	text, err = os.ReadFile(filepath.Join(dir, "2-small-growth-1mib.png"))
-	require.NoError(t, err)
-	require.True(t, strings.HasPrefix(string(text), "\x89PNG"))
-
-	// A kind without a picture is named. A folder may have a point in its name.
-	point := filepath.Join(dir, "v1.pdf") + "/"
-	code, out, stderr = bench(t, "plot", file, "--kind", "matrix,growth", "-o", point)
-	require.Equal(t, report.ExitPassed, code)
-	require.Equal(t, filepath.Join(point, "growth-1mib.svg")+"\n", out)
-	require.Contains(t, stderr, "not drawn: matrix")
-	code, _, stderr = bench(t, "plot", file, "--kind", "growth", "-o", strings.TrimSuffix(point, "/"))
-	require.Equal(t, report.ExitPassed, code, stderr)
+	require.Equal(t, filepath.Join(dir, "1-small-growth-1mib.svg")+"\n"+filepath.Join(dir, "2-small-growth-1mib.svg")+"\n", out)
+	require.FileExists(t, page)
 
 	// To draw nothing is an error.
-	code, out, stderr = bench(t, "plot", file, "--kind", "matrix", "-o", dir)
+	code, out, stderr = bench(t, "info", "--device", "host", "-o", filepath.Join(dir, "info.json"))
+	require.Equal(t, report.ExitPassed, code, stderr)
+	code, out, stderr = bench(t, "report", filepath.Join(dir, "info.json"), "--pictures", dir)
 	require.Equal(t, report.ExitError, code)
 	require.Empty(t, out)
-	require.Contains(t, stderr, "not drawn: matrix: the report has no figures for it")
-	require.Contains(t, stderr, "nothing to draw in "+file)
+	require.Contains(t, stderr, "nothing to draw in "+filepath.Join(dir, "info.json"))
 }
 
 func TestReport(t *testing.T) {
@@ -88,7 +69,7 @@ func TestReportFormats(t *testing.T) {
 	t.Parallel()
 	file, dir := measured(t), t.TempDir()
 	for suffix, want := range map[string]string{
-		"md": "| vmm |", "txt": "vmm", "csv": "grow/1MiB/vmm", "bench": "mem=vmm", "ndjson": `{"comparison":`, "json": `"comparisons": [`,
+		"txt": "vmm", "csv": "grow/1MiB/vmm", "bench": "mem=vmm", "ndjson": `{"comparison":`, "json": `"comparisons": [`,
 	} {
 		out := filepath.Join(dir, "report."+suffix)
 		code, stdout, stderr := bench(t, "report", file, "-o", out)
@@ -126,7 +107,7 @@ func TestSignalEndsDrawing(t *testing.T) {
 	file, dir := measured(t), t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for _, args := range [][]string{{"plot", file, "-o", dir}, {"report", file, "-o", filepath.Join(dir, "x.html")}} {
+	for _, args := range [][]string{{"report", file, "--pictures", dir}, {"report", file, "-o", filepath.Join(dir, "x.html")}} {
 		codes := make(chan int, 1)
 		set := testSettings()
 		set.exit = func(code int) { codes <- code }
@@ -135,7 +116,7 @@ func TestSignalEndsDrawing(t *testing.T) {
 	}
 }
 
-func TestPlotAndReportRefuse(t *testing.T) {
+func TestReportRefuses(t *testing.T) {
 	dir := t.TempDir()
 	wrong := filepath.Join(dir, "wrong.json")
 	require.NoError(t, os.WriteFile(wrong, []byte(`{"schema":"vmmbench/0"}`), 0o600))
@@ -145,21 +126,14 @@ func TestPlotAndReportRefuse(t *testing.T) {
 		want string
 		args []string
 	}{
-		{report.ExitUsage, "no report", []string{"plot"}},
+		{report.ExitUsage, "no report", []string{"report"}},
 		{report.ExitUsage, "no report", []string{"report", "-o", "x.html"}},
 		{report.ExitUsage, "-o FILE.html", []string{"report", file}},
-		{report.ExitUsage, "-o FILE.html", []string{"report", file, "-o", "x.pdf"}},
-		{report.ExitUsage, "only an HTML page has several", []string{"report", file, file, "-o", "x.md"}},
-		{report.ExitUsage, "no case is called gro, bw", []string{"report", file, "--only", "gro,bw", "-o", filepath.Join(dir, "x.md")}},
-		{report.ExitUsage, "want one of", []string{"plot", file, "--theme", "blue"}},
-		{report.ExitUsage, "want a list of", []string{"plot", file, "--kind", "cake"}},
-		{report.ExitUsage, "2 pictures", []string{"plot", file, "-o", filepath.Join(dir, "x.svg")}},
-		{report.ExitError, "nothing to draw", []string{"plot", file, "--kind", "matrix", "-o", filepath.Join(dir, "x.svg")}},
-		{report.ExitUsage, "x.pdf: pictures are .svg or .png files", []string{"plot", file, "-o", filepath.Join(dir, "x.pdf")}},
-		{report.ExitUsage, "--width 10: want 300 to 4000", []string{"plot", file, "--width", "10", "-o", dir}},
-		{report.ExitUsage, "--format is for a folder", []string{"plot", file, "--format", "png", "-o", filepath.Join(dir, "x.svg")}},
-		{report.ExitError, "no such file", []string{"plot", filepath.Join(dir, "none.json")}},
-		{report.ExitError, "wrong.json", []string{"plot", wrong, "-o", dir}},
+		{report.ExitUsage, "the suffix must be", []string{"report", file, "-o", "x.pdf"}},
+		{report.ExitUsage, "only an HTML page has several", []string{"report", file, file, "-o", "x.csv"}},
+		{report.ExitUsage, "no case is called gro, bw", []string{"report", file, "--only", "gro,bw", "-o", filepath.Join(dir, "x.csv")}},
+		{report.ExitUsage, "unknown command", []string{"plot", file}},
+		{report.ExitError, "no such file", []string{"report", filepath.Join(dir, "none.json"), "--pictures", dir}},
 		{report.ExitError, "wrong.json", []string{"report", wrong, "-o", filepath.Join(dir, "x.html")}},
 	} {
 		code, out, stderr := bench(t, c.args...)
