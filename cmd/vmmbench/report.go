@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -22,25 +20,17 @@ func (a *app) report() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "report REPORT...",
 		Short: "Make an HTML page of reports, their pictures, or another format of one",
-		Long: `Make one HTML page of reports that were written with -o FILE.json or -o FILE.ndjson:
-what was found, the machine, pictures, all cases and comparisons, and what the words mean.
-The page has all it needs in itself, and no script. It is light or dark as the browser is
-set, fits phones, and can be printed.
-Or write one report in the format of another suffix, as -o of other commands does.
---pictures writes the pictures alone, as SVG: growth, the comparisons that differ most, and
-bandwidth by size. The names of the files go to stdout. If there is nothing to draw, the
-command fails.`,
+		Long: `Make one HTML page of reports that were written with -o FILE.json or -o FILE.ndjson. The
+page has all it needs in itself, and no script. It is light or dark as the browser is set,
+fits phones, and can be printed. Or write one report in the format of another suffix.
+--pictures writes the pictures of a page as SVG files, and prints their names: growth, the
+comparisons that differ most, and bandwidth by size.`,
 		Example: `  vmmbench -o quick.json && vmmbench report quick.json -o quick.html
   vmmbench report host.json gpu.json -o both.html
   vmmbench report full.json --only grow,bw/d2d -o growth.csv
   vmmbench report quick.json --pictures pictures`,
 	})
-	c.Args = func(_ *cobra.Command, files []string) error {
-		if len(files) == 0 {
-			return usageError{errors.New("no report: name the JSON file of one, as -o FILE.json writes it")}
-		}
-		return nil
-	}
+	c.Args = cobra.ArbitraryArgs
 	output := c.Flags().StringP("output", "o", "", "the file, with the suffix .html, or that of another format")
 	pictures := c.Flags().String("pictures", "", "a folder for the pictures, which is made")
 	only := c.Flags().StringSlice("only", nil, "take the cases whose names begin so, as grow or grow/1GiB")
@@ -48,8 +38,8 @@ command fails.`,
 		// The first signal ends the process: there is nothing to complete.
 		stop := context.AfterFunc(c.Context(), func() { a.settings.exit(report.ExitInterrupted) })
 		defer stop()
-		if *output == "" && *pictures == "" {
-			return usageError{errors.New("name a file, as -o FILE.html, or a folder for --pictures")}
+		if len(files) == 0 || *output == "" && *pictures == "" {
+			return usageError{errors.New("want the JSON files of reports, as -o FILE.json writes them, and -o FILE.html or --pictures DIR")}
 		}
 		reports, err := someOf(files, *only)
 		if err == nil && *output != "" {
@@ -71,10 +61,9 @@ func someOf(files, only []string) (list []*report.Report, err error) {
 			return nil, err
 		}
 		if len(only) > 0 {
-			r = r.Only(only...)
-		}
-		if len(only) > 0 && len(r.Cases) == 0 {
-			return nil, usageError{fmt.Errorf("%s: no case is called %s", file, strings.Join(only, ", "))}
+			if r = r.Only(only...); len(r.Cases) == 0 {
+				return nil, usageError{fmt.Errorf("%s: no case is called %s", file, strings.Join(only, ", "))}
+			}
 		}
 		list = append(list, r)
 	}
@@ -82,19 +71,18 @@ func someOf(files, only []string) (list []*report.Report, err error) {
 }
 
 // writeReports writes a page of reports, or one in the format of the file's suffix.
-func writeReports(file string, names []string, reports []*report.Report) (err error) {
+func writeReports(file string, names []string, reports []*report.Report) error {
 	var b bytes.Buffer
-	o := report.Output{W: &b}
+	format, err := report.FormatOf(file)
 	switch suffix := filepath.Ext(file); {
 	case suffix == ".html" || suffix == ".htm":
 		err = page.Write(&b, names, reports)
+	case err != nil:
+		return usageError{err}
 	case len(reports) > 1:
-		err = usageError{fmt.Errorf("%d reports: only an HTML page has several", len(reports))}
+		return usageError{fmt.Errorf("%d reports: only an HTML page has several", len(reports))}
 	default:
-		if o.Format, err = report.FormatOf(file); err != nil {
-			return usageError{err}
-		}
-		err = o.Write(reports[0])
+		err = report.Output{W: &b, Format: format}.Write(reports[0])
 	}
 	if err != nil {
 		return err
@@ -105,29 +93,28 @@ func writeReports(file string, names []string, reports []*report.Report) (err er
 // writePictures writes the pictures of reports into a folder, and prints the names of the files.
 // With several reports, the file of its report begins the name of each picture.
 func (a *app) writePictures(folder string, files []string, reports []*report.Report) error {
-	drawn := map[string]*plot.Chart{}
+	if err := os.MkdirAll(folder, 0o777); err != nil {
+		return err
+	}
+	drawn := 0
 	for i, r := range reports {
 		prefix := ""
 		if len(files) > 1 {
 			prefix = fmt.Sprintf("%d-%s-", i+1, strings.TrimSuffix(filepath.Base(files[i]), filepath.Ext(files[i])))
 		}
 		for _, c := range plot.Charts(r) {
-			drawn[filepath.Join(folder, prefix+c.Name+".svg")] = c
+			name := filepath.Join(folder, prefix+c.Name+".svg")
+			if err := writeFile(name, []byte(c.SVG(plot.Style))); err != nil {
+				return err
+			}
+			if _, err := fmt.Fprintln(a.stdout, name); err != nil {
+				return err
+			}
+			drawn++
 		}
 	}
-	if len(drawn) == 0 {
+	if drawn == 0 {
 		return fmt.Errorf("nothing to draw in %s: pictures show growth, comparisons, and bandwidth by size", strings.Join(files, ", "))
-	}
-	if err := os.MkdirAll(folder, 0o777); err != nil {
-		return err
-	}
-	for _, name := range slices.Sorted(maps.Keys(drawn)) {
-		if err := writeFile(name, []byte(drawn[name].SVG(plot.Style))); err != nil {
-			return err
-		}
-		if _, err := fmt.Fprintln(a.stdout, name); err != nil {
-			return err
-		}
 	}
 	return nil
 }

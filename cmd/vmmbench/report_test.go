@@ -126,8 +126,8 @@ func TestReportRefuses(t *testing.T) {
 		want string
 		args []string
 	}{
-		{report.ExitUsage, "no report", []string{"report"}},
-		{report.ExitUsage, "no report", []string{"report", "-o", "x.html"}},
+		{report.ExitUsage, "want the JSON files of reports", []string{"report"}},
+		{report.ExitUsage, "want the JSON files of reports", []string{"report", "-o", "x.html"}},
 		{report.ExitUsage, "-o FILE.html", []string{"report", file}},
 		{report.ExitUsage, "the suffix must be", []string{"report", file, "-o", "x.pdf"}},
 		{report.ExitUsage, "only an HTML page has several", []string{"report", file, file, "-o", "x.csv"}},

@@ -24,7 +24,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/page"
@@ -85,37 +84,3 @@ func (f *filler) keep(name string, r *report.Report) (err error) {
 }
 
 func pageName(file string) string { return strings.TrimSuffix(file, ".json") + ".html" }
-
-// Write writes what files makes, and removes what it does not make any more.
-func Write(dir string) error {
-	made, err := files(dir)
-	for name, text := range made {
-		file := filepath.Join(dir, name)
-		if text == nil {
-			err = os.Remove(file)
-		} else {
-			err = os.WriteFile(file, text, 0o666)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return err
-}
-
-// Check returns an error that names what Write would change.
-func Check(dir string) error {
-	made, err := files(dir)
-	var list []string
-	for name, want := range made {
-		got, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil || want == nil || !bytes.Equal(got, want) {
-			list = append(list, name)
-		}
-	}
-	if len(list) > 0 {
-		slices.Sort(list)
-		return fmt.Errorf("not as the reports in docs/%s make them: %s; run make benchmarks-doc", dataDir, strings.Join(list, ", "))
-	}
-	return err
-}

@@ -1,9 +1,12 @@
 package benchdoc
 
 import (
+	"bytes"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,13 +27,47 @@ func TestDocument(t *testing.T) {
 		t.Skip("needs the module's sources")
 	}
 	if *update {
-		require.NoError(t, Write(docs))
+		require.NoError(t, write(docs))
 	}
 	testgate.Long(t) // TestBlocks and TestFigures check small documents
-	require.NoError(t, Check(docs))
+	require.NoError(t, check(docs))
 	page, err := os.ReadFile(filepath.Join(docs, "benchmarks.md"))
 	require.NoError(t, err)
 	require.LessOrEqual(t, strings.Count(string(page), "\n"), 300, "it is for a person to read")
+}
+
+// write writes what files makes, and removes what it does not make any more.
+func write(dir string) error {
+	made, err := files(dir)
+	for name, text := range made {
+		file := filepath.Join(dir, name)
+		if text == nil {
+			err = os.Remove(file)
+		} else {
+			err = os.WriteFile(file, text, 0o666)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// check returns an error that names what write would change.
+func check(dir string) error {
+	made, err := files(dir)
+	var list []string
+	for name, want := range made {
+		got, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || want == nil || !bytes.Equal(got, want) {
+			list = append(list, name)
+		}
+	}
+	if len(list) > 0 {
+		slices.Sort(list)
+		return fmt.Errorf("not as the reports in docs/%s make them: %s; run make benchmarks-doc", dataDir, strings.Join(list, ", "))
+	}
+	return err
 }
 
 // number makes a pointer, as optional figures are.
@@ -106,13 +143,13 @@ func empty(words string) string { return "<!-- bench " + words + " -->\n<!-- /be
 func TestBlocks(t *testing.T) {
 	dir := docs(t, grown(), "# By hand\n\n"+empty("reports")+"\nAlso by hand.\n\n"+empty("table gpu.json rows=mem column=size")+
 		empty("slower")+"\n![x](images/bench-gpu-growth-1gib.svg)\nThe end.\n")
-	require.ErrorContains(t, Check(dir), "benchmarks.md, benchmarks/gpu.html, benchmarks/gpu.json, images/bench-gpu-growth-1gib.svg; run make benchmarks-doc")
-	require.NoError(t, Write(dir))
-	require.NoError(t, Check(dir))
+	require.ErrorContains(t, check(dir), "benchmarks.md, benchmarks/gpu.html, benchmarks/gpu.json, images/bench-gpu-growth-1gib.svg; run make benchmarks-doc")
+	require.NoError(t, write(dir))
+	require.NoError(t, check(dir))
 	text, err := os.ReadFile(filepath.Join(dir, "benchmarks.md"))
 	require.NoError(t, err)
 	for _, want := range []string{
-		"- [gpu.json](benchmarks/gpu.json), [page](benchmarks/gpu.html): vmmbench grow --size 1G --order fixed · Some GPU, driver 580.1 (CUDA 13.0) · version 4b1d2ef · 2026-11-22\n",
+		"- [gpu.json](benchmarks/gpu.json), [page](benchmarks/gpu.html): vmmbench grow --size 1G --order fixed · version 4b1d2ef · 2026-11-22 · Some GPU, driver 580.1 (CUDA 13.0)\n",
 		"| mem | 1GiB |\n| --- | --- |\n| vmm | 10 ms |\n", "| mmap-copy | 80 ms (8) |\n", "| mremap | 5 ms (0.5) |\n",
 		"Of 2 comparisons memory that grows is slower in 1.\n",
 		"- [grow/1GiB](benchmarks/gpu.json): 2 times as long as mremap (95 % 1.6 to 2.5)\n",
@@ -123,10 +160,10 @@ func TestBlocks(t *testing.T) {
 	require.NotContains(t, string(text), "x.json")
 	html, err := os.ReadFile(filepath.Join(dir, "benchmarks/gpu.html"))
 	require.NoError(t, err)
-	require.Contains(t, string(html), "<h2 id=\"r1-title\">grow on Some GPU</h2>")
+	require.Contains(t, string(html), "<h2 id=\"r0-title\">grow: gpu.json</h2>")
 	drawn, err := os.ReadFile(filepath.Join(dir, "images/bench-gpu-growth-1gib.svg"))
 	require.NoError(t, err)
-	require.Contains(t, string(drawn), "Some GPU, driver 580.1 (CUDA 13.0)")
+	require.Contains(t, string(drawn), "vmmbench grow --size 1G --order fixed")
 
 	// Whatever is not what the reports make is found, and made anew.
 	data := func(old string) string {
@@ -144,9 +181,9 @@ func TestBlocks(t *testing.T) {
 		{"benchmarks/gpu.json", func(old string) string { return data(old) + " " }},
 	} {
 		change(t, dir, made.name, made.f)
-		require.ErrorContains(t, Check(dir), made.name)
-		require.NoError(t, Write(dir))
-		require.NoError(t, Check(dir), made.name)
+		require.ErrorContains(t, check(dir), made.name)
+		require.NoError(t, write(dir))
+		require.NoError(t, check(dir), made.name)
 	}
 	text, err = os.ReadFile(filepath.Join(dir, "benchmarks.md"))
 	require.NoError(t, err)
@@ -155,11 +192,11 @@ func TestBlocks(t *testing.T) {
 
 func TestBlocksRefuse(t *testing.T) {
 	for text, want := range map[string]string{
-		empty("cake"):                                               "cake: want reports, slower or table",
-		empty("table gpu.json rows=mem"):                            "want rows=AXIS,AXIS and column=AXIS",
-		empty("table none.json rows=mem column=size"):               "no such report in docs/benchmarks",
+		empty("cake"):                                               "cake: want reports, slower, or table FILE",
+		empty("table gpu.json rows=mem"):                            "or table FILE rows=AXIS,AXIS column=AXIS",
+		empty("table none.json rows=mem column=size"):               "it is not in docs/benchmarks",
 		empty("table gpu.json rows=mem column=size only=grow/1MiB"): "there is nothing of that",
-		empty("table"):                                              "no such report",
+		empty("table"):                                              "want reports",
 		"![x](images/bench-gpu-cake.svg)":                           "has the picture gpu-cake",
 		"![x](images/bench-none-cake.svg)":                          "has the picture none-cake",
 		"<!-- bench slower -->\n":                                   "1 comments of 0 blocks",
@@ -168,7 +205,7 @@ func TestBlocksRefuse(t *testing.T) {
 		empty("table gpu.json rows=mem column=size only=grow/1GiB"): "",
 	} {
 		dir := docs(t, grown(), text)
-		if err := Write(dir); want == "" {
+		if err := write(dir); want == "" {
 			require.NoError(t, err, text)
 		} else {
 			require.ErrorContains(t, err, want, text)
@@ -177,7 +214,7 @@ func TestBlocksRefuse(t *testing.T) {
 	// A report that compares nothing has no such lines.
 	alone := grown()
 	alone.Comparisons = nil
-	require.ErrorContains(t, Write(docs(t, alone, empty("slower"))), "no comparisons")
+	require.ErrorContains(t, write(docs(t, alone, empty("slower"))), "no comparisons")
 }
 
 // A figure in a text is what the report has, and what looks like one is linked.
@@ -206,8 +243,8 @@ func TestFigures(t *testing.T) {
 	}
 	dir := docs(t, grown(), figures)
 	change(t, dir, "coming-from/others.md", func(string) string { return others })
-	require.NoError(t, Write(dir))
-	require.NoError(t, Check(dir))
+	require.NoError(t, write(dir))
+	require.NoError(t, check(dir))
 	for what, want := range texts {
 		for _, name := range []string{"benchmarks.md", "coming-from/others.md"} {
 			text, err := os.ReadFile(filepath.Join(dir, name))
@@ -221,7 +258,7 @@ func TestFigures(t *testing.T) {
 			was = old
 			return strings.Replace(old, link(want, what), link(want+"1", what), 1)
 		})
-		require.ErrorContains(t, Check(dir), "coming-from/others.md", what)
+		require.ErrorContains(t, check(dir), "coming-from/others.md", what)
 		change(t, dir, "coming-from/others.md", func(string) string { return was })
 	}
 	for text, want := range map[string]string{
@@ -232,13 +269,13 @@ func TestFigures(t *testing.T) {
 		link("x", "ratio of grow/1GiB/vmm to x"):                                       "one is not there",
 		link("x", "cake of grow/1GiB/mremap to grow/1GiB/vmm"):                         "no cake of grow/1GiB/mremap",
 		link("x", "ratio of grow/1GiB/mremap to grow/1GiB/mmap-copy"):                  "no ratio of",
-		`[x](benchmarks/none.json "time of x")`:                                        "none.json: time of x: it is not in docs/benchmarks",
-		`[x](benchmarks/programs/c.json "time")`:                                       "programs/c.json: time: it has no such figure",
+		`[x](benchmarks/none.json "time of x")`:                                        "none.json: time of x: there is no such figure",
+		`[x](benchmarks/programs/c.json "time")`:                                       "programs/c.json: time: there is no such figure",
 		"It takes 10 ms.":                                                              `"It takes 10 ms." has a figure that is no link to the data`,
 		"It takes `10 ms`.\n\n    10 ms\n```\n10 ms\n```\n## Figures of others\n10 ms": "",
 	} {
 		dir := docs(t, grown(), shown+text)
-		if err := Write(dir); want == "" {
+		if err := write(dir); want == "" {
 			require.NoError(t, err, text)
 		} else {
 			require.ErrorContains(t, err, want, text)
@@ -254,13 +291,13 @@ func TestPrograms(t *testing.T) {
 	change(t, dir, file, func(string) string {
 		return `[{"name":"loop","unit":"ms","value":2.5,"meaning":"a","machine":"b","commit":"c"}]`
 	})
-	require.ErrorContains(t, Write(dir), `"loop" does not say what, where and how`)
+	require.ErrorContains(t, write(dir), `"loop" does not say what, where and how`)
 	change(t, dir, file, func(string) string { return `{` })
-	require.ErrorContains(t, Write(dir), "c.json: ")
+	require.ErrorContains(t, write(dir), "c.json: ")
 	change(t, dir, file, func(string) string {
 		return `[{"name":"loop","unit":"ms","value":2.5,"meaning":"a","machine":"b","commit":"c","command":"d"}]`
 	})
-	require.NoError(t, Write(dir))
+	require.NoError(t, write(dir))
 	text, err := os.ReadFile(filepath.Join(dir, "benchmarks.md"))
 	require.NoError(t, err)
 	require.Contains(t, string(text), `[2.5 ms](benchmarks/programs/c.json "loop")`)
@@ -277,5 +314,5 @@ func TestSizes(t *testing.T) {
 	require.Equal(t, []string{"bw", "--size", "1M"}, report.Run{Args: []string{"bw", "-o", "a", "-ob.json", "--output=c", "--size", "1M", "--resume", "d"}}.Flags())
 
 	r.Cases[0].Reason = report.Text(strings.Repeat("why ", maxFile/4))
-	require.ErrorContains(t, Write(docs(t, r, "text\n")), "bytes, over 512000")
+	require.ErrorContains(t, write(docs(t, r, "text\n")), "bytes, over 512000")
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -11,17 +12,22 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
+// tableOf is a block with a table: the report, the axes of its rows and of its columns, and the
+// cases, if not all.
+var tableOf = regexp.MustCompile(`^table (\S+) rows=(\S+) column=(\S+?)(?: only=(\S+))?$`)
+
 // block makes what stands in a block: m[1] says what.
 func (f *filler) block(m []string) (text string, err error) {
-	switch words := strings.Fields(m[1]); words[0] {
-	case "reports":
+	table := tableOf.FindStringSubmatch(m[1])
+	switch {
+	case m[1] == "reports":
 		text = f.list()
-	case "slower":
+	case m[1] == "slower":
 		text, err = f.slower()
-	case "table":
-		text, err = f.table(words[1:])
+	case table != nil:
+		text, err = f.table(table)
 	default:
-		err = errors.New("want reports, slower or table")
+		err = errors.New("want reports, slower, or table FILE rows=AXIS,AXIS column=AXIS only=CASE,CASE")
 	}
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", m[1], err)
@@ -62,33 +68,21 @@ func (f *filler) slower() (string, error) {
 	return text + "\n\n" + b.String(), nil
 }
 
-// table is a table of what a report has measured: FILE rows=AXIS,AXIS column=AXIS only=CASE,CASE.
-func (f *filler) table(words []string) (string, error) {
-	options := map[string]string{}
-	var r *report.Report
-	for _, word := range words {
-		if key, value, ok := strings.Cut(word, "="); ok {
-			options[key] = value
-		} else {
-			r = f.reports[word]
-		}
+// table is a table of what a report has measured, as tableOf has it.
+func (f *filler) table(m []string) (text string, err error) {
+	r := f.reports[m[1]]
+	if r == nil {
+		return "", fmt.Errorf("it is not in docs/%s", dataDir)
 	}
-	switch {
-	case r == nil:
-		return "", fmt.Errorf("no such report in docs/%s", dataDir)
-	case options["rows"] == "" || options["column"] == "":
-		return "", errors.New("want rows=AXIS,AXIS and column=AXIS")
-	case options["only"] != "":
-		r = r.Only(strings.Split(options["only"], ",")...)
+	if m[4] != "" {
+		r = r.Only(strings.Split(m[4], ",")...)
 	}
-	header, rows := report.Pivot(r, strings.Split(options["rows"], ","), options["column"])
+	header, rows := report.Pivot(r, strings.Split(m[2], ","), m[3])
 	if len(rows) == 0 {
 		return "", errors.New("there is nothing of that")
 	}
-	line := func(cells []string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
-	text := line(header) + line(slices.Repeat([]string{"---"}, len(header)))
-	for _, row := range rows {
-		text += line(row)
+	for _, row := range slices.Concat([][]string{header, slices.Repeat([]string{"---"}, len(header))}, rows) {
+		text += "| " + strings.Join(row, " | ") + " |\n"
 	}
 	return text, nil
 }

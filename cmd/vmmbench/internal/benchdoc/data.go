@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
-	"path"
 	"strconv"
 	"strings"
 
@@ -38,14 +37,14 @@ func read(dir fs.FS) (*filler, error) {
 	return f, cmp.Or(err, wrong)
 }
 
-// load reads all JSON files of a folder, by their names.
+// load reads all JSON files of a folder, by their names below dataDir.
 func load[T any](dir fs.FS, folder string, read func([]byte) (T, error)) (map[string]T, error) {
 	files, err := fs.Glob(dir, folder+"*.json")
 	all := map[string]T{}
 	for _, file := range files {
 		text, err := fs.ReadFile(dir, file)
 		if err == nil {
-			all[path.Base(file)], err = read(text)
+			all[strings.TrimPrefix(file, dataDir)], err = read(text)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)

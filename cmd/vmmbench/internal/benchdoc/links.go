@@ -15,7 +15,7 @@ import (
 var (
 	block   = regexp.MustCompile(`(?ms)^<!-- bench (\S[^\n]*) -->\n.*?^<!-- /bench -->`)
 	picture = regexp.MustCompile(`!\[[^\][]*\]\(((?:[\w./-]*/)?images/bench-([\w-]+)\.svg)\)`)
-	figure  = regexp.MustCompile(`\[[^\][]*\]\(((?:[\w./-]*/)?benchmarks/)(programs/)?([\w-]+\.json) "([^"]+)"\)`)
+	figure  = regexp.MustCompile(`\[[^\][]*\]\(((?:[\w./-]*/)?benchmarks/)([\w/-]+\.json) "([^"]+)"\)`)
 )
 
 // comment begins and ends a block.
@@ -59,21 +59,17 @@ func (f *filler) picture(m []string) (string, error) {
 }
 
 // figure is a figure of a report or of another program, with its link.
-func (f *filler) figure(m []string) (string, error) {
-	text, ok := f.programs[m[3]][m[4]]
-	r, err := f.reports[m[3]], error(nil)
-	switch {
-	case m[2] != "" && !ok:
-		err = errors.New("it has no such figure")
-	case m[2] == "" && r == nil:
-		err = fmt.Errorf("it is not in docs/%s", dataDir)
-	case m[2] == "":
-		text, err = r.Figure(m[4])
+func (f *filler) figure(m []string) (text string, err error) {
+	path, file, what := m[1], m[2], m[3]
+	if r := f.reports[file]; r != nil {
+		text, err = r.Figure(what)
+	} else if text = f.programs[file][what]; text == "" {
+		err = errors.New("there is no such figure")
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s%s: %s: %w", m[2], m[3], m[4], err)
+		return "", fmt.Errorf("%s: %s: %w", file, what, err)
 	}
-	return fmt.Sprintf("[%s](%s%s%s %q)", text, m[1], m[2], m[3], m[4]), nil
+	return fmt.Sprintf("[%s](%s%s %q)", text, path, file, what), nil
 }
 
 var (

@@ -119,7 +119,9 @@ func TestHostileReport(t *testing.T) {
 	for i := range r.Comparisons {
 		r.Comparisons[i].ID += hostile
 	}
+	r.Cases[0].Status = report.Failed
 	page := write(t, r)
+	require.Contains(t, page, "Cases whose data were wrong: 1.")
 	require.NotContains(t, page, "<script")
 	require.NotContains(t, page, "<img")
 	require.Contains(t, page, "&lt;script&gt;")
@@ -131,8 +133,8 @@ func TestSeveralReports(t *testing.T) {
 	empty := report.New(report.Run{Command: "info"}, report.Host{OS: "linux"})
 	page := write(t, load(t), empty)
 	require.Contains(t, page, "<h1>vmmbench: 2 reports</h1>")
-	require.Contains(t, page, `<a href="#r2">info</a>`)
-	require.NotContains(t, page[strings.Index(page, `<section id="r2"`):], "<svg")
+	require.Contains(t, page, `<a href="#r1">info: gpu.json</a>`)
+	require.NotContains(t, page[strings.Index(page, `<section id="r1"`):], "<svg")
 	require.NotContains(t, write(t, load(t)), "<nav")
 }
 

@@ -1,8 +1,8 @@
 package plot
 
 import (
+	"encoding/xml"
 	"fmt"
-	"html"
 	"math"
 	"regexp"
 	"strings"
@@ -60,14 +60,11 @@ func path(points ...point) string {
 	return b.String()
 }
 
-// escape is text in SVG, without what XML does not allow.
+// escape is text in SVG. What XML does not allow becomes a replacement character.
 func escape(s string) string {
-	return html.EscapeString(strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0xFFFE || r == 0xFFFF {
-			return -1
-		}
-		return r
-	}, s))
+	var b strings.Builder
+	_ = xml.EscapeText(&b, []byte(s)) // a Builder has no errors
+	return b.String()
 }
 
 // wrap breaks text into lines of about so many letters, behind spaces, underscores and slashes. Longer
@@ -117,7 +114,7 @@ func (c *canvas) across(s scale, top, bottom float64, values []float64, print fu
 // binary returns powers of two on a scale, as many as there is room for.
 func (s scale) binary() (values []float64) {
 	low, high := s.low/math.Log10(2), s.high/math.Log10(2)
-	step := math.Ceil((high - low) * long("128MiB") / (s.to - s.from))
+	step := math.Ceil((high - low) * long("1024MiB") / (s.to - s.from))
 	for e := math.Ceil(low); e <= high; e += step {
 		values = append(values, math.Exp2(e))
 	}
@@ -144,3 +141,6 @@ func (s scale) decimal() (values []float64) {
 	}
 	return values
 }
+
+// decimal prints a tick without the noise of binary fractions.
+func decimal(v float64) string { return fmt.Sprintf("%.6g", v) }

@@ -7,8 +7,7 @@ package plot
 // Files:
 //
 //	plot.go    Charts: which pictures a report has, and what stands around each
-//	lines.go   growth by the bytes so far, bandwidth by size: what their lines show
+//	lines.go   growth by the bytes so far, bandwidth by size
 //	ratios.go  comparisons: how many rows, and in which order
-//	draw.go    diagrams of lines, and of ratios
 //	canvas.go  text, lines and marks; axes and their ticks
 //	style.css  colors for light and dark pages, marks and dashes

@@ -50,9 +50,9 @@ func (d *drawing) lines(g diagram) {
 			continue
 		}
 		_, name, _ := strings.Cut(of.Key, "/")
-		labels := strings.Join(labels(list), ", ")
-		d.add(g.name+", "+name, labels, fmt.Sprintf("Line chart: %s in %s by %s, both on logarithmic axes. At %s: %s. The band around a line is the 95 %% interval of the median. %s is better.",
-			g.y, g.unit, g.x, size.Format(uint64(list[0].last().x)), labels, g.better), func(c *canvas) { c.diagram(g, list) })
+		said := labels(list)
+		d.add(g.name+", "+name, strings.Join(said[:min(3, len(said))], ", "), fmt.Sprintf("Line chart: %s in %s by %s, both on logarithmic axes. At %s: %s. The band around a line is the 95 %% interval of the median. %s is better.",
+			g.y, g.unit, g.x, size.Format(uint64(list[0].last().x)), strings.Join(said, ", "), g.better), func(c *canvas) { c.diagram(g, list) })
 	}
 }
 
@@ -163,4 +163,70 @@ func number(v float64) string {
 		return fmt.Sprintf("%.0f", v)
 	}
 	return fmt.Sprintf("%.3g", v)
+}
+
+// diagram draws lines over sizes, on logarithmic axes. Beside the end of each stands its label.
+func (c *canvas) diagram(g diagram, list []series) {
+	c.y += pitch + 4
+	c.text("muted", edge, c.y, fmt.Sprintf("%s (%s)", g.y, g.unit))
+	x, y := c.axes(list, g.x)
+	for _, s := range list {
+		c.series(s, x, y)
+	}
+	c.labels(list, x, y)
+}
+
+// axes draws both axes, with room for the labels.
+func (c *canvas) axes(list []series, xName string) (x, y scale) {
+	left, right := edge+60.0, width-edge-20-long(labels(list)...)
+	lowX, highX, low, high := math.Inf(1), 0.0, math.Inf(1), 0.0
+	for _, s := range list {
+		for _, v := range s.values {
+			lowX, highX, low, high = min(lowX, v.x), max(highX, v.x), min(low, v.low), max(high, v.high)
+		}
+	}
+	top := c.y + 10
+	y = newScale(low, high, top+250, top)
+	for _, v := range y.decimal() {
+		c.line("grid", left, y.at(v), right, y.at(v))
+		c.text("muted end", left-6, y.at(v)+5, decimal(v))
+	}
+	x = newScale(lowX, highX, left, right)
+	c.across(x, top, y.from, x.binary(), func(v float64) string { return size.Format(uint64(v)) }, xName)
+	return x, y
+}
+
+// series draws the band of a series, its line, and its marks.
+func (c *canvas) series(s series, x, y scale) {
+	class := colorOf(s.style)
+	var band, middle []point
+	for _, v := range s.values {
+		band, middle = append(band, point{x.at(v.x), y.at(v.high)}), append(middle, point{x.at(v.x), y.at(v.y)})
+	}
+	for _, v := range slices.Backward(s.values) {
+		band = append(band, point{x.at(v.x), y.at(v.low)})
+	}
+	c.add(`<path class="band %s" d="%sz"/>`, class, path(band...))
+	c.add(`<path class="line %s dash-%d" d="%s"/>`, class, s.style%4, path(middle...))
+	for i, p := range middle {
+		if i%(len(middle)/8+1) == 0 { // more marks would hide the line
+			c.mark(class, s.style, p.x, p.y)
+		}
+	}
+}
+
+// colorOf is the class of a series' color.
+func colorOf(style int) string { return fmt.Sprintf("series-%d", style%7) }
+
+// labels draws the labels of lines, each as near to the end of its line as the others let it.
+func (c *canvas) labels(list []series, x, y scale) {
+	list = slices.SortedStableFunc(slices.Values(list), func(a, b series) int { return cmp.Compare(b.last().y, a.last().y) })
+	at := y.to - pitch
+	for i, s := range list {
+		end, below := s.last(), float64(len(list)-1-i)
+		at = min(max(y.at(end.y), at+pitch), y.from-pitch*below)
+		c.line("thin "+colorOf(s.style), x.at(end.x), y.at(end.y), x.to+12, at)
+		c.mark(colorOf(s.style), s.style, x.to+12, at)
+		c.text("ink", x.to+20, at+5, s.label)
+	}
 }

@@ -69,32 +69,26 @@ func (d *drawing) add(what, says, alt string, draw func(*canvas)) {
 		chart.Name = fmt.Sprintf("%s-%d", name, n)
 	}
 	c := &canvas{y: 8}
-	c.paragraph("title", chart.Title, 58, 22)
+	c.paragraph("title", chart.Title, 52, 22)
 	draw(c)
 	c.paragraph("foot", Origin(d.report), 92, 15)
 	chart.shapes, chart.height = c.shapes.String(), int(c.y)+10
 	d.charts = append(d.charts, chart)
 }
 
-// Origin says where the figures of a report come from: command, devices, version, day, seed.
+// Origin says where the figures of a report come from: command, version, day, devices.
 func Origin(r *report.Report) string {
-	parts := []string{strings.Join(append([]string{"vmmbench"}, r.Run.Args...), " ")}
+	day, _, _ := strings.Cut(r.Run.Started, "T")
+	parts := []string{strings.Join(append([]string{"vmmbench"}, r.Run.Args...), " "), "version " + cmp.Or(string(r.Run.Version), "unknown"), day}
 	for _, d := range r.Devices {
 		of := d.Name
 		if d.State != nil { // the host has no driver
 			of += fmt.Sprintf(", driver %s (%s)", cmp.Or(d.State.DriverVersion, "unknown"), d.Driver)
 		}
-		if !slices.Contains(parts, of) {
-			parts = append(parts, of)
-		}
-	}
-	day, _, _ := strings.Cut(r.Run.Started, "T")
-	parts = append(parts, "version "+cmp.Or(string(r.Run.Version), "unknown"), day)
-	if r.Run.Measure != nil {
-		parts = append(parts, fmt.Sprintf("seed %d", r.Run.Measure.Seed))
+		parts = append(parts, of)
 	}
 	if r.Run.Interrupted {
 		parts = append(parts, "interrupted")
 	}
-	return strings.Join(parts, " · ")
+	return strings.Join(slices.Compact(parts), " · ") // a machine has many of one kind
 }

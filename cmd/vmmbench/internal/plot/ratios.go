@@ -20,18 +20,18 @@ func (d *drawing) ratios() {
 	for _, g := range report.GroupBy(with, func(c report.Comparison) string { return report.CommandOf(c.ID) }) {
 		slices.SortStableFunc(g.Of, differMost)
 		var rows []row
-		margin, count := 0.0, make([]int, len(verdicts))
+		margin, count := 0.0, map[stat.Verdict]int{}
 		for _, x := range g.Of[:min(len(g.Of), maxRows)] {
 			rows, margin = append(rows, newRow(x)), max(margin, x.Margin)
-			count[verdictOf(x)]++
+			count[x.Verdict]++
 		}
 		said := []string{fmt.Sprintf("%d compared", len(g.Of))}
 		if len(g.Of) > maxRows {
 			said[0] = fmt.Sprintf("the %d of %d that differ most", maxRows, len(g.Of))
 		}
-		for i, n := range count {
-			if n > 0 {
-				said = append(said, fmt.Sprintf("%d %s", n, verdicts[i]))
+		for _, v := range stat.Verdicts() {
+			if count[v] > 0 {
+				said = append(said, fmt.Sprintf("%d %s", count[v], v))
 			}
 		}
 		d.add("Ratios, "+g.Key, strings.Join(said, ", "),
@@ -53,14 +53,58 @@ func differMost(a, b report.Comparison) int {
 	return cmp.Or(cmp.Compare(sure(b), sure(a)), cmp.Compare(ratio(b), ratio(a)))
 }
 
-// verdicts are those that pictures tell apart, each with a mark of its own. The last one stands
-// for all that say nothing of the two.
-var verdicts = []string{string(stat.Faster), string(stat.Slower), string(stat.Equal), "without a firm result"}
+// row is a comparison in a picture. Without an interval, low and high are the ratio.
+type row struct {
+	name             []string // in lines
+	says             string
+	ratio, low, high float64
+	verdict          stat.Verdict
+}
 
-// verdictOf is the place of a comparison's verdict in verdicts.
-func verdictOf(x report.Comparison) int {
-	if i := slices.Index(verdicts, string(x.Verdict)); i >= 0 {
-		return i
+// marksOf are the marks of firm verdicts. All others share the first one.
+var marksOf = map[stat.Verdict]int{stat.Slower: 1, stat.Equal: 2, stat.Faster: 4}
+
+func newRow(x report.Comparison) row {
+	// within is what a logarithmic axis can show.
+	within := func(v float64) float64 { return min(max(v, 1e-6), 1e6) }
+	_, name, _ := strings.Cut(x.ID, "/")
+	ratio := within(*x.Ratio)
+	r := row{wrap(cmp.Or(name, x.ID), 26), fmt.Sprintf("%#.4g %s", *x.Ratio, x.Verdict), ratio, ratio, ratio, x.Verdict}
+	if x.Low != nil && x.High != nil {
+		r.low, r.high = within(*x.Low), within(*x.High)
 	}
-	return len(verdicts) - 1
+	return r
+}
+
+func (r row) height() float64 { return float64(pitch*len(r.name) + 4) }
+
+// forest draws rows, with their names at the left and their verdicts at the right.
+func (c *canvas) forest(rows []row, margin float64) {
+	c.y += pitch + 4
+	low, high, left, right := max(1-margin, 0.01), 1+margin, 0.0, 0.0
+	s, top, bottom := scale{low: low, high: high}, c.y+6, c.y+6
+	for _, r := range rows {
+		s.low, s.high, bottom = min(s.low, r.low), max(s.high, r.high), bottom+r.height()
+		left, right = max(left, long(r.name...)), max(right, long(r.says))
+	}
+	s = newScale(s.low, s.high, edge+left+8, width-edge-right-8)
+	c.text("muted middle", s.at(1), c.y, fmt.Sprintf("equal within ±%g %%", 100*margin))
+	c.add(`<rect class="zone" x="%.1f" y="%.1f" width="%.1f" height="%.1f"/>`, s.at(low), top, s.at(high)-s.at(low), bottom-top)
+	c.across(s, top, bottom, s.decimal(), decimal, "time of the first / time of the second (left of 1: faster)")
+	c.line("thin", s.at(1), top, s.at(1), bottom)
+	for _, r := range rows {
+		c.row(s, top, r)
+		top += r.height()
+	}
+}
+
+// row draws a row on the scale, below top.
+func (c *canvas) row(s scale, top float64, r row) {
+	for i, line := range r.name {
+		c.text("ink", edge, top+float64(pitch*(i+1)-2), line)
+	}
+	y, class := top+r.height()/2, string(r.verdict)
+	c.line("line "+class, s.at(r.low), y, s.at(r.high), y)
+	c.mark(class, marksOf[r.verdict], s.at(r.ratio), y)
+	c.text("ink", s.to+8, y+5, r.says)
 }
