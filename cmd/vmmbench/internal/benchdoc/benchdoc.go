@@ -40,8 +40,7 @@ var documents = []string{"benchmarks.md", "fast.md", "coming-from/others.md", ".
 const maxFile = 500 << 10
 
 // files makes the documents of dir, their data, pictures and pages anew. It returns them by
-// their names below dir, and changes nothing. A picture or page that is not made any more is
-// nil.
+// their names below dir, and changes nothing.
 func files(dir string) (map[string][]byte, error) {
 	f, err := read(os.DirFS(dir))
 	if err != nil {

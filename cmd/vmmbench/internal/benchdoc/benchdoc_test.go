@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,10 +38,39 @@ func TestDocument(t *testing.T) {
 	require.LessOrEqual(t, strings.Count(string(page), "\n"), 300, "it is for a person to read")
 }
 
-// write writes what files makes, and removes what it does not make any more.
-func write(dir string) error {
+// changed are the files of dir that are not as the reports make them. A picture or page that is
+// not made any more is nil.
+func changed(dir string) (map[string][]byte, error) {
 	made, err := files(dir)
+	if err != nil {
+		return nil, err
+	}
+	list := map[string][]byte{}
+	for _, pattern := range []string{"images/bench-*.svg", dataDir + "*.html"} {
+		old, err := fs.Glob(os.DirFS(dir), pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range old {
+			list[name] = nil
+		}
+	}
 	for name, text := range made {
+		list[name] = text
+		if old, err := os.ReadFile(filepath.Join(dir, name)); err == nil && bytes.Equal(old, text) {
+			delete(list, name)
+		}
+	}
+	return list, nil
+}
+
+// write makes the files as the reports make them.
+func write(dir string) error {
+	list, err := changed(dir)
+	if err != nil {
+		return err
+	}
+	for name, text := range list {
 		file := filepath.Join(dir, name)
 		if text == nil {
 			err = os.Remove(file)
@@ -50,24 +81,16 @@ func write(dir string) error {
 			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // check returns an error that names what write would change.
 func check(dir string) error {
-	made, err := files(dir)
-	var list []string
-	for name, want := range made {
-		got, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil || want == nil || !bytes.Equal(got, want) {
-			list = append(list, name)
-		}
+	list, err := changed(dir)
+	if err != nil || len(list) == 0 {
+		return err
 	}
-	if len(list) > 0 {
-		slices.Sort(list)
-		return fmt.Errorf("not as the reports in docs/%s make them: %s; run make benchmarks-doc", dataDir, strings.Join(list, ", "))
-	}
-	return err
+	return fmt.Errorf("not as the reports in docs/%s make them: %s; run make benchmarks-doc", dataDir, strings.Join(slices.Sorted(maps.Keys(list)), ", "))
 }
 
 // number makes a pointer, as optional figures are.

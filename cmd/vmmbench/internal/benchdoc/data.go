@@ -19,22 +19,11 @@ type filler struct {
 	made     map[string][]byte            // all files that are made, by their names below the folder
 }
 
-// read reads what documents show. What is made now is not known yet to be made again.
+// read reads what documents show.
 func read(dir fs.FS) (*filler, error) {
-	f := &filler{made: map[string][]byte{}}
-	for _, pattern := range []string{"images/bench-*.svg", dataDir + "*.html"} {
-		old, err := fs.Glob(dir, pattern)
-		if err != nil {
-			return nil, err
-		}
-		for _, name := range old {
-			f.made[name] = nil
-		}
-	}
-	var err, wrong error
-	f.reports, err = load(dir, dataDir, func(text []byte) (*report.Report, error) { return report.Read(bytes.NewReader(text)) })
-	f.programs, wrong = load(dir, dataDir+"programs/", readPrograms)
-	return f, cmp.Or(err, wrong)
+	reports, err := load(dir, dataDir, func(text []byte) (*report.Report, error) { return report.Read(bytes.NewReader(text)) })
+	programs, wrong := load(dir, dataDir+"programs/", readPrograms)
+	return &filler{reports, programs, map[string][]byte{}}, cmp.Or(err, wrong)
 }
 
 // load reads all JSON files of a folder, by their names below dataDir.

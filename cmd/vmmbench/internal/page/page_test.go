@@ -118,6 +118,7 @@ func TestHostileReport(t *testing.T) {
 	}
 	for i := range r.Comparisons {
 		r.Comparisons[i].ID += hostile
+		r.Comparisons[i].Verdict = hostile
 	}
 	r.Cases[0].Status = report.Failed
 	page := write(t, r)

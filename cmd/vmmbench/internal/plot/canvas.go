@@ -37,7 +37,7 @@ func (c *canvas) paragraph(class, text string, letters int, height float64) {
 }
 
 func (c *canvas) line(class string, x1, y1, x2, y2 float64) {
-	c.add(`<path class="%s" d="%s"/>`, class, path(point{x1, y1}, point{x2, y2}))
+	c.add(`<path class="%s" d="M%.1f %.1fL%.1f %.1f"/>`, class, x1, y1, x2, y2)
 }
 
 // marks are shapes around a point. Colors come again after seven, marks after five: two of the
@@ -46,18 +46,6 @@ var marks = []string{"M-4-4h8v8h-8z", "M0-5L5 4H-5z", "M-4 0a4 4 0 1 0 8 0a4 4 0
 
 func (c *canvas) mark(class string, mark int, x, y float64) {
 	c.add(`<path class="mark %s" transform="translate(%.1f %.1f)" d="%s"/>`, class, x, y, marks[mark%len(marks)])
-}
-
-// point is a place of the picture.
-type point struct{ x, y float64 }
-
-// path joins points, as the attribute d of SVG has them.
-func path(points ...point) string {
-	var b strings.Builder
-	for i, p := range points {
-		fmt.Fprintf(&b, "%c%.1f %.1f", "ML"[min(i, 1)], p.x, p.y)
-	}
-	return b.String()
 }
 
 // escape is text in SVG. What XML does not allow becomes a replacement character.

@@ -38,10 +38,10 @@ var bandwidth = diagram{
 	},
 }
 
-// lines draws the pictures of a kind. Cases of a single size have none: their figures stand in
+// charts are the pictures of a kind. Cases of a single size have none: their figures stand in
 // tables, and their comparisons in the picture of ratios.
-func (d *drawing) lines(g diagram) {
-	cases := slices.DeleteFunc(slices.Clone(d.report.Cases), func(c report.Case) bool {
+func (g diagram) charts(r *report.Report) (charts []*Chart) {
+	cases := slices.DeleteFunc(slices.Clone(r.Cases), func(c report.Case) bool {
 		return c.Status != report.Passed || c.Stats == nil || len(c.Samples) == 0 || !g.shows(c)
 	})
 	for _, of := range report.GroupBy(cases, g.picture) {
@@ -49,11 +49,17 @@ func (d *drawing) lines(g diagram) {
 		if len(list) == 0 || len(list[0].values) < 2 {
 			continue
 		}
+		var labels []string
+		for _, s := range list {
+			labels = append(labels, s.label)
+		}
 		_, name, _ := strings.Cut(of.Key, "/")
-		said := labels(list)
-		d.add(g.name+", "+name, strings.Join(said[:min(3, len(said))], ", "), fmt.Sprintf("Line chart: %s in %s by %s, both on logarithmic axes. At %s: %s. The band around a line is the 95 %% interval of the median. %s is better.",
-			g.y, g.unit, g.x, size.Format(uint64(list[0].last().x)), strings.Join(said, ", "), g.better), func(c *canvas) { c.diagram(g, list) })
+		charts = append(charts, newChart(r, g.name+", "+name, strings.Join(labels[:min(3, len(labels))], ", "),
+			fmt.Sprintf("Line chart: %s in %s by %s, both on logarithmic axes. At %s: %s. The band around a line is the 95 %% interval of the median. %s is better.",
+				g.y, g.unit, g.x, size.Format(uint64(list[0].last().x)), strings.Join(labels, ", "), g.better),
+			func(c *canvas) { c.diagram(g, list) }))
 	}
+	return charts
 }
 
 // parent is the name of a case without its last part, which tells contenders apart.
@@ -142,19 +148,12 @@ func (g diagram) series(cases []report.Case) (list []series) {
 		s.values = slices.DeleteFunc(s.values, func(v value) bool { return v.y <= 0 })
 		slices.SortStableFunc(s.values, func(a, b value) int { return cmp.Compare(a.x, b.x) })
 		if len(s.values) > 0 {
-			s.label = fmt.Sprintf("%s %s %s", of.Key, number(s.last().y), g.unit)
+			s.label = fmt.Sprintf("%.30s %s %s", of.Key, number(s.last().y), g.unit)
 			list = append(list, s)
 		}
 	}
 	slices.SortStableFunc(list, func(a, b series) int { return cmp.Compare(a.style, b.style) })
 	return list
-}
-
-func labels(list []series) (all []string) {
-	for _, s := range list {
-		all = append(all, s.label)
-	}
-	return all
 }
 
 // number prints three digits, without an exponent for what is read often.
@@ -178,9 +177,10 @@ func (c *canvas) diagram(g diagram, list []series) {
 
 // axes draws both axes, with room for the labels.
 func (c *canvas) axes(list []series, xName string) (x, y scale) {
-	left, right := edge+60.0, width-edge-20-long(labels(list)...)
+	left, right := edge+60.0, float64(width)
 	lowX, highX, low, high := math.Inf(1), 0.0, math.Inf(1), 0.0
 	for _, s := range list {
+		right = min(right, width-edge-20-long(s.label))
 		for _, v := range s.values {
 			lowX, highX, low, high = min(lowX, v.x), max(highX, v.x), min(low, v.low), max(high, v.high)
 		}
@@ -198,19 +198,16 @@ func (c *canvas) axes(list []series, xName string) (x, y scale) {
 
 // series draws the band of a series, its line, and its marks.
 func (c *canvas) series(s series, x, y scale) {
-	class := colorOf(s.style)
-	var band, middle []point
+	class, above, below, middle := colorOf(s.style), "", "", ""
+	point := func(v, w float64) string { return fmt.Sprintf("%.1f,%.1f ", x.at(v), y.at(w)) }
 	for _, v := range s.values {
-		band, middle = append(band, point{x.at(v.x), y.at(v.high)}), append(middle, point{x.at(v.x), y.at(v.y)})
+		above, middle, below = above+point(v.x, v.high), middle+point(v.x, v.y), point(v.x, v.low)+below
 	}
-	for _, v := range slices.Backward(s.values) {
-		band = append(band, point{x.at(v.x), y.at(v.low)})
-	}
-	c.add(`<path class="band %s" d="%sz"/>`, class, path(band...))
-	c.add(`<path class="line %s dash-%d" d="%s"/>`, class, s.style%4, path(middle...))
-	for i, p := range middle {
-		if i%(len(middle)/8+1) == 0 { // more marks would hide the line
-			c.mark(class, s.style, p.x, p.y)
+	c.add(`<polygon class="band %s" points="%s%s"/>`, class, above, below)
+	c.add(`<polyline class="line %s dash-%d" points="%s"/>`, class, s.style%4, middle)
+	for i, v := range s.values {
+		if i%(len(s.values)/8+1) == 0 { // more marks would hide the line
+			c.mark(class, s.style, x.at(v.x), y.at(v.y))
 		}
 	}
 }

@@ -19,7 +19,7 @@ var Style string
 
 // Chart is one picture.
 type Chart struct {
-	Name  string // a file's name without suffix, unlike that of any other picture of the report
+	Name  string // a file's name without suffix
 	Title string // what is seen
 	Alt   string // what the picture shows and how to read it, for people who do not see it
 
@@ -41,39 +41,22 @@ func (c *Chart) SVG(style string) string {
 `, width, c.height, escape(c.Title), escape(c.Alt), style, c.shapes)
 }
 
-// Charts returns the pictures of a report, of no more cases than report.MaxShown: growth,
-// comparisons, bandwidth.
+// Charts returns the pictures of a report: growth, comparisons, bandwidth.
 func Charts(r *report.Report) []*Chart {
-	d := &drawing{}
-	d.report, _ = r.First(report.MaxShown)
-	d.lines(growth)
-	d.ratios()
-	d.lines(bandwidth)
-	return d.charts
-}
-
-// drawing is the work of Charts.
-type drawing struct {
-	report *report.Report
-	charts []*Chart
+	return slices.Concat(growth.charts(r), ratios(r), bandwidth.charts(r))
 }
 
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// add draws a picture: its title, what draw adds, and where the figures come from.
-func (d *drawing) add(what, says, alt string, draw func(*canvas)) {
-	name := strings.Trim(notInName.ReplaceAllString(strings.ToLower(what), "-"), "-")
-	chart := &Chart{Name: name, Title: what + ": " + says, Alt: alt}
-	taken := func(o *Chart) bool { return o.Name == chart.Name }
-	for n := 2; slices.ContainsFunc(d.charts, taken); n++ {
-		chart.Name = fmt.Sprintf("%s-%d", name, n)
-	}
+// newChart makes a picture: its title, what draw adds, and where the figures come from.
+func newChart(r *report.Report, what, says, alt string, draw func(*canvas)) *Chart {
 	c := &canvas{y: 8}
-	c.paragraph("title", chart.Title, 52, 22)
+	title := what + ": " + says
+	c.paragraph("title", title, 52, 22)
 	draw(c)
-	c.paragraph("foot", Origin(d.report), 92, 15)
-	chart.shapes, chart.height = c.shapes.String(), int(c.y)+10
-	d.charts = append(d.charts, chart)
+	c.paragraph("foot", Origin(r), 92, 15)
+	name := strings.Trim(notInName.ReplaceAllString(strings.ToLower(what), "-"), "-")
+	return &Chart{name, title, alt, c.shapes.String(), int(c.y) + 10}
 }
 
 // Origin says where the figures of a report come from: command, version, day, devices.

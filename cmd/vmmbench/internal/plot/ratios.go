@@ -14,9 +14,9 @@ import (
 // maxRows is how many comparisons a picture has, so that it fits a screen or a page.
 const maxRows = 40
 
-// ratios draws the comparisons of each command with the margin, those that differ most first.
-func (d *drawing) ratios() {
-	with := slices.DeleteFunc(slices.Clone(d.report.Comparisons), func(c report.Comparison) bool { return c.Ratio == nil || *c.Ratio <= 0 })
+// ratios are the pictures of the comparisons of each command with the margin, those that differ most first.
+func ratios(r *report.Report) (charts []*Chart) {
+	with := slices.DeleteFunc(slices.Clone(r.Comparisons), func(c report.Comparison) bool { return c.Ratio == nil || *c.Ratio <= 0 })
 	for _, g := range report.GroupBy(with, func(c report.Comparison) string { return report.CommandOf(c.ID) }) {
 		slices.SortStableFunc(g.Of, differMost)
 		var rows []row
@@ -34,10 +34,11 @@ func (d *drawing) ratios() {
 				said = append(said, fmt.Sprintf("%d %s", count[v], v))
 			}
 		}
-		d.add("Ratios, "+g.Key, strings.Join(said, ", "),
+		charts = append(charts, newChart(r, "Ratios, "+g.Key, strings.Join(said, ", "),
 			fmt.Sprintf("Forest plot of ratios of times with their 95 %% intervals on a logarithmic axis, those that differ most first, and the margin of %g %% around 1 in which two times count as equal. Left of 1 the first of the two is faster.", 100*margin),
-			func(c *canvas) { c.forest(rows, margin) })
+			func(c *canvas) { c.forest(rows, margin) }))
 	}
+	return charts
 }
 
 // differMost orders comparisons by how far they are from 1 for sure, which is the end of the
@@ -69,7 +70,7 @@ func newRow(x report.Comparison) row {
 	within := func(v float64) float64 { return min(max(v, 1e-6), 1e6) }
 	_, name, _ := strings.Cut(x.ID, "/")
 	ratio := within(*x.Ratio)
-	r := row{wrap(cmp.Or(name, x.ID), 26), fmt.Sprintf("%#.4g %s", *x.Ratio, x.Verdict), ratio, ratio, ratio, x.Verdict}
+	r := row{wrap(cmp.Or(name, x.ID), 26), fmt.Sprintf("%#.4g %.20s", *x.Ratio, x.Verdict), ratio, ratio, ratio, x.Verdict}
 	if x.Low != nil && x.High != nil {
 		r.low, r.high = within(*x.Low), within(*x.High)
 	}
@@ -103,7 +104,7 @@ func (c *canvas) row(s scale, top float64, r row) {
 	for i, line := range r.name {
 		c.text("ink", edge, top+float64(pitch*(i+1)-2), line)
 	}
-	y, class := top+r.height()/2, string(r.verdict)
+	y, class := top+r.height()/2, escape(string(r.verdict))
 	c.line("line "+class, s.at(r.low), y, s.at(r.high), y)
 	c.mark(class, marksOf[r.verdict], s.at(r.ratio), y)
 	c.text("ink", s.to+8, y+5, r.says)
