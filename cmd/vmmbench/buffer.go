@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,13 +17,20 @@ const fillBlock = 64 << 20
 
 // buffer is memory at one end of a copy.
 type buffer struct {
-	dev        device
-	ptr        driver.Ptr // 0 if only the CPU has its address
-	host       []byte     // nil if only the device has its address
-	size       uint64
-	chunks     []uint64    // offsets at which the chunks begin
-	stagingDev *vmm.Device // copies it, instead of the driver; nil: the driver
-	free       func() error
+	dev    device
+	ptr    driver.Ptr // 0 if only the CPU has its address
+	host   []byte     // nil if only the device has its address
+	size   uint64
+	chunks []uint64   // offsets at which the chunks begin
+	by     hostCopier // copies it if only the CPU has its address
+	free   func() error
+}
+
+// hostCopier copies between ordinary Go memory and a device: the driver, or this project's
+// staging.
+type hostCopier interface {
+	CopyIn(dst driver.Ptr, src []byte) error
+	CopyOut(dst []byte, src driver.Ptr) error
 }
 
 // shape is how device memory is made. All but the size is for vmm memory.
@@ -44,19 +52,13 @@ const (
 
 // memName is the report's name of a kind of memory: the call that makes it.
 func memName(dev device, kind string) string {
-	switch {
-	case kind == memAsync:
-		return "mallocAsync"
-	case kind == memVMM:
+	switch kind {
+	case memVMM:
 		return kind
+	case memAsync:
+		return "mallocAsync"
 	}
-	switch dev.Driver().Name() {
-	case "cuda":
-		return "cuMemAlloc"
-	case "host":
-		return "mmap"
-	}
-	return kind
+	return cmp.Or(map[string]string{"cuda": "cuMemAlloc", "host": "mmap"}[dev.Driver().Name()], kind)
 }
 
 // notSupported is the error of something that a device does not offer.
@@ -112,10 +114,7 @@ func grownRange(dev device, s shape) (*vmm.Range, error) {
 	if err != nil {
 		return nil, err
 	}
-	step := s.step
-	if step == 0 {
-		step = s.size
-	}
+	step := cmp.Or(s.step, s.size)
 	for at := uint64(0); at < s.size && err == nil; {
 		at += min(step, s.size-at)
 		err = r.Grow(at) // counted from Len, which stays 0
@@ -140,19 +139,19 @@ func chunkStarts(r *vmm.Range) []uint64 {
 
 // hostBuffer makes host memory of a kind: pinned memory, or a Go slice that is
 // copied by the driver or by this project's staging.
-func hostBuffer(dev device, kind string, size uint64) (*buffer, error) {
-	b := &buffer{dev: dev, size: size, chunks: []uint64{0}, free: noUndo}
+func hostBuffer(dev device, kind string, size uint64) (b *buffer, err error) {
+	b = &buffer{dev: dev, size: size, chunks: []uint64{0}, by: dev.raw, free: noUndo}
+	if kind == staging {
+		b.by = dev.Device
+	}
 	if kind != pinned {
-		if b.host = make([]byte, size); kind == staging {
-			b.stagingDev = dev.Device
-		}
+		b.host = make([]byte, size)
 		return b, nil
 	}
 	pinner, ok := dev.raw.(driver.HostAllocator)
 	if !ok {
 		return nil, notSupported(dev, "pinned memory")
 	}
-	var err error
 	if b.ptr, b.host, err = pinner.AllocHost(size); err != nil {
 		return nil, fmt.Errorf("pin %d bytes: %w", size, err)
 	}
@@ -174,46 +173,44 @@ func (b *buffer) renew() error {
 // span is the buffer as a kernel takes it.
 func (b *buffer) span() span { return span{b.ptr, b.size, vmm.AccessReadWrite} }
 
-// part is n bytes of b from off on, as a buffer that b owns.
+// part is n bytes of b from off on, which b owns. All of them are b itself.
 func (b *buffer) part(off, n uint64) *buffer {
-	p := &buffer{dev: b.dev, ptr: b.ptr + driver.Ptr(off), size: n, chunks: []uint64{0}, free: noUndo}
+	if n == b.size {
+		return b
+	}
+	p := &buffer{dev: b.dev, ptr: b.ptr, size: n, chunks: []uint64{0}, by: b.by, free: noUndo}
+	if b.ptr != 0 {
+		p.ptr += driver.Ptr(off)
+	}
 	if b.host != nil {
 		p.host = b.host[off : off+n]
 	}
 	return p
 }
 
-// copyRange has a device copy n bytes of b at off to the same offset in dst. The copy is
-// queued where the memory allows it.
-func (b *buffer) copyRange(dst *buffer, by device, off, n uint64) copyFunc {
-	to, from := dst.ptr+driver.Ptr(off), b.ptr+driver.Ptr(off)
+// copyTo has a device copy all of b to a buffer of the same size. The copy is queued where the
+// memory allows it.
+func (b *buffer) copyTo(dst *buffer, by device) copyFunc {
 	switch {
-	case n == 0:
+	case b.size == 0:
 		return func(driver.Stream) error { return nil }
-	case b.stagingDev != nil:
-		return func(driver.Stream) error { return b.stagingDev.CopyIn(to, b.host[off:off+n]) }
-	case dst.stagingDev != nil:
-		return func(driver.Stream) error { return dst.stagingDev.CopyOut(dst.host[off:off+n], from) }
 	case b.ptr == 0:
-		return func(driver.Stream) error { return by.raw.CopyIn(to, b.host[off:off+n]) }
+		return func(driver.Stream) error { return b.by.CopyIn(dst.ptr, b.host) }
 	case dst.ptr == 0:
-		return func(driver.Stream) error { return by.raw.CopyOut(dst.host[off:off+n], from) }
+		return func(driver.Stream) error { return dst.by.CopyOut(dst.host, b.ptr) }
 	}
-	return func(s driver.Stream) error { return by.raw.Copy(to, from, n, s) }
+	return func(s driver.Stream) error { return by.raw.Copy(dst.ptr, b.ptr, b.size, s) }
 }
 
-// splitCopy splits a copy of size bytes into one for each of n streams, which
-// copyRange makes.
-func splitCopy(size uint64, n int, copyRange func(off, n uint64) copyFunc) []copyFunc {
-	// Parts begin at whole pages. If there are too few, the last streams get nothing.
+// eachPart calls f for n parts of size bytes, in order.
+func eachPart(size uint64, n int, f func(off, n uint64)) {
+	// Parts begin at whole pages. If there are too few, the last ones are empty.
 	const page = 4096
 	part := roundUp(roundUp(size, uint64(n))/uint64(n), page)
-	list := make([]copyFunc, n)
-	for i := range list {
+	for i := range n {
 		off := min(uint64(i)*part, size)
-		list[i] = copyRange(off, min(part, size-off))
+		f(off, min(part, size-off))
 	}
-	return list
 }
 
 // roundUp is the least multiple that is not less than n.
@@ -222,13 +219,10 @@ func roundUp(n, multiple uint64) uint64 { return (n + multiple - 1) / multiple *
 // fill writes the pattern.
 func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 	k, err := b.kernels()
-	if err != nil {
+	if err := cmp.Or(err, ctx.Err()); err != nil {
 		return err
 	}
 	if k != nil {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
 		return k.fill(b.span(), p)
 	}
 	return verify.EachBlock(ctx, b.size, func(scratch []byte, off, n uint64) error {
@@ -252,14 +246,12 @@ func (b *buffer) poison(ctx context.Context) error {
 	}
 	own := b.dev.raw.CopyStream()
 	for off := uint64(0); off < b.size; off += fillBlock {
-		if err := ctx.Err(); err != nil {
-			return err
+		err := ctx.Err()
+		if err == nil {
+			err = b.dev.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, min(fillBlock, b.size-off), own)
 		}
-		n := min(fillBlock, b.size-off)
-		if err := b.dev.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, n, own); err != nil {
-			return err
-		}
-		if err := b.dev.raw.SyncStream(own); err != nil { // else an interrupt would have to wait for all fills
+		// Else an interrupt would have to wait for all fills.
+		if err := cmp.Or(err, b.dev.raw.SyncStream(own)); err != nil {
 			return err
 		}
 	}
@@ -297,15 +289,13 @@ func (b *buffer) flip(off int64) error {
 	if off < 0 || uint64(off) >= b.size {
 		return nil
 	}
-	if b.host != nil {
-		b.host[off] ^= 0xff
-		return nil
-	}
-	one := make([]byte, 1)
-	at := b.ptr + driver.Ptr(off)
-	if err := b.dev.raw.CopyOut(one, at); err != nil {
+	one, err := b.view(make([]byte, 1), uint64(off), 1)
+	if err != nil {
 		return err
 	}
 	one[0] ^= 0xff
-	return b.dev.raw.CopyIn(at, one)
+	if b.host != nil {
+		return nil
+	}
+	return b.dev.raw.CopyIn(b.ptr+driver.Ptr(off), one)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,25 +35,32 @@ type busyStreams struct {
 }
 
 // setup is for group.setup. It starts the streams, and undo stops them.
-func (s *busyStreams) setup(context.Context) (undo func() error, err error) {
-	undo = func() error {
+func (s *busyStreams) setup(ctx context.Context) (undo func() error, err error) {
+	quit := make(chan struct{})
+	undo = func() (err error) {
+		close(quit) // for all before the first wait, else each wait is as long as the others' copies
 		for _, b := range s.streams {
-			close(b.quit) // all before the first wait, else each wait is as long as the others' copies
-		}
-		var err error
-		for _, b := range s.streams {
-			err = errors.Join(err, b.close())
+			<-b.ended
+			if b.err != nil {
+				err = errors.Join(err, fmt.Errorf("busy stream: %w", b.err))
+			}
+			err = errors.Join(err, b.undo.close())
 		}
 		s.streams = nil
 		return err
 	}
 	for range s.n {
-		b, err := newBusyStream(s.dev)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("busy stream: %w", err), undo())
+		b := &busyStream{raw: s.dev.raw, queued: make(chan struct{}, 1), ended: make(chan struct{})}
+		if err := b.prepare(s.dev); err != nil {
+			return nil, errors.Join(fmt.Errorf("busy stream: %w", err), b.undo.close(), undo())
 		}
 		s.streams = append(s.streams, b)
+		go func() {
+			defer close(b.ended)
+			b.err = b.run(quit)
+		}()
 	}
+	s.waitQueued(ctx)
 	return undo, nil
 }
 
@@ -80,73 +88,48 @@ type busyStream struct {
 	raw    driver.Device
 	mem    *buffer
 	stream driver.Stream
-	ends   []driver.Event // of the queued copies, used as a ring
-	quit   chan struct{}
-	queued chan struct{} // has an element after a copy was queued
-	ended  chan struct{} // closed when no more copies will be queued
-	err    error         // the reason, valid when ended is closed
+	ends   [busyQueued]driver.Event // of the queued copies, used as a ring
+	queued chan struct{}            // has an element after a copy was queued
+	ended  chan struct{}            // closed when no more copies will be queued
+	err    error                    // the reason, valid when ended is closed
 	undo   undo
 }
 
-// newBusyStream starts a stream, which has work when newBusyStream returns. The
-// caller must close quit and then call close.
-func newBusyStream(dev device) (_ *busyStream, err error) {
-	b := &busyStream{raw: dev.raw, quit: make(chan struct{}), queued: make(chan struct{}, 1), ended: make(chan struct{})}
-	defer func() { onError(&err, b.undo.close) }()
+// prepare makes the memory, the events and the stream. The caller must close undo.
+func (b *busyStream) prepare(dev device) (err error) {
 	half := uint64(busyCopy)
 	if onHost(dev) {
 		half = busyHostCopy
 	}
 	half = max(min(half, dev.Info().Memory/64), 1)
 	if b.mem, err = deviceBuffer(dev, memVMM, shape{size: 2 * half}); err != nil {
-		return nil, err
-	}
-	b.undo.add(b.mem.free)
-	if b.stream, err = b.raw.NewStream(); err != nil {
-		return nil, err
-	}
-	b.undo.add(func() error { return b.raw.FreeStream(b.stream) })
-	// The events are filled before the goroutine starts, so it always has a copy
-	// to wait for.
-	for range busyQueued {
-		e, err := b.raw.NewEvent(driver.EventBlocking)
-		if err != nil {
-			return nil, err
-		}
-		b.undo.add(func() error { return errors.Join(b.raw.SyncStream(b.stream), b.raw.FreeEvent(e)) })
-		b.ends = append(b.ends, e)
-		if err := b.copy(e); err != nil {
-			return nil, err
-		}
-	}
-	go func() {
-		defer close(b.ended)
-		b.err = b.run()
-	}()
-	return b, nil
-}
-
-// copy queues one copy and the event of its end.
-func (b *busyStream) copy(end driver.Event) error {
-	half := b.mem.size / 2
-	if err := b.raw.Copy(b.mem.ptr+driver.Ptr(half), b.mem.ptr, half, b.stream); err != nil {
 		return err
 	}
-	return b.raw.Record(end, b.stream)
+	b.undo.add(b.mem.free)
+	for i := range b.ends {
+		if b.ends[i], err = b.undo.event(b.raw, driver.EventBlocking); err != nil {
+			return err
+		}
+	}
+	b.stream, err = b.undo.stream(b.raw)
+	return err
 }
 
-// run queues a copy for each one that has ended.
-func (b *busyStream) run() error {
-	for i := 0; ; i = (i + 1) % len(b.ends) {
+// run queues copies until quit: the first ones at once, then one for each that has ended.
+func (b *busyStream) run(quit <-chan struct{}) error {
+	half := b.mem.size / 2
+	for i := 0; ; i++ {
 		select {
-		case <-b.quit:
+		case <-quit:
 			return nil
 		default:
 		}
-		if err := b.raw.SyncEvent(b.ends[i]); err != nil {
-			return err
+		end := b.ends[i%busyQueued] // an event that was not recorded has ended
+		err := b.raw.SyncEvent(end)
+		if err == nil {
+			err = cmp.Or(b.raw.Copy(b.mem.ptr+driver.Ptr(half), b.mem.ptr, half, b.stream), b.raw.Record(end, b.stream))
 		}
-		if err := b.copy(b.ends[i]); err != nil {
+		if err != nil {
 			return err
 		}
 		select {
@@ -154,15 +137,4 @@ func (b *busyStream) run() error {
 		default:
 		}
 	}
-}
-
-// close waits for the goroutine, which quit has stopped, frees everything, and
-// returns what went wrong with the copies.
-func (b *busyStream) close() error {
-	<-b.ended
-	err := b.err
-	if err != nil {
-		err = fmt.Errorf("busy stream: %w", err)
-	}
-	return errors.Join(err, b.undo.close())
 }

@@ -15,27 +15,33 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Directions of a copy, seen from the host.
+// Values of the flags.
 const (
-	h2d  = "h2d"
+	h2d  = "h2d" // directions of a copy, seen from the host
 	d2h  = "d2h"
 	d2d  = "d2d"
 	both = "both"
-)
 
-// Kinds of host memory.
-const (
-	pageable = "pageable"
+	pageable = "pageable" // kinds of host memory
 	pinned   = "pinned"
 	staging  = "staging" // pageable, through this project's own pinned blocks
 	noHost   = "none"    // a copy within the device
-)
 
-// Values of --into.
-const (
 	touched = "touched" // memory of the host that was written before
 	fresh   = "fresh"   // newly mapped: the copy is the first to write to its pages
+
+	callAsync = "async" // copies are queued, and waited for together
+	callSync  = "sync"  // each copy is waited for
+
+	engineCE = "ce" // what the driver copies with: a GPU's copy engines, the host's processors
+	engineSM = "sm" // the device's processors, by a kernel
+
+	private    = "no" // vmm memory can be given to another process, or not
+	exportable = "yes"
 )
+
+// directionFlows are the flows of a direction. The first is the forward one.
+var directionFlows = map[string]string{h2d: "h>a", d2h: "a>h", d2d: "a>a", both: "h>a a>h"}
 
 // bwPlan is what bw measures: every combination of its fields.
 type bwPlan struct {
@@ -63,40 +69,6 @@ func newBWPlan() *bwPlan {
 	}
 }
 
-func (p *bwPlan) flags(f *pflag.FlagSet) {
-	for _, axis := range []struct {
-		name, usage string
-		value       pflag.Value
-	}{
-		{"direction", "directions; both is h2d and d2h at once", &p.directions},
-		{"engine", engineUsage, &p.engines},
-		{"host", "kinds of host memory", &p.hosts},
-		{"into", "what d2h copies pageable and staging memory into: touched was written before, fresh is newly mapped for each copy", &p.intos},
-		{"mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host", &p.mems},
-		{"size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2", &p.sizes},
-		{"chunk", "chunk sizes of vmm memory; 0: the library chooses", &p.chunks},
-		{"step", "bytes by which vmm memory grows to its size; 0: all at once", &p.steps},
-		{"call", "async queues the copies, sync waits for each of them", &p.calls},
-		{"streams", "how many streams share a copy", &p.streams},
-		{"exportable", "whether vmm memory could be given to another process", &p.exportable},
-	} {
-		f.Var(axis.value, axis.name, axis.usage)
-	}
-	f.BoolVar(&p.control, "control", false, "compare each kind of memory with a second one of the same kind: all should be equal")
-}
-
-// Values of --call.
-const (
-	callAsync = "async" // copies are queued, and waited for together
-	callSync  = "sync"  // each copy is waited for
-)
-
-// Values of --engine.
-const (
-	engineCE = "ce" // what the driver copies with: a GPU's copy engines, the host's processors
-	engineSM = "sm" // the device's processors, by a kernel
-)
-
 const engineUsage = "ce copies with the copy engines, sm with the device's processors, by a kernel"
 
 // newEngines is the flag --engine.
@@ -104,11 +76,20 @@ func newEngines() choices {
 	return choices{of: []string{engineCE, engineSM}, values: []string{engineCE}}
 }
 
-// Values of --exportable.
-const (
-	private    = "no"
-	exportable = "yes"
-)
+func (p *bwPlan) flags(f *pflag.FlagSet) {
+	f.Var(&p.directions, "direction", "directions; both is h2d and d2h at once")
+	f.Var(&p.engines, "engine", engineUsage)
+	f.Var(&p.hosts, "host", "kinds of host memory")
+	f.Var(&p.intos, "into", "what d2h copies pageable and staging memory into: touched was written before, fresh is newly mapped for each copy")
+	f.Var(&p.mems, "mem", "kinds of device memory; plain is cuMemAlloc on CUDA and mmap on the host")
+	f.Var(&p.sizes, "size", "bytes of one copy: a list such as 2M,64M or a range such as 64K:1G:x2")
+	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0: the library chooses")
+	f.Var(&p.steps, "step", "bytes by which vmm memory grows to its size; 0: all at once")
+	f.Var(&p.calls, "call", "async queues the copies, sync waits for each of them")
+	f.Var(&p.streams, "streams", "how many streams share a copy")
+	f.Var(&p.exportable, "exportable", "whether vmm memory could be given to another process")
+	f.BoolVar(&p.control, "control", false, "compare each kind of memory with a second one of the same kind: all should be equal")
+}
 
 func (a *app) bw() *cobra.Command {
 	p := newBWPlan()
@@ -122,9 +103,8 @@ compared; the ratio is of times, so above 1 vmm takes longer.
 Bandwidth is payload in GB/s, 1e9 bytes a second. A copy within the device reads
 and writes every byte: its traffic is twice the payload and is printed beside it.
 Pageable memory is copied by the driver. Staging is the same memory, copied by
-this project through pinned blocks of its own. With --into fresh, each copy from the
-device into such memory is the first to write to its pages. With --step, vmm memory grows to its
-size by appends of that many bytes, which decide the sizes of its chunks.
+this project through pinned blocks of its own. With --step, the appends decide
+the sizes of the chunks.
 
 With --engine sm, a kernel of the device copies, as in nvbandwidth's cases of that
 name: within the device, and from and to pinned memory.`,
@@ -141,17 +121,10 @@ name: within the device, and from and to pinned memory.`,
 // name is a part of a group's name. It leaves out what is the default.
 func (w copyKind) name() string {
 	name := w.direction + "/" + w.host
-	if w.into != touched {
-		name += "/" + w.into
-	}
-	if w.engine != engineCE {
-		name += "/" + w.engine
-	}
-	if w.call != callAsync {
-		name += "/" + w.call
-	}
-	if w.streams != 1 {
-		name += fmt.Sprintf("/streams-%d", w.streams)
+	for _, part := range [][2]string{{w.into, touched}, {w.engine, engineCE}, {w.call, callAsync}, {fmt.Sprint("streams-", w.streams), "streams-1"}} {
+		if part[0] != part[1] {
+			name += "/" + part[0]
+		}
 	}
 	return name
 }
@@ -159,78 +132,68 @@ func (w copyKind) name() string {
 // unsupported is the error of copies that this device cannot do, or that would
 // be the same as others.
 func (w copyKind) unsupported(dev device) error {
-	done := "copies are done when they return"
+	done := w.host + " copies are done when they return"
 	switch {
 	case w.host == staging && addressable(dev):
 		return fmt.Errorf("the CPU has the addresses of %s and copies without staging: %w", dev, driver.ErrNotSupported)
 	case w.engine == engineSM && w.synchronous():
 		return fmt.Errorf("%s memory has no address that the device's processors can use: %w", w.host, driver.ErrNotSupported)
 	case w.direction == both && !w.gateable():
-		return fmt.Errorf("%s %s and cannot run both ways at once: %w", w.host, done, driver.ErrNotSupported)
+		return fmt.Errorf("%s and cannot run both ways at once: %w", done, driver.ErrNotSupported)
 	case w.streams > 1 && !w.gateable():
-		return fmt.Errorf("%s %s and cannot share streams: %w", w.host, done, driver.ErrNotSupported)
+		return fmt.Errorf("%s and cannot share streams: %w", done, driver.ErrNotSupported)
 	case w.synchronous() && w.call == callSync:
-		return fmt.Errorf("%s %s, queued or not: %w", w.host, done, driver.ErrNotSupported)
+		return fmt.Errorf("%s, queued or not: %w", done, driver.ErrNotSupported)
 	}
 	return nil
 }
 
-// flows are the copies of a direction. The first is the forward one.
-func (w copyKind) flows(dev device, n uint64) (list []flow) {
-	for _, f := range []struct {
-		direction string
-		flow
-	}{{d2d, flow{src: dev, dst: dev}}, {h2d, flow{dst: dev}}, {d2h, flow{src: dev}}} {
-		if w.direction == f.direction || w.direction == both && f.hasHost() {
-			list = append(list, flow{f.src, f.dst, dev, n, oneWay})
+// flows are the copies on a device.
+func (w copyKind) flows(dev device, n uint64) []flow {
+	return flowsOf(directionFlows[w.direction], n, dev, device{}, []device{dev})
+}
+
+// cross returns each of list with each of values, which set has put there. The value changes
+// first. What is there already is left out.
+func cross[T comparable, V any](list []T, values []V, set func(*T, V)) (all []T) {
+	for _, item := range list {
+		for _, v := range values {
+			if set(&item, v); !slices.Contains(all, item) {
+				all = append(all, item)
+			}
 		}
 	}
-	return list
+	return all
 }
 
 // copyKinds are all combinations of directions, host memory, calls and streams. Only downloads
 // to memory that the driver does not know may go into fresh memory.
-func (p *bwPlan) copyKinds() ([]copyKind, error) {
-	if slices.Contains(p.streams, 0) {
-		return nil, usageError{errors.New("--streams 0: want 1 or more")}
-	}
-	var list []copyKind
-	for _, direction := range p.directions.values {
-		hosts := p.hosts.values
-		if direction == d2d {
-			hosts = []string{noHost}
+func (p *bwPlan) copyKinds() []copyKind {
+	list := cross([]copyKind{{}}, p.directions.values, func(w *copyKind, v string) { w.direction = v })
+	list = cross(list, p.hosts.values, func(w *copyKind, v string) {
+		if w.host = v; w.direction == d2d {
+			w.host = noHost
 		}
-		for _, host := range hosts {
-			for _, call := range p.calls.values {
-				for _, streams := range p.streams {
-					for _, engine := range p.engines.values {
-						w := copyKind{engine, direction, host, touched, call, streams}
-						intos := []string{touched}
-						if direction == d2h && w.synchronous() {
-							intos = p.intos.values
-						}
-						for _, w.into = range intos {
-							list = append(list, w)
-						}
-					}
-				}
-			}
+	})
+	list = cross(list, p.calls.values, func(w *copyKind, v string) { w.call = v })
+	list = cross(list, p.streams, func(w *copyKind, n int) { w.streams = n })
+	list = cross(list, p.engines.values, func(w *copyKind, v string) { w.engine = v })
+	return cross(list, p.intos.values, func(w *copyKind, v string) {
+		if w.into = v; w.direction != d2h || !w.synchronous() {
+			w.into = touched
 		}
-	}
-	return list, nil
+	})
 }
 
 // groups plans one group for each kind of copy and each size.
-func (p *bwPlan) groups(devs []device, seed uint64) ([]group, error) {
-	ways, err := p.copyKinds()
-	if err != nil {
-		return nil, err
+func (p *bwPlan) groups(devs []device, seed uint64) (list []group, err error) {
+	if slices.Contains(p.streams, 0) {
+		return nil, usageError{errors.New("--streams 0: want 1 or more")}
 	}
 	if err := cmp.Or(checkMost("--chunk", p.chunks...), checkMost("--step", p.steps...)); err != nil {
 		return nil, err
 	}
-	var list []group
-	for _, w := range ways {
+	for _, w := range p.copyKinds() {
 		for _, n := range p.sizes {
 			if err := checkSize(n); err != nil {
 				return nil, err
@@ -265,18 +228,13 @@ func (p *bwPlan) group(dev device, seed uint64, w copyKind, n uint64) group {
 
 // shapes are the layouts in which memory of a kind is measured.
 func (p *bwPlan) shapes(kind string, n uint64) []shape {
+	list := []shape{{size: n}}
 	if kind != memVMM {
-		return []shape{{size: n}}
+		return list
 	}
-	var list []shape
-	for _, chunk := range p.chunks {
-		for _, step := range p.steps {
-			for _, share := range p.exportable.values {
-				list = append(list, shape{size: n, chunk: chunk, step: step, share: share == exportable})
-			}
-		}
-	}
-	return list
+	list = cross(list, p.chunks, func(s *shape, v uint64) { s.chunk = v })
+	list = cross(list, p.steps, func(s *shape, v uint64) { s.step = v })
+	return cross(list, p.exportable.values, func(s *shape, v string) { s.share = v == exportable })
 }
 
 // describe is the label and the axes of memory of this kind, which the report

@@ -129,11 +129,13 @@ func TestPartsOfACopyCoverIt(t *testing.T) {
 		}
 		for _, streams := range []int{1, 3, 64} {
 			clear(dst.host)
-			parts := splitCopy(n, streams, func(off, n uint64) copyFunc { return src.copyRange(dst, dev, off, n) })
-			require.Len(t, parts, streams)
-			for _, q := range parts {
-				require.NoError(t, q.thenSync(dev.raw)(dev.raw.CopyStream()))
-			}
+			parts := 0
+			eachPart(n, streams, func(off, n uint64) {
+				parts++
+				require.NoError(t, src.part(off, n).copyTo(dst.part(off, n), dev)(dev.raw.CopyStream()))
+			})
+			require.NoError(t, dev.raw.SyncStream(dev.raw.CopyStream()))
+			require.Equal(t, streams, parts)
 			require.Equal(t, src.host, dst.host)
 		}
 		require.NoError(t, errors.Join(src.free(), dst.free()))

@@ -5,10 +5,8 @@ import (
 	"encoding/binary"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
-	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/cuvmm/cuvmm/vmm/kernel"
-
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
 
 // Sizes of a chase. As in nvbandwidth, memory has 2 MiB and each step goes on by 128 bytes,
@@ -26,17 +24,15 @@ type chase struct {
 	in       *buffer
 	steps    int    // of one repetition
 	perBlock uint32 // of them
-	wrapped  func(driver.Stream) *vmm.Stream
 }
 
 // newChase writes the pointers: word i has the address of word i + wordsApart.
-func newChase(c *copier, by device, in *buffer) (*chase, error) {
+func newChase(by device, in *buffer) (*chase, error) {
 	k, err := by.kernels.loadBench()
 	if err != nil {
 		return nil, err
 	}
-	x := &chase{k: k, in: in, wrapped: c.wrapped(by)}
-	x.perBlock = max(uint32(chaseSteps)/k.processors, 1)
+	x := &chase{k: k, in: in, perBlock: max(uint32(chaseSteps)/k.processors, 1)}
 	x.steps = int(x.perBlock * k.processors)
 	all := in.host
 	if all == nil {
@@ -52,8 +48,7 @@ func newChase(c *copier, by device, in *buffer) (*chase, error) {
 }
 
 // queue queues a repetition: each processor makes its steps, one after the other.
-func (x *chase) queue(s driver.Stream) error {
-	on := x.wrapped(s)
+func (x *chase) queue(on *vmm.Stream) error {
 	for block := range x.k.processors {
 		err := x.k.chase.Launch(on, kernel.Config{Grid: vmm.Dim{X: x.k.processors}, Block: vmm.Dim{X: 1}},
 			words{x.in.span()}, uint64(x.in.ptr), x.perBlock, block)
@@ -65,13 +60,13 @@ func (x *chase) queue(s driver.Stream) error {
 }
 
 // verify makes the steps once more, and checks where they have ended.
-func (x *chase) verify(ctx context.Context, once func(context.Context) error, mode verify.Mode, corrupt int64) (verify.Result, error) {
+func (x *chase) verify(ctx context.Context, c *copier, mode verify.Mode, corrupt int64) (verify.Result, error) {
 	r := verify.Result{Mode: mode, Bytes: 8}
 	end := x.in.part(8, 8)
 	if err := end.poison(ctx); err != nil {
 		return r, err
 	}
-	if err := once(ctx); err != nil {
+	if _, err := c.measure(ctx, 1); err != nil {
 		return r, err
 	}
 	if err := x.in.flip(corrupt); err != nil {
@@ -85,10 +80,7 @@ func (x *chase) verify(ctx context.Context, once func(context.Context) error, mo
 	binary.NativeEndian.PutUint64(want, uint64(x.in.ptr)+uint64(x.perBlock)*8*wordsApart%x.in.size)
 	for i := range want {
 		if want[i] != got[i] {
-			r.Errors++
-			if r.FirstBad == nil {
-				r.FirstBad = &verify.Bad{Offset: uint64(8 + i), Expected: want[i], Got: got[i]}
-			}
+			r.Add(verify.Result{Errors: 1, FirstBad: &verify.Bad{Offset: uint64(8 + i), Expected: want[i], Got: got[i]}})
 		}
 	}
 	return r, nil

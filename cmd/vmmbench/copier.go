@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,9 +12,10 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
 
-// transfer is one copy, from a buffer that holds the pattern to one that does not.
+// transfer is what one copy does: dst gets the bytes of src.
 type transfer struct{ src, dst *buffer }
 
 // copier is a contender that copies.
@@ -31,73 +33,66 @@ type copier struct {
 	undo      undo
 }
 
-// addFlow makes the memory of the i-th flow on its devices and adds its copies.
-func (c *copier) addFlow(ctx context.Context, i int, x flow) (err error) {
-	t := transfer{c.hostEnds[i], c.hostEnds[i]}
+// addFlow makes the memory of a flow on its devices and adds its copies. host is its memory there.
+func (c *copier) addFlow(ctx context.Context, host *buffer, x flow) (err error) {
+	t := transfer{host, host}
 	if x.src.Device != nil && x.way != chasing { // which only follows the pointers
-		if t.src, err = c.memory(ctx, x.src, x.by, x.size); err != nil {
+		if t.src, err = c.memory(ctx, x.src, x); err != nil {
 			return err
 		}
 	}
 	if x.dst.Device != nil {
-		if t.dst, err = c.memory(ctx, x.dst, x.by, x.size); err != nil {
+		if t.dst, err = c.memory(ctx, x.dst, x); err != nil {
 			return err
 		}
 	}
-	parts, err := c.parts(t, x)
+	switch x.way {
+	case chasing:
+		return c.addChase(x, t.dst)
+	case halves:
+		return c.addHalves(x, t)
+	}
+	c.transfers = append(c.transfers, t)
+	var k *kernel.Builtins
+	if c.engine == engineSM {
+		if k, err = x.by.kernels.load(); err != nil {
+			return err
+		}
+	}
+	eachPart(x.size, c.streams, func(off, n uint64) {
+		src, dst := t.src.part(off, n), t.dst.part(off, n)
+		f := src.copyTo(dst, x.by)
+		if k != nil {
+			on := c.wrapped(x.by)
+			f = func(s driver.Stream) error { return k.Copy(on(s), dst.span(), src.span()) }
+		}
+		err = cmp.Or(err, c.addCopy(x.by, f))
+	})
+	return err
+}
+
+// addHalves adds a kernel that copies there and back.
+func (c *copier) addHalves(x flow, t transfer) error {
+	k, err := x.by.kernels.loadBench()
 	if err != nil {
 		return err
 	}
-	for k, f := range parts {
-		if x.by != c.timing {
-			if parts[k], err = c.onOther(x.by, f); err != nil {
-				return err
-			}
-		}
-		if c.call == callSync {
-			parts[k] = parts[k].thenSync(c.timing.raw)
-		}
-	}
-	c.copies = append(c.copies, parts...)
-	return nil
+	n := x.size / 2
+	there, back := transfer{t.src.part(0, n), t.dst.part(0, n)}, transfer{t.dst.part(n, n), t.src.part(n, n)}
+	c.transfers = append(c.transfers, there, back)
+	on := c.wrapped(x.by)
+	return c.addCopy(x.by, func(s driver.Stream) error {
+		return k.both(on(s), there.dst.span(), there.src.span(), back.dst.span(), back.src.span(), n)
+	})
 }
 
-// parts are the copies of a flow, one for each stream.
-func (c *copier) parts(t transfer, x flow) ([]copyFunc, error) {
-	switch {
-	case x.way == chasing:
-		var err error
-		if c.chase, err = newChase(c, x.by, t.dst); err != nil {
-			return nil, err
-		}
-		return []copyFunc{c.chase.queue}, nil
-	case x.way == halves:
-		k, err := x.by.kernels.loadBench()
-		if err != nil {
-			return nil, err
-		}
-		n := x.size / 2
-		there, back := transfer{t.src.part(0, n), t.dst.part(0, n)}, transfer{t.dst.part(n, n), t.src.part(n, n)}
-		c.transfers = append(c.transfers, there, back)
-		on := c.wrapped(x.by)
-		return []copyFunc{func(s driver.Stream) error {
-			return k.both(on(s), there.dst.span(), there.src.span(), back.dst.span(), back.src.span(), n)
-		}}, nil
+// addChase adds a chase through the pointers in a buffer.
+func (c *copier) addChase(x flow, in *buffer) (err error) {
+	if c.chase, err = newChase(x.by, in); err != nil {
+		return err
 	}
-	c.transfers = append(c.transfers, t)
-	if c.engine != engineSM {
-		return splitCopy(x.size, c.streams, func(off, n uint64) copyFunc { return t.src.copyRange(t.dst, x.by, off, n) }), nil
-	}
-	k, err := x.by.kernels.load()
-	if err != nil {
-		return nil, err
-	}
-	return splitCopy(x.size, c.streams, func(off, n uint64) copyFunc {
-		dst, src := t.dst.part(off, n).span(), t.src.part(off, n).span()
-		src.access = vmm.AccessRead
-		on := c.wrapped(x.by)
-		return func(s driver.Stream) error { return k.Copy(on(s), dst, src) }
-	}), nil
+	on := c.wrapped(x.by)
+	return c.addCopy(x.by, func(s driver.Stream) error { return c.chase.queue(on(s)) })
 }
 
 // wrapped returns a function that wraps a stream of the device, always the same one, for
@@ -113,16 +108,16 @@ func (c *copier) wrapped(by device) func(driver.Stream) *vmm.Stream {
 	}
 }
 
-// memory makes one end of a transfer: memory of owner that the device by copies from or to.
-// All of it is written: memory of the host gets its pages so.
-func (c *copier) memory(ctx context.Context, owner, by device, n uint64) (*buffer, error) {
+// memory makes one end of a flow: memory of owner. All of it is written: memory of the host gets
+// its pages so.
+func (c *copier) memory(ctx context.Context, owner device, x flow) (*buffer, error) {
 	kind, layout := c.kind, c.layout
-	layout.size = n
+	layout.size = x.size
 	if kind == noPeer || kind == legacyPeer {
 		kind = memPlain
 	}
-	if owner != by {
-		layout.peer = by.Device
+	if owner != x.by {
+		layout.peer = x.by.Device
 	}
 	b, err := deviceBuffer(owner, kind, layout)
 	if err != nil {
@@ -132,49 +127,39 @@ func (c *copier) memory(ctx context.Context, owner, by device, n uint64) (*buffe
 	return b, b.poison(ctx)
 }
 
-// onOther has another device make a copy, between two events of a stream of this
-// device, whose timer takes the time.
-func (c *copier) onOther(by device, f copyFunc) (copyFunc, error) {
-	from, to := c.timing.raw, by.raw
-	s, err := to.NewStream()
-	if err != nil {
-		return nil, err
+// addCopy adds a copy of a device.
+func (c *copier) addCopy(by device, f copyFunc) (err error) {
+	if by != c.timing {
+		if f, err = c.onOther(by.raw, f); err != nil {
+			return err
+		}
 	}
-	c.undo.add(func() error { return errors.Join(to.SyncStream(s), to.FreeStream(s)) })
-	begun, err := c.event(from)
-	if err != nil {
-		return nil, err
+	queue := f
+	if c.call == callSync {
+		f = func(s driver.Stream) error { return cmp.Or(queue(s), c.timing.raw.SyncStream(s)) }
 	}
-	ended, err := c.event(to)
-	if err != nil {
-		return nil, err
-	}
-	return func(timed driver.Stream) error {
-		// The other device's stream begins after the timed one has come here.
-		if err := from.Record(begun, timed); err != nil {
-			return err
-		}
-		if err := to.Wait(s, begun); err != nil {
-			return err
-		}
-		if err := f(s); err != nil {
-			return err
-		}
-		// The timed stream goes on after the other one has copied.
-		if err := to.Record(ended, s); err != nil {
-			return err
-		}
-		return from.Wait(timed, ended)
-	}, nil
+	c.copies = append(c.copies, f)
+	return nil
 }
 
-// event makes an event of a device. c frees it.
-func (c *copier) event(raw driver.Device) (driver.Event, error) {
-	e, err := raw.NewEvent(0)
-	if err == nil {
-		c.undo.add(func() error { return raw.FreeEvent(e) })
+// onOther has another device make a copy, between two events of a stream of this
+// device, whose timer takes the time.
+func (c *copier) onOther(to driver.Device, f copyFunc) (copyFunc, error) {
+	from := c.timing.raw
+	begun, err := c.undo.event(from, 0)
+	if err != nil {
+		return nil, err
 	}
-	return e, err
+	ended, err := c.undo.event(to, 0)
+	if err != nil {
+		return nil, err
+	}
+	s, err := c.undo.stream(to)
+	return func(timed driver.Stream) error {
+		// The other device's stream begins after the timed one has come here, and the timed
+		// one goes on after the other has copied.
+		return cmp.Or(from.Record(begun, timed), to.Wait(s, begun), f(s), to.Record(ended, s), from.Wait(timed, ended))
+	}, err
 }
 
 // checkPeerAccessOff makes sure that peer access is off, by switching it on and
@@ -196,11 +181,10 @@ func (c *copier) checkPeerAccessOff(from, to device) error {
 	return c.disablePeerAccess()
 }
 
-// withPeerAccess calls f. If this kind of memory needs peer access, it is on
-// during the call.
-func (c *copier) withPeerAccess(f func() error) (err error) {
+// enablePeerAccess switches peer access on, if this kind of memory needs it.
+func (c *copier) enablePeerAccess() (err error) {
 	if c.kind != legacyPeer {
-		return f()
+		return nil
 	}
 	var devs []*vmm.Device
 	for _, pair := range c.peers {
@@ -210,11 +194,8 @@ func (c *copier) withPeerAccess(f func() error) (err error) {
 			}
 		}
 	}
-	if c.disable, err = vmm.EnableLegacyPeers(devs...); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.disablePeerAccess()) }()
-	return f()
+	c.disable, err = vmm.EnableLegacyPeers(devs...)
+	return err
 }
 
 // disablePeerAccess switches peer access off. If it fails, the next call tries
@@ -231,50 +212,34 @@ func (c *copier) disablePeerAccess() error {
 }
 
 func (c *copier) measure(ctx context.Context, loops int) (s measure.Sample, err error) {
-	err = c.withPeerAccess(func() error {
-		if err := c.refresh(); err != nil {
-			return err
-		}
-		// The first copy after the switch is slower and does not count.
-		if len(c.peers) > 0 {
-			if _, err := c.timer.time(ctx, 1, c.copies...); err != nil {
-				return err
-			}
-		}
-		s, err = c.timer.time(ctx, loops, c.copies...)
-		if c.first && len(s.Parts) > 0 {
-			s.NS = s.Parts[0]
-		}
-		if c.chase != nil {
-			s.NS /= float64(c.chase.steps)
-		}
-		if c.timer.flag == gateTimedOut && c.gateTimedOut != nil {
-			c.gateTimedOut[c.kind] = true
-		}
-		return err
-	})
-	return s, err
-}
-
-// refresh maps the host's memory anew, if each copy is to find it so.
-func (c *copier) refresh() (err error) {
+	if err := c.enablePeerAccess(); err != nil {
+		return s, err
+	}
+	defer func() { err = errors.Join(err, c.disablePeerAccess()) }()
 	for _, b := range c.hostEnds {
 		if c.into == fresh {
-			err = errors.Join(err, b.renew())
+			if err := b.renew(); err != nil {
+				return s, err
+			}
 		}
 	}
-	return err
-}
-
-// once makes each copy once.
-func (c *copier) once(ctx context.Context) error {
-	return c.withPeerAccess(func() error {
-		if err := c.refresh(); err != nil {
-			return err
+	// The first copy after the switch is slower and does not count.
+	if len(c.peers) > 0 {
+		if _, err := c.timer.time(ctx, 1, c.copies...); err != nil {
+			return s, err
 		}
-		_, err := c.timer.time(ctx, 1, c.copies...)
-		return err
-	})
+	}
+	s, err = c.timer.time(ctx, loops, c.copies...)
+	if c.first && len(s.Parts) > 0 {
+		s.NS = s.Parts[0]
+	}
+	if c.chase != nil {
+		s.NS /= float64(c.chase.steps)
+	}
+	if c.timer.flag == gateTimedOut && c.gateTimedOut != nil {
+		c.gateTimedOut[c.kind] = true
+	}
+	return s, err
 }
 
 // verify copies once more and checks the targets. --corrupt flips a byte of the
@@ -286,15 +251,12 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (r
 		return r, nil
 	}
 	if c.chase != nil {
-		return c.chase.verify(ctx, c.once, mode, corrupt)
+		return c.chase.verify(ctx, c, mode, corrupt)
 	}
 	// What the samples left must not pass for the work of this copy. Until now no data were
 	// needed on the device: memory is made anew several times, and filling it takes longer.
 	for _, t := range c.transfers {
-		if t.src.host == nil {
-			err = t.src.fill(ctx, c.pattern)
-		}
-		if err == nil {
+		if err = t.src.fill(ctx, c.pattern); err == nil {
 			err = t.dst.poison(ctx)
 		}
 		if err == nil && t.dst.host != nil {
@@ -304,7 +266,7 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (r
 			return r, err
 		}
 	}
-	if err := c.once(ctx); err != nil {
+	if _, err := c.measure(ctx, 1); err != nil {
 		return r, err
 	}
 	for _, t := range c.transfers {

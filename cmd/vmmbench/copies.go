@@ -2,10 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -21,18 +22,48 @@ type flow struct {
 	way      flowWay
 }
 
-// flowWay is how a flow copies.
+// flowWay is how a flow copies: the sign in its word.
 type flowWay string
 
-// Ways. The text is that of a flow in the table of nvbandwidth's cases.
 const (
 	oneWay  flowWay = ">"
 	halves  flowWay = "=" // one kernel copies the first half there and the second half back
 	chasing flowWay = "?" // no copy: src follows pointers in the memory of dst
 )
 
-// ends are the memory of a flow.
-func (f flow) ends() []device { return []device{f.src, f.dst} }
+// flowsOf reads the flows that run at once, each a word: FROM>TO/BY*N is copied by the device BY,
+// with N times n bytes. h is the host, a and b are these devices, o is each of all that is not a.
+// Without BY, the device that has the data copies, or the one that gets them from the host.
+// There are none if a word needs a device that is not there.
+func flowsOf(words string, n uint64, a, b device, all []device) (list []flow) {
+	for word := range strings.FieldsSeq(words) {
+		if strings.Contains(word, "b") && b.Device == nil {
+			return nil
+		}
+		for _, o := range all {
+			if strings.Contains(word, "o") != (o == a) { // for each other device, or once
+				list = append(list, flowOf(word, n, map[byte]device{'a': a, 'b': b, 'o': o}))
+			}
+		}
+	}
+	return list
+}
+
+func flowOf(word string, n uint64, of map[byte]device) flow {
+	word, times, _ := strings.Cut(word, "*")
+	factor, _ := strconv.ParseUint(times, 10, 64) // 0 if it says nothing
+	word, by, _ := strings.Cut(word, "/")
+	f := flow{src: of[word[0]], dst: of[word[2]], size: n * max(factor, 1), way: flowWay(word[1:2])}
+	switch {
+	case by != "":
+		f.by = of[by[0]]
+	case f.src.Device != nil:
+		f.by = f.src
+	default:
+		f.by = f.dst
+	}
+	return f
+}
 
 // hasHost reports whether an end is memory of the host.
 func (f flow) hasHost() bool { return f.src.Device == nil || f.dst.Device == nil }
@@ -65,6 +96,26 @@ type copyGroup struct {
 	hostEnds     []*buffer // of each flow the host's memory, if it has any
 }
 
+// peerCopies are copies that run at once, between devices and on each of them. The devices take
+// the time.
+func peerCopies(engine, words string, n uint64, a, b device, all []device, timedOut map[string]bool) *copyGroup {
+	c := &copyGroup{
+		copyKind: copyKind{engine: engine, host: pinned, into: touched, call: callAsync, streams: 1},
+		timing:   a, flows: flowsOf(words, n, a, b, all), gated: true, byDevice: true, gateTimedOut: timedOut,
+	}
+	if len(c.flows) == 0 {
+		c.refused = onlyDevice(a, "the case")
+	} else {
+		c.timing = c.flows[0].by
+	}
+	return c
+}
+
+// onlyDevice is the error of a case that takes two devices.
+func onlyDevice(dev device, what string) error {
+	return fmt.Errorf("%s is the only device, and %s takes two: %w", dev, what, driver.ErrNotSupported)
+}
+
 // moved are the bytes of all flows.
 func (c *copyGroup) moved() (all uint64) {
 	for _, f := range c.flows {
@@ -76,7 +127,7 @@ func (c *copyGroup) moved() (all uint64) {
 // reached are the devices whose memory another device reaches, with that one before each.
 func (c *copyGroup) reached() (pairs [][2]device) {
 	for _, f := range c.flows {
-		for _, end := range f.ends() {
+		for _, end := range []device{f.src, f.dst} {
 			if pair := [2]device{f.by, end}; end.Device != nil && end != f.by && !slices.Contains(pairs, pair) {
 				pairs = append(pairs, pair)
 			}
@@ -91,8 +142,7 @@ func (c *copyGroup) group(name string, seed uint64, streams int) group {
 	g := group{name: name, samples: math.MaxInt, keepsMemory: true, setup: c.setup}
 	// Each group has its own data: what another one left cannot pass for them.
 	c.pattern.Seed = measure.Seed(seed, name)
-	_, _, can := gateSupport(c.timing)
-	if c.gated = c.gated && can; c.gated {
+	if c.gated = c.gated && hasGates(c.timing); c.gated {
 		g.maxLoops = max(gatedLoops/max(streams, 1), 1)
 	}
 	g.deviceChecks = c.timing.checksItself() && !slices.ContainsFunc(c.flows, flow.hasHost)
@@ -106,7 +156,7 @@ func (c *copyGroup) add(g *group, label, kind string, s shape, of report.Case) {
 		open: func(ctx context.Context) (contender, error) { return c.contender(ctx, kind, s) },
 	})
 	for _, f := range c.flows {
-		for _, end := range f.ends() {
+		for _, end := range []device{f.src, f.dst} {
 			switch {
 			case end.Device != nil && onHost(end):
 				g.memory += f.size
@@ -117,12 +167,13 @@ func (c *copyGroup) add(g *group, label, kind string, s shape, of report.Case) {
 	}
 }
 
-// setup makes the host's memory, which is filled where it is copied from.
-func (c *copyGroup) setup(ctx context.Context) (func() error, error) {
+// setup makes the host's memory and writes all of it: what was never written is one page of zeros.
+func (c *copyGroup) setup(ctx context.Context) (_ func() error, err error) {
 	if c.refused != nil { // before any memory is made, so that all cases have the same reason
 		return nil, c.refused
 	}
 	var made undo
+	defer func() { onError(&err, made.close) }()
 	c.hostEnds = make([]*buffer, len(c.flows))
 	for i, f := range c.flows {
 		if !f.hasHost() {
@@ -130,18 +181,12 @@ func (c *copyGroup) setup(ctx context.Context) (func() error, error) {
 		}
 		b, err := hostBuffer(f.by, c.host, f.size)
 		if err != nil {
-			return nil, errors.Join(err, made.close())
+			return nil, err
 		}
 		made.add(func() error { return b.free() }) // of the memory that it has then
 		c.hostEnds[i] = b
-		switch n := f.size / 2; {
-		case f.way == halves:
-			err = errors.Join(b.part(0, n).fill(ctx, c.pattern), b.part(n, n).fill(ctx, c.pattern))
-		case f.way == oneWay && f.src.Device == nil:
-			err = b.fill(ctx, c.pattern)
-		}
-		if err != nil {
-			return nil, errors.Join(err, made.close())
+		if err := b.fill(ctx, c.pattern); err != nil {
+			return nil, err
 		}
 	}
 	return made.close, nil
@@ -151,18 +196,16 @@ func (c *copyGroup) setup(ctx context.Context) (func() error, error) {
 func (c *copyGroup) contender(ctx context.Context, kind string, layout shape) (_ contender, err error) {
 	x := &copier{copyGroup: c, kind: kind, layout: layout, peers: c.reached()}
 	defer func() { onError(&err, x.close) }()
-	if kind != legacyPeer {
-		for _, pair := range x.peers {
-			if pair[0] != c.timing {
-				continue // found when that one has the timer
-			}
-			if err := x.checkPeerAccessOff(pair[0], pair[1]); err != nil {
-				return nil, err
-			}
+	for _, pair := range x.peers {
+		if kind == legacyPeer || pair[0] != c.timing {
+			continue // found when that one has the timer
+		}
+		if err := x.checkPeerAccessOff(pair[0], pair[1]); err != nil {
+			return nil, err
 		}
 	}
 	for i, f := range c.flows {
-		if err := x.addFlow(ctx, i, f); err != nil {
+		if err := x.addFlow(ctx, c.hostEnds[i], f); err != nil {
 			return nil, err
 		}
 	}
@@ -179,9 +222,4 @@ func (c *copyGroup) contender(ctx context.Context, kind string, layout shape) (_
 	}
 	x.cost, err = x.timer.cost(ctx, x.copies...)
 	return x, err
-}
-
-// onlyDevice is the error of a case that takes two devices.
-func onlyDevice(dev device, what string) error {
-	return fmt.Errorf("%s is the only device, and %s takes two: %w", dev, what, driver.ErrNotSupported)
 }

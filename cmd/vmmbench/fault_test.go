@@ -61,7 +61,7 @@ func TestFailedGrowthLeavesTheOther(t *testing.T) {
 // by itself, and the sample says that it was not gated.
 func TestGateThatTimesOut(t *testing.T) {
 	dev := hookedDevice(t, func(drivertest.Call) error { return nil })
-	if _, _, ok := gateSupport(dev); !ok {
+	if !hasGates(dev) {
 		t.Skip("needs a device whose streams can wait for a value")
 	}
 	timer, err := newTimer(dev, 1, true)

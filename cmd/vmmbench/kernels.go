@@ -2,11 +2,11 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -17,21 +17,17 @@ import (
 // kernels are the built-in kernels on a device, and a stream for them. They are loaded when
 // they are first needed.
 type kernels struct {
-	dev *vmm.Device
-
-	mu     sync.Mutex // guards what follows
+	dev    *vmm.Device
 	tried  bool
 	err    error // why they could not be loaded
 	all    *kernel.Builtins
 	stream *vmm.Stream
-	bench  *benchKernels
+	bench  *benchKernels // nil before they are needed
 	undo   undo
 }
 
 // load returns the kernels. Its error is ErrNotSupported where the device runs none.
 func (k *kernels) load() (*kernel.Builtins, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	if !k.tried {
 		k.tried, k.err = true, k.open()
 	}
@@ -39,7 +35,7 @@ func (k *kernels) load() (*kernel.Builtins, error) {
 }
 
 func (k *kernels) open() (err error) {
-	defer func() { onError(&err, k.free) }()
+	defer func() { onError(&err, k.close) }()
 	if k.all, err = kernel.LoadBuiltins(k.dev); err != nil {
 		return err
 	}
@@ -48,53 +44,43 @@ func (k *kernels) open() (err error) {
 		return err
 	}
 	k.undo.add(k.stream.Close)
-	return k.try()
-}
-
-func (k *kernels) free() error {
-	k.all, k.bench = nil, nil
-	return k.undo.close()
+	return k.onRange(2*tryBytes, k.try)
 }
 
 // close frees the kernels, if they were loaded.
 func (k *kernels) close() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.tried = false
-	return k.free()
+	k.all, k.bench = nil, nil
+	return k.undo.close()
+}
+
+// onRange calls f with memory of n bytes.
+func (k *kernels) onRange(n uint64, f func(at driver.Ptr) error) error {
+	r, err := grownRange(device{Device: k.dev}, shape{size: n})
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(r.Ptr()), k.stream.Sync(), r.Close())
 }
 
 var errWrongKernels = errors.New("the device's kernels do not fill, copy and compare as the host does")
 
+const tryBytes = 64 << 10
+
 // try makes sure that the kernels do what the host does: that they write its pattern, copy
 // it, and find a byte that the host has changed. Besides, the first launch of a kernel may
 // wait for the device, which a launch behind a gate must not; here is none.
-func (k *kernels) try() (err error) {
-	const half, flipped = 64 << 10, 20001
-	r, err := grownRange(device{Device: k.dev}, shape{size: 2 * half})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	low := span{r.Ptr(), half, vmm.AccessReadWrite}
-	high := span{r.Ptr() + half, half, vmm.AccessReadWrite}
+func (k *kernels) try(at driver.Ptr) error {
+	const flipped = 20001
+	low, high := span{at, tryBytes, vmm.AccessReadWrite}, span{at + tryBytes, tryBytes, vmm.AccessReadWrite}
 	seed := kernel.Pattern{Seed: 1}
-
-	if err := k.all.FillPattern(k.stream, low, seed); err != nil {
-		return err
-	}
-	if err := k.all.Copy(k.stream, high, low); err != nil {
-		return err
-	}
-	want, got := make([]byte, half), make([]byte, half)
+	want, got := make([]byte, tryBytes), make([]byte, tryBytes)
 	verify.Pattern(seed).Fill(want, 0)
-	if err := errors.Join(k.stream.Sync(), k.dev.CopyOut(got, high.at)); err != nil {
-		return err
+
+	err := cmp.Or(k.all.FillPattern(k.stream, low, seed), k.all.Copy(k.stream, high, low), k.stream.Sync(), k.dev.CopyOut(got, high.at))
+	if err == nil && !bytes.Equal(got, want) {
+		err = errWrongKernels
 	}
-	if !bytes.Equal(got, want) {
-		return errWrongKernels
-	}
-	if err := k.dev.CopyIn(high.at+flipped, []byte{^want[flipped]}); err != nil {
+	if err := cmp.Or(err, k.dev.CopyIn(high.at+flipped, []byte{^want[flipped]})); err != nil {
 		return err
 	}
 	// low is still as it was filled.
@@ -115,10 +101,7 @@ func (k *kernels) try() (err error) {
 
 // fill writes the pattern and waits for it.
 func (k *kernels) fill(m span, p verify.Pattern) error {
-	if err := k.all.FillPattern(k.stream, m, kernel.Pattern(p)); err != nil {
-		return err
-	}
-	return k.stream.Sync()
+	return cmp.Or(k.all.FillPattern(k.stream, m, kernel.Pattern(p)), k.stream.Sync())
 }
 
 // check compares n bytes at an address with the pattern, by the kernels, or by the host if k is
@@ -187,13 +170,8 @@ type benchKernels struct {
 
 // loadBench returns the kernels of bench.ptx, after a launch of each: see try.
 func (k *kernels) loadBench() (*benchKernels, error) {
-	if _, err := k.load(); err != nil {
-		return nil, err
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.bench != nil {
-		return k.bench, nil
+	if _, err := k.load(); err != nil || k.bench != nil {
+		return k.bench, err
 	}
 	mod, err := kernel.Load(k.dev, kernel.Code{Image: benchPTX, Host: kernel.Host{"copyboth": hostCopyBoth, "chase": hostChase}})
 	if err != nil {
@@ -224,22 +202,17 @@ func (b *benchKernels) prepare(k *kernels, mod *kernel.Module) (err error) {
 		return err
 	}
 	b.processors = max(blocks/uint32(max(each, 1)), 1)
-	r, err := grownRange(device{Device: k.dev}, shape{size: 4 * wordsApart * 8})
-	if err != nil {
-		return err
-	}
-	all := span{r.Ptr(), 4 * wordsApart * 8, vmm.AccessReadWrite}
-	err = b.chase.Launch(k.stream, kernel.Config{Grid: vmm.Dim{X: 1}, Block: vmm.Dim{X: 1}}, words{all}, uint64(all.at), uint32(0), uint32(0))
-	if err == nil {
-		err = b.both(k.stream, all, all, all, all, 0)
-	}
-	return errors.Join(err, k.stream.Sync(), r.Close())
+	const n = 4 * wordsApart * 8
+	return k.onRange(n, func(at driver.Ptr) error {
+		all := span{at, n, vmm.AccessReadWrite}
+		one := kernel.Config{Grid: vmm.Dim{X: 1}, Block: vmm.Dim{X: 1}}
+		return cmp.Or(b.chase.Launch(k.stream, one, words{all}, uint64(at), uint32(0), uint32(0)), b.both(k.stream, all, all, all, all, 0))
+	})
 }
 
 // both queues two copies of n bytes each, a multiple of 16, by one kernel.
 func (b *benchKernels) both(s *vmm.Stream, toA, fromA, toB, fromB span, n uint64) error {
-	const threads = 1024
-	return b.copyBoth.Launch(s, kernel.Config{Grid: vmm.Dim{X: uint32(max(2*roundUp(n/16, 32)+threads-1, threads) / threads)}, Block: vmm.Dim{X: threads}},
+	return b.copyBoth.Launch(s, kernel.Over(max(2*roundUp(n/16, 32), 1), 1024),
 		kernel.Pointer(toA), kernel.Read(kernel.Pointer(fromA)), kernel.Pointer(toB), kernel.Read(kernel.Pointer(fromB)), n/16)
 }
 

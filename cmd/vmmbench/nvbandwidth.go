@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
@@ -12,10 +11,7 @@ import (
 
 // nvCase is a case of NVIDIA's nvbandwidth, under its name.
 //
-// copies are the flows that run at once: FROM>TO/BY*N is copied by the device BY, with N times
-// the size. h is the host, a is a device, b is another one, o is each of the others. Without BY,
-// the device that has the data copies, or the one that gets them from the host. FROM=TO is a kernel
-// that copies half the size there and half of it back. FROM?TO follows pointers in the memory of TO.
+// copies are the flows that run at once, as flowsOf reads them.
 type nvCase struct {
 	name, copies string
 	value        nvValue
@@ -79,7 +75,7 @@ const nvDefaultSize = 512 << 20
 type nvPlan struct{ sizes size.List }
 
 // groups plans a group for each case, size, and device or ordered pair of devices.
-func (p *nvPlan) groups(devs []device, seed uint64) ([]group, error) {
+func (p *nvPlan) groups(devs []device, seed uint64) (list []group, err error) {
 	var one [][2]device
 	for _, a := range devs {
 		one = append(one, [2]device{a})
@@ -88,7 +84,6 @@ func (p *nvPlan) groups(devs []device, seed uint64) ([]group, error) {
 	if len(devs) == 1 {
 		two = one // so that there is a case to be waived
 	}
-	var list []group
 	timedOut := map[string]bool{}
 	for _, c := range nvCases {
 		sizes, where := p.sizes, one
@@ -116,35 +111,6 @@ func (p *nvPlan) groups(devs []device, seed uint64) ([]group, error) {
 // ofPairs reports whether the case is measured for each pair of devices.
 func (c nvCase) ofPairs() bool { return strings.Contains(c.copies, "b") }
 
-// flows are the copies of the case with devices a and b, of all those that are measured.
-// There are none if it needs more devices.
-func (c nvCase) flows(n uint64, a, b device, devs []device) (list []flow) {
-	for word := range strings.FieldsSeq(c.copies) {
-		word, times, _ := strings.Cut(word, "*")
-		factor, _ := strconv.ParseUint(times, 10, 64) // 0 if it says nothing
-		for _, o := range devs {
-			if strings.Contains(word, "o") == (o == a) { // of each other device, or once
-				continue
-			}
-			of := map[byte]device{'a': a, 'b': b, 'o': o}
-			if strings.Contains(word, "b") && b.Device == nil {
-				return nil
-			}
-			f := flow{src: of[word[0]], dst: of[word[2]], size: n * max(factor, 1), way: flowWay(word[1:2])}
-			switch _, by, said := strings.Cut(word, "/"); {
-			case said:
-				f.by = of[by[0]]
-			case f.src.Device != nil:
-				f.by = f.src
-			default:
-				f.by = f.dst
-			}
-			list = append(list, f)
-		}
-	}
-	return list
-}
-
 // engine is what copies.
 func (c nvCase) engine() string {
 	if strings.HasSuffix(c.name, "_sm") {
@@ -166,33 +132,26 @@ func (c nvCase) mems(x *copyGroup) []string {
 
 // group plans the case for device a, and b if it is of a pair.
 func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[string]bool) group {
-	x := &copyGroup{
-		copyKind: copyKind{engine: c.engine(), host: pinned, call: callAsync, streams: 1}, timing: a, flows: c.flows(n, a, b, devs),
-		gated: true, byDevice: true, first: c.value != ofAll, gateTimedOut: timedOut,
-	}
-	of := report.Case{Unit: unitGBs, Bytes: n, Axes: axes("test", c.name, "device", a.String())}
-	where := a.String()
+	x := peerCopies(c.engine(), c.copies, n, a, b, devs, timedOut)
+	x.first = c.value != ofAll
+	where, start := a.String(), axes("test", c.name, "device", a.String())
 	if c.ofPairs() {
 		to := "-"
 		if b.Device != nil {
 			to = b.String()
 		}
-		where += "-" + to
-		of.Axes = axes("test", c.name, "from", a.String(), "to", to)
-	} else if direction := map[string]string{"h>a": h2d, "a>h": d2h, "a>a": d2d}[c.copies]; direction != "" {
-		// As of copies of bw, which findings count.
-		end := pinned
-		if direction == d2d {
-			x.direction, end = d2d, noHost
-		}
-		of.Axes = append(of.Axes, axes("direction", direction, "host", end)...)
+		where, start = where+"-"+to, axes("test", c.name, "from", where, "to", to)
 	}
-	if len(x.flows) > 0 {
-		x.timing = x.flows[0].by
-	} else {
-		x.refused = onlyDevice(a, "the case")
+	for _, direction := range []string{h2d, d2h, d2d} { // as of copies of bw, which findings count
+		if c.copies == directionFlows[direction] {
+			if x.direction = direction; direction == d2d {
+				x.host = noHost
+			}
+			start = append(start, axes("direction", direction, "host", x.host)...)
+		}
 	}
 	g := x.group(fmt.Sprintf("%s/%s/%s/%s", nvbandwidthPreset, c.name, size.Format(n), where), seed, len(x.flows))
+	of := report.Case{Unit: unitGBs, Bytes: n}
 	switch c.value {
 	case ofFirst2:
 		x.direction = both
@@ -208,9 +167,8 @@ func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[s
 		if kind == memPlain {
 			label = memName(a, kind)
 		}
-		one := of
-		one.Axes = append(slices.Clone(of.Axes), axes("engine", x.engine, "size", n, "mem", label)...)
-		x.add(&g, label, kind, shape{}, one)
+		of.Axes = append(slices.Clip(start), axes("engine", x.engine, "size", n, "mem", label)...)
+		x.add(&g, label, kind, shape{}, of)
 	}
 	return g
 }

@@ -65,7 +65,7 @@ func TestBidirectionalIsTheMeasuredStream(t *testing.T) {
 		c := nvContender(t, g)
 		// The load begins when the measured copy has ended, so it ends later.
 		raw := c.timing.raw
-		ended, err := c.event(raw)
+		ended, err := c.undo.event(raw, 0)
 		require.NoError(t, err)
 		first := c.copies[0]
 		c.copies[0] = func(s driver.Stream) error { return errors.Join(first(s), raw.Record(ended, s)) }
@@ -152,7 +152,7 @@ func TestNVBandwidthFlows(t *testing.T) {
 	}
 	for _, c := range nvCases {
 		var words []string
-		for _, f := range c.flows(1, devs[0], devs[1], devs) {
+		for _, f := range flowsOf(c.copies, 1, devs[0], devs[1], devs) {
 			words = append(words, name(f.src)+string(f.way)+name(f.dst)+"/"+name(f.by)+"*"+size.Format(f.size))
 		}
 		flows[c.name] = strings.Join(words, " ")

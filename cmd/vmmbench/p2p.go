@@ -113,42 +113,37 @@ can: EnablePeers grants all or nothing.`,
 }
 
 // p2pNames are the devices that --device of p2p stands for.
-func p2pNames(which string) ([]string, error) {
+func p2pNames(which string) (names []string, err error) {
 	hosts := []string{"host:0", "host:1"}
-	if which == "host" {
+	switch which {
+	case "host":
 		return hosts, nil
-	}
-	if which != "auto" && which != "cuda:all" {
-		names := strings.Split(which, ",")
-		for i, name := range names {
-			if slices.Contains(names[:i], name) {
-				return nil, usageError{fmt.Errorf("--device %s: %s is named twice", which, name)}
+	case "auto", "cuda:all":
+		list, err := vmm.Devices()
+		for _, d := range list {
+			if strings.HasPrefix(d.Open, "cuda:") {
+				names = append(names, d.Open)
 			}
 		}
-		return names, nil
+		if len(names) == 0 && which == "auto" {
+			names = hosts
+		} else if len(names) == 0 {
+			names = []string{"cuda:0"} // opening it returns the reason why there is none
+		}
+		return names, err
 	}
-	list, err := vmm.Devices()
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, d := range list {
-		if strings.HasPrefix(d.Open, "cuda:") {
-			names = append(names, d.Open)
+	names = strings.Split(which, ",")
+	for i, name := range names {
+		if slices.Contains(names[:i], name) {
+			return nil, usageError{fmt.Errorf("--device %s: %s is named twice", which, name)}
 		}
 	}
-	switch {
-	case len(names) > 0:
-		return names, nil
-	case which == "auto":
-		return hosts, nil
-	}
-	return []string{"cuda:0"}, nil // opening it returns the reason why there is none
+	return names, nil
 }
 
 // groups plans one group for each direction, size and ordered pair, and one for
 // each number of chunks and of devices that are granted access.
-func (p *p2pPlan) groups(devs []device, seed uint64) ([]group, error) {
+func (p *p2pPlan) groups(devs []device, seed uint64) (list []group, err error) {
 	for i, dev := range devs {
 		for _, other := range devs[:i] {
 			if err := checkPair(other, dev); err != nil {
@@ -165,7 +160,6 @@ func (p *p2pPlan) groups(devs []device, seed uint64) ([]group, error) {
 			return nil, err
 		}
 	}
-	var list []group
 	timedOut := map[string]bool{} // shared by all pairs
 	for _, direction := range p.directions.values {
 		for _, engine := range p.engines.values {
@@ -178,8 +172,7 @@ func (p *p2pPlan) groups(devs []device, seed uint64) ([]group, error) {
 					continue // latency is of one copy
 				}
 				for _, pair := range orderedPairs(devs) {
-					c := peerCopies(pair[0], pair[1], engine, direction, n, timedOut)
-					list = append(list, c.peerGroup(pair[1], mems, seed))
+					list = append(list, peerGroup(pair[0], pair[1], engine, direction, n, mems, timedOut, seed))
 				}
 			}
 		}
@@ -239,26 +232,17 @@ func singleDevice(dev device) group {
 	return g
 }
 
-// peerCopies are copies between a device, which times them, and another one.
-func peerCopies(from, to device, engine, direction string, n uint64, timedOut map[string]bool) *copyGroup {
-	c := &copyGroup{
-		copyKind: copyKind{engine, direction, noHost, touched, callAsync, 1}, timing: from, byDevice: true, gateTimedOut: timedOut,
-		flows: []flow{{from, to, from, n, oneWay}},
-	}
-	switch direction {
-	case fromPeer:
-		c.flows[0].src, c.flows[0].dst = to, from
-	case both:
-		c.flows = append(c.flows, flow{to, from, to, n, oneWay})
-	}
-	return c
-}
+// peerFlows are the flows of a direction.
+var peerFlows = map[string]string{toPeer: "a>b", fromPeer: "b>a/a", both: "a>b b>a"}
 
-// peerGroup plans the copies, a case for each kind of memory.
-func (c *copyGroup) peerGroup(to device, mems []string, seed uint64) group {
-	from, n, way, unit := c.timing, c.flows[0].size, c.direction, unitGBs
-	if c.engine != engineCE {
-		way += "/" + c.engine
+// peerGroup plans copies between a device, which times them, and another one: a case for each
+// kind of memory.
+func peerGroup(from, to device, engine, direction string, n uint64, mems []string, timedOut map[string]bool, seed uint64) group {
+	c := peerCopies(engine, peerFlows[direction], n, from, to, []device{from}, timedOut)
+	c.direction = direction
+	way, unit := direction, unitGBs
+	if engine != engineCE {
+		way += "/" + engine
 	}
 	if n <= maxLatencySize {
 		unit = unitUs
@@ -270,7 +254,7 @@ func (c *copyGroup) peerGroup(to device, mems []string, seed uint64) group {
 	g := c.group(fmt.Sprintf("p2p/%s/%s/%s-%s", way, size.Format(n), from, to), seed, 1)
 	for _, kind := range mems {
 		c.add(&g, kind, kind, shape{}, report.Case{Unit: unit, Bytes: c.moved(), Axes: axes(
-			"from", from.String(), "to", to.String(), "direction", c.direction, "engine", c.engine, "size", n, "mem", kind)})
+			"from", from.String(), "to", to.String(), "direction", direction, "engine", engine, "size", n, "mem", kind)})
 	}
 	return g
 }
