@@ -17,7 +17,7 @@ const fillBlock = 64 << 20
 
 // buffer is memory at one end of a copy.
 type buffer struct {
-	dev    device
+	dev    device     // nothing if it is memory of the host
 	ptr    driver.Ptr // 0 if only the CPU has its address
 	host   []byte     // nil if only the device has its address
 	size   uint64
@@ -140,7 +140,7 @@ func chunkStarts(r *vmm.Range) []uint64 {
 // hostBuffer makes host memory of a kind: pinned memory, or a Go slice that is
 // copied by the driver or by this project's staging.
 func hostBuffer(dev device, kind string, size uint64) (b *buffer, err error) {
-	b = &buffer{dev: dev, size: size, chunks: []uint64{0}, by: dev.raw, free: noUndo}
+	b = &buffer{size: size, chunks: []uint64{0}, by: dev.raw, free: noUndo}
 	if kind == staging {
 		b.by = dev.Device
 	}
@@ -218,7 +218,7 @@ func roundUp(n, multiple uint64) uint64 { return (n + multiple - 1) / multiple *
 
 // fill writes the pattern.
 func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
-	k, err := b.kernels()
+	k, err := b.dev.ownKernels()
 	if err := cmp.Or(err, ctx.Err()); err != nil {
 		return err
 	}
@@ -226,12 +226,8 @@ func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 		return k.fill(b.span(), p)
 	}
 	return verify.EachBlock(ctx, b.size, func(scratch []byte, off, n uint64) error {
-		if b.host != nil {
-			p.Fill(b.host[off:off+n], off)
-			return nil
-		}
 		p.Fill(scratch[:n], off)
-		return b.dev.raw.CopyIn(b.ptr+driver.Ptr(off), scratch[:n])
+		return b.write(off, scratch[:n])
 	})
 }
 
@@ -239,10 +235,7 @@ func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 func (b *buffer) poison(ctx context.Context) error {
 	if b.host != nil {
 		block := bytes.Repeat([]byte{verify.Poison}, int(min(verify.Block, b.size)))
-		return verify.EachBlock(ctx, b.size, func(_ []byte, off, n uint64) error {
-			copy(b.host[off:off+n], block)
-			return nil
-		})
+		return verify.EachBlock(ctx, b.size, func(_ []byte, off, n uint64) error { return b.write(off, block[:n]) })
 	}
 	own := b.dev.raw.CopyStream()
 	for off := uint64(0); off < b.size; off += fillBlock {
@@ -261,19 +254,11 @@ func (b *buffer) poison(ctx context.Context) error {
 // check compares the contents with the pattern. chunks are those by which an error is
 // reported.
 func (b *buffer) check(ctx context.Context, p verify.Pattern, mode verify.Mode, chunks []uint64) (verify.Result, error) {
-	k, err := b.kernels()
+	k, err := b.dev.ownKernels()
 	if err != nil {
 		return verify.Result{Mode: mode}, err
 	}
 	return k.check(ctx, p, mode, b.size, chunks, b.ptr, b.view)
-}
-
-// kernels are those that fill and compare the buffer, nil if the host does.
-func (b *buffer) kernels() (*kernels, error) {
-	if b.host != nil {
-		return nil, nil
-	}
-	return b.dev.ownKernels()
 }
 
 // view reads the buffer back for verify.Pattern.Check.
@@ -282,6 +267,15 @@ func (b *buffer) view(scratch []byte, off, n uint64) ([]byte, error) {
 		return b.host[off : off+n], nil
 	}
 	return scratch[:n], b.dev.raw.CopyOut(scratch[:n], b.ptr+driver.Ptr(off))
+}
+
+// write writes data from off on.
+func (b *buffer) write(off uint64, data []byte) error {
+	if b.host != nil {
+		copy(b.host[off:], data)
+		return nil
+	}
+	return b.dev.raw.CopyIn(b.ptr+driver.Ptr(off), data)
 }
 
 // flip inverts the byte at off, if the buffer has one there.
@@ -293,9 +287,5 @@ func (b *buffer) flip(off int64) error {
 	if err != nil {
 		return err
 	}
-	one[0] ^= 0xff
-	if b.host != nil {
-		return nil
-	}
-	return b.dev.raw.CopyIn(b.ptr+driver.Ptr(off), one)
+	return b.write(uint64(off), []byte{^one[0]})
 }

@@ -73,11 +73,10 @@ func (c *copier) addFlow(ctx context.Context, host *buffer, x flow) (err error) 
 
 // addHalves adds a kernel that copies there and back.
 func (c *copier) addHalves(x flow, t transfer) error {
-	k, err := x.by.kernels.loadBench()
-	if err != nil {
+	k, n := x.by.kernels, x.size/2
+	if err := k.loadBench(); err != nil {
 		return err
 	}
-	n := x.size / 2
 	there, back := transfer{t.src.part(0, n), t.dst.part(0, n)}, transfer{t.dst.part(n, n), t.src.part(n, n)}
 	c.transfers = append(c.transfers, there, back)
 	on := c.wrapped(x.by)
@@ -88,7 +87,7 @@ func (c *copier) addHalves(x flow, t transfer) error {
 
 // addChase adds a chase through the pointers in a buffer.
 func (c *copier) addChase(x flow, in *buffer) (err error) {
-	if c.chase, err = newChase(x.by, in); err != nil {
+	if c.chase, err = newChase(x.by.kernels, in); err != nil {
 		return err
 	}
 	on := c.wrapped(x.by)
@@ -242,9 +241,8 @@ func (c *copier) measure(ctx context.Context, loops int) (s measure.Sample, err 
 	return s, err
 }
 
-// verify copies once more and checks the targets. --corrupt flips a byte of the
-// device buffer. That is the source where the target is host memory, and then
-// the byte is flipped before the copy; else it is the target, after the copy.
+// verify copies once more and checks the targets. --corrupt flips a byte of the sources: the
+// copies take it to where it is checked.
 func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (r verify.Result, err error) {
 	r.Mode = mode
 	if mode == verify.Off {
@@ -256,13 +254,7 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (r
 	// What the samples left must not pass for the work of this copy. Until now no data were
 	// needed on the device: memory is made anew several times, and filling it takes longer.
 	for _, t := range c.transfers {
-		if err = t.src.fill(ctx, c.pattern); err == nil {
-			err = t.dst.poison(ctx)
-		}
-		if err == nil && t.dst.host != nil {
-			err = t.src.flip(corrupt)
-		}
-		if err != nil {
+		if err := cmp.Or(t.src.fill(ctx, c.pattern), t.src.flip(corrupt), t.dst.poison(ctx)); err != nil {
 			return r, err
 		}
 	}
@@ -273,8 +265,6 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (r
 		chunks := t.dst.chunks
 		if t.dst.host != nil {
 			chunks = t.src.chunks // host memory has none, and an error is searched by the device's
-		} else if err := t.dst.flip(corrupt); err != nil {
-			return r, err
 		}
 		of, err := t.dst.check(ctx, c.pattern, mode, chunks)
 		r.Add(of)

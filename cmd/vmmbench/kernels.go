@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	_ "embed"
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -22,8 +23,11 @@ type kernels struct {
 	err    error // why they could not be loaded
 	all    *kernel.Builtins
 	stream *vmm.Stream
-	bench  *benchKernels // nil before they are needed
 	undo   undo
+
+	// Of bench.ptx; nil before they are needed.
+	copyBoth, chase *kernel.Func
+	processors      uint32 // of the device, each of which runs a block of chase
 }
 
 // load returns the kernels. Its error is ErrNotSupported where the device runs none.
@@ -49,7 +53,7 @@ func (k *kernels) open() (err error) {
 
 // close frees the kernels, if they were loaded.
 func (k *kernels) close() error {
-	k.all, k.bench = nil, nil
+	k.all, k.chase = nil, nil
 	return k.undo.close()
 }
 
@@ -162,57 +166,47 @@ func (d device) ownKernels() (*kernels, error) {
 //go:embed bench.ptx
 var benchPTX []byte
 
-// benchKernels are the kernels of bench.ptx on a device.
-type benchKernels struct {
-	copyBoth, chase *kernel.Func
-	processors      uint32 // of the device, each of which runs a block of chase
-}
-
-// loadBench returns the kernels of bench.ptx, after a launch of each: see try.
-func (k *kernels) loadBench() (*benchKernels, error) {
-	if _, err := k.load(); err != nil || k.bench != nil {
-		return k.bench, err
+// loadBench loads the kernels of bench.ptx, and launches each: see try.
+func (k *kernels) loadBench() error {
+	if _, err := k.load(); err != nil || k.chase != nil {
+		return err
 	}
 	mod, err := kernel.Load(k.dev, kernel.Code{Image: benchPTX, Host: kernel.Host{"copyboth": hostCopyBoth, "chase": hostChase}})
 	if err != nil {
-		return nil, err
-	}
-	b := &benchKernels{}
-	if err := b.prepare(k, mod); err != nil {
-		return nil, errors.Join(err, mod.Close())
+		return err
 	}
 	k.undo.add(mod.Close)
-	k.bench = b
-	return b, nil
-}
-
-func (b *benchKernels) prepare(k *kernels, mod *kernel.Module) (err error) {
-	if b.copyBoth, err = mod.Func("copyboth"); err != nil {
+	if k.copyBoth, err = mod.Func("copyboth"); err != nil {
 		return err
 	}
-	if b.chase, err = mod.Func("chase"); err != nil {
-		return err
-	}
-	threads, blocks, err := b.chase.SuggestBlock(0)
+	chase, err := mod.Func("chase")
 	if err != nil {
 		return err
 	}
-	each, err := b.chase.Occupancy(threads, 0)
+	threads, blocks, err := chase.SuggestBlock(0)
 	if err != nil {
 		return err
 	}
-	b.processors = max(blocks/uint32(max(each, 1)), 1)
+	each, err := chase.Occupancy(threads, 0)
+	if err != nil {
+		return err
+	}
+	k.processors = max(blocks/uint32(max(each, 1)), 1)
 	const n = 4 * wordsApart * 8
-	return k.onRange(n, func(at driver.Ptr) error {
+	err = k.onRange(n, func(at driver.Ptr) error {
 		all := span{at, n, vmm.AccessReadWrite}
 		one := kernel.Config{Grid: vmm.Dim{X: 1}, Block: vmm.Dim{X: 1}}
-		return cmp.Or(b.chase.Launch(k.stream, one, words{all}, uint64(at), uint32(0), uint32(0)), b.both(k.stream, all, all, all, all, 0))
+		return cmp.Or(chase.Launch(k.stream, one, words{all}, uint64(at), uint32(0), uint32(0)), k.both(k.stream, all, all, all, all, 0))
 	})
+	if err == nil {
+		k.chase = chase
+	}
+	return err
 }
 
 // both queues two copies of n bytes each, a multiple of 16, by one kernel.
-func (b *benchKernels) both(s *vmm.Stream, toA, fromA, toB, fromB span, n uint64) error {
-	return b.copyBoth.Launch(s, kernel.Over(max(2*roundUp(n/16, 32), 1), 1024),
+func (k *kernels) both(s *vmm.Stream, toA, fromA, toB, fromB span, n uint64) error {
+	return k.copyBoth.Launch(s, kernel.Over(max(2*roundUp(n/16, 32), 1), 1024),
 		kernel.Pointer(toA), kernel.Read(kernel.Pointer(fromA)), kernel.Pointer(toB), kernel.Read(kernel.Pointer(fromB)), n/16)
 }
 
@@ -227,4 +221,73 @@ func hostChase(words []uint64, base uint64, steps, _ uint32) {
 		at = words[(at-base)/8]
 	}
 	words[1] = at
+}
+
+// Sizes of a chase. As in nvbandwidth, memory has 2 MiB and each step goes on by 128 bytes,
+// a line of the cache. No launch comes to a line twice.
+const (
+	chaseSize  = 2 << 20
+	wordsApart = 16
+	chaseSteps = 1e5 // of a repetition, about, shared by all processors
+)
+
+// chase is loads of which each needs the one before: the time of one is the latency of
+// the memory. The device's processors do it one after the other.
+type chase struct {
+	k        *kernels
+	in       *buffer
+	steps    int    // of one repetition
+	perBlock uint32 // of them
+}
+
+// newChase writes the pointers: word i has the address of word i + wordsApart.
+func newChase(k *kernels, in *buffer) (*chase, error) {
+	if err := k.loadBench(); err != nil {
+		return nil, err
+	}
+	x := &chase{k: k, in: in, perBlock: max(uint32(chaseSteps)/k.processors, 1)}
+	x.steps = int(x.perBlock * k.processors)
+	all := make([]byte, in.size)
+	for i := uint64(0); i < in.size; i += 8 {
+		binary.NativeEndian.PutUint64(all[i:], uint64(in.ptr)+(i+8*wordsApart)%in.size)
+	}
+	return x, in.write(0, all)
+}
+
+// queue queues a repetition: each processor makes its steps, one after the other.
+func (x *chase) queue(on *vmm.Stream) error {
+	for block := range x.k.processors {
+		err := x.k.chase.Launch(on, kernel.Config{Grid: vmm.Dim{X: x.k.processors}, Block: vmm.Dim{X: 1}},
+			words{x.in.span()}, uint64(x.in.ptr), x.perBlock, block)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// verify makes the steps once more, and checks where they have ended.
+func (x *chase) verify(ctx context.Context, c *copier, mode verify.Mode, corrupt int64) (verify.Result, error) {
+	r := verify.Result{Mode: mode, Bytes: 8}
+	if err := x.in.part(8, 8).poison(ctx); err != nil {
+		return r, err
+	}
+	if _, err := c.measure(ctx, 1); err != nil {
+		return r, err
+	}
+	if err := x.in.flip(corrupt); err != nil {
+		return r, err
+	}
+	got, err := x.in.view(make([]byte, 8), 8, 8)
+	if err != nil {
+		return r, err
+	}
+	want := make([]byte, 8)
+	binary.NativeEndian.PutUint64(want, uint64(x.in.ptr)+uint64(x.perBlock)*8*wordsApart%x.in.size)
+	for i := range want {
+		if want[i] != got[i] {
+			r.Add(verify.Result{Errors: 1, FirstBad: &verify.Bad{Offset: uint64(8 + i), Expected: want[i], Got: got[i]}})
+		}
+	}
+	return r, nil
 }
