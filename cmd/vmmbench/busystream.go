@@ -27,113 +27,109 @@ func busyName(name string, n int) string {
 	return fmt.Sprintf("%s/busy-%d", name, n)
 }
 
-// busyStreams are n streams that copy as long as a group is measured.
+// busyStreams are n streams that copy as long as a group is measured, each on memory of its own.
 type busyStreams struct {
-	dev     device
-	n       int
-	streams []*busyStream
+	dev    device
+	n      int
+	queued chan struct{} // has an element after each stream was given a copy
+	ended  chan struct{} // closed when no more copies will be queued
 }
 
 // setup is for group.setup. It starts the streams, and undo stops them.
-func (s *busyStreams) setup(ctx context.Context) (undo func() error, err error) {
-	quit := make(chan struct{})
-	undo = func() (err error) {
-		close(quit) // for all before the first wait, else each wait is as long as the others' copies
-		for _, b := range s.streams {
-			<-b.ended
-			if b.err != nil {
-				err = errors.Join(err, fmt.Errorf("busy stream: %w", b.err))
-			}
-			err = errors.Join(err, b.undo.close())
-		}
-		s.streams = nil
-		return err
-	}
+func (s *busyStreams) setup(ctx context.Context) (func() error, error) {
+	var made undo
+	var queues []func(i int) error
 	for range s.n {
-		b := &busyStream{raw: s.dev.raw, queued: make(chan struct{}, 1), ended: make(chan struct{})}
-		if err := b.prepare(s.dev); err != nil {
-			return nil, errors.Join(fmt.Errorf("busy stream: %w", err), b.undo.close(), undo())
+		queue, err := s.stream(&made)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("busy stream: %w", err), made.close())
 		}
-		s.streams = append(s.streams, b)
-		go func() {
-			defer close(b.ended)
-			b.err = b.run(quit)
-		}()
+		queues = append(queues, queue)
 	}
+	if s.n == 0 {
+		return noUndo, nil
+	}
+	quit := make(chan struct{})
+	s.queued, s.ended = make(chan struct{}, 1), make(chan struct{})
+	var failed error // valid when ended is closed
+	go func() {
+		defer close(s.ended)
+		failed = s.run(quit, queues)
+	}()
 	s.waitQueued(ctx)
-	return undo, nil
+	return func() error {
+		close(quit)
+		<-s.ended
+		if failed != nil {
+			failed = fmt.Errorf("busy stream: %w", failed)
+		}
+		return errors.Join(failed, made.close())
+	}, nil
 }
 
 // waitQueued waits until every stream has been given new work, or until ctx is
 // done. It is called before each sample: a contender that calls the driver
-// without a pause may keep the streams' goroutines from queueing.
+// without a pause may keep the goroutine from queueing.
 func (s *busyStreams) waitQueued(ctx context.Context) {
-	for _, b := range s.streams {
-		select {
-		case <-b.queued: // queued before the call
-		default:
-		}
+	if s.n == 0 {
+		return
 	}
-	for _, b := range s.streams {
-		select {
-		case <-b.queued:
-		case <-b.ended:
-		case <-ctx.Done():
-		}
+	select {
+	case <-s.queued: // queued before the call
+	default:
+	}
+	select {
+	case <-s.queued:
+	case <-s.ended:
+	case <-ctx.Done():
 	}
 }
 
-// busyStream copies all the time, on memory of its own.
-type busyStream struct {
-	raw    driver.Device
-	mem    *buffer
-	stream driver.Stream
-	ends   [busyQueued]driver.Event // of the queued copies, used as a ring
-	queued chan struct{}            // has an element after a copy was queued
-	ended  chan struct{}            // closed when no more copies will be queued
-	err    error                    // the reason, valid when ended is closed
-	undo   undo
-}
-
-// prepare makes the memory, the events and the stream. The caller must close undo.
-func (b *busyStream) prepare(dev device) (err error) {
+// stream makes a stream, and a function that queues its i-th copy as soon as there is room.
+func (s *busyStreams) stream(made *undo) (queue func(i int) error, err error) {
 	half := uint64(busyCopy)
-	if onHost(dev) {
+	if onHost(s.dev) {
 		half = busyHostCopy
 	}
-	half = max(min(half, dev.Info().Memory/64), 1)
-	if b.mem, err = deviceBuffer(dev, memVMM, shape{size: 2 * half}); err != nil {
-		return err
+	half = max(min(half, s.dev.Info().Memory/64), 1)
+	mem, err := deviceBuffer(s.dev, memVMM, shape{size: 2 * half})
+	if err != nil {
+		return nil, err
 	}
-	b.undo.add(b.mem.free)
-	for i := range b.ends {
-		if b.ends[i], err = b.undo.event(b.raw, driver.EventBlocking); err != nil {
-			return err
+	made.add(mem.free)
+	raw := s.dev.raw
+	var ends [busyQueued]driver.Event // of the queued copies, used as a ring
+	for i := range ends {
+		if ends[i], err = made.event(raw, driver.EventBlocking); err != nil {
+			return nil, err
 		}
 	}
-	b.stream, err = b.undo.stream(b.raw)
-	return err
+	on, err := made.stream(raw)
+	return func(i int) error {
+		end := ends[i%busyQueued] // one that was never recorded has ended
+		if err := raw.SyncEvent(end); err != nil {
+			return err
+		}
+		return cmp.Or(raw.Copy(mem.ptr+driver.Ptr(half), mem.ptr, half, on), raw.Record(end, on))
+	}, err
 }
 
-// run queues copies until quit: the first ones at once, then one for each that has ended.
-func (b *busyStream) run(quit <-chan struct{}) error {
-	half := b.mem.size / 2
+// run queues copies until quit: on each stream the first ones at once, then one for each that
+// has ended.
+func (s *busyStreams) run(quit <-chan struct{}, queues []func(i int) error) error {
 	for i := 0; ; i++ {
 		select {
 		case <-quit:
 			return nil
 		default:
 		}
-		end := b.ends[i%busyQueued] // an event that was not recorded has ended
-		err := b.raw.SyncEvent(end)
-		if err == nil {
-			err = cmp.Or(b.raw.Copy(b.mem.ptr+driver.Ptr(half), b.mem.ptr, half, b.stream), b.raw.Record(end, b.stream))
-		}
-		if err != nil {
-			return err
+		for _, queue := range queues {
+			if err := queue(i); err != nil {
+				return err
+			}
 		}
 		select {
-		case b.queued <- struct{}{}:
+		case s.queued <- struct{}{}:
 		default:
 		}
 	}

@@ -96,13 +96,12 @@ type copyGroup struct {
 	hostEnds     []*buffer // of each flow the host's memory, if it has any
 }
 
-// peerCopies are copies that run at once, between devices and on each of them. The devices take
-// the time.
-func peerCopies(engine, words string, n uint64, a, b device, all []device, timedOut map[string]bool) *copyGroup {
-	c := &copyGroup{
-		copyKind: copyKind{engine: engine, host: pinned, into: touched, call: callAsync, streams: 1},
-		timing:   a, flows: flowsOf(words, n, a, b, all), gated: true, byDevice: true, gateTimedOut: timedOut,
-	}
+// peerKind is how devices copy with each other.
+var peerKind = copyKind{host: pinned, into: touched, call: callAsync, streams: 1}
+
+// peerCopies are copies that run at once, of device a and others. The devices take the time.
+func peerCopies(w copyKind, words string, n uint64, a, b device, all []device, timedOut map[string]bool) *copyGroup {
+	c := &copyGroup{copyKind: w, timing: a, flows: flowsOf(words, n, a, b, all), gated: true, byDevice: true, gateTimedOut: timedOut}
 	if len(c.flows) == 0 {
 		c.refused = onlyDevice(a, "the case")
 	} else {

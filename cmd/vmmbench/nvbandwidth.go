@@ -111,12 +111,22 @@ func (p *nvPlan) groups(devs []device, seed uint64) (list []group, err error) {
 // ofPairs reports whether the case is measured for each pair of devices.
 func (c nvCase) ofPairs() bool { return strings.Contains(c.copies, "b") }
 
-// engine is what copies.
-func (c nvCase) engine() string {
-	if strings.HasSuffix(c.name, "_sm") {
-		return engineSM
+// kind is how the case copies. Its direction is that of copies of bw, which findings count, if
+// it has one.
+func (c nvCase) kind() copyKind {
+	w := peerKind
+	if w.engine = engineCE; strings.HasSuffix(c.name, "_sm") {
+		w.engine = engineSM
 	}
-	return engineCE
+	for _, direction := range []string{h2d, d2h, d2d} {
+		if c.copies == directionFlows[direction] {
+			w.direction = direction
+		}
+	}
+	if w.direction == d2d {
+		w.host = noHost
+	}
+	return w
 }
 
 // mems are the kinds of memory to compare, by the devices that reach it.
@@ -132,7 +142,7 @@ func (c nvCase) mems(x *copyGroup) []string {
 
 // group plans the case for device a, and b if it is of a pair.
 func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[string]bool) group {
-	x := peerCopies(c.engine(), c.copies, n, a, b, devs, timedOut)
+	x := peerCopies(c.kind(), c.copies, n, a, b, devs, timedOut)
 	x.first = c.value != ofAll
 	where, start := a.String(), axes("test", c.name, "device", a.String())
 	if c.ofPairs() {
@@ -142,13 +152,8 @@ func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[s
 		}
 		where, start = where+"-"+to, axes("test", c.name, "from", where, "to", to)
 	}
-	for _, direction := range []string{h2d, d2h, d2d} { // as of copies of bw, which findings count
-		if c.copies == directionFlows[direction] {
-			if x.direction = direction; direction == d2d {
-				x.host = noHost
-			}
-			start = append(start, axes("direction", direction, "host", x.host)...)
-		}
+	if x.direction != "" {
+		start = append(start, axes("direction", x.direction, "host", x.host)...)
 	}
 	g := x.group(fmt.Sprintf("%s/%s/%s/%s", nvbandwidthPreset, c.name, size.Format(n), where), seed, len(x.flows))
 	of := report.Case{Unit: unitGBs, Bytes: n}

@@ -132,9 +132,7 @@ func TestBusyStreams(t *testing.T) {
 	for range 10 {
 		l.waitQueued(t.Context())
 	}
-	require.Len(t, l.streams, 2)
 	require.NoError(t, undo())
-	require.Empty(t, l.streams)
 	l.waitQueued(t.Context()) // nothing to wait for
 }
 

@@ -144,47 +144,38 @@ func p2pNames(which string) (names []string, err error) {
 // groups plans one group for each direction, size and ordered pair, and one for
 // each number of chunks and of devices that are granted access.
 func (p *p2pPlan) groups(devs []device, seed uint64) (list []group, err error) {
-	for i, dev := range devs {
-		for _, other := range devs[:i] {
-			if err := checkPair(other, dev); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if len(devs) < 2 {
-		return []group{singleDevice(devs[0])}, nil
-	}
-	// Flags that make no sense are refused before any group is planned.
-	for _, n := range p.sizes {
-		if err := checkSize(n); err != nil {
+	pairs := orderedPairs(devs)
+	for _, pair := range pairs {
+		if err := checkPair(pair[0], pair[1]); err != nil {
 			return nil, err
 		}
 	}
+	if len(pairs) == 0 {
+		return []group{singleDevice(devs[0])}, nil
+	}
 	timedOut := map[string]bool{} // shared by all pairs
-	for _, direction := range p.directions.values {
-		for _, engine := range p.engines.values {
-			mems := p.memsFor(engine)
-			if len(mems) == 0 {
-				return nil, usageError{errors.New("--engine sm: a kernel cannot go through the host: want --mem enable or vmm")}
+	for _, w := range p.copyKinds() {
+		mems := p.memsFor(w.engine)
+		if len(mems) == 0 {
+			return nil, usageError{errors.New("--engine sm: a kernel cannot go through the host: want --mem enable or vmm")}
+		}
+		for _, n := range p.sizes {
+			if err := checkSize(n); err != nil {
+				return nil, err
 			}
-			for _, n := range p.sizes {
-				if n <= maxLatencySize && direction == both {
-					continue // latency is of one copy
-				}
-				for _, pair := range orderedPairs(devs) {
-					list = append(list, peerGroup(pair[0], pair[1], engine, direction, n, mems, timedOut, seed))
-				}
+			if n <= maxLatencySize && w.direction == both {
+				continue // latency is of one copy
+			}
+			for _, pair := range pairs {
+				list = append(list, peerGroup(pair[0], pair[1], w, n, mems, timedOut, seed))
 			}
 		}
 	}
 	for i, n := range p.grants {
-		if slices.Contains(p.grants[:i], n) {
-			continue
-		}
 		if n < 0 || n > 1<<20 {
 			return nil, usageError{fmt.Errorf("--grants %d: want 0 to %d", n, 1<<20)}
 		}
-		for k := 1; n > 0 && k < len(devs); k++ {
+		for k := 1; n > 0 && k < len(devs) && !slices.Contains(p.grants[:i], n); k++ {
 			list = append(list, grantGroup(devs[0], devs[1:k+1], n))
 		}
 	}
@@ -235,14 +226,19 @@ func singleDevice(dev device) group {
 // peerFlows are the flows of a direction.
 var peerFlows = map[string]string{toPeer: "a>b", fromPeer: "b>a/a", both: "a>b b>a"}
 
+// copyKinds are all combinations of directions and engines.
+func (p *p2pPlan) copyKinds() []copyKind {
+	list := cross([]copyKind{peerKind}, p.directions.values, func(w *copyKind, v string) { w.direction = v })
+	return cross(list, p.engines.values, func(w *copyKind, v string) { w.engine = v })
+}
+
 // peerGroup plans copies between a device, which times them, and another one: a case for each
 // kind of memory.
-func peerGroup(from, to device, engine, direction string, n uint64, mems []string, timedOut map[string]bool, seed uint64) group {
-	c := peerCopies(engine, peerFlows[direction], n, from, to, []device{from}, timedOut)
-	c.direction = direction
-	way, unit := direction, unitGBs
-	if engine != engineCE {
-		way += "/" + engine
+func peerGroup(from, to device, w copyKind, n uint64, mems []string, timedOut map[string]bool, seed uint64) group {
+	c := peerCopies(w, peerFlows[w.direction], n, from, to, []device{from}, timedOut)
+	way, unit := w.direction, unitGBs
+	if w.engine != engineCE {
+		way += "/" + w.engine
 	}
 	if n <= maxLatencySize {
 		unit = unitUs
@@ -254,7 +250,7 @@ func peerGroup(from, to device, engine, direction string, n uint64, mems []strin
 	g := c.group(fmt.Sprintf("p2p/%s/%s/%s-%s", way, size.Format(n), from, to), seed, 1)
 	for _, kind := range mems {
 		c.add(&g, kind, kind, shape{}, report.Case{Unit: unit, Bytes: c.moved(), Axes: axes(
-			"from", from.String(), "to", to.String(), "direction", direction, "engine", engine, "size", n, "mem", kind)})
+			"from", from.String(), "to", to.String(), "direction", w.direction, "engine", w.engine, "size", n, "mem", kind)})
 	}
 	return g
 }

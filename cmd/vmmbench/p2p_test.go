@@ -232,7 +232,7 @@ func TestP2PCopiesThatWaitForTheGate(t *testing.T) {
 	drv := host.New(host.Config{Devices: 2, Memory: 1 << 30})
 	a, b := openDriver(t, drv, 0), openDriver(t, drv, 1)
 	t.Cleanup(func() { require.NoError(t, closeDevices([]device{a, b})) })
-	pair := peerCopies(engineCE, peerFlows[toPeer], 4096, a, b, []device{a}, map[string]bool{})
+	pair := peerCopies(peerKind, peerFlows[toPeer], 4096, a, b, []device{a}, map[string]bool{})
 	pair.group("pair", 1, 1)
 	undo, err := pair.setup(t.Context())
 	require.NoError(t, err)
