@@ -120,8 +120,8 @@ name: within the device, and from and to pinned memory.`,
 
 // name is a part of a group's name. It leaves out what is the default.
 func (w copyKind) name() string {
-	name := w.direction + "/" + w.host
-	for _, part := range [][2]string{{w.into, touched}, {w.engine, engineCE}, {w.call, callAsync}, {fmt.Sprint("streams-", w.streams), "streams-1"}} {
+	name := w.direction
+	for _, part := range [][2]string{{w.host, ""}, {w.into, touched}, {w.engine, engineCE}, {w.call, callAsync}, {fmt.Sprint("streams-", w.streams), "streams-1"}} {
 		if part[0] != part[1] {
 			name += "/" + part[0]
 		}

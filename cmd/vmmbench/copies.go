@@ -97,7 +97,7 @@ type copyGroup struct {
 }
 
 // peerKind is how devices copy with each other.
-var peerKind = copyKind{host: pinned, into: touched, call: callAsync, streams: 1}
+var peerKind = copyKind{engine: engineCE, into: touched, call: callAsync, streams: 1}
 
 // peerCopies are copies that run at once, of device a and others. The devices take the time.
 func peerCopies(w copyKind, words string, n uint64, a, b device, all []device, timedOut map[string]bool) *copyGroup {
@@ -163,6 +163,19 @@ func (c *copyGroup) add(g *group, label, kind string, s shape, of report.Case) {
 				g.shared += f.size
 			}
 		}
+	}
+}
+
+// addMems adds a case for each kind of memory, which is its last axis.
+func (c *copyGroup) addMems(g *group, mems []string, n uint64, of report.Case) {
+	start := of.Axes
+	for _, kind := range mems {
+		label := kind
+		if kind == memPlain {
+			label = memName(c.timing, kind)
+		}
+		of.Axes = append(slices.Clip(start), axes("engine", c.engine, "size", n, "mem", label)...)
+		c.add(g, label, kind, shape{}, of)
 	}
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
@@ -115,7 +114,8 @@ func (c nvCase) ofPairs() bool { return strings.Contains(c.copies, "b") }
 // it has one.
 func (c nvCase) kind() copyKind {
 	w := peerKind
-	if w.engine = engineCE; strings.HasSuffix(c.name, "_sm") {
+	w.host = pinned
+	if strings.HasSuffix(c.name, "_sm") {
 		w.engine = engineSM
 	}
 	for _, direction := range []string{h2d, d2h, d2d} {
@@ -144,19 +144,18 @@ func (c nvCase) mems(x *copyGroup) []string {
 func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[string]bool) group {
 	x := peerCopies(c.kind(), c.copies, n, a, b, devs, timedOut)
 	x.first = c.value != ofAll
-	where, start := a.String(), axes("test", c.name, "device", a.String())
+	where, of := a.String(), report.Case{Unit: unitGBs, Bytes: n, Axes: axes("test", c.name, "device", a.String())}
 	if c.ofPairs() {
 		to := "-"
 		if b.Device != nil {
 			to = b.String()
 		}
-		where, start = where+"-"+to, axes("test", c.name, "from", where, "to", to)
+		where, of.Axes = where+"-"+to, axes("test", c.name, "from", where, "to", to)
 	}
 	if x.direction != "" {
-		start = append(start, axes("direction", x.direction, "host", x.host)...)
+		of.Axes = append(of.Axes, axes("direction", x.direction, "host", x.host)...)
 	}
 	g := x.group(fmt.Sprintf("%s/%s/%s/%s", nvbandwidthPreset, c.name, size.Format(n), where), seed, len(x.flows))
-	of := report.Case{Unit: unitGBs, Bytes: n}
 	switch c.value {
 	case ofFirst2:
 		x.direction = both
@@ -167,13 +166,6 @@ func (c nvCase) group(seed, n uint64, a, b device, devs []device, timedOut map[s
 	case ofLatency:
 		of.Bytes, of.Unit, g.maxLoops = 8, unitNs, 1
 	}
-	for _, kind := range c.mems(x) {
-		label := kind
-		if kind == memPlain {
-			label = memName(a, kind)
-		}
-		of.Axes = append(slices.Clip(start), axes("engine", x.engine, "size", n, "mem", label)...)
-		x.add(&g, label, kind, shape{}, of)
-	}
+	x.addMems(&g, c.mems(x), n, of)
 	return g
 }

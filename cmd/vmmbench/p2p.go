@@ -66,27 +66,19 @@ device writes to the other's memory at once, and the figure is the sum. The memo
   none    plain memory, peer access off: the driver goes through the host
   enable  plain memory, peer access on, as cudaDeviceEnablePeerAccess has it
   vmm     a range that grants access by SetAccess, peer access off
-Every vmm case is compared with the other two; the ratio is of times, so above 1
-vmm takes longer. Copies that go through the host cannot wait until all of them are
-queued, so queueing is in their time. It is then in that of the others too, unless
---mem leaves none out. Latencies are the exception: there that of none is not compared.
-Peer access is switched on and off around each sample, outside of its time. A copy that
-does not count comes first.
-
-With --engine sm, a kernel on the device that copies reads or writes the other's memory.
-It cannot go through the host, so that there are no cases of none.
+Every vmm case is compared with the other two; the ratio is of times, so above 1 vmm
+takes longer. Copies through the host cannot wait until all are queued, so queueing is
+in their time, and in that of what they are compared with. Peer access is switched on and
+off around each sample, outside of its time. A copy that does not count comes first.
 
 Copies of 4 KiB or less measure latency: microseconds for one copy, each of which
 begins when the one before it has ended. grant and revoke time Range.Grant and
-Range.Revoke, with the wait that revoking needs, by the number of chunks of 2 MiB and
-by the number of devices that get access.
+Range.Revoke, by the number of chunks of 2 MiB and of devices that get access.
 
 With --plan, nothing is measured and nothing changed. For each ordered pair it prints
-what connects the two (NVLinks, or PCIe over how many switches), whether atomic
-operations work over that, what access there is already, and what EnablePeers would do
-or why it cannot.
-The exit status is 0 if every pair can have access, 77 if none can, and 1 if only some
-can: EnablePeers grants all or nothing.`,
+what connects the two, what access there is already, and what EnablePeers would do
+or why it cannot. The exit status is 0 if every pair can have access, 77 if none can,
+and 1 if only some can: EnablePeers grants all or nothing.`,
 		Example: `  vmmbench p2p
   vmmbench p2p --plan
   vmmbench p2p --device cuda:0,cuda:1 --size 1G --samples 20 --grants 0
@@ -125,10 +117,8 @@ func p2pNames(which string) (names []string, err error) {
 				names = append(names, d.Open)
 			}
 		}
-		if len(names) == 0 && which == "auto" {
-			names = hosts
-		} else if len(names) == 0 {
-			names = []string{"cuda:0"} // opening it returns the reason why there is none
+		if len(names) == 0 { // opening cuda:0 returns the reason why there is none
+			names = map[string][]string{"auto": hosts, "cuda:all": {"cuda:0"}}[which]
 		}
 		return names, err
 	}
@@ -236,21 +226,15 @@ func (p *p2pPlan) copyKinds() []copyKind {
 // kind of memory.
 func peerGroup(from, to device, w copyKind, n uint64, mems []string, timedOut map[string]bool, seed uint64) group {
 	c := peerCopies(w, peerFlows[w.direction], n, from, to, []device{from}, timedOut)
-	way, unit := w.direction, unitGBs
-	if w.engine != engineCE {
-		way += "/" + w.engine
-	}
+	of := report.Case{Unit: unitGBs, Bytes: c.moved(), Axes: axes("from", from.String(), "to", to.String(), "direction", w.direction)}
 	if n <= maxLatencySize {
-		unit = unitUs
+		of.Unit = unitUs
 	}
 	// Copies that go through the host cannot wait behind a gate, and are compared with
 	// others only if those do not either. A latency without a gate is that of the host's
 	// calls, so there the others keep theirs and are not compared with these.
 	c.gated = n <= maxLatencySize || !slices.Contains(mems, noPeer)
-	g := c.group(fmt.Sprintf("p2p/%s/%s/%s-%s", way, size.Format(n), from, to), seed, 1)
-	for _, kind := range mems {
-		c.add(&g, kind, kind, shape{}, report.Case{Unit: unit, Bytes: c.moved(), Axes: axes(
-			"from", from.String(), "to", to.String(), "direction", w.direction, "engine", w.engine, "size", n, "mem", kind)})
-	}
+	g := c.group(fmt.Sprintf("p2p/%s/%s/%s-%s", w.name(), size.Format(n), from, to), seed, 1)
+	c.addMems(&g, mems, n, of)
 	return g
 }

@@ -162,17 +162,15 @@ func (t *timer) repeat(ctx context.Context, loops int, copies []copyFunc) error 
 
 // cost is the least that time returns if there is nothing to do between its start and
 // its end: what timing itself takes.
-func (t *timer) cost(ctx context.Context, copies ...copyFunc) (float64, error) {
+func (t *timer) cost(ctx context.Context, copies ...copyFunc) (least float64, err error) {
 	const samples = 5
-	least := math.Inf(1)
-	for range samples {
-		s, err := t.time(ctx, 0, copies...)
-		if err != nil {
-			return 0, err
-		}
+	least = math.Inf(1)
+	for i := 0; i < samples && err == nil; i++ {
+		var s measure.Sample
+		s, err = t.time(ctx, 0, copies...)
 		least = min(least, s.NS)
 	}
-	return least, nil
+	return least, err
 }
 
 func (t *timer) close() error { return t.undo.close() }
