@@ -53,12 +53,12 @@ const (
 // memName is the report's name of a kind of memory: the call that makes it.
 func memName(dev device, kind string) string {
 	switch kind {
-	case memVMM:
-		return kind
 	case memAsync:
 		return "mallocAsync"
+	case memPlain:
+		return cmp.Or(map[string]string{"cuda": "cuMemAlloc", "host": "mmap"}[dev.Driver().Name()], kind)
 	}
-	return cmp.Or(map[string]string{"cuda": "cuMemAlloc", "host": "mmap"}[dev.Driver().Name()], kind)
+	return kind
 }
 
 // notSupported is the error of something that a device does not offer.
@@ -74,32 +74,38 @@ func location(dev device) driver.Location {
 	return driver.Location{Kind: driver.LocationDevice, ID: dev.Info().Ordinal}
 }
 
-// deviceBuffer makes device memory of a kind.
-func deviceBuffer(dev device, kind string, s shape) (*buffer, error) {
-	b := &buffer{dev: dev, size: s.size, chunks: []uint64{0}}
-	// Only vmm memory has chunks; the rest is one allocation of the driver.
-	if kind == memVMM {
-		r, err := grownRange(dev, s)
-		if err != nil {
-			return nil, err
-		}
-		b.ptr, b.free, b.chunks = r.Ptr(), r.Close, chunkStarts(r)
-		return b, nil
-	}
-	plain, ok := dev.raw.(driver.Allocator)
-	if !ok {
-		return nil, notSupported(dev, memName(dev, kind))
-	}
-	var err error
-	if kind == memAsync {
-		b.ptr, err = plain.AllocAsync(s.size, dev.raw.CopyStream())
-		b.free = func() error { return plain.FreeAsync(b.ptr, dev.raw.CopyStream()) }
-	} else {
+// newBuffer makes memory of a kind: of a device, or of the host for copies of that device.
+func newBuffer(dev device, kind string, s shape) (b *buffer, err error) {
+	b = &buffer{size: s.size, chunks: []uint64{0}, free: noUndo}
+	plain, hasPlain := dev.raw.(driver.Allocator)
+	pinner, hasPinned := dev.raw.(driver.HostAllocator)
+	switch {
+	case kind == pageable:
+		b.host, b.by = make([]byte, s.size), dev.raw
+	case kind == staging:
+		b.host, b.by = make([]byte, s.size), dev.Device
+	case kind == pinned && hasPinned:
+		b.ptr, b.host, err = pinner.AllocHost(s.size)
+		b.free = func() error { return pinner.FreeHost(b.ptr) }
+	case kind == memPlain && hasPlain:
 		b.ptr, err = plain.AllocPlain(s.size)
 		b.free = func() error { return plain.FreePlain(b.ptr) }
+	case kind == memAsync && hasPlain:
+		b.ptr, err = plain.AllocAsync(s.size, dev.raw.CopyStream())
+		b.free = func() error { return plain.FreeAsync(b.ptr, dev.raw.CopyStream()) }
+	case kind == memVMM:
+		var r *vmm.Range
+		if r, err = grownRange(dev, s); err == nil {
+			b.ptr, b.free, b.chunks = r.Ptr(), r.Close, chunkStarts(r)
+		}
+	default:
+		return nil, notSupported(dev, memName(dev, kind)+" memory")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("allocate %d bytes: %w", s.size, err)
+	}
+	if b.host == nil {
+		b.dev = dev
 	}
 	return b, nil
 }
@@ -135,28 +141,6 @@ func chunkStarts(r *vmm.Range) []uint64 {
 		starts = append(starts, uint64(s.Addr-r.Ptr()))
 	}
 	return starts
-}
-
-// hostBuffer makes host memory of a kind: pinned memory, or a Go slice that is
-// copied by the driver or by this project's staging.
-func hostBuffer(dev device, kind string, size uint64) (b *buffer, err error) {
-	b = &buffer{size: size, chunks: []uint64{0}, by: dev.raw, free: noUndo}
-	if kind == staging {
-		b.by = dev.Device
-	}
-	if kind != pinned {
-		b.host = make([]byte, size)
-		return b, nil
-	}
-	pinner, ok := dev.raw.(driver.HostAllocator)
-	if !ok {
-		return nil, notSupported(dev, "pinned memory")
-	}
-	if b.ptr, b.host, err = pinner.AllocHost(size); err != nil {
-		return nil, fmt.Errorf("pin %d bytes: %w", size, err)
-	}
-	b.free = func() error { return pinner.FreeHost(b.ptr) }
-	return b, nil
 }
 
 // renew gives the buffer newly mapped memory of the host, of which no page is there yet.

@@ -92,7 +92,7 @@ func (s *busyStreams) stream(made *undo) (queue func(i int) error, err error) {
 		half = busyHostCopy
 	}
 	half = max(min(half, s.dev.Info().Memory/64), 1)
-	mem, err := deviceBuffer(s.dev, memVMM, shape{size: 2 * half})
+	mem, err := newBuffer(s.dev, memVMM, shape{size: 2 * half})
 	if err != nil {
 		return nil, err
 	}

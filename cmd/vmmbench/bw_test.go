@@ -36,12 +36,12 @@ func TestCopiesOfMemoryThatGrewBySteps(t *testing.T) {
 	for range 32 {
 		require.NoError(t, appended.Append(make([]byte, 1<<20)))
 	}
-	b, err := deviceBuffer(dev, memVMM, shape{size: 32 << 20, step: 1 << 20})
+	b, err := newBuffer(dev, memVMM, shape{size: 32 << 20, step: 1 << 20})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.free()) }()
 	require.Equal(t, chunkStarts(appended), b.chunks)
 	require.Greater(t, len(b.chunks), 4)
-	whole, err := deviceBuffer(dev, memVMM, shape{size: 32 << 20})
+	whole, err := newBuffer(dev, memVMM, shape{size: 32 << 20})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, whole.free()) }()
 	require.Len(t, whole.chunks, 1)
@@ -78,7 +78,7 @@ func TestCopiesIntoFreshMemory(t *testing.T) {
 	code, _, _ = bench(t, append(args, "--corrupt", "1048575", "--filter", "fresh")...)
 	require.Equal(t, report.ExitMismatch, code)
 
-	b, err := hostBuffer(hookedDevice(t, nil), pageable, 1<<20)
+	b, err := newBuffer(hookedDevice(t, nil), pageable, shape{size: 1 << 20})
 	require.NoError(t, err)
 	for range 2 {
 		require.NoError(t, b.renew())
@@ -120,9 +120,9 @@ func TestCopiesByCallAndStreams(t *testing.T) {
 func TestPartsOfACopyCoverIt(t *testing.T) {
 	dev := hookedDevice(t, nil)
 	for _, n := range []uint64{1, 4096, 10000, 1 << 20} {
-		src, err := hostBuffer(dev, pinned, n)
+		src, err := newBuffer(dev, pinned, shape{size: n})
 		require.NoError(t, err)
-		dst, err := hostBuffer(dev, pinned, n)
+		dst, err := newBuffer(dev, pinned, shape{size: n})
 		require.NoError(t, err)
 		for i := range src.host {
 			src.host[i] = byte(i%251) + 1

@@ -35,17 +35,16 @@ type copier struct {
 
 // addFlow makes the memory of a flow on its devices and adds its copies. host is its memory there.
 func (c *copier) addFlow(ctx context.Context, host *buffer, x flow) (err error) {
-	t := transfer{host, host}
-	if x.src.Device != nil && x.way != chasing { // which only follows the pointers
-		if t.src, err = c.memory(ctx, x.src, x); err != nil {
+	ends := [2]*buffer{host, host}
+	for i, dev := range x.ends {
+		if dev.Device == nil || x.way == chasing && i == 0 { // which only follows the pointers
+			continue
+		}
+		if ends[i], err = c.memory(ctx, dev, x); err != nil {
 			return err
 		}
 	}
-	if x.dst.Device != nil {
-		if t.dst, err = c.memory(ctx, x.dst, x); err != nil {
-			return err
-		}
-	}
+	t := transfer{ends[0], ends[1]}
 	switch x.way {
 	case chasing:
 		return c.addChase(x, t.dst)
@@ -118,7 +117,7 @@ func (c *copier) memory(ctx context.Context, owner device, x flow) (*buffer, err
 	if owner != x.by {
 		layout.peer = x.by.Device
 	}
-	b, err := deviceBuffer(owner, kind, layout)
+	b, err := newBuffer(owner, kind, layout)
 	if err != nil {
 		return nil, err
 	}

@@ -16,10 +16,10 @@ import (
 
 // flow is one copy after the other, on streams of its own. Several run at once.
 type flow struct {
-	src, dst device // without a Device: memory of the host
-	by       device // copies
-	size     uint64
-	way      flowWay
+	ends [2]device // from, to; without a Device: memory of the host
+	by   device    // copies
+	size uint64
+	way  flowWay
 }
 
 // flowWay is how a flow copies: the sign in its word.
@@ -53,20 +53,20 @@ func flowOf(word string, n uint64, of map[byte]device) flow {
 	word, times, _ := strings.Cut(word, "*")
 	factor, _ := strconv.ParseUint(times, 10, 64) // 0 if it says nothing
 	word, by, _ := strings.Cut(word, "/")
-	f := flow{src: of[word[0]], dst: of[word[2]], size: n * max(factor, 1), way: flowWay(word[1:2])}
+	f := flow{ends: [2]device{of[word[0]], of[word[2]]}, size: n * max(factor, 1), way: flowWay(word[1:2])}
 	switch {
 	case by != "":
 		f.by = of[by[0]]
-	case f.src.Device != nil:
-		f.by = f.src
+	case f.ends[0].Device != nil:
+		f.by = f.ends[0]
 	default:
-		f.by = f.dst
+		f.by = f.ends[1]
 	}
 	return f
 }
 
 // hasHost reports whether an end is memory of the host.
-func (f flow) hasHost() bool { return f.src.Device == nil || f.dst.Device == nil }
+func (f flow) hasHost() bool { return f.ends[0].Device == nil || f.ends[1].Device == nil }
 
 // copyKind says how bytes are copied.
 type copyKind struct {
@@ -126,7 +126,7 @@ func (c *copyGroup) moved() (all uint64) {
 // reached are the devices whose memory another device reaches, with that one before each.
 func (c *copyGroup) reached() (pairs [][2]device) {
 	for _, f := range c.flows {
-		for _, end := range []device{f.src, f.dst} {
+		for _, end := range f.ends {
 			if pair := [2]device{f.by, end}; end.Device != nil && end != f.by && !slices.Contains(pairs, pair) {
 				pairs = append(pairs, pair)
 			}
@@ -155,7 +155,7 @@ func (c *copyGroup) add(g *group, label, kind string, s shape, of report.Case) {
 		open: func(ctx context.Context) (contender, error) { return c.contender(ctx, kind, s) },
 	})
 	for _, f := range c.flows {
-		for _, end := range []device{f.src, f.dst} {
+		for _, end := range f.ends {
 			switch {
 			case end.Device != nil && onHost(end):
 				g.memory += f.size
@@ -191,7 +191,7 @@ func (c *copyGroup) setup(ctx context.Context) (_ func() error, err error) {
 		if !f.hasHost() {
 			continue
 		}
-		b, err := hostBuffer(f.by, c.host, f.size)
+		b, err := newBuffer(f.by, c.host, shape{size: f.size})
 		if err != nil {
 			return nil, err
 		}

@@ -61,7 +61,7 @@ func TestDeviceChecksAsTheHost(t *testing.T) {
 	dev := hookedDeviceOf(t, host.Config{Memory: 1 << 30, Granularity: smallPage}, nil)
 	dev.settings = kernelSettings()
 	for _, kind := range []string{memVMM, memPlain} {
-		b, err := deviceBuffer(dev, kind, shape{size: total, chunk: chunk})
+		b, err := newBuffer(dev, kind, shape{size: total, chunk: chunk})
 		ends(t, b, err)
 		for what, harm := range damage {
 			require.NoError(t, b.fill(t.Context(), p))
@@ -144,7 +144,7 @@ func TestKernelsThatFail(t *testing.T) {
 		require.ErrorIs(t, err, broken, call)
 		_, err = dev.ownKernels()
 		require.ErrorIs(t, err, broken, "it is not tried again")
-		b, err := deviceBuffer(dev, memPlain, shape{size: 4096})
+		b, err := newBuffer(dev, memPlain, shape{size: 4096})
 		ends(t, b, err)
 		require.ErrorIs(t, b.fill(t.Context(), verify.Pattern{}), broken)
 		_, err = b.check(t.Context(), verify.Pattern{}, verify.Full, b.chunks)
@@ -244,7 +244,7 @@ func TestInterruptWhileTheDeviceChecks(t *testing.T) {
 		}
 		return nil
 	})
-	b, err := deviceBuffer(dev, memVMM, shape{size: 64 << 20, chunk: 2 << 20})
+	b, err := newBuffer(dev, memVMM, shape{size: 64 << 20, chunk: 2 << 20})
 	ends(t, b, err)
 	require.NoError(t, b.fill(ctx, verify.Pattern{Seed: 1}))
 	r, err := b.check(ctx, verify.Pattern{Seed: 1}, verify.Edges, b.chunks)

@@ -153,7 +153,7 @@ func TestNVBandwidthFlows(t *testing.T) {
 	for _, c := range nvCases {
 		var words []string
 		for _, f := range flowsOf(c.copies, 1, devs[0], devs[1], devs) {
-			words = append(words, name(f.src)+string(f.way)+name(f.dst)+"/"+name(f.by)+"*"+size.Format(f.size))
+			words = append(words, name(f.ends[0])+string(f.way)+name(f.ends[1])+"/"+name(f.by)+"*"+size.Format(f.size))
 		}
 		flows[c.name] = strings.Join(words, " ")
 	}
