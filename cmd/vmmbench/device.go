@@ -47,7 +47,7 @@ func openDevice(set *settings, name string) (device, error) {
 
 func withRaw(set *settings, dev *vmm.Device) (device, error) {
 	raw, err := dev.Raw()
-	return device{dev, raw, &kernels{dev: dev}, set}, err
+	return device{dev, raw, &kernels{dev: device{Device: dev, raw: raw}}, set}, err
 }
 
 // checksItself reports whether the device fills and compares its memory by kernels.

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	_ "embed"
 	"encoding/binary"
 	"errors"
-	"fmt"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -18,7 +16,7 @@ import (
 // kernels are the built-in kernels on a device, and a stream for them. They are loaded when
 // they are first needed.
 type kernels struct {
-	dev    *vmm.Device
+	dev    device // without kernels
 	tried  bool
 	err    error // why they could not be loaded
 	all    *kernel.Builtins
@@ -40,7 +38,7 @@ func (k *kernels) load() (*kernel.Builtins, error) {
 
 func (k *kernels) open() (err error) {
 	defer func() { onError(&err, k.close) }()
-	if k.all, err = kernel.LoadBuiltins(k.dev); err != nil {
+	if k.all, err = kernel.LoadBuiltins(k.dev.Device); err != nil {
 		return err
 	}
 	k.undo.add(k.all.Close)
@@ -48,7 +46,7 @@ func (k *kernels) open() (err error) {
 		return err
 	}
 	k.undo.add(k.stream.Close)
-	return k.onRange(2*tryBytes, k.try)
+	return k.onBuffer(128<<10, k.try)
 }
 
 // close frees the kernels, if they were loaded.
@@ -57,50 +55,43 @@ func (k *kernels) close() error {
 	return k.undo.close()
 }
 
-// onRange calls f with memory of n bytes.
-func (k *kernels) onRange(n uint64, f func(at driver.Ptr) error) error {
-	r, err := grownRange(device{Device: k.dev}, shape{size: n})
+// onBuffer calls f with memory of n bytes, which the host checks.
+func (k *kernels) onBuffer(n uint64, f func(*buffer) error) error {
+	b, err := newBuffer(k.dev, memVMM, shape{size: n})
 	if err != nil {
 		return err
 	}
-	return errors.Join(f(r.Ptr()), k.stream.Sync(), r.Close())
+	return errors.Join(f(b), k.stream.Sync(), b.free())
 }
 
 var errWrongKernels = errors.New("the device's kernels do not fill, copy and compare as the host does")
 
-const tryBytes = 64 << 10
-
 // try makes sure that the kernels do what the host does: that they write its pattern, copy
 // it, and find a byte that the host has changed. Besides, the first launch of a kernel may
 // wait for the device, which a launch behind a gate must not; here is none.
-func (k *kernels) try(at driver.Ptr) error {
+func (k *kernels) try(b *buffer) error {
 	const flipped = 20001
-	low, high := span{at, tryBytes, vmm.AccessReadWrite}, span{at + tryBytes, tryBytes, vmm.AccessReadWrite}
-	seed := kernel.Pattern{Seed: 1}
-	want, got := make([]byte, tryBytes), make([]byte, tryBytes)
-	verify.Pattern(seed).Fill(want, 0)
-
-	err := cmp.Or(k.all.FillPattern(k.stream, low, seed), k.all.Copy(k.stream, high, low), k.stream.Sync(), k.dev.CopyOut(got, high.at))
-	if err == nil && !bytes.Equal(got, want) {
-		err = errWrongKernels
-	}
-	if err := cmp.Or(err, k.dev.CopyIn(high.at+flipped, []byte{^want[flipped]})); err != nil {
+	n, p, ctx := b.size/2, verify.Pattern{Seed: 1}, context.Background()
+	low, high := b.part(0, n), b.part(n, n)
+	if err := cmp.Or(k.fill(low.span(), p), k.all.Copy(k.stream, high.span(), low.span()), k.stream.Sync()); err != nil {
 		return err
 	}
-	// low is still as it was filled.
-	for _, x := range []struct {
-		in         span
-		bad, first uint64
-	}{{low, 0, 0}, {high, 1, flipped}} {
-		bad, first, err := k.all.VerifyPattern(k.stream, x.in, seed)
-		if err == nil && (bad != x.bad || first != x.first) {
-			err = fmt.Errorf("%w: they count %d wrong bytes instead of %d", errWrongKernels, bad, x.bad)
-		}
-		if err != nil {
-			return err
-		}
+	copied, err := high.check(ctx, p, verify.Full, high.chunks) // by the host
+	if err == nil && copied.Errors > 0 {
+		err = errWrongKernels
 	}
-	return nil
+	if err := cmp.Or(err, high.flip(flipped)); err != nil {
+		return err
+	}
+	right, err := k.check(ctx, p, verify.Full, n, low.chunks, low.ptr, low.view)
+	if err != nil {
+		return err
+	}
+	wrong, err := k.check(ctx, p, verify.Full, n, high.chunks, high.ptr, high.view)
+	if err == nil && (right.Errors != 0 || wrong.Errors != 1 || wrong.FirstBad.Offset != flipped) {
+		err = errWrongKernels
+	}
+	return err
 }
 
 // fill writes the pattern and waits for it.
@@ -171,7 +162,7 @@ func (k *kernels) loadBench() error {
 	if _, err := k.load(); err != nil || k.chase != nil {
 		return err
 	}
-	mod, err := kernel.Load(k.dev, kernel.Code{Image: benchPTX, Host: kernel.Host{"copyboth": hostCopyBoth, "chase": hostChase}})
+	mod, err := kernel.Load(k.dev.Device, kernel.Code{Image: benchPTX, Host: kernel.Host{"copyboth": hostCopyBoth, "chase": hostChase}})
 	if err != nil {
 		return err
 	}
@@ -192,11 +183,9 @@ func (k *kernels) loadBench() error {
 		return err
 	}
 	k.processors = max(blocks/uint32(max(each, 1)), 1)
-	const n = 4 * wordsApart * 8
-	err = k.onRange(n, func(at driver.Ptr) error {
-		all := span{at, n, vmm.AccessReadWrite}
-		one := kernel.Config{Grid: vmm.Dim{X: 1}, Block: vmm.Dim{X: 1}}
-		return cmp.Or(chase.Launch(k.stream, one, words{all}, uint64(at), uint32(0), uint32(0)), k.both(k.stream, all, all, all, all, 0))
+	err = k.onBuffer(4*wordsApart*8, func(b *buffer) error {
+		all, one := b.span(), kernel.Config{Grid: vmm.Dim{X: 1}, Block: vmm.Dim{X: 1}}
+		return cmp.Or(chase.Launch(k.stream, one, words{all}, uint64(b.ptr), uint32(0), uint32(0)), k.both(k.stream, all, all, all, all, 0))
 	})
 	if err == nil {
 		k.chase = chase
