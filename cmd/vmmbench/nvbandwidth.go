@@ -75,22 +75,11 @@ type nvPlan struct{ sizes size.List }
 
 // groups plans a group for each case, size, and device or ordered pair of devices.
 func (p *nvPlan) groups(devs []device, seed uint64) (list []group, err error) {
-	var one [][2]device
-	for _, a := range devs {
-		one = append(one, [2]device{a})
-	}
-	two := orderedPairs(devs)
-	if len(devs) == 1 {
-		two = one // so that there is a case to be waived
-	}
 	timedOut := map[string]bool{}
 	for _, c := range nvCases {
-		sizes, where := p.sizes, one
+		sizes := p.sizes
 		if c.value == ofLatency {
 			sizes = size.List{chaseSize}
-		}
-		if c.ofPairs() {
-			where = two
 		}
 		for _, n := range sizes {
 			if err := checkSize(n); err != nil {
@@ -99,7 +88,7 @@ func (p *nvPlan) groups(devs []device, seed uint64) (list []group, err error) {
 			if n%32 != 0 {
 				return nil, usageError{fmt.Errorf("--size %d: nvbandwidth's cases copy multiples of 32 bytes", n)}
 			}
-			for _, on := range where {
+			for _, on := range c.places(devs) {
 				list = append(list, c.group(seed, n, on[0], on[1], devs, timedOut))
 			}
 		}
@@ -109,6 +98,18 @@ func (p *nvPlan) groups(devs []device, seed uint64) (list []group, err error) {
 
 // ofPairs reports whether the case is measured for each pair of devices.
 func (c nvCase) ofPairs() bool { return strings.Contains(c.copies, "b") }
+
+// places are the devices, or pairs of them, for which the case is measured. If there is only one
+// device, a case of pairs is waived on it.
+func (c nvCase) places(devs []device) (list [][2]device) {
+	if c.ofPairs() && len(devs) > 1 {
+		return orderedPairs(devs)
+	}
+	for _, a := range devs {
+		list = append(list, [2]device{a})
+	}
+	return list
+}
 
 // kind is how the case copies. Its direction is that of copies of bw, which findings count, if
 // it has one.

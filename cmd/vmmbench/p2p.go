@@ -145,7 +145,7 @@ func (p *p2pPlan) groups(devs []device, seed uint64) (list []group, err error) {
 	}
 	timedOut := map[string]bool{} // shared by all pairs
 	for _, w := range p.copyKinds() {
-		mems := p.memsFor(w.engine)
+		mems := slices.DeleteFunc(slices.Clone(p.mems.values), func(kind string) bool { return w.engine == engineSM && kind == noPeer })
 		if len(mems) == 0 {
 			return nil, usageError{errors.New("--engine sm: a kernel cannot go through the host: want --mem enable or vmm")}
 		}
@@ -173,13 +173,6 @@ func (p *p2pPlan) groups(devs []device, seed uint64) (list []group, err error) {
 		return nil, usageError{fmt.Errorf("nothing to measure: copies of up to %d bytes go one way", maxLatencySize)}
 	}
 	return list, nil
-}
-
-// memsFor are the ways to reach the other's memory that an engine has.
-func (p *p2pPlan) memsFor(engine string) []string {
-	return slices.DeleteFunc(slices.Clone(p.mems.values), func(kind string) bool {
-		return engine == engineSM && kind == noPeer
-	})
 }
 
 // checkPair refuses devices between which nothing can be measured.

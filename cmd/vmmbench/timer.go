@@ -90,7 +90,7 @@ func (u *undo) event(raw driver.Device, flags driver.EventFlags) (driver.Event, 
 // If there are several copies, Parts has the time of each. If ctx is done, time
 // stops between two repetitions.
 func (t *timer) time(ctx context.Context, loops int, copies ...copyFunc) (s measure.Sample, err error) {
-	byHost := t.gate == nil && !t.byDevice && len(copies) == 1
+	byEvents := t.gate != nil || t.byDevice || len(copies) > 1
 	open := func() (inTime bool) { return true }
 	if t.gate != nil {
 		if open, err = t.gate.shut(t.streams[0]); err != nil {
@@ -99,15 +99,12 @@ func (t *timer) time(ctx context.Context, loops int, copies ...copyFunc) (s meas
 		defer open()
 	}
 	began := time.Now()
-	if byHost {
-		err := t.repeat(ctx, loops, copies)
-		if err == nil {
-			err = t.raw.SyncStream(t.streams[0])
-		}
-		return measure.Sample{NS: float64(time.Since(began))}, err
-	}
-	if err := t.enqueue(ctx, loops, copies); err != nil {
+	if err := t.enqueue(ctx, loops, copies, byEvents); err != nil {
 		return s, err
+	}
+	if !byEvents {
+		err := t.raw.SyncStream(t.streams[0])
+		return measure.Sample{NS: float64(time.Since(began))}, err
 	}
 	// If the gate opened too early, a part of the queueing was timed. It would
 	// happen again, so there is no next try.
@@ -130,26 +127,18 @@ func (t *timer) time(ctx context.Context, loops int, copies ...copyFunc) (s meas
 	return s, nil
 }
 
-// enqueue records the start, queues everything behind it, and records the ends.
-func (t *timer) enqueue(ctx context.Context, loops int, copies []copyFunc) error {
-	err := t.raw.Record(t.start, t.streams[0])
-	// No stream may begin before the start, which is an event of the first one.
-	for _, s := range t.streams[1:] {
-		err = cmp.Or(err, t.raw.Wait(s, t.start))
+// enqueue does every copy loops times, as far as ctx allows. By events it records the start before
+// and the ends behind them.
+func (t *timer) enqueue(ctx context.Context, loops int, copies []copyFunc, byEvents bool) (err error) {
+	if byEvents {
+		err = t.raw.Record(t.start, t.streams[0])
+		// No stream may begin before the start, which is an event of the first one.
+		for _, s := range t.streams[1:] {
+			err = cmp.Or(err, t.raw.Wait(s, t.start))
+		}
 	}
-	if err == nil {
-		err = t.repeat(ctx, loops, copies)
-	}
-	for i, s := range t.streams {
-		err = cmp.Or(err, t.raw.Record(t.ends[i], s))
-	}
-	return err
-}
-
-// repeat does every copy loops times, as far as ctx allows.
-func (t *timer) repeat(ctx context.Context, loops int, copies []copyFunc) error {
 	for range loops {
-		err := ctx.Err()
+		err = cmp.Or(err, ctx.Err())
 		for i := 0; i < len(copies) && err == nil; i++ {
 			err = copies[i](t.streams[i])
 		}
@@ -157,7 +146,10 @@ func (t *timer) repeat(ctx context.Context, loops int, copies []copyFunc) error 
 			return err
 		}
 	}
-	return nil
+	for i := 0; byEvents && i < len(t.ends); i++ {
+		err = cmp.Or(err, t.raw.Record(t.ends[i], t.streams[i]))
+	}
+	return err
 }
 
 // cost is the least that time returns if there is nothing to do between its start and
