@@ -35,15 +35,14 @@ package main
 //	output.go             the places that the report goes to
 //	preset.go             presets: plans made of those of commands; the tour, which is the default
 //	nvbandwidth.go        the cases of nvbandwidth, under its names
-//	chase.go              its latency: a chase of pointers
 //	info.go               info: devices and their topology; the version
 //	bw.go                 bw: copies between host and device, and on a device
-//	copies.go             flows: what bw, p2p and nvbandwidth's cases copy at once
+//	copies.go             flows: what bw, p2p and nvbandwidth's cases copy at once, read from words
 //	copier.go             the contender that copies
 //	timer.go              timing copies by events or by the host; holding a stream back until they are queued
 //	busystream.go         streams that copy beside what is measured
 //	buffer.go             the memory of copies: filling, checking
-//	kernels.go            the built-in kernels on a device
+//	kernels.go            kernels on a device: filling, checking, copying; a chase of pointers
 //	grow.go               grow: memory that grows, step by step
 //	growers.go            its contenders, by the way to grow
 //	manyranges.go         grow --ranges: many small ranges
