@@ -74,7 +74,8 @@ func location(dev device) driver.Location {
 	return driver.Location{Kind: driver.LocationDevice, ID: dev.Info().Ordinal}
 }
 
-// newBuffer makes memory of a kind: of a device, or of the host for copies of that device.
+// newBuffer makes memory of a kind: of a device, or of the host for copies of that device. The
+// caller must free it.
 func newBuffer(dev device, kind string, s shape) (b *buffer, err error) {
 	b = &buffer{size: s.size, chunks: []uint64{0}, free: noUndo}
 	plain, hasPlain := dev.raw.(driver.Allocator)

@@ -214,7 +214,7 @@ func (c *copier) measure(ctx context.Context, loops int) (s measure.Sample, err 
 		return s, err
 	}
 	defer func() { err = errors.Join(err, c.disablePeerAccess()) }()
-	if c.into == fresh { // which one copy at a time is
+	if c.into == fresh { // such a group has one flow
 		if err := c.hostEnds[0].renew(); err != nil {
 			return s, err
 		}

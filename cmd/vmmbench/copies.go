@@ -32,9 +32,10 @@ const (
 )
 
 // flowsOf reads the flows that run at once, each a word: FROM>TO/BY*N is copied by the device BY,
-// with N times n bytes. h is the host, a and b are these devices, o is each of all that is not a.
+// with N times n bytes. h is the host, a and b are these devices, o is each of all but a.
 // Without BY, the device that has the data copies, or the one that gets them from the host.
-// There are none if a word needs a device that is not there.
+// FROM=TO is a kernel that copies the first half there and the second half back. FROM?TO follows
+// pointers in the memory of TO. The list is empty if a word needs a device that is not there.
 func flowsOf(words string, n uint64, a, b device, all []device) (list []flow) {
 	for word := range strings.FieldsSeq(words) {
 		if strings.Contains(word, "b") && b.Device == nil {

@@ -55,7 +55,7 @@ func (k *kernels) close() error {
 	return k.undo.close()
 }
 
-// onBuffer calls f with memory of n bytes, which the host checks.
+// onBuffer calls f with memory of n bytes that the host fills and checks.
 func (k *kernels) onBuffer(n uint64, f func(*buffer) error) error {
 	b, err := newBuffer(k.dev, memVMM, shape{size: n})
 	if err != nil {
@@ -167,21 +167,17 @@ func (k *kernels) loadBench() error {
 		return err
 	}
 	k.undo.add(mod.Close)
-	if k.copyBoth, err = mod.Func("copyboth"); err != nil {
-		return err
-	}
+	both, errBoth := mod.Func("copyboth")
 	chase, err := mod.Func("chase")
-	if err != nil {
+	if err := cmp.Or(errBoth, err); err != nil {
 		return err
 	}
-	threads, blocks, err := chase.SuggestBlock(0)
-	if err != nil {
-		return err
-	}
+	threads, blocks, errBlock := chase.SuggestBlock(0)
 	each, err := chase.Occupancy(threads, 0)
-	if err != nil {
+	if err := cmp.Or(errBlock, err); err != nil {
 		return err
 	}
+	k.copyBoth = both
 	k.processors = max(blocks/uint32(max(each, 1)), 1)
 	err = k.onBuffer(4*wordsApart*8, func(b *buffer) error {
 		all, one := b.span(), kernel.Config{Grid: vmm.Dim{X: 1}, Block: vmm.Dim{X: 1}}
