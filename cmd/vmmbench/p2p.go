@@ -68,8 +68,9 @@ device writes to the other's memory at once, and the figure is the sum. The memo
   vmm     a range that grants access by SetAccess, peer access off
 Every vmm case is compared with the other two; the ratio is of times, so above 1 vmm
 takes longer. Copies through the host cannot wait until all are queued, so queueing is
-in their time, and in that of what they are compared with. Peer access is switched on and
-off around each sample, outside of its time. A copy that does not count comes first.
+in their time, and in that of the others unless --mem leaves none out. Latencies of none
+are not compared. With --engine sm there are no cases of none. Peer access is switched on
+and off around each sample, outside of its time. A copy that does not count comes first.
 
 Copies of 4 KiB or less measure latency: microseconds for one copy, each of which
 begins when the one before it has ended. grant and revoke time Range.Grant and
