@@ -139,7 +139,7 @@ for runs that may not be compared.`,
 		if err := o.check(); err != nil {
 			return err
 		}
-		if err := o.reject("compare measures nothing", report.GoBench, report.NDJSON, report.NVBandwidth, report.NVBandwidthJSON); err != nil {
+		if err := o.reject("compare measures nothing", report.GoBench, report.NDJSON); err != nil {
 			return err
 		}
 		return a.compareFiles(&o, &b, args[0], args[1], float64(margin))

@@ -122,8 +122,6 @@ func TestCompareRuns(t *testing.T) {
 	lines, err := csv.NewReader(strings.NewReader(out)).ReadAll()
 	require.NoError(t, err)
 	require.Len(t, lines, 1+4+4)
-	_, out, _ = bench(t, append([]string{"compare", "--format", "md"}, files...)...)
-	require.Contains(t, out, "| one run |")
 }
 
 func TestCompareNamesCasesOfOneRun(t *testing.T) {
@@ -430,7 +428,7 @@ func TestReportOfOthersOnATerminal(t *testing.T) {
 	r.Cases[0].Status, r.Cases[0].Reason = report.Failed, evil
 	file, dir := save(t, r, "a.json"), t.TempDir()
 	_, shown, stderr := bench(t, "compare", file, save(t, r, "b.json"))
-	for _, suffix := range []string{"txt", "md", "bench"} {
+	for _, suffix := range []string{"txt", "bench"} {
 		name := filepath.Join(dir, "a."+suffix)
 		_, _, said := bench(t, "report", file, "-o", name)
 		text, err := os.ReadFile(name)

@@ -21,7 +21,7 @@ func (a *app) planPeers(m *measureFlags) error {
 	if m.dryRun {
 		return usageError{errors.New("--dry-run prints what p2p measures, and --plan measures nothing")}
 	}
-	if err := m.reject("--plan has no cases", report.NDJSON, report.CSV, report.GoBench, report.NVBandwidth, report.NVBandwidthJSON); err != nil {
+	if err := m.reject("--plan has no cases", report.NDJSON, report.CSV, report.GoBench); err != nil {
 		return err
 	}
 	return a.withReport("p2p", &m.outputFlags, func(r *runner) error {

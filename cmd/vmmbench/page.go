@@ -22,11 +22,11 @@ func (a *app) page() *cobra.Command {
 what was found, the machine, pictures with their figures, all cases and comparisons, and
 what the words mean. The page has all it needs in itself, and no script. It is light or
 dark as the browser is set, fits phones, and can be printed.
-Or write one report in the format of another suffix: .txt, .json, .ndjson, .csv, .md,
+Or write one report in the format of another suffix: .txt, .json, .ndjson, .csv,
 .bench.`,
 		Example: `  vmmbench -o quick.json && vmmbench report quick.json -o quick.html
   vmmbench report host.json gpu.json -o both.html
-  vmmbench report full.json --only grow,bw/d2d -o growth.md`,
+  vmmbench report full.json --only grow,bw/d2d -o growth.txt`,
 	})
 	c.Args = wantReports
 	output := c.Flags().StringP("output", "o", "", "the file, with the suffix .html, or that of another format")
@@ -39,7 +39,7 @@ Or write one report in the format of another suffix: .txt, .json, .ndjson, .csv,
 		format, err := report.FormatOf(*output)
 		switch {
 		case !html && err != nil:
-			return usageError{errors.New("name the file: -o FILE.html, or .txt, .json, .ndjson, .csv, .md, .bench")}
+			return usageError{errors.New("name the file: -o FILE.html, or .txt, .json, .ndjson, .csv, .bench")}
 		case !html && len(files) > 1:
 			return usageError{fmt.Errorf("%d reports: only an HTML page has several", len(files))}
 		}

@@ -88,7 +88,7 @@ func TestReportFormats(t *testing.T) {
 	t.Parallel()
 	file, dir := measured(t), t.TempDir()
 	for suffix, want := range map[string]string{
-		"md": "| vmm |", "txt": "vmm", "csv": "grow/1MiB/vmm", "bench": "mem=vmm", "ndjson": `{"comparison":`, "json": `"comparisons": [`,
+		"txt": "vmm", "csv": "grow/1MiB/vmm", "bench": "mem=vmm", "ndjson": `{"comparison":`, "json": `"comparisons": [`,
 	} {
 		out := filepath.Join(dir, "report."+suffix)
 		code, stdout, stderr := bench(t, "report", file, "-o", out)
@@ -149,8 +149,8 @@ func TestPlotAndReportRefuse(t *testing.T) {
 		{report.ExitUsage, "no report", []string{"report", "-o", "x.html"}},
 		{report.ExitUsage, "-o FILE.html", []string{"report", file}},
 		{report.ExitUsage, "-o FILE.html", []string{"report", file, "-o", "x.pdf"}},
-		{report.ExitUsage, "only an HTML page has several", []string{"report", file, file, "-o", "x.md"}},
-		{report.ExitUsage, "no case is called gro, bw", []string{"report", file, "--only", "gro,bw", "-o", filepath.Join(dir, "x.md")}},
+		{report.ExitUsage, "only an HTML page has several", []string{"report", file, file, "-o", "x.txt"}},
+		{report.ExitUsage, "no case is called gro, bw", []string{"report", file, "--only", "gro,bw", "-o", filepath.Join(dir, "x.txt")}},
 		{report.ExitUsage, "want one of", []string{"plot", file, "--theme", "blue"}},
 		{report.ExitUsage, "want a list of", []string{"plot", file, "--kind", "cake"}},
 		{report.ExitUsage, "2 pictures", []string{"plot", file, "-o", filepath.Join(dir, "x.svg")}},

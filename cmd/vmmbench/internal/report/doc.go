@@ -14,7 +14,6 @@ package report
 //	part.go         parts of a report: its first cases, some of its cases, a list parted by a key
 //	format.go       the formats, and Output: writing a report as it comes
 //	csv.go          CSV
-//	nvbandwidth.go  nvbandwidth's text and JSON
 //	gobench.go      Go's benchmark format
 //	lookup.go       what documents show: figures by their names, Pivot and Slower
 //	links.go        how much of its link a copy gets, and floors

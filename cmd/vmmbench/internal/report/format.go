@@ -16,19 +16,14 @@ type Format string
 
 // Formats.
 const (
-	Table    Format = "table"
-	JSON     Format = "json"
-	NDJSON   Format = "ndjson"
-	CSV      Format = "csv"
-	Markdown Format = "md"
-	GoBench  Format = "gobench"
-
-	// As NVIDIA's nvbandwidth prints its own cases, of which there are none in most reports.
-	NVBandwidth     Format = "nvbandwidth"
-	NVBandwidthJSON Format = "nvbandwidth-json"
+	Table   Format = "table"
+	JSON    Format = "json"
+	NDJSON  Format = "ndjson"
+	CSV     Format = "csv"
+	GoBench Format = "gobench"
 )
 
-var formats = []Format{Table, JSON, NDJSON, CSV, Markdown, GoBench, NVBandwidth, NVBandwidthJSON}
+var formats = []Format{Table, JSON, NDJSON, CSV, GoBench}
 
 // Set implements pflag.Value.
 func (f *Format) Set(s string) error {
@@ -57,12 +52,12 @@ func FormatOf(name string) (Format, error) {
 		return Table, nil
 	case "bench":
 		return GoBench, nil
-	case "json", "ndjson", "csv", "md":
+	case "json", "ndjson", "csv":
 		return Format(suffix), nil
 	case "html", "htm":
 		return "", fmt.Errorf("output file %q: a page is made later: write FILE.json, then vmmbench report FILE.json -o FILE.html", name)
 	}
-	return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .csv, .md or .bench", name)
+	return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .csv or .bench", name)
 }
 
 // Output is one place that a Report goes to. Most formats are written at the end.
@@ -165,10 +160,6 @@ func (o Output) Finished(r *Report) error {
 		return writeCSV(o.W, r)
 	case GoBench:
 		return writeGoBench(shown, r)
-	case NVBandwidth:
-		return writeNVBandwidth(shown, r)
-	case NVBandwidthJSON:
-		return writeNVBandwidthJSON(o.W, r)
 	}
-	return tables(shown, r, o.Format == Markdown, o.Width)
+	return tables(shown, r, o.Width)
 }

@@ -1,12 +1,8 @@
 package report
 
 import (
-	"bytes"
 	"fmt"
-	"os"
 	"testing"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
@@ -44,17 +40,6 @@ func pairs() *Report {
 	return r
 }
 
-// UPDATE_GOLDEN=1 writes them.
 func TestMatricesGolden(t *testing.T) {
-	for _, format := range []Format{Table, Markdown} {
-		var b bytes.Buffer
-		require.NoError(t, Output{W: &b, Format: format}.Finished(pairs()))
-		file := "testdata/pairs." + string(format)
-		if os.Getenv("UPDATE_GOLDEN") != "" {
-			require.NoError(t, os.WriteFile(file, b.Bytes(), 0o644))
-		}
-		want, err := os.ReadFile(file)
-		require.NoError(t, err)
-		require.Equal(t, string(want), b.String())
-	}
+	requireGolden(t, "testdata/pairs.table", written(t, pairs(), Table))
 }

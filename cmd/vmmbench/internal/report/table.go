@@ -15,12 +15,9 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// tables writes the report as tables, for people. In Markdown every width fits.
-func tables(w io.Writer, r *Report, markdown bool, most int) error {
-	p := document{markdown: markdown, width: max(most, usualWidth)}
-	if markdown {
-		p.width = math.MaxInt
-	}
+// tables writes the report as tables, for people.
+func tables(w io.Writer, r *Report, most int) error {
+	p := document{width: max(most, usualWidth)}
 	if r.Run.Command == CommandCompare {
 		p.comparedRuns(r)
 	} else {
@@ -28,7 +25,7 @@ func tables(w io.Writer, r *Report, markdown bool, most int) error {
 	}
 	var parts []string
 	for _, piece := range p.pieces {
-		parts = append(parts, piece.text(markdown, p.width))
+		parts = append(parts, piece.text(p.width))
 	}
 	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
 	return err
@@ -36,9 +33,6 @@ func tables(w io.Writer, r *Report, markdown bool, most int) error {
 
 // measured adds the report of a run, or of info, which measures nothing.
 func (p *document) measured(r *Report) {
-	if p.markdown {
-		p.list(append(Headline(r), Findings(r)...))
-	}
 	p.about(r)
 	if r.Run.Measure == nil && r.Plan == nil {
 		p.abilities(r)
@@ -53,9 +47,6 @@ func (p *document) measured(r *Report) {
 
 // end is what a terminal shows last: what to do next, and the answer.
 func (p *document) end(r *Report, answer []string) {
-	if p.markdown {
-		return
-	}
 	if steps := next(r); len(steps) > 0 {
 		p.pieces = append(p.pieces, Piece{Heading: "Next", steps: steps})
 	}
@@ -86,7 +77,7 @@ func (p *document) abilities(r *Report) {
 // figures adds what was measured.
 func (p *document) figures(r *Report) {
 	// The quick tour is one page of a terminal. All is in the other formats.
-	brief := r.Run.Command == CommandQuick && !p.markdown
+	brief := r.Run.Command == CommandQuick && !p.page
 	// A pair of devices is easier to find in a matrix than in a list.
 	pairs, commands := matrices(r), byCommand(r)
 	for _, command := range commands {
@@ -115,7 +106,7 @@ func (p *document) figures(r *Report) {
 		p.add(comparisons(r, command, true))
 	}
 	p.para(chance(r))
-	if !p.markdown {
+	if !p.page {
 		p.list(Findings(r))
 	}
 	if brief {
@@ -124,7 +115,7 @@ func (p *document) figures(r *Report) {
 		p.legend()
 	}
 	p.list(notHere(r))
-	if r.Baseline != nil && p.markdown {
+	if r.Baseline != nil && p.page {
 		p.list(runsFinding(r))
 	}
 	if r.Run.Measure != nil {
@@ -139,9 +130,6 @@ func (p *document) figures(r *Report) {
 // comparedRuns adds the comparison of two runs. What they measured is in their own
 // reports.
 func (p *document) comparedRuns(r *Report) {
-	if p.markdown {
-		p.list(runsFinding(r))
-	}
 	if b := r.Baseline; b != nil && b.New != nil {
 		p.list([]string{"Old: " + origin(b.Run), "New: " + origin(*b.New)})
 	}
@@ -168,10 +156,10 @@ func origin(run Run) string {
 
 // document collects what is printed.
 type document struct {
-	markdown bool
-	width    int // of a line, at most
-	pieces   []Piece
-	shown    strings.Builder // all tables and their headings, in which the legend looks for words
+	page   bool // of HTML, where every width fits
+	width  int  // of a line, at most
+	pieces []Piece
+	shown  strings.Builder // all tables and their headings, in which the legend looks for words
 }
 
 // para adds a paragraph, if there is one.
@@ -226,36 +214,20 @@ type Piece struct {
 // Word is a word of the tables and what it means.
 type Word struct{ Word, Means string }
 
-// text prints the piece for a terminal, or as Markdown.
-func (p Piece) text(markdown bool, width int) string {
+// text prints the piece for a terminal.
+func (p Piece) text(width int) string {
 	var lines []string
-	// add breaks a text into lines that fit a terminal. In Markdown it may be an item of a list.
-	add := func(s, indent string, item bool) {
-		switch {
-		case !markdown:
-			s = wrap(width, s, indent)
-		case item:
-			s = "- " + s
-		}
-		lines = append(lines, s)
-	}
-	if p.Heading != "" && markdown {
-		lines = append(lines, "## "+p.Heading)
-		if p.Table != nil || p.Words != nil {
-			lines = append(lines, "")
-		}
-	} else if p.Heading != "" {
-		add(p.Heading, "  ", false)
+	add := func(s, indent string) { lines = append(lines, wrap(width, s, indent)) }
+	if p.Heading != "" {
+		add(p.Heading, "  ")
 	}
 	indent := ""
-	if p.Table != nil && markdown {
-		lines = append(lines, p.Table.RenderMarkdown())
-	} else if p.Table != nil {
+	if p.Table != nil {
 		lines, indent = append(lines, p.Table.Render()), "    "
 	}
 	for _, s := range p.Sentences {
-		if markdown || !p.list {
-			add(s, indent, p.list)
+		if !p.list {
+			add(s, indent)
 			continue
 		}
 		// A sentence of several begins a line.
@@ -265,7 +237,7 @@ func (p Piece) text(markdown bool, width int) string {
 		}
 	}
 	for _, w := range p.Words {
-		add(w.Word+": "+w.Means, "  ", true)
+		add(w.Word+": "+w.Means, "  ")
 	}
 	for _, s := range p.steps {
 		lines = append(lines, wrap(width, s.what, "  "), "    "+wrap(width-4, s.command, "        "))
@@ -283,7 +255,7 @@ func Abilities(r *Report) []Piece { return piecesOf(r, (*document).abilities) }
 func Figures(r *Report) []Piece { return piecesOf(r, (*document).figures) }
 
 func piecesOf(r *Report, add func(*document, *Report)) []Piece {
-	p := document{markdown: true, width: math.MaxInt}
+	p := document{page: true, width: math.MaxInt}
 	add(&p, r)
 	return p.pieces
 }
