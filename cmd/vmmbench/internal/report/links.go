@@ -15,15 +15,15 @@ type Floor struct {
 // Missed reports whether the case is slower, or has no figure.
 func (f Floor) Missed() bool { return f.Value == nil || *f.Value < f.Least }
 
-// floorFindings says which floors were missed.
-func floorFindings(r *Report) (list []string) {
+// floorsFound says which floors were missed.
+func floorsFound(r *Report) (list []string) {
 	for _, f := range r.Run.AtLeast {
-		switch {
-		case !f.Missed():
-		case f.Value == nil:
-			list = append(list, fmt.Sprintf("Below its floor: %s did not pass; at least %s GB/s are wanted.", f.Case, fourDigits(f.Least)))
-		default:
-			list = append(list, fmt.Sprintf("Below its floor: %s has %s GB/s; at least %s are wanted.", f.Case, fourDigits(*f.Value), fourDigits(f.Least)))
+		has := "did not pass"
+		if f.Value != nil {
+			has = "has " + fourDigits(*f.Value) + " GB/s"
+		}
+		if f.Missed() {
+			list = append(list, fmt.Sprintf("Below its floor: %s %s; at least %s GB/s are wanted.", f.Case, has, fourDigits(f.Least)))
 		}
 	}
 	if n := len(r.Run.AtLeast); n > 0 && len(list) == 0 {
@@ -41,28 +41,23 @@ var pcieLane = map[uint64]float64{1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938,
 // data sheets have it: 600 GB/s both ways of 12 links on A100, 900 of 18 on H100, 1,800 of 18 on B200.
 var nvlinkRate = map[string]float64{"sm_60": 20, "sm_70": 25, "sm_80": 25, "sm_90": 25, "sm_100": 50, "sm_103": 50}
 
-// linkFindings has the rate of the fastest copy as a share of its link's.
-func linkFindings(r *Report) (list []string) {
+// linksFound has the rate of the fastest copy as a share of its link's.
+func linksFound(r *Report) (list []string) {
 	for _, d := range r.Devices {
-		if s := hostLink(r, d); s != "" {
-			list = append(list, s)
-		}
+		list = append(list, hostLink(r, d)...)
 	}
 	return append(list, nvlinks(r)...)
 }
 
 // nvlinks has a sentence for all pairs of devices with the same number and rate of NVLinks.
 func nvlinks(r *Report) (list []string) {
-	most := func(l Link) float64 {
-		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == l.From })
-		if i < 0 || l.NVLinks == nil {
-			return 0
-		}
-		return float64(*l.NVLinks) * nvlinkRate[string(r.Devices[i].Arch)]
+	rate := map[string]float64{}
+	for _, d := range r.Devices {
+		rate[d.Open] = nvlinkRate[string(d.Arch)]
 	}
-	linked := without(r.Topology, func(l Link) bool { return most(l) == 0 })
+	linked := without(r.Topology, func(l Link) bool { return l.NVLinks == nil || *l.NVLinks == 0 || rate[l.From] == 0 })
+	most := func(l Link) float64 { return float64(*l.NVLinks) * rate[l.From] }
 	for _, g := range GroupBy(linked, func(l Link) string { return fmt.Sprintf("%d NVLinks (%.0f GB/s)", *l.NVLinks, most(l)) }) {
-		most := most(g.Of[0])
 		var rates []float64
 		for _, l := range g.Of {
 			best := fastest(r, func(a Axes) bool {
@@ -75,49 +70,53 @@ func nvlinks(r *Report) (list []string) {
 		if len(rates) == 0 {
 			continue
 		}
-		least, fast := slices.Min(rates), slices.Max(rates)
-		s, share := fourDigits(fast), fmt.Sprintf("%.0f", 100*fast/most)
-		if len(rates) > 1 {
-			s = "from " + fourDigits(least) + " to " + s
-			if low := fmt.Sprintf("%.0f", 100*least/most); low != share {
-				share = low + " to " + share
-			}
-		}
-		list = append(list, fmt.Sprintf("Between devices, one way: %s GB/s, %s %% of %s.", s, share, g.Key))
+		slices.Sort(rates)
+		share := func(x float64) string { return fmt.Sprintf("%.0f", 100*x/most(g.Of[0])) }
+		list = append(list, fmt.Sprintf("Between devices, one way: %s GB/s, %s %% of %s.", span(rates, fourDigits), span(rates, share), g.Key))
 	}
 	return list
 }
 
+// span prints the first and the last of sorted numbers, once if they look alike.
+func span(list []float64, print func(float64) string) string {
+	low, high := print(list[0]), print(list[len(list)-1])
+	if low == high {
+		return high
+	}
+	return low + " to " + high
+}
+
 // hostLink is the sentence for the link between a GPU and the host. It also names the best link that the
 // GPU could have.
-func hostLink(r *Report, d Device) string {
-	better := func(a, b *uint64) *uint64 { // a GPU without work may lower its link: the better of the two moments counts
-		if a == nil || b != nil && *b > *a {
-			return b
-		}
-		return a
-	}
+func hostLink(r *Report, d Device) []string {
 	if d.State == nil || d.StateEnd == nil {
-		return ""
+		return nil
 	}
-	generation, width := better(d.State.PCIeGeneration, d.StateEnd.PCIeGeneration), better(d.State.PCIeWidth, d.StateEnd.PCIeWidth)
+	// A GPU without work may lower its link: the better of the two moments counts.
+	better := func(of func(*DeviceState) *uint64) uint64 { return max(orZero(of(d.State)), orZero(of(d.StateEnd))) }
+	generation := better(func(s *DeviceState) *uint64 { return s.PCIeGeneration })
+	width := better(func(s *DeviceState) *uint64 { return s.PCIeWidth })
+	most := pcieLane[generation] * float64(width)
 	best := fastest(r, func(a Axes) bool {
 		way := a.text("direction")
 		return a.text("device") == d.Open && a.text("host") == "pinned" && (way == "h2d" || way == "d2h")
 	})
-	if generation == nil || width == nil || best == 0 || pcieLane[*generation] == 0 {
-		return ""
+	if best == 0 || best > most { // it was faster while it worked than at either moment
+		return nil
 	}
-	most := pcieLane[*generation] * float64(*width)
-	if best > most { // it was faster while it worked than at either moment
-		return ""
+	s := fmt.Sprintf("Between the host and %s: up to %s GB/s, %.0f %% of PCIe Gen%d x%d (%.0f GB/s)", d.Open, fourDigits(best), 100*best/most, generation, width, most)
+	g, w := orZero(d.State.PCIeGenerationMax), orZero(d.State.PCIeWidthMax)
+	if g > 0 && w > 0 && (generation < g || width < w) {
+		s += fmt.Sprintf("; the GPU could do Gen%d x%d", g, w)
 	}
-	s := fmt.Sprintf("Between the host and %s: up to %s GB/s, %.0f %% of PCIe Gen%d x%d (%.0f GB/s)", d.Open, fourDigits(best), 100*best/most, *generation, *width, most)
-	g, w := d.State.PCIeGenerationMax, d.State.PCIeWidthMax
-	if g != nil && w != nil && (*generation < *g || *width < *w) {
-		s += fmt.Sprintf("; the GPU could do Gen%d x%d", *g, *w)
+	return []string{s + "."}
+}
+
+func orZero(n *uint64) uint64 {
+	if n == nil {
+		return 0
 	}
-	return s + "."
+	return *n
 }
 
 // fastest is the highest bandwidth of the cases with such axes, in GB/s.

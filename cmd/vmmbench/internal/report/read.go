@@ -199,11 +199,10 @@ func (c *Case) check() error {
 		return fmt.Errorf("%d samples by its statistics, %d in its list", s.N, len(c.Samples))
 	}
 	// The ends of an interval can be below 0: they are estimated.
-	for _, m := range c.Metrics() {
-		if x, ok := m.number(); ok && m.Name != "value_low" && m.Name != "value_high" {
-			if err := checkFigures(x); err != nil {
-				return fmt.Errorf("%s: %w", m.Name, err)
-			}
+	for _, f := range fields(s) {
+		x, _ := f.number()
+		if err := checkFigures(x); err != nil && !slices.Contains([]string{"low_ns", "high_ns", "value_low", "value_high"}, f.name) {
+			return fmt.Errorf("%s: %w", f.name, err)
 		}
 	}
 	if s.Growth == nil {
