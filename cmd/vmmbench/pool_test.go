@@ -57,7 +57,7 @@ func TestPool(t *testing.T) {
 
 	text, err := os.ReadFile(table)
 	require.NoError(t, err)
-	require.Contains(t, string(text), "POOL, what it held")
+	require.Contains(t, string(text), "reserved peak bytes")
 	f, err := os.Open(csvFile)
 	require.NoError(t, err)
 	defer f.Close()

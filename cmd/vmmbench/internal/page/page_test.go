@@ -41,7 +41,7 @@ func TestPage(t *testing.T) {
 	page := write(t, load(t))
 	require.Less(t, len(page), 1_500_000)
 	require.Contains(t, page, `<html lang="en">`)
-	require.Contains(t, page, "Growth to 8GiB by 256MiB in place: ", "what was found")
+	require.Contains(t, page, "Growth in place (grow/8GiB/vmm) takes ", "what was found")
 	require.Less(t, strings.Index(page, "What was found"), strings.Index(page, "<svg"), "comes first")
 	for _, heading := range []string{"Machine", "Growth", "Comparisons", "Bandwidth", "Between devices", "All figures"} {
 		require.Contains(t, page, "<h3>"+heading+"</h3>")

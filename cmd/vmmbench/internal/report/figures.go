@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,8 +57,8 @@ func (f field) number() (float64, bool) {
 	return 0, false
 }
 
-// byteFields are the fields whose numbers are bytes, beside those that say so.
-var byteFields = []string{"memory", "free", "cache", "granularity", "granularity_recommended", "other_processes_memory"}
+// byteFields are the names of fields whose numbers are bytes.
+var byteFields = regexp.MustCompile(`bytes|(memory|free|cache|granularity|recommended)$`)
 
 // String prints the value for people.
 func (f field) String() string {
@@ -65,13 +66,13 @@ func (f field) String() string {
 	switch v := reflect.ValueOf(f.value); {
 	case isNumber && strings.HasSuffix(f.name, "_ns"):
 		return formatTime(x)
-	case isNumber && (strings.Contains(f.name, "bytes") || slices.Contains(byteFields, f.name)):
+	case isNumber && byteFields.MatchString(f.name):
 		return size.Approx(uint64(x))
 	case isNumber:
 		return fourDigits(x)
 	case v.Kind() == reflect.Bool:
 		return yesNo(new(v.Bool()))
-	case f.name == "throttle" && v.Len() == 0:
+	case strings.HasSuffix(f.name, "throttle") && v.Len() == 0:
 		return "nothing"
 	case v.Kind() == reflect.Slice:
 		var list []string
@@ -111,13 +112,11 @@ func (c *Case) figure() string {
 // Figure returns a figure of the report by what it is, as a document prints it:
 //
 //	time of grow/8GiB/vmm                              the median
-//	interval of grow/8GiB/vmm                          its 95 % interval
 //	value of bw/d2d/none/1GiB/vmm                      the median in its unit
 //	peak_bytes of grow/8GiB/vmm                        any figure, by its name in JSON
 //	peak_bytes of grow/8GiB/vmm per byte               over what the case handles
 //	ratio of grow/8GiB/mremap to grow/8GiB/vmm         of a comparison: of times, taken in pairs
 //	interval of grow/8GiB/mremap to grow/8GiB/vmm      its 95 % interval
-//	medians of grow/8GiB/mremap to grow/8GiB/vmm       one median over the other
 //	equal of bw                                        how many comparisons below a name have a verdict
 //	comparisons of bw                                  how many there are that have a ratio
 //
@@ -140,8 +139,6 @@ func (r *Report) Figure(what string) (string, error) {
 		return "", fmt.Errorf("%s has %d samples: too few to be published", from, a.Stats.N)
 	case name == "time":
 		return formatTime(a.Stats.Median), nil
-	case name == "interval" && a.Stats.Low != nil:
-		return interval(a.Stats.Low, a.Stats.High, a.Stats.Level, formatTime), nil
 	case name == "value":
 		return a.figure(), nil
 	}
@@ -162,9 +159,6 @@ func (r *Report) Figure(what string) (string, error) {
 func (r *Report) pairFigure(name string, a, b Case) (string, error) {
 	if a.Stats == nil || b.Stats == nil {
 		return "", fmt.Errorf("%s of two cases: one is not there", name)
-	}
-	if name == "medians" {
-		return threeDigits(a.Stats.Median / b.Stats.Median), nil
 	}
 	for _, x := range r.Comparisons {
 		ratio, low, high, print := x.Ratio, x.Low, x.High, threeDigits

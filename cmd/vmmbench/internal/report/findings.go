@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,9 +14,11 @@ import (
 // place against what a program would do otherwise, how much of its link a copy gets, and what
 // differs from the baseline. There may be none.
 func Findings(r *Report) []string {
-	list := slices.Concat(copiesFound(r, false), copiesFound(r, true))
-	for _, g := range growthGroups(r) {
-		list = append(list, growthFound(r, g)...)
+	list := append(copiesFound(r, false), copiesFound(r, true)...)
+	for _, c := range r.Cases {
+		if c.Axes.text(axisMem) == "vmm" && c.Status == Passed && c.Stats != nil && c.Stats.Growth != nil && c.Stats.Steps > 1 { // one step is no growth
+			list = append(list, growthFound(r, c)...)
+		}
 	}
 	return slices.Concat(list, linksFound(r), floorsFound(r), runsFound(r))
 }
@@ -39,15 +42,15 @@ func counted(n int, what string) string {
 	return fmt.Sprint(n, " ", what, "s")
 }
 
-// tally says how many there are of each, of those that there are: 1 equal, 2 slower.
-func tally[T ~string](count map[T]int, of ...T) string {
-	var list []string
-	for _, x := range of {
-		if count[x] > 0 {
-			list = append(list, fmt.Sprintf("%d %s", count[x], x))
+// tally says how many comparisons have each verdict: 1 equal, 2 slower.
+func tally(list []Comparison) string {
+	var words []string
+	for _, v := range stat.Verdicts() {
+		if n := len(without(list, func(c Comparison) bool { return c.Verdict != v })); n > 0 {
+			words = append(words, fmt.Sprint(n, " ", v))
 		}
 	}
-	return strings.Join(list, ", ")
+	return strings.Join(words, ", ")
 }
 
 // copiesFound says how copies in memory that grows compare with others: those within a device and with
@@ -68,12 +71,11 @@ func copiesFound(r *Report, between bool) []string {
 		}
 		all++
 		margin = 100 * c.Margin
-		name, _, _ := strings.Cut(c.ID, ": ")
-		if !c.Verdict.Firm() {
-			named[stat.TooNoisy] = append(named[stat.TooNoisy], name)
-			continue
+		verdict, name := c.Verdict, fmt.Sprintf("%s (%s times as long, %s)", c.B, fourDigits(*c.Ratio), c.within())
+		if !verdict.Firm() {
+			verdict = "not certain"
 		}
-		named[c.Verdict] = append(named[c.Verdict], fmt.Sprintf("%s (%s times as long, %s)", name, fourDigits(*c.Ratio), c.within()))
+		named[verdict] = append(named[verdict], name)
 	}
 	if all == 0 {
 		return nil
@@ -83,15 +85,9 @@ func copiesFound(r *Report, between bool) []string {
 		what = "Copies between devices, in memory that grows"
 	}
 	s := fmt.Sprintf("%s: %d of %d as fast as in ordinary memory, within %g %%", what, len(named[stat.Equal]), all, margin)
-	for _, x := range []struct {
-		verdict stat.Verdict
-		words   string
-	}{{stat.Slower, "slower"}, {stat.Faster, "faster"}, {stat.TooNoisy, "not certain"}} {
-		if list := named[x.verdict]; len(list) > 0 {
-			s += fmt.Sprintf("; %d %s", len(list), x.words)
-			if len(list) <= few {
-				s += ": " + strings.Join(list, ", ")
-			}
+	for _, verdict := range []stat.Verdict{stat.Slower, stat.Faster, "not certain"} {
+		if list := named[verdict]; len(list) > 0 {
+			s += fmt.Sprintf("; %d %s: %s", len(list), verdict, some(list))
 		}
 	}
 	if host > 0 {
@@ -100,113 +96,29 @@ func copiesFound(r *Report, between bool) []string {
 	return []string{s + "."}
 }
 
-// growthGroups are the cases that grow to the same size by the same steps, under how far and by
-// what steps. A case without figures is left out.
-func growthGroups(r *Report) []Group[Case] {
-	return GroupBy(without(r.Cases, func(c Case) bool {
-		return c.Status != Passed || c.Stats == nil || c.Stats.Growth == nil
-	}), func(c Case) string {
-		name := c.Axes.text("size") + " by " + c.Axes.text("step")
-		switch write := c.Axes.text("write"); write {
-		case "device", "-":
-		case "none":
-			name += ", nothing written,"
-		default:
-			name += ", by " + write + ","
-		}
-		if busy := c.Axes.text("busy"); busy != "0" && busy != "-" {
-			name += " busy " + busy + ","
-		}
-		return name
-	})
-}
-
-// comparedWith is the comparison of a case with another one, any if that has no name, nil if
-// there is none.
-func comparedWith(r *Report, c Case, other string) *Comparison {
-	i := slices.IndexFunc(r.Comparisons, func(x Comparison) bool {
-		return x.A == c.ID && (other == "" || x.B == other) && !x.ofRuns() && x.Ratio != nil
-	})
-	if i < 0 {
-		return nil
-	}
-	return &r.Comparisons[i]
-}
-
-// rivals are ways to grow without this library, by the ends of their names. Most programs do what is
-// usual. Of the others only those are named that are faster.
-var rivals = []struct {
-	mem, words string
-	usual      bool
-}{
-	{"-double", "doubling", true},
-	{"mmap-copy", "copying at each step", true},
-	{"cuMemAlloc-copy", "copying at each step", true},
-	{"mallocAsync-copy", "copying at each step from the driver's pool", false},
-	{"mremap", "mremap", false},
-	{"go-append", "append of Go", false},
-}
-
-// growthFound has the time and the peak of growth in place beside those of its rivals, and the time of
-// one allocation.
-func growthFound(r *Report, g Group[Case]) []string {
-	find := func(end string) *Case {
-		i := slices.IndexFunc(g.Of, func(c Case) bool { return strings.HasSuffix("/"+c.Axes.text(axisMem), end) })
-		if i < 0 {
-			return nil
-		}
-		return &g.Of[i]
-	}
-	vmm := find("/vmm")
-	if vmm == nil || vmm.Stats.Steps == 1 { // one step is no growth
-		return nil
-	}
-	usual := false
-	var sure, open, peaks []string
-	for _, rival := range rivals {
-		c := find(rival.mem)
-		if c == nil {
+// growthFound has the time and the peak of growth in place beside those of what it is compared with.
+func growthFound(r *Report, vmm Case) []string {
+	cases := byID(r.Cases)
+	times, peaks := "", ""
+	for _, x := range r.Comparisons {
+		other := cases[x.A]
+		if x.B != vmm.ID || x.ofRuns() || x.Ratio == nil || other.Stats == nil || other.Stats.Growth == nil {
 			continue
 		}
-		x := comparedWith(r, *c, vmm.ID)
-		if usual && !rival.usual && (x == nil || x.Verdict != stat.Slower) {
-			continue
+		name, certain := Contender(x.A), ""
+		if !x.Verdict.Firm() {
+			certain = ", " + string(x.Verdict)
 		}
-		if rival.usual {
-			usual = true
-			peaks = append(peaks, fmt.Sprintf(", %s with %s", size.Approx(c.Stats.Peak), rival.words))
-		}
-		if says, firm := growthAgainst(x, c, rival.words); firm {
-			sure = append(sure, says)
-		} else {
-			open = append(open, says)
+		times += fmt.Sprintf("; %s takes %s times as long (%s%s)", name, inverse(*x.Ratio), x.turned(), certain)
+		if other.Stats.Peak != vmm.Stats.Peak {
+			peaks += fmt.Sprintf(", %s with %s", size.Approx(other.Stats.Peak), name)
 		}
 	}
-	if len(sure)+len(open) == 0 {
+	if times == "" {
 		return nil
 	}
-	s := fmt.Sprintf("Growth to %s in place: %s, %s", g.Key, formatTime(vmm.Stats.Median), strings.Join(append(sure, open...), "; "))
-	if c := find("/vmm-whole"); c != nil {
-		if x := comparedWith(r, *c, vmm.ID); x != nil && x.Verdict == stat.Slower {
-			s += fmt.Sprintf("; %s times as long as all at once, where the size is known", threeDigits(*x.Ratio))
-		}
-	}
-	return []string{fmt.Sprintf("%s. The peak is %s%s; the pointer stays.", s, size.Approx(vmm.Stats.Peak), strings.Join(peaks, ""))}
-}
-
-// growthAgainst says how growth in place compares with a rival, and whether that is firm.
-func growthAgainst(x *Comparison, rival *Case, words string) (says string, firm bool) {
-	switch {
-	case x == nil || x.Low == nil || x.High == nil:
-		return fmt.Sprintf("against %s not certain: it took %s, too few samples", words, formatTime(rival.Stats.Median)), false
-	case !x.Verdict.Firm():
-		return fmt.Sprintf("against %s not certain: %s times as fast, %s", words, inverse(*x.Ratio), x.turned()), false
-	case x.Verdict == stat.Equal:
-		return "as fast as " + words, true
-	case x.Verdict == stat.Slower:
-		return fmt.Sprintf("%s times as long as %s (%s)", threeDigits(*x.Ratio), words, x.within()), true
-	}
-	return fmt.Sprintf("%s times as fast as %s (%s)", inverse(*x.Ratio), words, x.turned()), true
+	took := formatTime(vmm.Stats.Median)
+	return []string{fmt.Sprintf("Growth in place (%s) takes %s%s. The peak is %s%s; the pointer stays.", vmm.ID, took, times, size.Approx(vmm.Stats.Peak), peaks)}
 }
 
 // runsFound returns what the comparison of two runs found.
@@ -215,31 +127,19 @@ func runsFound(r *Report) []string {
 	if b == nil {
 		return nil
 	}
-	count := map[stat.Verdict]int{}
-	var worst *Comparison
-	all, margin := 0, 0.0
-	// Verdicts are counted; of what is slower, the worst has its figures.
-	for i, c := range r.Comparisons {
-		if !c.ofRuns() {
-			continue
-		}
-		all++
-		margin = c.Margin
-		count[c.Verdict]++
-		if c.Verdict == stat.Slower && (worst == nil || *c.Ratio > *worst.Ratio) {
-			worst = &r.Comparisons[i]
-		}
+	of := without(r.Comparisons, func(c Comparison) bool { return !c.ofRuns() })
+	list := []string{fmt.Sprintf("%d cases are in both runs.", len(of))}
+	if len(of) > 0 {
+		list[0] += fmt.Sprintf(" The new one against the old one, within %g %%: %s.", 100*of[0].Margin, tally(of))
 	}
-	s := fmt.Sprintf("%d cases are in both runs", all)
-	if all > 0 {
-		s += fmt.Sprintf(". The new one against the old one, within %g %%: %s", 100*margin, tally(count, stat.Verdicts()...))
-	}
-	list := []string{s + "."}
-	if count[stat.TooNoisy]+count[stat.TooFew] > 0 {
-		list = append(list, "Only more samples in each run, by --samples and --max-time, make an interval narrower.")
-	}
-	if worst != nil {
+	// Of what is slower, the worst has its figures.
+	slower := without(of, func(c Comparison) bool { return c.Verdict != stat.Slower })
+	if len(slower) > 0 {
+		worst := slices.MaxFunc(slower, func(a, b Comparison) int { return cmp.Compare(*a.Ratio, *b.Ratio) })
 		list = append(list, fmt.Sprintf("The most, %s takes %.3g times as long (%s).", worst.B, *worst.Ratio, worst.within()))
+	}
+	if slices.ContainsFunc(of, Comparison.open) {
+		list = append(list, "Only more samples in each run, by --samples and --max-time, make an interval narrower.")
 	}
 	if b.OldRuns*b.NewRuns == 1 {
 		list = append(list, "Of one run each, an interval knows only what chance did within the runs: between them clocks, temperature and where memory lies may differ, too. Give three reports of each, as old1.json,old2.json,old3.json, or --runs 3.")
@@ -253,6 +153,9 @@ func runsFound(r *Report) []string {
 	return list
 }
 
+// open reports whether more samples may give a verdict.
+func (c Comparison) open() bool { return c.Verdict == stat.TooNoisy || c.Verdict == stat.TooFew }
+
 // manyIntervals is how many 95 % intervals there are, at least, if one of them is likely
 // to miss by chance.
 const manyIntervals = 20
@@ -260,26 +163,18 @@ const manyIntervals = 20
 // chance returns how many verdicts are firm, and, of many, how many may be wrong by chance.
 // The difference between two runs is not chance.
 func chance(r *Report) string {
-	count := map[stat.Verdict]int{}
-	intervals := 0
-	for _, c := range r.Comparisons {
-		if !c.ofRuns() {
-			count[c.Verdict]++
-			if c.interval() != "" {
-				intervals++
-			}
-		}
-	}
-	if intervals == 0 {
+	list := without(r.Comparisons, func(c Comparison) bool { return c.ofRuns() || c.Low == nil })
+	firm := without(list, func(c Comparison) bool { return !c.Verdict.Firm() })
+	if len(list) == 0 {
 		return ""
 	}
-	s := fmt.Sprintf("%d of %d ratios have a firm verdict", count[stat.Equal]+count[stat.Slower]+count[stat.Faster], intervals)
-	if firm := tally(count, stat.Equal, stat.Slower, stat.Faster); firm != "" {
-		s += " (" + firm + ")"
+	s := fmt.Sprintf("%d of %d ratios have a firm verdict", len(firm), len(list))
+	if len(firm) > 0 {
+		s += " (" + tally(firm) + ")"
 	}
 	s += "."
-	if intervals >= manyIntervals {
-		s += fmt.Sprintf(" On average at most %.1f of %d intervals at 95 %% miss the true ratio by chance.", float64(intervals)/20, intervals)
+	if len(list) >= manyIntervals {
+		s += fmt.Sprintf(" On average at most %.1f of %d intervals at 95 %% miss the true ratio by chance.", float64(len(list))/20, len(list))
 	}
 	return s
 }
@@ -302,6 +197,7 @@ func made(r *Report) int {
 	return len(without(r.Comparisons, func(c Comparison) bool { return c.Verdict == stat.Waived || c.Verdict == stat.NotMeasured }))
 }
 
+// summary is how the cases ended, and how much was checked.
 func summary(r *Report) string {
 	var checked, wrong uint64
 	for _, c := range r.Cases {
@@ -310,11 +206,11 @@ func summary(r *Report) string {
 			wrong += c.Verify.Errors
 		}
 	}
-	// Passed is always there; the other statuses only if there are any.
-	count := r.Count()
-	s := fmt.Sprintf("%s: %d passed", counted(len(r.Cases), "case"), count[Passed])
-	if others := tally(count, Failed, Error, Waived, Interrupted); others != "" {
-		s += ", " + others
+	s := fmt.Sprintf("%s: %d passed", counted(len(r.Cases), "case"), r.Count()[Passed])
+	for _, status := range statuses[1:] { // only if there are any
+		if n := r.Count()[status]; n > 0 {
+			s += fmt.Sprintf(", %d %s", n, status)
+		}
 	}
 	s += fmt.Sprintf("; %s; %s verified, %s wrong; %.1f s", counted(made(r), "comparison"), size.Approx(checked), counted(int(wrong), "byte"), r.Run.Seconds)
 	if r.Run.Interrupted {
@@ -339,7 +235,7 @@ func next(r *Report) (list []Word) {
 	case r.Count()[Failed] > 0:
 		return []Word{{"Data were wrong. Once more, with every byte checked", again + " --verify full"}}
 	}
-	open := without(r.Comparisons, func(c Comparison) bool { return c.Verdict != stat.TooNoisy && c.Verdict != stat.TooFew })
+	open := without(r.Comparisons, func(c Comparison) bool { return !c.open() })
 	given := func(name string) bool { return len(withoutFlags(flags, name)) < len(flags) }
 	if len(open) > 0 && !given("--for") {
 		more := append(withoutFlags(flags, "--samples", "--max-time"), fmt.Sprintf("--samples %d --max-time %gs", 3*m.Samples, 3*m.MaxTime/1e9))

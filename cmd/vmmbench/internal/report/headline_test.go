@@ -16,8 +16,9 @@ func TestFindings(t *testing.T) {
 			r.Comparisons[i].Verdict = stat.TooNoisy
 		}
 	}
-	grew := "Growth to 1GiB by 64MiB in place: 10 ms, 10 times as fast as copying at each step (95 % 8 to 12.5); 2 times as long as copying at each step " +
-		"from the driver's pool (95 % 1.6 to 2.5); against doubling not certain: 1.5 times as fast, 95 % 1.2 to 1.88. The peak is 1.0 GiB, 1.5 GiB with doubling, 1.5 GiB with copying at each step; the pointer stays."
+	grew := "Growth in place (grow/1GiB/vmm) takes 10 ms; cuMemAlloc-copy takes 10 times as long (95 % 8 to 12.5); " +
+		"cuMemAlloc-double takes 1.5 times as long (95 % 1.2 to 1.88, too noisy); mallocAsync-copy takes 0.5 times as long (95 % 0.4 to 0.625). " +
+		"The peak is 1.0 GiB, 1.5 GiB with cuMemAlloc-copy, 1.5 GiB with cuMemAlloc-double, 1.5 GiB with mallocAsync-copy; the pointer stays."
 	require.Equal(t, []string{grew}, Findings(r))
 	for i, verdict := range []stat.Verdict{stat.Equal, stat.Slower, stat.TooNoisy, stat.Equal} {
 		id, axes := "bw/h2d/"+string(rune('a'+i)), Axes{{"direction", "h2d"}, {"host", "pinned"}}
@@ -30,7 +31,7 @@ func TestFindings(t *testing.T) {
 		r.Comparisons = append(r.Comparisons, Comparison{ID: id + ": x", A: id + "/cuMemAlloc", B: id + "/vmm", Ratio: of(1.1), Low: of(1.05), High: of(1.2), Margin: 0.02, Verdict: verdict})
 	}
 	require.Equal(t, []string{
-		"Copies to and from memory that grows: 1 of 3 as fast as in ordinary memory, within 2 %; 1 slower: bw/h2d/b (1.1 times as long, 95 % 1.05 to 1.2); 1 not certain: bw/h2d/c.",
+		"Copies to and from memory that grows: 1 of 3 as fast as in ordinary memory, within 2 %; 1 slower: bw/h2d/b/vmm (1.1 times as long, 95 % 1.05 to 1.2); 1 not certain: bw/h2d/c/vmm (1.1 times as long, 95 % 1.05 to 1.2).",
 		"Copies between devices, in memory that grows: 1 of 1 as fast as in ordinary memory, within 2 %.",
 		grew,
 	}, Findings(r))
@@ -51,8 +52,8 @@ func TestLinkFindings(t *testing.T) {
 	r.Devices = []Device{{Open: "cuda:0", Arch: "sm_90", State: state, StateEnd: &end}, {Open: "cuda:1", Arch: "sm_90"}}
 	r.Topology = []Link{{From: "cuda:0", To: "cuda:1", NVLinks: of(18)}, {From: "cuda:1", To: "cuda:0"}}
 	require.Equal(t, []string{
-		"Between the host and cuda:0: up to 7 GB/s, 89 % of PCIe Gen3 x8 (8 GB/s); the GPU could do Gen5 x16.",
-		"Between devices, one way: 387 GB/s, 86 % of 18 NVLinks (450 GB/s).",
+		"One way over PCIe Gen3 x8, where the GPU could do Gen5 x16 (8 GB/s): 7 GB/s, 89 %.",
+		"One way over 18 NVLinks (450 GB/s): 387 GB/s, 86 %.",
 	}, Findings(r)[:2])
 	require.Equal(t, []string{"Below its floor: bw/h2d/pinned/1GiB/vmm has 40 GB/s; at least 50 GB/s are wanted."}, Findings(r)[2:])
 	r.Run.AtLeast[0].Value = nil

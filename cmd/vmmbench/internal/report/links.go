@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -41,82 +42,70 @@ var pcieLane = map[uint64]float64{1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938,
 // data sheets have it: 600 GB/s both ways of 12 links on A100, 900 of 18 on H100, 1,800 of 18 on B200.
 var nvlinkRate = map[string]float64{"sm_60": 20, "sm_70": 25, "sm_80": 25, "sm_90": 25, "sm_100": 50, "sm_103": 50}
 
-// linksFound has the rate of the fastest copy as a share of its link's.
-func linksFound(r *Report) (list []string) {
-	for _, d := range r.Devices {
-		list = append(list, hostLink(r, d)...)
-	}
-	return append(list, nvlinks(r)...)
+// link is a link that copies went over, one way, in GB/s.
+type link struct {
+	kind       string
+	most, best float64
 }
 
-// nvlinks has a sentence for all pairs of devices with the same number and rate of NVLinks.
-func nvlinks(r *Report) (list []string) {
-	rate := map[string]float64{}
+// linksFound has, for each kind of link, the rates of the fastest copies over them, as a share of
+// what they carry.
+func linksFound(r *Report) (list []string) {
+	arch := map[string]string{}
+	var links []link
 	for _, d := range r.Devices {
-		rate[d.Open] = nvlinkRate[string(d.Arch)]
+		arch[d.Open] = string(d.Arch)
+		kind, most := pcie(d)
+		links = append(links, link{kind, most, fastest(r, func(a Axes) bool {
+			way := a.text("direction")
+			return a.text("device") == d.Open && a.text("host") == "pinned" && (way == "h2d" || way == "d2h")
+		})})
 	}
-	linked := without(r.Topology, func(l Link) bool { return l.NVLinks == nil || *l.NVLinks == 0 || rate[l.From] == 0 })
-	most := func(l Link) float64 { return float64(*l.NVLinks) * rate[l.From] }
-	for _, g := range GroupBy(linked, func(l Link) string { return fmt.Sprintf("%d NVLinks (%.0f GB/s)", *l.NVLinks, most(l)) }) {
-		var rates []float64
-		for _, l := range g.Of {
-			best := fastest(r, func(a Axes) bool {
-				return a.text(axisFrom) == l.From && a.text(axisTo) == l.To && a.text("direction") != "both" && a.text(axisMem) != "none" // which goes through the host
-			})
-			if best > 0 {
-				rates = append(rates, best)
-			}
-		}
-		if len(rates) == 0 {
+	for _, l := range r.Topology {
+		if l.NVLinks == nil {
 			continue
 		}
-		slices.Sort(rates)
-		share := func(x float64) string { return fmt.Sprintf("%.0f", 100*x/most(g.Of[0])) }
-		list = append(list, fmt.Sprintf("Between devices, one way: %s GB/s, %s %% of %s.", span(rates, fourDigits), span(rates, share), g.Key))
+		most := float64(*l.NVLinks) * nvlinkRate[arch[l.From]]
+		links = append(links, link{fmt.Sprintf("%d NVLinks", *l.NVLinks), most, fastest(r, func(a Axes) bool {
+			direct := a.text("direction") != "both" && a.text(axisMem) != "none" // which goes through the host
+			return direct && a.text(axisFrom) == l.From && a.text(axisTo) == l.To
+		})})
+	}
+	// One that is idle may be slower than it was while it worked.
+	links = without(links, func(l link) bool { return l.best == 0 || l.best > l.most })
+	for _, g := range GroupBy(links, func(l link) string { return fmt.Sprintf("%s (%.0f GB/s)", l.kind, l.most) }) {
+		slices.SortFunc(g.Of, func(a, b link) int { return cmp.Compare(a.best, b.best) })
+		span := func(print func(link) string) string {
+			if low, high := print(g.Of[0]), print(g.Of[len(g.Of)-1]); low != high {
+				return low + " to " + high
+			}
+			return print(g.Of[0])
+		}
+		rates := span(func(l link) string { return fourDigits(l.best) })
+		shares := span(func(l link) string { return fmt.Sprintf("%.0f", 100*l.best/l.most) })
+		list = append(list, fmt.Sprintf("One way over %s: %s GB/s, %s %%.", g.Key, rates, shares))
 	}
 	return list
 }
 
-// span prints the first and the last of sorted numbers, once if they look alike.
-func span(list []float64, print func(float64) string) string {
-	low, high := print(list[0]), print(list[len(list)-1])
-	if low == high {
-		return high
+// pcie is the link of a GPU to the host, the best that it was, with the best that it could be.
+func pcie(d Device) (kind string, most float64) {
+	s, end := d.State, d.StateEnd
+	if s == nil || end == nil {
+		return "", 0
 	}
-	return low + " to " + high
-}
-
-// hostLink is the sentence for the link between a GPU and the host. It also names the best link that the
-// GPU could have.
-func hostLink(r *Report, d Device) []string {
-	if d.State == nil || d.StateEnd == nil {
-		return nil
+	best := func(a, b *uint64) uint64 {
+		if a == nil || b == nil {
+			return *cmp.Or(a, b, new(uint64))
+		}
+		return max(*a, *b)
 	}
-	// A GPU without work may lower its link: the better of the two moments counts.
-	better := func(of func(*DeviceState) *uint64) uint64 { return max(orZero(of(d.State)), orZero(of(d.StateEnd))) }
-	generation := better(func(s *DeviceState) *uint64 { return s.PCIeGeneration })
-	width := better(func(s *DeviceState) *uint64 { return s.PCIeWidth })
-	most := pcieLane[generation] * float64(width)
-	best := fastest(r, func(a Axes) bool {
-		way := a.text("direction")
-		return a.text("device") == d.Open && a.text("host") == "pinned" && (way == "h2d" || way == "d2h")
-	})
-	if best == 0 || best > most { // it was faster while it worked than at either moment
-		return nil
+	generation, width := best(s.PCIeGeneration, end.PCIeGeneration), best(s.PCIeWidth, end.PCIeWidth)
+	kind = fmt.Sprintf("PCIe Gen%d x%d", generation, width)
+	if g, w := best(s.PCIeGenerationMax, nil), best(s.PCIeWidthMax, nil); generation < g || width < w {
+		kind += fmt.Sprintf(", where the GPU could do Gen%d x%d", g, w)
 	}
-	s := fmt.Sprintf("Between the host and %s: up to %s GB/s, %.0f %% of PCIe Gen%d x%d (%.0f GB/s)", d.Open, fourDigits(best), 100*best/most, generation, width, most)
-	g, w := orZero(d.State.PCIeGenerationMax), orZero(d.State.PCIeWidthMax)
-	if g > 0 && w > 0 && (generation < g || width < w) {
-		s += fmt.Sprintf("; the GPU could do Gen%d x%d", g, w)
-	}
-	return []string{s + "."}
-}
-
-func orZero(n *uint64) uint64 {
-	if n == nil {
-		return 0
-	}
-	return *n
+	return kind, pcieLane[generation] * float64(width)
 }
 
 // fastest is the highest bandwidth of the cases with such axes, in GB/s.

@@ -2,15 +2,14 @@ package report
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// Axes that tables know: what the memory is, how it is shared, and, of a pair of devices, the one that
-// copies and the one whose memory it reaches.
-const axisMem, axisHow, axisFrom, axisTo = "mem", "how", "from", "to"
+// Axes that tables know: what the memory is, and, of a pair of devices, the one that copies and the
+// one whose memory it reaches.
+const axisMem, axisFrom, axisTo = "mem", "from", "to"
 
 // CommandOf is the first part of a name.
 func CommandOf(id string) string {
@@ -35,38 +34,11 @@ func byID(list []Case) map[string]Case {
 	return cases
 }
 
-// layout says in which axes the cases of a command lie. Memory has one axis: what else
-// differs between compared cases, as the size of chunks, is a part of its name.
-type layout struct {
-	axes []string
-	name bool // the last part of the case's name is the value of axisMem
-}
-
-func layoutOf(r *Report, list []Case) (l layout) {
-	for _, c := range list {
-		for _, a := range c.Axes {
-			l.axes = union(l.axes, []string{a.Name})
-		}
-	}
-	known := byID(list)
-	for _, c := range r.Comparisons {
-		a, found := known[c.A]
-		b, both := known[c.B]
-		if !found || !both || c.ofRuns() {
-			continue
-		}
-		l.axes = slices.DeleteFunc(l.axes, func(name string) bool {
-			return name != axisMem && name != axisHow && a.Axes.text(name) != b.Axes.text(name)
-		})
-		l.name = true
-	}
-	return l
-}
-
-// value returns the value of an axis.
-func (l layout) value(c Case, axis string) string {
+// axisValue returns the value of an axis for a table. Memory has one axis: what else differs between
+// compared cases, as the size of chunks, is a part of its name.
+func axisValue(c Case, axis string) string {
 	switch value := c.Axes.text(axis); {
-	case axis == axisMem && l.name:
+	case axis == axisMem && strings.HasPrefix(Contender(c.ID), value):
 		return Contender(c.ID)
 	// In a table, "none" is of mem alone: no access to a peer.
 	case axis == "host" && value == "none":
@@ -83,52 +55,45 @@ func (l layout) value(c Case, axis string) string {
 // compared, what they are compared with has, in brackets, how many times as long it takes, or a
 // question mark if its verdict is not firm; if there is one comparison in a row, it has columns of its own.
 func Pivot(r *Report, rows []string, column string) (header []string, table [][]string) {
-	layouts := map[string]layout{}
-	for _, command := range byCommand(r) {
-		layouts[command.Key] = layoutOf(r, command.Of)
-	}
-	value := func(c Case, axis string) string { return layouts[CommandOf(c.ID)].value(c, axis) }
 	passed := without(r.Cases, func(c Case) bool { return c.Status != Passed || c.Stats == nil })
-	lines := GroupBy(passed, func(c Case) string {
-		var keys []string
+	against := map[string]*Comparison{}
+	for i, x := range r.Comparisons {
+		if against[x.A] == nil && !x.ofRuns() && x.Ratio != nil {
+			against[x.A] = &r.Comparisons[i]
+		}
+	}
+	key := func(c Case) (keys string) {
 		for _, axis := range rows {
-			keys = append(keys, value(c, axis))
+			keys += axisValue(c, axis) + "|"
 		}
-		return strings.Join(keys, "|")
-	})
-	single := column == axisMem
-	for _, line := range lines {
-		compared := without(line.Of, func(c Case) bool { return comparedWith(r, c, "") == nil })
-		single = single && len(compared) < 2
+		return keys
 	}
-	g := newGrid("")
-	for _, axis := range rows {
-		for _, line := range lines {
-			g.set(line.Key, axis, value(line.Of[0], axis))
+	g, compared, single := newGrid(""), map[string]int{}, column == axisMem
+	for _, c := range passed {
+		for _, axis := range rows {
+			g.set(key(c), axis, axisValue(c, axis))
+		}
+		if against[c.ID] != nil {
+			compared[key(c)]++
+			single = single && compared[key(c)] < 2
 		}
 	}
-	for _, of := range GroupBy(passed, func(c Case) string { return value(c, column) }) {
-		g.set(lines[0].Key, of.Key, "") // columns come in the order of the cases
-	}
-	for _, line := range lines {
-		pair := &Comparison{}
-		for _, c := range line.Of {
-			x, cell := comparedWith(r, c, ""), c.figure()
-			switch {
-			case x == nil:
-			case single:
-				pair = x
-			case x.Verdict.Firm():
-				cell += " (" + inverse(*x.Ratio) + ")"
-			default:
-				cell += " (?)"
-			}
-			g.set(line.Key, value(c, column), cell)
+	for _, c := range passed {
+		x, cell := against[c.ID], c.figure()
+		switch {
+		case x == nil || single:
+		case x.Verdict.Firm():
+			cell += " (" + inverse(*x.Ratio) + ")"
+		default:
+			cell += " (?)"
 		}
-		if single {
-			g.set(line.Key, "ratio of times", pair.ratio())
-			g.set(line.Key, "95 %", pair.interval())
-			g.set(line.Key, "verdict", string(pair.Verdict))
+		g.set(key(c), axisValue(c, column), cell)
+	}
+	for _, c := range passed {
+		if x := against[c.ID]; x != nil && single {
+			g.set(key(c), "ratio of times", x.ratio())
+			g.set(key(c), "95 %", x.interval())
+			g.set(key(c), "verdict", string(x.Verdict))
 		}
 	}
 	for _, row := range g.rows {

@@ -75,71 +75,79 @@ func tables(w io.Writer, r *Report, width int) error {
 
 // About is the machine and its devices, and what EnablePeers would do with them.
 func About(r *Report) []Piece {
-	list := sentences(machine(r))
+	var list []Piece
 	if b := r.Baseline; r.Run.Command == CommandCompare && b != nil && b.New != nil {
 		list = sentences("Old: "+origin(b.Run), "New: "+origin(*b.New))
 	}
-	if r.Run.Measure != nil || r.Plan != nil || r.Run.Command == CommandCompare {
-		list = append(list, devices(r)...)
+	g := newGrid("what")
+	g.setFields("machine", r.Host, briefDevice)
+	for _, d := range r.Devices {
+		g.setFields(d.Open, d, briefDevice)
 	}
-	return append(list, plan(r)...)
+	return slices.Concat(list, g.pieces("Machine"), plan(r))
 }
 
 // Abilities is what the devices can do, and the limits of the machine.
 func Abilities(r *Report) []Piece {
-	var list []Piece
-	for _, d := range r.Devices {
-		d.State, d.StateEnd = nil, nil // which have a table of their own
-		list = append(list, objects("Device "+d.Open, nil, []string{"value"}, d)...)
-	}
-	list = slices.Concat(list, States(r), topology(r))
-	supported, values := newGrid("feature"), newGrid("limit")
+	g := newGrid("what")
+	g.setFields("value", r.Host, nil)
+	list := g.pieces("Machine")
+	features, limits := newGrid("feature"), newGrid("limit")
 	var unknown []string
 	for _, d := range r.Devices {
+		g := newGrid("what")
+		g.setFields("value", d, nil)
+		list = append(list, g.pieces("Device "+d.Open)...)
 		for _, f := range d.Features {
-			supported.set(f.Name, d.Open, cmp.Or(yesNo(f.Supported), "unknown"))
+			features.set(f.Name, d.Open, cmp.Or(yesNo(f.Supported), "unknown"))
 			if f.Supported == nil {
 				unknown = union(unknown, []string{f.Name + ": " + string(f.Reason)})
 			}
 		}
 	}
 	for _, l := range r.Host.Limits {
-		values.set(l.Name, "value", cmp.Or(exact(l.Value), string(l.Reason)))
+		limits.set(l.Name, "value", cmp.Or(exact(l.Value), string(l.Reason)))
 	}
-	return slices.Concat(list, supported.pieces("Features", unknown...), values.pieces("Limits"))
+	return slices.Concat(list, topology(r), features.pieces("Features", unknown...), limits.pieces("Limits"))
 }
+
+// What a run shows of devices and of their state; --format json has all.
+var (
+	briefDevice = []string{
+		"os", "kernel", "cpu", "cpus", "go",
+		"name", "driver", "arch", "memory", "free", "granularity", "granularity_recommended", "reason",
+	}
+	briefState = []string{
+		"load", "governors", "transparent_huge_pages",
+		"clock_sm_mhz", "clock_sm_max_mhz", "temperature_c", "power_w", "throttle", "pcie_generation", "pcie_width", "other_processes",
+	}
+)
 
 // States are those of the machine and of its devices, with all that is known.
 func States(r *Report) []Piece { return states(r, nil) }
 
-// states has some of their fields, or all.
 func states(r *Report, only []string) []Piece {
-	moments := []string{"start", "end"}
-	list := objects("State of the host", only, moments, r.Host.State, r.Host.StateEnd)
+	g := newGrid("what")
+	g.setFields("start", r.Host.State, only)
+	g.setFields("end", r.Host.StateEnd, only)
+	list := g.pieces("State of the host")
 	for _, d := range r.Devices {
-		list = append(list, objects("State of "+d.Open, only, moments, d.State, d.StateEnd)...)
+		g := newGrid("what")
+		g.setFields("start", d.State, only)
+		g.setFields("end", d.StateEnd, only)
+		list = append(list, g.pieces("State of "+d.Open)...)
 	}
 	return list
 }
 
-// briefState are the parts of the state that a run shows; --format json has all.
-var briefState = []string{
-	"load", "governors", "transparent_huge_pages",
-	"clock_sm_mhz", "clock_sm_max_mhz", "temperature_c", "power_w", "throttle", "pcie_generation", "pcie_width", "other_processes",
-}
-
-// objects has a row for each field that one of the objects has, and a column for each object.
-func objects(heading string, only, columns []string, list ...any) []Piece {
-	g := newGrid("what")
-	for i, object := range list {
-		for _, f := range fields(object) {
-			text := f.String()
-			if text != "" && (only == nil || slices.Contains(only, f.name)) {
-				g.set(strings.ReplaceAll(f.name, "_", " "), columns[i], text)
-			}
+// setFields puts the fields of an object into a column, those of these names or all.
+func (g *grid) setFields(column string, object any, only []string) {
+	for _, f := range fields(object) {
+		text := f.String()
+		if text != "" && (only == nil || slices.Contains(only, f.name)) {
+			g.set(strings.ReplaceAll(f.name, "_", " "), column, text)
 		}
 	}
-	return g.pieces(heading)
 }
 
 // Figures is what was measured: all cases and comparisons, and what their words mean.
@@ -172,20 +180,6 @@ func figures(r *Report) (list []Piece) {
 	return list
 }
 
-// machine says in words what the program ran on.
-func machine(r *Report) string {
-	h := r.Host
-	list := []string{strings.TrimSpace(h.OS + "/" + h.Arch + " " + string(h.Kernel))}
-	if h.CPU != "" {
-		list = append(list, string(h.CPU))
-	}
-	list = append(list, fmt.Sprintf("%d cpus", h.CPUs))
-	if h.Memory != nil {
-		list = append(list, size.Approx(*h.Memory)+" memory")
-	}
-	return "Machine: " + strings.Join(append(list, h.Go), ", ")
-}
-
 // origin returns which run it was.
 func origin(run Run) string {
 	s := strings.TrimSpace("vmmbench " + strings.Join(run.Args, " "))
@@ -198,59 +192,21 @@ func origin(run Run) string {
 	return s + ", " + run.Started
 }
 
-// devices is the table of devices.
-func devices(r *Report) []Piece {
-	g := newGrid("device")
-	var reasons []string
-	for _, d := range r.Devices {
-		g.set(d.Open, "name", d.Name)
-		g.set(d.Open, "driver", string(d.Driver))
-		g.set(d.Open, "memory", size.Approx(d.Memory))
-		g.set(d.Open, "free", ifKnown(d.Free, size.Approx))
-		g.set(d.Open, "granularity", ifKnown(d.Granularity, size.Format))
-		if exact(d.Recommended) != exact(d.Granularity) {
-			g.set(d.Open, "recommended", ifKnown(d.Recommended, size.Format))
-		}
-		g.set(d.Open, "arch", string(d.Arch))
-		if d.Reason != "" {
-			reasons = append(reasons, d.Open+": "+string(d.Reason))
-		}
-	}
-	return g.pieces("Devices", reasons...)
-}
-
-// ifKnown prints a value, or a dash if it is not known.
-func ifKnown[T any](n *T, print func(T) string) string {
-	if n == nil {
-		return "-"
-	}
-	return print(*n)
-}
-
 // topology is a matrix of what connects the devices that have links: by NVML, else whether the
-// CUDA driver has peer access. A path without it is in brackets.
+// CUDA driver has peer access.
 func topology(r *Report) []Piece {
-	g, heading := newGrid("from \\ to"), "Topology: is there peer access? Without NVML the path is not known"
+	g := newGrid("from \\ to")
 	for _, l := range r.Topology {
 		g.set(l.From, l.From, "-")
 	}
 	for _, l := range r.Topology {
 		text := cmp.Or(string(l.Path), yesNo(l.Access))
-		if l.Path != "" && yesNo(l.Access) == "no" {
+		if yesNo(l.Access) == "no" {
 			text = "(" + text + ")"
 		}
 		g.set(l.From, l.To, text)
-		if l.Path != "" {
-			heading = "Topology: NV<n> is n NVLinks; PIX, PXB, PHB, NODE, SYS is PCIe; (in brackets) no peer access"
-		}
 	}
-	for _, d := range r.Devices {
-		if _, linked := g.at[d.Open]; linked && d.State != nil {
-			g.set(d.Open, "NUMA node", exact(d.State.NUMANode))
-			g.set(d.Open, "nearest CPUs", string(d.State.CPUs))
-		}
-	}
-	return g.pieces(heading)
+	return g.pieces("Topology: NV<n> is n NVLinks; PIX, PXB, PHB, NODE, SYS is PCIe; yes where the path is not known; (in brackets) no peer access")
 }
 
 // plan is what EnablePeers would do for each pair.
@@ -263,55 +219,28 @@ func plan(r *Report) []Piece {
 		g.set(pair, "access", yesNo(p.Access))
 		g.set(pair, "atomics", yesNo(p.Atomics))
 		g.set(pair, "rank", exact(p.Rank))
-		g.set(pair, "now", string(p.Now))
+		g.set(pair, "what would be done", "nothing")
 		if p.Can {
 			g.set(pair, "what would be done", fmt.Sprintf("%s -> %s", p.Now, p.Then))
-			continue
+		} else {
+			reasons = append(reasons, pair+": "+string(p.Why))
 		}
-		g.set(pair, "what would be done", "nothing")
-		reasons = append(reasons, pair+": "+string(p.Why))
 	}
 	return g.pieces("Plan: what EnablePeers would do", reasons...)
 }
 
-// Tables beside the main one show figures that only some cases have.
-const (
-	tableWays    = "other rates"
-	tableSteps   = "its steps"
-	tableReaders = "its readers"
-	tablePools   = "what it held"
-	tableSoak    = "repeated for long"
-)
-
-// moreTables are their columns, by the names of fields.
-var moreTables = []struct{ table, field, column string }{
-	{tableWays, "traffic", "traffic"},
-	{tableWays, "forward", "forward"},
-	{tableWays, "reverse", "reverse"},
-	{tableSteps, "step_p50_ns", "step p50"},
-	{tableSteps, "step_p99_ns", "step p99"},
-	{tableSteps, "step_max_ns", "step max"},
-	{tableSteps, "bytes_copied", "copied"},
-	{tableSteps, "peak_bytes", "peak"},
-	{tableSteps, "moves", "moves"},
-	{tableSoak, "soak_p50_ns", "p50"},
-	{tableSoak, "soak_p99_ns", "p99"},
-	{tableSoak, "soak_p999_ns", "p99.9"},
-	{tableSoak, "soak_slowest_ns", "slowest"},
-	{tableSoak, "soak_slowest_at_seconds", "after s"},
-	{tableReaders, "p99_ns", "p99"},
-	{tableReaders, "reader_fds", "reader fds"},
-	{tablePools, "live_peak_bytes", "live peak"},
-	{tablePools, "reserved_peak_bytes", "reserved peak"},
-	{tablePools, "reserved_of_live", "of live"},
-	{tablePools, "failed_allocs", "no memory"},
+// mainFields are the fields of statistics that have no column in the table of those that only some
+// cases have: the main table has them, or other formats.
+var mainFields = []string{
+	"n", "loops", "rounds", "median_ns", "mad_ns", "min_ns", "max_ns", "p5_ns", "p95_ns", "low_ns", "high_ns", "level",
+	"value", "value_low", "value_high", "timer_ns",
 }
 
 // caseTables are tables of a command's cases, but for what this machine does not have: how long
-// they took, and what only some of them have. A brief one has no steps.
+// they took, and, unless it is brief, what only some of them have.
 func caseTables(command Group[Case], brief bool) []Piece {
 	list := without(command.Of, func(c Case) bool { return c.Status == Waived })
-	g, more, flags := newGrid("case"), map[string]*grid{}, commonFlags(list)
+	g, more, flags := newGrid("case"), newGrid("case"), commonFlags(list)
 	var reasons []string
 	for _, c := range list {
 		if c.Reason != "" {
@@ -319,33 +248,18 @@ func caseTables(command Group[Case], brief bool) []Piece {
 		}
 		// A pair of devices is easier to find in a matrix than in a list.
 		if pairName(c) == "" || c.Status != Passed || len(list) <= maxRows {
-			setCase(g, c, flags)
+			g.setCase(c, flags)
 		}
-		figures := map[string]field{}
 		for _, f := range c.figures() {
-			figures[f.name] = f
-		}
-		for _, m := range moreTables {
-			f, ok := figures[m.field]
-			none := m.field == "reader_fds" && f.String() == "0" // it has no reader
-			if !ok || none {
-				continue
+			if _, number := f.number(); number && !brief && !slices.Contains(mainFields, f.name) {
+				more.set(c.ID, strings.ReplaceAll(strings.TrimSuffix(f.name, "_ns"), "_", " "), f.String())
 			}
-			if more[m.table] == nil {
-				more[m.table] = newGrid("case")
-			}
-			more[m.table].set(c.ID, m.column, f.String())
 		}
 	}
 	title := strings.ToUpper(command.Key)
 	same := append(g.lift("device", "unit", "n", "verified", "status"), flags...)
 	pieces := g.pieces(strings.TrimSuffix(title+": "+strings.Join(same, ", "), ": "), reasons...)
-	for _, name := range []string{tableWays, tableSteps, tableSoak, tableReaders, tablePools} {
-		if t := more[name]; t != nil && !(brief && name == tableSteps) {
-			pieces = append(pieces, t.pieces(title+", "+name)...)
-		}
-	}
-	return pieces
+	return append(pieces, more.pieces(title+", other figures")...)
 }
 
 // commonFlags are the flags of all cases of several.
@@ -360,20 +274,18 @@ func commonFlags(list []Case) (flags []string) {
 }
 
 // setCase adds a case to the main table of its command, without the flags that stand in its heading.
-func setCase(g *grid, c Case, common []string) {
-	texts := map[string]string{"n": "0"}
-	for _, f := range c.figures() {
-		texts[f.name] = f.String()
-	}
-	if c.Stats != nil {
-		texts["95 %"] = interval(c.Stats.ValueLow, c.Stats.ValueHigh, c.Stats.Level, fourDigits)
+func (g *grid) setCase(c Case, common []string) {
+	s, median, of := c.Stats, "", ""
+	if s == nil {
+		s = &Stats{}
+	} else {
+		median, of = fourDigits(s.Value), interval(s.ValueLow, s.ValueHigh, s.Level, fourDigits)
 	}
 	g.set(c.ID, "device", exact(c.Axes.Of("device")))
-	g.set(c.ID, "median", texts["value"])
-	g.set(c.ID, "95 %", texts["95 %"])
+	g.set(c.ID, "median", median)
+	g.set(c.ID, "95 %", of)
 	g.set(c.ID, "unit", c.Unit)
-	g.set(c.ID, "bandwidth", texts["bandwidth"])
-	g.set(c.ID, "n", texts["n"])
+	g.set(c.ID, "n", exact(s.N))
 	g.set(c.ID, "verified", verified(c))
 	g.set(c.ID, "status", string(c.Status))
 	g.set(c.ID, "flags", strings.Join(without(c.Flags, func(f string) bool { return slices.Contains(common, f) }), ", "))
