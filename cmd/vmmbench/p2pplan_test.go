@@ -58,7 +58,7 @@ func TestP2PPlan(t *testing.T) {
 	}
 	code, out, _ = bench(t, "p2p", "--plan", "--device", "host")
 	require.Equal(t, report.ExitPassed, code)
-	require.Contains(t, out, "none -> read-write")
+	require.Regexp(t, `none +read-write`, out)
 	require.NotContains(t, out, "nofile", "this is not info")
 }
 

@@ -49,12 +49,9 @@ func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, e
 	}
 	// Names pair the cases, so none may be there twice.
 	before, err := uniqueCases(older)
-	if err != nil {
-		return nil, nil, fmt.Errorf("old report: %w", err)
-	}
-	after, err := uniqueCases(newer)
-	if err != nil {
-		return nil, nil, fmt.Errorf("new report: %w", err)
+	after, errAfter := uniqueCases(newer)
+	if err = cmp.Or(err, errAfter); err != nil {
+		return nil, nil, err
 	}
 	base := &Baseline{Run: older.Run, Host: older.Host, Devices: older.Devices, OnlyOld: []string{}, OnlyNew: []string{}}
 	list := []Comparison{}
@@ -82,7 +79,7 @@ func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, e
 func uniqueCases(r *Report) (map[string]Case, error) {
 	for _, g := range GroupBy(r.Cases, func(c Case) string { return c.ID }) {
 		if len(g.Of) > 1 {
-			return nil, fmt.Errorf("case %s is there twice", g.Key)
+			return nil, fmt.Errorf("the report of %s has case %s twice", r.Run.Started, g.Key)
 		}
 	}
 	return byID(r.Cases), nil
@@ -91,24 +88,25 @@ func uniqueCases(r *Report) (map[string]Case, error) {
 // sameMachine refuses runs on different devices, or with different drivers. Where a device
 // is opened does not matter.
 func sameMachine(older, newer *Report, o CompareOptions) error {
-	of := func(r *Report) (devices, drivers []string) {
+	of := func(r *Report) (devices, drivers string) {
+		var names, versions []string
 		for _, d := range r.Devices {
 			name := strings.TrimSpace(d.Name + " " + string(d.MIG))
 			// The memory of the host is as fast as its processor.
 			if strings.HasPrefix(d.Open, "host") {
 				name += " of " + string(r.Host.CPU)
 			}
-			devices, drivers = append(devices, name), union(drivers, []string{string(d.Driver)})
+			names, versions = append(names, name), union(versions, []string{string(d.Driver)})
 		}
-		return devices, drivers
+		return strings.Join(names, ", "), strings.Join(versions, ", ")
 	}
 	oldDevices, oldDrivers := of(older)
 	newDevices, newDrivers := of(newer)
 	switch {
-	case !o.AnyDevice && !slices.Equal(oldDevices, newDevices):
-		return fmt.Errorf("%w: devices %q and %q", ErrDifferent, strings.Join(oldDevices, ", "), strings.Join(newDevices, ", "))
-	case !o.AnyDriver && !slices.Equal(oldDrivers, newDrivers):
-		return fmt.Errorf("%w: drivers %q and %q", ErrDifferent, strings.Join(oldDrivers, ", "), strings.Join(newDrivers, ", "))
+	case !o.AnyDevice && oldDevices != newDevices:
+		return fmt.Errorf("%w: devices %q and %q", ErrDifferent, oldDevices, newDevices)
+	case !o.AnyDriver && oldDrivers != newDrivers:
+		return fmt.Errorf("%w: drivers %q and %q", ErrDifferent, oldDrivers, newDrivers)
 	}
 	return nil
 }

@@ -2,36 +2,40 @@ package report
 
 import (
 	"encoding/csv"
+	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
 // writeCSV writes a line for each case, by RFC 4180, with the comparison with the baseline if there
-// is one. The other formats have all.
+// is one. Its columns are fields of cases, of their statistics and of comparisons, and one with all
+// axes. The other formats have all.
 func writeCSV(w io.Writer, r *Report) error {
-	lines := [][]string{{"id", "status", "reason", "value", "unit", "low", "high", "n", "median_ns", "p5_ns", "p95_ns", "flags", "axes"}}
+	columns := []string{"id", "status", "reason", "value", "unit", "value_low", "value_high", "n", "median_ns", "p5_ns", "p95_ns", "flags", "axes"}
 	if r.Baseline != nil {
-		lines[0] = append(lines[0], "ratio", "ratio_low", "ratio_high", "verdict")
+		columns = append(columns, "ratio", "low", "high", "verdict")
 	}
-	against := map[string]Comparison{}
-	for _, c := range r.Comparisons {
-		if c.ofRuns() {
-			against[c.B] = c
-		}
-	}
+	lines := [][]string{columns}
 	for _, c := range r.Cases {
+		line := make([]string, len(columns))
+		add := func(list []field) {
+			for _, f := range list {
+				if at := slices.Index(columns, f.name); at >= 0 {
+					line[at] = f.exact()
+				}
+			}
+		}
 		var axes []string
 		for _, a := range c.Axes {
-			axes = append(axes, a.Name+"="+exact(a.Value))
+			axes = append(axes, a.Name+"="+fmt.Sprint(a.Value))
 		}
-		line := []string{c.ID, string(c.Status), string(c.Reason), "", c.Unit, "", "", "", "", "", "", strings.Join(c.Flags, " "), strings.Join(axes, " ")}
-		if s := c.Stats; s != nil {
-			line[3] = exact(s.Value)
-			copy(line[5:], []string{exact(s.ValueLow), exact(s.ValueHigh), exact(s.N), exact(s.Median), exact(s.P5), exact(s.P95)})
-		}
-		if r.Baseline != nil {
-			x := against[c.ID]
-			line = append(line, exact(x.Ratio), exact(x.Low), exact(x.High), string(x.Verdict))
+		add(append(fields(c), field{"axes", strings.Join(axes, " ")}))
+		add(fields(c.Stats))
+		for _, x := range r.Comparisons {
+			if x.ofRuns() && x.B == c.ID {
+				add(without(fields(x), func(f field) bool { return f.name == "id" || f.name == "reason" }))
+			}
 		}
 		lines = append(lines, line)
 	}

@@ -57,6 +57,17 @@ func (f field) number() (float64, bool) {
 	return 0, false
 }
 
+// title is the name for people.
+func (f field) title() string { return strings.ReplaceAll(strings.TrimSuffix(f.name, "_ns"), "_", " ") }
+
+// exact prints the value so that nothing of it is lost.
+func (f field) exact() string {
+	if x, ok := f.number(); ok {
+		return strconv.FormatFloat(x, 'f', -1, 64)
+	}
+	return f.String()
+}
+
 // byteFields are the names of fields whose numbers are bytes.
 var byteFields = regexp.MustCompile(`bytes|(memory|free|cache|granularity|recommended)$`)
 
@@ -264,19 +275,6 @@ func formatTime(ns float64) string {
 		return fourDigits(ns/1e6) + " ms"
 	}
 	return fourDigits(ns/1e9) + " s"
-}
-
-// exact prints a value so that nothing of it is lost, and nil as nothing.
-func exact(v any) string {
-	switch at := reflect.ValueOf(v); {
-	case !at.IsValid() || at.Kind() == reflect.Pointer && at.IsNil():
-		return ""
-	case at.Kind() == reflect.Pointer:
-		return exact(at.Elem().Interface())
-	case at.Kind() == reflect.Float64:
-		return strconv.FormatFloat(at.Float(), 'f', -1, 64)
-	}
-	return fmt.Sprint(v)
 }
 
 func yesNo(b *bool) string {

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -47,17 +48,15 @@ func (f *Format) Type() string {
 
 // FormatOf returns the format for the suffix of a file's name.
 func FormatOf(name string) (Format, error) {
-	switch suffix := strings.TrimPrefix(filepath.Ext(name), "."); suffix {
-	case "txt":
-		return Table, nil
-	case "bench":
-		return GoBench, nil
-	case "json", "ndjson", "csv":
-		return Format(suffix), nil
-	case "html", "htm":
+	suffix := strings.TrimPrefix(filepath.Ext(name), ".")
+	format := map[string]Format{"txt": Table, "json": JSON, "ndjson": NDJSON, "csv": CSV, "bench": GoBench}[suffix]
+	switch {
+	case suffix == "html" || suffix == "htm":
 		return "", fmt.Errorf("output file %q: a page is made later: write FILE.json, then vmmbench report FILE.json -o FILE.html", name)
+	case format == "":
+		return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .csv or .bench", name)
 	}
-	return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .csv or .bench", name)
+	return format, nil
 }
 
 // Output is one place that a Report goes to. Most formats are written at the end.
@@ -84,15 +83,15 @@ type line struct {
 // lines writes some if the format has them. Each is one Write, so that a killed run leaves whole
 // lines.
 func (o Output) lines(list ...line) error {
+	if o.Format != NDJSON {
+		return nil
+	}
 	for _, x := range list {
-		if o.Format != NDJSON {
-			break
-		}
 		b, err := json.Marshal(x)
-		if err != nil {
-			return err
+		if err == nil {
+			_, err = o.W.Write(append(b, '\n'))
 		}
-		if _, err := o.W.Write(append(b, '\n')); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -125,20 +124,14 @@ func (o Output) Comparison(c Comparison) error { return o.lines(line{Comparison:
 
 // Write writes a whole report, as a run writes it part by part.
 func (o Output) Write(r *Report) error {
-	var list []line
-	for i := range r.Cases {
-		list = append(list, line{Case: &r.Cases[i]})
+	err := o.Started(r)
+	for _, c := range r.Cases {
+		err = cmp.Or(err, o.Case(c))
 	}
-	for i := range r.Comparisons {
-		list = append(list, line{Comparison: &r.Comparisons[i]})
+	for _, c := range r.Comparisons {
+		err = cmp.Or(err, o.Comparison(c))
 	}
-	if err := o.Started(r); err != nil {
-		return err
-	}
-	if err := o.lines(list...); err != nil {
-		return err
-	}
-	return o.Finished(r)
+	return cmp.Or(err, o.Finished(r))
 }
 
 // Finished writes what has not been written yet.

@@ -35,6 +35,24 @@ func (g *grid) set(key, column, text string) {
 	row[at], g.rows[i] = text, row
 }
 
+// setFields puts fields of an object into a column, those of these names or all.
+func (g *grid) setFields(column string, object any, only ...string) {
+	for _, f := range fields(object) {
+		if text := f.String(); text != "" && (len(only) == 0 || slices.Contains(only, f.name)) {
+			g.set(f.title(), column, text)
+		}
+	}
+}
+
+// setRow puts these fields of an object into a row.
+func (g *grid) setRow(key string, object any, only ...string) {
+	for _, f := range fields(object) {
+		if slices.Contains(only, f.name) {
+			g.set(key, f.title(), f.String())
+		}
+	}
+}
+
 // lift removes those of the columns whose text is the same in all of several rows. It returns
 // them in words, for the heading.
 func (g *grid) lift(columns ...string) (said []string) {

@@ -205,9 +205,9 @@ func TestCSVHasTheBaseline(t *testing.T) {
 		for k, name := range lines[0] {
 			got[name] = lines[1+i][k]
 		}
-		require.Equal(t, []string{c.ID, string(c.Status), strings.Join(c.Flags, " ")}, []string{got["id"], got["status"], got["flags"]})
+		require.Equal(t, []string{c.ID, string(c.Status), strings.Join(c.Flags, ", ")}, []string{got["id"], got["status"], got["flags"]})
 		if i == 1 {
-			require.Equal(t, []string{"1.5", "", "slower"}, []string{got["ratio"], got["ratio_low"], got["verdict"]})
+			require.Equal(t, []string{"1.5", "", "slower"}, []string{got["ratio"], got["low"], got["verdict"]})
 		} else {
 			require.Empty(t, got["ratio"]+got["verdict"])
 		}
@@ -215,6 +215,6 @@ func TestCSVHasTheBaseline(t *testing.T) {
 			require.Empty(t, got["n"])
 			continue
 		}
-		require.Equal(t, exact(c.Stats.Median)+exact(c.Stats.ValueLow), got["median_ns"]+got["low"])
+		require.Equal(t, field{value: c.Stats.Median}.exact()+field{value: *c.Stats.ValueLow}.exact(), got["median_ns"]+got["value_low"])
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -73,30 +74,33 @@ func tables(w io.Writer, r *Report, width int) error {
 	return err
 }
 
-// About is the machine and its devices, and what EnablePeers would do with them.
+// About is the machine and its devices, which runs are compared, and what EnablePeers would do.
 func About(r *Report) []Piece {
-	var list []Piece
-	if b := r.Baseline; r.Run.Command == CommandCompare && b != nil && b.New != nil {
-		list = sentences("Old: "+origin(b.Run), "New: "+origin(*b.New))
+	runs, machine, plan := newGrid("what"), newGrid("what"), newGrid("from to")
+	if b := r.Baseline; b != nil && b.New != nil {
+		runs.setFields("old", b.Run, "args", "version", "started", "interrupted")
+		runs.setFields("new", b.New, "args", "version", "started", "interrupted")
 	}
-	g := newGrid("what")
-	g.setFields("machine", r.Host, briefDevice)
+	machine.setFields("machine", r.Host, briefDevice...)
 	for _, d := range r.Devices {
-		g.setFields(d.Open, d, briefDevice)
+		machine.setFields(d.Open, d, briefDevice...)
 	}
-	return slices.Concat(list, g.pieces("Machine"), plan(r))
+	for _, p := range r.Plan {
+		plan.setRow(p.From+" "+p.To, p, "path", "kind", "access", "atomics", "rank", "now", "then", "why")
+	}
+	return slices.Concat(runs.pieces("Compared"), machine.pieces("Machine"), plan.pieces("Plan: what EnablePeers would do"))
 }
 
 // Abilities is what the devices can do, and the limits of the machine.
 func Abilities(r *Report) []Piece {
 	g := newGrid("what")
-	g.setFields("value", r.Host, nil)
+	g.setFields("value", r.Host)
 	list := g.pieces("Machine")
 	features, limits := newGrid("feature"), newGrid("limit")
 	var unknown []string
 	for _, d := range r.Devices {
 		g := newGrid("what")
-		g.setFields("value", d, nil)
+		g.setFields("value", d)
 		list = append(list, g.pieces("Device "+d.Open)...)
 		for _, f := range d.Features {
 			features.set(f.Name, d.Open, cmp.Or(yesNo(f.Supported), "unknown"))
@@ -106,7 +110,7 @@ func Abilities(r *Report) []Piece {
 		}
 	}
 	for _, l := range r.Host.Limits {
-		limits.set(l.Name, "value", cmp.Or(exact(l.Value), string(l.Reason)))
+		limits.setRow(l.Name, l, "value", "reason")
 	}
 	return slices.Concat(list, topology(r), features.pieces("Features", unknown...), limits.pieces("Limits"))
 }
@@ -123,31 +127,19 @@ var (
 	}
 )
 
-// States are those of the machine and of its devices, with all that is known.
-func States(r *Report) []Piece { return states(r, nil) }
-
-func states(r *Report, only []string) []Piece {
+// States are those of the machine and of its devices, with these fields or all that is known.
+func States(r *Report, only ...string) []Piece {
 	g := newGrid("what")
-	g.setFields("start", r.Host.State, only)
-	g.setFields("end", r.Host.StateEnd, only)
+	g.setFields("start", r.Host.State, only...)
+	g.setFields("end", r.Host.StateEnd, only...)
 	list := g.pieces("State of the host")
 	for _, d := range r.Devices {
 		g := newGrid("what")
-		g.setFields("start", d.State, only)
-		g.setFields("end", d.StateEnd, only)
+		g.setFields("start", d.State, only...)
+		g.setFields("end", d.StateEnd, only...)
 		list = append(list, g.pieces("State of "+d.Open)...)
 	}
 	return list
-}
-
-// setFields puts the fields of an object into a column, those of these names or all.
-func (g *grid) setFields(column string, object any, only []string) {
-	for _, f := range fields(object) {
-		text := f.String()
-		if text != "" && (only == nil || slices.Contains(only, f.name)) {
-			g.set(strings.ReplaceAll(f.name, "_", " "), column, text)
-		}
-	}
 }
 
 // Figures is what was measured: all cases and comparisons, and what their words mean.
@@ -175,21 +167,9 @@ func figures(r *Report) (list []Piece) {
 	}
 	list = append(list, sentences(notHere(r)...)...)
 	if r.Run.Measure != nil {
-		list = slices.Concat(list, states(r, briefState), sentences(summary(r)))
+		list = slices.Concat(list, States(r, briefState...), sentences(summary(r)))
 	}
 	return list
-}
-
-// origin returns which run it was.
-func origin(run Run) string {
-	s := strings.TrimSpace("vmmbench " + strings.Join(run.Args, " "))
-	if run.Version != "" {
-		s += ", " + string(run.Version)
-	}
-	if run.Interrupted {
-		s += ", interrupted"
-	}
-	return s + ", " + run.Started
 }
 
 // topology is a matrix of what connects the devices that have links: by NVML, else whether the
@@ -207,26 +187,6 @@ func topology(r *Report) []Piece {
 		g.set(l.From, l.To, text)
 	}
 	return g.pieces("Topology: NV<n> is n NVLinks; PIX, PXB, PHB, NODE, SYS is PCIe; yes where the path is not known; (in brackets) no peer access")
-}
-
-// plan is what EnablePeers would do for each pair.
-func plan(r *Report) []Piece {
-	g := newGrid("from to")
-	var reasons []string
-	for _, p := range r.Plan {
-		pair := p.From + " " + p.To
-		g.set(pair, "path", strings.Replace(cmp.Or(string(p.Path), string(p.Kind)), "none", "no path", 1))
-		g.set(pair, "access", yesNo(p.Access))
-		g.set(pair, "atomics", yesNo(p.Atomics))
-		g.set(pair, "rank", exact(p.Rank))
-		g.set(pair, "what would be done", "nothing")
-		if p.Can {
-			g.set(pair, "what would be done", fmt.Sprintf("%s -> %s", p.Now, p.Then))
-		} else {
-			reasons = append(reasons, pair+": "+string(p.Why))
-		}
-	}
-	return g.pieces("Plan: what EnablePeers would do", reasons...)
 }
 
 // mainFields are the fields of statistics that have no column in the table of those that only some
@@ -252,7 +212,7 @@ func caseTables(command Group[Case], brief bool) []Piece {
 		}
 		for _, f := range c.figures() {
 			if _, number := f.number(); number && !brief && !slices.Contains(mainFields, f.name) {
-				more.set(c.ID, strings.ReplaceAll(strings.TrimSuffix(f.name, "_ns"), "_", " "), f.String())
+				more.set(c.ID, f.title(), f.String())
 			}
 		}
 	}
@@ -281,11 +241,11 @@ func (g *grid) setCase(c Case, common []string) {
 	} else {
 		median, of = fourDigits(s.Value), interval(s.ValueLow, s.ValueHigh, s.Level, fourDigits)
 	}
-	g.set(c.ID, "device", exact(c.Axes.Of("device")))
+	g.set(c.ID, "device", strings.TrimSuffix(c.Axes.text("device"), "-"))
 	g.set(c.ID, "median", median)
 	g.set(c.ID, "95 %", of)
 	g.set(c.ID, "unit", c.Unit)
-	g.set(c.ID, "n", exact(s.N))
+	g.set(c.ID, "n", strconv.Itoa(s.N))
 	g.set(c.ID, "verified", verified(c))
 	g.set(c.ID, "status", string(c.Status))
 	g.set(c.ID, "flags", strings.Join(without(c.Flags, func(f string) bool { return slices.Contains(common, f) }), ", "))
