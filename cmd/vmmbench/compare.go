@@ -69,11 +69,14 @@ func failed(older, newer []*report.Report) bool {
 			passed[c.ID] = passed[c.ID] || c.Status == report.Passed
 		}
 	}
-	return slices.ContainsFunc(newer, func(r *report.Report) bool {
-		return slices.ContainsFunc(r.Cases, func(c report.Case) bool {
-			return c.Status != report.Passed && (c.Status != report.Waived || passed[c.ID])
-		})
-	})
+	for _, r := range newer {
+		for _, c := range r.Cases {
+			if c.Status != report.Passed && (c.Status != report.Waived || passed[c.ID]) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (a *app) compare() *cobra.Command {

@@ -217,5 +217,5 @@ func markdownTable(header []string, rows [][]string) string {
 	if len(rows) == 0 {
 		return ""
 	}
-	return report.NewTable(header, rows, 0).RenderMarkdown()
+	return report.NewTable(header, rows).RenderMarkdown()
 }

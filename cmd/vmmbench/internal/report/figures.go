@@ -153,17 +153,15 @@ func (r *Report) Figure(what string) (string, error) {
 	case name == "value":
 		return a.figure(), nil
 	}
-	for _, f := range a.figures() {
-		x, _ := f.number()
-		switch {
-		case f.name != name:
-		case perByte && a.Bytes > 0:
-			return fmt.Sprintf("%.2f", x/float64(a.Bytes)), nil
-		default:
-			return f.String(), nil
-		}
+	i := slices.IndexFunc(a.figures(), func(f field) bool { return f.name == name })
+	if i < 0 {
+		return "", fmt.Errorf("%s has no %s", from, name)
 	}
-	return "", fmt.Errorf("%s has no %s", from, name)
+	f := a.figures()[i]
+	if x, _ := f.number(); perByte && a.Bytes > 0 {
+		return fmt.Sprintf("%.2f", x/float64(a.Bytes)), nil
+	}
+	return f.String(), nil
 }
 
 // pairFigure is how case a relates to case b.

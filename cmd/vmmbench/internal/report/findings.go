@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -10,26 +11,25 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// Findings says in sentences what was found: copies in memory that grows against others, growth in
-// place against what a program would do otherwise, how much of its link a copy gets, and what
-// differs from the baseline. There may be none.
+// Findings says in sentences what was found: the verdicts, growth in place against what a program would
+// do otherwise, how much of its link a copy gets, and what is in one of two runs only. There may be none.
 func Findings(r *Report) []string {
-	list := append(copiesFound(r, false), copiesFound(r, true)...)
+	list := verdictsFound(r)
 	for _, c := range r.Cases {
 		if c.Axes.text(axisMem) == "vmm" && c.Status == Passed && c.Stats != nil && c.Stats.Growth != nil && c.Stats.Steps > 1 { // one step is no growth
 			list = append(list, growthFound(r, c)...)
 		}
 	}
-	return slices.Concat(list, linksFound(r), floorsFound(r), runsFound(r))
+	return slices.Concat(list, linksFound(r), floorsFound(r), runsFound(r.Baseline))
 }
 
 // few is the number of cases up to which a sentence names each.
 const few = 3
 
-// some names the cases if they are few, else their number and the first.
+// some names the cases if they are few, else the first and how many there are.
 func some(ids []string) string {
 	if len(ids) > few {
-		return fmt.Sprintf("%d cases, the first is %s", len(ids), ids[0])
+		return fmt.Sprintf("%s and %d more", ids[0], len(ids)-1)
 	}
 	return strings.Join(ids, ", ")
 }
@@ -42,58 +42,62 @@ func counted(n int, what string) string {
 	return fmt.Sprint(n, " ", what, "s")
 }
 
-// tally says how many comparisons have each verdict: 1 equal, 2 slower.
-func tally(list []Comparison) string {
-	var words []string
-	for _, v := range stat.Verdicts() {
-		if n := len(without(list, func(c Comparison) bool { return c.Verdict != v })); n > 0 {
-			words = append(words, fmt.Sprint(n, " ", v))
+// manyIntervals is how many 95 % intervals there are, at least, if one of them is likely
+// to miss by chance.
+const manyIntervals = 20
+
+// verdictsFound counts the verdicts of each command, and of two runs, and has the figures of what
+// differs most.
+func verdictsFound(r *Report) (list []string) {
+	intervals := 0
+	made := without(r.Comparisons, func(c Comparison) bool { return c.Verdict == stat.Waived && !c.ofRuns() })
+	for _, g := range GroupBy(made, func(c Comparison) string {
+		if c.ofRuns() {
+			return "Cases in both runs, new against old"
 		}
+		return "Memory that grows against other memory, " + CommandOf(c.B)
+	}) {
+		count := map[stat.Verdict][]Comparison{}
+		for _, c := range g.Of {
+			count[c.Verdict] = append(count[c.Verdict], c)
+			if c.Low != nil && !c.ofRuns() { // what differs between two runs is not chance
+				intervals++
+			}
+		}
+		s := fmt.Sprintf("%s: %d of %d equal, within %g %%", g.Key, len(count[stat.Equal]), len(g.Of), 100*g.Of[0].Margin)
+		for _, v := range stat.Verdicts()[1:] {
+			n := len(count[v])
+			if n > 0 {
+				s += fmt.Sprintf("; %d %s", n, v)
+			}
+			if n > 0 && v.Firm() {
+				s += ": " + some(byDifference(count[v]))
+			}
+		}
+		list = append(list, s+".")
 	}
-	return strings.Join(words, ", ")
+	if intervals >= manyIntervals {
+		list = append(list, fmt.Sprintf("On average at most %.1f of %d intervals at 95 %% miss the true ratio by chance.", float64(intervals)/20, intervals))
+	}
+	return list
 }
 
-// copiesFound says how copies in memory that grows compare with others: those within a device and with
-// the host, or those between devices.
-func copiesFound(r *Report, between bool) []string {
-	cases, all, margin, host := byID(r.Cases), 0, 0.0, 0.0
-	named := map[stat.Verdict][]string{}
-	for _, c := range r.Comparisons {
-		b := cases[c.B]
-		pair := b.Axes.Of(axisFrom) != nil
-		isCopy := pair || b.Axes.Of("direction") != nil && b.Axes.Of("host") != nil
-		if c.ofRuns() || c.Ratio == nil || b.Axes.text(axisMem) != "vmm" || !isCopy || between != pair {
-			continue
-		}
-		if Contender(c.A) == "none" { // which goes through the host
-			host = max(host, 1 / *c.Ratio)
-			continue
-		}
-		all++
-		margin = 100 * c.Margin
-		verdict, name := c.Verdict, fmt.Sprintf("%s (%s times as long, %s)", c.B, fourDigits(*c.Ratio), c.within())
-		if !verdict.Firm() {
-			verdict = "not certain"
-		}
-		named[verdict] = append(named[verdict], name)
+// byDifference names comparisons that have a ratio with their figures, those that differ most first.
+func byDifference(list []Comparison) (names []string) {
+	from := func(c Comparison) float64 { return math.Abs(math.Log(*c.Ratio)) }
+	slices.SortStableFunc(list, func(a, b Comparison) int { return cmp.Compare(from(b), from(a)) })
+	for _, c := range list {
+		names = append(names, fmt.Sprintf("%s (%s times as long, %s)", c.name(), fourDigits(*c.Ratio), c.within()))
 	}
-	if all == 0 {
-		return nil
+	return names
+}
+
+// name is what a table calls a comparison.
+func (c Comparison) name() string {
+	if c.ofRuns() {
+		return c.B
 	}
-	what := "Copies to and from memory that grows"
-	if between {
-		what = "Copies between devices, in memory that grows"
-	}
-	s := fmt.Sprintf("%s: %d of %d as fast as in ordinary memory, within %g %%", what, len(named[stat.Equal]), all, margin)
-	for _, verdict := range []stat.Verdict{stat.Slower, stat.Faster, "not certain"} {
-		if list := named[verdict]; len(list) > 0 {
-			s += fmt.Sprintf("; %d %s: %s", len(list), verdict, some(list))
-		}
-	}
-	if host > 0 {
-		s += fmt.Sprintf("; without a grant they go through the host and take up to %s times as long", threeDigits(host))
-	}
-	return []string{s + "."}
+	return c.ID
 }
 
 // growthFound has the time and the peak of growth in place beside those of what it is compared with.
@@ -121,25 +125,10 @@ func growthFound(r *Report, vmm Case) []string {
 	return []string{fmt.Sprintf("Growth in place (%s) takes %s%s. The peak is %s%s; the pointer stays.", vmm.ID, took, times, size.Approx(vmm.Stats.Peak), peaks)}
 }
 
-// runsFound returns what the comparison of two runs found.
-func runsFound(r *Report) []string {
-	b := r.Baseline
+// runsFound says what two runs do not share.
+func runsFound(b *Baseline) (list []string) {
 	if b == nil {
 		return nil
-	}
-	of := without(r.Comparisons, func(c Comparison) bool { return !c.ofRuns() })
-	list := []string{fmt.Sprintf("%d cases are in both runs.", len(of))}
-	if len(of) > 0 {
-		list[0] += fmt.Sprintf(" The new one against the old one, within %g %%: %s.", 100*of[0].Margin, tally(of))
-	}
-	// Of what is slower, the worst has its figures.
-	slower := without(of, func(c Comparison) bool { return c.Verdict != stat.Slower })
-	if len(slower) > 0 {
-		worst := slices.MaxFunc(slower, func(a, b Comparison) int { return cmp.Compare(*a.Ratio, *b.Ratio) })
-		list = append(list, fmt.Sprintf("The most, %s takes %.3g times as long (%s).", worst.B, *worst.Ratio, worst.within()))
-	}
-	if slices.ContainsFunc(of, Comparison.open) {
-		list = append(list, "Only more samples in each run, by --samples and --max-time, make an interval narrower.")
 	}
 	if b.OldRuns*b.NewRuns == 1 {
 		list = append(list, "Of one run each, an interval knows only what chance did within the runs: between them clocks, temperature and where memory lies may differ, too. Give three reports of each, as old1.json,old2.json,old3.json, or --runs 3.")
@@ -151,32 +140,6 @@ func runsFound(r *Report) []string {
 		list = append(list, fmt.Sprintf("Only in the new run: %s.", some(b.OnlyNew)))
 	}
 	return list
-}
-
-// open reports whether more samples may give a verdict.
-func (c Comparison) open() bool { return c.Verdict == stat.TooNoisy || c.Verdict == stat.TooFew }
-
-// manyIntervals is how many 95 % intervals there are, at least, if one of them is likely
-// to miss by chance.
-const manyIntervals = 20
-
-// chance returns how many verdicts are firm, and, of many, how many may be wrong by chance.
-// The difference between two runs is not chance.
-func chance(r *Report) string {
-	list := without(r.Comparisons, func(c Comparison) bool { return c.ofRuns() || c.Low == nil })
-	firm := without(list, func(c Comparison) bool { return !c.Verdict.Firm() })
-	if len(list) == 0 {
-		return ""
-	}
-	s := fmt.Sprintf("%d of %d ratios have a firm verdict", len(firm), len(list))
-	if len(firm) > 0 {
-		s += " (" + tally(firm) + ")"
-	}
-	s += "."
-	if len(list) >= manyIntervals {
-		s += fmt.Sprintf(" On average at most %.1f of %d intervals at 95 %% miss the true ratio by chance.", float64(len(list))/20, len(list))
-	}
-	return s
 }
 
 // notHere names the cases that this machine cannot do, by their reasons.
@@ -235,7 +198,7 @@ func next(r *Report) (list []Word) {
 	case r.Count()[Failed] > 0:
 		return []Word{{"Data were wrong. Once more, with every byte checked", again + " --verify full"}}
 	}
-	open := without(r.Comparisons, func(c Comparison) bool { return !c.open() })
+	open := without(r.Comparisons, func(c Comparison) bool { return c.Verdict != stat.TooNoisy && c.Verdict != stat.TooFew })
 	given := func(name string) bool { return len(withoutFlags(flags, name)) < len(flags) }
 	if len(open) > 0 && !given("--for") {
 		more := append(withoutFlags(flags, "--samples", "--max-time"), fmt.Sprintf("--samples %d --max-time %gs", 3*m.Samples, 3*m.MaxTime/1e9))

@@ -76,21 +76,24 @@ func (g *grid) lift(columns ...string) (said []string) {
 	return said
 }
 
-// pieces is the table with its heading and with what does not fit into a cell. It is empty if there
-// are no rows.
-func (g *grid) pieces(heading string, below ...string) []Piece {
-	if len(g.rows) == 0 {
-		return nil
-	}
-	return []Piece{{Heading: heading, Table: NewTable(g.header, g.rows, widthMax*(len(g.header)-1)), Sentences: below}}
-}
-
 // widthMax is how wide a column is, but for the first: longer texts are broken into lines.
 const widthMax = 36
 
-// NewTable makes a table as it is printed, without its empty columns. wrapped is how many characters
-// all columns but the first have together; longer cells are broken into lines. 0 is no limit.
-func NewTable(header []string, rows [][]string, wrapped int) table.Writer {
+// pieces is the table with its heading, nothing if it has no rows.
+func (g *grid) pieces(heading string) []Piece {
+	if len(g.rows) == 0 {
+		return nil
+	}
+	for _, row := range g.rows {
+		for i := range row[1:] {
+			row[1+i] = termtext.WrapSoft(row[1+i], widthMax)
+		}
+	}
+	return []Piece{{Heading: heading, Table: NewTable(g.header, g.rows)}}
+}
+
+// NewTable makes a table as it is printed, without its empty columns.
+func NewTable(header []string, rows [][]string) table.Writer {
 	t := table.NewWriter()
 	s := table.StyleLight
 	s.Options = table.OptionsNoBordersAndSeparators
@@ -98,11 +101,6 @@ func NewTable(header []string, rows [][]string, wrapped int) table.Writer {
 	s.Format.Header = 0
 	t.SetStyle(s)
 	t.SuppressEmptyColumns()
-	var columns []table.ColumnConfig
-	for i := 1; i < len(header) && wrapped > 0; i++ {
-		columns = append(columns, table.ColumnConfig{Number: i + 1, WidthMax: wrapped / (len(header) - 1), WidthMaxEnforcer: termtext.WrapSoft})
-	}
-	t.SetColumnConfigs(columns)
 	line := func(cells []string) (row table.Row) {
 		for _, cell := range cells {
 			row = append(row, cell)

@@ -98,8 +98,7 @@ func TestInfoHasFeaturesAndLimits(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, Output{W: &b, Format: Table}.Finished(r))
 	require.Regexp(t, `feature +host:0 +host:1`, b.String())
-	require.Regexp(t, `pools +unknown +unknown`, b.String())
-	require.Contains(t, b.String(), "\npools: busy\n")
+	require.Regexp(t, `pools +unknown: busy +unknown: busy`, b.String())
 	require.Contains(t, b.String(), "unlimited")
 }
 

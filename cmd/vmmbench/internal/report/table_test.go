@@ -30,7 +30,7 @@ func requireFits(t *testing.T, what, text string) {
 	for line := range strings.Lines(text) {
 		most := 80
 		if strings.HasPrefix(line, " ") || strings.HasPrefix(line, "──") {
-			most = 110
+			most = 120
 		}
 		require.LessOrEqual(t, termtext.StringWidth(strings.TrimRight(line, " \n")), most, "%s: %s", what, line)
 	}
@@ -144,6 +144,4 @@ func TestChance(t *testing.T) {
 	require.NotContains(t, written(t, fromFile(t, "tour.json"), Table), "by chance")
 	r := fromFile(t, "full.json")
 	require.Contains(t, strings.Join(strings.Fields(written(t, r, Table)), " "), "On average at most 1.8 of 36 intervals at 95 % miss the true ratio by chance.")
-	r.Comparisons[0].Verdict, r.Comparisons[1].Verdict = stat.Slower, stat.Equal
-	require.Contains(t, chance(r), "2 of 36 ratios have a firm verdict (1 equal, 1 slower).")
 }

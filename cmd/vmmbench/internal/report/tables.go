@@ -24,7 +24,7 @@ const (
 type Piece struct {
 	Heading   string
 	Table     table.Writer // nil if there is none; as HTML it is escaped
-	Sentences []string     // beside a table, notes that do not fit into it
+	Sentences []string
 	Words     []Word
 }
 
@@ -58,7 +58,7 @@ func sentences(list ...string) []Piece {
 func tables(w io.Writer, r *Report, width int) error {
 	pieces := About(r)
 	if r.Run.Command != CommandCompare && r.Run.Measure == nil && r.Plan == nil {
-		pieces = append(pieces, Abilities(r)...)
+		pieces = Abilities(r)
 	}
 	pieces = append(pieces, figures(r)...)
 	pieces = append(pieces, legend(pieces)...)
@@ -97,22 +97,18 @@ func Abilities(r *Report) []Piece {
 	g.setFields("value", r.Host)
 	list := g.pieces("Machine")
 	features, limits := newGrid("feature"), newGrid("limit")
-	var unknown []string
 	for _, d := range r.Devices {
 		g := newGrid("what")
 		g.setFields("value", d)
 		list = append(list, g.pieces("Device "+d.Open)...)
 		for _, f := range d.Features {
-			features.set(f.Name, d.Open, cmp.Or(yesNo(f.Supported), "unknown"))
-			if f.Supported == nil {
-				unknown = union(unknown, []string{f.Name + ": " + string(f.Reason)})
-			}
+			features.set(f.Name, d.Open, cmp.Or(yesNo(f.Supported), "unknown: "+string(f.Reason)))
 		}
 	}
 	for _, l := range r.Host.Limits {
 		limits.setRow(l.Name, l, "value", "reason")
 	}
-	return slices.Concat(list, topology(r), features.pieces("Features", unknown...), limits.pieces("Limits"))
+	return slices.Concat(list, topology(r), features.pieces("Features"), limits.pieces("Limits"))
 }
 
 // What a run shows of devices and of their state; --format json has all.
@@ -161,7 +157,6 @@ func figures(r *Report) (list []Piece) {
 		return !c.ofRuns() && (!brief || CommandOf(c.B) != "bw") // the findings tell of copies
 	})...)
 	list = append(list, comparisons(r, "Compared, new run against old", Comparison.ofRuns)...)
-	list = append(list, sentences(chance(r))...)
 	if r.Run.Command == CommandCompare {
 		return list
 	}
@@ -201,11 +196,7 @@ var mainFields = []string{
 func caseTables(command Group[Case], brief bool) []Piece {
 	list := without(command.Of, func(c Case) bool { return c.Status == Waived })
 	g, more, flags := newGrid("case"), newGrid("case"), commonFlags(list)
-	var reasons []string
 	for _, c := range list {
-		if c.Reason != "" {
-			reasons = append(reasons, c.ID+": "+string(c.Reason))
-		}
 		// A pair of devices is easier to find in a matrix than in a list.
 		if pairName(c) == "" || c.Status != Passed || len(list) <= maxRows {
 			g.setCase(c, flags)
@@ -218,7 +209,7 @@ func caseTables(command Group[Case], brief bool) []Piece {
 	}
 	title := strings.ToUpper(command.Key)
 	same := append(g.lift("device", "unit", "n", "verified", "status"), flags...)
-	pieces := g.pieces(strings.TrimSuffix(title+": "+strings.Join(same, ", "), ": "), reasons...)
+	pieces := g.pieces(strings.TrimSuffix(title+": "+strings.Join(same, ", "), ": "))
 	return append(pieces, more.pieces(title+", other figures")...)
 }
 
@@ -249,6 +240,7 @@ func (g *grid) setCase(c Case, common []string) {
 	g.set(c.ID, "verified", verified(c))
 	g.set(c.ID, "status", string(c.Status))
 	g.set(c.ID, "flags", strings.Join(without(c.Flags, func(f string) bool { return slices.Contains(common, f) }), ", "))
+	g.set(c.ID, "reason", string(c.Reason))
 }
 
 // verified returns how much of a case was checked.
@@ -265,25 +257,19 @@ func verified(c Case) string {
 // comparisons is the table of some comparisons, but for what this machine does not have.
 func comparisons(r *Report, heading string, which func(Comparison) bool) []Piece {
 	g := newGrid("comparison")
-	var reasons []string
 	for _, c := range r.Comparisons {
 		if c.Verdict == stat.Waived || !which(c) {
 			continue
 		}
-		name := c.ID
-		if c.ofRuns() {
-			name = c.B
-		}
+		name := c.name()
 		g.set(name, "ratio", c.ratio())
 		g.set(name, "95 %", c.interval())
 		g.set(name, "margin", fmt.Sprintf("%g %%", c.Margin*100))
 		g.set(name, "verdict", string(c.Verdict))
-		if c.Reason != "" {
-			reasons = append(reasons, name+": "+string(c.Reason))
-		}
+		g.set(name, "reason", string(c.Reason))
 	}
 	heading = strings.Join(append([]string{heading}, g.lift("margin")...), ", ")
-	return g.pieces(heading, reasons...)
+	return g.pieces(heading)
 }
 
 // pairName is what cases of one matrix have in common: their axes but for the pair. It is

@@ -3,7 +3,6 @@ package report
 import (
 	_ "embed" // what words mean
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -11,16 +10,7 @@ import (
 type Word struct{ Word, Means string }
 
 //go:embed words.txt
-var wordsText string
-
-// words are those that need an explanation, in the order in which it is printed.
-func words() (list []Word) {
-	for line := range strings.Lines(wordsText) {
-		word, means, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		list = append(list, Word{word, means})
-	}
-	return list
-}
+var words string
 
 // legend explains the words that occur in tables and their headings.
 func legend(pieces []Piece) []Piece {
@@ -30,19 +20,13 @@ func legend(pieces []Piece) []Piece {
 			shown.WriteString(p.Heading + "\n" + p.Table.Render() + "\n")
 		}
 	}
-	text, found := shown.String(), map[string]bool{}
-	// "too noisy" is not "noisy": terms of several words come first, and are cut out.
-	for _, several := range []bool{true, false} {
-		for _, w := range words() {
-			if strings.Contains(w.Word, " ") == several && hasWord(text, w.Word) {
-				found[w.Word] = true
-				if several {
-					text = strings.ReplaceAll(text, w.Word, "")
-				}
-			}
+	var list []Word
+	for line := range strings.Lines(words) {
+		word, means, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		if hasWord(shown.String(), word) {
+			list = append(list, Word{word, means})
 		}
 	}
-	list := slices.DeleteFunc(words(), func(w Word) bool { return !found[w.Word] })
 	if len(list) == 0 {
 		return nil
 	}
