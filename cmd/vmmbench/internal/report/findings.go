@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -11,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// Findings says in sentences what was found: the verdicts, growth in place against what a program would
-// do otherwise, how much of its link a copy gets, and what is in one of two runs only. There may be none.
+// Findings says in sentences what was found: the verdicts, growth in place against what a program would do otherwise,
+// how much of its link a copy gets, and what is in one of two runs only. There may be none.
 func Findings(r *Report) []string {
 	list := verdictsFound(r)
 	for _, c := range r.Cases {
@@ -20,7 +19,7 @@ func Findings(r *Report) []string {
 			list = append(list, growthFound(r, c)...)
 		}
 	}
-	return slices.Concat(list, linksFound(r), floorsFound(r), runsFound(r.Baseline))
+	return slices.Concat(list, linksFound(r), runsFound(r.Baseline))
 }
 
 // few is the number of cases up to which a sentence names each.
@@ -42,54 +41,41 @@ func counted(n int, what string) string {
 	return fmt.Sprint(n, " ", what, "s")
 }
 
-// manyIntervals is how many 95 % intervals there are, at least, if one of them is likely
-// to miss by chance.
-const manyIntervals = 20
-
-// verdictsFound counts the verdicts of each command, and of two runs, and has the figures of what
-// differs most.
+// verdictsFound has how many comparisons of each command have a verdict, and which is the slowest.
 func verdictsFound(r *Report) (list []string) {
-	intervals := 0
 	made := without(r.Comparisons, func(c Comparison) bool { return c.Verdict == stat.Waived && !c.ofRuns() })
-	for _, g := range GroupBy(made, func(c Comparison) string {
+	for _, of := range GroupBy(made, func(c Comparison) string {
 		if c.ofRuns() {
-			return "Cases in both runs, new against old"
+			return "New run against old"
 		}
 		return "Memory that grows against other memory, " + CommandOf(c.B)
 	}) {
-		count := map[stat.Verdict][]Comparison{}
-		for _, c := range g.Of {
-			count[c.Verdict] = append(count[c.Verdict], c)
-			if c.Low != nil && !c.ofRuns() { // what differs between two runs is not chance
-				intervals++
+		var counts []string
+		for _, v := range stat.Verdicts() {
+			if n := len(without(of.Of, func(c Comparison) bool { return c.Verdict != v })); n > 0 {
+				counts = append(counts, fmt.Sprint(n, " ", v))
 			}
 		}
-		s := fmt.Sprintf("%s: %d of %d equal, within %g %%", g.Key, len(count[stat.Equal]), len(g.Of), 100*g.Of[0].Margin)
-		for _, v := range stat.Verdicts()[1:] {
-			n := len(count[v])
-			if n > 0 {
-				s += fmt.Sprintf("; %d %s", n, v)
-			}
-			if n > 0 && v.Firm() {
-				s += ": " + some(byDifference(count[v]))
-			}
+		s := fmt.Sprintf("%s, within %g %%: %s", of.Key, 100*of.Of[0].Margin, strings.Join(counts, ", "))
+		most := slices.MaxFunc(of.Of, func(a, b Comparison) int { return cmp.Compare(a.differs(), b.differs()) })
+		if most.differs() > 0 {
+			end := map[stat.Verdict]string{stat.Slower: "slowest", stat.Faster: "fastest"}[most.Verdict]
+			s += fmt.Sprintf("; the %s, %s, takes %s times as long (%s)", end, most.name(), fourDigits(*most.Ratio), most.within())
 		}
 		list = append(list, s+".")
-	}
-	if intervals >= manyIntervals {
-		list = append(list, fmt.Sprintf("On average at most %.1f of %d intervals at 95 %% miss the true ratio by chance.", float64(intervals)/20, intervals))
 	}
 	return list
 }
 
-// byDifference names comparisons that have a ratio with their figures, those that differ most first.
-func byDifference(list []Comparison) (names []string) {
-	from := func(c Comparison) float64 { return math.Abs(math.Log(*c.Ratio)) }
-	slices.SortStableFunc(list, func(a, b Comparison) int { return cmp.Compare(from(b), from(a)) })
-	for _, c := range list {
-		names = append(names, fmt.Sprintf("%s (%s times as long, %s)", c.name(), fourDigits(*c.Ratio), c.within()))
+// differs orders comparisons: the slowest is most, then the fastest; 0 is no difference.
+func (c Comparison) differs() float64 {
+	switch c.Verdict {
+	case stat.Slower:
+		return *c.Ratio
+	case stat.Faster:
+		return 1 - *c.Ratio
 	}
-	return names
+	return 0
 }
 
 // name is what a table calls a comparison.

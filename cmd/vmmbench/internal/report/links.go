@@ -16,23 +16,6 @@ type Floor struct {
 // Missed reports whether the case is slower, or has no figure.
 func (f Floor) Missed() bool { return f.Value == nil || *f.Value < f.Least }
 
-// floorsFound says which floors were missed.
-func floorsFound(r *Report) (list []string) {
-	for _, f := range r.Run.AtLeast {
-		has := "did not pass"
-		if f.Value != nil {
-			has = "has " + fourDigits(*f.Value) + " GB/s"
-		}
-		if f.Missed() {
-			list = append(list, fmt.Sprintf("Below its floor: %s %s; at least %s GB/s are wanted.", f.Case, has, fourDigits(f.Least)))
-		}
-	}
-	if n := len(r.Run.AtLeast); n > 0 && len(list) == 0 {
-		list = append(list, counted(n, "case")+" with a floor: none is below it.")
-	}
-	return list
-}
-
 // pcieLane is what a lane carries one way, in GB/s, by the generation: the transfers a second of the
 // PCI Express Base Specification, with its encoding (8b/10b, from generation 3 on 128b/130b, from 6 on
 // FLITs of 242 in 256 bytes).

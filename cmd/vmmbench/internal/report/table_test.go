@@ -138,10 +138,3 @@ func TestSoakColumns(t *testing.T) {
 	}
 	require.Regexp(t, `soak p50 +soak p99 +soak slowest`, written(t, r, Table))
 }
-
-// With many intervals, it is said that some are wrong.
-func TestChance(t *testing.T) {
-	require.NotContains(t, written(t, fromFile(t, "tour.json"), Table), "by chance")
-	r := fromFile(t, "full.json")
-	require.Contains(t, strings.Join(strings.Fields(written(t, r, Table)), " "), "On average at most 1.8 of 36 intervals at 95 % miss the true ratio by chance.")
-}

@@ -161,6 +161,12 @@ func figures(r *Report) (list []Piece) {
 		return list
 	}
 	list = append(list, sentences(notHere(r)...)...)
+	floors := newGrid("case with a floor")
+	for _, f := range r.Run.AtLeast {
+		floors.setRow(f.Case, f, "least", "value")
+		floors.set(f.Case, "result", map[bool]string{true: "below its floor", false: "reached"}[f.Missed()])
+	}
+	list = append(list, floors.pieces("Floors, GB/s")...)
 	if r.Run.Measure != nil {
 		list = slices.Concat(list, States(r, briefState...), sentences(summary(r)))
 	}
