@@ -99,16 +99,6 @@ takes them. Of one run each a difference has
 the verdict "one run", at which --fail-on does not fail: two runs of one program may differ
 so, too.
 
---fail-on takes a list of these:
-  slower     a case is slower
-  faster     a case is faster
-  different  a case is slower or faster
-  missing    a case of an old run is not in a new one
-  failed     a case of a new run did not pass, and is not waived in the old ones too
-  unproven   not one case has a firm verdict: too noisy, too few samples, not measured
-  once       nothing by itself: one run of each decides, too
-Without missing, failed and unproven, cases that are gone or have no firm verdict pass.
-
 Runs on different devices or with different drivers are refused, unless --any-device
 or --any-driver is given, and so are cases of one name that did not do the same work.
 

@@ -33,14 +33,6 @@ func some(ids []string) string {
 	return strings.Join(ids, ", ")
 }
 
-// counted is a number of things.
-func counted(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return fmt.Sprint(n, " ", what, "s")
-}
-
 // verdictsFound has how many comparisons of each command have a verdict, and which is the slowest.
 func verdictsFound(r *Report) (list []string) {
 	made := without(r.Comparisons, func(c Comparison) bool { return c.Verdict == stat.Waived && !c.ofRuns() })
@@ -155,13 +147,13 @@ func summary(r *Report) string {
 			wrong += c.Verify.Errors
 		}
 	}
-	s := fmt.Sprintf("%s: %d passed", counted(len(r.Cases), "case"), r.Count()[Passed])
+	s := fmt.Sprintf("Cases: %d passed", r.Count()[Passed])
 	for _, status := range statuses[1:] { // only if there are any
 		if n := r.Count()[status]; n > 0 {
 			s += fmt.Sprintf(", %d %s", n, status)
 		}
 	}
-	s += fmt.Sprintf("; %s; %s verified, %s wrong; %.1f s", counted(made(r), "comparison"), size.Approx(checked), counted(int(wrong), "byte"), r.Run.Seconds)
+	s += fmt.Sprintf("; comparisons: %d; bytes: %s verified, %d wrong; %.1f s", made(r), size.Approx(checked), wrong, r.Run.Seconds)
 	if r.Run.Interrupted {
 		s += "; interrupted, so this is not all"
 	}

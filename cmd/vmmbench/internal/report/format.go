@@ -39,11 +39,7 @@ func (f *Format) String() string { return string(*f) }
 
 // Type implements pflag.Value.
 func (f *Format) Type() string {
-	var words []string
-	for _, x := range formats {
-		words = append(words, string(x))
-	}
-	return strings.Join(words, "|")
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(formats), " ", "|"), "[]")
 }
 
 // FormatOf returns the format for the suffix of a file's name.

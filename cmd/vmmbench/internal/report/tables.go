@@ -125,15 +125,16 @@ var (
 
 // States are those of the machine and of its devices, with these fields or all that is known.
 func States(r *Report, only ...string) []Piece {
-	g := newGrid("what")
-	g.setFields("start", r.Host.State, only...)
-	g.setFields("end", r.Host.StateEnd, only...)
-	list := g.pieces("State of the host")
-	for _, d := range r.Devices {
+	var list []Piece
+	add := func(of string, start, end any) {
 		g := newGrid("what")
-		g.setFields("start", d.State, only...)
-		g.setFields("end", d.StateEnd, only...)
-		list = append(list, g.pieces("State of "+d.Open)...)
+		g.setFields("start", start, only...)
+		g.setFields("end", end, only...)
+		list = append(list, g.pieces("State of "+of)...)
+	}
+	add("the host", r.Host.State, r.Host.StateEnd)
+	for _, d := range r.Devices {
+		add(d.Open, d.State, d.StateEnd)
 	}
 	return list
 }
