@@ -48,7 +48,7 @@ func (p Piece) text(width int) string {
 
 // sentences is a piece of them, if there are any.
 func sentences(list ...string) []Piece {
-	if list = without(list, func(s string) bool { return s == "" }); len(list) == 0 {
+	if len(list) == 0 {
 		return nil
 	}
 	return []Piece{{Sentences: list}}
