@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -14,18 +16,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// Values of --fail-on.
-const (
-	failNone      = "none"
-	failSlower    = "slower"
-	failFaster    = "faster"
-	failDifferent = "different" // slower or faster
-	failMissing   = "missing"   // cases of the old run
-	failFailed    = "failed"    // cases of the new run
-	failUnproven  = "unproven"  // no verdict is firm
-	failOnce      = "once"      // fails at nothing, but has one run of each decide
-)
-
 // baselineFlags are the flags of what is compared with an older run.
 type baselineFlags struct {
 	failOn               choices
@@ -33,7 +23,7 @@ type baselineFlags struct {
 }
 
 func (b *baselineFlags) add(f *pflag.FlagSet) {
-	b.failOn = choices{values: []string{failNone}, of: []string{failNone, failSlower, failFaster, failDifferent, failMissing, failFailed, failUnproven, failOnce}}
+	b.failOn = choices{values: []string{"none"}, of: []string{"none", "slower", "faster", "different", "missing", "failed", "unproven", "once"}}
 	f.Var(&b.failOn, "fail-on", "exit with 4 if a case is slower or faster than in the older run, either (different), is missing, or failed, or if no verdict is firm (unproven); once: also by one run of each; a list")
 	f.BoolVar(&b.anyDevice, "any-device", false, "also compare runs on different devices")
 	f.BoolVar(&b.anyDriver, "any-driver", false, "also compare runs with different drivers")
@@ -41,13 +31,13 @@ func (b *baselineFlags) add(f *pflag.FlagSet) {
 
 // given reports whether one of the flags was given.
 func (b *baselineFlags) given() bool {
-	return !slices.Equal(b.failOn.values, []string{failNone}) || b.anyDevice || b.anyDriver
+	return b.failOn.String() != "none" || b.anyDevice || b.anyDriver
 }
 
 // compare compares a new report with an older one, by report.Compare. For runs that differ
 // it returns a usageError that names the flags which allow that.
 func (b *baselineFlags) compare(older, newer []*report.Report, margin float64) (*report.Baseline, []report.Comparison, error) {
-	base, list, err := report.CompareRuns(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver, Once: slices.Contains(b.failOn.values, failOnce)})
+	base, list, err := report.CompareRuns(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver, Once: slices.Contains(b.failOn.values, "once")})
 	if errors.Is(err, report.ErrDifferent) {
 		err = usageError{fmt.Errorf("%w (see --any-device and --any-driver)", err)}
 	}
@@ -60,12 +50,12 @@ func (b *baselineFlags) fails(base *report.Baseline, list []report.Comparison, o
 		return slices.ContainsFunc(list, func(c report.Comparison) bool { return slices.Contains(what, c.Verdict) })
 	}
 	is := map[string]bool{
-		failSlower:    verdict(stat.Slower),
-		failFaster:    verdict(stat.Faster),
-		failDifferent: verdict(stat.Slower, stat.Faster),
-		failMissing:   len(base.OnlyOld) > 0,
-		failFailed:    failed(older, newer),
-		failUnproven:  !verdict(stat.Equal, stat.Slower, stat.Faster),
+		"slower":    verdict(stat.Slower),
+		"faster":    verdict(stat.Faster),
+		"different": verdict(stat.Slower, stat.Faster),
+		"missing":   len(base.OnlyOld) > 0,
+		"failed":    failed(older, newer),
+		"unproven":  !verdict(stat.Equal, stat.Slower, stat.Faster),
 	}
 	return slices.ContainsFunc(b.failOn.values, func(kind string) bool { return is[kind] })
 }
@@ -79,11 +69,14 @@ func failed(older, newer []*report.Report) bool {
 			passed[c.ID] = passed[c.ID] || c.Status == report.Passed
 		}
 	}
-	return slices.ContainsFunc(newer, func(r *report.Report) bool {
-		return slices.ContainsFunc(r.Cases, func(c report.Case) bool {
-			return c.Status != report.Passed && (c.Status != report.Waived || passed[c.ID])
-		})
-	})
+	for _, r := range newer {
+		for _, c := range r.Cases {
+			if c.Status != report.Passed && (c.Status != report.Waived || passed[c.ID]) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func (a *app) compare() *cobra.Command {
@@ -106,16 +99,6 @@ takes them. Of one run each a difference has
 the verdict "one run", at which --fail-on does not fail: two runs of one program may differ
 so, too.
 
---fail-on takes a list of these:
-  slower     a case is slower
-  faster     a case is faster
-  different  a case is slower or faster
-  missing    a case of an old run is not in a new one
-  failed     a case of a new run did not pass, and is not waived in the old ones too
-  unproven   not one case has a firm verdict: too noisy, too few samples, not measured
-  once       nothing by itself: one run of each decides, too
-Without missing, failed and unproven, cases that are gone or have no firm verdict pass.
-
 Runs on different devices or with different drivers are refused, unless --any-device
 or --any-driver is given, and so are cases of one name that did not do the same work.
 
@@ -136,36 +119,40 @@ for runs that may not be compared.`,
 		return nil
 	}
 	c.RunE = func(_ *cobra.Command, args []string) error {
-		if err := o.check(); err != nil {
+		if err := cmp.Or(o.check(), o.reject("compare measures nothing", report.GoBench, report.NDJSON)); err != nil {
 			return err
 		}
-		if err := o.reject("compare measures nothing", report.GoBench, report.NDJSON, report.NVBandwidth, report.NVBandwidthJSON); err != nil {
+		older, err := loadReports(args[0])
+		if err != nil {
 			return err
 		}
-		return a.compareFiles(&o, &b, args[0], args[1], float64(margin))
+		newer, err := loadReports(args[1])
+		if err != nil {
+			return err
+		}
+		return a.compareReports(&o, &b, older, newer, float64(margin))
 	}
 	return c
 }
 
-// compareFiles compares the reports in two files, writes the comparisons and sets the exit
-// code.
-func (a *app) compareFiles(o *outputFlags, b *baselineFlags, oldFile, newFile string, margin float64) error {
-	older, err := loadReports(oldFile)
-	if err != nil {
-		return err
-	}
-	newer, err := loadReports(newFile)
-	if err != nil {
-		return err
-	}
+// compareReports compares reports, writes a report of the comparisons with the cases of the new run, and
+// sets the exit code.
+func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*report.Report, margin float64) error {
 	base, list, err := b.compare(older, newer, margin)
+	if err == nil && len(list) == 0 {
+		err = errors.New("no case is in both runs")
+	}
 	if err != nil {
 		return err
 	}
-	if len(list) == 0 {
-		return errors.New("no case is in both runs")
-	}
-	if err := a.writeComparison(o, base, newer[0], list); err != nil {
+	err = a.withReport(report.CommandCompare, o, func(r *runner) error {
+		if err := r.start(); err != nil {
+			return err
+		}
+		r.against(base, newer[0], list)
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	// An error of a case in the new run counts only for --fail-on: it was the exit code of that run.
@@ -179,17 +166,6 @@ func (a *app) compareFiles(o *outputFlags, b *baselineFlags, oldFile, newFile st
 		a.code = report.ExitPassed
 	}
 	return nil
-}
-
-// writeComparison writes a report with the cases of the new run, and where it ran.
-func (a *app) writeComparison(o *outputFlags, base *report.Baseline, newer *report.Report, list []report.Comparison) error {
-	return a.withReport(report.CommandCompare, o, func(r *runner) error {
-		if err := r.start(); err != nil {
-			return err
-		}
-		r.against(base, newer, list)
-		return nil
-	})
 }
 
 // against adds what comparing runs has found.
@@ -214,13 +190,13 @@ func loadReports(names string) ([]*report.Report, error) {
 
 // loadReport reads the report in a file.
 func loadReport(name string) (*report.Report, error) {
-	f, err := os.Open(name)
+	text, err := os.ReadFile(name)
 	if err != nil {
 		return nil, err
 	}
-	r, err := report.Read(f)
+	r, err := report.Read(bytes.NewReader(text))
 	if err != nil {
-		err = fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return r, errors.Join(err, f.Close())
+	return r, nil
 }

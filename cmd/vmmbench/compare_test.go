@@ -111,19 +111,17 @@ func TestCompareRuns(t *testing.T) {
 	require.Equal(t, []stat.Verdict{stat.Equal, stat.Slower, stat.Faster, stat.TooNoisy}, verdicts)
 
 	_, out, _ = bench(t, append([]string{"compare"}, files...)...)
-	require.Contains(t, strings.Join(strings.Fields(out), " "), ": 1 equal, 1 too noisy, 2 one run. ")
+	require.Contains(t, strings.Join(strings.Fields(out), " "), "New run against old, within 2 %: 1 equal, 1 too noisy, 2 one run. ")
 	_, out, _ = bench(t, append([]string{"compare", "--fail-on", "once"}, files...)...)
 	out = strings.Join(strings.Fields(out), " ")
-	require.Contains(t, out, " 4 cases are in both runs. The new one against the old one, within 2 %: 1 equal, 1 slower, 1 faster, 1 too noisy. ")
-	require.Greater(t, strings.Index(out, "4 cases are in both runs"), strings.Index(out, "Words"), "at the end")
-	require.Contains(t, out, "The most, "+newer.Cases[1].ID+" takes 1.1 times as long")
+	require.Contains(t, out, " New run against old, within 2 %: 1 equal, 1 slower, 1 faster, 1 too noisy; ")
+	require.Greater(t, strings.Index(out, "New run against old"), strings.Index(out, "Words"), "at the end")
 
 	_, out, _ = bench(t, append([]string{"compare", "--format", "csv"}, files...)...)
 	lines, err := csv.NewReader(strings.NewReader(out)).ReadAll()
 	require.NoError(t, err)
-	require.Len(t, lines, 1+4+4)
-	_, out, _ = bench(t, append([]string{"compare", "--format", "md"}, files...)...)
-	require.Contains(t, out, "| one run |")
+	require.Len(t, lines, 1+4)
+	require.Equal(t, "one run", lines[2][len(lines[2])-1])
 }
 
 func TestCompareNamesCasesOfOneRun(t *testing.T) {
@@ -135,7 +133,6 @@ func TestCompareNamesCasesOfOneRun(t *testing.T) {
 	_, out, _ := bench(t, "compare", old, new)
 	require.Contains(t, out, "Only in the old run: "+gone+".")
 	require.Contains(t, out, "Only in the new run: "+added+".")
-	require.Contains(t, out, "2 cases are in both runs")
 
 	newer.Cases = newer.Cases[:1]
 	code, out, stderr := bench(t, "compare", old, save(t, newer, "new.json"))
@@ -430,7 +427,7 @@ func TestReportOfOthersOnATerminal(t *testing.T) {
 	r.Cases[0].Status, r.Cases[0].Reason = report.Failed, evil
 	file, dir := save(t, r, "a.json"), t.TempDir()
 	_, shown, stderr := bench(t, "compare", file, save(t, r, "b.json"))
-	for _, suffix := range []string{"txt", "md", "bench"} {
+	for _, suffix := range []string{"txt", "bench"} {
 		name := filepath.Join(dir, "a."+suffix)
 		_, _, said := bench(t, "report", file, "-o", name)
 		text, err := os.ReadFile(name)

@@ -17,7 +17,7 @@ func TestCompletionOfValues(t *testing.T) {
 		"bw --mem vmm,":      "vmm,plain vmm,async",
 		"grow --write ":      "device upload none",
 		"p2p --verify ":      "full edges off",
-		"bw --format ":       "table json ndjson csv md gobench nvbandwidth nvbandwidth-json",
+		"bw --format ":       "table json ndjson csv gobench",
 		"compare --fail-on ": "none slower faster different missing failed unproven once",
 	} {
 		args := append([]string{"__complete"}, strings.Split(line, " ")...)

@@ -57,7 +57,7 @@ package main
 //	sleep.go              sleep: Sleep and Wake, against copies of pinned memory
 //	system_linux.go       threads on CPUs, mremap, processes that end with their parent, a clock they share
 //	system_notlinux.go    the same on other systems
-//	system_unix.go        which signals end a run; opening an output that is no regular file
+//	system_unix.go        which signals end a run; the width of a terminal
 //	system_notunix.go     the same on other systems
 //	undo.go               giving back what was taken, the last first
 //	compare.go            compare, and comparing with a baseline

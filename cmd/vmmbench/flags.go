@@ -35,7 +35,7 @@ func (o *outputFlags) add(f *pflag.FlagSet) {
 	o.format = report.Table
 	f.Var(&o.format, "format", "format of what is written to stdout")
 	f.StringArrayVarP(&o.files, "output", "o", nil,
-		"also write to this `FILE`, in the format of its suffix: .txt, .json, .ndjson, .csv, .md, .bench (repeatable)")
+		"also write to this `FILE`, in the format of its suffix: .txt, .json, .ndjson, .csv, .bench (repeatable)")
 }
 
 // check refuses files of unknown format and files that are given twice. It is
@@ -143,8 +143,6 @@ func (m *measureFlags) check() error {
 		return usageError{fmt.Errorf("--max-time %v: want more than 0", m.maxTime)}
 	case m.baseline == "" && m.against.given():
 		return usageError{errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")}
-	case m.baseline != "" && len(m.files) == 0 && (m.format == report.NVBandwidth || m.format == report.NVBandwidthJSON):
-		return usageError{fmt.Errorf("--format %v has no place for what --baseline compares: give -o FILE.json, or another format", m.format)}
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
 		return usageError{errors.New("--dry-run prints names, which have no --format and go into no -o")}
 	}
@@ -288,7 +286,7 @@ var nvbandwidthFlags = map[string]string{
 	"p": "--preset nvbandwidth --filter /PREFIX", "testcasePrefixes": "--preset nvbandwidth --filter /PREFIX",
 	"b": "--size, as in --size 512M", "bufferSize": "--size, as in --size 512M",
 	"i": "--samples", "testSamples": "--samples",
-	"j": "--format nvbandwidth-json", "json": "--format nvbandwidth-json",
+	"j": "--format json", "json": "--format json",
 	"s": "--verify off", "skipVerification": "--verify off",
 }
 

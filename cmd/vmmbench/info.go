@@ -33,7 +33,7 @@ unknown.`,
 		if err := o.check(); err != nil {
 			return err
 		}
-		if err := o.reject("info measures nothing", report.GoBench, report.CSV, report.NVBandwidth, report.NVBandwidthJSON); err != nil {
+		if err := o.reject("info measures nothing", report.GoBench, report.CSV); err != nil {
 			return err
 		}
 		return a.withReport(c.Name(), &o, func(r *runner) error { return r.describeDevices(*device) })

@@ -18,38 +18,25 @@ type output struct {
 	target string   // the final name of file, until it has it; empty if file is written in place
 }
 
+// maxWidth is how long a line is on the widest terminal: longer ones are hard to follow.
+const maxWidth = 160
+
 // openOutputs opens stdout and the files. It is called before anything is measured,
 // so that a path which cannot be written is found early.
-func (a *app) openOutputs(o *outputFlags) ([]*output, error) {
-	var list []*output
+func (a *app) openOutputs(o *outputFlags) (list []*output, err error) {
 	for _, name := range o.files {
-		out, err := openFile(name)
+		out, err := openTarget(name)
 		if err != nil {
 			for _, opened := range list {
 				err = errors.Join(err, opened.drop())
 			}
 			return nil, err
 		}
+		out.Format, _ = report.FormatOf(name) // which was checked before
 		list = append(list, out)
 	}
 	// Stdout is written last: if it is a pipe, its reader may have ended.
 	return append(list, &output{Output: report.Output{W: a.stdout, Format: o.format, Width: min(terminalWidth(a.stdout), maxWidth)}}), nil
-}
-
-// maxWidth is how long a line is on the widest terminal: longer ones are hard to follow.
-const maxWidth = 160
-
-// openFile opens a file for the report, in the format of its suffix.
-func openFile(name string) (*output, error) {
-	format, err := report.FormatOf(name)
-	if err != nil {
-		return nil, err
-	}
-	out, err := openTarget(name)
-	if err == nil {
-		out.Format = format
-	}
-	return out, err
 }
 
 // writeFile writes b to a file. If that fails, an earlier file stays.
@@ -71,84 +58,54 @@ func writeFile(name string, b []byte) error {
 // earlier one stays until then. ndjson takes it before the first case, so that a killed run leaves what it
 // had. A pipe or a device, and a file in a folder that cannot be written, are written in place.
 func openTarget(name string) (*output, error) {
-	name, err := resolveLinks(name)
-	if err != nil {
-		return nil, err
+	how := os.O_WRONLY | syscall.O_NONBLOCK // without which a pipe waits for a reader
+	_, err := os.Stat(name)
+	isNew := errors.Is(err, fs.ErrNotExist)
+	if isNew {
+		how |= os.O_CREATE
 	}
-	out := &output{}
-	st, err := os.Stat(name)
-	switch {
-	case err == nil && !st.Mode().IsRegular():
-		out.file, err = openInPlace(name, st.Mode())
-	case err == nil:
-		// A file that must not be written is not replaced either.
-		f, refused := os.OpenFile(name, os.O_WRONLY, 0)
-		if refused != nil {
-			return nil, refused
-		}
-		out.target = name
-		out.file, err = createBeside(name, st)
-		if errors.Is(err, fs.ErrPermission) { // the folder cannot be written; a full disk is no reason
-			out.target, out.file, err = "", f, f.Truncate(0)
-		} else {
-			err = errors.Join(err, f.Close())
-		}
-	case errors.Is(err, fs.ErrNotExist):
-		out.target = name
-		out.file, err = createBeside(name, nil)
+	// A file that must not be written is not replaced either.
+	file, err := os.OpenFile(name, how, 0o666)
+	if errors.Is(err, syscall.ENXIO) {
+		return nil, fmt.Errorf("output file %q: this pipe has no reader", name)
 	}
 	if err != nil {
 		return nil, err
 	}
-	out.W = out.file
+	out := &output{Output: report.Output{W: file}, file: file}
+	st, err := file.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		return out, nil
+	}
+	if err == nil {
+		err = out.moveBeside(name, st.Mode().Perm(), isNew)
+	}
+	if err != nil {
+		return nil, errors.Join(err, out.drop())
+	}
 	return out, nil
 }
 
-// createBeside creates the temporary file for name, with the permissions of old, the file
-// that is there. old may be nil.
-func createBeside(name string, old fs.FileInfo) (*os.File, error) {
-	mode := fs.FileMode(0o666)
-	if old != nil {
-		mode = old.Mode().Perm()
+// moveBeside has the output written to a new file beside its own, whose name it takes later. Links to
+// it stay links.
+func (o *output) moveBeside(name string, mode fs.FileMode, isNew bool) error {
+	target, err := filepath.EvalSymlinks(name)
+	if err == nil && isNew {
+		err = os.Remove(target)
 	}
-	f, err := os.OpenFile(fmt.Sprintf("%s.%d.tmp", name, os.Getpid()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil || old == nil {
-		return f, err
+	if err != nil {
+		return err
 	}
-	// The process may take some permissions from what it creates.
-	if err := f.Chmod(mode); err != nil {
-		return nil, errors.Join(err, f.Close(), os.Remove(f.Name()))
+	beside, err := os.OpenFile(fmt.Sprintf("%s.%d.tmp", target, os.Getpid()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	if errors.Is(err, fs.ErrPermission) { // the folder cannot be written; a full disk is no reason
+		return o.file.Truncate(0)
 	}
-	return f, nil
-}
-
-// maxLinks is how many links of links are followed: a loop has no end.
-const maxLinks = 40
-
-// resolveLinks returns what a name is a link to, so that it stays a link. There need not be
-// such a file yet.
-func resolveLinks(name string) (string, error) {
-	first := name
-	for range maxLinks {
-		st, err := os.Lstat(name)
-		if err != nil || st.Mode()&fs.ModeSymlink == 0 {
-			return name, nil // what is wrong with it is found when it is opened
-		}
-		to, err := os.Readlink(name)
-		if err != nil {
-			return "", err
-		}
-		if !filepath.IsAbs(to) {
-			// Its folder may be a link too, and have another folder above it.
-			dir, err := filepath.EvalSymlinks(filepath.Dir(name))
-			if err != nil {
-				return "", err
-			}
-			to = filepath.Join(dir, to)
-		}
-		name = to
+	if err != nil {
+		return err
 	}
-	return "", fmt.Errorf("output file %q: too many links", first)
+	err = o.file.Close()
+	o.W, o.file, o.target = beside, beside, target
+	return errors.Join(err, beside.Chmod(mode)) // the process may take some permissions from what it creates
 }
 
 // start writes what is known before the first case. If it fails, the caller must drop

@@ -56,12 +56,10 @@ func TestP2PPlan(t *testing.T) {
 		require.Equal(t, report.Text("host"), p.Kind)
 		require.Empty(t, p.Why)
 	}
-	for _, format := range []string{"table", "md"} {
-		code, out, _ = bench(t, "p2p", "--plan", "--device", "host", "--format", format)
-		require.Equal(t, report.ExitPassed, code)
-		require.Contains(t, out, "none -> read-write")
-		require.NotContains(t, out, "nofile", "this is not info")
-	}
+	code, out, _ = bench(t, "p2p", "--plan", "--device", "host")
+	require.Equal(t, report.ExitPassed, code)
+	require.Regexp(t, `none +read-write`, out)
+	require.NotContains(t, out, "nofile", "this is not info")
 }
 
 // A plan grants nothing, copies nothing and leaves nothing behind.

@@ -61,7 +61,7 @@ func TestReport(t *testing.T) {
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "vmmbench: 2 reports")
-	require.Contains(t, string(text), "Growing to 1MiB by 256KiB in place took")
+	require.Contains(t, string(text), "Growth in place (grow/1MiB/vmm) takes ")
 }
 
 // A report can be written in each format later on, and some cases of it.

@@ -38,11 +38,6 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	if err := m.check(); err != nil {
 		return err
 	}
-	if name != nvbandwidthPreset {
-		if err := m.reject("it is for --preset nvbandwidth", report.NVBandwidth, report.NVBandwidthJSON); err != nil {
-			return err
-		}
-	}
 	if m.manyRuns() && !m.dryRun {
 		return a.againstBaseline(ctx, name, m)
 	}

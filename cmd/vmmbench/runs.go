@@ -33,7 +33,7 @@ func (m *measureFlags) checkRuns() error {
 	case m.resume != "" || len(m.floors) > 0:
 		return usageError{errors.New("--resume and --at-least are for one run: leave out --runs, and --baseline if it is a program")}
 	}
-	return m.reject("--runs compares runs", report.GoBench, report.NDJSON, report.NVBandwidth, report.NVBandwidthJSON)
+	return m.reject("--runs compares runs", report.GoBench, report.NDJSON)
 }
 
 // manyRuns reports whether processes of their own measure.

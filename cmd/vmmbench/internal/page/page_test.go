@@ -39,7 +39,7 @@ func TestPage(t *testing.T) {
 	page := write(t, load(t))
 	require.Less(t, len(page), 1_500_000)
 	require.Contains(t, page, `<html lang="en">`)
-	require.Contains(t, page, "Growing to 8GiB by 256MiB in place took", "what was found")
+	require.Contains(t, page, "Growth in place (grow/8GiB/vmm) takes ", "what was found")
 	require.Less(t, strings.Index(page, "What was found"), strings.Index(page, "<svg"), "comes first")
 	for _, heading := range []string{"Machine", "Pictures", "All figures"} {
 		require.Contains(t, page, "<h3>"+heading+"</h3>")
@@ -154,7 +154,7 @@ func TestStates(t *testing.T) {
 		"what,start,end\ntime,a,b\nload,\"0.5, 1\",\"2, 1\"\ngovernors,,performance",
 		"what,start\npower w,71.25\nthrottle,nothing",
 	} {
-		require.Equal(t, []string{"Machine", "cuda:0"}[i], states[i].Heading)
+		require.Equal(t, []string{"State of the host", "State of cuda:0"}[i], states[i].Heading)
 		require.Equal(t, want, states[i].Table.RenderCSV())
 	}
 }

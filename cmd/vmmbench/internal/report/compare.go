@@ -48,13 +48,9 @@ func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, e
 		return nil, nil, err
 	}
 	// Names pair the cases, so none may be there twice.
-	before, err := uniqueCases(older)
-	if err != nil {
-		return nil, nil, fmt.Errorf("old report: %w", err)
-	}
-	after, err := uniqueCases(newer)
-	if err != nil {
-		return nil, nil, fmt.Errorf("new report: %w", err)
+	before, after := byID(older.Cases), byID(newer.Cases)
+	if len(before) < len(older.Cases) || len(after) < len(newer.Cases) {
+		return nil, nil, errors.New("a report has a case twice")
 	}
 	base := &Baseline{Run: older.Run, Host: older.Host, Devices: older.Devices, OnlyOld: []string{}, OnlyNew: []string{}}
 	list := []Comparison{}
@@ -77,38 +73,28 @@ func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, e
 	return base, list, nil
 }
 
-// uniqueCases returns the cases of a report by their names. It refuses a name that is there
-// twice.
-func uniqueCases(r *Report) (map[string]Case, error) {
-	for _, g := range GroupBy(r.Cases, func(c Case) string { return c.ID }) {
-		if len(g.Of) > 1 {
-			return nil, fmt.Errorf("case %s is there twice", g.Key)
-		}
-	}
-	return byID(r.Cases), nil
-}
-
 // sameMachine refuses runs on different devices, or with different drivers. Where a device
 // is opened does not matter.
 func sameMachine(older, newer *Report, o CompareOptions) error {
-	of := func(r *Report) (devices, drivers []string) {
+	of := func(r *Report) (devices, drivers string) {
+		var names, versions []string
 		for _, d := range r.Devices {
 			name := strings.TrimSpace(d.Name + " " + string(d.MIG))
 			// The memory of the host is as fast as its processor.
 			if strings.HasPrefix(d.Open, "host") {
 				name += " of " + string(r.Host.CPU)
 			}
-			devices, drivers = append(devices, name), union(drivers, []string{string(d.Driver)})
+			names, versions = append(names, name), union(versions, []string{string(d.Driver)})
 		}
-		return devices, drivers
+		return strings.Join(names, ", "), strings.Join(versions, ", ")
 	}
 	oldDevices, oldDrivers := of(older)
 	newDevices, newDrivers := of(newer)
 	switch {
-	case !o.AnyDevice && !slices.Equal(oldDevices, newDevices):
-		return fmt.Errorf("%w: devices %q and %q", ErrDifferent, strings.Join(oldDevices, ", "), strings.Join(newDevices, ", "))
-	case !o.AnyDriver && !slices.Equal(oldDrivers, newDrivers):
-		return fmt.Errorf("%w: drivers %q and %q", ErrDifferent, strings.Join(oldDrivers, ", "), strings.Join(newDrivers, ", "))
+	case !o.AnyDevice && oldDevices != newDevices:
+		return fmt.Errorf("%w: devices %q and %q", ErrDifferent, oldDevices, newDevices)
+	case !o.AnyDriver && oldDrivers != newDrivers:
+		return fmt.Errorf("%w: drivers %q and %q", ErrDifferent, oldDrivers, newDrivers)
 	}
 	return nil
 }

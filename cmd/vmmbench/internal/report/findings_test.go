@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -39,74 +38,29 @@ func grown(device string, ms map[string]float64) *Report {
 	return r
 }
 
-// A finding names every rival, what each costs, and what kept chunks give.
-func TestGrowthFinding(t *testing.T) {
-	r := grown("cuda:0", map[string]float64{"vmm": 10, "vmm-kept": 8, "cuMemAlloc-copy": 100, "cuMemAlloc-double": 15, "mallocAsync-copy": 40})
-	require.Equal(t, []string{
-		"Growing to 1GiB by 64MiB in place took 10 ms, and 1.0 GiB at the peak; the pointer stays. " +
-			"Copying only when full, to twice the size, took 15 ms, in pairs 1.5 times as long (95 % 1.2 to 1.88), and 1.5 GiB at the peak; the pointer moves 3 times. " +
-			"Allocating and copying at each step took 100 ms, in pairs 10 times as long (95 % 8 to 12.5), and 1.5 GiB at the peak; the pointer moves 3 times. " +
-			"Copying at each step from the pool, which keeps its memory, took 40 ms, in pairs 4 times as long (95 % 3.2 to 5), and 1.5 GiB at the peak; the pointer moves 3 times. " +
-			"In place from kept chunks (vmm-kept, Device.SetReleaseThreshold) took 8 ms.",
-	}, Findings(r))
-
-	// If the pool wins, it is said why.
-	pool := map[string]float64{"vmm": 10, "mallocAsync-copy": 5}
-	require.Contains(t, Findings(grown("cuda:0", pool))[0], "while there is little to copy")
-	require.Contains(t, Findings(grown("host:0", pool))[0], "because it keeps its pages: here the first write to a new page costs more than copying an old one. --mem vmm,kept,async")
-	pool["vmm-kept"] = 6
-	require.Contains(t, Findings(grown("host:0", pool))[0], "Kept chunks keep theirs, too")
-	require.Empty(t, Findings(grown("host:0", map[string]float64{"vmm": 10, "vmm-kept": 8})), "there is no rival")
-	require.Empty(t, Findings(grown("host:0", map[string]float64{"mremap": 10})))
-	one := grown("host:0", map[string]float64{"vmm": 10, "mremap": 8})
-	one.Cases[0].Stats.Steps = 1
-	require.Empty(t, Findings(one), "one step is no growth")
-	one.Cases[0].Stats.Steps, one.Comparisons, one.Cases[1].Stats.Moves = 2, nil, 1
-	require.Contains(t, Findings(one)[0], "mremap took 8 ms, and 1.5 GiB at the peak; the pointer moves once.")
-	for i := range one.Cases {
-		one.Cases[i].Axes[4].Value = "none"
-	}
-	require.Contains(t, Findings(one)[0], "Growing to 1GiB by 64MiB, nothing written, in place took")
-}
-
-func TestCopyFindings(t *testing.T) {
-	r := New(Run{}, Host{})
-	for i, verdict := range []stat.Verdict{stat.Equal, stat.Slower, stat.TooNoisy} {
-		id := fmt.Sprintf("bw/h2d/%d", i)
-		for _, mem := range []string{"cuMemAlloc", "vmm"} {
-			r.Cases = append(r.Cases, Case{ID: id + "/" + mem, Status: Passed, Axes: Axes{{"direction", "h2d"}, {"host", "pinned"}, {"mem", mem}}, Stats: &Stats{N: 10, Loops: 1}})
-		}
-		r.Comparisons = append(r.Comparisons, Comparison{ID: id + ": x", A: id + "/cuMemAlloc", B: id + "/vmm", Ratio: of(1.1), Low: of(1.05), High: of(1.2), Margin: 0.02, Verdict: verdict})
-	}
-	require.Equal(t, []string{
-		"Of 3 copies in memory that grows, 1 take as long as in other memory, within 2 %; of 1 it cannot be told, because this machine is too noisy for so few samples (h2d/2).",
-		"H2d/1 in vmm takes 1.1 times as long as in cuMemAlloc (95 % 1.05 to 1.2).",
-	}, Findings(r))
-}
-
 // After a run stand the commands to try, for what it lacks.
 func TestNext(t *testing.T) {
 	r := grown("cuda:0", map[string]float64{"vmm": 10, "cuMemAlloc-copy": 100})
-	require.Equal(t, []step{{"A page with pictures and all figures:", "vmmbench grow --samples 10 -o run.json && vmmbench report run.json -o run.html"}}, next(r))
+	require.Equal(t, []Word{{"A page with pictures and all figures", "vmmbench grow --samples 10 -o run.json && vmmbench report run.json -o run.html"}}, next(r))
 	host := grown("host:0", map[string]float64{"vmm": 10})
 	host.Devices = []Device{{Open: "host:0"}}
-	require.Equal(t, "vmmbench grow --samples 10 --device cuda:0", next(host)[0].command, "whoever asked for no device hears that there is no GPU")
+	require.Equal(t, "vmmbench grow --samples 10 --device cuda:0", next(host)[0].Means, "whoever asked for no device hears that there is no GPU")
 	host.Run.Args = append(host.Run.Args, "--device", "host")
 	require.Len(t, next(host), 1)
 	r.Comparisons[0].Verdict = stat.TooNoisy
 	r.Comparisons = append(r.Comparisons, Comparison{Verdict: stat.Waived})
-	require.Equal(t, step{"1 of 1 comparisons have no verdict. With more samples, on CPUs near the GPU (--numa, --cpus) and without other work they may:", "vmmbench grow --samples 30 --max-time 6s"}, next(r)[0])
+	require.Equal(t, Word{"1 of 1 comparisons have no verdict. With more samples, on CPUs near the GPU (--numa, --cpus) and without other work they may", "vmmbench grow --samples 30 --max-time 6s"}, next(r)[0])
 	r.Run.Command = CommandQuick
-	require.Contains(t, next(r)[1].command, "--preset nvbandwidth")
-	require.Contains(t, next(r)[2].command, "--preset full")
+	require.Contains(t, next(r)[1].Means, "--preset nvbandwidth")
+	require.Contains(t, next(r)[2].Means, "--preset full")
 	r.Run.Command = CommandCompare
 	require.Empty(t, next(r))
 	r.Run.Command, r.Cases[0].Status = "grow", Failed
-	require.Contains(t, next(r)[0].command, "--verify full")
-	require.Equal(t, "vmmbench", next(New(Run{}, Host{}))[0].command)
+	require.Contains(t, next(r)[0].Means, "--verify full")
+	require.Equal(t, "vmmbench", next(New(Run{}, Host{}))[0].Means)
 	text := written(t, grown("cuda:0", map[string]float64{"vmm": 10, "mremap": 100}), Table)
-	require.Less(t, strings.Index(text, "\nGrowing to "), strings.Index(text, "\nWords\n"))
-	require.Less(t, strings.Index(text, "\nNext\n"), strings.Index(text, "\nGrowth to "), "the answer is last")
+	require.Less(t, strings.Index(text, "\nWords\n"), strings.Index(text, "\nNext\n"))
+	require.Less(t, strings.Index(text, "\nNext\n"), strings.Index(text, "\nGrowth in place "), "the answer is last")
 }
 
 func TestPivot(t *testing.T) {
@@ -126,7 +80,7 @@ func TestPivot(t *testing.T) {
 	require.Equal(t, [][]string{{"1GiB", "10 ms", "5 GB/s", "2.000", "1.600 to 2.500", "slower"}}, rows)
 	two.Comparisons = nil
 	_, rows = Pivot(two, []string{"size"}, "mem")
-	require.Equal(t, [][]string{{"1GiB", "10 ms", "5 GB/s", "", "", ""}}, rows)
+	require.Equal(t, [][]string{{"1GiB", "10 ms", "5 GB/s"}}, rows)
 
 	slower, firm, open, all := Slower(r)
 	require.Equal(t, []int{1, 0, 2}, []int{firm, open, all})
@@ -140,7 +94,6 @@ func TestFigure(t *testing.T) {
 	r := grown("cuda:0", map[string]float64{"vmm": 10, "cuMemAlloc-copy": 100})
 	for what, want := range map[string]string{
 		"time of grow/1GiB/vmm":                                  "10 ms",
-		"interval of grow/1GiB/vmm":                              "9 ms to 11 ms",
 		"value of grow/1GiB/vmm":                                 "10 ms",
 		"peak_bytes of grow/1GiB/cuMemAlloc-copy":                "1.5 GiB",
 		"peak_bytes of grow/1GiB/cuMemAlloc-copy per byte":       "1.50",
@@ -148,7 +101,6 @@ func TestFigure(t *testing.T) {
 		"ratio of grow/1GiB/cuMemAlloc-copy to grow/1GiB/vmm":    "10",
 		"ratio of grow/1GiB/vmm to grow/1GiB/cuMemAlloc-copy":    "0.1",
 		"interval of grow/1GiB/cuMemAlloc-copy to grow/1GiB/vmm": "8 to 12.5",
-		"medians of grow/1GiB/cuMemAlloc-copy to grow/1GiB/vmm":  "10",
 		"comparisons of grow":                                    "1",
 		"faster of grow":                                         "1",
 		"too-noisy of grow":                                      "0",
@@ -163,23 +115,92 @@ func TestFigure(t *testing.T) {
 	}
 }
 
-// Metrics are all that a case has, and a table shows those of its kind.
-func TestMetrics(t *testing.T) {
+// Figures are all that a case has, and a table shows those of its kind.
+func TestCaseFigures(t *testing.T) {
 	r := sample()
-	require.Empty(t, r.Cases[3].Metrics())
-	names := map[string]string{}
-	for _, m := range r.Cases[2].Metrics() {
-		names[m.Name] = m.String()
+	require.Empty(t, r.Cases[3].figures())
+	texts := map[string]string{}
+	for _, f := range r.Cases[2].figures() {
+		texts[f.name] = f.String()
 	}
-	require.Equal(t, "1 us", names["step_p50_ns"])
-	require.Equal(t, "8 B", names["peak_bytes"])
-	require.Equal(t, "samples", names["stop"])
-	require.NotContains(t, names, "forward")
+	require.Equal(t, "1 us", texts["step_p50_ns"])
+	require.Equal(t, "8 B", texts["peak_bytes"])
+	require.Equal(t, "samples", texts["stop"])
+	require.NotContains(t, texts, "forward")
 	r.Cases[2].Stats.Pooled = &Pooled{Live: 4, Reserved: 6}
 	p99 := 2e3
 	r.Cases[2].Stats.Sharing = &Sharing{P99: &p99}
 	text := written(t, r, Table)
-	require.Contains(t, text, "GROW, what it held")
+	require.Contains(t, text, "reserved of live")
 	require.Contains(t, text, "1.5 ")
-	require.NotContains(t, text, "reader fds", "it has no reader")
+}
+
+// TestHeadline: a sentence for copies, one for copies between devices, and one for growth.
+func TestFindings(t *testing.T) {
+	r := grown("cuda:0", map[string]float64{"vmm": 10, "cuMemAlloc-copy": 100, "cuMemAlloc-double": 15, "mallocAsync-copy": 5})
+	for i := range r.Comparisons {
+		if r.Comparisons[i].A == "grow/1GiB/cuMemAlloc-double" {
+			r.Comparisons[i].Verdict = stat.TooNoisy
+		}
+	}
+	grew := "Growth in place (grow/1GiB/vmm) takes 10 ms; cuMemAlloc-copy takes 10 times as long (95 % 8 to 12.5); " +
+		"cuMemAlloc-double takes 1.5 times as long (95 % 1.2 to 1.88, too noisy); mallocAsync-copy takes 0.5 times as long (95 % 0.4 to 0.625). " +
+		"The peak is 1.0 GiB, 1.5 GiB with cuMemAlloc-copy, 1.5 GiB with cuMemAlloc-double, 1.5 GiB with mallocAsync-copy; the pointer stays."
+	ratios := "Memory that grows against other memory, grow, within 2 %: 1 slower, 1 faster, 1 too noisy; " +
+		"the slowest, grow/1GiB: vmm against mallocAsync-copy, takes 2 times as long (95 % 1.6 to 2.5)."
+	require.Equal(t, []string{ratios, grew}, Findings(r))
+	for i, verdict := range []stat.Verdict{stat.Equal, stat.Slower, stat.TooNoisy, stat.Equal} {
+		id, axes := "bw/h2d/"+string(rune('a'+i)), Axes{{"direction", "h2d"}, {"host", "pinned"}}
+		if i == 3 {
+			id, axes = "p2p/0-1/d", Axes{{"from", "cuda:0"}, {"to", "cuda:1"}}
+		}
+		for _, mem := range []string{"cuMemAlloc", "vmm"} {
+			r.Cases = append(r.Cases, Case{ID: id + "/" + mem, Status: Passed, Axes: append(axes[:2:2], Axis{"mem", mem}), Stats: &Stats{N: 10, Loops: 1}})
+		}
+		r.Comparisons = append(r.Comparisons, Comparison{ID: id + ": x", A: id + "/cuMemAlloc", B: id + "/vmm", Ratio: of(1.1), Low: of(1.05), High: of(1.2), Margin: 0.02, Verdict: verdict})
+	}
+	require.Equal(t, []string{
+		ratios,
+		"Memory that grows against other memory, bw, within 2 %: 1 equal, 1 slower, 1 too noisy; the slowest, bw/h2d/b: x, takes 1.1 times as long (95 % 1.05 to 1.2).",
+		"Memory that grows against other memory, p2p, within 2 %: 1 equal.",
+		grew,
+	}, Findings(r))
+	require.Empty(t, Findings(New(Run{}, Host{})))
+}
+
+// The share of a link is that of the fastest copy, and a link below what the GPU could do is named.
+func TestLinkFindings(t *testing.T) {
+	r := New(Run{AtLeast: []Floor{{Case: "bw/h2d/pinned/1GiB/vmm", Least: 50, Value: of(40.0)}}}, Host{})
+	for _, c := range []struct{ id, direction, host string }{{"bw/h2d/pinned/1GiB/vmm", "h2d", "pinned"}, {"bw/both/pinned/1GiB/vmm", "both", "pinned"}} {
+		r.Cases = append(r.Cases, Case{ID: c.id, Unit: "GB/s", Status: Passed, Axes: Axes{{"device", "cuda:0"}, {"direction", c.direction}, {"host", c.host}}, Stats: &Stats{Value: 7}})
+	}
+	r.Cases = append(r.Cases, Case{ID: "p2p/write/cuda:0-cuda:1/vmm", Unit: "GB/s", Status: Passed,
+		Axes: Axes{{"from", "cuda:0"}, {"to", "cuda:1"}, {"direction", "write"}}, Stats: &Stats{Value: 387}})
+	state := &DeviceState{PCIeGeneration: of(uint64(1)), PCIeWidth: of(uint64(8)), PCIeGenerationMax: of(uint64(5)), PCIeWidthMax: of(uint64(16))}
+	end := *state
+	end.PCIeGeneration = of(uint64(3))
+	r.Devices = []Device{{Open: "cuda:0", Arch: "sm_90", State: state, StateEnd: &end}, {Open: "cuda:1", Arch: "sm_90"}}
+	r.Topology = []Link{{From: "cuda:0", To: "cuda:1", NVLinks: of(18)}, {From: "cuda:1", To: "cuda:0"}}
+	require.Equal(t, []string{
+		"One way over PCIe Gen3 x8, where the GPU could do Gen5 x16 (8 GB/s): 7 GB/s, 89 %.",
+		"One way over 18 NVLinks (450 GB/s): 387 GB/s, 86 %.",
+	}, Findings(r)[:2])
+	require.Regexp(t, `bw/h2d/pinned/1GiB/vmm +50 +40 +below its floor`, written(t, r, Table))
+	r.Run.AtLeast[0].Value = nil
+	require.Regexp(t, `bw/h2d/pinned/1GiB/vmm +50 +below its floor`, written(t, r, Table))
+	r.Run.AtLeast[0].Value = of(50.0)
+	require.Regexp(t, `bw/h2d/pinned/1GiB/vmm +50 +50 +reached`, written(t, r, Table))
+}
+
+// Of few samples the interval is called a range, and one row has no column for what is usual.
+func TestRangeAndOneRow(t *testing.T) {
+	r := New(Run{Measure: &Measure{}}, Host{})
+	c := Case{ID: "bw/h2d/pinned/1GiB/vmm", Unit: "GB/s", Status: Passed, Axes: Axes{{"direction", "h2d"}, {"engine", "ce"}, {"streams", 1}, {"mem", "vmm"}},
+		Stats: &Stats{N: 10, Loops: 1, Value: 50, ValueLow: of(49.0), ValueHigh: of(51.0), Level: stat.Wide}}
+	r.Cases = []Case{c}
+	text := written(t, r, Table)
+	require.Contains(t, text, "49 to 51 (range)")
+	require.Contains(t, text, "range: an interval of fewer")
+	r.Cases[0].Stats.Level = stat.Usual
+	require.NotContains(t, written(t, r, Table), "range")
 }

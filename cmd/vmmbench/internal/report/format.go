@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -16,19 +17,14 @@ type Format string
 
 // Formats.
 const (
-	Table    Format = "table"
-	JSON     Format = "json"
-	NDJSON   Format = "ndjson"
-	CSV      Format = "csv"
-	Markdown Format = "md"
-	GoBench  Format = "gobench"
-
-	// As NVIDIA's nvbandwidth prints its own cases, of which there are none in most reports.
-	NVBandwidth     Format = "nvbandwidth"
-	NVBandwidthJSON Format = "nvbandwidth-json"
+	Table   Format = "table"
+	JSON    Format = "json"
+	NDJSON  Format = "ndjson"
+	CSV     Format = "csv"
+	GoBench Format = "gobench"
 )
 
-var formats = []Format{Table, JSON, NDJSON, CSV, Markdown, GoBench, NVBandwidth, NVBandwidthJSON}
+var formats = []Format{Table, JSON, NDJSON, CSV, GoBench}
 
 // Set implements pflag.Value.
 func (f *Format) Set(s string) error {
@@ -43,26 +39,20 @@ func (f *Format) String() string { return string(*f) }
 
 // Type implements pflag.Value.
 func (f *Format) Type() string {
-	var words []string
-	for _, x := range formats {
-		words = append(words, string(x))
-	}
-	return strings.Join(words, "|")
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(formats), " ", "|"), "[]")
 }
 
 // FormatOf returns the format for the suffix of a file's name.
 func FormatOf(name string) (Format, error) {
-	switch suffix := strings.TrimPrefix(filepath.Ext(name), "."); suffix {
-	case "txt":
-		return Table, nil
-	case "bench":
-		return GoBench, nil
-	case "json", "ndjson", "csv", "md":
-		return Format(suffix), nil
-	case "html", "htm":
+	suffix := strings.TrimPrefix(filepath.Ext(name), ".")
+	format := map[string]Format{"txt": Table, "json": JSON, "ndjson": NDJSON, "csv": CSV, "bench": GoBench}[suffix]
+	switch {
+	case suffix == "html" || suffix == "htm":
 		return "", fmt.Errorf("output file %q: a page is made later: write FILE.json, then vmmbench report FILE.json -o FILE.html", name)
+	case format == "":
+		return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .csv or .bench", name)
 	}
-	return "", fmt.Errorf("output file %q: the suffix must be .txt, .json, .ndjson, .csv, .md or .bench", name)
+	return format, nil
 }
 
 // Output is one place that a Report goes to. Most formats are written at the end.
@@ -89,15 +79,15 @@ type line struct {
 // lines writes some if the format has them. Each is one Write, so that a killed run leaves whole
 // lines.
 func (o Output) lines(list ...line) error {
+	if o.Format != NDJSON {
+		return nil
+	}
 	for _, x := range list {
-		if o.Format != NDJSON {
-			break
-		}
 		b, err := json.Marshal(x)
-		if err != nil {
-			return err
+		if err == nil {
+			_, err = o.W.Write(append(b, '\n'))
 		}
-		if _, err := o.W.Write(append(b, '\n')); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -130,20 +120,14 @@ func (o Output) Comparison(c Comparison) error { return o.lines(line{Comparison:
 
 // Write writes a whole report, as a run writes it part by part.
 func (o Output) Write(r *Report) error {
-	var list []line
-	for i := range r.Cases {
-		list = append(list, line{Case: &r.Cases[i]})
+	err := o.Started(r)
+	for _, c := range r.Cases {
+		err = cmp.Or(err, o.Case(c))
 	}
-	for i := range r.Comparisons {
-		list = append(list, line{Comparison: &r.Comparisons[i]})
+	for _, c := range r.Comparisons {
+		err = cmp.Or(err, o.Comparison(c))
 	}
-	if err := o.Started(r); err != nil {
-		return err
-	}
-	if err := o.lines(list...); err != nil {
-		return err
-	}
-	return o.Finished(r)
+	return cmp.Or(err, o.Finished(r))
 }
 
 // Finished writes what has not been written yet.
@@ -165,10 +149,6 @@ func (o Output) Finished(r *Report) error {
 		return writeCSV(o.W, r)
 	case GoBench:
 		return writeGoBench(shown, r)
-	case NVBandwidth:
-		return writeNVBandwidth(shown, r)
-	case NVBandwidthJSON:
-		return writeNVBandwidthJSON(o.W, r)
 	}
-	return tables(shown, r, o.Format == Markdown, o.Width)
+	return tables(shown, r, o.Width)
 }

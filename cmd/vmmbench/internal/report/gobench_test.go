@@ -52,7 +52,8 @@ func TestGoBenchPairsByMem(t *testing.T) {
 		r := fromFile(t, file)
 		names, owner := map[string][]string{}, map[string]string{}
 		for _, c := range r.Cases {
-			name := goBenchName(c, layoutOf(r, without(r.Cases, func(x Case) bool { return CommandOf(x.ID) != CommandOf(c.ID) })))
+			axes, named := benchAxes(r, without(r.Cases, func(x Case) bool { return CommandOf(x.ID) != CommandOf(c.ID) }))
+			name := goBenchName(c, axes, named)
 			require.NotContains(t, owner, name)
 			owner[name] = c.ID
 			rest, mem, found := strings.Cut(name, "/mem=")

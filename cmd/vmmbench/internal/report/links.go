@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -15,23 +16,6 @@ type Floor struct {
 // Missed reports whether the case is slower, or has no figure.
 func (f Floor) Missed() bool { return f.Value == nil || *f.Value < f.Least }
 
-// floorFindings says which floors were missed.
-func floorFindings(r *Report) (list []string) {
-	for _, f := range r.Run.AtLeast {
-		switch {
-		case !f.Missed():
-		case f.Value == nil:
-			list = append(list, fmt.Sprintf("Below its floor: %s did not pass; at least %s GB/s are wanted.", f.Case, fourDigits(f.Least)))
-		default:
-			list = append(list, fmt.Sprintf("Below its floor: %s has %s GB/s; at least %s are wanted.", f.Case, fourDigits(*f.Value), fourDigits(f.Least)))
-		}
-	}
-	if n := len(r.Run.AtLeast); n > 0 && len(list) == 0 {
-		list = append(list, counted(n, "case")+" with a floor: none is below it.")
-	}
-	return list
-}
-
 // pcieLane is what a lane carries one way, in GB/s, by the generation: the transfers a second of the
 // PCI Express Base Specification, with its encoding (8b/10b, from generation 3 on 128b/130b, from 6 on
 // FLITs of 242 in 256 bytes).
@@ -41,83 +25,70 @@ var pcieLane = map[uint64]float64{1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938,
 // data sheets have it: 600 GB/s both ways of 12 links on A100, 900 of 18 on H100, 1,800 of 18 on B200.
 var nvlinkRate = map[string]float64{"sm_60": 20, "sm_70": 25, "sm_80": 25, "sm_90": 25, "sm_100": 50, "sm_103": 50}
 
-// linkFindings has the rate of the fastest copy as a share of its link's.
-func linkFindings(r *Report) (list []string) {
-	for _, d := range r.Devices {
-		if s := hostLink(r, d); s != "" {
-			list = append(list, s)
-		}
-	}
-	return append(list, nvlinks(r)...)
+// link is a link that copies went over, one way, in GB/s.
+type link struct {
+	kind       string
+	most, best float64
 }
 
-// nvlinks has a sentence for all pairs of devices with the same number and rate of NVLinks.
-func nvlinks(r *Report) (list []string) {
-	most := func(l Link) float64 {
-		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.Open == l.From })
-		if i < 0 || l.NVLinks == nil {
-			return 0
-		}
-		return float64(*l.NVLinks) * nvlinkRate[string(r.Devices[i].Arch)]
+// linksFound has, for each kind of link, the rates of the fastest copies over them, as a share of
+// what they carry.
+func linksFound(r *Report) (list []string) {
+	arch := map[string]string{}
+	var links []link
+	for _, d := range r.Devices {
+		arch[d.Open] = string(d.Arch)
+		kind, most := pcie(d)
+		links = append(links, link{kind, most, fastest(r, func(a Axes) bool {
+			way := a.text("direction")
+			return a.text("device") == d.Open && a.text("host") == "pinned" && (way == "h2d" || way == "d2h")
+		})})
 	}
-	linked := without(r.Topology, func(l Link) bool { return most(l) == 0 })
-	for _, g := range GroupBy(linked, func(l Link) string { return fmt.Sprintf("%d NVLinks (%.0f GB/s)", *l.NVLinks, most(l)) }) {
-		most := most(g.Of[0])
-		var rates []float64
-		for _, l := range g.Of {
-			best := fastest(r, func(a Axes) bool {
-				return a.text(axisFrom) == l.From && a.text(axisTo) == l.To && a.text("direction") != "both" && a.text(axisMem) != "none" // which goes through the host
-			})
-			if best > 0 {
-				rates = append(rates, best)
-			}
-		}
-		if len(rates) == 0 {
+	for _, l := range r.Topology {
+		if l.NVLinks == nil {
 			continue
 		}
-		least, fast := slices.Min(rates), slices.Max(rates)
-		s, share := fourDigits(fast), fmt.Sprintf("%.0f", 100*fast/most)
-		if len(rates) > 1 {
-			s = "from " + fourDigits(least) + " to " + s
-			if low := fmt.Sprintf("%.0f", 100*least/most); low != share {
-				share = low + " to " + share
+		most := float64(*l.NVLinks) * nvlinkRate[arch[l.From]]
+		links = append(links, link{fmt.Sprintf("%d NVLinks", *l.NVLinks), most, fastest(r, func(a Axes) bool {
+			direct := a.text("direction") != "both" && a.text(axisMem) != "none" // which goes through the host
+			return direct && a.text(axisFrom) == l.From && a.text(axisTo) == l.To
+		})})
+	}
+	// One that is idle may be slower than it was while it worked.
+	links = without(links, func(l link) bool { return l.best == 0 || l.best > l.most })
+	for _, g := range GroupBy(links, func(l link) string { return fmt.Sprintf("%s (%.0f GB/s)", l.kind, l.most) }) {
+		slices.SortFunc(g.Of, func(a, b link) int { return cmp.Compare(a.best, b.best) })
+		span := func(print func(link) string) string {
+			if low, high := print(g.Of[0]), print(g.Of[len(g.Of)-1]); low != high {
+				return low + " to " + high
 			}
+			return print(g.Of[0])
 		}
-		list = append(list, fmt.Sprintf("Between devices, one way: %s GB/s, %s %% of %s.", s, share, g.Key))
+		rates := span(func(l link) string { return fourDigits(l.best) })
+		shares := span(func(l link) string { return fmt.Sprintf("%.0f", 100*l.best/l.most) })
+		list = append(list, fmt.Sprintf("One way over %s: %s GB/s, %s %%.", g.Key, rates, shares))
 	}
 	return list
 }
 
-// hostLink is the sentence for the link between a GPU and the host. It also names the best link that the
-// GPU could have.
-func hostLink(r *Report, d Device) string {
-	better := func(a, b *uint64) *uint64 { // a GPU without work may lower its link: the better of the two moments counts
-		if a == nil || b != nil && *b > *a {
-			return b
+// pcie is the link of a GPU to the host, the best that it was, with the best that it could be.
+func pcie(d Device) (kind string, most float64) {
+	s, end := d.State, d.StateEnd
+	if s == nil || end == nil {
+		return "", 0
+	}
+	best := func(a, b *uint64) uint64 {
+		if a == nil || b == nil {
+			return *cmp.Or(a, b, new(uint64))
 		}
-		return a
+		return max(*a, *b)
 	}
-	if d.State == nil || d.StateEnd == nil {
-		return ""
+	generation, width := best(s.PCIeGeneration, end.PCIeGeneration), best(s.PCIeWidth, end.PCIeWidth)
+	kind = fmt.Sprintf("PCIe Gen%d x%d", generation, width)
+	if g, w := best(s.PCIeGenerationMax, nil), best(s.PCIeWidthMax, nil); generation < g || width < w {
+		kind += fmt.Sprintf(", where the GPU could do Gen%d x%d", g, w)
 	}
-	generation, width := better(d.State.PCIeGeneration, d.StateEnd.PCIeGeneration), better(d.State.PCIeWidth, d.StateEnd.PCIeWidth)
-	best := fastest(r, func(a Axes) bool {
-		way := a.text("direction")
-		return a.text("device") == d.Open && a.text("host") == "pinned" && (way == "h2d" || way == "d2h")
-	})
-	if generation == nil || width == nil || best == 0 || pcieLane[*generation] == 0 {
-		return ""
-	}
-	most := pcieLane[*generation] * float64(*width)
-	if best > most { // it was faster while it worked than at either moment
-		return ""
-	}
-	s := fmt.Sprintf("Between the host and %s: up to %s GB/s, %.0f %% of PCIe Gen%d x%d (%.0f GB/s)", d.Open, fourDigits(best), 100*best/most, *generation, *width, most)
-	g, w := d.State.PCIeGenerationMax, d.State.PCIeWidthMax
-	if g != nil && w != nil && (*generation < *g || *width < *w) {
-		s += fmt.Sprintf("; the GPU could do Gen%d x%d", *g, *w)
-	}
-	return s + "."
+	return kind, pcieLane[generation] * float64(width)
 }
 
 // fastest is the highest bandwidth of the cases with such axes, in GB/s.

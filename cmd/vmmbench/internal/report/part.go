@@ -66,3 +66,8 @@ func GroupBy[T any](list []T, key func(T) string) (all []Group[T]) {
 	}
 	return all
 }
+
+// without returns a list without the elements that drop names.
+func without[T any](list []T, drop func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(list), drop)
+}

@@ -26,53 +26,38 @@ func Read(r io.Reader) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	text = bytes.TrimLeft(text, " \t\r\n")
 	// The first line of ndjson is a whole object without cases. That of JSON has cases, or
 	// is a part of an object.
-	head, _, _ := bytes.Cut(bytes.TrimLeft(text, " \t\r\n"), []byte("\n"))
+	head, _, _ := bytes.Cut(text, []byte("\n"))
 	var header struct {
-		Schema json.RawMessage `json:"schema"`
+		Schema *string         `json:"schema"`
 		Cases  json.RawMessage `json:"cases"`
 	}
 	lines := json.Unmarshal(head, &header) == nil && header.Schema != nil && header.Cases == nil
 	if !lines {
-		head = text
+		err = json.Unmarshal(text, &header)
 	}
-	// The schema comes first: a report of another one may have other types.
-	if err := checkSchema(head); err != nil {
-		return nil, err
+	switch { // the schema comes first: a report of another one may have other types
+	case len(text) == 0:
+		return nil, errors.New("not a report: it is empty")
+	case err != nil:
+		return nil, fmt.Errorf("not a report, or one that is cut off: %w", err)
+	case header.Schema == nil:
+		return nil, errors.New("not a report: it has no schema")
+	case *header.Schema != Schema:
+		return nil, fmt.Errorf("a report of schema %q; this program reads %q", *header.Schema, Schema)
 	}
 	got := New(Run{}, Host{})
 	if lines {
-		err = got.readLines(bytes.TrimLeft(text, " \t\r\n"))
+		err = got.readLines(text)
 	} else if err = json.Unmarshal(text, got); err != nil {
 		err = fmt.Errorf("report: %w", err)
 	}
-	if err == nil {
-		err = got.complete()
-	}
-	if err != nil {
+	if err = cmp.Or(err, got.complete()); err != nil {
 		return nil, err
 	}
 	return got, nil
-}
-
-// checkSchema refuses what is not a report, and reports of another schema.
-func checkSchema(text []byte) error {
-	var header struct {
-		Schema *string `json:"schema"`
-	}
-	err := json.Unmarshal(text, &header)
-	switch {
-	case len(bytes.TrimSpace(text)) == 0:
-		return errors.New("not a report: it is empty")
-	case err != nil:
-		return fmt.Errorf("not a report, or one that is cut off: %w", err)
-	case header.Schema == nil:
-		return errors.New("not a report: it has no schema")
-	case *header.Schema != Schema:
-		return fmt.Errorf("a report of schema %q; this program reads %q", *header.Schema, Schema)
-	}
-	return nil
 }
 
 // readLines reads ndjson.
@@ -118,8 +103,7 @@ func (r *Report) readLines(text []byte) error {
 // complete checks what the other formats rely on, and puts empty lists where there are
 // none.
 func (r *Report) complete() error {
-	r.Run.Args = notNil(r.Run.Args)
-	r.Host.Limits = notNil(r.Host.Limits)
+	r.Run.Args, r.Host.Limits = notNil(r.Run.Args), notNil(r.Host.Limits)
 	r.Devices, r.Cases, r.Comparisons = notNil(r.Devices), notNil(r.Cases), notNil(r.Comparisons)
 	for i := range r.Devices {
 		d := &r.Devices[i]
@@ -132,10 +116,8 @@ func (r *Report) complete() error {
 		b.Run.Args, b.Host.Limits = notNil(b.Run.Args), notNil(b.Host.Limits)
 		b.Devices, b.OnlyOld, b.OnlyNew = notNil(b.Devices), notNil(b.OnlyOld), notNil(b.OnlyNew)
 	}
-	if r.Run.Measure != nil {
-		if err := checkMargin(r.Run.Measure.Margin); err != nil {
-			return fmt.Errorf("report: run: %w", err)
-		}
+	if m := r.Run.Measure; m != nil && !isMargin(m.Margin) {
+		return fmt.Errorf("report: run: margin %v is not in [0, 1)", m.Margin)
 	}
 	for i := range r.Cases {
 		c := &r.Cases[i]
@@ -160,13 +142,8 @@ func notNil[L ~[]E, E any](list L) L {
 	return list
 }
 
-// checkMargin refuses what no run can have as its margin. Pictures are scaled by it.
-func checkMargin(v float64) error {
-	if !(v >= 0 && v < 1) { // also what is no number
-		return fmt.Errorf("margin %v is not in [0, 1)", v)
-	}
-	return nil
-}
+// isMargin reports whether a run can have this margin. Pictures are scaled by it.
+func isMargin(v float64) bool { return v >= 0 && v < 1 }
 
 // checkFigures refuses what no time, size or ratio can be.
 func checkFigures(list ...float64) error {
@@ -199,11 +176,10 @@ func (c *Case) check() error {
 		return fmt.Errorf("%d samples by its statistics, %d in its list", s.N, len(c.Samples))
 	}
 	// The ends of an interval can be below 0: they are estimated.
-	for _, m := range c.Metrics() {
-		if x, ok := m.number(); ok && m.Name != "value_low" && m.Name != "value_high" {
-			if err := checkFigures(x); err != nil {
-				return fmt.Errorf("%s: %w", m.Name, err)
-			}
+	for _, f := range fields(s) {
+		x, _ := f.number()
+		if err := checkFigures(x); err != nil && !slices.Contains([]string{"low_ns", "high_ns", "value_low", "value_high"}, f.name) {
+			return fmt.Errorf("%s: %w", f.name, err)
 		}
 	}
 	if s.Growth == nil {
@@ -219,10 +195,10 @@ func (c *Comparison) check() error {
 		return fmt.Errorf("verdict %q is none of %v", c.Verdict, stat.Verdicts())
 	case c.Verdict.Firm() && (c.Ratio == nil || c.Low == nil || c.High == nil):
 		return fmt.Errorf("it is %s without an interval", c.Verdict)
+	case !isMargin(c.Margin):
+		return fmt.Errorf("margin %v is not in [0, 1)", c.Margin)
+	case c.Ratio != nil:
+		return checkFigures(*c.Ratio)
 	}
-	ratio := 0.0
-	if c.Ratio != nil {
-		ratio = *c.Ratio
-	}
-	return cmp.Or(checkFigures(ratio), checkMargin(c.Margin))
+	return nil
 }
