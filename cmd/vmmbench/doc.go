@@ -28,7 +28,7 @@ package main
 //	runner.go             runner: one command from its flags to its report
 //	measuregroup.go       measuring one group of contenders, and adding its cases to the report
 //	group.go              group, contender and task
-//	progress.go           the progress that is printed, and how wide a terminal is
+//	progress.go           the progress that is printed
 //	resume.go             --resume: continuing an earlier run
 //	runs.go               --runs: several runs, in turn with a baseline that is a program
 //	floors.go             --at-least: rates that cases must reach
@@ -56,10 +56,8 @@ package main
 //	readerprocess.go      the owner's end of that process
 //	device.go             opening devices
 //	sleep.go              sleep: Sleep and Wake, against copies of pinned memory
-//	system_linux.go       threads on CPUs, mremap, processes that end with their parent, a clock they share
-//	system_notlinux.go    the same on other systems
-//	system_unix.go        which signals end a run; opening an output that is no regular file
-//	system_notunix.go     the same on other systems
+//	system_linux.go       threads on CPUs, mremap, processes that end with their parent, a clock they share, how wide a terminal is
+//	system_other.go       stands for it on other systems, where nothing runs
 //	undo.go               giving back what was taken, the last first
 //	compare.go            compare, and comparing with a baseline
 //	plot.go               plot: pictures of reports

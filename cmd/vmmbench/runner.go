@@ -217,7 +217,6 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 // measureGroups measures one group after the other.
 func (r *runner) measureGroups(ctx context.Context, groups []group) {
 	p := newProgress(r.app.stderr, r.flags.progress.value, len(groups))
-	defer p.stop()
 	for _, g := range groups {
 		p.begin(g.name)
 		r.measureGroup(ctx, g)

@@ -106,7 +106,6 @@ func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, giv
 	}
 	defer func() { err = errors.Join(err, undo()) }()
 	p := newProgress(a.stderr, m.progress.value, m.runs*len(program))
-	defer p.stop()
 	for i := range m.runs {
 		for k := range program {
 			k = (i + k) % len(program) // who begins is not always the same
