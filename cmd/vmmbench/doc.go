@@ -24,7 +24,7 @@ package main
 //	pin.go                --cpus, --numa: where the process runs
 //	soak.go               --for: a case for that long
 //	completion.go         what a shell completes
-//	signals.go            ending a run by a signal
+//	signals_linux.go      ending a run by a signal
 //	runner.go             runner: one command from its flags to its report
 //	measuregroup.go       measuring one group of contenders, and adding its cases to the report
 //	group.go              group, contender and task

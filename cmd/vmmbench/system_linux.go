@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"strconv"
@@ -123,4 +124,18 @@ func (g *remapped) close() error {
 		return nil
 	}
 	return unmapMemory(g.b)
+}
+
+// openInPlace opens what is not a regular file. A named pipe has to have a reader by then:
+// what is written to one without is lost when the run ends.
+func openInPlace(name string, mode fs.FileMode) (*os.File, error) {
+	how := os.O_WRONLY
+	if mode&fs.ModeNamedPipe != 0 {
+		how |= syscall.O_NONBLOCK // without it, this waits for a reader
+	}
+	f, err := os.OpenFile(name, how, 0)
+	if errors.Is(err, syscall.ENXIO) {
+		return nil, fmt.Errorf("output file %q: this pipe has no reader", name)
+	}
+	return f, err
 }
