@@ -53,8 +53,8 @@ func TestFilter(t *testing.T) {
 // What was typed wrong is named with what is near, and without words of Go's packages.
 func TestErrorsOfFlags(t *testing.T) {
 	for _, x := range []struct{ args, want string }{
-		{"gorw", "did you mean grow?"},
-		{"compar a b", "did you mean compare?"},
+		{"gorw", "Did you mean this?\n\tgrow\n"},
+		{"compar a b", "Did you mean this?\n\tcompare\n"},
 		{"bw --szie 3", "did you mean --size?"},
 		{"bw --samplez 3", "did you mean --samples?"},
 		{"bw --xyzzy", "unknown flag"},
