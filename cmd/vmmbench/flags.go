@@ -112,7 +112,7 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
 	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson; of several, with commas between; or of another vmmbench, which measures in turn with this one")
 	f.IntVar(&m.runs, "runs", 1, "measure so often, each time in a new process, and compare all runs with --baseline")
-	f.Var(&m.floors, "at-least", "exit with 4 if a case has less than RATE, in GB/s, as bw/h2d/pinned/*/vmm=50; * is any text between two slashes (repeatable)")
+	f.Func("at-least", "exit with 4 if a case has less than a rate in GB/s, given as `CASE=RATE`: bw/h2d/pinned/*/vmm=50; * is any text between two slashes (repeatable)", m.floors.add)
 	m.against.add(f)
 	f.StringVar(&m.filter, "filter", "", "measure only the cases whose names match this `REGEX`; --dry-run lists them")
 	f.DurationVar(&m.soak, "for", 0, "take samples of each group of cases for this long, such as 10m, and report the slowest and when it was (default --samples of them)")
@@ -162,7 +162,6 @@ func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
 	if err == nil && m.filter != "" {
 		groups, err = filtered(groups, match)
 	}
-	m.soaked(groups)
 	if err == nil {
 		err = m.floors.check(groups)
 	}

@@ -81,6 +81,9 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 		Samples: min(r.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: r.flags.minTime, MaxTime: r.flags.maxTime, MaxLoops: g.maxLoops,
 		WarmTime: r.flags.settings.warmTime, Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: r.flags.settings.now,
 	}
+	if r.flags.soak > 0 {
+		c.Samples = r.flags.samples
+	}
 	if g.keepsMemory {
 		c.Rounds = r.flags.rounds
 		c.Renew = func(ctx context.Context, order []int) []error { return g.renew(ctx, open, order) }
@@ -174,7 +177,7 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 		c.Flags = append(c.Flags, "few-samples")
 	}
 	if r.flags.soak > 0 {
-		c.Stats.Soak = describeSoak(o.Samples, c.Samples)
+		c.Stats.Soak = describeSoak(c)
 	}
 	if g.maxLoops > 1 && o.Loops == g.maxLoops && sum.Median*float64(o.Loops) < float64(r.flags.minTime)/2 {
 		c.Flags = append(c.Flags, "short-samples")

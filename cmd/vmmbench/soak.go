@@ -3,9 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math"
+	"slices"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
@@ -28,24 +27,12 @@ func (m *measureFlags) checkSoak() error {
 	return nil
 }
 
-// soaked has the groups take as many samples as --for allows, whatever they would take
-// otherwise.
-func (m *measureFlags) soaked(groups []group) {
-	for i := range groups {
-		if m.soak > 0 {
-			groups[i].samples = math.MaxInt
-		}
+// describeSoak summarizes a case of a soak.
+func describeSoak(c *report.Case) *report.Soak {
+	slowest := slices.Index(c.Samples, c.Stats.Max)
+	return &report.Soak{
+		Seconds: c.At[len(c.At)-1],
+		P50:     c.Stats.Median, P99: stat.Percentile(c.Samples, 0.99), P999: stat.Percentile(c.Samples, 0.999),
+		Slowest: c.Stats.Max, SlowestAt: c.At[slowest],
 	}
-}
-
-// describeSoak summarizes a soak.
-func describeSoak(samples []measure.Sample, ns []float64) *report.Soak {
-	s := &report.Soak{P50: stat.Quantile(ns, 0.5), P99: stat.Percentile(ns, 0.99), P999: stat.Percentile(ns, 0.999)}
-	for _, x := range samples {
-		if x.NS >= s.Slowest {
-			s.Slowest, s.SlowestAt = x.NS, x.At.Seconds()
-		}
-	}
-	s.Seconds = samples[len(samples)-1].At.Seconds()
-	return s
 }
