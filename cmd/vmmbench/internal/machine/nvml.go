@@ -68,7 +68,7 @@ var throttles = []string{
 	"software thermal slowdown", "hardware thermal slowdown", "hardware power brake", "display clock setting",
 }
 
-// deviceStates reads the state of each device, from NVML and from the files of the system; that
+// deviceStates reads the state of each device, from NVML and from the files of the system. That
 // of memory of the host is nil.
 func deviceStates(root string, devices []report.Device, open func() (library, error)) []*report.DeviceState {
 	list := make([]*report.DeviceState, len(devices))
@@ -103,42 +103,21 @@ func throttleNames(bits uint64) []string {
 	return list
 }
 
-// fromSystem fills in what the files of the system know of a PCI device.
+// fromSystem fills in what the files of the system know of a PCI device: what of the host is near.
 func fromSystem(s *report.DeviceState, root, pci string, missing *reasons) {
-	dir := filepath.Join("sys/bus/pci/devices", pci)
-	read := func(name, file string) string {
-		text, err := line(root, filepath.Join(dir, file))
-		missing.add(name, err)
-		return text
-	}
 	if pci == "" {
 		missing.add("numa_node", errors.New("the device is on no PCI bus"))
 		return
 	}
-	if node, err := strconv.Atoi(read("numa_node", "numa_node")); err == nil {
-		if node >= 0 {
-			s.NUMANode = &node
-		} else {
-			missing.add("numa_node", errors.New("the system ties the device to no node"))
-		}
+	dir := filepath.Join("sys/bus/pci/devices", pci)
+	text, err := line(root, filepath.Join(dir, "numa_node"))
+	if node, bad := strconv.Atoi(text); bad == nil && node >= 0 {
+		s.NUMANode = &node
+	} else if err == nil {
+		err = errors.New("the system ties the device to no node")
 	}
-	s.CPUs = report.Text(read("cpu_affinity", "local_cpulist"))
-	// What is unknown of the link is 0, 63, 255 or a text.
-	for file, field := range map[string]**uint64{
-		"current_link_width": &s.PCIeWidth, "max_link_width": &s.PCIeWidthMax,
-		"current_link_speed": &s.PCIeGeneration, "max_link_speed": &s.PCIeGenerationMax,
-	} {
-		text, _ := line(root, filepath.Join(dir, file))
-		text, _, speed := strings.Cut(text, " ")
-		n, err := strconv.ParseUint(text, 10, 64)
-		if speed {
-			n, err = pcieGenerations[text], nil
-		}
-		if err == nil && n > 0 && n <= 32 {
-			*field = &n
-		}
-	}
+	missing.add("numa_node", err)
+	text, err = line(root, filepath.Join(dir, "local_cpulist"))
+	s.CPUs = report.Text(text)
+	missing.add("cpu_affinity", err)
 }
-
-// pcieGenerations has the generation for each speed in GT/s.
-var pcieGenerations = map[string]uint64{"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}

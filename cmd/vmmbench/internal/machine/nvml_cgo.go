@@ -70,10 +70,9 @@ func (l nvmlLibrary) state(s *report.DeviceState, of report.Device, missing *rea
 		return
 	}
 	get := func(name string, field **uint64, symbol string, f func() (uint64, nvml.Return)) {
-		// Of the link, the system has given the maxima of the GPU alone. NVML has those with its slot.
 		if n, err := nvmlcalls.Call(l.Library, f, "nvmlDeviceGet"+symbol); err == nil {
 			*field = &n
-		} else if *field == nil {
+		} else {
 			missing.add(name, err)
 		}
 	}
@@ -84,12 +83,7 @@ func (l nvmlLibrary) state(s *report.DeviceState, of report.Device, missing *rea
 	get("temperature", &s.Temperature, "Temperature", numberOf(d.GetTemperature, nvml.TEMPERATURE_GPU))
 	get("power", &power, "PowerUsage", number(d.GetPowerUsage))
 	get("power_limit", &powerLimit, "EnforcedPowerLimit", number(d.GetEnforcedPowerLimit))
-	const newName, oldName = "CurrentClocksEventReasons", "CurrentClocksThrottleReasons"
-	if l.Extensions().LookupSymbol("nvmlDeviceGet"+newName) == nil {
-		get("throttle", &throttle, newName, d.GetCurrentClocksEventReasons)
-	} else {
-		get("throttle", &throttle, oldName, d.GetCurrentClocksThrottleReasons)
-	}
+	get("throttle", &throttle, "CurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
 	get("pcie_generation", &s.PCIeGeneration, "CurrPcieLinkGeneration", number(d.GetCurrPcieLinkGeneration))
 	get("pcie_generation_max", &s.PCIeGenerationMax, "MaxPcieLinkGeneration", number(d.GetMaxPcieLinkGeneration))
 	get("pcie_width", &s.PCIeWidth, "CurrPcieLinkWidth", number(d.GetCurrPcieLinkWidth))
