@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -12,40 +11,21 @@ import (
 
 // filtered returns the groups with the cases whose names match only. Nothing that matches is
 // a usageError, which names the words of cases that are nearest.
-func filtered(groups []group, match *regexp.Regexp) ([]group, error) {
-	var list []group
-	var words []string
-	first := ""
+func filtered(groups []group, match *regexp.Regexp) (list []group, err error) {
 	for _, g := range groups {
-		at := make([]int, len(g.tasks)) // where each task is afterwards
-		var tasks []task
-		for i, t := range g.tasks {
-			words = append(words, strings.Split(t.c.ID, "/")...)
-			first = cmp.Or(first, t.c.ID)
-			if at[i] = -1; match.MatchString(t.c.ID) {
-				at[i] = len(tasks)
-				tasks = append(tasks, t)
-			}
+		if g = g.only(match); len(g.tasks) > 0 {
+			list = append(list, g)
 		}
-		if len(tasks) == 0 {
-			continue
-		}
-		if g.compared != nil {
-			kept := []pair{}
-			for _, p := range g.compared {
-				if p = (pair{at[p.a], at[p.b]}); p.a >= 0 && p.b >= 0 {
-					kept = append(kept, p)
-				}
-			}
-			g.compared = kept
-		}
-		g.tasks = tasks
-		list = append(list, g)
 	}
-	if len(list) > 0 {
+	if len(list) > 0 || len(groups) == 0 {
 		return list, nil
 	}
-	err := fmt.Errorf("--filter %s: no case matches; --dry-run lists the names, such as %s", match, first)
+	var words []string
+	cases := casesOf(groups)
+	for _, c := range cases {
+		words = append(words, strings.Split(c.ID, "/")...)
+	}
+	err = fmt.Errorf("--filter %s: no case matches; --dry-run lists the names, such as %s", match, cases[0].ID)
 	for typed := range strings.FieldsFuncSeq(match.String(), func(c rune) bool { return strings.ContainsRune(`/^$()|`, c) }) {
 		if near := nearest(typed, words); near != "" && near != typed {
 			err = fmt.Errorf("%w; did you mean %s?", err, near)
@@ -53,6 +33,31 @@ func filtered(groups []group, match *regexp.Regexp) ([]group, error) {
 		}
 	}
 	return nil, usageError{err}
+}
+
+// only is the group with the tasks whose names match.
+func (g group) only(match *regexp.Regexp) group {
+	kept := map[string]int{} // where tasks are afterwards
+	all := g.tasks
+	g.tasks = nil
+	for _, t := range all {
+		if match.MatchString(t.c.ID) {
+			kept[t.c.ID] = len(g.tasks)
+			g.tasks = append(g.tasks, t)
+		}
+	}
+	pairs := []pair{}
+	for _, p := range g.compared {
+		a, ok := kept[all[p.a].c.ID]
+		b, too := kept[all[p.b].c.ID]
+		if ok && too {
+			pairs = append(pairs, pair{a, b})
+		}
+	}
+	if g.compared != nil {
+		g.compared = pairs
+	}
+	return g
 }
 
 // nearest returns those of the words that are most like what was typed, at most three of

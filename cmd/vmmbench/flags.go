@@ -159,13 +159,13 @@ func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
 		return nil, usageError{fmt.Errorf("--filter %s: no regular expression: %w", m.filter, err)}
 	}
 	groups, err := p.groups(devs, m.seed)
-	if err == nil && m.filter != "" {
-		groups, err = filtered(groups, match)
+	if err != nil {
+		return nil, err
 	}
-	if err == nil {
-		err = m.floors.check(groups)
+	if groups, err = filtered(groups, match); err != nil {
+		return nil, err
 	}
-	return groups, err
+	return groups, m.floors.check(casesOf(groups))
 }
 
 // describe returns the flags for the report.

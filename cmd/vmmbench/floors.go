@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,22 +31,24 @@ func (f *floors) add(s string) error {
 	return nil
 }
 
-// check refuses a floor that no case can reach, as a slip in a name would pass for ever.
-func (f floors) check(groups []group) error {
-	for _, x := range f {
-		found := false
-		for _, g := range groups {
-			for _, t := range g.tasks {
-				if of, _ := path.Match(x.Case, t.c.ID); !of {
-					continue
-				}
-				if found = true; t.c.Unit != unitGBs {
-					return usageError{fmt.Errorf("--at-least %s: there is a case that has no rate: its figure is a time", x.Case)}
-				}
-			}
+// matching are the cases that the name of a floor stands for.
+func matching(x report.Floor, cases []report.Case) (list []report.Case) {
+	for _, c := range cases {
+		if ok, _ := path.Match(x.Case, c.ID); ok {
+			list = append(list, c)
 		}
-		if !found {
+	}
+	return list
+}
+
+// check refuses a floor that no case can reach, as a slip in a name would pass for ever.
+func (f floors) check(cases []report.Case) error {
+	for _, x := range f {
+		switch of := matching(x, cases); {
+		case len(of) == 0:
 			return usageError{fmt.Errorf("--at-least %s: no case is called so; --dry-run lists them", x.Case)}
+		case slices.ContainsFunc(of, func(c report.Case) bool { return c.Unit != unitGBs }):
+			return usageError{fmt.Errorf("--at-least %s: there is a case that has no rate: its figure is a time", x.Case)}
 		}
 	}
 	return nil
@@ -54,10 +57,7 @@ func (f floors) check(groups []group) error {
 // found is what became of each floor: by the median, or nothing if the case did not pass.
 func (f floors) found(cases []report.Case) (list []report.Floor) {
 	for _, x := range f {
-		for _, c := range cases {
-			if of, _ := path.Match(x.Case, c.ID); !of {
-				continue
-			}
+		for _, c := range matching(x, cases) {
 			one := report.Floor{Case: c.ID, Least: x.Least}
 			if c.Status == report.Passed && c.Stats != nil {
 				one.Value = &c.Stats.Value
