@@ -289,23 +289,21 @@ var nvbandwidthFlags = map[string]string{
 	"s": "--verify off", "skipVerification": "--verify off",
 }
 
-// flagError returns an error of pflag without words of Go's packages.
-func flagError(c *cobra.Command, err error) error {
+// flagError returns an error of pflag without words of Go's packages, and with what does the same
+// as a flag of nvbandwidth.
+func flagError(_ *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var invalid *pflag.InvalidValueError
 	switch {
 	case errors.As(err, &unknown):
-		var names []string
-		c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		name := unknown.GetSpecifiedName()
-		if instead := nvbandwidthFlags[name]; instead != "" {
-			err = fmt.Errorf("%w; for what it is in nvbandwidth there is %s", err, instead)
-		} else if near := nearest(name, names); near != "" {
-			err = fmt.Errorf("%w; did you mean --%s?", err, strings.ReplaceAll(near, ", ", ", --"))
+		if instead := nvbandwidthFlags[unknown.GetSpecifiedName()]; instead != "" {
+			return fmt.Errorf("%w; for what it is in nvbandwidth there is %s", err, instead)
 		}
-	case errors.As(err, &invalid) && wanted[invalid.GetFlag().Value.Type()] != "":
+	case errors.As(err, &invalid):
 		f := invalid.GetFlag()
-		err = fmt.Errorf("--%s %q: want %s", f.Name, invalid.GetValue(), wanted[f.Value.Type()])
+		if want := wanted[f.Value.Type()]; want != "" {
+			return fmt.Errorf("--%s %q: want %s", f.Name, invalid.GetValue(), want)
+		}
 	}
 	return err
 }
