@@ -41,14 +41,15 @@ func (o *outputFlags) add(f *pflag.FlagSet) {
 // check refuses files of unknown format and files that are given twice. It is
 // called before anything is measured.
 func (o *outputFlags) check() error {
-	for i, name := range o.files {
+	given := map[string]bool{}
+	for _, name := range o.files {
 		if _, err := report.FormatOf(name); err != nil {
 			return usageError{err}
 		}
-		same := func(other string) bool { return filepath.Clean(other) == filepath.Clean(name) }
-		if slices.ContainsFunc(o.files[:i], same) {
+		if name = filepath.Clean(name); given[name] {
 			return usageError{fmt.Errorf("output file %q: given twice", name)}
 		}
+		given[name] = true
 	}
 	return nil
 }
@@ -57,9 +58,8 @@ func (o *outputFlags) check() error {
 func (o *outputFlags) reject(reason string, formats ...report.Format) error {
 	asked := []report.Format{o.format}
 	for _, name := range o.files {
-		if f, err := report.FormatOf(name); err == nil {
-			asked = append(asked, f)
-		}
+		f, _ := report.FormatOf(name) // check returns its error
+		asked = append(asked, f)
 	}
 	for _, f := range asked {
 		if slices.Contains(formats, f) {

@@ -78,24 +78,17 @@ func (a *app) againstBaseline(ctx context.Context, command string, m *measureFla
 // runInTurn measures --runs times, and in turn with the baseline's program unless there are older
 // reports. It adds the reports.
 func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, older, newer *[]*report.Report) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	type side struct {
 		name, program, file string
 		reports             *[]*report.Report
 	}
-	sides := []side{{"new", self, self, newer}}
-	if _, err := os.Lstat(runningProgram); err == nil { // also when the file is another one by now
-		sides[0].file = runningProgram
-	}
+	sides := []side{{"new", os.Args[0], runningProgram, newer}}
 	if len(*older) == 0 {
-		other, err := filepath.Abs(m.baseline) // a name alone would be looked for in PATH
+		file, err := filepath.Abs(m.baseline) // a name alone would be looked for in PATH
 		if err != nil {
 			return err
 		}
-		sides = append(sides, side{"old", m.baseline, other, older})
+		sides = append(sides, side{"old", m.baseline, file, older})
 	}
 	keep, undo, err := m.keptRuns()
 	if err != nil {
@@ -122,7 +115,7 @@ func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, old
 	return nil
 }
 
-// runningProgram is this program on Linux, whatever its file is by now.
+// runningProgram is this program, whatever its file is by now.
 const runningProgram = "/proc/self/exe"
 
 // keptRuns is how the files of single runs begin: as that of the first -o which is JSON, or in a folder
@@ -141,11 +134,11 @@ func (m *measureFlags) keptRuns() (keep string, undo func() error, err error) {
 var notInRuns = []string{"runs", "baseline", "fail-on", "any-device", "any-driver", "format", "output", "progress"}
 
 // arguments are those of one run.
-func (m *measureFlags) arguments(command string) []string {
-	list := []string{"--progress", "off"}
+func (m *measureFlags) arguments(command string) (list []string) {
 	if !slices.Contains(presetNames(), command) {
-		list = append([]string{command}, list...)
+		list = append(list, command)
 	}
+	list = append(list, "--progress", "off")
 	m.set.Visit(func(f *pflag.Flag) {
 		value := f.Value.String()
 		if s, ok := f.Value.(pflag.SliceValue); ok {

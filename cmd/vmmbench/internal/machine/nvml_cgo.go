@@ -139,27 +139,29 @@ func watts(milli *uint64) *float64 {
 	return &w
 }
 
-// linksUp are the numbers of the NVLinks that are up. A GPU without NVLink has none.
-func (g nvmlGPU) linksUp() (up []int, err error) {
+// links are where the NVLinks end that are up. A GPU without NVLink has none.
+func (g nvmlGPU) links() (ends []nvml.PciInfo, err error) {
+	const remote = "nvmlDeviceGetNvLinkRemotePciInfo"
 	for link := range nvml.NVLINK_MAX_LINKS {
 		state, err := nvmlcalls.Call(g.lib.Library, func() (nvml.EnableState, nvml.Return) { return g.GetNvLinkState(link) }, "nvmlDeviceGetNvLinkState")
 		switch {
 		case errors.Is(err, nvml.ERROR_INVALID_ARGUMENT) || errors.Is(err, nvml.ERROR_NOT_SUPPORTED):
 		case err != nil:
 			return nil, err
-		case state == nvml.FEATURE_ENABLED:
-			up = append(up, link)
+		case state == nvml.FEATURE_ENABLED: // where it ends may be unknown
+			end, _ := nvmlcalls.Call(g.lib.Library, func() (nvml.PciInfo, nvml.Return) { return g.GetNvLinkRemotePciInfo(link) }, remote, remote+"_v2")
+			ends = append(ends, end)
 		}
 	}
-	return up, nil
+	return ends, nil
 }
 
 // nvlinksTo counts the NVLinks that end at the other GPU. If none does, but the driver
 // reaches it by NVLink, all links go through switches. Then as many are of use as the GPU
 // with fewer of them has.
-func (g nvmlGPU) nvlinksTo(to nvmlGPU) (int, error) {
-	up, err := g.linksUp()
-	if err != nil || len(up) == 0 {
+func (g nvmlGPU) nvlinksTo(to nvmlGPU) (direct int, err error) {
+	ends, err := g.links()
+	if err != nil || len(ends) == 0 {
 		return 0, err
 	}
 	const ask = "nvmlDeviceGetPciInfo"
@@ -167,11 +169,8 @@ func (g nvmlGPU) nvlinksTo(to nvmlGPU) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	direct := 0
-	for _, link := range up {
-		const ask = "nvmlDeviceGetNvLinkRemotePciInfo"
-		end, err := nvmlcalls.Call(g.lib.Library, func() (nvml.PciInfo, nvml.Return) { return g.GetNvLinkRemotePciInfo(link) }, ask, ask+"_v2")
-		if err == nil && end.Domain == there.Domain && end.Bus == there.Bus && end.Device == there.Device {
+	for _, end := range ends {
+		if end.Domain == there.Domain && end.Bus == there.Bus && end.Device == there.Device {
 			direct++
 		}
 	}
@@ -181,8 +180,8 @@ func (g nvmlGPU) nvlinksTo(to nvmlGPU) (int, error) {
 	if status, err := g.status(to, nvml.P2P_CAPS_INDEX_NVLINK); err != nil || status != nvml.P2P_STATUS_OK {
 		return 0, err
 	}
-	back, err := to.linksUp()
-	return min(len(up), len(back)), err
+	back, err := to.links()
+	return min(len(ends), len(back)), err
 }
 
 func (g nvmlGPU) status(to nvmlGPU, of nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, error) {
