@@ -2,7 +2,14 @@ package main
 
 import (
 	"fmt"
+	"math"
+	"path"
 	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
 // filtered returns the groups with the cases whose names match only. Nothing that matches is
@@ -42,4 +49,61 @@ func (g group) only(match *regexp.Regexp) group {
 		g.compared = pairs
 	}
 	return g
+}
+
+// floors is the flag --at-least: rates that cases must reach. The names of cases are patterns.
+type floors []report.Floor
+
+// add adds what the flag was given, as bw/h2d/pinned/*/vmm=50.
+func (f *floors) add(s string) error {
+	at := max(strings.LastIndexByte(s, '='), 0)
+	pattern, rate := s[:at], strings.TrimPrefix(s[at:], "=")
+	least, err := strconv.ParseFloat(rate, 64)
+	switch _, bad := path.Match(pattern, ""); {
+	case at == 0:
+		return fmt.Errorf("%q: want CASE=RATE, as bw/h2d/pinned/*/vmm=50", s)
+	case err != nil || !(least > 0) || math.IsInf(least, 0):
+		return fmt.Errorf("%q: want a rate in GB/s above 0", rate)
+	case bad != nil:
+		return fmt.Errorf("%q: %w", pattern, bad)
+	}
+	*f = append(*f, report.Floor{Case: pattern, Least: least})
+	return nil
+}
+
+// matching are the cases that the name of a floor stands for.
+func matching(x report.Floor, cases []report.Case) (list []report.Case) {
+	for _, c := range cases {
+		if ok, _ := path.Match(x.Case, c.ID); ok {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// check refuses a floor that no case can reach, as a slip in a name would pass for ever.
+func (f floors) check(cases []report.Case) error {
+	for _, x := range f {
+		switch of := matching(x, cases); {
+		case len(of) == 0:
+			return usageError{fmt.Errorf("--at-least %s: no case is called so; --dry-run lists them", x.Case)}
+		case slices.ContainsFunc(of, func(c report.Case) bool { return c.Unit != unitGBs }):
+			return usageError{fmt.Errorf("--at-least %s: there is a case that has no rate: its figure is a time", x.Case)}
+		}
+	}
+	return nil
+}
+
+// found is what became of each floor: by the median, or nothing if the case did not pass.
+func (f floors) found(cases []report.Case) (list []report.Floor) {
+	for _, x := range f {
+		for _, c := range matching(x, cases) {
+			one := report.Floor{Case: c.ID, Least: x.Least}
+			if c.Status == report.Passed && c.Stats != nil {
+				one.Value = &c.Stats.Value
+			}
+			list = append(list, one)
+		}
+	}
+	return list
 }

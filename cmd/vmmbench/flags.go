@@ -152,6 +152,24 @@ func (m *measureFlags) check() error {
 	return m.outputFlags.check()
 }
 
+// maxSoakSamples bounds what a soak keeps: 16 MB for each case.
+const maxSoakSamples = 1 << 20
+
+// checkSoak has --for set what it stands for: as many samples as fit that time, on memory that
+// stays where it is.
+func (m *measureFlags) checkSoak() error {
+	switch {
+	case m.soak < 0:
+		return usageError{fmt.Errorf("--for %v: want more than 0", m.soak)}
+	case m.soak == 0:
+		return nil
+	case m.set.Changed("samples") || m.set.Changed("max-time"):
+		return usageError{errors.New("--for takes samples for that long: leave out --samples and --max-time")}
+	}
+	m.samples, m.maxTime, m.rounds = maxSoakSamples, m.soak, 1
+	return nil
+}
+
 // plan returns the groups of a plan, without the cases that --filter leaves out.
 func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
 	match, err := regexp.Compile(m.filter)

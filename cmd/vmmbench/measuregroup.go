@@ -184,6 +184,16 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	flag("drift", stat.Drifts(c.Samples, float64(r.flags.margin)))
 }
 
+// describeSoak summarizes a case of a soak.
+func describeSoak(c *report.Case) *report.Soak {
+	slowest := slices.Index(c.Samples, c.Stats.Max)
+	return &report.Soak{
+		Seconds: c.At[len(c.At)-1],
+		P50:     c.Stats.Median, P99: stat.Percentile(c.Samples, 0.99), P999: stat.Percentile(c.Samples, 0.999),
+		Slowest: c.Stats.Max, SlowestAt: c.At[slowest],
+	}
+}
+
 // Units of a case.
 const (
 	unitGBs = "GB/s"
