@@ -213,22 +213,13 @@ func (a *app) runInfo(command string, start time.Time) report.Run {
 var commit string
 
 // version is the commit that was built. If no one has set it, it is the version of the
-// module, with the commit if the build has recorded it.
+// module, which has the commit if the build has recorded it.
 func version() report.Text {
 	b, ok := debug.ReadBuildInfo()
 	if commit != "" || !ok {
 		return report.Text(commit)
 	}
-	v := b.Main.Version
-	for _, s := range b.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			v += " " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			v += " modified"
-		}
-	}
-	return report.Text(v)
+	return report.Text(b.Main.Version)
 }
 
 // fullVersion is what --version prints: the version, the commit, and what the program

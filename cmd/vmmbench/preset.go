@@ -167,10 +167,8 @@ func (a *app) root() *cobra.Command {
 		Use:   "vmmbench",
 		Short: "Measure GPU and host memory that grows in place",
 		Long: `Measure memory that grows in place, on a GPU or on the host. Without a subcommand
-vmmbench measures a preset. The default one, quick, takes about half a minute: copies
-with memory that grows against ordinary memory, and growing in place against copying at
-each step, copying when full to twice the size, and a pool that keeps its memory. What
-was found stands last. After its samples each case is done once more, over other data, and every
+vmmbench measures a preset. The default one, quick, takes about half a minute. What was
+found stands last. After its samples each case is done once more, over other data, and every
 byte of the result is checked, or fewer by --verify: memory of a GPU by the GPU itself,
 if it can. If memory grows beyond 1 GiB, the host checks only the edges of chunks. Each
 case of quick has at least ten samples, even if that takes longer than --max-time: with
