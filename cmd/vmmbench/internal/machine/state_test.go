@@ -71,9 +71,15 @@ func TestHostStateThatCannotBeRead(t *testing.T) {
 func TestHost(t *testing.T) {
 	root := tree(t, map[string]string{
 		"proc/cpuinfo": "processor : 0\nmodel name\t: Fast One\n", "proc/meminfo": "MemTotal: 4000 kB\n",
-		"proc/sys/vm/max_map_count": "65530\n",
+		"proc/sys/vm/max_map_count": "65530\n", "proc/sys/kernel/osrelease": "6.18.1\n",
+		"proc/self/limits": "Limit                     Soft Limit           Hard Limit           Units\n" +
+			"Max open files            1024                 524288               files\n" +
+			"Max locked memory         unlimited            unlimited            bytes\n",
 	})
 	h := Host(root)
+	require.Equal(t, report.Text("6.18.1"), h.Kernel)
+	files := uint64(1024)
+	require.Equal(t, []report.Limit{{Name: "nofile", Value: &files}, {Name: "memlock", Reason: "unlimited"}}, h.Limits[:2])
 	require.Equal(t, report.Text("Fast One"), h.CPU)
 	require.Equal(t, uint64(4000<<10), *h.Memory)
 	last := h.Limits[len(h.Limits)-1]
@@ -85,6 +91,7 @@ func TestHost(t *testing.T) {
 	last = h.Limits[len(h.Limits)-1]
 	require.Nil(t, last.Value)
 	require.NotEmpty(t, last.Reason)
+	require.NotEmpty(t, h.Limits[0].Reason)
 	AddPaths([]report.Device{{Open: "host:0"}}, nil) // has no GPU to ask about
 }
 
