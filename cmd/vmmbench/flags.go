@@ -133,41 +133,45 @@ func (m *measureFlags) addMinTime(f *pflag.FlagSet) {
 	f.DurationVar(&m.minTime, "min-time", m.settings.minTime, "repeat a copy within a sample until it takes this long")
 }
 
-func (m *measureFlags) check() error {
-	switch {
-	case m.samples < 1:
-		return usageError{fmt.Errorf("--samples %d: want at least 1", m.samples)}
-	case m.minTime < 0:
-		return usageError{fmt.Errorf("--min-time %v: negative", m.minTime)}
-	case m.maxTime <= 0:
-		return usageError{fmt.Errorf("--max-time %v: want more than 0", m.maxTime)}
-	case m.baseline == "" && m.against.given():
-		return usageError{errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")}
-	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
-		return usageError{errors.New("--dry-run prints names, which have no --format and go into no -o")}
-	}
-	if err := cmp.Or(m.checkSoak(), m.checkRuns()); err != nil {
-		return err
-	}
-	return m.outputFlags.check()
-}
-
 // maxSoakSamples bounds what a soak keeps: 16 MB for each case.
 const maxSoakSamples = 1 << 20
 
-// checkSoak has --for set what it stands for: as many samples as fit that time, on memory that
-// stays where it is.
-func (m *measureFlags) checkSoak() error {
+// check refuses what does not go together. It has --for set what it stands for: as many samples as
+// fit that time, on memory that stays where it is.
+func (m *measureFlags) check() error {
+	var err error
 	switch {
+	case m.samples < 1:
+		err = fmt.Errorf("--samples %d: want at least 1", m.samples)
+	case m.minTime < 0:
+		err = fmt.Errorf("--min-time %v: negative", m.minTime)
+	case m.maxTime <= 0:
+		err = fmt.Errorf("--max-time %v: want more than 0", m.maxTime)
 	case m.soak < 0:
-		return usageError{fmt.Errorf("--for %v: want more than 0", m.soak)}
-	case m.soak == 0:
-		return nil
-	case m.set.Changed("samples") || m.set.Changed("max-time"):
-		return usageError{errors.New("--for takes samples for that long: leave out --samples and --max-time")}
+		err = fmt.Errorf("--for %v: want more than 0", m.soak)
+	case m.soak > 0 && (m.set.Changed("samples") || m.set.Changed("max-time")):
+		err = errors.New("--for takes samples for that long: leave out --samples and --max-time")
+	case m.baseline == "" && m.against.given():
+		err = errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")
+	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
+		err = errors.New("--dry-run prints names, which have no --format and go into no -o")
+	case m.runs < 1:
+		err = fmt.Errorf("--runs %d: want 1 or more", m.runs)
+	case m.runs > 1 && m.baseline == "":
+		err = errors.New("--runs is for --baseline, which is not given: several runs tell what differs from run to run")
+	case m.manyRuns() && (m.resume != "" || len(m.floors) > 0):
+		err = errors.New("--resume and --at-least are for one run: leave out --runs, and --baseline if it is a program")
 	}
-	m.samples, m.maxTime, m.rounds = maxSoakSamples, m.soak, 1
-	return nil
+	if err != nil {
+		return usageError{err}
+	}
+	if m.soak > 0 {
+		m.samples, m.maxTime, m.rounds = maxSoakSamples, m.soak, 1
+	}
+	if m.manyRuns() {
+		err = m.reject("--runs compares runs", report.GoBench, report.NDJSON)
+	}
+	return cmp.Or(err, m.outputFlags.check())
 }
 
 // plan returns the groups of a plan, without the cases that --filter leaves out.

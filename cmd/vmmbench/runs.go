@@ -22,21 +22,6 @@ func isProgram(name string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && filepath.Ext(name) != ".json" && filepath.Ext(name) != ".ndjson"
 }
 
-// checkRuns refuses what --runs, or a baseline that is a program, cannot have.
-func (m *measureFlags) checkRuns() error {
-	switch {
-	case m.runs < 1:
-		return usageError{fmt.Errorf("--runs %d: want 1 or more", m.runs)}
-	case !m.manyRuns():
-		return nil
-	case m.baseline == "":
-		return usageError{errors.New("--runs is for --baseline, which is not given: several runs tell what differs from run to run")}
-	case m.resume != "" || len(m.floors) > 0:
-		return usageError{errors.New("--resume and --at-least are for one run: leave out --runs, and --baseline if it is a program")}
-	}
-	return m.reject("--runs compares runs", report.GoBench, report.NDJSON)
-}
-
 // manyRuns reports whether processes of their own measure.
 func (m *measureFlags) manyRuns() bool { return m.runs > 1 || isProgram(m.baseline) }
 
