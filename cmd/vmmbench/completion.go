@@ -5,8 +5,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // completeValues has a shell complete the values of the flags of c and of its commands. Others
@@ -39,10 +37,6 @@ func valuesOf(v pflag.Value) []string {
 
 // completeDevice names the devices of this machine.
 func completeDevice(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-	names := []string{"auto", "host"}
-	list, _ := vmm.Devices() // without a driver there are these two
-	for _, d := range list {
-		names = append(names, d.Open)
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+	names, _ := deviceNames("all") // without a driver there are the other two
+	return append([]string{"auto", "host"}, names...), cobra.ShellCompDirectiveNoFileComp
 }

@@ -94,7 +94,9 @@ func planOf(line string) (plan, error) {
 }
 
 // pairs reports whether the preset measures pairs of devices, and so needs all of them.
-func (p preset) pairs() bool { return p.name == nvbandwidthPreset || slices.Contains(p.lines, "p2p") }
+func (p preset) pairs() bool {
+	return p.name == nvbandwidthPreset || slices.ContainsFunc(p.lines, func(l string) bool { return strings.HasPrefix(l, "p2p") })
+}
 
 func (p preset) groups(devs []device, seed uint64) (list []group, err error) {
 	for _, line := range p.lines {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -216,30 +215,16 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 
 // measureGroups measures one group after the other.
 func (r *runner) measureGroups(ctx context.Context, groups []group) {
-	p := newProgress(r.app.stderr, r.flags.progress.value, len(groups))
-	for _, g := range groups {
-		p.begin(g.name)
+	for i, g := range groups {
+		r.app.progress(r.flags, i+1, len(groups), g.name)
 		r.measureGroup(ctx, g)
 	}
 }
 
-// progress prints a line for each group that begins: "3 of 6" and its name.
-type progress struct {
-	w      io.Writer
-	n, all int // groups that have begun, and that there are
-}
-
-// newProgress takes a value of --progress and the number of groups.
-func newProgress(w io.Writer, how string, all int) *progress {
-	if how == "off" {
-		w = io.Discard
+// progress prints which one of all begins, unless --progress is off. An error is ignored: the
+// measurement is more important.
+func (a *app) progress(m *measureFlags, n, all int, name string) {
+	if m.progress.value != "off" {
+		_, _ = fmt.Fprintf(a.stderr, "%d of %d: %s\n", n, all, name)
 	}
-	return &progress{w: w, all: all}
-}
-
-// begin prints that the next group begins. An error is ignored: the measurement is
-// more important than its progress.
-func (p *progress) begin(name string) {
-	p.n++
-	_, _ = fmt.Fprintf(p.w, "%d of %d: %s\n", p.n, p.all, name)
 }

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"strings"
+	"bytes"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,13 +9,12 @@ import (
 
 // Each group has a line, unless --progress is off.
 func TestProgress(t *testing.T) {
-	var out strings.Builder
-	p := newProgress(&out, "plain", 2)
-	p.begin("first")
-	p.begin("second")
-	require.Equal(t, "1 of 2: first\n2 of 2: second\n", out.String())
+	var out bytes.Buffer
+	a := &app{stderr: &out}
+	a.progress(&measureFlags{progress: choice{value: "plain"}}, 1, 2, "first")
+	require.Equal(t, "1 of 2: first\n", out.String())
 
 	out.Reset()
-	newProgress(&out, "off", 1).begin("only")
+	a.progress(&measureFlags{progress: choice{value: "off"}}, 1, 2, "first")
 	require.Empty(t, out.String())
 }

@@ -80,11 +80,10 @@ func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, old
 		return err
 	}
 	defer func() { _ = undo() }() // of temporary files
-	p := newProgress(a.stderr, m.progress.value, m.runs*len(sides))
 	for i := range m.runs {
 		for k := range sides {
 			x := sides[(i+k)%len(sides)] // who begins is not always the same
-			p.begin(x.name + ", " + x.program)
+			a.progress(m, i*len(sides)+k+1, m.runs*len(sides), x.name+", "+x.program)
 			r, err := a.runProgram(ctx, x.file, x.name == "new", args, fmt.Sprintf("%s-%s%d.json", keep, x.name, i+1))
 			if err != nil {
 				return err
