@@ -9,12 +9,11 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
-// A shell completes the values of flags, and each item of a list.
+// A shell completes the values of flags.
 func TestCompletionOfValues(t *testing.T) {
 	for line, want := range map[string]string{
-		"pool --reuse all,":  "all,none all,events all,opportunistic all,dependencies",
 		"--preset ":          "quick article blog nvbandwidth full",
-		"bw --mem vmm,":      "vmm,plain vmm,async",
+		"bw --mem ":          "vmm plain async",
 		"grow --write ":      "device upload none",
 		"p2p --verify ":      "full edges off",
 		"bw --format ":       "table json ndjson csv gobench",

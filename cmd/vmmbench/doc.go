@@ -19,19 +19,16 @@ package main
 //	man.go                with -tags man: writes the man pages instead
 //	root.go               the commands, help, exit codes
 //	settings.go           what no flag sets, and tests set otherwise
-//	flags.go              flags that commands share: output, measuring, the margins of "equal"; what is wrong with a flag
-//	filter.go             --filter: the cases whose names match
+//	flags.go              flags that commands share: output, measuring, the margins of "equal"; errors of flags
+//	filter.go             --filter: the cases whose names match; --at-least: rates that they must reach
 //	pin.go                --cpus, --numa: where the process runs
-//	soak.go               --for: a case for that long
 //	completion.go         what a shell completes
-//	signals.go            ending a run by a signal
-//	runner.go             runner: one command from its flags to its report
-//	measuregroup.go       measuring one group of contenders, and adding its cases to the report
+//	signals_linux.go      ending a run by a signal
+//	runner.go             runner: one command from its flags to its report; the progress that it prints
+//	measuregroup.go       measuring one group of contenders, and adding its cases to the report; --for: for that long
 //	group.go              group, contender and task
-//	progress.go           the progress that is printed, and how wide a terminal is
 //	resume.go             --resume: continuing an earlier run
 //	runs.go               --runs: several runs, in turn with a baseline that is a program
-//	floors.go             --at-least: rates that cases must reach
 //	output.go             the places that the report goes to
 //	preset.go             presets: plans made of those of commands; the tour, which is the default
 //	nvbandwidth.go        the cases of nvbandwidth, under its names
@@ -55,10 +52,8 @@ package main
 //	readerprocess.go      the owner's end of that process
 //	device.go             opening devices
 //	sleep.go              sleep: Sleep and Wake, against copies of pinned memory
-//	system_linux.go       threads on CPUs, mremap, processes that end with their parent, a clock they share
-//	system_notlinux.go    the same on other systems
-//	system_unix.go        which signals end a run; the width of a terminal
-//	system_notunix.go     the same on other systems
+//	system_linux.go       threads on CPUs, mremap, processes that end with their parent, a clock they share, how wide a terminal is
+//	system_other.go       stands for it on other systems, where nothing runs
 //	undo.go               giving back what was taken, the last first
 //	compare.go            compare, and comparing with a baseline
 //	report.go             report: reports as a page of HTML, as pictures, or in another format

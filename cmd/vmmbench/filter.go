@@ -1,73 +1,109 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
+	"math"
+	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
-	"github.com/spf13/cobra"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
 // filtered returns the groups with the cases whose names match only. Nothing that matches is
-// a usageError, which names the words of cases that are nearest.
-func filtered(groups []group, match *regexp.Regexp) ([]group, error) {
-	var list []group
-	var words []string
-	first := ""
+// a usageError.
+func filtered(groups []group, match *regexp.Regexp) (list []group, err error) {
 	for _, g := range groups {
-		at := make([]int, len(g.tasks)) // where each task is afterwards
-		var tasks []task
-		for i, t := range g.tasks {
-			words = append(words, strings.Split(t.c.ID, "/")...)
-			first = cmp.Or(first, t.c.ID)
-			if at[i] = -1; match.MatchString(t.c.ID) {
-				at[i] = len(tasks)
-				tasks = append(tasks, t)
-			}
+		if g = g.only(match); len(g.tasks) > 0 {
+			list = append(list, g)
 		}
-		if len(tasks) == 0 {
-			continue
-		}
-		if g.compared != nil {
-			kept := []pair{}
-			for _, p := range g.compared {
-				if p = (pair{at[p.a], at[p.b]}); p.a >= 0 && p.b >= 0 {
-					kept = append(kept, p)
-				}
-			}
-			g.compared = kept
-		}
-		g.tasks = tasks
-		list = append(list, g)
 	}
-	if len(list) > 0 {
+	if len(list) > 0 || len(groups) == 0 {
 		return list, nil
 	}
-	err := fmt.Errorf("--filter %s: no case matches; --dry-run lists the names, such as %s", match, first)
-	for typed := range strings.FieldsFuncSeq(match.String(), func(c rune) bool { return strings.ContainsRune(`/^$()|`, c) }) {
-		if near := nearest(typed, words); near != "" && near != typed {
-			err = fmt.Errorf("%w; did you mean %s?", err, near)
-			break
-		}
-	}
-	return nil, usageError{err}
+	return nil, usageError{fmt.Errorf("--filter %s: no case matches; --dry-run lists the names, such as %s", match, casesOf(groups)[0].ID)}
 }
 
-// nearest returns those of the words that are most like what was typed, at most three of
-// them; empty if none is.
-func nearest(typed string, words []string) string {
-	words = slices.Clone(words)
-	slices.Sort(words)
-	all := &cobra.Command{SuggestionsMinimumDistance: 1}
-	for _, word := range slices.Compact(words) {
-		all.AddCommand(&cobra.Command{Use: word, Run: func(*cobra.Command, []string) {}})
-	}
-	for ; all.SuggestionsMinimumDistance <= max(2, len(typed)/3); all.SuggestionsMinimumDistance++ {
-		if near := all.SuggestionsFor(typed); len(near) > 0 {
-			return strings.Join(near[:min(len(near), 3)], ", ")
+// only is the group with the tasks whose names match.
+func (g group) only(match *regexp.Regexp) group {
+	kept := map[string]int{} // where tasks are afterwards
+	all := g.tasks
+	g.tasks = nil
+	for _, t := range all {
+		if match.MatchString(t.c.ID) {
+			kept[t.c.ID] = len(g.tasks)
+			g.tasks = append(g.tasks, t)
 		}
 	}
-	return ""
+	pairs := []pair{}
+	for _, p := range g.compared {
+		a, ok := kept[all[p.a].c.ID]
+		b, too := kept[all[p.b].c.ID]
+		if ok && too {
+			pairs = append(pairs, pair{a, b})
+		}
+	}
+	if g.compared != nil {
+		g.compared = pairs
+	}
+	return g
+}
+
+// floors is the flag --at-least: rates that cases must reach. The names of cases are patterns.
+type floors []report.Floor
+
+// add adds what the flag was given, as bw/h2d/pinned/*/vmm=50.
+func (f *floors) add(s string) error {
+	at := max(strings.LastIndexByte(s, '='), 0)
+	pattern, rate := s[:at], strings.TrimPrefix(s[at:], "=")
+	least, err := strconv.ParseFloat(rate, 64)
+	switch _, bad := path.Match(pattern, ""); {
+	case at == 0:
+		return fmt.Errorf("%q: want CASE=RATE, as bw/h2d/pinned/*/vmm=50", s)
+	case err != nil || !(least > 0) || math.IsInf(least, 0):
+		return fmt.Errorf("%q: want a rate in GB/s above 0", rate)
+	case bad != nil:
+		return fmt.Errorf("%q: %w", pattern, bad)
+	}
+	*f = append(*f, report.Floor{Case: pattern, Least: least})
+	return nil
+}
+
+// matching are the cases that the name of a floor stands for.
+func matching(x report.Floor, cases []report.Case) (list []report.Case) {
+	for _, c := range cases {
+		if ok, _ := path.Match(x.Case, c.ID); ok {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// check refuses a floor that no case can reach, as a slip in a name would pass for ever.
+func (f floors) check(cases []report.Case) error {
+	for _, x := range f {
+		switch of := matching(x, cases); {
+		case len(of) == 0:
+			return usageError{fmt.Errorf("--at-least %s: no case is called so; --dry-run lists them", x.Case)}
+		case slices.ContainsFunc(of, func(c report.Case) bool { return c.Unit != unitGBs }):
+			return usageError{fmt.Errorf("--at-least %s: there is a case that has no rate: its figure is a time", x.Case)}
+		}
+	}
+	return nil
+}
+
+// found is what became of each floor: by the median, or nothing if the case did not pass.
+func (f floors) found(cases []report.Case) (list []report.Floor) {
+	for _, x := range f {
+		for _, c := range matching(x, cases) {
+			one := report.Floor{Case: c.ID, Least: x.Least}
+			if c.Status == report.Passed && c.Stats != nil {
+				one.Value = &c.Stats.Value
+			}
+			list = append(list, one)
+		}
+	}
+	return list
 }

@@ -41,14 +41,15 @@ func (o *outputFlags) add(f *pflag.FlagSet) {
 // check refuses files of unknown format and files that are given twice. It is
 // called before anything is measured.
 func (o *outputFlags) check() error {
-	for i, name := range o.files {
+	given := map[string]bool{}
+	for _, name := range o.files {
 		if _, err := report.FormatOf(name); err != nil {
 			return usageError{err}
 		}
-		same := func(other string) bool { return filepath.Clean(other) == filepath.Clean(name) }
-		if slices.ContainsFunc(o.files[:i], same) {
+		if name = filepath.Clean(name); given[name] {
 			return usageError{fmt.Errorf("output file %q: given twice", name)}
 		}
+		given[name] = true
 	}
 	return nil
 }
@@ -57,9 +58,8 @@ func (o *outputFlags) check() error {
 func (o *outputFlags) reject(reason string, formats ...report.Format) error {
 	asked := []report.Format{o.format}
 	for _, name := range o.files {
-		if f, err := report.FormatOf(name); err == nil {
-			asked = append(asked, f)
-		}
+		f, _ := report.FormatOf(name) // check returns its error
+		asked = append(asked, f)
 	}
 	for _, f := range asked {
 		if slices.Contains(formats, f) {
@@ -101,18 +101,18 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	m.verify, m.corrupt = verify.Off, -1
 	m.margin = defaultMargin
 	m.order = choice{value: "random", of: []string{"random", "fixed"}}
-	m.progress = choice{value: "auto", of: []string{"auto", "line", "plain", "off"}}
+	m.progress = choice{value: "plain", of: []string{"plain", "off"}}
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")
 	f.IntVar(&m.samples, "samples", samples, "samples of each case, at most")
 	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
 	f.Uint64Var(&m.seed, "seed", 1, "seed of the order and the data")
 	f.Var(&m.order, "order", "the cases of a group take their samples by turns; the order in each turn")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
-	f.Var(&m.progress, "progress", "what stderr gets: one line that is written anew, a line for each group, or nothing; auto is line on a terminal and else plain")
+	f.Var(&m.progress, "progress", "what stderr gets: a line for each group, or nothing")
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
 	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson; of several, with commas between; or of another vmmbench, which measures in turn with this one")
 	f.IntVar(&m.runs, "runs", 1, "measure so often, each time in a new process, and compare all runs with --baseline")
-	f.Var(&m.floors, "at-least", "exit with 4 if a case has less than RATE, in GB/s, as bw/h2d/pinned/*/vmm=50; * is any text between two slashes (repeatable)")
+	f.Func("at-least", "exit with 4 if a case has less than a rate in GB/s, given as `CASE=RATE`: bw/h2d/pinned/*/vmm=50; * is any text between two slashes (repeatable)", m.floors.add)
 	m.against.add(f)
 	f.StringVar(&m.filter, "filter", "", "measure only the cases whose names match this `REGEX`; --dry-run lists them")
 	f.DurationVar(&m.soak, "for", 0, "take samples of each group of cases for this long, such as 10m, and report the slowest and when it was (default --samples of them)")
@@ -133,23 +133,45 @@ func (m *measureFlags) addMinTime(f *pflag.FlagSet) {
 	f.DurationVar(&m.minTime, "min-time", m.settings.minTime, "repeat a copy within a sample until it takes this long")
 }
 
+// maxSoakSamples bounds what a soak keeps: 16 MB for each case.
+const maxSoakSamples = 1 << 20
+
+// check refuses what does not go together. It has --for set what it stands for: as many samples as
+// fit that time, on memory that stays where it is.
 func (m *measureFlags) check() error {
+	var err error
 	switch {
 	case m.samples < 1:
-		return usageError{fmt.Errorf("--samples %d: want at least 1", m.samples)}
+		err = fmt.Errorf("--samples %d: want at least 1", m.samples)
 	case m.minTime < 0:
-		return usageError{fmt.Errorf("--min-time %v: negative", m.minTime)}
+		err = fmt.Errorf("--min-time %v: negative", m.minTime)
 	case m.maxTime <= 0:
-		return usageError{fmt.Errorf("--max-time %v: want more than 0", m.maxTime)}
+		err = fmt.Errorf("--max-time %v: want more than 0", m.maxTime)
+	case m.soak < 0:
+		err = fmt.Errorf("--for %v: want more than 0", m.soak)
+	case m.soak > 0 && (m.set.Changed("samples") || m.set.Changed("max-time")):
+		err = errors.New("--for takes samples for that long: leave out --samples and --max-time")
 	case m.baseline == "" && m.against.given():
-		return usageError{errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")}
+		err = errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
-		return usageError{errors.New("--dry-run prints names, which have no --format and go into no -o")}
+		err = errors.New("--dry-run prints names, which have no --format and go into no -o")
+	case m.runs < 1:
+		err = fmt.Errorf("--runs %d: want 1 or more", m.runs)
+	case m.runs > 1 && m.baseline == "":
+		err = errors.New("--runs is for --baseline, which is not given: several runs tell what differs from run to run")
+	case m.manyRuns() && (m.resume != "" || len(m.floors) > 0):
+		err = errors.New("--resume and --at-least are for one run: leave out --runs, and --baseline if it is a program")
 	}
-	if err := cmp.Or(m.checkSoak(), m.checkRuns()); err != nil {
-		return err
+	if err != nil {
+		return usageError{err}
 	}
-	return m.outputFlags.check()
+	if m.soak > 0 {
+		m.samples, m.maxTime, m.rounds = maxSoakSamples, m.soak, 1
+	}
+	if m.manyRuns() {
+		err = m.reject("--runs compares runs", report.GoBench, report.NDJSON)
+	}
+	return cmp.Or(err, m.outputFlags.check())
 }
 
 // plan returns the groups of a plan, without the cases that --filter leaves out.
@@ -159,14 +181,13 @@ func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
 		return nil, usageError{fmt.Errorf("--filter %s: no regular expression: %w", m.filter, err)}
 	}
 	groups, err := p.groups(devs, m.seed)
-	if err == nil && m.filter != "" {
-		groups, err = filtered(groups, match)
+	if err != nil {
+		return nil, err
 	}
-	m.soaked(groups)
-	if err == nil {
-		err = m.floors.check(groups)
+	if groups, err = filtered(groups, match); err != nil {
+		return nil, err
 	}
-	return groups, err
+	return groups, m.floors.check(casesOf(groups))
 }
 
 // describe returns the flags for the report.
@@ -290,53 +311,31 @@ var nvbandwidthFlags = map[string]string{
 	"s": "--verify off", "skipVerification": "--verify off",
 }
 
-// flagError is the usageError for an error of pflag, without words of Go's packages.
-func flagError(c *cobra.Command, err error) error {
+// flagError returns an error of pflag without words of Go's packages, and with what does the same
+// as a flag of nvbandwidth.
+func flagError(_ *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var invalid *pflag.InvalidValueError
-	var number *strconv.NumError
 	switch {
 	case errors.As(err, &unknown):
-		var names []string
-		c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 		if instead := nvbandwidthFlags[unknown.GetSpecifiedName()]; instead != "" {
-			err = fmt.Errorf("%w; for what it is in nvbandwidth there is %s", err, instead)
-		} else if near := nearest(unknown.GetSpecifiedName(), names); near != "" {
-			err = fmt.Errorf("%w; did you mean --%s?", err, strings.ReplaceAll(near, ", ", ", --"))
+			return fmt.Errorf("%w; for what it is in nvbandwidth there is %s", err, instead)
 		}
-	case !errors.As(err, &invalid):
-	case errors.As(err, &number):
-		want := "a number"
-		if f := invalid.GetFlag(); strings.Contains(f.Value.Type(), "int") {
-			want = "a whole number"
-			if strings.HasPrefix(f.Value.Type(), "uint") {
-				want += ", 0 or more"
-			}
-			if strings.HasSuffix(f.Value.Type(), "Slice") {
-				want = "whole numbers, with commas between"
-			}
+	case errors.As(err, &invalid):
+		f := invalid.GetFlag()
+		if want := wanted[f.Value.Type()]; want != "" {
+			return fmt.Errorf("--%s %q: want %s", f.Name, invalid.GetValue(), want)
 		}
-		if errors.Is(number, strconv.ErrRange) {
-			want += " of 64 bits at most"
-		}
-		err = fmt.Errorf("--%s %q: want %s", invalid.GetFlag().Name, invalid.GetValue(), want)
-	case invalid.GetFlag().Value.Type() == "duration":
-		err = fmt.Errorf("--%s %q: want a time such as 500ms, 10s or 2m", invalid.GetFlag().Name, invalid.GetValue())
 	}
-	return usageError{err}
+	return err
 }
 
-// unknownCommand is the usageError for a word that is no command.
-func unknownCommand(c *cobra.Command, word string) error {
-	var names []string
-	for _, sub := range c.Root().Commands() {
-		if sub.IsAvailableCommand() {
-			names = append(names, sub.Name())
-		}
-	}
-	err := fmt.Errorf("unknown command or argument %q", word)
-	if near := nearest(word, names); near != "" {
-		err = fmt.Errorf("%w; did you mean %s?", err, near)
-	}
-	return usageError{err}
+// wanted says what flags of pflag's own types take.
+var wanted = map[string]string{
+	"bool":     "true or false",
+	"int":      "a whole number of 64 bits at most",
+	"int64":    "a whole number of 64 bits at most",
+	"uint64":   "a whole number, 0 or more, of 64 bits at most",
+	"intSlice": "whole numbers, with commas between",
+	"duration": "a time such as 500ms, 10s or 2m",
 }

@@ -77,6 +77,16 @@ func axes(of ...any) (list report.Axes) {
 	return list
 }
 
+// casesOf are the cases of all groups.
+func casesOf(groups []group) (list []report.Case) {
+	for _, g := range groups {
+		for _, t := range g.tasks {
+			list = append(list, t.c)
+		}
+	}
+	return list
+}
+
 // addControls adds each task once more. The comparisons are then those of a task with
 // itself: what is not equal is an error of the measurement.
 func (g *group) addControls() {
@@ -101,9 +111,9 @@ func (g group) pairs() []pair {
 		return g.compared
 	}
 	var list []pair
-	for a := range g.tasks {
-		for b := range g.tasks {
-			if g.tasks[b].grows && !g.tasks[a].grows {
+	for a, one := range g.tasks {
+		for b, other := range g.tasks {
+			if other.grows && !one.grows {
 				list = append(list, pair{a, b})
 			}
 		}

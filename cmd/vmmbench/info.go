@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
@@ -85,19 +84,19 @@ func topology(links *vmm.Links, devices []report.Device) []report.Link {
 	if links == nil {
 		return nil
 	}
-	shown := map[int]bool{}
-	for _, i := range links.Devices {
-		shown[i.Ordinal] = slices.ContainsFunc(devices, func(d report.Device) bool { return d.Open == i.Open })
+	shown := map[string]bool{}
+	for _, d := range devices {
+		shown[d.Open] = true
 	}
 	var list []report.Link
+	var at []*report.Link
 	for _, p := range links.Pairs {
-		if shown[p.From] && shown[p.To] {
-			list = append(list, link(links, p))
+		if l := link(links, p); shown[l.From] && shown[l.To] {
+			list = append(list, l)
 		}
 	}
-	at := make([]*report.Link, len(list))
 	for i := range list {
-		at[i] = &list[i]
+		at = append(at, &list[i])
 	}
 	machine.AddPaths(devices, at)
 	return list
@@ -105,11 +104,15 @@ func topology(links *vmm.Links, devices []report.Device) []report.Link {
 
 // link describes a pair for the report, as far as the driver knows it.
 func link(links *vmm.Links, p vmm.Link) report.Link {
-	name := func(ordinal int) string {
-		at := slices.IndexFunc(links.Devices, func(i vmm.Info) bool { return i.Ordinal == ordinal })
-		return links.Devices[at].Open
+	l := report.Link{Kind: report.Text(p.Kind), Access: &p.Access, Atomics: &p.Atomics}
+	for _, i := range links.Devices {
+		if i.Ordinal == p.From {
+			l.From = i.Open
+		}
+		if i.Ordinal == p.To {
+			l.To = i.Open
+		}
 	}
-	l := report.Link{From: name(p.From), To: name(p.To), Kind: report.Text(p.Kind), Access: &p.Access, Atomics: &p.Atomics}
 	switch {
 	case p.Rank >= 0:
 		l.Rank = &p.Rank
@@ -146,9 +149,14 @@ func describeDevice(dev device) report.Device {
 	}
 	// A value that cannot be had does not hide the others.
 	var reasons []string
-	known := func(n uint64, err error) *uint64 {
+	note := func(err error) bool {
 		if err != nil {
 			reasons = append(reasons, err.Error())
+		}
+		return err == nil
+	}
+	known := func(n uint64, err error) *uint64 {
+		if !note(err) {
 			return nil
 		}
 		return &n
@@ -157,17 +165,12 @@ func describeDevice(dev device) report.Device {
 	drv, prop := dev.Driver(), driver.Prop{Location: location(dev)}
 	d.Free, d.Granularity, d.Recommended = known(free, err), known(drv.Granularity(prop)), known(drv.GranularityRecommended(prop))
 	all, err := drv.Devices()
-	if err != nil {
-		reasons = append(reasons, err.Error())
-	}
+	note(err)
 	for _, other := range all {
 		if other.Ordinal == info.Ordinal {
 			continue
 		}
-		switch can, err := drv.CanAccessPeer(info.Ordinal, other.Ordinal); {
-		case err != nil:
-			reasons = append(reasons, err.Error())
-		case can:
+		if can, err := drv.CanAccessPeer(info.Ordinal, other.Ordinal); note(err) && can {
 			d.Peers = append(d.Peers, other.Open)
 		}
 	}
@@ -178,16 +181,14 @@ func describeDevice(dev device) report.Device {
 	return d
 }
 
-// probe tries a feature.
+// probe tries a feature. An error that does not say whether there is support leaves it unknown.
 func probe(dev device, f driver.Feature) report.Feature {
-	err := dev.Supports(f)
 	result := report.Feature{Name: f.String()}
-	switch yes, no := true, false; {
-	case err == nil:
+	err := dev.Supports(f)
+	if yes := err == nil; yes || errors.Is(err, driver.ErrNotSupported) {
 		result.Supported = &yes
-	case errors.Is(err, driver.ErrNotSupported):
-		result.Supported, result.Reason = &no, report.Text(err.Error())
-	default:
+	}
+	if err != nil {
 		result.Reason = report.Text(err.Error())
 	}
 	return result
@@ -212,25 +213,13 @@ func (a *app) runInfo(command string, start time.Time) report.Run {
 var commit string
 
 // version is the commit that was built. If no one has set it, it is the version of the
-// module, with the commit if the build has recorded it.
+// module, which has the commit if the build has recorded it.
 func version() report.Text {
-	if commit != "" {
+	b, ok := debug.ReadBuildInfo()
+	if commit != "" || !ok {
 		return report.Text(commit)
 	}
-	b, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	v := b.Main.Version
-	for _, s := range b.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			v += " " + s.Value
-		case s.Key == "vcs.modified" && s.Value == "true":
-			v += " modified"
-		}
-	}
-	return report.Text(v)
+	return report.Text(b.Main.Version)
 }
 
 // fullVersion is what --version prints: the version, the commit, and what the program

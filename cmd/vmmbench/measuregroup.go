@@ -19,19 +19,15 @@ import (
 
 // measureGroup measures one group and adds its cases to the report.
 func (r *runner) measureGroup(ctx context.Context, g group) {
-	if cases := r.earlier.cases(g); cases != nil {
-		r.add(cases, r.compare(g, cases))
-		return
-	}
-	cases := make([]report.Case, len(g.tasks))
-	for i, t := range g.tasks {
-		cases[i] = t.c
-	}
-	err := r.measureTasks(ctx, g, cases)
-	// An error of the whole group does not replace what is known of a case.
-	for i := range cases {
-		if err != nil && cases[i].Status != report.Error && cases[i].Status != report.Failed {
-			endWithError(&cases[i], err)
+	cases := r.earlier.cases(g)
+	if cases == nil {
+		cases = casesOf([]group{g})
+		err := r.measureTasks(ctx, g, cases)
+		// An error of the whole group does not replace what is known of a case.
+		for i := range cases {
+			if err != nil && cases[i].Status != report.Error && cases[i].Status != report.Failed {
+				endWithError(&cases[i], err)
+			}
 		}
 	}
 	r.add(cases, r.compare(g, cases))
@@ -80,6 +76,9 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	c := measure.Config{
 		Samples: min(r.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: r.flags.minTime, MaxTime: r.flags.maxTime, MaxLoops: g.maxLoops,
 		WarmTime: r.flags.settings.warmTime, Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: r.flags.settings.now,
+	}
+	if r.flags.soak > 0 {
+		c.Samples = r.flags.samples
 	}
 	if g.keepsMemory {
 		c.Rounds = r.flags.rounds
@@ -170,20 +169,28 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 		low, high := inUnit(c, of.Low), inUnit(c, of.High)
 		low, high = min(low, high), max(low, high) // the longest time is the lowest bandwidth
 		c.Stats.Low, c.Stats.High, c.Stats.Level, c.Stats.ValueLow, c.Stats.ValueHigh = &of.Low, &of.High, of.Level, &low, &high
-	} else {
-		c.Flags = append(c.Flags, "few-samples")
 	}
 	if r.flags.soak > 0 {
-		c.Stats.Soak = describeSoak(o.Samples, c.Samples)
+		c.Stats.Soak = describeSoak(c)
 	}
-	if g.maxLoops > 1 && o.Loops == g.maxLoops && sum.Median*float64(o.Loops) < float64(r.flags.minTime)/2 {
-		c.Flags = append(c.Flags, "short-samples")
+	flag := func(name string, is bool) {
+		if is {
+			c.Flags = append(c.Flags, name)
+		}
 	}
-	if sum.CV > 0.05 {
-		c.Flags = append(c.Flags, "noisy")
-	}
-	if stat.Drifts(c.Samples, float64(r.flags.margin)) {
-		c.Flags = append(c.Flags, "drift")
+	flag("few-samples", sum.Interval == nil)
+	flag("short-samples", g.maxLoops > 1 && o.Loops == g.maxLoops && sum.Median*float64(o.Loops) < float64(r.flags.minTime)/2)
+	flag("noisy", sum.CV > 0.05)
+	flag("drift", stat.Drifts(c.Samples, float64(r.flags.margin)))
+}
+
+// describeSoak summarizes a case of a soak.
+func describeSoak(c *report.Case) *report.Soak {
+	slowest := slices.Index(c.Samples, c.Stats.Max)
+	return &report.Soak{
+		Seconds: c.At[len(c.At)-1],
+		P50:     c.Stats.Median, P99: stat.Percentile(c.Samples, 0.99), P999: stat.Percentile(c.Samples, 0.999),
+		Slowest: c.Stats.Max, SlowestAt: c.At[slowest],
 	}
 }
 
@@ -197,13 +204,8 @@ const (
 
 // inUnit converts a time to the unit of a case. One byte a nanosecond is 1 GB/s.
 func inUnit(c *report.Case, ns float64) float64 {
-	switch c.Unit {
-	case unitMs:
-		return ns / 1e6
-	case unitUs:
-		return ns / 1e3
-	case unitNs:
-		return ns
+	if unit := (map[string]float64{unitMs: 1e6, unitUs: 1e3, unitNs: 1})[c.Unit]; unit > 0 {
+		return ns / unit
 	}
 	return bandwidth(c.Bytes, ns)
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -41,9 +40,8 @@ func TestFilter(t *testing.T) {
 	require.Len(t, r.Comparisons, 1, "the one of the two that are left")
 
 	for filter, hint := range map[string]string{
-		"host_to_devise_memcpy_ce": "did you mean host_to_device_memcpy_ce?",
-		"qqqqqqqq":                 "--dry-run",
-		"(":                        "regular expression",
+		"qqqqqqqq": "--dry-run lists the names, such as ",
+		"(":        "regular expression",
 	} {
 		code, _, stderr := bench(t, "--preset", "nvbandwidth", "--device", "host", "--filter", filter)
 		require.Equal(t, report.ExitUsage, code)
@@ -54,10 +52,8 @@ func TestFilter(t *testing.T) {
 // What was typed wrong is named with what is near, and without words of Go's packages.
 func TestErrorsOfFlags(t *testing.T) {
 	for _, x := range []struct{ args, want string }{
-		{"gorw", "did you mean grow?"},
-		{"compar a b", "did you mean compare?"},
-		{"bw --szie 3", "did you mean --size?"},
-		{"bw --samplez 3", "did you mean --samples?"},
+		{"gorw", "Did you mean this?\n\tgrow\n"},
+		{"compar a b", "Did you mean this?\n\tcompare\n"},
 		{"bw --xyzzy", "unknown flag"},
 		{"bw --samples x", `--samples "x": want a whole number`},
 		{"bw --seed -1", "want a whole number, 0 or more"},
@@ -81,43 +77,6 @@ func TestErrorsOfFlags(t *testing.T) {
 		require.NotContains(t, stderr, "strconv", x.args)
 		require.NotContains(t, stderr, "time:", x.args)
 	}
-}
-
-// A process that is kept on a CPU runs there with all its threads, and may run elsewhere again.
-func TestPinned(t *testing.T) {
-	before, procs := allowedCPUs(t), runtime.GOMAXPROCS(0)
-	var during []string
-	p := &pinFlags{cpus: strings.FieldsFunc(before[0], func(r rune) bool { return r == '-' || r == ',' })[0], node: -1}
-	undo, err := p.pin()
-	if runtime.GOOS != "linux" {
-		require.ErrorContains(t, err, "cannot keep a process on CPUs")
-		return
-	}
-	require.NoError(t, err)
-	during = allowedCPUs(t)
-	require.Equal(t, 1, runtime.GOMAXPROCS(0))
-	require.NoError(t, undo())
-	for _, thread := range during {
-		require.Equal(t, p.cpus, thread)
-	}
-	require.Equal(t, before[0], allowedCPUs(t)[0])
-	require.Equal(t, procs, runtime.GOMAXPROCS(0))
-
-	for _, x := range []struct{ args, want string }{
-		{"--cpus 0-", "no list of numbers"},
-		{"--cpus 5000", "CPU 5000"},
-		{"--cpus 99999", "CPU 99999"},
-		{"--numa 999", "no NUMA node 999"},
-		{"--numa -2", "want 0 or more"},
-		{"--numa 0 --cpus 0", "want one of them"},
-	} {
-		code, _, stderr := bench(t, append([]string{"bw", "--device", "host", "--dry-run"}, strings.Fields(x.args)...)...)
-		require.Equal(t, report.ExitUsage, code, x.args)
-		require.Contains(t, stderr, x.want)
-	}
-	code, _, stderr := bench(t, "bw", "--device", "host", "--dry-run", "--cpus", p.cpus)
-	require.Equal(t, report.ExitPassed, code, stderr)
-	require.Equal(t, before[0], allowedCPUs(t)[0])
 }
 
 // A soak takes samples until its time is over, and reports the slowest and when it was.

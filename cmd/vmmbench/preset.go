@@ -16,14 +16,11 @@ import (
 	"github.com/cuvmm/cuvmm/internal/freememory"
 )
 
-// preset is a plan made of the plans of commands.
+// preset is a plan made of lines: commands with their flags.
 type preset struct {
 	name, what string
-	lines      []presetLine
+	lines      []string
 }
-
-// presetLine is one command with its flags.
-type presetLine string
 
 // Presets with plans of their own: that of quick, the default, is a tour, that of
 // nvbandwidth an nvPlan.
@@ -35,16 +32,16 @@ const (
 // presets are in the order in which the help names them.
 var presets = []preset{
 	{name: quickPreset, what: "copies and growth, as large as fits the device and half a minute (the default)"},
-	{name: "article", what: "copies as in an article on virtual memory: from 4 KiB to 256 MiB, queued, one by one, and on four streams", lines: []presetLine{
+	{name: "article", what: "copies as in an article on virtual memory: from 4 KiB to 256 MiB, queued, one by one, and on four streams", lines: []string{
 		"bw --direction h2d,d2h,d2d --host pageable,pinned --mem vmm,plain --size 4K,64K,16M,64M,256M",
 		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync",
 		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4",
 	}},
-	{name: "blog", what: "growth as in NVIDIA's blog on virtual memory: from 2 MiB to 75 % of the free memory, doubling, nothing written", lines: []presetLine{
+	{name: "blog", what: "growth as in NVIDIA's blog on virtual memory: from 2 MiB to 75 % of the free memory, doubling, nothing written", lines: []string{
 		"grow --mem vmm,plain --step x2 --memory 75% --write none",
 	}},
 	{name: nvbandwidthPreset, what: "the cases of NVIDIA's nvbandwidth under its names: ce by copy engines, sm by kernels"},
-	{name: "full", what: "copies, growth, calls, pools, sharing and peers, over many sizes and kinds of memory", lines: []presetLine{
+	{name: "full", what: "copies, growth, calls, pools, sharing and peers, over many sizes and kinds of memory", lines: []string{
 		"bw --direction h2d,d2h,d2d,both --host pageable,pinned,staging --mem vmm,plain,async --size 64K,1M,16M,256M --chunk 0,2M,64M",
 		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64K,64M --call sync",
 		"bw --direction h2d,d2h,d2d --host pinned --mem vmm,plain --size 64M --streams 4",
@@ -84,27 +81,26 @@ var commandPlans = map[string]func() commandPlan{
 	"share": func() commandPlan { return newSharePlan() },
 }
 
-// plan reads the line.
-func (l presetLine) plan() (plan, error) {
-	words := strings.Fields(string(l))
+// planOf reads a line.
+func planOf(line string) (plan, error) {
+	words := strings.Fields(line)
 	p := commandPlans[words[0]]()
-	f := pflag.NewFlagSet(string(l), pflag.ContinueOnError)
+	f := pflag.NewFlagSet(line, pflag.ContinueOnError)
 	p.flags(f)
 	if err := f.Parse(words[1:]); err != nil {
-		return nil, fmt.Errorf("preset: %s: %w", l, err)
+		return nil, fmt.Errorf("preset: %s: %w", line, err)
 	}
 	return p, nil
 }
 
 // pairs reports whether the preset measures pairs of devices, and so needs all of them.
 func (p preset) pairs() bool {
-	return p.name == nvbandwidthPreset || slices.ContainsFunc(p.lines, func(l presetLine) bool { return strings.HasPrefix(string(l), "p2p") })
+	return p.name == nvbandwidthPreset || slices.ContainsFunc(p.lines, func(l string) bool { return strings.HasPrefix(l, "p2p") })
 }
 
-func (p preset) groups(devs []device, seed uint64) ([]group, error) {
-	var list []group
+func (p preset) groups(devs []device, seed uint64) (list []group, err error) {
 	for _, line := range p.lines {
-		plan, err := line.plan()
+		plan, err := planOf(line)
 		if err != nil {
 			return nil, err
 		}
@@ -121,7 +117,7 @@ func (p preset) groups(devs []device, seed uint64) ([]group, error) {
 // times as long as one copy, and the tour has to be short.
 const tourGrowths = stat.MinSamples
 
-// tour is the plan of the preset quick. It fits the device.
+// tour is the plan of the preset quick, whose sizes fit the device.
 type tour struct {
 	sizes   size.List // of copies; growing goes to the largest. Empty: what fits
 	growths int       // samples of growing
@@ -140,35 +136,26 @@ func (t *tour) fit(dev device) (copies size.List, target, steps uint64) {
 		}
 		return size.List{one}, target, 8
 	}
-	one := uint64(512 << 20)
-	target, steps = 4<<30, 64
+	one, target := uint64(512<<20), uint64(4<<30)
 	// Growing by copying takes three times the target at its end.
 	for free, _, err := dev.MemInfo(); err == nil && target > 64<<20 && 5*target > free; target /= 2 {
 		one = min(one, target/2)
 	}
-	return size.List{one}, target, steps
+	return size.List{one}, target, 64
 }
 
 func (t *tour) groups(devs []device, seed uint64) ([]group, error) {
-	one, target, steps := t.fit(devs[0])
-	copies, growths := newBWPlan(), newGrowPlan()
-	copies.sizes = one
-	growths.targets = size.List{target}
-	growths.step = growStep{bytes: (target/steps + 7) &^ 7}
-	growths.mems.values = []string{growVMM, growKept, growWhole, growPlain, growDouble, growAsync, growRemap, growAppend}
-	growths.samples = t.growths
-	list, err := copies.groups(devs, seed)
-	if err != nil {
-		return nil, err
-	}
-	more, err := growths.groups(devs, seed)
-	for i := range more {
-		more[i].edges = target > 1<<30 && !more[i].deviceChecks
-	}
-	list = append(list, more...)
-	// The tour shows ratios, and a ratio needs so many samples.
-	for i := range list {
-		list[i].minSamples = stat.MinSamples
+	copies, target, steps := t.fit(devs[0])
+	list, err := preset{lines: []string{
+		"bw --size " + copies.String(),
+		fmt.Sprintf("grow --size %d --step %d --mem vmm,kept,whole,plain,double,async,remap,append", target, (target/steps+7)&^7),
+	}}.groups(devs, seed)
+	for i, g := range list {
+		if strings.HasPrefix(g.name, "grow/") {
+			list[i].samples = t.growths
+			list[i].edges = target > 1<<30 && !g.deviceChecks
+		}
+		list[i].minSamples = stat.MinSamples // the tour shows ratios, and a ratio needs so many
 	}
 	return list, err
 }
@@ -182,10 +169,8 @@ func (a *app) root() *cobra.Command {
 		Use:   "vmmbench",
 		Short: "Measure GPU and host memory that grows in place",
 		Long: `Measure memory that grows in place, on a GPU or on the host. Without a subcommand
-vmmbench measures a preset. The default one, quick, takes about half a minute: copies
-with memory that grows against ordinary memory, and growing in place against copying at
-each step, copying when full to twice the size, and a pool that keeps its memory. What
-was found stands last. After its samples each case is done once more, over other data, and every
+vmmbench measures a preset. The default one, quick, takes about half a minute. What was
+found stands last. After its samples each case is done once more, over other data, and every
 byte of the result is checked, or fewer by --verify: memory of a GPU by the GPU itself,
 if it can. If memory grows beyond 1 GiB, the host checks only the edges of chunks. Each
 case of quick has at least ten samples, even if that takes longer than --max-time: with
@@ -209,19 +194,22 @@ case is below --at-least,
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		p := presets[slices.Index(which.of, which.value)]
 		var own plan = p
-		switch {
-		case p.name == quickPreset:
+		switch p.name {
+		case quickPreset:
 			t := &tour{sizes: sizes, growths: tourGrowths}
 			if f.Changed("samples") {
 				t.growths = m.samples
 			}
 			own = t
-		case p.name == nvbandwidthPreset:
-			if own = (&nvPlan{sizes}); len(sizes) == 0 {
-				own = &nvPlan{size.List{nvDefaultSize}}
+		case nvbandwidthPreset:
+			if len(sizes) == 0 {
+				sizes = size.List{nvDefaultSize}
 			}
-		case len(sizes) > 0:
-			return usageError{errors.New("--size is for --preset quick and nvbandwidth; the others have sizes of their own")}
+			own = &nvPlan{sizes}
+		default:
+			if len(sizes) > 0 {
+				return usageError{errors.New("--size is for --preset quick and nvbandwidth; the others have sizes of their own")}
+			}
 		}
 		names := []string{m.device}
 		if p.pairs() {

@@ -1,81 +1,64 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
-// earlier is the run that --resume continues with. Without cases there is nothing to go on
-// with.
-type earlier struct {
-	byID   map[string]report.Case
-	verify verify.Mode // how much that run, and this one, checks
-}
+// earlier has the cases of the run that --resume goes on with, by their names.
+type earlier map[string]report.Case
 
 // resumedFlag is the flag of a case that an earlier run has measured.
 const resumedFlag = "resumed"
 
-// readEarlier reads the report of an earlier run and makes sure that it measured the same,
-// on the same devices, as now does. There is nothing to go on with if the file does not
-// exist.
-func readEarlier(file string, now *report.Report) (list earlier, err error) {
+// readEarlier reads the report of an earlier run, if the file exists. That run has to have measured
+// as this one does, on the same devices: cases of both stand beside each other.
+func readEarlier(file string, now *report.Report) (earlier, error) {
 	old, err := loadReport(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return list, nil
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("--resume: %w", err)
+	case old.Run.Measure == nil:
+		return nil, usageError{fmt.Errorf("--resume %s: that run has measured nothing", file)}
 	}
-	if err != nil {
-		return list, fmt.Errorf("--resume: %w", err)
-	}
-	// What was measured otherwise must not stand beside what is measured now.
-	if old.Run.Measure == nil {
-		return list, usageError{fmt.Errorf("--resume %s: that run has measured nothing", file)}
-	}
-	was, is := described(old), described(now)
-	for _, what := range slices.Sorted(maps.Keys(is)) {
-		if string(was[what]) != string(is[what]) {
-			return list, usageError{fmt.Errorf("--resume %s: that run had other %s: %s, and now %s", file, what, was[what], is[what])}
+	was, is := conditions(old), conditions(now)
+	for i, what := range [...]string{"command", "version", "machine", "devices", "flags"} {
+		if was[i] != is[i] {
+			return nil, usageError{fmt.Errorf("--resume %s: that run had other %s: %s, and now %s", file, what, was[i], is[i])}
 		}
 	}
-	list.byID, list.verify = map[string]report.Case{}, now.Run.Measure.Verify
+	list := earlier{}
 	for _, c := range old.Cases {
-		list.byID[c.ID] = c
+		list[c.ID] = c
 	}
 	return list, nil
 }
 
-// described returns what has to be the same in two runs, by its name: each part of how
-// they measure, and on what.
-func described(r *report.Report) map[string]json.RawMessage {
+// conditions are what has to be the same in both runs.
+func conditions(r *report.Report) [5]string {
 	devices := []string{}
 	for _, d := range r.Devices {
 		devices = append(devices, fmt.Sprint(d.Open, " ", d.Name, " ", d.Driver, " ", d.UUID))
 	}
-	all := map[string]json.RawMessage{}
-	for _, part := range []any{*r.Run.Measure, map[string]any{
-		"command": r.Run.Command, "version": r.Run.Version, "kernel": r.Host.Kernel, "CPU": r.Host.CPU, "devices": devices,
-	}} {
-		// Neither can fail: they are numbers, texts and lists of texts.
-		text, _ := json.Marshal(part)
-		_ = json.Unmarshal(text, &all)
+	return [5]string{
+		r.Run.Command, string(r.Run.Version), fmt.Sprintf("%s, %s", r.Host.CPU, r.Host.Kernel),
+		fmt.Sprint(devices), fmt.Sprintf("%+v", *r.Run.Measure),
 	}
-	return all
 }
 
-// cases returns the cases of a group if all of them have ended, and as this run would have
-// it. If one has not, it returns nil and the whole group is measured again, since its cases
-// are compared with each other.
+// cases returns the cases of a group if all of them have ended. If one has not, the whole group
+// is measured again, since its cases are compared with each other.
 func (e earlier) cases(g group) []report.Case {
 	var list []report.Case
 	for _, t := range g.tasks {
-		c, ok := e.byID[t.c.ID]
-		if !ok || !sameAxes(c.Axes, t.c.Axes) || c.Bytes != t.c.Bytes || !e.hasEnded(c, g, t) {
+		c := e[t.c.ID]
+		if !slices.Contains([]report.Status{report.Passed, report.Failed, report.Waived}, c.Status) {
 			return nil
 		}
 		if !slices.Contains(c.Flags, resumedFlag) {
@@ -84,32 +67,4 @@ func (e earlier) cases(g group) []report.Case {
 		list = append(list, c)
 	}
 	return list
-}
-
-// sameAxes compares what axes look like in a report, where numbers have one type.
-func sameAxes(a, b report.Axes) bool {
-	x, err := json.Marshal(a)
-	y, err2 := json.Marshal(b)
-	return err == nil && err2 == nil && string(x) == string(y)
-}
-
-// hasEnded reports whether a case of a task came to its end, with all its samples and checks.
-func (e earlier) hasEnded(c report.Case, g group, t task) bool {
-	switch {
-	case c.Status == report.Waived:
-		return true
-	case c.Status != report.Passed && c.Status != report.Failed:
-		return false
-	case c.Stats == nil || c.Verify == nil || c.Stats.N != len(c.Samples):
-		return false
-	}
-	wanted := e.verify
-	if g.edges && wanted == verify.Full {
-		wanted = verify.Edges
-	}
-	if !t.data {
-		wanted = verify.Off
-	}
-	strength := []verify.Mode{verify.Off, verify.Edges, verify.Full}
-	return slices.Index(strength, c.Verify.Mode) >= slices.Index(strength, wanted)
 }

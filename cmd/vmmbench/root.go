@@ -35,28 +35,25 @@ func run(ctx context.Context, set *settings, args []string, stdout, stderr io.Wr
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	begun := false
+	root.PersistentPreRun = func(*cobra.Command, []string) { begun = true }
 	ran, err := root.ExecuteContextC(ctx)
+	if err != nil && !begun { // cobra has refused the command line
+		err = usageError{err}
+	}
 	return a.exit(ran, err)
 }
 
 // commands is vmmbench with all its commands.
 func (a *app) commands() *cobra.Command {
 	root := a.root()
+	root.Args = nil // which has cobra suggest what is like an unknown command
+	root.SilenceErrors, root.SilenceUsage = true, true
 	root.Version = fullVersion()
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.pool(), a.p2p(), a.share(), a.sleep(), a.compare(), a.report(), a.shareReader())
-	root.SetHelpCommand(help())
-	root.InitDefaultCompletionCmd(a.args...)
-	// The completion command is cobra's. It gets the same checks as the others.
-	for _, c := range root.Commands() {
-		if c.Name() != "completion" {
-			continue
-		}
-		command(c).RunE = func(c *cobra.Command, _ []string) error { return c.Help() } // cobra's own accepts any argument
-		for _, shell := range c.Commands() {
-			command(shell)
-		}
-	}
+	root.InitDefaultCompletionCmd()
 	completeValues(root)
 	return root
 }
@@ -100,31 +97,8 @@ func (a *app) printError(err error) {
 	_, _ = fmt.Fprintln(said.Screen(a.stderr), "vmmbench:", err)
 }
 
-// help replaces the help command of cobra, which accepts unknown topics.
-func help() *cobra.Command {
-	return &cobra.Command{
-		Use:   "help [command]",
-		Short: "Help about any command",
-		RunE: func(c *cobra.Command, args []string) error {
-			topic, rest, err := c.Root().Find(args)
-			if err != nil || len(rest) > 0 {
-				return usageError{fmt.Errorf("no help on %q", args)}
-			}
-			return topic.Help()
-		},
-	}
-}
-
-// command completes c: it takes no arguments, and a wrong argument or flag is a
-// usageError.
+// command returns c, which takes no arguments unless its caller sets others.
 func command(c *cobra.Command) *cobra.Command {
-	c.SilenceErrors, c.SilenceUsage = true, true
-	c.Args = func(c *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			return unknownCommand(c, args[0])
-		}
-		return nil
-	}
-	c.SetFlagErrorFunc(flagError)
+	c.Args = cobra.NoArgs
 	return c
 }

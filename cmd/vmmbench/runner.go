@@ -60,7 +60,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 		}
 	}
 	if m.dryRun {
-		return a.dryRun(groups, absent, m)
+		return a.dryRun(groups, absent)
 	}
 	return a.withReport(name, &m.outputFlags, func(r *runner) error {
 		r.flags = m
@@ -80,11 +80,9 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 				return err
 			}
 		}
-		var older []*report.Report
-		if m.baseline != "" {
-			if older, err = r.readBaseline(); err != nil {
-				return err
-			}
+		older, err := r.readBaseline()
+		if err != nil {
+			return err
 		}
 		if err := r.start(); err != nil {
 			return err
@@ -103,9 +101,12 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	})
 }
 
-// readBaseline reads the report to compare with. It compares with no case yet, so that
-// runs that may not be compared are refused before anything is measured.
+// readBaseline reads the reports to compare with, if there are any. It compares with no case yet,
+// so that runs that may not be compared are refused before anything is measured.
 func (r *runner) readBaseline() ([]*report.Report, error) {
+	if r.flags.baseline == "" {
+		return nil, nil
+	}
 	older, err := loadReports(r.flags.baseline)
 	if err != nil {
 		return nil, err
@@ -114,38 +115,36 @@ func (r *runner) readBaseline() ([]*report.Report, error) {
 	return older, err
 }
 
-// compareWith adds the comparisons with an older run, if there is one.
+// compareWith adds the comparisons with older runs, if there are any.
 func (r *runner) compareWith(older []*report.Report) error {
 	if older == nil {
 		return nil
 	}
-	base, list, err := r.flags.against.compare(older, []*report.Report{r.report}, float64(r.flags.margin))
+	newer := []*report.Report{r.report}
+	base, list, err := r.flags.against.compare(older, newer, float64(r.flags.margin))
 	if err != nil {
 		return err
 	}
 	r.report.Baseline = base
 	r.add(nil, list)
-	r.worse = r.worse || r.flags.against.fails(base, list, older, []*report.Report{r.report})
+	r.worse = r.worse || r.flags.against.fails(base, list, older, newer)
 	return nil
 }
 
 // dryRun prints the names of the cases, and to stderr how many there are.
 // Its exit code is that of a run, as far as it is known without measuring.
-func (a *app) dryRun(groups []group, absent *report.Case, m *measureFlags) error {
+func (a *app) dryRun(groups []group, absent *report.Case) error {
 	if absent != nil {
 		a.code = report.ExitWaived
 		return nil
 	}
-	cases := 0
-	for _, g := range groups {
-		cases += len(g.tasks)
-		for _, t := range g.tasks {
-			if _, err := fmt.Fprintln(a.stdout, t.c.ID); err != nil {
-				return err
-			}
+	cases := casesOf(groups)
+	for _, c := range cases {
+		if _, err := fmt.Fprintln(a.stdout, c.ID); err != nil {
+			return err
 		}
 	}
-	_, _ = fmt.Fprintf(a.stderr, "%d cases in %d groups\n", cases, len(groups))
+	_, _ = fmt.Fprintf(a.stderr, "%d cases in %d groups\n", len(cases), len(groups))
 	return nil
 }
 
@@ -216,10 +215,16 @@ func (a *app) waivedCase(device string, err error) (*report.Case, error) {
 
 // measureGroups measures one group after the other.
 func (r *runner) measureGroups(ctx context.Context, groups []group) {
-	p := newProgress(r.app.stderr, r.flags.progress.value, len(groups))
-	defer p.stop()
-	for _, g := range groups {
-		p.begin(g.name)
+	for i, g := range groups {
+		r.app.progress(r.flags, i+1, len(groups), g.name)
 		r.measureGroup(ctx, g)
+	}
+}
+
+// progress prints which one of all begins, unless --progress is off. An error is ignored: the
+// measurement is more important.
+func (a *app) progress(m *measureFlags, n, all int, name string) {
+	if m.progress.value != "off" {
+		_, _ = fmt.Fprintf(a.stderr, "%d of %d: %s\n", n, all, name)
 	}
 }

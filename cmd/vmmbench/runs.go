@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,33 +22,16 @@ func isProgram(name string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && filepath.Ext(name) != ".json" && filepath.Ext(name) != ".ndjson"
 }
 
-// checkRuns refuses what --runs, or a baseline that is a program, cannot have.
-func (m *measureFlags) checkRuns() error {
-	switch {
-	case m.runs < 1:
-		return usageError{fmt.Errorf("--runs %d: want 1 or more", m.runs)}
-	case !m.manyRuns():
-		return nil
-	case m.baseline == "":
-		return usageError{errors.New("--runs is for --baseline, which is not given: several runs tell what differs from run to run")}
-	case m.resume != "" || len(m.floors) > 0:
-		return usageError{errors.New("--resume and --at-least are for one run: leave out --runs, and --baseline if it is a program")}
-	}
-	return m.reject("--runs compares runs", report.GoBench, report.NDJSON)
-}
-
 // manyRuns reports whether processes of their own measure.
 func (m *measureFlags) manyRuns() bool { return m.runs > 1 || isProgram(m.baseline) }
 
-// againstBaseline has processes measure, --runs of them, and compares them with the baseline. If that
-// is a program it is measured as often, in turn, so that slow changes of the machine are in both. If a run fails
-// or is interrupted, those before it are compared.
+// againstBaseline has processes measure, --runs of them, and compares them with the baseline. If
+// that is a program it is measured as often, in turn, so that slow changes of the machine are in
+// both. If a run fails or is interrupted, those before it are compared.
 func (a *app) againstBaseline(ctx context.Context, command string, m *measureFlags) error {
 	var older, newer []*report.Report
-	err := a.withReport(report.CommandCompare, &m.outputFlags, func(r *runner) error {
-		inTurn := isProgram(m.baseline)
-		if !inTurn {
-			var err error
+	err := a.withReport(report.CommandCompare, &m.outputFlags, func(r *runner) (err error) {
+		if !isProgram(m.baseline) {
 			if older, err = loadReports(m.baseline); err != nil {
 				return err
 			}
@@ -55,23 +39,18 @@ func (a *app) againstBaseline(ctx context.Context, command string, m *measureFla
 		if err := r.start(); err != nil {
 			return err
 		}
-		var failed error
-		older, newer, failed = a.runInTurn(ctx, m, m.arguments(command), older)
-		if inTurn { // a run without a partner is left out
-			n := min(len(older), len(newer))
-			older, newer = older[:n], newer[:n]
-		}
+		err = a.runInTurn(ctx, m, m.arguments(command), &older, &newer)
 		r.report.Run.Interrupted = ctx.Err() != nil
-		if len(newer) == 0 {
-			return failed
+		if len(older) == 0 || len(newer) == 0 {
+			return err
 		}
-		base, list, err := m.against.compare(older, newer, float64(m.margin))
-		if err != nil {
-			return errors.Join(failed, err)
+		base, list, different := m.against.compare(older, newer, float64(m.margin))
+		if different != nil {
+			return cmp.Or(err, different)
 		}
 		r.against(base, newer[0], list)
 		r.worse = m.against.fails(base, list, older, newer)
-		return failed
+		return err
 	})
 	for _, r := range newer { // the report has the cases of one
 		if code := r.Exit(); a.code == report.ExitPassed || code == report.ExitMismatch {
@@ -82,56 +61,45 @@ func (a *app) againstBaseline(ctx context.Context, command string, m *measureFla
 }
 
 // runInTurn measures --runs times, and in turn with the baseline's program unless there are older
-// reports. It returns the runs before an error, too.
-func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, given []*report.Report) (older, newer []*report.Report, err error) {
-	older = given
-	self, err := os.Executable()
-	if err != nil {
-		return older, nil, err
+// reports. It adds the reports.
+func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, older, newer *[]*report.Report) error {
+	type side struct {
+		name, program, file string
+		reports             *[]*report.Report
 	}
-	program := []string{self}
-	if _, err := os.Lstat(runningProgram); err == nil { // also when the file is another one by now
-		program[0] = runningProgram
-	}
-	if given == nil {
-		other, err := filepath.Abs(m.baseline) // a name alone would be looked for in PATH
+	sides := []side{{"new", os.Args[0], runningProgram, newer}}
+	if len(*older) == 0 {
+		file, err := filepath.Abs(m.baseline) // a name alone would be looked for in PATH
 		if err != nil {
-			return older, nil, err
+			return err
 		}
-		program = append(program, other)
+		sides = append(sides, side{"old", m.baseline, file, older})
 	}
 	keep, undo, err := m.keptRuns()
 	if err != nil {
-		return older, nil, err
+		return err
 	}
-	defer func() { err = errors.Join(err, undo()) }()
-	p := newProgress(a.stderr, m.progress.value, m.runs*len(program))
-	defer p.stop()
+	defer func() { _ = undo() }() // of temporary files
 	for i := range m.runs {
-		for k := range program {
-			k = (i + k) % len(program) // who begins is not always the same
-			side := [...]string{"new", "old"}[k]
-			p.begin(fmt.Sprintf("%s, %s", side, [...]string{self, m.baseline}[k]))
-			r, err := a.runProgram(ctx, program[k], k == 0, args, fmt.Sprintf("%s-%s%d.json", keep, side, i+1))
+		for k := range sides {
+			x := sides[(i+k)%len(sides)] // who begins is not always the same
+			a.progress(m, i*len(sides)+k+1, m.runs*len(sides), x.name+", "+x.program)
+			r, err := a.runProgram(ctx, x.file, x.name == "new", args, fmt.Sprintf("%s-%s%d.json", keep, x.name, i+1))
 			if err != nil {
-				return older, newer, err
+				return err
 			}
-			if k == 0 {
-				newer = append(newer, r)
-			} else {
-				older = append(older, r)
-			}
+			*x.reports = append(*x.reports, r)
 		}
 		if i == 0 { // programs that cannot be compared need not be measured again
-			if _, _, err := m.against.compare(older, newer, float64(m.margin)); err != nil {
-				return older, newer, err
+			if _, _, err := m.against.compare(*older, *newer, float64(m.margin)); err != nil {
+				return err
 			}
 		}
 	}
-	return older, newer, nil
+	return nil
 }
 
-// runningProgram is this program on Linux, whatever its file is by now.
+// runningProgram is this program, whatever its file is by now.
 const runningProgram = "/proc/self/exe"
 
 // keptRuns is how the files of single runs begin: as that of the first -o which is JSON, or in a folder
@@ -139,7 +107,7 @@ const runningProgram = "/proc/self/exe"
 func (m *measureFlags) keptRuns() (keep string, undo func() error, err error) {
 	for _, name := range m.files {
 		if base, ext := strings.TrimSuffix(name, filepath.Ext(name)), filepath.Ext(name); ext == ".json" {
-			return base, func() error { return nil }, nil
+			return base, noUndo, nil
 		}
 	}
 	dir, err := os.MkdirTemp("", "vmmbench-")
@@ -150,11 +118,11 @@ func (m *measureFlags) keptRuns() (keep string, undo func() error, err error) {
 var notInRuns = []string{"runs", "baseline", "fail-on", "any-device", "any-driver", "format", "output", "progress"}
 
 // arguments are those of one run.
-func (m *measureFlags) arguments(command string) []string {
-	list := []string{"--progress", "off"}
+func (m *measureFlags) arguments(command string) (list []string) {
 	if !slices.Contains(presetNames(), command) {
-		list = append([]string{command}, list...)
+		list = append(list, command)
 	}
+	list = append(list, "--progress", "off")
 	m.set.Visit(func(f *pflag.Flag) {
 		value := f.Value.String()
 		if s, ok := f.Value.(pflag.SliceValue); ok {
@@ -186,19 +154,12 @@ func (a *app) runProgram(ctx context.Context, program string, own bool, args []s
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	// A report of these counts, whatever its cases have found.
-	switch code := c.ProcessState.ExitCode(); {
-	case code == report.ExitUsage:
-		return nil, usageError{fmt.Errorf("%s refuses the command line", program)}
-	case !slices.Contains([]int{report.ExitPassed, report.ExitError, report.ExitMismatch, report.ExitWaived}, code):
-		return nil, fmt.Errorf("%s: %w", program, ran)
-	}
 	r, err := loadReport(file)
 	switch {
-	case err != nil && ran != nil:
-		return nil, fmt.Errorf("%s: %w, and %w", program, ran, err)
-	case err != nil:
-		return nil, fmt.Errorf("%s: %w", program, err)
+	case c.ProcessState.ExitCode() == report.ExitUsage:
+		return nil, usageError{fmt.Errorf("%s refuses the command line", program)}
+	case err != nil: // a report counts, whatever its cases have found
+		return nil, fmt.Errorf("%s: %w", program, cmp.Or(ran, err))
 	case r.Run.Interrupted:
 		return nil, fmt.Errorf("%s: the run was interrupted", program)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -18,9 +17,6 @@ import (
 // otherProgram is another vmmbench: a script that starts this test's program, and notes that it has.
 func otherProgram(t *testing.T) (program, log string) {
 	t.Helper()
-	if runtime.GOOS == "windows" {
-		t.Skip("a script of the shell stands for the other program")
-	}
 	self, err := os.Executable()
 	require.NoError(t, err)
 	dir := t.TempDir()

@@ -7,8 +7,6 @@ package machine
 // Files:
 //
 //	host.go        Host: what does not change: CPUs, memory, versions, limits
-//	host_linux.go  limits of this process, and the kernel's version
-//	host_other.go  the same on other systems
 //	state.go       AddState: what may change: load, governors, huge pages; clocks, power, links
 //	cpus.go        lists of CPUs, and those of a NUMA node
 //	nvml.go        what NVML says of GPUs, and AddPaths: of what connects them

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -31,21 +30,21 @@ type nvmlLibrary struct{ nvmlcalls.Library }
 
 func (l nvmlLibrary) close() { l.Close() }
 
-// find finds a GPU by its UUID, or else by its place on the PCI bus.
-func (l nvmlLibrary) find(which id) (nvmlGPU, error) {
-	g, err := l.Find(which.uuid, which.pci, which.mig)
-	return nvmlGPU{l, g.Own, g.Parent}, err
+// find finds a GPU by its UUID, or else by its place on the PCI bus, and a MIG instance by its UUID.
+func (l nvmlLibrary) find(d report.Device) (nvmlGPU, error) {
+	uuid, pci := "GPU-"+string(d.UUID), string(d.PCI)
+	if d.MIG != "" {
+		uuid, pci = string(d.MIG), ""
+	}
+	g, err := l.Find(uuid, pci, false)
+	return nvmlGPU{g.Own, l}, err
 }
 
-// nvmlGPU is a GPU, or a MIG instance with its GPU. own is nil if only the GPU of an
-// instance was found.
+// nvmlGPU is a GPU, or a MIG instance, of which NVML lacks most values.
 type nvmlGPU struct {
-	lib    nvmlLibrary
-	own    nvml.Device
-	parent nvml.Device
+	nvml.Device
+	lib nvmlLibrary
 }
-
-var errNoInstance = errors.New("the MIG instance is not found")
 
 // number is a call that returns a number of any kind.
 func number[T ~int | ~int32 | ~uint32](f func() (T, nvml.Return)) func() (uint64, nvml.Return) {
@@ -61,39 +60,30 @@ func numberOf[A any](f func(A) (uint32, nvml.Return), a A) func() (uint64, nvml.
 }
 
 // state implements library.
-func (l nvmlLibrary) state(s *report.DeviceState, which id, missing *reasons) {
+func (l nvmlLibrary) state(s *report.DeviceState, of report.Device, missing *reasons) {
 	version, err := nvmlcalls.Call(l.Library, l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion")
 	s.DriverVersion = report.Text(version)
 	missing.add("driver_version", err)
-	g, err := l.find(which)
+	d, err := l.find(of)
 	if err != nil {
 		missing.add("NVML", err)
 		return
 	}
-	d := g.parent
 	get := func(name string, field **uint64, symbol string, f func() (uint64, nvml.Return)) {
-		// Of the link, the system has given the maxima of the GPU alone. NVML has those with its slot.
 		if n, err := nvmlcalls.Call(l.Library, f, "nvmlDeviceGet"+symbol); err == nil {
 			*field = &n
-		} else if *field == nil {
+		} else {
 			missing.add(name, err)
 		}
 	}
-	var power, powerLimit, ecc *uint64
+	var power, powerLimit, throttle, ecc *uint64
 	get("clock_sm", &s.ClockSM, "ClockInfo", numberOf(d.GetClockInfo, nvml.CLOCK_SM))
 	get("clock_sm_max", &s.ClockSMMax, "MaxClockInfo", numberOf(d.GetMaxClockInfo, nvml.CLOCK_SM))
 	get("clock_memory", &s.ClockMemory, "ClockInfo", numberOf(d.GetClockInfo, nvml.CLOCK_MEM))
 	get("temperature", &s.Temperature, "Temperature", numberOf(d.GetTemperature, nvml.TEMPERATURE_GPU))
 	get("power", &power, "PowerUsage", number(d.GetPowerUsage))
 	get("power_limit", &powerLimit, "EnforcedPowerLimit", number(d.GetEnforcedPowerLimit))
-	// The second is the old name of the first.
-	bits, err := nvmlcalls.Call(l.Library, d.GetCurrentClocksEventReasons, "nvmlDeviceGetCurrentClocksEventReasons")
-	if err != nil {
-		bits, err = nvmlcalls.Call(l.Library, d.GetCurrentClocksThrottleReasons, "nvmlDeviceGetCurrentClocksThrottleReasons")
-	}
-	if missing.add("throttle", err); err == nil {
-		s.Throttle = throttleNames(bits)
-	}
+	get("throttle", &throttle, "CurrentClocksEventReasons", d.GetCurrentClocksEventReasons)
 	get("pcie_generation", &s.PCIeGeneration, "CurrPcieLinkGeneration", number(d.GetCurrPcieLinkGeneration))
 	get("pcie_generation_max", &s.PCIeGenerationMax, "MaxPcieLinkGeneration", number(d.GetMaxPcieLinkGeneration))
 	get("pcie_width", &s.PCIeWidth, "CurrPcieLinkWidth", number(d.GetCurrPcieLinkWidth))
@@ -102,38 +92,42 @@ func (l nvmlLibrary) state(s *report.DeviceState, which id, missing *reasons) {
 		current, _, r := d.GetEccMode()
 		return current, r
 	}))
+	get("utilization", &s.Utilization, "UtilizationRates", number(func() (uint32, nvml.Return) {
+		u, r := d.GetUtilizationRates()
+		return u.Gpu, r
+	}))
 	s.Power, s.PowerLimit = watts(power), watts(powerLimit)
+	if throttle != nil {
+		s.Throttle = throttleNames(*throttle)
+	}
 	if ecc != nil {
 		on := *ecc == uint64(nvml.FEATURE_ENABLED)
 		s.ECC = &on
 	}
-	// These are of a MIG instance itself, of which NVML may not have them.
-	if g.own == nil {
-		missing.add("utilization", errNoInstance)
-		missing.add("other_processes", errNoInstance)
-		return
-	}
-	get("utilization", &s.Utilization, "UtilizationRates", func() (uint64, nvml.Return) {
-		u, r := g.own.GetUtilizationRates()
-		return uint64(u.Gpu), r
-	})
-	all, err := l.Processes(g.own)
+	d.processes(s, missing)
+}
+
+// processes fills in what the other processes on a GPU hold.
+func (g nvmlGPU) processes(s *report.DeviceState, missing *reasons) {
+	all, err := g.lib.Processes(g.Device)
 	if err != nil {
 		missing.add("other_processes", err)
 		return
 	}
-	all = slices.DeleteFunc(all, func(p nvml.ProcessInfo) bool { return int(p.Pid) == os.Getpid() })
-	// Their memory is known only if that of each of them is: all bits stand for not available.
 	var count, bytes uint64
+	known := true
 	for _, p := range all {
-		count++
-		bytes += p.UsedGpuMemory
+		if int(p.Pid) != os.Getpid() {
+			count++
+			bytes += p.UsedGpuMemory
+			known = known && p.UsedGpuMemory != ^uint64(0) // which stands for not available
+		}
 	}
 	s.Processes = &count
-	if slices.ContainsFunc(all, func(p nvml.ProcessInfo) bool { return p.UsedGpuMemory == ^uint64(0) }) {
-		missing.add("other_processes_memory", errors.New("the driver does not give it for each process"))
-	} else {
+	if known {
 		s.ProcessesMemory = &bytes
+	} else {
+		missing.add("other_processes_memory", errors.New("the driver does not give it for each process"))
 	}
 }
 
@@ -145,39 +139,38 @@ func watts(milli *uint64) *float64 {
 	return &w
 }
 
-// linksUp are the numbers of the NVLinks that are up. A GPU without NVLink has none.
-func (g nvmlGPU) linksUp() (up []int, err error) {
+// links are where the NVLinks end that are up. A GPU without NVLink has none.
+func (g nvmlGPU) links() (ends []nvml.PciInfo, err error) {
+	const remote = "nvmlDeviceGetNvLinkRemotePciInfo"
 	for link := range nvml.NVLINK_MAX_LINKS {
-		state, err := nvmlcalls.Call(g.lib.Library, func() (nvml.EnableState, nvml.Return) { return g.parent.GetNvLinkState(link) }, "nvmlDeviceGetNvLinkState")
+		state, err := nvmlcalls.Call(g.lib.Library, func() (nvml.EnableState, nvml.Return) { return g.GetNvLinkState(link) }, "nvmlDeviceGetNvLinkState")
 		switch {
 		case errors.Is(err, nvml.ERROR_INVALID_ARGUMENT) || errors.Is(err, nvml.ERROR_NOT_SUPPORTED):
 		case err != nil:
 			return nil, err
-		case state == nvml.FEATURE_ENABLED:
-			up = append(up, link)
+		case state == nvml.FEATURE_ENABLED: // where it ends may be unknown
+			end, _ := nvmlcalls.Call(g.lib.Library, func() (nvml.PciInfo, nvml.Return) { return g.GetNvLinkRemotePciInfo(link) }, remote, remote+"_v2")
+			ends = append(ends, end)
 		}
 	}
-	return up, nil
+	return ends, nil
 }
 
 // nvlinksTo counts the NVLinks that end at the other GPU. If none does, but the driver
 // reaches it by NVLink, all links go through switches. Then as many are of use as the GPU
 // with fewer of them has.
-func (g nvmlGPU) nvlinksTo(to nvmlGPU) (int, error) {
-	up, err := g.linksUp()
-	if err != nil || len(up) == 0 {
+func (g nvmlGPU) nvlinksTo(to nvmlGPU) (direct int, err error) {
+	ends, err := g.links()
+	if err != nil || len(ends) == 0 {
 		return 0, err
 	}
 	const ask = "nvmlDeviceGetPciInfo"
-	there, err := nvmlcalls.Call(g.lib.Library, to.parent.GetPciInfo, ask, ask+"_v2", ask+"_v3")
+	there, err := nvmlcalls.Call(g.lib.Library, to.GetPciInfo, ask, ask+"_v2", ask+"_v3")
 	if err != nil {
 		return 0, err
 	}
-	direct := 0
-	for _, link := range up {
-		const ask = "nvmlDeviceGetNvLinkRemotePciInfo"
-		end, err := nvmlcalls.Call(g.lib.Library, func() (nvml.PciInfo, nvml.Return) { return g.parent.GetNvLinkRemotePciInfo(link) }, ask, ask+"_v2")
-		if err == nil && end.Domain == there.Domain && end.Bus == there.Bus && end.Device == there.Device {
+	for _, end := range ends {
+		if end.Domain == there.Domain && end.Bus == there.Bus && end.Device == there.Device {
 			direct++
 		}
 	}
@@ -187,12 +180,12 @@ func (g nvmlGPU) nvlinksTo(to nvmlGPU) (int, error) {
 	if status, err := g.status(to, nvml.P2P_CAPS_INDEX_NVLINK); err != nil || status != nvml.P2P_STATUS_OK {
 		return 0, err
 	}
-	back, err := to.linksUp()
-	return min(len(up), len(back)), err
+	back, err := to.links()
+	return min(len(ends), len(back)), err
 }
 
 func (g nvmlGPU) status(to nvmlGPU, of nvml.GpuP2PCapsIndex) (nvml.GpuP2PStatus, error) {
-	return nvmlcalls.Call(g.lib.Library, func() (nvml.GpuP2PStatus, nvml.Return) { return g.parent.GetP2PStatus(to.parent, of) }, "nvmlDeviceGetP2PStatus")
+	return nvmlcalls.Call(g.lib.Library, func() (nvml.GpuP2PStatus, nvml.Return) { return g.GetP2PStatus(to.Device, of) }, "nvmlDeviceGetP2PStatus")
 }
 
 // refusals are why there is no peer access.
@@ -211,7 +204,7 @@ var levels = map[nvml.GpuTopologyLevel]string{
 }
 
 // path implements library.
-func (l nvmlLibrary) path(link *report.Link, from, to id, missing *reasons) {
+func (l nvmlLibrary) path(link *report.Link, from, to report.Device, missing *reasons) {
 	a, err := l.find(from)
 	b, err2 := l.find(to)
 	if err := cmp.Or(err, err2); err != nil {
@@ -225,7 +218,7 @@ func (l nvmlLibrary) path(link *report.Link, from, to id, missing *reasons) {
 		link.Refused = report.Text(cmp.Or(refusals[status], "the driver does not say why"))
 	}
 	// Two instances of one GPU need no way between them.
-	if from.pci != "" && from.pci == to.pci {
+	if from.PCI != "" && from.PCI == to.PCI {
 		link.Path = "same GPU"
 		return
 	}
@@ -239,7 +232,7 @@ func (l nvmlLibrary) path(link *report.Link, from, to id, missing *reasons) {
 		}
 	}
 	missing.add("nvlinks", err)
-	ask := func() (nvml.GpuTopologyLevel, nvml.Return) { return a.parent.GetTopologyCommonAncestor(b.parent) }
+	ask := func() (nvml.GpuTopologyLevel, nvml.Return) { return a.GetTopologyCommonAncestor(b.Device) }
 	level, err := nvmlcalls.Call(l.Library, ask, "nvmlDeviceGetTopologyCommonAncestor")
 	if link.Path = report.Text(levels[level]); err != nil {
 		link.Path = ""

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -53,35 +54,31 @@ func hostState(root string) *report.HostState {
 // load reads the load averages.
 func load(root string, missing *reasons) []float64 {
 	text, err := line(root, "proc/loadavg")
-	if err != nil {
-		missing.add("load", err)
-		return nil
-	}
 	list := make([]float64, 3)
-	if _, err := fmt.Sscan(text, &list[0], &list[1], &list[2]); err != nil {
-		missing.add("load", fmt.Errorf("%q", text))
+	if err == nil {
+		if _, err = fmt.Sscan(text, &list[0], &list[1], &list[2]); err != nil {
+			err = fmt.Errorf("%q", text)
+		}
+	}
+	if missing.add("load", err); err != nil {
 		return nil
 	}
 	return list
 }
 
 // governors reads which governors the CPUs have, each once and sorted.
-func governors(root string, missing *reasons) []string {
-	const pattern = "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor"
-	files, err := filepath.Glob(filepath.Join(root, pattern))
+func governors(root string, missing *reasons) (list []string) {
+	files, err := fs.Glob(os.DirFS(root), "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
 	if err == nil && len(files) == 0 {
 		err = errors.New("the system shows none, as in most virtual machines")
 	}
-	missing.add("governors", err)
-	var list []string
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			missing.add("governors", short(err))
-			continue
+		text, failed := line(root, file)
+		if err = cmp.Or(err, failed); failed == nil {
+			list = append(list, text)
 		}
-		list = append(list, strings.TrimSpace(string(text)))
 	}
+	missing.add("governors", err)
 	slices.Sort(list)
 	return slices.Compact(list)
 }
@@ -103,10 +100,7 @@ func short(err error) error {
 
 // reasons collects why values are missing. Those that are missing for the same reason
 // are named together.
-type reasons struct {
-	texts []string
-	names map[string][]string
-}
+type reasons []struct{ names, text string }
 
 // add notes why a value is missing. A nil error is no reason.
 func (r *reasons) add(name string, err error) {
@@ -114,21 +108,19 @@ func (r *reasons) add(name string, err error) {
 		return
 	}
 	text := strings.Join(strings.Fields(err.Error()), " ") // one line
-	if r.names == nil {
-		r.names = map[string][]string{}
+	for i := range *r {
+		if x := &(*r)[i]; x.text == text {
+			x.names += ", " + name
+			return
+		}
 	}
-	if r.names[text] == nil {
-		r.texts = append(r.texts, text)
-	}
-	if !slices.Contains(r.names[text], name) {
-		r.names[text] = append(r.names[text], name)
-	}
+	*r = append(*r, struct{ names, text string }{name, text})
 }
 
-func (r *reasons) text() report.Text {
-	list := make([]string, len(r.texts))
-	for i, text := range r.texts {
-		list[i] = strings.Join(r.names[text], ", ") + ": " + text
+func (r reasons) text() report.Text {
+	var list []string
+	for _, x := range r {
+		list = append(list, x.names+": "+x.text)
 	}
 	return report.Text(strings.Join(list, "; "))
 }

@@ -11,8 +11,8 @@ type HostState struct {
 }
 
 // DeviceState is what a GPU was set to and doing at one moment, by NVML and by the
-// system. What could not be read is null, and Reason says why. A MIG instance has no
-// clocks, power and link of its own: they are those of its GPU.
+// system. What could not be read is null, and Reason says why. A MIG instance
+// has few of these values.
 type DeviceState struct {
 	DriverVersion     Text     `json:"driver_version"`      // of NVIDIA's kernel driver
 	ClockSM           *uint64  `json:"clock_sm_mhz"`        // of the multiprocessors

@@ -81,11 +81,6 @@ func (b Bad) String() string {
 // are. It is called from several goroutines at once.
 type View func(scratch []byte, off, n uint64) ([]byte, error)
 
-// Bytes returns the View of a slice.
-func Bytes(b []byte) View {
-	return func(_ []byte, off, n uint64) ([]byte, error) { return b[off : off+n], nil }
-}
-
 // Check compares size bytes with the pattern, until ctx is done. chunks are the offsets at
 // which the chunks of the buffer begin: multiples of 8, the first one 0. Check counts all
 // wrong bytes, so it does not stop at the first.

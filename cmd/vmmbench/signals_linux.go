@@ -10,13 +10,11 @@ import (
 
 // process runs vmmbench with the signals and the stdout of this process.
 func process(set *settings, args []string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), endSignals...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process at once
-	if len(pipeSignals) > 0 {
-		// Stdout may be a pipe to head. While this is on, writes to it fail instead of ending
-		// the process, so the files are still written.
-		signal.Notify(make(chan os.Signal, 1), pipeSignals...)
-	}
+	// Stdout may be a pipe to head. While this is on, writes to it fail instead of ending
+	// the process, so the files are still written.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, cancel := context.WithCancel(ctx)
 	code := run(ctx, set, args, pipeOut{os.Stdout, cancel}, os.Stderr)
 	cancel()

@@ -1,0 +1,28 @@
+//go:build !linux
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// vmmbench is for Linux. Elsewhere it compiles, and nothing more.
+var errNeedsLinux = fmt.Errorf("vmmbench needs Linux: %w", driver.ErrNotSupported)
+
+func process(*settings, []string) int {
+	fmt.Fprintln(os.Stderr, errNeedsLinux)
+	return 1
+}
+
+func runOn([]int) (func() error, error) { return nil, errNeedsLinux }
+func mapMemory(uint64) ([]byte, error)  { return nil, errNeedsLinux }
+func unmapMemory([]byte) error          { return nil }
+func newRemapped() (grower, error)      { return nil, errNeedsLinux }
+func endWithParent(*exec.Cmd)           {}
+func terminalWidth(io.Writer) int       { return 0 }
+func monotonic() int64                  { return 0 }
