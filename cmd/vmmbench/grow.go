@@ -240,19 +240,10 @@ func (s *growStep) Type() string { return "SIZE|x2" }
 func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
 	o := vmm.RangeOptions{Max: target, Chunk: chunk}
 	if kind == growAhead {
-		o.GrowAhead = uint64(p.ahead)
-		if o.GrowAhead == 0 {
-			o.GrowAhead = max(minAhead, 4*p.step.bytes)
-		}
+		o.GrowAhead = cmp.Or(uint64(p.ahead), max(64<<20, 4*p.step.bytes))
 	}
 	return o
 }
-
-// minAhead is the least that ahead keeps mapped beyond its length.
-const minAhead = 64 << 20
-
-// isVMM reports whether a way to grow uses this project's ranges.
-func isVMM(kind string) bool { return kind == growVMM || kind == growAhead || kind == growKept }
 
 // groupName leaves out what is the default.
 func (p *growPlan) groupName(target uint64, write string, streams int) string {
@@ -270,45 +261,24 @@ func (p *growPlan) groupName(target uint64, write string, streams int) string {
 func (p *growPlan) group(dev device, seed, target uint64, write string, streams int) group {
 	busy := &busyStreams{dev: dev, n: streams}
 	g := group{name: p.groupName(target, write, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
-	pattern := verify.Pattern{Seed: measure.Seed(seed, g.name)}
-	var source *growSource // nil: what is appended is uploaded
-	windows := uint64(0)   // see window: one for the samples of each task and one for its check
+	x := growth{ready: busy.waitQueued, target: target, step: p.step, write: write, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
 	g.setup = func(ctx context.Context) (func() error, error) {
 		undo, err := busy.setup(ctx)
 		if err != nil || write != onDevice {
 			return undo, err
 		}
-		if source, err = newGrowSource(ctx, dev, target+windows*window, pattern); err != nil {
+		if x.source, err = newGrowSource(ctx, dev, target+uint64(len(g.tasks))*2*window, x.pattern); err != nil {
 			return nil, errors.Join(err, undo())
 		}
-		return func() error { return errors.Join(source.free(), undo()) }, nil
+		return func() error { return errors.Join(x.source.free(), undo()) }, nil
 	}
 	for _, kind := range p.mems.values {
 		chunks := size.List{0}
-		if isVMM(kind) {
+		if growWays[kind].chunks {
 			chunks = p.chunks
 		}
 		for _, chunk := range chunks {
-			name, label := growName(dev, kind), growChunk(kind, chunk)
-			at := windows * window
-			windows += 2
-			g.add(task{
-				label: taskLabel(name, label), grows: isVMM(kind), data: write != nothing,
-				c: report.Case{Unit: unitMs, Bytes: target, Axes: axes(
-					"device", dev.String(), "size", target, "step", p.step.axis(), "mem", name, "chunk", label, "write", write, "busy", streams)},
-				open: func(context.Context) (contender, error) {
-					x := &growth{
-						ready: busy.waitQueued, target: target, step: p.step, write: write,
-						pattern: pattern, source: source, at: at,
-					}
-					if !onHost(dev) {
-						x.wake = func() error { return wakeDriver(dev) }
-					}
-					var err error
-					x.start, x.undo, err = growerFactory(dev, kind, target, p.options(kind, target, chunk))
-					return x, err
-				},
-			})
+			g.add(p.task(dev, kind, chunk, streams, uint64(len(g.tasks))*2*window, &x))
 		}
 	}
 	g.deviceChecks = dev.checksItself()
@@ -316,6 +286,53 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 		g.memory = hostMemory(target, write)
 	}
 	return g
+}
+
+// task is a case of a group, whose growths are as x. It begins at this offset of the source.
+func (p *growPlan) task(dev device, kind string, chunk uint64, streams int, at uint64, x *growth) task {
+	way, label := growWays[kind], whole
+	if way.chunks {
+		label = chunkLabel(memVMM, chunk)
+	}
+	return task{
+		label: taskLabel(way.name(dev), label), grows: way.chunks, data: x.write != nothing,
+		c: report.Case{Unit: unitMs, Bytes: x.target, Axes: axes(
+			"device", dev.String(), "size", x.target, "step", p.step.axis(), "mem", way.name(dev), "chunk", label, "write", x.write, "busy", streams)},
+		open: func(context.Context) (contender, error) {
+			own, undo, err := dev, noUndo, error(nil)
+			if way.prepare != nil {
+				if own, undo, err = way.prepare(dev); err != nil {
+					return nil, err
+				}
+			}
+			g := *x
+			g.at, g.undo = at, undo
+			g.start = func() (*grower, error) { return way.start(own, p.options(kind, x.target, chunk)) }
+			if !onHost(dev) {
+				g.wake = func() error { return wakeDriver(dev) }
+			}
+			return &g, nil
+		},
+	}
+}
+
+// newGrowSource is device memory from which growths append. It is filled once, before them.
+func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (_ *buffer, err error) {
+	r, err := grownRange(dev, shape{size: size})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { onError(&err, r.Close) }()
+	b := &buffer{dev: dev, ptr: r.Ptr(), size: size, free: r.Close}
+	if addressable(dev) {
+		if err := r.SetLen(size); err != nil {
+			return nil, err
+		}
+		if b.host, err = r.Host(); err != nil {
+			return nil, err
+		}
+	}
+	return b, b.fill(ctx, p)
 }
 
 // hostMemory is how much memory of the host a growth to target needs at most.
@@ -328,43 +345,19 @@ func hostMemory(target uint64, write string) uint64 {
 	return 6 * target
 }
 
-// growChunk is the value of the chunk axis.
-func growChunk(kind string, chunk uint64) string {
-	if isVMM(kind) {
-		return chunkLabel(memVMM, chunk)
-	}
-	return whole
-}
-
-// growNames are the report's names of ways to grow, where those are no calls of the driver.
-var growNames = map[string]string{
-	growVMM: memVMM, growAhead: "vmm-ahead", growKept: "vmm-kept", growWhole: "vmm-whole",
-	growRemap: "mremap", growAppend: "go-append", growWarm: "go-append-warm",
-}
-
-func growName(dev device, kind string) string {
-	if name, ok := growNames[kind]; ok {
-		return name
-	}
-	if kind == growDouble {
-		return memName(dev, memPlain) + "-double"
-	}
-	return memName(dev, kind) + "-copy"
-}
-
 // growth is a contender that grows from nothing to a target.
 type growth struct {
-	start   func() (grower, error)
+	start   func() (*grower, error)
 	undo    func() error
 	ready   func(context.Context) // called before each sample
 	target  uint64
 	step    growStep
 	write   string
 	pattern verify.Pattern // of the source
-	source  *growSource    // nil: nothing is written, or what is appended is uploaded
+	source  *buffer        // nil: nothing is written, or what is appended is uploaded
 	at      uint64         // offset in the source for the samples; at+window is that for the check
 	block   []byte         // what is uploaded, filled anew for each step
-	last    usage          // of the last growth
+	last    report.Growth  // of the last growth
 	wake    func() error   // wakes the driver before each sample; nil if it never sleeps, as on the host
 }
 
@@ -372,21 +365,17 @@ type growth struct {
 // begin: so each has its own data, and what another one left cannot pass for them.
 const window = 256
 
-// usage is the memory and the copies that a growth needed.
-type usage struct {
-	copied, peak uint64
-	moves        int
-}
-
 func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
 	if g.wake != nil {
 		if err := g.wake(); err != nil {
 			return s, err
 		}
+		// A growth while the driver clears what this one gave back would wait for it: its time
+		// would depend on which contender was measured before.
+		defer func() { waitCleared(ctx, g.last.Peak) }()
 	}
 	g.ready(ctx)
-	err = g.run(ctx, g.at, &s, func(grower) error { return nil })
-	g.rest(ctx)
+	err = g.run(ctx, g.at, &s, func(*grower) error { return nil })
 	return s, err
 }
 
@@ -400,64 +389,52 @@ func wakeDriver(dev device) error {
 	return r.Close()
 }
 
-// rest waits until a GPU's driver has probably cleared what the growth gave back. The driver
-// does that in the background, and a growth meanwhile would wait for it: the time of a
-// contender would depend on which of them was measured before it.
-func (g *growth) rest(ctx context.Context) {
-	if g.wake != nil {
-		waitCleared(ctx, g.last.peak)
-	}
-}
-
-// waitCleared waits as long as it takes to clear bytes, or until ctx is done.
+// waitCleared waits until a GPU's driver has probably cleared bytes that were given back, which
+// it does in the background, or until ctx is done.
 func waitCleared(ctx context.Context, bytes uint64) {
 	select {
-	case <-time.After(clearTime(bytes)):
+	case <-time.After(20*time.Millisecond + time.Duration(float64(bytes)/clearRate)):
 	case <-ctx.Done():
 	}
-}
-
-// clearTime is how long it takes to clear bytes that were given back.
-func clearTime(bytes uint64) time.Duration {
-	return 20*time.Millisecond + time.Duration(float64(bytes)/clearRate)
 }
 
 // clearRate is how many bytes a nanosecond a driver clears: half of what that of an H200
 // does, to be safe.
 const clearRate = 300
 
-// piece is what is appended at off, from the bytes of the source from at on.
-func (g *growth) piece(at, off uint64) piece {
+// piece is what is appended at off, from the bytes of the source from at on. It has the device's
+// address, or that of what is uploaded, or none if nothing is written.
+func (g *growth) piece(at, off uint64) *buffer {
 	n := min(g.step.after(off), g.target-off)
 	switch {
 	case g.write == nothing:
-		return piece{size: n}
+		return &buffer{size: n}
 	case g.source != nil:
-		return g.source.piece(at+off, n)
+		return g.source.part(at+off, n)
 	}
 	if uint64(len(g.block)) < n {
 		g.block = make([]byte, n)
 	}
 	g.pattern.From(at).Fill(g.block[:n], off)
-	return piece{size: n, host: g.block[:n]}
+	return &buffer{size: n, host: g.block[:n]}
 }
 
 // run grows once, by the bytes of the source from at on, calls then with the result, and
 // frees it. If ctx is done, run stops between two steps.
-func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then func(grower) error) (err error) {
-	var x grower
+func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then func(*grower) error) (err error) {
+	var x *grower
 	defer func() {
 		if x != nil {
-			err = errors.Join(err, x.close())
+			err = errors.Join(err, x.free())
 		}
 	}()
-	g.last = usage{}
+	g.last = report.Growth{}
 	var address any
 	for off := uint64(0); off < g.target; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		part := g.piece(at, off) // outside of the time
+		piece := g.piece(at, off) // outside of the time
 
 		// The first step pays for the container, as a program would.
 		began := time.Now()
@@ -466,22 +443,23 @@ func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then fun
 				return err
 			}
 		}
-		err := x.append(part)
+		err := x.more(piece)
 		took := float64(time.Since(began))
 		if err != nil {
-			return fmt.Errorf("append %d bytes to %d: %w", part.size, off, err)
+			return fmt.Errorf("append %d bytes to %d: %w", piece.size, off, err)
 		}
-		off += part.size
+		off += piece.size
+		x.size = off
 		s.Parts = append(s.Parts, took)
 		s.NS += took
 		if now := x.address(); now != address {
 			if address != nil {
-				g.last.moves++
+				g.last.Moves++
 			}
 			address = now
 		}
 	}
-	g.last.copied, g.last.peak = x.cost()
+	g.last.Copied, g.last.Peak = x.cost()
 	return then(x)
 }
 
@@ -492,15 +470,11 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 	if mode == verify.Off || g.write == nothing {
 		return verify.Result{Mode: verify.Off}, nil
 	}
-	fresh := g.pattern.From(g.at + window)
-	var s measure.Sample
-	err := g.run(ctx, g.at+window, &s, func(x grower) (err error) {
-		b := x.buffer()
-		b.size = g.target
-		if err := b.flip(corrupt); err != nil {
+	err := g.run(ctx, g.at+window, &measure.Sample{}, func(x *grower) (err error) {
+		if err := x.flip(corrupt); err != nil {
 			return err
 		}
-		result, err = b.check(ctx, fresh, mode, b.chunks)
+		result, err = x.check(ctx, g.pattern.From(g.at+window), mode, x.starts())
 		return err
 	})
 	return result, err
@@ -508,14 +482,14 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 
 func (g *growth) describe(c *report.Case, samples []measure.Sample) {
 	var steps []float64
-	d := &report.Growth{Copied: g.last.copied, Peak: g.last.peak, Moves: g.last.moves}
+	d := g.last
 	for _, s := range samples {
 		steps = append(steps, s.Parts...)
 		d.Samples = append(d.Samples, s.Parts)
 		d.Steps = len(s.Parts)
 	}
 	d.StepP50, d.StepP99, d.StepMax = median(steps), stat.Percentile(steps, 0.99), stat.Quantile(steps, 1)
-	c.Stats.Growth = d
+	c.Stats.Growth = &d
 	c.Flags = append(c.Flags, wallClock)
 }
 

@@ -256,7 +256,7 @@ func (s *chunkOps) newOperation(dev device, op string, ready func(context.Contex
 		}
 		if o.pass = &s.plain; op == opAsyncAlloc || op == opAsyncFree {
 			o.pass = &s.async
-			undo, err := keepPool(dev)
+			_, undo, err := keepPool(dev)
 			if err != nil {
 				return nil, err
 			}

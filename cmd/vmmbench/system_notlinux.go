@@ -27,6 +27,6 @@ func mapMemory(uint64) ([]byte, error) {
 
 func unmapMemory([]byte) error { return nil }
 
-func newRemapped() (grower, error) {
+func remapMemory([]byte, uint64) ([]byte, error) {
 	return nil, fmt.Errorf("mremap needs Linux: %w", driver.ErrNotSupported)
 }
