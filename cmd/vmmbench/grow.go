@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -91,32 +92,29 @@ func (a *app) grow() *cobra.Command {
   append  Go's append on the host, with new pages from the system as for the others
   warm    the same in a heap that keeps its pages. Not in one run with append,
           which gives those pages back
-The appended bytes are copied on the device, where a kernel would write them. With
---write upload they come from memory of the host, which takes longer than most growth.
-With --write none nothing is written, so nothing is verified. With --busy, streams copy
-in the background.
+The appended bytes are copied on the device, where a kernel would write them, or with
+--write upload from memory of the host, which takes longer than most growth. With
+--write none nothing is written, so nothing is verified. The first step includes making
+the container. Giving the memory back is not timed; there is a pause after each sample,
+in which a GPU's driver clears it.
 
 With --ranges many small vectors are measured instead, as those of a KV cache: make all of
 them, append a first row of 128 bytes, have each grow by its second chunk (cold; from kept
 chunks; where growth ahead has mapped it), sleep, wake and close. A sample is the time of
-all ranges. Nothing is verified.
-
-The first step includes making the container. Giving the memory back is not timed; a
-GPU's driver clears it afterwards, so there is a pause after each sample.`,
+all ranges. Nothing is verified.`,
 		Example: `  vmmbench grow
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
   vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1
   vmmbench grow --ranges 64,4096`,
 	}, p, 10, 15*time.Second, (*measureFlags).addVerify)
 	c.PreRunE = func(*cobra.Command, []string) error {
-		if c.Flags().Changed("memory") && c.Flags().Changed("size") {
+		set := c.Flags().Changed
+		if set("memory") && set("size") {
 			return usageError{errors.New("--memory and --size both say what to grow to")}
 		}
-		if c.Flags().Changed("ranges") {
-			for _, other := range []string{"size", "memory", "step", "mem", "chunk", "ahead", "write", "busy", "verify"} {
-				if c.Flags().Changed(other) {
-					return usageError{fmt.Errorf("--%s is of one container that grows, and --ranges measures many", other)}
-				}
+		for _, other := range []string{"size", "memory", "step", "mem", "chunk", "ahead", "write", "busy", "verify"} {
+			if set("ranges") && set(other) {
+				return usageError{fmt.Errorf("--%s is of one container that grows, and --ranges measures many", other)}
 			}
 		}
 		return nil
@@ -183,14 +181,10 @@ func (p *growPlan) memoryTarget(dev device) (uint64, error) {
 	if most < p.step.bytes {
 		return 0, usageError{fmt.Errorf("--memory %v of %d free bytes is less than one step", &p.memory, free)}
 	}
-	if !p.step.double {
-		return most / p.step.bytes * p.step.bytes, nil
+	if p.step.double {
+		return p.step.bytes << (bits.Len64(most/p.step.bytes) - 1), nil
 	}
-	target := p.step.bytes
-	for target <= most/2 {
-		target *= 2
-	}
-	return target, nil
+	return most / p.step.bytes * p.step.bytes, nil
 }
 
 // growStep says how much is appended at a time.
@@ -245,22 +239,17 @@ func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
 	return o
 }
 
-// groupName leaves out what is the default.
-func (p *growPlan) groupName(target uint64, write string, streams int) string {
+// group plans growth to a target, one task for each way to grow and size of chunks.
+func (p *growPlan) group(dev device, seed, target uint64, write string, streams int) group {
+	busy := &busyStreams{dev: dev, n: streams}
 	name := "grow/" + size.Format(target)
-	if write != onDevice {
+	if write != onDevice { // the name leaves out what is the default
 		name += "/" + write
 	}
 	if p.step.double {
 		name += "/x2"
 	}
-	return busyName(name, streams)
-}
-
-// group plans growth to a target, one task for each way to grow and size of chunks.
-func (p *growPlan) group(dev device, seed, target uint64, write string, streams int) group {
-	busy := &busyStreams{dev: dev, n: streams}
-	g := group{name: p.groupName(target, write, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
+	g := group{name: busyName(name, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
 	x := growth{ready: busy.waitQueued, target: target, step: p.step, write: write, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
 	g.setup = func(ctx context.Context) (func() error, error) {
 		undo, err := busy.setup(ctx)
@@ -317,22 +306,15 @@ func (p *growPlan) task(dev device, kind string, chunk uint64, streams int, at u
 }
 
 // newGrowSource is device memory from which growths append. It is filled once, before them.
-func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (_ *buffer, err error) {
-	r, err := grownRange(dev, shape{size: size})
+func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (*buffer, error) {
+	r, view, err := fullRange(dev, shape{size: size})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { onError(&err, r.Close) }()
-	b := &buffer{dev: dev, ptr: r.Ptr(), size: size, free: r.Close}
-	if addressable(dev) {
-		if err := r.SetLen(size); err != nil {
-			return nil, err
-		}
-		if b.host, err = r.Host(); err != nil {
-			return nil, err
-		}
-	}
-	return b, b.fill(ctx, p)
+	b := &buffer{dev: dev, ptr: r.Ptr(), host: view, size: size, free: r.Close}
+	err = b.fill(ctx, p)
+	onError(&err, r.Close)
+	return b, err
 }
 
 // hostMemory is how much memory of the host a growth to target needs at most.

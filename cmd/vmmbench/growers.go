@@ -92,32 +92,24 @@ func (w growWay) name(dev device) string {
 	return memName(dev, w.mem) + w.label
 }
 
-// growRange makes a grower of a range, which has no more yet.
-func growRange(dev device, o vmm.RangeOptions) (*grower, error) {
+// growInPlace is the way of this project's ranges.
+func growInPlace(dev device, o vmm.RangeOptions) (*grower, error) {
 	r, err := dev.NewRange(o)
 	if err != nil {
 		return nil, err
 	}
-	return &grower{r: r, buffer: buffer{dev: dev, ptr: r.Ptr(), free: r.Close}}, nil
-}
-
-// growInPlace is the way of this project's ranges.
-func growInPlace(dev device, o vmm.RangeOptions) (*grower, error) {
-	g, err := growRange(dev, o)
-	if err != nil {
-		return nil, err
-	}
+	g := &grower{r: r, buffer: buffer{dev: dev, ptr: r.Ptr(), free: r.Close}}
 	g.more = func(piece *buffer) error {
 		if piece.ptr == 0 && piece.host != nil {
-			return g.r.Append(piece.host)
+			return r.Append(piece.host)
 		}
-		if err := g.r.Grow(piece.size); err != nil {
+		if err := r.Grow(piece.size); err != nil {
 			return err
 		}
 		if err := g.write(piece); err != nil {
 			return err
 		}
-		return g.r.SetLen(g.size + piece.size)
+		return r.SetLen(g.size + piece.size)
 	}
 	return g, nil
 }
@@ -146,18 +138,11 @@ func fillOneChunk(dev device, o vmm.RangeOptions) (*grower, error) {
 	if err != nil {
 		return nil, err
 	}
-	g, err := growRange(dev, vmm.RangeOptions{Max: o.Max, Chunk: roundUp(o.Max, gran)})
+	r, view, err := fullRange(dev, shape{size: o.Max, chunk: roundUp(o.Max, gran)})
 	if err != nil {
 		return nil, err
 	}
-	var view []byte
-	err = errors.Join(g.r.Grow(o.Max), g.r.SetLen(o.Max))
-	if err == nil {
-		view, err = g.r.Host()
-	}
-	if err != nil && !errors.Is(err, driver.ErrNotSupported) {
-		return nil, errors.Join(err, g.free())
-	}
+	g := &grower{r: r, buffer: buffer{dev: dev, ptr: r.Ptr(), free: r.Close}}
 	g.more = func(piece *buffer) error {
 		if view == nil || piece.ptr != 0 {
 			return g.write(piece)
@@ -166,6 +151,21 @@ func fillOneChunk(dev device, o vmm.RangeOptions) (*grower, error) {
 		return nil
 	}
 	return g, nil
+}
+
+// fullRange makes a range whose length is its size, and the CPU's view of it, nil where it has none.
+func fullRange(dev device, s shape) (r *vmm.Range, view []byte, err error) {
+	if r, err = grownRange(dev, s); err != nil {
+		return nil, nil, err
+	}
+	if err = r.SetLen(s.size); err == nil {
+		view, err = r.Host()
+	}
+	if errors.Is(err, driver.ErrNotSupported) {
+		err = nil
+	}
+	onError(&err, r.Close)
+	return r, view, err
 }
 
 // growByCopy is the way of memory that moves: when it is full its contents are copied to new

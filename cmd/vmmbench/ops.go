@@ -63,12 +63,11 @@ copy:
   export, import           of a chunk made for it
   plain-alloc, plain-free  cuMemAlloc and cuMemFree; mmap and munmap on the host
   async-alloc, async-free  the device's pool, which keeps what is freed
-  grow                     --total bytes by chunks of this size: create and map
-                           for each chunk, one setaccess for all
+  grow                     --total bytes, rounded down to chunks of this size: create
+                           and map for each chunk, one setaccess for all
   regrow                   the same from kept chunks: map and setaccess only
-To choose a chunk size, look at grow. If --total is no multiple of the chunk, it is
-rounded down, to one chunk at least; the case has the bytes that it was. Every sample is
-one call or one growth. Nothing is written, so nothing is verified.`,
+To choose a chunk size, look at grow. Every sample is one call or one growth. Nothing is
+written, so nothing is verified.`,
 		Example: `  vmmbench ops
   vmmbench ops --op grow,regrow --size 2M:2G:x4 --busy 0`,
 	}, newOpsPlan(), 100, 5*time.Second)
@@ -199,16 +198,13 @@ func (p *pass) time(name string, f func() error) error {
 
 // task is a case of the call with a name.
 func (p *pass) task(name, label string, of report.Case) task {
-	return task{label: label, c: of, open: func(context.Context) (contender, error) { return p.operation(name) }}
-}
-
-// operation makes the contender that times a call.
-func (p *pass) operation(name string) (o *operation, err error) {
-	o = &operation{pass: p, name: name, undo: noUndo}
-	if p.open != nil {
-		o.undo, err = p.open()
-	}
-	return o, err
+	return task{label: label, c: of, open: func(context.Context) (_ contender, err error) {
+		o := &operation{pass: p, name: name, undo: noUndo}
+		if p.open != nil {
+			o.undo, err = p.open()
+		}
+		return o, err
+	}}
 }
 
 // operation is a contender that times one call of a pass.
@@ -310,32 +306,19 @@ func (s *chunkOps) ordinary(kind string) *pass {
 }
 
 // growth takes chunks, maps them side by side and sets the access of all of them. They are made in
-// each sample, or kept: made before the first.
+// each sample, or kept: the warm-up, which does not count, makes them.
 func (s *chunkOps) growth(name string, kept bool) *pass {
 	all := s.size * uint64(s.count)
 	var p driver.Ptr
 	var made []driver.Handle
 	var mapped uint64 // bytes so far: if a call fails, only these are unmapped
-	create := func() error {
+	grow := func() error {
 		for len(made) < s.count {
 			h, err := s.drv.Create(s.size, s.prop)
 			if err != nil {
 				return err
 			}
 			made = append(made, h)
-		}
-		return nil
-	}
-	release := func() (err error) {
-		for _, h := range made {
-			err = errors.Join(err, s.drv.Release(h))
-		}
-		made = nil
-		return err
-	}
-	grow := func() error {
-		if err := create(); err != nil {
-			return err
 		}
 		for _, h := range made {
 			if err := s.drv.Map(p+driver.Ptr(mapped), s.size, h); err != nil {
@@ -345,27 +328,26 @@ func (s *chunkOps) growth(name string, kept bool) *pass {
 		}
 		return s.drv.SetAccess(p, mapped, s.grants)
 	}
+	release := func() (err error) {
+		for _, h := range made {
+			err = errors.Join(err, s.drv.Release(h))
+		}
+		made = nil
+		return err
+	}
 	free := func() (err error) {
 		if mapped > 0 {
 			err = s.drv.Unmap(p, mapped)
 		}
-		mapped = 0
+		if mapped = 0; !kept {
+			err = errors.Join(err, release())
+		}
 		return errors.Join(err, s.drv.Free(p, all))
 	}
-	x := &pass{calls: []call{
-		{do: func() (err error) { p, err = s.drv.Reserve(all, 0); return err }, undo: free},
-		{name: name, do: grow},
-	}}
-	if !kept {
-		x.calls = append([]call{{undo: release}}, x.calls...)
-		return x
+	return &pass{
+		open:  func() (func() error, error) { return release, nil },
+		calls: []call{{do: func() (err error) { p, err = s.drv.Reserve(all, 0); return err }, undo: free}, {name: name, do: grow}},
 	}
-	x.open = func() (func() error, error) {
-		err := create()
-		onError(&err, release)
-		return release, err
-	}
-	return x
 }
 
 // grantChunk is the size of a chunk that access is granted to: the smallest of
