@@ -33,8 +33,6 @@ func completionOf(f *pflag.Flag) cobra.CompletionFunc {
 	switch v := f.Value.(type) {
 	case *choices:
 		return completeList(v.of)
-	case *reuseList:
-		return completeList(strings.Split(v.Type(), ","))
 	case *choice, *report.Format, *verify.Mode:
 		return cobra.FixedCompletions(strings.Split(v.Type(), "|"), cobra.ShellCompDirectiveNoFileComp)
 	}

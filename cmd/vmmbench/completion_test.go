@@ -12,7 +12,6 @@ import (
 // A shell completes the values of flags, and each item of a list.
 func TestCompletionOfValues(t *testing.T) {
 	for line, want := range map[string]string{
-		"pool --reuse all,":  "all,none all,events all,opportunistic all,dependencies",
 		"--preset ":          "quick article blog nvbandwidth full",
 		"bw --mem vmm,":      "vmm,plain vmm,async",
 		"grow --write ":      "device upload none",

@@ -271,8 +271,12 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 		}
 	}
 	g.deviceChecks = dev.checksItself()
-	if onHost(dev) {
-		g.memory = hostMemory(target, write)
+	switch {
+	case !onHost(dev):
+	case write == nothing: // only what is copied takes memory
+		g.memory = 2 * target
+	default: // the source, an old block, one twice its size, what Go has not collected yet, kept chunks
+		g.memory = 6 * target
 	}
 	return g
 }
@@ -315,16 +319,6 @@ func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Patter
 	err = b.fill(ctx, p)
 	onError(&err, r.Close)
 	return b, err
-}
-
-// hostMemory is how much memory of the host a growth to target needs at most.
-func hostMemory(target uint64, write string) uint64 {
-	if write == nothing { // only what is copied takes memory
-		return 2 * target
-	}
-	// The source, an old block beside one twice its size, as much again that Go has not
-	// collected yet, and the kept chunks.
-	return 6 * target
 }
 
 // growth is a contender that grows from nothing to a target.

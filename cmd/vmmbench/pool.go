@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"math/bits"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -37,39 +36,8 @@ const (
 // memPool is the report's name of our pool.
 const memPool = "pool"
 
-// reuseNames are the sets of policies by their bits; those of one bit can be joined by a plus.
+// reuseNames are the sets of policies by their bits.
 var reuseNames = []string{"none", "events", "opportunistic", "events+opportunistic", "dependencies", "events+dependencies", "opportunistic+dependencies", "all"}
-
-// reuseList is a flag that takes a list of sets of policies.
-type reuseList []pool.Reuse
-
-// Set implements pflag.Value. It replaces the default.
-func (l *reuseList) Set(s string) error {
-	*l = nil
-	for v := range strings.SplitSeq(s, ",") {
-		words, reuse := strings.Split(v, "+"), 0
-		for _, word := range words {
-			i := slices.Index(reuseNames, word)
-			if i < 0 || len(words) > 1 && bits.OnesCount(uint(i)) != 1 {
-				return fmt.Errorf("%q: want a list of %s, of which the last three can be joined by +", v, l.Type())
-			}
-			reuse |= i
-		}
-		*l = append(*l, pool.Reuse(reuse))
-	}
-	return nil
-}
-
-func (l *reuseList) String() string {
-	var names []string
-	for _, r := range *l {
-		names = append(names, reuseNames[r])
-	}
-	return strings.Join(names, ",")
-}
-
-// Type implements pflag.Value.
-func (*reuseList) Type() string { return "all,none,events,opportunistic,dependencies" }
 
 // thresholds is a flag that takes sizes, and "all" for what has no end.
 type thresholds struct{ size.List }
@@ -96,7 +64,7 @@ type poolPlan struct {
 	seeds      int
 	peak       size.One // 0: 60 % of the device's memory
 	thresholds thresholds
-	reuse      reuseList
+	reuse      choices
 }
 
 func newPoolPlan() *poolPlan {
@@ -106,7 +74,7 @@ func newPoolPlan() *poolPlan {
 	}
 	return &poolPlan{
 		traces: choices{of: traces, values: traces, what: "TRACES"}, seeds: 1,
-		reuse: reuseList{pool.ReuseAll},
+		reuse: choices{of: reuseNames, values: []string{"all"}, what: "POLICIES"},
 	}
 }
 
@@ -116,7 +84,7 @@ func (p *poolPlan) flags(f *pflag.FlagSet) {
 	f.IntVar(&p.seeds, "seeds", p.seeds, "how many traces of each kind")
 	f.Var(&p.peak, "peak", "the most bytes of a trace that are allocated at once (default 60 % of the device's memory)")
 	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range, and all (default all); measured with the first --reuse")
-	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams: a list of those, or of several joined by +; measured with the first --threshold")
+	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams: a list of all, none, events, opportunistic, dependencies, or of two joined by +; measured with the first --threshold")
 }
 
 func (a *app) pool() *cobra.Command {
@@ -130,9 +98,8 @@ func (a *app) pool() *cobra.Command {
   training     steps of training, with batches of other lengths
   serving      requests whose keys and values grow
   adversarial  patterns that leave holes where the next blocks do not fit
-Of the last three, and of --replay, a sample is a whole trace on a new pool; the peaks of
-what is allocated and of what the pool holds stand beside it. --seeds has several of each. No
-work is queued and nothing is written, so nothing is verified.`,
+Of the last three, and of --replay, a sample is a whole trace on a new pool, with the peaks
+of what is allocated and of what the pool holds. Nothing is written, so nothing is verified.`,
 		Example: `  vmmbench pool
   vmmbench pool --trace training,serving,adversarial --seeds 20 --samples 1
   vmmbench pool --trace training --threshold 0,8G,all --reuse none,events+opportunistic
@@ -150,7 +117,7 @@ func (p *poolPlan) options(dev device) (list []poolOptions) {
 		limits = size.List{math.MaxUint64}
 	}
 	for i, threshold := range limits {
-		for k, reuse := range p.reuse {
+		for k, reuse := range p.reuse.values {
 			o := poolOptions{dev, threshold, reuse}
 			if (i == 0 || k == 0) && !slices.Contains(list, o) {
 				list = append(list, o)
@@ -235,7 +202,7 @@ func readTrace(file string) (*trace.Trace, error) {
 type poolOptions struct {
 	dev       device
 	threshold uint64
-	reuse     pool.Reuse
+	reuse     string
 }
 
 // group has our pool and the driver's.
@@ -250,11 +217,11 @@ func (o poolOptions) group(t poolTrace) group {
 		threshold = o.threshold
 		g.name += "/threshold-" + size.Format(o.threshold)
 	}
-	if o.reuse != pool.ReuseAll {
-		g.name += "/reuse-" + reuseNames[o.reuse]
+	if o.reuse != "all" {
+		g.name += "/reuse-" + o.reuse
 	}
 	for _, kind := range []string{memPool, memName(o.dev, memAsync)} {
-		of := axes("device", o.dev.String(), "trace", t.name, "seed", t.seed, "size", peak, "threshold", threshold, "reuse", reuseNames[o.reuse], "mem", kind)
+		of := axes("device", o.dev.String(), "trace", t.name, "seed", t.seed, "size", peak, "threshold", threshold, "reuse", o.reuse, "mem", kind)
 		g.add(task{
 			label: kind, grows: kind == memPool, c: report.Case{Unit: unit, Bytes: t.peak, Axes: of},
 			open: func(context.Context) (contender, error) {
@@ -270,7 +237,7 @@ func (o poolOptions) group(t poolTrace) group {
 
 // pool makes one of our pools, or one of the driver's.
 func (o poolOptions) pool(kind string) (pool.Allocator, error) {
-	how := pool.Options{ReleaseThreshold: o.threshold, NoReuse: pool.ReuseAll &^ o.reuse}
+	how := pool.Options{ReleaseThreshold: o.threshold, NoReuse: pool.ReuseAll &^ pool.Reuse(slices.Index(reuseNames, o.reuse))}
 	if kind == memPool {
 		return pool.New(o.dev.Device, how)
 	}

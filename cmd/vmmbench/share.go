@@ -80,9 +80,8 @@ func (a *app) share() *cobra.Command {
 By --how a process attaches to a range (fd), or to memory that cannot grow: a block of the
 driver's pool (pool: import the pool and the block), or plain memory (legacy:
 cuIpcOpenMemHandle). Of those two it has the handle before the time begins.
-With several --readers it is the time of the last of them. All times are of one clock,
-from the owner's call to the end of the wait in the reader. A reader waits by
-View.Wait. Every byte is compared in each reader, or less by --verify.`,
+The time is that of the last of --readers, by one clock, from the owner's call to the end
+of the wait in the reader. Every byte is compared in each reader, or less by --verify.`,
 		Example: `  vmmbench share
   vmmbench share --op attach --size 1G --chunk 2M,64M --readers 1,4
   vmmbench share --how fd,pool,legacy --op attach --size 64M,1G`,
@@ -132,11 +131,10 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		}
 	}
 	g.memory = 2 * n * uint64(len(g.tasks))
-	for a, t := range g.tasks {
-		for b, by := range g.tasks {
-			if t.label != opAttach && by.label == opAttach && strings.HasPrefix(t.label, opAttach) {
-				g.compared = append(g.compared, pair{a, b})
-			}
+	attach := slices.IndexFunc(g.tasks, func(t task) bool { return t.label == opAttach })
+	for i, t := range g.tasks {
+		if attach >= 0 && strings.HasPrefix(t.label, opAttach+"-") {
+			g.compared = append(g.compared, pair{i, attach})
 		}
 	}
 	return g
