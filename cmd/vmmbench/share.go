@@ -298,8 +298,8 @@ func (s *sharing) open(ctx context.Context, how, op string) (_ contender, err er
 func (c *sharer) lend(ctx context.Context) error {
 	c.names++
 	c.object = readerRequest{Name: fmt.Sprint("x", c.names), Len: c.size, Seed: c.pattern.Seed}
-	make := map[string]func() (vmm.Ptr, error){howFD: c.publish, howLegacy: c.lendLegacy, howPool: c.lendBlock}[c.how]
-	ptr, err := make()
+	lend := map[string]func() (vmm.Ptr, error){howFD: c.publish, howLegacy: c.lendLegacy, howPool: c.lendBlock}[c.how]
+	ptr, err := lend()
 	if err != nil {
 		return err
 	}
