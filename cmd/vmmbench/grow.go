@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,20 +21,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/internal/freememory"
 	"github.com/cuvmm/cuvmm/vmm"
-)
-
-// Ways to grow, as --mem takes them.
-const (
-	growVMM    = memVMM
-	growAhead  = "ahead" // vmm, with memory that is mapped before it is needed
-	growKept   = "kept"  // vmm, from chunks that an earlier growth released
-	growWhole  = "whole" // one chunk of the final size, mapped once
-	growPlain  = memPlain
-	growDouble = "double" // plain, doubling its capacity
-	growAsync  = memAsync
-	growRemap  = "remap"  // mremap on the host, which moves pages instead of their contents
-	growAppend = "append" // Go's own, on the host, from memory the system has
-	growWarm   = "warm"   // the same in a heap that keeps its pages
 )
 
 // Where the bytes come from that are appended, as --write takes it.
@@ -55,10 +43,13 @@ type growPlan struct {
 }
 
 func newGrowPlan() *growPlan {
-	all := []string{growVMM, growAhead, growKept, growWhole, growPlain, growDouble, growAsync, growRemap, growAppend}
+	var ways []string
+	for _, w := range growWays {
+		ways = append(ways, w.word)
+	}
 	return &growPlan{
 		targets: size.List{256 << 20}, chunks: size.List{0}, step: growStep{bytes: 16 << 20},
-		mems: choices{of: append(all, growWarm), values: all}, busy: counts{0}, samples: math.MaxInt,
+		mems: choices{of: ways, values: ways[:len(ways)-1]}, busy: counts{0}, samples: math.MaxInt,
 		writes: choices{of: []string{onDevice, upload, nothing}, values: []string{onDevice}},
 	}
 }
@@ -77,22 +68,15 @@ func (p *growPlan) flags(f *pflag.FlagSet) {
 
 func (a *app) grow() *cobra.Command {
 	p := newGrowPlan()
+	var help strings.Builder
+	for _, w := range growWays {
+		fmt.Fprintf(&help, "  %-8s%s\n", w.word, w.help)
+	}
 	c, _ := a.benchmark(&cobra.Command{
 		Use:   "grow",
 		Short: "Measure growing: in place against allocate and copy",
 		Long: `Append step by step up to --size and write every byte. The ways to grow (--mem):
-  vmm     in place
-  ahead   in place, with memory that is mapped before it is needed
-  kept    in place, from chunks that an earlier growth released
-  whole   no growth: the same bytes into one chunk of the final size
-  plain   a new allocation at each step, and a copy of the old one
-  double  the same, but only when the old one is full, and twice as large
-  async   as plain, from the device's pool, which keeps its memory
-  remap   mremap on the host, which moves pages to a larger range and copies nothing
-  append  Go's append on the host, with new pages from the system as for the others
-  warm    the same in a heap that keeps its pages. Not in one run with append,
-          which gives those pages back
-The appended bytes are copied on the device, where a kernel would write them, or with
+` + help.String() + `The appended bytes are copied on the device, where a kernel would write them, or with
 --write upload from memory of the host, which takes longer than most growth. With
 --write none nothing is written, so nothing is verified. The first step includes making
 the container. Giving the memory back is not timed; there is a pause after each sample,
@@ -231,9 +215,9 @@ func (s *growStep) axis() any {
 func (s *growStep) Type() string { return "SIZE|x2" }
 
 // options are those of a range that grows in place.
-func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
+func (p *growPlan) options(way string, target, chunk uint64) vmm.RangeOptions {
 	o := vmm.RangeOptions{Max: target, Chunk: chunk}
-	if kind == growAhead {
+	if way == "ahead" {
 		o.GrowAhead = cmp.Or(uint64(p.ahead), max(64<<20, 4*p.step.bytes))
 	}
 	return o
@@ -261,13 +245,13 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 		}
 		return func() error { return errors.Join(x.source.free(), undo()) }, nil
 	}
-	for _, kind := range p.mems.values {
-		chunks := size.List{0}
-		if growWays[kind].chunks {
+	for _, word := range p.mems.values {
+		way, chunks := growWays[slices.Index(p.mems.of, word)], size.List{0}
+		if way.chunks {
 			chunks = p.chunks
 		}
 		for _, chunk := range chunks {
-			g.add(p.task(dev, kind, chunk, streams, uint64(len(g.tasks))*2*window, &x))
+			g.add(p.task(dev, way, chunk, streams, uint64(len(g.tasks))*2*window, &x))
 		}
 	}
 	g.deviceChecks = dev.checksItself()
@@ -282,8 +266,8 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 }
 
 // task is a case of a group, whose growths are as x. It begins at this offset of the source.
-func (p *growPlan) task(dev device, kind string, chunk uint64, streams int, at uint64, x *growth) task {
-	way, label := growWays[kind], whole
+func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at uint64, x *growth) task {
+	label := whole
 	if way.chunks {
 		label = chunkLabel(memVMM, chunk)
 	}
@@ -300,7 +284,7 @@ func (p *growPlan) task(dev device, kind string, chunk uint64, streams int, at u
 			}
 			g := *x
 			g.at, g.undo = at, undo
-			g.start = func() (*grower, error) { return way.start(own, p.options(kind, x.target, chunk)) }
+			g.start = func() (*grower, error) { return way.start(own, p.options(way.word, x.target, chunk)) }
 			if !onHost(dev) {
 				g.wake = func() error { return wakeDriver(dev) }
 			}

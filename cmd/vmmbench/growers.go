@@ -62,6 +62,7 @@ func (g *grower) write(piece *buffer) error {
 
 // growWay is a way to grow.
 type growWay struct {
+	word, help string // as --mem takes it
 	mem, label string // the report's name: the memory, if it is the driver's or this project's, and how it grows
 	chunks     bool   // in place, by chunks of each size
 	// prepare returns the device to use and a function to call when no more grow. It may be nil.
@@ -70,18 +71,18 @@ type growWay struct {
 	start func(device, vmm.RangeOptions) (*grower, error)
 }
 
-// growWays are the ways to grow.
-var growWays = map[string]growWay{
-	growVMM:    {memVMM, "", true, nil, growInPlace},
-	growAhead:  {memVMM, "-ahead", true, nil, growInPlace},
-	growKept:   {memVMM, "-kept", true, keepChunks, growInPlace},
-	growWhole:  {memVMM, "-whole", false, nil, fillOneChunk},
-	growPlain:  {memPlain, "-copy", false, nil, growByCopy(memPlain, 0)},
-	growDouble: {memPlain, "-double", false, nil, growByCopy(memPlain, 2)},
-	growAsync:  {memAsync, "-copy", false, keepPool, growByCopy(memAsync, 0)},
-	growRemap:  {"", "mremap", false, nil, growByRemap},
-	growAppend: {"", "go-append", false, nil, growByAppend(func(s *settings) { s.freeMemory() })},
-	growWarm:   {"", "go-append-warm", false, nil, growByAppend(func(s *settings) { s.collect() })},
+// growWays are the ways to grow. The last is not measured unless it is asked for.
+var growWays = []growWay{
+	{"vmm", "in place", memVMM, "", true, nil, growInPlace},
+	{"ahead", "in place, with memory that is mapped before it is needed", memVMM, "-ahead", true, nil, growInPlace},
+	{"kept", "in place, from chunks that an earlier growth released", memVMM, "-kept", true, keepChunks, growInPlace},
+	{"whole", "no growth: the same bytes into one chunk of the final size", memVMM, "-whole", false, nil, fillOneChunk},
+	{"plain", "a new allocation at each step, and a copy of the old one", memPlain, "-copy", false, nil, growByCopy(memPlain, 0)},
+	{"double", "the same, but only when the old one is full, and twice as large", memPlain, "-double", false, nil, growByCopy(memPlain, 2)},
+	{"async", "as plain, from the device's pool, which keeps its memory", memAsync, "-copy", false, keepPool, growByCopy(memAsync, 0)},
+	{"remap", "mremap on the host, which moves pages to a larger range and copies nothing", "", "mremap", false, nil, growByRemap},
+	{"append", "Go's append on the host, with new pages from the system as for the others", "", "go-append", false, nil, growByAppend(func(s *settings) { s.freeMemory() })},
+	{"warm", "the same in a heap that keeps its pages; not beside append, which gives them back", "", "go-append-warm", false, nil, growByAppend(func(s *settings) { s.collect() })},
 }
 
 // name is the report's.

@@ -19,7 +19,7 @@ import (
 func TestInterruptWithinASample(t *testing.T) {
 	growths := newGrowPlan()
 	growths.targets, growths.step = []uint64{32 << 10}, growStep{bytes: 1 << 10}
-	growths.mems.values = []string{growPlain}
+	growths.mems.values = []string{memPlain}
 	blocks := *growths // its data are several blocks of verify
 	blocks.targets, blocks.step = []uint64{8 << 20}, growStep{bytes: 4 << 20}
 	copies := newBWPlan()
@@ -87,7 +87,7 @@ func TestEachGrowthHasItsOwnData(t *testing.T) {
 	for _, write := range []string{onDevice, upload} {
 		p := newGrowPlan()
 		p.targets, p.step = []uint64{1 << 20}, growStep{bytes: 256 << 10}
-		p.mems.values, p.writes.values = []string{growVMM, growPlain}, []string{write}
+		p.mems.values, p.writes.values = []string{memVMM, memPlain}, []string{write}
 		dev := hookedDevice(t, nil)
 		groups, err := p.groups([]device{dev}, 1)
 		require.NoError(t, err)

@@ -26,7 +26,7 @@ type manyRanges struct {
 	all   []*vmm.Range
 }
 
-// manyGroup plans that n ranges are made, grow, sleep and are closed. A sample is the time of all of them.
+// manyGroup plans that n ranges are made, grow, sleep and are closed. A sample is the time of all.
 func manyGroup(dev device, n int) (group, error) {
 	chunk, err := dev.Driver().Granularity(driver.Prop{Location: location(dev)})
 	if err != nil {
@@ -37,9 +37,9 @@ func manyGroup(dev device, n int) (group, error) {
 		g.memory = 4 * chunk * uint64(n) // two chunks of each, twice when it sleeps
 	}
 	m := &manyRanges{dev: dev, n: n, chunk: chunk}
-	pass := m.pass()
+	calls := m.pass()
 	for _, op := range []string{"make", "first-row", "next-cold", "next-kept", "next-ahead", "sleep", "wake", "close"} {
-		g.add(pass.task(op, op, report.Case{
+		g.add(calls.task(op, op, report.Case{
 			Unit: unitMs, Bytes: 2 * chunk * uint64(n), Axes: axes("device", dev.String(), "ranges", n, "op", op),
 		}))
 	}

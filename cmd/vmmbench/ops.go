@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,12 +22,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Operations that map many chunks.
-const (
-	opGrow   = "grow"
-	opRegrow = "regrow" // of kept chunks
-)
-
 // opsPlan is what ops measures.
 type opsPlan struct {
 	ops   choices
@@ -36,8 +31,7 @@ type opsPlan struct {
 }
 
 func newOpsPlan() *opsPlan {
-	all := strings.Fields("reserve create map setaccess unmap release free export import plain-alloc plain-free async-alloc async-free")
-	all = append(all, opGrow, opRegrow)
+	all := strings.Fields("reserve create map setaccess unmap release free export import plain-alloc plain-free async-alloc async-free grow regrow")
 	return &opsPlan{ops: choices{of: all, values: all, what: "OPS"}, busy: counts{0, 1}, total: 1 << 30}
 }
 
@@ -111,39 +105,30 @@ func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 	busy := &busyStreams{dev: dev, n: streams}
 	g := group{name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1, setup: busy.setup}
 	passes := map[string]*pass{}
-	for _, pass := range s.passes() {
-		pass.ready = func(ctx context.Context) error { busy.waitQueued(ctx); return nil }
-		for _, c := range pass.calls {
-			passes[c.name], passes[c.undoName] = pass, pass
+	for _, x := range s.passes() {
+		x.ready = func(ctx context.Context) error { busy.waitQueued(ctx); return nil }
+		for _, c := range x.calls {
+			passes[c.name], passes[c.undoName] = x, x
 		}
 	}
 	for _, op := range p.ops.values {
-		name, bytes := opName(dev, op), s.size
-		if op == opGrow || op == opRegrow { // the payload is all its chunks
-			bytes *= uint64(s.count)
-		}
+		name := opName(dev, op)
 		of := axes("device", dev.String(), "size", s.size, "op", name, "busy", streams)
-		g.add(passes[op].task(op, name, report.Case{Unit: unitUs, Bytes: bytes, Axes: of}))
+		g.add(passes[op].task(op, name, report.Case{Unit: unitUs, Bytes: cmp.Or(passes[op].bytes, s.size), Axes: of}))
 	}
 	return g
 }
 
 // opName is the report's name of an operation.
 func opName(dev device, op string) string {
-	switch op {
-	case "plain-alloc":
-		return memName(dev, memPlain)
-	case "plain-free":
-		if dev.Driver().Name() == "cuda" {
-			return "cuMemFree"
-		}
-		return "munmap"
-	case "async-alloc":
-		return memName(dev, memAsync)
-	case "async-free":
-		return "freeAsync"
+	free := "munmap"
+	if dev.Driver().Name() == "cuda" {
+		free = "cuMemFree"
 	}
-	return op
+	ordinary := map[string]string{
+		"plain-alloc": memName(dev, memPlain), "plain-free": free, "async-alloc": memName(dev, memAsync), "async-free": "freeAsync",
+	}
+	return cmp.Or(ordinary[op], op)
 }
 
 // call is a call, and the one that undoes it. Those that have a name are timed.
@@ -162,6 +147,7 @@ type pass struct {
 	open  func() (undo func() error, err error) // makes what all samples need; nil: nothing
 	ready func(context.Context) error           // is called before the calls; nil: nothing
 	times map[string]time.Duration              // not taken yet
+	bytes uint64                                // the payload, if it is not that of the group
 }
 
 func (p *pass) run(ctx context.Context) (err error) {
@@ -248,7 +234,7 @@ func newChunkOps(dev device, size, total uint64) *chunkOps {
 }
 
 func (s *chunkOps) passes() []*pass {
-	return []*pass{s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth(opGrow, false), s.growth(opRegrow, true)}
+	return []*pass{s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth("grow", false), s.growth("regrow", true)}
 }
 
 // chunk has all the calls from a reservation to memory with access.
@@ -345,6 +331,7 @@ func (s *chunkOps) growth(name string, kept bool) *pass {
 		return errors.Join(err, s.drv.Free(p, all))
 	}
 	return &pass{
+		bytes: all,
 		open:  func() (func() error, error) { return release, nil },
 		calls: []call{{do: func() (err error) { p, err = s.drv.Reserve(all, 0); return err }, undo: free}, {name: name, do: grow}},
 	}

@@ -71,8 +71,8 @@ func TestOpsThatFailGiveBack(t *testing.T) {
 		{"Reserve", "map"}, {"Create", "map"}, {"Map", "setaccess"}, {"SetAccess", "unmap"},
 		{"Create", "export"}, {"Export", "export"}, {"Import", "export"},
 		{"AllocPlain", "plain-free"},
-		{"Reserve", opGrow}, {"Create", opGrow}, {"Map", opGrow}, {"SetAccess", opGrow},
-		{"Reserve", opRegrow}, {"Create", opRegrow}, {"Map", opRegrow}, {"SetAccess", opRegrow},
+		{"Reserve", "grow"}, {"Create", "grow"}, {"Map", "grow"}, {"SetAccess", "grow"},
+		{"Reserve", "regrow"}, {"Create", "regrow"}, {"Map", "regrow"}, {"SetAccess", "regrow"},
 	} {
 		for n := 1; n <= 3; n++ {
 			drv := drivertest.Inject(host.New(host.Config{Devices: 1, Memory: 1 << 30}), nil)

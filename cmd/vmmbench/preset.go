@@ -155,7 +155,7 @@ func (t *tour) groups(devs []device, seed uint64) ([]group, error) {
 	copies.sizes = one
 	growths.targets = size.List{target}
 	growths.step = growStep{bytes: (target/steps + 7) &^ 7}
-	growths.mems.values = []string{growVMM, growKept, growWhole, growPlain, growDouble, growAsync, growRemap, growAppend}
+	growths.mems.values = []string{memVMM, "kept", "whole", memPlain, "double", memAsync, "remap", "append"}
 	growths.samples = t.growths
 	list, err := copies.groups(devs, seed)
 	if err != nil {

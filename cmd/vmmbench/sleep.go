@@ -122,10 +122,8 @@ type sleeper struct {
 }
 
 func newSleeper(dev device, mode, op string, n uint64, p verify.Pattern) *sleeper {
-	s := &sleeper{dev: dev, size: n, pattern: p, mode: vmm.SleepKeep}
-	if mode == modeDrop {
-		s.mode = vmm.SleepDrop
-	}
+	modes := map[string]vmm.SleepMode{modeKeep: vmm.SleepKeep, modeDrop: vmm.SleepDrop}
+	s := &sleeper{dev: dev, size: n, pattern: p, mode: modes[mode]}
 	timed := map[string]call{opFirst: {do: s.sleep}, opSecond: {do: s.sleep, undo: s.wake}, opWake: {do: s.wake}}[op]
 	timed.name = op
 	s.operation = operation{name: op, undo: s.free, pass: &pass{ready: s.ready, calls: []call{timed}}}
