@@ -167,7 +167,7 @@ func TestBusyStreamThatFails(t *testing.T) {
 // The device's pool keeps what it kept before, whichever operations were measured.
 func TestOpsLeaveThePoolAsItWas(t *testing.T) {
 	dev := hookedDevice(t, nil)
-	pooler := dev.raw.(driver.Pooler) //nolint:forcetypeassert // the host's has pools
+	pooler := dev.raw.(driver.Pooler)
 	h, err := pooler.CurrentPool()
 	require.NoError(t, err)
 	require.NoError(t, pooler.SetPoolAttribute(h, driver.PoolReleaseThreshold, 12345))

@@ -96,16 +96,16 @@ func (p *sharePlan) groups(devs []device, seed uint64) ([]group, error) {
 	if !slices.Contains(p.hows.values, howFD) && !slices.Contains(p.ops.values, opAttach) {
 		return nil, usageError{fmt.Errorf("--how %v has --op %s only", &p.hows, opAttach)}
 	}
+	if slices.Contains(p.readers, 0) || slices.Contains(p.chunks, 0) {
+		return nil, usageError{errors.New("--readers and --chunk: want more than 0")}
+	}
 	var list []group
 	for _, n := range p.sizes {
+		if err := checkSize(n); err != nil {
+			return nil, err
+		}
 		for _, chunk := range p.chunks {
 			for _, readers := range p.readers {
-				if err := checkSize(n); err != nil {
-					return nil, err
-				}
-				if readers == 0 || chunk == 0 {
-					return nil, usageError{errors.New("--readers and --chunk: want more than 0")}
-				}
 				list = append(list, p.group(devs[0], seed, n, chunk, readers))
 			}
 		}
