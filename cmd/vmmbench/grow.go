@@ -265,7 +265,8 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 	return g
 }
 
-// task is a case of a group, whose growths are as x. It begins at this offset of the source.
+// task is one way to grow, as a case of a group. Its growths are copies of x, and append what the
+// source has from at on.
 func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at uint64, x *growth) task {
 	label := whole
 	if way.chunks {
@@ -330,8 +331,8 @@ func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		if err := g.wake(); err != nil {
 			return s, err
 		}
-		// A growth while the driver clears what this one gave back would wait for it: its time
-		// would depend on which contender was measured before.
+		// The driver clears what this growth gives back, and the next growth would wait for that. Its
+		// time would depend on which contender was measured before.
 		defer func() { waitCleared(ctx, g.last.Peak) }()
 	}
 	g.ready(ctx)
@@ -349,8 +350,8 @@ func wakeDriver(dev device) error {
 	return r.Close()
 }
 
-// waitCleared waits until a GPU's driver has probably cleared bytes that were given back, which
-// it does in the background, or until ctx is done.
+// waitCleared waits until a GPU's driver has probably cleared bytes that were given back, or until ctx
+// is done. The driver does that in the background.
 func waitCleared(ctx context.Context, bytes uint64) {
 	select {
 	case <-time.After(20*time.Millisecond + time.Duration(float64(bytes)/clearRate)):
@@ -362,8 +363,8 @@ func waitCleared(ctx context.Context, bytes uint64) {
 // does, to be safe.
 const clearRate = 300
 
-// piece is what is appended at off, from the bytes of the source from at on. It has the device's
-// address, or that of what is uploaded, or none if nothing is written.
+// piece is what is appended at off, from the bytes of the source from at on. It has a device's address,
+// or memory of the host that is uploaded, or neither if nothing is written.
 func (g *growth) piece(at, off uint64) *buffer {
 	n := min(g.step.after(off), g.target-off)
 	switch {

@@ -9,8 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// grower is a container that grows: its memory, which is freed by buffer.free, and more, which
-// appends. The size is how much was appended so far.
+// grower is a container that grows. more appends a piece, and free gives the memory back. The size is
+// how much was appended so far.
 type grower struct {
 	buffer
 	more         func(piece *buffer) error
@@ -27,7 +27,7 @@ func (g *grower) address() any {
 }
 
 // cost returns how many bytes growing has copied, without those appended, and the most memory it
-// held at once. Of a range that is growth ahead too, which may not yet be capacity.
+// held at once. A range also holds what growth ahead has made and is no capacity yet.
 func (g *grower) cost() (copied, peak uint64) {
 	if g.r != nil {
 		return 0, max(g.r.Cap(), g.r.Stats().Committed)
@@ -35,7 +35,7 @@ func (g *grower) cost() (copied, peak uint64) {
 	return g.copied, g.peak
 }
 
-// starts are the offsets at which its chunks begin.
+// starts returns the offsets at which chunks begin.
 func (g *grower) starts() []uint64 {
 	if g.r != nil {
 		return chunkStarts(g.r)
@@ -43,8 +43,8 @@ func (g *grower) starts() []uint64 {
 	return []uint64{0}
 }
 
-// write copies a piece behind what is there, and has finished when it returns. Of a piece that
-// has no address at all, nothing is written.
+// write copies a piece behind what is there, and has finished when it returns. A piece without an
+// address has nothing to copy.
 func (g *grower) write(piece *buffer) error {
 	dst, raw := g.ptr+driver.Ptr(g.size), g.dev.raw
 	switch {
@@ -132,7 +132,7 @@ func keepChunks(dev device) (device, func() error, error) {
 	}, nil
 }
 
-// fillOneChunk is a range that has all its memory, in one chunk, before the first byte is written.
+// fillOneChunk makes a range that has all its memory, in one chunk, before the first byte is written.
 // Where the CPU can address the memory, it writes there directly.
 func fillOneChunk(dev device, o vmm.RangeOptions) (*grower, error) {
 	gran, err := dev.Driver().Granularity(driver.Prop{Location: location(dev)})
@@ -169,8 +169,8 @@ func fullRange(dev device, s shape) (r *vmm.Range, view []byte, err error) {
 	return r, view, err
 }
 
-// growByCopy is the way of memory that moves: when it is full its contents are copied to new
-// memory, of what is needed and at least so many times as large.
+// growByCopy is the way of memory that moves. When it is full, its contents are copied to new memory,
+// which is as large as needed and at least so many times as large as the old.
 func growByCopy(kind string, times uint64) func(device, vmm.RangeOptions) (*grower, error) {
 	return func(dev device, _ vmm.RangeOptions) (*grower, error) {
 		g := &grower{buffer: buffer{dev: dev, free: noUndo}}
@@ -252,9 +252,9 @@ func growByRemap(dev device, _ vmm.RangeOptions) (*grower, error) {
 	return g, nil
 }
 
-// growByAppend is the way of a Go slice. release is called after its last use: it gives the memory
-// back to the system, so that the next growth has to get new pages as the other contenders do, or
-// collects the garbage of a warm heap.
+// growByAppend is the way of a Go slice. release is called after the last use of the slice. It gives
+// the memory back to the system, so that the next growth has to get new pages as the other contenders
+// do. In a warm heap it only collects the garbage.
 func growByAppend(release func(*settings)) func(device, vmm.RangeOptions) (*grower, error) {
 	return func(dev device, _ vmm.RangeOptions) (*grower, error) {
 		if !addressable(dev) {

@@ -100,7 +100,7 @@ func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
 	return list, nil
 }
 
-// group plans the operations on chunks of one size. Those of one pass share it.
+// group plans the operations on chunks of one size. Operations of the same pass share it.
 func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 	busy := &busyStreams{dev: dev, n: streams}
 	g := group{name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1, setup: busy.setup}
@@ -131,7 +131,7 @@ func opName(dev device, op string) string {
 	return cmp.Or(ordinary[op], op)
 }
 
-// call is a call, and the one that undoes it. Those that have a name are timed.
+// call is a call, and the one that undoes it. A call that has a name is timed.
 type call struct {
 	name     string
 	do       func() error // nil: nothing
@@ -139,9 +139,9 @@ type call struct {
 	undo     func() error // nil: nothing
 }
 
-// pass is calls that need each other, as map needs create: they are made one after the other, and
-// undone in reverse. Operations take their times from it. When the time of one is asked for once
-// more, the calls are made again.
+// pass is calls that need each other, as map needs create. They are made one after the other, and
+// undone in reverse. Operations take their times from the last run. An operation whose time was taken
+// before has the calls made again.
 type pass struct {
 	calls []call
 	open  func() (undo func() error, err error) // makes what all samples need; nil: nothing
@@ -291,8 +291,8 @@ func (s *chunkOps) ordinary(kind string) *pass {
 	}
 }
 
-// growth takes chunks, maps them side by side and sets the access of all of them. They are made in
-// each sample, or kept: the warm-up, which does not count, makes them.
+// growth takes chunks, maps them side by side and sets the access of all of them. Each sample makes
+// the chunks, unless they are kept: then the warm-up makes them, which does not count.
 func (s *chunkOps) growth(name string, kept bool) *pass {
 	all := s.size * uint64(s.count)
 	var p driver.Ptr

@@ -109,8 +109,8 @@ of what is allocated and of what the pool holds. Nothing is written, so nothing 
 	return c
 }
 
-// options are two short tables: each threshold with the first policies, and all policies with the
-// first threshold.
+// options are the ways to make pools, in two short tables: all thresholds with the first policies, and
+// all policies with the first threshold.
 func (p *poolPlan) options(dev device) (list []poolOptions) {
 	limits := p.thresholds.List
 	if len(limits) == 0 {
@@ -132,7 +132,7 @@ type poolTrace struct {
 	id, name string
 	seed     any
 	peak     uint64              // 0: of pairs
-	made     func() *trace.Trace // when it is needed first
+	made     func() *trace.Trace // makes it when it is needed first; nil: of pairs
 }
 
 // all are the traces, each in a group of its own.

@@ -55,8 +55,8 @@ func startReader(ctx context.Context, set *settings, device, path string, files 
 	p.cmd.Env, p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = append(os.Environ(), env...), stdin, stdout, os.Stderr
 	p.cmd.ExtraFiles = files
 	endWithParent(p.cmd)
-	// Its ends of the pipes are then open in the process only, so the pipes end with it. When it is
-	// killed, this closes the other ends: a device can hold up its end.
+	// The process alone keeps its ends of the pipes, so the pipes end with it. A device can hold up the
+	// end of a process that is killed: then requests end because the other ends are closed.
 	context.AfterFunc(p.ctx, func() { _, _ = in.Close(), out.Close() })
 	err = errors.Join(p.cmd.Start(), stdin.Close(), stdout.Close())
 	if err != nil {

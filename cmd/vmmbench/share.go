@@ -387,7 +387,8 @@ func (c *sharer) attach() (s measure.Sample, err error) {
 	return s.Longest(), err
 }
 
-// leave has all readers unmap it. Views end with their processes, when one is lost.
+// leave has all readers unmap the memory. If one is lost, the readers end, and what they have mapped
+// with them.
 func (c *sharer) leave() error {
 	if c.lost() != nil {
 		return nil

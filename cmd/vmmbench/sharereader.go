@@ -157,7 +157,7 @@ func (r *shareReader) reply(ctx context.Context, q readerRequest) (reply readerR
 // poolFile is the descriptor of the pool that the reader was given.
 const poolFile = 3
 
-// attach maps the memory of a request, of a view when Len bytes are there.
+// attach maps the memory of a request. Of a range it waits until Len bytes are there.
 func (r *shareReader) attach(ctx context.Context, q readerRequest, m *mapped) (err error) {
 	switch {
 	case q.Legacy != nil:
