@@ -234,7 +234,8 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 		name += "/x2"
 	}
 	g := group{name: busyName(name, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
-	x := growth{ready: busy.waitQueued, target: target, step: p.step, write: write, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)}}
+	x := growth{ready: busy.waitQueued, target: target, step: p.step, write: write}
+	x.pattern.Seed = measure.Seed(seed, g.name)
 	g.setup = func(ctx context.Context) (func() error, error) {
 		undo, err := busy.setup(ctx)
 		if err != nil || write != onDevice {

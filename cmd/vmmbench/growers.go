@@ -78,11 +78,15 @@ var growWays = []growWay{
 	{"kept", "in place, from chunks that an earlier growth released", memVMM, "-kept", true, keepChunks, growInPlace},
 	{"whole", "no growth: the same bytes into one chunk of the final size", memVMM, "-whole", false, nil, fillOneChunk},
 	{"plain", "a new allocation at each step, and a copy of the old one", memPlain, "-copy", false, nil, growByCopy(memPlain, 0)},
-	{"double", "the same, but only when the old one is full, and twice as large", memPlain, "-double", false, nil, growByCopy(memPlain, 2)},
-	{"async", "as plain, from the device's pool, which keeps its memory", memAsync, "-copy", false, keepPool, growByCopy(memAsync, 0)},
+	{"double", "the same, but only when the old one is full, and twice as large",
+		memPlain, "-double", false, nil, growByCopy(memPlain, 2)},
+	{"async", "as plain, from the device's pool, which keeps its memory",
+		memAsync, "-copy", false, keepPool, growByCopy(memAsync, 0)},
 	{"remap", "mremap on the host, which moves pages to a larger range and copies nothing", "", "mremap", false, nil, growByRemap},
-	{"append", "Go's append on the host, with new pages from the system as for the others", "", "go-append", false, nil, growByAppend(func(s *settings) { s.freeMemory() })},
-	{"warm", "the same in a heap that keeps its pages; not beside append, which gives them back", "", "go-append-warm", false, nil, growByAppend(func(s *settings) { s.collect() })},
+	{"append", "Go's append on the host, with new pages from the system as for the others",
+		"", "go-append", false, nil, growByAppend(func(s *settings) { s.freeMemory() })},
+	{"warm", "the same in a heap that keeps its pages; not beside append, which gives them back",
+		"", "go-append-warm", false, nil, growByAppend(func(s *settings) { s.collect() })},
 }
 
 // name is the report's.

@@ -31,7 +31,8 @@ type opsPlan struct {
 }
 
 func newOpsPlan() *opsPlan {
-	all := strings.Fields("reserve create map setaccess unmap release free export import plain-alloc plain-free async-alloc async-free grow regrow")
+	all := strings.Fields(`reserve create map setaccess unmap release free export import
+		plain-alloc plain-free async-alloc async-free grow regrow`)
 	return &opsPlan{ops: choices{of: all, values: all, what: "OPS"}, busy: counts{0, 1}, total: 1 << 30}
 }
 
@@ -234,7 +235,9 @@ func newChunkOps(dev device, size, total uint64) *chunkOps {
 }
 
 func (s *chunkOps) passes() []*pass {
-	return []*pass{s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth("grow", false), s.growth("regrow", true)}
+	return []*pass{
+		s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth("grow", false), s.growth("regrow", true),
+	}
 }
 
 // chunk has all the calls from a reservation to memory with access.
@@ -242,8 +245,10 @@ func (s *chunkOps) chunk() *pass {
 	var p driver.Ptr
 	var h driver.Handle
 	return &pass{calls: []call{
-		{"reserve", func() (err error) { p, err = s.drv.Reserve(s.size, 0); return err }, "free", func() error { return s.drv.Free(p, s.size) }},
-		{"create", func() (err error) { h, err = s.drv.Create(s.size, s.prop); return err }, "release", func() error { return s.drv.Release(h) }},
+		{"reserve", func() (err error) { p, err = s.drv.Reserve(s.size, 0); return err },
+			"free", func() error { return s.drv.Free(p, s.size) }},
+		{"create", func() (err error) { h, err = s.drv.Create(s.size, s.prop); return err },
+			"release", func() error { return s.drv.Release(h) }},
 		{"map", func() error { return s.drv.Map(p, s.size, h) }, "unmap", func() error { return s.drv.Unmap(p, s.size) }},
 		{name: "setaccess", do: func() error { return s.drv.SetAccess(p, s.size, s.grants) }},
 	}}
@@ -258,9 +263,12 @@ func (s *chunkOps) share() *pass {
 	return &pass{
 		open: func() (func() error, error) { return noUndo, s.dev.Supports(driver.FeatureShareFD) },
 		calls: []call{
-			{do: func() (err error) { made, err = s.drv.Create(s.size, prop); return err }, undo: func() error { return s.drv.Release(made) }},
-			{"export", func() (err error) { fd, err = s.drv.Export(made); return err }, "", func() error { return os.NewFile(uintptr(fd), "chunk").Close() }},
-			{"import", func() (err error) { imported, err = s.drv.Import(fd, s.size, prop); return err }, "", func() error { return s.drv.Release(imported) }},
+			{do: func() (err error) { made, err = s.drv.Create(s.size, prop); return err },
+				undo: func() error { return s.drv.Release(made) }},
+			{"export", func() (err error) { fd, err = s.drv.Export(made); return err },
+				"", func() error { return os.NewFile(uintptr(fd), "chunk").Close() }},
+			{"import", func() (err error) { imported, err = s.drv.Import(fd, s.size, prop); return err },
+				"", func() error { return s.drv.Release(imported) }},
 		},
 	}
 }
@@ -354,7 +362,8 @@ func grantGroup(owner device, peers []device, n int) group {
 				r, err = grownRange(owner, shape{size: all, chunk: grantChunk})
 				return r.Close, err
 			},
-			calls: []call{{"grant", func() error { return r.Grant(vmm.AccessReadWrite, others...) }, "revoke", func() error { return r.Revoke(others...) }}},
+			calls: []call{{"grant", func() error { return r.Grant(vmm.AccessReadWrite, others...) },
+				"revoke", func() error { return r.Revoke(others...) }}},
 		}
 		g.add(both.task(op, op, report.Case{Unit: unitUs, Bytes: all, Axes: axes("owner", owner.String(), "chunks", n, "peers", len(peers), "op", op)}))
 	}

@@ -37,7 +37,9 @@ const (
 const memPool = "pool"
 
 // reuseNames are the sets of policies by their bits.
-var reuseNames = []string{"none", "events", "opportunistic", "events+opportunistic", "dependencies", "events+dependencies", "opportunistic+dependencies", "all"}
+var reuseNames = []string{
+	"none", "events", "opportunistic", "events+opportunistic", "dependencies", "events+dependencies", "opportunistic+dependencies", "all",
+}
 
 // thresholds is a flag that takes sizes, and "all" for what has no end.
 type thresholds struct{ size.List }
@@ -162,7 +164,8 @@ func (p *poolPlan) all(dev device) (list []poolTrace, err error) {
 			continue
 		}
 		for seed := range uint64(p.seeds) { //nolint:gosec // not below 1
-			list = append(list, poolTrace{fmt.Sprintf("%s-%d", name, seed), name, seed, peak, sync.OnceValue(func() *trace.Trace { return trace.Generators[i].Make(seed, peak) })})
+			made := sync.OnceValue(func() *trace.Trace { return trace.Generators[i].Make(seed, peak) })
+			list = append(list, poolTrace{fmt.Sprintf("%s-%d", name, seed), name, seed, peak, made})
 		}
 	}
 	return list, nil
