@@ -345,10 +345,7 @@ func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 // 10 ms and more, which is no part of growing.
 func wakeDriver(dev device) error {
 	r, err := grownRange(dev, shape{size: 1})
-	if err != nil {
-		return err
-	}
-	return r.Close()
+	return errors.Join(err, r.Close())
 }
 
 // waitCleared waits until a GPU's driver has probably cleared bytes that were given back, or until ctx
@@ -421,7 +418,9 @@ func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then fun
 			address = now
 		}
 	}
-	g.last.Copied, g.last.Peak = x.cost()
+	if g.last.Copied, g.last.Peak = x.copied, x.peak; x.r != nil {
+		g.last.Peak = max(x.r.Cap(), x.r.Stats().Committed) // growth ahead is committed, and may be no capacity yet
+	}
 	return then(x)
 }
 

@@ -13,9 +13,10 @@ import (
 // how much was appended so far.
 type grower struct {
 	buffer
-	more         func(piece *buffer) error
-	r            *vmm.Range // nil if it is none
-	copied, peak uint64     // bytes that growing has copied, and the most that it held at once
+	more   func(piece *buffer) error
+	r      *vmm.Range // nil if it is none
+	copied uint64     // bytes that growing has copied, without those appended
+	peak   uint64     // the most memory that it held at once; not set of a range
 }
 
 // address changes when the container moves.
@@ -24,15 +25,6 @@ func (g *grower) address() any {
 		return g.ptr
 	}
 	return &g.host[0]
-}
-
-// cost returns how many bytes growing has copied, without those appended, and the most memory it
-// held at once. A range also holds what growth ahead has made and is no capacity yet.
-func (g *grower) cost() (copied, peak uint64) {
-	if g.r != nil {
-		return 0, max(g.r.Cap(), g.r.Stats().Committed)
-	}
-	return g.copied, g.peak
 }
 
 // starts returns the offsets at which chunks begin.
