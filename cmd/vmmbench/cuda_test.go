@@ -49,7 +49,7 @@ func TestCommandsOnFakeCUDA(t *testing.T) {
 	growths := newGrowPlan()
 	growths.targets, growths.step = less(8), growStep{bytes: 2 << 20}
 	growths.busy = testgate.Effort(counts{1}, counts{0, 1}, counts{0, 1})
-	growths.mems.values = []string{growVMM, growAhead, growKept, growPlain, growAsync}
+	growths.mems.values = []string{memVMM, "ahead", "kept", memPlain, memAsync}
 	sleeps := newSleepPlan()
 	sleeps.sizes = less(4)
 	for name, plan := range map[string]plan{"ops": ops, "bw": copies, "grow": growths, "sleep": sleeps} {

@@ -47,7 +47,7 @@ func TestFailedGrowthLeavesTheOther(t *testing.T) {
 	t.Parallel()
 	plan := newGrowPlan()
 	plan.targets, plan.step = []uint64{3 * smallPage}, growStep{bytes: smallPage}
-	plan.mems.values = []string{growVMM, growPlain}
+	plan.mems.values = []string{memVMM, memPlain}
 	plan.writes.values = []string{upload} // so that no source is made first
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {
 		dev := hookedDeviceOf(t, host.Config{Memory: 1 << 30, Granularity: smallPage}, drivertest.FailNth(call, 2, vmm.ErrOutOfMemory))

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/bits"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,20 +21,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/internal/freememory"
 	"github.com/cuvmm/cuvmm/vmm"
-)
-
-// Ways to grow, as --mem takes them.
-const (
-	growVMM    = memVMM
-	growAhead  = "ahead" // vmm, with memory that is mapped before it is needed
-	growKept   = "kept"  // vmm, from chunks that an earlier growth released
-	growWhole  = "whole" // one chunk of the final size, mapped once
-	growPlain  = memPlain
-	growDouble = "double" // plain, doubling its capacity
-	growAsync  = memAsync
-	growRemap  = "remap"  // mremap on the host, which moves pages instead of their contents
-	growAppend = "append" // Go's own, on the host, from memory the system has
-	growWarm   = "warm"   // the same in a heap that keeps its pages
 )
 
 // Where the bytes come from that are appended, as --write takes it.
@@ -54,10 +43,13 @@ type growPlan struct {
 }
 
 func newGrowPlan() *growPlan {
-	all := []string{growVMM, growAhead, growKept, growWhole, growPlain, growDouble, growAsync, growRemap, growAppend}
+	var ways []string
+	for _, w := range growWays {
+		ways = append(ways, w.word)
+	}
 	return &growPlan{
 		targets: size.List{256 << 20}, chunks: size.List{0}, step: growStep{bytes: 16 << 20},
-		mems: choices{of: append(all, growWarm), values: all}, busy: counts{0}, samples: math.MaxInt,
+		mems: choices{of: ways, values: ways[:len(ways)-1]}, busy: counts{0}, samples: math.MaxInt,
 		writes: choices{of: []string{onDevice, upload, nothing}, values: []string{onDevice}},
 	}
 }
@@ -76,47 +68,37 @@ func (p *growPlan) flags(f *pflag.FlagSet) {
 
 func (a *app) grow() *cobra.Command {
 	p := newGrowPlan()
+	var help strings.Builder
+	for _, w := range growWays {
+		fmt.Fprintf(&help, "  %-8s%s\n", w.word, w.help)
+	}
 	c, _ := a.benchmark(&cobra.Command{
 		Use:   "grow",
 		Short: "Measure growing: in place against allocate and copy",
 		Long: `Append step by step up to --size and write every byte. The ways to grow (--mem):
-  vmm     in place
-  ahead   in place, with memory that is mapped before it is needed
-  kept    in place, from chunks that an earlier growth released
-  whole   no growth: the same bytes into one chunk of the final size
-  plain   a new allocation at each step, and a copy of the old one
-  double  the same, but only when the old one is full, and twice as large
-  async   as plain, from the device's pool, which keeps its memory
-  remap   mremap on the host, which moves pages to a larger range and copies nothing
-  append  Go's append on the host, with new pages from the system as for the others
-  warm    the same in a heap that keeps its pages. Not in one run with append,
-          which gives those pages back
-The appended bytes are copied on the device, where a kernel would write them. With
---write upload they come from memory of the host, which takes longer than most growth.
-With --write none nothing is written, so nothing is verified. With --busy, streams copy
-in the background.
+` + help.String() + `The appended bytes are copied on the device, where a kernel would write them, or with
+--write upload from memory of the host, which takes longer than most growth. With
+--write none nothing is written, so nothing is verified. The first step includes making
+the container. Giving the memory back is not timed; there is a pause after each sample,
+in which a GPU's driver clears it.
 
 With --ranges many small vectors are measured instead, as those of a KV cache: make all of
 them, append a first row of 128 bytes, have each grow by its second chunk (cold; from kept
 chunks; where growth ahead has mapped it), sleep, wake and close. A sample is the time of
-all ranges. Nothing is verified.
-
-The first step includes making the container. Giving the memory back is not timed; a
-GPU's driver clears it afterwards, so there is a pause after each sample.`,
+all ranges. Nothing is verified.`,
 		Example: `  vmmbench grow
   vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
   vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1
   vmmbench grow --ranges 64,4096`,
 	}, p, 10, 15*time.Second, (*measureFlags).addVerify)
 	c.PreRunE = func(*cobra.Command, []string) error {
-		if c.Flags().Changed("memory") && c.Flags().Changed("size") {
+		set := c.Flags().Changed
+		if set("memory") && set("size") {
 			return usageError{errors.New("--memory and --size both say what to grow to")}
 		}
-		if c.Flags().Changed("ranges") {
-			for _, other := range []string{"size", "memory", "step", "mem", "chunk", "ahead", "write", "busy", "verify"} {
-				if c.Flags().Changed(other) {
-					return usageError{fmt.Errorf("--%s is of one container that grows, and --ranges measures many", other)}
-				}
+		for _, other := range []string{"size", "memory", "step", "mem", "chunk", "ahead", "write", "busy", "verify"} {
+			if set("ranges") && set(other) {
+				return usageError{fmt.Errorf("--%s is of one container that grows, and --ranges measures many", other)}
 			}
 		}
 		return nil
@@ -183,14 +165,10 @@ func (p *growPlan) memoryTarget(dev device) (uint64, error) {
 	if most < p.step.bytes {
 		return 0, usageError{fmt.Errorf("--memory %v of %d free bytes is less than one step", &p.memory, free)}
 	}
-	if !p.step.double {
-		return most / p.step.bytes * p.step.bytes, nil
+	if p.step.double {
+		return p.step.bytes << (bits.Len64(most/p.step.bytes) - 1), nil
 	}
-	target := p.step.bytes
-	for target <= most/2 {
-		target *= 2
-	}
-	return target, nil
+	return most / p.step.bytes * p.step.bytes, nil
 }
 
 // growStep says how much is appended at a time.
@@ -237,134 +215,111 @@ func (s *growStep) axis() any {
 func (s *growStep) Type() string { return "SIZE|x2" }
 
 // options are those of a range that grows in place.
-func (p *growPlan) options(kind string, target, chunk uint64) vmm.RangeOptions {
+func (p *growPlan) options(way string, target, chunk uint64) vmm.RangeOptions {
 	o := vmm.RangeOptions{Max: target, Chunk: chunk}
-	if kind == growAhead {
-		o.GrowAhead = uint64(p.ahead)
-		if o.GrowAhead == 0 {
-			o.GrowAhead = max(minAhead, 4*p.step.bytes)
-		}
+	if way == "ahead" {
+		o.GrowAhead = cmp.Or(uint64(p.ahead), max(64<<20, 4*p.step.bytes))
 	}
 	return o
-}
-
-// minAhead is the least that ahead keeps mapped beyond its length.
-const minAhead = 64 << 20
-
-// isVMM reports whether a way to grow uses this project's ranges.
-func isVMM(kind string) bool { return kind == growVMM || kind == growAhead || kind == growKept }
-
-// groupName leaves out what is the default.
-func (p *growPlan) groupName(target uint64, write string, streams int) string {
-	name := "grow/" + size.Format(target)
-	if write != onDevice {
-		name += "/" + write
-	}
-	if p.step.double {
-		name += "/x2"
-	}
-	return busyName(name, streams)
 }
 
 // group plans growth to a target, one task for each way to grow and size of chunks.
 func (p *growPlan) group(dev device, seed, target uint64, write string, streams int) group {
 	busy := &busyStreams{dev: dev, n: streams}
-	g := group{name: p.groupName(target, write, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
-	pattern := verify.Pattern{Seed: measure.Seed(seed, g.name)}
-	var source *growSource // nil: what is appended is uploaded
-	windows := uint64(0)   // see window: one for the samples of each task and one for its check
+	name := "grow/" + size.Format(target)
+	if write != onDevice { // the name leaves out what is the default
+		name += "/" + write
+	}
+	if p.step.double {
+		name += "/x2"
+	}
+	g := group{name: busyName(name, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
+	x := growth{ready: busy.waitQueued, target: target, step: p.step, write: write}
+	x.pattern.Seed = measure.Seed(seed, g.name)
 	g.setup = func(ctx context.Context) (func() error, error) {
 		undo, err := busy.setup(ctx)
 		if err != nil || write != onDevice {
 			return undo, err
 		}
-		if source, err = newGrowSource(ctx, dev, target+windows*window, pattern); err != nil {
+		if x.source, err = newGrowSource(ctx, dev, target+uint64(len(g.tasks))*2*window, x.pattern); err != nil {
 			return nil, errors.Join(err, undo())
 		}
-		return func() error { return errors.Join(source.free(), undo()) }, nil
+		return func() error { return errors.Join(x.source.free(), undo()) }, nil
 	}
-	for _, kind := range p.mems.values {
-		chunks := size.List{0}
-		if isVMM(kind) {
+	for _, word := range p.mems.values {
+		way, chunks := growWays[slices.Index(p.mems.of, word)], size.List{0}
+		if way.chunks {
 			chunks = p.chunks
 		}
 		for _, chunk := range chunks {
-			name, label := growName(dev, kind), growChunk(kind, chunk)
-			at := windows * window
-			windows += 2
-			g.add(task{
-				label: taskLabel(name, label), grows: isVMM(kind), data: write != nothing,
-				c: report.Case{Unit: unitMs, Bytes: target, Axes: axes(
-					"device", dev.String(), "size", target, "step", p.step.axis(), "mem", name, "chunk", label, "write", write, "busy", streams)},
-				open: func(context.Context) (contender, error) {
-					x := &growth{
-						ready: busy.waitQueued, target: target, step: p.step, write: write,
-						pattern: pattern, source: source, at: at,
-					}
-					if !onHost(dev) {
-						x.wake = func() error { return wakeDriver(dev) }
-					}
-					var err error
-					x.start, x.undo, err = growerFactory(dev, kind, target, p.options(kind, target, chunk))
-					return x, err
-				},
-			})
+			g.add(p.task(dev, way, chunk, streams, uint64(len(g.tasks))*2*window, &x))
 		}
 	}
 	g.deviceChecks = dev.checksItself()
-	if onHost(dev) {
-		g.memory = hostMemory(target, write)
+	switch {
+	case !onHost(dev):
+	case write == nothing: // only what is copied takes memory
+		g.memory = 2 * target
+	default: // the source, an old block, one twice its size, what Go has not collected yet, kept chunks
+		g.memory = 6 * target
 	}
 	return g
 }
 
-// hostMemory is how much memory of the host a growth to target needs at most.
-func hostMemory(target uint64, write string) uint64 {
-	if write == nothing { // only what is copied takes memory
-		return 2 * target
+// task is one way to grow, as a case of a group. Its growths are copies of x, and append what the
+// source has from at on.
+func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at uint64, x *growth) task {
+	label := whole
+	if way.chunks {
+		label = chunkLabel(memVMM, chunk)
 	}
-	// The source, an old block beside one twice its size, as much again that Go has not
-	// collected yet, and the kept chunks.
-	return 6 * target
+	return task{
+		label: taskLabel(way.name(dev), label), grows: way.chunks, data: x.write != nothing,
+		c: report.Case{Unit: unitMs, Bytes: x.target, Axes: axes(
+			"device", dev.String(), "size", x.target, "step", p.step.axis(), "mem", way.name(dev), "chunk", label, "write", x.write, "busy", streams)},
+		open: func(context.Context) (contender, error) {
+			own, undo, err := dev, noUndo, error(nil)
+			if way.prepare != nil {
+				if own, undo, err = way.prepare(dev); err != nil {
+					return nil, err
+				}
+			}
+			g := *x
+			g.at, g.undo = at, undo
+			g.start = func() (*grower, error) { return way.start(own, p.options(way.word, x.target, chunk)) }
+			if !onHost(dev) {
+				g.wake = func() error { return wakeDriver(dev) }
+			}
+			return &g, nil
+		},
+	}
 }
 
-// growChunk is the value of the chunk axis.
-func growChunk(kind string, chunk uint64) string {
-	if isVMM(kind) {
-		return chunkLabel(memVMM, chunk)
+// newGrowSource is device memory from which growths append. It is filled once, before them.
+func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (*buffer, error) {
+	r, view, err := fullRange(dev, shape{size: size})
+	if err != nil {
+		return nil, err
 	}
-	return whole
-}
-
-// growNames are the report's names of ways to grow, where those are no calls of the driver.
-var growNames = map[string]string{
-	growVMM: memVMM, growAhead: "vmm-ahead", growKept: "vmm-kept", growWhole: "vmm-whole",
-	growRemap: "mremap", growAppend: "go-append", growWarm: "go-append-warm",
-}
-
-func growName(dev device, kind string) string {
-	if name, ok := growNames[kind]; ok {
-		return name
-	}
-	if kind == growDouble {
-		return memName(dev, memPlain) + "-double"
-	}
-	return memName(dev, kind) + "-copy"
+	b := &buffer{dev: dev, ptr: r.Ptr(), host: view, size: size, free: r.Close}
+	err = b.fill(ctx, p)
+	onError(&err, r.Close)
+	return b, err
 }
 
 // growth is a contender that grows from nothing to a target.
 type growth struct {
-	start   func() (grower, error)
+	start   func() (*grower, error)
 	undo    func() error
 	ready   func(context.Context) // called before each sample
 	target  uint64
 	step    growStep
 	write   string
 	pattern verify.Pattern // of the source
-	source  *growSource    // nil: nothing is written, or what is appended is uploaded
+	source  *buffer        // nil: nothing is written, or what is appended is uploaded
 	at      uint64         // offset in the source for the samples; at+window is that for the check
 	block   []byte         // what is uploaded, filled anew for each step
-	last    usage          // of the last growth
+	last    report.Growth  // of the last growth
 	wake    func() error   // wakes the driver before each sample; nil if it never sleeps, as on the host
 }
 
@@ -372,21 +327,17 @@ type growth struct {
 // begin: so each has its own data, and what another one left cannot pass for them.
 const window = 256
 
-// usage is the memory and the copies that a growth needed.
-type usage struct {
-	copied, peak uint64
-	moves        int
-}
-
 func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
 	if g.wake != nil {
 		if err := g.wake(); err != nil {
 			return s, err
 		}
+		// The driver clears what this growth gives back, and the next growth would wait for that. Its
+		// time would depend on which contender was measured before.
+		defer func() { waitCleared(ctx, g.last.Peak) }()
 	}
 	g.ready(ctx)
-	err = g.run(ctx, g.at, &s, func(grower) error { return nil })
-	g.rest(ctx)
+	err = g.run(ctx, g.at, &s, func(*grower) error { return nil })
 	return s, err
 }
 
@@ -394,70 +345,55 @@ func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 // 10 ms and more, which is no part of growing.
 func wakeDriver(dev device) error {
 	r, err := grownRange(dev, shape{size: 1})
-	if err != nil {
-		return err
-	}
-	return r.Close()
+	return errors.Join(err, r.Close())
 }
 
-// rest waits until a GPU's driver has probably cleared what the growth gave back. The driver
-// does that in the background, and a growth meanwhile would wait for it: the time of a
-// contender would depend on which of them was measured before it.
-func (g *growth) rest(ctx context.Context) {
-	if g.wake != nil {
-		waitCleared(ctx, g.last.peak)
-	}
-}
-
-// waitCleared waits as long as it takes to clear bytes, or until ctx is done.
+// waitCleared waits until a GPU's driver has probably cleared bytes that were given back, or until ctx
+// is done. The driver does that in the background.
 func waitCleared(ctx context.Context, bytes uint64) {
 	select {
-	case <-time.After(clearTime(bytes)):
+	case <-time.After(20*time.Millisecond + time.Duration(float64(bytes)/clearRate)):
 	case <-ctx.Done():
 	}
-}
-
-// clearTime is how long it takes to clear bytes that were given back.
-func clearTime(bytes uint64) time.Duration {
-	return 20*time.Millisecond + time.Duration(float64(bytes)/clearRate)
 }
 
 // clearRate is how many bytes a nanosecond a driver clears: half of what that of an H200
 // does, to be safe.
 const clearRate = 300
 
-// piece is what is appended at off, from the bytes of the source from at on.
-func (g *growth) piece(at, off uint64) piece {
+// piece is what is appended at off, from the bytes of the source from at on. It has a device's address,
+// or memory of the host that is uploaded, or neither if nothing is written.
+func (g *growth) piece(at, off uint64) *buffer {
 	n := min(g.step.after(off), g.target-off)
 	switch {
 	case g.write == nothing:
-		return piece{size: n}
+		return &buffer{size: n}
 	case g.source != nil:
-		return g.source.piece(at+off, n)
+		return g.source.part(at+off, n)
 	}
 	if uint64(len(g.block)) < n {
 		g.block = make([]byte, n)
 	}
 	g.pattern.From(at).Fill(g.block[:n], off)
-	return piece{size: n, host: g.block[:n]}
+	return &buffer{size: n, host: g.block[:n]}
 }
 
 // run grows once, by the bytes of the source from at on, calls then with the result, and
 // frees it. If ctx is done, run stops between two steps.
-func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then func(grower) error) (err error) {
-	var x grower
+func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then func(*grower) error) (err error) {
+	var x *grower
 	defer func() {
 		if x != nil {
-			err = errors.Join(err, x.close())
+			err = errors.Join(err, x.free())
 		}
 	}()
-	g.last = usage{}
+	g.last = report.Growth{}
 	var address any
 	for off := uint64(0); off < g.target; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		part := g.piece(at, off) // outside of the time
+		piece := g.piece(at, off) // outside of the time
 
 		// The first step pays for the container, as a program would.
 		began := time.Now()
@@ -466,22 +402,25 @@ func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then fun
 				return err
 			}
 		}
-		err := x.append(part)
+		err := x.more(piece)
 		took := float64(time.Since(began))
 		if err != nil {
-			return fmt.Errorf("append %d bytes to %d: %w", part.size, off, err)
+			return fmt.Errorf("append %d bytes to %d: %w", piece.size, off, err)
 		}
-		off += part.size
+		off += piece.size
+		x.size = off
 		s.Parts = append(s.Parts, took)
 		s.NS += took
 		if now := x.address(); now != address {
 			if address != nil {
-				g.last.moves++
+				g.last.Moves++
 			}
 			address = now
 		}
 	}
-	g.last.copied, g.last.peak = x.cost()
+	if g.last.Copied, g.last.Peak = x.copied, x.peak; x.r != nil {
+		g.last.Peak = max(x.r.Cap(), x.r.Stats().Committed) // growth ahead is committed, and may be no capacity yet
+	}
 	return then(x)
 }
 
@@ -492,15 +431,11 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 	if mode == verify.Off || g.write == nothing {
 		return verify.Result{Mode: verify.Off}, nil
 	}
-	fresh := g.pattern.From(g.at + window)
-	var s measure.Sample
-	err := g.run(ctx, g.at+window, &s, func(x grower) (err error) {
-		b := x.buffer()
-		b.size = g.target
-		if err := b.flip(corrupt); err != nil {
+	err := g.run(ctx, g.at+window, &measure.Sample{}, func(x *grower) (err error) {
+		if err := x.flip(corrupt); err != nil {
 			return err
 		}
-		result, err = b.check(ctx, fresh, mode, b.chunks)
+		result, err = x.check(ctx, g.pattern.From(g.at+window), mode, x.starts())
 		return err
 	})
 	return result, err
@@ -508,14 +443,14 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 
 func (g *growth) describe(c *report.Case, samples []measure.Sample) {
 	var steps []float64
-	d := &report.Growth{Copied: g.last.copied, Peak: g.last.peak, Moves: g.last.moves}
+	d := g.last
 	for _, s := range samples {
 		steps = append(steps, s.Parts...)
 		d.Samples = append(d.Samples, s.Parts)
 		d.Steps = len(s.Parts)
 	}
 	d.StepP50, d.StepP99, d.StepMax = median(steps), stat.Percentile(steps, 0.99), stat.Quantile(steps, 1)
-	c.Stats.Growth = d
+	c.Stats.Growth = &d
 	c.Flags = append(c.Flags, wallClock)
 }
 

@@ -27,11 +27,11 @@ func TestGrowUnderLoad(t *testing.T) {
 func TestDefaultOfAhead(t *testing.T) {
 	p := newGrowPlan()
 	p.step.bytes = 1 << 20
-	require.Zero(t, p.options(growVMM, 1<<30, 0).GrowAhead)
-	require.Zero(t, p.options(growKept, 1<<30, 0).GrowAhead)
-	require.Equal(t, uint64(64<<20), p.options(growAhead, 1<<30, 0).GrowAhead)
+	require.Zero(t, p.options(memVMM, 1<<30, 0).GrowAhead)
+	require.Zero(t, p.options("kept", 1<<30, 0).GrowAhead)
+	require.Equal(t, uint64(64<<20), p.options("ahead", 1<<30, 0).GrowAhead)
 	p.step = growStep{bytes: 32 << 20}
-	require.Equal(t, uint64(128<<20), p.options(growAhead, 1<<30, 0).GrowAhead)
+	require.Equal(t, uint64(128<<20), p.options("ahead", 1<<30, 0).GrowAhead)
 	p.ahead = 8 << 20
-	require.Equal(t, uint64(8<<20), p.options(growAhead, 1<<30, 0).GrowAhead)
+	require.Equal(t, uint64(8<<20), p.options("ahead", 1<<30, 0).GrowAhead)
 }

@@ -1,159 +1,226 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
 
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// grower is a container that grows.
-type grower interface {
-	append(p piece) error
-	address() any // comparable: another value means that the container moved
-	// cost returns how many bytes growing has copied, without those appended,
-	// and the most memory it held at once.
-	cost() (copied, peak uint64)
-	buffer() *buffer
-	close() error
+// grower is a container that grows. more appends a piece, and free gives the memory back. The size is
+// how much was appended so far.
+type grower struct {
+	buffer
+	more   func(piece *buffer) error
+	r      *vmm.Range // nil if it is none
+	copied uint64     // bytes that growing has copied, without those appended
+	peak   uint64     // the most memory that it held at once; not set of a range
 }
 
-// piece is what is appended: bytes of the host that are uploaded, or of the device that are
-// copied there. If it has neither, nothing is written.
-type piece struct {
-	size uint64
-	host []byte     // the same bytes where the CPU has their address; nil elsewhere
-	ptr  driver.Ptr // 0 if they are uploaded
-}
-
-func (p piece) blank() bool { return p.ptr == 0 && p.host == nil }
-
-// write copies the piece to device memory, and has finished when it returns.
-func (p piece) write(raw driver.Device, dst driver.Ptr) error {
-	if p.blank() {
-		return nil
+// address changes when the container moves.
+func (g *grower) address() any {
+	if g.ptr != 0 || len(g.host) == 0 {
+		return g.ptr
 	}
-	if p.ptr == 0 {
-		return raw.CopyIn(dst, p.host)
-	}
-	own := raw.CopyStream()
-	if err := raw.Copy(dst, p.ptr, p.size, own); err != nil {
-		return err
-	}
-	return raw.SyncStream(own)
+	return &g.host[0]
 }
 
-// growSource is device memory from which growths append. It is filled once, before them.
-type growSource struct {
-	*buffer
+// starts returns the offsets at which chunks begin.
+func (g *grower) starts() []uint64 {
+	if g.r != nil {
+		return chunkStarts(g.r)
+	}
+	return []uint64{0}
 }
 
-// newGrowSource makes it, of size bytes.
-func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (_ *growSource, err error) {
-	r, err := grownRange(dev, shape{size: size})
+// write copies a piece behind what is there, and has finished when it returns. A piece without an
+// address has nothing to copy.
+func (g *grower) write(piece *buffer) error {
+	dst, raw := g.ptr+driver.Ptr(g.size), g.dev.raw
+	switch {
+	case piece.ptr != 0:
+		own := raw.CopyStream()
+		if err := raw.Copy(dst, piece.ptr, piece.size, own); err != nil {
+			return err
+		}
+		return raw.SyncStream(own)
+	case piece.host != nil:
+		return raw.CopyIn(dst, piece.host)
+	}
+	return nil
+}
+
+// growWay is a way to grow.
+type growWay struct {
+	word, help string // as --mem takes it
+	mem, label string // the report's name: the memory, if it is the driver's or this project's, and how it grows
+	chunks     bool   // in place, by chunks of each size
+	// prepare returns the device to use and a function to call when no more grow. It may be nil.
+	prepare func(device) (device, func() error, error)
+	// start makes an empty grower. The options are those of ranges; Max is what it grows to.
+	start func(device, vmm.RangeOptions) (*grower, error)
+}
+
+// growWays are the ways to grow. The last is not measured unless it is asked for.
+var growWays = []growWay{
+	{"vmm", "in place", memVMM, "", true, nil, growInPlace},
+	{"ahead", "in place, with memory that is mapped before it is needed", memVMM, "-ahead", true, nil, growInPlace},
+	{"kept", "in place, from chunks that an earlier growth released", memVMM, "-kept", true, keepChunks, growInPlace},
+	{"whole", "no growth: the same bytes into one chunk of the final size", memVMM, "-whole", false, nil, fillOneChunk},
+	{"plain", "a new allocation at each step, and a copy of the old one", memPlain, "-copy", false, nil, growByCopy(memPlain, 0)},
+	{"double", "the same, but only when the old one is full, and twice as large",
+		memPlain, "-double", false, nil, growByCopy(memPlain, 2)},
+	{"async", "as plain, from the device's pool, which keeps its memory",
+		memAsync, "-copy", false, keepPool, growByCopy(memAsync, 0)},
+	{"remap", "mremap on the host, which moves pages to a larger range and copies nothing", "", "mremap", false, nil, growByRemap},
+	{"append", "Go's append on the host, with new pages from the system as for the others",
+		"", "go-append", false, nil, growByAppend(func(s *settings) { s.freeMemory() })},
+	{"warm", "the same in a heap that keeps its pages; not beside append, which gives them back",
+		"", "go-append-warm", false, nil, growByAppend(func(s *settings) { s.collect() })},
+}
+
+// name is the report's.
+func (w growWay) name(dev device) string {
+	if w.mem == "" {
+		return w.label
+	}
+	return memName(dev, w.mem) + w.label
+}
+
+// growInPlace is the way of this project's ranges.
+func growInPlace(dev device, o vmm.RangeOptions) (*grower, error) {
+	r, err := dev.NewRange(o)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { onError(&err, r.Close) }()
-	s := &growSource{&buffer{dev: dev, ptr: r.Ptr(), size: size, free: r.Close}}
-	if addressable(dev) {
-		if err := r.SetLen(size); err != nil {
-			return nil, err
+	g := &grower{r: r, buffer: buffer{dev: dev, ptr: r.Ptr(), free: r.Close}}
+	g.more = func(piece *buffer) error {
+		if piece.ptr == 0 && piece.host != nil {
+			return r.Append(piece.host)
 		}
-		if s.host, err = r.Host(); err != nil {
-			return nil, err
-		}
-	}
-	return s, s.fill(ctx, p)
-}
-
-// piece is n bytes at off.
-func (s *growSource) piece(off, n uint64) piece {
-	p := piece{size: n, ptr: s.ptr + driver.Ptr(off)}
-	if s.host != nil {
-		p.host = s.host[off : off+n]
-	}
-	return p
-}
-
-// growerFactory returns a function that makes growers of a kind, and one to call
-// when no more are needed. o are the options of ranges that grow in place.
-func growerFactory(dev device, kind string, target uint64, o vmm.RangeOptions) (start func() (grower, error), undo func() error, err error) {
-	switch kind {
-	case growVMM, growAhead:
-		return func() (grower, error) { return newGrowingRange(dev, o) }, noUndo, nil
-	case growKept:
-		return keptFactory(dev, o)
-	case growWhole:
-		return func() (grower, error) { return newWholeRange(dev, target) }, noUndo, nil
-	case growRemap:
-		start = newRemapped
-	case growAppend:
-		start = func() (grower, error) { return &goSlice{release: dev.settings.freeMemory}, nil }
-	case growWarm:
-		start = func() (grower, error) { return &goSlice{release: dev.settings.collect}, nil }
-	default:
-		return reallocatingFactory(dev, kind)
-	}
-	if !addressable(dev) {
-		what := "memory that a Go slice can be made of"
-		if kind == growRemap {
-			what = "mremap"
-		}
-		return nil, nil, notSupported(dev, what)
-	}
-	return start, noUndo, nil
-}
-
-// reallocatingFactory is growerFactory for memory that moves when it grows.
-func reallocatingFactory(dev device, kind string) (start func() (grower, error), undo func() error, err error) {
-	plain, ok := dev.raw.(driver.Allocator)
-	if !ok {
-		return nil, nil, notSupported(dev, memName(dev, memPlain))
-	}
-	own := dev.raw.CopyStream()
-	x := reallocating{dev: dev, double: kind == growDouble, alloc: plain.AllocPlain}
-	x.free = func(p driver.Ptr) error {
-		// The copy out of this memory may still run.
-		if err := dev.raw.SyncStream(own); err != nil {
+		if err := r.Grow(piece.size); err != nil {
 			return err
 		}
-		return plain.FreePlain(p)
-	}
-	undo = noUndo
-	if kind == growAsync {
-		if undo, err = keepPool(dev); err != nil {
-			return nil, nil, err
+		if err := g.write(piece); err != nil {
+			return err
 		}
-		// These two are ordered by the stream, so nothing is waited for.
-		x.alloc = func(n uint64) (driver.Ptr, error) { return plain.AllocAsync(n, own) }
-		x.free = func(p driver.Ptr) error { return plain.FreeAsync(p, own) }
+		return r.SetLen(g.size + piece.size)
 	}
-	// Each grower begins empty.
-	return func() (grower, error) { g := x; return &g, nil }, undo, nil
+	return g, nil
+}
+
+// keepChunks has ranges take the chunks which the range before them released. The warm-up, which
+// does not count, makes the chunks. A Device of its own keeps them, so that the other contenders
+// start with nothing.
+func keepChunks(dev device) (device, func() error, error) {
+	own, err := vmm.OpenDriver(dev.Driver(), dev.Info().Ordinal)
+	if err != nil {
+		return dev, nil, err
+	}
+	dev.Device = own
+	old := own.SetReleaseThreshold(math.MaxUint64)
+	return dev, func() error {
+		_, err := own.Trim(0)
+		own.SetReleaseThreshold(old)
+		return errors.Join(err, own.Close())
+	}, nil
+}
+
+// fillOneChunk makes a range that has all its memory, in one chunk, before the first byte is written.
+// Where the CPU can address the memory, it writes there directly.
+func fillOneChunk(dev device, o vmm.RangeOptions) (*grower, error) {
+	gran, err := dev.Driver().Granularity(driver.Prop{Location: location(dev)})
+	if err != nil {
+		return nil, err
+	}
+	r, view, err := fullRange(dev, shape{size: o.Max, chunk: roundUp(o.Max, gran)})
+	if err != nil {
+		return nil, err
+	}
+	g := &grower{r: r, buffer: buffer{dev: dev, ptr: r.Ptr(), free: r.Close}}
+	g.more = func(piece *buffer) error {
+		if view == nil || piece.ptr != 0 {
+			return g.write(piece)
+		}
+		copy(view[g.size:], piece.host)
+		return nil
+	}
+	return g, nil
+}
+
+// fullRange makes a range whose length is its size, and the CPU's view of it, nil where it has none.
+func fullRange(dev device, s shape) (r *vmm.Range, view []byte, err error) {
+	if r, err = grownRange(dev, s); err != nil {
+		return nil, nil, err
+	}
+	if err = r.SetLen(s.size); err == nil {
+		view, err = r.Host()
+	}
+	if errors.Is(err, driver.ErrNotSupported) {
+		err = nil
+	}
+	onError(&err, r.Close)
+	return r, view, err
+}
+
+// growByCopy is the way of memory that moves. When it is full, its contents are copied to new memory,
+// which is as large as needed and at least so many times as large as the old.
+func growByCopy(kind string, times uint64) func(device, vmm.RangeOptions) (*grower, error) {
+	return func(dev device, _ vmm.RangeOptions) (*grower, error) {
+		g := &grower{buffer: buffer{dev: dev, free: noUndo}}
+		var has uint64 // its capacity
+		g.more = func(piece *buffer) error {
+			if need := g.size + piece.size; need > has {
+				need = max(need, times*has)
+				g.peak, has = max(g.peak, has+need), need
+				if err := g.move(kind, need); err != nil {
+					return err
+				}
+			}
+			return g.write(piece)
+		}
+		return g, nil
+	}
+}
+
+// move continues in new memory of this capacity.
+func (g *grower) move(kind string, capacity uint64) error {
+	next, err := newBuffer(g.dev, kind, shape{size: capacity})
+	if err != nil {
+		return err
+	}
+	free, own := next.free, g.dev.raw.CopyStream()
+	if kind != memAsync { // which the stream orders, so nothing is waited for
+		free = func() error { return errors.Join(g.dev.raw.SyncStream(own), next.free()) }
+	}
+	old := g.buffer
+	g.ptr, g.free = next.ptr, free
+	if g.size > 0 {
+		err = g.dev.raw.Copy(g.ptr, old.ptr, g.size, own)
+		g.copied += g.size
+	}
+	return errors.Join(err, old.free())
 }
 
 // keepPool makes the device's current pool keep what is freed. By default the pool gives
 // it back at each synchronise, and every allocation would be a new one.
-func keepPool(dev device) (undo func() error, err error) {
+func keepPool(dev device) (same device, undo func() error, err error) {
 	pooler, ok := dev.raw.(driver.Pooler)
 	if !ok {
-		return nil, fmt.Errorf("%w: pools", driver.ErrNotSupported)
+		return dev, nil, fmt.Errorf("%w: pools", driver.ErrNotSupported)
 	}
 	pool, err := pooler.CurrentPool()
 	if err != nil {
-		return nil, err
+		return dev, nil, err
 	}
 	old, err := pooler.PoolAttribute(pool, driver.PoolReleaseThreshold)
 	if err != nil {
-		return nil, err
+		return dev, nil, err
 	}
 	set := func(bytes uint64) error { return pooler.SetPoolAttribute(pool, driver.PoolReleaseThreshold, bytes) }
-	return func() error { return set(old) }, set(math.MaxUint64)
+	return dev, func() error { return set(old) }, set(math.MaxUint64)
 }
 
 // addressable reports whether the CPU has the addresses of the device's memory.
@@ -162,195 +229,51 @@ func addressable(dev device) bool {
 	return ok && onHost(dev)
 }
 
-// growingRange is a range of this project, which grows in place.
-type growingRange struct {
-	*vmm.Range
-	dev device
-}
-
-func newGrowingRange(dev device, o vmm.RangeOptions) (grower, error) {
-	r, err := dev.NewRange(o)
-	if err != nil {
-		return nil, err
+// growByRemap is the way of mremap. Pages move to other addresses unless those behind them are
+// free.
+func growByRemap(dev device, _ vmm.RangeOptions) (*grower, error) {
+	if !addressable(dev) {
+		return nil, notSupported(dev, "mremap")
 	}
-	return &growingRange{Range: r, dev: dev}, nil
-}
-
-// keptFactory is growerFactory for ranges that take the chunks which the range
-// before them released. The warm-up, which does not count, makes the chunks. A
-// Device of its own keeps them, so that the other contenders start with nothing.
-func keptFactory(dev device, o vmm.RangeOptions) (func() (grower, error), func() error, error) {
-	own, err := vmm.OpenDriver(dev.Driver(), dev.Info().Ordinal)
-	if err != nil {
-		return nil, nil, err
-	}
-	old := own.SetReleaseThreshold(math.MaxUint64)
-	undo := func() error {
-		_, err := own.Trim(0)
-		own.SetReleaseThreshold(old)
-		return errors.Join(err, own.Close())
-	}
-	dev.Device = own
-	return func() (grower, error) { return newGrowingRange(dev, o) }, undo, nil
-}
-
-func (g *growingRange) append(p piece) error {
-	if p.ptr == 0 && !p.blank() {
-		return g.Append(p.host)
-	}
-	have := g.Len()
-	if err := g.Grow(p.size); err != nil {
-		return err
-	}
-	if err := p.write(g.dev.raw, g.Ptr()+driver.Ptr(have)); err != nil {
-		return err
-	}
-	return g.SetLen(have + p.size)
-}
-
-func (g *growingRange) address() any { return g.Ptr() }
-
-// cost counts growth ahead too, which may be committed and not yet be capacity.
-func (g *growingRange) cost() (copied, peak uint64) { return 0, max(g.Cap(), g.Stats().Committed) }
-func (g *growingRange) close() error                { return g.Close() }
-func (g *growingRange) buffer() *buffer {
-	return &buffer{dev: g.dev, ptr: g.Ptr(), size: g.Len(), chunks: chunkStarts(g.Range)}
-}
-
-// wholeRange is a range that has all its memory, in one chunk, before the first
-// byte is written. Where the CPU can address the memory, it writes there directly.
-type wholeRange struct {
-	growingRange
-	view []byte
-	len  uint64
-}
-
-func newWholeRange(dev device, target uint64) (grower, error) {
-	gran, err := dev.Driver().Granularity(driver.Prop{Location: location(dev)})
-	if err != nil {
-		return nil, err
-	}
-	r, err := dev.NewRange(vmm.RangeOptions{Max: target, Chunk: roundUp(target, gran)})
-	if err != nil {
-		return nil, err
-	}
-	g := &wholeRange{growingRange: growingRange{Range: r, dev: dev}}
-	err = errors.Join(r.Grow(target), r.SetLen(target))
-	if err == nil {
-		g.view, err = r.Host()
-	}
-	if errors.Is(err, driver.ErrNotSupported) {
-		err = nil // append copies in
-	}
-	if err != nil {
-		return nil, errors.Join(err, r.Close())
+	g := &grower{buffer: buffer{free: noUndo}}
+	g.more = func(piece *buffer) error {
+		mem, err := remapMemory(g.host, g.size+piece.size)
+		if err != nil {
+			return err
+		}
+		g.host, g.peak, g.free = mem, uint64(len(mem)), func() error { return unmapMemory(mem) }
+		copy(mem[g.size:], piece.host)
+		return nil
 	}
 	return g, nil
 }
 
-func (g *wholeRange) append(p piece) error {
-	at := g.len
-	g.len += p.size
-	if g.view != nil && p.ptr == 0 {
-		copy(g.view[at:], p.host)
-		return nil
-	}
-	return p.write(g.dev.raw, g.Ptr()+driver.Ptr(at))
-}
-
-// reallocating allocates new memory when it is full, and copies the old contents.
-type reallocating struct {
-	dev    device
-	alloc  func(uint64) (driver.Ptr, error)
-	free   func(driver.Ptr) error // after what the copy stream has queued
-	double bool                   // the capacity, when it is not enough
-	ptr    driver.Ptr
-	len    uint64
-	cap    uint64
-
-	copied, peak uint64
-}
-
-func (g *reallocating) append(p piece) error {
-	if need := g.len + p.size; need > g.cap {
-		if g.double {
-			need = max(2*g.cap, need)
+// growByAppend is the way of a Go slice. release is called after the last use of the slice. It gives
+// the memory back to the system, so that the next growth has to get new pages as the other contenders
+// do. In a warm heap it only collects the garbage.
+func growByAppend(release func(*settings)) func(device, vmm.RangeOptions) (*grower, error) {
+	return func(dev device, _ vmm.RangeOptions) (*grower, error) {
+		if !addressable(dev) {
+			return nil, notSupported(dev, "memory that a Go slice can be made of")
 		}
-		if err := g.move(need); err != nil {
-			return err
+		g := &grower{}
+		g.more = func(piece *buffer) error {
+			if piece.ptr == 0 && piece.host == nil {
+				return fmt.Errorf("append writes what it appends: %w", driver.ErrNotSupported)
+			}
+			was := cap(g.host)
+			g.host = append(g.host, piece.host...)
+			if cap(g.host) != was {
+				g.copied += g.size
+				g.peak = max(g.peak, uint64(was+cap(g.host)))
+			}
+			return nil
 		}
+		g.free = func() error {
+			g.host = nil
+			release(dev.settings)
+			return nil
+		}
+		return g, nil
 	}
-	if err := p.write(g.dev.raw, g.ptr+driver.Ptr(g.len)); err != nil {
-		return err
-	}
-	g.len += p.size
-	return nil
-}
-
-// move continues in new memory of this capacity.
-func (g *reallocating) move(capacity uint64) error {
-	next, err := g.alloc(capacity)
-	if err != nil {
-		return err
-	}
-	old, oldCap := g.ptr, g.cap
-	g.ptr, g.cap = next, capacity
-	g.peak = max(g.peak, oldCap+capacity)
-	if oldCap == 0 {
-		return nil
-	}
-	if g.len > 0 {
-		err = g.dev.raw.Copy(next, old, g.len, g.dev.raw.CopyStream())
-		g.copied += g.len
-	}
-	return errors.Join(err, g.free(old))
-}
-
-func (g *reallocating) address() any                { return g.ptr }
-func (g *reallocating) cost() (copied, peak uint64) { return g.copied, g.peak }
-func (g *reallocating) buffer() *buffer {
-	return &buffer{dev: g.dev, ptr: g.ptr, size: g.len, chunks: []uint64{0}}
-}
-
-func (g *reallocating) close() error {
-	if g.cap == 0 {
-		return nil
-	}
-	g.cap = 0
-	return g.free(g.ptr)
-}
-
-// goSlice is a Go slice that grows by append.
-type goSlice struct {
-	b            []byte
-	release      func() // after the last use of b
-	copied, peak uint64
-}
-
-func (g *goSlice) append(p piece) error {
-	if p.blank() {
-		return fmt.Errorf("append writes what it appends: %w", driver.ErrNotSupported)
-	}
-	was := g.b
-	g.b = append(g.b, p.host...)
-	if cap(g.b) != cap(was) {
-		g.copied += uint64(len(was))
-		g.peak = max(g.peak, uint64(cap(was)+cap(g.b)))
-	}
-	return nil
-}
-
-func (g *goSlice) address() any                { return &g.b[0] }
-func (g *goSlice) cost() (copied, peak uint64) { return g.copied, g.peak }
-func (g *goSlice) buffer() *buffer {
-	return &buffer{host: g.b, size: uint64(len(g.b)), chunks: []uint64{0}}
-}
-
-// close gives the memory back to the system, so that the next growth has to get
-// new pages as the other contenders do. A warm heap collects the garbage and
-// keeps the pages.
-func (g *goSlice) close() error {
-	g.b = nil
-	g.release()
-	return nil
 }

@@ -19,7 +19,7 @@ import (
 func TestInterruptWithinASample(t *testing.T) {
 	growths := newGrowPlan()
 	growths.targets, growths.step = []uint64{32 << 10}, growStep{bytes: 1 << 10}
-	growths.mems.values = []string{growPlain}
+	growths.mems.values = []string{memPlain}
 	blocks := *growths // its data are several blocks of verify
 	blocks.targets, blocks.step = []uint64{8 << 20}, growStep{bytes: 4 << 20}
 	copies := newBWPlan()
@@ -87,7 +87,7 @@ func TestEachGrowthHasItsOwnData(t *testing.T) {
 	for _, write := range []string{onDevice, upload} {
 		p := newGrowPlan()
 		p.targets, p.step = []uint64{1 << 20}, growStep{bytes: 256 << 10}
-		p.mems.values, p.writes.values = []string{growVMM, growPlain}, []string{write}
+		p.mems.values, p.writes.values = []string{memVMM, memPlain}, []string{write}
 		dev := hookedDevice(t, nil)
 		groups, err := p.groups([]device{dev}, 1)
 		require.NoError(t, err)
@@ -98,11 +98,11 @@ func TestEachGrowthHasItsOwnData(t *testing.T) {
 			c, err := groups[0].tasks[i].open(t.Context())
 			require.NoError(t, err)
 			g := c.(*growth)
-			g.start = func() (grower, error) {
+			g.start = func() (*grower, error) {
 				if full {
 					left = nil
 				}
-				return &staleGrower{b: &left, full: !full}, nil
+				return staleGrower(&left, !full), nil
 			}
 			r, err := g.verify(t.Context(), verify.Full, -1)
 			require.NoError(t, err)
@@ -133,30 +133,23 @@ func TestInterruptDoesNotHideWrongData(t *testing.T) {
 	require.Equal(t, report.ExitMismatch, s.report.Exit())
 }
 
-// staleGrower shows the data of an earlier growth: a later one does not write.
-type staleGrower struct {
-	b    *[]byte
-	full bool
-}
-
-func (k *staleGrower) append(p piece) error {
-	if !k.full {
-		*k.b = append(*k.b, p.host...)
+// staleGrower shows the data of an earlier growth if it is full: it does not write.
+func staleGrower(b *[]byte, full bool) *grower {
+	g := &grower{buffer: buffer{host: *b, free: noUndo}}
+	g.more = func(piece *buffer) error {
+		if !full {
+			*b = append(*b, piece.host...)
+			g.host = *b
+		}
+		return nil
 	}
-	return nil
-}
-
-func (k *staleGrower) address() any           { return k.b }
-func (k *staleGrower) cost() (uint64, uint64) { return 0, 0 }
-func (k *staleGrower) close() error           { return nil }
-func (k *staleGrower) buffer() *buffer {
-	return &buffer{host: *k.b, size: uint64(len(*k.b)), chunks: []uint64{0}}
+	return g
 }
 
 func TestStaleGrowthIsFound(t *testing.T) {
 	var left []byte
 	g := &growth{
-		start:  func() (grower, error) { return &staleGrower{b: &left, full: len(left) > 0}, nil },
+		start:  func() (*grower, error) { return staleGrower(&left, len(left) > 0), nil },
 		ready:  func(context.Context) {},
 		target: 1 << 10, step: growStep{bytes: 64}, write: upload, pattern: verify.Pattern{Seed: 1},
 	}

@@ -12,32 +12,21 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// What grow measures of many ranges, in this order.
-const (
-	opMake  = "make"
-	opRow   = "first-row"
-	opCold  = "next-cold"
-	opReuse = "next-kept"
-	opAhead = "next-ahead"
-	opSleep = "sleep"
-	opClose = "close"
-)
-
 const (
 	manyMax    = 64 << 20 // bytes of addresses of a range
 	manyRow    = 128      // bytes of a row
 	mostRanges = 1 << 16
 )
 
-// manyRanges is a contender's work: ranges that all do the same, one after the other.
+// manyRanges are ranges that all do the same, one after the other.
 type manyRanges struct {
-	dev        device
-	n          int
-	chunk      uint64 // the least that a range can have
-	all, ahead []*vmm.Range
+	dev   device
+	n     int
+	chunk uint64 // the least that a range can have
+	all   []*vmm.Range
 }
 
-// manyGroup plans that n ranges are made, grow, sleep and are closed. A sample is the time of all of them.
+// manyGroup plans that n ranges are made, grow, sleep and are closed. A sample is the time of all.
 func manyGroup(dev device, n int) (group, error) {
 	chunk, err := dev.Driver().Granularity(driver.Prop{Location: location(dev)})
 	if err != nil {
@@ -48,24 +37,50 @@ func manyGroup(dev device, n int) (group, error) {
 		g.memory = 4 * chunk * uint64(n) // two chunks of each, twice when it sleeps
 	}
 	m := &manyRanges{dev: dev, n: n, chunk: chunk}
-	calls := &pass{do: m.pass}
-	for _, op := range []string{opMake, opRow, opCold, opReuse, opAhead, opSleep, opWake, opClose} {
-		g.add(task{
-			label: op,
-			c:     report.Case{Unit: unitMs, Bytes: 2 * chunk * uint64(n), Axes: axes("device", dev.String(), "ranges", n, "op", op)},
-			open: func(context.Context) (contender, error) {
-				return &operation{name: op, ready: func(context.Context) {}, pass: calls}, nil
-			},
-		})
+	calls := m.pass()
+	for _, op := range []string{"make", "first-row", "next-cold", "next-kept", "next-ahead", "sleep", "wake", "close"} {
+		g.add(calls.task(op, op, report.Case{
+			Unit: unitMs, Bytes: 2 * chunk * uint64(n), Axes: axes("device", dev.String(), "ranges", n, "op", op),
+		}))
 	}
 	return g, nil
 }
 
+// pass does all that is measured, and leaves nothing.
+func (m *manyRanges) pass() *pass {
+	row := make([]byte, manyRow)
+	firstRow := m.each(func(r *vmm.Range) error { return r.Append(row) })
+	next := m.each(func(r *vmm.Range) error { return r.Grow(2*m.chunk - r.Len()) })
+	var before uint64
+	keep := func() error { before = m.dev.SetReleaseThreshold(2 * m.chunk * uint64(m.n)); return nil }
+	keepNone := func() error { m.dev.SetReleaseThreshold(0); return nil }
+	keepAsBefore := func() error { m.dev.SetReleaseThreshold(before); return nil }
+	return &pass{calls: []call{
+		{undo: m.free},
+		{name: "make", do: m.make(vmm.RangeOptions{})},
+		{name: "first-row", do: firstRow},
+		{name: "next-cold", do: next},
+		{do: keep, undo: keepAsBefore},
+		{do: m.each((*vmm.Range).Clip)},
+		{name: "next-kept", do: next},
+		{do: keepNone},
+		{do: m.each(m.fill)},
+		{name: "sleep", do: func() error { return vmm.Sleep(vmm.SleepKeep, m.all...) }},
+		{name: "wake", do: func() error { return vmm.Wake(m.all...) }},
+		{name: "close", do: m.each((*vmm.Range).Close)},
+		// Growth ahead begins when less than half of it is left, which is so after the first row.
+		{do: m.make(vmm.RangeOptions{GrowAhead: 2 * m.chunk})},
+		{do: firstRow},
+		{do: m.each(m.waitAhead)},
+		{name: "next-ahead", do: next},
+	}}
+}
+
 // each calls f for all ranges.
-func each(all []*vmm.Range, f func(*vmm.Range) error) func() error {
+func (m *manyRanges) each(f func(*vmm.Range) error) func() error {
 	return func() error {
-		for _, g := range all {
-			if err := f(g); err != nil {
+		for _, r := range m.all {
+			if err := f(r); err != nil {
 				return err
 			}
 		}
@@ -73,91 +88,47 @@ func each(all []*vmm.Range, f func(*vmm.Range) error) func() error {
 	}
 }
 
-func (m *manyRanges) make(o vmm.RangeOptions) (all []*vmm.Range, err error) {
-	o.Max = manyMax
-	for range m.n {
-		g, err := m.dev.NewRange(o)
-		if err != nil {
-			return all, err
+func (m *manyRanges) make(o vmm.RangeOptions) func() error {
+	return func() error {
+		o.Max, m.all = manyMax, nil
+		for range m.n {
+			r, err := m.dev.NewRange(o)
+			if err != nil {
+				return err
+			}
+			m.all = append(m.all, r)
 		}
-		all = append(all, g)
+		return nil
 	}
-	return all, nil
 }
 
-// pass does all that is measured, and leaves nothing.
-func (m *manyRanges) pass(w stopwatch) (err error) {
-	defer func() {
-		for _, g := range append(m.all, m.ahead...) {
-			err = errors.Join(err, g.Close())
-		}
-		m.all, m.ahead = nil, nil
-		_, trimmed := m.dev.Trim(0)
-		err = errors.Join(err, trimmed)
-	}()
-	row := make([]byte, manyRow)
-	firstRow := func(g *vmm.Range) error { return g.Append(row) }
-	next := func(g *vmm.Range) error { return g.Grow(2*m.chunk - g.Len()) }
-	if err := w.call(opMake, func() (err error) { m.all, err = m.make(vmm.RangeOptions{}); return err }); err != nil {
-		return err
-	}
-	if err := w.call(opRow, each(m.all, firstRow)); err != nil {
-		return err
-	}
-	if err := w.call(opCold, each(m.all, next)); err != nil {
-		return err
-	}
-	defer m.dev.SetReleaseThreshold(m.dev.SetReleaseThreshold(2 * m.chunk * uint64(m.n)))
-	if err := each(m.all, (*vmm.Range).Clip)(); err != nil {
-		return err
-	}
-	if err := w.call(opReuse, each(m.all, next)); err != nil {
-		return err
-	}
-	m.dev.SetReleaseThreshold(0)
-	if err := each(m.all, m.fill)(); err != nil {
-		return err
-	}
-	if err := w.call(opSleep, func() error { return vmm.Sleep(vmm.SleepKeep, m.all...) }); err != nil {
-		return err
-	}
-	if err := w.call(opWake, func() error { return vmm.Wake(m.all...) }); err != nil {
-		return err
-	}
-	if err := w.call(opClose, each(m.all, (*vmm.Range).Close)); err != nil {
-		return err
+// free closes what is left, and gives back what the device keeps.
+func (m *manyRanges) free() (err error) {
+	for _, r := range m.all {
+		err = errors.Join(err, r.Close())
 	}
 	m.all = nil
-	// It begins when less than half of it is left, which is so after the first row.
-	if m.ahead, err = m.make(vmm.RangeOptions{GrowAhead: 2 * m.chunk}); err != nil {
-		return err
-	}
-	if err := each(m.ahead, firstRow)(); err != nil {
-		return err
-	}
-	if err := each(m.ahead, m.waitAhead)(); err != nil {
-		return err
-	}
-	return w.call(opAhead, each(m.ahead, next))
+	_, trimmed := m.dev.Trim(0)
+	return errors.Join(err, trimmed)
 }
 
 // fill writes all of a range: a host takes no time for pages that were never written.
-func (m *manyRanges) fill(g *vmm.Range) error {
-	b := buffer{dev: m.dev, ptr: g.Ptr(), size: 2 * m.chunk}
-	return errors.Join(b.poison(context.Background()), g.SetLen(b.size))
+func (m *manyRanges) fill(r *vmm.Range) error {
+	b := buffer{dev: m.dev, ptr: r.Ptr(), size: 2 * m.chunk}
+	return errors.Join(b.poison(context.Background()), r.SetLen(b.size))
 }
 
 // waitAhead waits until the device's goroutine has mapped the range's second chunk.
-func (m *manyRanges) waitAhead(g *vmm.Range) error {
+func (m *manyRanges) waitAhead(r *vmm.Range) error {
 	for range 10_000 {
-		if g.Cap() >= 2*m.chunk {
+		if r.Cap() >= 2*m.chunk {
 			return nil
 		}
 		time.Sleep(time.Millisecond)
-		if err := g.Grow(0); err != nil { // asks for it again
+		if err := r.Grow(0); err != nil { // asks for it again
 			return err
 		}
-		if g.Stats().GrowAheadFailures > 0 {
+		if r.Stats().GrowAheadFailures > 0 {
 			break
 		}
 	}

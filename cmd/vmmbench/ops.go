@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,25 +22,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// Operations, as --op takes them.
-const (
-	opReserve    = "reserve"
-	opCreate     = "create"
-	opMap        = "map"
-	opSetAccess  = "setaccess"
-	opUnmap      = "unmap"
-	opRelease    = "release"
-	opFree       = "free"
-	opExport     = "export"
-	opImport     = "import"
-	opPlainAlloc = "plain-alloc"
-	opPlainFree  = "plain-free"
-	opAsyncAlloc = "async-alloc"
-	opAsyncFree  = "async-free"
-	opGrow       = "grow"
-	opRegrow     = "regrow"
-)
-
 // opsPlan is what ops measures.
 type opsPlan struct {
 	ops   choices
@@ -47,13 +31,9 @@ type opsPlan struct {
 }
 
 func newOpsPlan() *opsPlan {
-	all := []string{
-		opReserve, opCreate, opMap, opSetAccess, opUnmap, opRelease, opFree, opExport, opImport,
-		opPlainAlloc, opPlainFree, opAsyncAlloc, opAsyncFree, opGrow, opRegrow,
-	}
-	return &opsPlan{
-		ops: choices{of: all, values: all, what: "OPS"}, busy: counts{0, 1}, total: 1 << 30,
-	}
+	all := strings.Fields(`reserve create map setaccess unmap release free export import
+		plain-alloc plain-free async-alloc async-free grow regrow`)
+	return &opsPlan{ops: choices{of: all, values: all, what: "OPS"}, busy: counts{0, 1}, total: 1 << 30}
 }
 
 // opsSizes are the sizes of chunks that are measured by default.
@@ -67,7 +47,6 @@ func (p *opsPlan) flags(f *pflag.FlagSet) {
 }
 
 func (a *app) ops() *cobra.Command {
-	p := newOpsPlan()
 	c, _ := a.benchmark(&cobra.Command{
 		Use:   "ops",
 		Short: "Measure the driver's calls, by the size of the chunk",
@@ -79,15 +58,14 @@ copy:
   export, import           of a chunk made for it
   plain-alloc, plain-free  cuMemAlloc and cuMemFree; mmap and munmap on the host
   async-alloc, async-free  the device's pool, which keeps what is freed
-  grow                     --total bytes by chunks of this size: create and map
-                           for each chunk, one setaccess for all
+  grow                     --total bytes, rounded down to chunks of this size: create
+                           and map for each chunk, one setaccess for all
   regrow                   the same from kept chunks: map and setaccess only
-To choose a chunk size, look at grow. If --total is no multiple of the chunk, it is
-rounded down, to one chunk at least; the case has the bytes that it was. Every sample is
-one call or one growth. Nothing is written, so nothing is verified.`,
+To choose a chunk size, look at grow. Every sample is one call or one growth. Nothing is
+written, so nothing is verified.`,
 		Example: `  vmmbench ops
   vmmbench ops --op grow,regrow --size 2M:2G:x4 --busy 0`,
-	}, p, 100, 5*time.Second)
+	}, newOpsPlan(), 100, 5*time.Second)
 	return c
 }
 
@@ -105,307 +83,267 @@ func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []group
 	// Without --size: those that the memory is enough for, the smallest at least.
 	sizes := p.sizes
 	if len(sizes) == 0 {
-		tooLarge := func(n uint64) bool { return n > free/memoryShare }
+		tooLarge := func(n uint64) bool { return n > max(free/memoryShare, opsSizes[0]) }
 		sizes = slices.DeleteFunc(slices.Clone(opsSizes), tooLarge)
-		sizes = append(sizes, opsSizes[0])[:max(len(sizes), 1)]
 	}
+	var list []group
 	for _, n := range sizes {
 		if err := checkSize(n); err != nil {
 			return nil, err
 		}
 		for _, streams := range p.busy {
-			s := newChunkOps(dev, n, min(uint64(p.total), free/memoryShare))
-			list = append(list, p.group(dev, s, streams))
+			list = append(list, p.group(dev, newChunkOps(dev, n, min(uint64(p.total), free/memoryShare)), streams))
 		}
 	}
 	return list, nil
 }
 
+// group plans the operations on chunks of one size. Operations of the same pass share it.
 func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 	busy := &busyStreams{dev: dev, n: streams}
-	g := group{
-		name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1,
-		setup: busy.setup,
+	g := group{name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1, setup: busy.setup}
+	passes := map[string]*pass{}
+	for _, x := range s.passes() {
+		x.ready = func(ctx context.Context) error { busy.waitQueued(ctx); return nil }
+		for _, c := range x.calls {
+			passes[c.name], passes[c.undoName] = x, x
+		}
 	}
 	for _, op := range p.ops.values {
-		// The payload of a growth is all its chunks.
-		name, bytes := opName(dev, op), s.size
-		if op == opGrow || op == opRegrow {
-			bytes *= uint64(s.count)
-		}
-		g.add(task{
-			label: name,
-			c:     report.Case{Unit: unitUs, Bytes: bytes, Axes: axes("device", dev.String(), "size", s.size, "op", name, "busy", streams)},
-			open:  func(context.Context) (contender, error) { return s.newOperation(dev, op, busy.waitQueued) },
-		})
+		name := opName(dev, op)
+		of := axes("device", dev.String(), "size", s.size, "op", name, "busy", streams)
+		g.add(passes[op].task(op, name, report.Case{Unit: unitUs, Bytes: cmp.Or(passes[op].bytes, s.size), Axes: of}))
 	}
 	return g
 }
 
 // opName is the report's name of an operation.
 func opName(dev device, op string) string {
-	switch op {
-	case opPlainAlloc:
-		return memName(dev, memPlain)
-	case opPlainFree:
-		if dev.Driver().Name() == "cuda" {
-			return "cuMemFree"
+	free := "munmap"
+	if dev.Driver().Name() == "cuda" {
+		free = "cuMemFree"
+	}
+	ordinary := map[string]string{
+		"plain-alloc": memName(dev, memPlain), "plain-free": free, "async-alloc": memName(dev, memAsync), "async-free": "freeAsync",
+	}
+	return cmp.Or(ordinary[op], op)
+}
+
+// call is a call, and the one that undoes it. A call that has a name is timed.
+type call struct {
+	name     string
+	do       func() error // nil: nothing
+	undoName string
+	undo     func() error // nil: nothing
+}
+
+// pass is calls that need each other, as map needs create. They are made one after the other, and
+// undone in reverse. Operations take their times from the last run. An operation whose time was taken
+// before has the calls made again.
+type pass struct {
+	calls []call
+	open  func() (undo func() error, err error) // makes what all samples need; nil: nothing
+	ready func(context.Context) error           // is called before the calls; nil: nothing
+	times map[string]time.Duration              // not taken yet
+	bytes uint64                                // the payload, if it is not that of the group
+}
+
+func (p *pass) run(ctx context.Context) (err error) {
+	if p.ready != nil {
+		if err := p.ready(ctx); err != nil {
+			return err
 		}
-		return "munmap"
-	case opAsyncAlloc:
-		return memName(dev, memAsync)
-	case opAsyncFree:
-		return "freeAsync"
 	}
-	return op
-}
-
-// chunkOps are the operations of a driver on chunks of one size.
-type chunkOps struct {
-	drv    driver.Driver
-	raw    driver.Device
-	prop   driver.Prop
-	grants []driver.Grant
-	size   uint64
-	count  int // chunks of a growth
-
-	allocator                  driver.Allocator // nil: the device has none
-	chunk, share, plain, async pass
-}
-
-func newChunkOps(dev device, size, total uint64) *chunkOps {
-	home := location(dev)
-	s := &chunkOps{
-		drv: dev.Driver(), raw: dev.raw, size: size, count: int(max(total/size, 1)),
-		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
-	}
-	s.allocator, _ = dev.raw.(driver.Allocator)
-	s.chunk.do, s.share.do, s.plain.do, s.async.do = s.timeChunk, s.timeShare, s.timePlain, s.timeAsync
-	return s
-}
-
-// stopwatch has the time of each call, by its name.
-type stopwatch map[string]time.Duration
-
-func (w stopwatch) call(name string, f func() error) error {
-	began := time.Now()
-	err := f()
-	w[name] += time.Since(began)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+	p.times = map[string]time.Duration{}
+	var made undo
+	defer func() { err = errors.Join(err, made.close()) }()
+	for _, c := range p.calls {
+		if err := p.time(c.name, c.do); err != nil {
+			return err
+		}
+		made.add(func() error { return p.time(c.undoName, c.undo) })
 	}
 	return nil
 }
 
-// pass makes calls that need each other, as map needs create, and times each of them. Its
-// operations take their times from it. If the time of one was taken before, the calls are
-// made again.
-type pass struct {
-	do    func(stopwatch) error
-	times stopwatch // not taken yet
+// time makes a call.
+func (p *pass) time(name string, f func() error) error {
+	if f == nil {
+		return nil
+	}
+	began := time.Now()
+	err := f()
+	p.times[name] = time.Since(began)
+	if err != nil && name != "" {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return err
 }
 
-func (p *pass) take(ctx context.Context, name string, ready func(context.Context)) (time.Duration, error) {
-	if _, ok := p.times[name]; !ok {
-		ready(ctx)
-		p.times = stopwatch{}
-		if err := p.do(p.times); err != nil {
-			p.times = nil
-			return 0, err
+// task is a case of the call with a name.
+func (p *pass) task(name, label string, of report.Case) task {
+	return task{label: label, c: of, open: func(context.Context) (_ contender, err error) {
+		o := &operation{pass: p, name: name, undo: noUndo}
+		if p.open != nil {
+			o.undo, err = p.open()
 		}
-	}
-	took := p.times[name]
-	delete(p.times, name)
-	return took, nil
+		return o, err
+	}}
 }
 
 // operation is a contender that times one call of a pass.
 type operation struct {
 	noData
-	name  string
-	ready func(context.Context) // called before the pass is made
-	pass  *pass
-	undo  undo
+	*pass
+	name string
+	undo func() error
 }
 
-// newOperation makes the contender of an operation. ready is called before each pass.
-func (s *chunkOps) newOperation(dev device, op string, ready func(context.Context)) (contender, error) {
-	o := &operation{name: op, ready: ready, pass: &s.chunk}
-	switch op {
-	case opExport, opImport:
-		o.pass = &s.share
-		return o, dev.Supports(driver.FeatureShareFD)
-	case opGrow:
-		o.pass = &pass{do: s.timeGrow}
-	case opRegrow:
-		// The chunks are made once, before the first sample, and kept for all.
-		kept, err := s.create()
-		if err != nil {
-			return nil, errors.Join(err, s.release(kept))
-		}
-		take := func() ([]driver.Handle, error) { return kept, nil }
-		o.pass = &pass{do: func(w stopwatch) error { return s.timeMapping(w, opRegrow, take) }}
-		o.undo.add(func() error { return s.release(kept) })
-	case opPlainAlloc, opPlainFree, opAsyncAlloc, opAsyncFree:
-		if s.allocator == nil {
-			return nil, notSupported(dev, opName(dev, op))
-		}
-		if o.pass = &s.plain; op == opAsyncAlloc || op == opAsyncFree {
-			o.pass = &s.async
-			undo, err := keepPool(dev)
-			if err != nil {
-				return nil, err
-			}
-			o.undo.add(undo)
+func (o *operation) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
+	if _, ok := o.times[o.name]; !ok {
+		if err := o.run(ctx); err != nil {
+			o.times = nil
+			return s, err
 		}
 	}
-	return o, nil
+	s.NS = float64(o.times[o.name])
+	delete(o.times, o.name)
+	return s, nil
 }
 
-// timeChunk makes all the calls from a reservation to memory with access, and
-// those that undo them.
-func (s *chunkOps) timeChunk(w stopwatch) (err error) {
-	undo := func(name string, f func() error) { err = errors.Join(err, w.call(name, f)) }
+func (o *operation) close() error { return o.undo() }
+
+// chunkOps are the operations of a driver on chunks of one size.
+type chunkOps struct {
+	dev    device
+	drv    driver.Driver
+	prop   driver.Prop
+	grants []driver.Grant
+	size   uint64
+	count  int // chunks of a growth
+}
+
+func newChunkOps(dev device, size, total uint64) *chunkOps {
+	home := location(dev)
+	return &chunkOps{
+		dev: dev, drv: dev.Driver(), size: size, count: int(max(total/size, 1)),
+		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
+	}
+}
+
+func (s *chunkOps) passes() []*pass {
+	return []*pass{
+		s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth("grow", false), s.growth("regrow", true),
+	}
+}
+
+// chunk has all the calls from a reservation to memory with access.
+func (s *chunkOps) chunk() *pass {
 	var p driver.Ptr
-	if err := w.call(opReserve, func() (err error) { p, err = s.drv.Reserve(s.size, 0); return err }); err != nil {
-		return err
-	}
-	defer undo(opFree, func() error { return s.drv.Free(p, s.size) })
 	var h driver.Handle
-	if err := w.call(opCreate, func() (err error) { h, err = s.drv.Create(s.size, s.prop); return err }); err != nil {
-		return err
-	}
-	defer undo(opRelease, func() error { return s.drv.Release(h) })
-	if err := w.call(opMap, func() error { return s.drv.Map(p, s.size, h) }); err != nil {
-		return err
-	}
-	defer undo(opUnmap, func() error { return s.drv.Unmap(p, s.size) })
-	return w.call(opSetAccess, func() error { return s.drv.SetAccess(p, s.size, s.grants) })
+	return &pass{calls: []call{
+		{"reserve", func() (err error) { p, err = s.drv.Reserve(s.size, 0); return err },
+			"free", func() error { return s.drv.Free(p, s.size) }},
+		{"create", func() (err error) { h, err = s.drv.Create(s.size, s.prop); return err },
+			"release", func() error { return s.drv.Release(h) }},
+		{"map", func() error { return s.drv.Map(p, s.size, h) }, "unmap", func() error { return s.drv.Unmap(p, s.size) }},
+		{name: "setaccess", do: func() error { return s.drv.SetAccess(p, s.size, s.grants) }},
+	}}
 }
 
-// timeShare exports a chunk that is made for it and imports it again.
-func (s *chunkOps) timeShare(w stopwatch) (err error) {
+// share exports a chunk that is made for it and imports it again.
+func (s *chunkOps) share() *pass {
+	var made, imported driver.Handle
+	var fd int
 	prop := s.prop
 	prop.Share = driver.ShareFD
-	h, err := s.drv.Create(s.size, prop)
-	if err != nil {
-		return err
+	return &pass{
+		open: func() (func() error, error) { return noUndo, s.dev.Supports(driver.FeatureShareFD) },
+		calls: []call{
+			{do: func() (err error) { made, err = s.drv.Create(s.size, prop); return err },
+				undo: func() error { return s.drv.Release(made) }},
+			{"export", func() (err error) { fd, err = s.drv.Export(made); return err },
+				"", func() error { return os.NewFile(uintptr(fd), "chunk").Close() }},
+			{"import", func() (err error) { imported, err = s.drv.Import(fd, s.size, prop); return err },
+				"", func() error { return s.drv.Release(imported) }},
+		},
 	}
-	defer func() { err = errors.Join(err, s.drv.Release(h)) }()
-	var fd int
-	if err := w.call(opExport, func() (err error) { fd, err = s.drv.Export(h); return err }); err != nil {
-		return err
-	}
-	file := os.NewFile(uintptr(fd), "chunk")
-	defer func() { err = errors.Join(err, file.Close()) }()
-	var imported driver.Handle
-	if err := w.call(opImport, func() (err error) { imported, err = s.drv.Import(fd, s.size, prop); return err }); err != nil {
-		return err
-	}
-	return s.drv.Release(imported)
 }
 
-// timePlain allocates and frees plain memory.
-func (s *chunkOps) timePlain(w stopwatch) error {
-	plain := s.allocator
+// ordinary allocates and frees memory of a kind that has no chunks: plain, or of the device's pool.
+func (s *chunkOps) ordinary(kind string) *pass {
+	from, ok := s.dev.raw.(driver.Allocator)
+	own := s.dev.raw.CopyStream()
 	var p driver.Ptr
-	if err := w.call(opPlainAlloc, func() (err error) { p, err = plain.AllocPlain(s.size); return err }); err != nil {
-		return err
+	alloc := func() (err error) { p, err = from.AllocPlain(s.size); return err }
+	free := func() error { return from.FreePlain(p) }
+	if kind == memAsync {
+		alloc = func() (err error) { p, err = from.AllocAsync(s.size, own); return err }
+		free = func() error { return from.FreeAsync(p, own) }
 	}
-	return w.call(opPlainFree, func() error { return plain.FreePlain(p) })
-}
-
-// timeAsync allocates from the device's pool and frees into it.
-func (s *chunkOps) timeAsync(w stopwatch) error {
-	plain := s.allocator
-	own := s.raw.CopyStream()
-	var p driver.Ptr
-	if err := w.call(opAsyncAlloc, func() (err error) { p, err = plain.AllocAsync(s.size, own); return err }); err != nil {
-		return err
+	return &pass{
+		calls: []call{{undo: func() error { return s.dev.raw.SyncStream(own) }}, {kind + "-alloc", alloc, kind + "-free", free}},
+		open: sync.OnceValues(func() (func() error, error) { // so that both operations set back what was set before
+			switch {
+			case !ok:
+				return nil, notSupported(s.dev, memName(s.dev, kind))
+			case kind == memPlain:
+				return noUndo, nil
+			}
+			_, undo, err := keepPool(s.dev)
+			return undo, err
+		}),
 	}
-	err := w.call(opAsyncFree, func() error { return plain.FreeAsync(p, own) })
-	return errors.Join(err, s.raw.SyncStream(own))
 }
 
-// timeGrow times a growth with new memory, which is released afterwards.
-func (s *chunkOps) timeGrow(w stopwatch) (err error) {
-	var made []driver.Handle
-	defer func() { err = errors.Join(err, s.release(made)) }()
-	return s.timeMapping(w, opGrow, func() ([]driver.Handle, error) {
-		made, err = s.create()
-		return made, err
-	})
-}
-
-// timeMapping times taking chunks, mapping them side by side and one setaccess
-// for all of them. Reserving the addresses and unmapping are not timed.
-func (s *chunkOps) timeMapping(w stopwatch, name string, take func() ([]driver.Handle, error)) (err error) {
+// growth takes chunks, maps them side by side and sets the access of all of them. Each sample makes
+// the chunks, unless they are kept: then the warm-up makes them, which does not count.
+func (s *chunkOps) growth(name string, kept bool) *pass {
 	all := s.size * uint64(s.count)
-	p, err := s.drv.Reserve(all, 0)
-	if err != nil {
-		return err
-	}
+	var p driver.Ptr
+	var made []driver.Handle
 	var mapped uint64 // bytes so far: if a call fails, only these are unmapped
-	defer func() {
-		if mapped > 0 {
-			err = errors.Join(err, s.drv.Unmap(p, mapped))
+	grow := func() error {
+		for len(made) < s.count {
+			h, err := s.drv.Create(s.size, s.prop)
+			if err != nil {
+				return err
+			}
+			made = append(made, h)
 		}
-		err = errors.Join(err, s.drv.Free(p, all))
-	}()
-	return w.call(name, func() error {
-		chunks, err := take()
-		if err != nil {
-			return err
-		}
-		for _, h := range chunks {
+		for _, h := range made {
 			if err := s.drv.Map(p+driver.Ptr(mapped), s.size, h); err != nil {
 				return err
 			}
 			mapped += s.size
 		}
 		return s.drv.SetAccess(p, mapped, s.grants)
-	})
-}
-
-// create makes the chunks of a growth. The caller must release them, also those
-// that are returned beside an error.
-func (s *chunkOps) create() (made []driver.Handle, err error) {
-	made = make([]driver.Handle, 0, s.count)
-	for range s.count {
-		h, err := s.drv.Create(s.size, s.prop)
-		if err != nil {
-			return made, err
+	}
+	release := func() (err error) {
+		for _, h := range made {
+			err = errors.Join(err, s.drv.Release(h))
 		}
-		made = append(made, h)
+		made = nil
+		return err
 	}
-	return made, nil
-}
-
-// release releases all handles, also if one of them fails.
-func (s *chunkOps) release(handles []driver.Handle) error {
-	var err error
-	for _, h := range handles {
-		err = errors.Join(err, s.drv.Release(h))
+	free := func() (err error) {
+		if mapped > 0 {
+			err = s.drv.Unmap(p, mapped)
+		}
+		if mapped = 0; !kept {
+			err = errors.Join(err, release())
+		}
+		return errors.Join(err, s.drv.Free(p, all))
 	}
-	return err
+	return &pass{
+		bytes: all,
+		open:  func() (func() error, error) { return release, nil },
+		calls: []call{{do: func() (err error) { p, err = s.drv.Reserve(all, 0); return err }, undo: free}, {name: name, do: grow}},
+	}
 }
-
-func (o *operation) measure(ctx context.Context, _ int) (measure.Sample, error) {
-	took, err := o.pass.take(ctx, o.name, o.ready)
-	return measure.Sample{NS: float64(took)}, err
-}
-
-func (o *operation) close() error { return o.undo.close() }
-
-// Operations on other devices' access.
-const (
-	opGrant  = "grant"
-	opRevoke = "revoke"
-)
 
 // grantChunk is the size of a chunk that access is granted to: the smallest of
 // most devices. The driver works for each chunk.
@@ -416,25 +354,18 @@ func grantGroup(owner device, peers []device, n int) group {
 	all := uint64(n) * grantChunk
 	others := withoutRaw(peers)
 	g := group{name: fmt.Sprintf("grant/%dx%s/peers-%d", n, size.Format(grantChunk), len(peers)), samples: math.MaxInt, maxLoops: 1}
-	for _, op := range []string{opGrant, opRevoke} {
-		g.add(task{
-			label: op,
-			c:     report.Case{Unit: unitUs, Bytes: all, Axes: axes("owner", owner.String(), "chunks", n, "peers", len(peers), "op", op)},
-			open: func(context.Context) (contender, error) {
-				// As every contender, each operation has memory of its own.
-				r, err := grownRange(owner, shape{size: all, chunk: grantChunk})
-				if err != nil {
-					return nil, err
-				}
-				both := func(w stopwatch) error { // since each of them needs the other
-					if err := w.call(opGrant, func() error { return r.Grant(vmm.AccessReadWrite, others...) }); err != nil {
-						return err
-					}
-					return w.call(opRevoke, func() error { return r.Revoke(others...) })
-				}
-				return &operation{name: op, ready: func(context.Context) {}, undo: undo{r.Close}, pass: &pass{do: both}}, nil
+	for _, op := range []string{"grant", "revoke"} {
+		// As every contender, each operation has memory of its own.
+		var r *vmm.Range
+		both := &pass{
+			open: func() (_ func() error, err error) {
+				r, err = grownRange(owner, shape{size: all, chunk: grantChunk})
+				return r.Close, err
 			},
-		})
+			calls: []call{{"grant", func() error { return r.Grant(vmm.AccessReadWrite, others...) },
+				"revoke", func() error { return r.Revoke(others...) }}},
+		}
+		g.add(both.task(op, op, report.Case{Unit: unitUs, Bytes: all, Axes: axes("owner", owner.String(), "chunks", n, "peers", len(peers), "op", op)}))
 	}
 	if onHost(owner) {
 		g.memory = all * uint64(len(g.tasks))

@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
@@ -67,11 +68,11 @@ func opsPlanOf(ops ...string) *opsPlan {
 func TestOpsThatFailGiveBack(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ call, op string }{
-		{"Reserve", opMap}, {"Create", opMap}, {"Map", opSetAccess}, {"SetAccess", opUnmap},
-		{"Create", opExport}, {"Export", opExport}, {"Import", opExport},
-		{"AllocPlain", opPlainFree},
-		{"Reserve", opGrow}, {"Create", opGrow}, {"Map", opGrow}, {"SetAccess", opGrow},
-		{"Reserve", opRegrow}, {"Create", opRegrow}, {"Map", opRegrow}, {"SetAccess", opRegrow},
+		{"Reserve", "map"}, {"Create", "map"}, {"Map", "setaccess"}, {"SetAccess", "unmap"},
+		{"Create", "export"}, {"Export", "export"}, {"Import", "export"},
+		{"AllocPlain", "plain-free"},
+		{"Reserve", "grow"}, {"Create", "grow"}, {"Map", "grow"}, {"SetAccess", "grow"},
+		{"Reserve", "regrow"}, {"Create", "regrow"}, {"Map", "regrow"}, {"SetAccess", "regrow"},
 	} {
 		for n := 1; n <= 3; n++ {
 			drv := drivertest.Inject(host.New(host.Config{Devices: 1, Memory: 1 << 30}), nil)
@@ -99,7 +100,7 @@ func TestOpsInterrupted(t *testing.T) {
 	})
 	s := newRunner()
 	s.flags.samples = 9
-	s.run(ctx, t, dev, opsPlanOf(opCreate))
+	s.run(ctx, t, dev, opsPlanOf("create"))
 	require.Equal(t, report.Interrupted, s.report.Cases[0].Status)
 	require.Len(t, s.report.Cases[0].Samples, 2)
 	require.Equal(t, 3, calls)
@@ -150,7 +151,7 @@ func TestBusyStreamThatFails(t *testing.T) {
 			return hook(call)
 		})
 		hook = drivertest.FailNth(c.call, c.n, vmm.ErrOutOfMemory)
-		p := opsPlanOf(opPlainAlloc) // which makes none of these calls
+		p := opsPlanOf("plain-alloc") // which makes none of these calls
 		p.busy = counts{2}
 		s := newRunner()
 		s.flags.samples = 20
@@ -159,4 +160,19 @@ func TestBusyStreamThatFails(t *testing.T) {
 		require.Equal(t, report.Error, got.Status, "%+v", c)
 		require.Contains(t, string(got.Reason), "busy stream", "%+v", c)
 	}
+}
+
+// The device's pool keeps what it kept before, whichever operations were measured.
+func TestOpsLeaveThePoolAsItWas(t *testing.T) {
+	dev := hookedDevice(t, nil)
+	pooler := dev.raw.(driver.Pooler)
+	h, err := pooler.CurrentPool()
+	require.NoError(t, err)
+	require.NoError(t, pooler.SetPoolAttribute(h, driver.PoolReleaseThreshold, 12345))
+	s := newRunner()
+	s.run(t.Context(), t, dev, opsPlanOf("async-alloc", "async-free"))
+	require.Equal(t, report.Passed, s.report.Cases[0].Status, s.report.Cases[0].Reason)
+	kept, err := pooler.PoolAttribute(h, driver.PoolReleaseThreshold)
+	require.NoError(t, err)
+	require.Equal(t, uint64(12345), kept)
 }

@@ -36,76 +36,25 @@ const (
 // memPool is the report's name of our pool.
 const memPool = "pool"
 
-// reusePolicies are the words of --reuse.
-var reusePolicies = map[string]pool.Reuse{
-	"all": pool.ReuseAll, "none": 0,
-	"events": pool.ReuseFollowEvents, "opportunistic": pool.ReuseOpportunistic, "dependencies": pool.ReuseInternalDependencies,
+// reuseNames are the sets of policies by their bits.
+var reuseNames = []string{
+	"none", "events", "opportunistic", "events+opportunistic", "dependencies", "events+dependencies", "opportunistic+dependencies", "all",
 }
-
-// reuseList is a flag that takes a list of policies, or of several joined by a plus.
-type reuseList []pool.Reuse
-
-// Set implements pflag.Value. It replaces the default.
-func (l *reuseList) Set(s string) error {
-	var list reuseList
-	for v := range strings.SplitSeq(s, ",") {
-		reuse, joined := pool.Reuse(0), strings.Contains(v, "+")
-		for word := range strings.SplitSeq(v, "+") {
-			policy, ok := reusePolicies[word]
-			if !ok || joined && !slices.Contains(joinable, word) {
-				return fmt.Errorf("%q: want a list of %s, of which the last three can be joined by +", v, l.Type())
-			}
-			reuse |= policy
-		}
-		if !slices.Contains(list, reuse) {
-			list = append(list, reuse)
-		}
-	}
-	*l = list
-	return nil
-}
-
-// joinable are the words of single policies.
-var joinable = []string{"events", "opportunistic", "dependencies"}
-
-// reuseName is the one name of a set of policies.
-func reuseName(r pool.Reuse) string {
-	switch r {
-	case 0:
-		return "none"
-	case pool.ReuseAll:
-		return "all"
-	}
-	words := slices.DeleteFunc(slices.Clone(joinable), func(word string) bool { return r&reusePolicies[word] == 0 })
-	return strings.Join(words, "+")
-}
-
-func (l *reuseList) String() string {
-	var names []string
-	for _, r := range *l {
-		names = append(names, reuseName(r))
-	}
-	return strings.Join(names, ",")
-}
-
-// Type implements pflag.Value.
-func (*reuseList) Type() string { return "all,none," + strings.Join(joinable, ",") }
 
 // thresholds is a flag that takes sizes, and "all" for what has no end.
 type thresholds struct{ size.List }
 
 // Set implements pflag.Value. It replaces the default.
 func (l *thresholds) Set(s string) error {
-	words := strings.Split(s, ",")
-	sizes := slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "all" })
 	l.List = nil
-	if len(sizes) > 0 {
-		if err := l.List.Set(strings.Join(sizes, ",")); err != nil {
-			return err
+	for word := range strings.SplitSeq(s, ",") {
+		sizes := size.List{math.MaxUint64}
+		if word != "all" {
+			if err := sizes.Set(word); err != nil {
+				return err
+			}
 		}
-	}
-	if len(sizes) < len(words) {
-		l.List = append(l.List, math.MaxUint64)
+		l.List = append(l.List, sizes...)
 	}
 	return nil
 }
@@ -117,7 +66,7 @@ type poolPlan struct {
 	seeds      int
 	peak       size.One // 0: 60 % of the device's memory
 	thresholds thresholds
-	reuse      reuseList
+	reuse      choices
 }
 
 func newPoolPlan() *poolPlan {
@@ -127,7 +76,7 @@ func newPoolPlan() *poolPlan {
 	}
 	return &poolPlan{
 		traces: choices{of: traces, values: traces, what: "TRACES"}, seeds: 1,
-		reuse: reuseList{pool.ReuseAll},
+		reuse: choices{of: reuseNames, values: []string{"all"}, what: "POLICIES"},
 	}
 }
 
@@ -136,8 +85,8 @@ func (p *poolPlan) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Trace or RMM writes them; .gz is decompressed")
 	f.IntVar(&p.seeds, "seeds", p.seeds, "how many traces of each kind")
 	f.Var(&p.peak, "peak", "the most bytes of a trace that are allocated at once (default 60 % of the device's memory)")
-	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range, and all (default all)")
-	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams: a list of those, or of several joined by +")
+	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range, and all (default all); measured with the first --reuse")
+	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams: a list of all, none, events, opportunistic, dependencies, or of two joined by +; measured with the first --threshold")
 }
 
 func (a *app) pool() *cobra.Command {
@@ -151,9 +100,8 @@ func (a *app) pool() *cobra.Command {
   training     steps of training, with batches of other lengths
   serving      requests whose keys and values grow
   adversarial  patterns that leave holes where the next blocks do not fit
-Of the last three, and of --replay, a sample is a whole trace on a new pool; the peaks of
-what is allocated and of what the pool holds stand beside it. --seeds has several of each. No
-work is queued and nothing is written, so nothing is verified.`,
+Of the last three, and of --replay, a sample is a whole trace on a new pool, with the peaks
+of what is allocated and of what the pool holds. Nothing is written, so nothing is verified.`,
 		Example: `  vmmbench pool
   vmmbench pool --trace training,serving,adversarial --seeds 20 --samples 1
   vmmbench pool --trace training --threshold 0,8G,all --reuse none,events+opportunistic
@@ -163,12 +111,44 @@ work is queued and nothing is written, so nothing is verified.`,
 	return c
 }
 
-// groups plans a group for each trace and threshold.
-func (p *poolPlan) groups(devs []device, _ uint64) ([]group, error) {
-	if p.seeds < 1 {
-		return nil, usageError{fmt.Errorf("--seeds %d: want at least 1", p.seeds)}
+// options are the ways to make pools, in two short tables: all thresholds with the first policies, and
+// all policies with the first threshold.
+func (p *poolPlan) options(dev device) (list []poolOptions) {
+	limits := p.thresholds.List
+	if len(limits) == 0 {
+		limits = size.List{math.MaxUint64}
 	}
-	dev := devs[0]
+	for i, threshold := range limits {
+		for k, reuse := range p.reuse.values {
+			o := poolOptions{dev, threshold, reuse}
+			if (i == 0 || k == 0) && !slices.Contains(list, o) {
+				list = append(list, o)
+			}
+		}
+	}
+	return list
+}
+
+// poolTrace is what is allocated and freed.
+type poolTrace struct {
+	id, name string
+	seed     any
+	peak     uint64              // 0: of pairs
+	made     func() *trace.Trace // makes it when it is needed first; nil: of pairs
+}
+
+// all are the traces, each in a group of its own.
+func (p *poolPlan) all(dev device) (list []poolTrace, err error) {
+	for _, file := range p.files {
+		t, err := readTrace(file)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--replay %s: %w", file, err)}
+		}
+		list = append(list, poolTrace{t.Name, t.Name, "-", t.Peak(), func() *trace.Trace { return t }})
+	}
+	if len(list) > 0 {
+		return list, nil
+	}
 	peak := uint64(p.peak)
 	if peak == 0 {
 		_, total, err := dev.raw.MemInfo()
@@ -177,57 +157,32 @@ func (p *poolPlan) groups(devs []device, _ uint64) ([]group, error) {
 		}
 		peak = total / 10 * 6 &^ (1<<20 - 1)
 	}
-	limits := p.thresholds.List
-	if len(limits) == 0 {
-		limits = size.List{math.MaxUint64}
-	}
-	recorded := make([]*trace.Trace, len(p.files))
-	for i, file := range p.files {
-		var err error
-		if recorded[i], err = readTrace(file); err != nil {
-			return nil, usageError{fmt.Errorf("--replay: %w", err)}
+	for _, name := range p.traces.values {
+		i := slices.IndexFunc(trace.Generators, func(g trace.Generator) bool { return g.Name == name })
+		if i < 0 {
+			list = append(list, poolTrace{id: name, name: name, seed: "-"})
+			continue
 		}
-	}
-	var list []group
-	for _, threshold := range limits {
-		for _, reuse := range p.reuse {
-			o := poolOptions{dev: dev, threshold: threshold, reuse: reuse}
-			for _, t := range recorded {
-				list = append(list, o.replay(t.Name, t.Name, "-", t.Peak(), func() *trace.Trace { return t }))
-			}
-			if len(recorded) > 0 {
-				continue
-			}
-			for _, name := range p.traces.values {
-				list = append(list, p.groupsOf(o, name, peak)...)
-			}
+		for seed := range uint64(p.seeds) { //nolint:gosec // not below 1
+			made := sync.OnceValue(func() *trace.Trace { return trace.Generators[i].Make(seed, peak) })
+			list = append(list, poolTrace{fmt.Sprintf("%s-%d", name, seed), name, seed, peak, made})
 		}
 	}
 	return list, nil
 }
 
-// groupsOf has a group for each seed, or one for pairs.
-func (p *poolPlan) groupsOf(o poolOptions, name string, peak uint64) []group {
-	for _, g := range trace.Generators {
-		if g.Name != name {
-			continue
-		}
-		var list []group
-		for seed := range uint64(p.seeds) { //nolint:gosec // not below 1
-			made := sync.OnceValue(func() *trace.Trace { return g.Make(seed, peak) })
-			list = append(list, o.replay(fmt.Sprintf("%s-%d", name, seed), name, seed, peak, made))
-		}
-		return list
+// groups plans a group for each trace and way to make pools.
+func (p *poolPlan) groups(devs []device, _ uint64) (list []group, err error) {
+	if p.seeds < 1 {
+		return nil, usageError{fmt.Errorf("--seeds %d: want at least 1", p.seeds)}
 	}
-	which := axes("trace", name, "seed", "-", "size", "-")
-	return []group{o.group("pool/"+name, unitUs, 0, which, func(kind string) (contender, error) { return o.pairs(kind, name) })}
-}
-
-// replay has a group for a trace, which is made when it is needed first.
-func (o poolOptions) replay(id, name string, seed any, peak uint64, made func() *trace.Trace) group {
-	g := o.group(fmt.Sprintf("pool/%s/%s", id, size.Format(peak)), unitMs, peak, axes("trace", name, "seed", seed, "size", peak), func(kind string) (contender, error) { return o.replayer(kind, made) })
-	g.maxLoops = 1
-	return g
+	traces, err := p.all(devs[0])
+	for _, o := range p.options(devs[0]) {
+		for _, t := range traces {
+			list = append(list, o.group(t))
+		}
+	}
+	return list, err
 }
 
 // readTrace reads a file in RMM's form, which may be compressed.
@@ -240,40 +195,44 @@ func readTrace(file string) (*trace.Trace, error) {
 	var r io.Reader = f
 	if strings.HasSuffix(file, ".gz") {
 		if r, err = gzip.NewReader(f); err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
+			return nil, err
 		}
 	}
-	t, err := trace.Read(r, filepath.Base(file))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
-	return t, nil
+	return trace.Read(r, filepath.Base(file))
 }
 
 // poolOptions are how pools are made.
 type poolOptions struct {
 	dev       device
 	threshold uint64
-	reuse     pool.Reuse
+	reuse     string
 }
 
 // group has our pool and the driver's.
-func (o poolOptions) group(name, unit string, bytes uint64, which report.Axes, open func(kind string) (contender, error)) group {
-	threshold := any(o.threshold)
-	if o.threshold == math.MaxUint64 {
-		threshold = "all"
-	} else {
-		name += "/threshold-" + size.Format(o.threshold)
+func (o poolOptions) group(t poolTrace) group {
+	g := group{name: "pool/" + t.id, samples: math.MaxInt}
+	unit, peak, threshold := unitUs, any("-"), any("all")
+	if t.made != nil {
+		g.name += "/" + size.Format(t.peak)
+		unit, peak, g.maxLoops = unitMs, t.peak, 1
 	}
-	if o.reuse != pool.ReuseAll {
-		name += "/reuse-" + reuseName(o.reuse)
+	if o.threshold != math.MaxUint64 {
+		threshold = o.threshold
+		g.name += "/threshold-" + size.Format(o.threshold)
 	}
-	g := group{name: name, samples: math.MaxInt}
+	if o.reuse != "all" {
+		g.name += "/reuse-" + o.reuse
+	}
 	for _, kind := range []string{memPool, memName(o.dev, memAsync)} {
-		of := slices.Concat(axes("device", o.dev.String()), which, axes("threshold", threshold, "reuse", reuseName(o.reuse), "mem", kind))
+		of := axes("device", o.dev.String(), "trace", t.name, "seed", t.seed, "size", peak, "threshold", threshold, "reuse", o.reuse, "mem", kind)
 		g.add(task{
-			label: kind, grows: kind == memPool, c: report.Case{Unit: unit, Bytes: bytes, Axes: of},
-			open: func(context.Context) (contender, error) { return open(kind) },
+			label: kind, grows: kind == memPool, c: report.Case{Unit: unit, Bytes: t.peak, Axes: of},
+			open: func(context.Context) (contender, error) {
+				if t.made == nil {
+					return o.pairs(kind, t.name)
+				}
+				return o.replayer(kind, t.made)
+			},
 		})
 	}
 	return g
@@ -281,52 +240,44 @@ func (o poolOptions) group(name, unit string, bytes uint64, which report.Axes, o
 
 // pool makes one of our pools, or one of the driver's.
 func (o poolOptions) pool(kind string) (pool.Allocator, error) {
-	how := pool.Options{ReleaseThreshold: o.threshold, NoReuse: pool.ReuseAll &^ o.reuse}
+	how := pool.Options{ReleaseThreshold: o.threshold, NoReuse: pool.ReuseAll &^ pool.Reuse(slices.Index(reuseNames, o.reuse))}
 	if kind == memPool {
 		return pool.New(o.dev.Device, how)
 	}
 	return pool.NewDriver(o.dev.Device, how)
 }
 
-// replayer is a contender whose sample is a trace.
+// replayer is a contender whose sample is a trace on a new pool.
 type replayer struct {
 	noData
-	o       poolOptions
+	undo
+	poolOptions
 	kind    string
 	made    func() *trace.Trace
 	streams []*vmm.Stream
-	undo    undo
 	most    report.Pooled
 }
 
 func (o poolOptions) replayer(kind string, made func() *trace.Trace) (contender, error) {
-	// So that what cannot be had here is found out at once.
-	a, err := o.pool(kind)
-	if err != nil {
-		return nil, err
-	}
-	if err := a.Close(); err != nil {
-		return nil, err
-	}
-	r := &replayer{o: o, kind: kind, made: made}
+	r := &replayer{poolOptions: o, kind: kind, made: made}
 	for range made().Streams {
 		s, err := o.dev.NewStream()
 		if err != nil {
 			return nil, errors.Join(err, r.close())
 		}
 		r.streams = append(r.streams, s)
-		r.undo.add(s.Close)
+		r.add(s.Close)
 	}
 	return r, nil
 }
 
 func (r *replayer) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
-	a, err := r.o.pool(r.kind)
+	a, err := r.pool(r.kind)
 	if err != nil {
 		return s, err
 	}
 	result, err := r.made().Replay(ctx, a, r.streams, nil)
-	if err = errors.Join(err, r.o.dev.Sync(), a.Close()); err != nil {
+	if err = errors.Join(err, r.dev.Sync(), a.Close()); err != nil {
 		return s, err
 	}
 	r.most.Live = max(r.most.Live, result.Live)
@@ -340,14 +291,14 @@ func (r *replayer) describe(c *report.Case, samples []measure.Sample) {
 	c.Stats.Pooled = &r.most
 }
 
-func (r *replayer) close() error { return r.undo.close() }
+// mixedLive is how many blocks of mixed pairs there are.
+const mixedLive = 2000
 
-// Of mixed pairs.
-const (
-	mixedLive = 2000
-	mixedFrom = 256
-	mixedTo   = 64 << 10
-)
+// pairSizes are the sizes of pairs, and among how many blocks a pair replaces one.
+var pairSizes = map[string]struct {
+	from, to uint64
+	live     uint32
+}{pairSmall: {4 << 10, 4 << 10, 1}, pairLarge: {1 << 20, 1 << 20, 1}, pairMixed: {256, 64 << 10, mixedLive}}
 
 // pairDraws is after how many pairs the same sizes come again.
 const pairDraws = 1 << 14
@@ -355,6 +306,7 @@ const pairDraws = 1 << 14
 // pairs is a contender that frees a block and allocates another one in its place.
 type pairs struct {
 	noData
+	undo
 	pool   pool.Allocator
 	stream *vmm.Stream
 	sizes  []uint64
@@ -364,36 +316,28 @@ type pairs struct {
 }
 
 // pairs opens a pool and fills it.
-func (o poolOptions) pairs(kind, name string) (contender, error) {
-	p := &pairs{sizes: make([]uint64, pairDraws), slots: make([]uint32, pairDraws), blocks: make([]pool.Block, 1)}
-	if name == pairMixed {
-		p.blocks = make([]pool.Block, mixedLive)
-	}
+func (o poolOptions) pairs(kind, name string) (_ contender, err error) {
+	of := pairSizes[name]
+	p := &pairs{sizes: make([]uint64, pairDraws), slots: make([]uint32, pairDraws), blocks: make([]pool.Block, of.live)}
 	r := rand.New(rand.NewPCG(mixedLive, 0))
 	for i := range p.sizes {
-		switch name {
-		case pairSmall:
-			p.sizes[i] = 4 << 10
-		case pairLarge:
-			p.sizes[i] = 1 << 20
-		default:
-			p.sizes[i], p.slots[i] = mixedFrom+r.Uint64N(mixedTo-mixedFrom+1), r.Uint32N(mixedLive)
-		}
+		p.sizes[i], p.slots[i] = of.from+r.Uint64N(of.to-of.from+1), r.Uint32N(of.live)
 	}
-	var err error
+	defer func() { onError(&err, p.close) }()
+	if p.stream, err = o.dev.NewStream(); err != nil {
+		return nil, err
+	}
+	p.add(p.stream.Close)
 	if p.pool, err = o.pool(kind); err != nil {
 		return nil, err
 	}
-	if p.stream, err = o.dev.NewStream(); err != nil {
-		return nil, errors.Join(err, p.pool.Close())
-	}
-	if err := p.run(o.dev.settings.warmPairs); err != nil {
-		return nil, errors.Join(err, p.close())
-	}
-	return p, nil
+	p.add(p.pool.Close)
+	p.add(p.stream.Sync)
+	p.add(p.freeAll)
+	return p, p.run(o.dev.settings.warmPairs)
 }
 
-func (p *pairs) run(n int) error {
+func (p *pairs) run(n int) (err error) {
 	for range n {
 		i := p.at % pairDraws
 		p.at++
@@ -404,7 +348,6 @@ func (p *pairs) run(n int) error {
 			}
 			*b = pool.Block{}
 		}
-		var err error
 		if *b, err = p.pool.Alloc(p.stream, p.sizes[i]); err != nil {
 			return err
 		}
@@ -412,17 +355,17 @@ func (p *pairs) run(n int) error {
 	return nil
 }
 
-func (p *pairs) measure(_ context.Context, loops int) (measure.Sample, error) {
-	began := time.Now()
-	err := p.run(loops)
-	return measure.Sample{NS: float64(time.Since(began))}, err
-}
-
-func (p *pairs) close() (err error) {
+func (p *pairs) freeAll() (err error) {
 	for _, b := range p.blocks {
 		if b.Ptr() != 0 {
 			err = errors.Join(err, p.pool.Free(p.stream, b))
 		}
 	}
-	return errors.Join(err, p.stream.Sync(), p.pool.Close(), p.stream.Close())
+	return err
+}
+
+func (p *pairs) measure(_ context.Context, loops int) (measure.Sample, error) {
+	began := time.Now()
+	err := p.run(loops)
+	return measure.Sample{NS: float64(time.Since(began))}, err
 }

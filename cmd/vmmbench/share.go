@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding"
 	"errors"
 	"fmt"
 	"math"
@@ -80,9 +80,8 @@ func (a *app) share() *cobra.Command {
 By --how a process attaches to a range (fd), or to memory that cannot grow: a block of the
 driver's pool (pool: import the pool and the block), or plain memory (legacy:
 cuIpcOpenMemHandle). Of those two it has the handle before the time begins.
-With several --readers it is the time of the last of them. All times are of one clock,
-from the owner's call to the end of the wait in the reader. A reader waits by
-View.Wait. Every byte is compared in each reader, or less by --verify.`,
+The time is that of the last of --readers, by one clock, from the owner's call to the end
+of the wait in the reader. Every byte is compared in each reader, or less by --verify.`,
 		Example: `  vmmbench share
   vmmbench share --op attach --size 1G --chunk 2M,64M --readers 1,4
   vmmbench share --how fd,pool,legacy --op attach --size 64M,1G`,
@@ -97,16 +96,16 @@ func (p *sharePlan) groups(devs []device, seed uint64) ([]group, error) {
 	if !slices.Contains(p.hows.values, howFD) && !slices.Contains(p.ops.values, opAttach) {
 		return nil, usageError{fmt.Errorf("--how %v has --op %s only", &p.hows, opAttach)}
 	}
+	if slices.Contains(p.readers, 0) || slices.Contains(p.chunks, 0) {
+		return nil, usageError{errors.New("--readers and --chunk: want more than 0")}
+	}
 	var list []group
 	for _, n := range p.sizes {
+		if err := checkSize(n); err != nil {
+			return nil, err
+		}
 		for _, chunk := range p.chunks {
 			for _, readers := range p.readers {
-				if err := checkSize(n); err != nil {
-					return nil, err
-				}
-				if readers == 0 || chunk == 0 {
-					return nil, usageError{errors.New("--readers and --chunk: want more than 0")}
-				}
 				list = append(list, p.group(devs[0], seed, n, chunk, readers))
 			}
 		}
@@ -132,11 +131,10 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		}
 	}
 	g.memory = 2 * n * uint64(len(g.tasks))
-	for a, t := range g.tasks {
-		for b, by := range g.tasks {
-			if t.label != opAttach && by.label == opAttach && strings.HasPrefix(t.label, opAttach) {
-				g.compared = append(g.compared, pair{a, b})
-			}
+	attach := slices.IndexFunc(g.tasks, func(t task) bool { return t.label == opAttach })
+	for i, t := range g.tasks {
+		if attach >= 0 && strings.HasPrefix(t.label, opAttach+"-") {
+			g.compared = append(g.compared, pair{i, attach})
 		}
 	}
 	return g
@@ -173,73 +171,62 @@ type sharing struct {
 }
 
 // setup starts the server and the readers.
-func (s *sharing) setup(ctx context.Context) (undo func() error, err error) {
+func (s *sharing) setup(ctx context.Context) (_ func() error, err error) {
 	if err := s.dev.Supports(driver.FeatureShareFD); err != nil {
 		return nil, err
 	}
+	var made undo
+	defer func() { onError(&err, made.close) }()
 	dir, err := os.MkdirTemp("", "vmmbench")
 	if err != nil {
 		return nil, err
 	}
-	undo = func() error {
-		// If one is lost, another may wait for what does not come any more.
-		err := s.lost()
-		for _, p := range s.procs {
-			if err != nil {
-				p.end(err)
-			}
-		}
-		for _, p := range s.procs {
-			if failed := p.close(); err == nil {
-				err = failed
-			}
-		}
-		if errors.Is(err, context.Canceled) { // then each case says so by itself
-			err = nil
-		}
-		if s.server != nil {
-			err = errors.Join(err, s.server.Close())
-		}
-		if s.pool != nil {
-			err = errors.Join(err, s.pool.Close())
-		}
-		s.procs, s.server, s.pool = nil, nil, nil
-		return errors.Join(err, os.RemoveAll(dir))
-	}
+	made.add(func() error { return os.RemoveAll(dir) })
 	if s.server, err = shareable.Listen(s.dev.Device, filepath.Join(dir, "socket"), shareable.Options{}); err != nil {
-		return nil, errors.Join(err, undo())
+		return nil, err
 	}
+	made.add(s.server.Close)
 	var files []*os.File
 	if s.pools {
-		f, err := s.makePool()
-		if err != nil {
-			return nil, errors.Join(err, undo())
+		if s.pool, err = pool.NewDriver(s.dev.Device, pool.Options{Share: vmm.ShareFD}); err != nil {
+			return nil, err
 		}
-		defer f.Close() //nolint:errcheck // the readers have theirs
-		files = append(files, f)
+		made.add(s.pool.Close)
+		fd, err := ipc.ExportPool(s.pool)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, os.NewFile(uintptr(fd), "pool"))
+		defer files[0].Close() //nolint:errcheck // the readers have theirs
 	}
 	// A reader is told where the server listens, so it starts after it.
+	made.add(s.endReaders)
 	for range s.readers {
 		p, err := startReader(ctx, s.dev.settings, s.dev.Info().Open, s.server.Path(), files...)
 		if err != nil {
-			return nil, errors.Join(err, undo())
+			return nil, err
 		}
 		s.procs = append(s.procs, p)
 	}
-	return undo, nil
+	return made.close, nil
 }
 
-// makePool makes a pool of the driver's and returns its descriptor.
-func (s *sharing) makePool() (*os.File, error) {
-	var err error
-	if s.pool, err = pool.NewDriver(s.dev.Device, pool.Options{Share: vmm.ShareFD}); err != nil {
-		return nil, err
-	}
-	fd, err := ipc.ExportPool(s.pool)
+// endReaders ends all readers, and returns why one was lost.
+func (s *sharing) endReaders() error {
+	err := s.lost()
 	if err != nil {
-		return nil, err
+		for _, p := range s.procs { // another may wait for what does not come any more
+			p.end(err)
+		}
 	}
-	return os.NewFile(uintptr(fd), "pool"), nil
+	for _, p := range s.procs {
+		err = cmp.Or(err, p.close())
+	}
+	s.procs = nil
+	if errors.Is(err, context.Canceled) { // then each case says so by itself
+		return nil
+	}
+	return err
 }
 
 // lost returns why a reader takes no requests any more, nil if all do.
@@ -252,20 +239,32 @@ func (s *sharing) lost() error {
 	return nil
 }
 
-// open makes memory of its own for the contender, which readers can attach to.
-func (s *sharing) open(ctx context.Context, how, op string) (contender, error) {
-	c := &sharer{sharing: s, how: how, op: op}
-	if op == opWake {
-		return c, nil
+// all makes the same request to all readers and returns the replies. If one is lost, none
+// is asked any more: the others may still be at an earlier request.
+func (s *sharing) all(q readerRequest) ([]readerReply, error) {
+	if err := s.lost(); err != nil {
+		return nil, err
 	}
-	lend := c.publish
-	if how != howFD {
-		lend = c.handOut
+	for _, p := range s.procs {
+		if err := p.send(q); err != nil {
+			return nil, err
+		}
 	}
-	if err := lend(ctx); err != nil {
-		return nil, errors.Join(err, c.close())
+	return s.replies()
+}
+
+// replies returns one reply of each reader.
+func (s *sharing) replies() ([]readerReply, error) {
+	var list []readerReply
+	var err error
+	for _, p := range s.procs {
+		r, failed := p.receive()
+		list, err = append(list, r), errors.Join(err, failed)
+		if lost := p.lost(); lost != nil {
+			return list, lost
+		}
 	}
-	return c, nil
+	return list, err
 }
 
 const (
@@ -276,134 +275,133 @@ const (
 // sharer is a contender that shares memory with the readers.
 type sharer struct {
 	*sharing
+	undo    // of lend
 	how, op string
 	object  readerRequest // what a request says of the memory
 	memory  *buffer
 	r       *vmm.Range // if it is one
-	fds     []int      // of each reader, with all of the object mapped
-	undo    undo       // of publish or handOut
+	fds     int        // the most of a reader, with all of the object mapped
 }
 
-// ask is a request about the contender's memory.
-func (c *sharer) ask(do string) readerRequest {
-	q := c.object
-	q.Do, q.Len = do, c.size
-	return q
+// open makes memory of its own for the contender.
+func (s *sharing) open(ctx context.Context, how, op string) (_ contender, err error) {
+	c := &sharer{sharing: s, how: how, op: op}
+	if op == opWake {
+		return c, nil
+	}
+	defer func() { onError(&err, c.close) }()
+	return c, c.lend(ctx)
 }
 
-// handOut makes memory that readers attach to by a handle, filled with the pattern.
-func (c *sharer) handOut(ctx context.Context) error {
-	c.memory = &buffer{dev: c.dev, size: c.size}
-	var handle encoding.TextMarshaler
-	if c.how == howLegacy {
-		m, err := ipc.Alloc(c.dev.Device, c.size)
-		if err != nil {
-			return err
-		}
-		c.undo.add(m.Close)
-		c.memory.ptr = m.Ptr()
-		if handle, err = m.Handle(); err != nil {
-			return err
-		}
-	} else {
-		stream, err := c.dev.NewStream()
-		if err != nil {
-			return err
-		}
-		c.undo.add(stream.Close)
-		b, err := c.pool.Alloc(stream, c.size)
-		if err != nil {
-			return err
-		}
-		c.undo.add(func() error { return c.pool.FreeNow(b) })
-		c.memory.ptr = b.Ptr()
-		if handle, err = ipc.ExportPointer(c.pool, b); err != nil {
-			return err
-		}
-	}
-	text, err := handle.MarshalText()
-	c.object = readerRequest{How: c.how, Handle: string(text)}
-	return errors.Join(err, c.memory.fill(ctx, c.pattern))
-}
-
-// publish makes a range of the size, filled with the pattern, and has the readers follow
-// it.
-func (c *sharer) publish(ctx context.Context) error {
-	// Beyond its size the range has room for samples of growth.
-	spare := shareSteps * c.chunk
-	r, err := c.dev.NewRange(vmm.RangeOptions{Max: roundUp(c.size, c.chunk) + spare, Chunk: c.chunk, Share: vmm.ShareFD})
-	if err != nil {
-		return err
-	}
-	c.r = r
-	c.undo.add(r.Close)
-	if err := r.Grow(c.size); err != nil {
-		return err
-	}
-	c.memory = &buffer{dev: c.dev, ptr: r.Ptr(), size: c.size}
-	if err := errors.Join(c.memory.fill(ctx, c.pattern), r.SetLen(c.size)); err != nil {
-		return err
-	}
+// lend makes memory of the size that readers can attach to, filled with the pattern. They stay
+// attached, unless attaching is measured.
+func (c *sharer) lend(ctx context.Context) error {
 	c.names++
-	c.object = readerRequest{How: howFD, Name: fmt.Sprint("x", c.names), Chunks: chunkStarts(r)}
-	p, err := c.server.Publish(c.object.Name, r, shareable.PublishOptions{})
+	c.object = readerRequest{Name: fmt.Sprint("x", c.names), Len: c.size, Seed: c.pattern.Seed}
+	lend := map[string]func() (vmm.Ptr, error){howFD: c.publish, howLegacy: c.lendLegacy, howPool: c.lendBlock}[c.how]
+	ptr, err := lend()
 	if err != nil {
 		return err
 	}
-	c.undo.add(p.Close)
-	// A reader that only attaches does so in each sample.
+	c.memory = &buffer{dev: c.dev, ptr: ptr, size: c.size}
+	if err := c.memory.fill(ctx, c.pattern); err != nil {
+		return err
+	}
+	if c.how == howFD {
+		if err := c.r.SetLen(c.size); err != nil {
+			return err
+		}
+	}
 	if c.op == opAttach {
 		return nil
 	}
-	c.undo.add(func() error {
-		if c.lost() != nil { // views end with their processes
-			return nil
-		}
-		_, err := c.all(c.ask(doLeave))
-		return err
-	})
-	_, err = c.all(c.ask(doFollow))
+	c.add(c.leave)
+	_, err = c.attach()
 	return err
 }
 
-// all makes the same request to all readers and returns the replies. If one is lost, none
-// is asked any more: the others may still be at an earlier request.
-func (c *sharer) all(q readerRequest) ([]readerReply, error) {
-	if err := c.lost(); err != nil {
-		return nil, err
+// publish makes a range, with room for samples of growth beyond its size.
+func (c *sharer) publish() (vmm.Ptr, error) {
+	r, err := c.dev.NewRange(vmm.RangeOptions{Max: roundUp(c.size, c.chunk) + shareSteps*c.chunk, Chunk: c.chunk, Share: vmm.ShareFD})
+	if err != nil {
+		return 0, err
 	}
-	for _, p := range c.procs {
-		if err := p.send(q); err != nil {
-			return nil, err
-		}
+	c.r = r
+	c.add(r.Close)
+	if err := r.Grow(c.size); err != nil {
+		return 0, err
 	}
-	return c.replies()
+	c.object.Chunks = chunkStarts(r)
+	p, err := c.server.Publish(c.object.Name, r, shareable.PublishOptions{})
+	if err != nil {
+		return 0, err
+	}
+	c.add(p.Close)
+	return r.Ptr(), nil
 }
 
-// replies returns one reply of each reader.
-func (c *sharer) replies() ([]readerReply, error) {
-	var list []readerReply
-	var err error
-	for _, p := range c.procs {
-		r, failed := p.receive()
-		list, err = append(list, r), errors.Join(err, failed)
-		if lost := p.lost(); lost != nil {
-			return list, lost
-		}
+// lendLegacy makes plain memory and its handle.
+func (c *sharer) lendLegacy() (vmm.Ptr, error) {
+	m, err := ipc.Alloc(c.dev.Device, c.size)
+	if err != nil {
+		return 0, err
 	}
-	return list, err
+	c.add(m.Close)
+	h, err := m.Handle()
+	c.object.Legacy = &h
+	return m.Ptr(), err
+}
+
+// lendBlock makes a block of the pool and its token.
+func (c *sharer) lendBlock() (vmm.Ptr, error) {
+	stream, err := c.dev.NewStream()
+	if err != nil {
+		return 0, err
+	}
+	c.add(stream.Close)
+	b, err := c.pool.Alloc(stream, c.size)
+	if err != nil {
+		return 0, err
+	}
+	c.add(func() error { return c.pool.FreeNow(b) })
+	token, err := ipc.ExportPointer(c.pool, b)
+	c.object.Token = &token
+	return b.Ptr(), err
+}
+
+// ask makes a request about the contender's memory to all readers.
+func (c *sharer) ask(do string) ([]readerReply, error) {
+	q := c.object
+	q.Do = do
+	return c.all(q)
+}
+
+// attach has all readers map the memory, and returns their times.
+func (c *sharer) attach() (s measure.Sample, err error) {
+	replies, err := c.ask(doAttach)
+	c.fds = 0
+	for _, r := range replies {
+		s.Parts = append(s.Parts, float64(r.NS))
+		c.fds = max(c.fds, r.FDs)
+	}
+	return s.Longest(), err
+}
+
+// leave has all readers unmap the memory. If one is lost, the readers end, and what they have mapped
+// with them.
+func (c *sharer) leave() error {
+	if c.lost() != nil {
+		return nil
+	}
+	_, err := c.ask(doLeave)
+	return err
 }
 
 func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
 	switch c.op {
 	case opAttach: // a reader times it by itself
-		replies, err := c.all(c.ask(doAttach))
-		c.fds = nil
-		for _, r := range replies {
-			s.Parts = append(s.Parts, float64(r.NS))
-			c.fds = append(c.fds, r.FDs)
-		}
-		return s.Longest(), err
+		s, err := c.attach()
+		return s, errors.Join(err, c.leave())
 	case opWake:
 		return c.timeUntil(readerRequest{Do: doByte}, func() error {
 			for _, p := range c.procs {
@@ -420,14 +418,12 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		next = roundUp(c.r.Len(), c.chunk) + c.chunk
 	}
 	if next > c.r.Max() { // full: the next range begins with the first size again
-		if err := errors.Join(c.undo.close(), c.publish(ctx)); err != nil {
+		if err := errors.Join(c.close(), c.lend(ctx)); err != nil {
 			return s, err
 		}
 		return c.measure(ctx, 1)
 	}
-	q := c.ask(doWait)
-	q.Len = next
-	return c.timeUntil(q, func() error {
+	return c.timeUntil(readerRequest{Do: doWait, Name: c.object.Name, Len: next}, func() error {
 		if err := c.r.Grow(next - c.r.Len()); err != nil {
 			return err
 		}
@@ -458,20 +454,22 @@ func (c *sharer) timeUntil(q readerRequest, do func() error) (s measure.Sample, 
 }
 
 // verify has each reader compare what it sees with the pattern.
-func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error) {
-	result := verify.Result{Mode: mode}
+func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (result verify.Result, err error) {
+	result.Mode = mode
 	if mode == verify.Off || c.op == opWake {
 		return verify.Result{Mode: verify.Off}, nil
 	}
-	if err := c.memory.flip(corrupt); err != nil {
+	if err := cmp.Or(c.memory.flip(corrupt), ctx.Err()); err != nil {
 		return result, err
 	}
-	if err := ctx.Err(); err != nil {
-		return result, err
+	if c.op == opAttach {
+		if _, err := c.attach(); err != nil {
+			return result, err
+		}
+		defer func() { err = errors.Join(err, c.leave()) }()
 	}
-	q := c.ask(doCheck)
-	q.Mode, q.Seed = mode, c.pattern.Seed
-	replies, err := c.all(q)
+	c.object.Mode = mode
+	replies, err := c.ask(doCheck)
 	for _, r := range replies {
 		if r.Check != nil {
 			result.Add(*r.Check)
@@ -482,11 +480,8 @@ func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 
 func (c *sharer) describe(rc *report.Case, samples []measure.Sample) {
 	rc.Flags = append(rc.Flags, wallClock)
-	x := &report.Sharing{P99: stat.Percentile(measure.Outcome{Samples: samples}.Times(), 0.99)}
-	for _, n := range c.fds {
-		x.ReaderFDs = max(x.ReaderFDs, n)
+	rc.Stats.Sharing = &report.Sharing{P99: stat.Percentile(measure.Outcome{Samples: samples}.Times(), 0.99)}
+	if c.op == opAttach {
+		rc.Stats.Sharing.ReaderFDs = c.fds
 	}
-	rc.Stats.Sharing = x
 }
-
-func (c *sharer) close() error { return c.undo.close() }

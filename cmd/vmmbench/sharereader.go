@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"time"
@@ -20,20 +19,19 @@ import (
 
 // Requests to a reader, the values of Do.
 const (
-	doAttach = "attach" // attaches, waits for Len bytes and detaches; the reply has the time
-	doFollow = "follow" // attaches and keeps the view
-	doLeave  = "leave"  // closes that view
+	doAttach = "attach" // maps the memory; the reply has how long that took
+	doLeave  = "leave"  // unmaps it, if it is mapped
+	doCheck  = "check"  // compares the bytes with the pattern
 	doWait   = "wait"   // replies, waits for Len bytes, and replies again
 	doByte   = "byte"   // replies, reads a byte of stdin, and replies again
-	doCheck  = "check"  // compares the bytes with the pattern
 )
 
 // readerRequest is what share asks a process that reads: one line of JSON on its stdin.
 type readerRequest struct {
 	Do     string      `json:"do"`
-	How    string      `json:"how,omitempty"`
-	Handle string      `json:"handle,omitempty"`
-	Name   string      `json:"name"`
+	Name   string      `json:"name"`             // of the memory
+	Legacy *ipc.Handle `json:"legacy,omitempty"` // how it is attached to, if it is not published by that name
+	Token  *ipc.Token  `json:"token,omitempty"`
 	Len    uint64      `json:"len"`
 	Mode   verify.Mode `json:"mode,omitempty"`
 	Seed   uint64      `json:"seed,omitempty"`
@@ -44,7 +42,7 @@ type readerRequest struct {
 // long something took.
 type readerReply struct {
 	NS    int64          `json:"ns"`
-	FDs   int            `json:"fds"`
+	FDs   int            `json:"fds"` // that the mapping holds
 	Check *verify.Result `json:"check,omitempty"`
 	Error string         `json:"error,omitempty"`
 }
@@ -63,7 +61,7 @@ func (a *app) shareReader() *cobra.Command {
 		if err != nil {
 			return out.Encode(readerReply{Error: err.Error()})
 		}
-		r := &shareReader{dev: dev, socket: *socket, in: bufio.NewReader(os.Stdin), out: out, views: map[string]*shareable.View{}}
+		r := &shareReader{dev: dev, socket: *socket, in: bufio.NewReader(os.Stdin), out: out, mapped: map[string]*mapped{}}
 		defer func() { err = errors.Join(err, r.close()) }()
 		if err := out.Encode(readerReply{}); err != nil {
 			return err
@@ -80,13 +78,20 @@ type shareReader struct {
 	socket string
 	in     *bufio.Reader
 	out    *json.Encoder
-	views  map[string]*shareable.View
+	mapped map[string]*mapped
+}
+
+// mapped is memory that the reader has mapped.
+type mapped struct {
+	undo
+	ptr  vmm.Ptr
+	view *shareable.View // nil if it is shared in another way
 }
 
 func (r *shareReader) close() error {
 	var err error
-	for _, v := range r.views {
-		err = errors.Join(err, v.Close())
+	for _, m := range r.mapped {
+		err = errors.Join(err, m.close())
 	}
 	return errors.Join(err, r.dev.Close())
 }
@@ -117,135 +122,73 @@ func (r *shareReader) serve(ctx context.Context) error {
 // readerTimeout is how long a reader waits for what a request is about.
 const readerTimeout = 30 * time.Second
 
-func (r *shareReader) reply(ctx context.Context, q readerRequest) (readerReply, error) {
+func (r *shareReader) reply(ctx context.Context, q readerRequest) (reply readerReply, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readerTimeout)
 	defer cancel()
-	v := r.views[q.Name]
+	m := r.mapped[q.Name]
+	if q.Do == doWait || q.Do == doByte { // the first reply says that this process is about to wait
+		if err := r.out.Encode(reply); err != nil {
+			return reply, err
+		}
+	}
 	switch q.Do {
 	case doAttach:
-		return r.attachOnce(ctx, q)
-	case doFollow:
-		v, err := r.attach(ctx, q)
-		r.views[q.Name] = v
-		return readerReply{}, err
+		m = &mapped{}
+		r.mapped[q.Name] = m
+		files, begun := openFiles(), monotonic()
+		err = r.attach(ctx, q, m)
+		return readerReply{NS: monotonic() - begun, FDs: openFiles() - files}, err
 	case doLeave:
-		delete(r.views, q.Name)
-		return readerReply{}, v.Close()
-	case doWait:
-		// The first reply says that this process is about to wait.
-		if err := r.out.Encode(readerReply{}); err != nil {
-			return readerReply{}, err
+		if m != nil {
+			err = m.close()
 		}
-		err := v.Wait(ctx, q.Len)
-		return readerReply{NS: monotonic()}, err
-	case doByte:
-		if err := r.out.Encode(readerReply{}); err != nil {
-			return readerReply{}, err
-		}
-		_, err := r.in.ReadByte()
-		return readerReply{NS: monotonic()}, err
 	case doCheck:
-		return r.check(ctx, q)
+		b := &buffer{dev: r.dev, ptr: m.ptr, size: q.Len}
+		result, err := b.check(ctx, verify.Pattern{Seed: q.Seed}, q.Mode, q.Chunks)
+		return readerReply{Check: &result}, err
+	case doWait:
+		err = m.view.Wait(ctx, q.Len)
+	case doByte:
+		_, err = r.in.ReadByte()
 	}
-	return readerReply{}, fmt.Errorf("request %q is unknown", q.Do)
-}
-
-// attach returns a view once q.Len bytes are mapped.
-func (r *shareReader) attach(ctx context.Context, q readerRequest) (*shareable.View, error) {
-	v, err := shareable.Attach(ctx, r.socket, q.Name, r.dev.Device, shareable.AttachOptions{})
-	if err != nil {
-		return nil, err
-	}
-	if err := v.Wait(ctx, q.Len); err != nil {
-		return nil, errors.Join(err, v.Close())
-	}
-	return v, nil
-}
-
-// shared is memory that the reader has mapped.
-type shared struct {
-	ptr    vmm.Ptr
-	readAt func(dst []byte, off int64) (int, error)
-	close  func() error
-}
-
-func sharedView(v *shareable.View) shared {
-	return shared{ptr: v.Ptr(), readAt: v.ReadAt, close: v.Close}
+	return readerReply{NS: monotonic()}, err
 }
 
 // poolFile is the descriptor of the pool that the reader was given.
 const poolFile = 3
 
-// mapMemory maps the memory of a request.
-func (r *shareReader) mapMemory(ctx context.Context, q readerRequest) (shared, error) {
-	switch q.How {
-	case howLegacy:
-		var h ipc.Handle
-		if err := h.UnmarshalText([]byte(q.Handle)); err != nil {
-			return shared{}, err
-		}
-		m, err := ipc.Open(r.dev.Device, h)
+// attach maps the memory of a request. Of a range it waits until Len bytes are there.
+func (r *shareReader) attach(ctx context.Context, q readerRequest, m *mapped) (err error) {
+	switch {
+	case q.Legacy != nil:
+		x, err := ipc.Open(r.dev.Device, *q.Legacy)
 		if err != nil {
-			return shared{}, err
+			return err
 		}
-		return shared{ptr: m.Ptr(), readAt: m.ReadAt, close: m.Close}, nil
-	case howPool:
-		var token ipc.Token
-		if err := token.UnmarshalText([]byte(q.Handle)); err != nil {
-			return shared{}, err
-		}
+		m.add(x.Close)
+		m.ptr = x.Ptr()
+	case q.Token != nil:
 		p, err := ipc.ImportPool(r.dev.Device, poolFile)
 		if err != nil {
-			return shared{}, err
+			return err
 		}
-		b, err := p.Import(token)
+		m.add(p.Close)
+		b, err := p.Import(*q.Token)
 		if err != nil {
-			return shared{}, errors.Join(err, p.Close())
+			return err
 		}
-		readAt := func(dst []byte, off int64) (int, error) {
-			return len(dst), r.dev.CopyOut(dst, b.Ptr()+vmm.Ptr(off))
+		m.add(b.FreeNow)
+		m.ptr = b.Ptr()
+	default:
+		m.view, err = shareable.Attach(ctx, r.socket, q.Name, r.dev.Device, shareable.AttachOptions{})
+		if err != nil {
+			return err
 		}
-		return shared{ptr: b.Ptr(), readAt: readAt, close: func() error { return errors.Join(b.FreeNow(), p.Close()) }}, nil
+		m.add(m.view.Close)
+		m.ptr = m.view.Ptr()
+		return m.view.Wait(ctx, q.Len)
 	}
-	v, err := r.attach(ctx, q)
-	if err != nil {
-		return shared{}, err
-	}
-	return sharedView(v), nil
-}
-
-// attachOnce times attaching, and counts the descriptors that the mapping holds.
-func (r *shareReader) attachOnce(ctx context.Context, q readerRequest) (readerReply, error) {
-	before, begun := openFiles(), monotonic()
-	m, err := r.mapMemory(ctx, q)
-	reply := readerReply{NS: monotonic() - begun, FDs: openFiles() - before}
-	if err != nil {
-		return reply, err
-	}
-	return reply, m.close()
-}
-
-// check compares the bytes, in a view of its own if this process has none.
-func (r *shareReader) check(ctx context.Context, q readerRequest) (reply readerReply, err error) {
-	var m shared
-	if v := r.views[q.Name]; v != nil {
-		m = sharedView(v)
-	} else {
-		if m, err = r.mapMemory(ctx, q); err != nil {
-			return reply, err
-		}
-		defer func() { err = errors.Join(err, m.close()) }()
-	}
-	k, err := r.dev.ownKernels()
-	if err != nil {
-		return reply, err
-	}
-	result, err := k.check(ctx, verify.Pattern{Seed: q.Seed}, q.Mode, q.Len, q.Chunks, m.ptr, func(scratch []byte, off, n uint64) ([]byte, error) {
-		_, err := m.readAt(scratch[:n], int64(off))
-		return scratch[:n], err
-	})
-	reply.Check = &result
-	return reply, err
+	return nil
 }
 
 // openFiles is the number of this process's descriptors, 0 if it cannot be found out.

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -55,15 +54,13 @@ func (a *app) sleep() *cobra.Command {
 		Use:   "sleep",
 		Short: "Measure Sleep and Wake: against copies of pinned memory",
 		Long: `Put a range to sleep, which gives its memory back and keeps its addresses, and wake it:
-  first   the first Sleep of a range, which has no host memory yet
+  first   the first Sleep of a range, a new one each time, which has no host memory yet
   second  a later one, of a range that keeps that memory meanwhile
   wake    Wake, after a Sleep
 With --mode keep the contents wait in host memory, and beside it stands the limit: a copy
 of as many bytes from the device, or for wake to it, by memory of the host that was pinned
-before. With --mode drop they are lost, so nothing is verified.
-
-Each first Sleep is of a new range. Before a Wake there is a pause until a GPU's driver has
-cleared what was given back.`,
+before. With --mode drop they are lost, so nothing is verified. Before a Wake there is a
+pause until a GPU's driver has cleared what was given back.`,
 		Example: `  vmmbench sleep
   vmmbench sleep --mode keep --op first --size 64M:16G:x4 --max-time 30s`,
 	}, p, 30, 10*time.Second, (*measureFlags).addVerify)
@@ -99,7 +96,7 @@ func (p *sleepPlan) group(dev device, seed uint64, mode, op string, n uint64) gr
 	g.add(task{
 		label: memVMM, grows: true, data: true, c: of(memVMM),
 		open: func(context.Context) (contender, error) {
-			return &sleeper{dev: dev, keep: mode == modeKeep, op: op, size: n, pattern: c.pattern}, nil
+			return newSleeper(dev, mode, op, n, c.pattern), nil
 		},
 	})
 	if onHost(dev) {
@@ -116,28 +113,48 @@ func (p *sleepPlan) group(dev device, seed uint64, mode, op string, n uint64) gr
 
 // sleeper is a contender that puts a range to sleep and wakes it.
 type sleeper struct {
-	noData
+	operation
 	dev     device
-	keep    bool
-	op      string
+	mode    vmm.SleepMode
 	size    uint64
 	pattern verify.Pattern
 	r       *vmm.Range // nil before the first sample
 }
 
-// ready has a range awake that is written to its end: for opFirst a new one each time, else one
-// that has slept.
-func (s *sleeper) ready(ctx context.Context) (err error) {
-	again := s.r != nil && s.op != opFirst
-	if !again {
-		if err := s.close(); err != nil {
-			return err
-		}
-		if s.r, err = grownRange(s.dev, shape{size: s.size, keeps: s.op == opSecond}); err != nil {
-			return err
-		}
+func newSleeper(dev device, mode, op string, n uint64, p verify.Pattern) *sleeper {
+	modes := map[string]vmm.SleepMode{modeKeep: vmm.SleepKeep, modeDrop: vmm.SleepDrop}
+	s := &sleeper{dev: dev, size: n, pattern: p, mode: modes[mode]}
+	timed := map[string]call{opFirst: {do: s.sleep}, opSecond: {do: s.sleep, undo: s.wake}, opWake: {do: s.wake}}[op]
+	timed.name = op
+	s.operation = operation{name: op, undo: s.free, pass: &pass{ready: s.ready, calls: []call{timed}}}
+	return s
+}
+
+// ready has a range awake, or for Wake asleep.
+func (s *sleeper) ready(ctx context.Context) error {
+	if err := s.awake(ctx); err != nil || s.name != opWake {
+		return err
 	}
-	if err := s.write(ctx); err != nil || again || s.op == opFirst {
+	if err := s.sleep(); err != nil || onHost(s.dev) {
+		return err
+	}
+	waitCleared(ctx, s.size) // what was given back
+	return wakeDriver(s.dev)
+}
+
+// awake has a range awake that is written to its end: for opFirst a new one each time, else one
+// that has slept.
+func (s *sleeper) awake(ctx context.Context) (err error) {
+	if s.r != nil && s.name != opFirst {
+		return s.write(ctx)
+	}
+	if err := s.free(); err != nil {
+		return err
+	}
+	if s.r, err = grownRange(s.dev, shape{size: s.size, keeps: s.name == opSecond}); err != nil {
+		return err
+	}
+	if err := s.write(ctx); err != nil || s.name == opFirst {
 		return err
 	}
 	if err := errors.Join(s.sleep(), s.wake()); err != nil {
@@ -158,60 +175,21 @@ func (s *sleeper) write(ctx context.Context) error {
 	return s.buffer().poison(ctx)
 }
 
-func (s *sleeper) sleep() error {
-	if s.keep {
-		return vmm.Sleep(vmm.SleepKeep, s.r)
-	}
-	return vmm.Sleep(vmm.SleepDrop, s.r)
-}
-
-func (s *sleeper) wake() error { return vmm.Wake(s.r) }
+func (s *sleeper) sleep() error { return vmm.Sleep(s.mode, s.r) }
+func (s *sleeper) wake() error  { return vmm.Wake(s.r) }
+func (s *sleeper) free() error  { return s.r.Close() }
 
 func (s *sleeper) buffer() *buffer {
 	return &buffer{dev: s.dev, ptr: s.r.Ptr(), size: s.size, chunks: chunkStarts(s.r)}
 }
 
-func (s *sleeper) measure(ctx context.Context, _ int) (sample measure.Sample, err error) {
-	if err := s.ready(ctx); err != nil {
-		return sample, err
-	}
-	timed, after := s.sleep, noUndo
-	switch s.op {
-	case opSecond:
-		after = s.wake
-	case opWake:
-		timed = s.wake
-		if err := s.sleep(); err != nil {
-			return sample, err
-		}
-		if err := settle(ctx, s.dev, s.size); err != nil {
-			return sample, err
-		}
-	}
-	began := time.Now()
-	if err := timed(); err != nil {
-		return sample, err
-	}
-	sample.NS = float64(time.Since(began))
-	return sample, after()
-}
-
-// settle waits until a GPU's driver has probably cleared bytes that were given back, and wakes it.
-func settle(ctx context.Context, dev device, bytes uint64) error {
-	if onHost(dev) {
-		return nil
-	}
-	waitCleared(ctx, bytes)
-	return wakeDriver(dev)
-}
-
 // verify has other data sleep, and wake.
 func (s *sleeper) verify(ctx context.Context, mode verify.Mode, corrupt int64) (verify.Result, error) {
-	if mode == verify.Off || !s.keep {
+	if mode == verify.Off || s.mode == vmm.SleepDrop {
 		return s.noData.verify(ctx, mode, corrupt)
 	}
 	result := verify.Result{Mode: mode}
-	if err := s.ready(ctx); err != nil {
+	if err := s.awake(ctx); err != nil {
 		return result, err
 	}
 	b := s.buffer()
@@ -225,15 +203,4 @@ func (s *sleeper) verify(ctx context.Context, mode verify.Mode, corrupt int64) (
 		return result, err
 	}
 	return b.check(ctx, s.pattern, mode, b.chunks)
-}
-
-func (s *sleeper) close() error {
-	if s.r == nil {
-		return nil
-	}
-	err := s.r.Close()
-	if err == nil {
-		s.r = nil
-	}
-	return err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
+	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
@@ -64,13 +65,13 @@ func TestSleepAsTable(t *testing.T) {
 // The first Sleep is of a new range each time. The others are of one that is awake and full
 // before each sample.
 func TestSleeperIsReady(t *testing.T) {
-	for _, keep := range []bool{true, false} {
+	for _, mode := range []string{modeKeep, modeDrop} {
 		for _, op := range []string{opFirst, opSecond, opWake} {
 			dev := hookedDeviceOf(t, host.Config{Memory: 1 << 30, Granularity: smallPage}, nil)
-			s := &sleeper{dev: dev, keep: keep, op: op, size: 2 * smallPage}
+			s := newSleeper(dev, mode, op, 2*smallPage, verify.Pattern{})
 			var last *vmm.Range
 			for i := range 3 {
-				require.NoError(t, s.ready(t.Context()))
+				require.NoError(t, s.awake(t.Context()))
 				require.Equal(t, i == 0 || op == opFirst, s.r != last)
 				require.Equal(t, s.size, s.r.Len())
 				b := make([]byte, s.size)

@@ -86,41 +86,11 @@ func mapMemory(n uint64) ([]byte, error) {
 
 func unmapMemory(b []byte) error { return unix.Munmap(b) }
 
-// remapped is anonymous memory of the host that grows by mremap. Its pages move to other
-// addresses unless those behind it are free.
-type remapped struct {
-	b     []byte
-	start *byte // of b; nil before the first append
-}
-
-func newRemapped() (grower, error) { return &remapped{}, nil }
-
-func (g *remapped) append(p piece) error {
-	have := len(g.b)
-	var grown []byte
-	var err error
-	if have == 0 {
-		grown, err = mapMemory(p.size)
-	} else {
-		grown, err = unix.Mremap(g.b, have+int(p.size), unix.MREMAP_MAYMOVE)
+// remapMemory maps anonymous memory, or makes what mapMemory has mapped this large, at another
+// address unless what lies behind it is free.
+func remapMemory(b []byte, n uint64) ([]byte, error) {
+	if b == nil {
+		return mapMemory(n)
 	}
-	if err != nil {
-		return err
-	}
-	g.b, g.start = grown, &grown[0]
-	copy(g.b[have:], p.host)
-	return nil
-}
-
-func (g *remapped) address() any                { return g.start }
-func (g *remapped) cost() (copied, peak uint64) { return 0, uint64(len(g.b)) }
-func (g *remapped) buffer() *buffer {
-	return &buffer{host: g.b, size: uint64(len(g.b)), chunks: []uint64{0}}
-}
-
-func (g *remapped) close() error {
-	if g.b == nil {
-		return nil
-	}
-	return unmapMemory(g.b)
+	return unix.Mremap(b, int(n), unix.MREMAP_MAYMOVE)
 }

@@ -19,10 +19,10 @@ func process(*settings, []string) int {
 	return 1
 }
 
-func runOn([]int) (func() error, error) { return nil, errNeedsLinux }
-func mapMemory(uint64) ([]byte, error)  { return nil, errNeedsLinux }
-func unmapMemory([]byte) error          { return nil }
-func newRemapped() (grower, error)      { return nil, errNeedsLinux }
-func endWithParent(*exec.Cmd)           {}
-func terminalWidth(io.Writer) int       { return 0 }
-func monotonic() int64                  { return 0 }
+func runOn([]int) (func() error, error)          { return nil, errNeedsLinux }
+func mapMemory(uint64) ([]byte, error)           { return nil, errNeedsLinux }
+func unmapMemory([]byte) error                   { return nil }
+func remapMemory([]byte, uint64) ([]byte, error) { return nil, errNeedsLinux }
+func endWithParent(*exec.Cmd)                    {}
+func terminalWidth(io.Writer) int                { return 0 }
+func monotonic() int64                           { return 0 }
