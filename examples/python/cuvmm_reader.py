@@ -997,7 +997,7 @@ class Reader:
         return [data[at : at + row].cast(form) for at in range(0, self.rows() * self.pitch, self.pitch)]
 
     def torch(self) -> Any:
-        """All rows as one tensor."""
+        """All rows as one tensor, which does not keep them mapped: torch.from_dlpack(reader) does."""
         import torch
 
         if self.backend == CUDA:
@@ -1007,7 +1007,8 @@ class Reader:
             return torch.from_numpy(self._numbers())
 
     def cupy(self) -> Any:
-        """All rows as one CuPy array; only for a GPU's memory."""
+        """All rows as one CuPy array, which does not keep them mapped: cupy.from_dlpack(reader) does.
+        Only for a GPU's memory."""
         import cupy
 
         if self.backend != CUDA:

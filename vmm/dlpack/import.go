@@ -18,17 +18,13 @@ import (
 // it only if that driver allocated it. Safe for concurrent use. The caller must Close it.
 type Foreign struct {
 	// Immutable.
-	dev     *vmm.Device
-	on      dlpack.DeviceType
-	ptr     vmm.Ptr
-	dtype   DType
-	shape   []int64
-	pitch   uint64 // bytes from one row to the next
-	rows    uint64
-	size    uint64 // bytes from the first to the last
-	flags   uint64
-	release func() // of the device
-	destroy func() // calls the deleter
+	extent
+	dev      *vmm.Device
+	on       dlpack.DeviceType
+	shape    []int64
+	readOnly bool
+	release  func() // of the device
+	destroy  func() // calls the deleter
 
 	mu     sync.RWMutex
 	closed bool
@@ -36,9 +32,11 @@ type Foreign struct {
 
 // extent is where a tensor's bytes are.
 type extent struct {
-	dtype             DType
-	addr              uint64
-	pitch, rows, size uint64
+	dtype DType
+	ptr   vmm.Ptr
+	rows  uint64
+	pitch uint64 // bytes from one row to the next
+	size  uint64 // bytes from the first to the last
 }
 
 // fromTensor is a Foreign of what t says. Package vmm knows nothing of the memory, so it is not found in
@@ -59,8 +57,7 @@ func fromTensor(d *vmm.Device, t dlpack.Tensor, destroy func()) (*Foreign, error
 		return nil, err
 	}
 	return &Foreign{
-		dev: d, on: t.Type, ptr: vmm.Ptr(at.addr), dtype: at.dtype, shape: t.Shape, pitch: at.pitch, rows: at.rows, size: at.size,
-		flags: t.Flags, release: release, destroy: destroy,
+		extent: at, dev: d, on: t.Type, shape: t.Shape, readOnly: t.Flags&dlpack.ReadOnly != 0, release: release, destroy: destroy,
 	}, nil
 }
 
@@ -110,7 +107,7 @@ func locate(t dlpack.Tensor) (p extent, err error) {
 	case addr%p.dtype.align() != 0:
 		return p, fmt.Errorf("%w: %v at %#x, which is no multiple of %d", vmm.ErrInvalid, p.dtype, addr, p.dtype.align())
 	}
-	p.addr, p.size = addr, size
+	p.ptr, p.size = vmm.Ptr(addr), size
 	return p, nil
 }
 
@@ -177,7 +174,7 @@ func (f *Foreign) DType() DType { return nonnil.Of(f).dtype }
 func (f *Foreign) Shape() []int64 { return slices.Clone(nonnil.Of(f).shape) }
 
 // ReadOnly reports whether the tensor is marked so. Nothing prevents writing to it.
-func (f *Foreign) ReadOnly() bool { return nonnil.Of(f).flags&dlpack.ReadOnly != 0 }
+func (f *Foreign) ReadOnly() bool { return nonnil.Of(f).readOnly }
 
 // MemoryArg sets m to the memory as an argument of a kernel, which only reads it if it is ReadOnly.
 // Launches refuse memory of the host that the device cannot address.
