@@ -21,7 +21,6 @@ package main
 //	settings.go           what no flag sets, and tests set otherwise
 //	flags.go              flags that commands share: output, measuring, the margins of "equal"; errors of flags
 //	filter.go             --filter: the cases whose names match; --at-least: rates that they must reach
-//	pin.go                --cpus, --numa: where the process runs
 //	completion.go         what a shell completes
 //	signals_linux.go      ending a run by a signal
 //	runner.go             runner: one command from its flags to its report; the progress that it prints

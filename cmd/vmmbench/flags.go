@@ -90,7 +90,6 @@ type measureFlags struct {
 	filter           string // a regular expression for the names of cases
 	soak             time.Duration
 	set              *pflag.FlagSet
-	pinFlags
 	against baselineFlags
 	corrupt int64
 }
@@ -116,7 +115,6 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	m.against.add(f)
 	f.StringVar(&m.filter, "filter", "", "measure only the cases whose names match this `REGEX`; --dry-run lists them")
 	f.DurationVar(&m.soak, "for", 0, "take samples of each group of cases for this long, such as 10m, and report the slowest and when it was (default --samples of them)")
-	m.pinFlags.add(f)
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
 }
 

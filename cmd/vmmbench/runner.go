@@ -41,11 +41,6 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	if m.manyRuns() && !m.dryRun {
 		return a.againstBaseline(ctx, name, m)
 	}
-	unpin, err := m.pin() // before the first memory and the driver's threads
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, unpin()) }()
 	devs, err := openDevices(a.settings, names)
 	defer func() { err = errors.Join(err, closeDevices(devs)) }()
 	// A report is written also if there is no such device: its only case is waived.
