@@ -24,7 +24,7 @@ package main
 //	completion.go         what a shell completes
 //	signals_linux.go      ending a run by a signal
 //	runner.go             runner: one command from its flags to its report; the progress that it prints
-//	measuregroup.go       measuring one group of contenders, and adding its cases to the report; --for: for that long
+//	measuregroup.go       measuring one group of contenders, and adding its cases to the report
 //	group.go              group, contender and task
 //	resume.go             --resume: continuing an earlier run
 //	runs.go               --runs: several runs, in turn with a baseline that is a program

@@ -78,7 +78,6 @@ type measureFlags struct {
 	minTime, maxTime time.Duration
 	rounds           int // how often contenders that keep their memory make it, each time at other addresses
 	seed             uint64
-	order            choice
 	verify           verify.Mode
 	margin           percent
 	progress         choice
@@ -88,7 +87,6 @@ type measureFlags struct {
 	runs             int    // how often to measure, each time in another process
 	floors           floors
 	filter           string // a regular expression for the names of cases
-	soak             time.Duration
 	set              *pflag.FlagSet
 	against baselineFlags
 	corrupt int64
@@ -99,13 +97,11 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
 	m.margin = defaultMargin
-	m.order = choice{value: "random", of: []string{"random", "fixed"}}
 	m.progress = choice{value: "plain", of: []string{"plain", "off"}}
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")
 	f.IntVar(&m.samples, "samples", samples, "samples of each case, at most")
 	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
 	f.Uint64Var(&m.seed, "seed", 1, "seed of the order and the data")
-	f.Var(&m.order, "order", "the cases of a group take their samples by turns; the order in each turn")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
 	f.Var(&m.progress, "progress", "what stderr gets: a line for each group, or nothing")
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
@@ -114,7 +110,6 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	f.Func("at-least", "exit with 4 if a case has less than a rate in GB/s, given as `CASE=RATE`: bw/h2d/pinned/*/vmm=50; * is any text between two slashes (repeatable)", m.floors.add)
 	m.against.add(f)
 	f.StringVar(&m.filter, "filter", "", "measure only the cases whose names match this `REGEX`; --dry-run lists them")
-	f.DurationVar(&m.soak, "for", 0, "take samples of each group of cases for this long, such as 10m, and report the slowest and when it was (default --samples of them)")
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
 }
 
@@ -131,11 +126,7 @@ func (m *measureFlags) addMinTime(f *pflag.FlagSet) {
 	f.DurationVar(&m.minTime, "min-time", m.settings.minTime, "repeat a copy within a sample until it takes this long")
 }
 
-// maxSoakSamples bounds what a soak keeps: 16 MB for each case.
-const maxSoakSamples = 1 << 20
-
-// check refuses what does not go together. It has --for set what it stands for: as many samples as
-// fit that time, on memory that stays where it is.
+// check refuses what does not go together.
 func (m *measureFlags) check() error {
 	var err error
 	switch {
@@ -145,10 +136,6 @@ func (m *measureFlags) check() error {
 		err = fmt.Errorf("--min-time %v: negative", m.minTime)
 	case m.maxTime <= 0:
 		err = fmt.Errorf("--max-time %v: want more than 0", m.maxTime)
-	case m.soak < 0:
-		err = fmt.Errorf("--for %v: want more than 0", m.soak)
-	case m.soak > 0 && (m.set.Changed("samples") || m.set.Changed("max-time")):
-		err = errors.New("--for takes samples for that long: leave out --samples and --max-time")
 	case m.baseline == "" && m.against.given():
 		err = errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
@@ -162,9 +149,6 @@ func (m *measureFlags) check() error {
 	}
 	if err != nil {
 		return usageError{err}
-	}
-	if m.soak > 0 {
-		m.samples, m.maxTime, m.rounds = maxSoakSamples, m.soak, 1
 	}
 	if m.manyRuns() {
 		err = m.reject("--runs compares runs", report.GoBench, report.NDJSON)
@@ -192,7 +176,7 @@ func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
 func (m *measureFlags) describe() *report.Measure {
 	return &report.Measure{
 		Seed: m.seed, Samples: m.samples, MinTime: float64(m.minTime), MaxTime: float64(m.maxTime),
-		Order: m.order.value, Verify: m.verify, Margin: float64(m.margin),
+		Order: "random", Verify: m.verify, Margin: float64(m.margin),
 	}
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -68,8 +67,6 @@ func TestErrorsOfFlags(t *testing.T) {
 		{"share --chunk 100PiB", "want 64TiB at most"},
 		{"--preset article --size 1M", "--preset quick and nvbandwidth"},
 		{"bw --json", "in nvbandwidth there is --format json"},
-		{"bw --for 1m --samples 3", "leave out --samples"},
-		{"bw --for -1m", "want more than 0"},
 	} {
 		code, _, stderr := bench(t, strings.Fields(x.args)...)
 		require.Equal(t, report.ExitUsage, code, x.args)
@@ -77,26 +74,4 @@ func TestErrorsOfFlags(t *testing.T) {
 		require.NotContains(t, stderr, "strconv", x.args)
 		require.NotContains(t, stderr, "time:", x.args)
 	}
-}
-
-// A soak takes samples until its time is over, and reports the slowest and when it was.
-func TestSoak(t *testing.T) {
-	set := testSettings()
-	set.now = (&testClock{step: time.Millisecond}).now
-	code, out, stderr := benchWith(t, set, "bw", "--device", "host", "--size", "4K", "--direction", "d2d", "--mem", "vmm", "--for", "5s",
-		"--min-time", "0s", "--progress", "off", "--format", "json")
-	require.Equal(t, report.ExitPassed, code, stderr)
-	require.NoError(t, conforms(t, strictSchema(t, ""), []byte(out)))
-	c := parse(t, out).Cases[0]
-	s := c.Stats.Soak
-	require.NotNil(t, s)
-	require.GreaterOrEqual(t, c.Stats.N, 1000, "enough for each percentile")
-	require.Equal(t, c.Stats.Max, s.Slowest)
-	require.LessOrEqual(t, s.SlowestAt, s.Seconds)
-	require.InDelta(t, 5, s.Seconds, 0.1)
-	require.LessOrEqual(t, *s.P99, *s.P999)
-	require.LessOrEqual(t, *s.P999, s.Slowest)
-
-	_, out, _ = benchWith(t, set, "bw", "--device", "host", "--size", "4K", "--direction", "d2d", "--for", "50ms", "--min-time", "0s", "--progress", "off")
-	require.Regexp(t, `soak p50 .*soak slowest +soak slowest at seconds`, out) // between them what the samples are enough for
 }

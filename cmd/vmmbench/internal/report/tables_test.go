@@ -123,24 +123,6 @@ func TestLegend(t *testing.T) {
 	}
 }
 
-// A percentile for which the samples are too few has no column.
-func TestSoakColumns(t *testing.T) {
-	r := fromFile(t, "full.json")
-	p99, p999 := 2e3, 3e3
-	for _, c := range r.Cases {
-		if c.Stats != nil {
-			c.Stats.Soak = &Soak{Seconds: 1, P50: 1e3, P99: &p99, P999: &p999, Slowest: 4e3}
-		}
-	}
-	require.Regexp(t, `soak p50 +soak p99 +soak p999 +soak slowest +soak slowest at seconds`, written(t, r, Table))
-	for _, c := range r.Cases {
-		if c.Stats != nil {
-			c.Stats.Soak.P999 = nil
-		}
-	}
-	require.Regexp(t, `soak p50 +soak p99 +soak slowest`, written(t, r, Table))
-}
-
 // pairs is a report of three devices, the last of which has no path.
 func pairs() *Report {
 	r := sample()
