@@ -19,9 +19,8 @@ package main
 //	man.go                with -tags man: writes the man pages instead
 //	root.go               the commands, help, exit codes
 //	settings.go           what no flag sets, and tests set otherwise
-//	flags.go              flags that commands share: output, measuring, the margins of "equal"; errors of flags
+//	flags.go              flags that commands share: output, measuring, the margins of "equal"
 //	filter.go             --filter: the cases whose names match; --at-least: rates that they must reach
-//	completion.go         what a shell completes
 //	signals_linux.go      ending a run by a signal
 //	runner.go             runner: one command from its flags to its report; the progress that it prints
 //	measuregroup.go       measuring one group of contenders, and adding its cases to the report

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -88,8 +87,8 @@ type measureFlags struct {
 	floors           floors
 	filter           string // a regular expression for the names of cases
 	set              *pflag.FlagSet
-	against baselineFlags
-	corrupt int64
+	against          baselineFlags
+	corrupt          int64
 }
 
 func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime time.Duration) {
@@ -281,43 +280,3 @@ func (p *percent) String() string { return strconv.FormatFloat(float64(*p)*100, 
 
 // Type implements pflag.Value.
 func (p *percent) Type() string { return "PERCENT" }
-
-// nvbandwidthFlags are flags of nvbandwidth, and what does the same here.
-var nvbandwidthFlags = map[string]string{
-	"l": "--preset nvbandwidth --dry-run", "list": "--preset nvbandwidth --dry-run",
-	"t": "--preset nvbandwidth --filter /NAME/", "testcase": "--preset nvbandwidth --filter /NAME/",
-	"p": "--preset nvbandwidth --filter /PREFIX", "testcasePrefixes": "--preset nvbandwidth --filter /PREFIX",
-	"b": "--size, as in --size 512M", "bufferSize": "--size, as in --size 512M",
-	"i": "--samples", "testSamples": "--samples",
-	"j": "--format json", "json": "--format json",
-	"s": "--verify off", "skipVerification": "--verify off",
-}
-
-// flagError returns an error of pflag without words of Go's packages, and with what does the same
-// as a flag of nvbandwidth.
-func flagError(_ *cobra.Command, err error) error {
-	var unknown *pflag.NotExistError
-	var invalid *pflag.InvalidValueError
-	switch {
-	case errors.As(err, &unknown):
-		if instead := nvbandwidthFlags[unknown.GetSpecifiedName()]; instead != "" {
-			return fmt.Errorf("%w; for what it is in nvbandwidth there is %s", err, instead)
-		}
-	case errors.As(err, &invalid):
-		f := invalid.GetFlag()
-		if want := wanted[f.Value.Type()]; want != "" {
-			return fmt.Errorf("--%s %q: want %s", f.Name, invalid.GetValue(), want)
-		}
-	}
-	return err
-}
-
-// wanted says what flags of pflag's own types take.
-var wanted = map[string]string{
-	"bool":     "true or false",
-	"int":      "a whole number of 64 bits at most",
-	"int64":    "a whole number of 64 bits at most",
-	"uint64":   "a whole number, 0 or more, of 64 bits at most",
-	"intSlice": "whole numbers, with commas between",
-	"duration": "a time such as 500ms, 10s or 2m",
-}
