@@ -170,12 +170,12 @@ func gpu(open string) Device {
 			Temperature: of(uint64(41)), Power: of(118.5), PowerLimit: of(700.0), Throttle: []string{},
 			PCIeGeneration: of(uint64(4)), PCIeGenerationMax: of(uint64(5)), PCIeWidth: of(uint64(16)),
 			NUMANode: of(1), CPUs: "16-31,48-63", ECC: of(true),
-			Utilization: of(uint64(0)), Processes: of(uint64(0)), ProcessesMemory: of(uint64(0)),
+			Utilization: of(uint64(0)), Processes: of(uint64(0)),
 			Reason: "power_limit, utilization: " + Text(strings.Repeat("the driver is too old ", 6)),
 		},
 		StateEnd: &DeviceState{
 			ClockSM: of(uint64(1410)), ClockSMMax: of(uint64(1980)), Throttle: []string{"software power cap", "hardware thermal slowdown"},
-			Temperature: of(uint64(88)), Power: of(699.2), PowerLimit: of(700.0), Processes: of(uint64(2)), ProcessesMemory: of(uint64(3 << 30)),
+			Temperature: of(uint64(88)), Power: of(699.2), PowerLimit: of(700.0), Processes: of(uint64(2)),
 		},
 	}
 }
