@@ -79,7 +79,7 @@ type measureFlags struct {
 	seed             uint64
 	verify           verify.Mode
 	margin           percent
-	progress         choice
+	progress         string
 	dryRun           bool
 	resume           string // the file of an earlier run
 	baseline         string // what to compare with: reports, or a program
@@ -95,14 +95,13 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	m.settings, m.rounds, m.set = set, 10, f
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
-	m.margin = defaultMargin
-	m.progress = choice{value: "plain", of: []string{"plain", "off"}}
+	m.margin, m.progress = defaultMargin, "plain"
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")
 	f.IntVar(&m.samples, "samples", samples, "samples of each case, at most")
 	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
 	f.Uint64Var(&m.seed, "seed", 1, "seed of the order and the data")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
-	f.Var(&m.progress, "progress", "what stderr gets: a line for each group, or nothing")
+	f.Var(choice[string]{&m.progress, []string{"plain", "off"}}, "progress", "what stderr gets: a line for each group, or nothing")
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
 	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson; of several, with commas between; or of another vmmbench, which measures in turn with this one")
 	f.IntVar(&m.runs, "runs", 1, "measure so often, each time in a new process, and compare all runs with --baseline")
@@ -115,7 +114,7 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 // addVerify adds the flags for work whose data can be checked.
 func (m *measureFlags) addVerify(f *pflag.FlagSet) {
 	m.verify = verify.Full
-	f.Var(&m.verify, "verify", "how much of the data is checked")
+	f.Var(choice[verify.Mode]{&m.verify, []verify.Mode{verify.Full, verify.Edges, verify.Off}}, "verify", "how much of the data is checked")
 	f.Int64Var(&m.corrupt, "corrupt", -1, "flip the byte at this offset of the device buffer before it is verified")
 	f.Lookup("corrupt").Hidden = true // for the tests of vmmbench itself
 }
@@ -180,24 +179,28 @@ func (m *measureFlags) describe() *report.Measure {
 }
 
 // choice is a flag that takes one of a few words.
-type choice struct {
-	value string
-	of    []string
+type choice[T ~string] struct {
+	value *T
+	of    []T
 }
 
 // Set implements pflag.Value.
-func (c *choice) Set(s string) error {
-	if !slices.Contains(c.of, s) {
-		return fmt.Errorf("want one of %s", strings.Join(c.of, ", "))
+func (c choice[T]) Set(s string) error {
+	if !slices.Contains(c.of, T(s)) {
+		return fmt.Errorf("want one of %s", c.words(", "))
 	}
-	c.value = s
+	*c.value = T(s)
 	return nil
 }
 
-func (c *choice) String() string { return c.value }
+func (c choice[T]) String() string { return string(*c.value) }
 
 // Type implements pflag.Value.
-func (c *choice) Type() string { return strings.Join(c.of, "|") }
+func (c choice[T]) Type() string { return c.words("|") }
+
+func (c choice[T]) words(between string) string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(c.of), "[]"), " ", between)
+}
 
 // choices is a flag that takes a list of words.
 type choices struct {

@@ -219,7 +219,7 @@ func (r *runner) measureGroups(ctx context.Context, groups []group) {
 // progress prints which one of all begins, unless --progress is off. An error is ignored: the
 // measurement is more important.
 func (a *app) progress(m *measureFlags, n, all int, name string) {
-	if m.progress.value != "off" {
+	if m.progress != "off" {
 		_, _ = fmt.Fprintf(a.stderr, "%d of %d: %s\n", n, all, name)
 	}
 }

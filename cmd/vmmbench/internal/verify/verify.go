@@ -3,7 +3,6 @@ package verify
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sort"
 	"sync"
 )
@@ -18,20 +17,6 @@ const (
 	Edges Mode = "edges"
 	Off   Mode = "off"
 )
-
-// Set implements pflag.Value.
-func (m *Mode) Set(s string) error {
-	if !slices.Contains([]Mode{Full, Edges, Off}, Mode(s)) {
-		return fmt.Errorf("verify %q: want full, edges or off", s)
-	}
-	*m = Mode(s)
-	return nil
-}
-
-func (m *Mode) String() string { return string(*m) }
-
-// Type implements pflag.Value.
-func (m *Mode) Type() string { return "full|edges|off" }
 
 const edge = 4 << 10
 
