@@ -32,7 +32,7 @@ type outputFlags struct {
 
 func (o *outputFlags) add(f *pflag.FlagSet) {
 	o.format = report.Table
-	f.Var(&o.format, "format", "format of what is written to stdout")
+	f.Var(choice[report.Format]{&o.format, report.Formats}, "format", "format of what is written to stdout")
 	f.StringArrayVarP(&o.files, "output", "o", nil,
 		"also write to this `FILE`, in the format of its suffix: .txt, .json, .ndjson, .csv, .bench (repeatable)")
 }
