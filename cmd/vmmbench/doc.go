@@ -19,16 +19,13 @@ package main
 //	man.go                with -tags man: writes the man pages instead
 //	root.go               the commands, help, exit codes
 //	settings.go           what no flag sets, and tests set otherwise
-//	flags.go              flags that commands share: output, measuring, the margins of "equal"; errors of flags
+//	flags.go              flags that commands share: output, measuring, the margins of "equal"
 //	filter.go             --filter: the cases whose names match; --at-least: rates that they must reach
-//	pin.go                --cpus, --numa: where the process runs
-//	completion.go         what a shell completes
 //	signals_linux.go      ending a run by a signal
 //	runner.go             runner: one command from its flags to its report; the progress that it prints
-//	measuregroup.go       measuring one group of contenders, and adding its cases to the report; --for: for that long
+//	measuregroup.go       measuring one group of contenders, and adding its cases to the report
 //	group.go              group, contender and task
 //	resume.go             --resume: continuing an earlier run
-//	runs.go               --runs: several runs, in turn with a baseline that is a program
 //	output.go             the places that the report goes to
 //	preset.go             presets: plans made of those of commands; the tour, which is the default
 //	nvbandwidth.go        the cases of nvbandwidth, under its names

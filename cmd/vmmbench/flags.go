@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -12,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
@@ -33,7 +31,7 @@ type outputFlags struct {
 
 func (o *outputFlags) add(f *pflag.FlagSet) {
 	o.format = report.Table
-	f.Var(&o.format, "format", "format of what is written to stdout")
+	f.Var(choice[report.Format]{&o.format, report.Formats}, "format", "format of what is written to stdout")
 	f.StringArrayVarP(&o.files, "output", "o", nil,
 		"also write to this `FILE`, in the format of its suffix: .txt, .json, .ndjson, .csv, .bench (repeatable)")
 }
@@ -78,52 +76,41 @@ type measureFlags struct {
 	minTime, maxTime time.Duration
 	rounds           int // how often contenders that keep their memory make it, each time at other addresses
 	seed             uint64
-	order            choice
 	verify           verify.Mode
 	margin           percent
-	progress         choice
+	progress         string
 	dryRun           bool
 	resume           string // the file of an earlier run
-	baseline         string // what to compare with: reports, or a program
-	runs             int    // how often to measure, each time in another process
+	baseline         string // reports to compare with
 	floors           floors
 	filter           string // a regular expression for the names of cases
-	soak             time.Duration
-	set              *pflag.FlagSet
-	pinFlags
-	against baselineFlags
-	corrupt int64
+	against          baselineFlags
+	corrupt          int64
 }
 
 func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime time.Duration) {
-	m.settings, m.rounds, m.set = set, 10, f
+	m.settings, m.rounds = set, 10
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
-	m.margin = defaultMargin
-	m.order = choice{value: "random", of: []string{"random", "fixed"}}
-	m.progress = choice{value: "plain", of: []string{"plain", "off"}}
+	m.margin, m.progress = defaultMargin, "plain"
 	f.StringVar(&m.device, "device", "auto", "the device, as vmm.Open takes it: auto, cuda:0, cuda:GPU-<uuid>, host")
 	f.IntVar(&m.samples, "samples", samples, "samples of each case, at most")
 	f.DurationVar(&m.maxTime, "max-time", maxTime, "stop measuring a group of cases after this long")
 	f.Uint64Var(&m.seed, "seed", 1, "seed of the order and the data")
-	f.Var(&m.order, "order", "the cases of a group take their samples by turns; the order in each turn")
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
-	f.Var(&m.progress, "progress", "what stderr gets: a line for each group, or nothing")
+	f.Var(choice[string]{&m.progress, []string{"plain", "off"}}, "progress", "what stderr gets: a line for each group, or nothing")
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
-	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson; of several, with commas between; or of another vmmbench, which measures in turn with this one")
-	f.IntVar(&m.runs, "runs", 1, "measure so often, each time in a new process, and compare all runs with --baseline")
+	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson; or of several, with commas between")
 	f.Func("at-least", "exit with 4 if a case has less than a rate in GB/s, given as `CASE=RATE`: bw/h2d/pinned/*/vmm=50; * is any text between two slashes (repeatable)", m.floors.add)
 	m.against.add(f)
 	f.StringVar(&m.filter, "filter", "", "measure only the cases whose names match this `REGEX`; --dry-run lists them")
-	f.DurationVar(&m.soak, "for", 0, "take samples of each group of cases for this long, such as 10m, and report the slowest and when it was (default --samples of them)")
-	m.pinFlags.add(f)
 	f.BoolVar(&m.dryRun, "dry-run", false, "print the names of the cases and measure nothing")
 }
 
 // addVerify adds the flags for work whose data can be checked.
 func (m *measureFlags) addVerify(f *pflag.FlagSet) {
 	m.verify = verify.Full
-	f.Var(&m.verify, "verify", "how much of the data is checked")
+	f.Var(choice[verify.Mode]{&m.verify, []verify.Mode{verify.Full, verify.Edges, verify.Off}}, "verify", "how much of the data is checked")
 	f.Int64Var(&m.corrupt, "corrupt", -1, "flip the byte at this offset of the device buffer before it is verified")
 	f.Lookup("corrupt").Hidden = true // for the tests of vmmbench itself
 }
@@ -133,11 +120,7 @@ func (m *measureFlags) addMinTime(f *pflag.FlagSet) {
 	f.DurationVar(&m.minTime, "min-time", m.settings.minTime, "repeat a copy within a sample until it takes this long")
 }
 
-// maxSoakSamples bounds what a soak keeps: 16 MB for each case.
-const maxSoakSamples = 1 << 20
-
-// check refuses what does not go together. It has --for set what it stands for: as many samples as
-// fit that time, on memory that stays where it is.
+// check refuses what does not go together.
 func (m *measureFlags) check() error {
 	var err error
 	switch {
@@ -147,31 +130,15 @@ func (m *measureFlags) check() error {
 		err = fmt.Errorf("--min-time %v: negative", m.minTime)
 	case m.maxTime <= 0:
 		err = fmt.Errorf("--max-time %v: want more than 0", m.maxTime)
-	case m.soak < 0:
-		err = fmt.Errorf("--for %v: want more than 0", m.soak)
-	case m.soak > 0 && (m.set.Changed("samples") || m.set.Changed("max-time")):
-		err = errors.New("--for takes samples for that long: leave out --samples and --max-time")
 	case m.baseline == "" && m.against.given():
 		err = errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
 		err = errors.New("--dry-run prints names, which have no --format and go into no -o")
-	case m.runs < 1:
-		err = fmt.Errorf("--runs %d: want 1 or more", m.runs)
-	case m.runs > 1 && m.baseline == "":
-		err = errors.New("--runs is for --baseline, which is not given: several runs tell what differs from run to run")
-	case m.manyRuns() && (m.resume != "" || len(m.floors) > 0):
-		err = errors.New("--resume and --at-least are for one run: leave out --runs, and --baseline if it is a program")
 	}
 	if err != nil {
 		return usageError{err}
 	}
-	if m.soak > 0 {
-		m.samples, m.maxTime, m.rounds = maxSoakSamples, m.soak, 1
-	}
-	if m.manyRuns() {
-		err = m.reject("--runs compares runs", report.GoBench, report.NDJSON)
-	}
-	return cmp.Or(err, m.outputFlags.check())
+	return m.outputFlags.check()
 }
 
 // plan returns the groups of a plan, without the cases that --filter leaves out.
@@ -194,29 +161,33 @@ func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
 func (m *measureFlags) describe() *report.Measure {
 	return &report.Measure{
 		Seed: m.seed, Samples: m.samples, MinTime: float64(m.minTime), MaxTime: float64(m.maxTime),
-		Order: m.order.value, Verify: m.verify, Margin: float64(m.margin),
+		Order: "random", Verify: m.verify, Margin: float64(m.margin),
 	}
 }
 
 // choice is a flag that takes one of a few words.
-type choice struct {
-	value string
-	of    []string
+type choice[T ~string] struct {
+	value *T
+	of    []T
 }
 
 // Set implements pflag.Value.
-func (c *choice) Set(s string) error {
-	if !slices.Contains(c.of, s) {
-		return fmt.Errorf("want one of %s", strings.Join(c.of, ", "))
+func (c choice[T]) Set(s string) error {
+	if !slices.Contains(c.of, T(s)) {
+		return fmt.Errorf("want one of %s", c.words(", "))
 	}
-	c.value = s
+	*c.value = T(s)
 	return nil
 }
 
-func (c *choice) String() string { return c.value }
+func (c choice[T]) String() string { return string(*c.value) }
 
 // Type implements pflag.Value.
-func (c *choice) Type() string { return strings.Join(c.of, "|") }
+func (c choice[T]) Type() string { return c.words("|") }
+
+func (c choice[T]) words(between string) string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(c.of), "[]"), " ", between)
+}
 
 // choices is a flag that takes a list of words.
 type choices struct {
@@ -299,43 +270,3 @@ func (p *percent) String() string { return strconv.FormatFloat(float64(*p)*100, 
 
 // Type implements pflag.Value.
 func (p *percent) Type() string { return "PERCENT" }
-
-// nvbandwidthFlags are flags of nvbandwidth, and what does the same here.
-var nvbandwidthFlags = map[string]string{
-	"l": "--preset nvbandwidth --dry-run", "list": "--preset nvbandwidth --dry-run",
-	"t": "--preset nvbandwidth --filter /NAME/", "testcase": "--preset nvbandwidth --filter /NAME/",
-	"p": "--preset nvbandwidth --filter /PREFIX", "testcasePrefixes": "--preset nvbandwidth --filter /PREFIX",
-	"b": "--size, as in --size 512M", "bufferSize": "--size, as in --size 512M",
-	"i": "--samples", "testSamples": "--samples",
-	"j": "--format json", "json": "--format json",
-	"s": "--verify off", "skipVerification": "--verify off",
-}
-
-// flagError returns an error of pflag without words of Go's packages, and with what does the same
-// as a flag of nvbandwidth.
-func flagError(_ *cobra.Command, err error) error {
-	var unknown *pflag.NotExistError
-	var invalid *pflag.InvalidValueError
-	switch {
-	case errors.As(err, &unknown):
-		if instead := nvbandwidthFlags[unknown.GetSpecifiedName()]; instead != "" {
-			return fmt.Errorf("%w; for what it is in nvbandwidth there is %s", err, instead)
-		}
-	case errors.As(err, &invalid):
-		f := invalid.GetFlag()
-		if want := wanted[f.Value.Type()]; want != "" {
-			return fmt.Errorf("--%s %q: want %s", f.Name, invalid.GetValue(), want)
-		}
-	}
-	return err
-}
-
-// wanted says what flags of pflag's own types take.
-var wanted = map[string]string{
-	"bool":     "true or false",
-	"int":      "a whole number of 64 bits at most",
-	"int64":    "a whole number of 64 bits at most",
-	"uint64":   "a whole number, 0 or more, of 64 bits at most",
-	"intSlice": "whole numbers, with commas between",
-	"duration": "a time such as 500ms, 10s or 2m",
-}

@@ -166,7 +166,7 @@ func newRunner() *runner {
 		app: &app{settings: set, stdout: io.Discard, stderr: io.Discard}, to: &outputFlags{format: report.JSON},
 		flags: &measureFlags{
 			settings: set, samples: 2, maxTime: time.Minute, verify: verify.Full, margin: 0.02, corrupt: -1,
-			progress: choice{value: "off"},
+			progress: "off",
 		},
 		report: report.New(report.Run{}, report.Host{}),
 	}

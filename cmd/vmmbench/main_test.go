@@ -258,7 +258,7 @@ func TestUsageExitsWith2(t *testing.T) {
 	for _, args := range [][]string{
 		{"nosuchcommand"}, {"bw", "extra"}, {"bw", "--size", "lots"}, {"--size", "0"},
 		{"grow", "--size", "0"}, {"grow", "--step", "0"}, {"grow", "--min-time", "1ms"},
-		{"--max-time", "0s"}, {"--min-time", "-1s"}, {"--margin", "200%"}, {"--order", "sideways"},
+		{"--max-time", "0s"}, {"--min-time", "-1s"}, {"--margin", "200%"},
 		{"--format", "xml"}, {"--verify", "some"}, {"bw", "--mem", "vmm,none"},
 		{"info", "--samples", "3"},
 		{"info", "--format", "gobench"}, {"info", "--format", "csv"}, {"info", "-o", "out.bench"}, {"info", "-o", "out.xml"},

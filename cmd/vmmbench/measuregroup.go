@@ -75,10 +75,7 @@ func (r *runner) measureTasks(ctx context.Context, g group, cases []report.Case)
 	}
 	c := measure.Config{
 		Samples: min(r.flags.samples, g.samples), MinBlocks: g.minSamples, MinTime: r.flags.minTime, MaxTime: r.flags.maxTime, MaxLoops: g.maxLoops,
-		WarmTime: r.flags.settings.warmTime, Fixed: r.flags.order.value == "fixed", Seed: measure.Seed(r.flags.seed, g.name), Now: r.flags.settings.now,
-	}
-	if r.flags.soak > 0 {
-		c.Samples = r.flags.samples
+		WarmTime: r.flags.settings.warmTime, Seed: measure.Seed(r.flags.seed, g.name), Now: r.flags.settings.now,
 	}
 	if g.keepsMemory {
 		c.Rounds = r.flags.rounds
@@ -156,7 +153,7 @@ func (r *runner) finishCase(ctx context.Context, g group, c *report.Case, by con
 // summarize adds the statistics to a case.
 func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	var places []int
-	if g.keepsMemory && r.flags.soak == 0 { // a soak has one place
+	if g.keepsMemory {
 		places = o.Places
 	}
 	sum := stat.Summarize(c.Samples, places...)
@@ -170,9 +167,6 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 		low, high = min(low, high), max(low, high) // the longest time is the lowest bandwidth
 		c.Stats.Low, c.Stats.High, c.Stats.Level, c.Stats.ValueLow, c.Stats.ValueHigh = &of.Low, &of.High, of.Level, &low, &high
 	}
-	if r.flags.soak > 0 {
-		c.Stats.Soak = describeSoak(c)
-	}
 	flag := func(name string, is bool) {
 		if is {
 			c.Flags = append(c.Flags, name)
@@ -182,16 +176,6 @@ func (r *runner) summarize(g group, c *report.Case, o measure.Outcome) {
 	flag("short-samples", g.maxLoops > 1 && o.Loops == g.maxLoops && sum.Median*float64(o.Loops) < float64(r.flags.minTime)/2)
 	flag("noisy", sum.CV > 0.05)
 	flag("drift", stat.Drifts(c.Samples, float64(r.flags.margin)))
-}
-
-// describeSoak summarizes a case of a soak.
-func describeSoak(c *report.Case) *report.Soak {
-	slowest := slices.Index(c.Samples, c.Stats.Max)
-	return &report.Soak{
-		Seconds: c.At[len(c.At)-1],
-		P50:     c.Stats.Median, P99: stat.Percentile(c.Samples, 0.99), P999: stat.Percentile(c.Samples, 0.999),
-		Slowest: c.Stats.Max, SlowestAt: c.At[slowest],
-	}
 }
 
 // Units of a case.

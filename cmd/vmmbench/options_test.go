@@ -3,7 +3,6 @@ package main
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -49,17 +48,13 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-// What was typed wrong is named with what is near, and without words of Go's packages.
+// What was typed wrong is named with what is near.
 func TestErrorsOfFlags(t *testing.T) {
 	for _, x := range []struct{ args, want string }{
 		{"gorw", "Did you mean this?\n\tgrow\n"},
 		{"compar a b", "Did you mean this?\n\tcompare\n"},
 		{"bw --xyzzy", "unknown flag"},
-		{"bw --samples x", `--samples "x": want a whole number`},
-		{"bw --seed -1", "want a whole number, 0 or more"},
-		{"bw --samples 99999999999999999999", "of 64 bits at most"},
-		{"p2p --grants 1,x", "want whole numbers, with commas between"},
-		{"bw --max-time soon", "want a time such as 500ms, 10s or 2m"},
+		{"bw --samples x", `invalid argument "x" for "--samples" flag`},
 		{"grow --step 100P", "--step"},
 		{"bw --step 100P", "--step"},
 		{"bw --chunk 100PiB", "want 64TiB at most"},
@@ -67,36 +62,45 @@ func TestErrorsOfFlags(t *testing.T) {
 		{"ops --total 100PiB", "want 64TiB at most"},
 		{"share --chunk 100PiB", "want 64TiB at most"},
 		{"--preset article --size 1M", "--preset quick and nvbandwidth"},
-		{"bw --json", "in nvbandwidth there is --format json"},
-		{"bw --for 1m --samples 3", "leave out --samples"},
-		{"bw --for -1m", "want more than 0"},
 	} {
 		code, _, stderr := bench(t, strings.Fields(x.args)...)
 		require.Equal(t, report.ExitUsage, code, x.args)
 		require.Contains(t, stderr, x.want, x.args)
-		require.NotContains(t, stderr, "strconv", x.args)
-		require.NotContains(t, stderr, "time:", x.args)
 	}
 }
 
-// A soak takes samples until its time is over, and reports the slowest and when it was.
-func TestSoak(t *testing.T) {
-	set := testSettings()
-	set.now = (&testClock{step: time.Millisecond}).now
-	code, out, stderr := benchWith(t, set, "bw", "--device", "host", "--size", "4K", "--direction", "d2d", "--mem", "vmm", "--for", "5s",
-		"--min-time", "0s", "--progress", "off", "--format", "json")
+// TestAtLeast: a floor is compared with the median, and one that is missed is an exit code.
+func TestAtLeast(t *testing.T) {
+	t.Parallel()
+	args := []string{"bw", "--device", "host", "--direction", "d2d", "--size", "64K", "--samples", "10", "--min-time", "0s", "--format", "json", "--progress", "off"}
+	code, out, stderr := bench(t, append(args, "--at-least", "bw/d2d/none/*/vmm=0.001")...)
 	require.Equal(t, report.ExitPassed, code, stderr)
 	require.NoError(t, conforms(t, strictSchema(t, ""), []byte(out)))
-	c := parse(t, out).Cases[0]
-	s := c.Stats.Soak
-	require.NotNil(t, s)
-	require.GreaterOrEqual(t, c.Stats.N, 1000, "enough for each percentile")
-	require.Equal(t, c.Stats.Max, s.Slowest)
-	require.LessOrEqual(t, s.SlowestAt, s.Seconds)
-	require.InDelta(t, 5, s.Seconds, 0.1)
-	require.LessOrEqual(t, *s.P99, *s.P999)
-	require.LessOrEqual(t, *s.P999, s.Slowest)
+	r := parse(t, out)
+	require.Len(t, r.Run.AtLeast, 1)
+	require.Equal(t, "bw/d2d/none/64KiB/vmm", r.Run.AtLeast[0].Case)
+	require.False(t, r.Run.AtLeast[0].Missed())
+	require.Len(t, r.Cases[0].At, 10, "when each sample was taken")
 
-	_, out, _ = benchWith(t, set, "bw", "--device", "host", "--size", "4K", "--direction", "d2d", "--for", "50ms", "--min-time", "0s", "--progress", "off")
-	require.Regexp(t, `soak p50 .*soak slowest +soak slowest at seconds`, out) // between them what the samples are enough for
+	code, out, _ = bench(t, append(args, "--at-least", "bw/d2d/none/*/*=1e9")...)
+	require.Equal(t, report.ExitWorse, code)
+	require.Len(t, parse(t, out).Run.AtLeast, 2)
+	code, out, _ = bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "64K", "--samples", "10", "--min-time", "0s", "--at-least", "bw/d2d/none/64KiB/vmm=1e9")
+	require.Equal(t, report.ExitWorse, code)
+	require.Regexp(t, `bw/d2d/none/64KiB/vmm .* below its floor`, out)
+}
+
+func TestAtLeastThatCannotBe(t *testing.T) {
+	for args, want := range map[string]string{
+		"bw --at-least bw":                           "want CASE=RATE",
+		"bw --at-least bw=0":                         "want a rate",
+		"bw --at-least bw=Inf":                       "want a rate",
+		"bw --at-least [=1":                          "syntax error in pattern",
+		"bw --device host --at-least bw/none=1":      "no case is called so",
+		"grow --device host --at-least grow/*/vmm=1": "its figure is a time",
+	} {
+		code, _, stderr := bench(t, strings.Fields(args)...)
+		require.Equal(t, report.ExitUsage, code, args)
+		require.Contains(t, stderr, want, args)
+	}
 }

@@ -63,12 +63,6 @@ func (r *runner) plan(devs []device) error {
 		links = append(links, &r.report.Plan[i].Link)
 	}
 	machine.AddPaths(r.report.Devices, links)
-	// The driver says only that there is no path. NVML knows more of it.
-	for i := range r.report.Plan {
-		if p := &r.report.Plan[i]; !p.Can && p.Refused != "" {
-			p.Why += "; by NVML, " + p.Refused
-		}
-	}
 	if len(devs) < 2 {
 		return noDeviceError{onlyDevice(devs[0], "a pair")}
 	}

@@ -164,7 +164,7 @@ func (t *tour) groups(devs []device, seed uint64) ([]group, error) {
 func (a *app) root() *cobra.Command {
 	var m measureFlags
 	var sizes size.List
-	which := choice{value: quickPreset, of: presetNames()}
+	which := quickPreset
 	c := command(&cobra.Command{
 		Use:   "vmmbench",
 		Short: "Measure GPU and host memory that grows in place",
@@ -189,10 +189,10 @@ case is below --at-least,
 	m.add(f, a.settings, 30, 2*time.Second)
 	m.addVerify(f)
 	m.addMinTime(f)
-	f.Var(&which, "preset", "what to measure")
+	f.Var(choice[string]{&which, presetNames()}, "preset", "what to measure")
 	f.Var(&sizes, "size", "with preset quick: bytes of one copy, of which the largest is what memory grows to (default what fits the device); with nvbandwidth: bytes of one copy (default 512M)")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		p := presets[slices.Index(which.of, which.value)]
+		p := presets[slices.Index(presetNames(), which)]
 		var own plan = p
 		switch p.name {
 		case quickPreset:

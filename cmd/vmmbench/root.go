@@ -51,10 +51,8 @@ func (a *app) commands() *cobra.Command {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.Version = fullVersion()
 	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
-	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(a.info(), a.bw(), a.grow(), a.ops(), a.pool(), a.p2p(), a.share(), a.sleep(), a.compare(), a.report(), a.shareReader())
 	root.InitDefaultCompletionCmd()
-	completeValues(root)
 	return root
 }
 

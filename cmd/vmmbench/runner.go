@@ -38,14 +38,6 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	if err := m.check(); err != nil {
 		return err
 	}
-	if m.manyRuns() && !m.dryRun {
-		return a.againstBaseline(ctx, name, m)
-	}
-	unpin, err := m.pin() // before the first memory and the driver's threads
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, unpin()) }()
 	devs, err := openDevices(a.settings, names)
 	defer func() { err = errors.Join(err, closeDevices(devs)) }()
 	// A report is written also if there is no such device: its only case is waived.
@@ -224,7 +216,7 @@ func (r *runner) measureGroups(ctx context.Context, groups []group) {
 // progress prints which one of all begins, unless --progress is off. An error is ignored: the
 // measurement is more important.
 func (a *app) progress(m *measureFlags, n, all int, name string) {
-	if m.progress.value != "off" {
+	if m.progress != "off" {
 		_, _ = fmt.Fprintf(a.stderr, "%d of %d: %s\n", n, all, name)
 	}
 }

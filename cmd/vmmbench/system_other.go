@@ -19,7 +19,6 @@ func process(*settings, []string) int {
 	return 1
 }
 
-func runOn([]int) (func() error, error)          { return nil, errNeedsLinux }
 func mapMemory(uint64) ([]byte, error)           { return nil, errNeedsLinux }
 func unmapMemory([]byte) error                   { return nil }
 func remapMemory([]byte, uint64) ([]byte, error) { return nil, errNeedsLinux }

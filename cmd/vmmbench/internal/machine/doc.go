@@ -8,7 +8,6 @@ package machine
 //
 //	host.go        Host: what does not change: CPUs, memory, versions, limits
 //	state.go       AddState: what may change: load, governors, huge pages; clocks, power, links
-//	cpus.go        lists of CPUs, and those of a NUMA node
 //	nvml.go        what NVML says of GPUs, and AddPaths: of what connects them
 //	nvml_cgo.go    the calls of NVML
 //	nvml_stub.go   builds without NVML

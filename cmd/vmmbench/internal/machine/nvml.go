@@ -35,8 +35,8 @@ func withLibrary(devices []report.Device, open func() (library, error), f func(l
 	f(lib, err)
 }
 
-// AddPaths fills in what connects the devices of each link, by NVML: Path, NVLinks and
-// Refused. Links between memory of the host have none of these.
+// AddPaths fills in what connects the devices of each link, by NVML: Path and
+// NVLinks. Links between memory of the host have none of these.
 func AddPaths(devices []report.Device, links []*report.Link) {
 	addPaths(devices, links, openNVML)
 }

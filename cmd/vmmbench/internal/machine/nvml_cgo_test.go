@@ -46,15 +46,12 @@ func TestStateByNVML(t *testing.T) {
 		require.Equal(t, uint64(2), *s.Processes)
 	}
 	require.Equal(t, uint64(12), *list[0].Utilization)
-	require.Equal(t, uint64(3<<20), *list[0].ProcessesMemory)
 
-	// The instance has none of its GPU's values, and its driver tells the memory of one process only.
+	// The instance has none of its GPU's values.
 	require.Nil(t, list[3].ClockSM)
 	require.Nil(t, list[3].Utilization)
 	require.Equal(t, uint64(2), *list[3].Processes)
-	require.Nil(t, list[3].ProcessesMemory)
 	require.Contains(t, list[3].Reason, "ecc, utilization: Not Supported")
-	require.Contains(t, list[3].Reason, "other_processes_memory: the driver does not give it")
 }
 
 // symbols are the functions of NVML that a state or a path takes, with what is missing
@@ -156,11 +153,9 @@ func TestPathsByNVML(t *testing.T) {
 	require.Equal(t, report.Link{From: "host:0", To: "cuda:0"}, *l["host:0 cuda:0"])
 	require.Equal(t, report.Text("NV2"), l["cuda:0 cuda:1"].Path, "the third link leads elsewhere")
 	require.Equal(t, 2, *l["cuda:0 cuda:1"].NVLinks)
-	require.Empty(t, l["cuda:0 cuda:1"].Refused)
 	require.Equal(t, report.Text("SYS"), l["cuda:0 cuda:2"].Path)
 	require.Zero(t, *l["cuda:0 cuda:2"].NVLinks)
 	require.Equal(t, report.Text("PHB"), l["cuda:2 cuda:0"].Path)
-	require.Equal(t, report.Text("the chipset does not support it"), l["cuda:2 cuda:0"].Refused)
 	require.Equal(t, report.Text("same GPU"), l["cuda:2 cuda:3"].Path)
 	for name, l := range l {
 		if l.From != "cuda:3" && l.To != "cuda:3" { // the instance, of which NVML knows no paths
@@ -170,11 +165,11 @@ func TestPathsByNVML(t *testing.T) {
 
 	t.Setenv("FAKE_NVML_SWITCH", "1")
 	l = paths(t, open)
-	require.Equal(t, report.Text("NV2"), l["cuda:0 cuda:1"].Path, "through a switch, as many as both have")
+	require.Equal(t, report.Text("NV3"), l["cuda:0 cuda:1"].Path, "through a switch, all that the GPU has")
 
 	for symbol, name := range map[string]string{
 		"nvmlDeviceGetNvLinkState": "nvlinks", "nvmlDeviceGetPciInfo_v3": "nvlinks",
-		"nvmlDeviceGetP2PStatus": "refused", "nvmlDeviceGetHandleByUUID": "",
+		"nvmlDeviceGetHandleByUUID": "",
 	} {
 		t.Setenv("FAKE_NVML_FAIL", symbol)
 		t.Setenv("FAKE_NVML_CODE", "999")
@@ -195,7 +190,7 @@ func TestPathsWithoutTheFunctions(t *testing.T) {
 	open := fakeNVML(t, "nvmlDeviceGetP2PStatus", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetPciInfo_v3")
 	l := paths(t, open)["cuda:0 cuda:1"]
 	require.Empty(t, l.Path)
-	require.Equal(t, report.Text("refused, nvlinks, path: the driver is too old for this value"), l.Reason)
+	require.Equal(t, report.Text("nvlinks, path: the driver is too old for this value"), l.Reason)
 
 	open = func() (library, error) { return openLibrary(nvml.New(nvml.WithLibraryPath("/no/libnvidia-ml.so.1"))) }
 	l = paths(t, open)["cuda:0 cuda:1"]

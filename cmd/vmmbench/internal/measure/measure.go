@@ -53,7 +53,6 @@ type Config struct {
 	WarmTime  time.Duration // each contender works at least this long before its first sample
 	MinBlocks int           // blocks that are measured whatever MaxTime says; at least one is
 	MaxLoops  int           // repetitions in a sample at most; 0 means no limit
-	Fixed     bool          // keep the order as given, instead of drawing it
 	Seed      uint64
 	Now       func() time.Time // the clock of MaxTime
 
@@ -132,9 +131,7 @@ func (r *run) blocks(ctx context.Context) Stop {
 	}
 	draw := rand.New(rand.NewPCG(r.Seed, 1))
 	shuffle := func() {
-		if !r.Fixed {
-			draw.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-		}
+		draw.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 	}
 	round := 0
 	for block := range r.Samples {

@@ -181,10 +181,10 @@ func next(r *Report) (list []Word) {
 	}
 	open := without(r.Comparisons, func(c Comparison) bool { return c.Verdict != stat.TooNoisy && c.Verdict != stat.TooFew })
 	given := func(name string) bool { return len(withoutFlags(flags, name)) < len(flags) }
-	if len(open) > 0 && !given("--for") {
+	if len(open) > 0 {
 		more := append(withoutFlags(flags, "--samples", "--max-time"), fmt.Sprintf("--samples %d --max-time %gs", 3*m.Samples, 3*m.MaxTime/1e9))
 		list = append(list, Word{
-			fmt.Sprintf("%d of %d comparisons have no verdict. With more samples, on CPUs near the GPU (--numa, --cpus) and without other work they may", len(open), made(r)),
+			fmt.Sprintf("%d of %d comparisons have no verdict. With more samples, on CPUs near the GPU (numactl) and without other work they may", len(open), made(r)),
 			"vmmbench " + strings.Join(more, " "),
 		})
 	}

@@ -49,7 +49,7 @@ func TestNext(t *testing.T) {
 	require.Len(t, next(host), 1)
 	r.Comparisons[0].Verdict = stat.TooNoisy
 	r.Comparisons = append(r.Comparisons, Comparison{Verdict: stat.Waived})
-	require.Equal(t, Word{"1 of 1 comparisons have no verdict. With more samples, on CPUs near the GPU (--numa, --cpus) and without other work they may", "vmmbench grow --samples 30 --max-time 6s"}, next(r)[0])
+	require.Equal(t, Word{"1 of 1 comparisons have no verdict. With more samples, on CPUs near the GPU (numactl) and without other work they may", "vmmbench grow --samples 30 --max-time 6s"}, next(r)[0])
 	r.Run.Command = CommandQuick
 	require.Contains(t, next(r)[1].Means, "--preset nvbandwidth")
 	require.Contains(t, next(r)[2].Means, "--preset full")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/said"
@@ -24,23 +23,8 @@ const (
 	GoBench Format = "gobench"
 )
 
-var formats = []Format{Table, JSON, NDJSON, CSV, GoBench}
-
-// Set implements pflag.Value.
-func (f *Format) Set(s string) error {
-	if !slices.Contains(formats, Format(s)) {
-		return fmt.Errorf("format %q: want one of %v", s, formats)
-	}
-	*f = Format(s)
-	return nil
-}
-
-func (f *Format) String() string { return string(*f) }
-
-// Type implements pflag.Value.
-func (f *Format) Type() string {
-	return strings.Trim(strings.ReplaceAll(fmt.Sprint(formats), " ", "|"), "[]")
-}
+// Formats are all of them.
+var Formats = []Format{Table, JSON, NDJSON, CSV, GoBench}
 
 // FormatOf returns the format for the suffix of a file's name.
 func FormatOf(name string) (Format, error) {

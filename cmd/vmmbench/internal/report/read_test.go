@@ -153,7 +153,7 @@ func FuzzRead(f *testing.F) {
 			require.Nil(t, r)
 			return
 		}
-		for _, format := range formats {
+		for _, format := range Formats {
 			require.NoError(t, Output{W: &bytes.Buffer{}, Format: format}.Finished(r), format)
 		}
 		again, err := Read(strings.NewReader(written(t, r, JSON)))

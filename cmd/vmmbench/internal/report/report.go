@@ -264,7 +264,6 @@ type Stats struct {
 
 	Traffic *float64 `json:"traffic,omitempty"`  // device to device: read and written, twice the payload
 	Timer   *float64 `json:"timer_ns,omitempty"` // what timing itself took, as a part of each repetition; it is in the samples
-	Soak    *Soak    `json:"soak,omitempty"`     // with --for
 	*Both
 	*Growth
 	*Sharing
@@ -288,17 +287,6 @@ func (c *Case) Places() []int {
 type Both struct {
 	Forward float64 `json:"forward"`
 	Reverse float64 `json:"reverse"`
-}
-
-// Soak is what many samples of one case show. A percentile is null if the samples are too
-// few for it. The times in seconds are counted from when the group began.
-type Soak struct {
-	Seconds   float64  `json:"seconds"`
-	P50       float64  `json:"p50_ns"`
-	P99       *float64 `json:"p99_ns"`
-	P999      *float64 `json:"p999_ns"`
-	Slowest   float64  `json:"slowest_ns"`
-	SlowestAt float64  `json:"slowest_at_seconds"`
 }
 
 // Growth is added to Stats by growing. Peak is the most memory that the

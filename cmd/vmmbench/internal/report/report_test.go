@@ -74,7 +74,7 @@ func sample() *Report {
 
 // The golden files are the shape that others read.
 func TestGolden(t *testing.T) {
-	for _, format := range formats {
+	for _, format := range Formats {
 		requireGolden(t, "testdata/report."+string(format), written(t, sample(), format))
 	}
 }

@@ -29,14 +29,13 @@ type DeviceState struct {
 	NUMANode          *int     `json:"numa_node"`    // of the host, nearest to the device
 	CPUs              Text     `json:"cpu_affinity"` // the CPUs nearest to the device, as 0-15,32-47
 	ECC               *bool    `json:"ecc"`
-	Utilization       *uint64  `json:"utilization"`            // percent of the last sample period in which a kernel ran
-	Processes         *uint64  `json:"other_processes"`        // with a context on the GPU, this one left out; in a container the driver may hide some
-	ProcessesMemory   *uint64  `json:"other_processes_memory"` // bytes that they hold
+	Utilization       *uint64  `json:"utilization"`     // percent of the last sample period in which a kernel ran
+	Processes         *uint64  `json:"other_processes"` // with a context on the GPU, this one left out; in a container the driver may hide some
 	Reason            Text     `json:"reason"`
 }
 
-// Link is the way from one device to the memory of another. Path, NVLinks and Refused
-// are by NVML, and null without it. The rest is by the CUDA driver.
+// Link is the way from one device to the memory of another. Path and NVLinks are
+// by NVML, and null without it. The rest is by the CUDA driver.
 type Link struct {
 	From    string `json:"from"`
 	To      string `json:"to"`
@@ -46,7 +45,6 @@ type Link struct {
 	Access  *bool  `json:"access"`  // From can be granted memory of To
 	Rank    *int   `json:"rank"`    // relative performance, 0 the best
 	Atomics *bool  `json:"atomics"` // native atomic operations over the link
-	Refused Text   `json:"refused"` // why the driver allows no peer access; null if it does
 	Reason  Text   `json:"reason"`  // why something above is null
 }
 

@@ -123,24 +123,6 @@ func TestLegend(t *testing.T) {
 	}
 }
 
-// A percentile for which the samples are too few has no column.
-func TestSoakColumns(t *testing.T) {
-	r := fromFile(t, "full.json")
-	p99, p999 := 2e3, 3e3
-	for _, c := range r.Cases {
-		if c.Stats != nil {
-			c.Stats.Soak = &Soak{Seconds: 1, P50: 1e3, P99: &p99, P999: &p999, Slowest: 4e3}
-		}
-	}
-	require.Regexp(t, `soak p50 +soak p99 +soak p999 +soak slowest +soak slowest at seconds`, written(t, r, Table))
-	for _, c := range r.Cases {
-		if c.Stats != nil {
-			c.Stats.Soak.P999 = nil
-		}
-	}
-	require.Regexp(t, `soak p50 +soak p99 +soak slowest`, written(t, r, Table))
-}
-
 // pairs is a report of three devices, the last of which has no path.
 func pairs() *Report {
 	r := sample()
@@ -188,12 +170,12 @@ func gpu(open string) Device {
 			Temperature: of(uint64(41)), Power: of(118.5), PowerLimit: of(700.0), Throttle: []string{},
 			PCIeGeneration: of(uint64(4)), PCIeGenerationMax: of(uint64(5)), PCIeWidth: of(uint64(16)),
 			NUMANode: of(1), CPUs: "16-31,48-63", ECC: of(true),
-			Utilization: of(uint64(0)), Processes: of(uint64(0)), ProcessesMemory: of(uint64(0)),
+			Utilization: of(uint64(0)), Processes: of(uint64(0)),
 			Reason: "power_limit, utilization: " + Text(strings.Repeat("the driver is too old ", 6)),
 		},
 		StateEnd: &DeviceState{
 			ClockSM: of(uint64(1410)), ClockSMMax: of(uint64(1980)), Throttle: []string{"software power cap", "hardware thermal slowdown"},
-			Temperature: of(uint64(88)), Power: of(699.2), PowerLimit: of(700.0), Processes: of(uint64(2)), ProcessesMemory: of(uint64(3 << 30)),
+			Temperature: of(uint64(88)), Power: of(699.2), PowerLimit: of(700.0), Processes: of(uint64(2)),
 		},
 	}
 }

@@ -13,17 +13,8 @@ const Block = 1 << 20
 // once. Each of them has scratch memory of a block's size. It returns the first error of f,
 // or that of ctx, after all calls have returned.
 func EachBlock(ctx context.Context, size uint64, f func(scratch []byte, off, n uint64) error) error {
-	return eachBlock(ctx, []span{{0, size}}, f)
-}
-
-// eachBlock is EachBlock for parts of a buffer.
-func eachBlock(ctx context.Context, parts []span, f func(scratch []byte, off, n uint64) error) error {
 	// What is small is not worth a goroutine.
-	var all uint64
-	for _, p := range parts {
-		all += p.to - p.from
-	}
-	workers := min(runtime.GOMAXPROCS(0), int(min(all/Block, 1<<10))+1)
+	workers := min(runtime.GOMAXPROCS(0), int(min(size/Block, 1<<10))+1)
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -31,7 +22,7 @@ func eachBlock(ctx context.Context, parts []span, f func(scratch []byte, off, n 
 	var wg sync.WaitGroup
 	for range workers {
 		wg.Go(func() {
-			scratch := make([]byte, min(Block, all))
+			scratch := make([]byte, min(Block, size))
 			for b := range blocks {
 				if err := f(scratch, b.from, b.to-b.from); err != nil {
 					cancel(err) // the others stop too
@@ -39,10 +30,8 @@ func eachBlock(ctx context.Context, parts []span, f func(scratch []byte, off, n 
 			}
 		})
 	}
-	for _, p := range parts {
-		for off := p.from; off < p.to && ctx.Err() == nil; off += Block {
-			blocks <- span{off, min(off+Block, p.to)}
-		}
+	for off := uint64(0); off < size && ctx.Err() == nil; off += Block {
+		blocks <- span{off, min(off+Block, size)}
 	}
 	close(blocks)
 	wg.Wait()

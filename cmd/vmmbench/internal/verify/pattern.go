@@ -18,41 +18,34 @@ type Pattern struct{ Seed uint64 }
 // that was filled from its beginning.
 func (p Pattern) From(off uint64) Pattern { return Pattern{p.Seed + off/word*golden} }
 
-// golden is odd, so multiplying by it can be undone.
-const golden = 0x9e3779b97f4a7c15
+// Factors of word, each with its inverse: the product of both is 1. Odd numbers have one.
+const (
+	golden, ungolden = 0x9e3779b97f4a7c15, 0xf1de83e19937733d
+	mix1, unmix1     = 0xbf58476d1ce4e5b9, 0x96de1b173f119089
+	mix2, unmix2     = 0x94d049bb133111eb, 0x319642b2d24d8ec3
+)
 
 // word returns the i-th word. The mixing is that of splitmix64: every bit of the
 // index changes every bit of the word, and no two indices have the same word.
 func (p Pattern) word(i uint64) uint64 {
 	x := p.Seed + (i+1)*golden
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
+	x = (x ^ x>>30) * mix1
+	x = (x ^ x>>27) * mix2
 	return x ^ x>>31
 }
 
 // index undoes word: the index of the word whose value is x.
 func (p Pattern) index(x uint64) uint64 {
-	x = unshift(x, 31) * inverse(0x94d049bb133111eb)
-	x = unshift(x, 27) * inverse(0xbf58476d1ce4e5b9)
+	x = unshift(x, 31) * unmix2
+	x = unshift(x, 27) * unmix1
 	x = unshift(x, 30)
-	return (x-p.Seed)*inverse(golden) - 1
+	return (x-p.Seed)*ungolden - 1
 }
 
 // unshift undoes x ^ x>>n.
 func unshift(x uint64, n int) uint64 {
 	for ; n < 64; n *= 2 {
 		x ^= x >> n
-	}
-	return x
-}
-
-// inverse returns the number that multiplied by odd is 1. Each step of Newton's
-// method doubles the number of correct bits. odd is its own inverse in the lowest
-// three.
-func inverse(odd uint64) uint64 {
-	x := odd
-	for range 5 {
-		x *= 2 - odd*x
 	}
 	return x
 }

@@ -1,9 +1,9 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"sort"
 	"sync"
 )
@@ -18,20 +18,6 @@ const (
 	Edges Mode = "edges"
 	Off   Mode = "off"
 )
-
-// Set implements pflag.Value.
-func (m *Mode) Set(s string) error {
-	if !slices.Contains([]Mode{Full, Edges, Off}, Mode(s)) {
-		return fmt.Errorf("verify %q: want full, edges or off", s)
-	}
-	*m = Mode(s)
-	return nil
-}
-
-func (m *Mode) String() string { return string(*m) }
-
-// Type implements pflag.Value.
-func (m *Mode) Type() string { return "full|edges|off" }
 
 const edge = 4 << 10
 
@@ -85,24 +71,31 @@ type View func(scratch []byte, off, n uint64) ([]byte, error)
 // which the chunks of the buffer begin: multiples of 8, the first one 0. Check counts all
 // wrong bytes, so it does not stop at the first.
 func (p Pattern) Check(ctx context.Context, mode Mode, size uint64, chunks []uint64, view View) (Result, error) {
-	r := Result{Mode: mode}
-	var mu sync.Mutex // of r
-	err := eachBlock(ctx, spans(mode, size, chunks), func(scratch []byte, off, n uint64) error {
-		got, err := view(scratch[:n], off, n)
+	r, err := p.CheckBy(ctx, mode, size, chunks, func(from, n uint64, p Pattern) (bad, first uint64, err error) {
+		return p.compare(ctx, from, n, view)
+	}, view)
+	r.ByDevice = 0
+	return r, err
+}
+
+// compare is a Compare of what view returns.
+func (p Pattern) compare(ctx context.Context, from, size uint64, view View) (bad, first uint64, err error) {
+	first = size
+	var mu sync.Mutex // of bad and first
+	err = EachBlock(ctx, size, func(scratch []byte, off, n uint64) error {
+		got, err := view(scratch[:n], from+off, n)
 		if err != nil {
-			return fmt.Errorf("read back %d bytes at offset %d: %w", n, off, err)
+			return err
 		}
-		bad, first := p.differ(got, off)
+		wrong, at := p.differ(got, off)
 		mu.Lock()
 		defer mu.Unlock()
-		r.Bytes += n
-		r.Errors += bad
-		if bad > 0 && (r.FirstBad == nil || off < r.FirstBad.Offset) {
-			r.FirstBad = p.bad(off, first, got, size, chunks)
+		if bad += wrong; wrong > 0 {
+			first = min(first, off+uint64(at))
 		}
 		return nil
 	})
-	return r, err
+	return bad, first, err
 }
 
 // Compare compares n bytes of the buffer at off, where they are, with the pattern from its
@@ -120,26 +113,27 @@ func (p Pattern) CheckBy(ctx context.Context, mode Mode, size uint64, chunks []u
 		n := s.to - s.from
 		bad, first, err := compare(s.from, n, p.From(s.from))
 		if err != nil {
-			return r, fmt.Errorf("compare %d bytes at offset %d: %w", n, s.from, err)
+			err = fmt.Errorf("compare %d bytes at offset %d: %w", n, s.from, err)
+		}
+		// What was found before an error is wrong all the same.
+		if bad > 0 && r.FirstBad == nil {
+			found, lost := p.bad(s, first, size, chunks, view)
+			r.FirstBad, err = found, cmp.Or(err, lost)
+		}
+		if r.Errors += bad; err != nil {
+			return r, err
 		}
 		r.Bytes += n
 		r.ByDevice += n
-		r.Errors += bad
-		if bad == 0 || r.FirstBad != nil {
-			continue
-		}
-		if r.FirstBad, err = p.badWord(s, first, size, chunks, view); err != nil {
-			return r, err
-		}
 	}
 	return r, nil
 }
 
-// badWord describes the byte that is said to be the first wrong one in a span, first bytes
+// bad describes the byte that is said to be the first wrong one in a span, first bytes
 // from its beginning.
-func (p Pattern) badWord(s span, first, size uint64, chunks []uint64, view View) (*Bad, error) {
+func (p Pattern) bad(s span, first, size uint64, chunks []uint64, view View) (*Bad, error) {
 	if first >= s.to-s.from {
-		return nil, fmt.Errorf("the device finds a wrong byte at offset %d, beyond %d", s.from+first, s.to)
+		return nil, fmt.Errorf("a wrong byte is found at offset %d, beyond %d", s.from+first, s.to)
 	}
 	at := s.from + first
 	off := at &^ (word - 1)
@@ -149,27 +143,19 @@ func (p Pattern) badWord(s span, first, size uint64, chunks []uint64, view View)
 		return nil, fmt.Errorf("read back %d bytes at offset %d: %w", n, off, err)
 	}
 	if bad, i := p.differ(got, off); bad == 0 || off+uint64(i) != at {
-		return nil, fmt.Errorf("the device finds the first wrong byte at offset %d, and the host does not", at)
+		return nil, fmt.Errorf("a comparison finds the first wrong byte at offset %d, and the host does not", at)
 	}
-	return p.bad(off, int(at-off), got, size, chunks), nil
-}
-
-// bad describes the first wrong byte, got[first], of a block at off.
-func (p Pattern) bad(off uint64, first int, got []byte, size uint64, chunks []uint64) *Bad {
-	at := off + uint64(first)
 	b := &Bad{
 		Offset:   at,
 		Chunk:    sort.Search(len(chunks), func(i int) bool { return chunks[i] > at }) - 1,
 		Expected: p.at(at),
-		Got:      got[first],
+		Got:      got[at-off],
 	}
-	if start := first &^ (word - 1); start+word <= len(got) {
-		if i := p.index(tail(got[start:])); i < size/word {
-			holds := i * word
-			b.Holds = &holds
-		}
+	if i := p.index(tail(got)); n == word && i < size/word {
+		holds := i * word
+		b.Holds = &holds
 	}
-	return b
+	return b, nil
 }
 
 type span struct{ from, to uint64 }

@@ -201,14 +201,6 @@ func TestReadErrorIsReturned(t *testing.T) {
 	require.ErrorIs(t, err, broken)
 }
 
-func TestMode(t *testing.T) {
-	var m Mode
-	require.NoError(t, m.Set("edges"))
-	require.Equal(t, Edges, m)
-	require.Error(t, m.Set("some"))
-	require.Equal(t, Edges, m)
-}
-
 func BenchmarkCheck(b *testing.B) {
 	buf := make([]byte, 64<<20)
 	pattern.Fill(buf, 0)

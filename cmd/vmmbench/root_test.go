@@ -9,26 +9,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 )
 
-// A shell completes the values of flags.
-func TestCompletionOfValues(t *testing.T) {
-	for line, want := range map[string]string{
-		"--preset ":          "quick article blog nvbandwidth full",
-		"bw --mem ":          "vmm plain async",
-		"grow --write ":      "device upload none",
-		"p2p --verify ":      "full edges off",
-		"bw --format ":       "table json ndjson csv gobench",
-		"compare --fail-on ": "none slower faster different missing failed unproven once",
-	} {
-		args := append([]string{"__complete"}, strings.Split(line, " ")...)
-		_, out, _ := bench(t, args...)
-		words, _, _ := strings.Cut(out, "\n:")
-		require.Equal(t, strings.Fields(want), strings.Fields(words), line)
-	}
-	_, out, _ := bench(t, "__complete", "ops", "--device", "")
-	require.Contains(t, out, "auto\nhost\n")
-	require.Contains(t, out, "host:0\n")
-}
-
 // A mistake points at the help of its command.
 func TestHintsNameTheCommand(t *testing.T) {
 	for line, want := range map[string]string{
