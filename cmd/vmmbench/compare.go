@@ -94,9 +94,10 @@ equal if that lies within --margin, slower or faster if it lies outside.
 An interval shows only what chance does within two runs. It does not know what was different
 between them: clocks, temperature, where memory lay. So OLD and NEW may each be
 several reports, with commas between: each old one is compared with each new one, and
-the interval contains all of theirs. Use three of each, measured in turn, so that
-slow changes of the machine are in both. Of one run each a difference has the verdict
-"one run", at which --fail-on does not fail: two runs of one program may differ so, too.
+the interval contains all of theirs. Use three of each; --runs 3 of a command that measures
+takes them. Of one run each a difference has
+the verdict "one run", at which --fail-on does not fail: two runs of one program may differ
+so, too.
 
 Runs on different devices or with different drivers are refused, unless --any-device
 or --any-driver is given, and so are cases of one name that did not do the same work.

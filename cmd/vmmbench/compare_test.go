@@ -371,10 +371,6 @@ func TestBaseline(t *testing.T) {
 	require.Contains(t, stderr, "--any-device")
 	code, _, _ = bench(t, append(args, "--fail-on", "slower")...)
 	require.Equal(t, report.ExitUsage, code)
-
-	code, _, stderr = bench(t, "compare", old+","+old, old)
-	require.Equal(t, report.ExitUsage, code)
-	require.Contains(t, stderr, "is given twice")
 }
 
 // With several runs on a side, a verdict is firm if it is the same for all of them.

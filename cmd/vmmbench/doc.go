@@ -26,6 +26,7 @@ package main
 //	measuregroup.go       measuring one group of contenders, and adding its cases to the report
 //	group.go              group, contender and task
 //	resume.go             --resume: continuing an earlier run
+//	runs.go               --runs: several runs, in turn with a baseline that is a program
 //	output.go             the places that the report goes to
 //	preset.go             presets: plans made of those of commands; the tour, which is the default
 //	nvbandwidth.go        the cases of nvbandwidth, under its names

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -81,15 +82,17 @@ type measureFlags struct {
 	progress         string
 	dryRun           bool
 	resume           string // the file of an earlier run
-	baseline         string // reports to compare with
+	baseline         string // what to compare with: reports, or a program
+	runs             int    // how often to measure, each time in another process
 	floors           floors
 	filter           string // a regular expression for the names of cases
+	set              *pflag.FlagSet
 	against          baselineFlags
 	corrupt          int64
 }
 
 func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime time.Duration) {
-	m.settings, m.rounds = set, 10
+	m.settings, m.rounds, m.set = set, 10, f
 	m.outputFlags.add(f)
 	m.verify, m.corrupt = verify.Off, -1
 	m.margin, m.progress = defaultMargin, "plain"
@@ -100,7 +103,8 @@ func (m *measureFlags) add(f *pflag.FlagSet, set *settings, samples int, maxTime
 	f.Var(&m.margin, "margin", "how far apart two cases may be and still count as equal")
 	f.Var(choice[string]{&m.progress, []string{"plain", "off"}}, "progress", "what stderr gets: a line for each group, or nothing")
 	f.StringVar(&m.resume, "resume", "", "go on with an earlier run: take over the cases in this `FILE`, .json or .ndjson, if it exists, and measure the others")
-	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson; or of several, with commas between")
+	f.StringVar(&m.baseline, "baseline", "", "compare each case with the same case of the report in this `FILE`, .json or .ndjson; of several, with commas between; or of another vmmbench, which measures in turn with this one")
+	f.IntVar(&m.runs, "runs", 1, "measure so often, each time in a new process, and compare all runs with --baseline")
 	f.Func("at-least", "exit with 4 if a case has less than a rate in GB/s, given as `CASE=RATE`: bw/h2d/pinned/*/vmm=50; * is any text between two slashes (repeatable)", m.floors.add)
 	m.against.add(f)
 	f.StringVar(&m.filter, "filter", "", "measure only the cases whose names match this `REGEX`; --dry-run lists them")
@@ -134,11 +138,20 @@ func (m *measureFlags) check() error {
 		err = errors.New("--fail-on, --any-device and --any-driver are about --baseline, which is not given")
 	case m.dryRun && (m.format != report.Table || len(m.files) > 0):
 		err = errors.New("--dry-run prints names, which have no --format and go into no -o")
+	case m.runs < 1:
+		err = fmt.Errorf("--runs %d: want 1 or more", m.runs)
+	case m.runs > 1 && m.baseline == "":
+		err = errors.New("--runs is for --baseline, which is not given: several runs tell what differs from run to run")
+	case m.manyRuns() && (m.resume != "" || len(m.floors) > 0):
+		err = errors.New("--resume and --at-least are for one run: leave out --runs, and --baseline if it is a program")
 	}
 	if err != nil {
 		return usageError{err}
 	}
-	return m.outputFlags.check()
+	if m.manyRuns() {
+		err = m.reject("--runs compares runs", report.GoBench, report.NDJSON)
+	}
+	return cmp.Or(err, m.outputFlags.check())
 }
 
 // plan returns the groups of a plan, without the cases that --filter leaves out.

@@ -68,39 +68,3 @@ func TestErrorsOfFlags(t *testing.T) {
 		require.Contains(t, stderr, x.want, x.args)
 	}
 }
-
-// TestAtLeast: a floor is compared with the median, and one that is missed is an exit code.
-func TestAtLeast(t *testing.T) {
-	t.Parallel()
-	args := []string{"bw", "--device", "host", "--direction", "d2d", "--size", "64K", "--samples", "10", "--min-time", "0s", "--format", "json", "--progress", "off"}
-	code, out, stderr := bench(t, append(args, "--at-least", "bw/d2d/none/*/vmm=0.001")...)
-	require.Equal(t, report.ExitPassed, code, stderr)
-	require.NoError(t, conforms(t, strictSchema(t, ""), []byte(out)))
-	r := parse(t, out)
-	require.Len(t, r.Run.AtLeast, 1)
-	require.Equal(t, "bw/d2d/none/64KiB/vmm", r.Run.AtLeast[0].Case)
-	require.False(t, r.Run.AtLeast[0].Missed())
-	require.Len(t, r.Cases[0].At, 10, "when each sample was taken")
-
-	code, out, _ = bench(t, append(args, "--at-least", "bw/d2d/none/*/*=1e9")...)
-	require.Equal(t, report.ExitWorse, code)
-	require.Len(t, parse(t, out).Run.AtLeast, 2)
-	code, out, _ = bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "64K", "--samples", "10", "--min-time", "0s", "--at-least", "bw/d2d/none/64KiB/vmm=1e9")
-	require.Equal(t, report.ExitWorse, code)
-	require.Regexp(t, `bw/d2d/none/64KiB/vmm .* below its floor`, out)
-}
-
-func TestAtLeastThatCannotBe(t *testing.T) {
-	for args, want := range map[string]string{
-		"bw --at-least bw":                           "want CASE=RATE",
-		"bw --at-least bw=0":                         "want a rate",
-		"bw --at-least bw=Inf":                       "want a rate",
-		"bw --at-least [=1":                          "syntax error in pattern",
-		"bw --device host --at-least bw/none=1":      "no case is called so",
-		"grow --device host --at-least grow/*/vmm=1": "its figure is a time",
-	} {
-		code, _, stderr := bench(t, strings.Fields(args)...)
-		require.Equal(t, report.ExitUsage, code, args)
-		require.Contains(t, stderr, want, args)
-	}
-}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -159,38 +158,4 @@ func TestHTMLIsMadeByReport(t *testing.T) {
 	code, _, stderr := bench(t, "info", "--device", "host", "-o", filepath.Join(t.TempDir(), "a.html"))
 	require.Equal(t, report.ExitUsage, code)
 	require.Contains(t, stderr, "write FILE.json, then vmmbench report FILE.json -o FILE.html")
-}
-
-// TestReportReplacesWhole: where a page cannot be written, the old one stays.
-func TestReportReplacesWhole(t *testing.T) {
-	run := filepath.Join(t.TempDir(), "run.json")
-	code, _, stderr := bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "4K", "--samples", "1", "--min-time", "0s", "-o", run)
-	require.Equal(t, report.ExitPassed, code, stderr)
-	dir := t.TempDir()
-	page := filepath.Join(dir, "page.html")
-	require.NoError(t, os.WriteFile(page, []byte("old"), 0o644))
-	link := filepath.Join(dir, "link.html")
-	require.NoError(t, os.Symlink("page.html", link))
-	code, _, stderr = bench(t, "report", run, "-o", link)
-	require.Equal(t, report.ExitPassed, code, stderr)
-	text, err := os.ReadFile(page)
-	require.NoError(t, err)
-	require.Contains(t, string(text), "<html", "what the link leads to")
-	list, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, list, 2, "and nothing beside them")
-	code, _, _ = bench(t, "report", run, "-o", filepath.Join(dir, "none", "page.html"))
-	require.Equal(t, report.ExitError, code)
-	require.Error(t, writeFile("/dev/full", make([]byte, 1<<16)))
-}
-
-// TestFolderThatCannotTakeAFile: a name that is too long beside the file is an error, and the old file stays.
-// Only a folder that refuses a new file has it written in place.
-func TestFolderThatCannotTakeAFile(t *testing.T) {
-	file := filepath.Join(t.TempDir(), strings.Repeat("x", 250)+".html") // 255 at most, and the one beside has more
-	require.NoError(t, os.WriteFile(file, []byte("old"), 0o600))
-	require.Error(t, writeFile(file, []byte("new")))
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, "old", string(text))
 }

@@ -38,6 +38,9 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	if err := m.check(); err != nil {
 		return err
 	}
+	if m.manyRuns() && !m.dryRun {
+		return a.againstBaseline(ctx, name, m)
+	}
 	devs, err := openDevices(a.settings, names)
 	defer func() { err = errors.Join(err, closeDevices(devs)) }()
 	// A report is written also if there is no such device: its only case is waived.
