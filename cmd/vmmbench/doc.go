@@ -48,7 +48,6 @@ package main
 //	manyranges.go         grow --ranges: many small ranges
 //	ops.go                ops: the driver's calls on chunks, and on other devices' access
 //	p2p.go                p2p: copies between devices
-//	p2pplan.go            p2p --plan: what EnablePeers would do
 //	pool.go               pool: replaying traces of allocations; pairs of alloc and free
 //	share.go              share: publishing to other processes
 //	sharereader.go        the reader, in a process of its own

@@ -76,12 +76,8 @@ Copies of 4 KiB or less measure latency: microseconds for one copy, each of whic
 begins when the one before it has ended. grant and revoke time Range.Grant and
 Range.Revoke, by the number of chunks of 2 MiB and of devices that get access.
 
-With --plan, nothing is measured and nothing changed. For each ordered pair it prints
-what connects the two, what access there is already, and what EnablePeers would do
-or why it cannot. The exit status is 0 if every pair can have access, 77 if none can,
-and 1 if only some can: EnablePeers grants all or nothing.`,
+What connects the devices, and which pairs can have access, is in vmmbench info.`,
 		Example: `  vmmbench p2p
-  vmmbench p2p --plan
   vmmbench p2p --device cuda:0,cuda:1 --size 1G --samples 20 --grants 0
   vmmbench p2p --engine ce,sm --size 1G --grants 0
   vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
@@ -91,11 +87,7 @@ and 1 if only some can: EnablePeers grants all or nothing.`,
 	m.margin = peerMargin
 	f.Lookup("margin").DefValue = m.margin.String()
 	f.Lookup("device").Usage = "the devices: auto (all of CUDA's, else two of the host), cuda:all, host, or a list such as cuda:0,cuda:2"
-	plan := f.Bool("plan", false, "measure nothing; print for each pair what EnablePeers would do, or why it cannot")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if *plan {
-			return a.planPeers(m)
-		}
 		names, err := p2pNames(m.device)
 		if err != nil {
 			return err

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
-	termtext "github.com/jedib0t/go-pretty/v6/text"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 )
@@ -143,12 +142,18 @@ func topology(r *Report) table.Writer {
 	return NewTable(append(header, "NUMA node", "nearest CPUs"), rows, 0)
 }
 
-// topologyHeading explains the cells of topology.
+// topologyHeading explains the cells of topology, and why some have no access.
 func topologyHeading(r *Report) string {
+	heading := "Topology: is there peer access? Without NVML the path is not known"
 	if slices.ContainsFunc(r.Topology, func(l Link) bool { return l.Path != "" }) {
-		return "Topology: NV<n> is n NVLinks; PIX, PXB, PHB, NODE, SYS is PCIe; (in brackets) no peer access"
+		heading = "Topology: NV<n> is n NVLinks; PIX, PXB, PHB, NODE, SYS is PCIe; (in brackets) no peer access"
 	}
-	return "Topology: is there peer access? Without NVML the path is not known"
+	for _, l := range r.Topology {
+		if why := string(l.Refused); !strings.Contains(heading, why) {
+			heading += ": " + why
+		}
+	}
+	return heading
 }
 
 // pathOf is what connects two devices: by NVML, else whether the CUDA driver has peer
@@ -158,26 +163,6 @@ func pathOf(l Link) string {
 		return "(" + string(l.Path) + ")"
 	}
 	return cmp.Or(string(l.Path), yesNo(l.Access))
-}
-
-// plan is what EnablePeers would do for each pair.
-func plan(r *Report) table.Writer {
-	var rows [][]string
-	for _, p := range r.Plan {
-		path, would := cmp.Or(string(p.Path), string(p.Kind), "-"), "nothing: "+string(p.Why)
-		if path == "none" {
-			path = "no path"
-		}
-		if p.Can {
-			would = fmt.Sprintf("%s -> %s", p.Now, p.Then)
-		}
-		row := []string{p.From, p.To, path, yesNo(p.Access), yesNo(p.Atomics), exact(p.Rank), string(p.Now)}
-		for i := range row {
-			row[i] = cmp.Or(row[i], "-")
-		}
-		rows = append(rows, append(row, termtext.WrapSoft(would, 36)))
-	}
-	return NewTable([]string{"from", "to", "path", "access", "atomics", "rank", "now", "what would be done"}, rows, 0)
 }
 
 // ifKnown prints a value, or a dash if it is not known.

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -45,7 +44,7 @@ func TestInfoHasABlockForEachDevice(t *testing.T) {
 	r.Devices[1].State = nil
 	yes, no := true, false
 	r.Topology = []Link{
-		{From: "cuda:0", To: "cuda:1", Path: "NV18", Access: &yes}, {From: "cuda:1", To: "cuda:0", Path: "SYS", Access: &no},
+		{From: "cuda:0", To: "cuda:1", Path: "NV18", Access: &yes}, {From: "cuda:1", To: "cuda:0", Path: "SYS", Access: &no, Refused: "the chipset does not support it"},
 	}
 	text := written(t, r, Table)
 	narrow(t, text)
@@ -57,7 +56,7 @@ func TestInfoHasABlockForEachDevice(t *testing.T) {
 	} {
 		require.Contains(t, text, want)
 	}
-	require.Contains(t, strings.Join(strings.Fields(text), " "), "(in brackets) no peer access")
+	require.Contains(t, strings.Join(strings.Fields(text), " "), "(in brackets) no peer access: the chipset does not support it")
 	// Without NVML the matrix has what the CUDA driver says.
 	r.Topology[0].Path, r.Topology[1].Path = "", ""
 	text = written(t, r, Table)
@@ -82,29 +81,4 @@ func TestStateAtBothEnds(t *testing.T) {
 	require.Regexp(t, `other processes +0 +2`, text)
 	require.Contains(t, text, "load 0 before and 1 after the run")
 	require.NotContains(t, text, "uuid")
-}
-
-func TestPlanTable(t *testing.T) {
-	yes, no := true, false
-	r := New(Run{Command: "p2p"}, Host{})
-	r.Plan = PeerPlan{
-		{Link: Link{From: "cuda:0", To: "cuda:1", Path: "NV18", Access: &yes, Atomics: &yes, Rank: of(0)}, Can: true, Now: "none", Then: "read-write"},
-		{Link: Link{From: "cuda:1", To: "cuda:0", Kind: "none", Access: &no}, Now: "none", Why: "not supported: no path between them; by NVML, the chipset does not support it"},
-	}
-	text := written(t, r, Table)
-	narrow(t, text)
-	require.Contains(t, text, " cuda:0  cuda:1  NV18     yes     yes      0     none  none -> read-write")
-	require.Contains(t, text, " cuda:1  cuda:0  no path  no      -        -     none  nothing: not supported: no path")
-	require.Equal(t, ExitError, r.Exit())
-	require.Equal(t, ExitPassed, r.Plan[:1].Exit())
-	require.Equal(t, ExitWaived, r.Plan[1:].Exit())
-	require.Equal(t, ExitWaived, PeerPlan{}.Exit(), "a pair takes two devices")
-
-	// What is embedded is flat in JSON, and what is unknown is null.
-	var back struct{ Plan []map[string]any }
-	require.NoError(t, json.Unmarshal([]byte(written(t, r, JSON)), &back))
-	require.Equal(t, "NV18", back.Plan[0]["path"])
-	require.Equal(t, true, back.Plan[0]["can"])
-	require.Nil(t, back.Plan[1]["then"])
-	require.Contains(t, back.Plan[1], "then")
 }

@@ -40,7 +40,7 @@ func (p *document) measured(r *Report) {
 		p.list(append(Headline(r), Findings(r)...))
 	}
 	p.about(r)
-	if r.Run.Measure == nil && r.Plan == nil {
+	if r.Run.Measure == nil {
 		p.abilities(r)
 	}
 	p.figures(r)
@@ -65,9 +65,8 @@ func (p *document) end(r *Report, answer []string) {
 // about adds the machine and its devices.
 func (p *document) about(r *Report) {
 	p.para(machine(r))
-	if r.Run.Measure != nil || r.Plan != nil {
+	if r.Run.Measure != nil {
 		p.add(devices(r))
-		p.block("Plan: what EnablePeers would do", plan(r))
 	}
 }
 
