@@ -155,8 +155,10 @@ func (b *buffer) renew() error {
 	return err
 }
 
-// span is the buffer as a kernel takes it.
-func (b *buffer) span() span { return span{b.ptr, b.size, vmm.AccessReadWrite} }
+// MemoryArg implements kernel.Memory.
+func (b *buffer) MemoryArg(m *vmm.MemoryArg) {
+	*m = vmm.MemoryArg{Span: vmm.Span{Addr: b.ptr, Size: b.size, Access: vmm.AccessReadWrite}, Count: b.size, Stride: 1}
+}
 
 // part is n bytes of b from off on, which b owns. All of them are b itself.
 func (b *buffer) part(off, n uint64) *buffer {
@@ -208,7 +210,7 @@ func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 		return err
 	}
 	if k != nil {
-		return k.fill(b.span(), p)
+		return k.fill(b, p)
 	}
 	return verify.EachBlock(ctx, b.size, func(scratch []byte, off, n uint64) error {
 		p.Fill(scratch[:n], off)

@@ -63,7 +63,7 @@ func (c *copier) addFlow(ctx context.Context, host *buffer, x flow) (err error) 
 		f := src.copyTo(dst, x.by)
 		if k != nil {
 			on := c.wrapped(x.by)
-			f = func(s driver.Stream) error { return k.Copy(on(s), dst.span(), src.span()) }
+			f = func(s driver.Stream) error { return k.Copy(on(s), dst, src) }
 		}
 		err = cmp.Or(err, c.addCopy(x.by, f))
 	})
@@ -80,7 +80,7 @@ func (c *copier) addHalves(x flow, t transfer) error {
 	c.transfers = append(c.transfers, there, back)
 	on := c.wrapped(x.by)
 	return c.addCopy(x.by, func(s driver.Stream) error {
-		return k.both(on(s), there.dst.span(), there.src.span(), back.dst.span(), back.src.span(), n)
+		return k.both(on(s), there, back, n)
 	})
 }
 
