@@ -12,7 +12,6 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
-	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
 
 // transfer is what one copy does: dst gets the bytes of src.
@@ -23,7 +22,6 @@ type copier struct {
 	*copyGroup
 	kind      string
 	layout    shape
-	peers     [][2]device // see reached
 	transfers []transfer
 	copies    []copyFunc // of each flow as many as there are streams
 	chase     *chase
@@ -35,6 +33,9 @@ type copier struct {
 
 // addFlow makes the memory of a flow on its devices and adds its copies. host is its memory there.
 func (c *copier) addFlow(ctx context.Context, host *buffer, x flow) (err error) {
+	if err := c.checkPeerAccessOff(x); err != nil {
+		return err
+	}
 	ends := [2]*buffer{host, host}
 	for i, dev := range x.ends {
 		if dev.Device == nil || x.way == chasing && i == 0 { // which only follows the pointers
@@ -47,63 +48,43 @@ func (c *copier) addFlow(ctx context.Context, host *buffer, x flow) (err error) 
 	t := transfer{ends[0], ends[1]}
 	switch x.way {
 	case chasing:
-		return c.addChase(x, t.dst)
-	case halves:
-		return c.addHalves(x, t)
-	}
-	c.transfers = append(c.transfers, t)
-	var k *kernel.Builtins
-	if c.engine == engineSM {
-		if k, err = x.by.kernels.load(); err != nil {
+		if c.chase, err = newChase(x.by.kernels, t.dst); err != nil {
 			return err
 		}
+		return c.addLaunch(x.by, c.chase.queue)
+	case halves:
+		n := x.size / 2
+		there, back := transfer{t.src.part(0, n), t.dst.part(0, n)}, transfer{t.dst.part(n, n), t.src.part(n, n)}
+		c.transfers = append(c.transfers, there, back)
+		k := x.by.kernels
+		return cmp.Or(k.loadBench(), c.addLaunch(x.by, func(s *vmm.Stream) error { return k.both(s, there, back, n) }))
 	}
+	c.transfers = append(c.transfers, t)
 	eachPart(x.size, c.streams, func(off, n uint64) {
-		src, dst := t.src.part(off, n), t.dst.part(off, n)
-		f := src.copyTo(dst, x.by)
-		if k != nil {
-			on := c.wrapped(x.by)
-			f = func(s driver.Stream) error { return k.Copy(on(s), dst, src) }
-		}
-		err = cmp.Or(err, c.addCopy(x.by, f))
+		err = cmp.Or(err, c.addTransfer(x.by, transfer{t.src.part(off, n), t.dst.part(off, n)}))
 	})
 	return err
 }
 
-// addHalves adds a kernel that copies there and back.
-func (c *copier) addHalves(x flow, t transfer) error {
-	k, n := x.by.kernels, x.size/2
-	if err := k.loadBench(); err != nil {
-		return err
+// addTransfer adds a copy of a device, by the engine of the group.
+func (c *copier) addTransfer(by device, t transfer) error {
+	if c.engine == engineCE {
+		return c.addCopy(by, t.src.copyTo(t.dst, by))
 	}
-	there, back := transfer{t.src.part(0, n), t.dst.part(0, n)}, transfer{t.dst.part(n, n), t.src.part(n, n)}
-	c.transfers = append(c.transfers, there, back)
-	on := c.wrapped(x.by)
-	return c.addCopy(x.by, func(s driver.Stream) error {
-		return k.both(on(s), there, back, n)
-	})
+	k, err := by.kernels.load()
+	return cmp.Or(err, c.addLaunch(by, func(s *vmm.Stream) error { return k.Copy(s, t.dst, t.src) }))
 }
 
-// addChase adds a chase through the pointers in a buffer.
-func (c *copier) addChase(x flow, in *buffer) (err error) {
-	if c.chase, err = newChase(x.by.kernels, in); err != nil {
-		return err
-	}
-	on := c.wrapped(x.by)
-	return c.addCopy(x.by, func(s driver.Stream) error { return c.chase.queue(on(s)) })
-}
-
-// wrapped returns a function that wraps a stream of the device, always the same one, for
-// launches.
-func (c *copier) wrapped(by device) func(driver.Stream) *vmm.Stream {
-	var on *vmm.Stream
-	return func(s driver.Stream) *vmm.Stream {
+// addLaunch adds a copy that kernels of a device make.
+func (c *copier) addLaunch(by device, f func(*vmm.Stream) error) error {
+	var on *vmm.Stream // of the one that the copy is always queued on
+	return c.addCopy(by, func(s driver.Stream) error {
 		if on == nil {
 			on = by.WrapStream(uintptr(s))
 			c.undo.add(on.Close)
 		}
-		return on
-	}
+		return f(on)
+	})
 }
 
 // memory makes one end of a flow: memory of owner. All of it is written: memory of the host gets
@@ -160,40 +141,25 @@ func (c *copier) onOther(to driver.Device, f copyFunc) (copyFunc, error) {
 	}, err
 }
 
-// checkPeerAccessOff makes sure that peer access is off, by switching it on and
-// off again. If the devices cannot have peer access, there is nothing to check.
-func (c *copier) checkPeerAccessOff(from, to device) error {
-	peer, ok := from.raw.(driver.LegacyPeers)
-	if !ok {
+// checkPeerAccessOff makes sure that peer access is off where the memory needs none, by switching
+// it on and off again. Only the device that times the copies checks it. If the devices cannot have
+// peer access, there is nothing to check.
+func (c *copier) checkPeerAccessOff(x flow) error {
+	peer, ok := x.by.raw.(driver.LegacyPeers)
+	to := x.peer()
+	if !ok || to.Device == nil || x.by != c.timing || c.kind == legacyPeer {
 		return nil
 	}
 	switch err := peer.EnablePeer(to.Info().Ordinal); {
 	case errors.Is(err, driver.ErrNotSupported):
 		return nil
 	case errors.Is(err, driver.ErrPeerEnabled):
-		return fmt.Errorf("peer access of %s to %s was switched on by other code in this process: %w", from, to, err)
+		return fmt.Errorf("peer access of %s to %s was switched on by other code in this process: %w", x.by, to, err)
 	case err != nil:
 		return err
 	}
 	c.disable = func() error { return peer.DisablePeer(to.Info().Ordinal) }
 	return c.disablePeerAccess()
-}
-
-// enablePeerAccess switches peer access on, if this kind of memory needs it.
-func (c *copier) enablePeerAccess() (err error) {
-	if c.kind != legacyPeer {
-		return nil
-	}
-	var devs []*vmm.Device
-	for _, pair := range c.peers {
-		for _, dev := range pair {
-			if !slices.Contains(devs, dev.Device) {
-				devs = append(devs, dev.Device)
-			}
-		}
-	}
-	c.disable, err = vmm.EnableLegacyPeers(devs...)
-	return err
 }
 
 // disablePeerAccess switches peer access off. If it fails, the next call tries
@@ -210,8 +176,11 @@ func (c *copier) disablePeerAccess() error {
 }
 
 func (c *copier) measure(ctx context.Context, loops int) (s measure.Sample, err error) {
-	if err := c.enablePeerAccess(); err != nil {
-		return s, err
+	peers := c.peers()
+	if c.kind == legacyPeer {
+		if c.disable, err = vmm.EnableLegacyPeers(peers...); err != nil {
+			return s, err
+		}
 	}
 	defer func() { err = errors.Join(err, c.disablePeerAccess()) }()
 	if c.into == fresh { // such a group has one flow
@@ -220,7 +189,7 @@ func (c *copier) measure(ctx context.Context, loops int) (s measure.Sample, err 
 		}
 	}
 	// The first copy after the switch is slower and does not count.
-	if len(c.peers) > 0 {
+	if len(peers) > 0 {
 		if _, err := c.timer.time(ctx, 1, c.copies...); err != nil {
 			return s, err
 		}

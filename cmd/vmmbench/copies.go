@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/measure"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
@@ -69,6 +70,16 @@ func flowOf(word string, n uint64, of map[byte]device) flow {
 // hasHost reports whether an end is memory of the host.
 func (f flow) hasHost() bool { return f.ends[0].Device == nil || f.ends[1].Device == nil }
 
+// peer is the device whose memory the one that copies reaches, without a Device if there is none.
+func (f flow) peer() device {
+	for _, end := range f.ends {
+		if end.Device != nil && end != f.by {
+			return end
+		}
+	}
+	return device{}
+}
+
 // copyKind says how bytes are copied.
 type copyKind struct {
 	engine, direction, host, into, call string
@@ -124,16 +135,17 @@ func (c *copyGroup) moved() (all uint64) {
 	return all
 }
 
-// reached are the devices whose memory another device reaches, with that one before each.
-func (c *copyGroup) reached() (pairs [][2]device) {
+// peers are the devices that reach memory of each other.
+func (c *copyGroup) peers() (devs []*vmm.Device) {
 	for _, f := range c.flows {
-		for _, end := range f.ends {
-			if pair := [2]device{f.by, end}; end.Device != nil && end != f.by && !slices.Contains(pairs, pair) {
-				pairs = append(pairs, pair)
+		to := f.peer().Device
+		for _, dev := range []*vmm.Device{f.by.Device, to} {
+			if to != nil && !slices.Contains(devs, dev) {
+				devs = append(devs, dev)
 			}
 		}
 	}
-	return pairs
+	return devs
 }
 
 // group returns the group, still without cases. streams is how many streams share what may be
@@ -207,30 +219,20 @@ func (c *copyGroup) setup(ctx context.Context) (_ func() error, err error) {
 
 // contender makes a copier whose devices have memory of this kind and layout.
 func (c *copyGroup) contender(ctx context.Context, kind string, layout shape) (_ contender, err error) {
-	x := &copier{copyGroup: c, kind: kind, layout: layout, peers: c.reached()}
+	x := &copier{copyGroup: c, kind: kind, layout: layout}
 	defer func() { onError(&err, x.close) }()
-	for _, pair := range x.peers {
-		if kind == legacyPeer || pair[0] != c.timing {
-			continue // found when that one has the timer
-		}
-		if err := x.checkPeerAccessOff(pair[0], pair[1]); err != nil {
-			return nil, err
-		}
-	}
 	for i, f := range c.flows {
 		if err := x.addFlow(ctx, c.hostEnds[i], f); err != nil {
 			return nil, err
 		}
 	}
 	// Copies that go through the host do not run behind a gate.
-	if x.timer, err = newTimer(c.timing, len(x.copies), c.gated && !c.gateTimedOut[kind] && kind != noPeer); err != nil {
+	gateable := c.gated && !c.gateTimedOut[kind] && kind != noPeer
+	if x.timer, err = newTimer(c.timing, len(x.copies), gateable, c.byDevice); err != nil {
 		return nil, err
 	}
 	x.undo.add(x.timer.close)
-	switch gate := x.timer.gate; {
-	case gate == nil && c.byDevice:
-		x.timer.flag, x.timer.byDevice = ungated, true
-	case gate != nil && len(x.peers) > 0:
+	if gate := x.timer.gate; gate != nil && len(c.peers()) > 0 {
 		gate.timeout = c.timing.settings.peerGateTimeout
 	}
 	x.cost, err = x.timer.cost(ctx, x.copies...)

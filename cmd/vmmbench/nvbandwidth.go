@@ -135,7 +135,7 @@ func (c nvCase) mems(x *copyGroup) []string {
 	switch {
 	case c.copies == "a?h":
 		return []string{pinned}
-	case len(x.reached()) > 0 || len(x.flows) == 0:
+	case len(x.peers()) > 0 || len(x.flows) == 0:
 		return []string{legacyPeer, memVMM}
 	}
 	return []string{memPlain, memVMM}
