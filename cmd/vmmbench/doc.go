@@ -37,8 +37,7 @@ package main
 //	nvbandwidth.go        the cases of nvbandwidth, under its names
 //	info.go               info: devices and their topology; the version
 //	bw.go                 bw: copies between host and device, and on a device
-//	copies.go             flows: what bw, p2p and nvbandwidth's cases copy at once, read from words
-//	copier.go             the contender that copies
+//	copies.go             what bw, p2p and nvbandwidth's cases copy at once, read from words; the contender that copies
 //	timer.go              timing copies by events or by the host; holding a stream back until they are queued
 //	busystream.go         streams that copy beside what is measured
 //	buffer.go             the memory of copies: filling, checking

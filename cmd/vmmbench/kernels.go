@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"encoding/binary"
 	"errors"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -17,7 +18,7 @@ import (
 // they are first needed.
 type kernels struct {
 	dev    device // without kernels
-	tried  bool
+	tried  sync.Once
 	err    error // why they could not be loaded
 	all    *kernel.Builtins
 	stream *vmm.Stream
@@ -30,9 +31,7 @@ type kernels struct {
 
 // load returns the kernels. Its error is ErrNotSupported where the device runs none.
 func (k *kernels) load() (*kernel.Builtins, error) {
-	if !k.tried {
-		k.tried, k.err = true, k.open()
-	}
+	k.tried.Do(func() { k.err = k.open() })
 	return k.all, k.err
 }
 
