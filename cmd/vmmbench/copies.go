@@ -66,7 +66,7 @@ func flowOf(word string, n uint64, of map[byte]device) flow {
 // hasHost reports whether an end is memory of the host.
 func (f flow) hasHost() bool { return f.ends[0].Device == nil || f.ends[1].Device == nil }
 
-// peer is the device whose memory the one that copies reaches, without a Device if there is none.
+// peer is the other device whose memory the copying device uses, without a Device if there is none.
 func (f flow) peer() device {
 	for _, end := range f.ends {
 		if end.Device != nil && end != f.by {
@@ -131,7 +131,7 @@ func (c *copyGroup) moved() (all uint64) {
 	return all
 }
 
-// peers are the devices that reach memory of each other.
+// peers are the devices that use memory of each other.
 func (c *copyGroup) peers() (devs []*vmm.Device) {
 	for _, f := range c.flows {
 		to := f.peer().Device
@@ -407,7 +407,7 @@ func (c *copier) measure(ctx context.Context, loops int) (s measure.Sample, err 
 		}
 	}
 	s, err = c.timer.time(ctx, loops, c.copies...)
-	if c.first && len(s.Parts) > 0 {
+	if c.first && err == nil {
 		s.NS = s.Parts[0]
 	}
 	if c.chase != nil {

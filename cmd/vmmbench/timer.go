@@ -87,8 +87,8 @@ func (u *undo) event(raw driver.Device, flags driver.EventFlags) (driver.Event, 
 }
 
 // time does every copy loops times and returns the time until all have ended.
-// If there are several copies, Parts has the time of each. If ctx is done, time
-// stops between two repetitions.
+// By events, Parts has the time of each. If ctx is done, time stops between two
+// repetitions.
 func (t *timer) time(ctx context.Context, loops int, copies ...copyFunc) (s measure.Sample, err error) {
 	open, err := t.gate.shut(t.streams[0])
 	if err != nil {
@@ -116,10 +116,7 @@ func (t *timer) time(ctx context.Context, loops int, copies ...copyFunc) (s meas
 		if err != nil {
 			return s, err
 		}
-		s.NS = max(s.NS, float64(took))
-		if len(copies) > 1 {
-			s.Parts = append(s.Parts, float64(took))
-		}
+		s.NS, s.Parts = max(s.NS, float64(took)), append(s.Parts, float64(took))
 	}
 	return s, nil
 }
@@ -164,7 +161,7 @@ func (t *timer) close() error { return t.undo.close() }
 // gatedLoops bounds what is queued behind a gate.
 const gatedLoops = 128
 
-// gate makes a stream wait until the host writes a word. None is nil, and never shut.
+// gate makes a stream wait until the host writes a word. A nil gate is always open.
 type gate struct {
 	memOps  driver.StreamMemOps
 	ptr     driver.Ptr
@@ -173,13 +170,13 @@ type gate struct {
 	timeout time.Duration
 }
 
-// gateDevice is a device whose streams can wait for a word of memory.
+// gateDevice has the calls that a gate needs.
 type gateDevice interface {
 	driver.StreamMemOps
 	driver.HostAllocator
 }
 
-// hasGates reports whether the device is a gateDevice.
+// hasGates reports whether streams of a device can wait for a word of memory.
 func hasGates(dev device) bool {
 	_, ok := dev.raw.(gateDevice)
 	return ok && dev.Supports(driver.FeatureStreamMemOps) == nil
