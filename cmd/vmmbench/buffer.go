@@ -12,9 +12,6 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// fillBlock is how many bytes the device fills at a time.
-const fillBlock = 64 << 20
-
 // buffer is memory at one end of a copy.
 type buffer struct {
 	dev    device     // nothing if it is memory of the host
@@ -155,8 +152,10 @@ func (b *buffer) renew() error {
 	return err
 }
 
-// span is the buffer as a kernel takes it.
-func (b *buffer) span() span { return span{b.ptr, b.size, vmm.AccessReadWrite} }
+// MemoryArg implements kernel.Memory.
+func (b *buffer) MemoryArg(m *vmm.MemoryArg) {
+	*m = vmm.MemoryArg{Span: vmm.Span{Addr: b.ptr, Size: b.size, Access: vmm.AccessReadWrite}, Count: b.size, Stride: 1}
+}
 
 // part is n bytes of b from off on, which b owns. All of them are b itself.
 func (b *buffer) part(off, n uint64) *buffer {
@@ -208,7 +207,7 @@ func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 		return err
 	}
 	if k != nil {
-		return k.fill(b.span(), p)
+		return k.fill(b, p)
 	}
 	return verify.EachBlock(ctx, b.size, func(scratch []byte, off, n uint64) error {
 		p.Fill(scratch[:n], off)
@@ -218,22 +217,14 @@ func (b *buffer) fill(ctx context.Context, p verify.Pattern) error {
 
 // poison overwrites everything with verify.Poison.
 func (b *buffer) poison(ctx context.Context) error {
-	if b.host != nil {
-		block := bytes.Repeat([]byte{verify.Poison}, int(min(verify.Block, b.size)))
-		return verify.EachBlock(ctx, b.size, func(_ []byte, off, n uint64) error { return b.write(off, block[:n]) })
-	}
-	own := b.dev.raw.CopyStream()
-	for off := uint64(0); off < b.size; off += fillBlock {
-		err := ctx.Err()
-		if err == nil {
-			err = b.dev.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, min(fillBlock, b.size-off), own)
+	return verify.EachBlock(ctx, b.size, func(_ []byte, off, n uint64) error {
+		if b.host != nil {
+			return b.write(off, bytes.Repeat([]byte{verify.Poison}, int(n)))
 		}
+		own := b.dev.raw.CopyStream()
 		// Else an interrupt would have to wait for all fills.
-		if err := cmp.Or(err, b.dev.raw.SyncStream(own)); err != nil {
-			return err
-		}
-	}
-	return nil
+		return cmp.Or(b.dev.raw.Fill(b.ptr+driver.Ptr(off), verify.Poison, 1, n, own), b.dev.raw.SyncStream(own))
+	})
 }
 
 // check compares the contents with the pattern. chunks are those by which an error is

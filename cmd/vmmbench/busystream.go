@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -36,35 +35,34 @@ type busyStreams struct {
 }
 
 // setup is for group.setup. It starts the streams, and undo stops them.
-func (s *busyStreams) setup(ctx context.Context) (func() error, error) {
-	var made undo
-	var queues []func(i int) error
-	for range s.n {
-		queue, err := s.stream(&made)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("busy stream: %w", err), made.close())
-		}
-		queues = append(queues, queue)
-	}
+func (s *busyStreams) setup(ctx context.Context) (_ func() error, err error) {
 	if s.n == 0 {
 		return noUndo, nil
 	}
-	quit := make(chan struct{})
+	var made undo
+	defer func() { onError(&err, made.close) }()
+	queues := make([]func(i int) error, s.n)
+	for n := range queues {
+		if queues[n], err = s.stream(&made); err != nil {
+			return nil, fmt.Errorf("busy stream: %w", err)
+		}
+	}
 	s.queued, s.ended = make(chan struct{}, 1), make(chan struct{})
+	going, stop := context.WithCancel(context.Background())
 	var failed error // valid when ended is closed
 	go func() {
 		defer close(s.ended)
-		failed = s.run(quit, queues)
+		failed = s.run(going, queues)
 	}()
-	s.waitQueued(ctx)
-	return func() error {
-		close(quit)
-		<-s.ended
-		if failed != nil {
-			failed = fmt.Errorf("busy stream: %w", failed)
+	made.add(func() error {
+		stop()
+		if <-s.ended; failed != nil {
+			return fmt.Errorf("busy stream: %w", failed)
 		}
-		return errors.Join(failed, made.close())
-	}, nil
+		return nil
+	})
+	s.waitQueued(ctx)
+	return made.close, nil
 }
 
 // waitQueued waits until every stream has been given new work, or until ctx is
@@ -114,15 +112,10 @@ func (s *busyStreams) stream(made *undo) (queue func(i int) error, err error) {
 	}, err
 }
 
-// run queues copies until quit: on each stream the first ones at once, then one for each that
-// has ended.
-func (s *busyStreams) run(quit <-chan struct{}, queues []func(i int) error) error {
-	for i := 0; ; i++ {
-		select {
-		case <-quit:
-			return nil
-		default:
-		}
+// run queues copies as long as ctx is not done: on each stream the first ones at once, then one
+// for each that has ended.
+func (s *busyStreams) run(ctx context.Context, queues []func(i int) error) error {
+	for i := 0; ctx.Err() == nil; i++ {
 		for _, queue := range queues {
 			if err := queue(i); err != nil {
 				return err
@@ -133,4 +126,5 @@ func (s *busyStreams) run(quit <-chan struct{}, queues []func(i int) error) erro
 		default:
 		}
 	}
+	return nil
 }

@@ -190,14 +190,11 @@ func (p *bwPlan) groups(devs []device, seed uint64) (list []group, err error) {
 	if slices.Contains(p.streams, 0) {
 		return nil, usageError{errors.New("--streams 0: want 1 or more")}
 	}
-	if err := cmp.Or(checkMost("--chunk", p.chunks...), checkMost("--step", p.steps...)); err != nil {
+	if err := cmp.Or(checkMost("--chunk", p.chunks...), checkMost("--step", p.steps...), checkSize(p.sizes...)); err != nil {
 		return nil, err
 	}
 	for _, w := range p.copyKinds() {
 		for _, n := range p.sizes {
-			if err := checkSize(n); err != nil {
-				return nil, err
-			}
 			list = append(list, p.group(devs[0], seed, w, n))
 		}
 	}

@@ -86,24 +86,13 @@ func TestKernelsOfFakeCUDA(t *testing.T) {
 	require.ErrorIs(t, err, errWrongKernels)
 }
 
-// The plan and the topology on CUDA: what the fake driver connects by NVLink, by PCIe and
-// not at all.
-func TestPlanAndTopologyOnFakeCUDA(t *testing.T) {
+// The topology on CUDA: what the fake driver connects by NVLink, by PCIe and not at all.
+func TestTopologyOnFakeCUDA(t *testing.T) {
 	t.Parallel()
 	fake, drv := fakeDriver(t, 3)
 	fake.Link(0, 1, fakecuda.PCIe)
 	fake.Link(2, 0, fakecuda.NoPath)
 	devs := opened(t, drv, 0, 1, 2)
-
-	plan, rows := planOn(t, devs)
-	require.Equal(t, report.ExitError, plan.Exit())
-	require.Equal(t, report.Text("pcie"), rows["cuda:0 cuda:1"].Kind)
-	require.False(t, *rows["cuda:0 cuda:1"].Atomics)
-	require.Equal(t, report.Text("nvlink"), rows["cuda:1 cuda:2"].Kind)
-	require.True(t, *rows["cuda:1 cuda:2"].Atomics)
-	require.False(t, rows["cuda:2 cuda:0"].Can)
-	require.Contains(t, rows["cuda:2 cuda:0"].Why, "no path")
-	require.Zero(t, fake.Live().Peers, "nothing was enabled")
 
 	links, err := devs[0].Topology()
 	require.NoError(t, err)
@@ -117,6 +106,14 @@ func TestPlanAndTopologyOnFakeCUDA(t *testing.T) {
 	require.Nil(t, list[1].Rank)
 	require.Contains(t, list[0].Reason, "path: ", "there is no NVML for the fake driver")
 	require.Nil(t, topology(nil, described))
+
+	kinds := map[string]report.Text{}
+	for _, l := range topology(links, append(described, describeDevice(devs[1]))) {
+		kinds[l.From+" "+l.To] = l.Kind
+		require.Equal(t, l.Kind == "nvlink", *l.Atomics)
+	}
+	require.Equal(t, report.Text("pcie"), kinds["cuda:0 cuda:1"])
+	require.Equal(t, report.Text("nvlink"), kinds["cuda:1 cuda:2"])
 }
 
 // nvbandwidth's copies by copy engines, between contexts, from and to pinned memory.
@@ -135,4 +132,16 @@ func TestNVBandwidthOnFakeCUDA(t *testing.T) {
 	}
 	require.Len(t, s.report.Cases, 2*(3*13+6*4))
 	require.Zero(t, fake.Live().Peers, "peer access is never left on")
+}
+
+// opened opens devices of a driver.
+func opened(t *testing.T, drv driver.Driver, ordinals ...int) []device {
+	t.Helper()
+	var devs []device
+	for _, n := range ordinals {
+		dev := openDriver(t, drv, n)
+		t.Cleanup(func() { require.NoError(t, dev.Close(), "nothing may be left open") })
+		devs = append(devs, dev)
+	}
+	return devs
 }

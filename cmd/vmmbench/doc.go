@@ -32,8 +32,7 @@ package main
 //	nvbandwidth.go        the cases of nvbandwidth, under its names
 //	info.go               info: devices and their topology; the version
 //	bw.go                 bw: copies between host and device, and on a device
-//	copies.go             flows: what bw, p2p and nvbandwidth's cases copy at once, read from words
-//	copier.go             the contender that copies
+//	copies.go             what bw, p2p and nvbandwidth's cases copy at once, read from words; the contender that copies
 //	timer.go              timing copies by events or by the host; holding a stream back until they are queued
 //	busystream.go         streams that copy beside what is measured
 //	buffer.go             the memory of copies: filling, checking
@@ -43,7 +42,6 @@ package main
 //	manyranges.go         grow --ranges: many small ranges
 //	ops.go                ops: the driver's calls on chunks, and on other devices' access
 //	p2p.go                p2p: copies between devices
-//	p2pplan.go            p2p --plan: what EnablePeers would do
 //	pool.go               pool: replaying traces of allocations; pairs of alloc and free
 //	share.go              share: publishing to other processes
 //	sharereader.go        the reader, in a process of its own

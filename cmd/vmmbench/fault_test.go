@@ -60,11 +60,17 @@ func TestFailedGrowthLeavesTheOther(t *testing.T) {
 // A queue that is full blocks the caller until the gate opens. The gate opens
 // by itself, and the sample says that it was not gated.
 func TestGateThatTimesOut(t *testing.T) {
-	dev := hookedDevice(t, func(drivertest.Call) error { return nil })
+	elapsed := 0
+	dev := hookedDevice(t, func(c drivertest.Call) error {
+		if c.Name == "Elapsed" {
+			elapsed++
+		}
+		return nil
+	})
 	if !hasGates(dev) {
 		t.Skip("needs a device whose streams can wait for a value")
 	}
-	timer, err := newTimer(dev, 1, true)
+	timer, err := newTimer(dev, 1, true, false)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, timer.close()) })
 	require.Equal(t, "gated", timer.flag)
@@ -78,8 +84,10 @@ func TestGateThatTimesOut(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "gate-timeout", timer.flag)
 	require.Nil(t, timer.gate, "it is not tried again")
+	elapsed = 0
 	_, err = timer.time(t.Context(), 1, dev.raw.SyncStream)
 	require.NoError(t, err)
+	require.Equal(t, 1, elapsed, "the device still takes the time, as for ungated")
 }
 
 // What is odd about the samples of a case is in its flags.

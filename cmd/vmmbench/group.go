@@ -138,9 +138,11 @@ func checkMost(flag string, sizes ...uint64) error {
 }
 
 // checkSize returns a usageError for 0 and for more than maxSize.
-func checkSize(n uint64) error {
-	if n == 0 || n > maxSize {
-		return usageError{fmt.Errorf("--size %d bytes: want 1 to %d", n, uint64(maxSize))}
+func checkSize(sizes ...uint64) error {
+	for _, n := range sizes {
+		if n == 0 || n > maxSize {
+			return usageError{fmt.Errorf("--size %d bytes: want 1 to %d", n, uint64(maxSize))}
+		}
 	}
 	return nil
 }

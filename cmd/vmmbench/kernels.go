@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"encoding/binary"
 	"errors"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -17,7 +18,7 @@ import (
 // they are first needed.
 type kernels struct {
 	dev    device // without kernels
-	tried  bool
+	tried  sync.Once
 	err    error // why they could not be loaded
 	all    *kernel.Builtins
 	stream *vmm.Stream
@@ -30,9 +31,7 @@ type kernels struct {
 
 // load returns the kernels. Its error is ErrNotSupported where the device runs none.
 func (k *kernels) load() (*kernel.Builtins, error) {
-	if !k.tried {
-		k.tried, k.err = true, k.open()
-	}
+	k.tried.Do(func() { k.err = k.open() })
 	return k.all, k.err
 }
 
@@ -67,36 +66,33 @@ func (k *kernels) onBuffer(n uint64, f func(*buffer) error) error {
 var errWrongKernels = errors.New("the device's kernels do not fill, copy and compare as the host does")
 
 // try makes sure that the kernels do what the host does: that they write its pattern, copy
-// it, and find a byte that the host has changed. Besides, the first launch of a kernel may
-// wait for the device, which a launch behind a gate must not; here is none.
+// it, and find nothing but a byte that the host has changed. Besides, the first launch of a
+// kernel may wait for the device, which a launch behind a gate must not; here is none.
 func (k *kernels) try(b *buffer) error {
 	const flipped = 20001
 	n, p, ctx := b.size/2, verify.Pattern{Seed: 1}, context.Background()
 	low, high := b.part(0, n), b.part(n, n)
-	if err := cmp.Or(k.fill(low.span(), p), k.all.Copy(k.stream, high.span(), low.span()), k.stream.Sync()); err != nil {
+	if err := cmp.Or(k.fill(low, p), k.all.Copy(k.stream, high, low), k.stream.Sync()); err != nil {
 		return err
 	}
 	copied, err := high.check(ctx, p, verify.Full, high.chunks) // by the host
 	if err == nil && copied.Errors > 0 {
 		err = errWrongKernels
 	}
-	if err := cmp.Or(err, high.flip(flipped)); err != nil {
+	errFlip := high.flip(flipped)
+	found, errFind := k.check(ctx, p, verify.Full, n, high.chunks, high.ptr, high.view)
+	if err := cmp.Or(err, errFlip, errFind); err != nil {
 		return err
 	}
-	right, err := k.check(ctx, p, verify.Full, n, low.chunks, low.ptr, low.view)
-	if err != nil {
-		return err
+	if found.Errors != 1 || found.FirstBad.Offset != flipped {
+		return errWrongKernels
 	}
-	wrong, err := k.check(ctx, p, verify.Full, n, high.chunks, high.ptr, high.view)
-	if err == nil && (right.Errors != 0 || wrong.Errors != 1 || wrong.FirstBad.Offset != flipped) {
-		err = errWrongKernels
-	}
-	return err
+	return nil
 }
 
 // fill writes the pattern and waits for it.
-func (k *kernels) fill(m span, p verify.Pattern) error {
-	return cmp.Or(k.all.FillPattern(k.stream, m, kernel.Pattern(p)), k.stream.Sync())
+func (k *kernels) fill(b *buffer, p verify.Pattern) error {
+	return cmp.Or(k.all.FillPattern(k.stream, b, kernel.Pattern(p)), k.stream.Sync())
 }
 
 // check compares n bytes at an address with the pattern, by the kernels, or by the host if k is
@@ -106,29 +102,8 @@ func (k *kernels) check(ctx context.Context, p verify.Pattern, mode verify.Mode,
 		return p.Check(ctx, mode, n, chunks, view)
 	}
 	return p.CheckBy(ctx, mode, n, chunks, func(off, n uint64, p verify.Pattern) (bad, first uint64, err error) {
-		return k.all.VerifyPattern(k.stream, span{at + driver.Ptr(off), n, vmm.AccessRead}, kernel.Pattern(p))
+		return k.all.VerifyPattern(k.stream, &buffer{ptr: at + driver.Ptr(off), size: n}, kernel.Pattern(p))
 	}, view)
-}
-
-// span is memory as a kernel takes it, of whichever kind.
-type span struct {
-	at     driver.Ptr
-	size   uint64
-	access vmm.Access
-}
-
-// MemoryArg implements kernel.Memory.
-func (s span) MemoryArg(m *vmm.MemoryArg) {
-	*m = vmm.MemoryArg{Span: vmm.Span{Addr: s.at, Size: s.size, Access: s.access}, Count: s.size, Stride: 1}
-}
-
-// words is memory as a kernel takes its words of 8 bytes.
-type words struct{ span }
-
-// MemoryArg implements kernel.Memory.
-func (w words) MemoryArg(m *vmm.MemoryArg) {
-	w.span.MemoryArg(m)
-	m.Count, m.Stride = w.size/8, 8
 }
 
 // loadKernels loads what will fill and compare the memory of devices, before memory that is
@@ -168,20 +143,17 @@ func (k *kernels) loadBench() error {
 	}
 	k.undo.add(mod.Close)
 	both, errBoth := mod.Func("copyboth")
-	chase, err := mod.Func("chase")
-	if err := cmp.Or(errBoth, err); err != nil {
-		return err
-	}
+	chase, errChase := mod.Func("chase")
 	threads, blocks, errBlock := chase.SuggestBlock(0)
 	each, err := chase.Occupancy(threads, 0)
-	if err := cmp.Or(errBlock, err); err != nil {
+	if err := cmp.Or(errBoth, errChase, errBlock, err); err != nil {
 		return err
 	}
 	k.copyBoth = both
 	k.processors = max(blocks/uint32(max(each, 1)), 1)
-	err = k.onBuffer(4*wordsApart*8, func(b *buffer) error {
-		all, one := b.span(), kernel.Config{Grid: vmm.Dim{X: 1}, Block: vmm.Dim{X: 1}}
-		return cmp.Or(chase.Launch(k.stream, one, words{all}, uint64(b.ptr), uint32(0), uint32(0)), k.both(k.stream, all, all, all, all, 0))
+	err = k.onBuffer(8*wordsApart, func(b *buffer) error {
+		one := kernel.Config{Grid: vmm.Dim{X: 1}, Block: vmm.Dim{X: 1}}
+		return cmp.Or(chase.Launch(k.stream, one, b.ptr, b.size/8, uint64(b.ptr), uint32(0), uint32(0)), k.both(k.stream, transfer{b, b}, transfer{b, b}, 0))
 	})
 	if err == nil {
 		k.chase = chase
@@ -189,10 +161,10 @@ func (k *kernels) loadBench() error {
 	return err
 }
 
-// both queues two copies of n bytes each, a multiple of 16, by one kernel.
-func (k *kernels) both(s *vmm.Stream, toA, fromA, toB, fromB span, n uint64) error {
+// both queues two transfers of n bytes each, a multiple of 16, by one kernel.
+func (k *kernels) both(s *vmm.Stream, there, back transfer, n uint64) error {
 	return k.copyBoth.Launch(s, kernel.Over(max(2*roundUp(n/16, 32), 1), 1024),
-		kernel.Pointer(toA), kernel.Read(kernel.Pointer(fromA)), kernel.Pointer(toB), kernel.Read(kernel.Pointer(fromB)), n/16)
+		there.dst.ptr, kernel.Read(there.src.ptr), back.dst.ptr, kernel.Read(back.src.ptr), n/16)
 }
 
 func hostCopyBoth(toA, fromA, toB, fromB vmm.Ptr, n uint64) {
@@ -200,12 +172,12 @@ func hostCopyBoth(toA, fromA, toB, fromB vmm.Ptr, n uint64) {
 	copy(kernel.Slice[byte](toB, n*16), kernel.Slice[byte](fromB, n*16))
 }
 
-func hostChase(words []uint64, base uint64, steps, _ uint32) {
-	at := base
+func hostChase(at vmm.Ptr, n, base uint64, steps, _ uint32) {
+	words, next := kernel.Slice[uint64](at, n), base
 	for range steps {
-		at = words[(at-base)/8]
+		next = words[(next-base)/8]
 	}
-	words[1] = at
+	words[1] = next
 }
 
 // Sizes of a chase. As in nvbandwidth, memory has 2 MiB and each step goes on by 128 bytes,
@@ -242,9 +214,8 @@ func newChase(k *kernels, in *buffer) (*chase, error) {
 // queue queues a repetition: each processor makes its steps, one after the other.
 func (x *chase) queue(on *vmm.Stream) error {
 	for block := range x.k.processors {
-		err := x.k.chase.Launch(on, kernel.Config{Grid: vmm.Dim{X: x.k.processors}, Block: vmm.Dim{X: 1}},
-			words{x.in.span()}, uint64(x.in.ptr), x.perBlock, block)
-		if err != nil {
+		c := kernel.Config{Grid: vmm.Dim{X: x.k.processors}, Block: vmm.Dim{X: 1}}
+		if err := x.k.chase.Launch(on, c, x.in.ptr, x.in.size/8, uint64(x.in.ptr), x.perBlock, block); err != nil {
 			return err
 		}
 	}
@@ -260,15 +231,12 @@ func (x *chase) verify(ctx context.Context, c *copier, mode verify.Mode, corrupt
 	if _, err := c.measure(ctx, 1); err != nil {
 		return r, err
 	}
-	if err := x.in.flip(corrupt); err != nil {
-		return r, err
-	}
+	errFlip := x.in.flip(corrupt)
 	got, err := x.in.view(make([]byte, 8), 8, 8)
-	if err != nil {
+	if err := cmp.Or(errFlip, err); err != nil {
 		return r, err
 	}
-	want := make([]byte, 8)
-	binary.NativeEndian.PutUint64(want, uint64(x.in.ptr)+uint64(x.perBlock)*8*wordsApart%x.in.size)
+	want := binary.NativeEndian.AppendUint64(nil, uint64(x.in.ptr)+uint64(x.perBlock)*8*wordsApart%x.in.size)
 	for i := range want {
 		if want[i] != got[i] {
 			r.Add(verify.Result{Errors: 1, FirstBad: &verify.Bad{Offset: uint64(8 + i), Expected: want[i], Got: got[i]}})

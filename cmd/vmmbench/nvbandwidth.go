@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -73,22 +74,33 @@ const nvDefaultSize = 512 << 20
 // nvPlan measures all of nvCases.
 type nvPlan struct{ sizes size.List }
 
-// groups plans a group for each case, size, and device or ordered pair of devices.
+// groups plans a group for each case, size, and device or ordered pair of devices. If there is only
+// one device, a case of pairs is waived on it.
 func (p *nvPlan) groups(devs []device, seed uint64) (list []group, err error) {
+	pairs, err := pairsOf(devs)
+	if err := cmp.Or(err, checkSize(p.sizes...)); err != nil {
+		return nil, err
+	}
+	for _, n := range p.sizes {
+		if n%32 != 0 {
+			return nil, usageError{fmt.Errorf("--size %d: nvbandwidth's cases copy multiples of 32 bytes", n)}
+		}
+	}
+	var single [][2]device
+	for _, a := range devs {
+		single = append(single, [2]device{a})
+	}
 	timedOut := map[string]bool{}
 	for _, c := range nvCases {
-		sizes := p.sizes
+		sizes, places := p.sizes, single
 		if c.value == ofLatency {
 			sizes = size.List{chaseSize}
 		}
+		if c.ofPairs() && len(pairs) > 0 {
+			places = pairs
+		}
 		for _, n := range sizes {
-			if err := checkSize(n); err != nil {
-				return nil, err
-			}
-			if n%32 != 0 {
-				return nil, usageError{fmt.Errorf("--size %d: nvbandwidth's cases copy multiples of 32 bytes", n)}
-			}
-			for _, on := range c.places(devs) {
+			for _, on := range places {
 				list = append(list, c.group(seed, n, on[0], on[1], devs, timedOut))
 			}
 		}
@@ -98,18 +110,6 @@ func (p *nvPlan) groups(devs []device, seed uint64) (list []group, err error) {
 
 // ofPairs reports whether the case is measured for each pair of devices.
 func (c nvCase) ofPairs() bool { return strings.Contains(c.copies, "b") }
-
-// places are the devices, or pairs of them, for which the case is measured. If there is only one
-// device, a case of pairs is waived on it.
-func (c nvCase) places(devs []device) (list [][2]device) {
-	if c.ofPairs() && len(devs) > 1 {
-		return orderedPairs(devs)
-	}
-	for _, a := range devs {
-		list = append(list, [2]device{a})
-	}
-	return list
-}
 
 // kind is how the case copies. Its direction is that of copies of bw, which findings count, if
 // it has one.
@@ -135,7 +135,7 @@ func (c nvCase) mems(x *copyGroup) []string {
 	switch {
 	case c.copies == "a?h":
 		return []string{pinned}
-	case len(x.reached()) > 0 || len(x.flows) == 0:
+	case len(x.peers()) > 0 || len(x.flows) == 0:
 		return []string{legacyPeer, memVMM}
 	}
 	return []string{memPlain, memVMM}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,12 +77,8 @@ Copies of 4 KiB or less measure latency: microseconds for one copy, each of whic
 begins when the one before it has ended. grant and revoke time Range.Grant and
 Range.Revoke, by the number of chunks of 2 MiB and of devices that get access.
 
-With --plan, nothing is measured and nothing changed. For each ordered pair it prints
-what connects the two, what access there is already, and what EnablePeers would do
-or why it cannot. The exit status is 0 if every pair can have access, 77 if none can,
-and 1 if only some can: EnablePeers grants all or nothing.`,
+What connects the devices, and which pairs can have access, is in vmmbench info.`,
 		Example: `  vmmbench p2p
-  vmmbench p2p --plan
   vmmbench p2p --device cuda:0,cuda:1 --size 1G --samples 20 --grants 0
   vmmbench p2p --engine ce,sm --size 1G --grants 0
   vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
@@ -91,11 +88,7 @@ and 1 if only some can: EnablePeers grants all or nothing.`,
 	m.margin = peerMargin
 	f.Lookup("margin").DefValue = m.margin.String()
 	f.Lookup("device").Usage = "the devices: auto (all of CUDA's, else two of the host), cuda:all, host, or a list such as cuda:0,cuda:2"
-	plan := f.Bool("plan", false, "measure nothing; print for each pair what EnablePeers would do, or why it cannot")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if *plan {
-			return a.planPeers(m)
-		}
 		names, err := p2pNames(m.device)
 		if err != nil {
 			return err
@@ -107,39 +100,31 @@ and 1 if only some can: EnablePeers grants all or nothing.`,
 
 // p2pNames are the devices that --device of p2p stands for.
 func p2pNames(which string) (names []string, err error) {
-	hosts := []string{"host:0", "host:1"}
-	switch which {
-	case "host":
-		return hosts, nil
-	case "auto", "cuda:all":
+	if which == "auto" || which == "cuda:all" {
 		list, err := vmm.Devices()
 		for _, d := range list {
 			if strings.HasPrefix(d.Open, "cuda:") {
 				names = append(names, d.Open)
 			}
 		}
-		if len(names) == 0 { // opening cuda:0 returns the reason why there is none
-			names = map[string][]string{"auto": hosts, "cuda:all": {"cuda:0"}}[which]
+		if len(names) > 0 || err != nil {
+			return names, err
 		}
-		return names, err
+		// Opening cuda:0 returns the reason why there is none.
+		which = map[string]string{"auto": "host", "cuda:all": "cuda:0"}[which]
 	}
-	names = strings.Split(which, ",")
-	for i, name := range names {
-		if slices.Contains(names[:i], name) {
-			return nil, usageError{fmt.Errorf("--device %s: %s is named twice", which, name)}
-		}
+	if which == "host" {
+		which = "host:0,host:1"
 	}
-	return names, nil
+	return strings.Split(which, ","), nil
 }
 
 // groups plans one group for each direction, size and ordered pair, and one for
 // each number of chunks and of devices that are granted access.
 func (p *p2pPlan) groups(devs []device, seed uint64) (list []group, err error) {
-	pairs := orderedPairs(devs)
-	for _, pair := range pairs {
-		if err := checkPair(pair[0], pair[1]); err != nil {
-			return nil, err
-		}
+	pairs, err := pairsOf(devs)
+	if err := cmp.Or(err, checkSize(p.sizes...)); err != nil {
+		return nil, err
 	}
 	if len(pairs) == 0 {
 		return []group{singleDevice(devs[0])}, nil
@@ -151,9 +136,6 @@ func (p *p2pPlan) groups(devs []device, seed uint64) (list []group, err error) {
 			return nil, usageError{errors.New("--engine sm: a kernel cannot go through the host: want --mem enable or vmm")}
 		}
 		for _, n := range p.sizes {
-			if err := checkSize(n); err != nil {
-				return nil, err
-			}
 			if n <= maxLatencySize && w.direction == both {
 				continue // latency is of one copy
 			}
@@ -176,27 +158,23 @@ func (p *p2pPlan) groups(devs []device, seed uint64) (list []group, err error) {
 	return list, nil
 }
 
-// checkPair refuses devices between which nothing can be measured.
-func checkPair(a, b device) error {
-	switch {
-	case a.Driver() != b.Driver():
-		return usageError{fmt.Errorf("%s and %s are of two drivers", a, b)}
-	case a.Info().Ordinal == b.Info().Ordinal:
-		return usageError{fmt.Errorf("%s is named twice", b)}
-	}
-	return nil
-}
-
-// orderedPairs are all pairs of two different devices, in both orders.
-func orderedPairs(devs []device) (list [][2]device) {
-	for _, from := range devs {
-		for _, to := range devs {
-			if from != to {
-				list = append(list, [2]device{from, to})
+// pairsOf are all pairs of two devices, in both orders. It refuses devices between which nothing
+// can be measured.
+func pairsOf(devs []device) (list [][2]device, err error) {
+	for i, from := range devs {
+		for k, to := range devs {
+			switch {
+			case i == k:
+				continue
+			case from.Driver() != to.Driver():
+				return nil, usageError{fmt.Errorf("%s and %s are of two drivers", from, to)}
+			case from.Info().Ordinal == to.Info().Ordinal:
+				return nil, usageError{fmt.Errorf("%s is named twice", to)}
 			}
+			list = append(list, [2]device{from, to})
 		}
 	}
-	return list
+	return list, nil
 }
 
 // singleDevice is a group whose only case is waived: one device has no pair.

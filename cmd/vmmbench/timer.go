@@ -30,15 +30,15 @@ type copyFunc func(driver.Stream) error
 // shuts the gate, queues everything behind it, opens it, and takes the device's
 // time between two events: so queueing is not timed. Without a gate a single
 // copy is timed by the host's clock, from queueing to the end of the
-// synchronise. Several copies need the events all the same, to have a time for
-// each.
+// synchronise, unless byEvents asks for the device's time. Several copies need
+// the events all the same, to have a time for each.
 type timer struct {
 	raw      driver.Device
 	streams  []driver.Stream
 	start    driver.Event
 	ends     []driver.Event
 	gate     *gate // nil: none, or given up after it timed out
-	byDevice bool  // time by events without a gate, too
+	byEvents bool
 	flag     string
 	undo     undo
 }
@@ -46,14 +46,14 @@ type timer struct {
 // newTimer makes a timer for n copies at once. Copies of ordinary Go memory are
 // not gateable: they block the host, which has to open the gate. The caller must
 // close the timer.
-func newTimer(dev device, n int, gateable bool) (t *timer, err error) {
+func newTimer(dev device, n int, gateable, byEvents bool) (t *timer, err error) {
 	t = &timer{raw: dev.raw, flag: wallClock, streams: make([]driver.Stream, n), ends: make([]driver.Event, n)}
 	defer func() { onError(&err, t.close) }()
-	if n > 1 {
+	if t.byEvents = byEvents || n > 1; t.byEvents {
 		t.flag = ungated
 	}
 	if gateable && hasGates(dev) {
-		t.flag = gated
+		t.byEvents, t.flag = true, gated
 		if t.gate, err = newGate(dev, &t.undo); err != nil {
 			return t, err
 		}
@@ -87,22 +87,19 @@ func (u *undo) event(raw driver.Device, flags driver.EventFlags) (driver.Event, 
 }
 
 // time does every copy loops times and returns the time until all have ended.
-// If there are several copies, Parts has the time of each. If ctx is done, time
-// stops between two repetitions.
+// By events, Parts has the time of each. If ctx is done, time stops between two
+// repetitions.
 func (t *timer) time(ctx context.Context, loops int, copies ...copyFunc) (s measure.Sample, err error) {
-	byEvents := t.gate != nil || t.byDevice || len(copies) > 1
-	open := func() (inTime bool) { return true }
-	if t.gate != nil {
-		if open, err = t.gate.shut(t.streams[0]); err != nil {
-			return s, err
-		}
-		defer open()
-	}
-	began := time.Now()
-	if err := t.enqueue(ctx, loops, copies, byEvents); err != nil {
+	open, err := t.gate.shut(t.streams[0])
+	if err != nil {
 		return s, err
 	}
-	if !byEvents {
+	defer open()
+	began := time.Now()
+	if err := t.enqueue(ctx, loops, copies); err != nil {
+		return s, err
+	}
+	if !t.byEvents {
 		err := t.raw.SyncStream(t.streams[0])
 		return measure.Sample{NS: float64(time.Since(began))}, err
 	}
@@ -119,35 +116,29 @@ func (t *timer) time(ctx context.Context, loops int, copies ...copyFunc) (s meas
 		if err != nil {
 			return s, err
 		}
-		s.NS = max(s.NS, float64(took))
-		if len(copies) > 1 {
-			s.Parts = append(s.Parts, float64(took))
-		}
+		s.NS, s.Parts = max(s.NS, float64(took)), append(s.Parts, float64(took))
 	}
 	return s, nil
 }
 
 // enqueue does every copy loops times, as far as ctx allows. By events it records the start before
 // and the ends behind them.
-func (t *timer) enqueue(ctx context.Context, loops int, copies []copyFunc, byEvents bool) (err error) {
-	if byEvents {
+func (t *timer) enqueue(ctx context.Context, loops int, copies []copyFunc) (err error) {
+	if t.byEvents {
 		err = t.raw.Record(t.start, t.streams[0])
-		// No stream may begin before the start, which is an event of the first one.
-		for _, s := range t.streams[1:] {
-			err = cmp.Or(err, t.raw.Wait(s, t.start))
-		}
 	}
-	for range loops {
-		err = cmp.Or(err, ctx.Err())
+	// No stream may begin before the start, which is an event of the first one.
+	for _, s := range t.streams[1:] {
+		err = cmp.Or(err, t.raw.Wait(s, t.start))
+	}
+	for n := 0; n < loops && err == nil; n++ {
+		err = ctx.Err()
 		for i := 0; i < len(copies) && err == nil; i++ {
 			err = copies[i](t.streams[i])
 		}
-		if err != nil {
-			return err
-		}
 	}
-	for i := 0; byEvents && i < len(t.ends); i++ {
-		err = cmp.Or(err, t.raw.Record(t.ends[i], t.streams[i]))
+	for i := 0; i < len(t.ends) && t.byEvents && err == nil; i++ {
+		err = t.raw.Record(t.ends[i], t.streams[i])
 	}
 	return err
 }
@@ -170,7 +161,7 @@ func (t *timer) close() error { return t.undo.close() }
 // gatedLoops bounds what is queued behind a gate.
 const gatedLoops = 128
 
-// gate makes a stream wait until the host writes a word.
+// gate makes a stream wait until the host writes a word. A nil gate is always open.
 type gate struct {
 	memOps  driver.StreamMemOps
 	ptr     driver.Ptr
@@ -179,28 +170,36 @@ type gate struct {
 	timeout time.Duration
 }
 
+// gateDevice has the calls that a gate needs.
+type gateDevice interface {
+	driver.StreamMemOps
+	driver.HostAllocator
+}
+
 // hasGates reports whether streams of a device can wait for a word of memory.
 func hasGates(dev device) bool {
-	_, hasOps := dev.raw.(driver.StreamMemOps)
-	_, hasAlloc := dev.raw.(driver.HostAllocator)
-	return hasOps && hasAlloc && dev.Supports(driver.FeatureStreamMemOps) == nil
+	_, ok := dev.raw.(gateDevice)
+	return ok && dev.Supports(driver.FeatureStreamMemOps) == nil
 }
 
 // newGate makes a gate for a device that has them. u frees it.
 func newGate(dev device, u *undo) (g *gate, err error) {
-	alloc := dev.raw.(driver.HostAllocator)
-	g = &gate{memOps: dev.raw.(driver.StreamMemOps), timeout: dev.settings.gateTimeout}
-	if g.ptr, g.word, err = alloc.AllocHost(8); err != nil {
+	raw := dev.raw.(gateDevice)
+	g = &gate{memOps: raw, timeout: dev.settings.gateTimeout}
+	if g.ptr, g.word, err = raw.AllocHost(8); err != nil {
 		return nil, err
 	}
 	clear(g.word) // a gate that was never shut has the number 0
-	u.add(func() error { return alloc.FreeHost(g.ptr) })
+	u.add(func() error { return raw.FreeHost(g.ptr) })
 	return g, nil
 }
 
 // shut makes the stream wait. open lets the stream go on and returns false if
 // the gate had opened itself before, after the timeout.
 func (g *gate) shut(s driver.Stream) (open func() (inTime bool), err error) {
+	if g == nil {
+		return func() bool { return true }, nil
+	}
 	g.count++
 	n := g.count
 	if err := g.memOps.WaitValue(s, g.ptr, n, 4); err != nil {

@@ -150,6 +150,15 @@ var levels = map[nvml.GpuTopologyLevel]string{
 	nvml.TOPOLOGY_HOSTBRIDGE: "PHB", nvml.TOPOLOGY_NODE: "NODE", nvml.TOPOLOGY_SYSTEM: "SYS",
 }
 
+// refusals are why there is no peer access.
+var refusals = map[nvml.GpuP2PStatus]string{
+	nvml.P2P_STATUS_CHIPSET_NOT_SUPPORTED:      "the chipset does not support it",
+	nvml.P2P_STATUS_GPU_NOT_SUPPORTED:          "the GPU does not support it",
+	nvml.P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: "the I/O hubs between the GPUs do not support it",
+	nvml.P2P_STATUS_DISABLED_BY_REGKEY:         "it is disabled by a setting of the driver",
+	nvml.P2P_STATUS_NOT_SUPPORTED:              "it is not supported",
+}
+
 // path implements library. NVLinks come first: traffic that can takes them.
 func (l nvmlLibrary) path(link *report.Link, from, to report.Device, missing *reasons) {
 	a, err := l.find(from)
@@ -157,6 +166,11 @@ func (l nvmlLibrary) path(link *report.Link, from, to report.Device, missing *re
 	if err := cmp.Or(err, err2); err != nil {
 		missing.add("path", err)
 		return
+	}
+	read := func() (nvml.GpuP2PStatus, nvml.Return) { return a.GetP2PStatus(b, nvml.P2P_CAPS_INDEX_READ) }
+	status, err := nvmlcalls.Call(l.Library, read, "nvmlDeviceGetP2PStatus")
+	if missing.add("refused", err); err == nil && status != nvml.P2P_STATUS_OK {
+		link.Refused = report.Text(cmp.Or(refusals[status], "the driver does not say why"))
 	}
 	if from.PCI != "" && from.PCI == to.PCI { // two instances need no way between them
 		link.Path = "same GPU"

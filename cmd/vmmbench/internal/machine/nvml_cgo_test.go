@@ -165,11 +165,13 @@ func TestPathsByNVML(t *testing.T) {
 
 	t.Setenv("FAKE_NVML_SWITCH", "1")
 	l = paths(t, open)
+	require.Empty(t, l["cuda:0 cuda:1"].Refused)
+	require.Equal(t, report.Text("the chipset does not support it"), l["cuda:2 cuda:0"].Refused)
 	require.Equal(t, report.Text("NV3"), l["cuda:0 cuda:1"].Path, "through a switch, all that the GPU has")
 
 	for symbol, name := range map[string]string{
 		"nvmlDeviceGetNvLinkState": "nvlinks", "nvmlDeviceGetPciInfo_v3": "nvlinks",
-		"nvmlDeviceGetHandleByUUID": "",
+		"nvmlDeviceGetP2PStatus": "refused", "nvmlDeviceGetHandleByUUID": "",
 	} {
 		t.Setenv("FAKE_NVML_FAIL", symbol)
 		t.Setenv("FAKE_NVML_CODE", "999")
@@ -190,7 +192,7 @@ func TestPathsWithoutTheFunctions(t *testing.T) {
 	open := fakeNVML(t, "nvmlDeviceGetP2PStatus", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetPciInfo_v3")
 	l := paths(t, open)["cuda:0 cuda:1"]
 	require.Empty(t, l.Path)
-	require.Equal(t, report.Text("nvlinks, path: the driver is too old for this value"), l.Reason)
+	require.Equal(t, report.Text("refused, nvlinks, path: the driver is too old for this value"), l.Reason)
 
 	open = func() (library, error) { return openLibrary(nvml.New(nvml.WithLibraryPath("/no/libnvidia-ml.so.1"))) }
 	l = paths(t, open)["cuda:0 cuda:1"]

@@ -24,7 +24,6 @@ type Report struct {
 	Host        Host         `json:"host"`
 	Devices     []Device     `json:"devices"`
 	Topology    []Link       `json:"topology,omitempty"` // of info
-	Plan        PeerPlan     `json:"plan,omitempty"`     // of p2p --plan
 	Cases       []Case       `json:"cases"`
 	Comparisons []Comparison `json:"comparisons"`
 	Baseline    *Baseline    `json:"baseline,omitempty"` // if there is one
@@ -360,8 +359,6 @@ func (r *Report) Exit() int {
 		return ExitInterrupted
 	case count[Error] > 0:
 		return ExitError
-	case r.Plan != nil:
-		return r.Plan.Exit()
 	case count[Waived] > 0 && count[Waived] == len(r.Cases):
 		return ExitWaived
 	}

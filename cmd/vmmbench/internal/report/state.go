@@ -45,36 +45,6 @@ type Link struct {
 	Access  *bool  `json:"access"`  // From can be granted memory of To
 	Rank    *int   `json:"rank"`    // relative performance, 0 the best
 	Atomics *bool  `json:"atomics"` // native atomic operations over the link
+	Refused Text   `json:"refused"` // by NVML, why the driver allows no peer access; null if it does
 	Reason  Text   `json:"reason"`  // why something above is null
-}
-
-// PeerPair is a row of a plan: what EnablePeers would do for one ordered pair of
-// devices.
-type PeerPair struct {
-	Link
-	Can  bool `json:"can"`  // the grant is possible
-	Now  Text `json:"now"`  // access of From to memory of To in this process: none, read or read-write
-	Then Text `json:"then"` // what EnablePeers would make of it; null if it cannot
-	Why  Text `json:"why"`  // why it cannot
-}
-
-// PeerPlan is what EnablePeers would do for all ordered pairs of devices.
-type PeerPlan []PeerPair
-
-// Exit returns the exit code for a plan: ExitPassed if every pair can have access,
-// ExitWaived if none can, and ExitError if some can: EnablePeers would refuse them all.
-func (p PeerPlan) Exit() int {
-	can := 0
-	for _, pair := range p {
-		if pair.Can {
-			can++
-		}
-	}
-	switch can {
-	case 0:
-		return ExitWaived
-	case len(p):
-		return ExitPassed
-	}
-	return ExitError
 }

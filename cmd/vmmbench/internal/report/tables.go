@@ -57,7 +57,7 @@ func sentences(list ...string) []Piece {
 // tables writes the report as tables, for people. The answer stands last, where a terminal shows it.
 func tables(w io.Writer, r *Report, width int) error {
 	pieces := About(r)
-	if r.Run.Command != CommandCompare && r.Run.Measure == nil && r.Plan == nil {
+	if r.Run.Command != CommandCompare && r.Run.Measure == nil {
 		pieces = Abilities(r)
 	}
 	pieces = append(pieces, figures(r)...)
@@ -74,9 +74,9 @@ func tables(w io.Writer, r *Report, width int) error {
 	return err
 }
 
-// About is the machine and its devices, which runs are compared, and what EnablePeers would do.
+// About is the machine and its devices, and which runs are compared.
 func About(r *Report) []Piece {
-	runs, machine, plan := newGrid("what"), newGrid("what"), newGrid("from to")
+	runs, machine := newGrid("what"), newGrid("what")
 	if b := r.Baseline; b != nil && b.New != nil {
 		runs.setFields("old", b.Run, "args", "version", "started", "interrupted")
 		runs.setFields("new", b.New, "args", "version", "started", "interrupted")
@@ -85,10 +85,7 @@ func About(r *Report) []Piece {
 	for _, d := range r.Devices {
 		machine.setFields(d.Open, d, briefDevice...)
 	}
-	for _, p := range r.Plan {
-		plan.setRow(p.From+" "+p.To, p, "path", "kind", "access", "atomics", "rank", "now", "then", "why")
-	}
-	return slices.Concat(runs.pieces("Compared"), machine.pieces("Machine"), plan.pieces("Plan: what EnablePeers would do"))
+	return slices.Concat(runs.pieces("Compared"), machine.pieces("Machine"))
 }
 
 // Abilities is what the devices can do, and the limits of the machine.
@@ -188,7 +185,13 @@ func topology(r *Report) []Piece {
 		}
 		g.set(l.From, l.To, text)
 	}
-	return g.pieces("Topology: NV<n> is n NVLinks; PIX, PXB, PHB, NODE, SYS is PCIe; yes where the path is not known; (in brackets) no peer access")
+	heading := "Topology: NV<n> is n NVLinks; PIX, PXB, PHB, NODE, SYS is PCIe; yes where the path is not known; (in brackets) no peer access"
+	for _, l := range r.Topology {
+		if why := string(l.Refused); !strings.Contains(heading, why) {
+			heading += ": " + why
+		}
+	}
+	return g.pieces(heading)
 }
 
 // mainFields are the fields of statistics that have no column in the table of those that only some

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -223,29 +222,4 @@ func TestStateAtBothEnds(t *testing.T) {
 	require.Regexp(t, `other processes +0 +2`, text)
 	require.Regexp(t, `load +0, 0, 0 +1, 0, 0`, text)
 	require.NotContains(t, text, "uuid")
-}
-
-func TestPlanTable(t *testing.T) {
-	yes, no := true, false
-	r := New(Run{Command: "p2p"}, Host{})
-	r.Plan = PeerPlan{
-		{Link: Link{From: "cuda:0", To: "cuda:1", Path: "NV18", Access: &yes, Atomics: &yes, Rank: of(0)}, Can: true, Now: "none", Then: "read-write"},
-		{Link: Link{From: "cuda:1", To: "cuda:0", Kind: "none", Access: &no}, Now: "none", Why: "not supported: no path between them; by NVML, the chipset does not support it"},
-	}
-	text := written(t, r, Table)
-	requireFits(t, "info", text)
-	require.Regexp(t, ` cuda:0 cuda:1 +NV18 +yes +0 +yes +none +read-write`, text)
-	require.Regexp(t, ` cuda:1 cuda:0 +none +no +none +not supported: no path`, text)
-	require.Equal(t, ExitError, r.Exit())
-	require.Equal(t, ExitPassed, r.Plan[:1].Exit())
-	require.Equal(t, ExitWaived, r.Plan[1:].Exit())
-	require.Equal(t, ExitWaived, PeerPlan{}.Exit(), "a pair takes two devices")
-
-	// What is embedded is flat in JSON, and what is unknown is null.
-	var back struct{ Plan []map[string]any }
-	require.NoError(t, json.Unmarshal([]byte(written(t, r, JSON)), &back))
-	require.Equal(t, "NV18", back.Plan[0]["path"])
-	require.Equal(t, true, back.Plan[0]["can"])
-	require.Nil(t, back.Plan[1]["then"])
-	require.Contains(t, back.Plan[1], "then")
 }
