@@ -17,6 +17,6 @@ package report
 //	pivot.go     tables of documents: Pivot and Slower
 //	grid.go      grid: rows and columns, of which every table is made; NewTable: a table as it is printed
 //	tables.go    tables for terminals and pages: of the machine, of cases and comparisons, of pairs
-//	findings.go  sentences: what was found, how cases ended, what to do next
-//	links.go     how much of its link a copy gets, and floors
+//	findings.go  sentences: what was found, how cases ended
+//	links.go     tables of how much of its link a copy gets, and of floors
 //	words.go     what the words in tables mean, by words.txt

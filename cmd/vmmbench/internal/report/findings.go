@@ -11,7 +11,7 @@ import (
 )
 
 // Findings says in sentences what was found: the verdicts, growth in place against what a program would do otherwise,
-// how much of its link a copy gets, and what is in one of two runs only. There may be none.
+// and what is in one of two runs only. There may be none.
 func Findings(r *Report) []string {
 	list := verdictsFound(r)
 	for _, c := range r.Cases {
@@ -19,7 +19,7 @@ func Findings(r *Report) []string {
 			list = append(list, growthFound(r, c)...)
 		}
 	}
-	return slices.Concat(list, linksFound(r), runsFound(r.Baseline))
+	return append(list, runsFound(r.Baseline)...)
 }
 
 // few is the number of cases up to which a sentence names each.
@@ -166,58 +166,20 @@ func summary(r *Report) string {
 	return s
 }
 
-// next are the commands to try after a run, and what for.
-func next(r *Report) (list []Word) {
-	flags := r.Run.Flags()
-	again := strings.Join(append([]string{"vmmbench"}, flags...), " ")
-	m := r.Run.Measure
-	switch {
-	case r.Run.Command == CommandCompare:
-		return nil
-	case m == nil:
-		return []Word{{"What fits the device, in half a minute", "vmmbench"}}
-	case r.Count()[Failed] > 0:
-		return []Word{{"Data were wrong. Once more, with every byte checked", again + " --verify full"}}
-	}
-	open := without(r.Comparisons, func(c Comparison) bool { return c.Verdict != stat.TooNoisy && c.Verdict != stat.TooFew })
-	given := func(name string) bool { return len(withoutFlags(flags, name)) < len(flags) }
-	if len(open) > 0 && !given("--for") {
-		more := append(withoutFlags(flags, "--samples", "--max-time"), fmt.Sprintf("--samples %d --max-time %gs", 3*m.Samples, 3*m.MaxTime/1e9))
-		list = append(list, Word{
-			fmt.Sprintf("%d of %d comparisons have no verdict. With more samples, on CPUs near the GPU (--numa, --cpus) and without other work they may", len(open), made(r)),
-			"vmmbench " + strings.Join(more, " "),
-		})
-	}
-	gpu := func(d Device) bool { return !strings.HasPrefix(d.Open, "host") }
-	if len(r.Devices) > 0 && !slices.ContainsFunc(r.Devices, gpu) && !given("--device") {
-		list = append(list, Word{"This was host memory, for want of a GPU: copies lie within it. What fails in place of that", again + " --device cuda:0"})
-	}
-	if r.Run.Command == CommandQuick {
-		list = append(list, Word{"The cases of NVIDIA's nvbandwidth, under their names", "vmmbench --preset nvbandwidth"},
-			Word{"Many more cases; the same line goes on after an interruption", "vmmbench --preset full -o full.ndjson --resume full.ndjson"})
-	}
-	return append(list, Word{"A page with pictures and all figures", again + " -o run.json && vmmbench report run.json -o run.html"})
-}
-
 // Flags are the arguments of a run without those that name files or say how progress is
 // shown: they change no figure.
 func (r Run) Flags() []string {
-	return withoutFlags(r.Args, "-o", "--output", "--resume", "--progress")
-}
-
-// withoutFlags leaves out flags with their values.
-func withoutFlags(args []string, names ...string) []string {
 	kept := []string{}
-	for i := 0; i < len(args); i++ {
-		name, _, joined := strings.Cut(args[i], "=")
+	for i := 0; i < len(r.Args); i++ {
+		name, _, joined := strings.Cut(r.Args[i], "=")
 		switch {
-		case slices.Contains(names, name):
+		case slices.Contains([]string{"-o", "--output", "--resume", "--progress"}, name):
 			if !joined {
 				i++ // the next one is its value
 			}
-		case slices.Contains(names, "-o") && strings.HasPrefix(name, "-o"): // -oFILE
+		case strings.HasPrefix(name, "-o"): // -oFILE
 		default:
-			kept = append(kept, args[i])
+			kept = append(kept, r.Args[i])
 		}
 	}
 	return kept

@@ -62,9 +62,6 @@ func tables(w io.Writer, r *Report, width int) error {
 	}
 	pieces = append(pieces, figures(r)...)
 	pieces = append(pieces, legend(pieces)...)
-	if steps := next(r); len(steps) > 0 {
-		pieces = append(pieces, Piece{Heading: "Next", Words: steps})
-	}
 	pieces = append(pieces, sentences(Findings(r)...)...)
 	var parts []string
 	for _, p := range pieces {
@@ -162,12 +159,7 @@ func figures(r *Report) (list []Piece) {
 		return list
 	}
 	list = append(list, sentences(notHere(r)...)...)
-	floors := newGrid("case with a floor")
-	for _, f := range r.Run.AtLeast {
-		floors.setRow(f.Case, f, "least", "value")
-		floors.set(f.Case, "result", map[bool]string{true: "below its floor", false: "reached"}[f.Missed()])
-	}
-	list = append(list, floors.pieces("Floors, GB/s")...)
+	list = slices.Concat(list, links(r), floors(r))
 	if r.Run.Measure != nil {
 		list = slices.Concat(list, States(r, briefState...), sentences(summary(r)))
 	}
