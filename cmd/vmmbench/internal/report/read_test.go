@@ -93,7 +93,7 @@ func TestReadRefuses(t *testing.T) {
 		{`{"schema":"vmmbench/2","cases":7}`, `"vmmbench/2"`},
 		{`{"schema":"vmmbench/2","run":7}` + "\n", `"vmmbench/2"`},
 		{`{"schema":"vmmbench/1","cases":7}`, "report: json"},
-		{`{"schema":"vmmbench/1","cases":[]} 7`, "cut off"},
+		{`{"schema":"vmmbench/1","cases":[]} 7`, "report: invalid"},
 		{`{"schema":"vmmbench/1","cases":[{"status":"passed"}]}`, "case 0: it has no id"},
 		{`{"schema":"vmmbench/1","cases":[{"id":"x","status":"fine"}]}`, `status "fine"`},
 		{`{"schema":"vmmbench/1","cases":[{"id":"x","status":"passed","axes":{"a":[1]}}]}`, "no plain value"},
