@@ -55,7 +55,7 @@ func verdictsFound(r *Report) (list []string) {
 		most := slices.MaxFunc(of.Of, func(a, b Comparison) int { return cmp.Compare(a.differs(), b.differs()) })
 		if most.differs() > 0 {
 			end := map[stat.Verdict]string{stat.Slower: "slowest", stat.Faster: "fastest"}[most.Verdict]
-			s += fmt.Sprintf("; the %s, %s, takes %s times as long (%s)", end, most.name(), fourDigits(*most.Ratio), most.within())
+			s += fmt.Sprintf("; the %s is %s", end, most.says())
 		}
 		list = append(list, s+".")
 	}
@@ -73,6 +73,11 @@ func (c Comparison) differs() float64 {
 	return 0
 }
 
+// says is a comparison in words.
+func (c Comparison) says() string {
+	return c.name() + " " + times(*c.Ratio, c.Low, c.High, c.Level, fourDigits)
+}
+
 // name is what a table calls a comparison.
 func (c Comparison) name() string {
 	if c.ofRuns() {
@@ -84,26 +89,25 @@ func (c Comparison) name() string {
 // growthFound has the time and the peak of growth in place beside those of what it is compared with.
 func growthFound(r *Report, vmm Case) []string {
 	cases := byID(r.Cases)
-	times, peaks := "", ""
+	took, peaks := "", ""
 	for _, x := range r.Comparisons {
 		other := cases[x.A]
 		if x.B != vmm.ID || x.ofRuns() || x.Ratio == nil || other.Stats == nil || other.Stats.Growth == nil {
 			continue
 		}
-		name, certain := Contender(x.A), ""
+		took += "; " + Contender(x.A) + " " + times(*x.Ratio, x.High, x.Low, x.Level, inverse)
 		if !x.Verdict.Firm() {
-			certain = ", " + string(x.Verdict)
+			took += ", " + string(x.Verdict)
 		}
-		times += fmt.Sprintf("; %s takes %s times as long (%s%s)", name, inverse(*x.Ratio), x.turned(), certain)
 		if other.Stats.Peak != vmm.Stats.Peak {
-			peaks += fmt.Sprintf(", %s with %s", size.Approx(other.Stats.Peak), name)
+			peaks += fmt.Sprintf(", %s with %s", size.Approx(other.Stats.Peak), Contender(x.A))
 		}
 	}
-	if times == "" {
+	if took == "" {
 		return nil
 	}
-	took := formatTime(vmm.Stats.Median)
-	return []string{fmt.Sprintf("Growth in place (%s) takes %s%s. The peak is %s%s; the pointer stays.", vmm.ID, took, times, size.Approx(vmm.Stats.Peak), peaks)}
+	return []string{fmt.Sprintf("Growth in place (%s) takes %s%s. The peak is %s%s; the pointer stays.",
+		vmm.ID, formatTime(vmm.Stats.Median), took, size.Approx(vmm.Stats.Peak), peaks)}
 }
 
 // runsFound says what two runs do not share.

@@ -261,8 +261,12 @@ func comparisons(r *Report, heading string, which func(Comparison) bool) []Piece
 			continue
 		}
 		name := c.name()
-		g.set(name, "ratio", c.ratio())
-		g.set(name, "95 %", c.interval())
+		ratio := ""
+		if c.Ratio != nil {
+			ratio = threePlaces(*c.Ratio)
+		}
+		g.set(name, "ratio", ratio)
+		g.set(name, "95 %", interval(c.Low, c.High, c.Level, threePlaces))
 		g.set(name, "margin", fmt.Sprintf("%g %%", c.Margin*100))
 		g.set(name, "verdict", string(c.Verdict))
 		g.set(name, "reason", string(c.Reason))
