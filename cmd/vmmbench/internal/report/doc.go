@@ -9,7 +9,7 @@ package report
 //	state.go     HostState, DeviceState: what may change, in a report; package machine fills them
 //	read.go      reading a report, and checks of its figures
 //	compare.go   comparing a report with a baseline
-//	part.go      parts of a report: its first cases, some of its cases, a list parted by a key
+//	part.go      parts of a report: some of its cases, a list parted by a key
 //	format.go    the formats, and Output: writing a report as it comes
 //	csv.go       CSV
 //	gobench.go   Go's benchmark format

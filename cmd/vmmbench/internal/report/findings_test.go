@@ -54,11 +54,8 @@ func TestPivot(t *testing.T) {
 	require.Equal(t, 2, all)
 	require.Equal(t, []string{"grow/1GiB: vmm against mremap takes 2 times as long (1.6 to 2.5)"}, slower)
 	r.Comparisons[0].Verdict = stat.TooNoisy
-	require.Contains(t, Pivot(r, []string{"size"}, "mem"), "100 ms (?)")
+	require.Contains(t, Pivot(r, []string{"size"}, "mem"), "100 ms (10?)")
 	require.Empty(t, Pivot(r.Only("none"), []string{"size"}, "mem"))
-	part, left := r.First(2)
-	require.Len(t, part.Cases, 2)
-	require.Equal(t, []string{"the last 1 of 3 cases", "1 of 2 comparisons"}, left)
 }
 
 func TestFigure(t *testing.T) {

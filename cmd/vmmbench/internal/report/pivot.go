@@ -45,7 +45,7 @@ func axisValue(c Case, axis string) string {
 
 // Pivot is a table in Markdown of the cases that passed: a row for each value of the axes rows, a
 // column for each value of the axis column, and in the cells what was measured. A case with which another
-// is compared has, in brackets, how many times as long it takes, or a question mark if the verdict is not
+// is compared has, in brackets, how many times as long it takes, and a question mark if the verdict is not
 // firm. It is empty if there is nothing.
 func Pivot(r *Report, rows []string, column string) string {
 	against := map[string]string{}
@@ -53,10 +53,11 @@ func Pivot(r *Report, rows []string, column string) string {
 		if against[x.A] != "" || x.ofRuns() || x.Ratio == nil {
 			continue
 		}
-		against[x.A] = " (?)"
+		doubt := "?"
 		if x.Verdict.Firm() {
-			against[x.A] = " (" + inverse(*x.Ratio) + ")"
+			doubt = ""
 		}
+		against[x.A] = " (" + inverse(*x.Ratio) + doubt + ")"
 	}
 	g := newGrid("")
 	cases := without(r.Cases, func(c Case) bool { return c.Status != Passed || c.Stats == nil })
