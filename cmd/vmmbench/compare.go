@@ -87,20 +87,13 @@ func (a *app) compare() *cobra.Command {
 		Use:   "compare OLD NEW",
 		Short: "Compare runs, case by case",
 		Long: `Compare two reports, JSON or ndjson, by the names of their cases. The ratio is the
-median time of the new run over that of the old one: above 1 the new one is slower.
-Its 95 % interval is made of those of the two medians. The verdict is
-equal if that lies within --margin, slower or faster if it lies outside.
+median time of the new run over that of the old one. The verdict is equal if its 95 %
+interval lies within --margin, slower or faster if it lies outside.
 
-An interval shows only what chance does within two runs. It does not know what was different
-between them: clocks, temperature, where memory lay. So OLD and NEW may each be
-several reports, with commas between: each old one is compared with each new one, and
-the interval contains all of theirs. Use three of each; --runs 3 of a command that measures
-takes them. Of one run each a difference has
-the verdict "one run", at which --fail-on does not fail: two runs of one program may differ
-so, too.
-
-Runs on different devices or with different drivers are refused, unless --any-device
-or --any-driver is given, and so are cases of one name that did not do the same work.
+OLD and NEW may each be several reports, with commas between: each old one is compared with
+each new one, and the interval contains all of theirs. Use three of each, as clocks and
+memory's place differ from run to run. Of one run each a difference has the verdict "one
+run", at which --fail-on does not fail.
 
 Exit status: 0, 4 if something that --fail-on names is so, 3 if data were wrong in the new
 run (before 4), 1 if no case is in both runs or a report cannot be read, 2 usage, also

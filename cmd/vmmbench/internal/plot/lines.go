@@ -39,7 +39,7 @@ var bandwidth = diagram{
 }
 
 // charts are the pictures of a kind. Cases of a single size have none: their figures stand in
-// tables, and their comparisons in the picture of ratios.
+// tables.
 func (g diagram) charts(r *report.Report) (charts []*Chart) {
 	cases := slices.DeleteFunc(slices.Clone(r.Cases), func(c report.Case) bool {
 		return c.Status != report.Passed || c.Stats == nil || len(c.Samples) == 0 || !g.shows(c)
