@@ -37,7 +37,7 @@ func (b *baselineFlags) given() bool {
 // compare compares a new report with an older one, by report.Compare. For runs that differ
 // it returns a usageError that names the flags which allow that.
 func (b *baselineFlags) compare(older, newer []*report.Report, margin float64) (*report.Baseline, []report.Comparison, error) {
-	base, list, err := report.CompareRuns(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver, Once: slices.Contains(b.failOn.values, "once")})
+	base, list, err := report.Compare(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver, Once: slices.Contains(b.failOn.values, "once")})
 	if errors.Is(err, report.ErrDifferent) {
 		err = usageError{fmt.Errorf("%w (see --any-device and --any-driver)", err)}
 	}

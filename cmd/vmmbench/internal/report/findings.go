@@ -52,25 +52,13 @@ func verdictsFound(r *Report) (list []string) {
 			}
 		}
 		s := fmt.Sprintf("%s, within %g %%: %s", of.Key, 100*of.Of[0].Margin, strings.Join(counts, ", "))
-		most := slices.MaxFunc(of.Of, func(a, b Comparison) int { return cmp.Compare(a.differs(), b.differs()) })
-		if most.differs() > 0 {
-			end := map[stat.Verdict]string{stat.Slower: "slowest", stat.Faster: "fastest"}[most.Verdict]
-			s += fmt.Sprintf("; the %s is %s", end, most.says())
+		slower := without(of.Of, func(c Comparison) bool { return c.Verdict != stat.Slower })
+		if len(slower) > 0 {
+			s += "; the slowest is " + slices.MaxFunc(slower, func(a, b Comparison) int { return cmp.Compare(*a.Ratio, *b.Ratio) }).says()
 		}
 		list = append(list, s+".")
 	}
 	return list
-}
-
-// differs orders comparisons: the slowest is most, then the fastest; 0 is no difference.
-func (c Comparison) differs() float64 {
-	switch c.Verdict {
-	case stat.Slower:
-		return *c.Ratio
-	case stat.Faster:
-		return 1 - *c.Ratio
-	}
-	return 0
 }
 
 // says is a comparison in words.

@@ -33,7 +33,7 @@ func written(t testing.TB, r *Report, format Format) string {
 func TestReadReturnsWhatWasWritten(t *testing.T) {
 	for _, format := range []Format{JSON, NDJSON} {
 		want := sample()
-		base, list, err := Compare(sample(), want, CompareOptions{Margin: 0.02})
+		base, list, err := Compare([]*Report{sample()}, []*Report{want}, CompareOptions{Margin: 0.02})
 		require.NoError(t, err)
 		want.Baseline, want.Comparisons = base, append(want.Comparisons, list...)
 		got, err := Read(strings.NewReader(written(t, want, format)))
@@ -160,7 +160,7 @@ func FuzzRead(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, r.Cases, again.Cases)
 		// So can a comparison with itself, if its names are unique.
-		if base, list, err := Compare(again, r, CompareOptions{Margin: 0.02}); err == nil {
+		if base, list, err := Compare([]*Report{again}, []*Report{r}, CompareOptions{Margin: 0.02}); err == nil {
 			r.Run.Command, r.Baseline, r.Comparisons = CommandCompare, base, list
 			require.NoError(t, Output{W: &bytes.Buffer{}, Format: Table}.Finished(r))
 		}
