@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	usualWidth = 80 // of a terminal, at least
-	maxRows    = 20 // of a table of pairs of devices
+	width   = 80 // of a terminal
+	maxRows = 20 // of a table of pairs of devices
 )
 
 // Piece is a part of a report: a table with its heading, sentences, or words with what they mean.
@@ -29,19 +29,19 @@ type Piece struct {
 }
 
 // text prints the piece for a terminal.
-func (p Piece) text(width int) string {
+func (p Piece) text() string {
 	var lines []string
 	if p.Heading != "" {
-		lines = append(lines, wrap(width, p.Heading))
+		lines = append(lines, wrap(p.Heading))
 	}
 	if p.Table != nil {
 		lines = append(lines, p.Table.Render())
 	}
 	for _, s := range p.Sentences {
-		lines = append(lines, wrap(width, s))
+		lines = append(lines, wrap(s))
 	}
 	for _, w := range p.Words {
-		lines = append(lines, wrap(width, w.Word+": "+w.Means))
+		lines = append(lines, wrap(w.Word+": "+w.Means))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -55,7 +55,7 @@ func sentences(list ...string) []Piece {
 }
 
 // tables writes the report as tables, for people. The answer stands last, where a terminal shows it.
-func tables(w io.Writer, r *Report, width int) error {
+func tables(w io.Writer, r *Report) error {
 	pieces := About(r)
 	if r.Run.Command != CommandCompare && r.Run.Measure == nil && r.Plan == nil {
 		pieces = Abilities(r)
@@ -65,7 +65,7 @@ func tables(w io.Writer, r *Report, width int) error {
 	pieces = append(pieces, sentences(Findings(r)...)...)
 	var parts []string
 	for _, p := range pieces {
-		parts = append(parts, p.text(max(width, usualWidth)))
+		parts = append(parts, p.text())
 	}
 	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
 	return err
