@@ -10,7 +10,6 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 
-	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
@@ -116,7 +115,7 @@ var (
 	}
 	briefState = []string{
 		"load", "governors", "transparent_huge_pages",
-		"clock_sm_mhz", "clock_sm_max_mhz", "temperature_c", "power_w", "throttle", "pcie_generation", "pcie_width", "other_processes",
+		"clock_sm_mhz", "clock_sm_max_mhz", "temperature_c", "power_w", "throttle", "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "other_processes",
 	}
 )
 
@@ -159,7 +158,7 @@ func figures(r *Report) (list []Piece) {
 		return list
 	}
 	list = append(list, sentences(notHere(r)...)...)
-	list = slices.Concat(list, links(r), floors(r))
+	list = append(list, floors(r)...)
 	if r.Run.Measure != nil {
 		list = slices.Concat(list, States(r, briefState...), sentences(summary(r)))
 	}
@@ -225,32 +224,24 @@ func commonFlags(list []Case) (flags []string) {
 
 // setCase adds a case to the main table of its command, without the flags that stand in its heading.
 func (g *grid) setCase(c Case, common []string) {
-	s, median, of := c.Stats, "", ""
+	s, median, of, mode := c.Stats, "", "", verify.Off
 	if s == nil {
 		s = &Stats{}
 	} else {
 		median, of = fourDigits(s.Value), interval(s.ValueLow, s.ValueHigh, s.Level, fourDigits)
+	}
+	if c.Verify != nil {
+		mode = c.Verify.Mode
 	}
 	g.set(c.ID, "device", strings.TrimSuffix(c.Axes.text("device"), "-"))
 	g.set(c.ID, "median", median)
 	g.set(c.ID, "95 %", of)
 	g.set(c.ID, "unit", c.Unit)
 	g.set(c.ID, "n", strconv.Itoa(s.N))
-	g.set(c.ID, "verified", verified(c))
+	g.set(c.ID, "verified", string(mode))
 	g.set(c.ID, "status", string(c.Status))
 	g.set(c.ID, "flags", strings.Join(without(c.Flags, func(f string) bool { return slices.Contains(common, f) }), ", "))
 	g.set(c.ID, "reason", string(c.Reason))
-}
-
-// verified returns how much of a case was checked.
-func verified(c Case) string {
-	switch {
-	case c.Verify == nil || c.Verify.Mode == verify.Off:
-		return "no"
-	case c.Verify.Mode == verify.Full && c.Verify.Bytes == c.Bytes:
-		return "all"
-	}
-	return size.Format(c.Verify.Bytes)
 }
 
 // comparisons is the table of some comparisons, but for what this machine does not have.
