@@ -69,14 +69,10 @@ func failed(older, newer []*report.Report) bool {
 			passed[c.ID] = passed[c.ID] || c.Status == report.Passed
 		}
 	}
-	for _, r := range newer {
-		for _, c := range r.Cases {
-			if c.Status != report.Passed && (c.Status != report.Waived || passed[c.ID]) {
-				return true
-			}
-		}
+	wrong := func(c report.Case) bool {
+		return c.Status != report.Passed && (c.Status != report.Waived || passed[c.ID])
 	}
-	return false
+	return slices.ContainsFunc(newer, func(r *report.Report) bool { return slices.ContainsFunc(r.Cases, wrong) })
 }
 
 func (a *app) compare() *cobra.Command {

@@ -192,7 +192,7 @@ func (c *canvas) axes(list []series, xName string) (x, y scale) {
 		c.text("muted end", left-6, y.at(v)+5, decimal(v))
 	}
 	x = newScale(lowX, highX, left, right)
-	c.across(x, top, y.from, x.binary(), func(v float64) string { return size.Format(uint64(v)) }, xName)
+	c.across(x, top, y.from, xName)
 	return x, y
 }
 

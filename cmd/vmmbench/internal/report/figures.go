@@ -104,9 +104,6 @@ func (c *Case) figures() []field {
 		return nil
 	}
 	list := fields(c.Stats)
-	if p := c.Stats.Pooled; p != nil {
-		list = append(list, field{"reserved_of_live", float64(p.Reserved) / float64(max(p.Live, 1))})
-	}
 	if c.Axes.text("mode") == "keep" && c.Stats.Median > 0 { // of sleep, where the unit is of time and the contents are copied
 		list = append(list, field{"bandwidth", float64(c.Bytes) / c.Stats.Median})
 	}

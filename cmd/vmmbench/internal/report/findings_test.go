@@ -97,8 +97,7 @@ func TestCaseFigures(t *testing.T) {
 	p99 := 2e3
 	r.Cases[2].Stats.Sharing = &Sharing{P99: &p99}
 	text := written(t, r, Table)
-	require.Contains(t, text, "reserved of live")
-	require.Contains(t, text, "1.5 ")
+	require.Contains(t, text, "reserved peak bytes")
 }
 
 // TestHeadline: a sentence for copies, one for copies between devices, and one for growth.

@@ -151,8 +151,6 @@ func (c *Case) check() error {
 	}
 	s := c.Stats
 	switch {
-	case s.N < 0:
-		return fmt.Errorf("%d samples", s.N)
 	case s.Loops < 1:
 		return fmt.Errorf("%d repetitions in a sample", s.Loops)
 	case len(c.Samples) > 0 && s.N != len(c.Samples):

@@ -106,7 +106,7 @@ func TestReadRefuses(t *testing.T) {
 		{withCase(`"samples_ns":[1,-2]`), "case x: -2 is"},
 		{withCase(`"samples_ns":[1,1e999]`), "report: json"},
 		{withCase(`"bytes":-1`), "report: json"},
-		{withCase(`"stats":{"n":-1,"loops":1}`), "case x: -1 samples"},
+		{withCase(`"stats":{"n":-1,"loops":1}`), "case x: n: -1 is"},
 		{withCase(`"stats":{"n":1,"loops":0}`), "case x: 0 repetitions"},
 		{withCase(`"samples_ns":[1,2],"stats":{"n":3,"loops":1}`), "case x: 3 samples by its statistics, 2 in its list"},
 		{withCase(`"stats":{"n":1,"loops":1,"median_ns":-1}`), "case x: median_ns: -1 is"},

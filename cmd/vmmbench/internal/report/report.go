@@ -346,9 +346,6 @@ type Comparison struct {
 // nothing.
 const CommandCompare = "compare"
 
-// CommandQuick is Run.Command of the quick tour.
-const CommandQuick = "quick"
-
 // Exit codes of the command.
 const (
 	ExitPassed      = 0

@@ -142,17 +142,13 @@ func Figures(r *Report) []Piece {
 }
 
 func figures(r *Report) (list []Piece) {
-	// The quick tour is one page of a terminal. All is in the other formats.
-	brief := r.Run.Command == CommandQuick
 	if r.Run.Command != CommandCompare {
 		for _, command := range byCommand(r) {
-			list = append(list, caseTables(command, brief)...)
+			list = append(list, caseTables(command)...)
 		}
 		list = append(list, matrices(r)...)
 	}
-	list = append(list, comparisons(r, "Compared, ratio of times", func(c Comparison) bool {
-		return !c.ofRuns() && (!brief || CommandOf(c.B) != "bw") // the findings tell of copies
-	})...)
+	list = append(list, comparisons(r, "Compared, ratio of times", func(c Comparison) bool { return !c.ofRuns() })...)
 	list = append(list, comparisons(r, "Compared, new run against old", Comparison.ofRuns)...)
 	if r.Run.Command == CommandCompare {
 		return list
@@ -190,8 +186,8 @@ var mainFields = []string{
 }
 
 // caseTables are tables of a command's cases, but for what this machine does not have: how long
-// they took, and, unless it is brief, what only some of them have.
-func caseTables(command Group[Case], brief bool) []Piece {
+// they took, and what only some of them have.
+func caseTables(command Group[Case]) []Piece {
 	list := without(command.Of, func(c Case) bool { return c.Status == Waived })
 	g, more, flags := newGrid("case"), newGrid("case"), commonFlags(list)
 	for _, c := range list {
@@ -200,7 +196,7 @@ func caseTables(command Group[Case], brief bool) []Piece {
 			g.setCase(c, flags)
 		}
 		for _, f := range c.figures() {
-			if _, number := f.number(); number && !brief && !slices.Contains(mainFields, f.name) {
+			if _, number := f.number(); number && !slices.Contains(mainFields, f.name) {
 				more.set(c.ID, f.title(), f.String())
 			}
 		}
