@@ -190,25 +190,21 @@ func times(ratio float64, low, high *float64, level float64, print func(float64)
 
 func threePlaces(x float64) string { return fmt.Sprintf("%.3f", x) }
 
-func threeDigits(x float64) string { return fmt.Sprintf("%.3g", x) }
+func inverse(x float64) string { return fmt.Sprintf("%.3g", 1/x) }
 
-func inverse(x float64) string { return threeDigits(1 / x) }
-
-func fourDigits(x float64) string { return digits(x, 4) }
-
-// digits prints a number with so many digits, or more if its integer part has more.
-func digits(x float64, n int) string {
-	if math.Abs(x) >= math.Pow10(n) {
+// fourDigits prints a number with four digits, or more if its integer part has more.
+func fourDigits(x float64) string {
+	if math.Abs(x) >= 1e4 {
 		return strconv.FormatFloat(x, 'f', 0, 64)
 	}
-	return strconv.FormatFloat(x, 'g', n, 64)
+	return strconv.FormatFloat(x, 'g', 4, 64)
 }
 
 // formatTime prints nanoseconds in the unit that fits.
 func formatTime(ns float64) string {
 	switch {
 	case ns < 1e3:
-		return digits(ns, 3) + " ns"
+		return fourDigits(ns) + " ns"
 	case ns < 1e6:
 		return fourDigits(ns/1e3) + " us"
 	case ns < 1e9:

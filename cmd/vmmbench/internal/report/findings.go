@@ -128,11 +128,6 @@ func notHere(r *Report) (list []string) {
 	return list
 }
 
-// made is how many comparisons this machine could make.
-func made(r *Report) int {
-	return len(without(r.Comparisons, func(c Comparison) bool { return c.Verdict == stat.Waived || c.Verdict == stat.NotMeasured }))
-}
-
 // summary is how the cases ended, and how much was checked.
 func summary(r *Report) string {
 	var checked, wrong uint64
@@ -148,7 +143,8 @@ func summary(r *Report) string {
 			s += fmt.Sprintf(", %d %s", n, status)
 		}
 	}
-	s += fmt.Sprintf("; comparisons: %d; bytes: %s verified, %d wrong; %.1f s", made(r), size.Approx(checked), wrong, r.Run.Seconds)
+	made := without(r.Comparisons, func(c Comparison) bool { return c.Verdict == stat.Waived || c.Verdict == stat.NotMeasured })
+	s += fmt.Sprintf("; comparisons: %d; bytes: %s verified, %d wrong; %.1f s", len(made), size.Approx(checked), wrong, r.Run.Seconds)
 	if r.Run.Interrupted {
 		s += "; interrupted, so this is not all"
 	}

@@ -45,14 +45,6 @@ func (p Piece) text() string {
 	return strings.Join(lines, "\n")
 }
 
-// sentences is a piece of them, if there are any.
-func sentences(list ...string) []Piece {
-	if len(list) == 0 {
-		return nil
-	}
-	return []Piece{{Sentences: list}}
-}
-
 // tables writes the report as tables, for people. The answer stands last, where a terminal shows it.
 func tables(w io.Writer, r *Report) error {
 	pieces := About(r)
@@ -61,10 +53,12 @@ func tables(w io.Writer, r *Report) error {
 	}
 	pieces = append(pieces, figures(r)...)
 	pieces = append(pieces, legend(pieces)...)
-	pieces = append(pieces, sentences(Findings(r)...)...)
+	pieces = append(pieces, Piece{Sentences: Findings(r)})
 	var parts []string
 	for _, p := range pieces {
-		parts = append(parts, p.text())
+		if text := p.text(); text != "" {
+			parts = append(parts, text)
+		}
 	}
 	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
 	return err
@@ -153,10 +147,10 @@ func figures(r *Report) (list []Piece) {
 	if r.Run.Command == CommandCompare {
 		return list
 	}
-	list = append(list, sentences(notHere(r)...)...)
+	list = append(list, Piece{Sentences: notHere(r)})
 	list = append(list, floors(r)...)
 	if r.Run.Measure != nil {
-		list = slices.Concat(list, States(r, briefState...), sentences(summary(r)))
+		list = append(append(list, States(r, briefState...)...), Piece{Sentences: []string{summary(r)}})
 	}
 	return list
 }

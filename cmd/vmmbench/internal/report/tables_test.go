@@ -46,7 +46,7 @@ func TestTablesOfRuns(t *testing.T) {
 		requireFits(t, name, text)
 		for _, c := range r.Cases {
 			if c.Status == Passed {
-				require.Contains(t, text, digits(c.Stats.Value, 4), "%s: every case is there", c.ID)
+				require.Contains(t, text, fourDigits(c.Stats.Value), "%s: every case is there", c.ID)
 			}
 		}
 	}
@@ -101,7 +101,7 @@ func TestCountsAreNoBytes(t *testing.T) {
 
 func TestDigits(t *testing.T) {
 	for x, want := range map[float64]string{0: "0", 1.23456: "1.235", 123.456: "123.5", 12345.6: "12346", 1e7: "10000000"} {
-		require.Equal(t, want, digits(x, 4))
+		require.Equal(t, want, fourDigits(x))
 	}
 }
 
