@@ -90,6 +90,9 @@ func (o *output) moveBeside(name string) error {
 		return err
 	}
 	err = o.file.Close()
+	if st.Size() == 0 { // it is new, or it has no report
+		err = errors.Join(err, os.Remove(target))
+	}
 	o.W, o.file, o.target = beside, beside, target
 	return errors.Join(err, beside.Chmod(mode)) // the process may take some permissions from what it creates
 }

@@ -174,7 +174,7 @@ func TestBlocks(t *testing.T) {
 	for _, want := range []string{
 		"- [gpu.json](benchmarks/gpu.json), [page](benchmarks/gpu.html): vmmbench grow --size 1G --order fixed · version 4b1d2ef · 2026-11-22 · Some GPU, driver 580.1 (CUDA 13.0)\n",
 		"| mem | 1GiB |\n| --- | --- |\n| vmm | 10 ms |\n", "| mmap-copy | 80 ms (8) |\n", "| mremap | 5 ms (0.5) |\n",
-		"Of 2 comparisons memory that grows is slower in 1.\n",
+		"Of 2 comparisons plain vmm is slower in 1.\n",
 		"- [gpu.json](benchmarks/gpu.json): grow/1GiB: vmm against mremap takes 2 times as long (1.6 to 2.5)\n",
 		"<!-- /bench -->\n\n![Growth, 1GiB: vmm 10 ms, mmap-copy 80 ms, mremap 5 ms. Line chart: ", "](images/bench-gpu-growth-1gib.svg)\nThe end.\n",
 	} {

@@ -57,7 +57,7 @@ func (f *filler) slower() string {
 			lines += fmt.Sprintf("- [%s](%s): %s\n", name, dataDir+name, says)
 		}
 	}
-	return fmt.Sprintf("Of %d comparisons memory that grows is slower in %d.\n\n%s", all, strings.Count(lines, "\n"), lines)
+	return fmt.Sprintf("Of %d comparisons plain vmm is slower in %d.\n\n%s", all, strings.Count(lines, "\n"), lines)
 }
 
 // table is a table of what a report has measured, as tableOf has it.
