@@ -15,7 +15,7 @@ package report
 //	gobench.go   Go's benchmark format
 //	figures.go   fields of cases and states by their names in JSON, and as people read them; Figure
 //	pivot.go     tables of documents: Pivot and Slower
-//	grid.go      grid: rows and columns, of which every table is made; NewTable: a table as it is printed
+//	grid.go      grid: rows and columns, of which every table is made; newTable: a table as it is printed
 //	tables.go    tables for terminals and pages: of the machine, of cases and comparisons, of pairs
 //	findings.go  sentences: what was found, how cases ended
 //	floors.go    Floor: a rate that a case had to reach, and the table of them

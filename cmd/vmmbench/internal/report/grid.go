@@ -89,11 +89,11 @@ func (g *grid) pieces(heading string) []Piece {
 			row[1+i] = termtext.WrapSoft(row[1+i], widthMax)
 		}
 	}
-	return []Piece{{Heading: heading, Table: NewTable(g.header, g.rows)}}
+	return []Piece{{Heading: heading, Table: newTable(g.header, g.rows)}}
 }
 
-// NewTable makes a table as it is printed, without its empty columns.
-func NewTable(header []string, rows [][]string) table.Writer {
+// newTable makes a table as it is printed, without its empty columns.
+func newTable(header []string, rows [][]string) table.Writer {
 	t := table.NewWriter()
 	s := table.StyleLight
 	s.Options = table.OptionsNoBordersAndSeparators

@@ -76,7 +76,7 @@ func Pivot(r *Report, rows []string, column string) string {
 	for i, row := range g.rows {
 		g.rows[i] = row[1:]
 	}
-	return NewTable(g.header[1:], g.rows).RenderMarkdown()
+	return newTable(g.header[1:], g.rows).RenderMarkdown()
 }
 
 // Slower says of the comparisons with memory that grows in which of them it is slower, but for
