@@ -37,7 +37,7 @@ func (b *baselineFlags) given() bool {
 // compare compares a new report with an older one, by report.Compare. For runs that differ
 // it returns a usageError that names the flags which allow that.
 func (b *baselineFlags) compare(older, newer []*report.Report, margin float64) (*report.Baseline, []report.Comparison, error) {
-	base, list, err := report.CompareRuns(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver, Once: slices.Contains(b.failOn.values, "once")})
+	base, list, err := report.Compare(older, newer, report.CompareOptions{Margin: margin, AnyDevice: b.anyDevice, AnyDriver: b.anyDriver, Once: slices.Contains(b.failOn.values, "once")})
 	if errors.Is(err, report.ErrDifferent) {
 		err = usageError{fmt.Errorf("%w (see --any-device and --any-driver)", err)}
 	}
@@ -69,14 +69,10 @@ func failed(older, newer []*report.Report) bool {
 			passed[c.ID] = passed[c.ID] || c.Status == report.Passed
 		}
 	}
-	for _, r := range newer {
-		for _, c := range r.Cases {
-			if c.Status != report.Passed && (c.Status != report.Waived || passed[c.ID]) {
-				return true
-			}
-		}
+	wrong := func(c report.Case) bool {
+		return c.Status != report.Passed && (c.Status != report.Waived || passed[c.ID])
 	}
-	return false
+	return slices.ContainsFunc(newer, func(r *report.Report) bool { return slices.ContainsFunc(r.Cases, wrong) })
 }
 
 func (a *app) compare() *cobra.Command {
@@ -87,20 +83,13 @@ func (a *app) compare() *cobra.Command {
 		Use:   "compare OLD NEW",
 		Short: "Compare runs, case by case",
 		Long: `Compare two reports, JSON or ndjson, by the names of their cases. The ratio is the
-median time of the new run over that of the old one: above 1 the new one is slower.
-Its 95 % interval is made of those of the two medians. The verdict is
-equal if that lies within --margin, slower or faster if it lies outside.
+median time of the new run over that of the old one. The verdict is equal if its 95 %
+interval lies within --margin, slower or faster if it lies outside.
 
-An interval shows only what chance does within two runs. It does not know what was different
-between them: clocks, temperature, where memory lay. So OLD and NEW may each be
-several reports, with commas between: each old one is compared with each new one, and
-the interval contains all of theirs. Use three of each; --runs 3 of a command that measures
-takes them. Of one run each a difference has
-the verdict "one run", at which --fail-on does not fail: two runs of one program may differ
-so, too.
-
-Runs on different devices or with different drivers are refused, unless --any-device
-or --any-driver is given, and so are cases of one name that did not do the same work.
+OLD and NEW may each be several reports, with commas between: each old one is compared with
+each new one, and the interval contains all of theirs. Use three of each, as clocks and
+memory's place differ from run to run. Of one run each a difference has the verdict "one
+run", at which --fail-on does not fail.
 
 Exit status: 0, 4 if something that --fail-on names is so, 3 if data were wrong in the new
 run (before 4), 1 if no case is in both runs or a report cannot be read, 2 usage, also
@@ -112,12 +101,7 @@ for runs that may not be compared.`,
 	o.add(f)
 	b.add(f)
 	f.Var(&margin, "margin", "how far apart two runs may be and still count as equal")
-	c.Args = func(_ *cobra.Command, args []string) error {
-		if len(args) != 2 {
-			return usageError{fmt.Errorf("compare takes the files of two reports, not %d", len(args))}
-		}
-		return nil
-	}
+	c.Args = cobra.ExactArgs(2)
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if err := cmp.Or(o.check(), o.reject("compare measures nothing", report.GoBench, report.NDJSON)); err != nil {
 			return err

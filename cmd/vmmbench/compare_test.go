@@ -323,7 +323,7 @@ func TestCPlusPlusProgramHasTheNamesOfP2P(t *testing.T) {
 		"--progress", "off", "--format", "json")
 	r, err := report.Read(strings.NewReader(strings.ReplaceAll(out, "host:", "cuda:")))
 	require.NoError(t, err)
-	base, list, err := report.Compare(example, r, report.CompareOptions{Margin: 0.02, AnyDevice: true, AnyDriver: true})
+	base, list, err := report.Compare([]*report.Report{example}, []*report.Report{r}, report.CompareOptions{Margin: 0.02, AnyDevice: true, AnyDriver: true})
 	require.NoError(t, err)
 	require.Empty(t, base.OnlyOld)
 	require.Empty(t, base.OnlyNew)
@@ -396,13 +396,6 @@ func TestCompareOfSeveralRuns(t *testing.T) {
 		require.Equal(t, len(newer), r.Baseline.NewRuns)
 		return r.Comparisons[0], code
 	}
-	older, newer := verdictRuns(t)
-	_, want, err := report.Compare(older, newer, report.CompareOptions{Margin: 0.02})
-	require.NoError(t, err)
-	_, one, err := report.CompareRuns([]*report.Report{older}, []*report.Report{newer}, report.CompareOptions{Margin: 0.02, Once: true})
-	require.NoError(t, err)
-	require.Equal(t, want, one, "of two runs it is the comparison itself")
-
 	c, code := compare(run(1), run(1.1))
 	require.Equal(t, stat.Slower, c.Verdict)
 	require.Equal(t, report.ExitWorse, code)

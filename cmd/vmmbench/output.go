@@ -18,9 +18,6 @@ type output struct {
 	target string   // the final name of file, until it has it; empty if file is written in place
 }
 
-// maxWidth is how long a line is on the widest terminal: longer ones are hard to follow.
-const maxWidth = 160
-
 // openOutputs opens stdout and the files. It is called before anything is measured,
 // so that a path which cannot be written is found early.
 func (a *app) openOutputs(o *outputFlags) (list []*output, err error) {
@@ -36,7 +33,7 @@ func (a *app) openOutputs(o *outputFlags) (list []*output, err error) {
 		list = append(list, out)
 	}
 	// Stdout is written last: if it is a pipe, its reader may have ended.
-	return append(list, &output{Output: report.Output{W: a.stdout, Format: o.format, Width: min(terminalWidth(a.stdout), maxWidth)}}), nil
+	return append(list, &output{Output: report.Output{W: a.stdout, Format: o.format}}), nil
 }
 
 // writeFile writes b to a file. If that fails, an earlier file stays.
@@ -58,14 +55,8 @@ func writeFile(name string, b []byte) error {
 // earlier one stays until then. ndjson takes it before the first case, so that a killed run leaves what it
 // had. A pipe or a device, and a file in a folder that cannot be written, are written in place.
 func openTarget(name string) (*output, error) {
-	how := os.O_WRONLY | syscall.O_NONBLOCK // without which a pipe waits for a reader
-	_, err := os.Stat(name)
-	isNew := errors.Is(err, fs.ErrNotExist)
-	if isNew {
-		how |= os.O_CREATE
-	}
-	// A file that must not be written is not replaced either.
-	file, err := os.OpenFile(name, how, 0o666)
+	// A pipe would wait for a reader. A file that must not be written is not replaced either.
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|withoutWaiting, 0o666)
 	if errors.Is(err, syscall.ENXIO) {
 		return nil, fmt.Errorf("output file %q: this pipe has no reader", name)
 	}
@@ -73,29 +64,24 @@ func openTarget(name string) (*output, error) {
 		return nil, err
 	}
 	out := &output{Output: report.Output{W: file}, file: file}
-	st, err := file.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		return out, nil
-	}
-	if err == nil {
-		err = out.moveBeside(name, st.Mode().Perm(), isNew)
-	}
-	if err != nil {
+	if err := out.moveBeside(name); err != nil {
 		return nil, errors.Join(err, out.drop())
 	}
 	return out, nil
 }
 
-// moveBeside has the output written to a new file beside its own, whose name it takes later. Links to
-// it stay links.
-func (o *output) moveBeside(name string, mode fs.FileMode, isNew bool) error {
-	target, err := filepath.EvalSymlinks(name)
-	if err == nil && isNew {
-		err = os.Remove(target)
+// moveBeside has a regular file written to a new one beside it, whose name it takes later. Links to it
+// stay links.
+func (o *output) moveBeside(name string) error {
+	st, err := o.file.Stat()
+	if err != nil || !st.Mode().IsRegular() {
+		return err
 	}
+	target, err := filepath.EvalSymlinks(name)
 	if err != nil {
 		return err
 	}
+	mode := st.Mode().Perm()
 	beside, err := os.OpenFile(fmt.Sprintf("%s.%d.tmp", target, os.Getpid()), os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrPermission) { // the folder cannot be written; a full disk is no reason
 		return o.file.Truncate(0)
@@ -104,6 +90,9 @@ func (o *output) moveBeside(name string, mode fs.FileMode, isNew bool) error {
 		return err
 	}
 	err = o.file.Close()
+	if st.Size() == 0 { // it is new, or it has no report
+		err = errors.Join(err, os.Remove(target))
+	}
 	o.W, o.file, o.target = beside, beside, target
 	return errors.Join(err, beside.Chmod(mode)) // the process may take some permissions from what it creates
 }
@@ -117,16 +106,15 @@ func (o *output) start(r *report.Report) error {
 	return o.rename()
 }
 
-// rename gives the file its final name, if it does not have it yet.
+// rename gives the file its final name, if it does not have it yet. If it cannot have that, as a file
+// that is mounted into a container, the report stays where the error says.
 func (o *output) rename() error {
-	if o.target == "" {
+	target := o.target
+	if target == "" {
 		return nil
 	}
-	err := os.Rename(o.file.Name(), o.target)
-	if err == nil {
-		o.target = ""
-	}
-	return err
+	o.target = ""
+	return os.Rename(o.file.Name(), target)
 }
 
 // finish writes the rest of the report and renames the file. If it fails, the
@@ -143,16 +131,7 @@ func (o *output) complete() error {
 	if err := o.file.Close(); err != nil {
 		return err
 	}
-	err := o.rename()
-	if !errors.Is(err, syscall.EBUSY) {
-		return err
-	}
-	// A file that is mounted, as into a container, has no name that could be another's.
-	text, err := os.ReadFile(o.file.Name())
-	if err == nil {
-		err = os.WriteFile(o.target, text, 0o666)
-	}
-	return errors.Join(err, o.drop())
+	return o.rename()
 }
 
 // drop closes the file, unless it is closed. A file that was not renamed yet is removed, and the earlier

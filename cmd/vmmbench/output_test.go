@@ -159,3 +159,19 @@ func TestHTMLIsMadeByReport(t *testing.T) {
 	require.Equal(t, report.ExitUsage, code)
 	require.Contains(t, stderr, "write FILE.json, then vmmbench report FILE.json -o FILE.html")
 }
+
+// A report that cannot take its name is kept, where the error says.
+func TestReportThatCannotBeRenamedIsKept(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.json")
+	out, err := openTarget(file)
+	require.NoError(t, err)
+	_, err = out.W.Write([]byte("measured"))
+	require.NoError(t, err)
+	require.NoError(t, os.Mkdir(file, 0o700))
+	err = out.complete()
+	require.ErrorContains(t, err, out.file.Name())
+	require.NoError(t, out.drop())
+	text, err := os.ReadFile(out.file.Name())
+	require.NoError(t, err)
+	require.Equal(t, "measured", string(text))
+}

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
-	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/internal/freememory"
 )
@@ -25,7 +24,7 @@ type preset struct {
 // Presets with plans of their own: that of quick, the default, is a tour, that of
 // nvbandwidth an nvPlan.
 const (
-	quickPreset       = report.CommandQuick
+	quickPreset       = "quick"
 	nvbandwidthPreset = "nvbandwidth"
 )
 

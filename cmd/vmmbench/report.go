@@ -21,10 +21,8 @@ func (a *app) report() *cobra.Command {
 		Use:   "report REPORT...",
 		Short: "Make an HTML page of reports, their pictures, or another format of one",
 		Long: `Make one HTML page of reports that were written with -o FILE.json or -o FILE.ndjson. The
-page has all it needs in itself, and no script. It is light or dark as the browser is set,
-fits phones, and can be printed. Or write one report in the format of another suffix.
---pictures writes the pictures of a page as SVG files, and prints their names: growth, the
-comparisons that differ most, and bandwidth by size.`,
+page has all it needs in itself. Or write one report in the format of another suffix.
+--pictures writes the pictures of a page as SVG files, and prints their names.`,
 		Example: `  vmmbench -o quick.json && vmmbench report quick.json -o quick.html
   vmmbench report host.json gpu.json -o both.html
   vmmbench report full.json --only grow,bw/d2d -o growth.csv
@@ -90,8 +88,8 @@ func writeReports(file string, names []string, reports []*report.Report) error {
 	return writeFile(file, b.Bytes())
 }
 
-// writePictures writes the pictures of reports into a folder, and prints the names of the files.
-// With several reports, the file of its report begins the name of each picture.
+// writePictures writes the pictures of reports into a folder, and prints the names of the files. Each
+// report's number begins them if there are several.
 func (a *app) writePictures(folder string, files []string, reports []*report.Report) error {
 	if err := os.MkdirAll(folder, 0o777); err != nil {
 		return err
@@ -100,7 +98,7 @@ func (a *app) writePictures(folder string, files []string, reports []*report.Rep
 	for i, r := range reports {
 		prefix := ""
 		if len(files) > 1 {
-			prefix = fmt.Sprintf("%d-%s-", i+1, strings.TrimSuffix(filepath.Base(files[i]), filepath.Ext(files[i])))
+			prefix = fmt.Sprintf("%d-", i+1)
 		}
 		for _, c := range plot.Charts(r) {
 			name := filepath.Join(folder, prefix+c.Name+".svg")
@@ -114,7 +112,7 @@ func (a *app) writePictures(folder string, files []string, reports []*report.Rep
 		}
 	}
 	if drawn == 0 {
-		return fmt.Errorf("nothing to draw in %s: pictures show growth, comparisons, and bandwidth by size", strings.Join(files, ", "))
+		return fmt.Errorf("nothing to draw in %s: pictures show growth, and bandwidth by size", strings.Join(files, ", "))
 	}
 	return nil
 }

@@ -169,7 +169,7 @@ func mutilate(doc any, path []any, change func(any) any) any {
 func TestSchemaRefuses(t *testing.T) {
 	whole := strictSchema(t, "")
 	older, newer := verdictRuns(t)
-	base, list, err := report.Compare(older, newer, report.CompareOptions{Margin: 0.02})
+	base, list, err := report.Compare([]*report.Report{older}, []*report.Report{newer}, report.CompareOptions{Margin: 0.02})
 	require.NoError(t, err)
 	newer.Baseline, newer.Comparisons = base, append(newer.Comparisons, list...)
 	text, err := json.Marshal(newer)

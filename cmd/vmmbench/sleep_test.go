@@ -59,7 +59,7 @@ func sleepKeepsContents(t *testing.T, set *settings) {
 func TestSleepAsTable(t *testing.T) {
 	_, out, _ := bench(t, "sleep", "--device", "host", "--size", "64K", "--samples", "1", "--progress", "off")
 	require.Regexp(t, `case .* bandwidth`, out)
-	require.Regexp(t, `sleep/drop/64KiB/wake/vmm +[0-9.]+ +no`, out)
+	require.Regexp(t, `sleep/drop/64KiB/wake/vmm +[0-9.]+ +off`, out)
 }
 
 // The first Sleep is of a new range each time. The others are of one that is awake and full

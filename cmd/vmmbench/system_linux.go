@@ -1,12 +1,14 @@
 package main
 
 import (
-	"io"
 	"os/exec"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
+
+// withoutWaiting opens a pipe at once, or not at all if it has no reader.
+const withoutWaiting = unix.O_NONBLOCK
 
 // endWithParent kills a process when this one ends, however it does.
 func endWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
@@ -18,19 +20,6 @@ func monotonic() int64 {
 		return 0
 	}
 	return ts.Nano()
-}
-
-// terminalWidth is how many characters a line of a terminal has, 0 if w is none.
-func terminalWidth(w io.Writer) int {
-	f, ok := w.(interface{ Fd() uintptr })
-	if !ok {
-		return 0
-	}
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0
-	}
-	return int(size.Col)
 }
 
 // mapMemory maps anonymous memory.

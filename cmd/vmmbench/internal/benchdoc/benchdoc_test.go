@@ -174,8 +174,8 @@ func TestBlocks(t *testing.T) {
 	for _, want := range []string{
 		"- [gpu.json](benchmarks/gpu.json), [page](benchmarks/gpu.html): vmmbench grow --size 1G --order fixed · version 4b1d2ef · 2026-11-22 · Some GPU, driver 580.1 (CUDA 13.0)\n",
 		"| mem | 1GiB |\n| --- | --- |\n| vmm | 10 ms |\n", "| mmap-copy | 80 ms (8) |\n", "| mremap | 5 ms (0.5) |\n",
-		"Of 2 comparisons memory that grows is slower in 1.\n",
-		"- [grow/1GiB](benchmarks/gpu.json): 2 times as long as mremap (95 % 1.6 to 2.5)\n",
+		"Of 2 comparisons memory that grows is slower in 1. In 0 more its ratio is above the margin too, but the verdict is not firm.\n",
+		"- [gpu.json](benchmarks/gpu.json): grow/1GiB: vmm against mremap takes 2 times as long (1.6 to 2.5)\n",
 		"<!-- /bench -->\n\n![Growth, 1GiB: vmm 10 ms, mmap-copy 80 ms, mremap 5 ms. Line chart: ", "](images/bench-gpu-growth-1gib.svg)\nThe end.\n",
 	} {
 		require.Contains(t, string(text), want)
@@ -234,10 +234,6 @@ func TestBlocksRefuse(t *testing.T) {
 			require.ErrorContains(t, err, want, text)
 		}
 	}
-	// A report that compares nothing has no such lines.
-	alone := grown()
-	alone.Comparisons = nil
-	require.ErrorContains(t, write(docs(t, alone, empty("slower"))), "no comparisons")
 }
 
 // A figure in a text is what the report has, and what looks like one is linked.
@@ -251,11 +247,9 @@ func TestFigures(t *testing.T) {
 		"peak_bytes of grow/1GiB/vmm":                   "1.0 GiB",
 		"bytes_copied of grow/1GiB/vmm per byte":        "0.75",
 		"ratio of grow/1GiB/mmap-copy to grow/1GiB/vmm": "8",
-		"ratio of grow/1GiB/vmm to grow/1GiB/mmap-copy": "0.125",
-		"interval of grow/1GiB/mremap to grow/1GiB/vmm": "0.4 to 0.625",
 		"comparisons of grow":                           "2",
 		"slower of grow":                                "1",
-		"too-noisy of grow":                             "0",
+		"too noisy of grow":                             "0",
 	}
 	figures, others := shown, ""
 	for what := range texts {
@@ -283,13 +277,13 @@ func TestFigures(t *testing.T) {
 		change(t, dir, "coming-from/others.md", func(string) string { return was })
 	}
 	for text, want := range map[string]string{
-		link("x", "grow/1GiB/vmm"):                                                     "want FIGURE of CASE",
+		link("x", "grow/1GiB/vmm"):                                                     "there is no such case or verdict",
 		link("x", "cake of grow/1GiB/vmm"):                                             "grow/1GiB/vmm has no cake",
-		link("x", "time of grow/none"):                                                 "no case, and no verdicts",
-		link("x", "cake of grow"):                                                      "no case, and no verdicts",
-		link("x", "ratio of grow/1GiB/vmm to x"):                                       "one is not there",
-		link("x", "cake of grow/1GiB/mremap to grow/1GiB/vmm"):                         "no cake of grow/1GiB/mremap",
-		link("x", "ratio of grow/1GiB/mremap to grow/1GiB/mmap-copy"):                  "no ratio of",
+		link("x", "time of grow/none"):                                                 "there is no such case or verdict",
+		link("x", "cake of grow"):                                                      "there is no such case or verdict",
+		link("x", "ratio of grow/1GiB/vmm to x"):                                       "there is no such case or verdict",
+		link("x", "cake of grow/1GiB/mremap to grow/1GiB/vmm"):                         "there is no such case or verdict",
+		link("x", "ratio of grow/1GiB/mremap to grow/1GiB/mmap-copy"):                  "there is no such case or verdict",
 		`[x](benchmarks/none.json "time of x")`:                                        "none.json: time of x: there is no such figure",
 		`[x](benchmarks/programs/c.json "time")`:                                       "programs/c.json: time: there is no such figure",
 		"It takes 10 ms.":                                                              `"It takes 10 ms." has a figure that is no link to the data`,

@@ -23,7 +23,7 @@ func (f *filler) block(m []string) (text string, err error) {
 	case m[1] == "reports":
 		text = f.list()
 	case m[1] == "slower":
-		text, err = f.slower()
+		text = f.slower()
 	case table != nil:
 		text, err = f.table(table)
 	default:
@@ -48,24 +48,17 @@ func (f *filler) list() string {
 }
 
 // slower is where memory that grows is slower than the other.
-func (f *filler) slower() (string, error) {
-	var b strings.Builder
-	firm, open, all := 0, 0, 0
+func (f *filler) slower() string {
+	lines, slower, open, all := "", 0, 0, 0
 	for _, name := range f.names() {
-		found, firmHere, openHere, of := report.Slower(f.reports[name])
-		firm, open, all = firm+firmHere, open+openHere, all+of
-		for _, x := range found {
-			fmt.Fprintf(&b, "- [%s](%s): %s\n", x.Case, dataDir+name, x.Says)
+		found, slowerHere, openHere, of := report.Slower(f.reports[name])
+		slower, open, all = slower+slowerHere, open+openHere, all+of
+		for _, says := range found {
+			lines += fmt.Sprintf("- [%s](%s): %s\n", name, dataDir+name, says)
 		}
 	}
-	if all == 0 {
-		return "", errors.New("there are no comparisons")
-	}
-	text := fmt.Sprintf("Of %d comparisons memory that grows is slower in %d.", all, firm)
-	if open > 0 {
-		text += fmt.Sprintf(" In %d more its ratio is above the margin too, but the verdict is not firm.", open)
-	}
-	return text + "\n\n" + b.String(), nil
+	return fmt.Sprintf("Of %d comparisons memory that grows is slower in %d. In %d more its ratio is above the margin too, "+
+		"but the verdict is not firm.\n\n%s", all, slower, open, lines)
 }
 
 // table is a table of what a report has measured, as tableOf has it.
@@ -77,12 +70,9 @@ func (f *filler) table(m []string) (text string, err error) {
 	if m[4] != "" {
 		r = r.Only(strings.Split(m[4], ",")...)
 	}
-	header, rows := report.Pivot(r, strings.Split(m[2], ","), m[3])
-	if len(rows) == 0 {
+	text = report.Pivot(r, strings.Split(m[2], ","), m[3])
+	if text == "" {
 		return "", errors.New("there is nothing of that")
 	}
-	for _, row := range slices.Concat([][]string{header, slices.Repeat([]string{"---"}, len(header))}, rows) {
-		text += "| " + strings.Join(row, " | ") + " |\n"
-	}
-	return text, nil
+	return text + "\n", nil
 }

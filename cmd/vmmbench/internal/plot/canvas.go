@@ -6,6 +6,8 @@ import (
 	"math"
 	"regexp"
 	"strings"
+
+	"github.com/cuvmm/cuvmm/cmd/internal/size"
 )
 
 // Sizes in pixels. At 400 pixels the text of a picture can still be read.
@@ -61,13 +63,8 @@ func wrap(text string, letters int) []string {
 	return regexp.MustCompile(fmt.Sprintf(`(?s).{1,%[1]d}(?:[ _/]|$)|.{1,%[1]d}`, letters)).FindAllString(text, -1)
 }
 
-// long is how wide the longest text is at most.
-func long(texts ...string) (most float64) {
-	for _, s := range texts {
-		most = max(most, letter*float64(len([]rune(s))))
-	}
-	return most
-}
+// long is how wide a text is at most.
+func long(text string) float64 { return letter * float64(len([]rune(text))) }
 
 // scale maps values to places of the picture, by their logarithms.
 type scale struct{ low, high, from, to float64 }
@@ -83,15 +80,16 @@ func (s scale) at(v float64) float64 {
 	return s.from + (math.Log10(v)-s.low)/(s.high-s.low)*(s.to-s.from)
 }
 
-// across draws a horizontal axis: a line for each value, its number where there is room, and
-// what the values are.
-func (c *canvas) across(s scale, top, bottom float64, values []float64, print func(float64) string, name string) {
+// across draws a horizontal axis of sizes: a line for each, its name where there is room, and what
+// the sizes are.
+func (c *canvas) across(s scale, top, bottom float64, name string) {
 	free := 0.0
-	for _, v := range values {
-		x, half := s.at(v), long(print(v))/2
+	for _, v := range s.binary() {
+		text := size.Format(uint64(v))
+		x, half := s.at(v), long(text)/2
 		c.line("grid", x, top, x, bottom)
 		if x-half > free {
-			c.text("muted middle", x, bottom+pitch, print(v))
+			c.text("muted middle", x, bottom+pitch, text)
 			free = x + half
 		}
 	}

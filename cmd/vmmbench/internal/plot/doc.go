@@ -8,6 +8,5 @@ package plot
 //
 //	plot.go    Charts: which pictures a report has, and what stands around each
 //	lines.go   growth by the bytes so far, bandwidth by size
-//	ratios.go  comparisons: how many rows, and in which order
 //	canvas.go  text, lines and marks; axes and their ticks
 //	style.css  colors for light and dark pages, marks and dashes

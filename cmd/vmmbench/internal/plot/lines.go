@@ -39,7 +39,7 @@ var bandwidth = diagram{
 }
 
 // charts are the pictures of a kind. Cases of a single size have none: their figures stand in
-// tables, and their comparisons in the picture of ratios.
+// tables.
 func (g diagram) charts(r *report.Report) (charts []*Chart) {
 	cases := slices.DeleteFunc(slices.Clone(r.Cases), func(c report.Case) bool {
 		return c.Status != report.Passed || c.Stats == nil || len(c.Samples) == 0 || !g.shows(c)
@@ -192,7 +192,7 @@ func (c *canvas) axes(list []series, xName string) (x, y scale) {
 		c.text("muted end", left-6, y.at(v)+5, decimal(v))
 	}
 	x = newScale(lowX, highX, left, right)
-	c.across(x, top, y.from, x.binary(), func(v float64) string { return size.Format(uint64(v)) }, xName)
+	c.across(x, top, y.from, xName)
 	return x, y
 }
 

@@ -41,9 +41,9 @@ func (c *Chart) SVG(style string) string {
 `, width, c.height, escape(c.Title), escape(c.Alt), style, c.shapes)
 }
 
-// Charts returns the pictures of a report: growth, comparisons, bandwidth.
+// Charts returns the pictures of a report: growth, and bandwidth by size.
 func Charts(r *report.Report) []*Chart {
-	return slices.Concat(growth.charts(r), ratios(r), bandwidth.charts(r))
+	return append(growth.charts(r), bandwidth.charts(r)...)
 }
 
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)

@@ -28,7 +28,7 @@ func load(t *testing.T) *report.Report {
 
 // UPDATE_GOLDEN=1 writes them.
 func TestGolden(t *testing.T) {
-	golden := []string{"growth-8gib", "ratios-grow", "bandwidth-d2d-none"}
+	golden := []string{"growth-8gib", "bandwidth-d2d-none"}
 	for _, c := range Charts(load(t)) {
 		if !slices.Contains(golden, c.Name) {
 			continue
@@ -52,10 +52,8 @@ func TestCharts(t *testing.T) {
 		titles[c.Name] = c.Title
 		require.NotEmpty(t, c.Alt, c.Name)
 	}
-	require.Len(t, titles, 5, "pairs of devices stand in tables")
+	require.Len(t, titles, 3, "pairs of devices stand in tables")
 	require.Regexp(t, `^Growth, 8GiB: vmm [\d.]+ ms, cuMemAlloc-copy \d+ ms, mallocAsync-copy [\d.]+ ms$`, titles["growth-8gib"])
-	require.Equal(t, "Ratios, grow: 3 compared, 1 slower, 2 faster", titles["ratios-grow"])
-	require.Regexp(t, `^Ratios, bw: 8 compared, `, titles["ratios-bw"])
 	require.Regexp(t, `^Bandwidth, h2d/pinned: vmm [\d.]+ GB/s, cuMemAlloc [\d.]+ GB/s$`, titles["bandwidth-h2d-pinned"])
 	require.Regexp(t, `^Bandwidth, d2d/none: `, titles["bandwidth-d2d-none"])
 }
@@ -67,42 +65,10 @@ func TestAxes(t *testing.T) {
 		for _, axis := range map[string][]string{
 			"growth":    {"time in total (ms)", "bytes appended so far", "10", "100", "8GiB"},
 			"bandwidth": {"bandwidth (GB/s)", "bytes of a copy", "1MiB"},
-			"ratios":    {"time of the first / time of the second (left of 1: faster)", "equal within ±2 %", "1"},
 		}[kind] {
 			require.Contains(t, c.SVG(Style), ">"+axis+"</text>", c.Name)
 		}
 	}
-}
-
-// Comparisons that differ for sure come first, then those that may, and 40 of them at most.
-func TestRatiosOrder(t *testing.T) {
-	r := load(t)
-	r.Comparisons = nil
-	for i := range 50 {
-		ratio := 1 + float64(i+1)/100
-		low, high := ratio-0.001, ratio+0.001
-		r.Comparisons = append(r.Comparisons, report.Comparison{ID: fmt.Sprintf("x/%d: a against b", i), Ratio: &ratio, Low: &low, High: &high, Margin: 0.02, Verdict: stat.Slower})
-	}
-	noisy, low, high := 9.0, 0.5, 99.0
-	r.Comparisons = append(r.Comparisons, report.Comparison{ID: "x/noisy: a against b", Ratio: &noisy, Low: &low, High: &high, Margin: 0.02, Verdict: stat.TooNoisy})
-	c := chart(t, r, "ratios-x")
-	require.Equal(t, "Ratios, x: the 40 of 51 that differ most, 40 slower", c.Title)
-	got := c.SVG(Style)
-	rows := regexp.MustCompile(`>(\d+): a against b<`).FindAllStringSubmatch(got, -1)
-	require.Len(t, rows, maxRows)
-	require.Equal(t, "49", rows[0][1])
-	require.Equal(t, "48", rows[1][1])
-	require.Contains(t, got, ">equal within ±2 %<")
-	require.Contains(t, got, ">1.500 slower<")
-}
-
-// chart is the picture with this name.
-func chart(t *testing.T, r *report.Report, name string) *Chart {
-	t.Helper()
-	charts := Charts(r)
-	i := slices.IndexFunc(charts, func(c *Chart) bool { return c.Name == name })
-	require.GreaterOrEqual(t, i, 0, name)
-	return charts[i]
 }
 
 // Every picture is an XML document with a title and a description, which loads nothing,
@@ -119,7 +85,7 @@ func TestSVG(t *testing.T) {
 		require.NotContains(t, body, "#", "colors have names")
 		for _, m := range regexp.MustCompile(`class="([^"]+)"`).FindAllStringSubmatch(body, -1) {
 			for class := range strings.FieldsSeq(m[1]) {
-				require.True(t, class == "dash-0" || class == "ink" || strings.Contains(fmt.Sprint(stat.Verdicts()), class) || strings.Contains(Style, ".chart ."+class+"{"), class)
+				require.True(t, class == "dash-0" || class == "ink" || strings.Contains(Style, ".chart ."+class+"{"), class)
 			}
 		}
 	}
@@ -229,23 +195,18 @@ func TestLittleData(t *testing.T) {
 	twice.Cases[0].Bytes = 4 << 20
 	empty := one("grow/0B/vmm", "ms", report.Axes{n}, 0)
 	empty.Cases[0].Stats.Growth = &report.Growth{Samples: [][]float64{{}}}
-	ratio := one("", "", nil)
-	zero, above := 0.0, 1e-9
-	ratio.Comparisons = []report.Comparison{{ID: "x", Ratio: &zero}, {ID: "y", Ratio: &above, Low: &zero, High: &above}}
 	sizes := one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 5)
 	sizes.Cases = append(sizes.Cases, one("bw/h2d/2MiB/vmm", "GB/s", report.Axes{{Name: "size", Value: uint64(2 << 20)}}, 5).Cases...)
-	ratio.Comparisons = append(ratio.Comparisons, report.Comparison{ID: "a long name", Ratio: &above, Verdict: stat.TooFew})
 	long := strings.Repeat("a", 200)
 	longNames := one("bw/h2d/1MiB/"+long, "GB/s", report.Axes{n}, 5)
 	longNames.Cases = append(longNames.Cases, one("bw/h2d/2MiB/"+long, "GB/s", report.Axes{{Name: "size", Value: uint64(2 << 20)}}, 5).Cases...)
-	longNames.Comparisons = []report.Comparison{{ID: "bw/" + long, Ratio: &above, Verdict: stat.Verdict(long)}}
 	for name, c := range map[string]struct {
 		r    *report.Report
 		want string // names of the pictures
 	}{
 		"one copy":          {one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 5), ""},
 		"two sizes":         {sizes, "bandwidth-h2d"},
-		"long names":        {longNames, "ratios-bw bandwidth-h2d"},
+		"long names":        {longNames, "bandwidth-h2d"},
 		"no bandwidth":      {one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 0, 0), ""},
 		"one call":          {one("ops/1MiB/map", "us", report.Axes{n}, 5), ""},
 		"no axes":           {one("x", "GB/s", nil, 1, 2), ""},
@@ -254,7 +215,6 @@ func TestLittleData(t *testing.T) {
 		"one step":          {grown, ""},
 		"two steps":         {twice, "growth-4mib"},
 		"nothing appended":  {empty, ""},
-		"strange ratios":    {ratio, "ratios-y ratios-a-long-name"},
 		"nothing":           {one("bw/x", "GB/s", nil), ""},
 		"sizes are strings": {one("bw/h2d/x/vmm", "GB/s", report.Axes{{Name: "size", Value: "x"}}, 1), ""},
 	} {

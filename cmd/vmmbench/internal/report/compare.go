@@ -36,41 +36,111 @@ type CompareOptions struct {
 // drivers, or cases of one name did not do the same work.
 var ErrDifferent = errors.New("not comparable")
 
-// Compare compares the cases of two runs that have the same name. It returns the
-// comparisons in the order of the new run's cases, for the caller to add to its report
-// with the baseline. Neither report is changed. The samples of two runs are no pairs, so
-// the ratios are those of stat.Unpaired.
+// Compare compares the cases of runs that have the same name: each old one with each new one, and
+// the interval of a case contains theirs. So it knows what differs from run to run, and a
+// verdict is firm if it is the same for all. Of one run each a difference is not firm, unless
+// CompareOptions.Once says so. The samples of two runs are no pairs, so the ratios are those
+// of stat.Unpaired.
 //
-// If the runs may not be compared, the error is ErrDifferent. A case that did not pass in
-// both runs has a comparison without a ratio.
-func Compare(older, newer *Report, o CompareOptions) (*Baseline, []Comparison, error) {
-	if err := sameMachine(older, newer, o); err != nil {
-		return nil, nil, err
-	}
-	// Names pair the cases, so none may be there twice.
-	before, after := byID(older.Cases), byID(newer.Cases)
-	if len(before) < len(older.Cases) || len(after) < len(newer.Cases) {
-		return nil, nil, errors.New("a report has a case twice")
-	}
-	base := &Baseline{Run: older.Run, Host: older.Host, Devices: older.Devices, OnlyOld: []string{}, OnlyNew: []string{}}
-	list := []Comparison{}
-	for _, b := range newer.Cases {
-		a, ok := before[b.ID]
-		if !ok {
-			base.OnlyNew = append(base.OnlyNew, b.ID)
-			continue
-		}
-		if err := sameCase(a, b, o); err != nil {
+// It returns the comparisons in the order of the new cases, for the caller to add to its report
+// with the baseline, which is the first old run. No report is changed. A case that one run on the
+// other side lacks is in OnlyOld or OnlyNew. A case that did not pass in all runs has a comparison
+// without a ratio. If the runs may not be compared, the error is ErrDifferent.
+func Compare(older, newer []*Report, o CompareOptions) (*Baseline, []Comparison, error) {
+	first := older[0]
+	for _, r := range slices.Concat(older, newer) {
+		if err := sameMachine(first, r, o); err != nil {
 			return nil, nil, err
 		}
-		list = append(list, compareRuns(a, b, o.Margin))
 	}
-	for _, a := range older.Cases {
-		if _, ok := after[a.ID]; !ok {
-			base.OnlyOld = append(base.OnlyOld, a.ID)
+	before, err := casesOf(older)
+	after, twice := casesOf(newer)
+	if err := cmp.Or(err, twice); err != nil {
+		return nil, nil, err
+	}
+	base := &Baseline{
+		Run: first.Run, Host: first.Host, Devices: first.Devices,
+		OldRuns: len(older), NewRuns: len(newer), OnlyOld: lacking(before, after, len(newer)), OnlyNew: lacking(after, before, len(older)),
+	}
+	list, old := []Comparison{}, byKey(before)
+	for _, news := range after {
+		if olds := old[news.Key]; olds != nil {
+			c, err := compareCases(olds, news.Of, len(older)*len(newer), o)
+			if err != nil {
+				return nil, nil, err
+			}
+			list = append(list, c)
 		}
 	}
 	return base, list, nil
+}
+
+// casesOf are the cases of all runs by their names. It refuses a run that is there twice, which would
+// count as two that agree, and a case that a run has twice.
+func casesOf(runs []*Report) ([]Group[Case], error) {
+	var all []Case
+	for i, r := range runs {
+		same := func(o *Report) bool {
+			return r.Run.Started == o.Run.Started && r.Run.Seconds == o.Run.Seconds && len(r.Cases) == len(o.Cases) && len(r.Cases) > 0 &&
+				slices.Equal(r.Cases[0].Samples, o.Cases[0].Samples)
+		}
+		if slices.ContainsFunc(runs[:i], same) {
+			return nil, fmt.Errorf("%w: the run of %s is given twice", ErrDifferent, r.Run.Started)
+		}
+		if len(byID(r.Cases)) < len(r.Cases) {
+			return nil, errors.New("a report has a case twice")
+		}
+		all = append(all, r.Cases...)
+	}
+	return GroupBy(all, func(c Case) string { return c.ID }), nil
+}
+
+// byKey are the cases of groups by their names.
+func byKey(groups []Group[Case]) map[string][]Case {
+	of := map[string][]Case{}
+	for _, g := range groups {
+		of[g.Key] = g.Of
+	}
+	return of
+}
+
+// lacking are the cases that one of so many runs on the other side does not have.
+func lacking(cases, others []Group[Case], runs int) []string {
+	list, there := []string{}, byKey(others)
+	for _, g := range cases {
+		if len(there[g.Key]) < runs {
+			list = append(list, g.Key)
+		}
+	}
+	return list
+}
+
+// compareCases compares a case of old runs with the same of new ones, of which there should be so many pairs.
+func compareCases(olds, news []Case, want int, o CompareOptions) (c Comparison, err error) {
+	mean, of := 0.0, stat.Interval{Low: math.Inf(1), Level: stat.Wide}
+	for _, a := range olds {
+		for _, b := range news {
+			if err := sameCase(a, b, o); err != nil {
+				return c, err
+			}
+			c = compareRuns(a, b, o.Margin)
+			if c.Ratio == nil {
+				return c, nil
+			}
+			mean += math.Log(*c.Ratio) / float64(want)
+			of = stat.Interval{Low: min(of.Low, *c.Low), High: max(of.High, *c.High), Level: min(of.Level, c.Level)}
+		}
+	}
+	switch {
+	case len(olds)*len(news) < want:
+		c.Ratio, c.Low, c.High = nil, nil, nil
+		c.Verdict, c.Reason = stat.NotMeasured, "the case is not in all runs"
+	case want > 1:
+		c.Judge(stat.Estimate{Ratio: math.Exp(mean), Interval: of}, nil)
+	case !o.Once && (c.Verdict == stat.Slower || c.Verdict == stat.Faster):
+		c.Verdict = stat.OneRun // it does not know clocks, nor where memory lies, which differ from run to run
+	}
+	return c, nil
 }
 
 // sameMachine refuses runs on different devices, or with different drivers. Where a device
@@ -84,9 +154,9 @@ func sameMachine(older, newer *Report, o CompareOptions) error {
 			if strings.HasPrefix(d.Open, "host") {
 				name += " of " + string(r.Host.CPU)
 			}
-			names, versions = append(names, name), union(versions, []string{string(d.Driver)})
+			names, versions = append(names, name), append(versions, string(d.Driver))
 		}
-		return strings.Join(names, ", "), strings.Join(versions, ", ")
+		return strings.Join(names, ", "), strings.Join(slices.Compact(versions), ", ")
 	}
 	oldDevices, oldDrivers := of(older)
 	newDevices, newDrivers := of(newer)
@@ -114,89 +184,6 @@ func sameCase(a, b Case, o CompareOptions) error {
 		}
 	}
 	return nil
-}
-
-// CompareRuns is Compare for several runs on a side: each old one is compared with each new
-// one, and the interval of a case contains theirs. So it knows what differs from run to run,
-// and a verdict is firm if it is the same for all. Of one run each a difference is not firm, unless
-// CompareOptions.Once says so. The baseline is the first old run; a case
-// that one run on the other side lacks is in OnlyOld or OnlyNew.
-func CompareRuns(older, newer []*Report, o CompareOptions) (base *Baseline, list []Comparison, err error) {
-	if err := cmp.Or(eachOnce(older), eachOnce(newer)); err != nil {
-		return nil, nil, err
-	}
-	byName := map[string][]Comparison{}
-	for _, a := range older {
-		for _, b := range newer {
-			one, more, err := Compare(a, b, o)
-			if err != nil {
-				return nil, nil, err
-			}
-			if base == nil {
-				base, list = one, more
-			}
-			base.OnlyOld, base.OnlyNew = union(base.OnlyOld, one.OnlyOld), union(base.OnlyNew, one.OnlyNew)
-			for _, c := range more {
-				byName[c.B] = append(byName[c.B], c)
-			}
-		}
-	}
-	base.OldRuns, base.NewRuns = len(older), len(newer)
-	for i, c := range list {
-		list[i] = together(byName[c.B], len(older)*len(newer))
-		// What differs from run to run, as clocks and where memory lies, one run of each does not know.
-		if len(older)*len(newer) == 1 && !o.Once && (list[i].Verdict == stat.Slower || list[i].Verdict == stat.Faster) {
-			list[i].Verdict = stat.OneRun
-		}
-	}
-	return base, list, nil
-}
-
-// eachOnce refuses a run that is there twice: it would count as two, which agree.
-func eachOnce(runs []*Report) error {
-	for i, r := range runs {
-		same := func(o *Report) bool {
-			return r.Run.Started == o.Run.Started && r.Run.Seconds == o.Run.Seconds && len(r.Cases) == len(o.Cases) && len(r.Cases) > 0 &&
-				slices.Equal(r.Cases[0].Samples, o.Cases[0].Samples)
-		}
-		if slices.ContainsFunc(runs[:i], same) {
-			return fmt.Errorf("%w: the run of %s is given twice", ErrDifferent, r.Run.Started)
-		}
-	}
-	return nil
-}
-
-// union returns a with what only b has.
-func union(a, b []string) []string {
-	for _, x := range b {
-		if !slices.Contains(a, x) {
-			a = append(a, x)
-		}
-	}
-	return a
-}
-
-// together is one comparison of those of a case, of which there should be so many.
-func together(list []Comparison, want int) Comparison {
-	c := list[0]
-	if want == 1 {
-		return c
-	}
-	if len(list) < want {
-		c.Ratio, c.Low, c.High = nil, nil, nil
-		c.Verdict, c.Reason = stat.NotMeasured, "the case is not in all runs"
-		return c
-	}
-	mean, of := 0.0, stat.Interval{Low: math.Inf(1), Level: stat.Wide}
-	for _, x := range list {
-		if x.Ratio == nil {
-			return x
-		}
-		mean += math.Log(*x.Ratio) / float64(want)
-		of = stat.Interval{Low: min(of.Low, *x.Low), High: max(of.High, *x.High), Level: min(of.Level, x.Level)}
-	}
-	c.Judge(stat.Estimate{Ratio: math.Exp(mean), Interval: of}, nil)
-	return c
 }
 
 // compareRuns compares a case with the same of an older run.

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"reflect"
@@ -103,9 +104,6 @@ func (c *Case) figures() []field {
 		return nil
 	}
 	list := fields(c.Stats)
-	if p := c.Stats.Pooled; p != nil {
-		list = append(list, field{"reserved_of_live", float64(p.Reserved) / float64(max(p.Live, 1))})
-	}
 	if c.Axes.text("mode") == "keep" && c.Stats.Median > 0 { // of sleep, where the unit is of time and the contents are copied
 		list = append(list, field{"bandwidth", float64(c.Bytes) / c.Stats.Median})
 	}
@@ -122,151 +120,91 @@ func (c *Case) figure() string {
 
 // Figure returns a figure of the report by what it is, as a document prints it:
 //
-//	time of grow/8GiB/vmm                              the median
-//	value of bw/d2d/none/1GiB/vmm                      the median in its unit
+//	time of grow/8GiB/vmm                              the median; value for one that is no time
 //	peak_bytes of grow/8GiB/vmm                        any figure, by its name in JSON
 //	peak_bytes of grow/8GiB/vmm per byte               over what the case handles
 //	ratio of grow/8GiB/mremap to grow/8GiB/vmm         of a comparison: of times, taken in pairs
-//	interval of grow/8GiB/mremap to grow/8GiB/vmm      its 95 % interval
 //	equal of bw                                        how many comparisons below a name have a verdict
 //	comparisons of bw                                  how many there are that have a ratio
 //
 // A time or a value of too few samples for an interval is an error.
 func (r *Report) Figure(what string) (string, error) {
-	name, id, ok := strings.Cut(what, " of ")
-	if !ok {
-		return "", fmt.Errorf("%q: want FIGURE of CASE", what)
-	}
+	name, id, _ := strings.Cut(what, " of ")
 	id, perByte := strings.CutSuffix(id, " per byte")
-	from, to, pair := strings.Cut(id, " to ")
-	cases := byID(r.Cases)
-	a, found := cases[from]
-	switch {
-	case pair:
-		return r.pairFigure(name, a, cases[to])
-	case !found || a.Stats == nil:
+	for _, x := range r.Comparisons {
+		if x.A+" to "+x.B == id && name == "ratio" && x.Low != nil {
+			return inverse(*x.Ratio), nil
+		}
+	}
+	c := byID(r.Cases)[id]
+	if c.Stats == nil {
 		return r.count(name, id)
-	case a.Stats.Low == nil && (name == "time" || name == "value"):
-		return "", fmt.Errorf("%s has %d samples: too few to be published", from, a.Stats.N)
-	case name == "time":
-		return formatTime(a.Stats.Median), nil
-	case name == "value":
-		return a.figure(), nil
 	}
-	i := slices.IndexFunc(a.figures(), func(f field) bool { return f.name == name })
-	if i < 0 {
-		return "", fmt.Errorf("%s has no %s", from, name)
+	if name == "time" || name == "value" {
+		if c.Stats.Low == nil {
+			return "", fmt.Errorf("%s has %d samples: too few to be published", id, c.Stats.N)
+		}
+		return c.figure(), nil
 	}
-	f := a.figures()[i]
-	if x, _ := f.number(); perByte && a.Bytes > 0 {
-		return fmt.Sprintf("%.2f", x/float64(a.Bytes)), nil
-	}
-	return f.String(), nil
-}
-
-// pairFigure is how case a relates to case b.
-func (r *Report) pairFigure(name string, a, b Case) (string, error) {
-	if a.Stats == nil || b.Stats == nil {
-		return "", fmt.Errorf("%s of two cases: one is not there", name)
-	}
-	for _, x := range r.Comparisons {
-		ratio, low, high, print := x.Ratio, x.Low, x.High, threeDigits
-		if x.A == a.ID && x.B == b.ID { // the figures are the other way round
-			low, high, print = x.High, x.Low, inverse
-		} else if x.A != b.ID || x.B != a.ID {
+	for _, f := range c.figures() {
+		if f.name != name {
 			continue
 		}
-		switch {
-		case ratio == nil || low == nil || high == nil:
-		case name == "ratio":
-			return print(*ratio), nil
-		case name == "interval":
-			return interval(low, high, x.Level, print), nil
+		if x, _ := f.number(); perByte && c.Bytes > 0 {
+			return fmt.Sprintf("%.2f", x/float64(c.Bytes)), nil
 		}
+		return f.String(), nil
 	}
-	return "", fmt.Errorf("no %s of %s to %s", name, a.ID, b.ID)
+	return "", fmt.Errorf("%s has no %s", id, name)
 }
 
-// count is how many comparisons of cases below a name have a verdict, with a hyphen for each
-// space of it.
+// count is how many comparisons of cases below a name have a verdict, or a ratio.
 func (r *Report) count(verdict, below string) (string, error) {
-	wanted := stat.Verdict(strings.ReplaceAll(verdict, "-", " "))
-	n, all := 0, 0
-	for _, x := range r.Comparisons {
-		if x.ofRuns() || x.Ratio == nil || !strings.HasPrefix(x.B, strings.TrimSuffix(below, "/")+"/") {
-			continue
-		}
-		all++
-		if x.Verdict == wanted || verdict == "comparisons" {
-			n++
-		}
+	made := without(r.Comparisons, func(c Comparison) bool {
+		return c.ofRuns() || c.Ratio == nil || !strings.HasPrefix(c.B, below+"/")
+	})
+	if len(made) == 0 || verdict != "comparisons" && !slices.Contains(stat.Verdicts(), stat.Verdict(verdict)) {
+		return "", fmt.Errorf("there is no such case or verdict: %s of %s", verdict, below)
 	}
-	if all == 0 || verdict != "comparisons" && !slices.Contains(stat.Verdicts(), wanted) {
-		return "", fmt.Errorf("no case, and no verdicts: %s of %s", verdict, below)
-	}
-	return strconv.Itoa(n), nil
+	return strconv.Itoa(len(without(made, func(c Comparison) bool {
+		return verdict != "comparisons" && c.Verdict != stat.Verdict(verdict)
+	}))), nil
 }
 
-// interval prints an interval for a column called 95 %, nothing if there is none.
+// interval prints an interval, nothing if there is none.
 func interval(low, high *float64, level float64, print func(float64) string) string {
 	if low == nil || high == nil {
 		return ""
 	}
 	s := print(*low) + " to " + print(*high)
 	if level > stat.Usual {
-		s += " (range)"
+		s += ", range"
 	}
 	return s
 }
 
-// within prints an interval for a sentence.
-func within(low, high *float64, level float64, print func(float64) string) string {
-	s := interval(low, high, stat.Usual, print)
-	switch {
-	case s == "":
-		return "too few samples"
-	case level > stat.Usual:
-		return "range " + s
-	}
-	return "95 % " + s
+// times says how many times as long one of the two takes, by a ratio with its interval.
+func times(ratio float64, low, high *float64, level float64, print func(float64) string) string {
+	return fmt.Sprintf("takes %s times as long (%s)", print(ratio), cmp.Or(interval(low, high, level, print), "too few samples"))
 }
-
-// ratio and interval print what a comparison has found, if it has.
-func (c *Comparison) ratio() string {
-	if c.Ratio == nil {
-		return ""
-	}
-	return threePlaces(*c.Ratio)
-}
-
-func (c *Comparison) interval() string { return interval(c.Low, c.High, c.Level, threePlaces) }
-
-// within and turned print the interval for a sentence: of the ratio, and of that of A over B.
-func (c *Comparison) within() string { return within(c.Low, c.High, c.Level, fourDigits) }
-
-func (c *Comparison) turned() string { return within(c.High, c.Low, c.Level, inverse) }
 
 func threePlaces(x float64) string { return fmt.Sprintf("%.3f", x) }
 
-func threeDigits(x float64) string { return fmt.Sprintf("%.3g", x) }
+func inverse(x float64) string { return fmt.Sprintf("%.3g", 1/x) }
 
-func inverse(x float64) string { return threeDigits(1 / x) }
-
-func fourDigits(x float64) string { return digits(x, 4) }
-
-// digits prints a number with so many digits, or more if its integer part has more.
-func digits(x float64, n int) string {
-	if math.Abs(x) >= math.Pow10(n) {
+// fourDigits prints a number with four digits, or more if its integer part has more.
+func fourDigits(x float64) string {
+	if math.Abs(x) >= 1e4 {
 		return strconv.FormatFloat(x, 'f', 0, 64)
 	}
-	return strconv.FormatFloat(x, 'g', n, 64)
+	return strconv.FormatFloat(x, 'g', 4, 64)
 }
 
 // formatTime prints nanoseconds in the unit that fits.
 func formatTime(ns float64) string {
 	switch {
 	case ns < 1e3:
-		return digits(ns, 3) + " ns"
+		return fourDigits(ns) + " ns"
 	case ns < 1e6:
 		return fourDigits(ns/1e3) + " us"
 	case ns < 1e9:

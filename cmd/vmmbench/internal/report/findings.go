@@ -11,7 +11,7 @@ import (
 )
 
 // Findings says in sentences what was found: the verdicts, growth in place against what a program would do otherwise,
-// how much of its link a copy gets, and what is in one of two runs only. There may be none.
+// and what is in one of two runs only. There may be none.
 func Findings(r *Report) []string {
 	list := verdictsFound(r)
 	for _, c := range r.Cases {
@@ -19,7 +19,7 @@ func Findings(r *Report) []string {
 			list = append(list, growthFound(r, c)...)
 		}
 	}
-	return slices.Concat(list, linksFound(r), runsFound(r.Baseline))
+	return append(list, runsFound(r.Baseline)...)
 }
 
 // few is the number of cases up to which a sentence names each.
@@ -52,25 +52,18 @@ func verdictsFound(r *Report) (list []string) {
 			}
 		}
 		s := fmt.Sprintf("%s, within %g %%: %s", of.Key, 100*of.Of[0].Margin, strings.Join(counts, ", "))
-		most := slices.MaxFunc(of.Of, func(a, b Comparison) int { return cmp.Compare(a.differs(), b.differs()) })
-		if most.differs() > 0 {
-			end := map[stat.Verdict]string{stat.Slower: "slowest", stat.Faster: "fastest"}[most.Verdict]
-			s += fmt.Sprintf("; the %s, %s, takes %s times as long (%s)", end, most.name(), fourDigits(*most.Ratio), most.within())
+		slower := without(of.Of, func(c Comparison) bool { return c.Verdict != stat.Slower })
+		if len(slower) > 0 {
+			s += "; the slowest is " + slices.MaxFunc(slower, func(a, b Comparison) int { return cmp.Compare(*a.Ratio, *b.Ratio) }).says()
 		}
 		list = append(list, s+".")
 	}
 	return list
 }
 
-// differs orders comparisons: the slowest is most, then the fastest; 0 is no difference.
-func (c Comparison) differs() float64 {
-	switch c.Verdict {
-	case stat.Slower:
-		return *c.Ratio
-	case stat.Faster:
-		return 1 - *c.Ratio
-	}
-	return 0
+// says is a comparison in words.
+func (c Comparison) says() string {
+	return c.name() + " " + times(*c.Ratio, c.Low, c.High, c.Level, fourDigits)
 }
 
 // name is what a table calls a comparison.
@@ -84,26 +77,25 @@ func (c Comparison) name() string {
 // growthFound has the time and the peak of growth in place beside those of what it is compared with.
 func growthFound(r *Report, vmm Case) []string {
 	cases := byID(r.Cases)
-	times, peaks := "", ""
+	took, peaks := "", ""
 	for _, x := range r.Comparisons {
 		other := cases[x.A]
 		if x.B != vmm.ID || x.ofRuns() || x.Ratio == nil || other.Stats == nil || other.Stats.Growth == nil {
 			continue
 		}
-		name, certain := Contender(x.A), ""
+		took += "; " + Contender(x.A) + " " + times(*x.Ratio, x.High, x.Low, x.Level, inverse)
 		if !x.Verdict.Firm() {
-			certain = ", " + string(x.Verdict)
+			took += ", " + string(x.Verdict)
 		}
-		times += fmt.Sprintf("; %s takes %s times as long (%s%s)", name, inverse(*x.Ratio), x.turned(), certain)
 		if other.Stats.Peak != vmm.Stats.Peak {
-			peaks += fmt.Sprintf(", %s with %s", size.Approx(other.Stats.Peak), name)
+			peaks += fmt.Sprintf(", %s with %s", size.Approx(other.Stats.Peak), Contender(x.A))
 		}
 	}
-	if times == "" {
+	if took == "" {
 		return nil
 	}
-	took := formatTime(vmm.Stats.Median)
-	return []string{fmt.Sprintf("Growth in place (%s) takes %s%s. The peak is %s%s; the pointer stays.", vmm.ID, took, times, size.Approx(vmm.Stats.Peak), peaks)}
+	return []string{fmt.Sprintf("Growth in place (%s) takes %s%s. The peak is %s%s; the pointer stays.",
+		vmm.ID, formatTime(vmm.Stats.Median), took, size.Approx(vmm.Stats.Peak), peaks)}
 }
 
 // runsFound says what two runs do not share.
@@ -136,11 +128,6 @@ func notHere(r *Report) (list []string) {
 	return list
 }
 
-// made is how many comparisons this machine could make.
-func made(r *Report) int {
-	return len(without(r.Comparisons, func(c Comparison) bool { return c.Verdict == stat.Waived || c.Verdict == stat.NotMeasured }))
-}
-
 // summary is how the cases ended, and how much was checked.
 func summary(r *Report) string {
 	var checked, wrong uint64
@@ -156,7 +143,8 @@ func summary(r *Report) string {
 			s += fmt.Sprintf(", %d %s", n, status)
 		}
 	}
-	s += fmt.Sprintf("; comparisons: %d; bytes: %s verified, %d wrong; %.1f s", made(r), size.Approx(checked), wrong, r.Run.Seconds)
+	made := without(r.Comparisons, func(c Comparison) bool { return c.Verdict == stat.Waived || c.Verdict == stat.NotMeasured })
+	s += fmt.Sprintf("; comparisons: %d; bytes: %s verified, %d wrong; %.1f s", len(made), size.Approx(checked), wrong, r.Run.Seconds)
 	if r.Run.Interrupted {
 		s += "; interrupted, so this is not all"
 	}
@@ -166,58 +154,20 @@ func summary(r *Report) string {
 	return s
 }
 
-// next are the commands to try after a run, and what for.
-func next(r *Report) (list []Word) {
-	flags := r.Run.Flags()
-	again := strings.Join(append([]string{"vmmbench"}, flags...), " ")
-	m := r.Run.Measure
-	switch {
-	case r.Run.Command == CommandCompare:
-		return nil
-	case m == nil:
-		return []Word{{"What fits the device, in half a minute", "vmmbench"}}
-	case r.Count()[Failed] > 0:
-		return []Word{{"Data were wrong. Once more, with every byte checked", again + " --verify full"}}
-	}
-	open := without(r.Comparisons, func(c Comparison) bool { return c.Verdict != stat.TooNoisy && c.Verdict != stat.TooFew })
-	given := func(name string) bool { return len(withoutFlags(flags, name)) < len(flags) }
-	if len(open) > 0 {
-		more := append(withoutFlags(flags, "--samples", "--max-time"), fmt.Sprintf("--samples %d --max-time %gs", 3*m.Samples, 3*m.MaxTime/1e9))
-		list = append(list, Word{
-			fmt.Sprintf("%d of %d comparisons have no verdict. With more samples, on CPUs near the GPU (numactl) and without other work they may", len(open), made(r)),
-			"vmmbench " + strings.Join(more, " "),
-		})
-	}
-	gpu := func(d Device) bool { return !strings.HasPrefix(d.Open, "host") }
-	if len(r.Devices) > 0 && !slices.ContainsFunc(r.Devices, gpu) && !given("--device") {
-		list = append(list, Word{"This was host memory, for want of a GPU: copies lie within it. What fails in place of that", again + " --device cuda:0"})
-	}
-	if r.Run.Command == CommandQuick {
-		list = append(list, Word{"The cases of NVIDIA's nvbandwidth, under their names", "vmmbench --preset nvbandwidth"},
-			Word{"Many more cases; the same line goes on after an interruption", "vmmbench --preset full -o full.ndjson --resume full.ndjson"})
-	}
-	return append(list, Word{"A page with pictures and all figures", again + " -o run.json && vmmbench report run.json -o run.html"})
-}
-
 // Flags are the arguments of a run without those that name files or say how progress is
 // shown: they change no figure.
 func (r Run) Flags() []string {
-	return withoutFlags(r.Args, "-o", "--output", "--resume", "--progress")
-}
-
-// withoutFlags leaves out flags with their values.
-func withoutFlags(args []string, names ...string) []string {
 	kept := []string{}
-	for i := 0; i < len(args); i++ {
-		name, _, joined := strings.Cut(args[i], "=")
+	for i := 0; i < len(r.Args); i++ {
+		name, _, joined := strings.Cut(r.Args[i], "=")
 		switch {
-		case slices.Contains(names, name):
+		case slices.Contains([]string{"-o", "--output", "--resume", "--progress"}, name):
 			if !joined {
 				i++ // the next one is its value
 			}
-		case slices.Contains(names, "-o") && strings.HasPrefix(name, "-o"): // -oFILE
+		case strings.HasPrefix(name, "-o"): // -oFILE
 		default:
-			kept = append(kept, args[i])
+			kept = append(kept, r.Args[i])
 		}
 	}
 	return kept

@@ -3,7 +3,6 @@ package report
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 )
 
@@ -25,68 +24,26 @@ func writeGoBench(w io.Writer, r *Report) error {
 			fmt.Fprintf(&b, "%s: %s\n", x[0], value)
 		}
 	}
-	for _, command := range byCommand(r) {
-		axes, named := benchAxes(r, command.Of)
-		for _, c := range without(command.Of, func(c Case) bool { return c.Status == Failed }) {
-			name, loops := goBenchName(c, axes, named), 1
-			if c.Stats != nil {
-				loops = max(loops, c.Stats.Loops)
+	for _, c := range without(r.Cases, func(c Case) bool { return c.Status == Failed }) {
+		loops := 1
+		if c.Stats != nil {
+			loops = max(loops, c.Stats.Loops)
+		}
+		for _, ns := range c.Samples {
+			fmt.Fprintf(&b, "%s %d %.3f ns/op", goBenchName(c), loops, ns)
+			if ns > 0 && c.Bytes > 0 {
+				fmt.Fprintf(&b, " %.3f MB/s", float64(c.Bytes)/ns*1e3)
 			}
-			for _, ns := range c.Samples {
-				fmt.Fprintf(&b, "%s %d %.3f ns/op", name, loops, ns)
-				if ns > 0 && c.Bytes > 0 {
-					fmt.Fprintf(&b, " %.3f MB/s", float64(c.Bytes)/ns*1e3)
-				}
-				b.WriteByte('\n')
-			}
+			b.WriteByte('\n')
 		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// benchAxes are the axes in names of benchmarks: those in which no compared cases differ, but for
-// their memory, which has the last part of the case's name if there are any.
-func benchAxes(r *Report, list []Case) (axes []string, named bool) {
-	for _, c := range list {
-		for _, a := range c.Axes {
-			axes = union(axes, []string{a.Name})
-		}
-	}
-	known := byID(list)
-	for _, c := range r.Comparisons {
-		a, found := known[c.A]
-		b, both := known[c.B]
-		if !found || !both || c.ofRuns() {
-			continue
-		}
-		named = true
-		axes = slices.DeleteFunc(axes, func(name string) bool {
-			return name != axisMem && name != "how" && a.Axes.text(name) != b.Axes.text(name)
-		})
-	}
-	return axes, named
-}
-
-// goBenchName is the name of a case as a benchmark. The device is not part of it: what
-// was measured on two devices can be compared.
-func goBenchName(c Case, axes []string, named bool) string {
-	word := func(s string) string { return strings.Join(strings.Fields(strings.ReplaceAll(s, "/", "_")), "_") }
-	name, mem := "Benchmark", ""
-	if command := word(CommandOf(c.ID)); command != "" {
-		name += strings.ToUpper(command[:1]) + command[1:]
-	}
-	for _, axis := range axes {
-		value := c.Axes.text(axis)
-		switch {
-		case axis == "device":
-		case axis == axisMem && named:
-			mem = "/mem=" + word(Contender(c.ID)) // the last, as the name of the column
-		case axis == axisMem:
-			mem = "/mem=" + word(value)
-		default:
-			name += "/" + word(axis) + "=" + word(value)
-		}
-	}
-	return name + mem
+// goBenchName is the name of a case as a benchmark: its own, of which the last part is the memory.
+func goBenchName(c Case) string {
+	name := strings.Join(strings.Fields(c.ID), "_")
+	at := strings.LastIndexByte(name, '/') + 1
+	return "Benchmark" + strings.ToUpper(name[:min(1, at)]) + name[min(1, at):at] + "mem=" + name[at:]
 }

@@ -1,8 +1,8 @@
 package report
 
 import (
+	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	termtext "github.com/jedib0t/go-pretty/v6/text"
@@ -89,11 +89,11 @@ func (g *grid) pieces(heading string) []Piece {
 			row[1+i] = termtext.WrapSoft(row[1+i], widthMax)
 		}
 	}
-	return []Piece{{Heading: heading, Table: NewTable(g.header, g.rows)}}
+	return []Piece{{Heading: heading, Table: newTable(g.header, g.rows)}}
 }
 
-// NewTable makes a table as it is printed, without its empty columns.
-func NewTable(header []string, rows [][]string) table.Writer {
+// newTable makes a table as it is printed, without its empty columns.
+func newTable(header []string, rows [][]string) table.Writer {
 	t := table.NewWriter()
 	s := table.StyleLight
 	s.Options = table.OptionsNoBordersAndSeparators
@@ -114,19 +114,7 @@ func NewTable(header []string, rows [][]string) table.Writer {
 	return t
 }
 
-// wrap breaks a text into lines that fit a width. Lines after the first are indented.
-func wrap(width int, s string) string {
-	var lines []string
-	line := ""
-	for word := range strings.FieldsSeq(s) {
-		switch {
-		case line == "":
-			line = word
-		case termtext.StringWidth(line)+1+termtext.StringWidth(word) > width:
-			lines, line = append(lines, line), "  "+word
-		default:
-			line += " " + word
-		}
-	}
-	return strings.Join(append(lines, line), "\n")
+// wrap breaks a text into lines that fit a terminal. Lines after the first are indented.
+func wrap(s string) string {
+	return regexp.MustCompile(" *\n").ReplaceAllString(termtext.WrapSoft(s, width-2), "\n  ")
 }

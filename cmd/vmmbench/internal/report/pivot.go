@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
@@ -34,100 +33,71 @@ func byID(list []Case) map[string]Case {
 	return cases
 }
 
-// axisValue returns the value of an axis for a table. Memory has one axis: what else differs between
-// compared cases, as the size of chunks, is a part of its name.
+// axisValue returns the value of an axis for a table. What else than memory differs between compared
+// cases, as the size of chunks, is a part of their names.
 func axisValue(c Case, axis string) string {
-	switch value := c.Axes.text(axis); {
-	case axis == axisMem && strings.HasPrefix(Contender(c.ID), value):
+	if axis == axisMem {
 		return Contender(c.ID)
-	// In a table, "none" is of mem alone: no access to a peer.
-	case axis == "host" && value == "none":
-		return "-"
-	case axis == "write" && value == "none":
-		return "nothing"
-	default:
-		return value
 	}
+	return c.Axes.text(axis)
 }
 
-// Pivot is a table of the cases that passed: a row for each value of the axes rows, a column
-// for each value of the axis column, and in the cells what was measured. If cases of a row are
-// compared, what they are compared with has, in brackets, how many times as long it takes, or a
-// question mark if its verdict is not firm; if there is one comparison in a row, it has columns of its own.
-func Pivot(r *Report, rows []string, column string) (header []string, table [][]string) {
-	passed := without(r.Cases, func(c Case) bool { return c.Status != Passed || c.Stats == nil })
-	against := map[string]*Comparison{}
-	for i, x := range r.Comparisons {
-		if against[x.A] == nil && !x.ofRuns() && x.Ratio != nil {
-			against[x.A] = &r.Comparisons[i]
-		}
-	}
-	key := func(c Case) (keys string) {
-		for _, axis := range rows {
-			keys += axisValue(c, axis) + "|"
-		}
-		return keys
-	}
-	g, compared, single := newGrid(""), map[string]int{}, column == axisMem
-	for _, c := range passed {
-		for _, axis := range rows {
-			g.set(key(c), axis, axisValue(c, axis))
-		}
-		if against[c.ID] != nil {
-			compared[key(c)]++
-			single = single && compared[key(c)] < 2
-		}
-	}
-	for _, c := range passed {
-		x, cell := against[c.ID], c.figure()
-		switch {
-		case x == nil || single:
-		case x.Verdict.Firm():
-			cell += " (" + inverse(*x.Ratio) + ")"
-		default:
-			cell += " (?)"
-		}
-		g.set(key(c), axisValue(c, column), cell)
-	}
-	for _, c := range passed {
-		if x := against[c.ID]; x != nil && single {
-			g.set(key(c), "ratio of times", x.ratio())
-			g.set(key(c), "95 %", x.interval())
-			g.set(key(c), "verdict", string(x.Verdict))
-		}
-	}
-	for _, row := range g.rows {
-		table = append(table, append(row, make([]string, len(g.header)-len(row))...)[1:])
-	}
-	return g.header[1:], table
-}
-
-// SlowerCase is a comparison in which memory that grows is slower than the other.
-type SlowerCase struct{ Case, Says string }
-
-// Slower are such comparisons: of the variants of vmm the plain one only, and not against itself without
-// growth. firm counts all of them, open those without a firm verdict whose ratio is above the margin
-// too, all the comparisons that have a ratio.
-func Slower(r *Report) (list []SlowerCase, firm, open, all int) {
-	cases := byID(r.Cases)
+// Pivot is a table in Markdown of the cases that passed: a row for each value of the axes rows, a
+// column for each value of the axis column, and in the cells what was measured. A case with which another
+// is compared has, in brackets, how many times as long it takes, and a question mark if the verdict is not
+// firm. It is empty if there is nothing.
+func Pivot(r *Report, rows []string, column string) string {
+	against := map[string]string{}
 	for _, x := range r.Comparisons {
-		a, b := cases[x.A], cases[x.B]
-		limit := Contender(x.A) == "pinned-copy" // no memory to choose
-		if limit || x.ofRuns() || x.Ratio == nil || a.Stats == nil || b.Stats == nil || !strings.HasPrefix(b.Axes.text(axisMem), "vmm") {
+		if against[x.A] != "" || x.ofRuns() || x.Ratio == nil {
+			continue
+		}
+		doubt := "?"
+		if x.Verdict.Firm() {
+			doubt = ""
+		}
+		against[x.A] = " (" + inverse(*x.Ratio) + doubt + ")"
+	}
+	g := newGrid("")
+	cases := without(r.Cases, func(c Case) bool { return c.Status != Passed || c.Stats == nil })
+	for _, of := range GroupBy(cases, func(c Case) (key string) {
+		for _, axis := range rows {
+			key += axisValue(c, axis) + "|"
+		}
+		return key
+	}) {
+		for _, axis := range rows {
+			g.set(of.Key, axis, axisValue(of.Of[0], axis))
+		}
+		for _, c := range of.Of {
+			g.set(of.Key, axisValue(c, column), c.figure()+against[c.ID])
+		}
+	}
+	for i, row := range g.rows {
+		g.rows[i] = row[1:]
+	}
+	return newTable(g.header[1:], g.rows).RenderMarkdown()
+}
+
+// Slower counts comparisons with memory that grows: all of them, those in which it is slower, and those in which
+// its ratio is above the margin without a firm verdict. Of the slower ones list has plain vmm against others.
+func Slower(r *Report) (list []string, slower, open, all int) {
+	for _, x := range r.Comparisons {
+		other := Contender(x.A)
+		limit := other == "pinned-copy" // which chooses no memory
+		if limit || x.ofRuns() || x.Ratio == nil || !strings.HasPrefix(Contender(x.B), "vmm") {
 			continue
 		}
 		all++
-		if !x.Verdict.Firm() && *x.Ratio > 1+x.Margin {
+		switch {
+		case x.Verdict == stat.Slower:
+			slower++
+			if Contender(x.B) == "vmm" && other != "vmm-whole" {
+				list = append(list, x.says())
+			}
+		case !x.Verdict.Firm() && *x.Ratio > 1+x.Margin:
 			open++
 		}
-		if x.Verdict != stat.Slower {
-			continue
-		}
-		firm++
-		if Contender(b.ID) == "vmm" && Contender(a.ID) != "vmm-whole" {
-			says := fmt.Sprintf("%s times as long as %s (%s)", fourDigits(*x.Ratio), Contender(a.ID), x.within())
-			list = append(list, SlowerCase{strings.TrimSuffix(b.ID, "/vmm"), says})
-		}
 	}
-	return list, firm, open, all
+	return list, slower, open, all
 }

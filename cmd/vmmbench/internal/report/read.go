@@ -26,21 +26,17 @@ func Read(r io.Reader) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	text = bytes.TrimLeft(text, " \t\r\n")
-	// The first line of ndjson is a whole object without cases. That of JSON has cases, or
-	// is a part of an object.
-	head, _, _ := bytes.Cut(text, []byte("\n"))
+	var first json.RawMessage
 	var header struct {
 		Schema *string         `json:"schema"`
 		Cases  json.RawMessage `json:"cases"`
 	}
-	lines := json.Unmarshal(head, &header) == nil && header.Schema != nil && header.Cases == nil
-	if !lines {
-		err = json.Unmarshal(text, &header)
-	}
-	switch { // the schema comes first: a report of another one may have other types
-	case len(text) == 0:
+	err = json.NewDecoder(bytes.NewReader(text)).Decode(&first)
+	if errors.Is(err, io.EOF) {
 		return nil, errors.New("not a report: it is empty")
+	}
+	// The schema comes first: a report of another one may have other types.
+	switch err = cmp.Or(err, json.Unmarshal(first, &header)); {
 	case err != nil:
 		return nil, fmt.Errorf("not a report, or one that is cut off: %w", err)
 	case header.Schema == nil:
@@ -49,13 +45,13 @@ func Read(r io.Reader) (*Report, error) {
 		return nil, fmt.Errorf("a report of schema %q; this program reads %q", *header.Schema, Schema)
 	}
 	got := New(Run{}, Host{})
-	if lines {
+	if header.Cases == nil {
 		err = got.readLines(text)
-	} else if err = json.Unmarshal(text, got); err != nil {
-		err = fmt.Errorf("report: %w", err)
+	} else {
+		err = json.Unmarshal(text, got)
 	}
 	if err = cmp.Or(err, got.complete()); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("report: %w", err)
 	}
 	return got, nil
 }
@@ -69,66 +65,53 @@ func (r *Report) readLines(text []byte) error {
 			if i == len(list)-1 && !json.Valid(text) {
 				break // cut off
 			}
-			return fmt.Errorf("report, line %d: %w", i+1, err)
+			return fmt.Errorf("line %d: %w", i+1, err)
 		}
-		switch {
-		case one.Run != nil:
-			r.Run = *one.Run
-		case one.Host != nil:
-			r.Host = *one.Host
-		case one.Device != nil:
-			// The end has each device once more, with its state then.
-			same := func(d Device) bool { return d.Open == one.Device.Open }
-			if i := slices.IndexFunc(r.Devices, same); i >= 0 {
-				r.Devices[i] = *one.Device
-			} else {
-				r.Devices = append(r.Devices, *one.Device)
-			}
-		case one.Topology != nil:
-			r.Topology = one.Topology
-		case one.Case != nil:
-			r.Cases = append(r.Cases, *one.Case)
-		case one.Comparison != nil:
-			r.Comparisons = append(r.Comparisons, *one.Comparison)
-		case one.Baseline != nil:
-			r.Baseline = one.Baseline
-		case one.End != nil:
-			r.Run, ended = *one.End, true
-		}
+		r.addLine(one)
+		ended = ended || one.End != nil
 	}
 	r.Run.Interrupted = r.Run.Interrupted || !ended
 	return nil
 }
 
-// complete checks what the other formats rely on, and puts empty lists where there are
-// none.
+// addLine adds what a line has. The end has each device once more, with its state then.
+func (r *Report) addLine(one line) {
+	switch {
+	case one.Run != nil:
+		r.Run = *one.Run
+	case one.Host != nil:
+		r.Host = *one.Host
+	case one.Device != nil:
+		r.Devices = without(r.Devices, func(d Device) bool { return d.Open == one.Device.Open })
+		r.Devices = append(r.Devices, *one.Device)
+	case one.Topology != nil:
+		r.Topology = one.Topology
+	case one.Case != nil:
+		r.Cases = append(r.Cases, *one.Case)
+	case one.Comparison != nil:
+		r.Comparisons = append(r.Comparisons, *one.Comparison)
+	case one.Baseline != nil:
+		r.Baseline = one.Baseline
+	case one.End != nil:
+		r.Run = *one.End
+	}
+}
+
+// complete checks what the other formats rely on, and puts empty lists where a case has none.
 func (r *Report) complete() error {
-	r.Run.Args, r.Host.Limits = notNil(r.Run.Args), notNil(r.Host.Limits)
-	r.Devices, r.Cases, r.Comparisons = notNil(r.Devices), notNil(r.Cases), notNil(r.Comparisons)
-	for i := range r.Devices {
-		d := &r.Devices[i]
-		d.Peers, d.Features = notNil(d.Peers), notNil(d.Features)
-	}
-	if b := r.Baseline; b != nil {
-		if b.New != nil {
-			b.New.Args = notNil(b.New.Args)
-		}
-		b.Run.Args, b.Host.Limits = notNil(b.Run.Args), notNil(b.Host.Limits)
-		b.Devices, b.OnlyOld, b.OnlyNew = notNil(b.Devices), notNil(b.OnlyOld), notNil(b.OnlyNew)
-	}
 	if m := r.Run.Measure; m != nil && !isMargin(m.Margin) {
-		return fmt.Errorf("report: run: margin %v is not in [0, 1)", m.Margin)
+		return fmt.Errorf("run: margin %v is not in [0, 1)", m.Margin)
 	}
 	for i := range r.Cases {
 		c := &r.Cases[i]
 		if err := c.check(); err != nil {
-			return fmt.Errorf("report: case %s: %w", cmp.Or(c.ID, strconv.Itoa(i)), err)
+			return fmt.Errorf("case %s: %w", cmp.Or(c.ID, strconv.Itoa(i)), err)
 		}
 		c.Axes, c.Samples, c.Flags = notNil(c.Axes), notNil(c.Samples), notNil(c.Flags)
 	}
 	for _, c := range r.Comparisons {
 		if err := c.check(); err != nil {
-			return fmt.Errorf("report: comparison %s: %w", c.ID, err)
+			return fmt.Errorf("comparison %s: %w", c.ID, err)
 		}
 	}
 	return nil
@@ -168,8 +151,6 @@ func (c *Case) check() error {
 	}
 	s := c.Stats
 	switch {
-	case s.N < 0:
-		return fmt.Errorf("%d samples", s.N)
 	case s.Loops < 1:
 		return fmt.Errorf("%d repetitions in a sample", s.Loops)
 	case len(c.Samples) > 0 && s.N != len(c.Samples):

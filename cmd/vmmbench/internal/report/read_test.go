@@ -33,7 +33,7 @@ func written(t testing.TB, r *Report, format Format) string {
 func TestReadReturnsWhatWasWritten(t *testing.T) {
 	for _, format := range []Format{JSON, NDJSON} {
 		want := sample()
-		base, list, err := Compare(sample(), want, CompareOptions{Margin: 0.02})
+		base, list, err := Compare([]*Report{sample()}, []*Report{want}, CompareOptions{Margin: 0.02})
 		require.NoError(t, err)
 		want.Baseline, want.Comparisons = base, append(want.Comparisons, list...)
 		got, err := Read(strings.NewReader(written(t, want, format)))
@@ -93,7 +93,7 @@ func TestReadRefuses(t *testing.T) {
 		{`{"schema":"vmmbench/2","cases":7}`, `"vmmbench/2"`},
 		{`{"schema":"vmmbench/2","run":7}` + "\n", `"vmmbench/2"`},
 		{`{"schema":"vmmbench/1","cases":7}`, "report: json"},
-		{`{"schema":"vmmbench/1","cases":[]} 7`, "cut off"},
+		{`{"schema":"vmmbench/1","cases":[]} 7`, "report: invalid"},
 		{`{"schema":"vmmbench/1","cases":[{"status":"passed"}]}`, "case 0: it has no id"},
 		{`{"schema":"vmmbench/1","cases":[{"id":"x","status":"fine"}]}`, `status "fine"`},
 		{`{"schema":"vmmbench/1","cases":[{"id":"x","status":"passed","axes":{"a":[1]}}]}`, "no plain value"},
@@ -106,7 +106,7 @@ func TestReadRefuses(t *testing.T) {
 		{withCase(`"samples_ns":[1,-2]`), "case x: -2 is"},
 		{withCase(`"samples_ns":[1,1e999]`), "report: json"},
 		{withCase(`"bytes":-1`), "report: json"},
-		{withCase(`"stats":{"n":-1,"loops":1}`), "case x: -1 samples"},
+		{withCase(`"stats":{"n":-1,"loops":1}`), "case x: n: -1 is"},
 		{withCase(`"stats":{"n":1,"loops":0}`), "case x: 0 repetitions"},
 		{withCase(`"samples_ns":[1,2],"stats":{"n":3,"loops":1}`), "case x: 3 samples by its statistics, 2 in its list"},
 		{withCase(`"stats":{"n":1,"loops":1,"median_ns":-1}`), "case x: median_ns: -1 is"},
@@ -160,7 +160,7 @@ func FuzzRead(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, r.Cases, again.Cases)
 		// So can a comparison with itself, if its names are unique.
-		if base, list, err := Compare(again, r, CompareOptions{Margin: 0.02}); err == nil {
+		if base, list, err := Compare([]*Report{again}, []*Report{r}, CompareOptions{Margin: 0.02}); err == nil {
 			r.Run.Command, r.Baseline, r.Comparisons = CommandCompare, base, list
 			require.NoError(t, Output{W: &bytes.Buffer{}, Format: Table}.Finished(r))
 		}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -185,26 +186,24 @@ func (a Axes) MarshalJSON() ([]byte, error) {
 // are.
 func (a *Axes) UnmarshalJSON(b []byte) error {
 	d := json.NewDecoder(bytes.NewReader(b))
+	d.UseNumber()
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
 		return errors.Join(err, fmt.Errorf("axes are %v instead of an object", t))
 	}
 	*a = Axes{}
 	for d.More() {
-		name, err := d.Token()
-		if err != nil {
+		name, wrong := d.Token()
+		value, err := d.Token()
+		switch v := value.(type) {
+		case json.Delim:
+			err = fmt.Errorf("axis %v is no plain value", name)
+		case json.Number:
+			if value, err = strconv.ParseUint(string(v), 10, 64); err != nil {
+				value, err = v.Float64()
+			}
+		}
+		if err := cmp.Or(wrong, err); err != nil {
 			return err
-		}
-		var raw json.RawMessage
-		var value any
-		if err := errors.Join(d.Decode(&raw), json.Unmarshal(raw, &value)); err != nil {
-			return err
-		}
-		switch value.(type) {
-		case []any, map[string]any:
-			return fmt.Errorf("axis %v is no plain value", name)
-		}
-		if n, err := strconv.ParseUint(string(raw), 10, 64); err == nil {
-			value = n
 		}
 		*a = append(*a, Axis{fmt.Sprint(name), value})
 	}
@@ -333,9 +332,6 @@ type Comparison struct {
 // CommandCompare is Run.Command of a report that compares two runs and has measured
 // nothing.
 const CommandCompare = "compare"
-
-// CommandQuick is Run.Command of the quick tour.
-const CommandQuick = "quick"
 
 // Exit codes of the command.
 const (

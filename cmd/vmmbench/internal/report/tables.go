@@ -10,14 +10,13 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 
-	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 )
 
 const (
-	usualWidth = 80 // of a terminal, at least
-	maxRows    = 20 // of a table of pairs of devices
+	width   = 80 // of a terminal
+	maxRows = 20 // of a table of pairs of devices
 )
 
 // Piece is a part of a report: a table with its heading, sentences, or words with what they mean.
@@ -29,46 +28,37 @@ type Piece struct {
 }
 
 // text prints the piece for a terminal.
-func (p Piece) text(width int) string {
+func (p Piece) text() string {
 	var lines []string
 	if p.Heading != "" {
-		lines = append(lines, wrap(width, p.Heading))
+		lines = append(lines, wrap(p.Heading))
 	}
 	if p.Table != nil {
 		lines = append(lines, p.Table.Render())
 	}
 	for _, s := range p.Sentences {
-		lines = append(lines, wrap(width, s))
+		lines = append(lines, wrap(s))
 	}
 	for _, w := range p.Words {
-		lines = append(lines, wrap(width, w.Word+": "+w.Means))
+		lines = append(lines, wrap(w.Word+": "+w.Means))
 	}
 	return strings.Join(lines, "\n")
 }
 
-// sentences is a piece of them, if there are any.
-func sentences(list ...string) []Piece {
-	if len(list) == 0 {
-		return nil
-	}
-	return []Piece{{Sentences: list}}
-}
-
 // tables writes the report as tables, for people. The answer stands last, where a terminal shows it.
-func tables(w io.Writer, r *Report, width int) error {
+func tables(w io.Writer, r *Report) error {
 	pieces := About(r)
 	if r.Run.Command != CommandCompare && r.Run.Measure == nil {
 		pieces = Abilities(r)
 	}
 	pieces = append(pieces, figures(r)...)
 	pieces = append(pieces, legend(pieces)...)
-	if steps := next(r); len(steps) > 0 {
-		pieces = append(pieces, Piece{Heading: "Next", Words: steps})
-	}
-	pieces = append(pieces, sentences(Findings(r)...)...)
+	pieces = append(pieces, Piece{Sentences: Findings(r)})
 	var parts []string
 	for _, p := range pieces {
-		parts = append(parts, p.text(max(width, usualWidth)))
+		if text := p.text(); text != "" {
+			parts = append(parts, text)
+		}
 	}
 	_, err := io.WriteString(w, strings.Join(parts, "\n\n")+"\n")
 	return err
@@ -116,7 +106,7 @@ var (
 	}
 	briefState = []string{
 		"load", "governors", "transparent_huge_pages",
-		"clock_sm_mhz", "clock_sm_max_mhz", "temperature_c", "power_w", "throttle", "pcie_generation", "pcie_width", "other_processes",
+		"clock_sm_mhz", "clock_sm_max_mhz", "temperature_c", "power_w", "throttle", "pcie_generation", "pcie_generation_max", "pcie_width", "pcie_width_max", "other_processes",
 	}
 )
 
@@ -143,30 +133,21 @@ func Figures(r *Report) []Piece {
 }
 
 func figures(r *Report) (list []Piece) {
-	// The quick tour is one page of a terminal. All is in the other formats.
-	brief := r.Run.Command == CommandQuick
 	if r.Run.Command != CommandCompare {
 		for _, command := range byCommand(r) {
-			list = append(list, caseTables(command, brief)...)
+			list = append(list, caseTables(command)...)
 		}
 		list = append(list, matrices(r)...)
 	}
-	list = append(list, comparisons(r, "Compared, ratio of times", func(c Comparison) bool {
-		return !c.ofRuns() && (!brief || CommandOf(c.B) != "bw") // the findings tell of copies
-	})...)
+	list = append(list, comparisons(r, "Compared, ratio of times", func(c Comparison) bool { return !c.ofRuns() })...)
 	list = append(list, comparisons(r, "Compared, new run against old", Comparison.ofRuns)...)
 	if r.Run.Command == CommandCompare {
 		return list
 	}
-	list = append(list, sentences(notHere(r)...)...)
-	floors := newGrid("case with a floor")
-	for _, f := range r.Run.AtLeast {
-		floors.setRow(f.Case, f, "least", "value")
-		floors.set(f.Case, "result", map[bool]string{true: "below its floor", false: "reached"}[f.Missed()])
-	}
-	list = append(list, floors.pieces("Floors, GB/s")...)
+	list = append(list, Piece{Sentences: notHere(r)})
+	list = append(list, floors(r)...)
 	if r.Run.Measure != nil {
-		list = slices.Concat(list, States(r, briefState...), sentences(summary(r)))
+		list = append(append(list, States(r, briefState...)...), Piece{Sentences: []string{summary(r)}})
 	}
 	return list
 }
@@ -202,8 +183,8 @@ var mainFields = []string{
 }
 
 // caseTables are tables of a command's cases, but for what this machine does not have: how long
-// they took, and, unless it is brief, what only some of them have.
-func caseTables(command Group[Case], brief bool) []Piece {
+// they took, and what only some of them have.
+func caseTables(command Group[Case]) []Piece {
 	list := without(command.Of, func(c Case) bool { return c.Status == Waived })
 	g, more, flags := newGrid("case"), newGrid("case"), commonFlags(list)
 	for _, c := range list {
@@ -212,7 +193,7 @@ func caseTables(command Group[Case], brief bool) []Piece {
 			g.setCase(c, flags)
 		}
 		for _, f := range c.figures() {
-			if _, number := f.number(); number && !brief && !slices.Contains(mainFields, f.name) {
+			if _, number := f.number(); number && !slices.Contains(mainFields, f.name) {
 				more.set(c.ID, f.title(), f.String())
 			}
 		}
@@ -236,32 +217,24 @@ func commonFlags(list []Case) (flags []string) {
 
 // setCase adds a case to the main table of its command, without the flags that stand in its heading.
 func (g *grid) setCase(c Case, common []string) {
-	s, median, of := c.Stats, "", ""
+	s, median, of, mode := c.Stats, "", "", verify.Off
 	if s == nil {
 		s = &Stats{}
 	} else {
 		median, of = fourDigits(s.Value), interval(s.ValueLow, s.ValueHigh, s.Level, fourDigits)
+	}
+	if c.Verify != nil {
+		mode = c.Verify.Mode
 	}
 	g.set(c.ID, "device", strings.TrimSuffix(c.Axes.text("device"), "-"))
 	g.set(c.ID, "median", median)
 	g.set(c.ID, "95 %", of)
 	g.set(c.ID, "unit", c.Unit)
 	g.set(c.ID, "n", strconv.Itoa(s.N))
-	g.set(c.ID, "verified", verified(c))
+	g.set(c.ID, "verified", string(mode))
 	g.set(c.ID, "status", string(c.Status))
 	g.set(c.ID, "flags", strings.Join(without(c.Flags, func(f string) bool { return slices.Contains(common, f) }), ", "))
 	g.set(c.ID, "reason", string(c.Reason))
-}
-
-// verified returns how much of a case was checked.
-func verified(c Case) string {
-	switch {
-	case c.Verify == nil || c.Verify.Mode == verify.Off:
-		return "no"
-	case c.Verify.Mode == verify.Full && c.Verify.Bytes == c.Bytes:
-		return "all"
-	}
-	return size.Format(c.Verify.Bytes)
 }
 
 // comparisons is the table of some comparisons, but for what this machine does not have.
@@ -272,8 +245,12 @@ func comparisons(r *Report, heading string, which func(Comparison) bool) []Piece
 			continue
 		}
 		name := c.name()
-		g.set(name, "ratio", c.ratio())
-		g.set(name, "95 %", c.interval())
+		ratio := ""
+		if c.Ratio != nil {
+			ratio = threePlaces(*c.Ratio)
+		}
+		g.set(name, "ratio", ratio)
+		g.set(name, "95 %", interval(c.Low, c.High, c.Level, threePlaces))
 		g.set(name, "margin", fmt.Sprintf("%g %%", c.Margin*100))
 		g.set(name, "verdict", string(c.Verdict))
 		g.set(name, "reason", string(c.Reason))

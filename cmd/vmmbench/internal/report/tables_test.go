@@ -45,7 +45,7 @@ func TestTablesOfRuns(t *testing.T) {
 		requireFits(t, name, text)
 		for _, c := range r.Cases {
 			if c.Status == Passed {
-				require.Contains(t, text, digits(c.Stats.Value, 4), "%s: every case is there", c.ID)
+				require.Contains(t, text, fourDigits(c.Stats.Value), "%s: every case is there", c.ID)
 			}
 		}
 	}
@@ -55,7 +55,6 @@ func TestTablesOfRuns(t *testing.T) {
 // devices have many matrices.
 func TestTablesFit(t *testing.T) {
 	r := fromFile(t, "tour.json")
-	r.Run.Command = "article" // with every table, which quick leaves out
 	r.Host.CPU = "Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz of a machine with a long name"
 	r.Devices[0].Reason = "memory info: device lost; and so were many other things, which take a while to tell"
 	r.Cases[1].Status, r.Cases[1].Stats = Error, nil
@@ -101,7 +100,7 @@ func TestCountsAreNoBytes(t *testing.T) {
 
 func TestDigits(t *testing.T) {
 	for x, want := range map[float64]string{0: "0", 1.23456: "1.235", 123.456: "123.5", 12345.6: "12346", 1e7: "10000000"} {
-		require.Equal(t, want, digits(x, 4))
+		require.Equal(t, want, fourDigits(x))
 	}
 }
 
@@ -111,8 +110,6 @@ func TestLegend(t *testing.T) {
 	require.True(t, hasWord("vmm-copy vmm", "vmm"))
 	require.False(t, hasWord("vmm-copy xvmm vmm2", "vmm"))
 	r := fromFile(t, "tour.json")
-	require.NotContains(t, written(t, r, Table), "\nstep p50: ", "quick has no table of steps")
-	r.Run.Command = "article"
 	text := written(t, r, Table)
 	for _, word := range []string{"median", "95 %", "gated", "wall-clock", "noisy", "drift", "step p50", "step p99", "peak bytes", "moves", "traffic", "ratio of times", "too noisy", "faster"} {
 		require.Contains(t, text, "\n"+word+": ")
