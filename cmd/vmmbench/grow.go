@@ -21,6 +21,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/verify"
 	"github.com/cuvmm/cuvmm/internal/freememory"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
 // Where the bytes come from that are appended, as --write takes it.
@@ -35,11 +36,9 @@ type growPlan struct {
 	targets, chunks size.List
 	memory          percent // the target as a share of the free memory; 0: targets
 	step            growStep
-	ahead           size.One
 	mems, writes    choices
 	busy            counts
 	ranges          size.List // not empty: so many ranges, in place of one container that grows
-	samples         int       // at most, also if --samples asks for more
 }
 
 func newGrowPlan() *growPlan {
@@ -49,7 +48,7 @@ func newGrowPlan() *growPlan {
 	}
 	return &growPlan{
 		targets: size.List{256 << 20}, chunks: size.List{0}, step: growStep{bytes: 16 << 20},
-		mems: choices{of: ways, values: ways[:len(ways)-1]}, busy: counts{0}, samples: math.MaxInt,
+		mems: choices{of: ways, values: ways[:len(ways)-1]}, busy: counts{0},
 		writes: choices{of: []string{onDevice, upload, nothing}, values: []string{onDevice}},
 	}
 }
@@ -60,14 +59,12 @@ func (p *growPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.step, "step", "bytes appended at a time; x2 begins with 2 MiB and doubles")
 	f.Var(&p.mems, "mem", "ways to grow")
 	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0: the library chooses")
-	f.Var(&p.ahead, "ahead", "bytes that --mem ahead keeps mapped beyond its length; 0: four steps, 64 MiB at least")
 	f.Var(&p.writes, "write", "where the appended bytes come from")
 	f.Var(&p.busy, "busy", "how many streams copy in the background")
 	f.Var(&p.ranges, "ranges", "how many ranges make, grow, sleep and close")
 }
 
 func (a *app) grow() *cobra.Command {
-	p := newGrowPlan()
 	var help strings.Builder
 	for _, w := range growWays {
 		fmt.Fprintf(&help, "  %-8s%s\n", w.word, w.help)
@@ -76,32 +73,20 @@ func (a *app) grow() *cobra.Command {
 		Use:   "grow",
 		Short: "Measure growing: in place against allocate and copy",
 		Long: `Append step by step up to --size and write every byte. The ways to grow (--mem):
-` + help.String() + `The appended bytes are copied on the device, where a kernel would write them, or with
---write upload from memory of the host, which takes longer than most growth. With
---write none nothing is written, so nothing is verified. The first step includes making
-the container. Giving the memory back is not timed; there is a pause after each sample,
-in which a GPU's driver clears it.
+` + help.String() + `The first step includes making the container. Giving the memory back is not timed. With
+--write none nothing is verified.
 
 With --ranges many small vectors are measured instead, as those of a KV cache: make all of
 them, append a first row of 128 bytes, have each grow by its second chunk (cold; from kept
 chunks; where growth ahead has mapped it), sleep, wake and close. A sample is the time of
 all ranges. Nothing is verified.`,
-		Example: `  vmmbench grow
-  vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
+		Example: `  vmmbench grow --size 1G --step 64M --mem vmm,double --chunk 0,2M
   vmmbench grow --size 1G --step 1M --mem vmm,ahead,kept --busy 0,1
   vmmbench grow --ranges 64,4096`,
-	}, p, 10, 15*time.Second, (*measureFlags).addVerify)
-	c.PreRunE = func(*cobra.Command, []string) error {
-		set := c.Flags().Changed
-		if set("memory") && set("size") {
-			return usageError{errors.New("--memory and --size both say what to grow to")}
-		}
-		for _, other := range []string{"size", "memory", "step", "mem", "chunk", "ahead", "write", "busy", "verify"} {
-			if set("ranges") && set(other) {
-				return usageError{fmt.Errorf("--%s is of one container that grows, and --ranges measures many", other)}
-			}
-		}
-		return nil
+	}, newGrowPlan(), 10, 15*time.Second, (*measureFlags).addVerify)
+	c.MarkFlagsMutuallyExclusive("memory", "size")
+	for _, ofOne := range []string{"size", "memory", "step", "mem", "chunk", "write", "busy", "verify"} {
+		c.MarkFlagsMutuallyExclusive("ranges", ofOne)
 	}
 	return c
 }
@@ -110,7 +95,7 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
 		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
 	}
-	if err := cmp.Or(checkMost("--step", p.step.bytes), checkMost("--chunk", p.chunks...), checkMost("--ahead", uint64(p.ahead))); err != nil {
+	if err := cmp.Or(checkMost("--step", p.step.bytes), checkMost("--chunk", p.chunks...)); err != nil {
 		return nil, err
 	}
 	var list []group
@@ -218,7 +203,7 @@ func (s *growStep) Type() string { return "SIZE|x2" }
 func (p *growPlan) options(way string, target, chunk uint64) vmm.RangeOptions {
 	o := vmm.RangeOptions{Max: target, Chunk: chunk}
 	if way == "ahead" {
-		o.GrowAhead = cmp.Or(uint64(p.ahead), max(64<<20, 4*p.step.bytes))
+		o.GrowAhead = max(64<<20, 4*p.step.bytes)
 	}
 	return o
 }
@@ -233,7 +218,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 	if p.step.double {
 		name += "/x2"
 	}
-	g := group{name: busyName(name, streams), samples: p.samples, minSamples: min(p.samples, stat.MinSamples), maxLoops: 1}
+	g := group{name: busyName(name, streams), samples: math.MaxInt, minSamples: stat.MinSamples, maxLoops: 1}
 	x := growth{ready: busy.waitQueued, target: target, step: p.step, write: write}
 	x.pattern.Seed = measure.Seed(seed, g.name)
 	g.setup = func(ctx context.Context) (func() error, error) {
@@ -295,15 +280,22 @@ func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at u
 	}
 }
 
-// newGrowSource is device memory from which growths append. It is filled once, before them.
-func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (*buffer, error) {
-	r, view, err := fullRange(dev, shape{size: size})
+// newGrowSource is device memory from which growths append. It is filled once, before them. The CPU's
+// view of it is for growers on the host.
+func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (_ *buffer, err error) {
+	r, err := grownRange(dev, shape{size: size})
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: dev, ptr: r.Ptr(), host: view, size: size, free: r.Close}
+	b := &buffer{dev: dev, ptr: r.Ptr(), size: size, free: r.Close}
+	defer func() { onError(&err, r.Close) }()
+	if err = r.SetLen(size); err != nil {
+		return nil, err
+	}
+	if b.host, err = r.Host(); err != nil && !errors.Is(err, driver.ErrNotSupported) {
+		return nil, err
+	}
 	err = b.fill(ctx, p)
-	onError(&err, r.Close)
 	return b, err
 }
 

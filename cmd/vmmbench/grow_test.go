@@ -32,6 +32,4 @@ func TestDefaultOfAhead(t *testing.T) {
 	require.Equal(t, uint64(64<<20), p.options("ahead", 1<<30, 0).GrowAhead)
 	p.step = growStep{bytes: 32 << 20}
 	require.Equal(t, uint64(128<<20), p.options("ahead", 1<<30, 0).GrowAhead)
-	p.ahead = 8 << 20
-	require.Equal(t, uint64(8<<20), p.options("ahead", 1<<30, 0).GrowAhead)
 }

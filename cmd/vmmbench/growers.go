@@ -129,40 +129,19 @@ func keepChunks(dev device) (device, func() error, error) {
 }
 
 // fillOneChunk makes a range that has all its memory, in one chunk, before the first byte is written.
-// Where the CPU can address the memory, it writes there directly.
 func fillOneChunk(dev device, o vmm.RangeOptions) (*grower, error) {
 	gran, err := dev.Driver().Granularity(driver.Prop{Location: location(dev)})
 	if err != nil {
 		return nil, err
 	}
-	r, view, err := fullRange(dev, shape{size: o.Max, chunk: roundUp(o.Max, gran)})
+	o.Chunk = roundUp(o.Max, gran)
+	g, err := growInPlace(dev, o)
 	if err != nil {
 		return nil, err
 	}
-	g := &grower{r: r, buffer: buffer{dev: dev, ptr: r.Ptr(), free: r.Close}}
-	g.more = func(piece *buffer) error {
-		if view == nil || piece.ptr != 0 {
-			return g.write(piece)
-		}
-		copy(view[g.size:], piece.host)
-		return nil
-	}
-	return g, nil
-}
-
-// fullRange makes a range whose length is its size, and the CPU's view of it, nil where it has none.
-func fullRange(dev device, s shape) (r *vmm.Range, view []byte, err error) {
-	if r, err = grownRange(dev, s); err != nil {
-		return nil, nil, err
-	}
-	if err = r.SetLen(s.size); err == nil {
-		view, err = r.Host()
-	}
-	if errors.Is(err, driver.ErrNotSupported) {
-		err = nil
-	}
-	onError(&err, r.Close)
-	return r, view, err
+	err = g.r.Grow(o.Max)
+	onError(&err, g.free)
+	return g, err
 }
 
 // growByCopy is the way of memory that moves. When it is full, its contents are copied to new memory,

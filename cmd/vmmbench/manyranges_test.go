@@ -29,7 +29,7 @@ func TestManyRanges(t *testing.T) {
 	}
 	code, _, progress = bench(t, "grow", "--device", "host", "--ranges", "2", "--size", "1M")
 	require.Equal(t, report.ExitUsage, code)
-	require.Contains(t, progress, "--size is of one container")
+	require.Contains(t, progress, "[ranges size] were all set")
 }
 
 // What fails in the middle leaves no range.

@@ -58,7 +58,6 @@ func TestErrorsOfFlags(t *testing.T) {
 		{"grow --step 100P", "--step"},
 		{"bw --step 100P", "--step"},
 		{"bw --chunk 100PiB", "want 64TiB at most"},
-		{"grow --ahead 100PiB", "want 64TiB at most"},
 		{"ops --total 100PiB", "want 64TiB at most"},
 		{"share --chunk 100PiB", "want 64TiB at most"},
 		{"--preset article --size 1M", "--preset quick and nvbandwidth"},

@@ -36,7 +36,11 @@ func run(ctx context.Context, set *settings, args []string, stdout, stderr io.Wr
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	begun := false
-	root.PersistentPreRun = func(*cobra.Command, []string) { begun = true }
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		err := c.ValidateFlagGroups()
+		begun = err == nil
+		return err
+	}
 	ran, err := root.ExecuteContextC(ctx)
 	if err != nil && !begun { // cobra has refused the command line
 		err = usageError{err}
