@@ -164,7 +164,7 @@ func (s *snippet) source() string {
 	}
 	var imports string
 	for _, p := range []string{
-		"context", "errors", "fmt", "io", "net/http", "os", "reflect", "time",
+		"context", "errors", "fmt", "io", "net/http", "os", "reflect", "time", "unsafe",
 		module + "/growable", module + "/shareable", module + "/vmm", module + "/vmm/driver", module + "/vmm/kernel",
 		module + "/vmm/dlpack", module + "/vmm/memmap", module + "/vmm/pool", module + "/shareable/collective", module + "/shareable/store",
 	} {
