@@ -164,15 +164,6 @@ func (c *counted) setLen(r *vmm.Range, n int) error {
 	return r.SetLen(size)
 }
 
-// open is nil unless r is closed or asleep.
-func open(r *vmm.Range) error {
-	release, err := r.Hold(0, 0)
-	if err == nil {
-		release()
-	}
-	return err
-}
-
 var errNoSeq = fmt.Errorf("append a sequence: %w: there is none", vmm.ErrInvalid)
 
 // appendSeq appends what seq yields, in whole items of width elements, and returns how

@@ -150,7 +150,8 @@ func (c *copyGroup) group(name string, seed uint64, streams int) group {
 	g := group{name: name, samples: math.MaxInt, keepsMemory: true, setup: c.setup}
 	// Each group has its own data: what another one left cannot pass for them.
 	c.pattern.Seed = measure.Seed(seed, name)
-	if c.gated = c.gated && hasGates(c.timing); c.gated {
+	_, can := gates(c.timing)
+	if c.gated = c.gated && can; c.gated {
 		g.maxLoops = max(gatedLoops/max(streams, 1), 1)
 	}
 	g.deviceChecks = c.timing.checksItself() && !slices.ContainsFunc(c.flows, flow.hasHost)

@@ -45,7 +45,7 @@ func TestReportPictures(t *testing.T) {
 	require.FileExists(t, page)
 
 	// To draw nothing is an error.
-	code, out, stderr = bench(t, "info", "--device", "host", "-o", filepath.Join(dir, "info.json"))
+	code, _, stderr = bench(t, "info", "--device", "host", "-o", filepath.Join(dir, "info.json"))
 	require.Equal(t, report.ExitPassed, code, stderr)
 	code, out, stderr = bench(t, "report", filepath.Join(dir, "info.json"), "--pictures", dir)
 	require.Equal(t, report.ExitError, code)

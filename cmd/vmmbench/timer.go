@@ -52,9 +52,9 @@ func newTimer(dev device, n int, gateable, byEvents bool) (t *timer, err error) 
 	if t.byEvents = byEvents || n > 1; t.byEvents {
 		t.flag = ungated
 	}
-	if gateable && hasGates(dev) {
+	if raw, ok := gates(dev); gateable && ok {
 		t.byEvents, t.flag = true, gated
-		if t.gate, err = newGate(dev, &t.undo); err != nil {
+		if t.gate, err = newGate(dev, raw, &t.undo); err != nil {
 			return t, err
 		}
 	}
@@ -176,15 +176,14 @@ type gateDevice interface {
 	driver.HostAllocator
 }
 
-// hasGates reports whether streams of a device can wait for a word of memory.
-func hasGates(dev device) bool {
-	_, ok := dev.raw.(gateDevice)
-	return ok && dev.Supports(driver.FeatureStreamMemOps) == nil
+// gates are the calls of a device whose streams can wait for a word of memory.
+func gates(dev device) (raw gateDevice, ok bool) {
+	raw, ok = dev.raw.(gateDevice)
+	return raw, ok && dev.Supports(driver.FeatureStreamMemOps) == nil
 }
 
-// newGate makes a gate for a device that has them. u frees it.
-func newGate(dev device, u *undo) (g *gate, err error) {
-	raw := dev.raw.(gateDevice)
+// newGate makes a gate. u frees it.
+func newGate(dev device, raw gateDevice, u *undo) (g *gate, err error) {
 	g = &gate{memOps: raw, timeout: dev.settings.gateTimeout}
 	if g.ptr, g.word, err = raw.AllocHost(8); err != nil {
 		return nil, err

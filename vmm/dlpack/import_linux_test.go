@@ -6,10 +6,10 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/cgo/dlpack/consumer"
 	"github.com/cuvmm/cuvmm/growable"
@@ -260,13 +260,13 @@ func TestWithoutDescriptors(t *testing.T) {
 	v, err := growable.New[float32](d, growable.Options{Range: vmm.RangeOptions{Max: page}})
 	require.NoError(t, err)
 	require.NoError(t, v.Append(1, 2, 3))
-	var old unix.Rlimit
-	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: old.Max}))
+	var old syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &old))
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: old.Max}))
 	m := consumer.Make(true)
 	f, imported := dlpack.FromDLPack(d, m.Pointer())
 	_, exported := dlpack.Export(v, 3, dlpack.Options{})
-	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old))
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &old))
 	require.NoError(t, imported)
 	require.ErrorIs(t, exported, vmm.ErrLimit)
 	require.NoError(t, f.Close())
