@@ -172,7 +172,7 @@ func TestBlocks(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join(dir, "benchmarks.md"))
 	require.NoError(t, err)
 	for _, want := range []string{
-		"- [gpu.json](benchmarks/gpu.json), [page](benchmarks/gpu.html): vmmbench grow --size 1G --order fixed · version 4b1d2ef · 2026-11-22 · Some GPU, driver 580.1 (CUDA 13.0)\n",
+		"version 4b1d2ef · 2026-11-22 · Some GPU, driver 580.1 (CUDA 13.0):\n\n- [gpu.json](benchmarks/gpu.json), [page](benchmarks/gpu.html): vmmbench grow --size 1G --order fixed\n",
 		"| mem | 1GiB |\n| --- | --- |\n| vmm | 10 ms |\n", "| mmap-copy | 80 ms (8) |\n", "| mremap | 5 ms (0.5) |\n",
 		"Of 2 comparisons memory that grows is slower in 1. In 0 more its ratio is above the margin too, but the verdict is not firm.\n",
 		"- [gpu.json](benchmarks/gpu.json): grow/1GiB: vmm against mremap takes 2 times as long (1.6 to 2.5)\n",

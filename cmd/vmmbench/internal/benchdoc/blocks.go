@@ -38,13 +38,21 @@ func (f *filler) block(m []string) (text string, err error) {
 // names are those of all reports.
 func (f *filler) names() []string { return slices.Sorted(maps.Keys(f.reports)) }
 
-// list has where the figures come from, with the pages, which have the whole machine.
+// list has where the figures come from, by machine and commit, with the pages, which have the whole machine.
 func (f *filler) list() string {
 	var b strings.Builder
-	for _, name := range f.names() {
-		fmt.Fprintf(&b, "- [%s](%s), [page](%s): %s\n", name, dataDir+name, dataDir+pageName(name), plot.Origin(f.reports[name]))
+	command := map[string]string{}
+	for _, of := range report.GroupBy(f.names(), func(name string) (origin string) {
+		command[name], origin, _ = strings.Cut(plot.Origin(f.reports[name]), " · ")
+		return origin
+	}) {
+		fmt.Fprintf(&b, "%s:\n\n", of.Key)
+		for _, name := range of.Of {
+			fmt.Fprintf(&b, "- [%s](%s), [page](%s): %s\n", name, dataDir+name, dataDir+pageName(name), command[name])
+		}
+		b.WriteString("\n")
 	}
-	return b.String()
+	return strings.TrimSuffix(b.String(), "\n")
 }
 
 // slower is where memory that grows is slower than the other.
