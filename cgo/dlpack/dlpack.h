@@ -34,18 +34,16 @@ struct cuvmm_dl_versioned {
 
 enum {
 	CUVMM_DL_OUT = 8, // dimensions of a tensor that is exported, at most
-	CUVMM_DL_IN = 64, // of one that is imported
 };
 
-// cuvmm_dl_info is a tensor of either struct, without pointers.
+// cuvmm_dl_info is a tensor that is exported, without pointers. major is 0 for the struct without a version.
 struct cuvmm_dl_info {
-	uint32_t major, minor; // 0 of the struct without a version
-	uint64_t flags, data, byte_offset;
+	uint32_t major, minor;
+	uint64_t flags, data;
 	int32_t device_type, device_id, ndim;
 	uint8_t code, bits;
 	uint16_t lanes;
-	int32_t has_shape, has_strides;
-	int64_t shape[CUVMM_DL_IN], strides[CUVMM_DL_IN];
+	int64_t shape[CUVMM_DL_OUT], strides[CUVMM_DL_OUT];
 };
 
 struct cuvmm_dl_slot;
@@ -74,9 +72,6 @@ struct cuvmm_dl_slot *cuvmm_dl_next(struct cuvmm_dl_slot *s);
 
 // cuvmm_dl_repeated is how often a deleter was called for a slot that had no tensor.
 uint64_t cuvmm_dl_repeated(void);
-
-// cuvmm_dl_read reads either struct. Of another major version than 1 it reads the version alone.
-void cuvmm_dl_read(const void *p, int versioned, struct cuvmm_dl_info *info);
 
 // cuvmm_dl_delete calls the deleter of either struct, if there is one.
 void cuvmm_dl_delete(void *p, int versioned);

@@ -6,8 +6,6 @@ package dlpack
 #cgo CFLAGS: -std=gnu11 -Wall -Wextra -Werror
 #cgo noescape cuvmm_dl_export
 #cgo nocallback cuvmm_dl_export
-#cgo noescape cuvmm_dl_read
-#cgo nocallback cuvmm_dl_read
 #cgo nocallback cuvmm_dl_claim
 #cgo nocallback cuvmm_dl_next
 #include "dlpack.h"
@@ -144,34 +142,38 @@ func Events() (*os.File, error) {
 func Wake() { C.cuvmm_dl_wake() }
 
 // Read reads a struct of another library. Of another major version than 1 it reads the version alone.
+//
+// Safety: the caller promises that p is such a struct. Of its arrays as many numbers are read as it has dimensions, and
+// none if there are too many.
 func Read(p unsafe.Pointer, versioned bool) (t Tensor) {
-	var info C.struct_cuvmm_dl_info
-	C.cuvmm_dl_read(p, cbool(versioned), &info)
-	t = Tensor{
-		Major:      uint32(info.major),
-		Minor:      uint32(info.minor),
-		Flags:      uint64(info.flags),
-		Data:       uint64(info.data),
-		ByteOffset: uint64(info.byte_offset),
-		Type:       DeviceType(info.device_type),
-		ID:         int32(info.device_id),
-		Code:       uint8(info.code),
-		Bits:       uint8(info.bits),
-		Lanes:      uint16(info.lanes),
-		NDim:       int(info.ndim),
-	}
-	if t.NDim < 1 || t.NDim > MostDimsIn {
-		return t
-	}
-	for i := range t.NDim {
-		if info.has_shape != 0 {
-			t.Shape = append(t.Shape, int64(info.shape[i]))
+	d := &(*C.struct_cuvmm_dl_managed)(p).tensor
+	if versioned {
+		v := (*C.struct_cuvmm_dl_versioned)(p)
+		t.Major, t.Minor = uint32(v.major), uint32(v.minor)
+		if t.Major != Major {
+			return t
 		}
-		if info.has_strides != 0 {
-			t.Strides = append(t.Strides, int64(info.strides[i]))
-		}
+		t.Flags, d = uint64(v.flags), &v.tensor
+	}
+	// The address may be any number, so it is never a pointer of Go's.
+	t.Data, t.ByteOffset = *(*uint64)(unsafe.Pointer(&d.data)), uint64(d.byte_offset)
+	t.Type, t.ID = DeviceType(d.device_type), int32(d.device_id)
+	t.Code, t.Bits, t.Lanes, t.NDim = uint8(d.code), uint8(d.bits), uint16(d.lanes), int(d.ndim)
+	if t.NDim >= 1 && t.NDim <= MostDimsIn {
+		t.Shape, t.Strides = numbers(d.shape, t.NDim), numbers(d.strides, t.NDim)
 	}
 	return t
+}
+
+// numbers are n numbers of C; nil for NULL.
+func numbers(p *C.int64_t, n int) (list []int64) {
+	if p == nil {
+		return nil
+	}
+	for _, x := range unsafe.Slice(p, n) {
+		list = append(list, int64(x))
+	}
+	return list
 }
 
 // Delete calls the struct's deleter, if it has one.
