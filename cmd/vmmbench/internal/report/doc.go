@@ -18,5 +18,6 @@ package report
 //	grid.go      grid: rows and columns, of which every table is made; newTable: a table as it is printed
 //	tables.go    tables for terminals and pages: of the machine, of cases and comparisons, of pairs
 //	findings.go  sentences: what was found, how cases ended
+//	links.go     how much of its link a copy gets
 //	floors.go    Floor: a rate that a case had to reach, and the table of them
 //	words.go     what the words in tables mean, by words.txt

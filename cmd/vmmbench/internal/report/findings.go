@@ -11,7 +11,7 @@ import (
 )
 
 // Findings says in sentences what was found: the verdicts, growth in place against what a program would do otherwise,
-// and what is in one of two runs only. There may be none.
+// how much of its link a copy gets, and what is in one of two runs only. There may be none.
 func Findings(r *Report) []string {
 	list := verdictsFound(r)
 	for _, c := range r.Cases {
@@ -19,7 +19,7 @@ func Findings(r *Report) []string {
 			list = append(list, growthFound(r, c)...)
 		}
 	}
-	return append(list, runsFound(r.Baseline)...)
+	return slices.Concat(list, linksFound(r), runsFound(r.Baseline))
 }
 
 // few is the number of cases up to which a sentence names each.

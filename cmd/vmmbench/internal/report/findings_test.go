@@ -146,6 +146,25 @@ func TestFloors(t *testing.T) {
 	require.Regexp(t, `bw/h2d/pinned/1GiB/vmm +50 +50 +reached`, written(t, r, Table))
 }
 
+// The share of a link is that of the fastest copy, and a link below what the GPU could do is named.
+func TestLinkFindings(t *testing.T) {
+	r := New(Run{}, Host{})
+	for _, c := range []struct{ id, direction, host string }{{"bw/h2d/pinned/1GiB/vmm", "h2d", "pinned"}, {"bw/both/pinned/1GiB/vmm", "both", "pinned"}} {
+		r.Cases = append(r.Cases, Case{ID: c.id, Unit: "GB/s", Status: Passed, Axes: Axes{{"device", "cuda:0"}, {"direction", c.direction}, {"host", c.host}}, Stats: &Stats{Value: 7}})
+	}
+	r.Cases = append(r.Cases, Case{ID: "p2p/write/cuda:0-cuda:1/vmm", Unit: "GB/s", Status: Passed,
+		Axes: Axes{{"from", "cuda:0"}, {"to", "cuda:1"}, {"direction", "write"}}, Stats: &Stats{Value: 387}})
+	state := &DeviceState{PCIeGeneration: of(uint64(1)), PCIeWidth: of(uint64(8)), PCIeGenerationMax: of(uint64(5)), PCIeWidthMax: of(uint64(16))}
+	end := *state
+	end.PCIeGeneration = of(uint64(3))
+	r.Devices = []Device{{Open: "cuda:0", Arch: "sm_90", State: state, StateEnd: &end}, {Open: "cuda:1", Arch: "sm_90"}}
+	r.Topology = []Link{{From: "cuda:0", To: "cuda:1", NVLinks: of(18)}, {From: "cuda:1", To: "cuda:0"}}
+	require.Equal(t, []string{
+		"One way over PCIe Gen3 x8, where the GPU could do Gen5 x16 (8 GB/s): 7 GB/s, 89 %.",
+		"One way over 18 NVLinks (450 GB/s): 387 GB/s, 86 %.",
+	}, Findings(r)[:2])
+}
+
 // Of few samples the interval is called a range, and one row has no column for what is usual.
 func TestRangeAndOneRow(t *testing.T) {
 	r := New(Run{Measure: &Measure{}}, Host{})
