@@ -101,7 +101,12 @@ for runs that may not be compared.`,
 	o.add(f)
 	b.add(f)
 	f.Var(&margin, "margin", "how far apart two runs may be and still count as equal")
-	c.Args = cobra.ExactArgs(2)
+	c.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) != 2 {
+			return usageError{fmt.Errorf("compare takes the files of two reports, not %d", len(args))}
+		}
+		return nil
+	}
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		if err := cmp.Or(o.check(), o.reject("compare measures nothing", report.GoBench, report.NDJSON)); err != nil {
 			return err

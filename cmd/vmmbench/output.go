@@ -18,6 +18,9 @@ type output struct {
 	target string   // the final name of file, until it has it; empty if file is written in place
 }
 
+// maxWidth is how long a line is on the widest terminal: longer ones are hard to follow.
+const maxWidth = 160
+
 // openOutputs opens stdout and the files. It is called before anything is measured,
 // so that a path which cannot be written is found early.
 func (a *app) openOutputs(o *outputFlags) (list []*output, err error) {
@@ -33,7 +36,7 @@ func (a *app) openOutputs(o *outputFlags) (list []*output, err error) {
 		list = append(list, out)
 	}
 	// Stdout is written last: if it is a pipe, its reader may have ended.
-	return append(list, &output{Output: report.Output{W: a.stdout, Format: o.format}}), nil
+	return append(list, &output{Output: report.Output{W: a.stdout, Format: o.format, Width: min(terminalWidth(a.stdout), maxWidth)}}), nil
 }
 
 // writeFile writes b to a file. If that fails, an earlier file stays.

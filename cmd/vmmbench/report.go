@@ -88,8 +88,8 @@ func writeReports(file string, names []string, reports []*report.Report) error {
 	return writeFile(file, b.Bytes())
 }
 
-// writePictures writes the pictures of reports into a folder, and prints the names of the files. Each
-// report's number begins them if there are several.
+// writePictures writes the pictures of reports into a folder, and prints the names of the files.
+// With several reports, the file of its report begins the name of each picture.
 func (a *app) writePictures(folder string, files []string, reports []*report.Report) error {
 	if err := os.MkdirAll(folder, 0o777); err != nil {
 		return err
@@ -98,7 +98,7 @@ func (a *app) writePictures(folder string, files []string, reports []*report.Rep
 	for i, r := range reports {
 		prefix := ""
 		if len(files) > 1 {
-			prefix = fmt.Sprintf("%d-", i+1)
+			prefix = fmt.Sprintf("%d-%s-", i+1, strings.TrimSuffix(filepath.Base(files[i]), filepath.Ext(files[i])))
 		}
 		for _, c := range plot.Charts(r) {
 			name := filepath.Join(folder, prefix+c.Name+".svg")

@@ -37,11 +37,11 @@ func TestReportPictures(t *testing.T) {
 		require.Contains(t, string(text), "vmmbench grow --device host", "the command stands below: "+name)
 	}
 
-	// With several reports, names begin with their numbers. A page can be made as well.
+	// With several reports, names begin with those of their files. A page can be made as well.
 	page := filepath.Join(dir, "page.html")
 	code, out, stderr = bench(t, "report", file, file, "--only", "grow/1MiB/vmm", "--pictures", dir, "-o", page)
 	require.Equal(t, report.ExitPassed, code, stderr)
-	require.Equal(t, filepath.Join(dir, "1-growth-1mib.svg")+"\n"+filepath.Join(dir, "2-growth-1mib.svg")+"\n", out)
+	require.Equal(t, filepath.Join(dir, "1-small-growth-1mib.svg")+"\n"+filepath.Join(dir, "2-small-growth-1mib.svg")+"\n", out)
 	require.FileExists(t, page)
 
 	// To draw nothing is an error.

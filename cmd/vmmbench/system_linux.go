@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"os/exec"
 	"syscall"
 
@@ -20,6 +21,19 @@ func monotonic() int64 {
 		return 0
 	}
 	return ts.Nano()
+}
+
+// terminalWidth is how many characters a line of a terminal has, 0 if w is none.
+func terminalWidth(w io.Writer) int {
+	f, ok := w.(interface{ Fd() uintptr })
+	if !ok {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
 }
 
 // mapMemory maps anonymous memory.

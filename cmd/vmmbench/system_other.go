@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 
@@ -24,4 +25,5 @@ func mapMemory(uint64) ([]byte, error)           { return nil, errNeedsLinux }
 func unmapMemory([]byte) error                   { return nil }
 func remapMemory([]byte, uint64) ([]byte, error) { return nil, errNeedsLinux }
 func endWithParent(*exec.Cmd)                    {}
+func terminalWidth(io.Writer) int                { return 0 }
 func monotonic() int64                           { return 0 }

@@ -44,6 +44,7 @@ func FormatOf(name string) (Format, error) {
 type Output struct {
 	W      io.Writer
 	Format Format
+	Width  int // of a line of tables, if it may be more than 80
 }
 
 // line is a line of ndjson, which has one of these; the first has the schema too.
@@ -133,5 +134,5 @@ func (o Output) Finished(r *Report) error {
 	case GoBench:
 		return writeGoBench(shown, r)
 	}
-	return tables(shown, r)
+	return tables(shown, r, o.Width)
 }

@@ -1,8 +1,8 @@
 package report
 
 import (
-	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	termtext "github.com/jedib0t/go-pretty/v6/text"
@@ -114,7 +114,19 @@ func newTable(header []string, rows [][]string) table.Writer {
 	return t
 }
 
-// wrap breaks a text into lines that fit a terminal. Lines after the first are indented.
-func wrap(s string) string {
-	return regexp.MustCompile(" *\n").ReplaceAllString(termtext.WrapSoft(s, width-2), "\n  ")
+// wrap breaks a text into lines that fit a width. Lines after the first are indented.
+func wrap(width int, s string) string {
+	var lines []string
+	line := ""
+	for word := range strings.FieldsSeq(s) {
+		switch {
+		case line == "":
+			line = word
+		case termtext.StringWidth(line)+1+termtext.StringWidth(word) > width:
+			lines, line = append(lines, line), "  "+word
+		default:
+			line += " " + word
+		}
+	}
+	return strings.Join(append(lines, line), "\n")
 }

@@ -33,13 +33,14 @@ func byID(list []Case) map[string]Case {
 	return cases
 }
 
-// axisValue returns the value of an axis for a table. What else than memory differs between compared
-// cases, as the size of chunks, is a part of their names.
+// axisValue returns the value of an axis for a table. Memory has one axis: what else differs between
+// compared cases, as the size of chunks, is a part of its name.
 func axisValue(c Case, axis string) string {
-	if axis == axisMem {
+	value := c.Axes.text(axis)
+	if axis == axisMem && strings.HasPrefix(Contender(c.ID), value) {
 		return Contender(c.ID)
 	}
-	return c.Axes.text(axis)
+	return value
 }
 
 // Pivot is a table in Markdown of the cases that passed: a row for each value of the axes rows, a

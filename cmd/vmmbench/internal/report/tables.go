@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	width   = 80 // of a terminal
-	maxRows = 20 // of a table of pairs of devices
+	usualWidth = 80 // of a terminal, at least
+	maxRows    = 20 // of a table of pairs of devices
 )
 
 // Piece is a part of a report: a table with its heading, sentences, or words with what they mean.
@@ -28,25 +28,25 @@ type Piece struct {
 }
 
 // text prints the piece for a terminal.
-func (p Piece) text() string {
+func (p Piece) text(width int) string {
 	var lines []string
 	if p.Heading != "" {
-		lines = append(lines, wrap(p.Heading))
+		lines = append(lines, wrap(width, p.Heading))
 	}
 	if p.Table != nil {
 		lines = append(lines, p.Table.Render())
 	}
 	for _, s := range p.Sentences {
-		lines = append(lines, wrap(s))
+		lines = append(lines, wrap(width, s))
 	}
 	for _, w := range p.Words {
-		lines = append(lines, wrap(w.Word+": "+w.Means))
+		lines = append(lines, wrap(width, w.Word+": "+w.Means))
 	}
 	return strings.Join(lines, "\n")
 }
 
 // tables writes the report as tables, for people. The answer stands last, where a terminal shows it.
-func tables(w io.Writer, r *Report) error {
+func tables(w io.Writer, r *Report, width int) error {
 	pieces := About(r)
 	if r.Run.Command != CommandCompare && r.Run.Measure == nil {
 		pieces = Abilities(r)
@@ -56,7 +56,7 @@ func tables(w io.Writer, r *Report) error {
 	pieces = append(pieces, Piece{Sentences: Findings(r)})
 	var parts []string
 	for _, p := range pieces {
-		if text := p.text(); text != "" {
+		if text := p.text(max(width, usualWidth)); text != "" {
 			parts = append(parts, text)
 		}
 	}
