@@ -7,6 +7,7 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,10 +16,12 @@ import (
 
 	"github.com/cuvmm/cuvmm/cgo/dlpack/consumer"
 	"github.com/cuvmm/cuvmm/growable"
+	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/dlpack"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
+	"github.com/cuvmm/cuvmm/vmm/kernel"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
@@ -280,4 +283,51 @@ func TestMemoryThatCannotBeExported(t *testing.T) {
 	_, err = dlpack.Export(odd, 2, dlpack.Options{DType: dlpack.Float64})
 	require.ErrorIs(t, err, vmm.ErrInvalid)
 	require.NoError(t, g.Close())
+}
+
+// TestDeletersInAStream: a stream's own work calls deleters while the vector grows, clips and closes.
+func TestDeletersInAStream(t *testing.T) {
+	d, err := vmm.Open("host") // whose kernels are functions of Go
+	require.NoError(t, err)
+	const each = 200
+	tensors := make([]consumer.Pointer, each)
+	mod, err := kernel.Load(d, kernel.Code{Host: kernel.Host{"remove": func(i uint32) {
+		if err := consumer.Delete(tensors[i:i+1], true, 1, 1); err != nil {
+			t.Errorf("delete: %v", err)
+		}
+	}}})
+	require.NoError(t, err)
+	f, err := mod.Func("remove")
+	require.NoError(t, err)
+	s, err := d.NewStream()
+	require.NoError(t, err)
+	for range testgate.Effort(2, 10, 10) {
+		v, err := growable.New[uint8](d, growable.Options{Range: vmm.RangeOptions{Max: 256 * page}})
+		require.NoError(t, err)
+		require.NoError(t, v.Append(make([]uint8, page)...))
+		allowed := func(err error) {
+			if err != nil && !errors.Is(err, vmm.ErrBusy) {
+				t.Errorf("meanwhile: %v", err)
+			}
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for range each {
+				allowed(v.Append(make([]uint8, page)...))
+				allowed(v.SetLen(page))
+				allowed(v.Clip())
+			}
+		})
+		for i := range uint32(each) {
+			tensors[i] = export(t, v, page, dlpack.Options{Stream: -1})
+			require.NoError(t, f.Launch(s, kernel.Over(1, 1), i))
+		}
+		wg.Wait()
+		require.NoError(t, s.Sync())
+		nothingOpen(t)
+		require.NoError(t, v.Close())
+	}
+	require.NoError(t, s.Close())
+	require.NoError(t, mod.Close())
+	require.NoError(t, d.Close())
 }
