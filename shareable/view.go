@@ -58,6 +58,7 @@ type View struct {
 	lastLen atomic.Uint64 // the length last seen in this generation
 	counts  struct{ frames, resyncs, wakes atomic.Uint64 }
 	tasks   sync.WaitGroup // unmaps
+	again   sync.WaitGroup // the goroutine that connects again
 	waits   streamWaits
 
 	// Guarded by mu.
@@ -426,6 +427,8 @@ func (v *View) markClosed() {
 // releaseAll releases everything, the connection last: its goroutine closes it. Each step can be
 // repeated after an error.
 func (v *View) releaseAll() error {
+	// It may have made conn, and waits for the work on that. So it ends before the last work begins.
+	v.again.Wait()
 	v.mu.RLock()
 	conn := v.conn // takes no other's place any more
 	v.mu.RUnlock()

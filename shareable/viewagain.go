@@ -15,7 +15,7 @@ func (v *View) connectAgain() bool {
 	if v.closed || v.detached || !isKept(v.owner, v.path) {
 		return false
 	}
-	v.tasks.Go(func() {
+	v.again.Go(func() {
 		err := reconnect(v.ctx, v.path, v.dev, v.opts, v.owner.Instance, &v.short, v.resume, func(*handshake) { v.follow() })
 		if errors.Is(err, ErrNotFound) {
 			err = fmt.Errorf("%w: the object has gone: %w", ErrOwnerGone, err)
