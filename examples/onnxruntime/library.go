@@ -2,7 +2,6 @@ package main
 
 import (
 	"archive/tar"
-	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -12,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -23,14 +23,14 @@ const version = "1.30.0"
 
 // file is a file of a package, known by its content.
 type file struct {
-	url    string // of the package, a compressed tar archive
-	name   string // in the package
-	sha256 string // of the file
+	where  func(context.Context) (url string, err error) // of the package, a compressed tar archive
+	name   string                                        // in the package
+	sha256 string                                        // of the file
 }
 
 // library returns the path of ONNX Runtime's library. It is a file in the user's cache, which
-// library takes out of the npm package if it is not there. No code of the package runs.
-// The environment variable npm_config_registry names another registry than npm's.
+// library takes out of the npm package if it is not there. No code of the package runs. npm says
+// where the package is, by its own configuration.
 func library(ctx context.Context) (string, error) {
 	if platform := runtime.GOOS + "/" + runtime.GOARCH; platform != "linux/amd64" {
 		return "", fmt.Errorf("this example has ONNX Runtime for linux/amd64 only, and this is %s", platform)
@@ -39,12 +39,22 @@ func library(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	registry := cmp.Or(os.Getenv("npm_config_registry"), "https://registry.npmjs.org")
 	return file{
-		url:    strings.TrimSuffix(registry, "/") + "/onnxruntime-node/-/onnxruntime-node-" + version + ".tgz",
+		where:  askNPM,
 		name:   "package/bin/napi-v6/linux/x64/libonnxruntime.so.1",
 		sha256: "ffb75a925ba05e47b235bb66e3e3911714a80b328a9c9425539feb204aa32a23",
 	}.cached(ctx, filepath.Join(cache, "cuvmm", "onnxruntime", version))
+}
+
+// askNPM returns the address of the package.
+func askNPM(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	url, err := exec.CommandContext(ctx, "npm", "view", "onnxruntime-node@"+version, "dist.tarball").Output()
+	if err != nil {
+		return "", fmt.Errorf("npm view onnxruntime-node@%s: %w", version, err)
+	}
+	return strings.TrimSpace(string(url)), nil
 }
 
 // cached returns the path of the file in dir, and fetches it if dir has none or one of other content.
@@ -66,7 +76,7 @@ func (f file) cached(ctx context.Context, dir string) (string, error) {
 		err = f.check(part.Name())
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s of %s: %w", f.name, f.url, err)
+		return "", fmt.Errorf("fetch %s: %w", f.name, err)
 	}
 	return path, os.Rename(part.Name(), path)
 }
@@ -92,7 +102,11 @@ func (f file) check(path string) error {
 func (f file) fetch(ctx context.Context, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url, nil)
+	url, err := f.where(ctx)
+	if err != nil {
+		return err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}

@@ -4,8 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -39,7 +41,12 @@ func served(t *testing.T, name string, text []byte) (f file, requests *int) {
 	}))
 	t.Cleanup(server.Close)
 	sum := sha256.Sum256(text)
-	return file{server.URL + "/a.tgz", name, hex.EncodeToString(sum[:])}, requests
+	return file{at(server.URL + "/a.tgz"), name, hex.EncodeToString(sum[:])}, requests
+}
+
+// at says that a package is there.
+func at(url string) func(context.Context) (string, error) {
+	return func(context.Context) (string, error) { return url, nil }
 }
 
 func TestFileIsFetchedOnce(t *testing.T) {
@@ -65,8 +72,11 @@ func TestOtherFilesAreRefused(t *testing.T) {
 	for name, mend := range map[string]func(*file){
 		"the SHA-256 is":               func(f *file) { f.sha256 = hex.EncodeToString(make([]byte, 32)) },
 		"the package has no such file": func(f *file) { f.name = "package/lib/b.so" },
-		"404 Not Found":                func(f *file) { f.url += "z" },
-		"unsupported protocol scheme":  func(f *file) { f.url = "none:" + f.url },
+		"404 Not Found":                func(f *file) { url, _ := f.where(t.Context()); f.where = at(url + "z") },
+		"unsupported protocol scheme":  func(f *file) { f.where = at("none:/a.tgz") },
+		"npm has none": func(f *file) {
+			f.where = func(context.Context) (string, error) { return "", errors.New("npm has none") }
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, _ := served(t, "package/lib/a.so", []byte("a library"))
