@@ -88,7 +88,7 @@ func TestPythonDLPack(t *testing.T) {
 	newNumbered(t, vmmtest.Device(t)).consumer("-BS", "protocol").ends()
 }
 
-// TestPythonDLPackOutlivesClose: what was exported is unmapped after its deleter was called.
+// TestPythonDLPackOutlivesClose: exported memory is unmapped after its deleter was called.
 func TestPythonDLPackOutlivesClose(t *testing.T) {
 	t.Parallel()
 	python(t, "")

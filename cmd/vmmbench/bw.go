@@ -154,7 +154,7 @@ func (w copyKind) flows(dev device, n uint64) []flow {
 }
 
 // cross returns each of list with each of values, which set has put there. The value changes
-// first. What is there already is left out.
+// first. Duplicates are left out.
 func cross[T comparable, V any](list []T, values []V, set func(*T, V)) (all []T) {
 	for _, item := range list {
 		for _, v := range values {

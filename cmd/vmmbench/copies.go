@@ -189,7 +189,7 @@ func (c *copyGroup) addMems(g *group, mems []string, n uint64, of report.Case) {
 	}
 }
 
-// setup makes the host's memory and writes all of it: what was never written is one page of zeros.
+// setup makes the host's memory and writes all of it: memory that was never written is one page of zeros.
 func (c *copyGroup) setup(ctx context.Context) (_ func() error, err error) {
 	if c.refused != nil { // before any memory is made, so that all cases have the same reason
 		return nil, c.refused
@@ -430,7 +430,7 @@ func (c *copier) verify(ctx context.Context, mode verify.Mode, corrupt int64) (r
 	if c.chase != nil {
 		return c.chase.verify(ctx, c, mode, corrupt)
 	}
-	// What the samples left must not pass for the work of this copy. Until now no data were
+	// Bytes of earlier samples must not pass for the work of this copy. Until now no data were
 	// needed on the device: memory is made anew several times, and filling it takes longer.
 	for _, t := range c.transfers {
 		if err := cmp.Or(t.src.fill(ctx, c.pattern), t.src.flip(corrupt), t.dst.poison(ctx)); err != nil {

@@ -86,7 +86,7 @@ func TestKernelsOfFakeCUDA(t *testing.T) {
 	require.ErrorIs(t, err, errWrongKernels)
 }
 
-// The topology on CUDA: what the fake driver connects by NVLink, by PCIe and not at all.
+// The topology on CUDA: the fake driver connects pairs by NVLink, by PCIe and not at all.
 func TestTopologyOnFakeCUDA(t *testing.T) {
 	t.Parallel()
 	fake, drv := fakeDriver(t, 3)

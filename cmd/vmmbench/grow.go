@@ -308,7 +308,7 @@ type growth struct {
 	step    growStep
 	write   string
 	pattern verify.Pattern // of the source
-	source  *buffer        // nil: nothing is written, or what is appended is uploaded
+	source  *buffer        // nil: nothing is written, or the appended bytes are uploaded
 	at      uint64         // offset in the source for the samples; at+window is that for the check
 	block   []byte         // what is uploaded, filled anew for each step
 	last    report.Growth  // of the last growth
@@ -324,7 +324,7 @@ func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		if err := g.wake(); err != nil {
 			return s, err
 		}
-		// The driver clears what this growth gives back, and the next growth would wait for that. Its
+		// The driver clears the memory that this growth gives back, and the next growth would wait for that. Its
 		// time would depend on which contender was measured before.
 		defer func() { waitCleared(ctx, g.last.Peak) }()
 	}

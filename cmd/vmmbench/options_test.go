@@ -48,7 +48,7 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-// What was typed wrong is named with what is near.
+// The error has the word that was typed.
 func TestErrorsOfFlags(t *testing.T) {
 	for _, x := range []struct{ args, want string }{
 		{"gorw", "Did you mean this?\n\tgrow\n"},

@@ -82,7 +82,7 @@ func (a *app) runInTurn(ctx context.Context, m *measureFlags, args []string, old
 	defer func() { _ = undo() }() // of temporary files
 	for i := range m.runs {
 		for k := range sides {
-			x := sides[(i+k)%len(sides)] // who begins is not always the same
+			x := sides[(i+k)%len(sides)] // each side begins in turn
 			a.progress(m, i*len(sides)+k+1, m.runs*len(sides), x.name+", "+x.program)
 			r, err := a.runProgram(ctx, x.file, x.name == "new", args, fmt.Sprintf("%s-%s%d.json", keep, x.name, i+1))
 			if err != nil {

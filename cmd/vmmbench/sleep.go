@@ -138,7 +138,7 @@ func (s *sleeper) ready(ctx context.Context) error {
 	if err := s.sleep(); err != nil || onHost(s.dev) {
 		return err
 	}
-	waitCleared(ctx, s.size) // what was given back
+	waitCleared(ctx, s.size) // the memory that was released
 	return wakeDriver(s.dev)
 }
 

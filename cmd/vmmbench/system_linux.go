@@ -44,7 +44,7 @@ func mapMemory(n uint64) ([]byte, error) {
 func unmapMemory(b []byte) error { return unix.Munmap(b) }
 
 // remapMemory maps anonymous memory, or makes what mapMemory has mapped this large, at another
-// address unless what lies behind it is free.
+// address unless the memory behind it is free.
 func remapMemory(b []byte, n uint64) ([]byte, error) {
 	if b == nil {
 		return mapMemory(n)

@@ -144,7 +144,7 @@ func (t *timer) enqueue(ctx context.Context, loops int, copies []copyFunc) (err 
 }
 
 // cost is the least that time returns if there is nothing to do between its start and
-// its end: what timing itself takes.
+// its end: the overhead of timing.
 func (t *timer) cost(ctx context.Context, copies ...copyFunc) (least float64, err error) {
 	const samples = 5
 	least = math.Inf(1)

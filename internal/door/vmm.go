@@ -127,7 +127,7 @@ type DLPack[A, D, M, R, S any] interface {
 	// ReservationOf returns the reservation that contains the memory of m, or nil if m is in none.
 	ReservationOf(m A) R
 	// HoldIn is Hold of the Range that the reservation is inside of, or of bytes of the reservation that are
-	// mapped. Errors say what the hold is for.
+	// mapped. Errors quote what.
 	HoldIn(r R, what string, off, n uint64) (release func(), err error)
 	// HoldMirror keeps a Mirror from being closed or discarded until release. Errors say what the hold is
 	// for. It waits for a Flush or a Refresh that is under way; release does not. It also returns whose

@@ -132,8 +132,8 @@ func TestPrefixesFollowGrowth(t *testing.T) {
 	remove(t, true, all...)
 }
 
-// TestHoldsUntilTheDeleter: what would take the items away is ErrBusy and names the tensor, until its
-// deleter was called. Without the hold it is not.
+// TestHoldsUntilTheDeleter: calls that would remove items return ErrBusy with the tensor's name, until its
+// deleter was called. Without the hold they succeed.
 func TestHoldsUntilTheDeleter(t *testing.T) {
 	d := vmmtest.Device(t)
 	newVector := func() *growable.Vector[float64] {

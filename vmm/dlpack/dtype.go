@@ -56,7 +56,7 @@ func (t DType) bits() uint8 { return uint8(t) }
 // size is the bytes of an element.
 func (t DType) size() uint64 { return uint64(t.bits()) / 8 }
 
-// align is what an element's address is a multiple of.
+// align is the alignment of an element.
 func (t DType) align() uint64 {
 	if t.code() == Complex64.code() {
 		return t.size() / 2

@@ -92,7 +92,7 @@ type source struct {
 
 	strides []int64
 
-	// What is known after the hold.
+	// Known after the hold.
 	dev      *vmm.Device
 	on       dlpack.DeviceType
 	id       int32
@@ -143,7 +143,7 @@ func export(m Memory, n int, o Options) (*Tensor, error) {
 
 // ExportMirror is Export of the first n rows of a mirror's Bytes, which are memory of the host: pinned,
 // with vmm.MirrorOptions.MaxPinned. It needs Options.DType. Meanwhile Close and Discard of the mirror return
-// vmm.ErrBusy. What the consumer writes is in the device's memory after a Flush. A mirror without
+// vmm.ErrBusy. A Flush copies the consumer's writes to the device's memory. A mirror without
 // vmm.MirrorOptions.Write is read-only.
 func ExportMirror(m *vmm.Mirror, n int, o Options) (*Tensor, error) {
 	t, err := exportMirror(m, n, o)

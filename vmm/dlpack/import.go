@@ -111,8 +111,8 @@ func locate(t dlpack.Tensor) (p extent, err error) {
 	return p, nil
 }
 
-// rowBytes is the size of a row, whose elements must lie one after the other. What the strides of
-// dimensions of one element say is not used.
+// rowBytes is the size of a row, whose elements must lie one after the other. Strides of
+// dimensions of one element are not used.
 func rowBytes(t dlpack.Tensor, elem uint64) (uint64, error) {
 	for _, n := range t.Shape {
 		if n < 0 {

@@ -102,7 +102,7 @@ func TestImport(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestImportsOfAllSorts: what may be missing or unusual, and what is refused; the deleter is called once
+// TestImportsOfAllSorts: unusual tensors, accepted and refused; the deleter is called once
 // in each case.
 func TestImportsOfAllSorts(t *testing.T) {
 	d := vmmtest.Device(t)
@@ -276,7 +276,7 @@ func TestWithoutDescriptors(t *testing.T) {
 	require.NoError(t, v.Close())
 }
 
-// TestImportOfAnExport: what this package exports it can import, and closing that calls the deleter.
+// TestImportOfAnExport: this package can import its own exports, and Close calls their deleter.
 func TestImportOfAnExport(t *testing.T) {
 	d := vmmtest.Device(t)
 	v, err := growable.New[complex128](d, growable.Options{Range: vmm.RangeOptions{Max: page}})

@@ -13,7 +13,7 @@ import (
 // is any.
 var exports struct {
 	mu      sync.Mutex
-	open    map[dlpack.Slot]func() // what drops the hold
+	open    map[dlpack.Slot]func() // drop the holds
 	waiting bool
 }
 

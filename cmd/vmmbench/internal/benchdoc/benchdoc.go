@@ -2,7 +2,7 @@
 // and pictures of docs/benchmarks.md, a page for each report, and single figures of
 // docs/benchmarks.md, docs/fast.md, docs/coming-from/others.md and README.md.
 //
-// A table stands in a block, between two comments. What stands there is replaced:
+// A table stands in a block, between two comments. The tool replaces the text there:
 //
 //	<!-- bench table h200-growth.json rows=mem column=size only=grow/8GiB -->
 //	<!-- /bench -->

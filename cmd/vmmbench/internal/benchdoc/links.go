@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/plot"
 )
 
-// What is replaced in a document, and what of it says by what: words of a block; the file of a
-// picture and what it shows; of a figure the path up to the data, the file, and what it is.
+// These parts of a document are replaced. Their groups say by what: the words of a block; the file of a
+// picture and its name; the path of a figure up to the data, its file, and its meaning.
 var (
 	block   = regexp.MustCompile(`(?ms)^<!-- bench (\S[^\n]*) -->\n.*?^<!-- /bench -->`)
 	picture = regexp.MustCompile(`!\[[^\][]*\]\(((?:[\w./-]*/)?images/bench-([\w-]+)\.svg)\)`)
@@ -75,7 +75,7 @@ func (f *filler) figure(m []string) (text string, err error) {
 var (
 	// measured is a line with what looks like a figure.
 	measured = regexp.MustCompile(`(?m)^.*\d[\d,.]* ?(?:ns|us|ms|s|GB/s|times as)\b.*$`)
-	// exempt is what needs no link: what is made here, code, and a section about others' figures.
+	// exempt text needs no link: generated text, code, and a section about others' figures.
 	exempt = regexp.MustCompile("(?:" + strings.Join([]string{
 		block.String(), picture.String(), figure.String(), "(?ms)^```.*?^```", "`[^`\n]*`", `(?m)^    .*$`, `(?ms)^## Figures of others.*?(?:^## |\z)`,
 	}, ")|(?:") + ")")

@@ -103,7 +103,7 @@ func throttleNames(bits uint64) []string {
 	return list
 }
 
-// fromSystem fills in what the files of the system know of a PCI device: what of the host is near.
+// fromSystem fills in the NUMA node and the CPUs near a PCI device, from the files of the system.
 func fromSystem(s *report.DeviceState, root, pci string, missing *reasons) {
 	if pci == "" {
 		missing.add("numa_node", errors.New("the device is on no PCI bus"))

@@ -17,8 +17,7 @@ const (
 	letter      = 8.4 // how wide a letter is at most, on the average of a word
 )
 
-// canvas is a picture that is being drawn, from the top down. What is at y and above it is
-// done.
+// canvas is a picture that is being drawn, from the top down. The part above y is done.
 type canvas struct {
 	shapes strings.Builder
 	y      float64
@@ -50,7 +49,7 @@ func (c *canvas) mark(class string, mark int, x, y float64) {
 	c.add(`<path class="mark %s" transform="translate(%.1f %.1f)" d="%s"/>`, class, x, y, marks[mark%len(marks)])
 }
 
-// escape is text in SVG. What XML does not allow becomes a replacement character.
+// escape is text in SVG. Characters that XML does not allow become the replacement character.
 func escape(s string) string {
 	var b strings.Builder
 	_ = xml.EscapeText(&b, []byte(s)) // a Builder has no errors

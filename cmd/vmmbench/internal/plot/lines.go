@@ -12,7 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// diagram is a kind of picture with lines: what its axes are, and which is better.
+// diagram is a kind of picture with lines: its axes, and the better direction.
 type diagram struct {
 	name, x, y, unit, better string
 	shows                    func(report.Case) bool

@@ -6,7 +6,7 @@ package report
 // Files:
 //
 //	report.go    Report and what it is made of: the schema
-//	state.go     HostState, DeviceState: what may change, in a report; package machine fills them
+//	state.go     HostState, DeviceState: values that may change during a run; package machine fills them
 //	read.go      reading a report, and checks of its figures
 //	compare.go   comparing a report with a baseline
 //	part.go      parts of a report: some of its cases, a list parted by a key
@@ -17,7 +17,7 @@ package report
 //	pivot.go     tables of documents: Pivot and Slower
 //	grid.go      grid: rows and columns, of which every table is made; newTable: a table as it is printed
 //	tables.go    tables for terminals and pages: of the machine, of cases and comparisons, of pairs
-//	findings.go  sentences: what was found, how cases ended
+//	findings.go  sentences: findings, and how cases ended
 //	links.go     how much of its link a copy gets
 //	floors.go    Floor: a rate that a case had to reach, and the table of them
 //	words.go     what the words in tables mean, by words.txt

@@ -6,8 +6,8 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// Axes that tables know: what the memory is, and, of a pair of devices, the one that copies and the
-// one whose memory it reaches.
+// Axes that tables know: the kind of memory; of a pair of devices, the one that copies and the other, whose
+// memory it reaches.
 const axisMem, axisFrom, axisTo = "mem", "from", "to"
 
 // CommandOf is the first part of a name.

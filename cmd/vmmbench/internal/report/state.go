@@ -11,7 +11,7 @@ type HostState struct {
 }
 
 // DeviceState is what a GPU was set to and doing at one moment, by NVML and by the
-// system. What could not be read is null, and Reason says why. A MIG instance
+// system. A value that could not be read is null, and Reason says why. A MIG instance
 // has few of these values.
 type DeviceState struct {
 	DriverVersion     Text     `json:"driver_version"`      // of NVIDIA's kernel driver

@@ -98,7 +98,7 @@ func Abilities(r *Report) []Piece {
 	return slices.Concat(list, topology(r), features.pieces("Features"), limits.pieces("Limits"))
 }
 
-// What a run shows of devices and of their state; --format json has all.
+// A run shows these fields of devices and of their state; --format json has all.
 var (
 	briefDevice = []string{
 		"os", "kernel", "cpu", "cpus", "go",

@@ -115,7 +115,7 @@ func (p Pattern) CheckBy(ctx context.Context, mode Mode, size uint64, chunks []u
 		if err != nil {
 			err = fmt.Errorf("compare %d bytes at offset %d: %w", n, s.from, err)
 		}
-		// What was found before an error is wrong all the same.
+		// Bytes found wrong before an error are wrong all the same.
 		if bad > 0 && r.FirstBad == nil {
 			found, lost := p.bad(s, first, size, chunks, view)
 			r.FirstBad, err = found, cmp.Or(err, lost)
