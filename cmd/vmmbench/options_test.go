@@ -48,7 +48,7 @@ func TestFilter(t *testing.T) {
 	}
 }
 
-// The error has the word that was typed.
+// Errors of the command line name the word or the flag.
 func TestErrorsOfFlags(t *testing.T) {
 	for _, x := range []struct{ args, want string }{
 		{"gorw", "Did you mean this?\n\tgrow\n"},
