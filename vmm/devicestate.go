@@ -121,7 +121,7 @@ func acquireState(drv driver.Driver, n int, d *Device) {
 	d.state = s
 	d.account = &bank.Account{
 		Bank: s.bank, Driver: drv, Location: d.location, Counters: &d.counters, Samples: d.samples, History: &d.history,
-		Home: parent.bankAt, Reclaim: func() { d.trim(0) }, //nolint:errcheck // what the driver refuses is counted as quarantined
+		Home: parent.bankAt, Reclaim: func(keep uint64) { d.trim(keep) }, //nolint:errcheck // what the driver refuses is counted as quarantined
 	}
 	d.account.Add()
 }

@@ -1,10 +1,14 @@
 package vmm
 
 import (
+	"fmt"
+	"time"
+
 	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
+	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 )
 
 // inside is what the other packages of the module may ask for: see door.VMM.
@@ -41,6 +45,44 @@ func (inside) Created(d *Device) (bytes, changes uint64) {
 		return 0, 0
 	}
 	return d.state.bank.Created()
+}
+
+func (inside) Lend(d *Device, l door.Lender) (door.Lease, error) {
+	release, err := d.keepOpen("lease")
+	if err != nil {
+		return nil, err
+	}
+	if !d.state.bank.Lend(l) {
+		release()
+		return nil, d.wrap("lend", 0, 0, fmt.Errorf("%w: the process has a lease of this device already", ErrBusy))
+	}
+	return &lease{d.state.bank, d, release}, nil
+}
+
+// lease is a door.Lease.
+type lease struct {
+	*bank.Bank
+	dev     *Device
+	release func()
+}
+
+func (l *lease) State() (lease, created, limit uint64) {
+	created, _ = l.Created()
+	return l.Bound(bank.Lease), created, l.Bound(bank.Limit)
+}
+
+func (l *lease) Give(target uint64, until time.Time) (given uint64, busy bool) {
+	return l.Bank.Give(target, until, func(size uint64) error {
+		return l.dev.opError("give", "", 0, size, fmt.Errorf("%w: another process needs memory", ErrOutOfMemory))
+	})
+}
+
+func (l *lease) End() error {
+	if !l.Unlend() {
+		return l.dev.wrap("end lease", 0, 0, fmt.Errorf("%w: a function of OnPressure runs", ErrBusy))
+	}
+	l.release()
+	return nil
 }
 
 func (inside) Unmapped(d *Device) (n uint64) {

@@ -1,6 +1,8 @@
 package door
 
 import (
+	"time"
+
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -61,6 +63,9 @@ type VMM[D, G, R, C, S any] interface {
 	// Created is how much memory of the device this process has made, or is about to make, in all Devices on
 	// it, and how often that has changed.
 	Created(d D) (bytes, changes uint64)
+	// Lend bounds what this process creates of the device by a lease, beside SetLimit: at first by what it has
+	// created. l lends more. On a device that has one it is ErrBusy. Until Lease.End, Close of d returns ErrBusy.
+	Lend(d D, l Lender) (Lease, error)
 	// Unmapped is the memory of open Chunks that is nowhere mapped.
 	Unmapped(d D) uint64
 	// StreamNumber is the number of Stream.Raw, to print: no work can be queued by it. So unlike Raw it
@@ -109,6 +114,33 @@ type LenHold interface {
 	Fix(n uint64)
 	// Release ends the hold. Twice is fine.
 	Release()
+}
+
+// Lender lends the right to create memory of a device.
+type Lender interface {
+	// Borrow asks for a lease of at least need bytes, and calls Lease.Raise before it returns. Without urgent it
+	// asks for what nobody uses; else others are asked to give theirs. It returns by until, and says why it got
+	// too little. No lock is held, and nothing else of the process creates memory of the device meanwhile.
+	Borrow(need uint64, urgent bool, until time.Time) (refusal error)
+	// Near says that 7/8 of the lease are created. It is called with locks, and must not wait.
+	Near()
+}
+
+// Lease is what a Lender has lent. Safe for concurrent use.
+type Lease interface {
+	// Raise adds to the lease.
+	Raise(bytes uint64)
+	// State is the lease, what counts against it, and the limit of SetLimit; MaxUint64: none.
+	State() (lease, created, limit uint64)
+	// Drop lowers the lease to target, or to what is created, if that is more. DropCached releases unused
+	// memory before. Give also has functions of OnPressure release memory, until target is reached, none
+	// releases more, or until has come; busy: it did not, as an operation of the process waits for memory. They
+	// return by how much the lease has fallen.
+	Drop(target uint64) (given uint64)
+	DropCached(target uint64) (given uint64)
+	Give(target uint64, until time.Time) (given uint64, busy bool)
+	// End takes the bound away. In a function of OnPressure it returns ErrBusy.
+	End() error
 }
 
 // Allocation is memory that the driver has allocated, in no reservation. A graph whose work uses it

@@ -41,15 +41,18 @@ type Bank struct {
 
 	mu       lock.Mutex
 	accounts []*Account
-	limit    uint64 // of what this process creates; 0: none
+	bounds   [bounds]uint64 // on what this process creates; the least counts
 	created  uint64
 	changes  uint64 // how often created has changed
 	hooks    []*hook
+	lender   Lender        // nil: there is no lease
+	near     uint64        // from here on the lender is told that the lease is short
+	lowered  chan struct{} // of capacity 1, during a Give: created has fallen
 }
 
 // New is the memory of an ordinal.
 func New(ordinal int, noGuard *bool) *Bank {
-	b := &Bank{noGuard: noGuard, taken: make(chan struct{}, 1)}
+	b := &Bank{noGuard: noGuard, taken: make(chan struct{}, 1), bounds: unbounded, near: math.MaxUint64}
 	key := uint64(ordinal) // several are locked by ordinal
 	b.releasing.At(lock.Pressure, key)
 	b.mu.At(lock.Bank, key)
@@ -66,7 +69,7 @@ type Account struct {
 	Samples  *memsample.Owner
 	History  *history.Log
 	Home     func(driver.Location) *Bank // the Bank of a location; nil if no device is open there
-	Reclaim  func()                      // releases what the ranges can do without; it holds Bank.Releasing
+	Reclaim  func(keep uint64)           // releases what the ranges can do without, and the cache but for keep bytes; it holds Bank.Releasing
 
 	// Guarded by Bank.mu.
 	cache   freelist.List[driver.Prop, driver.Handle] // unused, which the next growth may have
@@ -89,7 +92,7 @@ func (a *Account) Remove() {
 	b.accounts = slices.DeleteFunc(b.accounts, func(e *Account) bool { return e == a })
 	b.hooks = slices.DeleteFunc(b.hooks, func(h *hook) bool { return h.of == a })
 	if len(b.accounts) == 0 {
-		b.limit = 0
+		b.bounds = unbounded
 	}
 }
 
@@ -99,21 +102,6 @@ func (b *Bank) Releasing() (unlock func()) {
 	return b.releasing.Unlock
 }
 
-// Limit is how many bytes this process may create; 0: there is no limit.
-func (b *Bank) Limit() uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.limit
-}
-
-// SetLimit sets the limit, and returns the old one.
-func (b *Bank) SetLimit(bytes uint64) (old uint64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	old, b.limit = b.limit, bytes
-	return old
-}
-
 // Created is how many bytes count against the limit, and how often that has changed.
 func (b *Bank) Created() (bytes, changes uint64) {
 	b.mu.Lock()
@@ -121,14 +109,15 @@ func (b *Bank) Created() (bytes, changes uint64) {
 	return b.created, b.changes
 }
 
-// Left is how much may still be created if 1/parts of the limit is to stay free.
+// Left is how much may still be created if 1/parts of the least bound is to stay free.
 func (b *Bank) Left(parts uint64) uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.limit == 0 {
-		return math.MaxUint64
+	_, bound := b.boundLocked()
+	if bound == math.MaxUint64 {
+		return bound
 	}
-	most := b.limit - b.limit/parts
+	most := bound - bound/parts
 	return most - min(most, b.created)
 }
 
@@ -136,13 +125,13 @@ func (b *Bank) Left(parts uint64) uint64 {
 func (b *Bank) CheckSize(size uint64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.limit > 0 && size > b.limit {
-		return fmt.Errorf("%w: this process's limit is %s", errTooLarge, errtext.Size(b.limit))
+	if limit := b.bounds[Limit]; size > limit {
+		return fmt.Errorf("%w: this process's limit is %s", errTooLarge, errtext.Size(limit))
 	}
 	return nil
 }
 
-// charge counts memory that is about to be created against the limit, all or nothing.
+// charge counts memory that is about to be created against the bounds, all or nothing.
 func (b *Bank) charge(size uint64, purpose Purpose) error {
 	if err := b.CheckSize(size); err != nil {
 		return err
@@ -153,11 +142,14 @@ func (b *Bank) charge(size uint64, purpose Purpose) error {
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if left := b.limit - min(b.limit, b.created); b.limit > 0 && size > left {
-			return fmt.Errorf("%w: %s are left of this process's limit of %s", driver.ErrOutOfMemory, errtext.Size(left), errtext.Size(b.limit))
+		if of, bound := b.boundLocked(); size > bound-min(bound, b.created) {
+			return &shortage{of: of, bound: bound, left: bound - min(bound, b.created), size: size}
 		}
 		b.created += size
 		b.changes++
+		if b.created > b.near {
+			b.lender.Near()
+		}
 		return nil
 	})
 }
@@ -176,6 +168,10 @@ func (b *Bank) discharge(size uint64) {
 	defer b.mu.Unlock()
 	b.created -= size
 	b.changes++
+	select {
+	case b.lowered <- struct{}{}:
+	default: // nobody waits
+	}
 }
 
 // inUse is how many bytes this process has created and neither released nor cached.
@@ -315,7 +311,7 @@ func (b *Bank) releaseForOthers(seen uint64) bool {
 	for _, a := range all {
 		a.History.Add(history.Pressure, 0, 0, 0, "")
 		if b.released.Load() == seen {
-			a.Reclaim()
+			a.Reclaim(0)
 		}
 	}
 	return b.released.Load() != seen

@@ -20,7 +20,8 @@ import (
 //  2. If that does not help, the operation fails, releases all its locks, and waits for the turn
 //     (Ticket). If it had to wait, it tries again.
 //  3. With the turn, it calls functions of OnPressure and tries again, until it has succeeded or
-//     nothing more is released for it.
+//     nothing more is released for it. If its lease is short, it asks the Lender before, for what
+//     nobody uses, and after, for what others are to give.
 //  4. It gives the turn back.
 //
 // Meanwhile nothing else is created (MayCreate): other operations that need memory release their locks, too,
@@ -123,6 +124,8 @@ type Ticket struct {
 	until time.Time // when it stops; zero before its first wait
 	last  bool      // it has waited for a turn in vain
 
+	refusal error // why the Lender has lent too little
+
 	need func(error) error // wraps its error for functions of OnPressure
 }
 
@@ -170,11 +173,11 @@ func (t *Ticket) tryLast(op func() (*Bank, error)) (short *Bank, err error) {
 	return short, err
 }
 
-// mayWait reports whether there are functions to wait for.
+// mayWait reports whether there is somebody to wait for: functions, or a Lender.
 func (t *Ticket) mayWait(b *Bank, err error) bool {
 	lock.Waits()
 	b.mu.Lock()
-	any := len(b.hooks) > 0
+	any := len(b.hooks) > 0 || b.lender != nil
 	b.mu.Unlock()
 	return (any || isTurnTaken(err)) && (*b.noGuard || !isLetThrough())
 }
@@ -213,7 +216,7 @@ func letThrough(t *Ticket, b *Bank, err error, waited bool, op func() (*Bank, er
 	}
 	defer func() { <-b.taken }()
 	if !waited && !isTurnTaken(err) && !t.isFreed(b) && !t.relieve(b, err) {
-		return b, err, false
+		return b, t.explain(err), false
 	}
 	t.of = b
 	for {
@@ -222,14 +225,37 @@ func letThrough(t *Ticket, b *Bank, err error, waited bool, op func() (*Bank, er
 			return short, err, true
 		}
 		if !time.Now().Before(t.until) || !t.relieve(b, err) {
-			return b, err, false
+			return b, t.explain(err), false
 		}
 	}
 }
 
-// relieve calls the functions of OnPressure, and reports whether memory may have been released
-// since the last try began.
-func (t *Ticket) relieve(b *Bank, err error) bool { return b.callHooks(t.need(err)) || t.isFreed(b) }
+// relieve reports whether memory may have been released since the last try began, or the lease was raised. It asks
+// the Lender for what nobody uses, calls the functions of OnPressure, and has the Lender ask others, in this order.
+func (t *Ticket) relieve(b *Bank, err error) bool {
+	return t.borrow(b, err, false) || b.callHooks(t.need(err)) || t.isFreed(b) || t.borrow(b, err, true)
+}
+
+// borrow reports whether a Lender has lent what an operation needs that has failed with err.
+func (t *Ticket) borrow(b *Bank, err error, urgent bool) bool {
+	size, short := lacksLease(err)
+	b.mu.Lock()
+	l, need := b.lender, b.created+size
+	b.mu.Unlock()
+	if !short || l == nil {
+		return false
+	}
+	t.refusal = l.Borrow(need, urgent, t.until)
+	return b.Bound(Lease) >= need
+}
+
+// explain adds why the Lender has lent too little.
+func (t *Ticket) explain(err error) error {
+	if _, short := lacksLease(err); short && t.refusal != nil {
+		return fmt.Errorf("%w; %w", err, t.refusal)
+	}
+	return err
+}
 
 // isFreed reports whether there may be more memory than when the last try began. With the turn that
 // shows in what is in use, since others create none. Before, they may have created what they have

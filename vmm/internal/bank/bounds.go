@@ -1,0 +1,73 @@
+package bank
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/vmm/driver"
+)
+
+// Bound is one of the bounds on what this process creates. The least of them counts.
+type Bound int
+
+// Bounds. MaxUint64 is none.
+const (
+	Limit  Bound = iota // Device.SetLimit: the most there can be
+	Lease               // what a Lender has lent, which may rise
+	Around              // what limits of the system around the process leave, which may rise
+	bounds
+)
+
+func (k Bound) String() string { return [...]string{"limit", "lease", "part of the system's limit"}[k] }
+
+var unbounded = [bounds]uint64{math.MaxUint64, math.MaxUint64, math.MaxUint64}
+
+// Bound is how many bytes this process may create because of k.
+func (b *Bank) Bound(k Bound) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bounds[k]
+}
+
+// SetBound sets a bound that is not the lease, and returns the old value.
+func (b *Bank) SetBound(k Bound, bytes uint64) (old uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	old, b.bounds[k] = b.bounds[k], bytes
+	return old
+}
+
+// boundLocked is the bound that counts. It needs mu.
+func (b *Bank) boundLocked() (k Bound, bytes uint64) {
+	k, bytes = Limit, b.bounds[Limit]
+	for i, x := range b.bounds {
+		if x < bytes {
+			k, bytes = Bound(i), x
+		}
+	}
+	return k, bytes
+}
+
+// shortage is an ErrOutOfMemory: a bound leaves less than an operation needs.
+type shortage struct {
+	of                Bound
+	bound, left, size uint64
+}
+
+func (s *shortage) Error() string {
+	return fmt.Sprintf("%v: %s are left of this process's %v of %s", driver.ErrOutOfMemory, errtext.Size(s.left), s.of, errtext.Size(s.bound))
+}
+
+func (s *shortage) Unwrap() error { return driver.ErrOutOfMemory }
+
+// lacksLease is how many bytes an operation needs beyond what this process has created, if it has failed since the
+// lease is short.
+func lacksLease(err error) (size uint64, short bool) {
+	var s *shortage
+	if errors.As(err, &s) && s.of == Lease {
+		return s.size, true
+	}
+	return 0, false
+}

@@ -1,0 +1,178 @@
+package bank
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// A lease is the bound that somebody else sets: a Lender, who divides the memory of a device among processes. It
+// rises when the Lender lends more, and falls by Give alone.
+
+// Lender lends the right to create memory.
+type Lender interface {
+	// Borrow asks for a lease of at least need bytes, and calls Raise before it returns. Without urgent it asks
+	// for what nobody uses; else others are asked to give theirs. It returns by until, and says why it got too
+	// little. The goroutine has the turn, and no lock.
+	Borrow(need uint64, urgent bool, until time.Time) (refusal error)
+	// Near says that 7/8 of the lease are created. It is called with locks, and must not wait.
+	Near()
+}
+
+// nearParts: a lease is short once less than one of so many parts of it is left.
+const nearParts = 8
+
+// Lend makes what the process has created now its lease, until Unlend. It is false if there is a Lender.
+func (b *Bank) Lend(l Lender) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.lender != nil {
+		return false
+	}
+	b.lender = l
+	b.setLeaseLocked(b.created)
+	return true
+}
+
+// Unlend ends the lease. It is false if the caller is in a function of OnPressure, whose operation may wait for the
+// Lender.
+func (b *Bank) Unlend() bool {
+	if isLetThrough() {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lender = nil
+	b.bounds[Lease], b.near = math.MaxUint64, math.MaxUint64
+	return true
+}
+
+// setLeaseLocked needs mu.
+func (b *Bank) setLeaseLocked(bytes uint64) {
+	b.bounds[Lease], b.near = bytes, bytes-bytes/nearParts
+}
+
+// Raise adds to the lease.
+func (b *Bank) Raise(bytes uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.lender != nil {
+		b.setLeaseLocked(b.bounds[Lease] + min(bytes, math.MaxUint64-b.bounds[Lease]))
+	}
+	freed.Add(1)
+}
+
+// Drop lowers the lease to what is created, or to target if that is more. It returns by how much.
+func (b *Bank) Drop(target uint64) (given uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.dropLocked(max(target, b.created))
+}
+
+// dropLocked lowers the lease to target, even if more is created. It needs mu.
+func (b *Bank) dropLocked(target uint64) (given uint64) {
+	old := b.bounds[Lease]
+	if b.lender == nil || old <= target {
+		return 0
+	}
+	b.setLeaseLocked(target)
+	return old - target
+}
+
+// DropCached is Drop that releases what the process can do without first, as far as that is above target.
+func (b *Bank) DropCached(target uint64) (given uint64) {
+	given = b.Drop(target)
+	if b.above(target) == 0 {
+		return given
+	}
+	b.reclaim(target)
+	return given + b.Drop(target)
+}
+
+// Give is DropCached that then calls the functions of OnPressure until target is reached, none of them releases
+// anything, or until has come. It waits for memory that is retiring. busy: an operation of this process has the
+// turn, which may wait for a Lender itself; then it is DropCached. need makes the error that the functions get.
+func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error) (given uint64, busy bool) {
+	given = b.DropCached(target)
+	if b.above(target) == 0 {
+		return given, false
+	}
+	select {
+	case b.taken <- struct{}{}:
+	default:
+		return given, true
+	}
+	defer func() { <-b.taken }()
+	b.mu.Lock()
+	lowered := b.dropLocked(target) // what is released from here on stays released
+	fell := make(chan struct{}, 1)
+	b.lowered = fell
+	b.mu.Unlock()
+	letThrough(&Ticket{}, nil, nil, false, func() (*Bank, error) { //nolint:errcheck // it returns none
+		b.giveTo(target, until, fell, need)
+		return nil, nil
+	})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lowered = nil
+	back := min(b.created-min(b.created, b.bounds[Lease]), lowered)
+	b.setLeaseLocked(b.bounds[Lease] + back)
+	return given + lowered - back, false
+}
+
+// giveTo calls functions of OnPressure. It has the turn.
+func (b *Bank) giveTo(target uint64, until time.Time, fell <-chan struct{}, need func(size uint64) error) {
+	for more := true; more && time.Now().Before(until); {
+		size := b.above(target)
+		if size == 0 {
+			return
+		}
+		more = b.callHooks(need(size))
+		b.reclaim(target)
+		b.waitForRetired(target, until, fell)
+		more = more || b.above(target) < size
+	}
+}
+
+// waitForRetired waits until target is reached, or nothing retires any more. fell has something when created falls.
+func (b *Bank) waitForRetired(target uint64, until time.Time, fell <-chan struct{}) {
+	end := time.NewTimer(time.Until(until))
+	defer end.Stop()
+	for b.above(target) > 0 && b.retiring() > 0 {
+		select {
+		case <-fell:
+		case <-end.C:
+			return
+		}
+	}
+}
+
+// retiring is how much memory was given up by ranges, while work that uses it runs.
+func (b *Bank) retiring() (n uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, a := range b.accounts {
+		n += a.Counters.Read(&a.Counters.Retiring.Now)
+	}
+	return n
+}
+
+// above is how much more than target is created.
+func (b *Bank) above(target uint64) uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.created - min(b.created, target)
+}
+
+// reclaim has all Devices release what they can do without, as far as more than target is created.
+func (b *Bank) reclaim(target uint64) {
+	unlock := b.Releasing()
+	defer unlock()
+	b.mu.Lock()
+	all := slices.Clone(b.accounts)
+	b.mu.Unlock()
+	for _, a := range all {
+		cached := a.Counters.Read(&a.Counters.Cached.Now)
+		a.Reclaim(cached - min(cached, b.above(target)))
+	}
+}
