@@ -1,0 +1,129 @@
+package broker
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Ask is what a member asks for. Leases are absolute, in bytes.
+type Ask struct {
+	Need    uint64 // the lease without which an urgent ask is refused
+	Want    uint64 // the lease that it would have if that costs no one anything, Need or more
+	Created uint64 // what the member has created
+	Urgent  bool   // the ask waits until others have given up what lacks, or do not
+}
+
+// waiter is an urgent ask that waits.
+type waiter struct {
+	Ask
+	m        *member
+	n        Number
+	waits    map[*demand]bool
+	softened map[ID]bool    // who has no more in its caches, or was asked for that
+	hard     bool           // soft demands have not been enough
+	lacking  map[ID]lacking // who has given less than a hard demand
+}
+
+// Ask is a request of a member for a higher lease. One that is not urgent is granted at once, with
+// what is idle, perhaps nothing. An urgent one is granted or refused, by this call or a later one.
+// It is refused with vmm.ErrBusy if another urgent ask of the member waits.
+func (b *Broker) Ask(id ID, n Number, q Ask) []Action {
+	m := b.members[id]
+	if m == nil {
+		return nil
+	}
+	m.says(q.Created)
+	q.Want = max(q.Need, q.Want)
+	m.want = q.Want
+	w := &waiter{Ask: q, m: m, n: n, waits: map[*demand]bool{}, softened: map[ID]bool{}, lacking: map[ID]lacking{}}
+	switch {
+	case !q.Urgent:
+		b.grant(w)
+	case slices.ContainsFunc(b.waiting, func(o *waiter) bool { return o.m == m }):
+		b.refuse(w, errWaits)
+	case q.Need <= m.lease:
+		b.grant(w)
+	default:
+		b.waiting = append(b.waiting, w)
+	}
+	return b.settle()
+}
+
+// Withdraw says that the member does not wait for its ask any more. What is given for it is idle.
+func (b *Broker) Withdraw(id ID, n Number) []Action {
+	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool { return w.m.id == id && w.n == n })
+	return b.settle()
+}
+
+// lacks is what has to become idle before an ask is granted, and those before it.
+func (b *Broker) lacks(w *waiter) (n uint64) {
+	for _, o := range b.waiting {
+		n = plus(n, minus(o.Need, o.m.lease))
+		if o == w {
+			break
+		}
+	}
+	return minus(n, b.Idle())
+}
+
+// grant replies to an ask. It raises the lease to what is wanted and idle, or to what is needed if
+// another urgent ask waits.
+func (b *Broker) grant(w *waiter) {
+	old := w.m.lease
+	switch others := slices.ContainsFunc(b.waiting, func(o *waiter) bool { return o != w }); {
+	case !others:
+		w.m.lease = max(old, min(w.Want, w.m.most(), plus(old, b.Idle())))
+	case slices.Contains(b.waiting, w):
+		w.m.lease = max(old, w.Need)
+	}
+	b.actions = append(b.actions, Action{Kind: Granted, To: w.m.id, Number: w.n, Lease: w.m.lease, Added: w.m.lease - old})
+}
+
+// refuse replies to an urgent ask. The lease stays.
+func (b *Broker) refuse(w *waiter, err error) {
+	b.actions = append(b.actions, Action{Kind: Refused, To: w.m.id, Number: w.n, Lease: w.m.lease, Err: err})
+}
+
+// settle does all that can be done now, and returns the actions of the call.
+func (b *Broker) settle() []Action {
+	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool {
+		err := b.tooMuch(w)
+		if err != nil {
+			b.refuse(w, err)
+		}
+		return err != nil
+	})
+	b.reduce()
+	for len(b.waiting) > 0 && b.serve(b.waiting[0]) {
+		b.waiting = b.waiting[1:]
+	}
+	for _, w := range b.waiting {
+		if !w.hard {
+			b.soften(w)
+		}
+	}
+	actions := b.actions
+	b.actions = nil
+	slices.SortStableFunc(actions, func(a, c Action) int { return cmp.Compare(a.To, c.To) })
+	return actions
+}
+
+// serve takes the first urgent ask as far as it goes, and reports whether that was granted or refused.
+func (b *Broker) serve(w *waiter) bool {
+	if b.lacks(w) == 0 {
+		b.grant(w)
+		return true
+	}
+	if !w.hard {
+		b.soften(w)
+		w.hard = len(w.waits) == 0
+	}
+	if w.hard {
+		b.harden(w)
+	}
+	if len(w.waits) > 0 {
+		return false
+	}
+	b.refuse(w, b.notEnough(w))
+	return true
+}
