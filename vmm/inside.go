@@ -68,7 +68,7 @@ type lease struct {
 
 func (l *lease) State() (lease, created, limit uint64) {
 	created, _ = l.Created()
-	return l.Bound(bank.Lease), created, l.Bound(bank.Limit)
+	return l.Lent(), created, l.Bound(bank.Limit)
 }
 
 func (l *lease) Give(target uint64, until time.Time) (given uint64, busy bool) {

@@ -132,6 +132,8 @@ type Lease interface {
 	Raise(bytes uint64)
 	// State is the lease, what counts against it, and the limit of SetLimit; MaxUint64: none.
 	State() (lease, created, limit uint64)
+	// Cut lowers the lease, even below what is created.
+	Cut(lease uint64)
 	// Drop lowers the lease to target, or to what is created, if that is more. DropCached releases unused
 	// memory before. Give also has functions of OnPressure release memory, until target is reached, none
 	// releases more, or until has come; busy: it did not, as an operation of the process waits for memory. They

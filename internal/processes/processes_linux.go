@@ -75,8 +75,9 @@ func Shown() bool {
 
 // stat is what a file of /proc says of a process.
 type stat struct {
-	start uint64
-	dead  bool
+	start   uint64
+	dead    bool
+	exiting bool // about to be dead
 }
 
 func readStat(name string) (stat, error) {
@@ -86,7 +87,7 @@ func readStat(name string) (stat, error) {
 	}
 	// The name, in parentheses, may hold any characters.
 	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	const state, started = 0, 19
+	const state, flags, started = 0, 6, 19
 	if len(f) <= started {
 		return stat{}, syscall.EINVAL
 	}
@@ -94,7 +95,9 @@ func readStat(name string) (stat, error) {
 	if err != nil {
 		return stat{}, syscall.EINVAL
 	}
-	return stat{start: at, dead: bytes.ContainsAny(f[state], "ZXx")}, nil
+	const exiting = 0x4 // PF_EXITING
+	bits, _ := strconv.ParseUint(string(f[flags]), 10, 64)
+	return stat{start: at, dead: bytes.ContainsAny(f[state], "ZXx"), exiting: bits&exiting != 0}, nil
 }
 
 // bare is the system's own error.

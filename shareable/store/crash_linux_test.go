@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/processes"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -195,7 +196,7 @@ func TestWaitExit(t *testing.T) {
 	t.Parallel()
 	p := spawn(t, "memory")
 	p.expect("free")
-	require.False(t, isExiting(os.Getpid()))
+	require.False(t, processes.IsExiting(os.Getpid()))
 	of := func(pid int) func() (int, error) {
 		return func() (int, error) { return unix.PidfdOpen(pid, 0) }
 	}
@@ -204,10 +205,10 @@ func TestWaitExit(t *testing.T) {
 	require.True(t, waitExit(-1, of(-1)))
 	for range p.lines { // until it ends; it was not waited for, so its number stays
 	}
-	require.Eventually(t, func() bool { return isExiting(p.pid()) }, inTime, step)
+	require.Eventually(t, func() bool { return processes.IsExiting(p.pid()) }, inTime, step)
 	require.True(t, waitExit(p.pid(), of(p.pid())))
 	p.wait()
-	require.False(t, isExiting(p.pid()))
+	require.False(t, processes.IsExiting(p.pid()))
 
 	// One in another namespace has no number here.
 	other, _ := daemonAt(t, socketAt(t))

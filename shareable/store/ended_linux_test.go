@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/cuvmm/cuvmm/internal/processes"
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -77,7 +78,7 @@ func TestNoCopyAfterARestart(t *testing.T) {
 func TestEndThatIsNotKnown(t *testing.T) {
 	t.Parallel()
 	own := int32(os.Getpid())
-	began := startTime(int(own))
+	began := processes.StartOf(int(own))
 	require.NotZero(t, began)
 	for _, p := range []process{{}, {pid: -1}, {own, 0}, {own, began}} {
 		require.False(t, hasExited(p.pidfd), "%v", p)
@@ -91,7 +92,7 @@ func TestEndWithoutDescriptors(t *testing.T) {
 	if !testgate.InChild(t) {
 		return
 	}
-	p := process{int32(os.Getpid()), startTime(os.Getpid())}
+	p := process{int32(os.Getpid()), processes.StartOf(os.Getpid())}
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 64, Max: 64}))
 	var all []int
 	for {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/processes"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -121,8 +122,11 @@ func (s *Server) takeAway(e *entry, c serve.Conn, reason string) {
 // process is one that may write to memory that it has mapped.
 type process struct {
 	pid   int32  // 0: it has none here
-	began uint64 // see startTime
+	began uint64 // see processes.StartOf
 }
+
+// pidfd is of that process.
+func (p *process) pidfd() (int, error) { return processes.PIDFD(int(p.pid), p.began) }
 
 // beganLocked is when a client's process began, if that is recorded; else 0. A nil x, which has no leases any
 // more, is fine. Requires mu.
@@ -138,7 +142,7 @@ func (s *Server) beganLocked(x *clientState) uint64 {
 func processOf(c serve.Conn, began uint64) *process {
 	p := &process{pid: c.Cred().PID, began: began}
 	if p.began == 0 {
-		p.began = startTime(int(p.pid))
+		p.began = processes.StartOf(int(p.pid))
 	}
 	return p
 }

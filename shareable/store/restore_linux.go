@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/processes"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -195,7 +196,7 @@ func (a *awaited) Refuse(uint32, error) error                    { return nil }
 func (a *awaited) Close(error)                                   {}
 
 // PeerPIDFD is of the process that had the leases, and of no other that has its number now.
-func (a *awaited) PeerPIDFD() (int, error) { return (&process{a.cred.PID, a.began}).pidfd() }
+func (a *awaited) PeerPIDFD() (int, error) { return processes.PIDFD(int(a.cred.PID), a.began) }
 
 // awaitLocked has the lease of an object wait for a client. Requires mu.
 func (s *Server) awaitLocked(e *entry, st entryState) {
@@ -267,7 +268,7 @@ func clientToken(t [16]byte, uid uint32) string { return fmt.Sprintf("%x:%d", t,
 // resume handles RESUME: what a client of a server before this one had is the connection's.
 func (s *Server) resume(c serve.Conn, f wire.Frame, q wire.Resume) error {
 	token := clientToken(q.Token, c.Cred().UID)
-	began := startTime(int(c.Cred().PID))
+	began := processes.StartOf(int(c.Cred().PID))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := s.clientLocked(c)

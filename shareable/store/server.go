@@ -61,7 +61,7 @@ type Server struct {
 // clientState is what a connection has.
 type clientState struct {
 	token  string              // clientToken of who it is; empty: it has not said so
-	began  uint64              // when its process has, if it has a token: see startTime
+	began  uint64              // when its process has, if it has a token: see processes.StartOf
 	leases map[uint64]*entry   // by the object's id
 	waits  int                 // requests that wait
 	names  map[string]struct{} // of objects that some of them wait for

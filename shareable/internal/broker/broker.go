@@ -234,6 +234,22 @@ func (b *Broker) Members() []Member {
 	return list
 }
 
+// Lease is the lease of a member.
+func (b *Broker) Lease(id ID) uint64 {
+	if m := b.members[id]; m != nil {
+		return m.lease
+	}
+	return 0
+}
+
+// Terms is what a member is promised.
+func (b *Broker) Terms(id ID) Terms {
+	if m := b.members[id]; m != nil {
+		return m.Terms
+	}
+	return Terms{}
+}
+
 // Budget is the budget.
 func (b *Broker) Budget() uint64 { return b.budget }
 

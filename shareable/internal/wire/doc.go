@@ -26,11 +26,14 @@
 //	MAPPED, SEAL, RELEASE, DELETE        DONE
 //	LINK, UNLINK, REPLACE, WATCH         DONE
 //	WROTE, RESUME                        none
+//	JOIN, ASK                            LENT
+//	GAVE, LEAVE                          none
+//	TERMS                                DONE
 //
 // From CREATE on they are for a store, and ATTACH is followed by PAGE too if an object gets
-// another writer.
+// another writer. From JOIN on they are for a budget.
 //
-// CHUNKS, PUBLISH, RETIRE, SEALED, PAGE, DELETED, CLOSING and EVENT are events of the owner.
+// CHUNKS, PUBLISH, RETIRE, SEALED, PAGE, DELETED, CLOSING, EVENT, LENT and DEMAND are events of the owner.
 // ERROR is a reply or an event.
 //
 // docs/reference/protocol.md describes every field.
@@ -45,6 +48,7 @@ package wire
 //	events.go        what the owner tells its readers: CHUNKS to CLOSING
 //	object.go        OBJECT, the reply to STAT, ATTACH, CREATE, LEASE, WAIT; layout, kinds of element
 //	store.go         the other frames of a store and its writers; Info, an entry of FOUND
+//	budget.go        the frames of a budget's members
 //	codec.go         numbers and strings in a frame
 //	conn.go          Conn: reading and writing frames
 //	fd.go            FD: a descriptor that is closed once

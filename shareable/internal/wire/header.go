@@ -42,7 +42,7 @@ func protocolf(format string, args ...any) *ProtocolError {
 // Type is the type of a frame.
 type Type uint16
 
-// Requests are below 64. Those from RELEASE on are for a store.
+// Requests are below 64. Those from RELEASE on are for a store, those from JOIN on for a budget.
 const (
 	TypeHello   Type = 1
 	TypeList    Type = 2
@@ -69,10 +69,15 @@ const (
 	TypeReplace Type = 23
 	TypeReport  Type = 24
 	TypeRevoke  Type = 25
+	TypeJoin    Type = 26
+	TypeAsk     Type = 27
+	TypeGave    Type = 28
+	TypeLeave   Type = 29
+	TypeTerms   Type = 30
 )
 
 // OfStore reports whether it is a request to a store.
-func (t Type) OfStore() bool { return t >= TypeRelease && t <= TypeRevoke }
+func (t Type) OfStore() bool { return t >= TypeRelease && t <= TypeTerms }
 
 // Replies and events are from 64 on.
 const (
@@ -91,6 +96,8 @@ const (
 	TypeCounters Type = 76
 	TypeEvent    Type = 77
 	TypeReported Type = 78
+	TypeLent     Type = 79
+	TypeDemand   Type = 80
 )
 
 // String is the name of the type in capitals.
@@ -129,6 +136,11 @@ var typeNames = map[Type]string{
 	TypeReplace:  "REPLACE",
 	TypeReport:   "REPORT",
 	TypeRevoke:   "REVOKE",
+	TypeJoin:     "JOIN",
+	TypeAsk:      "ASK",
+	TypeGave:     "GAVE",
+	TypeLeave:    "LEAVE",
+	TypeTerms:    "TERMS",
 	TypeChunks:   "CHUNKS",
 	TypePublish:  "PUBLISH",
 	TypeRetire:   "RETIRE",
@@ -144,6 +156,8 @@ var typeNames = map[Type]string{
 	TypeCounters: "COUNTERS",
 	TypeEvent:    "EVENT",
 	TypeReported: "REPORTED",
+	TypeLent:     "LENT",
+	TypeDemand:   "DEMAND",
 }
 
 // Header is the first part of a frame.
@@ -213,7 +227,7 @@ func (h Header) check(packet int) error {
 		return protocolf("%v with %d bytes of payload instead of %d", h.Type, packet-HeaderSize, h.Len)
 	case h.Type.name() == "" && h.Flags&FlagOptional == 0:
 		return protocolf("frame of the unknown %v", h.Type)
-	case h.Len != 0 && (h.Type == TypeDone || h.Type == TypeCount || h.Type == TypeReport):
+	case h.Len != 0 && (h.Type == TypeDone || h.Type == TypeCount || h.Type == TypeReport || h.Type == TypeLeave):
 		return protocolf("%v with %d bytes of payload", h.Type, h.Len)
 	case h.FDs == 0 && (h.Type == TypeChunks || h.Type == TypePage):
 		return protocolf("%v without fds", h.Type)

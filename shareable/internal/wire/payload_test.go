@@ -46,7 +46,7 @@ func filled[T ~[16]byte | ~[32]byte](first byte) (a T) {
 	return a
 }
 
-var kinds = slices.Concat(readerKinds, storeKinds)
+var kinds = slices.Concat(readerKinds, storeKinds, budgetKinds)
 
 // readerKinds are the types of a reader and its owner.
 var readerKinds = []kind{
@@ -221,7 +221,7 @@ func TestHeaderRoundTrip(t *testing.T) {
 
 // The bytes of version 1 stay what they are.
 func TestRecordedBytes(t *testing.T) {
-	all := slices.Concat(kinds, []kind{{of: TypeDone}, {of: TypeCount}, {of: TypeReport}})
+	all := slices.Concat(kinds, []kind{{of: TypeDone}, {of: TypeCount}, {of: TypeReport}, {of: TypeLeave}})
 	for _, k := range all {
 		t.Run(k.of.String(), func(t *testing.T) {
 			var body []byte

@@ -56,7 +56,7 @@ func TestHeaderRefused(t *testing.T) {
 		{"an optional type 34", with[uint32](with[uint16](list, 6, 34), 8, FlagOptional), ""},
 		{"type 63", with[uint16](list, 6, 63), "frame of the unknown type 63"},
 		{"type 77", with[uint16](list, 6, 77), ""},
-		{"type 79", with[uint16](list, 6, 79), "frame of the unknown type 79"},
+		{"type 99", with[uint16](list, 6, 99), "frame of the unknown type 99"},
 		{"flag 1", with[uint32](list, 8, 2), "LIST with unknown flags 0x2"},
 		{"an fd too many", with[uint16](list, 12, 1), "LIST with 1 fds, over 0"},
 		{"a reserved field", with[uint16](list, 14, 0x100), "LIST with 0x100 in a reserved field"},
@@ -200,7 +200,7 @@ func TestCheckName(t *testing.T) {
 func TestTypeNames(t *testing.T) {
 	seen := map[string]bool{}
 	for of := range Type(100) {
-		known := of >= TypeHello && of <= TypeRevoke || of >= TypeChunks && of <= TypeReported
+		known := of >= TypeHello && of <= TypeTerms || of >= TypeChunks && of <= TypeDemand
 		require.Equal(t, known, of.name() != "", "%d", of)
 		require.False(t, seen[of.String()])
 		seen[of.String()] = true

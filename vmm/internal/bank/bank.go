@@ -46,6 +46,7 @@ type Bank struct {
 	changes  uint64 // how often created has changed
 	hooks    []*hook
 	lender   Lender        // nil: there is no lease
+	lent     uint64        // the lease; the bound is lower during a Give
 	near     uint64        // from here on the lender is told that the lease is short
 	lowered  chan struct{} // of capacity 1, during a Give: created has fallen
 }

@@ -30,7 +30,7 @@ func (b *Bank) Lend(l Lender) bool {
 		return false
 	}
 	b.lender = l
-	b.setLeaseLocked(b.created)
+	b.setLeaseLocked(b.created, b.created)
 	return true
 }
 
@@ -43,13 +43,20 @@ func (b *Bank) Unlend() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lender = nil
-	b.bounds[Lease], b.near = math.MaxUint64, math.MaxUint64
+	b.lent, b.bounds[Lease], b.near = 0, math.MaxUint64, math.MaxUint64
 	return true
 }
 
-// setLeaseLocked needs mu.
-func (b *Bank) setLeaseLocked(bytes uint64) {
-	b.bounds[Lease], b.near = bytes, bytes-bytes/nearParts
+// setLeaseLocked sets the lease, and the bound. It needs mu.
+func (b *Bank) setLeaseLocked(lent, bound uint64) {
+	b.lent, b.bounds[Lease], b.near = lent, bound, bound-bound/nearParts
+}
+
+// Lent is the lease.
+func (b *Bank) Lent() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.lent
 }
 
 // Raise adds to the lease.
@@ -57,26 +64,31 @@ func (b *Bank) Raise(bytes uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.lender != nil {
-		b.setLeaseLocked(b.bounds[Lease] + min(bytes, math.MaxUint64-b.bounds[Lease]))
+		b.setLeaseLocked(b.lent+min(bytes, math.MaxUint64-b.lent), b.bounds[Lease]+min(bytes, math.MaxUint64-b.bounds[Lease]))
 	}
 	freed.Add(1)
+}
+
+// Cut lowers the lease, even below what is created.
+func (b *Bank) Cut(lease uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.lender != nil && lease < b.lent {
+		b.setLeaseLocked(lease, min(lease, b.bounds[Lease]))
+	}
 }
 
 // Drop lowers the lease to what is created, or to target if that is more. It returns by how much.
 func (b *Bank) Drop(target uint64) (given uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.dropLocked(max(target, b.created))
-}
-
-// dropLocked lowers the lease to target, even if more is created. It needs mu.
-func (b *Bank) dropLocked(target uint64) (given uint64) {
-	old := b.bounds[Lease]
-	if b.lender == nil || old <= target {
+	target = max(target, b.created)
+	if b.lender == nil || b.lent <= target {
 		return 0
 	}
-	b.setLeaseLocked(target)
-	return old - target
+	given = b.lent - target
+	b.setLeaseLocked(target, min(target, b.bounds[Lease]))
+	return given
 }
 
 // DropCached is Drop that releases what the process can do without first, as far as that is above target.
@@ -103,10 +115,12 @@ func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error
 		return given, true
 	}
 	defer func() { <-b.taken }()
-	b.mu.Lock()
-	lowered := b.dropLocked(target) // what is released from here on stays released
 	fell := make(chan struct{}, 1)
+	b.mu.Lock()
 	b.lowered = fell
+	if b.lender != nil { // from here on nothing takes what is released
+		b.setLeaseLocked(b.lent, min(target, b.bounds[Lease]))
+	}
 	b.mu.Unlock()
 	letThrough(&Ticket{}, nil, nil, false, func() (*Bank, error) { //nolint:errcheck // it returns none
 		b.giveTo(target, until, fell, need)
@@ -115,9 +129,12 @@ func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lowered = nil
-	back := min(b.created-min(b.created, b.bounds[Lease]), lowered)
-	b.setLeaseLocked(b.bounds[Lease] + back)
-	return given + lowered - back, false
+	if b.lender == nil {
+		return given, false
+	}
+	old, lease := b.lent, min(b.lent, max(b.bounds[Lease], b.created))
+	b.setLeaseLocked(lease, lease)
+	return given + old - lease, false
 }
 
 // giveTo calls functions of OnPressure. It has the turn.

@@ -246,7 +246,7 @@ func (t *Ticket) borrow(b *Bank, err error, urgent bool) bool {
 		return false
 	}
 	t.refusal = l.Borrow(need, urgent, t.until)
-	return b.Bound(Lease) >= need
+	return b.Lent() >= need
 }
 
 // explain adds why the Lender has lent too little.

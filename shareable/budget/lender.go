@@ -1,0 +1,204 @@
+package budget
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/door"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+)
+
+var _ door.Lender = (*Member)(nil)
+
+// stepParts: a lease rises by one of so many parts of what is created, so that growth finds room ahead.
+const stepParts = 4
+
+// leastStep is the smallest such step, in bytes.
+const leastStep = 2 << 20
+
+// errAlone is why nothing is lent while there is no broker.
+var errAlone = errors.New("no broker answers")
+
+// Borrow asks the broker for an operation that needs a lease of need bytes.
+func (m *Member) Borrow(need uint64, urgent bool, until time.Time) (refusal error) {
+	ctx, cancel := context.WithDeadline(m.ctx, until)
+	defer cancel()
+	select {
+	case <-m.ready:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return m.ask(ctx, need, urgent)
+}
+
+// Near has the member ask for more, in its own goroutine.
+func (m *Member) Near() {
+	select {
+	case m.near <- struct{}{}:
+	default:
+	}
+}
+
+// raise asks for the next step, of what nobody uses.
+func (m *Member) raise() {
+	lease, created, _ := m.lease.State()
+	if created <= lease-lease/8 {
+		return // an operation has asked meanwhile
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, reportTime)
+	defer cancel()
+	_ = m.ask(ctx, lease, false) // who needs it asks again
+}
+
+// ask asks for a lease of need bytes, and for a step more, and returns why it is less. While a broker takes the place of
+// another it waits, and asks that one again.
+func (m *Member) ask(ctx context.Context, need uint64, urgent bool) error {
+	if urgent {
+		m.count(func(c *Counts) { c.Asked++ })
+	}
+	for {
+		c, n, reply := m.sendAsk(ctx, need, urgent)
+		if c == nil {
+			return errAlone
+		}
+		select {
+		case <-c.Ended():
+			return c.Err()
+		case l := <-reply:
+			switch l.Code {
+			case 0:
+				return nil
+			case wire.CodeClosed:
+				continue
+			}
+			m.count(func(c *Counts) { c.Refused++ })
+			return errors.New(l.Text)
+		case <-ctx.Done(): // what is lent later counts all the same
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			delete(m.asks, n)
+			return fmt.Errorf("the broker has not answered: %w", ctx.Err())
+		}
+	}
+}
+
+func (m *Member) count(f func(*Counts)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f(&m.counts)
+}
+
+// sendAsk sends an ask once the member has joined. Without a broker, c is nil.
+func (m *Member) sendAsk(ctx context.Context, need uint64, urgent bool) (c serve.Client, n uint32, reply chan wire.Lent) {
+	for {
+		m.mu.Lock()
+		if m.joined || m.client == nil {
+			break
+		}
+		c, changed := m.client, m.changed
+		m.mu.Unlock()
+		select {
+		case <-changed:
+		case <-c.Ended():
+			return nil, 0, nil
+		case <-ctx.Done():
+			return nil, 0, nil
+		}
+	}
+	defer m.mu.Unlock()
+	if !m.joined {
+		return nil, 0, nil
+	}
+	_, created, limit := m.lease.State()
+	step := max(need/stepParts, leastStep)
+	m.last++
+	n, reply = m.last, make(chan wire.Lent, 1)
+	m.asks[n] = reply
+	q := wire.Ask{Number: n, Urgent: urgent, Need: need, Want: max(need, min(limit, need+min(step, math.MaxUint64-need))), Created: created}
+	_ = m.client.Send(wire.TypeAsk, q.Append(nil)) // an error ends the connection
+	return m.client, n, reply
+}
+
+// failAsksLocked ends all asks. It needs mu.
+func (m *Member) failAsksLocked(why string) {
+	for n, reply := range m.asks {
+		delete(m.asks, n)
+		reply <- wire.Lent{Number: n, Code: wire.CodeClosed, Text: why}
+	}
+}
+
+// handle handles an event of the broker, in the goroutine that reads the connection.
+func (m *Member) handle(c serve.Client, f wire.Frame) error {
+	switch f.Type {
+	case wire.TypeLent:
+		l, err := wire.DecodeLent(f.Payload)
+		if err == nil {
+			m.lent(c, l)
+		}
+		return err
+	case wire.TypeDemand:
+		d, err := wire.DecodeDemand(f.Payload)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if err == nil && !m.closed {
+			m.done.Add(1)
+			go m.give(c, c.Times(), d)
+		}
+		return err
+	}
+	return nil // other events are none of a member's
+}
+
+// lent takes what the broker has lent.
+func (m *Member) lent(c serve.Client, l wire.Lent) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.client != c {
+		return
+	}
+	m.terms = l
+	switch {
+	case l.Number == 0 && !m.joined: // of JOIN: the lease that the broker knows of
+		m.lease.Cut(l.More)
+		m.told, m.joined, m.err = l.More, true, nil
+		m.changedLocked()
+	default:
+		m.told += l.More
+		if l.More > 0 {
+			m.lease.Raise(l.More)
+		}
+	}
+	if reply := m.asks[l.Number]; reply != nil {
+		delete(m.asks, l.Number)
+		reply <- l
+	}
+}
+
+// give answers a demand.
+func (m *Member) give(c serve.Client, times int, d wire.Demand) {
+	defer m.done.Done()
+	why := ""
+	if d.Soft {
+		m.lease.DropCached(d.Lease)
+	} else {
+		_, busy := m.lease.Give(d.Lease, time.Now().Add(time.Duration(d.Within)*time.Millisecond))
+		if busy {
+			why = "an operation of its own waits for memory"
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.client != c || c.Times() != times { // the next JOIN says what is left
+		return
+	}
+	lease, created, _ := m.lease.State()
+	g := wire.Gave{Number: d.Number, Given: m.told - min(m.told, lease), Created: created, Why: why}
+	m.told -= g.Given
+	m.counts.Demands++
+	m.counts.Given += g.Given
+	_ = c.Send(wire.TypeGave, g.Append(nil)) // an error ends the connection
+}

@@ -1,0 +1,281 @@
+package lending
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/internal/processes"
+	"github.com/cuvmm/cuvmm/shareable/internal/broker"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Record is what a server after this one has to know of a member.
+type Record struct {
+	Device             UUID
+	Name               string
+	PID                int32  // 0: of another pid namespace
+	Start              uint64 // as of processes.ID; 0: not known
+	Least, Most, Lease uint64
+	Since              time.Time
+}
+
+// member is a process that has a part of a budget. Guarded by Service.mu, but for the queue.
+type member struct {
+	Record
+	s     *Service
+	of    *budget
+	id    broker.ID
+	name  string
+	token [16]byte
+	conn  serve.Conn // nil: it has none now
+	told  uint64     // the lease that it knows of, or is about to hear of
+	asked time.Time
+
+	exit *os.File // a pidfd; nil: its end is not seen
+	out  queue
+}
+
+// queue has what is to be sent to a member, in order, by a goroutine that runs while there is something.
+type queue struct {
+	mu      sync.Mutex
+	all     []item
+	running bool
+}
+
+// item is a frame, and the record that is kept before it is sent.
+type item struct {
+	conn    serve.Conn
+	record  []byte
+	forget  bool      // the record, in place of keeping one
+	t       wire.Type // 0: none
+	payload []byte
+}
+
+// send queues a frame, and a record. The caller has Service.mu, so frames are sent in the order of what they say.
+func (m *member) send(record []byte, t wire.Type, payload []byte) {
+	m.queue(item{conn: m.conn, record: record, t: t, payload: payload})
+}
+
+func (m *member) queue(i item) {
+	q := &m.out
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.all = append(q.all, i)
+	if !q.running {
+		q.running = true
+		m.s.done.Add(1)
+		go m.sendAll()
+	}
+}
+
+func (m *member) sendAll() {
+	defer m.s.done.Done()
+	q := &m.out
+	for {
+		q.mu.Lock()
+		if len(q.all) == 0 {
+			q.running = false
+			q.mu.Unlock()
+			return
+		}
+		all := q.all
+		q.all = nil
+		q.mu.Unlock()
+		for _, i := range all {
+			if (i.record != nil || i.forget) && m.s.opts.Keep(m.tokenText(), i.record) != nil {
+				i.conn = nil // the keeper has ended, and this process does
+			}
+			m.s.step()
+			if i.t != 0 && i.conn != nil {
+				_ = i.conn.Reply(i.t, 0, i.payload) // an error ends the connection
+			}
+		}
+	}
+}
+
+func (m *member) tokenText() string { return hex.EncodeToString(m.token[:]) }
+
+// join makes a connection a member's.
+func (s *Service) join(c serve.Conn, q wire.Join) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := s.budgets[q.UUID]
+	switch old := s.byToken[q.Token]; {
+	case s.closed:
+		return fmt.Errorf("%w: budget", vmm.ErrClosed)
+	case of == nil:
+		return fmt.Errorf("%w: this server has no budget of that device", vmm.ErrNotSupported)
+	case s.members[c] != nil: // a JOIN of before, that came late
+		return nil
+	case old == nil:
+		return s.joinFirst(c, of, q)
+	case old.PID != c.Cred().PID || old.of != of:
+		return fmt.Errorf("%w: another process is member %q", vmm.ErrPermission, old.name)
+	default:
+		s.joinAgain(old, c, q)
+		return nil
+	}
+}
+
+// joinFirst makes a new member. It needs mu.
+func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
+	lease := q.Lease // of a server before this one, of which there are no records
+	if s.ready {
+		lease = min(lease, of.b.Idle())
+	}
+	s.lastID++
+	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c, told: lease}
+	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, Since: time.Now()}
+	if err := of.b.Join(m.id, q.Name, broker.Terms{Least: q.Least, Most: mostOf(q.Most)}, lease, q.Created); err != nil {
+		return err
+	}
+	if fd, err := c.PeerPIDFD(); err == nil {
+		m.watch(fd)
+		m.Record.Start = processes.StartOf(int(m.PID))
+	}
+	of.members[m.id] = m
+	s.members[c], s.byToken[q.Token] = m, m
+	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: q.Least, Most: q.Most}.Append(nil))
+	return nil
+}
+
+// joinAgain has a member go on over another connection. It needs mu.
+func (s *Service) joinAgain(m *member, c serve.Conn, q wire.Join) {
+	if m.conn != nil {
+		delete(s.members, m.conn)
+		s.carryOut(m.of, m.of.b.Absent(m.id))
+	}
+	m.conn = c
+	s.members[c] = m
+	lease, all := m.of.b.Back(m.id, q.Lease, q.Created)
+	m.told = lease
+	t := m.of.b.Terms(m.id)
+	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: t.Least, Most: t.Most}.Append(nil))
+	s.carryOut(m.of, all)
+}
+
+// mostOf is the bound of a member as package broker has it.
+func mostOf(most uint64) uint64 {
+	if most == 1<<64-1 {
+		return 0
+	}
+	return most
+}
+
+// restoreLocked has a member of a server before this one wait to come back. It needs mu.
+func (s *Service) restoreLocked(token string, record []byte) {
+	var r Record
+	raw, err := hex.DecodeString(token)
+	if err != nil || len(raw) != 16 || json.Unmarshal(record, &r) != nil || s.budgets[r.Device] == nil {
+		return
+	}
+	fd, err := processes.PIDFD(int(r.PID), r.Start)
+	if processes.IsGone(err) {
+		_ = s.opts.Keep(token, nil)
+		return
+	}
+	of := s.budgets[r.Device]
+	s.lastID++
+	m := &member{s: s, of: of, id: s.lastID, name: r.Name, token: [16]byte(raw), told: r.Lease, Record: r}
+	if of.b.Join(m.id, r.Name, broker.Terms{Least: r.Least, Most: r.Most}, r.Lease, r.Lease) != nil {
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return
+	}
+	of.b.Absent(m.id)
+	of.members[m.id], s.byToken[m.token] = m, m
+	if err == nil {
+		m.watch(fd)
+	}
+}
+
+// watch has the member leave when its process ends. It takes the pidfd.
+func (m *member) watch(fd int) {
+	if unix.SetNonblock(fd, true) != nil {
+		_ = unix.Close(fd)
+		return
+	}
+	m.exit = os.NewFile(uintptr(fd), "pidfd")
+	raw, err := m.exit.SyscallConn()
+	if err != nil {
+		return
+	}
+	m.s.done.Add(1)
+	go func() {
+		defer m.s.done.Done()
+		ended := false
+		_ = raw.Read(func(fd uintptr) bool { // an error: it was closed
+			ended = processes.EndsIn(int(fd), 0)
+			return ended
+		})
+		if ended {
+			m.s.mu.Lock()
+			defer m.s.mu.Unlock()
+			m.s.removeLocked(m)
+		}
+	}()
+}
+
+// stop ends the watch. It needs Service.mu.
+func (m *member) stop() {
+	if m.exit != nil {
+		_ = m.exit.Close()
+		m.exit = nil
+	}
+}
+
+// leave ends a membership whose process lives on.
+func (s *Service) leave(c serve.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if m := s.members[c]; m != nil {
+		s.removeLocked(m)
+	}
+}
+
+// removeLocked gives back all that a member had. It needs mu.
+func (s *Service) removeLocked(m *member) {
+	if s.closed || m.of.members[m.id] != m {
+		return
+	}
+	m.stop()
+	delete(m.of.members, m.id)
+	delete(s.byToken, m.token)
+	if m.conn != nil {
+		delete(s.members, m.conn)
+	}
+	if s.opts.Keep != nil {
+		m.queue(item{forget: true})
+	}
+	s.carryOut(m.of, m.of.b.Leave(m.id))
+}
+
+// End is called when a connection has ended. The lease of a process that lives on counts until that comes back, or
+// ends.
+func (s *Service) End(c serve.Conn) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.members[c]
+	if m == nil || s.closed {
+		return
+	}
+	delete(s.members, c)
+	m.conn = nil
+	if m.exit == nil { // its end would not be seen
+		s.removeLocked(m)
+		return
+	}
+	s.carryOut(m.of, m.of.b.Absent(m.id))
+}

@@ -1,0 +1,461 @@
+// Package lending serves the budgets of devices to the members that connect: it has their connections, the
+// deadlines of demands, and the watch for processes that end, around package broker, which has the rules.
+package lending
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/broker"
+	"github.com/cuvmm/cuvmm/shareable/internal/serve"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// UUID names a device.
+type UUID = [16]byte
+
+// Budget is what the members of one device may have together.
+type Budget struct {
+	Device string // as people name it
+	UUID   UUID
+	Bytes  uint64
+	Memory uint64 // what the device has
+	// Free is how many bytes of it are free. Nil: not known.
+	Free func() (uint64, error)
+}
+
+// Of is a budget of a device.
+func Of(dev *vmm.Device, bytes uint64) Budget {
+	return Budget{Device: dev.String(), UUID: dev.Info().UUID, Bytes: bytes, Memory: dev.Info().Memory}
+}
+
+// Options says what is served.
+type Options struct {
+	Budgets []Budget
+	Logger  *slog.Logger
+	// Keep has the record of a member kept for a server after this one, or forgotten if it is nil. Nil: nothing
+	// is kept.
+	Keep func(token string, record []byte) error
+	// Records are what a server before this one has had kept, by token.
+	Records map[string][]byte
+	// Step, a hook of tests, is called before and after each step that a death can fall between.
+	Step func()
+	// Deadline is how long a member may take for a demand; 0: 5 s. Soft is the same of one for idle memory
+	// alone; 0: 1 s.
+	Deadline, Soft time.Duration
+}
+
+// joinTime is how long a server without records waits for members of one before it.
+const joinTime = time.Second
+
+// Service is the budgets of a server. Safe for concurrent use.
+type Service struct {
+	opts Options
+
+	mu      sync.Mutex
+	budgets map[UUID]*budget
+	members map[serve.Conn]*member
+	byToken map[[16]byte]*member
+	lastID  broker.ID
+	closed  bool
+	ready   bool     // members of a server before this one have joined, as far as is known
+	waiting []func() // asks that came before
+	begins  *time.Timer
+	done    sync.WaitGroup // goroutines
+}
+
+// budget is one device's. Guarded by Service.mu.
+type budget struct {
+	Budget
+	b       *broker.Broker
+	timers  map[broker.Number]*time.Timer // deadlines of demands
+	members map[broker.ID]*member
+	stats   Counts
+}
+
+// Counts is how often things have happened, since the server began.
+type Counts struct {
+	Granted   uint64 `json:"granted"`
+	Refused   uint64 `json:"refused"`
+	Demands   uint64 `json:"demands"`
+	Expired   uint64 `json:"expired"`    // demands that were not answered in time
+	GivenBack uint64 `json:"given_back"` // bytes
+}
+
+// New makes a Service. The caller must Close it.
+func New(o Options) (*Service, error) {
+	if o.Deadline == 0 {
+		o.Deadline = 5 * time.Second
+	}
+	if o.Soft == 0 {
+		o.Soft = time.Second
+	}
+	s := &Service{opts: o, budgets: map[UUID]*budget{}, members: map[serve.Conn]*member{}, byToken: map[[16]byte]*member{}}
+	for _, b := range o.Budgets {
+		if s.budgets[b.UUID] != nil {
+			return nil, fmt.Errorf("%w: two budgets for %s", vmm.ErrInvalid, b.Device)
+		}
+		if b.Bytes == 0 {
+			return nil, fmt.Errorf("%w: a budget of 0 bytes for %s", vmm.ErrInvalid, b.Device)
+		}
+		if b.Bytes > b.Memory {
+			return nil, fmt.Errorf("%w: a budget of %d bytes for %s, which has %d", vmm.ErrInvalid, b.Bytes, b.Device, b.Memory)
+		}
+		s.budgets[b.UUID] = &budget{Budget: b, b: broker.New(b.Bytes), timers: map[broker.Number]*time.Timer{}, members: map[broker.ID]*member{}}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for token, record := range o.Records {
+		s.restoreLocked(token, record)
+	}
+	if s.ready = len(o.Records) > 0; !s.ready {
+		s.begins = s.afterLocked(joinTime, s.begin)
+	}
+	return s, nil
+}
+
+// Close ends the Service. Members keep what they have.
+func (s *Service) Close() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	s.closed = true
+	if s.begins != nil {
+		s.begins.Stop()
+	}
+	for _, b := range s.budgets {
+		for _, t := range b.timers {
+			t.Stop()
+		}
+		for _, m := range b.members {
+			m.stop()
+		}
+	}
+	s.mu.Unlock()
+	s.done.Wait()
+}
+
+// afterLocked has f called with mu after a time, unless the Service has ended. It needs mu.
+func (s *Service) afterLocked(d time.Duration, f func()) *time.Timer {
+	return time.AfterFunc(d, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !s.closed {
+			f()
+		}
+	})
+}
+
+// begin carries out the asks that came before members of another server could join. It needs mu.
+func (s *Service) begin() {
+	s.ready = true
+	for _, f := range s.waiting {
+		f()
+	}
+	s.waiting = nil
+}
+
+// Handles reports whether a Service handles frames of a type.
+func Handles(t wire.Type) bool { return t >= wire.TypeJoin && t <= wire.TypeTerms }
+
+// IsMember reports whether a connection is one of a member.
+func (s *Service) IsMember(c serve.Conn) bool {
+	if s == nil {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.members[c] != nil
+}
+
+// Request handles a frame for which Handles is true. An error is for the one who asks.
+func (s *Service) Request(c serve.Conn, f wire.Frame) error {
+	if s == nil {
+		return fmt.Errorf("%w: this server has no budget", vmm.ErrNotSupported)
+	}
+	s.step()
+	defer s.step()
+	switch f.Type {
+	case wire.TypeJoin:
+		q, err := wire.DecodeJoin(f.Payload)
+		if err != nil {
+			return err
+		}
+		return s.join(c, q)
+	case wire.TypeAsk:
+		q, err := wire.DecodeAsk(f.Payload)
+		if err == nil {
+			s.ask(c, q)
+		}
+		return err
+	case wire.TypeGave:
+		q, err := wire.DecodeGave(f.Payload)
+		if err == nil {
+			s.gave(c, q)
+		}
+		return err
+	case wire.TypeLeave:
+		s.leave(c)
+		return nil
+	}
+	q, err := wire.DecodeTerms(f.Payload)
+	if err != nil {
+		return err
+	}
+	return s.terms(c, f.Request, q)
+}
+
+func (s *Service) step() {
+	if s.opts.Step != nil {
+		s.opts.Step()
+	}
+}
+
+// ask carries an ASK out.
+func (s *Service) ask(c serve.Conn, q wire.Ask) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.members[c]
+	if m == nil { // it has connected again, and joins next
+		return
+	}
+	do := func() {
+		if s.members[c] != m {
+			return
+		}
+		if q.Urgent {
+			m.of.look()
+		}
+		m.asked = time.Now()
+		s.carryOut(m.of, m.of.b.Ask(m.id, broker.Number(q.Number), broker.Ask{Need: q.Need, Want: q.Want, Created: q.Created, Urgent: q.Urgent}))
+	}
+	if s.ready {
+		do()
+	} else {
+		s.waiting = append(s.waiting, do)
+	}
+}
+
+// gave takes the reply to a demand, or a report.
+func (s *Service) gave(c serve.Conn, q wire.Gave) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.members[c]
+	if m == nil {
+		return
+	}
+	if q.Number == 0 && q.Given == 0 {
+		m.of.b.Said(m.id, q.Created)
+		return
+	}
+	have := m.of.b.Lease(m.id)
+	given := min(q.Given, have)
+	m.of.stats.GivenBack += given
+	m.told = have - given
+	if t := m.of.timers[broker.Number(q.Number)]; t != nil {
+		t.Stop()
+		delete(m.of.timers, broker.Number(q.Number))
+	}
+	s.carryOut(m.of, m.of.b.Gave(m.id, broker.Number(q.Number), have-given, q.Created, q.Why))
+	m.send(s.record(m), 0, nil)
+}
+
+// carryOut does what the broker wants. It needs mu.
+func (s *Service) carryOut(of *budget, all []broker.Action) {
+	for _, a := range all {
+		m := of.members[a.To]
+		switch a.Kind {
+		case broker.Granted, broker.Refused:
+			if a.Kind == broker.Granted {
+				of.stats.Granted++
+			} else {
+				of.stats.Refused++
+			}
+			if m != nil {
+				s.lend(m, a)
+			}
+		case broker.Demand:
+			of.stats.Demands++
+			s.demand(of, m, a)
+		}
+	}
+}
+
+// lend tells a member its new lease, or why it has none. It needs mu.
+func (s *Service) lend(m *member, a broker.Action) {
+	t := m.of.b.Terms(m.id)
+	l := wire.Lent{Number: uint32(a.Number), More: a.Added, Least: t.Least, Most: t.Most}
+	if a.Err != nil {
+		l.Code, l.Text = wire.CodeOutOfMemory, a.Err.Error()
+		if errors.Is(a.Err, vmm.ErrBusy) {
+			l.Code = wire.CodeBusy
+		}
+	}
+	m.told += l.More
+	var record []byte
+	if l.More > 0 {
+		record = s.record(m)
+	}
+	m.send(record, wire.TypeLent, l.Append(nil))
+}
+
+// demand asks a member to give. It needs mu.
+func (s *Service) demand(of *budget, m *member, a broker.Action) {
+	within := s.opts.Deadline
+	if a.Soft {
+		within = s.opts.Soft
+	}
+	n := a.Number
+	of.timers[n] = s.afterLocked(within, func() {
+		if of.timers[n] == nil {
+			return
+		}
+		delete(of.timers, n)
+		of.stats.Expired++
+		s.opts.Logger.Warn("a member does not answer", "device", of.Device, "demand", n, "after", within)
+		s.carryOut(of, of.b.Expire(n))
+	})
+	if m != nil {
+		m.send(nil, wire.TypeDemand, wire.Demand{Number: uint32(n), Soft: a.Soft, Within: uint32(within / time.Millisecond), Lease: a.Lease}.Append(nil))
+	}
+}
+
+// look has the broker know what the device has left for members. It needs mu.
+func (b *budget) look() {
+	if b.Free == nil {
+		return
+	}
+	room, err := b.Free()
+	if err != nil {
+		return
+	}
+	// What members have created is not free, and is theirs.
+	for _, m := range b.b.Members() {
+		room += min(m.Created, m.Lease)
+	}
+	b.b.SetRoom(room)
+}
+
+// terms changes what a member is promised, or the budget.
+func (s *Service) terms(c serve.Conn, request uint32, q wire.Terms) error {
+	if err := s.change(q); err != nil {
+		return err
+	}
+	return c.Reply(wire.TypeDone, request, nil)
+}
+
+func (s *Service) change(q wire.Terms) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := s.budgets[q.UUID]
+	if of == nil && q.UUID == (UUID{}) && len(s.budgets) == 1 {
+		of = slices.Collect(maps.Values(s.budgets))[0]
+	}
+	if of == nil {
+		return fmt.Errorf("%w: no budget of this device", vmm.ErrInvalid)
+	}
+	if q.Flags&wire.TermsBudget != 0 {
+		if q.Budget == 0 {
+			return fmt.Errorf("%w: a budget of 0 bytes", vmm.ErrInvalid)
+		}
+		of.Bytes = q.Budget
+		s.carryOut(of, of.b.SetBudget(q.Budget))
+	}
+	if q.Flags&(wire.TermsLeast|wire.TermsMost) == 0 {
+		return nil
+	}
+	var m *member
+	for _, x := range of.members {
+		if x.name != q.Member {
+			continue
+		}
+		if m != nil {
+			return fmt.Errorf("%w: two members are named %q", vmm.ErrInvalid, q.Member)
+		}
+		m = x
+	}
+	if m == nil {
+		return fmt.Errorf("%w: no member is named %q", vmm.ErrInvalid, q.Member)
+	}
+	t := of.b.Terms(m.id)
+	if q.Flags&wire.TermsLeast != 0 {
+		t.Least = q.Least
+	}
+	if q.Flags&wire.TermsMost != 0 {
+		t.Most = q.Most
+	}
+	all, err := of.b.SetTerms(m.id, t)
+	if err != nil {
+		return err
+	}
+	m.send(s.record(m), wire.TypeLent, wire.Lent{Least: t.Least, Most: t.Most}.Append(nil))
+	s.carryOut(of, all)
+	return nil
+}
+
+// Report is a budget as people see it.
+type Report struct {
+	Device  string   `json:"device"`
+	Budget  uint64   `json:"budget"`
+	Idle    uint64   `json:"idle"`
+	Counts  Counts   `json:"counts"`
+	Members []Member `json:"members"`
+}
+
+// Member is one of its members.
+type Member struct {
+	Name     string    `json:"name"`
+	PID      int32     `json:"pid"` // 0: of another pid namespace
+	Lease    uint64    `json:"lease"`
+	Created  uint64    `json:"created"` // as it said last
+	Share    uint64    `json:"share"`
+	Least    uint64    `json:"least"`
+	Most     uint64    `json:"most"`
+	Wants    uint64    `json:"wants"`          // the lease that it waits for; 0: it waits for none
+	Gives    uint64    `json:"gives"`          // bytes that it was asked for and has not answered
+	Since    time.Time `json:"since"`          // when it joined
+	Asked    time.Time `json:"asked,omitzero"` // when it asked last
+	IsSilent bool      `json:"silent"`         // it has not answered, or has no connection
+}
+
+// Reports describes all budgets, by device.
+func (s *Service) Reports() (all []Report) {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range s.budgets {
+		r := Report{Device: of.Device, Budget: of.b.Budget(), Idle: of.b.Idle(), Counts: of.stats, Members: []Member{}}
+		for _, x := range of.b.Members() {
+			m := of.members[x.ID]
+			r.Members = append(r.Members, Member{
+				Name: x.Name, PID: m.PID, Lease: x.Lease, Created: x.Created, Share: x.Share, Least: x.Least, Most: x.Most,
+				Wants: x.Want, Gives: x.Demanded, Since: m.Since, Asked: m.asked, IsSilent: x.Silent || x.Absent,
+			})
+		}
+		all = append(all, r)
+	}
+	slices.SortFunc(all, func(a, b Report) int { return cmp.Compare(a.Device, b.Device) })
+	return all
+}
+
+// record is what a server after this one has to know of a member. It needs mu.
+func (s *Service) record(m *member) []byte {
+	if s.opts.Keep == nil {
+		return nil
+	}
+	t := m.of.b.Terms(m.id)
+	m.Record.Least, m.Record.Most, m.Record.Lease = t.Least, t.Most, m.of.b.Lease(m.id)
+	b, _ := json.Marshal(m.Record) // numbers and a name
+	return b
+}
