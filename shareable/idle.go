@@ -29,7 +29,7 @@ func (s *Server) hasPlaceLocked(user uint32) bool {
 // forOperators reports whether a connection with a reserved place may send a frame.
 func forOperators(t wire.Type) bool {
 	switch t {
-	case wire.TypeList, wire.TypeStat, wire.TypeQuery, wire.TypeCount, wire.TypeReport, wire.TypeDelete, wire.TypeRevoke, wire.TypeResume:
+	case wire.TypeList, wire.TypeStat, wire.TypeQuery, wire.TypeCount, wire.TypeReport, wire.TypeDelete, wire.TypeRevoke, wire.TypeTerms, wire.TypeResume:
 		return true
 	}
 	return false

@@ -72,9 +72,23 @@ func (l *lease) State() (lease, created, limit uint64) {
 }
 
 func (l *lease) Give(target uint64, until time.Time) (given uint64, busy bool) {
-	return l.Bank.Give(target, until, func(size uint64) error {
-		return l.dev.opError("give", "", 0, size, fmt.Errorf("%w: another process needs memory", ErrOutOfMemory))
-	})
+	return l.Bank.Give(target, until, l.dev.giving("another process needs memory"))
+}
+
+// giving makes the error that functions of OnPressure get for what lies outside the process.
+func (d *Device) giving(why string) func(size uint64) error {
+	return func(size uint64) error {
+		return d.opError("give", "", 0, size, fmt.Errorf("%w: %s", ErrOutOfMemory, why))
+	}
+}
+
+func (inside) SetAround(d *Device, bytes uint64) (old uint64) {
+	return d.state.bank.SetBound(bank.Around, bytes)
+}
+
+func (inside) Relieve(d *Device, target uint64, until time.Time) (busy bool) {
+	_, busy = d.state.bank.Give(target, until, d.giving("a limit of the system is near"))
+	return busy
 }
 
 func (l *lease) End() error {

@@ -35,7 +35,7 @@ type options struct {
 	// Of the server, which is the program without a subcommand.
 	maxBytes, maxBytesPerUser size.One
 	maxObjects, maxConns      int
-	users                     []string
+	users, budgets            []string
 	evict                     bool
 	timeout, leaseTime        time.Duration
 	mode, group               string
@@ -145,7 +145,8 @@ The packages have a unit of systemd for each GPU: "systemctl enable --now vmmsto
 	f.StringVar(&o.require, "require", "", "fail unless the device is of this driver: cuda, host")
 	f.StringVar(&o.metrics, "metrics", "", "address of an HTTP server with Prometheus's metrics at /metrics, as 127.0.0.1:9470")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	root.AddCommand(o.list(stdout), o.stats(stdout), o.health(), o.get(stdout), o.put(), o.watch(stdout), o.link(), o.unlink(), o.delete(), o.revoke(), o.reload())
+	f.StringArrayVar(&o.budgets, "budget", nil, "divide memory among the processes that join, as cuda:0=70GiB; for each device one")
+	root.AddCommand(o.list(stdout), o.stats(stdout), o.budget(stdout), o.health(), o.get(stdout), o.put(), o.watch(stdout), o.link(), o.unlink(), o.delete(), o.revoke(), o.reload())
 	return root
 }
 
@@ -194,6 +195,9 @@ func (o *options) serverOptions(log io.Writer) (store.Options, error) {
 	}
 	if o.leaseTime != 0 && o.leaseTime < leastLeaseTime {
 		return so, usagef("--lease-time %v: a writer shows a sign of life each second, so at least %v", o.leaseTime, leastLeaseTime)
+	}
+	if _, err := parseBudgets(o.budgets); err != nil {
+		return so, err
 	}
 	for _, u := range o.users {
 		id, err := userID(u)

@@ -66,6 +66,13 @@ type VMM[D, G, R, C, S any] interface {
 	// Lend bounds what this process creates of the device by a lease, beside SetLimit: at first by what it has
 	// created. l lends more. On a device that has one it is ErrBusy. Until Lease.End, Close of d returns ErrBusy.
 	Lend(d D, l Lender) (Lease, error)
+	// SetAround bounds what this process creates of the device by what limits of the system around it leave;
+	// MaxUint64: no bound. It returns the old bound.
+	SetAround(d D, bytes uint64) (old uint64)
+	// Relieve releases unused memory, and has functions of OnPressure release memory, until the process has created
+	// no more than target bytes of the device, none releases more, or until has come. busy: it called no function, as
+	// an operation of the process waits for memory.
+	Relieve(d D, target uint64, until time.Time) (busy bool)
 	// Unmapped is the memory of open Chunks that is nowhere mapped.
 	Unmapped(d D) uint64
 	// StreamNumber is the number of Stream.Raw, to print: no work can be queued by it. So unlike Raw it

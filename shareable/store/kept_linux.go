@@ -172,7 +172,7 @@ func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptOb
 			return nil, err
 		}
 		s.startRecording(conn, kept, 0)
-		if err := s.recordFirst(); err != nil { // with the Instance, which stays
+		if err := errors.Join(s.recordFirst(), s.serveBudgets(kept.members)); err != nil { // with the Instance, which stays
 			return nil, errors.Join(err, s.Close())
 		}
 		return s, nil
@@ -182,6 +182,9 @@ func recordedServer(dev *vmm.Device, o Options, conn *net.UnixConn, kept *keptOb
 		return nil, fmt.Errorf("go on with what there is: %w", err)
 	}
 	s.startRecording(conn, kept, ids)
+	if err := s.serveBudgets(kept.members); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
 	for _, id := range gone {
 		if err := writeKept(conn, keptMessage{Op: opForget, ID: id}); err != nil {
 			return nil, errors.Join(err, s.Close())

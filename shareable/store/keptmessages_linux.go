@@ -30,6 +30,7 @@ type keptMessage struct {
 	Last    uint64   `json:",omitempty"` // descriptors of higher keys are given up
 	Client  string   `json:",omitempty"` // whose request it is; see clientToken
 	Request uint32   `json:",omitempty"` // the number of that; 0: what is known of the client is of no use any more
+	Member  string   `json:",omitempty"` // of opMember: its token
 	Count   uint64   `json:",omitempty"` // how many servers there were before
 	Health  bool     `json:",omitempty"` // of opServing: it replies to opHealth, as those of 0.1.0 do not
 	Text    []byte   `json:"-"`          // of the object, or of the server; it follows the rest after a line feed
@@ -47,6 +48,7 @@ const (
 	opPut     = "put"     // an object, or some of its descriptors; both ways
 	opForget  = "forget"  // an object is gone; both ways
 	opClient  = "client"  // what is known of a client; both ways
+	opMember  = "member"  // the text of a member of a budget; without one it has gone; both ways
 )
 
 // pageKey is the key of the page that a writer has.
@@ -142,6 +144,7 @@ type keptObjects struct {
 	server  []byte
 	objects map[uint64]*keptObject
 	clients map[string]uint32 // the number of the last request that was done, by clientToken
+	members map[string][]byte // of budgets, by token
 }
 
 // apply does what a message says, and takes its descriptors.
@@ -154,6 +157,8 @@ func (k *keptObjects) apply(m keptMessage, fds []int) {
 		k.forget(m.ID)
 	case opServer:
 		k.server = m.Text
+	case opMember:
+		k.keepMember(m)
 	}
 	closeFDs(fds)
 	switch {
@@ -166,6 +171,18 @@ func (k *keptObjects) apply(m keptMessage, fds []int) {
 		}
 		k.clients[m.Client] = m.Request
 	}
+}
+
+// keepMember keeps the text of a member.
+func (k *keptObjects) keepMember(m keptMessage) {
+	if m.Text == nil {
+		delete(k.members, m.Member)
+		return
+	}
+	if k.members == nil {
+		k.members = map[string][]byte{}
+	}
+	k.members[m.Member] = m.Text
 }
 
 // put takes the descriptors of a message.
@@ -221,6 +238,11 @@ func (k *keptObjects) sendTo(conn *net.UnixConn, servers uint64) error {
 	}
 	for client, request := range k.clients {
 		if err := writeKept(conn, keptMessage{Op: opClient, Client: client, Request: request}); err != nil {
+			return err
+		}
+	}
+	for token, text := range k.members {
+		if err := writeKept(conn, keptMessage{Op: opMember, Member: token, Text: text}); err != nil {
 			return err
 		}
 	}

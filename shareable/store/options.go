@@ -11,6 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/loglimit"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -55,6 +56,10 @@ type Options struct {
 	// the object: then that gets it. A Writer shows one each second. Time in which the server did
 	// not run does not count. 0 is 30 s.
 	LeaseTime time.Duration
+
+	// Budgets has the server divide the memory of devices among the processes that budget.Join: one for each
+	// device, of the server's driver. The store's own memory does not count, unless it joins.
+	Budgets []budget.Budget
 
 	hooks hooks
 }

@@ -21,6 +21,7 @@ func (r *recorder) stop() {}
 func (s *Server) record(*entry, requestID) error                   { return nil }
 func (s *Server) forget(*entry, requestID) error                   { return nil }
 func (s *Server) isDone(requestID) bool                            { return false }
+func (r *recorder) keepMember(string, []byte) error                { return nil }
 func (s *Server) clientsGone(...string)                            {}
 func (s *Server) resume(serve.Conn, wire.Frame, wire.Resume) error { return errLinux }
 

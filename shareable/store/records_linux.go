@@ -165,6 +165,16 @@ func (s *Server) recordFirst() error {
 	return s.recordID(s.recorder, 1)
 }
 
+// keepMember has the keeper keep what a server after this one has to know of a member of a budget, or forget it.
+func (r *recorder) keepMember(token string, record []byte) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.over.Load() {
+		return fmt.Errorf("%w: store", vmm.ErrClosed)
+	}
+	return writeKept(r.conn, keptMessage{Op: opMember, Member: token, Text: record})
+}
+
 // forget tells the keeper that an object is gone, as a request has it.
 func (s *Server) forget(e *entry, by requestID) error {
 	r := s.recorder

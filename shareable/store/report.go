@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
@@ -37,6 +38,8 @@ type Report struct {
 	// at most, and how many there are.
 	Behind        []shareable.ReaderStats `json:"behind"`
 	ReadersBehind int                     `json:"readers_behind"`
+
+	Budgets []budget.Report `json:"budgets,omitempty"`
 }
 
 // maxBehind is how many readers a report names.
@@ -120,12 +123,13 @@ func (s *Server) Report() Report {
 	late := slices.DeleteFunc(s.conns.Readers(), func(r shareable.ReaderStats) bool { return r.BehindSince.IsZero() })
 	conns := s.conns.Stats()
 	instance := s.conns.Instance()
+	budgets := s.budgets.Reports()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := Report{
 		Stats: s.statsLocked(conns), Device: s.dev.String(), Instance: hex.EncodeToString(instance[:]),
 		PID: os.Getpid(), Uptime: time.Since(s.began), Limits: s.limitsLocked(), Refused: map[string]uint64{},
-		Behind: late[:min(len(late), maxBehind)], ReadersBehind: len(late),
+		Behind: late[:min(len(late), maxBehind)], ReadersBehind: len(late), Budgets: budgets,
 	}
 	has := s.ledger.Users()
 	users := slices.Concat(slices.Collect(maps.Keys(has)), slices.Collect(maps.Keys(clients)), slices.Collect(maps.Keys(s.refusals)))

@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
+	"github.com/cuvmm/cuvmm/shareable/internal/lending"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -29,8 +30,9 @@ type Server struct {
 	gran     uint64
 	conns    *shareable.Server
 	objects  serve.Server
-	recorder *recorder // nil: no process keeps what there is
-	before   uint64    // how many servers there were
+	recorder *recorder        // nil: no process keeps what there is
+	budgets  *lending.Service // nil: there is none
+	before   uint64           // how many servers there were
 	began    time.Time
 	stop     chan struct{} // closed by Close
 
@@ -81,6 +83,11 @@ type wait struct {
 // cannot be. The caller must Close it, before the device.
 func NewServer(dev *vmm.Device, o Options) (*Server, error) {
 	s, err := newServer(dev, o)
+	if err == nil {
+		if err = s.serveBudgets(nil); err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make store: %w", err)
 	}
@@ -102,6 +109,25 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	}
 	s.ledger = newLedger(o, s.objects.FileLimit())
 	return s, nil
+}
+
+// serveBudgets serves the budgets of the options, with what a server before has had kept of members.
+func (s *Server) serveBudgets(records map[string][]byte) (err error) {
+	if len(s.opts.Budgets) == 0 {
+		return nil
+	}
+	o := lending.Options{Logger: s.opts.Logger, Records: records, Step: s.step}
+	if s.recorder != nil {
+		o.Keep = s.recorder.keepMember
+	}
+	for _, b := range s.opts.Budgets {
+		if b.Device == nil {
+			return fmt.Errorf("%w: a budget without a device", vmm.ErrInvalid)
+		}
+		o.Budgets = append(o.Budgets, lending.Of(b.Device, b.Bytes))
+	}
+	s.budgets, err = lending.New(o)
+	return err
 }
 
 // newLedger counts for the users of the options, which are resolved. Of what costs one user nothing
@@ -182,6 +208,7 @@ func (s *Server) Close() error {
 	}
 	// Connections end first: that ends the leases, and objects without names go with them.
 	err := s.conns.Close()
+	s.budgets.Close()
 	s.mu.Lock()
 	left := slices.Clone(s.order)
 	s.mu.Unlock()
@@ -275,6 +302,9 @@ func (h handler) Request(c serve.Conn, f wire.Frame) error {
 		return done(c, f.Request)
 	}
 	handle := requests[f.Type]
+	if lending.Handles(f.Type) {
+		handle = func(_ *Server, c serve.Conn, f wire.Frame) error { return s.budgets.Request(c, f) }
+	}
 	if handle == nil {
 		return &wire.ProtocolError{What: fmt.Sprintf("%v to a store", f.Type)}
 	}
@@ -318,15 +348,17 @@ func done(c serve.Conn, request uint32) error { return reply(c, wire.TypeDone, r
 // delete may be of any.
 func (h handler) Idle(c serve.Conn) bool {
 	s := h.s
+	isMember := s.budgets.IsMember(c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := s.clients[c]
-	return s.forced == 0 && s.watchers[c] == nil && (x == nil || len(x.leases) == 0 && x.waits == 0)
+	return !isMember && s.forced == 0 && s.watchers[c] == nil && (x == nil || len(x.leases) == 0 && x.waits == 0)
 }
 
 // End ends what the connection had: its leases, and the requests that wait.
 func (h handler) End(c serve.Conn) {
 	s := h.s
+	s.budgets.End(c)
 	s.mu.Lock()
 	state := s.clients[c]
 	delete(s.clients, c)

@@ -4,12 +4,14 @@ package lending
 
 import (
 	"cmp"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -81,6 +83,9 @@ type budget struct {
 	stats   Counts
 }
 
+// token is under which a changed budget is kept. No member has it.
+func (b *budget) token() string { return "budget of " + hex.EncodeToString(b.UUID[:]) }
+
 // Counts is how often things have happened, since the server began.
 type Counts struct {
 	Granted   uint64 `json:"granted"`
@@ -113,6 +118,11 @@ func New(o Options) (*Service, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, b := range s.budgets {
+		if n, err := strconv.ParseUint(string(o.Records[b.token()]), 10, 64); err == nil { // it was changed
+			b.b.SetBudget(n)
+		}
+	}
 	for token, record := range o.Records {
 		s.restoreLocked(token, record)
 	}
@@ -367,7 +377,14 @@ func (s *Service) change(q wire.Terms) error {
 		if q.Budget == 0 {
 			return fmt.Errorf("%w: a budget of 0 bytes", vmm.ErrInvalid)
 		}
-		of.Bytes = q.Budget
+		if q.Budget > of.Memory {
+			return fmt.Errorf("%w: a budget of %d bytes for %s, which has %d", vmm.ErrInvalid, q.Budget, of.Device, of.Memory)
+		}
+		if s.opts.Keep != nil {
+			if err := s.opts.Keep(of.token(), strconv.AppendUint(nil, q.Budget, 10)); err != nil {
+				return err
+			}
+		}
 		s.carryOut(of, of.b.SetBudget(q.Budget))
 	}
 	if q.Flags&(wire.TermsLeast|wire.TermsMost) == 0 {

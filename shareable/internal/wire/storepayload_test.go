@@ -218,6 +218,6 @@ func TestSmallestInfo(t *testing.T) {
 
 func TestOfStore(t *testing.T) {
 	for of := range Type(100) {
-		require.Equal(t, of >= 8 && of <= 25, of.OfStore(), "%v", of)
+		require.Equal(t, of >= 8 && of <= 30, of.OfStore(), "%v", of)
 	}
 }

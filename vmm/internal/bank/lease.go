@@ -129,7 +129,7 @@ func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lowered = nil
-	if b.lender == nil {
+	if b.lender == nil { // it was called for a bound of the system
 		return given, false
 	}
 	old, lease := b.lent, min(b.lent, max(b.bounds[Lease], b.created))
