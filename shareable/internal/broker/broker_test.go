@@ -68,7 +68,7 @@ func TestJoin(t *testing.T) {
 	require.ErrorIs(t, b.Join(1, "", broker.Terms{Least: 101}, 0, 0), vmm.ErrLimit)
 	require.NoError(t, b.Join(1, "", broker.Terms{Least: 60, Most: 60}, 0, 0))
 	require.ErrorIs(t, b.Join(1, "", broker.Terms{}, 0, 0), vmm.ErrInvalid)
-	require.ErrorContains(t, b.Join(2, "", broker.Terms{Least: 41}, 0, 0), "41 bytes for this member, of which 40 bytes of a budget of 100 bytes")
+	require.ErrorContains(t, b.Join(2, "", broker.Terms{Least: 41}, 0, 0), "41 bytes to promise, and 40 bytes of a budget of 100 bytes are promised to no one")
 	require.ErrorIs(t, b.Join(2, "", broker.Terms{Least: unbounded}, 0, 0), vmm.ErrLimit)
 	require.NoError(t, b.Join(2, "x", broker.Terms{Least: 40}, 70, 5))
 	require.Equal(t, broker.Member{ID: 2, Name: "x", Terms: broker.Terms{Least: 40}, Lease: 70, Created: 5, Share: 70}, b.Members()[1])
