@@ -50,19 +50,20 @@ type modelAsk struct {
 func TestModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		budget := rapid.Uint64Range(0, 60).Draw(t, "budget")
+		budget := rapid.SampledFrom([]uint64{80, 100, 60, 10}).Draw(t, "budget")
 		m := &model{
 			T: t, b: broker.New(budget), twin: broker.New(budget), budget: budget, physical: math.MaxUint64,
 			members: map[broker.ID]*modelMember{},
 		}
-		for range rapid.IntRange(2, 4).Draw(t, "members") {
-			m.join()
+		for id := broker.ID(1); id <= 4; id++ {
+			m.joins(id)
 		}
-		steps := []func(){
-			m.join, m.leave, m.absent, m.back, m.setTerms, m.setBudget, m.setRoom, m.said, m.withdraw, m.expire, m.expire,
-			m.ask, m.ask, m.urgent, m.urgent, m.urgent, m.urgent, m.gave, m.gave, m.gave, m.gave, m.gave,
+		var steps []func() // the first ones are drawn more often
+		for range 9 {
+			steps = append(steps, m.urgent, m.next, m.urgent, m.next, m.next)
 		}
-		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+		steps = append(steps, m.ask, m.expire, m.join, m.withdraw, m.absent, m.back, m.setTerms, m.said, m.setBudget, m.setRoom, m.leave)
+		for range rapid.IntRange(20, 60).Draw(t, "steps") {
 			rapid.SampledFrom(steps).Draw(t, "step")()
 		}
 		m.drain()
@@ -87,8 +88,10 @@ func (m *model) drain() {
 
 // The random steps.
 
-func (m *model) join() {
-	id, t, lease, created := m.id(), m.terms(), m.bytes("lease"), m.bytes("created")
+func (m *model) join() { m.joins(m.id()) }
+
+func (m *model) joins(id broker.ID) {
+	t, lease, created := m.terms(), m.bytes("lease"), m.bytes("created")
 	err := m.b.Join(id, fmt.Sprint("m", id), t, lease, created)
 	m.must(fmt.Sprint(err) == fmt.Sprint(m.twin.Join(id, fmt.Sprint("m", id), t, lease, created)), "errors differ")
 	switch {
@@ -159,7 +162,7 @@ func (m *model) setTerms() {
 }
 
 func (m *model) setBudget() {
-	m.budget = m.bytes("budget")
+	m.budget = 30 + m.bytes("budget")
 	actions := m.call(func(b *broker.Broker) []broker.Action { return b.SetBudget(m.budget) })
 	if shares := m.shares(); m.sum() > m.limit() {
 		for id, o := range m.members {
@@ -170,7 +173,9 @@ func (m *model) setBudget() {
 }
 
 func (m *model) setRoom() {
-	m.physical = rapid.OneOf(rapid.Just(uint64(math.MaxUint64)), rapid.Uint64Range(0, 60)).Draw(m.T, "physical")
+	if m.physical = math.MaxUint64; m.bytes("known") < 5 {
+		m.physical = 30 + m.bytes("physical")
+	}
 	m.verify(true, m.call(func(b *broker.Broker) []broker.Action { return b.SetRoom(m.physical) }))
 }
 
@@ -217,14 +222,14 @@ func (m *model) expire() {
 func (m *model) gave() {
 	id, n, created := m.id(), m.demands, m.bytes("created")
 	lease := m.bytes("lease")
-	if d := m.outstanding(); d != nil && rapid.IntRange(0, 4).Draw(m.T, "which") > 0 {
+	if d := m.outstanding(); d != nil && m.bytes("which") > 1 {
 		id, n = d.To, d.Number
-		switch rapid.IntRange(0, 3).Draw(m.T, "obeys") {
-		case 0, 1:
-			lease = d.Lease
-		case 2:
-			lease = m.members[id].Lease
+		has := m.members[id].Lease
+		gives := []uint64{d.Lease, has, (has + d.Lease) / 2, has - min(has, 1), lease}
+		if d.Soft {
+			gives[0], gives[1] = has, d.Lease
 		}
+		lease = rapid.SampledFrom(gives).Draw(m.T, "gives")
 	}
 	why := []string{"", "in use"}[created%2]
 	actions := m.call(func(b *broker.Broker) []broker.Action { return b.Gave(id, n, lease, created, why) })
@@ -237,6 +242,15 @@ func (m *model) gave() {
 	m.verify(m.members[id] != nil, actions)
 }
 
+// next is a reply to a demand if there is one, or else an ask.
+func (m *model) next() {
+	if m.outstanding() != nil {
+		m.gave()
+	} else {
+		m.ask()
+	}
+}
+
 func (m *model) ask()    { m.askFor(false) }
 func (m *model) urgent() { m.askFor(true) }
 
@@ -244,6 +258,9 @@ func (m *model) askFor(urgent bool) {
 	m.asks++
 	id, n := m.id(), m.asks
 	q := broker.Ask{Need: m.bytes("need"), Created: m.bytes("created"), Urgent: urgent}
+	if o := m.members[id]; o != nil && m.bytes("less") < 20 {
+		q.Need = o.Lease + q.Need/2
+	}
 	q.Want = q.Need + m.bytes("want")/4
 	actions := m.call(func(b *broker.Broker) []broker.Action { return b.Ask(id, n, q) })
 	o := m.members[id]
@@ -455,6 +472,7 @@ func (m *model) refused(a *modelAsk, r broker.Action) {
 	m.must(r.Kind == broker.Refused && errors.Is(r.Err, vmm.ErrOutOfMemory) && r.Lease == a.m.Lease, "%v", r)
 	shares := m.shares()
 	for id, o := range m.members {
+		m.must(o == a.m || o.demand == nil || a.Need > shares[a.m.ID] || o.demand.Soft, "refused before m%d has answered", id)
 		m.must(o.demand == nil || !slices.Contains(a.waits, o.demand.Number), "refused before m%d has answered", id)
 		named, over := strings.Contains(r.Err.Error(), fmt.Sprintf("%q", o.Name)), o != a.m && o.Lease > shares[id]
 		faulty := o.Silent || o.Absent || a.lacking[id]
@@ -523,7 +541,7 @@ func (m *model) hard(demands map[broker.ID]broker.Action) {
 	var over []*modelMember
 	for id, o := range m.members {
 		m.must(o.demand == nil || !slices.Contains(a.waits, o.demand.Number), "hard demands before m%d has answered", id)
-		if o.demand != nil && o.demand.asker == a {
+		if o != a.m && o.demand != nil && !o.demand.Soft {
 			lacks -= min(lacks, o.Lease-min(o.Lease, o.demand.Lease))
 		}
 		_, asked := demands[id]
@@ -570,15 +588,21 @@ func (m *model) state() {
 
 // Random numbers.
 
-func (m *model) id() broker.ID { return broker.ID(rapid.IntRange(1, 5).Draw(m.T, "id")) }
+func (m *model) id() broker.ID {
+	return broker.ID(rapid.SampledFrom([]int{1, 2, 3, 4, 5}).Draw(m.T, "id"))
+}
 
-func (m *model) bytes(label string) uint64 { return rapid.Uint64Range(0, 60).Draw(m.T, label) }
+func (m *model) bytes(label string) uint64 { return rapid.SampledFrom(sizes).Draw(m.T, label) }
+
+// sizes are drawn, the first ones more often.
+var sizes = []uint64{20, 10, 40, 3, 25, 7, 15, 30, 1, 60, 12, 5, 8, 17, 2, 0}
 
 func (m *model) bool(label string) bool { return rapid.Bool().Draw(m.T, label) }
 
 func (m *model) terms() broker.Terms {
-	return broker.Terms{
-		Least: rapid.Uint64Range(0, 20).Draw(m.T, "least"),
-		Most:  rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64Range(0, 60)).Draw(m.T, "most"),
+	t := broker.Terms{Least: m.bytes("least") / 6}
+	if m.bytes("bounded") < 5 {
+		t.Most = m.bytes("most")
 	}
+	return t
 }
