@@ -97,33 +97,31 @@ func New(budget uint64) *Broker {
 
 // Join adds a member that has lease bytes already, 0 for a new one, and has created some of them.
 // It returns vmm.ErrInvalid for a known id and for terms whose least is above their most, and
-// vmm.ErrLimit if the budget is less than what all members are promised.
+// vmm.ErrLimit if the budget is less than what it and the others are promised.
 func (b *Broker) Join(id ID, name string, t Terms, lease, created uint64) error {
 	if b.members[id] != nil {
 		return fmt.Errorf("%w: member %d is there already", vmm.ErrInvalid, id)
 	}
-	if err := b.checkTerms(id, t); err != nil {
+	m := &member{id: id, name: name, lease: lease, created: created}
+	if err := b.setTerms(m, t); err != nil {
 		return err
 	}
-	b.members[id] = &member{id: id, name: name, Terms: t, lease: lease, created: created}
+	b.members[id] = m
 	return nil
 }
 
-// checkTerms returns an error if a member cannot have these terms.
-func (b *Broker) checkTerms(id ID, t Terms) error {
+// setTerms changes the terms of a member. A higher least must be left by those of the others.
+func (b *Broker) setTerms(m *member, t Terms) error {
 	if t.Least > t.most() {
 		return fmt.Errorf("%w: the least is %s, and the most is %s", vmm.ErrInvalid, errtext.Size(t.Least), errtext.Size(t.Most))
 	}
-	left, fits := within(b.budget, b.sorted(), func(m *member) uint64 {
-		if m.id == id {
-			return 0
-		}
-		return m.Least
-	})
-	if !fits || t.Least > left {
-		return fmt.Errorf("%w: %s for this member, of which %s of a budget of %s are promised to no other", vmm.ErrLimit,
+	others := slices.DeleteFunc(b.sorted(), func(o *member) bool { return o == m })
+	left, _ := within(b.budget, others, func(o *member) uint64 { return o.Least })
+	if t.Least > m.Least && t.Least > left {
+		return fmt.Errorf("%w: %s to promise, and %s of a budget of %s are promised to no one", vmm.ErrLimit,
 			errtext.Size(t.Least), errtext.Size(left), errtext.Size(b.budget))
 	}
+	m.Terms = t
 	return nil
 }
 
@@ -191,10 +189,9 @@ func (b *Broker) SetTerms(id ID, t Terms) ([]Action, error) {
 	if m == nil {
 		return nil, fmt.Errorf("%w: no member %d", vmm.ErrInvalid, id)
 	}
-	if err := b.checkTerms(id, t); err != nil {
+	if err := b.setTerms(m, t); err != nil {
 		return nil, err
 	}
-	m.Terms = t
 	m.reduce = m.reduce || m.lease > t.most()
 	return b.settle(), nil
 }

@@ -3,10 +3,12 @@ package broker_test
 import (
 	"fmt"
 	"math"
+	"math/big"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/broker"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -68,7 +70,7 @@ func TestJoin(t *testing.T) {
 	require.ErrorIs(t, b.Join(1, "", broker.Terms{Least: 101}, 0, 0), vmm.ErrLimit)
 	require.NoError(t, b.Join(1, "", broker.Terms{Least: 60, Most: 60}, 0, 0))
 	require.ErrorIs(t, b.Join(1, "", broker.Terms{}, 0, 0), vmm.ErrInvalid)
-	require.ErrorContains(t, b.Join(2, "", broker.Terms{Least: 41}, 0, 0), "41 bytes for this member, of which 40 bytes of a budget of 100 bytes")
+	require.ErrorContains(t, b.Join(2, "", broker.Terms{Least: 41}, 0, 0), "41 bytes to promise, and 40 bytes of a budget of 100 bytes are promised to no one")
 	require.ErrorIs(t, b.Join(2, "", broker.Terms{Least: unbounded}, 0, 0), vmm.ErrLimit)
 	require.NoError(t, b.Join(2, "x", broker.Terms{Least: 40}, 70, 5))
 	require.Equal(t, broker.Member{ID: 2, Name: "x", Terms: broker.Terms{Least: 40}, Lease: 70, Created: 5, Share: 70}, b.Members()[1])
@@ -184,5 +186,150 @@ func TestUrgentAsk(t *testing.T) {
 		require.Equal(t, "refused 1 to 4: 0", show(actions))
 		require.EqualError(t, actions[0].Err, "out of memory: 22 bytes needed, and 4 bytes lack; "+
 			`the share of this process is 22 bytes; "m2" gave 4 bytes less than demanded: "pinned"`)
+	})
+	t.Run("above its share", func(t *testing.T) {
+		t.Parallel()
+		b := ask(t, 22)
+		require.NoError(t, b.Join(5, "late", broker.Terms{}, 8, 0))
+		require.Equal(t, "soft demand 4 to 5: 0", show(b.Gave(1, 1, 40, 0, "")), "it came meanwhile")
+		b.Gave(2, 2, 30, 0, "")
+		require.Equal(t, "", show(b.Gave(3, 3, 20, 0, "")))
+		require.Equal(t, []uint64{30, 20, 20, 20, 8}, shares(b))
+		actions := b.Expire(4)
+		require.Equal(t, "refused 1 to 4: 0", show(actions))
+		require.EqualError(t, actions[0].Err, "out of memory: 22 bytes needed, and 20 bytes lack; the share of this process is 20 bytes")
+	})
+}
+
+// Rule 4: urgent asks are served in their order.
+func TestUrgentAsksInOrder(t *testing.T) {
+	t.Parallel()
+	b := broker.New(100)
+	held(t, b, 1, broker.Terms{}, 100)
+	held(t, b, 2, broker.Terms{}, 0)
+	held(t, b, 3, broker.Terms{}, 0)
+	require.Equal(t, "soft demand 1 to 1: 90", show(b.Ask(2, 1, broker.Ask{Need: 10, Want: 30, Urgent: true})))
+	require.Equal(t, "", show(b.Ask(3, 1, urgent(5))), "it waits for the demand that is there")
+	require.Equal(t, "", show(b.Gave(1, 7, 94, 0, "")), "6 are idle, for the first one")
+	require.Equal(t, "demand 2 to 1: 90", show(b.Gave(1, 1, 94, 0, "")))
+	require.Equal(t, "granted 1 to 2: 10; granted 1 to 3: 5", show(b.Gave(1, 2, 85, 0, "")), "and not what the first one wants")
+
+	require.Equal(t, "soft demand 3 to 1: 65; soft demand 4 to 3: 0", show(b.Ask(2, 2, urgent(30))))
+	require.Equal(t, "soft demand 5 to 2: 0", show(b.Ask(3, 2, urgent(30))))
+	require.Equal(t, "soft demand 6 to 1: 40; granted 2 to 2: 30", show(b.Gave(1, 3, 65, 0, "")), "it gave all of that: perhaps it has more")
+	require.Equal(t, "", show(b.Withdraw(2, 9)))
+	require.Equal(t, []uint64{65, 30, 5}, leases(b))
+}
+
+// Rule 5.
+func TestSilentMembers(t *testing.T) {
+	t.Parallel()
+	b := four(t)
+	require.NoError(t, second(b.SetTerms(4, broker.Terms{Most: 30})))
+	b.Ask(4, 1, urgent(22))
+	require.Equal(t, "", show(b.Expire(1)))
+	require.Equal(t, "", show(b.Expire(1)))
+	require.True(t, b.Members()[0].Silent)
+	b.Gave(3, 3, 20, 0, "")
+	require.Equal(t, "demand 4 to 2: 24", show(b.Gave(2, 2, 30, 0, "")))
+	actions := b.Gave(2, 4, 24, 0, "")
+	require.Equal(t, "refused 1 to 4: 0", show(actions))
+	require.EqualError(t, actions[0].Err, "out of memory: 22 bytes needed, and 6 bytes lack; "+
+		`the share of this process is 22 bytes; "m1" does not answer`)
+	require.Equal(t, "soft demand 5 to 2: 18; soft demand 6 to 3: 14", show(b.Ask(4, 2, urgent(22))))
+	require.Equal(t, "granted 2 to 4: 22", show(b.Gave(1, 1, 34, 3, "")), "late")
+	require.False(t, b.Members()[0].Silent)
+	require.EqualValues(t, 3, b.Members()[0].Created)
+	require.Equal(t, "", show(b.Expire(5)))
+	b.Said(2, 9)
+	require.Equal(t, broker.Member{ID: 2, Name: "m2", Lease: 24, Created: 9, Share: 24}, b.Members()[1])
+}
+
+func TestAbsentMembers(t *testing.T) {
+	t.Parallel()
+	b := four(t)
+	b.Ask(4, 1, urgent(22))
+	require.Equal(t, "", show(b.Absent(1)))
+	b.Gave(2, 2, 24, 0, "")
+	actions := b.Gave(3, 3, 20, 0, "")
+	require.EqualError(t, actions[0].Err, "out of memory: 22 bytes needed, and 6 bytes lack; "+
+		`the share of this process is 22 bytes; "m1" is not connected`)
+	b.Ask(4, 2, urgent(22))
+	lease, actions := b.Back(1, 41, 7)
+	require.EqualValues(t, 40, lease)
+	require.Equal(t, "soft demand 6 to 1: 34", show(actions))
+	lease, actions = b.Back(1, 30, 7)
+	require.EqualValues(t, 30, lease)
+	require.Equal(t, "granted 2 to 4: 22", show(actions))
+	b.Ask(4, 3, urgent(60))
+	b.Absent(4)
+	require.Equal(t, "", show(b.Leave(1)), "the ask is gone")
+	require.Equal(t, []uint64{24, 20, 22}, leases(b))
+}
+
+// Rule 6.
+func TestWithdraw(t *testing.T) {
+	t.Parallel()
+	b := four(t)
+	b.Ask(4, 1, urgent(22))
+	require.Equal(t, "", show(b.Withdraw(4, 1)))
+	require.EqualValues(t, 12, b.Members()[0].Demanded)
+	require.Equal(t, "", show(b.Ask(4, 2, urgent(22))), "the demands are there")
+	require.Equal(t, "", show(b.Withdraw(4, 2)))
+	require.Equal(t, "", show(b.Gave(1, 1, 28, 0, "")))
+	require.EqualValues(t, 22, b.Idle())
+	require.Zero(t, b.Members()[0].Demanded)
+}
+
+// Rule 7.
+func TestLoweredTermsAndBudget(t *testing.T) {
+	t.Parallel()
+	b := four(t)
+	actions, err := b.SetTerms(1, broker.Terms{Least: 10, Most: 25})
+	require.NoError(t, err)
+	require.Equal(t, "demand 1 to 1: 25", show(actions))
+	require.ErrorIs(t, second(b.SetTerms(1, broker.Terms{Least: 26, Most: 25})), vmm.ErrInvalid)
+	require.ErrorIs(t, second(b.SetTerms(2, broker.Terms{Least: 91})), vmm.ErrLimit)
+	require.ErrorIs(t, second(b.SetTerms(9, broker.Terms{})), vmm.ErrInvalid)
+	require.Equal(t, "demand 2 to 2: 20", show(b.SetBudget(70)), "shares are 30, 20 and 20")
+	require.Equal(t, "", show(b.Gave(2, 2, 30, 0, "in use")), "it is not asked again")
+	require.Equal(t, "", show(b.Gave(1, 1, 25, 0, "")))
+	require.Equal(t, "demand 3 to 1: 10; demand 4 to 2: 0; demand 5 to 3: 0", show(b.SetBudget(5)), "never below the least")
+	require.NoError(t, second(b.SetTerms(1, broker.Terms{Least: 9})), "it need not fit if it is lower")
+
+	b = four(t)
+	b.Ask(4, 1, urgent(50))
+	require.Equal(t, "refused 1 to 4: 0", show(b.SetRoom(49)))
+	b.Gave(1, 1, 40, 0, "")
+	b.Ask(4, 2, urgent(11))
+	b.Expire(2)
+	require.Equal(t, "refused 2 to 4: 0", show(b.SetBudget(10)), "the first one has a demand, and the second is silent")
+}
+
+// Shares add up to the limit as far as they can, whatever the sizes.
+func TestSharesOfAnySize(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		budget := rapid.Uint64().Draw(t, "budget")
+		b, left, claims, n := broker.New(budget), budget, new(big.Int), rapid.Uint64Range(1, 6).Draw(t, "members")
+		for id := range n {
+			least := rapid.Uint64Range(0, left).Draw(t, "least")
+			left -= least
+			lease := rapid.Uint64().Draw(t, "lease")
+			claims.Add(claims, new(big.Int).SetUint64(lease))
+			require.NoError(t, b.Join(broker.ID(id), "", broker.Terms{Least: least}, lease, 0))
+		}
+		sum, limit := new(big.Int), new(big.Int).SetUint64(budget)
+		for _, m := range b.Members() {
+			sum.Add(sum, new(big.Int).SetUint64(m.Share))
+			require.GreaterOrEqual(t, m.Share, min(m.Lease, m.Least))
+			require.LessOrEqual(t, m.Share, m.Lease)
+		}
+		if claims.Cmp(limit) <= 0 {
+			require.Zero(t, sum.Cmp(claims))
+			return
+		}
+		require.LessOrEqual(t, sum.Cmp(limit), 0)
+		require.Positive(t, sum.Add(sum, new(big.Int).SetUint64(n)).Cmp(limit))
 	})
 }

@@ -115,7 +115,8 @@ func (b *Broker) soften(w *waiter) {
 }
 
 // harden sends hard demands to members that are over their share, the one that is most over it
-// first, for what still lacks. For a member that has another demand, the ask waits for that one.
+// first. They are for what lacks beyond the hard demands that are not answered. For a member that
+// has another demand, the ask waits for that one.
 func (b *Broker) harden(w *waiter) {
 	shares := b.shares()
 	if w.Need > shares[w.m] {
@@ -125,18 +126,16 @@ func (b *Broker) harden(w *waiter) {
 		_, lacking := w.lacking[m.id]
 		return m == w.m || !m.askable() || m.lease <= shares[m] || lacking
 	})
-	slices.SortStableFunc(over, func(m, o *member) int { return cmp.Compare(o.lease-shares[o], m.lease-shares[m]) })
-	for _, m := range over {
-		if m.demand != nil {
-			w.waits[m.demand] = true
-		}
-	}
 	lacks := b.lacks(w)
-	for d := range w.waits {
-		if !d.soft {
+	for _, d := range b.demands {
+		if d.m != w.m && (!d.soft || slices.Contains(over, d.m)) {
+			w.waits[d] = true
+		}
+		if d.m != w.m && !d.soft {
 			lacks = minus(lacks, d.amount())
 		}
 	}
+	slices.SortStableFunc(over, func(m, o *member) int { return cmp.Compare(o.lease-shares[o], m.lease-shares[m]) })
 	for _, m := range over {
 		if m.demand == nil && lacks > 0 {
 			d := b.demand(m, max(shares[m], minus(m.lease, lacks)), false)
