@@ -231,6 +231,14 @@ func (b *Broker) Members() []Member {
 	return list
 }
 
+// Lease is the lease of a member, 0 for an unknown one.
+func (b *Broker) Lease(id ID) uint64 {
+	if m := b.members[id]; m != nil {
+		return m.lease
+	}
+	return 0
+}
+
 // Budget is the budget.
 func (b *Broker) Budget() uint64 { return b.budget }
 

@@ -89,16 +89,22 @@ func (m *model) granted(a *modelAsk, r broker.Action) {
 // refused checks that nothing could have been done, and that the error names those who are at fault.
 func (m *model) refused(a *modelAsk, r broker.Action) {
 	m.must(r.Kind == broker.Refused && errors.Is(r.Err, vmm.ErrOutOfMemory) && r.Lease == a.m.Lease, "%v", r)
-	shares := m.shares()
+	shares, someone := m.shares(), false
 	for id, o := range m.members {
 		m.must(o == a.m || o.demand == nil || a.Need > shares[a.m.ID] || o.demand.Soft, "refused before m%d has answered", id)
 		m.must(o.demand == nil || !slices.Contains(a.waits, o.demand.Number), "refused before m%d has answered", id)
 		named, over := strings.Contains(r.Err.Error(), fmt.Sprintf("%q", o.Name)), o != a.m && o.Lease > shares[id]
+		someone = someone || named
 		faulty := o.Silent || o.Absent || a.lacking[id]
 		m.must(!named || over && faulty, "m%d is named: %v", id, r.Err)
 		m.must(named || !over || a.Need > shares[a.m.ID], "m%d is over its share, and not named: %v", id, r.Err)
 		m.must(named || !over || !o.Silent && !o.Absent, "m%d does not answer, and is not named: %v", id, r.Err)
 	}
+	fits := uint64(0)
+	for _, share := range shares {
+		fits += share
+	}
+	m.must(someone || a.Need > shares[a.m.ID] || fits > m.limit(), "refused within its share, and no one is named: %v", r.Err)
 }
 
 // reductions are the demands because of lowered terms or a lowered budget.
@@ -199,7 +205,7 @@ func (m *model) state() {
 			m.demands = max(m.demands, o.demand.Number)
 			waits = waits || len(m.waiting) > 0 && o != m.waiting[0].m
 		}
-		m.must(got == want, "%+v, not %+v", got, want)
+		m.must(got == want && m.b.Lease(got.ID) == want.Lease, "%+v, not %+v", got, want)
 	}
 	m.must(slices.IsSortedFunc(list, func(a, c broker.Member) int { return cmp.Compare(a.ID, c.ID) }), "not sorted")
 	m.must(waits || len(m.waiting) == 0, "an ask waits for no one")
