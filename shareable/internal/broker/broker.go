@@ -231,7 +231,7 @@ func (b *Broker) Members() []Member {
 	return list
 }
 
-// Lease is the lease of a member.
+// Lease is the lease of a member, 0 for an unknown one.
 func (b *Broker) Lease(id ID) uint64 {
 	if m := b.members[id]; m != nil {
 		return m.lease
@@ -239,7 +239,7 @@ func (b *Broker) Lease(id ID) uint64 {
 	return 0
 }
 
-// Terms is what a member is promised.
+// Terms is what a member is promised and may have; nothing for an unknown one.
 func (b *Broker) Terms(id ID) Terms {
 	if m := b.members[id]; m != nil {
 		return m.Terms

@@ -123,8 +123,8 @@ func (b *Broker) harden(w *waiter) {
 		return
 	}
 	over := slices.DeleteFunc(b.sorted(), func(m *member) bool {
-		_, lacking := w.lacking[m.id]
-		return m == w.m || !m.askable() || m.lease <= shares[m] || lacking
+		_, less := w.lacking[m.id]
+		return m == w.m || !m.askable() || m.lease <= shares[m] || less
 	})
 	lacks := b.lacks(w)
 	for _, d := range b.demands {

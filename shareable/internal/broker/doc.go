@@ -15,6 +15,10 @@
 // The share of a member is what it can have whatever others do: its least, and an equal part of the
 // rest of the budget, up to what it has or urgently needs.
 //
+// A grant and the reply to a demand may cross on a connection. Then neither side knows the other's
+// lease, and only differences are safe to send: Action.Added one way, and the bytes that were given
+// the other way. The caller subtracts those from Broker.Lease for Gave.
+//
 // A Broker is state alone. It has no lock, no clock and no connection, and may not be used by
 // several goroutines at a time. Its methods return what the caller has to send.
 package broker

@@ -18,12 +18,12 @@ const mutantEnv = "CUVMM_BROKER_MUTANT"
 // mutant is a fault in the sources: an expression, or statements, that replace others.
 type mutant struct {
 	rule     string
-	file, in string // the first such place below the text in
+	file, in string // the first such text below the text in
 	old, new string
 	block    bool // statements
 }
 
-// mutants are all of them. Of two at one place, the larger one is first.
+// mutants are all of them. Of two whose texts overlap, the larger one is first.
 var mutants = []mutant{
 	{rule: "1: room", file: "share.go", old: "min(b.budget, b.physical)", new: "b.budget"},
 	{rule: "1: budget", file: "share.go", old: "min(b.budget, b.physical)", new: "b.physical"},
@@ -84,22 +84,22 @@ func TestMutants(t *testing.T) {
 	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", mutated(t, dir), "-o", program, ".")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	run := func(n int) (string, error) {
+	run := func(n, checks int) (string, error) {
 		cmd := exec.CommandContext(t.Context(), program, "-test.run=^TestModel$", "-test.timeout=1m",
-			"-rapid.seed=1", "-rapid.checks=500", "-rapid.nofailfile", "-rapid.shrinktime=0")
+			"-rapid.seed=1", fmt.Sprint("-rapid.checks=", checks), "-rapid.nofailfile", "-rapid.shrinktime=0")
 		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", mutantEnv, n))
 		out, err := cmd.CombinedOutput()
 		return string(out), err
 	}
 	t.Run("none", func(t *testing.T) {
 		t.Parallel()
-		out, err := run(len(mutants))
+		out, err := run(len(mutants), 50)
 		require.NoError(t, err, "%s", out)
 	})
 	for n, m := range mutants {
 		t.Run(m.rule, func(t *testing.T) {
 			t.Parallel()
-			out, err := run(n)
+			out, err := run(n, 500)
 			require.Error(t, err)
 			require.Regexp(t, `\[rapid\] (failed after|flaky test)`, out)
 		})
@@ -135,11 +135,11 @@ func mutated[T any](n int, right, wrong T) T {
 		require.True(t, found, "%s: no %s", m.rule, m.in)
 		before, after, found := strings.Cut(tail, m.old)
 		require.True(t, found, "%s: no %s", m.rule, m.old)
-		place := fmt.Sprintf("mutated(%d, (%s), (%s))", n, m.old, m.new)
+		text := fmt.Sprintf("mutated(%d, (%s), (%s))", n, m.old, m.new)
 		if m.block {
-			place = fmt.Sprintf("if mutant != %d {\n%s\n} else {\n%s\n}", n, m.old, m.new)
+			text = fmt.Sprintf("if mutant != %d {\n%s\n} else {\n%s\n}", n, m.old, m.new)
 		}
-		sources[m.file] = head + m.in + before + place + after
+		sources[m.file] = head + m.in + before + text + after
 	}
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
 	for file, text := range sources {

@@ -1,0 +1,379 @@
+package budget_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/budget"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/kernel"
+)
+
+// roleOf has this binary be a member of a hand-over.
+const roleOf = "BUDGET_TEST_MEMBER"
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(roleOf); text != "" {
+		var r role
+		if err := errors.Join(json.Unmarshal([]byte(text), &r), r.run()); err != nil {
+			fmt.Fprintln(os.Stderr, r.Name+":", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// role is what a member does.
+type role struct {
+	Name, Device, Path, Share string
+	Base, Max, Chunk          uint64
+	Works                     bool // a graph is replayed on its memory, and a reader follows a vector of it
+}
+
+// command is what it is told, and reply what it says.
+type (
+	command struct {
+		Do    string // "grow", "shrink", "verify"
+		Bytes uint64
+	}
+	reply struct {
+		Took   int64
+		Chunks int
+		Err    string
+		Stats  budget.Stats
+		Loops  int64
+	}
+)
+
+// handed is a member's own state.
+type handed struct {
+	g     *vmm.Range
+	k     *kernel.Builtins
+	s     *vmm.Stream
+	seed  uint64
+	loops atomic.Int64
+}
+
+func (r role) run() (err error) {
+	dev, err := vmm.Open(r.Device)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	m, err := budget.Join(ctx, r.Path, dev, budget.JoinOptions{Name: r.Name, Timeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	h := &handed{}
+	if h.g, err = dev.NewRange(vmm.RangeOptions{Max: r.Max, Chunk: r.Chunk}); err != nil {
+		return err
+	}
+	if h.k, err = kernel.LoadBuiltins(dev); err != nil {
+		return err
+	}
+	if h.s, err = dev.NewStream(); err != nil {
+		return err
+	}
+	defer dev.OnPressure(func(need error) bool { return h.give(need) })()
+	if err := h.resize(r.Base); err != nil {
+		return err
+	}
+	if r.Works {
+		stop, err := h.work(dev)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	fmt.Println("{}") // it is ready
+	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
+	for {
+		var c command
+		if err := in.Decode(&c); err != nil {
+			break // the test has ended
+		}
+		var p reply
+		if p.Took, err = h.do(c); err != nil {
+			p.Err = err.Error()
+		}
+		p.Chunks, p.Stats, p.Loops = h.g.Stats().Chunks, m.Stats(), h.loops.Load()
+		if err := out.Encode(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (h *handed) do(c command) (took int64, err error) {
+	begin := time.Now()
+	switch c.Do {
+	case "grow":
+		if err = h.g.Grow(h.g.Len() + c.Bytes); err == nil {
+			took = time.Since(begin).Nanoseconds()
+			err = h.resize(h.g.Len() + c.Bytes)
+		}
+	case "shrink":
+		err = errors.Join(h.g.SetLen(h.g.Len()-c.Bytes), h.g.Clip())
+	case "verify":
+		err = h.verify()
+	}
+	return took, err
+}
+
+// resize brings Len to n bytes, and writes all of them.
+func (h *handed) resize(n uint64) error {
+	h.seed++
+	return errors.Join(h.g.SetLen(n), h.k.FillPattern(h.s, h.g, kernel.Pattern{Seed: h.seed}), h.s.Sync())
+}
+
+func (h *handed) verify() error {
+	bad, first, err := h.k.VerifyPattern(h.s, h.g, kernel.Pattern{Seed: h.seed})
+	if err == nil && bad > 0 {
+		err = fmt.Errorf("%d words of %d bytes are wrong, the first at %d", bad, h.g.Len(), first)
+	}
+	return err
+}
+
+// give is the function of OnPressure: it gives up the end of the vector.
+func (h *handed) give(need error) bool {
+	var e *vmm.OpError
+	if !errors.As(need, &e) || e.Op != "give" {
+		return false
+	}
+	n := h.g.Len()
+	return h.g.SetLen(n-min(n, e.Size)) == nil && h.g.Clip() == nil && h.g.Len() < n
+}
+
+// work replays a captured graph on memory of its own, without end.
+func (h *handed) work(dev *vmm.Device) (stop func(), err error) {
+	small, err := dev.NewRange(vmm.RangeOptions{Max: 64 << 20})
+	if err != nil {
+		return nil, err
+	}
+	s, err := dev.NewStream()
+	if err != nil {
+		return nil, err
+	}
+	if err := small.SetLen(32 << 20); err != nil {
+		return nil, err
+	}
+	if err := s.BeginCapture(); err != nil {
+		return nil, err
+	}
+	if err := h.k.FillPattern(s, small, kernel.Pattern{Seed: 1}); err != nil {
+		return nil, err
+	}
+	graph, err := s.EndCapture()
+	if err != nil {
+		return nil, err
+	}
+	exec, err := graph.Instantiate()
+	if err != nil {
+		return nil, err
+	}
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			if err := errors.Join(exec.Launch(s), s.Sync()); err != nil {
+				fmt.Fprintln(os.Stderr, "graph:", err)
+				return
+			}
+			h.loops.Add(1)
+		}
+	}()
+	return func() { close(end); <-ended }, nil
+}
+
+// child is a member in a process of its own.
+type child struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func startRole(t *testing.T, r role) *child {
+	t.Helper()
+	text, err := json.Marshal(r)
+	require.NoError(t, err)
+	c := &child{t: t, cmd: exec.Command(os.Args[0])}
+	c.cmd.Env = append(os.Environ(), roleOf+"="+string(text))
+	c.cmd.Stderr = os.Stderr
+	c.in, err = c.cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := c.cmd.StdoutPipe()
+	require.NoError(t, err)
+	c.out = bufio.NewReader(out)
+	require.NoError(t, c.cmd.Start())
+	t.Cleanup(c.end)
+	c.reply()
+	return c
+}
+
+func (c *child) end() {
+	_ = c.in.Close()
+	_ = c.cmd.Wait()
+}
+
+func (c *child) reply() (p reply) {
+	c.t.Helper()
+	line, err := c.out.ReadBytes('\n')
+	require.NoError(c.t, err)
+	require.NoError(c.t, json.Unmarshal(line, &p))
+	require.Empty(c.t, p.Err)
+	return p
+}
+
+func (c *child) do(do string, bytes uint64) reply {
+	c.t.Helper()
+	require.NoError(c.t, json.NewEncoder(c.in).Encode(command{do, bytes}))
+	return c.reply()
+}
+
+// times are the times of hand-overs.
+type times []int64
+
+func (all times) at(part float64) time.Duration {
+	slices.Sort(all)
+	return time.Duration(all[min(int(part*float64(len(all))), len(all)-1)])
+}
+
+func (all times) String() string {
+	return fmt.Sprintf("p50 %v, p99 %v of %d", all.at(0.5).Round(10*time.Microsecond), all.at(0.99).Round(10*time.Microsecond), len(all))
+}
+
+// TestHandOver: memory goes from one process to another and back, while a captured graph of the first one is
+// replayed; every byte of both is verified after each hand-over. On a GPU the times are set beside those of two
+// processes in C that make the same calls, in blocks that take turns.
+func TestHandOver(t *testing.T) {
+	for _, drv := range handOverDevices(t) {
+		for _, c := range []struct {
+			name   string
+			chunk  uint64
+			rounds int
+		}{{"2 MiB", 2 << 20, drv.few}, {"64 MiB", 64 << 20, drv.rounds}, {"ladder", 0, drv.rounds}} {
+			t.Run(drv.name+" "+c.name, func(t *testing.T) {
+				scale := drv.scale
+				if c.chunk > scale {
+					scale = max(scale, c.chunk)
+				}
+				var ours, cs times
+				for left := c.rounds; left > 0; left -= drv.block {
+					some, chunks := handOver(t, drv, c.chunk, scale, min(left, drv.block))
+					ours = append(ours, some...)
+					if drv.c != "" {
+						chunk := c.chunk
+						if chunk == 0 {
+							chunk = max(20*scale/uint64(chunks)&^(2<<20-1), 2<<20)
+							for 20*scale%chunk != 0 || 63*scale%chunk != 0 {
+								chunk -= 2 << 20
+							}
+						}
+						cs = append(cs, handOverInC(t, drv.c, min(left, drv.block), 63*scale, 43*scale, 20*scale, chunk)...)
+					}
+				}
+				t.Logf("%d GiB in chunks of %s: %v", 20*scale>>30, c.name, ours)
+				if drv.c != "" {
+					t.Logf("in C: %v; ratios %.3f %.3f", cs, float64(ours.at(0.5))/float64(cs.at(0.5)), float64(ours.at(0.99))/float64(cs.at(0.99)))
+				}
+			})
+		}
+	}
+}
+
+// handOverDevice is where memory is handed over.
+type handOverDevice struct {
+	name, c            string
+	scale              uint64 // 1/126 of the budget
+	rounds, few, block int
+}
+
+func handOverDevices(t *testing.T) []handOverDevice {
+	t.Helper()
+	all := []handOverDevice{{name: "host:0", scale: 2 << 20, rounds: 8, few: 4, block: 8}}
+	if os.Getenv("VMM_TEST_DRIVER") != "cuda" {
+		return all
+	}
+	rounds, few := 1000, 100
+	if text := os.Getenv("BUDGET_TEST_ROUNDS"); text != "" {
+		var err error
+		rounds, err = strconv.Atoi(text)
+		require.NoError(t, err)
+		few = rounds / 5
+	}
+	bin := filepath.Join(t.TempDir(), "handover")
+	out, err := exec.Command("cc", "-O2", "-I/usr/local/cuda/include", "-o", bin, "testdata/handover.c", "-lcuda", "-lpthread",
+		"-L/usr/local/cuda/lib64/stubs", "-L/usr/lib/x86_64-linux-gnu").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return append(all, handOverDevice{name: "cuda:0", c: bin, scale: 1 << 30, rounds: rounds, few: few, block: max(few/2, 20)})
+}
+
+// handOver makes so many hand-overs, each second one of memory that its owner uses.
+func handOver(t *testing.T, drv handOverDevice, chunk, scale uint64, rounds int) (all times, chunks int) {
+	t.Helper()
+	dev, err := vmm.Open(drv.name)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close()) }()
+	path := filepath.Join(t.TempDir(), "b.sock")
+	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{Device: dev, Bytes: 127*scale + 64<<20}}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close()) }()
+	a := startRole(t, role{Name: "a", Device: drv.name, Path: path, Base: 83 * scale, Max: 128 * scale, Chunk: chunk, Works: true})
+	b := startRole(t, role{Name: "b", Device: drv.name, Path: path, Base: 43 * scale, Max: 128 * scale, Chunk: chunk})
+	was := b.do("verify", 0).Chunks
+	for i := range rounds {
+		if i%2 == 0 { // a holds more than its share, and uses it
+			p := b.do("grow", 20*scale)
+			all, chunks = append(all, p.Took), p.Chunks-was
+			a.do("verify", 0)
+			b.do("verify", 0)
+			continue
+		}
+		b.do("shrink", 20*scale) // b does not use it any more
+		all = append(all, a.do("grow", 20*scale).Took)
+		a.do("verify", 0)
+		b.do("verify", 0)
+	}
+	require.NotZero(t, a.do("verify", 0).Loops)
+	reports, err := budget.Reports(t.Context(), path, dev, shareable.AttachOptions{})
+	require.NoError(t, err)
+	require.Zero(t, reports[0].Counts.Expired)
+	a.end()
+	b.end()
+	return all, chunks
+}
+
+func handOverInC(t *testing.T, bin string, rounds int, a, b, bytes, chunk uint64) (all times) {
+	t.Helper()
+	out, err := exec.Command(bin, strconv.Itoa(rounds), fmt.Sprint(a), fmt.Sprint(b), fmt.Sprint(bytes), fmt.Sprint(chunk)).Output()
+	require.NoError(t, err)
+	for _, line := range strings.Fields(string(out)) {
+		n, err := strconv.ParseInt(line, 10, 64)
+		require.NoError(t, err)
+		all = append(all, n)
+	}
+	return all
+}
