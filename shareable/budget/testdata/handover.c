@@ -7,15 +7,17 @@
 // GiB meanwhile.
 #include <cuda.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#define OK(x) do { CUresult r_ = (x); if (r_ != CUDA_SUCCESS) { fprintf(stderr, "%s: %d\n", #x, r_); exit(1); } } while (0)
+#define OK(x) do { CUresult r_ = (x); if (r_ != CUDA_SUCCESS) { fprintf(stderr, "%s: %d\n", #x, r_); kill(getppid(), SIGTERM); exit(1); } } while (0)
 
 static CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
 static CUmemAccessDesc rw = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
@@ -65,6 +67,7 @@ static void process(int command, int peer, uint64_t base, uint64_t bytes, uint64
 	OK(cuMemAddressReserve(&at, 1ull << 38, 0, 0, 0));
 	grow(0, base, chunk);
 	OK(cuMemsetD8(at, 1, base));
+	OK(cuStreamSynchronize(NULL));
 	pthread_t t;
 	static uint64_t first;
 	first = base < (1ull << 30) ? base : 1ull << 30;
@@ -96,6 +99,7 @@ static void process(int command, int peer, uint64_t base, uint64_t bytes, uint64
 			continue;
 		}
 		OK(cuMemsetD8(at + have - bytes, 2, bytes)); // as a program that uses it
+		OK(cuStreamSynchronize(NULL));
 		if (write(command, &took, sizeof took) != sizeof took)
 			exit(1);
 	}
@@ -112,6 +116,7 @@ int main(int argc, char **argv) {
 	for (int i = 0; i < 2; i++) {
 		socketpair(AF_UNIX, SOCK_STREAM, 0, command[i]);
 		if (fork() == 0) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
 			close(command[i][0]); // so that it ends with this process
 			process(command[i][1], peer[i], base[i], bytes, chunk, i == 0);
 		}
