@@ -117,6 +117,8 @@ func (inside) WithMemory(d *Device, op, name string, size uint64, f func() error
 	return d.withMemory(op, name, size, f)
 }
 
+func (inside) Outside(d *Device) door.Outside { return d.state.bank.Outside() }
+
 func (inside) NoteAllocation(d *Device, at Ptr, n uint64) door.Allocation {
 	return d.noteAllocation(at, n)
 }

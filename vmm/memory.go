@@ -85,8 +85,8 @@ func (d *Device) trim(keep uint64) error {
 // SetLimit bounds how many bytes of memory this process creates on the device, whatever the number of
 // Devices opened on it; 0, the default, is no bound. It returns the old limit. Calls that would exceed it
 // return ErrOutOfMemory, after cached memory has been released. A limit below the current use only stops
-// growth. Imported memory does not count, nor does memory of the driver's pools and of package ipc;
-// memory created here for another location does. The limit lasts until the last Device on the device
+// growth. Imported memory does not count; memory created here for another location does, and so does plain memory
+// of package ipc, and what the driver has reserved for a pool.DriverPool. The limit lasts until the last Device on the device
 // closes; on a closed Device nothing changes.
 func (d *Device) SetLimit(bytes uint64) (old uint64) {
 	if d == nil || d.state == nil {

@@ -40,11 +40,14 @@ type VMM[D, G, R, C, S any] interface {
 	// WithMemory calls f, which allocates memory of the device by the driver. While f returns
 	// ErrOutOfMemory, memory is released as for a Create and f is called again: what Devices on the
 	// same ordinal do not use, and then what functions of OnPressure release. It returns f's last
-	// error. Memory that f allocates does not count in SetLimit. While memory is being released for
+	// error. Memory that f allocates counts by Outside. While memory is being released for
 	// another operation it waits before it calls f. The caller holds no lock that a function of
 	// OnPressure needs. On a nil or closed device f is called once. A nil f is ErrInvalid.
 	// The functions get a vmm.OpError with op, name and size.
 	WithMemory(dev D, op, name string, size uint64, f func() error) error
+	// Outside counts memory that the driver allocates by itself against SetLimit and the other bounds. At first
+	// there is none. A nil or closed device counts nothing.
+	Outside(dev D) Outside
 	// NoteAllocation notes n bytes that the driver has allocated. The caller must Retire the
 	// Allocation before it frees them. What was noted at an address already, as memory of a handle
 	// that is opened twice, is the same Allocation, which has one more user.
@@ -121,6 +124,16 @@ type LenHold interface {
 	Fix(n uint64)
 	// Release ends the hold. Twice is fine.
 	Release()
+}
+
+// Outside is memory that the driver allocates by itself. Safe for concurrent use.
+type Outside interface {
+	// IsBounded reports whether there is a bound.
+	IsBounded() bool
+	// Reserve counts n bytes that are about to be allocated, or returns vmm.ErrOutOfMemory, as in WithMemory.
+	Reserve(n uint64) error
+	// Set counts the bytes that there are.
+	Set(n uint64)
 }
 
 // Lender lends the right to create memory of a device.

@@ -26,6 +26,8 @@ type Memory struct {
 	keep  func() // lets the device close
 	noted door.Allocation
 
+	outside door.Outside // what counts of it; nil for memory of another process
+
 	mu      sync.RWMutex // shared by all calls but Close
 	closing int          // calls of Close under way
 	closed  bool
@@ -38,7 +40,7 @@ var errNoMemory = &vmm.OpError{Op: "use plain memory", Err: fmt.Errorf("%w: no m
 // CUDA a process that opens the handle maps whole 2 MiB, and can reach what lies there, too.
 // If the driver has no plain memory, or no handles for it, that is ErrNotSupported. If the device
 // has no memory, what this process does not use of it is released, as for vmm.Device.Create. The
-// memory does not count in vmm.Device.SetLimit. The caller must Close it.
+// memory counts in vmm.Device.SetLimit, by n bytes. The caller must Close it.
 func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 	defer func() { err = fail(dev, "allocate plain memory", 0, n, err) }()
 	m, err := newMemory(dev, n)
@@ -50,7 +52,7 @@ func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 		plain, ok := raw.(driver.Allocator)
 		if !ok {
 			err = fmt.Errorf("%w: plain memory", vmm.ErrNotSupported)
-		} else if err = inside.VMM.WithMemory(dev, "allocate plain memory", "", n, func() error { m.ptr, err = plain.AllocPlain(n); return err }); err == nil {
+		} else if err = inside.VMM.WithMemory(dev, "allocate plain memory", "", n, func() error { return m.alloc(plain) }); err == nil {
 			m.plain = plain
 			m.noted = inside.VMM.NoteAllocation(dev, m.ptr, n)
 			return m, nil
@@ -58,6 +60,18 @@ func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 	}
 	m.keep()
 	return nil, err
+}
+
+// alloc allocates the memory, and counts it.
+func (m *Memory) alloc(plain driver.Allocator) (err error) {
+	m.outside = inside.VMM.Outside(m.dev)
+	if err = m.outside.Reserve(m.size); err != nil {
+		return err
+	}
+	if m.ptr, err = plain.AllocPlain(m.size); err != nil {
+		m.outside.Set(0)
+	}
+	return err
 }
 
 // newMemory is memory without an address yet. It keeps the device open.
@@ -258,8 +272,12 @@ func (m *Memory) beginClose() bool {
 
 // closeLocked is Close, of memory that is open; it needs m.mu.
 func (m *Memory) closeLocked() error {
-	if m.plain != nil {
-		return m.plain.FreePlain(m.ptr)
+	if m.plain == nil {
+		return m.calls.CloseMem(m.ptr)
 	}
-	return m.calls.CloseMem(m.ptr)
+	err := m.plain.FreePlain(m.ptr)
+	if err == nil {
+		m.outside.Set(0)
+	}
+	return err
 }

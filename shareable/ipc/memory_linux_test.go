@@ -525,3 +525,23 @@ func TestAllocHasIdleMemoryReleased(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.NoError(t, s.Close())
 }
+
+// TestPlainMemoryCounts: plain memory counts against SetLimit until it is freed; what was opened does not.
+func TestPlainMemoryCounts(t *testing.T) {
+	onDrivers(t, func(t *testing.T, d vmmtest.Driver) {
+		dev := d.Device(t)
+		defer dev.SetLimit(dev.SetLimit(8 << 20))
+		m, err := ipc.Alloc(dev, 6<<20)
+		require.NoError(t, err)
+		_, err = ipc.Alloc(dev, 4<<20)
+		require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+		require.ErrorContains(t, err, "limit")
+		_, err = dev.Create(4<<20, vmm.Prop{})
+		require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+		_, err = ipc.Alloc(dev, 9<<20)
+		require.ErrorContains(t, err, "more than there can be")
+		require.NoError(t, m.Close())
+		again := alloc(t, dev, 8<<20)
+		require.NotZero(t, again.Ptr())
+	})
+}

@@ -22,7 +22,8 @@ import (
 //
 // When this module finds no memory on the device, the pool releases what no block uses
 // (vmm.Device.OnPressure). The default and the current pool also release what other libraries have
-// freed. A DriverPool's memory does not count in vmm.Device.SetLimit.
+// freed. With vmm.Device.SetLimit, or another bound, what the driver has reserved for the pool counts: as it is after
+// each Alloc and each release here.
 type DriverPool struct {
 	// Immutable.
 	dev   *vmm.Device
@@ -45,6 +46,9 @@ type DriverPool struct {
 	last   atomic.Uint64 // Block.seq of the last block
 	liveMu sync.Mutex
 	live   map[uint64]driverBlock // those that are allocated, by Block.seq
+
+	outsideMu sync.Mutex // held by an Alloc where there is a bound
+	outside   door.Outside
 }
 
 // driverBlock is what a DriverPool knows of a block.
@@ -129,7 +133,7 @@ func driverPool(dev *vmm.Device) (*DriverPool, error) {
 	if !pools || !frees {
 		return nil, fmt.Errorf("%w: pools of the driver", vmm.ErrNotSupported)
 	}
-	return &DriverPool{dev: dev, calls: calls, plain: plain, live: map[uint64]driverBlock{}}, nil
+	return &DriverPool{dev: dev, calls: calls, plain: plain, live: map[uint64]driverBlock{}, outside: inside.VMM.Outside(dev)}, nil
 }
 
 // enter keeps the pool open until leave, unless it returns an error.
@@ -219,7 +223,7 @@ func (p *DriverPool) alloc(s *vmm.Stream, n uint64) (b Block, full bool, err err
 		if err = p.reaches(s.Device()); err != nil || n == 0 {
 			return err
 		}
-		at, err = p.calls.AllocFromPool(p.pool, n, handle)
+		at, err = p.allocCounted(n, handle)
 		return err
 	})
 	if p.max > 0 && errors.Is(err, vmm.ErrOutOfMemory) {
@@ -232,6 +236,35 @@ func (p *DriverPool) alloc(s *vmm.Stream, n uint64) (b Block, full bool, err err
 	b = Block{ptr: at, size: n, in: &p.in, seq: p.last.Add(1)}
 	p.setLive(b, driverBlock{noted: inside.VMM.NoteAllocation(p.dev, at, n)})
 	return b, false, nil
+}
+
+// allocCounted allocates. Where there is a bound, what the pool has no room for is counted before.
+func (p *DriverPool) allocCounted(n uint64, s driver.Stream) (vmm.Ptr, error) {
+	if p.ownerUnknown || !p.outside.IsBounded() {
+		return p.calls.AllocFromPool(p.pool, n, s)
+	}
+	p.outsideMu.Lock()
+	defer p.outsideMu.Unlock()
+	defer p.count()
+	reserved, err := p.get(driver.PoolReserved)
+	used, usedErr := p.get(driver.PoolUsed)
+	if err = cmp.Or(err, usedErr); err != nil {
+		return 0, err
+	}
+	p.outside.Set(reserved)
+	if n > reserved-min(reserved, used) {
+		if err := p.outside.Reserve(n); err != nil {
+			return 0, err
+		}
+	}
+	return p.calls.AllocFromPool(p.pool, n, s)
+}
+
+// count counts what the driver has reserved, as far as it says so.
+func (p *DriverPool) count() {
+	if reserved, err := p.get(driver.PoolReserved); err == nil {
+		p.outside.Set(reserved)
+	}
 }
 
 // onStream makes a call with the driver's handle of a stream, which cannot be closed
@@ -355,6 +388,9 @@ func (p *DriverPool) TrimTo(keep uint64) (freed uint64, err error) {
 			return err
 		}
 		after, err := p.get(driver.PoolReserved)
+		if err == nil && !p.ownerUnknown && p.outside.IsBounded() {
+			p.outside.Set(after)
+		}
 		freed = before - min(before, after)
 		return err
 	})
@@ -566,6 +602,7 @@ func (p *DriverPool) close() error {
 		}
 	}
 	p.closed = true
+	p.outside.Set(0)
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -179,4 +180,34 @@ func TestDriverPoolClosesUnderPressure(t *testing.T) {
 	require.NoError(t, <-closed)
 	closeAll(t, s)
 	w.end()
+}
+
+// TestDriverPoolCounts: what the driver has reserved for a pool counts against SetLimit, with chunks, and no longer
+// once it is trimmed or closed.
+func TestDriverPoolCounts(t *testing.T) {
+	w := oneDevice(t, 64*mib)
+	d, s := w.devs[0], w.stream(0)
+	d.SetLimit(16 * mib)
+	p := w.driverPool(pool.Options{ReleaseThreshold: 64 * mib})
+	b := take(t, p, s, 6*mib)
+	created, _ := inside.VMM.Created(d)
+	st, err := p.Stats()
+	require.NoError(t, err)
+	require.Equal(t, st.Reserved, created)
+	g, err := d.NewRange(vmm.RangeOptions{Max: 64 * mib})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, g.Close()) }()
+	require.ErrorIs(t, g.Grow(12*mib), vmm.ErrOutOfMemory)
+	require.NoError(t, g.Grow(4*mib))
+	_, err = p.Alloc(s, 14*mib)
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.ErrorContains(t, err, "limit")
+	require.NoError(t, p.Free(s, b))
+	require.NoError(t, s.Sync())
+	require.NoError(t, g.Grow(12*mib), "the pool has released what no block uses")
+	created, _ = inside.VMM.Created(d)
+	require.LessOrEqual(t, created, uint64(16*mib))
+	require.NoError(t, p.Close())
+	after, _ := inside.VMM.Created(d)
+	require.LessOrEqual(t, after, created)
 }

@@ -48,7 +48,7 @@ type Bank struct {
 	lender   Lender        // nil: there is no lease
 	lent     uint64        // the lease; the bound is lower during a Give
 	near     uint64        // from here on the lender is told that the lease is short
-	lowered  chan struct{} // of capacity 1, during a Give: created has fallen
+	lowered  chan struct{} // of capacity 1, during a Give: created has changed
 }
 
 // New is the memory of an ordinal.
@@ -137,22 +137,34 @@ func (b *Bank) charge(size uint64, purpose Purpose) error {
 	if err := b.CheckSize(size); err != nil {
 		return err
 	}
-	return b.RetryAfterRelease(purpose, func() error {
-		if err := b.MayCreate(); err != nil {
-			return err
-		}
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if of, bound := b.boundLocked(); size > bound-min(bound, b.created) {
-			return &shortage{of: of, bound: bound, left: bound - min(bound, b.created), size: size}
-		}
-		b.created += size
-		b.changes++
-		if b.created > b.near {
-			b.lender.Near()
-		}
-		return nil
-	})
+	return b.RetryAfterRelease(purpose, func() error { return b.chargeOnce(size) })
+}
+
+// chargeOnce is charge without having anything released.
+func (b *Bank) chargeOnce(size uint64) error {
+	if err := b.MayCreate(); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if of, bound := b.boundLocked(); size > bound-min(bound, b.created) {
+		return &shortage{of: of, bound: bound, left: bound - min(bound, b.created), size: size}
+	}
+	b.created += size
+	b.changedLocked()
+	return nil
+}
+
+// changedLocked is called when created has changed. It needs mu.
+func (b *Bank) changedLocked() {
+	b.changes++
+	if b.created > b.near {
+		b.lender.Near()
+	}
+	select {
+	case b.lowered <- struct{}{}:
+	default: // nobody waits
+	}
 }
 
 // uncharge undoes charge of what was not created after all: others may have it.
@@ -168,11 +180,7 @@ func (b *Bank) discharge(size uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.created -= size
-	b.changes++
-	select {
-	case b.lowered <- struct{}{}:
-	default: // nobody waits
-	}
+	b.changedLocked()
 }
 
 // inUse is how many bytes this process has created and neither released nor cached.

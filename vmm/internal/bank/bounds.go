@@ -71,3 +71,49 @@ func lacksLease(err error) (size uint64, short bool) {
 	}
 	return 0, false
 }
+
+// Outside is memory that the driver allocates by itself, for a pool of its own or as plain memory. It counts against
+// the bounds. Safe for concurrent use.
+type Outside struct {
+	of    *Bank
+	bytes uint64 // guarded by Bank.mu
+}
+
+// Outside is such memory, of which there is none yet.
+func (b *Bank) Outside() *Outside { return &Outside{of: b} }
+
+// IsBounded reports whether there is a bound.
+func (o *Outside) IsBounded() bool {
+	o.of.mu.Lock()
+	defer o.of.mu.Unlock()
+	_, bound := o.of.boundLocked()
+	return bound != math.MaxUint64
+}
+
+// Reserve counts n bytes that are about to be allocated, or returns ErrOutOfMemory. It has nothing released.
+func (o *Outside) Reserve(n uint64) error {
+	if err := o.of.CheckSize(n); err != nil {
+		return err
+	}
+	if err := o.of.chargeOnce(n); err != nil {
+		return err
+	}
+	o.of.mu.Lock()
+	defer o.of.mu.Unlock()
+	o.bytes += n
+	return nil
+}
+
+// Set counts what there is.
+func (o *Outside) Set(n uint64) {
+	b := o.of
+	b.mu.Lock()
+	less := n < o.bytes
+	b.created += n - o.bytes // it may wrap around, as the difference does
+	o.bytes = n
+	b.changedLocked()
+	b.mu.Unlock()
+	if less {
+		freed.Add(1)
+	}
+}
