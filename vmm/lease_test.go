@@ -117,7 +117,7 @@ func TestLeaseBesideLimit(t *testing.T) {
 	err := g.Grow(5 * leaseUnit)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.ErrorContains(t, err, "more than there can be")
-	require.Len(t, l.asked, asked, "nobody is asked for what the limit excludes")
+	require.Len(t, l.asked, asked, "no one is asked for what the limit excludes")
 }
 
 // TestGive: a demand gets what is idle, then what is cached, and then what functions of OnPressure release, and the
@@ -138,7 +138,7 @@ func TestGive(t *testing.T) {
 	require.Equal(t, uint64(leaseUnit), d.Stats().Cached, "no more is released than is asked for")
 	given, busy := l.lease.Give(2*leaseUnit, time.Now().Add(time.Minute))
 	require.False(t, busy)
-	require.Equal(t, uint64(leaseUnit), given, "nobody releases what is used")
+	require.Equal(t, uint64(leaseUnit), given, "no one releases what is used")
 	var need *vmm.OpError
 	stop := d.OnPressure(func(err error) bool {
 		require.ErrorAs(t, err, &need)
@@ -170,7 +170,7 @@ func TestGiveWaitsForRetired(t *testing.T) {
 	defer d.OnPressure(func(error) bool {
 		before := g.Cap()
 		require.NoError(t, g.Clip())
-		time.AfterFunc(time.Millisecond, release)
+		go release()
 		return g.Cap() < before
 	})()
 	given, busy := l.lease.Give(0, time.Now().Add(time.Minute))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/memmap/gpuprocs"
 )
 
 // deviceBudget is one --budget.
@@ -45,20 +47,35 @@ func parseBudgets(all []string) (budgets []deviceBudget, err error) {
 }
 
 // openBudgets opens the devices of --budget. The caller calls closeAll, also after an error.
-func (o *options) openBudgets() (all []budget.Budget, closeAll func() error, err error) {
+func (o *options) openBudgets(log *slog.Logger) (all []budget.Budget, closeAll func() error, err error) {
+	parsed, err := parseBudgets(o.budgets)
+	var gpus *gpuprocs.Processes
 	closeAll = func() (err error) {
 		for _, b := range all {
 			err = errors.Join(err, b.Device.Close())
 		}
+		if gpus != nil {
+			err = errors.Join(err, gpus.Close())
+		}
 		return err
 	}
-	parsed, err := parseBudgets(o.budgets)
 	for _, b := range parsed {
 		dev, err := vmm.Open(b.device)
 		if err != nil {
 			return all, closeAll, fmt.Errorf("--budget: %w", err)
 		}
 		all = append(all, budget.Budget{Device: dev, Bytes: b.bytes})
+		if dev.Driver().Name() != "cuda" { // others on the host have no part of a budget
+			continue
+		}
+		if gpus == nil {
+			if gpus, err = gpuprocs.Open(); err != nil {
+				gpus = nil
+				log.Warn("what others have of the device is not seen", "device", b.device, "error", err)
+				continue
+			}
+		}
+		all[len(all)-1].Free = func() (uint64, error) { return gpus.Free(dev) }
 	}
 	return all, closeAll, err
 }
@@ -98,7 +115,7 @@ func (o *options) budget(stdout io.Writer) *cobra.Command {
 	f.StringVar(&device, "of", "", "device of the budget to change (default: that of --device)")
 	f.StringVar(&bytes, "bytes", "", "change the budget to this SIZE")
 	f.StringVar(&member, "member", "", "change --least or --most of this member")
-	f.StringVar(&least, "least", "", "SIZE that nobody takes from the member")
+	f.StringVar(&least, "least", "", "SIZE that is never taken from the member")
 	f.StringVar(&most, "most", "", "SIZE that the member may have (0: no bound but the budget)")
 	return cmd
 }

@@ -13,6 +13,7 @@ package main
 //	man.go            main of the build that writes man pages
 //	run.go            the root command, and the flags of the daemon; exit codes
 //	serve.go          serve: the daemon
+//	budget.go         --budget, and the command budget
 //	log.go            a log that no writer waits for
 //	metrics.go        metrics over HTTP
 //	control_linux.go  requests to the daemon itself: reload

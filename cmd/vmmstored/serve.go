@@ -33,7 +33,7 @@ func (o *options) serve(ctx context.Context, stderr io.Writer) (err error) {
 	if driver := dev.Driver().Name(); o.require != "" && o.require != driver {
 		return fmt.Errorf("--require %s, and %v is of the driver %s", o.require, dev, driver)
 	}
-	budgets, closeBudgets, err := o.openBudgets()
+	budgets, closeBudgets, err := o.openBudgets(so.Logger)
 	defer func() { err = errors.Join(err, closeBudgets()) }()
 	if err != nil {
 		return err

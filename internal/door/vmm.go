@@ -139,7 +139,7 @@ type Outside interface {
 // Lender lends the right to create memory of a device.
 type Lender interface {
 	// Borrow asks for a lease of at least need bytes, and calls Lease.Raise before it returns. Without urgent it
-	// asks for what nobody uses; else others are asked to give theirs. It returns by until, and says why it got
+	// asks for what no one uses; else others are asked to give theirs. It returns by until, and says why it got
 	// too little. No lock is held, and nothing else of the process creates memory of the device meanwhile.
 	Borrow(need uint64, urgent bool, until time.Time) (refusal error)
 	// Near says that 7/8 of the lease are created. It is called with locks, and must not wait.

@@ -20,10 +20,14 @@ var sharing = door.Through[serve.Sharing[*shareable.Server, *shareable.View, sha
 // defaultName is the name of the socket if no path is given: that of vmmstored.
 const defaultName = "store"
 
-// Budget is what the members of one device may have together, in bytes.
+// Budget is what the members of one device may have together.
 type Budget struct {
 	Device *vmm.Device
 	Bytes  uint64
+	// Free is how many bytes of the device are free. What it returns, and what members have, is all that is lent: the
+	// rest is memory of others. It is called for each ask that an operation waits for, so it must not wait. Nil: the
+	// broker does not know what others have.
+	Free func() (uint64, error)
 }
 
 // Report is the state of a budget: who holds what, and who waits.

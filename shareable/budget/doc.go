@@ -1,6 +1,6 @@
 // Package budget divides the memory of a device among processes, while they run. Each process that joins is a member.
-// It has a lease: so many bytes it may create. When it needs more, it gets what nobody uses, or what another process
-// has beyond its share and can give back. Nothing is copied, no address changes, and nobody is killed.
+// It has a lease: so many bytes it may create. When it needs more, it gets what no one uses, or what another process
+// has beyond its share and can give back. Nothing is copied, no address changes, and no process is killed.
 //
 //	m, err := budget.Join(ctx, "", dev, budget.JoinOptions{Name: "chat", Least: 8 << 30})
 //	defer m.Close()

@@ -26,7 +26,7 @@ type JoinOptions struct {
 	// Name is what errors and reports call the process: up to 256 of A-Z a-z 0-9 . _ : @ / -. "" is the program's
 	// name and the process's number.
 	Name string
-	// Least is how many bytes the process is promised: nobody takes them from it. They are its lease when Join
+	// Least is how many bytes the process is promised: they are never taken from it. They are its lease when Join
 	// returns.
 	Least uint64
 	// Token, UIDs and Timeout are as in shareable.AttachOptions.

@@ -21,7 +21,7 @@ const stepParts = 4
 const leastStep = 2 << 20
 
 // errAlone is why nothing is lent while there is no broker.
-var errAlone = errors.New("no broker answers")
+var errAlone = errors.New("no broker replies")
 
 // Borrow asks the broker for an operation that needs a lease of need bytes.
 func (m *Member) Borrow(need uint64, urgent bool, until time.Time) (refusal error) {
@@ -43,7 +43,7 @@ func (m *Member) Near() {
 	}
 }
 
-// raise asks for the next step, of what nobody uses.
+// raise asks for the next step, of what no one uses.
 func (m *Member) raise() {
 	lease, created, _ := m.lease.State()
 	if created <= lease-lease/8 {
@@ -178,7 +178,7 @@ func (m *Member) lent(c serve.Client, l wire.Lent) {
 	}
 }
 
-// give answers a demand.
+// give replies to a demand.
 func (m *Member) give(c serve.Client, times int, d wire.Demand) {
 	defer m.done.Done()
 	why := ""

@@ -47,7 +47,7 @@ func Serve(path string, o ServeOptions) (*Server, error) {
 		if b.Device == nil {
 			return nil, fmt.Errorf("serve budget: %w: no device", vmm.ErrInvalid)
 		}
-		all = append(all, lending.Of(b.Device, b.Bytes))
+		all = append(all, lending.Of(b.Device, b.Bytes, b.Free))
 	}
 	service, err := lending.New(lending.Options{Budgets: all, Logger: o.Logger})
 	if err != nil {

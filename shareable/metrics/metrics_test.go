@@ -14,6 +14,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/promstats"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/shareable/store"
 )
 
@@ -23,6 +24,8 @@ func TestEveryNumberHasAMetric(t *testing.T) {
 	require.Empty(t, promstats.Mismatches[shareable.Stats](serverRows))
 	require.Empty(t, promstats.Mismatches[store.Report](storeRows, notStoreRows...))
 	require.Empty(t, promstats.Mismatches[store.UserReport](userRows, notUserRows...))
+	require.Empty(t, promstats.Mismatches[budget.Report](budgetRows, notBudgetRows...))
+	require.Empty(t, promstats.Mismatches[budget.MemberReport](memberRows, notMemberRows...))
 }
 
 // gathered is what a registry has as Prometheus reads it, by name and labels.

@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cuvmm/cuvmm/internal/promstats"
+	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/shareable/store"
 )
 
@@ -49,7 +50,7 @@ var storeRows = []promstats.Row{
 // notStoreRows are fields of store.Report that no storeRow has. Clients is Conns.Conns. A store
 // publishes no ranges. Device and Instance are labels of cuvmm_store_info. A PID is no measure. The
 // others are the rest of Collect.
-var notStoreRows = []string{"Conns.Conns", "Conns.Published", "Device", "Instance", "PID", "Refused", "Users", "Behind"}
+var notStoreRows = []string{"Conns.Conns", "Conns.Published", "Device", "Instance", "PID", "Refused", "Users", "Behind", "Budgets"}
 
 // userRows are the names of store.UserReport; UID is the label, Refused the rest of Collect.
 var userRows = []promstats.Row{
@@ -60,12 +61,38 @@ var userRows = []promstats.Row{
 	{Field: "Clients", Name: "cuvmm_store_user_clients", Help: "Open connections of a user."},
 }
 
+// budgetRows are the names of budget.Report, and memberRows of budget.MemberReport. Texts and times are no measures.
+var (
+	budgetRows = []promstats.Row{
+		{Field: "Budget", Name: "cuvmm_budget_bytes", Help: "Budget of a device."},
+		{Field: "Idle", Name: "cuvmm_budget_idle_bytes", Help: "Bytes of it that no member has."},
+		{Field: "Counts.Granted", Name: "cuvmm_budget_granted_total", Help: "Requests for a higher lease granted."},
+		{Field: "Counts.Refused", Name: "cuvmm_budget_refused_total", Help: "Requests for a higher lease refused."},
+		{Field: "Counts.Demands", Name: "cuvmm_budget_demands_total", Help: "Demands on members to give."},
+		{Field: "Counts.Expired", Name: "cuvmm_budget_demands_expired_total", Help: "Demands that were not answered in time."},
+		{Field: "Counts.GivenBack", Name: "cuvmm_budget_given_back_bytes_total", Help: "Bytes that members gave back."},
+	}
+	notBudgetRows = []string{"Device", "Members"}
+	memberRows    = []promstats.Row{
+		{Field: "Lease", Name: "cuvmm_budget_member_lease_bytes", Help: "Bytes that a member may create."},
+		{Field: "Created", Name: "cuvmm_budget_member_created_bytes", Help: "Bytes that it has created, as it said last."},
+		{Field: "Share", Name: "cuvmm_budget_member_share_bytes", Help: "Bytes that it can have whatever others do."},
+		{Field: "Least", Name: "cuvmm_budget_member_least_bytes", Help: "Bytes that are never taken from it."},
+		{Field: "Most", Name: "cuvmm_budget_member_most_bytes", Help: "Bytes that it may have at most; 0: no bound but the budget."},
+		{Field: "Wants", Name: "cuvmm_budget_member_wants_bytes", Help: "The lease that it asked for last."},
+		{Field: "Gives", Name: "cuvmm_budget_member_gives_bytes", Help: "Bytes that it is asked for now."},
+	}
+	notMemberRows = []string{"Name", "PID", "Since", "Asked", "IsSilent"}
+)
+
 var notUserRows = []string{"UID", "Refused"}
 
 // storeCollector makes metrics of one report, so that they are of one moment.
 type storeCollector struct {
 	all                    promstats.Set[store.Report]
 	user                   promstats.Set[store.UserReport]
+	budget                 promstats.Set[budget.Report]
+	member                 promstats.Set[budget.MemberReport]
 	info, refused, longest *prometheus.Desc
 	report                 func() store.Report
 	version                string
@@ -85,6 +112,7 @@ func newStore(report func() store.Report, version string) *storeCollector {
 	}
 	return &storeCollector{
 		all: promstats.NewSet[store.Report](storeRows, nil), user: promstats.NewSet[store.UserReport](userRows, nil, "uid"),
+		budget: promstats.NewSet[budget.Report](budgetRows, nil, "device"), member: promstats.NewSet[budget.MemberReport](memberRows, nil, "device", "member", "pid"),
 		info:    desc("cuvmm_store_info", "The device and the program; the value is 1.", "device", "instance", "version"),
 		refused: desc("cuvmm_store_requests_refused_total", "Requests refused, by user and reason.", "uid", "reason"),
 		longest: desc("cuvmm_store_reader_behind_seconds", "The longest that a reader is behind."),
@@ -96,6 +124,8 @@ func newStore(report func() store.Report, version string) *storeCollector {
 func (c *storeCollector) Describe(to chan<- *prometheus.Desc) {
 	c.all.Describe(to)
 	c.user.Describe(to)
+	c.budget.Describe(to)
+	c.member.Describe(to)
 	for _, d := range []*prometheus.Desc{c.info, c.refused, c.longest} {
 		to <- d
 	}
@@ -111,6 +141,16 @@ func (c *storeCollector) Collect(to chan<- prometheus.Metric) {
 		longest = max(longest, time.Since(b.BehindSince))
 	}
 	to <- prometheus.MustNewConstMetric(c.longest, prometheus.GaugeValue, longest.Seconds())
+	for _, b := range r.Budgets {
+		c.budget.Collect(to, b, b.Device)
+		for i, m := range b.Members { // a pid of another namespace is 0, for several
+			pid := strconv.Itoa(int(m.PID))
+			if m.PID == 0 {
+				pid = "?" + strconv.Itoa(i)
+			}
+			c.member.Collect(to, m, b.Device, m.Name, pid)
+		}
+	}
 	for _, u := range r.Users {
 		uid := strconv.FormatUint(uint64(u.UID), 10)
 		c.user.Collect(to, u, uid)

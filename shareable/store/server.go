@@ -124,7 +124,7 @@ func (s *Server) serveBudgets(records map[string][]byte) (err error) {
 		if b.Device == nil {
 			return fmt.Errorf("%w: a budget without a device", vmm.ErrInvalid)
 		}
-		o.Budgets = append(o.Budgets, lending.Of(b.Device, b.Bytes))
+		o.Budgets = append(o.Budgets, lending.Of(b.Device, b.Bytes, b.Free))
 	}
 	s.budgets, err = lending.New(o)
 	return err

@@ -238,35 +238,6 @@ func (p *DriverPool) alloc(s *vmm.Stream, n uint64) (b Block, full bool, err err
 	return b, false, nil
 }
 
-// allocCounted allocates. Where there is a bound, what the pool has no room for is counted before.
-func (p *DriverPool) allocCounted(n uint64, s driver.Stream) (vmm.Ptr, error) {
-	if p.ownerUnknown || !p.outside.IsBounded() {
-		return p.calls.AllocFromPool(p.pool, n, s)
-	}
-	p.outsideMu.Lock()
-	defer p.outsideMu.Unlock()
-	defer p.count()
-	reserved, err := p.get(driver.PoolReserved)
-	used, usedErr := p.get(driver.PoolUsed)
-	if err = cmp.Or(err, usedErr); err != nil {
-		return 0, err
-	}
-	p.outside.Set(reserved)
-	if n > reserved-min(reserved, used) {
-		if err := p.outside.Reserve(n); err != nil {
-			return 0, err
-		}
-	}
-	return p.calls.AllocFromPool(p.pool, n, s)
-}
-
-// count counts what the driver has reserved, as far as it says so.
-func (p *DriverPool) count() {
-	if reserved, err := p.get(driver.PoolReserved); err == nil {
-		p.outside.Set(reserved)
-	}
-}
-
 // onStream makes a call with the driver's handle of a stream, which cannot be closed
 // meanwhile.
 func (p *DriverPool) onStream(s *vmm.Stream, f func(driver.Stream) error) error {

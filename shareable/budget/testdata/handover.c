@@ -79,7 +79,7 @@ static void process(int command, int peer, uint64_t base, uint64_t bytes, uint64
 		exit(1);
 	while (read(command, &c, 1) == 1 && c != 'e') {
 		uint64_t took = 0;
-		if (c == 'i') { // the first memory, of nobody
+		if (c == 'i') { // the first memory, which no one had
 			grow(have, have + bytes, chunk);
 			have += bytes;
 		} else if (c == 't') {

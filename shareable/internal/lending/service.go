@@ -35,8 +35,8 @@ type Budget struct {
 }
 
 // Of is a budget of a device.
-func Of(dev *vmm.Device, bytes uint64) Budget {
-	return Budget{Device: dev.String(), UUID: dev.Info().UUID, Bytes: bytes, Memory: dev.Info().Memory}
+func Of(dev *vmm.Device, bytes uint64, free func() (uint64, error)) Budget {
+	return Budget{Device: dev.String(), UUID: dev.Info().UUID, Bytes: bytes, Memory: dev.Info().Memory, Free: free}
 }
 
 // Options says what is served.
@@ -344,15 +344,15 @@ func (b *budget) look() {
 	if b.Free == nil {
 		return
 	}
-	room, err := b.Free()
+	lendable, err := b.Free()
 	if err != nil {
 		return
 	}
 	// What members have created is not free, and is theirs.
 	for _, m := range b.b.Members() {
-		room += min(m.Created, m.Lease)
+		lendable += min(m.Created, m.Lease)
 	}
-	b.b.SetRoom(room)
+	b.b.SetRoom(lendable)
 }
 
 // terms changes what a member is promised, or the budget.

@@ -6,7 +6,7 @@ type Join struct {
 	Token   [16]byte // random, the same on each connection of the member
 	Lease   uint64   // bytes: what it has of an earlier connection
 	Created uint64   // bytes of memory that it has
-	Least   uint64   // bytes that nobody takes from it
+	Least   uint64   // bytes that are never taken from it
 	Most    uint64   // bytes; MaxUint64: no bound
 	Name    string
 }
@@ -36,7 +36,7 @@ func DecodeJoin(payload []byte) (Join, error) {
 // Ask asks for a higher lease. The reply is a LENT with its number.
 type Ask struct {
 	Number  uint32 // of the member's, never 0
-	Urgent  bool   // others are to give what they can; else what nobody uses will do
+	Urgent  bool   // others are to give what they can; else what no one uses will do
 	Need    uint64 // bytes: the least lease that is of use
 	Want    uint64 // bytes, at least Need
 	Created uint64 // bytes
@@ -139,7 +139,7 @@ func DecodeLent(payload []byte) (Lent, error) {
 // Demand asks a member to bring its lease down. The reply is GAVE.
 type Demand struct {
 	Number uint32
-	Soft   bool   // only what nobody uses
+	Soft   bool   // only what no one uses
 	Within uint32 // ms
 	Lease  uint64 // bytes to come down to
 }

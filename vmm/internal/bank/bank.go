@@ -163,7 +163,7 @@ func (b *Bank) changedLocked() {
 	}
 	select {
 	case b.lowered <- struct{}{}:
-	default: // nobody waits
+	default: // no one waits
 	}
 }
 

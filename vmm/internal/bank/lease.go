@@ -12,7 +12,7 @@ import (
 // Lender lends the right to create memory.
 type Lender interface {
 	// Borrow asks for a lease of at least need bytes, and calls Raise before it returns. Without urgent it asks
-	// for what nobody uses; else others are asked to give theirs. It returns by until, and says why it got too
+	// for what no one uses; else others are asked to give theirs. It returns by until, and says why it got too
 	// little. The goroutine has the turn, and no lock.
 	Borrow(need uint64, urgent bool, until time.Time) (refusal error)
 	// Near says that 7/8 of the lease are created. It is called with locks, and must not wait.

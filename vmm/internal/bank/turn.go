@@ -231,7 +231,7 @@ func letThrough(t *Ticket, b *Bank, err error, waited bool, op func() (*Bank, er
 }
 
 // relieve reports whether memory may have been released since the last try began, or the lease was raised. It asks
-// the Lender for what nobody uses, calls the functions of OnPressure, and has the Lender ask others, in this order.
+// the Lender for what no one uses, calls the functions of OnPressure, and has the Lender ask others, in this order.
 func (t *Ticket) relieve(b *Bank, err error) bool {
 	return t.borrow(b, err, false) || b.callHooks(t.need(err)) || t.isFreed(b) || t.borrow(b, err, true)
 }

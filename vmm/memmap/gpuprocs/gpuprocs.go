@@ -3,6 +3,7 @@
 package gpuprocs
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -45,6 +46,31 @@ func (p *Processes) Of(dev *vmm.Device) (all []memmap.Process) {
 		return nil
 	}
 	return p.of(uuidOf(info), info.PCI, info.MIG != "")
+}
+
+// Free is how much memory of a GPU is free, whoever has the rest; vmm.ErrNotSupported for memory of the host, or if
+// NVML does not say.
+func (p *Processes) Free(dev *vmm.Device) (uint64, error) {
+	info := dev.Info()
+	if !strings.HasPrefix(info.Open, "cuda:") {
+		return 0, fmt.Errorf("%w: free memory of %v", vmm.ErrNotSupported, dev)
+	}
+	return p.free(uuidOf(info), info.PCI, info.MIG != "")
+}
+
+func (p *Processes) free(uuid, pci string, mig bool) (uint64, error) {
+	g, err := p.lib.Find(uuid, pci, mig)
+	if err == nil && g.Own == nil {
+		err = errors.New("only the GPU of the instance is found")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", vmm.ErrNotSupported, err)
+	}
+	m, err := nvmlcalls.Call(p.lib, g.Own.GetMemoryInfo, "nvmlDeviceGetMemoryInfo")
+	if err != nil {
+		return 0, fmt.Errorf("%w: %w", vmm.ErrNotSupported, err)
+	}
+	return m.Free, nil
 }
 
 func (p *Processes) of(uuid, pci string, mig bool) (all []memmap.Process) {

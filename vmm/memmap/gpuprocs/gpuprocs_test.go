@@ -35,6 +35,22 @@ func TestProcesses(t *testing.T) {
 	require.Empty(t, p.Of(vmmtest.Device(t)), "memory of the host")
 }
 
+// TestFree: the free memory of a GPU and of an instance.
+func TestFree(t *testing.T) {
+	p := fake(t)
+	for _, uuid := range []string{"GPU-0", "MIG-0"} {
+		free, err := p.free(uuid, "", uuid == "MIG-0")
+		require.NoError(t, err)
+		require.Equal(t, uint64(70<<30), free)
+	}
+	_, err := p.free("MIG-none", "0000:30:00.0", true)
+	require.ErrorIs(t, err, vmm.ErrNotSupported)
+	_, err = p.Free(vmmtest.Device(t))
+	require.ErrorIs(t, err, vmm.ErrNotSupported)
+	_, err = fake(t, "nvmlDeviceGetMemoryInfo").free("GPU-0", "", false)
+	require.ErrorIs(t, err, vmm.ErrNotSupported)
+}
+
 // TestWithout: a driver that lacks the function, and none.
 func TestWithout(t *testing.T) {
 	require.Empty(t, fake(t, "nvmlDeviceGetComputeRunningProcesses_v3").of("GPU-0", "", false))

@@ -22,3 +22,8 @@ func (p *Processes) Close() error { return nil }
 
 // Of returns none.
 func (p *Processes) Of(*vmm.Device) []memmap.Process { return nil }
+
+// Free is vmm.ErrNotSupported.
+func (p *Processes) Free(*vmm.Device) (uint64, error) {
+	return 0, fmt.Errorf("%w: this program was built without NVML", vmm.ErrNotSupported)
+}

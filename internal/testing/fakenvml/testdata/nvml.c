@@ -151,6 +151,12 @@ nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t
 	return NVML_SUCCESS;
 }
 
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory) {
+	(void)device;
+	*memory = (nvmlMemory_t){.total = 80ull << 30, .free = 70ull << 30, .used = 10ull << 30};
+	return NVML_SUCCESS;
+}
+
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *u) {
 	BEGIN_GPU(device);
 	u->gpu = 12;
