@@ -79,7 +79,7 @@ package pool
 //	trace.go       Trace
 //	close.go       Close
 //	driverpool.go  DriverPool: NewDriver, DriverDefault, DriverCurrent; FreePlain
-//	drivercount.go what the driver has reserved counts against bounds
+//	drivermem.go   what the driver has reserved counts against bounds; TrimTo
 //	hold.go        HoldBlock of a Pool: how a block is kept from being freed
 //	driverhold.go  what package ipc needs of a DriverPool: Hold, HoldBlock, and its door
 

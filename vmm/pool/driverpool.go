@@ -347,33 +347,6 @@ func (p *DriverPool) setFreed(b Block) (driverBlock, error) {
 	return x, nil
 }
 
-// TrimTo is cuMemPoolTrimTo. Allocations and frees by other libraries meanwhile may change the
-// result.
-func (p *DriverPool) TrimTo(keep uint64) (freed uint64, err error) {
-	err = p.with("trim", func() error {
-		before, err := p.get(driver.PoolReserved)
-		if err == nil {
-			err = p.calls.TrimPool(p.pool, keep)
-		}
-		if err != nil {
-			return err
-		}
-		after, err := p.get(driver.PoolReserved)
-		if err == nil && !p.ownerUnknown && p.outside.IsBounded() {
-			p.outside.Set(after)
-		}
-		freed = before - min(before, after)
-		return err
-	})
-	return freed, err
-}
-
-// onPressure gives back what no block uses when the device's memory runs out.
-func (p *DriverPool) onPressure(error) bool {
-	freed, err := p.TrimTo(0)
-	return err == nil && freed > 0
-}
-
 func (p *DriverPool) get(a driver.PoolAttribute) (uint64, error) {
 	return p.calls.PoolAttribute(p.pool, a)
 }

@@ -21,7 +21,7 @@ import (
 //     (Ticket). If it had to wait, it tries again.
 //  3. With the turn, it calls functions of OnPressure and tries again, until it has succeeded or
 //     nothing more is released for it. If its lease is short, it asks the Lender before, for what
-//     nobody uses, and after, for what others are to give.
+//     no one uses, and after, for what others are to give.
 //  4. It gives the turn back.
 //
 // Meanwhile nothing else is created (MayCreate): other operations that need memory release their locks, too,
