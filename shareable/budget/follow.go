@@ -47,7 +47,8 @@ const (
 // names the limit. What others in a control group use is subtracted, and so is what the driver and other libraries
 // use in it. When less than a sixteenth of what it leaves is unused, or the limit falls below what is created,
 // functions of vmm.Device.OnPressure are called until that is released. The vmm.OpError has the size. dmem.min bounds
-// nothing: memory beyond it is released once less than a sixteenth of the device is free.
+// nothing: memory beyond it is released once less than a sixteenth of the device is free. Host memory that was never
+// written to is not in use, so until it is, others in the group may take it.
 //
 // While a limit cannot be read, the bound does not rise. That is so also if its file has vanished while the process
 // stayed in its groups. On a device that is followed already Follow returns vmm.ErrBusy. Until stop, Close of dev does.
