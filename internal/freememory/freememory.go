@@ -79,6 +79,9 @@ func Groups(root, controller string) (list []Group, err error) {
 // NoLimit is a limit if there is none.
 const NoLimit = math.MaxUint64
 
+// leastNone: groups of version 1 that limit nothing have the largest multiple of a page in an int64.
+const leastNone = 1 << 62
+
 // Memory is the limit of the host's memory that the group may use, and what it uses. Files in the page cache that
 // were not used for a while are not among that: the system drops them when it needs memory.
 func (g Group) Memory() (limit, used uint64, err error) {
@@ -88,6 +91,9 @@ func (g Group) Memory() (limit, used uint64, err error) {
 	}
 	if limit, err = readNumber(g.MemoryLimit()); err != nil {
 		return 0, 0, err
+	}
+	if limit >= leastNone {
+		limit = NoLimit
 	}
 	if used, err = readNumber(filepath.Join(g.Dir, current)); err != nil {
 		return 0, 0, err

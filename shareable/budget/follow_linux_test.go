@@ -67,7 +67,7 @@ func (s files) write(name, text string) {
 // card writes lines of the first card to a file of the group, beside those of others.
 func (s files) card(group, name string, units int) {
 	s.t.Helper()
-	s.write("sys/fs/cgroup/"+group+"/"+name, fmt.Sprintf("drm/0000:01:00.0/vram0 1\nnvidia/0000:b0:00.0/vidmem 2\nnvidia/00000000:A0:00.0/vidmem %d\n", units*unit))
+	s.write("sys/fs/cgroup/"+group+"/"+name, fmt.Sprintf("drm/0000:01:00.0/vram0 1\nnvidia/0000:a0:00.0/bar1 3\nnvidia/0000:b0:00.0/vidmem 2\nnvidia/00000000:A0:00.0/vidmem %d\n", units*unit))
 }
 
 // limit limits the group of the process.
@@ -197,7 +197,9 @@ func TestFollowGroups(t *testing.T) {
 		}
 		s.write("proc/self/cgroup", "0::/elsewhere\n")
 		read()
-		require.NoError(t, grow(g, 100), "the process has left the groups")
+		require.NoError(t, grow(g, 256), "the process has left the groups")
+		read()
+		require.Len(t, *sizes, 1, "a process may have all that there is")
 	})
 }
 
@@ -223,6 +225,9 @@ func TestFollowSoft(t *testing.T) {
 		require.NoError(t, grow(g, 250))
 		read()
 		require.Len(t, *sizes, 1, "what is below it is not taken")
+		s.card("pod/job", "dmem.min", 0)
+		read()
+		require.Len(t, *sizes, 1, "nothing is promised, as where nothing is set")
 	})
 }
 
@@ -301,6 +306,19 @@ func TestFollowLater(t *testing.T) {
 		read()
 		require.ErrorIs(t, grow(g, 113), vmm.ErrOutOfMemory)
 	})
+}
+
+// TestLimitsUnreadable: what cannot be read at first is an error, beside the limits that can be.
+func TestLimitsUnreadable(t *testing.T) {
+	s, d := newFiles(t), openCard(t, 0)
+	s.limit(64, 0)
+	s.card("pod", "dmem.current", 0)
+	s.write("sys/fs/cgroup/pod/dmem.max", "nvidia/0000:a0:00.0/vidmem garbage\n")
+	all, err := budget.LimitsIn(d, s.root)
+	require.ErrorContains(t, err, "/pod/dmem.max")
+	require.ErrorContains(t, err, "garbage")
+	require.Len(t, all, 1)
+	require.EqualValues(t, 64*unit, all[0].Bytes)
 }
 
 // TestFollowTwoDevices: each has its own line.
