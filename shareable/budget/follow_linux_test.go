@@ -88,7 +88,7 @@ func (s files) follow(d *vmm.Device) (stop func()) {
 
 // read waits until the limits have been read again.
 func read() {
-	time.Sleep(2 * time.Second)
+	time.Sleep(2 * time.Second) //nolint:forbidigo // the clock of the bubble
 	synctest.Wait()
 }
 
@@ -477,7 +477,7 @@ func TestFollowStops(t *testing.T) {
 		defer d.OnPressure(func(error) bool {
 			calls.Add(1)
 			running.Store(1)
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) //nolint:forbidigo // as above
 			running.Store(0)
 			return false
 		})()
@@ -488,7 +488,7 @@ func TestFollowStops(t *testing.T) {
 		stop()
 		require.Zero(t, running.Load())
 		require.EqualValues(t, 1, calls.Load())
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute) //nolint:forbidigo // as above
 		require.EqualValues(t, 1, calls.Load())
 	})
 }
