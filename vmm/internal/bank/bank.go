@@ -42,6 +42,7 @@ type Bank struct {
 	mu       lock.Mutex
 	accounts []*Account
 	bounds   [bounds]uint64 // on what this process creates; the least counts
+	around   string         // whose part the bound Around is
 	created  uint64
 	changes  uint64 // how often created has changed
 	hooks    []*hook
@@ -148,7 +149,7 @@ func (b *Bank) chargeOnce(size uint64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if of, bound := b.boundLocked(); size > bound-min(bound, b.created) {
-		return &shortage{of: of, bound: bound, left: bound - min(bound, b.created), size: size}
+		return &shortage{of: of, name: b.nameLocked(of), bound: bound, left: bound - min(bound, b.created), size: size}
 	}
 	b.created += size
 	b.changedLocked()
