@@ -42,35 +42,27 @@ unknown.`,
 
 // describeDevices adds the devices that --device of info means to the report. A
 // device that this machine does not have is a waived case.
-func (r *runner) describeDevices(which string) error {
+func (r *runner) describeDevices(which string) (err error) {
 	names, err := deviceNames(which)
 	if err != nil {
 		return err
 	}
 	var cases []report.Case
-	var links *vmm.Links // of the first driver that is not the host's
+	var devs []device
+	defer func() { err = errors.Join(err, closeDevices(devs)) }()
 	for _, name := range names {
 		dev, err := openDevice(r.app.settings, name)
-		if err == nil {
-			d := describeDevice(dev)
-			if links == nil && !onHost(dev) {
-				links, err = dev.Topology()
-			}
-			if err != nil { // the rest is worth showing
-				d.Reason = report.Text(strings.TrimPrefix(string(d.Reason)+"; "+err.Error(), "; "))
-			}
-			r.report.Devices = append(r.report.Devices, d)
-			err = dev.Close()
-		}
-		c, err := r.app.waivedCase(name, err)
-		if err != nil {
+		absent, err := r.app.waivedCase(name, err)
+		switch {
+		case err != nil:
 			return err
-		}
-		if c != nil {
-			cases = append(cases, *c)
+		case absent != nil:
+			cases = append(cases, *absent)
+		default:
+			devs = append(devs, dev)
 		}
 	}
-	r.report.Topology = topology(links, r.report.Devices)
+	r.addDevices(devs)
 	// The outputs are opened last, so a usage error leaves old files alone.
 	if err := r.start(); err != nil {
 		return err
@@ -79,47 +71,44 @@ func (r *runner) describeDevices(which string) error {
 	return nil
 }
 
-// topology returns the links between devices of the report, with what connects them.
-func topology(links *vmm.Links, devices []report.Device) []report.Link {
-	if links == nil {
-		return nil
-	}
-	shown := map[string]bool{}
-	for _, d := range devices {
-		shown[d.Open] = true
-	}
-	var list []report.Link
-	var at []*report.Link
-	for _, p := range links.Pairs {
-		if l := link(links, p); shown[l.From] && shown[l.To] {
-			list = append(list, l)
+// addDevices adds devices to the report, and what connects the GPUs among them.
+func (r *runner) addDevices(devs []device) {
+	var gpus []*vmm.Device
+	for _, dev := range devs {
+		r.report.Devices = append(r.report.Devices, describeDevice(dev))
+		if !onHost(dev) {
+			gpus = append(gpus, dev.Device)
 		}
 	}
-	for i := range list {
-		at = append(at, &list[i])
+	if len(gpus) < 2 {
+		return
 	}
-	machine.AddPaths(devices, at)
-	return list
+	links, err := vmm.Topology(gpus...)
+	if err != nil { // the rest is worth showing
+		r.report.Devices[0].Reason = oneLine(err)
+		return
+	}
+	r.report.Topology = topology(links)
+	machine.AddPaths(r.report)
 }
 
-// link describes a pair for the report, as far as the driver knows it.
-func link(links *vmm.Links, p vmm.Link) report.Link {
-	l := report.Link{Kind: report.Text(p.Kind), Access: &p.Access, Atomics: &p.Atomics}
+// topology describes links for the report, as far as the driver knows them.
+func topology(links *vmm.Links) (list []report.Link) {
+	open := map[int]string{}
 	for _, i := range links.Devices {
-		if i.Ordinal == p.From {
-			l.From = i.Open
-		}
-		if i.Ordinal == p.To {
-			l.To = i.Open
-		}
+		open[i.Ordinal] = i.Open
 	}
-	switch {
-	case p.Rank >= 0:
-		l.Rank = &p.Rank
-	case p.Access:
-		l.Reason = "rank: the driver does not say"
+	for _, p := range links.Pairs {
+		l := report.Link{From: open[p.From], To: open[p.To], Kind: report.Text(p.Kind), Access: &p.Access, Atomics: &p.Atomics}
+		switch {
+		case p.Rank >= 0:
+			l.Rank = &p.Rank
+		case p.Access:
+			l.Reason = "rank: the driver does not say"
+		}
+		list = append(list, l)
 	}
-	return l
+	return list
 }
 
 // deviceNames returns the devices that --device of info means.
