@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -108,7 +107,7 @@ for runs that may not be compared.`,
 		return nil
 	}
 	c.RunE = func(_ *cobra.Command, args []string) error {
-		if err := cmp.Or(o.check(), o.reject("compare measures nothing", report.GoBench, report.NDJSON)); err != nil {
+		if err := o.check("compare measures nothing", report.GoBench, report.NDJSON); err != nil {
 			return err
 		}
 		older, err := loadReports(args[0])
@@ -124,22 +123,19 @@ for runs that may not be compared.`,
 	return c
 }
 
-// compareReports compares reports, writes a report of the comparisons with the cases of the new run, and
-// sets the exit code.
+// compareReports writes a report of the comparisons with the cases of the new run, and sets the exit code.
 func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*report.Report, margin float64) error {
-	base, list, err := b.compare(older, newer, margin)
-	if err == nil && len(list) == 0 {
-		err = errors.New("no case is in both runs")
-	}
-	if err != nil {
-		return err
-	}
-	err = a.withReport(report.CommandCompare, o, func(r *runner) error {
-		if err := r.start(); err != nil {
+	worse := false
+	err := a.withReport(report.CommandCompare, o, func(r *runner) error {
+		err := r.compareRuns(b, older, newer, margin)
+		if err == nil && len(r.report.Comparisons) == 0 {
+			err = errors.New("no case is in both runs")
+		}
+		if err != nil {
 			return err
 		}
-		r.against(base, newer[0], list)
-		return nil
+		worse = r.worse
+		return r.start()
 	})
 	if err != nil {
 		return err
@@ -149,7 +145,7 @@ func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*r
 	switch {
 	case slices.ContainsFunc(newer, wrong):
 		a.code = report.ExitMismatch
-	case b.fails(base, list, older, newer):
+	case worse:
 		a.code = report.ExitWorse
 	default:
 		a.code = report.ExitPassed
@@ -157,11 +153,17 @@ func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*r
 	return nil
 }
 
-// against adds what comparing runs has found.
-func (r *runner) against(base *report.Baseline, newer *report.Report, list []report.Comparison) {
-	r.report.Host, r.report.Devices, r.report.Baseline = newer.Host, newer.Devices, base
-	base.New = &newer.Run
-	r.add(newer.Cases, list)
+// compareRuns adds the comparisons of runs, with the cases of the first new one.
+func (r *runner) compareRuns(b *baselineFlags, older, newer []*report.Report, margin float64) error {
+	base, list, err := b.compare(older, newer, margin)
+	if err != nil {
+		return err
+	}
+	r.report.Host, r.report.Devices, r.report.Baseline = newer[0].Host, newer[0].Devices, base
+	base.New = &newer[0].Run
+	r.add(newer[0].Cases, list)
+	r.worse = b.fails(base, list, older, newer)
+	return nil
 }
 
 // loadReports reads the reports in files with commas between their names.

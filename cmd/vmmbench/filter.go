@@ -28,26 +28,22 @@ func filtered(groups []group, match *regexp.Regexp) (list []group, err error) {
 
 // only is the group with the tasks whose names match.
 func (g group) only(match *regexp.Regexp) group {
-	kept := map[string]int{} // where tasks are afterwards
-	all := g.tasks
-	g.tasks = nil
-	for _, t := range all {
+	at := map[int]int{} // where tasks are afterwards
+	var tasks []task
+	for i, t := range g.tasks {
 		if match.MatchString(t.c.ID) {
-			kept[t.c.ID] = len(g.tasks)
-			g.tasks = append(g.tasks, t)
+			at[i], tasks = len(tasks), append(tasks, t)
 		}
 	}
 	pairs := []pair{}
-	for _, p := range g.compared {
-		a, ok := kept[all[p.a].c.ID]
-		b, too := kept[all[p.b].c.ID]
+	for _, p := range g.pairs() {
+		a, ok := at[p.a]
+		b, too := at[p.b]
 		if ok && too {
 			pairs = append(pairs, pair{a, b})
 		}
 	}
-	if g.compared != nil {
-		g.compared = pairs
-	}
+	g.tasks, g.compared = tasks, pairs
 	return g
 }
 

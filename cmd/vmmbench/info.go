@@ -29,10 +29,7 @@ unknown.`,
 	o.add(c.Flags())
 	device := c.Flags().String("device", "all", "all, or one device as vmm.Open takes it")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if err := o.check(); err != nil {
-			return err
-		}
-		if err := o.reject("info measures nothing", report.GoBench, report.CSV); err != nil {
+		if err := o.check("info measures nothing", report.GoBench, report.CSV); err != nil {
 			return err
 		}
 		return a.withReport(c.Name(), &o, func(r *runner) error { return r.describeDevices(*device) })
