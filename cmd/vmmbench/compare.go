@@ -126,16 +126,10 @@ for runs that may not be compared.`,
 // compareReports writes a report of the comparisons with the cases of the new run, and sets the exit code.
 func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*report.Report, margin float64) error {
 	worse := false
-	err := a.withReport(report.CommandCompare, o, func(r *runner) error {
-		err := r.compareRuns(b, older, newer, margin)
-		if err == nil && len(r.report.Comparisons) == 0 {
-			err = errors.New("no case is in both runs")
-		}
-		if err != nil {
-			return err
-		}
+	err := a.withReport(report.CommandCompare, o, func(r *runner) (err error) {
+		err = r.compareRuns(b, older, newer, margin)
 		worse = r.worse
-		return r.start()
+		return err
 	})
 	if err != nil {
 		return err
@@ -153,9 +147,16 @@ func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*r
 	return nil
 }
 
-// compareRuns adds the comparisons of runs, with the cases of the first new one.
+// compareRuns adds the comparisons of runs, with the cases of the first new one. If runs cannot be
+// compared, it does not start.
 func (r *runner) compareRuns(b *baselineFlags, older, newer []*report.Report, margin float64) error {
 	base, list, err := b.compare(older, newer, margin)
+	if err == nil && len(list) == 0 {
+		err = errors.New("no case is in both runs")
+	}
+	if err == nil && !r.started {
+		err = r.start()
+	}
 	if err != nil {
 		return err
 	}
