@@ -12,25 +12,21 @@ type Word struct{ Word, Means string }
 //go:embed words.txt
 var words string
 
-// legend explains the words that occur in tables and their headings.
-func legend(pieces []Piece) []Piece {
+// Words explains the words that occur in the tables of Figures and their headings.
+func Words(r *Report) (list []Word) {
 	var shown strings.Builder
-	for _, p := range pieces {
+	for _, p := range Figures(r) {
 		if p.Table != nil {
 			shown.WriteString(p.Heading + "\n" + p.Table.Render() + "\n")
 		}
 	}
-	var list []Word
 	for line := range strings.Lines(words) {
 		word, means, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		if hasWord(shown.String(), word) {
 			list = append(list, Word{word, means})
 		}
 	}
-	if len(list) == 0 {
-		return nil
-	}
-	return []Piece{{Heading: "Words", Words: list}}
+	return list
 }
 
 // hasWord reports whether a word stands in a text, and not as a part of another.
