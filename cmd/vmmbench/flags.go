@@ -157,7 +157,8 @@ func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
 	if groups, err = filtered(groups, match); err != nil {
 		return nil, err
 	}
-	return groups, m.floors.check(casesOf(groups))
+	_, err = m.floors.of(casesOf(groups))
+	return groups, err
 }
 
 // describe returns the flags for the report.
@@ -177,7 +178,7 @@ type choice[T ~string] struct {
 // Set implements pflag.Value.
 func (c choice[T]) Set(s string) error {
 	if !slices.Contains(c.of, T(s)) {
-		return fmt.Errorf("want one of %s", c.words(", "))
+		return fmt.Errorf("want one of %v", c.of)
 	}
 	*c.value = T(s)
 	return nil
@@ -186,10 +187,8 @@ func (c choice[T]) Set(s string) error {
 func (c choice[T]) String() string { return string(*c.value) }
 
 // Type implements pflag.Value.
-func (c choice[T]) Type() string { return c.words("|") }
-
-func (c choice[T]) words(between string) string {
-	return strings.ReplaceAll(strings.Trim(fmt.Sprint(c.of), "[]"), " ", between)
+func (c choice[T]) Type() string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(c.of), "[]"), " ", "|")
 }
 
 // choices is a flag that takes a list of words.

@@ -81,7 +81,9 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 			return nil
 		}
 		r.measureGroups(ctx, groups)
-		r.report.Run.AtLeast = m.floors.found(r.report.Cases)
+		if r.report.Run.AtLeast, err = m.floors.of(r.report.Cases); err != nil {
+			return err
+		}
 		r.worse = slices.ContainsFunc(r.report.Run.AtLeast, report.Floor.Missed)
 		return r.compareWith(older)
 	})

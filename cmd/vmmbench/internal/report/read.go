@@ -99,9 +99,6 @@ func (r *Report) addLine(one line) {
 
 // complete checks what the other formats rely on, and puts empty lists where a case has none.
 func (r *Report) complete() error {
-	if m := r.Run.Measure; m != nil && !isMargin(m.Margin) {
-		return fmt.Errorf("run: margin %v is not in [0, 1)", m.Margin)
-	}
 	for i := range r.Cases {
 		c := &r.Cases[i]
 		if err := c.check(); err != nil {
@@ -124,9 +121,6 @@ func notNil[L ~[]E, E any](list L) L {
 	}
 	return list
 }
-
-// isMargin reports whether a run can have this margin. Pictures are scaled by it.
-func isMargin(v float64) bool { return v >= 0 && v < 1 }
 
 // checkFigures refuses what no time, size or ratio can be.
 func checkFigures(list ...float64) error {
@@ -176,10 +170,8 @@ func (c *Comparison) check() error {
 		return fmt.Errorf("verdict %q is none of %v", c.Verdict, stat.Verdicts())
 	case c.Verdict.Firm() && (c.Ratio == nil || c.Low == nil || c.High == nil):
 		return fmt.Errorf("it is %s without an interval", c.Verdict)
-	case !isMargin(c.Margin):
-		return fmt.Errorf("margin %v is not in [0, 1)", c.Margin)
 	case c.Ratio != nil:
-		return checkFigures(*c.Ratio)
+		return checkFigures(*c.Ratio, c.Margin)
 	}
-	return nil
+	return checkFigures(c.Margin)
 }
