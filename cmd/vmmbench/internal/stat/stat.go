@@ -164,7 +164,7 @@ func medianInterval(samples []float64, places []int) (median float64, of Interva
 	if len(places) > 0 {
 		units = nil
 		for rest := samples; len(places) > 0; places = places[1:] {
-			k := min(places[0], len(rest))
+			k := min(max(places[0], 0), len(rest))
 			if k > 0 {
 				units = append(units, Quantile(rest[:k], 0.5))
 			}
