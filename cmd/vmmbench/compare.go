@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -110,12 +111,9 @@ for runs that may not be compared.`,
 		if err := o.check("compare measures nothing", report.GoBench, report.NDJSON); err != nil {
 			return err
 		}
-		older, err := loadReports(args[0])
-		if err != nil {
-			return err
-		}
-		newer, err := loadReports(args[1])
-		if err != nil {
+		older, errOld := loadReports(args[0])
+		newer, errNew := loadReports(args[1])
+		if err := cmp.Or(errOld, errNew); err != nil {
 			return err
 		}
 		return a.compareReports(&o, &b, older, newer, float64(margin))

@@ -66,12 +66,9 @@ type Estimate struct {
 // few pairs or places are ErrTooFew; a sample that took no time is another error.
 func Ratio(a, b []float64, places ...int) (Estimate, error) {
 	n := min(len(a), len(b))
-	logA, err := logs(a[:n])
-	if err != nil {
-		return Estimate{}, err
-	}
-	list, err := logs(b[:n])
-	if err != nil {
+	logA, errA := logs(a[:n])
+	list, errB := logs(b[:n])
+	if err := cmp.Or(errA, errB); err != nil {
 		return Estimate{}, err
 	}
 	for i := range list {
@@ -89,12 +86,9 @@ func Ratio(a, b []float64, places ...int) (Estimate, error) {
 // other two (Zou and Donner, "Construction of confidence limits about effect measures: a
 // general approach", 2008). What differed between the runs, as the clocks, it cannot know.
 func Unpaired(a, b []float64, placesA, placesB []int) (Estimate, error) {
-	logA, err := logs(a)
-	if err != nil {
-		return Estimate{}, err
-	}
-	logB, err := logs(b)
-	if err != nil {
+	logA, errA := logs(a)
+	logB, errB := logs(b)
+	if err := cmp.Or(errA, errB); err != nil {
 		return Estimate{}, err
 	}
 	ma, ofA, errA := medianInterval(logA, placesA)
