@@ -54,11 +54,11 @@ func cumulative(c report.Case) (values []value) {
 			continue
 		}
 		sum := stat.Summarize(so)
-		var low, high *float64
-		if sum.Interval != nil {
-			low, high = &sum.Interval.Low, &sum.Interval.High
+		v := value{appended(c, i), sum.Median, sum.Median, sum.Median}
+		if of := sum.Interval; of != nil {
+			v.low, v.high = max(of.Low, v.y/100), of.High // a logarithmic axis does not reach 0
 		}
-		values = append(values, newValue(appended(c, i), sum.Median, low, high))
+		values = append(values, v)
 	}
 	return values
 }
@@ -76,15 +76,6 @@ func appended(c report.Case, i int) float64 {
 // none.
 type value struct{ x, y, low, high float64 }
 
-// newValue makes a value for a logarithmic axis, on which an interval cannot reach 0.
-func newValue(x, y float64, low, high *float64) value {
-	v := value{x, y, y, y}
-	if low != nil && high != nil {
-		v.low, v.high = max(*low, y/100), *high
-	}
-	return v
-}
-
 // series is a line of a diagram. Its values are ordered by size.
 type series struct {
 	label  string
@@ -96,25 +87,21 @@ func (s series) last() value { return s.values[len(s.values)-1] }
 
 // styles are those of contenders, the same in all pictures. Other names have later ones.
 var styles = map[string]int{
-	"vmm": 0, "cuMemAlloc": 1, "cuMemAlloc-copy": 1, "mmap": 1, "mmap-copy": 1, "cuMemAlloc-double": 2, "mmap-double": 2,
-	"mallocAsync": 3, "mallocAsync-copy": 3, "vmm-kept": 4, "vmm-ahead": 5, "vmm-whole": 6, "go-append-warm": 11, "mremap": 12, "go-append": 13,
+	"vmm": 0, "cuMemAlloc-copy": 1, "mmap-copy": 1, "cuMemAlloc-double": 2, "mmap-double": 2,
+	"mallocAsync-copy": 3, "vmm-kept": 4, "vmm-ahead": 5, "vmm-whole": 6, "go-append-warm": 11, "mremap": 12, "go-append": 13,
 }
 
 // lines has one for each contender, in the order of their styles. A logarithmic axis has
 // only values above 0.
 func lines(cases []report.Case) (list []series) {
-	for i, of := range report.GroupBy(cases, func(c report.Case) string { return report.Contender(c.ID) }) {
-		s := series{style: 14 + i}
-		if style, known := styles[of.Key]; known {
+	for i, c := range cases {
+		mem, s := report.Contender(c.ID), series{style: 14 + i}
+		if style, known := styles[mem]; known {
 			s.style = style
 		}
-		for _, c := range of.Of {
-			s.values = append(s.values, cumulative(c)...)
-		}
-		s.values = slices.DeleteFunc(s.values, func(v value) bool { return v.y <= 0 })
-		slices.SortStableFunc(s.values, func(a, b value) int { return cmp.Compare(a.x, b.x) })
+		s.values = slices.DeleteFunc(cumulative(c), func(v value) bool { return v.y <= 0 })
 		if len(s.values) > 0 {
-			s.label = fmt.Sprintf("%.30s %s ms", of.Key, number(s.last().y))
+			s.label = fmt.Sprintf("%.30s %s ms", mem, number(s.last().y))
 			list = append(list, s)
 		}
 	}

@@ -237,10 +237,10 @@ func TestSeries(t *testing.T) {
 		add(fmt.Sprint("c", i))
 	}
 	add("vmm-kept")
-	add("cuMemAlloc")
+	add("cuMemAlloc-copy")
 	add("vmm")
 	list := lines(cases)
-	for i, label := range []string{"vmm 1 ms", "cuMemAlloc 1 ms", "vmm-kept 1 ms", "c0 1 ms"} {
+	for i, label := range []string{"vmm 1 ms", "cuMemAlloc-copy 1 ms", "vmm-kept 1 ms", "c0 1 ms"} {
 		require.Equal(t, label, list[i].label)
 	}
 	seen := map[[2]string]bool{}
