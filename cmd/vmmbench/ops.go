@@ -70,17 +70,14 @@ written, so nothing is verified.`,
 }
 
 // memoryShare is the part of the free memory, one in so many, that one operation
-// may take. Two growths have memory at a time, and other programs need some too.
+// may take: other programs need some too.
 const memoryShare = 8
 
 // groups plans one group for each size and number of busy streams.
 func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
-	if err := checkMost("--total", uint64(p.total)); err != nil {
-		return nil, err
-	}
 	dev := devs[0]
 	free, _, err := dev.raw.MemInfo()
-	if err != nil {
+	if err := cmp.Or(err, checkMost("--total", uint64(p.total)), checkSize(p.sizes...)); err != nil {
 		return nil, err
 	}
 	// Without --size: those that the memory is enough for, the smallest at least.
@@ -91,9 +88,6 @@ func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
 	}
 	var list []group
 	for _, n := range sizes {
-		if err := checkSize(n); err != nil {
-			return nil, err
-		}
 		for _, streams := range p.busy {
 			list = append(list, p.group(dev, newChunkOps(dev, n, min(uint64(p.total), free/memoryShare)), streams))
 		}
@@ -235,9 +229,7 @@ func newChunkOps(dev device, size, total uint64) *chunkOps {
 }
 
 func (s *chunkOps) passes() []*pass {
-	return []*pass{
-		s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth("grow", false), s.growth("regrow", true),
-	}
+	return []*pass{s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth()}
 }
 
 // chunk has all the calls from a reservation to memory with access.
@@ -299,9 +291,9 @@ func (s *chunkOps) ordinary(kind string) *pass {
 	}
 }
 
-// growth takes chunks, maps them side by side and sets the access of all of them. Each sample makes
-// the chunks, unless they are kept: then the warm-up makes them, which does not count.
-func (s *chunkOps) growth(name string, kept bool) *pass {
+// growth takes chunks, maps them side by side and sets the access of all of them: at first it makes
+// the chunks, and then it has those.
+func (s *chunkOps) growth() *pass {
 	all := s.size * uint64(s.count)
 	var p driver.Ptr
 	var made []driver.Handle
@@ -322,6 +314,13 @@ func (s *chunkOps) growth(name string, kept bool) *pass {
 		}
 		return s.drv.SetAccess(p, mapped, s.grants)
 	}
+	unmap := func() (err error) {
+		if mapped > 0 {
+			err = s.drv.Unmap(p, mapped)
+		}
+		mapped = 0
+		return err
+	}
 	release := func() (err error) {
 		for _, h := range made {
 			err = errors.Join(err, s.drv.Release(h))
@@ -329,20 +328,14 @@ func (s *chunkOps) growth(name string, kept bool) *pass {
 		made = nil
 		return err
 	}
-	free := func() (err error) {
-		if mapped > 0 {
-			err = s.drv.Unmap(p, mapped)
-		}
-		if mapped = 0; !kept {
-			err = errors.Join(err, release())
-		}
-		return errors.Join(err, s.drv.Free(p, all))
-	}
-	return &pass{
-		bytes: all,
-		open:  func() (func() error, error) { return release, nil },
-		calls: []call{{do: func() (err error) { p, err = s.drv.Reserve(all, 0); return err }, undo: free}, {name: name, do: grow}},
-	}
+	return &pass{bytes: all, calls: []call{
+		{do: func() (err error) { p, err = s.drv.Reserve(all, 0); return err }, undo: func() error { return s.drv.Free(p, all) }},
+		{undo: release},
+		{undo: unmap},
+		{name: "grow", do: grow},
+		{do: unmap},
+		{name: "regrow", do: grow},
+	}}
 }
 
 // grantChunk is the size of a chunk that access is granted to: the smallest of

@@ -5,7 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
+	"math"
 	"os"
 	"time"
 
@@ -23,7 +23,7 @@ const (
 	doLeave  = "leave"  // unmaps it, if it is mapped
 	doCheck  = "check"  // compares the bytes with the pattern
 	doWait   = "wait"   // replies, waits for Len bytes, and replies again
-	doByte   = "byte"   // replies, reads a byte of stdin, and replies again
+	doByte   = "byte"   // replies, reads an empty line, and replies again
 )
 
 // readerRequest is what share asks a process that reads: one line of JSON on its stdin.
@@ -42,7 +42,6 @@ type readerRequest struct {
 // long something took.
 type readerReply struct {
 	NS    int64          `json:"ns"`
-	FDs   int            `json:"fds"` // that the mapping holds
 	Check *verify.Result `json:"check,omitempty"`
 	Error string         `json:"error,omitempty"`
 }
@@ -61,8 +60,9 @@ func (a *app) shareReader() *cobra.Command {
 		if err != nil {
 			return out.Encode(readerReply{Error: err.Error()})
 		}
-		r := &shareReader{dev: dev, socket: *socket, in: bufio.NewReader(os.Stdin), out: out, mapped: map[string]*mapped{}}
-		defer func() { err = errors.Join(err, r.close()) }()
+		r := &shareReader{dev: dev, socket: *socket, in: bufio.NewScanner(os.Stdin), out: out, mapped: map[string]*mapped{}}
+		r.in.Buffer(nil, math.MaxInt) // a request has all chunks
+		defer func() { err = errors.Join(err, dev.Close()) }()
 		if err := out.Encode(readerReply{}); err != nil {
 			return err
 		}
@@ -72,11 +72,11 @@ func (a *app) shareReader() *cobra.Command {
 	return c
 }
 
-// shareReader replies to requests.
+// shareReader replies to requests. What it has mapped, requests unmap again.
 type shareReader struct {
 	dev    device
 	socket string
-	in     *bufio.Reader
+	in     *bufio.Scanner // a line for each request
 	out    *json.Encoder
 	mapped map[string]*mapped
 }
@@ -88,25 +88,10 @@ type mapped struct {
 	view *shareable.View // nil if it is shared in another way
 }
 
-func (r *shareReader) close() error {
-	var err error
-	for _, m := range r.mapped {
-		err = errors.Join(err, m.close())
-	}
-	return errors.Join(err, r.dev.Close())
-}
-
 func (r *shareReader) serve(ctx context.Context) error {
-	for {
-		line, err := r.in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+	for r.in.Scan() {
 		var q readerRequest
-		if err == nil {
-			err = json.Unmarshal(line, &q)
-		}
-		if err != nil {
+		if err := json.Unmarshal(r.in.Bytes(), &q); err != nil {
 			return err
 		}
 		reply, err := r.reply(ctx, q)
@@ -117,6 +102,7 @@ func (r *shareReader) serve(ctx context.Context) error {
 			return err
 		}
 	}
+	return r.in.Err()
 }
 
 // readerTimeout is how long a reader waits for what a request is about.
@@ -135,9 +121,9 @@ func (r *shareReader) reply(ctx context.Context, q readerRequest) (reply readerR
 	case doAttach:
 		m = &mapped{}
 		r.mapped[q.Name] = m
-		files, begun := openFiles(), monotonic()
+		begun := monotonic()
 		err = r.attach(ctx, q, m)
-		return readerReply{NS: monotonic() - begun, FDs: openFiles() - files}, err
+		return readerReply{NS: monotonic() - begun}, err
 	case doLeave:
 		if m != nil {
 			err = m.close()
@@ -149,7 +135,7 @@ func (r *shareReader) reply(ctx context.Context, q readerRequest) (reply readerR
 	case doWait:
 		err = m.view.Wait(ctx, q.Len)
 	case doByte:
-		_, err = r.in.ReadByte()
+		r.in.Scan()
 	}
 	return readerReply{NS: monotonic()}, err
 }
@@ -189,13 +175,4 @@ func (r *shareReader) attach(ctx context.Context, q readerRequest, m *mapped) (e
 		return m.view.Wait(ctx, q.Len)
 	}
 	return nil
-}
-
-// openFiles is the number of this process's descriptors, 0 if it cannot be found out.
-func openFiles() int {
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0
-	}
-	return len(list)
 }
