@@ -1,11 +1,9 @@
 package main
 
 import (
-	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -63,7 +61,6 @@ func (l *thresholds) Set(s string) error {
 type poolPlan struct {
 	traces     choices
 	files      []string // to replay instead
-	seeds      int
 	peak       size.One // 0: 60 % of the device's memory
 	thresholds thresholds
 	reuse      choices
@@ -75,15 +72,14 @@ func newPoolPlan() *poolPlan {
 		traces = append(traces, g.Name)
 	}
 	return &poolPlan{
-		traces: choices{of: traces, values: traces, what: "TRACES"}, seeds: 1,
-		reuse: choices{of: reuseNames, values: []string{"all"}, what: "POLICIES"},
+		traces: choices{of: traces, values: traces, what: "TRACES"},
+		reuse:  choices{of: reuseNames, values: []string{"all"}, what: "POLICIES"},
 	}
 }
 
 func (p *poolPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.traces, "trace", "what is allocated and freed")
-	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Trace or RMM writes them; .gz is decompressed")
-	f.IntVar(&p.seeds, "seeds", p.seeds, "how many traces of each kind")
+	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Trace or RMM writes them")
 	f.Var(&p.peak, "peak", "the most bytes of a trace that are allocated at once (default 60 % of the device's memory)")
 	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range, and all (default all); measured with the first --reuse")
 	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams: a list of all, none, events, opportunistic, dependencies, or of two joined by +; measured with the first --threshold")
@@ -103,9 +99,9 @@ func (a *app) pool() *cobra.Command {
 Of the last three, and of --replay, a sample is a whole trace on a new pool, with the peaks
 of what is allocated and of what the pool holds. Nothing is written, so nothing is verified.`,
 		Example: `  vmmbench pool
-  vmmbench pool --trace training,serving,adversarial --seeds 20 --samples 1
+  vmmbench pool --trace training,serving,adversarial --samples 1
   vmmbench pool --trace training --threshold 0,8G,all --reuse none,events+opportunistic
-  vmmbench pool --replay rmm_log.csv,training.trace.gz --samples 5`,
+  vmmbench pool --replay rmm_log.csv --samples 5`,
 	}, p, 100, 10*time.Second)
 	m.minTime = a.settings.minTime // of many pairs
 	return c
@@ -158,24 +154,18 @@ func (p *poolPlan) all(dev device) (list []poolTrace, err error) {
 		peak = total / 10 * 6 &^ (1<<20 - 1)
 	}
 	for _, name := range p.traces.values {
-		i := slices.IndexFunc(trace.Generators, func(g trace.Generator) bool { return g.Name == name })
-		if i < 0 {
-			list = append(list, poolTrace{id: name, name: name, seed: "-"})
-			continue
+		t := poolTrace{id: name, name: name, seed: "-"}
+		if i := slices.IndexFunc(trace.Generators, func(g trace.Generator) bool { return g.Name == name }); i >= 0 {
+			made := sync.OnceValue(func() *trace.Trace { return trace.Generators[i].Make(0, peak) })
+			t = poolTrace{name + "-0", name, 0, peak, made}
 		}
-		for seed := range uint64(p.seeds) { //nolint:gosec // not below 1
-			made := sync.OnceValue(func() *trace.Trace { return trace.Generators[i].Make(seed, peak) })
-			list = append(list, poolTrace{fmt.Sprintf("%s-%d", name, seed), name, seed, peak, made})
-		}
+		list = append(list, t)
 	}
 	return list, nil
 }
 
 // groups plans a group for each trace and way to make pools.
 func (p *poolPlan) groups(devs []device, _ uint64) (list []group, err error) {
-	if p.seeds < 1 {
-		return nil, usageError{fmt.Errorf("--seeds %d: want at least 1", p.seeds)}
-	}
 	traces, err := p.all(devs[0])
 	for _, o := range p.options(devs[0]) {
 		for _, t := range traces {
@@ -185,20 +175,14 @@ func (p *poolPlan) groups(devs []device, _ uint64) (list []group, err error) {
 	return list, err
 }
 
-// readTrace reads a file in RMM's form, which may be compressed.
+// readTrace reads a file in RMM's form.
 func readTrace(file string) (*trace.Trace, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	var r io.Reader = f
-	if strings.HasSuffix(file, ".gz") {
-		if r, err = gzip.NewReader(f); err != nil {
-			return nil, err
-		}
-	}
-	return trace.Read(r, filepath.Base(file))
+	return trace.Read(f, filepath.Base(file))
 }
 
 // poolOptions are how pools are made.

@@ -55,15 +55,15 @@ func (a *app) shareReader() *cobra.Command {
 	device := c.Flags().String("device", "", "the device")
 	socket := c.Flags().String("socket", "", "the server")
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		dev, err := openDevice(a.settings, *device)
-		out := json.NewEncoder(a.stdout)
-		if err != nil {
-			return out.Encode(readerReply{Error: err.Error()})
-		}
-		r := &shareReader{dev: dev, socket: *socket, in: bufio.NewScanner(os.Stdin), out: out, mapped: map[string]*mapped{}}
+		r := &shareReader{socket: *socket, in: bufio.NewScanner(os.Stdin), out: json.NewEncoder(a.stdout), mapped: map[string]*mapped{}}
 		r.in.Buffer(nil, math.MaxInt) // a request has all chunks
-		defer func() { err = errors.Join(err, dev.Close()) }()
-		if err := out.Encode(readerReply{}); err != nil {
+		if r.dev, err = openDevice(a.settings, *device); err != nil {
+			err = r.out.Encode(readerReply{Error: err.Error()})
+			r.in.Scan() // what is in the pipe is lost when this process ends
+			return err
+		}
+		defer func() { err = errors.Join(err, r.dev.Close()) }()
+		if err := r.out.Encode(readerReply{}); err != nil {
 			return err
 		}
 		// Signals are for the process that has asked: it ends this one.
