@@ -56,7 +56,7 @@ func newGrowPlan() *growPlan {
 func (p *growPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.targets, "size", "bytes to grow to: a list or a range")
 	f.Var(&p.memory, "memory", "grow to this share of the free memory, on the host of half of it, instead of --size")
-	f.Var(&p.step, "step", "bytes appended at a time; x2 begins with 2 MiB and doubles")
+	f.Func("step", "bytes appended at a time: a `SIZE`, or x2, which begins with 2 MiB and doubles (default 16MiB)", p.step.set)
 	f.Var(&p.mems, "mem", "ways to grow")
 	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0: the library chooses")
 	f.Var(&p.writes, "write", "where the appended bytes come from")
@@ -91,14 +91,7 @@ all ranges. Nothing is verified.`,
 	return c
 }
 
-func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
-	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
-		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
-	}
-	if err := cmp.Or(checkMost("--step", p.step.bytes), checkMost("--chunk", p.chunks...)); err != nil {
-		return nil, err
-	}
-	var list []group
+func (p *growPlan) groups(devs []device, seed uint64) (list []group, err error) {
 	for _, n := range p.ranges {
 		if n == 0 || n > mostRanges {
 			return nil, usageError{fmt.Errorf("--ranges %d: want 1 to %d", n, mostRanges)}
@@ -112,9 +105,11 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	if len(list) > 0 {
 		return list, nil
 	}
-	// --memory replaces --size.
+	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
+		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
+	}
 	targets := p.targets
-	if p.memory > 0 {
+	if p.memory > 0 { // it replaces --size
 		target, err := p.memoryTarget(devs[0])
 		if err != nil {
 			return nil, err
@@ -122,16 +117,13 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 		targets = size.List{target}
 	}
 	for _, target := range targets {
-		if err := checkSize(target); err != nil {
-			return nil, err
-		}
 		for _, write := range p.writes.values {
 			for _, streams := range p.busy {
 				list = append(list, p.group(devs[0], seed, target, write, streams))
 			}
 		}
 	}
-	return list, nil
+	return list, cmp.Or(checkMost("--step", p.step.bytes), checkMost("--chunk", p.chunks...), checkSize(targets...))
 }
 
 // memoryTarget is the target for --memory. It is a whole number of steps.
@@ -170,34 +162,23 @@ func (s growStep) after(n uint64) uint64 {
 	return s.bytes
 }
 
-// Set implements pflag.Value.
-func (s *growStep) Set(text string) error {
+// set is for the flag.
+func (s *growStep) set(text string) (err error) {
 	if text == "x2" {
-		*s = growStep{bytes: 2 << 20, double: true}
+		*s = growStep{2 << 20, true}
 		return nil
 	}
-	n, err := size.Parse(text)
-	*s = growStep{bytes: n}
+	s.bytes, err = size.Parse(text)
 	return err
 }
 
-func (s *growStep) String() string {
-	if s.double {
-		return "x2"
-	}
-	return size.Format(s.bytes)
-}
-
 // axis is the value in the report.
-func (s *growStep) axis() any {
+func (s growStep) axis() any {
 	if s.double {
 		return "x2"
 	}
 	return s.bytes
 }
-
-// Type implements pflag.Value.
-func (s *growStep) Type() string { return "SIZE|x2" }
 
 // options are those of a range that grows in place.
 func (p *growPlan) options(way string, target, chunk uint64) vmm.RangeOptions {
@@ -219,7 +200,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 		name += "/x2"
 	}
 	g := group{name: busyName(name, streams), samples: math.MaxInt, minSamples: stat.MinSamples, maxLoops: 1}
-	x := growth{ready: busy.waitQueued, target: target, step: p.step, write: write}
+	x := growth{dev: dev, ready: busy.waitQueued, target: target, step: p.step, write: write}
 	x.pattern.Seed = measure.Seed(seed, g.name)
 	g.setup = func(ctx context.Context) (func() error, error) {
 		undo, err := busy.setup(ctx)
@@ -272,9 +253,6 @@ func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at u
 			g := *x
 			g.at, g.undo = at, undo
 			g.start = func() (*grower, error) { return way.start(own, p.options(way.word, x.target, chunk)) }
-			if !onHost(dev) {
-				g.wake = func() error { return wakeDriver(dev) }
-			}
 			return &g, nil
 		},
 	}
@@ -282,25 +260,21 @@ func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at u
 
 // newGrowSource is device memory from which growths append. It is filled once, before them. The CPU's
 // view of it is for growers on the host.
-func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (_ *buffer, err error) {
-	r, err := grownRange(dev, shape{size: size})
+func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (*buffer, error) {
+	b, err := newBuffer(dev, memVMM, shape{size: size})
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: dev, ptr: r.Ptr(), size: size, free: r.Close}
-	defer func() { onError(&err, r.Close) }()
-	if err = r.SetLen(size); err != nil {
-		return nil, err
+	if err = b.fill(ctx, p); err == nil && addressable(dev) {
+		b.host, err = dev.Driver().(driver.HostViewer).HostBytes(b.ptr, size)
 	}
-	if b.host, err = r.Host(); err != nil && !errors.Is(err, driver.ErrNotSupported) {
-		return nil, err
-	}
-	err = b.fill(ctx, p)
+	onError(&err, b.free)
 	return b, err
 }
 
 // growth is a contender that grows from nothing to a target.
 type growth struct {
+	dev     device
 	start   func() (*grower, error)
 	undo    func() error
 	ready   func(context.Context) // called before each sample
@@ -312,7 +286,6 @@ type growth struct {
 	at      uint64         // offset in the source for the samples; at+window is that for the check
 	block   []byte         // what is uploaded, filled anew for each step
 	last    report.Growth  // of the last growth
-	wake    func() error   // wakes the driver before each sample; nil if it never sleeps, as on the host
 }
 
 // window is the distance between the offsets of the source at which growths and checks
@@ -320,8 +293,8 @@ type growth struct {
 const window = 256
 
 func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
-	if g.wake != nil {
-		if err := g.wake(); err != nil {
+	if !onHost(g.dev) {
+		if err := wakeDriver(g.dev); err != nil {
 			return s, err
 		}
 		// The driver clears the memory that this growth gives back, and the next growth would wait for that. Its

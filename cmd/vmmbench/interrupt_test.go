@@ -149,6 +149,7 @@ func staleGrower(b *[]byte, full bool) *grower {
 func TestStaleGrowthIsFound(t *testing.T) {
 	var left []byte
 	g := &growth{
+		dev:    hookedDevice(t, nil),
 		start:  func() (*grower, error) { return staleGrower(&left, len(left) > 0), nil },
 		ready:  func(context.Context) {},
 		target: 1 << 10, step: growStep{bytes: 64}, write: upload, pattern: verify.Pattern{Seed: 1},
