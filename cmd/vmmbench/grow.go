@@ -383,7 +383,8 @@ func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then fun
 			address = now
 		}
 	}
-	if g.last.Copied, g.last.Peak = x.copied, x.peak; x.r != nil {
+	if g.last.Copied, g.last.Peak, x.chunks = x.copied, x.peak, []uint64{0}; x.r != nil {
+		x.chunks = chunkStarts(x.r)
 		g.last.Peak = max(x.r.Cap(), x.r.Stats().Committed) // growth ahead is committed, and may be no capacity yet
 	}
 	return then(x)
@@ -400,7 +401,7 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 		if err := x.flip(corrupt); err != nil {
 			return err
 		}
-		result, err = x.check(ctx, g.pattern.From(g.at+window), mode, x.starts())
+		result, err = x.check(ctx, g.pattern.From(g.at+window), mode, x.chunks)
 		return err
 	})
 	return result, err

@@ -27,14 +27,6 @@ func (g *grower) address() any {
 	return &g.host[0]
 }
 
-// starts returns the offsets at which chunks begin.
-func (g *grower) starts() []uint64 {
-	if g.r != nil {
-		return chunkStarts(g.r)
-	}
-	return []uint64{0}
-}
-
 // write copies a piece behind what is there, and has finished when it returns. A piece without an
 // address has nothing to copy.
 func (g *grower) write(piece *buffer) error {

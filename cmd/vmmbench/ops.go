@@ -252,17 +252,15 @@ func (s *chunkOps) share() *pass {
 	var fd int
 	prop := s.prop
 	prop.Share = driver.ShareFD
-	return &pass{
-		open: func() (func() error, error) { return noUndo, s.dev.Supports(driver.FeatureShareFD) },
-		calls: []call{
-			{do: func() (err error) { made, err = s.drv.Create(s.size, prop); return err },
-				undo: func() error { return s.drv.Release(made) }},
-			{"export", func() (err error) { fd, err = s.drv.Export(made); return err },
-				"", func() error { return os.NewFile(uintptr(fd), "chunk").Close() }},
-			{"import", func() (err error) { imported, err = s.drv.Import(fd, s.size, prop); return err },
-				"", func() error { return s.drv.Release(imported) }},
-		},
-	}
+	return &pass{calls: []call{
+		{do: func() error { return s.dev.Supports(driver.FeatureShareFD) }},
+		{do: func() (err error) { made, err = s.drv.Create(s.size, prop); return err },
+			undo: func() error { return s.drv.Release(made) }},
+		{"export", func() (err error) { fd, err = s.drv.Export(made); return err },
+			"", func() error { return os.NewFile(uintptr(fd), "chunk").Close() }},
+		{"import", func() (err error) { imported, err = s.drv.Import(fd, s.size, prop); return err },
+			"", func() error { return s.drv.Release(imported) }},
+	}}
 }
 
 // ordinary allocates and frees memory of a kind that has no chunks: plain, or of the device's pool.
@@ -347,21 +345,18 @@ func grantGroup(owner device, peers []device, n int) group {
 	all := uint64(n) * grantChunk
 	others := withoutRaw(peers)
 	g := group{name: fmt.Sprintf("grant/%dx%s/peers-%d", n, size.Format(grantChunk), len(peers)), samples: math.MaxInt, maxLoops: 1}
+	var r *vmm.Range
+	both := &pass{calls: []call{
+		{do: func() (err error) { r, err = grownRange(owner, shape{size: all, chunk: grantChunk}); return err },
+			undo: func() error { return r.Close() }},
+		{"grant", func() error { return r.Grant(vmm.AccessReadWrite, others...) },
+			"revoke", func() error { return r.Revoke(others...) }},
+	}}
 	for _, op := range []string{"grant", "revoke"} {
-		// As every contender, each operation has memory of its own.
-		var r *vmm.Range
-		both := &pass{
-			open: func() (_ func() error, err error) {
-				r, err = grownRange(owner, shape{size: all, chunk: grantChunk})
-				return r.Close, err
-			},
-			calls: []call{{"grant", func() error { return r.Grant(vmm.AccessReadWrite, others...) },
-				"revoke", func() error { return r.Revoke(others...) }}},
-		}
 		g.add(both.task(op, op, report.Case{Unit: unitUs, Bytes: all, Axes: axes("owner", owner.String(), "chunks", n, "peers", len(peers), "op", op)}))
 	}
 	if onHost(owner) {
-		g.memory = all * uint64(len(g.tasks))
+		g.memory = all
 	}
 	return g
 }

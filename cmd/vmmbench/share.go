@@ -113,17 +113,14 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		pools: slices.Contains(p.hows.values, howPool),
 	}
 	g.setup, g.deviceChecks = s.setup, dev.checksItself()
-	attach := -1
 	for _, how := range p.hows.values {
-		if how == howFD {
-			attach = len(g.tasks)
-			for _, op := range []string{opAttach, opGrowth, opAppend, opWake} {
+		for _, op := range []string{opAttach, opGrowth, opAppend, opWake} {
+			if how == howFD || op == opAttach {
 				g.add(s.task(how, op))
 			}
-			continue
 		}
-		g.add(s.task(how, opAttach))
 	}
+	attach := slices.IndexFunc(g.tasks, func(t task) bool { return t.label == opAttach })
 	g.memory = 2 * n * uint64(len(g.tasks))
 	for i, t := range g.tasks {
 		if attach >= 0 && strings.HasPrefix(t.label, opAttach+"-") {
