@@ -47,7 +47,7 @@ func newGrowPlan() *growPlan {
 		ways = append(ways, w.word)
 	}
 	return &growPlan{
-		targets: size.List{256 << 20}, chunks: size.List{0}, step: growStep{bytes: 16 << 20},
+		targets: size.List{256 << 20}, chunks: size.List{0}, step: 16 << 20,
 		mems: choices{of: ways, values: ways[:len(ways)-1]}, busy: counts{0},
 		writes: choices{of: []string{onDevice, upload, nothing}, values: []string{onDevice}},
 	}
@@ -105,9 +105,6 @@ func (p *growPlan) groups(devs []device, seed uint64) (list []group, err error) 
 	if len(list) > 0 {
 		return list, nil
 	}
-	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
-		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
-	}
 	targets := p.targets
 	if p.memory > 0 { // it replaces --size
 		target, err := p.memoryTarget(devs[0])
@@ -123,7 +120,7 @@ func (p *growPlan) groups(devs []device, seed uint64) (list []group, err error) 
 			}
 		}
 	}
-	return list, cmp.Or(checkMost("--step", p.step.bytes), checkMost("--chunk", p.chunks...), checkSize(targets...))
+	return list, cmp.Or(checkMost("--step", uint64(p.step)), checkMost("--chunk", p.chunks...), checkSize(targets...))
 }
 
 // memoryTarget is the target for --memory. It is a whole number of steps.
@@ -138,53 +135,57 @@ func (p *growPlan) memoryTarget(dev device) (uint64, error) {
 		}
 		free /= 2 // what is copied is there twice, and other programs need some
 	}
-	most := uint64(float64(p.memory) * float64(free))
-	if most < p.step.bytes {
+	most, step := uint64(float64(p.memory)*float64(free)), p.step.after(0)
+	if most < step {
 		return 0, usageError{fmt.Errorf("--memory %v of %d free bytes is less than one step", &p.memory, free)}
 	}
-	if p.step.double {
-		return p.step.bytes << (bits.Len64(most/p.step.bytes) - 1), nil
+	if p.step == doubling {
+		return step << (bits.Len64(most/step) - 1), nil
 	}
-	return most / p.step.bytes * p.step.bytes, nil
+	return most / step * step, nil
 }
 
-// growStep says how much is appended at a time.
-type growStep struct {
-	bytes  uint64 // the first step if double
-	double bool   // each further step is as much as there is
-}
+// growStep is how many bytes are appended at a time.
+type growStep uint64
+
+// doubling begins with 2 MiB, and each further step is as much as there is.
+const doubling growStep = 0
 
 // after is the step that follows when there are n bytes.
 func (s growStep) after(n uint64) uint64 {
-	if s.double && n > 0 {
-		return n
+	if s == doubling {
+		return max(n, 2<<20)
 	}
-	return s.bytes
+	return uint64(s)
 }
 
 // set is for the flag.
-func (s *growStep) set(text string) (err error) {
+func (s *growStep) set(text string) error {
 	if text == "x2" {
-		*s = growStep{2 << 20, true}
+		*s = doubling
 		return nil
 	}
-	s.bytes, err = size.Parse(text)
+	n, err := size.Parse(text)
+	if err == nil && (n == 0 || n%8 != 0) {
+		err = errors.New("want x2, or a multiple of 8 bytes")
+	}
+	*s = growStep(n)
 	return err
 }
 
 // axis is the value in the report.
 func (s growStep) axis() any {
-	if s.double {
+	if s == doubling {
 		return "x2"
 	}
-	return s.bytes
+	return uint64(s)
 }
 
 // options are those of a range that grows in place.
 func (p *growPlan) options(way string, target, chunk uint64) vmm.RangeOptions {
 	o := vmm.RangeOptions{Max: target, Chunk: chunk}
 	if way == "ahead" {
-		o.GrowAhead = max(64<<20, 4*p.step.bytes)
+		o.GrowAhead = max(64<<20, 4*uint64(p.step))
 	}
 	return o
 }
@@ -196,7 +197,7 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 	if write != onDevice { // the name leaves out what is the default
 		name += "/" + write
 	}
-	if p.step.double {
+	if p.step == doubling {
 		name += "/x2"
 	}
 	g := group{name: busyName(name, streams), samples: math.MaxInt, minSamples: stat.MinSamples, maxLoops: 1}

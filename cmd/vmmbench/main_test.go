@@ -133,15 +133,15 @@ func TestGrowToAShareOfMemory(t *testing.T) {
 		t.Skipf("needs 2 GiB of free memory, there are %d bytes", free)
 	}
 	p := newGrowPlan()
-	p.memory, p.step = 0.5, growStep{bytes: 2 << 20, double: true}
+	p.memory, p.step = 0.5, doubling
 	target, err := p.memoryTarget(dev)
 	require.NoError(t, err)
 	require.Equal(t, uint64(256<<20), target)
-	p.memory, p.step = 0.99, growStep{bytes: 100 << 20}
+	p.memory, p.step = 0.99, 100<<20
 	target, err = p.memoryTarget(dev)
 	require.NoError(t, err)
 	require.Equal(t, uint64(500<<20), target)
-	p.step = growStep{bytes: 8 << 30}
+	p.step = 8 << 30
 	_, err = p.memoryTarget(dev)
 	require.ErrorAs(t, err, &usageError{})
 }

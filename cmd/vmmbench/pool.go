@@ -291,61 +291,54 @@ const pairDraws = 1 << 14
 type pairs struct {
 	noData
 	undo
-	pool   pool.Allocator
-	stream *vmm.Stream
-	sizes  []uint64
-	slots  []uint32
-	blocks []pool.Block
-	at     int
+	run func(n int) error
 }
 
 // pairs opens a pool and fills it.
 func (o poolOptions) pairs(kind, name string) (_ contender, err error) {
-	of := pairSizes[name]
-	p := &pairs{sizes: make([]uint64, pairDraws), slots: make([]uint32, pairDraws), blocks: make([]pool.Block, of.live)}
+	of, p := pairSizes[name], &pairs{}
+	sizes, slots, blocks := make([]uint64, pairDraws), make([]uint32, pairDraws), make([]pool.Block, of.live)
 	r := rand.New(rand.NewPCG(mixedLive, 0))
-	for i := range p.sizes {
-		p.sizes[i], p.slots[i] = of.from+r.Uint64N(of.to-of.from+1), r.Uint32N(of.live)
+	for i := range sizes {
+		sizes[i], slots[i] = of.from+r.Uint64N(of.to-of.from+1), r.Uint32N(of.live)
 	}
 	defer func() { onError(&err, p.close) }()
-	if p.stream, err = o.dev.NewStream(); err != nil {
+	stream, err := o.dev.NewStream()
+	if err != nil {
 		return nil, err
 	}
-	p.add(p.stream.Close)
-	if p.pool, err = o.pool(kind); err != nil {
+	p.add(stream.Close)
+	from, err := o.pool(kind)
+	if err != nil {
 		return nil, err
 	}
-	p.add(p.pool.Close)
-	p.add(p.stream.Sync)
-	p.add(p.freeAll)
-	return p, p.run(o.dev.settings.warmPairs)
-}
-
-func (p *pairs) run(n int) (err error) {
-	for range n {
-		i := p.at % pairDraws
-		p.at++
-		b := &p.blocks[p.slots[i]]
+	p.add(from.Close)
+	p.add(stream.Sync)
+	free := func(b *pool.Block) (err error) {
 		if b.Ptr() != 0 {
-			if err := p.pool.Free(p.stream, *b); err != nil {
-				return err
-			}
+			err = from.Free(stream, *b)
 			*b = pool.Block{}
 		}
-		if *b, err = p.pool.Alloc(p.stream, p.sizes[i]); err != nil {
-			return err
-		}
+		return err
 	}
-	return nil
-}
-
-func (p *pairs) freeAll() (err error) {
-	for _, b := range p.blocks {
-		if b.Ptr() != 0 {
-			err = errors.Join(err, p.pool.Free(p.stream, b))
-		}
+	for i := range blocks {
+		p.add(func() error { return free(&blocks[i]) })
 	}
-	return err
+	at := 0
+	p.run = func(n int) (err error) {
+		for range n {
+			b, i := &blocks[slots[at]], at
+			at = (at + 1) % pairDraws
+			if err := free(b); err != nil {
+				return err
+			}
+			if *b, err = from.Alloc(stream, sizes[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return p, p.run(o.dev.settings.warmPairs)
 }
 
 func (p *pairs) measure(_ context.Context, loops int) (measure.Sample, error) {

@@ -54,12 +54,8 @@ func startReaders(ctx context.Context, set *settings, n int, device, path string
 }
 
 func (r *readers) start(device, path string, files []*os.File) error {
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	argv, env := r.settings.ownArgs(readerCommand, "--device", device, "--socket", path)
-	cmd := exec.CommandContext(r.ctx, self, argv...)
+	cmd := exec.CommandContext(r.ctx, "/proc/self/exe", argv...)
 	cmd.Env, cmd.Stderr, cmd.ExtraFiles = append(os.Environ(), env...), os.Stderr, files
 	endWithParent(cmd)
 	in, err := cmd.StdinPipe()

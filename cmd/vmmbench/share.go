@@ -205,13 +205,14 @@ type sharer struct {
 }
 
 // open makes memory of its own for the contender.
-func (s *sharing) open(ctx context.Context, how, op string) (_ contender, err error) {
+func (s *sharing) open(ctx context.Context, how, op string) (contender, error) {
 	c := &sharer{sharing: s, how: how, op: op}
 	if op == opWake {
 		return c, nil
 	}
-	defer func() { onError(&err, c.close) }()
-	return c, c.lend(ctx)
+	err := c.lend(ctx)
+	onError(&err, c.close)
+	return c, err
 }
 
 // lend makes memory of the size that readers can attach to, filled with the pattern. They stay
@@ -224,16 +225,8 @@ func (c *sharer) lend(ctx context.Context) error {
 		return err
 	}
 	c.memory = &buffer{dev: c.dev, ptr: ptr, size: c.size}
-	if err := c.memory.fill(ctx, c.pattern); err != nil {
+	if err := c.memory.fill(ctx, c.pattern); err != nil || c.op == opAttach {
 		return err
-	}
-	if c.how == howFD {
-		if err := c.r.SetLen(c.size); err != nil {
-			return err
-		}
-	}
-	if c.op == opAttach {
-		return nil
 	}
 	c.add(c.leave)
 	_, err = c.attach()
@@ -248,7 +241,7 @@ func (c *sharer) publish() (vmm.Ptr, error) {
 	}
 	c.r = r
 	c.add(r.Close)
-	if err := r.Grow(c.size); err != nil {
+	if err := cmp.Or(r.Grow(c.size), r.SetLen(c.size)); err != nil {
 		return 0, err
 	}
 	c.object.Chunks = chunkStarts(r)

@@ -148,11 +148,9 @@ func (r *shareReader) attach(ctx context.Context, q readerRequest, m *mapped) (e
 	switch {
 	case q.Legacy != nil:
 		x, err := ipc.Open(r.dev.Device, *q.Legacy)
-		if err != nil {
-			return err
-		}
 		m.add(x.Close)
 		m.ptr = x.Ptr()
+		return err
 	case q.Token != nil:
 		p, err := ipc.ImportPool(r.dev.Device, poolFile)
 		if err != nil {
@@ -165,14 +163,13 @@ func (r *shareReader) attach(ctx context.Context, q readerRequest, m *mapped) (e
 		}
 		m.add(b.FreeNow)
 		m.ptr = b.Ptr()
-	default:
-		m.view, err = shareable.Attach(ctx, r.socket, q.Name, r.dev.Device, shareable.AttachOptions{})
-		if err != nil {
-			return err
-		}
-		m.add(m.view.Close)
-		m.ptr = m.view.Ptr()
-		return m.view.Wait(ctx, q.Len)
+		return nil
 	}
-	return nil
+	m.view, err = shareable.Attach(ctx, r.socket, q.Name, r.dev.Device, shareable.AttachOptions{})
+	if err != nil {
+		return err
+	}
+	m.add(m.view.Close)
+	m.ptr = m.view.Ptr()
+	return m.view.Wait(ctx, q.Len)
 }
