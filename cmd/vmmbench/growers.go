@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
 // grower is a container that grows. more appends a piece, and free gives the memory back. The size is
@@ -177,21 +179,16 @@ func (g *grower) move(kind string, capacity uint64) error {
 
 // keepPool makes the device's current pool keep what is freed. By default the pool gives
 // it back at each synchronise, and every allocation would be a new one.
-func keepPool(dev device) (same device, undo func() error, err error) {
-	pooler, ok := dev.raw.(driver.Pooler)
-	if !ok {
-		return dev, nil, fmt.Errorf("%w: pools", driver.ErrNotSupported)
-	}
-	pool, err := pooler.CurrentPool()
+func keepPool(dev device) (same device, restore func() error, err error) {
+	p, err := pool.DriverCurrent(dev.Device)
 	if err != nil {
 		return dev, nil, err
 	}
-	old, err := pooler.PoolAttribute(pool, driver.PoolReleaseThreshold)
-	if err != nil {
-		return dev, nil, err
-	}
-	set := func(bytes uint64) error { return pooler.SetPoolAttribute(pool, driver.PoolReleaseThreshold, bytes) }
-	return dev, func() error { return set(old) }, set(math.MaxUint64)
+	old, err := p.ReleaseThreshold()
+	err = cmp.Or(err, p.SetReleaseThreshold(math.MaxUint64))
+	onError(&err, p.Close)
+	before := undo{p.Close, func() error { return p.SetReleaseThreshold(old) }}
+	return dev, before.close, err
 }
 
 // addressable reports whether the CPU has the addresses of the device's memory.

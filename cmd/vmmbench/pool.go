@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -39,30 +39,12 @@ var reuseNames = []string{
 	"none", "events", "opportunistic", "events+opportunistic", "dependencies", "events+dependencies", "opportunistic+dependencies", "all",
 }
 
-// thresholds is a flag that takes sizes, and "all" for what has no end.
-type thresholds struct{ size.List }
-
-// Set implements pflag.Value. It replaces the default.
-func (l *thresholds) Set(s string) error {
-	l.List = nil
-	for word := range strings.SplitSeq(s, ",") {
-		sizes := size.List{math.MaxUint64}
-		if word != "all" {
-			if err := sizes.Set(word); err != nil {
-				return err
-			}
-		}
-		l.List = append(l.List, sizes...)
-	}
-	return nil
-}
-
 // poolPlan is what pool measures.
 type poolPlan struct {
 	traces     choices
 	files      []string // to replay instead
 	peak       size.One // 0: 60 % of the device's memory
-	thresholds thresholds
+	thresholds []string // sizes, or all for what has no end
 	reuse      choices
 }
 
@@ -72,8 +54,8 @@ func newPoolPlan() *poolPlan {
 		traces = append(traces, g.Name)
 	}
 	return &poolPlan{
-		traces: choices{of: traces, values: traces, what: "TRACES"},
-		reuse:  choices{of: reuseNames, values: []string{"all"}, what: "POLICIES"},
+		traces: choices{of: traces, values: traces, what: "TRACES"}, thresholds: []string{"all"},
+		reuse: choices{of: reuseNames, values: []string{"all"}, what: "POLICIES"},
 	}
 }
 
@@ -81,7 +63,7 @@ func (p *poolPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.traces, "trace", "what is allocated and freed")
 	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Trace or RMM writes them")
 	f.Var(&p.peak, "peak", "the most bytes of a trace that are allocated at once (default 60 % of the device's memory)")
-	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range, and all (default all); measured with the first --reuse")
+	f.StringSliceVar(&p.thresholds, "threshold", p.thresholds, "bytes that stay reserved when a stream or the device is synchronised: a list of `SIZES`, or all; measured with the first --reuse")
 	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams: a list of all, none, events, opportunistic, dependencies, or of two joined by +; measured with the first --threshold")
 }
 
@@ -109,12 +91,14 @@ of what is allocated and of what the pool holds. Nothing is written, so nothing 
 
 // options are the ways to make pools, in two short tables: all thresholds with the first policies, and
 // all policies with the first threshold.
-func (p *poolPlan) options(dev device) (list []poolOptions) {
-	limits := p.thresholds.List
-	if len(limits) == 0 {
-		limits = size.List{math.MaxUint64}
-	}
-	for i, threshold := range limits {
+func (p *poolPlan) options(dev device) (list []poolOptions, err error) {
+	for i, word := range p.thresholds {
+		threshold := uint64(math.MaxUint64)
+		if word != "all" {
+			if threshold, err = size.Parse(word); err != nil {
+				return nil, usageError{fmt.Errorf("--threshold: %w", err)}
+			}
+		}
 		for k, reuse := range p.reuse.values {
 			o := poolOptions{dev, threshold, reuse}
 			if (i == 0 || k == 0) && !slices.Contains(list, o) {
@@ -122,7 +106,7 @@ func (p *poolPlan) options(dev device) (list []poolOptions) {
 			}
 		}
 	}
-	return list
+	return list, nil
 }
 
 // poolTrace is what is allocated and freed.
@@ -167,12 +151,13 @@ func (p *poolPlan) all(dev device) (list []poolTrace, err error) {
 // groups plans a group for each trace and way to make pools.
 func (p *poolPlan) groups(devs []device, _ uint64) (list []group, err error) {
 	traces, err := p.all(devs[0])
-	for _, o := range p.options(devs[0]) {
+	options, failed := p.options(devs[0])
+	for _, o := range options {
 		for _, t := range traces {
 			list = append(list, o.group(t))
 		}
 	}
-	return list, err
+	return list, cmp.Or(err, failed)
 }
 
 // readTrace reads a file in RMM's form.

@@ -325,10 +325,7 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		return c.measure(ctx, 1)
 	}
 	return c.timeUntil(readerRequest{Do: doWait, Name: c.object.Name, Len: next}, func() error {
-		if err := c.r.Grow(next - c.r.Len()); err != nil {
-			return err
-		}
-		return c.r.SetLen(next)
+		return cmp.Or(c.r.Grow(next-c.r.Len()), c.r.SetLen(next))
 	})
 }
 
@@ -343,12 +340,9 @@ func (c *sharer) timeUntil(q readerRequest, do func() error) (s measure.Sample, 
 	}
 	time.Sleep(waitDelay)
 	begun := monotonic()
-	if err := do(); err != nil {
-		_, late := c.replies(c.procs...) // which come after readerTimeout
-		return s, errors.Join(err, late)
-	}
-	replies, err := c.replies(c.procs...)
-	return longest(replies, begun), err
+	failed := do()
+	replies, err := c.replies(c.procs...) // after readerTimeout if it has failed
+	return longest(replies, begun), errors.Join(failed, err)
 }
 
 // longest has the times of replies since begun.

@@ -20,7 +20,7 @@ import (
 // Requests to a reader, the values of Do.
 const (
 	doAttach = "attach" // maps the memory; the reply has how long that took
-	doLeave  = "leave"  // unmaps it, if it is mapped
+	doLeave  = "leave"  // unmaps it
 	doCheck  = "check"  // compares the bytes with the pattern
 	doWait   = "wait"   // replies, waits for Len bytes, and replies again
 	doByte   = "byte"   // replies, reads an empty line, and replies again
@@ -125,9 +125,7 @@ func (r *shareReader) reply(ctx context.Context, q readerRequest) (reply readerR
 		err = r.attach(ctx, q, m)
 		return readerReply{NS: monotonic() - begun}, err
 	case doLeave:
-		if m != nil {
-			err = m.close()
-		}
+		err = m.close()
 	case doCheck:
 		b := &buffer{dev: r.dev, ptr: m.ptr, size: q.Len}
 		result, err := b.check(ctx, verify.Pattern{Seed: q.Seed}, q.Mode, q.Chunks)
