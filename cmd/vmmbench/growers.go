@@ -114,12 +114,8 @@ func keepChunks(dev device) (device, func() error, error) {
 		return dev, nil, err
 	}
 	dev.Device = own
-	old := own.SetReleaseThreshold(math.MaxUint64)
-	return dev, func() error {
-		_, err := own.Trim(0)
-		own.SetReleaseThreshold(old)
-		return errors.Join(err, own.Close())
-	}, nil
+	own.SetReleaseThreshold(math.MaxUint64)
+	return dev, own.Close, nil
 }
 
 // fillOneChunk makes a range that has all its memory, in one chunk, before the first byte is written.

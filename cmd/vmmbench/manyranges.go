@@ -101,14 +101,13 @@ func (m *manyRanges) make(o vmm.RangeOptions) func() error {
 	}
 }
 
-// free closes what is left, and gives back what the device keeps.
+// free closes what is left.
 func (m *manyRanges) free() (err error) {
 	for _, r := range m.all {
 		err = errors.Join(err, r.Close())
 	}
 	m.all = nil
-	_, trimmed := m.dev.Trim(0)
-	return errors.Join(err, trimmed)
+	return err
 }
 
 // fill writes all of a range: a host takes no time for pages that were never written.

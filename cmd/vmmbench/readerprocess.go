@@ -54,7 +54,7 @@ func startReaders(ctx context.Context, set *settings, n int, device, path string
 }
 
 func (r *readers) start(device, path string, files []*os.File) error {
-	argv, env := r.settings.ownArgs(readerCommand, "--device", device, "--socket", path)
+	argv, env := r.settings.ownArgs(readerCommand, device, path)
 	cmd := exec.CommandContext(r.ctx, "/proc/self/exe", argv...)
 	cmd.Env, cmd.Stderr, cmd.ExtraFiles = append(os.Environ(), env...), os.Stderr, files
 	endWithParent(cmd)

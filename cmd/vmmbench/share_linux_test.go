@@ -80,7 +80,7 @@ func TestShareWithoutReaders(t *testing.T) {
 	set := testSettings()
 	set.ownArgs = func(args ...string) (argv, env []string) {
 		argv, env = testReader(args...)
-		return argv, []string{strings.Replace(env[0], "--device host:0", "--device host:99", 1)}
+		return argv, []string{strings.Replace(env[0], readerCommand+" host:0", readerCommand+" host:99", 1)}
 	}
 	code, out, _ := benchWith(t, set, "share", "--device", "host", "--size", "2M", "--samples", "1", "--readers", "1", "--chunk", "2M", "--format", "json", "--progress", "off")
 	require.Equal(t, report.ExitError, code)

@@ -51,13 +51,13 @@ const readerCommand = "share-reader"
 
 // shareReader is the command of a process that reads.
 func (a *app) shareReader() *cobra.Command {
-	c := command(&cobra.Command{Use: readerCommand, Hidden: true, Short: "Read what share has published"})
-	device := c.Flags().String("device", "", "the device")
-	socket := c.Flags().String("socket", "", "the server")
-	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		r := &shareReader{socket: *socket, in: bufio.NewScanner(os.Stdin), out: json.NewEncoder(a.stdout), mapped: map[string]*mapped{}}
+	c := &cobra.Command{
+		Use: readerCommand + " DEVICE SOCKET", Hidden: true, Args: cobra.ExactArgs(2), Short: "Read what share has published",
+	}
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		r := &shareReader{socket: args[1], in: bufio.NewScanner(os.Stdin), out: json.NewEncoder(a.stdout), mapped: map[string]*mapped{}}
 		r.in.Buffer(nil, math.MaxInt) // a request has all chunks
-		if r.dev, err = openDevice(a.settings, *device); err != nil {
+		if r.dev, err = openDevice(a.settings, args[0]); err != nil {
 			err = r.out.Encode(readerReply{Error: err.Error()})
 			r.in.Scan() // what is in the pipe is lost when this process ends
 			return err

@@ -110,8 +110,9 @@ type sleeper struct {
 func newSleeper(dev device, mode, op string, n uint64, p verify.Pattern) *sleeper {
 	modes := map[string]vmm.SleepMode{modeKeep: vmm.SleepKeep, modeDrop: vmm.SleepDrop}
 	s := &sleeper{dev: dev, size: n, pattern: p, mode: modes[mode]}
-	timed := map[string]call{opFirst: {do: s.sleep}, opSecond: {do: s.sleep, undo: s.wake}, opWake: {do: s.wake}}[op]
-	timed.name = op
+	timed := map[string]call{
+		opFirst: {name: op, do: s.sleep}, opSecond: {name: op, do: s.sleep, undo: s.wake}, opWake: {name: op, do: s.wake},
+	}[op]
 	s.operation = operation{name: op, undo: s.free, pass: &pass{ready: s.ready, calls: []call{timed}}}
 	return s
 }
@@ -129,22 +130,15 @@ func (s *sleeper) ready(ctx context.Context) error {
 }
 
 // awake has a range awake that is written to its end: for opFirst a new one each time, else one
-// that has slept.
+// that has slept. Its first sleep is in the warm-up, which does not count.
 func (s *sleeper) awake(ctx context.Context) (err error) {
-	if s.r != nil && s.name != opFirst {
-		return s.write(ctx)
-	}
-	if err := s.free(); err != nil {
-		return err
-	}
-	if s.r, err = grownRange(s.dev, shape{size: s.size, keeps: s.name == opSecond}); err != nil {
-		return err
-	}
-	if err := s.write(ctx); err != nil || s.name == opFirst {
-		return err
-	}
-	if err := errors.Join(s.sleep(), s.wake()); err != nil {
-		return err
+	if s.r == nil || s.name == opFirst {
+		if err := s.free(); err != nil {
+			return err
+		}
+		if s.r, err = grownRange(s.dev, shape{size: s.size, keeps: s.name == opSecond}); err != nil {
+			return err
+		}
 	}
 	return s.write(ctx)
 }
