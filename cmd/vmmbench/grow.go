@@ -245,6 +245,9 @@ func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at u
 		c: report.Case{Unit: unitMs, Bytes: x.target, Axes: axes(
 			"device", dev.String(), "size", x.target, "step", p.step.axis(), "mem", way.name(dev), "chunk", label, "write", x.write, "busy", streams)},
 		open: func(context.Context) (contender, error) {
+			if way.mem == "" && !addressable(dev) {
+				return nil, notSupported(dev, way.label)
+			}
 			own, undo, err := dev, noUndo, error(nil)
 			if way.prepare != nil {
 				if own, undo, err = way.prepare(dev); err != nil {

@@ -49,7 +49,7 @@ func (g *grower) write(piece *buffer) error {
 // growWay is a way to grow.
 type growWay struct {
 	word, help string // as --mem takes it
-	mem, label string // the report's name: the memory, if it is the driver's or this project's, and how it grows
+	mem, label string // the report's name: the memory, unless it is the host's own, and how it grows
 	chunks     bool   // in place, by chunks of each size
 	// prepare returns the device to use and a function to call when no more grow. It may be nil.
 	prepare func(device) (device, func() error, error)
@@ -76,12 +76,7 @@ var growWays = []growWay{
 }
 
 // name is the report's.
-func (w growWay) name(dev device) string {
-	if w.mem == "" {
-		return w.label
-	}
-	return memName(dev, w.mem) + w.label
-}
+func (w growWay) name(dev device) string { return memName(dev, w.mem) + w.label }
 
 // growInPlace is the way of this project's ranges.
 func growInPlace(dev device, o vmm.RangeOptions) (*grower, error) {
@@ -195,10 +190,7 @@ func addressable(dev device) bool {
 
 // growByRemap is the way of mremap. Pages move to other addresses unless those behind them are
 // free.
-func growByRemap(dev device, _ vmm.RangeOptions) (*grower, error) {
-	if !addressable(dev) {
-		return nil, notSupported(dev, "mremap")
-	}
+func growByRemap(_ device, _ vmm.RangeOptions) (*grower, error) {
 	g := &grower{buffer: buffer{free: noUndo}}
 	g.more = func(piece *buffer) error {
 		mem, err := remapMemory(g.host, g.size+piece.size)
@@ -217,9 +209,6 @@ func growByRemap(dev device, _ vmm.RangeOptions) (*grower, error) {
 // do. In a warm heap it only collects the garbage.
 func growByAppend(release func(*settings)) func(device, vmm.RangeOptions) (*grower, error) {
 	return func(dev device, _ vmm.RangeOptions) (*grower, error) {
-		if !addressable(dev) {
-			return nil, notSupported(dev, "memory that a Go slice can be made of")
-		}
 		g := &grower{}
 		g.more = func(piece *buffer) error {
 			if piece.ptr == 0 && piece.host == nil {

@@ -89,18 +89,23 @@ func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
 	var list []group
 	for _, n := range sizes {
 		for _, streams := range p.busy {
-			list = append(list, p.group(dev, newChunkOps(dev, n, min(uint64(p.total), free/memoryShare)), streams))
+			list = append(list, p.group(dev, n, min(uint64(p.total), free/memoryShare), streams))
 		}
 	}
 	return list, nil
 }
 
 // group plans the operations on chunks of one size. Operations of the same pass share it.
-func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
+func (p *opsPlan) group(dev device, n, total uint64, streams int) group {
+	home := location(dev)
+	s := &chunkOps{
+		dev: dev, drv: dev.Driver(), size: n, count: int(max(total/n, 1)),
+		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
+	}
 	busy := &busyStreams{dev: dev, n: streams}
 	g := group{name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1, setup: busy.setup}
 	passes := map[string]*pass{}
-	for _, x := range s.passes() {
+	for _, x := range []*pass{s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth()} {
 		x.ready = func(ctx context.Context) error { busy.waitQueued(ctx); return nil }
 		for _, c := range x.calls {
 			passes[c.name], passes[c.undoName] = x, x
@@ -116,12 +121,9 @@ func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 
 // opName is the report's name of an operation.
 func opName(dev device, op string) string {
-	free := "munmap"
-	if dev.Driver().Name() == "cuda" {
-		free = "cuMemFree"
-	}
 	ordinary := map[string]string{
-		"plain-alloc": memName(dev, memPlain), "plain-free": free, "async-alloc": memName(dev, memAsync), "async-free": "freeAsync",
+		"plain-alloc": memName(dev, memPlain), "plain-free": cmp.Or(map[string]string{"cuda": "cuMemFree"}[dev.Driver().Name()], "munmap"),
+		"async-alloc": memName(dev, memAsync), "async-free": "freeAsync",
 	}
 	return cmp.Or(ordinary[op], op)
 }
@@ -218,18 +220,6 @@ type chunkOps struct {
 	grants []driver.Grant
 	size   uint64
 	count  int // chunks of a growth
-}
-
-func newChunkOps(dev device, size, total uint64) *chunkOps {
-	home := location(dev)
-	return &chunkOps{
-		dev: dev, drv: dev.Driver(), size: size, count: int(max(total/size, 1)),
-		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
-	}
-}
-
-func (s *chunkOps) passes() []*pass {
-	return []*pass{s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth()}
 }
 
 // chunk has all the calls from a reservation to memory with access.

@@ -246,11 +246,8 @@ func (c *sharer) publish() (vmm.Ptr, error) {
 	}
 	c.object.Chunks = chunkStarts(r)
 	p, err := c.server.Publish(c.object.Name, r, shareable.PublishOptions{})
-	if err != nil {
-		return 0, err
-	}
 	c.add(p.Close)
-	return r.Ptr(), nil
+	return r.Ptr(), err
 }
 
 // lendLegacy makes plain memory and its handle.

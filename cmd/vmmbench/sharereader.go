@@ -51,9 +51,8 @@ const readerCommand = "share-reader"
 
 // shareReader is the command of a process that reads.
 func (a *app) shareReader() *cobra.Command {
-	c := &cobra.Command{
-		Use: readerCommand + " DEVICE SOCKET", Hidden: true, Args: cobra.ExactArgs(2), Short: "Read what share has published",
-	}
+	c := command(&cobra.Command{Use: readerCommand + " DEVICE SOCKET", Hidden: true, Short: "Read what share has published"})
+	c.Args = cobra.ExactArgs(2)
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		r := &shareReader{socket: args[1], in: bufio.NewScanner(os.Stdin), out: json.NewEncoder(a.stdout), mapped: map[string]*mapped{}}
 		r.in.Buffer(nil, math.MaxInt) // a request has all chunks

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -176,10 +176,7 @@ func (s *sleeper) verify(ctx context.Context, mode verify.Mode, corrupt int64) (
 	if err := b.fill(ctx, s.pattern); err != nil {
 		return result, err
 	}
-	if err := errors.Join(s.sleep(), s.wake()); err != nil {
-		return result, err
-	}
-	if err := b.flip(corrupt); err != nil {
+	if err := cmp.Or(s.sleep(), s.wake(), b.flip(corrupt)); err != nil {
 		return result, err
 	}
 	return b.check(ctx, s.pattern, mode, b.chunks)
