@@ -335,18 +335,21 @@ func grantGroup(owner device, peers []device, n int) group {
 	all := uint64(n) * grantChunk
 	others := withoutRaw(peers)
 	g := group{name: fmt.Sprintf("grant/%dx%s/peers-%d", n, size.Format(grantChunk), len(peers)), samples: math.MaxInt, maxLoops: 1}
-	var r *vmm.Range
-	both := &pass{calls: []call{
-		{do: func() (err error) { r, err = grownRange(owner, shape{size: all, chunk: grantChunk}); return err },
-			undo: func() error { return r.Close() }},
-		{"grant", func() error { return r.Grant(vmm.AccessReadWrite, others...) },
-			"revoke", func() error { return r.Revoke(others...) }},
-	}}
 	for _, op := range []string{"grant", "revoke"} {
+		// As every contender, each operation has memory of its own.
+		var r *vmm.Range
+		both := &pass{
+			open: func() (_ func() error, err error) {
+				r, err = grownRange(owner, shape{size: all, chunk: grantChunk})
+				return r.Close, err
+			},
+			calls: []call{{"grant", func() error { return r.Grant(vmm.AccessReadWrite, others...) },
+				"revoke", func() error { return r.Revoke(others...) }}},
+		}
 		g.add(both.task(op, op, report.Case{Unit: unitUs, Bytes: all, Axes: axes("owner", owner.String(), "chunks", n, "peers", len(peers), "op", op)}))
 	}
 	if onHost(owner) {
-		g.memory = all
+		g.memory = all * uint64(len(g.tasks))
 	}
 	return g
 }
