@@ -19,9 +19,8 @@ const replyTimeout = readerTimeout + 10*time.Second
 // endTimeout is how long a process may take to end.
 const endTimeout = 10 * time.Second
 
-// readers are processes that read. If one of them ends, or was killed because it does not reply,
-// all of them are: the others may be at an earlier request. All requests then fail at once with
-// the same error.
+// readers are processes that read. If one of them ends, or does not reply, all are killed: the
+// others may be at an earlier request. All requests then fail at once with the same error.
 type readers struct {
 	settings *settings
 	procs    []*readerProcess
@@ -50,7 +49,8 @@ func startReaders(ctx context.Context, set *settings, n int, device, path string
 			return r, err
 		}
 	}
-	return r, nil
+	_, err := r.replies() // the first one comes when it has opened the device
+	return r, err
 }
 
 func (r *readers) start(device, path string, files []*os.File) error {
@@ -77,16 +77,15 @@ func (r *readers) start(device, path string, files []*os.File) error {
 		}
 		close(p.exited)
 	}()
-	_, err = r.replies(p) // its first reply comes when it has opened the device
-	return err
+	return nil
 }
 
 // lost returns why there are no requests any more, nil as long as there may be.
 func (r *readers) lost() error { return context.Cause(r.ctx) }
 
-// each does what needs a process for these: it writes to their stdin or reads from their stdout.
-func (r *readers) each(procs []*readerProcess, do func(*readerProcess) error) error {
-	for _, p := range procs {
+// each does what needs a process for all: it writes to their stdin or reads from their stdout.
+func (r *readers) each(do func(*readerProcess) error) error {
+	for _, p := range r.procs {
 		if err := r.lost(); err != nil {
 			return err
 		}
@@ -109,24 +108,24 @@ func (r *readers) each(procs []*readerProcess, do func(*readerProcess) error) er
 
 // ask makes the same request to all readers and returns the replies.
 func (r *readers) ask(q readerRequest) ([]readerReply, error) {
-	err := r.each(r.procs, func(p *readerProcess) error { return json.NewEncoder(p.in).Encode(q) })
+	err := r.each(func(p *readerProcess) error { return json.NewEncoder(p.in).Encode(q) })
 	if err != nil {
 		return nil, err
 	}
-	return r.replies(r.procs...)
+	return r.replies()
 }
 
 // wake writes the empty line, one byte, that the readers wait for after doByte.
 func (r *readers) wake() error {
-	return r.each(r.procs, func(p *readerProcess) error {
+	return r.each(func(p *readerProcess) error {
 		_, err := p.in.Write([]byte("\n"))
 		return err
 	})
 }
 
-// replies returns one reply of each of these.
-func (r *readers) replies(procs ...*readerProcess) (list []readerReply, err error) {
-	lost := r.each(procs, func(p *readerProcess) error {
+// replies returns one reply of each reader.
+func (r *readers) replies() (list []readerReply, err error) {
+	lost := r.each(func(p *readerProcess) error {
 		var reply readerReply
 		if err := p.decode.Decode(&reply); err != nil {
 			return err

@@ -338,7 +338,7 @@ func (c *sharer) timeUntil(q readerRequest, do func() error) (s measure.Sample, 
 	time.Sleep(waitDelay)
 	begun := monotonic()
 	failed := do()
-	replies, err := c.replies(c.procs...) // after readerTimeout if it has failed
+	replies, err := c.replies() // after readerTimeout if it has failed
 	return longest(replies, begun), errors.Join(failed, err)
 }
 

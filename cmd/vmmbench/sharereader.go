@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -163,10 +164,7 @@ func (r *shareReader) attach(ctx context.Context, q readerRequest, m *mapped) (e
 		return nil
 	}
 	m.view, err = shareable.Attach(ctx, r.socket, q.Name, r.dev.Device, shareable.AttachOptions{})
-	if err != nil {
-		return err
-	}
 	m.add(m.view.Close)
 	m.ptr = m.view.Ptr()
-	return m.view.Wait(ctx, q.Len)
+	return cmp.Or(err, m.view.Wait(ctx, q.Len))
 }

@@ -51,7 +51,7 @@ of as many bytes from the device, or for wake to it, by memory of the host that 
 before. In the cases drop they are lost, so nothing is verified. Before a Wake there is a
 pause until a GPU's driver has cleared what was given back.`,
 		Example: `  vmmbench sleep
-  vmmbench sleep --filter keep/.*/first --size 64M:16G:x4 --max-time 30s`,
+  vmmbench sleep --filter 'keep/.*/first' --size 64M:16G:x4 --max-time 30s`,
 	}, newSleepPlan(), 30, 10*time.Second, (*measureFlags).addVerify)
 	return c
 }
