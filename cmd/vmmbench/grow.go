@@ -269,8 +269,9 @@ func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Patter
 	if err != nil {
 		return nil, err
 	}
-	if err = b.fill(ctx, p); err == nil && addressable(dev) {
-		b.host, err = dev.Driver().(driver.HostViewer).HostBytes(b.ptr, size)
+	err = b.fill(ctx, p)
+	if viewer, ok := dev.Driver().(driver.HostViewer); ok && onHost(dev) && err == nil {
+		b.host, err = viewer.HostBytes(b.ptr, size)
 	}
 	onError(&err, b.free)
 	return b, err
