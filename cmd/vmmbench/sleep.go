@@ -46,9 +46,9 @@ func (a *app) sleep() *cobra.Command {
   first   the first Sleep of a range, a new one each time, which has no host memory yet
   second  a later one, of a range that keeps that memory meanwhile
   wake    Wake, after a Sleep
-In the cases keep the contents wait in host memory, and beside it stands the limit: a copy
+In the cases named keep the contents wait in host memory, and beside it stands the limit: a copy
 of as many bytes from the device, or for wake to it, by memory of the host that was pinned
-before. In the cases drop they are lost, so nothing is verified. Before a Wake there is a
+before. In those named drop they are lost, so nothing is verified. Before a Wake there is a
 pause until a GPU's driver has cleared what was given back.`,
 		Example: `  vmmbench sleep
   vmmbench sleep --filter 'keep/.*/first' --size 64M:16G:x4 --max-time 30s`,
