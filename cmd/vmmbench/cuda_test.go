@@ -47,7 +47,7 @@ func TestCommandsOnFakeCUDA(t *testing.T) {
 	copies := newBWPlan()
 	copies.hosts.values, copies.intos.values, copies.sizes, copies.steps = copies.hosts.of, copies.intos.of, less(4), testgate.Effort(size.List{1 << 20}, size.List{0, 1 << 20}, size.List{0, 1 << 20})
 	growths := newGrowPlan()
-	growths.targets, growths.step = less(8), growStep{bytes: 2 << 20}
+	growths.targets, growths.step = less(8), 2<<20
 	growths.busy = testgate.Effort(counts{1}, counts{0, 1}, counts{0, 1})
 	growths.mems.values = []string{memVMM, "ahead", "kept", memPlain, memAsync}
 	sleeps := newSleepPlan()
