@@ -149,11 +149,10 @@ func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*r
 // compared, it does not start.
 func (r *runner) compareRuns(b *baselineFlags, older, newer []*report.Report, margin float64) error {
 	base, list, err := b.compare(older, newer, margin)
-	switch {
-	case err != nil || r.started:
-	case len(list) == 0:
+	if err == nil && len(list) == 0 {
 		err = errors.New("no case is in both runs")
-	default:
+	}
+	if err == nil && !r.started {
 		err = r.start()
 	}
 	if err != nil {

@@ -166,6 +166,7 @@ func TestEnginesAreNotComparedWithEachOther(t *testing.T) {
 	_, out, _ = bench(t, "bw", "--device", "host", "--direction", "d2d", "--size", "64K", "--samples", "2", "--engine", "ce,sm",
 		"--progress", "off", "-o", csv)
 	require.Contains(t, out, "bw/d2d/none/sm/64KiB/vmm ")
+	require.Contains(t, out, "sm: a kernel copies")
 	text, err := os.ReadFile(csv)
 	require.NoError(t, err)
 	require.Contains(t, string(text), " engine=sm ")

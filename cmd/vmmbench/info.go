@@ -108,17 +108,15 @@ func topology(links *vmm.Links) (list []report.Link) {
 	return list
 }
 
-// deviceNames are the devices that a flag means: all of them, all of a driver, as cuda:all, or a list.
-func deviceNames(which string) (names []string, err error) {
-	prefix, all := strings.CutSuffix(which, "all")
-	if !all {
-		return strings.Split(which, ","), nil
+// deviceNames returns the devices that --device of info means.
+func deviceNames(which string) ([]string, error) {
+	if which != "all" {
+		return []string{which}, nil
 	}
 	list, err := vmm.Devices()
-	for _, d := range list {
-		if strings.HasPrefix(d.Open, prefix) {
-			names = append(names, d.Open)
-		}
+	names := make([]string, len(list))
+	for i, d := range list {
+		names[i] = d.Open
 	}
 	return names, err
 }

@@ -19,7 +19,7 @@ var pageText string
 var styleText string
 
 var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
-	"findings": report.Findings, "about": report.About, "states": report.States, "abilities": report.Abilities, "figures": report.Figures, "words": report.Words,
+	"findings": report.Findings, "about": report.About, "states": report.States, "abilities": report.Abilities, "figures": report.Figures,
 	"origin": plot.Origin,
 	"style":  func() template.CSS { return template.CSS(plot.Style + styleText) }, // #nosec: made of constants
 	"table": func(p report.Piece) template.HTML {

@@ -19,6 +19,11 @@ func CommandOf(id string) string {
 // Contender is the last part of a name, which tells compared cases apart.
 func Contender(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }
 
+// byCommand are the cases of each command.
+func byCommand(r *Report) []Group[Case] {
+	return GroupBy(r.Cases, func(c Case) string { return CommandOf(c.ID) })
+}
+
 // byID returns cases by their names.
 func byID(list []Case) map[string]Case {
 	cases := map[string]Case{}

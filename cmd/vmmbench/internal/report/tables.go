@@ -19,11 +19,12 @@ const (
 	maxRows    = 20 // of a table of pairs of devices
 )
 
-// Piece is a part of a report: a table with its heading, or sentences.
+// Piece is a part of a report: a table with its heading, sentences, or words with what they mean.
 type Piece struct {
 	Heading   string
 	Table     table.Writer // nil if there is none; as HTML it is escaped
 	Sentences []string
+	Words     []Word
 }
 
 // text prints the piece for a terminal.
@@ -38,6 +39,9 @@ func (p Piece) text(width int) string {
 	for _, s := range p.Sentences {
 		lines = append(lines, wrap(width, s))
 	}
+	for _, w := range p.Words {
+		lines = append(lines, wrap(width, w.Word+": "+w.Means))
+	}
 	return strings.Join(lines, "\n")
 }
 
@@ -47,7 +51,8 @@ func tables(w io.Writer, r *Report, width int) error {
 	if r.Run.Command != CommandCompare && r.Run.Measure == nil {
 		pieces = Abilities(r)
 	}
-	pieces = append(pieces, Figures(r)...)
+	pieces = append(pieces, figures(r)...)
+	pieces = append(pieces, legend(pieces)...)
 	pieces = append(pieces, Piece{Sentences: Findings(r)})
 	var parts []string
 	for _, p := range pieces {
@@ -121,10 +126,15 @@ func States(r *Report, only ...string) []Piece {
 	return list
 }
 
-// Figures is what was measured: all cases and comparisons.
-func Figures(r *Report) (list []Piece) {
+// Figures is what was measured: all cases and comparisons, and what their words mean.
+func Figures(r *Report) []Piece {
+	list := figures(r)
+	return append(list, legend(list)...)
+}
+
+func figures(r *Report) (list []Piece) {
 	if r.Run.Command != CommandCompare {
-		for _, command := range GroupBy(r.Cases, func(c Case) string { return CommandOf(c.ID) }) {
+		for _, command := range byCommand(r) {
 			list = append(list, caseTables(command)...)
 		}
 		list = append(list, matrices(r)...)

@@ -12,21 +12,25 @@ type Word struct{ Word, Means string }
 //go:embed words.txt
 var words string
 
-// Words explains the words that occur in the tables of Figures and their headings.
-func Words(r *Report) (list []Word) {
+// legend explains the words that occur in tables and their headings.
+func legend(pieces []Piece) []Piece {
 	var shown strings.Builder
-	for _, p := range Figures(r) {
+	for _, p := range pieces {
 		if p.Table != nil {
 			shown.WriteString(p.Heading + "\n" + p.Table.Render() + "\n")
 		}
 	}
+	var list []Word
 	for line := range strings.Lines(words) {
 		word, means, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		if hasWord(shown.String(), word) {
 			list = append(list, Word{word, means})
 		}
 	}
-	return list
+	if len(list) == 0 {
+		return nil
+	}
+	return []Piece{{Heading: "Words", Words: list}}
 }
 
 // hasWord reports whether a word stands in a text, and not as a part of another.
