@@ -149,10 +149,11 @@ func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*r
 // compared, it does not start.
 func (r *runner) compareRuns(b *baselineFlags, older, newer []*report.Report, margin float64) error {
 	base, list, err := b.compare(older, newer, margin)
-	if err == nil && len(list) == 0 {
+	switch {
+	case err != nil || r.started:
+	case len(list) == 0:
 		err = errors.New("no case is in both runs")
-	}
-	if err == nil && !r.started {
+	default:
 		err = r.start()
 	}
 	if err != nil {

@@ -108,15 +108,17 @@ func topology(links *vmm.Links) (list []report.Link) {
 	return list
 }
 
-// deviceNames returns the devices that --device of info means.
-func deviceNames(which string) ([]string, error) {
-	if which != "all" {
-		return []string{which}, nil
+// deviceNames are the devices that a flag means: all of them, all of a driver, as cuda:all, or a list.
+func deviceNames(which string) (names []string, err error) {
+	prefix, all := strings.CutSuffix(which, "all")
+	if !all {
+		return strings.Split(which, ","), nil
 	}
 	list, err := vmm.Devices()
-	names := make([]string, len(list))
-	for i, d := range list {
-		names[i] = d.Open
+	for _, d := range list {
+		if strings.HasPrefix(d.Open, prefix) {
+			names = append(names, d.Open)
+		}
 	}
 	return names, err
 }

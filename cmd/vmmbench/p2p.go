@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Ways to reach the memory of another device, as --mem takes them; vmm is memVMM.
@@ -96,14 +94,9 @@ vmmbench info shows what connects the devices.`,
 }
 
 // p2pNames are the devices that --device of p2p stands for.
-func p2pNames(which string) (names []string, err error) {
+func p2pNames(which string) ([]string, error) {
 	if which == "auto" || which == "cuda:all" {
-		list, err := vmm.Devices()
-		for _, d := range list {
-			if strings.HasPrefix(d.Open, "cuda:") {
-				names = append(names, d.Open)
-			}
-		}
+		names, err := deviceNames("cuda:all")
 		if len(names) > 0 || err != nil {
 			return names, err
 		}
@@ -113,7 +106,7 @@ func p2pNames(which string) (names []string, err error) {
 	if which == "host" {
 		which = "host:0,host:1"
 	}
-	return strings.Split(which, ","), nil
+	return deviceNames(which)
 }
 
 // groups plans one group for each direction, size and ordered pair, and one for
