@@ -108,7 +108,7 @@ func (a *app) writePictures(folder string, files []string, reports []*report.Rep
 		}
 	}
 	if drawn == 0 {
-		return fmt.Errorf("nothing to draw in %s: pictures show growth", strings.Join(files, ", "))
+		return fmt.Errorf("nothing to draw in %s: pictures show growth, and bandwidth by size", strings.Join(files, ", "))
 	}
 	return nil
 }

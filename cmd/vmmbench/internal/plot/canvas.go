@@ -79,8 +79,9 @@ func (s scale) at(v float64) float64 {
 	return s.from + (math.Log10(v)-s.low)/(s.high-s.low)*(s.to-s.from)
 }
 
-// across draws a horizontal axis of sizes: a line for each, and its name where there is room.
-func (c *canvas) across(s scale, top, bottom float64) {
+// across draws a horizontal axis of sizes: a line for each, its name where there is room, and what
+// the sizes are.
+func (c *canvas) across(s scale, top, bottom float64, name string) {
 	free := 0.0
 	for _, v := range s.binary() {
 		text := size.Format(uint64(v))
@@ -91,7 +92,7 @@ func (c *canvas) across(s scale, top, bottom float64) {
 			free = x + half
 		}
 	}
-	c.text("muted middle", (s.from+s.to)/2, bottom+2*pitch, "bytes appended so far")
+	c.text("muted middle", (s.from+s.to)/2, bottom+2*pitch, name)
 	c.y = bottom + 2*pitch + 6
 }
 

@@ -6,7 +6,7 @@ package plot
 
 // Files:
 //
-//	plot.go    what stands around each picture
-//	lines.go   Charts: the pictures of a report, growth by the bytes so far
+//	plot.go    Charts: which pictures a report has, and what stands around each
+//	lines.go   growth by the bytes so far, bandwidth by size
 //	canvas.go  text, lines and marks; axes and their ticks
 //	style.css  colors for light and dark pages, marks and dashes

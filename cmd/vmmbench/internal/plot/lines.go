@@ -12,14 +12,40 @@ import (
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/stat"
 )
 
-// Charts are the pictures of a report: how the time adds up while memory grows, a picture for each size. Cases of a single
-// step have none: their figures stand in tables.
-func Charts(r *report.Report) (charts []*Chart) {
+// diagram is a kind of picture with lines: its axes, and the better direction.
+type diagram struct {
+	name, x, y, unit, better string
+	shows                    func(report.Case) bool
+	picture                  func(report.Case) string // the name that all cases of a picture share
+	values                   func(report.Case) []value
+}
+
+// growth shows how the time adds up while memory grows, a picture for each size.
+var growth = diagram{
+	name: "Growth", x: "bytes appended so far", y: "time in total", unit: "ms", better: "Lower",
+	shows:   func(c report.Case) bool { return c.Stats.Growth != nil && len(c.Stats.Growth.Samples) > 0 },
+	picture: func(c report.Case) string { return parent(c.ID) },
+	values:  cumulative,
+}
+
+// bandwidth shows GB/s by size, a picture for each way of copying.
+var bandwidth = diagram{
+	name: "Bandwidth", x: "bytes of a copy", y: "bandwidth", unit: "GB/s", better: "Higher",
+	shows:   func(c report.Case) bool { return sizeOf(c) > 0 && c.Unit == "GB/s" && c.Axes.Of("from") == nil },
+	picture: func(c report.Case) string { return strings.Replace(parent(c.ID), "/"+size.Format(sizeOf(c)), "", 1) },
+	values: func(c report.Case) []value {
+		return []value{newValue(float64(sizeOf(c)), c.Stats.Value, c.Stats.ValueLow, c.Stats.ValueHigh)}
+	},
+}
+
+// charts are the pictures of a kind. Cases of a single size have none: their figures stand in
+// tables.
+func (g diagram) charts(r *report.Report) (charts []*Chart) {
 	cases := slices.DeleteFunc(slices.Clone(r.Cases), func(c report.Case) bool {
-		return c.Status != report.Passed || c.Stats == nil || c.Stats.Growth == nil || len(c.Stats.Growth.Samples) == 0
+		return c.Status != report.Passed || c.Stats == nil || len(c.Samples) == 0 || !g.shows(c)
 	})
-	for _, of := range report.GroupBy(cases, func(c report.Case) string { return strings.TrimSuffix(c.ID, "/"+report.Contender(c.ID)) }) {
-		list := lines(of.Of)
+	for _, of := range report.GroupBy(cases, g.picture) {
+		list := g.series(of.Of)
 		if len(list) == 0 || len(list[0].values) < 2 {
 			continue
 		}
@@ -28,13 +54,21 @@ func Charts(r *report.Report) (charts []*Chart) {
 			labels = append(labels, s.label)
 		}
 		_, name, _ := strings.Cut(of.Key, "/")
-		charts = append(charts, newChart(r, "Growth, "+name, strings.Join(labels[:min(3, len(labels))], ", "),
-			fmt.Sprintf("Line chart: time in total in ms by bytes appended so far, both on logarithmic axes. At %s: %s. "+
-				"The band around a line is the 95 %% interval of the median. Lower is better.",
-				size.Format(uint64(list[0].last().x)), strings.Join(labels, ", ")),
-			func(c *canvas) { c.diagram(list) }))
+		charts = append(charts, newChart(r, g.name+", "+name, strings.Join(labels[:min(3, len(labels))], ", "),
+			fmt.Sprintf("Line chart: %s in %s by %s, both on logarithmic axes. At %s: %s. The band around a line is the 95 %% interval of the median. %s is better.",
+				g.y, g.unit, g.x, size.Format(uint64(list[0].last().x)), strings.Join(labels, ", "), g.better),
+			func(c *canvas) { c.diagram(g, list) }))
 	}
 	return charts
+}
+
+// parent is the name of a case without its last part, which tells contenders apart.
+func parent(id string) string { return id[:max(0, strings.LastIndexByte(id, '/'))] }
+
+// sizeOf is the size that a case copies, 0 if it has none.
+func sizeOf(c report.Case) uint64 {
+	n, _ := c.Axes.Of("size").(uint64)
+	return n
 }
 
 // cumulative is the milliseconds so far after each step, of the median growth.
@@ -54,11 +88,11 @@ func cumulative(c report.Case) (values []value) {
 			continue
 		}
 		sum := stat.Summarize(so)
-		v := value{appended(c, i), sum.Median, sum.Median, sum.Median}
-		if of := sum.Interval; of != nil {
-			v.low, v.high = max(of.Low, v.y/100), of.High // a logarithmic axis does not reach 0
+		var low, high *float64
+		if sum.Interval != nil {
+			low, high = &sum.Interval.Low, &sum.Interval.High
 		}
-		values = append(values, v)
+		values = append(values, newValue(appended(c, i), sum.Median, low, high))
 	}
 	return values
 }
@@ -76,6 +110,15 @@ func appended(c report.Case, i int) float64 {
 // none.
 type value struct{ x, y, low, high float64 }
 
+// newValue makes a value for a logarithmic axis, on which an interval cannot reach 0.
+func newValue(x, y float64, low, high *float64) value {
+	v := value{x, y, y, y}
+	if low != nil && high != nil {
+		v.low, v.high = max(*low, y/100), *high
+	}
+	return v
+}
+
 // series is a line of a diagram. Its values are ordered by size.
 type series struct {
 	label  string
@@ -87,21 +130,25 @@ func (s series) last() value { return s.values[len(s.values)-1] }
 
 // styles are those of contenders, the same in all pictures. Other names have later ones.
 var styles = map[string]int{
-	"vmm": 0, "cuMemAlloc-copy": 1, "mmap-copy": 1, "cuMemAlloc-double": 2, "mmap-double": 2,
-	"mallocAsync-copy": 3, "vmm-kept": 4, "vmm-ahead": 5, "vmm-whole": 6, "go-append-warm": 11, "mremap": 12, "go-append": 13,
+	"vmm": 0, "cuMemAlloc": 1, "cuMemAlloc-copy": 1, "mmap": 1, "mmap-copy": 1, "cuMemAlloc-double": 2, "mmap-double": 2,
+	"mallocAsync": 3, "mallocAsync-copy": 3, "vmm-kept": 4, "vmm-ahead": 5, "vmm-whole": 6, "go-append-warm": 11, "mremap": 12, "go-append": 13,
 }
 
-// lines has one for each contender, in the order of their styles. A logarithmic axis has
+// series has a line for each contender, in the order of their styles. A logarithmic axis has
 // only values above 0.
-func lines(cases []report.Case) (list []series) {
-	for i, c := range cases {
-		mem, s := report.Contender(c.ID), series{style: 14 + i}
-		if style, known := styles[mem]; known {
+func (g diagram) series(cases []report.Case) (list []series) {
+	for i, of := range report.GroupBy(cases, func(c report.Case) string { return report.Contender(c.ID) }) {
+		s := series{style: 14 + i}
+		if style, known := styles[of.Key]; known {
 			s.style = style
 		}
-		s.values = slices.DeleteFunc(cumulative(c), func(v value) bool { return v.y <= 0 })
+		for _, c := range of.Of {
+			s.values = append(s.values, g.values(c)...)
+		}
+		s.values = slices.DeleteFunc(s.values, func(v value) bool { return v.y <= 0 })
+		slices.SortStableFunc(s.values, func(a, b value) int { return cmp.Compare(a.x, b.x) })
 		if len(s.values) > 0 {
-			s.label = fmt.Sprintf("%.30s %s ms", mem, number(s.last().y))
+			s.label = fmt.Sprintf("%.30s %s %s", of.Key, number(s.last().y), g.unit)
 			list = append(list, s)
 		}
 	}
@@ -118,10 +165,10 @@ func number(v float64) string {
 }
 
 // diagram draws lines over sizes, on logarithmic axes. Beside the end of each stands its label.
-func (c *canvas) diagram(list []series) {
+func (c *canvas) diagram(g diagram, list []series) {
 	c.y += pitch + 4
-	c.text("muted", edge, c.y, "time in total (ms)")
-	x, y := c.axes(list)
+	c.text("muted", edge, c.y, fmt.Sprintf("%s (%s)", g.y, g.unit))
+	x, y := c.axes(list, g.x)
 	for _, s := range list {
 		c.series(s, x, y)
 	}
@@ -129,7 +176,7 @@ func (c *canvas) diagram(list []series) {
 }
 
 // axes draws both axes, with room for the labels.
-func (c *canvas) axes(list []series) (x, y scale) {
+func (c *canvas) axes(list []series, xName string) (x, y scale) {
 	left, right := edge+60.0, float64(width)
 	lowX, highX, low, high := math.Inf(1), 0.0, math.Inf(1), 0.0
 	for _, s := range list {
@@ -145,7 +192,7 @@ func (c *canvas) axes(list []series) (x, y scale) {
 		c.text("muted end", left-6, y.at(v)+5, decimal(v))
 	}
 	x = newScale(lowX, highX, left, right)
-	c.across(x, top, y.from)
+	c.across(x, top, y.from, xName)
 	return x, y
 }
 

@@ -41,6 +41,11 @@ func (c *Chart) SVG(style string) string {
 `, width, c.height, escape(c.Title), escape(c.Alt), style, c.shapes)
 }
 
+// Charts returns the pictures of a report: growth, and bandwidth by size.
+func Charts(r *report.Report) []*Chart {
+	return append(growth.charts(r), bandwidth.charts(r)...)
+}
+
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)
 
 // newChart makes a picture: its title, what draw adds, and where the figures come from.

@@ -26,27 +26,48 @@ func load(t *testing.T) *report.Report {
 	return r
 }
 
-// UPDATE_GOLDEN=1 writes it.
+// UPDATE_GOLDEN=1 writes them.
 func TestGolden(t *testing.T) {
-	charts := Charts(load(t))
-	require.Len(t, charts, 1, "copies stand in tables")
-	c := charts[0]
-	require.Equal(t, "growth-8gib", c.Name)
-	require.Regexp(t, `^Growth, 8GiB: vmm [\d.]+ ms, cuMemAlloc-copy \d+ ms, mallocAsync-copy [\d.]+ ms$`, c.Title)
-	require.NotEmpty(t, c.Alt)
-	file := fmt.Sprintf("testdata/%s.svg", c.Name)
-	if os.Getenv("UPDATE_GOLDEN") != "" {
-		require.NoError(t, os.WriteFile(file, []byte(c.SVG(Style)), 0o644))
+	golden := []string{"growth-8gib", "bandwidth-d2d-none"}
+	for _, c := range Charts(load(t)) {
+		if !slices.Contains(golden, c.Name) {
+			continue
+		}
+		golden = slices.DeleteFunc(golden, func(name string) bool { return name == c.Name })
+		file := fmt.Sprintf("testdata/%s.svg", c.Name)
+		if os.Getenv("UPDATE_GOLDEN") != "" {
+			require.NoError(t, os.WriteFile(file, []byte(c.SVG(Style)), 0o644))
+		}
+		want, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.Equal(t, string(want), c.SVG(Style), file)
 	}
-	want, err := os.ReadFile(file)
-	require.NoError(t, err)
-	require.Equal(t, string(want), c.SVG(Style), file)
+	require.Empty(t, golden, "every golden picture was drawn")
+}
+
+// What pictures of a large machine are called, and what their titles say.
+func TestCharts(t *testing.T) {
+	titles := map[string]string{}
+	for _, c := range Charts(load(t)) {
+		titles[c.Name] = c.Title
+		require.NotEmpty(t, c.Alt, c.Name)
+	}
+	require.Len(t, titles, 3, "pairs of devices stand in tables")
+	require.Regexp(t, `^Growth, 8GiB: vmm [\d.]+ ms, cuMemAlloc-copy \d+ ms, mallocAsync-copy [\d.]+ ms$`, titles["growth-8gib"])
+	require.Regexp(t, `^Bandwidth, h2d/pinned: vmm [\d.]+ GB/s, cuMemAlloc [\d.]+ GB/s$`, titles["bandwidth-h2d-pinned"])
+	require.Regexp(t, `^Bandwidth, d2d/none: `, titles["bandwidth-d2d-none"])
 }
 
 // Axes have the quantity and its unit, and growth in place does not lie on an axis.
 func TestAxes(t *testing.T) {
-	for _, axis := range []string{"time in total (ms)", "bytes appended so far", "10", "100", "8GiB"} {
-		require.Contains(t, Charts(load(t))[0].SVG(Style), ">"+axis+"</text>")
+	for _, c := range Charts(load(t)) {
+		kind, _, _ := strings.Cut(c.Name, "-")
+		for _, axis := range map[string][]string{
+			"growth":    {"time in total (ms)", "bytes appended so far", "10", "100", "8GiB"},
+			"bandwidth": {"bandwidth (GB/s)", "bytes of a copy", "1MiB"},
+		}[kind] {
+			require.Contains(t, c.SVG(Style), ">"+axis+"</text>", c.Name)
+		}
 	}
 }
 
@@ -174,14 +195,18 @@ func TestLittleData(t *testing.T) {
 	twice.Cases[0].Bytes = 4 << 20
 	empty := one("grow/0B/vmm", "ms", report.Axes{n}, 0)
 	empty.Cases[0].Stats.Growth = &report.Growth{Samples: [][]float64{{}}}
-	longName := one("grow/4MiB/"+strings.Repeat("a", 200), "ms", report.Axes{n}, 3)
-	longName.Cases[0].Stats.Growth, longName.Cases[0].Bytes = twice.Cases[0].Stats.Growth, 4<<20
+	sizes := one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 5)
+	sizes.Cases = append(sizes.Cases, one("bw/h2d/2MiB/vmm", "GB/s", report.Axes{{Name: "size", Value: uint64(2 << 20)}}, 5).Cases...)
+	long := strings.Repeat("a", 200)
+	longNames := one("bw/h2d/1MiB/"+long, "GB/s", report.Axes{n}, 5)
+	longNames.Cases = append(longNames.Cases, one("bw/h2d/2MiB/"+long, "GB/s", report.Axes{{Name: "size", Value: uint64(2 << 20)}}, 5).Cases...)
 	for name, c := range map[string]struct {
 		r    *report.Report
 		want string // names of the pictures
 	}{
 		"one copy":          {one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 5), ""},
-		"a long name":       {longName, "growth-4mib"},
+		"two sizes":         {sizes, "bandwidth-h2d"},
+		"long names":        {longNames, "bandwidth-h2d"},
 		"no bandwidth":      {one("bw/h2d/1MiB/vmm", "GB/s", report.Axes{n}, 0, 0), ""},
 		"one call":          {one("ops/1MiB/map", "us", report.Axes{n}, 5), ""},
 		"no axes":           {one("x", "GB/s", nil, 1, 2), ""},
@@ -228,20 +253,15 @@ func TestCumulative(t *testing.T) {
 // Contenders have the order of their styles, and more contenders than colors differ in marks.
 func TestSeries(t *testing.T) {
 	var cases []report.Case
-	add := func(mem string) {
-		c := one("x/"+mem, "ms", nil, 1).Cases[0]
-		c.Stats.Growth, c.Bytes = &report.Growth{Samples: [][]float64{{1e6}}}, 1
-		cases = append(cases, c)
-	}
 	for i := range 10 {
-		add(fmt.Sprint("c", i))
+		cases = append(cases, one(fmt.Sprintf("x/c%d", i), "ms", nil, 1).Cases...)
 	}
-	add("vmm-kept")
-	add("cuMemAlloc-copy")
-	add("vmm")
-	list := lines(cases)
-	for i, label := range []string{"vmm 1 ms", "cuMemAlloc-copy 1 ms", "vmm-kept 1 ms", "c0 1 ms"} {
-		require.Equal(t, label, list[i].label)
+	for _, mem := range []string{"vmm-kept", "cuMemAlloc", "vmm"} {
+		cases = append(cases, one("x/"+mem, "ms", nil, 1).Cases...)
+	}
+	lines := diagram{unit: "ms", values: func(report.Case) []value { return []value{newValue(1, 1, nil, nil)} }}.series(cases)
+	for i, label := range []string{"vmm 1 ms", "cuMemAlloc 1 ms", "vmm-kept 1 ms", "c0 1 ms"} {
+		require.Equal(t, label, lines[i].label)
 	}
 	seen := map[[2]string]bool{}
 	for i := range 7 * len(marks) {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -91,7 +90,7 @@ func (s *synthetic) add(id, unit string, bytes uint64, samples []float64, axes .
 func (s *synthetic) compare(with string) {
 	b := s.Cases[len(s.Cases)-1]
 	a := s.Cases[slices.IndexFunc(s.Cases, func(c report.Case) bool { return c.ID == with })]
-	group := b.ID[:strings.LastIndexByte(b.ID, '/')]
+	group := parent(b.ID)
 	label, other := b.ID[len(group)+1:], with[len(group)+1:]
 	c := report.Comparison{ID: group + ": " + label + " against " + other, A: with, B: b.ID, Margin: 0.02, Verdict: stat.TooFew}
 	if e, err := stat.Ratio(a.Samples, b.Samples); err == nil {
