@@ -27,7 +27,7 @@ trying it, not by asking the driver. If the trial does not decide it, the table 
 unknown.`,
 	})
 	o.add(c.Flags())
-	device := c.Flags().String("device", "all", "all, or one device as vmm.Open takes it")
+	device := c.Flags().String("device", "all", "all, or a list of devices as vmm.Open takes them")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if err := o.check("info measures nothing", report.GoBench, report.CSV); err != nil {
 			return err
