@@ -146,7 +146,7 @@ func (b *Bank) Relieve(target uint64, until time.Time, need func(size uint64) er
 	return false
 }
 
-// tryTurn takes the turn if nobody has it.
+// tryTurn takes the turn if it is free.
 func (b *Bank) tryTurn() bool {
 	select {
 	case b.taken <- struct{}{}:
