@@ -53,6 +53,7 @@ type Member struct {
 	mu      sync.Mutex
 	client  serve.Client  // nil: there is no connection
 	joined  bool          // over that connection
+	times   int           // how often that was connected at the last JOIN; 0: none was sent
 	changed chan struct{} // closed when joined, client or err change
 	err     error         // why there is no connection
 	told    uint64        // the lease that the broker knows of
@@ -166,7 +167,7 @@ func (m *Member) connect(ctx context.Context) error {
 		return err
 	}
 	m.mu.Lock()
-	m.client = c
+	m.client, m.times = c, 0
 	m.mu.Unlock()
 	m.sendJoin(c)
 	return nil
@@ -177,10 +178,12 @@ func (m *Member) connect(ctx context.Context) error {
 func (m *Member) sendJoin(c serve.Client) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.client != c {
+	times := c.Times()
+	if m.client != c || m.times > times { // it has joined over this connection
 		return
 	}
-	if c.Times() > 0 {
+	m.times = times + 1
+	if times > 0 {
 		m.counts.Again++
 	}
 	m.joined = false
