@@ -113,7 +113,10 @@ func (s *Service) join(c serve.Conn, q wire.Join) error {
 		return fmt.Errorf("%w: budget", vmm.ErrClosed)
 	case of == nil:
 		return fmt.Errorf("%w: this server has no budget of that device", vmm.ErrNotSupported)
-	case s.members[c] != nil: // a JOIN of before, that came late
+	case s.members[c] != nil: // a JOIN of before, that came late: what was lent since counts
+		m := s.members[c]
+		t := of.b.Terms(m.id)
+		m.send(nil, wire.TypeLent, wire.Lent{More: of.b.Lease(m.id), Least: t.Least, Most: t.Most}.Append(nil))
 		return nil
 	case old == nil:
 		return s.joinFirst(c, of, q)
@@ -143,7 +146,7 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	}
 	of.members[m.id] = m
 	s.members[c], s.byToken[q.Token] = m, m
-	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: q.Least, Most: q.Most}.Append(nil))
+	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: q.Least, Most: mostOf(q.Most)}.Append(nil))
 	return nil
 }
 

@@ -53,10 +53,9 @@ type Options struct {
 	// Deadline is how long a member may take for a demand; 0: 5 s. Soft is the same of one for idle memory
 	// alone; 0: 1 s.
 	Deadline, Soft time.Duration
+	// JoinTime is how long a server without records waits for members of one before it; 0: 1 s.
+	JoinTime time.Duration
 }
-
-// joinTime is how long a server without records waits for members of one before it.
-const joinTime = time.Second
 
 // Service is the budgets of a server. Safe for concurrent use.
 type Service struct {
@@ -97,12 +96,9 @@ type Counts struct {
 
 // New makes a Service. The caller must Close it.
 func New(o Options) (*Service, error) {
-	if o.Deadline == 0 {
-		o.Deadline = 5 * time.Second
-	}
-	if o.Soft == 0 {
-		o.Soft = time.Second
-	}
+	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
+	o.Soft = cmp.Or(o.Soft, time.Second)
+	o.JoinTime = cmp.Or(o.JoinTime, time.Second)
 	s := &Service{opts: o, budgets: map[UUID]*budget{}, members: map[serve.Conn]*member{}, byToken: map[[16]byte]*member{}}
 	for _, b := range o.Budgets {
 		if s.budgets[b.UUID] != nil {
@@ -127,7 +123,7 @@ func New(o Options) (*Service, error) {
 		s.restoreLocked(token, record)
 	}
 	if s.ready = len(o.Records) > 0; !s.ready {
-		s.begins = s.afterLocked(joinTime, s.begin)
+		s.begins = s.afterLocked(o.JoinTime, s.begin)
 	}
 	return s, nil
 }
