@@ -140,7 +140,7 @@ func (x *memberProcess) run(over <-chan struct{}, r *rand.Rand, chunks int) {
 		case <-time.After(time.Duration(r.IntN(4)) * time.Millisecond):
 		}
 		v := &x.vectors[r.IntN(memberVectors)]
-		if err := v.resize(uint64(r.IntN(1+chunks/2)) * budgetChunk); err != nil {
+		if err := v.resize(uint64(r.IntN(1+chunks/4)) * budgetChunk); err != nil {
 			x.check(errors.Is(err, vmm.ErrOutOfMemory), "grow: %v", err)
 			s := x.m.Stats()
 			fmt.Fprintf(os.Stderr, "%s%q lease %d created %d\n", refusedLine, err, s.Lease, s.Created)

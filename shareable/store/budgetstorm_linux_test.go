@@ -2,7 +2,6 @@ package store
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -157,12 +156,13 @@ func checkRefusals(t *testing.T, all []*child) (n, named int) {
 // isIdle waits until a budget has no member.
 func isIdle(t *testing.T, path string, bytes uint64) {
 	t.Helper()
-	var all []budget.Report
-	require.Eventually(t, func() bool {
-		var err error
-		all, err = budget.Reports(context.Background(), path, testDevice(t), shareable.AttachOptions{})
-		return err == nil && len(all) == 1 && len(all[0].Members) == 0 && all[0].Idle == bytes
-	}, inTime, 10*time.Millisecond, "%+v", all)
+	await(t, func() string {
+		all, err := budget.Reports(t.Context(), path, testDevice(t), shareable.AttachOptions{})
+		if err == nil && len(all) == 1 && len(all[0].Members) == 0 && all[0].Idle == bytes {
+			return ""
+		}
+		return fmt.Sprintf("%+v, %v", all, err)
+	})
 }
 
 // TestBudgetStorm: members with random needs are killed, stopped, leave and come back, while servers are killed and
