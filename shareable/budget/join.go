@@ -123,7 +123,7 @@ func join(ctx context.Context, path string, dev *vmm.Device, o JoinOptions) (*Me
 		return m, nil
 	}
 	close(m.ready)
-	m.disconnect(err)
+	m.leave(err)
 	return nil, errors.Join(err, m.lease.End())
 }
 
@@ -317,13 +317,20 @@ func (m *Member) Close() error {
 	}
 	m.mu.Lock()
 	m.closed = true
-	c := m.client
 	m.mu.Unlock()
 	m.stop()
 	m.done.Wait()
+	m.leave(fmt.Errorf("%w: member", vmm.ErrClosed))
+	return nil
+}
+
+// leave gives the lease back, and ends the connection.
+func (m *Member) leave(why error) {
+	m.mu.Lock()
+	c := m.client
+	m.mu.Unlock()
 	if c != nil {
 		_ = c.Send(wire.TypeLeave, nil) // else the end of the process says it
 	}
-	m.disconnect(fmt.Errorf("%w: member", vmm.ErrClosed))
-	return nil
+	m.disconnect(why)
 }
