@@ -2,16 +2,24 @@ package store
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
+	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cuvmm/cuvmm/shareable/budget"
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
@@ -44,6 +52,7 @@ type memberProcess struct {
 	m       *budget.Member
 	vectors [memberVectors]memberVector
 	ops     atomic.Int64
+	freezes atomic.Bool // it stops itself once it is asked to give
 }
 
 // playMember is a member: its arguments are the path, its name, its least in bytes, the bytes of the budget, and a
@@ -78,6 +87,11 @@ func playMember(p *part) {
 		case "grow":
 			p.must(x.vectors[0].resize(n))
 			p.say("grow")
+		case "freeze":
+			x.freezes.Store(true)
+			p.say("freeze")
+		case "fork": // a process that has all its connections
+			p.say("fork", x.fork())
 		case "steal": // what no lease bounds
 			d, err := vmm.OpenDriver(host.New(host.Config{}), 0)
 			p.must(err)
@@ -121,6 +135,24 @@ func (x *memberProcess) join(least uint64) {
 		}
 		fmt.Fprintf(os.Stderr, "%s%q\n", refusedLine, err)
 	}
+}
+
+// fork starts a process that has all sockets of this one, and returns its id.
+func (x *memberProcess) fork() int {
+	cmd := exec.Command("sleep", "60")
+	list, err := os.ReadDir("/proc/self/fd")
+	x.must(err)
+	for _, e := range list {
+		link, _ := os.Readlink("/proc/self/fd/" + e.Name())
+		if n, err := strconv.Atoi(e.Name()); err == nil && n > 2 && strings.HasPrefix(link, "socket:") {
+			fd, err := unix.Dup(n)
+			x.must(err)
+			cmd.ExtraFiles = append(cmd.ExtraFiles, os.NewFile(uintptr(fd), link))
+		}
+	}
+	x.check(len(cmd.ExtraFiles) > 0, "no socket")
+	x.must(cmd.Start())
+	return cmd.Process.Pid
 }
 
 // leave gives all back.
@@ -192,6 +224,9 @@ func (x *memberProcess) gives(need error) (released bool) {
 	if !errors.As(need, &e) {
 		return false
 	}
+	if x.freezes.Swap(false) {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	}
 	size := e.Size
 	for i := range x.vectors {
 		v := &x.vectors[i]
@@ -206,4 +241,25 @@ func (x *memberProcess) gives(need error) (released bool) {
 		v.mu.Unlock()
 	}
 	return released
+}
+
+// playThief sends a JOIN of another process, its third argument, and says how that is refused.
+func playThief(p *part) {
+	raw, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: p.args[0], Net: "unixpacket"})
+	p.must(err)
+	c, err := wire.NewConn(raw)
+	p.must(err)
+	gran, err := strconv.ParseUint(p.args[1], 10, 64)
+	p.must(err)
+	join, err := hex.DecodeString(p.args[2])
+	p.must(err)
+	p.must(c.Write(wire.TypeHello, 0, 0, wire.Hello{Backend: wire.BackendHost, Granularity: gran}.Append(nil)))
+	_, err = c.Read()
+	p.must(err)
+	p.must(c.Write(wire.TypeJoin, 1, 0, join))
+	f, err := c.Read()
+	p.must(err)
+	e, err := wire.DecodeError(f.Payload)
+	p.must(err)
+	p.say("refused", e.Code)
 }
