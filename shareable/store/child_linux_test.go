@@ -173,7 +173,7 @@ func play(role string) {
 	roles := map[string]func(*part){
 		"daemon": playDaemon, "writer": playWriter, "readers": playReaders, "memory": playMemory,
 		"holder": playHolder, "clients": playClients, "storm": playStorm, "keeper": playKeeper, "kept": playKept, "requests": playRequests, "good": playGood, "bad": playBad, "keeps": playKeeps, "old": playOld,
-		"paused": playPaused, "appender": playAppender,
+		"paused": playPaused, "appender": playAppender, "member": playMember, "thief": playThief,
 	}
 	act, ok := roles[role]
 	if !ok {

@@ -66,7 +66,8 @@ type Options struct {
 
 // hooks are for tests only.
 type hooks struct {
-	step func() // called at each step of each request, where a server may die
+	step     func()        // called at each step of each request, where a server may die
+	deadline time.Duration // of demands on members of a budget, and of the wait for them; soft ones have a third
 
 	// Negative controls.
 	keepPage bool // readers keep the page of a writer whose lease has ended

@@ -48,6 +48,7 @@ type Bank struct {
 	hooks    []*hook
 	lender   Lender        // nil: there is no lease
 	lent     uint64        // the lease; the bound is lower during a Give
+	asked    uint64        // the lease that the operation with the turn has asked for; 0: none
 	near     uint64        // from here on the lender is told that the lease is short
 	lowered  chan struct{} // of capacity 1, during a Give: created has changed
 }

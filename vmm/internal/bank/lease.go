@@ -78,11 +78,20 @@ func (b *Bank) Cut(lease uint64) {
 	}
 }
 
-// Drop lowers the lease to what is created, or to target if that is more. It returns by how much.
+// usedLocked is how much of the lease Drop leaves: what is created, and what an operation has asked for and got, which
+// is about to be. It needs mu.
+func (b *Bank) usedLocked() uint64 {
+	if b.asked <= b.lent {
+		return max(b.created, b.asked)
+	}
+	return b.created
+}
+
+// Drop lowers the lease to what is used, or to target if that is more. It returns by how much.
 func (b *Bank) Drop(target uint64) (given uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	target = max(target, b.created)
+	target = max(target, b.usedLocked())
 	if b.lender == nil || b.lent <= target {
 		return 0
 	}
@@ -106,7 +115,7 @@ func (b *Bank) DropCached(target uint64) (given uint64) {
 // turn, which may wait for a Lender itself; then it is DropCached. need makes the error that the functions get.
 func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error) (given uint64, busy bool) {
 	given = b.DropCached(target)
-	if b.above(target) == 0 {
+	if b.above(target) == 0 && b.Lent() <= target {
 		return given, false
 	}
 	if !b.tryTurn() {
