@@ -103,7 +103,7 @@ func TestTwoDevices(t *testing.T) {
 		return two
 	}
 	path, cards := filepath.Join(t.TempDir(), "b.sock"), open()
-	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{cards[0], 8 * unit}, {cards[1], 16 * unit}}})
+	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{Device: cards[0], Bytes: 8 * unit}, {Device: cards[1], Bytes: 16 * unit}}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	two := open()
