@@ -143,7 +143,7 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	}
 	of.members[m.id] = m
 	s.members[c], s.byToken[q.Token] = m, m
-	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: q.Least, Most: q.Most}.Append(nil))
+	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: q.Least, Most: mostOf(q.Most)}.Append(nil))
 	return nil
 }
 
