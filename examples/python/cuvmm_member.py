@@ -29,6 +29,7 @@ __all__ = ["Member"]
 JOIN, ASK, GAVE, LEAVE, LENT, DEMAND = 26, 27, 28, 29, 79, 80
 MAX_TEXT, NO_BOUND = 1024, 2**64 - 1
 REDIAL, REPORT, PAUSE = 0.2, 1.0, 0.01  # seconds between two connections, reports, calls of on_pressure
+STEP_PARTS, LEAST_STEP = 4, 2 << 20  # an ask is for a part more than is needed, so that the next one is rarer
 
 
 def string(data: bytes) -> bytes:
@@ -39,8 +40,8 @@ class Member:
     """This process as a member of a device's budget. Safe for use in many threads. After a fork it is
     of the parent alone.
 
-    path is the broker's socket. least is how many bytes nobody takes from the process, and most how
-    many it may have. device is the ordinal that PyTorch and CuPy use, and uuid the device's, as
+    path is the broker's socket. least is how many bytes are never taken from the process, and most
+    how many it may have. device is the ordinal that PyTorch and CuPy use, and uuid the device's, as
     nvidia-smi prints it; None is that of the broker.
 
     on_pressure is called in a thread of its own with the bytes that others need, when emptying the
@@ -72,6 +73,7 @@ class Member:
         self.name, self.least, self.most, self.device = name, least, NO_BOUND if most is None else most, device
         self._uuid = uuids.UUID(uuid[4:] if uuid[:4] in ("GPU-", "MIG-") else uuid).bytes if isinstance(uuid, str) else uuid
         self._on_pressure, self._used = on_pressure, used or self._allocated
+        self._terms = self.least, self.most
         self._path, self._token, self._timeout = path, token, timeout
         self._uids = None if uids is None else set(uids)
         self._id, self._pid = os.urandom(16), os.getpid()
@@ -80,9 +82,10 @@ class Member:
         self._joined = self._closed = False
         self._error: Optional[Exception] = None  # why there is no connection
         self._lease = self._reported = self._number = 0
-        self._ask: Optional[tuple[int, int, bytes]] = None  # number, need and payload of what reserve waits for
+        self._ask: Optional[tuple[int, int, bytes]] = None  # number, bytes and payload of what reserve waits for
         self._answer = (0, "")  # the code and text that came for it
-        self._held: dict[int, int] = {}  # lease that each block of reserve needs
+        self._held: dict[int, int] = {}  # the bytes of each block of reserve
+        self._base = 0  # what the process has without those blocks, or more
         self._asking = threading.Lock()  # one reserve asks at a time
         self._turn = threading.Lock()  # one demand at a time calls on_pressure
         self._giver: Optional[threading.Thread] = None  # that has the turn
@@ -119,9 +122,12 @@ class Member:
     @contextlib.contextmanager
     def reserve(self, size: int, timeout: float = 10.0) -> Iterator[None]:
         """Asks for a lease of size bytes beyond what the process has, for what the block allocates:
-        with m.reserve(n): ... In the block the lease stays that high, the allocator's cache is not
-        emptied, and no call of on_pressure begins. So do not stay in it long; and capture a CUDA graph
-        in one.
+
+            with m.reserve(n): ...
+
+        If the lease is short it first empties the allocator's cache. In the block the lease stays that
+        high, the cache is not emptied, and no call of on_pressure begins. So be short, and capture a
+        CUDA graph in a block.
 
         Raises MemoryError if others do not give enough, and TimeoutError without an answer."""
         number = self._borrow(size, timeout)
@@ -129,7 +135,7 @@ class Member:
             yield
         finally:
             with self._changed:
-                del self._held[number]
+                self._base += self._held.pop(number)
 
     def close(self) -> None:
         """Leaves the budget: what the process still has counts no more. Free it first. Twice is fine."""
@@ -185,16 +191,30 @@ class Member:
         finally:
             self._asking.release()
 
+    def _needs(self) -> int:
+        """The lease that the process needs for what it has, and for what blocks of reserve allocate."""
+        have = self._used()
+        return max(have, min(have, self._base) + sum(self._held.values()))
+
+    def _hold(self, number: int, size: int) -> bool:
+        """Begins a block of reserve, if the lease is high enough."""
+        if self._needs() + size > self._lease:
+            return False
+        if not self._held:
+            self._base = self._used()
+        self._held[number] = size
+        return True
+
     def _await(self, size: int, until: float) -> int:
         try:
             while not self._closed:
                 self._number += 1
-                number, have = self._number, self._used()
-                need = max([have, *self._held.values()]) + size
-                if need <= self._lease:
-                    self._held[number] = need
+                number = self._number
+                if self._hold(number, size) or self._empty_unless_held() and self._hold(number, size):
                     return number
-                self._ask, self._answer = (number, need, struct.pack("<IIQQQ", number, 1, need, need, have)), (0, "")
+                need = self._needs() + size
+                want = max(need, min(self.most, need + max(need // STEP_PARTS, LEAST_STEP)))
+                self._ask, self._answer = (number, size, struct.pack("<IIQQQ", number, 1, need, want, self._used())), (0, "")
                 if self._conn and self._joined:
                     self._send(self._conn, ASK, self._ask[2])
                 if not self._changed.wait_for(lambda: self._ask is None or self._closed, until - time.monotonic()):
@@ -231,7 +251,7 @@ class Member:
             if self._closed:
                 return
             self._conn, self._uuid, self._reported = conn, self._uuid or hello.uuid, self._used()
-            terms = (self._lease, self._reported, self.least, self.most)
+            terms = (self._lease, self._reported, *self._terms)
             self._send(conn, JOIN, struct.pack("<16s16sQQQQ", self._uuid, self._id, *terms) + string(self.name.encode()))
         watch = select.poll()
         watch.register(conn.sock, select.POLLIN)
@@ -255,7 +275,7 @@ class Member:
             have = self._used()
             if self._closed or not self._joined:
                 return
-            if have > self._lease:  # the allocator took memory unasked: it is to count if nobody has it
+            if have > self._lease:  # the allocator took memory unasked: it is to count if it is idle
                 self._number += 1
                 self._send(conn, ASK, struct.pack("<IIQQQ", self._number, 0, have, have, have))
             elif have != self._reported:
@@ -292,8 +312,8 @@ class Member:
                     self._send(conn, ASK, self._ask[2])
             self.least, self.most = least, most or NO_BOUND
             if self._ask and number == self._ask[0]:
-                if code == 0 and self._lease >= self._ask[1]:  # else a GAVE has crossed it, and reserve asks again
-                    self._held[number] = self._ask[1]
+                if code == 0:
+                    self._hold(number, self._ask[1])  # else a GAVE has crossed the LENT, and reserve asks again
                 self._ask, self._answer = None, (code, text)
             self._changed.notify_all()
 
@@ -316,8 +336,7 @@ class Member:
         with self._changed:
             if conn is not self._conn or not self._joined or self._closed:
                 return  # the next JOIN says what the lease is
-            have = self._used()
-            given = max(0, self._lease - max([target, have, *self._held.values()]))
+            have, given = self._used(), max(0, self._lease - max(target, self._needs()))
             self._lease -= given
             self._reported = have
             self._gave(conn, number, given, have, why)
