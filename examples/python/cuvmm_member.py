@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
 import struct
 import sys
 import threading
@@ -22,11 +21,11 @@ import time
 import uuid as uuids
 from typing import Any, Callable, Iterable, Iterator, Optional, Union
 
-from cuvmm_reader import Connection, Frame, Payload, close_later, expect
+from cuvmm_reader import Connection, Frame, OwnerGone, Payload, close_later, expect
 
 __all__ = ["Member"]
 
-JOIN, ASK, GAVE, LEAVE, LENT, DEMAND = 26, 27, 28, 29, 79, 80
+JOIN, ASK, GAVE, LEAVE, DONE, LENT, DEMAND = 26, 27, 28, 29, 73, 79, 80
 MAX_TEXT, NO_BOUND = 1024, 2**64 - 1
 REDIAL, REPORT, PAUSE = 0.2, 1.0, 0.01  # seconds between two connections, reports, calls of on_pressure
 STEP_PARTS, LEAST_STEP = 4, 2 << 20  # an ask is for a part more than is needed, so that the next one is rarer
@@ -147,9 +146,7 @@ class Member:
             conn, leaves, self._closed = self._conn, self._joined and not self._closed, True
             self._changed.notify_all()
             if conn and leaves:
-                self._send(conn, LEAVE, b"")
-                with contextlib.suppress(OSError):
-                    conn.sock.shutdown(socket.SHUT_WR)  # the broker reads LEAVE, and ends the connection
+                self._send(conn, LEAVE, b"", 1)
         self._thread.join(1 if leaves else 0)
         if conn:
             conn._shutdown()
@@ -264,9 +261,9 @@ class Member:
                 due = time.monotonic() + REPORT
                 self._report(conn)
 
-    def _send(self, conn: Connection, kind: int, payload: bytes) -> None:
+    def _send(self, conn: Connection, kind: int, payload: bytes, request: int = 0) -> None:
         try:
-            conn._send(kind, payload)
+            conn._send(kind, payload, request)
         except OSError:
             conn._shutdown()  # the thread that reads connects again
 
@@ -296,6 +293,8 @@ class Member:
             expect(soft in (0, 1) and zero == 0, "a demand that is neither soft nor hard")
             args = (conn, number, bool(soft), time.monotonic() + within / 1000, target)
             threading.Thread(target=self._give, args=args, name="cuvmm demand", daemon=True).start()
+        elif frame.type == DONE:  # the reply to LEAVE
+            raise OwnerGone("the member is closed")
         else:
             conn._check_end(frame)
 

@@ -109,7 +109,8 @@ func handOverWithPython(t *testing.T, dev *vmm.Device, library string, unit uint
 	h.s, err = dev.NewStream()
 	require.NoError(t, err)
 	defer func() { require.NoError(t, h.s.Close()) }()
-	defer dev.OnPressure(h.give)()
+	remove := dev.OnPressure(h.give)
+	defer remove()
 
 	check := func() (s gpuState) {
 		t.Helper()

@@ -215,7 +215,7 @@ func (s *Service) Request(c serve.Conn, f wire.Frame) error {
 		return err
 	case wire.TypeLeave:
 		s.leave(c)
-		return nil
+		return c.Reply(wire.TypeDone, f.Request, nil)
 	}
 	q, err := wire.DecodeTerms(f.Payload)
 	if err != nil {
