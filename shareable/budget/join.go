@@ -330,7 +330,10 @@ func (m *Member) leave(why error) {
 	c := m.client
 	m.mu.Unlock()
 	if c != nil {
-		_ = c.Send(wire.TypeLeave, nil) // else the end of the process says it
+		ctx, cancel := context.WithTimeout(context.Background(), reportTime)
+		defer cancel()
+		// An error: the end of the process says it. An end of the connection before the reply could outrun LEAVE.
+		_ = c.Call(ctx, wire.TypeLeave, nil, wire.TypeDone, func(wire.Frame) error { return nil })
 	}
 	m.disconnect(why)
 }

@@ -56,6 +56,9 @@ func (m *Member) Near() {
 	}
 }
 
+// raisePause is how long the member does not ask for a step after it got none.
+const raisePause = 100 * time.Millisecond
+
 // raise asks for the next step, of what no one uses.
 func (m *Member) raise() {
 	lease, created, _ := m.lease.State()
@@ -64,7 +67,13 @@ func (m *Member) raise() {
 	}
 	ctx, cancel := context.WithTimeout(m.ctx, reportTime)
 	defer cancel()
-	_ = m.ask(ctx, lease, false) // who needs it asks again
+	_ = m.ask(ctx, lease, false)                    // who needs it asks again
+	if now, _, _ := m.lease.State(); now <= lease { // each growth would ask for it
+		select {
+		case <-m.ctx.Done():
+		case <-time.After(raisePause):
+		}
+	}
 }
 
 // ask asks for a lease of need bytes, and for a step more, and returns why it is less. While a broker takes the place of

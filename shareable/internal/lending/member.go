@@ -38,6 +38,7 @@ type member struct {
 	conn  serve.Conn // nil: it has none now
 	told  uint64     // the lease that it knows of, or is about to hear of
 	asked time.Time
+	said  time.Time // when it said last what it has created
 
 	exit *os.File // a pidfd; nil: its end is not seen
 	out  queue
@@ -236,6 +237,12 @@ func (m *member) stop() {
 		_ = m.exit.Close()
 		m.exit = nil
 	}
+}
+
+// says has the broker know what a member has created. It needs Service.mu.
+func (m *member) says(created uint64) {
+	m.said = time.Now()
+	m.of.b.Said(m.id, created)
 }
 
 // leave ends a membership whose process lives on.

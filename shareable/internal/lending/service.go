@@ -212,7 +212,7 @@ func (s *Service) Request(c serve.Conn, f wire.Frame) error {
 		return err
 	case wire.TypeLeave:
 		s.leave(c)
-		return nil
+		return c.Reply(wire.TypeDone, f.Request, nil)
 	}
 	q, err := wire.DecodeTerms(f.Payload)
 	if err != nil {
@@ -239,10 +239,11 @@ func (s *Service) ask(c serve.Conn, q wire.Ask) {
 		if s.members[c] != m {
 			return
 		}
-		if q.Urgent {
-			m.of.look()
-		}
 		m.asked = time.Now()
+		m.says(q.Created)
+		if q.Urgent {
+			s.look(m.of)
+		}
 		s.carryOut(m.of, m.of.b.Ask(m.id, broker.Number(q.Number), broker.Ask{Need: q.Need, Want: q.Want, Created: q.Created, Urgent: q.Urgent}))
 	}
 	if s.ready {
@@ -260,10 +261,11 @@ func (s *Service) gave(c serve.Conn, q wire.Gave) {
 	if m == nil {
 		return
 	}
+	m.says(q.Created)
 	if q.Number == 0 && q.Given == 0 {
-		m.of.b.Said(m.id, q.Created)
 		return
 	}
+	s.look(m.of)
 	have := m.of.b.Lease(m.id)
 	given := min(q.Given, have)
 	m.of.stats.GivenBack += given
@@ -336,20 +338,27 @@ func (s *Service) demand(of *budget, m *member, a broker.Action) {
 	}
 }
 
+// freshFor is how long what a member has said of its memory is taken for what it has.
+const freshFor = 100 * time.Millisecond
+
 // look has the broker know what the device has left for members. It needs mu.
-func (b *budget) look() {
-	if b.Free == nil {
+func (s *Service) look(of *budget) {
+	if of.Free == nil {
 		return
 	}
-	lendable, err := b.Free()
+	lendable, err := of.Free()
 	if err != nil {
 		return
 	}
-	// What members have created is not free, and is theirs.
-	for _, m := range b.b.Members() {
-		lendable += min(m.Created, m.Lease)
+	// What members have created is not free, and is theirs. One that has said nothing lately may have all of its lease.
+	for _, x := range of.b.Members() {
+		if m := of.members[x.ID]; time.Since(m.said) < freshFor {
+			lendable += min(x.Created, x.Lease)
+		} else {
+			lendable += x.Lease
+		}
 	}
-	b.b.SetRoom(lendable)
+	s.carryOut(of, of.b.SetRoom(lendable))
 }
 
 // terms changes what a member is promised, or the budget.
