@@ -64,7 +64,7 @@ func (h *holders) add(t *testing.T, pid int) *holder {
 	return x
 }
 
-// stopped has what a stopped process holds count until it is gone, though nobody sees it while it ends.
+// stopped has what a stopped process holds count until it is gone, though it is not seen while it ends.
 func (h *holders) stopped(x *holder) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -27,8 +27,8 @@ func lendingServer(t *testing.T) *Server {
 	return listening(t, Options{Budgets: []budget.Budget{{Device: dev, Bytes: hostileBudget}}, hooks: hooks{deadline: budgetDeadline}})
 }
 
-// joining is a valid JOIN.
-func (h *hostile) joining(token byte) wire.Join {
+// joinOf is a valid JOIN.
+func (h *hostile) joinOf(token byte) wire.Join {
 	return wire.Join{UUID: h.s.dev.Info().UUID, Token: [16]byte{token}, Most: math.MaxUint64, Name: fmt.Sprint("liar", token)}
 }
 
@@ -68,11 +68,11 @@ func TestBudgetLiars(t *testing.T) {
 	t.Parallel()
 	s := lendingServer(t)
 	h := newHostile(t, s)
-	require.Equal(t, uint64(0), h.tells(wire.TypeJoin, h.joining(1).Append(nil)).More)
+	require.Equal(t, uint64(0), h.tells(wire.TypeJoin, h.joinOf(1).Append(nil)).More)
 	all := h.tells(wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: hostileBudget, Want: math.MaxUint64}.Append(nil))
 	require.Zero(t, all.Code)
 	require.EqualValues(t, hostileBudget, all.More)
-	twice := h.tells(wire.TypeJoin, h.joining(1).Append(nil))
+	twice := h.tells(wire.TypeJoin, h.joinOf(1).Append(nil))
 	require.EqualValues(t, hostileBudget, twice.More, "a second JOIN hears what is lent, and lends nothing")
 	above := h.tells(wire.TypeAsk, wire.Ask{Number: 2, Urgent: true, Need: math.MaxUint64, Want: math.MaxUint64}.Append(nil))
 	require.Equal(t, wire.CodeOutOfMemory, above.Code)
@@ -112,11 +112,11 @@ func TestBudgetLiars(t *testing.T) {
 	// Lies of a rejoin: more than it had, and more created than there is.
 	h.close()
 	again := newHostile(t, s)
-	lie := again.joining(1)
+	lie := again.joinOf(1)
 	lie.Lease, lie.Created = math.MaxUint64, math.MaxUint64
 	require.EqualValues(t, hostileBudget, again.tells(wire.TypeJoin, lie.Append(nil)).More)
 	stranger := newHostile(t, s)
-	lie = stranger.joining(2)
+	lie = stranger.joinOf(2)
 	lie.Lease = math.MaxUint64
 	require.Zero(t, stranger.tells(wire.TypeJoin, lie.Append(nil)).More, "there is nothing idle")
 	require.NoError(t, again.send(wire.TypeGave, wire.Gave{Number: 77, Given: math.MaxUint64, Created: math.MaxUint64, Why: "\x1b[2J"}.Append(nil)))
@@ -132,12 +132,12 @@ func TestBudgetLiars(t *testing.T) {
 	isIdle(t, s.Path(), hostileBudget)
 }
 
-// TestBudgetMemberNeverAnswers: after the deadline the one who needed memory hears who has not answered; others go on.
-func TestBudgetMemberNeverAnswers(t *testing.T) {
+// TestBudgetMemberNeverReplies: after the deadline the one who needed memory hears who has not answered; others go on.
+func TestBudgetMemberNeverReplies(t *testing.T) {
 	t.Parallel()
 	s := lendingServer(t)
 	h := newHostile(t, s)
-	h.tells(wire.TypeJoin, h.joining(1).Append(nil))
+	h.tells(wire.TypeJoin, h.joinOf(1).Append(nil))
 	h.tells(wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: hostileBudget, Want: hostileBudget}.Append(nil))
 	c := &counted{t: t, path: s.Path()}
 	a := c.join("a", 0)
@@ -156,8 +156,8 @@ func TestBudgetTokenOfAnother(t *testing.T) {
 	t.Parallel()
 	s := lendingServer(t)
 	h := newHostile(t, s)
-	h.tells(wire.TypeJoin, h.joining(1).Append(nil))
-	c := spawn(t, "thief", s.Path(), fmt.Sprint(s.gran), hex.EncodeToString(h.joining(1).Append(nil)))
+	h.tells(wire.TypeJoin, h.joinOf(1).Append(nil))
+	c := spawn(t, "thief", s.Path(), fmt.Sprint(s.gran), hex.EncodeToString(h.joinOf(1).Append(nil)))
 	require.Equal(t, strconv.Itoa(int(wire.CodePermission)), c.expect("refused"))
 	c.wait()
 	h.close()

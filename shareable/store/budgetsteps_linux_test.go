@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"sync/atomic"
 	"testing"
-	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
@@ -75,14 +75,9 @@ func (c *counted) join(name string, least uint64) *countedMember {
 // await waits until f has nothing to say against it.
 func await(t *testing.T, f func() (why string)) {
 	t.Helper()
-	for end := time.Now().Add(inTime); ; <-time.After(step) {
-		why := f()
-		if why == "" {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatal(why)
-		}
+	var why atomic.Value
+	if !assert.Eventually(t, func() bool { why.Store(f()); return why.Load() == "" }, inTime, step) {
+		t.Fatal(why.Load())
 	}
 }
 
@@ -226,7 +221,7 @@ func TestBudgetServerDiesAtEachStep(t *testing.T) {
 	t.Parallel()
 	const bytes = 16 * budgetChunk
 	refused := 0
-	for step := 1; ; step += testgate.Effort(29, 5, 1) {
+	for step := 1; ; step += testgate.Effort(61, 5, 1) {
 		c := &counted{t: t, path: socketAt(t)}
 		k := budgetKeeper(t, c.path, bytes, strconv.Itoa(step))
 		first := k.ask("pid")
@@ -234,11 +229,14 @@ func TestBudgetServerDiesAtEachStep(t *testing.T) {
 		was := k.ask("pid")
 		a.leave()
 		b.leave()
-		last := k.ask("pid")
-		if last == was { // else that a member leaves is known once its process has ended
-			isIdle(t, c.path, bytes)
-		}
-		died := last != first
+		await(t, func() string {
+			all, err := budget.Reports(t.Context(), c.path, testDevice(t), shareable.AttachOptions{})
+			if err == nil && all[0].Idle == bytes || k.ask("pid") != was { // then it may not know of a LEAVE
+				return ""
+			}
+			return fmt.Sprintf("%+v, %v", all, err)
+		})
+		died := k.ask("pid") != first
 		k.ask("close")
 		if t.Failed() {
 			t.Fatalf("step %d", step)

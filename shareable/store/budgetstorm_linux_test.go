@@ -138,7 +138,7 @@ func checkRefusals(t *testing.T, all []*child) (n, named int) {
 				need, _ := strconv.ParseUint(m[1], 10, 64)
 				share, _ := strconv.ParseUint(m[3], 10, 64)
 				if need <= share {
-					require.NotEmpty(t, m[4], "below its share, and nobody is named: %s", text)
+					require.NotEmpty(t, m[4], "below its share, and no one is named: %s", text)
 					named++
 				}
 				continue
@@ -172,6 +172,7 @@ func TestBudgetStorm(t *testing.T) {
 	if withCUDA {
 		t.Skip("it looks at memory of the host driver")
 	}
+	t.Parallel()
 	const bytes = 64 * budgetChunk
 	s := &budgetStorm{t: t, path: socketAt(t), budget: bytes, random: rand.New(rand.NewPCG(65, uint64(time.Now().UnixNano()))), held: holders{budget: bytes}}
 	s.members = make([]*stormMember, testgate.Effort(4, 8, 8))
@@ -183,7 +184,7 @@ func TestBudgetStorm(t *testing.T) {
 	for _, m := range s.members {
 		m.started()
 	}
-	for end := time.Now().Add(testgate.Effort(2*time.Second, 10*time.Second, time.Minute)); time.Now().Before(end); {
+	for end := time.Now().Add(testgate.Effort(time.Second, 10*time.Second, time.Minute)); time.Now().Before(end); {
 		<-time.After(time.Duration(s.random.IntN(100)) * time.Millisecond)
 		s.act(k)
 	}

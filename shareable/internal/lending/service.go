@@ -473,6 +473,7 @@ func (s *Service) Reports() (all []Report) {
 				Wants: of.b.Waits(x.ID), Gives: x.Demanded, Since: m.Since, Asked: m.asked, IsSilent: x.Silent || x.Absent,
 			})
 		}
+		slices.SortStableFunc(r.Members, func(a, b Member) int { return a.Since.Compare(b.Since) }) // as with the server before
 		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b Report) int { return cmp.Compare(a.Device, b.Device) })
