@@ -225,7 +225,7 @@ func (m *Member) give(c serve.Client, times int, d wire.Demand) {
 	m.gaveLocked(d.Number, why)
 }
 
-// gaveLocked tells the broker by how much the lease has fallen. Number 0 answers no demand: the lease fell while the
+// gaveLocked tells the broker by how much the lease has fallen. Number 0 is no reply to a demand: the lease fell while the
 // member joined. It needs mu.
 func (m *Member) gaveLocked(number uint32, why string) {
 	lease, created, _ := m.lease.State()

@@ -198,7 +198,7 @@ func TestBudgetKeeperDies(t *testing.T) {
 	a.grow(8)
 	err := b.g.Grow(2 * budgetChunk)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
-	require.ErrorContains(t, err, "no broker answers")
+	require.ErrorContains(t, err, "no broker replies")
 	k = budgetKeeper(t, c.path, bytes)
 	b.grow(8)
 	c.agrees(a, b)

@@ -35,8 +35,9 @@ type member struct {
 	id    broker.ID
 	name  string
 	token [16]byte
-	conn  serve.Conn // nil: it has none now
-	told  uint64     // the lease that it knows of, or is about to hear of
+	conn  serve.Conn  // nil: it has none now
+	due   *time.Timer // the deadline of the demand that it has; nil without one
+	dueOf broker.Number
 	asked time.Time
 	said  time.Time // when it said last what it has created
 
@@ -58,7 +59,7 @@ type item struct {
 	forget  bool      // the record, in place of keeping one
 	t       wire.Type // 0: none
 	payload []byte
-	kept    chan<- error // of capacity 1; nil: nobody waits until the record is kept
+	kept    chan<- error // of capacity 1; nil: no one waits until the record is kept
 }
 
 // send queues a frame, and a record. The caller has Service.mu, so frames are sent in the order of what they say.
@@ -140,14 +141,21 @@ func (s *Service) join(c serve.Conn, q wire.Join) error {
 // joinFirst makes a new member. It needs mu.
 func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	lease := q.Lease // of a server before this one, of which there are no records
-	if s.ready {
-		lease = min(lease, of.b.Idle())
+	if s.ready {     // it comes late: what it has created is there all the same
+		lease = min(lease, max(of.b.Idle(), q.Created))
 	}
 	s.lastID++
-	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c, told: lease}
+	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c}
 	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, Since: time.Now()}
-	if err := of.b.Join(m.id, q.Name, broker.Terms{Least: q.Least, Most: mostOf(q.Most)}, lease, q.Created); err != nil {
-		return err
+	t := broker.Terms{Least: q.Least, Most: mostOf(q.Most)}
+	if lease == 0 {
+		if err := of.b.Join(m.id, q.Name, t, 0, q.Created); err != nil {
+			return err
+		}
+	} else { // that server has checked the terms
+		of.b.Restore(m.id, q.Name, t, lease)
+		_, all := of.b.Back(m.id, lease, q.Created)
+		defer func() { s.carryOut(of, all) }()
 	}
 	if fd, err := c.PeerPIDFD(); err == nil {
 		m.watch(fd)
@@ -163,12 +171,12 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 func (s *Service) joinAgain(m *member, c serve.Conn, q wire.Join) {
 	if m.conn != nil {
 		delete(s.members, m.conn)
+		m.endDemand()
 		s.carryOut(m.of, m.of.b.Absent(m.id))
 	}
 	m.conn = c
 	s.members[c] = m
 	lease, all := m.of.b.Back(m.id, q.Lease, q.Created)
-	m.told = lease
 	t := m.of.b.Terms(m.id)
 	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: t.Least, Most: t.Most}.Append(nil))
 	s.carryOut(m.of, all)
@@ -196,7 +204,7 @@ func (s *Service) restoreLocked(token string, record []byte) {
 	}
 	of := s.budgets[r.Device]
 	s.lastID++
-	m := &member{s: s, of: of, id: s.lastID, name: r.Name, token: [16]byte(raw), told: r.Lease, Record: r}
+	m := &member{s: s, of: of, id: s.lastID, name: r.Name, token: [16]byte(raw), Record: r}
 	of.b.Restore(m.id, r.Name, broker.Terms{Least: r.Least, Most: r.Most}, r.Lease)
 	of.members[m.id], s.byToken[m.token] = m, m
 	if err == nil {
@@ -233,10 +241,19 @@ func (m *member) watch(fd int) {
 
 // stop ends the watch. It needs Service.mu.
 func (m *member) stop() {
+	m.endDemand()
 	if m.exit != nil {
 		_ = m.exit.Close()
 		m.exit = nil
 	}
+}
+
+// endDemand ends the deadline of the demand that the member has. It needs Service.mu.
+func (m *member) endDemand() {
+	if m.due != nil {
+		m.due.Stop()
+	}
+	m.due, m.dueOf = nil, 0
 }
 
 // says has the broker know what a member has created. It needs Service.mu.
@@ -285,6 +302,7 @@ func (s *Service) End(c serve.Conn) {
 	}
 	delete(s.members, c)
 	m.conn = nil
+	m.endDemand()
 	if m.exit == nil { // its end would not be seen
 		s.removeLocked(m)
 		return

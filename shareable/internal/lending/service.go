@@ -77,7 +77,6 @@ type Service struct {
 type budget struct {
 	Budget
 	b       *broker.Broker
-	timers  map[broker.Number]*time.Timer // deadlines of demands
 	members map[broker.ID]*member
 	stats   Counts
 }
@@ -110,7 +109,7 @@ func New(o Options) (*Service, error) {
 		if b.Bytes > b.Memory {
 			return nil, fmt.Errorf("%w: a budget of %d bytes for %s, which has %d", vmm.ErrInvalid, b.Bytes, b.Device, b.Memory)
 		}
-		s.budgets[b.UUID] = &budget{Budget: b, b: broker.New(b.Bytes), timers: map[broker.Number]*time.Timer{}, members: map[broker.ID]*member{}}
+		s.budgets[b.UUID] = &budget{Budget: b, b: broker.New(b.Bytes), members: map[broker.ID]*member{}}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,9 +139,6 @@ func (s *Service) Close() {
 		s.begins.Stop()
 	}
 	for _, b := range s.budgets {
-		for _, t := range b.timers {
-			t.Stop()
-		}
 		for _, m := range b.members {
 			m.stop()
 		}
@@ -269,10 +265,8 @@ func (s *Service) gave(c serve.Conn, q wire.Gave) {
 	have := m.of.b.Lease(m.id)
 	given := min(q.Given, have)
 	m.of.stats.GivenBack += given
-	m.told = have - given
-	if t := m.of.timers[broker.Number(q.Number)]; t != nil {
-		t.Stop()
-		delete(m.of.timers, broker.Number(q.Number))
+	if broker.Number(q.Number) == m.dueOf {
+		m.endDemand()
 	}
 	s.carryOut(m.of, m.of.b.Gave(m.id, broker.Number(q.Number), have-given, q.Created, q.Why))
 	m.send(s.record(m), 0, nil)
@@ -289,9 +283,7 @@ func (s *Service) carryOut(of *budget, all []broker.Action) {
 			} else {
 				of.stats.Refused++
 			}
-			if m != nil {
-				s.lend(m, a)
-			}
+			s.lend(m, a)
 		case broker.Demand:
 			of.stats.Demands++
 			s.demand(of, m, a)
@@ -309,7 +301,6 @@ func (s *Service) lend(m *member, a broker.Action) {
 			l.Code = wire.CodeBusy
 		}
 	}
-	m.told += l.More
 	var record []byte
 	if l.More > 0 {
 		record = s.record(m)
@@ -323,19 +314,17 @@ func (s *Service) demand(of *budget, m *member, a broker.Action) {
 	if a.Soft {
 		within = s.opts.Soft
 	}
-	n := a.Number
-	of.timers[n] = s.afterLocked(within, func() {
-		if of.timers[n] == nil {
+	m.dueOf = a.Number
+	m.due = s.afterLocked(within, func() {
+		if m.dueOf != a.Number {
 			return
 		}
-		delete(of.timers, n)
+		m.endDemand()
 		of.stats.Expired++
-		s.opts.Logger.Warn("a member does not answer", "device", of.Device, "demand", n, "after", within)
-		s.carryOut(of, of.b.Expire(n))
+		s.opts.Logger.Warn("a member does not reply", "device", of.Device, "member", m.name, "after", within)
+		s.carryOut(of, of.b.Expire(a.Number))
 	})
-	if m != nil {
-		m.send(nil, wire.TypeDemand, wire.Demand{Number: uint32(n), Soft: a.Soft, Within: uint32(within / time.Millisecond), Lease: a.Lease}.Append(nil))
-	}
+	m.send(nil, wire.TypeDemand, wire.Demand{Number: uint32(a.Number), Soft: a.Soft, Within: uint32(within / time.Millisecond), Lease: a.Lease}.Append(nil))
 }
 
 // freshFor is how long what a member has said of its memory is taken for what it has.
