@@ -75,17 +75,17 @@ func TestCostOfALease(t *testing.T) {
 						}
 					})
 				}},
-				{"100 growths of 2 MiB", func() time.Duration {
+				{"400 growths of 2 MiB", func() time.Duration {
 					require.NoError(t, g.SetLen(0))
 					require.NoError(t, g.Clip())
 					return timed(func() {
-						for i := range 100 {
+						for i := range 400 {
 							require.NoError(t, g.Grow(uint64(i+1)*2<<20))
 						}
 					})
 				}},
-				{"1,000 pool pairs of 1 KiB", pair(1<<10, 1000)},
-				{"100 pool pairs of 4 MiB", pair(4<<20, 100)},
+				{"10,000 pool pairs of 1 KiB", pair(1<<10, 10_000)},
+				{"5,000 pool pairs of 4 MiB", pair(4<<20, 5000)},
 			} {
 				leased := func() time.Duration {
 					lease, err := inside.VMM.Lend(d, plenty{})

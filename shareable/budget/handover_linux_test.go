@@ -50,7 +50,7 @@ type role struct {
 // command is what it is told, and reply what it says.
 type (
 	command struct {
-		Do    string // "grow" or "verify"
+		Do    string // "grow", to so many bytes, or "verify"
 		Bytes uint64
 	}
 	reply struct {
@@ -125,9 +125,9 @@ func (h *handed) do(c command) (took int64, err error) {
 	begin := time.Now()
 	switch c.Do {
 	case "grow":
-		if err = h.g.Grow(c.Bytes); err == nil {
+		if err = h.g.Grow(c.Bytes - h.g.Len()); err == nil {
 			took = time.Since(begin).Nanoseconds()
-			err = h.resize(h.g.Len() + c.Bytes)
+			err = h.resize(c.Bytes)
 		}
 	case "verify":
 		err = h.verify()
@@ -305,13 +305,13 @@ func TestHandOver(t *testing.T) {
 // handOverDevice is where memory is handed over.
 type handOverDevice struct {
 	name, c            string
-	scale              uint64 // 1/126 of the budget
+	page, scale        uint64 // scale is 1/126 of the budget
 	rounds, few, block int
 }
 
 func handOverDevices(t *testing.T) []handOverDevice {
 	t.Helper()
-	all := []handOverDevice{{name: "host:0?page=64K", scale: 64 << 10, rounds: 8, few: 8, block: 8}}
+	all := []handOverDevice{{name: "host:0?page=64K", page: 64 << 10, scale: 512 << 10, rounds: 8, few: 8, block: 8}}
 	if os.Getenv("VMM_TEST_DRIVER") != "cuda" {
 		return all
 	}
@@ -326,7 +326,7 @@ func handOverDevices(t *testing.T) []handOverDevice {
 	out, err := exec.Command("cc", "-O2", "-I/usr/local/cuda/include", "-o", bin, "testdata/handover.c", "-lcuda", "-lpthread",
 		"-L/usr/local/cuda/lib64/stubs", "-L/usr/lib/x86_64-linux-gnu").CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	return append(all, handOverDevice{name: "cuda:0", c: bin, scale: 1 << 30, rounds: rounds, few: few, block: max(few/2, 20)})
+	return append(all, handOverDevice{name: "cuda:0", c: bin, page: 2 << 20, scale: 1 << 30, rounds: rounds, few: few, block: max(few/2, 20)})
 }
 
 // handOver makes so many hand-overs, to and fro, of memory that its owner uses.
@@ -336,21 +336,21 @@ func handOver(t *testing.T, drv handOverDevice, chunk, scale uint64, rounds int)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, dev.Close()) }()
 	small := min(scale, 32<<20)
-	kernels := 32 * min(scale, 2<<20) // what those of both have, and the other vector
+	kernels := 32 * drv.page // what those of both have, and the other vector
 	path := filepath.Join(t.TempDir(), "b.sock")
-	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{Device: dev, Bytes: 127*scale + 2*kernels}}})
+	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{Device: dev, Bytes: 126*scale + 2*kernels}}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
 	a := startRole(t, role{Name: "a", Device: drv.name, Path: path, Base: 83 * scale, Max: 128 * scale, Chunk: chunk, Works: true, Small: small})
 	b := startRole(t, role{Name: "b", Device: drv.name, Path: path, Base: 43 * scale, Max: 128 * scale, Chunk: chunk})
 	was := b.do("verify", 0).Chunks
 	for i := range rounds {
-		taker, least := b, uint64(0) // a holds more than its share
+		taker, n, least := b, 63*scale, uint64(0) // a holds more than its share
 		if i%2 == 1 {
-			taker, least = a, 40*scale+2*kernels // and now b does
+			taker, n, least = a, 83*scale, 41*scale+2*kernels // and now b does
 		}
 		require.NoError(t, budget.SetTerms(t.Context(), path, dev, budget.Change{Member: "a", Least: &least}, shareable.AttachOptions{}))
-		p := taker.do("grow", 20*scale)
+		p := taker.do("grow", n)
 		all = append(all, p.Took)
 		a.do("verify", 0)
 		if p = b.do("verify", 0); i == 0 {
