@@ -1,7 +1,6 @@
 package main
 
 import (
-	"log"
 	"os"
 	"runtime"
 	"strings"
@@ -15,7 +14,6 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	log.SetFlags(0)
 	os.Exit(m.Run())
 }
 
@@ -25,7 +23,7 @@ func few(t *testing.T) options {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs the host driver, which is for Linux")
 	}
-	return options{Device: "host?page=64K", Mode: "all", Seconds: 20, Seed: 1, Budget: 16 << 20, Token: 1 << 10}
+	return options{Device: "host?page=64K", Mode: "all", Seconds: 20, Seed: 2, Budget: 16 << 20, Token: 1 << 10}
 }
 
 func played(t *testing.T, o options, mode string) result {
