@@ -82,13 +82,12 @@ func (d *Device) giving(why string) func(size uint64) error {
 	}
 }
 
-func (inside) SetAround(d *Device, bytes uint64) (old uint64) {
-	return d.state.bank.SetBound(bank.Around, bytes)
+func (inside) SetAround(d *Device, bytes uint64, limit string) (old uint64) {
+	return d.state.bank.SetAround(bytes, limit)
 }
 
 func (inside) Relieve(d *Device, target uint64, until time.Time) (busy bool) {
-	_, busy = d.state.bank.Give(target, until, d.giving("a limit of the system is near"))
-	return busy
+	return d.state.bank.Relieve(target, until, d.giving("a limit of the system is near"))
 }
 
 func (l *lease) End() error {

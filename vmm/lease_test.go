@@ -21,6 +21,7 @@ type testBroker struct {
 	asked        []bool // urgent
 	near         atomic.Int64
 	refusal      error
+	raised       func() // called after a raise
 }
 
 func (l *testBroker) Borrow(need uint64, urgent bool, _ time.Time) error {
@@ -32,6 +33,9 @@ func (l *testBroker) Borrow(need uint64, urgent bool, _ time.Time) error {
 	if more := need - have; more <= l.idle {
 		l.idle -= more
 		l.lease.Raise(more)
+		if l.raised != nil {
+			l.raised()
+		}
 		return nil
 	}
 	return l.refusal
@@ -92,6 +96,26 @@ func TestLeaseOrder(t *testing.T) {
 	require.Equal(t, uint64(3*leaseUnit), have)
 	require.Equal(t, have, created)
 	require.Equal(t, uint64(math.MaxUint64), limit)
+}
+
+// TestLeaseIsKeptForWhoAsked: a demand that comes between a grant and its use does not get it; what is beyond it goes.
+func TestLeaseIsKeptForWhoAsked(t *testing.T) {
+	l := &testBroker{idle: 8 * leaseUnit}
+	d := leased(t, l)
+	l.raised = func() {
+		l.lease.Raise(leaseUnit)
+		require.Equal(t, uint64(leaseUnit), l.lease.DropCached(0))
+		_, busy := l.lease.Give(0, time.Now().Add(time.Minute))
+		require.True(t, busy)
+	}
+	g := growing(t, d)
+	require.NoError(t, g.Grow(3*leaseUnit))
+	have, created, _ := l.lease.State()
+	require.Equal(t, have, created)
+	l.raised = nil
+	require.ErrorIs(t, g.Grow(20*leaseUnit), vmm.ErrOutOfMemory)
+	l.lease.Raise(leaseUnit)
+	require.Equal(t, uint64(leaseUnit), l.lease.DropCached(0), "nothing is kept for an operation that is over")
 }
 
 // TestLeaseNear: the lender hears of it when 7/8 are created, and not before.

@@ -110,8 +110,7 @@ With --engine sm, a kernel of the device copies, as in nvbandwidth's cases of th
 name: within the device, and from and to pinned memory.`,
 		Example: `  vmmbench bw
   vmmbench bw --direction h2d,both --host pinned --size 64K:256M:x4
-  vmmbench bw --direction d2d --size 64M:16G:x2 --step 1M --verify edges
-  vmmbench bw --direction d2d --engine ce,sm --size 1G
+  vmmbench bw --direction d2d --engine ce,sm --size 64M:16G:x2 --step 1M --verify edges
   vmmbench bw --direction d2h --host staging,pinned --into fresh,touched --size 64M,1G
   vmmbench bw --host staging,pinned --chunk 0,2M,64M --format json -o bw.txt`,
 	}, p, 30, 4*time.Second, (*measureFlags).addVerify, (*measureFlags).addMinTime)

@@ -108,15 +108,12 @@ for runs that may not be compared.`,
 		return nil
 	}
 	c.RunE = func(_ *cobra.Command, args []string) error {
-		if err := cmp.Or(o.check(), o.reject("compare measures nothing", report.GoBench, report.NDJSON)); err != nil {
+		if err := o.check("compare measures nothing", report.GoBench, report.NDJSON); err != nil {
 			return err
 		}
-		older, err := loadReports(args[0])
-		if err != nil {
-			return err
-		}
-		newer, err := loadReports(args[1])
-		if err != nil {
+		older, errOld := loadReports(args[0])
+		newer, errNew := loadReports(args[1])
+		if err := cmp.Or(errOld, errNew); err != nil {
 			return err
 		}
 		return a.compareReports(&o, &b, older, newer, float64(margin))
@@ -124,22 +121,13 @@ for runs that may not be compared.`,
 	return c
 }
 
-// compareReports compares reports, writes a report of the comparisons with the cases of the new run, and
-// sets the exit code.
+// compareReports writes a report of the comparisons with the cases of the new run, and sets the exit code.
 func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*report.Report, margin float64) error {
-	base, list, err := b.compare(older, newer, margin)
-	if err == nil && len(list) == 0 {
-		err = errors.New("no case is in both runs")
-	}
-	if err != nil {
+	worse := false
+	err := a.withReport(report.CommandCompare, o, func(r *runner) (err error) {
+		err = r.compareRuns(b, older, newer, margin)
+		worse = r.worse
 		return err
-	}
-	err = a.withReport(report.CommandCompare, o, func(r *runner) error {
-		if err := r.start(); err != nil {
-			return err
-		}
-		r.against(base, newer[0], list)
-		return nil
 	})
 	if err != nil {
 		return err
@@ -149,7 +137,7 @@ func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*r
 	switch {
 	case slices.ContainsFunc(newer, wrong):
 		a.code = report.ExitMismatch
-	case b.fails(base, list, older, newer):
+	case worse:
 		a.code = report.ExitWorse
 	default:
 		a.code = report.ExitPassed
@@ -157,11 +145,25 @@ func (a *app) compareReports(o *outputFlags, b *baselineFlags, older, newer []*r
 	return nil
 }
 
-// against adds what comparing runs has found.
-func (r *runner) against(base *report.Baseline, newer *report.Report, list []report.Comparison) {
-	r.report.Host, r.report.Devices, r.report.Baseline = newer.Host, newer.Devices, base
-	base.New = &newer.Run
-	r.add(newer.Cases, list)
+// compareRuns adds the comparisons of runs, with the cases of the first new one. If runs cannot be
+// compared, it does not start.
+func (r *runner) compareRuns(b *baselineFlags, older, newer []*report.Report, margin float64) error {
+	base, list, err := b.compare(older, newer, margin)
+	switch {
+	case err != nil || r.started:
+	case len(list) == 0:
+		err = errors.New("no case is in both runs")
+	default:
+		err = r.start()
+	}
+	if err != nil {
+		return err
+	}
+	r.report.Host, r.report.Devices, r.report.Baseline = newer[0].Host, newer[0].Devices, base
+	base.New = &newer[0].Run
+	r.add(newer[0].Cases, list)
+	r.worse = b.fails(base, list, older, newer)
+	return nil
 }
 
 // loadReports reads the reports in files with commas between their names.

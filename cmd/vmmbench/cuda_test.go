@@ -47,7 +47,7 @@ func TestCommandsOnFakeCUDA(t *testing.T) {
 	copies := newBWPlan()
 	copies.hosts.values, copies.intos.values, copies.sizes, copies.steps = copies.hosts.of, copies.intos.of, less(4), testgate.Effort(size.List{1 << 20}, size.List{0, 1 << 20}, size.List{0, 1 << 20})
 	growths := newGrowPlan()
-	growths.targets, growths.step = less(8), growStep{bytes: 2 << 20}
+	growths.targets, growths.step = less(8), 2<<20
 	growths.busy = testgate.Effort(counts{1}, counts{0, 1}, counts{0, 1})
 	growths.mems.values = []string{memVMM, "ahead", "kept", memPlain, memAsync}
 	sleeps := newSleepPlan()
@@ -94,21 +94,21 @@ func TestTopologyOnFakeCUDA(t *testing.T) {
 	fake.Link(2, 0, fakecuda.NoPath)
 	devs := opened(t, drv, 0, 1, 2)
 
-	links, err := devs[0].Topology()
-	require.NoError(t, err)
-	described := []report.Device{describeDevice(devs[0]), describeDevice(devs[2])}
-	require.True(t, described[0].Unified)
-	list := topology(links, described)
+	r := &runner{report: report.New(report.Run{}, report.Host{})}
+	r.addDevices([]device{devs[0], devs[2]})
+	require.True(t, r.report.Devices[0].Unified)
+	list := r.report.Topology
 	require.Len(t, list, 2, "of the devices that are described")
 	require.Equal(t, "cuda:0 cuda:2", list[0].From+" "+list[0].To)
 	require.True(t, *list[0].Access)
 	require.False(t, *list[1].Access)
 	require.Nil(t, list[1].Rank)
 	require.Contains(t, list[0].Reason, "path: ", "there is no NVML for the fake driver")
-	require.Nil(t, topology(nil, described))
 
+	links, err := devs[0].Topology()
+	require.NoError(t, err)
 	kinds := map[string]report.Text{}
-	for _, l := range topology(links, append(described, describeDevice(devs[1]))) {
+	for _, l := range topology(links) {
 		kinds[l.From+" "+l.To] = l.Kind
 		require.Equal(t, l.Kind == "nvlink", *l.Atomics)
 	}

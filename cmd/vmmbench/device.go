@@ -20,22 +20,13 @@ type device struct {
 // Close closes the device and frees its kernels.
 func (d device) Close() error { return errors.Join(d.kernels.close(), d.Device.Close()) }
 
-// noDeviceError says that this machine does not have the device.
-type noDeviceError struct{ err error }
-
-func (e noDeviceError) Error() string { return e.err.Error() }
-func (e noDeviceError) Unwrap() error { return e.err }
-
-// openDevice opens a device. The error is a usageError if the name is not valid, and a
-// noDeviceError if this machine does not have the device.
+// openDevice opens a device. The error is a usageError if the name is not valid.
 func openDevice(set *settings, name string) (device, error) {
 	dev, err := vmm.Open(name)
-	switch {
-	case errors.Is(err, vmm.ErrInvalid):
-		return device{}, usageError{err}
-	case notAvailable(err):
-		return device{}, noDeviceError{err}
-	case err != nil:
+	if errors.Is(err, vmm.ErrInvalid) {
+		err = usageError{err}
+	}
+	if err != nil {
 		return device{}, err
 	}
 	d, err := withRaw(set, dev)

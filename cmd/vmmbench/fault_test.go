@@ -46,7 +46,7 @@ func TestOneFailedCaseLeavesTheOthers(t *testing.T) {
 func TestFailedGrowthLeavesTheOther(t *testing.T) {
 	t.Parallel()
 	plan := newGrowPlan()
-	plan.targets, plan.step = []uint64{3 * smallPage}, growStep{bytes: smallPage}
+	plan.targets, plan.step = []uint64{3 * smallPage}, smallPage
 	plan.mems.values = []string{memVMM, memPlain}
 	plan.writes.values = []string{upload} // so that no source is made first
 	for _, call := range []string{"Create", "Map", "SetAccess", "AllocPlain", "Copy"} {

@@ -5,7 +5,6 @@ import (
 	"math"
 	"path"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -28,26 +27,22 @@ func filtered(groups []group, match *regexp.Regexp) (list []group, err error) {
 
 // only is the group with the tasks whose names match.
 func (g group) only(match *regexp.Regexp) group {
-	kept := map[string]int{} // where tasks are afterwards
-	all := g.tasks
-	g.tasks = nil
-	for _, t := range all {
+	at := map[int]int{} // where tasks are afterwards
+	var tasks []task
+	for i, t := range g.tasks {
 		if match.MatchString(t.c.ID) {
-			kept[t.c.ID] = len(g.tasks)
-			g.tasks = append(g.tasks, t)
+			at[i], tasks = len(tasks), append(tasks, t)
 		}
 	}
 	pairs := []pair{}
-	for _, p := range g.compared {
-		a, ok := kept[all[p.a].c.ID]
-		b, too := kept[all[p.b].c.ID]
+	for _, p := range g.pairs() {
+		a, ok := at[p.a]
+		b, too := at[p.b]
 		if ok && too {
 			pairs = append(pairs, pair{a, b})
 		}
 	}
-	if g.compared != nil {
-		g.compared = pairs
-	}
+	g.tasks, g.compared = tasks, pairs
 	return g
 }
 
@@ -71,39 +66,27 @@ func (f *floors) add(s string) error {
 	return nil
 }
 
-// matching are the cases that the name of a floor stands for.
-func matching(x report.Floor, cases []report.Case) (list []report.Case) {
-	for _, c := range cases {
-		if ok, _ := path.Match(x.Case, c.ID); ok {
-			list = append(list, c)
-		}
-	}
-	return list
-}
-
-// check refuses a floor that no case can reach, as a slip in a name would pass for ever.
-func (f floors) check(cases []report.Case) error {
+// of are the floors of single cases, whose medians they have if the cases have passed. It refuses a floor
+// that no case can reach, as a slip in a name would pass for ever.
+func (f floors) of(cases []report.Case) (list []report.Floor, err error) {
 	for _, x := range f {
-		switch of := matching(x, cases); {
-		case len(of) == 0:
-			return usageError{fmt.Errorf("--at-least %s: no case is called so; --dry-run lists them", x.Case)}
-		case slices.ContainsFunc(of, func(c report.Case) bool { return c.Unit != unitGBs }):
-			return usageError{fmt.Errorf("--at-least %s: there is a case that has no rate: its figure is a time", x.Case)}
-		}
-	}
-	return nil
-}
-
-// found is what became of each floor: by the median, or nothing if the case did not pass.
-func (f floors) found(cases []report.Case) (list []report.Floor) {
-	for _, x := range f {
-		for _, c := range matching(x, cases) {
+		found := false
+		for _, c := range cases {
+			if ok, _ := path.Match(x.Case, c.ID); !ok {
+				continue
+			}
+			if found = true; c.Unit != unitGBs {
+				return nil, usageError{fmt.Errorf("--at-least %s: there is a case that has no rate: its figure is a time", x.Case)}
+			}
 			one := report.Floor{Case: c.ID, Least: x.Least}
 			if c.Status == report.Passed && c.Stats != nil {
 				one.Value = &c.Stats.Value
 			}
 			list = append(list, one)
 		}
+		if !found {
+			return nil, usageError{fmt.Errorf("--at-least %s: no case is called so; --dry-run lists them", x.Case)}
+		}
 	}
-	return list
+	return list, nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -37,31 +36,22 @@ func (o *outputFlags) add(f *pflag.FlagSet) {
 		"also write to this `FILE`, in the format of its suffix: .txt, .json, .ndjson, .csv, .bench (repeatable)")
 }
 
-// check refuses files of unknown format and files that are given twice. It is
-// called before anything is measured.
-func (o *outputFlags) check() error {
-	given := map[string]bool{}
+// check refuses files of unknown format, files that are given twice, and these formats, for a reason. It
+// is called before anything is measured.
+func (o *outputFlags) check(reason string, refused ...report.Format) error {
+	given, formats := map[string]bool{}, []report.Format{o.format}
 	for _, name := range o.files {
-		if _, err := report.FormatOf(name); err != nil {
+		f, err := report.FormatOf(name)
+		if err != nil {
 			return usageError{err}
 		}
 		if name = filepath.Clean(name); given[name] {
 			return usageError{fmt.Errorf("output file %q: given twice", name)}
 		}
-		given[name] = true
+		given[name], formats = true, append(formats, f)
 	}
-	return nil
-}
-
-// reject returns a usageError if one of these formats was asked for.
-func (o *outputFlags) reject(reason string, formats ...report.Format) error {
-	asked := []report.Format{o.format}
-	for _, name := range o.files {
-		f, _ := report.FormatOf(name) // check returns its error
-		asked = append(asked, f)
-	}
-	for _, f := range asked {
-		if slices.Contains(formats, f) {
+	for _, f := range formats {
+		if slices.Contains(refused, f) {
 			return usageError{fmt.Errorf("format %s: %s", f, reason)}
 		}
 	}
@@ -149,9 +139,9 @@ func (m *measureFlags) check() error {
 		return usageError{err}
 	}
 	if m.manyRuns() {
-		err = m.reject("--runs compares runs", report.GoBench, report.NDJSON)
+		return m.outputFlags.check("--runs compares runs", report.GoBench, report.NDJSON)
 	}
-	return cmp.Or(err, m.outputFlags.check())
+	return m.outputFlags.check("")
 }
 
 // plan returns the groups of a plan, without the cases that --filter leaves out.
@@ -167,7 +157,8 @@ func (m *measureFlags) plan(p plan, devs []device) ([]group, error) {
 	if groups, err = filtered(groups, match); err != nil {
 		return nil, err
 	}
-	return groups, m.floors.check(casesOf(groups))
+	_, err = m.floors.of(casesOf(groups))
+	return groups, err
 }
 
 // describe returns the flags for the report.
@@ -187,7 +178,7 @@ type choice[T ~string] struct {
 // Set implements pflag.Value.
 func (c choice[T]) Set(s string) error {
 	if !slices.Contains(c.of, T(s)) {
-		return fmt.Errorf("want one of %s", c.words(", "))
+		return fmt.Errorf("want one of %v", c.of)
 	}
 	*c.value = T(s)
 	return nil
@@ -196,10 +187,8 @@ func (c choice[T]) Set(s string) error {
 func (c choice[T]) String() string { return string(*c.value) }
 
 // Type implements pflag.Value.
-func (c choice[T]) Type() string { return c.words("|") }
-
-func (c choice[T]) words(between string) string {
-	return strings.ReplaceAll(strings.Trim(fmt.Sprint(c.of), "[]"), " ", between)
+func (c choice[T]) Type() string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(c.of), "[]"), " ", "|")
 }
 
 // choices is a flag that takes a list of words.

@@ -47,7 +47,7 @@ func newGrowPlan() *growPlan {
 		ways = append(ways, w.word)
 	}
 	return &growPlan{
-		targets: size.List{256 << 20}, chunks: size.List{0}, step: growStep{bytes: 16 << 20},
+		targets: size.List{256 << 20}, chunks: size.List{0}, step: 16 << 20,
 		mems: choices{of: ways, values: ways[:len(ways)-1]}, busy: counts{0},
 		writes: choices{of: []string{onDevice, upload, nothing}, values: []string{onDevice}},
 	}
@@ -56,7 +56,7 @@ func newGrowPlan() *growPlan {
 func (p *growPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.targets, "size", "bytes to grow to: a list or a range")
 	f.Var(&p.memory, "memory", "grow to this share of the free memory, on the host of half of it, instead of --size")
-	f.Var(&p.step, "step", "bytes appended at a time; x2 begins with 2 MiB and doubles")
+	f.Func("step", "bytes appended at a time: a `SIZE`, or x2, which begins with 2 MiB and doubles (default 16MiB)", p.step.set)
 	f.Var(&p.mems, "mem", "ways to grow")
 	f.Var(&p.chunks, "chunk", "chunk sizes of vmm memory; 0: the library chooses")
 	f.Var(&p.writes, "write", "where the appended bytes come from")
@@ -91,14 +91,7 @@ all ranges. Nothing is verified.`,
 	return c
 }
 
-func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
-	if p.step.bytes == 0 || p.step.bytes%8 != 0 {
-		return nil, usageError{fmt.Errorf("--step %d bytes: want a multiple of 8", p.step.bytes)}
-	}
-	if err := cmp.Or(checkMost("--step", p.step.bytes), checkMost("--chunk", p.chunks...)); err != nil {
-		return nil, err
-	}
-	var list []group
+func (p *growPlan) groups(devs []device, seed uint64) (list []group, err error) {
 	for _, n := range p.ranges {
 		if n == 0 || n > mostRanges {
 			return nil, usageError{fmt.Errorf("--ranges %d: want 1 to %d", n, mostRanges)}
@@ -112,9 +105,8 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 	if len(list) > 0 {
 		return list, nil
 	}
-	// --memory replaces --size.
 	targets := p.targets
-	if p.memory > 0 {
+	if p.memory > 0 { // it replaces --size
 		target, err := p.memoryTarget(devs[0])
 		if err != nil {
 			return nil, err
@@ -122,16 +114,13 @@ func (p *growPlan) groups(devs []device, seed uint64) ([]group, error) {
 		targets = size.List{target}
 	}
 	for _, target := range targets {
-		if err := checkSize(target); err != nil {
-			return nil, err
-		}
 		for _, write := range p.writes.values {
 			for _, streams := range p.busy {
 				list = append(list, p.group(devs[0], seed, target, write, streams))
 			}
 		}
 	}
-	return list, nil
+	return list, cmp.Or(checkMost("--step", uint64(p.step)), checkMost("--chunk", p.chunks...), checkSize(targets...))
 }
 
 // memoryTarget is the target for --memory. It is a whole number of steps.
@@ -146,64 +135,57 @@ func (p *growPlan) memoryTarget(dev device) (uint64, error) {
 		}
 		free /= 2 // what is copied is there twice, and other programs need some
 	}
-	most := uint64(float64(p.memory) * float64(free))
-	if most < p.step.bytes {
+	most, step := uint64(float64(p.memory)*float64(free)), p.step.after(0)
+	if most < step {
 		return 0, usageError{fmt.Errorf("--memory %v of %d free bytes is less than one step", &p.memory, free)}
 	}
-	if p.step.double {
-		return p.step.bytes << (bits.Len64(most/p.step.bytes) - 1), nil
+	if p.step == doubling {
+		return step << (bits.Len64(most/step) - 1), nil
 	}
-	return most / p.step.bytes * p.step.bytes, nil
+	return most / step * step, nil
 }
 
-// growStep says how much is appended at a time.
-type growStep struct {
-	bytes  uint64 // the first step if double
-	double bool   // each further step is as much as there is
-}
+// growStep is how many bytes are appended at a time.
+type growStep uint64
+
+// doubling begins with 2 MiB, and each further step is as much as there is.
+const doubling growStep = 0
 
 // after is the step that follows when there are n bytes.
 func (s growStep) after(n uint64) uint64 {
-	if s.double && n > 0 {
-		return n
+	if s == doubling {
+		return max(n, 2<<20)
 	}
-	return s.bytes
+	return uint64(s)
 }
 
-// Set implements pflag.Value.
-func (s *growStep) Set(text string) error {
+// set is for the flag.
+func (s *growStep) set(text string) error {
 	if text == "x2" {
-		*s = growStep{bytes: 2 << 20, double: true}
+		*s = doubling
 		return nil
 	}
 	n, err := size.Parse(text)
-	*s = growStep{bytes: n}
+	if err == nil && (n == 0 || n%8 != 0) {
+		err = errors.New("want x2, or a multiple of 8 bytes")
+	}
+	*s = growStep(n)
 	return err
 }
 
-func (s *growStep) String() string {
-	if s.double {
-		return "x2"
-	}
-	return size.Format(s.bytes)
-}
-
 // axis is the value in the report.
-func (s *growStep) axis() any {
-	if s.double {
+func (s growStep) axis() any {
+	if s == doubling {
 		return "x2"
 	}
-	return s.bytes
+	return uint64(s)
 }
-
-// Type implements pflag.Value.
-func (s *growStep) Type() string { return "SIZE|x2" }
 
 // options are those of a range that grows in place.
 func (p *growPlan) options(way string, target, chunk uint64) vmm.RangeOptions {
 	o := vmm.RangeOptions{Max: target, Chunk: chunk}
 	if way == "ahead" {
-		o.GrowAhead = max(64<<20, 4*p.step.bytes)
+		o.GrowAhead = max(64<<20, 4*uint64(p.step))
 	}
 	return o
 }
@@ -215,11 +197,11 @@ func (p *growPlan) group(dev device, seed, target uint64, write string, streams 
 	if write != onDevice { // the name leaves out what is the default
 		name += "/" + write
 	}
-	if p.step.double {
+	if p.step == doubling {
 		name += "/x2"
 	}
 	g := group{name: busyName(name, streams), samples: math.MaxInt, minSamples: stat.MinSamples, maxLoops: 1}
-	x := growth{ready: busy.waitQueued, target: target, step: p.step, write: write}
+	x := growth{dev: dev, ready: busy.waitQueued, target: target, step: p.step, write: write}
 	x.pattern.Seed = measure.Seed(seed, g.name)
 	g.setup = func(ctx context.Context) (func() error, error) {
 		undo, err := busy.setup(ctx)
@@ -263,6 +245,9 @@ func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at u
 		c: report.Case{Unit: unitMs, Bytes: x.target, Axes: axes(
 			"device", dev.String(), "size", x.target, "step", p.step.axis(), "mem", way.name(dev), "chunk", label, "write", x.write, "busy", streams)},
 		open: func(context.Context) (contender, error) {
+			if way.mem == "" && !addressable(dev) {
+				return nil, notSupported(dev, way.label)
+			}
 			own, undo, err := dev, noUndo, error(nil)
 			if way.prepare != nil {
 				if own, undo, err = way.prepare(dev); err != nil {
@@ -272,9 +257,6 @@ func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at u
 			g := *x
 			g.at, g.undo = at, undo
 			g.start = func() (*grower, error) { return way.start(own, p.options(way.word, x.target, chunk)) }
-			if !onHost(dev) {
-				g.wake = func() error { return wakeDriver(dev) }
-			}
 			return &g, nil
 		},
 	}
@@ -282,25 +264,22 @@ func (p *growPlan) task(dev device, way growWay, chunk uint64, streams int, at u
 
 // newGrowSource is device memory from which growths append. It is filled once, before them. The CPU's
 // view of it is for growers on the host.
-func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (_ *buffer, err error) {
-	r, err := grownRange(dev, shape{size: size})
+func newGrowSource(ctx context.Context, dev device, size uint64, p verify.Pattern) (*buffer, error) {
+	b, err := newBuffer(dev, memVMM, shape{size: size})
 	if err != nil {
 		return nil, err
 	}
-	b := &buffer{dev: dev, ptr: r.Ptr(), size: size, free: r.Close}
-	defer func() { onError(&err, r.Close) }()
-	if err = r.SetLen(size); err != nil {
-		return nil, err
-	}
-	if b.host, err = r.Host(); err != nil && !errors.Is(err, driver.ErrNotSupported) {
-		return nil, err
-	}
 	err = b.fill(ctx, p)
+	if viewer, ok := dev.Driver().(driver.HostViewer); ok && onHost(dev) && err == nil {
+		b.host, err = viewer.HostBytes(b.ptr, size)
+	}
+	onError(&err, b.free)
 	return b, err
 }
 
 // growth is a contender that grows from nothing to a target.
 type growth struct {
+	dev     device
 	start   func() (*grower, error)
 	undo    func() error
 	ready   func(context.Context) // called before each sample
@@ -312,7 +291,6 @@ type growth struct {
 	at      uint64         // offset in the source for the samples; at+window is that for the check
 	block   []byte         // what is uploaded, filled anew for each step
 	last    report.Growth  // of the last growth
-	wake    func() error   // wakes the driver before each sample; nil if it never sleeps, as on the host
 }
 
 // window is the distance between the offsets of the source at which growths and checks
@@ -320,8 +298,8 @@ type growth struct {
 const window = 256
 
 func (g *growth) measure(ctx context.Context, _ int) (s measure.Sample, err error) {
-	if g.wake != nil {
-		if err := g.wake(); err != nil {
+	if !onHost(g.dev) {
+		if err := wakeDriver(g.dev); err != nil {
 			return s, err
 		}
 		// The driver clears the memory that this growth gives back, and the next growth would wait for that. Its
@@ -410,7 +388,8 @@ func (g *growth) run(ctx context.Context, at uint64, s *measure.Sample, then fun
 			address = now
 		}
 	}
-	if g.last.Copied, g.last.Peak = x.copied, x.peak; x.r != nil {
+	if g.last.Copied, g.last.Peak, x.chunks = x.copied, x.peak, []uint64{0}; x.r != nil {
+		x.chunks = chunkStarts(x.r)
 		g.last.Peak = max(x.r.Cap(), x.r.Stats().Committed) // growth ahead is committed, and may be no capacity yet
 	}
 	return then(x)
@@ -427,7 +406,7 @@ func (g *growth) verify(ctx context.Context, mode verify.Mode, corrupt int64) (v
 		if err := x.flip(corrupt); err != nil {
 			return err
 		}
-		result, err = x.check(ctx, g.pattern.From(g.at+window), mode, x.starts())
+		result, err = x.check(ctx, g.pattern.From(g.at+window), mode, x.chunks)
 		return err
 	})
 	return result, err

@@ -26,10 +26,10 @@ func TestGrowUnderLoad(t *testing.T) {
 
 func TestDefaultOfAhead(t *testing.T) {
 	p := newGrowPlan()
-	p.step.bytes = 1 << 20
+	p.step = 1 << 20
 	require.Zero(t, p.options(memVMM, 1<<30, 0).GrowAhead)
 	require.Zero(t, p.options("kept", 1<<30, 0).GrowAhead)
 	require.Equal(t, uint64(64<<20), p.options("ahead", 1<<30, 0).GrowAhead)
-	p.step = growStep{bytes: 32 << 20}
+	p.step = 32 << 20
 	require.Equal(t, uint64(128<<20), p.options("ahead", 1<<30, 0).GrowAhead)
 }

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
 // grower is a container that grows. more appends a piece, and free gives the memory back. The size is
@@ -25,14 +27,6 @@ func (g *grower) address() any {
 		return g.ptr
 	}
 	return &g.host[0]
-}
-
-// starts returns the offsets at which chunks begin.
-func (g *grower) starts() []uint64 {
-	if g.r != nil {
-		return chunkStarts(g.r)
-	}
-	return []uint64{0}
 }
 
 // write copies a piece behind what is there, and has finished when it returns. A piece without an
@@ -55,7 +49,7 @@ func (g *grower) write(piece *buffer) error {
 // growWay is a way to grow.
 type growWay struct {
 	word, help string // as --mem takes it
-	mem, label string // the report's name: the memory, if it is the driver's or this project's, and how it grows
+	mem, label string // the report's name: the memory, unless it is the host's own, and how it grows
 	chunks     bool   // in place, by chunks of each size
 	// prepare returns the device to use and a function to call when no more grow. It may be nil.
 	prepare func(device) (device, func() error, error)
@@ -82,12 +76,7 @@ var growWays = []growWay{
 }
 
 // name is the report's.
-func (w growWay) name(dev device) string {
-	if w.mem == "" {
-		return w.label
-	}
-	return memName(dev, w.mem) + w.label
-}
+func (w growWay) name(dev device) string { return memName(dev, w.mem) + w.label }
 
 // growInPlace is the way of this project's ranges.
 func growInPlace(dev device, o vmm.RangeOptions) (*grower, error) {
@@ -120,12 +109,8 @@ func keepChunks(dev device) (device, func() error, error) {
 		return dev, nil, err
 	}
 	dev.Device = own
-	old := own.SetReleaseThreshold(math.MaxUint64)
-	return dev, func() error {
-		_, err := own.Trim(0)
-		own.SetReleaseThreshold(old)
-		return errors.Join(err, own.Close())
-	}, nil
+	own.SetReleaseThreshold(math.MaxUint64)
+	return dev, own.Close, nil
 }
 
 // fillOneChunk makes a range that has all its memory, in one chunk, before the first byte is written.
@@ -185,21 +170,16 @@ func (g *grower) move(kind string, capacity uint64) error {
 
 // keepPool makes the device's current pool keep what is freed. By default the pool gives
 // it back at each synchronise, and every allocation would be a new one.
-func keepPool(dev device) (same device, undo func() error, err error) {
-	pooler, ok := dev.raw.(driver.Pooler)
-	if !ok {
-		return dev, nil, fmt.Errorf("%w: pools", driver.ErrNotSupported)
-	}
-	pool, err := pooler.CurrentPool()
+func keepPool(dev device) (same device, restore func() error, err error) {
+	p, err := pool.DriverCurrent(dev.Device)
 	if err != nil {
 		return dev, nil, err
 	}
-	old, err := pooler.PoolAttribute(pool, driver.PoolReleaseThreshold)
-	if err != nil {
-		return dev, nil, err
-	}
-	set := func(bytes uint64) error { return pooler.SetPoolAttribute(pool, driver.PoolReleaseThreshold, bytes) }
-	return dev, func() error { return set(old) }, set(math.MaxUint64)
+	old, err := p.ReleaseThreshold()
+	err = cmp.Or(err, p.SetReleaseThreshold(math.MaxUint64))
+	onError(&err, p.Close)
+	before := undo{p.Close, func() error { return p.SetReleaseThreshold(old) }}
+	return dev, before.close, err
 }
 
 // addressable reports whether the CPU has the addresses of the device's memory.
@@ -210,10 +190,7 @@ func addressable(dev device) bool {
 
 // growByRemap is the way of mremap. Pages move to other addresses unless those behind them are
 // free.
-func growByRemap(dev device, _ vmm.RangeOptions) (*grower, error) {
-	if !addressable(dev) {
-		return nil, notSupported(dev, "mremap")
-	}
+func growByRemap(_ device, _ vmm.RangeOptions) (*grower, error) {
 	g := &grower{buffer: buffer{free: noUndo}}
 	g.more = func(piece *buffer) error {
 		mem, err := remapMemory(g.host, g.size+piece.size)
@@ -232,9 +209,6 @@ func growByRemap(dev device, _ vmm.RangeOptions) (*grower, error) {
 // do. In a warm heap it only collects the garbage.
 func growByAppend(release func(*settings)) func(device, vmm.RangeOptions) (*grower, error) {
 	return func(dev device, _ vmm.RangeOptions) (*grower, error) {
-		if !addressable(dev) {
-			return nil, notSupported(dev, "memory that a Go slice can be made of")
-		}
 		g := &grower{}
 		g.more = func(piece *buffer) error {
 			if piece.ptr == 0 && piece.host == nil {

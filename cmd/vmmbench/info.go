@@ -27,12 +27,9 @@ trying it, not by asking the driver. If the trial does not decide it, the table 
 unknown.`,
 	})
 	o.add(c.Flags())
-	device := c.Flags().String("device", "all", "all, or one device as vmm.Open takes it")
+	device := c.Flags().String("device", "all", "all, or a list of devices as vmm.Open takes them")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if err := o.check(); err != nil {
-			return err
-		}
-		if err := o.reject("info measures nothing", report.GoBench, report.CSV); err != nil {
+		if err := o.check("info measures nothing", report.GoBench, report.CSV); err != nil {
 			return err
 		}
 		return a.withReport(c.Name(), &o, func(r *runner) error { return r.describeDevices(*device) })
@@ -42,35 +39,27 @@ unknown.`,
 
 // describeDevices adds the devices that --device of info means to the report. A
 // device that this machine does not have is a waived case.
-func (r *runner) describeDevices(which string) error {
+func (r *runner) describeDevices(which string) (err error) {
 	names, err := deviceNames(which)
 	if err != nil {
 		return err
 	}
 	var cases []report.Case
-	var links *vmm.Links // of the first driver that is not the host's
+	var devs []device
+	defer func() { err = errors.Join(err, closeDevices(devs)) }()
 	for _, name := range names {
 		dev, err := openDevice(r.app.settings, name)
-		if err == nil {
-			d := describeDevice(dev)
-			if links == nil && !onHost(dev) {
-				links, err = dev.Topology()
-			}
-			if err != nil { // the rest is worth showing
-				d.Reason = report.Text(strings.TrimPrefix(string(d.Reason)+"; "+err.Error(), "; "))
-			}
-			r.report.Devices = append(r.report.Devices, d)
-			err = dev.Close()
-		}
-		c, err := r.app.waivedCase(name, err)
-		if err != nil {
+		absent, err := r.app.waivedCase(name, err)
+		switch {
+		case err != nil:
 			return err
-		}
-		if c != nil {
-			cases = append(cases, *c)
+		case absent != nil:
+			cases = append(cases, *absent)
+		default:
+			devs = append(devs, dev)
 		}
 	}
-	r.report.Topology = topology(links, r.report.Devices)
+	r.addDevices(devs)
 	// The outputs are opened last, so a usage error leaves old files alone.
 	if err := r.start(); err != nil {
 		return err
@@ -79,58 +68,57 @@ func (r *runner) describeDevices(which string) error {
 	return nil
 }
 
-// topology returns the links between devices of the report, with what connects them.
-func topology(links *vmm.Links, devices []report.Device) []report.Link {
-	if links == nil {
-		return nil
-	}
-	shown := map[string]bool{}
-	for _, d := range devices {
-		shown[d.Open] = true
-	}
-	var list []report.Link
-	var at []*report.Link
-	for _, p := range links.Pairs {
-		if l := link(links, p); shown[l.From] && shown[l.To] {
-			list = append(list, l)
+// addDevices adds devices to the report, and what connects the GPUs among them.
+func (r *runner) addDevices(devs []device) {
+	var gpus []*vmm.Device
+	for _, dev := range devs {
+		r.report.Devices = append(r.report.Devices, describeDevice(dev))
+		if !onHost(dev) {
+			gpus = append(gpus, dev.Device)
 		}
 	}
-	for i := range list {
-		at = append(at, &list[i])
+	if len(gpus) < 2 {
+		return
 	}
-	machine.AddPaths(devices, at)
+	links, err := vmm.Topology(gpus...)
+	if err != nil { // the rest is worth showing
+		r.report.Devices[0].Reason = oneLine(err)
+		return
+	}
+	r.report.Topology = topology(links)
+	machine.AddPaths(r.report)
+}
+
+// topology describes links for the report, as far as the driver knows them.
+func topology(links *vmm.Links) (list []report.Link) {
+	open := map[int]string{}
+	for _, i := range links.Devices {
+		open[i.Ordinal] = i.Open
+	}
+	for _, p := range links.Pairs {
+		l := report.Link{From: open[p.From], To: open[p.To], Kind: report.Text(p.Kind), Access: &p.Access, Atomics: &p.Atomics}
+		switch {
+		case p.Rank >= 0:
+			l.Rank = &p.Rank
+		case p.Access:
+			l.Reason = "rank: the driver does not say"
+		}
+		list = append(list, l)
+	}
 	return list
 }
 
-// link describes a pair for the report, as far as the driver knows it.
-func link(links *vmm.Links, p vmm.Link) report.Link {
-	l := report.Link{Kind: report.Text(p.Kind), Access: &p.Access, Atomics: &p.Atomics}
-	for _, i := range links.Devices {
-		if i.Ordinal == p.From {
-			l.From = i.Open
-		}
-		if i.Ordinal == p.To {
-			l.To = i.Open
-		}
-	}
-	switch {
-	case p.Rank >= 0:
-		l.Rank = &p.Rank
-	case p.Access:
-		l.Reason = "rank: the driver does not say"
-	}
-	return l
-}
-
-// deviceNames returns the devices that --device of info means.
-func deviceNames(which string) ([]string, error) {
-	if which != "all" {
-		return []string{which}, nil
+// deviceNames are the devices that a flag means: all of them, all of a driver, as cuda:all, or a list.
+func deviceNames(which string) (names []string, err error) {
+	prefix, all := strings.CutSuffix(which, "all")
+	if !all {
+		return strings.Split(which, ","), nil
 	}
 	list, err := vmm.Devices()
-	names := make([]string, len(list))
-	for i, d := range list {
-		names[i] = d.Open
+	for _, d := range list {
+		if strings.HasPrefix(d.Open, prefix) {
+			names = append(names, d.Open)
+		}
 	}
 	return names, err
 }

@@ -18,10 +18,10 @@ import (
 // and no other of its kind is made.
 func TestInterruptWithinASample(t *testing.T) {
 	growths := newGrowPlan()
-	growths.targets, growths.step = []uint64{32 << 10}, growStep{bytes: 1 << 10}
+	growths.targets, growths.step = []uint64{32 << 10}, 1<<10
 	growths.mems.values = []string{memPlain}
 	blocks := *growths // its data are several blocks of verify
-	blocks.targets, blocks.step = []uint64{8 << 20}, growStep{bytes: 4 << 20}
+	blocks.targets, blocks.step = []uint64{8 << 20}, 4<<20
 	copies := newBWPlan()
 	copies.sizes = []uint64{8 << 20}
 	copies.mems.values = []string{memPlain}
@@ -86,7 +86,7 @@ func TestInterruptWhileHostMemoryIsWritten(t *testing.T) {
 func TestEachGrowthHasItsOwnData(t *testing.T) {
 	for _, write := range []string{onDevice, upload} {
 		p := newGrowPlan()
-		p.targets, p.step = []uint64{1 << 20}, growStep{bytes: 256 << 10}
+		p.targets, p.step = []uint64{1 << 20}, 256<<10
 		p.mems.values, p.writes.values = []string{memVMM, memPlain}, []string{write}
 		dev := hookedDevice(t, nil)
 		groups, err := p.groups([]device{dev}, 1)
@@ -149,9 +149,10 @@ func staleGrower(b *[]byte, full bool) *grower {
 func TestStaleGrowthIsFound(t *testing.T) {
 	var left []byte
 	g := &growth{
+		dev:    hookedDevice(t, nil),
 		start:  func() (*grower, error) { return staleGrower(&left, len(left) > 0), nil },
 		ready:  func(context.Context) {},
-		target: 1 << 10, step: growStep{bytes: 64}, write: upload, pattern: verify.Pattern{Seed: 1},
+		target: 1 << 10, step: 64, write: upload, pattern: verify.Pattern{Seed: 1},
 	}
 	_, err := g.measure(t.Context(), 1)
 	require.NoError(t, err)

@@ -133,15 +133,15 @@ func TestGrowToAShareOfMemory(t *testing.T) {
 		t.Skipf("needs 2 GiB of free memory, there are %d bytes", free)
 	}
 	p := newGrowPlan()
-	p.memory, p.step = 0.5, growStep{bytes: 2 << 20, double: true}
+	p.memory, p.step = 0.5, doubling
 	target, err := p.memoryTarget(dev)
 	require.NoError(t, err)
 	require.Equal(t, uint64(256<<20), target)
-	p.memory, p.step = 0.99, growStep{bytes: 100 << 20}
+	p.memory, p.step = 0.99, 100<<20
 	target, err = p.memoryTarget(dev)
 	require.NoError(t, err)
 	require.Equal(t, uint64(500<<20), target)
-	p.step = growStep{bytes: 8 << 30}
+	p.step = 8 << 30
 	_, err = p.memoryTarget(dev)
 	require.ErrorAs(t, err, &usageError{})
 }
@@ -266,8 +266,8 @@ func TestUsageExitsWith2(t *testing.T) {
 		{"completion", "bash", "extra"}, {"bw", "--control=maybe"},
 		{"bw", "--exportable", "maybe"}, {"grow", "--busy", "-1"}, {"grow", "--busy", "1,many"}, {"grow", "--busy", "65"},
 		{"ops", "--size", "0"}, {"ops", "--op", "move"}, {"ops", "--verify", "full"}, {"ops", "--min-time", "1ms"}, {"ops", "--busy", ""},
-		{"pool", "--trace", "none"}, {"pool", "--reuse", "some"}, {"pool", "--reuse", "all+some"}, {"pool", "--reuse", "all+none"}, {"pool", "--reuse", "none+events"}, {"pool", "--threshold", ",all"}, {"-l"}, {"share", "--how", "mail"}, {"share", "--how", "pool,legacy", "--op", "growth"}, {"pool", "--seeds", "0"}, {"pool", "--verify", "full"},
-		{"bw", "--streams", "0"}, {"bw", "--call", "later"}, {"bw", "--into", "none"}, {"sleep", "--size", "0"}, {"sleep", "--mode", "some"}, {"sleep", "--op", "none"}, {"sleep", "--min-time", "1ms"},
+		{"pool", "--trace", "none"}, {"pool", "--reuse", "some"}, {"pool", "--reuse", "all+some"}, {"pool", "--reuse", "all+none"}, {"pool", "--reuse", "none+events"}, {"pool", "--threshold", ",all"}, {"-l"}, {"share", "--how", "mail"}, {"pool", "--verify", "full"},
+		{"bw", "--streams", "0"}, {"bw", "--call", "later"}, {"bw", "--into", "none"}, {"sleep", "--size", "0"}, {"sleep", "--min-time", "1ms"},
 	} {
 		if !slices.Contains(args, "--device") && args[0] != "completion" {
 			args = append(args, "--device", "host")

@@ -4,21 +4,8 @@
 // tools/man runs it.
 package main
 
-import (
-	"fmt"
-	"os"
-
-	"github.com/cuvmm/cuvmm/cmd/internal/man"
-)
+import "github.com/cuvmm/cuvmm/cmd/internal/man"
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: tools/man DIR")
-		os.Exit(2)
-	}
-	root := (&app{settings: userSettings()}).commands()
-	if err := man.Write(os.Args[1], root, "vmmbench "+string(version())); err != nil {
-		fmt.Fprintln(os.Stderr, "man:", err)
-		os.Exit(1)
-	}
+	man.Main((&app{settings: userSettings()}).commands(), "vmmbench "+string(version()))
 }

@@ -70,17 +70,14 @@ written, so nothing is verified.`,
 }
 
 // memoryShare is the part of the free memory, one in so many, that one operation
-// may take. Two growths have memory at a time, and other programs need some too.
+// may take: other programs need some too.
 const memoryShare = 8
 
 // groups plans one group for each size and number of busy streams.
 func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
-	if err := checkMost("--total", uint64(p.total)); err != nil {
-		return nil, err
-	}
 	dev := devs[0]
 	free, _, err := dev.raw.MemInfo()
-	if err != nil {
+	if err := cmp.Or(err, checkMost("--total", uint64(p.total)), checkSize(p.sizes...)); err != nil {
 		return nil, err
 	}
 	// Without --size: those that the memory is enough for, the smallest at least.
@@ -91,22 +88,24 @@ func (p *opsPlan) groups(devs []device, _ uint64) ([]group, error) {
 	}
 	var list []group
 	for _, n := range sizes {
-		if err := checkSize(n); err != nil {
-			return nil, err
-		}
 		for _, streams := range p.busy {
-			list = append(list, p.group(dev, newChunkOps(dev, n, min(uint64(p.total), free/memoryShare)), streams))
+			list = append(list, p.group(dev, n, min(uint64(p.total), free/memoryShare), streams))
 		}
 	}
 	return list, nil
 }
 
 // group plans the operations on chunks of one size. Operations of the same pass share it.
-func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
+func (p *opsPlan) group(dev device, n, total uint64, streams int) group {
+	home := location(dev)
+	s := &chunkOps{
+		dev: dev, drv: dev.Driver(), size: n, count: int(max(total/n, 1)),
+		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
+	}
 	busy := &busyStreams{dev: dev, n: streams}
 	g := group{name: busyName("ops/"+size.Format(s.size), streams), samples: math.MaxInt, maxLoops: 1, setup: busy.setup}
 	passes := map[string]*pass{}
-	for _, x := range s.passes() {
+	for _, x := range []*pass{s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth()} {
 		x.ready = func(ctx context.Context) error { busy.waitQueued(ctx); return nil }
 		for _, c := range x.calls {
 			passes[c.name], passes[c.undoName] = x, x
@@ -122,12 +121,9 @@ func (p *opsPlan) group(dev device, s *chunkOps, streams int) group {
 
 // opName is the report's name of an operation.
 func opName(dev device, op string) string {
-	free := "munmap"
-	if dev.Driver().Name() == "cuda" {
-		free = "cuMemFree"
-	}
 	ordinary := map[string]string{
-		"plain-alloc": memName(dev, memPlain), "plain-free": free, "async-alloc": memName(dev, memAsync), "async-free": "freeAsync",
+		"plain-alloc": memName(dev, memPlain), "plain-free": cmp.Or(map[string]string{"cuda": "cuMemFree"}[dev.Driver().Name()], "munmap"),
+		"async-alloc": memName(dev, memAsync), "async-free": "freeAsync",
 	}
 	return cmp.Or(ordinary[op], op)
 }
@@ -226,20 +222,6 @@ type chunkOps struct {
 	count  int // chunks of a growth
 }
 
-func newChunkOps(dev device, size, total uint64) *chunkOps {
-	home := location(dev)
-	return &chunkOps{
-		dev: dev, drv: dev.Driver(), size: size, count: int(max(total/size, 1)),
-		prop: driver.Prop{Location: home}, grants: []driver.Grant{{To: home, Access: driver.AccessReadWrite}},
-	}
-}
-
-func (s *chunkOps) passes() []*pass {
-	return []*pass{
-		s.chunk(), s.share(), s.ordinary(memPlain), s.ordinary(memAsync), s.growth("grow", false), s.growth("regrow", true),
-	}
-}
-
 // chunk has all the calls from a reservation to memory with access.
 func (s *chunkOps) chunk() *pass {
 	var p driver.Ptr
@@ -260,17 +242,15 @@ func (s *chunkOps) share() *pass {
 	var fd int
 	prop := s.prop
 	prop.Share = driver.ShareFD
-	return &pass{
-		open: func() (func() error, error) { return noUndo, s.dev.Supports(driver.FeatureShareFD) },
-		calls: []call{
-			{do: func() (err error) { made, err = s.drv.Create(s.size, prop); return err },
-				undo: func() error { return s.drv.Release(made) }},
-			{"export", func() (err error) { fd, err = s.drv.Export(made); return err },
-				"", func() error { return os.NewFile(uintptr(fd), "chunk").Close() }},
-			{"import", func() (err error) { imported, err = s.drv.Import(fd, s.size, prop); return err },
-				"", func() error { return s.drv.Release(imported) }},
-		},
-	}
+	return &pass{calls: []call{
+		{do: func() error { return s.dev.Supports(driver.FeatureShareFD) }},
+		{do: func() (err error) { made, err = s.drv.Create(s.size, prop); return err },
+			undo: func() error { return s.drv.Release(made) }},
+		{"export", func() (err error) { fd, err = s.drv.Export(made); return err },
+			"", func() error { return os.NewFile(uintptr(fd), "chunk").Close() }},
+		{"import", func() (err error) { imported, err = s.drv.Import(fd, s.size, prop); return err },
+			"", func() error { return s.drv.Release(imported) }},
+	}}
 }
 
 // ordinary allocates and frees memory of a kind that has no chunks: plain, or of the device's pool.
@@ -299,9 +279,9 @@ func (s *chunkOps) ordinary(kind string) *pass {
 	}
 }
 
-// growth takes chunks, maps them side by side and sets the access of all of them. Each sample makes
-// the chunks, unless they are kept: then the warm-up makes them, which does not count.
-func (s *chunkOps) growth(name string, kept bool) *pass {
+// growth takes chunks, maps them side by side and sets the access of all of them: at first it makes
+// the chunks, and then it has those.
+func (s *chunkOps) growth() *pass {
 	all := s.size * uint64(s.count)
 	var p driver.Ptr
 	var made []driver.Handle
@@ -322,6 +302,13 @@ func (s *chunkOps) growth(name string, kept bool) *pass {
 		}
 		return s.drv.SetAccess(p, mapped, s.grants)
 	}
+	unmap := func() (err error) {
+		if mapped > 0 {
+			err = s.drv.Unmap(p, mapped)
+		}
+		mapped = 0
+		return err
+	}
 	release := func() (err error) {
 		for _, h := range made {
 			err = errors.Join(err, s.drv.Release(h))
@@ -329,20 +316,14 @@ func (s *chunkOps) growth(name string, kept bool) *pass {
 		made = nil
 		return err
 	}
-	free := func() (err error) {
-		if mapped > 0 {
-			err = s.drv.Unmap(p, mapped)
-		}
-		if mapped = 0; !kept {
-			err = errors.Join(err, release())
-		}
-		return errors.Join(err, s.drv.Free(p, all))
-	}
-	return &pass{
-		bytes: all,
-		open:  func() (func() error, error) { return release, nil },
-		calls: []call{{do: func() (err error) { p, err = s.drv.Reserve(all, 0); return err }, undo: free}, {name: name, do: grow}},
-	}
+	return &pass{bytes: all, calls: []call{
+		{do: func() (err error) { p, err = s.drv.Reserve(all, 0); return err }, undo: func() error { return s.drv.Free(p, all) }},
+		{undo: release},
+		{undo: unmap},
+		{name: "grow", do: grow},
+		{do: unmap},
+		{name: "regrow", do: grow},
+	}}
 }
 
 // grantChunk is the size of a chunk that access is granted to: the smallest of

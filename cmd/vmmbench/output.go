@@ -48,10 +48,7 @@ func writeFile(name string, b []byte) error {
 	if _, err = out.W.Write(b); err == nil {
 		err = out.complete()
 	}
-	if err != nil {
-		err = errors.Join(err, out.drop())
-	}
-	return err
+	return errors.Join(err, out.drop()) // which leaves a complete file alone
 }
 
 // openTarget opens a file beside the one of that name, which takes its place when it is complete: so an

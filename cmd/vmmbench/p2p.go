@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/cmd/internal/size"
 	"github.com/cuvmm/cuvmm/cmd/vmmbench/internal/report"
-	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Ways to reach the memory of another device, as --mem takes them; vmm is memVMM.
@@ -69,19 +67,16 @@ device writes to the other's memory at once, and the figure is the sum. The memo
   vmm     a range that grants access by SetAccess, peer access off
 Every vmm case is compared with the other two; the ratio is of times, so above 1 vmm
 takes longer. Copies through the host cannot wait until all are queued, so queueing is
-in their time, and in that of the others unless --mem leaves none out. Latencies of none
-are not compared. With --engine sm there are no cases of none. Peer access is switched on
-and off around each sample, outside of its time. A copy that does not count comes first.
+in their time, and in that of the others unless --mem leaves none out.
 
 Copies of 4 KiB or less measure latency: microseconds for one copy, each of which
 begins when the one before it has ended. grant and revoke time Range.Grant and
 Range.Revoke, by the number of chunks of 2 MiB and of devices that get access.
-
-What connects the devices, and which pairs can have access, is in vmmbench info.`,
+vmmbench info shows what connects the devices.`,
 		Example: `  vmmbench p2p
   vmmbench p2p --device cuda:0,cuda:1 --size 1G --samples 20 --grants 0
   vmmbench p2p --engine ce,sm --size 1G --grants 0
-  vmmbench p2p --device cuda:all --size 4,64M --samples 10 --format json -o p2p.txt`,
+  vmmbench p2p --device cuda:all --size 4,64M --format json -o p2p.txt`,
 	}, p, 30, time.Second, (*measureFlags).addVerify, (*measureFlags).addMinTime)
 	// The help prints DefValue, so it has to follow the smaller margin.
 	f := c.Flags()
@@ -99,14 +94,9 @@ What connects the devices, and which pairs can have access, is in vmmbench info.
 }
 
 // p2pNames are the devices that --device of p2p stands for.
-func p2pNames(which string) (names []string, err error) {
+func p2pNames(which string) ([]string, error) {
 	if which == "auto" || which == "cuda:all" {
-		list, err := vmm.Devices()
-		for _, d := range list {
-			if strings.HasPrefix(d.Open, "cuda:") {
-				names = append(names, d.Open)
-			}
-		}
+		names, err := deviceNames("cuda:all")
 		if len(names) > 0 || err != nil {
 			return names, err
 		}
@@ -116,7 +106,7 @@ func p2pNames(which string) (names []string, err error) {
 	if which == "host" {
 		which = "host:0,host:1"
 	}
-	return strings.Split(which, ","), nil
+	return deviceNames(which)
 }
 
 // groups plans one group for each direction, size and ordered pair, and one for

@@ -1,17 +1,15 @@
 package main
 
 import (
-	"compress/gzip"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -41,31 +39,12 @@ var reuseNames = []string{
 	"none", "events", "opportunistic", "events+opportunistic", "dependencies", "events+dependencies", "opportunistic+dependencies", "all",
 }
 
-// thresholds is a flag that takes sizes, and "all" for what has no end.
-type thresholds struct{ size.List }
-
-// Set implements pflag.Value. It replaces the default.
-func (l *thresholds) Set(s string) error {
-	l.List = nil
-	for word := range strings.SplitSeq(s, ",") {
-		sizes := size.List{math.MaxUint64}
-		if word != "all" {
-			if err := sizes.Set(word); err != nil {
-				return err
-			}
-		}
-		l.List = append(l.List, sizes...)
-	}
-	return nil
-}
-
 // poolPlan is what pool measures.
 type poolPlan struct {
 	traces     choices
 	files      []string // to replay instead
-	seeds      int
 	peak       size.One // 0: 60 % of the device's memory
-	thresholds thresholds
+	thresholds []string // sizes, or all for what has no end
 	reuse      choices
 }
 
@@ -75,17 +54,16 @@ func newPoolPlan() *poolPlan {
 		traces = append(traces, g.Name)
 	}
 	return &poolPlan{
-		traces: choices{of: traces, values: traces, what: "TRACES"}, seeds: 1,
+		traces: choices{of: traces, values: traces, what: "TRACES"}, thresholds: []string{"all"},
 		reuse: choices{of: reuseNames, values: []string{"all"}, what: "POLICIES"},
 	}
 }
 
 func (p *poolPlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.traces, "trace", "what is allocated and freed")
-	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Trace or RMM writes them; .gz is decompressed")
-	f.IntVar(&p.seeds, "seeds", p.seeds, "how many traces of each kind")
+	f.StringSliceVar(&p.files, "replay", nil, "files to replay instead, as pool.Trace or RMM writes them")
 	f.Var(&p.peak, "peak", "the most bytes of a trace that are allocated at once (default 60 % of the device's memory)")
-	f.Var(&p.thresholds, "threshold", "bytes that stay reserved when a stream or the device is synchronised: a list or a range, and all (default all); measured with the first --reuse")
+	f.StringSliceVar(&p.thresholds, "threshold", p.thresholds, "bytes that stay reserved when a stream or the device is synchronised: a list of `SIZES`, or all; measured with the first --reuse")
 	f.Var(&p.reuse, "reuse", "the policies for memory that was freed in other streams: a list of all, none, events, opportunistic, dependencies, or of two joined by +; measured with the first --threshold")
 }
 
@@ -103,9 +81,9 @@ func (a *app) pool() *cobra.Command {
 Of the last three, and of --replay, a sample is a whole trace on a new pool, with the peaks
 of what is allocated and of what the pool holds. Nothing is written, so nothing is verified.`,
 		Example: `  vmmbench pool
-  vmmbench pool --trace training,serving,adversarial --seeds 20 --samples 1
+  vmmbench pool --trace training,serving,adversarial --samples 1
   vmmbench pool --trace training --threshold 0,8G,all --reuse none,events+opportunistic
-  vmmbench pool --replay rmm_log.csv,training.trace.gz --samples 5`,
+  vmmbench pool --replay rmm_log.csv --samples 5`,
 	}, p, 100, 10*time.Second)
 	m.minTime = a.settings.minTime // of many pairs
 	return c
@@ -113,12 +91,14 @@ of what is allocated and of what the pool holds. Nothing is written, so nothing 
 
 // options are the ways to make pools, in two short tables: all thresholds with the first policies, and
 // all policies with the first threshold.
-func (p *poolPlan) options(dev device) (list []poolOptions) {
-	limits := p.thresholds.List
-	if len(limits) == 0 {
-		limits = size.List{math.MaxUint64}
-	}
-	for i, threshold := range limits {
+func (p *poolPlan) options(dev device) (list []poolOptions, err error) {
+	for i, word := range p.thresholds {
+		threshold := uint64(math.MaxUint64)
+		if word != "all" {
+			if threshold, err = size.Parse(word); err != nil {
+				return nil, usageError{fmt.Errorf("--threshold: %w", err)}
+			}
+		}
 		for k, reuse := range p.reuse.values {
 			o := poolOptions{dev, threshold, reuse}
 			if (i == 0 || k == 0) && !slices.Contains(list, o) {
@@ -126,7 +106,7 @@ func (p *poolPlan) options(dev device) (list []poolOptions) {
 			}
 		}
 	}
-	return list
+	return list, nil
 }
 
 // poolTrace is what is allocated and freed.
@@ -158,47 +138,36 @@ func (p *poolPlan) all(dev device) (list []poolTrace, err error) {
 		peak = total / 10 * 6 &^ (1<<20 - 1)
 	}
 	for _, name := range p.traces.values {
-		i := slices.IndexFunc(trace.Generators, func(g trace.Generator) bool { return g.Name == name })
-		if i < 0 {
-			list = append(list, poolTrace{id: name, name: name, seed: "-"})
-			continue
+		t := poolTrace{id: name, name: name, seed: "-"}
+		if i := slices.IndexFunc(trace.Generators, func(g trace.Generator) bool { return g.Name == name }); i >= 0 {
+			made := sync.OnceValue(func() *trace.Trace { return trace.Generators[i].Make(0, peak) })
+			t = poolTrace{name + "-0", name, 0, peak, made}
 		}
-		for seed := range uint64(p.seeds) { //nolint:gosec // not below 1
-			made := sync.OnceValue(func() *trace.Trace { return trace.Generators[i].Make(seed, peak) })
-			list = append(list, poolTrace{fmt.Sprintf("%s-%d", name, seed), name, seed, peak, made})
-		}
+		list = append(list, t)
 	}
 	return list, nil
 }
 
 // groups plans a group for each trace and way to make pools.
 func (p *poolPlan) groups(devs []device, _ uint64) (list []group, err error) {
-	if p.seeds < 1 {
-		return nil, usageError{fmt.Errorf("--seeds %d: want at least 1", p.seeds)}
-	}
 	traces, err := p.all(devs[0])
-	for _, o := range p.options(devs[0]) {
+	options, failed := p.options(devs[0])
+	for _, o := range options {
 		for _, t := range traces {
 			list = append(list, o.group(t))
 		}
 	}
-	return list, err
+	return list, cmp.Or(err, failed)
 }
 
-// readTrace reads a file in RMM's form, which may be compressed.
+// readTrace reads a file in RMM's form.
 func readTrace(file string) (*trace.Trace, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	var r io.Reader = f
-	if strings.HasSuffix(file, ".gz") {
-		if r, err = gzip.NewReader(f); err != nil {
-			return nil, err
-		}
-	}
-	return trace.Read(r, filepath.Base(file))
+	return trace.Read(f, filepath.Base(file))
 }
 
 // poolOptions are how pools are made.
@@ -307,61 +276,54 @@ const pairDraws = 1 << 14
 type pairs struct {
 	noData
 	undo
-	pool   pool.Allocator
-	stream *vmm.Stream
-	sizes  []uint64
-	slots  []uint32
-	blocks []pool.Block
-	at     int
+	run func(n int) error
 }
 
 // pairs opens a pool and fills it.
 func (o poolOptions) pairs(kind, name string) (_ contender, err error) {
-	of := pairSizes[name]
-	p := &pairs{sizes: make([]uint64, pairDraws), slots: make([]uint32, pairDraws), blocks: make([]pool.Block, of.live)}
+	of, p := pairSizes[name], &pairs{}
+	sizes, slots, blocks := make([]uint64, pairDraws), make([]uint32, pairDraws), make([]pool.Block, of.live)
 	r := rand.New(rand.NewPCG(mixedLive, 0))
-	for i := range p.sizes {
-		p.sizes[i], p.slots[i] = of.from+r.Uint64N(of.to-of.from+1), r.Uint32N(of.live)
+	for i := range sizes {
+		sizes[i], slots[i] = of.from+r.Uint64N(of.to-of.from+1), r.Uint32N(of.live)
 	}
 	defer func() { onError(&err, p.close) }()
-	if p.stream, err = o.dev.NewStream(); err != nil {
+	stream, err := o.dev.NewStream()
+	if err != nil {
 		return nil, err
 	}
-	p.add(p.stream.Close)
-	if p.pool, err = o.pool(kind); err != nil {
+	p.add(stream.Close)
+	from, err := o.pool(kind)
+	if err != nil {
 		return nil, err
 	}
-	p.add(p.pool.Close)
-	p.add(p.stream.Sync)
-	p.add(p.freeAll)
-	return p, p.run(o.dev.settings.warmPairs)
-}
-
-func (p *pairs) run(n int) (err error) {
-	for range n {
-		i := p.at % pairDraws
-		p.at++
-		b := &p.blocks[p.slots[i]]
+	p.add(from.Close)
+	p.add(stream.Sync)
+	free := func(b *pool.Block) (err error) {
 		if b.Ptr() != 0 {
-			if err := p.pool.Free(p.stream, *b); err != nil {
-				return err
-			}
+			err = from.Free(stream, *b)
 			*b = pool.Block{}
 		}
-		if *b, err = p.pool.Alloc(p.stream, p.sizes[i]); err != nil {
-			return err
-		}
+		return err
 	}
-	return nil
-}
-
-func (p *pairs) freeAll() (err error) {
-	for _, b := range p.blocks {
-		if b.Ptr() != 0 {
-			err = errors.Join(err, p.pool.Free(p.stream, b))
-		}
+	for i := range blocks {
+		p.add(func() error { return free(&blocks[i]) })
 	}
-	return err
+	at := 0
+	p.run = func(n int) (err error) {
+		for range n {
+			b, i := &blocks[slots[at]], at
+			at = (at + 1) % pairDraws
+			if err := free(b); err != nil {
+				return err
+			}
+			if *b, err = from.Alloc(stream, sizes[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return p, p.run(o.dev.settings.warmPairs)
 }
 
 func (p *pairs) measure(_ context.Context, loops int) (measure.Sample, error) {

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"compress/gzip"
 	"context"
 	"encoding/csv"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,33 +77,26 @@ func TestPoolTables(t *testing.T) {
 	require.Equal(t, want, strings.Fields(out))
 }
 
-// Files in RMM's form are replayed, compressed ones too, and those in another form are refused.
+// Files in RMM's form are replayed, and those in another form are refused.
 func TestPoolReplaysFiles(t *testing.T) {
 	t.Parallel()
 	const text = "Thread,Time,Action,Pointer,Size,Stream\n7,12:00:00.000001,allocate,0x7f0000000000,3000000,0\n" +
 		"7,12:00:00.000002,allocate failure,(nil),99,0x5500\n8,12:00:00.000003,free,0x7f0000000000,3000000,0x5500\n"
 	plain := filepath.Join(t.TempDir(), "rmm.csv")
 	require.NoError(t, os.WriteFile(plain, []byte(text), 0o600))
-	packed := plain + ".gz"
-	f, err := os.Create(packed)
-	require.NoError(t, err)
-	z := gzip.NewWriter(f)
-	_, err = z.Write([]byte(text))
-	require.NoError(t, errors.Join(err, z.Close(), f.Close()))
-
-	code, out, progress := bench(t, "pool", "--device", "host", "--replay", plain+","+packed, "--samples", "1", "--format", "json")
+	code, out, progress := bench(t, "pool", "--device", "host", "--replay", plain, "--samples", "1", "--format", "json")
 	require.Equal(t, report.ExitPassed, code, progress)
 	r := parse(t, out)
-	require.Len(t, r.Cases, 2*2)
-	for i, c := range r.Cases {
-		require.Equal(t, []string{"rmm.csv", "rmm.csv.gz"}[i/2], c.Axes["trace"])
+	require.Len(t, r.Cases, 2)
+	for _, c := range r.Cases {
+		require.Equal(t, "rmm.csv", c.Axes["trace"])
 		require.Equal(t, uint64(3_000_000), c.Stats.Live)
 		require.Zero(t, c.Stats.Failures)
 	}
 
 	bad := filepath.Join(t.TempDir(), "bad.csv")
 	require.NoError(t, os.WriteFile(bad, []byte("Action,Pointer,Size,Stream\n"), 0o600))
-	for _, file := range []string{bad, filepath.Join(t.TempDir(), "none.csv"), bad + ".gz"} {
+	for _, file := range []string{bad, filepath.Join(t.TempDir(), "none.csv")} {
 		code, _, progress := bench(t, "pool", "--device", "host", "--replay", file, "--samples", "1")
 		require.Equal(t, report.ExitUsage, code)
 		require.Contains(t, progress, filepath.Base(file))

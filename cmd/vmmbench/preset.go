@@ -170,10 +170,8 @@ func (a *app) root() *cobra.Command {
 		Long: `Measure memory that grows in place, on a GPU or on the host. Without a subcommand
 vmmbench measures a preset. The default one, quick, takes about half a minute. What was
 found stands last. After its samples each case is done once more, over other data, and every
-byte of the result is checked, or fewer by --verify: memory of a GPU by the GPU itself,
-if it can. If memory grows beyond 1 GiB, the host checks only the edges of chunks. Each
-case of quick has at least ten samples, even if that takes longer than --max-time: with
-fewer, a ratio has no interval.
+byte of the result is checked, or fewer by --verify. If memory grows beyond 1 GiB, the host
+checks only the edges of chunks. Quick takes ten samples, whatever --max-time says.
 
 The presets:
 ` + presetHelp() + `

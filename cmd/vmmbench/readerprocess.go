@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"time"
@@ -17,133 +19,141 @@ const replyTimeout = readerTimeout + 10*time.Second
 // endTimeout is how long a process may take to end.
 const endTimeout = 10 * time.Second
 
-// readerProcess is a process that reads. Once it has ended, or was killed because it does
-// not reply, all requests to it fail at once with the same error.
-type readerProcess struct {
+// readers are processes that read. If one of them ends, or does not reply, all are killed: the
+// others may be at an earlier request. All requests then fail at once with the same error.
+type readers struct {
 	settings *settings
-	cmd      *exec.Cmd
-	in       *os.File // its stdin
-	out      *os.File // its stdout
-	decode   *json.Decoder
-	exited   chan struct{} // closed when it has ended
+	procs    []*readerProcess
 
-	// ctx is done when the process takes no requests any more. Its cause says why: it is the first
+	// ctx is done when the processes take no requests any more. Its cause says why: it is the first
 	// that end was given, or that of the run's context.
 	ctx context.Context
 	end context.CancelCauseFunc
 }
 
-// startReader starts a process that reads what a server on path has published. It is killed
-// when ctx is done.
-func startReader(ctx context.Context, set *settings, device, path string, files ...*os.File) (*readerProcess, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
+// readerProcess is one of them.
+type readerProcess struct {
+	cmd    *exec.Cmd
+	in     io.WriteCloser // its stdin
+	decode *json.Decoder  // of its stdout
+	exited chan struct{}  // closed when it has ended
+}
+
+// startReaders starts n processes that read what a server on path has published. They are killed
+// when ctx is done. The caller must close the readers, also after an error.
+func startReaders(ctx context.Context, set *settings, n int, device, path string, files ...*os.File) (*readers, error) {
+	r := &readers{settings: set}
+	r.ctx, r.end = context.WithCancelCause(ctx)
+	for range n {
+		if err := r.start(device, path, files); err != nil {
+			return r, err
+		}
 	}
-	stdin, in, err := os.Pipe()
-	if err != nil {
-		return nil, err
+	_, err := r.replies() // the first one comes when it has opened the device
+	return r, err
+}
+
+func (r *readers) start(device, path string, files []*os.File) error {
+	argv, env := r.settings.ownArgs(readerCommand, device, path)
+	cmd := exec.CommandContext(r.ctx, "/proc/self/exe", argv...)
+	cmd.Env, cmd.Stderr, cmd.ExtraFiles = append(os.Environ(), env...), os.Stderr, files
+	endWithParent(cmd)
+	in, err := cmd.StdinPipe()
+	out, failed := cmd.StdoutPipe()
+	if err := cmp.Or(err, failed); err != nil {
+		return err
 	}
-	out, stdout, err := os.Pipe()
-	if err != nil {
-		return nil, errors.Join(err, stdin.Close(), in.Close())
+	if err := cmd.Start(); err != nil {
+		return err
 	}
-	p := &readerProcess{settings: set, in: in, out: out, decode: json.NewDecoder(out), exited: make(chan struct{})}
-	p.ctx, p.end = context.WithCancelCause(ctx)
-	argv, env := set.ownArgs(readerCommand, "--device", device, "--socket", path)
-	p.cmd = exec.CommandContext(p.ctx, self, argv...)
-	p.cmd.Env, p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = append(os.Environ(), env...), stdin, stdout, os.Stderr
-	p.cmd.ExtraFiles = files
-	endWithParent(p.cmd)
-	// The process alone keeps its ends of the pipes, so the pipes end with it. A device can hold up the
-	// end of a process that is killed: then requests end because the other ends are closed.
-	context.AfterFunc(p.ctx, func() { _, _ = in.Close(), out.Close() })
-	err = errors.Join(p.cmd.Start(), stdin.Close(), stdout.Close())
-	if err != nil {
-		p.end(err)
-		return nil, err
-	}
+	// A device can hold up the end of a process that is killed: then requests end because the other
+	// ends of the pipes are closed.
+	context.AfterFunc(r.ctx, func() { _, _ = in.Close(), out.Close() })
+	p := &readerProcess{cmd: cmd, in: in, decode: json.NewDecoder(out), exited: make(chan struct{})}
+	r.procs = append(r.procs, p)
 	go func() {
-		_ = p.cmd.Wait() // the state says the same
+		if err := cmd.Wait(); err != nil {
+			r.end(fmt.Errorf("a process that reads has ended: %v", cmd.ProcessState))
+		}
 		close(p.exited)
 	}()
-	if _, err := p.receive(); err != nil { // its first reply comes when it has opened the device
-		return nil, errors.Join(err, p.close())
-	}
-	return p, nil
+	return nil
 }
 
 // lost returns why there are no requests any more, nil as long as there may be.
-func (p *readerProcess) lost() error { return context.Cause(p.ctx) }
+func (r *readers) lost() error { return context.Cause(r.ctx) }
 
-// hasExited waits until the process has ended, and no longer than endTimeout.
-func (p *readerProcess) hasExited() bool {
-	select {
-	case <-p.exited:
-		return true
-	case <-time.After(endTimeout):
-		return false
+// each does what needs a process for all: it writes to their stdin or reads from their stdout.
+func (r *readers) each(do func(*readerProcess) error) error {
+	for _, p := range r.procs {
+		if err := r.lost(); err != nil {
+			return err
+		}
+		stop := r.settings.afterReplyTimeout(p, func() {
+			r.end(fmt.Errorf("a process that reads does not reply: nothing came for %v", replyTimeout))
+		})
+		err := do(p)
+		stop()
+		if err == nil {
+			continue
+		}
+		select { // a pipe that is closed says that the process ends, but not why
+		case <-r.ctx.Done():
+		case <-time.After(endTimeout):
+			r.end(fmt.Errorf("a process that reads takes no requests: %w", err))
+		}
 	}
+	return r.lost()
 }
 
-// exitError says how the process has ended.
-func (p *readerProcess) exitError() error {
-	return fmt.Errorf("a process that reads has ended: %v", p.cmd.ProcessState)
-}
-
-// try does what needs the process: it writes to its stdin or reads from its stdout.
-func (p *readerProcess) try(do func() error) error {
-	if err := p.lost(); err != nil {
-		return err
+// ask makes the same request to all readers and returns the replies.
+func (r *readers) ask(q readerRequest) ([]readerReply, error) {
+	err := r.each(func(p *readerProcess) error { return json.NewEncoder(p.in).Encode(q) })
+	if err != nil {
+		return nil, err
 	}
-	stop := p.settings.afterReplyTimeout(p, func() {
-		p.end(fmt.Errorf("a process that reads does not reply: nothing came for %v", replyTimeout))
-	})
-	err := do()
-	stop()
-	switch {
-	case err == nil:
-		return nil
-	case p.lost() == nil && p.hasExited(): // a pipe that is closed says that the process ends, but not why
-		p.end(p.exitError())
-	default:
-		p.end(fmt.Errorf("a process that reads takes no requests: %w", err))
-	}
-	return p.lost()
+	return r.replies()
 }
 
-func (p *readerProcess) send(q readerRequest) error {
-	return p.try(func() error { return json.NewEncoder(p.in).Encode(q) })
-}
-
-// wake writes the byte that a reader waits for after doByte.
-func (p *readerProcess) wake() error {
-	return p.try(func() error {
+// wake writes the empty line, one byte, that the readers wait for after doByte.
+func (r *readers) wake() error {
+	return r.each(func(p *readerProcess) error {
 		_, err := p.in.Write([]byte("\n"))
 		return err
 	})
 }
 
-func (p *readerProcess) receive() (r readerReply, err error) {
-	err = p.try(func() error { return p.decode.Decode(&r) })
-	if r.Error != "" {
-		err = fmt.Errorf("a process that reads: %s", r.Error)
-	}
-	return r, err
+// replies returns one reply of each reader.
+func (r *readers) replies() (list []readerReply, err error) {
+	lost := r.each(func(p *readerProcess) error {
+		var reply readerReply
+		if err := p.decode.Decode(&reply); err != nil {
+			return err
+		}
+		if reply.Error != "" {
+			err = errors.Join(err, fmt.Errorf("a process that reads: %s", reply.Error))
+		}
+		list = append(list, reply)
+		return nil
+	})
+	return list, cmp.Or(lost, err)
 }
 
-// close ends the process: it reads its stdin to the end. If it does not end in time, it
-// is killed. It is no error that an interrupt has killed it.
-func (p *readerProcess) close() error {
-	_ = p.in.Close()
-	if !p.hasExited() {
-		p.end(fmt.Errorf("a process that reads does not end: it was given %v", endTimeout))
-		p.hasExited()
-	} else if !p.cmd.ProcessState.Success() {
-		p.end(p.exitError())
+// close ends the processes: they read their stdin to the end. If one does not end in time, all
+// are killed. It returns why they were lost, unless it was an interrupt: then each case says so.
+func (r *readers) close() error {
+	for _, p := range r.procs {
+		_ = p.in.Close()
 	}
-	err := p.lost()
-	p.end(nil)
+	for _, p := range r.procs {
+		select {
+		case <-p.exited:
+		case <-time.After(endTimeout):
+			r.end(fmt.Errorf("a process that reads does not end: it was given %v", endTimeout))
+		}
+	}
+	err := r.lost()
+	r.end(nil)
 	if errors.Is(err, context.Canceled) {
 		return nil
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -33,9 +32,6 @@ page has all it needs in itself. Or write one report in the format of another su
 	pictures := c.Flags().String("pictures", "", "a folder for the pictures, which is made")
 	only := c.Flags().StringSlice("only", nil, "take the cases whose names begin so, as grow or grow/1GiB")
 	c.RunE = func(c *cobra.Command, files []string) error {
-		// The first signal ends the process: there is nothing to complete.
-		stop := context.AfterFunc(c.Context(), func() { a.settings.exit(report.ExitInterrupted) })
-		defer stop()
 		if len(files) == 0 || *output == "" && *pictures == "" {
 			return usageError{errors.New("want the JSON files of reports, as -o FILE.json writes them, and -o FILE.html or --pictures DIR")}
 		}

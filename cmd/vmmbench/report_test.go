@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -100,20 +98,6 @@ func TestReportFormats(t *testing.T) {
 	got, err = loadReport(part)
 	require.NoError(t, err)
 	require.Equal(t, whole, got)
-}
-
-// The first signal ends what draws: there is nothing to complete.
-func TestSignalEndsDrawing(t *testing.T) {
-	file, dir := measured(t), t.TempDir()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	for _, args := range [][]string{{"report", file, "--pictures", dir}, {"report", file, "-o", filepath.Join(dir, "x.html")}} {
-		codes := make(chan int, 1)
-		set := testSettings()
-		set.exit = func(code int) { codes <- code }
-		run(ctx, set, args, io.Discard, io.Discard)
-		require.Equal(t, report.ExitInterrupted, <-codes, args)
-	}
 }
 
 func TestReportRefuses(t *testing.T) {

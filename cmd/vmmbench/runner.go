@@ -60,16 +60,7 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 	return a.withReport(name, &m.outputFlags, func(r *runner) error {
 		r.flags = m
 		r.report.Run.Measure = m.describe()
-		for _, dev := range devs {
-			r.report.Devices = append(r.report.Devices, describeDevice(dev))
-		}
-		if len(devs) > 1 {
-			links, err := devs[0].Topology()
-			if err != nil { // the copies are worth measuring
-				r.report.Devices[0].Reason = oneLine(err)
-			}
-			r.report.Topology = topology(links, r.report.Devices)
-		}
+		r.addDevices(devs)
 		if m.resume != "" { // before the outputs, of which it may be one
 			if r.earlier, err = readEarlier(m.resume, r.report); err != nil {
 				return err
@@ -90,7 +81,9 @@ func (a *app) measure(ctx context.Context, name string, m *measureFlags, names [
 			return nil
 		}
 		r.measureGroups(ctx, groups)
-		r.report.Run.AtLeast = m.floors.found(r.report.Cases)
+		if r.report.Run.AtLeast, err = m.floors.of(r.report.Cases); err != nil {
+			return err
+		}
 		r.worse = slices.ContainsFunc(r.report.Run.AtLeast, report.Floor.Missed)
 		return r.compareWith(older)
 	})
@@ -195,11 +188,10 @@ func (r *runner) eachOutput(f func(*output) error) {
 	})
 }
 
-// waivedCase returns a waived case for a noDeviceError. It returns any other error
-// as it is.
+// waivedCase returns a waived case if opening a device has failed because this machine does not have
+// it. It returns any other error as it is.
 func (a *app) waivedCase(device string, err error) (*report.Case, error) {
-	var gone noDeviceError
-	if !errors.As(err, &gone) {
+	if err == nil || !notAvailable(err) {
 		return nil, err
 	}
 	a.printError(err)

@@ -44,13 +44,7 @@ func (a *app) againstBaseline(ctx context.Context, command string, m *measureFla
 		if len(older) == 0 || len(newer) == 0 {
 			return err
 		}
-		base, list, different := m.against.compare(older, newer, float64(m.margin))
-		if different != nil {
-			return cmp.Or(err, different)
-		}
-		r.against(base, newer[0], list)
-		r.worse = m.against.fails(base, list, older, newer)
-		return err
+		return cmp.Or(err, r.compareRuns(&m.against, older, newer, float64(m.margin)))
 	})
 	for _, r := range newer { // the report has the cases of one
 		if code := r.Exit(); a.code == report.ExitPassed || code == report.ExitMismatch {

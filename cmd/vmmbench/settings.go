@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"runtime"
 	"runtime/debug"
 	"time"
@@ -28,8 +27,6 @@ type settings struct {
 	// afterReplyTimeout calls late if a process takes too long for a reply, unless stop is
 	// called before.
 	afterReplyTimeout func(p *readerProcess, late func()) (stop func() bool)
-	// exit ends the process.
-	exit func(code int)
 }
 
 // userSettings are those of a user's run.
@@ -54,6 +51,5 @@ func userSettings() *settings {
 		afterReplyTimeout: func(_ *readerProcess, late func()) (stop func() bool) {
 			return time.AfterFunc(replyTimeout, late).Stop
 		},
-		exit: os.Exit,
 	}
 }

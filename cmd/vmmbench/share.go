@@ -3,11 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +27,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
-// What share measures, as --op takes it.
+// What share measures.
 const (
 	opAttach = "attach" // a process that attaches has mapped all there is
 	opGrowth = "growth" // the owner appends over the end of a chunk; a process can read there
@@ -44,23 +44,20 @@ const (
 
 // sharePlan is what share measures.
 type sharePlan struct {
-	hows, ops     choices
+	hows          choices
 	sizes, chunks size.List
 	readers       counts
 }
 
 func newSharePlan() *sharePlan {
-	all := []string{opAttach, opGrowth, opAppend, opWake}
 	return &sharePlan{
-		hows: choices{of: []string{howFD, howPool, howLegacy}, values: []string{howFD}},
-		ops:  choices{of: all, values: all}, readers: counts{1, 2},
-		sizes: size.List{64 << 20}, chunks: size.List{2 << 20, 32 << 20},
+		hows:  choices{of: []string{howFD, howPool, howLegacy}, values: []string{howFD}},
+		sizes: size.List{64 << 20}, chunks: size.List{2 << 20, 32 << 20}, readers: counts{1, 2},
 	}
 }
 
 func (p *sharePlan) flags(f *pflag.FlagSet) {
 	f.Var(&p.hows, "how", "how memory is shared; pool and legacy only have attach, of one piece of memory")
-	f.Var(&p.ops, "op", "what is measured")
 	f.Var(&p.sizes, "size", "bytes that are there when a process attaches: a list or a range")
 	f.Var(&p.chunks, "chunk", "chunk sizes")
 	f.Var(&p.readers, "readers", "how many processes read")
@@ -83,27 +80,20 @@ cuIpcOpenMemHandle). Of those two it has the handle before the time begins.
 The time is that of the last of --readers, by one clock, from the owner's call to the end
 of the wait in the reader. Every byte is compared in each reader, or less by --verify.`,
 		Example: `  vmmbench share
-  vmmbench share --op attach --size 1G --chunk 2M,64M --readers 1,4
-  vmmbench share --how fd,pool,legacy --op attach --size 64M,1G`,
+  vmmbench share --filter /attach --size 1G --chunk 2M,64M --readers 1,4
+  vmmbench share --how fd,pool,legacy --filter /attach --size 64M,1G`,
 	}, p, 100, 10*time.Second, (*measureFlags).addVerify)
 	return c
 }
 
-func (p *sharePlan) groups(devs []device, seed uint64) ([]group, error) {
-	if err := checkMost("--chunk", p.chunks...); err != nil {
+func (p *sharePlan) groups(devs []device, seed uint64) (list []group, err error) {
+	if err := cmp.Or(checkMost("--chunk", p.chunks...), checkSize(p.sizes...)); err != nil {
 		return nil, err
-	}
-	if !slices.Contains(p.hows.values, howFD) && !slices.Contains(p.ops.values, opAttach) {
-		return nil, usageError{fmt.Errorf("--how %v has --op %s only", &p.hows, opAttach)}
 	}
 	if slices.Contains(p.readers, 0) || slices.Contains(p.chunks, 0) {
 		return nil, usageError{errors.New("--readers and --chunk: want more than 0")}
 	}
-	var list []group
 	for _, n := range p.sizes {
-		if err := checkSize(n); err != nil {
-			return nil, err
-		}
 		for _, chunk := range p.chunks {
 			for _, readers := range p.readers {
 				list = append(list, p.group(devs[0], seed, n, chunk, readers))
@@ -119,19 +109,19 @@ func (p *sharePlan) group(dev device, seed, n, chunk uint64, readers int) group 
 		samples: math.MaxInt, maxLoops: 1,
 	}
 	s := &sharing{
-		dev: dev, size: n, chunk: chunk, readers: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)},
+		dev: dev, size: n, chunk: chunk, count: readers, pattern: verify.Pattern{Seed: measure.Seed(seed, g.name)},
 		pools: slices.Contains(p.hows.values, howPool),
 	}
 	g.setup, g.deviceChecks = s.setup, dev.checksItself()
 	for _, how := range p.hows.values {
-		for _, op := range p.ops.values {
+		for _, op := range []string{opAttach, opGrowth, opAppend, opWake} {
 			if how == howFD || op == opAttach {
 				g.add(s.task(how, op))
 			}
 		}
 	}
-	g.memory = 2 * n * uint64(len(g.tasks))
 	attach := slices.IndexFunc(g.tasks, func(t task) bool { return t.label == opAttach })
+	g.memory = 2 * n * uint64(len(g.tasks))
 	for i, t := range g.tasks {
 		if attach >= 0 && strings.HasPrefix(t.label, opAttach+"-") {
 			g.compared = append(g.compared, pair{i, attach})
@@ -151,23 +141,22 @@ func (s *sharing) task(how, op string) task {
 	return task{
 		label: label, data: op != opWake,
 		c: report.Case{Unit: unitUs, Bytes: bytes, Axes: axes(
-			"device", s.dev.String(), "how", how, "size", s.size, "chunk", s.chunk, "readers", s.readers, "op", op)},
+			"device", s.dev.String(), "how", how, "size", s.size, "chunk", s.chunk, "readers", s.count, "op", op)},
 		open: func(ctx context.Context) (contender, error) { return s.open(ctx, how, op) },
 	}
 }
 
-// sharing is what the tasks of a group share: processes that read, and a server.
+// sharing is what the tasks of a group share: a server, and processes that read.
 type sharing struct {
 	dev         device
 	size, chunk uint64
-	readers     int
+	count       int // of the readers
 	pattern     verify.Pattern
 	pools       bool // whether there is a case of the driver's pool
 
+	*readers
 	server *shareable.Server
 	pool   *pool.DriverPool
-	procs  []*readerProcess
-	names  int // of objects so far
 }
 
 // setup starts the server and the readers.
@@ -177,12 +166,7 @@ func (s *sharing) setup(ctx context.Context) (_ func() error, err error) {
 	}
 	var made undo
 	defer func() { onError(&err, made.close) }()
-	dir, err := os.MkdirTemp("", "vmmbench")
-	if err != nil {
-		return nil, err
-	}
-	made.add(func() error { return os.RemoveAll(dir) })
-	if s.server, err = shareable.Listen(s.dev.Device, filepath.Join(dir, "socket"), shareable.Options{}); err != nil {
+	if s.server, err = shareable.Listen(s.dev.Device, "@vmmbench-"+rand.Text(), shareable.Options{}); err != nil {
 		return nil, err
 	}
 	made.add(s.server.Close)
@@ -200,71 +184,9 @@ func (s *sharing) setup(ctx context.Context) (_ func() error, err error) {
 		defer files[0].Close() //nolint:errcheck // the readers have theirs
 	}
 	// A reader is told where the server listens, so it starts after it.
-	made.add(s.endReaders)
-	for range s.readers {
-		p, err := startReader(ctx, s.dev.settings, s.dev.Info().Open, s.server.Path(), files...)
-		if err != nil {
-			return nil, err
-		}
-		s.procs = append(s.procs, p)
-	}
-	return made.close, nil
-}
-
-// endReaders ends all readers, and returns why one was lost.
-func (s *sharing) endReaders() error {
-	err := s.lost()
-	if err != nil {
-		for _, p := range s.procs { // another may wait for what does not come any more
-			p.end(err)
-		}
-	}
-	for _, p := range s.procs {
-		err = cmp.Or(err, p.close())
-	}
-	s.procs = nil
-	if errors.Is(err, context.Canceled) { // then each case says so by itself
-		return nil
-	}
-	return err
-}
-
-// lost returns why a reader takes no requests any more, nil if all do.
-func (s *sharing) lost() error {
-	for _, p := range s.procs {
-		if err := p.lost(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// all makes the same request to all readers and returns the replies. If one is lost, none
-// is asked any more: the others may still be at an earlier request.
-func (s *sharing) all(q readerRequest) ([]readerReply, error) {
-	if err := s.lost(); err != nil {
-		return nil, err
-	}
-	for _, p := range s.procs {
-		if err := p.send(q); err != nil {
-			return nil, err
-		}
-	}
-	return s.replies()
-}
-
-// replies returns one reply of each reader.
-func (s *sharing) replies() ([]readerReply, error) {
-	var list []readerReply
-	var err error
-	for _, p := range s.procs {
-		r, failed := p.receive()
-		list, err = append(list, r), errors.Join(err, failed)
-		if lost := p.lost(); lost != nil {
-			return list, lost
-		}
-	}
-	return list, err
+	s.readers, err = startReaders(ctx, s.dev.settings, s.count, s.dev.Info().Open, s.server.Path(), files...)
+	made.add(s.readers.close)
+	return made.close, err
 }
 
 const (
@@ -280,40 +202,31 @@ type sharer struct {
 	object  readerRequest // what a request says of the memory
 	memory  *buffer
 	r       *vmm.Range // if it is one
-	fds     int        // the most of a reader, with all of the object mapped
 }
 
 // open makes memory of its own for the contender.
-func (s *sharing) open(ctx context.Context, how, op string) (_ contender, err error) {
+func (s *sharing) open(ctx context.Context, how, op string) (contender, error) {
 	c := &sharer{sharing: s, how: how, op: op}
 	if op == opWake {
 		return c, nil
 	}
-	defer func() { onError(&err, c.close) }()
-	return c, c.lend(ctx)
+	err := c.lend(ctx)
+	onError(&err, c.close)
+	return c, err
 }
 
 // lend makes memory of the size that readers can attach to, filled with the pattern. They stay
 // attached, unless attaching is measured.
 func (c *sharer) lend(ctx context.Context) error {
-	c.names++
-	c.object = readerRequest{Name: fmt.Sprint("x", c.names), Len: c.size, Seed: c.pattern.Seed}
+	c.object = readerRequest{Name: rand.Text(), Len: c.size, Seed: c.pattern.Seed}
 	lend := map[string]func() (vmm.Ptr, error){howFD: c.publish, howLegacy: c.lendLegacy, howPool: c.lendBlock}[c.how]
 	ptr, err := lend()
 	if err != nil {
 		return err
 	}
 	c.memory = &buffer{dev: c.dev, ptr: ptr, size: c.size}
-	if err := c.memory.fill(ctx, c.pattern); err != nil {
+	if err := c.memory.fill(ctx, c.pattern); err != nil || c.op == opAttach {
 		return err
-	}
-	if c.how == howFD {
-		if err := c.r.SetLen(c.size); err != nil {
-			return err
-		}
-	}
-	if c.op == opAttach {
-		return nil
 	}
 	c.add(c.leave)
 	_, err = c.attach()
@@ -328,16 +241,13 @@ func (c *sharer) publish() (vmm.Ptr, error) {
 	}
 	c.r = r
 	c.add(r.Close)
-	if err := r.Grow(c.size); err != nil {
+	if err := cmp.Or(r.Grow(c.size), r.SetLen(c.size)); err != nil {
 		return 0, err
 	}
 	c.object.Chunks = chunkStarts(r)
 	p, err := c.server.Publish(c.object.Name, r, shareable.PublishOptions{})
-	if err != nil {
-		return 0, err
-	}
 	c.add(p.Close)
-	return r.Ptr(), nil
+	return r.Ptr(), err
 }
 
 // lendLegacy makes plain memory and its handle.
@@ -369,22 +279,17 @@ func (c *sharer) lendBlock() (vmm.Ptr, error) {
 	return b.Ptr(), err
 }
 
-// ask makes a request about the contender's memory to all readers.
-func (c *sharer) ask(do string) ([]readerReply, error) {
+// tell makes a request about the contender's memory to all readers.
+func (c *sharer) tell(do string) ([]readerReply, error) {
 	q := c.object
 	q.Do = do
-	return c.all(q)
+	return c.ask(q)
 }
 
 // attach has all readers map the memory, and returns their times.
-func (c *sharer) attach() (s measure.Sample, err error) {
-	replies, err := c.ask(doAttach)
-	c.fds = 0
-	for _, r := range replies {
-		s.Parts = append(s.Parts, float64(r.NS))
-		c.fds = max(c.fds, r.FDs)
-	}
-	return s.Longest(), err
+func (c *sharer) attach() (measure.Sample, error) {
+	replies, err := c.tell(doAttach)
+	return longest(replies, 0), err
 }
 
 // leave has all readers unmap the memory. If one is lost, the readers end, and what they have mapped
@@ -393,7 +298,7 @@ func (c *sharer) leave() error {
 	if c.lost() != nil {
 		return nil
 	}
-	_, err := c.ask(doLeave)
+	_, err := c.tell(doLeave)
 	return err
 }
 
@@ -403,14 +308,7 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		s, err := c.attach()
 		return s, errors.Join(err, c.leave())
 	case opWake:
-		return c.timeUntil(readerRequest{Do: doByte}, func() error {
-			for _, p := range c.procs {
-				if err := p.wake(); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		return c.timeUntil(readerRequest{Do: doByte}, c.wake)
 	}
 	// Growth ends in a new chunk, the other append in the same one.
 	next := c.r.Len() + shareStep
@@ -424,10 +322,7 @@ func (c *sharer) measure(ctx context.Context, _ int) (s measure.Sample, err erro
 		return c.measure(ctx, 1)
 	}
 	return c.timeUntil(readerRequest{Do: doWait, Name: c.object.Name, Len: next}, func() error {
-		if err := c.r.Grow(next - c.r.Len()); err != nil {
-			return err
-		}
-		return c.r.SetLen(next)
+		return cmp.Or(c.r.Grow(next-c.r.Len()), c.r.SetLen(next))
 	})
 }
 
@@ -437,20 +332,22 @@ const waitDelay = 200 * time.Microsecond
 // timeUntil tells the readers what to wait for, does it, and returns how long it took until
 // each of them saw it.
 func (c *sharer) timeUntil(q readerRequest, do func() error) (s measure.Sample, err error) {
-	if _, err := c.all(q); err != nil {
+	if _, err := c.ask(q); err != nil {
 		return s, err
 	}
 	time.Sleep(waitDelay)
 	begun := monotonic()
-	if err := do(); err != nil {
-		_, late := c.replies() // which come after readerTimeout
-		return s, errors.Join(err, late)
-	}
-	replies, err := c.replies()
+	failed := do()
+	replies, err := c.replies() // after readerTimeout if it has failed
+	return longest(replies, begun), errors.Join(failed, err)
+}
+
+// longest has the times of replies since begun.
+func longest(replies []readerReply, begun int64) (s measure.Sample) {
 	for _, r := range replies {
 		s.Parts = append(s.Parts, float64(r.NS-begun))
 	}
-	return s.Longest(), err
+	return s.Longest()
 }
 
 // verify has each reader compare what it sees with the pattern.
@@ -469,7 +366,7 @@ func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (r
 		defer func() { err = errors.Join(err, c.leave()) }()
 	}
 	c.object.Mode = mode
-	replies, err := c.ask(doCheck)
+	replies, err := c.tell(doCheck)
 	for _, r := range replies {
 		if r.Check != nil {
 			result.Add(*r.Check)
@@ -481,7 +378,4 @@ func (c *sharer) verify(ctx context.Context, mode verify.Mode, corrupt int64) (r
 func (c *sharer) describe(rc *report.Case, samples []measure.Sample) {
 	rc.Flags = append(rc.Flags, wallClock)
 	rc.Stats.Sharing = &report.Sharing{P99: stat.Percentile(measure.Outcome{Samples: samples}.Times(), 0.99)}
-	if c.op == opAttach {
-		rc.Stats.Sharing.ReaderFDs = c.fds
-	}
 }

@@ -2,10 +2,11 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
+	"math"
 	"os"
 	"time"
 
@@ -20,10 +21,10 @@ import (
 // Requests to a reader, the values of Do.
 const (
 	doAttach = "attach" // maps the memory; the reply has how long that took
-	doLeave  = "leave"  // unmaps it, if it is mapped
+	doLeave  = "leave"  // unmaps it
 	doCheck  = "check"  // compares the bytes with the pattern
 	doWait   = "wait"   // replies, waits for Len bytes, and replies again
-	doByte   = "byte"   // replies, reads a byte of stdin, and replies again
+	doByte   = "byte"   // replies, reads an empty line, and replies again
 )
 
 // readerRequest is what share asks a process that reads: one line of JSON on its stdin.
@@ -42,7 +43,6 @@ type readerRequest struct {
 // long something took.
 type readerReply struct {
 	NS    int64          `json:"ns"`
-	FDs   int            `json:"fds"` // that the mapping holds
 	Check *verify.Result `json:"check,omitempty"`
 	Error string         `json:"error,omitempty"`
 }
@@ -52,18 +52,18 @@ const readerCommand = "share-reader"
 
 // shareReader is the command of a process that reads.
 func (a *app) shareReader() *cobra.Command {
-	c := command(&cobra.Command{Use: readerCommand, Hidden: true, Short: "Read what share has published"})
-	device := c.Flags().String("device", "", "the device")
-	socket := c.Flags().String("socket", "", "the server")
-	c.RunE = func(c *cobra.Command, _ []string) (err error) {
-		dev, err := openDevice(a.settings, *device)
-		out := json.NewEncoder(a.stdout)
-		if err != nil {
-			return out.Encode(readerReply{Error: err.Error()})
+	c := command(&cobra.Command{Use: readerCommand + " DEVICE SOCKET", Hidden: true, Short: "Read what share has published"})
+	c.Args = cobra.ExactArgs(2)
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		r := &shareReader{socket: args[1], in: bufio.NewScanner(os.Stdin), out: json.NewEncoder(a.stdout), mapped: map[string]*mapped{}}
+		r.in.Buffer(nil, math.MaxInt) // a request has all chunks
+		if r.dev, err = openDevice(a.settings, args[0]); err != nil {
+			err = r.out.Encode(readerReply{Error: err.Error()})
+			r.in.Scan() // what is in the pipe is lost when this process ends
+			return err
 		}
-		r := &shareReader{dev: dev, socket: *socket, in: bufio.NewReader(os.Stdin), out: out, mapped: map[string]*mapped{}}
-		defer func() { err = errors.Join(err, r.close()) }()
-		if err := out.Encode(readerReply{}); err != nil {
+		defer func() { err = errors.Join(err, r.dev.Close()) }()
+		if err := r.out.Encode(readerReply{}); err != nil {
 			return err
 		}
 		// Signals are for the process that has asked: it ends this one.
@@ -72,11 +72,11 @@ func (a *app) shareReader() *cobra.Command {
 	return c
 }
 
-// shareReader replies to requests.
+// shareReader replies to requests. What it has mapped, requests unmap again.
 type shareReader struct {
 	dev    device
 	socket string
-	in     *bufio.Reader
+	in     *bufio.Scanner // a line for each request
 	out    *json.Encoder
 	mapped map[string]*mapped
 }
@@ -88,25 +88,10 @@ type mapped struct {
 	view *shareable.View // nil if it is shared in another way
 }
 
-func (r *shareReader) close() error {
-	var err error
-	for _, m := range r.mapped {
-		err = errors.Join(err, m.close())
-	}
-	return errors.Join(err, r.dev.Close())
-}
-
 func (r *shareReader) serve(ctx context.Context) error {
-	for {
-		line, err := r.in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
+	for r.in.Scan() {
 		var q readerRequest
-		if err == nil {
-			err = json.Unmarshal(line, &q)
-		}
-		if err != nil {
+		if err := json.Unmarshal(r.in.Bytes(), &q); err != nil {
 			return err
 		}
 		reply, err := r.reply(ctx, q)
@@ -117,6 +102,7 @@ func (r *shareReader) serve(ctx context.Context) error {
 			return err
 		}
 	}
+	return r.in.Err()
 }
 
 // readerTimeout is how long a reader waits for what a request is about.
@@ -135,13 +121,11 @@ func (r *shareReader) reply(ctx context.Context, q readerRequest) (reply readerR
 	case doAttach:
 		m = &mapped{}
 		r.mapped[q.Name] = m
-		files, begun := openFiles(), monotonic()
+		begun := monotonic()
 		err = r.attach(ctx, q, m)
-		return readerReply{NS: monotonic() - begun, FDs: openFiles() - files}, err
+		return readerReply{NS: monotonic() - begun}, err
 	case doLeave:
-		if m != nil {
-			err = m.close()
-		}
+		err = m.close()
 	case doCheck:
 		b := &buffer{dev: r.dev, ptr: m.ptr, size: q.Len}
 		result, err := b.check(ctx, verify.Pattern{Seed: q.Seed}, q.Mode, q.Chunks)
@@ -149,7 +133,7 @@ func (r *shareReader) reply(ctx context.Context, q readerRequest) (reply readerR
 	case doWait:
 		err = m.view.Wait(ctx, q.Len)
 	case doByte:
-		_, err = r.in.ReadByte()
+		r.in.Scan()
 	}
 	return readerReply{NS: monotonic()}, err
 }
@@ -162,11 +146,9 @@ func (r *shareReader) attach(ctx context.Context, q readerRequest, m *mapped) (e
 	switch {
 	case q.Legacy != nil:
 		x, err := ipc.Open(r.dev.Device, *q.Legacy)
-		if err != nil {
-			return err
-		}
 		m.add(x.Close)
 		m.ptr = x.Ptr()
+		return err
 	case q.Token != nil:
 		p, err := ipc.ImportPool(r.dev.Device, poolFile)
 		if err != nil {
@@ -179,23 +161,10 @@ func (r *shareReader) attach(ctx context.Context, q readerRequest, m *mapped) (e
 		}
 		m.add(b.FreeNow)
 		m.ptr = b.Ptr()
-	default:
-		m.view, err = shareable.Attach(ctx, r.socket, q.Name, r.dev.Device, shareable.AttachOptions{})
-		if err != nil {
-			return err
-		}
-		m.add(m.view.Close)
-		m.ptr = m.view.Ptr()
-		return m.view.Wait(ctx, q.Len)
+		return nil
 	}
-	return nil
-}
-
-// openFiles is the number of this process's descriptors, 0 if it cannot be found out.
-func openFiles() int {
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return 0
-	}
-	return len(list)
+	m.view, err = shareable.Attach(ctx, r.socket, q.Name, r.dev.Device, shareable.AttachOptions{})
+	m.add(m.view.Close)
+	m.ptr = m.view.Ptr()
+	return cmp.Or(err, m.view.Wait(ctx, q.Len))
 }

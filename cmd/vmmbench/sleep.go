@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,13 +14,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// What sleep measures, as --op takes it. Waking is opWake, as of share.
+// What sleep measures. Waking is opWake, as of share.
 const (
 	opFirst  = "first"  // the first Sleep of a range
 	opSecond = "second" // a later one, into host memory that was kept
 )
 
-// What becomes of the contents, as --mode takes it.
+// What becomes of the contents.
 const (
 	modeKeep = "keep"
 	modeDrop = "drop"
@@ -29,27 +29,16 @@ const (
 // pinnedCopy is the report's name of what Sleep and Wake are compared with.
 const pinnedCopy = "pinned-copy"
 
-// sleepPlan is what sleep measures: every combination of its fields.
-type sleepPlan struct {
-	modes, ops choices
-	sizes      size.List
-}
+// sleepPlan is what sleep measures.
+type sleepPlan struct{ sizes size.List }
 
-func newSleepPlan() *sleepPlan {
-	modes, ops := []string{modeKeep, modeDrop}, []string{opFirst, opSecond, opWake}
-	return &sleepPlan{
-		modes: choices{of: modes, values: modes}, ops: choices{of: ops, values: ops}, sizes: size.List{64 << 20, 1 << 30},
-	}
-}
+func newSleepPlan() *sleepPlan { return &sleepPlan{size.List{64 << 20, 1 << 30}} }
 
 func (p *sleepPlan) flags(f *pflag.FlagSet) {
-	f.Var(&p.modes, "mode", "what becomes of the contents")
-	f.Var(&p.ops, "op", "what is measured")
 	f.Var(&p.sizes, "size", "bytes of a range: a list or a range")
 }
 
 func (a *app) sleep() *cobra.Command {
-	p := newSleepPlan()
 	c, _ := a.benchmark(&cobra.Command{
 		Use:   "sleep",
 		Short: "Measure Sleep and Wake: against copies of pinned memory",
@@ -57,29 +46,26 @@ func (a *app) sleep() *cobra.Command {
   first   the first Sleep of a range, a new one each time, which has no host memory yet
   second  a later one, of a range that keeps that memory meanwhile
   wake    Wake, after a Sleep
-With --mode keep the contents wait in host memory, and beside it stands the limit: a copy
+In the cases named keep the contents wait in host memory, and beside it stands the limit: a copy
 of as many bytes from the device, or for wake to it, by memory of the host that was pinned
-before. With --mode drop they are lost, so nothing is verified. Before a Wake there is a
+before. In those named drop they are lost, so nothing is verified. Before a Wake there is a
 pause until a GPU's driver has cleared what was given back.`,
 		Example: `  vmmbench sleep
-  vmmbench sleep --mode keep --op first --size 64M:16G:x4 --max-time 30s`,
-	}, p, 30, 10*time.Second, (*measureFlags).addVerify)
+  vmmbench sleep --filter 'keep/.*/first' --size 64M:16G:x4 --max-time 30s`,
+	}, newSleepPlan(), 30, 10*time.Second, (*measureFlags).addVerify)
 	return c
 }
 
 // groups plans one group for each mode, size and operation.
 func (p *sleepPlan) groups(devs []device, seed uint64) (list []group, err error) {
-	for _, mode := range p.modes.values {
+	for _, mode := range []string{modeKeep, modeDrop} {
 		for _, n := range p.sizes {
-			if err := checkSize(n); err != nil {
-				return nil, err
-			}
-			for _, op := range p.ops.values {
+			for _, op := range []string{opFirst, opSecond, opWake} {
 				list = append(list, p.group(devs[0], seed, mode, op, n))
 			}
 		}
 	}
-	return list, nil
+	return list, checkSize(p.sizes...)
 }
 
 func (p *sleepPlan) group(dev device, seed uint64, mode, op string, n uint64) group {
@@ -124,8 +110,9 @@ type sleeper struct {
 func newSleeper(dev device, mode, op string, n uint64, p verify.Pattern) *sleeper {
 	modes := map[string]vmm.SleepMode{modeKeep: vmm.SleepKeep, modeDrop: vmm.SleepDrop}
 	s := &sleeper{dev: dev, size: n, pattern: p, mode: modes[mode]}
-	timed := map[string]call{opFirst: {do: s.sleep}, opSecond: {do: s.sleep, undo: s.wake}, opWake: {do: s.wake}}[op]
-	timed.name = op
+	timed := map[string]call{
+		opFirst: {name: op, do: s.sleep}, opSecond: {name: op, do: s.sleep, undo: s.wake}, opWake: {name: op, do: s.wake},
+	}[op]
 	s.operation = operation{name: op, undo: s.free, pass: &pass{ready: s.ready, calls: []call{timed}}}
 	return s
 }
@@ -143,22 +130,15 @@ func (s *sleeper) ready(ctx context.Context) error {
 }
 
 // awake has a range awake that is written to its end: for opFirst a new one each time, else one
-// that has slept.
+// that has slept. Its first sleep is in the warm-up, which does not count.
 func (s *sleeper) awake(ctx context.Context) (err error) {
-	if s.r != nil && s.name != opFirst {
-		return s.write(ctx)
-	}
-	if err := s.free(); err != nil {
-		return err
-	}
-	if s.r, err = grownRange(s.dev, shape{size: s.size, keeps: s.name == opSecond}); err != nil {
-		return err
-	}
-	if err := s.write(ctx); err != nil || s.name == opFirst {
-		return err
-	}
-	if err := errors.Join(s.sleep(), s.wake()); err != nil {
-		return err
+	if s.r == nil || s.name == opFirst {
+		if err := s.free(); err != nil {
+			return err
+		}
+		if s.r, err = grownRange(s.dev, shape{size: s.size, keeps: s.name == opSecond}); err != nil {
+			return err
+		}
 	}
 	return s.write(ctx)
 }
@@ -196,10 +176,7 @@ func (s *sleeper) verify(ctx context.Context, mode verify.Mode, corrupt int64) (
 	if err := b.fill(ctx, s.pattern); err != nil {
 		return result, err
 	}
-	if err := errors.Join(s.sleep(), s.wake()); err != nil {
-		return result, err
-	}
-	if err := b.flip(corrupt); err != nil {
+	if err := cmp.Or(s.sleep(), s.wake(), b.flip(corrupt)); err != nil {
 		return result, err
 	}
 	return b.check(ctx, s.pattern, mode, b.chunks)

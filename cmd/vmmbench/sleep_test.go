@@ -47,7 +47,7 @@ func sleepKeepsContents(t *testing.T, set *settings) {
 		require.Contains(t, c.ID, ": vmm against pinned-copy")
 	}
 
-	code, out, _ = benchWith(t, set, append(args, "--mode", "keep", "--corrupt", "262143", "--verify", "edges", "--filter", "vmm")...)
+	code, out, _ = benchWith(t, set, append(args, "--corrupt", "262143", "--verify", "edges", "--filter", "keep/.*/vmm")...)
 	require.Equal(t, report.ExitMismatch, code)
 	for _, c := range parse(t, out).Cases {
 		require.Equal(t, report.Failed, c.Status, c.ID)

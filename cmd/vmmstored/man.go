@@ -5,19 +5,9 @@
 package main
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/cuvmm/cuvmm/cmd/internal/man"
 )
 
-func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: tools/man DIR")
-		os.Exit(2)
-	}
-	if err := man.Write(os.Args[1], command(nil, os.Stdout, os.Stderr), "vmmstored "+version()); err != nil {
-		fmt.Fprintln(os.Stderr, "man:", err)
-		os.Exit(1)
-	}
-}
+func main() { man.Main(command(nil, os.Stdout, os.Stderr), "vmmstored "+version()) }

@@ -28,7 +28,7 @@ import threading
 import time
 import types
 import warnings
-from typing import Any, Callable, Iterable, Optional
+from typing import Any, Callable, Iterable, NamedTuple, Optional
 
 __all__ = ["CUDA", "HOST", "OwnerGone", "ProtocolError", "Reader", "Refused", "TakenBack"]
 
@@ -46,7 +46,7 @@ OPTIONAL = 1  # flag of a frame that may be skipped if its type is unknown
 HELLO, ATTACH, RESYNC, ACK = 1, 4, 5, 7
 CHUNKS, PUBLISH, RETIRE, SEALED, DELETED, CLOSING, ERROR, OBJECT = 64, 65, 66, 67, 68, 69, 70, 72
 PAGE, HANDOVER = 74, 78
-KNOWN = set(range(1, 24)) | set(range(64, 79))
+KNOWN = set(range(1, 31)) | set(range(64, 81))
 UNSEALED = 2  # flag of ATTACH: an object of a store also if it is not sealed
 HOST, CUDA = 1, 2  # backends
 
@@ -389,121 +389,53 @@ def references(export: Any) -> int:
 ALONE = references(types.SimpleNamespace(capsule=object()))  # the count of a capsule that has no other reference
 
 
-class Reader:
-    """One object of another process, mapped for reading. Its name may be the ID of an
-    object of a store, as the store's clients print it.
+class Hello(NamedTuple):
+    """What the owner says of itself."""
 
-    Attributes: address, the first address; max, the bytes it can grow to;
-    backend, HOST or CUDA; device, the GPU's ordinal; kind, bits and size of an
-    element; shape of a row; pitch, the bytes from row to row; metadata; fields,
-    the owner's description of a struct as JSON, empty without one;
-    generation, which rises when the owner takes bytes back; sealed and deleted.
+    instance: bytes
+    uuid: bytes  # of the device
+    backend: int  # HOST or CUDA
+    granularity: int
 
-    unsealed asks for an object of a store also if it is not sealed.
 
-    on_retire, if set, is called before memory is unmapped, with the length that
-    is left. Arrays that were made before must not be used after it.
-    """
+class Connection:
+    """A connection to an owner, and the frames over it."""
 
-    address: int
-    max: int
-    backend: int
-    device: Optional[int]
-    kind: str
-    bits: int
-    size: int
-    shape: tuple[int, ...]
-    pitch: int
-    base: int
-    metadata: Bytes
-    fields: Bytes
-
-    def __init__(
-        self,
-        path: str,
-        name: str,
-        token: Bytes = b"",
-        timeout: float = 5.0,
-        max_bytes: Optional[int] = None,
-        unsealed: bool = False,
-        uids: Optional[Iterable[int]] = None,
-    ) -> None:
-        """Attaches to the object name of the owner that listens at path. uids are the users whom the
-        owner may run as; None is this process's user and root."""
-        if len(token) > 32:
-            raise ValueError(f"a token of {len(token)} bytes, over 32")
-        self.name, self.max_bytes, self.unsealed = name, max_bytes, unsealed
-        self.on_retire: Optional[Callable[[int], object]] = None
-        self.sealed: Optional[int] = None
-        self.deleted: Optional[bool] = None
-        self.digest: Optional[Bytes] = None
-        self.gone: Optional[Exception] = None  # the error that ended the connection
-        self.generation = self.last_length = self.end = self.last_id = 0
-        self.chunks: list[tuple[int, int, int]] = []  # (id, offset, size) of the mapped chunks
-        self.batch, self.resyncing = MAX_FDS, False
-        self.short_since: Optional[float] = None  # too few descriptors
-        self.short_pause = SHORT_PAUSE
+    def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self.sent = self.received = 0
-        self.memory: Any = None  # HostMemory or CudaMemory
-        self.exports: list[Export] = []
-        self.exports_to_look = 16  # how many there are when a new one first looks which are over
-        self.page: Any = None  # an address
-        self.wake: Any = None  # a socket
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.settimeout(timeout)
+
+    def _connect(self, path: str, token: Bytes, uids: Optional[Iterable[int]]) -> Hello:
+        """Connects to the owner, checks who it is, and exchanges HELLO."""
+        if len(token) > 32:
+            raise ValueError(f"a token of {len(token)} bytes, over 32")
         try:
-            self.sock.settimeout(timeout)
-            self._attach(path, token, (os.getuid(), 0) if uids is None else tuple(uids))
-        except BaseException:
-            self.close()
-            raise
+            self.sock.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError) as e:
+            raise OwnerGone(f"no owner listens at {path}") from e
+        creds = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        uid, allowed = struct.unpack("3i", creds)[1], {os.getuid(), 0} if uids is None else set(uids)
+        if uid not in allowed:
+            raise PermissionError(f"{path} is served by user {uid}, and not by one of {', '.join(map(str, sorted(allowed)))}")
+        # The owner sends HELLO at once. This side has no backend of its own, so it reads
+        # that first and replies with the same one.
+        with self._reply(HELLO, 0) as frame:
+            expect(len(frame.payload) == 96, f"HELLO of {len(frame.payload)} bytes")
+            _, instance, uuid, backend, _, granularity = struct.unpack_from("<Q16s16sIIQ", frame.payload)
+        expect(backend in (HOST, CUDA) and granularity > 0, f"backend {backend}, granularity {granularity}")
+        self._send(HELLO, struct.pack(
+            "<Q16s16sIIQII32s", 0, bytes(16), uuid, backend, os.getpid(), granularity, len(token), 0, token
+        ))  # fmt: skip
+        return Hello(instance, uuid, backend, granularity)
 
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __copy__(self) -> Reader:
-        raise TypeError("a Reader cannot be copied: attach another one")
-
-    def close(self) -> None:
-        """Unmaps everything. Arrays must not be used any more, except those made from DLPack:
-        their memory is unmapped after the last of them. Twice is fine."""
-        self._disconnect()
-        if self.page:
-            libc.munmap(self.page, PAGE_BYTES)
-            self.page = None
-        if self.memory:
-            memory, sizes, self.memory = self.memory, [size for _, _, size in self.chunks], None
-            if self._holds(0):
-                close_later(lambda: self._free(memory, sizes))
-            else:
-                self._free(memory, sizes)
-        self.chunks, self.end, self.last_length = [], 0, 0
-        self.gone = self.gone or ValueError("the reader is closed")
-
-    def _free(self, memory: Any, sizes: list[int]) -> None:
-        while self._holds(0):
-            time.sleep(HOLD_PAUSE)
-        if sizes:
-            memory.synchronize()
-            memory.unmap(0, sizes)
-        memory.close()
-
-    def _holds(self, offset: int) -> bool:
-        """Whether an export keeps mapped bytes from the offset on."""
-        self.exports = [e for e in self.exports if not e.is_over()]
-        return any(e.end > offset for e in self.exports)
-
-    def _disconnect(self) -> None:
+    def _shutdown(self) -> None:
+        """Ends the connection: the owner knows at once. The socket is still to be closed."""
         try:
-            self.sock.shutdown(socket.SHUT_RDWR)  # the owner knows at once
+            self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is not connected any more
-        close_later(lambda: [s.close() for s in (self.sock, self.wake) if s])
-
-    # Frames.
 
     def _send(self, kind: int, payload: Bytes, request: int = 0) -> None:
         self.sent += 1
@@ -578,29 +510,121 @@ class Reader:
             p.end()
             raise OwnerGone(f"the owner is gone: {text}")
 
+
+class Reader(Connection):
+    """One object of another process, mapped for reading. Its name may be the ID of an
+    object of a store, as the store's clients print it.
+
+    Attributes: address, the first address; max, the bytes it can grow to;
+    backend, HOST or CUDA; device, the GPU's ordinal; kind, bits and size of an
+    element; shape of a row; pitch, the bytes from row to row; metadata; fields,
+    the owner's description of a struct as JSON, empty without one;
+    generation, which rises when the owner takes bytes back; sealed and deleted.
+
+    unsealed asks for an object of a store also if it is not sealed.
+
+    on_retire, if set, is called before memory is unmapped, with the length that
+    is left. Arrays that were made before must not be used after it.
+    """
+
+    address: int
+    max: int
+    backend: int
+    device: Optional[int]
+    kind: str
+    bits: int
+    size: int
+    shape: tuple[int, ...]
+    pitch: int
+    base: int
+    metadata: Bytes
+    fields: Bytes
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        token: Bytes = b"",
+        timeout: float = 5.0,
+        max_bytes: Optional[int] = None,
+        unsealed: bool = False,
+        uids: Optional[Iterable[int]] = None,
+    ) -> None:
+        """Attaches to the object name of the owner that listens at path. uids are the users whom the
+        owner may run as; None is this process's user and root."""
+        super().__init__(timeout)
+        self.name, self.max_bytes, self.unsealed = name, max_bytes, unsealed
+        self.on_retire: Optional[Callable[[int], object]] = None
+        self.sealed: Optional[int] = None
+        self.deleted: Optional[bool] = None
+        self.digest: Optional[Bytes] = None
+        self.gone: Optional[Exception] = None  # the error that ended the connection
+        self.generation = self.last_length = self.end = self.last_id = 0
+        self.chunks: list[tuple[int, int, int]] = []  # (id, offset, size) of the mapped chunks
+        self.batch, self.resyncing = MAX_FDS, False
+        self.short_since: Optional[float] = None  # too few descriptors
+        self.short_pause = SHORT_PAUSE
+        self.memory: Any = None  # HostMemory or CudaMemory
+        self.exports: list[Export] = []
+        self.exports_to_look = 16  # how many there are when a new one first looks which are over
+        self.page: Any = None  # an address
+        self.wake: Any = None  # a socket
+        try:
+            self._attach(path, token, uids)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Reader:
+        raise TypeError("a Reader cannot be copied: attach another one")
+
+    def close(self) -> None:
+        """Unmaps everything. Arrays must not be used any more, except those made from DLPack:
+        their memory is unmapped after the last of them. Twice is fine."""
+        self._disconnect()
+        if self.page:
+            libc.munmap(self.page, PAGE_BYTES)
+            self.page = None
+        if self.memory:
+            memory, sizes, self.memory = self.memory, [size for _, _, size in self.chunks], None
+            if self._holds(0):
+                close_later(lambda: self._free(memory, sizes))
+            else:
+                self._free(memory, sizes)
+        self.chunks, self.end, self.last_length = [], 0, 0
+        self.gone = self.gone or ValueError("the reader is closed")
+
+    def _free(self, memory: Any, sizes: list[int]) -> None:
+        while self._holds(0):
+            time.sleep(HOLD_PAUSE)
+        if sizes:
+            memory.synchronize()
+            memory.unmap(0, sizes)
+        memory.close()
+
+    def _holds(self, offset: int) -> bool:
+        """Whether an export keeps mapped bytes from the offset on."""
+        self.exports = [e for e in self.exports if not e.is_over()]
+        return any(e.end > offset for e in self.exports)
+
+    def _disconnect(self) -> None:
+        self._shutdown()
+        close_later(lambda: [s.close() for s in (self.sock, self.wake) if s])
+
     # Attaching.
 
-    def _attach(self, path: str, token: Bytes, uids: tuple[int, ...]) -> None:
+    def _attach(self, path: str, token: Bytes, uids: Optional[Iterable[int]]) -> None:
         name, wanted = parse_name(self.name)
-        try:
-            self.sock.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError) as e:
-            raise OwnerGone(f"no owner listens at {path}") from e
-        creds = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        uid = struct.unpack("3i", creds)[1]
-        if uid not in uids:
-            raise PermissionError(f"{path} is served by user {uid}, and not by one of {', '.join(map(str, sorted(set(uids))))}")
-        # The owner sends HELLO at once. This reader maps memory of either backend,
-        # so it reads that first and replies with the same one.
-        with self._reply(HELLO, 0) as frame:
-            expect(len(frame.payload) == 96, f"HELLO of {len(frame.payload)} bytes")
-            _, instance, uuid, self.backend, _, granularity = struct.unpack_from("<Q16s16sIIQ", frame.payload)
+        hello = self._connect(path, token, uids)
+        instance, uuid, self.backend, granularity = hello.instance, hello.uuid, hello.backend, hello.granularity
         if wanted not in (None, instance):
             raise LookupError(f"{self.name} is of another store, or of one before its restart")
-        expect(self.backend in (HOST, CUDA) and granularity > 0, f"backend {self.backend}, granularity {granularity}")
-        self._send(HELLO, struct.pack(
-            "<Q16s16sIIQII32s", 0, bytes(16), uuid, self.backend, os.getpid(), granularity, len(token), 0, token
-        ))  # fmt: skip
         asked = name.encode()
         self._send(ATTACH, struct.pack("<III", 1, UNSEALED if self.unsealed else 0, len(asked)) + asked, ATTACH_REQUEST)
         with self._reply(OBJECT, ATTACH_REQUEST) as frame:

@@ -9,7 +9,8 @@ from setuptools.command.build_py import build_py
 
 class Layout(build_py):
     def find_package_modules(self, package, package_dir):
-        return [(package, "__init__", "cuvmm_reader.py"), (package, "follow", "follow.py")]
+        files = {"__init__": "cuvmm_reader.py", "follow": "follow.py", "member": "cuvmm_member.py"}
+        return [(package, module, file) for module, file in files.items()]
 
 
 source = pathlib.Path(__file__).with_name("cuvmm_reader.py").read_text(encoding="utf-8")

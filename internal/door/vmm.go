@@ -70,8 +70,8 @@ type VMM[D, G, R, C, S any] interface {
 	// created. l lends more. On a device that has one it is ErrBusy. Until Lease.End, Close of d returns ErrBusy.
 	Lend(d D, l Lender) (Lease, error)
 	// SetAround bounds what this process creates of the device by what limits of the system around it leave;
-	// MaxUint64: no bound. It returns the old bound.
-	SetAround(d D, bytes uint64) (old uint64)
+	// MaxUint64: no bound. It returns the old bound. limit is what errors call the limit.
+	SetAround(d D, bytes uint64, limit string) (old uint64)
 	// Relieve releases unused memory, and has functions of OnPressure release memory, until the process has created
 	// no more than target bytes of the device, none releases more, or until has come. busy: it called no function, as
 	// an operation of the process waits for memory.

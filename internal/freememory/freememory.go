@@ -3,6 +3,8 @@
 package freememory
 
 import (
+	"fmt"
+	"math"
 	"os"
 	"path"
 	"path/filepath"
@@ -15,8 +17,10 @@ import (
 // has, or less if a control group limits it. root is where the system's files are.
 func Bytes(root string) (free uint64, ok bool) {
 	free, ok = Meminfo(root, "MemAvailable")
-	for _, g := range memoryGroups(root) {
-		if left, limited := g.available(); limited && (!ok || left < free) {
+	groups, _ := Groups(root, "memory")
+	for _, g := range groups {
+		limit, used, err := g.Memory()
+		if left := limit - min(limit, used); err == nil && limit != NoLimit && (!ok || left < free) {
 			free, ok = left, true
 		}
 	}
@@ -35,61 +39,81 @@ func Meminfo(root, name string) (uint64, bool) {
 	return 0, false
 }
 
-// memoryGroup has the files of a control group that may limit memory.
-type memoryGroup struct{ limit, used, stat, cache string }
+// Group is a control group that limits a resource.
+type Group struct {
+	Dir string // where its files are
+	v1  bool
+}
 
-// memoryGroups are the groups that this process is in, and all above them. In a
-// container the path may be that of the machine outside. Then some of the groups
-// do not exist here, and the top one is that of the container.
-func memoryGroups(root string) []memoryGroup {
+// Groups are the groups of a controller, such as memory, that this process is in, and all above them. The one at the
+// top is the last. In a container the path may be that of the machine outside. Then some of the groups do not exist
+// here, and the top one is that of the container.
+func Groups(root, controller string) (list []Group, err error) {
 	text, err := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	var list []memoryGroup
 	for line := range strings.Lines(string(text)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(parts) != 3 {
 			continue
 		}
 		top := filepath.Join(root, "sys/fs/cgroup")
-		g := memoryGroup{"memory.max", "memory.current", "memory.stat", "inactive_file"}
-		if parts[1] != "" { // version 1, which has a tree for each controller
-			if !slices.Contains(strings.Split(parts[1], ","), "memory") {
+		v1 := parts[1] != "" // which has a tree for each controller
+		if v1 {
+			if !slices.Contains(strings.Split(parts[1], ","), controller) {
 				continue
 			}
-			top = filepath.Join(top, "memory")
-			g = memoryGroup{"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"}
+			top = filepath.Join(top, controller)
 		}
 		for at := path.Clean("/" + parts[2]); ; at = path.Dir(at) {
-			dir := filepath.Join(top, at)
-			list = append(list, memoryGroup{filepath.Join(dir, g.limit), filepath.Join(dir, g.used), filepath.Join(dir, g.stat), g.cache})
+			list = append(list, Group{filepath.Join(top, at), v1})
 			if at == "/" {
 				break
 			}
 		}
 	}
-	return list
+	return list, nil
 }
 
-// available returns how much memory the group can still have. Files in the page
-// cache that were not used for a while count as used, but the system drops them
-// when it needs memory.
-func (g memoryGroup) available() (left uint64, limited bool) {
-	limit, err := readNumber(g.limit)
-	used, err2 := readNumber(g.used)
-	if err != nil || err2 != nil {
-		return 0, false
+// NoLimit is a limit if there is none.
+const NoLimit = math.MaxUint64
+
+// leastNone: groups of version 1 that limit nothing have the largest multiple of a page in an int64.
+const leastNone = 1 << 62
+
+// Memory is the limit of the host's memory that the group may use, and what it uses. Files in the page cache that
+// were not used for a while are not among that: the system drops them when it needs memory.
+func (g Group) Memory() (limit, used uint64, err error) {
+	current, cache := "memory.current", "inactive_file"
+	if g.v1 {
+		current, cache = "memory.usage_in_bytes", "total_inactive_file"
 	}
-	used -= min(used, g.reclaimable())
-	return limit - min(limit, used), true
+	if limit, err = readNumber(g.MemoryLimit()); err != nil {
+		return 0, 0, err
+	}
+	if limit >= leastNone {
+		limit = NoLimit
+	}
+	if used, err = readNumber(filepath.Join(g.Dir, current)); err != nil {
+		return 0, 0, err
+	}
+	return limit, used - min(used, g.reclaimable(cache)), nil
 }
 
-// reclaimable is the size of those files.
-func (g memoryGroup) reclaimable() (n uint64) {
-	text, _ := os.ReadFile(g.stat)
+// MemoryLimit is the file that has the limit of Memory.
+func (g Group) MemoryLimit() string {
+	if g.v1 {
+		return filepath.Join(g.Dir, "memory.limit_in_bytes")
+	}
+	return filepath.Join(g.Dir, "memory.max")
+}
+
+// reclaimable is the size of files in the page cache, by their name in memory.stat.
+func (g Group) reclaimable(cache string) (n uint64) {
+	text, _ := os.ReadFile(filepath.Join(g.Dir, "memory.stat"))
 	for line := range strings.Lines(string(text)) {
-		if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); name == g.cache {
+		if name, value, _ := strings.Cut(strings.TrimSpace(line), " "); name == cache {
 			n, _ = strconv.ParseUint(value, 10, 64) // 0 if it is no number
 			return n
 		}
@@ -97,12 +121,23 @@ func (g memoryGroup) reclaimable() (n uint64) {
 	return 0
 }
 
-// readNumber reads a file that has one number. If there is no limit, the file has
-// the word max instead, which is an error.
+// readNumber reads a file of a group that has one number.
 func readNumber(file string) (uint64, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return 0, err
 	}
-	return strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	n, err := ParseLimit(strings.TrimSpace(string(text)))
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", file, err)
+	}
+	return n, nil
+}
+
+// ParseLimit parses a value in a file of a group: a number, or max, which is NoLimit.
+func ParseLimit(text string) (uint64, error) {
+	if text == "max" {
+		return NoLimit, nil
+	}
+	return strconv.ParseUint(text, 10, 64)
 }

@@ -62,3 +62,34 @@ func TestBytes(t *testing.T) {
 	_, ok := Bytes(t.TempDir())
 	require.False(t, ok, "there is no figure where the files are missing")
 }
+
+func TestGroups(t *testing.T) {
+	root := t.TempDir()
+	write := func(name, text string) {
+		name = filepath.Join(root, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(name), 0o700))
+		require.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+	}
+	_, err := Groups(root, "dmem")
+	require.ErrorIs(t, err, os.ErrNotExist)
+	write("proc/self/cgroup", "4:memory:/docker/1\nnonsense\n0::/a/b\n")
+	cgroup := filepath.Join(root, "sys/fs/cgroup")
+	all, err := Groups(root, "dmem")
+	require.NoError(t, err)
+	require.Equal(t, []Group{{Dir: cgroup + "/a/b"}, {Dir: cgroup + "/a"}, {Dir: cgroup}}, all)
+	all, err = Groups(root, "memory")
+	require.NoError(t, err)
+	require.Len(t, all, 6)
+	g := all[0]
+	_, _, err = g.Memory()
+	require.ErrorIs(t, err, os.ErrNotExist)
+	write("sys/fs/cgroup/memory/docker/1/memory.usage_in_bytes", "400\n")
+	write("sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "9223372036854771712\n")
+	limit, used, err := g.Memory()
+	require.NoError(t, err)
+	require.Equal(t, uint64(NoLimit), limit)
+	require.Equal(t, uint64(400), used)
+	write("sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes", "1e9\n")
+	_, _, err = g.Memory()
+	require.ErrorContains(t, err, g.MemoryLimit())
+}

@@ -28,7 +28,7 @@ func process(t *testing.T) *vmm.Device {
 func serve(t *testing.T, bytes uint64) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "b.sock")
-	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{process(t), bytes}}})
+	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{Device: process(t), Bytes: bytes}}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	return path

@@ -111,7 +111,7 @@ func TestCostOfAStep(t *testing.T) {
 	path := os.Getenv("BUDGET_TEST_SOCKET")
 	if path == "" {
 		path = filepath.Join(t.TempDir(), "b.sock")
-		s, err := Serve(path, ServeOptions{Budgets: []Budget{{d, 1 << 30}}})
+		s, err := Serve(path, ServeOptions{Budgets: []Budget{{Device: d, Bytes: 1 << 30}}})
 		require.NoError(t, err)
 		defer func() { require.NoError(t, s.Close()) }()
 	}

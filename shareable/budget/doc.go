@@ -31,6 +31,10 @@
 //
 // A budget bounds its members alone. Memory that others on the device have is not given away, as far as the broker can
 // see it.
+//
+// # Limits of the system
+//
+// [Follow] has a process obey limits that its control groups, MPS or HAMi set, with a broker or without one.
 package budget
 
 // Files:
@@ -39,5 +43,7 @@ package budget
 //	serve.go   Serve: a broker in a program
 //	join.go    Join and Member: the connection to the broker, and when it connects again
 //	lender.go  asking for a higher lease, and giving
+//	follow.go  Follow: a bound by the system's limits, and giving when one is near
+//	limits.go  Limits: reading control groups and environment variables
 //
 // Locks: Member.mu, then those of package vmm. It is held while a frame is sent.

@@ -53,6 +53,7 @@ type Member struct {
 	mu      sync.Mutex
 	client  serve.Client  // nil: there is no connection
 	joined  bool          // over that connection
+	times   int           // how often that was connected at the last JOIN; 0: none was sent
 	changed chan struct{} // closed when joined, client or err change
 	err     error         // why there is no connection
 	told    uint64        // the lease that the broker knows of
@@ -122,7 +123,7 @@ func join(ctx context.Context, path string, dev *vmm.Device, o JoinOptions) (*Me
 		return m, nil
 	}
 	close(m.ready)
-	m.disconnect(err)
+	m.leave(err)
 	return nil, errors.Join(err, m.lease.End())
 }
 
@@ -166,7 +167,7 @@ func (m *Member) connect(ctx context.Context) error {
 		return err
 	}
 	m.mu.Lock()
-	m.client = c
+	m.client, m.times = c, 0
 	m.mu.Unlock()
 	m.sendJoin(c)
 	return nil
@@ -177,10 +178,12 @@ func (m *Member) connect(ctx context.Context) error {
 func (m *Member) sendJoin(c serve.Client) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.client != c {
+	times := c.Times()
+	if m.client != c || m.times > times { // it has joined over this connection
 		return
 	}
-	if c.Times() > 0 {
+	m.times = times + 1
+	if times > 0 {
 		m.counts.Again++
 	}
 	m.joined = false
@@ -314,13 +317,23 @@ func (m *Member) Close() error {
 	}
 	m.mu.Lock()
 	m.closed = true
-	c := m.client
 	m.mu.Unlock()
 	m.stop()
 	m.done.Wait()
-	if c != nil {
-		_ = c.Send(wire.TypeLeave, nil) // else the end of the process says it
-	}
-	m.disconnect(fmt.Errorf("%w: member", vmm.ErrClosed))
+	m.leave(fmt.Errorf("%w: member", vmm.ErrClosed))
 	return nil
+}
+
+// leave gives the lease back, and ends the connection.
+func (m *Member) leave(why error) {
+	m.mu.Lock()
+	c := m.client
+	m.mu.Unlock()
+	if c != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), reportTime)
+		defer cancel()
+		// An error: the end of the process says it. An end of the connection before the reply could outrun LEAVE.
+		_ = c.Call(ctx, wire.TypeLeave, nil, wire.TypeDone, func(wire.Frame) error { return nil })
+	}
+	m.disconnect(why)
 }

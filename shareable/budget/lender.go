@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/door"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 var _ door.Lender = (*Member)(nil)
@@ -22,6 +23,18 @@ const leastStep = 2 << 20
 
 // errAlone is why nothing is lent while there is no broker.
 var errAlone = errors.New("no broker replies")
+
+// refusal is why the broker has lent too little, in its words.
+type refusal struct{ wire.Lent }
+
+func (r *refusal) Error() string { return r.Text }
+
+func (r *refusal) Unwrap() error {
+	if r.Code == wire.CodeBusy {
+		return vmm.ErrBusy
+	}
+	return vmm.ErrOutOfMemory
+}
 
 // Borrow asks the broker for an operation that needs a lease of need bytes.
 func (m *Member) Borrow(need uint64, urgent bool, until time.Time) (refusal error) {
@@ -43,6 +56,9 @@ func (m *Member) Near() {
 	}
 }
 
+// raisePause is how long the member does not ask for a step after it got none.
+const raisePause = 100 * time.Millisecond
+
 // raise asks for the next step, of what no one uses.
 func (m *Member) raise() {
 	lease, created, _ := m.lease.State()
@@ -51,7 +67,13 @@ func (m *Member) raise() {
 	}
 	ctx, cancel := context.WithTimeout(m.ctx, reportTime)
 	defer cancel()
-	_ = m.ask(ctx, lease, false) // who needs it asks again
+	_ = m.ask(ctx, lease, false)                    // who needs it asks again
+	if now, _, _ := m.lease.State(); now <= lease { // each growth would ask for it
+		select {
+		case <-m.ctx.Done():
+		case <-time.After(raisePause):
+		}
+	}
 }
 
 // ask asks for a lease of need bytes, and for a step more, and returns why it is less. While a broker takes the place of
@@ -71,12 +93,15 @@ func (m *Member) ask(ctx context.Context, need uint64, urgent bool) error {
 		case l := <-reply:
 			switch l.Code {
 			case 0:
+				if lease, _, _ := m.lease.State(); urgent && lease < need { // a demand has crossed the grant
+					continue
+				}
 				return nil
 			case wire.CodeClosed:
 				continue
 			}
 			m.count(func(c *Counts) { c.Refused++ })
-			return errors.New(l.Text)
+			return &refusal{l}
 		case <-ctx.Done(): // what is lent later counts all the same
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -165,6 +190,7 @@ func (m *Member) lent(c serve.Client, l wire.Lent) {
 	case l.Number == 0 && !m.joined: // of JOIN: the lease that the broker knows of
 		m.lease.Cut(l.More)
 		m.told, m.joined, m.err = l.More, true, nil
+		m.gaveLocked(0, "")
 		m.changedLocked()
 	default:
 		m.told += l.More
@@ -192,13 +218,22 @@ func (m *Member) give(c serve.Client, times int, d wire.Demand) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.client != c || c.Times() != times { // the next JOIN says what is left
+	m.counts.Demands++
+	if m.client != c || c.Times() != times { // a demand of before
+		d.Number = 0
+	}
+	m.gaveLocked(d.Number, why)
+}
+
+// gaveLocked tells the broker by how much the lease has fallen. Number 0 answers no demand: the lease fell while the
+// member joined. It needs mu.
+func (m *Member) gaveLocked(number uint32, why string) {
+	lease, created, _ := m.lease.State()
+	g := wire.Gave{Number: number, Given: m.told - min(m.told, lease), Created: created, Why: why}
+	if !m.joined || number == 0 && g.Given == 0 { // once it has joined it says so
 		return
 	}
-	lease, created, _ := m.lease.State()
-	g := wire.Gave{Number: d.Number, Given: m.told - min(m.told, lease), Created: created, Why: why}
 	m.told -= g.Given
-	m.counts.Demands++
 	m.counts.Given += g.Given
-	_ = c.Send(wire.TypeGave, g.Append(nil)) // an error ends the connection
+	_ = m.client.Send(wire.TypeGave, g.Append(nil)) // an error ends the connection
 }

@@ -65,7 +65,7 @@ func spawnWith(t *testing.T, variable, role string, args ...string) *child {
 	self, err := os.Executable()
 	require.NoError(t, err)
 	c := &child{t: t, cmd: exec.Command(self, args...), lines: make(chan string, 4096)}
-	c.cmd.Env = append(os.Environ(), partVar+"="+role)
+	c.cmd.Env = append(os.Environ(), partVar+"="+role, "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE")) // else it takes a second to end
 	if variable != "" {
 		c.cmd.Env = append(c.cmd.Env, variable)
 	}
@@ -173,7 +173,7 @@ func play(role string) {
 	roles := map[string]func(*part){
 		"daemon": playDaemon, "writer": playWriter, "readers": playReaders, "memory": playMemory,
 		"holder": playHolder, "clients": playClients, "storm": playStorm, "keeper": playKeeper, "kept": playKept, "requests": playRequests, "good": playGood, "bad": playBad, "keeps": playKeeps, "old": playOld,
-		"paused": playPaused, "appender": playAppender,
+		"paused": playPaused, "appender": playAppender, "member": playMember, "thief": playThief,
 	}
 	act, ok := roles[role]
 	if !ok {

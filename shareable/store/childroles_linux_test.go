@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/driver/drivertest"
@@ -118,7 +119,11 @@ func playKeeper(p *part) {
 			p.must(k.Reload(ctx))
 			p.say("reload")
 		case "kill": // the one that serves; with luck another one that begins
-			p.must(syscall.Kill(servedBy(), syscall.SIGKILL))
+			pid := servedBy()
+			for ; pid == 0; pid = servedBy() { // between two: 0 would be all processes of the group
+				<-time.After(step)
+			}
+			p.must(syscall.Kill(pid, syscall.SIGKILL))
 			p.say("kill")
 		case "pid": // before the first server os has a child of its own, which asks for pidfds
 			<-serves
@@ -171,6 +176,10 @@ func playKept(p *part) {
 		p.must(json.Unmarshal([]byte(s), &o))
 	}
 	o.hooks.forget = os.Getenv(forgetVar) != ""
+	if n, err := strconv.ParseUint(os.Getenv(budgetVar), 10, 64); err == nil {
+		o.Budgets = []budget.Budget{{Device: dev, Bytes: n}}
+		o.hooks.deadline = budgetDeadline
+	}
 	if d, err := time.ParseDuration(os.Getenv(returnVar)); err == nil {
 		returnTime = d
 	}

@@ -58,7 +58,7 @@ type Options struct {
 	LeaseTime time.Duration
 
 	// Budgets has the server divide the memory of devices among the processes that budget.Join: one for each
-	// device, of the server's driver. The store's own memory does not count, unless it joins.
+	// device, of the server's driver. The store's own memory is no member's: it counts as that of others.
 	Budgets []budget.Budget
 
 	hooks hooks
@@ -66,7 +66,8 @@ type Options struct {
 
 // hooks are for tests only.
 type hooks struct {
-	step func() // called at each step of each request, where a server may die
+	step     func()        // called at each step of each request, where a server may die
+	deadline time.Duration // of demands on members of a budget, and of the wait for them; soft ones have a third
 
 	// Negative controls.
 	keepPage bool // readers keep the page of a writer whose lease has ended

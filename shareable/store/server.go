@@ -116,7 +116,8 @@ func (s *Server) serveBudgets(records map[string][]byte) (err error) {
 	if len(s.opts.Budgets) == 0 {
 		return nil
 	}
-	o := lending.Options{Logger: s.opts.Logger, Records: records, Step: s.step}
+	late := s.opts.hooks.deadline
+	o := lending.Options{Logger: s.opts.Logger, Records: records, Step: s.step, Deadline: late, Soft: late / 3, JoinTime: late}
 	if s.recorder != nil {
 		o.Keep = s.recorder.keepMember
 	}

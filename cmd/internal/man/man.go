@@ -3,6 +3,7 @@
 package man
 
 import (
+	"fmt"
 	"os"
 	"strings"
 
@@ -10,6 +11,19 @@ import (
 	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
 )
+
+// Main is the main function of a program that writes its man pages into the folder of its argument: see
+// Write.
+func Main(root *cobra.Command, source string) {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: tools/man DIR")
+		os.Exit(2)
+	}
+	if err := Write(os.Args[1], root, source); err != nil {
+		fmt.Fprintln(os.Stderr, "man:", err)
+		os.Exit(1)
+	}
+}
 
 // Write writes a page for root and one for each of its commands into dir, which is made. It
 // changes the texts of the commands. source is what the pages name as their origin: the

@@ -110,6 +110,12 @@ func (b *Broker) Join(id ID, name string, t Terms, lease, created uint64) error 
 	return nil
 }
 
+// Restore adds a member of a Broker before this one, which is absent until Back. Its terms were checked there, and
+// count even if the budget is less now.
+func (b *Broker) Restore(id ID, name string, t Terms, lease uint64) {
+	b.members[id] = &member{id: id, name: name, Terms: t, lease: lease, created: lease, absent: true, reduce: lease > t.most()}
+}
+
 // setTerms changes the terms of a member. A higher least must be left by those of the others.
 func (b *Broker) setTerms(m *member, t Terms) error {
 	if t.Least > t.most() {
@@ -245,6 +251,16 @@ func (b *Broker) Terms(id ID) Terms {
 		return m.Terms
 	}
 	return Terms{}
+}
+
+// Waits is the lease that an urgent ask of a member waits for, 0 if none does.
+func (b *Broker) Waits(id ID) uint64 {
+	for _, w := range b.waiting {
+		if w.m.id == id {
+			return w.Need
+		}
+	}
+	return 0
 }
 
 // Budget is the budget.

@@ -333,3 +333,34 @@ func TestSharesOfAnySize(t *testing.T) {
 		require.Positive(t, sum.Add(sum, new(big.Int).SetUint64(n)).Cmp(limit))
 	})
 }
+
+// TestRestore: who had a lease of a Broker before counts whatever the terms and the budget are now, and is asked to
+// come down to them once it is back.
+func TestRestore(t *testing.T) {
+	b := broker.New(50)
+	b.Restore(1, "one", broker.Terms{Least: 30}, 30)
+	b.Restore(2, "two", broker.Terms{Least: 30, Most: 35}, 40)
+	require.Zero(t, b.Idle())
+	require.Equal(t, "", show(b.SetBudget(50)))
+	lease, all := b.Back(2, 40, 40)
+	require.EqualValues(t, 40, lease)
+	require.Equal(t, "demand 1 to 2: 30", show(all))
+	require.Equal(t, "", show(b.Gave(2, 1, 30, 30, "")))
+	lease, all = b.Back(1, 30, 30)
+	require.EqualValues(t, 30, lease)
+	require.Equal(t, "", show(all))
+	require.Zero(t, b.Idle())
+}
+
+// TestWaits: a member waits from its urgent ask to the reply.
+func TestWaits(t *testing.T) {
+	b := broker.New(50)
+	require.NoError(t, b.Join(1, "one", broker.Terms{}, 50, 50))
+	require.NoError(t, b.Join(2, "two", broker.Terms{}, 0, 0))
+	show(b.Ask(2, 1, wants(10, 20)))
+	require.Zero(t, b.Waits(2))
+	require.Equal(t, "soft demand 1 to 1: 40", show(b.Ask(2, 2, urgent(10))))
+	require.EqualValues(t, 10, b.Waits(2))
+	show(b.Gave(1, 1, 40, 40, ""))
+	require.Zero(t, b.Waits(2))
+}

@@ -38,6 +38,7 @@ type member struct {
 	conn  serve.Conn // nil: it has none now
 	told  uint64     // the lease that it knows of, or is about to hear of
 	asked time.Time
+	said  time.Time // when it said last what it has created
 
 	exit *os.File // a pidfd; nil: its end is not seen
 	out  queue
@@ -57,6 +58,7 @@ type item struct {
 	forget  bool      // the record, in place of keeping one
 	t       wire.Type // 0: none
 	payload []byte
+	kept    chan<- error // of capacity 1; nil: nobody waits until the record is kept
 }
 
 // send queues a frame, and a record. The caller has Service.mu, so frames are sent in the order of what they say.
@@ -90,8 +92,15 @@ func (m *member) sendAll() {
 		q.all = nil
 		q.mu.Unlock()
 		for _, i := range all {
-			if (i.record != nil || i.forget) && m.s.opts.Keep(m.tokenText(), i.record) != nil {
+			var err error
+			if i.record != nil || i.forget {
+				err = m.s.opts.Keep(m.tokenText(), i.record)
+			}
+			if err != nil {
 				i.conn = nil // the keeper has ended, and this process does
+			}
+			if i.kept != nil {
+				i.kept <- err
 			}
 			m.s.step()
 			if i.t != 0 && i.conn != nil {
@@ -113,7 +122,10 @@ func (s *Service) join(c serve.Conn, q wire.Join) error {
 		return fmt.Errorf("%w: budget", vmm.ErrClosed)
 	case of == nil:
 		return fmt.Errorf("%w: this server has no budget of that device", vmm.ErrNotSupported)
-	case s.members[c] != nil: // a JOIN of before, that came late
+	case s.members[c] != nil: // a JOIN of before, that came late: what was lent since counts
+		m := s.members[c]
+		t := of.b.Terms(m.id)
+		m.send(nil, wire.TypeLent, wire.Lent{More: of.b.Lease(m.id), Least: t.Least, Most: t.Most}.Append(nil))
 		return nil
 	case old == nil:
 		return s.joinFirst(c, of, q)
@@ -143,7 +155,7 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	}
 	of.members[m.id] = m
 	s.members[c], s.byToken[q.Token] = m, m
-	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: q.Least, Most: q.Most}.Append(nil))
+	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: q.Least, Most: mostOf(q.Most)}.Append(nil))
 	return nil
 }
 
@@ -185,13 +197,7 @@ func (s *Service) restoreLocked(token string, record []byte) {
 	of := s.budgets[r.Device]
 	s.lastID++
 	m := &member{s: s, of: of, id: s.lastID, name: r.Name, token: [16]byte(raw), told: r.Lease, Record: r}
-	if of.b.Join(m.id, r.Name, broker.Terms{Least: r.Least, Most: r.Most}, r.Lease, r.Lease) != nil {
-		if err == nil {
-			_ = unix.Close(fd)
-		}
-		return
-	}
-	of.b.Absent(m.id)
+	of.b.Restore(m.id, r.Name, broker.Terms{Least: r.Least, Most: r.Most}, r.Lease)
 	of.members[m.id], s.byToken[m.token] = m, m
 	if err == nil {
 		m.watch(fd)
@@ -231,6 +237,12 @@ func (m *member) stop() {
 		_ = m.exit.Close()
 		m.exit = nil
 	}
+}
+
+// says has the broker know what a member has created. It needs Service.mu.
+func (m *member) says(created uint64) {
+	m.said = time.Now()
+	m.of.b.Said(m.id, created)
 }
 
 // leave ends a membership whose process lives on.

@@ -53,10 +53,9 @@ type Options struct {
 	// Deadline is how long a member may take for a demand; 0: 5 s. Soft is the same of one for idle memory
 	// alone; 0: 1 s.
 	Deadline, Soft time.Duration
+	// JoinTime is how long a server without records waits for members of one before it; 0: 1 s.
+	JoinTime time.Duration
 }
-
-// joinTime is how long a server without records waits for members of one before it.
-const joinTime = time.Second
 
 // Service is the budgets of a server. Safe for concurrent use.
 type Service struct {
@@ -97,12 +96,9 @@ type Counts struct {
 
 // New makes a Service. The caller must Close it.
 func New(o Options) (*Service, error) {
-	if o.Deadline == 0 {
-		o.Deadline = 5 * time.Second
-	}
-	if o.Soft == 0 {
-		o.Soft = time.Second
-	}
+	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
+	o.Soft = cmp.Or(o.Soft, time.Second)
+	o.JoinTime = cmp.Or(o.JoinTime, time.Second)
 	s := &Service{opts: o, budgets: map[UUID]*budget{}, members: map[serve.Conn]*member{}, byToken: map[[16]byte]*member{}}
 	for _, b := range o.Budgets {
 		if s.budgets[b.UUID] != nil {
@@ -118,16 +114,17 @@ func New(o Options) (*Service, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, b := range s.budgets {
-		if n, err := strconv.ParseUint(string(o.Records[b.token()]), 10, 64); err == nil { // it was changed
-			b.b.SetBudget(n)
-		}
-	}
 	for token, record := range o.Records {
 		s.restoreLocked(token, record)
 	}
+	for _, b := range s.budgets { // whose members, which have to come down to it, are known
+		if n, err := strconv.ParseUint(string(o.Records[b.token()]), 10, 64); err == nil { // it was changed
+			b.Bytes = n
+		}
+		b.b.SetBudget(b.Bytes)
+	}
 	if s.ready = len(o.Records) > 0; !s.ready {
-		s.begins = s.afterLocked(joinTime, s.begin)
+		s.begins = s.afterLocked(o.JoinTime, s.begin)
 	}
 	return s, nil
 }
@@ -215,7 +212,7 @@ func (s *Service) Request(c serve.Conn, f wire.Frame) error {
 		return err
 	case wire.TypeLeave:
 		s.leave(c)
-		return nil
+		return c.Reply(wire.TypeDone, f.Request, nil)
 	}
 	q, err := wire.DecodeTerms(f.Payload)
 	if err != nil {
@@ -242,10 +239,11 @@ func (s *Service) ask(c serve.Conn, q wire.Ask) {
 		if s.members[c] != m {
 			return
 		}
-		if q.Urgent {
-			m.of.look()
-		}
 		m.asked = time.Now()
+		m.says(q.Created)
+		if q.Urgent {
+			s.look(m.of)
+		}
 		s.carryOut(m.of, m.of.b.Ask(m.id, broker.Number(q.Number), broker.Ask{Need: q.Need, Want: q.Want, Created: q.Created, Urgent: q.Urgent}))
 	}
 	if s.ready {
@@ -263,10 +261,11 @@ func (s *Service) gave(c serve.Conn, q wire.Gave) {
 	if m == nil {
 		return
 	}
+	m.says(q.Created)
 	if q.Number == 0 && q.Given == 0 {
-		m.of.b.Said(m.id, q.Created)
 		return
 	}
+	s.look(m.of)
 	have := m.of.b.Lease(m.id)
 	given := min(q.Given, have)
 	m.of.stats.GivenBack += given
@@ -339,31 +338,43 @@ func (s *Service) demand(of *budget, m *member, a broker.Action) {
 	}
 }
 
+// freshFor is how long what a member has said of its memory is taken for what it has.
+const freshFor = 100 * time.Millisecond
+
 // look has the broker know what the device has left for members. It needs mu.
-func (b *budget) look() {
-	if b.Free == nil {
+func (s *Service) look(of *budget) {
+	if of.Free == nil {
 		return
 	}
-	lendable, err := b.Free()
+	lendable, err := of.Free()
 	if err != nil {
 		return
 	}
-	// What members have created is not free, and is theirs.
-	for _, m := range b.b.Members() {
-		lendable += min(m.Created, m.Lease)
+	// What members have created is not free, and is theirs. One that has said nothing lately may have all of its lease.
+	for _, x := range of.b.Members() {
+		if m := of.members[x.ID]; time.Since(m.said) < freshFor {
+			lendable += min(x.Created, x.Lease)
+		} else {
+			lendable += x.Lease
+		}
 	}
-	b.b.SetRoom(lendable)
+	s.carryOut(of, of.b.SetRoom(lendable))
 }
 
 // terms changes what a member is promised, or the budget.
 func (s *Service) terms(c serve.Conn, request uint32, q wire.Terms) error {
-	if err := s.change(q); err != nil {
+	kept, err := s.change(q)
+	if err == nil && kept != nil {
+		err = <-kept
+	}
+	if err != nil {
 		return err
 	}
 	return c.Reply(wire.TypeDone, request, nil)
 }
 
-func (s *Service) change(q wire.Terms) error {
+// change returns what tells when a member's terms are kept; nil if they have not changed.
+func (s *Service) change(q wire.Terms) (<-chan error, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	of := s.budgets[q.UUID]
@@ -371,24 +382,24 @@ func (s *Service) change(q wire.Terms) error {
 		of = slices.Collect(maps.Values(s.budgets))[0]
 	}
 	if of == nil {
-		return fmt.Errorf("%w: no budget of this device", vmm.ErrInvalid)
+		return nil, fmt.Errorf("%w: no budget of this device", vmm.ErrInvalid)
 	}
 	if q.Flags&wire.TermsBudget != 0 {
 		if q.Budget == 0 {
-			return fmt.Errorf("%w: a budget of 0 bytes", vmm.ErrInvalid)
+			return nil, fmt.Errorf("%w: a budget of 0 bytes", vmm.ErrInvalid)
 		}
 		if q.Budget > of.Memory {
-			return fmt.Errorf("%w: a budget of %d bytes for %s, which has %d", vmm.ErrInvalid, q.Budget, of.Device, of.Memory)
+			return nil, fmt.Errorf("%w: a budget of %d bytes for %s, which has %d", vmm.ErrInvalid, q.Budget, of.Device, of.Memory)
 		}
 		if s.opts.Keep != nil {
 			if err := s.opts.Keep(of.token(), strconv.AppendUint(nil, q.Budget, 10)); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		s.carryOut(of, of.b.SetBudget(q.Budget))
 	}
 	if q.Flags&(wire.TermsLeast|wire.TermsMost) == 0 {
-		return nil
+		return nil, nil
 	}
 	var m *member
 	for _, x := range of.members {
@@ -396,12 +407,12 @@ func (s *Service) change(q wire.Terms) error {
 			continue
 		}
 		if m != nil {
-			return fmt.Errorf("%w: two members are named %q", vmm.ErrInvalid, q.Member)
+			return nil, fmt.Errorf("%w: two members are named %q", vmm.ErrInvalid, q.Member)
 		}
 		m = x
 	}
 	if m == nil {
-		return fmt.Errorf("%w: no member is named %q", vmm.ErrInvalid, q.Member)
+		return nil, fmt.Errorf("%w: no member is named %q", vmm.ErrInvalid, q.Member)
 	}
 	t := of.b.Terms(m.id)
 	if q.Flags&wire.TermsLeast != 0 {
@@ -412,11 +423,13 @@ func (s *Service) change(q wire.Terms) error {
 	}
 	all, err := of.b.SetTerms(m.id, t)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	m.send(s.record(m), wire.TypeLent, wire.Lent{Least: t.Least, Most: t.Most}.Append(nil))
+	kept := make(chan error, 1)
+	lent := wire.Lent{Least: t.Least, Most: t.Most}
+	m.queue(item{conn: m.conn, record: s.record(m), t: wire.TypeLent, payload: lent.Append(nil), kept: kept})
 	s.carryOut(of, all)
-	return nil
+	return kept, nil
 }
 
 // Report is a budget as people see it.
@@ -457,9 +470,10 @@ func (s *Service) Reports() (all []Report) {
 			m := of.members[x.ID]
 			r.Members = append(r.Members, Member{
 				Name: x.Name, PID: m.PID, Lease: x.Lease, Created: x.Created, Share: x.Share, Least: x.Least, Most: x.Most,
-				Wants: x.Want, Gives: x.Demanded, Since: m.Since, Asked: m.asked, IsSilent: x.Silent || x.Absent,
+				Wants: of.b.Waits(x.ID), Gives: x.Demanded, Since: m.Since, Asked: m.asked, IsSilent: x.Silent || x.Absent,
 			})
 		}
+		slices.SortStableFunc(r.Members, func(a, b Member) int { return a.Since.Compare(b.Since) }) // as with the server before
 		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b Report) int { return cmp.Compare(a.Device, b.Device) })

@@ -27,8 +27,8 @@
 //	LINK, UNLINK, REPLACE, WATCH         DONE
 //	WROTE, RESUME                        none
 //	JOIN, ASK                            LENT
-//	GAVE, LEAVE                          none
-//	TERMS                                DONE
+//	GAVE                                 none
+//	LEAVE, TERMS                         DONE
 //
 // From CREATE on they are for a store, and ATTACH is followed by PAGE too if an object gets
 // another writer. From JOIN on they are for a budget.

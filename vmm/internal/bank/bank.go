@@ -42,11 +42,13 @@ type Bank struct {
 	mu       lock.Mutex
 	accounts []*Account
 	bounds   [bounds]uint64 // on what this process creates; the least counts
+	around   string         // whose part the bound Around is
 	created  uint64
 	changes  uint64 // how often created has changed
 	hooks    []*hook
 	lender   Lender        // nil: there is no lease
 	lent     uint64        // the lease; the bound is lower during a Give
+	asked    uint64        // the lease that the operation with the turn has asked for; 0: none
 	near     uint64        // from here on the lender is told that the lease is short
 	lowered  chan struct{} // of capacity 1, during a Give: created has changed
 }
@@ -148,7 +150,7 @@ func (b *Bank) chargeOnce(size uint64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if of, bound := b.boundLocked(); size > bound-min(bound, b.created) {
-		return &shortage{of: of, bound: bound, left: bound - min(bound, b.created), size: size}
+		return &shortage{of: of, name: b.nameLocked(of), bound: bound, left: bound - min(bound, b.created), size: size}
 	}
 	b.created += size
 	b.changedLocked()

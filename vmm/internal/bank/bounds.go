@@ -31,12 +31,28 @@ func (b *Bank) Bound(k Bound) uint64 {
 	return b.bounds[k]
 }
 
-// SetBound sets a bound that is not the lease, and returns the old value.
+// SetBound sets a bound that is neither the lease nor that of the system, and returns the old value.
 func (b *Bank) SetBound(k Bound, bytes uint64) (old uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	old, b.bounds[k] = b.bounds[k], bytes
 	return old
+}
+
+// SetAround sets the bound of the system, and returns the old value. limit is the system's limit, which errors name.
+func (b *Bank) SetAround(bytes uint64, limit string) (old uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	old, b.bounds[Around], b.around = b.bounds[Around], bytes, limit
+	return old
+}
+
+// nameLocked is what errors call a bound. It needs mu.
+func (b *Bank) nameLocked(k Bound) string {
+	if k == Around && b.around != "" {
+		return "part of " + b.around
+	}
+	return k.String()
 }
 
 // boundLocked is the bound that counts. It needs mu.
@@ -53,11 +69,12 @@ func (b *Bank) boundLocked() (k Bound, bytes uint64) {
 // shortage is an ErrOutOfMemory: a bound leaves less than an operation needs.
 type shortage struct {
 	of                Bound
+	name              string
 	bound, left, size uint64
 }
 
 func (s *shortage) Error() string {
-	return fmt.Sprintf("%v: %s are left of this process's %v of %s", driver.ErrOutOfMemory, errtext.Size(s.left), s.of, errtext.Size(s.bound))
+	return fmt.Sprintf("%v: %s are left of this process's %s of %s", driver.ErrOutOfMemory, errtext.Size(s.left), s.name, errtext.Size(s.bound))
 }
 
 func (s *shortage) Unwrap() error { return driver.ErrOutOfMemory }

@@ -78,11 +78,20 @@ func (b *Bank) Cut(lease uint64) {
 	}
 }
 
-// Drop lowers the lease to what is created, or to target if that is more. It returns by how much.
+// usedLocked is how much of the lease Drop leaves: what is created, and what an operation has asked for and got, which
+// is about to be. It needs mu.
+func (b *Bank) usedLocked() uint64 {
+	if b.asked <= b.lent {
+		return max(b.created, b.asked)
+	}
+	return b.created
+}
+
+// Drop lowers the lease to what is used, or to target if that is more. It returns by how much.
 func (b *Bank) Drop(target uint64) (given uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	target = max(target, b.created)
+	target = max(target, b.usedLocked())
 	if b.lender == nil || b.lent <= target {
 		return 0
 	}
@@ -106,30 +115,22 @@ func (b *Bank) DropCached(target uint64) (given uint64) {
 // turn, which may wait for a Lender itself; then it is DropCached. need makes the error that the functions get.
 func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error) (given uint64, busy bool) {
 	given = b.DropCached(target)
-	if b.above(target) == 0 {
+	if b.above(target) == 0 && b.Lent() <= target {
 		return given, false
 	}
-	select {
-	case b.taken <- struct{}{}:
-	default:
+	if !b.tryTurn() {
 		return given, true
 	}
 	defer func() { <-b.taken }()
-	fell := make(chan struct{}, 1)
 	b.mu.Lock()
-	b.lowered = fell
 	if b.lender != nil { // from here on nothing takes what is released
 		b.setLeaseLocked(b.lent, min(target, b.bounds[Lease]))
 	}
 	b.mu.Unlock()
-	letThrough(&Ticket{}, nil, nil, false, func() (*Bank, error) { //nolint:errcheck // it returns none
-		b.giveTo(target, until, fell, need)
-		return nil, nil
-	})
+	b.giveTo(target, until, need)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.lowered = nil
-	if b.lender == nil { // it was called for a bound of the system
+	if b.lender == nil { // the lease has ended
 		return given, false
 	}
 	old, lease := b.lent, min(b.lent, max(b.bounds[Lease], b.created))
@@ -137,18 +138,58 @@ func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error
 	return given + old - lease, false
 }
 
-// giveTo calls functions of OnPressure. It has the turn.
-func (b *Bank) giveTo(target uint64, until time.Time, fell <-chan struct{}, need func(size uint64) error) {
-	for more := true; more && time.Now().Before(until); {
-		size := b.above(target)
-		if size == 0 {
-			return
-		}
-		more = b.callHooks(need(size))
-		b.reclaim(target)
-		b.waitForRetired(target, until, fell)
-		more = more || b.above(target) < size
+// Relieve is Give for a limit that no Lender has set: the lease stays, since its Lender has not asked for it.
+func (b *Bank) Relieve(target uint64, until time.Time, need func(size uint64) error) (busy bool) {
+	if b.above(target) == 0 {
+		return false
 	}
+	b.reclaim(target)
+	if b.above(target) == 0 {
+		return false
+	}
+	if !b.tryTurn() {
+		return true
+	}
+	defer func() { <-b.taken }()
+	b.giveTo(target, until, need)
+	return false
+}
+
+// tryTurn takes the turn if it is free.
+func (b *Bank) tryTurn() bool {
+	select {
+	case b.taken <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// giveTo calls functions of OnPressure until target is reached, none of them releases anything, or until has come. It
+// has the turn.
+func (b *Bank) giveTo(target uint64, until time.Time, need func(size uint64) error) {
+	fell := make(chan struct{}, 1)
+	b.setLowered(fell)
+	defer b.setLowered(nil)
+	letThrough(&Ticket{}, nil, nil, false, func() (*Bank, error) { //nolint:errcheck // it returns none
+		for more := true; more && time.Now().Before(until); {
+			size := b.above(target)
+			if size == 0 {
+				break
+			}
+			more = b.callHooks(need(size))
+			b.reclaim(target)
+			b.waitForRetired(target, until, fell)
+			more = more || b.above(target) < size
+		}
+		return nil, nil
+	})
+}
+
+func (b *Bank) setLowered(fell chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.lowered = fell
 }
 
 // waitForRetired waits until target is reached, or nothing retires any more. fell has something when created falls.

@@ -214,7 +214,7 @@ func letThrough(t *Ticket, b *Bank, err error, waited bool, op func() (*Bank, er
 		short, err = t.try(op)
 		return short, err, true
 	}
-	defer func() { <-b.taken }()
+	defer b.giveTurnBack()
 	if !waited && !isTurnTaken(err) && !t.isFreed(b) && !t.relieve(b, err) {
 		return b, t.explain(err), false
 	}
@@ -230,6 +230,14 @@ func letThrough(t *Ticket, b *Bank, err error, waited bool, op func() (*Bank, er
 	}
 }
 
+// giveTurnBack lets the next operation have the turn.
+func (b *Bank) giveTurnBack() {
+	b.mu.Lock()
+	b.asked = 0
+	b.mu.Unlock()
+	<-b.taken
+}
+
 // relieve reports whether memory may have been released since the last try began, or the lease was raised. It asks
 // the Lender for what no one uses, calls the functions of OnPressure, and has the Lender ask others, in this order.
 func (t *Ticket) relieve(b *Bank, err error) bool {
@@ -241,6 +249,9 @@ func (t *Ticket) borrow(b *Bank, err error, urgent bool) bool {
 	size, short := lacksLease(err)
 	b.mu.Lock()
 	l, need := b.lender, b.created+size
+	if short && l != nil {
+		b.asked = need
+	}
 	b.mu.Unlock()
 	if !short || l == nil {
 		return false

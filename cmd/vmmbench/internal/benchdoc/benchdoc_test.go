@@ -318,16 +318,12 @@ func TestPrograms(t *testing.T) {
 	require.Contains(t, string(text), `[2.5 ms](benchmarks/programs/c.json "loop")`)
 }
 
-// A report is kept without the names of the files that the run has written, and a file that is too
-// large is refused.
-func TestSizes(t *testing.T) {
+// A report is kept without the names of the files that the run has written.
+func TestEncode(t *testing.T) {
 	r := grown()
 	text, err := encode(r)
 	require.NoError(t, err)
 	require.Equal(t, 1, strings.Count(string(text), "\n"))
 	require.Equal(t, []string{"grow", "--size", "1G", "--order", "fixed"}, r.Run.Args)
 	require.Equal(t, []string{"bw", "--size", "1M"}, report.Run{Args: []string{"bw", "-o", "a", "-ob.json", "--output=c", "--size", "1M", "--resume", "d"}}.Flags())
-
-	r.Cases[0].Reason = report.Text(strings.Repeat("why ", maxFile/4))
-	require.ErrorContains(t, write(docs(t, r, "text\n")), "bytes, over 512000")
 }

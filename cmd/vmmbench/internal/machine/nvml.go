@@ -35,26 +35,19 @@ func withLibrary(devices []report.Device, open func() (library, error), f func(l
 	f(lib, err)
 }
 
-// AddPaths fills in what connects the devices of each link, by NVML: Path and
-// NVLinks. Links between memory of the host have none of these.
-func AddPaths(devices []report.Device, links []*report.Link) {
-	addPaths(devices, links, openNVML)
-}
+// AddPaths fills in what connects the GPUs of each link of the report, by NVML: Path and NVLinks.
+func AddPaths(r *report.Report) { addPaths(r, openNVML) }
 
-func addPaths(devices []report.Device, links []*report.Link, open func() (library, error)) {
+func addPaths(r *report.Report, open func() (library, error)) {
 	byName := map[string]report.Device{}
-	for _, d := range devices {
+	for _, d := range r.Devices {
 		byName[d.Open] = d
 	}
-	withLibrary(devices, open, func(lib library, absent error) {
-		for _, l := range links {
-			from, to := byName[l.From], byName[l.To]
-			if !isGPU(from) || !isGPU(to) {
-				continue
-			}
-			var missing reasons
+	withLibrary(r.Devices, open, func(lib library, absent error) {
+		for i := range r.Topology {
+			l, missing := &r.Topology[i], reasons{}
 			if missing.add("path", absent); absent == nil {
-				lib.path(l, from, to, &missing)
+				lib.path(l, byName[l.From], byName[l.To], &missing)
 			}
 			reason := strings.Trim(string(l.Reason+"; "+missing.text()), "; ")
 			l.Reason = report.Text(reason)

@@ -133,24 +133,25 @@ func TestStateWithoutTheLibrary(t *testing.T) {
 // paths returns the links between GPUs 0, 1, 2 and the instance.
 func paths(t *testing.T, open func() (library, error)) map[string]*report.Link {
 	t.Helper()
-	byName, list := map[string]*report.Link{}, []*report.Link{}
+	r := &report.Report{Devices: gpus()}
 	for _, from := range gpus() {
 		for _, to := range gpus() {
-			if from.Open != to.Open {
-				l := &report.Link{From: from.Open, To: to.Open}
-				byName[from.Open+" "+to.Open] = l
-				list = append(list, l)
+			if from.Open != to.Open && isGPU(from) && isGPU(to) {
+				r.Topology = append(r.Topology, report.Link{From: from.Open, To: to.Open})
 			}
 		}
 	}
-	addPaths(gpus(), list, open)
+	addPaths(r, open)
+	byName := map[string]*report.Link{}
+	for i, l := range r.Topology {
+		byName[l.From+" "+l.To] = &r.Topology[i]
+	}
 	return byName
 }
 
 func TestPathsByNVML(t *testing.T) {
 	open := fakeNVML(t)
 	l := paths(t, open)
-	require.Equal(t, report.Link{From: "host:0", To: "cuda:0"}, *l["host:0 cuda:0"])
 	require.Equal(t, report.Text("NV2"), l["cuda:0 cuda:1"].Path, "the third link leads elsewhere")
 	require.Equal(t, 2, *l["cuda:0 cuda:1"].NVLinks)
 	require.Equal(t, report.Text("SYS"), l["cuda:0 cuda:2"].Path)

@@ -92,7 +92,7 @@ func TestHost(t *testing.T) {
 	require.Nil(t, last.Value)
 	require.NotEmpty(t, last.Reason)
 	require.NotEmpty(t, h.Limits[0].Reason)
-	AddPaths([]report.Device{{Open: "host:0"}}, nil) // has no GPU to ask about
+	AddPaths(&report.Report{Devices: []report.Device{{Open: "host:0"}}}) // has no GPU to ask about
 }
 
 // Where NVML is missing, the files of the system say something of a GPU.

@@ -4,7 +4,6 @@ package page
 
 import (
 	_ "embed" // the template and the styles
-	"fmt"
 	"html/template"
 	"io"
 	"strings"
@@ -29,10 +28,6 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"picture": func(c *plot.Chart) template.HTML { return template.HTML(c.SVG("")) }, // #nosec: package plot escapes what it takes from the report
 }).Parse(pageText))
 
-// maxCases is how many cases of a report a page has. One with more takes minutes to make, and is too
-// long to read.
-const maxCases = 2000
-
 // section is one report on the page.
 type section struct {
 	Name   string
@@ -45,9 +40,6 @@ type section struct {
 func Write(w io.Writer, names []string, reports []*report.Report) error {
 	var sections []section
 	for i, r := range reports {
-		if n := len(r.Cases); n > maxCases {
-			return fmt.Errorf("%s: %d cases are more than the %d of a page: choose some with --only", names[i], n, maxCases)
-		}
 		sections = append(sections, section{names[i], r, r.Count()[report.Failed], plot.Charts(r)})
 	}
 	return pageTemplate.Execute(w, sections)

@@ -2,10 +2,8 @@ package page
 
 import (
 	"bytes"
-	"io"
 	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -69,13 +67,6 @@ func TestPage(t *testing.T) {
 		}
 	}
 	require.Equal(t, page, write(t, load(t)), "twice the same")
-}
-
-// A page of very many cases is refused: it would take minutes.
-func TestPageOfManyCases(t *testing.T) {
-	r := load(t)
-	r.Cases = slices.Repeat(r.Cases[:1], maxCases+1)
-	require.ErrorContains(t, Write(io.Discard, []string{"gpu.json"}, []*report.Report{r}), "gpu.json: 2001 cases are more than the 2000 of a page")
 }
 
 // outside are the addresses that a page refers to, but for its own parts, data in it, and

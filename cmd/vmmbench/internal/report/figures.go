@@ -202,15 +202,11 @@ func fourDigits(x float64) string {
 
 // formatTime prints nanoseconds in the unit that fits.
 func formatTime(ns float64) string {
-	switch {
-	case ns < 1e3:
-		return fourDigits(ns) + " ns"
-	case ns < 1e6:
-		return fourDigits(ns/1e3) + " us"
-	case ns < 1e9:
-		return fourDigits(ns/1e6) + " ms"
+	units := []string{" ns", " us", " ms", " s"}
+	for ns >= 1e3 && len(units) > 1 {
+		ns, units = ns/1e3, units[1:]
 	}
-	return fourDigits(ns/1e9) + " s"
+	return fourDigits(ns) + units[0]
 }
 
 func yesNo(b *bool) string {

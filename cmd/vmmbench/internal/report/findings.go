@@ -3,6 +3,7 @@ package report
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -154,21 +155,10 @@ func summary(r *Report) string {
 	return s
 }
 
-// Flags are the arguments of a run without those that name files or say how progress is
-// shown: they change no figure.
+// fileFlags are the flags that name files or say how progress is shown: they change no figure.
+var fileFlags = regexp.MustCompile(` (?:-o|--output|--resume|--progress)[ =]?\S+`)
+
+// Flags are the arguments of a run without fileFlags.
 func (r Run) Flags() []string {
-	kept := []string{}
-	for i := 0; i < len(r.Args); i++ {
-		name, _, joined := strings.Cut(r.Args[i], "=")
-		switch {
-		case slices.Contains([]string{"-o", "--output", "--resume", "--progress"}, name):
-			if !joined {
-				i++ // the next one is its value
-			}
-		case strings.HasPrefix(name, "-o"): // -oFILE
-		default:
-			kept = append(kept, r.Args[i])
-		}
-	}
-	return kept
+	return strings.Fields(fileFlags.ReplaceAllString(" "+strings.Join(r.Args, " "), ""))
 }

@@ -116,17 +116,5 @@ func newTable(header []string, rows [][]string) table.Writer {
 
 // wrap breaks a text into lines that fit a width. Lines after the first are indented.
 func wrap(width int, s string) string {
-	var lines []string
-	line := ""
-	for word := range strings.FieldsSeq(s) {
-		switch {
-		case line == "":
-			line = word
-		case termtext.StringWidth(line)+1+termtext.StringWidth(word) > width:
-			lines, line = append(lines, line), "  "+word
-		default:
-			line += " " + word
-		}
-	}
-	return strings.Join(append(lines, line), "\n")
+	return strings.ReplaceAll(termtext.WrapSoft(s, width-2), "\n", "\n  ")
 }

@@ -302,8 +302,7 @@ type Growth struct {
 
 // Sharing is added to Stats by sharing with other processes.
 type Sharing struct {
-	P99       *float64 `json:"p99_ns"`     // null if there are too few samples
-	ReaderFDs int      `json:"reader_fds"` // descriptors that one reader keeps open, with all mapped
+	P99 *float64 `json:"p99_ns"` // null if there are too few samples
 }
 
 // Pooled is added to Stats by the replay of a trace on a pool. Both peaks are the most of all

@@ -66,12 +66,9 @@ type Estimate struct {
 // few pairs or places are ErrTooFew; a sample that took no time is another error.
 func Ratio(a, b []float64, places ...int) (Estimate, error) {
 	n := min(len(a), len(b))
-	logA, err := logs(a[:n])
-	if err != nil {
-		return Estimate{}, err
-	}
-	list, err := logs(b[:n])
-	if err != nil {
+	logA, errA := logs(a[:n])
+	list, errB := logs(b[:n])
+	if err := cmp.Or(errA, errB); err != nil {
 		return Estimate{}, err
 	}
 	for i := range list {
@@ -89,12 +86,9 @@ func Ratio(a, b []float64, places ...int) (Estimate, error) {
 // other two (Zou and Donner, "Construction of confidence limits about effect measures: a
 // general approach", 2008). What differed between the runs, as the clocks, it cannot know.
 func Unpaired(a, b []float64, placesA, placesB []int) (Estimate, error) {
-	logA, err := logs(a)
-	if err != nil {
-		return Estimate{}, err
-	}
-	logB, err := logs(b)
-	if err != nil {
+	logA, errA := logs(a)
+	logB, errB := logs(b)
+	if err := cmp.Or(errA, errB); err != nil {
 		return Estimate{}, err
 	}
 	ma, ofA, errA := medianInterval(logA, placesA)
@@ -164,7 +158,7 @@ func medianInterval(samples []float64, places []int) (median float64, of Interva
 	if len(places) > 0 {
 		units = nil
 		for rest := samples; len(places) > 0; places = places[1:] {
-			k := min(places[0], len(rest))
+			k := min(max(places[0], 0), len(rest))
 			if k > 0 {
 				units = append(units, Quantile(rest[:k], 0.5))
 			}

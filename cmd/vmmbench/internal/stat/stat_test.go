@@ -261,3 +261,17 @@ func TestDrifts(t *testing.T) {
 	require.True(t, Drifts(rising, 0.02))
 	require.False(t, Drifts([]float64{1, 2, 3}, 0.02), "three samples show no drift")
 }
+
+// A percentile needs as many samples as would have one beyond it.
+func TestPercentile(t *testing.T) {
+	samples := make([]float64, 100)
+	for i := range samples {
+		samples[i] = float64(100 - i)
+	}
+	require.Nil(t, Percentile(samples[:99], 0.99))
+	require.InDelta(t, Quantile(samples, 0.99), *Percentile(samples, 0.99), 0)
+	require.InDelta(t, 99, *Percentile(samples, 0.99), 1)
+	require.Nil(t, Percentile(samples[:19], 0.95))
+	require.NotNil(t, Percentile(samples[:20], 0.95))
+	require.Nil(t, Percentile(nil, 0.5))
+}

@@ -117,7 +117,7 @@ func (p Pattern) CheckBy(ctx context.Context, mode Mode, size uint64, chunks []u
 		}
 		// Bytes found wrong before an error are wrong all the same.
 		if bad > 0 && r.FirstBad == nil {
-			found, lost := p.bad(s, first, size, chunks, view)
+			found, lost := p.bad(ctx, s, first, size, chunks, view)
 			r.FirstBad, err = found, cmp.Or(err, lost)
 		}
 		if r.Errors += bad; err != nil {
@@ -131,7 +131,7 @@ func (p Pattern) CheckBy(ctx context.Context, mode Mode, size uint64, chunks []u
 
 // bad describes the byte that is said to be the first wrong one in a span, first bytes
 // from its beginning.
-func (p Pattern) bad(s span, first, size uint64, chunks []uint64, view View) (*Bad, error) {
+func (p Pattern) bad(ctx context.Context, s span, first, size uint64, chunks []uint64, view View) (*Bad, error) {
 	if first >= s.to-s.from {
 		return nil, fmt.Errorf("a wrong byte is found at offset %d, beyond %d", s.from+first, s.to)
 	}
@@ -148,12 +148,11 @@ func (p Pattern) bad(s span, first, size uint64, chunks []uint64, view View) (*B
 	b := &Bad{
 		Offset:   at,
 		Chunk:    sort.Search(len(chunks), func(i int) bool { return chunks[i] > at }) - 1,
-		Expected: p.at(at),
+		Expected: p.bytes(off, word)[at-off],
 		Got:      got[at-off],
 	}
-	if i := p.index(tail(got)); n == word && i < size/word {
-		holds := i * word
-		b.Holds = &holds
+	if n == word {
+		b.Holds = p.find(ctx, got, size)
 	}
 	return b, nil
 }

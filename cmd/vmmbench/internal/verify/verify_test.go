@@ -90,22 +90,13 @@ func TestCheckByReturnsErrors(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestIndexUndoesWord(t *testing.T) {
-	for _, i := range []uint64{0, 1, 7, 1 << 20, 1 << 40, 1<<61 - 1, 1<<64 - 1} {
-		require.Equal(t, i, pattern.index(pattern.word(i)))
+// Whatever word stands in memory, it is found where it belongs.
+func TestFind(t *testing.T) {
+	for _, off := range []uint64{0, 8, chunk - 8, 3*chunk - 8} {
+		require.Equal(t, off, *pattern.find(t.Context(), pattern.bytes(off, word), 3*chunk))
+		require.Nil(t, pattern.find(t.Context(), pattern.bytes(off, word), off))
 	}
-}
-
-// Whatever stands in memory, its index is the one whose word it is.
-func FuzzIndexUndoesWord(f *testing.F) {
-	f.Add(uint64(0), uint64(0))
-	f.Add(uint64(42), uint64(1<<61-1))
-	f.Add(^uint64(0), ^uint64(0))
-	f.Fuzz(func(t *testing.T, seed, x uint64) {
-		p := Pattern{Seed: seed}
-		require.Equal(t, x, p.index(p.word(x)))
-		require.Equal(t, x, p.word(p.index(x)))
-	})
+	require.Nil(t, pattern.find(t.Context(), bytes.Repeat([]byte{Poison}, word), 3*chunk))
 }
 
 // One byte that is changed, wherever it is, is the one that is found.
@@ -135,9 +126,6 @@ func TestFillInPiecesIsFillAtOnce(t *testing.T) {
 		pattern.Fill(pieces[off:min(off+40, len(pieces))], uint64(off))
 	}
 	require.Equal(t, whole, pieces)
-	for off, b := range whole {
-		require.Equal(t, b, pattern.at(uint64(off)))
-	}
 }
 
 func TestCheckPasses(t *testing.T) {
