@@ -7,31 +7,35 @@
 // It plays the same requests three times, and prints what became of them:
 //
 //   - halves: each process has a limit of half the memory.
-//   - none: no one coordinates. Each process takes what it needs. On a GPU the parent takes all but the budget
-//     first, so that memory really runs out. On the host there is more than the budget, and no request is
-//     refused. The steps at which both together had more are counted: there a GPU would have been full.
-//   - budget: both are members of a budget, whose broker is the parent. Who needs memory gets what the other one
-//     does not use. If that is not enough, who has more than his share drops his newest requests.
+//   - none: no one coordinates. Each process takes what it needs. On a GPU the parent first takes all memory but the
+//     budget, so that it really runs out. On the host there is more than the budget, so no request is refused. Column
+//     "over" counts the steps after which both together had more: a GPU would have been full.
+//   - budget: both are members of a budget, whose broker is the parent. A process that needs memory gets what the
+//     other one does not use. If that is not enough, the one that has more than its share drops its newest requests.
 //
 // # The requests
 //
-// A step is 20 ms of a clock that does not depend on the machine's speed: a worker appends one token to each request
-// that runs, and then it is the other one's turn. A worker is busy for 10 s and quiet for 10 s, while the other one
-// is quiet and busy. Requests arrive at random times (Poisson): 14.5 a second at a busy worker and 1.8 at a quiet one,
-// if the budget is 16,384 tokens, and in proportion to the budget otherwise. A prompt has 64 to 448 tokens (uniform).
-// An output has 128 on average (exponential), at least 16 and at most 512. A token has 32 KiB of keys and values, as
-// of 16 layers with 8 heads of 64 numbers. After 5 s in the queue a client leaves.
+// A step is 20 ms of a clock of its own, so that figures do not depend on the machine. In a step a worker appends one
+// token to each request that runs, and computes all tokens of requests that begin; then it is the other one's turn.
+// Each worker is busy for 10 s and quiet for 10 s, while the other one is quiet and busy. Requests arrive at random
+// (Poisson): 14.5 a second at a busy worker and 1.8 at a quiet one if the budget has room for 16,384 tokens, and in
+// proportion to the budget otherwise. A prompt has 64 to 448 tokens (uniform). An output has 128 on average
+// (exponential), at least 16 and at most 512. A token has 32 KiB of keys and values, as of 16 layers with 8 heads of
+// 64 numbers. A client leaves after 5 s in the queue.
 //
-// So on average each worker has work for nine tenths of its half. While it is busy it could use 1.6 halves.
+// So on average a worker has work for nine tenths of its half, and while it is busy for 1.6 halves.
 //
 // # What is printed
 //
-// Tokens of outputs; requests served; clients that left; the wait of a request until it began or its client left.
-// Refused: a request got no memory for its next token, so that the newest one was dropped. Dropped: so was one for the
-// other worker. Again: tokens whose keys and values were computed again, after that. MiB: the most that both had, as
-// seen from outside every 10 ms. Over: steps after which both had created more than the budget.
+//   - tokens of outputs, in all and a second; requests served; clients that left
+//   - p50, p90, p99: the wait of a request until it began, or its client left
+//   - refused: a request got no memory for its next token, so the newest one was dropped
+//   - dropped: a request was dropped since the other worker needed memory
+//   - again: tokens of those, which are computed again
+//   - MiB: the most memory that both had, as seen from outside every 10 ms
+//   - over: steps after which both had created more than the budget
 //
-// When a request ends, each byte of its keys and values is compared with what was appended.
+// When a request ends, the keys and values of all its tokens but the last are compared with what was appended.
 package main
 
 import (

@@ -23,7 +23,7 @@ func few(t *testing.T) options {
 	if runtime.GOOS != "linux" {
 		t.Skip("needs the host driver, which is for Linux")
 	}
-	return options{Device: "host?page=64K", Mode: "all", Seconds: 20, Seed: 2, Budget: 16 << 20, Token: 1 << 10}
+	return options{Device: "host?page=64K", Mode: "all", Seconds: 20, Seed: 2, Budget: 8 << 20, Token: 1 << 10}
 }
 
 func played(t *testing.T, o options, mode string) result {
@@ -54,6 +54,7 @@ func TestBudgetServesMore(t *testing.T) {
 // TestNoneHasTooMuch: with no one to coordinate, both together have more than the budget.
 func TestNoneHasTooMuch(t *testing.T) {
 	o := few(t)
+	o.Seconds = 10
 	r := played(t, o, "none")
 	require.Greater(t, r.peak, o.Budget)
 	require.NotZero(t, r.over)
@@ -68,7 +69,7 @@ func TestBadOptions(t *testing.T) {
 	require.ErrorContains(t, run(&out, o), `no mode "most"`)
 	o.Mode, o.Budget = "all", 1<<20
 	require.ErrorContains(t, run(&out, o), "-budget")
-	o.Budget, o.Token = 16<<20, 1<<10+1
+	o.Budget, o.Token = 8<<20, 1<<10+1
 	o.Mode = "none"
 	require.ErrorContains(t, run(&out, o), "none: ")
 }

@@ -47,7 +47,7 @@ func play(o options) (r result, err error) {
 	if err != nil {
 		return r, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	o.Path = filepath.Join(dir, "budget.sock")
 	if o.Mode == "budget" {
 		broker, err := budget.Serve(o.Path, budget.ServeOptions{Budgets: []budget.Budget{{Device: dev, Bytes: o.Budget}}})
