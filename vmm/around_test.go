@@ -21,12 +21,13 @@ func TestRelieve(t *testing.T) {
 	g := growing(t, d)
 	require.NoError(t, g.Grow(6*leaseUnit))
 	var need *vmm.OpError
-	defer d.OnPressure(func(err error) bool {
+	stop := d.OnPressure(func(err error) bool {
 		require.ErrorAs(t, err, &need)
 		before := g.Cap()
 		require.NoError(t, g.Clip())
 		return g.Cap() < before
-	})()
+	})
+	defer stop()
 	soon := time.Now().Add(time.Minute)
 	require.False(t, inside.VMM.Relieve(d, 6*leaseUnit, soon))
 	require.Nil(t, need, "no more is created than that")

@@ -72,14 +72,15 @@ func TestLeaseOrder(t *testing.T) {
 	require.NoError(t, g.Grow(leaseUnit))
 	require.Equal(t, []bool{false, false}, l.asked, "what is idle comes first")
 	var called int
-	defer d.OnPressure(func(need error) bool {
+	stop := d.OnPressure(func(need error) bool {
 		called++
 		require.Equal(t, []bool{false}, l.asked)
 		require.ErrorIs(t, need, vmm.ErrOutOfMemory)
 		before := own.Cap()
 		require.NoError(t, own.Clip())
 		return own.Cap() < before
-	})()
+	})
+	defer stop()
 	l.asked = nil
 	require.NoError(t, g.Grow(2*leaseUnit), "the function has given its own range's")
 	require.Equal(t, 1, called)
@@ -191,12 +192,13 @@ func TestGiveWaitsForRetired(t *testing.T) {
 	s := stream(t, d)
 	require.NoError(t, g.UsedBy(s))
 	release := work(t, d, s.Raw(), g.Ptr())
-	defer d.OnPressure(func(error) bool {
+	stop := d.OnPressure(func(error) bool {
 		before := g.Cap()
 		require.NoError(t, g.Clip())
 		go release()
 		return g.Cap() < before
-	})()
+	})
+	defer stop()
 	given, busy := l.lease.Give(0, time.Now().Add(time.Minute))
 	require.False(t, busy)
 	require.Equal(t, uint64(4*leaseUnit), given)
@@ -210,7 +212,7 @@ func TestGiveBesideAnOperation(t *testing.T) {
 	l.lease.Raise(2 * leaseUnit)
 	g := growing(t, d)
 	require.NoError(t, g.Grow(leaseUnit))
-	defer d.OnPressure(func(error) bool {
+	stop := d.OnPressure(func(error) bool {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -220,7 +222,8 @@ func TestGiveBesideAnOperation(t *testing.T) {
 		}()
 		<-done
 		return false
-	})()
+	})
+	defer stop()
 	require.ErrorIs(t, g.Grow(3*leaseUnit), vmm.ErrOutOfMemory)
 }
 

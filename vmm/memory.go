@@ -113,9 +113,10 @@ func limitOf(bound uint64) uint64 {
 // OnPressure registers f, which is called when memory of the device runs out, before a Create, Alloc,
 // Map, Grow, Append, AppendOn or Wake, or an Alloc of a pool.DriverPool or of package ipc, returns
 // ErrOutOfMemory. In need, errors.As finds an OpError: the operation that needs memory, its name, and how
-// many bytes were requested. f releases memory that its program does not need, for example a pool's free
-// blocks. It reports whether it released anything; if so, the operation is tried again. The package first
-// releases its own unused memory. f must return false once it has nothing to release, and must not panic.
+// many bytes were requested. Op is "give" if another process needs the memory, or a limit of the system is near.
+// f releases memory that its program does not need, for example a pool's free blocks. It reports whether it
+// released anything; if so, the operation is tried again. The package first releases its own unused memory. f
+// must return false once it has nothing to release, and must not panic.
 //
 // f is called by the goroutine that needs memory, with no lock of this package held. A device runs one
 // such function at a time. The memory that f releases is kept for the operation that called f, until

@@ -27,7 +27,7 @@ type Budget struct {
 	// Free is how many bytes of the device are free. What it returns, and what members have, is all that is lent: the
 	// rest is memory of others. It is called for each ask that an operation waits for, so it must not wait. Nil: the
 	// broker does not know what others have.
-	Free func() (uint64, error)
+	Free func() (uint64, error) `json:"-"`
 }
 
 // Report is the state of a budget: who holds what, and who waits.

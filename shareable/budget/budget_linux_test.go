@@ -62,7 +62,7 @@ func TestTwoMembers(t *testing.T) {
 	err := gb.Grow(500 * unit)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.ErrorContains(t, err, `"a"`, "who gave too little is named")
-	defer a.OnPressure(func(need error) bool {
+	stop := a.OnPressure(func(need error) bool {
 		var e *vmm.OpError
 		require.ErrorAs(t, need, &e)
 		have := ga.Cap()
@@ -72,7 +72,8 @@ func TestTwoMembers(t *testing.T) {
 		}
 		require.NoError(t, ga.Clip())
 		return ga.Cap() < have
-	})()
+	})
+	defer stop()
 	require.NoError(t, ga.SetLen(1000*unit))
 	require.NoError(t, gb.Grow(500*unit))
 	require.ErrorIs(t, gb.Grow(600*unit), vmm.ErrOutOfMemory, "beyond its share")

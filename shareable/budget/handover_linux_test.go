@@ -76,6 +76,9 @@ func (r role) run() (err error) {
 	if err != nil {
 		return err
 	}
+	if r.Name == "reader" {
+		return r.read(dev)
+	}
 	ctx := context.Background()
 	m, err := budget.Join(ctx, r.Path, dev, budget.JoinOptions{Name: r.Name, Timeout: time.Minute})
 	if err != nil {
@@ -91,12 +94,13 @@ func (r role) run() (err error) {
 	if h.s, err = dev.NewStream(); err != nil {
 		return err
 	}
-	defer dev.OnPressure(func(need error) bool { return h.give(need) })()
+	stop := dev.OnPressure(func(need error) bool { return h.give(need) })
+	defer stop()
 	if err := h.resize(r.Base); err != nil {
 		return err
 	}
 	if r.Works {
-		stop, err := h.work(dev, r.Small)
+		stop, err := h.work(dev, r.Share, r.Small)
 		if err != nil {
 			return err
 		}
@@ -141,10 +145,12 @@ func (h *handed) resize(n uint64) error {
 	return errors.Join(h.g.Grow(n-min(n, h.g.Len())), h.g.SetLen(n), h.k.FillPattern(h.s, h.g, kernel.Pattern{Seed: h.seed}), h.s.Sync())
 }
 
-func (h *handed) verify() error {
-	bad, first, err := h.k.VerifyPattern(h.s, h.g, kernel.Pattern{Seed: h.seed})
+func (h *handed) verify() error { return h.verifyAll(h.g) }
+
+func (h *handed) verifyAll(m kernel.Memory) error {
+	bad, first, err := h.k.VerifyPattern(h.s, m, kernel.Pattern{Seed: h.seed})
 	if err == nil && bad > 0 {
-		err = fmt.Errorf("%d words of %d bytes are wrong, the first at %d", bad, h.g.Len(), first)
+		err = fmt.Errorf("%d words are wrong, the first at %d", bad, first)
 	}
 	return err
 }
@@ -159,9 +165,48 @@ func (h *handed) give(need error) bool {
 	return h.g.SetLen(n-min(n, e.Size)) == nil && h.g.Clip() == nil && h.g.Len() < n
 }
 
-// work replays a captured graph on memory of its own, without end.
-func (h *handed) work(dev *vmm.Device, size uint64) (stop func(), err error) {
-	small, err := dev.NewRange(vmm.RangeOptions{Max: size})
+// read verifies what another process publishes, until the test ends.
+func (r role) read(dev *vmm.Device) error {
+	v, err := shareable.Attach(context.Background(), r.Share, "small", dev, shareable.AttachOptions{Wait: true})
+	if err != nil {
+		return err
+	}
+	if err := v.Wait(context.Background(), r.Small); err != nil {
+		return err
+	}
+	k, err := kernel.LoadBuiltins(dev)
+	if err != nil {
+		return err
+	}
+	s, err := dev.NewStream()
+	if err != nil {
+		return err
+	}
+	h := &handed{k: k, s: s, seed: 1}
+	fmt.Println("{}") // it is ready
+	go func() {
+		for {
+			if err := h.verifyAll(v); err != nil {
+				fmt.Fprintln(os.Stderr, "reader:", err)
+				os.Exit(1)
+			}
+			h.loops.Add(1)
+		}
+	}()
+	for in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout); ; {
+		var c command
+		if in.Decode(&c) != nil {
+			return nil // the test has ended
+		}
+		if err := out.Encode(reply{Loops: h.loops.Load()}); err != nil {
+			return err
+		}
+	}
+}
+
+// work replays a captured graph on memory of its own, which it publishes, without end.
+func (h *handed) work(dev *vmm.Device, path string, size uint64) (stop func(), err error) {
+	small, err := dev.NewRange(vmm.RangeOptions{Max: size, Share: vmm.ShareFD})
 	if err != nil {
 		return nil, err
 	}
@@ -170,6 +215,16 @@ func (h *handed) work(dev *vmm.Device, size uint64) (stop func(), err error) {
 		return nil, err
 	}
 	if err := errors.Join(small.Grow(size), small.SetLen(size)); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(h.k.FillPattern(s, small, kernel.Pattern{Seed: 1}), s.Sync()); err != nil {
+		return nil, err
+	}
+	server, err := shareable.Listen(dev, path, shareable.Options{})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := server.Publish("small", small, shareable.PublishOptions{}); err != nil {
 		return nil, err
 	}
 	if err := s.BeginCapture(); err != nil {
@@ -264,7 +319,7 @@ func (all times) String() string {
 }
 
 // TestHandOver: memory goes from one process to another and back, while a captured graph of the first one is
-// replayed; every byte of both is verified after each hand-over. On a GPU the times are set beside those of two
+// replayed, and a third process reads what that one publishes; every byte of both is verified after each hand-over. On a GPU the times are set beside those of two
 // processes in C that make the same calls, in blocks that take turns.
 func TestHandOver(t *testing.T) {
 	for _, drv := range handOverDevices(t) {
@@ -338,11 +393,13 @@ func handOver(t *testing.T, drv handOverDevice, chunk, scale uint64, rounds int)
 	small := min(scale, 32<<20)
 	kernels := 32 * drv.page // what those of both have, and the other vector
 	path := filepath.Join(t.TempDir(), "b.sock")
+	share := filepath.Join(t.TempDir(), "s.sock")
 	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{Device: dev, Bytes: 126*scale + 2*kernels}}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
-	a := startRole(t, role{Name: "a", Device: drv.name, Path: path, Base: 83 * scale, Max: 128 * scale, Chunk: chunk, Works: true, Small: small})
+	a := startRole(t, role{Name: "a", Device: drv.name, Path: path, Base: 83 * scale, Max: 128 * scale, Chunk: chunk, Works: true, Small: small, Share: share})
 	b := startRole(t, role{Name: "b", Device: drv.name, Path: path, Base: 43 * scale, Max: 128 * scale, Chunk: chunk})
+	reader := startRole(t, role{Name: "reader", Device: drv.name, Small: small, Share: share})
 	was := b.do("verify", 0).Chunks
 	for i := range rounds {
 		taker, n, least := b, 63*scale, uint64(0) // a holds more than its share
@@ -358,6 +415,8 @@ func handOver(t *testing.T, drv handOverDevice, chunk, scale uint64, rounds int)
 		}
 	}
 	require.NotZero(t, a.do("verify", 0).Loops)
+	require.NotZero(t, reader.do("verify", 0).Loops)
+	reader.end()
 	reports, err := budget.Reports(t.Context(), path, dev, shareable.AttachOptions{})
 	require.NoError(t, err)
 	require.Zero(t, reports[0].Counts.Expired)

@@ -103,12 +103,17 @@ func (m *Member) ask(ctx context.Context, need uint64, urgent bool) error {
 			m.count(func(c *Counts) { c.Refused++ })
 			return &refusal{l}
 		case <-ctx.Done(): // what is lent later counts all the same
-			m.mu.Lock()
-			defer m.mu.Unlock()
-			delete(m.asks, n)
-			return fmt.Errorf("the broker has not answered: %w", ctx.Err())
+			m.forget(n)
+			return fmt.Errorf("the broker has not replied: %w", ctx.Err())
 		}
 	}
+}
+
+// forget has no one wait for the reply to an ask.
+func (m *Member) forget(n uint32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.asks, n)
 }
 
 func (m *Member) count(f func(*Counts)) {
