@@ -1,10 +1,8 @@
 package vmm
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/history"
@@ -95,19 +93,9 @@ func (d *Device) SetLimit(bytes uint64) (old uint64) {
 	d.mu.Lock() // a Device that is closed limits no one
 	defer d.mu.Unlock()
 	if d.liveLocked() != nil {
-		return d.state.limit()
+		return d.state.bank.Limit()
 	}
-	return limitOf(d.state.bank.SetBound(bank.Limit, cmp.Or(bytes, math.MaxUint64)))
-}
-
-func (s *deviceState) limit() uint64 { return limitOf(s.bank.Bound(bank.Limit)) }
-
-// limitOf is a bound as SetLimit and Stats have it, for which 0 is no bound.
-func limitOf(bound uint64) uint64 {
-	if bound == math.MaxUint64 {
-		return 0
-	}
-	return bound
+	return d.state.bank.SetLimit(bytes)
 }
 
 // OnPressure registers f, which is called when memory of the device runs out, before a Create, Alloc,

@@ -88,7 +88,7 @@ func (d *Device) Stats() Stats {
 	process.mu.Lock()
 	addresses := process.limit
 	process.mu.Unlock()
-	limit := d.state.limit()
+	limit := d.state.bank.Limit()
 	pinned := d.pinned()
 	// What follows is of one moment; the limits above change by themselves.
 	c := &d.counters

@@ -1,6 +1,7 @@
 package bank
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -53,6 +54,22 @@ func (b *Bank) nameLocked(k Bound) string {
 		return "part of " + b.around
 	}
 	return k.String()
+}
+
+// Limit is the limit as Device.SetLimit has it: 0 is none.
+func (b *Bank) Limit() uint64 { return asLimit(b.Bound(Limit)) }
+
+// SetLimit sets the limit, and returns the old one; 0 is none.
+func (b *Bank) SetLimit(bytes uint64) (old uint64) {
+	return asLimit(b.SetBound(Limit, cmp.Or(bytes, math.MaxUint64)))
+}
+
+// asLimit is a bound for people, to whom 0 is none.
+func asLimit(bound uint64) uint64 {
+	if bound == math.MaxUint64 {
+		return 0
+	}
+	return bound
 }
 
 // boundLocked is the bound that counts. It needs mu.
