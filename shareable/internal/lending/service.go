@@ -288,7 +288,8 @@ func (s *Service) gave(c serve.Conn, q wire.Gave) {
 		return
 	}
 	m.says(q.Created)
-	if q.Number == 0 && q.Given == 0 {
+	if q.Number == 0 && q.Given == 0 { // it says something, and a demand may be due
+		s.carryOut(m.of, m.of.b.Gave(m.id, 0, m.of.b.Lease(m.id), q.Created, ""))
 		return
 	}
 	s.look(m.of)
