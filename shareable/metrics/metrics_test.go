@@ -121,3 +121,17 @@ func TestNil(t *testing.T) {
 	r.MustRegister(NewServer(nil), NewStore(nil, ""))
 	require.Len(t, gathered(t, r), len(serverRows)+len(storeRows)+2)
 }
+
+// TestMembersOfOneName: a process can be two members of one name, and the metrics go on.
+func TestMembersOfOneName(t *testing.T) {
+	t.Parallel()
+	members := []budget.MemberReport{{Name: "m", PID: 7, Lease: 1}, {Name: "m", PID: 7, Lease: 2}, {Name: "m", PID: 8, Lease: 3}, {Name: "m", Lease: 4}, {Name: "m", Lease: 5}}
+	r := prometheus.NewPedanticRegistry()
+	require.NoError(t, r.Register(newStore(func() store.Report {
+		return store.Report{Budgets: []budget.Report{{Device: "d", Members: members}}}
+	}, "v1")))
+	got := gathered(t, r)
+	for pid, n := range map[string]float64{"7": 1, "7?1": 2, "8": 3, "?3": 4, "?4": 5} {
+		require.InDelta(t, n, got["cuvmm_budget_member_lease_bytes{device=d}{member=m}{pid="+pid+"}"], 0, pid)
+	}
+}

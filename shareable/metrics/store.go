@@ -143,11 +143,16 @@ func (c *storeCollector) Collect(to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstMetric(c.longest, prometheus.GaugeValue, longest.Seconds())
 	for _, b := range r.Budgets {
 		c.budget.Collect(to, b, b.Device)
+		seen := map[[2]string]bool{}
 		for i, m := range b.Members { // a pid of another namespace is 0, for several
 			pid := strconv.Itoa(int(m.PID))
 			if m.PID == 0 {
 				pid = "?" + strconv.Itoa(i)
 			}
+			if seen[[2]string{m.Name, pid}] { // a process may join again under the same name
+				pid += "?" + strconv.Itoa(i)
+			}
+			seen[[2]string{m.Name, pid}] = true
 			c.member.Collect(to, m, b.Device, m.Name, pid)
 		}
 	}

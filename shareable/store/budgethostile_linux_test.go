@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -201,4 +202,89 @@ func TestBudgetMemberStopsWhileItGives(t *testing.T) {
 	m.wait()
 	a.leave()
 	isIdle(t, s.Path(), hostileBudget)
+}
+
+// twoMembers are one that has all of the budget, and one that waits for half of it.
+func twoMembers(t *testing.T, s *Server) (has, waits *hostile) {
+	t.Helper()
+	has, waits = newHostile(t, s), newHostile(t, s)
+	has.tells(wire.TypeJoin, has.joinOf(1).Append(nil))
+	all := has.tells(wire.TypeAsk, wire.Ask{Number: 1, Need: hostileBudget, Want: hostileBudget}.Append(nil))
+	require.EqualValues(t, hostileBudget, all.More)
+	waits.tells(wire.TypeJoin, waits.joinOf(2).Append(nil))
+	require.NoError(t, waits.send(wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: hostileBudget / 2, Want: hostileBudget / 2}.Append(nil)))
+	f, err := has.c.Read()
+	require.NoError(t, err)
+	require.Equal(t, wire.TypeDemand, f.Type)
+	return has, waits
+}
+
+// TestBudgetConnectsAgainWithLess: what a member gave up when it joined again is there for who waits for it, whether
+// its connection has ended or not.
+func TestBudgetConnectsAgainWithLess(t *testing.T) {
+	t.Parallel()
+	for name, closes := range map[string]bool{"connection ended": true, "connection open": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := lendingServer(t)
+			has, waits := twoMembers(t, s)
+			if closes {
+				has.close()
+			}
+			again := newHostile(t, s)
+			q := again.joinOf(1)
+			q.Lease = hostileBudget / 4
+			require.EqualValues(t, q.Lease, again.tells(wire.TypeJoin, q.Append(nil)).More)
+			lent := waits.lent()
+			require.Zero(t, lent.Code, lent.Text)
+			require.EqualValues(t, hostileBudget/2, lent.More)
+		})
+	}
+}
+
+// TestBudgetMemberIsKilledWhileOthersWait: its connection ends before the process does, and all that it had is theirs.
+func TestBudgetMemberIsKilledWhileOthersWait(t *testing.T) {
+	t.Parallel()
+	s := lendingServer(t)
+	for range 5 {
+		m := spawn(t, "member", s.Path(), "m", "0", fmt.Sprint(hostileBudget), "1")
+		m.expect("ready")
+		m.ask("grow", hostileBudget)
+		m.ask("freeze")
+		h := newHostile(t, s)
+		h.tells(wire.TypeJoin, h.joinOf(2).Append(nil))
+		before := s.budgets.Reports()[0].Counts.Demands
+		require.NoError(t, h.send(wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: hostileBudget / 2, Want: hostileBudget / 2}.Append(nil)))
+		require.Eventually(t, func() bool { return s.budgets.Reports()[0].Counts.Demands > before }, time.Second, time.Millisecond)
+		m.kill()
+		lent := h.lent()
+		require.Zero(t, lent.Code, lent.Text)
+		require.NoError(t, h.send(wire.TypeLeave, nil))
+		isIdle(t, s.Path(), hostileBudget)
+		h.close()
+	}
+}
+
+// TestBudgetPromisesNoMoreThanThereIs: also to who says that it had a lease.
+func TestBudgetPromisesNoMoreThanThereIs(t *testing.T) {
+	t.Parallel()
+	s := lendingServer(t)
+	h := newHostile(t, s)
+	promised := h.joinOf(1)
+	promised.Least = hostileBudget / 2
+	h.tells(wire.TypeJoin, promised.Append(nil))
+	for name, least := range map[string]uint64{"too much": hostileBudget/2 + 1, "above most": 2} {
+		x := newHostile(t, s)
+		q := x.joinOf(2)
+		q.Lease, q.Least = 1, least
+		code := wire.CodeLimit
+		if name == "above most" {
+			q.Most, code = 1, wire.CodeInvalid
+		}
+		x.refused(code, wire.TypeJoin, q.Append(nil))
+		x.close()
+	}
+	leases, _, n := holds(s)
+	require.Zero(t, leases)
+	require.Equal(t, 1, n)
 }

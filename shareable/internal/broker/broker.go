@@ -174,6 +174,7 @@ func (b *Broker) Back(id ID, lease, created uint64) (uint64, []Action) {
 func (b *Broker) disconnect(m *member) {
 	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool { return w.m == m })
 	if m.demand != nil {
+		m.reduce = m.reduce || !m.demand.soft // what was lowered still is
 		b.end(m.demand)
 	}
 }

@@ -364,3 +364,27 @@ func TestWaits(t *testing.T) {
 	show(b.Gave(1, 1, 40, 40, ""))
 	require.Zero(t, b.Waits(2))
 }
+
+// TestLoweredBudgetIsAskedForAgain: of who did not answer, once it says something, and of who has connected again.
+func TestLoweredBudgetIsAskedForAgain(t *testing.T) {
+	for name, then := range map[string]func(b *broker.Broker, n broker.Number) []broker.Action{
+		"silent": func(b *broker.Broker, n broker.Number) []broker.Action {
+			require.Empty(t, b.Expire(n))
+			return b.Gave(1, 0, 90, 90, "")
+		},
+		"connected again": func(b *broker.Broker, _ broker.Number) []broker.Action {
+			require.Empty(t, b.Absent(1))
+			_, all := b.Back(1, 90, 90)
+			return all
+		},
+	} {
+		b := broker.New(100)
+		require.NoError(t, b.Join(1, "one", broker.Terms{}, 90, 90))
+		first := b.SetBudget(50)
+		require.Len(t, first, 1, name)
+		again := then(b, first[0].Number)
+		require.Len(t, again, 1, name)
+		require.Equal(t, broker.Demand, again[0].Kind, name)
+		require.EqualValues(t, 50, again[0].Lease, name)
+	}
+}

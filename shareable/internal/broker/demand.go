@@ -58,6 +58,7 @@ func (b *Broker) Expire(n Number) []Action {
 		return nil
 	}
 	d.m.silent = true
+	d.m.reduce = d.m.reduce || !d.soft // what was lowered still is when the member says something
 	b.short(d, "")
 	b.end(d)
 	return b.settle()

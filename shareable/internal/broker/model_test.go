@@ -209,7 +209,7 @@ func (m *model) expire() {
 	known := false
 	for _, o := range m.members {
 		if o.demand != nil && o.demand.Number == broker.Number(n) {
-			known, o.Silent = true, true
+			known, o.Silent, o.due = true, true, o.due || !o.demand.Soft
 			m.end(o)
 		}
 	}
@@ -370,6 +370,7 @@ func (m *model) outstanding() *modelDemand {
 
 func (m *model) disconnect(id broker.ID) {
 	if o := m.members[id]; o != nil {
+		o.due = o.due || o.demand != nil && !o.demand.Soft
 		o.demand = nil
 		m.waiting = slices.DeleteFunc(m.waiting, func(a *modelAsk) bool { return a.m == o })
 	}

@@ -41,6 +41,9 @@ type member struct {
 	asked time.Time
 	said  time.Time // when it said last what it has created
 
+	urgent broker.Number // of its last urgent ask
+	away   *time.Timer   // until it counts as absent; nil: its connection has not ended
+
 	exit *os.File // a pidfd; nil: its end is not seen
 	out  queue
 }
@@ -140,21 +143,22 @@ func (s *Service) join(c serve.Conn, q wire.Join) error {
 
 // joinFirst makes a new member. It needs mu.
 func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
-	lease := q.Lease // of a server before this one, of which there are no records
-	if s.ready {     // it comes late: what it has created is there all the same
+	lease := min(q.Lease, of.Memory) // of a server before this one, of which there are no records
+	if s.ready || s.known {          // it comes late: what it has created is there all the same
 		lease = min(lease, max(of.b.Idle(), q.Created))
 	}
 	s.lastID++
 	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c}
 	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, Since: time.Now()}
 	t := broker.Terms{Least: q.Least, Most: mostOf(q.Most)}
-	if lease == 0 {
-		if err := of.b.Join(m.id, q.Name, t, 0, q.Created); err != nil {
+	if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil { // also with a lease, which is easily said
+		return err
+	}
+	if lease > 0 {
+		all, err := of.b.SetTerms(m.id, t) // for what is above its most
+		if err != nil {
 			return err
 		}
-	} else { // that server has checked the terms
-		of.b.Restore(m.id, q.Name, t, lease)
-		_, all := of.b.Back(m.id, lease, q.Created)
 		defer func() { s.carryOut(of, all) }()
 	}
 	if fd, err := c.PeerPIDFD(); err == nil {
@@ -171,8 +175,10 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 func (s *Service) joinAgain(m *member, c serve.Conn, q wire.Join) {
 	if m.conn != nil {
 		delete(s.members, m.conn)
-		m.endDemand()
-		s.carryOut(m.of, m.of.b.Absent(m.id))
+	}
+	m.endDemand()
+	if m.away != nil {
+		m.away.Stop()
 	}
 	m.conn = c
 	s.members[c] = m
@@ -180,6 +186,7 @@ func (s *Service) joinAgain(m *member, c serve.Conn, q wire.Join) {
 	t := m.of.b.Terms(m.id)
 	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: t.Least, Most: t.Most}.Append(nil))
 	s.carryOut(m.of, all)
+	s.beginIfAllAreBack()
 }
 
 // mostOf is the bound of a member as package broker has it.
@@ -242,6 +249,9 @@ func (m *member) watch(fd int) {
 // stop ends the watch. It needs Service.mu.
 func (m *member) stop() {
 	m.endDemand()
+	if m.away != nil {
+		m.away.Stop()
+	}
 	if m.exit != nil {
 		_ = m.exit.Close()
 		m.exit = nil
@@ -286,6 +296,7 @@ func (s *Service) removeLocked(m *member) {
 		m.queue(item{forget: true})
 	}
 	s.carryOut(m.of, m.of.b.Leave(m.id))
+	s.beginIfAllAreBack()
 }
 
 // End is called when a connection has ended. The lease of a process that lives on counts until that comes back, or
@@ -302,10 +313,17 @@ func (s *Service) End(c serve.Conn) {
 	}
 	delete(s.members, c)
 	m.conn = nil
-	m.endDemand()
 	if m.exit == nil { // its end would not be seen
 		s.removeLocked(m)
 		return
 	}
-	s.carryOut(m.of, m.of.b.Absent(m.id))
+	s.carryOut(m.of, m.of.b.Withdraw(m.id, m.urgent))
+	// A process that is killed has its connection closed before it ends, and one that lives connects again. Until
+	// then those who ask wait, as for a reply.
+	m.away = s.afterLocked(s.opts.AwayTime, func() {
+		if m.conn == nil && m.of.members[m.id] == m {
+			m.endDemand()
+			s.carryOut(m.of, m.of.b.Absent(m.id))
+		}
+	})
 }

@@ -55,6 +55,9 @@ type Options struct {
 	Deadline, Soft time.Duration
 	// JoinTime is how long a server without records waits for members of one before it; 0: 1 s.
 	JoinTime time.Duration
+	// AwayTime is how long a member whose connection has ended may take to connect again, or to end, before asks go
+	// on without it; 0: 1 s.
+	AwayTime time.Duration
 }
 
 // Service is the budgets of a server. Safe for concurrent use.
@@ -67,6 +70,7 @@ type Service struct {
 	byToken map[[16]byte]*member
 	lastID  broker.ID
 	closed  bool
+	known   bool     // there were records of a server before this one
 	ready   bool     // members of a server before this one have joined, as far as is known
 	waiting []func() // asks that came before
 	begins  *time.Timer
@@ -98,6 +102,7 @@ func New(o Options) (*Service, error) {
 	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
 	o.Soft = cmp.Or(o.Soft, time.Second)
 	o.JoinTime = cmp.Or(o.JoinTime, time.Second)
+	o.AwayTime = cmp.Or(o.AwayTime, time.Second)
 	s := &Service{opts: o, budgets: map[UUID]*budget{}, members: map[serve.Conn]*member{}, byToken: map[[16]byte]*member{}}
 	for _, b := range o.Budgets {
 		if s.budgets[b.UUID] != nil {
@@ -122,7 +127,8 @@ func New(o Options) (*Service, error) {
 		}
 		b.b.SetBudget(b.Bytes)
 	}
-	if s.ready = len(o.Records) > 0; !s.ready {
+	s.known = len(o.Records) > 0
+	if s.ready = s.known && s.allAreBack(); !s.ready {
 		s.begins = s.afterLocked(o.JoinTime, s.begin)
 	}
 	return s, nil
@@ -160,11 +166,32 @@ func (s *Service) afterLocked(d time.Duration, f func()) *time.Timer {
 
 // begin carries out the asks that came before members of another server could join. It needs mu.
 func (s *Service) begin() {
+	if s.ready {
+		return
+	}
 	s.ready = true
 	for _, f := range s.waiting {
 		f()
 	}
 	s.waiting = nil
+}
+
+// allAreBack reports whether no member of a server before this one is still to connect. It needs mu.
+func (s *Service) allAreBack() bool {
+	for _, m := range s.byToken {
+		if m.conn == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// beginIfAllAreBack ends the wait for known members early. It needs mu.
+func (s *Service) beginIfAllAreBack() {
+	if s.known && !s.ready && s.allAreBack() {
+		s.begins.Stop()
+		s.begin()
+	}
 }
 
 // Handles reports whether a Service handles frames of a type.
@@ -239,12 +266,15 @@ func (s *Service) ask(c serve.Conn, q wire.Ask) {
 		m.says(q.Created)
 		if q.Urgent {
 			s.look(m.of)
+			if m.of.b.Waits(m.id) == 0 {
+				m.urgent = broker.Number(q.Number)
+			}
 		}
 		s.carryOut(m.of, m.of.b.Ask(m.id, broker.Number(q.Number), broker.Ask{Need: q.Need, Want: q.Want, Created: q.Created, Urgent: q.Urgent}))
 	}
-	if s.ready {
+	if s.ready || s.known && !q.Urgent {
 		do()
-	} else {
+	} else { // who could give may be about to connect again
 		s.waiting = append(s.waiting, do)
 	}
 }
@@ -258,7 +288,8 @@ func (s *Service) gave(c serve.Conn, q wire.Gave) {
 		return
 	}
 	m.says(q.Created)
-	if q.Number == 0 && q.Given == 0 {
+	if q.Number == 0 && q.Given == 0 { // it says something, and a demand may be due
+		s.carryOut(m.of, m.of.b.Gave(m.id, 0, m.of.b.Lease(m.id), q.Created, ""))
 		return
 	}
 	s.look(m.of)

@@ -1,0 +1,117 @@
+package lending
+
+import (
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+)
+
+// line is a connection of this process.
+type line struct {
+	t    *testing.T
+	sent chan wire.Frame
+}
+
+func newLine(t *testing.T) *line { return &line{t: t, sent: make(chan wire.Frame, 64)} }
+
+func (*line) Cred() wire.Cred            { return wire.Cred{PID: int32(os.Getpid())} }
+func (*line) PeerPIDFD() (int, error)    { return unix.PidfdOpen(os.Getpid(), 0) }
+func (*line) Refuse(uint32, error) error { return nil }
+func (*line) Close(error)                {}
+func (l *line) says(s *Service, t wire.Type, payload []byte) {
+	l.t.Helper()
+	require.NoError(l.t, s.Request(l, wire.Frame{Header: wire.Header{Type: t}, Payload: payload}))
+}
+
+func (l *line) Reply(t wire.Type, _ uint32, payload []byte, _ ...int) error {
+	l.sent <- wire.Frame{Header: wire.Header{Type: t}, Payload: payload}
+	return nil
+}
+
+func (l *line) next(of wire.Type) []byte {
+	l.t.Helper()
+	select {
+	case f := <-l.sent:
+		require.Equal(l.t, of, f.Type)
+		return f.Payload
+	case <-time.After(10 * time.Second):
+		require.FailNow(l.t, "no frame")
+		return nil
+	}
+}
+
+func (l *line) lent() wire.Lent {
+	l.t.Helper()
+	q, err := wire.DecodeLent(l.next(wire.TypeLent))
+	require.NoError(l.t, err)
+	return q
+}
+
+// TestAskAfterARestart: an urgent ask to a server that knows members of the one before it waits until those are back,
+// and no longer than JoinTime; what is idle is lent at once.
+func TestAskAfterARestart(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	records := map[string][]byte{}
+	open := func(joinTime time.Duration) *Service {
+		mu.Lock()
+		defer mu.Unlock()
+		known := map[string][]byte{}
+		for token, r := range records {
+			known[token] = r
+		}
+		s, err := New(Options{
+			Budgets: []Budget{{Device: "d", UUID: UUID{1}, Bytes: 100, Memory: 1000}}, Logger: slog.New(slog.DiscardHandler), JoinTime: joinTime, Records: known,
+			Keep: func(token string, r []byte) error {
+				mu.Lock()
+				defer mu.Unlock()
+				records[token] = r
+				return nil
+			},
+		})
+		require.NoError(t, err)
+		return s
+	}
+	joins := func(s *Service, token byte, lease uint64) *line {
+		l := newLine(t)
+		l.says(s, wire.TypeJoin, wire.Join{UUID: UUID{1}, Token: [16]byte{token}, Lease: lease, Name: "m"}.Append(nil))
+		require.Equal(t, lease, l.lent().More)
+		return l
+	}
+	urgent := wire.Ask{Number: 2, Urgent: true, Need: 40, Want: 40}.Append(nil)
+
+	s := open(time.Millisecond)
+	a, b := joins(s, 1, 0), joins(s, 2, 0)
+	a.says(s, wire.TypeAsk, wire.Ask{Number: 1, Need: 90, Want: 90}.Append(nil))
+	require.EqualValues(t, 90, a.lent().More)
+	s.Close()
+
+	s = open(time.Minute)
+	b = joins(s, 2, 0)
+	b.says(s, wire.TypeAsk, urgent)
+	b.says(s, wire.TypeAsk, wire.Ask{Number: 3, Need: 5, Want: 5}.Append(nil))
+	require.EqualValues(t, 5, b.lent().More, "one that is not urgent does not wait")
+	a = joins(s, 1, 90)
+	d, err := wire.DecodeDemand(a.next(wire.TypeDemand))
+	require.NoError(t, err)
+	a.says(s, wire.TypeGave, wire.Gave{Number: d.Number, Given: 90 - d.Lease, Created: d.Lease}.Append(nil))
+	lent := b.lent()
+	require.Zero(t, lent.Code, lent.Text)
+	require.EqualValues(t, 35, lent.More)
+	s.Close()
+
+	s = open(50 * time.Millisecond)
+	defer s.Close()
+	b = joins(s, 2, 40)
+	b.says(s, wire.TypeAsk, wire.Ask{Number: 2, Urgent: true, Need: 50, Want: 50}.Append(nil))
+	lent = b.lent()
+	require.Equal(t, wire.CodeOutOfMemory, lent.Code)
+	require.Contains(t, lent.Text, `"m" is not connected`)
+}
