@@ -321,6 +321,15 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 			}
 		}
 	}
+	for _, g := range ranges { // all at once: of a part's error nobody could tell how much all of it lacks
+		b := g.r.dev.state.bank
+		if size := sizes[b]; size > 0 {
+			delete(sizes, b)
+			if err := b.CheckRoom(size, forCaller); err != nil {
+				return g, size, err
+			}
+		}
+	}
 	var all []*sleeper
 	for _, g := range ranges {
 		err := g.r.checkOpen()
