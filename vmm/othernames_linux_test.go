@@ -73,7 +73,7 @@ func TestOtherNames(t *testing.T) {
 			require.NoError(t, os.WriteFile(to, b, 0o600))
 			overlay[filepath.Join(here, file)] = to
 		}
-		for _, file := range []string{"onsync.go", "background.go", "internal/bank/turn.go", "../internal/frames/calledby.go"} {
+		for _, file := range []string{"onsync.go", "background.go", "internal/bank/turn.go", "internal/bank/lease.go", "../internal/frames/calledby.go"} {
 			b, err := os.ReadFile(file)
 			require.NoError(t, err)
 			for name, other := range map[string]string{"callSyncHook": "x1", "letThrough": "x2", "callLogger": "x3"} {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/cuvmm/cuvmm/shareable/budget"
@@ -130,21 +129,6 @@ func (both pair) created() (sum uint64, err error) {
 		sum += n
 	}
 	return sum, nil
-}
-
-// memory is how much memory of the host both have: the files in memory that they have open.
-func (both pair) memory() (bytes uint64) {
-	for _, p := range both {
-		all, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
-		for _, fd := range all {
-			var st syscall.Stat_t
-			link, _ := os.Readlink(fd)
-			if strings.HasPrefix(link, "/memfd:cuvmm") && syscall.Stat(fd, &st) == nil {
-				bytes += uint64(st.Blocks) * 512
-			}
-		}
-	}
-	return bytes
 }
 
 // watch reads every 10 ms how much is used, of which the workers have created so much. stop returns the most that they

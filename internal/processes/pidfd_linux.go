@@ -2,6 +2,7 @@ package processes
 
 import (
 	"errors"
+	"os"
 	"strconv"
 	"time"
 
@@ -38,6 +39,15 @@ func EndsIn(pidfd int, limit time.Duration) bool {
 			return n > 0
 		}
 	}
+}
+
+// File is a file of a pidfd, which can be waited for without a thread. It takes the pidfd.
+func File(pidfd int) (*os.File, error) {
+	if err := unix.SetNonblock(pidfd, true); err != nil {
+		_ = unix.Close(pidfd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(pidfd), "pidfd"), nil
 }
 
 // StartOf is when a process started, as ID.Start has it; 0 if that is not known.

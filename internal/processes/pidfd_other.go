@@ -4,6 +4,7 @@ package processes
 
 import (
 	"errors"
+	"os"
 	"time"
 )
 
@@ -15,6 +16,9 @@ func IsGone(error) bool { return false }
 
 // EndsIn is false.
 func EndsIn(int, time.Duration) bool { return false }
+
+// File needs Linux.
+func File(int) (*os.File, error) { return nil, errors.ErrUnsupported }
 
 // StartOf is 0.
 func StartOf(int) uint64 { return 0 }

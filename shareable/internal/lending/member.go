@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cuvmm/cuvmm/internal/processes"
 	"github.com/cuvmm/cuvmm/shareable/internal/broker"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -221,12 +219,12 @@ func (s *Service) restoreLocked(token string, record []byte) {
 
 // watch has the member leave when its process ends. It takes the pidfd.
 func (m *member) watch(fd int) {
-	if unix.SetNonblock(fd, true) != nil {
-		_ = unix.Close(fd)
+	f, err := processes.File(fd)
+	if err != nil {
 		return
 	}
-	m.exit = os.NewFile(uintptr(fd), "pidfd")
-	raw, err := m.exit.SyscallConn()
+	m.exit = f
+	raw, err := f.SyscallConn()
 	if err != nil {
 		return
 	}
