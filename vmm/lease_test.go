@@ -240,3 +240,21 @@ func TestTwoLeases(t *testing.T) {
 	g := growing(t, d)
 	require.NoError(t, g.Grow(leaseUnit), "without a lease there is no bound")
 }
+
+// TestLeaseOfWake: a Wake that creates several chunks asks for all of them at once. It has none once it has failed, so by
+// the one that failed it would ask for too little again and again.
+func TestLeaseOfWake(t *testing.T) {
+	l := &testBroker{idle: 4 * leaseUnit, refusal: errors.New("worker b gave nothing")}
+	d := leased(t, l)
+	g := growing(t, d)
+	require.NoError(t, g.Grow(4*leaseUnit))
+	require.NoError(t, vmm.Sleep(vmm.SleepDrop, g))
+	l.lease.Drop(leaseUnit)
+	l.idle, l.others, l.asked = leaseUnit, 0, nil
+	err := vmm.Wake(g)
+	require.ErrorIs(t, err, l.refusal)
+	require.Equal(t, []bool{false, true}, l.asked, "what is idle, then others, once each")
+	l.others, l.asked = 2*leaseUnit, nil
+	require.NoError(t, vmm.Wake(g))
+	require.Equal(t, []bool{false, true}, l.asked)
+}

@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/history"
@@ -321,6 +322,12 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 			}
 		}
 	}
+	for b, size := range sizes { // all at once: what one chunk lacks is less than all of them do
+		if err := b.CheckRoom(size, forCaller); err != nil {
+			g := firstBeyond(ranges, b)
+			return g, g.sleptSize(), err
+		}
+	}
 	var all []*sleeper
 	for _, g := range ranges {
 		err := g.r.checkOpen()
@@ -351,6 +358,23 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 	}
 	freeHostCopies(all) // they are awake already
 	return nil, 0, nil
+}
+
+// firstBeyond is the first of the ranges for which b has no room, when all of them together are too large for it. It
+// needs closeMu of each.
+func firstBeyond(ranges []*Range, b *bank.Bank) (last *Range) {
+	left := b.Left(math.MaxUint64)
+	for _, g := range ranges {
+		if g.r.dev.state.bank != b || !errors.Is(g.r.checkOpen(), ErrAsleep) {
+			continue
+		}
+		size := g.sleptSize()
+		if last = g; size > left {
+			break
+		}
+		left -= size
+	}
+	return last
 }
 
 // sleptSize is how much memory a range needs to wake. It needs r.closeMu.

@@ -40,6 +40,8 @@ func (p *DriverPool) count() {
 // result.
 func (p *DriverPool) TrimTo(keep uint64) (freed uint64, err error) {
 	err = p.with("trim", func() error {
+		p.outsideMu.Lock() // an Alloc under way is counted before the driver has reserved it
+		defer p.outsideMu.Unlock()
 		before, err := p.get(driver.PoolReserved)
 		if err == nil {
 			err = p.calls.TrimPool(p.pool, keep)

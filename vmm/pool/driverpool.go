@@ -47,7 +47,7 @@ type DriverPool struct {
 	liveMu sync.Mutex
 	live   map[uint64]driverBlock // those that are allocated, by Block.seq
 
-	outsideMu sync.Mutex // held by an Alloc where there is a bound
+	outsideMu sync.Mutex // held by an Alloc where there is a bound, and by TrimTo
 	outside   door.Outside
 }
 

@@ -3,6 +3,7 @@ package pool_test
 import (
 	"math"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -210,4 +211,31 @@ func TestDriverPoolCounts(t *testing.T) {
 	require.NoError(t, p.Close())
 	after, _ := inside.VMM.Created(d)
 	require.LessOrEqual(t, after, created)
+}
+
+// TestDriverPoolCountsBesideTrim: a TrimTo beside an Alloc does not take back what that Alloc has counted, or others get
+// the same bytes.
+func TestDriverPoolCountsBesideTrim(t *testing.T) {
+	w := oneDevice(t, 64*mib)
+	d, s := w.devs[0], w.stream(0)
+	d.SetLimit(16 * mib)
+	p := w.driverPool(pool.Options{})
+	trimmed := make(chan error, 1)
+	var counted uint64
+	w.watch(func(c drivertest.Call) error {
+		if c.Name == "AllocFromPool" {
+			go func() {
+				_, err := p.TrimTo(0)
+				trimmed <- err
+			}()
+			time.Sleep(50 * time.Millisecond)
+			counted, _ = inside.VMM.Created(d)
+		}
+		return nil
+	})
+	b := take(t, p, s, 12*mib)
+	w.watch(nil)
+	require.NoError(t, <-trimmed)
+	require.EqualValues(t, 12*mib, counted)
+	require.NoError(t, p.Free(s, b))
 }

@@ -149,11 +149,29 @@ func (b *Bank) chargeOnce(size uint64) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if of, bound := b.boundLocked(); size > bound-min(bound, b.created) {
-		return &shortage{of: of, name: b.nameLocked(of), bound: bound, left: bound - min(bound, b.created), size: size}
+	if err := b.checkRoomLocked(size); err != nil {
+		return err
 	}
 	b.created += size
 	b.changedLocked()
+	return nil
+}
+
+// CheckRoom is an error if the bounds do not leave so much for all of an operation that creates memory in parts, and
+// undoes them if one fails. A part's own error says only what that part lacks.
+func (b *Bank) CheckRoom(size uint64, purpose Purpose) error {
+	return b.RetryAfterRelease(purpose, func() error {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.checkRoomLocked(size)
+	})
+}
+
+// checkRoomLocked is an error if the bounds leave less than size. It needs mu.
+func (b *Bank) checkRoomLocked(size uint64) error {
+	if of, bound := b.boundLocked(); size > bound-min(bound, b.created) {
+		return &shortage{of: of, name: b.nameLocked(of), bound: bound, left: bound - min(bound, b.created), size: size}
+	}
 	return nil
 }
 
