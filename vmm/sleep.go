@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/history"
@@ -321,13 +322,10 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 			}
 		}
 	}
-	for _, g := range ranges { // all at once: of a part's error nobody could tell how much all of it lacks
-		b := g.r.dev.state.bank
-		if size := sizes[b]; size > 0 {
-			delete(sizes, b)
-			if err := b.CheckRoom(size, forCaller); err != nil {
-				return g, size, err
-			}
+	for b, size := range sizes { // all at once: what one chunk lacks is less than all of them do
+		if err := b.CheckRoom(size, forCaller); err != nil {
+			g := firstBeyond(ranges, b)
+			return g, g.sleptSize(), err
 		}
 	}
 	var all []*sleeper
@@ -360,6 +358,23 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 	}
 	freeHostCopies(all) // they are awake already
 	return nil, 0, nil
+}
+
+// firstBeyond is the first of the ranges for which b has no room, when all of them together are too large for it. It
+// needs closeMu of each.
+func firstBeyond(ranges []*Range, b *bank.Bank) (last *Range) {
+	left := b.Left(math.MaxUint64)
+	for _, g := range ranges {
+		if g.r.dev.state.bank != b || !errors.Is(g.r.checkOpen(), ErrAsleep) {
+			continue
+		}
+		size := g.sleptSize()
+		if last = g; size > left {
+			break
+		}
+		left -= size
+	}
+	return last
 }
 
 // sleptSize is how much memory a range needs to wake. It needs r.closeMu.
