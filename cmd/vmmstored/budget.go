@@ -30,11 +30,12 @@ type deviceBudget struct {
 // parseBudgets reads the values of --budget.
 func parseBudgets(all []string) (budgets []deviceBudget, err error) {
 	for _, s := range all {
-		device, bytes, ok := strings.Cut(s, "=")
-		if !ok || device == "" {
+		at := strings.LastIndexByte(s, '=') // a device may have options
+		if at <= 0 {
 			return nil, usagef("--budget %q: want a device and a size, as cuda:0=70GiB", s)
 		}
-		n, err := size.Parse(bytes)
+		device := s[:at]
+		n, err := size.Parse(s[at+1:])
 		if err != nil {
 			return nil, usagef("--budget %q: %v", s, err)
 		}
@@ -168,6 +169,9 @@ func printBudget(w io.Writer, r budget.Report, now time.Time) error {
 		}
 		_, _ = fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%v\n", said.Word(m.Name), m.PID, size.Format(m.Lease), size.Format(m.Created),
 			size.Format(m.Share), size.Format(m.Least), most, doing(m), now.Sub(m.Since).Round(time.Second))
+	}
+	if r.LeftOut > 0 {
+		_, _ = fmt.Fprintf(t, "and %d with smaller leases\n", r.LeftOut)
 	}
 	return t.Flush()
 }

@@ -88,7 +88,7 @@ func (h handler) Request(c serve.Conn, f wire.Frame) error {
 		err = h.s.service.Request(c, f)
 	case f.Type == wire.TypeReport:
 		var b []byte
-		if b, err = json.Marshal(map[string]any{"budgets": h.s.Reports()}); err == nil {
+		if b, err = json.Marshal(map[string]any{"budgets": lending.Shorten(h.s.Reports())}); err == nil {
 			return c.Reply(wire.TypeReported, f.Request, wire.Reported{JSON: b}.Append(nil))
 		}
 	case f.Type == wire.TypeResume: // of a client of a store

@@ -72,7 +72,7 @@ var (
 		{Field: "Counts.Expired", Name: "cuvmm_budget_demands_expired_total", Help: "Demands that were not answered in time."},
 		{Field: "Counts.GivenBack", Name: "cuvmm_budget_given_back_bytes_total", Help: "Bytes that members gave back."},
 	}
-	notBudgetRows = []string{"Device", "Members"}
+	notBudgetRows = []string{"Device", "Members", "LeftOut"}
 	memberRows    = []promstats.Row{
 		{Field: "Lease", Name: "cuvmm_budget_member_lease_bytes", Help: "Bytes that a member may create."},
 		{Field: "Created", Name: "cuvmm_budget_member_created_bytes", Help: "Bytes that it has created, as it said last."},

@@ -255,7 +255,7 @@ func TestBudgetMemberIsKilledWhileOthersWait(t *testing.T) {
 		h.tells(wire.TypeJoin, h.joinOf(2).Append(nil))
 		before := s.budgets.Reports()[0].Counts.Demands
 		require.NoError(t, h.send(wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: hostileBudget / 2, Want: hostileBudget / 2}.Append(nil)))
-		require.Eventually(t, func() bool { return s.budgets.Reports()[0].Counts.Demands > before }, time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return s.budgets.Reports()[0].Counts.Demands > before }, inTime, time.Millisecond)
 		m.kill()
 		lent := h.lent()
 		require.Zero(t, lent.Code, lent.Text)

@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
+	"github.com/cuvmm/cuvmm/shareable/internal/lending"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -163,6 +164,7 @@ func (s *Server) report(c serve.Conn, f wire.Frame) error {
 		r.Users = slices.DeleteFunc(r.Users, func(u UserReport) bool { return u.UID != uid })
 		r.Behind = slices.DeleteFunc(r.Behind, func(b shareable.ReaderStats) bool { return b.UID != uid })
 	}
+	r.Budgets = lending.Shorten(r.Budgets)
 	b, err := json.Marshal(r)
 	if err == nil && len(b) > wire.MaxReport {
 		err = fmt.Errorf("%w: a report of %d bytes", vmm.ErrLimit, len(b))

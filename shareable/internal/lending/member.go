@@ -19,7 +19,8 @@ import (
 type Record struct {
 	Device             UUID
 	Name               string
-	PID                int32  // 0: of another pid namespace
+	PID                int32 // 0: of another pid namespace
+	UID                uint32
 	Start              uint64 // as of processes.ID; 0: not known
 	Least, Most, Lease uint64
 	Since              time.Time
@@ -139,15 +140,28 @@ func (s *Service) join(c serve.Conn, q wire.Join) error {
 	}
 }
 
+// maxOfProcess is how many members of a device a process may be, and all those of a user whose pids are not known. One
+// is what the library makes; each has a descriptor of the server.
+const maxOfProcess = 64
+
 // joinFirst makes a new member. It needs mu.
 func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	lease := min(q.Lease, of.Memory) // of a server before this one, of which there are no records
 	if s.ready || s.known {          // it comes late: what it has created is there all the same
 		lease = min(lease, max(of.b.Idle(), q.Created))
 	}
+	same := 0
+	for _, x := range of.members {
+		if x.PID == c.Cred().PID && x.UID == c.Cred().UID {
+			same++
+		}
+	}
+	if same >= maxOfProcess {
+		return fmt.Errorf("%w: process %d is %d members already", vmm.ErrLimit, c.Cred().PID, same)
+	}
 	s.lastID++
 	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c}
-	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, Since: time.Now()}
+	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, UID: c.Cred().UID, Since: time.Now()}
 	t := broker.Terms{Least: q.Least, Most: mostOf(q.Most)}
 	if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil { // also with a lease, which is easily said
 		return err

@@ -11,17 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // line is a connection of this process.
 type line struct {
 	t    *testing.T
 	sent chan wire.Frame
+	uid  uint32 // 0: of this user
 }
 
 func newLine(t *testing.T) *line { return &line{t: t, sent: make(chan wire.Frame, 64)} }
 
-func (*line) Cred() wire.Cred            { return wire.Cred{PID: int32(os.Getpid())} }
+func (l *line) Cred() wire.Cred          { return wire.Cred{PID: int32(os.Getpid()), UID: l.uid} }
 func (*line) PeerPIDFD() (int, error)    { return unix.PidfdOpen(os.Getpid(), 0) }
 func (*line) Refuse(uint32, error) error { return nil }
 func (*line) Close(error)                {}
@@ -114,4 +116,54 @@ func TestAskAfterARestart(t *testing.T) {
 	lent = b.lent()
 	require.Equal(t, wire.CodeOutOfMemory, lent.Code)
 	require.Contains(t, lent.Text, `"m" is not connected`)
+}
+
+// TestTermsOfOthers: who is neither root nor the server's user changes the terms of his own processes alone, and
+// what is refused changes nothing.
+func TestTermsOfOthers(t *testing.T) {
+	t.Parallel()
+	s, err := New(Options{Budgets: []Budget{{Device: "d", UUID: UUID{1}, Bytes: 100, Memory: 1000}}, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	defer s.Close()
+	joins := func(uid uint32, token byte, name string) *line {
+		l := newLine(t)
+		l.uid = uid
+		l.says(s, wire.TypeJoin, wire.Join{UUID: UUID{1}, Token: [16]byte{token}, Name: name}.Append(nil))
+		l.lent()
+		return l
+	}
+	changes := func(l *line, q wire.Terms) error {
+		return s.Request(l, wire.Frame{Header: wire.Header{Type: wire.TypeTerms, Request: 1}, Payload: q.Append(nil)})
+	}
+	own, other := joins(0, 1, "own"), joins(12345, 2, "other")
+	budget := wire.Terms{Flags: wire.TermsBudget, Budget: 50}
+	require.ErrorIs(t, changes(other, budget), vmm.ErrPermission)
+	require.ErrorIs(t, changes(other, wire.Terms{Flags: wire.TermsLeast, Least: 1, Member: "own"}), vmm.ErrPermission)
+	require.ErrorIs(t, changes(own, wire.Terms{Flags: wire.TermsBudget | wire.TermsLeast, Budget: 50, Member: "none"}), vmm.ErrInvalid)
+	require.EqualValues(t, 100, s.Reports()[0].Budget)
+	require.NoError(t, changes(other, wire.Terms{Flags: wire.TermsLeast, Least: 1, Member: "other"}))
+	require.NoError(t, changes(own, wire.Terms{Flags: wire.TermsLeast, Least: 2, Member: "other"}))
+	require.NoError(t, changes(own, budget))
+	require.EqualValues(t, 50, s.Reports()[0].Budget)
+}
+
+// TestManyMembers: a process is no more than maxOfProcess members, and a report that is sent has the largest.
+func TestManyMembers(t *testing.T) {
+	t.Parallel()
+	s, err := New(Options{Budgets: []Budget{{Device: "d", UUID: UUID{1}, Bytes: 100, Memory: 1000}}, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	defer s.Close()
+	join := func(uid uint32, token byte) error {
+		l := newLine(t)
+		l.uid = uid
+		return s.Request(l, wire.Frame{Header: wire.Header{Type: wire.TypeJoin}, Payload: wire.Join{UUID: UUID{1}, Token: [16]byte{token, byte(uid)}, Name: "m"}.Append(nil)})
+	}
+	for i := range maxOfProcess {
+		require.NoError(t, join(1, byte(i+1)))
+		require.NoError(t, join(2, byte(i+1)))
+	}
+	require.ErrorIs(t, join(1, 255), vmm.ErrLimit)
+	all := Shorten(s.Reports())
+	require.Len(t, all[0].Members, maxReported)
+	require.Equal(t, 2*maxOfProcess-maxReported, all[0].LeftOut)
 }

@@ -51,7 +51,7 @@ type Options struct {
 	// Step, a hook of tests, is called before and after each step that a death can fall between.
 	Step func()
 	// Deadline is how long a member may take for a demand; 0: 5 s. Soft is the same of one for idle memory
-	// alone; 0: 1 s.
+	// alone; 0: as Deadline.
 	Deadline, Soft time.Duration
 	// JoinTime is how long a server without records waits for members of one before it; 0: 1 s.
 	JoinTime time.Duration
@@ -100,7 +100,7 @@ type Counts struct {
 // New makes a Service. The caller must Close it.
 func New(o Options) (*Service, error) {
 	o.Deadline = cmp.Or(o.Deadline, 5*time.Second)
-	o.Soft = cmp.Or(o.Soft, time.Second)
+	o.Soft = cmp.Or(o.Soft, o.Deadline)
 	o.JoinTime = cmp.Or(o.JoinTime, time.Second)
 	o.AwayTime = cmp.Or(o.AwayTime, time.Second)
 	s := &Service{opts: o, budgets: map[UUID]*budget{}, members: map[serve.Conn]*member{}, byToken: map[[16]byte]*member{}}
@@ -383,7 +383,7 @@ func (s *Service) look(of *budget) {
 
 // terms changes what a member is promised, or the budget.
 func (s *Service) terms(c serve.Conn, request uint32, q wire.Terms) error {
-	kept, err := s.change(q)
+	kept, err := s.change(q, c.Cred().UID)
 	if err == nil && kept != nil {
 		err = <-kept
 	}
@@ -393,8 +393,9 @@ func (s *Service) terms(c serve.Conn, request uint32, q wire.Terms) error {
 	return c.Reply(wire.TypeDone, request, nil)
 }
 
-// change returns what tells when a member's terms are kept; nil if they have not changed.
-func (s *Service) change(q wire.Terms) (<-chan error, error) {
+// change returns what tells when a member's terms are kept; nil if they have not changed. Root and the server's own
+// user may change all, and others the terms of their own processes.
+func (s *Service) change(q wire.Terms, by uint32) (<-chan error, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	of := s.budgets[q.UUID]
@@ -403,6 +404,16 @@ func (s *Service) change(q wire.Terms) (<-chan error, error) {
 	}
 	if of == nil {
 		return nil, fmt.Errorf("%w: no budget of this device", vmm.ErrInvalid)
+	}
+	var m *member
+	if q.Flags&(wire.TermsLeast|wire.TermsMost) != 0 {
+		var err error
+		if m, err = of.named(q.Member); err != nil {
+			return nil, err
+		}
+	}
+	if all := by == 0 || wire.IsOwn(by); !all && (q.Flags&wire.TermsBudget != 0 || m.UID != by) {
+		return nil, fmt.Errorf("%w: user %d", vmm.ErrPermission, by)
 	}
 	if q.Flags&wire.TermsBudget != 0 {
 		if q.Budget == 0 {
@@ -418,21 +429,8 @@ func (s *Service) change(q wire.Terms) (<-chan error, error) {
 		}
 		s.carryOut(of, of.b.SetBudget(q.Budget))
 	}
-	if q.Flags&(wire.TermsLeast|wire.TermsMost) == 0 {
-		return nil, nil
-	}
-	var m *member
-	for _, x := range of.members {
-		if x.name != q.Member {
-			continue
-		}
-		if m != nil {
-			return nil, fmt.Errorf("%w: two members are named %q", vmm.ErrInvalid, q.Member)
-		}
-		m = x
-	}
 	if m == nil {
-		return nil, fmt.Errorf("%w: no member is named %q", vmm.ErrInvalid, q.Member)
+		return nil, nil
 	}
 	t := of.b.Terms(m.id)
 	if q.Flags&wire.TermsLeast != 0 {
@@ -452,6 +450,37 @@ func (s *Service) change(q wire.Terms) (<-chan error, error) {
 	return kept, nil
 }
 
+// named is the one member of a name. It needs Service.mu.
+func (b *budget) named(name string) (m *member, err error) {
+	for _, x := range b.members {
+		if x.name != name {
+			continue
+		}
+		if m != nil {
+			return nil, fmt.Errorf("%w: two members are named %q", vmm.ErrInvalid, name)
+		}
+		m = x
+	}
+	if m == nil {
+		return nil, fmt.Errorf("%w: no member is named %q", vmm.ErrInvalid, name)
+	}
+	return m, nil
+}
+
+// maxReported is how many members a report over a connection has: one frame takes them.
+const maxReported = 100
+
+// Shorten leaves the members with the largest leases in reports that are to be sent.
+func Shorten(all []Report) []Report {
+	for i := range all {
+		if r := &all[i]; len(r.Members) > maxReported {
+			slices.SortStableFunc(r.Members, func(a, b Member) int { return cmp.Compare(b.Lease, a.Lease) })
+			r.Members, r.LeftOut = r.Members[:maxReported], len(r.Members)-maxReported
+		}
+	}
+	return all
+}
+
 // Report is a budget as people see it.
 type Report struct {
 	Device  string   `json:"device"`
@@ -459,6 +488,7 @@ type Report struct {
 	Idle    uint64   `json:"idle"`
 	Counts  Counts   `json:"counts"`
 	Members []Member `json:"members"`
+	LeftOut int      `json:"left_out,omitempty"` // members, of those with the smallest leases
 }
 
 // Member is one of its members.
