@@ -228,7 +228,7 @@ func TestDriverPoolCountsBesideTrim(t *testing.T) {
 				_, err := p.TrimTo(0)
 				trimmed <- err
 			}()
-			time.Sleep(50 * time.Millisecond)
+			<-time.After(50 * time.Millisecond) // a TrimTo must not end meanwhile
 			counted, _ = inside.VMM.Created(d)
 		}
 		return nil

@@ -90,13 +90,14 @@ func TestAskAfterARestart(t *testing.T) {
 	urgent := wire.Ask{Number: 2, Urgent: true, Need: 40, Want: 40}.Append(nil)
 
 	s := open(time.Millisecond)
-	a, b := joins(s, 1, 0), joins(s, 2, 0)
+	a := joins(s, 1, 0)
+	joins(s, 2, 0)
 	a.says(s, wire.TypeAsk, wire.Ask{Number: 1, Need: 90, Want: 90}.Append(nil))
 	require.EqualValues(t, 90, a.lent().More)
 	s.Close()
 
 	s = open(time.Minute)
-	b = joins(s, 2, 0)
+	b := joins(s, 2, 0)
 	b.says(s, wire.TypeAsk, urgent)
 	b.says(s, wire.TypeAsk, wire.Ask{Number: 3, Need: 5, Want: 5}.Append(nil))
 	require.EqualValues(t, 5, b.lent().More, "one that is not urgent does not wait")
