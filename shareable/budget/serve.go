@@ -72,8 +72,9 @@ func (s *Server) Reports() []Report { return s.service.Reports() }
 
 // Close ends the broker. Members keep what they have. Twice is fine.
 func (s *Server) Close() error {
+	err := s.conns.Close() // first: a member that does not read is not waited for
 	s.service.Close()
-	return s.conns.Close()
+	return err
 }
 
 // handler is a Server as its connections see it.
