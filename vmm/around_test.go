@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// TestRelieve: for a limit of the system functions release memory as for a Lender, who has not asked for it: the lease
-// stays.
+// TestRelieve: for a limit of the system, functions release memory as for a Lender. The Lender has not asked for it, so
+// the lease stays.
 func TestRelieve(t *testing.T) {
 	l := &testBroker{refusal: errors.New("not asked")}
 	d := leased(t, l)

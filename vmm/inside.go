@@ -75,7 +75,7 @@ func (l *lease) Give(target uint64, until time.Time) (given uint64, busy bool) {
 	return l.Bank.Give(target, until, l.dev.giving("another process needs memory"))
 }
 
-// giving makes the error that functions of OnPressure get for what lies outside the process.
+// giving makes the error that functions of OnPressure get when another process or the system needs memory.
 func (d *Device) giving(why string) func(size uint64) error {
 	return func(size uint64) error {
 		return d.opError("give", "", 0, size, fmt.Errorf("%w: %s", ErrOutOfMemory, why))

@@ -63,7 +63,7 @@ func growing(t *testing.T, d *vmm.Device) *vmm.Range {
 }
 
 // TestLeaseOrder: an operation that its lease is too short for asks for what is idle, calls functions of
-// OnPressure, and then has others asked, in this order; what it gets bounds it.
+// OnPressure, and then has others asked, in this order. No more than it gets can be created.
 func TestLeaseOrder(t *testing.T) {
 	l := &testBroker{idle: 2 * leaseUnit, others: leaseUnit, refusal: errors.New("worker b gave nothing")}
 	d := leased(t, l)
@@ -99,7 +99,7 @@ func TestLeaseOrder(t *testing.T) {
 	require.Equal(t, uint64(math.MaxUint64), limit)
 }
 
-// TestLeaseIsKeptForWhoAsked: a demand that comes between a grant and its use does not get it; what is beyond it goes.
+// TestLeaseIsKeptForWhoAsked: a demand between a grant and its use does not get the grant; it gets the rest.
 func TestLeaseIsKeptForWhoAsked(t *testing.T) {
 	l := &testBroker{idle: 8 * leaseUnit}
 	d := leased(t, l)

@@ -322,7 +322,7 @@ func wake(ranges []*Range) (failed *Range, size uint64, err error) {
 			}
 		}
 	}
-	for b, size := range sizes { // all at once: what one chunk lacks is less than all of them do
+	for b, size := range sizes { // all at once: one chunk lacks less than all of them
 		if err := b.CheckRoom(size, forCaller); err != nil {
 			g := firstBeyond(ranges, b)
 			return g, g.sleptSize(), err

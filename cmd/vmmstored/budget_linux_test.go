@@ -104,7 +104,7 @@ func TestNoBudget(t *testing.T) {
 	require.NoError(t, dev.Close())
 }
 
-// TestBudgetCommand: the table has who holds, who waits and who gives. What is changed stays when another process
+// TestBudgetCommand: the table shows holders, waiters and givers. A change lasts when another process
 // serves, whatever ended the one before.
 func TestBudgetCommand(t *testing.T) {
 	if withCUDA {

@@ -51,7 +51,7 @@ import (
 	"time"
 )
 
-// options are what the parent is told, and then a worker.
+// options are the flags of the parent, which it passes to the workers.
 type options struct {
 	Device, Mode  string
 	Seconds       int

@@ -66,8 +66,8 @@ type VMM[D, G, R, C, S any] interface {
 	// Created is how much memory of the device this process has made, or is about to make, in all Devices on
 	// it, and how often that has changed.
 	Created(d D) (bytes, changes uint64)
-	// Lend bounds what this process creates of the device by a lease, beside SetLimit: at first by what it has
-	// created. l lends more. On a device that has one it is ErrBusy. Until Lease.End, Close of d returns ErrBusy.
+	// Lend adds a lease to the bounds on this process's memory of the device. At first the lease is the memory that
+	// the process has created. l lends more. On a device that has one it is ErrBusy. Until Lease.End, Close of d returns ErrBusy.
 	Lend(d D, l Lender) (Lease, error)
 	// SetAround bounds what this process creates of the device by what limits of the system around it leave;
 	// MaxUint64: no bound. It returns the old bound. limit is what errors call the limit.

@@ -24,9 +24,9 @@ const defaultName = "store"
 type Budget struct {
 	Device *vmm.Device
 	Bytes  uint64
-	// Free is how many bytes of the device are free. What it returns, and what members have, is all that is lent: the
-	// rest is memory of others. It is called for each ask that an operation waits for, so it must not wait. Nil: the
-	// broker does not know what others have.
+	// Free returns how many bytes of the device are free. The broker lends no more than these and the memory of its
+	// members, because other processes have the rest. It calls Free for each ask that an operation waits for, so
+	// Free must not wait. Nil: the broker does not know how much others have.
 	Free func() (uint64, error) `json:"-"`
 }
 

@@ -35,7 +35,7 @@ func rounds(short, long int) int {
 	return long
 }
 
-// TestCostOfALease: what a lease costs that is not short, beside the same calls without one.
+// TestCostOfALease compares calls under a lease that is not short with the same calls without one.
 func TestCostOfALease(t *testing.T) {
 	for _, drv := range vmmtest.Drivers() {
 		t.Run(drv.Name, func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestCostOfALease(t *testing.T) {
 	}
 }
 
-// TestCostOfAStep: a step of the lease, beside a request over the same socket to which the server replies at once. The
+// TestCostOfAStep compares a step of the lease with a request over the same socket to which the server replies at once. The
 // broker is one in this process, or the one at BUDGET_TEST_SOCKET.
 func TestCostOfAStep(t *testing.T) {
 	d := vmmtest.Device(t)

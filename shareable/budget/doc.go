@@ -16,8 +16,8 @@
 // needs less than its share leaves the rest to the others. An operation that its lease is too short for asks, in this
 // order, until it has enough:
 //
-//  1. what is cached and unused in its process;
-//  2. what no member has, and what other members have and do not use;
+//  1. memory that is cached and unused in its process;
+//  2. memory of the budget that no member has, or that other members have and do not use;
 //  3. the functions of OnPressure of its own device;
 //  4. members that hold more than their share, if it holds less: these call their functions of OnPressure.
 //

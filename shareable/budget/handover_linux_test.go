@@ -47,7 +47,7 @@ type role struct {
 	Works                     bool // a graph is replayed on its memory, and a reader follows a vector of it
 }
 
-// command is what it is told, and reply what it says.
+// command is a line to it, and reply a line from it.
 type (
 	command struct {
 		Do    string // "grow", to so many bytes, or "verify"

@@ -85,7 +85,8 @@ type Stats struct {
 }
 
 // Join makes the process a member of the budget that the broker at path has for dev, until Close. "" is the path of
-// vmmstored. What the process has created on dev already counts; what a pool.DriverPool has from its next Alloc on.
+// vmmstored. Memory that the process has created on dev before counts, too. That of a pool.DriverPool counts from the
+// pool's next Alloc on.
 //
 // Join returns once the lease has what the process has created, and Least. It returns the errors of shareable.Attach,
 // vmm.ErrNotSupported if the broker has no budget of the device, vmm.ErrLimit if all members are promised more than
@@ -173,8 +174,8 @@ func (m *Member) connect(ctx context.Context) error {
 	return nil
 }
 
-// sendJoin joins over a new connection. What the member has at this moment is its lease: what was under way over the
-// connection before counts no more.
+// sendJoin joins over a new connection, with the lease that the member has now. Messages of the connection before count
+// no more.
 func (m *Member) sendJoin(c serve.Client) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -67,8 +67,8 @@ func (m *Member) raise() {
 	}
 	ctx, cancel := context.WithTimeout(m.ctx, reportTime)
 	defer cancel()
-	_ = m.ask(ctx, lease, false)                    // who needs it asks again
-	if now, _, _ := m.lease.State(); now <= lease { // each growth would ask for it
+	_ = m.ask(ctx, lease, false)                    // an operation that needs more asks for itself
+	if now, _, _ := m.lease.State(); now <= lease { // else each growth asks again
 		select {
 		case <-m.ctx.Done():
 		case <-time.After(raisePause):
@@ -76,8 +76,8 @@ func (m *Member) raise() {
 	}
 }
 
-// ask asks for a lease of need bytes, and for a step more, and returns why it is less. While a broker takes the place of
-// another it waits, and asks that one again.
+// ask asks for a lease of need bytes, and for a step more, and returns why it is less. While another broker begins, it
+// waits, and then asks that one.
 func (m *Member) ask(ctx context.Context, need uint64, urgent bool) error {
 	if urgent {
 		m.count(func(c *Counts) { c.Asked++ })
@@ -102,7 +102,7 @@ func (m *Member) ask(ctx context.Context, need uint64, urgent bool) error {
 			}
 			m.count(func(c *Counts) { c.Refused++ })
 			return &refusal{l}
-		case <-ctx.Done(): // what is lent later counts all the same
+		case <-ctx.Done(): // a grant that comes later counts all the same
 			m.forget(n)
 			return fmt.Errorf("the broker has not replied: %w", ctx.Err())
 		}

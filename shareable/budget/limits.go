@@ -72,7 +72,7 @@ func (r *reader) read() ([]Limit, error) {
 	return r.all, nil
 }
 
-// found reports whether name was read. What does not exist limits nothing, unless it has existed.
+// found reports whether name was read. A file that does not exist limits nothing, unless it has existed before.
 func (r *reader) found(name string, err error) bool {
 	switch {
 	case err == nil:

@@ -526,7 +526,7 @@ func TestAllocHasIdleMemoryReleased(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// TestPlainMemoryCounts: plain memory counts against SetLimit until it is freed; what was opened does not.
+// TestPlainMemoryCounts: plain memory counts against SetLimit until it is freed. Memory that was opened does not.
 func TestPlainMemoryCounts(t *testing.T) {
 	onDrivers(t, func(t *testing.T, d vmmtest.Driver) {
 		dev := d.Device(t)

@@ -58,7 +58,7 @@ type Options struct {
 	LeaseTime time.Duration
 
 	// Budgets has the server divide the memory of devices among the processes that budget.Join: one for each
-	// device, of the server's driver. The store's own memory is no member's: it counts as that of others.
+	// device, of the server's driver. The store's own memory belongs to no member, and counts as that of others.
 	Budgets []budget.Budget
 
 	hooks hooks

@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/driver"
 )
 
-// allocCounted allocates. Where there is a bound, what the pool has no room for is counted before.
+// allocCounted allocates. Where there is a bound, it counts a block before if the pool has too little memory for it.
 func (p *DriverPool) allocCounted(n uint64, s driver.Stream) (vmm.Ptr, error) {
 	if p.ownerUnknown || !p.outside.IsBounded() {
 		return p.calls.AllocFromPool(p.pool, n, s)

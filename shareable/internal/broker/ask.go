@@ -19,9 +19,9 @@ type waiter struct {
 	m        *member
 	n        Number
 	waits    map[*demand]bool
-	softened map[ID]bool    // who has no more in its caches, or was asked for that
+	softened map[ID]bool    // members that have no more in their caches, or were asked for that
 	hard     bool           // soft demands have not been enough
-	lacking  map[ID]lacking // who has given less than a hard demand
+	lacking  map[ID]lacking // members that have given less than a hard demand
 }
 
 // Ask is a request of a member for a higher lease. One that is not urgent is granted at once, with
@@ -49,7 +49,7 @@ func (b *Broker) Ask(id ID, n Number, q Ask) []Action {
 	return b.settle()
 }
 
-// Withdraw says that the member does not wait for its ask any more. What is given for it is idle.
+// Withdraw says that the member does not wait for its ask any more. Memory that others give for it is idle.
 func (b *Broker) Withdraw(id ID, n Number) []Action {
 	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool { return w.m.id == id && w.n == n })
 	return b.settle()

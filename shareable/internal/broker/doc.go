@@ -2,7 +2,7 @@
 // processes, its members. Each member has a lease: the bytes that it may have. A lease is raised by
 // a grant, and lowered when the member says so or leaves.
 //
-// A member asks for a higher lease. What is idle, which no lease has, is granted at once. An urgent
+// A member asks for a higher lease. Memory that is in no lease is idle, and granted at once. An urgent
 // ask waits for more, and goes through these steps:
 //
 //	waits     demands that were sent                      ends with

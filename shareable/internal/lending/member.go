@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -15,7 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// Record is what a server after this one has to know of a member.
+// Record describes a member to the next server.
 type Record struct {
 	Device             UUID
 	Name               string
@@ -38,7 +39,7 @@ type member struct {
 	due   *time.Timer // the deadline of the demand that it has; nil without one
 	dueOf broker.Number
 	asked time.Time
-	said  time.Time // when it said last what it has created
+	said  time.Time // when it reported last how much it has created
 
 	urgent broker.Number // of its last urgent ask
 	away   *time.Timer   // until it counts as absent; nil: its connection has not ended
@@ -47,7 +48,7 @@ type member struct {
 	out  queue
 }
 
-// queue has what is to be sent to a member, in order, by a goroutine that runs while there is something.
+// queue has the frames for a member, in order. A goroutine sends them, and ends when there are none.
 type queue struct {
 	mu      sync.Mutex
 	all     []item
@@ -64,7 +65,7 @@ type item struct {
 	kept    chan<- error // of capacity 1; nil: no one waits until the record is kept
 }
 
-// send queues a frame, and a record. The caller has Service.mu, so frames are sent in the order of what they say.
+// send queues a frame, and a record. The caller has Service.mu, so the order of frames is that of the changes that they report.
 func (m *member) send(record []byte, t wire.Type, payload []byte) {
 	m.queue(item{conn: m.conn, record: record, t: t, payload: payload})
 }
@@ -125,7 +126,7 @@ func (s *Service) join(c serve.Conn, q wire.Join) error {
 		return fmt.Errorf("%w: budget", vmm.ErrClosed)
 	case of == nil:
 		return fmt.Errorf("%w: this server has no budget of that device", vmm.ErrNotSupported)
-	case s.members[c] != nil: // a JOIN of before, that came late: what was lent since counts
+	case s.members[c] != nil: // a JOIN that came late: grants since then count
 		m := s.members[c]
 		t := of.b.Terms(m.id)
 		m.send(nil, wire.TypeLent, wire.Lent{More: of.b.Lease(m.id), Least: t.Least, Most: t.Most}.Append(nil))
@@ -140,14 +141,14 @@ func (s *Service) join(c serve.Conn, q wire.Join) error {
 	}
 }
 
-// maxOfProcess is how many members of a device a process may be, and all those of a user whose pids are not known. One
-// is what the library makes; each has a descriptor of the server.
+// maxOfProcess is how many members of one device a process may be. The processes of a user whose pids are not known
+// count as one. The library makes one member; each takes a descriptor of the server.
 const maxOfProcess = 64
 
 // joinFirst makes a new member. It needs mu.
 func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	lease := min(q.Lease, of.Memory) // of a server before this one, of which there are no records
-	if s.ready || s.known {          // it comes late: what it has created is there all the same
+	if s.ready || s.known {          // it comes late, and its memory is there all the same
 		lease = min(lease, max(of.b.Idle(), q.Created))
 	}
 	same := 0
@@ -163,14 +164,11 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c}
 	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, UID: c.Cred().UID, Since: time.Now()}
 	t := broker.Terms{Least: q.Least, Most: mostOf(q.Most)}
-	if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil { // also with a lease, which is easily said
+	if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil { // also with a lease, which any process can claim
 		return err
 	}
 	if lease > 0 {
-		all, err := of.b.SetTerms(m.id, t) // for what is above its most
-		if err != nil {
-			return err
-		}
+		all, _ := of.b.SetTerms(m.id, t) // asks for a lease above its most; Join has checked the terms
 		defer func() { s.carryOut(of, all) }()
 	}
 	if fd, err := c.PeerPIDFD(); err == nil {
@@ -203,13 +201,13 @@ func (s *Service) joinAgain(m *member, c serve.Conn, q wire.Join) {
 
 // mostOf is the bound of a member as package broker has it.
 func mostOf(most uint64) uint64 {
-	if most == 1<<64-1 {
+	if most == math.MaxUint64 {
 		return 0
 	}
 	return most
 }
 
-// restoreLocked has a member of a server before this one wait to come back. It needs mu.
+// restoreLocked adds a member of the server before this one, which is absent until it connects. It needs mu.
 func (s *Service) restoreLocked(token string, record []byte) {
 	var r Record
 	raw, err := hex.DecodeString(token)
@@ -330,8 +328,8 @@ func (s *Service) End(c serve.Conn) {
 		return
 	}
 	s.carryOut(m.of, m.of.b.Withdraw(m.id, m.urgent))
-	// A process that is killed has its connection closed before it ends, and one that lives connects again. Until
-	// then those who ask wait, as for a reply.
+	// The connection of a killed process ends before the process does, and a live process connects again. Until then
+	// others wait for the member, as for a reply.
 	m.away = s.afterLocked(s.opts.AwayTime, func() {
 		if m.conn == nil && m.of.members[m.id] == m {
 			m.endDemand()

@@ -57,7 +57,7 @@ func (l *line) lent() wire.Lent {
 }
 
 // TestAskAfterARestart: an urgent ask to a server that knows members of the one before it waits until those are back,
-// and no longer than JoinTime; what is idle is lent at once.
+// and no longer than JoinTime; idle memory is lent at once.
 func TestAskAfterARestart(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -119,8 +119,8 @@ func TestAskAfterARestart(t *testing.T) {
 	require.Contains(t, lent.Text, `"m" is not connected`)
 }
 
-// TestTermsOfOthers: who is neither root nor the server's user changes the terms of his own processes alone, and
-// what is refused changes nothing.
+// TestTermsOfOthers: a user who is neither root nor the server's changes the terms of his own processes alone. A
+// refused request changes nothing.
 func TestTermsOfOthers(t *testing.T) {
 	t.Parallel()
 	s, err := New(Options{Budgets: []Budget{{Device: "d", UUID: UUID{1}, Bytes: 100, Memory: 1000}}, Logger: slog.New(slog.DiscardHandler)})

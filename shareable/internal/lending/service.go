@@ -207,7 +207,7 @@ func (s *Service) IsMember(c serve.Conn) bool {
 	return s.members[c] != nil
 }
 
-// Request handles a frame for which Handles is true. An error is for the one who asks.
+// Request handles a frame for which Handles is true. An error is the reply to its sender.
 func (s *Service) Request(c serve.Conn, f wire.Frame) error {
 	if s == nil {
 		return fmt.Errorf("%w: this server has no budget", vmm.ErrNotSupported)
@@ -274,7 +274,7 @@ func (s *Service) ask(c serve.Conn, q wire.Ask) {
 	}
 	if s.ready || s.known && !q.Urgent {
 		do()
-	} else { // who could give may be about to connect again
+	} else { // a member that can give may be about to connect again
 		s.waiting = append(s.waiting, do)
 	}
 }

@@ -4,7 +4,7 @@ package wire
 type Join struct {
 	UUID    [16]byte // of the device
 	Token   [16]byte // random, the same on each connection of the member
-	Lease   uint64   // bytes: what it has of an earlier connection
+	Lease   uint64   // bytes: the lease that it has from an earlier connection
 	Created uint64   // bytes of memory that it has
 	Least   uint64   // bytes that are never taken from it
 	Most    uint64   // bytes; MaxUint64: no bound

@@ -42,14 +42,14 @@ type Bank struct {
 	mu       lock.Mutex
 	accounts []*Account
 	bounds   [bounds]uint64 // on what this process creates; the least counts
-	around   string         // whose part the bound Around is
+	around   string         // the limit that the bound Around is a part of
 	created  uint64
 	changes  uint64 // how often created has changed
 	hooks    []*hook
 	lender   Lender        // nil: there is no lease
 	lent     uint64        // the lease; the bound is lower during a Give
 	asked    uint64        // the lease that the operation with the turn has asked for; 0: none
-	near     uint64        // from here on the lender is told that the lease is short
+	near     uint64        // the lender hears that the lease is short once more than this is created
 	lowered  chan struct{} // of capacity 1, during a Give: created has changed
 }
 

@@ -7,7 +7,7 @@ import (
 )
 
 // A lease is the bound that somebody else sets: a Lender, who divides the memory of a device among processes. It
-// rises when the Lender lends more, and falls by Give alone.
+// rises when the Lender lends more, and falls when the Lender asks for memory: by Drop, DropCached, Give or Cut.
 
 // Lender lends the right to create memory.
 type Lender interface {
@@ -78,8 +78,8 @@ func (b *Bank) Cut(lease uint64) {
 	}
 }
 
-// usedLocked is how much of the lease Drop leaves: what is created, and what an operation has asked for and got, which
-// is about to be. It needs mu.
+// usedLocked is how much of the lease Drop leaves: all memory that is created, and memory that an operation has been
+// lent and is about to create. It needs mu.
 func (b *Bank) usedLocked() uint64 {
 	if b.asked <= b.lent {
 		return max(b.created, b.asked)
@@ -100,7 +100,7 @@ func (b *Bank) Drop(target uint64) (given uint64) {
 	return given
 }
 
-// DropCached is Drop that releases what the process can do without first, as far as that is above target.
+// DropCached is Drop, after it has released unused memory, as far as that is above target.
 func (b *Bank) DropCached(target uint64) (given uint64) {
 	given = b.Drop(target)
 	if b.above(target) == 0 {

@@ -244,7 +244,7 @@ func (t *Ticket) relieve(b *Bank, err error) bool {
 	return t.borrow(b, err, false) || b.callHooks(t.need(err)) || t.isFreed(b) || t.borrow(b, err, true)
 }
 
-// borrow reports whether a Lender has lent what an operation needs that has failed with err.
+// borrow reports whether a Lender has lent enough for an operation that has failed with err.
 func (t *Ticket) borrow(b *Bank, err error, urgent bool) bool {
 	size, short := lacksLease(err)
 	b.mu.Lock()
