@@ -1,10 +1,7 @@
 package budget_test
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,14 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/kernel"
 )
 
-// gpuMember is testdata/gpumember.py.
-type gpuMember struct {
-	t   *testing.T
-	in  io.Writer
-	out *bufio.Reader
-}
-
-// gpuState is what it says after each command.
+// gpuState is what testdata/gpumember.py says after each command.
 type gpuState struct {
 	Err     string
 	Took    float64 // seconds
@@ -35,39 +25,7 @@ type gpuState struct {
 	Lease   uint64
 }
 
-func startGPUMember(t *testing.T, path, library string, block uint64) *gpuMember {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "python3", "-B", "testdata/gpumember.py", path, library, fmt.Sprint(block))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = in.Close()
-		_ = cmd.Wait()
-	})
-	p := &gpuMember{t: t, in: in, out: bufio.NewReader(out)}
-	p.reply()
-	return p
-}
-
-func (p *gpuMember) reply() (s gpuState) {
-	p.t.Helper()
-	line, err := p.out.ReadBytes('\n')
-	require.NoError(p.t, err)
-	require.NoError(p.t, json.Unmarshal(line, &s))
-	require.Empty(p.t, s.Err)
-	return s
-}
-
-func (p *gpuMember) do(word string, bytes uint64) gpuState {
-	p.t.Helper()
-	_, err := fmt.Fprintln(p.in, word, bytes)
-	require.NoError(p.t, err)
-	return p.reply()
-}
+func (s gpuState) failed() string { return s.Err }
 
 // TestHandOverWithPython: a member in Go and one that computes with PyTorch, or with CuPy, hand memory over to and fro: what
 // the library has cached, and what the program gives up. All bytes of both are verified after each step, and a graph that
@@ -95,7 +53,7 @@ func handOverWithPython(t *testing.T, dev *vmm.Device, library string, unit uint
 	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{Device: dev, Bytes: 25 * unit}}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close()) }()
-	p := startGPUMember(t, path, library, unit/4)
+	p := startChild[gpuState](t, exec.CommandContext(t.Context(), "python3", "-B", "testdata/gpumember.py", path, library, fmt.Sprint(unit/4)))
 	m, err := budget.Join(t.Context(), path, dev, budget.JoinOptions{Name: "go"})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Close()) }()

@@ -1,12 +1,12 @@
 package budget_test
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/cuvmm/cuvmm/internal/testing/versus"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -47,20 +48,16 @@ type role struct {
 	Works                     bool // a graph is replayed on its memory, and a reader follows a vector of it
 }
 
-// command is a line to it, and reply a line from it.
-type (
-	command struct {
-		Do    string // "grow", to so many bytes, or "verify"
-		Bytes uint64
-	}
-	reply struct {
-		Took   int64
-		Chunks int
-		Err    string
-		Stats  budget.Stats
-		Loops  int64
-	}
-)
+// reply is what it says after each command: "grow", to so many bytes, or "verify".
+type reply struct {
+	Took   int64
+	Chunks int
+	Err    string
+	Stats  budget.Stats
+	Loops  int64
+}
+
+func (p reply) failed() string { return p.Err }
 
 // handed is a member's own state.
 type handed struct {
@@ -107,14 +104,14 @@ func (r role) run() (err error) {
 		defer stop()
 	}
 	fmt.Println("{}") // it is ready
-	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
-	for {
-		var c command
-		if err := in.Decode(&c); err != nil {
-			break // the test has ended
+	for out := json.NewEncoder(os.Stdout); ; {
+		var word string
+		var bytes uint64
+		if _, err := fmt.Scanln(&word, &bytes); err != nil {
+			return nil // the test has ended
 		}
 		var p reply
-		if p.Took, err = h.do(c); err != nil {
+		if p.Took, err = h.do(word, bytes); err != nil {
 			p.Err = err.Error()
 		}
 		p.Chunks, p.Stats, p.Loops = h.g.Stats().Chunks, m.Stats(), h.loops.Load()
@@ -122,16 +119,15 @@ func (r role) run() (err error) {
 			return err
 		}
 	}
-	return nil
 }
 
-func (h *handed) do(c command) (took int64, err error) {
+func (h *handed) do(word string, bytes uint64) (took int64, err error) {
 	begin := time.Now()
-	switch c.Do {
+	switch word {
 	case "grow":
-		if err = h.g.Grow(c.Bytes - h.g.Len()); err == nil {
+		if err = h.g.Grow(bytes - h.g.Len()); err == nil {
 			took = time.Since(begin).Nanoseconds()
-			err = h.resize(c.Bytes)
+			err = h.resize(bytes)
 		}
 	case "verify":
 		err = h.verify()
@@ -193,9 +189,8 @@ func (r role) read(dev *vmm.Device) error {
 			h.loops.Add(1)
 		}
 	}()
-	for in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout); ; {
-		var c command
-		if in.Decode(&c) != nil {
+	for out := json.NewEncoder(os.Stdout); ; {
+		if _, err := fmt.Scanln(new(string), new(uint64)); err != nil {
 			return nil // the test has ended
 		}
 		if err := out.Encode(reply{Loops: h.loops.Load()}); err != nil {
@@ -260,50 +255,58 @@ func (h *handed) work(dev *vmm.Device, path string, size uint64) (stop func(), e
 	return func() { close(end); <-ended }, nil
 }
 
-// child is a member in a process of its own.
-type child struct {
+// child is another process, which replies to each command with a line of JSON.
+type child[R interface{ failed() string }] struct {
 	t   *testing.T
 	cmd *exec.Cmd
 	in  io.WriteCloser
-	out *bufio.Reader
+	out *json.Decoder
 }
 
-func startRole(t *testing.T, r role) *child {
+// startChild returns once the process has said that it is ready, with a reply to no command.
+func startChild[R interface{ failed() string }](t *testing.T, cmd *exec.Cmd) *child[R] {
 	t.Helper()
-	text, err := json.Marshal(r)
+	c := &child[R]{t: t, cmd: cmd}
+	cmd.Stderr = os.Stderr
+	var err error
+	c.in, err = cmd.StdinPipe()
 	require.NoError(t, err)
-	c := &child{t: t, cmd: exec.Command(os.Args[0])}
-	c.cmd.Env = append(os.Environ(), roleOf+"="+string(text))
-	c.cmd.Stderr = os.Stderr
-	c.in, err = c.cmd.StdinPipe()
+	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
-	out, err := c.cmd.StdoutPipe()
-	require.NoError(t, err)
-	c.out = bufio.NewReader(out)
-	require.NoError(t, c.cmd.Start())
+	c.out = json.NewDecoder(out)
+	require.NoError(t, cmd.Start())
 	t.Cleanup(c.end)
 	c.reply()
 	return c
 }
 
-func (c *child) end() {
+func (c *child[R]) end() {
 	_ = c.in.Close()
 	_ = c.cmd.Wait()
 }
 
-func (c *child) reply() (p reply) {
+func (c *child[R]) reply() (p R) {
 	c.t.Helper()
-	line, err := c.out.ReadBytes('\n')
-	require.NoError(c.t, err)
-	require.NoError(c.t, json.Unmarshal(line, &p))
-	require.Empty(c.t, p.Err)
+	require.NoError(c.t, c.out.Decode(&p))
+	require.Empty(c.t, p.failed())
 	return p
 }
 
-func (c *child) do(do string, bytes uint64) reply {
+func (c *child[R]) do(word string, bytes uint64) R {
 	c.t.Helper()
-	require.NoError(c.t, json.NewEncoder(c.in).Encode(command{do, bytes}))
+	_, err := fmt.Fprintln(c.in, word, bytes)
+	require.NoError(c.t, err)
 	return c.reply()
+}
+
+// startRole starts a member in a process of its own.
+func startRole(t *testing.T, r role) *child[reply] {
+	t.Helper()
+	text, err := json.Marshal(r)
+	require.NoError(t, err)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleOf+"="+string(text))
+	return startChild[reply](t, cmd)
 }
 
 // times are the times of hand-overs.
@@ -312,6 +315,24 @@ type times []int64
 func (all times) at(part float64) time.Duration {
 	slices.Sort(all)
 	return time.Duration(all[min(int(part*float64(len(all))), len(all)-1)])
+}
+
+// interval is the 95 % interval of the ratio of a quantile of all to that of others, by resampling both.
+func (all times) interval(part float64, others times) (low, high float64) {
+	random := rand.New(rand.NewPCG(65, 65))
+	draw := func(from times) float64 {
+		some := make(times, len(from))
+		for i := range some {
+			some[i] = from[random.IntN(len(from))]
+		}
+		return float64(some.at(part))
+	}
+	ratios := make([]float64, 2000)
+	for i := range ratios {
+		ratios[i] = draw(all) / draw(others)
+	}
+	slices.Sort(ratios)
+	return ratios[50], ratios[1949]
 }
 
 func (all times) String() string {
@@ -350,7 +371,11 @@ func TestHandOver(t *testing.T) {
 				}
 				t.Logf("%d GiB in chunks of %s: %v", 20*scale>>30, c.name, ours)
 				if drv.c != "" {
-					t.Logf("in C: %v; ratios %.3f %.3f", cs, float64(ours.at(0.5))/float64(cs.at(0.5)), float64(ours.at(0.99))/float64(cs.at(0.99)))
+					t.Logf("in C: %v", cs)
+					for _, q := range []struct{ part, most float64 }{{0.5, 1.3}, {0.99, 2}} {
+						low, high := ours.interval(q.part, cs)
+						t.Logf("p%.0f: ratio %.3f [%.3f %.3f], target %.1f: %s", 100*q.part, float64(ours.at(q.part))/float64(cs.at(q.part)), low, high, q.most, versus.Verdict(high <= q.most))
+					}
 				}
 			})
 		}

@@ -21,7 +21,6 @@ import (
 	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
-	"github.com/cuvmm/cuvmm/vmm/driver/host"
 )
 
 // budgetVar is the variable of the environment that has the bytes of the budget of a server's device.
@@ -32,6 +31,9 @@ const budgetDeadline = 300 * time.Millisecond
 
 // budgetChunk is the size of all memory that members make. Each piece has a file of its own.
 const budgetChunk = 2 << 20
+
+// memberChunk is budgetChunk, or on a GPU more than what contexts differ by.
+var memberChunk = map[bool]uint64{false: budgetChunk, true: 32 << 20}[withCUDA]
 
 // refusedLine begins the lines of stderr that have the error of a refused growth.
 const refusedLine = "refused: "
@@ -65,13 +67,12 @@ func playMember(p *part) {
 		numbers[i], err = strconv.ParseUint(p.args[2+i], 10, 64)
 		p.must(err)
 	}
-	var err error
-	x.dev, err = vmm.OpenDriver(host.New(host.Config{}), 0)
-	p.must(err)
+	x.dev = p.device(nil)
 	stop := x.dev.OnPressure(x.gives)
 	x.join(numbers[0])
 	for i := range x.vectors {
-		x.vectors[i].g, err = x.dev.NewRange(vmm.RangeOptions{Max: 4 * numbers[1], Chunk: budgetChunk})
+		var err error
+		x.vectors[i].g, err = x.dev.NewRange(vmm.RangeOptions{Max: 4 * numbers[1], Chunk: memberChunk})
 		p.must(err)
 	}
 	p.say("ready")
@@ -80,7 +81,7 @@ func playMember(p *part) {
 	for {
 		switch word, n := p.next(); word {
 		case "run":
-			loop.Go(func() { x.run(over, rand.New(rand.NewPCG(65, numbers[2])), int(numbers[1]/budgetChunk)) })
+			loop.Go(func() { x.run(over, rand.New(rand.NewPCG(65, numbers[2])), int(numbers[1]/memberChunk)) })
 			p.say("run")
 		case "ops":
 			p.say("ops", x.ops.Load())
@@ -93,9 +94,7 @@ func playMember(p *part) {
 		case "fork": // a process that has all its connections
 			p.say("fork", x.fork())
 		case "steal": // what no lease bounds
-			d, err := vmm.OpenDriver(host.New(host.Config{}), 0)
-			p.must(err)
-			_, err = d.Create(n, vmm.Prop{})
+			_, err := p.drv.Create(n, vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: x.dev.Info().Ordinal}})
 			p.must(err)
 			p.say("steal")
 		case "again": // it leaves, and joins once more
@@ -172,7 +171,7 @@ func (x *memberProcess) run(over <-chan struct{}, r *rand.Rand, chunks int) {
 		case <-time.After(time.Duration(r.IntN(4)) * time.Millisecond):
 		}
 		v := &x.vectors[r.IntN(memberVectors)]
-		if err := v.resize(uint64(r.IntN(1+chunks/4)) * budgetChunk); err != nil {
+		if err := v.resize(uint64(r.IntN(1+chunks/4)) * memberChunk); err != nil {
 			x.check(errors.Is(err, vmm.ErrOutOfMemory), "grow: %v", err)
 			s := x.m.Stats()
 			fmt.Fprintf(os.Stderr, "%s%q lease %d created %d\n", refusedLine, err, s.Lease, s.Created)
@@ -190,8 +189,8 @@ func (v *memberVector) resize(n uint64) error {
 		if err := v.g.Grow(n - v.g.Len()); err != nil {
 			return err
 		}
-		for at := v.g.Len(); at < n; at += budgetChunk {
-			if err := v.g.Append(waveAt(at, budgetChunk)); err != nil {
+		for at := v.g.Len(); at < n; at += memberChunk {
+			if err := v.g.Append(waveAt(at, int(memberChunk))); err != nil {
 				return err
 			}
 		}
@@ -215,7 +214,7 @@ func (v *memberVector) shrink(n uint64) error {
 func (v *memberVector) look(r *rand.Rand) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return checkWave(v.g, uint64(r.IntN(1+int(v.g.Len()/budgetChunk)))*budgetChunk)
+	return checkWave(v.g, uint64(r.IntN(1+int(v.g.Len()/memberChunk)))*memberChunk)
 }
 
 // gives is its function of OnPressure: what vectors have that nothing is done with.
@@ -234,7 +233,7 @@ func (x *memberProcess) gives(need error) (released bool) {
 			continue
 		}
 		had := v.g.Cap()
-		x.must(v.shrink(min(v.g.Len(), had-min(had, size)) / budgetChunk * budgetChunk))
+		x.must(v.shrink(min(v.g.Len(), had-min(had, size)) / memberChunk * memberChunk))
 		gone := had - v.g.Cap()
 		released = released || gone > 0
 		size -= min(size, gone)
