@@ -51,46 +51,26 @@ type holders struct {
 	budget uint64
 	passed string // how the budget was passed
 
-	// On a GPU it is memory that is not free, beside what there was when no member had any.
-	card         *vmm.Device
-	base, server uint64 // before, and what a server has
-	servers      bool   // they come and go: there may be one more
+	card *vmm.Device // on a GPU it is what is not free, beside
+	base uint64      // what there was when no member had any
 }
 
-// on has memory of a GPU looked at: what is used now counts no more. server is what a server has of it.
-func (h *holders) on(t *testing.T, card *vmm.Device, server uint64) {
+// on has memory of a GPU looked at: what is used now does not count. A server has no context on it.
+func (h *holders) on(t *testing.T, card *vmm.Device) {
 	t.Helper()
+	free, total, err := card.MemInfo()
+	require.NoError(t, err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.card, h.base, h.server = card, usedOf(t, card), server
+	h.card, h.base = card, total-free
 }
 
-// usedOf is what all processes have of a device.
-func usedOf(t *testing.T, d *vmm.Device) uint64 {
-	t.Helper()
-	free, total, err := d.MemInfo()
-	require.NoError(t, err)
-	return total - free
-}
-
-// slack is what contexts and page tables of a GPU may take beside the memory that members make.
+// slack is what contexts grow by, and page tables take, of a GPU: 6 MiB were seen for each member.
 func (h *holders) slack() uint64 {
 	if h.card != nil {
 		return memberChunk / 2
 	}
 	return 0
-}
-
-// changeServers is f, which ends and starts servers.
-func (h *holders) changeServers(f func()) {
-	set := func(now bool) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.servers = now
-	}
-	set(true)
-	f()
-	set(false)
 }
 
 // add has the memory of a process count.
@@ -149,11 +129,7 @@ func (h *holders) look() {
 			h.passed = err.Error()
 			return
 		}
-		more := h.base
-		if h.servers {
-			more += h.server
-		}
-		sum, text = total-free-min(total-free, more), " of the GPU"
+		sum, text = total-free-min(total-free, h.base), " of the GPU"
 	}
 	h.looks++
 	h.most = max(h.most, sum)

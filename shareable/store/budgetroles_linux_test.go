@@ -33,7 +33,7 @@ const budgetDeadline = 300 * time.Millisecond
 const budgetChunk = 2 << 20
 
 // memberChunk is budgetChunk, or on a GPU more than what contexts differ by.
-var memberChunk = map[bool]uint64{false: budgetChunk, true: 32 << 20}[withCUDA]
+var memberChunk = map[bool]uint64{false: budgetChunk, true: 64 << 20}[withCUDA]
 
 // refusedLine begins the lines of stderr that have the error of a refused growth.
 const refusedLine = "refused: "
@@ -68,6 +68,9 @@ func playMember(p *part) {
 		p.must(err)
 	}
 	x.dev = p.device(nil)
+	first, err := x.dev.NewStream() // on a GPU it makes the context
+	p.must(err)
+	p.must(first.Close())
 	stop := x.dev.OnPressure(x.gives)
 	x.join(numbers[0])
 	for i := range x.vectors {
