@@ -31,7 +31,7 @@ func budgetKeeper(t *testing.T, path string, bytes uint64, step ...string) *chil
 type budgetStorm struct {
 	t       *testing.T
 	path    string
-	keeper  *child
+	server  *child
 	budget  uint64
 	random  *rand.Rand
 	held    holders
@@ -64,7 +64,7 @@ func newBudgetStorm(t *testing.T, chunks uint64, members int) *budgetStorm {
 	bytes := chunks * memberChunk
 	s := &budgetStorm{t: t, path: socketAt(t), budget: bytes, random: rand.New(rand.NewPCG(65, uint64(time.Now().UnixNano()))), held: holders{budget: bytes}}
 	s.members = make([]*stormMember, members)
-	s.keeper = budgetKeeper(t, s.path, bytes)
+	s.server = budgetKeeper(t, s.path, bytes)
 	for i := range s.members {
 		s.spawn(i)
 	}
@@ -193,7 +193,7 @@ func isIdle(t *testing.T, path string, bytes uint64) {
 // its share hears who has not given. It runs by the clock: what is tested is a schedule of several processes.
 func TestBudgetStorm(t *testing.T) {
 	s := newBudgetStorm(t, 64, map[bool]int{false: testgate.Effort(4, 8, 8), true: 4}[withCUDA])
-	bytes, k := s.budget, s.keeper
+	bytes, k := s.budget, s.server
 	stop := s.held.watch()
 	for _, m := range s.members {
 		m.c.ask("run")
@@ -229,7 +229,7 @@ func TestBudgetStorm(t *testing.T) {
 // TestBudgetStormSees is the control of the test above: memory beside a lease is seen from outside.
 func TestBudgetStormSees(t *testing.T) {
 	s := newBudgetStorm(t, 8, 2)
-	bytes, k := s.budget, s.keeper
+	bytes, k := s.budget, s.server
 	for _, m := range s.members {
 		m.c.ask("grow", bytes/2)
 	}
