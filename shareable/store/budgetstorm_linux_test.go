@@ -62,7 +62,7 @@ func newBudgetStorm(t *testing.T, chunks uint64, members int) *budgetStorm {
 		t.Parallel()
 	}
 	bytes := chunks * memberChunk
-	s := &budgetStorm{t: t, path: socketAt(t), budget: bytes, random: rand.New(rand.NewPCG(65, uint64(time.Now().UnixNano()))), held: holders{budget: bytes}}
+	s := &budgetStorm{t: t, path: socketAt(t), budget: bytes, random: rand.New(rand.NewPCG(65, rand.Uint64())), held: holders{budget: bytes}}
 	s.members = make([]*stormMember, members)
 	s.server = budgetKeeper(t, s.path, bytes)
 	for i := range s.members {
