@@ -29,12 +29,7 @@ type refusal struct{ wire.Lent }
 
 func (r *refusal) Error() string { return r.Text }
 
-func (r *refusal) Unwrap() error {
-	if r.Code == wire.CodeBusy {
-		return vmm.ErrBusy
-	}
-	return vmm.ErrOutOfMemory
-}
+func (r *refusal) Unwrap() error { return vmm.ErrOutOfMemory }
 
 // Borrow asks the broker for an operation that needs a lease of need bytes.
 func (m *Member) Borrow(need uint64, urgent bool, until time.Time) (refusal error) {

@@ -26,7 +26,7 @@ type waiter struct {
 
 // Ask is a request of a member for a higher lease. One that is not urgent is granted at once, with
 // what is idle, perhaps nothing. An urgent one is granted or refused, by this call or a later one.
-// It is refused with vmm.ErrBusy if another urgent ask of the member waits.
+// It takes the place of an urgent ask of the member that still waits: the member has given that up.
 func (b *Broker) Ask(id ID, n Number, q Ask) []Action {
 	m := b.members[id]
 	if m == nil {
@@ -36,23 +36,28 @@ func (b *Broker) Ask(id ID, n Number, q Ask) []Action {
 	q.Want = max(q.Need, q.Want)
 	m.want = q.Want
 	w := &waiter{Ask: q, m: m, n: n, waits: map[*demand]bool{}, softened: map[ID]bool{}, lacking: map[ID]lacking{}}
-	switch {
-	case !q.Urgent:
-		b.grant(w)
-	case slices.ContainsFunc(b.waiting, func(o *waiter) bool { return o.m == m }):
-		b.refuse(w, errWaits)
-	case q.Need <= m.lease:
-		b.grant(w)
-	default:
+	if q.Urgent {
+		b.withdraw(m)
+	}
+	if q.Urgent && q.Need > m.lease {
 		b.waiting = append(b.waiting, w)
+	} else {
+		b.grant(w)
 	}
 	return b.settle()
 }
 
 // Withdraw says that the member does not wait for its ask any more. Memory that others give for it is idle.
-func (b *Broker) Withdraw(id ID, n Number) []Action {
-	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool { return w.m.id == id && w.n == n })
+func (b *Broker) Withdraw(id ID) []Action {
+	if m := b.members[id]; m != nil {
+		b.withdraw(m)
+	}
 	return b.settle()
+}
+
+// withdraw forgets the urgent ask of a member.
+func (b *Broker) withdraw(m *member) {
+	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool { return w.m == m })
 }
 
 // lacks is what has to become idle before an ask is granted, and those before it.

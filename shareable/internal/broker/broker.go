@@ -66,7 +66,7 @@ type Action struct {
 	Lease  uint64 // Granted: the new lease. Refused: the lease that stays. Demand: the lease to come down to
 	Added  uint64 // Granted: by how much the lease has risen
 	Soft   bool   // Demand: only what is idle or cached; nothing that the program uses
-	Err    error  // Refused: vmm.ErrOutOfMemory, or vmm.ErrBusy if another urgent ask of the member waits
+	Err    error  // Refused: vmm.ErrOutOfMemory
 }
 
 // Broker divides a budget among members. Its methods do nothing for members that it does not know.
@@ -172,7 +172,7 @@ func (b *Broker) Back(id ID, lease, created uint64) (uint64, []Action) {
 // disconnect ends what goes on with a member over its connection: its urgent ask, and the demand
 // that it has not answered.
 func (b *Broker) disconnect(m *member) {
-	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool { return w.m == m })
+	b.withdraw(m)
 	if m.demand != nil {
 		m.reduce = m.reduce || !m.demand.soft // what was lowered still is
 		b.end(m.demand)

@@ -38,7 +38,7 @@ var mutants = []mutant{
 	{rule: "2: claim", file: "share.go", old: "max(w.m.lease, w.Need)", new: "w.m.lease"},
 	{rule: "2: largest", file: "share.go", old: "uint64(1) << 63", new: "uint64(1) << 3"},
 	{rule: "3: nothing while one waits", file: "ask.go", in: "switch others", old: "!others", new: "true"},
-	{rule: "3: one waits", file: "ask.go", old: "slices.ContainsFunc(b.waiting, func(o *waiter) bool { return o.m == m })", new: "false"},
+	{rule: "3: the newest one waits", file: "ask.go", in: ") Ask(", old: "b.withdraw(m)", new: "", block: true},
 	{rule: "4b: most", file: "refuse.go", old: "w.Need > bound.bytes", new: "false"},
 	{rule: "4c: no soft demands", file: "ask.go", in: ") serve(", old: "!w.hard", new: "false"},
 	{rule: "4c: least", file: "demand.go", in: ") soften(", old: "max(m.Least, minus(m.lease, b.lacks(w)))", new: "minus(m.lease, b.lacks(w))"},

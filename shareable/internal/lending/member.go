@@ -41,8 +41,7 @@ type member struct {
 	asked time.Time
 	said  time.Time // when it reported last how much it has created
 
-	urgent broker.Number // of its last urgent ask
-	away   *time.Timer   // until it counts as absent; nil: its connection has not ended
+	away *time.Timer // until it counts as absent; nil: its connection has not ended
 
 	exit *os.File // a pidfd; nil: its end is not seen
 	out  queue
@@ -327,7 +326,7 @@ func (s *Service) End(c serve.Conn) {
 		s.removeLocked(m)
 		return
 	}
-	s.carryOut(m.of, m.of.b.Withdraw(m.id, m.urgent))
+	s.carryOut(m.of, m.of.b.Withdraw(m.id))
 	// The connection of a killed process ends before the process does, and a live process connects again. Until then
 	// others wait for the member, as for a reply.
 	m.away = s.afterLocked(s.opts.AwayTime, func() {

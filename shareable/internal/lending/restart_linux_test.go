@@ -119,6 +119,31 @@ func TestAskAfterARestart(t *testing.T) {
 	require.Contains(t, lent.Text, `"m" is not connected`)
 }
 
+// TestAskAfterOneThatWasGivenUp: a member that does not wait for its ask any more asks again, and is lent what others
+// give.
+func TestAskAfterOneThatWasGivenUp(t *testing.T) {
+	t.Parallel()
+	s, err := New(Options{Budgets: []Budget{{Device: "d", UUID: UUID{1}, Bytes: 100, Memory: 1000}}, Logger: slog.New(slog.DiscardHandler), JoinTime: time.Nanosecond, Deadline: time.Hour})
+	require.NoError(t, err)
+	defer s.Close()
+	has, asks := newLine(t), newLine(t)
+	for token, l := range []*line{has, asks} {
+		l.says(s, wire.TypeJoin, wire.Join{UUID: UUID{1}, Token: [16]byte{byte(token + 1)}, Name: "m"}.Append(nil))
+		l.lent()
+	}
+	has.says(s, wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: 100, Want: 100}.Append(nil))
+	require.EqualValues(t, 100, has.lent().More)
+	asks.says(s, wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: 40, Want: 40}.Append(nil))
+	d, err := wire.DecodeDemand(has.next(wire.TypeDemand))
+	require.NoError(t, err)
+	asks.says(s, wire.TypeAsk, wire.Ask{Number: 2, Urgent: true, Need: 30, Want: 30}.Append(nil))
+	has.says(s, wire.TypeGave, wire.Gave{Number: d.Number, Given: 100 - d.Lease, Created: d.Lease}.Append(nil))
+	lent := asks.lent()
+	require.Zero(t, lent.Code, lent.Text)
+	require.EqualValues(t, 2, lent.Number)
+	require.GreaterOrEqual(t, lent.More, uint64(30))
+}
+
 // TestTermsOfOthers: a user who is neither root nor the server's changes the terms of his own processes alone. A
 // refused request changes nothing.
 func TestTermsOfOthers(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -266,9 +265,6 @@ func (s *Service) ask(c serve.Conn, q wire.Ask) {
 		m.says(q.Created)
 		if q.Urgent {
 			s.look(m.of)
-			if m.of.b.Waits(m.id) == 0 {
-				m.urgent = broker.Number(q.Number)
-			}
 		}
 		s.carryOut(m.of, m.of.b.Ask(m.id, broker.Number(q.Number), broker.Ask{Need: q.Need, Want: q.Want, Created: q.Created, Urgent: q.Urgent}))
 	}
@@ -328,9 +324,6 @@ func (s *Service) lend(m *member, a broker.Action) {
 	l := wire.Lent{Number: uint32(a.Number), More: a.Added, Least: t.Least, Most: t.Most}
 	if a.Err != nil {
 		l.Code, l.Text = wire.CodeOutOfMemory, a.Err.Error()
-		if errors.Is(a.Err, vmm.ErrBusy) {
-			l.Code = wire.CodeBusy
-		}
 	}
 	var record []byte
 	if l.More > 0 {
