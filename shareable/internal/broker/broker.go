@@ -121,14 +121,26 @@ func (b *Broker) setTerms(m *member, t Terms) error {
 	if t.Least > t.most() {
 		return fmt.Errorf("%w: the least is %s, and the most is %s", vmm.ErrInvalid, errtext.Size(t.Least), errtext.Size(t.Most))
 	}
-	others := slices.DeleteFunc(b.sorted(), func(o *member) bool { return o == m })
-	left, _ := within(b.budget, others, func(o *member) uint64 { return o.Least })
-	if t.Least > m.Least && t.Least > left {
+	if left := b.unpromised(m); t.Least > m.Least && t.Least > left {
 		return fmt.Errorf("%w: %s to promise, and %s of a budget of %s are promised to no one", vmm.ErrLimit,
 			errtext.Size(t.Least), errtext.Size(left), errtext.Size(b.budget))
 	}
 	m.Terms = t
 	return nil
+}
+
+// Fitting is terms with which Join takes a member of a Broker before this one, whose memory is there whatever is promised
+// now: its least is cut to its most, and to what is promised to no one.
+func (b *Broker) Fitting(t Terms) Terms {
+	t.Least = min(t.Least, t.most(), b.unpromised(nil))
+	return t
+}
+
+// unpromised is what is left of the budget below the promises to all members but m.
+func (b *Broker) unpromised(m *member) uint64 {
+	others := slices.DeleteFunc(b.sorted(), func(o *member) bool { return o == m })
+	left, _ := within(b.budget, others, func(o *member) uint64 { return o.Least })
+	return left
 }
 
 // Leave removes a member. All that it had is idle.

@@ -90,6 +90,14 @@ func (m *model) join() { m.joins(m.id()) }
 
 func (m *model) joins(id broker.ID) {
 	t, lease, created := m.terms(), m.bytes("lease"), m.bytes("created")
+	if m.bool("was a member") {
+		least := min(t.Least, m.budget-min(m.budget, m.promised(0)))
+		if t.Most > 0 {
+			least = min(least, t.Most)
+		}
+		t = m.b.Fitting(t)
+		m.must(t.Least == least, "a promise of %d, not %d", t.Least, least)
+	}
 	err := m.b.Join(id, fmt.Sprint("m", id), t, lease, created)
 	m.must(fmt.Sprint(err) == fmt.Sprint(m.twin.Join(id, fmt.Sprint("m", id), t, lease, created)), "errors differ")
 	switch {

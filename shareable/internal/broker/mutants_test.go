@@ -66,6 +66,7 @@ var mutants = []mutant{
 	{rule: "6: is idle", file: "broker.go", in: ") Leave(", old: "delete(b.members, id)", new: "", block: true},
 	{rule: "7: most", file: "broker.go", in: ") SetTerms(", old: "m.reduce || m.lease > t.most()", new: "m.reduce"},
 	{rule: "7: promises", file: "broker.go", in: ") setTerms(", old: "t.Least > m.Least && t.Least > left", new: "false"},
+	{rule: "7: a promise fits", file: "broker.go", in: ") Fitting(", old: "b.unpromised(nil)", new: "b.budget"},
 	{rule: "7: budget", file: "broker.go", in: ") SetBudget(", old: "m.reduce || m.lease > share", new: "m.reduce"},
 	{rule: "7: least", file: "demand.go", in: ") reduce(", old: "min(to, shares[m])", new: "0"},
 	{rule: "an ask ends when its member leaves", file: "broker.go", in: ") Leave(", old: "b.disconnect(m)", new: "", block: true},
