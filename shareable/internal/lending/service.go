@@ -460,18 +460,34 @@ func (b *budget) named(name string) (m *member, err error) {
 	return m, nil
 }
 
-// maxReported is how many members a report over a connection has: one frame takes them.
-const maxReported = 100
-
-// Shorten leaves the members with the largest leases in reports that are to be sent.
-func Shorten(all []Report) []Report {
-	for i := range all {
-		if r := &all[i]; len(r.Members) > maxReported {
-			slices.SortStableFunc(r.Members, func(a, b Member) int { return cmp.Compare(b.Lease, a.Lease) })
-			r.Members, r.LeftOut = r.Members[:maxReported], len(r.Members)-maxReported
+// Marshal is the JSON of a report that is to be sent, and that has budgets. While it is too long for a frame, members with
+// the smallest leases are left out. It returns vmm.ErrLimit if it is too long without any.
+func Marshal(report any, budgets []Report) ([]byte, error) {
+	for {
+		b, err := json.Marshal(report)
+		if err != nil || len(b) <= wire.MaxReport {
+			return b, err
+		}
+		most := 0
+		for _, r := range budgets {
+			most = max(most, len(r.Members))
+		}
+		if most == 0 {
+			return nil, fmt.Errorf("%w: a report of %d bytes", vmm.ErrLimit, len(b))
+		}
+		for i := range budgets {
+			budgets[i].shorten(most - most/8 - 1)
 		}
 	}
-	return all
+}
+
+// shorten leaves n members, those with the largest leases.
+func (r *Report) shorten(n int) {
+	if len(r.Members) > n {
+		slices.SortStableFunc(r.Members, func(a, b Member) int { return cmp.Compare(b.Lease, a.Lease) })
+		r.LeftOut += len(r.Members) - n
+		r.Members = r.Members[:n]
+	}
 }
 
 // Report is a budget as people see it.
