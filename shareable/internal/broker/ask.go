@@ -34,7 +34,6 @@ func (b *Broker) Ask(id ID, n Number, q Ask) []Action {
 	}
 	m.says(q.Created)
 	q.Want = max(q.Need, q.Want)
-	m.want = q.Want
 	w := &waiter{Ask: q, m: m, n: n, waits: map[*demand]bool{}, softened: map[ID]bool{}, lacking: map[ID]lacking{}}
 	if q.Urgent {
 		b.withdraw(m)

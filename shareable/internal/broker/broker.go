@@ -39,7 +39,6 @@ type Member struct {
 	Terms
 	Lease    uint64 // what it may have
 	Created  uint64 // what it has, as it said last
-	Want     uint64 // the lease that it asked for last
 	Silent   bool   // it did not answer a demand, and has said nothing since
 	Absent   bool   // its connection is gone and its process is not
 	Share    uint64 // what it can have whatever others do
@@ -84,10 +83,10 @@ type member struct {
 	id   ID
 	name string
 	Terms
-	lease, created, want uint64
-	silent, absent       bool
-	demand               *demand // that it has not answered
-	reduce               bool    // a demand is due because the terms or the budget were lowered
+	lease, created uint64
+	silent, absent bool
+	demand         *demand // that it has not answered
+	reduce         bool    // a demand is due because the terms or the budget were lowered
 }
 
 // New makes a Broker without members.
@@ -243,7 +242,7 @@ func (b *Broker) Members() []Member {
 			to = min(to, m.demand.to)
 		}
 		list = append(list, Member{
-			ID: m.id, Name: m.name, Terms: m.Terms, Lease: m.lease, Created: m.created, Want: m.want,
+			ID: m.id, Name: m.name, Terms: m.Terms, Lease: m.lease, Created: m.created,
 			Silent: m.silent, Absent: m.absent, Share: shares[m], Demanded: m.lease - to,
 		})
 	}

@@ -269,7 +269,7 @@ func (m *model) askFor(urgent bool) {
 		m.verify(false, actions)
 		return
 	}
-	o.Created, o.Silent, o.Want = q.Created, false, q.Want
+	o.Created, o.Silent = q.Created, false
 	a := &modelAsk{Ask: q, n: n, m: o, lacking: map[broker.ID]bool{}, refused: map[broker.ID]struct{}{}}
 	if urgent {
 		m.withdrawn(id)
