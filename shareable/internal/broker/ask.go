@@ -98,30 +98,39 @@ func (b *Broker) settle() []Action {
 		return err != nil
 	})
 	b.reduce()
-	for len(b.waiting) > 0 && b.serve(b.waiting[0]) {
-		b.waiting = b.waiting[1:]
-	}
-	for _, w := range b.waiting {
-		if !w.hard {
-			b.soften(w)
+	for i := 0; i < len(b.waiting); {
+		if b.serve(b.waiting[i], i == 0) {
+			b.waiting = slices.Delete(b.waiting, i, i+1)
+		} else {
+			i++
 		}
 	}
 	actions := b.actions
 	b.actions = nil
-	slices.SortStableFunc(actions, func(a, c Action) int { return cmp.Compare(a.To, c.To) })
+	slices.SortStableFunc(actions, func(a, c Action) int { // a member gives once its own ask has ended
+		return cmp.Or(cmp.Compare(a.To, c.To), cmp.Compare(a.Kind, c.Kind))
+	})
 	return actions
 }
 
-// serve takes the first urgent ask as far as it goes, and reports whether that was granted or refused.
-func (b *Broker) serve(w *waiter) bool {
-	if b.lacks(w) == 0 {
+// serve takes an urgent ask as far as it goes, and reports whether that was granted or refused. Only the first one is
+// granted, and has hard demands sent. An ask of a member that has such a demand is refused: a member that others wait for
+// waits for no one.
+func (b *Broker) serve(w *waiter, first bool) bool {
+	switch d := w.m.demand; {
+	case first && b.lacks(w) == 0:
 		b.grant(w)
 		return true
-	}
-	if !w.hard {
+	case d != nil && !d.soft:
+		b.refuse(w, b.notEnough(w))
+		return true
+	case !w.hard:
 		b.soften(w)
-		w.hard = len(w.waits) == 0
 	}
+	if !first {
+		return false
+	}
+	w.hard = w.hard || len(w.waits) == 0
 	if w.hard {
 		b.harden(w)
 	}

@@ -197,6 +197,22 @@ func TestUrgentAsk(t *testing.T) {
 	})
 }
 
+// Rule 4: a member that has a hard demand waits for nothing itself, and is told so first.
+func TestWhoGivesDoesNotWait(t *testing.T) {
+	t.Parallel()
+	b := broker.New(100)
+	held(t, b, 1, broker.Terms{}, 80)
+	held(t, b, 2, broker.Terms{}, 20)
+	require.Equal(t, "soft demand 1 to 1: 70", show(b.Ask(2, 1, urgent(30))))
+	require.Equal(t, "soft demand 2 to 2: 0", show(b.Ask(1, 1, urgent(90))))
+	actions := b.Gave(1, 1, 80, 80, "")
+	require.Equal(t, "refused 1 to 1: 80; demand 3 to 1: 70", show(actions))
+	require.EqualError(t, actions[0].Err, "out of memory: 90 bytes needed, and 20 bytes lack; the share of this process is 70 bytes")
+	require.Equal(t, "refused 2 to 1: 80", show(b.Ask(1, 2, urgent(85))), "it has the demand still")
+	require.Equal(t, "granted 3 to 1: 80", show(b.Ask(1, 3, urgent(80))), "it has that")
+	require.Equal(t, "granted 1 to 2: 30", show(b.Gave(1, 3, 70, 70, "")))
+}
+
 // Rule 4: urgent asks are served in their order.
 func TestUrgentAsksInOrder(t *testing.T) {
 	t.Parallel()

@@ -30,6 +30,9 @@ type modelMember struct {
 	due    bool // the terms or the budget were lowered below its lease
 }
 
+// gives reports whether others wait for memory that the member uses.
+func (o *modelMember) gives() bool { return o.demand != nil && !o.demand.Soft }
+
 type modelDemand struct {
 	broker.Action
 	asker *modelAsk // of a hard demand

@@ -58,6 +58,8 @@ var mutants = []mutant{
 	{rule: "4e: names who gave less", file: "refuse.go", in: ") notEnough(", old: `does == ""`, new: `does == "" || !m.silent && !m.absent`},
 	{rule: "4e: names silent ones", file: "refuse.go", in: ") blame(", old: "m.silent", new: "false"},
 	{rule: "4e: names only those over their share", file: "refuse.go", in: ") notEnough(", old: "m.lease <= shares[m]", new: "false"},
+	{rule: "4d: who gives does not wait", file: "ask.go", in: ") serve(", old: "d != nil && !d.soft", new: "false"},
+	{rule: "4d: who gives what is idle waits", file: "ask.go", in: ") serve(", old: "!d.soft", new: "true"},
 	{rule: "4: first come", file: "ask.go", in: ") Ask(", old: "append(b.waiting, w)", new: "append([]*waiter{w}, b.waiting...)"},
 	{rule: "4: Want only if no other waits", file: "ask.go", in: "case slices.Contains(b.waiting, w)", old: "max(old, w.Need)", new: "max(old, min(w.Want, w.m.most(), plus(old, b.Idle())))"},
 	{rule: "5: silent", file: "demand.go", in: ") Expire(", old: "d.m.silent = true", new: "", block: true},
@@ -74,6 +76,7 @@ var mutants = []mutant{
 	{rule: "an ask waits no longer than its demands", file: "demand.go", in: ") end(", old: "delete(w.waits, d)", new: "", block: true},
 	{rule: "deterministic", file: "broker.go", in: ") sorted(", old: "cmp.Compare(m.id, o.id)", new: "0"},
 	{rule: "sorted", file: "ask.go", in: ") settle(", old: "cmp.Compare(a.To, c.To)", new: "0"},
+	{rule: "replies first", file: "ask.go", in: ") settle(", old: "cmp.Compare(a.Kind, c.Kind)", new: "0"},
 }
 
 // TestMutants is the negative control of TestModel: with one fault in the sources it must fail. All
