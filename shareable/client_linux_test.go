@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -114,6 +115,31 @@ func (s *scriptedStore) heard() {
 }
 
 func nothing(wire.Frame) error { return nil }
+
+// fullReplies replies with the largest frame that there is.
+type fullReplies struct{ serve.Handler }
+
+func (fullReplies) Request(c serve.Conn, f wire.Frame) error {
+	return c.Reply(wire.TypeReported, f.Request, make([]byte, wire.MaxPayload))
+}
+func (fullReplies) End(serve.Conn)       {}
+func (fullReplies) Idle(serve.Conn) bool { return true }
+
+// TestFullFrame: a server's buffer has room for the largest frame.
+func TestFullFrame(t *testing.T) {
+	t.Parallel()
+	s, objects, err := forStore{}.NewStore(pageDevice(t), Options{}, fullReplies{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	require.NoError(t, objects.Listen(filepath.Join(t.TempDir(), "s")))
+	c, err := forStore{}.Dial(t.Context(), s.Path(), pageDevice(t), AttachOptions{}, serve.Notified{Event: nothing})
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.Call(t.Context(), wire.TypeReport, nil, wire.TypeReported, func(f wire.Frame) error {
+		require.Len(t, f.Payload, wire.MaxPayload)
+		return nil
+	}))
+}
 
 func TestClientCalls(t *testing.T) {
 	t.Parallel()

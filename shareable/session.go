@@ -97,9 +97,10 @@ func (ses *session) serve() error {
 }
 
 // sendBuffer is the size of the send buffer that is asked for. The kernel doubles
-// it, and takes one more frame once it is not full: at most 64 KiB wait for one
-// reader, whatever it requests.
-const sendBuffer = 24 << 10
+// it, and refuses a packet that is not 32 bytes smaller than that, so this is the
+// least that every frame fits into. It takes one more frame once the buffer is not
+// full: at most 128 KiB wait for one reader, whatever it requests.
+const sendBuffer = wire.MaxFrame/2 + 16
 
 // wakeWriter has writeLoop look for frames to send. It takes no lock.
 func (ses *session) wakeWriter() {

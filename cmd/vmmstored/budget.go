@@ -85,7 +85,7 @@ func (o *options) budget(stdout io.Writer) *cobra.Command {
 	var asJSON bool
 	var device, bytes, member, least, most string
 	cmd := &cobra.Command{
-		Use: "budget", Short: "Print which process holds how much of a device, who waits and who gives; or change that", Args: noArguments,
+		Use: "budget", Short: "Print which process holds how much of a device, who waits and who gives; or change that first", Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c := budget.Change{Member: member}
 			for _, f := range []struct {
@@ -105,7 +105,9 @@ func (o *options) budget(stdout io.Writer) *cobra.Command {
 			}
 			return o.withDevice(cmp.Or(device, o.device), func(dev *vmm.Device, with shareable.AttachOptions) error {
 				if c.Budget != nil || member != "" {
-					return budget.SetTerms(cmd.Context(), o.socket, dev, c, with)
+					if err := budget.SetTerms(cmd.Context(), o.socket, dev, c, with); err != nil {
+						return err
+					}
 				}
 				return o.printBudgets(cmd.Context(), stdout, dev, with, asJSON)
 			})

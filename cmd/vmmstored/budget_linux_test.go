@@ -149,18 +149,20 @@ func TestBudgetCommand(t *testing.T) {
 	stop()
 	require.NoError(t, a.g.SetLen(0))
 
-	change := func(says string, args ...string) {
+	change := func(says string, args ...string) string {
 		t.Helper()
-		_, stderr, code := call(t, append([]string{"--socket=" + path, "budget"}, args...)...)
+		out, stderr, code := call(t, append([]string{"--socket=" + path, "budget"}, args...)...)
 		require.Equal(t, says == "", code == 0, stderr)
 		require.Contains(t, stderr, says)
+		return out
 	}
 	change("no member is named", "--member=c", "--least=1MiB")
 	change("which has", "--bytes=1000TiB")
 	change("0 bytes", "--bytes=0")
 	change(vmm.ErrLimit.Error(), "--member=a", "--least=1GiB")
 	change(vmm.ErrInvalid.Error(), "--member=a", "--least=4MiB", "--most=2MiB")
-	change("", "--bytes=60MiB")
+	require.Contains(t, change("", "--bytes=61MiB"), " of 61MiB idle")
+	require.Contains(t, change("", "--bytes=60MiB", "--json"), fmt.Sprintf(`"budget": %d`, 60*mib))
 	change("", "--member=a", "--least=4MiB", "--most=50MiB")
 	has := func() string {
 		r := budgets(t, path)

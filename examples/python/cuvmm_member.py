@@ -26,7 +26,7 @@ from cuvmm_reader import Connection, Frame, OwnerGone, Payload, close_later, exp
 __all__ = ["Member"]
 
 JOIN, ASK, GAVE, LEAVE, DONE, LENT, DEMAND = 26, 27, 28, 29, 73, 79, 80
-BUSY, MAX_TEXT, NO_BOUND = 6, 1024, 2**64 - 1
+MAX_TEXT, NO_BOUND = 1024, 2**64 - 1
 REDIAL, REPORT, PAUSE = 0.2, 1.0, 0.01  # seconds between two connections, reports, calls of on_pressure
 STEP_PARTS, LEAST_STEP = 4, 2 << 20  # an ask is for a part more than is needed, so that the next one is rarer
 
@@ -219,9 +219,7 @@ class Member:
                 code, text = self._answer
                 if number in self._held:
                     return number
-                if code == BUSY and time.monotonic() < until:  # an ask of before, that timed out, waits still
-                    self._changed.wait_for(lambda: self._closed, REDIAL)
-                elif code:
+                if code:
                     raise MemoryError(text)
             raise ValueError("the member is closed")
         finally:

@@ -59,6 +59,7 @@ type Member struct {
 	told    uint64        // the lease that the broker knows of
 	last    uint32        // number of an ask
 	asks    map[uint32]chan wire.Lent
+	hangs   bool      // a reply of the broker is late, and it has said nothing since
 	terms   wire.Lent // Least and Most
 	counts  Counts
 	closed  bool

@@ -24,17 +24,15 @@ const leastStep = 2 << 20
 // errAlone is why nothing is lent while there is no broker.
 var errAlone = errors.New("no broker replies")
 
+// errHangs is why nothing is lent after one ask had no reply in time: a broker that is stopped costs that time once.
+var errHangs = errors.New("the broker has not replied to an earlier ask, and has said nothing since")
+
 // refusal is why the broker has lent too little, in its words.
 type refusal struct{ wire.Lent }
 
 func (r *refusal) Error() string { return r.Text }
 
-func (r *refusal) Unwrap() error {
-	if r.Code == wire.CodeBusy {
-		return vmm.ErrBusy
-	}
-	return vmm.ErrOutOfMemory
-}
+func (r *refusal) Unwrap() error { return vmm.ErrOutOfMemory }
 
 // Borrow asks the broker for an operation that needs a lease of need bytes.
 func (m *Member) Borrow(need uint64, urgent bool, until time.Time) (refusal error) {
@@ -44,6 +42,12 @@ func (m *Member) Borrow(need uint64, urgent bool, until time.Time) (refusal erro
 	case <-m.ready:
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+	m.mu.Lock()
+	hangs := m.hangs
+	m.mu.Unlock()
+	if hangs {
+		return errHangs
 	}
 	return m.ask(ctx, need, urgent)
 }
@@ -65,9 +69,7 @@ func (m *Member) raise() {
 	if created <= lease-lease/8 {
 		return // an operation has asked meanwhile
 	}
-	ctx, cancel := context.WithTimeout(m.ctx, reportTime)
-	defer cancel()
-	_ = m.ask(ctx, lease, false)                    // an operation that needs more asks for itself
+	_ = m.ask(m.ctx, lease, false)                  // an operation that needs more asks for itself
 	if now, _, _ := m.lease.State(); now <= lease { // else each growth asks again
 		select {
 		case <-m.ctx.Done():
@@ -103,16 +105,18 @@ func (m *Member) ask(ctx context.Context, need uint64, urgent bool) error {
 			m.count(func(c *Counts) { c.Refused++ })
 			return &refusal{l}
 		case <-ctx.Done(): // a grant that comes later counts all the same
-			m.forget(n)
+			m.late(n)
 			return fmt.Errorf("the broker has not replied: %w", ctx.Err())
 		}
 	}
 }
 
-// forget has no one wait for the reply to an ask.
-func (m *Member) forget(n uint32) {
+// late has no one wait any more for the reply to an ask, or with 0 for that to JOIN. If it comes, hangs ends.
+func (m *Member) late(n uint32) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	_, waits := m.asks[n]
+	m.hangs = waits || !m.joined && m.client != nil
 	delete(m.asks, n)
 }
 
@@ -136,7 +140,7 @@ func (m *Member) sendAsk(ctx context.Context, need uint64, urgent bool) (c serve
 		case <-c.Ended():
 			return nil, 0, nil
 		case <-ctx.Done():
-			return nil, 0, nil
+			return c, 0, nil
 		}
 	}
 	defer m.mu.Unlock()
@@ -153,8 +157,9 @@ func (m *Member) sendAsk(ctx context.Context, need uint64, urgent bool) (c serve
 	return m.client, n, reply
 }
 
-// failAsksLocked ends all asks. It needs mu.
+// failAsksLocked ends all asks, with the connection that they were sent over. It needs mu.
 func (m *Member) failAsksLocked(why string) {
+	m.hangs = false
 	for n, reply := range m.asks {
 		delete(m.asks, n)
 		reply <- wire.Lent{Number: n, Code: wire.CodeClosed, Text: why}
@@ -163,6 +168,9 @@ func (m *Member) failAsksLocked(why string) {
 
 // handle handles an event of the broker, in the goroutine that reads the connection.
 func (m *Member) handle(c serve.Client, f wire.Frame) error {
+	m.mu.Lock()
+	m.hangs = false
+	m.mu.Unlock()
 	switch f.Type {
 	case wire.TypeLent:
 		l, err := wire.DecodeLent(f.Payload)

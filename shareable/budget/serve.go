@@ -2,7 +2,6 @@ package budget
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -89,7 +88,8 @@ func (h handler) Request(c serve.Conn, f wire.Frame) error {
 		err = h.s.service.Request(c, f)
 	case f.Type == wire.TypeReport:
 		var b []byte
-		if b, err = json.Marshal(map[string]any{"budgets": lending.Shorten(h.s.Reports())}); err == nil {
+		all := h.s.Reports()
+		if b, err = lending.Marshal(map[string]any{"budgets": all}, all); err == nil {
 			return c.Reply(wire.TypeReported, f.Request, wire.Reported{JSON: b}.Append(nil))
 		}
 	case f.Type == wire.TypeResume: // of a client of a store

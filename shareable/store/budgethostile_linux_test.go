@@ -273,18 +273,21 @@ func TestBudgetPromisesNoMoreThanThereIs(t *testing.T) {
 	promised := h.joinOf(1)
 	promised.Least = hostileBudget / 2
 	h.tells(wire.TypeJoin, promised.Append(nil))
-	for name, least := range map[string]uint64{"too much": hostileBudget/2 + 1, "above most": 2} {
+	for name, c := range map[string]struct{ least, most, promised uint64 }{
+		"too much":   {hostileBudget/2 + 1, math.MaxUint64, hostileBudget / 2},
+		"above most": {2, 1, 1},
+	} {
 		x := newHostile(t, s)
 		q := x.joinOf(2)
-		q.Lease, q.Least = 1, least
-		code := wire.CodeLimit
-		if name == "above most" {
-			q.Most, code = 1, wire.CodeInvalid
-		}
-		x.refused(code, wire.TypeJoin, q.Append(nil))
+		q.Lease, q.Least, q.Most = 1, c.least, c.most
+		require.Equal(t, c.promised, x.tells(wire.TypeJoin, q.Append(nil)).Least, name)
+		require.NoError(t, x.send(wire.TypeLeave, nil))
 		x.close()
+		await(t, func() string {
+			if _, _, n := holds(s); n != 1 {
+				return fmt.Sprint(n, " members")
+			}
+			return ""
+		})
 	}
-	leases, _, n := holds(s)
-	require.Zero(t, leases)
-	require.Equal(t, 1, n)
 }

@@ -2,9 +2,7 @@ package store
 
 import (
 	"encoding/hex"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"slices"
@@ -164,11 +162,7 @@ func (s *Server) report(c serve.Conn, f wire.Frame) error {
 		r.Users = slices.DeleteFunc(r.Users, func(u UserReport) bool { return u.UID != uid })
 		r.Behind = slices.DeleteFunc(r.Behind, func(b shareable.ReaderStats) bool { return b.UID != uid })
 	}
-	r.Budgets = lending.Shorten(r.Budgets)
-	b, err := json.Marshal(r)
-	if err == nil && len(b) > wire.MaxReport {
-		err = fmt.Errorf("%w: a report of %d bytes", vmm.ErrLimit, len(b))
-	}
+	b, err := lending.Marshal(r, r.Budgets)
 	if err != nil {
 		return err
 	}

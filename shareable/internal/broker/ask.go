@@ -26,7 +26,7 @@ type waiter struct {
 
 // Ask is a request of a member for a higher lease. One that is not urgent is granted at once, with
 // what is idle, perhaps nothing. An urgent one is granted or refused, by this call or a later one.
-// It is refused with vmm.ErrBusy if another urgent ask of the member waits.
+// It takes the place of an urgent ask of the member that still waits: the member has given that up.
 func (b *Broker) Ask(id ID, n Number, q Ask) []Action {
 	m := b.members[id]
 	if m == nil {
@@ -34,25 +34,29 @@ func (b *Broker) Ask(id ID, n Number, q Ask) []Action {
 	}
 	m.says(q.Created)
 	q.Want = max(q.Need, q.Want)
-	m.want = q.Want
 	w := &waiter{Ask: q, m: m, n: n, waits: map[*demand]bool{}, softened: map[ID]bool{}, lacking: map[ID]lacking{}}
-	switch {
-	case !q.Urgent:
-		b.grant(w)
-	case slices.ContainsFunc(b.waiting, func(o *waiter) bool { return o.m == m }):
-		b.refuse(w, errWaits)
-	case q.Need <= m.lease:
-		b.grant(w)
-	default:
+	if q.Urgent {
+		b.withdraw(m)
+	}
+	if q.Urgent && q.Need > m.lease {
 		b.waiting = append(b.waiting, w)
+	} else {
+		b.grant(w)
 	}
 	return b.settle()
 }
 
 // Withdraw says that the member does not wait for its ask any more. Memory that others give for it is idle.
-func (b *Broker) Withdraw(id ID, n Number) []Action {
-	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool { return w.m.id == id && w.n == n })
+func (b *Broker) Withdraw(id ID) []Action {
+	if m := b.members[id]; m != nil {
+		b.withdraw(m)
+	}
 	return b.settle()
+}
+
+// withdraw forgets the urgent ask of a member.
+func (b *Broker) withdraw(m *member) {
+	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool { return w.m == m })
 }
 
 // lacks is what has to become idle before an ask is granted, and those before it.
@@ -94,30 +98,39 @@ func (b *Broker) settle() []Action {
 		return err != nil
 	})
 	b.reduce()
-	for len(b.waiting) > 0 && b.serve(b.waiting[0]) {
-		b.waiting = b.waiting[1:]
-	}
-	for _, w := range b.waiting {
-		if !w.hard {
-			b.soften(w)
+	for i := 0; i < len(b.waiting); {
+		if b.serve(b.waiting[i], i == 0) {
+			b.waiting = slices.Delete(b.waiting, i, i+1)
+		} else {
+			i++
 		}
 	}
 	actions := b.actions
 	b.actions = nil
-	slices.SortStableFunc(actions, func(a, c Action) int { return cmp.Compare(a.To, c.To) })
+	slices.SortStableFunc(actions, func(a, c Action) int { // a member gives once its own ask has ended
+		return cmp.Or(cmp.Compare(a.To, c.To), cmp.Compare(a.Kind, c.Kind))
+	})
 	return actions
 }
 
-// serve takes the first urgent ask as far as it goes, and reports whether that was granted or refused.
-func (b *Broker) serve(w *waiter) bool {
-	if b.lacks(w) == 0 {
+// serve takes an urgent ask as far as it goes, and reports whether that was granted or refused. Only the first one is
+// granted, and has hard demands sent. An ask of a member that has such a demand is refused: a member that others wait for
+// waits for no one.
+func (b *Broker) serve(w *waiter, first bool) bool {
+	switch d := w.m.demand; {
+	case first && b.lacks(w) == 0:
 		b.grant(w)
 		return true
-	}
-	if !w.hard {
+	case d != nil && !d.soft:
+		b.refuse(w, b.notEnough(w))
+		return true
+	case !w.hard:
 		b.soften(w)
-		w.hard = len(w.waits) == 0
 	}
+	if !first {
+		return false
+	}
+	w.hard = w.hard || len(w.waits) == 0
 	if w.hard {
 		b.harden(w)
 	}

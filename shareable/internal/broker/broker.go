@@ -39,7 +39,6 @@ type Member struct {
 	Terms
 	Lease    uint64 // what it may have
 	Created  uint64 // what it has, as it said last
-	Want     uint64 // the lease that it asked for last
 	Silent   bool   // it did not answer a demand, and has said nothing since
 	Absent   bool   // its connection is gone and its process is not
 	Share    uint64 // what it can have whatever others do
@@ -66,7 +65,7 @@ type Action struct {
 	Lease  uint64 // Granted: the new lease. Refused: the lease that stays. Demand: the lease to come down to
 	Added  uint64 // Granted: by how much the lease has risen
 	Soft   bool   // Demand: only what is idle or cached; nothing that the program uses
-	Err    error  // Refused: vmm.ErrOutOfMemory, or vmm.ErrBusy if another urgent ask of the member waits
+	Err    error  // Refused: vmm.ErrOutOfMemory
 }
 
 // Broker divides a budget among members. Its methods do nothing for members that it does not know.
@@ -84,10 +83,10 @@ type member struct {
 	id   ID
 	name string
 	Terms
-	lease, created, want uint64
-	silent, absent       bool
-	demand               *demand // that it has not answered
-	reduce               bool    // a demand is due because the terms or the budget were lowered
+	lease, created uint64
+	silent, absent bool
+	demand         *demand // that it has not answered
+	reduce         bool    // a demand is due because the terms or the budget were lowered
 }
 
 // New makes a Broker without members.
@@ -121,14 +120,26 @@ func (b *Broker) setTerms(m *member, t Terms) error {
 	if t.Least > t.most() {
 		return fmt.Errorf("%w: the least is %s, and the most is %s", vmm.ErrInvalid, errtext.Size(t.Least), errtext.Size(t.Most))
 	}
-	others := slices.DeleteFunc(b.sorted(), func(o *member) bool { return o == m })
-	left, _ := within(b.budget, others, func(o *member) uint64 { return o.Least })
-	if t.Least > m.Least && t.Least > left {
+	if left := b.unpromised(m); t.Least > m.Least && t.Least > left {
 		return fmt.Errorf("%w: %s to promise, and %s of a budget of %s are promised to no one", vmm.ErrLimit,
 			errtext.Size(t.Least), errtext.Size(left), errtext.Size(b.budget))
 	}
 	m.Terms = t
 	return nil
+}
+
+// Fitting is terms with which Join takes a member of a Broker before this one, whose memory is there whatever is promised
+// now: its least is cut to its most, and to what is promised to no one.
+func (b *Broker) Fitting(t Terms) Terms {
+	t.Least = min(t.Least, t.most(), b.unpromised(nil))
+	return t
+}
+
+// unpromised is what is left of the budget below the promises to all members but m.
+func (b *Broker) unpromised(m *member) uint64 {
+	others := slices.DeleteFunc(b.sorted(), func(o *member) bool { return o == m })
+	left, _ := within(b.budget, others, func(o *member) uint64 { return o.Least })
+	return left
 }
 
 // Leave removes a member. All that it had is idle.
@@ -172,7 +183,7 @@ func (b *Broker) Back(id ID, lease, created uint64) (uint64, []Action) {
 // disconnect ends what goes on with a member over its connection: its urgent ask, and the demand
 // that it has not answered.
 func (b *Broker) disconnect(m *member) {
-	b.waiting = slices.DeleteFunc(b.waiting, func(w *waiter) bool { return w.m == m })
+	b.withdraw(m)
 	if m.demand != nil {
 		m.reduce = m.reduce || !m.demand.soft // what was lowered still is
 		b.end(m.demand)
@@ -231,7 +242,7 @@ func (b *Broker) Members() []Member {
 			to = min(to, m.demand.to)
 		}
 		list = append(list, Member{
-			ID: m.id, Name: m.name, Terms: m.Terms, Lease: m.lease, Created: m.created, Want: m.want,
+			ID: m.id, Name: m.name, Terms: m.Terms, Lease: m.lease, Created: m.created,
 			Silent: m.silent, Absent: m.absent, Share: shares[m], Demanded: m.lease - to,
 		})
 	}

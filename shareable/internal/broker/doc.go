@@ -10,7 +10,8 @@
 //	hard      to those over their share, what lacks       granted or refused
 //
 // Urgent asks are served in their order. Only the first one has hard demands sent, and all that is
-// idle is for it.
+// idle is for it. A member that has a hard demand waits for nothing itself: its own ask, which is above
+// its share, is refused. So no two members wait for each other.
 //
 // The share of a member is what it can have whatever others do: its least, and an equal part of the
 // rest of the budget, up to what it has or urgently needs.

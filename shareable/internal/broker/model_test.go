@@ -30,6 +30,9 @@ type modelMember struct {
 	due    bool // the terms or the budget were lowered below its lease
 }
 
+// gives reports whether others wait for memory that the member uses.
+func (o *modelMember) gives() bool { return o.demand != nil && !o.demand.Soft }
+
 type modelDemand struct {
 	broker.Action
 	asker *modelAsk // of a hard demand
@@ -90,6 +93,14 @@ func (m *model) join() { m.joins(m.id()) }
 
 func (m *model) joins(id broker.ID) {
 	t, lease, created := m.terms(), m.bytes("lease"), m.bytes("created")
+	if m.bool("was a member") {
+		least := min(t.Least, m.budget-min(m.budget, m.promised(0)))
+		if t.Most > 0 {
+			least = min(least, t.Most)
+		}
+		t = m.b.Fitting(t)
+		m.must(t.Least == least, "a promise of %d, not %d", t.Least, least)
+	}
 	err := m.b.Join(id, fmt.Sprint("m", id), t, lease, created)
 	m.must(fmt.Sprint(err) == fmt.Sprint(m.twin.Join(id, fmt.Sprint("m", id), t, lease, created)), "errors differ")
 	switch {
@@ -188,14 +199,9 @@ func (m *model) said() {
 }
 
 func (m *model) withdraw() {
-	id, n := m.id(), m.asks
-	for _, a := range m.waiting {
-		if m.bool("this ask") {
-			id, n = a.m.ID, a.n
-		}
-	}
-	actions := m.call(func(b *broker.Broker) []broker.Action { return b.Withdraw(id, n) })
-	m.waiting = slices.DeleteFunc(m.waiting, func(a *modelAsk) bool { return a.m.ID == id && a.n == n })
+	id := m.id()
+	actions := m.call(func(b *broker.Broker) []broker.Action { return b.Withdraw(id) })
+	m.withdrawn(id)
 	m.verify(true, actions)
 }
 
@@ -266,9 +272,12 @@ func (m *model) askFor(urgent bool) {
 		m.verify(false, actions)
 		return
 	}
-	o.Created, o.Silent, o.Want = q.Created, false, q.Want
+	o.Created, o.Silent = q.Created, false
 	a := &modelAsk{Ask: q, n: n, m: o, lacking: map[broker.ID]bool{}, refused: map[broker.ID]struct{}{}}
-	if !urgent || q.Need <= o.Lease || slices.ContainsFunc(m.waiting, func(other *modelAsk) bool { return other.m == o }) {
+	if urgent {
+		m.withdrawn(id)
+	}
+	if !urgent || q.Need <= o.Lease {
 		i := slices.IndexFunc(actions, func(r broker.Action) bool { return r.To == id && r.Number == n && r.Kind != broker.Demand })
 		m.must(i >= 0, "no reply at once")
 		m.atOnce(a, actions[i])
@@ -288,10 +297,6 @@ func (m *model) askFor(urgent bool) {
 
 // atOnce checks the reply to an ask that does not wait.
 func (m *model) atOnce(a *modelAsk, r broker.Action) {
-	if a.Urgent && slices.ContainsFunc(m.waiting, func(o *modelAsk) bool { return o.m == a.m }) {
-		m.must(r.Kind == broker.Refused && errors.Is(r.Err, vmm.ErrBusy) && r.Lease == a.m.Lease, "another one waits: %v", r)
-		return
-	}
 	lease := a.m.Lease
 	if len(m.waiting) == 0 {
 		lease = max(lease, min(a.Want, most(a.m), lease+m.idle()))
@@ -372,8 +377,13 @@ func (m *model) disconnect(id broker.ID) {
 	if o := m.members[id]; o != nil {
 		o.due = o.due || o.demand != nil && !o.demand.Soft
 		o.demand = nil
-		m.waiting = slices.DeleteFunc(m.waiting, func(a *modelAsk) bool { return a.m == o })
 	}
+	m.withdrawn(id)
+}
+
+// withdrawn has the member wait for no ask.
+func (m *model) withdrawn(id broker.ID) {
+	m.waiting = slices.DeleteFunc(m.waiting, func(a *modelAsk) bool { return a.m.ID == id })
 }
 
 // end has a demand answered or expired.

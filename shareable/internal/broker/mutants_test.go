@@ -38,7 +38,7 @@ var mutants = []mutant{
 	{rule: "2: claim", file: "share.go", old: "max(w.m.lease, w.Need)", new: "w.m.lease"},
 	{rule: "2: largest", file: "share.go", old: "uint64(1) << 63", new: "uint64(1) << 3"},
 	{rule: "3: nothing while one waits", file: "ask.go", in: "switch others", old: "!others", new: "true"},
-	{rule: "3: one waits", file: "ask.go", old: "slices.ContainsFunc(b.waiting, func(o *waiter) bool { return o.m == m })", new: "false"},
+	{rule: "3: the newest one waits", file: "ask.go", in: ") Ask(", old: "b.withdraw(m)", new: "", block: true},
 	{rule: "4b: most", file: "refuse.go", old: "w.Need > bound.bytes", new: "false"},
 	{rule: "4c: no soft demands", file: "ask.go", in: ") serve(", old: "!w.hard", new: "false"},
 	{rule: "4c: least", file: "demand.go", in: ") soften(", old: "max(m.Least, minus(m.lease, b.lacks(w)))", new: "minus(m.lease, b.lacks(w))"},
@@ -58,6 +58,8 @@ var mutants = []mutant{
 	{rule: "4e: names who gave less", file: "refuse.go", in: ") notEnough(", old: `does == ""`, new: `does == "" || !m.silent && !m.absent`},
 	{rule: "4e: names silent ones", file: "refuse.go", in: ") blame(", old: "m.silent", new: "false"},
 	{rule: "4e: names only those over their share", file: "refuse.go", in: ") notEnough(", old: "m.lease <= shares[m]", new: "false"},
+	{rule: "4d: who gives does not wait", file: "ask.go", in: ") serve(", old: "d != nil && !d.soft", new: "false"},
+	{rule: "4d: who gives what is idle waits", file: "ask.go", in: ") serve(", old: "!d.soft", new: "true"},
 	{rule: "4: first come", file: "ask.go", in: ") Ask(", old: "append(b.waiting, w)", new: "append([]*waiter{w}, b.waiting...)"},
 	{rule: "4: Want only if no other waits", file: "ask.go", in: "case slices.Contains(b.waiting, w)", old: "max(old, w.Need)", new: "max(old, min(w.Want, w.m.most(), plus(old, b.Idle())))"},
 	{rule: "5: silent", file: "demand.go", in: ") Expire(", old: "d.m.silent = true", new: "", block: true},
@@ -66,6 +68,7 @@ var mutants = []mutant{
 	{rule: "6: is idle", file: "broker.go", in: ") Leave(", old: "delete(b.members, id)", new: "", block: true},
 	{rule: "7: most", file: "broker.go", in: ") SetTerms(", old: "m.reduce || m.lease > t.most()", new: "m.reduce"},
 	{rule: "7: promises", file: "broker.go", in: ") setTerms(", old: "t.Least > m.Least && t.Least > left", new: "false"},
+	{rule: "7: a promise fits", file: "broker.go", in: ") Fitting(", old: "b.unpromised(nil)", new: "b.budget"},
 	{rule: "7: budget", file: "broker.go", in: ") SetBudget(", old: "m.reduce || m.lease > share", new: "m.reduce"},
 	{rule: "7: least", file: "demand.go", in: ") reduce(", old: "min(to, shares[m])", new: "0"},
 	{rule: "an ask ends when its member leaves", file: "broker.go", in: ") Leave(", old: "b.disconnect(m)", new: "", block: true},
@@ -73,6 +76,7 @@ var mutants = []mutant{
 	{rule: "an ask waits no longer than its demands", file: "demand.go", in: ") end(", old: "delete(w.waits, d)", new: "", block: true},
 	{rule: "deterministic", file: "broker.go", in: ") sorted(", old: "cmp.Compare(m.id, o.id)", new: "0"},
 	{rule: "sorted", file: "ask.go", in: ") settle(", old: "cmp.Compare(a.To, c.To)", new: "0"},
+	{rule: "replies first", file: "ask.go", in: ") settle(", old: "cmp.Compare(a.Kind, c.Kind)", new: "0"},
 }
 
 // TestMutants is the negative control of TestModel: with one fault in the sources it must fail. All

@@ -10,8 +10,6 @@ import (
 // mostNamed is how many members an error names.
 const mostNamed = 8
 
-var errWaits = fmt.Errorf("%w: another urgent ask of this process waits", vmm.ErrBusy)
-
 // lacking is how much less a member has given than was demanded.
 type lacking struct {
 	amount uint64

@@ -21,7 +21,9 @@ func (m *model) must(ok bool, format string, args ...any) {
 func (m *model) call(f func(b *broker.Broker) []broker.Action) []broker.Action {
 	actions, twin := f(m.b), f(m.twin)
 	m.must(fmt.Sprint(actions) == fmt.Sprint(twin), "%v and %v: not deterministic", actions, twin)
-	m.must(slices.IsSortedFunc(actions, func(a, c broker.Action) int { return cmp.Compare(a.To, c.To) }), "not sorted: %s", show(actions))
+	m.must(slices.IsSortedFunc(actions, func(a, c broker.Action) int {
+		return cmp.Or(cmp.Compare(a.To, c.To), cmp.Compare(a.Kind, c.Kind))
+	}), "not sorted: %s", show(actions))
 	return actions
 }
 
@@ -69,6 +71,15 @@ func (m *model) verify(known bool, actions []broker.Action) {
 		n--
 		m.waiting = m.waiting[1:]
 	}
+	m.waiting = slices.DeleteFunc(m.waiting, func(a *modelAsk) bool {
+		r := replies[a]
+		gives := a != m.waiting[0] && (a.m.gives() || demands[a.m.ID].Number > 0 && !demands[a.m.ID].Soft)
+		m.must(gives == (r.Kind == broker.Refused && r.Number > 0), "m%d has to give: %v", a.m.ID, r)
+		if gives {
+			n--
+		}
+		return gives
+	})
 	m.must(n == 0, "a later ask was served before: %s", show(actions))
 	m.soft(demands)
 	m.hard(demands)
@@ -89,6 +100,9 @@ func (m *model) granted(a *modelAsk, r broker.Action) {
 // refused checks that nothing could have been done, and that the error names those who are at fault.
 func (m *model) refused(a *modelAsk, r broker.Action) {
 	m.must(r.Kind == broker.Refused && errors.Is(r.Err, vmm.ErrOutOfMemory) && r.Lease == a.m.Lease, "%v", r)
+	if a.m.gives() {
+		return
+	}
 	shares, someone := m.shares(), false
 	for id, o := range m.members {
 		m.must(o == a.m || o.demand == nil || a.Need > shares[a.m.ID] || o.demand.Soft, "refused before m%d has answered", id)
@@ -208,5 +222,8 @@ func (m *model) state() {
 		m.must(got == want && m.b.Lease(got.ID) == want.Lease, "%+v, not %+v", got, want)
 	}
 	m.must(slices.IsSortedFunc(list, func(a, c broker.Member) int { return cmp.Compare(a.ID, c.ID) }), "not sorted")
+	for _, a := range m.waiting {
+		m.must(!a.m.gives(), "m%d has to give, and waits", a.m.ID)
+	}
 	m.must(waits || len(m.waiting) == 0, "an ask waits for no one")
 }

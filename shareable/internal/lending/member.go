@@ -41,8 +41,7 @@ type member struct {
 	asked time.Time
 	said  time.Time // when it reported last how much it has created
 
-	urgent broker.Number // of its last urgent ask
-	away   *time.Timer   // until it counts as absent; nil: its connection has not ended
+	away *time.Timer // until it counts as absent; nil: its connection has not ended
 
 	exit *os.File // a pidfd; nil: its end is not seen
 	out  queue
@@ -164,7 +163,10 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c}
 	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, UID: c.Cred().UID, Since: time.Now()}
 	t := broker.Terms{Least: q.Least, Most: mostOf(q.Most)}
-	if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil { // also with a lease, which any process can claim
+	if q.Lease > 0 { // its memory is there, whatever was promised meanwhile
+		t = of.b.Fitting(t)
+	}
+	if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil {
 		return err
 	}
 	if lease > 0 {
@@ -177,7 +179,7 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	}
 	of.members[m.id] = m
 	s.members[c], s.byToken[q.Token] = m, m
-	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: q.Least, Most: mostOf(q.Most)}.Append(nil))
+	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: t.Least, Most: t.Most}.Append(nil))
 	return nil
 }
 
@@ -327,7 +329,7 @@ func (s *Service) End(c serve.Conn) {
 		s.removeLocked(m)
 		return
 	}
-	s.carryOut(m.of, m.of.b.Withdraw(m.id, m.urgent))
+	s.carryOut(m.of, m.of.b.Withdraw(m.id))
 	// The connection of a killed process ends before the process does, and a live process connects again. Until then
 	// others wait for the member, as for a reply.
 	m.away = s.afterLocked(s.opts.AwayTime, func() {

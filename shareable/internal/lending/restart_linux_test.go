@@ -1,8 +1,10 @@
 package lending
 
 import (
+	"encoding/json"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -119,6 +121,31 @@ func TestAskAfterARestart(t *testing.T) {
 	require.Contains(t, lent.Text, `"m" is not connected`)
 }
 
+// TestAskAfterOneThatWasGivenUp: a member that does not wait for its ask any more asks again, and is lent what others
+// give.
+func TestAskAfterOneThatWasGivenUp(t *testing.T) {
+	t.Parallel()
+	s, err := New(Options{Budgets: []Budget{{Device: "d", UUID: UUID{1}, Bytes: 100, Memory: 1000}}, Logger: slog.New(slog.DiscardHandler), JoinTime: time.Nanosecond, Deadline: time.Hour})
+	require.NoError(t, err)
+	defer s.Close()
+	has, asks := newLine(t), newLine(t)
+	for token, l := range []*line{has, asks} {
+		l.says(s, wire.TypeJoin, wire.Join{UUID: UUID{1}, Token: [16]byte{byte(token + 1)}, Name: "m"}.Append(nil))
+		l.lent()
+	}
+	has.says(s, wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: 100, Want: 100}.Append(nil))
+	require.EqualValues(t, 100, has.lent().More)
+	asks.says(s, wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: 40, Want: 40}.Append(nil))
+	d, err := wire.DecodeDemand(has.next(wire.TypeDemand))
+	require.NoError(t, err)
+	asks.says(s, wire.TypeAsk, wire.Ask{Number: 2, Urgent: true, Need: 30, Want: 30}.Append(nil))
+	has.says(s, wire.TypeGave, wire.Gave{Number: d.Number, Given: 100 - d.Lease, Created: d.Lease}.Append(nil))
+	lent := asks.lent()
+	require.Zero(t, lent.Code, lent.Text)
+	require.EqualValues(t, 2, lent.Number)
+	require.GreaterOrEqual(t, lent.More, uint64(30))
+}
+
 // TestTermsOfOthers: a user who is neither root nor the server's changes the terms of his own processes alone. A
 // refused request changes nothing.
 func TestTermsOfOthers(t *testing.T) {
@@ -148,7 +175,8 @@ func TestTermsOfOthers(t *testing.T) {
 	require.EqualValues(t, 50, s.Reports()[0].Budget)
 }
 
-// TestManyMembers: a process is no more than maxOfProcess members, and a report that is sent has the largest.
+// TestManyMembers: a process is no more than maxOfProcess members, and a report that is sent has those with the largest
+// leases, as many as a frame has room for.
 func TestManyMembers(t *testing.T) {
 	t.Parallel()
 	s, err := New(Options{Budgets: []Budget{{Device: "d", UUID: UUID{1}, Bytes: 100, Memory: 1000}}, Logger: slog.New(slog.DiscardHandler)})
@@ -157,14 +185,29 @@ func TestManyMembers(t *testing.T) {
 	join := func(uid uint32, token byte) error {
 		l := newLine(t)
 		l.uid = uid
-		return s.Request(l, wire.Frame{Header: wire.Header{Type: wire.TypeJoin}, Payload: wire.Join{UUID: UUID{1}, Token: [16]byte{token, byte(uid)}, Name: "m"}.Append(nil)})
+		return s.Request(l, wire.Frame{Header: wire.Header{Type: wire.TypeJoin}, Payload: wire.Join{UUID: UUID{1}, Token: [16]byte{token, byte(uid)}, Name: strings.Repeat("m", wire.MaxName)}.Append(nil)})
 	}
 	for i := range maxOfProcess {
-		require.NoError(t, join(1, byte(i+1)))
-		require.NoError(t, join(2, byte(i+1)))
+		for uid := range uint32(3) {
+			require.NoError(t, join(uid+1, byte(i+1)))
+		}
 	}
 	require.ErrorIs(t, join(1, 255), vmm.ErrLimit)
-	all := Shorten(s.Reports())
-	require.Len(t, all[0].Members, maxReported)
-	require.Equal(t, 2*maxOfProcess-maxReported, all[0].LeftOut)
+	all := s.Reports()
+	size := func() int {
+		b, err := json.Marshal(all)
+		require.NoError(t, err)
+		return len(b)
+	}
+	require.Greater(t, size(), wire.MaxReport)
+	all[0].Members[5].Lease = 1
+	b, err := Marshal(all, all)
+	require.NoError(t, err)
+	require.Len(t, b, size())
+	require.LessOrEqual(t, len(b), wire.MaxReport)
+	require.Greater(t, len(b), wire.MaxReport*3/4)
+	require.Equal(t, 3*maxOfProcess, len(all[0].Members)+all[0].LeftOut)
+	require.EqualValues(t, 1, all[0].Members[0].Lease)
+	_, err = Marshal(strings.Repeat("m", wire.MaxReport), all)
+	require.ErrorIs(t, err, vmm.ErrLimit)
 }

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -266,9 +265,6 @@ func (s *Service) ask(c serve.Conn, q wire.Ask) {
 		m.says(q.Created)
 		if q.Urgent {
 			s.look(m.of)
-			if m.of.b.Waits(m.id) == 0 {
-				m.urgent = broker.Number(q.Number)
-			}
 		}
 		s.carryOut(m.of, m.of.b.Ask(m.id, broker.Number(q.Number), broker.Ask{Need: q.Need, Want: q.Want, Created: q.Created, Urgent: q.Urgent}))
 	}
@@ -328,9 +324,6 @@ func (s *Service) lend(m *member, a broker.Action) {
 	l := wire.Lent{Number: uint32(a.Number), More: a.Added, Least: t.Least, Most: t.Most}
 	if a.Err != nil {
 		l.Code, l.Text = wire.CodeOutOfMemory, a.Err.Error()
-		if errors.Is(a.Err, vmm.ErrBusy) {
-			l.Code = wire.CodeBusy
-		}
 	}
 	var record []byte
 	if l.More > 0 {
@@ -467,18 +460,34 @@ func (b *budget) named(name string) (m *member, err error) {
 	return m, nil
 }
 
-// maxReported is how many members a report over a connection has: one frame takes them.
-const maxReported = 100
-
-// Shorten leaves the members with the largest leases in reports that are to be sent.
-func Shorten(all []Report) []Report {
-	for i := range all {
-		if r := &all[i]; len(r.Members) > maxReported {
-			slices.SortStableFunc(r.Members, func(a, b Member) int { return cmp.Compare(b.Lease, a.Lease) })
-			r.Members, r.LeftOut = r.Members[:maxReported], len(r.Members)-maxReported
+// Marshal is the JSON of a report that is to be sent, and that has budgets. While it is too long for a frame, members with
+// the smallest leases are left out. It returns vmm.ErrLimit if it is too long without any.
+func Marshal(report any, budgets []Report) ([]byte, error) {
+	for {
+		b, err := json.Marshal(report)
+		if err != nil || len(b) <= wire.MaxReport {
+			return b, err
+		}
+		most := 0
+		for _, r := range budgets {
+			most = max(most, len(r.Members))
+		}
+		if most == 0 {
+			return nil, fmt.Errorf("%w: a report of %d bytes", vmm.ErrLimit, len(b))
+		}
+		for i := range budgets {
+			budgets[i].shorten(most - most/8 - 1)
 		}
 	}
-	return all
+}
+
+// shorten leaves n members, those with the largest leases.
+func (r *Report) shorten(n int) {
+	if len(r.Members) > n {
+		slices.SortStableFunc(r.Members, func(a, b Member) int { return cmp.Compare(b.Lease, a.Lease) })
+		r.LeftOut += len(r.Members) - n
+		r.Members = r.Members[:n]
+	}
 }
 
 // Report is a budget as people see it.
