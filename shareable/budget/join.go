@@ -57,6 +57,7 @@ type Member struct {
 	changed chan struct{} // closed when joined, client or err change
 	err     error         // why there is no connection
 	told    uint64        // the lease that the broker knows of
+	said    uint64        // what is created, as the broker heard last
 	last    uint32        // number of an ask
 	asks    map[uint32]chan wire.Lent
 	terms   wire.Lent // Least and Most
@@ -192,7 +193,7 @@ func (m *Member) sendJoin(c serve.Client) {
 	if m.told == 0 && !m.isReady() { // the broker has lent nothing yet
 		lease = 0
 	}
-	m.told = lease
+	m.told, m.said = lease, created
 	m.failAsksLocked("the broker has ended")
 	q := wire.Join{UUID: m.dev.Info().UUID, Token: m.token, Lease: lease, Created: created, Least: m.opts.Least, Most: limit, Name: m.opts.Name}
 	_ = c.Send(wire.TypeJoin, q.Append(nil)) // an error ends the connection
@@ -255,7 +256,6 @@ func (m *Member) follow() {
 	defer m.done.Done()
 	tick := time.NewTicker(reportTime)
 	defer tick.Stop()
-	var reported uint64
 	for {
 		m.mu.Lock()
 		c := m.client
@@ -279,11 +279,18 @@ func (m *Member) follow() {
 		case <-m.near:
 			m.raise()
 		case <-tick.C:
-			if _, created, _ := m.lease.State(); created != reported {
-				reported = created
-				_ = c.Send(wire.TypeGave, wire.Gave{Created: created}.Append(nil)) // an error ends the connection
-			}
+			m.report(c)
 		}
+	}
+}
+
+// report says what is created, if that has changed.
+func (m *Member) report(c serve.Client) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, created, _ := m.lease.State(); created != m.said {
+		m.said = created
+		_ = c.Send(wire.TypeGave, wire.Gave{Created: created}.Append(nil)) // an error ends the connection
 	}
 }
 
