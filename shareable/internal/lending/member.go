@@ -34,6 +34,7 @@ type member struct {
 	of    *budget
 	id    broker.ID
 	name  string
+	own   bool // it is this process
 	token [16]byte
 	conn  serve.Conn  // nil: it has none now
 	due   *time.Timer // the deadline of the demand that it has; nil without one
@@ -164,7 +165,12 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c}
 	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, UID: c.Cred().UID, Since: time.Now()}
 	t := broker.Terms{Least: q.Least, Most: mostOf(q.Most)}
-	if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil { // also with a lease, which any process can claim
+	if _, m.own = c.(ownConn); m.own && of.own != nil { // they were checked, and count even if the budget is less now
+		t = *of.own
+		of.b.Restore(m.id, q.Name, t, lease)
+		_, all := of.b.Back(m.id, lease, q.Created)
+		defer func() { s.carryOut(of, all) }()
+	} else if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil { // also with a lease, which any process can claim
 		return err
 	}
 	if lease > 0 {
@@ -177,7 +183,7 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	}
 	of.members[m.id] = m
 	s.members[c], s.byToken[q.Token] = m, m
-	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: q.Least, Most: mostOf(q.Most)}.Append(nil))
+	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: t.Least, Most: t.Most}.Append(nil))
 	return nil
 }
 
