@@ -54,6 +54,7 @@ func (s *Server) watchLeases() {
 		for _, e := range late {
 			s.revoke(e)
 		}
+		s.askHeld(heldAsked, func(heldChunk) bool { return true }) // without it other members would not get what is free by now
 	}
 }
 
