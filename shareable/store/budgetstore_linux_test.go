@@ -19,6 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
 // storeJoins, after the bytes in budgetVar, has the server be a member of its own budget, and storeEvicts after that
@@ -381,6 +382,40 @@ func TestStoreGrowsAtNoOnesCost(t *testing.T) {
 	require.NoError(t, w.Abort(t.Context()))
 	require.Zero(t, s.Stats().Evicted)
 	a.leave()
+}
+
+// TestStoreAsksForAllAtOnce: for an object that there is no room for, no one gives a part.
+func TestStoreAsksForAllAtOnce(t *testing.T) {
+	if withCUDA {
+		t.Skip("each member has a driver of its own")
+	}
+	t.Parallel()
+	if has := testDevice(t).Info().Memory; has < 4*maxChunk {
+		t.Skipf("4 GiB of memory, which nothing touches; the host has %d bytes", has)
+	}
+	s, err := Listen(vmmtest.Device(t), socketAt(t), Options{
+		Budgets: []budget.Budget{{Device: testDevice(t), Bytes: 4 * maxChunk}}, hooks: hooks{deadline: budgetDeadline},
+	})
+	require.NoError(t, err)
+	c := clientOf(t, s)
+	dev := vmmtest.Device(t)
+	m, err := budget.Join(t.Context(), s.Path(), dev, budget.JoinOptions{Name: "a"})
+	require.NoError(t, err)
+	g, err := dev.NewRange(vmm.RangeOptions{Max: 4 * maxChunk, Chunk: maxChunk})
+	require.NoError(t, err)
+	require.NoError(t, g.Grow(3*maxChunk)) // which nothing touches
+	stop := dev.OnPressure(func(error) bool { return g.Clip() == nil })
+	_, err = c.Create(within(t), "x", CreateOptions{Size: 3 * maxChunk})
+	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
+	require.EqualValues(t, 3*maxChunk, g.Cap())
+	w, err := c.Create(within(t), "x", CreateOptions{Size: 2 * maxChunk})
+	require.NoError(t, err)
+	require.Zero(t, g.Cap())
+	require.NoError(t, w.Abort(t.Context()))
+	stop()
+	require.NoError(t, g.Close())
+	require.NoError(t, m.Close())
+	require.NoError(t, s.Close())
 }
 
 // TestStoreGivesNothingInUse: without eviction a store gives what no object has, and errors name it.
