@@ -46,4 +46,4 @@ package budget
 //	follow.go  Follow: a bound by the system's limits, and giving when one is near
 //	limits.go  Limits: reading control groups and environment variables
 //
-// Locks: Member.mu, then those of package vmm. It is held while a frame is sent.
+// Locks: Member.mu, then those of package vmm, and of a broker in this process. It is held while a frame is sent.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/door"
+	"github.com/cuvmm/cuvmm/internal/errtext"
 	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/shareable"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -40,7 +41,8 @@ type JoinOptions struct {
 type Member struct {
 	// Immutable.
 	dev   *vmm.Device
-	path  string
+	dial  func(context.Context, serve.Notified) (serve.Client, error)
+	own   bool // the process has the broker
 	opts  JoinOptions
 	token [16]byte
 	lease door.Lease
@@ -57,6 +59,7 @@ type Member struct {
 	changed chan struct{} // closed when joined, client or err change
 	err     error         // why there is no connection
 	told    uint64        // the lease that the broker knows of
+	said    uint64        // what is created, as the broker heard last
 	last    uint32        // number of an ask
 	asks    map[uint32]chan wire.Lent
 	hangs   bool      // a reply of the broker is late, and it has said nothing since
@@ -93,29 +96,54 @@ type Stats struct {
 // vmm.ErrNotSupported if the broker has no budget of the device, vmm.ErrLimit if all members are promised more than
 // the budget, vmm.ErrOutOfMemory if others do not give enough, and vmm.ErrBusy if the process is a member already.
 func Join(ctx context.Context, path string, dev *vmm.Device, o JoinOptions) (*Member, error) {
-	m, err := join(ctx, path, dev, o)
-	if err != nil {
-		return nil, fmt.Errorf("join budget: %w", err)
+	m := newMember(context.Background(), dev, o)
+	m.dial = func(ctx context.Context, on serve.Notified) (serve.Client, error) {
+		return sharing.Dial(ctx, cmp.Or(path, defaultName), dev, shareable.AttachOptions{Token: o.Token, UIDs: o.UIDs, Timeout: o.Timeout}, on)
 	}
-	return m, nil
+	return m.join(ctx)
 }
 
-func join(ctx context.Context, path string, dev *vmm.Device, o JoinOptions) (*Member, error) {
+// forStore is a serve.Joining.
+type forStore struct{}
+
+var _ = door.Open[serve.Joining[*Member]](forStore{})
+
+func (forStore) Join(ctx context.Context, dev *vmm.Device, name string, dial func(serve.Notified) serve.Client) (*Member, error) {
+	m := newMember(ctx, dev, JoinOptions{Name: name})
+	m.own = true
+	m.dial = func(_ context.Context, on serve.Notified) (serve.Client, error) { return dial(on), nil }
+	return m.join(ctx)
+}
+
+func (forStore) End(m *Member) error {
+	if m == nil {
+		return nil
+	}
+	return m.end()
+}
+
+// newMember makes a Member that asks for nothing once life has ended.
+func newMember(life context.Context, dev *vmm.Device, o JoinOptions) *Member {
+	m := &Member{
+		dev: dev, opts: o,
+		ready: make(chan struct{}), near: make(chan struct{}, 1), changed: make(chan struct{}), asks: map[uint32]chan wire.Lent{},
+	}
+	m.opts.Name = cmp.Or(o.Name, defaultMember())
+	_, _ = rand.Read(m.token[:]) // it never fails
+	m.ctx, m.stop = context.WithCancel(life)
+	return m
+}
+
+// join makes a new Member one of the broker's, or returns why it is none.
+func (m *Member) join(ctx context.Context) (_ *Member, err error) {
+	defer errtext.Wrapf(&err, "join budget")
 	if ctx == nil {
 		return nil, fmt.Errorf("%w: no context", vmm.ErrInvalid)
 	}
-	o.Name = cmp.Or(o.Name, defaultMember())
-	if err := wire.CheckName(o.Name); err != nil {
-		return nil, fmt.Errorf("%w: name %q: %w", vmm.ErrInvalid, o.Name, err)
+	if err := wire.CheckName(m.opts.Name); err != nil {
+		return nil, fmt.Errorf("%w: name %q: %w", vmm.ErrInvalid, m.opts.Name, err)
 	}
-	m := &Member{
-		dev: dev, path: cmp.Or(path, defaultName), opts: o,
-		ready: make(chan struct{}), near: make(chan struct{}, 1), changed: make(chan struct{}), asks: map[uint32]chan wire.Lent{},
-	}
-	_, _ = rand.Read(m.token[:]) // it never fails
-	m.ctx, m.stop = context.WithCancel(context.Background())
-	var err error
-	if m.lease, err = inside.VMM.Lend(dev, m); err != nil {
+	if m.lease, err = inside.VMM.Lend(m.dev, m); err != nil {
 		return nil, err
 	}
 	if err = m.start(ctx); err == nil {
@@ -157,10 +185,9 @@ func defaultMember() string {
 
 // connect makes a connection, and joins over it.
 func (m *Member) connect(ctx context.Context) error {
-	o := shareable.AttachOptions{Token: m.opts.Token, UIDs: m.opts.UIDs, Timeout: m.opts.Timeout}
 	var c serve.Client
 	made := make(chan struct{})
-	c, err := sharing.Dial(ctx, m.path, m.dev, o, serve.Notified{
+	c, err := m.dial(ctx, serve.Notified{
 		Event: func(f wire.Frame) error { <-made; return m.handle(c, f) },
 		Again: func() { <-made; m.sendJoin(c) },
 	})
@@ -190,10 +217,10 @@ func (m *Member) sendJoin(c serve.Client) {
 	}
 	m.joined = false
 	lease, created, limit := m.lease.State()
-	if m.told == 0 && !m.isReady() { // the broker has lent nothing yet
+	if m.told == 0 && !m.isReady() && !m.own { // the broker has lent nothing yet
 		lease = 0
 	}
-	m.told = lease
+	m.told, m.said = lease, created
 	m.failAsksLocked("the broker has ended")
 	q := wire.Join{UUID: m.dev.Info().UUID, Token: m.token, Lease: lease, Created: created, Least: m.opts.Least, Most: limit, Name: m.opts.Name}
 	_ = c.Send(wire.TypeJoin, q.Append(nil)) // an error ends the connection
@@ -256,7 +283,6 @@ func (m *Member) follow() {
 	defer m.done.Done()
 	tick := time.NewTicker(reportTime)
 	defer tick.Stop()
-	var reported uint64
 	for {
 		m.mu.Lock()
 		c := m.client
@@ -280,11 +306,18 @@ func (m *Member) follow() {
 		case <-m.near:
 			m.raise()
 		case <-tick.C:
-			if _, created, _ := m.lease.State(); created != reported {
-				reported = created
-				_ = c.Send(wire.TypeGave, wire.Gave{Created: created}.Append(nil)) // an error ends the connection
-			}
+			m.report(c)
 		}
+	}
+}
+
+// report says what is created, if that has changed.
+func (m *Member) report(c serve.Client) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, created, _ := m.lease.State(); created != m.said {
+		m.said = created
+		_ = c.Send(wire.TypeGave, wire.Gave{Created: created}.Append(nil)) // an error ends the connection
 	}
 }
 
@@ -314,6 +347,11 @@ func (m *Member) Close() error {
 	if _, created, _ := m.lease.State(); created > 0 {
 		return fmt.Errorf("leave budget: %w: %d bytes of the device are created", vmm.ErrBusy, created)
 	}
+	return m.end()
+}
+
+// end is Close, whatever memory is there.
+func (m *Member) end() error {
 	if err := m.lease.End(); err != nil {
 		return fmt.Errorf("leave budget: %w", err)
 	}

@@ -2,6 +2,7 @@ package budget_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -43,4 +44,21 @@ func TestLeaveWhileAsked(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, all[0].Members, 1, "after %d", i)
 	}
+}
+
+// TestAllIsReleased: the broker hears of it also from a member that had memory when it joined.
+func TestAllIsReleased(t *testing.T) {
+	t.Parallel()
+	path := serve(t, 64*unit)
+	d := process(t)
+	g := vector(t, d)
+	require.NoError(t, g.Grow(8*unit))
+	m, err := budget.Join(t.Context(), path, d, budget.JoinOptions{Name: "a"})
+	require.NoError(t, err)
+	require.NoError(t, g.Clip())
+	require.Eventually(t, func() bool {
+		all, err := budget.Reports(t.Context(), path, d, shareable.AttachOptions{})
+		return err == nil && all[0].Members[0].Created == 0
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, m.Close())
 }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -176,7 +177,9 @@ func playKept(p *part) {
 		p.must(json.Unmarshal([]byte(s), &o))
 	}
 	o.hooks.forget = os.Getenv(forgetVar) != ""
-	if n, err := strconv.ParseUint(os.Getenv(budgetVar), 10, 64); err == nil {
+	size, how, isMember := strings.Cut(os.Getenv(budgetVar), storeJoins)
+	if n, err := strconv.ParseUint(size, 10, 64); err == nil {
+		o.hooks.alone, o.Evict = !isMember, how == storeEvicts
 		o.Budgets = []budget.Budget{{Device: dev, Bytes: n}}
 		o.hooks.deadline = budgetDeadline
 	}

@@ -39,6 +39,7 @@ package store
 //	ping_linux.go          Ping, which needs no device
 //	entry.go               an object: made, named, deleted
 //	memory.go              an object's memory: created, counted against limits, freed
+//	member.go              the server as a member of its own budget: what counts, and what it gives
 //	query.go               QUERY: which objects a client asks for, and what the reply has of each
 //	lease.go               the right to write: given, waited for, ended
 //	fence.go               memory of a writer without a lease: nothing writes to it while that may run
@@ -73,6 +74,7 @@ package store
 //
 //	Server.mu       what there is; held for no call of the driver and no write to a client
 //	  watcher.mu
+//	  those of package vmm that count memory
 //
 //	Writer.closing
 //	  Writer.exclusive    what is published; held across waits for work, and tried with locks of the range held

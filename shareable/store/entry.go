@@ -35,21 +35,22 @@ type entry struct {
 	flags atomic.Uint32 // those of CREATE; Revoke makes an object durable
 
 	// Guarded by Server.mu.
-	names    []string
-	lease    serve.Conn // the client that may write; nil: none
-	waiting  []wait     // for the lease
-	mapped   bool       // its writer has said so
-	beat     uint64     // the last sign of life of the writer that was looked at
-	beatSeen uint64     // the look of Server.looks at which that has changed, or the lease was given
-	fenced   *process   // may write to the memory without a lease, until it ends: see fence.go; nil: none
-	started  bool       // a writer has mapped its page once
-	sealed   bool
-	deleted  bool // it has no name any more, and goes with its last reader
-	dropped  bool
-	was      string         // its name when it was evicted
-	has      ledger.Amounts // of what users can have, counted for uid
-	memory   []*vmm.Chunk   // all of it, unless a server before this one has created it; see createMemory
-	unused   *list.Element  // of Server.unused; nil: not in it
+	names     []string
+	lease     serve.Conn // the client that may write; nil: none
+	waiting   []wait     // for the lease
+	mapped    bool       // its writer has said so
+	beat      uint64     // the last sign of life of the writer that was looked at
+	beatSeen  uint64     // the look of Server.looks at which that has changed, or the lease was given
+	fenced    *process   // may write to the memory without a lease, until it ends: see fence.go; nil: none
+	started   bool       // a writer has mapped its page once
+	sealed    bool
+	deleted   bool // it has no name any more, and goes with its last reader
+	dropped   bool
+	was       string         // its name when it was evicted
+	has       ledger.Amounts // of what users can have, counted for uid
+	memory    []*vmm.Chunk   // all of it, unless a server before this one has created it; see createMemory
+	inherited uint64         // bytes that a server before this one has created
+	unused    *list.Element  // of Server.unused; nil: not in it
 }
 
 func (e *entry) durable() bool  { return e.flags.Load()&wire.StoreDurable != 0 }
@@ -74,7 +75,7 @@ func (s *Server) create(c serve.Conn, f wire.Frame, q wire.Create) error {
 	}
 	// Memory comes before the name: a client that finds the object finds all of it.
 	if !e.growable() {
-		err = s.fill(e, e.max)
+		err = s.fill(e, e.max, s.createAll)
 	}
 	if err == nil {
 		err = s.enterEntry(c, e, q.Name)
@@ -241,7 +242,7 @@ func (s *Server) drop(e *entry) {
 	if !wasDropped {
 		_ = s.forget(e, requestID{}) // without a keeper the process ends
 		_ = e.obj.Close()
-		s.freeMemory(e, math.MaxUint64)
+		s.freeMemory(e, 0)
 	}
 }
 

@@ -2,7 +2,6 @@ package store
 
 import (
 	"iter"
-	"math"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/invariants"
@@ -20,7 +19,7 @@ func (s *Server) makeRoomLocked(of *entry, a ledger.Amounts) error {
 	p := s.ledger.Plan(of.uid, a)
 	err := p.Err()
 	var chosen []*entry
-	for e := range s.evictableLocked(of.uid) {
+	for e := range s.evictableLocked(of) {
 		if err == nil {
 			break
 		}
@@ -36,9 +35,9 @@ func (s *Server) makeRoomLocked(of *entry, a ledger.Amounts) error {
 	return err
 }
 
-// evictFor deletes objects of size bytes together for a user where the device has no memory, or all
-// that it may, and reports whether there was one.
-func (s *Server) evictFor(user uint32, size uint64) bool {
+// evictFor deletes objects of size bytes together where the device has no memory, or all that it may, for an
+// object, or, if that is nil, for another process. It reports whether there was one.
+func (s *Server) evictFor(of *entry, size uint64) bool {
 	s.waitReaders()
 	defer s.closeEvicted()
 	s.mu.Lock()
@@ -47,11 +46,11 @@ func (s *Server) evictFor(user uint32, size uint64) bool {
 	left := s.ledger.Users()
 	var chosen []*entry
 	var bytes uint64
-	for e := range s.evictableLocked(user) {
+	for e := range s.evictableLocked(of) {
 		if bytes >= size {
 			break
 		}
-		if e.uid == user || left[e.uid][ledger.Bytes] > share {
+		if of.isOfUser(e) || left[e.uid][ledger.Bytes] > share {
 			chosen = append(chosen, e)
 			left[e.uid] = left[e.uid].Minus(e.has)
 			bytes += e.has[ledger.Bytes]
@@ -77,9 +76,12 @@ func (s *Server) waitReaders() bool {
 	return true
 }
 
-// evictableLocked are the objects that can be evicted, in their order: those of the user, then
+// isOfUser reports whether another object can be evicted for this one as one of the same user's; for nil, any can.
+func (e *entry) isOfUser(other *entry) bool { return e == nil || e.uid == other.uid }
+
+// evictableLocked are the objects that can be evicted for one, in their order: those of its user, then
 // others. Requires mu.
-func (s *Server) evictableLocked(user uint32) iter.Seq[*entry] {
+func (s *Server) evictableLocked(of *entry) iter.Seq[*entry] {
 	invariants.Held(&s.mu)
 	return func(yield func(*entry) bool) {
 		if time.Now().Before(s.evictFrom) {
@@ -88,7 +90,7 @@ func (s *Server) evictableLocked(user uint32) iter.Seq[*entry] {
 		for _, own := range []bool{true, false} {
 			for x := s.unused.Front(); s.opts.Evict && x != nil; x = x.Next() {
 				e, ok := x.Value.(*entry)
-				if !ok || (e.uid == user) != own {
+				if !ok || of.isOfUser(e) != own {
 					continue
 				}
 				if _, _, _, readers := e.obj.State(); readers > 0 { // one that has just come
@@ -142,6 +144,6 @@ func (s *Server) closeEvicted() {
 		s.opts.Logger.Info("evicted", "object", e.id, "name", e.was, "uid", e.uid)
 		_ = s.forget(e, requestID{}) // without a keeper the process ends
 		_ = e.obj.Close()
-		s.freeMemory(e, math.MaxUint64)
+		s.freeMemory(e, 0)
 	}
 }

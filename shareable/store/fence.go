@@ -27,7 +27,8 @@ import (
 // no time: those that fall into a pause of its process are lost, so a pause is one look or two.
 const leaseLooks = 8
 
-// watchLeases ends leases of writers that show no sign of life, of objects that others wait for.
+// watchLeases ends leases of writers that show no sign of life, of objects that others wait for, and looks for memory
+// that clients have given up.
 func (s *Server) watchLeases() {
 	pause := max(s.opts.LeaseTime/leaseLooks, time.Millisecond)
 	t := time.NewTicker(pause)
@@ -54,6 +55,7 @@ func (s *Server) watchLeases() {
 		for _, e := range late {
 			s.revoke(e)
 		}
+		s.askHeld(heldAsked, func(heldChunk) bool { return true }) // without it other members would not get what is free by now
 	}
 }
 

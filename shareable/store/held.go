@@ -23,17 +23,30 @@ func heldAmount(c *vmm.Chunk) ledger.Amounts {
 	return ledger.Amounts{ledger.Bytes: c.Size(), ledger.Descriptors: 1}
 }
 
-// hold counts a chunk that was closed, unless it is free.
-func (s *Server) hold(user uint32, c *vmm.Chunk) {
-	if free, err := c.Freed(); free || err != nil {
+// closeChunk closes a chunk, and counts it as held unless it is free.
+func (s *Server) closeChunk(user uint32, c *vmm.Chunk) {
+	if _, err := c.Freed(); err != nil { // the driver cannot tell
+		_ = c.Close()
 		return
 	}
 	s.mu.Lock()
-	s.held = append(s.held, heldChunk{c, user})
-	s.heldBytes += c.Size()
-	s.ledger.Add(user, heldAmount(c))
+	s.closing += c.Size() // before its Close: at no moment does it look free
+	s.countOutsideLocked()
 	s.mu.Unlock()
-	s.askHeld(heldEach, func(heldChunk) bool { return true })
+	_ = c.Close()
+	free, err := c.Freed()
+	held := !free && err == nil
+	s.mu.Lock()
+	if s.closing -= c.Size(); held {
+		s.held = append(s.held, heldChunk{c, user})
+		s.heldBytes += c.Size()
+		s.ledger.Add(user, heldAmount(c))
+	}
+	s.countOutsideLocked()
+	s.mu.Unlock()
+	if held {
+		s.askHeld(heldEach, func(heldChunk) bool { return true })
+	}
 }
 
 // freeHeld asks the driver about chunks that are held where a user's request exceeds a limit, the
@@ -51,6 +64,7 @@ func (s *Server) askHeld(most int, may func(heldChunk) bool) (found bool) {
 		if free || err != nil {
 			found = true
 			s.heldBytes -= h.chunk.Size()
+			s.countOutsideLocked()
 			s.ledger.Return(h.user, heldAmount(h.chunk))
 		} else {
 			s.held = append(s.held, h) // the others come first the next time

@@ -255,7 +255,7 @@ func (s *Server) seal(c serve.Conn, f wire.Frame, q wire.Seal) error {
 	s.refuseLeasesLocked(e, shareable.ErrSealed)
 	names := e.allNamesLocked()
 	s.mu.Unlock()
-	s.freeMemory(e, unused)
+	s.freeMemory(e, capacity)
 	s.counts.sealed.Add(1)
 	s.emit(wire.EventSealed, e, length)
 	s.replyWaits(e, names...)

@@ -3,9 +3,11 @@ package store
 import (
 	"errors"
 	"fmt"
-	"math"
 
+	"github.com/cuvmm/cuvmm/internal/errtext"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/invariants"
+	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -33,15 +35,15 @@ func (s *Server) addMemory(e *entry, n uint64) error {
 		return nil
 	}
 	need := s.roundUp(n - have)
-	// More than that, so that an object that grows has few chunks; have and max are multiples of
-	// the granularity.
-	if more := min(max(need, min(have, maxGrowChunk)), e.max-have); more > need {
-		err := s.addBytes(e, more)
+	// More than that, so that an object that grows has few chunks, but at no one's cost; have and max are multiples
+	// of the granularity.
+	for more := min(max(need, min(have, maxGrowChunk)), e.max-have); more > need; more = s.roundUp(more / 2) {
+		err := s.addBytes(e, more, s.tryCreate)
 		if !errors.Is(err, vmm.ErrLimit) && !errors.Is(err, vmm.ErrOutOfMemory) {
 			return err
 		}
 	}
-	return s.addBytes(e, need)
+	return s.addBytes(e, need, s.createAll)
 }
 
 func (s *Server) roundUp(n uint64) uint64 { return (n + s.gran - 1) / s.gran * s.gran }
@@ -59,16 +61,17 @@ func (s *Server) descriptorsOf(chunks uint64) uint64 {
 	return chunks
 }
 
-func (s *Server) addBytes(e *entry, n uint64) error {
+// addBytes adds n bytes of memory, which create makes.
+func (s *Server) addBytes(e *entry, n uint64, create func(*entry, uint64) ([]newMemory, error)) error {
 	if err := s.reserve(e, s.chunksOf(n)); err != nil {
 		return err
 	}
-	return s.fill(e, n)
+	return s.fill(e, n, create)
 }
 
 // fill adds n bytes of memory that are reserved. If it fails they are not.
-func (s *Server) fill(e *entry, n uint64) error {
-	all, err := s.createAll(e, n)
+func (s *Server) fill(e *entry, n uint64, create func(*entry, uint64) ([]newMemory, error)) error {
+	all, err := create(e, n)
 	for len(all) > 0 && err == nil {
 		m := all[0]
 		if err = e.obj.AddChunk(m.chunk.Size(), m.fd); err != nil { // it has the descriptor all the same
@@ -83,7 +86,7 @@ func (s *Server) fill(e *entry, n uint64) error {
 		s.mu.Unlock()
 		n, all = n-m.chunk.Size(), all[1:]
 		if gone { // drop has not seen the chunk
-			s.freeMemory(e, math.MaxUint64)
+			s.freeMemory(e, 0)
 		}
 	}
 	for _, m := range all {
@@ -106,14 +109,32 @@ func (m newMemory) close() {
 	_ = m.chunk.Close()
 }
 
-// createAll creates n bytes of memory, or none.
+// createAll creates n bytes of memory, or none. It asks for all of them at once.
 func (s *Server) createAll(e *entry, n uint64) (all []newMemory, err error) {
+	defer errtext.Wrapf(&err, "in the store's process") // errors of memory speak of this process
+	for {
+		err = inside.VMM.WithMemory(s.dev, "create memory", wire.IDName(e.id), n, func() (err error) {
+			all, err = s.tryCreate(e, n)
+			return err
+		})
+		if !errors.Is(err, vmm.ErrLimit) || !s.evictFor(e, n) { // where memory lacks give has evicted
+			return all, err
+		}
+	}
+}
+
+// tryCreate is createAll with what there is now.
+func (s *Server) tryCreate(e *entry, n uint64) (all []newMemory, err error) {
+	reserved := inside.VMM.Outside(s.dev)
+	if err := reserved.Reserve(n); err != nil {
+		return nil, err
+	}
+	defer reserved.Set(0)
 	for n > 0 {
 		size := min(n, maxChunk)
-		chunk, fd, err := s.createMemory(e.prop, size)
-		for (errors.Is(err, vmm.ErrOutOfMemory) || errors.Is(err, vmm.ErrLimit)) && s.evictFor(e.uid, size) {
-			chunk, fd, err = s.createMemory(e.prop, size)
-		}
+		n -= size
+		reserved.Set(n)
+		chunk, fd, err := s.createMemory(e, size)
 		if err != nil {
 			for _, m := range all {
 				m.close()
@@ -121,17 +142,17 @@ func (s *Server) createAll(e *entry, n uint64) (all []newMemory, err error) {
 			return nil, err
 		}
 		all = append(all, newMemory{chunk, fd})
-		n -= size
 	}
 	return all, nil
 }
 
-// createMemory creates memory and exports it. What is sent is the descriptor: an imported
+// createMemory creates memory that is free, and exports it. What is sent is the descriptor: an imported
 // handle cannot be exported again, so in the next server there is nothing else. The
 // chunk is kept for its Close, after that of the descriptor: only so the host's driver
 // knows at once that the memory is free.
-func (s *Server) createMemory(p vmm.Prop, size uint64) (chunk *vmm.Chunk, fd int, err error) {
-	if chunk, err = s.dev.Create(size, p); err != nil {
+func (s *Server) createMemory(e *entry, size uint64) (chunk *vmm.Chunk, fd int, err error) {
+	from := &memsample.Source{Kind: memsample.Chunk, Name: wire.IDName(e.id)} // by which give knows it
+	if chunk, err = inside.VMM.TryCreatePart(s.dev, size, e.prop, from); err != nil {
 		return nil, -1, err
 	}
 	if fd, err = chunk.Export(); err == nil {
@@ -153,21 +174,28 @@ func (s *Server) checkFD(fd int) error {
 	return nil
 }
 
-// freeMemory closes the chunks of the last n bytes, whose descriptors are closed. It counts
-// from the end: the chunks that a server before this one has made are not in e.memory.
-func (s *Server) freeMemory(e *entry, n uint64) {
+// freeMemory closes the chunks beyond the first keep bytes, whose descriptors are closed. Those that a server before
+// this one has created come first, and are not in e.memory.
+func (s *Server) freeMemory(e *entry, keep uint64) {
 	s.mu.Lock()
+	has := e.inherited
+	for _, c := range e.memory {
+		has += c.Size()
+	}
 	i := len(e.memory)
-	for i > 0 && e.memory[i-1].Size() <= n {
+	for i > 0 && has-e.memory[i-1].Size() >= keep {
 		i--
-		n -= e.memory[i].Size()
+		has -= e.memory[i].Size()
 	}
 	chunks := e.memory[i:]
 	e.memory = e.memory[:i:i]
+	gone := e.inherited - min(e.inherited, keep)
+	e.inherited -= gone
+	s.inherited -= gone
+	s.countOutsideLocked()
 	s.mu.Unlock()
 	for _, c := range chunks {
-		_ = c.Close()
-		s.hold(e.uid, c)
+		s.closeChunk(e.uid, c)
 	}
 }
 

@@ -58,7 +58,9 @@ type Options struct {
 	LeaseTime time.Duration
 
 	// Budgets has the server divide the memory of devices among the processes that budget.Join: one for each
-	// device, of the server's driver. The store's own memory belongs to no member, and counts as that of others.
+	// device, of the server's driver. Of the budget of its own device the server is a member itself, named "store",
+	// and the program must not be another one. The memory of the process counts, and that of objects that a server
+	// before it has created. Another process that needs memory gets what Evict can delete.
 	Budgets []budget.Budget
 
 	hooks hooks
@@ -75,6 +77,7 @@ type hooks struct {
 	forget   bool // what a server before this one has done is not known
 	blind    bool // it says that it does not hang, without a look
 	pauses   bool // looks that the server missed because it did not run count
+	alone    bool // the server is no member of the budget of its device
 }
 
 // resolve checks the options and fills in the defaults.

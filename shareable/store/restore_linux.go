@@ -106,7 +106,7 @@ func restore(dev *vmm.Device, o Options, k *keptObjects) (s *Server, ids uint64,
 	if s.conns, s.objects, all, err = sharing.Restore(dev, o.server(), handler{s}, text.Hello.Instance, text.IDs, objects); err != nil {
 		return nil, 0, nil, err
 	}
-	s.ledger = newLedger(o, s.objects.FileLimit())
+	s.connected()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, st := range entries {
@@ -161,6 +161,9 @@ func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
 	e.flags.Store(st.Flags)
 
 	s.addLocked(e)
+	_, _, e.inherited, _ = obj.State()
+	s.inherited += e.inherited
+	s.countOutsideLocked()
 	copy(e.has[:], st.Has)
 	for _, name := range st.Names {
 		s.byName[name] = e

@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"container/list"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -10,9 +11,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/door"
+	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/internal/invariants"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
 	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/shareable/budget"
 	"github.com/cuvmm/cuvmm/shareable/internal/ledger"
 	"github.com/cuvmm/cuvmm/shareable/internal/lending"
 	"github.com/cuvmm/cuvmm/shareable/internal/serve"
@@ -32,9 +36,14 @@ type Server struct {
 	objects  serve.Server
 	recorder *recorder        // nil: no process keeps what there is
 	budgets  *lending.Service // nil: there is none
+	member   *budget.Member   // of the budget of dev; nil: it has none
+	outside  door.Outside     // see countOutsideLocked
 	before   uint64           // how many servers there were
 	began    time.Time
-	stop     chan struct{} // closed by Close
+	stop     chan struct{}   // closed by Close
+	life     context.Context // ends then, too
+	endLife  context.CancelFunc
+	unhook   func() // ends calls of give
 
 	counts counts // safe for concurrent use
 
@@ -49,6 +58,8 @@ type Server struct {
 	ledger    *ledger.Ledger
 	held      []heldChunk
 	heldBytes uint64    // of held
+	inherited uint64    // of all entries
+	closing   uint64    // bytes that closeChunk closes
 	unused    list.List // of *entry: sealed objects without readers, the last used at the back
 	watchers  map[serve.Conn]*watcher
 	evicted   []*entry // to be closed without the lock
@@ -107,7 +118,7 @@ func newServer(dev *vmm.Device, o Options) (*Server, error) {
 	if s.conns, s.objects, err = sharing.NewStore(dev, o.server(), handler{s}); err != nil {
 		return nil, err
 	}
-	s.ledger = newLedger(o, s.objects.FileLimit())
+	s.connected()
 	return s, nil
 }
 
@@ -127,8 +138,10 @@ func (s *Server) serveBudgets(records map[string][]byte) (err error) {
 		}
 		o.Budgets = append(o.Budgets, lending.Of(b.Device, b.Bytes, b.Free))
 	}
-	s.budgets, err = lending.New(o)
-	return err
+	if s.budgets, err = lending.New(o); err != nil {
+		return err
+	}
+	return s.join()
 }
 
 // newLedger counts for the users of the options, which are resolved. Of what costs one user nothing
@@ -156,8 +169,18 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 		waits: map[string][]wait{}, watchers: map[serve.Conn]*watcher{}, tokens: map[string]int{}, awaited: map[string]*awaited{},
 	}
 	var err error
-	s.gran, err = granularity(dev)
-	return s, err
+	if s.gran, err = granularity(dev); err != nil {
+		return nil, err
+	}
+	s.life, s.endLife = context.WithCancel(context.Background())
+	s.outside = inside.VMM.Outside(dev)
+	return s, nil
+}
+
+// connected is called once a server has connections, which can only be closed by Close.
+func (s *Server) connected() {
+	s.ledger = newLedger(s.opts, s.objects.FileLimit())
+	s.unhook = s.dev.OnPressure(s.give)
 }
 
 // Listen makes a server with a socket at path, as shareable.Listen does; "" is the name
@@ -206,9 +229,14 @@ func (s *Server) Close() error {
 	s.mu.Unlock()
 	if first {
 		close(s.stop)
+		s.endLife() // so that no request waits for other members
 	}
 	// Connections end first: that ends the leases, and objects without names go with them.
 	err := s.conns.Close()
+	if first {
+		s.unhook()
+		err = errors.Join(err, membership.End(s.member)) // no member hears any more that it may have what was the store's
+	}
 	s.budgets.Close()
 	s.mu.Lock()
 	left := slices.Clone(s.order)
@@ -216,6 +244,7 @@ func (s *Server) Close() error {
 	for _, e := range left {
 		s.drop(e)
 	}
+	s.outside.Set(0) // clients that have some of it are all that is left
 	return err
 }
 

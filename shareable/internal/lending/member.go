@@ -34,6 +34,7 @@ type member struct {
 	of    *budget
 	id    broker.ID
 	name  string
+	own   bool // it is this process
 	token [16]byte
 	conn  serve.Conn  // nil: it has none now
 	due   *time.Timer // the deadline of the demand that it has; nil without one
@@ -163,11 +164,18 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c}
 	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, UID: c.Cred().UID, Since: time.Now()}
 	t := broker.Terms{Least: q.Least, Most: mostOf(q.Most)}
-	if q.Lease > 0 { // its memory is there, whatever was promised meanwhile
-		t = of.b.Fitting(t)
-	}
-	if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil {
-		return err
+	if _, m.own = c.(ownConn); m.own && of.own != nil { // they were checked, and count even if the budget is less now
+		t = *of.own
+		of.b.Restore(m.id, q.Name, t, lease)
+		_, all := of.b.Back(m.id, lease, q.Created)
+		defer func() { s.carryOut(of, all) }()
+	} else {
+		if q.Lease > 0 { // its memory is there, whatever was promised meanwhile
+			t = of.b.Fitting(t)
+		}
+		if err := of.b.Join(m.id, q.Name, t, lease, q.Created); err != nil {
+			return err
+		}
 	}
 	if lease > 0 {
 		all, _ := of.b.SetTerms(m.id, t) // asks for a lease above its most; Join has checked the terms

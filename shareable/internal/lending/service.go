@@ -81,11 +81,14 @@ type budget struct {
 	Budget
 	b       *broker.Broker
 	members map[broker.ID]*member
+	own     *broker.Terms // that this process has as a member, if a server before this one was told; else nil
 	stats   Counts
 }
 
-// token is under which a changed budget is kept. No member has it.
-func (b *budget) token() string { return "budget of " + hex.EncodeToString(b.UUID[:]) }
+// token is under which a changed budget is kept, and ownToken under which changed terms of this process are: the
+// next one is another member. No member has either.
+func (b *budget) token() string    { return "budget of " + hex.EncodeToString(b.UUID[:]) }
+func (b *budget) ownToken() string { return "own terms in " + b.token() }
 
 // Counts is how often things have happened, since the server began.
 type Counts struct {
@@ -123,6 +126,9 @@ func New(o Options) (*Service, error) {
 	for _, b := range s.budgets { // whose members, which have to come down to it, are known
 		if n, err := strconv.ParseUint(string(o.Records[b.token()]), 10, 64); err == nil { // it was changed
 			b.Bytes = n
+		}
+		if own := o.Records[b.ownToken()]; own != nil {
+			_ = json.Unmarshal(own, &b.own) // this program has written it
 		}
 		b.b.SetBudget(b.Bytes)
 	}
@@ -435,6 +441,12 @@ func (s *Service) change(q wire.Terms, by uint32) (<-chan error, error) {
 	all, err := of.b.SetTerms(m.id, t)
 	if err != nil {
 		return nil, err
+	}
+	if m.own && s.opts.Keep != nil {
+		b, _ := json.Marshal(t) // numbers
+		if err := s.opts.Keep(of.ownToken(), b); err != nil {
+			return nil, err
+		}
 	}
 	kept := make(chan error, 1)
 	lent := wire.Lent{Least: t.Least, Most: t.Most}

@@ -42,6 +42,15 @@ type Sharing[S, V, O, A any] interface {
 	OpenWriterPage(fd int, instance [16]byte, object uint64) (WriterPage, error)
 }
 
+// Joining is the door of package budget, for package store. The type parameter is *budget.Member.
+type Joining[M any] interface {
+	// Join is budget.Join of the process that has the broker, over connections that dial makes. All that the process
+	// has created is its lease at once, whatever others have. Once ctx has ended the Member asks for nothing more.
+	Join(ctx context.Context, dev *vmm.Device, name string, dial func(Notified) Client) (M, error)
+	// End is Close also while memory is there, which counts no more. Nil is fine.
+	End(m M) error
+}
+
 // Spare is a connection made ahead of the Attach that will use it.
 type Spare[V any] interface {
 	// Attach is as shareable.Attach, with AttachOptions.Unsealed and Write as given. If it returns
