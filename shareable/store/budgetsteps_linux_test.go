@@ -183,7 +183,7 @@ func TestBudgetKeeperDies(t *testing.T) {
 	t.Parallel()
 	const bytes = 16 * budgetChunk
 	c := &counted{t: t, path: socketAt(t)}
-	k := storeKeeper(t, c.path, bytes)
+	k := budgetKeeper(t, c.path, bytes)
 	a, b := c.join("a", 8*budgetChunk), c.join("b", 0)
 	a.grow(6)
 	b.grow(7)
@@ -199,7 +199,7 @@ func TestBudgetKeeperDies(t *testing.T) {
 	err := b.g.Grow(2 * budgetChunk)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.ErrorContains(t, err, "no broker replies")
-	k = storeKeeper(t, c.path, bytes)
+	k = budgetKeeper(t, c.path, bytes)
 	b.grow(8)
 	c.agrees(a, b)
 	err = b.g.Grow(budgetChunk)
@@ -224,7 +224,7 @@ func TestBudgetServerDiesAtEachStep(t *testing.T) {
 	refused := 0
 	for step := 1 + ownSteps; ; step += testgate.Effort(61, 5, 1) {
 		c := &counted{t: t, path: socketAt(t)}
-		k := storeKeeper(t, c.path, bytes, strconv.Itoa(step))
+		k := budgetKeeper(t, c.path, bytes, strconv.Itoa(step))
 		first := k.ask("pid")
 		a, b := c.handOver(bytes)
 		was := k.ask("pid")

@@ -22,25 +22,11 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/vmmtest"
 )
 
-// storeJoins, after the bytes in budgetVar, has the server be a member of its own budget, and storeEvicts after that
-// has it evict.
+// What follows the bytes in budgetVar: the server evicts, or it is no member of its own budget.
 const (
-	storeJoins  = ",store"
 	storeEvicts = ",evicts"
+	storeAlone  = ",alone"
 )
-
-// storeKeeper is a budgetKeeper whose servers are members themselves.
-func storeKeeper(t *testing.T, path string, bytes uint64, step ...string) *child {
-	t.Helper()
-	return storeKeeperThat(t, "", path, bytes, step...)
-}
-
-func storeKeeperThat(t *testing.T, how, path string, bytes uint64, step ...string) *child {
-	t.Helper()
-	k := spawnWith(t, fmt.Sprint(budgetVar, "=", bytes, storeJoins, how), "keeper", append([]string{path}, step...)...)
-	k.expect("ready")
-	return k
-}
 
 // othersOf are the members of a budget but for the store.
 func othersOf(r budget.Report) (all []budget.MemberReport) {
@@ -198,7 +184,7 @@ func TestStoreIsAMember(t *testing.T) {
 	}
 	t.Parallel()
 	const bytes = 16 * budgetChunk
-	seen := storeAndMember(t, bytes, storeKeeper, func(k *child, c *Client, a *countedMember) {
+	seen := storeAndMember(t, bytes, budgetKeeper, func(k *child, c *Client, a *countedMember) {
 		refused := func(err error) {
 			t.Helper()
 			require.ErrorIs(t, err, vmm.ErrOutOfMemory)
@@ -235,6 +221,11 @@ func TestStoreIsAMember(t *testing.T) {
 	require.EqualValues(t, bytes, seen.most)
 }
 
+func aloneKeeper(t *testing.T, path string, bytes uint64, step ...string) *child {
+	t.Helper()
+	return budgetKeeperThat(t, storeAlone, path, bytes, step...)
+}
+
 // TestStoreAloneIsSeen is the control of the test above: a store that is no member passes the budget.
 func TestStoreAloneIsSeen(t *testing.T) {
 	if withCUDA {
@@ -242,7 +233,7 @@ func TestStoreAloneIsSeen(t *testing.T) {
 	}
 	t.Parallel()
 	const bytes = 16 * budgetChunk
-	seen := storeAndMember(t, bytes, budgetKeeper, func(_ *child, c *Client, a *countedMember) {
+	seen := storeAndMember(t, bytes, aloneKeeper, func(_ *child, c *Client, a *countedMember) {
 		a.grow(16)
 		chunksObject(t, c, "x", 1)
 		require.EqualValues(t, 16*budgetChunk, a.g.Cap())
@@ -259,7 +250,7 @@ func TestStoreIsAMemberInStorms(t *testing.T) {
 	t.Parallel()
 	const bytes = 32 * budgetChunk
 	path := socketAt(t)
-	k := storeKeeper(t, path, bytes)
+	k := budgetKeeper(t, path, bytes)
 	var members []*child
 	for i := range 2 {
 		m := spawn(t, "member", path, fmt.Sprint("m", i), "0", fmt.Sprint(bytes), fmt.Sprint(i))
@@ -461,7 +452,7 @@ func TestStoreWaitsForItsKeeper(t *testing.T) {
 	t.Parallel()
 	const bytes = 16 * budgetChunk
 	c := &counted{t: t, path: socketAt(t)}
-	k := storeKeeperThat(t, storeEvicts, c.path, bytes)
+	k := budgetKeeperThat(t, storeEvicts, c.path, bytes)
 	client, err := Connect(t.Context(), c.path, testDevice(t), ClientOptions{})
 	require.NoError(t, err)
 	for i := range 20 {
@@ -489,7 +480,7 @@ func TestStoreBeginsBeyondTheBudget(t *testing.T) {
 	}
 	t.Parallel()
 	c := &counted{t: t, path: socketAt(t)}
-	k := storeKeeper(t, c.path, 16*budgetChunk)
+	k := budgetKeeper(t, c.path, 16*budgetChunk)
 	client, err := Connect(t.Context(), c.path, testDevice(t), ClientOptions{})
 	require.NoError(t, err)
 	a := c.join("a", 0)
@@ -518,7 +509,7 @@ func TestStoreHasTermsToo(t *testing.T) {
 	t.Parallel()
 	const bytes = 16 * budgetChunk
 	path := socketAt(t)
-	k := storeKeeper(t, path, bytes)
+	k := budgetKeeper(t, path, bytes)
 	change := func(q budget.Change) {
 		t.Helper()
 		require.NoError(t, budget.SetTerms(t.Context(), path, testDevice(t), q, shareable.AttachOptions{}))

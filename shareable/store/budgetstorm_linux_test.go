@@ -15,14 +15,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
-	"github.com/cuvmm/cuvmm/shareable"
-	"github.com/cuvmm/cuvmm/shareable/budget"
 )
 
-// budgetKeeper is a Keeper whose servers have a budget. With a step the first one kills itself there.
+// budgetKeeper is a Keeper whose servers have a budget, of which the store is a member. With a step the first one kills
+// itself there.
 func budgetKeeper(t *testing.T, path string, bytes uint64, step ...string) *child {
 	t.Helper()
-	k := spawnWith(t, fmt.Sprint(budgetVar, "=", bytes), "keeper", append([]string{path}, step...)...)
+	return budgetKeeperThat(t, "", path, bytes, step...)
+}
+
+func budgetKeeperThat(t *testing.T, how, path string, bytes uint64, step ...string) *child {
+	t.Helper()
+	k := spawnWith(t, fmt.Sprint(budgetVar, "=", bytes, how), "keeper", append([]string{path}, step...)...)
 	k.expect("ready")
 	return k
 }
@@ -176,18 +180,6 @@ func checkRefusals(t *testing.T, all []*child) (n, named int) {
 	return n, named
 }
 
-// isIdle waits until a budget has no member.
-func isIdle(t *testing.T, path string, bytes uint64) {
-	t.Helper()
-	await(t, func() string {
-		all, err := budget.Reports(t.Context(), path, testDevice(t), shareable.AttachOptions{})
-		if err == nil && len(all) == 1 && len(all[0].Members) == 0 && all[0].Idle == bytes {
-			return ""
-		}
-		return fmt.Sprintf("%+v, %v", all, err)
-	})
-}
-
 // TestBudgetStorm: members with random needs are killed, stopped, leave and come back, while servers are killed and
 // reloaded. Seen from outside, what they hold never passes the budget; no byte is wrong; and who is refused below
 // its share hears who has not given. It runs by the clock: what is tested is a schedule of several processes.
@@ -214,7 +206,7 @@ func TestBudgetStorm(t *testing.T) {
 		m.c.wait()
 		s.ended = append(s.ended, m.c)
 	}
-	isIdle(t, s.path, bytes)
+	isUnused(t, s.path, bytes)
 	stop()
 	s.held.look()
 	require.Empty(t, s.held.all, "processes are left")

@@ -177,9 +177,9 @@ func playKept(p *part) {
 		p.must(json.Unmarshal([]byte(s), &o))
 	}
 	o.hooks.forget = os.Getenv(forgetVar) != ""
-	size, how, isMember := strings.Cut(os.Getenv(budgetVar), storeJoins)
+	size, how, _ := strings.Cut(os.Getenv(budgetVar), ",")
 	if n, err := strconv.ParseUint(size, 10, 64); err == nil {
-		o.hooks.alone, o.Evict = !isMember, how == storeEvicts
+		o.hooks.alone, o.Evict = ","+how == storeAlone, ","+how == storeEvicts
 		o.Budgets = []budget.Budget{{Device: dev, Bytes: n}}
 		o.hooks.deadline = budgetDeadline
 	}
