@@ -21,11 +21,17 @@ const hostileBudget = 16 * budgetChunk
 // lendingServer is a server with a budget.
 func lendingServer(t *testing.T) *Server {
 	t.Helper()
+	return lendingServerWithin(t, budgetDeadline)
+}
+
+// lendingServerWithin has another deadline.
+func lendingServerWithin(t *testing.T, deadline time.Duration) *Server {
+	t.Helper()
 	if withCUDA {
 		t.Skip("each member has a driver of its own")
 	}
 	dev := testDevice(t)
-	return listening(t, Options{Budgets: []budget.Budget{{Device: dev, Bytes: hostileBudget}}, hooks: hooks{deadline: budgetDeadline}})
+	return listening(t, Options{Budgets: []budget.Budget{{Device: dev, Bytes: hostileBudget}}, hooks: hooks{deadline: deadline}})
 }
 
 // joinOf is a valid JOIN.
@@ -245,7 +251,7 @@ func TestBudgetConnectsAgainWithLess(t *testing.T) {
 // TestBudgetMemberIsKilledWhileOthersWait: its connection ends before the process does, and all that it had is theirs.
 func TestBudgetMemberIsKilledWhileOthersWait(t *testing.T) {
 	t.Parallel()
-	s := lendingServer(t)
+	s := lendingServerWithin(t, 2*time.Second) // more than a process needs to end
 	for range 5 {
 		m := spawn(t, "member", s.Path(), "m", "0", fmt.Sprint(hostileBudget), "1")
 		m.expect("ready")

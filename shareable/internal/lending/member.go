@@ -45,18 +45,22 @@ type member struct {
 	away *time.Timer // until it counts as absent; nil: its connection has not ended
 
 	exit *os.File // a pidfd; nil: its end is not seen
-	out  queue
+	out  queue    // of frames
 }
 
-// queue has the frames for a member, in order. A goroutine sends them, and ends when there are none.
+// queue has items, in order. A goroutine handles them, and ends when there are none.
 type queue struct {
+	handle func(item)
+	done   *sync.WaitGroup // goroutines
+
 	mu      sync.Mutex
 	all     []item
 	running bool
 }
 
-// item is a frame, and the record that is kept before it is sent.
+// item is a frame for a member, and the record that is kept before it is sent.
 type item struct {
+	to      *member
 	conn    serve.Conn
 	record  []byte
 	forget  bool      // the record, in place of keeping one
@@ -65,26 +69,19 @@ type item struct {
 	kept    chan<- error // of capacity 1; nil: no one waits until the record is kept
 }
 
-// send queues a frame, and a record. The caller has Service.mu, so the order of frames is that of the changes that they report.
-func (m *member) send(record []byte, t wire.Type, payload []byte) {
-	m.queue(item{conn: m.conn, record: record, t: t, payload: payload})
-}
-
-func (m *member) queue(i item) {
-	q := &m.out
+func (q *queue) add(i item) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.all = append(q.all, i)
 	if !q.running {
 		q.running = true
-		m.s.done.Add(1)
-		go m.sendAll()
+		q.done.Add(1)
+		go q.run()
 	}
 }
 
-func (m *member) sendAll() {
-	defer m.s.done.Done()
-	q := &m.out
+func (q *queue) run() {
+	defer q.done.Done()
 	for {
 		q.mu.Lock()
 		if len(q.all) == 0 {
@@ -96,22 +93,34 @@ func (m *member) sendAll() {
 		q.all = nil
 		q.mu.Unlock()
 		for _, i := range all {
-			var err error
-			if i.record != nil || i.forget {
-				err = m.s.opts.Keep(m.tokenText(), i.record)
-			}
-			if err != nil {
-				i.conn = nil // the keeper has ended, and this process does
-			}
-			if i.kept != nil {
-				i.kept <- err
-			}
-			m.s.step()
-			if i.t != 0 && i.conn != nil {
-				_ = i.conn.Reply(i.t, 0, i.payload) // an error ends the connection
-			}
+			q.handle(i)
 		}
 	}
+}
+
+// send queues a frame, and a record. The caller has Service.mu, so the order is that of the changes that they report.
+func (m *member) send(record []byte, t wire.Type, payload []byte) {
+	m.s.records.add(item{to: m, conn: m.conn, record: record, t: t, payload: payload})
+}
+
+// keep keeps a record, and passes its frame on. Records of all members are kept in one order: who has given before who
+// gets that. Frames are not, as a member may be slow to read.
+func (s *Service) keep(i item) {
+	var err error
+	if i.record != nil || i.forget {
+		err = s.opts.Keep(i.to.tokenText(), i.record)
+	}
+	if i.kept != nil {
+		i.kept <- err
+	}
+	s.step()
+	if err == nil && i.t != 0 && i.conn != nil { // an error: the keeper has ended, and this process does
+		i.to.out.add(i)
+	}
+}
+
+func (m *member) reply(i item) {
+	_ = i.conn.Reply(i.t, 0, i.payload) // an error ends the connection
 }
 
 func (m *member) tokenText() string { return hex.EncodeToString(m.token[:]) }
@@ -162,6 +171,7 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	}
 	s.lastID++
 	m := &member{s: s, of: of, id: s.lastID, name: q.Name, token: q.Token, conn: c}
+	m.out = queue{handle: m.reply, done: &s.done}
 	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, UID: c.Cred().UID, Since: time.Now()}
 	t := broker.Terms{Least: q.Least, Most: mostOf(q.Most)}
 	if _, m.own = c.(ownConn); m.own && of.own != nil { // they were checked, and count even if the budget is less now
@@ -232,6 +242,7 @@ func (s *Service) restoreLocked(token string, record []byte) {
 	of := s.budgets[r.Device]
 	s.lastID++
 	m := &member{s: s, of: of, id: s.lastID, name: r.Name, token: [16]byte(raw), Record: r}
+	m.out = queue{handle: m.reply, done: &s.done}
 	of.b.Restore(m.id, r.Name, broker.Terms{Least: r.Least, Most: r.Most}, r.Lease)
 	of.members[m.id], s.byToken[m.token] = m, m
 	if err == nil {
@@ -313,7 +324,7 @@ func (s *Service) removeLocked(m *member) {
 		delete(s.members, m.conn)
 	}
 	if s.opts.Keep != nil {
-		m.queue(item{forget: true})
+		s.records.add(item{to: m, forget: true})
 	}
 	s.carryOut(m.of, m.of.b.Leave(m.id))
 	s.beginIfAllAreBack()

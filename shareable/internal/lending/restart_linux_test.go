@@ -211,3 +211,47 @@ func TestManyMembers(t *testing.T) {
 	_, err = Marshal(strings.Repeat("m", wire.MaxReport), all)
 	require.ErrorIs(t, err, vmm.ErrLimit)
 }
+
+// TestRecordsInOrder: what a member has given is kept before what another one gets for it. Else a server that dies between
+// the two leaves records of more than the budget.
+func TestRecordsInOrder(t *testing.T) {
+	t.Parallel()
+	gives := make(chan struct{}) // closed once the record of the giver may be kept
+	isGiver := func(record []byte) bool {
+		var r Record
+		return json.Unmarshal(record, &r) == nil && r.Name == "giver" && r.Lease == 60
+	}
+	s, err := New(Options{
+		Budgets: []Budget{{Device: "d", UUID: UUID{1}, Bytes: 100, Memory: 1000}}, Logger: slog.New(slog.DiscardHandler), JoinTime: time.Millisecond,
+		Keep: func(_ string, r []byte) error {
+			if isGiver(r) {
+				<-gives
+			}
+			return nil
+		},
+	})
+	require.NoError(t, err)
+	defer s.Close()
+	joins := func(token byte, name string) *line {
+		l := newLine(t)
+		l.says(s, wire.TypeJoin, wire.Join{UUID: UUID{1}, Token: [16]byte{token}, Name: name}.Append(nil))
+		require.Zero(t, l.lent().More)
+		return l
+	}
+	giver, taker := joins(1, "giver"), joins(2, "taker")
+	giver.says(s, wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: 100, Want: 100}.Append(nil))
+	require.EqualValues(t, 100, giver.lent().More)
+	taker.says(s, wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: 40, Want: 40}.Append(nil))
+	d, err := wire.DecodeDemand(giver.next(wire.TypeDemand))
+	require.NoError(t, err)
+	giver.says(s, wire.TypeGave, wire.Gave{Number: d.Number, Given: 40, Created: 60}.Append(nil))
+	early := false
+	select {
+	case <-taker.sent:
+		early = true
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(gives)
+	require.False(t, early, "lent before the giver's record is kept")
+	require.EqualValues(t, 40, taker.lent().More)
+}

@@ -74,6 +74,7 @@ type Service struct {
 	waiting []func() // asks that came before
 	begins  *time.Timer
 	done    sync.WaitGroup // goroutines
+	records queue          // that are to be kept, with the frames that wait for them
 }
 
 // budget is one device's. Guarded by Service.mu.
@@ -106,6 +107,7 @@ func New(o Options) (*Service, error) {
 	o.JoinTime = cmp.Or(o.JoinTime, time.Second)
 	o.AwayTime = cmp.Or(o.AwayTime, time.Second)
 	s := &Service{opts: o, budgets: map[UUID]*budget{}, members: map[serve.Conn]*member{}, byToken: map[[16]byte]*member{}}
+	s.records = queue{handle: s.keep, done: &s.done}
 	for _, b := range o.Budgets {
 		if s.budgets[b.UUID] != nil {
 			return nil, fmt.Errorf("%w: two budgets for %s", vmm.ErrInvalid, b.Device)
@@ -301,8 +303,9 @@ func (s *Service) gave(c serve.Conn, q wire.Gave) {
 	if broker.Number(q.Number) == m.dueOf {
 		m.endDemand()
 	}
-	s.carryOut(m.of, m.of.b.Gave(m.id, broker.Number(q.Number), have-given, q.Created, q.Why))
-	m.send(s.record(m), 0, nil)
+	all := m.of.b.Gave(m.id, broker.Number(q.Number), have-given, q.Created, q.Why)
+	m.send(s.record(m), 0, nil) // before what others get
+	s.carryOut(m.of, all)
 }
 
 // carryOut does what the broker wants. It needs mu.
@@ -450,7 +453,7 @@ func (s *Service) change(q wire.Terms, by uint32) (<-chan error, error) {
 	}
 	kept := make(chan error, 1)
 	lent := wire.Lent{Least: t.Least, Most: t.Most}
-	m.queue(item{conn: m.conn, record: s.record(m), t: wire.TypeLent, payload: lent.Append(nil), kept: kept})
+	s.records.add(item{to: m, conn: m.conn, record: s.record(m), t: wire.TypeLent, payload: lent.Append(nil), kept: kept})
 	s.carryOut(of, all)
 	return kept, nil
 }
