@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -15,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/internal/testing/testgate"
+	"github.com/cuvmm/cuvmm/shareable"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // budgetKeeper is a Keeper whose servers have a budget, of which the store is a member. With a step the first one kills
@@ -238,4 +241,55 @@ func TestBudgetStormSees(t *testing.T) {
 	s.held.look()
 	require.Len(t, s.held.all, 1, "who is gone does not count")
 	k.ask("close")
+}
+
+// TestStoreIsAMemberOfAGPU: a store and a member together never have more than a budget of a GPU, as seen from outside, also
+// when the server is killed. Each gets what the other has beyond its share.
+func TestStoreIsAMemberOfAGPU(t *testing.T) {
+	if !withCUDA {
+		t.Skip("needs a GPU; TestStoreIsAMember is the same on the host")
+	}
+	s := newBudgetStorm(t, 16, 1)
+	m := s.members[0].c
+	c, err := Connect(t.Context(), s.path, testDevice(t), ClientOptions{})
+	require.NoError(t, err)
+	create := func(name string, chunks uint64) error {
+		w, err := c.Create(within(t), name, CreateOptions{Size: chunks * memberChunk, Durable: true})
+		if err != nil {
+			return err
+		}
+		require.NoError(t, w.Append(waveAt(0, int(memberChunk))))
+		require.NoError(t, w.SetLen(w.Max()))
+		return errors.Join(w.Seal(within(t), shareable.SealOptions{}), w.Close())
+	}
+	remove := func(name string) { require.NoError(t, c.Delete(within(t), name, DeleteOptions{})) }
+	require.NoError(t, create("first", 1)) // with it the server has a context
+	remove("first")
+	s.held.on(t, s.held.card)
+	stop := s.held.watch()
+
+	m.ask("grow", 10*memberChunk)
+	require.NoError(t, create("x", 6))
+	require.NoError(t, create("y", 2), "the member gives what is beyond its share")
+	for range 2 {
+		replaced(t, s.server, "kill")
+		r := storeIn(t, reported(t, s.path))
+		require.EqualValues(t, 8*memberChunk, r.Lease, "before anyone can ask")
+		require.EqualValues(t, 8*memberChunk, r.Created)
+		require.ErrorIs(t, create("z", 1), vmm.ErrOutOfMemory)
+		v := got(t, c, "x", GetOptions{})
+		require.NoError(t, checkWave(v, memberChunk))
+		require.NoError(t, v.Close())
+	}
+	remove("x") // another server has created it
+	remove("y")
+	m.ask("grow", 16*memberChunk)
+	require.NoError(t, create("x", 8))
+	remove("x")
+	stop()
+	require.Empty(t, s.held.passed)
+	require.InDelta(t, s.budget, s.held.most, float64(s.held.slack()))
+	s.leave(s.members[0])
+	isUnused(t, s.path, s.budget)
+	s.server.ask("close")
 }
