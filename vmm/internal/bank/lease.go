@@ -121,21 +121,30 @@ func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error
 	if !b.tryTurn() {
 		return given, true
 	}
-	defer func() { <-b.taken }()
+	defer func() { // also if a function panics, or ends its goroutine
+		given += b.settle()
+		<-b.taken
+	}()
 	b.mu.Lock()
 	if b.lender != nil { // from here on nothing takes what is released
 		b.setLeaseLocked(b.lent, min(target, b.bounds[Lease]))
 	}
 	b.mu.Unlock()
 	b.giveTo(target, until, need)
+	return given, false
+}
+
+// settle has the bound be the lease again, after both have come down to what is created. It returns by how much the lease
+// has fallen.
+func (b *Bank) settle() (given uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.lender == nil { // the lease has ended
-		return given, false
+		return 0
 	}
 	old, lease := b.lent, min(b.lent, max(b.bounds[Lease], b.created))
 	b.setLeaseLocked(lease, lease)
-	return given + old - lease, false
+	return old - lease
 }
 
 // Relieve is Give for a limit that no Lender has set: the lease stays, since its Lender has not asked for it.
