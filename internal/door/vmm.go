@@ -142,7 +142,7 @@ type Lender interface {
 	// asks for what no one uses; else others are asked to give theirs. It returns by until, and says why it got
 	// too little. No lock is held, and nothing else of the process creates memory of the device meanwhile.
 	Borrow(need uint64, urgent bool, until time.Time) (refusal error)
-	// Near says that 7/8 of the lease are created. It is called with locks, and must not wait.
+	// Near says that the lease has become short. It is called with locks, and must not wait.
 	Near()
 }
 
@@ -152,13 +152,13 @@ type Lease interface {
 	Raise(bytes uint64)
 	// State is the lease, what counts against it, and the limit of SetLimit; MaxUint64: none.
 	State() (lease, created, limit uint64)
+	// IsShort reports whether 7/8 of the lease are created.
+	IsShort() bool
 	// Cut lowers the lease, even below what is created.
 	Cut(lease uint64)
-	// Drop lowers the lease to target, or to what is created, if that is more. DropCached releases unused
-	// memory before. Give also has functions of OnPressure release memory, until target is reached, none
+	// DropCached releases unused memory, and lowers the lease to target, or to what is created, if that is more. Give also has functions of OnPressure release memory, until target is reached, none
 	// releases more, or until has come; busy: it did not, as an operation of the process waits for memory. They
 	// return by how much the lease has fallen.
-	Drop(target uint64) (given uint64)
 	DropCached(target uint64) (given uint64)
 	Give(target uint64, until time.Time) (given uint64, busy bool)
 	// End takes the bound away. In a function of OnPressure it returns ErrBusy.

@@ -7,7 +7,7 @@ import (
 )
 
 // A lease is the bound that somebody else sets: a Lender, who divides the memory of a device among processes. It
-// rises when the Lender lends more, and falls when the Lender asks for memory: by Drop, DropCached, Give or Cut.
+// rises when the Lender lends more, and falls when the Lender asks for memory: by DropCached, Give or Cut.
 
 // Lender lends the right to create memory.
 type Lender interface {
@@ -15,7 +15,7 @@ type Lender interface {
 	// for what no one uses; else others are asked to give theirs. It returns by until, and says why it got too
 	// little. The goroutine has the turn, and no lock.
 	Borrow(need uint64, urgent bool, until time.Time) (refusal error)
-	// Near says that 7/8 of the lease are created. It is called with locks, and must not wait.
+	// Near says that the lease has become short (IsShort). It is called with locks, and must not wait.
 	Near()
 }
 
@@ -52,6 +52,13 @@ func (b *Bank) setLeaseLocked(lent, bound uint64) {
 	b.lent, b.bounds[Lease], b.near = lent, bound, bound-bound/nearParts
 }
 
+// IsShort reports whether 7/8 of the lease are created.
+func (b *Bank) IsShort() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.created > b.near
+}
+
 // Lent is the lease.
 func (b *Bank) Lent() uint64 {
 	b.mu.Lock()
@@ -78,7 +85,7 @@ func (b *Bank) Cut(lease uint64) {
 	}
 }
 
-// usedLocked is how much of the lease Drop leaves: all memory that is created, and memory that an operation has been
+// usedLocked is how much of the lease drop leaves: all memory that is created, and memory that an operation has been
 // lent and is about to create. It needs mu.
 func (b *Bank) usedLocked() uint64 {
 	if b.asked <= b.lent {
@@ -87,8 +94,8 @@ func (b *Bank) usedLocked() uint64 {
 	return b.created
 }
 
-// Drop lowers the lease to what is used, or to target if that is more. It returns by how much.
-func (b *Bank) Drop(target uint64) (given uint64) {
+// drop lowers the lease to what is used, or to target if that is more. It returns by how much.
+func (b *Bank) drop(target uint64) (given uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	target = max(target, b.usedLocked())
@@ -100,14 +107,15 @@ func (b *Bank) Drop(target uint64) (given uint64) {
 	return given
 }
 
-// DropCached is Drop, after it has released unused memory, as far as that is above target.
+// DropCached lowers the lease to what is used, or to target if that is more, after it has released unused memory, as far
+// as that is above target. It returns by how much.
 func (b *Bank) DropCached(target uint64) (given uint64) {
-	given = b.Drop(target)
+	given = b.drop(target)
 	if b.above(target) == 0 {
 		return given
 	}
 	b.reclaim(target)
-	return given + b.Drop(target)
+	return given + b.drop(target)
 }
 
 // Give is DropCached that then calls the functions of OnPressure until target is reached, none of them releases
