@@ -40,14 +40,17 @@ type VMM[D, G, R, C, S any] interface {
 	// WithMemory calls f, which allocates memory of the device by the driver. While f returns
 	// ErrOutOfMemory, memory is released as for a Create and f is called again: what Devices on the
 	// same ordinal do not use, and then what functions of OnPressure release. It returns f's last
-	// error. Memory that f allocates counts by Outside. While memory is being released for
+	// error. Memory that f allocates counts by Charge or Outside. While memory is being released for
 	// another operation it waits before it calls f. The caller holds no lock that a function of
 	// OnPressure needs. On a nil or closed device f is called once. A nil f is ErrInvalid.
 	// The functions get a vmm.OpError with op, name and size.
 	WithMemory(dev D, op, name string, size uint64, f func() error) error
-	// Outside counts memory that the driver allocates by itself against SetLimit and the other bounds. At first
-	// there is none. A nil or closed device counts nothing.
-	Outside(dev D) Outside
+	// Charge counts n bytes of plain memory that are about to be allocated against SetLimit and the other bounds, until
+	// undo, or returns vmm.ErrOutOfMemory, as in WithMemory.
+	Charge(dev D, n uint64) (undo func(), err error)
+	// Outside counts what the driver has reserved for a pool of its own, once for each pool however often it is
+	// open. read says what that is, and what of it is used. It is called until Close, and must call nothing but the driver.
+	Outside(dev D, pool driver.Pool, read func() (reserved, used uint64, err error)) Outside
 	// NoteAllocation notes n bytes that the driver has allocated. The caller must Retire the
 	// Allocation before it frees them. What was noted at an address already, as memory of a handle
 	// that is opened twice, is the same Allocation, which has one more user.
@@ -126,14 +129,13 @@ type LenHold interface {
 	Release()
 }
 
-// Outside is memory that the driver allocates by itself. Safe for concurrent use.
+// Outside is one user of a pool of the driver's. Safe for concurrent use.
 type Outside interface {
-	// IsBounded reports whether there is a bound.
-	IsBounded() bool
-	// Reserve counts n bytes that are about to be allocated, or returns vmm.ErrOutOfMemory, as in WithMemory.
-	Reserve(n uint64) error
-	// Set counts the bytes that there are.
-	Set(n uint64)
+	// Change calls f, which has the driver reserve or release memory of the pool. n is how many bytes f allocates: if the
+	// pool has too little for them they are counted before, or Change returns vmm.ErrOutOfMemory, as in WithMemory.
+	Change(n uint64, f func() error) error
+	// Close ends the use. destroy destroys the pool, for all its users; nil: it stays. If destroy fails, nothing changes.
+	Close(destroy func() error) error
 }
 
 // Lender lends the right to create memory of a device.

@@ -26,7 +26,7 @@ type Memory struct {
 	keep  func() // lets the device close
 	noted door.Allocation
 
-	outside door.Outside // what counts of it; nil for memory of another process
+	uncharge func() // nil for memory of another process
 
 	mu      sync.RWMutex // shared by all calls but Close
 	closing int          // calls of Close under way
@@ -64,12 +64,11 @@ func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 
 // alloc allocates the memory, and counts it.
 func (m *Memory) alloc(plain driver.Allocator) (err error) {
-	m.outside = inside.VMM.Outside(m.dev)
-	if err = m.outside.Reserve(m.size); err != nil {
+	if m.uncharge, err = inside.VMM.Charge(m.dev, m.size); err != nil {
 		return err
 	}
 	if m.ptr, err = plain.AllocPlain(m.size); err != nil {
-		m.outside.Set(0)
+		m.uncharge()
 	}
 	return err
 }
@@ -277,7 +276,7 @@ func (m *Memory) closeLocked() error {
 	}
 	err := m.plain.FreePlain(m.ptr)
 	if err == nil {
-		m.outside.Set(0)
+		m.uncharge()
 	}
 	return err
 }

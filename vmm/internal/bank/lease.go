@@ -25,11 +25,15 @@ const nearParts = 8
 // Lend makes what the process has created now its lease, until Unlend. It is false if there is a Lender.
 func (b *Bank) Lend(l Lender) bool {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.lender != nil {
+		b.mu.Unlock()
 		return false
 	}
-	b.lender = l
+	b.lender, b.bounds[Lease] = l, math.MaxUint64-1 // it bounds nothing, but all is counted from here on
+	b.mu.Unlock()
+	b.countPools()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.setLeaseLocked(b.created, b.created)
 	return true
 }
@@ -57,6 +61,13 @@ func (b *Bank) IsShort() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.created > b.near
+}
+
+// State is the lease, what counts against it, and the limit; MaxUint64: none.
+func (b *Bank) State() (lease, created, limit uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.lent, b.created, b.bounds[Limit]
 }
 
 // Lent is the lease.
@@ -110,8 +121,9 @@ func (b *Bank) drop(target uint64) (given uint64) {
 // DropCached lowers the lease to what is used, or to target if that is more, after it has released unused memory, as far
 // as that is above target. It returns by how much.
 func (b *Bank) DropCached(target uint64) (given uint64) {
+	above := b.above(target)
 	given = b.drop(target)
-	if b.above(target) == 0 {
+	if above == 0 {
 		return given
 	}
 	b.reclaim(target)
@@ -232,8 +244,9 @@ func (b *Bank) retiring() (n uint64) {
 	return n
 }
 
-// above is how much more than target is created.
+// above is how much more than target is created, as the driver says it now.
 func (b *Bank) above(target uint64) uint64 {
+	b.countPools()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.created - min(b.created, target)
