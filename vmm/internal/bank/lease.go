@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/history"
 )
 
 // A lease is the bound that somebody else sets: a Lender, who divides the memory of a device among processes. It
@@ -47,13 +49,29 @@ func (b *Bank) Unlend() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lender = nil
+	b.noteLeaseLocked(0)
 	b.lent, b.bounds[Lease], b.near = 0, math.MaxUint64, math.MaxUint64
 	return true
 }
 
 // setLeaseLocked sets the lease, and the bound. It needs mu.
 func (b *Bank) setLeaseLocked(lent, bound uint64) {
+	b.noteLeaseLocked(lent)
 	b.lent, b.bounds[Lease], b.near = lent, bound, bound-bound/nearParts
+}
+
+// noteLeaseLocked adds to the history by how much the lease rises or falls. It needs mu.
+func (b *Bank) noteLeaseLocked(lent uint64) {
+	kind, by := history.Lend, lent-b.lent
+	switch {
+	case lent == b.lent:
+		return
+	case lent < b.lent:
+		kind, by = history.Give, b.lent-lent
+	}
+	for _, a := range b.accounts {
+		a.History.Add(kind, 0, by, 0, "")
+	}
 }
 
 // IsShort reports whether 7/8 of the lease are created.
