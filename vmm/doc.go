@@ -136,6 +136,7 @@ package vmm
 //
 //	bank/bank.go         the cache: what enters it, how much stays; the limit and its error; what unused memory is released
 //	bank/memory.go       Memory and its references; creating memory, or taking cached memory (Obtain); refused releases
+//	bank/outside.go      plain memory, and pools of the driver's: how they count against the bounds
 //	bank/turn.go         the turn of an operation that lacks memory: functions of OnPressure, how long others wait
 //	freelist             cached pieces by kind, size and age: which one a growth takes, and which one leaves first
 //	count                the counters behind Stats; each number of bytes has its peak, whether Stats shows it or not

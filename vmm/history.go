@@ -42,6 +42,7 @@ type HistoryEvent struct {
 	//	pressure             a call lacks memory: what is unused is released, or functions of OnPressure are called
 	//	refused              a call, or the Create of a pool inside one, that has found no memory; Size is
 	//	                     what it was asked for
+	//	lend, give           the lease of a budget rises, or falls, by Size; Addr is 0
 	//	alloc, free, resize  blocks of a pool, with HistoryOptions.Blocks; a free is noted when the block
 	//	                     can be had again, so the alloc of the next one there may come first
 	Kind string

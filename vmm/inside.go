@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/history"
 	"github.com/cuvmm/cuvmm/internal/memsample"
 	"github.com/cuvmm/cuvmm/internal/nonnil"
+	"github.com/cuvmm/cuvmm/vmm/driver"
 	"github.com/cuvmm/cuvmm/vmm/internal/bank"
 )
 
@@ -66,11 +67,6 @@ type lease struct {
 	release func()
 }
 
-func (l *lease) State() (lease, created, limit uint64) {
-	created, _ = l.Created()
-	return l.Lent(), created, l.Bound(bank.Limit)
-}
-
 func (l *lease) Give(target uint64, until time.Time) (given uint64, busy bool) {
 	return l.Bank.Give(target, until, l.dev.giving("another process needs memory"))
 }
@@ -116,7 +112,11 @@ func (inside) WithMemory(d *Device, op, name string, size uint64, f func() error
 	return d.withMemory(op, name, size, f)
 }
 
-func (inside) Outside(d *Device) door.Outside { return d.state.bank.Outside() }
+func (inside) Counted(d *Device) door.Counted { return d.state.bank.Counted() }
+
+func (inside) Outside(d *Device, p driver.Pool, read func() (reserved, used uint64, err error)) door.Outside {
+	return d.state.bank.Outside(p, read)
+}
 
 func (inside) NoteAllocation(d *Device, at Ptr, n uint64) door.Allocation {
 	return d.noteAllocation(at, n)

@@ -158,7 +158,7 @@ func TestGive(t *testing.T) {
 	require.NoError(t, cached.Clip())
 	require.Equal(t, uint64(2*leaseUnit), d.Stats().Cached)
 
-	require.Equal(t, uint64(leaseUnit), l.lease.Drop(7*leaseUnit))
+	require.Equal(t, uint64(leaseUnit), l.lease.DropCached(7*leaseUnit))
 	require.Equal(t, uint64(2*leaseUnit), l.lease.DropCached(5*leaseUnit), "one is cached still")
 	require.Equal(t, uint64(leaseUnit), d.Stats().Cached, "no more is released than is asked for")
 	given, busy := l.lease.Give(2*leaseUnit, time.Now().Add(time.Minute))
@@ -252,7 +252,7 @@ func TestLeaseOfWake(t *testing.T) {
 	g := growing(t, d)
 	require.NoError(t, g.Grow(4*leaseUnit))
 	require.NoError(t, vmm.Sleep(vmm.SleepDrop, g))
-	l.lease.Drop(leaseUnit)
+	l.lease.DropCached(leaseUnit)
 	l.idle, l.others, l.asked = leaseUnit, 0, nil
 	err := vmm.Wake(g)
 	require.ErrorIs(t, err, l.refusal)

@@ -76,6 +76,7 @@ type Stats struct {
 	WorkTime time.Duration `json:"work_ns"`
 
 	Limit            uint64 `json:"limit"`             // see SetLimit
+	Lease            uint64 `json:"lease"`             // what a budget has lent this process; 0: none, see package shareable/budget
 	ReleaseThreshold uint64 `json:"release_threshold"` // see SetReleaseThreshold
 	AddressLimit     uint64 `json:"address_limit"`     // see SetAddressLimit
 }
@@ -88,7 +89,7 @@ func (d *Device) Stats() Stats {
 	process.mu.Lock()
 	addresses := process.limit
 	process.mu.Unlock()
-	limit := d.state.bank.Limit()
+	limit, lease := d.state.bank.Limit(), d.state.bank.Lent()
 	pinned := d.pinned()
 	// What follows is of one moment; the limits above change by themselves.
 	c := &d.counters
@@ -113,6 +114,7 @@ func (d *Device) Stats() Stats {
 			Counts:           Counts(c.Counts),
 			WorkTime:         time.Duration(d.workTime.Load()),
 			Limit:            limit,
+			Lease:            lease,
 			ReleaseThreshold: c.Threshold,
 			AddressLimit:     addresses,
 		}

@@ -40,14 +40,17 @@ type VMM[D, G, R, C, S any] interface {
 	// WithMemory calls f, which allocates memory of the device by the driver. While f returns
 	// ErrOutOfMemory, memory is released as for a Create and f is called again: what Devices on the
 	// same ordinal do not use, and then what functions of OnPressure release. It returns f's last
-	// error. Memory that f allocates counts by Outside. While memory is being released for
+	// error. Memory that f allocates counts by Counted or Outside. While memory is being released for
 	// another operation it waits before it calls f. The caller holds no lock that a function of
 	// OnPressure needs. On a nil or closed device f is called once. A nil f is ErrInvalid.
 	// The functions get a vmm.OpError with op, name and size.
 	WithMemory(dev D, op, name string, size uint64, f func() error) error
-	// Outside counts memory that the driver allocates by itself against SetLimit and the other bounds. At first
-	// there is none. A nil or closed device counts nothing.
-	Outside(dev D) Outside
+	// Counted is memory that no Chunk of this process has created, and that counts against SetLimit and the other
+	// bounds. There is none at first.
+	Counted(dev D) Counted
+	// Outside counts what the driver has reserved for a pool of its own, once for each pool however often it is
+	// open. read says what that is, and what of it is used. It is called until Close, and must call nothing but the driver.
+	Outside(dev D, pool driver.Pool, read func() (reserved, used uint64, err error)) Outside
 	// NoteAllocation notes n bytes that the driver has allocated. The caller must Retire the
 	// Allocation before it frees them. What was noted at an address already, as memory of a handle
 	// that is opened twice, is the same Allocation, which has one more user.
@@ -126,14 +129,21 @@ type LenHold interface {
 	Release()
 }
 
-// Outside is memory that the driver allocates by itself. Safe for concurrent use.
-type Outside interface {
-	// IsBounded reports whether there is a bound.
-	IsBounded() bool
-	// Reserve counts n bytes that are about to be allocated, or returns vmm.ErrOutOfMemory, as in WithMemory.
-	Reserve(n uint64) error
-	// Set counts the bytes that there are.
+// Counted is memory that counts. Safe for concurrent use.
+type Counted interface {
+	// Charge counts n bytes more, which are about to be allocated, or returns vmm.ErrOutOfMemory, as in WithMemory.
+	Charge(n uint64) error
+	// Set counts what there is, even beyond the bounds.
 	Set(n uint64)
+}
+
+// Outside is one user of a pool of the driver's. Safe for concurrent use.
+type Outside interface {
+	// Change calls f, which has the driver reserve or release memory of the pool. n is how many bytes f allocates: if the
+	// pool has too little for them they are counted before, or Change returns vmm.ErrOutOfMemory, as in WithMemory.
+	Change(n uint64, f func() error) error
+	// Close ends the use. destroy destroys the pool, for all its users; nil: it stays. If destroy fails, nothing changes.
+	Close(destroy func() error) error
 }
 
 // Lender lends the right to create memory of a device.
@@ -142,7 +152,7 @@ type Lender interface {
 	// asks for what no one uses; else others are asked to give theirs. It returns by until, and says why it got
 	// too little. No lock is held, and nothing else of the process creates memory of the device meanwhile.
 	Borrow(need uint64, urgent bool, until time.Time) (refusal error)
-	// Near says that 7/8 of the lease are created. It is called with locks, and must not wait.
+	// Near says that the lease has become short. It is called with locks, and must not wait.
 	Near()
 }
 
@@ -152,13 +162,13 @@ type Lease interface {
 	Raise(bytes uint64)
 	// State is the lease, what counts against it, and the limit of SetLimit; MaxUint64: none.
 	State() (lease, created, limit uint64)
+	// IsShort reports whether 7/8 of the lease are created.
+	IsShort() bool
 	// Cut lowers the lease, even below what is created.
 	Cut(lease uint64)
-	// Drop lowers the lease to target, or to what is created, if that is more. DropCached releases unused
-	// memory before. Give also has functions of OnPressure release memory, until target is reached, none
+	// DropCached releases unused memory, and lowers the lease to target, or to what is created, if that is more. Give also has functions of OnPressure release memory, until target is reached, none
 	// releases more, or until has come; busy: it did not, as an operation of the process waits for memory. They
 	// return by how much the lease has fallen.
-	Drop(target uint64) (given uint64)
 	DropCached(target uint64) (given uint64)
 	Give(target uint64, until time.Time) (given uint64, busy bool)
 	// End takes the bound away. In a function of OnPressure it returns ErrBusy.

@@ -35,6 +35,8 @@ const (
 	Move
 	Pressure
 	Refused
+	Lend
+	Give
 	Alloc
 	Free
 	Resize
@@ -42,7 +44,7 @@ const (
 
 var names = [...]string{
 	"reserve", "close", "create", "import", "unimport", "release", "map", "unmap", "grow", "clip", "sleep", "wake", "export", "move", "pressure",
-	"refused", "alloc", "free", "resize",
+	"refused", "lend", "give", "alloc", "free", "resize",
 }
 
 func (k Kind) String() string { return names[k] }

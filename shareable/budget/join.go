@@ -89,8 +89,7 @@ type Stats struct {
 }
 
 // Join makes the process a member of the budget that the broker at path has for dev, until Close. "" is the path of
-// vmmstored. Memory that the process has created on dev before counts, too. That of a pool.DriverPool counts from the
-// pool's next Alloc on.
+// vmmstored. Memory that the process has created on dev before counts, too.
 //
 // Join returns once the lease has what the process has created, and Least. It returns the errors of shareable.Attach,
 // vmm.ErrNotSupported if the broker has no budget of the device, vmm.ErrLimit if all members are promised more than

@@ -65,8 +65,8 @@ const raisePause = 100 * time.Millisecond
 
 // raise asks for the next step, of what no one uses.
 func (m *Member) raise() {
-	lease, created, _ := m.lease.State()
-	if created <= lease-lease/8 {
+	lease, _, _ := m.lease.State()
+	if !m.lease.IsShort() {
 		return // an operation has asked meanwhile
 	}
 	_ = m.ask(m.ctx, lease, false)                  // an operation that needs more asks for itself

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/door"
@@ -26,7 +27,7 @@ type Memory struct {
 	keep  func() // lets the device close
 	noted door.Allocation
 
-	outside door.Outside // what counts of it; nil for memory of another process
+	counted door.Counted // nil for memory of another process
 
 	mu      sync.RWMutex // shared by all calls but Close
 	closing int          // calls of Close under way
@@ -40,7 +41,8 @@ var errNoMemory = &vmm.OpError{Op: "use plain memory", Err: fmt.Errorf("%w: no m
 // CUDA a process that opens the handle maps whole 2 MiB, and can reach what lies there, too.
 // If the driver has no plain memory, or no handles for it, that is ErrNotSupported. If the device
 // has no memory, what this process does not use of it is released, as for vmm.Device.Create. The
-// memory counts in vmm.Device.SetLimit, by n bytes. The caller must Close it.
+// memory counts in vmm.Device.SetLimit, by n bytes rounded up to the device's granularity, which is the most that the
+// driver takes. The caller must Close it.
 func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 	defer func() { err = fail(dev, "allocate plain memory", 0, n, err) }()
 	m, err := newMemory(dev, n)
@@ -64,14 +66,28 @@ func Alloc(dev *vmm.Device, n uint64) (_ *Memory, err error) {
 
 // alloc allocates the memory, and counts it.
 func (m *Memory) alloc(plain driver.Allocator) (err error) {
-	m.outside = inside.VMM.Outside(m.dev)
-	if err = m.outside.Reserve(m.size); err != nil {
+	taken, err := m.mostTaken()
+	if err != nil {
+		return err
+	}
+	m.counted = inside.VMM.Counted(m.dev)
+	if err = m.counted.Charge(taken); err != nil {
 		return err
 	}
 	if m.ptr, err = plain.AllocPlain(m.size); err != nil {
-		m.outside.Set(0)
+		m.counted.Set(0)
 	}
 	return err
+}
+
+// mostTaken is how many bytes the driver takes at most. CUDA's puts small allocations side by side in a piece of its
+// granularity, of which nothing tells who is in it.
+func (m *Memory) mostTaken() (uint64, error) {
+	gran, err := m.dev.Driver().Granularity(vmm.Prop{Location: vmm.Location{Kind: vmm.LocationDevice, ID: m.dev.Info().Ordinal}})
+	if err != nil {
+		return 0, err
+	}
+	return m.size + min((gran-m.size%gran)%gran, math.MaxUint64-m.size), nil
 }
 
 // newMemory is memory without an address yet. It keeps the device open.
@@ -277,7 +293,7 @@ func (m *Memory) closeLocked() error {
 	}
 	err := m.plain.FreePlain(m.ptr)
 	if err == nil {
-		m.outside.Set(0)
+		m.counted.Set(0)
 	}
 	return err
 }

@@ -125,8 +125,8 @@ func (s *Server) createAll(e *entry, n uint64) (all []newMemory, err error) {
 
 // tryCreate is createAll with what there is now.
 func (s *Server) tryCreate(e *entry, n uint64) (all []newMemory, err error) {
-	reserved := inside.VMM.Outside(s.dev)
-	if err := reserved.Reserve(n); err != nil {
+	reserved := inside.VMM.Counted(s.dev)
+	if err := reserved.Charge(n); err != nil {
 		return nil, err
 	}
 	defer reserved.Set(0)

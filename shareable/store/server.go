@@ -37,7 +37,7 @@ type Server struct {
 	recorder *recorder        // nil: no process keeps what there is
 	budgets  *lending.Service // nil: there is none
 	member   *budget.Member   // of the budget of dev; nil: it has none
-	outside  door.Outside     // see countOutsideLocked
+	outside  door.Counted     // see countOutsideLocked
 	before   uint64           // how many servers there were
 	began    time.Time
 	stop     chan struct{}   // closed by Close
@@ -173,7 +173,7 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 		return nil, err
 	}
 	s.life, s.endLife = context.WithCancel(context.Background())
-	s.outside = inside.VMM.Outside(dev)
+	s.outside = inside.VMM.Counted(dev)
 	return s, nil
 }
 

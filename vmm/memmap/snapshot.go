@@ -53,7 +53,8 @@ type Summary struct {
 	Free      uint64     `json:"free"`            // of it, for all processes
 	Error     string     `json:"error,omitempty"` // why Total and Free are not known
 	Stats     vmm.Stats  `json:"stats"`
-	Others    uint64     `json:"others"` // taken of the device, and not by this program
+	Created   uint64     `json:"created"` // by this process, in all Devices on this one: what SetLimit and a lease count
+	Others    uint64     `json:"others"`  // taken of the device, and not by this program
 	InPools   InPools    `json:"in_pools"`
 	Unused    uint64     `json:"unused"`   // in Ranges beyond Len, or about to be mapped there: the rest of Stats.Committed
 	Mapped    uint64     `json:"mapped"`   // in reservations that are no Range and no pool's, without what is imported
@@ -189,6 +190,7 @@ func (x *Summary) readMemory(d *vmm.Device) {
 			return
 		}
 		after, now := inside.VMM.Created(d)
+		x.Created = after
 		taken := x.Total - x.Free
 		x.Others = min(x.Others, taken-min(taken, max(before, after, x.Stats.Committed)))
 		if now == changes {

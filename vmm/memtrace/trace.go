@@ -42,9 +42,9 @@ const (
 
 // WriteTrace writes all events that the device keeps as one JSON object in the trace event format. Each
 // is an instant in the track of its stream, with its details as arguments. A range that sleeps is a
-// slice from sleep to wake or close. Counters show by how many bytes the physical memory, what is imported,
-// what is mapped, and what is in blocks of pools, as it was asked for, have changed since the first event
-// that is kept.
+// slice from sleep to wake or close. Counters show by how many bytes the physical memory, the lease of a
+// budget, what is imported, what is mapped, and what is in blocks of pools, as it was asked for, have changed
+// since the first event that is kept.
 //
 // Format: "Trace Event Format", which Perfetto documents as its JSON format.
 func WriteTrace(w io.Writer, dev *vmm.Device) error {
@@ -81,10 +81,10 @@ type tracer struct {
 	written bool
 	err     error
 
-	streams                            map[Addr]uint64 // their tracks
-	physical, imported, mapped, blocks int64
-	sizes                              map[Addr]int64 // of blocks whose alloc or resize was seen
-	asleep                             map[Addr]bool  // the slice has begun
+	streams                                   map[Addr]uint64 // their tracks
+	physical, lease, imported, mapped, blocks int64
+	sizes                                     map[Addr]int64 // of blocks whose alloc or resize was seen
+	asleep                                    map[Addr]bool  // the slice has begun
 }
 
 func (t *tracer) event(e Event) {
@@ -122,6 +122,10 @@ func (t *tracer) count(e Event, ts float64) {
 		name, counter = "physical memory", &t.physical
 	case "release":
 		name, counter, by = "physical memory", &t.physical, -by
+	case "lend":
+		name, counter = "lease", &t.lease
+	case "give":
+		name, counter, by = "lease", &t.lease, -by
 	case "import":
 		name, counter = "imported", &t.imported
 	case "unimport":

@@ -39,6 +39,7 @@ var deviceRows = []promstats.Row{
 	{Field: "WorkTime", Name: "cuvmm_device_work_seconds_total", Help: "Time that the goroutine of the device has been at work."},
 
 	{Field: "Limit", Name: "cuvmm_device_limit_bytes", Help: "Limit of the memory that the process creates on the device; 0 is none."},
+	{Field: "Lease", Name: "cuvmm_device_lease_bytes", Help: "What a budget has lent the process; 0 is none."},
 	{Field: "ReleaseThreshold", Name: "cuvmm_device_release_threshold_bytes", Help: "How many bytes of unused memory the device keeps."},
 	{Field: "AddressLimit", Name: "cuvmm_device_address_limit_bytes", Help: "Limit of the addresses that the process reserves, on all devices."},
 }

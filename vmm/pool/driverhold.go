@@ -23,7 +23,9 @@ func (forIPC) WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.ownerUnknown = a == vmm.AccessNone
+	if p.ownerUnknown = a == vmm.AccessNone; !p.ownerUnknown {
+		p.open()
+	}
 	return p, nil
 }
 

@@ -22,8 +22,8 @@ import (
 //
 // When this module finds no memory on the device, the pool releases what no block uses
 // (vmm.Device.OnPressure). The default and the current pool also release what other libraries have
-// freed. With vmm.Device.SetLimit, or another bound, what the driver has reserved for the pool counts: as it is after
-// each Alloc and each release here.
+// freed. With vmm.Device.SetLimit, or another bound, what the driver has reserved for the pool counts, once however
+// often it is open. What other libraries change is seen at the next Alloc or release here.
 type DriverPool struct {
 	// Immutable.
 	dev   *vmm.Device
@@ -47,8 +47,7 @@ type DriverPool struct {
 	liveMu sync.Mutex
 	live   map[uint64]driverBlock // those that are allocated, by Block.seq
 
-	outsideMu sync.Mutex // held by an Alloc where there is a bound, and by TrimTo
-	outside   door.Outside
+	outside door.Outside // nil: it is not known whose the memory is
 }
 
 // driverBlock is what a DriverPool knows of a block.
@@ -79,6 +78,7 @@ func NewDriver(dev *vmm.Device, o Options) (_ *DriverPool, err error) {
 	if p.pool, err = p.calls.CreatePool(driver.PoolProps{Max: o.Max, Share: o.Share}); err != nil {
 		return nil, err
 	}
+	p.open()
 	err = p.set(driver.PoolReleaseThreshold, o.ReleaseThreshold)
 	if err == nil {
 		err = p.setReuse(ReuseAll &^ o.NoReuse)
@@ -106,6 +106,7 @@ func DriverCurrent(dev *vmm.Device) (*DriverPool, error) {
 func sharedPool(dev *vmm.Device, op string, find func(driver.Pooler) (driver.Pool, error)) (*DriverPool, error) {
 	p, err := ofDriver(dev, op, find)
 	if err == nil {
+		p.open()
 		p.stop = dev.OnPressure(p.onPressure)
 	}
 	return p, err
@@ -133,7 +134,7 @@ func driverPool(dev *vmm.Device) (*DriverPool, error) {
 	if !pools || !frees {
 		return nil, fmt.Errorf("%w: pools of the driver", vmm.ErrNotSupported)
 	}
-	return &DriverPool{dev: dev, calls: calls, plain: plain, live: map[uint64]driverBlock{}, outside: inside.VMM.Outside(dev)}, nil
+	return &DriverPool{dev: dev, calls: calls, plain: plain, live: map[uint64]driverBlock{}}, nil
 }
 
 // enter keeps the pool open until leave, unless it returns an error.
@@ -223,8 +224,10 @@ func (p *DriverPool) alloc(s *vmm.Stream, n uint64) (b Block, full bool, err err
 		if err = p.reaches(s.Device()); err != nil || n == 0 {
 			return err
 		}
-		at, err = p.allocCounted(n, handle)
-		return err
+		return p.change(n, func() (err error) {
+			at, err = p.calls.AllocFromPool(p.pool, n, handle)
+			return err
+		})
 	})
 	if p.max > 0 && errors.Is(err, vmm.ErrOutOfMemory) {
 		used, unknown := p.get(driver.PoolUsed)
@@ -540,13 +543,16 @@ func (p *DriverPool) close() error {
 	if n := len(p.live); n > 0 { // no call is under way, so it does not change
 		return p.fail("close", 0, 0, fmt.Errorf("%w: %d blocks are allocated", vmm.ErrBusy, n))
 	}
+	var destroy func() error
 	if p.made {
-		if err := p.calls.DestroyPool(p.pool); err != nil {
+		destroy = func() error { return p.calls.DestroyPool(p.pool) }
+	}
+	if p.outside != nil {
+		if err := p.outside.Close(destroy); err != nil {
 			return p.fail("close", 0, 0, err)
 		}
 	}
 	p.closed = true
-	p.outside.Set(0)
 	return nil
 }
 

@@ -1,6 +1,3 @@
-// Package bank manages the physical memory of a driver's devices: creation, the cache, the limit, and releases
-// that the driver refused. When memory runs out, it decides which operation gets released memory. It knows no
-// range: the caller hands in the function that releases unused memory of ranges.
 package bank
 
 import (
@@ -46,6 +43,7 @@ type Bank struct {
 	created  uint64
 	changes  uint64 // how often created has changed
 	hooks    []*hook
+	pools    []*driverPool // the driver's, that are open
 	lender   Lender        // nil: there is no lease
 	lent     uint64        // the lease; the bound is lower during a Give
 	asked    uint64        // the lease that the operation with the turn has asked for; 0: none

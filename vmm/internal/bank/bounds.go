@@ -32,19 +32,12 @@ func (b *Bank) Bound(k Bound) uint64 {
 	return b.bounds[k]
 }
 
-// SetBound sets a bound that is neither the lease nor that of the system, and returns the old value.
-func (b *Bank) SetBound(k Bound, bytes uint64) (old uint64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	old, b.bounds[k] = b.bounds[k], bytes
-	return old
-}
-
 // SetAround sets the bound of the system, and returns the old value. limit is the system's limit, which errors name.
 func (b *Bank) SetAround(bytes uint64, limit string) (old uint64) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	old, b.bounds[Around], b.around = b.bounds[Around], bytes, limit
+	b.mu.Unlock()
+	b.countPools()
 	return old
 }
 
@@ -61,7 +54,11 @@ func (b *Bank) Limit() uint64 { return asLimit(b.Bound(Limit)) }
 
 // SetLimit sets the limit, and returns the old one; 0 is none.
 func (b *Bank) SetLimit(bytes uint64) (old uint64) {
-	return asLimit(b.SetBound(Limit, cmp.Or(bytes, math.MaxUint64)))
+	b.mu.Lock()
+	old, b.bounds[Limit] = b.bounds[Limit], cmp.Or(bytes, math.MaxUint64)
+	b.mu.Unlock()
+	b.countPools()
+	return asLimit(old)
 }
 
 // asLimit is a bound for people, to whom 0 is none.
@@ -104,50 +101,4 @@ func lacksLease(err error) (size uint64, short bool) {
 		return s.size, true
 	}
 	return 0, false
-}
-
-// Outside is memory that the driver allocates by itself, for a pool of its own or as plain memory. It counts against
-// the bounds. Safe for concurrent use.
-type Outside struct {
-	of    *Bank
-	bytes uint64 // guarded by Bank.mu
-}
-
-// Outside is such memory, of which there is none yet.
-func (b *Bank) Outside() *Outside { return &Outside{of: b} }
-
-// IsBounded reports whether there is a bound.
-func (o *Outside) IsBounded() bool {
-	o.of.mu.Lock()
-	defer o.of.mu.Unlock()
-	_, bound := o.of.boundLocked()
-	return bound != math.MaxUint64
-}
-
-// Reserve counts n bytes that are about to be allocated, or returns ErrOutOfMemory. It has nothing released.
-func (o *Outside) Reserve(n uint64) error {
-	if err := o.of.CheckSize(n); err != nil {
-		return err
-	}
-	if err := o.of.chargeOnce(n); err != nil {
-		return err
-	}
-	o.of.mu.Lock()
-	defer o.of.mu.Unlock()
-	o.bytes += n
-	return nil
-}
-
-// Set counts what there is.
-func (o *Outside) Set(n uint64) {
-	b := o.of
-	b.mu.Lock()
-	less := n < o.bytes
-	b.created += n - o.bytes // it may wrap around, as the difference does
-	o.bytes = n
-	b.changedLocked()
-	b.mu.Unlock()
-	if less {
-		freed.Add(1)
-	}
 }

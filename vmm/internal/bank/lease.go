@@ -4,10 +4,12 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/history"
 )
 
 // A lease is the bound that somebody else sets: a Lender, who divides the memory of a device among processes. It
-// rises when the Lender lends more, and falls when the Lender asks for memory: by Drop, DropCached, Give or Cut.
+// rises when the Lender lends more, and falls when the Lender asks for memory: by DropCached, Give or Cut.
 
 // Lender lends the right to create memory.
 type Lender interface {
@@ -15,7 +17,7 @@ type Lender interface {
 	// for what no one uses; else others are asked to give theirs. It returns by until, and says why it got too
 	// little. The goroutine has the turn, and no lock.
 	Borrow(need uint64, urgent bool, until time.Time) (refusal error)
-	// Near says that 7/8 of the lease are created. It is called with locks, and must not wait.
+	// Near says that the lease has become short (IsShort). It is called with locks, and must not wait.
 	Near()
 }
 
@@ -25,11 +27,15 @@ const nearParts = 8
 // Lend makes what the process has created now its lease, until Unlend. It is false if there is a Lender.
 func (b *Bank) Lend(l Lender) bool {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.lender != nil {
+		b.mu.Unlock()
 		return false
 	}
-	b.lender = l
+	b.lender, b.bounds[Lease] = l, math.MaxUint64-1 // it bounds nothing, but all is counted from here on
+	b.mu.Unlock()
+	b.countPools()
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.setLeaseLocked(b.created, b.created)
 	return true
 }
@@ -43,13 +49,43 @@ func (b *Bank) Unlend() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lender = nil
+	b.noteLeaseLocked(0)
 	b.lent, b.bounds[Lease], b.near = 0, math.MaxUint64, math.MaxUint64
 	return true
 }
 
 // setLeaseLocked sets the lease, and the bound. It needs mu.
 func (b *Bank) setLeaseLocked(lent, bound uint64) {
+	b.noteLeaseLocked(lent)
 	b.lent, b.bounds[Lease], b.near = lent, bound, bound-bound/nearParts
+}
+
+// noteLeaseLocked adds to the history by how much the lease rises or falls. It needs mu.
+func (b *Bank) noteLeaseLocked(lent uint64) {
+	kind, by := history.Lend, lent-b.lent
+	switch {
+	case lent == b.lent:
+		return
+	case lent < b.lent:
+		kind, by = history.Give, b.lent-lent
+	}
+	for _, a := range b.accounts {
+		a.History.Add(kind, 0, by, 0, "")
+	}
+}
+
+// IsShort reports whether 7/8 of the lease are created.
+func (b *Bank) IsShort() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.created > b.near
+}
+
+// State is the lease, what counts against it, and the limit; MaxUint64: none.
+func (b *Bank) State() (lease, created, limit uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.lent, b.created, b.bounds[Limit]
 }
 
 // Lent is the lease.
@@ -78,7 +114,7 @@ func (b *Bank) Cut(lease uint64) {
 	}
 }
 
-// usedLocked is how much of the lease Drop leaves: all memory that is created, and memory that an operation has been
+// usedLocked is how much of the lease drop leaves: all memory that is created, and memory that an operation has been
 // lent and is about to create. It needs mu.
 func (b *Bank) usedLocked() uint64 {
 	if b.asked <= b.lent {
@@ -87,8 +123,8 @@ func (b *Bank) usedLocked() uint64 {
 	return b.created
 }
 
-// Drop lowers the lease to what is used, or to target if that is more. It returns by how much.
-func (b *Bank) Drop(target uint64) (given uint64) {
+// drop lowers the lease to what is used, or to target if that is more. It returns by how much.
+func (b *Bank) drop(target uint64) (given uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	target = max(target, b.usedLocked())
@@ -100,14 +136,16 @@ func (b *Bank) Drop(target uint64) (given uint64) {
 	return given
 }
 
-// DropCached is Drop, after it has released unused memory, as far as that is above target.
+// DropCached lowers the lease to what is used, or to target if that is more, after it has released unused memory, as far
+// as that is above target. It returns by how much.
 func (b *Bank) DropCached(target uint64) (given uint64) {
-	given = b.Drop(target)
-	if b.above(target) == 0 {
+	above := b.above(target)
+	given = b.drop(target)
+	if above == 0 {
 		return given
 	}
 	b.reclaim(target)
-	return given + b.Drop(target)
+	return given + b.drop(target)
 }
 
 // Give is DropCached that then calls the functions of OnPressure until target is reached, none of them releases
@@ -121,21 +159,30 @@ func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error
 	if !b.tryTurn() {
 		return given, true
 	}
-	defer func() { <-b.taken }()
+	defer func() { // also if a function panics, or ends its goroutine
+		given += b.settle()
+		<-b.taken
+	}()
 	b.mu.Lock()
 	if b.lender != nil { // from here on nothing takes what is released
 		b.setLeaseLocked(b.lent, min(target, b.bounds[Lease]))
 	}
 	b.mu.Unlock()
 	b.giveTo(target, until, need)
+	return given, false
+}
+
+// settle has the bound be the lease again, after both have come down to what is created. It returns by how much the lease
+// has fallen.
+func (b *Bank) settle() (given uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.lender == nil { // the lease has ended
-		return given, false
+		return 0
 	}
 	old, lease := b.lent, min(b.lent, max(b.bounds[Lease], b.created))
 	b.setLeaseLocked(lease, lease)
-	return given + old - lease, false
+	return old - lease
 }
 
 // Relieve is Give for a limit that no Lender has set: the lease stays, since its Lender has not asked for it.
@@ -215,8 +262,9 @@ func (b *Bank) retiring() (n uint64) {
 	return n
 }
 
-// above is how much more than target is created.
+// above is how much more than target is created, as the driver says it now.
 func (b *Bank) above(target uint64) uint64 {
+	b.countPools()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.created - min(b.created, target)

@@ -129,6 +129,7 @@ const parts = {
   retiring: ["retiring", "given up; work that may use it runs"],
   quarantined: ["quarantined", "could not be undone or given back"],
   process: ["other process", ""],
+  lent: ["lent", "free of the lease of a budget"],
   rest: ["unexplained", "the driver, other libraries and processes that are not known"],
   free: ["free", ""],
 };

@@ -38,6 +38,7 @@ function card(pick) {
       if (rest.length) out.push({key: "more", name: many(rest.length, "other holder"), about: "", color: "chunks", bytes: rest.reduce((n, x) => n + x.bytes, 0)});
       for (const key of ["cached", "retiring", "quarantined", "unmapped"]) part(key);
     }
+    part("lent");
     if (x.stats.limit) {
       part("free");
       return out;
@@ -81,6 +82,7 @@ function card(pick) {
     if (s.host_copies) also.push(bytes(s.host_copies) + " of host memory for their contents");
     if (s.imported) also.push(bytes(s.imported) + " are imported, and their owners count them");
     if (s.pinned) also.push(bytes(s.pinned) + " of host memory is pinned");
+    if (s.lease) also.push("of the lease of " + bytes(s.lease) + " from a budget, " + bytes(summary.created) + " are created");
     if (limit) {
       const others = summary.others, beyond = holdings(summary).beyond;
       also.push("of the " + what + " of " + bytes(summary.total) + ", others have " + bytes(others) + ", and " + bytes(beyond) + " are free beyond the limit (Device.SetLimit)");

@@ -102,8 +102,10 @@ function holdings(x) {
   out.quarantined = s.quarantined;
   out.rest = Math.max(0, x.others - x.processes.reduce((n, p) => n + p.bytes, 0));
   const within = s.limit ? Math.max(0, s.limit - s.committed) : Infinity;
-  out.free = Math.min(x.free, within);
-  out.beyond = x.free - out.free;
+  const free = Math.min(x.free, within);
+  out.lent = Math.min(free, Math.max(0, s.lease - x.created));
+  out.free = free - out.lent;
+  out.beyond = x.free - free;
   return out;
 }
 
