@@ -166,8 +166,9 @@ type Lease interface {
 	IsShort() bool
 	// Cut lowers the lease, even below what is created.
 	Cut(lease uint64)
-	// DropCached releases unused memory, and lowers the lease to target, or to what is created, if that is more. Give also has functions of OnPressure release memory, until target is reached, none
-	// releases more, or until has come; busy: it did not, as an operation of the process waits for memory. They
+	// DropCached releases unused memory, and lowers the lease to target, or to what is created, if that is more.
+	// Give also has functions of OnPressure release memory, until target is reached, none releases more, or until
+	// has come; busy: it did not, as an operation of the process had the turn. They
 	// return by how much the lease has fallen.
 	DropCached(target uint64) (given uint64)
 	Give(target uint64, until time.Time) (given uint64, busy bool)

@@ -217,25 +217,27 @@ func (m *Member) lent(c serve.Client, l wire.Lent) {
 	}
 }
 
-// give replies to a demand.
+// give replies to a demand, also if a function of OnPressure ends its goroutine.
 func (m *Member) give(c serve.Client, times int, d wire.Demand) {
 	defer m.done.Done()
 	why := ""
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.counts.Demands++
+		if m.client != c || c.Times() != times { // a demand of before
+			d.Number = 0
+		}
+		m.gaveLocked(d.Number, why)
+	}()
 	if d.Soft {
 		m.lease.DropCached(d.Lease)
-	} else {
-		_, busy := m.lease.Give(d.Lease, time.Now().Add(time.Duration(d.Within)*time.Millisecond))
-		if busy {
-			why = "an operation of its own waits for memory"
-		}
+		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.counts.Demands++
-	if m.client != c || c.Times() != times { // a demand of before
-		d.Number = 0
+	_, busy := m.lease.Give(d.Lease, time.Now().Add(time.Duration(d.Within)*time.Millisecond))
+	if busy {
+		why = "an operation of its own looked for memory all the time"
 	}
-	m.gaveLocked(d.Number, why)
 }
 
 // gaveLocked tells the broker by how much the lease has fallen. Number 0 is no reply to a demand: the lease fell while the

@@ -149,14 +149,15 @@ func (b *Bank) DropCached(target uint64) (given uint64) {
 }
 
 // Give is DropCached that then calls the functions of OnPressure until target is reached, none of them releases
-// anything, or until has come. It waits for memory that is retiring. busy: an operation of this process has the
-// turn, which may wait for a Lender itself; then it is DropCached. need makes the error that the functions get.
+// anything, or until has come. It waits for memory that is retiring, and before it calls functions for an operation of
+// this process that has the turn: the Lender must not keep that waiting meanwhile. busy: the operation had the turn
+// until the end. need makes the error that the functions get.
 func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error) (given uint64, busy bool) {
 	given = b.DropCached(target)
 	if b.above(target) == 0 && b.Lent() <= target {
 		return given, false
 	}
-	if !b.tryTurn() {
+	if _, inVain := b.takeTurn(until); inVain {
 		return given, true
 	}
 	defer func() { // also if a function panics, or ends its goroutine

@@ -147,7 +147,10 @@ func (t *Ticket) Again(need func(error) error, short *Bank, err error, op func()
 			return err
 		}
 		var more, waited bool
-		if waited, t.last = t.takeTurn(short); t.last {
+		if t.until.IsZero() {
+			t.until = time.Now().Add(pressureTime)
+		}
+		if waited, t.last = short.takeTurn(t.until); t.last {
 			short, err = t.tryLast(op)
 			continue
 		}
@@ -182,17 +185,14 @@ func (t *Ticket) mayWait(b *Bank, err error) bool {
 	return (any || isTurnTaken(err)) && (*b.noGuard || !isLetThrough())
 }
 
-// takeTurn waits for the turn.
-func (t *Ticket) takeTurn(b *Bank) (waited, inVain bool) {
-	if t.until.IsZero() {
-		t.until = time.Now().Add(pressureTime)
-	}
+// takeTurn waits for the turn, until that time.
+func (b *Bank) takeTurn(until time.Time) (waited, inVain bool) {
 	select {
 	case b.taken <- struct{}{}:
 		return false, false
 	default:
 	}
-	left := time.NewTimer(time.Until(t.until))
+	left := time.NewTimer(time.Until(until))
 	defer left.Stop()
 	select {
 	case b.taken <- struct{}{}:
