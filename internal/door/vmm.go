@@ -140,8 +140,9 @@ type Counted interface {
 // Outside is one user of a pool of the driver's. Safe for concurrent use.
 type Outside interface {
 	// Change calls f, which has the driver reserve or release memory of the pool. n is how many bytes f allocates: if the
-	// pool has too little for them they are counted before, or Change returns vmm.ErrOutOfMemory, as in WithMemory.
-	Change(n uint64, f func() error) error
+	// pool has too little for them, the most that the driver reserves is counted before, or Change returns
+	// vmm.ErrOutOfMemory, as in WithMemory.
+	Change(n, most uint64, f func() error) error
 	// Close ends the use. destroy destroys the pool, for all its users; nil: it stays. If destroy fails, nothing changes.
 	Close(destroy func() error) error
 }

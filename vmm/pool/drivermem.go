@@ -2,6 +2,7 @@ package pool
 
 import (
 	"cmp"
+	"math"
 
 	"github.com/cuvmm/cuvmm/internal/inside"
 	"github.com/cuvmm/cuvmm/vmm/driver"
@@ -16,12 +17,23 @@ func (p *DriverPool) open() {
 	})
 }
 
+// reservedAtATime is what CUDA's driver reserves for a pool at a time, as was measured. Others reserve what a block needs.
+const reservedAtATime = 32 << 20
+
+// mostReserved is what the driver reserves at most for a block for which the pool has no room.
+func (p *DriverPool) mostReserved(n uint64) uint64 {
+	if p.dev.Driver().Name() != "cuda" || n > math.MaxUint64-reservedAtATime {
+		return n
+	}
+	return (n + reservedAtATime - 1) / reservedAtATime * reservedAtATime
+}
+
 // change makes a call that has the driver reserve or release memory; n is how many bytes it allocates.
 func (p *DriverPool) change(n uint64, call func() error) error {
 	if p.outside == nil {
 		return call()
 	}
-	return p.outside.Change(n, call)
+	return p.outside.Change(n, p.mostReserved(n), call)
 }
 
 // TrimTo is cuMemPoolTrimTo. Allocations and frees by other libraries meanwhile may change the

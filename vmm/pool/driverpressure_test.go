@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"errors"
 	"math"
 	"testing"
 	"time"
@@ -183,31 +184,52 @@ func TestDriverPoolClosesUnderPressure(t *testing.T) {
 	w.end()
 }
 
+// piece is what the driver reserves for a pool at a time.
+var piece = map[bool]uint64{false: mib, true: 32 * mib}[onCUDA]
+
+// TestDriverPoolStaysWithin a limit, though the driver may reserve more than a block needs.
+func TestDriverPoolStaysWithin(t *testing.T) {
+	w := oneDevice(t, 64*mib)
+	d, s := w.devs[0], w.stream(0)
+	limit := piece + 16*mib
+	d.SetLimit(limit)
+	one, two := w.driverPool(pool.Options{}), w.driverPool(pool.Options{})
+	b := take(t, one, s, 8*mib)
+	c, err := two.Alloc(s, 8*mib)
+	now, _ := inside.VMM.Created(d)
+	require.LessOrEqual(t, now, limit)
+	require.Equal(t, onCUDA, errors.Is(err, vmm.ErrOutOfMemory), "%v", err)
+	require.NoError(t, one.Free(s, b))
+	if err == nil {
+		require.NoError(t, two.Free(s, c))
+	}
+}
+
 // TestDriverPoolCounts: what the driver has reserved for a pool counts against SetLimit, with chunks, and no longer
 // once it is trimmed or closed.
 func TestDriverPoolCounts(t *testing.T) {
 	w := oneDevice(t, 64*mib)
 	d, s := w.devs[0], w.stream(0)
-	d.SetLimit(16 * mib)
-	p := w.driverPool(pool.Options{ReleaseThreshold: 64 * mib})
-	b := take(t, p, s, 6*mib)
+	d.SetLimit(16 * piece)
+	p := w.driverPool(pool.Options{ReleaseThreshold: 64 * piece})
+	b := take(t, p, s, 6*piece)
 	created, _ := inside.VMM.Created(d)
 	st, err := p.Stats()
 	require.NoError(t, err)
 	require.Equal(t, st.Reserved, created)
-	g, err := d.NewRange(vmm.RangeOptions{Max: 64 * mib})
+	g, err := d.NewRange(vmm.RangeOptions{Max: 64 * piece})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, g.Close()) }()
-	require.ErrorIs(t, g.Grow(12*mib), vmm.ErrOutOfMemory)
-	require.NoError(t, g.Grow(4*mib))
-	_, err = p.Alloc(s, 14*mib)
+	require.ErrorIs(t, g.Grow(12*piece), vmm.ErrOutOfMemory)
+	require.NoError(t, g.Grow(4*piece))
+	_, err = p.Alloc(s, 14*piece)
 	require.ErrorIs(t, err, vmm.ErrOutOfMemory)
 	require.ErrorContains(t, err, "limit")
 	require.NoError(t, p.Free(s, b))
 	require.NoError(t, s.Sync())
-	require.NoError(t, g.Grow(12*mib), "the pool has released what no block uses")
+	require.NoError(t, g.Grow(12*piece), "the pool has released what no block uses")
 	created, _ = inside.VMM.Created(d)
-	require.LessOrEqual(t, created, uint64(16*mib))
+	require.LessOrEqual(t, created, uint64(16*piece))
 	require.NoError(t, p.Close())
 	after, _ := inside.VMM.Created(d)
 	require.LessOrEqual(t, after, created)
@@ -218,7 +240,7 @@ func TestDriverPoolCounts(t *testing.T) {
 func TestDriverPoolCountsBesideTrim(t *testing.T) {
 	w := oneDevice(t, 64*mib)
 	d, s := w.devs[0], w.stream(0)
-	d.SetLimit(16 * mib)
+	d.SetLimit(16 * piece)
 	p := w.driverPool(pool.Options{})
 	trimmed := make(chan error, 1)
 	var counted uint64
@@ -233,9 +255,9 @@ func TestDriverPoolCountsBesideTrim(t *testing.T) {
 		}
 		return nil
 	})
-	b := take(t, p, s, 12*mib)
+	b := take(t, p, s, 12*piece)
 	w.watch(nil)
 	require.NoError(t, <-trimmed)
-	require.EqualValues(t, 12*mib, counted)
+	require.EqualValues(t, 12*piece, counted)
 	require.NoError(t, p.Free(s, b))
 }

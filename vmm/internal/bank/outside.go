@@ -83,8 +83,8 @@ func (b *Bank) Outside(pool driver.Pool, read func() (reserved, used uint64, err
 }
 
 // Change calls f, which has the driver reserve or release memory of the pool. Where there is a bound, it counts what there
-// is then, and before f n bytes that f allocates, if the pool has too little for them.
-func (o *Outside) Change(n uint64, f func() error) error {
+// is then, and before f the most that the driver reserves for the n bytes that f allocates, if the pool has too little.
+func (o *Outside) Change(n, most uint64, f func() error) error {
 	o.changes.RLock()
 	if !o.of.isBounded() {
 		defer o.changes.RUnlock()
@@ -100,7 +100,7 @@ func (o *Outside) Change(n uint64, f func() error) error {
 	}
 	o.Set(reserved)
 	if n > reserved-min(reserved, used) {
-		if err = o.Charge(n); err != nil {
+		if err = o.Charge(most); err != nil {
 			return err
 		}
 	}
