@@ -302,6 +302,7 @@ func TestStoreIsAMemberInStorms(t *testing.T) {
 	seen.stop()
 	t.Logf("%d objects, %d refused; %d looks, %d bytes of %d at most", made, refused, seen.looks, seen.most, uint64(bytes))
 	require.LessOrEqual(t, seen.most, uint64(bytes))
+	require.Greater(t, seen.most, uint64(bytes/2), "control: it is seen")
 	require.NotZero(t, made)
 	require.NoError(t, c.Close())
 	k.ask("close")
@@ -373,6 +374,22 @@ func TestStoreGrowsAtNoOnesCost(t *testing.T) {
 	require.NoError(t, w.Abort(t.Context()))
 	require.Zero(t, s.Stats().Evicted)
 	a.leave()
+}
+
+// TestStoreGrowsWithoutEviction: what an object gets beyond its need costs no other one, where the limit is the store's.
+func TestStoreGrowsWithoutEviction(t *testing.T) {
+	t.Parallel()
+	s, c, _ := memberStore(t, 1, Options{Evict: true, MaxBytes: 8 * budgetChunk})
+	w := writer(t, c, "x", CreateOptions{Size: 8 * budgetChunk, Growable: true})
+	require.NoError(t, w.Grow(3*budgetChunk))
+	require.NoError(t, w.SetLen(w.Cap()))
+	require.NoError(t, w.Grow(budgetChunk))
+	require.Zero(t, s.Stats().Evicted)
+	require.LessOrEqual(t, w.Cap(), uint64(6*budgetChunk))
+	require.NoError(t, w.SetLen(w.Cap()))
+	require.NoError(t, w.Grow(7*budgetChunk-w.Cap()))
+	require.EqualValues(t, 1, s.Stats().Evicted, "control: it needs that")
+	require.NoError(t, w.Abort(t.Context()))
 }
 
 // TestStoreAsksForAllAtOnce: for an object that there is no room for, no one gives a part.

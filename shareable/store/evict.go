@@ -50,7 +50,7 @@ func (s *Server) evictFor(of *entry, size uint64) bool {
 		if bytes >= size {
 			break
 		}
-		if of.isOfUser(e) || left[e.uid][ledger.Bytes] > share {
+		if of.comesFirst(e) || left[e.uid][ledger.Bytes] > share {
 			chosen = append(chosen, e)
 			left[e.uid] = left[e.uid].Minus(e.has)
 			bytes += e.has[ledger.Bytes]
@@ -76,8 +76,8 @@ func (s *Server) waitReaders() bool {
 	return true
 }
 
-// isOfUser reports whether another object can be evicted for this one as one of the same user's; for nil, any can.
-func (e *entry) isOfUser(other *entry) bool { return e == nil || e.uid == other.uid }
+// comesFirst reports whether another object is evicted for this one before others: as one of the same user; for nil, any.
+func (e *entry) comesFirst(other *entry) bool { return e == nil || e.uid == other.uid }
 
 // evictableLocked are the objects that can be evicted for one, in their order: those of its user, then
 // others. Requires mu.
@@ -90,7 +90,7 @@ func (s *Server) evictableLocked(of *entry) iter.Seq[*entry] {
 		for _, own := range []bool{true, false} {
 			for x := s.unused.Front(); s.opts.Evict && x != nil; x = x.Next() {
 				e, ok := x.Value.(*entry)
-				if !ok || of.isOfUser(e) != own {
+				if !ok || of.comesFirst(e) != own {
 					continue
 				}
 				if _, _, _, readers := e.obj.State(); readers > 0 { // one that has just come

@@ -31,7 +31,7 @@ func (s *Server) closeChunk(user uint32, c *vmm.Chunk) {
 	}
 	s.mu.Lock()
 	s.closing += c.Size() // before its Close: at no moment does it look free
-	s.countOutsideLocked()
+	s.countLocked()
 	s.mu.Unlock()
 	_ = c.Close()
 	free, err := c.Freed()
@@ -42,7 +42,7 @@ func (s *Server) closeChunk(user uint32, c *vmm.Chunk) {
 		s.heldBytes += c.Size()
 		s.ledger.Add(user, heldAmount(c))
 	}
-	s.countOutsideLocked()
+	s.countLocked()
 	s.mu.Unlock()
 	if held {
 		s.askHeld(heldEach, func(heldChunk) bool { return true })
@@ -64,7 +64,7 @@ func (s *Server) askHeld(most int, may func(heldChunk) bool) (found bool) {
 		if free || err != nil {
 			found = true
 			s.heldBytes -= h.chunk.Size()
-			s.countOutsideLocked()
+			s.countLocked()
 			s.ledger.Return(h.user, heldAmount(h.chunk))
 		} else {
 			s.held = append(s.held, h) // the others come first the next time

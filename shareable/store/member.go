@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -34,11 +35,13 @@ func (s *Server) join() (err error) {
 	return err
 }
 
-// countOutsideLocked counts memory that is no open Chunk of this process: a server before this one has created it, or
+// countLocked counts memory that is no open Chunk of this process: a server before this one has created it, or
 // it is not free though it was closed. Requires mu.
-func (s *Server) countOutsideLocked() {
+func (s *Server) countLocked() {
 	invariants.Held(&s.mu)
-	s.outside.Set(s.inherited + s.heldBytes + s.closing)
+	if !s.closed {
+		s.counted.Set(s.inherited + s.heldBytes + s.closing)
+	}
 }
 
 // give is the server's function of OnPressure: for an object that needs memory, and if another process does. It
@@ -68,7 +71,7 @@ const (
 
 // awaitHeld waits a moment until some of the memory that is held is free, and reports whether it is.
 func (s *Server) awaitHeld() bool {
-	for range heldTime / heldPause {
+	for range cmp.Or(s.opts.hooks.held, heldTime) / heldPause {
 		s.mu.Lock()
 		none := s.heldBytes == 0
 		s.mu.Unlock()

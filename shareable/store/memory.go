@@ -38,6 +38,9 @@ func (s *Server) addMemory(e *entry, n uint64) error {
 	// More than that, so that an object that grows has few chunks, but at no one's cost; have and max are multiples
 	// of the granularity.
 	for more := min(max(need, min(have, maxGrowChunk)), e.max-have); more > need; more = s.roundUp(more / 2) {
+		if !s.hasRoom(e, s.chunksOf(more)) {
+			continue
+		}
 		err := s.addBytes(e, more, s.tryCreate)
 		if !errors.Is(err, vmm.ErrLimit) && !errors.Is(err, vmm.ErrOutOfMemory) {
 			return err
@@ -59,6 +62,13 @@ func (s *Server) descriptorsOf(chunks uint64) uint64 {
 		return 2 * chunks
 	}
 	return chunks
+}
+
+// hasRoom reports whether so much more can be reserved for an object without evicting another one.
+func (s *Server) hasRoom(e *entry, a ledger.Amounts) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ledger.Plan(e.uid, a).Err() == nil
 }
 
 // addBytes adds n bytes of memory, which create makes.
@@ -192,7 +202,7 @@ func (s *Server) freeMemory(e *entry, keep uint64) {
 	gone := e.inherited - min(e.inherited, keep)
 	e.inherited -= gone
 	s.inherited -= gone
-	s.countOutsideLocked()
+	s.countLocked()
 	s.mu.Unlock()
 	for _, c := range chunks {
 		s.closeChunk(e.uid, c)

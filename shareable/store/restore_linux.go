@@ -163,7 +163,7 @@ func (s *Server) restoreEntryLocked(obj serve.Object, st entryState) {
 	s.addLocked(e)
 	_, _, e.inherited, _ = obj.State()
 	s.inherited += e.inherited
-	s.countOutsideLocked()
+	s.countLocked()
 	copy(e.has[:], st.Has)
 	for _, name := range st.Names {
 		s.byName[name] = e

@@ -37,7 +37,7 @@ type Server struct {
 	recorder *recorder        // nil: no process keeps what there is
 	budgets  *lending.Service // nil: there is none
 	member   *budget.Member   // of the budget of dev; nil: it has none
-	outside  door.Counted     // see countOutsideLocked
+	counted  door.Counted     // see countLocked
 	before   uint64           // how many servers there were
 	began    time.Time
 	stop     chan struct{}   // closed by Close
@@ -173,7 +173,7 @@ func bareServer(dev *vmm.Device, o Options) (*Server, error) {
 		return nil, err
 	}
 	s.life, s.endLife = context.WithCancel(context.Background())
-	s.outside = inside.VMM.Counted(dev)
+	s.counted = inside.VMM.Counted(dev)
 	return s, nil
 }
 
@@ -244,7 +244,7 @@ func (s *Server) Close() error {
 	for _, e := range left {
 		s.drop(e)
 	}
-	s.outside.Set(0) // clients that have some of it are all that is left
+	s.counted.Set(0) // clients that have some of it are all that is left
 	return err
 }
 
