@@ -1,6 +1,10 @@
 package budget
 
-import "github.com/cuvmm/cuvmm/vmm"
+import (
+	"context"
+
+	"github.com/cuvmm/cuvmm/vmm"
+)
 
 // WithRoot is o with another place of the system's files.
 func WithRoot(o FollowOptions, root string) FollowOptions {
@@ -13,3 +17,6 @@ func LimitsIn(dev *vmm.Device, root string) ([]Limit, error) { return newReader(
 
 // ParseSize parses a size in a variable.
 var ParseSize = parseSize
+
+// AskUntil is an urgent ask of an operation that waits until ctx ends.
+func (m *Member) AskUntil(ctx context.Context, need uint64) error { return m.ask(ctx, need, true) }

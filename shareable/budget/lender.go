@@ -105,18 +105,19 @@ func (m *Member) ask(ctx context.Context, need uint64, urgent bool) error {
 			m.count(func(c *Counts) { c.Refused++ })
 			return &refusal{l}
 		case <-ctx.Done(): // a grant that comes later counts all the same
-			m.late(n)
+			m.late(n, urgent)
 			return fmt.Errorf("the broker has not replied: %w", ctx.Err())
 		}
 	}
 }
 
-// late has no one wait any more for the reply to an ask, or with 0 for that to JOIN. If it comes, hangs ends.
-func (m *Member) late(n uint32) {
+// late has no one wait any more for the reply to an ask, or with 0 for that to JOIN. If it comes, hangs ends. An urgent ask
+// may wait for others as long as the operation does, and one that is not has come before it.
+func (m *Member) late(n uint32, urgent bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	_, waits := m.asks[n]
-	m.hangs = waits || !m.joined && m.client != nil
+	m.hangs = waits && !urgent || !m.joined && m.client != nil
 	delete(m.asks, n)
 }
 
@@ -152,6 +153,7 @@ func (m *Member) sendAsk(ctx context.Context, need uint64, urgent bool) (c serve
 	m.last++
 	n, reply = m.last, make(chan wire.Lent, 1)
 	m.asks[n] = reply
+	m.said = created
 	q := wire.Ask{Number: n, Urgent: urgent, Need: need, Want: max(need, min(limit, need+min(step, math.MaxUint64-need))), Created: created}
 	_ = m.client.Send(wire.TypeAsk, q.Append(nil)) // an error ends the connection
 	return m.client, n, reply
@@ -249,6 +251,7 @@ func (m *Member) gaveLocked(number uint32, why string) {
 		return
 	}
 	m.told -= g.Given
+	m.said = created
 	m.counts.Given += g.Given
 	_ = m.client.Send(wire.TypeGave, g.Append(nil)) // an error ends the connection
 }
