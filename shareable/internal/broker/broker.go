@@ -102,9 +102,10 @@ func (b *Broker) Join(id ID, name string, t Terms, lease, created uint64) error 
 		return fmt.Errorf("%w: member %d is there already", vmm.ErrInvalid, id)
 	}
 	m := &member{id: id, name: name, lease: lease, created: created}
-	if err := b.setTerms(m, t); err != nil {
+	if err := b.check(m, t, b.budget); err != nil {
 		return err
 	}
+	m.Terms = t
 	b.members[id] = m
 	return nil
 }
@@ -115,30 +116,38 @@ func (b *Broker) Restore(id ID, name string, t Terms, lease uint64) {
 	b.members[id] = &member{id: id, name: name, Terms: t, lease: lease, created: lease, absent: true, reduce: lease > t.most()}
 }
 
-// setTerms changes the terms of a member. A higher least must be left by those of the others.
-func (b *Broker) setTerms(m *member, t Terms) error {
+// CheckTerms returns the error of SetTerms for a member if the budget is another one.
+func (b *Broker) CheckTerms(id ID, t Terms, budget uint64) error {
+	m := b.members[id]
+	if m == nil {
+		return fmt.Errorf("%w: no member %d", vmm.ErrInvalid, id)
+	}
+	return b.check(m, t, budget)
+}
+
+// check checks terms of a member. A higher least must be left by those of the others.
+func (b *Broker) check(m *member, t Terms, budget uint64) error {
 	if t.Least > t.most() {
 		return fmt.Errorf("%w: the least is %s, and the most is %s", vmm.ErrInvalid, errtext.Size(t.Least), errtext.Size(t.Most))
 	}
-	if left := b.unpromised(m); t.Least > m.Least && t.Least > left {
+	if left := b.unpromised(m, budget); t.Least > m.Least && t.Least > left {
 		return fmt.Errorf("%w: %s to promise, and %s of a budget of %s are promised to no one", vmm.ErrLimit,
-			errtext.Size(t.Least), errtext.Size(left), errtext.Size(b.budget))
+			errtext.Size(t.Least), errtext.Size(left), errtext.Size(budget))
 	}
-	m.Terms = t
 	return nil
 }
 
 // Fitting is terms with which Join takes a member of a Broker before this one, whose memory is there whatever is promised
 // now: its least is cut to its most, and to what is promised to no one.
 func (b *Broker) Fitting(t Terms) Terms {
-	t.Least = min(t.Least, t.most(), b.unpromised(nil))
+	t.Least = min(t.Least, t.most(), b.unpromised(nil, b.budget))
 	return t
 }
 
-// unpromised is what is left of the budget below the promises to all members but m.
-func (b *Broker) unpromised(m *member) uint64 {
+// unpromised is what is left of a budget below the promises to all members but m.
+func (b *Broker) unpromised(m *member, budget uint64) uint64 {
 	others := slices.DeleteFunc(b.sorted(), func(o *member) bool { return o == m })
-	left, _ := within(b.budget, others, func(o *member) uint64 { return o.Least })
+	left, _ := within(budget, others, func(o *member) uint64 { return o.Least })
 	return left
 }
 
@@ -203,13 +212,11 @@ func (b *Broker) Said(id ID, created uint64) {
 // SetTerms changes the terms of a member. If its lease is above the new most, it is asked to come
 // down. SetTerms returns the errors of Join, and then has changed nothing.
 func (b *Broker) SetTerms(id ID, t Terms) ([]Action, error) {
-	m := b.members[id]
-	if m == nil {
-		return nil, fmt.Errorf("%w: no member %d", vmm.ErrInvalid, id)
-	}
-	if err := b.setTerms(m, t); err != nil {
+	if err := b.CheckTerms(id, t, b.budget); err != nil {
 		return nil, err
 	}
+	m := b.members[id]
+	m.Terms = t
 	m.reduce = m.reduce || m.lease > t.most()
 	return b.settle(), nil
 }

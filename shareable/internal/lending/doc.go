@@ -4,6 +4,6 @@ package lending
 //
 //	service.go  Service: frames of members, deadlines, the devices' free memory; reports
 //	member.go   members: how they join, come back and end, and what is sent to them
-//	own.go      the connection of a member in the process of the Service
+//	self.go     the connection of a member in the process of the Service
 //
-// Locks: Service.mu, then queue.mu, own.mu. None is held while something is sent or kept.
+// Locks: Service.mu, then queue.mu, self.mu. None is held while something is sent or kept.

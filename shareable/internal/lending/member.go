@@ -30,17 +30,17 @@ type Record struct {
 // member is a process that has a part of a budget. Guarded by Service.mu, but for the queue.
 type member struct {
 	Record
-	s     *Service
-	of    *budget
-	id    broker.ID
-	name  string
-	own   bool // it is this process
-	token [16]byte
-	conn  serve.Conn  // nil: it has none now
-	due   *time.Timer // the deadline of the demand that it has; nil without one
-	dueOf broker.Number
-	asked time.Time
-	said  time.Time // when it reported last how much it has created
+	s      *Service
+	of     *budget
+	id     broker.ID
+	name   string
+	isSelf bool // it is this process
+	token  [16]byte
+	conn   serve.Conn  // nil: it has none now
+	due    *time.Timer // the deadline of the demand that it has; nil without one
+	dueOf  broker.Number
+	asked  time.Time
+	said   time.Time // when it reported last how much it has created
 
 	away *time.Timer // until it counts as absent; nil: its connection has not ended
 
@@ -58,9 +58,10 @@ type queue struct {
 	running bool
 }
 
-// item is a frame for a member, and the record that is kept before it is sent.
+// item is a frame for a member, and the record that is kept before it is sent; or a record that is of no member.
 type item struct {
 	to      *member
+	token   string // without to
 	conn    serve.Conn
 	record  []byte
 	forget  bool      // the record, in place of keeping one
@@ -103,12 +104,15 @@ func (m *member) send(record []byte, t wire.Type, payload []byte) {
 	m.s.records.add(item{to: m, conn: m.conn, record: record, t: t, payload: payload})
 }
 
-// keep keeps a record, and passes its frame on. Records of all members are kept in one order: who has given before who
-// gets that. Frames are not, as a member may be slow to read.
+// keep keeps a record, and passes its frame on. Records of all members are kept in one order: the giver's before the
+// taker's. Frames are not, as a member may be slow to read.
 func (s *Service) keep(i item) {
 	var err error
-	if i.record != nil || i.forget {
-		err = s.opts.Keep(i.to.tokenText(), i.record)
+	if s.opts.Keep != nil && (i.record != nil || i.forget) {
+		if i.to != nil {
+			i.token = i.to.tokenText()
+		}
+		err = s.opts.Keep(i.token, i.record)
 	}
 	if i.kept != nil {
 		i.kept <- err
@@ -174,11 +178,11 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	m.out = queue{handle: m.reply, done: &s.done}
 	m.Record = Record{Device: of.UUID, Name: q.Name, PID: c.Cred().PID, UID: c.Cred().UID, Since: time.Now()}
 	t := broker.Terms{Least: q.Least, Most: mostOf(q.Most)}
-	if _, m.own = c.(ownConn); m.own && of.own != nil { // they were checked, and count even if the budget is less now
-		t = *of.own
+	var all []broker.Action
+	if _, m.isSelf = c.(selfConn); m.isSelf && of.self != nil { // they were checked, and count even if the budget is less now
+		t = *of.self
 		of.b.Restore(m.id, q.Name, t, lease)
-		_, all := of.b.Back(m.id, lease, q.Created)
-		defer func() { s.carryOut(of, all) }()
+		_, all = of.b.Back(m.id, lease, q.Created)
 	} else {
 		if q.Lease > 0 { // its memory is there, whatever was promised meanwhile
 			t = of.b.Fitting(t)
@@ -188,8 +192,8 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 		}
 	}
 	if lease > 0 {
-		all, _ := of.b.SetTerms(m.id, t) // asks for a lease above its most; Join has checked the terms
-		defer func() { s.carryOut(of, all) }()
+		more, _ := of.b.SetTerms(m.id, t) // asks for a lease above its most; Join has checked the terms
+		all = append(all, more...)
 	}
 	if fd, err := c.PeerPIDFD(); err == nil {
 		m.watch(fd)
@@ -198,6 +202,7 @@ func (s *Service) joinFirst(c serve.Conn, of *budget, q wire.Join) error {
 	of.members[m.id] = m
 	s.members[c], s.byToken[q.Token] = m, m
 	m.send(s.record(m), wire.TypeLent, wire.Lent{More: lease, Least: t.Least, Most: t.Most}.Append(nil))
+	s.carryOut(of, all)
 	return nil
 }
 

@@ -250,6 +250,7 @@ func TestRecordsInOrder(t *testing.T) {
 	taker.says(s, wire.TypeAsk, wire.Ask{Number: 1, Urgent: true, Need: 40, Want: 40}.Append(nil))
 	d, err := wire.DecodeDemand(giver.next(wire.TypeDemand))
 	require.NoError(t, err)
+	require.Less(t, d.Within, uint32(5000), "of the deadline, time is left for the reply")
 	giver.says(s, wire.TypeGave, wire.Gave{Number: d.Number, Given: 40, Created: 60}.Append(nil))
 	require.EqualValues(t, 40, taker.lent().More)
 	mu.Lock()

@@ -82,14 +82,14 @@ type budget struct {
 	Budget
 	b       *broker.Broker
 	members map[broker.ID]*member
-	own     *broker.Terms // that this process has as a member, if a server before this one was told; else nil
+	self    *broker.Terms // that this process has as a member, if a server before this one was told; else nil
 	stats   Counts
 }
 
-// token is under which a changed budget is kept, and ownToken under which changed terms of this process are: the
+// token is under which a changed budget is kept, and selfToken under which changed terms of this process are: the
 // next one is another member. No member has either.
-func (b *budget) token() string    { return "budget of " + hex.EncodeToString(b.UUID[:]) }
-func (b *budget) ownToken() string { return "own terms in " + b.token() }
+func (b *budget) token() string     { return "budget of " + hex.EncodeToString(b.UUID[:]) }
+func (b *budget) selfToken() string { return "own terms in " + b.token() }
 
 // Counts is how often things have happened, since the server began.
 type Counts struct {
@@ -129,8 +129,8 @@ func New(o Options) (*Service, error) {
 		if n, err := strconv.ParseUint(string(o.Records[b.token()]), 10, 64); err == nil { // it was changed
 			b.Bytes = n
 		}
-		if own := o.Records[b.ownToken()]; own != nil {
-			_ = json.Unmarshal(own, &b.own) // this program has written it
+		if self := o.Records[b.selfToken()]; self != nil {
+			_ = json.Unmarshal(self, &b.self) // this program has written it
 		}
 		b.b.SetBudget(b.Bytes)
 	}
@@ -357,7 +357,8 @@ func (s *Service) demand(of *budget, m *member, a broker.Action) {
 		s.opts.Logger.Warn("a member does not reply", "device", of.Device, "member", m.name, "after", within)
 		s.carryOut(of, of.b.Expire(a.Number))
 	})
-	m.send(nil, wire.TypeDemand, wire.Demand{Number: uint32(a.Number), Soft: a.Soft, Within: uint32(within / time.Millisecond), Lease: a.Lease}.Append(nil))
+	told := within - within/8 // a member that uses all of it replies in time
+	m.send(nil, wire.TypeDemand, wire.Demand{Number: uint32(a.Number), Soft: a.Soft, Within: uint32(told / time.Millisecond), Lease: a.Lease}.Append(nil))
 }
 
 // freshFor is how long what a member has said of its memory is taken for what it has.
@@ -386,7 +387,7 @@ func (s *Service) look(of *budget) {
 // terms changes what a member is promised, or the budget.
 func (s *Service) terms(c serve.Conn, request uint32, q wire.Terms) error {
 	kept, err := s.change(q, c.Cred().UID)
-	if err == nil && kept != nil {
+	if err == nil {
 		err = <-kept
 	}
 	if err != nil {
@@ -395,8 +396,8 @@ func (s *Service) terms(c serve.Conn, request uint32, q wire.Terms) error {
 	return c.Reply(wire.TypeDone, request, nil)
 }
 
-// change returns what tells when a member's terms are kept; nil if they have not changed. Root and the server's own
-// user may change all, and others the terms of their own processes.
+// change returns what tells when all that has changed is kept. Root and the server's own user may change all, and others
+// the terms of their own processes.
 func (s *Service) change(q wire.Terms, by uint32) (<-chan error, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -417,22 +418,19 @@ func (s *Service) change(q wire.Terms, by uint32) (<-chan error, error) {
 	if all := by == 0 || wire.IsOwn(by); !all && (q.Flags&wire.TermsBudget != 0 || m.UID != by) {
 		return nil, fmt.Errorf("%w: user %d", vmm.ErrPermission, by)
 	}
+	bytes := of.b.Budget()
 	if q.Flags&wire.TermsBudget != 0 {
-		if q.Budget == 0 {
+		if bytes = q.Budget; bytes == 0 {
 			return nil, fmt.Errorf("%w: a budget of 0 bytes", vmm.ErrInvalid)
 		}
-		if q.Budget > of.Memory {
-			return nil, fmt.Errorf("%w: a budget of %d bytes for %s, which has %d", vmm.ErrInvalid, q.Budget, of.Device, of.Memory)
+		if bytes > of.Memory {
+			return nil, fmt.Errorf("%w: a budget of %d bytes for %s, which has %d", vmm.ErrInvalid, bytes, of.Device, of.Memory)
 		}
-		if s.opts.Keep != nil {
-			if err := s.opts.Keep(of.token(), strconv.AppendUint(nil, q.Budget, 10)); err != nil {
-				return nil, err
-			}
-		}
-		s.carryOut(of, of.b.SetBudget(q.Budget))
 	}
+	kept := make(chan error, 1)
 	if m == nil {
-		return nil, nil
+		s.setBudget(of, bytes, kept)
+		return kept, nil
 	}
 	t := of.b.Terms(m.id)
 	if q.Flags&wire.TermsLeast != 0 {
@@ -441,21 +439,27 @@ func (s *Service) change(q wire.Terms, by uint32) (<-chan error, error) {
 	if q.Flags&wire.TermsMost != 0 {
 		t.Most = q.Most
 	}
-	all, err := of.b.SetTerms(m.id, t)
-	if err != nil {
+	if err := of.b.CheckTerms(m.id, t, bytes); err != nil {
 		return nil, err
 	}
-	if m.own && s.opts.Keep != nil {
-		b, _ := json.Marshal(t) // numbers
-		if err := s.opts.Keep(of.ownToken(), b); err != nil {
-			return nil, err
-		}
+	if q.Flags&wire.TermsBudget != 0 {
+		s.setBudget(of, bytes, nil)
 	}
-	kept := make(chan error, 1)
+	all, _ := of.b.SetTerms(m.id, t) // they were checked
+	if m.isSelf {
+		b, _ := json.Marshal(t) // numbers
+		s.records.add(item{token: of.selfToken(), record: b})
+	}
 	lent := wire.Lent{Least: t.Least, Most: t.Most}
 	s.records.add(item{to: m, conn: m.conn, record: s.record(m), t: wire.TypeLent, payload: lent.Append(nil), kept: kept})
 	s.carryOut(of, all)
 	return kept, nil
+}
+
+// setBudget changes a budget, whose bytes were checked. It needs mu.
+func (s *Service) setBudget(of *budget, bytes uint64, kept chan<- error) {
+	s.records.add(item{token: of.token(), record: strconv.AppendUint(nil, bytes, 10), kept: kept})
+	s.carryOut(of, of.b.SetBudget(bytes))
 }
 
 // named is the one member of a name. It needs Service.mu.
