@@ -188,6 +188,9 @@ package vmm
 //	                    Bank.mu, order.Device.mu
 //	                      staging.Lanes, pinnedCache.mu, World.mu, count.Counters
 //
+// Of package bank driverPool.changes comes after Bank.releasing, and before Bank.mu. It is held while a pool of the
+// driver's reserves or releases, and while it is asked how much it has.
+//
 // The levels of vmm/internal/lock are this tree from top to bottom; in the race build a
 // goroutine that takes a lock out of order panics, and so does one that begins a wait with a lock
 // that is not listed here. Of several ranges each kind is taken in the order in which the ranges

@@ -204,8 +204,8 @@ func TestGiveWaitsForRetired(t *testing.T) {
 	require.Equal(t, uint64(4*leaseUnit), given)
 }
 
-// TestGiveBesideAnOperation: a demand waits for the turn that an operation of the process has, until its time is up.
-// What is idle is given at once.
+// TestGiveBesideAnOperation: a demand whose time is up before an operation of the process gives the turn back. What is
+// idle is given all the same.
 func TestGiveBesideAnOperation(t *testing.T) {
 	l := &testBroker{}
 	d := leased(t, l)

@@ -347,8 +347,6 @@ class Member:
         if not self._empty_unless_held():
             return "it is allocating"
         while not soft and (have := self._used()) > target:
-            if self._ask:
-                return "it waits for memory itself"
             if not self._on_pressure:
                 return "it has no on_pressure"
             if time.monotonic() >= until:

@@ -129,7 +129,7 @@ type LenHold interface {
 	Release()
 }
 
-// Counted is memory that counts. Safe for concurrent use.
+// Counted is memory of one owner, outside Chunks. Safe for concurrent use.
 type Counted interface {
 	// Charge counts n bytes more, which are about to be allocated, or returns vmm.ErrOutOfMemory, as in WithMemory.
 	Charge(n uint64) error
@@ -139,9 +139,8 @@ type Counted interface {
 
 // Outside is one user of a pool of the driver's. Safe for concurrent use.
 type Outside interface {
-	// Change calls f, which has the driver reserve or release memory of the pool. n is how many bytes f allocates: if the
-	// pool has too little for them, the most that the driver reserves is counted before, or Change returns
-	// vmm.ErrOutOfMemory, as in WithMemory.
+	// Change calls f, which has the driver reserve or release memory of the pool. f allocates n bytes. If the pool
+	// lacks them, most bytes are counted first. Change returns vmm.ErrOutOfMemory, as in WithMemory, if these do not fit.
 	Change(n, most uint64, f func() error) error
 	// Close ends the use. destroy destroys the pool, for all its users; nil: it stays. If destroy fails, nothing changes.
 	Close(destroy func() error) error

@@ -23,7 +23,7 @@ func (forIPC) WrapDriver(dev *vmm.Device, of driver.Pool) (*DriverPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	if p.ownerUnknown = a == vmm.AccessNone; !p.ownerUnknown {
+	if a != vmm.AccessNone {
 		p.open()
 	}
 	return p, nil

@@ -23,7 +23,7 @@ import (
 // When this module finds no memory on the device, the pool releases what no block uses
 // (vmm.Device.OnPressure). The default and the current pool also release what other libraries have
 // freed. With vmm.Device.SetLimit, or another bound, what the driver has reserved for the pool counts, once however
-// often it is open. What other libraries change is seen at the next Alloc or release here.
+// often it is open. That is read when a bound is set, at each Alloc and release here, and before memory is given.
 type DriverPool struct {
 	// Immutable.
 	dev   *vmm.Device
@@ -31,8 +31,6 @@ type DriverPool struct {
 	plain driver.Allocator
 	pool  driver.Pool
 	made  bool // by NewDriver, so Close destroys it
-	// dev had no access when the pool was wrapped, so the memory is another device's.
-	ownerUnknown bool
 
 	onOOM func(*vmm.Stream, uint64) bool
 	max   uint64 // 0: none
@@ -47,7 +45,7 @@ type DriverPool struct {
 	liveMu sync.Mutex
 	live   map[uint64]driverBlock // those that are allocated, by Block.seq
 
-	outside door.Outside // nil: it is not known whose the memory is
+	outside door.Outside // nil: dev had no access when the pool was wrapped, so the memory is another device's
 }
 
 // driverBlock is what a DriverPool knows of a block.
@@ -470,7 +468,7 @@ func (p *DriverPool) checkGrant(a vmm.Access, d *vmm.Device) error {
 	switch drv := d.Driver(); {
 	case drv == nil || drv != p.dev.Driver():
 		return fmt.Errorf("%w: %v is no device of the same driver", vmm.ErrInvalid, d)
-	case p.ownerUnknown:
+	case p.outside == nil:
 		return nil
 	case a == vmm.AccessNone && ordinal(d) == ordinal(p.dev):
 		return fmt.Errorf("%w: it owns the memory and cannot be revoked", vmm.ErrInvalid)

@@ -25,13 +25,6 @@ func (k Bound) String() string { return [...]string{"limit", "lease", "part of t
 
 var unbounded = [bounds]uint64{math.MaxUint64, math.MaxUint64, math.MaxUint64}
 
-// Bound is how many bytes this process may create because of k.
-func (b *Bank) Bound(k Bound) uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.bounds[k]
-}
-
 // SetAround sets the bound of the system, and returns the old value. limit is the system's limit, which errors name.
 func (b *Bank) SetAround(bytes uint64, limit string) (old uint64) {
 	b.mu.Lock()
@@ -50,7 +43,11 @@ func (b *Bank) nameLocked(k Bound) string {
 }
 
 // Limit is the limit as Device.SetLimit has it: 0 is none.
-func (b *Bank) Limit() uint64 { return asLimit(b.Bound(Limit)) }
+func (b *Bank) Limit() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return asLimit(b.bounds[Limit])
+}
 
 // SetLimit sets the limit, and returns the old one; 0 is none.
 func (b *Bank) SetLimit(bytes uint64) (old uint64) {

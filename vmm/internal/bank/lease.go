@@ -149,9 +149,9 @@ func (b *Bank) DropCached(target uint64) (given uint64) {
 }
 
 // Give is DropCached that then calls the functions of OnPressure until target is reached, none of them releases
-// anything, or until has come. It waits for memory that is retiring, and before it calls functions for an operation of
-// this process that has the turn: the Lender must not keep that waiting meanwhile. busy: the operation had the turn
-// until the end. need makes the error that the functions get.
+// anything, or until has come. It waits for the turn, and then for memory that is retiring. The Lender must not keep an
+// operation waiting meanwhile that has the turn. busy: Give did not get the turn. need makes the error that the functions
+// get.
 func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error) (given uint64, busy bool) {
 	given = b.DropCached(target)
 	if b.above(target) == 0 && b.Lent() <= target {

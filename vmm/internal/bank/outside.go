@@ -12,7 +12,7 @@ import (
 // created (Counted), and pools of the driver's (Outside). Other libraries change what such a pool has reserved. So it is
 // read again around each Change while there is a bound, when a bound is set, and before memory is given.
 
-// Counted is memory that counts. Safe for concurrent use.
+// Counted is memory of one owner, outside Accounts. Safe for concurrent use.
 type Counted struct {
 	of    *Bank
 	bytes uint64 // guarded by Bank.mu

@@ -187,10 +187,8 @@ func (t *Ticket) mayWait(b *Bank, err error) bool {
 
 // takeTurn waits for the turn, until that time.
 func (b *Bank) takeTurn(until time.Time) (waited, inVain bool) {
-	select {
-	case b.taken <- struct{}{}:
+	if b.tryTurn() {
 		return false, false
-	default:
 	}
 	left := time.NewTimer(time.Until(until))
 	defer left.Stop()
