@@ -381,7 +381,7 @@ func TestStoreGrowsWithoutEviction(t *testing.T) {
 	t.Parallel()
 	s, c, _ := memberStore(t, 1, Options{Evict: true, MaxBytes: 8 * budgetChunk})
 	w := writer(t, c, "x", CreateOptions{Size: 8 * budgetChunk, Growable: true})
-	require.NoError(t, w.Grow(3*budgetChunk))
+	require.NoError(t, w.Grow(4*budgetChunk))
 	require.NoError(t, w.SetLen(w.Cap()))
 	require.NoError(t, w.Grow(budgetChunk))
 	require.Zero(t, s.Stats().Evicted)
