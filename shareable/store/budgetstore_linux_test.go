@@ -484,6 +484,17 @@ func TestStoreWaitsForItsKeeper(t *testing.T) {
 		a.grow(1 + i)
 		require.Len(t, names(t, client), int(15-i))
 	}
+	for most := uint64(7); most > 0; most-- { // it is asked for as much by an operator
+		bytes := most * budgetChunk
+		require.NoError(t, budget.SetTerms(t.Context(), c.path, testDevice(t), budget.Change{Member: memberName, Most: &bytes}, shareable.AttachOptions{}))
+		await(t, func() string {
+			if s := storeIn(t, reported(t, c.path)); s.Lease > bytes || s.Gives > 0 {
+				return fmt.Sprintf("%+v", s)
+			}
+			return ""
+		})
+		require.Len(t, names(t, client), int(most))
+	}
 	require.NoError(t, client.Close())
 	a.leave()
 	k.ask("close")

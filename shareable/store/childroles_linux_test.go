@@ -181,7 +181,7 @@ func playKept(p *part) {
 	if n, err := strconv.ParseUint(size, 10, 64); err == nil {
 		o.hooks.alone, o.Evict = ","+how == storeAlone, ","+how == storeEvicts
 		o.Budgets = []budget.Budget{{Device: dev, Bytes: n}}
-		o.hooks.deadline, o.hooks.held = budgetDeadline, inTime
+		o.hooks.deadline = budgetDeadline
 	}
 	if d, err := time.ParseDuration(os.Getenv(returnVar)); err == nil {
 		returnTime = d

@@ -70,7 +70,8 @@ type ClientOptions struct {
 	// others look like it here (see shareable.Options), and root.
 	UIDs []uint32
 	// Timeout limits each wait for the server, apart from those that a call asks for; 0 is
-	// 5 s.
+	// 15 s. A server that lacks memory looks for some for up to 10 s, and then says who has
+	// it.
 	Timeout time.Duration
 	// MaxBytes limits the size of each Writer and each View; 0 is the size of the device's
 	// memory.
@@ -82,7 +83,7 @@ type ClientOptions struct {
 func errTimeout(t time.Duration) error { return fmt.Errorf("%w: a timeout of %v", vmm.ErrInvalid, t) }
 
 // defaultTimeout is that of shareable.AttachOptions.
-const defaultTimeout = 5 * time.Second
+const defaultTimeout = 15 * time.Second
 
 // resolve checks what the client itself uses, and fills in the defaults. Package shareable
 // checks the rest.

@@ -11,6 +11,7 @@ import (
 type heldChunk struct {
 	chunk *vmm.Chunk // closed
 	user  uint32
+	soon  bool // no client had it: it is free once the keeper knows that the object has gone
 }
 
 const (
@@ -24,7 +25,7 @@ func heldAmount(c *vmm.Chunk) ledger.Amounts {
 }
 
 // closeChunk closes a chunk, and counts it as held unless it is free.
-func (s *Server) closeChunk(user uint32, c *vmm.Chunk) {
+func (s *Server) closeChunk(user uint32, c *vmm.Chunk, soon bool) {
 	if _, err := c.Freed(); err != nil { // the driver cannot tell
 		_ = c.Close()
 		return
@@ -38,7 +39,11 @@ func (s *Server) closeChunk(user uint32, c *vmm.Chunk) {
 	held := !free && err == nil
 	s.mu.Lock()
 	if s.closing -= c.Size(); held {
-		s.held = append(s.held, heldChunk{c, user})
+		s.held = append(s.held, heldChunk{c, user, soon})
+		if soon {
+			s.soon++
+			s.freed = true
+		}
 		s.heldBytes += c.Size()
 		s.ledger.Add(user, heldAmount(c))
 	}
@@ -64,6 +69,9 @@ func (s *Server) askHeld(most int, may func(heldChunk) bool) (found bool) {
 		if free || err != nil {
 			found = true
 			s.heldBytes -= h.chunk.Size()
+			if h.soon && s.soon > 0 {
+				s.soon--
+			}
 			s.countLocked()
 			s.ledger.Return(h.user, heldAmount(h.chunk))
 		} else {

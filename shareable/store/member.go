@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -60,32 +59,42 @@ func (s *Server) give(need error) (released bool) {
 	if of == nil && op.Op != "give" { // something else in the program needs it
 		return false
 	}
-	return s.awaitHeld() || s.evictFor(of, op.Size)
+	return s.awaitSoon() || s.askHeld(heldAsked, func(heldChunk) bool { return true }) || s.evictFor(of, op.Size)
 }
 
-// The keeper has the memory of an object that has gone a moment longer than the server.
+// The keeper has the memory of an object that has gone a moment longer than the server. Without a wait for it more would be
+// evicted than is needed.
 const (
-	heldTime  = 20 * time.Millisecond
+	heldTime  = time.Second // after which it is taken for a client that has the memory
 	heldPause = time.Millisecond
 )
 
-// awaitHeld waits a moment until some of the memory that is held is free, and reports whether it is.
-func (s *Server) awaitHeld() bool {
-	for range cmp.Or(s.opts.hooks.held, heldTime) / heldPause {
+// awaitSoon waits for memory that is to be free soon. It reports whether there was any since it was called last: what is
+// needed was perhaps counted before that was free.
+func (s *Server) awaitSoon() bool {
+	s.mu.Lock()
+	was := s.freed
+	s.freed = false
+	s.mu.Unlock()
+	for range heldTime / heldPause {
 		s.mu.Lock()
-		none := s.heldBytes == 0
+		none := s.soon == 0
 		s.mu.Unlock()
 		if none {
-			return false
+			return was
 		}
-		if s.askHeld(heldAsked, func(heldChunk) bool { return true }) {
-			return true
-		}
+		s.askHeld(heldAsked, func(h heldChunk) bool { return h.soon })
 		select {
 		case <-time.After(heldPause):
 		case <-s.stop:
 			return false
 		}
 	}
-	return false
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.soon = 0
+	for i := range s.held {
+		s.held[i].soon = false
+	}
+	return was
 }

@@ -204,8 +204,9 @@ func (s *Server) freeMemory(e *entry, keep uint64) {
 	s.inherited -= gone
 	s.countLocked()
 	s.mu.Unlock()
+	_, _, _, readers := e.obj.State()
 	for _, c := range chunks {
-		s.closeChunk(e.uid, c)
+		s.closeChunk(e.uid, c, readers == 0)
 	}
 }
 

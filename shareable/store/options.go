@@ -78,8 +78,6 @@ type hooks struct {
 	blind    bool // it says that it does not hang, without a look
 	pauses   bool // looks that the server missed because it did not run count
 	alone    bool // the server is no member of the budget of its device
-
-	held time.Duration // heldTime
 }
 
 // resolve checks the options and fills in the defaults.

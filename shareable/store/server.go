@@ -58,6 +58,8 @@ type Server struct {
 	ledger    *ledger.Ledger
 	held      []heldChunk
 	heldBytes uint64    // of held
+	soon      int       // of held, and those that askHeld asks about: how many are to be free soon
+	freed     bool      // there was such a one since awaitSoon was called
 	inherited uint64    // of all entries
 	closing   uint64    // bytes that closeChunk closes
 	unused    list.List // of *entry: sealed objects without readers, the last used at the back
