@@ -59,7 +59,7 @@ func Reports(ctx context.Context, path string, dev *vmm.Device, o shareable.Atta
 type Change struct {
 	Member      string  // whose Least and Most
 	Least, Most *uint64 // Most 0: no bound but the budget
-	Budget      *uint64 // of the device
+	Budget      *uint64 // of the device; promises stand, though they may be more
 }
 
 // SetTerms changes what a member is promised and may have, or the budget of dev, at the broker at path. A member that
@@ -67,7 +67,7 @@ type Change struct {
 // and vmm.ErrLimit for terms that cannot be.
 func SetTerms(ctx context.Context, path string, dev *vmm.Device, c Change, o shareable.AttachOptions) error {
 	if dev == nil {
-		return fmt.Errorf("change the budget: %w: no device", vmm.ErrInvalid)
+		return fmt.Errorf("set terms: %w: no device", vmm.ErrInvalid)
 	}
 	t := wire.Terms{UUID: dev.Info().UUID, Member: c.Member}
 	set := func(flag uint32, from, to *uint64) {
@@ -80,15 +80,15 @@ func SetTerms(ctx context.Context, path string, dev *vmm.Device, c Change, o sha
 	set(wire.TermsMost, c.Most, &t.Most)
 	set(wire.TermsBudget, c.Budget, &t.Budget)
 	if t.Flags == 0 || t.Flags != wire.TermsBudget && c.Member == "" {
-		return fmt.Errorf("change the budget: %w: nothing to change, or no member is named", vmm.ErrInvalid)
+		return fmt.Errorf("set terms: %w: nothing to change, or no member is named", vmm.ErrInvalid)
 	}
 	if c.Member != "" {
 		if err := wire.CheckName(c.Member); err != nil {
-			return fmt.Errorf("change the budget: %w: %w", vmm.ErrInvalid, err)
+			return fmt.Errorf("set terms: %w: %w", vmm.ErrInvalid, err)
 		}
 	}
 	if err := call(ctx, path, dev, o, wire.TypeTerms, t.Append(nil), wire.TypeDone, func(wire.Frame) error { return nil }); err != nil {
-		return fmt.Errorf("change the budget: %w", err)
+		return fmt.Errorf("set terms: %w", err)
 	}
 	return nil
 }

@@ -70,7 +70,7 @@ type Member struct {
 
 // Counts is what a Member has done, since Join.
 type Counts struct {
-	Asked   uint64 `json:"asked"`   // asks that an operation waited for
+	Asked   uint64 `json:"asked"`   // asks for which others may have to give
 	Refused uint64 `json:"refused"` // of those
 	Demands uint64 `json:"demands"` // that others had memory given
 	Given   uint64 `json:"given"`   // bytes
@@ -151,8 +151,8 @@ func (m *Member) join(ctx context.Context) (_ *Member, err error) {
 		go m.follow()
 		return m, nil
 	}
-	close(m.ready)
 	m.leave(err)
+	close(m.ready)
 	return nil, errors.Join(err, m.lease.End())
 }
 
@@ -211,7 +211,7 @@ func (m *Member) sendJoin(c serve.Client) {
 		return
 	}
 	m.times = times + 1
-	if times > 0 {
+	if m.isReady() {
 		m.counts.Again++
 	}
 	m.joined = false
@@ -337,12 +337,14 @@ func (m *Member) Stats() Stats {
 
 // Close ends the membership, and gives the lease back. Afterwards nothing bounds what the process creates but
 // vmm.Device.SetLimit. While memory that counts is there, which the broker would promise to others, it returns
-// vmm.ErrBusy; and so it does in a function of OnPressure. Twice is fine.
+// vmm.ErrBusy, and only what is unused has gone back; and so it does in a function of OnPressure. If no broker replies for
+// two seconds, the part is free when the process ends. Twice is fine.
 func (m *Member) Close() error {
 	if m == nil || m.lease == nil || m.ctx.Err() != nil {
 		return nil
 	}
 	m.lease.DropCached(0)
+	m.tell()
 	if _, created, _ := m.lease.State(); created > 0 {
 		return fmt.Errorf("leave budget: %w: %d bytes of the device are created", vmm.ErrBusy, created)
 	}
@@ -363,16 +365,44 @@ func (m *Member) end() error {
 	return nil
 }
 
-// leave gives the lease back, and ends the connection.
+// leaveTime is how long a broker is looked for that is to hear that the member has left.
+const leaveTime = 2 * time.Second
+
+// leave has the broker forget the member, and ends the connection. If that has ended, another one is made: the broker, or
+// one after it, knows the member as long as the process lives.
 func (m *Member) leave(why error) {
-	m.mu.Lock()
-	c := m.client
-	m.mu.Unlock()
-	if c != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), reportTime)
-		defer cancel()
-		// An error: the end of the process says it. An end of the connection before the reply could outrun LEAVE.
-		_ = c.Call(ctx, wire.TypeLeave, nil, wire.TypeDone, func(wire.Frame) error { return nil })
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
+	defer cancel()
+	for !m.hasLeft(ctx) && m.isReady() && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(redialTime):
+		}
 	}
 	m.disconnect(why)
+}
+
+// hasLeft tells the broker, and reports whether it has heard that.
+func (m *Member) hasLeft(ctx context.Context) bool {
+	c := m.connected()
+	if c == nil && (!m.isReady() || m.connect(ctx) != nil) {
+		return false
+	}
+	c = m.connected()
+	// An end of the connection before the reply could outrun LEAVE.
+	return c != nil && c.Call(ctx, wire.TypeLeave, nil, wire.TypeDone, func(wire.Frame) error { return nil }) == nil
+}
+
+// connected is the connection, or nil if it has ended.
+func (m *Member) connected() serve.Client {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.client != nil {
+		select {
+		case <-m.client.Ended():
+		default:
+			return m.client
+		}
+	}
+	return nil
 }

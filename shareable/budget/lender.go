@@ -25,7 +25,7 @@ const leastStep = 2 << 20
 var errAlone = errors.New("no broker replies")
 
 // errHangs is why nothing is lent after one ask had no reply in time: a broker that is stopped costs that time once.
-var errHangs = errors.New("the broker has not replied to an earlier ask, and has said nothing since")
+var errHangs = errors.New("the broker has not replied in time, and has said nothing since")
 
 // refusal is why the broker has lent too little, in its words.
 type refusal struct{ wire.Lent }
@@ -41,7 +41,7 @@ func (m *Member) Borrow(need uint64, urgent bool, until time.Time) (refusal erro
 	select {
 	case <-m.ready:
 	case <-ctx.Done():
-		return ctx.Err()
+		return fmt.Errorf("the process has not joined: %w", ctx.Err())
 	}
 	m.mu.Lock()
 	hangs := m.hangs
@@ -91,7 +91,7 @@ func (m *Member) ask(ctx context.Context, need uint64, urgent bool) error {
 		}
 		select {
 		case <-c.Ended():
-			return c.Err()
+			return fmt.Errorf("the connection to the broker has ended: %w", c.Err())
 		case l := <-reply:
 			switch l.Code {
 			case 0:
@@ -148,6 +148,7 @@ func (m *Member) sendAsk(ctx context.Context, need uint64, urgent bool) (c serve
 	if !m.joined {
 		return nil, 0, nil
 	}
+	m.gaveLocked(0, "") // else the broker takes the lease for what it was, and lends nothing
 	_, created, limit := m.lease.State()
 	step := max(need/stepParts, leastStep)
 	m.last++
@@ -232,18 +233,25 @@ func (m *Member) give(c serve.Client, times int, d wire.Demand) {
 		}
 		m.gaveLocked(d.Number, why)
 	}()
+	m.lease.DropCached(d.Lease)
 	if d.Soft {
-		m.lease.DropCached(d.Lease)
 		return
 	}
+	m.tell() // another member may need no more than that
 	_, busy := m.lease.Give(d.Lease, time.Now().Add(time.Duration(d.Within)*time.Millisecond))
 	if busy {
 		why = "an operation of its own looked for memory all the time"
 	}
 }
 
-// gaveLocked tells the broker by how much the lease has fallen. Number 0 is no reply to a demand: the lease fell while the
-// member joined. It needs mu.
+// tell tells the broker if the lease has fallen.
+func (m *Member) tell() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.gaveLocked(0, "")
+}
+
+// gaveLocked tells the broker by how much the lease has fallen. Number 0 is no reply to a demand. It needs mu.
 func (m *Member) gaveLocked(number uint32, why string) {
 	lease, created, _ := m.lease.State()
 	g := wire.Gave{Number: number, Given: m.told - min(m.told, lease), Created: created, Why: why}
