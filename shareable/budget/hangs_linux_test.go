@@ -28,7 +28,7 @@ func TestBrokerHangs(t *testing.T) {
 		},
 	}}})
 	require.NoError(t, err)
-	defer func() { require.NoError(t, s.Close()) }()
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	release := sync.OnceFunc(func() { close(goOn) })
 	defer release()
 	_, m := join(t, path, "m", 0)
@@ -56,7 +56,7 @@ func TestSlowGiverIsNoHang(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "b.sock")
 	s, err := budget.Serve(path, budget.ServeOptions{Budgets: []budget.Budget{{Device: process(t), Bytes: 16 * unit}}})
 	require.NoError(t, err)
-	defer func() { require.NoError(t, s.Close()) }()
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	b, _ := join(t, path, "b", 0)
 	asked, goOn := make(chan struct{}, 1), make(chan struct{})
 	stop := b.OnPressure(func(error) bool { asked <- struct{}{}; <-goOn; return false })
