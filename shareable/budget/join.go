@@ -337,8 +337,8 @@ func (m *Member) Stats() Stats {
 
 // Close ends the membership, and gives the lease back. Afterwards nothing bounds what the process creates but
 // vmm.Device.SetLimit. While memory that counts is there, which the broker would promise to others, it returns
-// vmm.ErrBusy, and only what is unused has gone back; and so it does in a function of OnPressure. If no broker replies for
-// two seconds, the part is free when the process ends. Twice is fine.
+// vmm.ErrBusy, and only what is unused has gone back; and so it does in a function of OnPressure. If no broker of the budget
+// replies for two seconds, the part is free when the process ends. Twice is fine.
 func (m *Member) Close() error {
 	if m == nil || m.lease == nil || m.ctx.Err() != nil {
 		return nil
@@ -382,15 +382,30 @@ func (m *Member) leave(why error) {
 	m.disconnect(why)
 }
 
-// hasLeft tells the broker, and reports whether it has heard that.
+// hasLeft tells the broker, and reports whether it has heard that. A LEAVE that overtakes the JOIN of a new connection
+// would leave nothing, so it waits for that one's reply.
 func (m *Member) hasLeft(ctx context.Context) bool {
 	c := m.connected()
 	if c == nil && (!m.isReady() || m.connect(ctx) != nil) {
 		return false
 	}
-	c = m.connected()
+	if c = m.connected(); c == nil {
+		return false
+	}
+	times := c.Times()
+	if m.isReady() && (m.awaitJoined(ctx) != nil || !m.isJoinedOver(c, times)) {
+		return false
+	}
 	// An end of the connection before the reply could outrun LEAVE.
-	return c != nil && c.Call(ctx, wire.TypeLeave, nil, wire.TypeDone, func(wire.Frame) error { return nil }) == nil
+	err := c.Call(ctx, wire.TypeLeave, nil, wire.TypeDone, func(wire.Frame) error { return nil })
+	return err == nil && c.Times() == times
+}
+
+// isJoinedOver reports whether the member has joined over a connection that was connected so often.
+func (m *Member) isJoinedOver(c serve.Client, times int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.client == c && m.joined && m.times == times+1 && c.Times() == times
 }
 
 // connected is the connection, or nil if it has ended.

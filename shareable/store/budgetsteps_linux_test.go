@@ -251,3 +251,21 @@ func TestBudgetServerDiesAtEachStep(t *testing.T) {
 		}
 	}
 }
+
+// TestBudgetLeaveAsTheServerDies: the next server does not go on with a member that has left meanwhile.
+func TestBudgetLeaveAsTheServerDies(t *testing.T) {
+	if withCUDA {
+		t.Skip("each member has a driver of its own")
+	}
+	t.Parallel()
+	const bytes = 16 * budgetChunk
+	c := &counted{t: t, path: socketAt(t)}
+	k := budgetKeeper(t, c.path, bytes)
+	for range testgate.Effort(2, 5, 50) {
+		x := c.join("a", 8*budgetChunk)
+		k.ask("kill")
+		x.leave()
+		isUnused(t, c.path, bytes)
+	}
+	k.ask("close")
+}
