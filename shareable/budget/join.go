@@ -40,17 +40,17 @@ type JoinOptions struct {
 // the device.
 type Member struct {
 	// Immutable.
-	dev   *vmm.Device
-	dial  func(context.Context, serve.Notified) (serve.Client, error)
-	own   bool // the process has the broker
-	opts  JoinOptions
-	token [16]byte
-	lease door.Lease
-	ready chan struct{} // closed when Join has ended
-	near  chan struct{} // has something when the lease is short
-	ctx   context.Context
-	stop  context.CancelFunc
-	done  sync.WaitGroup
+	dev    *vmm.Device
+	dial   func(context.Context, serve.Notified) (serve.Client, error)
+	isSelf bool // the broker is in this process
+	opts   JoinOptions
+	token  [16]byte
+	lease  door.Lease
+	ready  chan struct{} // closed when Join has ended
+	near   chan struct{} // has something when the lease is short
+	ctx    context.Context
+	stop   context.CancelFunc
+	done   sync.WaitGroup
 
 	mu      sync.Mutex
 	client  serve.Client  // nil: there is no connection
@@ -59,7 +59,7 @@ type Member struct {
 	changed chan struct{} // closed when joined, client or err change
 	err     error         // why there is no connection
 	told    uint64        // the lease that the broker knows of
-	said    uint64        // what is created, as the broker heard last
+	said    uint64        // bytes that are created, as the broker heard last
 	last    uint32        // number of an ask
 	asks    map[uint32]chan wire.Lent
 	hangs   bool      // a reply of the broker is late, and it has said nothing since
@@ -109,7 +109,7 @@ var _ = door.Open[serve.Joining[*Member]](forStore{})
 
 func (forStore) Join(ctx context.Context, dev *vmm.Device, name string, dial func(serve.Notified) serve.Client) (*Member, error) {
 	m := newMember(ctx, dev, JoinOptions{Name: name})
-	m.own = true
+	m.isSelf = true
 	m.dial = func(_ context.Context, on serve.Notified) (serve.Client, error) { return dial(on), nil }
 	return m.join(ctx)
 }
@@ -121,7 +121,7 @@ func (forStore) End(m *Member) error {
 	return m.end()
 }
 
-// newMember makes a Member that asks for nothing once life has ended.
+// newMember makes a Member, which asks for nothing any more once life has ended.
 func newMember(life context.Context, dev *vmm.Device, o JoinOptions) *Member {
 	m := &Member{
 		dev: dev, opts: o,
@@ -133,7 +133,7 @@ func newMember(life context.Context, dev *vmm.Device, o JoinOptions) *Member {
 	return m
 }
 
-// join makes a new Member one of the broker's, or returns why it is none.
+// join has the broker take in a new Member.
 func (m *Member) join(ctx context.Context) (_ *Member, err error) {
 	defer errtext.Wrapf(&err, "join budget")
 	if ctx == nil {
@@ -216,7 +216,7 @@ func (m *Member) sendJoin(c serve.Client) {
 	}
 	m.joined = false
 	lease, created, limit := m.lease.State()
-	if m.told == 0 && !m.isReady() && !m.own { // the broker has lent nothing yet
+	if m.told == 0 && !m.isReady() && !m.isSelf { // the broker has lent nothing yet
 		lease = 0
 	}
 	m.told, m.said = lease, created
@@ -310,7 +310,7 @@ func (m *Member) follow() {
 	}
 }
 
-// report says what is created, if that has changed.
+// report tells the broker how much is created, if that has changed.
 func (m *Member) report(c serve.Client) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -337,8 +337,8 @@ func (m *Member) Stats() Stats {
 
 // Close ends the membership, and gives the lease back. Afterwards nothing bounds what the process creates but
 // vmm.Device.SetLimit. While memory that counts is there, which the broker would promise to others, it returns
-// vmm.ErrBusy, and only what is unused has gone back; and so it does in a function of OnPressure. If no broker of the budget
-// replies for two seconds, the part is free when the process ends. Twice is fine.
+// vmm.ErrBusy, and has given unused memory back. In a function of OnPressure it returns vmm.ErrBusy, too. If no broker of
+// the budget replies for two seconds, the part is free when the process ends. Twice is fine.
 func (m *Member) Close() error {
 	if m == nil || m.lease == nil || m.ctx.Err() != nil {
 		return nil
@@ -365,11 +365,11 @@ func (m *Member) end() error {
 	return nil
 }
 
-// leaveTime is how long a broker is looked for that is to hear that the member has left.
+// leaveTime is how long leave tries to reach a broker.
 const leaveTime = 2 * time.Second
 
-// leave has the broker forget the member, and ends the connection. If that has ended, another one is made: the broker, or
-// one after it, knows the member as long as the process lives.
+// leave has the broker forget the member, and ends the connection. If the connection has ended, leave makes another one:
+// the broker, or its successor, would know the member as long as the process lives.
 func (m *Member) leave(why error) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTime)
 	defer cancel()
@@ -382,8 +382,8 @@ func (m *Member) leave(why error) {
 	m.disconnect(why)
 }
 
-// hasLeft tells the broker, and reports whether it has heard that. A LEAVE that overtakes the JOIN of a new connection
-// would leave nothing, so it waits for that one's reply.
+// hasLeft sends LEAVE, and reports whether the broker has replied. A LEAVE before the JOIN of a new connection would have
+// no effect, so hasLeft first waits for the reply to JOIN.
 func (m *Member) hasLeft(ctx context.Context) bool {
 	c := m.connected()
 	if c == nil && (!m.isReady() || m.connect(ctx) != nil) {
@@ -401,7 +401,7 @@ func (m *Member) hasLeft(ctx context.Context) bool {
 	return err == nil && c.Times() == times
 }
 
-// isJoinedOver reports whether the member has joined over a connection that was connected so often.
+// isJoinedOver reports whether the broker has replied to the JOIN over the connection of c with this number.
 func (m *Member) isJoinedOver(c serve.Client, times int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

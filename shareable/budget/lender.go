@@ -111,8 +111,8 @@ func (m *Member) ask(ctx context.Context, need uint64, urgent bool) error {
 	}
 }
 
-// late has no one wait any more for the reply to an ask, or with 0 for that to JOIN. If it comes, hangs ends. An urgent ask
-// may wait for others as long as the operation does, and one that is not has come before it.
+// late gives up the wait for the reply to an ask, or with 0 for the reply to JOIN. A later frame ends hangs. An urgent ask
+// does not set it: it may wait for other members, and the broker has replied to another ask just before.
 func (m *Member) late(n uint32, urgent bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -148,7 +148,7 @@ func (m *Member) sendAsk(ctx context.Context, need uint64, urgent bool) (c serve
 	if !m.joined {
 		return nil, 0, nil
 	}
-	m.gaveLocked(0, "") // else the broker takes the lease for what it was, and lends nothing
+	m.gaveLocked(0, "") // else the broker believes that the lease is as before, and lends nothing
 	_, created, limit := m.lease.State()
 	step := max(need/stepParts, leastStep)
 	m.last++

@@ -13,15 +13,15 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
-// A server is a member of the budget of its own device, so that members and objects together never have more than
-// that. It joins before it has a socket: what a server before it has created is in its lease before anyone asks. It
-// keeps no record of that for the next server, to which the objects say it. The record of its lease has the process,
-// like that of every member, and counts until that has ended.
+// A server is a member of the budget of its own device, so that members and objects together stay within it. It joins
+// before it has a socket. So memory of the server before it is in its lease before another member can ask. The next
+// server counts the objects, and needs no record of their memory. A lease counts until its process has ended, as of
+// every member.
 
-// membership is what package budget does for this one.
+// membership is the door of package budget.
 var membership = door.Through[serve.Joining[*budget.Member]]()
 
-// memberName is what reports and errors call a server as a member of its own budget.
+// memberName is the name of a server as a member of its own budget.
 const memberName = "store"
 
 // join makes the server a member, if its device has a budget.
@@ -34,8 +34,8 @@ func (s *Server) join() (err error) {
 	return err
 }
 
-// countLocked counts memory that is no open Chunk of this process: a server before this one has created it, or
-// it is not free though it was closed. Requires mu.
+// countLocked counts memory beside the open Chunks of this process: that of objects of a server before it, and closed
+// memory that is not free yet. Requires mu.
 func (s *Server) countLocked() {
 	invariants.Held(&s.mu)
 	if !s.closed {
@@ -43,8 +43,8 @@ func (s *Server) countLocked() {
 	}
 }
 
-// give is the server's function of OnPressure: for an object that needs memory, and if another process does. It
-// looks for memory that has become free before it deletes any object.
+// give is the server's function of OnPressure: an object or another process needs memory. Before it deletes an object,
+// it looks for memory that has become free.
 func (s *Server) give(need error) (released bool) {
 	var op *vmm.OpError
 	if !errors.As(need, &op) {
@@ -62,15 +62,15 @@ func (s *Server) give(need error) (released bool) {
 	return s.awaitSoon() || s.askHeld(heldAsked, func(heldChunk) bool { return true }) || s.evictFor(of, op.Size)
 }
 
-// The keeper has the memory of an object that has gone a moment longer than the server. Without a wait for it more would be
-// evicted than is needed.
+// The keeper holds memory of a deleted object a moment longer than the server. A server that does not wait for that
+// evicts more than is needed.
 const (
-	heldTime  = time.Second // after which it is taken for a client that has the memory
+	heldTime  = time.Second // after it, a client must hold the memory
 	heldPause = time.Millisecond
 )
 
-// awaitSoon waits for memory that is to be free soon. It reports whether there was any since it was called last: what is
-// needed was perhaps counted before that was free.
+// awaitSoon waits for memory that is to be free soon. It reports whether there was any since the last call. Then the
+// caller may have been told to give before that memory was free, and need not evict.
 func (s *Server) awaitSoon() bool {
 	s.mu.Lock()
 	was := s.freed

@@ -17,7 +17,8 @@ func (p *DriverPool) open() {
 	})
 }
 
-// reservedAtATime is what CUDA's driver reserves for a pool at a time, as was measured. Others reserve what a block needs.
+// reservedAtATime is the step in which CUDA's driver reserves memory for a pool. Other drivers reserve as much as a block
+// needs.
 const reservedAtATime = 32 << 20
 
 // mostReserved is what the driver reserves at most for a block for which the pool has no room.

@@ -114,8 +114,8 @@ func (b *Broker) settle() []Action {
 }
 
 // serve takes an urgent ask as far as it goes, and reports whether that was granted or refused. Only the first one is
-// granted, and has hard demands sent. An ask of a member that has such a demand is refused: a member that others wait for
-// waits for no one.
+// granted, and has hard demands sent. An ask of a member that has such a demand is refused: else two members could wait
+// for each other.
 func (b *Broker) serve(w *waiter, first bool) bool {
 	switch d := w.m.demand; {
 	case first && b.lacks(w) == 0:

@@ -116,7 +116,7 @@ func (b *Broker) Restore(id ID, name string, t Terms, lease uint64) {
 	b.members[id] = &member{id: id, name: name, Terms: t, lease: lease, created: lease, absent: true, reduce: lease > t.most()}
 }
 
-// CheckTerms returns the error of SetTerms for a member if the budget is another one.
+// CheckTerms returns the error that SetTerms would return after SetBudget.
 func (b *Broker) CheckTerms(id ID, t Terms, budget uint64) error {
 	m := b.members[id]
 	if m == nil {
@@ -137,8 +137,8 @@ func (b *Broker) check(m *member, t Terms, budget uint64) error {
 	return nil
 }
 
-// Fitting is terms with which Join takes a member of a Broker before this one, whose memory is there whatever is promised
-// now: its least is cut to its most, and to what is promised to no one.
+// Fitting cuts the least of a member that has memory already, so that Join accepts it: to its most, and to the part of
+// the budget that is promised to no one.
 func (b *Broker) Fitting(t Terms) Terms {
 	t.Least = min(t.Least, t.most(), b.unpromised(nil, b.budget))
 	return t

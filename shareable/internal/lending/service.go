@@ -74,7 +74,7 @@ type Service struct {
 	waiting []func() // asks that came before
 	begins  *time.Timer
 	done    sync.WaitGroup // goroutines
-	records queue          // that are to be kept, with the frames that wait for them
+	records queue          // records to keep, with the frames that wait for them
 }
 
 // budget is one device's. Guarded by Service.mu.
@@ -304,7 +304,7 @@ func (s *Service) gave(c serve.Conn, q wire.Gave) {
 		m.endDemand()
 	}
 	all := m.of.b.Gave(m.id, broker.Number(q.Number), have-given, q.Created, q.Why)
-	m.send(s.record(m), 0, nil) // before what others get
+	m.send(s.record(m), 0, nil) // before the records of members that get it
 	s.carryOut(m.of, all)
 }
 
@@ -396,8 +396,8 @@ func (s *Service) terms(c serve.Conn, request uint32, q wire.Terms) error {
 	return c.Reply(wire.TypeDone, request, nil)
 }
 
-// change returns what tells when all that has changed is kept. Root and the server's own user may change all, and others
-// the terms of their own processes.
+// change changes a budget, the terms of a member, or both. The channel says when the records are kept. Root and the
+// server's own user may change all, and others the terms of their own processes.
 func (s *Service) change(q wire.Terms, by uint32) (<-chan error, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

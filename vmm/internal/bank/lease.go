@@ -136,8 +136,8 @@ func (b *Bank) drop(target uint64) (given uint64) {
 	return given
 }
 
-// DropCached lowers the lease to what is used, or to target if that is more, after it has released unused memory, as far
-// as that is above target. It returns by how much.
+// DropCached releases unused memory, as far as more than target is created. Then it lowers the lease as drop does. It
+// returns by how much.
 func (b *Bank) DropCached(target uint64) (given uint64) {
 	above := b.above(target)
 	given = b.drop(target)
@@ -173,8 +173,8 @@ func (b *Bank) Give(target uint64, until time.Time, need func(size uint64) error
 	return given, false
 }
 
-// settle has the bound be the lease again, after both have come down to what is created. It returns by how much the lease
-// has fallen.
+// settle ends the lower bound of a Give: the lease comes down to it, or to what is created, and is the bound again. It
+// returns by how much the lease has fallen.
 func (b *Bank) settle() (given uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
